@@ -1,4 +1,4 @@
-// Package adopt takes over what a Distribution registry stored, where it lies.
+// Package adopt takes over, in place, what a Distribution registry stored.
 package adopt
 
 import (
@@ -24,19 +24,19 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Options of [Run]. The zero value works.
+// Options are the options of [Run]. The zero value works.
 type Options struct {
-	// Verify also reads every blob and checks its digest. Manifests are always
-	// checked, and so is a blob that is empty or whose size a manifest contradicts.
+	// Verify also reads every blob and checks its digest. Manifests are always checked, and so is a
+	// blob that is empty or whose size a manifest contradicts.
 	Verify bool
 	// Progress, if not nil, is called about ten times a second and at the end.
 	// It delays the adoption.
 	Progress func(Report)
-	// Logger; default slog.Default.
+	// Logger is the logger; default slog.Default.
 	Logger *slog.Logger
 }
 
-// Reasons why something in a storage is not adopted as it is.
+// These are the reasons why something in a storage is not adopted as it is.
 const (
 	MissingBlob = "blob-missing"     // a link to a blob that is not in the storage
 	Lost        = "manifest-missing" // a manifest that is not in the storage
@@ -60,23 +60,22 @@ type Note struct {
 // Report is what was found and adopted.
 type Report struct {
 	Repositories int
-	// Blobs, Manifests and Tags that were found, each in each repository.
+	// Blobs, Manifests and Tags count what was found, in each repository separately.
 	Blobs, Manifests, Tags int
-	// New ones of these; the others were in the catalogue before.
+	// NewBlobs, NewManifests and NewTags count those that were not in the catalogue before.
 	NewBlobs, NewManifests, NewTags int
-	// Bytes of the blobs that were not in the catalogue before.
+	// Bytes is the size of the blobs that were not in the catalogue before.
 	Bytes int64
-	// Counts of notes by reason.
+	// Counts counts the notes by reason.
 	Counts map[string]int
-	// Notes, at most 1000.
+	// Notes holds at most 1000 notes.
 	Notes []Note
 	Took  time.Duration
 }
 
-// Lacks tells of what the report notes that an image may be missing because of
-// it, by reason. A link to a blob that is not there is none of it, if no image
-// needs the blob: Distribution's garbage collector leaves such links. Nor is a
-// manifest of the old schema, unless a tag names it.
+// Lacks counts, by reason, the notes because of which an image may be missing. A link to a missing
+// blob does not count if no image needs the blob: Distribution's garbage collector leaves such
+// links. A manifest of the old schema only counts if a tag names it.
 func (rep *Report) Lacks() map[string]int {
 	lacks := map[string]int{}
 	for _, reason := range []string{Corrupt, Lost, Incomplete, Malformed, Dangling} {
@@ -88,28 +87,26 @@ func (rep *Report) Lacks() map[string]int {
 }
 
 const (
-	// rowsAtOnce is how many rows share a transaction.
+	// rowsAtOnce is the number of rows that share a transaction.
 	rowsAtOnce = 500
-	// requestsAtOnce is how many requests to the store are under way at once.
+	// requestsAtOnce is the number of concurrent requests to the store.
 	requestsAtOnce = 8
-	// maxNotes is how many notes a report has at most.
+	// maxNotes is the maximum number of notes in a report.
 	maxNotes = 1000
 	// progressEvery is how often progress is shown.
 	progressEvery = 100 * time.Millisecond
-	// manifestsAtOnce is how many manifests are in RAM at once: at 4 MiB each
-	// at most, and usually a few KB.
+	// manifestsAtOnce is the number of manifests in RAM at the same time. Each has at most 4 MiB,
+	// and usually a few KB.
 	manifestsAtOnce = 32
 )
 
-// Run records in the catalogue what a Distribution registry wrote into the
-// store: repositories, tags, manifests and blobs. No blob is moved and nothing
-// is changed or deleted, so that Distribution can go on using the storage; but
-// not while this registry deletes from it.
+// Run records in the catalogue what a Distribution registry wrote into the store: repositories,
+// tags, manifests and blobs. It moves no blob, and changes and deletes nothing. Distribution can
+// therefore go on using the storage, but not while this registry deletes from it.
 //
-// It can be run again, and then adds what is new; what was deleted here and is
-// still linked there comes back. Layers that no manifest names are adopted too,
-// and collected like those of a push that was never finished. No registry may
-// serve from the catalogue meanwhile.
+// Run can be repeated, and then adds what is new. What was deleted here but is still linked there
+// comes back. Layers that no manifest names are adopted too, and collected like those of an
+// unfinished push. No registry may serve from the catalogue meanwhile.
 func Run(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o Options) (Report, error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -128,8 +125,8 @@ func Run(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o Opti
 	return a.rep, err
 }
 
-// adopter is one run. It works on one repository at a time and keeps
-// the digests and tags of that one in RAM.
+// adopter is one run. It works on one repository at a time and keeps that repository's digests and
+// tags in RAM.
 type adopter struct {
 	cat   *catalog.Catalog
 	store objstore.Store
@@ -144,15 +141,15 @@ type adopter struct {
 	manifests map[oci.Digest]bool
 	revisions []linkFile
 	tags      []linkFile
-	// history has the tags of which Distribution kept a history.
+	// history holds the tags of which Distribution kept a history.
 	history map[string]bool
 
-	// corrupt has the blobs of all repositories whose bytes were found to be wrong:
-	// what one repository says of a blob's size counts for the others too.
+	// corrupt holds the blobs of all repositories whose bytes were found to be wrong. What one
+	// repository says of a blob's size counts for the others too.
 	corrupt map[oci.Digest]bool
 }
 
-// linkFile is a link file of Distribution's.
+// linkFile is one of Distribution's link files.
 type linkFile struct {
 	// ref is a digest, or the name of a tag.
 	ref string
@@ -160,7 +157,7 @@ type linkFile struct {
 	at  time.Time
 }
 
-// Kinds of links.
+// These are the kinds of links.
 const (
 	linkNone = iota
 	linkLayer
@@ -169,15 +166,14 @@ const (
 	linkHistory
 )
 
-// parseLink takes the key of a link file apart. The keys are, behind
-// docker/registry/v2/repositories/:
+// parseLink parses the key of a link file. The keys, after docker/registry/v2/repositories/, are:
 //
 //	<name>/_layers/<algorithm>/<hex>/link
 //	<name>/_manifests/revisions/<algorithm>/<hex>/link
 //	<name>/_manifests/tags/<tag>/current/link
 //	<name>/_manifests/tags/<tag>/index/<algorithm>/<hex>/link
 //
-// Other files are passed over: uploads.
+// Other files, such as uploads, are skipped.
 func parseLink(key string) (kind int, repo, ref string) {
 	rest, ok := strings.CutPrefix(key, registry.RepositoryPrefix)
 	i := strings.Index(rest, "/_")
@@ -233,8 +229,8 @@ func (a *adopter) run(ctx context.Context) error {
 	return a.nothing(ctx)
 }
 
-// nothing refuses a storage that has blobs, but no repository: the links are lost or
-// elsewhere, and to call that adopted would hide it.
+// nothing refuses a storage that has blobs but no repository. Its links are lost or elsewhere, and
+// a successful adoption would hide that.
 func (a *adopter) nothing(ctx context.Context) error {
 	for info, err := range a.store.List(ctx, registry.BlobPrefix, "") {
 		if err != nil {
@@ -245,7 +241,7 @@ func (a *adopter) nothing(ctx context.Context) error {
 	return nil
 }
 
-// take sorts a link in.
+// take files a link under its kind.
 func (a *adopter) take(ctx context.Context, kind int, l linkFile) error {
 	valid := oci.ValidTag(l.ref)
 	if kind == linkHistory {
@@ -323,7 +319,7 @@ func (a *adopter) report() Report {
 	return rep
 }
 
-// inParallel calls fn for 0 to n-1, some at a time.
+// inParallel calls fn for 0 to n-1, several at a time.
 func inParallel(ctx context.Context, n int, fn func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(requestsAtOnce)
@@ -335,7 +331,7 @@ func inParallel(ctx context.Context, n int, fn func(ctx context.Context, i int) 
 
 // adoptRevisions reads and records the repository's manifests.
 func (a *adopter) adoptRevisions(ctx context.Context) error {
-	for _, l := range a.revisions { // an index may come before what it names
+	for _, l := range a.revisions { // an index may come before the manifests that it names
 		a.present[oci.Digest(l.ref)] = true
 	}
 	for left := a.revisions; len(left) > 0; {
@@ -368,15 +364,15 @@ func (a *adopter) adoptRevisions(ctx context.Context) error {
 	return nil
 }
 
-// foundManifest is a manifest in the storage, or why it is not adopted.
+// foundManifest is a manifest in the storage, or the reason why it is not adopted.
 type foundManifest struct {
 	content        []byte
 	doc            manifest.Document
 	reason, detail string
 }
 
-// manifestRow is what is recorded of a manifest. What it names and the
-// repository lacks is noted.
+// manifestRow returns the row for a manifest. It notes what the manifest names and the repository
+// lacks.
 func (a *adopter) manifestRow(l linkFile, f *foundManifest) catalog.AdoptRow {
 	a.rep.Manifests++
 	m := &catalog.Manifest{Digest: oci.Digest(l.ref), MediaType: f.doc.MediaType, ArtifactType: f.doc.ReferrerType(),
@@ -437,7 +433,7 @@ func (a *adopter) adoptTags(ctx context.Context) error {
 		err := inParallel(ctx, len(batch), func(ctx context.Context, i int) error {
 			b, err := a.readSmall(ctx, batch[i].key, 256)
 			if errors.Is(err, objstore.ErrNotExist) || errors.Is(err, errTooLarge) {
-				err = nil // noted as a link to nothing valid
+				err = nil // noted as a link that points to nothing valid
 			}
 			targets[i] = strings.TrimSpace(string(b))
 			return err
@@ -465,7 +461,7 @@ func (a *adopter) adoptTags(ctx context.Context) error {
 	return nil
 }
 
-// errTooLarge is returned for an object that is larger than it may be.
+// errTooLarge is returned for an object that is larger than allowed.
 var errTooLarge = errors.New("the object is too large")
 
 func (a *adopter) readSmall(ctx context.Context, key string, most int64) ([]byte, error) {

@@ -151,7 +151,7 @@ func (d *distribution) pushImage(repo, ref string, seed uint64, layers ...[]byte
 	return d.pushManifest(repo, ref, registrytest.ImageOf(config, list...))
 }
 
-// write plants a file in the storage.
+// write puts a file into the storage.
 func (d *distribution) write(key string, data []byte) {
 	d.t.Helper()
 	path := filepath.Join(d.root, key)
@@ -163,8 +163,8 @@ func (d *distribution) write(key string, data []byte) {
 	}
 }
 
-// tree returns the storage's files with their bytes and times, but for those that say
-// whose the storage is.
+// tree returns the storage's files with their bytes and times, except those that identify the
+// storage's owner.
 func (d *distribution) tree() map[string]string {
 	d.t.Helper()
 	out := map[string]string{}
@@ -204,8 +204,8 @@ func TestAdoptDistribution(t *testing.T) {
 	docker.Layers[0].MediaType = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 	d.pushManifest("app/old", "docker", docker)
 
-	// What years of use leave: a blob that is lost, an old manifest, a link
-	// that a crash cut short, a tag to nowhere.
+	// Years of use leave this: a lost blob, an old manifest, a link that a crash cut short, and a
+	// tag that points nowhere.
 	broken := registrytest.Content(8, 50_000)
 	d.pushImage("broken", "v1", 6, broken)
 	if err := os.Remove(filepath.Join(d.root, registry.BlobKey(oci.SHA256(broken)))); err != nil {
@@ -253,7 +253,7 @@ func TestAdoptDistribution(t *testing.T) {
 		t.Errorf("fsck changed the storage (-before +after):\n%s", diff)
 	}
 
-	// What nobody names goes after the grace period, what is named stays.
+	// What nobody names goes after the grace period; what is named stays.
 	b.Clock.Add(2 * time.Hour)
 	if _, err := b.Collect(t.Context(), registry.CollectOptions{}); err != nil {
 		t.Fatal(err)
@@ -284,8 +284,7 @@ func manifestOf(t *testing.T, d *distribution, repo, ref string) []byte {
 	return b
 }
 
-// checkAdopted reads everything that was adopted and compares it with what
-// Distribution serves.
+// checkAdopted reads everything that was adopted and compares it with what Distribution serves.
 func checkAdopted(t *testing.T, d *distribution, b *registrytest.Bed, unused oci.Digest) {
 	t.Helper()
 	ctx := t.Context()

@@ -16,8 +16,8 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// findLayers looks up the blobs of the links collected so far. They are recorded
-// when the repository's manifests have told what sizes the blobs should have.
+// findLayers looks up the blobs of the links collected so far. They are recorded once the
+// repository's manifests have shown which sizes the blobs should have.
 func (a *adopter) findLayers(ctx context.Context) error {
 	digests := a.layers
 	a.layers = nil
@@ -50,7 +50,7 @@ func (a *adopter) findLayers(ctx context.Context) error {
 	return nil
 }
 
-// adoptLayers records the blobs that were found and are as they should be.
+// adoptLayers records those of the found blobs that are correct.
 func (a *adopter) adoptLayers(ctx context.Context) error {
 	rows := make([]catalog.AdoptRow, 0, min(len(a.blobs), rowsAtOnce))
 	for _, d := range slices.Sorted(maps.Keys(a.blobs)) {
@@ -70,8 +70,8 @@ func (a *adopter) adoptLayers(ctx context.Context) error {
 	return a.record(ctx, rows)
 }
 
-// refuse notes a blob that is not adopted. One with wrong bytes is not served any
-// more where the catalogue took it for good, so that the next push heals it.
+// refuse notes a blob that is not adopted. If the catalogue took a blob with wrong bytes for good,
+// it is no longer served, so that the next push heals it.
 func (a *adopter) refuse(ctx context.Context, d oci.Digest, f *foundBlob) error {
 	a.note(f.reason, d.String(), f.detail)
 	delete(a.blobs, d)
@@ -86,7 +86,7 @@ func (a *adopter) refuse(ctx context.Context, d oci.Digest, f *foundBlob) error 
 	return nil
 }
 
-// foundBlob is a blob in the storage, or why it is not adopted.
+// foundBlob is a blob in the storage, or the reason why it is not adopted.
 type foundBlob struct {
 	is             catalog.Presence
 	size           int64
@@ -133,9 +133,9 @@ func (a *adopter) verifyBlob(ctx context.Context, d oci.Digest, f *foundBlob) er
 	return err
 }
 
-// checkSizes verifies the blobs whose size is not what one of the manifests says. It
-// may be the manifest that is wrong: its pusher wrote the size, and Distribution does
-// not check it.
+// checkSizes verifies the blobs whose size differs from what one of the manifests says. The
+// manifest may be the one that is wrong: its pusher wrote the size, and Distribution does not check
+// it.
 func (a *adopter) checkSizes(ctx context.Context, manifests []foundManifest) error {
 	doubtful := map[oci.Digest]*foundBlob{}
 	for i := range manifests {

@@ -1,5 +1,5 @@
-// Package backup copies a registry into a directory while it serves, keeps the good copies
-// of what the registry has lost, and restores it.
+// Package backup copies a registry into a directory while the registry serves, keeps good copies of
+// what the registry has lost, and restores backups.
 package backup
 
 import (
@@ -23,12 +23,12 @@ import (
 	"example.org/slipway/registry/objstore/fsstore"
 )
 
-// Marker is a file that says that a directory is a backup. It is also what
-// programs lock that write or read the backup.
+// Marker is the name of a file that marks a directory as a backup. Programs that write or read the
+// backup also lock it.
 const Marker = "slipway-backup"
 
-// RestoreMarker is a file in a data root that says that a restore into it has
-// begun. Without a catalogue beside it, the restore did not come to its end.
+// RestoreMarker is the name of a file in a data root that says that a restore into it has begun. If
+// there is no catalogue beside it, the restore was not completed.
 const RestoreMarker = "slipway-restore"
 
 const (
@@ -36,76 +36,74 @@ const (
 	catalogUnborn = registry.CatalogFile + ".new"
 )
 
-// Options of [Make]. The zero value works.
+// Options are the options of [Make]. The zero value works.
 type Options struct {
-	// Parallel is how many objects are copied at once; default 4.
+	// Parallel is the number of objects that are copied at the same time; default 4.
 	Parallel int
 	// Progress, if not nil, is called about ten times a second and at the end,
 	// never twice at the same time. It delays the copy.
 	Progress func(Report)
-	// Verify also reads the objects that the earlier backup has, and copies again
-	// those that are damaged there. Otherwise only their sizes are compared.
+	// Verify also reads the objects that the earlier backup has, and copies damaged ones again.
+	// Otherwise only their sizes are compared.
 	Verify bool
 	// ReplaceOther replaces the backup of another registry.
 	ReplaceOther bool
-	// AllowShrink makes the backup although it holds far less than the earlier one.
+	// AllowShrink makes the backup even if it holds far less than the earlier one.
 	AllowShrink bool
 }
 
-// Report is how far a backup or a restore has come.
+// Report says how far a backup or a restore has come.
 type Report struct {
-	// Manifests and Blobs in the backup, wherever their bytes lie.
+	// Manifests and Blobs count the contents of the backup, wherever their bytes lie.
 	Manifests int64 `json:"manifests"`
 	Blobs     int64 `json:"blobs"`
-	// Inline contents, which are in the catalogue and copied with it, and their
-	// bytes: manifests and small blobs.
+	// Inline counts the contents whose bytes are in the catalogue and copied with it, manifests and
+	// small blobs. InlineBytes is their size.
 	Inline      int64 `json:"inline"`
 	InlineBytes int64 `json:"inline_bytes"`
-	// Objects and Bytes that are where they belong, of the totals. They are the
+	// Objects and Bytes count the objects that are in place, out of the totals. Objects are the
 	// contents that are not in the catalogue.
 	Objects      int64 `json:"objects"`
 	ObjectsTotal int64 `json:"objects_total"`
 	Bytes        int64 `json:"bytes"`
 	BytesTotal   int64 `json:"bytes_total"`
-	// Copied objects and bytes; the others were there already.
+	// Copied and CopiedBytes count the copied objects; the others were already in place.
 	Copied      int64 `json:"copied"`
 	CopiedBytes int64 `json:"copied_bytes"`
-	// Pruned objects, which the new backup does not need.
+	// Pruned counts the removed objects that the new backup does not need.
 	Pruned int64 `json:"pruned"`
-	// Damaged contents, at most 1000: they are missing at the source, or do not
-	// have their digest. DamagedTotal counts all.
+	// Damaged lists at most 1000 contents that are missing at the source or do not match their
+	// digest. DamagedTotal counts all of them.
 	Damaged      []oci.Digest `json:"damaged,omitempty"`
 	DamagedTotal int64        `json:"damaged_total"`
-	// UnreadPacks are packs of Gear files, at most 1000, that the source has and
-	// that could not be read. They are left out, and what is in them is made again
-	// from the layers. UnreadPacksTotal counts all.
+	// UnreadPacks lists at most 1000 packs of Gear files that the source has but could not be read.
+	// They are left out, and their content is made again from the layers. UnreadPacksTotal counts
+	// all of them.
 	UnreadPacks      []string `json:"unread_packs,omitempty"`
 	UnreadPacksTotal int64    `json:"unread_packs_total"`
-	// Kept contents are damaged or missing in the registry. The backup keeps the
-	// good copies that the earlier one had.
+	// Kept counts contents that are damaged or missing in the registry, and of which the backup
+	// keeps the earlier backup's good copies.
 	Kept int64 `json:"kept,omitempty"`
-	// Incomplete images lack a content of which there is no good copy, as
-	// repo:tag or repo@digest, at most 1000. IncompleteTotal counts all.
+	// Incomplete lists at most 1000 images, as repo:tag or repo@digest, that lack a content without
+	// a good copy anywhere. IncompleteTotal counts all of them.
 	Incomplete      []string `json:"incomplete,omitempty"`
 	IncompleteTotal int64    `json:"incomplete_total,omitempty"`
-	// Done says that the directory holds the new backup, or that all is restored.
+	// Done says that the directory holds the new backup, or that everything is restored.
 	Done bool          `json:"done"`
 	Took time.Duration `json:"took"`
 }
 
-// Make copies the registry, as it is at one moment, into the directory dir,
-// while it serves. Collection of garbage waits meanwhile. Every byte is checked
-// against its digest on the way.
+// Make copies the registry's state at one moment into the directory dir, while the registry serves.
+// Garbage collection waits meanwhile. Every byte is checked against its digest on the way.
 //
-// dir is made if it is missing. Otherwise it must be empty or hold an earlier
-// backup of this registry, and only what is new is copied. The catalogue is
-// exchanged at the end, in one step, so that after an interruption the earlier
-// backup is still whole. Then the objects go that no manifest names any more.
+// dir is made if it is missing. Otherwise it must be empty or hold an earlier backup of this
+// registry, and only what is new is copied. The catalogue is replaced at the end, in one step, so
+// that the earlier backup is still whole after an interruption. Then Make removes the objects that
+// no manifest names any more.
 //
-// A content that is damaged or missing in the registry is kept if the earlier backup
-// has a good copy. If there is none, everything else is backed up, and the error
-// is an [*IncompleteError]. Errors: [*OtherRegistryError], [*ShrinkError]; after these
-// the earlier backup is untouched.
+// If a content is damaged or missing in the registry, the backup keeps the earlier backup's good
+// copy. If there is none, everything else is backed up, and the error is an [*IncompleteError].
+// Errors: [*OtherRegistryError], [*ShrinkError]; after these the earlier backup is untouched.
 func Make(ctx context.Context, reg *registry.Registry, dir string, o Options) (Report, error) {
 	up := reg.Upkeep()
 	t := newTransfer(up.Store, o.Parallel, o.Progress)
@@ -153,7 +151,7 @@ func (b *maker) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, dst.Close()) }()
-	// What an interrupted backup left. The lock says that no other one runs.
+	// This removes what an interrupted backup left. The lock guarantees that no other backup runs.
 	if _, _, err := dst.SweepUploads(ctx, time.Now().Add(time.Hour), func(string) bool { return false }); err != nil {
 		return err
 	}
@@ -171,8 +169,8 @@ func (b *maker) run(ctx context.Context) (err error) {
 	return incomplete("backup", t.rep.Incomplete, t.rep.IncompleteTotal)
 }
 
-// draft makes the new backup's catalogue, beside the earlier one, and brings the
-// objects that it names.
+// draft makes the new backup's catalogue beside the earlier one, and copies the objects that it
+// names.
 func (b *maker) draft(ctx context.Context) error {
 	before, err := earlierCatalog(ctx, b.dir, b.o.ReplaceOther)
 	if err != nil {
@@ -218,7 +216,7 @@ func (b *maker) fillDraft(ctx context.Context, d *catalog.Draft, before string) 
 	return b.keepGood(ctx, d)
 }
 
-// removeDraft removes what a backup that was interrupted left of its catalogue.
+// removeDraft removes what an interrupted backup left of its catalogue.
 func removeDraft(dir string) error {
 	for _, suffix := range []string{"-journal", ""} { // a journal alone would spoil the next draft
 		if err := os.Remove(filepath.Join(dir, catalogUnborn+suffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -228,7 +226,7 @@ func removeDraft(dir string) error {
 	return nil
 }
 
-// withSnapshot calls fn with the catalogue's copy at path open.
+// withSnapshot opens the catalogue's copy at path and calls fn with it.
 func withSnapshot(ctx context.Context, path string, fn func(*catalog.Snapshot) error) error {
 	s, err := catalog.OpenSnapshot(ctx, path)
 	if err != nil {
@@ -237,8 +235,7 @@ func withSnapshot(ctx context.Context, path string, fn func(*catalog.Snapshot) e
 	return errors.Join(fn(s), s.Close())
 }
 
-// claimBackup makes dir a backup's directory if it is none, and locks it for
-// one writer.
+// claimBackup makes dir a backup's directory if it is not one, and locks it for one writer.
 func claimBackup(dir string) (*os.File, error) {
 	if err := makeDir(dir); err != nil {
 		return nil, err
@@ -258,8 +255,8 @@ func claimBackup(dir string) (*os.File, error) {
 	if err := lockMarker(f, syscall.LOCK_EX); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	// A log beside the catalogue says that somebody serves from the backup, or
-	// did. It belongs to the old catalogue and would spoil the new one.
+	// A log beside the catalogue shows that somebody serves, or has served, from the backup. It
+	// belongs to the old catalogue and would corrupt the new one.
 	for _, suffix := range []string{"-wal", "-journal"} {
 		if _, err := os.Stat(filepath.Join(dir, registry.CatalogFile+suffix)); err == nil {
 			return nil, errors.Join(fmt.Errorf("%s%s is there: a registry serves from the backup or did; give another directory", registry.CatalogFile, suffix), f.Close())
@@ -268,7 +265,7 @@ func claimBackup(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// lockMarker locks a marker and checks, or writes, what it says.
+// lockMarker locks a marker, and checks or writes its content.
 func lockMarker(f *os.File, how int) error {
 	err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
@@ -295,9 +292,9 @@ func lockMarker(f *os.File, how int) error {
 // ErrNotEmpty is returned for a directory that should hold nothing.
 var ErrNotEmpty = errors.New("the directory is not empty")
 
-// CheckRestorable returns an error unless a backup may be restored into the
-// directory root: unless it is missing, or holds nothing but a lock and what a
-// new file system has, or what a restore left that did not come to its end. Errors: ErrNotEmpty.
+// CheckRestorable returns an error unless a backup may be restored into the directory root. The
+// directory must be missing, or hold nothing except a lock and what a new file system has, or hold
+// what an incomplete restore left. Errors: ErrNotEmpty.
 func CheckRestorable(root string) error {
 	err := checkEmpty(root, registry.LockFile)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrNotEmpty) && RestoreCutOff(root) {
@@ -306,15 +303,15 @@ func CheckRestorable(root string) error {
 	return err
 }
 
-// RestoreCutOff reports whether a restore into root was begun and has not come to its end.
+// RestoreCutOff reports whether a restore into root was begun and not completed.
 func RestoreCutOff(root string) bool {
 	_, catErr := os.Lstat(filepath.Join(root, registry.CatalogFile))
 	_, err := os.Lstat(filepath.Join(root, RestoreMarker))
 	return err == nil && errors.Is(catErr, fs.ErrNotExist)
 }
 
-// checkEmpty refuses a directory that holds anything but what a new file system
-// has and the allowed names.
+// checkEmpty refuses a directory that holds anything except the allowed names and what a new file
+// system has.
 func checkEmpty(dir string, allowed ...string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -328,7 +325,7 @@ func checkEmpty(dir string, allowed ...string) error {
 	return nil
 }
 
-// renameDurably renames a file that is durable itself.
+// renameDurably renames a file that is itself durable.
 func renameDurably(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err
@@ -336,7 +333,7 @@ func renameDurably(from, to string) error {
 	return durable.SyncDir(filepath.Dir(to))
 }
 
-// makeDir makes a directory, and what is missing above it, each name durable.
+// makeDir makes a directory and its missing parents, and makes each name durable.
 func makeDir(dir string) error {
 	abs, err := filepath.Abs(dir)
 	if err != nil {

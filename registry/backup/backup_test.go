@@ -35,7 +35,7 @@ func TestBackupAndRestore(t *testing.T) {
 	_, _, _, large := b.PushImage("a/b", 1, "v1")
 	first, _, _, _ := b.PushImage("c", 2, "v1", "v2")
 	b.PushManifest("c", registrytest.IndexOf(first), "multi")
-	// An upload under way, and one that left its bytes in the staging directory.
+	// One upload is under way, and another has left its bytes in the staging directory.
 	if _, err := b.StartUpload(ctx, "c"); err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestBackupAndRestore(t *testing.T) {
 		}
 	}
 
-	// The second time only what is new is copied, and what is gone is removed.
+	// The second backup only copies what is new, and removes what is gone.
 	b.PushImage("d", 3, "new")
 	tags, _, _ := b.Tags(ctx, "a/b", "", 10)
 	if err := b.DeleteManifest(ctx, "a/b", oci.Digest(want["a/b:"+tags[0]])); err != nil {
@@ -164,7 +164,7 @@ func TestRestoreDamaged(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(root, registry.CatalogFile)); err == nil {
 		t.Error("the root has a catalogue all the same")
 	}
-	// The same directory will do.
+	// The same directory can be used again.
 	if _, err := backup.Restore(ctx, dir, root, backup.RestoreOptions{AllowDamaged: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +175,7 @@ func TestRestoreDamaged(t *testing.T) {
 	}
 }
 
-// failing is a store that fails to give blobs after some calls.
+// failing is a store that fails to return blobs after some calls.
 type failing struct {
 	objstore.Store
 	left atomic.Int64
@@ -215,7 +215,7 @@ func TestBackupInterrupted(t *testing.T) {
 			t.Fatalf("after an interruption the earlier backup is another one:\n%s", diff)
 		}
 	}
-	// What a killed process leaves.
+	// A killed process leaves this.
 	if err := os.WriteFile(filepath.Join(dir, "catalog.db.new"), []byte("SQL"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -237,8 +237,8 @@ func TestBackupInterrupted(t *testing.T) {
 	}
 }
 
-// TestBackupOfDamagedRegistry: what has no good copy anywhere is named, before and
-// after a repair gave it up, and everything else is backed up.
+// TestBackupOfDamagedRegistry checks that a backup names what has no good copy anywhere, before and
+// after a repair gave it up, and that everything else is backed up.
 func TestBackupOfDamagedRegistry(t *testing.T) {
 	p := registrytest.Plant(t)
 	ctx := t.Context()
@@ -270,9 +270,9 @@ func TestBackupOfDamagedRegistry(t *testing.T) {
 	}
 }
 
-// TestBackupWhileServing backs up again and again while four clients push and
-// delete and the collector runs. Every backup must be whole in itself, and hold
-// what was acknowledged before it began.
+// TestBackupWhileServing backs up again and again while four clients push and delete and the
+// collector runs. Every backup must be whole in itself, and hold what was acknowledged before it
+// began.
 func TestBackupWhileServing(t *testing.T) {
 	b := registrytest.NewOnDisk(t)
 	c := b.Churn(4)
@@ -286,7 +286,7 @@ func TestBackupWhileServing(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		got := registrytest.ReadBackup(t, dir) // complains of whatever cannot be read
+		got := registrytest.ReadBackup(t, dir) // fails the test for whatever cannot be read
 		for w, n := range before {
 			for i := uint64(1); i <= n; i++ {
 				if _, ok := got[fmt.Sprintf("w%d:t%d", w, i)]; !ok && i%3 != 0 {
@@ -354,8 +354,8 @@ func TestBackupHoldsCollection(t *testing.T) {
 	}
 }
 
-// TestBackupTellsOfAll: also what lies in the catalogue, where an image of small
-// contents lies whole.
+// TestBackupTellsOfAll checks that a report also covers what lies in the catalogue, where an image
+// of small contents lies as a whole.
 func TestBackupTellsOfAll(t *testing.T) {
 	b := registrytest.NewOnDisk(t)
 	small := b.PushBytes("a", registrytest.Content(1, 500))

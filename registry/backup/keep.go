@@ -23,8 +23,8 @@ import (
 
 // OtherRegistryError says that a directory holds the backup of another registry.
 type OtherRegistryError struct {
-	// Theirs is the id of the registry that the backup is of, "" where it has
-	// none. Ours is that of the registry to be backed up.
+	// Theirs is the id of the registry whose backup it is, or "" if the backup has none. Ours is
+	// the id of the registry to be backed up.
 	Theirs, Ours string
 }
 
@@ -38,7 +38,7 @@ func (e *OtherRegistryError) Error() string {
 
 // ShrinkError says that a backup would hold far less than the earlier one does.
 type ShrinkError struct {
-	// Before and Now count the manifests, and the contents, of the two.
+	// Before and Now count the manifests and the contents of the two backups.
 	Before, Now catalog.Totals
 }
 
@@ -47,7 +47,7 @@ func (e *ShrinkError) Error() string {
 		e.Now.Manifests, e.Now.Blobs, e.Before.Manifests, e.Before.Blobs)
 }
 
-// IncompleteError says that images lack contents of which there is no good copy.
+// IncompleteError says that images lack contents without a good copy.
 type IncompleteError struct {
 	What   string   // "backup"
 	Images []string // at most 1000
@@ -71,8 +71,8 @@ func incomplete(what string, images []string, total int64) error {
 	return &IncompleteError{what, images, total}
 }
 
-// earlierCatalog returns the path of the earlier backup's catalogue, "" if there is
-// none or if it cannot be used and replace says that it need not be.
+// earlierCatalog returns the path of the earlier backup's catalogue. It returns "" if there is
+// none, or if it cannot be used and replace says that it is not needed.
 func earlierCatalog(ctx context.Context, dir string, replace bool) (string, error) {
 	path := filepath.Join(dir, registry.CatalogFile)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
@@ -89,8 +89,8 @@ func earlierCatalog(ctx context.Context, dir string, replace bool) (string, erro
 	return path, nil
 }
 
-// checkCatalog refuses a backup's catalogue that is damaged, or that a newer program
-// made. It changes nothing.
+// checkCatalog refuses a backup's catalogue that is damaged or was made by a newer program. It
+// changes nothing.
 func checkCatalog(ctx context.Context, path string) error {
 	return withSnapshot(ctx, path, func(s *catalog.Snapshot) error {
 		complaints, err := s.Integrity(ctx, false, 1)
@@ -104,8 +104,8 @@ func checkCatalog(ctx context.Context, path string) error {
 	})
 }
 
-// checkReplaces refuses a draft that may not replace the earlier backup: because that
-// is of another registry, or holds far more.
+// checkReplaces refuses a draft that may not replace the earlier backup, because that backup is of
+// another registry or holds far more.
 func checkReplaces(ctx context.Context, d *catalog.Draft, before string, o Options) error {
 	return withSnapshot(ctx, before, func(old *catalog.Snapshot) error {
 		theirs, _, err := old.Identity(ctx)
@@ -144,15 +144,15 @@ func checkReplaces(ctx context.Context, d *catalog.Draft, before string, o Optio
 	})
 }
 
-// shrunk reports whether a count fell so far that a loss explains it better than
-// deletions do: to nothing, or by at least five to less than half.
+// shrunk reports whether a count fell so far that a loss explains it better than deletions do: to
+// zero, or by at least five to less than half.
 func shrunk(was, now int64) bool {
 	return was > 0 && now == 0 || was-now >= 5 && now < was/2
 }
 
-// keepGood looks for good copies of what the registry has lost: in the objects of
-// the earlier backup, and in its catalogue. What is nowhere is recorded as missing, and
-// the images that need it as incomplete.
+// keepGood looks for good copies of what the registry has lost: in the objects of the earlier
+// backup, and in its catalogue. What has no good copy is recorded as missing, and the images that
+// need it as incomplete.
 func (b *maker) keepGood(ctx context.Context, d *catalog.Draft) error {
 	looked := map[oci.Digest]bool{}
 	for _, c := range b.t.lost {
@@ -222,7 +222,7 @@ func (t *transfer) keepOld(ctx context.Context, d *catalog.Draft, c catalog.Stor
 	return true, nil
 }
 
-// showKept shows a content wherever a manifest needs it: the image may be newer than the
+// showKept shows a content wherever a manifest needs it, because the image may be newer than the
 // earlier backup.
 func showKept(ctx context.Context, d *catalog.Draft, digest oci.Digest) error {
 	rows, err := d.NamedBy(ctx, digest)
@@ -242,8 +242,8 @@ func showKept(ctx context.Context, d *catalog.Draft, digest oci.Digest) error {
 	return nil
 }
 
-// good reports whether the destination has the object of a content, with its digest,
-// and how large it is.
+// good reports whether the destination has the object of a content with the right digest, and
+// returns its size.
 func (t *transfer) good(ctx context.Context, d oci.Digest) (size int64, good bool, err error) {
 	obj, err := t.dst.Get(ctx, registry.BlobKey(d), 0, -1)
 	if errors.Is(err, objstore.ErrNotExist) {
@@ -261,8 +261,7 @@ func (t *transfer) good(ctx context.Context, d oci.Digest) (size int64, good boo
 	return size, good, err
 }
 
-// incompleteImages returns the images of the draft that lack something which a pull
-// needs.
+// incompleteImages returns the images of the draft that lack something that a pull needs.
 func (b *maker) incompleteImages(ctx context.Context, d *catalog.Draft) ([]string, error) {
 	const page = 100
 	images := map[string]bool{}
@@ -298,28 +297,27 @@ func (b *maker) incompleteImages(ctx context.Context, d *catalog.Draft) ([]strin
 	}
 }
 
-// needs reports whether a manifest cannot be pulled without a content that it names:
-// not so for foreign layers, and for platforms of an index, which are looked at by
-// themselves.
+// needs reports whether a manifest cannot be pulled without a content that it names. It can be
+// pulled without foreign layers, and without platforms of an index, which are checked separately.
 func needs(ctx context.Context, s *catalog.Snapshot, g catalog.Gap) (bool, error) {
 	if g.Digest == g.Manifest.Digest {
 		return true, nil
 	}
 	content, err := s.Inline(ctx, g.Manifest.Digest)
 	if errors.Is(err, catalog.ErrNotFound) {
-		return false, nil // it is lacking itself
+		return false, nil // the manifest itself is missing
 	}
 	if err != nil {
 		return false, err
 	}
 	doc, err := manifest.Parse(content, g.Manifest.MediaType)
 	if err != nil {
-		return true, nil // what it needs cannot be told
+		return true, nil // what it needs is unknown
 	}
 	return manifest.Has(doc.Names().Blobs, g.Digest), nil
 }
 
-// RegistryOf returns the id of the registry that the backup in dir is of, "" for one made
+// RegistryOf returns the id of the registry whose backup is in dir. It returns "" for a backup made
 // before registries had ids.
 func RegistryOf(ctx context.Context, dir string) (id string, err error) {
 	err = withSnapshot(ctx, filepath.Join(dir, registry.CatalogFile), func(s *catalog.Snapshot) (err error) {

@@ -117,7 +117,7 @@ func snapshotSQL(t *testing.T, dir, statement string) {
 	(&registrytest.Bed{T: t, Root: dir}).SQL(statement)
 }
 
-// TestBackupShrinks: what looks like a loss is not backed up without being asked for.
+// TestBackupShrinks checks that a backup that looks like a loss is only made on request.
 func TestBackupShrinks(t *testing.T) {
 	for _, c := range []struct {
 		images, delete int
@@ -149,7 +149,7 @@ func TestBackupShrinks(t *testing.T) {
 	}
 }
 
-// TestRestoreRefusesFirst: a backup that cannot be used changes nothing.
+// TestRestoreRefusesFirst checks that an unusable backup changes nothing.
 func TestRestoreRefusesFirst(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, dir string){
 		"made by a newer slipway": func(t *testing.T, dir string) {
@@ -182,8 +182,8 @@ func TestRestoreRefusesFirst(t *testing.T) {
 	}
 }
 
-// TestBackupVerify: damage in the backup itself is noticed, by size always and by bytes
-// with Verify, and healed from the registry.
+// TestBackupVerify checks that damage in the backup itself is noticed, always by size and with
+// Verify by bytes, and healed from the registry.
 func TestBackupVerify(t *testing.T) {
 	b := registrytest.NewOnDisk(t)
 	_, _, _, large := b.PushImage("a", 1, "v1")
@@ -208,8 +208,8 @@ func TestBackupVerify(t *testing.T) {
 	}
 }
 
-// TestFsckFromRegistry: every kind of damage that the catalogue of kinds knows is
-// repaired from a registry that has the image, in the same repository or another one.
+// TestFsckFromRegistry checks that every kind of damage in the list of kinds is repaired from a
+// registry that has the image, in the same repository or in another one.
 func TestFsckFromRegistry(t *testing.T) {
 	for name, spoil := range map[string]func(p *registrytest.Planted){
 		"object missing": func(p *registrytest.Planted) { p.Delete(registry.BlobKey(p.Large.Digest)) },
@@ -248,8 +248,8 @@ func TestFsckFromRegistry(t *testing.T) {
 	}
 }
 
-// TestBackupOfSuspects: in a backup nothing is suspect. What the registry suspects is read
-// there although its size is right, since the registry's copy may be bad.
+// TestBackupOfSuspects checks that nothing is suspect in a backup. What the registry suspects is
+// read in the backup even if its size is right, because the registry's copy may be bad.
 func TestBackupOfSuspects(t *testing.T) {
 	for _, damaged := range []string{"", "here", "there", "both", "unreadable"} {
 		t.Run(damaged, func(t *testing.T) {
@@ -311,8 +311,8 @@ func (s damagedSource) Content(ctx context.Context, d oci.Digest, images []catal
 	return s.Source.Content(ctx, d, images)
 }
 
-// TestFsckFromDamagedSource: a copy that is damaged in the source, too, does not keep
-// the others from being used.
+// TestFsckFromDamagedSource checks that a copy that is damaged in the source too does not keep the
+// others from being used.
 func TestFsckFromDamagedSource(t *testing.T) {
 	good, p := registrytest.Plant(t), registrytest.Plant(t)
 	for _, d := range []oci.Descriptor{p.Large, p.Small} {
@@ -330,8 +330,8 @@ func TestFsckFromDamagedSource(t *testing.T) {
 	}
 }
 
-// TestBackupShowsWhatItKeeps: an image that is newer than the earlier backup needs a
-// content that is lost, and of which that backup has a copy.
+// TestBackupShowsWhatItKeeps covers an image that is newer than the earlier backup and needs a lost
+// content of which that backup has a copy.
 func TestBackupShowsWhatItKeeps(t *testing.T) {
 	b := registrytest.NewOnDisk(t)
 	_, config, small, large := b.PushImage("a", 1, "v1")
@@ -345,7 +345,7 @@ func TestBackupShowsWhatItKeeps(t *testing.T) {
 	b.PushManifest("b", registrytest.ImageOf(config, small, large), "v1")
 	want := registrytest.Reachable(t, b)
 	registrytest.NoError(t, b.Store.Delete(t.Context(), registry.BlobKey(large.Digest)))
-	b.Check(check.Options{Repair: true}) // it records that the layer is not here
+	b.Check(check.Options{Repair: true}) // records that the layer is absent
 	_, err = backup.Make(t.Context(), b.Registry, dir, backup.Options{})
 	registrytest.NoError(t, err)
 	root := t.TempDir()

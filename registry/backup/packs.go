@@ -17,14 +17,13 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// packTries is how often a backup starts again with a newer snapshot because
-// packs were replaced, and their objects deleted, before they were copied.
+// packTries is how often a backup starts again with a newer snapshot because packs were replaced,
+// and their objects deleted, before they were copied.
 const packTries = 5
 
-// copyPacks copies the packs that the destination lacks. One that is damaged,
-// cannot be read or is gone at the source stops nothing: what was in it is made
-// again from the layers. Those that are gone are counted, and those that cannot be
-// read reported.
+// copyPacks copies the packs that the destination lacks. A pack that is damaged, cannot be read or
+// is gone at the source does not stop the copy: its content is made again from the layers. Packs
+// that are gone are counted, and unreadable packs reported.
 func (t *transfer) copyPacks(ctx context.Context, s *catalog.Snapshot) error {
 	return inPages(ctx, t.parallel, "packs", s.Packs, func(p catalog.PackObject) int64 { return p.ID }, func(ctx context.Context, p catalog.PackObject) error {
 		if err := t.copyPack(ctx, p); err != nil {
@@ -58,8 +57,8 @@ func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err erro
 		return err
 	}
 	defer func() { err = errors.Join(err, dst.Cancel(ctx)) }()
-	// Each content in it is checked whenever it is read, so a pack with a
-	// damaged one is worth keeping.
+	// Each content in a pack is checked whenever it is read, so a pack with a damaged content is
+	// worth keeping.
 	n, err := io.Copy(dst, packSource{src})
 	var unreadable *verify.ReadError
 	if errors.As(err, &unreadable) {
@@ -76,7 +75,7 @@ func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err erro
 	return nil
 }
 
-// packSource tells errors of reading a pack from those of writing it.
+// packSource distinguishes errors of reading a pack from those of writing it.
 type packSource struct{ src io.Reader }
 
 func (p packSource) Read(b []byte) (int, error) {
@@ -87,7 +86,7 @@ func (p packSource) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// unread notes that a pack could not be read, unless that is because ctx is done.
+// unread notes that a pack could not be read, unless ctx is done.
 func (t *transfer) unread(ctx context.Context, key string, err error) error {
 	if ctx.Err() != nil {
 		return err
@@ -110,7 +109,7 @@ func (t *transfer) prunePacks(ctx context.Context, s *catalog.Snapshot) error {
 		b, err := hex.DecodeString(strings.TrimPrefix(info.Key, registry.PackPrefix))
 		var digest catalog.GearName
 		if err != nil || len(b) != len(digest) {
-			continue // not ours
+			continue // not a pack of this registry
 		}
 		copy(digest[:], b)
 		if has, err := s.HasPack(ctx, digest); err != nil || has {
@@ -127,8 +126,7 @@ func (t *transfer) prunePacks(ctx context.Context, s *catalog.Snapshot) error {
 	return nil
 }
 
-// again tells whether packs were replaced while they were copied, and makes
-// ready for another copy.
+// again reports whether packs were replaced while they were copied, and prepares another copy.
 func (t *transfer) again() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

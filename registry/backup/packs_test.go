@@ -19,7 +19,7 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 )
 
-// hookedKey is a store in which something happens before a key is read.
+// hookedKey is a store that calls a function before it reads a key.
 type hookedKey struct {
 	objstore.Store
 	key  string
@@ -41,8 +41,8 @@ func wantFile(t testing.TB, path, want string) {
 	}
 }
 
-// TestBackupOfPacks: packs are copied whatever is in them, and those that are
-// gone for good stop nothing.
+// TestBackupOfPacks checks that packs are copied whatever they hold, and that packs that are gone
+// for good stop nothing.
 func TestBackupOfPacks(t *testing.T) {
 	b := registrytest.NewOnDisk(t)
 	b.PushImage("app", 1, "v1")
@@ -62,8 +62,7 @@ func TestBackupOfPacks(t *testing.T) {
 	wantFile(t, filepath.Join(root, here), "a pack")
 }
 
-// TestBackupBadSector: a pack that the disk cannot read is reported, and stops
-// nothing.
+// TestBackupBadSector checks that a pack that the disk cannot read is reported and stops nothing.
 func TestBackupBadSector(t *testing.T) {
 	for _, when := range []string{"opened", "read"} {
 		t.Run(when, func(t *testing.T) {
@@ -87,7 +86,7 @@ func TestBackupBadSector(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(dir, bad)); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("the pack that cannot be read: got %v, want it not to be there", err)
 			}
-			// Once the disk can, the next backup has it.
+			// Once the disk can read it, the next backup has it.
 			store.Keys = nil
 			rep, err = backup.Make(t.Context(), b.Registry, dir, backup.Options{})
 			if err != nil || rep.ObjectsTotal != rep.Objects || rep.UnreadPacksTotal != 0 {
@@ -98,8 +97,8 @@ func TestBackupBadSector(t *testing.T) {
 	}
 }
 
-// TestBackupWhileSettling: of a pack that is replaced during the copy, what
-// replaced it is in the backup.
+// TestBackupWhileSettling checks that if a pack is replaced during the copy, the backup has its
+// replacement.
 func TestBackupWhileSettling(t *testing.T) {
 	store := &hookedKey{Store: memstore.New(nil)}
 	b := registrytest.New(t, store, registry.Options{})

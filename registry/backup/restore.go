@@ -21,24 +21,23 @@ import (
 	"example.org/slipway/registry/objstore/fsstore"
 )
 
-// RestoreOptions of [Restore]. The zero value works.
+// RestoreOptions are the options of [Restore]. The zero value works.
 type RestoreOptions struct {
-	// Parallel and Progress as in Options.
+	// Parallel and Progress are as in Options.
 	Parallel int
 	Progress func(Report)
-	// AllowDamaged restores what it can of a backup that is damaged, or of which
-	// images are incomplete. Repair it (package check) before the registry is used.
+	// AllowDamaged restores what it can from a backup that is damaged or has incomplete images.
+	// Repair the result (package check) before the registry is used.
 	AllowDamaged bool
-	// Claim, if not nil, keeps others away from root until it is released. It is
-	// called when root is there, before anything in it is looked at.
+	// Claim, if not nil, keeps others away from root until it is released. It is called when root
+	// exists, before anything in it is inspected.
 	Claim func() (release func() error, err error)
 }
 
-// Restore makes the directory root a data root that holds what the backup in
-// dir holds. root must be missing or empty, and nobody may use it meanwhile.
-// Every byte is checked against its digest. The catalogue comes last, so that
-// a root with a catalogue is whole; into one that has [RestoreMarker] and none
-// another restore goes on. Errors: ErrNotEmpty, [*IncompleteError].
+// Restore makes the directory root a data root that holds what the backup in dir holds. root must
+// be missing or empty, and nobody may use it meanwhile. Every byte is checked against its digest.
+// The catalogue comes last, so that a root with a catalogue is whole. A root with [RestoreMarker]
+// and no catalogue is where another restore continues. Errors: ErrNotEmpty, [*IncompleteError].
 func Restore(ctx context.Context, dir, root string, o RestoreOptions) (Report, error) {
 	t := newTransfer(nil, o.Parallel, o.Progress)
 	err := restore(ctx, dir, root, o, t)
@@ -99,8 +98,8 @@ func restore(ctx context.Context, dir, root string, o RestoreOptions, t *transfe
 	return bear(dir, root, t)
 }
 
-// imagesOfLost adds what the backup has no good copy of to the report, and to the images
-// that are incomplete those that need it.
+// imagesOfLost adds the contents without a good copy to the report, and adds the images that need
+// them to the incomplete images.
 func (t *transfer) imagesOfLost(ctx context.Context, s *catalog.Snapshot, images []string) ([]string, error) {
 	for _, c := range t.lost {
 		t.damaged(c.Digest)
@@ -119,7 +118,7 @@ func (t *transfer) imagesOfLost(ctx context.Context, s *catalog.Snapshot, images
 // bear gives a restored root its catalogue, with which it is whole.
 func bear(dir, root string, t *transfer) error {
 	unborn := filepath.Join(root, catalogUnborn)
-	if err := os.Remove(unborn); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a restore that was cut off
+	if err := os.Remove(unborn); err != nil && !errors.Is(err, fs.ErrNotExist) { // left by an interrupted restore
 		return err
 	}
 	if err := copyFile(filepath.Join(dir, registry.CatalogFile), unborn); err != nil {
@@ -129,10 +128,10 @@ func bear(dir, root string, t *transfer) error {
 		return err
 	}
 	t.step(func(rep *Report) { rep.Done = true })
-	return os.Remove(filepath.Join(root, RestoreMarker)) // beside a catalogue it means nothing
+	return os.Remove(filepath.Join(root, RestoreMarker)) // without meaning beside a catalogue
 }
 
-// keepStoreID gives a restored store the id of the registry that the backup is of.
+// keepStoreID gives a restored store the id of the registry whose backup it is.
 func keepStoreID(ctx context.Context, s *catalog.Snapshot, dst objstore.Store) error {
 	id, _, err := s.Identity(ctx)
 	if err != nil || id == "" {
@@ -163,8 +162,8 @@ func claimRoot(root string, claim func() (func() error, error)) (release func() 
 	return release, nil
 }
 
-// openBackup opens a backup's objects for reading and keeps writers away. It refuses
-// a backup whose catalogue is damaged, or which a newer program made.
+// openBackup opens a backup's objects for reading and keeps writers away. It refuses a backup whose
+// catalogue is damaged or was made by a newer program.
 func openBackup(ctx context.Context, dir string) (store objstore.Store, lock *os.File, err error) {
 	if _, err := os.Stat(filepath.Join(dir, registry.CatalogFile)); err != nil {
 		return nil, nil, fmt.Errorf("no complete backup is there: %w", err)
@@ -185,7 +184,7 @@ func openBackup(ctx context.Context, dir string) (store objstore.Store, lock *os
 	return readOnly{fsys}, lock, nil
 }
 
-// copyFile copies a file durably; the new one is only for its owner.
+// copyFile copies a file durably. Only its owner may use the copy.
 func copyFile(from, to string) (err error) {
 	src, err := os.Open(from)
 	if err != nil {
@@ -200,10 +199,9 @@ func copyFile(from, to string) (err error) {
 	return errors.Join(err, dst.Sync(), dst.Close())
 }
 
-// Open opens a backup as a registry that can be read but not written, so
-// that repositories and tags can be copied out of it into a registry that is
-// running. It works on a copy of the backup's catalogue in the directory for
-// temporary files, which close removes. close must be called.
+// Open opens a backup as a read-only registry, so that repositories and tags can be copied out of
+// it into a running registry. It works on a copy of the backup's catalogue in the directory for
+// temporary files, which close removes. The caller must call close.
 func Open(ctx context.Context, dir string, log *slog.Logger) (reg *registry.Registry, close func(context.Context) error, err error) {
 	store, lock, err := openBackup(ctx, dir)
 	if err != nil {
@@ -248,8 +246,8 @@ func Open(ctx context.Context, dir string, log *slog.Logger) (reg *registry.Regi
 // errReadOnly is returned for a write to a backup.
 var errReadOnly = errors.New("a backup is not written to")
 
-// readOnly is a store that is only read. It hides the abilities of the one
-// below, such as sweeping uploads.
+// readOnly is a read-only store. It hides the other abilities of the store below it, such as
+// sweeping uploads.
 type readOnly struct{ store objstore.Store }
 
 var _ objstore.Store = readOnly{}

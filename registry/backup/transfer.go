@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// maxListed is how many entries a list of a report has at most.
+	// maxListed is the maximum number of entries in a list of a report.
 	maxListed = 1000
 	// showEvery is how often progress is shown.
 	showEvery = 100 * time.Millisecond
@@ -31,17 +31,17 @@ type transfer struct {
 	src, dst objstore.Store
 	parallel int
 	progress func(Report)
-	verify   bool // read what the destination has, too
-	// suspects are contents of the source of which the destination's copy is read in
-	// any case: it may be the only good one.
+	verify   bool // also read what the destination has
+	// suspects are contents of the source whose copy at the destination is always read, because it
+	// may be the only good one.
 	suspects map[oci.Digest]bool
 	began    time.Time
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	rep   Report
-	lost  []catalog.StoredContent // of which the source has no good copy
+	lost  []catalog.StoredContent // contents of which the source has no good copy
 	shown time.Time
-	gone  int // packs that were not at the source any more
+	gone  int // packs that had vanished from the source
 }
 
 func newTransfer(src objstore.Store, parallel int, progress func(Report)) *transfer {
@@ -62,7 +62,7 @@ func (t *transfer) step(change func(*Report)) {
 	}
 }
 
-// finish shows and returns the final report. Nothing runs any more.
+// finish shows and returns the final report, when nothing runs any more.
 func (t *transfer) finish() Report {
 	t.rep.Took = time.Since(t.began)
 	t.shown = time.Time{}
@@ -70,8 +70,8 @@ func (t *transfer) finish() Report {
 	return t.rep
 }
 
-// copyAll copies the objects that the destination lacks. Those that are damaged
-// at the source are noted, and the others copied all the same.
+// copyAll copies the objects that the destination lacks. It notes those that are damaged at the
+// source, and still copies the others.
 func (t *transfer) copyAll(ctx context.Context, s *catalog.Snapshot) error {
 	n, err := s.Totals(ctx)
 	if err != nil {
@@ -105,8 +105,8 @@ func (t *transfer) copyAll(ctx context.Context, s *catalog.Snapshot) error {
 	})
 }
 
-// inPages does something with each row of a list that is read in pages by id,
-// with so many rows at once.
+// inPages calls a function for each row of a list that is read in pages by id, for several rows at
+// the same time.
 func inPages[T any](ctx context.Context, parallel int, what string, list func(ctx context.Context, after int64, n int) ([]T, error), id func(T) int64, do func(context.Context, T) error) error {
 	const page = 500
 	for after := int64(0); ; {
@@ -218,8 +218,8 @@ func (t *transfer) prune(ctx context.Context, s *catalog.Snapshot) error {
 			if is[d] == catalog.Object {
 				continue
 			}
-			// A copy of something that a manifest names, and the backup lacks, may
-			// be the last one, whatever its state.
+			// If a manifest names a content and the backup lacks it, a copy of it may be the last
+			// one, whatever its state.
 			if named, err := s.Named(ctx, d); err != nil || named && is[d] != catalog.Inline {
 				if err != nil {
 					return err

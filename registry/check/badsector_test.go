@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/registry/objstore/fsstore"
 )
 
-// TestFsckBadSector: what the disk cannot read is named, moved aside by a
-// repair, and comes back with a push.
+// TestFsckBadSector checks that what the disk cannot read is named, is moved aside by a repair, and
+// comes back with a push.
 func TestFsckBadSector(t *testing.T) {
 	root := t.TempDir()
 	disk, err := fsstore.New(root, nil)

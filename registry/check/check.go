@@ -1,5 +1,5 @@
-// Package check compares a registry with itself: its catalogue, its contents and its object
-// store. It mends what can be mended while the registry serves.
+// Package check checks that a registry is consistent: its catalogue, its contents and its object
+// store. It repairs what it can while the registry serves.
 package check
 
 import (
@@ -21,13 +21,13 @@ import (
 // Kind says what is wrong.
 type Kind string
 
-// The kinds of problems, and what a repair does.
+// These are the kinds of problems, and what a repair does.
 const (
-	// ProblemCatalog: the catalogue's file is damaged. Nothing at all is
-	// repaired then; restore a backup.
+	// ProblemCatalog: the catalogue's file is damaged. Nothing at all is repaired then; restore a
+	// backup.
 	ProblemCatalog Kind = "catalogue-damaged"
-	// ProblemDangling: a row of the catalogue points at a row that is not
-	// there. Repair deletes it.
+	// ProblemDangling: a row of the catalogue points at a row that does not exist. Repair deletes
+	// it.
 	ProblemDangling Kind = "dangling-row"
 	// ProblemMissing: the object of a content is not in the store. Repair
 	// records that the content is absent, so that a push brings it back.
@@ -35,38 +35,37 @@ const (
 	// ProblemCorrupt: a content does not have its digest. Repair moves it into
 	// quarantine and records that it is absent.
 	ProblemCorrupt Kind = "content-corrupt"
-	// ProblemUnreadable: the store failed to give a content, twice. Where that is
-	// an error of the disk (EIO), and the store can move what it cannot read,
-	// repair moves it into quarantine and records that it is absent. Otherwise it
-	// stays, since the next try may succeed, and the next push brings its bytes again.
+	// ProblemUnreadable: the store failed to return a content, twice. If that is an error of the
+	// disk (EIO), and the store can move what it cannot read, repair moves the content into
+	// quarantine and records that it is absent. Otherwise the content stays, because the next try
+	// may succeed, and the next push brings its bytes again.
 	ProblemUnreadable Kind = "content-unreadable"
-	// ProblemSize: a content has its digest, but not the size the catalogue
-	// says. Repair corrects the catalogue.
+	// ProblemSize: a content has its digest, but not the size in the catalogue. Repair corrects the
+	// catalogue.
 	ProblemSize Kind = "size-wrong"
 	// ProblemNotInline: a manifest's bytes are not in the catalogue. Repair
 	// reads them from the object.
 	ProblemNotInline Kind = "manifest-not-inline"
-	// ProblemManifest: a manifest has its digest and yet is no manifest. There
-	// is no repair but to delete it.
+	// ProblemManifest: a manifest has its digest but is not a valid manifest. The only repair is to
+	// delete it.
 	ProblemManifest Kind = "manifest-malformed"
-	// ProblemRefs: what the catalogue records as named by a manifest is not
-	// what the manifest names. Repair follows the manifest.
+	// ProblemRefs: what the catalogue records as named by a manifest differs from what the manifest
+	// names. Repair follows the manifest.
 	ProblemRefs Kind = "references-wrong"
-	// ProblemUnlinked: a manifest names a content that is stored, but its
-	// repository does not show. Repair shows it.
+	// ProblemUnlinked: a manifest names a content that is stored but that its repository does not
+	// show. Repair shows it.
 	ProblemUnlinked Kind = "content-not-linked"
-	// ProblemIncomplete: a manifest needs a content that is not here. Push the
-	// image again.
+	// ProblemIncomplete: a manifest needs a content that the registry lacks. Push the image again.
 	ProblemIncomplete Kind = "image-incomplete"
-	// ProblemReturned: the bytes of a content that the catalogue has as absent are
-	// here and right. Repair records that, and shows it where a manifest names it.
+	// ProblemReturned: the bytes of a content that the catalogue records as absent are here and
+	// right. Repair records that, and shows the content where a manifest names it.
 	ProblemReturned Kind = "content-returned"
-	// ProblemOrphan: the store has an object the catalogue does not know. Repair
-	// moves it into quarantine, for a newer catalogue may know it, and deletes one
-	// that does not have its digest and that nothing names.
+	// ProblemOrphan: the store has an object that the catalogue does not know. Repair moves it into
+	// quarantine, because a newer catalogue may know it. It deletes an object that does not have
+	// its digest and that nothing names.
 	ProblemOrphan Kind = "object-unknown"
-	// ProblemDuplicate: the store has an object of a content that is in the
-	// catalogue. Repair deletes it, if the bytes there are right.
+	// ProblemDuplicate: the store has an object for a content that is in the catalogue. Repair
+	// deletes the object if the bytes in the catalogue are right.
 	ProblemDuplicate Kind = "object-duplicate"
 	// ProblemLeak: a content that nothing shows or names is not queued for the
 	// collector. Repair queues it.
@@ -76,84 +75,83 @@ const (
 // Problem is one thing that a check found.
 type Problem struct {
 	Kind Kind `json:"kind"`
-	// Repo, Digest, and Key of the object, where the problem has them.
+	// Repo, Digest and Key (of the object) are set if the problem has them.
 	Repo   string     `json:"repo,omitempty"`
 	Digest oci.Digest `json:"digest,omitempty"`
 	Key    string     `json:"key,omitempty"`
-	// Detail is a phrase for a person.
+	// Detail is a phrase for people.
 	Detail string `json:"detail"`
-	// Hurts are the images that cannot be pulled because of it, as repo:tag or
-	// repo@digest; at most 100.
+	// Hurts lists at most 100 images that cannot be pulled because of the problem, as repo:tag or
+	// repo@digest.
 	Hurts []string `json:"hurts,omitempty"`
-	// Repaired tells that it is a problem no more.
+	// Repaired says that the problem has been solved.
 	Repaired bool `json:"repaired"`
 }
 
-// Limits of a report.
+// These are the limits of a report.
 const (
 	maxProblems = 1000
 	maxHurts    = 100
 )
 
-// Options of [Run]. The zero value checks everything and repairs
-// nothing.
+// Options are the options of [Run]. The zero value checks everything and repairs nothing.
 type Options struct {
-	// Quick looks at the sizes of objects and does not read them.
+	// Quick checks the sizes of objects without reading them.
 	Quick bool
-	// Repair mends what can be mended. See the kinds of problems.
+	// Repair repairs what it can. See the kinds of problems.
 	Repair bool
-	// From, if not nil, is asked by a repair for every content that is damaged or
-	// missing, before that is given up. An error of it ends the check.
+	// From, if not nil, is where a repair looks for every damaged or missing content before it
+	// gives the content up. An error of From ends the check.
 	From Source
-	// EmptyQuarantine first removes for good what earlier repairs moved aside, but for
-	// the only good copy of a content that is named.
+	// EmptyQuarantine first deletes what earlier repairs moved aside, except the only good copy of
+	// a content that is named.
 	EmptyQuarantine bool
-	// GiveUpMany lets a repair record as absent, or move aside, however many contents
-	// are missing, damaged or unknown. Default: 1 % of them, at least 10 and at most
-	// 10,000; where there are more the repair is refused with a *TooManyError, since
-	// it may be the store or the catalogue that is wrong.
+	// GiveUpMany lets a repair record as absent, or move aside, any number of contents that are
+	// missing, damaged or unknown. By default the limit is 1 % of the contents, but at least 10 and
+	// at most 10,000. If there are more, the repair is refused with a *TooManyError, because the
+	// store or the catalogue itself may be wrong.
 	GiveUpMany bool
-	// AdoptStore first makes the object store this registry's, although it lacks the
-	// registry's id; see AdoptStore.
+	// AdoptStore first makes the object store this registry's although it lacks the registry's id;
+	// see AdoptStore.
 	AdoptStore bool
-	// Parallel is how many contents are read at once; default 4.
+	// Parallel is the number of contents that are read at the same time; default 4.
 	Parallel int
 	// Progress, if not nil, is called about ten times a second and at the end,
 	// never twice at the same time. It delays the check.
 	Progress func(Report)
 }
 
-// Report is how far a check has come, and what it found.
+// Report says how far a check has come, and what it found.
 type Report struct {
-	// Contents and Bytes that were checked, of the totals at the start. A quick
-	// check counts the bytes of objects it did not read.
+	// Contents and Bytes were checked, out of the totals at the start. A quick check counts the
+	// bytes of objects that it did not read.
 	Contents      int64 `json:"contents"`
 	ContentsTotal int64 `json:"contents_total"`
 	Bytes         int64 `json:"bytes"`
 	BytesTotal    int64 `json:"bytes_total"`
-	// Manifests that were checked.
+	// Manifests counts the checked manifests.
 	Manifests      int64 `json:"manifests"`
 	ManifestsTotal int64 `json:"manifests_total"`
-	// Objects of the store that were looked up in the catalogue.
+	// Objects counts the store's objects that were looked up in the catalogue.
 	Objects int64 `json:"objects"`
-	// Counts of problems by kind, and how many of each were repaired.
+	// Counts counts the problems by kind, and Repaired how many of each kind were repaired.
 	Counts   map[Kind]int `json:"counts"`
 	Repaired map[Kind]int `json:"repaired"`
-	// Problems, at most 1000; the counts go on.
+	// Problems lists at most 1000 problems; the counts cover all of them.
 	Problems []Problem `json:"problems"`
-	// Quarantined contents lie aside at the end, with their bytes; so many were
-	// removed before.
+	// Quarantined counts the contents that lie in quarantine at the end, QuarantinedBytes their
+	// bytes, and QuarantinedRemoved the contents that were deleted before.
 	Quarantined        int64 `json:"quarantined"`
 	QuarantinedBytes   int64 `json:"quarantined_bytes"`
 	QuarantinedRemoved int64 `json:"quarantined_removed"`
-	// RebuiltPacks of Gear files, with so many files, were unknown to the catalogue
-	// and are recorded now.
+	// RebuiltPacks counts packs of Gear files that the catalogue did not know and now records, with
+	// the number of their files.
 	RebuiltPacks int64         `json:"rebuilt_packs"`
 	RebuiltFiles int64         `json:"rebuilt_files"`
 	Took         time.Duration `json:"took"`
 }
 
-// Clean tells whether no problem remains.
+// Clean reports whether no problem remains.
 func (rep *Report) Clean() bool {
 	for kind, n := range rep.Counts {
 		if n > rep.Repaired[kind] {
@@ -170,27 +168,26 @@ type fsck struct {
 	o      Options
 	start  time.Time
 	extent catalog.Extent
-	// shared says that Distribution's links lie in the same store, so that
-	// objects this catalogue does not know may be needed all the same.
+	// shared says that Distribution's links lie in the same store. Objects that this catalogue does
+	// not know may then still be needed.
 	shared bool
 	began  time.Time // for the report, by the wall clock
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	rep   Report
 	shown time.Time
-	// lost contents, and unknown objects, whose repair is put off.
+	// lost and unknown hold postponed repairs of lost contents and of unknown objects.
 	lost, unknown tally
 }
 
-// Run compares the catalogue with itself, with the contents, and with the
-// object store, while the registry serves. What changes during the check is not
-// taken for a problem: each finding is confirmed while nothing can change it.
-// Memory is bounded, whatever the size of the registry. One check runs at a
-// time; a second one gets an error.
+// Run compares the catalogue with itself, with the contents, and with the object store, while the
+// registry serves. Changes during the check do not count as problems: each finding is confirmed
+// while nothing can change it. Memory is bounded, whatever the size of the registry. Only one check
+// runs at a time; a second one gets an error.
 //
-// Objects in the storage of a Distribution registry, adopted in place, are never
-// deleted as long as its directory of repositories is there. Errors: *StoreError where
-// the object store is not the one that the catalogue describes, *TooManyError.
+// Objects in the storage of a Distribution registry, adopted in place, are never deleted as long as
+// its directory of repositories exists. Errors: *StoreError if the object store is not the one that
+// the catalogue describes, *TooManyError.
 func Run(ctx context.Context, reg *registry.Registry, o Options) (Report, error) {
 	if o.Parallel <= 0 {
 		o.Parallel = 4
@@ -215,7 +212,7 @@ func Run(ctx context.Context, reg *registry.Registry, o Options) (Report, error)
 	f := newFsck(reg, up, o)
 	held, release := ctx, func() {}
 	if o.Repair || o.EmptyQuarantine {
-		var err error // no collector of another replica comes between finding and repair
+		var err error // keeps collectors of other replicas away between finding and repair
 		if held, release, err = up.AloneSoon(ctx, registry.LeaseCollect, "fsck"); err != nil {
 			return Report{}, fmt.Errorf("wait for a collection to end: %w", err)
 		}
@@ -247,7 +244,7 @@ func (f *fsck) run(ctx context.Context) (err error) {
 			return fmt.Errorf("empty the quarantine: %w", err)
 		}
 	}
-	// In an order in which a repair leaves nothing to those before it.
+	// The order is such that a repair leaves nothing to the parts before it.
 	for _, part := range []struct {
 		doing string
 		check func(context.Context) error
@@ -294,9 +291,9 @@ func (f *fsck) step(change func(*Report)) {
 // progressEvery is how often progress is shown.
 const progressEvery = 100 * time.Millisecond
 
-// found adds a problem to the report, repaired first if that is wanted and
-// possible: repair is nil where it is not. A repair that finds nothing to do
-// says that the problem has gone, by itself or with another one.
+// found adds a problem to the report, and first repairs it if that is wanted and possible. repair
+// is nil if it is not possible. A repair that finds nothing to do means that the problem has gone,
+// by itself or with another one.
 func (f *fsck) found(ctx context.Context, p Problem, repair func(context.Context) (bool, error)) error {
 	if f.o.Repair && repair != nil {
 		done, err := repair(ctx)
@@ -326,10 +323,10 @@ func (f *fsck) note(p Problem) {
 	})
 }
 
-// settle confirms a problem with a content while no push publishes it and no
-// collector deletes it, and repairs it before anything else can happen to it.
-// Backups need every object to stay, so a repair waits for them. Locks are
-// taken in the collector's order: collector.objects, then the digest's.
+// settle confirms a problem with a content while no push publishes it and no collector deletes it,
+// and repairs it before anything else can happen to it. Backups need every object to stay, so a
+// repair waits for them. It takes locks in the collector's order: collector.objects, then the
+// digest's lock.
 func (f *fsck) settle(ctx context.Context, p Problem, confirm, repair func(context.Context) (bool, error)) error {
 	real := false
 	err := func() (err error) {
@@ -367,7 +364,7 @@ func (f *fsck) checkCatalog(ctx context.Context) error {
 		}
 	}
 	if len(complaints) > 0 {
-		f.o.Repair = false // on rows that may not be what they seem
+		f.o.Repair = false // the rows may not be what they seem
 	}
 	return nil
 }

@@ -22,14 +22,14 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 )
 
-// TestFsckFinds breaks the registry in one way at a time. want is what a check
-// finds, mended what the repair says, and left what a check after it finds.
+// TestFsckFinds breaks the registry in one way at a time. want is what a check finds, mended what
+// the repair reports, and left what a check after it finds.
 func TestFsckFinds(t *testing.T) {
 	tests := []struct {
 		name               string
 		break_             func(p *registrytest.Planted)
 		want, mended, left []string
-		// heal pushes again what is gone; then nothing is left.
+		// heal pushes again what is gone, after which no problem is left.
 		heal func(p *registrytest.Planted)
 	}{
 		{name: "nothing", break_: func(*registrytest.Planted) {}},
@@ -39,7 +39,7 @@ func TestFsckFinds(t *testing.T) {
 			want:   []string{"content-missing"},
 			mended: []string{"content-missing repaired", "image-incomplete", "image-incomplete"},
 			left:   []string{"image-incomplete", "image-incomplete"},
-			// Shown again in both repositories, whichever it was pushed to.
+			// The content is shown again in both repositories, whichever it was pushed to.
 			heal: func(p *registrytest.Planted) { p.PushBytes("a", registrytest.Content(1+1<<32, 100_000)) },
 		},
 		{
@@ -50,7 +50,7 @@ func TestFsckFinds(t *testing.T) {
 			want:   []string{"content-corrupt"},
 			mended: []string{"content-corrupt repaired", "image-incomplete", "image-incomplete"},
 			left:   []string{"image-incomplete", "image-incomplete"},
-			// Shown again in both repositories, whichever it was pushed to.
+			// The content is shown again in both repositories, whichever it was pushed to.
 			heal: func(p *registrytest.Planted) { p.PushBytes("b", registrytest.Content(1+1<<32, 100_000)) },
 		},
 		{
@@ -154,7 +154,7 @@ func TestFsckFinds(t *testing.T) {
 					`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) VALUES (0, 777, 1, 0), (5, 1, 1, 0)`)
 			},
 			want: slices.Repeat([]string{"dangling-row"}, 11),
-			// A tag goes with its manifest, and so does what was queued for its repository.
+			// A tag goes with its manifest, and so does everything queued for its repository.
 			mended: slices.Repeat([]string{"dangling-row repaired"}, 9),
 		},
 		{
@@ -234,8 +234,8 @@ func TestFsckFinds(t *testing.T) {
 	}
 }
 
-// TestFsckQuarantine follows a corrupt blob: what is hurt, what clients see,
-// where the bytes are.
+// TestFsckQuarantine follows a corrupt blob: which images it hurts, what clients see, and where the
+// bytes go.
 func TestFsckQuarantine(t *testing.T) {
 	p := registrytest.Plant(t)
 	ctx := t.Context()
@@ -283,7 +283,7 @@ func TestFsckQuarantine(t *testing.T) {
 
 func TestFsckQuickReadsNoObjects(t *testing.T) {
 	p := registrytest.Plant(t)
-	p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000)) // of the right size
+	p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000)) // the new bytes have the right size
 	if rep := p.Check(check.Options{Quick: true}); len(rep.Problems) > 0 || rep.Bytes != rep.BytesTotal {
 		t.Errorf("got %+v, want nothing found and all bytes counted", rep)
 	}
@@ -296,8 +296,8 @@ func TestFsckQuickReadsNoObjects(t *testing.T) {
 func TestFsckDamagedCatalog(t *testing.T) {
 	p := registrytest.Plant(t)
 	p.Delete(registry.BlobKey(p.Large.Digest))
-	// Rows that an index does not have: it is taken out of the schema, and put
-	// back after they were added.
+	// An index lacks these rows, because it is taken out of the schema and put back after they were
+	// added.
 	p.SQL(`PRAGMA writable_schema = ON`,
 		`CREATE TABLE kept AS SELECT type, name, tbl_name, rootpage, sql FROM sqlite_master WHERE name = 'links_blob'`,
 		`DELETE FROM sqlite_master WHERE name = 'links_blob'`)
@@ -359,8 +359,8 @@ func TestFsckUnreadable(t *testing.T) {
 	}
 }
 
-// TestFsckWhileServing checks and repairs while clients push and delete and the
-// collector runs: what is under way must not be taken for a problem.
+// TestFsckWhileServing checks and repairs while clients push and delete and the collector runs.
+// Unfinished work must not count as a problem.
 func TestFsckWhileServing(t *testing.T) {
 	b := newDiskBed(t)
 	c := b.Churn(3)

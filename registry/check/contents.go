@@ -12,9 +12,8 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// quarantineKey is where fsck keeps a content that does not have its digest, or
-// that cannot be read,
-// for whoever wants to find out what happened to it.
+// quarantineKey returns the key under which fsck keeps a content that cannot be read, or that does
+// not have its digest, for whoever wants to find out what happened to it.
 func quarantineKey(d oci.Digest) string {
 	return quarantinePrefix + d.Algorithm().String() + "/" + d.Encoded()
 }
@@ -29,8 +28,8 @@ func (f *fsck) checkContent(ctx context.Context, c catalog.StoredContent) error 
 	return f.checkObject(ctx, c)
 }
 
-// checkInline checks a content whose bytes are in the catalogue. They are so
-// few that a quick check does it too.
+// checkInline checks a content whose bytes are in the catalogue. There are so few that a quick
+// check does it too.
 func (f *fsck) checkInline(ctx context.Context, c catalog.StoredContent) error {
 	b, err := f.up.Catalog.StoredBlob(ctx, c.Digest)
 	if errors.Is(err, catalog.ErrNotFound) || (err == nil && b.Content == nil) {
@@ -70,15 +69,15 @@ func (f *fsck) checkInline(ctx context.Context, c catalog.StoredContent) error {
 	})
 }
 
-// examined is what was found of an object.
+// examined is what was found out about an object.
 type examined struct {
 	info  objstore.Info
-	match bool // or not read, its size being right
+	match bool // true also if it was not read but has the right size
 	err   error
 }
 
-// noteTag records the tag of an object behind a network that was read and is right: it
-// may have been adopted, or copied.
+// noteTag records the tag of an object behind a network that was read and is right, because the
+// object may have been adopted or copied.
 func (f *fsck) noteTag(ctx context.Context, d oci.Digest, info objstore.Info) error {
 	if info.Tag == "" || f.o.Quick || f.up.Writable() != nil {
 		return nil
@@ -90,7 +89,7 @@ func (f *fsck) noteTag(ctx context.Context, d oci.Digest, info objstore.Info) er
 	return err
 }
 
-// examine reads an object, or in a quick check looks at its size, unless it is suspect.
+// examine reads an object. A quick check only looks at its size unless the object is suspect.
 func (f *fsck) examine(ctx context.Context, c catalog.StoredContent, step func(int)) (x examined) {
 	key := registry.BlobKey(c.Digest)
 	if f.o.Quick && !c.Suspect {
@@ -108,7 +107,7 @@ func (f *fsck) examine(ctx context.Context, c catalog.StoredContent, step func(i
 func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
 	x := f.examine(ctx, c, func(n int) { f.step(func(rep *Report) { rep.Bytes += int64(n) }) })
 	right := func() bool { return x.err == nil && x.match && x.info.Size == c.Size }
-	if !right() && ctx.Err() == nil { // what passes is no damage
+	if !right() && ctx.Err() == nil { // what passes by itself is no damage
 		x = f.examine(ctx, c, func(int) {})
 	}
 	if err := ctx.Err(); err != nil {
@@ -134,7 +133,7 @@ func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
 		return f.giveUp(ctx, p, same, func(ctx context.Context) (bool, error) { return f.absent(ctx, c.Digest, false) })
 	}
 	p.Kind, p.Detail = ProblemUnreadable, x.err.Error()
-	if f.o.Repair && registry.IsDamage(x.err) { // where it stays, a push brings its bytes again
+	if f.o.Repair && registry.IsDamage(x.err) { // if it stays, a push brings its bytes again
 		if err := f.up.Doubt(ctx, c.Digest, x.err); err != nil {
 			return err
 		}

@@ -44,8 +44,7 @@ func (f *fsck) checkManifests(ctx context.Context) error {
 	}
 }
 
-// checkManifest checks that a manifest is one, and that the catalogue records
-// what it names.
+// checkManifest checks that a manifest is valid, and that the catalogue records what it names.
 func (f *fsck) checkManifest(ctx context.Context, m catalog.ManifestRow) error {
 	if !oci.ValidDigest(m.Digest) {
 		return f.found(ctx, Problem{Kind: ProblemManifest, Repo: m.Repo, Digest: m.Digest, Detail: "the catalogue has a digest that is none"}, nil)
@@ -62,7 +61,7 @@ func (f *fsck) checkManifest(ctx context.Context, m catalog.ManifestRow) error {
 	}
 	named := doc.Names()
 	refs, ok, err := f.checkRefs(ctx, m, named)
-	if err != nil || !ok || f.up.Partial(m.Repo) { // what lacks there is fetched when it is asked for
+	if err != nil || !ok || f.up.Partial(m.Repo) { // missing content is fetched there on demand
 		return err
 	}
 	for _, d := range named.Blobs {
@@ -85,10 +84,10 @@ func (f *fsck) checkManifest(ctx context.Context, m catalog.ManifestRow) error {
 	return nil
 }
 
-// manifestContent returns a manifest's verified bytes. ok is false when the
-// manifest is gone, or what is wrong with its bytes has been reported.
+// manifestContent returns a manifest's verified bytes. ok is false if the manifest is gone, or if a
+// problem with its bytes has been reported.
 func (f *fsck) manifestContent(ctx context.Context, m catalog.ManifestRow) (content []byte, ok bool, err error) {
-	for range 3 { // a push, or the source, may bring it back between the questions
+	for range 3 { // a push or the source may bring it back between the attempts
 		b, err := f.up.Catalog.StoredBlob(ctx, m.Digest)
 		if err == nil {
 			return f.verifiedManifest(ctx, m, b)
@@ -132,8 +131,8 @@ func (f *fsck) verifiedManifest(ctx context.Context, m catalog.ManifestRow, b ca
 	return b.Content, err == nil, err
 }
 
-// checkRefs compares what a manifest names with what is recorded. It returns
-// what is recorded, after the repair if there was one.
+// checkRefs compares what a manifest names with what is recorded. It returns what is recorded after
+// the repair, if there was one.
 func (f *fsck) checkRefs(ctx context.Context, m catalog.ManifestRow, n manifest.Names) (map[oci.Digest]catalog.Ref, bool, error) {
 	refs, ok, err := f.refs(ctx, m)
 	if err != nil || !ok {

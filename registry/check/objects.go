@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// checkObjects compares the store with the catalogue, a batch at a time.
+// checkObjects compares the store with the catalogue in batches.
 func (f *fsck) checkObjects(ctx context.Context) error {
 	const batch = 500
 	infos := make([]objstore.Info, 0, batch)
@@ -69,9 +69,9 @@ func (f *fsck) lookUp(ctx context.Context, infos []objstore.Info) error {
 	return nil
 }
 
-// foreign deals with a file among the blobs whose name is not one of this registry. Its
-// repair moves it into quarantine, by the digest of its bytes, and takes them back if an
-// image lacks them.
+// foreign handles a file among the blobs whose name does not belong to this registry. The repair
+// moves it into quarantine under the digest of its bytes, and takes the bytes back if an image
+// lacks them.
 func (f *fsck) foreign(ctx context.Context, info objstore.Info) error {
 	p := Problem{Kind: ProblemOrphan, Key: info.Key, Detail: fmt.Sprintf("%d bytes of %s; its name is not one of this registry", info.Size, info.ModTime.UTC().Format(time.RFC3339))}
 	if !f.o.Repair {
@@ -102,8 +102,8 @@ func (f *fsck) foreign(ctx context.Context, info objstore.Info) error {
 	})
 }
 
-// nobodys deals with an object whose content the catalogue does not have: as one that it
-// names it is taken back, and else it is surplus.
+// nobodys handles an object whose content the catalogue does not have. If the catalogue names the
+// content, the object is taken back; otherwise it is surplus.
 func (f *fsck) nobodys(ctx context.Context, d oci.Digest, info objstore.Info) error {
 	absent, err := f.up.Catalog.Absent(ctx, []oci.Digest{d})
 	if err != nil {
@@ -125,8 +125,7 @@ func (f *fsck) nobodys(ctx context.Context, d oci.Digest, info objstore.Info) er
 	return f.few(ctx, &f.unknown, func(ctx context.Context) error { return f.surplus(ctx, p) })
 }
 
-// duplicate reports, and deletes, an object whose bytes are in the catalogue, and right
-// there.
+// duplicate reports and deletes an object whose bytes are in the catalogue and right there.
 func (f *fsck) duplicate(ctx context.Context, p Problem) error {
 	surplus := f.stillSurplus(p, catalog.Inline)
 	return f.settle(ctx, p, surplus, func(ctx context.Context) (bool, error) {
@@ -139,8 +138,8 @@ func (f *fsck) duplicate(ctx context.Context, p Problem) error {
 	})
 }
 
-// surplus moves an object that nothing names into quarantine: a newer catalogue may. Only
-// what nothing names and does not have its digest is of no use to anybody.
+// surplus moves an object that nothing names into quarantine, because a newer catalogue may name
+// it. Only an object that nothing names and that does not have its digest is of no use to anybody.
 func (f *fsck) surplus(ctx context.Context, p Problem) error {
 	absent, err := f.up.Catalog.Absent(ctx, []oci.Digest{p.Digest})
 	if err != nil {
@@ -161,7 +160,7 @@ func (f *fsck) surplus(ctx context.Context, p Problem) error {
 		p.Detail += "; they do not have the digest"
 	}
 	aside := x.match || named
-	if aside && !x.match { // better bytes may lie there
+	if aside && !x.match { // better bytes may already be in quarantine
 		q := f.read(ctx, quarantineKey(p.Digest), p.Digest, func(int) {})
 		aside = q.err != nil || !q.match
 	}
@@ -180,8 +179,8 @@ func (f *fsck) surplus(ctx context.Context, p Problem) error {
 	})
 }
 
-// surplusShared is surplus for an object that the catalogue does not know, where
-// another replica may be about to publish it: the local locks do not keep that away.
+// surplusShared is surplus for an object that the catalogue does not know, in a registry with
+// replicas. Another replica may be about to publish it, and the local locks do not prevent that.
 func (f *fsck) surplusShared(ctx context.Context, p Problem, confirm func(context.Context) (bool, error)) error {
 	real, err := confirm(ctx)
 	if err == nil && real && f.o.Repair {

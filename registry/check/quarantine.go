@@ -11,12 +11,13 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// TooManyError is a repair that would give up more contents than it may unasked.
-// Nothing of what it counts was changed.
+// TooManyError is the error of a repair that would give up more contents than it may without being
+// told to. None of the contents that it counts was changed.
 type TooManyError struct {
-	// Found contents of Of; at most Limit are given up unasked.
+	// Found counts the contents concerned, out of Of. At most Limit are given up without being told
+	// to.
 	Found, Of, Limit int64
-	// What is wrong with them.
+	// What says what is wrong with them.
 	What string
 }
 
@@ -26,14 +27,14 @@ func (e *TooManyError) Error() string {
 		"slipway fsck lists them. Bring back what is missing, or add --give-up-many to the repair", e.Found, e.What, e.Of, e.Limit)
 }
 
-// tally puts off the repairs that take something away until it is known how many they
-// are. Its fields are guarded by fsck.mu.
+// tally postpones the repairs that remove something until their number is known. Its fields are
+// guarded by fsck.mu.
 type tally struct {
 	n     int64
 	later []func(context.Context) error
 }
 
-// few puts a repair off, or does it if there may be many.
+// few postpones a repair, or does it at once if there may be many.
 func (f *fsck) few(ctx context.Context, t *tally, repair func(context.Context) error) error {
 	if f.o.GiveUpMany {
 		return repair(ctx)
@@ -48,16 +49,16 @@ func (f *fsck) few(ctx context.Context, t *tally, repair func(context.Context) e
 	return nil
 }
 
-// limit is how many contents a repair gives up unasked: 1 % of them, at least 10 and at
-// most 10,000, which takes a few MB here.
+// limit returns how many contents a repair gives up without being told to: 1 % of them, at least 10
+// and at most 10,000, which takes a few MB here.
 func (f *fsck) limit() int64 { return max(10, min(f.extent.Contents/100, 10_000)) }
 
-// doFew does what was put off, if that is little.
+// doFew does the postponed repairs if there are few.
 func (f *fsck) doFew(ctx context.Context, t *tally, what string) error {
 	if t.n == 0 {
 		return nil
 	}
-	if err := f.reg.CheckStore(ctx); err != nil { // it may have gone meanwhile
+	if err := f.reg.CheckStore(ctx); err != nil { // the store may have gone meanwhile
 		return err
 	}
 	if t.n > f.limit() {
@@ -71,8 +72,8 @@ func (f *fsck) doFew(ctx context.Context, t *tally, what string) error {
 	return nil
 }
 
-// giveUp reports a content that is missing or damaged. Its repair takes a good copy from
-// quarantine, or else gives the content up, if those are few.
+// giveUp reports a missing or damaged content. The repair takes a good copy from quarantine, or
+// else gives the content up if there are few such contents.
 func (f *fsck) giveUp(ctx context.Context, p Problem, same, repair func(context.Context) (bool, error)) error {
 	settle := func(ctx context.Context) (err error) {
 		if p.Hurts, err = f.hurts(ctx, p.Digest); err != nil {
@@ -107,8 +108,8 @@ func (f *fsck) giveUp(ctx context.Context, p Problem, same, repair func(context.
 	})
 }
 
-// quarantine moves a corrupt object away. The copy is made before anything is
-// locked, since it may be large.
+// quarantine moves a corrupt object away. It makes the copy before it locks anything, because the
+// object may be large.
 func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Context) (bool, error)) error {
 	match, err := f.copyObject(ctx, registry.BlobKey(p.Digest), quarantineKey(p.Digest), p.Digest, false)
 	if err != nil {
@@ -119,16 +120,16 @@ func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Cont
 		return f.settle(ctx, p, same, nil)
 	}
 	moved := false
-	if !match { // it would be right after all
+	if !match { // otherwise the object would be right after all
 		err = f.settle(ctx, p, same, func(ctx context.Context) (_ bool, err error) {
 			if moved, err = f.absent(ctx, p.Digest, false); err != nil || !moved {
 				return moved, err
 			}
-			if f.up.Shared() { // it is deleted as what nobody knows, which excludes pushes
+			if f.up.Shared() { // it is deleted later as an unknown object, which excludes pushes
 				return true, nil
 			}
 			if err := f.up.Store.Delete(ctx, p.Key); err != nil {
-				// Now an object that nobody knows: found again further on.
+				// It is an unknown object now, and will be found again later in the check.
 				f.up.Log.Warn("remove an object after its copy went into quarantine", "key", p.Key, "err", err)
 			}
 			return true, nil
@@ -140,9 +141,9 @@ func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Cont
 	return err
 }
 
-// takeBack looks whether a content that the catalogue has as absent is in the store, or
-// in quarantine, after all. Its repair records that it is here. found reports whether its
-// bytes are there, and back whether the catalogue has it now.
+// takeBack looks for a content that the catalogue records as absent in the store and in quarantine.
+// The repair records that it is present. found reports whether its bytes are there, and back
+// whether the catalogue has it now.
 func (f *fsck) takeBack(ctx context.Context, d oci.Digest) (found, back bool, err error) {
 	for _, key := range []string{registry.BlobKey(d), quarantineKey(d)} {
 		x := f.read(ctx, key, d, func(int) {})
@@ -176,7 +177,7 @@ func (f *fsck) takeBack(ctx context.Context, d oci.Digest) (found, back bool, er
 	return found, is[d] == catalog.Object || is[d] == catalog.Inline, err
 }
 
-// quarantinePrefix begins the keys of what lies in quarantine.
+// quarantinePrefix is the prefix of the keys in quarantine.
 const quarantinePrefix = "slipway/quarantine/"
 
 // digestInQuarantine is the inverse of quarantineKey.
@@ -199,8 +200,8 @@ func (f *fsck) countQuarantine(ctx context.Context) error {
 	return nil
 }
 
-// emptyQuarantine removes what lies in quarantine, but for the only good copy of a
-// content that the catalogue names.
+// emptyQuarantine deletes what lies in quarantine, except the only good copy of a content that the
+// catalogue names.
 func (f *fsck) emptyQuarantine(ctx context.Context) error {
 	for info, err := range f.up.Store.List(ctx, quarantinePrefix, "") {
 		if err != nil {

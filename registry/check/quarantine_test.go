@@ -35,8 +35,8 @@ func hold(t *testing.T, n int) (*bed, *registrytest.Shelf) {
 	return b, store
 }
 
-// TestFsckTakesBack puts the right bytes of a content that was given up into each place
-// where they may be, and runs every kind of repair: the image can be pulled again.
+// TestFsckTakesBack puts the right bytes of a given-up content into each place where they may be,
+// and runs every kind of repair. The image can then be pulled again.
 func TestFsckTakesBack(t *testing.T) {
 	for _, place := range []string{"the store", "the quarantine", "both, the quarantine's damaged", "both, the store's damaged", "another name"} {
 		for _, o := range []check.Options{{Repair: true}, {Repair: true, Quick: true}, {Repair: true, EmptyQuarantine: true}, {EmptyQuarantine: true}} {
@@ -92,10 +92,10 @@ func TestFsckTakesBack(t *testing.T) {
 	}
 }
 
-// TestFsckForeign puts what is not the registry's among the blobs: a check names it, a
-// repair moves it into quarantine, and the next check has nothing to say.
+// TestFsckForeign puts foreign files among the blobs. A check must name them, a repair must move
+// them into quarantine, and the next check must find nothing.
 func TestFsckForeign(t *testing.T) {
-	large := registrytest.Content(1<<32, 100_000) // of the image
+	large := registrytest.Content(1<<32, 100_000) // a blob of the image
 	for _, tt := range []struct {
 		key  string
 		data []byte
@@ -128,8 +128,8 @@ func TestFsckForeign(t *testing.T) {
 	}
 }
 
-// TestDirectoryInPlaceOfBlob: a directory where a blob should be counts as missing, and a
-// push, and a repair from a source, put the blob into its place.
+// TestDirectoryInPlaceOfBlob checks that a directory in the place of a blob counts as a missing
+// blob, and that a push, and a repair from a source, put the blob into its place.
 func TestDirectoryInPlaceOfBlob(t *testing.T) {
 	data := registrytest.Content(1<<32, 100_000)
 	d := oci.SHA256(data)
@@ -166,8 +166,8 @@ func TestDirectoryInPlaceOfBlob(t *testing.T) {
 	}
 }
 
-// TestFsckHealsFromQuarantine: a content that is damaged once more is mended with the
-// copy that was set aside, and that one is not overwritten with the damaged bytes.
+// TestFsckHealsFromQuarantine checks that a content that is damaged again is repaired with the copy
+// in quarantine, and that the damaged bytes do not overwrite that copy.
 func TestFsckHealsFromQuarantine(t *testing.T) {
 	for _, damage := range []string{"other bytes", "cut", "missing"} {
 		b, store := hold(t, 1)
@@ -192,8 +192,8 @@ func TestFsckHealsFromQuarantine(t *testing.T) {
 	}
 }
 
-// TestPushBringsBackEverywhere: a content that a repair gave up and that is pushed again,
-// to whichever repository, is back in every image that needs it.
+// TestPushBringsBackEverywhere checks that a content that a repair gave up and that is pushed
+// again, to whichever repository, is back in every image that needs it.
 func TestPushBringsBackEverywhere(t *testing.T) {
 	for _, size := range []int{50, 5000, 100_000} {
 		for _, to := range []string{"a", "b", "other"} {
@@ -222,10 +222,10 @@ func TestPushBringsBackEverywhere(t *testing.T) {
 	}
 }
 
-// TestFsckOldCatalogue repairs with a catalogue that is older than the store, and then
-// goes back to the newer one: nothing that only that one names is lost.
+// TestFsckOldCatalogue repairs with a catalogue that is older than the store, and then goes back to
+// the newer one. Nothing that only the newer one names may be lost.
 func TestFsckOldCatalogue(t *testing.T) {
-	for _, n := range []int{1, 9, 30} { // newer images; more than 10 are too many
+	for _, n := range []int{1, 9, 30} { // number of newer images; more than 10 are too many
 		for _, o := range []check.Options{{Repair: true}, {Repair: true, Quick: true}, {Repair: true, GiveUpMany: true}} {
 			b := newDiskBed(t)
 			b.PushImage("old", 1000, "v1")
@@ -262,8 +262,8 @@ func TestFsckOldCatalogue(t *testing.T) {
 	}
 }
 
-// TestFsckGivesUpFewUnasked: a repair that would give up many contents changes none of
-// them, and does so when it is told to; a few it gives up at once.
+// TestFsckGivesUpFewUnasked checks that a repair that would give up many contents changes none of
+// them unless it is told to. It gives up a few at once.
 func TestFsckGivesUpFewUnasked(t *testing.T) {
 	for _, damage := range []string{"missing", "corrupt", "corrupt in the catalogue"} {
 		for n, refused := range map[int]bool{1: false, 10: false, 11: true, 20: true} {

@@ -14,19 +14,17 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Source has good copies of contents: a backup, or another registry. Its bytes are
-// verified by whoever reads them.
+// Source has good copies of contents: a backup, or another registry. The reader verifies its bytes.
 type Source interface {
-	// Content opens a content that the given images need. Whoever gets it closes it.
-	// Errors: ErrNoCopy.
+	// Content opens a content that the given images need. The caller closes it. Errors: ErrNoCopy.
 	Content(ctx context.Context, d oci.Digest, images []catalog.Use) (io.ReadCloser, error)
 }
 
 // ErrNoCopy is returned by a [Source] that does not have a content.
 var ErrNoCopy = errors.New("the source does not have the content")
 
-// Stored returns what a registry, such as a backup, has stored as a source. It gives a
-// content whichever repository shows it.
+// Stored returns a source with everything that a registry, such as a backup, has stored. It returns
+// a content whichever repository shows it.
 func Stored(reg *registry.Registry) Source { return stored{reg.Upkeep()} }
 
 type stored struct{ up *registry.Upkeep }
@@ -49,9 +47,9 @@ func (s stored) Content(ctx context.Context, d oci.Digest, _ []catalog.Use) (io.
 	return obj, err
 }
 
-// Other returns another registry as a source. With repo, every content is
-// looked for there; otherwise in the repositories that have the same names as those
-// that need it.
+// Other returns a source that reads from another registry. If repo is set, it looks for every
+// content there. Otherwise it looks in the repositories with the same names as those that need the
+// content.
 func Other(r oci.Reader, repo string) Source { return other{r, repo} }
 
 type other struct {
@@ -88,8 +86,8 @@ func (s other) Content(ctx context.Context, d oci.Digest, images []catalog.Use) 
 	return nil, ErrNoCopy
 }
 
-// bring repairs a problem with a content by taking the content from the source, and
-// notes that. done is false where the problem remains.
+// bring repairs a problem with a content by taking the content from the source, and reports that.
+// done is false if the problem remains.
 func (f *fsck) bring(ctx context.Context, p Problem, d oci.Digest) (done bool, err error) {
 	if done, err = f.fromSource(ctx, d); !done || err != nil {
 		return false, err
@@ -103,8 +101,8 @@ func (f *fsck) bring(ctx context.Context, p Problem, d oci.Digest) (done bool, e
 	return true, nil
 }
 
-// fromSource repairs a content with bytes of the source, before anything is given up.
-// done is false where there is no source, or where it has no good copy.
+// fromSource repairs a content with bytes of the source, before anything is given up. done is false
+// if there is no source, or if it has no good copy.
 func (f *fsck) fromSource(ctx context.Context, d oci.Digest) (done bool, err error) {
 	if !f.o.Repair || f.o.From == nil || !oci.ValidDigest(d) {
 		return false, nil
@@ -131,10 +129,9 @@ func (f *fsck) fromSource(ctx context.Context, d oci.Digest) (done bool, err err
 	return done, nil
 }
 
-// Contents looks at the bytes of contents, or with quick at their sizes, and records
-// those that are damaged as missing, so that whoever pushes them next is asked for their
-// bytes. It returns these. What is not here, or damaged, stays set aside as after a
-// repair by Run.
+// Contents checks the bytes of contents, or with quick their sizes, and records damaged contents as
+// missing, so that the next client that pushes them is asked for their bytes. It returns the
+// damaged contents. What is absent or damaged stays set aside as after a repair by Run.
 func Contents(ctx context.Context, reg *registry.Registry, contents []oci.Digest, quick bool) (damaged []oci.Digest, err error) {
 	up := reg.Upkeep()
 	if err := errors.Join(up.Writable(), reg.CheckStore(ctx)); err != nil {

@@ -17,11 +17,11 @@ import (
 	"example.org/slipway/registry/verify"
 )
 
-// stock is what the registry under check has: its rows, its objects, and what lies in
+// stock is everything that the registry under check holds: its rows, its objects, and what lies in
 // quarantine. It changes them and reports nothing.
 type stock struct{ up *registry.Upkeep }
 
-// distribution tells whether Distribution's links lie in the same store.
+// distribution reports whether Distribution's links lie in the same store.
 func (s stock) distribution(ctx context.Context) (bool, error) {
 	for _, err := range s.up.Store.List(ctx, registry.RepositoryPrefix, "") {
 		if err != nil {
@@ -37,8 +37,8 @@ func (s stock) setSize(ctx context.Context, d oci.Digest, size int64) (bool, err
 	return s.up.Corrected(d, shown, err)
 }
 
-// absent records that a content is not here any more. It makes sure first that the
-// store is.
+// absent records that a content is no longer present. It first makes sure that the store itself is
+// present.
 func (s stock) absent(ctx context.Context, d oci.Digest, inline bool) (bool, error) {
 	if err := s.up.StoreHere(ctx); err != nil {
 		return false, err
@@ -47,8 +47,8 @@ func (s stock) absent(ctx context.Context, d oci.Digest, inline bool) (bool, err
 	return s.up.Corrected(d, shown, err)
 }
 
-// takeInline reads a content from its object, or from quarantine, into the catalogue,
-// if the bytes are right.
+// takeInline reads a content from its object, or from quarantine, into the catalogue if the bytes
+// are right.
 func (s stock) takeInline(ctx context.Context, d oci.Digest) (bool, error) {
 	for _, key := range []string{registry.BlobKey(d), quarantineKey(d)} {
 		if b, ok := s.readAll(ctx, key, d); ok {
@@ -59,7 +59,7 @@ func (s stock) takeInline(ctx context.Context, d oci.Digest) (bool, error) {
 	return false, ctx.Err()
 }
 
-// read reads what lies under a key and compares it with a digest.
+// read reads the object under a key and compares it with a digest.
 func (s stock) read(ctx context.Context, key string, d oci.Digest, step func(int)) (x examined) {
 	obj, err := s.up.Store.Get(ctx, key, 0, -1)
 	if err != nil {
@@ -72,8 +72,8 @@ func (s stock) read(ctx context.Context, key string, d oci.Digest, step func(int
 	return x
 }
 
-// readAll reads a content that belongs in the catalogue; ok is false where it is not
-// what has the digest.
+// readAll reads a content that belongs in the catalogue. ok is false if the bytes do not have the
+// digest.
 func (s stock) readAll(ctx context.Context, key string, d oci.Digest) (content []byte, ok bool) {
 	obj, err := s.up.Store.Get(ctx, key, 0, -1)
 	if err != nil {
@@ -87,8 +87,8 @@ func (s stock) readAll(ctx context.Context, key string, d oci.Digest) (content [
 	return content, err == nil && d.Algorithm().FromBytes(content) == d
 }
 
-// copyObject copies an object to another key and reports whether its bytes have the
-// digest. With onlyRight it copies no others.
+// copyObject copies an object to another key and reports whether its bytes have the digest. With
+// onlyRight it copies no other bytes.
 func (s stock) copyObject(ctx context.Context, from, to string, d oci.Digest, onlyRight bool) (match bool, err error) {
 	src, err := s.up.Store.Get(ctx, from, 0, -1)
 	if err != nil {
@@ -106,12 +106,12 @@ func (s stock) copyObject(ctx context.Context, from, to string, d oci.Digest, on
 	return match, dst.Commit(ctx, to)
 }
 
-// putBack makes what lies in quarantine, which is verified, the content's object.
+// putBack makes the verified copy in quarantine the content's object.
 func (s stock) putBack(ctx context.Context, d oci.Digest) (bool, error) {
 	return s.move(ctx, quarantineKey(d), registry.BlobKey(d), d)
 }
 
-// move gives an object, whose bytes have a digest, another key.
+// move moves an object whose bytes have a digest to another key.
 func (s stock) move(ctx context.Context, from, to string, d oci.Digest) (bool, error) {
 	if m, ok := objstore.As[objstore.Mover](s.up.Store); ok {
 		err := m.Move(ctx, from, to)
@@ -124,8 +124,8 @@ func (s stock) move(ctx context.Context, from, to string, d oci.Digest) (bool, e
 	return true, s.up.Store.Delete(ctx, from)
 }
 
-// recordBack records that the verified bytes under a key are those of a content that was
-// absent. Its digest's lock is held.
+// recordBack records that the verified bytes under a key are those of a content that was absent.
+// The digest's lock is held.
 func (s stock) recordBack(ctx context.Context, d oci.Digest, key string, size int64) (bool, error) {
 	absent, err := s.up.Catalog.Absent(ctx, []oci.Digest{d})
 	if err != nil {
@@ -147,7 +147,7 @@ func (s stock) recordBack(ctx context.Context, d oci.Digest, key string, size in
 	return s.up.Corrected(d, shown, err)
 }
 
-// digestOf hashes what lies under a key.
+// digestOf hashes the object under a key.
 func (s stock) digestOf(ctx context.Context, key string) (oci.Digest, error) {
 	obj, err := s.up.Store.Get(ctx, key, 0, -1)
 	if err != nil {
@@ -192,8 +192,8 @@ func (s stock) intended(ctx context.Context, d oci.Digest) (bool, error) {
 	return slices.ContainsFunc(list, func(u catalog.Upload) bool { return u.Intent == d }), err
 }
 
-// needsCopy reports whether what lies in quarantine is the only good copy of a content
-// that the catalogue names. What the store has is read, also in a quick check.
+// needsCopy reports whether the copy in quarantine is the only good one of a content that the
+// catalogue names. It reads what the store has, even in a quick check.
 func (s stock) needsCopy(ctx context.Context, key string) (bool, error) {
 	d, ok := digestInQuarantine(key)
 	if !ok {
@@ -220,8 +220,8 @@ func (s stock) needsCopy(ctx context.Context, key string) (bool, error) {
 	return x.err != nil || !x.match, ctx.Err()
 }
 
-// sameObject tells whether the content is still meant to be in the store, and
-// its object still is the one that was examined, or still missing.
+// sameObject reports whether the content is still meant to be in the store, and its object is still
+// the one that was examined, or is still missing.
 func (s stock) sameObject(ctx context.Context, c catalog.StoredContent, x examined) (bool, error) {
 	is, err := s.up.Catalog.Presence(ctx, []oci.Digest{c.Digest})
 	if err != nil || is[c.Digest] != catalog.Object {
@@ -257,8 +257,7 @@ func (s stock) stillSurplus(p Problem, was catalog.Presence) func(context.Contex
 	}
 }
 
-// setAside returns the repair for an object that cannot be read: nil where there
-// is none.
+// setAside returns the repair for an object that cannot be read, or nil if there is none.
 func (s stock) setAside(d oci.Digest, because error) func(context.Context) (bool, error) {
 	m, ok := objstore.As[objstore.Mover](s.up.Store)
 	if !ok || !errors.Is(because, syscall.EIO) {
@@ -268,7 +267,7 @@ func (s stock) setAside(d oci.Digest, because error) func(context.Context) (bool
 		if err := s.up.StoreHere(ctx); err != nil {
 			return false, err
 		}
-		// Moved first: this one may be readable again on another day.
+		// The unreadable object moves first: it may be readable again another day.
 		if err := m.Move(ctx, registry.BlobKey(d), quarantineKey(d)); err != nil {
 			return false, err
 		}
@@ -276,7 +275,7 @@ func (s stock) setAside(d oci.Digest, because error) func(context.Context) (bool
 	}
 }
 
-// unsuspect ends a content's being suspect: its bytes were read and are right.
+// unsuspect clears the suspicion of a content whose bytes were read and are right.
 func (s stock) unsuspect(c catalog.StoredContent) {
 	if c.Suspect && s.up.Writable() == nil {
 		s.up.Trust(c.Digest)

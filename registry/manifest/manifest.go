@@ -1,5 +1,4 @@
-// Package manifest reads manifests of all kinds, refuses what is none, and tells what they
-// name.
+// Package manifest parses manifests of all kinds, refuses invalid ones, and returns what they name.
 package manifest
 
 import (
@@ -13,11 +12,11 @@ import (
 	"example.org/slipway/oci"
 )
 
-// mediaTypeArtifact is the artifact manifest that image-spec 1.1 dropped before
-// its release; some tools still push it.
+// mediaTypeArtifact is the type of the artifact manifest that image-spec 1.1 dropped before its
+// release; some tools still push it.
 const mediaTypeArtifact = "application/vnd.oci.artifact.manifest.v1+json"
 
-// Document is what this registry reads of a manifest, of all kinds together.
+// Document holds the fields that this registry reads, of all kinds of manifests together.
 type Document struct {
 	SchemaVersion int               `json:"schemaVersion"`
 	MediaType     string            `json:"mediaType"`
@@ -30,20 +29,20 @@ type Document struct {
 	Annotations   map[string]string `json:"annotations"`
 }
 
-// Limits of what a manifest may hold, so that a small document cannot take much
-// memory or keep the catalogue's writer busy.
+// These limits keep a small document from taking much memory or keeping the catalogue's writer
+// busy.
 const (
-	// maxDescriptors in a manifest's list; only one kind of list is allowed.
+	// maxDescriptors is the limit for a manifest's list; only one kind of list is allowed.
 	maxDescriptors = 10_000
-	// maxValues is how many JSON values a manifest has at most: 25 for each of
-	// 10,000 descriptors. A value may take a hundred times its bytes of memory.
+	// maxValues is the maximum number of JSON values in a manifest: 25 for each of 10,000
+	// descriptors. A value may take a hundred times its bytes in memory.
 	maxValues = 250_000
-	// maxDepth is how many objects and arrays may lie in one another. Manifests have five;
-	// whoever indents one for reading writes as much as the square of the depth.
+	// maxDepth is the maximum nesting of objects and arrays. Manifests have five levels. Indenting
+	// a document for reading takes space that grows with the square of the depth.
 	maxDepth = 64
 )
 
-// Descriptors is a list that stops being read when it is too long.
+// Descriptors is a list that stops parsing when it gets too long.
 type Descriptors []oci.Descriptor
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -58,7 +57,7 @@ func (l *Descriptors) UnmarshalJSON(b []byte) error {
 	case t != json.Delim('['):
 		return errors.New("a list of descriptors is not an array")
 	}
-	list := Descriptors{} // an empty list is not an absent one
+	list := Descriptors{} // an empty list differs from an absent one
 	for dec.More() {
 		if len(list) == maxDescriptors {
 			return fmt.Errorf("a list has more than %d descriptors, which is the limit", maxDescriptors)
@@ -73,8 +72,7 @@ func (l *Descriptors) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// checkShape refuses a JSON document of too many values, or of values too deep in one
-// another.
+// checkShape refuses a JSON document with too many values, or with values nested too deep.
 func checkShape(b []byte) error {
 	values, depth := oci.JSONShape(b)
 	switch {
@@ -86,13 +84,12 @@ func checkShape(b []byte) error {
 	return nil
 }
 
-// Invalid is the error of a manifest that is refused.
+// Invalid returns the error for a refused manifest.
 func Invalid(format string, args ...any) error {
 	return oci.Errorf(oci.CodeManifestInvalid, format, args...)
 }
 
-// Parse reads and checks a manifest. contentType is the request's, or
-// empty.
+// Parse parses and checks a manifest. contentType is the request's content type, or empty.
 func Parse(b []byte, contentType string) (Document, error) {
 	var doc Document
 	if err := checkShape(b); err != nil {
@@ -177,8 +174,8 @@ func (doc *Document) checkDescriptors() error {
 	return nil
 }
 
-// ReferrerType is what the referrers API reports. SPEC: an image manifest
-// without one has its config's media type.
+// ReferrerType returns the type that the referrers API reports. SPEC: an image manifest without one
+// has its config's media type.
 func (doc *Document) ReferrerType() string {
 	if doc.ArtifactType == "" && doc.Config != nil && doc.MediaType == oci.MediaTypeOCIManifest {
 		return doc.Config.MediaType
@@ -186,13 +183,13 @@ func (doc *Document) ReferrerType() string {
 	return doc.ArtifactType
 }
 
-// Foreign reports whether a layer may stay where it is: clients fetch it from its
-// URLs, or are not allowed to distribute it.
+// Foreign reports whether a layer may be elsewhere: clients fetch it from its URLs, or are not
+// allowed to distribute it.
 func Foreign(d oci.Descriptor) bool {
 	return len(d.URLs) > 0 || strings.Contains(d.MediaType, ".nondistributable.") || strings.Contains(d.MediaType, ".foreign.")
 }
 
-// Sizes returns how large the manifest says the contents are that it names.
+// Sizes returns the sizes that the manifest gives for the contents that it names.
 func (doc *Document) Sizes() (map[oci.Digest]int64, error) {
 	list := slices.Concat(doc.Layers, doc.Blobs, doc.Manifests)
 	if doc.Config != nil {
@@ -208,12 +205,12 @@ func (doc *Document) Sizes() (map[oci.Digest]int64, error) {
 	return sizes, nil
 }
 
-// Names are the contents a manifest names, by what must be there for the image
-// to be whole.
+// Names holds the contents that a manifest names, by what must be present for the image to be
+// whole.
 type Names struct {
 	// Blobs must be shown by the manifest's repository.
 	Blobs []oci.Descriptor
-	// Manifests of an index.
+	// Manifests are the manifests of an index.
 	Manifests []oci.Descriptor
 	// Foreign layers may be here or elsewhere.
 	Foreign []oci.Descriptor

@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/registry/manifest"
 )
 
-// FuzzParse: no input panics, and what is accepted has a digest for
-// everything it names and means the same when it is written anew.
+// FuzzParse checks that no input panics, and that an accepted document has a digest for everything
+// it names and means the same when it is written anew.
 func FuzzParse(f *testing.F) {
 	d := oci.SHA256([]byte("x"))
 	for _, s := range []string{
@@ -43,8 +43,8 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// JSON may name a key twice or in another case; then it may mean
-		// something else when written anew, but must not fail to be parsed.
+		// JSON may name a key twice or in another case. The document may then mean something else
+		// when written anew, but it must still parse.
 		_, _ = manifest.Parse(again, contentType)
 		for _, key := range []string{"layers", "manifests", "blobs"} {
 			list, _ := doc[key].([]any)
@@ -58,8 +58,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// A manifest that is deeper than any needs to be is refused: to show it indented would take
-// the square of its depth.
+// TestDepth checks that a manifest that is deeper than necessary is refused: showing it indented
+// would take the square of its depth.
 func TestDepth(t *testing.T) {
 	deep := func(depth int, text string) []byte {
 		return fmt.Appendf(nil, `{"schemaVersion":2,"manifests":[],"annotations":{"a":%q},"x":%s%s}`, text, strings.Repeat("[", depth-1), strings.Repeat("]", depth-1))

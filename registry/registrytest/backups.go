@@ -22,7 +22,7 @@ import (
 	"example.org/slipway/registry/objstore/objtest"
 )
 
-// BadSectors fails reads of objects until they are written anew.
+// BadSectors makes reads of objects fail until the objects are written anew.
 type BadSectors struct {
 	mu  sync.Mutex
 	bad map[string]bool
@@ -38,7 +38,7 @@ func (s *BadSectors) Set(key string, bad bool) {
 	s.bad[key] = bad
 }
 
-// Faults are what a faulty store is made of.
+// Faults returns the faults of the store.
 func (s *BadSectors) Faults() objtest.Faults {
 	return objtest.Faults{
 		Before: func(op, key string) error {
@@ -58,7 +58,7 @@ func (s *BadSectors) Faults() objtest.Faults {
 	}
 }
 
-// Hooked is a store in which something happens, once, before a blob is read.
+// Hooked is a store that calls a function once, before it reads a blob.
 type Hooked struct {
 	objstore.Store
 	OnGet atomic.Pointer[func()]
@@ -98,7 +98,7 @@ func NewPack(content string, id byte) (key string, p catalog.NewGearPack) {
 		Files: []catalog.GearFile{{Name: catalog.GearName{id}, Size: 1, Stored: 1}}}
 }
 
-// PutPack stores a pack and has the catalogue name it.
+// PutPack stores a pack and makes the catalogue name it.
 func (b *Bed) PutPack(content string, id byte) (key string) {
 	b.T.Helper()
 	key, p := NewPack(content, id)

@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/registry/check"
 )
 
-// Overwrite puts an object into the store as if it had been there for long.
+// Overwrite puts an object into the store as if it had been there for a long time.
 func (b *Bed) Overwrite(key string, data []byte) {
 	b.T.Helper()
 	if err := b.Store.Put(b.T.Context(), key, data, false); err != nil {
@@ -19,7 +19,7 @@ func (b *Bed) Overwrite(key string, data []byte) {
 	b.Clock.Add(time.Second)
 }
 
-// Check checks the registry, and ends the test if that cannot be done.
+// Check checks the registry, and fails the test if the check cannot run.
 func (b *Bed) Check(o check.Options) check.Report {
 	b.T.Helper()
 	rep, err := check.Run(b.T.Context(), b.Registry, o)
@@ -29,7 +29,7 @@ func (b *Bed) Check(o check.Options) check.Report {
 	return rep
 }
 
-// Kinds sums a report up: "kind" or "kind repaired", sorted.
+// Kinds summarises a report as "kind" or "kind repaired", sorted.
 func Kinds(rep check.Report) []string {
 	out := []string{}
 	for _, p := range rep.Problems {
@@ -43,8 +43,8 @@ func Kinds(rep check.Report) []string {
 	return out
 }
 
-// Planted is what a test of fsck may break: two images in two repositories
-// that share their large layer.
+// Planted is what a test of fsck may break: two images in two repositories that share their large
+// layer.
 type Planted struct {
 	*Bed
 	A, B                 oci.Descriptor // manifests
@@ -68,7 +68,7 @@ func Plant(t testing.TB) *Planted {
 // Quote returns a digest as SQL writes it.
 func Quote(d oci.Digest) string { return "'" + string(d) + "'" }
 
-// Delete takes an object out of the store.
+// Delete removes an object from the store.
 func (p *Planted) Delete(key string) {
 	p.T.Helper()
 	if err := p.Store.Delete(p.T.Context(), key); err != nil {
@@ -76,7 +76,7 @@ func (p *Planted) Delete(key string) {
 	}
 }
 
-// MustRepair repairs the registry and wants these kinds of problems, all repaired.
+// MustRepair repairs the registry and expects these kinds of problems, all repaired.
 func (p *Planted) MustRepair(want ...string) {
 	p.T.Helper()
 	if got := Kinds(p.Check(check.Options{Repair: true})); !slices.Equal(got, want) {

@@ -1,5 +1,5 @@
-// Package registrytest has a whole registry, with a clock that a test moves, for the tests
-// of package registry and of what works on a registry.
+// Package registrytest makes a whole registry, with a clock that the test moves, for the tests of
+// package registry and of packages that work on a registry.
 package registrytest
 
 import (
@@ -32,7 +32,7 @@ type Clock struct {
 	now time.Time
 }
 
-// NewClock returns a clock that stands at a fixed time.
+// NewClock returns a clock stopped at a fixed time.
 func NewClock() *Clock {
 	return &Clock{now: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)}
 }
@@ -44,21 +44,21 @@ func (c *Clock) Now() time.Time {
 	return c.now
 }
 
-// Set makes it show a time.
+// Set sets the clock.
 func (c *Clock) Set(at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.now = at
 }
 
-// Add moves it on.
+// Add advances the clock.
 func (c *Clock) Add(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.now = c.now.Add(d)
 }
 
-// Bed is a registry under test with all that lies below it.
+// Bed is a registry under test with everything below it.
 type Bed struct {
 	*registry.Registry
 	T     testing.TB
@@ -95,7 +95,7 @@ func OpenOnDisk(t testing.TB, root string) *Bed {
 	}
 	t.Cleanup(func() { store.Close() })
 	b := &Bed{T: t, Root: root, Clock: NewClock(), Store: store}
-	// The store tells the system's time.
+	// The store uses the system's time.
 	b.Clock.Set(time.Now().Add(time.Second))
 	b.Open(registry.Options{})
 	return b
@@ -125,13 +125,13 @@ func (b *Bed) Open(o registry.Options) {
 	})
 }
 
-// Chosen reports whether the nth of many combinations is tried: all of them with
-// SLIPWAY_ALL_CASES=1, and otherwise one in so many.
+// Chosen reports whether the nth of many combinations is tried. With SLIPWAY_ALL_CASES=1 all of
+// them are, and otherwise one in oneIn.
 func Chosen(n, oneIn int) bool {
 	return os.Getenv("SLIPWAY_ALL_CASES") == "1" || n%oneIn == 0
 }
 
-// SQL changes the catalogue behind its back.
+// SQL changes the catalogue's database directly.
 func (b *Bed) SQL(statements ...string) {
 	b.T.Helper()
 	db, err := sql.Open("sqlite", "file:"+filepath.Join(b.Root, registry.CatalogFile)+"?_pragma=busy_timeout(10000)")
@@ -158,7 +158,7 @@ func Content(seed uint64, n int) []byte {
 	return b
 }
 
-// PushBytes pushes a blob, and ends the test if that fails.
+// PushBytes pushes a blob, and fails the test if it cannot.
 func (b *Bed) PushBytes(repo string, data []byte) oci.Descriptor {
 	b.T.Helper()
 	d := oci.SHA256(data)
@@ -169,7 +169,7 @@ func (b *Bed) PushBytes(repo string, data []byte) oci.Descriptor {
 	return desc
 }
 
-// PushManifest pushes a manifest or index, and ends the test if that fails.
+// PushManifest pushes a manifest or index, and fails the test if it cannot.
 func (b *Bed) PushManifest(repo string, doc any, tags ...string) oci.Descriptor {
 	b.T.Helper()
 	raw, err := json.Marshal(doc)
@@ -223,8 +223,8 @@ func ReadBlob(ctx context.Context, r oci.Reader, repo string, d oci.Digest) ([]b
 	return io.ReadAll(c)
 }
 
-// Reachable reads everything that can be reached in a registry: a map from
-// "repo:tag" to digests, from "repo@digest" of manifests and blobs to bytes.
+// Reachable reads everything that can be reached in a registry. It returns a map from "repo:tag" to
+// digests, and from "repo@digest" of manifests and blobs to bytes.
 func Reachable(t testing.TB, r oci.Registry) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -287,20 +287,20 @@ func Reachable(t testing.TB, r oci.Registry) map[string]string {
 	return out
 }
 
-// Churn is a registry in use: clients push and delete images in the
-// repositories w0, w1 ... and the collector runs, all at once. Image n of a
-// repository has the tag t<n> and is deleted again if n is divisible by 3.
+// Churn is a registry in use: clients push and delete images in the repositories w0, w1 ... while
+// the collector runs. Image n of a repository has the tag t<n> and is deleted again if n is
+// divisible by 3.
 type Churn struct {
 	*Bed
 	Ctx  context.Context // ends with Stop
 	Stop func()          // waits for the end
-	// Pushed are the images of each repository that are acknowledged.
+	// Pushed counts the acknowledged images of each repository.
 	Pushed []atomic.Uint64
-	// Collected are the contents the collector took.
+	// Collected counts the contents that the collector removed.
 	Collected atomic.Int64
 }
 
-// Churn begins the churn with so many writers.
+// Churn starts the churn with the given number of writers.
 func (b *Bed) Churn(writers int) *Churn {
 	ctx, cancel := context.WithCancel(b.T.Context())
 	c := &Churn{Bed: b, Ctx: ctx, Pushed: make([]atomic.Uint64, writers)}
@@ -316,8 +316,7 @@ func (b *Bed) Churn(writers int) *Churn {
 	return c
 }
 
-// Until calls round until the collector has taken contents in the midst of it,
-// and at least 3 times.
+// Until calls round at least 3 times, and until the collector has removed contents meanwhile.
 func (c *Churn) Until(round func()) {
 	c.T.Helper()
 	deadline := time.Now().Add(30 * time.Second)
@@ -350,7 +349,7 @@ func (c *Churn) collect() {
 	at := make([]uint64, len(c.Pushed))
 	for {
 		for w := range at {
-			// Two more of each since the clock was moved: so a push sees the
+			// Each writer has pushed two more images since the clock was moved. So a push sees the
 			// clock move once, by less than the grace period.
 			for c.Pushed[w].Load() < at[w]+2 {
 				select {

@@ -20,15 +20,15 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 )
 
-// Shelf is a store in memory of which a test takes parts away and puts them back.
+// Shelf is a store in memory. A test can take parts of it away and put them back.
 type Shelf struct {
 	objstore.Store
 	T testing.TB
-	// Aside are the objects that were taken away.
+	// Aside holds the objects that were taken away.
 	Aside map[string][]byte
 }
 
-// NewShelf returns an empty one.
+// NewShelf returns an empty shelf.
 func NewShelf(t testing.TB) *Shelf {
 	return &Shelf{Store: memstore.New(nil), T: t, Aside: map[string][]byte{}}
 }
@@ -59,7 +59,7 @@ func (s *Shelf) Bytes(key string) []byte {
 	return b.Bytes()
 }
 
-// Take takes the objects away that are chosen, and leaves others in their place.
+// Take takes the chosen objects away, and leaves others in their place.
 func (s *Shelf) Take(chosen func(key string) bool, instead map[string][]byte) {
 	s.T.Helper()
 	for _, key := range s.Keys() {
@@ -73,8 +73,8 @@ func (s *Shelf) Take(chosen func(key string) bool, instead map[string][]byte) {
 	}
 }
 
-// PutBack makes the store what it was when Take was called, as the mounting of a disk
-// does: what was written in between is gone.
+// PutBack makes the store what it was when Take was called, as mounting a disk does: what was
+// written in between is gone.
 func (s *Shelf) PutBack(chosen func(key string) bool) {
 	s.T.Helper()
 	for _, key := range s.Keys() {
@@ -88,7 +88,7 @@ func (s *Shelf) PutBack(chosen func(key string) bool) {
 	clear(s.Aside)
 }
 
-// Must ends the test if there is an error.
+// Must fails the test if there is an error.
 func (s *Shelf) Must(err error) {
 	s.T.Helper()
 	if err != nil {
@@ -96,7 +96,7 @@ func (s *Shelf) Must(err error) {
 	}
 }
 
-// Restart ends the registry and begins another over the same catalogue and store.
+// Restart closes the registry and opens another over the same catalogue and store.
 func (b *Bed) Restart(t testing.TB) {
 	t.Helper()
 	reg, err := registry.New(t.Context(), b.Cat, b.Store, &registry.Options{Clock: b.Clock.Now, Logger: slog.New(slog.DiscardHandler)})
@@ -107,7 +107,7 @@ func (b *Bed) Restart(t testing.TB) {
 	b.Registry = reg
 }
 
-// Clean is a check that fails where problems remain.
+// Clean checks the registry, and returns an error if problems remain.
 func (b *Bed) Clean(o check.Options) error {
 	rep, err := check.Run(b.T.Context(), b.Registry, o)
 	if err == nil && !rep.Clean() {
@@ -116,7 +116,7 @@ func (b *Bed) Clean(o check.Options) error {
 	return err
 }
 
-// WantBlob wants a blob to be in a repository, with these bytes.
+// WantBlob expects a repository to have a blob with these bytes.
 func (b *Bed) WantBlob(repo string, data []byte) {
 	b.T.Helper()
 	got, err := ReadBlob(b.T.Context(), b, repo, oci.SHA256(data))
@@ -128,8 +128,8 @@ func (b *Bed) WantBlob(repo string, data []byte) {
 // BadSector is a store on a disk that cannot read one object.
 type BadSector struct {
 	*fsstore.Store
-	Keys []string // of the file that the sector belongs to
-	Late bool     // it can be opened
+	Keys []string // of the file that holds the sector
+	Late bool     // opening it works, reading it fails
 }
 
 // Get implements objstore.Store.
@@ -144,14 +144,14 @@ func (s *BadSector) Get(ctx context.Context, key string, off, n int64) (objstore
 	return s.Store.Get(ctx, key, off, n)
 }
 
-// unreadable is an object of which nothing can be read.
+// unreadable is an object that cannot be read.
 type unreadable struct{ objstore.Object }
 
 func (o unreadable) Read([]byte) (int, error) { return 0, syscall.EIO }
 
 func (o unreadable) WriteTo(io.Writer) (int64, error) { return 0, syscall.EIO }
 
-// NoError ends the test if there is an error.
+// NoError fails the test if there is an error.
 func NoError(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
