@@ -19,7 +19,7 @@ import (
 	"example.org/slipway/registry/objstore/fsstore"
 )
 
-// cpuTime is what this process has used of all processors.
+// cpuTime returns the CPU time that this process has used.
 func cpuTime(b *testing.B) time.Duration {
 	var ru syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &ru); err != nil {
@@ -28,8 +28,8 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
 }
 
-// BenchmarkAdoptBytes is ten clients that pull images of eight small blobs for the first
-// time: a manifest, and then its blobs at once. With forget each is forgotten again.
+// BenchmarkAdoptBytes runs ten clients that pull images of eight small blobs for the first time: a
+// manifest, and then its blobs at once. With forget, each image is forgotten again.
 func BenchmarkAdoptBytes(b *testing.B) {
 	const clients, blobs = 10, 8
 	for _, c := range []struct {
@@ -103,7 +103,7 @@ func BenchmarkAdoptBytes(b *testing.B) {
 	}
 }
 
-// rawImage is the manifest of an image of blobs, the first of which is the config.
+// rawImage returns the manifest of an image of blobs. The first blob is the config.
 func rawImage(t testing.TB, blobs [][]byte) []byte {
 	t.Helper()
 	doc := registrytest.ImageOf(describe(blobs[0]))

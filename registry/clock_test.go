@@ -11,16 +11,16 @@ import (
 	"example.org/slipway/registry"
 )
 
-// TestClockSetAhead: whatever the clock says, content has its grace period, and
-// no more than that.
+// TestClockSetAhead checks that content has its grace period, and no more than that, whatever the
+// clock says.
 func TestClockSetAhead(t *testing.T) {
 	const grace = time.Hour
 	for _, tc := range []struct {
 		name string
-		// steps are what the clock is set by, each after a minute, before the
-		// push and after it.
+		// before and after are the steps by which the clock is set before and after the push, each
+		// after a minute.
 		before, after []time.Duration
-		back          time.Duration // by how much the clock is behind in the end
+		back          time.Duration // how far the clock is behind at the end
 	}{
 		{name: "an honest clock"},
 		{name: "a year ahead", after: []time.Duration{365 * 24 * time.Hour}},
@@ -55,7 +55,7 @@ func TestClockSetAhead(t *testing.T) {
 				t.Errorf("before the grace period was over: got %d contents collected, want none", n)
 			}
 			b.pass(2 * time.Minute)
-			b.pass(tc.back) // the due time was written down before
+			b.pass(tc.back) // the due time was recorded before
 			if n := b.collect(); n != 1 {
 				t.Errorf("after the grace period: got %d contents collected, want 1", n)
 			}
@@ -63,8 +63,8 @@ func TestClockSetAhead(t *testing.T) {
 	}
 }
 
-// TestMachineSleeps: a machine that sleeps more often than once in a grace
-// period collects all the same.
+// TestMachineSleeps checks that the collector works on a machine that sleeps more than once in a
+// grace period.
 func TestMachineSleeps(t *testing.T) {
 	b := newSteadyBed(t, 24*time.Hour)
 	b.PushBytes("a", registrytest.Content(1, 50_000))
@@ -81,8 +81,8 @@ func TestMachineSleeps(t *testing.T) {
 	}
 }
 
-// TestPromiseOutlivesStep: what a client was told of stays for a grace period of
-// time that passed, also where it had waited for the collector before.
+// TestPromiseOutlivesStep checks that what a client has learnt about stays for a grace period of
+// elapsed time, even if it had already been waiting for the collector.
 func TestPromiseOutlivesStep(t *testing.T) {
 	const grace = time.Hour
 	b := newSteadyBed(t, grace)
@@ -102,9 +102,9 @@ func TestPromiseOutlivesStep(t *testing.T) {
 	}
 }
 
-// TestClockSetAheadWhileStopped: after a start that may come after a jump of the clock, or
-// after a crash, content that waits for the collector has a grace period of time that
-// passed, however often the registry is stopped and started meanwhile.
+// TestClockSetAheadWhileStopped checks content that waits for the collector when the registry
+// starts, after a possible jump of the clock or after a crash. It has a grace period of elapsed
+// time, however often the registry is stopped and started meanwhile.
 func TestClockSetAheadWhileStopped(t *testing.T) {
 	const grace = time.Hour
 	for _, tt := range []struct {
@@ -174,7 +174,7 @@ func (b *steadyBed) pass(d time.Duration) {
 	b.steady.Add(d)
 }
 
-// collect returns how many contents a collection took.
+// collect returns the number of contents that a collection removed.
 func (b *steadyBed) collect() int {
 	b.T.Helper()
 	rep, err := b.Collect(b.T.Context(), registry.CollectOptions{})

@@ -33,8 +33,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// openPlain makes a registry that goes by the system's clock, in a catalogue of
-// its own. It closes store.
+// openPlain makes a registry with its own catalogue that uses the system's clock. It closes store.
 func openPlain(t testing.TB, store objstore.Store, o *registry.Options) *registry.Registry {
 	t.Helper()
 	var opts registry.Options

@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(withServers{m}) }
 
-// withServers ends the servers of the package behind its tests.
+// withServers stops the servers of the package after its tests.
 type withServers struct{ *testing.M }
 
 func (m withServers) Run() int {
@@ -39,19 +39,19 @@ func (m withServers) Run() int {
 	return m.M.Run()
 }
 
-// site is a place where registries live one after the other.
+// site is a place where registries run one after the other.
 type site struct {
 	t     *testing.T
 	root  string
 	clock *registrytest.Clock
 	// before and after are hooks of the store; they may be nil.
 	before, after atomic.Pointer[func(op, key string) error]
-	hide          bool // that the store can take files as they are
+	hide          bool // hides that the store can take files as they are
 }
 
 func newSite(t *testing.T) *site {
 	s := &site{t: t, root: t.TempDir(), clock: registrytest.NewClock()}
-	s.clock.Set(time.Now()) // the store goes by the system's clock
+	s.clock.Set(time.Now()) // the store uses the system's clock
 	return s
 }
 
@@ -95,7 +95,7 @@ func (s *site) start(o registry.Options) *node {
 	return n
 }
 
-// stop ends a life as it should end.
+// stop ends a life in an orderly way.
 func (n *node) stop() {
 	n.s.t.Helper()
 	if err := n.Close(context.Background()); err != nil {
@@ -106,9 +106,8 @@ func (n *node) stop() {
 
 var errKilled = errors.New("the process is dead")
 
-// kill ends it without anything that a dead process would not do: the catalogue
-// takes no more changes, so that the end of the background work, which the test
-// must wait for, leaves no trace.
+// kill ends a life without anything that a dead process would not do. The catalogue takes no more
+// changes, so the end of the background work, which the test must wait for, leaves no trace.
 func (n *node) kill() {
 	if err := n.cat.Close(); err != nil {
 		n.s.t.Errorf("close the catalogue: %v", err)
@@ -119,8 +118,7 @@ func (n *node) kill() {
 	}
 }
 
-// files lists what is below a directory of the store.
-// It leaves out the identity of the store.
+// files lists what is below a directory of the store, except the identity of the store.
 func (s *site) files(dir string) []string {
 	s.t.Helper()
 	var out []string
@@ -136,8 +134,8 @@ func (s *site) files(dir string) []string {
 	return out
 }
 
-// wantClean checks that nothing is left of uploads: no bytes, no row, no object
-// that the catalogue does not know.
+// wantClean checks that nothing is left of uploads: no bytes, no row, and no object that the
+// catalogue does not know.
 func (n *node) wantClean(objects int) {
 	t := n.s.t
 	t.Helper()
@@ -177,8 +175,8 @@ func poll(t *testing.T, what string, cond func() bool) {
 	}
 }
 
-// TestKillWhilePublishing: the process dies at each step between the last byte
-// and the answer. The blob is there whole or not at all, and nothing else is.
+// TestKillWhilePublishing kills the process at each step between the last byte and the answer. The
+// blob must be there whole or not at all, and nothing else may be there.
 func TestKillWhilePublishing(t *testing.T) {
 	data := registrytest.Content(1, 50_000)
 	for _, c := range []struct {
@@ -223,7 +221,7 @@ func TestKillWhilePublishing(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				// The dead do nothing more, but the system closes their files.
+				// The dead process does nothing more, but the system closes its files.
 				if dead.Load() && op != objtest.OpCancel {
 					return errKilled
 				}
@@ -262,7 +260,7 @@ func TestKillWhilePublishing(t *testing.T) {
 			if err == nil {
 				objects = 1
 			}
-			// The upload may be there still, where the client was told it stood.
+			// The upload may still be there, at the position that the client was told.
 			if up, err := n.UploadStatus(t.Context(), "a", st.ID); err == nil {
 				if up.Size != int64(sent) || sent == 0 {
 					t.Errorf("the upload stands at %d, want %d", up.Size, sent)
@@ -281,8 +279,8 @@ func TestKillWhilePublishing(t *testing.T) {
 	}
 }
 
-// TestLostAnswers: the store did what it was asked for, and says that it failed.
-// What it holds is taken back, now or at the next start.
+// TestLostAnswers makes the store carry out a request and report a failure. What the store holds
+// must be taken back, now or at the next start.
 func TestLostAnswers(t *testing.T) {
 	data := registrytest.Content(1, 50_000)
 	d := oci.SHA256(data)

@@ -21,7 +21,8 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 )
 
-// TestForget: an image goes at once with all that nobody else needs, and nothing else.
+// TestForget checks that an image goes at once with everything that nobody else needs, and nothing
+// else.
 func TestForget(t *testing.T) {
 	onEngines(t, registry.Options{DeleteDisabled: true, Immutable: func(_, _ string) bool { return true }}, func(t *testing.T, b *bed) {
 		ctx := t.Context()
@@ -71,7 +72,7 @@ func TestForget(t *testing.T) {
 		}
 		b.wantSound()
 
-		// The image comes again.
+		// The image is pushed again.
 		b.PushManifest("up/a", registrytest.ImageOf(describe(config), describe(mine)), "v1")
 		b.adopt("up/a", mine)
 		b.WantBlob("up/a", mine)
@@ -79,7 +80,7 @@ func TestForget(t *testing.T) {
 	})
 }
 
-// TestForgetEverything leaves nothing, not even the repository.
+// TestForgetEverything checks that nothing is left, not even the repository.
 func TestForgetEverything(t *testing.T) {
 	onEngines(t, registry.Options{}, func(t *testing.T, b *bed) {
 		ctx := t.Context()
@@ -109,8 +110,8 @@ func TestForgetEverything(t *testing.T) {
 	})
 }
 
-// TestForgetSpares: an image that was pulled since it was chosen stays, also if only RAM
-// knows of that.
+// TestForgetSpares checks that an image that was pulled after it was chosen stays, even if only RAM
+// knows of the pull.
 func TestForgetSpares(t *testing.T) {
 	b := newBed(t, nil, registry.Options{Partial: mirrored})
 	ctx := t.Context()
@@ -143,7 +144,7 @@ func TestForgetSpares(t *testing.T) {
 	}
 }
 
-// TestForgetTagAndBlob: single parts go, and can come again.
+// TestForgetTagAndBlob checks that single parts can go, and can come again.
 func TestForgetTagAndBlob(t *testing.T) {
 	onEngines(t, registry.Options{Immutable: func(_, _ string) bool { return true }}, func(t *testing.T, b *bed) {
 		ctx := t.Context()
@@ -184,8 +185,8 @@ func TestForgetTagAndBlob(t *testing.T) {
 	})
 }
 
-// TestForgetDuringBackup: the backup has all that was there when it began; what it needed
-// goes with the next collection.
+// TestForgetDuringBackup checks that a backup has everything that was there when it began. What it
+// needed goes with the next collection.
 func TestForgetDuringBackup(t *testing.T) {
 	store := &registrytest.Hooked{Store: memstore.New(nil)}
 	b := newBed(t, store, registry.Options{Partial: mirrored})
@@ -223,8 +224,8 @@ func TestForgetDuringBackup(t *testing.T) {
 	b.wantSound()
 }
 
-// mirror lets a registry mirror images of the layers that the writers push, and forget
-// them, until stop is closed: then it forgets all.
+// mirror makes a registry mirror images of the layers that the writers push, and forget them, until
+// stop is closed. Then it forgets all of them.
 func (o *oracle) mirror(reg *registry.Registry, repo string, stop <-chan struct{}) {
 	t, ctx := o.t, o.t.Context()
 	b := &bed{&registrytest.Bed{Registry: reg, T: t}}
@@ -298,8 +299,8 @@ func (o *oracle) mirror(reg *registry.Registry, repo string, stop <-chan struct{
 	}
 }
 
-// TestForgetOracle: what the writers of TestCollectOracle push is the same as what
-// mirrored repositories adopt and forget meanwhile.
+// TestForgetOracle is TestCollectOracle with mirrored repositories that adopt and forget the same
+// contents meanwhile.
 func TestForgetOracle(t *testing.T) {
 	store, err := fsstore.New(t.TempDir(), nil)
 	if err != nil {
@@ -308,7 +309,7 @@ func TestForgetOracle(t *testing.T) {
 	runOracleOf(t, store, &oracle{t: t, mirrors: true}, gcSeconds(t)/2)
 }
 
-// TestReplicasForgetOracle: the same with two replicas.
+// TestReplicasForgetOracle is TestForgetOracle with two replicas.
 func TestReplicasForgetOracle(t *testing.T) {
 	const grace = 2 * time.Second
 	store, err := fsstore.New(t.TempDir(), nil)
@@ -325,8 +326,8 @@ func TestReplicasForgetOracle(t *testing.T) {
 	o.run(hop.list[0].cat, c.store, gcSeconds(t))
 }
 
-// TestForgetBesideAdopt: the same image is adopted and forgotten at the same time: what
-// is there afterwards is whole.
+// TestForgetBesideAdopt adopts and forgets the same image at the same time. What is there
+// afterwards must be whole.
 func TestForgetBesideAdopt(t *testing.T) {
 	onEngines(t, registry.Options{}, func(t *testing.T, b *bed) {
 		layers := [][]byte{registrytest.Content(1, 100), registrytest.Content(2, 40_000)}

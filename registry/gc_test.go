@@ -21,8 +21,8 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// TestToldIsKept: a client is told that a blob or manifest is there in the moment
-// in which the collector takes it. Either it is not told, or the thing stays.
+// TestToldIsKept tells a client that a blob or manifest exists at the moment at which the collector
+// takes it. Either the client is not told, or the content stays.
 func TestToldIsKept(t *testing.T) {
 	for round := range 5 {
 		b := newBed(t, nil, registry.Options{Grace: time.Hour, DeleteUntagged: true})
@@ -31,7 +31,7 @@ func TestToldIsKept(t *testing.T) {
 			d := b.PushBytes("a", registrytest.Content(uint64(i), 50))
 			blobs = append(blobs, d.Digest)
 			manifests = append(manifests, b.PushManifest("a", registrytest.ImageOf(d)).Digest)
-			if i%2 == 0 { // read, so that RAM has them
+			if i%2 == 0 { // reads them into RAM
 				if _, err := b.GetManifest(t.Context(), "a", string(manifests[i])); err != nil {
 					t.Fatal(err)
 				}
@@ -93,8 +93,8 @@ func TestToldIsKept(t *testing.T) {
 	}
 }
 
-// TestToldIsKeptOverRestart: what a client was told before the registry was
-// stopped, or killed, holds after it was started again.
+// TestToldIsKeptOverRestart checks that what a client was told before the registry was stopped, or
+// killed, still holds after it was started again.
 func TestToldIsKeptOverRestart(t *testing.T) {
 	for name, end := range map[string]func(*node){"stop": (*node).stop, "kill": (*node).kill} {
 		t.Run(name, func(t *testing.T) {
@@ -138,7 +138,7 @@ func TestToldIsKeptOverRestart(t *testing.T) {
 	}
 }
 
-// manifestNaming is a manifest with one blob.
+// manifestNaming returns a manifest with one blob.
 func manifestNaming(t *testing.T, d oci.Digest) []byte {
 	t.Helper()
 	raw, err := json.Marshal(registrytest.ImageOf(oci.Descriptor{MediaType: "application/vnd.oci.image.config.v1+json", Digest: d, Size: 50_000}))
@@ -148,8 +148,8 @@ func manifestNaming(t *testing.T, d oci.Digest) []byte {
 	return raw
 }
 
-// TestForeignLayerPinsNothing: who names the digest of another repository's
-// content as a foreign layer does not keep that content from the collector.
+// TestForeignLayerPinsNothing checks that naming the digest of another repository's content as a
+// foreign layer does not keep that content from the collector.
 func TestForeignLayerPinsNothing(t *testing.T) {
 	b := newBed(t, nil, registry.Options{})
 	image, config, small, large := b.PushImage("a", 1, "v1")
@@ -200,7 +200,7 @@ func TestForeignLayerPinsNothing(t *testing.T) {
 	}
 }
 
-// TestDryRunFollows: a dry run tells of all that goes, also of what is free only
+// TestDryRunFollows checks that a dry run reports everything that goes, including what is free only
 // once something else has gone, and changes nothing.
 func TestDryRunFollows(t *testing.T) {
 	for _, tc := range []struct {
@@ -209,8 +209,8 @@ func TestDryRunFollows(t *testing.T) {
 	}{{"in its time", false}, {"now", true}} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := newBed(t, nil, registry.Options{})
-			// An index of two images and a signature of it, all without a tag;
-			// one of the layers is also of an image that stays.
+			// This is an index of two images and a signature of it, all without a tag. One of the
+			// layers also belongs to an image that stays.
 			one, _, shared, _ := b.PushImage("a", 1)
 			two, _, _, _ := b.PushImage("a", 2)
 			index := b.PushManifest("a", registrytest.IndexOf(one, two))

@@ -11,9 +11,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// TestHashingBeside: pieces of all sizes, in one body or in several, end in the
-// digest of what was sent, also when a body breaks off in the middle of a piece
-// that is being hashed.
+// TestHashingBeside checks that pieces of all sizes, in one body or in several, give the digest of
+// what was sent, even if a body breaks off in the middle of a piece that is being hashed.
 func TestHashingBeside(t *testing.T) {
 	b := newDiskBed(t)
 	data := make([]byte, 3<<20+12345)

@@ -10,8 +10,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// hopping is a registry of several replicas: each call goes to the next one, once
-// that knows what was answered before.
+// hopping is a registry of several replicas. Each call goes to the next replica, once that knows
+// what was answered before.
 type hopping struct {
 	t    testing.TB
 	list []*replica

@@ -30,8 +30,8 @@ func TestHot(t *testing.T) {
 	}
 }
 
-// What is pulled more often than every 1,000th time is found however many others there are,
-// and memory stays bounded.
+// TestHotAmongMany checks that whatever makes up more than one in 1,000 pulls is found, however
+// many others there are, and that memory stays bounded.
 func TestHotAmongMany(t *testing.T) {
 	var h hot
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)

@@ -32,9 +32,9 @@ func below(prefixes ...string) func(string) bool {
 	}
 }
 
-// TestStoreAwayLosesNothing runs each command while the store, or a part of it, is away,
-// and then puts it back: every image can be pulled again, and meanwhile no command says
-// that all is well.
+// TestStoreAwayLosesNothing runs each command while the store, or a part of it, is away, and then
+// puts it back. Every image can then be pulled again, and no command may report meanwhile that all
+// is well.
 func TestStoreAwayLosesNothing(t *testing.T) {
 	other := registrytest.NewShelf(t)
 	newBed(t, other, registry.Options{}).PushImage("theirs", 77, "v1")
@@ -138,8 +138,8 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 	}
 }
 
-// TestStoreAwayAnswers: what clients are told while the store is away, and that it is
-// noticed by itself when it is back.
+// TestStoreAwayAnswers checks what clients are told while the store is away, and that the registry
+// notices by itself when it is back.
 func TestStoreAwayAnswers(t *testing.T) {
 	store := registrytest.NewShelf(t)
 	b := newBed(t, store, registry.Options{})
@@ -182,8 +182,8 @@ func TestStoreAwayAnswers(t *testing.T) {
 	}
 }
 
-// TestStoreIdentityCrash ends the first start after each write: the next goes on, and
-// the store is the registry's.
+// TestStoreIdentityCrash ends the first start after each write. The next start must complete it, so
+// that the store becomes the registry's.
 func TestStoreIdentityCrash(t *testing.T) {
 	for n := range 4 {
 		store := &putsFail{Shelf: registrytest.NewShelf(t), left: n}
@@ -204,7 +204,7 @@ func TestStoreIdentityCrash(t *testing.T) {
 	}
 }
 
-// putsFail is a store of which only some writes succeed.
+// putsFail is a store in which only some writes succeed.
 type putsFail struct {
 	*registrytest.Shelf
 	left int
@@ -217,8 +217,8 @@ func (s *putsFail) Put(ctx context.Context, key string, data []byte, ifAbsent bo
 	return s.Shelf.Put(ctx, key, data, ifAbsent)
 }
 
-// TestStoreOfAnotherIsRefused: a new catalogue over a store that has one, and a store
-// that is adopted although it lacks all.
+// TestStoreOfAnotherIsRefused covers a new catalogue over a store that already has one, and a store
+// that is adopted although it lacks everything.
 func TestStoreOfAnotherIsRefused(t *testing.T) {
 	store := registrytest.NewShelf(t)
 	newBed(t, store, registry.Options{}).PushImage("a", 1, "v1")

@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 )
 
-// keyedStore is a store that writes uploads at their place.
+// keyedStore is a store that writes uploads at their final place.
 type keyedStore struct {
 	objstore.Store
 	begun, placeless atomic.Int64
@@ -45,8 +45,8 @@ func (u *keyedUpload) Commit(ctx context.Context, key string) error {
 	return u.Upload.Commit(ctx, key)
 }
 
-// TestKeyedUploads: an upload whose digest is known from the beginning is written at
-// its place, and can become nothing else.
+// TestKeyedUploads checks that an upload whose digest is known from the start is written at its
+// final place, and can become nothing else.
 func TestKeyedUploads(t *testing.T) {
 	store := &keyedStore{Store: memstore.New(nil)}
 	b := newBed(t, store, registry.Options{})

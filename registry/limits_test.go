@@ -26,14 +26,15 @@ func list(element string, count int) string {
 	return "[" + strings.TrimSuffix(strings.Repeat(element+",", count), ",") + "]"
 }
 
-// TestManifestLimits: what holds too much is refused, and costs little memory.
+// TestManifestLimits checks that a manifest that holds too much is refused, and costs little
+// memory.
 func TestManifestLimits(t *testing.T) {
 	d := string(oci.SHA256([]byte("x")))
 	entry := fmt.Sprintf(`{"mediaType":"m","digest":%q,"size":1,"urls":["a,b\"[{"]}`, d)
 	config := `{"schemaVersion":2,"config":{"digest":"` + d + `","size":1},`
 	for name, c := range map[string]struct {
 		doc  string
-		want string // of the error; empty: accepted
+		want string // in the error; empty if the manifest is accepted
 	}{
 		"10,000 layers":            {config + `"layers":` + list(entry, 10_000) + `}`, ""},
 		"10,001 layers":            {config + `"layers":` + list(entry, 10_001) + `}`, "10000 descriptors"},
@@ -60,8 +61,8 @@ func TestManifestLimits(t *testing.T) {
 	}
 }
 
-// TestManifestNamesMuch: of thousands of contents that are missing, the first are
-// named; what is named twice is looked for once.
+// TestManifestNamesMuch checks that of thousands of missing contents only the first are named, and
+// that what is named twice is looked up once.
 func TestManifestNamesMuch(t *testing.T) {
 	b := newBed(t, nil, registry.Options{})
 	config := b.PushBytes("a", []byte("{}"))
@@ -107,7 +108,7 @@ func TestManifestNamesMuch(t *testing.T) {
 	}
 }
 
-// TestMediaTypeStays: the same bytes cannot become another kind of manifest.
+// TestMediaTypeStays checks that the same bytes cannot become another kind of manifest.
 func TestMediaTypeStays(t *testing.T) {
 	r := openPlain(t, memstore.New(nil), &registry.Options{Immutable: func(_, tag string) bool { return tag == "v1" }})
 	b := &bed{&registrytest.Bed{Registry: r, T: t}}
@@ -136,8 +137,8 @@ func TestMediaTypeStays(t *testing.T) {
 	}
 }
 
-// TestReferrerPages: pages end at 4 MiB, in every order of asking each referrer
-// comes once, and what is too large to be listed is left out.
+// TestReferrerPages checks that pages end at 4 MiB, that each referrer comes once in every order of
+// requests, and that what is too large to list is left out.
 func TestReferrerPages(t *testing.T) {
 	b := newBed(t, nil, registry.Options{MissingPlatforms: func(string, oci.Descriptor) bool { return true }})
 	ctx := t.Context()
@@ -198,7 +199,7 @@ func TestReferrerPages(t *testing.T) {
 			t.Errorf("%d pages, want 2", pages)
 		}
 	}
-	// A digest that is not there is a position, too.
+	// A digest that does not exist is a valid position too.
 	all := slices.Sorted(maps.Keys(want))
 	last := string(all[len(all)-3]) + "0"
 	page, more, err := b.Referrers(ctx, "a", subject.Digest, "", last, 1000)

@@ -96,8 +96,8 @@ func TestManifestPolicies(t *testing.T) {
 	}
 }
 
-// TestEvents: each change is told once, in order, before it is acknowledged, and
-// one that cannot be told is an error.
+// TestEvents checks that each change is announced once, in order, before it is acknowledged. It is
+// an error if a change cannot be announced.
 func TestEvents(t *testing.T) {
 	var got []string
 	var fail error

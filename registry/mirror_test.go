@@ -30,7 +30,7 @@ import (
 	"example.org/slipway/registry/objstore/fsstore"
 )
 
-// mirrored tells of the repositories that the tests mirror.
+// mirrored reports whether the tests mirror a repository.
 func mirrored(repo string) bool { return strings.HasPrefix(repo, "up/") }
 
 // onEngines runs a test on a registry with either catalogue, whose objects are files.
@@ -55,7 +55,7 @@ func onEngines(t *testing.T, o registry.Options, test func(t *testing.T, b *bed)
 	})
 }
 
-// spool makes a file as one that was fetched.
+// spool makes a file like one that was fetched.
 func (b *bed) spool(data []byte) (path string) {
 	b.T.Helper()
 	f, err := os.CreateTemp(b.T.TempDir(), "spool-")
@@ -89,7 +89,7 @@ func (b *bed) wantNoBlob(repo string, data []byte) {
 	}
 }
 
-// stored tells whether the object store has a blob.
+// stored reports whether the object store has a blob.
 func (b *bed) stored(data []byte) bool {
 	b.T.Helper()
 	_, err := b.Store.Stat(b.T.Context(), registry.BlobKey(oci.SHA256(data)))
@@ -111,7 +111,7 @@ func (b *bed) wantSound() {
 	}
 }
 
-// TestAdopt: files and bytes of all sizes become blobs of the repository, and of no
+// TestAdopt checks that files and bytes of all sizes become blobs of the repository, and of no
 // other one.
 func TestAdopt(t *testing.T) {
 	onEngines(t, registry.Options{}, func(t *testing.T, b *bed) {
@@ -129,7 +129,7 @@ func TestAdopt(t *testing.T) {
 			}
 			b.adopt("up/a", ram)
 			total += int64(size)
-			if size > 0 { // else both are the same
+			if size > 0 { // otherwise both are the same
 				total += int64(size)
 			}
 			for _, data := range [][]byte{file, ram} {
@@ -160,7 +160,7 @@ func TestAdopt(t *testing.T) {
 	})
 }
 
-// TestAdoptRefuses: what cannot be adopted is left as it is.
+// TestAdoptRefuses checks that what cannot be adopted is left as it is.
 func TestAdoptRefuses(t *testing.T) {
 	onEngines(t, registry.Options{}, func(t *testing.T, b *bed) {
 		ctx := t.Context()
@@ -213,7 +213,7 @@ func TestAdoptRefuses(t *testing.T) {
 	})
 }
 
-// TestAdoptTogether: many adopt the same and other contents at once.
+// TestAdoptTogether adopts the same and other contents concurrently.
 func TestAdoptTogether(t *testing.T) {
 	onEngines(t, registry.Options{}, func(t *testing.T, b *bed) {
 		var pool [][]byte
@@ -244,8 +244,8 @@ func TestAdoptTogether(t *testing.T) {
 	})
 }
 
-// TestPartialImage: a mirrored image is whole however little of it is here, to all that
-// looks after the registry.
+// TestPartialImage checks that everything that maintains the registry treats a mirrored image as
+// whole, however little of it is here.
 func TestPartialImage(t *testing.T) {
 	o := registry.Options{
 		DeleteUntagged: true,
@@ -321,7 +321,7 @@ func TestPartialImage(t *testing.T) {
 	})
 }
 
-// TestMirrorEvents: what comes from elsewhere is told apart from what is pushed.
+// TestMirrorEvents checks that content from elsewhere is distinguished from pushed content.
 func TestMirrorEvents(t *testing.T) {
 	var got []string
 	b := newBed(t, nil, registry.Options{Partial: mirrored, OnEvent: func(_ context.Context, e registry.Event) error {
@@ -352,8 +352,8 @@ func TestMirrorEvents(t *testing.T) {
 	}
 }
 
-// TestMirrorPages: a page holds as many mirrored images as it may, wherever the registry's
-// own repositories sort, and the last page is the last that holds any.
+// TestMirrorPages checks that a page holds as many mirrored images as it may, wherever the
+// registry's own repositories sort, and that the last page is the last one that holds any.
 func TestMirrorPages(t *testing.T) {
 	b := newBed(t, nil, registry.Options{Partial: mirrored})
 	config := registrytest.Content(1, 100)
@@ -391,7 +391,7 @@ func TestMirrorPages(t *testing.T) {
 	}
 }
 
-// TestMirrorImages: the list tells what is here of each image, and when it was used.
+// TestMirrorImages checks that the list says what is here of each image, and when it was used.
 func TestMirrorImages(t *testing.T) {
 	onEngines(t, registry.Options{}, func(t *testing.T, b *bed) {
 		ctx := t.Context()

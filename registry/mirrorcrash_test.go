@@ -34,9 +34,9 @@ func (s *site) spooled(data []byte) (path string) {
 	return path
 }
 
-// TestKillWhileAdopting: the process dies at each step of an adoption. The blob is there
-// whole or not at all, nothing else is, and the catalogue does not name the object
-// before the store has said that it is durable.
+// TestKillWhileAdopting kills the process at each step of an adoption. The blob must be there whole
+// or not at all, nothing else may be there, and the catalogue must not name the object before the
+// store has said that it is durable.
 func TestKillWhileAdopting(t *testing.T) {
 	data := registrytest.Content(1, 50_000)
 	d := oci.SHA256(data)
@@ -45,8 +45,8 @@ func TestKillWhileAdopting(t *testing.T) {
 		op    string
 		after bool
 		copy  bool // the store cannot take the file
-		bytes bool // they are in RAM
-		file  bool // it must still be there, to be adopted again
+		bytes bool // the contents are in RAM
+		file  bool // the file must still be there, to be adopted again
 	}{
 		{"before the file is the object", objtest.OpAdopt, false, false, false, true},
 		{"when the file is the object", objtest.OpAdopt, true, false, false, false},
@@ -132,7 +132,7 @@ func TestKillWhileAdopting(t *testing.T) {
 	}
 }
 
-// TestAdoptLostAnswers: the store did what it was asked for, and says that it failed.
+// TestAdoptLostAnswers makes the store carry out a request and report a failure.
 func TestAdoptLostAnswers(t *testing.T) {
 	data := registrytest.Content(1, 50_000)
 	d := oci.SHA256(data)

@@ -29,7 +29,7 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 )
 
-// gcSeconds is how long TestCollectOracle runs: SLIPWAY_GC_SECONDS, default 5.
+// gcSeconds returns the duration of TestCollectOracle: SLIPWAY_GC_SECONDS, default 5.
 func gcSeconds(t *testing.T) time.Duration {
 	t.Helper()
 	n := 5.0
@@ -42,10 +42,9 @@ func gcSeconds(t *testing.T) time.Duration {
 	return time.Duration(n * float64(time.Second))
 }
 
-// TestCollectOracle: eight writers push, mount, tag, move and delete, with layers
-// they share, while the collector runs all the time with a short grace period.
-// What is acknowledged must be there at once, and at the end exactly what is
-// referenced must be left.
+// TestCollectOracle runs eight writers that push, mount, tag, move and delete, with layers that
+// they share, while the collector runs all the time with a short grace period. What is acknowledged
+// must be there at once. At the end, exactly what is referenced must be left.
 func TestCollectOracle(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -65,8 +64,8 @@ func TestCollectOracle(t *testing.T) {
 	}
 }
 
-// TestReplicasCollectOracle: the same with two replicas that both collect, where
-// each request of a writer goes to the other one.
+// TestReplicasCollectOracle is TestCollectOracle with two replicas that both collect. Each request
+// of a writer goes to the other replica than the one before.
 func TestReplicasCollectOracle(t *testing.T) {
 	const grace = 2 * time.Second
 	c := newCluster(t, memstore.New(nil), grace)
@@ -86,7 +85,7 @@ type oracle struct {
 	t          *testing.T
 	grace      time.Duration
 	untagged   bool
-	mirrors    bool     // layers are adopted by mirrored repositories, and forgotten, meanwhile
+	mirrors    bool     // mirrored repositories adopt and forget layers meanwhile
 	pool       [][]byte // layers that all writers share
 	writers    []*gcWriter
 }
@@ -214,12 +213,11 @@ func (o *oracle) settle(cat *catalog.Catalog) {
 	}
 }
 
-// compare holds the registry, its catalogue and its store against what must be
-// there.
+// compare compares the registry, its catalogue and its store with what must be there.
 func (o *oracle) compare(cat *catalog.Catalog, store objstore.Store) {
 	ctx := o.t.Context()
 	contents := map[oci.Digest]int{} // everything that must be stored
-	named := map[oci.Digest]bool{}   // and what may be, because an index names it
+	named := map[oci.Digest]bool{}   // what may be stored, because an index names it
 	asObject := map[oci.Digest]bool{}
 	var repos []string
 	for _, w := range o.writers {

@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// gcWriter has repositories of its own, of which it knows everything.
+// gcWriter has its own repositories, and knows everything in them.
 type gcWriter struct {
 	o     *oracle
 	rng   *rand.Rand
@@ -29,7 +29,7 @@ type gcRepo struct {
 	name      string
 	tags      map[string]oci.Digest
 	manifests map[oci.Digest]*gcManifest
-	// blobs and gone are all that were ever visible here.
+	// blobs and gone hold everything that was ever visible here.
 	blobs map[oci.Digest][]byte
 	gone  map[oci.Digest]bool // manifests that were deleted, or lost their tag
 	parts map[oci.Digest]bool // manifests without a tag that lost their index or subject
@@ -72,7 +72,7 @@ func (w *gcWriter) fail(format string, args ...any) { w.o.t.Errorf(format, args.
 
 func (w *gcWriter) layer() []byte { return w.o.pool[w.rng.IntN(len(w.o.pool))] }
 
-// pushBlob makes a blob visible in a repository in one of the ways clients have.
+// pushBlob makes a blob visible in a repository in one of the ways that clients use.
 func (w *gcWriter) pushBlob(r *gcRepo, data []byte) oci.Descriptor {
 	ctx, d := w.o.t.Context(), oci.SHA256(data)
 	r.blobs[d] = data
@@ -210,7 +210,7 @@ func (w *gcWriter) pushIndex(r *gcRepo) {
 	}
 	b, _ := w.tagged(r)
 	if !w.o.untagged && len(r.manifests[a.Digest].children)+len(r.manifests[b.Digest].children) > 0 {
-		return // when an inner index goes, and whether its parts had tags then, is the collector's secret
+		return // only the collector knows when an inner index goes, and whether its parts had tags then
 	}
 	index := registrytest.IndexOf(a, b)
 	index.Annotations = map[string]string{"n": strconv.Itoa(r.n)}
@@ -234,7 +234,7 @@ func (w *gcWriter) pushManifestAsBlob(r *gcRepo) {
 	if d, ok := w.tagged(r); ok {
 		w.pushBlob(r, r.manifests[d.Digest].raw)
 	}
-	// And the other way round: first the blob, then the manifest.
+	// This is the other order: first the blob, then the manifest.
 	r.n++
 	begin := time.Now()
 	img := registrytest.ImageOf(w.pushBlob(r, fmt.Appendf(nil, `{"both":%d,"repo":%q}`, r.n, r.name)))
@@ -286,7 +286,7 @@ func (w *gcWriter) deleteManifest(r *gcRepo) {
 	d := all[w.rng.IntN(len(all))]
 	kept, _ := r.kept(w.o.untagged)
 	err := w.o.DeleteManifest(w.o.t.Context(), r.name, d)
-	// The collector may have been first, where it takes what has no tag.
+	// The collector may have been first if it takes untagged manifests.
 	if err != nil && !(oci.HasCode(err, oci.CodeManifestUnknown) && (!kept[d] || w.o.untagged && !r.tagged(d))) {
 		w.fail("delete manifest %s of %s: %v", d, r.name, err)
 	}
@@ -336,8 +336,7 @@ func (r *gcRepo) orphan(gone oci.Digest, parts map[oci.Digest]bool) {
 	}
 }
 
-// kept returns the manifests of a repository that must stay, and the blobs they
-// name.
+// kept returns the manifests of a repository that must stay, and the blobs that they name.
 func (r *gcRepo) kept(untagged bool) (manifests map[oci.Digest]bool, blobs map[oci.Digest]bool) {
 	manifests, blobs = map[oci.Digest]bool{}, map[oci.Digest]bool{}
 	for d := range r.manifests {
@@ -375,8 +374,8 @@ func (r *gcRepo) kept(untagged bool) (manifests map[oci.Digest]bool, blobs map[o
 	return manifests, blobs
 }
 
-// named are the digests that indexes name. What was deleted under an index is
-// kept as bytes until the index goes, and so is a blob of these bytes.
+// named returns the digests that indexes name. What was deleted under an index is kept as bytes
+// until the index goes, and so is a blob with these bytes.
 func (r *gcRepo) named(manifests map[oci.Digest]bool) map[oci.Digest]bool {
 	out := map[oci.Digest]bool{}
 	for d := range manifests {
@@ -387,8 +386,8 @@ func (r *gcRepo) named(manifests map[oci.Digest]bool) map[oci.Digest]bool {
 	return out
 }
 
-// mayNeed reports whether some manifest names d, which includes those that the collector
-// is to take and may not have taken yet.
+// mayNeed reports whether some manifest names d. That includes manifests that the collector has to
+// take and may not have taken yet.
 func (r *gcRepo) mayNeed(d oci.Digest) bool {
 	for _, m := range r.manifests {
 		if slices.Contains(m.blobs, d) || slices.Contains(m.children, d) {

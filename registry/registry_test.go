@@ -16,8 +16,8 @@ import (
 	"example.org/slipway/registry"
 )
 
-// TestPushAndPull pushes what there is to push, in every size class, and reads
-// it, also through a registry that has nothing in RAM.
+// TestPushAndPull pushes everything that can be pushed, in every size class, and reads it, also
+// through a registry that has nothing in RAM.
 func TestPushAndPull(t *testing.T) {
 	b := newDiskBed(t)
 	ctx := t.Context()

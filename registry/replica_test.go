@@ -24,8 +24,8 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 )
 
-// TestReplicasConform: two replicas are one registry to a client whose every
-// request goes to the other one.
+// TestReplicasConform checks that two replicas are one registry to a client whose requests
+// alternate between them.
 func TestReplicasConform(t *testing.T) {
 	ocitest.Run(t, func(t *testing.T) oci.Registry {
 		c := newCluster(t, memstore.New(nil), time.Hour)
@@ -33,8 +33,8 @@ func TestReplicasConform(t *testing.T) {
 	}, nil)
 }
 
-// TestReplicasOpenUploads: an upload goes on at any replica, wherever it was begun,
-// broken off, or ended.
+// TestReplicasOpenUploads checks that an upload continues at any replica, wherever it was begun,
+// interrupted or ended.
 func TestReplicasOpenUploads(t *testing.T) {
 	c := newCluster(t, memstore.New(nil), time.Hour)
 	a, b := c.add(registry.Options{}, nil, nil), c.add(registry.Options{}, nil, nil)
@@ -82,7 +82,7 @@ func TestReplicasOpenUploads(t *testing.T) {
 	}
 }
 
-// blockedBody says that it is being read, and goes on when it is let.
+// blockedBody announces that it is being read, and continues when it is allowed to.
 type blockedBody struct {
 	begun, let chan struct{}
 	r          io.Reader
@@ -101,8 +101,8 @@ func (b *blockedBody) Read(p []byte) (int, error) {
 	return b.r.Read(p)
 }
 
-// TestReplicasUploadBusy: while one request has an upload, however long, all others
-// are told so, of whichever replica.
+// TestReplicasUploadBusy checks that while one request uses an upload, however long, all others are
+// told so, at every replica.
 func TestReplicasUploadBusy(t *testing.T) {
 	c := newCluster(t, memstore.New(nil), time.Hour)
 	o := registry.Options{Lease: 3 * time.Second} // of which a busy machine may take some
@@ -141,8 +141,8 @@ func TestReplicasUploadBusy(t *testing.T) {
 	}
 }
 
-// TestReplicasTags: who has moved a tag sees that everywhere, at once with
-// StrictTags, else within the bound that DESIGN.md states.
+// TestReplicasTags checks that a client that has moved a tag sees the change everywhere: at once
+// with StrictTags, otherwise within the bound that DESIGN.md states.
 func TestReplicasTags(t *testing.T) {
 	c := newCluster(t, memstore.New(nil), time.Hour)
 	a, b := c.add(registry.Options{}, nil, nil), c.add(registry.Options{}, nil, nil)
@@ -191,8 +191,8 @@ func TestReplicasTags(t *testing.T) {
 	}
 }
 
-// TestReplicasLost: a replica that is not told of changes does not serve tags from
-// RAM, and says that it cannot where the database does not answer.
+// TestReplicasLost checks that a replica that does not learn of changes serves no tags from RAM,
+// and reports that it cannot serve them if the database does not answer.
 func TestReplicasLost(t *testing.T) {
 	c := newCluster(t, memstore.New(nil), time.Hour)
 	line := c.cable()
@@ -231,7 +231,7 @@ func TestReplicasLost(t *testing.T) {
 			t.Fatalf("%v after a change the old tag is still served", time.Since(pushed))
 		}
 	}
-	// By digest it is served for a while yet.
+	// By digest the manifest is still served for a while.
 	if m, err := b.GetManifest(t.Context(), "a", string(old)); err != nil || m.Digest != old {
 		t.Errorf("by digest: got %v, %v", m, err)
 	}
@@ -247,7 +247,7 @@ func TestReplicasLost(t *testing.T) {
 	})
 }
 
-// TestReplicasOneTag: two replicas move one tag at once, and agree in the end.
+// TestReplicasOneTag makes two replicas move one tag at once. They must agree in the end.
 func TestReplicasOneTag(t *testing.T) {
 	c := newCluster(t, memstore.New(nil), time.Hour)
 	list := []*replica{c.add(registry.Options{}, nil, nil), c.add(registry.Options{}, nil, nil)}
@@ -284,8 +284,8 @@ func TestReplicasOneTag(t *testing.T) {
 	}
 }
 
-// TestReplicasClocks: a replica whose clock is hours off collects nothing early,
-// and holds nothing for longer than another.
+// TestReplicasClocks checks that a replica whose clock is hours off collects nothing early, and
+// holds nothing longer than another.
 func TestReplicasClocks(t *testing.T) {
 	for _, skew := range []time.Duration{-3 * time.Hour, 3 * time.Hour} {
 		t.Run(skew.String(), func(t *testing.T) {
@@ -331,9 +331,9 @@ func TestReplicasClocks(t *testing.T) {
 	}
 }
 
-// TestReplicasPromise: what one replica has told a client is there is not collected
-// by another one for half a grace period, and what another one has collected is not
-// promised from RAM.
+// TestReplicasPromise checks that what one replica has told a client exists is not collected by
+// another one for half a grace period, and that what another one has collected is not promised from
+// RAM.
 func TestReplicasPromise(t *testing.T) {
 	c := newCluster(t, memstore.New(nil), 2*time.Second)
 	a, b := c.add(registry.Options{}, nil, nil), c.add(registry.Options{}, nil, nil)
@@ -391,8 +391,8 @@ func TestReplicasPromise(t *testing.T) {
 	}
 }
 
-// TestReplicasFsck: a check that repairs, at one replica, takes nothing for a problem
-// that others do meanwhile, and takes nothing away.
+// TestReplicasFsck checks that a repairing check at one replica neither reports as a problem, nor
+// removes, what others do meanwhile.
 func TestReplicasFsck(t *testing.T) {
 	c := newCluster(t, memstore.New(nil), 300*time.Millisecond)
 	a, b := c.add(registry.Options{}, nil, nil), c.add(registry.Options{}, nil, nil)
@@ -446,7 +446,7 @@ func TestReplicasFsck(t *testing.T) {
 			t.Errorf("layer %s: %v", l.Digest, err)
 		}
 	}
-	// What nobody knows is repaired here, too.
+	// Unknown objects are repaired here too.
 	orphan := registry.BlobKey(oci.SHA256([]byte("orphan")))
 	if err := c.store.Put(t.Context(), orphan, []byte("orphan"), false); err != nil {
 		t.Fatal(err)

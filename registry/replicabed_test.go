@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// servers are what the tests of several replicas share; TestMain ends them.
+// servers are the servers that the tests of several replicas share. TestMain ends them.
 var servers backendtest.Shared
 
 // replica is one of several registries over one catalogue and one store.
@@ -26,7 +26,7 @@ type replica struct {
 	stop func()
 }
 
-// cluster is what replicas share.
+// cluster holds what replicas share.
 type cluster struct {
 	t     testing.TB
 	pg    *backendtest.PostgresServer
@@ -46,8 +46,8 @@ func newCluster(t testing.TB, store objstore.Store, grace time.Duration) *cluste
 	return &cluster{t: t, pg: pg, db: emptyCatalog(t, pg), store: store, grace: grace}
 }
 
-// template is the name of a database with an empty catalogue, of which the others
-// are copies: to make one takes a second.
+// template is the name of a database with an empty catalogue. The others are copies of it, because
+// making one takes a second.
 var template = struct {
 	sync.Mutex
 	name string
@@ -76,8 +76,8 @@ func emptyCatalog(t testing.TB, pg *backendtest.PostgresServer) string {
 	return name
 }
 
-// add makes a replica. Its store and the address of its catalogue may be others,
-// that lead to the same.
+// add makes a replica. It may have another store, and reach its catalogue by another address, if
+// they lead to the same.
 func (c *cluster) add(o registry.Options, store objstore.Store, through *cable) *replica {
 	c.t.Helper()
 	dsn := c.pg.DSN(c.db)
@@ -115,8 +115,8 @@ func (c *cluster) add(o registry.Options, store objstore.Store, through *cable) 
 	return r
 }
 
-// cable leads to a server, and can be cut: then nothing passes and nothing breaks,
-// as when packets are dropped.
+// cable leads to a server and can be cut. Then nothing passes and nothing breaks, as if packets
+// were dropped.
 type cable struct {
 	ln net.Listener
 	to string
@@ -189,7 +189,7 @@ func (w *cable) carry(from, to net.Conn) {
 	}
 }
 
-// cut stops everything, mend lets it go on.
+// cut stops everything. mend lets it continue.
 func (w *cable) cut() { w.set(true) }
 
 func (w *cable) mend() { w.set(false) }

@@ -42,13 +42,13 @@ func pushTo(t testing.TB, r oci.Registry, repo string, doc any, tags ...string) 
 	return oci.Descriptor{}
 }
 
-// icy is a store that freezes a process: one operation does not go on, nor does
-// anything reach the catalogue, until thaw.
+// icy is a store that freezes a process: until thaw, one operation does not continue, and nothing
+// reaches the catalogue.
 type icy struct {
 	op    string
 	after bool
 	line  *cable
-	// frozen is closed when it is, cold is while it lasts.
+	// frozen is closed when the process is frozen. cold is open while that lasts.
 	frozen, cold chan struct{}
 	armed        atomic.Bool
 }
@@ -79,16 +79,16 @@ func (f *icy) thaw() {
 
 const shortLease = time.Second
 
-// TestReplicaFreezesPushing: a replica stops dead in the midst of a push. The next
-// one cleans up behind it and goes on with the upload, others push the same, and
-// when the dead one comes back it spoils nothing.
+// TestReplicaFreezesPushing freezes a replica in the middle of a push. The next one cleans up after
+// it and continues the upload, others push the same content, and the frozen replica must do no
+// damage when it comes back.
 func TestReplicaFreezesPushing(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		op    string
 		after bool
 		again bool // the same content is pushed meanwhile
-		late  bool // the push may begin anew and succeed
+		late  bool // the push may start again and succeed
 	}{
 		{"while the body comes in", objtest.OpWrite, false, false, true},
 		{"before the object is there", objtest.OpCommit, false, false, false},
@@ -141,8 +141,8 @@ func TestReplicaFreezesPushing(t *testing.T) {
 	}
 }
 
-// TestReplicaFreezesAppending: a replica stops dead with a chunk in its hands, and
-// the client goes on at another one from what was acknowledged.
+// TestReplicaFreezesAppending freezes a replica that holds a chunk. The client continues at another
+// replica from what was acknowledged.
 func TestReplicaFreezesAppending(t *testing.T) {
 	cl := newCluster(t, memstore.New(nil), time.Hour)
 	line := cl.cable()
@@ -183,8 +183,8 @@ func TestReplicaFreezesAppending(t *testing.T) {
 	wantWhole(t, cl, b, oci.SHA256(data), data, true)
 }
 
-// TestReplicaDropsTooLate: a request that does not know yet that another one has
-// its upload fails, and leaves what the other one was told.
+// TestReplicaDropsTooLate checks that a request that does not know yet that another one has its
+// upload fails, and leaves what the other one acknowledged.
 func TestReplicaDropsTooLate(t *testing.T) {
 	cl := newCluster(t, memstore.New(nil), time.Hour)
 	a, b := cl.add(registry.Options{}, nil, nil), cl.add(registry.Options{}, nil, nil)
@@ -209,7 +209,7 @@ func TestReplicaDropsTooLate(t *testing.T) {
 		row, err = b.cat.Upload(t.Context(), "a", st.ID)
 		return err != nil || row.Intent != ""
 	})
-	row.Until = time.UnixMilli(1) // as if the time had passed, and nobody had prolonged it
+	row.Until = time.UnixMilli(1) // as if the time had passed without an extension
 	if err := errors.Join(err, b.cat.SaveUploads(t.Context(), row)); err != nil {
 		t.Fatal(err)
 	}
@@ -227,8 +227,9 @@ func TestReplicaDropsTooLate(t *testing.T) {
 	wantWhole(t, cl, b, oci.SHA256(data), data, true)
 }
 
-// TestReplicaDiesBesidePush: what a replica leaves that dies when its object is there
-// has a name until it is gone, also if somebody else was about to push the same.
+// TestReplicaDiesBesidePush checks what a replica leaves that dies when its object is stored. The
+// object must be recorded until it is gone, even if somebody else was about to push the same
+// content.
 func TestReplicaDiesBesidePush(t *testing.T) {
 	cl := newCluster(t, memstore.New(nil), time.Hour)
 	line := cl.cable()
@@ -269,8 +270,8 @@ func isConflict(err error) bool {
 	return errors.As(err, &e) && e.HTTPStatus() == http.StatusConflict
 }
 
-// purge does the work of a minute. On a busy machine a lease as short as in these
-// tests may be lost, which is no harm.
+// purge does the work of a minute. On a busy machine, a lease as short as in these tests may be
+// lost, which does no harm.
 func purge(t *testing.T, r *replica) {
 	t.Helper()
 	if err := r.Purge(t.Context()); err != nil && !errors.Is(err, catalog.ErrLeaseLost) {
@@ -278,8 +279,8 @@ func purge(t *testing.T, r *replica) {
 	}
 }
 
-// wantWhole checks that a blob is there whole or not at all, and that nothing is
-// left over once all is settled.
+// wantWhole checks that a blob is there whole or not at all, and that nothing is left over once
+// everything has settled.
 func wantWhole(t *testing.T, c *cluster, r *replica, d oci.Digest, data []byte, there bool) {
 	t.Helper()
 	poll(t, "nothing is under way", func() bool {
@@ -299,9 +300,9 @@ func wantWhole(t *testing.T, c *cluster, r *replica, d oci.Digest, data []byte, 
 	}
 }
 
-// TestReplicaFreezesCollecting: a replica stops dead while it deletes an object. A
-// push of the same content waits, is answered, and is not undone when the dead one
-// comes back; another replica collects the rest.
+// TestReplicaFreezesCollecting freezes a replica while it deletes an object. A push of the same
+// content waits, is answered, and must not be undone when the frozen replica comes back. Another
+// replica collects the rest.
 func TestReplicaFreezesCollecting(t *testing.T) {
 	cl := newCluster(t, memstore.New(nil), 300*time.Millisecond)
 	line := cl.cable()
@@ -365,8 +366,8 @@ func TestReplicaFreezesCollecting(t *testing.T) {
 	}
 }
 
-// TestStoreBusy: a store that refuses for the moment is a 503 with a time, and
-// nothing of the request stays.
+// TestStoreBusy checks that a store that refuses for the moment results in a 503 with a time, and
+// that nothing of the request stays.
 func TestStoreBusy(t *testing.T) {
 	var refuse atomic.Bool
 	store := objtest.Faulty(memstore.New(nil), objtest.Faults{Before: func(op, _ string) error {
@@ -396,8 +397,8 @@ func TestStoreBusy(t *testing.T) {
 	}
 }
 
-// TestDatabaseUnavailable: a database that does not answer is a 503 with a time,
-// also where it is that of the events.
+// TestDatabaseUnavailable checks that a database that does not answer results in a 503 with a time,
+// even if it is the events' database.
 func TestDatabaseUnavailable(t *testing.T) {
 	down := fmt.Errorf("connect: %w", catalog.ErrUnavailable)
 	b := newBed(t, memstore.New(nil), registry.Options{OnEvent: func(context.Context, registry.Event) error { return down }})
@@ -410,8 +411,8 @@ func TestDatabaseUnavailable(t *testing.T) {
 	}
 }
 
-// TestCutOffPushOfWhatIsLacking: a push brings what an image lacks, and is cut off when
-// the object is there. Whoever cleans up leaves the object, and fsck takes it back.
+// TestCutOffPushOfWhatIsLacking cuts off a push of a content that an image lacks, when the object
+// is stored. The clean-up must leave the object, and fsck must take it back.
 func TestCutOffPushOfWhatIsLacking(t *testing.T) {
 	var cut atomic.Bool
 	store := objtest.Faulty(memstore.New(nil), objtest.Faults{After: func(op, _ string) error {
@@ -430,7 +431,7 @@ func TestCutOffPushOfWhatIsLacking(t *testing.T) {
 	registrytest.NoError(t, err)
 	pushTo(t, r, "a", registrytest.ImageOf(config, layer), "v1")
 	registrytest.NoError(t, store.Delete(ctx, registry.BlobKey(d)))
-	_, err = check.Run(ctx, r.Registry, check.Options{Repair: true}) // it records that the layer is not here
+	_, err = check.Run(ctx, r.Registry, check.Options{Repair: true}) // records that the layer is absent
 	registrytest.NoError(t, err)
 	cut.Store(true)
 	if _, err := r.PushBlob(ctx, "a", d, int64(len(data)), bytes.NewReader(data)); err == nil {

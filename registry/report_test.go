@@ -15,8 +15,8 @@ import (
 	"example.org/slipway/registry"
 )
 
-// TestReportKeys: the reports that commands print as JSON have the keys that
-// scripts expect, in one style.
+// TestReportKeys checks that the reports that commands print as JSON have the keys that scripts
+// expect, in one style.
 func TestReportKeys(t *testing.T) {
 	for _, rep := range []any{registry.CollectReport{}, check.Report{}, retention.Report{}, backup.Report{}} {
 		checkKeys(t, reflect.TypeOf(rep))

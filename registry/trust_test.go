@@ -28,8 +28,8 @@ type distantStore struct{ objstore.Store }
 func (distantStore) Distant()                 {}
 func (s distantStore) Unwrap() objstore.Store { return s.Store }
 
-// states are what can have happened to an object behind the registry's back. visible
-// says that a look at the object, without reading it, shows it.
+// states are the things that can have happened to an object behind the registry's back. visible
+// says that a look at the object, without reading it, shows the change.
 var states = []struct {
 	name    string
 	visible bool
@@ -59,11 +59,11 @@ var states = []struct {
 	{"unreadable", false, func(_ *bed, s *registrytest.BadSectors, key string, _ []byte) { s.Set(key, true) }},
 }
 
-// forms are the ways to have a content accepted. bytes says that the client brings them.
+// forms are the ways to have a content accepted. bytes says that the client sends the bytes.
 var forms = []struct {
 	name  string
 	bytes bool
-	repo  string // where it is to be read afterwards
+	repo  string // the repository to read it from afterwards
 	do    func(ctx context.Context, b *bed, data []byte) error
 }{
 	{"monolithic", true, "a", func(ctx context.Context, b *bed, data []byte) error {
@@ -123,9 +123,9 @@ var forms = []struct {
 	}},
 }
 
-// TestAcknowledgedIsReadable: whatever has happened to an object, what the registry
-// acknowledges afterwards can be read, or is known to be missing from the first read
-// that shows it, and a push mends it. No read ever ends well with wrong bytes.
+// TestAcknowledgedIsReadable checks that, whatever has happened to an object, what the registry
+// acknowledges afterwards can be read. Otherwise the first read that shows the damage makes it
+// known as missing, and a push repairs it. No read may ever end well with wrong bytes.
 func TestAcknowledgedIsReadable(t *testing.T) {
 	stores := map[string]func(t *testing.T, now func() time.Time) objstore.Store{
 		"files": func(t *testing.T, _ func() time.Time) objstore.Store {
@@ -157,7 +157,7 @@ func TestAcknowledgedIsReadable(t *testing.T) {
 						if seed++; !registrytest.Chosen(int(seed), 11) {
 							continue
 						}
-						// Each form meets each in some state.
+						// Each form meets each of these in some state.
 						before := []string{"", "read", "restart"}[(seed+seed/3)%3]
 						data := registrytest.Content(seed, size)
 						what := fmt.Sprintf("%s, object of %d bytes is %s, before that %q", form.name, size, state.name, before)
@@ -165,7 +165,7 @@ func TestAcknowledgedIsReadable(t *testing.T) {
 						switch {
 						case name == "distant": // its tag is looked at
 							visible = visible || state.name != "unreadable"
-						case size <= 1<<20: // it is read, unless it was and looks the same
+						case size <= 1<<20: // the object is read, unless it was read before and looks the same
 							visible = state.name != "unreadable" || before != ""
 						}
 						b.trial(what, before, data, visible, form.bytes, form.repo,
@@ -183,7 +183,7 @@ func (b *bed) trial(what, before string, data []byte, visible, brings bool, repo
 	b.T.Helper()
 	ctx, d := b.T.Context(), oci.SHA256(data)
 	b.PushBytes("a", data)
-	b.Clock.Add(time.Second) // what changes is written later
+	b.Clock.Add(time.Second) // so that the change has a later time
 	change()
 	b.Clock.Add(2 * time.Minute)
 	read := func(repo string) bool {
@@ -210,7 +210,7 @@ func (b *bed) trial(what, before string, data []byte, visible, brings bool, repo
 	case err != nil && !oci.HasCode(err, oci.CodeBlobUnknown) && !oci.HasCode(err, oci.CodeManifestBlobUnknown):
 		b.T.Fatalf("%s: got %v, want that it is missing", what, err)
 	}
-	if err == nil && !read(repo) { // that is how it came out
+	if err == nil && !read(repo) { // the read revealed the damage
 		if _, err := b.ResolveBlob(ctx, "a", d); !oci.HasCode(err, oci.CodeBlobUnknown) {
 			b.T.Fatalf("%s: after a read that failed, HEAD: %v", what, err)
 		}
@@ -227,8 +227,8 @@ func (b *bed) trial(what, before string, data []byte, visible, brings bool, repo
 	}
 }
 
-// TestReadWhileStoredAnew: who reads an object in whose place others come gets all of the
-// bytes, and if some of those others are damaged, the right bytes or an error.
+// TestReadWhileStoredAnew checks a read of an object that others replace meanwhile. The reader gets
+// all of the bytes. If some of the replacements are damaged, it gets the right bytes or an error.
 func TestReadWhileStoredAnew(t *testing.T) {
 	files, err := fsstore.New(t.TempDir(), nil)
 	registrytest.NoError(t, err)
@@ -272,8 +272,8 @@ func TestReadWhileStoredAnew(t *testing.T) {
 	}
 }
 
-// TestRangeOfDamaged: a range of an object that a client has not read yet is given out only
-// if the whole object has its digest.
+// TestRangeOfDamaged checks that a range of an object that no client has read yet is served only if
+// the whole object has its digest.
 func TestRangeOfDamaged(t *testing.T) {
 	for i := range 2 * len(states) {
 		state, distant := states[i/2], i%2 == 1
@@ -308,8 +308,8 @@ func TestRangeOfDamaged(t *testing.T) {
 	}
 }
 
-// TestCopiedObject: an object that somebody stored anew behind the registry's back, with
-// the same bytes and another tag, is in order, and is read for that once.
+// TestCopiedObject checks that an object that somebody stored anew behind the registry's back, with
+// the same bytes and another tag, is accepted, and is read once for that.
 func TestCopiedObject(t *testing.T) {
 	reads := 0
 	b := newBed(t, distantStore{objtest.Faulty(memstore.New(nil), objtest.Faults{Before: func(op, _ string) error {
@@ -341,12 +341,12 @@ func TestCopiedObject(t *testing.T) {
 	}
 }
 
-// TestFailureThatPasses: an error that says nothing of the content leaves it in order,
-// and so does damage that is gone when the whole is read again.
+// TestFailureThatPasses checks that an error that says nothing about the content does not mark it
+// as damaged, and neither does damage that is gone when the whole object is read again.
 func TestFailureThatPasses(t *testing.T) {
 	for _, tt := range []struct {
 		err  error
-		here bool // after the failure
+		here bool // the content counts as present after the failure
 	}{
 		{&objstore.BusyError{Err: errors.New("slow down")}, true},
 		{syscall.EMFILE, true},
@@ -383,8 +383,8 @@ func TestFailureThatPasses(t *testing.T) {
 	}
 }
 
-// TestDamagedCatalogue: bytes that lie in the catalogue and are not those of their
-// digest are not served; a push mends them.
+// TestDamagedCatalogue checks that bytes in the catalogue that do not match their digest are not
+// served, and that a push repairs them.
 func TestDamagedCatalogue(t *testing.T) {
 	b := newBed(t, nil, registry.Options{})
 	ctx := t.Context()
@@ -421,8 +421,8 @@ func TestDamagedCatalogue(t *testing.T) {
 	}
 }
 
-// TestAcknowledgedRow: what is accepted although its row in the catalogue was damaged can
-// be read afterwards.
+// TestAcknowledgedRow checks that what is accepted although its row in the catalogue was damaged
+// can be read afterwards.
 func TestAcknowledgedRow(t *testing.T) {
 	b := newBed(t, nil, registry.Options{Partial: mirrored})
 	ctx := t.Context()
@@ -458,7 +458,7 @@ func TestAcknowledgedRow(t *testing.T) {
 	}
 }
 
-// TestSuspectOutlivesRestart: what a failed read showed is known to the next process.
+// TestSuspectOutlivesRestart checks that the next process knows what a failed read showed.
 func TestSuspectOutlivesRestart(t *testing.T) {
 	b := newBed(t, nil, registry.Options{})
 	data := registrytest.Content(1, 300_000)
@@ -481,8 +481,8 @@ func TestSuspectOutlivesRestart(t *testing.T) {
 	}
 }
 
-// TestSuspectAtOnce: a read that fails is not followed by an answer from RAM, although
-// somebody else who noticed the damage was first to record it.
+// TestSuspectAtOnce checks that no answer from RAM follows a failed read, even if somebody else who
+// noticed the damage was first to record it.
 func TestSuspectAtOnce(t *testing.T) {
 	sectors := &registrytest.BadSectors{}
 	b := newBed(t, objtest.Faulty(memstore.New(nil), sectors.Faults()), registry.Options{})
@@ -502,8 +502,8 @@ func TestSuspectAtOnce(t *testing.T) {
 	}
 }
 
-// TestFsckEndsSuspicion: each check reads what is suspect, and finds out whether it is
-// damaged or right. It is pushed again until then.
+// TestFsckEndsSuspicion checks that each check reads what is suspect, and finds out whether it is
+// damaged or right. Until then clients must push it again.
 func TestFsckEndsSuspicion(t *testing.T) {
 	for _, o := range []check.Options{{}, {Quick: true}, {Repair: true}, {Quick: true, Repair: true}} {
 		t.Run(fmt.Sprintf("quick %v, repair %v", o.Quick, o.Repair), func(t *testing.T) {
@@ -532,7 +532,7 @@ func TestFsckEndsSuspicion(t *testing.T) {
 	}
 }
 
-// TestRepairOfUnreadable: what cannot be read, and stays where it is, is pushed again
+// TestRepairOfUnreadable checks that what cannot be read, and stays where it is, is pushed again
 // after a repair.
 func TestRepairOfUnreadable(t *testing.T) {
 	sectors := &registrytest.BadSectors{}

@@ -38,8 +38,8 @@ type openUpload struct {
 	d    oci.Digest
 }
 
-// openUploads begins uploads of all kinds: nothing sent, few bytes, many, many in
-// two chunks, and ends by sha256 and sha512 that broke off.
+// openUploads begins uploads of all kinds: nothing sent, few bytes, many bytes, many bytes in two
+// chunks, and final requests by sha256 and sha512 that broke off.
 func (n *node) openUploads() []openUpload {
 	t := n.s.t
 	t.Helper()
@@ -90,7 +90,7 @@ func (n *node) openUploads() []openUpload {
 	return out
 }
 
-// goOn finishes uploads where they stand.
+// goOn continues uploads from where they are, and finishes them.
 func (n *node) goOn(list []openUpload) {
 	t := n.s.t
 	t.Helper()
@@ -128,7 +128,7 @@ func TestUploadsSurviveKill(t *testing.T) {
 	list := n.openUploads()
 	n.kill()
 	n = s.start(registry.Options{})
-	// What was never acknowledged but for its id may be unknown, but no more.
+	// An upload of which only the id was acknowledged may be unknown, but no other may.
 	if _, err := n.UploadStatus(t.Context(), "a", list[0].id); err != nil {
 		if !oci.HasCode(err, oci.CodeBlobUploadUnknown) {
 			t.Errorf("%s: %v", list[0].name, err)
@@ -138,8 +138,8 @@ func TestUploadsSurviveKill(t *testing.T) {
 	n.goOn(list)
 }
 
-// TestOpenUploadIsRecorded: uploads that stay open get a row, so that they survive
-// a kill although nothing was sent. While they are being recorded they can be used.
+// TestOpenUploadIsRecorded checks that uploads that stay open get a row, so that they survive a
+// kill although nothing was sent. They can be used while they are being recorded.
 func TestOpenUploadIsRecorded(t *testing.T) {
 	s := newSite(t)
 	n := s.start(registry.Options{})
@@ -192,8 +192,7 @@ func TestOpenUploadIsRecorded(t *testing.T) {
 	}
 }
 
-// TestStoreLosesUpload: the bytes of an upload are gone. It is unknown then, and
-// stays so.
+// TestStoreLosesUpload loses the bytes of an upload. The upload must then be unknown, and stay so.
 func TestStoreLosesUpload(t *testing.T) {
 	for _, end := range []bool{false, true} {
 		s := newSite(t)
@@ -226,8 +225,8 @@ func TestStoreLosesUpload(t *testing.T) {
 	}
 }
 
-// TestRefusedEndSurvives: an end that is refused because of its offset is no
-// reason to lose the upload at the next start.
+// TestRefusedEndSurvives checks that a final request that is refused because of its offset does not
+// lose the upload at the next start.
 func TestRefusedEndSurvives(t *testing.T) {
 	s := newSite(t)
 	n := s.start(registry.Options{})
@@ -250,8 +249,8 @@ func TestRefusedEndSurvives(t *testing.T) {
 	n.wantClean(1)
 }
 
-// TestPurge: uploads nobody continues are dropped when they are old, and only
-// then; idle ones leave RAM and come back.
+// TestPurge checks that uploads that nobody continues are dropped when they are old, and only then.
+// Idle ones leave RAM and come back.
 func TestPurge(t *testing.T) {
 	s := newSite(t)
 	n := s.start(registry.Options{UploadMaxAge: 24 * time.Hour})
@@ -332,8 +331,8 @@ func TestMaxUploads(t *testing.T) {
 	}
 }
 
-// TestCancelledStays: an upload that is cancelled while others look at it is gone
-// for all of them.
+// TestCancelledStays checks that an upload that is cancelled while others look at it is gone for
+// all of them.
 func TestCancelledStays(t *testing.T) {
 	s := newSite(t)
 	n := s.start(registry.Options{})
@@ -375,7 +374,7 @@ func TestCancelledStays(t *testing.T) {
 	n.wantClean(0)
 }
 
-// TestUploadsOfOneClient: a client cannot use up what there is for all.
+// TestUploadsOfOneClient checks that a client cannot use up what is meant for all clients.
 func TestUploadsOfOneClient(t *testing.T) {
 	r := openPlain(t, memstore.New(nil), &registry.Options{MaxUploads: 8}) // a quarter of it each
 	as := func(addr string) context.Context { return oci.WithActor(t.Context(), &oci.Actor{Addr: addr}) }
@@ -396,7 +395,7 @@ func TestUploadsOfOneClient(t *testing.T) {
 	begin("[2001:db8::2]:1", true)
 	begin("[2001:db8::3]:1", false)
 	begin("[2001:db8:0:1::3]:1", true)
-	for range 2 { // nobody is known, so there is no share to use up
+	for range 2 { // without a known client there is no share to use up
 		if _, err := r.StartUpload(t.Context(), "a"); err != nil {
 			t.Error(err)
 		}
@@ -409,9 +408,9 @@ func TestUploadsOfOneClient(t *testing.T) {
 	begin("203.0.113.1:1000", false)
 }
 
-// TestSmallUploadsLeaveRAM: between requests the bytes of an upload are in the
-// catalogue only, whatever was asked about it. Uploads of which a few bytes have
-// come are not counted, so there may be any number.
+// TestSmallUploadsLeaveRAM checks that between requests the bytes of an upload are only in the
+// catalogue, whatever was asked about it. Uploads of which only a few bytes have arrived are not
+// counted, so there may be any number of them.
 func TestSmallUploadsLeaveRAM(t *testing.T) {
 	data := []byte("some bytes")
 	d := oci.SHA256(data)

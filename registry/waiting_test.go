@@ -17,8 +17,8 @@ import (
 	"example.org/slipway/registry"
 )
 
-// TestCollectBehindBackup wants a collection that waits for a backup to end with
-// its context, and a dry run not to wait.
+// TestCollectBehindBackup checks that a collection that waits for a backup ends with its context,
+// and that a dry run does not wait.
 func TestCollectBehindBackup(t *testing.T) {
 	b := newDiskBed(t)
 	b.PushImage("a", 1, "v1")
@@ -71,7 +71,7 @@ func TestFsckOneAtATime(t *testing.T) {
 	b.Check(check.Options{})
 }
 
-// TestMalformedDigests has digests in the catalogue that are none.
+// TestMalformedDigests puts malformed digests into the catalogue.
 func TestMalformedDigests(t *testing.T) {
 	for _, bad := range []string{"", "sha256", "sha256:", "sha256:0", "nosuch:00", strings.Repeat("x", 71)} {
 		b := newBed(t, nil, registry.Options{})
