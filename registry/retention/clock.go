@@ -9,16 +9,17 @@ import (
 	"example.org/slipway/registry"
 )
 
-// ErrClock is returned when the clock is so far from what the catalogue records that
-// ages cannot be told.
+// ErrClock is returned if the clock is so far from what the catalogue records that ages cannot be
+// judged.
 var ErrClock = errors.New("the clock is not believed")
 
 // maxBehind is how far the clock may be behind what the catalogue records.
 const maxBehind = time.Hour
 
-// checkClock refuses to judge ages by a clock that is far from the newest push or pull, and
-// from the latest time that the catalogue has noted: a pull just after the clock jumped
-// makes the newest record agree with it. A dry run is refused as the run would be.
+// checkClock refuses to judge ages by a clock that is far from the newest push or pull, and from
+// the latest time that the catalogue has noted. The noted time is needed because a pull just after
+// the clock jumped makes the newest record agree with the clock. A dry run is refused in the same
+// cases as the run.
 func checkClock(ctx context.Context, up *registry.Upkeep, o Options) error {
 	now := up.Now()
 	if o.TrustClock {
@@ -44,8 +45,8 @@ func checkClock(ctx context.Context, up *registry.Upkeep, o Options) error {
 	return up.Catalog.NoteClock(ctx, now, registry.MaxIdle)
 }
 
-// plausible returns ErrClock, with the way out, if now is far from a time in Unix
-// milliseconds; 0 is no time.
+// plausible returns ErrClock, with the way out, if now is far from a time in Unix milliseconds. A
+// time of 0 is ignored.
 func plausible(now time.Time, ms int64, what string) error {
 	const way = "nothing was removed; set the clock, or run \"slipway retention --trust-clock\" once if it is right"
 	at := time.UnixMilli(ms)

@@ -16,8 +16,8 @@ import (
 	"example.org/slipway/registry"
 )
 
-// TestPartsOfImmutable: nothing of what an immutable tag points at can be deleted, at any
-// depth, while what is not part of it can.
+// TestPartsOfImmutable checks that nothing that an immutable tag points at can be deleted, at any
+// depth, while everything else can.
 func TestPartsOfImmutable(t *testing.T) {
 	b := registrytest.New(t, nil, registry.Options{Immutable: func(_, tag string) bool { return tag == "v1" }})
 	ctx := t.Context()
@@ -61,8 +61,8 @@ func TestPartsOfImmutable(t *testing.T) {
 	}
 }
 
-// TestHungTags: whatever the suffix, a tag that hangs on an image takes nobody's place,
-// stays with its image and goes with it, or by itself where that is gone.
+// TestHungTags checks that a tag that hangs on an image takes no other tag's place, whatever its
+// suffix. It stays with its image and goes with it, or goes by itself if the image is gone.
 func TestHungTags(t *testing.T) {
 	for _, suffix := range []string{".sig", ".att", ".sbom", ".src", ".dockerfile", ".cosign.bundle", ".1-x.sig", ""} {
 		for _, image := range []string{"here", "gone", "deleted", "elsewhere", "fresh"} {
@@ -112,7 +112,7 @@ func TestHungTags(t *testing.T) {
 	}
 }
 
-// TestSHA512Hung: a tag has no more than half of a SHA-512.
+// TestSHA512Hung covers SHA-512, of which a tag has room for no more than half.
 func TestSHA512Hung(t *testing.T) {
 	b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
 	config := b.PushBytes("a", []byte("{}"))
@@ -135,7 +135,7 @@ func TestSHA512Hung(t *testing.T) {
 	}
 }
 
-// TestCopyTags: sha256-<hex> at the image itself does not keep the image, nor count.
+// TestCopyTags checks that sha256-<hex> at the image itself neither keeps the image nor counts.
 func TestCopyTags(t *testing.T) {
 	b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
 	for i := range 4 {
@@ -166,16 +166,16 @@ func TestCopyTags(t *testing.T) {
 	registrytest.Reachable(t, b)
 }
 
-// TestRetainClock: nothing goes by a clock that is far from the newest record, or from the
-// time of the last run although somebody has pulled since.
+// TestRetainClock checks that nothing is removed by a clock that is far from the newest record, or
+// far from the time of the last run even if somebody has pulled since.
 func TestRetainClock(t *testing.T) {
 	rules := []retention.Rule{{Repositories: only("a"), KeepYounger: day}}
 	for _, tc := range []struct {
 		name   string
 		step   time.Duration
-		pulled bool // after the step
-		ran    bool // before it
-		want   bool // refused
+		pulled bool // after the clock's step
+		ran    bool // before the step
+		want   bool // the run must be refused
 		// restarted says that the registry does not run while the clock steps.
 		restarted bool
 	}{
@@ -224,7 +224,7 @@ func TestRetainClock(t *testing.T) {
 	}
 }
 
-// TestPullDepth: a pull of a platform counts for every index above it.
+// TestPullDepth checks that a pull of a platform counts for every index above it.
 func TestPullDepth(t *testing.T) {
 	b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
 	leaf, _, _, _ := b.PushImage("a", 1)

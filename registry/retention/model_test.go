@@ -22,7 +22,7 @@ import (
 	"example.org/slipway/registry"
 )
 
-// keptModel knows one repository, and says by the documented rules what stays in it.
+// keptModel models one repository. It determines by the documented rules what stays in it.
 type keptModel struct {
 	*registrytest.Bed
 	rng       *rand.Rand
@@ -38,7 +38,7 @@ type keptManifest struct {
 	children []oci.Digest
 	subject  oci.Digest
 	pulled   time.Time
-	part     bool // lost an index or its subject
+	part     bool // it has lost an index or its subject
 }
 
 type keptTag struct {
@@ -51,7 +51,7 @@ const modelRepo = "m/app"
 
 var hungName = regexp.MustCompile(`^sha256-([0-9a-f]{64})([._-].+)?$`)
 
-// hungOn is the image that a tag names, or "".
+// hungOn returns the image that a tag names, or "".
 func hungOn(tag string) oci.Digest {
 	if m := hungName.FindStringSubmatch(tag); m != nil {
 		return oci.Digest("sha256:" + m[1])
@@ -61,8 +61,8 @@ func hungOn(tag string) oci.Digest {
 
 func immutableTag(tag string) bool { return strings.HasPrefix(tag, "rel") }
 
-// TestRetentionModel makes random repositories, applies random rules, and compares the dry
-// run, the run and what the collector leaves with the model.
+// TestRetentionModel makes random repositories and applies random rules. It compares the dry run,
+// the run, and what the collector leaves with the model.
 func TestRetentionModel(t *testing.T) {
 	seeds := 150
 	if testing.Short() {
@@ -123,7 +123,7 @@ func (m *keptModel) step() {
 		m.push(img, "")
 	case k == 10: // as a copy by digest leaves it
 		m.put(x, strings.Replace(string(x.desc.Digest), ":", "-", 1))
-	case k == 11: // of an image that was never here
+	case k == 11: // of an image that was never in the registry
 		m.push(m.attachment(), strings.Replace(string(oci.SHA256(fmt.Append(nil, m.n))), ":", "-", 1)+".sig")
 	case k == 12:
 		m.put(x, m.name())
@@ -182,7 +182,8 @@ func (m *keptModel) put(x *keptManifest, tag string) {
 	old.updated = m.Clock.Now()
 }
 
-// delete deletes what no index names, as anything else leaves an index without its part.
+// delete deletes a manifest that no index names. Deleting any other would leave an index without
+// its part.
 func (m *keptModel) delete(x *keptManifest) {
 	d := x.desc.Digest
 	for _, o := range m.manifests {
@@ -204,7 +205,7 @@ func (m *keptModel) delete(x *keptManifest) {
 	}
 }
 
-// remove takes a manifest out of the model; what it held becomes parts.
+// remove removes a manifest from the model. What it held becomes parts.
 func (m *keptModel) remove(d oci.Digest) {
 	for o, x := range m.manifests {
 		if (x.subject == d || slices.Contains(m.manifests[d].children, o)) && len(m.at(o)) == 0 {
@@ -292,11 +293,11 @@ func (m *keptModel) rule() retention.Rule {
 	return r
 }
 
-// judge applies a rule and collects, and compares.
+// judge applies a rule, collects, and compares the result with the model.
 func (m *keptModel) judge(untagged bool) {
 	t, rule := m.T, m.rule()
 	m.note("newest %d, younger %s, pulled %s, tags %v", rule.KeepNewest, rule.KeepYounger, rule.KeepPulledWithin, rule.KeepTags)
-	told := m.rng.IntN(4) == 0 // and clients may count on something
+	told := m.rng.IntN(4) == 0 // clients may rely on something
 	m.Clock.Add(3 * time.Hour)
 	for range 3 {
 		if x := m.any(); told && x != nil {
@@ -315,7 +316,7 @@ func (m *keptModel) judge(untagged bool) {
 		t.Errorf("the run differs from the dry run (-dry +run):\n%s", diff)
 	}
 	if told {
-		registrytest.Reachable(t, m.Bed) // whole, whatever was kept back
+		registrytest.Reachable(t, m.Bed) // everything kept must be whole
 		return
 	}
 	m.apply(rule)
@@ -360,7 +361,7 @@ func (m *keptModel) collect(untagged bool) {
 	}
 }
 
-// held reports whether an index, or its subject, that does not go keeps a manifest.
+// held reports whether a manifest is kept by an index, or by its subject, that itself stays.
 func (m *keptModel) held(x *keptManifest, goes map[oci.Digest]bool) bool {
 	for d, o := range m.manifests {
 		if !goes[d] && (slices.Contains(o.children, x.desc.Digest) || x.subject == d) {
@@ -370,14 +371,14 @@ func (m *keptModel) held(x *keptManifest, goes map[oci.Digest]bool) bool {
 	return false
 }
 
-// apply removes from the model what the rules do not keep: first the tags that are judged,
-// then everything they held that nothing else holds.
+// apply removes from the model what the rules do not keep: first the judged tags, then everything
+// that they held and nothing else holds.
 func (m *keptModel) apply(rule retention.Rule) {
 	now := m.Clock.Now()
 	sorted := slices.SortedFunc(maps.Values(m.tags), func(a, b *keptTag) int {
 		return cmp.Or(b.updated.Compare(a.updated), cmp.Compare(b.name, a.name))
 	})
-	own := map[oci.Digest]bool{} // images with a tag that is not their own digest, or counted already
+	own := map[oci.Digest]bool{} // images with a tag other than their own digest, or already counted
 	for _, t := range sorted {
 		own[t.digest] = own[t.digest] || hungOn(t.name) != t.digest
 	}
@@ -413,8 +414,7 @@ func (m *keptModel) keeps(r retention.Rule, t *keptTag, rank int, now time.Time)
 		slices.ContainsFunc(r.KeepTags, func(re *regexp.Regexp) bool { return re.MatchString(t.name) })
 }
 
-// cascade removes tags, and the largest set of manifests below them that holds together
-// only by itself.
+// cascade removes tags, and the largest set of manifests below them that only its own members hold.
 func (m *keptModel) cascade(judged map[string]bool) {
 	goes := map[oci.Digest]bool{}
 	var reach func(d oci.Digest)
@@ -461,7 +461,7 @@ func (m *keptModel) cascade(judged map[string]bool) {
 	}
 }
 
-// want and here list the manifests and tags there should be, and there are.
+// want lists the manifests and tags that there should be, and here those that there are.
 func (m *keptModel) want() string {
 	var out []string
 	for d := range m.manifests {

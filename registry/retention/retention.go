@@ -1,4 +1,4 @@
-// Package retention removes the tags that no rule keeps, with what only they kept.
+// Package retention removes the tags that no rule keeps, together with what only they kept.
 package retention
 
 import (
@@ -18,13 +18,13 @@ import (
 // Rule says which tags of some repositories are kept. A tag is kept if
 // any clause keeps it; a clause with its zero value keeps nothing.
 type Rule struct {
-	// Repositories tells which repositories the rule is about. Required.
+	// Repositories reports whether the rule applies to a repository. Required.
 	Repositories func(repo string) bool
-	// KeepNewest keeps so many tags of each repository, those pushed last,
-	// whether or not another clause keeps them too. Tags that hang on an image do not count.
+	// KeepNewest keeps this many tags of each repository, those pushed last, whether or not another
+	// clause keeps them too. Tags that hang on an image do not count.
 	KeepNewest int
-	// KeepTags keeps the tags that one of the expressions matches, anywhere
-	// unless it is anchored.
+	// KeepTags keeps the tags that one of the expressions matches, at any position unless the
+	// expression is anchored.
 	KeepTags []*regexp.Regexp
 	// KeepYounger keeps tags pushed less than this time ago.
 	KeepYounger time.Duration
@@ -33,18 +33,18 @@ type Rule struct {
 	KeepPulledWithin time.Duration
 }
 
-// Options of [Apply]. The zero value removes what is due.
+// Options are the options of [Apply]. The zero value removes what is due.
 type Options struct {
 	// DryRun reports what would go and changes nothing.
 	DryRun bool
-	// Now also removes images that a client may just have been told of. It is
-	// safe only while nobody pushes.
+	// Now also removes images that a client may have just learnt about. It is safe only while
+	// nobody pushes.
 	Now bool
-	// TrustClock goes on although the clock is far from what the catalogue records.
+	// TrustClock continues even if the clock is far from what the catalogue records.
 	TrustClock bool
 }
 
-// Decision is what became of a tag, and why.
+// Decision says what happened to a tag, and why.
 type Decision struct {
 	Repo    string     `json:"repo"`
 	Tag     string     `json:"tag"`
@@ -54,23 +54,23 @@ type Decision struct {
 	Reason string `json:"reason"`
 }
 
-// maxDecisions is how many decisions a report lists; about 20 MB.
+// maxDecisions is the maximum number of decisions in a report; about 20 MB.
 const maxDecisions = 100_000
 
-// Report is what Apply did, or would do.
+// Report says what Apply did, or would do.
 type Report struct {
-	// Rules there are.
+	// Rules is the number of rules.
 	Rules int `json:"rules"`
-	// Repositories that some rule is about.
+	// Repositories is the number of repositories to which some rule applies.
 	Repositories int `json:"repositories"`
-	// Kept and Removed tags of these.
+	// Kept and Removed count the tags of these repositories.
 	Kept    int `json:"kept"`
 	Removed int `json:"removed"`
-	// Manifests removed because nothing else needed them.
+	// Manifests counts the manifests that were removed because nothing else needed them.
 	Manifests int `json:"manifests"`
-	// Decisions on tags, at most 100,000; the counts go on.
+	// Decisions lists at most 100,000 decisions on tags; the counts cover all of them.
 	Decisions []Decision `json:"decisions"`
-	// Elsewhere tells that another replica was at it, and this one did nothing.
+	// Elsewhere says that another replica was already applying the rules, and this one did nothing.
 	Elsewhere bool `json:"elsewhere,omitempty"`
 }
 
@@ -85,7 +85,7 @@ func (rep *Report) add(d Decision) {
 	}
 }
 
-// Check returns what is wrong with rules, or nil.
+// Check returns an error if the rules are invalid.
 func Check(rules []Rule) error {
 	for i, r := range rules {
 		if r.Repositories == nil {
@@ -101,28 +101,26 @@ func Check(rules []Rule) error {
 	return nil
 }
 
-// Apply removes the tags that the rules do not keep, and with each its
-// manifest, the manifests an index names and the manifests that refer to it
-// (signatures, SBOMs), unless something else needs them. The space is free
-// after the next collection that follows the grace period; whether the
-// collector takes untagged manifests does not matter.
+// Apply removes the tags that the rules do not keep. With each tag it removes its manifest, the
+// manifests that an index names, and the manifests that refer to it (signatures, SBOMs), unless
+// something else needs them. The space is free after the next collection that follows the grace
+// period. It does not matter whether the collector takes untagged manifests.
 //
-// A tag is kept if a clause of any rule for its repository keeps it, if no rule
-// is about its repository, or if it is immutable. A tag pushed
-// again, or whose manifest a client has just been told of, is left for the next
-// time; as for the collector, that is everything within a grace period of the
-// start.
+// A tag is kept if a clause of any rule for its repository keeps it, if no rule applies to its
+// repository, or if it is immutable. A tag that was pushed again, or whose manifest a client has
+// just learnt about, is left for the next run. As for the collector, that is everything within a
+// grace period of the start.
 //
-// Tags that hang on an image (catalog.HungOn: sha256-<hex>, also with a suffix such as
-// .sig or -att) are no images and take nobody's place. They stay as long as the repository has the
-// image, and go in the run that removes it. If the image is in no repository, they go by
-// themselves a grace period after they were pushed. Two cases are judged by the rules, by a
-// count of their own: the image is in another repository only, or the repository holds
-// nothing but such tags, so that the images may be in another registry.
+// Tags that hang on an image (catalog.HungOn: sha256-<hex>, also with a suffix such as .sig or
+// -att) are not images and take no image's place. They stay as long as the repository has the
+// image, and go in the run that removes it. If the image is in no repository, they go by themselves
+// a grace period after they were pushed. In two cases the rules judge them, with a separate count:
+// if the image is only in another repository, or if the repository holds nothing but such tags, so
+// that the images may be in another registry.
 //
-// A tag sha256-<hex> that points at that very image, as some tools make when they copy,
-// does not keep the image; if the image has no other tag and is part of no index, it is
-// the image's tag like any other.
+// A tag sha256-<hex> that points at that very image, which some tools make when they copy, does not
+// keep the image. If the image has no other tag and is part of no index, it is an ordinary tag of
+// the image.
 //
 // Errors: ErrClock.
 func Apply(ctx context.Context, reg *registry.Registry, rules []Rule, o Options) (Report, error) {
@@ -195,8 +193,8 @@ type retaining struct {
 	o         Options
 	rep       *Report
 	now       time.Time
-	rehearsal *catalog.Rehearsal // of a dry run
-	gone      map[string]bool    // tags that went, or would, with another one
+	rehearsal *catalog.Rehearsal // for a dry run
+	gone      map[string]bool    // tags that went, or would go, with another one
 }
 
 // applyIn applies the rules to one repository.
@@ -231,7 +229,7 @@ func applyIn(ctx context.Context, up *registry.Upkeep, repo string, rules []Rule
 			return err
 		}
 	}
-	for _, t := range hung { // what is left of them after the images went
+	for _, t := range hung { // those still left after the images went
 		if !run.gone[t.Name] {
 			run.rep.add(Decision{Repo: repo, Tag: t.Name, Digest: t.Digest, Reason: "belongs to " + strings.Replace(t.Hung, "-", ":", 1)})
 		}
@@ -239,10 +237,10 @@ func applyIn(ctx context.Context, up *registry.Upkeep, repo string, rules []Rule
 	return nil
 }
 
-// sortTags tells the tags of images from those that hang on an image that is here, and
-// from those whose image is not.
+// sortTags separates the tags of images, the tags that hang on an image in the repository, and the
+// tags whose image is not in it.
 func sortTags(tags []catalog.RetentionInfo) (images, orphans, hung []catalog.RetentionInfo) {
-	tagged := map[oci.Digest]bool{} // by another tag than its own sha256-<hex>
+	tagged := map[oci.Digest]bool{} // by a tag other than its own sha256-<hex>
 	for _, t := range tags {
 		if !t.Self {
 			tagged[t.Digest] = true
@@ -264,11 +262,11 @@ func sortTags(tags []catalog.RetentionInfo) (images, orphans, hung []catalog.Ret
 	return images, orphans, hung
 }
 
-// decide removes a tag unless there is a reason to keep it, and reports that and what
-// went with it.
+// decide removes a tag unless there is a reason to keep it. It reports the decision and what went
+// with the tag.
 func (run *retaining) decide(ctx context.Context, t catalog.TagInfo, keep string) error {
 	if run.gone[t.Name] {
-		return nil // reported with what took it along
+		return nil // already reported with the tag that took it along
 	}
 	d := Decision{Repo: run.repo, Tag: t.Name, Digest: t.Digest, Reason: keep}
 	if run.up.Immutable(run.repo, t.Name) {
@@ -300,7 +298,7 @@ func (run *retaining) decide(ctx context.Context, t catalog.TagInfo, keep string
 	return run.report(ctx, went)
 }
 
-// report counts what a retirement removed and, unless it was a rehearsal, tells of it.
+// report counts what a retirement removed, and announces it unless it was a rehearsal.
 func (run *retaining) report(ctx context.Context, went catalog.Retired) error {
 	run.rep.Manifests += len(went.Manifests)
 	for i, t := range went.Tags {
@@ -340,8 +338,8 @@ func matchReason(rules []Rule, tag string) string {
 	return ""
 }
 
-// keepReason returns why one of the rules keeps a tag, or "". rank counts the
-// newer tags of its kind. An image that was not pulled since is judged by its push.
+// keepReason returns why one of the rules keeps a tag, or "". rank is the number of newer tags of
+// its kind. An image without a later pull is judged by its push.
 func keepReason(rules []Rule, t catalog.RetentionInfo, rank int, now time.Time) string {
 	if reason := matchReason(rules, t.Name); reason != "" {
 		return reason

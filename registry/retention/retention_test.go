@@ -19,14 +19,14 @@ import (
 
 const day = 24 * time.Hour
 
-// TestRetainRules pushes one image a day with the tags d9 (first) to d0 (last),
-// "stable" as the third, and pulls d7 now; the rules are then applied.
+// TestRetainRules pushes one image a day with the tags d9 (first) to d0 (last), and "stable" as the
+// third. It pulls d7 now, and then applies the rules.
 func TestRetainRules(t *testing.T) {
 	all := only("apps/web")
 	tests := []struct {
 		name  string
 		rules []retention.Rule
-		want  string // what stays
+		want  string // the tags that stay
 	}{
 		{"no rule for the repository", []retention.Rule{{Repositories: only("other"), KeepNewest: 1}}, "d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 stable"},
 		{"newest", []retention.Rule{{Repositories: all, KeepNewest: 3}}, "d0 d1 stable"},
@@ -96,8 +96,8 @@ func TestRetainRules(t *testing.T) {
 func TestRetainFreesSpace(t *testing.T) {
 	b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
 	ctx := t.Context()
-	// An index with two platforms, one of which has a tag of its own, a
-	// signature of the index, and a signature in the manner of cosign.
+	// This is an index with two platforms, one of which has its own tag, a signature of the index,
+	// and a cosign-style signature.
 	amd, _, _, _ := b.PushImage("a/x", 1)
 	arm, _, _, _ := b.PushImage("a/x", 2, "arm")
 	index := b.PushManifest("a/x", registrytest.IndexOf(amd, arm), "old")
@@ -123,7 +123,7 @@ func TestRetainFreesSpace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// index, amd, its signature, and the image under the hung tag
+	// These are the index, amd, its signature, and the image under the hung tag.
 	if rep.Removed != 2 || rep.Manifests != 4 {
 		t.Errorf("got %+v, want 2 tags and 4 manifests removed", rep)
 	}
@@ -183,13 +183,13 @@ func TestCheckRetention(t *testing.T) {
 	}
 }
 
-// TestRetainSignatureRepository has the signatures of images in a repository of
-// their own, where no image is: the rules decide on them as on any tag.
+// TestRetainSignatureRepository keeps the signatures of images in a separate repository without
+// images. The rules judge them like any other tags.
 func TestRetainSignatureRepository(t *testing.T) {
 	tests := []struct {
 		name string
 		rule retention.Rule
-		want int // signatures that stay
+		want int // number of signatures that stay
 	}{
 		{"younger", retention.Rule{KeepYounger: 30 * day}, 3},
 		{"newest", retention.Rule{KeepNewest: 2}, 2},
@@ -218,8 +218,7 @@ func TestRetainSignatureRepository(t *testing.T) {
 	}
 }
 
-// TestRetainAttachedToAttached has an SBOM with a signature: all go with the
-// image in one run.
+// TestRetainAttachedToAttached has an SBOM with a signature. Both go with the image in one run.
 func TestRetainAttachedToAttached(t *testing.T) {
 	b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
 	m, _, _, _ := b.PushImage("a", 1, "old")
@@ -239,8 +238,8 @@ func TestRetainAttachedToAttached(t *testing.T) {
 	}
 }
 
-// TestRetainWhileAsked asks for a manifest while its tag is being removed: who
-// was told that it is there must find it afterwards.
+// TestRetainWhileAsked asks for a manifest while its tag is being removed. A client that learns
+// that it exists must find it afterwards.
 func TestRetainWhileAsked(t *testing.T) {
 	b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
 	rules := []retention.Rule{{Repositories: only("a"), KeepTags: []*regexp.Regexp{regexp.MustCompile("^kept$")}}}
@@ -268,5 +267,5 @@ func TestRetainWhileAsked(t *testing.T) {
 	t.Logf("removed %d", removed)
 }
 
-// only matches the one repository.
+// only returns a function that matches only the named repository.
 func only(name string) func(string) bool { return func(repo string) bool { return repo == name } }

@@ -19,12 +19,13 @@ func (e *ReadError) Error() string { return e.Err.Error() }
 // Unwrap returns the source's own error.
 func (e *ReadError) Unwrap() error { return e.Err }
 
-// buffers are as large as those of uploads, so that system calls weigh little beside the hash.
+// buffers holds buffers as large as those of uploads, so that system calls cost little compared
+// with the hash.
 var buffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
 
-// Copy reads src to its end, writes it to dst unless that is nil, and returns
-// how many bytes there were and whether they have the digest d. step is called
-// with the bytes of each read. An error of src is a *ReadError.
+// Copy reads src to its end and writes it to dst unless dst is nil. It returns the number of bytes,
+// and whether they have the digest d. It calls step with the number of bytes of each read. An error
+// of src is a *ReadError.
 func Copy(ctx context.Context, dst io.Writer, src io.Reader, d oci.Digest, step func(n int)) (n int64, match bool, err error) {
 	sum := d.Algorithm().Hash()
 	p := buffers.Get().(*[]byte)
