@@ -18,21 +18,20 @@ import (
 
 // Options adjust an export.
 type Options struct {
-	// Parallel is how many fetches run at a time; default 4, enough to hide a
-	// round trip and to keep the disk and two cores busy.
+	// Parallel is the number of concurrent fetches; default 4, which is enough to hide a round trip
+	// and to keep the disk and two cores busy.
 	Parallel int
-	// Progress, when set, is told the state after every file and once at the
-	// end. Calls do not overlap.
+	// Progress, if set, is called with the state after every file and once at the end. Calls do not
+	// overlap.
 	Progress func(Progress)
-	// Lost, when set, is told of each owner, mode, attribute or device that the
-	// file system or the privileges of the process do not allow, and the export
-	// goes on without it. By default that is an error, because the tree would
-	// not be the image's. Calls do not overlap.
+	// Lost, if set, is called for each owner, mode, attribute or device that the file system or the
+	// privileges of the process do not allow, and the export continues without it. By default that
+	// is an error, because the tree would not be the image's. Calls do not overlap.
 	Lost func(path, what string, err error)
 }
 
-// Progress is how far an export is. Files and Bytes count regular files
-// as written, each path once; Fetched counts the bytes asked of the source.
+// Progress says how far an export has come. Files and Bytes count regular files as they are
+// written, each path once. Fetched counts the bytes requested from the source.
 type Progress struct {
 	Files, TotalFiles int
 	Bytes, TotalBytes int64
@@ -40,25 +39,23 @@ type Progress struct {
 }
 
 const (
-	// A batch is what one Fetch asks for. Its bounds keep all fetches busy to
-	// the end while an image of 2 GB still needs some thirty round trips only.
+	// A batch is what one Fetch asks for. Its limits keep all fetches busy until the end, while an
+	// image of 2 GB still needs only some thirty round trips.
 	batchBytes = 64 << 20
 	batchFiles = 4096
 
 	defaultParallel = 4
 )
 
-// Tree writes the tree of a flattened index, one without whiteouts, into
-// dir, which is made or must be empty. Content, modes, owners, times, extended
-// attributes, hard links and devices become those of the index; content is
-// verified, fetched once however many paths hold it, and long runs of zeros
-// become holes. Directories that are needed but not described are as in
-// [Flatten]; a root that is not described is left as it is.
+// Tree writes the tree of a flattened index, one without whiteouts, into dir, which is made or must
+// be empty. Content, modes, owners, times, extended attributes, hard links and devices become those
+// of the index. Content is verified, and fetched once however many paths hold it. Long runs of
+// zeros become holes. Directories that are needed but not described are as in [Flatten]. A root
+// that is not described is left as it is.
 //
-// No name of the index leads out of dir, whatever symbolic links the tree
-// holds. When Export fails, dir stays behind incomplete, for inspection, and is
-// good for nothing else. Devices, foreign owners and attributes outside "user."
-// need root.
+// No name in the index leads out of dir, whatever symbolic links the tree holds. If the export
+// fails, dir is left incomplete, for inspection only. Devices, foreign owners and attributes
+// outside "user." need root.
 func Tree(ctx context.Context, x *gear.Index, src gear.FileSource, dir string, opts *Options) error {
 	if opts == nil {
 		opts = &Options{}
@@ -87,21 +84,20 @@ func Tree(ctx context.Context, x *gear.Index, src gear.FileSource, dir string, o
 	return nil
 }
 
-// exporter is one export under way.
+// exporter is an export in progress.
 type exporter struct {
 	plan *exportPlan
 	src  gear.FileSource
 	opts *Options
 	dir  string
 
-	mu       sync.Mutex // guards progress, and the calls of Progress and Lost
+	mu       sync.Mutex // guards progress, and calls of Progress and Lost
 	progress Progress
 }
 
-// run makes directories first so that everything has its place, then all that
-// has content or is a node of its own, then links to these, and what
-// directories are like last: their times would not survive anything earlier,
-// and their modes might forbid it.
+// run first makes directories, so that everything has its place. Then it makes everything that has
+// content or is a node, and then the links to these. It sets the directories' modes and times last:
+// the times would not survive anything earlier, and the modes might forbid it.
 func (w *exporter) run(ctx context.Context, root *tree) error {
 	for _, d := range w.plan.dirs {
 		if err := w.makeDir(ctx, root, d.Path); err != nil {
@@ -176,8 +172,7 @@ func (w *exporter) fill(ctx context.Context) error {
 	return g.Wait()
 }
 
-// onTree runs f with a view of the tree of its own: views are not shared
-// between goroutines.
+// onTree calls f with its own view of the tree, because goroutines cannot share views.
 func (w *exporter) onTree(f func(*tree) error) error {
 	t, err := openTree(w.dir)
 	if err != nil {
@@ -187,7 +182,7 @@ func (w *exporter) onTree(f func(*tree) error) error {
 	return f(t)
 }
 
-// fetch has one batch delivered and written.
+// fetch fetches one batch and writes it.
 func (w *exporter) fetch(ctx context.Context, t *tree, batch []content, buf []byte) error {
 	files := make([]gear.File, len(batch))
 	for i, c := range batch {
@@ -220,7 +215,7 @@ func (w *exporter) fetch(ctx context.Context, t *tree, batch []content, buf []by
 	return nil
 }
 
-// report changes the progress and tells it.
+// report changes the progress and reports it.
 func (w *exporter) report(change func(*Progress)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -230,8 +225,8 @@ func (w *exporter) report(change func(*Progress)) {
 	}
 }
 
-// lose decides about something that could not be given to an entry: nil when
-// the caller of Tree is content to go without it.
+// lose decides about something that an entry could not get. It returns nil if the caller of Tree
+// accepts the loss.
 func (w *exporter) lose(e *gear.Entry, what string, err error) error {
 	if err == nil {
 		return nil

@@ -55,7 +55,7 @@ func TestExport(t *testing.T) {
 	}
 }
 
-// simple is an index of files with the given contents, at their own names.
+// simple returns an index of files with the given contents, each at a path of its own.
 func simple(contents ...string) (*gear.Index, *treetest.Source) {
 	f := treetest.NewFlat()
 	for _, c := range contents {
@@ -74,7 +74,7 @@ func TestExportFetchesOnce(t *testing.T) {
 		e.Path = fmt.Sprintf("copies/%d", i)
 		x.Entries = append(x.Entries, e)
 	}
-	x.Files = append(x.Files, gear.File{Name: gear.Name{1}, Size: 5}) // nobody's
+	x.Files = append(x.Files, gear.File{Name: gear.Name{1}, Size: 5}) // used by no entry
 	src.Got = make(chan gear.Name, 100)
 	out := exported(t, x, src, nil)
 	if len(src.Got) != 3 {

@@ -10,31 +10,30 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// exportPlan is an index sorted into the steps of an export. Its entries point
-// into the index.
+// exportPlan is an index sorted into the steps of an export. Its entries point into the index.
 type exportPlan struct {
-	// dirs are all directories, parents before what lies in them.
+	// dirs holds all directories, parents before their children.
 	dirs []*gear.Entry
-	// contents are the regular files that have content, by content, in the
-	// order of first appearance, which is the order they are stored in.
+	// contents holds the regular files that have content, by content, in the order of first
+	// appearance, which is the order in which they are stored.
 	contents []content
-	// nodes are symbolic links, devices, fifos, sockets and empty files.
+	// nodes holds symbolic links, devices, fifos, sockets and empty files.
 	nodes []*gear.Entry
-	// links are hard links, none of them to another.
+	// links holds the hard links; none of them points to another.
 	links []*gear.Entry
 
 	files          int
 	bytes, toFetch int64
 }
 
-// content is what one or several regular files hold.
+// content is what one or more regular files hold.
 type content struct {
 	file    *gear.File
 	entries []*gear.Entry
 }
 
-// planExport checks an index and sorts it. It trusts nothing: an index may come
-// from elsewhere, and a name in it must not lead out of the tree.
+// planExport checks an index and sorts it. It trusts nothing: an index may come from elsewhere, and
+// a name in it must not lead out of the tree.
 func planExport(x *gear.Index) (*exportPlan, error) {
 	p := &exportPlan{}
 	byPath := make(map[string]*gear.Entry, len(x.Entries))
@@ -76,7 +75,7 @@ func planExport(x *gear.Index) (*exportPlan, error) {
 	return p, nil
 }
 
-// checkPath tells whether a path is of the form rootfs.Entry promises.
+// checkPath returns an error unless a path has the form that rootfs.Entry promises.
 func checkPath(path string) error {
 	clean, err := rootfs.CleanPath(path)
 	if err != nil {
@@ -118,8 +117,7 @@ func (p *exportPlan) addFile(x *gear.Index, e *gear.Entry, byFile []int) error {
 	return nil
 }
 
-// addParents completes the directories by those that are not named, and sorts
-// them.
+// addParents adds the directories that are needed but not named, and sorts all directories.
 func (p *exportPlan) addParents(x *gear.Index, byPath map[string]*gear.Entry) error {
 	implied := map[string]bool{}
 	for i := range x.Entries {
@@ -134,7 +132,7 @@ func (p *exportPlan) addParents(x *gear.Index, byPath map[string]*gear.Entry) er
 				if e.Type != rootfs.Dir {
 					return fmt.Errorf("%q lies in %q, which is not a directory", x.Entries[i].Path, path)
 				}
-				break // its own parents are looked at in its turn
+				break // its own parents are checked in its turn
 			}
 			if implied[path] {
 				break
@@ -151,7 +149,7 @@ func (p *exportPlan) addParents(x *gear.Index, byPath map[string]*gear.Entry) er
 	return nil
 }
 
-// batches splits the contents into what one Fetch asks for.
+// batches splits the contents into batches, one for each Fetch.
 func (p *exportPlan) batches() [][]content {
 	var out [][]content
 	start, size := 0, int64(0)

@@ -15,26 +15,23 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// tree is a directory tree that is entered segment by segment, never through a
-// symbolic link: whatever the tree holds, no path leads out of it. (openat2
-// would do that too, but older kernels and some sandboxes do not have it, and
-// one way is enough.) It keeps the directories above the last path
-// open, so that a walk in order opens each directory once. Not for concurrent
-// use.
+// tree is a directory tree that is entered segment by segment, never through a symbolic link:
+// whatever the tree holds, no path leads out of it. (openat2 would do that too, but older kernels
+// and some sandboxes lack it, and one way is enough.) It keeps the directories above the last path
+// open, so that a walk in order opens each directory once. It is not for concurrent use.
 type tree struct {
 	name string // as given, for errors
 	open []openDir
 }
 
-// openDir is a directory on the way to the last path; that of the root has no
-// name.
+// openDir is a directory on the way to the last path. The root's name is empty.
 type openDir struct {
 	name string
 	fd   int
 }
 
-// openTree opens the directory at path, through symbolic links if it must: the
-// path is the caller's.
+// openTree opens the directory at path. It follows symbolic links, because the path is the
+// caller's.
 func openTree(path string) (*tree, error) {
 	fd, err := dirfd.Open(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
@@ -52,8 +49,8 @@ func (t *tree) close() {
 
 func (t *tree) root() int { return t.open[0].fd }
 
-// parent gives the directory path lies in, good until the next call, and the
-// name it has there.
+// parent returns the directory that path lies in, valid until the next call, and the name of path
+// in it.
 func (t *tree) parent(path string) (fd int, name string, err error) {
 	depth := 1
 	for {
@@ -75,7 +72,7 @@ func (t *tree) parent(path string) (fd int, name string, err error) {
 	}
 }
 
-// leave closes what is open below depth.
+// leave closes the directories that are open below depth.
 func (t *tree) leave(depth int) {
 	for _, d := range t.open[depth:] {
 		unix.Close(d.fd)
@@ -83,8 +80,8 @@ func (t *tree) leave(depth int) {
 	t.open = t.open[:depth]
 }
 
-// takeEmpty fails unless the tree is empty, and makes sure that nothing made in
-// it inherits an access control list.
+// takeEmpty returns an error unless the tree is empty. It makes sure that nothing made in it
+// inherits an access control list.
 func (t *tree) takeEmpty() error {
 	fd, err := dirfd.Open(t.root(), ".", unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
@@ -106,11 +103,11 @@ func (t *tree) takeEmpty() error {
 	return nil
 }
 
-// link makes path a further name of what is at target.
+// link makes path another name for the file at target.
 func (t *tree) link(target, path string) error {
 	from, oldName, err := t.parent(target)
 	if err == nil {
-		// The next call closes what is not on its way.
+		// The next call closes directories that are not on its way.
 		from, err = unix.FcntlInt(uintptr(from), unix.F_DUPFD_CLOEXEC, 0)
 	}
 	if err != nil {
@@ -127,11 +124,10 @@ func (t *tree) link(target, path string) error {
 	return nil
 }
 
-// setMeta gives an entry its owner, attributes, mode and times. It is name in
-// the directory dir; fd is the entry itself, or -1 of those that opening does
-// something to. The order matters: a change of owner takes the setuid bit and
-// security.capability away, attributes may need a mode that permits writing,
-// and anything changes the times.
+// setMeta sets the owner, attributes, mode and times of an entry. The entry is name in the
+// directory dir. fd is the entry itself, or -1 if opening it would have effects. The order matters:
+// a change of owner clears the setuid bit and security.capability, attributes may need a mode that
+// permits writing, and everything changes the times.
 func (w *exporter) setMeta(dir int, name string, fd int, e *gear.Entry) error {
 	err := unix.Fchownat(dir, name, int(e.UID), int(e.GID), unix.AT_SYMLINK_NOFOLLOW)
 	if err := w.lose(e, fmt.Sprintf("owner %d:%d", e.UID, e.GID), err); err != nil {

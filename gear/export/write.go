@@ -18,12 +18,10 @@ import (
 )
 
 const (
-	// holeSize is the least run of zeros, aligned to itself, that becomes a
-	// hole: a multiple of all usual block sizes, long enough that what is left
-	// of a file is not in splinters.
+	// holeSize is the shortest aligned run of zeros that becomes a hole. It is a multiple of all
+	// usual block sizes, and long enough that the rest of a file is not fragmented.
 	holeSize = 64 << 10
-	// copyBuffer is what a worker reads at a time, 256 KiB; it divides
-	// ChunkSize.
+	// copyBuffer is what a worker reads at a time, 256 KiB. It divides ChunkSize.
 	copyBuffer = 4 * holeSize
 )
 
@@ -38,7 +36,7 @@ func (w *exporter) makeDir(ctx context.Context, t *tree, path string) error {
 	}
 	dir, name, err := t.parent(path)
 	if err == nil {
-		// Only the process itself may see into an unfinished directory.
+		// Only the process itself may look into an unfinished directory.
 		err = unix.Mkdirat(dir, name, 0o700)
 	}
 	if err != nil {
@@ -47,7 +45,7 @@ func (w *exporter) makeDir(ctx context.Context, t *tree, path string) error {
 	return nil
 }
 
-// finishDir gives a directory what making its contents would have changed.
+// finishDir sets what making a directory's contents would have changed.
 func (w *exporter) finishDir(ctx context.Context, t *tree, e *gear.Entry) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -64,7 +62,7 @@ func (w *exporter) finishDir(ctx context.Context, t *tree, e *gear.Entry) error 
 	return w.setMeta(dir, name, fd, e)
 }
 
-// makeNode makes what has no content.
+// makeNode makes an entry without content.
 func (w *exporter) makeNode(t *tree, e *gear.Entry) error {
 	dir, name, err := t.parent(e.Path)
 	if err != nil {
@@ -109,7 +107,7 @@ func (w *exporter) create(dir int, name string, e *gear.Entry) (*os.File, error)
 	return os.NewFile(uintptr(fd), e.Path), nil
 }
 
-// finishFile completes a file whose content is written, and closes it.
+// finishFile completes a file whose content has been written, and closes it.
 func (w *exporter) finishFile(dir int, name string, f *os.File, e *gear.Entry) error {
 	err := w.setMeta(dir, name, int(f.Fd()), e)
 	if cerr := f.Close(); err == nil && cerr != nil {
@@ -124,8 +122,8 @@ func (w *exporter) finishFile(dir int, name string, f *os.File, e *gear.Entry) e
 	return err
 }
 
-// writeContent writes one content to all its paths: to the first from r, to the
-// others from there, while it is in the page cache.
+// writeContent writes one content to all its paths. It writes the first from r, and copies the
+// others from there while the content is in the page cache.
 func (w *exporter) writeContent(ctx context.Context, t *tree, c content, r io.Reader, buf []byte) error {
 	first := c.entries[0]
 	dir, name, err := t.parent(first.Path)
@@ -147,7 +145,7 @@ func (w *exporter) writeContent(ctx context.Context, t *tree, c content, r io.Re
 			return err
 		}
 	}
-	if len(c.entries) > 1 { // the others were on other ways
+	if len(c.entries) > 1 { // the others may have entered other directories
 		if dir, name, err = t.parent(first.Path); err != nil {
 			f.Close()
 			return fmt.Errorf("file %q: %w", first.Path, err)
@@ -156,8 +154,7 @@ func (w *exporter) writeContent(ctx context.Context, t *tree, c content, r io.Re
 	return w.finishFile(dir, name, f, first)
 }
 
-// duplicate makes a file with the content of from, sharing its blocks where the
-// file system can.
+// duplicate makes a file with the content of from. It shares the blocks if the file system can.
 func (w *exporter) duplicate(ctx context.Context, t *tree, from *os.File, e *gear.Entry, buf []byte) error {
 	dir, name, err := t.parent(e.Path)
 	if err != nil {
@@ -167,7 +164,7 @@ func (w *exporter) duplicate(ctx context.Context, t *tree, from *os.File, e *gea
 	if err != nil {
 		return err
 	}
-	if unix.IoctlFileClone(int(f.Fd()), int(from.Fd())) != nil { // a reflink is a favour, never a must
+	if unix.IoctlFileClone(int(f.Fd()), int(from.Fd())) != nil { // a reflink is optional
 		r := io.NewSectionReader(from, 0, e.Size)
 		if err := writeSparse(ctx, f, r, e.Size, buf, nil); err != nil {
 			f.Close()
@@ -177,13 +174,13 @@ func (w *exporter) duplicate(ctx context.Context, t *tree, from *os.File, e *gea
 	return w.finishFile(dir, name, f, e)
 }
 
-// verifier checks a content against its name or, where there are chunks,
-// against theirs, which bind every byte as well and tell where one is wrong.
+// verifier checks a content against its name or, if there are chunks, against their names. These
+// cover every byte as well, and show where one is wrong.
 type verifier struct {
 	file *gear.File
 	sum  hash.Hash
 	fill int // bytes of the chunk so far
-	next int // chunk
+	next int // index of the chunk
 }
 
 func (v *verifier) write(p []byte) error {
@@ -204,7 +201,7 @@ func (v *verifier) write(p []byte) error {
 	return nil
 }
 
-// end checks what has come since the last chunk.
+// end checks what has arrived since the last chunk.
 func (v *verifier) end() error {
 	var got, want gear.Name
 	v.sum.Sum(got[:0])
@@ -226,8 +223,7 @@ func (v *verifier) end() error {
 	return nil
 }
 
-// writeVerified writes r, which must be exactly the content want, to the empty
-// file f.
+// writeVerified writes r, which must hold exactly the content want, to the empty file f.
 func writeVerified(ctx context.Context, f *os.File, want *gear.File, r io.Reader, buf []byte) error {
 	v := &verifier{file: want, sum: sha256.New()}
 	if err := writeSparse(ctx, f, r, want.Size, buf, v); err != nil {
@@ -241,8 +237,8 @@ func writeVerified(ctx context.Context, f *os.File, want *gear.File, r io.Reader
 	return v.end()
 }
 
-// writeSparse writes size bytes of r to the empty file f, runs of zeros as
-// holes, and has v, when there is one, look at them.
+// writeSparse writes size bytes of r to the empty file f, with runs of zeros as holes. If v is not
+// nil, it gets all bytes too.
 func writeSparse(ctx context.Context, f *os.File, r io.Reader, size int64, buf []byte, v *verifier) error {
 	var off int64
 	hole := false // f ends before off
@@ -277,8 +273,8 @@ func writeSparse(ctx context.Context, f *os.File, r io.Reader, size int64, buf [
 	return nil
 }
 
-// dataRun is how many bytes b, which begins where a hole may, has before the
-// first run of zeros that is to be one.
+// dataRun returns how many bytes b has before the first run of zeros that must become a hole. b
+// begins where a hole may begin.
 func dataRun(b []byte) int {
 	n := 0
 	for n+holeSize <= len(b) {

@@ -1,4 +1,4 @@
-// Package treetest makes and describes trees for the tests of what writes and reads them.
+// Package treetest makes and describes trees, for tests of code that writes and reads them.
 package treetest
 
 import (
@@ -33,7 +33,7 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
-// Describe reads a tree as the operating system shows it: one line a path.
+// Describe reads a tree as the operating system shows it. It returns one line for each path.
 func Describe(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -69,7 +69,7 @@ func Describe(t testing.TB, dir string) map[string]string {
 		}
 		if !d.IsDir() && st.Nlink > 1 {
 			if groups[st.Ino] == "" {
-				groups[st.Ino] = name // it may be the only name: others may be hidden
+				groups[st.Ino] = name // it may be the only visible name
 			} else {
 				line += " = " + groups[st.Ino]
 			}
@@ -86,7 +86,7 @@ func Describe(t testing.TB, dir string) map[string]string {
 	return out
 }
 
-// ListXattrs are the extended attributes of a path itself.
+// ListXattrs returns the extended attributes of a path itself.
 func ListXattrs(t testing.TB, p string) []rootfs.Xattr {
 	t.Helper()
 	b := make([]byte, 64<<10)
@@ -110,13 +110,13 @@ func ListXattrs(t testing.TB, p string) []rootfs.Xattr {
 	return out
 }
 
-// Flat is a flattened tree under construction, and the contents of its files.
+// Flat is a flattened tree under construction, with the contents of its files.
 type Flat struct {
 	Entries map[string]gear.Entry
 	data    map[gear.Name][]byte
 	names   map[string]gear.Name // of the files in Entries
-	inodes  map[string]int       // of all entries; those of one are names of one file
-	made    int                  // inodes so far
+	inodes  map[string]int       // of all entries; entries with the same one are names of one file
+	made    int                  // number of inodes so far
 }
 
 // NewFlat returns a tree without anything in it.
@@ -124,7 +124,7 @@ func NewFlat() *Flat {
 	return &Flat{Entries: map[string]gear.Entry{}, data: map[gear.Name][]byte{}, names: map[string]gear.Name{}, inodes: map[string]int{}}
 }
 
-// Apply puts a layer on top, as the image specification says.
+// Apply applies a layer on top, as the image specification says.
 func (f *Flat) Apply(t testing.TB, layer []byte) {
 	t.Helper()
 	tr := tar.NewReader(bytes.NewReader(layer))
@@ -198,7 +198,7 @@ func (f *Flat) put(t testing.TB, p string, h *tar.Header, r io.Reader) {
 	f.Put(e, content)
 }
 
-// Put puts an entry with an inode of its own where its path is; content is that of a file.
+// Put puts an entry with a new inode at its path. content is the content of a file.
 func (f *Flat) Put(e gear.Entry, content []byte) {
 	f.made++
 	f.inodes[e.Path] = f.made
@@ -209,7 +209,7 @@ func (f *Flat) Put(e gear.Entry, content []byte) {
 	f.Entries[e.Path] = e
 }
 
-// Index is the tree so far and a source of its contents.
+// Index returns the tree so far, and a source of its contents.
 func (f *Flat) Index() (*gear.Index, *Source) {
 	x := &gear.Index{}
 	at := map[gear.Name]int32{}
@@ -234,7 +234,7 @@ func (f *Flat) Index() (*gear.Index, *Source) {
 	return x, &Source{Data: f.data}
 }
 
-// FileOf is the file of a content.
+// FileOf returns the file of a content.
 func FileOf(b []byte) gear.File {
 	f := gear.File{Name: sha256.Sum256(b), Size: int64(len(b))}
 	if len(b) >= gear.LargeFile {
@@ -248,10 +248,10 @@ func FileOf(b []byte) gear.File {
 // Source delivers contents from memory, last first.
 type Source struct {
 	Data map[gear.Name][]byte
-	Got  chan gear.Name // told of each content delivered, when not nil
+	Got  chan gear.Name // receives the name of each delivered content, if not nil
 }
 
-// Fetch is that of [gear.FileSource].
+// Fetch implements [gear.FileSource].
 func (s *Source) Fetch(ctx context.Context, files []gear.File, deliver func(int, io.Reader) error) error {
 	for i, f := range slices.Backward(files) {
 		b, ok := s.Data[f.Name]
@@ -261,7 +261,7 @@ func (s *Source) Fetch(ctx context.Context, files []gear.File, deliver func(int,
 		if s.Got != nil {
 			s.Got <- f.Name
 		}
-		// Hide the reader's other methods, so that it delivers a little at a time, as a
+		// This hides the reader's other methods, so that it delivers a little at a time, as a
 		// network does.
 		if err := deliver(i, struct{ io.Reader }{bytes.NewReader(b)}); err != nil {
 			return err
@@ -285,14 +285,14 @@ func Write(name, content string) error {
 	return errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(content), 0o644))
 }
 
-// Stamp sets the time of last change, in ns, of a path itself.
+// Stamp sets the modification time of a path itself.
 func Stamp(name string, sec, nsec int64) error {
 	ts := []unix.Timespec{{Sec: 7}, {Sec: sec, Nsec: nsec}}
 	return unix.UtimesNanoAt(unix.AT_FDCWD, name, ts, unix.AT_SYMLINK_NOFOLLOW)
 }
 
-// AsNobody runs the named test again in a process without privileges, whose
-// environment has SLIPWAY_TEST_DIR=dir, and tells whether this is that process.
+// AsNobody runs the named test again in an unprivileged process, with SLIPWAY_TEST_DIR=dir in its
+// environment, and reports whether this is that process.
 func AsNobody(t *testing.T, dir string) bool {
 	t.Helper()
 	if os.Getenv("SLIPWAY_TEST_DIR") != "" {
@@ -302,8 +302,7 @@ func AsNobody(t *testing.T, dir string) bool {
 	out, w, err := os.Pipe()
 	Must(t, err)
 	defer out.Close()
-	// The executable may lie where only root may look. This path works without looking it
-	// up.
+	// The executable may lie where only root may look. This path works without a look-up.
 	p, err := os.StartProcess("/proc/self/exe", []string{"gear.test", "-test.run=^" + t.Name() + "$", "-test.v"}, &os.ProcAttr{
 		Dir:   "/",
 		Env:   append(os.Environ(), "SLIPWAY_TEST_DIR="+dir, "TMPDIR="+dir),

@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// copyBuffer is how much of a file is read at a time.
+// copyBuffer is the number of bytes of a file that are read at a time.
 const copyBuffer = 256 << 10
 
 // regular writes a regular file.
@@ -29,7 +29,7 @@ func (u *upperReader) regular(ctx context.Context, in *os.File, name, path strin
 	return err
 }
 
-// steadyError is a change noticed before anything was written.
+// steadyError is a change that was noticed before anything was written.
 type steadyError struct{ path string }
 
 func (e *steadyError) Error() string { return fmt.Sprintf("%q: %v", e.path, ErrChanged) }
@@ -77,12 +77,12 @@ func (u *upperReader) tryRegular(ctx context.Context, in *os.File, name, path st
 	return nil
 }
 
-// ended tells whether a read found less than there was to be.
+// ended reports whether a read found less than it should.
 func ended(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// stream writes a file that is too large to be kept.
+// stream writes a file that is too large to be kept in memory.
 func (u *upperReader) stream(ctx context.Context, f *os.File, path string, before *unix.Stat_t, attrs []rootfs.Xattr) error {
 	if err := u.header(tar.TypeReg, path, before, attrs, func(h *tar.Header) { h.Size = before.Size }); err != nil {
 		return err
@@ -111,8 +111,8 @@ func (u *upperReader) stream(ctx context.Context, f *os.File, path string, befor
 	return nil
 }
 
-// unchanged tells whether a file is still what it was. Owner, mode and
-// attributes change the ctime.
+// unchanged reports whether a file is still what it was. Changes of owner, mode and attributes
+// change the ctime.
 func unchanged(f *os.File, before *unix.Stat_t) (bool, error) {
 	var after unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &after); err != nil {
@@ -121,7 +121,7 @@ func unchanged(f *os.File, before *unix.Stat_t) (bool, error) {
 	return after.Size == before.Size && after.Mtim == before.Mtim && after.Ctim == before.Ctim, nil
 }
 
-// special writes what opening would do something to.
+// special writes a file that must not be opened because that would have effects.
 func (u *upperReader) special(in *os.File, name, path string, st *unix.Stat_t, raw bool) error {
 	attrs, err := nodeXattrs(in, name)
 	if err != nil {
@@ -160,16 +160,16 @@ func readlinkAt(dir *os.File, name string) (string, error) {
 	}
 }
 
-// upperMarks are what overlayfs notes about a file in attributes.
+// upperMarks are overlayfs's notes about a file in its attributes.
 type upperMarks struct {
 	opaque     bool // nothing of the layers below shows through the directory
-	whiteout   bool // the file stands for nothing, if it is empty
+	whiteout   bool // the file is a whiteout if it is empty
 	metacopy   bool // the content is in a layer below
 	redirected bool // the directory's contents are below, under another name
 }
 
-// hostXattrs are the attributes that say something about the host instead of
-// the file: its policy's labels, and signatures under its key.
+// hostXattrs are the attributes that describe the host instead of the file: its policy's labels,
+// and signatures under its key.
 var hostXattrs = map[string]bool{
 	"security.selinux": true,
 	"security.SMACK64": true,
@@ -177,9 +177,9 @@ var hostXattrs = map[string]bool{
 	"system.nfs4_acl":  true,
 }
 
-// splitXattrs separates the marks of overlayfs, whose names begin with prefix,
-// from the attributes that belong to the file. Of these, the ones that begin so
-// as well were escaped with one more "overlay." on the way into the overlay.
+// splitXattrs separates overlayfs's marks, whose names begin with prefix, from the attributes that
+// belong to the file. The overlay has escaped those of the file's attributes that begin with prefix
+// too, with one more "overlay.".
 func splitXattrs(prefix string, all []rootfs.Xattr) (m upperMarks, own []rootfs.Xattr) {
 	for _, x := range all {
 		mark, ok := strings.CutPrefix(x.Name, prefix)
@@ -207,8 +207,8 @@ func splitXattrs(prefix string, all []rootfs.Xattr) (m upperMarks, own []rootfs.
 	return m, own
 }
 
-// ours are the attributes a layer gets of those read: raw ones are those of the
-// upper directory itself, others the overlay has seen to.
+// ours returns the attributes that a layer gets. If raw is true, they were read from the upper
+// directory itself; otherwise the overlay has already processed them.
 func (u *upperReader) ours(raw bool, all []rootfs.Xattr) []rootfs.Xattr {
 	if raw {
 		_, own := splitXattrs(u.marks, all)
@@ -230,7 +230,7 @@ func fileXattrs(f *os.File) ([]rootfs.Xattr, error) {
 		func(name string, b []byte) (int, error) { return unix.Fgetxattr(fd, name, b) })
 }
 
-// nodeXattrs reads the attributes of what is not to be opened.
+// nodeXattrs reads the attributes of a file that must not be opened.
 func nodeXattrs(dir *os.File, name string) ([]rootfs.Xattr, error) {
 	path := dirfd.Path(int(dir.Fd()), name)
 	return readXattrs(
@@ -238,8 +238,8 @@ func nodeXattrs(dir *os.File, name string) ([]rootfs.Xattr, error) {
 		func(name string, b []byte) (int, error) { return unix.Lgetxattr(path, name, b) })
 }
 
-// readXattrs reads all attributes, in the order the file system lists them. One
-// that goes meanwhile is left out.
+// readXattrs reads all attributes, in the order in which the file system lists them. It leaves out
+// an attribute that vanishes meanwhile.
 func readXattrs(list func([]byte) (int, error), get func(string, []byte) (int, error)) ([]rootfs.Xattr, error) {
 	names, err := sized(list)
 	if errors.Is(err, unix.ENOTSUP) || len(names) == 0 && err == nil {
@@ -262,7 +262,7 @@ func readXattrs(list func([]byte) (int, error), get func(string, []byte) (int, e
 	return out, nil
 }
 
-// sized makes a call that fills a buffer with one large enough.
+// sized calls a function that fills a buffer, with a buffer that is large enough.
 func sized(call func([]byte) (int, error)) ([]byte, error) {
 	b := make([]byte, 256)
 	for {

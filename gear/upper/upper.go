@@ -19,23 +19,21 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// ErrChanged is in the chain of the error of [Tar] for a directory that
-// was written to meanwhile; with its writers stopped it can be read.
+// ErrChanged is in the error chain of [Tar] if the directory was written to meanwhile. Once its
+// writers are stopped, it can be read.
 var ErrChanged = errors.New("changed while it was read")
 
 // Options adjust the reading of an upper directory.
 type Options struct {
-	// Merged is the mount point of the overlay the directory is the upper one
-	// of, with nothing mounted below it. Files are then read there, the
-	// directory only tells which they are. It is needed only where the upper
-	// directory does not hold all that changed, which is so when the overlay
-	// was mounted with redirect_dir or metacopy; without it such a directory is
-	// an error.
+	// Merged is the mount point of the overlay whose upper directory it is, with nothing mounted
+	// below it. Files are then read there; the directory only says which ones. It is needed only if
+	// the upper directory does not hold everything that changed, as with overlays that were mounted
+	// with redirect_dir or metacopy. Without Merged, such a directory is an error.
 	Merged string
-	// UserXattr says that the overlay was mounted with the option userxattr, so
-	// that its marks are called user.overlay.* instead of trusted.overlay.*.
+	// UserXattr says that the overlay was mounted with the option userxattr, so that its marks are
+	// called user.overlay.* instead of trusted.overlay.*.
 	UserXattr bool
-	// Skipped, when set, is told of what has no place in a layer.
+	// Skipped, if set, is called for everything that has no place in a layer.
 	Skipped func(path, why string)
 }
 
@@ -43,23 +41,21 @@ const (
 	whiteoutPrefix = ".wh."
 	opaqueName     = ".wh..wh..opq"
 
-	// steadyFile is the greatest size in bytes of a file that is read before
-	// its header is written, and read again when it changes meanwhile: what one
-	// layer may take in memory. A larger one is streamed and has one try.
+	// steadyFile is the greatest size in bytes of a file that is read before its header is written,
+	// and read again if it changes meanwhile. It bounds the memory that one layer may take. A
+	// larger file is streamed, and has only one try.
 	steadyFile = 16 << 20
 )
 
-// Tar writes what an overlay's upper directory says about the layers below
-// it as an OCI layer: an uncompressed PAX tar with whiteouts, sorted by path,
-// the same for the same directory. Conversion of that tar gives the index of
-// the same layer.
+// Tar writes the changes in an overlay's upper directory as an OCI layer: an uncompressed PAX tar
+// with whiteouts, sorted by path, and the same for the same directory. Converting that tar gives
+// the index of the same layer.
 //
-// The marks of overlayfs become whiteouts or are left out; attributes it had to
-// escape get their names back; labels that belong to the host are left out, and
-// so are sockets. Files with several names in the directory become hard links.
-// No symbolic link is followed. The upper directory of a mounted overlay may be
-// read, but a file that changes meanwhile is ErrChanged, after a second try
-// where that is possible; w has then seen a part of a tar, as with any error.
+// Overlayfs's marks become whiteouts or are left out. Attributes that it had to escape get their
+// names back. Labels that belong to the host are left out, and so are sockets. Files with several
+// names in the directory become hard links. No symbolic link is followed. The upper directory of a
+// mounted overlay may be read, but a file that changes meanwhile is ErrChanged, after a second try
+// if that is possible. As with any error, w has then received part of a tar.
 //
 // Reading the marks of an overlay mounted without userxattr needs root.
 func Tar(ctx context.Context, dir string, w io.Writer, opts *Options) error {
@@ -84,13 +80,13 @@ func Tar(ctx context.Context, dir string, w io.Writer, opts *Options) error {
 // upperReader is one reading of an upper directory.
 type upperReader struct {
 	opts  *Options
-	marks string // what the names of overlayfs' own attributes begin with
+	marks string // prefix of the names of overlayfs's own attributes
 	tw    *tar.Writer
 	names map[inode]string // the first path of each file that has several
 	buf   []byte
 }
 
-// inode tells files from each other.
+// inode identifies a file.
 type inode struct{ dev, ino uint64 }
 
 func (u *upperReader) read(ctx context.Context, path string) error {
@@ -125,9 +121,9 @@ func openDirectory(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// checkTrusted fails when the process does not see trusted attributes: they are
-// hidden, not refused, so that an opaque directory would pass for another. To
-// replace one that does not exist changes nothing and tells which it is.
+// checkTrusted fails if the process cannot see trusted attributes. They are hidden, not refused, so
+// that an opaque directory would pass for an ordinary one. Replacing an attribute that does not
+// exist changes nothing, and its error shows which is the case.
 func checkTrusted(up *os.File) error {
 	err := unix.Fsetxattr(int(up.Fd()), "trusted.overlay.none", nil, unix.XATTR_REPLACE)
 	if errors.Is(err, unix.EPERM) {
@@ -136,10 +132,9 @@ func checkTrusted(up *os.File) error {
 	return nil
 }
 
-// directory writes the directory path and what changed in it. It is in that
-// the files are read in; up is what tells of them: the same, or the upper
-// directory where in is the merged one, or nil where all of in is new to the
-// layers below.
+// directory writes the directory path and what changed in it. Files are read in the directory in.
+// up describes them: it is the same directory, or the upper directory if in is the merged one, or
+// nil if everything in in is new to the layers below.
 func (u *upperReader) directory(ctx context.Context, up, in *os.File, path string) error {
 	var marks upperMarks
 	if up != nil {
@@ -148,7 +143,7 @@ func (u *upperReader) directory(ctx context.Context, up, in *os.File, path strin
 			return fmt.Errorf("attributes of %q: %w", path, err)
 		}
 		marks, _ = splitXattrs(u.marks, attrs)
-		marks.redirected = marks.redirected && !marks.opaque // which hides what it leads to
+		marks.redirected = marks.redirected && !marks.opaque // an opaque directory hides what the redirect leads to
 	}
 	if err := u.checkWhole(marks, up == in, path); err != nil {
 		return err
@@ -192,7 +187,7 @@ func (u *upperReader) directory(ctx context.Context, up, in *os.File, path strin
 	return nil
 }
 
-// entry writes what lies at name in a directory.
+// entry writes the entry name of a directory.
 func (u *upperReader) entry(ctx context.Context, up, in *os.File, name, path string) error {
 	if strings.HasPrefix(name, whiteoutPrefix) {
 		return fmt.Errorf("%q cannot be put in a layer: names that begin with %q are whiteouts there", path, whiteoutPrefix)
@@ -234,8 +229,8 @@ func (u *upperReader) entry(ctx context.Context, up, in *os.File, name, path str
 	return err
 }
 
-// check tells whether a name in the upper directory is a whiteout, and fails
-// when it is a part of a file only and files are read here.
+// check reports whether a name in the upper directory is a whiteout. It fails if the name holds
+// only part of a file and files are read here.
 func (u *upperReader) check(up *os.File, name, path string, here bool) (gone bool, err error) {
 	st, err := statAt(up, name, path)
 	if err != nil {
@@ -260,8 +255,7 @@ func (u *upperReader) check(up *os.File, name, path string, here bool) (gone boo
 	return false, nil
 }
 
-// checkWhole fails for what the upper directory has a part of only, when that
-// is where files are read.
+// checkWhole fails if the upper directory has only part of a file and files are read there.
 func (u *upperReader) checkWhole(m upperMarks, here bool, path string) error {
 	switch {
 	case !here:
@@ -311,8 +305,8 @@ func statAt(dir *os.File, name, path string) (st unix.Stat_t, err error) {
 	return st, nil
 }
 
-// vanished wraps the error of a call on a name that was just there: when it is
-// something else by now, that is a change.
+// vanished wraps the error of a call on a name that existed a moment ago. If it is something else
+// by now, that is a change.
 func vanished(what, path string, err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 		return fmt.Errorf("%s %q: %w: %w", what, path, ErrChanged, err)
@@ -320,7 +314,7 @@ func vanished(what, path string, err error) error {
 	return fmt.Errorf("%s %q: %w", what, path, err)
 }
 
-// marker writes a whiteout. It has no properties but its name.
+// marker writes a whiteout. It has no properties except its name.
 func (u *upperReader) marker(path string) error {
 	h := &tar.Header{Format: tar.FormatPAX, Typeflag: tar.TypeReg, Name: path, ModTime: time.Unix(0, 0)}
 	if err := u.tw.WriteHeader(h); err != nil {
