@@ -12,25 +12,25 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// AnonymiserOptions say what else an [Anonymiser] changes. The zero value changes
-// names alone.
+// AnonymiserOptions say what else an [Anonymiser] changes. With the zero value it changes only
+// names.
 type AnonymiserOptions struct {
-	// RoundSizes is what sizes are rounded up to multiples of, in bytes; 0 leaves them.
-	// A size is otherwise about as good as a name for content that is public.
+	// RoundSizes is the number of bytes to whose multiples sizes are rounded up; 0 leaves them
+	// unchanged. For public content, an exact size is about as good as a name.
 	RoundSizes int64
 	// Shift is added to all times.
 	Shift time.Duration
-	// Agents makes pseudonyms of user agents too, which are otherwise left as they
-	// are: they tell versions, not persons, but a rare one may.
+	// Agents also replaces user agents by pseudonyms. Otherwise they stay as they are: they
+	// identify versions, not persons, but a rare one may identify a person.
 	Agents bool
 }
 
-// Anonymiser replaces the names in records by pseudonyms: hosts, clients, ids, digests
-// and every segment of a path but for the protocol's own words. A pseudonym is the
-// first 8 bytes of HMAC-SHA-256 of the name under a key, in hexadecimal: the same name
-// has the same one wherever it stands, so that an upload's digest is that of the blob
-// which is fetched later, and without the key no name can be tried. Users, referers
-// and queries are left out. Its methods must not run concurrently.
+// Anonymiser replaces the names in records by pseudonyms: hosts, clients, ids, digests, and every
+// segment of a path except the protocol's own words. A pseudonym is the first 8 bytes, in
+// hexadecimal, of the HMAC-SHA-256 of the name under a key. The same name has the same pseudonym
+// everywhere, so that an upload's digest is that of the blob which is fetched later. Without the
+// key nobody can test names. Users, referers and queries are left out. Its methods must not run
+// concurrently.
 type Anonymiser struct {
 	o     AnonymiserOptions
 	mac   hash.Hash
@@ -41,15 +41,15 @@ type Anonymiser struct {
 // MinKey is the least number of bytes of a key.
 const MinKey = 16
 
-// pseudonymBytes of the code are kept: with 64 bits, ten million names have a chance
-// of 1 in 370,000 that any two get the same pseudonym.
+// pseudonymBytes is how many bytes of the code are kept. With 64 bits, ten million names have a
+// chance of 1 in 370,000 that any two get the same pseudonym.
 const pseudonymBytes = 8
 
 // maxKnown bounds the names whose pseudonyms are remembered, in bytes.
 const maxKnown = 64 << 20
 
-// NewAnonymiser uses a key, which whoever wants pseudonyms that nobody can undo makes
-// at random and forgets.
+// NewAnonymiser returns an anonymiser with a key. For pseudonyms that nobody can undo, make the key
+// at random and forget it.
 func NewAnonymiser(key []byte, o *AnonymiserOptions) (*Anonymiser, error) {
 	if len(key) < MinKey {
 		return nil, errors.New("anonymise: the key is too short")
@@ -64,7 +64,7 @@ func NewAnonymiser(key []byte, o *AnonymiserOptions) (*Anonymiser, error) {
 	return a, nil
 }
 
-// Pseudonym of a name; that of "" is "".
+// Pseudonym returns the pseudonym of a name. That of "" is "".
 func (a *Anonymiser) Pseudonym(name string) string {
 	if name == "" {
 		return ""
@@ -83,7 +83,7 @@ func (a *Anonymiser) Pseudonym(name string) string {
 	return p
 }
 
-// path makes pseudonyms of the segments of a path.
+// path replaces the segments of a path by pseudonyms.
 func (a *Anonymiser) path(path string) string {
 	if path == "" {
 		return ""
@@ -99,7 +99,7 @@ func (a *Anonymiser) path(path string) string {
 func (a *Anonymiser) Anonymise(r *trace.Record) {
 	t := trace.ParseURI(r.URI)
 	if r.Digest == "" && t.Kind == trace.Manifest && strings.Contains(t.Ref, ":") {
-		r.Digest = t.Ref // which nobody could tell from a tag any more
+		r.Digest = t.Ref // nobody could distinguish it from a tag any more
 	}
 	r.Host, r.RemoteAddr, r.ID, r.Digest = a.Pseudonym(r.Host), a.Pseudonym(r.RemoteAddr), a.Pseudonym(r.ID), a.Pseudonym(r.Digest)
 	r.User, r.Referer = "", ""

@@ -1,5 +1,5 @@
-// Package ingest brings logs into a store of traces: whole files, or a log as it is
-// written, with pseudonyms in place of names if need be.
+// Package ingest brings logs into a store of traces: whole files, or a log that is still being
+// written. It can replace names by pseudonyms.
 package ingest
 
 import (
@@ -20,60 +20,60 @@ import (
 
 // ImportOptions say how logs become a store. The zero value works.
 type ImportOptions struct {
-	// Zone of records in files whose name does not tell; "" is "default".
+	// Zone is the zone of records in files whose name does not say it; "" is "default".
 	Zone string
 	// ForceZone gives Zone to all records.
 	ForceZone bool
-	// Change is called for each record before it is added, and may change it; nil for
-	// none. It is called by one goroutine at a time, in the order of the records.
+	// Change, if not nil, is called for each record before it is added, and may change it. Only one
+	// goroutine at a time calls it, in the order of the records.
 	Change func(*trace.Record)
-	// Progress is called now and then with the number of records that were added; nil
-	// for nobody. It is called by one goroutine at a time.
+	// Progress, if not nil, is called now and then with the number of records added so far. Only
+	// one goroutine at a time calls it.
 	Progress func(records int64)
 }
 
-// defaultZone is the zone of logs that do not tell theirs.
+// defaultZone is the zone of logs that do not name theirs.
 const defaultZone = "default"
 
-// Imported is what an import has done.
+// Imported says what an import has done.
 type Imported struct {
 	store.Counts
-	// Zones is how many records each zone got.
+	// Zones holds the number of records of each zone.
 	Zones map[string]int64 `json:"zones"`
-	// Unknown are the first few URIs that are none of the protocol's, and methods that
-	// no registry knows, with where they are. They are counted and stored like others.
+	// Unknown holds the first few URIs outside the protocol, and methods that no registry knows,
+	// with their places. They are counted and stored like others.
 	Unknown []logs.Place `json:"unknown,omitempty"`
-	// Skipped records and files.
+	// Skipped holds the skipped records and files.
 	Skipped []logs.Skipped `json:"skipped,omitempty"`
-	// Written to the store.
+	// Written says what was written to the store.
 	Written store.Written `json:"written"`
 }
 
-// unknownPlaces is how many requests with unknown URIs or methods are named.
+// unknownPlaces is the maximum number of requests with unknown URIs or methods that are listed.
 const unknownPlaces = 5
 
 const (
-	// importBatch is how many records go from a reader to the writer at once.
+	// importBatch is the number of records that go from a reader to the writer at once.
 	importBatch = 512
-	// batchBytes bounds the strings of a batch but for its last record's: five hundred
-	// usual records have fewer.
+	// batchBytes bounds the strings of a batch, except those of its last record. Five hundred
+	// ordinary records have fewer bytes.
 	batchBytes = 256 << 10
-	// aheadBatches are how many of a file may wait until the files before are in the
-	// store: 32,768 records, and about 10 MB. Strings of more than aheadBytes do not.
+	// aheadBatches is the number of batches of a file that may wait until the files before it are
+	// in the store: 32,768 records, or about 10 MB. Strings beyond aheadBytes do not wait.
 	aheadBatches = 64
 	aheadBytes   = 16 << 20
-	// maxReaders bounds how many files are read at once: one goroutine adds their records,
-	// which takes a good half of the time that reading takes.
+	// maxReaders bounds the number of files that are read at the same time. One goroutine adds
+	// their records, which takes a good half of the time that reading takes.
 	maxReaders = 4
 )
 
-// placed is a record and where it came from.
+// placed is a record with its place in a log.
 type placed struct {
 	rec trace.Record
 	src logs.Source
 }
 
-// bytes is how many the strings of the record have.
+// bytes returns the number of bytes in the record's strings.
 func (p *placed) bytes() int {
 	r := &p.rec
 	return len(r.Host) + len(r.Method) + len(r.RemoteAddr) + len(r.User) + len(r.URI) + len(r.Proto) +
@@ -83,14 +83,13 @@ func (p *placed) bytes() int {
 // batch is records that go from a reader to the writer.
 type batch struct {
 	records *[]placed
-	// room is what it takes of its file's aheadBytes.
+	// room is the part of its file's aheadBytes that it takes.
 	room int64
 }
 
-// Import reads files into a store and closes w. Files are read, their records added and
-// days written at the same time, but the store is the same as if one file were read
-// after the other. After an error the result tells what was done before it, and w has
-// published what it could.
+// Import reads files into a store and closes w. It reads files, adds their records and writes days
+// at the same time, but the store is the same as if one file were read after the other. After an
+// error, the result says what was done before it, and w has published what it could.
 func Import(ctx context.Context, in *logs.Input, files []string, w *store.Writer, o *ImportOptions) (*Imported, error) {
 	im := importer{in: in, w: w, out: Imported{Zones: map[string]int64{}}}
 	if o != nil {
@@ -100,7 +99,7 @@ func Import(ctx context.Context, in *logs.Input, files []string, w *store.Writer
 		im.o.Zone = defaultZone
 	}
 	files = in.Choose(ctx, files)
-	// Read at once are the file whose records are added, and those that wait here.
+	// The file whose records are added, and those that wait here, are read at the same time.
 	order := make(chan *reading, min(runtime.GOMAXPROCS(0), maxReaders)-1)
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
@@ -141,7 +140,7 @@ func Import(ctx context.Context, in *logs.Input, files []string, w *store.Writer
 	return &im.out, err
 }
 
-// ErrNothing says that an import or a recording read no request.
+// ErrNothing says that an import or a recording found no request.
 var ErrNothing = errors.New("no request was read from the logs; name their format with --format if it was not detected; docs/trace.md shows a line of each format")
 
 // reading is a file that is being read.
@@ -151,7 +150,7 @@ type reading struct {
 	turn    chan struct{}
 	batches chan batch
 	room    *semaphore.Weighted // of the strings in batches, in bytes
-	err     error               // once batches is closed
+	err     error               // valid once batches is closed
 }
 
 func newReading(in *logs.Input, file string) *reading {
@@ -196,7 +195,7 @@ func (r *reading) run(ctx context.Context, free *sync.Pool) {
 	}
 }
 
-// newBatch is an empty batch with room for importBatch records.
+// newBatch returns an empty batch with room for importBatch records.
 func newBatch(free *sync.Pool) *[]placed {
 	if b, ok := free.Get().(*[]placed); ok {
 		*b = (*b)[:0]
@@ -214,7 +213,7 @@ type importer struct {
 	batches sync.Pool // of *[]placed
 	// from is the last record's file, zone its zone.
 	from, zone string
-	inZone     int64 // records of it that Zones does not have yet
+	inZone     int64 // records of it that Zones does not count yet
 	counts     store.Tally
 }
 
@@ -258,7 +257,7 @@ func (im *importer) add(batch []placed) error {
 	return nil
 }
 
-// countZone counts the records of the zone since it was called last.
+// countZone counts the zone's records since the last call.
 func (im *importer) countZone() {
 	if im.inZone > 0 {
 		im.out.Zones[im.zone] += im.inZone

@@ -24,7 +24,7 @@ import (
 
 var start = time.Date(2017, 6, 20, 0, 0, 0, 0, time.UTC)
 
-// someRecords makes n records over a time, about in the mix of a real registry.
+// someRecords returns n records over a time, roughly in the mix of a real registry.
 func someRecords(n int, over time.Duration, seed uint64) []trace.Record {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	out := make([]trace.Record, n)
@@ -208,9 +208,9 @@ func TestImportEnds(t *testing.T) {
 	}
 }
 
-// TestImportAgain imports a log without ids again, in a store and as a copy beside it,
-// compressed and behind the prefix of a collector: no request is there twice, and those
-// that a client sent twice within a second are there twice.
+// TestImportAgain imports a log without ids several times into one store: again, together with
+// copies, behind a collector's prefix, and twice in one file. No request may be stored twice, except
+// those that a client sent twice within a second.
 func TestImportAgain(t *testing.T) {
 	dir := t.TempDir()
 	var plain, prefixed strings.Builder
@@ -268,7 +268,8 @@ func TestImportNothing(t *testing.T) {
 	}
 }
 
-// TestImportUnknown: what a client sent is shown so that a terminal does nothing.
+// TestImportUnknown checks that what a client sent is shown in a form that does nothing to a
+// terminal.
 func TestImportUnknown(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "log")

@@ -14,19 +14,18 @@ import (
 
 // RecordOptions say how a log is recorded. The zero value works.
 type RecordOptions struct {
-	// Zone of the records; "" is "default".
+	// Zone is the zone of the records; "" is "default".
 	Zone string
-	// Every is how often what has come is published; 0 is ten minutes. A file is
-	// written anew each time, and what came since is lost in a crash.
+	// Every is the interval at which new records are published; 0 means ten minutes. Each time a
+	// file is written anew. A crash loses what has arrived since.
 	Every time.Duration
-	// Progress is called after each record with their number; nil for nobody.
+	// Progress, if not nil, is called after each record with the number of records.
 	Progress func(records int64)
 }
 
-// Record writes what a stream tells, such as a [logs.Follower], into a store until the
-// stream ends, and closes w. The end of ctx does not end it: whoever gives the stream
-// stops that. It returns [ErrNothing] if the
-// stream had lines but no request.
+// Record reads a stream, such as a [logs.Follower], into a store until the stream ends, and closes
+// w. The end of ctx does not end it: the owner of the stream stops that. It returns [ErrNothing] if
+// the stream had lines but no request.
 func Record(in *logs.Input, r io.Reader, name string, w *store.Writer, o *RecordOptions) (int64, error) {
 	if o == nil {
 		o = &RecordOptions{}

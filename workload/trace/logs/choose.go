@@ -23,7 +23,7 @@ func (in *Input) Choose(ctx context.Context, files []string) []string {
 		return files
 	}
 	formats := make([]trace.Format, len(files))
-	front := map[string]int{} // of each directory, the file that is nearest to the clients
+	front := map[string]int{} // for each directory, the file nearest to the clients
 	for i, file := range files {
 		formats[i] = in.formatOf(ctx, file)
 		dir := filepath.Dir(file)
@@ -46,8 +46,7 @@ func (in *Input) Choose(ctx context.Context, files []string) []string {
 	return out
 }
 
-// frontRank orders the logs of Harbor's parts: 1 is nearest to the clients, 0 is of no
-// part.
+// frontRank orders the logs of Harbor's parts. 1 is nearest to the clients; 0 belongs to no part.
 func frontRank(f trace.Format) int {
 	switch f {
 	case formats.Harbor:
@@ -58,8 +57,8 @@ func frontRank(f trace.Format) int {
 	return 0
 }
 
-// repeats reports whether a log, or what else Harbor writes into its directory, repeats
-// the requests of the part that is nearest to the clients.
+// repeats reports whether a log, or another file that Harbor writes into its directory, repeats the
+// requests of the part that is nearest to the clients.
 func repeats(front, f trace.Format) bool {
 	switch f {
 	case formats.Distribution, formats.HarborCore, formats.Nginx, trace.FormatCLF:
@@ -68,8 +67,7 @@ func repeats(front, f trace.Format) bool {
 	return false
 }
 
-// formatOf is the format of a regular file by what it begins with, "" where it is not
-// known.
+// formatOf returns the format of a regular file by its first bytes, or "" if it is not known.
 func (in *Input) formatOf(ctx context.Context, path string) trace.Format {
 	info, err := os.Stat(path)
 	if err != nil || !info.Mode().IsRegular() {
@@ -83,7 +81,7 @@ func (in *Input) formatOf(ctx context.Context, path string) trace.Format {
 	return in.formatIn(&rawReader{r: f, n: new(atomic.Int64), ended: ctx.Err}, 0)
 }
 
-// formatIn is the format of what may be compressed; an archive has none.
+// formatIn returns the format of data that may be compressed. An archive has none.
 func (in *Input) formatIn(r io.Reader, depth int) trace.Format {
 	br := bufio.NewReaderSize(&stickyReader{r: r}, sniffSize)
 	head, _ := br.Peek(sniffSize)

@@ -23,16 +23,16 @@ import (
 )
 
 const (
-	// sniffSize is how much of a file is looked at to find out what it is, in bytes.
+	// sniffSize is the number of bytes at the start of a file that are read to detect what it is.
 	sniffSize = 64 << 10
-	// maxNesting of compressed files in archives in compressed files.
+	// maxNesting is the maximum nesting of compressed files in archives in compressed files.
 	maxNesting = 4
-	// maxWindow bounds the memory of a decoder of zstd or xz: 128 MiB is what zstd
-	// --long takes by default, and xz -9 takes half of it.
+	// maxWindow bounds the memory of a zstd or xz decoder. 128 MiB is what zstd --long uses by
+	// default; xz -9 uses half of it.
 	maxWindow = 128 << 20
 )
 
-// stream reads a file, or what was compressed or archived in one.
+// stream reads a file, or what was compressed or archived in it.
 func (in *Input) stream(ctx context.Context, r io.Reader, name string, depth int, fn func(Source, *trace.Record) error) error {
 	br := bufio.NewReaderSize(&stickyReader{r: r}, sniffSize)
 	head, _ := br.Peek(sniffSize) // an error comes again when it is read
@@ -65,7 +65,7 @@ func (in *Input) stream(ctx context.Context, r io.Reader, name string, depth int
 	return in.records(ctx, dec, name, fn)
 }
 
-// decompressor reads what is compressed, or is nil for what is not.
+// decompressor returns a reader of compressed data, or nil if the data is not compressed.
 func decompressor(r io.Reader, head []byte) (z io.Reader, closed func(), err error) {
 	closed = func() {}
 	switch {
@@ -93,21 +93,21 @@ func decompressor(r io.Reader, head []byte) (z io.Reader, closed func(), err err
 	return nil, closed, nil
 }
 
-// skippableFrame tells whether a file begins with a frame of zstd that is not data, as
-// those of programs that compress in parallel do.
+// skippableFrame reports whether a file begins with a zstd frame that holds no data. Programs that
+// compress in parallel write such frames.
 func skippableFrame(head []byte) bool {
 	return len(head) > 3 && head[0]&0xf0 == 0x50 && bytes.Equal(head[1:4], []byte{0x2a, 0x4d, 0x18})
 }
 
-// xzWindow is the size of the dictionary in the header of the first block of an xz file,
-// 0 if it is not there: .xz file format 1.2.1, sections 3.1 and 5.3.1.
+// xzWindow returns the dictionary size in the header of the first block of an xz file, or 0 if it
+// is missing: .xz file format 1.2.1, sections 3.1 and 5.3.1.
 func xzWindow(head []byte) int64 {
 	const streamHeader = 12
 	if len(head) < streamHeader+2 {
 		return 0
 	}
 	flags, b := head[streamHeader+1], head[streamHeader+2:]
-	for _, present := range []byte{0x40, 0x80} { // sizes of what is compressed and of what it was
+	for _, present := range []byte{0x40, 0x80} { // sizes of the compressed and of the uncompressed data
 		if flags&present != 0 {
 			_, n := binary.Uvarint(b)
 			if n <= 0 {
@@ -152,16 +152,16 @@ func (in *Input) archive(ctx context.Context, r io.Reader, name string, depth in
 	}
 }
 
-// harborPart reports whether a file of an archive is called as Harbor calls the logs that
-// repeat those of its proxy.
+// harborPart reports whether a file of an archive has a name that Harbor gives to logs that repeat
+// those of its proxy.
 func harborPart(name string) bool {
 	part, _, ok := strings.Cut(filepath.Base(name), ".log")
 	return ok && (part == "core" || part == "registry" || part == "portal")
 }
 
-// harborProxies are the logs of Harbor's proxy in an archive, by their directory. The names
-// alone tell: a file may come after those that repeat it, and so the archive is read once
-// more. What cannot be read again, such as a pipe, has none.
+// harborProxies returns the logs of Harbor's proxy in an archive, by directory. Only the names
+// tell: a file may come after those that repeat it, so the archive is read once more. What cannot
+// be read again, such as a pipe, has none.
 func harborProxies(ctx context.Context, path string) map[string]string {
 	fronts := map[string]string{}
 	f, err := os.Open(path)

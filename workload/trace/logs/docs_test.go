@@ -22,7 +22,7 @@ import (
 	"example.org/slipway/workload/trace/logs/formats"
 )
 
-// titled is a line of docs/trace.md with the title line above it.
+// titled is a line of docs/trace.md with its title, which is the line above it.
 type titled struct{ title, text string }
 
 // fromDocs reads the titled lines of the block below a heading of docs/trace.md.
@@ -84,7 +84,7 @@ func (x titled) told() trace.Record {
 	return want
 }
 
-// docsInput reads what the docs have.
+// docsInput returns an input that reads what the docs show.
 func docsInput(format trace.Format) *logs.Input {
 	at := time.Date(2024, 6, 12, 9, 45, 1, 0, time.UTC)
 	return logs.NewInput(&logs.InputOptions{Format: format, Start: at, Now: at.AddDate(0, 2, 0)})
@@ -269,7 +269,7 @@ func TestDocumentedCut(t *testing.T) {
 	}
 }
 
-// count is how much was skipped.
+// count returns how much was skipped.
 func count(in *logs.Input) (n int64) {
 	for _, s := range in.Skipped() {
 		n += s.Count

@@ -10,17 +10,16 @@ import (
 
 // Source is where a record comes from.
 type Source struct {
-	// File is the file's name; that of an archive and of the file in it, with a colon
-	// between.
+	// File is the file's name. For a file in an archive it is both names with a colon between them.
 	File string
 	// Record is the record's number in the file, from 1.
 	Record int64
 }
 
-// Files lists the files of paths: a directory stands for all regular files below it
-// whose names do not begin with a dot, in order of their names; whatever else is named
-// itself, such as a pipe, is taken. The size is that of all regular files. That there is
-// none at all is an error.
+// Files lists the files of paths. A directory stands for all regular files below it whose names do
+// not begin with a dot, in order of their names. Anything else that is named, such as a pipe, is
+// taken as it is. The size is that of all regular files. It is an error if there are no files at
+// all.
 func Files(paths []string) (files []string, size int64, err error) {
 	for _, path := range paths {
 		info, err := os.Stat(path)
@@ -34,7 +33,7 @@ func Files(paths []string) (files []string, size int64, err error) {
 			}
 			continue
 		}
-		path = filepath.Clean(path) + string(filepath.Separator) // what a link points at
+		path = filepath.Clean(path) + string(filepath.Separator) // the target of a link
 		err = filepath.WalkDir(path, func(file string, d fs.DirEntry, err error) error {
 			if err != nil {
 				return err
@@ -45,7 +44,7 @@ func Files(paths []string) (files []string, size int64, err error) {
 				}
 				return nil
 			}
-			info, err := os.Stat(file) // of what a link points at
+			info, err := os.Stat(file) // of the target of a link
 			if err != nil {
 				return err
 			}

@@ -14,11 +14,10 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/tenfield"
 )
 
-// Follower reads a file that is being written, and goes on with the new file of that
-// name when the old one was moved away or cut to nothing, as log rotation does. An old
-// file is read until the new one has something in it: whoever writes goes on with the
-// old one until told to open the new one. Read waits for more; after Stop it returns
-// io.EOF where there is none.
+// Follower reads a file that is being written. When log rotation moves the file away or truncates
+// it, the follower continues with the new file of that name. It reads the old file until the new
+// one has content, because a writer continues with the old file until it is told to open the new
+// one. Read waits for more data. After Stop it returns io.EOF when there is none.
 type Follower struct {
 	path string
 	f    *os.File
@@ -28,11 +27,11 @@ type Follower struct {
 	once sync.Once
 }
 
-// followEvery is how often a Follower looks for more.
+// followEvery is the interval at which a Follower looks for more data.
 const followEvery = 200 * time.Millisecond
 
-// Follow opens a file to follow it from its beginning or its end: there, from the
-// beginning of a line that has no end yet.
+// Follow opens a file to follow it, from its beginning or from its end. At the end, it starts at
+// the beginning of a line that has no end yet.
 func Follow(path string, fromEnd bool) (*Follower, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -47,8 +46,8 @@ func Follow(path string, fromEnd bool) (*Follower, error) {
 	return fl, nil
 }
 
-// seekLastLine goes to the end of a file, or to where the last line begins if that has no
-// end, and returns where that is.
+// seekLastLine goes to the end of a file, or to the start of the last line if that has no end, and
+// returns the position.
 func seekLastLine(f *os.File) (int64, error) {
 	end, err := f.Seek(0, io.SeekEnd)
 	if err != nil || end == 0 {
@@ -66,10 +65,10 @@ func seekLastLine(f *os.File) (int64, error) {
 	return f.Seek(from+int64(i)+1, io.SeekStart)
 }
 
-// Stop makes Read end. It may be called at any time by anyone.
+// Stop makes Read end. Anyone may call it at any time.
 func (f *Follower) Stop() { f.once.Do(func() { close(f.stop) }) }
 
-// Close closes the file. Nothing may read any more.
+// Close closes the file. Nothing may read from it afterwards.
 func (f *Follower) Close() error {
 	f.Stop()
 	if f.next != nil {
@@ -117,8 +116,8 @@ func (f *Follower) Read(b []byte) (int, error) {
 	}
 }
 
-// rotated goes on with a new file, or with the beginning of the same one, and tells
-// whether there is one. It is called when the open file has been read to its end.
+// rotated continues with a new file, or with the beginning of the same one, and reports whether
+// there is one. It is called when the open file has been read to its end.
 func (f *Follower) rotated() (bool, error) {
 	if f.next != nil { // there was more to read in the old file when the new one was seen
 		old := f.f
@@ -126,7 +125,7 @@ func (f *Follower) rotated() (bool, error) {
 		return true, old.Close()
 	}
 	now, err := os.Stat(f.path)
-	if errors.Is(err, os.ErrNotExist) { // between moving away and making anew
+	if errors.Is(err, os.ErrNotExist) { // the old file was moved and the new one does not exist yet
 		return false, nil
 	}
 	if err != nil {
@@ -146,7 +145,7 @@ func (f *Follower) rotated() (bool, error) {
 		}
 		return true, nil
 	}
-	if now.Size() == 0 { // who writes has not opened the new file yet
+	if now.Size() == 0 { // the writer has not opened the new file yet
 		return false, nil
 	}
 	next, err := os.Open(f.path)
@@ -157,20 +156,19 @@ func (f *Follower) rotated() (bool, error) {
 		return false, fmt.Errorf("follow log: %w", err)
 	}
 	f.next = next
-	return true, nil // once more with the old file, which is complete now
+	return true, nil // reads the old file once more, which is complete now
 }
 
-// head is what the file begins with, of which some may be read already.
+// head returns the start of the file, of which some may already have been read.
 func (f *Follower) head() []byte {
 	b := make([]byte, sniffSize)
 	n, _ := f.f.ReadAt(b, 0) // what cannot be read now cannot be read later either
 	return b[:n]
 }
 
-// Follow calls fn for the records of a stream that is still being written, such as a
-// [Follower], as soon as each is there. It detects the format, unless the
-// options have one, from the lines that the file has already, else from the first that
-// come. It ends where the stream does.
+// Follow calls fn for the records of a stream that is still being written, such as a [Follower], as
+// soon as each arrives. Unless the options have a format, it detects the format from the lines that
+// the file already has, or else from the first lines that arrive. It ends with the stream.
 func (in *Input) Follow(r io.Reader, name string, fn func(Source, *trace.Record) error) error {
 	raw := &rawReader{r: r, n: in.read, ended: func() error { return nil }}
 	text := newText(holesReader{raw})
@@ -191,7 +189,7 @@ func (in *Input) Follow(r io.Reader, name string, fn func(Source, *trace.Record)
 		return err
 	}
 	if lines, isLines := dec.(*lineDecoder); isLines {
-		lines.whole = ok // whoever writes it may have been about to write the rest
+		lines.whole = ok // the writer may have been about to write the rest
 	}
 	err = in.records(context.Background(), dec, name, fn)
 	if raw.err != nil {
@@ -200,7 +198,7 @@ func (in *Input) Follow(r io.Reader, name string, fn func(Source, *trace.Record)
 	return err
 }
 
-// followDecoder is the decoder of a stream that begins with head or goes on after it.
+// followDecoder returns the decoder of a stream that begins with head, or continues after it.
 func (in *Input) followDecoder(r text, head []byte) (decoder, error) {
 	dec, err := in.decoder(context.Background(), r, head)
 	lines, ok := dec.(*lineDecoder)

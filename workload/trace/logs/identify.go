@@ -9,12 +9,12 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// identifier makes ids for those records of one file that have none. An id depends on the
-// content of the record and on the number of equal records before it, so that it is the
-// same in every copy of the log. Equal records are common: most logs have times in
-// seconds, and a client may ask for the same twice within a second.
+// identifier makes ids for the records of one file that have none. An id depends on the content of
+// the record and on the number of equal records before it, so it is the same in every copy of the
+// log. Equal records are common: most logs have times in seconds, and a client may ask for the same
+// thing twice within a second.
 type identifier struct {
-	// seen counts what ended within window of began.
+	// seen counts the records that ended within window of began.
 	seen  map[uint64]int
 	began time.Time
 }
@@ -27,7 +27,7 @@ const (
 	maxIdentified = 1 << 16
 )
 
-// id of a record that has none.
+// id returns an id for a record that has none.
 func (x *identifier) id(r *trace.Record) string {
 	end := r.Time.Add(max(r.Duration, 0))
 	if d := end.Sub(x.began); x.seen == nil || d > idWindow || d < -idWindow || len(x.seen) >= maxIdentified {

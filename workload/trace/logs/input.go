@@ -1,6 +1,6 @@
-// Package logs reads the logs of registries and proxies as [trace.Record]s: it detects
-// what a file is, and takes off what archives, compression and collectors of logs put
-// around its lines. The formats of lines are in package formats.
+// Package logs reads the logs of registries and proxies as [trace.Record]s. It detects what a file
+// is, and removes what archives, compression and log collectors put around its lines. Package
+// formats has the formats of lines.
 package logs
 
 import (
@@ -21,29 +21,28 @@ import (
 
 // InputOptions say how logs are read. The zero value works.
 type InputOptions struct {
-	// Format of all files; "" finds it out for each by its first lines.
+	// Format is the format of all files. If it is "", the format of each file is detected from its
+	// first lines.
 	Format trace.Format
 	// Start is the time of the first URI of [formats.URIs]; zero is 2000-01-01.
 	Start time.Time
-	// Rate is how many URIs of [formats.URIs] are a second; 0 is 10.
+	// Rate is the number of URIs of [formats.URIs] per second; 0 means 10.
 	Rate float64
-	// Now is when the logs are read, for those whose times have no year; zero is the
-	// clock's time.
+	// Now is the time of reading, for logs whose times have no year. Zero means the clock's time.
 	Now time.Time
-	// Identify gives records without an id one that is made of their content, so that they
-	// are recognised in another copy of the log.
+	// Identify gives records without an id one that is derived from their content, so that they are
+	// recognised in another copy of the log.
 	Identify bool
 }
 
-// Input reads logs. Its methods must not run concurrently, but for [Input.Read],
-// [Input.Skip] and [Input.Skipped]; files that are read at once have parts, see
-// [Input.Part].
+// Input reads logs. Its methods must not run concurrently, except [Input.Read], [Input.Skip] and
+// [Input.Skipped]. Files that are read at the same time have parts, see [Input.Part].
 type Input struct {
 	o InputOptions
-	// turn is closed when the files before were read; nil for what has none before it.
+	// turn is closed when the files before have been read. It is nil if there are none.
 	turn <-chan struct{}
 	uris *uriParser
-	// interned are strings of files in trace.FormatTrace, which have about the same.
+	// interned holds strings of files in trace.FormatTrace, which mostly have the same ones.
 	interned *tenfield.Interner
 	read     *atomic.Int64
 	// identified counts records that got an id.
@@ -53,7 +52,7 @@ type Input struct {
 	spare      []*tenfield.Interner // of parts that were joined
 }
 
-// NewInput returns an Input that has read nothing.
+// NewInput returns an Input that has read nothing yet.
 func NewInput(o *InputOptions) *Input {
 	in := &Input{skipped: map[trace.Bad]*Skipped{}, read: new(atomic.Int64), identified: new(atomic.Int64), interned: new(tenfield.Interner)}
 	if o != nil {
@@ -72,17 +71,16 @@ func NewInput(o *InputOptions) *Input {
 	return in
 }
 
-// Read is how many bytes of files have been read, as they lie there.
+// Read returns the number of bytes of files that have been read, as they are on disk.
 func (in *Input) Read() int64 { return in.read.Load() }
 
 // Identified returns the number of records that got an id, see [InputOptions].
 func (in *Input) Identified() int64 { return in.identified.Load() }
 
-// ReadFile calls fn for the records of a file, in the order in which they lie there.
-// The file may be compressed with gzip, zstd, xz or bzip2, and may be a tar archive, of
-// files that are compressed in turn. The record is valid until fn returns. What is skipped is
-// counted; the error is one of fn, as it is, or of reading the file, or that ctx is
-// done.
+// ReadFile calls fn for the records of a file, in their order in the file. The file may be
+// compressed with gzip, zstd, xz or bzip2. It may be a tar archive of files that may be compressed
+// in turn. A record is valid until fn returns. Skipped records are counted. The error is that of
+// fn, unchanged, or of reading the file, or says that ctx is done.
 func (in *Input) ReadFile(ctx context.Context, path string, fn func(Source, *trace.Record) error) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -92,14 +90,14 @@ func (in *Input) ReadFile(ctx context.Context, path string, fn func(Source, *tra
 	return in.ReadFrom(ctx, f, path, fn)
 }
 
-// ReadFrom is ReadFile for something that is open; the name is that in sources.
+// ReadFrom is ReadFile for an open reader. name is its name in sources.
 func (in *Input) ReadFrom(ctx context.Context, r io.Reader, name string, fn func(Source, *trace.Record) error) error {
 	raw := &rawReader{r: r, n: in.read, ended: ctx.Err}
 	err := in.stream(ctx, raw, name, 0, fn)
 	if cerr := ctx.Err(); cerr != nil && errors.Is(raw.err, cerr) {
 		return cerr
 	}
-	if raw.err != nil { // whatever the decoders have made of it
+	if raw.err != nil { // whatever the decoders have turned it into
 		return fmt.Errorf("read log %s: %w", name, raw.err)
 	}
 	return err
@@ -109,7 +107,7 @@ func (in *Input) ReadFrom(ctx context.Context, r io.Reader, name string, fn func
 type rawReader struct {
 	r io.Reader
 	n *atomic.Int64
-	// ended tells why no more is to be read: a line may be as long as the file.
+	// ended returns why reading must stop: a line may be as long as the file.
 	ended func() error
 	err   error
 }
@@ -126,8 +124,8 @@ func (r *rawReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// stickyReader returns an error again and again. Peek of bufio forgets it, and some
-// decoders say it once and that all is well after that.
+// stickyReader keeps returning an error. bufio's Peek forgets it, and some decoders return it once
+// and then report success.
 type stickyReader struct {
 	r   io.Reader
 	err error
@@ -173,26 +171,26 @@ func (in *Input) records(ctx context.Context, dec decoder, name string, fn func(
 			return nil
 		case ctx.Err() != nil:
 			return ctx.Err()
-		default: // what was compressed is damaged or cut short
+		default: // the compressed data is damaged or cut short
 			in.Skip(trace.BadFile, name, src.Record, err.Error())
 			return nil
 		}
 	}
 }
 
-// decoder reads records of a format. A badRecord is no end; io.EOF and all others are.
+// decoder reads records of a format. A badRecord does not end it; io.EOF and all other errors do.
 type decoder interface {
 	Read(*trace.Record) error
 }
 
-// decoder returns the one for a file that begins with head.
+// decoder returns the decoder for a file that begins with head.
 func (in *Input) decoder(ctx context.Context, r text, head []byte) (decoder, error) {
 	format := in.o.Format
 	if format == "" && tenfield.Begins(head) || format == trace.FormatTrace && bareObjects(head, in.o.Now) {
 		return tenfield.NewDecoder(r.unbuffered(), in.interned), nil
 	}
 	begin := func() (func([]byte, *trace.Record) error, error) {
-		if in.turn != nil { // its times go on where those of the file before end
+		if in.turn != nil { // its times continue where those of the file before end
 			select {
 			case <-in.turn:
 			case <-ctx.Done():
@@ -209,8 +207,8 @@ func (in *Input) decoder(ctx context.Context, r text, head []byte) (decoder, err
 	return dec, nil
 }
 
-// bareObjects reports whether a file of the ten-field form has its objects without
-// anything that a collector put around them.
+// bareObjects reports whether a file of the ten-field form has its objects without anything from a
+// collector around them.
 func bareObjects(head []byte, now time.Time) bool {
 	if tenfield.Begins(head) {
 		return true

@@ -15,39 +15,39 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/values"
 )
 
-// lineDecoder reads formats that have a record per line. It detects the format unless it
-// is given one.
+// lineDecoder reads formats that have one record on each line. It detects the format unless it gets
+// one.
 type lineDecoder struct {
 	r *bufio.Reader
-	// parse are the ways to read a line, of which the first that can counts; none while
+	// parse holds the parsers for a line; the first one that can parse it counts. It is empty while
 	// the format is not known.
 	parse []formats.Parser
-	// uris begins to read lines that are URIs alone.
+	// uris starts reading lines that hold only URIs.
 	uris func() (func(line []byte, rec *trace.Record) error, error)
-	// now tells the year of times that have none.
+	// now provides the year for times without one.
 	now time.Time
-	// whole says that a last line without an end is not a whole one.
+	// whole says that a last line without an end is incomplete.
 	whole bool
 
 	l        line
-	pieces   [2][]byte // of lines that came in pieces, by stream
+	pieces   [2][]byte // of lines that arrive in pieces, by stream
 	previous []byte    // the last line that was read
-	// found says that the line which showed the format is still to be read.
+	// found says that the line which showed the format has not been read yet.
 	found bool
-	// before are lines from before the format was known: their number, and the first.
+	// before holds the lines from before the format was known: their number, and the first one.
 	before int
 	first  []error
 }
 
 const (
-	// maxUnknown is after how many lines of no format a file is given up.
+	// maxUnknown is the number of lines without a known format after which a file is given up.
 	maxUnknown = 10_000
-	// lookAhead is how many lines after the first with a format are looked at, for one
-	// that comes first in the table of formats.
+	// lookAhead is the number of lines after the first with a format that are searched for a format
+	// that comes earlier in the table.
 	lookAhead = 200
 )
 
-// newLineDecoder reads a format; it detects the format if the name is empty.
+// newLineDecoder returns a decoder of a format. If the name is empty, it detects the format.
 func newLineDecoder(r text, format trace.Format, now time.Time) *lineDecoder {
 	d := &lineDecoder{r: r.Reader, now: now}
 	if format != "" {
@@ -80,7 +80,7 @@ func (d *lineDecoder) Read(rec *trace.Record) error {
 		case err == nil && atEnd && d.cut():
 			err = withExample(trace.BadTruncated.Errorf("the last line has no end"), d.l.Text)
 		case err == nil && atEnd && d.sizeEnds(rec):
-			rec.Written = trace.Unknown // of whose digits some may be missing
+			rec.Written = trace.Unknown // some of whose digits may be missing
 		case err == nil && d.previous == nil && d.cutFirst(rec.RemoteAddr):
 			err = withExample(trace.BadTruncated.Errorf("the first line has no beginning"), d.l.Text)
 		}
@@ -89,8 +89,8 @@ func (d *lineDecoder) Read(rec *trace.Record) error {
 	}
 }
 
-// next reads a line that is not empty, without what is around it. The error of the last
-// one, which may have no end, is io.EOF.
+// next reads the next non-empty line, without what is around it. The error of the last line, which
+// may have no end, is io.EOF.
 func (d *lineDecoder) next() error {
 	for {
 		d.l.Text = nil
@@ -102,7 +102,7 @@ func (d *lineDecoder) next() error {
 			return trace.BadLength.Errorf("the line is longer than %d bytes", tenfield.MaxRecord)
 		}
 		if err != nil && !errors.Is(err, io.EOF) {
-			return err // and what of the line there is may end anywhere
+			return err // the partial line may end anywhere
 		}
 		if err != nil && d.whole && len(raw) > 0 {
 			return trace.BadTruncated.Errorf("the last line has no end")
@@ -135,7 +135,7 @@ func (d *lineDecoder) assemble() bool {
 	return len(d.l.Text) > 0
 }
 
-// line reads the record of a line.
+// line parses the record of a line.
 func (d *lineDecoder) line(rec *trace.Record) error {
 	var err error
 	if len(d.l.Text) > tenfield.MaxRecord {
@@ -154,8 +154,8 @@ func (d *lineDecoder) line(rec *trace.Record) error {
 	return withExample(err, d.l.Text)
 }
 
-// find detects the format from the line and the lines in memory after it. It holds back
-// lines of no format: they are skipped as lines if a later line has a format, else the
+// find detects the format from the line and the lines after it in memory. It holds back lines
+// without a known format. They are skipped as lines if a later line has a format; otherwise the
 // file is skipped as a whole.
 func (d *lineDecoder) find() error {
 	best := formats.Rank(&d.l.Line)
@@ -179,8 +179,8 @@ func (d *lineDecoder) find() error {
 	return nil
 }
 
-// lookAhead returns the rank of the format that comes first in the table of formats, of that of a
-// line and those of the lines in memory after it.
+// lookAhead returns the rank of the format that comes first in the table, among those of a line and
+// of the lines after it in memory.
 func (d *lineDecoder) lookAhead(best int) int {
 	d.linesAhead(func(l *line) bool {
 		if rank := formats.Rank(&l.Line); rank >= 0 && (best < 0 || rank < best) {
@@ -191,7 +191,7 @@ func (d *lineDecoder) lookAhead(best int) int {
 	return best
 }
 
-// linesAhead calls fn for the lines in memory after this one, as long as it wants more.
+// linesAhead calls fn for the lines in memory after this one, as long as fn wants more.
 func (d *lineDecoder) linesAhead(fn func(*line) bool) {
 	ahead, _ := d.r.Peek(d.r.Buffered())
 	var l line
@@ -204,8 +204,8 @@ func (d *lineDecoder) linesAhead(fn func(*line) bool) {
 	}
 }
 
-// cutFirst reports whether the client of a file's first line is what was left of that of
-// another line, when the beginning of the file was cut.
+// cutFirst reports whether the client of a file's first line is the rest of another line's client,
+// because the beginning of the file was cut.
 func (d *lineDecoder) cutFirst(client string) bool {
 	if client == "" || d.l.Text[0] == '{' {
 		return false
@@ -218,7 +218,7 @@ func (d *lineDecoder) cutFirst(client string) bool {
 				break
 			}
 		}
-		if rec.RemoteAddr == client { // which is one
+		if rec.RemoteAddr == client { // which is a whole client
 			cut = false
 			return false
 		}
@@ -228,14 +228,14 @@ func (d *lineDecoder) cutFirst(client string) bool {
 	return cut
 }
 
-// readURIs reads lines that are URIs alone.
+// readURIs reads lines that hold only URIs.
 func (d *lineDecoder) readURIs(begin func() (func(line []byte, rec *trace.Record) error, error)) error {
 	parse, err := begin()
 	d.parse = []formats.Parser{{Name: formats.URIs, Parse: func(l *formats.Line, rec *trace.Record) error { return parse(l.Text, rec) }}}
 	return err
 }
 
-// skipBefore is the error of the next line from before the format was known.
+// skipBefore returns the error for the next line from before the format was known.
 func (d *lineDecoder) skipBefore() error {
 	d.before--
 	err := d.first[0]
@@ -245,14 +245,14 @@ func (d *lineDecoder) skipBefore() error {
 	return err
 }
 
-// unknownError is that no line of a file was of a format.
+// unknownError says that no line of a file had a known format.
 type unknownError struct{ example error }
 
 func (e *unknownError) Error() string {
 	return "its format is not known: " + e.example.Error() + "; name it with --format, see docs/trace.md"
 }
 
-// ended is the error where there is no line any more.
+// ended returns the error for the end of the lines.
 func (d *lineDecoder) ended(err error) error {
 	if errors.Is(err, io.EOF) && d.parse == nil && d.before > 0 {
 		d.before = 0
@@ -261,14 +261,15 @@ func (d *lineDecoder) ended(err error) error {
 	return err
 }
 
-// cut reports whether the last line, which has no end, has less than the line before it.
+// cut reports whether the last line, which has no end, has fewer fields or
+// quotes than the line before it.
 func (d *lineDecoder) cut() bool {
 	was, is := d.previous, d.l.Text
 	return len(was) > 0 && (bytes.Count(is, []byte(`"`)) < bytes.Count(was, []byte(`"`)) ||
 		len(values.Fields(is)) < len(values.Fields(was)) || was[len(was)-1] == '"' && is[len(is)-1] != '"')
 }
 
-// sizeEnds reports whether the size of a record is the last that its line has.
+// sizeEnds reports whether the size of a record is the last thing on its line.
 func (d *lineDecoder) sizeEnds(rec *trace.Record) bool {
 	if last := d.l.Text[len(d.l.Text)-1]; last < '0' || last > '9' {
 		return false
@@ -283,7 +284,7 @@ func (d *lineDecoder) sizeEnds(rec *trace.Record) bool {
 	return false
 }
 
-// withExample shows the line in the error of one that is skipped.
+// withExample adds the skipped line to an error.
 func withExample(err error, text []byte) error {
 	var skip *trace.BadRecord
 	if !errors.As(err, &skip) {

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// combined is a line of Combined Log Format of a client.
+// combined returns a line of Combined Log Format for a client.
 func combined(client string) string {
 	return client + ` - - [12/Jun/2024:09:45:01 +0000] "GET /v2/team/app/manifests/v1 HTTP/1.1" 200 1834 "-" "containerd/1.7.18"`
 }
@@ -407,7 +407,7 @@ func TestJSONOfNginx(t *testing.T) {
 	}
 }
 
-// benchLines is so many that the fixed cost of a file does not matter.
+// benchLines is large enough that the fixed cost of a file does not matter.
 const benchLines = 20_000
 
 // BenchmarkLogs reads the examples of the docs.

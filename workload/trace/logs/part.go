@@ -5,12 +5,12 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/tenfield"
 )
 
-// Part returns an Input of the same options for one of several files that are read at
-// once, each by a part of its own. Files have an order: turn is closed when those before
-// were joined, and what depends on them waits for that. Bytes that a part reads count as
-// those of the whole at once, what it skips when it is joined.
+// Part returns an Input with the same options for one of several files that are read at the same
+// time, each by its own part. Files have an order: turn is closed when the files before have been
+// joined, and what depends on them waits for that. Bytes that a part reads count for the whole at
+// once; what it skips counts when it is joined.
 //
-// A part is read by one goroutine and then handed to Join, in the order of the files.
+// One goroutine reads a part and then hands it to Join, in the order of the files.
 func (in *Input) Part(turn <-chan struct{}) *Input {
 	part := &Input{o: in.o, turn: turn, uris: in.uris, read: in.read, identified: in.identified, skipped: map[trace.Bad]*Skipped{}}
 	in.mu.Lock()
@@ -23,7 +23,7 @@ func (in *Input) Part(turn <-chan struct{}) *Input {
 	return part
 }
 
-// Join takes over what a part has skipped. The part may not be used any more.
+// Join takes over what a part has skipped. The part must not be used afterwards.
 func (in *Input) Join(part *Input) {
 	in.mu.Lock()
 	defer in.mu.Unlock()

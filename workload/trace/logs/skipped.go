@@ -11,23 +11,23 @@ import (
 // Place is where a record was skipped.
 type Place struct {
 	File string `json:"file"`
-	// Record is its number in the file, from 1, among all that were read or skipped.
+	// Record is its number in the file, from 1, among all records that were read or skipped.
 	Record int64  `json:"record"`
 	Why    string `json:"why"`
 }
 
-// Skipped is how often something was skipped for one reason.
+// Skipped counts what was skipped for one reason.
 type Skipped struct {
 	Kind  trace.Bad `json:"kind"`
 	Count int64     `json:"count"`
-	// First are the first few.
+	// First holds the first few places.
 	First []Place `json:"first"`
 }
 
-// firstPlaces is how many places of each kind are named.
+// firstPlaces is the number of places listed for each reason.
 const firstPlaces = 5
 
-// Skipped returns what was skipped so far, most first.
+// Skipped returns what has been skipped so far, the most frequent reason first.
 func (in *Input) Skipped() []Skipped {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -54,7 +54,7 @@ func (in *Input) Skip(kind trace.Bad, file string, record int64, why string) {
 	}
 }
 
-// skippedOf is what was skipped for one reason. The mutex is held.
+// skippedOf returns the entry for one reason. The mutex is held.
 func (in *Input) skippedOf(kind trace.Bad) *Skipped {
 	s := in.skipped[kind]
 	if s == nil {

@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/tenfield"
 )
 
-// text is a file as text, and what it is read from.
+// text is a file as text, together with its underlying reader.
 type text struct {
 	*bufio.Reader
 	from io.Reader
@@ -21,15 +21,15 @@ func newText(from io.Reader) text {
 	return text{bufio.NewReaderSize(from, tenfield.MaxRecord), from}
 }
 
-// unbuffered is the rest of a text for a reader with a buffer of its own.
+// unbuffered returns the rest of a text, for a reader with its own buffer.
 func (t text) unbuffered() io.Reader {
 	read, _ := t.Peek(t.Buffered())
 	return io.MultiReader(bytes.NewReader(read), t.from)
 }
 
-// newTextReader reads text: UTF-16 with its byte order mark, as PowerShell writes what
-// is redirected, becomes UTF-8; NUL, with which a log begins that was cut to nothing
-// while its writer went on where it was, becomes an end of line.
+// newTextReader reads text. UTF-16 with a byte order mark, which PowerShell writes for redirected
+// output, becomes UTF-8. NUL bytes become line ends: a log that was truncated while its writer kept
+// its position begins with them.
 func newTextReader(r io.Reader, head []byte) io.Reader {
 	switch {
 	case bytes.HasPrefix(head, []byte{0xff, 0xfe}):
@@ -40,7 +40,7 @@ func newTextReader(r io.Reader, head []byte) io.Reader {
 	return holesReader{r}
 }
 
-// holesReader makes ends of lines of NULs.
+// holesReader turns NULs into line ends.
 type holesReader struct{ r io.Reader }
 
 func (h holesReader) Read(b []byte) (int, error) {
@@ -82,7 +82,7 @@ func (u *utf16Reader) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// decode takes the characters that are whole.
+// decode decodes the complete characters.
 func (u *utf16Reader) decode() {
 	u.out = nil
 	i := 0
@@ -105,7 +105,7 @@ func (u *utf16Reader) decode() {
 	u.have = copy(u.in[:], u.in[i:u.have])
 }
 
-// skipBlank skips what is blank at the beginning, however much it is.
+// skipBlank skips leading white space, however much there is.
 func skipBlank(r *bufio.Reader) error {
 	for {
 		c, err := r.ReadByte()

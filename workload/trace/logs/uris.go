@@ -7,7 +7,7 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// uriParser makes records of lines that are URIs alone: GETs at a constant rate.
+// uriParser makes records from lines that hold only URIs: GETs at a constant rate.
 type uriParser struct {
 	start time.Time
 	rate  float64 // per second

@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/values"
 )
 
-// line is a line of a log that what collectors put around it is taken off from.
+// line is a line of a log from which the collectors' additions are removed.
 type line struct {
 	formats.Line
 	// dated says that When has a year.
@@ -21,15 +21,14 @@ type line struct {
 	stream int
 }
 
-// maxWraps bounds what several collectors have put around a line, one after the other.
+// maxWraps bounds the additions of several collectors around one line.
 const maxWraps = 6
 
 // docker's json-file and journald split lines into pieces of this size.
 const dockerPiece = 16 << 10
 
-// unwrap removes what collectors of logs put around a line: times, the names of hosts,
-// pods, containers and programs, JSON, colours. Times without a year are of the twelve
-// months before now.
+// unwrap removes what log collectors put around a line: times, the names of hosts, pods, containers
+// and programs, JSON, colours. A time without a year lies within the twelve months before now.
 func (l *line) unwrap(raw []byte, now time.Time) {
 	l.SetText(raw)
 	l.When, l.dated, l.part, l.stream = time.Time{}, false, false, 0
@@ -44,7 +43,7 @@ func (l *line) unwrap(raw []byte, now time.Time) {
 	}
 }
 
-// unwrapOnce takes off one thing and reports whether there was one.
+// unwrapOnce removes one addition and reports whether there was one.
 func (l *line) unwrapOnce(now time.Time) bool {
 	b := l.Text
 	switch c := b[0]; {
@@ -83,8 +82,8 @@ func cutPod(b []byte) ([]byte, bool) {
 	return b[end+2:], true
 }
 
-// cutService cuts what docker compose and supervisors put before a line: a name, perhaps
-// the stream, blanks and a bar.
+// cutService cuts what docker compose and supervisors put in front of a line: a name, perhaps the
+// stream, blanks and a bar.
 func cutService(b []byte) ([]byte, bool) {
 	bar := bytes.Index(b[:min(len(b), 256)], []byte("| "))
 	if bar < 1 || b[bar-1] != ' ' && b[bar-1] != '\t' {
@@ -129,8 +128,8 @@ func (l *line) unwrapDated() bool {
 	return true
 }
 
-// unwrapStream cuts what CRI puts between the time and the line: the stream and whether
-// the line ends here.
+// unwrapStream cuts what CRI puts between the time and the line: the stream, and whether the line
+// ends here.
 func (l *line) unwrapStream() {
 	b := l.Text
 	if !bytes.HasPrefix(b, []byte("stdout ")) && !bytes.HasPrefix(b, []byte("stderr ")) || len(b) < 9 {
@@ -151,8 +150,8 @@ func (l *line) unwrapStream() {
 	l.Text = b[7+end+1:]
 }
 
-// unwrapStamp cuts the time of syslog, RFC 3164, or of journalctl with the day of the
-// week, and what stands between it and the line.
+// unwrapStamp cuts the time of syslog (RFC 3164), or of journalctl with the day of the week, and
+// what stands between it and the line.
 func (l *line) unwrapStamp(now time.Time) bool {
 	b := l.Text
 	if day, rest, ok := bytes.Cut(b, []byte(" ")); ok && len(day) == 3 && len(rest) > 24 && rest[4] == '-' && rest[10] == ' ' {
@@ -195,9 +194,10 @@ func (l *line) unwrapStamp(now time.Time) bool {
 	return true
 }
 
-// withYear is a time of syslog in its year, in UTC: the last twelve months are meant.
+// withYear returns a syslog time with its year, in UTC. The time lies within the last twelve
+// months.
 func withYear(when, now time.Time) time.Time {
-	// Parse takes year 0 and so February 29 too.
+	// Parse uses year 0, and so accepts February 29 too.
 	in := func(year int) time.Time {
 		return time.Date(year, when.Month(), when.Day(), when.Hour(), when.Minute(), when.Second(), when.Nanosecond(), time.UTC)
 	}
@@ -208,7 +208,7 @@ func withYear(when, now time.Time) time.Time {
 	return dated
 }
 
-// cutTag cuts the name of a host and the program's with a colon, or the program's alone.
+// cutTag cuts the name of a host and the program's name with a colon, or only the program's name.
 func cutTag(b []byte) []byte {
 	end := bytes.Index(b[:min(len(b), 256)], []byte(": "))
 	if end < 1 {
@@ -235,8 +235,8 @@ func cutTag(b []byte) []byte {
 	return b[end+2:]
 }
 
-// unwrapPriority cuts the priority of syslog, and the header of RFC 5424, which has a
-// version after it.
+// unwrapPriority cuts the priority of syslog, and the header of RFC 5424, in which a version
+// follows it.
 func (l *line) unwrapPriority(now time.Time) bool {
 	b := l.Text
 	end := bytes.IndexByte(b[:min(len(b), 6)], '>')
@@ -282,8 +282,8 @@ func cutStructured(b []byte) []byte {
 	return b
 }
 
-// envelopes are the names under which collectors put the line into a JSON object: first
-// those that are nothing else, then those that are what a program says in other logs.
+// envelopes are the names under which collectors put the line into a JSON object. The first ones
+// have no other use; the others hold a program's message in other logs.
 var (
 	envelopes     = []string{"log", "MESSAGE"}
 	maybeEnvelope = []string{"textPayload", "@message", "message", "msg", "line", "event.original", "_raw", "body"}
@@ -328,7 +328,7 @@ func (l *line) unwrapObject() bool {
 	return true
 }
 
-// maybeWrapped reports whether an object may have a line in it, without reading it.
+// maybeWrapped reports whether an object may contain a line, without parsing it.
 func maybeWrapped(b []byte) bool {
 	for _, name := range []string{`"log"`, `"MESSAGE"`, `ayload"`, `essage"`, `"msg"`, `"line"`, `original"`, `"_raw"`, `"body"`} {
 		if bytes.Contains(b, []byte(name)) {
@@ -338,8 +338,8 @@ func maybeWrapped(b []byte) bool {
 	return false
 }
 
-// withoutColours is a line without the codes that colour it on a terminal, as they are
-// or as rsyslog writes them.
+// withoutColours returns a line without terminal colour codes, whether they are raw or as rsyslog
+// writes them.
 func withoutColours(b []byte) []byte {
 	out := make([]byte, 0, len(b))
 	for i := 0; i < len(b); i++ {
@@ -356,7 +356,7 @@ func withoutColours(b []byte) []byte {
 		for end < len(b) && (b[end] >= '0' && b[end] <= '9' || b[end] == ';') {
 			end++
 		}
-		i = end // of the letter, too
+		i = end // including the letter
 	}
 	return out
 }

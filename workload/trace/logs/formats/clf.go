@@ -18,7 +18,7 @@ func parseCLF(l *Line, rec *trace.Record) error {
 	return err
 }
 
-// clfTimeAt is where " [" stands before the time of a line, or below 0.
+// clfTimeAt returns the position of the " [" before the time of a line, or a negative number.
 func clfTimeAt(line []byte) int {
 	for from := 0; ; {
 		i := bytes.Index(line[from:], []byte(" ["))
@@ -33,8 +33,8 @@ func clfTimeAt(line []byte) int {
 	}
 }
 
-// clfHead reads the client, two names and the time, and returns what follows. What a
-// collector of logs put before the client, and unwrap does not know, is left out.
+// clfHead reads the client, two names and the time, and returns the rest. It leaves out what a log
+// collector put in front of the client and unwrap does not know.
 func clfHead(line []byte, rec *trace.Record) ([]byte, error) {
 	at := clfTimeAt(line)
 	if at < 0 {
@@ -48,7 +48,7 @@ func clfHead(line []byte, rec *trace.Record) ([]byte, error) {
 	return clfTimed(line, at, rec)
 }
 
-// clfTimed reads the time at a place that clfTimeAt found.
+// clfTimed reads the time at a position that clfTimeAt found.
 func clfTimed(line []byte, at int, rec *trace.Record) ([]byte, error) {
 	rest := line[at+2:]
 	end := bytes.IndexByte(rest, ']')
@@ -65,11 +65,11 @@ func clfTimed(line []byte, at int, rec *trace.Record) ([]byte, error) {
 	return rest[end+1:], nil
 }
 
-// clfClient finds the client among the fields before the time: the third last, before the
-// ident and the user; the second last, where a format has no user; else the last that
-// is an address and has an ident after it, where a user has blanks. A name is a client
-// only if it begins the line: before an address stands what people put there, such as
-// the name of the virtual host.
+// clfClient finds the client among the fields before the time. It is the third last, before the
+// ident and the user, or the second last if a format has no user. Otherwise, if a user has blanks,
+// it is the last field that is an address with an ident after it. A name is a client only if it
+// begins the line: people put other things in front of an address, such as the name of the virtual
+// host.
 func clfClient(fields []string) (client, user string, ok bool) {
 	n := len(fields)
 	for i := n - 3; i >= 0; i-- {
@@ -96,8 +96,8 @@ func clfClient(fields []string) (client, user string, ok bool) {
 	return client, user, ok
 }
 
-// listedAddress is the client where the last of the fields is an address, or the end of
-// a list of these.
+// listedAddress returns the client if the last of the fields is an address, or the end of a list of
+// addresses.
 func listedAddress(fields []string) (string, bool) {
 	i := len(fields) - 1
 	last := strings.Trim(fields[i], `",`)
@@ -112,8 +112,8 @@ func listedAddress(fields []string) (string, bool) {
 	return values.Client(strings.Join(fields[i:], " "))
 }
 
-// clfTail reads the request, the status, the size and the two headers, which may be
-// missing, and returns what follows.
+// clfTail reads the request, the status, the size and the two headers, which may be missing, and
+// returns the rest.
 func clfTail(rest []byte, rec *trace.Record) ([]byte, error) {
 	request, rest, ok := values.Quoted(rest)
 	if !ok {
@@ -148,5 +148,5 @@ func clfTail(rest []byte, rec *trace.Record) ([]byte, error) {
 	return rest, nil
 }
 
-// errCut is a line that ends within a field.
+// errCut is the error for a line that ends within a field.
 var errCut = notUnderstood("it ends within a field")

@@ -2,9 +2,8 @@ package formats
 
 import "time"
 
-// answeredLine reports whether a line is that of Distribution for a request that was answered.
-// Errors have lines too, one for each of a request's errors and so none of them a
-// request.
+// answeredLine reports whether a line is Distribution's line for an answered request. Errors have
+// lines too, one for each of a request's errors, so none of those lines is a request.
 func answeredLine(p *Pairs) bool { return p.Get("msg", "message", "@message") == "response completed" }
 
 var distributionKeys = keyed{

@@ -1,6 +1,6 @@
-// Package formats is the table of the log formats that Slipway reads, each with a parser
-// of one line. A new format is a constant and a row of the table here, a file with its
-// parser, and an example line in docs/trace.md, which the tests read.
+// Package formats is the table of the log formats that Slipway reads, each with a parser of one
+// line. A new format needs a constant and a row of the table here, a file with its parser, and an
+// example line in docs/trace.md, which the tests read.
 package formats
 
 import (
@@ -11,27 +11,27 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/tenfield"
 )
 
-// More formats, which are read and which nothing writes; docs/trace.md has a line of
+// These are further formats, which Slipway reads but does not write. docs/trace.md has a line of
 // each.
 const (
 	// Distribution is the log of Distribution, in JSON or logfmt.
 	Distribution trace.Format = "distribution"
-	// Nginx is Combined Log Format of nginx, with $request_time after it or
-	// without, and what people write with log_format in JSON.
+	// Nginx is nginx's Combined Log Format, with or without $request_time after it, and what people
+	// write with log_format in JSON.
 	Nginx trace.Format = "nginx"
 	// Harbor is the access log of Harbor's proxy.
 	Harbor trace.Format = "harbor"
-	// HarborCore is what Harbor's core logs of requests at level debug.
+	// HarborCore is the log that Harbor's core writes of requests at level debug.
 	HarborCore trace.Format = "harbor-core"
 	// Zot is the log of zot.
 	Zot trace.Format = "zot"
 	// GitLab is the access log of GitLab's registry.
 	GitLab trace.Format = "gitlab"
-	// Quay is what nginx writes in the log of Quay.
+	// Quay is what nginx writes in Quay's log.
 	Quay trace.Format = "quay"
 	// Traefik is the access log of Traefik, as common or as JSON.
 	Traefik trace.Format = "traefik"
-	// Envoy is the default access log of Envoy, of Istio, and theirs in JSON.
+	// Envoy is the default access log of Envoy and of Istio, or either in JSON.
 	Envoy trace.Format = "envoy"
 	// ALB is the access log of an AWS Application Load Balancer.
 	ALB trace.Format = "alb"
@@ -47,7 +47,7 @@ const (
 	URIs trace.Format = "uris"
 )
 
-// Parser is a format with a line for each request, and how such a line is read.
+// Parser is a format that has a line for each request, with the function that parses such a line.
 type Parser struct {
 	Name  trace.Format
 	Parse func(*Line, *trace.Record) error
@@ -80,7 +80,7 @@ var table = []Parser{
 	{Name: trace.FormatCLF, Parse: parseCLF},
 }
 
-// Parsers are those of a format, by its name.
+// Parsers returns the parsers of a format, by its name.
 func Parsers(name trace.Format) []Parser {
 	if name == Nginx { // also without $request_time
 		return []Parser{{Name: Nginx, Parse: nginxKeys.parse, Object: true}, {Name: Nginx, Parse: parseNginx}}
@@ -94,7 +94,7 @@ func Parsers(name trace.Format) []Parser {
 	return out
 }
 
-// Names are the names of the formats that are read.
+// Names returns the names of the formats that are read.
 func Names() []string {
 	var names []string
 	seen := map[trace.Format]bool{}
@@ -107,8 +107,8 @@ func Names() []string {
 	return append(names, string(URIs))
 }
 
-// Parse checks the name of a format that is read; "" and "auto" mean that the lines
-// tell it.
+// Parse checks the name of a format that is read. "" and "auto" mean that the format is detected
+// from the lines.
 func Parse(s string) (trace.Format, error) {
 	if s == "" || s == "auto" {
 		return "", nil
@@ -121,7 +121,8 @@ func Parse(s string) (trace.Format, error) {
 	return "", fmt.Errorf("unknown format %q: use auto, %s", s, strings.Join(Names(), ", "))
 }
 
-// Rank is where in the table the first format stands that a line can be of; below 0 is none.
+// Rank returns the position in the table of the first format that a line can have, or a negative
+// number if there is none.
 func Rank(l *Line) int {
 	var rec trace.Record
 	for i := range table {
@@ -133,7 +134,7 @@ func Rank(l *Line) int {
 	return -1
 }
 
-// At is the format at a place of the table.
+// At returns the format at a position of the table.
 func At(rank int) trace.Format { return table[rank].Name }
 
 // parseTenFields reads a line that is an object of the ten-field form.

@@ -64,7 +64,8 @@ func parseHAProxy(l *Line, rec *trace.Record) error {
 	return nil
 }
 
-// capturedAgent is what of the captured headers looks like a user agent: NAME/VERSION.
+// capturedAgent returns the part of the captured headers that looks like a user agent:
+// NAME/VERSION.
 func capturedAgent(rest []byte) string {
 	from, end := bytes.IndexByte(rest, '{'), bytes.Index(rest, []byte(`} `))
 	if from < 0 || end < from {

@@ -8,18 +8,18 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/values"
 )
 
-// keyed says where a format whose lines are names with values has what a record wants.
-// Of several names the first that a line has counts.
+// keyed says where a format of names with values has the fields of a record. If there are several
+// names, the first one that a line has counts.
 type keyed struct {
-	// is reports whether a line tells of a request that was answered.
+	// is reports whether a line describes an answered request.
 	is func(*Pairs) bool
-	// time is that of the end, or of the arrival.
+	// time is the time of the end, or of the arrival.
 	time    []string
 	arrival bool
-	// duration is a number of units, or has its unit.
+	// duration is a number of units, or includes its unit.
 	duration []string
 	unit     time.Duration
-	// request is a request line; where a format has none, it has its parts.
+	// request is a request line. A format without one has its parts.
 	request, method, uri, query, proto []string
 	client                             []string
 	status, written, received          []string
@@ -69,7 +69,7 @@ func (k *keyed) parse(l *Line, rec *trace.Record) error {
 	return nil
 }
 
-// clientOf is the field that names the client: the first that is not "-".
+// clientOf returns the field that names the client: the first one that is not "-".
 func (k *keyed) clientOf(p *Pairs) string {
 	for _, name := range k.client {
 		if v := p.Get(name); v != "" && v != "-" {

@@ -5,23 +5,23 @@ import (
 	"time"
 )
 
-// Line is a line of a log, without what collectors of logs put around it.
+// Line is a line of a log, without what log collectors put around it.
 type Line struct {
 	Text []byte
-	// When is the time that a collector put there, or zero.
+	// When is the time that a collector added, or zero.
 	When time.Time
 
 	p            Pairs
 	tried, keyed bool
 }
 
-// SetText sets the text, and forgets the pairs of the one before.
+// SetText sets the text, and drops the pairs of the previous one.
 func (l *Line) SetText(text []byte) {
 	l.Text, l.tried = text, false
 }
 
-// Pairs of a line that is a JSON object, perhaps after words that a collector put there,
-// or in logfmt; nil of others.
+// Pairs returns the fields of a line that is a JSON object, perhaps after words that a collector
+// added, or that is in logfmt. It returns nil for other lines.
 func (l *Line) Pairs() *Pairs {
 	if !l.tried {
 		l.tried = true

@@ -9,12 +9,12 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/values"
 )
 
-// Pairs are the fields of a line that is a JSON object or in logfmt. Those of an object
-// within an object have the names of both with a point between; an array has the value of
-// its first element. Strings are without their quotes, null is left out.
+// Pairs are the fields of a line that is a JSON object or in logfmt. A field of a nested object has
+// both names with a dot between them; an array has the value of its first element. Strings are
+// without their quotes, and null is left out.
 type Pairs struct {
 	names, values []string
-	arrays        map[string][]byte // as they stand in the line
+	arrays        map[string][]byte // as written in the line
 }
 
 const (
@@ -24,7 +24,7 @@ const (
 	maxDepth = 8
 )
 
-// Get is the value of the first of the names that the line has and that is not empty.
+// Get returns the value of the first of the names that the line has with a non-empty value.
 func (p *Pairs) Get(names ...string) string {
 	for _, name := range names {
 		for i := range p.names {
@@ -36,7 +36,7 @@ func (p *Pairs) Get(names ...string) string {
 	return ""
 }
 
-// Has reports whether the line has all the names, with values that are not empty.
+// Has reports whether the line has all the names, with non-empty values.
 func (p *Pairs) Has(names ...string) bool {
 	for _, name := range names {
 		if p.Get(name) == "" {
@@ -46,7 +46,7 @@ func (p *Pairs) Has(names ...string) bool {
 	return true
 }
 
-// Array is the array of a name as it stands in the line, nil where there is none.
+// Array returns the array of a name as written in the line, or nil if there is none.
 func (p *Pairs) Array(name string) []byte { return p.arrays[name] }
 
 func (p *Pairs) add(name, value string) {
@@ -55,7 +55,7 @@ func (p *Pairs) add(name, value string) {
 	}
 }
 
-// parseObject reads a JSON object and nothing after it. It reports whether that is one.
+// parseObject reads a JSON object with nothing after it. It reports whether the bytes are one.
 func (p *Pairs) parseObject(b []byte) bool {
 	*p = Pairs{names: p.names[:0], values: p.values[:0]}
 	end, ok := p.object(b, 0, "", 0)
@@ -95,7 +95,7 @@ func (p *Pairs) object(b []byte, i int, prefix string, depth int) (int, bool) {
 	}
 }
 
-// value reads the value at b[i] of a name and returns the index after it.
+// value reads the value of a name at b[i] and returns the index after it.
 func (p *Pairs) value(b []byte, i int, name string, depth int) (int, bool) {
 	if i >= len(b) {
 		return 0, false
@@ -130,7 +130,7 @@ func (p *Pairs) value(b []byte, i int, name string, depth int) (int, bool) {
 	return end, true
 }
 
-// array reads the array at b[i], of which the first value counts.
+// array reads the array at b[i], whose first value counts.
 func (p *Pairs) array(b []byte, i int, name string, depth int) (int, bool) {
 	if depth > maxDepth {
 		return 0, false
@@ -191,8 +191,8 @@ func jsonText(b []byte, i int) (string, int, bool) {
 	return "", 0, false
 }
 
-// parseLogfmt reads name=value name="value" and so on. It reports whether the line is
-// nothing but that.
+// parseLogfmt reads name=value name="value" and so on. It reports whether the line holds nothing
+// else.
 func (p *Pairs) parseLogfmt(b []byte) bool {
 	*p = Pairs{names: p.names[:0], values: p.values[:0]}
 	for {

@@ -7,9 +7,8 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/values"
 )
 
-// parseQuay reads nginx's lines in the log of Quay, which have the address of the proxy
-// protocol behind that of the connection. Its other servers log the same requests: their
-// lines have no such field.
+// parseQuay parses nginx's lines in Quay's log, which have the proxy protocol's address after that
+// of the connection. Quay's other servers log the same requests, but their lines lack this field.
 func parseQuay(l *Line, rec *trace.Record) error {
 	at := clfTimeAt(l.Text)
 	if at < 0 {

@@ -23,7 +23,7 @@ func setRequest(request string, rec *trace.Record) error {
 	return setTarget(method, uri, proto, rec)
 }
 
-// setTarget sets what a client asked for.
+// setTarget sets what a client requested.
 func setTarget(method, uri, proto string, rec *trace.Record) error {
 	if !isToken(method) || uri == "" || uri == "-" {
 		return notUnderstood("the request is %.60q, without a method or a URI", method+" "+uri)
@@ -45,9 +45,9 @@ func isToken(s string) bool {
 	return s != "-"
 }
 
-// pathOf is the path and query of a request's target. A proxy writes the whole URL.
-// Artifactory and Nexus have repositories of the registry below paths of their own:
-// there the name of theirs becomes the first segment of the repository's.
+// pathOf returns the path and query of a request's target. A proxy writes the whole URL.
+// Artifactory and Nexus have the registry's repositories below their own paths; there, the name of
+// their repository becomes the first segment of the registry's repository.
 func pathOf(uri string) string {
 	if scheme, rest, ok := strings.Cut(uri, "://"); ok && !strings.ContainsAny(scheme, "/?") {
 		i := strings.IndexAny(rest, "/?")
@@ -87,8 +87,8 @@ func setAnswer(status, size string, rec *trace.Record) error {
 	return nil
 }
 
-// setReceived sets the size of what came with a request. Where nothing came with what
-// ends an upload the content came before, and its size is unknown.
+// setReceived sets the size of what came with a request. If nothing came with the request that ends
+// an upload, the content came before, and its size is unknown.
 func setReceived(size string, rec *trace.Record) error {
 	if size == "-1" {
 		return nil
@@ -113,8 +113,8 @@ func ended(took string, unit time.Duration, rec *trace.Record) error {
 	return nil
 }
 
-// answered corrects a record of a log that has the size of the answer's body alone:
-// what came with an upload is not known.
+// answered corrects a record of a log that only has the size of the answer's body: what came with
+// an upload is not known.
 func answered(rec *trace.Record) {
 	switch rec.Method {
 	case "PUT", "PATCH", "POST":
@@ -123,7 +123,7 @@ func answered(rec *trace.Record) {
 	}
 }
 
-// queryDigest is the digest in the query of what ends an upload.
+// queryDigest returns the digest in the query of the request that ends an upload.
 func queryDigest(uri string) string {
 	_, query, ok := strings.Cut(uri, "?")
 	if !ok || !strings.Contains(query, "digest=") {
@@ -136,12 +136,12 @@ func queryDigest(uri string) string {
 	return q.Get("digest")
 }
 
-// notUnderstood is the error of a line that cannot be of the format.
+// notUnderstood returns the error for a line that cannot have the format.
 func notUnderstood(format string, args ...any) error {
 	return trace.BadLine.Errorf(format, args...)
 }
 
-// notRequest is the error of a line that tells of something else.
+// notRequest returns the error for a line that describes something else.
 func notRequest(format string, args ...any) error {
 	return trace.BadOther.Errorf(format, args...)
 }

@@ -15,15 +15,15 @@ const (
 	// MaxRecord bounds a record and a line of any format, in bytes. The largest of the
 	// IBM traces are below 1 KiB.
 	MaxRecord = 1 << 20
-	// readSize is how much is asked for at once, in bytes.
+	// readSize is the number of bytes requested at once.
 	readSize = 256 << 10
-	// ownChunk is what is allocated for the strings of records at once, in bytes: some
-	// dozens of records. Whoever keeps a string of one keeps as much.
+	// ownChunk is the number of bytes allocated at once for the strings of records: enough for some
+	// dozens of records. Keeping a string of one record keeps the whole chunk.
 	ownChunk = 4 << 10
 )
 
-// Decoder reads objects of the ten-field form: in an array, in several, one per
-// line or one after the other.
+// Decoder reads objects of the ten-field form: in one array, in several, one on each line, or one
+// after the other.
 type Decoder struct {
 	r        io.Reader
 	buf      []byte
@@ -37,18 +37,18 @@ type Decoder struct {
 	failed int
 }
 
-// maxFailed is after how many bad records in a row a large one is skipped as a whole,
-// and not only its beginning: looking for the end of each is work that grows with the
-// square of the input's length where there is no good record at all.
+// maxFailed is the number of consecutive bad records after which a large one is skipped as a whole,
+// and not only its beginning. Otherwise, without any good record, the search for the end of each
+// would take time that grows with the square of the input's length.
 const maxFailed = 16
 
-// NewDecoder returns a Decoder that keeps the strings which come again in an interner.
+// NewDecoder returns a Decoder that keeps recurring strings in an interner.
 func NewDecoder(r io.Reader, in *Interner) *Decoder {
 	return &Decoder{r: r, buf: make([]byte, readSize), interned: in}
 }
 
-// more reads on, and tells whether there was anything. It makes room by moving what
-// has not been used yet to the front of the buffer, and a larger buffer if need be.
+// more reads more input, and reports whether there was any. It makes room by moving unused input to
+// the front of the buffer, and enlarges the buffer if necessary.
 func (d *Decoder) more() bool {
 	if d.err != nil {
 		return false
@@ -78,7 +78,8 @@ func readSome(r io.Reader, b []byte) (int, error) {
 	return 0, io.ErrNoProgress
 }
 
-// Read reads the next record. A [trace.BadRecord] is no end; io.EOF and all others are.
+// Read reads the next record. A [trace.BadRecord] does not end the input; io.EOF and all other
+// errors do.
 func (d *Decoder) Read(rec *trace.Record) error {
 	if err := d.begin(); err != nil {
 		return err
@@ -100,7 +101,7 @@ func (d *Decoder) Read(rec *trace.Record) error {
 	return d.slow(rec)
 }
 
-// begin goes to the brace that begins the next record.
+// begin goes to the opening brace of the next record.
 func (d *Decoder) begin() error {
 	garbage := 0
 	for {
@@ -126,7 +127,7 @@ func (d *Decoder) begin() error {
 	}
 }
 
-// slow reads a record that parseFlat did not, or says what is wrong with it.
+// slow reads a record that parseFlat did not read, or returns what is wrong with it.
 func (d *Decoder) slow(rec *trace.Record) error {
 	n := 0
 	for {
@@ -170,8 +171,8 @@ func (d *Decoder) slow(rec *trace.Record) error {
 	return d.record(rec)
 }
 
-// resync goes to what looks like the beginning of the next record: a brace and a
-// quote. It tells whether there is one in what is left.
+// resync goes to what looks like the beginning of the next record: a brace and a quote. It reports
+// whether there is one in the remaining input.
 func (d *Decoder) resync() bool {
 	d.pos++
 	for {
@@ -195,7 +196,7 @@ func (d *Decoder) resync() bool {
 	}
 }
 
-// record makes a record of the fields.
+// record makes a record from the fields.
 func (d *Decoder) record(rec *trace.Record) error {
 	f := &d.f
 	switch {
@@ -224,7 +225,7 @@ func (d *Decoder) record(rec *trace.Record) error {
 	return nil
 }
 
-// own returns a copy of bytes, one after the other, that stays.
+// own returns a permanent copy of bytes, one after the other.
 func (d *Decoder) own(parts ...[]byte) string {
 	n := 0
 	for _, p := range parts {
@@ -241,7 +242,7 @@ func (d *Decoder) own(parts ...[]byte) string {
 	return d.chunk.String()[from:]
 }
 
-// methodName is a method without an allocation for those that there are.
+// methodName returns a method, without an allocation for the known ones.
 func methodName(b []byte) string {
 	switch string(b) {
 	case "GET":

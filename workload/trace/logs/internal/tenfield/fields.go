@@ -10,8 +10,8 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/values"
 )
 
-// fields are the values of a record in the ten-field form as they are in the input.
-// The byte slices are valid until the next record.
+// fields holds the values of a record in the ten-field form as they are in the input. The byte
+// slices are valid until the next record.
 type fields struct {
 	host, method, client, uri, agent, id, timestamp, digest []byte
 	duration                                                time.Duration // or Unknown
@@ -35,7 +35,7 @@ type wire struct {
 	Digest     string   `json:"digest,omitempty"`
 }
 
-// parseAny is parseFlat for everything that encoding/json reads.
+// parseAny is parseFlat for everything that encoding/json can read.
 func parseAny(b []byte, f *fields) error {
 	var w wire
 	if err := json.Unmarshal(b, &w); err != nil {
@@ -63,7 +63,7 @@ func parseAny(b []byte, f *fields) error {
 	return nil
 }
 
-// parseTime reads a time as RFC 3339 has it.
+// parseTime parses a time in RFC 3339 format.
 func parseTime(b []byte) (time.Time, error) {
 	if t, ok := values.FastTime(b); ok {
 		return t, nil
@@ -75,8 +75,7 @@ func parseTime(b []byte) (time.Time, error) {
 	return t.UTC(), nil
 }
 
-// objectEnd returns the length of the object that b begins with, and 0 if b does not
-// have all of it.
+// objectEnd returns the length of the object at the start of b, or 0 if b does not hold all of it.
 func objectEnd(b []byte) int {
 	depth, quoted := 0, false
 	for i := 0; i < len(b); i++ {
@@ -97,8 +96,8 @@ func objectEnd(b []byte) int {
 	return 0
 }
 
-// Begins reports whether a file begins with an array of objects, or with an object
-// of the ten-field form, which may be on several lines.
+// Begins reports whether a file begins with an array of objects, or with an object of the ten-field
+// form, which may take several lines.
 func Begins(head []byte) bool {
 	head = bytes.TrimSpace(bytes.TrimPrefix(head, []byte("\xef\xbb\xbf")))
 	if len(head) == 0 {

@@ -17,7 +17,7 @@ const (
 	unusual        // something that encoding/json must judge
 )
 
-// Which fields an object had already.
+// These bits say which fields an object already had.
 const (
 	sawHost = 1 << iota
 	sawDuration
@@ -32,10 +32,10 @@ const (
 	sawDigest
 )
 
-// parseFlat reads an object of the ten-field form if all in it is as usual: known keys
-// once each, strings of ASCII with no escapes but \" \\ and \/, which most user agents of
-// Docker have, plain numbers. It returns the length of the object. What is unusual is
-// left to parseAny, which reads all that parseFlat does, to the same fields, only slower.
+// parseFlat reads an object of the ten-field form if everything in it is as usual: known keys once
+// each, ASCII strings with no escapes except \" \\ and \/, which most of Docker's user agents have,
+// and plain numbers. It returns the length of the object. It leaves anything unusual to parseAny,
+// which reads everything that parseFlat does, into the same fields, only slower.
 func parseFlat(b []byte, f *fields) (int, result) {
 	*f = fields{duration: trace.Unknown, written: trace.Unknown, unescaped: f.unescaped[:0]}
 	seen := 0
@@ -84,8 +84,8 @@ var keys = [...]struct {
 	{`"timestamp":`, sawTimestamp}, {`"digest":`, sawDigest},
 }
 
-// keyAt reads the key at b[i], of which n came before it, and the colon. It returns the
-// key's bit and the index after the colon.
+// keyAt reads the key at b[i], which follows n others, and the colon. It returns the key's bit and
+// the index after the colon.
 func keyAt(b []byte, i, n int) (bit, end int, _ result) {
 	if n < len(keys) {
 		k := &keys[n]
@@ -117,7 +117,7 @@ func otherKeyAt(b []byte, i int) (bit, end int, _ result) {
 	return 0, 0, unusual
 }
 
-// text is where the string of a key goes; nil for those of numbers.
+// text returns the place for the string of a key, or nil for keys of numbers.
 func (f *fields) text(bit int) *[]byte {
 	switch bit {
 	case sawHost:
@@ -235,9 +235,9 @@ func (f *fields) number(bit int, b []byte, i int) (int, result) {
 	return i, parsed
 }
 
-// seconds sets the duration from the digits before the point and what begins with it.
+// seconds sets the duration from the digits before the point and the text from the point on.
 func (f *fields) seconds(whole, fraction []byte, n int64) result {
-	// Up to here a float64 is exact enough that both ways give the same nanosecond.
+	// Within these limits a float64 is exact enough for both ways to give the same nanosecond.
 	const maxWhole, maxFraction = 6, 10
 	if len(whole) <= maxWhole && len(fraction) <= maxFraction {
 		nanos := int64(0)

@@ -2,9 +2,9 @@ package tenfield
 
 import "encoding/binary"
 
-// Interner keeps strings that come again and again, such as user agents, so that
-// they are allocated once. It forgets what has the place of another: the others come
-// again. Its size bounds the strings it keeps alive.
+// Interner keeps strings that recur, such as user agents, so that they are allocated once. When two
+// strings have the same place, it forgets the older one. Its size bounds the strings that it keeps
+// alive.
 type Interner struct {
 	slots [internSlots]string
 }
@@ -20,7 +20,7 @@ func (in *Interner) get(b []byte) string {
 	if n < 4 || n > maxInterned {
 		return string(b)
 	}
-	// Ends and the middle tell most apart without looking at all bytes.
+	// The ends and the middle distinguish most strings without a look at all bytes.
 	h := binary.LittleEndian.Uint32(b)*31 ^ binary.LittleEndian.Uint32(b[n-4:])*17 ^ binary.LittleEndian.Uint32(b[(n-4)/2:]) ^ uint32(n)
 	slot := &in.slots[h*2654435761>>20]
 	if *slot != string(b) {

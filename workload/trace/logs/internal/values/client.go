@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Client reads the field of a log that names the client: an address, an address with a
-// port, or what X-Forwarded-For has, a list of these whose first is the client. Where the
-// log has nothing to name, as for a socket of the machine itself, the client is empty. A
-// field that cannot be a client is not ok.
+// Client reads the field of a log that names the client: an address, an address with a port, or the
+// value of X-Forwarded-For, a list of addresses whose first is the client. If the log has nothing
+// to name, as for a socket of the machine itself, the client is empty. ok is false for a field that
+// cannot be a client.
 func Client(s string) (client string, ok bool) {
 	list := strings.Trim(s, `"' `)
 	if len(list) > 2 && list[0] == '[' && list[len(list)-1] == ']' && strings.ContainsAny(list, ".,") {
@@ -37,8 +37,8 @@ func nobody(s string) bool {
 	return s == "-" || s == "unix:" || s == "@" || s == "unknown"
 }
 
-// Address reads an address with a port or without. IPv4 in IPv6 is IPv4: the same client
-// is the same in the logs of all listeners.
+// Address reads an address with or without a port. IPv4 in IPv6 becomes IPv4, so that the same
+// client is the same in the logs of all listeners.
 func Address(s string) (string, bool) {
 	if len(s) < 2 || len(s) > 64 || s[0] != '[' && s[0] != ':' && !isHex(s[0]) {
 		return "", false
@@ -58,7 +58,7 @@ func Address(s string) (string, bool) {
 	if a.Is4In6() {
 		a = a.Unmap()
 	}
-	if a.Is4() && a.As4()[0] == 0 { // what is left of an address that was cut
+	if a.Is4() && a.As4()[0] == 0 { // the rest of an address that was cut
 		return "", false
 	}
 	if a.Is4() && strings.HasPrefix(s, a.String()) {
@@ -67,8 +67,8 @@ func Address(s string) (string, bool) {
 	return a.String(), true
 }
 
-// hostName reads the name of a host, which Apache writes with HostnameLookups, or a
-// pseudonym, with a port or without.
+// hostName reads the name of a host, which Apache writes with HostnameLookups, or a pseudonym, with
+// or without a port.
 func hostName(s string) (string, bool) {
 	if host, port, ok := strings.Cut(s, ":"); ok {
 		if _, err := strconv.ParseUint(port, 10, 16); err != nil {

@@ -6,16 +6,16 @@ import (
 	"strings"
 )
 
-// Field is one of several that stand between spaces.
+// Field is one of several fields that spaces separate.
 type Field struct {
 	Text   string
 	Quoted bool
 }
 
-// maxFields bounds the fields of a line; no format has as many.
+// maxFields bounds the fields of a line; no format has this many.
 const maxFields = 64
 
-// Fields takes fields apart of which some are in quotes.
+// Fields splits fields, some of which may be in quotes.
 func Fields(b []byte) []Field {
 	var out []Field
 	for len(out) < maxFields {
@@ -82,7 +82,7 @@ func Unescape(s string) string {
 	return string(out)
 }
 
-// Dash makes nothing of "-", which logs write where there is nothing.
+// Dash turns "-", which logs write for an absent value, into "".
 func Dash(s string) string {
 	if s == "-" {
 		return ""

@@ -5,7 +5,7 @@ import (
 	"math/bits"
 )
 
-// SkipSpace is the index of the first byte from i on that is no space.
+// SkipSpace returns the index of the first non-space byte from i on.
 func SkipSpace(b []byte, i int) int {
 	if i < len(b) && b[i] > ' ' {
 		return i
@@ -20,8 +20,8 @@ func skipSpaces(b []byte, i int) int {
 	return i
 }
 
-// Special is the index of the first byte from i on that is a quote, a backslash, a
-// control character or not ASCII, or the length of b.
+// Special returns the index of the first byte from i on that is a quote, a backslash, a control
+// character or not ASCII, or the length of b.
 func Special(b []byte, i int) int {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	for ; i+8 <= len(b); i += 8 { // eight bytes at once: the first that is special has its high bit in m

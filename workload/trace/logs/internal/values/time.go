@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// timeLayouts are how logs write times, but for numbers.
+// timeLayouts are the forms in which logs write times, except numbers.
 var timeLayouts = []string{
 	time.RFC3339Nano, clfTime, "2006-01-02T15:04:05.999999999-0700", "02/Jan/2006:15:04:05.999999999 -0700",
 	"02/Jan/2006:15:04:05.999999999 MST", "2006-01-02T15:04:05.999999999", "2006-01-02 15:04:05.999999999Z07:00",
@@ -15,9 +15,8 @@ var timeLayouts = []string{
 	"02/Jan/2006:15:04:05.999999999",
 }
 
-// Time reads a time as logs write it: the forms above, or the seconds since 1970 with
-// a fraction or in milliseconds, microseconds or nanoseconds. A time without a zone is
-// in UTC.
+// Time parses a time as logs write it: in one of the forms above, or as seconds since 1970 with a
+// fraction, or in milliseconds, microseconds or nanoseconds. A time without a zone is in UTC.
 func Time(s string) (time.Time, bool) {
 	if s == "" || len(s) > 64 {
 		return time.Time{}, false
@@ -37,15 +36,15 @@ func Time(s string) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// knownZone reports whether a time has an offset: Parse takes any abbreviation for a
-// zone, and those that it does not know for UTC.
+// knownZone reports whether a time has a known offset. Parse accepts any abbreviation as a zone,
+// and treats unknown ones as UTC.
 func knownZone(t time.Time) bool {
 	name, offset := t.Zone()
 	return offset != 0 || name == "" || name == "UTC" || name == "GMT" || name == "Z" || name[0] == '+' || name[0] == '-'
 }
 
-// epoch reads a time in seconds since 1970, or in thousandths of what is less. 14 digits
-// are those of a date and a time.
+// epoch parses a time in seconds since 1970, or in a smaller unit, each a thousandth of the one
+// before. 14 digits are a date and a time instead.
 func epoch(whole, fraction string) (time.Time, bool) {
 	n, err := strconv.ParseInt(whole, 10, 64)
 	if err != nil || len(fraction) > 18 || fraction != "" && len(whole) > 10 {
@@ -68,10 +67,10 @@ func epoch(whole, fraction string) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// clfTime is how Combined Log Format writes a time.
+// clfTime is the time layout of Combined Log Format.
 const clfTime = "02/Jan/2006:15:04:05 -0700"
 
-// CLFTime reads 12/Jun/2024:09:45:01 +0000, and leaves all else to Time.
+// CLFTime parses 12/Jun/2024:09:45:01 +0000, and leaves everything else to Time.
 func CLFTime(b []byte) (time.Time, bool) {
 	if len(b) != len(clfTime) || b[2] != '/' || b[6] != '/' || b[11] != ':' || b[14] != ':' || b[17] != ':' || b[20] != ' ' ||
 		b[21] != '+' && b[21] != '-' {
@@ -91,7 +90,7 @@ func CLFTime(b []byte) (time.Time, bool) {
 	return time.Date(year, month, day, hour, minute, second-zone, 0, time.UTC), true
 }
 
-// Month is the month of three letters, or 0.
+// Month returns the month for three letters, or 0.
 func Month(b []byte) time.Month {
 	const months = "JanFebMarAprMayJunJulAugSepOctNovDec"
 	if i := strings.Index(months, string(b)); len(b) == 3 && i >= 0 && i%3 == 0 {
@@ -147,7 +146,7 @@ func Duration(s string, unit time.Duration) (time.Duration, bool) {
 	return d, err == nil && d >= 0 && d < 1e9*time.Second
 }
 
-// FromSeconds converts seconds. What is no duration is negative but not Unknown.
+// FromSeconds converts seconds. An invalid duration becomes negative, but not Unknown.
 func FromSeconds(seconds float64) time.Duration {
 	const maxSeconds = 1e9 // 31 years
 	if seconds < 0 || seconds > maxSeconds {

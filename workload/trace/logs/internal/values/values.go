@@ -1,5 +1,5 @@
-// Package values reads what stands in the fields of logs: clients, times, sizes, and
-// fields in quotes. A value that cannot be what its field should hold is not ok.
+// Package values parses the values in the fields of logs: clients, times, sizes, and fields in
+// quotes. A function's ok is false for a value that its field cannot hold.
 package values
 
 import (
@@ -29,7 +29,7 @@ func Size(s string) (int64, bool) {
 	return n, err == nil && n <= maxSize
 }
 
-// SizeOrNone is Size for logs that write nothing, or "-", where nothing was sent.
+// SizeOrNone is Size for logs that write nothing, or "-", if nothing was sent.
 func SizeOrNone(s string) (int64, bool) {
 	if s == "" || s == "-" {
 		return 0, true
@@ -37,7 +37,7 @@ func SizeOrNone(s string) (int64, bool) {
 	return Size(s)
 }
 
-// Status reads a status. 0, which proxies write for a client that has gone, is unknown.
+// Status parses a status. 0, which proxies write for a client that has gone, is unknown.
 func Status(s string) (int, bool) {
 	if s == "0" || s == "000" || s == "-" || s == "-1" {
 		return 0, true
@@ -49,7 +49,8 @@ func Status(s string) (int, bool) {
 	return n, err == nil
 }
 
-// Digits is the value of at most nine decimal digits, and far below 0 if one is none.
+// Digits returns the value of at most nine decimal digits. It is far below 0 if one of them is not
+// a digit.
 func Digits(b []byte) int {
 	n := 0
 	for _, c := range b {
