@@ -34,7 +34,7 @@ auth:
     - {repositories: ["lent/**"], subjects: [bob], actions: [pull]}
 `
 
-// The passwords are NAME-secret.
+// tenantPasswords is the password file; each password is NAME-secret.
 const tenantPasswords = `alice:$2y$04$fM71B85.wk0HMqNgBg/ase6.7UFIWi361HQQ0rm.l3gs5uMoRlsQ2
 bob:$2y$04$X8aWIEWMOQVknu1LHRsn1u3wxRQ4NtJacuL0vaLHOaBjbE1VaJsSy
 `

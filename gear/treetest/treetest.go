@@ -285,7 +285,7 @@ func Write(name, content string) error {
 	return errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(content), 0o644))
 }
 
-// Stamp sets the modification time of a path itself.
+// Stamp sets the time of last change of a path itself, to the nanosecond.
 func Stamp(name string, sec, nsec int64) error {
 	ts := []unix.Timespec{{Sec: 7}, {Sec: sec, Nsec: nsec}}
 	return unix.UtimesNanoAt(unix.AT_FDCWD, name, ts, unix.AT_SYMLINK_NOFOLLOW)

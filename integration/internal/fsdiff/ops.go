@@ -28,7 +28,7 @@ type operation struct {
 	many bool
 }
 
-// There are only a few names, so that operations meet on the same files.
+// letters are the names in paths. They are few, so that operations meet on the same files.
 var letters = []string{"a", "b", "c", "d", "e"}
 
 // name returns a random path of at most three names.

@@ -48,7 +48,7 @@ type Options struct {
 	Output          Output
 }
 
-// Defaults say what a program's common flags default to.
+// Defaults hold the defaults and texts of a program's common flags.
 type Defaults struct {
 	Scenarios string // names of all scenarios
 	Rounds    int    // the default number of rounds

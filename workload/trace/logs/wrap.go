@@ -24,7 +24,7 @@ type line struct {
 // maxWraps bounds the additions of several collectors around one line.
 const maxWraps = 6
 
-// docker's json-file and journald split lines into pieces of this size.
+// dockerPiece is the size of the pieces into which docker's json-file and journald split lines.
 const dockerPiece = 16 << 10
 
 // unwrap removes what log collectors put around a line: times, the names of hosts, pods, containers
