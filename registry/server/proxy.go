@@ -113,7 +113,7 @@ func validHost(s string) bool {
 	if s == "" || len(s) > most {
 		return false
 	}
-	u, err := url.Parse("//" + s)
+	u, err := url.Parse("http://" + s) // without a scheme several colons are no error
 	if err != nil || u.Host != s || u.User != nil || u.Hostname() == "" || strings.HasSuffix(s, ":") {
 		return false
 	}
@@ -126,7 +126,7 @@ func validHost(s string) bool {
 			return false
 		}
 	}
-	return true
+	return strings.Count(s, ":") <= 1
 }
 
 // isHostByte reports whether c may be in a registered name or its port.

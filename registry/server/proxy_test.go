@@ -212,6 +212,7 @@ func TestOriginBehindProxy(t *testing.T) {
 func FuzzForwardedOrigin(f *testing.F) {
 	f.Add("https,http", "r.example:8443", `for=1.2.3.4;proto=https;host="[::1]:5000"`)
 	f.Add("", "a b", `host="x`)
+	f.Add("", "r.example::8443", "host=r.example:")
 	var seen *http.Request
 	h := server.New(nil, &server.Options{TrustedProxies: prefixes("10.0.0.0/8"), Web: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen = r }),
 		IsWeb: func(string) bool { return true }})
