@@ -83,7 +83,7 @@ func parseEndpoint(s string) (base *url.URL, prefix, name string, err error) {
 	base = &url.URL{Scheme: u.Scheme, Host: strings.ToLower(u.Host), Path: path}
 	name = base.String()
 	if before, after, ok := strings.Cut(path+"/", "/v2/"); ok {
-		base.Path = before
+		base.Path = strings.TrimRight(before, "/")
 		if prefix = strings.TrimRight(after, "/"); prefix != "" {
 			if !oci.ValidName(prefix) {
 				return nil, "", "", fmt.Errorf("%q, which follows /v2/ in the URL, is not the beginning of a repository name", prefix)

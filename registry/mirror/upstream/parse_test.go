@@ -128,6 +128,7 @@ func FuzzLocation(f *testing.F) {
 func FuzzEndpoint(f *testing.F) {
 	f.Add("https://registry.example.com/base/v2/docker.io/")
 	f.Add("http://[::1]:5000")
+	f.Add("https://registry.example.com//v2")
 	f.Fuzz(func(t *testing.T, s string) {
 		base, prefix, name, err := parseEndpoint(s)
 		if err != nil {
