@@ -213,6 +213,7 @@ func FuzzParseChainRecord(f *testing.F) {
 	}
 	f.Add(b)
 	f.Add([]byte(`{"version":1,"image":"../x"}`))
+	f.Add([]byte(`{"version":1,"image":".."}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		rec, err := parseChainRecord(b)
 		if err == nil && (strings.ContainsRune(rec.Image, '/') || rec.Image == ".." || rec.Image == "." || rec.Version != chainVersion) {

@@ -123,7 +123,7 @@ func parseChainRecord(b []byte) (*chainRecord, error) {
 	if err := rec.check(); err != nil {
 		return nil, err
 	}
-	if rec.Image != "" && rec.Image != filepath.Base(rec.Image) {
+	if name := rec.Image; name != "" && (name != filepath.Base(name) || name == "." || name == "..") {
 		return nil, fmt.Errorf("image file %q", rec.Image)
 	}
 	return &rec, nil
