@@ -78,7 +78,8 @@ func criBed(t *testing.T) (*grpc.ClientConn, *keychain, *bytes.Buffer) {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	p, err := newImageProxy(filepath.Join(dir, "back"), keys, func() diskUse { return diskUse{"/agent/snapshots", 1000, 10} }, slog.New(slog.NewTextHandler(&log, nil)))
+	use := func() diskUse { return diskUse{"/agent/snapshots", 1000, 10} }
+	p, err := newImageProxy(filepath.Join(dir, "back"), keys, use, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

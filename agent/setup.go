@@ -55,8 +55,10 @@ const managed = "# Written by slipway agent setup; slipway agent setup --undo re
 func SetupContainerd(cfg *config.Agent, p Paths) []Change {
 	p.defaults()
 	var b strings.Builder
-	fmt.Fprintf(&b, "%sversion = 3\n\n[proxy_plugins.%s]\n  type = \"snapshot\"\n  address = %q\n  capabilities = [\"remap-ids\"]\n  [proxy_plugins.%s.exports]\n    root = %q\n    enable_remote_snapshot_annotations = \"true\"\n\n",
-		managed, p.SnapshotterKey, cfg.Address, p.SnapshotterKey, filepath.Join(cfg.Root, "snapshots"))
+	fmt.Fprintf(&b, "%sversion = 3\n\n[proxy_plugins.%s]\n  type = \"snapshot\"\n  address = %q\n  capabilities = [\"remap-ids\"]\n",
+		managed, p.SnapshotterKey, cfg.Address)
+	fmt.Fprintf(&b, "  [proxy_plugins.%s.exports]\n    root = %q\n    enable_remote_snapshot_annotations = \"true\"\n\n",
+		p.SnapshotterKey, filepath.Join(cfg.Root, "snapshots"))
 	fmt.Fprintf(&b, "[plugins.\"io.containerd.cri.v1.images\"]\n  snapshotter = %q\n  disable_snapshot_annotations = false\n\n", p.SnapshotterKey)
 	registries := hosts(cfg, p.Hosts)
 	if len(registries) > 0 { // which containerd 2.4 looks for nowhere by itself

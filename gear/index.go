@@ -225,8 +225,7 @@ func (x *Index) target(link string) (int, bool) {
 	return t, true
 }
 
-// Linkable tells whether a hard link in canonical form can be to an entry of a
-// type.
+// Linkable reports whether a hard link in canonical form may lead to an entry of type t.
 func Linkable(t rootfs.Type) bool {
 	return t != rootfs.Dir && t != rootfs.HardLink && t != rootfs.Whiteout && t != rootfs.Opaque
 }

@@ -41,7 +41,7 @@ const (
 // ownRoot is the data directory of a server without a configuration.
 const ownRoot = "./slipway-data"
 
-// there tells whether a file is there. One that may not be looked at is.
+// there reports whether a file exists, or may exist where it must not be looked at.
 func there(name string) bool {
 	_, err := os.Stat(name)
 	return !errors.Is(err, fs.ErrNotExist)

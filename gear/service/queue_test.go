@@ -29,7 +29,7 @@ func packs(op, key string) bool {
 	return op == objtest.OpCommit && strings.HasPrefix(key, "slipway/gear/packs/")
 }
 
-// full makes the store of packs fail for want of space until the fault is removed. It
+// full makes writes to the store of packs fail as on a full disk, until the fault is removed. It
 // returns the number of attempts to write.
 func (b *bed) full() (attempts *atomic.Int32) {
 	attempts = new(atomic.Int32)

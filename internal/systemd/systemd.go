@@ -20,7 +20,7 @@ const (
 	Stopping  = daemon.SdNotifyStopping
 )
 
-// IsManager tells whether systemd started this process and waits for messages.
+// IsManager reports whether systemd started this process and waits for messages.
 func IsManager() bool { return os.Getenv("NOTIFY_SOCKET") != "" }
 
 // Notify sends a message.
@@ -59,7 +59,7 @@ func FeedWatchdog(log *slog.Logger) (stop func()) {
 	return sync.OnceFunc(func() { close(end); <-ended })
 }
 
-// ToJournal tells whether standard error goes to the journal.
+// ToJournal reports whether standard error goes to the journal.
 func ToJournal() bool {
 	ok, err := journal.StderrIsJournalStream()
 	return ok && err == nil

@@ -67,8 +67,8 @@ func migrateSQLite(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
-// isNewest tells whether the schema is the one that this program knows. Most starts find
-// it so, and need not wait for other processes, nor for more connections.
+// isNewest reports whether the schema is the one that this program knows. Then a start, like
+// most, needs neither to wait for other processes nor to open more connections.
 func isNewest(ctx context.Context, conn *sql.Conn) (bool, error) {
 	newest, err := newestSchema()
 	if err != nil {

@@ -209,7 +209,8 @@ func (c *converter) convert(ctx context.Context, k *look) error {
 		return err
 	}
 	defer w.Abort(ctx)
-	got, err := convert.Layer(ctx, f, convert.Want{Digest: oci.Digest(c.src.Digest)}, w, &convert.Options{Workers: c.cores, TempDir: c.temp, MemoryBytes: conversionMemory})
+	o := &convert.Options{Workers: c.cores, TempDir: c.temp, MemoryBytes: conversionMemory}
+	got, err := convert.Layer(ctx, f, convert.Want{Digest: oci.Digest(c.src.Digest)}, w, o)
 	if err != nil {
 		return err
 	}
