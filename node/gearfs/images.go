@@ -118,8 +118,9 @@ type image struct {
 	table      *fileTable
 	view       *cachedir.View
 	// rec is replaced as a whole, under Service.imagesMu.
-	rec *record
-	st  imageStats
+	rec       *record
+	st        imageStats
+	observing observing
 }
 
 func (img *image) close() error {

@@ -124,16 +124,70 @@ func (s *Service) ContainerStopped(id string) {
 	}
 }
 
-// observeFor is how long the end of a container waits for the cache to see what it
-// has read: 13,000 files take some 80 ms, and the rest is looked at later.
-const observeFor = 20 * time.Millisecond
+const (
+	// observeFor is how long the end of a container waits for the cache to see what it
+	// has read: 13,000 files take some 80 ms, and the rest is looked at later.
+	observeFor = 20 * time.Millisecond
+	// observeShare bounds what containers cost that end all the time: of this many
+	// parts of the time one at most goes into looking at the files of their image.
+	observeShare = 11
+)
+
+// observing says who looks at the files of an image.
+type observing struct {
+	mu    sync.Mutex
+	busy  bool // somebody looks, or rests afterwards
+	again bool // a container has ended since
+}
+
+// begin reports whether the caller is to look. If not, who looks does it again.
+func (o *observing) begin() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.busy {
+		o.again = true
+		return false
+	}
+	o.busy = true
+	return true
+}
+
+// more reports whether who has looked is to look again.
+func (o *observing) more() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.busy, o.again = o.again, false
+	return o.busy
+}
 
 // observe has the cache see which files of an image have been read.
 func (s *Service) observe(img *image) {
+	if !img.observing.begin() {
+		return
+	}
 	began := time.Now()
 	next, err := s.observeFrom(img, 0, func() bool { return time.Since(began) < observeFor })
-	if err == nil && next < len(img.table.keys) && s.ctx.Err() == nil {
-		s.goWork(func() { _, _ = s.observeFrom(img, next, func() bool { return s.ctx.Err() == nil }) })
+	if err == nil && s.ctx.Err() == nil {
+		s.goWork(func() { s.observeOn(img, began, next) })
+	}
+}
+
+// observeOn is observe from a place in the table on, and again for as long as
+// containers have ended meanwhile.
+func (s *Service) observeOn(img *image, began time.Time, next int) {
+	for {
+		if _, err := s.observeFrom(img, next, func() bool { return s.ctx.Err() == nil }); err != nil {
+			return // the image was removed
+		}
+		select {
+		case <-time.After((observeShare - 1) * time.Since(began)):
+		case <-s.ctx.Done():
+			return
+		}
+		if !img.observing.more() {
+			return
+		}
+		began, next = time.Now(), 0
 	}
 }
 
