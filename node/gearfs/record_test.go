@@ -1,6 +1,7 @@
 package gearfs_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -107,6 +108,39 @@ func TestRecordPool(t *testing.T) {
 	n.ContainerStopped("c1")
 	want := []gear.Name{tr.files[9].Name, tr.files[4].Name, tr.files[2].Name}
 	eventually(t, "the profile is reported", func() bool { return slices.Equal(src.report(), want) })
+}
+
+// TestManyEnds checks what containers read that end while the files of their image are looked at
+// for another: the cache sees that, too, and each look serves many ends.
+func TestManyEnds(t *testing.T) {
+	tr := makeTree(t, manyFiles(1, 200)...)
+	n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": newSource(tr)})
+	n.add("sha256:1", tr, "a")
+	for _, f := range tr.files {
+		n.check(tr, f)
+	}
+	hex := fmt.Sprintf("%x", tr.files[0].Name)
+	used := func() time.Time {
+		var st unix.Stat_t
+		must(t, unix.Stat(filepath.Join(n.cache.Files(), hex[:2], hex[2:]), &st))
+		return time.Unix(st.Atim.Unix())
+	}
+	const ends = 300
+	looks, before := 0, used()
+	var last time.Time
+	for i := range ends {
+		id := fmt.Sprint(i)
+		must(t, n.Adopt(id, "sha256:1"))
+		last = time.Now()
+		n.ContainerStopped(id)
+		if now := used(); now != before {
+			looks, before = looks+1, now
+		}
+	}
+	if looks == 0 || looks > ends/4 {
+		t.Errorf("%d looks for %d containers", looks, ends)
+	}
+	eventually(t, "what the last container read counts as used", func() bool { return used().After(last) })
 }
 
 // TestLease checks that the files of a running container are kept.
