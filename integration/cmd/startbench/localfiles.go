@@ -108,24 +108,30 @@ func mapLarge(root string) error {
 	return errors.Join(err, unix.Munmap(m))
 }
 
-// inTree runs a program in a tree that has /proc. It is an error if the output does not contain
-// want.
-func inTree(root, want string, args ...string) error {
-	proc := filepath.Join(root, "proc")
-	if err := unix.Mount("proc", proc, "proc", 0, ""); err != nil {
-		return err
+// inTree runs a program in a tree that has /proc and the machine's /dev: Python starts only where
+// it can read /dev/urandom. It is an error if the output does not contain want.
+func inTree(root, want string, args ...string) (err error) {
+	for _, m := range []struct {
+		source, dir, kind string
+		flags             uintptr
+	}{{"proc", "proc", "proc", 0}, {"/dev", "dev", "", unix.MS_BIND}} {
+		at := filepath.Join(root, m.dir)
+		if err := unix.Mount(m.source, at, m.kind, m.flags, ""); err != nil {
+			return fmt.Errorf("mount %s: %w", at, err)
+		}
+		defer func() { err = errors.Join(err, unix.Unmount(at, 0)) }()
 	}
 	var out bytes.Buffer
 	cmd := &exec.Cmd{Path: args[0], Args: args, Dir: "/", Stdout: &out, Stderr: &out,
 		Env:         []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/root", "LANG=C.UTF-8", "PYTHONDONTWRITEBYTECODE=1"},
 		SysProcAttr: &syscall.SysProcAttr{Chroot: root}}
-	err := cmd.Run()
-	if err == nil && !strings.Contains(out.String(), want) {
-		err = fmt.Errorf("%s printed %q", args[0], out.String())
-	} else if err != nil {
-		err = fmt.Errorf("%s: %w: %s", args[0], err, out.String())
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w: %s", args[0], err, out.String())
 	}
-	return errors.Join(err, unix.Unmount(proc, 0))
+	if !strings.Contains(out.String(), want) {
+		return fmt.Errorf("%s printed %q", args[0], out.String())
+	}
+	return nil
 }
 
 func startPython(root string) error {
