@@ -166,6 +166,40 @@ func TestNamespaceOfURL(t *testing.T) {
 	}
 }
 
+// TestNamespacePorts compares what ?ns= gives with the registry that an image name means, for names
+// with and without ports: an image is that registry's, or it is not found.
+func TestNamespacePorts(t *testing.T) {
+	hub, quay, look := start(t, setup{}), start(t, setup{}), start(t, setup{})
+	layers := map[string]string{"hub": mirrorLayer("hub"), "quay": mirrorLayer("quay"), "look": mirrorLayer("look")}
+	hub.pushImage("x/app", "v1", layers["hub"])
+	quay.pushImage("x/app", "v1", layers["quay"])
+	look.pushImage("x/app", "v1", layers["look"])
+	s := start(t, setup{yaml: fmt.Sprintf(`proxy:
+  upstreams:
+  - {name: docker.io, url: %q}
+  - {name: quay.test, url: %q}
+  - {name: look, url: %q, hosts: [look.test, "port.test:7000"]}
+`, hub.url, quay.url, look.url)})
+	at := strings.TrimPrefix(s.url, "http://")
+	_, own, _ := strings.Cut(at, ":")
+	for ns, want := range map[string]string{
+		"docker.io": "hub", "docker.io:443": "hub", "index.docker.io:443": "hub", "registry-1.docker.io:443": "hub", "DOCKER.IO:443": "hub",
+		"quay.test": "quay", "quay.test:443": "quay", strings.TrimPrefix(quay.url, "http://"): "quay",
+		"look": "look", "look.test": "look", "look.test:443": "look", "look.test:" + own: "look", "port.test:7000": "look",
+		"docker.io:5000": "", "index.docker.io:80": "", "quay.test:5000": "", "quay.test:" + own: "", "look.test:1": "", "port.test": "", "port.test:" + own: "",
+	} {
+		if want != "" {
+			s.pull("x/app", "v1", "?ns="+ns, layers[want])
+		} else if a := s.do("GET", "/v2/x/app/manifests/v1?ns="+ns, ""); a.status == 200 {
+			t.Errorf("ns=%s is given the image %s", ns, a.body)
+		}
+	}
+	for name, want := range map[string]string{"look.test": "look", "look.test:1": "look", "port.test:7000": "look"} {
+		s.pull("x/app", "v1", "", layers[want], host(name))
+	}
+	s.want(404, "GET", "/v2/x/app/manifests/v1", "", host("port.test"))
+}
+
 // TestMirrorTokens checks that a token for a name is also valid for the repository that the name
 // stands for, within the rules.
 func TestMirrorTokens(t *testing.T) {

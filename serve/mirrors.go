@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -386,7 +387,7 @@ func (m *mirrors) meant(r *http.Request, name string) (repo string, plain bool, 
 	asOurs := false
 	if strings.Contains(r.URL.RawQuery, namespaceParam+"=") {
 		if ns := r.URL.Query().Get(namespaceParam); ns != "" {
-			if repo, ok := m.named(m.NameFor, ns, name); ok {
+			if repo, ok := m.named(m.NameFor, cmp.Or(m.looksLike(ns, r.Host), ns), name); ok {
 				return repo, false, nil
 			}
 			if !m.isOwn(ns, r.Host) {
@@ -398,7 +399,7 @@ func (m *mirrors) meant(r *http.Request, name string) (repo string, plain bool, 
 			asOurs = true
 		}
 	}
-	if host := strings.ToLower(r.Host); !asOurs && (m.virtual[host] || m.virtual[withoutPort(host)]) {
+	if host := m.looksLike(r.Host, r.Host); !asOurs && host != "" {
 		if repo, ok := m.named(m.NameFor, host, name); ok {
 			return repo, false, nil
 		}
@@ -406,11 +407,30 @@ func (m *mirrors) meant(r *http.Request, name string) (repo string, plain bool, 
 	return m.NameToPush(name), true, nil
 }
 
+// looksLike returns the host of an upstream that a name is, or "". The client has reached this
+// server under another name or the same one, whose port such a host need not have.
+func (m *mirrors) looksLike(name, reached string) string {
+	name = strings.ToLower(name)
+	host, port := splitPort(name)
+	_, own := splitPort(reached)
+	switch {
+	case m.virtual[name]:
+		return name
+	case m.virtual[host] && port == own:
+		return host
+	}
+	return ""
+}
+
 // named returns the repository of a name at a registry that is mirrored. A client
 // that is given a path of this server for that registry names it twice.
 func (m *mirrors) named(look func(registry, name string) (string, bool), registry, name string) (string, bool) {
-	if upstream, ok := m.namespaces[strings.ToLower(registry)]; ok {
-		registry = upstream
+	registry = strings.ToLower(registry)
+	for _, ns := range []string{registry, strings.TrimSuffix(registry, ":443")} {
+		if upstream, ok := m.namespaces[ns]; ok {
+			registry = upstream
+			break
+		}
 	}
 	repo, ok := look(registry, name)
 	if !ok {
@@ -427,14 +447,16 @@ func (m *mirrors) named(look func(registry, name string) (string, bool), registr
 // client has reached it under.
 func (m *mirrors) isOwn(name, host string) bool {
 	name = strings.ToLower(name)
-	return m.own[name] || m.own[withoutPort(name)] || name == strings.ToLower(host)
+	bare, _ := splitPort(name)
+	return m.own[name] || m.own[bare] || name == strings.ToLower(host)
 }
 
-func withoutPort(host string) string {
-	if h, _, err := net.SplitHostPort(host); err == nil {
-		return h
+// splitPort takes the port off a host, "" if it has none.
+func splitPort(s string) (host, port string) {
+	if host, port, err := net.SplitHostPort(s); err == nil {
+		return host, port
 	}
-	return host
+	return s, ""
 }
 
 // mirrorStore is the registry in which mirrored content is kept. While writes are

@@ -294,7 +294,8 @@ func siteOf(cfg *config.Config, origins []string) *auth.Site {
 		names = append(names, name)
 	}
 	for _, own := range slices.Concat(cfg.HTTP.Names, cfg.Proxy.OwnNames, cfg.Proxy.Hosts()) {
-		names = append(names, withoutPort(own))
+		bare, _ := splitPort(own)
+		names = append(names, bare)
 	}
 	return auth.NewSite(cfg.HTTP.Host, names, origins)
 }

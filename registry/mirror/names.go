@@ -3,7 +3,6 @@ package mirror
 import (
 	"context"
 	"fmt"
-	"net"
 	"strings"
 	"sync"
 	"time"
@@ -69,23 +68,22 @@ func (m *Registry) Name(ctx context.Context, repo string) string {
 	return m.sources[m.opts.Default].canonical(repo)
 }
 
-// NameFor is the repository that a name stands for at a registry: the value of
-// the parameter ns, or the host the request was sent to. A port does not matter
-// where no source has it. ok is false where no source has that name.
-func (m *Registry) NameFor(ns, repo string) (name string, ok bool) {
-	ns = strings.ToLower(ns)
-	s := m.hosts[ns]
+// NameFor is the repository that a name stands for at a registry, HOST or HOST:PORT. Another port
+// is another registry. ok is false where no source has that name.
+func (m *Registry) NameFor(registry, repo string) (name string, ok bool) {
+	registry = strings.ToLower(registry)
+	s := m.hosts[registry]
 	if s == nil {
-		host, _, err := net.SplitHostPort(ns)
-		if err != nil {
-			return "", false
-		}
-		if s = m.hosts[host]; s == nil {
-			return "", false
-		}
+		s = m.hosts[strings.TrimSuffix(registry, usualPort)]
+	}
+	if s == nil {
+		return "", false
 	}
 	return s.canonical(repo), true
 }
+
+// usualPort may be missing in the name of a registry.
+const usualPort = ":443"
 
 // NameForAny is NameFor for a registry that is mirrored and not listed.
 func (m *Registry) NameForAny(ns, repo string) (name string, ok bool) {

@@ -327,13 +327,14 @@ func TestNames(t *testing.T) {
 			t.Errorf("name %s in a push stands for %s, want %s", name, got, want)
 		}
 	}
-	for _, ns := range []string{"origin", "ORIGIN", "mirror.example.com", "mirror.example.com:443"} {
-		if got, ok := b.NameFor(ns, "nginx"); !ok || got != "origin/library/nginx" {
-			t.Errorf("nginx at %s: %s, %v", ns, got, ok)
+	for ns, known := range map[string]bool{
+		"origin": true, "ORIGIN": true, "origin:443": true, "mirror.example.com": true, "Mirror.example.com:443": true,
+		"origin:5000": false, "origin:80": false, "mirror.example.com:5000": false, "other.example.com:443": false, "": false, ":443": false,
+	} {
+		got, ok := b.NameFor(ns, "nginx")
+		if ok != known || known && got != "origin/library/nginx" {
+			t.Errorf("nginx at %q: %s, %v", ns, got, ok)
 		}
-	}
-	if got, ok := b.NameFor("other.example.com:443", "nginx"); ok {
-		t.Errorf("nginx at an unknown host: %s", got)
 	}
 	// A pushed name is local from then on.
 	data := random(1, 10)
