@@ -14,6 +14,7 @@ import (
 const (
 	flyManifest = iota // a manifest by tag or digest
 	flyBlob            // whether a repository has a blob
+	flyTag             // what a tag stands for that is here
 )
 
 // ResolveManifest implements oci.Reader.
@@ -212,51 +213,102 @@ func (m *Registry) revalidate(ctx context.Context, s *source, name, repo, tag st
 	if known && st.digest == have.Digest {
 		return answer, nil
 	}
-	began := time.Now()
-	now, err := m.ask(ctx, s, name, tag)
-	m.metrics.observe(s, kindManifest, time.Since(began))
-	switch {
-	case err != nil:
-		return m.stale(ctx, s, repo, tag, have, err)
-	case now.Digest == have.Digest:
+	q := question{s: s, name: name, repo: repo, tag: tag, have: have}
+	now, err := m.ask(ctx, q)
+	if err == nil && now.Digest == have.Digest {
 		m.confirm(s, repo, tag, have.Digest)
 		return answer, nil
 	}
-	mf := m.pending.get(repo, now.Digest)
+	return m.follow(ctx, q, now.Digest, err)
+}
+
+// question is one about what a tag stands for that the store has.
+type question struct {
+	s         *source
+	name      string // of the repository upstream
+	repo, tag string
+	have      oci.Descriptor
+}
+
+// follow does what the upstream's answer says: that the tag stands for something else, or an error.
+func (m *Registry) follow(ctx context.Context, q question, now oci.Digest, err error) (*oci.Manifest, error) {
+	s, repo, tag := q.s, q.repo, q.tag
+	if err != nil {
+		return m.stale(ctx, s, repo, tag, q.have, err)
+	}
+	mf := m.pending.get(repo, now)
 	if mf == nil {
-		mf, err = m.store.GetManifest(ctx, repo, string(now.Digest))
+		mf, err = m.store.GetManifest(ctx, repo, string(now))
 	}
 	if err == nil {
 		m.keep(s, repo, mf, tag)
 	} else {
-		mf, err = m.fetch(ctx, s, name, repo, string(now.Digest), tag)
+		mf, err = m.fetch(ctx, s, q.name, repo, string(now), tag)
 		if upstream.KindOf(err) == upstream.NotFound { // the tag has been moved again
-			mf, err = m.fetch(ctx, s, name, repo, tag, tag)
+			mf, err = m.fetch(ctx, s, q.name, repo, tag, tag)
 		}
 		if err != nil {
-			return m.stale(ctx, s, repo, tag, have, err)
+			return m.stale(ctx, s, repo, tag, q.have, err)
 		}
 	}
 	m.event(Event{Action: ActionMoved, Upstream: s.Name, Repo: repo, Ref: tag, Digest: mf.Digest})
 	return mf, nil
 }
 
-// confirmWithin is how long a client waits for an upstream to confirm a tag that
-// could be served as it was.
-const confirmWithin = 5 * time.Second
+const (
+	// confirmWithin is how long a client waits for an upstream to confirm a tag that
+	// could be served as it was.
+	confirmWithin = 5 * time.Second
+	// confirmBehind is the same while the upstream owes somebody else such an answer for longer.
+	confirmBehind = 2 * time.Second
+)
 
-// ask asks the upstream what a tag stands for that the store has.
-func (m *Registry) ask(ctx context.Context, s *source, name, tag string) (oci.Descriptor, error) {
-	if s.StaleIfError <= 0 {
-		return s.Upstream.ResolveManifest(ctx, name, tag)
+// ask asks the upstream what a tag stands for. An answer that comes when nobody waits for it any more
+// holds for those who come later.
+func (m *Registry) ask(ctx context.Context, q question) (oci.Descriptor, error) {
+	resolve := func(ctx context.Context) (oci.Descriptor, error) {
+		began := time.Now()
+		now, err := q.s.Upstream.ResolveManifest(ctx, q.name, q.tag)
+		m.metrics.observe(q.s, kindManifest, time.Since(began))
+		return now, err
 	}
-	short, cancel := context.WithTimeout(ctx, confirmWithin)
+	if q.s.StaleIfError <= 0 {
+		return resolve(ctx)
+	}
+	wait := confirmWithin
+	if q.s.overdue.Load() > 0 {
+		wait = confirmBehind
+	}
+	short, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	now, err := s.Upstream.ResolveManifest(short, name, tag)
-	if err != nil && short.Err() != nil && ctx.Err() == nil && upstream.KindOf(err) == 0 {
-		err = &upstream.Error{Kind: upstream.Unavailable, Upstream: s.Name, Err: err}
+	mf, _, err := m.fly(short, flightKey{flyTag, contentKey{q.repo, q.tag}}, func(ctx context.Context) (*oci.Manifest, error) {
+		owed := time.AfterFunc(confirmWithin, func() { q.s.overdue.Add(1) })
+		now, err := resolve(ctx)
+		if !owed.Stop() {
+			q.s.overdue.Add(-1)
+		}
+		if short.Err() != nil && ctx.Err() == nil {
+			m.late(ctx, q, now.Digest, err)
+		}
+		return &oci.Manifest{Descriptor: now}, err
+	})
+	switch {
+	case err == nil:
+		return mf.Descriptor, nil
+	case short.Err() != nil && ctx.Err() == nil && upstream.KindOf(err) == 0:
+		err = &upstream.Error{Kind: upstream.Unavailable, Upstream: q.s.Name, Err: err}
 	}
-	return now, err
+	return oci.Descriptor{}, err
+}
+
+// late takes note of an answer for which nobody waited.
+func (m *Registry) late(ctx context.Context, q question, now oci.Digest, err error) {
+	switch k := upstream.KindOf(err); {
+	case err == nil && now == q.have.Digest:
+		m.confirm(q.s, q.repo, q.tag, now)
+	case err == nil, k == upstream.NotFound, k == upstream.Denied:
+		_, _ = m.follow(ctx, q, now, err) // which takes note of what it finds
+	}
 }
 
 // fetch gets a manifest from the upstream, lets it in if the rules do, and has it

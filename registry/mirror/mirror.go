@@ -173,6 +173,8 @@ type source struct {
 	// strict says that manifests must be looked at before they are let in.
 	strict bool
 	// guarded says that whoever asked chose the upstream. What it says it has, but has
+	// overdue is how many questions about tags have been with the upstream for longer than anybody waits.
+	overdue atomic.Int64
 	// not sent, proves nothing.
 	guarded bool
 }

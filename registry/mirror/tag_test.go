@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -77,6 +78,65 @@ func TestTagMovesDuringPull(t *testing.T) {
 		t.Errorf("config: %q, %v", got, err)
 	}
 	b.wantManifest("origin/app", "v1", moved.Digest)
+}
+
+// TestSlowUpstream checks that a client gets the tag that is here from an upstream which answers later
+// than anybody waits, and that the answer counts when it comes, whatever it is.
+func TestSlowUpstream(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for some seconds")
+	}
+	for name, c := range map[string]struct {
+		move   bool
+		status int
+		code   oci.Code
+	}{
+		"it moved":        {move: true},
+		"it did not move": {},
+		"it is gone":      {status: 404, code: oci.CodeManifestUnknown},
+		"it is denied":    {status: 403, code: oci.CodeDenied},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t, settings{})
+			first, _ := b.o.image("app", "v1", `{"n":1}`)
+			b.wantManifest("origin/app", "v1", first.Digest)
+			want := first.Digest
+			if c.move {
+				moved, _ := b.o.image("app", "v1", `{"n":2}`)
+				want = moved.Digest
+			}
+			answer := make(chan struct{})
+			var gaveUp atomic.Bool
+			b.o.on(func(r *http.Request) *fault {
+				select {
+				case <-answer:
+				case <-r.Context().Done():
+					gaveUp.Store(true)
+				}
+				if c.status != 0 {
+					return &fault{status: c.status}
+				}
+				return nil
+			})
+			b.clock.Add(2 * time.Hour)
+			b.wantManifest("origin/app", "v1", first.Digest)
+			if got := b.happened(mirror.ActionStale); got != 1 {
+				t.Errorf("the tag was served unconfirmed %d times, want 1", got)
+			}
+			close(answer)
+			until(t, "the answer counts", func() bool {
+				m, err := b.GetManifest(t.Context(), "origin/app", "v1")
+				if c.code != "" {
+					return oci.HasCode(err, c.code)
+				}
+				return err == nil && m.Digest == want && (c.move || b.Status().Sources[0].Requests["manifest"]["hit"] > 0)
+			})
+			if gaveUp.Load() {
+				t.Error("the question was given up, and another one was asked")
+			}
+		})
+	}
 }
 
 // TestOneQuestionForAll checks that many requests for a cold tag, or for one to be confirmed, cost
