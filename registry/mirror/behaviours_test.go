@@ -366,6 +366,8 @@ func aboutStatus(add adder) {
 	for _, code := range []int{400, 405, 408, 418, 500, 501, 502, 503, 504, 507, 600} {
 		add(fmt.Sprintf("everything is answered %d", code), fails, status(code), nil)
 	}
+	add("manifests are denied by digest", right, only(func(x *exchange) bool { return x.kind == "manifests" && oci.IsDigest(x.ref) }, status(403)),
+		but(denied, byDigest))
 	add("a name is not valid", gone, func(x *exchange) { x.fail(400, "NAME_INVALID"); x.send() }, but(none, referrers))
 	add("everything is answered 503 for a time", busy, status(503, "Retry-After", "30"), nil)
 	add("everything is answered 429 for a time", busy, status(429, "Retry-After", "30"), nil)

@@ -244,7 +244,8 @@ func (m *Registry) follow(ctx context.Context, q question, now oci.Digest, err e
 		m.keep(s, repo, mf, tag)
 	} else {
 		mf, err = m.fetch(ctx, s, q.name, repo, string(now), tag)
-		if upstream.KindOf(err) == upstream.NotFound { // the tag has been moved again
+		// The tag has been moved again, or the registry gives nobody a manifest by digest.
+		if k := upstream.KindOf(err); k == upstream.NotFound || k == upstream.Denied {
 			mf, err = m.fetch(ctx, s, q.name, repo, tag, tag)
 		}
 		if err != nil {
