@@ -72,24 +72,42 @@ func TestIncompleteIndex(t *testing.T) {
 }
 
 // TestRevoked checks that a tag which the upstream has refused is not served when the upstream
-// fails later.
+// fails later, in the same process or in another one.
 func TestRevoked(t *testing.T) {
+	for name, between := range map[string]func(b *bed){
+		"at once":         func(*bed) {},
+		"after a restart": func(b *bed) { b.shut(b.Registry); b.open(settings{}) },
+	} {
+		t.Run(name, func(t *testing.T) { t.Parallel(); revoked(t, between) })
+	}
+}
+
+func revoked(t *testing.T, between func(b *bed)) {
 	b := newBed(t, settings{})
+	other, _ := b.o.image("private", "v2", `{"n":2}`)
+	b.wantManifest("origin/private", "v2", other.Digest)
 	d, _ := b.o.image("private", "v1", `{}`)
 	b.wantManifest("origin/private", "v1", d.Digest)
 	b.clock.Add(2 * time.Hour)
 	b.o.on(failAll(403))
 	_, err := b.GetManifest(t.Context(), "origin/private", "v1")
 	wantCode(t, "refused", err, oci.CodeDenied)
+	between(b)
 	b.o.on(failAll(500))
 	for range 2 {
 		b.clock.Add(time.Minute)
 		_, err = b.GetManifest(t.Context(), "origin/private", "v1")
 		wantCode(t, "refused, and then the upstream fails", err, oci.CodeUnavailable)
 	}
+	b.wantManifest("origin/private", "v2", other.Digest) // it was not refused
 	b.o.on(nil)
 	b.clock.Add(time.Minute)
+	gets := b.o.count("GET /v2/private/manifests/")
 	b.wantManifest("origin/private", "v1", d.Digest)
+	if got := b.o.count("GET /v2/private/manifests/"); got != gets {
+		t.Errorf("%d manifests were fetched that are here", got-gets)
+	}
+	between(b)
 	b.o.on(failAll(500))
 	b.clock.Add(2 * time.Hour)
 	b.wantManifest("origin/private", "v1", d.Digest)

@@ -392,11 +392,11 @@ func (m *Registry) stale(ctx context.Context, s *source, repo, tag string, have 
 		return nil, err
 	case kind == upstream.Denied:
 		m.refuse(s, kindManifest, repo, tag, err)
-		// From now on no failure brings it back, until it is confirmed.
-		st.digest, st.confirmed, st.until = have.Digest, time.Time{}, time.Time{}
+		st.digest, st.until = have.Digest, time.Time{} // it is asked for again
 		s.tags.set(repo, tag, st, now)
+		m.revoke(ctx, repo, tag)
 		return nil, err
-	case s.StaleIfError <= 0 || st.confirmed.IsZero() || now.Sub(st.confirmed) > s.StaleIfError:
+	case s.StaleIfError <= 0 || now.Sub(st.confirmed) > s.StaleIfError || m.revoked.has(contentKey{repo, tag}):
 		return nil, err
 	default:
 		m.log.Warn("serve a tag that cannot be confirmed", "upstream", s.Name, "repo", repo, "tag", tag, "confirmed", st.confirmed, "err", err)
@@ -417,6 +417,21 @@ func (m *Registry) confirm(s *source, repo, tag string, d oci.Digest) {
 	now := m.now()
 	s.tags.set(repo, tag, tagState{digest: d, confirmed: now, until: now.Add(s.TTL)}, now)
 	s.negative[kindManifest].drop(repo, tag)
+	if err := m.revoked.set(contentKey{repo, tag}, false); err != nil {
+		m.log.Warn("note that a tag is confirmed again", "repo", repo, "tag", tag, "err", err)
+	}
+}
+
+// revoke has a tag that the upstream has refused served by no failure, until it is confirmed.
+func (m *Registry) revoke(ctx context.Context, repo, tag string) {
+	err := m.revoked.set(contentKey{repo, tag}, true)
+	if err == nil {
+		return
+	}
+	m.log.Warn("drop a tag that the upstream has refused, because that cannot be noted", "repo", repo, "tag", tag, "err", err)
+	if err := m.store.ForgetTag(ctx, repo, tag); err != nil {
+		m.log.Warn("drop a tag that the upstream has refused", "repo", repo, "tag", tag, "err", err)
+	}
 }
 
 // keep has a manifest stored in the background: clients need not wait until it is

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"example.org/slipway/oci"
@@ -172,9 +173,9 @@ type source struct {
 	counts   counts
 	// strict says that manifests must be looked at before they are let in.
 	strict bool
-	// guarded says that whoever asked chose the upstream. What it says it has, but has
 	// overdue is how many questions about tags have been with the upstream for longer than anybody waits.
 	overdue atomic.Int64
+	// guarded says that whoever asked chose the upstream. What it says it has, but has
 	// not sent, proves nothing.
 	guarded bool
 }
@@ -194,6 +195,7 @@ type Registry struct {
 	pending pending
 	recent  recent
 	gate    gate
+	revoked revocations
 	metrics *metrics
 	started time.Time
 	usage   usage
@@ -234,6 +236,9 @@ func New(store Store, o *Options) (*Registry, error) {
 	}
 	if err := m.fills.init(m.opts.Dir, m.started); err != nil {
 		return nil, fmt.Errorf("open the directory of fills: %w", err)
+	}
+	if err := m.revoked.init(m.opts.Dir); err != nil {
+		return nil, fmt.Errorf("read which tags were refused: %w", err)
 	}
 	m.background.Add(1)
 	go m.keepHouse()
