@@ -72,7 +72,7 @@ type Upstream struct {
 	Deny       []ImageRule   `yaml:"deny" doc:"Images that may not, also where allow says they may."`
 	Platforms  []string      `yaml:"platforms" doc:"Platforms, OS/ARCHITECTURE[/VARIANT], whose images are fetched. Indexes stay as they are; images of other platforms are not found. Empty means all." example:"linux/amd64"`
 	MinAge     time.Duration `yaml:"min_age" default:"0s" min:"0s" doc:"Least age of an image, by its creation date, before it is fetched. 0 means any."`
-	OnlySigned bool          `yaml:"only_signed" doc:"True fetches only images with a signature beside them, as a referrer or as cosign's tag. Whose signature it is is for the clients to verify."`
+	OnlySigned bool          `yaml:"only_signed" doc:"True fetches only images with a signature beside them, as a referrer or as cosign's tag; attestations are none. Whose signature it is is for the clients to verify."`
 }
 
 // CredentialCommand configures a command that prints a password.

@@ -286,6 +286,8 @@ type manifest struct {
 	Layers        []oci.Descriptor `json:"layers,omitempty"`
 	Manifests     []oci.Descriptor `json:"manifests,omitempty"`
 	Subject       *oci.Descriptor  `json:"subject,omitempty"`
+
+	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
 const (

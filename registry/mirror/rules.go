@@ -135,6 +135,10 @@ func isIndex(mediaType string) bool {
 	return mediaType == oci.MediaTypeOCIIndex || mediaType == oci.MediaTypeDockerIndex
 }
 
+func isSchema1(mediaType string) bool {
+	return mediaType == oci.MediaTypeDockerManifestV1 || mediaType == oci.MediaTypeDockerManifestV1S
+}
+
 // runs tells whether a manifest is an image: one that has a root file system. What
 // has none, such as a signature or a chart, cannot be run.
 func (d *document) runs() bool {
@@ -188,7 +192,7 @@ func (s *source) noteChildren(repo string, mf *oci.Manifest) {
 // admit applies the rules that look at content. An index is as old and as well
 // signed as its images; an image whose index is signed is.
 func (m *Registry) admit(ctx context.Context, s *source, name, repo string, mf *oci.Manifest) error {
-	if mf.MediaType == oci.MediaTypeDockerManifestV1 || mf.MediaType == oci.MediaTypeDockerManifestV1S {
+	if isSchema1(mf.MediaType) {
 		return refuse(oci.CodeDenied, "%s/%s@%s is a manifest of Docker's schema 1, to which the rules of %s cannot be applied", s.Name, name, mf.Digest, s.Name)
 	}
 	var doc document
@@ -287,11 +291,27 @@ func (m *Registry) readBlob(ctx context.Context, s *source, name, repo string, d
 	return io.ReadAll(c)
 }
 
-// Artifact types of signatures in the referrers API.
-var signatureTypes = [...]string{
-	"application/vnd.dev.cosign.artifact.sig.",
-	"application/vnd.dev.sigstore.bundle",
-	"application/vnd.cncf.notary.signature",
+// What is a signature in the referrers API.
+const (
+	cosignType = "application/vnd.dev.cosign.artifact.sig."
+	notaryType = "application/vnd.cncf.notary.signature"
+	// A bundle of sigstore holds a signature of the image, or of some other statement about it: where it
+	// was built, what is in it. Annotations tell which. Cosign leaves them out where it lists the bundle
+	// under a tag, but not in the bundle's manifest.
+	bundleType       = "application/vnd.dev.sigstore.bundle"
+	bundleContent    = "dev.sigstore.bundle.content"
+	bundlePredicate  = "dev.sigstore.bundle.predicateType"
+	messageSignature = "message-signature"
+	cosignPredicate  = "https://sigstore.dev/cosign/sign/v1"
+	// maxBundles is how many manifests of bundles are asked for at most.
+	maxBundles = 32
+)
+
+// bundleSigns tells whether a bundle with these annotations is a signature. known is false where they do
+// not say it.
+func bundleSigns(annotations map[string]string) (signs, known bool) {
+	content, predicate := annotations[bundleContent], annotations[bundlePredicate]
+	return content == messageSignature || predicate == cosignPredicate, content == messageSignature || predicate != ""
 }
 
 // maxNesting is how deep indexes are nested at most.
@@ -350,12 +370,45 @@ func (m *Registry) askSigned(ctx context.Context, s *source, name string, d oci.
 	if err != nil && upstream.KindOf(err) != upstream.NotFound {
 		return err
 	}
+	var unknown []oci.Descriptor
 	for _, r := range list {
-		for _, t := range signatureTypes {
-			if strings.HasPrefix(r.ArtifactType, t) {
-				return nil
-			}
+		signs, known := true, true
+		switch {
+		case strings.HasPrefix(r.ArtifactType, cosignType), strings.HasPrefix(r.ArtifactType, notaryType):
+		case strings.HasPrefix(r.ArtifactType, bundleType):
+			signs, known = bundleSigns(r.Annotations)
+		default:
+			signs = false
+		}
+		if signs {
+			return nil
+		}
+		if !known {
+			unknown = append(unknown, r)
+		}
+	}
+	for _, r := range unknown[:min(len(unknown), maxBundles)] {
+		signs, err := m.readBundle(ctx, s, name, r.Digest)
+		if signs || err != nil {
+			return err
 		}
 	}
 	return refuse(oci.CodeDenied, "%s/%s@%s has no signature, and %s is mirrored only with one", s.Name, name, d, s.Name)
+}
+
+// readBundle asks the upstream whether a bundle is a signature.
+func (m *Registry) readBundle(ctx context.Context, s *source, name string, d oci.Digest) (signs bool, err error) {
+	mf, _, _, err := s.Upstream.Manifest(ctx, name, string(d), "")
+	if upstream.KindOf(err) == upstream.NotFound {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	var doc document
+	if json.Unmarshal(mf.Bytes, &doc) != nil {
+		return false, nil
+	}
+	signs, _ = bundleSigns(doc.Annotations)
+	return signs, nil
 }

@@ -236,8 +236,7 @@ func TestSignedIndex(t *testing.T) {
 			b.o.image("app", "sha256-"+d.Digest.Encoded()+".sig", `{"s":2}`)
 			return
 		}
-		config := b.o.push("app", []byte(`{}`))
-		b.o.put("app", "", &manifest{SchemaVersion: 2, MediaType: oci.MediaTypeOCIManifest, ArtifactType: "application/vnd.dev.sigstore.bundle.v0.3+json", Config: &config, Subject: &d})
+		b.bundle(d, map[string]string{"dev.sigstore.bundle.content": "dsse-envelope", "dev.sigstore.bundle.predicateType": "https://sigstore.dev/cosign/sign/v1"})
 	}
 	for name, c := range map[string]struct {
 		signed func(b *bed, outer, index oci.Descriptor, images []oci.Descriptor)
@@ -293,6 +292,57 @@ func TestSignedIndex(t *testing.T) {
 				b.shut(b.Registry)
 				b.open(rule)
 				image("after another one", 2)
+			})
+		}
+	}
+}
+
+// bundle adds a sigstore bundle to a manifest at the origin.
+func (b *bed) bundle(d oci.Descriptor, annotations map[string]string) oci.Descriptor {
+	b.t.Helper()
+	config := b.o.push("app", []byte(`{}`))
+	return b.o.put("app", "", &manifest{SchemaVersion: 2, MediaType: oci.MediaTypeOCIManifest, ArtifactType: "application/vnd.dev.sigstore.bundle.v0.3+json",
+		Config: &config, Subject: &d, Annotations: annotations})
+}
+
+// TestBundles checks which bundles of sigstore are signatures of an image, listed with their annotations
+// by the API, or without them under a tag.
+func TestBundles(t *testing.T) {
+	const content, predicate = "dev.sigstore.bundle.content", "dev.sigstore.bundle.predicateType"
+	for name, c := range map[string]struct {
+		annotations map[string]string
+		signs       bool
+	}{
+		"cosign's signature":     {map[string]string{content: "dsse-envelope", predicate: "https://sigstore.dev/cosign/sign/v1"}, true},
+		"signature of a message": {map[string]string{content: "message-signature"}, true},
+		"provenance":             {map[string]string{content: "dsse-envelope", predicate: "https://slsa.dev/provenance/v1"}, false},
+		"SBOM":                   {map[string]string{content: "dsse-envelope", predicate: "https://spdx.dev/Document/v2.3"}, false},
+		"predicate alone":        {map[string]string{predicate: "https://cosign.sigstore.dev/attestation/vuln/v1"}, false},
+		"nothing told":           {nil, false},
+	} {
+		for _, tagged := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, tagged %v", name, tagged), func(t *testing.T) {
+				t.Parallel()
+				b := newBed(t, settings{source: func(s *mirror.Source) { s.OnlySigned = true }})
+				d, _ := b.o.image("app", "v1", `{"n":1}`, random(1, sizeTiny))
+				provenance := b.bundle(d, map[string]string{content: "dsse-envelope", predicate: "https://slsa.dev/provenance/v0.2"})
+				bundle := b.bundle(d, c.annotations)
+				if tagged {
+					for _, d := range []*oci.Descriptor{&provenance, &bundle} {
+						d.ArtifactType = "application/vnd.dev.sigstore.bundle.v0.3+json"
+					}
+					b.o.put("app", oci.ReferrersTag(d.Digest), &manifest{SchemaVersion: 2, MediaType: oci.MediaTypeOCIIndex, Manifests: []oci.Descriptor{provenance, bundle}})
+					b.o.on(func(r *http.Request) *fault {
+						if strings.Contains(r.URL.Path, "/referrers/") {
+							return &fault{status: 404}
+						}
+						return nil
+					})
+				}
+				_, err := b.GetManifest(t.Context(), "origin/app", "v1")
+				if c.signs && err != nil || !c.signs && !oci.HasCode(err, oci.CodeDenied) {
+					t.Errorf("got error %v", err)
+				}
 			})
 		}
 	}
