@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -188,6 +189,43 @@ func TestLoad(t *testing.T) {
 	}
 	if err := b.Load(t.Context(), "ours:v2", nil); err == nil {
 		t.Error("an image of no upstream was loaded")
+	}
+}
+
+// TestLoadOfPlatforms checks that a load of an index succeeds exactly if it brings an image: what tells
+// how an image was built is none.
+func TestLoadOfPlatforms(t *testing.T) {
+	b := newBed(t, settings{})
+	amd64, s390x := mirror.Platform{OS: "linux", Architecture: "amd64"}, mirror.Platform{OS: "linux", Architecture: "s390x"}
+	for name, c := range map[string]struct {
+		there, wanted []string
+		platforms     []mirror.Platform
+	}{
+		"all":                        {there: []string{"linux/amd64", "unknown/unknown"}, wanted: []string{"linux/amd64", "unknown/unknown"}},
+		"one":                        {there: []string{"linux/amd64", "linux/arm64"}, platforms: []mirror.Platform{amd64}, wanted: []string{"linux/amd64"}},
+		"one-of-two":                 {there: []string{"linux/amd64"}, platforms: []mirror.Platform{amd64, s390x}, wanted: []string{"linux/amd64"}},
+		"none":                       {there: []string{"linux/amd64"}, platforms: []mirror.Platform{s390x}},
+		"none-beside-an-attestation": {there: []string{"linux/amd64", "unknown/unknown"}, platforms: []mirror.Platform{s390x}},
+		"attestations-alone":         {there: []string{"unknown/unknown"}, wanted: []string{"unknown/unknown"}},
+	} {
+		_, images := b.multi(name, "v1", c.there...)
+		err := b.Load(t.Context(), "origin/"+name+":v1", &mirror.LoadOptions{Platforms: c.platforms})
+		if (err == nil) != (len(c.wanted) > 0) {
+			t.Errorf("%s: got error %v", name, err)
+		}
+		for i, d := range images {
+			_, err := b.store.ResolveManifest(t.Context(), "origin/"+name, string(d.Digest))
+			if want := slices.Contains(c.wanted, c.there[i]); want && err != nil {
+				t.Errorf("%s: the manifest for %s: %v", name, c.there[i], err)
+			}
+		}
+	}
+	b.o.image("lost", "v1", `{}`)
+	b.o.on(func(r *http.Request) *fault {
+		return &fault{status: 200, header: map[string]string{"Content-Type": oci.MediaTypeDockerManifestV1S}, body: `{"schemaVersion":1}`}
+	})
+	if err := b.Load(t.Context(), "origin/lost:v1", nil); err == nil {
+		t.Error("a manifest was loaded that is not kept")
 	}
 }
 

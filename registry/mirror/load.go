@@ -110,8 +110,11 @@ func (l *loading) manifest(ctx context.Context, ref string) error {
 	if err := json.Unmarshal(mf.Bytes, &doc); err != nil {
 		return fmt.Errorf("read manifest %s: %w", mf.Digest, err)
 	}
-	if isIndex(mf.MediaType) {
+	switch {
+	case isIndex(mf.MediaType):
 		return l.children(ctx, &doc)
+	case isSchema1(mf.MediaType):
+		return fmt.Errorf("manifest %s is of Docker's schema 1, which is passed on and not kept", mf.Digest)
 	}
 	layers := doc.Layers
 	if doc.Config != nil {
@@ -130,13 +133,17 @@ func (l *loading) manifest(ctx context.Context, ref string) error {
 }
 
 func (l *loading) children(ctx context.Context, doc *document) error {
-	found := len(doc.Manifests) == 0
+	images, found := 0, false
 	for _, c := range doc.Manifests {
+		isImage := platformOf(c).OS != "unknown" // and no attestation, which nobody can run
+		if isImage {
+			images++
+		}
 		if !wants(l.opts.Platforms, platformOf(c)) {
 			continue
 		}
 		if there, seen := l.seen[c.Digest]; seen {
-			found = found || there
+			found = found || there && isImage
 			continue
 		}
 		// An index may name what its registry lacks. The others are worth having.
@@ -148,9 +155,9 @@ func (l *loading) children(ctx context.Context, doc *document) error {
 		} else if err != nil {
 			return err
 		}
-		found = true
+		found = found || isImage
 	}
-	if !found {
+	if images > 0 && !found {
 		return fmt.Errorf("none of the index's manifests is there and for the platforms wanted")
 	}
 	return nil
