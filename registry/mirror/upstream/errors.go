@@ -207,7 +207,9 @@ func (e *endpoint) explain(ctx context.Context, s subject, err error) error {
 		}
 		switch o.Code {
 		case oci.CodeDigestInvalid, oci.CodeManifestInvalid, oci.CodeSizeInvalid:
-			return e.error(Wrong, 0, s, err)
+			out := e.error(Wrong, 0, s, err)
+			out.sure = o.Code == oci.CodeSizeInvalid // it will be as large the next time
+			return out
 		case oci.CodeNameInvalid, oci.CodeTagInvalid, oci.CodePaginationNumber:
 			return err
 		}

@@ -123,9 +123,13 @@ func TestAnswers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			u := open(t, serve(t, tt.h).URL, upstream.Options{})
+			s := serve(t, tt.h)
+			u := open(t, s.URL, upstream.Options{})
 			_, _, _, err := u.Manifest(t.Context(), "library/app", "v1", "")
 			want(t, err, tt.kind, tt.code, tt.status)
+			if n := len(s.requests()); name == "too large" && n != 1 {
+				t.Errorf("got %d requests for what is as large each time", n)
+			}
 			var e *upstream.Error
 			if !errors.As(err, &e) || (tt.kind == upstream.Busy) != (e.RetryAfter > 0) {
 				t.Errorf("got %+v", e)
