@@ -82,7 +82,7 @@ func DescribeManifest(resp *http.Response, ref string) (desc oci.Descriptor, ok 
 		desc.Digest = oci.Digest(ref)
 	}
 	ok = resp.StatusCode == http.StatusOK && desc.MediaType != "" && desc.Size > 0 && oci.ValidDigest(desc.Digest) &&
-		resp.Header.Get("Content-Encoding") == ""
+		contentEncoding(resp.Header) == ""
 	return desc, ok && (!oci.IsDigest(ref) || string(desc.Digest) == ref)
 }
 
@@ -134,6 +134,9 @@ func ReadManifest(resp *http.Response, ref string) (*oci.Manifest, error) {
 	want := oci.Digest(ref)
 	if !oci.IsDigest(ref) {
 		want = oci.Digest(resp.Header.Get("Docker-Content-Digest"))
+		if c := contentEncoding(resp.Header); c != "" && !oci.ValidDigest(want) && !json.Valid(b) {
+			return nil, oci.Errorf(oci.CodeManifestInvalid, "it is compressed in the way %.20q, and nothing tells its digest", c)
+		}
 		if m.MediaType == oci.MediaTypeDockerManifestV1S && oci.ValidDigest(want) {
 			m.Digest = want // it is of the signed part only
 			return m, nil

@@ -334,7 +334,7 @@ func hostPort(host, scheme string) string {
 func readAll(resp *http.Response, limit int64) ([]byte, error) {
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
-	if c := resp.Header.Get("Content-Encoding"); err == nil && (c == "gzip" || c == "x-gzip") && bytes.HasPrefix(b, []byte{0x1f, 0x8b}) {
+	if c := contentEncoding(resp.Header); err == nil && (c == "gzip" || c == "x-gzip") && bytes.HasPrefix(b, []byte{0x1f, 0x8b}) {
 		var z *gzip.Reader
 		if z, err = gzip.NewReader(bytes.NewReader(b)); err == nil {
 			b, err = io.ReadAll(io.LimitReader(z, limit+1))
@@ -347,6 +347,15 @@ func readAll(resp *http.Response, limit int64) ([]byte, error) {
 		return nil, oci.Errorf(oci.CodeSizeInvalid, "the registry's answer is larger than %d bytes", limit)
 	}
 	return b, nil
+}
+
+// contentEncoding returns in which way an answer says that it is compressed, or "".
+func contentEncoding(h http.Header) string {
+	c := strings.ToLower(strings.TrimSpace(h.Get("Content-Encoding")))
+	if c == "identity" {
+		return ""
+	}
+	return c
 }
 
 // finish reads what is left of an answer nobody needs, so that its connection

@@ -405,6 +405,17 @@ func aboutAnswers(add adder) {
 		x.with("Content-Encoding", "gzip")
 		x.send()
 	}, but(fails, smallBlob, largeBlob, headBlob))
+	add("answers are compressed, which is said in capitals", right, func(x *exchange) {
+		x.body = zipped(x.body)
+		x.with("Content-Encoding", "GZIP")
+		x.send()
+	}, but(fails, smallBlob, largeBlob, headBlob))
+	add("manifests of a type of their own are compressed in an unknown way", right, only(of("manifests"), func(x *exchange) {
+		x.body = zipped(x.body)
+		x.with("Content-Encoding", "zstd", "Content-Type", "application/vnd.example.own")
+		x.header.Del("Docker-Content-Digest")
+		x.send()
+	}), but(fails, byTag, byDigest))
 	add("answers are said to be compressed", right, header("Content-Encoding", "gzip"), nil)
 	add("answers are compressed in an unknown way", fails, func(x *exchange) {
 		x.body = zipped(x.body) // as valid as any other
