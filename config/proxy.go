@@ -213,13 +213,13 @@ func (p *Proxy) DefaultName() string {
 	return p.Default
 }
 
-// Where is the URL of an upstream.
+// Where is the URL of an upstream. At docker.io itself, which people write, is no registry.
 func (u *Upstream) Where() string {
 	switch {
+	case strings.TrimRight(strings.ToLower(u.URL), "/") == "https://"+DockerHub, u.URL == "" && u.Name == DockerHub:
+		return dockerHubURL
 	case u.URL != "" || u.Name == "":
 		return u.URL
-	case u.Name == DockerHub:
-		return dockerHubURL
 	}
 	return "https://" + u.Name
 }

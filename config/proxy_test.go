@@ -89,7 +89,9 @@ func TestUpstreamsOf(t *testing.T) {
 		{"several", `proxy: {upstreams: [{name: docker.io}, {name: quay.io, library: true}, {name: inner, url: "http://inner:5000/v2/x", ttl: 0}], default: quay.io}`,
 			[]string{"docker.io https://registry-1.docker.io true false", "quay.io https://quay.io true false", "inner http://inner:5000/v2/x false true"}, "quay.io"},
 		{"both", `proxy: {upstreams: [{name: quay.io}], remoteurl: "https://docker.io"}`,
-			[]string{"quay.io https://quay.io false false", "docker.io https://docker.io true true"}, "docker.io"},
+			[]string{"quay.io https://quay.io false false", "docker.io https://registry-1.docker.io true true"}, "docker.io"},
+		{"Docker Hub by the name of images", `proxy: {upstreams: [{name: docker.io, url: "https://docker.io/"}, {name: hub, url: "https://docker.io"}, {name: inner, url: "https://docker.io/v2/x"}]}`,
+			[]string{"docker.io https://registry-1.docker.io true false", "hub https://registry-1.docker.io false false", "inner https://docker.io/v2/x false false"}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c, _, err := parse("version: 0.1\n" + tc.text)
