@@ -46,12 +46,15 @@ missing. If no image is whole, no file is written.`,
 					p.share(r.Bytes, r.BytesTotal, "%d blobs", r.Blobs)
 				})
 				p.end()
-				if rep.Images == 0 {
+				if rep.Images == 0 && len(rep.LeftOut) == 0 {
 					return nil, nil, err
 				}
 				return rep, func(w io.Writer) {
 					for _, l := range rep.LeftOut {
 						fmt.Fprintf(w, "left out: %s: %s\n", l.Image, l.Reason)
+					}
+					if rep.Images == 0 {
+						return
 					}
 					fmt.Fprintf(w, "wrote %d images with %d manifests and %d blobs of %s; %d parts are not here and left out\n",
 						rep.Images, rep.Manifests, rep.Blobs, size(rep.Bytes), rep.Absent)
