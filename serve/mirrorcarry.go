@@ -174,9 +174,7 @@ func (r *root) importMirrors(ctx context.Context, args MirrorImportArgs, progres
 	if err != nil {
 		return airgap.Progress{}, fmt.Errorf("%s: %w", args.Path, err)
 	}
-	if err := a.Rename(m.imported); err != nil {
-		return airgap.Progress{}, err
-	}
+	a.Rename(m.imported)
 	return a.Import(ctx, r.reg, progress)
 }
 
@@ -184,19 +182,25 @@ func (r *root) importMirrors(ctx context.Context, args MirrorImportArgs, progres
 // of its registry, or leave out docker.io/library/.
 func (m *mirrors) imported(im airgap.Image) (string, error) {
 	if m.Mirrored(im.Repo) {
-		return im.Repo, nil
+		return m.NameToPush(im.Repo), nil
 	}
 	host, name, ok := strings.Cut(im.Repo, "/")
 	if !ok || !strings.ContainsAny(host, ".:") && host != "localhost" {
 		host, name = config.DockerHub, im.Repo
 	}
-	if repo, ok := m.NameFor(host, name); ok {
-		return repo, nil
-	}
-	if repo, ok := m.NameForAny(host, name); ok {
+	if repo, ok := m.at(host, name); ok {
 		return repo, nil
 	}
 	return "", fmt.Errorf("image %s is of no registry that is mirrored here; proxy.upstreams of the configuration names them", im)
+}
+
+// at returns the repository of a name at a registry, as ?ns= has it.
+func (m *mirrors) at(registry, name string) (string, bool) {
+	repo, ok := m.named(m.NameFor, registry, name)
+	if !ok {
+		repo, ok = m.named(m.NameForAny, registry, name)
+	}
+	return repo, ok
 }
 
 // unpacked returns a file as it is, or what a compressed one holds, in a file without a name beside the

@@ -306,7 +306,8 @@ func TestMirrorTasks(t *testing.T) {
 	a, _ := openAdmin(t, b.cfg)
 	ctx := t.Context()
 
-	rep, err := a.LoadMirrors(ctx, serve.MirrorLoadArgs{Images: []string{"pub/app:v1", "hub/org/other:v1", "pub/library/none:v1", "UPPER"}}, nil)
+	at := strings.TrimPrefix(b.public.url, "http://") // as images have it that nobody mirrors
+	rep, err := a.LoadMirrors(ctx, serve.MirrorLoadArgs{Images: []string{"pub/app:v1", at + "/org/other:v1", "pub/library/none:v1", "UPPER"}}, nil)
 	if err == nil || rep.Images != 4 || rep.Failed != 2 || len(rep.Failures) != 2 || rep.Bytes != int64(len(layer)+len(other)) {
 		t.Errorf("load: got %+v and error %v", rep, err)
 	}
@@ -399,13 +400,15 @@ func TestMirrorAirGap(t *testing.T) {
 		}
 	}
 
-	// Images of a registry that is not mirrored there are not imported.
+	// Images of a registry that is not mirrored there are named. The others are imported.
 	lacking := start(t, setup{yaml: fmt.Sprintf(offline, "")})
 	la, _ := openAdmin(t, lacking.cfg)
-	if _, err := la.ImportMirrors(t.Context(), serve.MirrorImportArgs{Path: file}, nil); err == nil || !strings.Contains(err.Error(), "priv/team/app:v1 is of no registry that is mirrored here") {
-		t.Errorf("import of what is not mirrored: got error %v", err)
+	in, err = la.ImportMirrors(t.Context(), serve.MirrorImportArgs{Path: file}, nil)
+	if err == nil || !strings.Contains(err.Error(), "priv/team/app:v1 is of no registry that is mirrored here") || in.Images != 1 || in.ImagesTotal != 2 {
+		t.Errorf("import of what is not mirrored: got %+v, error %v", in, err)
 	}
-	lacking.want(404, "GET", "/v2/pub/library/app/manifests/v1", "")
+	lacking.pull("pub/library/app", "v1", "", layer)
+	lacking.want(404, "GET", "/v2/priv/team/app/manifests/v1", "")
 }
 
 // TestMirrorImportSaved imports compressed archives of docker save and other tools. Their names are
@@ -418,7 +421,7 @@ func TestMirrorImportSaved(t *testing.T) {
 	z := gzip.NewWriter(&buf)
 	w := tar.NewWriter(z)
 	for name, body := range map[string]string{"c.json": config, "l/layer.tar": layer, "manifest.json": `[{"Config":"c.json","Layers":["l/layer.tar"],
-		"RepoTags":["app:v1","team/app:v1","index.docker.io/app:v2","reg.test:5000/team/app:v1","own/app:v1"]}]`} {
+		"RepoTags":["app:v1","team/app:v1","index.docker.io/app:v2","docker.io/app:v3","reg.test:5000/team/app:v1","url.test:5000/app:v1","own/app:v1"]}]`} {
 		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(body))}); err != nil {
 			t.Fatal(err)
 		}
@@ -430,15 +433,16 @@ func TestMirrorImportSaved(t *testing.T) {
 		t.Fatal(err)
 	}
 	writeFile(t, file, buf.String())
-	s := start(t, setup{yaml: "proxy: {offline: true, upstreams: [{name: docker.io, hosts: [index.docker.io]}, {name: reg, hosts: ['reg.test:5000']}, {name: own}]}\n"})
+	s := start(t, setup{yaml: "proxy: {offline: true, upstreams: [{name: docker.io}, {name: reg, hosts: ['reg.test:5000']}, {name: plain, url: 'http://url.test:5000'}, {name: own}]}\n"})
 	a, closeAdmin := openAdmin(t, s.cfg)
 	for range 2 {
 		in, err := a.ImportMirrors(t.Context(), serve.MirrorImportArgs{Path: file}, nil)
-		if err != nil || in.Images != 5 || in.ImagesTotal != 5 {
+		if err != nil || in.Images != 7 || in.ImagesTotal != 7 {
 			t.Fatalf("import: got %+v, %v", in, err)
 		}
 	}
-	for _, ref := range []string{"docker.io/library/app/manifests/v1", "docker.io/team/app/manifests/v1", "docker.io/library/app/manifests/v2", "reg/team/app/manifests/v1", "own/app/manifests/v1"} {
+	for _, ref := range []string{"docker.io/library/app/manifests/v1", "docker.io/team/app/manifests/v1", "docker.io/library/app/manifests/v2", "docker.io/library/app/manifests/v3",
+		"reg/team/app/manifests/v1", "plain/app/manifests/v1", "own/app/manifests/v1"} {
 		if got := s.want(200, "GET", "/v2/"+ref, "").body; !strings.Contains(got, digestOf(layer)) || !strings.Contains(got, digestOf(config)) {
 			t.Errorf("%s is %s", ref, got)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -226,7 +227,7 @@ func (m *mirrors) load(ctx context.Context, args MirrorLoadArgs, progress func(M
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			err := m.Load(ctx, image, &mirror.LoadOptions{Platforms: platforms, Progress: func(p mirror.Progress) { l.note(image, p) }})
+			err := m.Load(ctx, m.reference(image), &mirror.LoadOptions{Platforms: platforms, Progress: func(p mirror.Progress) { l.note(image, p) }})
 			l.end(image, err)
 			return ctx.Err()
 		})
@@ -238,6 +239,23 @@ func (m *mirrors) load(ctx context.Context, args MirrorLoadArgs, progress func(M
 		err = fmt.Errorf("%d of %d images could not be fetched, first %s: %s", l.rep.Failed, l.rep.ImagesTotal, f.Image, f.Reason)
 	}
 	return l.rep, err
+}
+
+// reference returns an image by the name that its repository has here, if its registry is called as in
+// ?ns=: with a port, or as Docker Hub is called else.
+func (m *mirrors) reference(image string) string {
+	host, rest, ok := strings.Cut(image, "/")
+	name := rest
+	if i := strings.IndexAny(rest, ":@"); i >= 0 {
+		name = rest[:i]
+	}
+	if !ok || !strings.ContainsAny(host, ".:") && host != "localhost" || m.Mirrored(m.NameToPush(host+"/"+name)) {
+		return image
+	}
+	if repo, ok := m.at(host, name); ok {
+		return repo + rest[len(name):]
+	}
+	return image
 }
 
 // loading adds up the progress of images.

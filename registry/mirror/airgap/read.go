@@ -176,22 +176,20 @@ func parseName(s string) (Image, error) {
 	return im, err
 }
 
-// Rename gives the images other repositories, or does nothing if there is an error for one.
-func (a *Archive) Rename(repo func(Image) (string, error)) error {
-	list := slices.Clone(a.images)
-	for i := range list {
-		var err error
-		if list[i].Repo, err = repo(list[i].Image); err != nil {
-			return err
-		}
-	}
+// Rename gives the images other repositories. One for which there is an error is not imported, which
+// does not keep the others out.
+func (a *Archive) Rename(repo func(Image) (string, error)) {
+	list := a.images
 	a.images = nil
-	for _, n := range list { // names that were two may be one now
-		if err := a.enter(n); err != nil {
+	for _, n := range list {
+		var err error
+		if n.Repo, err = repo(n.Image); err == nil {
+			err = a.enter(n) // names that were two may be one now
+		}
+		if err != nil {
 			a.problems = append(a.problems, err)
 		}
 	}
-	return nil
 }
 
 func (a *Archive) readJSON(name string, v any) error {
