@@ -173,7 +173,7 @@ func TestHangingClients(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	im := imagetest.Hello(t)
-	if err := pushBundle(t, s.Client, "hang/other", "v1", &im.Bundle); err != nil {
+	if err := im.Push(t.Context(), s.Client, "hang/other", "v1"); err != nil {
 		t.Fatalf("a push beside %d hanging clients: %v", hanging, err)
 	}
 	if _, err := s.Client.CheckImage(ctx, "hang/other", "v1"); err != nil {

@@ -89,27 +89,10 @@ func pushWorks(t *testing.T, s *slipway.Server, repo string) {
 		}
 	}()
 	proc.Poll(t, 30*time.Second, "a push with space on the disk", func() bool {
-		err = pushBundle(t, s.Client, repo, "v1", &im.Bundle)
+		err = im.Push(t.Context(), s.Client, repo, "v1")
 		return err == nil
 	})
 	if _, err := s.Client.CheckImage(t.Context(), repo, "v1"); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// pushBundle pushes an image with plain requests.
-func pushBundle(t *testing.T, c *wire.Client, repo, tag string, b *imagetest.Bundle) error {
-	t.Helper()
-	for _, x := range b.Blobs {
-		if _, err := c.PushBlob(t.Context(), repo, x.Data); err != nil {
-			return err
-		}
-	}
-	for _, x := range b.Manifests {
-		if _, err := c.PutManifest(t.Context(), repo, x.Digest, x.MediaType, x.Data); err != nil {
-			return err
-		}
-	}
-	_, err := c.PutManifest(t.Context(), repo, tag, b.Top.MediaType, b.Top.Data)
-	return err
 }

@@ -63,7 +63,7 @@ func TestGearSameLayerAtOnce(t *testing.T) {
 
 	s := slipway.Start(t, t.TempDir(), &slipway.Options{Config: restingConfig})
 	atOnce(t, pushes, func(i int) error {
-		return pushBundle(t, s.Client, fmt.Sprintf("at-once/r%d", i), "v1", im)
+		return im.Push(t.Context(), s.Client, fmt.Sprintf("at-once/r%d", i), "v1")
 	})
 	got := s.Converted()
 	// The conversions may share the work, each with its own pack, but no content may be in two
@@ -101,7 +101,7 @@ func TestGearConversionsRace(t *testing.T) {
 		inTurn.Converted()
 	}
 	s := slipway.Start(t, t.TempDir(), &slipway.Options{Config: config})
-	atOnce(t, layers, func(i int) error { return pushBundle(t, s.Client, names[i], "v1", images[names[i]]) })
+	atOnce(t, layers, func(i int) error { return images[names[i]].Push(t.Context(), s.Client, names[i], "v1") })
 	want, got := inTurn.Converted(), s.Converted()
 	if got.Files != want.Files || got.StoredBytes != want.StoredBytes {
 		t.Errorf("converted at once there are %d contents in %d bytes, in turn %d in %d", got.Files, got.StoredBytes, want.Files, want.StoredBytes)

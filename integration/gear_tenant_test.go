@@ -94,7 +94,7 @@ func newTenants(t *testing.T) *tenants {
 // pushed pushes an image with plain requests and returns its digest.
 func pushed(t *testing.T, c *wire.Client, repo, tag string, b *imagetest.Bundle) string {
 	t.Helper()
-	if err := pushBundle(t, c, repo, tag, b); err != nil {
+	if err := b.Push(t.Context(), c, repo, tag); err != nil {
 		t.Fatal(err)
 	}
 	return b.Top.Digest

@@ -218,7 +218,7 @@ func TestReadsDuringSlowFsync(t *testing.T) {
 	)
 	b := newFaultyBed(t, seeded(t), nil)
 	im := imagetest.Hello(t)
-	if err := pushBundle(t, b.server.Client, "io/read", "v1", &im.Bundle); err != nil {
+	if err := im.Push(t.Context(), b.server.Client, "io/read", "v1"); err != nil {
 		t.Fatal(err)
 	}
 	large := make([]byte, 300<<10)
@@ -401,7 +401,7 @@ func (b *faultyBed) strike(f ioFault) {
 	}
 	repo := fmt.Sprintf("io/bystander%d", b.loads)
 	im := imagetest.Hello(b.t)
-	if err := pushBundle(b.t, b.server.Client, repo, "v1", &im.Bundle); err != nil {
+	if err := im.Push(b.t.Context(), b.server.Client, repo, "v1"); err != nil {
 		b.t.Fatal(err)
 	}
 	if f.readers {

@@ -147,12 +147,7 @@ func good(files int) string { return fmt.Sprintf("files=%d failed=0 wrong=0", fi
 func push(t testing.TB, s *slipway.Server, name string, b *imagetest.Bundle) (ref string) {
 	t.Helper()
 	repo, tag, _ := strings.Cut(name, ":")
-	for _, blob := range b.Blobs {
-		if _, err := s.Client.PushBlob(t.Context(), repo, blob.Data); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := s.Client.PutManifest(t.Context(), repo, tag, b.Top.MediaType, b.Top.Data); err != nil {
+	if err := b.Push(t.Context(), s.Client, repo, tag); err != nil {
 		t.Fatal(err)
 	}
 	s.Converted()

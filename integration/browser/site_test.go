@@ -99,17 +99,7 @@ func pushAll(t *testing.T, s *slipway.Server) {
 // push pushes a bundle with a tag.
 func push(t *testing.T, s *slipway.Server, repo, tag string, b *imagetest.Bundle) {
 	t.Helper()
-	for _, blob := range b.Blobs {
-		if _, err := s.Client.PushBlob(t.Context(), repo, blob.Data); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, m := range b.Manifests {
-		if _, err := s.Client.PutManifest(t.Context(), repo, m.Digest, m.MediaType, m.Data); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := s.Client.PutManifest(t.Context(), repo, tag, b.Top.MediaType, b.Top.Data); err != nil {
+	if err := b.Push(t.Context(), s.Client, repo, tag); err != nil {
 		t.Fatalf("%s:%s: %v", repo, tag, err)
 	}
 }

@@ -136,12 +136,7 @@ readinessProbe: null
 	client := wire.New(addr).As("bob", "secret")
 	defer client.Close()
 	im := imagetest.Hello(t)
-	for _, b := range im.Blobs {
-		if _, err := client.PushBlob(t.Context(), "team/app", b.Data); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := client.PutManifest(t.Context(), "team/app", "1", im.Top.MediaType, im.Top.Data); err != nil {
+	if err := im.Push(t.Context(), client, "team/app", "1"); err != nil {
 		t.Fatal(err)
 	}
 	// Uninstalling keeps the volume, and a new installation finds the images.

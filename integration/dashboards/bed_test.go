@@ -80,24 +80,14 @@ func (b *bed) image(files, size int) *imagetest.Bundle {
 	return imagetest.Compose(runtime.GOARCH, map[string]any{}, []imagetest.Layer{a.Layer()})
 }
 
-func push(ctx context.Context, c *wire.Client, repo, tag string, im *imagetest.Bundle) error {
-	for _, blob := range im.Blobs {
-		if _, err := c.PushBlob(ctx, repo, blob.Data); err != nil {
-			return err
-		}
-	}
-	_, err := c.PutManifest(ctx, repo, tag, im.Top.MediaType, im.Top.Data)
-	return err
-}
-
 // round does a little of everything that clients do.
 func (b *bed) round(ctx context.Context, n int) error {
 	server, upstream := b.server.Client, b.upstream.Client
 	app, mirrored := fmt.Sprintf("team%d/app", n%3), b.image(4, 60_000)
-	if err := push(ctx, server, app, "latest", b.image(4, 60_000)); err != nil {
+	if err := b.image(4, 60_000).Push(ctx, server, app, "latest"); err != nil {
 		return err
 	}
-	if err := push(ctx, upstream, "library/app", "latest", mirrored); err != nil {
+	if err := mirrored.Push(ctx, upstream, "library/app", "latest"); err != nil {
 		return err
 	}
 	for range 3 { // first uncached, then from the cache
@@ -182,7 +172,7 @@ func (b *bed) startAgent(m *monitor) {
 // use mounts an image and reads all of it, partly before it has arrived.
 func (b *bed) use(a *node.Agent, tag string) {
 	b.t.Helper()
-	if err := push(b.t.Context(), b.server.Client, "node/app", tag, b.image(60, 20_000)); err != nil {
+	if err := b.image(60, 20_000).Push(b.t.Context(), b.server.Client, "node/app", tag); err != nil {
 		b.t.Fatal(err)
 	}
 	var dir string

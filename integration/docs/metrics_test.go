@@ -23,13 +23,7 @@ func TestMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := slipway.Start(t, t.TempDir(), nil)
-	image := imagetest.NewImage("amd64", imagetest.NewLayer())
-	for _, b := range image.Blobs {
-		if _, err := server.Client.PushBlob(t.Context(), repo, b.Data); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := server.Client.PutManifest(t.Context(), repo, "1", image.Top.MediaType, image.Top.Data); err != nil {
+	if err := imagetest.NewImage("amd64", imagetest.NewLayer()).Push(t.Context(), server.Client, repo, "1"); err != nil {
 		t.Fatal(err)
 	}
 	agent := slipway.FreeAddr(t)

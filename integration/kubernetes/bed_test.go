@@ -130,13 +130,7 @@ func (b *bed) ref(name string) string { return b.registry.Addr + "/" + name }
 func (b *bed) push(name string, im *imagetest.Bundle) (ref string) {
 	b.t.Helper()
 	repo, tag, _ := strings.Cut(name, ":")
-	c := b.registry.Client.As("root", "secret")
-	for _, blob := range im.Blobs {
-		if _, err := c.PushBlob(b.t.Context(), repo, blob.Data); err != nil {
-			b.t.Fatal(err)
-		}
-	}
-	if _, err := c.PutManifest(b.t.Context(), repo, tag, im.Top.MediaType, im.Top.Data); err != nil {
+	if err := im.Push(b.t.Context(), b.registry.Client.As("root", "secret"), repo, tag); err != nil {
 		b.t.Fatal(err)
 	}
 	b.registry.Converted()

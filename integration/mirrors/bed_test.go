@@ -45,17 +45,7 @@ func (u *upstream) kill() { u.process.Kill() }
 // push stores an image in the upstream.
 func (u *upstream) push(repo, tag string, b *imagetest.Bundle) {
 	u.t.Helper()
-	for _, x := range b.Blobs {
-		if _, err := u.client.PushBlob(u.t.Context(), repo, x.Data); err != nil {
-			u.t.Fatal(err)
-		}
-	}
-	for _, m := range b.Manifests {
-		if _, err := u.client.PutManifest(u.t.Context(), repo, m.Digest, m.MediaType, m.Data); err != nil {
-			u.t.Fatal(err)
-		}
-	}
-	if _, err := u.client.PutManifest(u.t.Context(), repo, tag, b.Top.MediaType, b.Top.Data); err != nil {
+	if err := b.Push(u.t.Context(), u.client, repo, tag); err != nil {
 		u.t.Fatal(err)
 	}
 }

@@ -143,13 +143,7 @@ func (c *chaos) image(rnd *rand.Rand, repo string) {
 
 // push is upstream.push for concurrent use.
 func (c *chaos) push(repo string, im *imagetest.Bundle) error {
-	for _, x := range im.Blobs {
-		if _, err := c.up.client.PushBlob(c.t.Context(), repo, x.Data); err != nil {
-			return err
-		}
-	}
-	_, err := c.up.client.PutManifest(c.t.Context(), repo, "v1", im.Top.MediaType, im.Top.Data)
-	return err
+	return im.Push(c.t.Context(), c.up.client, repo, "v1")
 }
 
 // pull pulls an image as a patient client does: if it is told to wait, it asks again.

@@ -82,12 +82,7 @@ func (b *bed) stop() {
 // push pushes an image to the registry and returns its reference.
 func (b *bed) push(repo string, im *imagetest.Bundle) string {
 	b.t.Helper()
-	for _, blob := range im.Blobs {
-		if _, err := b.reg.Client.PushBlob(b.t.Context(), repo, blob.Data); err != nil {
-			b.t.Fatal(err)
-		}
-	}
-	if _, err := b.reg.Client.PutManifest(b.t.Context(), repo, "v1", im.Top.MediaType, im.Top.Data); err != nil {
+	if err := im.Push(b.t.Context(), b.reg.Client, repo, "v1"); err != nil {
 		b.t.Fatal(err)
 	}
 	return b.reg.Addr + "/" + repo + ":v1"

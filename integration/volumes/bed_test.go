@@ -121,16 +121,10 @@ type pushed struct {
 func (b *bed) push(name string, im *imagetest.Bundle) pushed {
 	b.t.Helper()
 	repo, tag, _ := strings.Cut(name, ":")
-	for _, blob := range im.Blobs {
-		if _, err := b.Client.PushBlob(b.t.Context(), repo, blob.Data); err != nil {
-			b.t.Fatal(err)
-		}
-	}
-	digest, err := b.Client.PutManifest(b.t.Context(), repo, tag, im.Top.MediaType, im.Top.Data)
-	if err != nil {
+	if err := im.Push(b.t.Context(), b.Client, repo, tag); err != nil {
 		b.t.Fatal(err)
 	}
-	return pushed{b.Addr + "/" + name, repo, digest, im}
+	return pushed{b.Addr + "/" + name, repo, im.Top.Digest, im}
 }
 
 // built waits for an image's volumes.

@@ -8,6 +8,7 @@ package imagetest
 
 import (
 	"archive/tar"
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -47,6 +48,22 @@ type Bundle struct {
 	// Manifests are the other manifests, children before parents; Blobs are
 	// configurations and layers. Content that occurs twice is listed twice.
 	Manifests, Blobs []Blob
+}
+
+// Push pushes the bundle with plain requests, and tags it.
+func (b *Bundle) Push(ctx context.Context, c *wire.Client, repo, tag string) error {
+	for _, x := range b.Blobs {
+		if _, err := c.PushBlob(ctx, repo, x.Data); err != nil {
+			return err
+		}
+	}
+	for _, m := range b.Manifests {
+		if _, err := c.PutManifest(ctx, repo, m.Digest, m.MediaType, m.Data); err != nil {
+			return err
+		}
+	}
+	_, err := c.PutManifest(ctx, repo, tag, b.Top.MediaType, b.Top.Data)
+	return err
 }
 
 // Image is a runnable image.

@@ -117,13 +117,7 @@ func (c *cluster) ref(name string) string { return c.registry.Addr + "/" + name 
 func (c *cluster) push(name string, im *imagetest.Bundle) (ref string) {
 	c.t.Helper()
 	repo, tag, _ := strings.Cut(name, ":")
-	client := c.registry.Client.As("root", "secret")
-	for _, blob := range im.Blobs {
-		if _, err := client.PushBlob(c.t.Context(), repo, blob.Data); err != nil {
-			c.t.Fatal(err)
-		}
-	}
-	if _, err := client.PutManifest(c.t.Context(), repo, tag, im.Top.MediaType, im.Top.Data); err != nil {
+	if err := im.Push(c.t.Context(), c.registry.Client.As("root", "secret"), repo, tag); err != nil {
 		c.t.Fatal(err)
 	}
 	c.registry.Converted()

@@ -89,12 +89,7 @@ func (h *helm) used(namespace string) {
 		return err == nil && r.Status == 200
 	})
 	im := imagetest.Summed(t, 9, 3, 1000, 1000)
-	for _, blob := range im.Blobs {
-		if _, err := client.PushBlob(t.Context(), "team/app", blob.Data); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := client.PutManifest(t.Context(), "team/app", "1", im.Top.MediaType, im.Top.Data); err != nil {
+	if err := im.Push(t.Context(), client, "team/app", "1"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := client.CheckImage(t.Context(), "team/app", "1"); err != nil {
