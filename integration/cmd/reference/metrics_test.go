@@ -6,7 +6,7 @@ import "testing"
 func TestProgramOf(t *testing.T) {
 	for pkg, want := range map[string]string{
 		"agent": "Node agent", "agent/pull": "Node agent", "agents": "Registry", "workload/replay": "Replay", "workload/replay/x": "Replay",
-		"cache/tier": "Registry", "": "Registry"} {
+		"registry/cache/tier": "Registry", "": "Registry"} {
 		if got := programOf(pkg); got != want {
 			t.Errorf("metrics of %q are of %q, want %q", pkg, got, want)
 		}
