@@ -140,6 +140,7 @@ var layout = map[string][]string{
 	"workload/trace/logs/internal/tenfield": {"workload/trace", "workload/trace/logs/internal/values"},
 	"workload/trace/logs/internal/values":   {},
 	"workload/trace/store":                  {"internal/durable", "workload/trace"},
+	"workload/trace/tracetest":              {"workload/trace", "workload/trace/store"},
 	"workload/trace/synth":                  {"internal/durable", "workload/trace", "workload/trace/store"},
 
 	// The composition roots, and what stands beside them. Only serve and agent know concrete drivers.
@@ -186,7 +187,7 @@ var fences = []fence{
 	{"github.com/ulikunitz/xz", []string{"workload/trace/logs"}, "logs are decompressed in one place"},
 	{"github.com/coreos/go-systemd", []string{"internal/systemd"}, "what systemd is told is in one place"},
 	{"net/http/pprof", []string{"serve"}, "it is served on the debug port only"},
-	{"testing", []string{"oci/ocitest", "registry/objstore/objtest", "serve/servetest", "internal/mounttest", "internal/backendtest", "gear/treetest", "registry/registrytest", "volume/blocktest", "volume/layouttest"}, "test support is not product code"},
+	{"testing", []string{"oci/ocitest", "registry/objstore/objtest", "serve/servetest", "internal/mounttest", "internal/backendtest", "gear/treetest", "registry/registrytest", "volume/blocktest", "volume/layouttest", "workload/trace/tracetest"}, "test support is not product code"},
 }
 
 func TestLayout(t *testing.T) {

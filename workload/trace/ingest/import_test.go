@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,68 +18,10 @@ import (
 	"example.org/slipway/workload/trace/ingest"
 	"example.org/slipway/workload/trace/logs"
 	"example.org/slipway/workload/trace/store"
+	"example.org/slipway/workload/trace/tracetest"
 )
 
-var start = time.Date(2017, 6, 20, 0, 0, 0, 0, time.UTC)
-
-// someRecords returns n records over a time, roughly in the mix of a real registry.
-func someRecords(n int, over time.Duration, seed uint64) []trace.Record {
-	rnd := rand.New(rand.NewPCG(seed, 1))
-	out := make([]trace.Record, n)
-	for i := range out {
-		ns := int(rnd.ExpFloat64() * 100)
-		repo := fmt.Sprintf("%08x/%08x", ns, ns+rnd.IntN(5))
-		r := trace.Record{
-			Host: fmt.Sprintf("host%d", rnd.IntN(6)), Duration: time.Duration(rnd.ExpFloat64()*1e5) * time.Microsecond,
-			Method: "GET", RemoteAddr: fmt.Sprintf("%08x", int(rnd.ExpFloat64()*50)),
-			UserAgent: `docker/17.03.1-ce go/go1.7.5 git-commit/c6d412e UpstreamClient(Docker-Client/17.03.1-ce \(linux\))`, Status: 200, Written: int64(rnd.ExpFloat64() * 1e6),
-			ID: fmt.Sprintf("%010x", rnd.Uint64N(1<<40)), Time: start.Add(time.Duration(rnd.Int64N(int64(over/time.Millisecond))) * time.Millisecond),
-		}
-		switch p := rnd.Float64(); {
-		case p < 0.46:
-			r.URI, r.Written = "v2", 2
-		case p < 0.64:
-			r.URI = "v2/" + repo + "/manifests/817c8a39"
-		case p < 0.95:
-			r.URI = fmt.Sprintf("v2/%s/blobs/%08x", repo, int(rnd.ExpFloat64()*1e4))
-		case p < 0.99:
-			r.URI, r.Method, r.Status = fmt.Sprintf("v2/%s/blobs/uploads/%08x", repo, rnd.Uint32()), "PUT", 201
-			r.Digest = fmt.Sprintf("%08x", int(rnd.ExpFloat64()*1e4))
-		default:
-			r.URI, r.Status = "healthz", 404
-		}
-		out[i] = r
-	}
-	return out
-}
-
-func open(t testing.TB, dir string) *store.Store {
-	t.Helper()
-	s, err := store.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Close() })
-	return s
-}
-
-func readAll(t testing.TB, s *store.Store, q store.Query) []trace.Record {
-	t.Helper()
-	var out []trace.Record
-	if err := s.Records(context.Background(), q, func(r *trace.Record) error {
-		out = append(out, *r)
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
-
-func byTime(recs []trace.Record) []trace.Record {
-	out := slices.Clone(recs)
-	slices.SortStableFunc(out, func(a, b trace.Record) int { return a.Time.Compare(b.Time) })
-	return out
-}
+var start = tracetest.Start
 
 // importFiles imports files with a number of cores.
 func importFiles(t *testing.T, cores int, files []string, dir string) (*ingest.Imported, error) {
@@ -124,7 +64,7 @@ func TestImportInOrder(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(want, readAll(t, open(t, to), store.Query{Zone: "a"})); diff != "" {
+		if diff := cmp.Diff(want, tracetest.ReadAll(t, tracetest.Open(t, to), store.Query{Zone: "a"})); diff != "" {
 			t.Errorf("%d cores: records differ (-want +got):\n%s", cores, diff)
 		}
 		if len(got.Skipped) != 1 || got.Skipped[0].Count != 5 || len(got.Skipped[0].First) != 5 {
@@ -142,7 +82,7 @@ func TestImportInOrder(t *testing.T) {
 // imported. Those after it are not, although they were read.
 func TestImportMissing(t *testing.T) {
 	dir := t.TempDir()
-	recs := byTime(someRecords(2000, 5*time.Hour, 60))
+	recs := tracetest.ByTime(tracetest.Records(2000, 5*time.Hour, 60))
 	files := []string{filepath.Join(dir, "1"), filepath.Join(dir, "missing"), filepath.Join(dir, "2")}
 	for i, part := range [][]trace.Record{recs[:1000], nil, recs[1000:]} {
 		if part == nil {
@@ -162,7 +102,7 @@ func TestImportMissing(t *testing.T) {
 		if !errors.Is(err, fs.ErrNotExist) || got.Records != 1000 {
 			t.Errorf("%d cores: %d records, %v", cores, got.Records, err)
 		}
-		if diff := cmp.Diff(recs[:1000], readAll(t, open(t, to), store.Query{Zone: "a"})); diff != "" {
+		if diff := cmp.Diff(recs[:1000], tracetest.ReadAll(t, tracetest.Open(t, to), store.Query{Zone: "a"})); diff != "" {
 			t.Errorf("%d cores: records differ (-want +got):\n%s", cores, diff)
 		}
 	}
@@ -172,7 +112,7 @@ func TestImportMissing(t *testing.T) {
 func TestImportEnds(t *testing.T) {
 	dir := t.TempDir()
 	var line []byte
-	for _, r := range someRecords(20_000, time.Hour, 61) {
+	for _, r := range tracetest.Records(20_000, time.Hour, 61) {
 		line = r.AppendTrace(line)
 	}
 	var files []string
@@ -235,7 +175,7 @@ func TestImportAgain(t *testing.T) {
 		if _, err := ingest.Import(context.Background(), logs.NewInput(&logs.InputOptions{Identify: true}), these, w, &ingest.ImportOptions{Zone: "a"}); err != nil {
 			t.Fatal(err)
 		}
-		if got := len(readAll(t, open(t, to), store.Query{Zone: "a"})); got != requests {
+		if got := len(tracetest.ReadAll(t, tracetest.Open(t, to), store.Query{Zone: "a"})); got != requests {
 			t.Fatalf("after %v there are %d records of %d requests", these, got, requests)
 		}
 	}

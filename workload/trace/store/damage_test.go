@@ -11,13 +11,14 @@ import (
 
 	"example.org/slipway/workload/trace"
 	"example.org/slipway/workload/trace/store"
+	"example.org/slipway/workload/trace/tracetest"
 )
 
 // TestWriteFails makes writing a file fail, as on a full disk. What was published before
 // must stay, and the writer must report the error from then on.
 func TestWriteFails(t *testing.T) {
 	dir := t.TempDir()
-	recs := someRecords(500, time.Hour, 11)
+	recs := tracetest.Records(500, time.Hour, 11)
 	write(t, dir, nil, "a", recs)
 	w, err := store.NewWriter(dir, nil)
 	if err != nil {
@@ -37,7 +38,7 @@ func TestWriteFails(t *testing.T) {
 	if err := w.Add("a", &recs[0]); err == nil {
 		t.Error("Add works after an error")
 	}
-	if diff := cmp.Diff(byTime(recs), readAll(t, open(t, dir), store.Query{Zone: "a"})); diff != "" {
+	if diff := cmp.Diff(tracetest.ByTime(recs), tracetest.ReadAll(t, tracetest.Open(t, dir), store.Query{Zone: "a"})); diff != "" {
 		t.Errorf("what was there before has changed (-want +got):\n%s", diff)
 	}
 }
@@ -45,7 +46,7 @@ func TestWriteFails(t *testing.T) {
 // TestLeftovers starts a writer among the files of one that was killed.
 func TestLeftovers(t *testing.T) {
 	dir := t.TempDir()
-	write(t, dir, nil, "a", someRecords(500, time.Hour, 12))
+	write(t, dir, nil, "a", tracetest.Records(500, time.Hour, 12))
 	for _, name := range []string{".part-runs-1/x", "zone=a/.part-day=2017-06-20.parquet"} {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -55,7 +56,7 @@ func TestLeftovers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := open(t, dir).Zones()[0].Records; n != 500 {
+	if n := tracetest.Open(t, dir).Zones()[0].Records; n != 500 {
 		t.Errorf("the store has %d records, want 500", n)
 	}
 	write(t, dir, nil, "a", nil)
@@ -69,7 +70,7 @@ func TestLeftovers(t *testing.T) {
 // TestFlush publishes twice, both times with records for the same day.
 func TestFlush(t *testing.T) {
 	dir := t.TempDir()
-	recs := someRecords(600, time.Hour, 13)
+	recs := tracetest.Records(600, time.Hour, 13)
 	w, err := store.NewWriter(dir, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +83,7 @@ func TestFlush(t *testing.T) {
 			if err := w.Flush(); err != nil {
 				t.Fatal(err)
 			}
-			if n := open(t, dir).Zones()[0].Records; n != int64(i+1) {
+			if n := tracetest.Open(t, dir).Zones()[0].Records; n != int64(i+1) {
 				t.Errorf("after %d records the store has %d", i+1, n)
 			}
 		}
@@ -93,14 +94,14 @@ func TestFlush(t *testing.T) {
 	if diff := cmp.Diff(store.Written{Files: 3, Records: 600}, w.Written()); diff != "" {
 		t.Errorf("written differs (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(byTime(recs), readAll(t, open(t, dir), store.Query{Zone: "a"})); diff != "" {
+	if diff := cmp.Diff(tracetest.ByTime(recs), tracetest.ReadAll(t, tracetest.Open(t, dir), store.Query{Zone: "a"})); diff != "" {
 		t.Errorf("records differ (-want +got):\n%s", diff)
 	}
 }
 
 func TestCopy(t *testing.T) {
 	dir, out := t.TempDir(), t.TempDir()
-	recs := byTime(someRecords(3000, 60*time.Hour, 14))
+	recs := tracetest.ByTime(tracetest.Records(3000, 60*time.Hour, 14))
 	write(t, dir, nil, "a", recs)
 	write(t, dir, nil, "b", recs[:10])
 	repo := trace.ParseURI(recs[len(recs)-1].URI).Repo
@@ -115,7 +116,7 @@ func TestCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	changed := 0
-	_, err = open(t, dir).Copy(context.Background(), w, &store.CopyOptions{Zones: []string{"a"}, From: from, To: to,
+	_, err = tracetest.Open(t, dir).Copy(context.Background(), w, &store.CopyOptions{Zones: []string{"a"}, From: from, To: to,
 		Repos: []string{repo, "none/*"}, Change: func(r *trace.Record) { changed++ }})
 	if err != nil {
 		t.Fatal(err)
@@ -128,7 +129,7 @@ func TestCopy(t *testing.T) {
 	}
 	var got []trace.Record
 	if len(want) > 0 {
-		got = readAll(t, open(t, out), store.Query{Zone: "a"})
+		got = tracetest.ReadAll(t, tracetest.Open(t, out), store.Query{Zone: "a"})
 	}
 	if diff := cmp.Diff(want, got); diff != "" || changed != len(want) {
 		t.Errorf("%d changed, records differ (-want +got):\n%s", changed, diff)
@@ -138,7 +139,7 @@ func TestCopy(t *testing.T) {
 // FuzzOpen damages a file of a store. Reading it may fail but must not panic.
 func FuzzOpen(f *testing.F) {
 	dir := f.TempDir()
-	write(f, dir, nil, "a", someRecords(50, 2*time.Hour, 15))
+	write(f, dir, nil, "a", tracetest.Records(50, 2*time.Hour, 15))
 	whole, err := os.ReadFile(filepath.Join(dir, "zone=a", "day=2017-06-20.parquet"))
 	if err != nil {
 		f.Fatal(err)

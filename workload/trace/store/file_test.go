@@ -22,6 +22,7 @@ import (
 	"example.org/slipway/workload/trace/ingest"
 	"example.org/slipway/workload/trace/logs"
 	"example.org/slipway/workload/trace/store"
+	"example.org/slipway/workload/trace/tracetest"
 )
 
 // row has the columns that docs/trace.md lists.
@@ -94,7 +95,7 @@ func byLibrary(t *testing.T, path string, f *parquet.File) {
 // writes.
 func TestLikeLibrary(t *testing.T) {
 	dir := t.TempDir()
-	write(t, dir, nil, "a", someRecords(2000, 5*time.Hour, 40))
+	write(t, dir, nil, "a", tracetest.Records(2000, 5*time.Hour, 40))
 	ours := openFile(t, dayPath(dir))
 	other := filepath.Join(t.TempDir(), "day=2017-06-20.parquet")
 	byLibrary(t, other, ours)
@@ -132,21 +133,21 @@ func TestLikeLibrary(t *testing.T) {
 // TestOldFile reads a file that the library wrote, as earlier versions did, and adds
 // records to it.
 func TestOldFile(t *testing.T) {
-	recs := byTime(someRecords(3000, 5*time.Hour, 41))
+	recs := tracetest.ByTime(tracetest.Records(3000, 5*time.Hour, 41))
 	from, dir := t.TempDir(), t.TempDir()
 	write(t, from, nil, "a", recs[:2000])
 	if err := os.Mkdir(filepath.Dir(dayPath(dir)), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	byLibrary(t, dayPath(dir), openFile(t, dayPath(from)))
-	if diff := cmp.Diff(recs[:2000], readAll(t, open(t, dir), store.Query{Zone: "a"})); diff != "" {
+	if diff := cmp.Diff(recs[:2000], tracetest.ReadAll(t, tracetest.Open(t, dir), store.Query{Zone: "a"})); diff != "" {
 		t.Fatalf("records differ (-want +got):\n%s", diff)
 	}
 	got := write(t, dir, &store.WriterOptions{DropDuplicates: true}, "a", recs[1000:])
 	if diff := cmp.Diff(store.Written{Files: 1, Records: 1000, Duplicates: 1000, Dropped: 1000}, got); diff != "" {
 		t.Errorf("written differs (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(recs, readAll(t, open(t, dir), store.Query{Zone: "a"})); diff != "" {
+	if diff := cmp.Diff(recs, tracetest.ReadAll(t, tracetest.Open(t, dir), store.Query{Zone: "a"})); diff != "" {
 		t.Errorf("records differ (-want +got):\n%s", diff)
 	}
 }
@@ -155,7 +156,7 @@ func TestOldFile(t *testing.T) {
 // library then looks up rows through the page index.
 func TestPages(t *testing.T) {
 	const rows = 40_000
-	recs := byTime(someRecords(rows, time.Hour, 42))
+	recs := tracetest.ByTime(tracetest.Records(rows, time.Hour, 42))
 	for i := range recs {
 		if i%1000 == 0 {
 			recs[i].ID = strings.Repeat(recs[i].ID, 3000+i%9*100)
@@ -163,7 +164,7 @@ func TestPages(t *testing.T) {
 	}
 	dir := t.TempDir()
 	write(t, dir, nil, "a", recs)
-	got := readAll(t, open(t, dir), store.Query{Zone: "a"})
+	got := tracetest.ReadAll(t, tracetest.Open(t, dir), store.Query{Zone: "a"})
 	if len(got) != rows {
 		t.Fatalf("%d records, want %d", len(got), rows)
 	}
@@ -245,7 +246,7 @@ func TestManyRows(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s := open(t, dir)
+	s := tracetest.Open(t, dir)
 	last, n := int64(0), 0
 	err := s.Scan(context.Background(), store.Query{Zone: "a"}, func(b *store.Batch) error {
 		if b.Len() > group {
@@ -274,7 +275,7 @@ func TestSameBytes(t *testing.T) {
 	from := t.TempDir()
 	for i := range 6 {
 		var out []byte
-		for _, r := range someRecords(4000, 6*time.Hour, uint64(50+i)) {
+		for _, r := range tracetest.Records(4000, 6*time.Hour, uint64(50+i)) {
 			r.Time = r.Time.Add(time.Duration(i) * 6 * time.Hour)
 			out = r.AppendTrace(out)
 		}

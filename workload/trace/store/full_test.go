@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/workload/trace/store"
+	"example.org/slipway/workload/trace/tracetest"
 )
 
 // TestFullDisk writes four days to a disk with room for about two, after one day that was
@@ -38,14 +39,14 @@ func TestFullDisk(t *testing.T) {
 					t.Errorf("unmount: %v", err)
 				}
 			})
-			before := someRecords(500, time.Hour, 30)
+			before := tracetest.Records(500, time.Hour, 30)
 			write(t, dir, nil, "a", before)
 			w, err := store.NewWriter(dir, &tc.o)
 			if err != nil {
 				t.Fatal(err)
 			}
 			for day := 1; day <= 4 && err == nil; day++ {
-				recs := someRecords(each, 24*time.Hour, uint64(30+day))
+				recs := tracetest.Records(each, 24*time.Hour, uint64(30+day))
 				for i := range recs {
 					recs[i].Time = recs[i].Time.AddDate(0, 0, day)
 					if err = w.Add("a", &recs[i]); err != nil {
@@ -59,16 +60,16 @@ func TestFullDisk(t *testing.T) {
 			if !errors.Is(err, syscall.ENOSPC) {
 				t.Fatalf("error %v, want that the disk is full", err)
 			}
-			s := open(t, dir)
+			s := tracetest.Open(t, dir)
 			for _, z := range s.Zones() {
 				t.Logf("%d days, %d records", len(z.Days), z.Records)
 			}
-			got := readAll(t, s, store.Query{Zone: "a", To: start.AddDate(0, 0, 1)})
-			if diff := cmp.Diff(byTime(before), got); diff != "" {
+			got := tracetest.ReadAll(t, s, store.Query{Zone: "a", To: start.AddDate(0, 0, 1)})
+			if diff := cmp.Diff(tracetest.ByTime(before), got); diff != "" {
 				t.Errorf("what was there before has changed (-want +got):\n%s", diff)
 			}
 			for day := 1; day <= 4; day++ {
-				n := len(readAll(t, s, store.Query{Zone: "a", From: start.AddDate(0, 0, day), To: start.AddDate(0, 0, day+1)}))
+				n := len(tracetest.ReadAll(t, s, store.Query{Zone: "a", From: start.AddDate(0, 0, day), To: start.AddDate(0, 0, day+1)}))
 				if n != 0 && n != each {
 					t.Errorf("day %d has %d records, want all %d or none", day, n, each)
 				}

@@ -10,6 +10,7 @@ import (
 
 	"example.org/slipway/workload/trace"
 	"example.org/slipway/workload/trace/store"
+	"example.org/slipway/workload/trace/tracetest"
 )
 
 // TestNames writes names of all lengths that differ in one place.
@@ -30,8 +31,8 @@ func TestNames(t *testing.T) {
 	for _, r := range recs {
 		want = append(want, r, r)
 	}
-	s := open(t, dir)
-	if diff := cmp.Diff(want, readAll(t, s, store.Query{Zone: "a"})); diff != "" {
+	s := tracetest.Open(t, dir)
+	if diff := cmp.Diff(want, tracetest.ReadAll(t, s, store.Query{Zone: "a"})); diff != "" {
 		t.Errorf("records differ (-want +got):\n%s", diff)
 	}
 	n := 0

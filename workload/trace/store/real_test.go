@@ -15,6 +15,7 @@ import (
 	"example.org/slipway/workload/trace/ingest"
 	"example.org/slipway/workload/trace/logs"
 	"example.org/slipway/workload/trace/store"
+	"example.org/slipway/workload/trace/tracetest"
 )
 
 // TestRealSample imports 725,242 URIs of a real registry and compares every known figure,
@@ -44,7 +45,7 @@ func TestRealSample(t *testing.T) {
 	if diff := cmp.Diff(counts, got.Counts); diff != "" || len(got.Skipped) != 0 {
 		t.Errorf("counts differ (-want +got):\n%s\nskipped: %v", diff, got.Skipped)
 	}
-	s := open(t, dir)
+	s := tracetest.Open(t, dir)
 	z := s.Zones()
 	if len(z) != 1 || len(z[0].Days) != 3 || !z[0].Days[2].Equal(time.Date(2017, 6, 22, 0, 0, 0, 0, time.UTC)) {
 		t.Errorf("zones: %+v", z)

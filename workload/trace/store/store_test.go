@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,41 +17,10 @@ import (
 	"example.org/slipway/workload/trace/ingest"
 	"example.org/slipway/workload/trace/logs"
 	"example.org/slipway/workload/trace/store"
+	"example.org/slipway/workload/trace/tracetest"
 )
 
-var start = time.Date(2017, 6, 20, 0, 0, 0, 0, time.UTC)
-
-// someRecords returns n records spread over a time, roughly in the mix of a real
-// registry.
-func someRecords(n int, over time.Duration, seed uint64) []trace.Record {
-	rnd := rand.New(rand.NewPCG(seed, 1))
-	out := make([]trace.Record, n)
-	for i := range out {
-		ns := int(rnd.ExpFloat64() * 100)
-		repo := fmt.Sprintf("%08x/%08x", ns, ns+rnd.IntN(5))
-		r := trace.Record{
-			Host: fmt.Sprintf("host%d", rnd.IntN(6)), Duration: time.Duration(rnd.ExpFloat64()*1e5) * time.Microsecond,
-			Method: "GET", RemoteAddr: fmt.Sprintf("%08x", int(rnd.ExpFloat64()*50)),
-			UserAgent: `docker/17.03.1-ce go/go1.7.5 git-commit/c6d412e UpstreamClient(Docker-Client/17.03.1-ce \(linux\))`, Status: 200, Written: int64(rnd.ExpFloat64() * 1e6),
-			ID: fmt.Sprintf("%010x", rnd.Uint64N(1<<40)), Time: start.Add(time.Duration(rnd.Int64N(int64(over/time.Millisecond))) * time.Millisecond),
-		}
-		switch p := rnd.Float64(); {
-		case p < 0.46:
-			r.URI, r.Written = "v2", 2
-		case p < 0.64:
-			r.URI = "v2/" + repo + "/manifests/817c8a39"
-		case p < 0.95:
-			r.URI = fmt.Sprintf("v2/%s/blobs/%08x", repo, int(rnd.ExpFloat64()*1e4))
-		case p < 0.99:
-			r.URI, r.Method, r.Status = fmt.Sprintf("v2/%s/blobs/uploads/%08x", repo, rnd.Uint32()), "PUT", 201
-			r.Digest = fmt.Sprintf("%08x", int(rnd.ExpFloat64()*1e4))
-		default:
-			r.URI, r.Status = "healthz", 404
-		}
-		out[i] = r
-	}
-	return out
-}
+var start = tracetest.Start
 
 func write(t testing.TB, dir string, o *store.WriterOptions, zone string, recs []trace.Record) store.Written {
 	t.Helper()
@@ -71,34 +39,6 @@ func write(t testing.TB, dir string, o *store.WriterOptions, zone string, recs [
 	return w.Written()
 }
 
-func open(t testing.TB, dir string) *store.Store {
-	t.Helper()
-	s, err := store.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Close() })
-	return s
-}
-
-func readAll(t testing.TB, s *store.Store, q store.Query) []trace.Record {
-	t.Helper()
-	var out []trace.Record
-	if err := s.Records(context.Background(), q, func(r *trace.Record) error {
-		out = append(out, *r)
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
-
-func byTime(recs []trace.Record) []trace.Record {
-	out := slices.Clone(recs)
-	slices.SortStableFunc(out, func(a, b trace.Record) int { return a.Time.Compare(b.Time) })
-	return out
-}
-
 func TestRoundTrip(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -113,14 +53,14 @@ func TestRoundTrip(t *testing.T) {
 		{"spilled", 60 * time.Hour, store.WriterOptions{Memory: 1 << 20}, 3, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			recs := someRecords(20_000, tc.over, 1)
+			recs := tracetest.Records(20_000, tc.over, 1)
 			dir := t.TempDir()
 			got := write(t, dir, &tc.o, "dal09", recs)
 			if got.Records != 20_000 || got.Files != tc.files || (got.Spilled > 0) != tc.spilled {
 				t.Errorf("written: %+v", got)
 			}
-			s := open(t, dir)
-			if diff := cmp.Diff(byTime(recs), readAll(t, s, store.Query{Zone: "dal09"})); diff != "" {
+			s := tracetest.Open(t, dir)
+			if diff := cmp.Diff(tracetest.ByTime(recs), tracetest.ReadAll(t, s, store.Query{Zone: "dal09"})); diff != "" {
 				t.Errorf("records differ (-want +got):\n%s", diff)
 			}
 			left, err := filepath.Glob(filepath.Join(dir, ".*"))
@@ -132,10 +72,10 @@ func TestRoundTrip(t *testing.T) {
 }
 
 func TestScan(t *testing.T) {
-	recs := byTime(someRecords(30_000, 50*time.Hour, 2))
+	recs := tracetest.ByTime(tracetest.Records(30_000, 50*time.Hour, 2))
 	dir := t.TempDir()
 	write(t, dir, nil, "dal09", recs)
-	s := open(t, dir)
+	s := tracetest.Open(t, dir)
 	from, to := start.Add(90*time.Minute), start.Add(40*time.Hour+30*time.Minute)
 	var got []trace.Record
 	batches := 0
@@ -187,8 +127,8 @@ func TestScan(t *testing.T) {
 
 func TestScanColumns(t *testing.T) {
 	dir := t.TempDir()
-	write(t, dir, nil, "a", someRecords(100, time.Hour, 3))
-	err := open(t, dir).Scan(context.Background(), store.Query{Zone: "a", Columns: store.ColSize | store.ColRepo}, func(b *store.Batch) error {
+	write(t, dir, nil, "a", tracetest.Records(100, time.Hour, 3))
+	err := tracetest.Open(t, dir).Scan(context.Background(), store.Query{Zone: "a", Columns: store.ColSize | store.ColRepo}, func(b *store.Batch) error {
 		if len(b.Size) != 100 || len(b.Repo) != 100 || len(b.Time) != 100 {
 			t.Errorf("lengths %d, %d, %d", len(b.Size), len(b.Repo), len(b.Time))
 		}
@@ -204,26 +144,26 @@ func TestScanColumns(t *testing.T) {
 
 func TestZones(t *testing.T) {
 	dir := t.TempDir()
-	a, b := someRecords(1000, 30*time.Hour, 4), someRecords(500, time.Hour, 5)
+	a, b := tracetest.Records(1000, 30*time.Hour, 4), tracetest.Records(500, time.Hour, 5)
 	write(t, dir, nil, "lon02", a)
 	for i := range b {
 		b[i].Time = b[i].Time.Add(72 * time.Hour)
 	}
 	write(t, dir, nil, "lon02", b)
 	write(t, dir, nil, "dal09", b)
-	a, b = byTime(a), byTime(b)
+	a, b = tracetest.ByTime(a), tracetest.ByTime(b)
 	day := func(n int) time.Time { return start.AddDate(0, 0, n) }
 	want := []store.Zone{
 		{Name: "dal09", Days: []time.Time{day(3)}, Records: 500, First: b[0].Time, Last: b[499].Time},
 		{Name: "lon02", Days: []time.Time{day(0), day(1), day(3)}, Records: 1500, First: a[0].Time, Last: b[499].Time},
 	}
-	if diff := cmp.Diff(want, open(t, dir).Zones()); diff != "" {
+	if diff := cmp.Diff(want, tracetest.Open(t, dir).Zones()); diff != "" {
 		t.Errorf("zones differ (-want +got):\n%s", diff)
 	}
 }
 
 func TestDuplicates(t *testing.T) {
-	recs := someRecords(1000, time.Hour, 6)
+	recs := tracetest.Records(1000, time.Hour, 6)
 	for i := range 10 { // no duplicates: they differ in time or URI and have no id
 		r := recs[i]
 		r.Time = r.Time.Add(time.Millisecond)
@@ -245,14 +185,14 @@ func TestDuplicates(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("drop %v: written differs (-want +got):\n%s", drop, diff)
 		}
-		if n := len(readAll(t, open(t, dir), store.Query{Zone: "a"})); int64(n) != want.Records {
+		if n := len(tracetest.ReadAll(t, tracetest.Open(t, dir), store.Query{Zone: "a"})); int64(n) != want.Records {
 			t.Errorf("drop %v: the store has %d records, want %d", drop, n, want.Records)
 		}
 	}
 }
 
 func TestImportTwice(t *testing.T) {
-	recs := someRecords(3000, 30*time.Hour, 7)
+	recs := tracetest.Records(3000, 30*time.Hour, 7)
 	dir := t.TempDir()
 	write(t, dir, nil, "a", recs)
 	got := write(t, dir, &store.WriterOptions{DropDuplicates: true}, "a", recs)
@@ -260,7 +200,7 @@ func TestImportTwice(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("written differs (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(byTime(recs), readAll(t, open(t, dir), store.Query{Zone: "a"})); diff != "" {
+	if diff := cmp.Diff(tracetest.ByTime(recs), tracetest.ReadAll(t, tracetest.Open(t, dir), store.Query{Zone: "a"})); diff != "" {
 		t.Errorf("records differ (-want +got):\n%s", diff)
 	}
 }
@@ -291,7 +231,7 @@ func TestOpenBad(t *testing.T) {
 	if _, err := store.Open(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no directory: %v", err)
 	}
-	write(t, dir, nil, "a", someRecords(100, time.Hour, 8))
+	write(t, dir, nil, "a", tracetest.Records(100, time.Hour, 8))
 	path := filepath.Join(dir, "zone=a", "day=2017-06-20.parquet")
 	whole, err := os.ReadFile(path)
 	if err != nil {
@@ -309,8 +249,8 @@ func TestOpenBad(t *testing.T) {
 
 func TestScanEnds(t *testing.T) {
 	dir := t.TempDir()
-	write(t, dir, nil, "a", someRecords(1000, 10*time.Hour, 9))
-	s := open(t, dir)
+	write(t, dir, nil, "a", tracetest.Records(1000, 10*time.Hour, 9))
+	s := tracetest.Open(t, dir)
 	stop := errors.New("stop")
 	calls := 0
 	err := s.Scan(context.Background(), store.Query{Zone: "a"}, func(*store.Batch) error { calls++; return stop })
@@ -331,7 +271,7 @@ func TestScanEnds(t *testing.T) {
 const benchRecords = 285_000
 
 func BenchmarkWrite(b *testing.B) {
-	recs := someRecords(benchRecords, 24*time.Hour, 10)
+	recs := tracetest.Records(benchRecords, 24*time.Hour, 10)
 	b.ReportAllocs()
 	for b.Loop() {
 		write(b, b.TempDir(), nil, "a", recs)
@@ -341,12 +281,12 @@ func BenchmarkWrite(b *testing.B) {
 
 func BenchmarkScan(b *testing.B) {
 	dir := b.TempDir()
-	write(b, dir, nil, "a", someRecords(benchRecords, 24*time.Hour, 10))
+	write(b, dir, nil, "a", tracetest.Records(benchRecords, 24*time.Hour, 10))
 	info, err := os.Stat(filepath.Join(dir, "zone=a", "day=2017-06-20.parquet"))
 	if err != nil {
 		b.Fatal(err)
 	}
-	s := open(b, dir)
+	s := tracetest.Open(b, dir)
 	b.ReportAllocs()
 	for b.Loop() {
 		n := 0
@@ -365,7 +305,7 @@ func BenchmarkImport(b *testing.B) {
 	const files, each = 8, 62_500
 	for i := range files {
 		out := []byte{'['}
-		for j, r := range someRecords(each, 6*time.Hour, uint64(i)) {
+		for j, r := range tracetest.Records(each, 6*time.Hour, uint64(i)) {
 			if j > 0 {
 				out = append(out, ',')
 			}

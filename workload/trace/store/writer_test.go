@@ -18,12 +18,13 @@ import (
 	"example.org/slipway/workload/trace"
 	"example.org/slipway/workload/trace/ingest"
 	"example.org/slipway/workload/trace/store"
+	"example.org/slipway/workload/trace/tracetest"
 )
 
 // TestOneWriter opens a second writer while the first has temporary files.
 func TestOneWriter(t *testing.T) {
 	dir := t.TempDir()
-	recs := someRecords(20_000, 10*time.Hour, 20)
+	recs := tracetest.Records(20_000, 10*time.Hour, 20)
 	w, err := store.NewWriter(dir, &store.WriterOptions{Memory: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +53,7 @@ func TestParts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	recs := byTime(someRecords(10_000, 10*time.Hour, 21))
+	recs := tracetest.ByTime(tracetest.Records(10_000, 10*time.Hour, 21))
 	var wg sync.WaitGroup
 	for _, zone := range []string{"a", "b"} {
 		part, err := w.Part(zone)
@@ -93,9 +94,9 @@ func TestParts(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Error(err)
 	}
-	s := open(t, dir)
+	s := tracetest.Open(t, dir)
 	for _, zone := range []string{"a", "b"} {
-		if diff := cmp.Diff(recs, readAll(t, s, store.Query{Zone: zone})); diff != "" {
+		if diff := cmp.Diff(recs, tracetest.ReadAll(t, s, store.Query{Zone: zone})); diff != "" {
 			t.Errorf("zone %s differs (-want +got):\n%s", zone, diff)
 		}
 	}
@@ -114,7 +115,7 @@ func TestParts(t *testing.T) {
 // TestManyRuns spills more runs of a day than the writer merges at once.
 func TestManyRuns(t *testing.T) {
 	dir := t.TempDir()
-	recs := someRecords(60_000, 2*time.Hour, 22)
+	recs := tracetest.Records(60_000, 2*time.Hour, 22)
 	w, err := store.NewWriter(dir, &store.WriterOptions{Memory: 1 << 10})
 	if err != nil {
 		t.Fatal(err)
@@ -137,7 +138,7 @@ func TestManyRuns(t *testing.T) {
 	if got := w.Written(); got.Spilled != 7 || got.Records != 60_000 || got.Files != 1 {
 		t.Errorf("written: %+v", got)
 	}
-	if diff := cmp.Diff(byTime(recs), readAll(t, open(t, dir), store.Query{Zone: "a"})); diff != "" {
+	if diff := cmp.Diff(tracetest.ByTime(recs), tracetest.ReadAll(t, tracetest.Open(t, dir), store.Query{Zone: "a"})); diff != "" {
 		t.Errorf("records differ (-want +got):\n%s", diff)
 	}
 }
@@ -145,14 +146,14 @@ func TestManyRuns(t *testing.T) {
 // TestDropKeepsOld checks that only new duplicates are dropped, not those stored before.
 func TestDropKeepsOld(t *testing.T) {
 	dir := t.TempDir()
-	recs := someRecords(100, time.Hour, 23)
+	recs := tracetest.Records(100, time.Hour, 23)
 	write(t, dir, nil, "a", append(slices.Clone(recs), recs[:7]...))
-	fresh := someRecords(10, time.Hour, 24)
+	fresh := tracetest.Records(10, time.Hour, 24)
 	got := write(t, dir, &store.WriterOptions{DropDuplicates: true}, "a", append(fresh, recs[:5]...))
 	if diff := cmp.Diff(store.Written{Files: 1, Records: 10, Duplicates: 5, Dropped: 5}, got); diff != "" {
 		t.Errorf("written differs (-want +got):\n%s", diff)
 	}
-	if n := open(t, dir).Zones()[0].Records; n != 117 {
+	if n := tracetest.Open(t, dir).Zones()[0].Records; n != 117 {
 		t.Errorf("the store has %d records, want 117", n)
 	}
 }
@@ -165,15 +166,15 @@ func TestNotUTF8(t *testing.T) {
 		Status: 200, Written: 1, Time: start}
 	other := trace.Record{Method: "GET", URI: "x\xff", ID: "\xff", Time: start.Add(time.Second)}
 	write(t, dir, nil, "a", []trace.Record{r, r, other})
-	s := open(t, dir)
-	for _, r := range readAll(t, s, store.Query{Zone: "a"}) {
+	s := tracetest.Open(t, dir)
+	for _, r := range tracetest.ReadAll(t, s, store.Query{Zone: "a"}) {
 		for _, v := range []string{r.Host, r.Method, r.RemoteAddr, r.URI, r.UserAgent, r.ID} {
 			if !utf8.ValidString(v) {
 				t.Errorf("%q is in the store", v)
 			}
 		}
 	}
-	if got := readAll(t, s, store.Query{Zone: "a"}); got[0].UserAgent != "caf\uFFFD \uFFFD" || got[0] != got[1] {
+	if got := tracetest.ReadAll(t, s, store.Query{Zone: "a"}); got[0].UserAgent != "caf\uFFFD \uFFFD" || got[0] != got[1] {
 		t.Errorf("got %+v", got[:2])
 	}
 }
@@ -220,11 +221,11 @@ func TestDigestOfAnonymised(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := open(t, from).Copy(context.Background(), w, &store.CopyOptions{Change: change}); err != nil {
+		if _, err := tracetest.Open(t, from).Copy(context.Background(), w, &store.CopyOptions{Change: change}); err != nil {
 			t.Fatal(err)
 		}
 		var got []string
-		s := open(t, to)
+		s := tracetest.Open(t, to)
 		err = s.Scan(context.Background(), store.Query{Zone: "a"}, func(b *store.Batch) error {
 			for _, d := range b.Digest {
 				got = append(got, s.Name(store.Refs, d))
@@ -245,7 +246,7 @@ func TestDigestOfAnonymised(t *testing.T) {
 // into reports.
 func TestOpenHostileZone(t *testing.T) {
 	dir := t.TempDir()
-	write(t, dir, nil, "a", someRecords(10, time.Hour, 25))
+	write(t, dir, nil, "a", tracetest.Records(10, time.Hour, 25))
 	if err := os.Rename(filepath.Join(dir, "zone=a"), filepath.Join(dir, "zone=\x1b[2J<b>")); err != nil {
 		t.Fatal(err)
 	}
