@@ -103,6 +103,7 @@ var layout = map[string][]string{
 	"node/erofs":          {},
 	"node/erofs/geartree": {"gear", "gear/rootfs", "node/erofs"},
 	"node/fuse":           {},
+	"node/fusetest":       {"internal/mounttest", "node/fuse"},
 	"node/gearfs":         {"gear", "gear/rootfs", "internal/durable", "node/cachedir", "node/poolfs"},
 	"node/poolfs":         {"node/fuse"},
 	"node/snapshotter":    {"internal/durable", "node/view"},
@@ -187,7 +188,7 @@ var fences = []fence{
 	{"github.com/ulikunitz/xz", []string{"workload/trace/logs"}, "logs are decompressed in one place"},
 	{"github.com/coreos/go-systemd", []string{"internal/systemd"}, "what systemd is told is in one place"},
 	{"net/http/pprof", []string{"serve"}, "it is served on the debug port only"},
-	{"testing", []string{"oci/ocitest", "registry/objstore/objtest", "serve/servetest", "internal/mounttest", "internal/backendtest", "gear/treetest", "registry/registrytest", "volume/blocktest", "volume/layouttest", "workload/trace/tracetest"}, "test support is not product code"},
+	{"testing", []string{"oci/ocitest", "registry/objstore/objtest", "serve/servetest", "internal/mounttest", "internal/backendtest", "gear/treetest", "node/fusetest", "registry/registrytest", "volume/blocktest", "volume/layouttest", "workload/trace/tracetest"}, "test support is not product code"},
 }
 
 func TestLayout(t *testing.T) {

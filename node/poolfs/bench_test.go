@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/node/fusetest"
 	"example.org/slipway/node/poolfs"
 )
 
@@ -17,7 +18,7 @@ import (
 var modes = map[string]string{"passthrough": "", "cached": "POOLFS_NOPASS=1"}
 
 func readAll(b testing.TB, path string, buf []byte) {
-	f, err := open(path)
+	f, err := fusetest.Open(path, unix.O_RDONLY)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -127,7 +128,7 @@ func BenchmarkBigFile(b *testing.B) {
 }
 
 func dropCached(b *testing.B, path string) {
-	f, err := open(path)
+	f, err := fusetest.Open(path, unix.O_RDONLY)
 	if err != nil {
 		b.Fatal(err)
 	}

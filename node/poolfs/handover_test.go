@@ -20,13 +20,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/node/fuse"
+	"example.org/slipway/node/fusetest"
 	"example.org/slipway/node/poolfs"
 )
 
 // start runs a reader of one file in a separate process.
 func (p *pool) start(kind, path string) (wait func() string) {
 	p.t.Helper()
-	cmd := role(kind, nil, path)
+	cmd := fusetest.Command(kind, nil, path)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		p.t.Fatal(err)
@@ -53,13 +54,13 @@ func TestKilledInTheMiddleOfAFetch(t *testing.T) {
 	mark := filepath.Join(p.base, "mark")
 	h := p.hold(nil, "POOLFS_DELAY=300ms", "POOLFS_MARK="+mark)
 	p.check(names[1])
-	open, err := open(p.path(names[1]))
+	open, err := fusetest.Open(p.path(names[1]), unix.O_RDONLY)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer open.Close()
 	wait := p.start("read", p.path(names[0]))
-	eventually(t, "a fetch", func() bool { return marked(mark, names[0]) })
+	fusetest.Eventually(t, "a fetch", func() bool { return marked(mark, names[0]) })
 	first := h.Pid()
 	h.Signal(syscall.SIGKILL)
 	if got, want := wait(), fmt.Sprintf("%x", names[0]); got != want {
@@ -79,7 +80,7 @@ func TestModeIsKeptAcrossWorkers(t *testing.T) {
 	name := p.fill(t, 21, 1<<20)[0]
 	p.partial = true
 	_, stop := p.serve(nil)
-	f, err := open(p.path(name))
+	f, err := fusetest.Open(p.path(name), unix.O_RDONLY)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +97,7 @@ func TestModeIsKeptAcrossWorkers(t *testing.T) {
 	stop()
 	f.Close()
 	s, stop = p.serve(nil)
-	eventually(t, "passthrough after the last close", func() bool {
+	fusetest.Eventually(t, "passthrough after the last close", func() bool {
 		p.check(name)
 		st := s.Stats()
 		return st.OpensPassthrough == 1 && st.Backing == 1
@@ -224,7 +225,7 @@ func TestKilledWithoutResend(t *testing.T) {
 	h := p.hold(nil, "POOLFS_NORESEND=1", "POOLFS_DELAY=400ms", "POOLFS_MARK="+mark)
 	p.check(names[1])
 	wait := p.start("read", p.path(names[0]))
-	eventually(t, "a fetch", func() bool { return marked(mark, names[0]) })
+	fusetest.Eventually(t, "a fetch", func() bool { return marked(mark, names[0]) })
 	h.Signal(syscall.SIGKILL)
 	if got, want := wait(), "error software caused connection abort"; got != want {
 		t.Errorf("reader in hand: got %s, want %s", got, want)
@@ -238,13 +239,13 @@ func TestNobodyWaitsForAWorkerThatCannotStart(t *testing.T) {
 	p := newPool(t, patience)
 	names := p.fill(t, 25, 1000, 2000)
 	_, stop := p.serve(nil)
-	kept, err := open(p.path(names[0])) // else the kernel may forget its name, under which nobody finds it then
+	kept, err := fusetest.Open(p.path(names[0]), unix.O_RDONLY) // else the kernel may forget its name, under which nobody finds it then
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer kept.Close()
 	stop()
-	h := poolfs.NewHolder(p.dev, func() *exec.Cmd { return role("crash", nil) },
+	h := poolfs.NewHolder(p.dev, func() *exec.Cmd { return fusetest.Command("crash", nil) },
 		&poolfs.HolderOptions{State: p.state, Bound: 200 * time.Millisecond, MaxBackoff: 500 * time.Millisecond})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -265,7 +266,7 @@ func TestHolderEnds(t *testing.T) {
 	t.Run("when the connection does", func(t *testing.T) {
 		p := newPool(t, patience)
 		h := poolfs.NewHolder(p.dev, func() *exec.Cmd {
-			return role("worker", []string{"POOLFS_ORIGIN=" + p.origin.dir, "POOLFS_DELAY=0s"})
+			return fusetest.Command("worker", []string{"POOLFS_ORIGIN=" + p.origin.dir, "POOLFS_DELAY=0s"})
 		}, nil)
 		done := make(chan error, 1)
 		go func() { done <- h.Run(t.Context()) }()
@@ -285,7 +286,7 @@ func TestHolderEnds(t *testing.T) {
 		busy.Store(true)
 		asked := make(chan struct{}, 100)
 		h := poolfs.NewHolder(p.dev, func() *exec.Cmd {
-			return role("worker", []string{"POOLFS_ORIGIN=" + p.origin.dir, "POOLFS_DELAY=0s"})
+			return fusetest.Command("worker", []string{"POOLFS_ORIGIN=" + p.origin.dir, "POOLFS_DELAY=0s"})
 		}, &poolfs.HolderOptions{Busy: func() bool { asked <- struct{}{}; return busy.Load() }})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -369,15 +370,15 @@ func TestOverlay(t *testing.T) {
 						}
 					}
 				}
-				cmd := exec.Command(filepath.Join(merged, "program"), filepath.Join(merged, "file3"))
-				cmd.Env = append(os.Environ(), roleEnv+"=mmap", "GORACE=atexit_sleep_ms=0")
+				cmd := fusetest.Command("mmap", nil, filepath.Join(merged, "file3"))
+				cmd.Path = filepath.Join(merged, "program")
 				out, err := cmd.Output()
 				if want := fmt.Sprintf("%x\n", names[3]); err != nil || string(out) != want {
 					t.Errorf("round %d: program run from the pool: got %s, %v, want %s", round, out, err, want)
 				}
 				pid := h.Pid()
 				h.Signal(syscall.SIGKILL)
-				eventually(t, "the next worker", func() bool { return h.Pid() != pid && h.Pid() != 0 })
+				fusetest.Eventually(t, "the next worker", func() bool { return h.Pid() != pid && h.Pid() != 0 })
 			}
 		})
 	}

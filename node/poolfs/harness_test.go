@@ -26,45 +26,23 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/node/fuse"
+	"example.org/slipway/node/fusetest"
 	"example.org/slipway/node/poolfs"
 )
 
-// roleEnv names the role of a child process. The test binary plays every part that needs its own
-// process.
-const roleEnv = "POOLFS_ROLE"
-
 func TestMain(m *testing.M) {
-	switch os.Getenv(roleEnv) {
-	case "":
-		os.Exit(m.Run())
-	case "worker":
-		exit(worker())
-	case "read": // opens and reads its argument, and prints the result
-		fmt.Println(describe(readRaw(os.Args[1])))
-	case "mmap":
-		fmt.Println(describe(readMapped(os.Args[1])))
-	case "watchdog":
-		exit(watchdog())
-	case "crash":
-		os.Exit(3)
-	}
-}
-
-func exit(err error) {
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "worker:", err)
-		os.Exit(1)
-	}
-	os.Exit(0)
-}
-
-func role(name string, env []string, args ...string) *exec.Cmd {
-	cmd := exec.Command("/proc/self/exe", args...)
-	// This avoids the second that the race detector waits at the end of a process.
-	cmd.Env = append(os.Environ(), append(env, roleEnv+"="+name, "GORACE=atexit_sleep_ms=0")...)
-	cmd.Stderr = os.Stderr
-	return cmd
+	fusetest.Main(m, map[string]func() error{
+		"worker": worker,
+		"read": func() error { // opens and reads its argument, and prints the result
+			fmt.Println(describe(readRaw(os.Args[1])))
+			return nil
+		},
+		"mmap": func() error {
+			fmt.Println(describe(readMapped(os.Args[1])))
+			return nil
+		},
+		"crash": func() error { os.Exit(3); return nil },
+	})
 }
 
 func describe(b []byte, err error) string {
@@ -318,7 +296,7 @@ func worker() error {
 	return err
 }
 
-// pool is a mounted pool in its own directory, with a watchdog.
+// pool is a mounted pool in its own directory.
 type pool struct {
 	*origin
 	t     testing.TB
@@ -329,20 +307,14 @@ type pool struct {
 	state string
 }
 
-// patience is the time after which a test counts as hanging and its connection is aborted.
-const patience = 60 * time.Second
+const patience = fusetest.Patience
 
 func newPool(t testing.TB, limit time.Duration) *pool {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("mounting needs root")
-	}
-	if _, err := os.Stat("/dev/fuse"); err != nil {
-		t.Skip("no FUSE: ", err)
-	}
+	fusetest.Need(t)
 	base := t.TempDir()
 	p := &pool{origin: &origin{dir: filepath.Join(base, "origin")}, t: t, base: base, mnt: filepath.Join(base, "mnt"),
-		state: stateFile(t)}
+		state: fusetest.StateFile(t)}
 	for _, d := range []string{p.mnt, p.origin.dir} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			t.Fatal(err)
@@ -353,70 +325,8 @@ func newPool(t testing.TB, limit time.Duration) *pool {
 		t.Fatal(err)
 	}
 	p.dev = dev
-	if p.conn, err = fuse.Connection(dev); err != nil {
-		t.Fatal(err)
-	}
-	// The watchdog needs its own process, because this one may hang in the kernel or be killed.
-	dog := role("watchdog", nil, strconv.Itoa(int(p.conn)), p.mnt, limit.String())
-	dog.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what ends the test must not end it
-	leash, err := dog.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := dog.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		leash.Write([]byte("ok"))
-		leash.Close()
-		if err := dog.Wait(); err != nil {
-			t.Errorf("the test hung: its connection was aborted: %v", err)
-		}
-		if err := poolfs.Teardown(p.mnt); err != nil {
-			t.Error(err)
-		}
-		p.dev.Close()
-		if _, err := fuse.ConnectionAt(p.mnt); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("after the teardown: %v, want no mount", err)
-		}
-	})
+	p.conn = fusetest.Guard(t, dev, p.mnt, limit)
 	return p
-}
-
-// watchdog waits for the end of a test. It tears the test's pool down if that takes too long or the
-// test dies.
-func watchdog() error {
-	conn, err := strconv.ParseUint(os.Args[1], 10, 32)
-	if err != nil {
-		return err
-	}
-	limit, err := time.ParseDuration(os.Args[3])
-	if err != nil {
-		return err
-	}
-	end := make(chan bool, 1)
-	go func() {
-		b, _ := io.ReadAll(os.Stdin)
-		end <- string(b) == "ok"
-	}()
-	select {
-	case ok := <-end:
-		if ok {
-			return nil
-		}
-	case <-time.After(limit):
-	}
-	return errors.Join(errors.New("teardown by the watchdog"), fuse.Abort(uint32(conn)), fuse.Unmount(os.Args[2]))
-}
-
-// stateFile is a path on tmpfs.
-func stateFile(t testing.TB) string {
-	dir, err := os.MkdirTemp("/dev/shm", "poolfs-test")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return filepath.Join(dir, "state")
 }
 
 // serve serves in this process until the test ends or stop is called.
@@ -454,7 +364,7 @@ func (p *pool) hold(o *poolfs.HolderOptions, env ...string) *poolfs.Holder {
 		o = &poolfs.HolderOptions{Healthy: 50 * time.Millisecond}
 	}
 	o.State = p.state
-	h := poolfs.NewHolder(p.dev, func() *exec.Cmd { return role("worker", env) }, o)
+	h := poolfs.NewHolder(p.dev, func() *exec.Cmd { return fusetest.Command("worker", env) }, o)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- h.Run(ctx) }()
@@ -467,25 +377,15 @@ func (p *pool) hold(o *poolfs.HolderOptions, env ...string) *poolfs.Holder {
 			p.t.Errorf("worker %d is left", pid)
 		}
 	})
-	eventually(p.t, "a worker", func() bool { return h.Pid() != 0 })
+	fusetest.Eventually(p.t, "a worker", func() bool { return h.Pid() != 0 })
 	return h
 }
 
 func (p *pool) path(name [32]byte) string { return filepath.Join(p.mnt, poolfs.PathOf(name)) }
 
-// open opens a file of the pool. It does not add the file to Go's poller, which os.Open does. The
-// kernel would ask this process about it, which would wait for itself if it is the server.
-func open(path string) (*os.File, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	return os.NewFile(uintptr(fd), path), nil
-}
-
 // check reads a file and compares its sum with its name.
 func check(path string, name [32]byte) error {
-	f, err := open(path)
+	f, err := fusetest.Open(path, unix.O_RDONLY)
 	if err != nil {
 		return err
 	}
@@ -506,17 +406,6 @@ func (p *pool) check(names ...[32]byte) {
 		if err := check(p.path(n), n); err != nil {
 			p.t.Error(err)
 		}
-	}
-}
-
-func eventually(t testing.TB, what string, f func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !f() {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within 20 s: %s", what)
-		}
-		time.Sleep(2 * time.Millisecond) // polling
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/node/fuse"
+	"example.org/slipway/node/fusetest"
 	"example.org/slipway/node/poolfs"
 )
 
@@ -51,7 +52,7 @@ func TestRead(t *testing.T) {
 			if !tt.cached && st.Backing != len(names) {
 				t.Errorf("backing files: got %d, want %d", st.Backing, len(names))
 			}
-			eventually(t, "no open file", func() bool { return s.Stats().Open == 0 })
+			fusetest.Eventually(t, "no open file", func() bool { return s.Stats().Open == 0 })
 		})
 	}
 }
@@ -109,7 +110,7 @@ func TestModeIsKept(t *testing.T) {
 	name := p.fill(t, 4, 1<<20)[0]
 	p.partial = true
 	s, _ := p.serve(nil)
-	first, err := open(p.path(name))
+	first, err := fusetest.Open(p.path(name), unix.O_RDONLY)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,10 +124,10 @@ func TestModeIsKept(t *testing.T) {
 	}
 	first.Close()
 	// The last read may count as a user for a moment after its answer.
-	eventually(t, "an open in passthrough mode after the last close", func() bool { p.check(name); return s.Stats().OpensPassthrough == 1 })
+	fusetest.Eventually(t, "an open in passthrough mode after the last close", func() bool { p.check(name); return s.Stats().OpensPassthrough == 1 })
 	cached := s.Stats().OpensCached
 	// The reverse also holds: what is open in passthrough mode stays so.
-	second, err := open(p.path(name))
+	second, err := fusetest.Open(p.path(name), unix.O_RDONLY)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +139,7 @@ func TestModeIsKept(t *testing.T) {
 		t.Errorf("after eviction while open: got %+v", st)
 	}
 	second.Close()
-	eventually(t, "the release", func() bool { return s.Stats().Backing == 0 })
+	fusetest.Eventually(t, "the release", func() bool { return s.Stats().Backing == 0 })
 	p.check(name)
 	if st := s.Stats(); st.OpensCached != cached+1 {
 		t.Errorf("after eviction: got %+v, want another open in cached mode after %d", st, cached)
@@ -156,7 +157,7 @@ func TestRacingOpens(t *testing.T) {
 		for range 40 {
 			wg.Go(func() { p.check(name) })
 		}
-		eventually(t, "40 waiting opens", func() bool { return s.Stats().Waiting == 40 })
+		fusetest.Eventually(t, "40 waiting opens", func() bool { return s.Stats().Waiting == 40 })
 		close(gate)
 		wg.Wait()
 		if got := p.opens.Load(); got != 1 {
@@ -187,9 +188,9 @@ func TestFailuresAreNotRemembered(t *testing.T) {
 	for _, n := range names {
 		s.Evict(n)
 	}
-	eventually(t, "no backing file", func() bool { return s.Stats().Backing == 0 })
+	fusetest.Eventually(t, "no backing file", func() bool { return s.Stats().Backing == 0 })
 	p.set(func(o *origin) { o.partial = true })
-	f, err := open(p.path(names[1]))
+	f, err := fusetest.Open(p.path(names[1]), unix.O_RDONLY)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,9 +227,9 @@ func TestBound(t *testing.T) {
 	if err := check(p.path(names[0]), names[0]); !errors.Is(err, unix.EIO) {
 		t.Errorf("open without progress: got %v, want %v", err, unix.EIO)
 	}
-	eventually(t, "the backend is told", func() bool { return p.cancelled.Load() == 1 })
+	fusetest.Eventually(t, "the backend is told", func() bool { return p.cancelled.Load() == 1 })
 	p.set(func(o *origin) { o.gate, o.partial = nil, true })
-	f, err := open(p.path(names[1]))
+	f, err := fusetest.Open(p.path(names[1]), unix.O_RDONLY)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +254,7 @@ func TestInterrupt(t *testing.T) {
 	p.gate = gate
 	s, _ := p.serve(nil)
 	start := func(name [32]byte) (*exec.Cmd, io.Reader) {
-		cmd := role("read", nil, p.path(name))
+		cmd := fusetest.Command("read", nil, p.path(name))
 		out, err := cmd.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -265,13 +266,13 @@ func TestInterrupt(t *testing.T) {
 	}
 	kept, out := start(names[0])
 	killed, _ := start(names[1])
-	eventually(t, "two waiting opens", func() bool { return s.Stats().Waiting == 2 })
+	fusetest.Eventually(t, "two waiting opens", func() bool { return s.Stats().Waiting == 2 })
 	for _, c := range []*exec.Cmd{kept, killed} {
 		if err := c.Process.Signal(syscall.SIGURG); err != nil { // Go programs send it to themselves
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "two interrupts", func() bool { return s.Stats().Interrupts >= 2 })
+	fusetest.Eventually(t, "two interrupts", func() bool { return s.Stats().Interrupts >= 2 })
 	if err := killed.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -280,7 +281,7 @@ func TestInterrupt(t *testing.T) {
 	if d := time.Since(began); d > 5*time.Second {
 		t.Errorf("the killed process took %v to end", d)
 	}
-	eventually(t, "end of its fetch", func() bool { return p.cancelled.Load() == 1 })
+	fusetest.Eventually(t, "end of its fetch", func() bool { return p.cancelled.Load() == 1 })
 	close(gate)
 	got, err := io.ReadAll(out)
 	if err != nil {
@@ -299,7 +300,7 @@ func TestEvict(t *testing.T) {
 	s, _ := p.serve(nil)
 	file := filepath.Join(p.origin.dir, poolfs.PathOf(name))
 	for range 3 {
-		f, err := open(p.path(name))
+		f, err := fusetest.Open(p.path(name), unix.O_RDONLY)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -315,13 +316,13 @@ func TestEvict(t *testing.T) {
 			t.Errorf("open file after its eviction: %d bytes, %v", len(got), err)
 		}
 		f.Close()
-		eventually(t, "no backing file", func() bool { return s.Stats().Backing == 0 })
+		fusetest.Eventually(t, "no backing file", func() bool { return s.Stats().Backing == 0 })
 		if err := os.WriteFile(file, b, 0o444); err != nil { // fetched again: another inode
 			t.Fatal(err)
 		}
 		p.check(name)
 		s.Evict(name)
-		eventually(t, "no backing file", func() bool { return s.Stats().Backing == 0 })
+		fusetest.Eventually(t, "no backing file", func() bool { return s.Stats().Backing == 0 })
 	}
 }
 
@@ -336,7 +337,7 @@ func TestIdleBackingIsBounded(t *testing.T) {
 	for range 2 {
 		p.check(names...)
 	}
-	eventually(t, "8 backing files", func() bool { return s.Stats().Backing == 8 })
+	fusetest.Eventually(t, "8 backing files", func() bool { return s.Stats().Backing == 8 })
 }
 
 func TestOpenedIsTold(t *testing.T) {
@@ -352,7 +353,7 @@ func TestOpenedIsTold(t *testing.T) {
 	for range 3 {
 		p.check(name)
 	}
-	eventually(t, "two opens told", func() bool { // reported after their answer
+	fusetest.Eventually(t, "two opens told", func() bool { // reported after their answer
 		mu.Lock()
 		defer mu.Unlock()
 		return len(told) >= 2

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -17,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/internal/logtest"
-	"example.org/slipway/internal/mounttest"
 	"example.org/slipway/node/fuse"
+	"example.org/slipway/node/fusetest"
 	"example.org/slipway/node/view"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/volref"
@@ -27,30 +26,13 @@ import (
 	"example.org/slipway/volume/volfs"
 )
 
-const roleEnv = "NODE_TEST_ROLE"
-
 func TestMain(m *testing.M) {
-	var err error
-	switch os.Getenv(roleEnv) {
-	case "":
-		mounttest.Main(m)
-	case "storage":
-		err = serveStorage()
-	case "manager":
-		err = victim()
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, os.Getenv(roleEnv)+":", err)
-		os.Exit(1)
-	}
-	os.Exit(0)
+	fusetest.Main(m, map[string]func() error{"storage": serveStorage, "manager": victim})
 }
 
+// role returns a process that ends with this one.
 func role(name string, args ...string) *exec.Cmd {
-	cmd := exec.Command("/proc/self/exe", args...)
-	// This avoids the second that the race detector waits at the end of a process.
-	cmd.Env = append(os.Environ(), roleEnv+"="+name, "GORACE=atexit_sleep_ms=0")
-	cmd.Stderr = os.Stderr
+	cmd := fusetest.Command(name, nil, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd
 }
@@ -67,8 +49,7 @@ type bed struct {
 	credential                  func(context.Context, bool) (volref.Credential, error) // of images made from now on
 }
 
-// patience is the time after which a test counts as hanging.
-const patience = 60 * time.Second
+const patience = fusetest.Patience
 
 func newBed(t testing.TB) *bed {
 	t.Helper()
@@ -78,12 +59,7 @@ func newBed(t testing.TB) *bed {
 // newBedAt is newBed for the volumes that openStore opens.
 func newBedAt(t testing.TB, where string) *bed {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("mounting needs root")
-	}
-	if _, err := os.Stat(fuse.Device); err != nil {
-		t.Skip("no FUSE: ", err)
-	}
+	fusetest.Need(t)
 	base := t.TempDir()
 	in := func(name string) string { return filepath.Join(base, name) }
 	b := &bed{t: t, base: base, mnt: in("mnt"), dir: in("store"), state: in("state"), sock: in("sock"), records: in("records"), run: in("run")}

@@ -14,7 +14,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -23,44 +22,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/internal/mounttest"
 	"example.org/slipway/node/fuse"
+	"example.org/slipway/node/fusetest"
 	"example.org/slipway/oci/volref"
 	"example.org/slipway/volume/block"
 	"example.org/slipway/volume/file"
 	"example.org/slipway/volume/volfs"
 )
 
-// roleEnv names the role of a child process. The test binary plays every part that needs its own
-// process.
-const roleEnv = "VOLFS_ROLE"
-
-func TestMain(m *testing.M) {
-	switch os.Getenv(roleEnv) {
-	case "":
-		mounttest.Main(m)
-	case "server":
-		exit(serveChild())
-	case "watchdog":
-		exit(watchdog())
-	}
-}
-
-func exit(err error) {
-	if err != nil {
-		fmt.Fprintln(os.Stderr, os.Getenv(roleEnv)+":", err)
-		os.Exit(1)
-	}
-	os.Exit(0)
-}
-
-func role(name string, env []string, args ...string) *exec.Cmd {
-	cmd := exec.Command("/proc/self/exe", args...)
-	// This avoids the second that the race detector waits at the end of a process.
-	cmd.Env = append(os.Environ(), append(env, roleEnv+"="+name, "GORACE=atexit_sleep_ms=0")...)
-	cmd.Stderr = os.Stderr
-	return cmd
-}
+func TestMain(m *testing.M) { fusetest.Main(m, map[string]func() error{"server": serveChild}) }
 
 // disk is a volume in a plain file. A writer has exclusive use of it.
 type disk struct {
@@ -167,7 +137,7 @@ func (v *faulty) Close() error {
 	return v.disk.Close()
 }
 
-// mount is a mount with its volumes in a directory and a watchdog.
+// mount is a mount with its volumes in a directory.
 type mount struct {
 	faults
 	t                     testing.TB
@@ -176,19 +146,11 @@ type mount struct {
 	dev                   *os.File
 }
 
-// patience is the time after which a test counts as hanging and its connection is aborted.
-const patience = 60 * time.Second
-
 func newMount(t testing.TB) *mount {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("mounting needs root")
-	}
-	if _, err := os.Stat(fuse.Device); err != nil {
-		t.Skip("no FUSE: ", err)
-	}
+	fusetest.Need(t)
 	base := t.TempDir()
-	m := &mount{t: t, base: base, dir: filepath.Join(base, "disks"), mnt: filepath.Join(base, "mnt"), state: stateFile(t)}
+	m := &mount{t: t, base: base, dir: filepath.Join(base, "disks"), mnt: filepath.Join(base, "mnt"), state: fusetest.StateFile(t)}
 	m.gate, m.fail = map[string]chan struct{}{}, map[string]error{}
 	for _, d := range []string{m.dir, m.mnt} {
 		if err := os.Mkdir(d, 0o700); err != nil {
@@ -199,72 +161,8 @@ func newMount(t testing.TB) *mount {
 	if m.dev, err = volfs.Mount(m.mnt); err != nil {
 		t.Fatal(err)
 	}
-	m.guard()
+	fusetest.Guard(t, m.dev, m.mnt, fusetest.Patience)
 	return m
-}
-
-// guard starts a process that tears the mount down if the test hangs or dies. The end of the test
-// tears it down otherwise.
-func (m *mount) guard() {
-	t := m.t
-	conn, err := fuse.Connection(m.dev)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dog := role("watchdog", nil, strconv.Itoa(int(conn)), patience.String())
-	dog.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what ends the test must not end it
-	leash, err := dog.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := dog.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		leash.Write([]byte("ok"))
-		leash.Close()
-		if err := dog.Wait(); err != nil {
-			t.Errorf("the test hung: its connection was aborted: %v", err)
-		}
-		if err := fuse.Teardown(m.mnt); err != nil {
-			t.Error(err)
-		}
-		m.dev.Close()
-	})
-}
-
-func watchdog() error {
-	conn, err := strconv.ParseUint(os.Args[1], 10, 32)
-	if err != nil {
-		return err
-	}
-	limit, err := time.ParseDuration(os.Args[2])
-	if err != nil {
-		return err
-	}
-	end := make(chan bool, 1)
-	go func() {
-		b, _ := io.ReadAll(os.Stdin)
-		end <- string(b) == "ok"
-	}()
-	select {
-	case ok := <-end:
-		if ok {
-			return nil
-		}
-	case <-time.After(limit):
-	}
-	return errors.Join(errors.New("abort by the watchdog"), fuse.Abort(uint32(conn)))
-}
-
-// stateFile is a path on tmpfs.
-func stateFile(t testing.TB) string {
-	dir, err := os.MkdirTemp("/dev/shm", "volfs-test")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return filepath.Join(dir, "state")
 }
 
 // disk makes a volume of random bytes and returns the bytes.
@@ -380,7 +278,7 @@ func (m *mount) child(add ...block.Mapping) *exec.Cmd {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	cmd := role("server", []string{"VOLFS_DIR=" + m.dir, "VOLFS_STATE=" + m.state, "VOLFS_ADD=" + string(b), "VOLFS_STORE=" + m.store})
+	cmd := fusetest.Command("server", []string{"VOLFS_DIR=" + m.dir, "VOLFS_STATE=" + m.state, "VOLFS_ADD=" + string(b), "VOLFS_STORE=" + m.store})
 	cmd.ExtraFiles = []*os.File{m.dev}
 	if err := cmd.Start(); err != nil {
 		m.t.Fatal(err)
@@ -413,19 +311,9 @@ func (m *mount) keep(add ...block.Mapping) (kill func(), stop func()) {
 	return kill, stop
 }
 
-// open opens a file without adding it to Go's poller, which os.Open does. The kernel would ask this
-// process about it, which would wait for itself if it is the server.
-func open(path string, flags int) (*os.File, error) {
-	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	return os.NewFile(uintptr(fd), path), nil
-}
-
 func (m *mount) open(name string, flags int) *os.File {
 	m.t.Helper()
-	f, err := open(m.path(name), flags)
+	f, err := fusetest.Open(m.path(name), flags)
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -443,13 +331,4 @@ func same(f io.ReaderAt, want []byte, off int64) error {
 		return fmt.Errorf("wrong bytes in %d at %d", len(want), off)
 	}
 	return nil
-}
-
-func eventually(t testing.TB, what string, f func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within 20 s: %s", what)
-		}
-	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/node/fusetest"
 	"example.org/slipway/volume/block"
 	"example.org/slipway/volume/file"
 	"example.org/slipway/volume/loop"
@@ -177,13 +178,13 @@ func TestKilledUnderLoad(t *testing.T) {
 	if err := errors.Join(unix.Unmount(at, 0), dev.Close()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the end of the loop device", func() bool { found, err := loop.Find(m.path("w")); return err == nil && len(found) == 0 })
+	fusetest.Eventually(t, "the end of the loop device", func() bool { found, err := loop.Find(m.path("w")); return err == nil && len(found) == 0 })
 	stop()
 	tool(t, "e2fsck", "-fn", filepath.Join(m.dir, "c-1"))
 }
 
 func (m *mount) readAtRandom(ctx context.Context, seed uint64, flags int, want []byte, n *atomic.Int64) {
-	f, err := open(m.path("r"), flags)
+	f, err := fusetest.Open(m.path("r"), flags)
 	if err != nil {
 		m.t.Error(err)
 		return
@@ -273,7 +274,7 @@ func TestStore(t *testing.T) {
 	}
 	create("c-1", "v1", nil)
 	kill, stop := m.keep(mapping("r", "v1", false, ""), mapping("w", "c-1", true, ""))
-	eventually(t, "the files", func() bool { _, err := os.Lstat(m.path("w")); return err == nil })
+	fusetest.Eventually(t, "the files", func() bool { _, err := os.Lstat(m.path("w")); return err == nil })
 	r, w := m.open("r", unix.O_RDONLY|unix.O_DIRECT), m.open("w", unix.O_RDWR|unix.O_DIRECT)
 	clone := bytes.Clone(want)
 	for i := range 8 {
@@ -333,7 +334,7 @@ func BenchmarkSequential(b *testing.B) {
 				buf := aligned(1 << 20)
 				b.SetBytes(size)
 				for b.Loop() {
-					f, err := open(path, unix.O_RDONLY|flags)
+					f, err := fusetest.Open(path, unix.O_RDONLY|flags)
 					if err != nil {
 						b.Fatal(err)
 					}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/node/fuse"
+	"example.org/slipway/node/fusetest"
 	"example.org/slipway/volume/block"
 	"example.org/slipway/volume/volfs"
 )
@@ -46,7 +47,7 @@ func TestRead(t *testing.T) {
 		t.Errorf("status: %+v", st)
 	}
 	for _, flags := range []int{unix.O_RDWR, unix.O_WRONLY} {
-		if _, err := open(m.path("one"), flags); !errors.Is(err, unix.EROFS) {
+		if _, err := fusetest.Open(m.path("one"), flags); !errors.Is(err, unix.EROFS) {
 			t.Errorf("open with %d: got %v, want %v", flags, err, unix.EROFS)
 		}
 	}
@@ -82,7 +83,7 @@ func TestNames(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := open(m.path("a"), unix.O_RDONLY); !errors.Is(err, unix.ENOENT) {
+	if _, err := fusetest.Open(m.path("a"), unix.O_RDONLY); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("a removed file: got %v, want %v", err, unix.ENOENT)
 	}
 	// Another volume of the same name is another file to the kernel as well.
@@ -185,7 +186,7 @@ func TestStorageThatFailsForAWhile(t *testing.T) {
 	m.set(func() { m.fail["v1"] = block.ErrAway })
 	done := make(chan error, 1)
 	go func() { done <- same(f, want, 0) }()
-	eventually(t, "a volume opened anew", func() bool { return m.opens.Load() > 2 })
+	fusetest.Eventually(t, "a volume opened anew", func() bool { return m.opens.Load() > 2 })
 	select {
 	case err := <-done:
 		t.Fatalf("a read ended before storage was back: %v", err)
@@ -244,7 +245,7 @@ func TestBound(t *testing.T) {
 		return nil
 	})()
 	letGo()
-	eventually(t, "a read", func() bool { _, err := f1.ReadAt(make([]byte, 4096), 3<<20); return err == nil })
+	fusetest.Eventually(t, "a read", func() bool { _, err := f1.ReadAt(make([]byte, 4096), 3<<20); return err == nil })
 	if st := s.List()[0]; st.Failed == 0 {
 		t.Errorf("status: %+v", st)
 	}
@@ -272,7 +273,7 @@ func TestGivenUpWriteDoesNotOvertake(t *testing.T) {
 		t.Errorf("a write beside one under way: got %v, want %v", err, unix.EIO)
 	}
 	letGo()
-	eventually(t, "a write", func() bool { _, err := f.WriteAt(later, 0); return err == nil })
+	fusetest.Eventually(t, "a write", func() bool { _, err := f.WriteAt(later, 0); return err == nil })
 	if err := same(f, later, 0); err != nil {
 		t.Error(err)
 	}
@@ -285,12 +286,12 @@ func TestKilledReaderIsLetGo(t *testing.T) {
 	m.add(s, "one", "v1", false)
 	letGo := m.hold("v1")
 	defer letGo()
-	cat := role("none", nil)
+	cat := fusetest.Command("none", nil)
 	cat.Path, cat.Args = "/bin/cat", []string{"cat", m.path("one")}
 	if err := cat.Start(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a read", func() bool { return s.List()[0].Open })
+	fusetest.Eventually(t, "a read", func() bool { return s.List()[0].Open })
 	time.Sleep(50 * time.Millisecond) // until it reads
 	cat.Process.Kill()
 	began := time.Now()
@@ -322,7 +323,7 @@ func TestCredentialIsReplaced(t *testing.T) {
 		m.set(func() { m.deny = "first" })
 		done := make(chan error, 1)
 		go func() { done <- same(f, want[128<<10:], 128<<10) }()
-		eventually(t, "a refusal", func() bool { return s.List()[0].Errors > 0 && s.List()[0].Denied })
+		fusetest.Eventually(t, "a refusal", func() bool { return s.List()[0].Errors > 0 && s.List()[0].Denied })
 		if err := s.Add(t.Context(), mapping("one", "c-1", writable, "second")); err != nil {
 			t.Error(err)
 		}
@@ -394,7 +395,7 @@ func TestRefuse(t *testing.T) {
 	if _, err := f.ReadAt(make([]byte, 4096), 0); !errors.Is(err, unix.EIO) {
 		t.Errorf("got %v, want %v", err, unix.EIO)
 	}
-	if _, err := open(m.path("none"), unix.O_RDONLY); !errors.Is(err, unix.ENOENT) {
+	if _, err := fusetest.Open(m.path("none"), unix.O_RDONLY); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("got %v, want %v", err, unix.ENOENT)
 	}
 	cancel()
