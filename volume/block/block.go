@@ -95,11 +95,6 @@ type Store interface {
 	Stat(ctx context.Context, id string) (Info, error)
 	List(ctx context.Context, prefix string) ([]Info, error)
 
-	// Changes calls extent, in order and without overlaps, for each stretch of a
-	// committed volume that may differ from its parent's, or from zeros if it has
-	// none. Errors: ErrNotFound, ErrNotCommitted, and that of extent.
-	Changes(ctx context.Context, id string, extent func(off, n int64) error) error
-
 	// Close ends the use of the store. What is open is closed before.
 	Close() error
 }

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -39,7 +40,46 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func store(t testing.TB) block.Store {
+// recording is a store that knows where its volumes were written.
+type recording struct {
+	block.Store
+	mu      sync.Mutex
+	written map[string][]block.Extent // by ID
+}
+
+func (r *recording) Create(ctx context.Context, id, parent string, size int64) (block.Volume, error) {
+	v, err := r.Store.Create(ctx, id, parent, size)
+	return &recordingVolume{v, r, id}, err
+}
+
+func (r *recording) OpenWriter(ctx context.Context, id string) (block.Volume, error) {
+	v, err := r.Store.OpenWriter(ctx, id)
+	return &recordingVolume{v, r, id}, err
+}
+
+type recordingVolume struct {
+	block.Volume
+	r  *recording
+	id string
+}
+
+func (v *recordingVolume) note(off, n int64) {
+	v.r.mu.Lock()
+	defer v.r.mu.Unlock()
+	v.r.written[v.id] = append(v.r.written[v.id], block.Extent{Off: off, Len: n})
+}
+
+func (v *recordingVolume) WriteAt(p []byte, off int64) (int, error) {
+	v.note(off, int64(len(p)))
+	return v.Volume.WriteAt(p, off)
+}
+
+func (v *recordingVolume) Zero(off, n int64) error {
+	v.note(off, n)
+	return v.Volume.Zero(off, n)
+}
+
+func store(t testing.TB) *recording {
 	t.Helper()
 	s, err := file.Open(t.TempDir(), nil)
 	must(t, err)
@@ -48,7 +88,7 @@ func store(t testing.TB) block.Store {
 			t.Errorf("Close: %v", err)
 		}
 	})
-	return s
+	return &recording{Store: s, written: map[string][]block.Extent{}}
 }
 
 func built(t testing.TB, s block.Store, im *blocktest.Image, o *block.BuildOptions) *volref.Record {
@@ -75,7 +115,7 @@ func wantWhole(t *testing.T, s block.Store, n int) {
 }
 
 // contentOf writes a volume to a sparse file.
-func contentOf(t *testing.T, s block.Store, id string) (path string) {
+func contentOf(t *testing.T, s *recording, id string) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "volume")
 	f, err := os.Create(path)
@@ -86,11 +126,11 @@ func contentOf(t *testing.T, s block.Store, id string) (path string) {
 	defer v.Close()
 	must(t, f.Truncate(v.Size()))
 	for at := id; at != ""; {
-		must(t, s.Changes(t.Context(), at, func(off, n int64) error {
+		for _, x := range s.written[at] {
 			// The read goes through the top volume: what a layer above changed is read from there.
-			_, err := io.Copy(io.NewOffsetWriter(f, off), io.NewSectionReader(v, off, n))
-			return err
-		}))
+			_, err := io.Copy(io.NewOffsetWriter(f, x.Off), io.NewSectionReader(v, x.Off, x.Len))
+			must(t, err)
+		}
 		info, err := s.Stat(t.Context(), at)
 		must(t, err)
 		at = info.Parent
@@ -100,7 +140,7 @@ func contentOf(t *testing.T, s block.Store, id string) (path string) {
 
 // sumOf returns a sum over the nonzero blocks of a volume and their places. Reading everything
 // would take a minute, because most of a device is free.
-func sumOf(t *testing.T, s block.Store, id string) string {
+func sumOf(t *testing.T, s *recording, id string) string {
 	t.Helper()
 	f, err := os.Open(contentOf(t, s, id))
 	must(t, err)

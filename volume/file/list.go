@@ -91,30 +91,3 @@ func (s *Store) List(ctx context.Context, prefix string) ([]block.Info, error) {
 	}
 	return list, nil
 }
-
-// Changes implements [block.Store].
-func (s *Store) Changes(ctx context.Context, id string, extent func(off, n int64) error) error {
-	err := s.check(id)
-	var list []stretch
-	if err == nil {
-		list, err = answer(ctx, s, func(beat) ([]stretch, error) {
-			m, err := s.meta(id)
-			if err != nil {
-				return nil, err
-			}
-			if !m.Committed {
-				return nil, block.ErrNotCommitted
-			}
-			return s.extents(id, m)
-		})
-	}
-	for _, x := range list {
-		if err == nil {
-			err = ctx.Err()
-		}
-		if err == nil {
-			err = extent(x.first*block.BlockSize, x.n*block.BlockSize)
-		}
-	}
-	return errOf("list the changes of", id, err)
-}

@@ -216,29 +216,3 @@ func (s *Store) names(prefix string) ([]string, error) {
 	slices.Sort(all)
 	return all, nil
 }
-
-// Changes implements block.Store, by whole objects.
-func (s *Store) Changes(ctx context.Context, id string, extent func(off, n int64) error) error {
-	all, err := run(ctx, s, 2*s.o.Timeout, func() ([]block.Extent, error) { return s.changes(id) }, nil)
-	if err != nil {
-		return fmt.Errorf("changes of volume %s: %w", id, err)
-	}
-	for _, e := range all {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := extent(e.Off, e.Len); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *Store) changes(id string) ([]block.Extent, error) {
-	v, err := s.openReader(id)
-	if err != nil {
-		return nil, err
-	}
-	all, err := own(v.img, uint64(v.size))
-	return all, errors.Join(err, v.close())
-}
