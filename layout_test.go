@@ -40,10 +40,11 @@ var groups = map[string][]string{
 var layout = map[string][]string{
 	// What everybody speaks.
 	"oci":         {},
-	"oci/client":  {"oci", "oci/fleet", "oci/volref"},
+	"oci/client":  {"oci", "oci/fleet", "oci/volref", "oci/wire"},
 	"oci/fleet":   {},
 	"oci/ocitest": {"oci"},
 	"oci/volref":  {"oci"},
+	"oci/wire":    {},
 
 	// What serves several groups and no other module.
 	"internal/backendtest": {},
@@ -60,18 +61,18 @@ var layout = map[string][]string{
 	// The registry.
 	"registry":                     {"oci", "registry/cache", "registry/catalog", "registry/manifest", "registry/objstore", "registry/verify"},
 	"registry/adopt":               {"oci", "registry", "registry/catalog", "registry/manifest", "registry/objstore", "registry/verify"},
-	"registry/auth":                {"oci"},
+	"registry/auth":                {"oci", "oci/wire"},
 	"registry/backup":              {"internal/durable", "oci", "registry", "registry/catalog", "registry/manifest", "registry/objstore", "registry/objstore/fsstore", "registry/verify"},
 	"registry/cache":               {},
 	"registry/cache/tier":          {"internal/policy", "registry/objstore"},
 	"registry/catalog":             {"oci"},
 	"registry/check":               {"oci", "registry", "registry/catalog", "registry/manifest", "registry/objstore", "registry/verify"},
-	"registry/cluster":             {"oci", "registry/objstore"},
+	"registry/cluster":             {"oci", "oci/wire", "registry/objstore"},
 	"registry/manifest":            {"oci"},
 	"registry/mirror":              {"oci", "registry", "registry/mirror/upstream"},
 	"registry/mirror/airgap":       {"oci", "registry/mirror"},
-	"registry/mirror/upstream":     {"oci", "oci/client"},
-	"registry/notify":              {"oci"},
+	"registry/mirror/upstream":     {"oci", "oci/client", "oci/wire"},
+	"registry/notify":              {"oci", "oci/wire"},
 	"registry/objstore":            {},
 	"registry/objstore/fsstore":    {"internal/durable", "registry/objstore"},
 	"registry/objstore/memstore":   {"registry/objstore"},
@@ -82,7 +83,7 @@ var layout = map[string][]string{
 	"registry/prefetch":            {"internal/policy", "oci"},
 	"registry/registrytest":        {"oci", "registry", "registry/backup", "registry/catalog", "registry/check", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/objtest"},
 	"registry/retention":           {"oci", "registry", "registry/catalog"},
-	"registry/server":              {"oci", "oci/fleet", "oci/volref", "registry/auth", "workload/trace"},
+	"registry/server":              {"oci", "oci/fleet", "oci/volref", "oci/wire", "registry/auth", "workload/trace"},
 	"registry/verify":              {"oci"},
 
 	// Images by files.
@@ -148,11 +149,11 @@ var layout = map[string][]string{
 	"scripts/dashboards": {"internal/dashboard"},
 	"scripts/package":    {},
 	"config":             {"oci", "registry/auth", "registry/notify"},
-	"web":                {"gear", "gear/rootfs", "gear/service", "internal/chart", "oci", "oci/fleet", "registry", "registry/auth", "registry/catalog", "registry/check", "registry/mirror", "registry/retention"},
-	"serve":              {"config", "gear", "gear/filestore", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/volref", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/cache/tier", "registry/catalog", "registry/check", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/retention", "registry/server", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
+	"web":                {"gear", "gear/rootfs", "gear/service", "internal/chart", "oci", "oci/fleet", "oci/wire", "registry", "registry/auth", "registry/catalog", "registry/check", "registry/mirror", "registry/retention"},
+	"serve":              {"config", "gear", "gear/filestore", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/volref", "oci/wire", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/cache/tier", "registry/catalog", "registry/check", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/retention", "registry/server", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
 	"serve/servetest":    {"config", "serve"},
-	"agent":              {"config", "gear", "gear/client", "gear/export", "internal/durable", "internal/footprint", "node/cachedir", "node/gearfs", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/client", "oci/fleet", "oci/volref", "volume/block", "volume/file", "volume/node", "volume/rbd", "volume/volfs"},
-	"cmd/slipway":        {"agent", "config", "gear/client", "gear/dedup", "gear/export", "gear/service", "internal/durable", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/volref", "registry", "registry/adopt", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve", "volume/service", "workload/analyze", "workload/load", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
+	"agent":              {"config", "gear", "gear/client", "gear/export", "internal/durable", "internal/footprint", "node/cachedir", "node/gearfs", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/client", "oci/fleet", "oci/volref", "oci/wire", "volume/block", "volume/file", "volume/node", "volume/rbd", "volume/volfs"},
+	"cmd/slipway":        {"agent", "config", "gear/client", "gear/dedup", "gear/export", "gear/service", "internal/durable", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/volref", "oci/wire", "registry", "registry/adopt", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve", "volume/service", "workload/analyze", "workload/load", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
 }
 
 // fence is a third-party module and the only packages that may use it.

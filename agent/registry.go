@@ -4,13 +4,10 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +17,7 @@ import (
 	gearclient "example.org/slipway/gear/client"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/wire"
 )
 
 // reference is an image as containerd writes it, with the registry in front.
@@ -155,23 +153,11 @@ func (r *registries) connect(s config.AgentRegistry, cred client.Credential, own
 	default:
 		o.DockerConfig = true
 	}
-	if s.CA != "" {
-		pem, err := os.ReadFile(s.CA)
-		if err != nil {
-			return nil, fmt.Errorf("authorities: %w", err)
-		}
-		o.RootCAs = x509.NewCertPool()
-		if !o.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s holds no certificate in PEM form", s.CA)
-		}
+	c, err := wire.ClientTLS(s.CA, s.Certificate, s.Key)
+	if err != nil {
+		return nil, err
 	}
-	if s.Certificate != "" {
-		pair, err := tls.LoadX509KeyPair(s.Certificate, s.Key)
-		if err != nil {
-			return nil, fmt.Errorf("certificate of this node: %w", err)
-		}
-		o.Certificates = []tls.Certificate{pair}
-	}
+	o.RootCAs, o.Certificates = c.RootCAs, c.Certificates
 	reg := &registry{host: s.Host, prefix: s.Prefix}
 	for _, u := range s.URLs {
 		c, err := client.New(u, &o)

@@ -3,12 +3,10 @@ package serve
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -16,6 +14,7 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/internal/policy"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/wire"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/cache/tier"
 	"example.org/slipway/registry/cluster"
@@ -72,13 +71,9 @@ func clusterTLS(c *config.Cluster) (*tls.Config, error) {
 	if c.CAFile == "" {
 		return nil, nil
 	}
-	pem, err := os.ReadFile(c.CAFile)
+	pool, err := wire.Pool(c.CAFile)
 	if err != nil {
 		return nil, fmt.Errorf("cluster.cafile: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("cluster.cafile: %s holds no certificate", c.CAFile)
 	}
 	return &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, nil
 }

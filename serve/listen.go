@@ -21,6 +21,7 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/wire"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/server"
 )
@@ -257,15 +258,8 @@ func (c *certificates) load() (*loadedCert, error) {
 		return nil, fmt.Errorf("load http.tls.certificate and key: %w", err)
 	}
 	if len(c.cfg.ClientCAs) > 0 {
-		l.clients = x509.NewCertPool()
-	}
-	for _, file := range c.cfg.ClientCAs {
-		pem, err := os.ReadFile(file)
-		if err != nil {
+		if l.clients, err = wire.Pool(c.cfg.ClientCAs...); err != nil {
 			return nil, fmt.Errorf("load http.tls.clientcas: %w", err)
-		}
-		if !l.clients.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("load http.tls.clientcas: %s holds no PEM certificate", file)
 		}
 	}
 	return l, nil

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -25,6 +24,7 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/wire"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/mirror"
 	"example.org/slipway/registry/mirror/upstream"
@@ -230,18 +230,13 @@ func upstreamTLS(c *config.UpstreamTLS, o *upstream.Options) error {
 	}
 	t := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: c.InsecureSkipVerify}
 	if c.CA != "" {
-		pem, err := os.ReadFile(c.CA)
+		var err error
+		if t.RootCAs, err = wire.Pool(c.CA); err == nil {
+			o.OtherRoots, err = wire.SystemPool(c.CA)
+		}
 		if err != nil {
 			return fmt.Errorf("tls.ca: %w", err)
 		}
-		t.RootCAs = x509.NewCertPool()
-		if !t.RootCAs.AppendCertsFromPEM(pem) {
-			return fmt.Errorf("tls.ca: %s holds no PEM certificate", c.CA)
-		}
-		if o.OtherRoots, err = x509.SystemCertPool(); err != nil {
-			o.OtherRoots = x509.NewCertPool() // a system without any
-		}
-		o.OtherRoots.AppendCertsFromPEM(pem)
 	}
 	o.TLS = t
 	if c.Certificate == "" {

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/wire"
 	"example.org/slipway/registry/auth"
 )
 
@@ -134,20 +134,15 @@ func (q *request) doLogin() error {
 
 // loginFailed shows the form again with what was wrong.
 func (q *request) loginFailed(user string, err error) error {
-	var wire *oci.Error
-	if !errors.As(err, &wire) {
+	var reply *oci.Error
+	if !errors.As(err, &reply) {
 		return err
 	}
 	var retry *auth.RetryError
 	if errors.As(err, &retry) {
-		q.w.Header().Set("Retry-After", retryAfter(retry.After))
+		q.w.Header().Set("Retry-After", wire.Seconds(retry.After))
 	}
-	return q.showLogin(wire.HTTPStatus(), user, wire.Message)
-}
-
-// retryAfter is a wait in whole seconds, as HTTP has it.
-func retryAfter(d time.Duration) string {
-	return strconv.FormatInt(max(1, int64((d+time.Second-1)/time.Second)), 10)
+	return q.showLogin(reply.HTTPStatus(), user, reply.Message)
 }
 
 // leave sends the browser to an issuer.

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"example.org/slipway/oci/wire"
 	"example.org/slipway/serve"
 	"example.org/slipway/workload/load"
 )
@@ -135,7 +136,7 @@ func (a *accessFlags) add(fl *pflag.FlagSet, prefix, of string) {
 // apply fills in a target.
 func (a *accessFlags) apply(t *load.Target) error {
 	var err error
-	if t.TLS, err = clientTLS(a.ca, a.cert, a.key); err != nil {
+	if t.TLS, err = wire.ClientTLS(a.ca, a.cert, a.key); err != nil {
 		return err
 	}
 	t.TLS.InsecureSkipVerify = a.insecure

@@ -2,10 +2,7 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,6 +14,7 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/wire"
 )
 
 func profileCommand() *cobra.Command {
@@ -230,22 +228,10 @@ func profileIn(ctx context.Context, reg *client.Client, repo string, manifest oc
 // registryOptions are the agent's settings of a registry, for a client.
 func registryOptions(r *config.AgentRegistry) (*client.Options, error) {
 	o := &client.Options{InsecureSkipVerify: r.InsecureSkipVerify, Username: r.Username, Password: r.Password, DockerConfig: r.Username == ""}
-	if r.CA != "" {
-		pem, err := os.ReadFile(r.CA)
-		if err != nil {
-			return nil, fmt.Errorf("authorities: %w", err)
-		}
-		o.RootCAs = x509.NewCertPool()
-		if !o.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s holds no certificate in PEM form", r.CA)
-		}
+	c, err := wire.ClientTLS(r.CA, r.Certificate, r.Key)
+	if err != nil {
+		return nil, err
 	}
-	if r.Certificate != "" {
-		pair, err := tls.LoadX509KeyPair(r.Certificate, r.Key)
-		if err != nil {
-			return nil, fmt.Errorf("certificate of this node: %w", err)
-		}
-		o.Certificates = []tls.Certificate{pair}
-	}
+	o.RootCAs, o.Certificates = c.RootCAs, c.Certificates
 	return o, nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"example.org/slipway/oci/wire"
 	"example.org/slipway/workload/replay"
 	"example.org/slipway/workload/replay/plan"
 	"example.org/slipway/workload/replay/result"
@@ -424,7 +425,7 @@ func (f *replayFlags) complete(cmd *cobra.Command, s *store.Store) (err error) {
 		return err
 	}
 	if f.workerTLS || f.workerCA != "" || f.workerCert != "" || f.workerKey != "" {
-		if o.TLS, err = clientTLS(f.workerCA, f.workerCert, f.workerKey); err != nil {
+		if o.TLS, err = wire.ClientTLS(f.workerCA, f.workerCert, f.workerKey); err != nil {
 			return err
 		}
 	}

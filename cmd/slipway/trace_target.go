@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/url"
@@ -12,6 +10,7 @@ import (
 	"time"
 
 	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/wire"
 	"example.org/slipway/workload/replay"
 )
 
@@ -68,7 +67,7 @@ func (f *replayFlags) reach(ctx context.Context) error {
 	if len(f.o.Workers) > 0 {
 		return nil
 	}
-	conf, err := clientTLS(f.ca, f.cert, f.key)
+	conf, err := wire.ClientTLS(f.ca, f.cert, f.key)
 	if err != nil {
 		return err
 	}
@@ -115,26 +114,4 @@ func targetName(raw string) string {
 		return "without a name"
 	}
 	return strings.ReplaceAll(strings.TrimRight(u.Host+u.Path, "/"), "/", "_")
-}
-
-// clientTLS is the TLS configuration of somebody who connects.
-func clientTLS(ca, cert, key string) (*tls.Config, error) {
-	c := &tls.Config{MinVersion: tls.VersionTLS12}
-	if ca != "" {
-		pem, err := os.ReadFile(ca)
-		if err != nil {
-			return nil, err
-		}
-		if c.RootCAs = x509.NewCertPool(); !c.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s has no certificate", ca)
-		}
-	}
-	if cert != "" || key != "" {
-		pair, err := tls.LoadX509KeyPair(cert, key)
-		if err != nil {
-			return nil, err
-		}
-		c.Certificates = []tls.Certificate{pair}
-	}
-	return c, nil
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"example.org/slipway/oci/wire"
 	"example.org/slipway/workload/replay"
 )
 
@@ -106,13 +106,7 @@ func (f *workerFlags) tls() (*tls.Config, error) {
 	if f.clientCA == "" {
 		return c, nil
 	}
-	pem, err := os.ReadFile(f.clientCA)
-	if err != nil {
-		return nil, err
-	}
-	c.ClientAuth, c.ClientCAs = tls.RequireAndVerifyClientCert, x509.NewCertPool()
-	if !c.ClientCAs.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s has no certificate", f.clientCA)
-	}
-	return c, nil
+	c.ClientAuth = tls.RequireAndVerifyClientCert
+	c.ClientCAs, err = wire.Pool(f.clientCA)
+	return c, err
 }

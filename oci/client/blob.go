@@ -8,10 +8,10 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/wire"
 )
 
 // ResolveBlob implements [oci.Reader] by HEAD, or by a GET whose body is left
@@ -307,7 +307,7 @@ func (r *blobReader) accept(resp *http.Response) error {
 	case http.StatusPartialContent:
 		var last int64
 		var ok bool
-		begin, last, total, ok = ParseContentRange(resp.Header.Get("Content-Range"))
+		begin, last, total, ok = wire.ParseContentRange(resp.Header.Get("Content-Range"))
 		if !ok || begin != r.pos || r.end >= 0 && last >= r.end {
 			return fmt.Errorf("%w: %q at %d", errRange, resp.Header.Get("Content-Range"), r.pos)
 		}
@@ -348,32 +348,6 @@ func (r *blobReader) setSize(total int64) error {
 		r.end = total
 	}
 	return nil
-}
-
-// ParseContentRange reads a Content-Range such as "bytes 0-9/10"; total is -1
-// when it is "*". Where ok is true, 0 <= first <= last, and last < total where
-// that is known.
-func ParseContentRange(s string) (first, last, total int64, ok bool) {
-	s, ok = strings.CutPrefix(s, "bytes ")
-	span, size, slash := strings.Cut(s, "/")
-	from, to, dash := strings.Cut(span, "-")
-	if !ok || !slash || !dash {
-		return 0, 0, 0, false
-	}
-	a, err1 := strconv.ParseUint(from, 10, 63)
-	b, err2 := strconv.ParseUint(to, 10, 63)
-	total = -1
-	if size != "*" {
-		n, err := strconv.ParseUint(size, 10, 63)
-		if err != nil || b >= n {
-			return 0, 0, 0, false
-		}
-		total = int64(n)
-	}
-	if err1 != nil || err2 != nil || b < a {
-		return 0, 0, 0, false
-	}
-	return int64(a), int64(b), total, true
 }
 
 // WriteTo implements [oci.Content].

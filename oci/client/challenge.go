@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+
+	"example.org/slipway/oci/wire"
 )
 
 // Challenge is one way in which a server offers to authenticate its client. The
@@ -208,27 +210,13 @@ func (c Challenge) resolve(from *url.URL) (usable bool) {
 // header returns a Basic or Bearer challenge in its plain spelling.
 func (c Challenge) header() string {
 	if c.Scheme == "basic" {
-		return "Basic realm=" + quote(c.Params["realm"])
+		return "Basic realm=" + wire.Quote(c.Params["realm"])
 	}
-	h := "Bearer realm=" + quote(c.Params["realm"])
+	h := "Bearer realm=" + wire.Quote(c.Params["realm"])
 	for _, name := range []string{"service", "scope"} {
 		if v := c.Params[name]; v != "" {
-			h += "," + name + "=" + quote(v)
+			h += "," + name + "=" + wire.Quote(v)
 		}
 	}
 	return h
-}
-
-// quote returns s as a quoted string, without control characters.
-func quote(s string) string {
-	b := []byte{'"'}
-	for i := range len(s) {
-		if s[i] == '"' || s[i] == '\\' {
-			b = append(b, '\\')
-		}
-		if s[i] >= ' ' && s[i] != 0x7f {
-			b = append(b, s[i])
-		}
-	}
-	return string(append(b, '"'))
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/wire"
 )
 
 // Media types of the Gear extension.
@@ -136,7 +137,7 @@ func pendingError(h http.Header, err error) error {
 	if raw, ok := e.Detail.(json.RawMessage); ok {
 		_ = json.Unmarshal(raw, &detail) // another registry's detail is none to us
 	}
-	after := ParseRetryAfter(h.Get("Retry-After"), time.Now())
+	after := wire.RetryAfter(h.Get("Retry-After"), time.Now())
 	if after == 0 && detail.State != "failed" {
 		return err
 	}

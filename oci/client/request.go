@@ -11,7 +11,6 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -20,6 +19,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/errcode"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/wire"
 )
 
 // retry says when a request may be sent again.
@@ -172,23 +172,11 @@ func (c *Client) retryAfter(l call, resp *http.Response) time.Duration {
 	default:
 		return -1
 	}
-	after := ParseRetryAfter(resp.Header.Get("Retry-After"), time.Now())
+	after := wire.RetryAfter(resp.Header.Get("Retry-After"), time.Now())
 	if after > c.most {
 		return -1
 	}
 	return after
-}
-
-// ParseRetryAfter reads a Retry-After header, seconds or a date; 0 means that
-// there is none or it is past. It is never negative.
-func ParseRetryAfter(s string, now time.Time) time.Duration {
-	if n, err := strconv.ParseUint(s, 10, 31); err == nil {
-		return time.Duration(n) * time.Second
-	}
-	if t, err := http.ParseTime(s); err == nil {
-		return max(0, t.Sub(now))
-	}
-	return 0
 }
 
 // retryable tells whether a request that got no answer may succeed later:

@@ -4,6 +4,8 @@ import (
 	"crypto/sha256"
 	"net/http"
 	"strings"
+
+	"example.org/slipway/oci/wire"
 )
 
 // TokenPath is where [Auth.TokenHandler] is to be served, below Options.Prefix.
@@ -43,13 +45,13 @@ func newChallenge(cfg Config, mode tokenMode, o Options) challenge {
 func (a *Auth) Challenge(r *http.Request, repo string, act Action) string {
 	c := &a.challenge
 	if !c.bearer {
-		return "Basic realm=" + quote(c.basicRealm)
+		return "Basic realm=" + wire.Quote(c.basicRealm)
 	}
 	realm := c.realm
 	if realm == "" {
 		realm = origin(r) + c.path
 	}
-	value := "Bearer realm=" + quote(realm) + ",service=" + quote(c.service)
+	value := "Bearer realm=" + wire.Quote(realm) + ",service=" + wire.Quote(c.service)
 	if act&Push != 0 {
 		act |= Pull // a push looks first for what is there
 	}
@@ -61,16 +63,16 @@ func (a *Auth) Challenge(r *http.Request, repo string, act Action) string {
 		scopes = append(scopes, scope{"", onRegistry}.String())
 	}
 	if len(scopes) > 0 {
-		value += ",scope=" + quote(strings.Join(scopes, " "))
+		value += ",scope=" + wire.Quote(strings.Join(scopes, " "))
 	}
 	if e := a.tokenProblem(r); e != "" {
-		value += ",error=" + quote(e)
+		value += ",error=" + wire.Quote(e)
 	}
 	return value
 }
 
 // basicChallenge is what the token endpoint itself answers with.
-func (a *Auth) basicChallenge() string { return "Basic realm=" + quote(a.challenge.basicRealm) }
+func (a *Auth) basicChallenge() string { return "Basic realm=" + wire.Quote(a.challenge.basicRealm) }
 
 // tokenProblem tells what RFC 6750 calls the request's token: insufficient_scope
 // when it is valid, invalid_token when not, nothing when there is none.
@@ -95,20 +97,4 @@ func origin(r *http.Request) string {
 		scheme = "https"
 	}
 	return scheme + "://" + r.Host
-}
-
-// quote returns s as a quoted string of a header, without what cannot be in one.
-func quote(s string) string {
-	b := []byte{'"'}
-	for i := 0; i < len(s); i++ {
-		switch c := s[i]; {
-		case c < ' ' || c == 0x7f:
-			continue
-		case c == '"' || c == '\\':
-			b = append(b, '\\', c)
-		default:
-			b = append(b, c)
-		}
-	}
-	return string(append(b, '"'))
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/wire"
 )
 
 // maxTokenForm bounds the body of POST /token. Scopes of a push with many
@@ -234,7 +235,7 @@ func (h tokenHandler) fail(w http.ResponseWriter, err error) {
 		code = oauth.code
 	case errors.As(err, &retry):
 		code = "temporarily_unavailable"
-		w.Header().Set("Retry-After", strconv.FormatInt(int64((retry.After+time.Second-1)/time.Second), 10))
+		w.Header().Set("Retry-After", wire.Seconds(retry.After))
 	case status >= 500:
 		code = "server_error"
 		h.a.log.Error("token endpoint failed", "error", err, "cause", e.Err)

@@ -8,11 +8,10 @@ import (
 	"fmt"
 	"hash"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/wire"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -114,13 +113,7 @@ func newHash(d oci.Digest) hash.Hash {
 // request makes the signed request.
 func (r *reading) request(ctx context.Context) (*http.Request, ticket, error) {
 	c := r.c
-	path, ranges := handlerPath+r.key, ""
-	switch {
-	case r.n > 0:
-		ranges = fmt.Sprintf("bytes=%d-%d", r.off, r.off+r.n-1)
-	case r.off > 0:
-		ranges = fmt.Sprintf("bytes=%d-", r.off)
-	}
+	path, ranges := handlerPath+r.key, wire.Range(r.off, r.n)
 	t := ticket{at: c.opts.Clock().Unix(), sender: c.self, count: r.count}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.peer.url+path, nil)
 	if err != nil {
@@ -157,8 +150,10 @@ func (r *reading) judgeAnswer(resp *http.Response, t ticket) (objstore.Info, err
 	info := objstore.Info{Key: r.key, Size: resp.ContentLength}
 	first := int64(0)
 	if resp.StatusCode == http.StatusPartialContent {
-		if first, info.Size, err = parseContentRange(h.Get("Content-Range")); err != nil {
-			return objstore.Info{}, r.fail(failedCut, err)
+		v := h.Get("Content-Range")
+		var ok bool
+		if first, _, info.Size, ok = wire.ParseContentRange(v); !ok || info.Size < 0 {
+			return objstore.Info{}, r.fail(failedCut, fmt.Errorf("content range %q", v))
 		}
 	}
 	length := info.Size - r.off
@@ -172,22 +167,4 @@ func (r *reading) judgeAnswer(resp *http.Response, t ticket) (objstore.Info, err
 		info.ModTime = time.Time{} // a store that does not know it
 	}
 	return info, nil
-}
-
-// parseContentRange reads "bytes FIRST-LAST/SIZE".
-func parseContentRange(s string) (first, size int64, err error) {
-	bad := fmt.Errorf("content range %q", s)
-	rest, ok := strings.CutPrefix(s, "bytes ")
-	a, rest, ok2 := strings.Cut(rest, "-")
-	b, c, ok3 := strings.Cut(rest, "/")
-	if !ok || !ok2 || !ok3 {
-		return 0, 0, bad
-	}
-	first, err1 := strconv.ParseInt(a, 10, 64)
-	last, err2 := strconv.ParseInt(b, 10, 64)
-	size, err3 := strconv.ParseInt(c, 10, 64)
-	if err1 != nil || err2 != nil || err3 != nil || first < 0 || last < first || size <= last {
-		return 0, 0, bad
-	}
-	return first, size, nil
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"example.org/slipway/oci/wire"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -114,7 +115,7 @@ func (h *handler) send(w http.ResponseWriter, r *http.Request, t ticket, key str
 	head := w.Header()
 	if ranged {
 		status = http.StatusPartialContent
-		head.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", off, off+length-1, info.Size))
+		head.Set("Content-Range", wire.ContentRange(off, length, info.Size))
 	}
 	if !info.ModTime.IsZero() {
 		head.Set("Last-Modified", info.ModTime.UTC().Format(http.TimeFormat))
@@ -170,24 +171,14 @@ func parseRange(s string) (off, n int64, ranged bool, err error) {
 	if s == "" {
 		return 0, -1, false, nil
 	}
-	bad := fmt.Errorf("range %q", s)
-	rest, ok := strings.CutPrefix(s, "bytes=")
-	first, last, ok2 := strings.Cut(rest, "-")
-	if !ok || !ok2 {
-		return 0, 0, false, bad
+	first, last, ok := wire.ParseRange(s)
+	switch {
+	case !ok || first < 0 || last >= 0 && last < first:
+		return 0, 0, false, fmt.Errorf("range %q", s)
+	case last < 0:
+		return first, -1, true, nil
 	}
-	off, err = strconv.ParseInt(first, 10, 64)
-	if err != nil || off < 0 {
-		return 0, 0, false, bad
-	}
-	if last == "" {
-		return off, -1, true, nil
-	}
-	end, err := strconv.ParseInt(last, 10, 64)
-	if err != nil || end < off || end-off+1 <= 0 {
-		return 0, 0, false, bad
-	}
-	return off, end - off + 1, true, nil
+	return first, last - first + 1, true, nil
 }
 
 // paced writes to a receiver that must keep taking.

@@ -110,18 +110,6 @@ func FuzzRange(f *testing.F) {
 	})
 }
 
-func FuzzContentRange(f *testing.F) {
-	for _, s := range []string{"bytes 0-0/1", "bytes 5-4/9", "bytes 0-9/9", "bytes */5", "bytes 0-9223372036854775807/9223372036854775807"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		first, size, err := parseContentRange(s)
-		if err == nil && (first < 0 || size <= first) {
-			t.Errorf("%q: first %d of %d", s, first, size)
-		}
-	})
-}
-
 func FuzzMember(f *testing.F) {
 	f.Add("member/a", "inc http://h:1")
 	f.Add("member/", " ")

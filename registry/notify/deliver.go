@@ -8,11 +8,12 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+
+	"example.org/slipway/oci/wire"
 )
 
 const (
@@ -307,18 +308,7 @@ func (w *worker) post(ctx context.Context, e Event) (status int, after time.Dura
 	if resp.StatusCode/100 == 2 {
 		return resp.StatusCode, 0, nil
 	}
-	return resp.StatusCode, retryAfter(resp.Header.Get("Retry-After"), time.Now()), fmt.Errorf("post event: the endpoint answered %d", resp.StatusCode)
-}
-
-// retryAfter reads a Retry-After header, seconds or a date; 0 without one.
-func retryAfter(s string, now time.Time) time.Duration {
-	if n, err := strconv.ParseUint(s, 10, 31); err == nil {
-		return time.Duration(n) * time.Second
-	}
-	if t, err := http.ParseTime(s); err == nil {
-		return max(0, t.Sub(now))
-	}
-	return 0
+	return resp.StatusCode, wire.RetryAfter(resp.Header.Get("Retry-After"), time.Now()), fmt.Errorf("post event: the endpoint answered %d", resp.StatusCode)
 }
 
 func sleep(ctx context.Context, d time.Duration) {

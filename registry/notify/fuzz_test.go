@@ -2,7 +2,6 @@ package notify
 
 import (
 	"testing"
-	"time"
 )
 
 func FuzzUnmarshalEvent(f *testing.F) {
@@ -18,16 +17,6 @@ func FuzzUnmarshalEvent(f *testing.F) {
 			if _, _, err := n.encode(e, format); err != nil {
 				t.Errorf("%s of %q: %v", format, b, err)
 			}
-		}
-	})
-}
-
-func FuzzRetryAfter(f *testing.F) {
-	f.Add("120")
-	f.Add("Fri, 02 Jan 2026 03:04:05 GMT")
-	f.Fuzz(func(t *testing.T, s string) {
-		if d := retryAfter(s, time.Unix(0, 0)); d < 0 {
-			t.Errorf("retryAfter(%q): got %v", s, d)
 		}
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/wire"
 )
 
 // contentHeaders sets what blobs and manifests have in common.
@@ -150,7 +151,7 @@ func (q *request) badRange(size int64) error {
 
 // beginPart begins the answer of n bytes from off on, of size.
 func (q *request) beginPart(off, n, size int64) {
-	q.w.Header()["Content-Range"] = []string{"bytes " + strconv.FormatInt(off, 10) + "-" + strconv.FormatInt(off+n-1, 10) + "/" + strconv.FormatInt(size, 10)}
+	q.w.Header()["Content-Range"] = []string{wire.ContentRange(off, n, size)}
 	q.w.WriteHeader(http.StatusPartialContent)
 }
 
@@ -167,55 +168,22 @@ const (
 // whatever they get can take nothing from 416. A range whose end lies before its
 // begin is answered 416, which tells a client more than the whole content would.
 func parseRange(v string, size int64) (off, n int64, outcome int) {
-	spec, ok := strings.CutPrefix(v, "bytes=")
-	if !ok || size == 0 || strings.ContainsRune(spec, ',') {
+	first, last, ok := wire.ParseRange(v)
+	switch {
+	case !ok || size == 0:
 		return 0, size, rangeAll
-	}
-	first, last, ok := strings.Cut(strings.TrimSpace(spec), "-")
-	if !ok {
-		return 0, size, rangeAll
-	}
-	if first == "" { // the last n bytes
-		n, ok := parseCount(last)
-		switch {
-		case !ok:
-			return 0, size, rangeAll
-		case n == 0:
-			return 0, 0, rangeBad
-		}
-		n = min(n, size)
+	case first < 0 && last > 0: // the last bytes
+		n = min(last, size)
 		return size - n, n, rangePart
 	}
-	off, ok = parseCount(first)
-	if !ok {
-		return 0, size, rangeAll
-	}
 	end := size - 1
-	if last != "" {
-		if end, ok = parseCount(last); !ok {
-			return 0, size, rangeAll
-		}
-		end = min(end, size-1)
+	if last >= 0 {
+		end = min(end, last)
 	}
-	if off > end {
+	if first < 0 || first > end {
 		return 0, 0, rangeBad
 	}
-	return off, end - off + 1, rangePart
-}
-
-// parseCount reads digits and nothing else: no sign, no space.
-func parseCount(s string) (int64, bool) {
-	if s == "" || len(s) > 18 {
-		return 0, false
-	}
-	var n int64
-	for i := 0; i < len(s); i++ {
-		if s[i] < '0' || s[i] > '9' {
-			return 0, false
-		}
-		n = n*10 + int64(s[i]-'0')
-	}
-	return n, true
+	return first, end - first + 1, rangePart
 }
 
 // headBlob answers HEAD /v2/<name>/blobs/<digest>. SPEC: end-2.

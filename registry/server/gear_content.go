@@ -3,12 +3,11 @@ package server
 import (
 	"encoding/hex"
 	"errors"
-	"math"
 	"net/http"
 	"strconv"
-	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/wire"
 )
 
 // Shared header values of the extension, as those in server.go.
@@ -74,8 +73,7 @@ func (q *request) pending(p *GearPendingError) error {
 	if p.RetryAfter <= 0 {
 		return &oci.Error{Code: oci.CodeBlobUnknown, Message: "the layer has no index: its conversion failed", Detail: pendingDetail{"failed", p.Reason}}
 	}
-	seconds := min((p.RetryAfter-1)/time.Second+1, math.MaxInt32)
-	h["Retry-After"] = []string{strconv.FormatInt(int64(seconds), 10)}
+	h["Retry-After"] = []string{wire.Seconds(p.RetryAfter)}
 	return &oci.Error{Code: oci.CodeBlobUnknown, Message: "the layer has no index yet: it is being converted", Detail: pendingDetail{"converting", p.Reason}}
 }
 

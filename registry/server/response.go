@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/wire"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/workload/trace"
 )
@@ -262,7 +263,7 @@ func (s *Server) answer(q *request, e *oci.Error) {
 	h := q.w.Header()
 	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
 		if h.Get("Retry-After") == "" {
-			h.Set("Retry-After", strconv.FormatInt(max(1, int64((e.RetryAfter+time.Second-1)/time.Second)), 10))
+			h.Set("Retry-After", wire.Seconds(e.RetryAfter))
 		}
 	}
 	b := oci.MarshalErrors(e)

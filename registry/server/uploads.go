@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/wire"
 	"example.org/slipway/registry/auth"
 )
 
@@ -185,8 +186,8 @@ func parseContentRange(v string) (off, n int64, err error) {
 	if ok {
 		var end int64
 		var ok1, ok2 bool
-		off, ok1 = parseCount(first)
-		end, ok2 = parseCount(last)
+		off, ok1 = wire.Count(first)
+		end, ok2 = wire.Count(last)
 		if ok1 && ok2 && end >= off {
 			return off, end - off + 1, nil
 		}

@@ -8,11 +8,11 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"strconv"
 	"strings"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/wire"
 )
 
 // maxETag is how many bytes an ETag may have that is worth keeping.
@@ -171,7 +171,7 @@ func (u *Upstream) Blob(ctx context.Context, repo string, d oci.Digest, off int6
 func (e *endpoint) blob(ctx context.Context, s subject, repo string, d oci.Digest, off int64) (*Body, error) {
 	a := e.ask(http.MethodGet, oci.Request{Kind: oci.KindBlob, Repo: repo, Ref: string(d)})
 	if off > 0 {
-		a.header["Range"] = []string{"bytes=" + strconv.FormatInt(off, 10) + "-"}
+		a.header["Range"] = []string{wire.Range(off, -1)}
 	}
 	resp, err := e.do(ctx, a)
 	if err != nil {
@@ -182,7 +182,7 @@ func (e *endpoint) blob(ctx context.Context, s subject, repo string, d oci.Diges
 	case http.StatusOK:
 		b.Size = resp.ContentLength
 	case http.StatusPartialContent:
-		first, last, total, ok := client.ParseContentRange(resp.Header.Get("Content-Range"))
+		first, last, total, ok := wire.ParseContentRange(resp.Header.Get("Content-Range"))
 		if !ok || first != off || total >= 0 && last != total-1 || off == 0 ||
 			resp.ContentLength >= 0 && resp.ContentLength != last-first+1 {
 			err = fmt.Errorf("it answered with the range %q, of %d bytes, and was asked for all from %d on",

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/wire"
 )
 
 // Limit is what an upstream said of how much it lets us have. Docker Hub counts
@@ -121,7 +121,7 @@ func moment(n int64, now time.Time) time.Time {
 // is never negative.
 func pause(h http.Header, now time.Time) time.Duration {
 	for _, name := range [...]string{"Retry-After", "X-Retry-After"} {
-		d := client.ParseRetryAfter(h.Get(name), now)
+		d := wire.RetryAfter(h.Get(name), now)
 		if d >= epoch*time.Second { // Docker Hub's X-Retry-After is a time
 			d = time.Unix(int64(d/time.Second), 0).Sub(now)
 		}

@@ -1,0 +1,112 @@
+// Package wire reads and writes the parts of HTTP that every client and server of a registry, and every
+// driver of an object store, needs: byte ranges, Retry-After, and who is trusted over TLS.
+package wire
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// RetryAfter reads a Retry-After header, seconds or a date; 0 means that there is none or it is past. It is
+// never negative.
+func RetryAfter(s string, now time.Time) time.Duration {
+	if n, err := strconv.ParseUint(s, 10, 31); err == nil {
+		return time.Duration(n) * time.Second
+	}
+	if t, err := http.ParseTime(s); err == nil {
+		return max(0, t.Sub(now))
+	}
+	return 0
+}
+
+// Seconds returns the value of a Retry-After header: whole seconds, at least one and no more than an int32
+// holds.
+func Seconds(d time.Duration) string {
+	return strconv.FormatInt(min(max(1, int64((d-1)/time.Second)+1), 1<<31-1), 10)
+}
+
+// Range returns the value of a Range header that asks for n bytes from off on, or for all from there if n is
+// not positive. It is empty if that is the whole content.
+func Range(off, n int64) string {
+	last := off + n - 1
+	switch {
+	case n > 0 && last >= off:
+		return "bytes=" + strconv.FormatInt(off, 10) + "-" + strconv.FormatInt(last, 10)
+	case off > 0: // to the end, or so far behind any end that it does not matter
+		return "bytes=" + strconv.FormatInt(off, 10) + "-"
+	}
+	return ""
+}
+
+// ParseRange reads a Range header of one range of bytes. last is -1 in "bytes=A-". In "bytes=-N", which means
+// the last N bytes, first is -1 and last is N.
+func ParseRange(s string) (first, last int64, ok bool) {
+	spec, ok := strings.CutPrefix(s, "bytes=")
+	from, to, dash := strings.Cut(strings.TrimSpace(spec), "-")
+	if !ok || !dash || from == "" && to == "" {
+		return 0, 0, false
+	}
+	first, last = -1, -1
+	if from != "" {
+		first, ok = Count(from)
+	}
+	if to != "" && ok {
+		last, ok = Count(to)
+	}
+	return first, last, ok
+}
+
+// ContentRange returns the value of the Content-Range header of n bytes from off on, of size bytes.
+func ContentRange(off, n, size int64) string {
+	return "bytes " + strconv.FormatInt(off, 10) + "-" + strconv.FormatInt(off+n-1, 10) + "/" + strconv.FormatInt(size, 10)
+}
+
+// ParseContentRange reads a Content-Range such as "bytes 0-9/10"; total is -1 when it is "*". Where ok is
+// true, 0 <= first <= last, and last < total where that is known.
+func ParseContentRange(s string) (first, last, total int64, ok bool) {
+	s, bytes := strings.CutPrefix(s, "bytes ")
+	span, size, slash := strings.Cut(s, "/")
+	from, to, dash := strings.Cut(span, "-")
+	first, ok1 := Count(from)
+	last, ok2 := Count(to)
+	total = -1
+	known := size != "*"
+	if known {
+		total, ok = Count(size)
+	}
+	if !bytes || !slash || !dash || !ok1 || !ok2 || last < first || known && (!ok || last >= total) {
+		return 0, 0, 0, false
+	}
+	return first, last, total, true
+}
+
+// Count reads digits and nothing else: no sign, no space. It takes up to 18 of them.
+func Count(s string) (int64, bool) {
+	if s == "" || len(s) > 18 {
+		return 0, false
+	}
+	var n int64
+	for i := 0; i < len(s); i++ {
+		if s[i] < '0' || s[i] > '9' {
+			return 0, false
+		}
+		n = n*10 + int64(s[i]-'0')
+	}
+	return n, true
+}
+
+// Quote returns s as a quoted string of a header, without control characters.
+func Quote(s string) string {
+	b := []byte{'"'}
+	for i := range len(s) {
+		if s[i] == '"' || s[i] == '\\' {
+			b = append(b, '\\')
+		}
+		if s[i] >= ' ' && s[i] != 0x7f {
+			b = append(b, s[i])
+		}
+	}
+	return string(append(b, '"'))
+}
