@@ -5,22 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net/http"
 	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/minio/minio-go/v7"
 
+	"example.org/slipway/oci/wire"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/remote"
 )
 
 const (
-	// copyBuffer is how much WriteTo holds of an object, in bytes.
-	copyBuffer = 128 << 10
 	// readAhead is what a small ReadAt fetches, in bytes: a request takes as long
 	// as some hundred kilobytes more.
 	readAhead = 512 << 10
@@ -42,78 +39,61 @@ func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Obj
 	return o, nil
 }
 
-func (s *Store) get(ctx context.Context, key string, off, n int64) (*object, error) {
+func (s *Store) get(ctx context.Context, key string, off, n int64) (*remote.Object, error) {
 	if off < 0 {
 		return nil, fmt.Errorf("read object %s: offset %d is negative", key, off)
 	}
 	if n == 0 {
 		return s.emptyRange(ctx, key)
 	}
-	o := &object{key: key}
-	ranged := true
+	var o *remote.Object // nil: there is no such range
 	err := s.call(ctx, "get object "+key, func(ctx context.Context) error {
 		var opts minio.GetObjectOptions
-		switch {
-		case n > 0 && off <= math.MaxInt64-n:
-			opts.Set("Range", fmt.Sprintf("bytes=%d-%d", off, off+n-1))
-		case off > 0:
-			opts.Set("Range", fmt.Sprintf("bytes=%d-", off))
+		if rng := wire.Range(off, n); rng != "" {
+			opts.Set("Range", rng)
 		}
 		body, info, header, err := s.core.GetObject(ctx, s.bucket, s.root+key, opts)
 		if r := minio.ToErrorResponse(err); err != nil && (r.Code == codeBadRange || r.StatusCode == http.StatusRequestedRangeNotSatisfiable) {
-			ranged = false
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		if err := o.open(body, info, header.Get("Content-Range"), off, n); err != nil {
+		if o, err = opened(key, body, info, header.Get("Content-Range"), off, n); err != nil {
 			_ = body.Close() // it is not wanted
-			return err
 		}
-		return nil
+		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	if !ranged {
+	if o == nil {
 		return s.emptyRange(ctx, key)
 	}
 	return o, nil
 }
 
 // emptyRange is an object of which no byte is read.
-func (s *Store) emptyRange(ctx context.Context, key string) (*object, error) {
+func (s *Store) emptyRange(ctx context.Context, key string) (*remote.Object, error) {
 	info, err := s.stat(ctx, key)
 	if err != nil {
 		return nil, err
 	}
-	return &object{key: key, info: info, body: http.NoBody}, nil
+	return remote.NewObject(info, http.NoBody, 0, 0), nil
 }
 
-// object is a range of an object on its way.
-type object struct {
-	key    string
-	info   objstore.Info
-	body   io.ReadCloser
-	off    int64 // of what is still to be read
-	left   int64
-	closed bool
-}
-
-var _ objstore.Object = (*object)(nil)
-
-// open takes the answer to a GET of n bytes from off.
-func (o *object) open(body io.ReadCloser, info minio.ObjectInfo, contentRange string, off, n int64) error {
+// opened takes the answer to a GET of n bytes from off.
+func opened(key string, body io.ReadCloser, info minio.ObjectInfo, contentRange string, off, n int64) (*remote.Object, error) {
 	first, length, size := int64(0), info.Size, info.Size
 	if contentRange != "" {
-		var ok bool
-		if first, length, size, ok = parseContentRange(contentRange); !ok {
-			return fmt.Errorf("answer has Content-Range %q", contentRange)
+		from, last, total, ok := wire.ParseContentRange(contentRange)
+		if !ok || total < 0 {
+			return nil, fmt.Errorf("answer has Content-Range %q", contentRange)
 		}
+		first, length, size = from, last-from+1, total
 	}
 	if size < 0 {
-		return errors.New("answer does not tell the object's size")
+		return nil, errors.New("answer does not tell the object's size")
 	}
 	want := size - min(off, size)
 	if n >= 0 {
@@ -126,73 +106,9 @@ func (o *object) open(body io.ReadCloser, info minio.ObjectInfo, contentRange st
 		_ = body.Close() // nothing of it is wanted
 		body = http.NoBody
 	default:
-		return fmt.Errorf("answer has bytes %d to %d of %d, asked for %d from %d", first, first+length, size, n, off)
+		return nil, fmt.Errorf("answer has bytes %d to %d of %d, asked for %d from %d", first, first+length, size, n, off)
 	}
-	o.body, o.off, o.left = body, off, want
-	o.info = objstore.Info{Key: o.key, Size: size, ModTime: info.LastModified, Tag: info.ETag}
-	return nil
-}
-
-// parseContentRange reads "bytes 0-9/100".
-func parseContentRange(s string) (first, length, size int64, ok bool) {
-	s, ok = strings.CutPrefix(s, "bytes ")
-	span, total, ok1 := strings.Cut(s, "/")
-	from, to, ok2 := strings.Cut(span, "-")
-	if !ok || !ok1 || !ok2 {
-		return 0, 0, 0, false
-	}
-	first, err1 := strconv.ParseInt(from, 10, 64)
-	last, err2 := strconv.ParseInt(to, 10, 64)
-	size, err3 := strconv.ParseInt(total, 10, 64)
-	if err1 != nil || err2 != nil || err3 != nil || first < 0 || last < first || size <= last {
-		return 0, 0, 0, false
-	}
-	return first, last - first + 1, size, true
-}
-
-func (o *object) Info() objstore.Info { return o.info }
-
-func (o *object) Close() error {
-	if o.closed {
-		return nil
-	}
-	o.closed = true
-	return o.body.Close()
-}
-
-func (o *object) Read(p []byte) (int, error) {
-	switch {
-	case o.closed:
-		return 0, o.readError(os.ErrClosed)
-	case o.left == 0:
-		return 0, io.EOF
-	}
-	n, err := o.body.Read(p[:min(int64(len(p)), o.left)])
-	o.off += int64(n)
-	o.left -= int64(n)
-	switch {
-	case o.left == 0:
-		return n, nil
-	case errors.Is(err, io.EOF):
-		err = io.ErrUnexpectedEOF
-	case err == nil:
-		return n, nil
-	}
-	return n, o.readError(err)
-}
-
-func (o *object) readError(err error) error {
-	return fmt.Errorf("read object %s at %d: %w", o.key, o.off, err)
-}
-
-// WriteTo copies what is left to w.
-func (o *object) WriteTo(w io.Writer) (int64, error) {
-	if o.closed {
-		return 0, o.readError(os.ErrClosed)
-	}
-	buf := make([]byte, min(o.left+1, copyBuffer)) // never empty
-	// Their own ways to copy would bring buffers of their own.
-	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{o}, buf)
+	return remote.NewObject(objstore.Info{Key: key, Size: size, ModTime: info.LastModified, Tag: info.ETag}, body, off, want), nil
 }
 
 // OpenAt opens an object for reads at places. See [objstore.Opener]. A small read
@@ -285,7 +201,7 @@ func (r *readerAt) fetch(p []byte, off int64) error {
 	o, err := r.s.get(ctx, r.info.Key, off, int64(len(p)))
 	if err == nil {
 		defer o.Close()
-		if o.info.Size != r.info.Size {
+		if o.Info().Size != r.info.Size {
 			return fmt.Errorf("object %s changed while it was read", r.info.Key)
 		}
 		_, err = io.ReadFull(o, p)

@@ -4,19 +4,17 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
-	"fmt"
 	"io"
 	"mime"
 	"net"
 	"net/http"
 	"net/http/httptrace"
-	"os"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
+
+	"example.org/slipway/oci/wire"
 )
 
 const (
@@ -72,15 +70,9 @@ func newTransport(o *Options) (http.RoundTripper, error) {
 	}
 	conf := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: o.SkipVerify} // #nosec G402 -- asked for by the operator
 	if o.CAFile != "" {
-		pem, err := os.ReadFile(o.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("read certificate authorities: %w", err)
-		}
-		if conf.RootCAs, err = x509.SystemCertPool(); err != nil {
-			conf.RootCAs = x509.NewCertPool()
-		}
-		if !conf.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("no certificate in %s", o.CAFile)
+		var err error
+		if conf.RootCAs, err = wire.SystemPool(o.CAFile); err != nil {
+			return nil, err
 		}
 	}
 	return &http.Transport{
@@ -141,20 +133,8 @@ func (x *exchange) note(resp *http.Response, err error, now time.Time) {
 	defer x.mu.Unlock()
 	x.err, x.answered, x.retryAfter = err, err == nil, 0
 	if err == nil {
-		x.retryAfter = parseRetryAfter(resp.Header.Get("Retry-After"), now)
+		x.retryAfter = min(wire.RetryAfter(resp.Header.Get("Retry-After"), now), 24*time.Hour)
 	}
-}
-
-// parseRetryAfter reads seconds or a date, 0 if there is neither.
-func parseRetryAfter(s string, now time.Time) time.Duration {
-	const most = 24 * time.Hour
-	if n, err := strconv.ParseInt(s, 10, 32); err == nil {
-		return min(max(time.Duration(n)*time.Second, 0), most)
-	}
-	if t, err := http.ParseTime(s); err == nil {
-		return min(max(t.Sub(now), 0), most)
-	}
-	return 0
 }
 
 // watched is the [http.RoundTripper] of the store. It notes how requests went and

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +12,6 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
-	"os"
 	"path"
 	"strconv"
 	"strings"
@@ -22,6 +20,7 @@ import (
 
 	"github.com/ncw/swift/v2"
 
+	"example.org/slipway/oci/wire"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -124,18 +123,10 @@ func cmpEndpoint(t string) string { return strings.TrimSuffix(t, "URL") }
 func newTransport(o *Options) (*http.Transport, error) {
 	conf := &tls.Config{InsecureSkipVerify: o.InsecureSkipVerify, MinVersion: tls.VersionTLS12} // what the operator asked for
 	if o.CAFile != "" {
-		pem, err := os.ReadFile(o.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("swift: read certificates: %w", err)
+		var err error
+		if conf.RootCAs, err = wire.SystemPool(o.CAFile); err != nil {
+			return nil, fmt.Errorf("swift: %w", err)
 		}
-		pool, err := x509.SystemCertPool()
-		if err != nil {
-			pool = x509.NewCertPool()
-		}
-		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("swift: there is no certificate in %s", o.CAFile)
-		}
-		conf.RootCAs = pool
 	}
 	return &http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
@@ -541,19 +532,11 @@ func statusError(r *request, resp *http.Response) error {
 
 // retryAfter is when to ask again, or 0.
 func retryAfter(h http.Header) time.Duration {
-	v := h.Get("Retry-After")
-	if sec, err := strconv.ParseUint(v, 10, 31); err == nil {
-		return time.Duration(sec) * time.Second
-	}
-	at, err := http.ParseTime(v)
+	now, err := http.ParseTime(h.Get("Date")) // whose clock the date is by
 	if err != nil {
-		return 0
+		now = time.Now()
 	}
-	now, err := http.ParseTime(h.Get("Date"))
-	if err != nil {
-		return 0
-	}
-	return max(at.Sub(now), 0)
+	return wire.RetryAfter(h.Get("Retry-After"), now)
 }
 
 // again calls f until it succeeds, as long as the server is busy and at most some

@@ -4,14 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
 
+	"example.org/slipway/oci/wire"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/remote"
 )
 
 // refHeader is in the manifest of a large object: the id of the upload that its
@@ -31,19 +31,18 @@ func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Obj
 	if err != nil {
 		return nil, fmt.Errorf("read object %s: %w", key, err)
 	}
-	o.info.Key = key
 	return o, nil
 }
 
 // get is Get for any name below the prefix.
-func (s *Store) get(ctx context.Context, name string, off, n int64) (*object, error) {
+func (s *Store) get(ctx context.Context, name string, off, n int64) (*remote.Object, error) {
 	if n == 0 {
 		return s.getNothing(ctx, name)
 	}
 	r := &request{method: http.MethodGet, path: s.path(name), header: map[string]string{}}
-	ranged := off > 0 || n > 0
-	if ranged {
-		r.header["Range"] = rangeHeader(off, n)
+	rng := wire.Range(off, n)
+	if rng != "" {
+		r.header["Range"] = rng
 	}
 	resp, err := s.c.do(ctx, r)
 	if statusOf(err) == http.StatusRequestedRangeNotSatisfiable {
@@ -52,45 +51,38 @@ func (s *Store) get(ctx context.Context, name string, off, n int64) (*object, er
 	if err != nil {
 		return nil, err
 	}
-	o := &object{body: resp.Body, off: off, left: resp.ContentLength, info: objstore.Info{Key: name, Size: resp.ContentLength, ModTime: modTime(resp.Header), Tag: etagIn(resp.Header)}}
-	if ranged {
-		o.info.Size, err = checkRange(resp, off, n)
+	info := objstore.Info{Key: name, Size: resp.ContentLength, ModTime: modTime(resp.Header), Tag: etagIn(resp.Header)}
+	if rng != "" {
+		info.Size, err = checkRange(resp, off, n)
 	}
-	if err == nil && o.left < 0 {
+	if err == nil && resp.ContentLength < 0 {
 		err = errors.New("the server does not tell how long the answer is")
 	}
 	if err != nil {
 		return nil, errors.Join(err, resp.Body.Close())
 	}
-	return o, nil
+	return remote.NewObject(info, resp.Body, off, resp.ContentLength), nil
 }
 
 // getNothing is get of an empty range.
-func (s *Store) getNothing(ctx context.Context, name string) (*object, error) {
+func (s *Store) getNothing(ctx context.Context, name string) (*remote.Object, error) {
 	h, err := s.head(ctx, name, false)
 	if err != nil {
 		return nil, err
 	}
-	return &object{info: h.info}, nil
-}
-
-func rangeHeader(off, n int64) string {
-	from := "bytes=" + strconv.FormatInt(off, 10) + "-"
-	if last := off + n - 1; n > 0 && last >= off {
-		return from + strconv.FormatInt(last, 10)
-	}
-	return from // to the end, or so far behind any end that it does not matter
+	h.info.Key = name
+	return remote.NewObject(h.info, http.NoBody, 0, 0), nil
 }
 
 // checkRange makes sure that an answer is the range that was asked for, and
 // returns the size of the whole object.
 func checkRange(resp *http.Response, off, n int64) (size int64, err error) {
 	v := resp.Header.Get("Content-Range")
-	var first, last int64
 	if resp.StatusCode != http.StatusPartialContent {
 		return 0, fmt.Errorf("the server ignores the range and answers %d", resp.StatusCode)
 	}
-	if _, err := fmt.Sscanf(v, "bytes %d-%d/%d", &first, &last, &size); err != nil {
+	first, last, size, ok := wire.ParseContentRange(v)
+	if !ok || size < 0 {
 		return 0, fmt.Errorf("the server sends range %q, which cannot be read", v)
 	}
 	end := size
@@ -161,83 +153,4 @@ func modTime(h http.Header) time.Time {
 	}
 	t, _ := http.ParseTime(h.Get("Last-Modified")) // the zero time says that it is not known
 	return t
-}
-
-// object is an open range of an object.
-type object struct {
-	body   io.ReadCloser // nil for an empty range
-	info   objstore.Info
-	off    int64 // where reading is
-	left   int64 // bytes still to come
-	closed bool
-}
-
-var _ objstore.Object = (*object)(nil)
-
-func (o *object) Info() objstore.Info { return o.info }
-
-func (o *object) Close() error {
-	if o.closed || o.body == nil {
-		o.closed = true
-		return nil
-	}
-	o.closed = true
-	// An end that was not read leaves the connection of no use.
-	return o.body.Close()
-}
-
-func (o *object) Read(p []byte) (int, error) {
-	switch {
-	case o.closed:
-		return 0, o.readError(fs.ErrClosed)
-	case o.left == 0:
-		return 0, io.EOF
-	}
-	n, err := o.body.Read(p[:min(int64(len(p)), o.left)])
-	o.off += int64(n)
-	o.left -= int64(n)
-	if err == io.EOF && o.left == 0 {
-		return n, nil
-	}
-	return n, o.readError(err)
-}
-
-// readError turns the end of an object that should go on into an error.
-func (o *object) readError(err error) error {
-	switch err {
-	case nil:
-		return nil
-	case io.EOF:
-		err = io.ErrUnexpectedEOF
-	}
-	return fmt.Errorf("read object %s at %d: %w", o.info.Key, o.off, err)
-}
-
-// copySize is the size of a copy buffer, in bytes.
-const copySize = 128 << 10
-
-// WriteTo sends what is left.
-func (o *object) WriteTo(w io.Writer) (int64, error) {
-	if o.closed {
-		return 0, o.readError(fs.ErrClosed)
-	}
-	buf := make([]byte, min(o.left, copySize))
-	var sent int64
-	for o.left > 0 {
-		n, err := o.Read(buf)
-		if n > 0 {
-			m, werr := w.Write(buf[:n])
-			sent += int64(m)
-			if werr == nil && m < n {
-				werr = io.ErrShortWrite
-			}
-			if werr != nil {
-				return sent, werr
-			}
-		}
-		if err != nil {
-			return sent, err
-		}
-	}
-	return sent, nil
 }
