@@ -132,7 +132,7 @@ var layout = map[string][]string{
 	"workload/replay/content":               {},
 	"workload/replay/plan":                  {"oci", "workload/replay/content", "workload/trace", "workload/trace/store"},
 	"workload/replay/result":                {"internal/chart", "internal/durable", "workload/trace", "workload/trace/store"},
-	"workload/replay/send":                  {"workload/replay/content", "workload/replay/plan", "workload/replay/result", "workload/trace", "workload/trace/store"},
+	"workload/replay/send":                  {"oci/client", "workload/replay/content", "workload/replay/plan", "workload/replay/result", "workload/trace", "workload/trace/store"},
 	"workload/simulate":                     {"internal/chart", "internal/policy", "internal/report", "workload/trace", "workload/trace/store", "workload/trace/synth"},
 	"workload/trace":                        {},
 	"workload/trace/figures":                {"workload/trace", "workload/trace/store"},

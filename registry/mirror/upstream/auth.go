@@ -3,10 +3,8 @@ package upstream
 import (
 	"context"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -17,16 +15,8 @@ import (
 )
 
 const (
-	// maxTokenAnswer is how many bytes a token service's answer may have. Docker
-	// Hub's have 5 KiB.
-	maxTokenAnswer = 128 << 10
 	// maxTokens is how many tokens are kept for an endpoint, of 2 to 4 KiB each.
 	maxTokens = 512
-	// tokenLife is how long a token is good for where nobody says.
-	// SPEC (token authentication): "If omitted, this defaults to 60 seconds."
-	tokenLife = time.Minute
-	// longestLife bounds what a token service says.
-	longestLife = 24 * time.Hour
 	// refusalLife is how long a token service that refused a credential is not
 	// asked again: accounts are locked after a number of attempts.
 	refusalLife = 5 * time.Second
@@ -304,11 +294,7 @@ func (k *keyring) fetch(ctx context.Context, g grant) (string, time.Duration, er
 		drain(resp)
 		return "", 0, err
 	}
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxTokenAnswer))
-	if err != nil {
-		return "", 0, fmt.Errorf("token service: %w", err)
-	}
-	value, life, err := parseToken(b)
+	value, life, err := client.ReadToken(resp.Body)
 	if err != nil {
 		return "", 0, fmt.Errorf("token service %s: %w", g.realm.Host, err)
 	}
@@ -334,47 +320,36 @@ func (k *keyring) checkRealm(realm *url.URL) error {
 // exchanged (OAuth2). Redirects are followed within the token service's own
 // scheme, host and port: passwords go nowhere else.
 func (k *keyring) request(ctx context.Context, g grant, cr client.Credential) (*http.Response, error) {
-	u, r := *g.realm, tokens
-	u.Fragment = ""
-	if k.e.at(&u) {
+	r := tokens
+	if k.e.at(g.realm) {
 		r = peer
 	}
-	h := http.Header{"User-Agent": {k.e.up.agent}}
-	if cr.RefreshToken != "" {
-		form := url.Values{"service": {g.service}, "scope": {g.scope}, "client_id": {k.e.up.agent},
-			"grant_type": {"refresh_token"}, "refresh_token": {cr.RefreshToken}}.Encode()
-		h.Set("Content-Type", "application/x-www-form-urlencoded")
-		req := newRequest(ctx, http.MethodPost, &u, h)
-		req.Body, req.ContentLength = io.NopCloser(strings.NewReader(form)), int64(len(form))
+	ask := client.TokenRequest{Realm: g.realm, Service: g.service, Scope: g.scope, ClientID: k.e.up.agent, Credential: cr}
+	req, err := ask.HTTP(ctx)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("User-Agent", k.e.up.agent)
+	if req.Method == http.MethodPost {
 		return k.e.send(req, r)
 	}
-	q := u.Query()
-	if g.service != "" {
-		q.Set("service", g.service)
-	}
-	for s := range strings.SplitSeq(g.scope, " ") {
-		q.Add("scope", s)
-	}
-	u.RawQuery = q.Encode()
-	if cr.Username != "" || cr.Password != "" {
-		h.Set("Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(cr.Username+":"+cr.Password)))
-	}
-	next := &u
 	for range 3 {
-		resp, err := k.e.send(newRequest(ctx, http.MethodGet, next, h), r)
+		resp, err := k.e.send(req, r)
 		if err != nil {
 			return nil, err
 		}
-		if next, err = location(resp); next == nil && err == nil {
+		next, err := location(resp)
+		if next == nil && err == nil {
 			return resp, nil
 		}
 		drain(resp)
 		if err != nil {
 			return nil, err
 		}
-		if origin(next) != origin(&u) {
+		if origin(next) != origin(g.realm) {
 			return nil, fmt.Errorf("%w: it leads from the token service to %s", errRedirect, next.Host)
 		}
+		req = newRequest(ctx, http.MethodGet, next, req.Header)
 	}
 	return nil, fmt.Errorf("%w: there were 3 before it", errRedirect)
 }
@@ -393,33 +368,4 @@ func (k *keyring) refused(resp *http.Response) error {
 		kind = Denied
 	}
 	return k.e.error(kind, status, subject{}, fmt.Errorf("the token service, %s, answered %d", resp.Request.URL.Host, status))
-}
-
-// parseToken reads a token service's answer. Its errors do not repeat it.
-func parseToken(b []byte) (value string, life time.Duration, err error) {
-	var answer struct {
-		Token       string      `json:"token"`
-		AccessToken string      `json:"access_token"`
-		ExpiresIn   json.Number `json:"expires_in"`
-	}
-	if json.Unmarshal(b, &answer) != nil {
-		return "", 0, errors.New("its answer is no token")
-	}
-	if value = answer.AccessToken; value == "" {
-		value = answer.Token
-	}
-	if value == "" {
-		return "", 0, errors.New("its answer has no token")
-	}
-	if strings.ContainsFunc(value, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return "", 0, errors.New("its token has characters that a header cannot have")
-	}
-	life = tokenLife
-	if s, err := answer.ExpiresIn.Float64(); err == nil && s > 0 {
-		life = longestLife
-		if s < longestLife.Seconds() {
-			life = max(time.Second, time.Duration(s*float64(time.Second)))
-		}
-	}
-	return value, life, nil
 }

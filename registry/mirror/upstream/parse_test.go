@@ -87,24 +87,6 @@ func FuzzLimits(f *testing.F) {
 	})
 }
 
-func FuzzToken(f *testing.F) {
-	f.Add([]byte(`{"token":"a.b.c","expires_in":300,"issued_at":"2026-01-02T03:04:05Z"}`))
-	f.Add([]byte(`{"access_token":"a","expires_in":"1e99"}`))
-	f.Add([]byte(`{"token":"a\nb"}`))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		value, life, err := parseToken(b)
-		if err != nil {
-			if value != "" {
-				t.Errorf("got %q and %v", value, err)
-			}
-			return
-		}
-		if value == "" || strings.ContainsAny(value, "\r\n \x00") || life < time.Second || life > longestLife {
-			t.Errorf("got %q for %v", value, life)
-		}
-	})
-}
-
 func FuzzLocation(f *testing.F) {
 	f.Add("https://cdn.example.com/blob?signature=x#y")
 	f.Add("//example.com")

@@ -1,23 +1,21 @@
 package send
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
-	"strings"
 	"sync"
 	"time"
+
+	"example.org/slipway/oci/client"
 )
 
 // authority answers a registry that wants credentials. Safe for concurrent use.
 type authority struct {
 	target *Target
-	secure bool // the registry is spoken to over TLS
+	base   *url.URL // of the registry
 	via    http.RoundTripper
 
 	mu     sync.Mutex
@@ -99,39 +97,27 @@ func (a *authority) basicHeader() string {
 // answer is what a challenge is answered with, after refused was shown in vain; empty
 // if there is nothing to show.
 func (a *authority) answer(ctx context.Context, challenges []string, scope, refused string) (string, error) {
-	for _, c := range challenges {
-		scheme, params := parseChallenge(c)
-		switch scheme {
-		case "basic":
-			if a.target.Username == "" {
-				continue
-			}
-			a.mu.Lock()
-			a.basic = true
-			a.mu.Unlock()
-			return a.basicHeader(), nil
-		case "bearer":
-			t := a.token(scope)
-			t.mu.Lock()
-			defer t.mu.Unlock()
-			if h := t.header(); h != "" && h != refused { // others have fetched it meanwhile
-				return h, nil
-			}
-			if err := a.fetch(ctx, t, params, scope); err != nil {
-				return "", err
-			}
-			return "Bearer " + t.value, nil
+	c := client.ChooseChallenge(challenges, a.base)
+	switch {
+	case c.Scheme == "basic" && a.target.Username != "":
+		a.mu.Lock()
+		a.basic = true
+		a.mu.Unlock()
+		return a.basicHeader(), nil
+	case c.Scheme == "bearer":
+		t := a.token(scope)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if h := t.header(); h != "" && h != refused { // others have fetched it meanwhile
+			return h, nil
 		}
+		if err := a.fetch(ctx, t, c.Params, scope); err != nil {
+			return "", err
+		}
+		return "Bearer " + t.value, nil
 	}
 	return "", nil
 }
-
-const (
-	// maxTokenAnswer bounds what a token service may say, in bytes.
-	maxTokenAnswer = 1 << 20
-	// maxTokenLife is how long a token is kept at most, in seconds.
-	maxTokenLife = 24 * 3600
-)
 
 // fetch asks the token service for a token, which the caller has locked.
 func (a *authority) fetch(ctx context.Context, t *token, params map[string]string, scope string) error {
@@ -139,13 +125,15 @@ func (a *authority) fetch(ctx context.Context, t *token, params map[string]strin
 	if err != nil || realm.Host == "" || realm.Scheme != "https" && realm.Scheme != "http" {
 		return errors.New("the registry names no valid token service")
 	}
-	if a.secure && realm.Scheme != "https" {
+	if a.base.Scheme == "https" && realm.Scheme != "https" {
 		return errors.New("the registry names a token service without TLS; credentials are not sent there")
 	}
 	if params["scope"] != "" {
 		scope = params["scope"]
 	}
-	req, err := a.tokenRequest(ctx, realm, params["service"], scope)
+	ask := client.TokenRequest{Realm: realm, Service: params["service"], Scope: scope, ClientID: "slipway",
+		Credential: client.Credential{Username: a.target.Username, Password: a.target.Password, RefreshToken: a.target.IdentityToken}}
+	req, err := ask.HTTP(ctx)
 	if err != nil {
 		return err
 	}
@@ -154,97 +142,13 @@ func (a *authority) fetch(ctx context.Context, t *token, params map[string]strin
 		return fmt.Errorf("ask for a token: %w", err)
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxTokenAnswer))
-	if err != nil {
-		return fmt.Errorf("ask for a token: %w", err)
-	}
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("ask for a token: status %d", resp.StatusCode)
 	}
-	var answer struct {
-		Token       string `json:"token"`
-		AccessToken string `json:"access_token"`
-		ExpiresIn   int    `json:"expires_in"`
+	value, life, err := client.ReadToken(resp.Body)
+	if err != nil {
+		return fmt.Errorf("ask for a token: %w", err)
 	}
-	if err := json.Unmarshal(body, &answer); err != nil {
-		return errors.New("the token service's answer is malformed")
-	}
-	value := cmp.Or(answer.Token, answer.AccessToken)
-	if value == "" {
-		return errors.New("the token service gave no token")
-	}
-	if answer.ExpiresIn <= 0 {
-		answer.ExpiresIn = 60 // the token specification's default
-	}
-	life := time.Duration(min(answer.ExpiresIn, maxTokenLife)) * time.Second
 	t.value, t.expires = value, time.Now().Add(life-life/10)
 	return nil
-}
-
-func (a *authority) tokenRequest(ctx context.Context, realm *url.URL, service, scope string) (*http.Request, error) {
-	q := url.Values{"service": {service}}
-	if scope != "" {
-		q.Set("scope", scope)
-	}
-	if a.target.IdentityToken != "" {
-		q.Set("grant_type", "refresh_token")
-		q.Set("client_id", "slipway")
-		q.Set("refresh_token", a.target.IdentityToken)
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, realm.String(), strings.NewReader(q.Encode()))
-		if err == nil {
-			req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		}
-		return req, err
-	}
-	for k, v := range realm.Query() {
-		q[k] = v
-	}
-	u := *realm
-	u.RawQuery = q.Encode()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
-	if err == nil && a.target.Username != "" {
-		req.SetBasicAuth(a.target.Username, a.target.Password)
-	}
-	return req, err
-}
-
-// parseChallenge reads a WWW-Authenticate header of one challenge: its scheme in
-// lower case and its parameters.
-func parseChallenge(s string) (scheme string, params map[string]string) {
-	scheme, rest, _ := strings.Cut(strings.TrimSpace(s), " ")
-	params = map[string]string{}
-	for rest != "" {
-		name, after, ok := strings.Cut(rest, "=")
-		if !ok {
-			break
-		}
-		name = strings.ToLower(strings.Trim(name, " ,\t"))
-		after = strings.TrimLeft(after, " ")
-		value := ""
-		if strings.HasPrefix(after, `"`) {
-			value, rest = quoted(after[1:])
-		} else {
-			value, rest, _ = strings.Cut(after, ",")
-			value = strings.TrimSpace(value)
-		}
-		params[name] = value
-	}
-	return strings.ToLower(scheme), params
-}
-
-// quoted reads up to the closing quote.
-func quoted(s string) (value, rest string) {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		switch {
-		case s[i] == '\\' && i+1 < len(s):
-			i++
-			b.WriteByte(s[i])
-		case s[i] == '"':
-			return b.String(), s[i+1:]
-		default:
-			b.WriteByte(s[i])
-		}
-	}
-	return b.String(), ""
 }

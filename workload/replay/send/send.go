@@ -81,7 +81,7 @@ func New(targets []Target, start time.Time, o Options) (*Sender, error) {
 		if t.transport, err = t.Target.transport(); err != nil {
 			return nil, err
 		}
-		t.auth = &authority{target: &t.Target, secure: t.base.Scheme == "https", via: t.transport}
+		t.auth = &authority{target: &t.Target, base: t.base, via: t.transport}
 		s.targets = append(s.targets, t)
 	}
 	return s, nil

@@ -74,7 +74,7 @@ func newTokenRegistry(t *testing.T) *tokenRegistry {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.given[scope]++
-			_ = json.NewEncoder(w).Encode(map[string]any{"token": fmt.Sprintf("%s %d", scope, r.given[scope]), "expires_in": 1 << 60})
+			_ = json.NewEncoder(w).Encode(map[string]any{"token": fmt.Sprintf("%s.%d", scope, r.given[scope]), "expires_in": 1 << 60})
 			return
 		}
 		r.mu.Lock()
@@ -135,7 +135,7 @@ func TestRefusedTokenIsFetchedAnew(t *testing.T) {
 			}
 		})
 		r.mu.Lock()
-		r.refused = "repository:b:pull 1"
+		r.refused = "repository:b:pull.1"
 		r.mu.Unlock()
 	}
 	if n := r.given["repository:b:pull"]; n != 2 {
