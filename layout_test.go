@@ -174,6 +174,7 @@ var fences = []fence{
 	{"github.com/spf13/pflag", []string{"cmd/slipway"}, "the command line is thin"},
 	{"oras.land/oras-go", []string{"oci/client"}, "the token flow belongs to the client"},
 	{"github.com/coreos/go-oidc", []string{"registry/auth"}, "who asks is decided in one place"},
+	{"github.com/go-jose/go-jose", []string{"registry/auth"}, "who asks is decided in one place"},
 	{"github.com/golang-jwt/jwt", []string{"registry/auth"}, "who asks is decided in one place"},
 	{"golang.org/x/crypto/bcrypt", []string{"registry/auth"}, "who asks is decided in one place"},
 	{"go.yaml.in/yaml", []string{"config", "registry/auth", "registry/notify"}, "configuration is read in one place"},
