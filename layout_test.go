@@ -142,8 +142,8 @@ var layout = map[string][]string{
 	"workload/trace/logs/internal/tenfield": {"workload/trace", "workload/trace/logs/internal/values"},
 	"workload/trace/logs/internal/values":   {},
 	"workload/trace/store":                  {"internal/durable", "workload/trace"},
-	"workload/trace/tracetest":              {"workload/trace", "workload/trace/store"},
 	"workload/trace/synth":                  {"internal/durable", "workload/trace", "workload/trace/store"},
+	"workload/trace/tracetest":              {"workload/trace", "workload/trace/store"},
 
 	// The composition roots, and what stands beside them. Only serve and agent know concrete drivers.
 	"scripts/dashboards": {"internal/dashboard"},

@@ -289,9 +289,9 @@ func (m *mounts) resolve(ctx context.Context, ref reference, platform string) (*
 	if err != nil {
 		return nil, err
 	}
-	var p *gearclient.Platform
+	var p *oci.Platform
 	if platform != "" {
-		parsed, err := gearclient.ParsePlatform(platform)
+		parsed, err := oci.ParsePlatform(platform)
 		if err != nil {
 			return nil, err
 		}

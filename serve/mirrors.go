@@ -156,7 +156,7 @@ func openSource(u *config.Upstream, guarded bool, log *slog.Logger) (_ *mirror.S
 		return nil, nil, fmt.Errorf("deny: %w", err)
 	}
 	for _, text := range u.Platforms {
-		p, err := mirror.ParsePlatform(text)
+		p, err := oci.ParsePlatform(text)
 		if err != nil {
 			return nil, nil, fmt.Errorf("platforms: %w", err)
 		}

@@ -209,9 +209,9 @@ const loadParallel = 4
 func (m *mirrors) load(ctx context.Context, args MirrorLoadArgs, progress func(MirrorLoadReport)) (MirrorLoadReport, error) {
 	l := &loading{show: progress, began: time.Now(), under: map[string]mirror.Progress{}}
 	l.rep.ImagesTotal = len(args.Images)
-	var platforms []mirror.Platform
+	var platforms []oci.Platform
 	for _, s := range args.Platforms {
-		p, err := mirror.ParsePlatform(s)
+		p, err := oci.ParsePlatform(s)
 		if err != nil {
 			return l.rep, err
 		}

@@ -35,7 +35,7 @@ func (f *remoteFlags) addPlatform(cmd *cobra.Command) {
 }
 
 // platform is the one platform that was chosen, or nil.
-func (f *remoteFlags) platform() (*gearclient.Platform, error) {
+func (f *remoteFlags) platform() (*oci.Platform, error) {
 	sel, err := f.selection(false)
 	if err != nil || len(sel.Platforms) == 0 {
 		return nil, err
@@ -52,7 +52,7 @@ func (f *remoteFlags) selection(all bool) (sel gearclient.Selection, err error) 
 	}
 	sel.All = all
 	for _, s := range f.platforms {
-		p, err := gearclient.ParsePlatform(s)
+		p, err := oci.ParsePlatform(s)
 		if err != nil {
 			return sel, err
 		}

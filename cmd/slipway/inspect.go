@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	gearclient "example.org/slipway/gear/client"
+
+	"example.org/slipway/oci"
 )
 
 // inspectFlags of slipway inspect.
@@ -90,7 +92,7 @@ func runInspect(cmd *cobra.Command, f *inspectFlags, args []string) error {
 	return nil
 }
 
-func (f *inspectFlags) inspect(ctx context.Context, arg string, platform *gearclient.Platform, alone bool) (*gearclient.Report, error) {
+func (f *inspectFlags) inspect(ctx context.Context, arg string, platform *oci.Platform, alone bool) (*gearclient.Report, error) {
 	r, err := f.remote.open(arg)
 	if err != nil {
 		return nil, err

@@ -174,7 +174,7 @@ const env = `"Env":["A=b"],"Entrypoint":["/bin/sh"],"Labels":{"who":"me"}`
 // pushImage pushes an image with the given layers and returns its manifest.
 func (b *bed) pushImage(repo, ref, platform string, layers [][]byte) oci.Descriptor {
 	b.t.Helper()
-	p, err := gearclient.ParsePlatform(platform)
+	p, err := oci.ParsePlatform(platform)
 	must(b.t, err)
 	var descs []oci.Descriptor
 	var diffs []oci.Digest
@@ -220,7 +220,7 @@ func (b *bed) pushManifest(repo, ref, mediaType string, m any) oci.Descriptor {
 // image opens an image for its only platform, or for linux/amd64.
 func (b *bed) image(repo, ref string) *gearclient.Image {
 	b.t.Helper()
-	img, err := b.One(b.t.Context(), repo, ref, &gearclient.Platform{OS: "linux", Architecture: "amd64"})
+	img, err := b.One(b.t.Context(), repo, ref, &oci.Platform{OS: "linux", Architecture: "amd64"})
 	must(b.t, err)
 	return img
 }

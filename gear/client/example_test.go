@@ -7,6 +7,7 @@ import (
 
 	gearclient "example.org/slipway/gear/client"
 	"example.org/slipway/gear/export"
+	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
 )
 
@@ -41,7 +42,7 @@ func ExampleClient_Convert() {
 		log.Fatal(err)
 	}
 	defer reg.Close()
-	both := gearclient.Selection{Platforms: []gearclient.Platform{{OS: "linux", Architecture: "amd64"}, {OS: "linux", Architecture: "arm64"}}}
+	both := gearclient.Selection{Platforms: []oci.Platform{{OS: "linux", Architecture: "amd64"}, {OS: "linux", Architecture: "arm64"}}}
 	out, err := gearclient.New(reg, nil).Convert(context.Background(), "team/app", "1.2", gearclient.ConvertOptions{Select: both})
 	if err != nil {
 		log.Fatal(err)

@@ -39,7 +39,7 @@ func TestConvert(t *testing.T) {
 	desc := b.pushImage("team/app", "v1", "linux/amd64", layers)
 	wantTree(t, plain, b.export(b.image("team/app", "v1")))
 
-	amd64 := gearclient.Selection{Platforms: []gearclient.Platform{{OS: "linux", Architecture: "amd64"}}}
+	amd64 := gearclient.Selection{Platforms: []oci.Platform{{OS: "linux", Architecture: "amd64"}}}
 	out, err := b.Convert(t.Context(), "team/app", "v1", gearclient.ConvertOptions{Select: amd64})
 	must(t, err)
 	if out.Tag != "v1-gear" || out.Original != desc.Digest || len(out.Images) != 1 || out.Images[0].Digest != out.Digest {
@@ -92,7 +92,7 @@ func TestPlatforms(t *testing.T) {
 	var list []oci.Descriptor
 	for _, p := range []string{"linux/amd64", "linux/arm/v6", "linux/arm/v7", "linux/arm64/v8"} {
 		d := b.pushImage("app", "", p, [][]byte{layer(t, file("platform", p))})
-		parsed, err := gearclient.ParsePlatform(p)
+		parsed, err := oci.ParsePlatform(p)
 		must(t, err)
 		d.Platform = &ocispec.Platform{OS: parsed.OS, Architecture: parsed.Architecture, Variant: parsed.Variant}
 		list = append(list, d)
@@ -106,7 +106,7 @@ func TestPlatforms(t *testing.T) {
 
 	for want, found := range map[string]string{"linux/amd64": "linux/amd64", "linux/arm": "linux/arm/v7", "linux/arm/v6": "linux/arm/v6",
 		"linux/arm64": "linux/arm64/v8", "linux/s390x": "", "linux/arm/v5": ""} {
-		p, err := gearclient.ParsePlatform(want)
+		p, err := oci.ParsePlatform(want)
 		must(t, err)
 		img, err := b.One(t.Context(), "app", "v1", &p)
 		if found == "" {
@@ -134,11 +134,11 @@ func TestPlatforms(t *testing.T) {
 			t.Errorf("%s: got Gear image %v of %s", want, img.Gear, img.Original)
 		}
 	}
-	if _, err := b.One(t.Context(), "app", string(list[0].Digest), &gearclient.Platform{OS: "linux", Architecture: "arm"}); err == nil || !strings.Contains(err.Error(), "linux/amd64 only") {
+	if _, err := b.One(t.Context(), "app", string(list[0].Digest), &oci.Platform{OS: "linux", Architecture: "arm"}); err == nil || !strings.Contains(err.Error(), "linux/amd64 only") {
 		t.Errorf("another platform of one image: got %v", err)
 	}
 	for _, s := range []string{"", "linux", "linux/", "a/b/c/d", "/amd64"} {
-		if p, err := gearclient.ParsePlatform(s); err == nil {
+		if p, err := oci.ParsePlatform(s); err == nil {
 			t.Errorf("%q was read as %v", s, p)
 		}
 	}
@@ -428,7 +428,7 @@ func FuzzParsePlatform(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		if p, err := gearclient.ParsePlatform(s); err == nil && p.String() != s {
+		if p, err := oci.ParsePlatform(s); err == nil && p.String() != s {
 			t.Errorf("%q was read as %q", s, p)
 		}
 	})

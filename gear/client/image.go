@@ -18,7 +18,7 @@ type Image struct {
 	Repo string
 	// Ref is the tag or digest it was asked for by.
 	Ref      string
-	Platform Platform
+	Platform oci.Platform
 	Manifest *oci.Manifest
 	// Desc is the entry of the index it was found in, or describes Manifest.
 	Desc   oci.Descriptor
@@ -73,12 +73,12 @@ func (c *Client) Resolve(ctx context.Context, repo, ref string, sel Selection) (
 		return nil, fmt.Errorf("look up %s: %w", (&Image{Repo: repo, Ref: ref}).Name(), err)
 	}
 	set := &Set{Repo: repo, Ref: ref, Manifest: m}
-	if !isIndex(m.MediaType) {
+	if !oci.IsIndex(m.MediaType) {
 		img, err := c.open(ctx, repo, ref, m, m.Descriptor)
 		if err != nil {
 			return nil, err
 		}
-		if sel.explicit() && !slices.ContainsFunc(sel.Platforms, func(p Platform) bool { return p.matches(img.Platform) }) {
+		if sel.explicit() && !slices.ContainsFunc(sel.Platforms, func(p oci.Platform) bool { will, _ := p.Matches(img.Platform); return will }) {
 			return nil, fmt.Errorf("%s is for %s only", img.Name(), img.Platform)
 		}
 		set.Images = []*Image{img}
@@ -95,7 +95,7 @@ func (c *Client) Resolve(ctx context.Context, repo, ref string, sel Selection) (
 	for _, d := range list {
 		m, err := c.reg.GetManifest(ctx, repo, string(d.Digest))
 		if err != nil {
-			return nil, fmt.Errorf("get the image for %s of %s:%s: %w", platformOf(d.Platform), repo, ref, err)
+			return nil, fmt.Errorf("get the image for %s of %s:%s: %w", oci.PlatformOf(d.Platform), repo, ref, err)
 		}
 		img, err := c.open(ctx, repo, ref, m, d)
 		if err != nil {
@@ -107,10 +107,10 @@ func (c *Client) Resolve(ctx context.Context, repo, ref string, sel Selection) (
 }
 
 // One is Resolve of one platform, nil being this machine's.
-func (c *Client) One(ctx context.Context, repo, ref string, p *Platform) (*Image, error) {
+func (c *Client) One(ctx context.Context, repo, ref string, p *oci.Platform) (*Image, error) {
 	var sel Selection
 	if p != nil {
-		sel.Platforms = []Platform{*p}
+		sel.Platforms = []oci.Platform{*p}
 	}
 	set, err := c.Resolve(ctx, repo, ref, sel)
 	if err != nil {
@@ -129,7 +129,7 @@ func (s *Selection) choose(list []oci.Descriptor) ([]oci.Descriptor, error) {
 	}
 	want := s.Platforms
 	if len(want) == 0 {
-		want = []Platform{HostPlatform()}
+		want = []oci.Platform{oci.HostPlatform()}
 	}
 	var out []oci.Descriptor
 	for _, p := range want {
@@ -137,7 +137,7 @@ func (s *Selection) choose(list []oci.Descriptor) ([]oci.Descriptor, error) {
 		if i < 0 {
 			var have []string
 			for j := range list {
-				have = append(have, platformOf(list[j].Platform).String())
+				have = append(have, oci.PlatformOf(list[j].Platform).String())
 			}
 			return nil, fmt.Errorf("it has no image for %s, only for %s; choose with --platform", p, strings.Join(have, ", "))
 		}
@@ -160,7 +160,7 @@ func (c *Client) members(ctx context.Context, repo string, m *oci.Manifest, dept
 	var out []oci.Descriptor
 	for _, d := range index.Manifests {
 		switch {
-		case isIndex(d.MediaType):
+		case oci.IsIndex(d.MediaType):
 			if depth == maxNested {
 				return nil, fmt.Errorf("index %s of %s: more than %d indexes lie in each other", m.Digest, repo, maxNested)
 			}
@@ -178,10 +178,6 @@ func (c *Client) members(ctx context.Context, repo string, m *oci.Manifest, dept
 		}
 	}
 	return out, nil
-}
-
-func isIndex(mediaType string) bool {
-	return mediaType == oci.MediaTypeOCIIndex || mediaType == oci.MediaTypeDockerIndex
 }
 
 func isImage(mediaType string) bool {
@@ -231,9 +227,9 @@ func (c *Client) open(ctx context.Context, repo, ref string, m *oci.Manifest, de
 		return nil, fmt.Errorf("configuration of %s: %w", img.Name(), err)
 	}
 	img.DiffIDs = cfg.RootFS.DiffIDs
-	img.Platform = Platform{cfg.OS, cfg.Architecture, cfg.Variant}
+	img.Platform = oci.Platform{OS: cfg.OS, Architecture: cfg.Architecture, Variant: cfg.Variant}
 	if desc.Platform != nil { // what it was chosen by
-		img.Platform = platformOf(desc.Platform)
+		img.Platform = oci.PlatformOf(desc.Platform)
 	}
 	switch err := gear.IsImageConfig(img.Config); {
 	case errors.Is(err, gear.ErrVersion):

@@ -98,7 +98,7 @@ func TestOddImages(t *testing.T) {
 
 // walk does with an image what the commands do.
 func (b *bed) walk(t testing.TB, tag string) error {
-	img, err := b.One(t.Context(), "odd", tag, &gearclient.Platform{OS: "linux", Architecture: "amd64"})
+	img, err := b.One(t.Context(), "odd", tag, &oci.Platform{OS: "linux", Architecture: "amd64"})
 	if err != nil {
 		return err
 	}

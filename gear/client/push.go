@@ -51,7 +51,7 @@ type gearImage struct {
 	// change, when set, changes the finished configuration.
 	change      func(config []byte) ([]byte, error)
 	annotations map[string]string
-	platform    Platform
+	platform    oci.Platform
 }
 
 // pushGear pushes a Gear image, under a tag unless that is empty, and waits until

@@ -155,7 +155,7 @@ func pushed(t testing.TB, contents [][]byte) (*proxy, *regSource, *gear.Index) {
 	t.Cleanup(func() { reg.Close() })
 	manifest := pushLayer(t, reg, "r/app", contents)
 	gc := gearclient.New(reg, &gearclient.Options{AskEvery: 10 * time.Millisecond, RetryWait: time.Millisecond})
-	img, err := gc.One(t.Context(), "r/app", "v1", &gearclient.Platform{OS: "linux", Architecture: "amd64"})
+	img, err := gc.One(t.Context(), "r/app", "v1", &oci.Platform{OS: "linux", Architecture: "amd64"})
 	must(t, err)
 	x, err := gc.Index(t.Context(), img)
 	must(t, err)

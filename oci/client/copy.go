@@ -309,7 +309,7 @@ func (c *copier) send(ctx context.Context, im CopyImage, m *oci.Manifest, tag st
 			// destination decides.
 			absent = append(absent, d)
 			c.step(func(p *CopyProgress) { p.Absent++ })
-			c.o.Logger.WarnContext(ctx, "source lacks a manifest of an index", "repo", im.From, "index", m.Digest, "manifest", d.Digest, "platform", platformOf(d))
+			c.o.Logger.WarnContext(ctx, "source lacks a manifest of an index", "repo", im.From, "index", m.Digest, "manifest", d.Digest, "platform", oci.PlatformOf(d.Platform).String())
 		case err != nil:
 			return fmt.Errorf("manifest %s: %w", d.Digest, err)
 		}
@@ -334,14 +334,6 @@ func (c *copier) send(ctx context.Context, im CopyImage, m *oci.Manifest, tag st
 	return nil
 }
 
-// platformOf returns OS/ARCHITECTURE[/VARIANT], "" if the index does not say.
-func platformOf(d oci.Descriptor) string {
-	if d.Platform == nil {
-		return ""
-	}
-	return strings.TrimSuffix(d.Platform.OS+"/"+d.Platform.Architecture+"/"+d.Platform.Variant, "/")
-}
-
 // absentError reports that the destination refused an index because the source lacks
 // some of its manifests.
 type absentError struct {
@@ -355,7 +347,7 @@ func (e *absentError) Error() string {
 	const most = 10
 	var names []string
 	for _, d := range e.absent[:min(len(e.absent), most)] {
-		names = append(names, strings.TrimSpace(string(d.Digest)+" "+platformOf(d)))
+		names = append(names, strings.TrimSpace(string(d.Digest)+" "+oci.PlatformOf(d.Platform).String()))
 	}
 	if n := len(e.absent) - most; n > 0 {
 		names = append(names, fmt.Sprintf("%d more", n))
@@ -416,14 +408,10 @@ func (c *copier) check(ctx context.Context, digests ...oci.Digest) error {
 	return nil
 }
 
-func isIndex(mediaType string) bool {
-	return mediaType == oci.MediaTypeOCIIndex || mediaType == oci.MediaTypeDockerIndex
-}
-
 // isManifest tells whether a registry keeps content of this type as manifest.
 // Build caches are indexes whose entries are layers.
 func isManifest(mediaType string) bool {
-	return isIndex(mediaType) || mediaType == oci.MediaTypeOCIManifest ||
+	return oci.IsIndex(mediaType) || mediaType == oci.MediaTypeOCIManifest ||
 		mediaType == oci.MediaTypeDockerManifest || mediaType == mediaTypeOCIArtifact
 }
 
@@ -456,7 +444,7 @@ func needs(m *oci.Manifest) (manifests, blobs []oci.Descriptor, err error) {
 		switch {
 		case seen[d.Digest]:
 			continue
-		case isIndex(m.MediaType) && isManifest(d.MediaType):
+		case oci.IsIndex(m.MediaType) && isManifest(d.MediaType):
 			manifests = append(manifests, d)
 		default:
 			blobs = append(blobs, d)

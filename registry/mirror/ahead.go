@@ -17,7 +17,7 @@ const maxAhead = 128
 // to ask for them, one after the other or a few at a time, and each would cost it a way
 // to the upstream and back.
 func (m *Registry) ahead(s *source, name, repo string, mf *oci.Manifest) {
-	if m.opts.Ahead <= 0 || s.Offline || isIndex(mf.MediaType) {
+	if m.opts.Ahead <= 0 || s.Offline || oci.IsIndex(mf.MediaType) {
 		return
 	}
 	var doc document

@@ -17,7 +17,7 @@ import (
 // LoadOptions of Load. The zero value works.
 type LoadOptions struct {
 	// Platforms of an index that are loaded; default: those of the source.
-	Platforms []Platform
+	Platforms []oci.Platform
 	// Concurrent is how many blobs are fetched at once; default 4.
 	Concurrent int
 	// Progress is told how far the image is. It is not called concurrently.
@@ -111,7 +111,7 @@ func (l *loading) manifest(ctx context.Context, ref string) error {
 		return fmt.Errorf("read manifest %s: %w", mf.Digest, err)
 	}
 	switch {
-	case isIndex(mf.MediaType):
+	case oci.IsIndex(mf.MediaType):
 		return l.children(ctx, &doc)
 	case isSchema1(mf.MediaType):
 		return fmt.Errorf("manifest %s is of Docker's schema 1, which is passed on and not kept", mf.Digest)
@@ -135,11 +135,12 @@ func (l *loading) manifest(ctx context.Context, ref string) error {
 func (l *loading) children(ctx context.Context, doc *document) error {
 	images, found := 0, false
 	for _, c := range doc.Manifests {
-		isImage := platformOf(c).OS != "unknown" // and no attestation, which nobody can run
+		platform := oci.PlatformOf(c.Platform)
+		isImage := platform.OS != "unknown" // and no attestation, which nobody can run
 		if isImage {
 			images++
 		}
-		if !wants(l.opts.Platforms, platformOf(c)) {
+		if !wants(l.opts.Platforms, platform) {
 			continue
 		}
 		if there, seen := l.seen[c.Digest]; seen {
@@ -150,7 +151,7 @@ func (l *loading) children(ctx context.Context, doc *document) error {
 		err := l.manifest(ctx, string(c.Digest))
 		l.seen[c.Digest] = err == nil
 		if oci.HasCode(err, oci.CodeManifestUnknown) {
-			l.m.log.Warn("an index names a manifest that is not there", "repo", l.repo, "digest", c.Digest, "platform", platformOf(c).String(), "err", err)
+			l.m.log.Warn("an index names a manifest that is not there", "repo", l.repo, "digest", c.Digest, "platform", platform.String(), "err", err)
 			continue
 		} else if err != nil {
 			return err

@@ -93,7 +93,7 @@ type Source struct {
 	// over it.
 	Allow, Deny []Rule
 	// Platforms of which images are fetched; default: all.
-	Platforms []Platform
+	Platforms []oci.Platform
 	// MinAge is how old an image must be to be fetched, by the time in its config.
 	MinAge time.Duration
 	// OnlySigned fetches images only that have a signature upstream, of cosign or

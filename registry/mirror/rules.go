@@ -39,36 +39,9 @@ func (r Rule) matchesName(name string) bool {
 	return r.Name == "" || oci.MatchSegments(r.Name, name)
 }
 
-// Platform is what an image runs on. Variant may be empty: then any.
-type Platform struct {
-	OS, Architecture, Variant string
-}
-
-// ParsePlatform reads os/architecture or os/architecture/variant.
-func ParsePlatform(s string) (Platform, error) {
-	parts := strings.Split(s, "/")
-	if len(parts) < 2 || len(parts) > 3 || parts[0] == "" || parts[1] == "" || len(parts) == 3 && parts[2] == "" {
-		return Platform{}, fmt.Errorf("platform %q is not os/architecture or os/architecture/variant", s)
-	}
-	p := Platform{OS: parts[0], Architecture: parts[1]}
-	if len(parts) == 3 {
-		p.Variant = parts[2]
-	}
-	return p, nil
-}
-
-// String returns the platform as ParsePlatform reads it.
-func (p Platform) String() string {
-	s := p.OS + "/" + p.Architecture
-	if p.Variant != "" {
-		s += "/" + p.Variant
-	}
-	return s
-}
-
 // wants tells whether one of the platforms is p. Where none is chosen all are, and
 // what has no platform, such as a build's attestation, belongs to each.
-func wants(platforms []Platform, p Platform) bool {
+func wants(platforms []oci.Platform, p oci.Platform) bool {
 	if len(platforms) == 0 || p.OS == "" || p.OS == "unknown" {
 		return true
 	}
@@ -131,10 +104,6 @@ type document struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-func isIndex(mediaType string) bool {
-	return mediaType == oci.MediaTypeOCIIndex || mediaType == oci.MediaTypeDockerIndex
-}
-
 func isSchema1(mediaType string) bool {
 	return mediaType == oci.MediaTypeDockerManifestV1 || mediaType == oci.MediaTypeDockerManifestV1S
 }
@@ -150,13 +119,6 @@ func (d *document) runs() bool {
 	return false
 }
 
-func platformOf(d oci.Descriptor) Platform {
-	if d.Platform == nil {
-		return Platform{}
-	}
-	return Platform{OS: d.Platform.OS, Architecture: d.Platform.Architecture, Variant: d.Platform.Variant}
-}
-
 // childKey is a manifest that an index of a repository names.
 type childKey struct {
 	repo   string
@@ -165,7 +127,7 @@ type childKey struct {
 
 // child is what is known of it.
 type child struct {
-	platform Platform
+	platform oci.Platform
 	// index names it.
 	index oci.Digest
 	// wanted is false when its platform is not mirrored.
@@ -176,7 +138,7 @@ type child struct {
 // is noted again whenever the index is read, because nothing else survives a
 // restart.
 func (s *source) noteChildren(repo string, mf *oci.Manifest) {
-	if !isIndex(mf.MediaType) {
+	if !oci.IsIndex(mf.MediaType) {
 		return
 	}
 	var doc document
@@ -184,7 +146,7 @@ func (s *source) noteChildren(repo string, mf *oci.Manifest) {
 		return
 	}
 	for _, c := range doc.Manifests {
-		p := platformOf(c)
+		p := oci.PlatformOf(c.Platform)
 		s.children.set(childKey{repo, c.Digest}, child{platform: p, index: mf.Digest, wanted: wants(s.Platforms, p)})
 	}
 }
@@ -200,7 +162,7 @@ func (m *Registry) admit(ctx context.Context, s *source, name, repo string, mf *
 		return &upstream.Error{Kind: upstream.Wrong, Upstream: s.Name, Err: fmt.Errorf("read manifest %s: %w", mf.Digest, err)}
 	}
 	_, isChild := s.children.get(childKey{repo, mf.Digest})
-	if isIndex(mf.MediaType) {
+	if oci.IsIndex(mf.MediaType) {
 		if s.OnlySigned {
 			if err := m.checkSigned(ctx, s, name, repo, mf.Digest, 0); err != nil {
 				return err
@@ -231,8 +193,8 @@ func (m *Registry) admitFirst(ctx context.Context, s *source, name, repo string,
 	}
 	var missing error
 	for _, c := range doc.Manifests {
-		p := platformOf(c)
-		if p.OS == "" || p.OS == "unknown" || isIndex(c.MediaType) || !wants(s.Platforms, p) {
+		p := oci.PlatformOf(c.Platform)
+		if p.OS == "" || p.OS == "unknown" || oci.IsIndex(c.MediaType) || !wants(s.Platforms, p) {
 			continue
 		}
 		_, err := m.ofDigest(ctx, s, name, repo, c.Digest, m.store.GetManifest)
@@ -262,7 +224,7 @@ func (m *Registry) checkConfig(ctx context.Context, s *source, name, repo string
 	if err := json.Unmarshal(b, &config); err != nil {
 		return refuse(oci.CodeDenied, "%s/%s: the image's config %s cannot be read, so that the rules of %s cannot be applied: %v", s.Name, name, doc.Config.Digest, s.Name, err)
 	}
-	if p := (Platform{config.OS, config.Architecture, config.Variant}); !wants(s.Platforms, p) {
+	if p := (oci.Platform{OS: config.OS, Architecture: config.Architecture, Variant: config.Variant}); !wants(s.Platforms, p) {
 		return refuse(oci.CodeManifestUnknown, "%s/%s: the image is for %s, which %s is not mirrored for", s.Name, name, p, s.Name)
 	}
 	if s.MinAge <= 0 {

@@ -90,11 +90,11 @@ func (b *bed) multi(repo, tag string, platforms ...string) (index oci.Descriptor
 // TestPlatforms checks that an index is unchanged and that images of other platforms are not here,
 // however they are requested.
 func TestPlatforms(t *testing.T) {
-	amd64, err := mirror.ParsePlatform("linux/amd64")
+	amd64, err := oci.ParsePlatform("linux/amd64")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := settings{source: func(s *mirror.Source) { s.Platforms = []mirror.Platform{amd64} }}
+	s := settings{source: func(s *mirror.Source) { s.Platforms = []oci.Platform{amd64} }}
 	b := newBed(t, s)
 	index, images := b.multi("app", "v1", "linux/amd64", "linux/arm64/v8", "unknown/unknown")
 	unwanted := func(what string) {
@@ -116,7 +116,7 @@ func TestPlatforms(t *testing.T) {
 	b.wantManifest("origin/app", "v1", index.Digest)
 	unwanted("after a restart")
 	for _, bad := range []string{"", "linux", "linux/", "/amd64", "a/b/c/d", "a/b/"} {
-		if p, err := mirror.ParsePlatform(bad); err == nil {
+		if p, err := oci.ParsePlatform(bad); err == nil {
 			t.Errorf("platform %q is read as %v", bad, p)
 		}
 	}

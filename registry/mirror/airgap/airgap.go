@@ -103,7 +103,7 @@ type parts struct {
 // partsOf returns what a manifest needs, each once.
 func partsOf(mediaType string, content []byte) (parts, error) {
 	var p parts
-	if !isIndex(mediaType) && mediaType != oci.MediaTypeOCIManifest && mediaType != oci.MediaTypeDockerManifest && mediaType != artifactType {
+	if !oci.IsIndex(mediaType) && mediaType != oci.MediaTypeOCIManifest && mediaType != oci.MediaTypeDockerManifest && mediaType != artifactType {
 		return p, nil // its own business
 	}
 	var m struct {
@@ -126,7 +126,7 @@ func partsOf(mediaType string, content []byte) (parts, error) {
 		}
 		switch {
 		case seen[d.Digest]:
-		case isIndex(mediaType) && isManifest(d.MediaType):
+		case oci.IsIndex(mediaType) && isManifest(d.MediaType):
 			p.manifests = append(p.manifests, d)
 		default:
 			p.blobs = append(p.blobs, d)
@@ -139,12 +139,8 @@ func partsOf(mediaType string, content []byte) (parts, error) {
 // artifactType is the artifact manifest that OCI has withdrawn.
 const artifactType = "application/vnd.oci.artifact.manifest.v1+json"
 
-func isIndex(mediaType string) bool {
-	return mediaType == oci.MediaTypeOCIIndex || mediaType == oci.MediaTypeDockerIndex
-}
-
 func isManifest(mediaType string) bool {
-	return isIndex(mediaType) || mediaType == oci.MediaTypeOCIManifest || mediaType == oci.MediaTypeDockerManifest || mediaType == artifactType
+	return oci.IsIndex(mediaType) || mediaType == oci.MediaTypeOCIManifest || mediaType == oci.MediaTypeDockerManifest || mediaType == artifactType
 }
 
 // isForeign tells whether a layer may lie elsewhere.
