@@ -163,3 +163,16 @@ func (t *Table) writeText(w io.Writer) error {
 	}
 	return tw.Flush()
 }
+
+// Bytes writes bytes for people, in powers of 1000.
+func Bytes(n float64) string {
+	i := 0
+	for n >= 999.5 && i < 5 {
+		n /= 1000
+		i++
+	}
+	if i == 0 {
+		return fmt.Sprintf("%.0f B", n)
+	}
+	return fmt.Sprintf("%.1f %cB", n, "kMGTP"[i-1])
+}

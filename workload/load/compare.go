@@ -181,7 +181,7 @@ func (c *Comparison) totalTable() report.Table {
 		o := &r.Total
 		cpu, memory := "-", "-"
 		if r.serverWatched() {
-			cpu, memory = msText(o.ServerCPU), bytesText(float64(o.ServerMemory))
+			cpu, memory = msText(o.ServerCPU), report.Bytes(float64(o.ServerMemory))
 		}
 		t.Rows = append(t.Rows, []string{r.Name, r.Mode, strconv.FormatInt(o.Images, 10), strconv.FormatInt(o.Failed, 10), strconv.FormatInt(r.Wrong(), 10),
 			msText(o.Image.P50), msText(o.Image.P99), msText(o.ClientCPU), cpu, memory})

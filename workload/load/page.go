@@ -49,7 +49,7 @@ func (r *Result) facts() []string {
 	mode := map[string]string{"cached": "pulls of what the registry has", "pull-through": "pulls through to the upstream, pruned after each pass",
 		"mixed": "a mix of operations", "cold at first": "pulls, of which the first were new to the registry"}[r.Mode]
 	facts := []string{
-		fmt.Sprintf("%s: %s of %d images in %d parts, each with %.3g requests and %s", r.Target, mode, r.Images.Count, r.Images.Patterns, r.Images.Requests, bytesText(r.Images.Bytes)),
+		fmt.Sprintf("%s: %s of %d images in %d parts, each with %.3g requests and %s", r.Target, mode, r.Images.Count, r.Images.Patterns, r.Images.Requests, report.Bytes(r.Images.Bytes)),
 		fmt.Sprintf("best: %s %s a second with %d pullers", rateText(t.Best.Rate), r.what(), t.Best.Pullers),
 	}
 	if k := r.Knee; k != nil {
@@ -58,13 +58,13 @@ func (r *Result) facts() []string {
 	}
 	facts = append(facts,
 		fmt.Sprintf("%d images, %d requests and %s in %s; %d failed; each manifest and layer was checked against its digest and %d were wrong",
-			t.Images, t.Requests, bytesText(float64(t.Bytes)), secondsText(t.Seconds), t.Failed, r.Wrong()),
+			t.Images, t.Requests, report.Bytes(float64(t.Bytes)), secondsText(t.Seconds), t.Failed, r.Wrong()),
 		fmt.Sprintf("an image took %s in the median, %s at p99; the driver took %s of CPU for each of the %s", msText(t.Image.P50), msText(t.Image.P99), msText(t.ClientCPU), r.what()))
 	if r.serverWatched() {
-		facts = append(facts, fmt.Sprintf("the server took %s of CPU for each of the %s, and at most %s of memory", msText(t.ServerCPU), r.what(), bytesText(float64(t.ServerMemory))))
+		facts = append(facts, fmt.Sprintf("the server took %s of CPU for each of the %s, and at most %s of memory", msText(t.ServerCPU), r.what(), report.Bytes(float64(t.ServerMemory))))
 	}
 	if p := r.Pushed; p != nil && p.Images > 0 {
-		facts = append(facts, fmt.Sprintf("pushed before: %d images of %s in %s; %d were there", p.Images, bytesText(float64(p.Bytes)), secondsText(p.Seconds), p.Present))
+		facts = append(facts, fmt.Sprintf("pushed before: %d images of %s in %s; %d were there", p.Images, report.Bytes(float64(p.Bytes)), secondsText(p.Seconds), p.Present))
 	}
 	if !r.Complete {
 		facts = append(facts, "the run ended before its time")
@@ -269,17 +269,4 @@ func msText(ms float64) string {
 
 func secondsText(s float64) string {
 	return time.Duration(s * float64(time.Second)).Round(10 * time.Millisecond).String()
-}
-
-// bytesText writes bytes with decimal prefixes.
-func bytesText(n float64) string {
-	i := 0
-	for n >= 999.5 && i < 5 {
-		n /= 1000
-		i++
-	}
-	if i == 0 {
-		return fmt.Sprintf("%.0f B", n)
-	}
-	return fmt.Sprintf("%.1f %cB", n, "kMGTP"[i-1])
 }

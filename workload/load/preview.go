@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"time"
+
+	"example.org/slipway/internal/report"
 )
 
 // Preview is what a run would do.
@@ -73,7 +75,7 @@ func (p *Preview) WriteText(w io.Writer) error {
 	if p.Seconds > 0 {
 		long = "for " + time.Duration(p.Seconds*float64(time.Second)).String()
 	}
-	if _, err := fmt.Fprintf(w, "%d images of %s %s %s\n", p.Images, bytesText(float64(p.Bytes)), verb, at); err != nil {
+	if _, err := fmt.Fprintf(w, "%d images of %s %s %s\n", p.Images, report.Bytes(float64(p.Bytes)), verb, at); err != nil {
 		return err
 	}
 	prune := ""

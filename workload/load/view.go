@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"example.org/slipway/internal/report"
 )
 
 // View shows a run while it is under way: a few lines in place on a terminal, a line for
@@ -102,7 +104,7 @@ func rates(s *Status) string {
 	if s.Image.Max > 0 { // no image came in this step yet
 		p50, p99 = msText(s.Image.P50), msText(s.Image.P99)
 	}
-	return fmt.Sprintf("%8s/s  %9s/s  p50 %s  p99 %s  %d failed%s", rateText(s.Tally.Rate), bytesText(float64(s.Tally.Bytes)/max(s.Tally.Seconds, 1e-9)), p50, p99, s.Tally.Failed, idle(s))
+	return fmt.Sprintf("%8s/s  %9s/s  p50 %s  p99 %s  %d failed%s", rateText(s.Tally.Rate), report.Bytes(float64(s.Tally.Bytes)/max(s.Tally.Seconds, 1e-9)), p50, p99, s.Tally.Failed, idle(s))
 }
 
 // lastStep tells what the step before this one came to.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"example.org/slipway/internal/policy"
+	"example.org/slipway/internal/report"
 )
 
 // Tier is how long a layer takes from one place: a time until the first byte and a rate,
@@ -111,12 +112,12 @@ func (t *Tier) check(name string) error {
 // String says what the tier is.
 func (t *Tier) String() string {
 	if n := len(t.Points); n > 0 {
-		return fmt.Sprintf("%d measured points from %s to %s", n, bytesText(t.Points[0].Bytes), bytesText(t.Points[n-1].Bytes))
+		return fmt.Sprintf("%d measured points from %s to %s", n, report.Bytes(float64(t.Points[0].Bytes)), report.Bytes(float64(t.Points[n-1].Bytes)))
 	}
 	if t.Bandwidth == 0 {
 		return msText(t.Latency)
 	}
-	return fmt.Sprintf("%s + %s/s", msText(t.Latency), bytesText(int64(t.Bandwidth)))
+	return fmt.Sprintf("%s + %s/s", msText(t.Latency), report.Bytes(t.Bandwidth))
 }
 
 // maxProfile bounds what is read as a profile.

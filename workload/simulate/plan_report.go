@@ -55,7 +55,7 @@ func (p *Plan) facts() []string {
 	t := &p.Trace
 	facts := []string{
 		fmt.Sprintf("zone %s: %s with %d requests, %d of them for %d layers", p.Zone, spanText(t.Seconds), t.Requests, t.LayerGets, t.Layers),
-		fmt.Sprintf("footprint %s, pushed %s; sizes of layers: %s", bytesText(t.Footprint), bytesText(t.Ingress), t.Sizes),
+		fmt.Sprintf("footprint %s, pushed %s; sizes of layers: %s", report.Bytes(float64(t.Footprint)), report.Bytes(float64(t.Ingress)), t.Sizes),
 		fmt.Sprintf("at most %s requests/s over a minute; %s %% of the requests for layers are the first for theirs",
 			threeDigits(t.PeakPerSec), percent(ratio(t.First, int64(t.LayerGets)))),
 		fmt.Sprintf("wanted: %s; growth %gx: sizes, traffic and rates below are %g times the trace's", p.Config.Goal.String(), p.Config.Growth, p.Config.Growth),
@@ -80,7 +80,7 @@ func (p *Plan) table() report.Table {
 			name, percent(r.ObjectRatio), percent(r.ByteRatio), percent(r.RAMRatio), percent(c.Later), gainText(c.Gain),
 			msText(c.Latency.Mean), msText(c.Latency.P50), msText(c.Latency.P95), msText(c.Latency.P99),
 			threeDigits(c.BackendBytesPerSec / 1e6), threeDigits(c.BackendRequestsPerSec),
-			bytesText(int64(c.SSDBytesPerDay)), threeDigits(c.DriveWrites),
+			report.Bytes(c.SSDBytesPerDay), threeDigits(c.DriveWrites),
 		})
 	}
 	row("none", &p.None)
@@ -150,7 +150,7 @@ func (p *Plan) recommendation() []string {
 		out = append(out, fmt.Sprintf("%d replicas would be needed, more than the %d there may be", a.Wanted, p.Config.MaxReplicas))
 	default:
 		out = append(out, fmt.Sprintf("%s for the peak minute, and %d to spare: %s %% of its %s and %s %% of its network of %s/s are used then",
-			plural(a.Replicas, "replica"), rep.Spare, percent(a.CPU), plural(int(math.Round(rep.Cores)), "core"), percent(a.Network), bytesText(int64(rep.Bandwidth))))
+			plural(a.Replicas, "replica"), rep.Spare, percent(a.CPU), plural(int(math.Round(rep.Cores)), "core"), percent(a.Network), report.Bytes(rep.Bandwidth)))
 	}
 	if a.Peak != (Latency{}) {
 		met := ""

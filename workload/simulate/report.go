@@ -110,9 +110,9 @@ func (r *CacheReport) bars(title string, value func(*CacheResult) float64) repor
 
 // name says what a configuration is, short.
 func (c *CacheConfig) name() string {
-	s := c.Policy + " " + bytesText(c.RAM)
+	s := c.Policy + " " + report.Bytes(float64(c.RAM))
 	if c.SSD > 0 {
-		s += " + " + bytesText(c.SSD)
+		s += " + " + report.Bytes(float64(c.SSD))
 	}
 	return s
 }
@@ -130,7 +130,7 @@ func (c *PrefetchConfig) settings() string {
 func (r *CacheReport) facts() []string {
 	facts := []string{
 		fmt.Sprintf("zone %s: %d requests for %d layers", r.Zone, r.Requests, r.Layers),
-		fmt.Sprintf("footprint %s, pushed %s", bytesText(r.Footprint), bytesText(r.Ingress)),
+		fmt.Sprintf("footprint %s, pushed %s", report.Bytes(float64(r.Footprint)), report.Bytes(float64(r.Ingress))),
 		"sizes of layers: " + r.Sizes,
 		"sizes of caches in per cent are of the " + r.Of,
 	}
@@ -178,8 +178,8 @@ func (r *CacheReport) table() report.Table {
 			all = "never evicted"
 		}
 		t.Rows = append(t.Rows, []string{
-			name, shards, bytesText(c.Config.RAM), bytesText(c.Config.SSD), percent(c.ObjectRatio), percent(c.ByteRatio), percent(c.RAMRatio),
-			ram, all, percent(c.NotCompulsory), bytesText(c.BackendBytes), bytesText(c.SSDWriteBytes),
+			name, shards, report.Bytes(float64(c.Config.RAM)), report.Bytes(float64(c.Config.SSD)), percent(c.ObjectRatio), percent(c.ByteRatio), percent(c.RAMRatio),
+			ram, all, percent(c.NotCompulsory), report.Bytes(float64(c.BackendBytes)), report.Bytes(float64(c.SSDWriteBytes)),
 			strconv.FormatInt(c.RAMEvictions, 10), strconv.FormatInt(c.SSDEvictions, 10),
 		})
 	}
@@ -221,8 +221,8 @@ func (r *PrefetchReport) table() report.Table {
 		t.Rows = append(t.Rows, []string{
 			x.Config.name(), strconv.FormatInt(x.Prefetches, 10), strconv.FormatInt(x.Hits, 10),
 			strconv.FormatFloat(x.HitsPerPrefetch, 'f', 2, 64), percent(x.Precision), percent(x.Recall),
-			bytesText(x.Bytes), bytesText(x.WastedBytes), bytesText(x.PeakBytes),
-			strconv.FormatInt(x.PinnedHits, 10), bytesText(x.PinnedPeakBytes),
+			report.Bytes(float64(x.Bytes)), report.Bytes(float64(x.WastedBytes)), report.Bytes(float64(x.PeakBytes)),
+			strconv.FormatInt(x.PinnedHits, 10), report.Bytes(float64(x.PinnedPeakBytes)),
 		})
 	}
 	return t
@@ -239,19 +239,6 @@ func prefetchNotes() []report.Note {
 }
 
 func percent(r float64) string { return strconv.FormatFloat(100*r, 'f', 1, 64) }
-
-// bytesText writes bytes with decimal prefixes.
-func bytesText(n int64) string {
-	f, i := float64(n), 0
-	for f >= 999.5 && i < 5 {
-		f /= 1000
-		i++
-	}
-	if i == 0 {
-		return strconv.FormatInt(n, 10) + " B"
-	}
-	return strconv.FormatFloat(f, 'f', 1, 64) + " " + "kMGTP"[i-1:i] + "B"
-}
 
 // durationText writes a duration without zeros at its end.
 func durationText(d time.Duration) string {
