@@ -29,9 +29,6 @@ type Set struct {
 	skipped  int
 }
 
-// Images returns how many images the set has.
-func (s *Set) Images() int { return len(s.images) }
-
 // Problem is an image or layer that cannot be read.
 type Problem struct {
 	// Where it is: a directory or a repository.

@@ -202,7 +202,7 @@ func TestReplaceUnderLoad(t *testing.T) {
 						upgrades <- n
 						return
 					case <-tick.C:
-						h.Replace()
+						h.Signal(syscall.SIGTERM) // its successor may be another version of the program
 					}
 				}
 			}()
@@ -420,12 +420,6 @@ func TestStoreAndInherited(t *testing.T) {
 	defer dev.Close()
 	if conn, err := fuse.Connection(dev); err != nil || conn != p.conn {
 		t.Errorf("connection of the stored descriptor: got %d, %v, want %d", conn, err, p.conn)
-	}
-	if ok, err := poolfs.Unstore("pool"); !ok || err != nil {
-		t.Fatalf("got %v, %v", ok, err)
-	}
-	if n, err := l.Read(buf); err != nil || string(buf[:n]) != "FDSTOREREMOVE=1\nFDNAME=pool" {
-		t.Errorf("got %q, %v", buf[:n], err)
 	}
 	t.Setenv("LISTEN_PID", fmt.Sprint(os.Getpid()))
 	t.Setenv("LISTEN_FDS", "1")

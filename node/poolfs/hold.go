@@ -54,9 +54,8 @@ type Holder struct {
 	command func() *exec.Cmd
 	o       HolderOptions
 
-	mu       sync.Mutex
-	worker   *os.Process
-	replaced bool // the worker was told to make room for the next
+	mu     sync.Mutex
+	worker *os.Process
 }
 
 // NewHolder returns a holder of dev, which stays the caller's, and may be nil: then it keeps a worker that has no pool,
@@ -103,7 +102,7 @@ func (h *Holder) Run(ctx context.Context) error {
 		if h.finished(ctx) {
 			return context.Cause(ctx)
 		}
-		if h.takeReplaced() || time.Since(began) >= h.o.Healthy {
+		if time.Since(began) >= h.o.Healthy {
 			healthy, pause = time.Now(), 0
 			h.o.Log.Warn("pool worker ended; starting the next", "err", err)
 			continue
@@ -199,23 +198,6 @@ func (h *Holder) Signal(sig os.Signal) {
 	if err := p.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		h.o.Log.Error("signal the pool worker", "signal", sig, "err", err)
 	}
-}
-
-// Replace upgrades: it tells the worker to end, and the next one, which may be another version of the program, is
-// started without a pause. No request fails.
-func (h *Holder) Replace() {
-	h.mu.Lock()
-	h.replaced = h.worker != nil
-	h.mu.Unlock()
-	h.Signal(unix.SIGTERM)
-}
-
-func (h *Holder) takeReplaced() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	r := h.replaced
-	h.replaced = false
-	return r
 }
 
 // wait pauses; meanwhile it fails what needs a worker if there was none for too long.
@@ -332,9 +314,6 @@ func poolAt(fd int) (*os.File, error) {
 func Store(dev *os.File, name string) (bool, error) {
 	return notify("FDSTORE=1\nFDNAME="+name, dev)
 }
-
-// Unstore makes systemd let go of the descriptor, after an unmount.
-func Unstore(name string) (bool, error) { return notify("FDSTOREREMOVE=1\nFDNAME="+name, nil) }
 
 func notify(message string, f *os.File) (bool, error) {
 	path := os.Getenv("NOTIFY_SOCKET")

@@ -214,22 +214,3 @@ func Find(path string) ([]string, error) {
 	}
 	return found, nil
 }
-
-// Open takes hold of a device that exists, so that it stays: one that [Find] found.
-// It fails with [os.ErrNotExist] if the device is not that of path any more.
-func Open(device, path string) (*Device, error) {
-	f, err := os.OpenFile(device, os.O_RDONLY, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open loop device: %w", err)
-	}
-	found, err := Find(path)
-	if err == nil {
-		for _, d := range found {
-			if d == device {
-				return &Device{path: device, f: f}, nil
-			}
-		}
-		err = fmt.Errorf("%s is not of %s: %w", device, path, os.ErrNotExist)
-	}
-	return nil, errors.Join(err, f.Close())
-}

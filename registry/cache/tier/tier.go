@@ -77,7 +77,7 @@ type Options struct {
 	CheckUploads bool
 	// Cost is what it takes to get an object again, for policies that weigh that: of its
 	// size in bytes and of the time until the store inside gave its first answer. Default
-	// 1 for all, as in a simulation. [FetchTime] is another.
+	// 1 for all, as in a simulation.
 	Cost func(size int64, wait time.Duration) float64
 	// Seed is for policies that choose at random. Default 0.
 	Seed uint64
@@ -85,12 +85,6 @@ type Options struct {
 	Logger *slog.Logger
 	// Clock is for pins and the write budget. Default time.Now.
 	Clock func() time.Time
-}
-
-// FetchTime is a cost for [Options]: the seconds a fetch is expected to take, at 100 MB/s
-// after the first answer.
-func FetchTime(size int64, wait time.Duration) float64 {
-	return wait.Seconds() + float64(size)/100e6
 }
 
 // ErrNotKept is returned by Warm for an object that the cache will not take in.
