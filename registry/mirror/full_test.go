@@ -196,16 +196,16 @@ func TestLoad(t *testing.T) {
 // how an image was built is none.
 func TestLoadOfPlatforms(t *testing.T) {
 	b := newBed(t, settings{})
-	amd64, s390x := mirror.Platform{OS: "linux", Architecture: "amd64"}, mirror.Platform{OS: "linux", Architecture: "s390x"}
+	amd64, s390x := oci.Platform{OS: "linux", Architecture: "amd64"}, oci.Platform{OS: "linux", Architecture: "s390x"}
 	for name, c := range map[string]struct {
 		there, wanted []string
-		platforms     []mirror.Platform
+		platforms     []oci.Platform
 	}{
 		"all":                        {there: []string{"linux/amd64", "unknown/unknown"}, wanted: []string{"linux/amd64", "unknown/unknown"}},
-		"one":                        {there: []string{"linux/amd64", "linux/arm64"}, platforms: []mirror.Platform{amd64}, wanted: []string{"linux/amd64"}},
-		"one-of-two":                 {there: []string{"linux/amd64"}, platforms: []mirror.Platform{amd64, s390x}, wanted: []string{"linux/amd64"}},
-		"none":                       {there: []string{"linux/amd64"}, platforms: []mirror.Platform{s390x}},
-		"none-beside-an-attestation": {there: []string{"linux/amd64", "unknown/unknown"}, platforms: []mirror.Platform{s390x}},
+		"one":                        {there: []string{"linux/amd64", "linux/arm64"}, platforms: []oci.Platform{amd64}, wanted: []string{"linux/amd64"}},
+		"one-of-two":                 {there: []string{"linux/amd64"}, platforms: []oci.Platform{amd64, s390x}, wanted: []string{"linux/amd64"}},
+		"none":                       {there: []string{"linux/amd64"}, platforms: []oci.Platform{s390x}},
+		"none-beside-an-attestation": {there: []string{"linux/amd64", "unknown/unknown"}, platforms: []oci.Platform{s390x}},
 		"attestations-alone":         {there: []string{"unknown/unknown"}, wanted: []string{"unknown/unknown"}},
 	} {
 		_, images := b.multi(name, "v1", c.there...)
