@@ -20,12 +20,23 @@ var ErrInUse = newVerdict("a client was just told of it")
 // 64 digits of oci.ReferrersTag or to what fits.
 var hungTag = regexp.MustCompile(`^(sha256-[0-9a-f]{64}|sha512-[0-9a-f]{64})([0-9a-f]*)([._-].+)?$`)
 
+// prefixedTag matches the tags that cosign makes with --attachment-tag-prefix. They need one
+// of its own suffixes, as others may make tags that end with a digest.
+var prefixedTag = regexp.MustCompile(`^.+?(sha256-[0-9a-f]{64})\.(?:sig|att|sbom)$`)
+
 // HungOn returns the tag that oci.ReferrersTag makes of an image's digest, if a tag is that
 // tag or begins with it and one of ". - _": signing tools keep signatures, attestations and
-// SBOMs under such tags, and name the image in them. Otherwise it returns "".
+// SBOMs under such tags, and name the image in them. So it does for one of prefixedTag's.
+// Otherwise it returns "".
 func HungOn(tag string) string {
 	m := hungTag.FindStringSubmatch(tag)
-	if m == nil || m[2] != "" && strings.HasPrefix(tag, "sha256-") {
+	if m == nil {
+		if m = prefixedTag.FindStringSubmatch(tag); m == nil {
+			return ""
+		}
+		return m[1]
+	}
+	if m[2] != "" && strings.HasPrefix(tag, "sha256-") {
 		return ""
 	}
 	return m[1]
@@ -304,8 +315,9 @@ type RetentionInfo struct {
 // RetentionInfos returns all tags of a repository, newest first. Other than in
 // TagInfos, LastPull counts pulls of the manifest by digest, by each of its tags and, of an
 // index, of the manifests it names at any depth: many clients ask for a tag with HEAD and
-// pull by digest.
-func (c *Catalog) RetentionInfos(ctx context.Context, repo string) ([]RetentionInfo, error) {
+// pull by digest. gone, if not nil, tells which manifests of other repositories count as
+// removed already, as in a dry run.
+func (c *Catalog) RetentionInfos(ctx context.Context, repo string, gone func(repo string, d oci.Digest) bool) ([]RetentionInfo, error) {
 	at, here, err := c.pullsIn(ctx, repo)
 	if err != nil {
 		return nil, err
@@ -331,17 +343,41 @@ func (c *Catalog) RetentionInfos(ctx context.Context, repo string) ([]RetentionI
 	})
 	for i := range out {
 		if t := &out[i]; err == nil && t.Hung != "" && !t.Here {
-			t.Elsewhere, err = c.hasImage(ctx, t.Hung)
+			t.Elsewhere, err = c.hasImage(ctx, t.Hung, gone)
 		}
 	}
 	return out, err
 }
 
+// SetTagTimes gives a tag the times of its push and of its last pull that it had in
+// another catalogue, unless it points elsewhere by now. A pull here counts if it is later.
+func (c *Catalog) SetTagTimes(ctx context.Context, repo string, tag TagInfo) error {
+	pulled := toMillis(tag.LastPull)
+	return c.db.write(ctx, func(t *tx) error {
+		_, err := t.exec(`UPDATE tags SET updated_at = ?, pulled_at = CASE WHEN pulled_at > ? THEN pulled_at ELSE ? END
+			WHERE repo_id = (SELECT id FROM repositories WHERE name = ?) AND name = ?
+			AND EXISTS (SELECT 1 FROM manifests m JOIN blobs b ON b.id = m.blob_id WHERE m.id = tags.manifest_id AND b.digest = ?)`,
+			toMillis(tag.Updated), pulled, pulled, repo, tag.Name, string(tag.Digest))
+		return err
+	})
+}
+
 // hasImage reports whether some repository has the image that a tag hangs on. Such a tag
 // has no more than the first half of a SHA-512.
-func (c *Catalog) hasImage(ctx context.Context, hung string) (has bool, err error) {
+func (c *Catalog) hasImage(ctx context.Context, hung string, gone func(repo string, d oci.Digest) bool) (has bool, err error) {
 	from := strings.Replace(hung, "-", ":", 1)
-	err = c.db.row(ctx, `SELECT EXISTS (SELECT 1 FROM blobs b JOIN manifests m ON m.blob_id = b.id WHERE b.digest >= ? AND b.digest < ?)`, []any{from, from + "g"}, &has)
+	err = c.db.rows(ctx, `SELECT r.name, b.digest FROM blobs b JOIN manifests m ON m.blob_id = b.id JOIN repositories r ON r.id = m.repo_id
+		WHERE b.digest >= ? AND b.digest < ?`, []any{from, from + "g"}, func(r *sql.Rows) error {
+		var repo string
+		var d oci.Digest
+		if err := r.Scan(&repo, &d); err != nil {
+			return err
+		}
+		if has = gone == nil || !gone(repo, d); has {
+			return errEnough
+		}
+		return nil
+	})
 	return has, err
 }
 

@@ -378,7 +378,7 @@ func (s *script) gear() {
 func (s *script) retention() {
 	ctx := s.t.Context()
 	s.note("pulls", s.c.RecordPulls(ctx, []Pull{{"repo/0", "v1", 5}, {"repo/0", string(manifestOf("a", 0, 0).Digest), 7}, {"none", "x", 1}}))
-	infos, err := s.c.RetentionInfos(ctx, "repo/0")
+	infos, err := s.c.RetentionInfos(ctx, "repo/0", nil)
 	s.note("infos", err, infos)
 	for _, i := range infos {
 		if i.Name == "index" {

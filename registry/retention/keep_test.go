@@ -3,6 +3,7 @@ package retention_test
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"regexp"
 	"strings"
 	"testing"
@@ -11,6 +12,8 @@ import (
 	"example.org/slipway/registry/retention"
 
 	"example.org/slipway/registry/registrytest"
+
+	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
@@ -108,6 +111,64 @@ func TestHungTags(t *testing.T) {
 					t.Errorf("left %v, %v, want %s", tags, err, want)
 				}
 			})
+		}
+	}
+}
+
+// TestPrefixedHungTags checks that what cosign attaches with --attachment-tag-prefix takes no image's
+// place, and goes once its image is gone. A tag that only ends with a digest is one of an image.
+func TestPrefixedHungTags(t *testing.T) {
+	b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
+	for i := range 3 {
+		m, _, _, _ := b.PushImage("a", uint64(i), fmt.Sprint("v", i))
+		for _, kind := range []string{"sig", "att", "sbom"} {
+			b.PushImage("a", uint64(10+i), "prod"+oci.ReferrersTag(m.Digest)+"."+kind)
+		}
+		b.Clock.Add(time.Minute)
+	}
+	build := "build-" + oci.ReferrersTag(oci.SHA256([]byte("source")))
+	b.PushImage("a", 20, build)
+	for range 2 {
+		b.Clock.Add(2 * time.Hour)
+		if _, err := retention.Apply(t.Context(), b.Registry, []retention.Rule{{Repositories: only("a"), KeepNewest: 2}}, retention.Options{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tags, _, err := b.Tags(t.Context(), "a", "", 100)
+	if err != nil || len(tags) != 5 || tags[0] != build || tags[4] != "v2" {
+		t.Errorf("left %v, %v; want %s, v2 and its three attachments", tags, err, build)
+	}
+}
+
+// TestDryRunAcrossRepositories makes random images in several repositories, with tags that hang on
+// images of any of them, and wants the run to decide as the dry run did.
+func TestDryRunAcrossRepositories(t *testing.T) {
+	for seed := range uint64(20) {
+		rnd := rand.New(rand.NewPCG(seed, 24))
+		b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
+		var images []oci.Descriptor
+		for i := range uint64(12) {
+			repo := fmt.Sprint("r", rnd.IntN(3))
+			if len(images) > 0 && rnd.IntN(2) == 0 {
+				b.PushImage(repo, i, oci.ReferrersTag(images[rnd.IntN(len(images))].Digest)+".sig")
+			} else {
+				m, _, _, _ := b.PushImage(repo, i%8, fmt.Sprint("v", i)) // some in several repositories
+				images = append(images, m)
+			}
+			b.Clock.Add(time.Minute)
+		}
+		b.Clock.Add(3 * time.Hour)
+		rules := []retention.Rule{{Repositories: func(string) bool { return true }, KeepNewest: 1}}
+		dry, err := retention.Apply(t.Context(), b.Registry, rules, retention.Options{DryRun: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rep, err := retention.Apply(t.Context(), b.Registry, rules, retention.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(dry, rep); diff != "" {
+			t.Errorf("seed %d: the run differs from the dry run (-dry +run):\n%s", seed, diff)
 		}
 	}
 }

@@ -476,7 +476,7 @@ func (m *keptModel) want() string {
 
 func (m *keptModel) here() string {
 	var out []string
-	infos, err := m.Cat.RetentionInfos(m.T.Context(), modelRepo)
+	infos, err := m.Cat.RetentionInfos(m.T.Context(), modelRepo, nil)
 	if err != nil {
 		m.T.Fatal(err)
 	}

@@ -158,6 +158,7 @@ func Apply(ctx context.Context, reg *registry.Registry, rules []Rule, o Options)
 
 func applyAll(ctx context.Context, up *registry.Upkeep, rules []Rule, o Options, rep *Report) error {
 	const page = 500
+	rehearsed := map[manifestOf]bool{}
 	for last := ""; ; {
 		names, err := up.Catalog.Repositories(ctx, last, page)
 		if err != nil {
@@ -174,7 +175,7 @@ func applyAll(ctx context.Context, up *registry.Upkeep, rules []Rule, o Options,
 				continue
 			}
 			rep.Repositories++
-			if err := applyIn(ctx, up, repo, about, o, rep); err != nil {
+			if err := applyIn(ctx, up, repo, about, o, rep, rehearsed); err != nil {
 				return fmt.Errorf("apply the retention rules to %s: %w", repo, err)
 			}
 		}
@@ -183,6 +184,12 @@ func applyAll(ctx context.Context, up *registry.Upkeep, rules []Rule, o Options,
 		}
 		last = names[len(names)-1]
 	}
+}
+
+// manifestOf is a manifest of a repository.
+type manifestOf struct {
+	repo   string
+	digest oci.Digest
 }
 
 // retaining is one run of Apply in one repository.
@@ -195,15 +202,17 @@ type retaining struct {
 	now       time.Time
 	rehearsal *catalog.Rehearsal // for a dry run
 	gone      map[string]bool    // tags that went, or would go, with another one
+	// rehearsed are the manifests that a dry run would have removed from any repository so far.
+	rehearsed map[manifestOf]bool
 }
 
 // applyIn applies the rules to one repository.
-func applyIn(ctx context.Context, up *registry.Upkeep, repo string, rules []Rule, o Options, rep *Report) error {
-	tags, err := up.Catalog.RetentionInfos(ctx, repo)
+func applyIn(ctx context.Context, up *registry.Upkeep, repo string, rules []Rule, o Options, rep *Report, rehearsed map[manifestOf]bool) error {
+	tags, err := up.Catalog.RetentionInfos(ctx, repo, func(repo string, d oci.Digest) bool { return rehearsed[manifestOf{repo, d}] })
 	if err != nil {
 		return err
 	}
-	run := &retaining{up: up, repo: repo, rules: rules, o: o, rep: rep, now: up.JudgingTime(), gone: map[string]bool{}}
+	run := &retaining{up: up, repo: repo, rules: rules, o: o, rep: rep, now: up.JudgingTime(), gone: map[string]bool{}, rehearsed: rehearsed}
 	if o.DryRun {
 		run.rehearsal = up.Rehearse(ctx, repo, o.Now)
 	}
@@ -315,10 +324,11 @@ func (run *retaining) report(ctx context.Context, went catalog.Retired) error {
 			return err
 		}
 	}
-	if run.o.DryRun {
-		return nil
-	}
 	for _, m := range went.Manifests {
+		if run.o.DryRun {
+			run.rehearsed[manifestOf{run.repo, m}] = true
+			continue
+		}
 		if err := run.up.Emit(ctx, registry.Event{Action: registry.ActionDelete, Repo: run.repo, Descriptor: oci.Descriptor{Digest: m}}); err != nil {
 			return err
 		}
