@@ -294,10 +294,10 @@ var ErrNotEmpty = errors.New("the directory is not empty")
 
 // CheckRestorable returns an error unless a backup may be restored into the directory root. The
 // directory must be missing, or hold nothing except a lock and what a new file system has, or hold
-// what an incomplete restore left. Errors: ErrNotEmpty.
+// what an incomplete restore left, or be a data root without its catalogue. Errors: ErrNotEmpty.
 func CheckRestorable(root string) error {
 	err := checkEmpty(root, registry.LockFile)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrNotEmpty) && RestoreCutOff(root) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrNotEmpty) && (RestoreCutOff(root) || CatalogLost(root)) {
 		return nil
 	}
 	return err
@@ -308,6 +308,15 @@ func RestoreCutOff(root string) bool {
 	_, catErr := os.Lstat(filepath.Join(root, registry.CatalogFile))
 	_, err := os.Lstat(filepath.Join(root, RestoreMarker))
 	return err == nil && errors.Is(catErr, fs.ErrNotExist)
+}
+
+// CatalogLost reports whether the directory root has the objects of a registry, and no catalogue.
+func CatalogLost(root string) bool {
+	lacks := func(name string) bool {
+		_, err := os.Lstat(filepath.Join(root, name))
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	return lacks(registry.CatalogFile) && (registry.HasStoreID(root) || !lacks(registry.BlobPrefix) && lacks(registry.RepositoryPrefix))
 }
 
 // checkEmpty refuses a directory that holds anything except the allowed names and what a new file

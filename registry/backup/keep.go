@@ -38,13 +38,13 @@ func (e *OtherRegistryError) Error() string {
 
 // ShrinkError says that a backup would hold far less than the earlier one does.
 type ShrinkError struct {
-	// Before and Now count the manifests and the contents of the two backups.
+	// Before and Now count the manifests, the contents and the tags of the two backups.
 	Before, Now catalog.Totals
 }
 
 func (e *ShrinkError) Error() string {
-	return fmt.Sprintf("the registry has %d manifests and %d blobs, the earlier backup %d and %d; if the registry has lost them, restore that backup; if they were deleted on purpose, back up with --allow-shrink",
-		e.Now.Manifests, e.Now.Blobs, e.Before.Manifests, e.Before.Blobs)
+	return fmt.Sprintf("the registry has %d manifests, %d blobs and %d tags, the earlier backup %d, %d and %d; if the registry has lost them, restore that backup; if they were deleted on purpose, back up with --allow-shrink",
+		e.Now.Manifests, e.Now.Blobs, e.Now.Tags, e.Before.Manifests, e.Before.Blobs, e.Before.Tags)
 }
 
 // IncompleteError says that images lack contents without a good copy.
@@ -137,7 +137,7 @@ func checkReplaces(ctx context.Context, d *catalog.Draft, before string, o Optio
 				return &OtherRegistryError{Theirs: theirs, Ours: ours}
 			}
 		}
-		if !o.AllowShrink && !o.ReplaceOther && (shrunk(was.Manifests, now.Manifests) || shrunk(was.Blobs, now.Blobs)) {
+		if !o.AllowShrink && !o.ReplaceOther && (shrunk(was.Manifests, now.Manifests) || shrunk(was.Blobs, now.Blobs) || shrunk(was.Tags, now.Tags)) {
 			return &ShrinkError{Before: was, Now: now}
 		}
 		return nil

@@ -120,23 +120,28 @@ func snapshotSQL(t *testing.T, dir, statement string) {
 // TestBackupShrinks checks that a backup that looks like a loss is only made on request.
 func TestBackupShrinks(t *testing.T) {
 	for _, c := range []struct {
+		table, key     string // what loses rows
 		images, delete int
 		refused        bool
-	}{{1, 0, false}, {1, 1, true}, {3, 2, false}, {12, 5, false}, {12, 8, true}, {12, 12, true}} {
+	}{
+		{"manifests", "id", 1, 0, false}, {"manifests", "id", 1, 1, true}, {"manifests", "id", 3, 2, false}, {"manifests", "id", 12, 5, false},
+		{"manifests", "id", 12, 8, true}, {"manifests", "id", 12, 12, true},
+		{"tags", "manifest_id", 1, 1, true}, {"tags", "manifest_id", 12, 5, false}, {"tags", "manifest_id", 12, 8, true},
+	} {
 		b := registrytest.NewOnDisk(t)
 		for i := range c.images {
-			b.PushImage("a", uint64(i), "v")
+			b.PushImage("a", uint64(i), fmt.Sprint("v", i))
 		}
 		want := registrytest.Reachable(t, b)
 		dir := t.TempDir()
 		if _, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{}); err != nil {
 			t.Fatal(err)
 		}
-		b.SQL(`DELETE FROM manifests WHERE id IN (SELECT id FROM manifests ORDER BY id LIMIT ` + fmt.Sprint(c.delete) + `)`)
+		b.SQL(fmt.Sprintf(`DELETE FROM %[1]s WHERE %[2]s IN (SELECT %[2]s FROM %[1]s ORDER BY 1 LIMIT %[3]d)`, c.table, c.key, c.delete))
 		_, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{})
 		var shrunk *backup.ShrinkError
 		if errors.As(err, &shrunk) != c.refused || !c.refused && err != nil {
-			t.Errorf("%d of %d images gone: got %v, want refused %v", c.delete, c.images, err, c.refused)
+			t.Errorf("%d of the %s of %d images gone: got %v, want refused %v", c.delete, c.table, c.images, err, c.refused)
 		}
 		if c.refused {
 			if diff := cmp.Diff(want, registrytest.ReadBackup(t, dir)); diff != "" {

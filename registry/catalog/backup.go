@@ -112,6 +112,8 @@ type Totals struct {
 	// Manifests and Blobs: each content counts once, as a manifest if any
 	// repository has it as one.
 	Manifests, Blobs int64
+	// Tags of all repositories.
+	Tags int64
 	// Inline contents are in the snapshot itself, Objects in the store; with
 	// their bytes.
 	Inline, InlineBytes, Objects, ObjectBytes int64
@@ -121,8 +123,8 @@ type Totals struct {
 func (s *Snapshot) Totals(ctx context.Context) (n Totals, err error) {
 	err = s.db.row(ctx, `SELECT COALESCE(SUM(content IS NOT NULL), 0), COALESCE(SUM(CASE WHEN content IS NOT NULL THEN size END), 0),
 		COALESCE(SUM(content IS NULL), 0), COALESCE(SUM(CASE WHEN content IS NULL THEN size END), 0),
-		(SELECT COUNT(DISTINCT blob_id) FROM manifests) FROM blobs WHERE state = 1`, nil,
-		&n.Inline, &n.InlineBytes, &n.Objects, &n.ObjectBytes, &n.Manifests)
+		(SELECT COUNT(DISTINCT blob_id) FROM manifests), (SELECT COUNT(*) FROM tags) FROM blobs WHERE state = 1`, nil,
+		&n.Inline, &n.InlineBytes, &n.Objects, &n.ObjectBytes, &n.Manifests, &n.Tags)
 	n.Blobs = max(0, n.Inline+n.Objects-n.Manifests)
 	return n, err
 }
