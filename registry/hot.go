@@ -2,6 +2,7 @@ package registry
 
 import (
 	"cmp"
+	"context"
 	"slices"
 	"strings"
 	"sync"
@@ -93,3 +94,13 @@ func (r *Registry) pulled(repo, ref string) {
 	r.pulls.note(repo, ref, now)
 	r.lately.note(pullKey{repo, ref}, now)
 }
+
+type unnoticed struct{}
+
+// Unnoticed returns a context whose requests for manifests count as no pulls: those of
+// maintenance, which no client sent.
+func Unnoticed(ctx context.Context) context.Context {
+	return context.WithValue(ctx, unnoticed{}, true)
+}
+
+func noticed(ctx context.Context) bool { return ctx.Value(unnoticed{}) == nil }

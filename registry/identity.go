@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -314,6 +316,26 @@ func WriteStoreID(ctx context.Context, store objstore.Store, id string, keys ...
 		}
 	}
 	return nil
+}
+
+// StoreOwner returns the id of the registry that a store belongs to, or "" if it has none.
+func StoreOwner(ctx context.Context, store objstore.Store) (id string, err error) {
+	for _, key := range idKeys {
+		if id, err = readID(ctx, store, key); err != nil || id != "" {
+			break
+		}
+	}
+	return id, err
+}
+
+// HasStoreID reports whether the objects of a registry lie in a directory.
+func HasStoreID(dir string) bool {
+	for _, key := range idKeys {
+		if _, err := os.Lstat(filepath.Join(dir, key)); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // readID reads an identity object. The result is empty where it is missing, or holds

@@ -340,7 +340,9 @@ func (r *Registry) ResolveManifest(ctx context.Context, repo, ref string) (oci.D
 		}
 		return oci.Descriptor{}, err
 	}
-	r.pulls.note(repo, ref, r.now())
+	if noticed(ctx) {
+		r.pulls.note(repo, ref, r.now())
+	}
 	return m.Descriptor, nil
 }
 
@@ -353,7 +355,9 @@ func (r *Registry) GetManifest(ctx context.Context, repo, ref string) (*oci.Mani
 	if err != nil {
 		return nil, err
 	}
-	r.pulled(repo, ref)
+	if noticed(ctx) {
+		r.pulled(repo, ref)
+	}
 	if r.opts.PullEvents {
 		e := Event{Action: ActionPull, Repo: repo, Descriptor: m.Descriptor}
 		if !oci.IsDigest(ref) {

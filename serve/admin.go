@@ -145,8 +145,8 @@ func checkRoot(dir string, elsewhere bool) error {
 	if err := checkRestored(dir); err != nil {
 		return err
 	}
-	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err == nil {
-		return fmt.Errorf("%s is the storage of a Distribution registry; adopt it first: slipway import --in-place %s", dir, dir)
+	if err := lostCatalog(dir); err != nil {
+		return err
 	}
 	return fmt.Errorf("%s is not a data directory, it has no %s; name the right one (storage.filesystem.rootdirectory, storage.directory, --root)", dir, registry.CatalogFile)
 }

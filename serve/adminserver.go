@@ -68,7 +68,7 @@ func newAdminServer(s *Server) (*adminServer, error) {
 		}
 		api.ServeHTTP(w, r)
 	})
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(registry.Unnoticed(context.Background()))
 	return &adminServer{ln: ownerOnly{ln}, cancel: cancel, srv: &http.Server{Handler: s.requests.guard(h), ReadHeaderTimeout: 10 * time.Second,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelError)}}, nil
@@ -96,6 +96,9 @@ func (s *Server) handleTasks(mux *http.ServeMux) {
 	})))
 	mux.Handle("POST /admin/continue", task(whileWritable(g, func(ctx context.Context, a continueArgs, _ func(struct{})) (struct{}, error) {
 		return continues(ctx, reg, a)
+	})))
+	mux.Handle("POST /admin/tag-times", task(whileWritable(g, func(ctx context.Context, a tagTimesArgs, _ func(struct{})) (struct{}, error) {
+		return setTagTimes(ctx, reg, a)
 	})))
 	mux.Handle("POST /admin/retention", task(whileWritable(g, func(ctx context.Context, a RetainArgs, _ func(retention.Report)) (retention.Report, error) {
 		return retain(ctx, s.cfg, reg, a)

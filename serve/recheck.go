@@ -7,6 +7,7 @@ import (
 	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/backup"
+	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/check"
 )
 
@@ -39,7 +40,27 @@ func (a *Admin) Copy(ctx context.Context, src oci.Registry, o client.CopyOptions
 		rep, err := a.recheck(ctx, recheckArgs{Contents: contents, Quick: quick})
 		return rep.Damaged, err
 	}
-	return client.Copy(ctx, a.reg, src, o)
+	return client.Copy(registry.Unnoticed(ctx), a.reg, src, o)
+}
+
+// tagTimesArgs ask to give a tag the times that it had in a backup; see
+// [catalog.Catalog.SetTagTimes].
+type tagTimesArgs struct {
+	Repo string
+	Tag  catalog.TagInfo
+}
+
+func setTagTimes(ctx context.Context, r *registry.Registry, args tagTimesArgs) (struct{}, error) {
+	return struct{}{}, r.Upkeep().Catalog.SetTagTimes(ctx, args.Repo, args.Tag)
+}
+
+func (a *Admin) setTagTimes(ctx context.Context, args tagTimesArgs) (err error) {
+	if a.local == nil {
+		_, err = askServer[tagTimesArgs, struct{}](ctx, a, "tag-times", args, nil)
+		return err
+	}
+	_, err = setTagTimes(ctx, a.local.reg, args)
+	return err
 }
 
 // continueArgs say that the registry has got all images of a backup of the one with ID.

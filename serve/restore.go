@@ -9,7 +9,9 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/oci/client"
+	"example.org/slipway/registry"
 	"example.org/slipway/registry/backup"
+	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -33,17 +35,17 @@ type RestoreOptions struct {
 
 // RestoreReport is what Restore did.
 type RestoreReport struct {
-	// Merged tells that the root held something, or that content goes into an object
-	// store, and so the backup's images were added to it: Copied counts these. Otherwise Restored counts objects.
+	// Merged tells that there was a registry already, and so the backup's images were
+	// added to it: Copied counts these. Otherwise Restored counts objects.
 	Merged   bool
 	Restored backup.Report
 	Copied   client.CopyProgress
 }
 
-// Restore restores the backup in the directory dir. Into a data root that is
-// missing or empty everything comes back as it was; to any other, and to an object
-// store, the backup's images are added, through the server that uses it if one does. The report
-// says how far it came also when there is an error.
+// Restore restores the backup in the directory dir. Where there is no registry, or one
+// that has lost its catalogue, everything comes back as it was. To any other registry the
+// backup's images are added, through the server that uses it if one does. The report says
+// how far it came also when there is an error.
 func Restore(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions) (rep RestoreReport, err error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -55,26 +57,85 @@ func Restore(ctx context.Context, cfg *config.Config, dir string, o RestoreOptio
 	if err := checkOwner(root); err != nil {
 		return rep, err
 	}
-	if !cfg.Storage.Remote() {
-		err = backup.CheckRestorable(root)
+	whole := backup.RestoreOptions{AllowDamaged: o.AllowDamaged, Quick: o.Quick, Progress: o.Progress}
+	if cfg.Storage.Remote() {
+		rep.Restored, err = restoreRemote(ctx, cfg, dir, whole)
+	} else {
+		rep.Restored, err = restoreRoot(ctx, root, dir, whole)
 	}
-	switch {
-	case cfg.Storage.Remote() || errors.Is(err, backup.ErrNotEmpty):
+	if errors.Is(err, backup.ErrNotEmpty) {
 		rep.Merged = true
 		rep.Copied, err = merge(ctx, cfg, dir, o)
-		return rep, err
-	case err != nil:
+	}
+	return rep, err
+}
+
+// restoreRoot restores a backup into a data root. Errors: backup.ErrNotEmpty where a
+// registry is there already.
+func restoreRoot(ctx context.Context, root, dir string, o backup.RestoreOptions) (rep backup.Report, err error) {
+	if err := backup.CheckRestorable(root); err != nil {
 		return rep, fmt.Errorf("look into the data directory: %w", err)
 	}
-	rep.Restored, err = backup.Restore(ctx, dir, root, backup.RestoreOptions{AllowDamaged: o.AllowDamaged, Progress: o.Progress,
-		Claim: func() (func() error, error) {
-			l, err := lockRoot(root)
-			if err != nil {
-				return nil, err
-			}
-			return l.release, nil
-		}})
-	return rep, err
+	o.Claim = func() (func() error, error) {
+		l, err := lockRoot(root)
+		if err != nil {
+			return nil, err
+		}
+		return l.release, nil
+	}
+	return backup.Restore(ctx, dir, root, o)
+}
+
+// restoreRemote restores a backup into an object store, whose catalogue is new or was
+// lost. Errors: backup.ErrNotEmpty where a registry is there already.
+func restoreRemote(ctx context.Context, cfg *config.Config, dir string, o backup.RestoreOptions) (backup.Report, error) {
+	o.Into = func(ctx context.Context, fill func(backup.Target) error) (err error) {
+		r, err := openStorage(ctx, cfg, "")
+		if errors.Is(err, ErrInUse) {
+			return backup.ErrNotEmpty // by a server, whose registry it is then
+		}
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, r.close(ctx)) }()
+		began, err := r.began(ctx)
+		if err == nil && began {
+			err = backup.ErrNotEmpty
+		}
+		owner := ""
+		if err == nil {
+			owner, err = registry.StoreOwner(ctx, r.inner)
+		}
+		if err == nil && owner == "" {
+			err = r.checkCatalog(ctx, cfg) // blobs in it would be nobody's
+		}
+		if err != nil {
+			return err
+		}
+		return fill(backup.Target{Store: r.inner, SetCatalog: r.setCatalog})
+	}
+	return backup.Restore(ctx, dir, "", o)
+}
+
+// began reports whether the catalogue is that of a registry, and not new.
+func (r *root) began(ctx context.Context) (bool, error) {
+	if id, _, err := r.cat.RegistryID(ctx); err != nil || id != "" {
+		return id != "", err
+	}
+	return r.knowsBlobs(ctx)
+}
+
+// setCatalog makes the catalogue in a file that of the root, whose own is new.
+func (r *root) setCatalog(ctx context.Context, file string) error {
+	if r.cat.Shared() {
+		return backup.MoveCatalog(ctx, file, r.cat)
+	}
+	err := r.cat.Close()
+	r.cat = nil
+	if err != nil {
+		return err
+	}
+	return backup.PlaceCatalog(file, r.dir)
 }
 
 // merge adds a backup's images to a data root, and replaces what is damaged there. The
@@ -100,11 +161,44 @@ func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions
 	if err != nil {
 		return client.CopyProgress{}, fmt.Errorf("look whether the registry is empty: %w", err)
 	}
-	rep, err := a.Copy(ctx, src, client.CopyOptions{Referrers: true, ContinueOnError: true, Progress: o.MergeProgress}, o.Quick)
+	images, tagged, err := a.backedUp(ctx, src)
+	if err != nil || len(images) == 0 {
+		return client.CopyProgress{}, err
+	}
+	rep, err := a.Copy(ctx, src, client.CopyOptions{Images: images, Referrers: true, ContinueOnError: true, Partial: mirrored(cfg), Tagged: tagged, Progress: o.MergeProgress}, o.Quick)
 	if err == nil && len(repos) == 0 {
 		err = a.continues(ctx, dir)
 	}
 	return rep, err
+}
+
+// backedUp returns all images of a backup, with those that have no tag, and what gives a
+// tag that was restored the times that it had. Otherwise it would be newer than all tags
+// that are here, and retention would keep it in their place.
+func (a *Admin) backedUp(ctx context.Context, src *registry.Registry) (images []client.CopyImage, tagged func(context.Context, string, string) error, err error) {
+	repos, err := backup.Repositories(ctx, src)
+	if err != nil {
+		return nil, nil, fmt.Errorf("look into the backup: %w", err)
+	}
+	times := map[string]map[string]catalog.TagInfo{}
+	for _, r := range repos {
+		im := client.CopyImage{From: r.Name}
+		for _, d := range r.Untagged {
+			im.References = append(im.References, string(d))
+		}
+		times[r.Name] = make(map[string]catalog.TagInfo, len(r.Tags))
+		for _, t := range r.Tags {
+			im.References = append(im.References, t.Name)
+			times[r.Name][t.Name] = t
+		}
+		images = append(images, im)
+	}
+	return images, func(ctx context.Context, repo, tag string) error {
+		if err := a.setTagTimes(ctx, tagTimesArgs{repo, times[repo][tag]}); err != nil {
+			return fmt.Errorf("give the tag the times that it had: %w", err)
+		}
+		return nil
+	}, nil
 }
 
 // checkRestored refuses a directory into which a restore has not come to its

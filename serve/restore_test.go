@@ -1,8 +1,14 @@
 package serve_test
 
 import (
+	"context"
+	"crypto/sha512"
+	"database/sql"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,11 +16,16 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"example.org/slipway/config"
+	"example.org/slipway/internal/backendtest"
+	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/adopt"
 	"example.org/slipway/registry/backup"
+	"example.org/slipway/registry/registrytest"
 	"example.org/slipway/serve"
 )
 
@@ -101,6 +112,184 @@ func TestRestoreLocked(t *testing.T) {
 	if _, err := restore(t, configure(t, setup{root: root}), copied, serve.RestoreOptions{}); !errors.Is(err, serve.ErrInUse) {
 		t.Errorf("got %v, want ErrInUse", err)
 	}
+}
+
+// TestMergeIsWhole makes random registries, merges their backups into other registries, and wants
+// everything back: also images that only a digest names, and the times by which retention judges tags.
+func TestMergeIsWhole(t *testing.T) {
+	for seed := range uint64(3) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			root, dir := t.TempDir(), filepath.Join(t.TempDir(), "backup")
+			cfg := configure(t, setup{root: root})
+			fillAtRandom(t, cfg, root, rand.New(rand.NewPCG(seed, 24)))
+			want := backUp(t, cfg, dir)
+			for name, serving := range map[string]bool{"into a directory": false, "through a server": true} {
+				into := setup{root: filepath.Join(t.TempDir(), "root")}
+				s := start(t, into)
+				s.pushImage("other", "v1", "another layer")
+				if !serving {
+					if err := s.stop(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if rep, err := restore(t, s.cfg, dir, serve.RestoreOptions{}); err != nil || !rep.Merged {
+					t.Fatalf("%s: got %+v, %v", name, rep, err)
+				}
+				got := slices.DeleteFunc(backUp(t, s.cfg, filepath.Join(t.TempDir(), "again")), func(r backup.Repository) bool { return r.Name == "other" })
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("%s: other than the backup (-backup +registry):\n%s", name, diff)
+				}
+			}
+		})
+	}
+}
+
+// TestMergeMirrored merges the backup of a mirror, of which only a manifest is here.
+func TestMergeMirrored(t *testing.T) {
+	mirror := "proxy: {upstreams: [{name: up.example, url: \"http://127.0.0.1:1\"}]}\n"
+	s := start(t, setup{yaml: mirror})
+	a, closeAdmin := openAdmin(t, s.cfg)
+	raw := []byte(imageOf("a layer that nobody asked for"))
+	if _, err := a.Registry().PutManifest(t.Context(), "up.example/app", oci.PutManifest{Bytes: raw, MediaType: oci.MediaTypeOCIManifest, Tags: []string{"v1"}}); err != nil {
+		t.Fatal(err)
+	}
+	closeAdmin()
+	dir := filepath.Join(t.TempDir(), "backup")
+	backUp(t, s.cfg, dir)
+	into := start(t, setup{yaml: mirror})
+	if rep, err := restore(t, into.cfg, dir, serve.RestoreOptions{}); err != nil || !rep.Merged || rep.Copied.References != 1 {
+		t.Errorf("got %+v, %v; want one image merged", rep, err)
+	}
+	a, _ = openAdmin(t, into.cfg)
+	if _, err := a.Registry().ResolveManifest(t.Context(), "up.example/app", "v1"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRestoreLostCatalog wants a registry back as it was that has lost its catalogue and has its
+// objects, wherever they are, by the command that the server advises.
+func TestRestoreLostCatalog(t *testing.T) {
+	s3, pg := backendtest.S3(t), backendtest.Postgres(t)
+	onPostgres := func() string { return fmt.Sprintf("  catalog: {postgres: %q}\n", pg.DSN(pg.CreateDatabase(t))) }
+	bucket, shared := s3Yaml(t, s3, s3.Endpoint, ""), s3Yaml(t, s3, s3.Endpoint, "")
+	for _, c := range []struct{ name, before, after string }{
+		{"directory", "", ""},
+		{"object store", bucket, bucket},
+		{"object store and PostgreSQL", shared + onPostgres(), shared + onPostgres()},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			root, dir := t.TempDir(), filepath.Join(t.TempDir(), "backup")
+			cfg := configure(t, setup{root: root, yaml: c.before})
+			fillAtRandom(t, cfg, root, rand.New(rand.NewPCG(1, 24)))
+			want := backUp(t, cfg, dir)
+			lost, err := filepath.Glob(filepath.Join(root, registry.CatalogFile+"*"))
+			for _, path := range lost {
+				err = errors.Join(err, os.Remove(path))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := setup{root: root, yaml: c.after}
+			cfg = configure(t, o)
+			if _, err := serve.New(t.Context(), cfg, nil); err == nil || !strings.Contains(err.Error(), "slipway restore") {
+				t.Fatalf("a server without the catalogue: got %v", err)
+			}
+			if rep, err := restore(t, cfg, dir, serve.RestoreOptions{}); err != nil || rep.Merged || rep.Restored.Copied > 0 {
+				t.Fatalf("restore: got %+v, %v; want nothing copied", rep, err)
+			}
+			if diff := cmp.Diff(want, backUp(t, cfg, dir)); diff != "" {
+				t.Errorf("other than the backup (-backup +registry):\n%s", diff)
+			}
+			a, _ := openAdmin(t, cfg)
+			if rep, err := a.Fsck(t.Context(), serve.FsckArgs{}, nil); err != nil || !rep.Clean() {
+				t.Errorf("fsck: got %+v, %v", rep, err)
+			}
+		})
+	}
+}
+
+// fillAtRandom pushes images, indexes and referrers with and without tags, by SHA-256 and SHA-512,
+// and gives the tags times in the past.
+func fillAtRandom(t *testing.T, cfg *config.Config, root string, rnd *rand.Rand) {
+	t.Helper()
+	a, err := serve.OpenAdmin(t.Context(), cfg, &serve.AdminOptions{Create: true, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string][]oci.Descriptor{} // by repository
+	for i := range 25 {
+		repo := fmt.Sprint("r", rnd.IntN(3))
+		layer := strings.Repeat(fmt.Sprint("layer ", i), 1+20_000*rnd.IntN(2)) // in the catalogue or an object
+		desc := oci.Descriptor{MediaType: oci.MediaTypeOctetStream, Digest: oci.SHA256([]byte(layer)), Size: int64(len(layer))}
+		if _, err := a.Registry().PushBlob(t.Context(), repo, desc.Digest, desc.Size, strings.NewReader(layer)); err != nil {
+			t.Fatal(err)
+		}
+		doc := registrytest.ImageOf(desc)
+		if before := known[repo]; len(before) > 0 {
+			other := before[rnd.IntN(len(before))]
+			switch rnd.IntN(3) {
+			case 0:
+				doc = registrytest.IndexOf(other)
+				doc.Annotations = map[string]string{"n": fmt.Sprint(i)}
+			case 1:
+				doc.Subject = &other
+			}
+		}
+		raw, err := json.Marshal(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		put := oci.PutManifest{Bytes: raw}
+		if rnd.IntN(3) == 0 {
+			put.Digest = oci.Digest(fmt.Sprintf("sha512:%x", sha512.Sum512(raw)))
+		}
+		for range rnd.IntN(3) {
+			put.Tags = append(put.Tags, fmt.Sprint("t", rnd.IntN(20)))
+		}
+		res, err := a.Registry().PutManifest(t.Context(), repo, put)
+		if err != nil {
+			t.Fatal(err)
+		}
+		known[repo] = append(known[repo], res.Descriptor)
+	}
+	if err := a.Close(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(root, registry.CatalogFile)); err != nil {
+		return // the catalogue is elsewhere
+	}
+	db, err := sql.Open("sqlite", "file:"+filepath.Join(root, registry.CatalogFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if _, err := db.Exec(`UPDATE tags SET updated_at = updated_at - abs(random() % 1000000000), pulled_at = abs(random() % 3) * 1000000000000`); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// backUp makes a backup and returns what it holds, in an order of its own.
+func backUp(t *testing.T, cfg *config.Config, dir string) []backup.Repository {
+	t.Helper()
+	a, closeAdmin := openAdmin(t, cfg)
+	_, err := a.Backup(t.Context(), serve.BackupArgs{Dir: dir}, nil)
+	closeAdmin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, closeBackup, err := backup.Open(t.Context(), dir, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	repos, err := backup.Repositories(t.Context(), r)
+	if err := errors.Join(err, closeBackup(context.Background())); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range repos {
+		slices.Sort(r.Untagged)
+	}
+	return repos
 }
 
 // TestRestoreInterrupted wants every command to say what to do about an interrupted restore.

@@ -14,6 +14,7 @@ import (
 	"example.org/slipway/gear/filestore"
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/cache/tier"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/cluster"
@@ -127,15 +128,23 @@ func checkAdopted(cfg *config.Config) error {
 	if err := checkRestored(dir); err != nil {
 		return err
 	}
-	_, ours := os.Stat(filepath.Join(dir, "slipway/registry"))
-	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err != nil && ours != nil {
-		return nil
+	return lostCatalog(dir)
+}
+
+// lostCatalog tells the way out where a directory has the objects of a registry, of
+// Distribution or of this program, and no catalogue.
+func lostCatalog(dir string) error {
+	adopt := "slipway import --in-place " + dir
+	_, links := os.Stat(filepath.Join(dir, distributionDir, "repositories")) // Distribution's; we have none
+	switch ours := backup.CatalogLost(dir); {
+	case ours && links == nil:
+		return fmt.Errorf("%s has lost its %s: restore a backup (slipway restore BACKUP --root %s), or have what Distribution had stored there again: %s", dir, registry.CatalogFile, dir, adopt)
+	case links == nil:
+		return fmt.Errorf("%s is the storage of a Distribution registry; adopt it first: %s", dir, adopt)
+	case ours:
+		return fmt.Errorf("%s holds blobs and no %s: the catalogue is lost; restore a backup (slipway restore BACKUP --root %s)", dir, registry.CatalogFile, dir)
 	}
-	// Distribution keeps its links in repositories; we have none.
-	if _, err := os.Stat(filepath.Join(dir, distributionDir, "repositories")); err != nil {
-		return fmt.Errorf("%s holds blobs and no %s: the catalogue is lost; restore a backup (slipway restore)", dir, registry.CatalogFile)
-	}
-	return fmt.Errorf("%s is the storage of a Distribution registry; adopt it first: slipway import --in-place %s", dir, dir)
+	return nil
 }
 
 // distributionDir is where a Distribution registry keeps everything.

@@ -160,10 +160,7 @@ func (r *root) checkCatalog(ctx context.Context, cfg *config.Config) error {
 		return nil // checkAdopted has looked
 	}
 	// A registry that has begun is told from another one by its id, also when it is empty.
-	if id, _, err := r.cat.RegistryID(ctx); err != nil || id != "" {
-		return err
-	}
-	if known, err := r.knowsBlobs(ctx); err != nil || known {
+	if began, err := r.began(ctx); err != nil || began {
 		return err
 	}
 	adopt := "adopt it first: slipway import --in-place --config FILE"
@@ -171,7 +168,7 @@ func (r *root) checkCatalog(ctx context.Context, cfg *config.Config) error {
 		return errors.Join(err, boolError(found, "the object store is that of a Distribution registry; "+adopt))
 	}
 	found, err := r.any(ctx, blobsDir)
-	return errors.Join(err, boolError(found, "the object store holds blobs, and the catalogue is empty: name the catalogue that belongs to it (storage.directory, storage.catalog.postgres), or another bucket or prefix"))
+	return errors.Join(err, boolError(found, "the object store holds blobs, and the catalogue is empty: name the catalogue that belongs to it (storage.directory, storage.catalog.postgres), restore a backup (slipway restore), or name another bucket or prefix"))
 }
 
 func boolError(is bool, text string) error {

@@ -166,7 +166,7 @@ func fsckAdvice(repair bool, rep check.Report) error {
 	}
 	switch {
 	case left(check.ProblemCatalog):
-		return errors.New("the catalogue is damaged, and nothing repairs that; restore a backup into an empty directory (slipway restore BACKUP --root DIR)")
+		return errors.New("the catalogue is damaged, and nothing repairs that; stop the server, move catalog.db and the files beside it whose names begin so out of the data directory, and restore a backup (slipway restore BACKUP), which keeps the objects that are there")
 	case !repair:
 		return errors.New("problems remain; slipway fsck --repair mends what can be mended")
 	case left(check.ProblemIncomplete, check.ProblemManifest):

@@ -45,6 +45,12 @@ type CopyOptions struct {
 	// is called with a manifest's digest, and then with those of its blobs, and
 	// returns those that are damaged.
 	Check func(ctx context.Context, contents []oci.Digest) (damaged []oci.Digest, err error)
+	// Partial, if not nil, tells which repositories of the destination may lack blobs that the
+	// source lacks too, because they are copies of ones elsewhere. They count as Foreign.
+	Partial func(repo string) bool
+	// Tagged, if not nil, is called when a tag of the destination was set. Its error is one
+	// of the reference.
+	Tagged func(ctx context.Context, repo, tag string) error
 	// Progress is called after every step, never twice at the same time. It
 	// delays the copy.
 	Progress func(CopyProgress)
@@ -232,7 +238,10 @@ func (c *copier) reference(ctx context.Context, im CopyImage, ref string) error 
 	case err != nil && !oci.HasCode(err, oci.CodeManifestUnknown):
 		return err
 	}
-	return c.manifest(ctx, im, desc, ref, 0)
+	if err := c.manifest(ctx, im, desc, ref, 0); err != nil || ref == "" || c.o.Tagged == nil {
+		return err
+	}
+	return c.o.Tagged(ctx, im.To, ref)
 }
 
 // manifest copies a manifest with all that it needs, tags it, and copies what
@@ -486,7 +495,7 @@ func (c *copier) blob(ctx context.Context, im CopyImage, d oci.Descriptor) error
 		c.step(func(p *CopyProgress) { p.Mounted++ })
 	default:
 		content, err := c.src.GetBlob(ctx, im.From, d.Digest)
-		if oci.HasCode(err, oci.CodeBlobUnknown) && isForeign(d) {
+		if oci.HasCode(err, oci.CodeBlobUnknown) && (isForeign(d) || c.o.Partial != nil && c.o.Partial(im.To)) {
 			c.step(func(p *CopyProgress) { p.Foreign++ })
 			return nil
 		}

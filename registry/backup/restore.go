@@ -29,25 +29,47 @@ type RestoreOptions struct {
 	// AllowDamaged restores what it can from a backup that is damaged or has incomplete images.
 	// Repair the result (package check) before the registry is used.
 	AllowDamaged bool
+	// Quick compares only the sizes of objects that are there already. Otherwise they are read.
+	Quick bool
 	// Claim, if not nil, keeps others away from root until it is released. It is called when root
 	// exists, before anything in it is inspected.
 	Claim func() (release func() error, err error)
+	// Into, if not nil, opens where the backup is restored instead of a directory, and calls fill
+	// with it. It is called once the backup is known to be usable. Then root and Claim have no
+	// meaning.
+	Into func(ctx context.Context, fill func(Target) error) error
+}
+
+// Target is a registry that has lost its catalogue, or never had one.
+type Target struct {
+	// Store is its object store. What it holds already is kept.
+	Store objstore.Store
+	// SetCatalog makes a copy of the catalogue in a file that of the registry.
+	SetCatalog func(ctx context.Context, file string) error
 }
 
 // Restore makes the directory root a data root that holds what the backup in dir holds. root must
-// be missing or empty, and nobody may use it meanwhile. Every byte is checked against its digest.
-// The catalogue comes last, so that a root with a catalogue is whole. A root with [RestoreMarker]
-// and no catalogue is where another restore continues. Errors: ErrNotEmpty, [*IncompleteError].
+// be missing or empty, or have lost its catalogue, and nobody may use it meanwhile. Every byte is
+// checked against its digest. The catalogue comes last, so that a root with a catalogue is whole. A
+// root with [RestoreMarker] and no catalogue is where another restore continues. Errors:
+// ErrNotEmpty, [*IncompleteError], [*registry.StoreError] if the objects there are another
+// registry's.
 func Restore(ctx context.Context, dir, root string, o RestoreOptions) (Report, error) {
 	t := newTransfer(nil, o.Parallel, o.Progress)
-	err := restore(ctx, dir, root, o, t)
+	to := root
+	if o.Into != nil {
+		to = "the object store"
+	} else {
+		o.Into = func(_ context.Context, fill func(Target) error) error { return intoRoot(root, o.Claim, fill) }
+	}
+	err := restore(ctx, dir, o, t)
 	if err != nil {
-		err = fmt.Errorf("restore %s to %s: %w", dir, root, err)
+		err = fmt.Errorf("restore %s to %s: %w", dir, to, err)
 	}
 	return t.finish(), err
 }
 
-func restore(ctx context.Context, dir, root string, o RestoreOptions, t *transfer) (err error) {
+func restore(ctx context.Context, dir string, o RestoreOptions, t *transfer) (err error) {
 	src, lock, err := openBackup(ctx, dir)
 	if err != nil {
 		return err
@@ -64,7 +86,14 @@ func restore(ctx context.Context, dir, root string, o RestoreOptions, t *transfe
 	if err != nil {
 		return err
 	}
-	release, err := claimRoot(root, o.Claim)
+	t.src, t.verify = src, !o.Quick
+	return o.Into(ctx, func(to Target) error { return t.fill(ctx, dir, to, o.AllowDamaged, lacking) })
+}
+
+// intoRoot calls fill with a data root as the target.
+func intoRoot(root string, claim func() (func() error, error), fill func(Target) error) (err error) {
+	begun := RestoreCutOff(root)
+	release, err := claimRoot(root, claim)
 	if err != nil {
 		return err
 	}
@@ -73,10 +102,21 @@ func restore(ctx context.Context, dir, root string, o RestoreOptions, t *transfe
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, dst.Close()) }()
-	t.src, t.dst, t.verify = src, dst, true
-	err = withSnapshot(ctx, filepath.Join(dir, registry.CatalogFile), func(s *catalog.Snapshot) (err error) {
-		if err := keepStoreID(ctx, s, dst); err != nil {
+	err = fill(Target{Store: dst, SetCatalog: func(_ context.Context, file string) error {
+		return errors.Join(PlaceCatalog(file, root), os.Remove(filepath.Join(root, RestoreMarker))) // without meaning beside a catalogue
+	}})
+	if other := (*registry.StoreError)(nil); errors.As(err, &other) && !begun { // nothing was changed
+		err = errors.Join(err, os.Remove(filepath.Join(root, RestoreMarker)))
+	}
+	return errors.Join(err, dst.Close())
+}
+
+// fill copies a backup into a target. lacking are the images that the backup lacks something of.
+func (t *transfer) fill(ctx context.Context, dir string, to Target, allowDamaged bool, lacking []string) error {
+	t.dst = to.Store
+	file := filepath.Join(dir, registry.CatalogFile)
+	err := withSnapshot(ctx, file, func(s *catalog.Snapshot) (err error) {
+		if err := keepStoreID(ctx, s, to.Store); err != nil {
 			return err
 		}
 		if err := t.copyAll(ctx, s); err != nil {
@@ -91,11 +131,15 @@ func restore(ctx context.Context, dir, root string, o RestoreOptions, t *transfe
 	t.step(func(rep *Report) {
 		rep.Incomplete, rep.IncompleteTotal = lacking[:min(len(lacking), maxListed)], int64(len(lacking))
 	})
-	if n := t.rep.DamagedTotal; n > 0 && !o.AllowDamaged {
+	if n := t.rep.DamagedTotal; n > 0 && !allowDamaged {
 		err := fmt.Errorf("%d contents of the backup are damaged, the first is %s; repeat the command with --allow-damaged to get everything else", n, t.rep.Damaged[0])
 		return errors.Join(err, incomplete("backup", lacking, int64(len(lacking))))
 	}
-	return bear(dir, root, t)
+	if err := to.SetCatalog(ctx, file); err != nil {
+		return err
+	}
+	t.step(func(rep *Report) { rep.Done = true })
+	return nil
 }
 
 // imagesOfLost adds the contents without a good copy to the report, and adds the images that need
@@ -115,20 +159,42 @@ func (t *transfer) imagesOfLost(ctx context.Context, s *catalog.Snapshot, images
 	return slices.Compact(images), nil
 }
 
-// bear gives a restored root its catalogue, with which it is whole.
-func bear(dir, root string, t *transfer) error {
+// PlaceCatalog makes a copy of a backup's catalogue that of a data root. What a lost or empty
+// catalogue has left beside it belongs to that one, and would spoil the new one.
+func PlaceCatalog(file, root string) error {
 	unborn := filepath.Join(root, catalogUnborn)
 	if err := os.Remove(unborn); err != nil && !errors.Is(err, fs.ErrNotExist) { // left by an interrupted restore
 		return err
 	}
-	if err := copyFile(filepath.Join(dir, registry.CatalogFile), unborn); err != nil {
+	if err := copyFile(file, unborn); err != nil {
 		return err
 	}
-	if err := renameDurably(unborn, filepath.Join(root, registry.CatalogFile)); err != nil {
+	for _, suffix := range []string{"-wal", "-shm", "-journal", "-synced"} {
+		if err := os.Remove(filepath.Join(root, registry.CatalogFile+suffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return renameDurably(unborn, filepath.Join(root, registry.CatalogFile))
+}
+
+// MoveCatalog makes a copy of a backup's catalogue, in file, that of a registry whose catalogue is
+// elsewhere and empty.
+func MoveCatalog(ctx context.Context, file string, to *catalog.Catalog) (err error) {
+	tmp, err := os.MkdirTemp("", "slipway-restore-")
+	if err != nil {
 		return err
 	}
-	t.step(func(rep *Report) { rep.Done = true })
-	return os.Remove(filepath.Join(root, RestoreMarker)) // without meaning beside a catalogue
+	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+	path := filepath.Join(tmp, registry.CatalogFile)
+	if err := copyFile(file, path); err != nil {
+		return err
+	}
+	from, err := catalog.Open(ctx, path, nil) // which brings it up to date
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, from.Close()) }()
+	return catalog.Move(ctx, from, to, nil)
 }
 
 // keepStoreID gives a restored store the id of the registry whose backup it is.
