@@ -198,6 +198,9 @@ func printFsck(w io.Writer, rep check.Report) {
 	if rep.RebuiltPacks > 0 {
 		fmt.Fprintf(w, "recorded %d packs with %d Gear files; slipway convert --all makes them part of the layers\n", rep.RebuiltPacks, rep.RebuiltFiles)
 	}
+	if rep.Foreign > 0 {
+		fmt.Fprintf(w, "%d objects of %s are unknown to the catalogue and stay, because the links of a Distribution registry lie in the same storage\n", rep.Foreign, size(rep.ForeignBytes))
+	}
 	if rep.Quarantined > 0 {
 		fmt.Fprintf(w, "%d contents of %s are in quarantine; --empty-quarantine removes them\n", rep.Quarantined, size(rep.QuarantinedBytes))
 	}

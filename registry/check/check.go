@@ -144,6 +144,10 @@ type Report struct {
 	Quarantined        int64 `json:"quarantined"`
 	QuarantinedBytes   int64 `json:"quarantined_bytes"`
 	QuarantinedRemoved int64 `json:"quarantined_removed"`
+	// Foreign counts objects that the catalogue does not know, and that stay because the links of a
+	// Distribution registry lie in the same storage; ForeignBytes counts their bytes.
+	Foreign      int64 `json:"foreign"`
+	ForeignBytes int64 `json:"foreign_bytes"`
 	// RebuiltPacks counts packs of Gear files that the catalogue did not know and now records, with
 	// the number of their files.
 	RebuiltPacks int64         `json:"rebuilt_packs"`
@@ -169,7 +173,7 @@ type fsck struct {
 	start  time.Time
 	extent catalog.Extent
 	// shared says that Distribution's links lie in the same store. Objects that this catalogue does
-	// not know may then still be needed.
+	// not know may then still be needed, and are no problem.
 	shared bool
 	began  time.Time // for the report, by the wall clock
 

@@ -309,6 +309,8 @@ func TestFsckDamagedCatalog(t *testing.T) {
 	}
 }
 
+// TestFsckKeepsDistributionsObjects checks that objects in an adopted storage that only Distribution
+// may need are neither touched nor a problem.
 func TestFsckKeepsDistributionsObjects(t *testing.T) {
 	p := registrytest.Plant(t)
 	key := registry.BlobKey(oci.SHA256([]byte("orphan")))
@@ -319,7 +321,11 @@ func TestFsckKeepsDistributionsObjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Overwrite(registry.BlobKey(p.A.Digest), m.Bytes)
-	p.MustRepair("object-unknown")
+	for _, o := range []check.Options{{}, {Quick: true}, {Repair: true}} {
+		if rep := p.Check(o); !rep.Clean() || rep.Foreign != 1 || rep.ForeignBytes != 6 {
+			t.Errorf("%+v: got %v, %d foreign objects of %d bytes; want one of 6 bytes and no problem", o, registrytest.Kinds(rep), rep.Foreign, rep.ForeignBytes)
+		}
+	}
 	for _, key := range []string{key, registry.BlobKey(p.A.Digest)} {
 		if _, err := p.Store.Stat(t.Context(), key); err != nil {
 			t.Error(err)

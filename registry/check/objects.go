@@ -115,9 +115,12 @@ func (f *fsck) nobodys(ctx context.Context, d oci.Digest, info objstore.Info) er
 		}
 	}
 	p := Problem{Kind: ProblemOrphan, Digest: d, Key: info.Key, Detail: fmt.Sprintf("%d bytes of %s", info.Size, info.ModTime.UTC().Format(time.RFC3339))}
-	if f.shared {
-		p.Detail += "; kept, because the links of a Distribution registry lie in the same storage"
-		return f.settle(ctx, p, f.stillSurplus(p, catalog.Unknown), nil)
+	if f.shared { // the links may name it, and no image here needs it: that is no problem
+		surplus, err := f.stillSurplus(p, catalog.Unknown)(ctx)
+		if err == nil && surplus {
+			f.step(func(rep *Report) { rep.Foreign, rep.ForeignBytes = rep.Foreign+1, rep.ForeignBytes+info.Size })
+		}
+		return err
 	}
 	if !f.o.Repair {
 		return f.settle(ctx, p, f.stillSurplus(p, catalog.Unknown), nil)
