@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,7 +24,8 @@ type CopyImage struct {
 	// To is the repository at the destination; "" means the same name.
 	To string
 	// References are tags and digests, copied in this order. None means all
-	// tags, in the source's order.
+	// tags, with v9 before v10: registries do not tell when a tag was pushed, and
+	// the destination takes the last one for the newest.
 	References []string
 }
 
@@ -198,6 +200,7 @@ func (c *copier) image(ctx context.Context, im CopyImage) error {
 			c.step(func(p *CopyProgress) { p.Repo, p.Failed = im.From, p.Failed+1 })
 			return fmt.Errorf("list tags of %s: %w", im.From, err)
 		}
+		slices.SortFunc(refs, byNumbers)
 	}
 	var errs []error
 	for _, ref := range refs {
@@ -220,6 +223,36 @@ func (c *copier) image(ctx context.Context, im CopyImage) error {
 	}
 	return errors.Join(errs...)
 }
+
+// byNumbers compares tags. Runs of digits are numbers, and a release follows its
+// candidates, which have a hyphen behind its name.
+func byNumbers(a, b string) int {
+	inBytes := strings.Compare(a, b)
+	for a != "" && b != "" {
+		n, m := digits(a), digits(b)
+		c := cmp.Compare(a[0], b[0])
+		if n > 0 && m > 0 {
+			x, y := strings.TrimLeft(a[:n], "0"), strings.TrimLeft(b[:m], "0")
+			c = cmp.Or(cmp.Compare(len(x), len(y)), strings.Compare(x, y))
+		} else {
+			n, m = 1, 1
+		}
+		if c != 0 {
+			return c
+		}
+		a, b = a[n:], b[m:]
+	}
+	switch {
+	case strings.HasPrefix(a, "-"):
+		return -1
+	case strings.HasPrefix(b, "-"):
+		return 1
+	}
+	return cmp.Or(cmp.Compare(len(a), len(b)), inBytes)
+}
+
+// digits returns how many digits a tag begins with.
+func digits(s string) int { return len(s) - len(strings.TrimLeft(s, "0123456789")) }
 
 // reference copies one tag or digest. A tag is resolved once, so that it may
 // move meanwhile.

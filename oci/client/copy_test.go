@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -239,6 +240,24 @@ func library(t testing.TB, r oci.Registry) (index, signature oci.Descriptor) {
 	index = putManifest(t, r, "lib/app", parsed{MediaType: oci.MediaTypeOCIIndex, Manifests: []oci.Descriptor{one, two}}, "v1")
 	image(t, r, "lib/tool", nil, []string{"base"}, "v1", "v2")
 	return index, image(t, r, "lib/app", &two, []string{"signature"})
+}
+
+// TestCopyOrder checks that tags come in the order of their versions, whatever that of the source
+// is, as retention at the destination keeps those that came last.
+func TestCopyOrder(t *testing.T) {
+	want := []string{"1.2", "1.10", "2024-01-31", "2024-11-02", "latest", "v1.9.9", "v1.10.0-rc1", "v1.10.0-rc10", "v1.10.0", "v01.10.1", "v1.10.1", "v2"}
+	src, dst := newMem(), newMem()
+	for _, i := range rand.Perm(len(want)) {
+		image(t, src, "app", nil, []string{want[i]}, want[i])
+	}
+	var got []string
+	_, err := client.Copy(t.Context(), dst, src, client.CopyOptions{Tagged: func(_ context.Context, _, tag string) error {
+		got = append(got, tag)
+		return nil
+	}})
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("order (-want +got), %v:\n%s", err, diff)
+	}
 }
 
 func TestCopyEverything(t *testing.T) {
