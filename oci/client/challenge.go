@@ -74,7 +74,7 @@ func (p *scanner) challenge() (Challenge, bool) {
 		return c, true
 	}
 	for {
-		p.skip(" \t,")
+		p.skip(" \t,;")
 		before := p.s
 		name := strings.ToLower(p.token())
 		p.skip(" \t")
@@ -117,13 +117,20 @@ func (p *scanner) skipToken68() bool {
 	return true
 }
 
-// value reads a parameter's value. Some servers leave out the quotes around URLs,
-// so one without quotes ends at a comma or space and not with a token's bytes.
+// value reads a parameter's value. Some servers leave out the quotes around URLs, or
+// write single ones, so one without quotes ends at a comma, semicolon or space and not
+// with a token's bytes.
 func (p *scanner) value() (string, bool) {
 	if strings.HasPrefix(p.s, `"`) {
 		return p.quoted()
 	}
-	end := strings.IndexAny(p.s, " \t,")
+	if s, ok := strings.CutPrefix(p.s, "'"); ok {
+		if v, rest, closed := strings.Cut(s, "'"); closed {
+			p.s = rest
+			return v, true
+		}
+	}
+	end := strings.IndexAny(p.s, " \t,;")
 	if end < 0 {
 		end = len(p.s)
 	}

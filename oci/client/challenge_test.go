@@ -41,7 +41,8 @@ func TestParseChallenges(t *testing.T) {
 	}
 }
 
-// writer writes challenges in every spelling that RFC 9110 allows.
+// writer writes challenges in every spelling that RFC 9110 allows, and with the single quotes and
+// semicolons of servers that know it from hearsay.
 type writer struct{ *rand.Rand }
 
 func (w writer) any(list ...string) string { return list[w.IntN(len(list))] }
@@ -67,6 +68,9 @@ func (w writer) value() (value, written string) {
 		return v, v
 	}
 	value = w.any("x", `a"b`, `a\b`, "a, Basic realm=b", "https://a.example/t?x=1&y=2", "repository:a/b:pull,push registry:catalog:*", " ", "ü")
+	if w.IntN(8) == 0 {
+		return value, "'" + value + "'"
+	}
 	var b strings.Builder
 	for i := range len(value) {
 		if value[i] == '"' || value[i] == '\\' || w.IntN(8) == 0 && value[i] < 0x80 {
@@ -87,7 +91,7 @@ func (w writer) challenge() (Challenge, string) {
 	text += w.any(" ", "  ")
 	for i := range 1 + w.IntN(4) {
 		if i > 0 {
-			text += w.any(",", ", ", " ,\t", ",,")
+			text += w.any(",", ", ", " ,\t", ",,", ";", "; ")
 		}
 		name := fmt.Sprintf("%s%d", w.token(), i)
 		value, written := w.value()
