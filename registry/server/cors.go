@@ -22,9 +22,15 @@ type cors struct {
 const exposed = "Docker-Content-Digest, Docker-Distribution-Api-Version, Docker-Upload-UUID, Etag, Link, Location, " +
 	"OCI-Chunk-Min-Length, OCI-Filters-Applied, OCI-Subject, Range, Retry-After, WWW-Authenticate"
 
+// sendable are the headers of requests that pages may send besides the few that they
+// always may, unless Access-Control-Allow-Headers is configured. A list of manifests'
+// types in Accept is too long to be one of those few.
+const sendable = "Accept, Authorization, Cache-Control, Content-Type, If-None-Match, Range"
+
 const (
 	allowOrigin  = "Access-Control-Allow-Origin"
 	allowMethods = "Access-Control-Allow-Methods"
+	allowHeaders = "Access-Control-Allow-Headers"
 )
 
 // newCORS returns nil if the headers allow no other origin.
@@ -95,6 +101,9 @@ func (s *Server) preflight(q *request, has []string) error {
 		h.Set("Allow", strings.Join(append(slices.Clone(has), http.MethodOptions), ", "))
 	}
 	h.Set(allowMethods, strings.Join(allow, ", "))
+	if h.Get(allowHeaders) == "" {
+		h.Set(allowHeaders, sendable)
+	}
 	q.w.WriteHeader(http.StatusNoContent)
 	return nil
 }

@@ -96,6 +96,9 @@ func TestAllowedOrigins(t *testing.T) {
 			for method, status := range map[string]int{"GET": 200, "OPTIONS": 204} {
 				got := b.ask(method, "/v2/", nil, headers...)
 				got.want(t, method, status, map[string]string{"Access-Control-Allow-Origin": tt.want, "Vary": tt.vary})
+				if may := got.Header.Get("Access-Control-Allow-Headers"); method == "OPTIONS" && !strings.Contains(may, "Authorization") {
+					t.Errorf("a page can send the headers %q, and cannot say who it is", may)
+				}
 				if n := len(got.Header.Values("Access-Control-Allow-Origin")); n > 1 {
 					t.Errorf("%s: %d headers name origins", method, n)
 				}

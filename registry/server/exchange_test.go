@@ -92,7 +92,11 @@ func rangeExchanges(target, etag string, whole map[string]string) []exchange {
 		get("no number", "Range: bytes=a-b", 200, whole, data),
 		get("a sign", "Range: bytes=+1-2", 200, whole, data),
 		get("two signs", "Range: bytes=--2", 200, whole, data),
-		get("an overflow", "Range: bytes=0-99999999999999999999999", 200, whole, data),
+		get("an overflow", "Range: bytes=4-99999999999999999999999", 206, part("4-9", 6), "456789"),
+		get("the largest number of 64 bits", "Range: bytes=7-9223372036854775807", 206, part("7-9", 3), "789"),
+		get("an overflow behind the end", "Range: bytes=99999999999999999999999-", 416, bad, ""),
+		get("an immense suffix", "Range: bytes=-99999999999999999999999", 206, part("0-9", 10), data),
+		get("a unit in capitals", "Range: BYTES=0-0", 206, part("0-0", 1), "0"),
 		get("no range", "Range: bytes=", 200, whole, data),
 		get("only a dash", "Range: bytes=-", 200, whole, data),
 
