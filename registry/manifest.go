@@ -54,6 +54,9 @@ func (r *Registry) PutManifest(ctx context.Context, repo string, m oci.PutManife
 	if err == nil && len(lost) > 0 {
 		err = &catalog.MissingError{Digests: lost[:min(len(lost), maxLost)], Total: len(lost)}
 	}
+	if err == nil {
+		err = r.checkBelow(ctx, repo, row.Manifests)
+	}
 	if err != nil {
 		return oci.PutResult{}, putError(repo, err)
 	}
@@ -69,6 +72,105 @@ func (r *Registry) PutManifest(ctx context.Context, repo string, m oci.PutManife
 
 // maxLost is how many contents an error names.
 const maxLost = 100
+
+const (
+	// belowAtOnce is how many manifests of an index are in RAM at the same time.
+	belowAtOnce = 32
+	// maxBelow is how many contents are looked for below an index. Images for all
+	// platforms name a few hundred.
+	maxBelow = 20_000
+)
+
+// checkBelow looks for what the manifests of an index name in turn: clients that copy an
+// index leave out the manifests that are here, and with them the layers. It reads no
+// object, since an index may name hundreds.
+func (r *Registry) checkBelow(ctx context.Context, repo string, manifests []oci.Digest) error {
+	if r.opts.MissingBlobs {
+		return nil
+	}
+	var lost []oci.Digest
+	seen := map[oci.Digest]bool{}
+	for len(manifests) > 0 && len(seen) < maxBelow {
+		part := manifests[:min(len(manifests), belowAtOnce)]
+		blobs, inner, err := r.namedBelow(ctx, repo, part, seen)
+		if err != nil {
+			return err
+		}
+		gone, err := r.goneFrom(ctx, repo, blobs, inner)
+		if err != nil {
+			return err
+		}
+		lost = append(lost, gone...)
+		manifests = append(manifests[len(part):len(manifests):len(manifests)], inner...)
+	}
+	if len(lost) == 0 {
+		return nil
+	}
+	return &oci.Error{Code: oci.CodeManifestBlobUnknown, Detail: lost[:min(len(lost), maxLost)],
+		Message: fmt.Sprintf("the manifests of the index name %d contents that repository %s does not hold, the first is %s; push them first", len(lost), repo, lost[0])}
+}
+
+// namedBelow returns what those of the contents that are manifests of the repository name
+// and is not in seen, and adds it there.
+func (r *Registry) namedBelow(ctx context.Context, repo string, manifests []oci.Digest, seen map[oci.Digest]bool) (blobs, inner []oci.Digest, err error) {
+	here, err := r.cat.ManifestsHere(ctx, repo, manifests)
+	if err != nil {
+		return nil, nil, err
+	}
+	stored, err := r.cat.Stored(ctx, manifests)
+	if err != nil {
+		return nil, nil, err
+	}
+	add := func(list []oci.Digest, d oci.Digest) []oci.Digest {
+		if seen[d] {
+			return list
+		}
+		seen[d] = true
+		return append(list, d)
+	}
+	for _, b := range stored {
+		if !here[b.Digest] {
+			continue // a blob, which an index may name too
+		}
+		doc, err := manifest.Parse(b.Content, "")
+		if err != nil {
+			continue // one from before a check that it does not pass
+		}
+		named := doc.Names()
+		for _, d := range named.Blobs {
+			blobs = add(blobs, d.Digest)
+		}
+		for _, d := range named.Manifests {
+			if r.opts.MissingPlatforms == nil || !r.opts.MissingPlatforms(repo, d) {
+				inner = add(inner, d.Digest)
+			}
+		}
+	}
+	return blobs, inner, nil
+}
+
+// goneFrom returns those of the contents that the repository does not show, or whose
+// objects are gone, short or known to be damaged.
+func (r *Registry) goneFrom(ctx context.Context, repo string, blobs, manifests []oci.Digest) ([]oci.Digest, error) {
+	shown, err := r.cat.Linked(ctx, repo, slices.Concat(blobs, manifests))
+	if err != nil {
+		return nil, err
+	}
+	asManifest, err := r.cat.ManifestsHere(ctx, repo, manifests)
+	if err != nil {
+		return nil, err
+	}
+	all := slices.Concat(blobs, manifests)
+	gone := slices.DeleteFunc(slices.Clone(all), func(d oci.Digest) bool { return shown[d] || asManifest[d] })
+	here := slices.DeleteFunc(all, func(d oci.Digest) bool { return !shown[d] && !asManifest[d] })
+	lost, err := r.missingBy(ctx, here, func(ctx context.Context, b catalog.Blob) (bool, error) {
+		if b.Suspect {
+			return false, nil
+		}
+		return r.glanceLately(ctx, b.Digest, b.Size)
+	})
+	return append(gone, lost...), err
+}
 
 // beforePut prepares RAM for a manifest about to be recorded: what was just
 // pushed is soon pulled. The returned function is called when it is durable.

@@ -204,7 +204,7 @@ func (r *Registry) healed(d oci.Digest) {
 // the content is suspect. The size that is returned is right also where the caller's was
 // out of date.
 func (r *Registry) look(ctx context.Context, d oci.Digest, size int64) (now int64, here bool, err error) {
-	if w, ok := r.trust.get(d); r.distant && ok && w.size == size && r.opts.Steady()-w.at < statFresh {
+	if r.seenLately(d, size) {
 		return size, true, nil
 	}
 	info, here, err := r.glance(ctx, d, size)
@@ -215,6 +215,22 @@ func (r *Registry) look(ctx context.Context, d oci.Digest, size int64) (now int6
 		here, err = true, nil
 	}
 	return info.Size, here, err
+}
+
+// seenLately reports whether a store of another machine need not be asked again for an
+// object of this size.
+func (r *Registry) seenLately(d oci.Digest, size int64) bool {
+	w, ok := r.trust.get(d)
+	return r.distant && ok && w.size == size && r.opts.Steady()-w.at < statFresh
+}
+
+// glanceLately is glance that does not ask again for what was seen lately.
+func (r *Registry) glanceLately(ctx context.Context, d oci.Digest, size int64) (here bool, err error) {
+	if r.seenLately(d, size) {
+		return true, nil
+	}
+	_, here, err = r.glance(ctx, d, size)
+	return here, err
 }
 
 // glance is look without reading the object.
@@ -306,6 +322,14 @@ func (r *Registry) recordTag(ctx context.Context, d oci.Digest, info objstore.In
 // missing returns those of the digests that the catalogue takes for stored and that are
 // gone or damaged. It looks for several objects at once.
 func (r *Registry) missing(ctx context.Context, digests []oci.Digest) ([]oci.Digest, error) {
+	return r.missingBy(ctx, digests, func(ctx context.Context, b catalog.Blob) (here bool, err error) {
+		_, here, err = r.look(ctx, b.Digest, b.Size)
+		return here, err
+	})
+}
+
+// missingBy is missing with a way to look for an object.
+func (r *Registry) missingBy(ctx context.Context, digests []oci.Digest, look func(context.Context, catalog.Blob) (bool, error)) ([]oci.Digest, error) {
 	stored, err := r.cat.Stored(ctx, digests)
 	if err != nil {
 		return nil, err
@@ -314,7 +338,7 @@ func (r *Registry) missing(ctx context.Context, digests []oci.Digest) ([]oci.Dig
 	err = each(ctx, len(stored), func(ctx context.Context, i int) (err error) {
 		b := stored[i]
 		if b.Content == nil && b.Size > 0 {
-			_, here[i], err = r.look(ctx, b.Digest, b.Size)
+			here[i], err = look(ctx, b)
 			return err
 		}
 		here[i] = int64(len(b.Content)) == b.Size && b.Digest.Algorithm().FromBytes(b.Content) == b.Digest

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -116,11 +117,38 @@ var forms = []struct {
 		return err
 	}},
 	{"manifest", false, "a", func(ctx context.Context, b *bed, data []byte) error {
-		raw := []byte(fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":"x/y","digest":%q,"size":%d}}`,
-			oci.MediaTypeOCIManifest, oci.SHA256(data), len(data)))
-		_, err := b.PutManifest(ctx, "a", oci.PutManifest{Bytes: raw, Tags: []string{"again"}})
+		_, err := b.PutManifest(ctx, "a", oci.PutManifest{Bytes: imageOf(data), Tags: []string{"again"}})
 		return err
 	}},
+	{"index", false, "a", func(ctx context.Context, b *bed, data []byte) error {
+		_, err := b.PutManifest(ctx, "a", oci.PutManifest{Bytes: indexOf(imageOf(data)), Tags: []string{"index"}})
+		return err
+	}},
+	{"index of an index", false, "a", func(ctx context.Context, b *bed, data []byte) error {
+		_, err := b.PutManifest(ctx, "a", oci.PutManifest{Bytes: indexOf(indexOf(imageOf(data))), Tags: []string{"index"}})
+		return err
+	}},
+}
+
+// imageOf returns an image manifest that names data as its config.
+func imageOf(data []byte) []byte {
+	return fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":"x/y","digest":%q,"size":%d}}`,
+		oci.MediaTypeOCIManifest, oci.SHA256(data), len(data))
+}
+
+// indexOf returns an index of one manifest.
+func indexOf(m []byte) []byte {
+	return fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"manifests":[{"digest":%q,"size":%d}]}`,
+		oci.MediaTypeOCIIndex, oci.SHA256(m), len(m))
+}
+
+// pushBelow pushes the manifests that are below what a form pushes.
+func (b *bed) pushBelow(form string, data []byte) {
+	below := map[string][][]byte{"index": {imageOf(data)}, "index of an index": {imageOf(data), indexOf(imageOf(data))}}[form]
+	for _, m := range below {
+		_, err := b.PutManifest(b.T.Context(), "a", oci.PutManifest{Bytes: m})
+		registrytest.NoError(b.T, err)
+	}
 }
 
 // TestAcknowledgedIsReadable checks that, whatever has happened to an object, what the registry
@@ -163,13 +191,17 @@ func TestAcknowledgedIsReadable(t *testing.T) {
 						what := fmt.Sprintf("%s, object of %d bytes is %s, before that %q", form.name, size, state.name, before)
 						visible := state.visible
 						switch {
+						case strings.HasPrefix(form.name, "index"): // the object is not read
 						case name == "distant": // its tag is looked at
 							visible = visible || state.name != "unreadable"
 						case size <= 1<<20: // the object is read, unless it was read before and looks the same
 							visible = state.name != "unreadable" || before != ""
 						}
 						b.trial(what, before, data, visible, form.bytes, form.repo,
-							func() { state.change(b, sectors, registry.BlobKey(oci.SHA256(data)), data) },
+							func() {
+								b.pushBelow(form.name, data)
+								state.change(b, sectors, registry.BlobKey(oci.SHA256(data)), data)
+							},
 							func() error { return form.do(t.Context(), b, data) })
 					}
 				}
