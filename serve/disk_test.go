@@ -193,6 +193,36 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
+// TestFullDiskOfNeighbour checks that deleting, collecting and starting work again and again while
+// another process takes whatever becomes free.
+func TestFullDiskOfNeighbour(t *testing.T) {
+	const images, size = 12, 300_000
+	dir := ext4(t, 64)
+	o := setup{root: filepath.Join(dir, "root"), change: func(cfg *config.Config) { cfg.Storage.GC.Grace = 1 }}
+	s := start(t, o)
+	for n := range images {
+		s.pushImage("full", fmt.Sprintf("t%d", n), contentOf(n, size))
+	}
+	last := []int{images - 1}
+	for n := range images - 1 {
+		stuff(t, dir, 0)
+		s.want(http.StatusAccepted, "DELETE", "/v2/full/manifests/"+digestOf(imageOf(contentOf(n, size))), "")
+		stuff(t, dir, 0)
+		s.collectNow()
+		s.pullAll(last, size)
+		if n%3 == 2 {
+			stuff(t, dir, 0)
+			if err := s.stop(); err != nil {
+				t.Errorf("stop: %v", err)
+			}
+			stuff(t, dir, 0)
+			s = start(t, o)
+			s.pullAll(last, size)
+		}
+		s.want(http.StatusNotFound, "HEAD", "/v2/full/blobs/"+digestOf(contentOf(n, size)), "")
+	}
+}
+
 // collectNow collects without a grace period.
 func (s *instance) collectNow() {
 	s.t.Helper()

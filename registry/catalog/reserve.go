@@ -23,17 +23,21 @@ var ErrFull = errors.New("the catalogue's disk is full")
 // write to its log before it can delete anything. It is a file beside the catalogue.
 // When a change finds the disk full, the file is cut and the change runs again. From
 // then on [Catalog.Room] refuses what is new, until there is room to make the file
-// whole again; so nothing but deleting and collecting uses it up.
+// whole again; so nothing but deleting and collecting uses it up. It is given up in
+// steps, because whoever else writes to the disk takes what is free.
 //
 // A quarter of the reserve is only given up by a start: SQLite makes a log and its
-// index then, also to read.
+// index then, also to read. What the start leaves of it is kept for the next one.
 type reserve struct {
 	path string
 	// want is how many bytes are kept; 0 where the size of the disk is not known.
 	want int64
 
-	mu   sync.Mutex
-	have int64
+	mu sync.Mutex
+	// have is how large the file is, had how large it was at most.
+	have, had int64
+	// given is how much was given up since the last change that succeeded.
+	given int64
 }
 
 // reserveSuffix is behind the catalogue's name in that of the reserve.
@@ -57,6 +61,7 @@ func newReserve(path string) *reserve {
 	}
 	if st, err := os.Stat(r.path); err == nil {
 		r.have = min(st.Size(), r.want)
+		r.had = r.have
 	}
 	return r
 }
@@ -84,21 +89,44 @@ func (r *reserve) low() bool {
 	return r.have < r.want
 }
 
-// fill makes the reserve whole if there is room for that, or at least the part of it
-// that a start needs. That it cannot is no error: [Catalog.Room] tells.
+// fill makes the reserve whole if there is room for that. That it cannot is no error:
+// [Catalog.Room] tells.
 func (r *reserve) fill() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, size := range []int64{r.want, r.floor()} {
-		if r.have >= size || r.free() < size-r.have+r.floor() {
-			continue
-		}
-		if r.grow(size) == nil {
-			r.have = size
-			return
-		}
+	if r.free() >= r.want-r.have+r.floor() {
+		r.growTo(r.want)
 	}
 }
+
+// refill takes back, behind a change, what is free beyond a step. The step is for the next
+// change. Only the writer calls it, which has nothing to write then.
+func (r *reserve) refill() {
+	r.fill()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.given = 0
+	if step := r.step(); step > 0 {
+		r.growTo(min(r.want, r.have+(r.free()/step-1)*step))
+	}
+}
+
+// keep makes the reserve as large as it was, if the disk allows it.
+func (r *reserve) keep() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.growTo(min(r.had, r.have+r.free()&^(pageBytes-1)))
+}
+
+// growTo makes the file of that size, unless it is larger or there is no room. r.mu is held.
+func (r *reserve) growTo(size int64) {
+	if size > r.have && r.grow(size) == nil {
+		r.have, r.had = size, max(size, r.had)
+	}
+}
+
+// step is how much is given up at first: enough to delete an image.
+func (r *reserve) step() int64 { return r.want / 64 &^ (pageBytes - 1) }
 
 // floor is the part that only a start gives up, and also how much is to be free for
 // anything new.
@@ -127,18 +155,21 @@ func (r *reserve) grow(size int64) (err error) {
 	return f.Sync()
 }
 
-// release gives the reserve back to the disk, for a start all of it. It reports
-// whether there was something to give.
+// release gives a step of the reserve back to the disk, twice as much each time that
+// this was not enough, and for a start all of it. It reports whether there was something
+// to give.
 func (r *reserve) release(all bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	keep := r.floor()
+	part := max(r.given, r.step())
+	keep := max(r.floor(), r.have-part)
 	if all {
 		keep = 0
 	}
 	if r.have <= keep {
 		return false
 	}
+	r.given += part
 	f, err := os.OpenFile(r.path, os.O_RDWR, 0)
 	if err != nil {
 		return false
@@ -215,6 +246,7 @@ func (e *sqlite) openReserved(ctx context.Context, path string, readers int) err
 		err = e.open(ctx, path, readers)
 	}
 	if err == nil {
+		e.reserve.keep()
 		e.reserve.fill()
 	}
 	return err

@@ -158,6 +158,7 @@ func (e *sqlite) close() error {
 	}
 	err := errors.Join(e.readers.Close(), e.conn.Close(), e.writer.Close(), e.mark.close(), e.file.Close())
 	if e.reserve != nil { // what the log took is free
+		e.reserve.keep()
 		e.reserve.fill()
 	}
 	return err
@@ -175,7 +176,7 @@ func (e *sqlite) ready() error { return e.mend() }
 func (e *sqlite) after() {
 	e.checkpoint()
 	if e.reserve != nil && e.reserve.low() {
-		e.reserve.fill()
+		e.reserve.refill()
 	}
 }
 
