@@ -288,7 +288,8 @@ func TestMountImageErrors(t *testing.T) {
 
 func TestPrepareUpper(t *testing.T) {
 	r := newRig(t)
-	root := dir(".").mode(0o1751).xattrs("system.posix_acl_default", acl, "trusted.overlay.opaque", "y", "user.root", "r")
+	root := dir(".").mode(0o1751).xattrs("system.posix_acl_default", acl, "trusted.overlay.opaque", "y",
+		"user.long", strings.Repeat("no file system of disks holds it ", 1900), "user.root", "r")
 	root.UID, root.GID, root.Sec, root.Nsec = 5, 6, 1234, 5678
 	x, c := index(t, root, file("f", "x"))
 	at := r.image(x, "erofs", nil)

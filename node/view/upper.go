@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -50,7 +51,11 @@ func copyRoot(from, to string) error {
 	return nil
 }
 
-// copyXattrs copies all attributes but the marks of overlayfs. Escaped ones are
+// unheld is what a file system says that cannot hold an attribute.
+var unheld = []error{unix.ENOTSUP, unix.ENOSPC, unix.E2BIG, unix.ERANGE}
+
+// copyXattrs copies all attributes but the marks of overlayfs, and what the file system
+// of the upper directory cannot hold, as ext4 no long ones. Escaped ones are
 // copied as they are: the overlay looks for them in any of its layers.
 func copyXattrs(from, to string) error {
 	list := make([]byte, 64<<10) // the most that Linux lists
@@ -67,7 +72,7 @@ func copyXattrs(from, to string) error {
 		if err == nil {
 			err = unix.Setxattr(to, name, value[:n], 0)
 		}
-		if err != nil {
+		if err != nil && !slices.ContainsFunc(unheld, func(e error) bool { return errors.Is(err, e) }) {
 			return fmt.Errorf("attribute %q: %w", name, err)
 		}
 	}
