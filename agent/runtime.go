@@ -62,7 +62,7 @@ func RuntimeSpec(image []byte, o RunOptions) (*specs.Spec, error) {
 		Hostname: "slipway",
 		Root:     &specs.Root{Path: o.Root},
 		Process: &specs.Process{
-			Args: args, Env: env, User: user, Cwd: cmp.Or(o.WorkingDir, img.Config.WorkingDir, "/"), NoNewPrivileges: true,
+			Args: args, Env: env, User: user, Cwd: cmp.Or(o.WorkingDir, img.Config.WorkingDir, "/"),
 			Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
 		},
 		Mounts: runMounts(),
@@ -173,6 +173,7 @@ func findEntry(root, file string, fields int, match func([]string) bool) ([]stri
 		return nil, fmt.Errorf("the image's /%s is no usable file", file)
 	}
 	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, maxPasswd+1) // a group may have thousands of members
 	for lines.Scan() {
 		if e := strings.Split(lines.Text(), ":"); len(e) >= fields && match(e) {
 			return e, nil

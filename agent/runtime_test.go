@@ -85,7 +85,7 @@ func TestRuntimeSpec(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Join(s.Process.Args, " "); got != "/bin/app serve" || s.Process.Cwd != "/srv" || s.Process.User.UID != 33 || !s.Process.NoNewPrivileges {
+	if got := strings.Join(s.Process.Args, " "); got != "/bin/app serve" || s.Process.Cwd != "/srv" || s.Process.User.UID != 33 || s.Process.NoNewPrivileges {
 		t.Errorf("process %+v", s.Process)
 	}
 	if got := strings.Join(s.Process.Env[1:], " "); got != "A=1 B=2" {
