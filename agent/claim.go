@@ -292,6 +292,23 @@ func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref referenc
 	return true, nil
 }
 
+// noLayers is what the chain of an image without layers is called, which has an empty tree.
+var noLayers = string(oci.SHA256(nil))
+
+// claimNothing makes the tree of an image without layers known, and says in l what its
+// chain is called.
+func (c *chains) claimNothing(l *snapshotter.Layer, ref reference) error {
+	domain := c.regs.domain(ref.host)
+	l.ChainID = c.keyIn(noLayers, domain)
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	err := c.merge(l.ChainID, domain, nil, false)
+	if errors.Is(err, errNoRecord) {
+		err = c.records.create(&chainRecord{Chain: l.ChainID, Ref: l.ImageRef, Domain: domain, Way: config.WayGear}, &gear.Index{})
+	}
+	return err
+}
+
 // claimAgain notes who else of its domain has a chain that is known. Errors:
 // errNoRecord, errOtherDomain.
 func (c *chains) claimAgain(chain, domain string, sources []gearfs.SourceRef, snapshot bool) error {

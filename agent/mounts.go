@@ -263,6 +263,11 @@ func (m *mounts) claim(ctx context.Context, image, platform string, use []string
 	if len(use) == 0 {
 		return nil, nil, nil, fmt.Errorf("the configuration has %s unpacked in the ordinary way, which takes containerd; name another with --mode, or write the tree with slipway export", image)
 	}
+	if len(img.Layers) == 0 {
+		l := &snapshotter.Layer{Manifest: string(img.Manifest.Digest), ImageRef: image}
+		err := m.chains.claimNothing(l, ref)
+		return img, l, []string{config.WayGear + ": used"}, err
+	}
 	var digests, why []string
 	for _, d := range img.Layers {
 		digests = append(digests, string(d.Digest))
@@ -305,7 +310,7 @@ func (m *mounts) resolve(ctx context.Context, ref reference, platform string) (*
 	if err != nil {
 		return nil, err
 	}
-	if len(img.Layers) == 0 || len(img.Layers) != len(img.DiffIDs) {
+	if len(img.Layers) != len(img.DiffIDs) {
 		return nil, fmt.Errorf("%s/%s has %d layers, and its configuration lists %d", ref.host, ref.repo, len(img.Layers), len(img.DiffIDs))
 	}
 	return img, nil

@@ -4,11 +4,13 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"example.org/slipway/integration/internal/imagetest"
 	"example.org/slipway/integration/internal/node"
 	"example.org/slipway/integration/internal/proc"
 	"example.org/slipway/integration/internal/slipway"
@@ -98,6 +100,30 @@ func TestMount(t *testing.T) {
 		t.Errorf("%d of %d files are left after all mounts were taken away", img.LocalFiles, img.Files)
 	}
 	a.Run("umount", dir)
+}
+
+// TestNoLayers mounts images without layers, which have an empty root directory.
+func TestNoLayers(t *testing.T) {
+	s := slipway.Start(t, t.TempDir(), nil)
+	ref := push(t, s, "team/nothing:v1", imagetest.Compose(runtime.GOARCH, nil, nil))
+	push(t, s, "team/other:v1", imagetest.Compose(runtime.GOARCH, map[string]any{"Cmd": []string{"x"}}, nil))
+	a := node.Start(t, quiet)
+	dir, rw := a.Mount(ref), a.Mount(ref, "--rw", filepath.Join(t.TempDir(), "upper"))
+	other := a.Mount(s.Addr + "/team/other:v1")
+	for _, d := range []string{dir, rw, other} {
+		if entries, err := os.ReadDir(d); err != nil || len(entries) != 0 {
+			t.Errorf("the mount holds %v, error %v", entries, err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(rw, "new"), []byte("x"), 0o600); err != nil {
+		t.Error(err)
+	}
+	a.Kill()
+	a.Start()
+	for _, d := range []string{dir, rw, other} {
+		a.Run("umount", d)
+	}
+	clean(t, a)
 }
 
 // TestReported checks that the registry's web page soon shows what runs on a node.
