@@ -1,9 +1,11 @@
 package store_test
 
 import (
+	"bytes"
 	"context"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -151,25 +153,63 @@ func FuzzOpen(f *testing.F) {
 	f.Fuzz(func(t *testing.T, at int, x byte) {
 		bad := append([]byte(nil), whole...)
 		bad[uint(at)%uint(len(bad))] ^= x
-		dir := t.TempDir()
-		path := filepath.Join(dir, "zone=a", "day=2017-06-20.parquet")
-		if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, bad, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		s, err := store.Open(dir)
-		if err != nil {
-			return
-		}
-		defer s.Close()
-		n := 0
-		err = s.Scan(context.Background(), store.Query{Zone: "a"}, func(b *store.Batch) error { n += b.Len(); return nil })
-		if err == nil && n != 50 {
-			t.Errorf("byte %d: a scan gave %d of 50 requests and no error", at, n)
-		}
-		// Any error is acceptable; a panic is not.
-		_ = s.Records(context.Background(), store.Query{Zone: "a"}, func(*trace.Record) error { return nil })
+		readDamaged(t, bad)
 	})
+}
+
+// readDamaged reads a file of 50 requests that may be damaged. Any error is acceptable. A panic is
+// not, and neither is much more memory than the file takes: if that cannot be had, the process ends.
+func readDamaged(t *testing.T, file []byte) {
+	t.Helper()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "zone=a", "day=2017-06-20.parquet")
+	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	defer func() {
+		const most = 64 << 20
+		runtime.ReadMemStats(&after)
+		if n := after.TotalAlloc - before.TotalAlloc; n > most {
+			t.Errorf("reading a file of %d bytes took %d MiB", len(file), n>>20)
+		}
+	}()
+	s, err := store.Open(dir)
+	if err != nil {
+		return
+	}
+	defer s.Close()
+	n := 0
+	err = s.Scan(context.Background(), store.Query{Zone: "a"}, func(b *store.Batch) error { n += b.Len(); return nil })
+	if err == nil && n != 50 {
+		t.Errorf("a scan gave %d of 50 requests and no error", n)
+	}
+	_ = s.Records(context.Background(), store.Query{Zone: "a"}, func(*trace.Record) error { return nil })
+}
+
+// TestDamagedBytes changes bytes of a file one after another, as [FuzzOpen] does by chance.
+func TestDamagedBytes(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, nil, "a", someRecords(50, 2*time.Hour, 15))
+	whole, err := os.ReadFile(dayPath(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	step := 3
+	if testing.Short() {
+		step = 31
+	}
+	for at := 0; at < len(whole); at += step {
+		x := []byte{0x80, 0xff, 0x0f, 0xf0, 1}[at/step%5]
+		bad := bytes.Clone(whole)
+		bad[at] ^= x
+		readDamaged(t, bad)
+		if t.Failed() {
+			t.Fatalf("byte %d of %d, changed by %#x", at, len(whole), x)
+		}
+	}
 }

@@ -57,10 +57,15 @@ func (s *memSource) close() error { return nil }
 type fileSource struct {
 	path string
 	f    *os.File
+	pf   *parquet.File
 	r    *parquet.GenericReader[row]
 	buf  []row
 	i, n int
 	eof  bool
+	at   int64 // the number of the next row that is read
+	// checked is how many row groups are known to be sound; sound is how many rows these have.
+	checked int
+	sound   int64
 }
 
 // What a source reads of each column at once, in bytes: there is one source for a day's
@@ -79,7 +84,32 @@ func openSource(path string, readBytes int) (*fileSource, error) {
 	if _, err := columnIndexes(pf, path); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &fileSource{path: path, f: f, r: parquet.NewGenericReader[row](pf), buf: make([]row, 512)}, nil
+	s := &fileSource{path: path, f: f, pf: pf, buf: make([]row, 512)}
+	if err := s.begin(); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return s, nil
+}
+
+// begin makes the reader of the rows.
+func (s *fileSource) begin() (err error) {
+	defer damaged(&err, s.path)
+	s.r = parquet.NewGenericReader[row](s.pf)
+	return nil
+}
+
+// check makes sure that the row groups of the rows up to one can be decoded.
+func (s *fileSource) check(last int64) error {
+	meta := s.pf.Metadata()
+	for ; s.checked < len(meta.RowGroups) && s.sound <= last; s.checked++ {
+		for column := range meta.RowGroups[s.checked].Columns {
+			if err := checkChunk(s.f, meta, s.checked, column); err != nil {
+				return fmt.Errorf("row group %d, column %d: %w", s.checked, column, err)
+			}
+		}
+		s.sound += meta.RowGroups[s.checked].NumRows
+	}
+	return nil
 }
 
 func (s *fileSource) next() (*row, error) {
@@ -97,8 +127,11 @@ func (s *fileSource) next() (*row, error) {
 
 func (s *fileSource) fill() (err error) {
 	defer damaged(&err, s.path)
-	s.i = 0
-	s.n, err = s.r.Read(s.buf)
+	s.i, s.n = 0, 0
+	if err = s.check(s.at + int64(len(s.buf))); err == nil {
+		s.n, err = s.r.Read(s.buf)
+	}
+	s.at += int64(s.n)
 	if errors.Is(err, io.EOF) {
 		s.eof, err = true, nil
 	}
@@ -112,9 +145,15 @@ func (s *fileSource) close() error {
 	if s.f == nil {
 		return nil
 	}
-	err := errors.Join(s.r.Close(), s.f.Close())
+	err := errors.Join(s.end(), s.f.Close())
 	s.f = nil
 	return err
+}
+
+// end ends the reader of the rows.
+func (s *fileSource) end() (err error) {
+	defer damaged(&err, s.path)
+	return s.r.Close()
 }
 
 // merge gives the rows of several sources. Rows of the same time come in the order of

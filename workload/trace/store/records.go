@@ -74,10 +74,17 @@ func (d *dayFile) records(ctx context.Context, from, to int64, fn func(*trace.Re
 	}
 }
 
-// seek goes to a row.
+// seek goes to the first row of a row group.
 func (s *fileSource) seek(rowIndex int64) (err error) {
 	defer damaged(&err, s.path)
-	return s.r.SeekToRow(rowIndex)
+	if err := s.r.SeekToRow(rowIndex); err != nil {
+		return err
+	}
+	s.at = rowIndex
+	for ; s.sound < rowIndex; s.checked++ { // those before are not read
+		s.sound += s.pf.Metadata().RowGroups[s.checked].NumRows
+	}
+	return nil
 }
 
 // Hour is a part of a file: requests of one hour in UTC.

@@ -133,7 +133,18 @@ func (sc *scanner) day(ctx context.Context, zone string, d *dayFile, from, to in
 		if h.Last < from || h.First >= to {
 			continue
 		}
-		if err := sc.group(groups[i], h, cols, d.path); err != nil {
+		check := func(column int) error {
+			known, bit := &d.sound[i], uint64(1)<<column
+			if known.Load()&bit != 0 {
+				return nil
+			}
+			err := checkChunk(f, pf.Metadata(), i, column)
+			if err == nil {
+				known.Or(bit)
+			}
+			return err
+		}
+		if err := sc.group(groups[i], h, cols, check, d.path); err != nil {
 			return err
 		}
 		b := sc.buf
@@ -187,18 +198,22 @@ func columnIndexes(pf *parquet.File, path string) (map[string]int, error) {
 
 func rowSchema() *parquet.Schema { return parquet.SchemaOf(row{}) }
 
-// group decodes a row group into sc.buf.
-func (sc *scanner) group(g parquet.RowGroup, h hour, cols map[string]int, path string) (err error) {
+// group decodes a row group into sc.buf, after check of each column.
+func (sc *scanner) group(g parquet.RowGroup, h hour, cols map[string]int, check func(column int) error, path string) (err error) {
 	defer damaged(&err, path)
 	chunks := g.ColumnChunks()
 	n := int(h.Rows)
 	b := &sc.buf
-	column := func(name string) parquet.ColumnChunk { return chunks[cols[name]] }
 	read := func(name string, decode func(parquet.ColumnChunk) error) {
-		if err == nil {
-			if err = decode(column(name)); err != nil {
-				err = fmt.Errorf("read %s: column %s: %w", path, name, err)
-			}
+		if err != nil {
+			return
+		}
+		column := cols[name]
+		if err = check(column); err == nil {
+			err = decode(chunks[column])
+		}
+		if err != nil {
+			err = fmt.Errorf("read %s: column %s: %w", path, name, err)
 		}
 	}
 	ints := func(name string, want bool, dst *[]int64) {

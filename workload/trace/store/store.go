@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/parquet-go/parquet-go"
@@ -43,6 +44,9 @@ type dayFile struct {
 	day   int64 // microseconds since 1970
 	rows  int64
 	hours []hour
+	// sound has a bit for each column of each row group that is known to be sound: only the
+	// first scan has to find out.
+	sound []atomic.Uint64
 }
 
 // ErrNotStore is returned for a directory that has no traces in it.
@@ -137,6 +141,7 @@ func openDay(path string) (dayFile, error) {
 	if len(groups) != len(d.hours) {
 		return d, fmt.Errorf("%s: the index has %d row groups, the file %d", path, len(d.hours), len(groups))
 	}
+	d.sound = make([]atomic.Uint64, len(groups))
 	last := d.day
 	for i, h := range d.hours {
 		if groups[i].NumRows() != h.Rows || h.Rows <= 0 || h.Rows > maxGroup || h.First < last || h.Last < h.First {
@@ -167,8 +172,13 @@ func openParquet(path string, readBytes int) (f *os.File, pf *parquet.File, err 
 	if err != nil {
 		return nil, nil, err
 	}
-	pf, err = parquet.OpenFile(f, info.Size(), parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true),
-		parquet.ReadBufferSize(readBytes))
+	if err = checkFooter(f, info.Size()); err == nil {
+		pf, err = parquet.OpenFile(f, info.Size(), parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true),
+			parquet.ReadBufferSize(readBytes))
+	}
+	if err == nil {
+		err = checkMeta(pf.Metadata(), info.Size())
+	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("read %s: %w", path, err)
 	}
@@ -176,8 +186,9 @@ func openParquet(path string, readBytes int) (f *os.File, pf *parquet.File, err 
 }
 
 // damaged makes an error of a panic while a file is decoded: the decoder trusts
-// lengths and offsets that a damaged file has wrong. It is deferred around the
-// decoder alone, never around a caller's function.
+// lengths and offsets that a damaged file has wrong. Those that would not make a panic are
+// checked before, see sound.go. It is deferred around the decoder alone, never around a
+// caller's function.
 func damaged(err *error, path string) {
 	if r := recover(); r != nil {
 		*err = fmt.Errorf("read %s: the file is damaged: %v", path, r)
