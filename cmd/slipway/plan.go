@@ -67,7 +67,7 @@ func (f *planFlags) addCache(cmd *cobra.Command) {
 	fl.StringVar(&f.latency, "latency", "", "latency of layers that is wanted, such as mean=50ms or p99=500ms")
 	fl.StringVar(&f.growth, "growth", "1x", "how many times as much the registry shall carry")
 	fl.StringSliceVar(&f.sizes, "size", []string{"0.5%", "1%", "2%", "4%", "6%", "8%", "10%", "15%", "20%"}, "sizes of the memory to try, in per cent or bytes, of all replicas together")
-	fl.StringVar(&f.of, "of", "ingress", "what per cent are of: ingress (what was pushed; where nothing was, footprint) or footprint (what all layers take)")
+	fl.StringVar(&f.of, "of", "ingress", "what per cent are of: ingress (what was pushed; footprint where nothing was, or its size is not known) or footprint (what all layers take)")
 	fl.StringSliceVar(&f.ssd, "ssd", []string{"0", "10x"}, "sizes of the SSD to try, in times of the memory (10x) or bytes")
 	fl.StringVar(&f.c.Policy, "ram-policy", "gdsf", "policy of the memory: "+strings.Join(policy.Names(), ", "))
 	fl.StringVar(&f.c.SSDPolicy, "ssd-policy", "lru", "policy of the SSD")
@@ -238,7 +238,7 @@ func (f *planFlags) curves(r *simulate.Requests, growth float64) ([][]simulate.S
 	switch {
 	case f.of != "ingress" && f.of != "footprint":
 		return nil, usagef("--of is %q; there are footprint and ingress", f.of)
-	case f.of == "footprint" || whole == 0:
+	case f.of == "footprint" || whole == 0 || r.Unsized > 0: // a part of the ingress tells nothing
 		whole = r.Footprint()
 	}
 	whole = int64(float64(whole) * growth)

@@ -283,7 +283,9 @@ func (f *cacheFlags) configs(r *simulate.Requests) ([]simulate.CacheConfig, erro
 	switch f.of {
 	case "footprint":
 	case "ingress":
-		whole = r.Ingress
+		if whole = r.Ingress; r.Unsized > 0 {
+			return nil, fmt.Errorf("the trace does not tell the size of %d pushes; use --of footprint, or sizes in bytes", r.Unsized)
+		}
 	default:
 		return nil, usagef("--of is %q; there are footprint and ingress", f.of)
 	}

@@ -118,10 +118,12 @@ type PlanTrace struct {
 	LayerGets int   `json:"layer_gets"`
 	Layers    int   `json:"layers"`
 	// First is how many requests are the first for their layer.
-	First     int64   `json:"first_requests"`
-	Footprint int64   `json:"footprint_bytes"`
-	Ingress   int64   `json:"ingress_bytes"`
-	Seconds   float64 `json:"seconds"`
+	First     int64 `json:"first_requests"`
+	Footprint int64 `json:"footprint_bytes"`
+	Ingress   int64 `json:"ingress_bytes"`
+	// Unsized pushes are not in Ingress: the trace does not tell their size.
+	Unsized int64   `json:"unsized_pushes,omitempty"`
+	Seconds float64 `json:"seconds"`
 	// PeakPerSec is how many requests of any kind came a second in the minute that had
 	// the most.
 	PeakPerSec float64 `json:"peak_requests_per_second"`
@@ -238,7 +240,7 @@ func (p *planner) trace() PlanTrace {
 	r := p.r
 	return PlanTrace{
 		Requests: p.a.Requests, LayerGets: r.Len(), Layers: len(r.Size), First: firstRequests(r),
-		Footprint: r.Footprint(), Ingress: r.Ingress, Seconds: p.a.spanSeconds(),
+		Footprint: r.Footprint(), Ingress: r.Ingress, Unsized: r.Unsized, Seconds: p.a.spanSeconds(),
 		PeakPerSec: float64(p.a.peak()) / 60, Skipped: r.Skipped, Servers: r.Servers(), Sizes: "recorded",
 	}
 }

@@ -207,6 +207,45 @@ func TestLoadCache(t *testing.T) {
 	}
 }
 
+// TestPushedByPatches loads pushes as the logs of different registries have them: all of it at the
+// PUT that ends an upload, or what came with that alone, and nothing of what came before.
+func TestPushedByPatches(t *testing.T) {
+	const unknown = trace.Unknown
+	for name, tc := range map[string]struct {
+		patches          []int64
+		put              int64
+		ingress, unsized int64
+	}{
+		"the whole at the PUT":     {[]int64{60, 40}, 100, 105, 0},
+		"nothing at the PUT":       {[]int64{60, 40}, unknown, 105, 0},
+		"the rest at the PUT":      {[]int64{60, 40}, 7, 112, 0},
+		"no PATCH":                 {nil, 100, 105, 0},
+		"unknown":                  {nil, unknown, 5, 1},
+		"unknown, and PATCHes too": {[]int64{unknown, unknown}, unknown, 5, 1},
+		"empty":                    {nil, 0, 5, 0},
+	} {
+		s := &source{}
+		for _, size := range append([]int64{1 << 30}, tc.patches...) { // the first is of another upload, which never ends
+			upload := store.Symbol(90)
+			if size == 1<<30 {
+				upload = 91
+			}
+			s.add(0, store.PATCH, trace.Upload, 1, 1, upload, store.None, size)
+			s.b.Status[len(s.b.Status)-1] = 202
+		}
+		s.add(1, store.PUT, trace.Upload, 1, 1, 90, 50, tc.put)
+		s.add(2, store.PUT, trace.Manifest, 1, 1, 93, store.None, 5)
+		s.add(3, store.GET, trace.Blob, 1, 1, 50, 50, 100)
+		r, err := simulate.LoadCache(context.Background(), s, simulate.Window{Zone: "z"}, simulate.NoWrites, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Ingress != tc.ingress || r.Unsized != tc.unsized {
+			t.Errorf("%s: ingress %d and %d pushes without a size, want %d and %d", name, r.Ingress, r.Unsized, tc.ingress, tc.unsized)
+		}
+	}
+}
+
 // TestPairedWithNext checks that a push is paired with the next GET of its size, not with
 // an earlier or a later one.
 func TestPairedWithNext(t *testing.T) {

@@ -69,8 +69,10 @@ type Requests struct {
 	Write []bool
 	// Size of each layer in bytes.
 	Size []int64
-	// Ingress is the sum of the sizes of all that was pushed, manifests too, in bytes.
+	// Ingress is the sum of the sizes of all that was pushed, manifests too, in bytes. It lacks
+	// Unsized pushes, whose size is not known.
 	Ingress int64
+	Unsized int64
 	// Skipped counts the requests for layers whose size is not known.
 	Skipped int64
 }
@@ -171,7 +173,7 @@ type repoSize struct {
 // trace are not looked at.
 func LoadCache(ctx context.Context, src Source, w Window, writes Writes, model bool) (*Requests, error) {
 	l := cacheLoader{writes: writes, model: model, open: map[repoSize][]openPut{},
-		layers: map[store.Symbol]uint32{}, uploads: map[store.Symbol]uint32{}, hosts: map[store.Symbol]uint32{}}
+		layers: map[store.Symbol]uint32{}, uploads: map[store.Symbol]uint32{}, hosts: map[store.Symbol]uint32{}, patched: map[store.Symbol]int64{}}
 	columns := store.ColSize | store.ColMethod | store.ColKind | store.ColStatus |
 		store.ColHost | store.ColRepo | store.ColRef | store.ColDigest
 	if err := w.scan(ctx, src, columns, l.batch); err != nil {
@@ -190,6 +192,8 @@ type cacheLoader struct {
 	hosts           map[store.Symbol]uint32
 	// open are the pushes without digest that no GET has been paired with yet.
 	open map[repoSize][]openPut
+	// patched is how many bytes have come by PATCH for the uploads that are under way.
+	patched map[store.Symbol]int64
 }
 
 // openPut is a push whose layer is not known yet: its place in the requests and the id of
@@ -206,8 +210,29 @@ func (l *cacheLoader) batch(b *store.Batch) {
 			l.get(b, i)
 		case stored(b, i):
 			l.put(b, i)
+		case b.Method[i] == store.PATCH && b.Kind[i] == trace.Upload && b.Status[i] < 300 && len(l.patched) < maxUploads:
+			l.patched[b.Ref[i]] += max(0, b.Size[i])
 		}
 	}
+}
+
+// maxUploads bounds the uploads whose PATCHes are remembered: those of a trace need not end.
+const maxUploads = 1 << 20
+
+// pushed returns the size of what a push brought. Slipway's log has that of the whole blob at the
+// request that ends an upload. The logs of others have what came with this request, which is mostly
+// nothing; then the PATCHes before tell the rest.
+func (l *cacheLoader) pushed(b *store.Batch, i int) int64 {
+	size := b.Size[i]
+	if b.Kind[i] != trace.Upload || b.Method[i] != store.PUT {
+		return size
+	}
+	before := l.patched[b.Ref[i]]
+	delete(l.patched, b.Ref[i])
+	if before > max(0, size) { // which is not that of the whole
+		return before + max(0, size)
+	}
+	return size
 }
 
 func (l *cacheLoader) get(b *store.Batch, i int) {
@@ -234,11 +259,13 @@ func (l *cacheLoader) get(b *store.Batch, i int) {
 }
 
 func (l *cacheLoader) put(b *store.Batch, i int) {
-	l.r.Ingress += max(0, b.Size[i])
+	size := l.pushed(b, i)
+	if l.r.Ingress += max(0, size); size < 0 {
+		l.r.Unsized++
+	}
 	if l.writes == NoWrites || !isLayerPut(b, i) {
 		return
 	}
-	size := b.Size[i]
 	if size <= 0 {
 		l.r.Skipped++
 		return
