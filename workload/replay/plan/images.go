@@ -12,8 +12,11 @@ import (
 type manifest struct {
 	size   int64
 	layers []store.Symbol
-	// children are manifests that an index names.
+	// children are manifests that an index names. named is set once one names this manifest, and
+	// depth is how many levels of manifests there are below it.
 	children []pair
+	named    bool
+	depth    uint8
 	// put is set once a push told what the only version names: then reads add nothing.
 	put bool
 	// config is the layer that stands in for the configuration; store.None if a
@@ -111,9 +114,23 @@ func (s *survey) names(k pair, m *manifest, v *visit) {
 	for _, l := range v.layers {
 		m.add(l)
 	}
-	if len(m.layers) == 0 && isDigested(k) && len(v.children) > 0 && !slices.Contains(v.children, k) {
+	if len(m.layers) == 0 && isDigested(k) && len(v.children) > 0 && s.mayName(k, m, v.children) {
 		m.children, m.put, v.children = v.children, true, nil
+		for _, c := range m.children {
+			child := s.manifests[c]
+			child.named, m.depth = true, max(m.depth, child.depth+1)
+		}
 	}
+}
+
+// maxLevels bounds the levels of manifests below an index: it may name indexes.
+const maxLevels = 2
+
+// mayName reports whether a manifest may be an index of others. What a trace tells is a guess, and
+// must not make an index that names itself in the end, or one of endless levels: one that an index
+// names already gets no children.
+func (s *survey) mayName(k pair, m *manifest, children []pair) bool {
+	return !m.named && !slices.ContainsFunc(children, func(c pair) bool { return c == k || s.manifests[c].depth >= maxLevels })
 }
 
 func (s *survey) readManifest(b *store.Batch, i int) {

@@ -97,6 +97,33 @@ func TestPushesSendWhatWasPushed(t *testing.T) {
 	}
 }
 
+// TestPushesOfOthers plans pushes as the logs of other registries have them, with what came in each
+// request in the place of the size of the whole.
+func TestPushesOfOthers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		last int64
+		want []int64
+	}{"nothing at the end": {-1, []int64{30_000}}, "the rest at the end": {500, []int64{30_500}}} {
+		for _, known := range []bool{true, false} {
+			uri := "v2/a/blobs/uploads/u1"
+			if known {
+				uri += "?digest=" + digest(1)
+			}
+			for _, level := range []plan.Level{plan.L1, plan.L2} {
+				p := newPlan(t, newMemory(
+					request{1, "p", "POST", "v2/a/blobs/uploads/", 202, -1},
+					request{2, "p", "PATCH", "v2/a/blobs/uploads/u1", 202, 10_000},
+					request{3, "p", "PATCH", "v2/a/blobs/uploads/u1", 202, 20_000},
+					request{4, "p", "PUT", uri, 201, tc.last},
+				), plan.Options{Level: level})
+				if d := cmp.Diff(tc.want, sentSizes(t, tasks(t, p, 0), level)); d != "" || p.Unsized.Blobs > 0 {
+					t.Errorf("%s at %s: %+v, sizes that are pushed (-want +got):\n%s", name, level, p.Unsized, d)
+				}
+			}
+		}
+	}
+}
+
 // sentSizes returns the sizes of what the steps push, sorted. It checks that manifests
 // refer to pushed content, and that the parts of an upload fit into it.
 func sentSizes(t *testing.T, all []*plan.Task, level plan.Level) (sizes []int64) {
@@ -145,6 +172,38 @@ func checkNamed(t *testing.T, body []byte, there map[string]int64) {
 	for _, d := range named {
 		if there[string(d.Digest)] != d.Size || d.Size == 0 {
 			t.Errorf("a manifest names %s of %d bytes, which were not pushed", d.Digest, d.Size)
+		}
+	}
+}
+
+// TestManifestsAlone plans traces that have PUTs of manifests by digest and not what these name, in
+// any order and again. Each could be an index of those before it, but none may be one of itself.
+func TestManifestsAlone(t *testing.T) {
+	put := func(ms int64, n int) request {
+		return request{ms, "p", "PUT", "v2/a/manifests/" + digest(n), 201, 400}
+	}
+	var chain []request
+	for i := range 200 {
+		chain = append(chain, put(int64(i), i))
+	}
+	for name, requests := range map[string][]request{
+		"twice":             {put(1, 1), put(2, 2), put(3, 1), put(4, 2)},
+		"in turn":           {put(1, 1), put(2, 2), put(3, 3), put(4, 1), put(5, 2), put(6, 3), put(7, 2), put(8, 1)},
+		"one after another": chain,
+	} {
+		for _, level := range []plan.Level{plan.L1, plan.L2} {
+			p := newPlan(t, newMemory(requests...), plan.Options{Level: level})
+			puts := 0
+			for _, k := range tasks(t, p, 0) {
+				for _, s := range k.Steps {
+					if s.Op == plan.OpPutManifest {
+						puts++
+					}
+				}
+			}
+			if puts != len(requests) {
+				t.Errorf("%s at %s: %d PUTs, want %d", name, level, puts, len(requests))
+			}
 		}
 	}
 }

@@ -367,23 +367,24 @@ func (s *survey) upload(b *store.Batch, i int) {
 	}
 }
 
-// closed is a PUT that ends an upload.
+// closed is a PUT that ends an upload. Slipway's log has the size of the whole blob there, the logs of
+// others what came with the PUT: then the PATCHes have brought more, or the size is not known.
 func (s *survey) closed(b *store.Batch, i int) {
-	ref, d := b.Ref[i], b.Digest[i]
+	ref, d, size := b.Ref[i], b.Digest[i], b.Size[i]
+	if before := s.blob(ref).size; before > max(0, size) {
+		size = before + max(0, size)
+	}
 	if d == store.None {
 		d = ref
-		if b.Size[i] > 0 {
-			k := sized{b.Repo[i], b.Size[i]}
+		if size > 0 {
+			k := sized{b.Repo[i], size}
 			s.waiting[k] = append(s.waiting[k], waiting{ref, second(b, i)})
 		}
 	}
+	bl := s.blob(d)
+	bl.size = max(bl.size, size)
 	if d != ref {
-		s.blob(d) // so that the one below stays where it is
-		bl := s.blob(ref)
-		bl.is = d
-		if b.Size[i] <= 0 { // then the PATCHes tell at least what came before
-			s.blob(d).size = max(s.blob(d).size, bl.size)
-		}
+		s.blob(ref).is = d
 	}
 	s.brought(b, i, d)
 	s.pushing(b, i).add(ref)
