@@ -94,17 +94,20 @@ func (a *authority) basicHeader() string {
 	return r.Header.Get("Authorization")
 }
 
-// answer is what a challenge is answered with, after refused was shown in vain; empty
-// if there is nothing to show.
-func (a *authority) answer(ctx context.Context, challenges []string, scope, refused string) (string, error) {
-	c := client.ChooseChallenge(challenges, a.base)
-	switch {
-	case c.Scheme == "basic" && a.target.Username != "":
+// answer is what the challenges of an answer from a URL are answered with, after refused was shown
+// in vain; empty if there is nothing to show.
+func (a *authority) answer(ctx context.Context, challenges []string, from *url.URL, scope, refused string) (string, error) {
+	c := client.ChooseChallenge(challenges, from)
+	switch c.Scheme {
+	case "basic":
+		if a.target.Username == "" {
+			return "", nil
+		}
 		a.mu.Lock()
 		a.basic = true
 		a.mu.Unlock()
 		return a.basicHeader(), nil
-	case c.Scheme == "bearer":
+	case "bearer":
 		t := a.token(scope)
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -151,4 +154,31 @@ func (a *authority) fetch(ctx context.Context, t *token, params map[string]strin
 	}
 	t.value, t.expires = value, time.Now().Add(life-life/10)
 	return nil
+}
+
+func (a *authority) tokenRequest(ctx context.Context, realm *url.URL, service, scope string) (*http.Request, error) {
+	q := url.Values{"service": {service}}
+	if scope != "" {
+		q.Set("scope", scope)
+	}
+	if a.target.IdentityToken != "" {
+		q.Set("grant_type", "refresh_token")
+		q.Set("client_id", "slipway")
+		q.Set("refresh_token", a.target.IdentityToken)
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, realm.String(), strings.NewReader(q.Encode()))
+		if err == nil {
+			req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		}
+		return req, err
+	}
+	for k, v := range realm.Query() {
+		q[k] = v
+	}
+	u := *realm
+	u.RawQuery = q.Encode()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err == nil && a.target.Username != "" {
+		req.SetBasicAuth(a.target.Username, a.target.Password)
+	}
+	return req, err
 }

@@ -107,7 +107,7 @@ func (s *Sender) follow(ctx context.Context, t *target, x *exchange, sample *res
 		case resp.StatusCode == http.StatusUnauthorized && !asked && x.at.Host == t.base.Host:
 			asked = true
 			idle(resp)
-			if auth, err = t.auth.answer(ctx, resp.Header.Values("Www-Authenticate"), x.scope, auth); err != nil {
+			if auth, err = t.auth.answer(ctx, resp.Header.Values("Www-Authenticate"), x.at, x.scope, auth); err != nil {
 				return err
 			}
 			if auth == "" {

@@ -1,7 +1,6 @@
 package send
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -343,14 +342,44 @@ func TestBadTargets(t *testing.T) {
 	}
 }
 
-func FuzzChallenge(f *testing.F) {
-	for _, s := range []string{`Bearer realm="https://a/b",service="c",scope="d"`, `Basic realm=x`, `Bearer realm="a\"b`, ``, `x y=,`, `Bearer a=b=c,,d`} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		a := &authority{target: &Target{}, base: &url.URL{Scheme: "http", Host: "h"}, via: http.NewFileTransport(http.Dir(t.TempDir()))}
-		if h, err := a.answer(context.Background(), []string{s}, "", ""); err == nil && strings.HasPrefix(h, "Bearer ") {
-			t.Errorf("%q: a token from nowhere", s)
+// TestHubTarget names Docker Hub as people do. Its registry has another name.
+func TestHubTarget(t *testing.T) {
+	for _, host := range []string{"docker.io", "index.docker.io", "registry-1.docker.io"} {
+		u, err := (&Target{Name: "t", URL: "https://" + host}).parse()
+		if err != nil || u.Host != "registry-1.docker.io" {
+			t.Errorf("%s: %v, %v", host, u, err)
 		}
-	})
+	}
+}
+
+// TestSeveralChallenges answers a registry that offers several ways in one header or in several, in
+// any order, as nginx in front of a registry does, or names its token service without its host.
+func TestSeveralChallenges(t *testing.T) {
+	good := blobBytes(t)
+	for name, headers := range map[string][]string{
+		"one header":         {`Basic realm="r", Bearer realm="URL/token",service="s"`},
+		"the other order":    {`Bearer realm="URL/token",service="s", Basic realm="r"`},
+		"two headers":        {`Basic realm="r"`, `Bearer realm="URL/token",service="s"`},
+		"one that is no use": {`Negotiate`, `NTLM abc=, Bearer realm="URL/token",service="s"`},
+		"a path":             {`Bearer realm="/token",service="s"`},
+		"capitals":           {`BEARER Realm="URL/token", Service=s`},
+	} {
+		var url string
+		url = serve(t, func(w http.ResponseWriter, r *http.Request) {
+			switch {
+			case r.URL.Path == "/token":
+				_ = json.NewEncoder(w).Encode(map[string]any{"token": "abc"})
+			case r.Header.Get("Authorization") == "Bearer abc":
+				_, _ = w.Write(good)
+			default:
+				for _, h := range headers {
+					w.Header().Add("WWW-Authenticate", strings.ReplaceAll(h, "URL", url))
+				}
+				w.WriteHeader(401)
+			}
+		})
+		if got := do(t, Target{Name: "t", URL: url}, Options{}, getBlob(0)); got[0].Outcome != result.OK {
+			t.Errorf("%s: got %+v", name, got[0])
+		}
+	}
 }

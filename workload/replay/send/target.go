@@ -11,6 +11,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"example.org/slipway/oci/client"
 )
 
 // Target is a registry and how to reach it. It is sent to workers as JSON, with its
@@ -54,7 +56,7 @@ func (t *Target) parse() (*url.URL, error) {
 	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "":
 		return nil, fmt.Errorf("the URL of target %s is not http://HOST or https://HOST", t.Name)
 	}
-	return &url.URL{Scheme: u.Scheme, Host: u.Host, Path: strings.TrimRight(u.Path, "/")}, nil
+	return &url.URL{Scheme: u.Scheme, Host: client.APIHost(u.Host), Path: strings.TrimRight(u.Path, "/")}, nil
 }
 
 // Check returns what is wrong with the target.
