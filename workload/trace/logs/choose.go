@@ -8,17 +8,20 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
+	"syscall"
 
 	"example.org/slipway/workload/trace"
 	"example.org/slipway/workload/trace/logs/formats"
 	"example.org/slipway/workload/trace/logs/internal/tenfield"
 )
 
-// Choose returns the files of a list that are to be read. The parts of Harbor log the same
-// requests. Choose leaves out the logs of the parts behind the proxy if the proxy's log
-// is in the same directory, because the proxy sees all clients and errors, and skips them as
-// [trace.BadRepeated]. It returns all files if the options have a format.
+// Choose returns the files of a list that are to be read. It skips the others as
+// [trace.BadRepeated]: those that are the same file by another name, as a link is, and, unless the
+// options have a format, those of Harbor that log the same requests as another. Of Harbor's parts,
+// Choose leaves out the logs of those behind the proxy if the proxy's log is in the same directory,
+// because the proxy sees all clients and errors.
 func (in *Input) Choose(ctx context.Context, files []string) []string {
+	files = in.distinct(files)
 	if in.o.Format != "" || len(files) < 2 {
 		return files
 	}
@@ -46,6 +49,29 @@ func (in *Input) Choose(ctx context.Context, files []string) []string {
 	return out
 }
 
+// distinct leaves out regular files that are in the list by another name already: Kubernetes has the
+// logs of containers in /var/log/pods, and links to them in /var/log/containers.
+func (in *Input) distinct(files []string) []string {
+	type id struct{ device, inode uint64 }
+	seen := map[id]string{}
+	var out []string
+	for _, file := range files {
+		info, err := os.Stat(file)
+		if err == nil && info.Mode().IsRegular() {
+			if st, ok := info.Sys().(*syscall.Stat_t); ok {
+				key := id{st.Dev, st.Ino}
+				if first, again := seen[key]; again {
+					in.Skip(trace.BadRepeated, file, 0, fmt.Sprintf("it is %q by another name", first))
+					continue
+				}
+				seen[key] = file
+			}
+		}
+		out = append(out, file) // reading it will say what is wrong with it
+	}
+	return out
+}
+
 // frontRank orders the logs of Harbor's parts. 1 is nearest to the clients; 0 belongs to no part.
 func frontRank(f trace.Format) int {
 	switch f {
@@ -67,7 +93,9 @@ func repeats(front, f trace.Format) bool {
 	return false
 }
 
-// formatOf returns the format of a regular file by its first bytes, or "" if it is not known.
+// formatOf returns the format of a regular file by its first lines, or "" if it is not known. It
+// reads as many lines as an import does before that gives up: what an import will read must be known
+// here, or the same requests would count twice.
 func (in *Input) formatOf(ctx context.Context, path string) trace.Format {
 	info, err := os.Stat(path)
 	if err != nil || !info.Mode().IsRegular() {
@@ -103,14 +131,5 @@ func (in *Input) formatIn(r io.Reader, depth int) trace.Format {
 	if head, _ = text.Peek(sniffSize); tenfield.Begins(head) {
 		return trace.FormatTrace
 	}
-	dec := newLineDecoder(newText(io.LimitReader(text, sniffSize)), "", in.o.Now)
-	for dec.parse == nil {
-		if dec.next() != nil || dec.find() != nil {
-			break
-		}
-	}
-	if dec.parse == nil {
-		return ""
-	}
-	return dec.parse[0].Name
+	return newLineDecoder(text, "", in.o.Now).detect()
 }

@@ -1,6 +1,7 @@
 package logs
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -45,6 +46,9 @@ func Files(paths []string) (files []string, size int64, err error) {
 				return nil
 			}
 			info, err := os.Stat(file) // of the target of a link
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil // a link whose target was removed, or a file that was rotated away just now
+			}
 			if err != nil {
 				return err
 			}

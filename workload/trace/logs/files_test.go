@@ -63,6 +63,43 @@ func TestFiles(t *testing.T) {
 	}
 }
 
+// TestSameFile lists and reads a directory as Kubernetes has it: the logs of pods, and beside them
+// links to these, some of which lead nowhere any more.
+func TestSameFile(t *testing.T) {
+	dir := t.TempDir()
+	pods, containers := filepath.Join(dir, "pods"), filepath.Join(dir, "containers")
+	for _, d := range []string{pods, containers} {
+		if err := os.Mkdir(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"a.log", "b.log"} {
+		if err := os.WriteFile(filepath.Join(pods, name), []byte(combined("203.0.113.7")+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, target := range map[string]string{"a.log": "../pods/a.log", "gone.log": "../pods/gone.log"} {
+		if err := os.Symlink(target, filepath.Join(containers, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Link(filepath.Join(pods, "b.log"), filepath.Join(dir, "hard.log")); err != nil {
+		t.Fatal(err)
+	}
+	files, _, err := logs.Files([]string{dir, pods})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, format := range []trace.Format{"", trace.FormatCLF} {
+		in := logs.NewInput(&logs.InputOptions{Format: format})
+		got := in.Choose(context.Background(), files)
+		want := []string{filepath.Join(containers, "a.log"), filepath.Join(dir, "hard.log")}
+		if diff := cmp.Diff(want, got); diff != "" || count(in) != 4 {
+			t.Errorf("skipped %+v, files differ (-want +got):\n%s", in.Skipped(), diff)
+		}
+	}
+}
+
 // TestCutCompressed checks that the last line of a truncated compressed file is not taken
 // for a complete one, since its numbers may lack digits.
 func TestCutCompressed(t *testing.T) {

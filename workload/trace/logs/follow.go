@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -159,11 +160,25 @@ func (f *Follower) rotated() (bool, error) {
 	return true, nil // reads the old file once more, which is complete now
 }
 
-// head returns the start of the file, of which some may already have been read.
-func (f *Follower) head() []byte {
-	b := make([]byte, sniffSize)
-	n, _ := f.f.ReadAt(b, 0) // what cannot be read now cannot be read later either
-	return b[:n]
+// samples returns parts of the file that tell its format: what stands before the place where reading
+// begins, since a writer may have been told to use another format, and the start of the file.
+func (f *Follower) samples() [][]byte {
+	const tailSize = 16 << 10
+	read := func(from, size int64) []byte {
+		b := make([]byte, size)
+		n, _ := f.f.ReadAt(b, from) // what cannot be read now cannot be read later either
+		return b[:n]
+	}
+	start := read(0, sniffSize)
+	if f.off == 0 {
+		return [][]byte{start}
+	}
+	from := max(0, f.off-tailSize)
+	tail := read(from, f.off-from)
+	if from > 0 {
+		_, tail, _ = bytes.Cut(tail, []byte("\n")) // the first line may be a part of one
+	}
+	return [][]byte{tail, start}
 }
 
 // Follow calls fn for the records of a stream that is still being written, such as a [Follower], as
@@ -172,19 +187,20 @@ func (f *Follower) head() []byte {
 func (in *Input) Follow(r io.Reader, name string, fn func(Source, *trace.Record) error) error {
 	raw := &rawReader{r: r, n: in.read, ended: func() error { return nil }}
 	text := newText(holesReader{raw})
-	var head []byte
+	var samples [][]byte
 	follower, ok := r.(*Follower)
 	if ok {
-		head = follower.head()
+		samples = slices.DeleteFunc(follower.samples(), func(b []byte) bool { return len(bytes.TrimSpace(b)) == 0 })
 	}
-	if len(bytes.TrimSpace(head)) == 0 { // wait for what comes first
+	if len(samples) == 0 { // wait for what comes first
 		err := skipBlank(text.Reader)
 		if err != nil && !errors.Is(err, io.EOF) {
 			return fmt.Errorf("read log %s: %w", name, err)
 		}
-		head, _ = text.Peek(text.Buffered())
+		first, _ := text.Peek(text.Buffered())
+		samples = [][]byte{first}
 	}
-	dec, err := in.followDecoder(text, head)
+	dec, err := in.followDecoder(text, samples)
 	if err != nil {
 		return err
 	}
@@ -198,20 +214,25 @@ func (in *Input) Follow(r io.Reader, name string, fn func(Source, *trace.Record)
 	return err
 }
 
-// followDecoder returns the decoder of a stream that begins with head, or continues after it.
-func (in *Input) followDecoder(r text, head []byte) (decoder, error) {
-	dec, err := in.decoder(context.Background(), r, head)
-	lines, ok := dec.(*lineDecoder)
-	if err != nil || !ok || lines.parse != nil {
-		return dec, err
-	}
-	lines.uris = nil // which have no times
-	known := newLineDecoder(newText(bytes.NewReader(head)), "", in.o.Now)
-	for len(known.parse) == 0 && known.next() == nil {
-		if err := known.find(); err != nil {
+// followDecoder returns the decoder of a stream with samples of it. The first sample with a known
+// format counts.
+func (in *Input) followDecoder(r text, samples [][]byte) (dec decoder, err error) {
+	for _, sample := range samples {
+		dec, err = in.decoder(context.Background(), r, sample)
+		lines, ok := dec.(*lineDecoder)
+		if err != nil || !ok || lines.parse != nil {
+			return dec, err
+		}
+		lines.uris = nil // which have no times
+		known := newLineDecoder(newText(bytes.NewReader(sample)), "", in.o.Now)
+		for len(known.parse) == 0 && known.next() == nil {
+			if err := known.find(); err != nil {
+				break
+			}
+		}
+		if lines.parse = known.parse; lines.parse != nil {
 			break
 		}
 	}
-	lines.parse = known.parse
-	return lines, nil
+	return dec, nil
 }

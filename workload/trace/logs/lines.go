@@ -179,6 +179,20 @@ func (d *lineDecoder) find() error {
 	return nil
 }
 
+// detect reads lines until one has a known format, and returns that, or "" if none has.
+func (d *lineDecoder) detect() trace.Format {
+	for d.parse == nil {
+		err := d.next()
+		if errors.As(err, new(*trace.BadRecord)) {
+			continue
+		}
+		if err != nil && !(errors.Is(err, io.EOF) && len(d.l.Text) > 0) || d.find() != nil {
+			return ""
+		}
+	}
+	return d.parse[0].Name
+}
+
 // lookAhead returns the rank of the format that comes first in the table, among those of a line and
 // of the lines after it in memory.
 func (d *lineDecoder) lookAhead(best int) int {

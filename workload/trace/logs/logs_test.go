@@ -38,6 +38,7 @@ func TestClients(t *testing.T) {
 		"fe80::1%eth0": "fe80::1%eth0", "::1": "::1", "203.0.113.7, 10.0.0.12": "203.0.113.7", "203.0.113.7,10.0.0.12": "203.0.113.7",
 		`"203.0.113.7, 10.0.0.12"`: "203.0.113.7", "unknown, 203.0.113.7": "203.0.113.7", "-, 203.0.113.7": "203.0.113.7",
 		"2001:db8::7, 10.0.0.12, 10.0.0.13": "2001:db8::7", "203.0.113.7:40312, 10.0.0.12:80": "203.0.113.7",
+		"2001:db8:0:1:2:3:4:7:40312": "2001:db8:0:1:2:3:4:7", "2001:db8::7:40312": "2001:db8::7",
 		"node7.example.com": "node7.example.com", "node7.example.com:40312": "node7.example.com", "1c6fe6d6": "1c6fe6d6", "-": "", "unix:": "",
 		"registry.example.com:443 203.0.113.7": "203.0.113.7", "registry.example.com 203.0.113.7": "203.0.113.7",
 		"registry-0 registry 203.0.113.7": "203.0.113.7", "10.0.0.12 203.0.113.7": "203.0.113.7", `{app="registry"} 203.0.113.7`: "203.0.113.7",
@@ -53,6 +54,50 @@ func TestClients(t *testing.T) {
 		in := logs.NewInput(&logs.InputOptions{Format: trace.FormatCLF})
 		if got := read(t, in, combined(field)+"\n"); len(got) != 0 || count(in) != 1 {
 			t.Errorf("%q is a client: %+v", field, got)
+		}
+	}
+}
+
+// TestUnbracketed reads the clients of load balancers, which write IPv6 addresses with a port and
+// without brackets. A port of few digits could be a part of the address.
+func TestUnbracketed(t *testing.T) {
+	for _, title := range []string{"alb", "haproxy"} {
+		for _, port := range []string{"1", "80", "443", "4031", "40312"} {
+			in := docsInput("")
+			got := read(t, in, strings.Replace(example(t, title), "203.0.113.7:40312", "2001:db8::7:"+port, 1)+"\n")
+			if len(got) != 1 || got[0].RemoteAddr != "2001:db8::7" {
+				t.Errorf("%s, port %s: got %+v, skipped %+v", title, port, got, in.Skipped())
+			}
+		}
+	}
+}
+
+// TestLogfmt reads Distribution's log as it is with other versions, formatters and collectors.
+func TestLogfmt(t *testing.T) {
+	text := example(t, "distribution, text")
+	_, fields, _ := strings.Cut(text, `msg="response completed" `)
+	const agent = `http.request.useragent="containerd/1.7.18"`
+	for name, tc := range map[string]struct{ line, agent string }{
+		"no user agent":     {strings.Replace(text, agent, "http.request.useragent=", 1), ""},
+		"empty user agent":  {strings.Replace(text, agent, `http.request.useragent=""`, 1), ""},
+		"empty at the end":  {text + " vars.name=", "containerd/1.7.18"},
+		"odd escapes":       {strings.Replace(text, agent, `http.request.useragent="docker/1.13.1 UpstreamClient(Docker-Client/1.13.1 \(linux\))"`, 1), "docker/1.13.1 UpstreamClient(Docker-Client/1.13.1 (linux))"},
+		"usual escapes":     {strings.Replace(text, agent, `http.request.useragent="UpstreamClient(a \\(linux\\)) \"b\""`, 1), `UpstreamClient(a \(linux\)) "b"`},
+		"names before":      {"registry-5c9f7b5d8-x2x7k registry " + text, "containerd/1.7.18"},
+		"a terminal":        {"2024-06-12T09:45:02Z INFO[0012] response completed                            " + fields, "containerd/1.7.18"},
+		"a coloured line":   {"2024-06-12T09:45:02Z \x1b[36mINFO\x1b[0m[0012] response completed        \x1b[36mgo.version\x1b[0m=go1.22.4 " + fields, "containerd/1.7.18"},
+		"a monotonic clock": {"[12345.678901] node1 registry[1042]: " + text, "containerd/1.7.18"},
+	} {
+		want := titled{title: "distribution"}.told()
+		want.UserAgent = tc.agent
+		in := docsInput("")
+		got := read(t, in, tc.line+"\n")
+		if len(got) != 1 {
+			t.Errorf("%s: %d records, skipped %+v", name, len(got), in.Skipped())
+			continue
+		}
+		if diff := cmp.Diff(want, plain(got[0])); diff != "" {
+			t.Errorf("%s: the record differs (-want +got):\n%s", name, diff)
 		}
 	}
 }
@@ -171,6 +216,29 @@ func TestChoose(t *testing.T) {
 	}
 }
 
+// TestChooseBehindNoise reads Harbor's log directory in which the first lines of each log tell of
+// something else than requests.
+func TestChooseBehindNoise(t *testing.T) {
+	const noise = 3000 // lines, which are more bytes than are read to detect a compression
+	dir := t.TempDir()
+	for name, line := range map[string]string{
+		"proxy.log": example(t, "harbor"), "core.log": example(t, "harbor-core"),
+		"registry.log": "Jun 12 09:45:02 172.18.0.1 registry[7]: " + example(t, "distribution, text"),
+	} {
+		other := "Jun 12 09:45:01 172.18.0.1 part[7]: 2024-06-12T09:45:01Z [INFO] [/controller/job.go:77]: nothing is to be done\n"
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(strings.Repeat(other, noise)+line), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files, _, err := logs.Files([]string{dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := docsInput("").Choose(context.Background(), files); len(got) != 1 || filepath.Base(got[0]) != "proxy.log" {
+		t.Errorf("read are %v", got)
+	}
+}
+
 // TestHarborArchive reads the directory as an archive in which the proxy's log comes
 // last. It reads the archive from a file and from a stream that can be read only once.
 func TestHarborArchive(t *testing.T) {
@@ -254,6 +322,39 @@ func TestFollowFindsFormats(t *testing.T) {
 				if err := follower.Close(); err != nil {
 					t.Error(err)
 				}
+			}
+		}
+	}
+}
+
+// TestFollowFindsNewFormat follows a log whose writer was told to use another format, so that the
+// beginning of the file has lines that no more come.
+func TestFollowFindsNewFormat(t *testing.T) {
+	old, now := titled{text: combined("203.0.113.7")}, titled{title: "trace", text: example(t, "trace")}
+	for _, n := range []int{1, 250, 2000} {
+		for _, pair := range [][2]titled{{old, now}, {now, {title: "clf", text: example(t, "clf")}}} {
+			path := filepath.Join(t.TempDir(), "log")
+			f, err := os.Create(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if _, err := f.WriteString(strings.Repeat(pair[0].text+"\n", n) + strings.Repeat(pair[1].text+"\n", 250)); err != nil {
+				t.Fatal(err)
+			}
+			follower, err := logs.Follow(path, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.WriteString(pair[1].text + "\n"); err != nil {
+				t.Fatal(err)
+			}
+			follower.Stop()
+			if err := docsInput("").Follow(follower, path, counter(t, pair[1], 1)); err != nil {
+				t.Errorf("%d lines before: %v", n, err)
+			}
+			if err := follower.Close(); err != nil {
+				t.Error(err)
 			}
 		}
 	}

@@ -48,6 +48,10 @@ func (l *line) unwrapOnce(now time.Time) bool {
 	b := l.Text
 	switch c := b[0]; {
 	case c == '{':
+		if rest, ok := cutLabels(b); ok {
+			l.Text = rest
+			return true
+		}
 		return l.unwrapObject()
 	case c == '<':
 		return l.unwrapPriority(now)
@@ -80,6 +84,27 @@ func cutPod(b []byte) ([]byte, bool) {
 		return b, false
 	}
 	return b[end+2:], true
+}
+
+// cutLabels cuts the labels that logcli of Loki puts in front of a line: {app="registry",pod="x"}.
+func cutLabels(b []byte) ([]byte, bool) {
+	if len(b) < 2 || b[1] == '"' { // JSON
+		return b, false
+	}
+	for rest := b[1:]; ; {
+		i := bytes.IndexByte(rest, '=')
+		if i < 1 || bytes.ContainsAny(rest[:i], `"{}:`) {
+			return b, false
+		}
+		_, after, ok := values.Quoted(rest[i+1:])
+		switch rest = bytes.TrimLeft(after, " "); {
+		case !ok || len(rest) == 0:
+			return b, false
+		case rest[0] == '}':
+			return rest[1:], true
+		}
+		rest = rest[1:]
+	}
 }
 
 // cutService cuts what docker compose and supervisors put in front of a line: a name, perhaps the
@@ -219,7 +244,7 @@ func cutTag(b []byte) []byte {
 		if host := string(tag[:i]); strings.ContainsAny(host, `"'{}=|`) {
 			return b
 		}
-		tag = tag[i+1:]
+		tag = cutPriority(tag[i+1:])
 	}
 	if pid := bytes.IndexByte(tag, '['); pid > 0 && tag[len(tag)-1] == ']' {
 		tag = tag[:pid]
@@ -233,6 +258,19 @@ func cutTag(b []byte) []byte {
 		return b
 	}
 	return b[end+2:]
+}
+
+// cutPriority cuts what BusyBox puts in front of a program's name, such as "daemon.info".
+func cutPriority(tag []byte) []byte {
+	priority, program, ok := bytes.Cut(tag, []byte(" "))
+	_, level, dotted := bytes.Cut(priority, []byte("."))
+	switch string(level) {
+	case "debug", "info", "notice", "warn", "warning", "err", "error", "crit", "alert", "emerg", "panic":
+		if ok && dotted {
+			return program
+		}
+	}
+	return tag
 }
 
 // unwrapPriority cuts the priority of syslog, and the header of RFC 5424, in which a version
@@ -285,9 +323,10 @@ func cutStructured(b []byte) []byte {
 // envelopes are the names under which collectors put the line into a JSON object. The first ones
 // have no other use; the others hold a program's message in other logs.
 var (
-	envelopes     = []string{"log", "MESSAGE"}
-	maybeEnvelope = []string{"textPayload", "@message", "message", "msg", "line", "event.original", "_raw", "body"}
-	envelopeTimes = []string{"__REALTIME_TIMESTAMP", "time", "@timestamp", "timestamp", "_time", "ts", "date"}
+	envelopes     = []string{"log", "MESSAGE", "short_message"}
+	maybeEnvelope = []string{"textPayload", "@message", "message", "msg", "line", "event.original", "event.line", "event", "_raw", "body",
+		"_source.message", "result._raw", "jsonPayload.message", "jsonPayload.log"}
+	envelopeTimes = []string{"__REALTIME_TIMESTAMP", "time", "@timestamp", "timestamp", "_time", "ts", "date", "_source.@timestamp", "result._time"}
 )
 
 // unwrapObject takes the line out of a JSON object, if it is in one.
@@ -330,7 +369,7 @@ func (l *line) unwrapObject() bool {
 
 // maybeWrapped reports whether an object may contain a line, without parsing it.
 func maybeWrapped(b []byte) bool {
-	for _, name := range []string{`"log"`, `"MESSAGE"`, `ayload"`, `essage"`, `"msg"`, `"line"`, `original"`, `"_raw"`, `"body"`} {
+	for _, name := range []string{`"log"`, `"MESSAGE"`, `ayload"`, `essage"`, `"msg"`, `"line"`, `original"`, `"event"`, `"_raw"`, `"body"`} {
 		if bytes.Contains(b, []byte(name)) {
 			return true
 		}

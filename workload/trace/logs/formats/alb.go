@@ -22,7 +22,7 @@ func parseALB(l *Line, rec *trace.Record) error {
 	if rec.Time, ok = values.Time(f[1].Text); !ok {
 		return notUnderstood("the time is %.40q", f[1].Text)
 	}
-	if rec.RemoteAddr, ok = values.Client(f[3].Text); !ok {
+	if rec.RemoteAddr, ok = values.ClientPort(f[3].Text); !ok {
 		return notUnderstood("the client is %.60q", f[3].Text)
 	}
 	if err := setRequest(strings.TrimSuffix(f[12].Text, " -"), rec); err != nil {

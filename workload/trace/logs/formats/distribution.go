@@ -1,10 +1,18 @@
 package formats
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // answeredLine reports whether a line is Distribution's line for an answered request. Errors have
-// lines too, one for each of a request's errors, so none of those lines is a request.
-func answeredLine(p *Pairs) bool { return p.Get("msg", "message", "@message") == "response completed" }
+// lines too, one for each of a request's errors, so none of those lines is a request. On a terminal,
+// as containers may have one, the message stands before the names: "INFO[0012] response completed".
+func answeredLine(p *Pairs) bool {
+	const answered = "response completed"
+	return p.Get("msg", "message", "@message") == answered ||
+		strings.HasSuffix(p.words, "] "+answered) && p.Has("http.request.method")
+}
 
 var distributionKeys = keyed{
 	is: answeredLine, time: []string{"time", "@timestamp", "timestamp"}, duration: []string{"http.response.duration"}, unit: time.Second,

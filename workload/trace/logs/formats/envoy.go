@@ -8,8 +8,8 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/values"
 )
 
-// parseEnvoy reads Envoy's default access log, and that of Istio, which has three fields
-// more before the sizes and five more at the end:
+// parseEnvoy reads Envoy's default access log, and that of Istio, which has more fields at the end
+// and, depending on its version, none, one, two or three more before the sizes:
 //
 //	[START_TIME] "METHOD PATH PROTOCOL" CODE FLAGS RECEIVED SENT DURATION UPSTREAM_TIME "X-FORWARDED-FOR" "USER-AGENT" "REQUEST-ID" "AUTHORITY" "UPSTREAM"
 //
@@ -30,13 +30,9 @@ func parseEnvoy(l *Line, rec *trace.Record) error {
 	if err := setRequest(f[0].Text, rec); err != nil {
 		return err
 	}
-	remote := ""
 	status := f[1].Text
-	f = f[3:]
-	if !values.IsDigits(f[0].Text) && len(f) >= 17 { // Istio
-		f, remote = f[3:], f[15].Text
-	}
-	if len(f) < 9 || f[0].Quoted || !f[4].Quoted {
+	f = envoySizes(f[3:])
+	if f == nil {
 		return notUnderstood("its fields are not those of Envoy's default format")
 	}
 	if err := setAnswer(status, f[1].Text, rec); err != nil {
@@ -48,9 +44,10 @@ func parseEnvoy(l *Line, rec *trace.Record) error {
 	if rec.Duration, ok = values.Duration(f[2].Text, time.Millisecond); !ok {
 		return notUnderstood("the duration is %.40q", f[2].Text)
 	}
+	const downstream = 12 // of Istio, which writes the cluster and two of its own addresses before
 	client := f[4].Text
-	if client == "-" || client == "" {
-		client = remote
+	if (client == "-" || client == "") && len(f) > downstream {
+		client = f[downstream].Text
 	}
 	if client != "" {
 		if rec.RemoteAddr, ok = values.Client(client); !ok {
@@ -61,11 +58,27 @@ func parseEnvoy(l *Line, rec *trace.Record) error {
 	return nil
 }
 
+// envoySizes returns the fields from the received bytes on: two sizes, a duration and another one
+// that may be missing, and then those in quotes. Istio's details before them are no numbers.
+func envoySizes(f []values.Field) []values.Field {
+	const details = 3
+	for i := 0; i <= details && len(f)-i >= 9; i++ {
+		g := f[i:]
+		if plainNumber(g[0]) && plainNumber(g[1]) && plainNumber(g[2]) && !g[3].Quoted && g[4].Quoted {
+			return g
+		}
+	}
+	return nil
+}
+
+// plainNumber reports whether a field is a number without quotes.
+func plainNumber(f values.Field) bool { return !f.Quoted && values.IsDigits(f.Text) }
+
 var envoyKeys = keyed{
 	is: func(p *Pairs) bool {
 		return p.Has("method", "response_code") && p.Get("path", "x-envoy-origin-path", "x_envoy_original_path") != ""
 	},
-	time: []string{"start_time"}, arrival: true, duration: []string{"duration"}, unit: time.Millisecond,
+	time: []string{"start_time", "@timestamp", "timestamp"}, arrival: true, duration: []string{"duration"}, unit: time.Millisecond,
 	method: []string{"method"}, uri: []string{"x-envoy-origin-path", "x_envoy_original_path", "path"}, proto: []string{"protocol"},
 	client: []string{"x_forwarded_for", "x-forwarded-for", "downstream_remote_address"}, status: []string{"response_code"},
 	written: []string{"bytes_sent"}, received: []string{"bytes_received"}, agent: []string{"user_agent", "user-agent"},

@@ -22,13 +22,9 @@ func parseHAProxy(l *Line, rec *trace.Record) error {
 	}
 	client := string(l.Text[:at])
 	client = client[strings.LastIndexByte(client, ' ')+1:]
-	i := strings.LastIndexByte(client, ':')
-	if i < 0 || !values.IsDigits(client[i+1:]) {
-		return notUnderstood("there is no client with a port before the time")
-	}
 	var ok bool
-	if rec.RemoteAddr, ok = values.Client(client[:i]); !ok {
-		return notUnderstood("the client is %.60q", client)
+	if rec.RemoteAddr, ok = values.ClientPort(client); !ok {
+		return notUnderstood("there is no client with a port before the time: %.60q", client)
 	}
 	rest, err := clfTimed(l.Text, at, rec)
 	if err != nil {

@@ -11,6 +11,8 @@ import (
 // keyed says where a format of names with values has the fields of a record. If there are several
 // names, the first one that a line has counts.
 type keyed struct {
+	// loose says that the names are in the form that loose gives them.
+	loose bool
 	// is reports whether a line describes an answered request.
 	is func(*Pairs) bool
 	// time is the time of the end, or of the arrival.
@@ -31,6 +33,9 @@ func (k *keyed) parse(l *Line, rec *trace.Record) error {
 	p := l.Pairs()
 	if p == nil {
 		return notUnderstood("it is no JSON object")
+	}
+	if k.loose {
+		p = p.loose()
 	}
 	if !k.is(p) {
 		return notRequest("it is of something else: %.60q", p.Get("msg", "message", "level"))

@@ -20,8 +20,8 @@ func (l *Line) SetText(text []byte) {
 	l.Text, l.tried = text, false
 }
 
-// Pairs returns the fields of a line that is a JSON object, perhaps after words that a collector
-// added, or that is in logfmt. It returns nil for other lines.
+// Pairs returns the fields of a line that is a JSON object or in logfmt, perhaps after words that a
+// collector added. It returns nil for other lines.
 func (l *Line) Pairs() *Pairs {
 	if !l.tried {
 		l.tried = true
@@ -36,7 +36,7 @@ func (l *Line) Pairs() *Pairs {
 func (l *Line) parsePairs() bool {
 	b := l.Text
 	if len(b) > 0 && b[0] != '{' {
-		if i := bytes.IndexByte(b, '='); i > 0 && !bytes.ContainsAny(b[:i], " \"{[(") {
+		if i := bytes.IndexByte(b, '='); i > 0 && !bytes.ContainsAny(b[:i], `"{`) {
 			return l.p.parseLogfmt(b)
 		}
 		i := bytes.Index(b, []byte(`{"`))

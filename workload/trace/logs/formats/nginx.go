@@ -61,23 +61,26 @@ var requestTimeNames = map[string]bool{"rt": true, "request_time": true, "reqtim
 	"t": true, "duration": true, "total": true, "request-time": true}
 
 // nginxKeys are the names that people give to nginx's variables in log_format with
-// escape=json: first those of the variables themselves.
+// escape=json: first those of the variables themselves. Capitals, "_" and "-" do not matter.
 var nginxKeys = keyed{
+	loose: true,
 	is: func(p *Pairs) bool {
-		return (p.Has("request") || p.Get("request_method", "method", "verb") != "" && p.Get("request_uri", "uri", "path", "url") != "") &&
-			p.Get("status", "status_code", "response_status", "response") != ""
+		return (p.Has("request") || p.Get("requestmethod", "method", "verb", "httpmethod") != "" &&
+			p.Get("requesturi", "uri", "path", "url", "requestpath", "requesturl") != "") &&
+			p.Get("status", "statuscode", "responsestatus", "httpstatus", "response") != ""
 	},
-	time:     []string{"time_iso8601", "time_local", "msec", "@timestamp", "timestamp", "time", "ts", "date", "datetime"},
-	duration: []string{"request_time", "duration", "response_time", "requesttime"}, unit: time.Second,
-	request: []string{"request"}, method: []string{"request_method", "method", "verb"},
-	uri: []string{"request_uri", "uri", "path", "url"}, query: []string{"args", "query_string", "request_query", "query"},
-	proto: []string{"server_protocol", "request_proto", "protocol", "proto"},
-	client: []string{"remote_addr", "client_ip", "clientip", "remote_ip", "client", "realip_remote_addr", "http_x_real_ip",
-		"http_x_forwarded_for", "x_forwarded_for", "forwarded_for", "ip"},
-	status:   []string{"status", "status_code", "response_status", "response"},
-	written:  []string{"body_bytes_sent", "bytes_sent", "bytes", "size", "response_length"},
-	received: []string{"content_length", "http_content_length"},
-	agent:    []string{"http_user_agent", "user_agent", "useragent", "agent"},
-	referer:  []string{"http_referer", "http_referrer", "referer", "referrer"}, user: []string{"remote_user", "user"},
-	id: []string{"request_id", "req_id", "http_x_request_id", "x_request_id"}, host: []string{"host", "http_host", "vhost", "server_name"},
+	time: []string{"timeiso8601", "timelocal", "msec", "@timestamp", "timestamp", "time", "ts", "date", "datetime", "accesstime",
+		"localtime", "logtime", "requesttimestamp"},
+	duration: []string{"requesttime", "duration", "responsetime", "reqtime"}, unit: time.Second,
+	request: []string{"request"}, method: []string{"requestmethod", "method", "verb", "httpmethod"},
+	uri:   []string{"requesturi", "uri", "path", "url", "requestpath", "requesturl"},
+	query: []string{"args", "querystring", "requestquery", "query"}, proto: []string{"serverprotocol", "requestproto", "protocol", "proto"},
+	client: []string{"remoteaddr", "clientip", "remoteip", "client", "clientaddr", "clientaddress", "remoteaddress", "remotehost",
+		"realipremoteaddr", "httpxrealip", "xrealip", "realip", "httpxforwardedfor", "xforwardedfor", "forwardedfor", "sourceip", "srcip", "ip"},
+	status:   []string{"status", "statuscode", "responsestatus", "httpstatus", "response"},
+	written:  []string{"bodybytessent", "bytessent", "bytes", "size", "responselength", "responsesize", "bodysize"},
+	received: []string{"contentlength", "httpcontentlength"},
+	agent:    []string{"httpuseragent", "useragent", "agent"},
+	referer:  []string{"httpreferer", "httpreferrer", "referer", "referrer"}, user: []string{"remoteuser", "user"},
+	id: []string{"requestid", "reqid", "httpxrequestid", "xrequestid"}, host: []string{"host", "httphost", "vhost", "servername"},
 }

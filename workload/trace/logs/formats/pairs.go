@@ -15,6 +15,8 @@ import (
 type Pairs struct {
 	names, values []string
 	arrays        map[string][]byte // as written in the line
+	// words are what stands before the first name of a line in logfmt.
+	words string
 }
 
 const (
@@ -45,6 +47,17 @@ func (p *Pairs) Has(names ...string) bool {
 	}
 	return true
 }
+
+// loose returns the fields with names in small letters, without "_" and "-".
+func (p *Pairs) loose() *Pairs {
+	q := &Pairs{names: make([]string, len(p.names)), values: p.values}
+	for i, name := range p.names {
+		q.names[i] = looseName.Replace(strings.ToLower(name))
+	}
+	return q
+}
+
+var looseName = strings.NewReplacer("_", "", "-", "")
 
 // Array returns the array of a name as written in the line, or nil if there is none.
 func (p *Pairs) Array(name string) []byte { return p.arrays[name] }
@@ -191,10 +204,14 @@ func jsonText(b []byte, i int) (string, int, bool) {
 	return "", 0, false
 }
 
-// parseLogfmt reads name=value name="value" and so on. It reports whether the line holds nothing
-// else.
+// parseLogfmt reads name=value name="value" and so on, perhaps after words. It reports whether the
+// line holds nothing else.
 func (p *Pairs) parseLogfmt(b []byte) bool {
 	*p = Pairs{names: p.names[:0], values: p.values[:0]}
+	if i := bytes.IndexByte(b, '='); i > 0 {
+		at := bytes.LastIndexByte(b[:i], ' ') + 1
+		p.words, b = string(bytes.TrimRight(b[:at], " ")), b[at:]
+	}
 	for {
 		b = bytes.TrimLeft(b, " ")
 		if len(b) == 0 {
@@ -214,13 +231,13 @@ func (p *Pairs) parseLogfmt(b []byte) bool {
 			b = rest
 			continue
 		}
-		var value string
-		value, b = values.NextField(b)
-		p.add(name, value)
+		value, rest, _ := bytes.Cut(b, []byte(" ")) // a value may be empty
+		p.add(name, string(value))
+		b = rest
 	}
 }
 
-// goQuoted reads a string as %q writes it.
+// goQuoted reads a string as %q writes it, or with other escapes.
 func goQuoted(b []byte) (s string, rest []byte, ok bool) {
 	for end := 1; end < len(b); end++ {
 		switch b[end] {
@@ -228,7 +245,10 @@ func goQuoted(b []byte) (s string, rest []byte, ok bool) {
 			end++
 		case '"':
 			s, err := strconv.Unquote(string(b[:end+1]))
-			return s, b[end+1:], err == nil && (end+1 == len(b) || b[end+1] == ' ')
+			if err != nil {
+				s = values.Unescape(string(b[1:end]))
+			}
+			return s, b[end+1:], end+1 == len(b) || b[end+1] == ' '
 		}
 	}
 	return "", nil, false

@@ -19,7 +19,7 @@ func parseTraefikCLF(l *Line, rec *trace.Record) error {
 		return err
 	}
 	f := values.Fields(rest)
-	if len(f) != 4 || !values.IsDigits(f[0].Text) || !f[1].Quoted || !f[2].Quoted {
+	if len(f) != 4 || !values.IsDigits(f[0].Text) || !traefikName(f[1]) || !traefikName(f[2]) {
 		return notUnderstood("there is no router and no server after the user agent")
 	}
 	took, ok := values.Duration(f[3].Text, time.Second)
@@ -29,6 +29,10 @@ func parseTraefikCLF(l *Line, rec *trace.Record) error {
 	rec.Duration = took
 	return nil
 }
+
+// traefikName reports whether a field is the name of a router or a server. Some versions write "-"
+// without quotes if there is none.
+func traefikName(f values.Field) bool { return f.Quoted || f.Text == "-" }
 
 var traefikKeys = keyed{
 	is:   func(p *Pairs) bool { return p.Has("RequestMethod", "RequestPath") },

@@ -51,7 +51,7 @@ func Address(s string) (string, bool) {
 	if err != nil {
 		ap, err := netip.ParseAddrPort(s)
 		if err != nil {
-			return "", false
+			return bareIPv6(s)
 		}
 		a = ap.Addr()
 	}
@@ -65,6 +65,32 @@ func Address(s string) (string, bool) {
 		return s[:len(a.String())], true
 	}
 	return a.String(), true
+}
+
+// bareIPv6 reads an IPv6 address with a port but without brackets, as load balancers write it, where
+// the whole is no address itself.
+func bareIPv6(s string) (string, bool) {
+	i := strings.LastIndexByte(s, ':')
+	if i < 0 {
+		return "", false
+	}
+	if _, err := strconv.ParseUint(s[i+1:], 10, 16); err != nil {
+		return "", false
+	}
+	a, err := netip.ParseAddr(s[:i])
+	if err != nil || !a.Is6() {
+		return "", false
+	}
+	return a.Unmap().String(), true
+}
+
+// ClientPort reads the client of a log that always writes a port after the address.
+func ClientPort(s string) (string, bool) {
+	i := strings.LastIndexByte(s, ':')
+	if i < 0 || !IsDigits(s[i+1:]) {
+		return "", false
+	}
+	return Client(s[:i])
 }
 
 // hostName reads the name of a host, which Apache writes with HostnameLookups, or a pseudonym, with
