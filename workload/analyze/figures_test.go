@@ -106,6 +106,18 @@ func TestIngress(t *testing.T) {
 	check(t, rep, "table1", map[string]float64{"ingress": 3400, "bytes of PATCH": 3000})
 }
 
+// TestIngressOfOthers counts a push as the logs of other registries have it, with what came in each
+// request: nothing with the PUT, whose size is then that of the PATCHes. Of another PUT nothing is known.
+func TestIngressOfOthers(t *testing.T) {
+	upload := func(m store.Method, ref store.Symbol, size int64, status uint16) req {
+		return req{method: m, kind: trace.Upload, client: 1, repo: 1, ref: ref, size: size, status: status}
+	}
+	rep := run(t, []req{upload(store.PATCH, 1, 3000, 202), upload(store.PATCH, 2, 10, 202), upload(store.PATCH, 1, 7000, 416), upload(store.PATCH, 1, 500, 202),
+		upload(store.PUT, 1, -1, 201), upload(store.PUT, 1, -1, 201), {method: store.PUT, kind: trace.Manifest, repo: 1, ref: 3, size: 40, status: 201}}, nil)
+	r := check(t, rep, "table1", map[string]float64{"ingress": 3540})
+	unknown(t, r, 7, 1)
+}
+
 // TestFigure4 counts images. 3 are pulled, one through an HTTP redirect; a 404 and a HEAD
 // do not count. 1 is pushed; the upload of a layer does not count. That gives 3/4. Of all
 // 8 requests, 5 are GETs, and one of them is a ping.

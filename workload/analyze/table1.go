@@ -15,20 +15,23 @@ func table1() Plugin {
 		Figures: []Figure{{
 			ID: "table1", Title: "Table 1: the zones",
 			Definition: "Days: those in UTC with at least one request. Requests: all, with pings, which are also counted by themselves. " +
-				"Ingress: the sum of the sizes of PUT (layers and manifests), and of POST with a whole layer, with a status below 400. " +
+				"Ingress: the sum of the sizes of PUT (layers and manifests), and of POST with a whole layer, with a status below 400; " +
+				"of a PUT that ends an upload and has no size, that of the upload's PATCHes. " +
 				"Egress: the sum of the sizes of GET. " +
 				"Images pushed and pulled: PUT and GET of a manifest with a status below 400. Clients and servers: how many different ones there are.",
 		}},
-		New: func(store.Zone, *Options) Analysis { return &zoneTotals{} },
+		New: func(store.Zone, *Options) Analysis { return &zoneTotals{open: map[store.Symbol]float64{}} },
 	}
 }
 
 type zoneTotals struct {
-	cal                   calendar
-	days, lastDay         int64
-	requests, pings       int64
-	methods               [store.DELETE + 1]int64
-	in, out, patched      float64 // bytes: exact up to 9 PB, and no overflow beyond
+	cal              calendar
+	days, lastDay    int64
+	requests, pings  int64
+	methods          [store.DELETE + 1]int64
+	in, out, patched float64 // bytes: exact up to 9 PB, and no overflow beyond
+	// open is how many bytes have come by PATCH for the uploads that are under way.
+	open                  map[store.Symbol]float64
 	unknownIn, unknownOut int64
 	pushed, pulled        int64
 	layers                int64
@@ -36,7 +39,7 @@ type zoneTotals struct {
 }
 
 func (z *zoneTotals) Columns() store.Columns {
-	return store.ColMethod | store.ColKind | store.ColStatus | store.ColSize | store.ColClient | store.ColHost
+	return store.ColMethod | store.ColKind | store.ColStatus | store.ColSize | store.ColClient | store.ColHost | store.ColRef
 }
 
 func (z *zoneTotals) Add(b *store.Batch) {
@@ -69,11 +72,20 @@ func (z *zoneTotals) Add(b *store.Batch) {
 	}
 }
 
+// maxOpen bounds the uploads whose PATCHes are remembered: those of a trace need not end.
+const maxOpen = 1 << 20
+
 // bytes counts what moved. A ping has no content, so a source that does not tell its
 // size lacks nothing.
 func (z *zoneTotals) bytes(b *store.Batch, i int) {
 	m, size := b.Method[i], b.Size[i]
 	known := size >= 0
+	if m == store.PUT && b.Kind[i] == trace.Upload {
+		if before := z.open[b.Ref[i]]; !known && before > 0 {
+			size, known = int64(before), true
+		}
+		delete(z.open, b.Ref[i])
+	}
 	switch {
 	case m == store.GET && known:
 		z.out += float64(size)
@@ -86,6 +98,9 @@ func (z *zoneTotals) bytes(b *store.Batch, i int) {
 		z.unknownIn++
 	case m == store.PATCH && known:
 		z.patched += float64(size)
+		if b.Kind[i] == trace.Upload && succeeded(b.Status[i]) && len(z.open) < maxOpen {
+			z.open[b.Ref[i]] += float64(size)
+		}
 	}
 }
 
