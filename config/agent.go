@@ -42,7 +42,8 @@ type AgentLog struct {
 
 // AgentMetrics configures the agent's metrics.
 type AgentMetrics struct {
-	Addr string `yaml:"addr" doc:"Address to serve /metrics and /healthz on, of this machine only. Empty serves none." example:"127.0.0.1:5002"`
+	Addr                  string `yaml:"addr" doc:"Address to serve /metrics and /healthz on, of this machine only. Empty serves none." example:"127.0.0.1:5002"`
+	InsecureOpenToNetwork bool   `yaml:"insecure_open_to_network" doc:"True takes an address that other machines reach. They are asked for no password."`
 }
 
 // AgentRegistry says how a registry is reached.
@@ -204,8 +205,8 @@ func (v *validator) agent(a *Agent) {
 	}
 	if a.Metrics.Addr != "" {
 		v.check("metrics.addr", checkAddr("tcp", a.Metrics.Addr))
-		if beyondLoopback("tcp", a.Metrics.Addr) {
-			v.bad("metrics.addr", "is reachable from other machines, and nobody is asked for a password: listen on 127.0.0.1, or put a proxy in front")
+		if !a.Metrics.InsecureOpenToNetwork && beyondLoopback("tcp", a.Metrics.Addr) {
+			v.bad("metrics.addr", "is reachable from other machines, and nobody is asked for a password: listen on 127.0.0.1, put a proxy in front, or set metrics.insecure_open_to_network")
 		}
 	}
 	v.agentVolumes(a)

@@ -17,9 +17,20 @@ const (
 // have no meaning here are in it, marked deprecated.
 func Schema() []byte {
 	s := sectionSchema(reflect.TypeFor[Config](), "")
-	s["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-	s["title"] = "Slipway registry server configuration"
 	s["required"] = []string{"version"}
+	return document("Slipway registry server configuration", s)
+}
+
+// AgentSchema returns the JSON Schema (draft 2020-12) of a configuration file of the
+// node agent.
+func AgentSchema() []byte {
+	// The path keeps Distribution's keys out, which are found by theirs.
+	return document("Slipway node agent configuration", sectionSchema(reflect.TypeFor[Agent](), "agent"))
+}
+
+func document(title string, s map[string]any) []byte {
+	s["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+	s["title"] = title
 	s["type"] = "object"
 	b, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {

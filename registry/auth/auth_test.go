@@ -130,6 +130,9 @@ func TestNewRefuses(t *testing.T) {
 		"only https":                      {OIDC: []auth.OIDCConfig{{Issuer: "http://x.test", Audience: aud}}},
 		"is not a URL":                    {OIDC: []auth.OIDCConfig{{Issuer: "x", Audience: aud}}},
 		"has a colon":                     {OIDC: []auth.OIDCConfig{{Issuer: "https://x.test", Audience: aud, Name: "a:b"}}},
+		"are of no use":                   {OIDC: []auth.OIDCConfig{{Issuer: "https://x.test", Audience: aud, JWKS: "keys.json", ClientID: "page"}}},
+		"read jwks":                       {OIDC: []auth.OIDCConfig{{Issuer: "https://x.test", Audience: aud, JWKS: "/does/not/exist"}}},
+		"ca: open":                        {OIDC: []auth.OIDCConfig{{Issuer: "https://x.test", Audience: aud, CA: "/does/not/exist"}}},
 		"configured twice":                {OIDC: []auth.OIDCConfig{{Issuer: "https://x.test", Audience: aud}, {Issuer: "https://x.test", Audience: aud, Name: "b"}}},
 		`the name "x.test" is used twice`: {OIDC: []auth.OIDCConfig{{Issuer: "https://x.test", Audience: aud}, {Issuer: "https://x.test/b", Audience: aud}}},
 	} {

@@ -105,7 +105,14 @@ type OIDCConfig struct {
 	// one is required: an issuer's tokens are meant for many services.
 	Audience  string   `yaml:"audience,omitempty"`
 	Audiences []string `yaml:"audiences,omitempty"`
-	// UsernameClaim is the claim with the user's name. Default "sub".
+	// CA is a PEM file of the authorities that the issuer's certificate is checked
+	// against. Default: those of the system. JWKS is a file with the issuer's public
+	// keys, for one that cannot be asked; then it never is. They exclude each other.
+	CA   string `yaml:"ca,omitempty"`
+	JWKS string `yaml:"jwks,omitempty"`
+	// UsernameClaim is the claim with the user's name. Default "sub". Here and below,
+	// a name with a slash in front is a JSON pointer (RFC 6901) to a claim within
+	// others: a token of Kubernetes has its namespace at /kubernetes.io/namespace.
 	UsernameClaim string `yaml:"username_claim,omitempty"`
 	// GroupsClaim is the claim with the user's groups, a string or a list.
 	// Default "groups".
@@ -281,6 +288,9 @@ func (c *OIDCConfig) check() error {
 	}
 	if c.ClientSecret != "" && c.ClientID == "" {
 		return fmt.Errorf("issuer %q: client_secret is of no use without client_id", c.Issuer)
+	}
+	if c.JWKS != "" && (c.CA != "" || c.ClientID != "") {
+		return fmt.Errorf("issuer %q: with its keys in jwks it is not asked, so ca and client_id are of no use", c.Issuer)
 	}
 	if len(c.audiences()) == 0 {
 		return fmt.Errorf("issuer %q: audience is required", c.Issuer)

@@ -55,13 +55,9 @@ func newExternal(c *TokenConfig, o Options) (*external, error) {
 		}
 	}
 	if c.JWKS != "" {
-		b, err := os.ReadFile(c.JWKS)
+		keys, err := readJWKS(c.JWKS)
 		if err != nil {
-			return nil, fmt.Errorf("read jwks: %w", err)
-		}
-		keys, err := parseJWKS(b)
-		if err != nil {
-			return nil, fmt.Errorf("jwks %s: %w", c.JWKS, err)
+			return nil, err
 		}
 		for kid, key := range keys {
 			e.keys[kid] = key

@@ -94,9 +94,12 @@ type provider struct {
 	exchange atomic.Pointer[loginExchange]
 }
 
-func newProvider(t testing.TB) *provider {
+func newProvider(t testing.TB) *provider { return startProvider(t, httptest.NewServer) }
+
+// startProvider makes an issuer on a server that start makes.
+func startProvider(t testing.TB, start func(http.Handler) *httptest.Server) *provider {
 	p := &provider{}
-	p.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	p.Server = start(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if p.down.Load() {
 			http.Error(w, "down", http.StatusServiceUnavailable)
 			return

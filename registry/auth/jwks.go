@@ -7,12 +7,37 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-
-	"github.com/go-jose/go-jose/v4"
+	"math/big"
+	"os"
 )
 
 // minRSABits is the shortest RSA modulus that is trusted.
 const minRSABits = 2048
+
+// jwk is a JSON web key, RFC 7517, as far as signatures need it.
+type jwk struct {
+	Kty string `json:"kty"`
+	Kid string `json:"kid"`
+	Use string `json:"use"`
+	Crv string `json:"crv"`
+	N   string `json:"n"`
+	E   string `json:"e"`
+	X   string `json:"x"`
+	Y   string `json:"y"`
+}
+
+// readJWKS returns the public keys in a file that configuration names jwks.
+func readJWKS(file string) (map[string]crypto.PublicKey, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read jwks: %w", err)
+	}
+	keys, err := parseJWKS(b)
+	if err != nil {
+		return nil, fmt.Errorf("jwks %s: %w", file, err)
+	}
+	return keys, nil
+}
 
 // parseJWKS returns the public keys of a key set by their kid; a key without
 // one goes by its thumbprint. Keys for encryption and of unknown types are

@@ -3,11 +3,16 @@ package auth
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -51,7 +56,14 @@ func newOIDCIssuer(cfg OIDCConfig, o Options) (*oidcIssuer, error) {
 	cfg.UsernameClaim = or(cfg.UsernameClaim, "sub")
 	cfg.GroupsClaim = or(cfg.GroupsClaim, "groups")
 	next := o.HTTPClient.Transport
-	if next == nil {
+	switch {
+	case cfg.CA != "":
+		t, err := trusting(cfg.CA)
+		if err != nil {
+			return nil, fmt.Errorf("issuer %q: ca: %w", cfg.Issuer, err)
+		}
+		next = t
+	case next == nil:
 		next = http.DefaultTransport
 	}
 	d := &documents{next: next, clock: o.Clock, kept: map[string]document{}}
@@ -60,7 +72,36 @@ func newOIDCIssuer(cfg OIDCConfig, o Options) (*oidcIssuer, error) {
 	if client.Timeout == 0 {
 		client.Timeout = issuerTimeout
 	}
-	return &oidcIssuer{cfg: cfg, audiences: cfg.audiences(), clock: o.Clock, client: &client, documents: d}, nil
+	i := &oidcIssuer{cfg: cfg, audiences: cfg.audiences(), clock: o.Clock, client: &client, documents: d}
+	if cfg.JWKS != "" {
+		keys, err := readJWKS(cfg.JWKS)
+		if err != nil {
+			return nil, fmt.Errorf("issuer %q: %w", cfg.Issuer, err)
+		}
+		set := &oidc.StaticKeySet{PublicKeys: slices.Collect(maps.Values(keys))}
+		i.verifier = oidc.NewVerifier(cfg.Issuer, set, &oidc.Config{
+			SkipClientIDCheck: true, SupportedSigningAlgs: signingAlgorithms(), Now: o.Clock,
+		})
+	}
+	return i, nil
+}
+
+// trusting returns a transport that trusts the authorities in a PEM file only.
+func trusting(file string) (*http.Transport, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(b) {
+		return nil, fmt.Errorf("%s holds no certificate in PEM form", file)
+	}
+	t := &http.Transport{}
+	if d, ok := http.DefaultTransport.(*http.Transport); ok {
+		t = d.Clone()
+	}
+	t.TLSClientConfig = &tls.Config{RootCAs: roots}
+	return t, nil
 }
 
 // verify implements verifier. Errors: UNAVAILABLE while the issuer cannot be
@@ -129,11 +170,11 @@ func (i *oidcIssuer) discovered(ctx context.Context) (*oidc.IDTokenVerifier, err
 // identity makes an identity of verified claims.
 func (i *oidcIssuer) identity(claims map[string]any, expires time.Time) (*Identity, error) {
 	for name, want := range i.cfg.RequiredClaims {
-		if !slices.Contains(texts(claims[name]), want) {
+		if !slices.Contains(texts(claim(claims, name)), want) {
 			return nil, fmt.Errorf("the token's claim %q is not as required", name)
 		}
 	}
-	name, _ := claims[i.cfg.UsernameClaim].(string)
+	name, _ := claim(claims, i.cfg.UsernameClaim).(string)
 	if !printable(name) {
 		return nil, fmt.Errorf("the token has no usable claim %q", i.cfg.UsernameClaim)
 	}
@@ -143,8 +184,26 @@ func (i *oidcIssuer) identity(claims map[string]any, expires time.Time) (*Identi
 	}
 	return &Identity{
 		Name:   "oidc:" + i.cfg.Name + ":" + name,
-		Groups: groupsOf(i.cfg.Name, texts(claims[i.cfg.GroupsClaim])), Method: MethodOIDC, Expires: expires,
+		Groups: groupsOf(i.cfg.Name, texts(claim(claims, i.cfg.GroupsClaim))), Method: MethodOIDC, Expires: expires,
 	}, nil
+}
+
+// claim returns the claim of a name, or where a JSON pointer leads through objects;
+// nil if there is none.
+func claim(claims map[string]any, name string) any {
+	path, ok := strings.CutPrefix(name, "/")
+	if !ok {
+		return claims[name]
+	}
+	var at any = claims
+	for step := range strings.SplitSeq(path, "/") {
+		object, ok := at.(map[string]any)
+		if !ok {
+			return nil
+		}
+		at = object[strings.NewReplacer("~1", "/", "~0", "~").Replace(step)]
+	}
+	return at
 }
 
 // texts returns a claim that is a string or a list of strings.
