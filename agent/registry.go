@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"example.org/slipway/config"
 	"example.org/slipway/gear"
@@ -70,6 +71,10 @@ type registry struct {
 	host   string
 	prefix string
 	places []*place
+	// login is how images log in that were pulled with a credential, nil for others;
+	// ends is when that ends, zero if it does not say.
+	login client.CredentialFunc
+	ends  time.Time
 }
 
 // repo is what a repository is called at its places.
@@ -96,18 +101,78 @@ func newRegistries(settings []config.AgentRegistry, keys *keychain, limits *gear
 // Images with different credentials never share connections or tokens.
 func (r *registries) of(ref reference) (*registry, error) {
 	cred, own := r.keys.credential(ref)
-	key := sha256.Sum256([]byte(strings.Join([]string{ref.host, cred.Username, cred.Password, cred.RefreshToken, cred.AccessToken}, "\x00")))
+	parts := []string{ref.host, cred.Username, cred.Password, cred.RefreshToken, cred.AccessToken}
+	ends := credentialEnd(cred)
+	if !ends.IsZero() {
+		parts = append(parts, ref.repo) // which says what takes its place
+	}
+	key := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if reg := r.open[key]; reg != nil {
 		return reg, nil
 	}
-	reg, err := r.connect(r.setting(ref.host), cred, own)
-	if err != nil {
+	r.prune(time.Now())
+	reg := &registry{host: ref.host, ends: ends}
+	if own {
+		reg.login = func(ctx context.Context, asked string) (client.Credential, error) {
+			return r.login(ctx, ref, cred, asked)
+		}
+	}
+	if err := r.connect(reg, r.setting(ref.host)); err != nil {
 		return nil, fmt.Errorf("registry %s: %w", ref.host, err)
 	}
 	r.open[key] = reg
 	return reg, nil
+}
+
+// prune forgets registries whose credential has ended, as tokens of service accounts do
+// every hour. Who uses one goes on with it. The caller holds mu.
+func (r *registries) prune(now time.Time) {
+	for key, reg := range r.open {
+		if !reg.ends.IsZero() && now.After(reg.ends) {
+			reg.close()
+			delete(r.open, key)
+		}
+	}
+}
+
+// login returns what an image that was pulled with cred is fetched with at the host that
+// is asked: cred, or when it has ended the one that the image was last pulled with, or that
+// of the configuration.
+func (r *registries) login(ctx context.Context, ref reference, cred client.Credential, asked string) (client.Credential, error) {
+	now := time.Now()
+	if !ended(cred, now) {
+		return cred, nil
+	}
+	if last, ok := r.keys.credential(ref); ok && !ended(last, now) {
+		return last, nil
+	}
+	s := r.setting(ref.host)
+	if s.Username != "" {
+		return client.Credential{Username: s.Username, Password: s.Password}, nil
+	}
+	ask, err := client.DockerCredential("")
+	if err != nil {
+		return client.Credential{}, err
+	}
+	return ask(ctx, asked)
+}
+
+// credentialEnd returns when a credential ends that is a token; zero if it is none.
+func credentialEnd(c client.Credential) time.Time {
+	for _, token := range []string{c.Password, c.AccessToken} {
+		if ends := tokenEnd(token); !ends.IsZero() {
+			return ends
+		}
+	}
+	return time.Time{}
+}
+
+// ended reports whether a credential is of no more use.
+func ended(c client.Credential, now time.Time) bool {
+	ends := credentialEnd(c)
+	return !ends.IsZero() && !now.Before(ends)
 }
 
 // domain is the trust domain of a registry.
@@ -141,33 +206,45 @@ func (r *registries) setting(host string) config.AgentRegistry {
 	return config.AgentRegistry{Host: host, URLs: []string{scheme + "://" + host}}
 }
 
-// connect makes the clients of a registry. own tells that there is a credential
-// for the image; it goes before those of the configuration and of docker.
-func (r *registries) connect(s config.AgentRegistry, cred client.Credential, own bool) (*registry, error) {
+// connect makes the clients of a registry. How its images log in goes before the
+// credentials of the configuration and of docker.
+func (r *registries) connect(reg *registry, s config.AgentRegistry) error {
 	o := client.Options{InsecureSkipVerify: s.InsecureSkipVerify, UserAgent: "slipway-agent", Retries: 1, Logger: r.log}
 	switch {
-	case own:
-		o.Credential = func(context.Context, string) (client.Credential, error) { return cred, nil }
+	case reg.login != nil:
+		o.Credential = reg.login
 	case s.Username != "":
 		o.Username, o.Password = s.Username, s.Password
 	default:
 		o.DockerConfig = true
 	}
-	c, err := wire.ClientTLS(s.CA, s.Certificate, s.Key)
-	if err != nil {
-		return nil, err
+	if s.CA != "" {
+		pem, err := os.ReadFile(s.CA)
+		if err != nil {
+			return fmt.Errorf("authorities: %w", err)
+		}
+		o.RootCAs = x509.NewCertPool()
+		if !o.RootCAs.AppendCertsFromPEM(pem) {
+			return fmt.Errorf("%s holds no certificate in PEM form", s.CA)
+		}
 	}
-	o.RootCAs, o.Certificates = c.RootCAs, c.Certificates
-	reg := &registry{host: s.Host, prefix: s.Prefix}
+	if s.Certificate != "" {
+		pair, err := tls.LoadX509KeyPair(s.Certificate, s.Key)
+		if err != nil {
+			return fmt.Errorf("certificate of this node: %w", err)
+		}
+		o.Certificates = []tls.Certificate{pair}
+	}
+	reg.prefix = s.Prefix
 	for _, u := range s.URLs {
 		c, err := client.New(u, &o)
 		if err != nil {
 			reg.close()
-			return nil, err
+			return err
 		}
 		reg.places = append(reg.places, &place{url: u, reg: c, gear: gearclient.New(c, &gearclient.Options{Limits: r.limits})})
 	}
-	return reg, nil
+	return nil
 }
 
 func (r *registry) close() {

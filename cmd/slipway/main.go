@@ -76,7 +76,7 @@ and slipway profile record end with the status of the container's command.`,
 	root.AddCommand(serveCommand(), gcCommand(), fsckCommand(), backupCommand(), restoreCommand(),
 		retentionCommand(), importCommand(), convertCommand(), inspectCommand(), exportCommand(), commitCommand(),
 		statusCommand(), settleCommand(), cacheCommand(), mirrorCommand(), volumeCommand(), catalogCommand(), dedupCommand(), configCommand(), versionCommand(),
-		agentCommand(), mountCommand(), umountCommand(), runCommand(), profileCommand(), traceCommand(), planCommand(), loadCommand(), manCommand())
+		agentCommand(), credentialProviderCommand(), mountCommand(), umountCommand(), runCommand(), profileCommand(), traceCommand(), planCommand(), loadCommand(), manCommand())
 	root.SetFlagErrorFunc(withHint)
 	addCompletion(root)
 	hintAtHelp(root)

@@ -1,0 +1,100 @@
+package agent
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+const (
+	// credentialAPI is the version of kubelet's protocol that carries tokens of
+	// service accounts.
+	credentialAPI = "credentialprovider.kubelet.k8s.io/v1"
+	// credentialMargin is how long before its end a token is no longer given out, so
+	// that the pull it is for gets through.
+	credentialMargin = time.Minute
+	// maxCredentialRequest bounds what is read of kubelet, in bytes.
+	maxCredentialRequest = 1 << 20
+)
+
+// credentialRequest is what kubelet writes to a credential provider.
+type credentialRequest struct {
+	Kind       string `json:"kind"`
+	APIVersion string `json:"apiVersion"`
+	Image      string `json:"image"`
+	// ServiceAccountToken is of the account of the pod; "" unless tokenAttributes ask
+	// for one.
+	ServiceAccountToken string `json:"serviceAccountToken"`
+}
+
+// credentialResponse is what it reads.
+type credentialResponse struct {
+	Kind          string                   `json:"kind"`
+	APIVersion    string                   `json:"apiVersion"`
+	CacheKeyType  string                   `json:"cacheKeyType"`
+	CacheDuration string                   `json:"cacheDuration"`
+	Auth          map[string]kubeletSecret `json:"auth"`
+}
+
+// kubeletSecret logs in at a registry.
+type kubeletSecret struct {
+	Username string `json:"username"`
+	Password string `json:"password"`
+}
+
+// ProvideCredential answers one request of kubelet's credential-provider protocol: the
+// token of the pod's service account is the password for the image's registry, which
+// has the cluster among its OIDC issuers. Nothing is asked over the network.
+//
+// An error is what an administrator must change; kubelet logs it, and pulls without a
+// credential.
+func ProvideCredential(r io.Reader, w io.Writer, now time.Time) error {
+	var req credentialRequest
+	if err := json.NewDecoder(io.LimitReader(r, maxCredentialRequest)).Decode(&req); err != nil {
+		return fmt.Errorf("read the request of kubelet: %w", err)
+	}
+	if req.Kind != "CredentialProviderRequest" || req.APIVersion != credentialAPI {
+		return fmt.Errorf("the request is a %s of %s: set apiVersion: %s for this provider", req.Kind, req.APIVersion, credentialAPI)
+	}
+	if req.ServiceAccountToken == "" {
+		return fmt.Errorf("kubelet sent no token of a service account for %s: set tokenAttributes for this provider", req.Image)
+	}
+	ref, err := parseReference(req.Image)
+	if err != nil {
+		return err
+	}
+	ends := tokenEnd(req.ServiceAccountToken)
+	if ends.IsZero() {
+		return errors.New("what kubelet sent for the service account is no token with an end")
+	}
+	return json.NewEncoder(w).Encode(credentialResponse{
+		Kind: "CredentialProviderResponse", APIVersion: credentialAPI,
+		CacheKeyType: "Registry", CacheDuration: max(ends.Sub(now)-credentialMargin, 0).Truncate(time.Second).String(),
+		Auth: map[string]kubeletSecret{ref.host: {Username: "kubernetes", Password: req.ServiceAccountToken}},
+	})
+}
+
+// tokenEnd returns when a JSON web token ends; zero for what is none, or has no end.
+// Nothing is verified: that does the registry.
+func tokenEnd(token string) time.Time {
+	_, rest, _ := strings.Cut(token, ".")
+	payload, _, ok := strings.Cut(rest, ".")
+	if !ok {
+		return time.Time{}
+	}
+	b, err := base64.RawURLEncoding.DecodeString(payload)
+	if err != nil {
+		return time.Time{}
+	}
+	var claims struct {
+		Exp float64 `json:"exp"` // seconds since 1970
+	}
+	if json.Unmarshal(b, &claims) != nil || claims.Exp <= 0 || claims.Exp > 1<<40 {
+		return time.Time{}
+	}
+	return time.Unix(int64(claims.Exp), 0)
+}
