@@ -22,11 +22,16 @@ type remoteFlags struct {
 }
 
 func (f *remoteFlags) add(cmd *cobra.Command) {
+	f.addReach(cmd)
+	cmd.Flags().DurationVar(&f.wait, "wait", 0, "how long to wait for layers that are still being converted (default 30m)")
+}
+
+// addReach adds the flags that say how to reach the registry.
+func (f *remoteFlags) addReach(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.BoolVar(&f.source.plainHTTP, "plain-http", false, "the registry speaks HTTP (the default for this machine's own addresses, unless it is written with https://)")
 	fl.BoolVar(&f.source.insecure, "insecure", false, "the registry speaks HTTPS, and its certificate is not checked")
 	fl.StringVar(&f.source.userFile, "credentials", "", "file with user:password for the registry (default: docker's own configuration)")
-	fl.DurationVar(&f.wait, "wait", 0, "how long to wait for layers that are still being converted (default 30m)")
 }
 
 // addPlatform adds the choice of one platform.

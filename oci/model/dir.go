@@ -1,0 +1,49 @@
+package model
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// left are directories that tools keep in a model's directory and that are none of its
+// files: the history of git, and what huggingface-cli notes of downloads.
+var left = map[string]bool{".git": true, ".cache": true}
+
+// Dir is the model of the files below a directory. A symbolic link to a file counts as
+// the file, also where that is outside, as in the cache of Hugging Face; one to a
+// directory, and what is no file, is an error.
+func Dir(dir string) (*Model, error) {
+	m := &Model{}
+	err := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if left[d.Name()] && filepath.Dir(name) == filepath.Clean(dir) {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		info, err := os.Stat(name)
+		if err != nil {
+			return err
+		}
+		if !info.Mode().IsRegular() {
+			return fmt.Errorf("%s is no file; a model has files and directories", name)
+		}
+		rel, err := filepath.Rel(dir, name)
+		if err != nil {
+			return err
+		}
+		open := func(context.Context) (io.ReadCloser, error) { return os.Open(name) }
+		return m.add(file{filepath.ToSlash(rel), info.Size(), info.Mode()&0o111 != 0, open})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return m, m.check()
+}
