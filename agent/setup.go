@@ -26,6 +26,7 @@ type Change struct {
 
 // Paths are where the programs of a node have their settings; tests have others.
 type Paths struct {
+	Root           string // directory of the node's files; default /
 	Containerd     string // default /etc/containerd/config.toml
 	ContainerdDir  string // files it imports; default /etc/containerd/conf.d
 	Hosts          string // its registries; default /etc/containerd/certs.d
@@ -34,18 +35,27 @@ type Paths struct {
 	SnapshotterKey string // name of the snapshotter; default slipway
 }
 
-func (p *Paths) defaults() {
+// of fills in what a distribution says.
+func (p *Paths) of(l distribution) {
 	def := func(s *string, d string) {
 		if *s == "" {
-			*s = d
+			*s = filepath.Join(p.Root, d)
 		}
 	}
-	def(&p.Containerd, "/etc/containerd/config.toml")
-	def(&p.ContainerdDir, "/etc/containerd/conf.d")
-	def(&p.Hosts, "/etc/containerd/certs.d")
+	def(&p.Containerd, l.config)
+	def(&p.ContainerdDir, l.dir)
+	def(&p.Hosts, l.hosts)
 	def(&p.Docker, "/etc/docker/daemon.json")
 	def(&p.KubeletDropIn, "/etc/systemd/system/kubelet.service.d/10-slipway.conf")
-	def(&p.SnapshotterKey, "slipway")
+	if p.SnapshotterKey == "" {
+		p.SnapshotterKey = "slipway"
+	}
+}
+
+// defaults fills in where containerd and Docker are without Kubernetes.
+func (p *Paths) defaults() {
+	all := distributions()
+	p.of(all[len(all)-1])
 }
 
 const managed = "# Written by slipway agent setup; slipway agent setup --undo removes it.\n"
@@ -54,6 +64,10 @@ const managed = "# Written by slipway agent setup; slipway agent setup --undo re
 // imports, and one for each registry that the agent has at another place.
 func SetupContainerd(cfg *config.Agent, p Paths) []Change {
 	p.defaults()
+	return append(containerdFiles(cfg, p), Change{Say: fmt.Sprintf("%s must import it: imports = [%q] near its top, then restart containerd", p.Containerd, filepath.Join(p.ContainerdDir, "*.toml"))})
+}
+
+func containerdFiles(cfg *config.Agent, p Paths) []Change {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%sversion = 3\n\n[proxy_plugins.%s]\n  type = \"snapshot\"\n  address = %q\n  capabilities = [\"remap-ids\"]\n",
 		managed, p.SnapshotterKey, cfg.Address)
@@ -69,9 +83,7 @@ func SetupContainerd(cfg *config.Agent, p Paths) []Change {
 		fmt.Fprintf(&b, "[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\n  platform = %q\n  snapshotter = %q\n  differ = \"walking\"\n\n", "linux/"+runtime.GOARCH, name)
 	}
 	out := []Change{{File: filepath.Join(p.ContainerdDir, "slipway.toml"), Content: b.String(), Say: "containerd: the agent as snapshotter " + p.SnapshotterKey}}
-	out = append(out, registries...)
-	out = append(out, Change{Say: fmt.Sprintf("%s must import it: imports = [%q] near its top, then restart containerd", p.Containerd, filepath.Join(p.ContainerdDir, "*.toml"))})
-	return out
+	return append(out, registries...)
 }
 
 // hosts are containerd's settings of the registries that are elsewhere than their
@@ -148,19 +160,6 @@ func SetupDocker(cfg *config.Agent, p Paths) ([]Change, error) {
 	}
 	changes := []Change{{File: p.Docker, Content: string(out) + "\n", Say: "Docker: images are kept with containerd, by snapshotter " + p.SnapshotterKey}}
 	return append(changes, Change{Say: "Docker's containerd needs the agent too (slipway agent setup --containerd); then restart docker"}), nil
-}
-
-// SetupKubernetes has kubelet pull through the agent, which so learns the
-// credentials of pull secrets.
-func SetupKubernetes(cfg *config.Agent, p Paths) ([]Change, error) {
-	p.defaults()
-	if cfg.CRI.Address == "" {
-		return nil, errors.New("cri.address is not set in the agent's configuration; kubelet pulls through that socket")
-	}
-	unit := managed + "[Service]\nEnvironment=\"KUBELET_EXTRA_ARGS=--image-service-endpoint=unix://" + cfg.CRI.Address + "\"\n"
-	return append(SetupContainerd(cfg, p),
-		Change{File: p.KubeletDropIn, Content: unit, Say: "kubelet: images are pulled by way of the agent"},
-		Change{Say: "then systemctl daemon-reload && systemctl restart containerd kubelet"}), nil
 }
 
 // backupSuffix is put behind the name of a file of somebody else's that is

@@ -14,7 +14,7 @@ import (
 )
 
 func setupConfig() *config.Agent {
-	return &config.Agent{Root: "/var/lib/x", Address: "/run/x/s.sock", CRI: config.AgentCRI{Address: "/run/x/cri.sock"},
+	return &config.Agent{Root: "/var/lib/x", Address: "/run/x/s.sock", CRI: config.AgentCRI{Address: "/run/x/cri.sock", Containerd: "/run/containerd/containerd.sock"},
 		Registries: []config.AgentRegistry{
 			{Host: "docker.io", URLs: []string{"https://mirror.example"}},
 			{Host: "r.example", URLs: []string{"https://r.example"}},
@@ -42,7 +42,7 @@ func tree(t *testing.T, dir string) map[string]string {
 
 func TestSetup(t *testing.T) {
 	dir := t.TempDir()
-	p := Paths{ContainerdDir: filepath.Join(dir, "conf.d"), Hosts: filepath.Join(dir, "certs.d"), Docker: filepath.Join(dir, "daemon.json"), KubeletDropIn: filepath.Join(dir, "kubelet.d", "10.conf")}
+	p := Paths{Root: dir, ContainerdDir: filepath.Join(dir, "conf.d"), Hosts: filepath.Join(dir, "certs.d"), Docker: filepath.Join(dir, "daemon.json"), KubeletDropIn: filepath.Join(dir, "kubelet.d", "10.conf")}
 	const docker = `{"debug": true, "features": {"buildkit": false}, "log-opts": {"max-size": "1m"}}`
 	if err := os.WriteFile(p.Docker, []byte(docker), 0o644); err != nil {
 		t.Fatal(err)
@@ -76,7 +76,8 @@ func TestSetup(t *testing.T) {
 		t.Errorf("the settings before are kept as %q", got["daemon.json"+backupSuffix])
 	}
 	for file, has := range map[string]string{"conf.d/slipway.toml": `address = "/run/x/s.sock"`, "certs.d/docker.io/hosts.toml": `[host."https://mirror.example"]`,
-		"certs.d/q.example/hosts.toml": `[host."https://m.example/v2/q"]`, "kubelet.d/10.conf": "unix:///run/x/cri.sock"} {
+		"certs.d/q.example/hosts.toml": `[host."https://m.example/v2/q"]`,
+		"kubelet.d/10.conf":            "EnvironmentFile=" + dir + "/etc/slipway/kubelet.env", "etc/slipway/kubelet.env": "unix:///run/x/cri.sock"} {
 		if !strings.Contains(got[file], has) {
 			t.Errorf("%s holds\n%s, want %s in it", file, got[file], has)
 		}

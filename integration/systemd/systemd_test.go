@@ -49,6 +49,7 @@ func TestSystemd(t *testing.T) {
 		{"install and enable", m.testEnable},
 		{"hardening", m.testHardening},
 		{"commands find the configuration", m.testCommands},
+		{"arguments of kubelet", m.testKubelet},
 		{"backup", m.testBackup},
 		{"priorities in the journal", m.testJournal},
 		{"containers", func(t *testing.T) {
