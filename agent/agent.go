@@ -180,7 +180,7 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 	a.chains.inUse = a.mounts.uses
 	a.volumes.begin()
 	if cfg.CRI.Address != "" {
-		if a.cri, err = newImageProxy(cfg.CRI.Containerd, a.keys, a.diskUse, log); err != nil {
+		if a.cri, err = newImageProxy(cfg.CRI.Containerd, a.keys, a.diskUse, a.giveBack, log); err != nil {
 			return nil, err
 		}
 	}
@@ -191,6 +191,13 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 func (a *Agent) diskUse() diskUse {
 	st := a.cache.Stats()
 	return diskUse{dir: a.lay.snapshots, bytes: uint64(st.Bytes + st.PartialBytes + st.LateBytes), inodes: uint64(st.Files + st.Partial)}
+}
+
+// giveBack frees disk space of the cache, as kubelet removes images only to get some. What
+// running containers need stays.
+func (a *Agent) giveBack(bytes int64) {
+	freed := a.cache.Evict(bytes)
+	a.log.Info("an image was removed, and its share of the cache with it", "image_bytes", bytes, "evicted_bytes", freed)
 }
 
 // openFiles opens the cache and the file service on it.

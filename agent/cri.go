@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"slices"
 	"strings"
@@ -28,11 +29,13 @@ const maxCRI = 16 << 20
 // imageProxy passes every call of kubelet on to containerd as it is, and learns
 // on the way which credential an image is pulled with: nothing else tells a
 // snapshotter. What containerd says of the disk it completes: no snapshot has the
-// files that all images share. It implements no service, so that it fits any version
-// of either.
+// files that all images share. When an image is removed it has as much of these
+// given back as kubelet counts for the image. It implements no service, so that it fits
+// any version of either.
 type imageProxy struct {
 	keys *keychain
 	disk func() diskUse
+	free func(bytes int64)
 	log  *slog.Logger
 	srv  *grpc.Server
 	conn *grpc.ClientConn
@@ -46,14 +49,14 @@ type diskUse struct {
 }
 
 // newImageProxy makes a proxy to the socket of containerd.
-func newImageProxy(containerd string, keys *keychain, disk func() diskUse, log *slog.Logger) (*imageProxy, error) {
+func newImageProxy(containerd string, keys *keychain, disk func() diskUse, free func(bytes int64), log *slog.Logger) (*imageProxy, error) {
 	conn, err := grpc.NewClient("unix://"+containerd,
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // a socket of this machine
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(maxCRI), grpc.MaxCallSendMsgSize(maxCRI)))
 	if err != nil {
 		return nil, fmt.Errorf("reach containerd at %s: %w", containerd, err)
 	}
-	p := &imageProxy{keys: keys, disk: disk, log: log, conn: conn}
+	p := &imageProxy{keys: keys, disk: disk, free: free, log: log, conn: conn}
 	p.srv = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(p.pass),
 		grpc.MaxRecvMsgSize(maxCRI), grpc.MaxSendMsgSize(maxCRI))
 	return p, nil
@@ -88,16 +91,20 @@ func (p *imageProxy) pass(_ any, in grpc.ServerStream) error {
 		return err
 	}
 	requests := make(chan error, 1)
-	go func() { requests <- p.forward(method, in, out) }()
+	var removed int64 // bytes; forward sets it before it ends
+	go func() { requests <- p.forward(method, in, out, &removed) }()
 	err = p.backward(method, out, in)
 	cancel()
 	if sent := <-requests; err == nil && sent != nil && !errors.Is(sent, context.Canceled) && status.Code(sent) != codes.Canceled {
 		err = sent
 	}
+	if err == nil && removed > 0 {
+		p.free(removed) // before kubelet has its answer, after which it looks at the disk
+	}
 	return err
 }
 
-func (p *imageProxy) forward(method string, in grpc.ServerStream, out grpc.ClientStream) error {
+func (p *imageProxy) forward(method string, in grpc.ServerStream, out grpc.ClientStream, removed *int64) error {
 	for {
 		var m rawMessage
 		if err := in.RecvMsg(&m); errors.Is(err, io.EOF) {
@@ -105,8 +112,11 @@ func (p *imageProxy) forward(method string, in grpc.ServerStream, out grpc.Clien
 		} else if err != nil {
 			return err
 		}
-		if strings.HasSuffix(method, ".ImageService/PullImage") {
+		switch service, call, _ := strings.Cut(method, ".ImageService/"); call {
+		case "PullImage":
 			p.learn(m.data)
+		case "RemoveImage":
+			*removed = p.sizeOf(out.Context(), service+".ImageService/ImageStatus", m.data)
 		}
 		if err := out.SendMsg(&m); err != nil {
 			return nil // backward gets the reason
@@ -160,6 +170,29 @@ func (p *imageProxy) learn(request []byte) {
 	if err != nil {
 		p.log.Warn("the credential of a pull is not kept", "image", image, "err", err)
 	}
+}
+
+// sizeOf returns how many bytes an image has that is about to be removed, as containerd
+// tells kubelet; 0 if there is none. A RemoveImageRequest asks for its status just as well:
+// both are {image = 1}, and the answer is {image = 1 {size = 4}}.
+func (p *imageProxy) sizeOf(ctx context.Context, method string, request []byte) (size int64) {
+	var answer rawMessage
+	err := p.conn.Invoke(ctx, method, &rawMessage{request}, &answer)
+	if err == nil {
+		err = eachText(answer.data, func(n protowire.Number, image []byte) error {
+			if n == 1 {
+				v, err := varint(image, 4)
+				size = int64(min(v, math.MaxInt64))
+				return err
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		p.log.Warn("the size of an image that is removed is not known; its files stay until there is no room", "err", err)
+		return 0
+	}
+	return size
 }
 
 // completed adds the shared files to an ImageFsInfoResponse of the CRI, v1.
@@ -220,7 +253,10 @@ func addDiskUse(response []byte, add diskUse) (out []byte, err error) {
 }
 
 // wireNumber reads a message {value = 1}; none is 0.
-func wireNumber(b []byte) (v uint64, err error) {
+func wireNumber(b []byte) (uint64, error) { return varint(b, 1) }
+
+// varint reads a field of a message that is a number; none is 0.
+func varint(b []byte, field protowire.Number) (v uint64, err error) {
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)
 		if n < 0 {
@@ -230,7 +266,7 @@ func wireNumber(b []byte) (v uint64, err error) {
 		if size < 0 {
 			return 0, errWire
 		}
-		if num == 1 && typ == protowire.VarintType {
+		if num == field && typ == protowire.VarintType {
 			v, _ = protowire.ConsumeVarint(b[n:])
 		}
 		b = b[n+size:]

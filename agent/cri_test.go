@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"path/filepath"
 	"slices"
@@ -61,6 +62,11 @@ func echo(_ any, s grpc.ServerStream) error {
 // criBed is a proxy between a client and echo.
 func criBed(t *testing.T) (*grpc.ClientConn, *keychain, *bytes.Buffer) {
 	t.Helper()
+	return criBedWith(t, func(int64) { t.Error("space is freed although no image is removed") })
+}
+
+func criBedWith(t *testing.T, free func(int64)) (*grpc.ClientConn, *keychain, *bytes.Buffer) {
+	t.Helper()
 	dir := t.TempDir()
 	listen := func(name string) net.Listener {
 		l, err := net.Listen("unix", filepath.Join(dir, name))
@@ -79,7 +85,7 @@ func criBed(t *testing.T) (*grpc.ClientConn, *keychain, *bytes.Buffer) {
 	}
 	var log bytes.Buffer
 	use := func() diskUse { return diskUse{"/agent/snapshots", 1000, 10} }
-	p, err := newImageProxy(filepath.Join(dir, "back"), keys, use, slog.New(slog.NewTextHandler(&log, nil)))
+	p, err := newImageProxy(filepath.Join(dir, "back"), keys, use, free, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,6 +222,37 @@ func TestImageProxySizes(t *testing.T) {
 	}
 	if bad := text(nil, 1, "\xff"); !bytes.Equal(ask(bad), bad) || !strings.Contains(log.String(), "could not be read") {
 		t.Errorf("an answer that cannot be read is changed, or nothing is said of it: %s", log)
+	}
+}
+
+// TestImageProxyRemoval checks that a removed image's bytes are freed before the answer comes, and
+// none of one that is not removed.
+func TestImageProxyRemoval(t *testing.T) {
+	var freed []int64 // written before an answer, read after it
+	conn, _, log := criBedWith(t, func(n int64) { freed = append(freed, n) })
+	image := func(size uint64) []byte { // the echo of a request is the image's status
+		spec := text(nil, 1, "r.example/app:1")
+		return text(nil, 1, string(protowire.AppendVarint(protowire.AppendTag(spec, 4, protowire.VarintType), size)))
+	}
+	for _, c := range []struct {
+		in   []byte
+		want []int64
+	}{
+		{image(5000), []int64{5000}},
+		{text(nil, 1, string(text(nil, 1, "r.example/none:1"))), nil},
+		{image(math.MaxUint64), []int64{math.MaxInt64}},
+		{[]byte("fail"), nil},
+		{text(nil, 1, "\xff"), nil},
+	} {
+		freed = nil
+		var out rawMessage
+		err := conn.Invoke(t.Context(), "/runtime.v1.ImageService/RemoveImage", &rawMessage{c.in}, &out)
+		if (err != nil) != (string(c.in) == "fail") || !slices.Equal(freed, c.want) {
+			t.Errorf("%q: freed %v, want %v; error %v", c.in, freed, c.want, err)
+		}
+	}
+	if !strings.Contains(log.String(), "its files stay") {
+		t.Errorf("nothing is said of sizes that are not known: %s", log)
 	}
 }
 

@@ -205,8 +205,10 @@ func (b *bed) restarts(t *testing.T, ref string) {
 	}
 }
 
-// removal removes images, and checks that nothing of them is mounted afterwards.
+// removal removes images, and checks that nothing of them is mounted afterwards, and that the
+// disk has the space that kubelet removes images for.
 func (b *bed) removal(t *testing.T, refs []string, before ctrnode.Leftovers) {
+	full := b.cacheBytes(t)
 	for _, ref := range refs {
 		if _, err := b.images.RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}}); err != nil {
 			t.Fatal(err)
@@ -215,6 +217,9 @@ func (b *bed) removal(t *testing.T, refs []string, before ctrnode.Leftovers) {
 		if err != nil || s.Image != nil {
 			t.Errorf("the removed image %s is %v, error %v", ref, s.Image, err)
 		}
+	}
+	if left := b.cacheBytes(t); left > full/4 {
+		t.Errorf("the cache has %d bytes of %d, though the images that used them are removed", left, full)
 	}
 	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		after := b.leftovers(t)
