@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Regenerates the documents that are made from the program.
-#   scripts/gen-docs.sh           writes docs/config.md, docs/agent-config.md and docs/reference
+#   scripts/gen-docs.sh           writes docs/config.md, docs/agent-config.md, docs/reference, and what
+#                                 the schema of the chart's values says of both configurations
 #   scripts/gen-docs.sh --check   fails if what is there is not current
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -101,6 +102,9 @@ cli_md() { "$work/reference" cli "$work/slipway"; }
 metrics_md() { "$work/reference" metrics .; }
 events_md() { "$work/reference" events; }
 
+# The schema of the chart's values, which has the keys of both configurations in it.
+values_schema() { "$work/reference" values deploy/helm/slipway/values.schema.json; }
+
 # made NAME COMMAND writes docs/NAME, or with --check compares it.
 made() {
 	if [ -z "$check" ]; then
@@ -131,3 +135,4 @@ made agent-config.md agent_config_md
 made reference/cli.md cli_md
 made reference/metrics.md metrics_md
 made reference/events.md events_md
+made ../deploy/helm/slipway/values.schema.json values_schema

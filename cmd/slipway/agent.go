@@ -355,7 +355,7 @@ func agentConfigCommand() *cobra.Command {
 			return err
 		},
 	}
-	cmd.AddCommand(agentConfigCheckCommand())
+	cmd.AddCommand(agentConfigCheckCommand(), schemaCommand("slipway agent config", config.AgentSchema))
 	return cmd
 }
 

@@ -14,7 +14,7 @@ import (
 func configCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "config", Short: "Check and explain configuration files",
 		Example: `  slipway config check /etc/slipway/config.yml`}
-	cmd.AddCommand(configCheckCommand(), configShowCommand(), configSchemaCommand(), configExampleCommand())
+	cmd.AddCommand(configCheckCommand(), configShowCommand(), schemaCommand("slipway config", config.Schema), configExampleCommand())
 	return cmd
 }
 
@@ -87,14 +87,15 @@ func configFileCommand(name, short string, do func(cmd *cobra.Command, asJSON bo
 	return cmd
 }
 
-func configSchemaCommand() *cobra.Command {
+// schemaCommand prints the schema of a configuration; of is the command above it.
+func schemaCommand(of string, schema func() []byte) *cobra.Command {
 	return &cobra.Command{
 		Use:     "schema",
 		Short:   "Print the JSON Schema of the configuration file",
-		Example: `  slipway config schema > schema.json`,
+		Example: "  " + of + " schema > schema.json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s\n", config.Schema())
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s\n", schema())
 			return err
 		},
 	}

@@ -58,6 +58,8 @@ var kinds = map[string]func() any{
 	"policy/v1/PodDisruptionBudget":      func() any { return new(policyv1.PodDisruptionBudget) },
 	// The operator's types are not part of Kubernetes.
 	"monitoring.coreos.com/v1/ServiceMonitor": func() any { return new(map[string]any) },
+	"monitoring.coreos.com/v1/PodMonitor":     func() any { return new(podMonitor) },
+	"monitoring.coreos.com/v1/PrometheusRule": func() any { return new(prometheusRule) },
 }
 
 // objects are the objects in manifests.
@@ -170,6 +172,7 @@ func checkConfig(t *testing.T, config string, env ...string) {
 		"htpasswd/htpasswd": users, "tls/tls.crt": cert, "tls/tls.key": key, "token/token.key": key,
 		"s3/accesskey": "a", "s3/secretkey": "b", "swift/username": "u", "swift/password": "p",
 		"postgres/url": "postgres://u:p@db/slipway", "cluster/secret": strings.Repeat("5", 64), "webhook/key": "w", "hub/password": "p",
+		"prod/jwks.json": `{"keys": [{"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}`,
 	} {
 		file := filepath.Join(dir, name)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(text), 0o600)); err != nil {

@@ -200,12 +200,14 @@ func TestGuards(t *testing.T) {
 		"a lone peer":       {image + "htpasswd: {existingSecret: u}\ncluster: {existingSecret: c}\n", "cluster.existingSecret is for several replicas"},
 		"no name":           {image + "htpasswd: {existingSecret: u}\ningress: {enabled: true}\n", "a name of the registry in ingress.hosts"},
 		// The schema refuses these values.
-		"misspelt":      {image + "htpasswd: {existingSecret: u}\nreplica: 2\n", "replica"},
-		"a word":        {image + "htpasswd: {existingSecret: u}\nreplicas: two\n", "replicas"},
-		"a tag inside":  {"image: {repository: 'registry.example.com/slipway:1'}\nhtpasswd: {existingSecret: u}\n", "image/repository"},
-		"another state": {image + "htpasswd: {existingSecret: u}\nagent: {state: gone}\n", "agent/state"},
-		"not a size":    {image + "htpasswd: {existingSecret: u}\npersistence: {size: plenty}\n", "persistence/size"},
-		"a taken name":  {image + "htpasswd: {existingSecret: u}\nextraSecrets: [{name: tls}]\n", "extraSecrets/0/name"},
+		"misspelt":        {image + "htpasswd: {existingSecret: u}\nreplica: 2\n", "replica"},
+		"a word":          {image + "htpasswd: {existingSecret: u}\nreplicas: two\n", "replicas"},
+		"a tag inside":    {"image: {repository: 'registry.example.com/slipway:1'}\nhtpasswd: {existingSecret: u}\n", "image/repository"},
+		"another state":   {image + "htpasswd: {existingSecret: u}\nagent: {state: gone}\n", "agent/state"},
+		"not a size":      {image + "htpasswd: {existingSecret: u}\npersistence: {size: plenty}\n", "persistence/size"},
+		"a key of config": {image + "htpasswd: {existingSecret: u}\nconfig: {http: {trusted_proxy: [10.0.0.0/8]}}\n", "trusted_proxy"},
+		"of the agent":    {image + "htpasswd: {existingSecret: u}\nagent: {config: {cache: {max_byte: 1GiB}}}\n", "max_byte"},
+		"a taken name":    {image + "htpasswd: {existingSecret: u}\nextraSecrets: [{name: tls}]\n", "extraSecrets/0/name"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := strings.ReplaceAll(h.refused(c.values), ".", "/")

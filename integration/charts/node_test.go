@@ -165,7 +165,8 @@ func TestNode(t *testing.T) {
 		"etc/systemd/system/slipway-agent.service":             "ExecStart=/opt/slipway/bin/slipway agent --config /etc/slipway/agent.yml",
 		"etc/containerd/conf.d/slipway.toml":                   "[proxy_plugins.slipway]",
 		"etc/containerd/certs.d/docker.io/hosts.toml":          "https://mirror.example.com/v2/docker.io",
-		"etc/systemd/system/kubelet.service.d/10-slipway.conf": "--image-service-endpoint=unix:///run/slipway-agent/cri.sock",
+		"etc/systemd/system/kubelet.service.d/10-slipway.conf": "EnvironmentFile=/etc/slipway/kubelet.env",
+		"etc/slipway/kubelet.env":                              "--image-service-endpoint=unix:///run/slipway-agent/cri.sock",
 	} {
 		if got := n.read(file); !strings.Contains(got, want) {
 			t.Errorf("%s has not %q:\n%s", file, want, got)
@@ -216,7 +217,7 @@ func (n *node) remove(values string) {
 		n.t.Errorf("calls: %s", c)
 	}
 	for _, file := range []string{"etc/slipway/agent.yml", "etc/systemd/system/slipway-agent.service", "etc/containerd/conf.d/slipway.toml",
-		"etc/containerd/certs.d/docker.io/hosts.toml", "etc/systemd/system/kubelet.service.d/10-slipway.conf", "opt/slipway/bin/slipway"} {
+		"etc/containerd/certs.d/docker.io/hosts.toml", "etc/systemd/system/kubelet.service.d/10-slipway.conf", "etc/slipway/kubelet.env", "opt/slipway/bin/slipway"} {
 		if got := n.read(file); got != "" {
 			n.t.Errorf("%s is left behind", file)
 		}

@@ -3,8 +3,9 @@
 //	reference cli BINARY     every command of the program, from its help
 //	reference metrics ROOT   every metric, from the sources
 //	reference events         what webhooks send, by sending it
+//	reference values FILE    the schema of the chart's values, with those of both configurations
 //
-// scripts/gen-docs.sh writes its output to the pages.
+// scripts/gen-docs.sh writes its output to the pages, and to the chart.
 package main
 
 import (
@@ -29,8 +30,10 @@ func run(args []string) error {
 		page, err = metricsPage(args[1])
 	case len(args) == 1 && args[0] == "events":
 		page, err = events()
+	case len(args) == 2 && args[0] == "values":
+		page, err = valuesSchema(args[1])
 	default:
-		err = fmt.Errorf("usage: reference cli BINARY | metrics ROOT | events")
+		err = fmt.Errorf("usage: reference cli BINARY | metrics ROOT | events | values FILE")
 	}
 	if err != nil {
 		return err

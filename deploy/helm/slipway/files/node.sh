@@ -18,6 +18,7 @@ state=/var/lib/slipway-agent
 # What slipway agent setup writes, of which containerd and kubelet take notice at their start.
 containerd_file=/etc/containerd/conf.d/slipway.toml
 kubelet_file=/etc/systemd/system/kubelet.service.d/10-slipway.conf
+kubelet_args=/etc/slipway/kubelet.env
 
 on_host() { chroot "$host" /usr/bin/env PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin SYSTEMD_IGNORE_CHROOT=1 "$@"; }
 fail() { echo "$*" >&2; exit 1; }
@@ -49,14 +50,14 @@ target() { [ "${PULL_SECRETS:-false}" = true ] && echo --kubernetes || echo --co
 # restart_others [true] restarts who uses the agent, if RESTART or the argument says so. Neither
 # ends a container.
 restart_others() {
-	changed others "$containerd_file" "$kubelet_file" || return 0
+	changed others "$containerd_file" "$kubelet_file" "$kubelet_args" || return 0
 	on_host systemctl daemon-reload
 	if [ "${1:-${RESTART:-true}}" != true ]; then
 		echo "restart containerd and kubelet of this machine: their settings have changed"
 		return 0
 	fi
 	# First, as a restart of kubelet may end this.
-	started others "$containerd_file" "$kubelet_file"
+	started others "$containerd_file" "$kubelet_file" "$kubelet_args"
 	echo "restarting containerd and kubelet"
 	on_host systemctl restart containerd || { rm -f "$host$home/others.started"; fail "containerd does not start again: journalctl -u containerd on this machine says why"; }
 	on_host systemctl try-restart --no-block kubelet
@@ -81,7 +82,7 @@ go_back() {
 
 install() {
 	on_host systemctl --version >/dev/null || fail "this machine has no systemd: install the agent as docs/nodes.md says"
-	on_host sh -c 'command -v containerd' >/dev/null || fail "this machine has no containerd in its PATH (k3s and the like bring their own, which is not supported)"
+	on_host sh -c 'command -v containerd' >/dev/null || fail "this machine has no containerd in its PATH (for k3s and RKE2, which bring their own, install the agent as docs/kubernetes.md says)"
 	changed agent $home/bin/slipway $config $unit || keep
 	put /slipway 0755 $home/bin/slipway
 	put /agent/agent.yml 0600 $config
