@@ -29,17 +29,21 @@ const (
 	largeBytes = 24 << 20
 )
 
-// access lets everybody pull public images, and lets each of two users pull those of a team.
+// access lets everybody pull public images, and lets each of two users, and the accounts of a
+// namespace, pull those of a team.
 const access = `
 version: 0.1
 http: {insecure_open_to_network: true}
 auth:
   htpasswd: {path: %q}
+  oidc:
+    - {name: prod, issuer: %q, ca: %q, audience: registry.example.com, groups_claim: /kubernetes.io/namespace}
   access:
     - {repositories: ["**"], subjects: [root], actions: ["*"]}
     - {repositories: ["public/**"], subjects: [anonymous, alice, bob], actions: [pull]}
     - {repositories: ["one/**"], subjects: [alice], actions: [pull]}
     - {repositories: ["two/**"], subjects: [bob], actions: [pull]}
+    - {repositories: ["three/**"], subjects: ["group:prod:three"], actions: [pull]}
 `
 
 // users are root, alice and bob, whose password is secret.
@@ -55,6 +59,7 @@ func users() string {
 type bed struct {
 	*ctrnode.Node
 	t        *testing.T
+	issuer   *issuer // of tokens
 	registry *slipway.Server
 	runtime  cri.RuntimeServiceClient
 	images   cri.ImageServiceClient
@@ -76,7 +81,7 @@ func newBed(t *testing.T) *bed {
 	if err := os.WriteFile(passwords, []byte(users()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	b := &bed{t: t, logs: filepath.Join(dir, "logs")}
+	b := &bed{t: t, issuer: newIssuer(t), logs: filepath.Join(dir, "logs")}
 	net, err := lan.New(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +95,7 @@ func newBed(t *testing.T) *bed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.registry = slipway.Start(t, t.TempDir(), &slipway.Options{Config: fmt.Sprintf(access, passwords), Host: net.Addr})
+	b.registry = slipway.Start(t, t.TempDir(), &slipway.Options{Config: fmt.Sprintf(access, passwords, b.issuer.URL, b.issuer.authority(t)), Host: net.Addr})
 	b.push("public/pause:1", imagetest.Summed(t, 0, 1, 1, 1))
 	b.Node, err = ctrnode.Start(t.Context(), ctrnode.Options{
 		Dir: filepath.Join(dir, "n"), Binary: slipway.Binary(t), Way: ctrnode.Gear, Net: link, Registries: []string{b.registry.Addr},
@@ -138,10 +143,12 @@ func (b *bed) push(name string, im *imagetest.Bundle) (ref string) {
 }
 
 // pull pulls an image as kubelet does, with the password of a user unless user is "".
-func (b *bed) pull(ref, user string) error {
+func (b *bed) pull(ref, user string) error { return b.pullWith(ref, user, "secret") }
+
+func (b *bed) pullWith(ref, user, password string) error {
 	req := &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}}
 	if user != "" {
-		req.Auth = &cri.AuthConfig{Username: user, Password: "secret"}
+		req.Auth = &cri.AuthConfig{Username: user, Password: password}
 	}
 	_, err := b.images.PullImage(b.t.Context(), req)
 	return err

@@ -20,6 +20,7 @@ func TestCRI(t *testing.T) {
 	b := newBed(t)
 	ref := b.push("public/app:1", imagetest.Summed(t, 1, files, fileBytes, largeBytes))
 	private := b.push("one/app:1", imagetest.Summed(t, 2, files, fileBytes, largeBytes))
+	account := b.push("three/app:1", imagetest.Summed(t, 3, files, fileBytes, largeBytes))
 	pause := b.ref("public/pause:1")
 	if err := b.pull(pause, ""); err != nil {
 		t.Fatal(err)
@@ -37,12 +38,13 @@ func TestCRI(t *testing.T) {
 	})
 	t.Run("Lazy", func(t *testing.T) { b.lazy(t, ref) })
 	t.Run("PullSecret", func(t *testing.T) { b.pullSecret(t, private) })
+	t.Run("Account", func(t *testing.T) { b.account(t, account) })
 	t.Run("Volume", func(t *testing.T) { b.imageVolume(t, ref, private) })
 	t.Run("Users", func(t *testing.T) { b.userNamespace(t, ref) })
 	t.Run("Stats", func(t *testing.T) { b.stats(t, ref) })
 	t.Run("Sizes", func(t *testing.T) { b.sizes(t) })
 	t.Run("Restarts", func(t *testing.T) { b.restarts(t, ref) })
-	t.Run("Removal", func(t *testing.T) { b.removal(t, []string{ref, private}, before) })
+	t.Run("Removal", func(t *testing.T) { b.removal(t, []string{ref, private, account}, before) })
 }
 
 func (b *bed) leftovers(t *testing.T) ctrnode.Leftovers {
@@ -90,6 +92,36 @@ func (b *bed) pullSecret(t *testing.T, ref string) {
 	}
 	if got := b.start(t, ref, imagetest.Verify+" && echo good", nil).ended(t); got != "good" {
 		t.Errorf("the container prints %q", got)
+	}
+}
+
+// account starts an image with the token of a service account, as the credential provider gives it
+// to kubelet, and reads with a later token what did not come before.
+func (b *bed) account(t *testing.T, ref string) {
+	token := func(namespace string) string {
+		p, err := provide(t, ref, b.issuer.token(t, namespace, "default", "registry.example.com", time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.Auth[b.registry.Addr].Password
+	}
+	if err := b.pullWith(ref, "kubernetes", token("four")); err == nil {
+		t.Fatal("an account of another namespace could pull the image")
+	}
+	if err := b.pullWith(ref, "kubernetes", token("three")); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.start(t, ref, imagetest.Verify+" && echo good", nil).ended(t); got != "good" {
+		t.Errorf("the container prints %q", got)
+	}
+	if way, said, err := b.Used(t.Context(), ref); err != nil || way != ctrnode.Gear {
+		t.Errorf("the image came as %q, error %v: %s", way, err, said)
+	}
+	if err := b.pullWith(ref, "kubernetes", token("three")); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.start(t, ref, imagetest.VerifyLarge+" && echo good", nil).ended(t); got != "good" {
+		t.Errorf("with a later token the container prints %q", got)
 	}
 }
 

@@ -80,6 +80,16 @@ func newIssuer(t *testing.T) *issuer {
 	return i
 }
 
+// authority writes the issuer's authority to a file.
+func (i *issuer) authority(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "ca.crt")
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: i.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
 // token returns the token of a service account, as the API server makes it for kubelet.
 func (i *issuer) token(t *testing.T, namespace, account, audience string, lasts time.Duration) string {
 	t.Helper()
@@ -140,16 +150,11 @@ func provide(t *testing.T, image, token string) (p provided, err error) {
 // TestCredentialProvider has the tokens of two namespaces exchanged by the plugin, and pulls with
 // its answers.
 func TestCredentialProvider(t *testing.T) {
-	dir := t.TempDir()
-	i := newIssuer(t)
-	ca, passwords := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "users")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: i.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	i, passwords := newIssuer(t), filepath.Join(t.TempDir(), "users")
 	if err := os.WriteFile(passwords, []byte(users()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := slipway.Start(t, t.TempDir(), &slipway.Options{Config: fmt.Sprintf(byNamespace, passwords, i.URL, ca)})
+	s := slipway.Start(t, t.TempDir(), &slipway.Options{Config: fmt.Sprintf(byNamespace, passwords, i.URL, i.authority(t))})
 	root := s.Client.As("root", "secret")
 	for _, repo := range []string{"one/app", "two/app"} {
 		im := imagetest.Summed(t, 1, 1, 1, 1)
