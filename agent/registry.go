@@ -218,23 +218,11 @@ func (r *registries) connect(reg *registry, s config.AgentRegistry) error {
 	default:
 		o.DockerConfig = true
 	}
-	if s.CA != "" {
-		pem, err := os.ReadFile(s.CA)
-		if err != nil {
-			return fmt.Errorf("authorities: %w", err)
-		}
-		o.RootCAs = x509.NewCertPool()
-		if !o.RootCAs.AppendCertsFromPEM(pem) {
-			return fmt.Errorf("%s holds no certificate in PEM form", s.CA)
-		}
+	c, err := wire.ClientTLS(s.CA, s.Certificate, s.Key)
+	if err != nil {
+		return err
 	}
-	if s.Certificate != "" {
-		pair, err := tls.LoadX509KeyPair(s.Certificate, s.Key)
-		if err != nil {
-			return fmt.Errorf("certificate of this node: %w", err)
-		}
-		o.Certificates = []tls.Certificate{pair}
-	}
+	o.RootCAs, o.Certificates = c.RootCAs, c.Certificates
 	reg.prefix = s.Prefix
 	for _, u := range s.URLs {
 		c, err := client.New(u, &o)

@@ -7,7 +7,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/spf13/cobra"
 
-	gearclient "example.org/slipway/gear/client"
+	"example.org/slipway/oci"
 	"example.org/slipway/oci/model"
 )
 
@@ -97,7 +97,7 @@ func imageOfModel(cmd *cobra.Command, f *modelFlags, to string) error {
 
 func pushModel(cmd *cobra.Command, f *modelFlags, r *remoteImage, m *model.Model, o model.Options) error {
 	for _, s := range f.remote.platforms {
-		p, err := gearclient.ParsePlatform(s)
+		p, err := oci.ParsePlatform(s)
 		if err != nil {
 			return usageError{err}
 		}

@@ -3,6 +3,7 @@
 package wire
 
 import (
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -41,21 +42,35 @@ func Range(off, n int64) string {
 }
 
 // ParseRange reads a Range header of one range of bytes. last is -1 in "bytes=A-". In "bytes=-N", which means
-// the last N bytes, first is -1 and last is N.
+// the last N bytes, first is -1 and last is N. The name of the unit is in any case, and a number may be larger
+// than a file can be: clients that want the rest write the largest one they have.
 func ParseRange(s string) (first, last int64, ok bool) {
-	spec, ok := strings.CutPrefix(s, "bytes=")
+	unit, spec, ok := strings.Cut(s, "=")
 	from, to, dash := strings.Cut(strings.TrimSpace(spec), "-")
-	if !ok || !dash || from == "" && to == "" {
+	if !ok || !strings.EqualFold(unit, "bytes") || !dash || from == "" && to == "" {
 		return 0, 0, false
 	}
 	first, last = -1, -1
 	if from != "" {
-		first, ok = Count(from)
+		first, ok = position(from)
 	}
 	if to != "" && ok {
-		last, ok = Count(to)
+		last, ok = position(to)
 	}
 	return first, last, ok
+}
+
+// position reads digits and nothing else. A number that is too large is the largest but one, so that the bytes
+// up to there can be counted.
+func position(s string) (int64, bool) {
+	if s == "" || strings.Trim(s, "0123456789") != "" {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		n = math.MaxInt64
+	}
+	return min(n, math.MaxInt64-1), true
 }
 
 // ContentRange returns the value of the Content-Range header of n bytes from off on, of size bytes.

@@ -7,24 +7,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/big"
 	"os"
+
+	"github.com/go-jose/go-jose/v4"
 )
 
 // minRSABits is the shortest RSA modulus that is trusted.
 const minRSABits = 2048
-
-// jwk is a JSON web key, RFC 7517, as far as signatures need it.
-type jwk struct {
-	Kty string `json:"kty"`
-	Kid string `json:"kid"`
-	Use string `json:"use"`
-	Crv string `json:"crv"`
-	N   string `json:"n"`
-	E   string `json:"e"`
-	X   string `json:"x"`
-	Y   string `json:"y"`
-}
 
 // readJWKS returns the public keys in a file that configuration names jwks.
 func readJWKS(file string) (map[string]crypto.PublicKey, error) {

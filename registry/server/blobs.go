@@ -3,7 +3,6 @@ package server
 import (
 	"errors"
 	"io"
-	"math"
 	"net"
 	"net/http"
 	"os"
@@ -168,71 +167,23 @@ const (
 // allows, and so is every range of an empty content: clients that ask for a part of
 // whatever they get can take nothing from 416. A range whose end lies before its
 // begin is answered 416, which tells a client more than the whole content would.
-//
-// Names of units are in any case, and a position may be larger than a file can be:
-// clients that want the rest write the largest number they have.
 func parseRange(v string, size int64) (off, n int64, outcome int) {
-	unit, spec, ok := strings.Cut(v, "=")
-	if !ok || !strings.EqualFold(unit, "bytes") || size == 0 || strings.ContainsRune(spec, ',') {
+	first, last, ok := wire.ParseRange(v)
+	switch {
+	case !ok || size == 0:
 		return 0, size, rangeAll
-	}
-	first, last, ok := strings.Cut(strings.TrimSpace(spec), "-")
-	if !ok {
-		return 0, size, rangeAll
-	}
-	if first == "" { // the last n bytes
-		n, ok := parsePosition(last)
-		switch {
-		case !ok:
-			return 0, size, rangeAll
-		case n == 0:
-			return 0, 0, rangeBad
-		}
-		n = min(n, size)
+	case first < 0 && last > 0: // the last bytes
+		n = min(last, size)
 		return size - n, n, rangePart
 	}
-	off, ok = parsePosition(first)
-	if !ok {
-		return 0, size, rangeAll
-	}
 	end := size - 1
-	if last != "" {
-		if end, ok = parsePosition(last); !ok {
-			return 0, size, rangeAll
-		}
-		end = min(end, size-1)
+	if last >= 0 {
+		end = min(end, last)
 	}
 	if first < 0 || first > end {
 		return 0, 0, rangeBad
 	}
-	return off, end - off + 1, rangePart
-}
-
-// parsePosition reads digits and nothing else. A number that is too large is the largest.
-func parsePosition(s string) (int64, bool) {
-	if s == "" || strings.Trim(s, "0123456789") != "" {
-		return 0, false
-	}
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil {
-		n = math.MaxInt64
-	}
-	return n, true
-}
-
-// parseCount reads digits and nothing else: no sign, no space.
-func parseCount(s string) (int64, bool) {
-	if s == "" || len(s) > 18 {
-		return 0, false
-	}
-	var n int64
-	for i := 0; i < len(s); i++ {
-		if s[i] < '0' || s[i] > '9' {
-			return 0, false
-		}
-		n = n*10 + int64(s[i]-'0')
-	}
-	return n, true
+	return first, end - first + 1, rangePart
 }
 
 // headBlob answers HEAD /v2/<name>/blobs/<digest>. SPEC: end-2.

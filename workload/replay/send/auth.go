@@ -155,30 +155,3 @@ func (a *authority) fetch(ctx context.Context, t *token, params map[string]strin
 	t.value, t.expires = value, time.Now().Add(life-life/10)
 	return nil
 }
-
-func (a *authority) tokenRequest(ctx context.Context, realm *url.URL, service, scope string) (*http.Request, error) {
-	q := url.Values{"service": {service}}
-	if scope != "" {
-		q.Set("scope", scope)
-	}
-	if a.target.IdentityToken != "" {
-		q.Set("grant_type", "refresh_token")
-		q.Set("client_id", "slipway")
-		q.Set("refresh_token", a.target.IdentityToken)
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, realm.String(), strings.NewReader(q.Encode()))
-		if err == nil {
-			req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		}
-		return req, err
-	}
-	for k, v := range realm.Query() {
-		q[k] = v
-	}
-	u := *realm
-	u.RawQuery = q.Encode()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
-	if err == nil && a.target.Username != "" {
-		req.SetBasicAuth(a.target.Username, a.target.Password)
-	}
-	return req, err
-}
