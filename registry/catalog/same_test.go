@@ -380,6 +380,15 @@ func (s *script) retention() {
 	s.note("pulls", s.c.RecordPulls(ctx, []Pull{{"repo/0", "v1", 5}, {"repo/0", string(manifestOf("a", 0, 0).Digest), 7}, {"none", "x", 1}}))
 	infos, err := s.c.RetentionInfos(ctx, "repo/0", nil)
 	s.note("infos", err, infos)
+	for n, i := range infos {
+		t := TagInfo{Name: i.Name, Digest: i.Digest, Updated: time.UnixMilli(int64(3 * n)), LastPull: time.UnixMilli(6)}
+		if n%2 == 1 {
+			t.Digest = "sha256:another" // the tag has moved since
+		}
+		s.note("times", s.c.SetTagTimes(ctx, "repo/0", t))
+	}
+	infos, err = s.c.RetentionInfos(ctx, "repo/0", func(string, oci.Digest) bool { return true })
+	s.note("set", err, infos)
 	for _, i := range infos {
 		if i.Name == "index" {
 			removed, err := s.c.RetireTag(ctx, "repo/0", i.TagInfo, RetireOptions{})
