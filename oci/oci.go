@@ -228,6 +228,17 @@ func ActorFrom(ctx context.Context) *Actor {
 	return a
 }
 
+type readingKey struct{}
+
+// ForReading returns a context for questions about content that is read next: what was
+// seen of it lately is answer enough, since the read finds out what has happened since.
+func ForReading(ctx context.Context) context.Context {
+	return context.WithValue(ctx, readingKey{}, true)
+}
+
+// IsForReading reports whether ctx is from ForReading.
+func IsForReading(ctx context.Context) bool { return ctx.Value(readingKey{}) != nil }
+
 // ClientOf is what the client at an address, with or without a port, is counted
 // under wherever clients have a share or a limit: its IPv4 address, or the /64 of
 // its IPv6 address, which is what one host or customer commonly has. It is zero

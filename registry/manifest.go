@@ -163,11 +163,11 @@ func (r *Registry) goneFrom(ctx context.Context, repo string, blobs, manifests [
 	all := slices.Concat(blobs, manifests)
 	gone := slices.DeleteFunc(slices.Clone(all), func(d oci.Digest) bool { return shown[d] || asManifest[d] })
 	here := slices.DeleteFunc(all, func(d oci.Digest) bool { return !shown[d] && !asManifest[d] })
-	lost, err := r.missingBy(ctx, here, func(ctx context.Context, b catalog.Blob) (bool, error) {
-		if b.Suspect {
-			return false, nil
+	lost, err := r.missingBy(ctx, here, func(ctx context.Context, b catalog.Blob) (here bool, err error) {
+		if !b.Suspect {
+			_, here, err = r.glance(ctx, b.Digest, b.Size)
 		}
-		return r.glanceLately(ctx, b.Digest, b.Size)
+		return here, err
 	})
 	return append(gone, lost...), err
 }

@@ -31,6 +31,9 @@ func (r *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (
 	if here, err := r.promise(ctx, promise{seenKey{repo, d}, false}); err != nil || !here {
 		return oci.Descriptor{}, orUnknown(err, blobUnknown(repo, d))
 	}
+	if r.partial(repo) { // what is missing there is fetched again
+		ctx = oci.ForReading(ctx)
+	}
 	size, err := r.present(ctx, repo, d)
 	if err != nil {
 		r.seen.forget(seenKey{repo, d})

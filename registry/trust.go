@@ -22,8 +22,8 @@ import (
 const (
 	// maxTrusted bounds each of the two generations of trust, some 4 MB in all.
 	maxTrusted = 16384
-	// statFresh is how long a look at an object holds where it costs a request to
-	// another machine.
+	// statFresh is how long a look at an object holds for those who read it, where it
+	// costs a request to another machine.
 	statFresh = time.Minute
 )
 
@@ -204,7 +204,7 @@ func (r *Registry) healed(d oci.Digest) {
 // the content is suspect. The size that is returned is right also where the caller's was
 // out of date.
 func (r *Registry) look(ctx context.Context, d oci.Digest, size int64) (now int64, here bool, err error) {
-	if r.seenLately(d, size) {
+	if w, ok := r.trust.get(d); r.distant && oci.IsForReading(ctx) && ok && w.size == size && r.opts.Steady()-w.at < statFresh {
 		return size, true, nil
 	}
 	info, here, err := r.glance(ctx, d, size)
@@ -215,22 +215,6 @@ func (r *Registry) look(ctx context.Context, d oci.Digest, size int64) (now int6
 		here, err = true, nil
 	}
 	return info.Size, here, err
-}
-
-// seenLately reports whether a store of another machine need not be asked again for an
-// object of this size.
-func (r *Registry) seenLately(d oci.Digest, size int64) bool {
-	w, ok := r.trust.get(d)
-	return r.distant && ok && w.size == size && r.opts.Steady()-w.at < statFresh
-}
-
-// glanceLately is glance that does not ask again for what was seen lately.
-func (r *Registry) glanceLately(ctx context.Context, d oci.Digest, size int64) (here bool, err error) {
-	if r.seenLately(d, size) {
-		return true, nil
-	}
-	_, here, err = r.glance(ctx, d, size)
-	return here, err
 }
 
 // glance is look without reading the object.

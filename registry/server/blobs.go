@@ -99,7 +99,7 @@ func fromNetwork(err error) bool {
 
 // getBlobWith answers conditional requests and ranges.
 func (s *Server) getBlobWith(q *request, d oci.Digest) error {
-	desc, err := s.reg.ResolveBlob(q.ctx(), q.Repo, d)
+	desc, err := s.reg.ResolveBlob(oci.ForReading(q.ctx()), q.Repo, d)
 	if err != nil {
 		return err
 	}

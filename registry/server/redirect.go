@@ -58,7 +58,7 @@ func (m *redirects) collectors() []prometheus.Collector {
 
 // redirectBlob is redirect for a blob that has to be looked up first.
 func (s *Server) redirectBlob(q *request, d oci.Digest) (done bool, err error) {
-	blob, err := s.reg.ResolveBlob(q.ctx(), q.Repo, d)
+	blob, err := s.reg.ResolveBlob(oci.ForReading(q.ctx()), q.Repo, d)
 	if err != nil {
 		return false, err
 	}
