@@ -120,6 +120,9 @@ type copier struct {
 	dst, src oci.Registry
 	o        CopyOptions
 	same     bool // source and destination are one registry, so it can mount
+	// listed says that the source has listed the repositories. Distribution lists those
+	// whose tags were deleted, too, and then answers that it does not know them.
+	listed bool
 
 	mu       sync.Mutex // guards what follows
 	progress CopyProgress
@@ -146,6 +149,7 @@ func (c *copier) step(change func(*CopyProgress)) {
 func (c *copier) run(ctx context.Context) error {
 	images := c.o.Images
 	if len(images) == 0 {
+		c.listed = true
 		repos, err := all(func(last string) ([]string, bool, error) { return c.src.Repositories(ctx, last, copyPage) })
 		if err != nil {
 			return fmt.Errorf("list repositories: %w", err)
@@ -192,7 +196,7 @@ func (c *copier) image(ctx context.Context, im CopyImage) error {
 	if len(refs) == 0 {
 		var err error
 		refs, err = all(func(last string) ([]string, bool, error) { return c.src.Tags(ctx, im.From, last, copyPage) })
-		if errors.Is(err, ErrNothingListed) {
+		if errors.Is(err, ErrNothingListed) || c.listed && oci.HasCode(err, oci.CodeNameUnknown) {
 			c.o.Logger.WarnContext(ctx, "the source lists no tags; the repository is taken for empty", "repo", im.From, "error", err)
 			return nil
 		}

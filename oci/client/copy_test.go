@@ -443,3 +443,37 @@ func TestCopyWithoutAList(t *testing.T) {
 		s.Close()
 	}
 }
+
+// TestCopyOfAListedRepositoryWithoutTags copies a whole registry that lists a repository and then
+// answers that it does not know it, as Distribution does once the last tag is deleted. A
+// repository that was asked for by name has to be there, and one that is denied is an error.
+func TestCopyOfAListedRepositoryWithoutTags(t *testing.T) {
+	for _, tt := range []struct {
+		status int
+		body   string
+		images []client.CopyImage
+		ok     bool
+	}{
+		{404, `{"errors":[{"code":"NAME_UNKNOWN"}]}`, nil, true},
+		{404, `{"errors":[{"code":"NAME_UNKNOWN"}]}`, []client.CopyImage{{From: "emptied"}}, false},
+		{403, `{"errors":[{"code":"DENIED"}]}`, nil, false},
+		{500, "", nil, false},
+	} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/v2/_catalog":
+				_, _ = io.WriteString(w, `{"repositories":["emptied","later"]}`)
+			case "/v2/later/tags/list":
+				_, _ = io.WriteString(w, `{"name":"later","tags":[]}`)
+			default:
+				w.WriteHeader(tt.status)
+				_, _ = io.WriteString(w, tt.body)
+			}
+		}))
+		_, err := client.Copy(t.Context(), newMem(), dial(t, s.URL, nil), client.CopyOptions{Images: tt.images})
+		if (err == nil) != tt.ok {
+			t.Errorf("tags/list answers %d %s to %v: error %v", tt.status, tt.body, tt.images, err)
+		}
+		s.Close()
+	}
+}
