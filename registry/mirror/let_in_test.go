@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -194,6 +195,45 @@ func TestDeletedWhilePending(t *testing.T) {
 			wantCode(t, "its tag in the store", err, oci.CodeManifestUnknown)
 		})
 	}
+}
+
+// overtaken is a store that says what it had before a manifest came, when that has come. It is asked by the
+// mirror while armed is set, and takes no manifest before.
+type overtaken struct {
+	mirror.Store
+	armed  atomic.Bool
+	let    chan struct{}
+	settle func(ctx context.Context)
+}
+
+func (s *overtaken) PutManifest(ctx context.Context, repo string, m oci.PutManifest) (oci.PutResult, error) {
+	<-s.let
+	return s.Store.PutManifest(ctx, repo, m)
+}
+
+func (s *overtaken) ResolveManifest(ctx context.Context, repo, ref string) (oci.Descriptor, error) {
+	d, err := s.Store.ResolveManifest(ctx, repo, ref)
+	if s.armed.CompareAndSwap(true, false) {
+		close(s.let)
+		s.settle(ctx)
+	}
+	return d, err
+}
+
+// TestStoredWhileAsked checks that a tag is served while the upstream fails, also if its manifest is stored at
+// the very moment at which it is asked for.
+func TestStoredWhileAsked(t *testing.T) {
+	store := &overtaken{let: make(chan struct{})}
+	b := newBed(t, settings{source: func(s *mirror.Source) { s.TTL = -1 }, wrap: func(s mirror.Store) mirror.Store { store.Store = s; return store }})
+	store.settle = func(ctx context.Context) {
+		err := b.DeleteBlob(ctx, "origin/app", oci.SHA256([]byte("absent"))) // which waits for what is being stored
+		wantCode(t, "delete an absent blob", err, oci.CodeBlobUnknown)
+	}
+	d, _ := b.o.image("app", "v1", `{}`)
+	b.wantManifest("origin/app", "v1", d.Digest)
+	b.o.on(failAll(500))
+	store.armed.Store(true)
+	b.wantManifest("origin/app", "v1", d.Digest)
 }
 
 // TestSilentUpstream checks that a cached tag does not wait for an upstream that does not answer.

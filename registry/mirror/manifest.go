@@ -199,10 +199,11 @@ func (m *Registry) revalidate(ctx context.Context, s *source, name, repo, tag st
 			return mf, nil
 		}
 	}
+	coming := m.pending.get(repo, st.digest) // asked first: when it is not there any more the store has it
 	have, err := m.store.ResolveManifest(ctx, repo, tag)
 	answer := &oci.Manifest{Descriptor: have}
-	if mf := m.pending.get(repo, st.digest); mf != nil { // what the store is about to have
-		have, answer, err = mf.Descriptor, mf, nil
+	if coming != nil {
+		have, answer, err = coming.Descriptor, coming, nil
 	}
 	if err != nil && !oci.HasCode(err, oci.CodeManifestUnknown) {
 		return nil, err
