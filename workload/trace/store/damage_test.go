@@ -194,7 +194,7 @@ func readDamaged(t *testing.T, file []byte) {
 // TestDamagedBytes changes bytes of a file one after another, as [FuzzOpen] does by chance.
 func TestDamagedBytes(t *testing.T) {
 	dir := t.TempDir()
-	write(t, dir, nil, "a", someRecords(50, 2*time.Hour, 15))
+	write(t, dir, nil, "a", tracetest.Records(50, 2*time.Hour, 15))
 	whole, err := os.ReadFile(dayPath(dir))
 	if err != nil {
 		t.Fatal(err)
