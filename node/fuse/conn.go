@@ -152,9 +152,6 @@ func (c *Conn) Negotiate(ctx context.Context, o InitOptions) error {
 	return nil
 }
 
-// Settled is what the connection agreed on, nil before Negotiate has succeeded.
-func (c *Conn) Settled() *Settled { return c.init.Settled }
-
 // resend asks the kernel to send again what it has no answer to. It is false where the kernel cannot.
 func (c *Conn) resend() bool {
 	if s := c.init.Settled; c.init.NoResend || s != nil && s.Flags&FlagHasResend == 0 {

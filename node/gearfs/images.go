@@ -424,13 +424,3 @@ func (s *Service) Index(chain string) (*gear.Index, error) {
 	}
 	return s.readIndex(img)
 }
-
-// Dir is where records of an image are; the caller may keep files of its own
-// there, which go with the image. Errors: ErrUnknown.
-func (s *Service) Dir(chain string) (string, error) {
-	img := s.image(chain)
-	if img == nil {
-		return "", fmt.Errorf("image %s: %w", chain, ErrUnknown)
-	}
-	return img.dir, nil
-}

@@ -193,24 +193,6 @@ type TagInfo struct {
 	LastPull time.Time // zero: never
 }
 
-// TagInfos returns all tags of a repository, newest first.
-func (c *Catalog) TagInfos(ctx context.Context, repo string) ([]TagInfo, error) {
-	var out []TagInfo
-	err := c.db.rows(ctx, `SELECT t.name, b.digest, t.updated_at, t.pulled_at FROM repositories r
-		JOIN tags t ON t.repo_id = r.id
-		JOIN manifests m ON m.id = t.manifest_id
-		JOIN blobs b ON b.id = m.blob_id
-		WHERE r.name = ? ORDER BY t.updated_at DESC, t.name DESC`, []any{repo}, func(r *sql.Rows) error {
-		var t TagInfo
-		var updated, pulled int64
-		err := r.Scan(&t.Name, &t.Digest, &updated, &pulled)
-		t.Updated, t.LastPull = fromMillis(updated), fromMillis(pulled)
-		out = append(out, t)
-		return err
-	})
-	return out, err
-}
-
 // Counts are the sizes of the catalogue's tables, for metrics and reports.
 type Counts struct {
 	Repositories, Blobs, Manifests, Tags, Links, Uploads, GCQueue int64

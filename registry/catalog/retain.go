@@ -312,8 +312,8 @@ type RetentionInfo struct {
 	Part bool
 }
 
-// RetentionInfos returns all tags of a repository, newest first. Other than in
-// TagInfos, LastPull counts pulls of the manifest by digest, by each of its tags and, of an
+// RetentionInfos returns all tags of a repository, newest first.
+// LastPull counts pulls of the manifest by digest, by each of its tags and, of an
 // index, of the manifests it names at any depth: many clients ask for a tag with HEAD and
 // pull by digest. gone, if not nil, tells which manifests of other repositories count as
 // removed already, as in a dry run.

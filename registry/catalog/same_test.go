@@ -175,8 +175,6 @@ func (s *script) readAll() {
 		list, more, err := s.c.Referrers(ctx, "repo/0", manifestOf("a", 0, 0).Digest, kind, "", 10)
 		s.note("referrers", err, list, more)
 	}
-	infos, err := s.c.TagInfos(ctx, "repo/0")
-	s.note("infos", err, infos)
 	n, err := s.c.Counts(ctx)
 	s.note("counts", err, n)
 	e, err := s.c.Extent(ctx)

@@ -40,10 +40,6 @@ type object struct {
 
 var _ objstore.Object = (*object)(nil)
 
-// FromPeer tells whether the object comes from a peer: then it is cached there, and a
-// second copy here is worth less.
-func (o *object) FromPeer() bool { return o.rest == nil }
-
 // Info implements objstore.Object.
 func (o *object) Info() objstore.Info { return o.info }
 
@@ -202,9 +198,6 @@ type small struct {
 }
 
 var _ objstore.Object = (*small)(nil)
-
-// FromPeer is as that of object.
-func (o *small) FromPeer() bool { return true }
 
 // Info implements objstore.Object.
 func (o *small) Info() objstore.Info { return o.info }

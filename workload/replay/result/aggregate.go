@@ -293,52 +293,6 @@ func (a *Aggregate) flush(before int64) error {
 	return nil
 }
 
-// Merge adds all that o counts but the series. Nothing is lost by it: the result is
-// that of one aggregate that was given the samples of both.
-func (a *Aggregate) Merge(o *Aggregate) {
-	for k, g := range o.Groups {
-		mine := a.Groups[k]
-		if mine == nil {
-			mine = &Group{Latency: newHistogram(), Service: newHistogram()}
-			a.Groups[k] = mine
-		}
-		mine.Latency.Merge(g.Latency)
-		mine.Service.Merge(g.Service)
-		mine.Bytes += g.Bytes
-		mine.Redirects += g.Redirects
-		mine.RedirectTime += g.RedirectTime
-	}
-	for i, w := range o.Workers {
-		mine := a.count(i)
-		mine.Requests, mine.Errors, mine.Unsent, mine.Bytes = mine.Requests+w.Requests, mine.Errors+w.Errors, mine.Unsent+w.Unsent, mine.Bytes+w.Bytes
-		mine.Latency.Merge(w.Latency)
-		mine.Lag.Merge(w.Lag)
-	}
-	a.Lag.Merge(o.Lag)
-	a.Wait.Merge(o.Wait)
-	for i := range a.Outcomes {
-		a.Outcomes[i] += o.Outcomes[i]
-		a.Sessions[i] += o.Sessions[i]
-	}
-	a.Late += o.Late
-	a.Extra += o.Extra
-	if o.Began >= 0 && (a.Began < 0 || o.Began < a.Began) {
-		a.Began = o.Began
-	}
-	a.Ended = max(a.Ended, o.Ended)
-	for a.BlockSeconds < o.BlockSeconds {
-		for t := range a.Blocks {
-			a.Blocks[t] = halve(a.Blocks[t])
-		}
-		a.BlockSeconds *= 2
-	}
-	for t := range o.Blocks {
-		for i := range o.Blocks[t] {
-			a.block(int64(i)*o.BlockSeconds, uint8(t)).merge(&o.Blocks[t][i])
-		}
-	}
-}
-
 // Sum merges the groups that are wanted into one.
 func (a *Aggregate) Sum(want func(Key) bool) *Group {
 	sum := &Group{Latency: newHistogram(), Service: newHistogram()}

@@ -56,35 +56,21 @@ func aggregate(t testing.TB, samples []result.Sample) *result.Aggregate {
 	return a
 }
 
-func TestMergeLosesNothing(t *testing.T) {
-	all := draw(1, 6_000, 5000, 20) // longer than blocks of one second can cover
-	var first, second []result.Sample
-	for i, s := range all {
-		if i%3 == 0 {
-			first = append(first, s)
-		} else {
-			second = append(second, s)
+// TestBlocksGrow checks that a run which is longer than blocks of one second can cover has longer ones, and that
+// they count every request.
+func TestBlocksGrow(t *testing.T) {
+	a := aggregate(t, draw(1, 6_000, 5000, 20))
+	if a.BlockSeconds != 4 {
+		t.Errorf("blocks of %d s, want 4: 5000 s in at most 2048", a.BlockSeconds)
+	}
+	counted := int64(0)
+	for _, blocks := range a.Blocks {
+		for _, b := range blocks {
+			counted += b.Requests + b.Unsent
 		}
 	}
-	want := aggregate(t, all)
-	got := aggregate(t, first)
-	got.Merge(aggregate(t, second))
-	opts := cmp.Options{cmpopts.IgnoreUnexported(result.Aggregate{}), cmp.Comparer(func(a, b result.Spread) bool { return a == b }),
-		cmp.Comparer(func(a, b *result.Group) bool {
-			return a.Latency.Equals(b.Latency) && a.Service.Equals(b.Service) && a.Bytes == b.Bytes
-		}),
-		cmp.Comparer(func(a, b *result.WorkerCount) bool {
-			return a.Latency.Equals(b.Latency) && a.Lag.Equals(b.Lag) && a.Requests == b.Requests && a.Errors == b.Errors && a.Unsent == b.Unsent && a.Bytes == b.Bytes
-		}),
-		cmpopts.IgnoreFields(result.Aggregate{}, "Lag", "Wait")}
-	if d := cmp.Diff(want, got, opts); d != "" {
-		t.Errorf("all at once and merged of two (-once +merged):\n%.3000s", d)
-	}
-	if !want.Lag.Equals(got.Lag) || !want.Wait.Equals(got.Wait) {
-		t.Error("lag or wait differ")
-	}
-	if want.BlockSeconds != 4 {
-		t.Errorf("blocks of %d s, want 4: 5000 s in at most 2048", want.BlockSeconds)
+	if want := a.Requests(); counted != want || want == 0 {
+		t.Errorf("the blocks count %d requests of %d", counted, want)
 	}
 }
 

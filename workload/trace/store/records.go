@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"example.org/slipway/workload/trace"
 )
@@ -85,31 +84,4 @@ func (s *fileSource) seek(rowIndex int64) (err error) {
 		s.sound += s.pf.Metadata().RowGroups[s.checked].NumRows
 	}
 	return nil
-}
-
-// Hour is a part of a file: requests of one hour in UTC.
-type Hour struct {
-	Start   time.Time
-	Records int64
-}
-
-// Hours returns how many requests each hour of a zone has, from the index alone; hours
-// without any are left out.
-func (s *Store) Hours(zone string) ([]Hour, error) {
-	z, err := s.zone(zone)
-	if err != nil {
-		return nil, err
-	}
-	var out []Hour
-	for _, d := range z.days {
-		for _, h := range d.hours {
-			start := time.UnixMicro(h.First - h.First%microHour).UTC()
-			if n := len(out); n > 0 && out[n-1].Start.Equal(start) {
-				out[n-1].Records += h.Rows
-				continue
-			}
-			out = append(out, Hour{start, h.Rows})
-		}
-	}
-	return out, nil
 }
