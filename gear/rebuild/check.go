@@ -1,0 +1,96 @@
+package rebuild
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+)
+
+// Report is what a recipe of a layer would be, and what rebuilding the layer costs.
+type Report struct {
+	// Size of the layer, and of the tar in it, in bytes.
+	Size  int64 `json:"size"`
+	Plain int64 `json:"plain"`
+	// Recipe is the size of the recipe. Its parts are Choices, what the encoder did, and Skeleton,
+	// what of the tar is no file's content.
+	Recipe   int64 `json:"recipe"`
+	Choices  int64 `json:"choices"`
+	Skeleton int64 `json:"skeleton"`
+	// Files is how many different contents the layer has, and FileBytes what they take uncompressed.
+	Files     int   `json:"files"`
+	FileBytes int64 `json:"fileBytes"`
+	// Encoder is the one that the layer was predicted with, and Segments how many parts are rebuilt
+	// by themselves.
+	Encoder  string `json:"encoder"`
+	Segments int    `json:"segments"`
+	// Make is how long the recipe took, Rebuild how long the layer did, with one worker.
+	Make    time.Duration `json:"make"`
+	Rebuild time.Duration `json:"rebuild"`
+}
+
+// CheckOptions adjust a check. The zero value works.
+type CheckOptions struct {
+	// TempDir is where the uncompressed layer lies, in a file without a name; default: the system's.
+	TempDir string
+}
+
+// Check makes the recipe of a layer, rebuilds the layer with it and compares the digest. Nothing is
+// kept. Errors: ErrUnsupported for a layer that would stay as it is, and those of layer and ctx.
+func Check(ctx context.Context, layer io.Reader, o CheckOptions) (*Report, error) {
+	f, err := os.CreateTemp(o.TempDir, "slipway-recipe-")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, err
+	}
+	split := NewCollector()
+	out := bufio.NewWriterSize(f, 1<<20)
+	began := time.Now()
+	r, err := Make(ctx, layer, &MakeOptions{Plain: io.MultiWriter(split, out)})
+	if err != nil {
+		return nil, err
+	}
+	if err := out.Flush(); err != nil {
+		return nil, err
+	}
+	k, err := split.Skeleton()
+	if err != nil {
+		return nil, err
+	}
+	if r.Skeleton, err = k.Append(nil); err != nil {
+		return nil, err
+	}
+	rep := &Report{Size: r.Size, Plain: r.Plain, Skeleton: int64(len(r.Skeleton)), Encoder: r.Encoder(), Segments: r.Segments(), Files: len(split.Files())}
+	for _, file := range split.Files() {
+		rep.FileBytes += file.Size
+	}
+	stored := r.Append(nil)
+	rep.Recipe = int64(len(stored))
+	rep.Choices = rep.Recipe - rep.Skeleton
+	rep.Make = time.Since(began)
+	began = time.Now()
+	err = rebuildStored(ctx, stored, f)
+	rep.Rebuild = time.Since(began)
+	return rep, err
+}
+
+// rebuildStored rebuilds a layer from its recipe as it is stored.
+func rebuildStored(ctx context.Context, stored []byte, plain io.ReaderAt) error {
+	r, err := Parse(stored)
+	if err == nil {
+		_, err = ParseSkeleton(r.Skeleton)
+	}
+	if err == nil {
+		err = r.Rebuild(ctx, io.Discard, plain, nil)
+	}
+	if errors.Is(err, ErrDamaged) { // no fault of the layer, but of this package
+		return fmt.Errorf("%w: it was not rebuilt as it is: %w", ErrUnsupported, err)
+	}
+	return err
+}

@@ -1,0 +1,340 @@
+package deflate
+
+import (
+	"encoding/binary"
+	"math/bits"
+)
+
+// Slack is how many bytes there must be behind the plain bytes that a [Predictor] works on, so that
+// whole words can be read. They are zero.
+const Slack = 8
+
+// chains find what an encoder's search finds, in less time.
+//
+// An encoder keeps the positions of the last 32 KiB in chains by a hash of the next three or four
+// bytes, and looks at up to so many of a chain, the nearest first. Here each position also has an
+// ordinal in that chain. Whether the encoder would have looked at a candidate follows from the
+// difference of two ordinals, so the chain itself need not be walked: matches of five and of eight
+// bytes and more are found in chains of their own, which are much shorter.
+//
+// What is found is what the encoder finds, but for strings that share a hash with many others. It
+// need not be the same, because choices are corrected; it only must never change.
+type chains struct {
+	search
+	buf    []byte // plain bytes and Slack
+	end    int    // the search sees nothing from there on
+	member int    // where the member begins; may be negative
+	ins    int    // positions before it are in the chains
+
+	own   []head // by the encoder's hash
+	four  []int32
+	five  []int32
+	eight []int32
+	nodes [window]node
+	link4 [window]uint16
+}
+
+// head is the last position of a chain + 1, and how many there were.
+type head struct {
+	pos   int32
+	count uint32
+}
+
+// node is a position: how far back the one before it is in each chain, and its ordinal.
+type node struct{ own, five, eight, ord uint16 }
+
+const (
+	wmask     = window - 1
+	tableBits = 15
+	goBits    = 17 // of the hash of Go's encoder
+)
+
+func newChains() *chains {
+	return &chains{own: make([]head, 1<<goBits), four: make([]int32, 1<<tableBits),
+		five: make([]int32, 1<<tableBits), eight: make([]int32, 1<<tableBits)}
+}
+
+// start begins at buf[at:], with what is before as history.
+func (c *chains) start(s search, buf []byte, end, at, member int) {
+	c.search, c.buf, c.end, c.member = s, buf, end, member
+	c.ins = max(0, member, at-window)
+	clear(c.own)
+	clear(c.four)
+	clear(c.five)
+	clear(c.eight)
+}
+
+// begin begins a member: nothing before it can be copied.
+func (c *chains) begin(at int) { c.member, c.ins = at, at }
+
+func load64(b []byte, i int) uint64 { return binary.LittleEndian.Uint64(b[i:]) }
+func load32(b []byte, i int) uint32 { return binary.LittleEndian.Uint32(b[i:]) }
+
+func (c *chains) hash(v uint64) uint32 {
+	if c.zlib {
+		return c.hashZlib(v)
+	}
+	return hashGo(v)
+}
+
+func (c *chains) hashZlib(v uint64) uint32 {
+	b := uint32(v)
+	return (b&0xff<<(2*c.hashShift) ^ b>>8&0xff<<c.hashShift ^ b>>16&0xff) & (1<<c.hashBits - 1)
+}
+
+func hashGo(v uint64) uint32 { return bits.ReverseBytes32(uint32(v)) * 0x1e35a7bd >> (32 - goBits) }
+
+func hash4(v uint64) uint32 { return uint32(v) * 0x9e3779b1 >> (32 - tableBits) }
+
+func hash5(v uint64) uint32 { return uint32((v << 24) * 0x9e3779b185ebca87 >> (64 - tableBits)) }
+
+func hash8(v uint64) uint32 { return uint32(v * 0x9e3779b185ebca87 >> (64 - tableBits)) }
+
+// back is how far before i a chain's last position is; more than the window: there is none.
+func back(i int, pos int32) uint16 { return uint16(min(i+1-int(pos), 1<<16-1)) }
+
+// insert puts the positions before i into the chains.
+func (c *chains) insert(i int) {
+	limit := min(i, c.end-c.minLen+1)
+	if c.zlib {
+		c.insertZlib(limit)
+	} else {
+		c.insertGo(limit)
+	}
+	c.ins = max(c.ins, limit)
+}
+
+func (c *chains) insertZlib(limit int) {
+	four, five, eight := (*[1 << tableBits]int32)(c.four), (*[1 << tableBits]int32)(c.five), (*[1 << tableBits]int32)(c.eight)
+	own := (*[1 << goBits]head)(c.own)
+	for i := c.ins; i < limit; i++ {
+		v := load64(c.buf, i)
+		h, at := &own[c.hashZlib(v)&(1<<goBits-1)], int32(i+1)
+		h4, h5, h8 := &four[hash4(v)], &five[hash5(v)], &eight[hash8(v)]
+		c.nodes[i&wmask] = node{back(i, h.pos), back(i, *h5), back(i, *h8), uint16(h.count)}
+		c.link4[i&wmask] = back(i, *h4)
+		h.pos, *h4, *h5, *h8 = at, at, at, at
+		h.count++
+	}
+}
+
+func (c *chains) insertGo(limit int) {
+	five, eight := (*[1 << tableBits]int32)(c.five), (*[1 << tableBits]int32)(c.eight)
+	own := (*[1 << goBits]head)(c.own)
+	for i := c.ins; i < limit; i++ {
+		v := load64(c.buf, i)
+		h, at := &own[hashGo(v)], int32(i+1)
+		h5, h8 := &five[hash5(v)], &eight[hash8(v)]
+		c.nodes[i&wmask] = node{back(i, h.pos), back(i, *h5), back(i, *h8), uint16(h.count)}
+		h.pos, *h5, *h8 = at, at, at
+		h.count++
+	}
+}
+
+// matchLen returns how many bytes at a and b are the same, at most n.
+func matchLen(buf []byte, a, b, n int) int {
+	for i := 0; i < n; i += 8 {
+		if x := load64(buf, a+i) ^ load64(buf, b+i); x != 0 {
+			return min(i+bits.TrailingZeros64(x)>>3, n)
+		}
+	}
+	return n
+}
+
+// low is the first position that a match at i may reach back to.
+func (c *chains) low(i int) int {
+	if c.zlib {
+		// zlib's window begins anew with the member, and position 0 means "none" there.
+		return max(i-c.maxDist, c.member+1, 0)
+	}
+	// Go moves its window by 32 KiB when less than 262 bytes of it are left, and forgets what is
+	// before it.
+	dist := window
+	if r := (i - c.member) & wmask; r > window-maxMatch-4 {
+		dist = r
+	}
+	return max(i-dist, c.member, 0)
+}
+
+// find returns the match the encoder finds at i if it is longer than prev; else the distance is 0.
+func (c *chains) find(i, prev int) (length, dist int) {
+	c.insert(i)
+	look := min(maxMatch, c.end-i)
+	if look < c.minLen || look <= prev {
+		return prev, 0
+	}
+	v := load64(c.buf, i)
+	h := c.own[c.hash(v)]
+	w := walk{i: i, v: v, look: look, low: c.low(i), tries: uint16(c.chain), count: uint16(h.count)}
+	nearest := int(h.pos) - 1
+	if nearest < w.low {
+		return prev, 0
+	}
+	if prev >= c.good {
+		w.tries >>= 2
+	}
+	if c.zlib && w.low == i-c.maxDist && nearest != w.low {
+		w.low++ // zlib takes its greatest distance from the nearest candidate only
+	}
+	if look > 4 {
+		if length, dist = c.long(&w, max(prev, 4)); dist != 0 {
+			return length, dist
+		}
+	}
+	if prev < 4 && look >= 4 {
+		if dist = c.short4(&w, nearest); dist != 0 {
+			return 4, dist
+		}
+	}
+	if prev < 3 && c.zlib {
+		if dist = c.short3(&w, nearest); dist != 0 {
+			return 3, dist
+		}
+	}
+	return prev, 0
+}
+
+// walk is a search: at i, where the bytes v are, for no more than look bytes, not before low, among
+// the first tries of count candidates.
+type walk struct {
+	i, look, low int
+	v            uint64
+	tries, count uint16
+}
+
+// seen reports whether the encoder looks at the candidate j.
+func (c *chains) seen(w *walk, j int) bool { return w.count-c.nodes[j&wmask].ord <= w.tries }
+
+// long finds matches of five bytes and more that are longer than best.
+func (c *chains) long(w *walk, best int) (length, dist int) {
+	buf, nice := c.buf, min(c.nice, w.look)
+	want := load32(buf, w.i+best-3)
+	// Other strings of the same hash are steps as well, so that the last candidates may be missed.
+	steps := int(w.tries) + 8
+	j := int(c.eight[hash8(w.v)]) - 1
+	if best < 7 {
+		for j = int(c.five[hash5(w.v)]) - 1; j >= w.low && steps > 0; steps-- {
+			at := &c.nodes[j&wmask]
+			if load32(buf, j+best-3) == want {
+				if n := matchLen(buf, j, w.i, w.look); n > best {
+					if w.count-at.ord > w.tries {
+						return length, dist
+					}
+					best, length, dist = n, n, w.i-j
+					if n >= nice {
+						return length, dist
+					}
+					want = load32(buf, w.i+best-3)
+					if n >= 8 { // longer ones have these eight bytes
+						j -= int(at.eight)
+						break
+					}
+				}
+			}
+			j -= int(at.five)
+		}
+		if best < 8 {
+			return length, dist
+		}
+	}
+	for ; j >= w.low && steps > 0; steps-- {
+		at := &c.nodes[j&wmask]
+		if load32(buf, j+best-3) == want {
+			if n := matchLen(buf, j, w.i, w.look); n > best {
+				if w.count-at.ord > w.tries {
+					break
+				}
+				best, length, dist = n, n, w.i-j
+				if n >= nice {
+					break
+				}
+				want = load32(buf, w.i+best-3)
+			}
+		}
+		j -= int(at.eight)
+	}
+	return length, dist
+}
+
+// short4 finds the nearest match of four bytes.
+func (c *chains) short4(w *walk, nearest int) (dist int) {
+	if !c.zlib {
+		for j := nearest; j >= w.low; j -= int(c.nodes[j&wmask].own) {
+			if load32(c.buf, j) == uint32(w.v) {
+				if w.i-j > c.far || !c.seen(w, j) {
+					return 0
+				}
+				return w.i - j
+			}
+		}
+		return 0
+	}
+	for j := int(c.four[hash4(w.v)]) - 1; j >= w.low; j -= int(c.link4[j&wmask]) {
+		if load32(c.buf, j) == uint32(w.v) {
+			if !c.seen(w, j) {
+				return 0
+			}
+			return w.i - j
+		}
+	}
+	return 0
+}
+
+// short3 finds the nearest match of three bytes.
+func (c *chains) short3(w *walk, nearest int) (dist int) {
+	low := max(w.low, w.i-c.far)
+	for j := nearest; j >= low; j -= int(c.nodes[j&wmask].own) {
+		if (load32(c.buf, j)^uint32(w.v))&0xffffff == 0 {
+			if !c.seen(w, j) {
+				return 0
+			}
+			return w.i - j
+		}
+	}
+	return 0
+}
+
+// maxRank is how many candidates are looked at to name a distance by its rank.
+const maxRank = 1 << 10
+
+// candidates calls do for positions that match at i in at least length bytes, the nearest first,
+// until it returns false.
+func (c *chains) candidates(i, length int, do func(dist int) bool) {
+	c.insert(i)
+	low := max(i-window, c.member, 0)
+	j := int(c.own[c.hash(load64(c.buf, i))].pos) - 1
+	for steps := maxRank; j >= low && steps > 0; steps-- {
+		if j < i && matchLen(c.buf, j, i, length) == length && !do(i-j) {
+			return
+		}
+		j -= int(c.nodes[j&wmask].own)
+	}
+}
+
+// rank returns how many nearer candidates a match at i has, -1 if it is not among them.
+func (c *chains) rank(i int, t Token) int {
+	rank, found := 0, false
+	c.candidates(i, t.Len(), func(dist int) bool {
+		found = dist == t.Dist()
+		if dist < t.Dist() {
+			rank++
+		}
+		return dist < t.Dist()
+	})
+	if !found {
+		return -1
+	}
+	return rank
+}
+
+// ranked is the inverse of rank; 0: there is no such match.
+func (c *chains) ranked(i, length, rank int) (found int) {
+	c.candidates(i, length, func(dist int) bool {
+		if rank == 0 {
+			found = dist
+		}
+		rank--
+		return rank >= 0
+	})
+	return found
+}

@@ -1,0 +1,345 @@
+package deflate
+
+const (
+	// chunkSize is how many plain bytes an encoder of this kind takes at once: maxStoreBlockSize of
+	// compress/flate and of klauspost/compress.
+	chunkSize = 1<<16 - 1
+	// warmChunks are encoded before the first one, so that the tables are what they were.
+	warmChunks = 3
+	// blockDict is how much of a block pgzip gives to the encoder of the next: tailSize there.
+	blockDict = 16 << 10
+)
+
+// engine is an encoder whose tables depend on what it did before.
+type engine interface {
+	// reset forgets all strings.
+	reset()
+	// more appends the next tokens of a chunk: literals and the matches that follow them, or what is
+	// left of the chunk.
+	more(c *chunked)
+}
+
+// chunked predicts encoders that take a chunk of plain bytes at a time, and that cannot be asked for
+// single tokens, because their tables hold what they did before. So they are run: over a chunk as a
+// whole, and from wherever the real one chose something else.
+type chunked struct {
+	engine
+	buf  []byte
+	base int // the first position that may be copied
+	from int // where the chunk begins,
+	to   int // and ends
+	emit int // what is before has been made into tokens
+	scan int // where the next search begins
+	toks []Token
+	used int // of toks
+}
+
+// begin makes at the end of the last chunk. Nothing before base can be copied.
+func (c *chunked) begin(base, at int) {
+	c.base, c.from, c.to, c.emit, c.scan, c.toks, c.used = base, at, at, at, at, c.toks[:0], 0
+}
+
+// next encodes the chunk from the end of the last one up to the given place.
+func (c *chunked) next(to int) {
+	from := c.to
+	c.begin(c.base, from)
+	c.to = max(to, from)
+	for c.emit < c.to {
+		c.more(c)
+	}
+	if n := to - from; len(c.toks) > n-n>>4 { // it was not worth it
+		c.toks = c.toks[:0]
+		c.literals(n)
+	}
+}
+
+// literals appends n of them.
+func (c *chunked) literals(n int) {
+	for range n {
+		c.toks = append(c.toks, 0)
+	}
+}
+
+// rest makes what is left of the chunk literals.
+func (c *chunked) rest() {
+	c.literals(c.to - c.emit)
+	c.emit = c.to
+}
+
+// guess predicts the next token.
+func (c *chunked) guess() Token {
+	if c.used == len(c.toks) {
+		c.toks, c.used = c.toks[:0], 0
+		if c.emit < c.to {
+			c.more(c)
+		}
+	}
+	if c.used == len(c.toks) {
+		return 0
+	}
+	return c.toks[c.used]
+}
+
+// took says which token it was, and that it ended before at.
+func (c *chunked) took(t Token, at int) {
+	if c.used < len(c.toks) && c.toks[c.used] == t {
+		c.used++
+		return
+	}
+	c.resume(at)
+}
+
+// resume goes on at a place that the encoder did not expect.
+func (c *chunked) resume(at int) {
+	c.toks, c.used, c.emit, c.scan = c.toks[:0], 0, at, at
+}
+
+// goFast is Go's compress/flate at level 1.
+type goFast struct {
+	table [1 << goFastBits]goFastEntry
+}
+
+// goFastEntry is a position and its first four bytes.
+type goFastEntry struct {
+	val uint32
+	pos int32
+}
+
+const (
+	goFastBits = 14
+	// goFastMargin: a search ends so many bytes before its chunk.
+	goFastMargin = 15
+	// goFastLeast is the least that is searched.
+	goFastLeast = 17
+	// nowhere is the position of no string; far before any that is.
+	nowhere = -1 << 30
+)
+
+func goFastHash(v uint32) uint32 { return v * 0x1e35a7bd >> (32 - goFastBits) }
+
+func (g *goFast) reset() {
+	for i := range g.table {
+		g.table[i].pos = nowhere
+	}
+}
+
+// swap returns what was stored for the bytes v, and stores them.
+func (g *goFast) swap(v uint32, at int) goFastEntry {
+	e := &g.table[goFastHash(v)]
+	old := *e
+	*e = goFastEntry{v, int32(at)}
+	return old
+}
+
+func (e goFastEntry) fits(v uint32, at int) bool {
+	dist := at - int(e.pos)
+	return e.val == v && dist > 0 && dist <= window
+}
+
+func (g *goFast) more(c *chunked) {
+	limit := c.to - goFastMargin
+	if c.scan > limit || c.to-c.from < goFastLeast {
+		c.rest()
+		return
+	}
+	s, next := 0, c.scan
+	v := load32(c.buf, next)
+	var found goFastEntry
+	for skip := 32; ; skip += skip >> 5 {
+		s = next
+		if next += skip >> 5; next > limit {
+			c.rest()
+			return
+		}
+		if found = g.swap(v, s); found.fits(v, s) {
+			break
+		}
+		v = load32(c.buf, next)
+	}
+	c.literals(s - c.emit)
+	for {
+		n := 4 + matchLen(c.buf, int(found.pos)+4, s+4, min(maxMatch-4, c.to-s-4))
+		c.toks = append(c.toks, Match(n, s-int(found.pos)))
+		s += n
+		c.emit, c.scan = s, s
+		if s >= limit {
+			c.rest()
+			return
+		}
+		g.swap(load32(c.buf, s-1), s-1)
+		v := load32(c.buf, s)
+		if found = g.swap(v, s); !found.fits(v, s) {
+			c.scan = s + 1
+			return
+		}
+	}
+}
+
+// klauspost5 is level 5 of klauspost/compress/flate, its default level.
+type klauspost5 struct {
+	short [1 << tableBits]int32
+	long  [1 << tableBits]lastTwo
+}
+
+// lastTwo are the last two positions of a string.
+type lastTwo struct{ last, before int32 }
+
+const (
+	klauspostMargin = 11
+	klauspostLeast  = 13
+)
+
+func klauspostHash4(v uint64) uint32 { return uint32(v) * 2654435761 >> (32 - tableBits) }
+
+func klauspostHash7(v uint64) uint32 {
+	return uint32((v << 8) * 58295818150454627 >> (64 - tableBits))
+}
+
+func (k *klauspost5) reset() {
+	for i := range k.short {
+		k.short[i] = nowhere
+		k.long[i] = lastTwo{nowhere, nowhere}
+	}
+}
+
+// put stores the position of a string, of which v are the first bytes.
+func (k *klauspost5) put(v uint64, at int) {
+	k.short[klauspostHash4(v)] = int32(at)
+	k.putLong(v, at)
+}
+
+func (k *klauspost5) putLong(v uint64, at int) {
+	e := &k.long[klauspostHash7(v)]
+	*e = lastTwo{int32(at), e.last}
+}
+
+// near reports whether t is as far before s as a match may be.
+func near(s, t int) bool { return s-t < window && t < s }
+
+// found is a match from s on, from t. A length of 0 is not yet known.
+type found struct{ s, t, n int }
+
+func (k *klauspost5) more(c *chunked) {
+	limit := c.to - klauspostMargin
+	if c.scan >= limit || c.to-c.from < klauspostLeast {
+		c.rest()
+		return
+	}
+	for s, next := 0, c.scan; ; {
+		s = next
+		if next = s + 1 + (s-c.emit)>>6; next > limit {
+			c.rest()
+			return
+		}
+		if f, ok := k.search(c, s, next); ok {
+			k.take(c, k.better(c, f, limit), next, limit)
+			return
+		}
+	}
+}
+
+// search looks for a match at s, or at next if that is better.
+func (k *klauspost5) search(c *chunked, s, next int) (f found, ok bool) {
+	v, nv := load64(c.buf, s), load64(c.buf, next)
+	short := int(k.short[klauspostHash4(v)])
+	long := k.long[klauspostHash7(v)]
+	k.put(v, s)
+	same := func(v uint64, s, t int) bool { return near(s, t) && load32(c.buf, t) == uint32(v) }
+	length := func(s, t int) int {
+		return 4 + matchLen(c.buf, s+4, t+4, min(maxMatch-4, c.to-s-4))
+	}
+	if t, t2 := int(long.last), int(long.before); near(s, t) {
+		if same(v, s, t) {
+			k.put(nv, next)
+			f := found{s, t, 0}
+			if same(v, s, t2) {
+				if f.n = length(s, t); length(s, t2) > f.n {
+					f.t, f.n = t2, length(s, t2)
+				}
+			}
+			return f, true
+		}
+		if same(v, s, t2) {
+			k.put(nv, next)
+			return found{s, t2, 0}, true
+		}
+	}
+	if !same(v, s, short) {
+		return found{}, false
+	}
+	f = found{s, short, length(s, short)}
+	long = k.long[klauspostHash7(nv)]
+	k.put(nv, next)
+	if t := int(long.last); near(next, t) {
+		for _, t := range []int{t, int(long.before)} {
+			if same(nv, next, t) {
+				if n := length(next, t); n > f.n {
+					return found{next, t, n}, true
+				}
+			}
+		}
+	}
+	return f, true
+}
+
+// better makes a match as long as it can be, and looks for another at its end.
+func (k *klauspost5) better(c *chunked, f found, limit int) found {
+	all := func(s, t int) int { return matchLen(c.buf, s, t, c.to-s) }
+	switch f.n {
+	case 0:
+		f.n = 4 + all(f.s+4, f.t+4)
+	case maxMatch:
+		f.n += all(f.s+f.n, f.t+f.n)
+	}
+	if end := f.s + f.n; f.n < 30 && end < limit {
+		t := int(k.long[klauspostHash7(load64(c.buf, end))].last) - f.n + 2
+		if s := f.s + 2; t >= c.base && near(s, t) {
+			if n := all(s, t); n > f.n {
+				f = found{s, t, n}
+			}
+		}
+	}
+	for f.t > c.base && f.s > c.emit && c.buf[f.t-1] == c.buf[f.s-1] {
+		f = found{f.s - 1, f.t - 1, f.n + 1}
+	}
+	return f
+}
+
+// take appends a match and what is before it, and stores some of its strings. next was to be
+// searched next.
+func (k *klauspost5) take(c *chunked, f found, next, limit int) {
+	c.literals(f.s - c.emit)
+	for left := f.n; left > 0; { // the last piece has three bytes at least
+		n := left
+		if n > maxMatch+3 {
+			n = maxMatch
+		} else if n > maxMatch {
+			n = maxMatch - 3
+		}
+		c.toks = append(c.toks, Match(n, f.s-f.t))
+		left -= n
+	}
+	s := f.s + f.n
+	c.emit = s
+	if next >= s {
+		s = next + 1
+	}
+	c.scan = s
+	if s >= limit {
+		c.rest()
+		return
+	}
+	i := s - f.n + 1
+	if i < s-1 {
+		v := load64(c.buf, i)
+		k.put(v, i)
+		k.putLong(v>>8, i+1)
+		k.short[klauspostHash4(v>>16)] = int32(i + 2)
+		for i += 4; i < s-1; i += 3 {
+			v := load64(c.buf, i)
+			k.putLong(v, i)
+			k.short[klauspostHash4(v>>8)] = int32(i + 1)
+		}
+	}
+	k.put(load64(c.buf, s-1), s-1)
+}

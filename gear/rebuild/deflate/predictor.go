@@ -1,0 +1,258 @@
+package deflate
+
+// Predictor guesses the tokens of a stream, one after the other. It needs 2.5 MB and is used by one
+// goroutine.
+type Predictor struct {
+	model    Model
+	strategy uint8
+	pgzip    bool
+	fresh    int // where the last block of pgzip began
+	c        *chains
+	run      *chunked // of a chunked encoder; else nil
+	engines  *engines
+	buf      []byte
+	n        int   // plain bytes in buf
+	horizons []int // that are still to come
+	at       int
+
+	// What the search at at found, if it was done already; and at the next position, if a better one
+	// there was the reason for a literal.
+	known, nextKnown     bool
+	length, dist         int
+	nextLength, nextDist int
+}
+
+// engines are the tables of chunked encoders, of which one is used at a time.
+type engines struct {
+	chunked
+	goFast
+	klauspost5
+}
+
+// NewPredictor makes one.
+func NewPredictor() *Predictor { return &Predictor{c: newChains(), engines: new(engines)} }
+
+// Span is where a Predictor begins.
+type Span struct {
+	// Buf holds plain bytes, and behind them Slack zeros.
+	Buf []byte
+	// At is where the first token begins. What is before is history, as much as Model.History wants
+	// or there is.
+	At int
+	// Member is where the member begins in Buf; it may be negative.
+	Member int
+	// Horizons are the places from At on, in order, where the encoder was told to finish what it had
+	// before it saw more: the ends of members and empty stored blocks.
+	Horizons []int
+}
+
+// Start begins anew.
+func (p *Predictor) Start(m Model, s Span) {
+	*p = Predictor{model: m, c: p.c, engines: p.engines, buf: s.Buf, n: len(s.Buf) - Slack, horizons: s.Horizons, at: s.At}
+	p.c.start(m.search(), s.Buf, p.n, s.At, s.Member)
+	switch {
+	case m.Family == Zlib:
+		p.strategy = m.Variant >> 4
+	case m.chunked():
+		p.startRun(s)
+	}
+	p.see()
+}
+
+func (p *Predictor) startRun(s Span) {
+	p.run = &p.engines.chunked
+	p.run.engine, p.run.buf = &p.engines.goFast, s.Buf
+	if p.model.Family == Klauspost {
+		p.run.engine, p.pgzip = &p.engines.klauspost5, p.model.Variant == Pgzip
+	}
+	p.run.reset()
+	base := max(0, s.Member)
+	from := s.At - warmChunks*chunkSize
+	for from < base {
+		from += chunkSize
+	}
+	if from > s.At || p.pgzip && len(s.Horizons) > 0 && s.Horizons[0] == s.At {
+		from = s.At
+	}
+	p.run.begin(base, from)
+	for p.run.to < s.At {
+		p.run.next(p.run.to + chunkSize)
+	}
+}
+
+// At is where the next token begins.
+func (p *Predictor) At() int { return p.at }
+
+// see sets how far the encoder sees.
+func (p *Predictor) see() {
+	for len(p.horizons) > 0 && p.horizons[0] <= p.at {
+		p.horizons = p.horizons[1:]
+		switch {
+		case p.pgzip:
+			p.freshBlock()
+		case p.run == nil && !p.c.zlib:
+			// Go never puts the last three bytes into its chains.
+			p.c.insert(p.at)
+			p.c.ins = max(p.c.ins, p.at)
+		}
+	}
+	p.c.end = p.n
+	if len(p.horizons) > 0 {
+		p.c.end = p.horizons[0]
+	}
+}
+
+// freshBlock begins a block of pgzip: an encoder of its own, which has seen the end of the block
+// before.
+func (p *Predictor) freshBlock() {
+	if p.fresh > 0 && p.at-p.fresh < blockDict {
+		return // no blocks of pgzip, but a stream that costs much
+	}
+	p.fresh = p.at
+	base := max(0, p.c.member, p.at-blockDict)
+	p.run.reset()
+	p.run.begin(base, base)
+	p.run.next(p.at)
+	p.run.begin(base, p.at)
+}
+
+// Member begins a member.
+func (p *Predictor) Member() {
+	p.c.begin(p.at)
+	p.known = false
+	if p.run != nil {
+		p.run.reset()
+		p.run.begin(p.at, p.at)
+	}
+}
+
+// Chunk returns where the k-th chunk of the encoder from At on ends, k being 1 or more. It returns 0
+// if the encoder does not work by chunks.
+func (p *Predictor) Chunk(k int) int {
+	if p.run == nil {
+		return 0
+	}
+	p.follow()
+	end := p.run.to
+	horizons := p.horizons
+	for k--; k > 0 && end < p.n; k-- {
+		for len(horizons) > 0 && horizons[0] <= end {
+			horizons = horizons[1:]
+		}
+		from := end
+		end = min(from+chunkSize, p.n)
+		if len(horizons) > 0 {
+			end = min(end, horizons[0])
+		}
+	}
+	return end
+}
+
+// follow makes the chunk at At the one that is encoded.
+func (p *Predictor) follow() {
+	for p.run.to <= p.at && p.run.to < p.c.end {
+		p.run.next(min(p.run.to+chunkSize, p.c.end))
+		if p.run.to > p.at && p.run.from < p.at {
+			p.run.resume(p.at)
+		}
+	}
+}
+
+// Skip passes over the n bytes of a stored block.
+func (p *Predictor) Skip(n int) {
+	if p.run != nil && n > 0 {
+		p.follow()
+		if p.at+n < p.run.to {
+			p.run.resume(p.at + n)
+		}
+	}
+	p.move(p.at+n, false)
+}
+
+func (p *Predictor) move(at int, known bool) {
+	p.at, p.known = at, known
+	if at >= p.c.end {
+		if p.run != nil {
+			p.follow()
+		}
+		p.see()
+		p.known = false
+	}
+}
+
+// Next predicts the token at At.
+func (p *Predictor) Next() Token {
+	p.nextKnown = false
+	switch {
+	case p.run != nil:
+		if p.at >= p.run.to {
+			p.follow()
+		}
+		return p.run.guess()
+	case p.strategy == HuffmanOnly:
+		return 0
+	case p.strategy == RLE:
+		return p.runLength()
+	}
+	c := p.c
+	if !p.known {
+		p.length, p.dist = p.find(p.at, c.minLen-1)
+	}
+	if p.length < c.minLen {
+		return 0
+	}
+	if !c.greedy && p.length < c.lazy && p.at+1 < c.end {
+		if n, d := p.find(p.at+1, p.length); n > p.length {
+			p.nextKnown, p.nextLength, p.nextDist = true, n, d
+			return 0
+		}
+	}
+	return Match(p.length, p.dist)
+}
+
+func (p *Predictor) find(i, prev int) (length, dist int) {
+	length, dist = p.c.find(i, prev)
+	if length <= p.c.filter {
+		return prev, 0
+	}
+	return length, dist
+}
+
+// runLength is zlib's deflate_rle: the byte before, again and again.
+func (p *Predictor) runLength() Token {
+	i, look := p.at, min(maxMatch, p.c.end-p.at)
+	if look < 3 || i <= max(p.c.member, 0) {
+		return 0
+	}
+	if n := matchLen(p.buf, i-1, i, look); n >= 3 {
+		return Match(n, 1)
+	}
+	return 0
+}
+
+// Took says which token it was in fact. It must not reach beyond the plain bytes.
+func (p *Predictor) Took(t Token) {
+	if p.run != nil {
+		p.run.took(t, p.at+t.Len())
+		p.move(p.at+t.Len(), false)
+		return
+	}
+	if t == 0 {
+		p.length, p.dist = p.nextLength, p.nextDist
+		p.move(p.at+1, p.nextKnown)
+		return
+	}
+	n := t.Len()
+	if p.c.greedy && n > p.c.lazy {
+		p.c.insert(p.at + 1)
+		p.c.ins = max(p.c.ins, p.at+n)
+	}
+	p.move(p.at+n, false)
+}
+
+// Rank names the distance of a match at At by how many nearer ones are possible; -1: it has no rank.
+func (p *Predictor) Rank(t Token) int { return p.c.rank(p.at, t) }
+
+// Ranked returns the distance of a match at At of the given length and rank; 0: there is none.
+// The match must not reach beyond the plain bytes.
+func (p *Predictor) Ranked(length, rank int) int { return p.c.ranked(p.at, length, rank) }

@@ -1,0 +1,260 @@
+package rebuild
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"math"
+	"slices"
+	"sort"
+
+	"example.org/slipway/gear/rebuild/deflate"
+)
+
+// ErrUnsupported is returned, wrapped, for a layer that is no gzip stream, or one that has no recipe
+// for want of room: what cannot be kept in a recipe's bounds stays as it is.
+var ErrUnsupported = errors.New("layer cannot be rebuilt")
+
+// MakeOptions adjust how a recipe is made.
+type MakeOptions struct {
+	// SegmentBytes is how many plain bytes a segment has, or somewhat more; default 2 MiB, most
+	// 4 MiB. A range costs a segment at least, and each segment some hundred bytes of recipe.
+	SegmentBytes int
+	// Plain, when set, is given the uncompressed layer.
+	Plain io.Writer
+}
+
+const (
+	defaultSegment = 2 << 20
+	// maxEvents is how many blocks and members are held for a segment.
+	maxEvents = 1 << 16
+	slack     = deflate.Slack
+)
+
+// maker makes a recipe.
+type maker struct {
+	opts   MakeOptions
+	work   *work
+	in     *deflate.Reader
+	base   int64 // plain offset of in.Out[0]
+	plain  int64 // plain bytes so far
+	diffID hash.Hash
+	events []*deflate.Event // that are in no segment yet
+	member int64            // plain offset of the member that events[0] is in
+	model  deflate.Model
+	chosen bool
+	again  int // how often another model was looked for
+	r      Recipe
+}
+
+// Make reads a layer, compressed with gzip, and makes its recipe. It needs some 20 MB of memory,
+// and more only for layers with blocks that no common encoder writes. Errors: ErrUnsupported, those
+// of layer, Plain and ctx.
+func Make(ctx context.Context, layer io.Reader, opts *MakeOptions) (*Recipe, error) {
+	m := &maker{work: newWork(), diffID: sha256.New()}
+	if opts != nil {
+		m.opts = *opts
+	}
+	if m.opts.SegmentBytes <= 0 {
+		m.opts.SegmentBytes = defaultSegment
+	}
+	m.opts.SegmentBytes = min(m.opts.SegmentBytes, maxSegmentTarget)
+	sum := sha256.New()
+	m.in = deflate.NewReader(io.TeeReader(layer, sum))
+	if err := m.run(ctx); err != nil {
+		if errors.Is(err, deflate.ErrFormat) || errors.Is(err, deflate.ErrUnsupported) {
+			err = fmt.Errorf("%w: %w", ErrUnsupported, err)
+		}
+		return nil, fmt.Errorf("make recipe: %w", err)
+	}
+	m.r.Plain = m.plain
+	sum.Sum(m.r.Digest[:0])
+	m.diffID.Sum(m.r.DiffID[:0])
+	return &m.r, nil
+}
+
+func (m *maker) run(ctx context.Context) error {
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		e, err := m.in.Next()
+		if err == io.EOF {
+			m.r.Size = e.Bit/8 + int64(len(m.r.tail))
+			return m.finish(e.Bit)
+		}
+		if err != nil {
+			return err
+		}
+		if e.Kind == deflate.Tail {
+			m.r.tail = e.Raw
+			m.r.Size = e.Bit/8 + int64(len(e.Raw))
+			return m.finish(e.Bit)
+		}
+		if err := m.take(e); err != nil {
+			return err
+		}
+		for n := m.cut(); n > 0; n = m.cut() {
+			if m.plain < m.events[n].Plain+ahead {
+				break // the segment sees plain bytes that are not yet there
+			}
+			if err := m.segment(n, m.events[n].Bit, m.events[n].Plain); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// take takes what was read.
+func (m *maker) take(e *deflate.Event) error {
+	fresh := m.in.Out[len(m.in.Out)-e.Block.Plain:]
+	m.plain += int64(len(fresh))
+	m.diffID.Write(fresh)
+	if m.opts.Plain != nil {
+		if _, err := m.opts.Plain.Write(fresh); err != nil {
+			return err
+		}
+	}
+	if m.events = append(m.events, e); len(m.events) > 2*maxEvents {
+		return fmt.Errorf("%w: it has too many blocks without content", ErrUnsupported)
+	}
+	return nil
+}
+
+// cut returns how many events make a segment; 0: there are not enough.
+func (m *maker) cut() int {
+	if len(m.events) == 0 {
+		return 0
+	}
+	enough := m.events[0].Plain + int64(m.opts.SegmentBytes)
+	n := sort.Search(len(m.events), func(i int) bool { return m.events[i].Plain >= enough || i >= maxEvents })
+	for n < len(m.events) && m.events[n].Kind == deflate.MemberTrailer {
+		n++
+	}
+	if n == len(m.events) {
+		return 0
+	}
+	return n
+}
+
+// finish makes segments of what is left. The last one ends at the given bit.
+func (m *maker) finish(end int64) error {
+	for len(m.events) > 0 {
+		n, bit, plain := m.cut(), end, m.plain
+		if n == 0 {
+			n = len(m.events)
+		} else {
+			bit, plain = m.events[n].Bit, m.events[n].Plain
+		}
+		if err := m.segment(n, bit, plain); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// segment makes a segment of the first n events, which ends at the given places.
+func (m *maker) segment(n int, endBit, endPlain int64) error {
+	events := m.events[:n]
+	first := events[0]
+	known := m.chosen
+	if !known {
+		m.choose(events, endPlain)
+	}
+	data := m.encode(m.model, events, endPlain, math.MaxInt)
+	bits := endBit - first.Bit
+	if known && int64(len(data))*8 > bits/128 && m.again < maxAgain {
+		// The encoder is not that one, or not any more.
+		m.again++
+		if before := m.model; m.choose(events, endPlain) != before {
+			data = m.encode(m.model, events, endPlain, math.MaxInt)
+		}
+	}
+	s := segment{bit: first.Bit, bits: bits, at: first.Plain, plain: endPlain - first.Plain, model: m.model, data: data}
+	if s.bits > maxSegmentBits || s.plain > maxSegmentPlain {
+		return fmt.Errorf("%w: it has a block that is too long", ErrUnsupported)
+	}
+	m.r.segments = append(m.r.segments, s)
+	for _, e := range events {
+		if e.Kind == deflate.MemberHeader {
+			m.member = e.Plain
+		}
+	}
+	m.events = append(m.events[:0], m.events[n:]...)
+	if drop := endPlain - deflate.MaxHistory - m.base; drop > 0 {
+		m.in.Drop(int(drop))
+		m.base += drop
+	}
+	return nil
+}
+
+// maxAgain is how often another model is looked for when the one in use predicts badly.
+const maxAgain = 4
+
+// encode codes events with a model, as if they were all up to endPlain. It returns nil if that takes
+// more than limit bytes.
+func (m *maker) encode(model deflate.Model, events []*deflate.Event, endPlain int64, limit int) []byte {
+	from := events[0].Plain
+	off := max(0, from-int64(model.History()))
+	end := min(endPlain+ahead, m.plain)
+	buf := m.work.window(int(end - off))
+	copy(buf[:len(buf)-slack], m.in.Out[off-m.base:])
+	s := span{model: model, buf: buf, at: int(from - off), end: int(endPlain - off)}
+	return encodeSegment(m.work, s, from-m.member, m.horizons(off, from, end), events, limit)
+}
+
+// horizons returns where, between two places, the encoder had to finish what it had.
+func (m *maker) horizons(off, from, end int64) (places []int) {
+	last := from - 1
+	for _, e := range m.events {
+		flushed := e.Kind == deflate.BlockData && e.Block.Kind == deflate.Stored && e.Block.Plain == 0
+		if (flushed || e.Kind == deflate.MemberTrailer) && e.Plain > last && e.Plain <= end {
+			places = append(places, int(e.Plain-off))
+			last = e.Plain
+		}
+	}
+	return places
+}
+
+const (
+	// probeBytes is how many plain bytes all models are tried on, and of those that were near to
+	// the best one all of the segment.
+	probeBytes = 96 << 10
+	finalists  = 4
+)
+
+// choose finds the model that predicts the events best.
+func (m *maker) choose(events []*deflate.Event, endPlain int64) deflate.Model {
+	m.chosen = true
+	few, end := events, endPlain
+	for i, e := range events {
+		if i > 1 && e.Plain-events[0].Plain >= probeBytes {
+			few, end = events[:i], e.Plain
+			break
+		}
+	}
+	type trial struct {
+		model deflate.Model
+		cost  int
+	}
+	var trials []trial
+	best := math.MaxInt / 2
+	near := func() int { return best + best/4 + 16 }
+	for _, model := range deflate.Models() {
+		if data := m.encode(model, few, end, near()); data != nil {
+			best = min(best, len(data))
+			trials = append(trials, trial{model, len(data)})
+		}
+	}
+	trials = slices.DeleteFunc(trials, func(t trial) bool { return t.cost > near() })
+	cost := math.MaxInt
+	for _, t := range trials[:min(len(trials), finalists)] {
+		if data := m.encode(t.model, events, endPlain, cost); data != nil && len(data) < cost {
+			m.model, cost = t.model, len(data)
+		}
+	}
+	return m.model
+}

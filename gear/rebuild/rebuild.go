@@ -1,0 +1,216 @@
+// Package rebuild makes recipes: small records from which, with the contents of its files, the exact
+// bytes of a compressed layer are written again.
+//
+// A layer is a tar archive in a gzip stream. What of it is not the contents of its files is the
+// archive's [Skeleton] (headers, padding, order) and the choices of the encoder that compressed it.
+// [Make] predicts these choices with models of the common encoders (package deflate) and keeps only
+// those that were others: about 0.01 % of a layer whose encoder is known, some percent of any other.
+//
+// A [Recipe] consists of segments, which are rebuilt independently of each other: in parallel, and
+// without those before it for a range of the layer. Nothing that is predicted has to be right when a
+// recipe is made. What a recipe predicts must stay what it was; the package therefore depends on no
+// encoder that is linked with it, and its models never change.
+//
+// Which layers have recipes, and when a layer's own bytes are given up, is decided elsewhere.
+package rebuild
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// ErrDamaged is returned, wrapped, for a recipe that is malformed, or that does not rebuild the layer
+// it is of from the plain bytes given.
+var ErrDamaged = errors.New("damaged recipe")
+
+var errDamaged = fmt.Errorf("%w: it does not fit its layer", ErrDamaged)
+
+// Options adjust a rebuild.
+type Options struct {
+	// Workers is how many segments are rebuilt at a time; default 1. Each takes 1.7 MB, two
+	// segments of plain bytes and what the segment is compressed.
+	Workers int
+}
+
+// Rebuild writes the layer. It holds the last segment back until the SHA-256 of the whole is what it
+// must be, so that whoever reads w never takes other bytes for the layer.
+//
+// plain holds the uncompressed layer. It is read by several goroutines, and must not be used any more
+// by the time ctx has ended and Rebuild has returned. Errors: ErrDamaged, those of plain, w and ctx.
+func (r *Recipe) Rebuild(ctx context.Context, w io.Writer, plain io.ReaderAt, opts *Options) error {
+	sum := sha256.New()
+	var last []byte
+	err := r.each(ctx, 0, len(r.segments), plain, opts, func(_ int64, b []byte) error {
+		if len(last) > 0 {
+			if _, err := w.Write(last); err != nil {
+				return err
+			}
+		}
+		sum.Write(b)
+		last = b
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	sum.Write(r.tail)
+	if !bytes.Equal(sum.Sum(nil), r.Digest[:]) {
+		return fmt.Errorf("%w: the rebuilt layer has another digest", ErrDamaged)
+	}
+	if _, err := w.Write(last); err != nil {
+		return err
+	}
+	_, err = w.Write(r.tail)
+	return err
+}
+
+// WriteRange writes n bytes of the layer from off on. Unlike Rebuild it cannot compare a digest. The
+// range must lie within the layer.
+func (r *Recipe) WriteRange(ctx context.Context, w io.Writer, plain io.ReaderAt, off, n int64, opts *Options) error {
+	if off < 0 || n < 0 || off+n > r.Size {
+		return fmt.Errorf("rebuild %d bytes from %d on: the layer has %d", n, off, r.Size)
+	}
+	if n == 0 {
+		return nil
+	}
+	from, to := r.covering(off, off+n)
+	err := r.each(ctx, from, to, plain, opts, func(at int64, b []byte) error {
+		_, err := w.Write(clip(b, at, off, off+n))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(clip(r.tail, r.Size-int64(len(r.tail)), off, off+n))
+	return err
+}
+
+// clip returns what of b, which begins at at, lies between from and to.
+func clip(b []byte, at, from, to int64) []byte {
+	a := min(max(from-at, 0), int64(len(b)))
+	z := min(max(to-at, a), int64(len(b)))
+	return b[a:z]
+}
+
+// covering returns the first segment with bytes between off and end, and the first behind them. A
+// byte that two segments share belongs to the later one, and takes both.
+func (r *Recipe) covering(off, end int64) (from, to int) {
+	for from < len(r.segments) && (r.segments[from].bit+r.segments[from].bits+7)/8 <= off {
+		from++
+	}
+	to = from
+	for to < len(r.segments) && r.segments[to].bit/8 < end {
+		to++
+	}
+	return from, to
+}
+
+// rebuilt is a segment as a worker gives it back.
+type rebuilt struct {
+	b   []byte
+	err error
+}
+
+// each rebuilds segments and calls do for the bytes of each in order, with where they are in the
+// layer. What do gets is its own, and never empty. Of the byte that the first shares with one before,
+// only the part of the first is there.
+func (r *Recipe) each(ctx context.Context, from, to int, plain io.ReaderAt, opts *Options, do func(int64, []byte) error) error {
+	workers := 1
+	if opts != nil {
+		workers = max(1, min(opts.Workers, to-from))
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	todo := make(chan int)
+	results := make([]chan rebuilt, to-from)
+	for i := range results {
+		results[i] = make(chan rebuilt, 1)
+	}
+	room := make(chan struct{}, workers+1) // segments that are not yet written
+	g.Go(func() error {
+		defer close(todo)
+		for i := from; i < to; i++ {
+			select {
+			case room <- struct{}{}:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			select {
+			case todo <- i:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return nil
+	})
+	for range workers {
+		g.Go(func() error {
+			w := newWork()
+			for i := range todo {
+				b, err := r.segment(w, i, plain)
+				results[i-from] <- rebuilt{b, err}
+			}
+			return nil
+		})
+	}
+	g.Go(func() error { return r.inOrder(ctx, from, results, room, do) })
+	return g.Wait()
+}
+
+// inOrder joins the segments where they meet within a byte.
+func (r *Recipe) inOrder(ctx context.Context, from int, results []chan rebuilt, room chan struct{}, do func(int64, []byte) error) error {
+	var shared byte // the bits of the last segment in the byte it shares with the next
+	for i, c := range results {
+		var res rebuilt
+		select {
+		case res = <-c:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		<-room
+		if res.err != nil {
+			return fmt.Errorf("rebuild segment %d: %w", from+i, res.err)
+		}
+		s, b := &r.segments[from+i], res.b
+		if s.bit%8 != 0 && len(b) > 0 {
+			b[0] |= shared
+		}
+		if (s.bit+s.bits)%8 != 0 && from+i+1 < len(r.segments) {
+			shared = b[len(b)-1]
+			if i+1 < len(results) { // else the range ends in this byte or before
+				b = b[:len(b)-1]
+			}
+		}
+		if len(b) == 0 {
+			continue
+		}
+		if err := do(s.bit/8, b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// segment rebuilds a segment.
+func (r *Recipe) segment(w *work, i int, plain io.ReaderAt) ([]byte, error) {
+	s := &r.segments[i]
+	off := max(0, s.at-int64(s.model.History()))
+	end := min(s.at+s.plain+ahead, r.Plain)
+	buf := w.window(int(end - off))
+	n := len(buf) - slack
+	if k, err := plain.ReadAt(buf[:n], off); k < n {
+		if err == io.EOF {
+			return nil, fmt.Errorf("%w: there are less plain bytes than the layer has", ErrDamaged)
+		}
+		return nil, fmt.Errorf("read plain bytes: %w", err)
+	}
+	at := int(s.at - off)
+	skip := s.bit % 8
+	out, err := decodeSegment(w, span{model: s.model, buf: buf, at: at, end: at + int(s.plain)}, s.data, uint(skip), skip+s.bits)
+	return bytes.Clone(out), err
+}
