@@ -91,20 +91,31 @@ func (p *imageProxy) pass(_ any, in grpc.ServerStream) error {
 		return err
 	}
 	requests := make(chan error, 1)
-	var removed int64 // bytes; forward sets it before it ends
-	go func() { requests <- p.forward(method, in, out, &removed) }()
+	var done outcome // forward sets it before it ends
+	go func() { requests <- p.forward(method, in, out, &done) }()
 	err = p.backward(method, out, in)
 	cancel()
 	if sent := <-requests; err == nil && sent != nil && !errors.Is(sent, context.Canceled) && status.Code(sent) != codes.Canceled {
 		err = sent
 	}
-	if err == nil && removed > 0 {
-		p.free(removed) // before kubelet has its answer, after which it looks at the disk
+	switch {
+	case err == nil && done.removed > 0:
+		p.free(done.removed) // before kubelet has its answer, after which it looks at the disk
+	case err != nil && done.forget != nil:
+		if err := done.forget(); err != nil {
+			p.log.Warn("the credential of a pull that failed is kept", "err", err)
+		}
 	}
 	return err
 }
 
-func (p *imageProxy) forward(method string, in grpc.ServerStream, out grpc.ClientStream, removed *int64) error {
+// outcome is what a call has to do when containerd has answered.
+type outcome struct {
+	removed int64        // bytes of an image, if it is removed
+	forget  func() error // the credential of a pull, if it fails
+}
+
+func (p *imageProxy) forward(method string, in grpc.ServerStream, out grpc.ClientStream, done *outcome) error {
 	for {
 		var m rawMessage
 		if err := in.RecvMsg(&m); errors.Is(err, io.EOF) {
@@ -114,9 +125,9 @@ func (p *imageProxy) forward(method string, in grpc.ServerStream, out grpc.Clien
 		}
 		switch service, call, _ := strings.Cut(method, ".ImageService/"); call {
 		case "PullImage":
-			p.learn(m.data)
+			done.forget = p.learn(m.data)
 		case "RemoveImage":
-			*removed = p.sizeOf(out.Context(), service+".ImageService/ImageStatus", m.data)
+			done.removed = p.sizeOf(out.Context(), service+".ImageService/ImageStatus", m.data)
 		}
 		if err := out.SendMsg(&m); err != nil {
 			return nil // backward gets the reason
@@ -153,23 +164,24 @@ func (p *imageProxy) backward(method string, out grpc.ClientStream, in grpc.Serv
 	}
 }
 
-// learn takes the credential out of a PullImageRequest.
-func (p *imageProxy) learn(request []byte) {
+// learn takes the credential out of a PullImageRequest, and returns how it is forgotten.
+func (p *imageProxy) learn(request []byte) (forget func() error) {
 	image, cred, err := pullRequest(request)
 	if err != nil {
 		p.log.Warn("a pull of kubelet's could not be read; if its image needs a pull secret, its files cannot be fetched", "err", err)
-		return
+		return nil
 	}
 	if cred == (client.Credential{}) || image == "" {
-		return
+		return nil
 	}
 	ref, err := parseReference(image)
 	if err == nil {
-		err = p.keys.learn(ref, cred)
+		forget, err = p.keys.try(ref, cred)
 	}
 	if err != nil {
 		p.log.Warn("the credential of a pull is not kept", "image", image, "err", err)
 	}
+	return forget
 }
 
 // sizeOf returns how many bytes an image has that is about to be removed, as containerd

@@ -225,6 +225,56 @@ func TestImageProxySizes(t *testing.T) {
 	}
 }
 
+// TestImageProxyRefusals checks that a pull that fails leaves the credential of one that worked, and
+// no credential where none worked.
+func TestImageProxyRefusals(t *testing.T) {
+	keys, err := openKeychain(filepath.Join(t.TempDir(), "keys"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref := reference{host: "r.example", repo: "team/app"}
+	alice, bob := client.Credential{Username: "alice", Password: "a"}, client.Credential{Username: "bob", Password: "b"}
+	want := func(when string, c client.Credential, ok bool) {
+		t.Helper()
+		again, err := openKeychain(keys.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, k := range []*keychain{keys, again} {
+			if got, had := k.credential(ref); got != c || had != ok || len(k.order) != len(k.keys) {
+				t.Errorf("%s: the credential is %q, %v; %d of %d in order", when, got.Username, had, len(k.order), len(k.keys))
+			}
+		}
+	}
+	try := func(c client.Credential) func() error {
+		t.Helper()
+		back, err := keys.try(ref, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return back
+	}
+	if err := try(bob)(); err != nil {
+		t.Error(err)
+	}
+	want("a first pull was refused", client.Credential{}, false)
+	try(alice)
+	if err := try(bob)(); err != nil {
+		t.Error(err)
+	}
+	want("a later pull was refused", alice, true)
+	if err := try(alice)(); err != nil {
+		t.Error(err)
+	}
+	want("the same pull was refused", alice, true)
+	refused := try(bob)
+	try(alice)
+	if err := refused(); err != nil {
+		t.Error(err)
+	}
+	want("somebody else pulled before the refusal", alice, true)
+}
+
 // TestImageProxyRemoval checks that a removed image's bytes are freed before the answer comes, and
 // none of one that is not removed.
 func TestImageProxyRemoval(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"example.org/slipway/oci/client"
@@ -67,14 +68,36 @@ func (k *keychain) credential(ref reference) (client.Credential, bool) {
 
 // learn keeps the credential that an image is being pulled with.
 func (k *keychain) learn(ref reference, c client.Credential) error {
+	_, err := k.try(ref, c)
+	return err
+}
+
+// try is learn for a pull that may be refused: back then brings the credential from before
+// again. Otherwise whoever pulls an image that he may not have would take from the
+// containers of others what they fetch their files with.
+func (k *keychain) try(ref reference, c client.Credential) (back func() error, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	repo := ref.host + "/" + ref.repo
-	if old, ok := k.keys[repo]; ok && old == c {
-		return nil
+	old, had := k.keys[repo]
+	if had && old == c {
+		return func() error { return nil }, nil
 	}
 	k.put(repo, c)
-	return k.save()
+	return func() error {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.keys[repo] != c { // somebody has pulled it since
+			return nil
+		}
+		if had {
+			k.put(repo, old)
+		} else {
+			delete(k.keys, repo)
+			k.order = slices.DeleteFunc(k.order, func(r string) bool { return r == repo })
+		}
+		return k.save()
+	}, k.save()
 }
 
 func (k *keychain) put(repo string, c client.Credential) {

@@ -120,6 +120,14 @@ func (b *bed) account(t *testing.T, ref string) {
 	if err := b.pullWith(ref, "kubernetes", token("three")); err != nil {
 		t.Fatal(err)
 	}
+	// Somebody who may not have the image changes nothing for who runs it, also if the agent must
+	// log in anew.
+	if err := b.pullWith(ref, "kubernetes", token("four")); err == nil {
+		t.Fatal("an account of another namespace could pull an image that is on the node")
+	}
+	if !b.Kill(ctrnode.Worker) {
+		t.Error("there is no worker to kill")
+	}
 	if got := b.start(t, ref, imagetest.VerifyLarge+" && echo good", nil).ended(t); got != "good" {
 		t.Errorf("with a later token the container prints %q", got)
 	}
