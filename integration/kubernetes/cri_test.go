@@ -1,7 +1,12 @@
 package kubernetes
 
 import (
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -13,6 +18,7 @@ import (
 	"example.org/slipway/integration/internal/ctrnode"
 	"example.org/slipway/integration/internal/imagetest"
 	"example.org/slipway/integration/internal/proc"
+	"example.org/slipway/integration/internal/slipway"
 )
 
 // TestCRI sends a node the requests that kubelet sends during the life of pods.
@@ -40,11 +46,13 @@ func TestCRI(t *testing.T) {
 	t.Run("PullSecret", func(t *testing.T) { b.pullSecret(t, private) })
 	t.Run("Account", func(t *testing.T) { b.account(t, account) })
 	t.Run("Volume", func(t *testing.T) { b.imageVolume(t, ref, private) })
+	model := b.ref("public/model:1")
+	t.Run("Model", func(t *testing.T) { b.model(t, ref, model) })
 	t.Run("Users", func(t *testing.T) { b.userNamespace(t, ref) })
 	t.Run("Stats", func(t *testing.T) { b.stats(t, ref) })
 	t.Run("Sizes", func(t *testing.T) { b.sizes(t) })
 	t.Run("Restarts", func(t *testing.T) { b.restarts(t, ref) })
-	t.Run("Removal", func(t *testing.T) { b.removal(t, []string{ref, private, account}, before) })
+	t.Run("Removal", func(t *testing.T) { b.removal(t, []string{ref, private, account, model}, before) })
 }
 
 func (b *bed) leftovers(t *testing.T) ctrnode.Leftovers {
@@ -140,6 +148,42 @@ func (b *bed) imageVolume(t *testing.T, ref, volume string) {
 	})
 	if got := p.ended(t); got != "bin/busybox\ngood" {
 		t.Errorf("the container prints %q", got)
+	}
+}
+
+// model pushes a directory with slipway push-model, mounts the image in a container, and reads a
+// part of its large file.
+func (b *bed) model(t *testing.T, ref, model string) {
+	const part = 1 << 20
+	dir := t.TempDir()
+	weights := make([]byte, largeBytes)
+	_, _ = rand.Read(weights) // never fails
+	login := filepath.Join(dir, "login")
+	for name, content := range map[string][]byte{"login": []byte("root:secret"), "m/config.json": []byte("{}\n"), "m/model.safetensors": weights} {
+		if err := errors.Join(os.MkdirAll(filepath.Join(dir, "m"), 0o755), os.WriteFile(filepath.Join(dir, name), content, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, err := exec.CommandContext(t.Context(), slipway.Binary(t), "push-model", "--plain-http", "--credentials", login, filepath.Join(dir, "m"), model).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	b.registry.Converted()
+	if err := b.pull(model, ""); err != nil {
+		t.Fatal(err)
+	}
+	before := b.cacheBytes(t)
+	p := b.start(t, ref, fmt.Sprintf("cat /volume/config.json && tail -c %d /volume/model.safetensors | sha256sum", part), func(_ *cri.PodSandboxConfig, c *cri.ContainerConfig) {
+		c.Mounts = []*cri.Mount{{ContainerPath: "/volume", Image: &cri.ImageSpec{Image: model}, Readonly: true}}
+	})
+	if got, want := p.ended(t), fmt.Sprintf("{}\n%x  -", sha256.Sum256(weights[largeBytes-part:])); got != want {
+		t.Errorf("the container prints %q, want %q", got, want)
+	}
+	if way, said, err := b.Used(t.Context(), model); err != nil || way != ctrnode.Gear {
+		t.Errorf("the image came as %q, error %v: %s", way, err, said)
+	}
+	if came := b.cacheBytes(t) - before; came > largeBytes/2 {
+		t.Errorf("%d bytes came of a file of %d of which %d were read", came, largeBytes, part)
 	}
 }
 
