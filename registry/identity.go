@@ -318,6 +318,9 @@ func WriteStoreID(ctx context.Context, store objstore.Store, id string, keys ...
 	return nil
 }
 
+// IDKeys names the objects that hold a store's identity.
+func IDKeys() string { return ownIDKey + " and " + blobsIDKey }
+
 // StoreOwner returns the id of the registry that a store belongs to, or "" if it has none.
 func StoreOwner(ctx context.Context, store objstore.Store) (id string, err error) {
 	for _, key := range idKeys {

@@ -14,6 +14,7 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/adopt"
+	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
 )
 
@@ -53,6 +54,9 @@ func AdoptInPlace(ctx context.Context, cfg *config.Config, dryRun bool, o adopt.
 			return adopt.Report{}, errors.Join(err, boolError(!found, "the object store holds nothing of a Distribution registry below "+linksDir))
 		}
 	}
+	if err := r.checkOwned(ctx); err != nil {
+		return adopt.Report{}, err
+	}
 	cat := r.cat
 	if dryRun && catalogDir == "" {
 		if cat, err = copyCatalog(ctx, r.cat, filepath.Join(scratch, registry.CatalogFile), cfg); err != nil {
@@ -61,6 +65,25 @@ func AdoptInPlace(ctx context.Context, cfg *config.Config, dryRun bool, o adopt.
 		defer func() { err = errors.Join(err, cat.Close()) }()
 	}
 	return adopt.Run(ctx, cat, r.inner, o)
+}
+
+// checkOwned refuses a storage of this registry, or of another one, whose catalogue is not
+// here: what was pushed since it was adopted would be nobody's, and the new catalogue
+// would not fit the store.
+func (r *root) checkOwned(ctx context.Context) error {
+	owner, err := registry.StoreOwner(ctx, r.inner)
+	if err != nil || owner == "" {
+		return err
+	}
+	if id, _, err := r.cat.RegistryID(ctx); err != nil || id == owner {
+		return err
+	}
+	return errOwned()
+}
+
+func errOwned() error {
+	return &RefusedError{fmt.Errorf("the storage was adopted before, and the catalogue of that registry is not here: name the catalogue, or restore a backup (slipway restore); "+
+		"to adopt anew what Distribution stored, and to lose what was pushed here, first remove %s from the storage", registry.IDKeys())}
 }
 
 // hasCatalog reports whether the catalogue of a configuration exists.
@@ -88,6 +111,9 @@ func checkAdoptable(dir string) error {
 	}
 	if err := checkRestored(dir); err != nil {
 		return err
+	}
+	if backup.CatalogLost(dir) && registry.HasStoreID(dir) { // before a new one is made
+		return errOwned()
 	}
 	return checkOwner(dir)
 }

@@ -209,6 +209,36 @@ func TestRestoreLostCatalog(t *testing.T) {
 	}
 }
 
+// TestAdoptedLostCatalog wants the catalogue of an adopted storage back from the backup. To adopt the
+// storage again would bring only what Distribution had, and a catalogue that does not fit the store.
+func TestAdoptedLostCatalog(t *testing.T) {
+	copied := saved(t)
+	root := t.TempDir()
+	cfg := configure(t, setup{root: root})
+	if rep, err := restore(t, cfg, copied, serve.RestoreOptions{}); err != nil || rep.Merged {
+		t.Fatalf("restore: got %+v, %v", rep, err)
+	}
+	link := filepath.Join(root, "docker/registry/v2/repositories/old/_manifests/tags/v1/current/link")
+	err := errors.Join(os.MkdirAll(filepath.Dir(link), 0o700), os.WriteFile(link, []byte(oci.SHA256([]byte("gone"))), 0o600),
+		os.Remove(filepath.Join(root, registry.CatalogFile)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, try := range map[string]func() error{
+		"serve":   func() error { _, err := serve.New(t.Context(), cfg, nil); return err },
+		"dry run": func() error { _, err := serve.AdoptInPlace(t.Context(), cfg, true, adopt.Options{}); return err },
+		"adopt":   func() error { _, err := serve.AdoptInPlace(t.Context(), cfg, false, adopt.Options{}); return err },
+	} {
+		if err := try(); err == nil || !strings.Contains(err.Error(), "slipway restore") {
+			t.Errorf("%s: got %v, want the advice to restore", name, err)
+		}
+	}
+	if rep, err := restore(t, cfg, copied, serve.RestoreOptions{}); err != nil || rep.Merged {
+		t.Fatalf("restore: got %+v, %v", rep, err)
+	}
+	start(t, setup{root: root}).want(200, "GET", "/v2/app/manifests/v1", "")
+}
+
 // fillAtRandom pushes images, indexes and referrers with and without tags, by SHA-256 and SHA-512,
 // and gives the tags times in the past.
 func fillAtRandom(t *testing.T, cfg *config.Config, root string, rnd *rand.Rand) {

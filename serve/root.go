@@ -138,7 +138,7 @@ func lostCatalog(dir string) error {
 	_, links := os.Stat(filepath.Join(dir, distributionDir, "repositories")) // Distribution's; we have none
 	switch ours := backup.CatalogLost(dir); {
 	case ours && links == nil:
-		return fmt.Errorf("%s has lost its %s: restore a backup (slipway restore BACKUP --root %s), or have what Distribution had stored there again: %s", dir, registry.CatalogFile, dir, adopt)
+		return fmt.Errorf("%s was adopted, and has lost its %s: restore a backup (slipway restore BACKUP --root %s); without one, %s says how to adopt anew what Distribution stored", dir, registry.CatalogFile, dir, adopt)
 	case links == nil:
 		return fmt.Errorf("%s is the storage of a Distribution registry; adopt it first: %s", dir, adopt)
 	case ours:

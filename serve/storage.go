@@ -165,7 +165,7 @@ func (r *root) checkCatalog(ctx context.Context, cfg *config.Config) error {
 	}
 	adopt := "adopt it first: slipway import --in-place --config FILE"
 	if found, err := r.any(ctx, linksDir); err != nil || found {
-		return errors.Join(err, boolError(found, "the object store is that of a Distribution registry; "+adopt))
+		return cmp.Or(err, r.checkOwned(ctx), boolError(found, "the object store is that of a Distribution registry; "+adopt))
 	}
 	found, err := r.any(ctx, blobsDir)
 	return errors.Join(err, boolError(found, "the object store holds blobs, and the catalogue is empty: name the catalogue that belongs to it (storage.directory, storage.catalog.postgres), restore a backup (slipway restore), or name another bucket or prefix"))
