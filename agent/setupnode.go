@@ -129,7 +129,8 @@ func SetupKubernetes(cfg *config.Agent, p Paths) ([]Change, error) {
 		out = append(out, Change{Say: say})
 	}
 	if cfg.CRI.Containerd != l.socket {
-		out = append(out, Change{Say: fmt.Sprintf("containerd of %s listens elsewhere: set cri.containerd: %s in the agent's configuration, and restart the agent", l.name, l.socket)})
+		const say = "containerd of %s listens elsewhere: set cri.containerd: %s in the agent's configuration, and restart the agent"
+		out = append(out, Change{Say: fmt.Sprintf(say, l.name, l.socket)})
 	}
 	endpoint := "image-service-endpoint=unix://" + cfg.CRI.Address
 	const say = "kubelet: images are pulled by way of the agent"

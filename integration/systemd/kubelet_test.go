@@ -15,27 +15,43 @@ ExecStart=
 ExecStart=/usr/local/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
 `
 
+// eksService is the unit of nodes of EKS, of a program that ends.
+const eksService = `[Service]
+Type=oneshot
+EnvironmentFile=/etc/eks/kubelet/environment
+ExecStart=/usr/local/bin/kubelet --config /etc/kubernetes/kubelet/config.json \
+    $NODEADM_KUBELET_ARGS \
+    $KUBELET_EXTRA_ARGS
+`
+
 // testKubelet has systemd start kubelet with the units and files of distributions, before and after
 // the set-up. A stand-in for kubelet writes down its arguments: after the set-up there must be
 // those from before, and one more.
 func (m *machine) testKubelet(t *testing.T) {
-	const config, unit, endpoint = "/etc/slipway/kubelet-test.yml", "/usr/lib/systemd/system/kubelet.service", "--image-service-endpoint=unix:///run/slipway-agent/cri.sock"
+	const (
+		config   = "/etc/slipway/kubelet-test.yml"
+		unit     = "/usr/lib/systemd/system/kubelet.service"
+		conf     = unit + ".d/10-kubeadm.conf"
+		early    = "/etc/systemd/system/kubelet.service.d/05-ours.conf"
+		ours     = "/etc/systemd/system/kubelet.service.d/20-ours.conf"
+		endpoint = "--image-service-endpoint=unix:///run/slipway-agent/cri.sock"
+	)
+	with := func(file string) string { return strings.Replace(kubeadmConf, "FILE", file, 1) }
 	m.write(t, config, "cri: {address: /run/slipway-agent/cri.sock}\n")
 	m.write(t, "/usr/local/bin/kubelet", "#!/bin/sh\nprintf '%s|' \"$@\" > /run/kubelet-args\n")
 	m.run(t, "chmod", "0755", "/usr/local/bin/kubelet")
-	const conf = "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
 	for name, files := range map[string]map[string]string{
-		"Debian":                {conf: strings.Replace(kubeadmConf, "FILE", "/etc/default/kubelet", 1)},
-		"Fedora, empty":         {conf: strings.Replace(kubeadmConf, "FILE", "/etc/sysconfig/kubelet", 1), "/etc/sysconfig/kubelet": "KUBELET_EXTRA_ARGS=\n"},
-		"file with arguments":   {conf: strings.Replace(kubeadmConf, "FILE", "/etc/default/kubelet", 1), "/etc/default/kubelet": "KUBELET_EXTRA_ARGS=\"--node-ip=10.0.0.1 --v=2\"\n"},
-		"file without quotes":   {conf: strings.Replace(kubeadmConf, "FILE", "/etc/default/kubelet", 1), "/etc/default/kubelet": "KUBELET_EXTRA_ARGS=--node-ip=10.0.0.1 --v=2\n"},
-		"arguments of kubeadm":  {conf: strings.Replace(kubeadmConf, "FILE", "/etc/default/kubelet", 1), "/var/lib/kubelet/kubeadm-flags.env": "KUBELET_KUBEADM_ARGS=\"--node-labels=a=b\"\n"},
-		"variable in a drop-in": {conf: strings.Replace(kubeadmConf, "FILE", "/etc/default/kubelet", 1), "/etc/systemd/system/kubelet.service.d/20-ours.conf": "[Service]\nEnvironment=OTHER=1 \"KUBELET_EXTRA_ARGS=--v=4 --feature-gates=A=true\"\n"},
-		"variable unquoted":     {conf: strings.Replace(kubeadmConf, "FILE", "/etc/default/kubelet", 1), "/etc/systemd/system/kubelet.service.d/05-ours.conf": "[Service]\nEnvironment=KUBELET_EXTRA_ARGS=--v=4 OTHER=1\n"},
-		"value in quotes":       {conf: strings.Replace(kubeadmConf, "FILE", "/etc/default/kubelet", 1), "/etc/systemd/system/kubelet.service.d/20-ours.conf": "[Service]\nEnvironment=KUBELET_EXTRA_ARGS='--v=4 --node-ip=::1'\n"},
-		"file over variable": {conf: strings.Replace(kubeadmConf, "FILE", "/etc/default/kubelet", 1), "/etc/default/kubelet": "# ours\n\nKUBELET_EXTRA_ARGS='--v=5'\n",
-			"/etc/systemd/system/kubelet.service.d/20-ours.conf": "[Service]\nEnvironment=\"KUBELET_EXTRA_ARGS=--v=4\"\n"},
-		"EKS": {unit: "[Service]\nType=oneshot\nEnvironmentFile=/etc/eks/kubelet/environment\nExecStart=/usr/local/bin/kubelet --config /etc/kubernetes/kubelet/config.json \\\n    $NODEADM_KUBELET_ARGS \\\n    $KUBELET_EXTRA_ARGS\n",
+		"Debian":                {conf: with("/etc/default/kubelet")},
+		"Fedora, empty":         {conf: with("/etc/sysconfig/kubelet"), "/etc/sysconfig/kubelet": "KUBELET_EXTRA_ARGS=\n"},
+		"file with arguments":   {conf: with("/etc/default/kubelet"), "/etc/default/kubelet": "KUBELET_EXTRA_ARGS=\"--node-ip=10.0.0.1 --v=2\"\n"},
+		"file without quotes":   {conf: with("/etc/default/kubelet"), "/etc/default/kubelet": "KUBELET_EXTRA_ARGS=--node-ip=10.0.0.1 --v=2\n"},
+		"arguments of kubeadm":  {conf: with("/etc/default/kubelet"), "/var/lib/kubelet/kubeadm-flags.env": "KUBELET_KUBEADM_ARGS=\"--node-labels=a=b\"\n"},
+		"variable in a drop-in": {conf: with("/etc/default/kubelet"), ours: "[Service]\nEnvironment=OTHER=1 \"KUBELET_EXTRA_ARGS=--v=4 --feature-gates=A=true\"\n"},
+		"variable unquoted":     {conf: with("/etc/default/kubelet"), early: "[Service]\nEnvironment=KUBELET_EXTRA_ARGS=--v=4 OTHER=1\n"},
+		"value in quotes":       {conf: with("/etc/default/kubelet"), ours: "[Service]\nEnvironment=KUBELET_EXTRA_ARGS='--v=4 --node-ip=::1'\n"},
+		"file over variable": {conf: with("/etc/default/kubelet"), "/etc/default/kubelet": "# ours\n\nKUBELET_EXTRA_ARGS='--v=5'\n",
+			ours: "[Service]\nEnvironment=\"KUBELET_EXTRA_ARGS=--v=4\"\n"},
+		"EKS": {unit: eksService,
 			"/etc/eks/kubelet/environment": "NODEADM_KUBELET_ARGS='--hostname-override=a'\n"},
 	} {
 		all := map[string]string{unit: "[Service]\nType=oneshot\nExecStart=/usr/local/bin/kubelet\n"}
