@@ -74,9 +74,9 @@ and slipway profile record end with the status of the container's command.`,
 		Version:       longVersion(),
 	}
 	root.AddCommand(serveCommand(), gcCommand(), fsckCommand(), backupCommand(), restoreCommand(),
-		retentionCommand(), importCommand(), convertCommand(), inspectCommand(), exportCommand(), commitCommand(),
+		retentionCommand(), importCommand(), convertCommand(), inspectCommand(), exportCommand(), commitCommand(), pushModelCommand(),
 		statusCommand(), settleCommand(), cacheCommand(), mirrorCommand(), volumeCommand(), catalogCommand(), dedupCommand(), recipeCommand(), configCommand(), versionCommand(),
-		agentCommand(), mountCommand(), umountCommand(), runCommand(), profileCommand(), traceCommand(), planCommand(), loadCommand(), manCommand())
+		agentCommand(), credentialProviderCommand(), mountCommand(), umountCommand(), runCommand(), profileCommand(), traceCommand(), planCommand(), loadCommand(), manCommand())
 	root.SetFlagErrorFunc(withHint)
 	addCompletion(root)
 	hintAtHelp(root)
