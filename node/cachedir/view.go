@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -79,6 +81,13 @@ func (d *Dir) view(id ViewID) (*View, error) {
 	}
 	d.views[id] = v
 	return v, nil
+}
+
+// Views lists the views that there are.
+func (d *Dir) Views() []ViewID {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Collect(maps.Keys(d.views))
 }
 
 // ID is the number of the view.

@@ -54,15 +54,19 @@ func (s *Service) Data(chain, pool string) ([]string, error) {
 	return []string{img.view.Files(), filepath.Join(pool, poolfs.ViewDir(uint64(img.view.ID())))}, nil
 }
 
-// Views implements poolfs.Resolver.
+// Views implements poolfs.Resolver. Those of images that are forgotten are among them,
+// whose files the pool may still hold.
 func (s *Service) Views() []uint64 {
 	s.imagesMu.RLock()
 	defer s.imagesMu.RUnlock()
-	var out []uint64
-	for _, img := range s.images {
-		if id := uint64(img.view.ID()); !slices.Contains(out, id) {
-			out = append(out, id)
-		}
+	return s.views
+}
+
+// noteView has a view among Views.
+func (s *Service) noteView(id cachedir.ViewID) {
+	s.imagesMu.Lock()
+	defer s.imagesMu.Unlock()
+	if !slices.Contains(s.views, uint64(id)) {
+		s.views = append(s.views[:len(s.views):len(s.views)], uint64(id))
 	}
-	return out
 }

@@ -251,3 +251,22 @@ func TestForeignOpens(t *testing.T) {
 		t.Errorf("the other registry is told of %d opens", len(got))
 	}
 }
+
+// TestForgottenViews checks that the views of images that are forgotten are still told of, also
+// after a restart: the pool holds files of them, and is made to let go of them by their views.
+func TestForgottenViews(t *testing.T) {
+	t.Parallel()
+	tr := makeTree(t, content(1, 1000))
+	n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": newSource(tr)})
+	must(t, n.addTo("one", "sha256:1", tr.index, "a"), n.addTo("two", "sha256:2", tr.index, "a"))
+	must(t, n.RemoveImage("sha256:1"), n.RemoveImage("sha256:2"))
+	for _, when := range []string{"at once", "after a restart"} {
+		for _, domain := range []string{"one", "two"} {
+			if view := in(t, domain, tr.files[0]).View; !slices.Contains(n.Views(), view) {
+				t.Errorf("%s: view %d of domain %s is not among %d", when, view, domain, n.Views())
+			}
+		}
+		n.stop()
+		n.start()
+	}
+}

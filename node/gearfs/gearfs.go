@@ -160,6 +160,8 @@ type Service struct {
 	imagesMu   sync.RWMutex
 	images     map[string]*image
 	containers map[string]*container
+	// views are the cache's, as far as images have been of them. Replaced as a whole.
+	views []uint64
 
 	sched scheduler
 }
@@ -176,6 +178,9 @@ func New(dir string, cache *cachedir.Dir, dial Dialer, o *Options) (*Service, er
 	s.limit = rate.NewLimiter(rate.Inf, 0)
 	if r := s.opts.BackgroundRate; r > 0 {
 		s.limit = rate.NewLimiter(rate.Limit(r), int(max(r/10, limitPiece)))
+	}
+	for _, id := range s.cache.Views() {
+		s.noteView(id)
 	}
 	if err := s.loadImages(); err != nil {
 		return nil, fmt.Errorf("open the images in %s: %w", dir, err)

@@ -248,6 +248,7 @@ func (s *Service) openImage(dir string) (*image, error) {
 	if img.view, err = s.cache.View(viewOf(rec.Domain)); err != nil {
 		return nil, err
 	}
+	s.noteView(img.view.ID())
 	if img.table, err = openTable(filepath.Join(dir, tableFile)); err != nil {
 		s.log.Warn("table of an image's files is made anew", "chain", rec.Chain, "err", err)
 		img.table, err = s.remakeTable(img)

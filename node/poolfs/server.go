@@ -44,7 +44,7 @@ type Content interface {
 type Resolver interface {
 	// Resolve returns the content whose [NodeID] is node, if it is known.
 	Resolve(node uint64) (k Key, size int64, ok bool)
-	// Views lists the views of which contents are known.
+	// Views lists the views of which contents are known, or were.
 	Views() []uint64
 }
 
