@@ -103,7 +103,7 @@ var layout = map[string][]string{
 	"gear/upper":           {"gear", "gear/dirfd", "gear/rootfs"},
 
 	// Images on a node.
-	"node/cachedir":       {"gear"},
+	"node/cachedir":       {"gear", "internal/durable"},
 	"node/erofs":          {},
 	"node/erofs/geartree": {"gear", "gear/rootfs", "node/erofs"},
 	"node/fuse":           {},

@@ -18,6 +18,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -25,6 +26,8 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"example.org/slipway/config"
 	"example.org/slipway/internal/footprint"
@@ -77,6 +80,7 @@ type layout struct {
 	cache, images, chains, trees, snapshots, mounts string // on disk
 	unpacked                                        string // trees where none can be mounted lazily
 	probe                                           string // for trying things out
+	reserve                                         string // takes space that the next start may need
 	volumeRecords                                   string // what is mounted of volumes
 	run, pool, views, state, keys, api              string // gone with a reboot
 	volumes, volumeMounts, volumeState              string // so are these
@@ -88,7 +92,7 @@ func layoutOf(cfg *config.Agent) layout {
 	return layout{
 		cache: filepath.Join(root, "cache"), images: filepath.Join(root, "images"), chains: filepath.Join(root, "chains"),
 		trees: filepath.Join(root, "trees"), snapshots: filepath.Join(root, "snapshots"), mounts: filepath.Join(root, "mounts"),
-		unpacked: filepath.Join(root, "unpacked"), probe: filepath.Join(root, "probe"),
+		unpacked: filepath.Join(root, "unpacked"), probe: filepath.Join(root, "probe"), reserve: filepath.Join(root, "reserve"),
 		run: run, pool: filepath.Join(run, "pool"), views: filepath.Join(run, "trees"), state: filepath.Join(run, "pool.state"),
 		keys: filepath.Join(run, "keys.json"), api: filepath.Join(run, "agent.sock"),
 		volumeRecords: filepath.Join(root, "volumes"), volumes: filepath.Join(run, "volumes"), volumeMounts: filepath.Join(run, "volume-mounts"),
@@ -134,9 +138,13 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 	a.regs = newRegistries(cfg.Registries, a.keys, nil, log)
 	a.regs.any = cfg.AnyRegistry
 	a.regs.silent = !cfg.Profiles.Record
+	if err := a.lay.freeReserve(); err != nil {
+		return nil, err
+	}
 	if err := a.openFiles(); err != nil {
 		return nil, err
 	}
+	a.cache.Room(startRoom)
 	if a.support, err = supportOf(ctx, cfg, a.lay.probe, dev, log); err != nil {
 		return nil, err
 	}
@@ -184,7 +192,31 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 			return nil, err
 		}
 	}
+	a.lay.keepReserve()
 	return a, nil
+}
+
+// freeReserve gives the disk space back that an agent before this one kept.
+func (l *layout) freeReserve() error {
+	if err := os.Remove(l.reserve); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// keepReserve keeps disk space for the next start, as much as there is of it: on a full
+// disk of whose files none can be evicted an agent would not start.
+func (l *layout) keepReserve() {
+	f, err := os.OpenFile(l.reserve, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return // the disk is full now
+	}
+	defer f.Close()
+	for n := int64(startRoom); n >= 64<<10; n /= 2 {
+		if unix.Fallocate(int(f.Fd()), 0, 0, n) == nil {
+			return
+		}
+	}
 }
 
 // diskUse is what images have on the disk beside their snapshots.
@@ -227,6 +259,10 @@ func (a *Agent) openFiles() (err error) {
 // backgroundRest is how long nobody must have waited for a file before the rest of
 // images is fetched.
 const backgroundRest = 2 * time.Second
+
+// startRoom is how many bytes of the disk the start of an agent takes at most, with what it
+// tries out and the state of its pool. A full cache must not keep it from that.
+const startRoom = 4 << 20
 
 // supportOf finds out how images are mounted. What cannot be done lazily is unpacked,
 // also where the configuration asks for a way that does not work: a node without its

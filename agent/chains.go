@@ -91,6 +91,27 @@ func (c *chains) background(do func()) {
 	}()
 }
 
+// smallRoom is how many bytes of the disk the records of an image and the directories of a
+// container take at most, but for what roomFor counts.
+const smallRoom = 1 << 20
+
+// roomFor is how many bytes of the disk are enough for what is kept of a tree: its index,
+// the table of its files, or its image file, each at a time.
+func roomFor(x *gear.Index) int64 {
+	n := int64(smallRoom)
+	for i := range x.Entries {
+		e := &x.Entries[i]
+		n += 512 + int64(len(e.Path)+len(e.Link))
+		for _, a := range e.Xattrs {
+			n += int64(len(a.Name) + len(a.Value))
+		}
+	}
+	for i := range x.Files {
+		n += 64 + int64(len(x.Files[i].Chunks)*len(gear.Name{}))
+	}
+	return n
+}
+
 // prepare mounts the tree of an image that has been pulled and has the files of
 // its profile fetched, so that both are there when a container starts.
 func (c *chains) prepare(chain, ref string) {
@@ -110,6 +131,7 @@ func (c *chains) prepare(chain, ref string) {
 
 // Mount implements snapshotter.Lower.
 func (c *chains) Mount(ctx context.Context, chain string) (snapshotter.Layers, error) {
+	c.cache.Room(smallRoom)
 	c.mu.Lock()
 	t, ok := c.mounted[chain]
 	c.mu.Unlock()
@@ -230,6 +252,7 @@ func (c *chains) know(chain string, rec *chainRecord) (*gear.Index, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.cache.Room(roomFor(x))
 	spec := gearfs.ImageSpec{Chain: chain, Ref: rec.Ref, Domain: rec.Domain, Sources: rec.Sources, Layers: rec.Layers}
 	if err := c.files.AddImage(spec, x); err != nil {
 		return nil, err
@@ -259,6 +282,7 @@ func (c *chains) compiled(ctx context.Context, rec *chainRecord, x *gear.Index) 
 			return "", err
 		}
 	}
+	c.cache.Room(roomFor(x))
 	file, err := view.Compile(ctx, x, c.trees)
 	if err != nil {
 		return "", err

@@ -274,6 +274,7 @@ func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref referenc
 	if err := c.fits(ctx, l, x, domain, sources); err != nil {
 		return false, err
 	}
+	c.cache.Room(roomFor(x))
 	c.changing.Lock()
 	defer c.changing.Unlock()
 	if err := c.merge(l.ChainID, domain, sources, snapshot); !errors.Is(err, errNoRecord) {

@@ -2,10 +2,12 @@ package agent_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -277,6 +279,67 @@ func TestFullDisk(t *testing.T) {
 		return failed+wrong == 0
 	})
 	a.Run("umount", dir)
+}
+
+// TestFullDiskRestart fills the disk before each step that writes: another image is mounted, and an
+// agent that was killed starts as it was. The cache gives up files for that.
+func TestFullDiskRestart(t *testing.T) {
+	const files = 40
+	s := slipway.Start(t, t.TempDir(), nil)
+	one, two := push(t, s, "team/app:v1", image(t, 1, files)), push(t, s, "team/other:v1", image(t, 2, files))
+	a := node.New(t, quiet)
+	smallDisk(t, a.Root)
+	a.Start()
+	tier := a.Status().Tier
+	dir := a.Mount(one)
+	if n, failed, wrong := check(t, dir); n != files || failed+wrong != 0 {
+		t.Fatalf("%d files, %d failed, %d wrong", n, failed, wrong)
+	}
+	a.Run("umount", dir)
+	fill(t, filepath.Join(a.Root, "ballast1"))
+	dir = a.Mount(two)
+	if _, err := os.ReadFile(filepath.Join(dir, "bin", "check")); err != nil {
+		t.Errorf("a file of another image on a full disk: %v", err)
+	}
+	fill(t, filepath.Join(a.Root, "ballast2"))
+	a.Kill()
+	a.Start()
+	if got := a.Status().Tier; got != tier {
+		t.Errorf("after a start on a full disk images are mounted in the way %s, not %s: %s", got, tier, a.Log())
+	}
+	fill(t, filepath.Join(a.Root, "ballast3"))
+	worker := a.Worker()
+	a.KillWorker()
+	proc.Poll(t, 30*time.Second, "the next worker on a full disk", func() bool { st, err := a.TryStatus(); return err == nil && st.PID != worker })
+	for _, name := range []string{"ballast1", "ballast2", "ballast3"} {
+		if err := os.Remove(filepath.Join(a.Root, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, failed, wrong := check(t, a.Mount(one)); n != files || failed+wrong != 0 {
+		t.Errorf("now that there is space: %d files, %d failed, %d wrong", n, failed, wrong)
+	}
+}
+
+// smallDisk mounts an ext4 of 32 MiB at a directory that is not there yet.
+func smallDisk(t testing.TB, dir string) {
+	t.Helper()
+	image := filepath.Join(t.TempDir(), "image")
+	err := os.WriteFile(image, nil, 0o600)
+	if err == nil {
+		err = errors.Join(os.Truncate(image, 32<<20), os.Mkdir(dir, 0o700))
+	}
+	for _, c := range [][]string{{"mkfs.ext4", "-q", "-F", "-m", "0", image}, {"mount", "-o", "loop", image, dir}} {
+		if err == nil {
+			var out []byte
+			if out, err = exec.Command(tool.System(t, c[0]), c[1:]...).CombinedOutput(); err != nil {
+				err = fmt.Errorf("%s: %w: %s", c[0], err, out)
+			}
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // fill writes a file until the disk is full.

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"example.org/slipway/internal/durable"
 )
 
 // A published file's modification time is the number of its generation, in
@@ -85,20 +87,7 @@ func (d *Dir) writeState(s state) error {
 		return err
 	}
 	path := filepath.Join(d.root, stateFile)
-	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(b, '\n'))
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	if err == nil {
-		err = unix.Fsync(d.fd)
-	}
+	err = d.withRoom(0, func() error { return durable.WriteFile(path, append(b, '\n')) })
 	if err != nil {
 		return fmt.Errorf("write the state of the cache directory: %w", err)
 	}

@@ -277,15 +277,7 @@ func TestForeignFull(t *testing.T) {
 		files = append(files, put(t, d, content(uint64(i), 1<<20)))
 	}
 	d.Lease("container", []gear.Name{files[0].Name})
-	foreign, err := os.Create(filepath.Join(k.dir, "foreign"))
-	must(t, err)
-	for err == nil {
-		_, err = foreign.Write(make([]byte, 64<<10))
-	}
-	if !errors.Is(err, unix.ENOSPC) {
-		t.Fatal(err)
-	}
-	must(t, foreign.Sync(), foreign.Close())
+	k.fill("foreign")
 	for i := range 40 {
 		f := put(t, d, content(uint64(100+i), 1<<20))
 		if st := d.Stats(); !d.Has(f.Name) || st.Bytes < 16<<20 {
@@ -305,6 +297,61 @@ func TestForeignFull(t *testing.T) {
 	p.Close()
 	if st := d.Stats(); st.Bytes < 16<<20 {
 		t.Errorf("after a large file: %+v", st)
+	}
+}
+
+// fill has somebody else take all of the disk that is free.
+func (k *disk) fill(name string) {
+	k.t.Helper()
+	f, err := os.Create(filepath.Join(k.dir, name))
+	must(k.t, err)
+	for _, size := range []int{64 << 10, 512} {
+		for err = nil; err == nil; {
+			_, err = f.Write(make([]byte, size))
+		}
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		k.t.Fatal(err)
+	}
+	must(k.t, f.Sync(), f.Close())
+}
+
+// TestFullAnytime fills the disk before each operation that writes: the cache gives up files and
+// the operation succeeds.
+func TestFullAnytime(t *testing.T) {
+	k := newDisk(t, 64)
+	dir := filepath.Join(k.dir, "cache")
+	d := open(t, dir, nil)
+	for i := range 20 {
+		put(t, d, content(uint64(i), 1<<20))
+	}
+	n := 0
+	full := func(what string, do func() error) {
+		t.Helper()
+		n++
+		k.fill(fmt.Sprint("foreign", n))
+		if err := do(); err != nil {
+			t.Errorf("%s on a full disk: %v", what, err)
+		}
+	}
+	full("the end", d.Close)
+	full("the start", func() (err error) { d, err = cachedir.Open(dir, nil); return err })
+	t.Cleanup(func() { must(t, d.Close()) })
+	b := content(100, 8<<20)
+	var p *cachedir.Partial
+	full("the first use of a large file", func() (err error) { p, err = d.Partial(fileOf(b)); return err })
+	defer p.Close()
+	for i := range 8 {
+		full("a chunk", func() error { return p.PutChunk(i, chunk(b, i)) })
+	}
+	full("the end of a large file", func() error { return p.Complete(background) })
+	full("a file", func() error { return write(d, fileOf(content(101, 1<<20)), content(101, 1<<20)) })
+	full("what is not in the cache", func() error {
+		d.Room(1 << 20)
+		return os.WriteFile(filepath.Join(k.dir, "other"), make([]byte, 1<<20), 0o600)
+	})
+	if st := d.Stats(); st.Files == 0 {
+		t.Errorf("nothing is left: %+v", st)
 	}
 }
 

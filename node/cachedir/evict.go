@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"errors"
 	"fmt"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -236,6 +237,37 @@ func (d *Dir) unlink(name gear.Name) bool {
 	d.stats.EvictedBytes += int64(e.blocks) * 512
 	d.remove(name, d.path(name), int64(e.blocks)*512)
 	return true
+}
+
+// Room evicts files until n bytes of the disk are free, as far as that is possible. Who
+// keeps other things on the same disk calls it before writing them: a file of the cache
+// is worth less.
+func (d *Dir) Room(n int64) {
+	if d.plenty(n) {
+		return
+	}
+	// What is free for whom only the file system knows, which has reserves.
+	err := d.withRoom(n, func() error {
+		fd, err := unix.Open(filepath.Join(d.root, tmpDir), unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return unix.Fallocate(fd, 0, 0, n)
+	})
+	if err != nil {
+		d.log.Warn("the cache makes no room on the disk", "bytes", n, "err", err)
+	}
+}
+
+// fewInodes is how many free inodes are enough for anybody.
+const fewInodes = 64
+
+// plenty reports whether n bytes are free without doubt.
+func (d *Dir) plenty(n int64) bool {
+	var st unix.Statfs_t
+	err := unix.Fstatfs(d.fd, &st)
+	return err == nil && int64(st.Bavail) >= n/st.Bsize+1 && (st.Files == 0 || st.Ffree >= fewInodes)
 }
 
 // withRoom does what may find the disk full, evicts n bytes and a few more in

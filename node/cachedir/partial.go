@@ -174,6 +174,15 @@ func (p *Partial) open() error {
 	if p.data != nil || p.published {
 		return p.broken
 	}
+	err := p.d.withRoom(0, p.openFiles)
+	if err != nil {
+		return fmt.Errorf("open partial file %x: %w", p.f.Name, err)
+	}
+	return nil
+}
+
+// openFiles is open while mu is held.
+func (p *Partial) openFiles() error {
 	path := p.path()
 	data, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -188,7 +197,7 @@ func (p *Partial) open() error {
 		if bm != nil {
 			_ = bm.Close()
 		}
-		return fmt.Errorf("open partial file %x: %w", p.f.Name, err)
+		return err
 	}
 	p.data, p.bm = data, bm
 	return nil
@@ -200,17 +209,27 @@ func (p *Partial) load(data, bm *os.File) error {
 		return nil
 	}
 	n := len(p.f.Chunks)
-	p.good, p.left = make(bitmap, (n+7)/8), n
-	raw, err := io.ReadAll(io.LimitReader(bm, mapHeader+int64(len(p.good))+1))
+	good := make(bitmap, (n+7)/8)
+	raw, err := io.ReadAll(io.LimitReader(bm, mapHeader+int64(len(good))+1))
 	if err != nil {
 		return err
 	}
 	m, err := parseMap(raw)
 	if err == nil && m.name == p.f.Name && m.size == p.f.Size && m.sum == p.sum {
-		p.have = m.bits
-		return data.Truncate(p.f.Size)
+		err = data.Truncate(p.f.Size)
+	} else {
+		m.bits = make(bitmap, len(good))
+		err = p.begin(data, bm, m.bits)
 	}
-	p.have = make(bitmap, len(p.good))
+	if err != nil {
+		return err
+	}
+	p.good, p.have, p.left = good, m.bits, n
+	return nil
+}
+
+// begin makes both files those of a content of which nothing is there.
+func (p *Partial) begin(data, bm *os.File, none bitmap) error {
 	if err := data.Truncate(0); err != nil {
 		return err
 	}
@@ -220,7 +239,7 @@ func (p *Partial) load(data, bm *os.File) error {
 	if err := bm.Truncate(0); err != nil {
 		return err
 	}
-	_, err = bm.WriteAt(mapRecord{p.f.Name, p.f.Size, p.sum, p.have}.append(nil), 0)
+	_, err := bm.WriteAt(mapRecord{p.f.Name, p.f.Size, p.sum, none}.append(nil), 0)
 	return err
 }
 

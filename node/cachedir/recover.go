@@ -46,8 +46,14 @@ func (d *Dir) recover() error {
 	if d.gen >= maxGeneration {
 		return fmt.Errorf("the cache directory has used up its %d generations", maxGeneration)
 	}
-	// Before anything is published the state must say in which boot that is.
-	if err := d.writeState(state{Boot: d.opts.Boot, Durable: s.Durable}); err != nil {
+	// The state says in which boot files are published from now on. One of another boot
+	// only costs hashing them again, so that a full disk is no reason to fail.
+	err := d.writeState(state{Boot: d.opts.Boot, Durable: s.Durable})
+	if errors.Is(err, ErrFull) {
+		d.log.Warn("the cache is used although its state cannot be written", "err", err)
+		err = nil
+	}
+	if err != nil {
 		return err
 	}
 	if d.dirty = w.youngest > s.Durable || len(w.suspects) > 0; d.dirty {

@@ -7,6 +7,8 @@ import (
 	"hash/crc32"
 	"io/fs"
 	"os"
+
+	"golang.org/x/sys/unix"
 )
 
 // The state file keeps what a successor of a killed worker cannot know: which features the connection has, which
@@ -85,6 +87,7 @@ func openState(path string, conn uint32, live func() snapshot) (*stateLog, snaps
 		l.close()
 		return nil, snap, fmt.Errorf("begin the pool's state: %w", err)
 	}
+	l.allot(l.f)
 	return l, snap, nil
 }
 
@@ -152,6 +155,12 @@ func (l *stateLog) append(kind recordKind, a, b uint64) error {
 	return nil
 }
 
+// allot takes the disk space of a log that is about to be compacted, as far as it can be had, so that a full disk
+// is no reason to fail an open.
+func (l *stateLog) allot(f *os.File) {
+	_ = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, (compactFloor+1)*recordLen)
+}
+
 // due tells whether the log is much longer than what it says.
 func (l *stateLog) due(live int) bool {
 	return l.f != nil && l.records > compactFloor && l.records > 4*live
@@ -178,6 +187,7 @@ func (l *stateLog) compact() error {
 	if err != nil {
 		return fmt.Errorf("compact the pool's state: %w", err)
 	}
+	l.allot(f)
 	if _, err = f.WriteAt(b, 0); err == nil {
 		err = os.Rename(f.Name(), l.path)
 	}
