@@ -230,7 +230,11 @@ func checkMount(req *MountRequest) error {
 	if !filepath.IsAbs(req.Dir) || req.Upper != "" && !filepath.IsAbs(req.Upper) {
 		return errors.New("directories must be absolute paths")
 	}
-	req.Dir = filepath.Clean(req.Dir)
+	dir, err := filepath.EvalSymlinks(req.Dir)
+	if err != nil {
+		return err
+	}
+	req.Dir = dir // by which the kernel knows it
 	st, err := os.Stat(req.Dir)
 	if err != nil {
 		return err
@@ -366,12 +370,21 @@ func (m *mounts) save(r *mountRecord) error {
 	return durable.WriteFile(m.file(r.Dir), append(b, '\n'))
 }
 
+// at returns the mount at a directory, of which links may be a part.
+func (m *mounts) at(dir string) *mountRecord {
+	real, err := filepath.EvalSymlinks(dir)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if r := m.all[filepath.Clean(dir)]; r != nil || err != nil {
+		return r
+	}
+	return m.all[real]
+}
+
 // umount takes a mount away, and what was only kept for it. The upper directory
 // and the files stay.
 func (m *mounts) umount(dir string) error {
-	m.mu.Lock()
-	r := m.all[filepath.Clean(dir)]
-	m.mu.Unlock()
+	r := m.at(dir)
 	if r == nil || r.Mapped {
 		return fmt.Errorf("no image is mounted at %s by this agent: %w", dir, fs.ErrNotExist)
 	}

@@ -175,14 +175,24 @@ func ParseAgent(r io.Reader, o *Options) (*Agent, Warnings, error) {
 	return a, rep.warnings, nil
 }
 
+// maxRun is the longest path in bytes of a directory in which Linux lets the agent's
+// sockets be, whose addresses have 107 at most.
+const maxRun = 107 - len("/snapshotter.sock")
+
+// runDir is the directory of the agent's sockets.
+func (a *Agent) runDir() string {
+	switch {
+	case a.Run != "":
+		return a.Run
+	case a.Root == "/var/lib/slipway-agent":
+		return "/run/slipway-agent"
+	}
+	return a.Root + "/run"
+}
+
 // complete fills in what depends on other keys.
 func (a *Agent) complete() {
-	if a.Run == "" {
-		a.Run = a.Root + "/run"
-		if a.Root == "/var/lib/slipway-agent" {
-			a.Run = "/run/slipway-agent"
-		}
-	}
+	a.Run = a.runDir()
 	if a.Address == "" {
 		a.Address = a.Run + "/snapshotter.sock"
 	}
@@ -202,6 +212,12 @@ func (v *validator) agent(a *Agent) {
 	}
 	if a.Run != "" && !strings.HasPrefix(a.Run, "/") {
 		v.bad("run", "must be an absolute path")
+	}
+	if strings.ContainsAny(a.Root, ",:\\ \t\n") {
+		v.bad("root", "has a comma, colon, backslash or blank, which options of mounts cannot hold: choose another directory")
+	}
+	if n := len(a.runDir()); n > maxRun {
+		v.bad("run", fmt.Sprintf("has %d bytes, and sockets in it can be made for %d: choose a shorter directory (the default lies below root)", n, maxRun))
 	}
 	if a.Metrics.Addr != "" {
 		v.check("metrics.addr", checkAddr("tcp", a.Metrics.Addr))

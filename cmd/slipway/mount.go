@@ -290,6 +290,9 @@ func runContainer(cmd *cobra.Command, f *runFlags, image string, command []strin
 	if err := os.Mkdir(root, 0o755); err != nil {
 		return err
 	}
+	if root, err = filepath.EvalSymlinks(root); err != nil { // as the agent calls it
+		return err
+	}
 	upper := filepath.Join(bundle, "upper")
 	if f.mode == agent.ModeNetwork {
 		upper = "" // a clone takes what is written

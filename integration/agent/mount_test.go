@@ -94,6 +94,16 @@ func TestMount(t *testing.T) {
 	if out, err := a.Try("umount", dir); err == nil {
 		t.Errorf("a second umount: %s", out)
 	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(t.TempDir(), link); err != nil {
+		t.Fatal(err)
+	}
+	a.Run("mount", ref, link)
+	if n, failed, wrong := check(t, link); n != files || failed+wrong != 0 {
+		t.Errorf("through a link: %d files, %d failed, %d wrong", n, failed, wrong)
+	}
+	a.Run("umount", link)
+	clean(t, a)
 	// The next mount uses what was fetched, without the registry's files.
 	dir = a.Mount(ref)
 	if img := a.Image(); img.LocalFiles != img.Files {
