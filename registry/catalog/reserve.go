@@ -89,25 +89,27 @@ func (r *reserve) low() bool {
 	return r.have < r.want
 }
 
-// fill makes the reserve whole if there is room for that. That it cannot is no error:
-// [Catalog.Room] tells.
+// fill makes the reserve whole if there is room for that, or at least the part of it
+// that a start needs. That it cannot is no error: [Catalog.Room] tells.
 func (r *reserve) fill() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.free() >= r.want-r.have+r.floor() {
-		r.growTo(r.want)
+	for _, size := range []int64{r.want, r.floor()} {
+		if r.free() >= size-r.have+r.floor() {
+			r.growTo(size)
+		}
 	}
 }
 
-// refill takes back, behind a change, what is free beyond a step. The step is for the next
-// change. Only the writer calls it, which has nothing to write then.
+// refill takes back, behind a change, what of the reserve is free beyond a step. The step
+// is for the next change. Only the writer calls it, which has nothing to write then.
 func (r *reserve) refill() {
 	r.fill()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.given = 0
 	if step := r.step(); step > 0 {
-		r.growTo(min(r.want, r.have+(r.free()/step-1)*step))
+		r.growTo(min(r.had, r.have+(r.free()/step-1)*step))
 	}
 }
 
