@@ -27,12 +27,12 @@ func trailer(b, plain []byte) []byte {
 // the table of segments count as well.
 func TestGo(t *testing.T) {
 	t.Parallel()
-	plain := sample(1, 5<<18)
+	plain := sample(1, 3<<18)
 	for level := gzip.HuffmanOnly; level <= gzip.BestCompression; level++ {
 		t.Run(fmt.Sprint(level), func(t *testing.T) {
 			t.Parallel()
 			blob := goZip(t, plain, level, nil)
-			r := makeRecipe(t, blob, &rebuild.MakeOptions{SegmentBytes: 1 << 19})
+			r := makeRecipe(t, blob, &rebuild.MakeOptions{SegmentBytes: 1 << 18})
 			same(t, r, plain, blob)
 			t.Logf("%d bytes: recipe of %d in %d segments, %s", len(blob), size(r), r.Segments(), r.Encoder())
 			most := 1000
@@ -53,7 +53,7 @@ func TestZlib(t *testing.T) {
 	if err != nil {
 		t.Skip("no python3 to run zlib with")
 	}
-	plain := sample(2, 3<<18)
+	plain := sample(2, 1<<18)
 	for level := 0; level <= 9; level++ {
 		for _, mem := range []int{8, 9, 4} {
 			for _, strategy := range []int{0, 1, 2, 3, 4} {
@@ -90,7 +90,7 @@ func pipe(tb testing.TB, in []byte, name string, args ...string) []byte {
 
 func TestTools(t *testing.T) {
 	t.Parallel()
-	plain := sample(3, 1<<20)
+	plain := sample(3, 1<<19)
 	for _, tool := range []string{"gzip", "pigz"} {
 		path, err := exec.LookPath(tool)
 		for _, level := range []string{"-1", "-6", "-9"} {
@@ -125,10 +125,10 @@ func TestPgzip(t *testing.T) {
 	}
 }
 
-// An encoder that no model is of costs some percent, and not more.
+// An encoder that no model is of costs a part of the layer: on such dense samples more than on files.
 func TestOther(t *testing.T) {
 	t.Parallel()
-	plain := sample(5, 1<<20)
+	plain := sample(5, 1<<19)
 	for _, level := range []int{1, 3, 6, 7, 9} {
 		var out bytes.Buffer
 		out.Write([]byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3})
@@ -146,7 +146,7 @@ func TestOther(t *testing.T) {
 		r := makeRecipe(t, blob, nil)
 		same(t, r, plain, blob)
 		t.Logf("level %d, %d bytes: recipe of %d, %s", level, len(blob), size(r), r.Encoder())
-		if size(r) > len(blob)/6 {
+		if size(r) > len(blob)/4 {
 			t.Errorf("level %d: recipe of %d bytes for %d", level, size(r), len(blob))
 		}
 	}
@@ -155,7 +155,7 @@ func TestOther(t *testing.T) {
 // Whatever is written, in pieces of whatever size, by whichever encoders in turn, comes back.
 func TestAnything(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(30) {
+	for seed := range uint64(16) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			d := dice(seed)
@@ -276,7 +276,7 @@ func TestDamagedRecipe(t *testing.T) {
 }
 
 func FuzzRebuild(f *testing.F) {
-	plain := sample(10, 60_000)
+	plain := sample(10, 30_000)
 	d := dice(10)
 	for _, blob := range [][]byte{goZip(f, plain, 6, &d), goZip(f, plain, 1, nil), goZip(f, plain, 0, nil), pgzip(f, plain, 20_000)} {
 		f.Add(makeRecipe(f, blob, &rebuild.MakeOptions{SegmentBytes: 20_000}).Append(nil))
