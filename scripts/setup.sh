@@ -240,7 +240,7 @@ setup_test() {
 		mount:mount gcc:gcc pkg-config:pkg-config fsck.erofs:erofs-utils chromium:chromium
 	[ -e /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf ] || apt_install fonts-dejavu-core
 	# What the documentation's commands use, too.
-	apt_need busybox:busybox-static htpasswd:apache2-utils curl:curl
+	apt_need busybox:busybox-static htpasswd:apache2-utils curl:curl pigz:pigz
 	# Servers: a registry to compare with, the stores that drivers are tested on,
 	# the catalogue's database, load balancers in front of several replicas.
 	apt_quiet docker-registry:docker-registry initdb:postgresql-15 \
