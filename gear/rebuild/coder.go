@@ -198,9 +198,6 @@ type number struct {
 	same chance // that it is what it was the last time
 }
 
-// maxNumber has a bit less than fits, so that the count of bits has one value left.
-const maxNumber = 1<<31 - 1
-
 func newNumber() *number {
 	n := &number{size: newChances(33), same: even}
 	for i := range n.high {

@@ -172,12 +172,15 @@ func (c *chunkCheck) header() (*format.PageHeader, error) {
 	return nil, errors.New("the header of a page is malformed")
 }
 
+// plainDictionary is what older writers call both Plain in a dictionary and RLEDictionary in a data page.
+const plainDictionary format.Encoding = 2
+
 // dictionary checks a dictionary, of which only the size counts.
 func (c *chunkCheck) dictionary(h *format.PageHeader) error {
 	d := &h.DictionaryPageHeader.V
 	const leastValue = 4 // bytes
 	if !h.DictionaryPageHeader.Valid || h.UncompressedPageSize > maxDictionary || d.NumValues < 0 || d.NumValues > h.UncompressedPageSize/leastValue ||
-		d.Encoding != format.Plain && d.Encoding != format.PlainDictionary {
+		d.Encoding != format.Plain && d.Encoding != plainDictionary {
 		return fmt.Errorf("a dictionary has %d values in %d bytes", d.NumValues, h.UncompressedPageSize)
 	}
 	if c.snappy {
@@ -246,7 +249,7 @@ func (c *chunkCheck) data(h *format.PageHeader) error {
 // values reports whether a page can have n values, and no more, in an encoding.
 func (c *chunkCheck) values(encoding format.Encoding, n uint64, page []byte) bool {
 	switch encoding {
-	case format.RLEDictionary, format.PlainDictionary:
+	case format.RLEDictionary, plainDictionary:
 		return checkRuns(page, n)
 	case format.DeltaBinaryPacked, format.DeltaLengthByteArray:
 		return checkDelta(page, n)

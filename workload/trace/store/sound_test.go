@@ -161,8 +161,8 @@ func openDayTime(day string) (int64, error) {
 	return d.day, err
 }
 
-// readLie reads a store in both ways, and returns the errors and how many bytes it has allocated.
-func readLie(dir string) (scan, records error, allocated uint64) {
+// readLie reads a store in both ways, and returns how many bytes it has allocated and the errors.
+func readLie(dir string) (allocated uint64, scan, records error) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	s, err := Open(dir)
@@ -172,7 +172,7 @@ func readLie(dir string) (scan, records error, allocated uint64) {
 		records = s.Records(context.Background(), Query{Zone: "a"}, func(*trace.Record) error { return nil })
 	}
 	runtime.ReadMemStats(&after)
-	return scan, records, after.TotalAlloc - before.TotalAlloc
+	return after.TotalAlloc - before.TotalAlloc, scan, records
 }
 
 // mostForALie is how many bytes a small file may take to read.
@@ -185,7 +185,7 @@ func TestPagesThatLie(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			writeLie(t, dir, lie.column, lie.page)
-			scan, records, allocated := readLie(dir)
+			allocated, scan, records := readLie(dir)
 			const id = 12 // which no scan reads
 			if right := lie.column < 0; (scan == nil) != (right || lie.column == id) || (records == nil) != right {
 				t.Errorf("scan: %v; records: %v", scan, records)
@@ -224,7 +224,7 @@ func TestFootersThatLie(t *testing.T) {
 			if err := os.WriteFile(path, b, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if _, err, allocated := readLie(dir); err == nil || !strings.Contains(err.Error(), path) || allocated > mostForALie {
+			if allocated, _, err := readLie(dir); err == nil || !strings.Contains(err.Error(), path) || allocated > mostForALie {
 				t.Errorf("%v, %d MiB", err, allocated>>20)
 			}
 		})
