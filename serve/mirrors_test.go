@@ -539,7 +539,7 @@ func TestMirrorProblems(t *testing.T) {
 	noPEM := filepath.Join(dir, "x")
 	writeFile(t, noPEM, "x")
 	for keys, want := range map[string]string{
-		"tls: {ca: " + dir + "/none}":                           "proxy.upstreams[1]: tls.ca: open",
+		"tls: {ca: " + dir + "/none}":                           "proxy.upstreams[1]: tls.ca: read certificates: open",
 		"tls: {ca: " + noPEM + "}":                              "proxy.upstreams[1]: tls.ca: " + noPEM + " holds no PEM certificate",
 		"tls: {certificate: " + noPEM + ", key: " + noPEM + "}": "proxy.upstreams[1]: tls.certificate and tls.key: ",
 		"docker_config: " + dir + "/none":                       "proxy.upstreams[1]: docker_config: stat ",
