@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +19,7 @@ import (
 	"golang.org/x/oauth2"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/wire"
 )
 
 const (
@@ -88,13 +87,9 @@ func newOIDCIssuer(cfg OIDCConfig, o Options) (*oidcIssuer, error) {
 
 // trusting returns a transport that trusts the authorities in a PEM file only.
 func trusting(file string) (*http.Transport, error) {
-	b, err := os.ReadFile(file)
+	roots, err := wire.Pool(file)
 	if err != nil {
 		return nil, err
-	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(b) {
-		return nil, fmt.Errorf("%s holds no certificate in PEM form", file)
 	}
 	t := &http.Transport{}
 	if d, ok := http.DefaultTransport.(*http.Transport); ok {
