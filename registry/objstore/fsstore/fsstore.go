@@ -272,8 +272,19 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	return info, unix.Close(fd)
 }
 
-// open opens the file of an object and makes sure that it is one.
+// open opens the file of an object and makes sure that it is one. On file systems that go by
+// names, as some of FUSE and NFS do, the file is gone once another one was put in its place:
+// it is opened anew then.
 func (s *Store) open(key string, flags int) (fd int, info objstore.Info, err error) {
+	for range 3 {
+		if fd, info, err = s.openOnce(key, flags); !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ESTALE) {
+			break
+		}
+	}
+	return fd, info, err
+}
+
+func (s *Store) openOnce(key string, flags int) (fd int, info objstore.Info, err error) {
 	fd, err = s.paths.open(key, flags)
 	if notThere(err) {
 		return -1, info, fmt.Errorf("object %s: %w", key, objstore.ErrNotExist)
