@@ -212,6 +212,9 @@ func (w *gcWriter) pushIndex(r *gcRepo) {
 	if !w.o.untagged && len(r.manifests[a.Digest].children)+len(r.manifests[b.Digest].children) > 0 {
 		return // only the collector knows when an inner index goes, and whether its parts had tags then
 	}
+	if !r.whole(a.Digest) || !r.whole(b.Digest) {
+		return // it is refused
+	}
 	index := registrytest.IndexOf(a, b)
 	index.Annotations = map[string]string{"n": strconv.Itoa(r.n)}
 	w.putManifest(r, index, time.Now(), w.someTags()...)
@@ -263,10 +266,8 @@ func (w *gcWriter) retag(r *gcRepo) {
 	if !ok {
 		return
 	}
-	for _, c := range r.manifests[d.Digest].children {
-		if r.manifests[c] == nil { // deleted under the index, which cannot be pushed now
-			return
-		}
+	if !r.whole(d.Digest) { // deleted under the index, which cannot be pushed now
+		return
 	}
 	tag := fmt.Sprintf("t%d", w.rng.IntN(5))
 	if _, err := w.o.PutManifest(w.o.t.Context(), r.name, oci.PutManifest{Bytes: r.manifests[d.Digest].raw, Tags: []string{tag}}); err != nil {
@@ -321,6 +322,12 @@ func (w *gcWriter) deleteBlob(r *gcRepo) {
 		w.fail("cannot delete blob %s of %s, which nothing needs", d, r.name)
 	}
 	w.ops["delete blob"]++
+}
+
+// whole reports whether a manifest and all below it are there.
+func (r *gcRepo) whole(d oci.Digest) bool {
+	m := r.manifests[d]
+	return m != nil && !slices.ContainsFunc(m.children, func(c oci.Digest) bool { return !r.whole(c) })
 }
 
 func (r *gcRepo) tagged(d oci.Digest) bool {

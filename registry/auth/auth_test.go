@@ -132,7 +132,7 @@ func TestNewRefuses(t *testing.T) {
 		"has a colon":                     {OIDC: []auth.OIDCConfig{{Issuer: "https://x.test", Audience: aud, Name: "a:b"}}},
 		"are of no use":                   {OIDC: []auth.OIDCConfig{{Issuer: "https://x.test", Audience: aud, JWKS: "keys.json", ClientID: "page"}}},
 		"read jwks":                       {OIDC: []auth.OIDCConfig{{Issuer: "https://x.test", Audience: aud, JWKS: "/does/not/exist"}}},
-		"ca: read certificates: open":                        {OIDC: []auth.OIDCConfig{{Issuer: "https://x.test", Audience: aud, CA: "/does/not/exist"}}},
+		"ca: read certificates: open":     {OIDC: []auth.OIDCConfig{{Issuer: "https://x.test", Audience: aud, CA: "/does/not/exist"}}},
 		"configured twice":                {OIDC: []auth.OIDCConfig{{Issuer: "https://x.test", Audience: aud}, {Issuer: "https://x.test", Audience: aud, Name: "b"}}},
 		`the name "x.test" is used twice`: {OIDC: []auth.OIDCConfig{{Issuer: "https://x.test", Audience: aud}, {Issuer: "https://x.test/b", Audience: aud}}},
 	} {
