@@ -35,7 +35,7 @@ type RestoreOptions struct {
 
 // RestoreReport is what Restore did.
 type RestoreReport struct {
-	// Merged tells that there was a registry already, and so the backup's images were
+	// Merged reports whether there was a registry already. If so, the backup's images were
 	// added to it: Copied counts these. Otherwise Restored counts objects.
 	Merged   bool
 	Restored backup.Report

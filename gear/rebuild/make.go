@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/gear/rebuild/deflate"
 )
 
-// ErrUnsupported is returned, wrapped, for a layer that is no gzip stream, or one that has no recipe
-// for want of room: what cannot be kept in a recipe's bounds stays as it is.
+// ErrUnsupported is returned, wrapped, for a layer that is no gzip stream, and for one whose recipe
+// would exceed its bounds. Such a layer is kept as it is.
 var ErrUnsupported = errors.New("layer cannot be rebuilt")
 
 // MakeOptions adjust how a recipe is made.

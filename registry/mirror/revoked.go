@@ -61,7 +61,7 @@ func (r *revocations) init(dir string) error {
 	return nil
 }
 
-// has tells whether a tag was refused.
+// has reports whether a tag was refused.
 func (r *revocations) has(k contentKey) bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

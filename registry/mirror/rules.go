@@ -269,7 +269,7 @@ const (
 	maxBundles = 32
 )
 
-// bundleSigns tells whether a bundle with these annotations is a signature. known is false where they do
+// bundleSigns reports whether a bundle with these annotations is a signature. known is false where they do
 // not say it.
 func bundleSigns(annotations map[string]string) (signs, known bool) {
 	content, predicate := annotations[bundleContent], annotations[bundlePredicate]
