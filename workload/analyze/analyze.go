@@ -27,12 +27,12 @@ import (
 type Analysis interface {
 	// Columns are those that Add reads, beside the time.
 	Columns() store.Columns
-	// Add takes the next requests, which are not earlier than those before. What the
-	// analysis makes of them must not depend on where one batch ends and the next
-	// begins. It must not keep the batch, whose memory is used again.
+	// Add takes the next requests, none of which is earlier than those before. The result
+	// must not depend on where one batch ends and the next begins. Add must not keep the
+	// batch: its memory is used again.
 	Add(b *store.Batch)
-	// Result is called once, after the last batch: one for each figure of the plug-in,
-	// in their order.
+	// Result is called once, after the last batch. It returns one result for each figure
+	// of the plug-in, in their order.
 	Result() []Result
 }
 
@@ -51,7 +51,8 @@ type Figure struct {
 	Title string `json:"title"`
 	// Definition says what is computed, in full.
 	Definition string `json:"definition"`
-	// Error is how far the numbers may be from the truth; empty if they are exact.
+	// Error says how far the numbers may be from the truth. It is empty if they are
+	// exact.
 	Error string `json:"error,omitempty"`
 	Plot  Plot   `json:"-"`
 }
@@ -67,7 +68,7 @@ const (
 	PlotCDF
 	// PlotLines draws a line for each series.
 	PlotLines
-	// PlotBars draws a bar for each zone, out of the first point of its first series.
+	// PlotBars draws a bar for each zone, from the first point of its first series.
 	PlotBars
 	// PlotStacked draws a bar for each zone, made of the points of its first series.
 	PlotStacked
@@ -83,8 +84,8 @@ const (
 type Plot struct {
 	Kind PlotKind
 	X, Y chart.Axis
-	// PerZone makes a picture of each zone. Otherwise zones share one picture, or one
-	// for each series where there are several of both.
+	// PerZone draws a picture of each zone. Otherwise the zones share one picture, or one
+	// for each series if there are several zones and several series.
 	PerZone bool
 }
 
@@ -125,14 +126,15 @@ type Series struct {
 
 // Result is a figure of one zone.
 type Result struct {
-	// Requests is how many requests the figure is made of.
+	// Requests is the number of requests behind the figure.
 	Requests int64 `json:"requests"`
-	// Unknown is how many more it would be made of if the source told all it needs.
+	// Unknown is the number of requests that are left out because the source does not
+	// tell all that the figure needs.
 	Unknown int64 `json:"unknown"`
 	// Notes are sentences a reader must know, such as how many days are absent.
 	Notes []string `json:"notes,omitempty"`
-	// Values are the figure's numbers. One that cannot be told, such as the median of
-	// nothing, is not among them.
+	// Values are the figure's numbers. A value that is not defined, such as the median of
+	// nothing, is left out.
 	Values []Value  `json:"values"`
 	Series []Series `json:"series,omitempty"`
 }
@@ -147,7 +149,7 @@ func (r *Result) Value(name string) (float64, bool) {
 	return 0, false
 }
 
-// check tells of a number that is none: no file could hold it.
+// check returns an error if a number is NaN or infinite: JSON cannot hold it.
 func (r *Result) check() error {
 	none := func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) }
 	for _, v := range r.Values {
@@ -165,7 +167,7 @@ func (r *Result) check() error {
 	return nil
 }
 
-// add adds a value unless it is none.
+// add adds a value unless it is NaN or infinite.
 func (r *Result) add(name string, u Unit, v float64) {
 	if !math.IsNaN(v) && !math.IsInf(v, 0) {
 		r.Values = append(r.Values, Value{name, u, v})
@@ -175,7 +177,7 @@ func (r *Result) add(name string, u Unit, v float64) {
 // count adds a number of something.
 func (r *Result) count(name string, n int64) { r.add(name, Number, float64(n)) }
 
-// share adds a part of a whole; of nothing there is none.
+// share adds a part of a whole. It adds nothing if the whole is 0.
 func (r *Result) share(name string, part, whole int64) {
 	if whole > 0 {
 		r.add(name, Share, float64(part)/float64(whole))

@@ -7,9 +7,9 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// figure12 makes Figures 12a and 12b of FAST'18: how many layers a client gets after
-// a manifest, over all manifests and over those of a repository that was just pushed
-// to.
+// figure12 makes Figures 12a and 12b of FAST'18: how many layers a client gets after a
+// manifest, over all manifests and over the manifests of a repository that was just
+// pushed to.
 func figure12() Plugin {
 	const window = "A session begins with each GET of a manifest (status below 400) by a client and lasts for 60 s (by option: another time), the last moment included. " +
 		"Its layers are the GETs of a layer (status 200 or 206) by the same client from the same repository that come after it and within the session. " +
@@ -28,18 +28,19 @@ func figure12() Plugin {
 	}
 }
 
-// openSessions are those of one client and repository.
+// openSessions are the open sessions of one client and repository.
 type openSessions struct {
 	layers uint32 // got since the first of them began
 	n      uint32 // how many
 	last   uint64 // the serial number of the latest
-	// base and push are those of the latest, for the form that ends it at the next.
+	// base and push belong to the latest session, for the form in which the next session
+	// ends it.
 	base uint32
 	push bool
 }
 
-// session is one that waits for its end. Since all are as long, they end in the order
-// in which they began.
+// session is a session that waits for its end. All sessions are equally long, so they end
+// in the order in which they began.
 type session struct {
 	key    uint64
 	begin  int64
@@ -61,7 +62,7 @@ type sessions struct {
 	noClient   int64
 }
 
-// sessionCount is the distribution of layers of sessions.
+// sessionCount is the distribution of the number of layers of sessions.
 type sessionCount struct {
 	hist Hist
 	none int64

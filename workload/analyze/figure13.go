@@ -32,8 +32,8 @@ func figure13() Plugin {
 	}
 }
 
-// maxDuration bounds what a source may claim, so that sums cannot overflow: 142
-// years.
+// maxDuration bounds the duration that a source may claim, so that sums cannot overflow:
+// 142 years.
 const maxDuration = 1 << 52
 
 type concurrency struct {

@@ -48,7 +48,7 @@ func (c *byClock) Add(b *store.Batch) {
 			c.enter(c.hourOf(t))
 		}
 		for t >= c.slotEnd {
-			// Absent hours are passed over at once: there may be years of them.
+			// Absent hours are skipped at once: there may be years of them.
 			if c.slotEnd >= from && c.slotEnd+microHour <= to {
 				c.slotEnd = c.hourOf(to)
 			}
@@ -60,7 +60,7 @@ func (c *byClock) Add(b *store.Batch) {
 	}
 }
 
-// hourOf is when the local hour of a time began.
+// hourOf returns when the local hour of a time began.
 func (c *byClock) hourOf(t int64) int64 {
 	_, offset := time.UnixMicro(t).In(c.loc).Zone()
 	shift := int64(offset) * microSecond

@@ -41,14 +41,14 @@ func figure6() Plugin {
 	}
 }
 
-// sizeOf is the distribution of one kind of content.
+// sizeOf is the distribution of the sizes of one kind of content.
 type sizeOf struct {
 	requests, perObject Hist
 	limits, objects     limits
 	unknown             int64
 }
 
-// add counts a size, as that of a new object too if first.
+// add counts a size. It also counts the size for a new object if first returns true.
 func (s *sizeOf) add(size int64, first func() bool) {
 	if size < 0 {
 		s.unknown++

@@ -45,7 +45,7 @@ func (p *perMinute) Add(b *store.Batch) {
 	}
 }
 
-// flush counts some minutes with as many requests each.
+// flush counts a number of minutes that have the same number of requests.
 func (p *perMinute) flush(requests, minutes int64) {
 	p.hist.AddN(requests, minutes)
 	p.limits.n += minutes

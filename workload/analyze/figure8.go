@@ -34,7 +34,7 @@ func figure8() Plugin {
 	}}
 }
 
-// durations has those of Figures 8a to 8e.
+// durations holds the distributions of Figures 8a to 8e.
 type durations [5]struct {
 	hist    Hist
 	limits  limits

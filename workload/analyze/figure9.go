@@ -59,14 +59,14 @@ func (s *sizeLatency) Add(b *store.Batch) {
 	}
 }
 
-// sizeBin is the bin of a size: that of 10^(k/10) up to 10^((k+1)/10) is k.
+// sizeBin returns the bin of a size: bin k holds 10^(k/10) up to 10^((k+1)/10).
 func sizeBin(size int64) int {
 	k := int(math.Floor(math.Log10(float64(size))*binsPerDecade + 1e-9))
 	return min(max(k, 0), 19*binsPerDecade-1)
 }
 
-// draw keeps a sample of all points in which each is as likely (Vitter's algorithm
-// R). Its randomness depends on nothing but the order of the points.
+// draw keeps a sample in which every point is equally likely (Vitter's algorithm R). Its
+// randomness depends only on the order of the points.
 func (s *sizeLatency) draw(p Point) {
 	if len(s.dots) < maxDots {
 		s.dots = append(s.dots, p)
@@ -127,8 +127,8 @@ func (h *Hist) merge(o *Hist) {
 	h.sum += o.sum
 }
 
-// slope is that of the line through the bins' medians in logarithms; NaN with fewer
-// than three bins.
+// slope returns the slope of the line through the bins' medians in logarithms, or NaN
+// with fewer than three bins.
 func (s *sizeLatency) slope(from, to int) float64 {
 	var f fit
 	const least = 10
@@ -155,7 +155,7 @@ func (f *fit) add(x, y, weight float64) {
 	f.wxy += weight * x * y
 }
 
-// slope is NaN where there are fewer than three points, or all above each other.
+// slope returns NaN if there are fewer than three points, or if all have the same x.
 func (f *fit) slope() float64 {
 	d := f.w*f.wxx - f.wx*f.wx
 	if f.n < 3 || d <= 0 {

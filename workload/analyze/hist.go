@@ -5,10 +5,10 @@ import (
 	"math/bits"
 )
 
-// Hist is a distribution of whole numbers from 0 on in logarithmic buckets. Numbers
-// below 256 have a bucket each; above, a bucket is at most 1/128 of its value wide.
-// So a quantile is exact below 256 and within 0.4 % above, while shares at the ends
-// of buckets, which is what CDF draws, are exact. It takes at most 60 kB.
+// Hist is a distribution of whole numbers from 0 on in logarithmic buckets. Numbers below
+// 256 have a bucket each. Above, a bucket is at most 1/128 of its value wide. A quantile
+// is therefore exact below 256 and within 0.4 % above. Shares at the ends of buckets are
+// exact, and CDF draws only these. A Hist takes at most 60 kB.
 type Hist struct {
 	counts   []int64
 	n        int64
@@ -19,7 +19,7 @@ type Hist struct {
 // subBits is the binary logarithm of the number of buckets per doubling.
 const subBits = 7
 
-// QuantileError is how far a quantile of a Hist may be off, relative to its value.
+// QuantileError is the largest error of a quantile of a Hist, relative to its value.
 const QuantileError = 0.5 / (1 << subBits)
 
 func bucketOf(v int64) int {
@@ -27,7 +27,7 @@ func bucketOf(v int64) int {
 	return e<<subBits + int(v>>e)
 }
 
-// bucketRange is the smallest and the largest number of a bucket.
+// bucketRange returns the smallest and the largest number of a bucket.
 func bucketRange(i int) (low, high int64) {
 	if i < 2<<subBits {
 		return int64(i), int64(i)
@@ -37,7 +37,7 @@ func bucketRange(i int) (low, high int64) {
 	return low, low + 1<<e - 1
 }
 
-// Add counts a number; one below 0 counts as 0.
+// Add counts a number. A negative number counts as 0.
 func (h *Hist) Add(v int64) { h.AddN(v, 1) }
 
 // AddN counts a number n times.
@@ -59,10 +59,10 @@ func (h *Hist) AddN(v, n int64) {
 	h.sum += float64(v) * float64(n)
 }
 
-// N is how many numbers were counted.
+// N returns how many numbers were counted.
 func (h *Hist) N() int64 { return h.n }
 
-// Mean is their exact mean, NaN without any.
+// Mean returns the exact mean, or NaN if nothing was counted.
 func (h *Hist) Mean() float64 {
 	if h.n == 0 {
 		return math.NaN()
@@ -70,7 +70,7 @@ func (h *Hist) Mean() float64 {
 	return h.sum / float64(h.n)
 }
 
-// Max is the largest number, NaN without any.
+// Max returns the largest number, or NaN if nothing was counted.
 func (h *Hist) Max() float64 {
 	if h.n == 0 {
 		return math.NaN()
@@ -78,8 +78,9 @@ func (h *Hist) Max() float64 {
 	return float64(h.max)
 }
 
-// Quantile is the number of rank ceil(q n), NaN without any: the middle of the bucket
-// it is in, and never beyond the smallest or the largest number.
+// Quantile returns the number of rank ceil(q n), or NaN if nothing was counted. It
+// returns the middle of the bucket that holds the number, and never a value beyond the
+// smallest or the largest number.
 func (h *Hist) Quantile(q float64) float64 {
 	if h.n == 0 {
 		return math.NaN()
@@ -99,9 +100,9 @@ func (h *Hist) Quantile(q float64) float64 {
 // maxPoints is about how many points a curve has.
 const maxPoints = 250
 
-// CDF is the cumulative distribution, with numbers divided by per. Its points
-// lie at the ends of buckets, so their shares are exact. Of many only those are kept
-// that the eye can tell apart.
+// CDF returns the cumulative distribution, with numbers divided by per. Its points lie at
+// the ends of buckets, so their shares are exact. If there are many points, it keeps only
+// those that the eye can tell apart.
 func (h *Hist) CDF(per float64) []Point {
 	var out []Point
 	var seen int64

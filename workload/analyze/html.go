@@ -16,7 +16,7 @@ var pageText string
 //go:embed report.css
 var pageStyle string
 
-// page is what the template is given.
+// page is the data of the template.
 type page struct {
 	Style    template.CSS
 	Settings []setting
@@ -38,14 +38,16 @@ type pageFigure struct {
 	Rows     []pageRow
 	Notes    []pageNote
 	// Compared has a row for each published quantity and a cell for each of
-	// ComparedZones; Partial tells that one of these has a part of the paper's period.
+	// ComparedZones. Partial reports that one of these zones covers only a part of the
+	// paper's period.
 	Compared      []pageComparison
 	ComparedZones []comparedZone
 	Partial       bool
 }
 
-// comparedZone is a zone with published numbers. Part says of how much of the paper's
-// period its totals are; empty for all of it, or without totals.
+// comparedZone is a zone with published numbers. Part says which part of the paper's
+// period its totals cover. It is empty if they cover all of it, or if there are no
+// totals.
 type comparedZone struct{ Name, Part string }
 
 type pagePicture struct {
@@ -68,12 +70,13 @@ type pageComparison struct {
 	Cells            []pageCompared
 }
 
-// pageCompared is a published number below ours; the zero value is that there is none.
+// pageCompared is a published number below ours. The zero value means that there is none.
 type pageCompared struct {
 	Ours, Published, Difference string
-	// Part says of how much of the paper's period a number is that cannot be compared.
+	// Part says which part of the paper's period a number covers that cannot be compared
+	// for that reason.
 	Part string
-	// Mark is "in", "out" or "" for one that cannot be judged.
+	// Mark is "in", "out", or "" for a number that cannot be judged.
 	Mark string
 }
 
@@ -101,7 +104,7 @@ func (r *Report) HTML() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// settings are those worth a line.
+// settings returns the settings that are worth a line.
 func (r *Report) settings() []setting {
 	s := r.Settings
 	out := []setting{{"Session (Figure 12)", s.Session}}
@@ -140,9 +143,9 @@ func (f *FigureReport) page() pageFigure {
 	return p
 }
 
-// compare has a row for each quantity of a source and a column for each zone that was
-// published. A source may have two numbers of a quantity: one of the zone and one of all
-// zones. These are two rows.
+// compare makes a row for each quantity of a source and a column for each zone that was
+// published. A source may have two numbers of a quantity, one of the zone and one of all
+// zones. These become two rows.
 func (p *pageFigure) compare(all []Comparison) {
 	type key struct {
 		zone, quantity, source string
@@ -183,7 +186,7 @@ func (c *pageComparison) fill(n int) {
 	}
 }
 
-// table has a row for each number and a column for each zone.
+// table makes a row for each number and a column for each zone.
 func (p *pageFigure) table(f *FigureReport) {
 	rows := map[string]int{}
 	row := func(name string) *pageRow {
@@ -239,7 +242,7 @@ func (c *Comparison) page() pageCompared {
 	return p
 }
 
-// published is the published number or its bounds, with no more digits than it has.
+// published returns the published number or its bounds, with no more digits than it has.
 func (c *Comparison) published() string {
 	format := func(v float64, u Unit) string {
 		if u == Share {

@@ -8,36 +8,37 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// LayersBy is what makes two requests for a layer be for the same one.
+// LayersBy decides when two requests are for the same layer.
 type LayersBy string
 
 const (
-	// ByDigest takes layers of the same digest as the same, in whatever repository.
+	// ByDigest counts layers of the same digest as one layer, in whatever repository.
 	ByDigest LayersBy = "digest"
-	// ByURI takes a digest in two repositories as two layers.
+	// ByURI counts a digest in two repositories as two layers.
 	ByURI LayersBy = "uri"
 )
 
-// Options of an analysis. The zero value is what docs/analysis.md gives as the
-// definition of each figure.
+// Options of an analysis. The zero value gives each figure the definition in
+// docs/analysis.md.
 type Options struct {
 	// Zones to analyse; empty for all.
 	Zones []string
 	// From and To bound the time of arrival: From is in, To is not. Zero is unbounded.
 	From, To time.Time
-	// Session is how long after a manifest layers count to it (Figure 12), and how
-	// long before it a push. Default 60 s; the paper also looks at up to 10 min.
+	// Session is how long after a manifest a layer still counts as a part of its pull
+	// (Figure 12), and how long a push counts before it. Default 60 s; the paper also
+	// looks at up to 10 min.
 	Session time.Duration
-	// StopAtNext ends a session at the next manifest that the client gets of the
-	// repository. By default each manifest has the whole window.
+	// StopAtNext ends a session when the client gets the next manifest of the repository.
+	// By default each manifest has the whole window.
 	StopAtNext bool
-	// SizesOf is whose contents Figure 6 has the sizes of: store.GET, the default, or
+	// SizesOf chooses the requests whose sizes Figure 6 shows: store.GET, the default, or
 	// store.PUT.
 	SizesOf store.Method
-	// KeepAlive is for how long after a request a client counts as active in the second
-	// form of Figure 13a. Default 60 s. The first form has none.
+	// KeepAlive is how long after a request a client counts as active in the second form
+	// of Figure 13a. Default 60 s. The first form does not use it.
 	KeepAlive time.Duration
-	// Location is whose hours and weekdays Figure 14 has. Default UTC.
+	// Location is the time zone of the hours and weekdays of Figure 14. Default UTC.
 	Location *time.Location
 	// LayersBy is what Figures 10a and 11a count. Default ByDigest.
 	LayersBy LayersBy
@@ -45,8 +46,8 @@ type Options struct {
 	Plugins []Plugin
 	// Workers is how many zones are read at once. Default the number of cores.
 	Workers int
-	// Progress, if not nil, is told how far the pass has come, at most by one goroutine
-	// at a time.
+	// Progress, if not nil, is called with the progress of the pass, by one goroutine at
+	// a time.
 	Progress func(Progress)
 }
 
@@ -58,7 +59,8 @@ type Progress struct {
 	Zone string
 }
 
-// withDefaults returns the options with all defaults in place, or what is wrong.
+// withDefaults returns the options with all defaults filled in, or an error if they are
+// invalid.
 func (o *Options) withDefaults() (*Options, error) {
 	var v Options
 	if o != nil {

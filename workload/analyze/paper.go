@@ -7,9 +7,8 @@ import (
 	"strings"
 )
 
-// reference is a number somebody published: a value of a figure of a zone. It is
-// between low and high, which are the same for a single number and infinite where
-// only one side is given.
+// reference is a published number: a value of a figure of a zone. It lies between low and
+// high. The two are equal for a single number, and infinite on a side that is not given.
 type reference struct {
 	figure, zone, value string
 	low, high           float64
@@ -19,7 +18,7 @@ type reference struct {
 	// total says that the number is for the whole period, so a part of it cannot be
 	// compared.
 	total bool
-	// minus names the zone whose value is taken off first.
+	// minus names the zone whose value is subtracted first.
 	minus string
 }
 
@@ -54,7 +53,7 @@ func paperZone(zone string) string {
 	return ""
 }
 
-// paperDays is how many days of each zone the paper had.
+// paperDays returns how many days of each zone the paper had.
 func paperDays(zone string) int64 {
 	switch zone {
 	case "dal", "lon", "fra":
@@ -65,7 +64,7 @@ func paperDays(zone string) int64 {
 	return 65
 }
 
-// references are all numbers of the paper and the archive that have a counterpart.
+// references returns all numbers of the paper and the archive that have a counterpart.
 func references() []reference {
 	return slices.Concat(tableReferences(), archiveReferences(), textReferences())
 }
@@ -184,7 +183,7 @@ type Comparison struct {
 	Zone     string `json:"zone"`
 	Quantity string `json:"quantity"`
 	Unit     Unit   `json:"unit"`
-	// Ours is nil if the trace does not tell.
+	// Ours is nil if the trace lacks what it needs.
 	Ours *float64 `json:"ours"`
 	// Low and High are the published number, or its bounds; nil where there is none on
 	// that side.
@@ -193,15 +192,16 @@ type Comparison struct {
 	// About says that the source gives no exact number.
 	About  bool   `json:"about,omitempty"`
 	Source string `json:"source"`
-	// Difference of ours to the number or to the nearer bound: in points of a share, or
-	// else relative. 0 within the bounds; nil without ours.
+	// Difference is ours less the published number or the nearer bound: in points for a
+	// share, else relative. It is 0 within the bounds, and nil without ours.
 	Difference *float64 `json:"difference"`
-	// NotComparable says why the two are not of the same thing; empty if they are.
+	// NotComparable says why the two numbers are not of the same thing. It is empty if
+	// they are.
 	NotComparable string `json:"notComparable,omitempty"`
 }
 
-// compare puts the published numbers of a figure beside those of the zones. days has
-// how many days of each zone there are.
+// compare pairs the published numbers of a figure with those of the zones. days holds the
+// number of days of each zone.
 func compare(figure string, zones []ZoneResult, days map[string]int64) []Comparison {
 	var out []Comparison
 	refs := references()
@@ -250,7 +250,8 @@ func (ref *reference) compare(z *ZoneResult, zones []ZoneResult, days int64) Com
 	return c
 }
 
-// unit is that of the number, and of ours, which a trace may not tell.
+// unit returns the unit of the reference. Ours has the same one, but a trace may lack the
+// value.
 func (ref *reference) unit() Unit {
 	switch ref.value {
 	case "ingress", "egress":

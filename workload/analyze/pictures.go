@@ -12,15 +12,16 @@ import (
 type picture struct {
 	// file is the name of its file without the extension.
 	file string
-	// caption tells it from the figure's others; empty if there are none.
+	// caption tells the picture from the figure's others. It is empty if there are no
+	// others.
 	caption string
 	picture interface {
 		SVG(o *chart.Options) string
 	}
 }
 
-// pictures draws a figure: for each zone by itself, or for all of them together,
-// which takes a picture for each series if there are several.
+// pictures draws a figure: one picture for each zone, or for all zones together one
+// picture, or one for each series if there are several.
 func (f *FigureReport) pictures() []picture {
 	if f.Plot.Kind == NoPlot {
 		return nil
@@ -60,7 +61,8 @@ func (f *FigureReport) perZone() []picture {
 	return out
 }
 
-// seriesNames are those of all zones, in order of their first appearance.
+// seriesNames returns the names of the series of all zones, in order of their first
+// appearance.
 func (f *FigureReport) seriesNames() []string {
 	var out []string
 	for _, z := range f.Zones {
@@ -117,7 +119,7 @@ func (f *FigureReport) columns(title string, zones []ZoneResult) *chart.Columns 
 	return p
 }
 
-// bars draws a bar for each zone. One without data has none, and says so.
+// bars draws a bar for each zone. A zone without data has no bar, and a note says so.
 func (f *FigureReport) bars() *chart.Bars {
 	p := &chart.Bars{Title: f.Title, Desc: f.describe(f.Zones), X: f.Plot.X, Stacked: f.Plot.Kind == PlotStacked}
 	var parts []string
@@ -147,7 +149,7 @@ func (f *FigureReport) bars() *chart.Bars {
 	return p
 }
 
-// describe tells what a picture shows to who cannot see it: the first numbers of each
+// describe describes a picture to people who cannot see it, by the first numbers of each
 // zone.
 func (f *FigureReport) describe(zones []ZoneResult) string {
 	const most = 4

@@ -9,10 +9,9 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// popularity makes Figures 10a to 10d, "Popularity of layers, manifests,
-// repositories and clients", and 11a to 11d, the shares of the ten hottest of each,
-// of FAST'18; and the same of users, which the paper speaks of. All rest on the same
-// counts.
+// popularity makes Figures 10a to 10d, "Popularity of layers, manifests, repositories and
+// clients", and 11a to 11d, the shares of the ten hottest of each, of FAST'18. It makes
+// the same figures of users, which the paper mentions. All rest on the same counts.
 func popularity() Plugin {
 	items := []struct{ letter, name, counted string }{
 		{"a", "layers", "GETs of a layer with status 200 or 206; layers are the same by digest (by option: by repository and digest)"},
@@ -110,7 +109,7 @@ func (p *popular) Result() []Result {
 	return append(curves, hottest...)
 }
 
-// counted are the counts that are not 0.
+// counted returns the counts that are not 0.
 func counted(t *bySymbol[uint32]) []uint32 {
 	var out []uint32
 	t.all(func(c *uint32) {
@@ -129,10 +128,10 @@ func values(m map[uint64]uint32) []uint32 {
 	return out
 }
 
-// zipfRanks is how many of the most popular items the slope is fitted to.
+// zipfRanks is the number of the most popular items to which the slope is fitted.
 const zipfRanks = 3000
 
-// rank makes the results of Figures 10 and 11 of the counts of items.
+// rank makes the results of Figures 10 and 11 from the counts of items.
 func rank(counts []uint32) (curve, hottest Result) {
 	slices.SortFunc(counts, func(a, b uint32) int { return int(b) - int(a) })
 	var total, once int64

@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// Report is what came out of a run.
+// Report is the result of a run.
 type Report struct {
 	// Settings are the options that decide what figures mean.
 	Settings Settings       `json:"settings"`
@@ -43,12 +43,12 @@ type Settings struct {
 // ZoneSummary is what was read of a zone.
 type ZoneSummary struct {
 	Name string `json:"name"`
-	// Paper is the paper's name for the zone; empty if it is not in the paper, and then
-	// there is nothing to compare.
+	// Paper is the paper's name for the zone. It is empty if the zone is not in the
+	// paper; then there is nothing to compare.
 	Paper    string `json:"paper,omitempty"`
 	Requests int64  `json:"requests"`
 	Days     int64  `json:"days"`
-	// Absent days lie between the first and the last and have no request.
+	// Absent is the number of days between the first and the last that have no request.
 	Absent int64     `json:"absentDays"`
 	First  time.Time `json:"first,omitzero"`
 	Last   time.Time `json:"last,omitzero"`
@@ -125,10 +125,10 @@ func (f *FigureReport) Zone(name string) *Result {
 	return nil
 }
 
-// Write writes the whole report into a directory, which is made if it is missing:
-// index.html, report.json, comparison.csv, and for each figure a CSV file with its
-// numbers, one with its curves if it has any, and an SVG file for each picture. Each
-// file is there as a whole or as it was before; index.html comes last.
+// Write writes the whole report into a directory and creates the directory if it is
+// missing: index.html, report.json, comparison.csv, and for each figure a CSV file with
+// its numbers, one with its curves if it has any, and an SVG file for each picture. Each
+// file is replaced as a whole; index.html comes last.
 func (r *Report) Write(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -164,8 +164,8 @@ func (r *Report) Write(dir string) error {
 	return replaceFile(filepath.Join(dir, "index.html"), page)
 }
 
-// replaceFile writes a file beside its place and then moves it there. It need not outlive a
-// power cut: the trace is still there.
+// replaceFile writes a file beside its place and then moves it there. The file need not
+// survive a power cut: the trace is still there.
 func replaceFile(path string, content []byte) error {
 	part := path + ".new"
 	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -185,7 +185,7 @@ func replaceFile(path string, content []byte) error {
 	return nil
 }
 
-// file is the beginning of the names of a figure's files.
+// file returns the common beginning of the names of a figure's files.
 func (f *Figure) file() string {
 	if f.ID[0] >= '0' && f.ID[0] <= '9' {
 		return "figure-" + f.ID
@@ -193,7 +193,7 @@ func (f *Figure) file() string {
 	return f.ID
 }
 
-// tables are the CSV files by their names, each with its head.
+// tables returns the CSV files by their names, each with its head.
 func (r *Report) tables() map[string][][]string {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
 	optional := func(v *float64) string {

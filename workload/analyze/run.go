@@ -41,7 +41,7 @@ func Run(ctx context.Context, src Source, opts *Options) (*Report, error) {
 	for _, z := range zones {
 		p.total += o.expected(z)
 	}
-	// The largest first, so that no core waits for it at the end.
+	// The largest zone goes first, so that no core waits for it at the end.
 	order := make([]int, len(zones))
 	for i := range order {
 		order[i] = i
@@ -63,7 +63,8 @@ func Run(ctx context.Context, src Source, opts *Options) (*Report, error) {
 	return newReport(o, plugins, zones, p.spans, results), nil
 }
 
-// checkFigures sees that figures can be told apart and named, their files too.
+// checkFigures checks that all figures have names of their own, which are valid names of
+// files.
 func checkFigures(plugins []Plugin) error {
 	seen := map[string]bool{"comparison": true}
 	for _, p := range plugins {
@@ -85,7 +86,7 @@ func checkFigures(plugins []Plugin) error {
 	return nil
 }
 
-// zones are those that are asked for.
+// zones returns the zones that are asked for.
 func (o *Options) zones(all []store.Zone) ([]store.Zone, error) {
 	if len(o.Zones) == 0 {
 		return all, nil
@@ -107,7 +108,7 @@ func (o *Options) zones(all []store.Zone) ([]store.Zone, error) {
 	return out, nil
 }
 
-// expected is about how many requests of a zone are within From and To.
+// expected returns about how many requests of a zone are within From and To.
 func (o *Options) expected(z store.Zone) int64 {
 	if len(z.Days) == 0 {
 		return 0
@@ -140,7 +141,8 @@ type passes struct {
 	done int64
 }
 
-// zone is the pass over one zone: the results of all figures in their order.
+// zone makes the pass over one zone and returns the results of all figures in their
+// order.
 func (p *passes) zone(ctx context.Context, z store.Zone) ([]Result, span, error) {
 	var sp span
 	q := store.Query{Zone: z.Name, From: p.o.From, To: p.o.To}

@@ -6,28 +6,28 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// sweep follows how many things are active at each moment of a zone: a sweep line
-// with a heap of the ends to come, so its memory is that of what is active at once.
+// sweep follows how many things are active at each moment of a zone. It is a sweep line
+// with a heap of the ends to come, so its memory grows only with what is active at once.
 type sweep struct {
 	ends   endHeap
 	now    int64
 	begun  bool
 	active int64
-	// weighted has how many were active, each for as many microseconds as they were;
-	// minutes the mean of each calendar minute, in thousandths.
+	// weighted counts how many were active, once for each microsecond. minutes holds the
+	// mean of each calendar minute, in thousandths.
 	weighted, minutes Hist
 	minute            int64
 	area              int64 // of this minute: active times microseconds
 	covered           int64 // of this minute: microseconds
-	// absentFrom to absentTo is time that does not count.
+	// The time from absentFrom to absentTo does not count.
 	absentFrom, absentTo int64
-	// clients, if not nil, makes what is active the clients, each of which may have
-	// several requests at once.
+	// clients, if not nil, makes sweep count active clients in place of requests. A
+	// client may have several requests at once.
 	clients *bySymbol[activeClient]
 }
 
-// activeClient is until when a client is active; live while it has an end in the
-// heap.
+// activeClient holds until when a client is active. live reports whether it has an end in
+// the heap.
 type activeClient struct {
 	until int64
 	live  bool
@@ -85,8 +85,8 @@ func (s *sweep) to(t, absentFrom, absentTo int64) {
 	s.advance(t)
 }
 
-// start begins something that lasts until end, which is not before now. Clients are
-// told apart if they are what is followed.
+// start begins something that lasts until the given time, which is not before now. The
+// client matters only if clients are counted.
 func (s *sweep) start(client store.Symbol, until int64) {
 	if s.clients != nil {
 		c := s.clients.at(client)
@@ -100,7 +100,7 @@ func (s *sweep) start(client store.Symbol, until int64) {
 	s.ends.push(end{at: until, client: client})
 }
 
-// drain handles the ends up to t.
+// drain handles all ends up to t.
 func (s *sweep) drain(t int64) {
 	for len(s.ends) > 0 && s.ends[0].at <= t {
 		e := s.ends.pop()

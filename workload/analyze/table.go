@@ -7,8 +7,8 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// bySymbol has a value for each symbol. Symbols are small numbers that a zone shares
-// with others, so the table has pages, and only those in use take memory.
+// bySymbol holds a value for each symbol. A zone uses only some of the symbols, which are
+// small numbers, so the table has pages, and only pages in use take memory.
 type bySymbol[T any] struct {
 	pages [][]T
 }
@@ -28,7 +28,7 @@ func (t *bySymbol[T]) at(s store.Symbol) *T {
 	return &t.pages[p][s&(1<<pageBits-1)]
 }
 
-// all calls fn for all values of the pages in use.
+// all calls fn for each value of the pages in use.
 func (t *bySymbol[T]) all(fn func(*T)) {
 	for _, p := range t.pages {
 		for i := range p {
@@ -43,7 +43,7 @@ type symbolSet struct {
 	n     int64
 }
 
-// add tells whether the symbol is new.
+// add adds a symbol and reports whether it is new.
 func (s *symbolSet) add(sym store.Symbol) bool {
 	w, bit := s.words.at(sym>>6), uint64(1)<<(sym&63)
 	if *w&bit != 0 {
@@ -57,11 +57,11 @@ func (s *symbolSet) add(sym store.Symbol) bool {
 // pair makes one key of two symbols.
 func pair(a, b store.Symbol) uint64 { return uint64(a)<<32 | uint64(b) }
 
-// succeeded tells whether a status is one of success. 0, where the source does not
-// tell, is taken as one: such logs have no others.
+// succeeded reports whether a status is a success. Status 0, which means that the source
+// has none, counts as a success: such logs hold no failures.
 func succeeded(status uint16) bool { return status < 400 }
 
-// layerGet is a layer that was got, whole or in part.
+// layerGet reports whether request i got a layer, whole or in part.
 func layerGet(b *store.Batch, i int) bool {
 	if b.Method[i] != store.GET || b.Kind[i] != trace.Blob {
 		return false
@@ -70,7 +70,8 @@ func layerGet(b *store.Batch, i int) bool {
 	return s == 200 || s == 206 || s == 0
 }
 
-// manifestGet is an image that was pulled, manifestPut one that was pushed.
+// manifestGet reports whether request i pulled an image, manifestPut whether it pushed
+// one.
 func manifestGet(b *store.Batch, i int) bool {
 	return b.Method[i] == store.GET && b.Kind[i] == trace.Manifest && succeeded(b.Status[i])
 }
@@ -79,12 +80,12 @@ func manifestPut(b *store.Batch, i int) bool {
 	return b.Method[i] == store.PUT && b.Kind[i] == trace.Manifest && succeeded(b.Status[i])
 }
 
-// layerPut is the request that ends the push of a layer.
+// layerPut reports whether request i ended the push of a layer.
 func layerPut(b *store.Batch, i int) bool {
 	return b.Method[i] == store.PUT && isLayer(b.Kind[i]) && succeeded(b.Status[i])
 }
 
-// isLayer tells whether a path is about layers: blobs and their uploads.
+// isLayer reports whether a path is about layers: blobs and their uploads.
 func isLayer(k trace.Kind) bool { return k == trace.Blob || k == trace.Upload }
 
 // Lengths of time in microseconds.
@@ -95,7 +96,7 @@ const (
 	microDay    = 24 * microHour
 )
 
-// floorDiv is a/b rounded down, also below 0.
+// floorDiv returns a/b rounded down, also for negative numbers.
 func floorDiv(a, b int64) int64 {
 	q := a / b
 	if a%b < 0 {
@@ -104,18 +105,18 @@ func floorDiv(a, b int64) int64 {
 	return q
 }
 
-// calendar follows the time of a zone and finds the days that are absent: whole days
-// in UTC without a request between two that have some. The archive of the paper lacks
-// files of some days, so such a day was not idle; it was not recorded.
+// calendar follows the time of a zone and finds absent days: whole days in UTC without a
+// request between two days that have some. The paper's archive lacks the files of some
+// days. Such a day was not idle; it was not recorded.
 type calendar struct {
 	prev   int64
 	begun  bool
 	absent int64 // days
 }
 
-// next takes the time of the next request and returns the time between it and the one
-// before that is absent; from == to if there is none. A request that claims to be
-// earlier than the one before is taken to be at the same time.
+// next takes the time of the next request and returns the absent time between the one
+// before and it; from == to if there is none. A request that claims to be earlier than
+// the one before counts as simultaneous.
 func (c *calendar) next(t int64) (at, from, to int64) {
 	if !c.begun {
 		c.prev, c.begun = t, true
@@ -145,7 +146,7 @@ func plural(n int64, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// unknown notes requests that a figure lacks.
+// unknown notes how many requests a figure lacks.
 func (r *Result) unknown(n int64, what string) {
 	r.Unknown = n
 	if n > 0 {

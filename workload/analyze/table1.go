@@ -8,8 +8,8 @@ import (
 )
 
 // table1 makes Table 1 of FAST'18, "Characteristics of studied data centers": days,
-// requests, bytes in and out, images pushed and pulled. Bytes in are those of PUT,
-// bytes out those of GET, which is what agrees with the paper's own numbers.
+// requests, bytes in and out, images pushed and pulled. Bytes in are those of PUT and
+// bytes out those of GET, because only then do they agree with the paper's own numbers.
 func table1() Plugin {
 	return Plugin{
 		Figures: []Figure{{
@@ -30,7 +30,7 @@ type zoneTotals struct {
 	requests, pings  int64
 	methods          [store.DELETE + 1]int64
 	in, out, patched float64 // bytes: exact up to 9 PB, and no overflow beyond
-	// open is how many bytes have come by PATCH for the uploads that are under way.
+	// open holds how many bytes have come by PATCH for each upload that is under way.
 	open                  map[store.Symbol]float64
 	unknownIn, unknownOut int64
 	pushed, pulled        int64
@@ -72,11 +72,12 @@ func (z *zoneTotals) Add(b *store.Batch) {
 	}
 }
 
-// maxOpen bounds the uploads whose PATCHes are remembered: those of a trace need not end.
+// maxOpen bounds the uploads whose PATCHes are remembered, because uploads of a trace
+// need not end.
 const maxOpen = 1 << 20
 
-// bytes counts what moved. A ping has no content, so a source that does not tell its
-// size lacks nothing.
+// bytes counts the bytes that were moved. A ping has no content, so nothing is lost if a
+// source does not tell its size.
 func (z *zoneTotals) bytes(b *store.Batch, i int) {
 	m, size := b.Method[i], b.Size[i]
 	known := size >= 0

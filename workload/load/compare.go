@@ -12,13 +12,12 @@ import (
 	"example.org/slipway/internal/report"
 )
 
-// Comparison is results beside each other. The first is what the others are compared
-// with.
+// Comparison is several results side by side. The first is the baseline.
 type Comparison struct {
 	Names []string `json:"names"`
 	// Levels have the numbers of pullers that one of the results has, going up.
 	Levels []ComparedLevel `json:"levels"`
-	// Best are the highest rates, Ratios those over the first one's.
+	// Best are the highest rates. Ratios are the rates over those of the first result.
 	Best   []Level   `json:"best"`
 	Ratios []float64 `json:"best_ratios"`
 	// Notes say what makes the results less comparable.
@@ -26,15 +25,15 @@ type Comparison struct {
 	results []*Result
 }
 
-// ComparedLevel is the rates at a number of pullers, one for each result; 0 for one that
-// did not have it.
+// ComparedLevel holds the rates at one number of pullers, one for each result. A result
+// without that level has 0.
 type ComparedLevel struct {
 	Pullers int       `json:"pullers"`
 	Rates   []float64 `json:"rates"`
 	Ratios  []float64 `json:"ratios"`
 }
 
-// Compare puts results beside each other. There must be two at least.
+// Compare compares results. It needs at least two.
 func Compare(results []*Result) (*Comparison, error) {
 	if len(results) < 2 {
 		return nil, errors.New("a comparison needs two results")
@@ -73,7 +72,7 @@ func ratio(a, b float64) float64 {
 	return a / b
 }
 
-// unlike tells in what the results differ beside the registry.
+// unlike says how the results differ apart from the registry.
 func unlike(results []*Result) []string {
 	var notes []string
 	first := results[0]

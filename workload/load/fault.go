@@ -10,7 +10,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// kindOf is what an error counts as. answered tells that an answer had begun.
+// kindOf returns the kind as which an error is counted. answered reports whether an
+// answer had begun.
 func kindOf(err error, answered bool) string {
 	var f *Fault
 	var answer *oci.Error
@@ -33,7 +34,7 @@ func kindOf(err error, answered bool) string {
 	return otherFault
 }
 
-// example is what went wrong, without its kind.
+// example returns what went wrong, without its kind.
 func example(err error) string {
 	var f *Fault
 	if errors.As(err, &f) {

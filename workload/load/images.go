@@ -26,20 +26,21 @@ import (
 	"example.org/slipway/workload/replay/content"
 )
 
-// SetOptions say which images are made. The zero value is a hundred of them in ten
-// batches, each with five layers of 2048 bytes. Equal options make equal images, to the
-// byte, whoever makes them.
+// SetOptions say which images are made. The zero value makes a hundred images in ten
+// batches, each with five layers of 2048 bytes. Equal options make equal images, byte for
+// byte, on every machine.
 type SetOptions struct {
 	// Images is how many, 0 means 100.
 	Images int
-	// Batches is how many disjoint parts they are in, which their names tell, 0 means 10.
+	// Batches is the number of disjoint batches, which are part of the images' names. 0
+	// means 10.
 	Batches int
 	// Blobs is how many layers each has, 0 means 5.
 	Blobs int
 	Sizes Sizes
 	// Prefix is put before the names of repositories, such as "load/".
 	Prefix string
-	// Maker makes the content. Its seed also makes the names.
+	// Maker makes the content. Its seed also determines the names.
 	Maker content.Maker
 }
 
@@ -53,19 +54,19 @@ type Part struct {
 // Image is what a client that pulls an image fetches.
 type Image struct {
 	Repo, Tag string
-	// Manifests are the one that the tag names and, where that is an index, the one of
-	// a platform that it leads to.
+	// Manifests are the manifest that the tag names and, if that is an index, the
+	// manifest of the platform.
 	Manifests []Part
 	// Blobs are the configuration and the layers.
 	Blobs []Part
-	// layers are the keys of generated layers; nil for an image that was listed.
+	// layers are the keys of generated layers. It is nil for an image that was listed.
 	layers []uint64
 }
 
 // Name is REPOSITORY:TAG.
 func (m *Image) Name() string { return m.Repo + ":" + m.Tag }
 
-// Bytes is how many a pull transfers.
+// Bytes returns how many bytes a pull transfers.
 func (m *Image) Bytes() int64 {
 	var n int64
 	for _, p := range m.Manifests {
@@ -89,8 +90,8 @@ const maxImages = 1 << 20
 // platform is the one that generated images are for.
 func platform() ocispec.Platform { return ocispec.Platform{OS: "linux", Architecture: "amd64"} }
 
-// Generate describes the images of a set. Their layers are made to learn their digests,
-// and made again when they are pushed.
+// Generate describes the images of a set. It makes each layer to learn its digest. The
+// push makes the layer again.
 func Generate(ctx context.Context, o *SetOptions) (*Set, error) {
 	s := &Set{}
 	if o != nil {
@@ -142,20 +143,21 @@ func (s *Set) complete() error {
 // Batches is how many disjoint parts the set is in.
 func (s *Set) Batches() int { return s.o.Batches }
 
-// BatchPattern is a pattern that selects a batch, the first of which is 1, and no image
-// of another one. It fits names with a digest too, by which Ociregistry, where it is asked
-// to prune, knows the manifests that indexes lead to.
+// BatchPattern returns a pattern that selects one batch and no image of another. The
+// first batch is 1. The pattern also fits names with a digest: Ociregistry, when it
+// prunes, knows the manifests of an index by such names.
 func (s *Set) BatchPattern(batch int) string {
 	return fmt.Sprintf("-%0*d[:@]", s.batchDigits(), batch)
 }
 
-// batchDigits is the width of all numbers of batches: none is the begin of another.
+// batchDigits returns the width of all batch numbers. With one width, no number is the
+// beginning of another.
 func (s *Set) batchDigits() int { return max(4, len(strconv.Itoa(s.o.Batches))) }
 
-// batchOf is the batch of image i. Sizes of batches differ by one at most.
+// batchOf returns the batch of image i. Sizes of batches differ by one at most.
 func (s *Set) batchOf(i int) int { return i*s.o.Batches/s.o.Images + 1 }
 
-// rand is the chance of image i: it depends on nothing but the seed and i.
+// rand returns the random source of image i, which depends only on the seed and i.
 func (s *Set) rand(i int) *rand.Rand {
 	return rand.New(rand.NewPCG(s.o.Maker.Seed, uint64(i)))
 }
@@ -176,7 +178,7 @@ func (s *Set) name(rnd *rand.Rand, i int) (repo, tag string) {
 	return fmt.Sprintf("%s%0*d", b, s.batchDigits(), s.batchOf(i)), fmt.Sprintf("v%d.%d", rnd.IntN(1000), rnd.IntN(1000))
 }
 
-// describe makes an image, and keeps of it what a pull asks for.
+// describe makes an image and returns what a pull asks for.
 func (s *Set) describe(ctx context.Context, i int) (*Image, error) {
 	rnd := s.rand(i)
 	m := &Image{}
@@ -205,7 +207,7 @@ func (s *Set) describe(ctx context.Context, i int) (*Image, error) {
 
 func partOf(b []byte) Part { return Part{oci.SHA256(b), int64(len(b))} }
 
-// papers are the documents of an image.
+// papers are the JSON documents of an image.
 type papers struct{ index, manifest, config []byte }
 
 // documents makes the documents of an image from its layers.
@@ -245,7 +247,7 @@ func documents(m *Image) (p papers, err error) {
 	return p, err
 }
 
-// layer reads a layer of a size: an archive of tar with one file.
+// layer returns a reader of a layer of the given size: a tar archive with one file.
 func layer(mk content.Maker, key uint64, size int64) (io.Reader, error) {
 	var head bytes.Buffer
 	tw := tar.NewWriter(&head)
@@ -258,7 +260,7 @@ func layer(mk content.Maker, key uint64, size int64) (io.Reader, error) {
 	return io.MultiReader(&head, mk.Reader(key, 0, file), bytes.NewReader(make([]byte, 2*tarBlock))), nil
 }
 
-// layerDigest computes what a layer is called.
+// layerDigest computes the digest of a layer.
 func layerDigest(mk content.Maker, key uint64, size int64) (oci.Digest, error) {
 	r, err := layer(mk, key, size)
 	if err != nil {
@@ -271,8 +273,8 @@ func layerDigest(mk content.Maker, key uint64, size int64) (oci.Digest, error) {
 	return oci.Digest("sha256:" + hex.EncodeToString(h.Sum(nil))), nil
 }
 
-// fixPatterns makes "*" in a pattern that is no regular expression mean everything, as who
-// writes "*" or "*-0001" means it.
+// fixPatterns lets "*" stand for everything in a pattern that is no regular expression:
+// people who write "*" or "*-0001" mean that.
 func fixPatterns(patterns []string) ([]string, error) {
 	patterns = slices.Clone(patterns)
 	for i, p := range patterns {
@@ -288,9 +290,9 @@ func fixPatterns(patterns []string) ([]string, error) {
 	return patterns, nil
 }
 
-// Select distributes images over patterns: regular expressions that are looked for in
-// their names. Every pattern must select something. overlap is an image that several
-// patterns select, nil if there is none.
+// Select distributes images over patterns: regular expressions that are searched in the
+// images' names. Every pattern must select something. overlap is an image that several
+// patterns select, or nil if there is none.
 func Select(images []*Image, patterns []string) (sets [][]*Image, overlap *Image, err error) {
 	sets = make([][]*Image, len(patterns))
 	exprs := make([]*regexp.Regexp, len(patterns))

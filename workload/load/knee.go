@@ -11,26 +11,27 @@ type Level struct {
 	Rate    float64 `json:"rate"`
 }
 
-// Knee is where more pullers stop to bring more.
+// Knee is the number of pullers from which on more pullers bring hardly more.
 type Knee struct {
-	// Pullers is the place of the bend, between measured numbers too.
+	// Pullers is where the curve bends. It may lie between measured numbers.
 	Pullers float64 `json:"pullers"`
-	// Rate is the rate there, of the line that was fitted.
+	// Rate is the rate of the fitted line there.
 	Rate float64 `json:"rate"`
 	// Peak is the measured level with the highest rate.
 	Peak Level `json:"peak"`
-	// Before and Behind are how much a puller more brings, before the knee and behind it.
+	// Before and Behind are the rise of the rate for one more puller, before and behind
+	// the knee.
 	Before float64 `json:"before"`
 	Behind float64 `json:"behind"`
 }
 
-// flat is how much of the rise before a knee there may be left behind it. A curve that
-// rises on by more has no knee, only less and less to gain.
+// flat is the largest share of the rise before a knee that may be left behind it. A curve
+// that rises faster has no knee.
 const flat = 0.3
 
-// FindKnee finds the knee of rates: a line through the origin that bends once is fitted to
-// them, whose bend lies where the squares of what it misses are least. There is none, and
-// ok is false, where fewer than four levels were measured or the rate still rises.
+// FindKnee finds the knee of rates. It fits a line through the origin that bends once, by
+// least squares. ok is false if fewer than four levels were measured or the rate still
+// rises.
 func FindKnee(levels []Level) (k Knee, ok bool) {
 	levels = mean(levels)
 	if len(levels) < 4 {
@@ -59,7 +60,7 @@ func FindKnee(levels []Level) (k Knee, ok bool) {
 	return k, k.Before > 0 && k.Behind <= flat*k.Before
 }
 
-// mean makes one level of several with as many pullers, and sorts them.
+// mean averages levels that have the same number of pullers, and sorts the result.
 func mean(levels []Level) []Level {
 	sum, n := map[int]float64{}, map[int]int{}
 	for _, l := range levels {
@@ -98,8 +99,8 @@ func fit(levels []Level, bend float64) (before, behind, missed float64) {
 	return before, behind, missed
 }
 
-// saturated tells whether to look no further: the last levels, three of them, brought
-// nothing that those before had not, but for a twentieth.
+// saturated reports whether the measurement can stop: none of the last three levels was
+// more than a twentieth better than the levels before.
 func saturated(levels []Level) bool {
 	const last = 3
 	if len(levels) < last+2 {
@@ -117,7 +118,7 @@ func saturated(levels []Level) bool {
 	return best > 0
 }
 
-// nextLevel is the number of pullers after one: by a third to a half more each time.
+// nextLevel returns the number of pullers after n, larger by a third to a half.
 func nextLevel(n int) int {
 	if n < 4 {
 		return n + 1

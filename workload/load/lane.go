@@ -20,8 +20,8 @@ import (
 
 // Fault is why an operation failed.
 type Fault struct {
-	// Kind is what failures are counted by: "wrong content", "status 404", "timeout",
-	// "broken connection", "no connection".
+	// Kind is the name under which failures are counted: "wrong content", "status 404",
+	// "timeout", "broken connection", "no connection".
 	Kind string
 	Err  error
 }
@@ -32,7 +32,7 @@ func (f *Fault) Error() string { return f.Kind + ": " + f.Err.Error() }
 // Unwrap returns the cause.
 func (f *Fault) Unwrap() error { return f.Err }
 
-// Kinds of faults but for statuses.
+// Kinds of faults that are not statuses.
 const (
 	wrongContent  = "wrong content"
 	timedOut      = "timeout"
@@ -47,7 +47,7 @@ const (
 		oci.MediaTypeDockerIndex + ", " + oci.MediaTypeDockerManifest + "\r\n"
 )
 
-// lane is one sequence of reads, with what checks the answers. It is not safe for
+// lane makes one request after another and checks the answers. It is not safe for
 // concurrent use.
 type lane struct {
 	e    *endpoint
@@ -57,7 +57,7 @@ type lane struct {
 	target, header []byte
 	sha256, sha512 hash.Hash
 
-	// Of the answer that is being read.
+	// The next fields are about the answer that is being read.
 	sum  hash.Hash // nil for one that is kept in kept
 	room int64     // bytes it may have
 	left int64     // and of these may still come
@@ -72,7 +72,7 @@ func newLane(ctx context.Context, e *endpoint, timeout time.Duration, rec *recor
 	return l
 }
 
-// errLong ends an answer with more bytes than it should have.
+// errLong ends an answer that has more bytes than it should have.
 var errLong = errors.New("it has more bytes than it should have")
 
 // take checks a piece of an answer.
@@ -113,7 +113,7 @@ func (l *lane) content(ctx context.Context, kind, repo, ref, header string, want
 	return l.fault(a, err, "GET "+kind+ref+" of "+repo)
 }
 
-// judge compares what came with what should have.
+// judge compares the answer with what was wanted.
 func (l *lane) judge(a wire.Answer, err error, want Part) error {
 	switch {
 	case a.Status != http.StatusOK:
@@ -146,7 +146,8 @@ func (l *lane) head(ctx context.Context, repo, ref string, want Part) error {
 	return l.fault(a, err, "HEAD manifests/"+ref+" of "+repo)
 }
 
-// list asks for the tags of a repository, page by page up to the one that must be there.
+// list asks for the tags of a repository, page by page, up to the page with the tag that
+// must be there.
 func (l *lane) list(ctx context.Context, repo, tag string) error {
 	l.sum, l.room = nil, maxListBytes
 	full, want := l.e.Prefix+repo, []byte(`"`+tag+`"`)
@@ -161,7 +162,7 @@ func (l *lane) list(ctx context.Context, repo, tag string) error {
 	return l.fault(a, err, "GET tags/list of "+repo)
 }
 
-// nextPage is where a header Link says the next page of a list is, "" for nowhere.
+// nextPage returns the next page of a list by its Link header, or "" if there is none.
 func nextPage(link string) string {
 	_, rest, _ := strings.Cut(link, "<")
 	to, parameters, _ := strings.Cut(rest, ">")
@@ -192,7 +193,7 @@ func (l *lane) turn(next string) error {
 	return nil
 }
 
-// do makes a request about a repository, as ask has it.
+// do makes a request about a repository as ask does.
 func (l *lane) do(ctx context.Context, method, kind, repo, ref, header string) (wire.Answer, error) {
 	t := append(l.target[:0], l.e.url.Path...)
 	t = append(append(t, "/v2/"...), l.e.Prefix...)
@@ -208,8 +209,8 @@ func (l *lane) do(ctx context.Context, method, kind, repo, ref, header string) (
 	return l.ask(ctx, method, l.e.Prefix+repo, tag, header)
 }
 
-// ask sends the request in l.target and notes how long it took, with credentials for the
-// repository and redirects where the registry wants that.
+// ask sends the request in l.target and notes how long it took. It shows credentials and
+// follows redirects if the registry wants that.
 func (l *lane) ask(ctx context.Context, method, repo, tag, header string) (wire.Answer, error) {
 	begin := time.Now()
 	shown := l.e.authorization(repo)
@@ -230,7 +231,7 @@ func (l *lane) ask(ctx context.Context, method, repo, tag, header string) (wire.
 	return a, err
 }
 
-// show sends the request in l.target with credentials, "" for none.
+// show sends the request in l.target with the given credentials; "" sends none.
 func (l *lane) show(method, authorization, header string) (wire.Answer, error) {
 	h := append(l.header[:0], header...)
 	if authorization != "" {
@@ -240,10 +241,10 @@ func (l *lane) show(method, authorization, header string) (wire.Answer, error) {
 	return l.send(&wire.Request{Host: l.e.host, Method: method, Target: l.target, Header: h})
 }
 
-// redirects tells whether an answer leads elsewhere.
+// redirects reports whether an answer is a redirect.
 func redirects(a wire.Answer) bool { return a.Location != "" && a.Status >= 300 && a.Status < 400 }
 
-// place is the URL of the request in l.target.
+// place returns the URL of the request in l.target.
 func (l *lane) place() (*url.URL, error) {
 	u, err := url.ParseRequestURI(string(l.target))
 	if err != nil {
@@ -253,8 +254,8 @@ func (l *lane) place() (*url.URL, error) {
 	return u, nil
 }
 
-// follow goes where an answer to the request in l.target sends it, and from there on.
-// Credentials stay behind.
+// follow follows the redirects of an answer to the request in l.target. It sends no
+// credentials.
 func (l *lane) follow(method, header string, a wire.Answer) (wire.Answer, error) {
 	at, err := l.place()
 	for hop := 0; err == nil && redirects(a) && hop < maxRedirects; hop++ {
@@ -292,7 +293,7 @@ func (l *lane) send(r *wire.Request) (wire.Answer, error) {
 	return a, err
 }
 
-// fault makes of what went wrong what is counted; nil if nothing did.
+// fault returns what went wrong as a Fault, or nil if nothing did.
 func (l *lane) fault(a wire.Answer, err error, what string) error {
 	var f *Fault
 	switch {

@@ -13,12 +13,12 @@ import (
 	"example.org/slipway/oci"
 )
 
-// listPage is how many names of a list are asked for at once.
+// listPage is the number of names in one page of a list.
 const listPage = 1000
 
-// listImages finds the images of a registry whose names one of the patterns is in, and
-// learns from the manifests what a client fetches of each. The first tag of each
-// repository counts, as in Ociregistry's driver, or with all every tag.
+// listImages finds the images of a registry whose names match one of the patterns, and
+// reads their manifests to learn what a client fetches of each. Only the first tag of
+// each repository counts, as in Ociregistry's driver, unless all tags are asked for.
 func listImages(ctx context.Context, e *endpoint, patterns []string, all bool, progress func(done, total int64)) ([]*Image, error) {
 	exprs := make([]*regexp.Regexp, len(patterns))
 	for i, p := range patterns {
@@ -70,7 +70,7 @@ func listImages(ctx context.Context, e *endpoint, patterns []string, all bool, p
 	return out, nil
 }
 
-// listRepo finds the images of a repository. One without tags has none.
+// listRepo finds the images of a repository. A repository without tags has none.
 func listRepo(ctx context.Context, e *endpoint, repo string, exprs []*regexp.Regexp, all bool) (out []*Image, err error) {
 	for last, more := "", true; more; {
 		tags, m, err := e.patient.Tags(ctx, repo, last, listPage)
@@ -124,8 +124,8 @@ func survey(ctx context.Context, r oci.Reader, repo, tag string) (*Image, error)
 	return nil, errors.New("it is an index of indexes of indexes")
 }
 
-// contents reads a manifest: the manifest that an index leads a client of linux/amd64 to,
-// or else the blobs of an image. It is met as others wrote it.
+// contents reads a manifest. It returns the manifest that an index has for linux/amd64,
+// or else the blobs of an image. Others wrote the manifest, so it may break rules.
 func contents(b []byte) (next oci.Digest, blobs []Part, err error) {
 	var doc struct {
 		Manifests []oci.Descriptor `json:"manifests"`

@@ -1,14 +1,15 @@
-// Package load finds out how many images a second a registry serves.
+// Package load measures how many images a second a registry serves.
 //
-// Images are made, each an index, a manifest, a configuration and some layers, in batches
-// that patterns of their names tell apart; or they are found in a registry. Pullers then
-// fetch whole images, each from a batch of its own, one puller more after each step and
-// then one less, or more until more bring nothing. With pruning, each pass of a puller
-// goes through a mirror to its upstream; without, it is of what the registry has. Every
-// manifest and layer that comes is checked against its digest.
+// The images are either made, each with an index, a manifest, a configuration and some
+// layers, in batches that patterns of their names select; or they are found in a
+// registry. Pullers then fetch whole images, each from its own batch. Each step has one
+// puller more, and later one less, or the number rises until more pullers bring no more.
+// With pruning, each pass of a puller goes through a mirror to its upstream. Without
+// pruning, the registry serves what it has. Every manifest and layer is checked against
+// its digest.
 //
-// The rate is what the driver itself counts, and it measures itself: where its own CPU
-// time was the limit, the result says so. Results are files that can be compared.
+// The driver counts the images itself. It also measures its own CPU time: if that was the
+// limit, the result says so. Results are files that can be compared.
 package load
 
 import (
@@ -32,11 +33,11 @@ type Source string
 
 // The sources.
 const (
-	// Pushed images are made and, where they are not there yet, pushed.
+	// PushedSet makes images and pushes those that are not there yet.
 	PushedSet Source = "push"
-	// InPlace images are made as before, and known to be there.
+	// InPlace makes the same images but expects them to be there.
 	InPlace Source = "in-place"
-	// Listed images are those that the upstream has.
+	// Listed takes the images that the upstream has.
 	Listed Source = "list"
 )
 
@@ -45,11 +46,11 @@ type Ramp string
 
 // The ramps.
 const (
-	// UpDown goes from 1 to the most, and back to 1.
+	// UpDown goes from 1 puller to the most, and back to 1.
 	UpDown Ramp = "up-down"
 	// Saturate goes up, in growing steps, until three of them bring no more.
 	Saturate Ramp = "saturate"
-	// Constant is the most at once, for one step.
+	// Constant runs the most pullers at once, for one step.
 	Constant Ramp = "constant"
 )
 
@@ -57,44 +58,46 @@ const (
 type Options struct {
 	// Target is what is measured.
 	Target Target
-	// Upstream is where images are pushed and listed, nil for the target.
+	// Upstream is where images are pushed and listed. nil means the target.
 	Upstream *Target
 	Set      SetOptions
 	// Source of the images, "" means PushedSet.
 	Source Source
 	// AllTags takes every tag of listed repositories, not just the first.
 	AllTags bool
-	// Patterns are regular expressions; a puller fetches the images whose name its
-	// pattern is in. None means one for each batch, or all images where they are listed.
+	// Patterns are regular expressions. A puller fetches the images whose names its
+	// pattern matches. Without patterns there is one for each batch, or one for all
+	// images if they are listed.
 	Patterns []string
-	// Pullers at most, 0 means one for each pattern, or 64 to saturate.
+	// Pullers is the largest number of pullers. 0 means one for each pattern, or 64 to
+	// saturate.
 	Pullers int
 	// Ramp, "" means UpDown.
 	Ramp Ramp
-	// Step is how long a number of pullers lasts, 0 means 10 s; Tally how often is
-	// counted, 0 means 1 s.
+	// Step is how long a number of pullers lasts; 0 means 10 s. Tally is the interval of
+	// the counts; 0 means 1 s.
 	Step, Tally time.Duration
-	// Prune is how the target is made to go to its upstream again.
+	// Prune is how the target is made to ask its upstream again.
 	Prune Prune
 	// PruneMirror prunes the images of the repositories that a pattern selects, as
 	// path.Match has it. PruneSlipway needs it.
 	PruneMirror func(ctx context.Context, repositories string) error
 	Mix         Mix
-	// LayersAtOnce are how many layers a puller fetches at once, 0 means 1.
+	// LayersAtOnce is how many layers a puller fetches at once; 0 means 1.
 	LayersAtOnce int
 	// Timeout bounds a request, 0 means a minute.
 	Timeout time.Duration
-	// Shuffle has each pass of a puller in another order.
+	// Shuffle changes the order of the images in each pass of a puller.
 	Shuffle bool
-	// Cold measures from the first pull on. Otherwise everything is pulled once before,
+	// Cold measures from the first pull on. Otherwise every image is pulled once before,
 	// unless it is pruned.
 	Cold bool
 	// PushAtOnce is how many images are pushed at once, 0 means 8.
 	PushAtOnce int
-	// PID is a process on this machine, the registry's, whose CPU time and memory are
-	// measured; 0 for none.
+	// PID is the registry's process, if it runs on this machine. Its CPU time and memory
+	// are measured. 0 means none.
 	PID int
-	// Version and Describe are for the result: that of the program, and how it was
+	// Version and Describe go into the result: the program's version and how it was
 	// called.
 	Version  string
 	Describe map[string]string
@@ -104,17 +107,18 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Status is how far a run is.
+// Status is the progress of a run.
 type Status struct {
 	// Phase is "connecting", "making", "pushing", "listing", "pruning", "warming" or "running".
 	Phase string
-	// Done of Total, in phases before the last one.
+	// Done of Total is the progress of the phases before the last one.
 	Done, Total int64
-	// Idle is how long nothing was done, in phases before the last one.
+	// Idle is how long nothing has been done, in phases before the last one.
 	Idle time.Duration
-	// Elapsed of Length, 0 if that is not known, in the last one.
+	// Elapsed of Length is the progress of the last phase. Length is 0 if it is not
+	// known.
 	Elapsed, Length time.Duration
-	// Tally is the last one, Image how long images took since the begin of the step.
+	// Tally is the latest one. Image is how long images have taken since the step began.
 	Tally          Tally
 	Image          result.Times
 	Images, Failed int64
@@ -135,7 +139,7 @@ type run struct {
 	mu       sync.Mutex // held while Progress is called
 }
 
-// begin opens the registries of a run, which end closes.
+// begin opens the registries of a run. end closes them.
 func begin(o *Options) (r *run, end func(), err error) {
 	r = &run{o: *o}
 	if err := r.complete(); err != nil {
@@ -155,9 +159,9 @@ func begin(o *Options) (r *run, end func(), err error) {
 	return r, func() { r.upstream.close(); r.target.close() }, nil
 }
 
-// Run puts the images in place and measures. When ctx ends early, or an error ends the
-// run, what was measured until then is returned beside the error; the result is nil if
-// there is nothing yet.
+// Run puts the images in place and measures. If ctx ends early, or an error ends the run,
+// Run returns what was measured until then beside the error. The result is nil if nothing
+// was measured.
 func Run(ctx context.Context, o *Options) (*Result, error) {
 	r, end, err := begin(o)
 	if err != nil {
@@ -221,7 +225,7 @@ func (r *run) complete() error {
 	return nil
 }
 
-// sameURL tells whether two URLs are written for the same place.
+// sameURL reports whether two URLs name the same place.
 func sameURL(a, b string) bool {
 	x, errX := url.Parse(a)
 	y, errY := url.Parse(b)
@@ -239,7 +243,8 @@ func def[T comparable](v *T, d T) {
 	}
 }
 
-// prepare puts the images in place, and the target into the state that is measured.
+// prepare puts the images in place and brings the target into the state that is to be
+// measured.
 func (r *run) prepare(ctx context.Context, res *Result) error {
 	var err error
 	if r.o.Source == Listed {
@@ -279,8 +284,8 @@ func (r *run) reach(ctx context.Context) error {
 	})
 }
 
-// choose finds or makes the images, and gives each puller its own. It changes nothing in a
-// registry.
+// choose finds or makes the images, and gives each puller its own. It changes nothing in
+// a registry.
 func (r *run) choose(ctx context.Context) (err error) {
 	if r.o.Source == Listed {
 		err = r.phase("listing", func(tell func(done, total int64)) (err error) {
@@ -302,8 +307,8 @@ func (r *run) choose(ctx context.Context) (err error) {
 	return r.distribute()
 }
 
-// choosePushes says what images pushers make: like those of the set, but none that another
-// run has pushed.
+// choosePushes says which images pushers make: like those of the set, but none that
+// another run has pushed.
 func (r *run) choosePushes() error {
 	s := Set{o: r.o.Set}
 	if err := s.complete(); err != nil {
@@ -367,7 +372,7 @@ func (r *run) distribute() error {
 	return nil
 }
 
-// warm pulls every image once, so that what is measured are not first pulls.
+// warm pulls every image once, so that no first pulls are measured.
 func (r *run) warm(ctx context.Context, tell func(done, total int64)) error {
 	const atOnce = 8
 	jobs := make(chan *Image)
@@ -416,8 +421,8 @@ func (r *run) warm(ctx context.Context, tell func(done, total int64)) error {
 	return g.Wait()
 }
 
-// pruneAll has the first pass of each puller go to the upstream too, whatever the target
-// had of earlier runs.
+// pruneAll prunes what earlier runs have left in the target, so that the first pass of
+// each puller goes to the upstream, too.
 func (r *run) pruneAll(ctx context.Context, tell func(done, total int64)) error {
 	for i, set := range r.sets {
 		if err := r.prune(ctx, r.patterns[i], set); err != nil {
@@ -428,8 +433,8 @@ func (r *run) pruneAll(ctx context.Context, tell func(done, total int64)) error 
 	return nil
 }
 
-// phase does what comes before the run, and tells how far it is; each second also if it is
-// no further than before, since a registry may not answer.
+// phase runs a phase before the measurement and shows its progress, at least once a
+// second, because a registry may not answer.
 func (r *run) phase(name string, do func(tell func(done, total int64)) error) error {
 	r.o.Logger.Info("phase begins", "phase", name)
 	var mu sync.Mutex
@@ -508,7 +513,7 @@ func (r *run) schedule() func(done []Step) (int, bool) {
 	}
 }
 
-// length is how long the run takes, 0 if that is not known.
+// length returns how long the run takes, or 0 if that is not known.
 func (r *run) length() time.Duration {
 	switch r.o.Ramp {
 	case Constant:
@@ -519,7 +524,7 @@ func (r *run) length() time.Duration {
 	return time.Duration(2*r.o.Pullers-1) * r.o.Step
 }
 
-// levels are the rates of the steps up.
+// levels returns the rates of the steps up.
 func levels(steps []Step, m Mix) []Level {
 	var out []Level
 	for _, s := range steps {

@@ -11,7 +11,8 @@ import (
 	"example.org/slipway/workload/replay/send"
 )
 
-// protocolVersion changes whenever frames or tasks do: both ends must have the same.
+// protocolVersion changes whenever frames or tasks change. Both ends must have the same
+// version.
 const protocolVersion = 2
 
 // hello is what a worker says first.
@@ -28,7 +29,7 @@ type proof struct {
 	MAC     []byte `json:"mac"`
 }
 
-// welcome is the worker's own proof.
+// welcome is the proof of the worker.
 type welcome struct {
 	MAC []byte `json:"mac"`
 }
@@ -45,7 +46,7 @@ type config struct {
 	Clients  bool          `json:"clients"`
 }
 
-// phase is the begin of a warm-up round or of the test.
+// phase begins a warm-up round or the test.
 type phase struct {
 	// Start is time zero of the tasks in the worker's own clock, in ns since 1970.
 	Start int64 `json:"start"`
@@ -62,8 +63,8 @@ func nonce() []byte {
 	return b
 }
 
-// mac proves the knowledge of a secret to whom chose one of the nonces. Each side has
-// a label of its own: one's proof cannot be sent back as the other's.
+// mac proves the knowledge of a secret to the side that chose the first nonce. Each side
+// has its own label, so that a proof cannot be sent back as the other side's.
 func mac(secret, label string, theirs, ours []byte) []byte {
 	h := hmac.New(sha256.New, []byte(secret))
 	for _, part := range [][]byte{[]byte("slipway replay 1 " + label), theirs, ours} {

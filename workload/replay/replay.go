@@ -1,15 +1,14 @@
-// Package replay sends the requests of a trace to registries as they were sent once,
-// and measures what becomes of them.
+// Package replay sends the requests of a trace to registries as they were once sent, and
+// measures what happens.
 //
-// A coordinator reads the trace, makes a plan of it (package plan) and deals its
-// tasks to workers, which send them (package send) and return samples; one worker is
-// in the coordinator's own process unless others are named. Results are written by
-// the coordinator alone (package result), so that what several workers did is
-// counted exactly as if one had done it.
+// A coordinator reads the trace, makes a plan of it (package plan) and deals its tasks to
+// workers. These send them (package send) and return samples. Unless workers are named,
+// one runs in the coordinator's process. Only the coordinator writes results (package
+// result), so that the work of several workers is counted exactly as if one had done it.
 //
-// It promises an open loop: each request is sent at its recorded time, whatever
-// became of those before it, and its latency counts from that time. Where that cannot
-// be kept the result says so.
+// The replay is an open loop: it sends each request at its recorded time, whatever
+// happened to the requests before, and counts the latency from that time. If that cannot
+// be kept, the result says so.
 package replay
 
 import (
@@ -42,11 +41,11 @@ type Phase string
 
 // The phases.
 const (
-	// All is the warm-up and then the test.
+	// All runs the warm-up and then the test.
 	All Phase = "all"
 	// WarmUpOnly puts everything in place and sends nothing else.
 	WarmUpOnly Phase = "warmup"
-	// TestOnly takes it that everything is in place.
+	// TestOnly expects everything to be in place.
 	TestOnly Phase = "run"
 )
 
@@ -60,12 +59,12 @@ type Options struct {
 	Dir string
 	// Phase defaults to All.
 	Phase Phase
-	// Resume goes on with a run that was ended by force. Everything else must be as it
-	// was then.
+	// Resume continues a run that was ended by force. Everything else must be as it was
+	// then.
 	Resume bool
 
 	// Workers are the addresses of workers; none means one in this process. Secret is
-	// theirs, TLS not nil means that they are spoken to over TLS.
+	// what they share. If TLS is not nil, the connections use TLS.
 	Workers []string
 	Secret  string
 	TLS     *tls.Config
@@ -74,12 +73,11 @@ type Options struct {
 	// Heartbeat is how long a worker may be silent, 0 means 5 s.
 	Heartbeat time.Duration
 
-	// ClosedLoop is how many tasks run one after another on each worker, without
-	// regard to their times; 0 means an open loop.
+	// ClosedLoop is how many tasks run one after another on each worker, regardless of
+	// their times. 0 means an open loop.
 	ClosedLoop int
-	// Concurrency is how many tasks are under way on each worker at most, 0 means
-	// 4096. In an open loop others then wait, and are dropped after Patience, 0 means
-	// 30 s.
+	// Concurrency is how many tasks run on each worker at once; 0 means 4096. In an open
+	// loop further tasks wait, and are dropped after Patience; 0 means 30 s.
 	Concurrency int
 	Patience    time.Duration
 	// WarmConcurrency is how many blobs or manifests each worker puts in place at
@@ -87,26 +85,27 @@ type Options struct {
 	WarmConcurrency int
 	// Timeout bounds each request, 0 means 5 minutes.
 	Timeout time.Duration
-	// Clients tells targets whose request each is, as X-Forwarded-For with an address made
-	// of the trace's client. Only those believe it that trust this machine as a proxy.
+	// Clients tells targets which client sent each request: an address made from the
+	// trace's client, in X-Forwarded-For. Only targets that trust this machine as a proxy
+	// believe it.
 	Clients bool
-	// MaxLag is what the generator's 99th percentile of lag may be for the run to be
-	// valid, 0 means 10 ms.
+	// MaxLag is the largest lag of the generator, at the 99th percentile, with which the
+	// run is valid; 0 means 10 ms.
 	MaxLag time.Duration
-	// Checkpoint is how often results are made safe, 0 means 10 s.
+	// Checkpoint is how often results are made durable; 0 means 10 s.
 	Checkpoint time.Duration
 
 	// Version is that of the program, for the summary.
 	Version string
-	// Describe is what the summary says of the options, by their names.
+	// Describe is what the summary says of the options, by name.
 	Describe map[string]string
-	// Status is called each second, and Progress while the trace is read; nil for
-	// nobody.
+	// Status is called each second, and Progress while the trace is read. Both may be
+	// nil.
 	Status   func(Status)
 	Progress plan.Progress
-	// Metrics are kept up to date for Prometheus; nil for nobody.
+	// Metrics are kept up to date for Prometheus. They may be nil.
 	Metrics *Metrics
-	// Log gets what an operator wants to know; nil discards.
+	// Log gets what an operator wants to know. nil discards it.
 	Log *slog.Logger
 }
 
@@ -155,9 +154,8 @@ func (o Options) defaults() (Options, error) {
 // tableName is the file of digests in a result.
 const tableName = "digests.table"
 
-// Run replays a trace. It returns the summary also with an error, if the test had
-// begun: then that is of what was done. With WarmUpOnly the summary has no figures but
-// those of the warm-up.
+// Run replays a trace. If the test has begun, it returns the summary of what was done
+// even with an error. With WarmUpOnly the summary holds only the figures of the warm-up.
 func Run(ctx context.Context, src plan.Source, o Options) (*result.Summary, error) {
 	o, err := o.defaults()
 	if err != nil {
@@ -215,8 +213,8 @@ func leftOut(skipped plan.Skip) string {
 	return "; left out: " + strings.Join(reasons, ", ")
 }
 
-// connect meets the workers. end says goodbye to them, and waits for the one of this
-// process: it cancels the uploads that the trace did not end.
+// connect meets the workers. end says goodbye to them and waits for the worker of this
+// process, which cancels the uploads that the trace did not end.
 func connect(ctx context.Context, o *Options) (_ *coordinator, names []string, end func(), _ error) {
 	base := config{Targets: o.Targets, Maker: o.Plan.Maker, Timeout: o.Timeout, Most: o.Concurrency, Patience: o.Patience, Agent: "slipway-replay/" + o.Version, Clients: o.Clients}
 	var conns []net.Conn
@@ -251,7 +249,7 @@ func connect(ctx context.Context, o *Options) (_ *coordinator, names []string, e
 	return c, names, func() { c.close(); stopped() }, nil
 }
 
-// isLoopback tells whether a host is this machine without doubt.
+// isLoopback reports whether a host is certainly this machine.
 func isLoopback(host string) bool {
 	return host == "localhost" || net.ParseIP(host).IsLoopback()
 }
@@ -291,8 +289,8 @@ type runner struct {
 	names []string
 }
 
-// warmUp puts everything in place. A few errors are the registry's business; what
-// fails altogether is not worth a test.
+// warmUp puts everything in place. A few errors are the registry's fault and tolerated.
+// If all requests fail, no test follows.
 func (r *runner) warmUp(ctx context.Context) error {
 	begin := time.Now()
 	agg := result.NewAggregate(nil)
@@ -371,7 +369,7 @@ func (r *runner) test(ctx context.Context) (*result.Summary, error) {
 	return s, errors.Join(err, rec.Close(s))
 }
 
-// summary is what is known before the test.
+// summary returns what is known before the test.
 func (r *runner) summary() *result.Summary {
 	s := &result.Summary{Level: r.o.Plan.Level.String(), Mode: "open loop", Options: r.o.Describe, Workers: r.names, Environment: result.Here(r.o.Version),
 		Planned: r.plan.Requests, Skipped: r.plan.Skipped, WarmUp: r.state.WarmUp, Began: r.state.Began, Resumed: r.state.Resumed,
@@ -388,10 +386,10 @@ func (r *runner) summary() *result.Summary {
 	return s
 }
 
-// maxDrift is how far the clock of a worker may move before it is worth a word.
+// maxDrift is how far the clock of a worker may move before a message says so.
 const maxDrift = 5 * time.Millisecond
 
-// note says what happened to the run.
+// note adds to the summary what happened to the run.
 func (r *runner) note(s *result.Summary, err error) {
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()

@@ -15,22 +15,22 @@ import (
 	"example.org/slipway/workload/replay/result"
 )
 
-// stateName is the file of what a resumed run has to know, beside the samples.
+// stateName is the file that holds what a resumed run must know, beside the samples.
 const stateName = "state.json"
 
 // state of a run. A resumed one must have the same plan, targets and trace.
 type state struct {
-	// Plan is that of the options, Targets are their names and URLs.
+	// Plan holds the options of the plan, Targets their names and URLs.
 	Plan    json.RawMessage `json:"plan"`
 	Targets []string        `json:"targets"`
-	// Trace is what the trace was found to have.
+	// Trace is what the trace was found to hold.
 	Trace   trace          `json:"trace"`
 	WarmUp  *result.WarmUp `json:"warmUp,omitempty"`
 	Began   time.Time      `json:"began"`
 	Resumed int            `json:"resumed"`
 }
 
-// trace tells one trace from another.
+// trace distinguishes traces.
 type trace struct {
 	Requests  int64     `json:"requests"`
 	First     time.Time `json:"first"`
@@ -39,7 +39,7 @@ type trace struct {
 	BlobBytes int64     `json:"blobBytes"`
 }
 
-// openState reads the state of the run that is resumed, or begins one.
+// openState reads the state of the run that is resumed, or makes a new one.
 func openState(o *Options) (*state, error) {
 	p := o.Plan
 	p.Hashers = 0 // makes no difference
@@ -90,7 +90,7 @@ func openState(o *Options) (*state, error) {
 	return was, nil
 }
 
-// begin notes the trace, which must be that of the run that is resumed.
+// begin notes the trace. A resumed run must have the same one.
 func (s *state) begin(o *Options, p *plan.Plan) error {
 	t := trace{Requests: p.Requests, First: p.First, Last: p.Last, Blobs: p.Blobs, BlobBytes: p.BlobBytes}
 	if s.Trace != (trace{}) && s.Trace != t {
@@ -100,7 +100,7 @@ func (s *state) begin(o *Options, p *plan.Plan) error {
 	return s.save(o.Dir)
 }
 
-// same compares JSON however it is written.
+// same reports whether a and b are the same JSON, however it is written.
 func same(a any, b []byte) bool {
 	x, err := json.Marshal(a)
 	if err != nil {
@@ -125,13 +125,13 @@ func (s *state) save(dir string) error {
 	return nil
 }
 
-// doneSet is a set of the tasks of a plan: a bit for each.
+// doneSet is a set of tasks of a plan, with a bit for each task.
 type doneSet struct {
 	bits  []uint64
 	limit int64
 }
 
-// newDoneSet returns an empty set for tasks below limit. Others are never in it.
+// newDoneSet returns an empty set for tasks below limit. It never holds others.
 func newDoneSet(limit int64) *doneSet { return &doneSet{limit: limit} }
 
 func (d *doneSet) add(id int64) {
@@ -148,7 +148,7 @@ func (d *doneSet) has(id int64) bool {
 	return id/64 < int64(len(d.bits)) && d.bits[id/64]&(1<<(id%64)) != 0
 }
 
-// first is the first task that is not in the set.
+// first returns the first task that is not in the set.
 func (d *doneSet) first() int64 {
 	for i, w := range d.bits {
 		if w != ^uint64(0) {

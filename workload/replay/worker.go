@@ -22,7 +22,7 @@ import (
 // WorkerOptions of a Worker. The zero value is a worker without a secret, for
 // loopback.
 type WorkerOptions struct {
-	// Secret is what a coordinator has to know.
+	// Secret is the secret that a coordinator must know.
 	Secret string
 	// Clock is the worker's time of day; nil means time.Now.
 	Clock func() time.Time
@@ -30,15 +30,15 @@ type WorkerOptions struct {
 	Log *slog.Logger
 }
 
-// Worker sends requests for a coordinator, for one at a time. It is an
-// [http.Handler]: a coordinator asks for [WorkerPath] and to upgrade the connection.
+// Worker sends requests for one coordinator at a time. It is an [http.Handler]: a
+// coordinator requests [WorkerPath] and upgrades the connection.
 type Worker struct {
 	o    WorkerOptions
 	busy atomic.Bool
 }
 
-// WorkerPath is where a worker is asked to work, and upgradeName what the connection
-// becomes.
+// WorkerPath is the path at which a coordinator asks a worker. upgradeName is the
+// protocol to which the connection is upgraded.
 const (
 	WorkerPath  = "/replay/v1"
 	upgradeName = "slipway-replay"
@@ -90,8 +90,8 @@ func (w *Worker) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w.o.Log.Info("the coordinator has finished", "addr", r.RemoteAddr)
 }
 
-// Serve works for the coordinator at the other end of a connection until it says
-// goodbye, which is no error, or is gone. The caller closes conn.
+// Serve works for the coordinator at the other end of a connection until it says goodbye,
+// which is not an error, or is gone. The caller closes conn.
 func (w *Worker) Serve(ctx context.Context, conn net.Conn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -126,7 +126,7 @@ type job struct {
 	phases sync.WaitGroup
 }
 
-// silence is how long a worker waits for a coordinator's frame: they ping each
+// silence is how long a worker waits for a frame of its coordinator, which pings each
 // second.
 const silence = 30 * time.Second
 
@@ -180,8 +180,8 @@ func (j *job) configure(b []byte) (err error) {
 	return err
 }
 
-// feedSize is how many tasks wait in a worker. A coordinator sends no more than
-// maxQueued before they are begun, so that receiving never has to wait.
+// feedSize is how many tasks wait in a worker. A coordinator sends at most maxQueued
+// tasks that have not begun, so receiving never blocks.
 const feedSize = 2 * maxQueued
 
 func (j *job) begin(ctx context.Context, b []byte) error {
@@ -190,7 +190,7 @@ func (j *job) begin(ctx context.Context, b []byte) error {
 		return errors.New("the coordinator began a phase out of turn")
 	}
 	j.phases.Wait()
-	// From here on it is the monotonic clock that counts: the time of day may jump.
+	// From here on the monotonic clock counts, because the time of day may jump.
 	start := time.Now().Add(time.Unix(0, p.Start).Sub(j.clock().Round(0)))
 	j.sender.SetStart(start)
 	out := newOutbox(j.link, j.config.Worker)
@@ -243,7 +243,7 @@ func (j *job) tasks(ctx context.Context, b []byte) error {
 	return nil
 }
 
-// wait ends what is under way, after ctx was cancelled.
+// wait ends the work under way, after ctx was cancelled.
 func (j *job) wait() {
 	if j.feed != nil {
 		close(j.feed)

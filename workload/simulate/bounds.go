@@ -8,10 +8,10 @@ import (
 	"example.org/slipway/internal/policy"
 )
 
-// never is the time of the next request for what is not asked for again.
+// never is the time of the next request for a layer that is not requested again.
 const never = math.MaxInt64
 
-// nextRequests tells for each request when its layer is asked for next.
+// nextRequests returns, for each request, when its layer is requested next.
 func nextRequests(r *Requests) []int64 {
 	next := make([]int64, r.Len())
 	last := make([]int64, len(r.Size))
@@ -25,19 +25,19 @@ func nextRequests(r *Requests) []int64 {
 	return next
 }
 
-// bound is a policy that is told the future: when what is asked for now is asked for
+// bound is a policy that knows the future: when the layer of this request is requested
 // next.
 type bound interface {
 	policy.Policy
-	// at tells the time and that of the next request for what is asked for now, in
+	// at sets the time of this request and of the next request for its layer, counted in
 	// requests.
 	at(now, next int64)
-	// keeps tells whether what is never asked for again is kept.
+	// keeps reports whether the policy keeps a layer that is never requested again.
 	keeps() bool
 }
 
-// belady gives up what is asked for again last. For contents of equal size no policy has
-// more hits that takes in all it is asked for.
+// belady evicts the content that is requested again last. For contents of equal size, no
+// policy that admits all has more hits.
 type belady struct {
 	next    int64
 	entries laterFirst
@@ -60,8 +60,8 @@ func (p *belady) Evict(*policy.Entry) *policy.Entry {
 	return heap.Pop(&p.entries).(*policy.Entry)
 }
 
-// laterFirst is a heap of entries by the time of the next request, the latest first. An
-// entry's place is its Slot.
+// laterFirst is a heap of entries by the time of the next request, the latest first. Slot
+// is an entry's place.
 type laterFirst []*policy.Entry
 
 func (h laterFirst) Len() int           { return len(h) }
@@ -86,17 +86,17 @@ func (h *laterFirst) Pop() any {
 	return e
 }
 
-// beladySize gives up, of 128 entries drawn at random, that with the largest product of
-// size and time to its next request, and does not keep what is never asked for again.
-// It is no proven bound, but close to one where sizes differ: the exact one is hard to
-// compute.
+// beladySize draws 128 entries at random and evicts the one with the largest product of
+// size and time to its next request. It does not admit a content that is never requested
+// again. It is no proven bound, but close to one if sizes differ. The exact bound is hard
+// to compute.
 type beladySize struct {
 	now, next int64
 	entries   []*policy.Entry
 	rnd       *rand.Rand
 }
 
-// beladySample is how many entries compete: 128, as in libCacheSim.
+// beladySample is how many entries are drawn: 128, as in libCacheSim.
 const beladySample = 128
 
 func newBeladySize(seed uint64) *beladySize {

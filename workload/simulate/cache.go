@@ -13,25 +13,25 @@ import (
 	"example.org/slipway/internal/policy"
 )
 
-// The bounds, by the names that CacheConfig knows them by.
+// The names of the bounds in CacheConfig.
 const (
 	Belady     = "belady"
 	BeladySize = "belady-size"
 )
 
-// Policies are the names of all policies that can be simulated.
+// Policies returns the names of all policies that can be simulated.
 func Policies() []string { return append(policy.Names(), Belady, BeladySize) }
 
-// By says which shard a request goes to.
+// By says to which shard a request goes.
 type By uint8
 
 // The ways to choose a shard.
 const (
-	// ByHost is the server that answered, as recorded.
+	// ByHost chooses the server that answered in the trace.
 	ByHost By = iota
-	// ByRandom is any: a load balancer that knows nothing.
+	// ByRandom chooses any: a load balancer that knows nothing.
 	ByRandom
-	// ByDigest is one for each layer: consistent hashing.
+	// ByDigest chooses one shard for each layer: consistent hashing.
 	ByDigest
 )
 
@@ -54,16 +54,16 @@ func (b By) String() string { return [...]string{"host", "random", "digest"}[b] 
 // MarshalText writes the name.
 func (b By) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 
-// CacheConfig is a cache to simulate. Sizes are those of all shards together.
+// CacheConfig is a cache to simulate. Sizes are totals over all shards.
 type CacheConfig struct {
-	// Policy of the memory, and of the SSD; default lru for that. A bound is a single
-	// level of the size of both, and one shard.
+	// Policy is the policy of the memory and, by default, of the SSD; default lru. A
+	// bound has a single level of the size of both, and one shard.
 	Policy    string `json:"policy"`
 	SSDPolicy string `json:"ssd_policy"`
 	// RAM and SSD are their sizes in bytes; an SSD of 0 is none.
 	RAM int64 `json:"ram"`
 	SSD int64 `json:"ssd"`
-	// Split is the size from which on a layer never goes into memory; 0 is none.
+	// Split is the size from which on a layer never goes into memory; 0 means none.
 	Split int64 `json:"split"`
 	// Admission to the SSD.
 	Admission policy.Admission `json:"admission"`
@@ -71,16 +71,16 @@ type CacheConfig struct {
 	// [policy.TwoLevelOptions].
 	WriteRate  int64 `json:"write_rate"`
 	WriteBurst int64 `json:"write_burst"`
-	// Shards is the number of caches that share nothing, default 1; By says which of
-	// them a request goes to.
+	// Shards is the number of caches that share nothing; default 1. By says to which of
+	// them a request goes.
 	Shards int `json:"shards"`
 	By     By  `json:"by"`
 	// Seed of all that is random.
 	Seed uint64 `json:"seed"`
 }
 
-// CacheResult is what a cache would have done. Ratios are shares of 1 of the requests
-// for layers; those of nothing are 0.
+// CacheResult is how a cache would have done. Ratios are shares of the requests for
+// layers. Without requests they are 0.
 type CacheResult struct {
 	Config CacheConfig `json:"config"`
 
@@ -89,27 +89,27 @@ type CacheResult struct {
 	RAMHits  int64 `json:"ram_hits"`
 	Bytes    int64 `json:"bytes"`
 	HitBytes int64 `json:"hit_bytes"`
-	// ObjectRatio and ByteRatio are hits in either level of all requests, RAMRatio those
-	// in memory.
+	// ObjectRatio and ByteRatio are the hits in either level, RAMRatio the hits in
+	// memory, as shares of all requests.
 	ObjectRatio float64 `json:"object_ratio"`
 	ByteRatio   float64 `json:"byte_ratio"`
 	RAMRatio    float64 `json:"ram_ratio"`
-	// RAMWarm is RAMRatio counted from the first eviction from memory on, CombinedWarm
-	// is ObjectRatio from the first eviction from the SSD on (from memory, if there is
-	// no SSD): FAST'18 counts so. It excludes the time in which the cache fills.
+	// RAMWarm is RAMRatio counted from the first eviction from memory. CombinedWarm is
+	// ObjectRatio counted from the first eviction from the SSD, or from memory without an
+	// SSD. FAST'18 counts so. Both exclude the time in which the cache fills.
 	RAMWarm      float64 `json:"ram_warm"`
 	CombinedWarm float64 `json:"combined_warm"`
-	// NotCompulsory is hits through the requests that are not the first for their layer
-	// in the trace: what a cache without limit has in full.
+	// NotCompulsory is the hits over the requests that are not the first for their layer.
+	// A cache without limit reaches 1.
 	NotCompulsory float64 `json:"not_compulsory"`
-	// BackendBytes is what had to be fetched.
+	// BackendBytes is how many bytes had to be fetched.
 	BackendBytes int64 `json:"backend_bytes"`
 	// SSDWriteBytes is what was written to the SSD.
 	SSDWriteBytes int64 `json:"ssd_write_bytes"`
 	RAMEvictions  int64 `json:"ram_evictions"`
 	SSDEvictions  int64 `json:"ssd_evictions"`
-	// RAMNeverEvicted tells that nothing ever had to leave memory, so that RAMWarm is
-	// not defined; SSDNeverEvicted the same for the SSD and CombinedWarm.
+	// RAMNeverEvicted reports whether nothing had to leave memory; then RAMWarm is not
+	// defined. SSDNeverEvicted says the same of the SSD and CombinedWarm.
 	RAMNeverEvicted bool `json:"ram_never_evicted"`
 	SSDNeverEvicted bool `json:"ssd_never_evicted"`
 }
@@ -118,8 +118,8 @@ type CacheResult struct {
 type RunOptions struct {
 	// Workers is how many configurations run at once; default: the number of cores.
 	Workers int
-	// Progress, if not nil, is told how many requests of how many were simulated, over
-	// all configurations. It is called from several goroutines.
+	// Progress, if not nil, is called with the number of simulated requests and their
+	// total, over all configurations. Several goroutines call it.
 	Progress func(done, total int64)
 }
 
@@ -129,12 +129,11 @@ func Caches(ctx context.Context, r *Requests, configs []CacheConfig, o *RunOptio
 	return caches(ctx, r, configs, o, func(int) observer { return nil })
 }
 
-// observer is told what became of a request for a layer: its number, and where the layer
-// was found.
+// observer learns the outcome of request i for a layer: where the layer was found.
 type observer func(i int, at policy.Level)
 
-// caches is Caches with an observer for each configuration, or nil. It is asked for when
-// the configuration's turn has come.
+// caches is Caches with an observer for each configuration, which may be nil. It asks for
+// an observer when the configuration's turn has come.
 func caches(ctx context.Context, r *Requests, configs []CacheConfig, o *RunOptions, watch func(config int) observer) ([]CacheResult, error) {
 	if o == nil {
 		o = &RunOptions{}
@@ -167,8 +166,8 @@ func caches(ctx context.Context, r *Requests, configs []CacheConfig, o *RunOptio
 	return results, nil
 }
 
-// ticker returns what is called after every few requests, by any goroutine: it adds them
-// to those that are done and tells whether to go on.
+// ticker returns a function that any goroutine calls after every few requests. It counts
+// them and reports whether to go on.
 func ticker(ctx context.Context, total int64, progress func(done, total int64)) func(n int) error {
 	var mu sync.Mutex
 	var done int64
@@ -210,8 +209,8 @@ func parallel(workers, n int, job func(i int) error) error {
 	return nil
 }
 
-// maxShards bounds the memory of a simulation: W-TinyLFU and LHD take 4 MB each before they
-// hold anything.
+// maxShards bounds the memory of a simulation. W-TinyLFU and LHD take 4 MB each while
+// they are empty.
 const maxShards = 256
 
 func (c *CacheConfig) isBound() bool { return c.Policy == Belady || c.Policy == BeladySize }
@@ -241,7 +240,7 @@ func (c *CacheConfig) check(r *Requests) error {
 	return nil
 }
 
-// firstRequests is the number of requests that are the first for their layer.
+// firstRequests returns the number of requests that are the first for their layer.
 func firstRequests(r *Requests) int64 {
 	seen := make([]bool, len(r.Size))
 	var n int64
@@ -266,7 +265,7 @@ type cacheRun struct {
 	counts CacheResult
 }
 
-// shard is one cache with what is counted from its first evictions on.
+// shard is one cache, and what is counted from its first evictions on.
 type shard struct {
 	cache             *policy.TwoLevel
 	bound             bound
@@ -286,7 +285,7 @@ func newCacheRun(r *Requests, c CacheConfig, next []int64) *cacheRun {
 	return run
 }
 
-// newShard makes one of n shards. The names of the policies were checked.
+// newShard makes one of n shards. The names of the policies have been checked.
 func (run *cacheRun) newShard(n int, seed uint64) *shard {
 	c, s := run.c, &shard{}
 	ram, ssd, split := c.RAM/int64(n), c.SSD/int64(n), c.Split
@@ -389,7 +388,7 @@ func (run *cacheRun) count(s *shard, size int64, at policy.Level) {
 	}
 }
 
-// fullEvictions counts what left the last level there is.
+// fullEvictions returns how many entries the last level has evicted.
 func (run *cacheRun) fullEvictions(st policy.TwoLevelStats) int64 {
 	if run.c.SSD > 0 && !run.c.isBound() {
 		return st.SSDEvictions
@@ -397,7 +396,7 @@ func (run *cacheRun) fullEvictions(st policy.TwoLevelStats) int64 {
 	return st.RAMEvictions
 }
 
-// shard is the number of the shard that request i goes to.
+// shard returns the number of the shard to which request i goes.
 func (run *cacheRun) shard(i int) int {
 	n := uint64(len(run.shards))
 	switch {

@@ -8,7 +8,7 @@ import (
 	"example.org/slipway/internal/policy"
 )
 
-// Size is a cache of both levels in bytes, as it would be bought.
+// Size is the size of a cache in bytes, as one would buy it.
 type Size struct {
 	RAM int64 `json:"ram"`
 	SSD int64 `json:"ssd"`
@@ -16,37 +16,38 @@ type Size struct {
 
 // PlanConfig says what to plan for.
 type PlanConfig struct {
-	// Curves are the candidates, of all replicas together: lists of sizes that grow, of
-	// which each shows by itself where more is of less use.
+	// Curves are the candidates, as totals over all replicas: lists of growing sizes.
+	// Each list shows where more is of less use.
 	Curves [][]Size `json:"-"`
 	// Policy of the memory and SSDPolicy of the SSD; default gdsf and lru, those of the
 	// registry.
 	Policy    string           `json:"policy"`
 	SSDPolicy string           `json:"ssd_policy"`
 	Admission policy.Admission `json:"admission"`
-	// Split says from which size in bytes on a layer never goes into a memory of ram
-	// bytes; nil is none.
+	// Split returns the size in bytes from which on a layer never goes into a memory of
+	// ram bytes. nil means none.
 	Split func(ram int64) int64 `json:"-"`
-	// Growth is how many times as much is asked of the registry as in the trace, by as
-	// many times as many contents: default 1. A cache that is as many times as large has
-	// the hits of the trace.
+	// Growth scales the load of the trace: as many times the requests, for as many times
+	// the contents. Default 1. A cache that is Growth times as large has the hits of the
+	// trace.
 	Growth float64 `json:"growth"`
-	// Model is how long a layer takes from where; the zero value is [DefaultModel].
+	// Model says how long a layer takes from each place. The zero value is
+	// [DefaultModel].
 	Model Model `json:"model"`
-	// Goal is the latency that is wanted, if any.
+	// Goal is the latency to reach, if any.
 	Goal Goal `json:"goal"`
-	// RAMCost is what a byte of memory costs beside one of SSD. Default
+	// RAMCost is the price of a byte of memory relative to a byte of SSD. Default
 	// [DefaultRAMCost].
 	RAMCost float64 `json:"ram_cost"`
-	// MaxDriveWrites is how often a day the whole SSD may be written: what is written more
-	// is not recommended. Default [DefaultDriveWrites].
+	// MaxDriveWrites is how often a day the whole SSD may be written. Candidates that
+	// write more are not recommended. Default [DefaultDriveWrites].
 	MaxDriveWrites float64 `json:"max_drive_writes_per_day"`
-	// Replica is what one of them can do. The zero value is [DefaultReplica].
+	// Replica is the capacity of a replica. The zero value is [DefaultReplica].
 	Replica Replica `json:"replica"`
-	// MaxReplicas is the most there may be. Default 16.
+	// MaxReplicas is the largest number of replicas. Default 16.
 	MaxReplicas int `json:"max_replicas"`
-	// NoHomes plans for replicas that keep caches for themselves, instead of one home
-	// for each layer.
+	// NoHomes plans for replicas with separate caches, instead of one home for each
+	// layer.
 	NoHomes bool   `json:"no_homes"`
 	Seed    uint64 `json:"seed"`
 }
@@ -55,59 +56,60 @@ type PlanConfig struct {
 // bytes, unless storage.blob_cache.large says otherwise.
 func DefaultSplit(ram int64) int64 { return max(1, min(100<<20, ram/8)) }
 
-// DefaultRAMCost: memory has long cost some twenty times as much for a byte as SSDs for
-// servers. It only decides between candidates that serve equally well.
+// DefaultRAMCost says that a byte of memory has long cost some twenty times as much as a
+// byte of a server's SSD. It only decides between candidates that serve equally well.
 const DefaultRAMCost = 20
 
 // DefaultDriveWrites: SSDs for mixed use are commonly specified for three drive writes a
 // day over five years.
 const DefaultDriveWrites = 3
 
-// Candidate is a cache, and what it would do.
+// Candidate is a cache and how it would do.
 type Candidate struct {
 	Size
-	// Curve is the number of the list that it is from.
+	// Curve is the number of the list that the candidate is from.
 	Curve int `json:"curve"`
-	// Result is that of the simulation, of which sizes and bytes are those of the trace,
+	// Result is the result of the simulation. Its sizes and bytes are those of the trace,
 	// without growth.
 	Result CacheResult `json:"result"`
-	// Later is the object ratio of the second half of the requests, when the cache knew
-	// those of the first.
+	// Later is the object ratio of the second half of the requests, when the cache had
+	// seen the first half.
 	Later float64 `json:"later_object_ratio"`
-	// Gain is how much more of the requests a GiB more serves, from the next smaller
-	// candidate of its curve on; 0 for the smallest.
+	// Gain is how much the hit ratio grows for each GiB more than the next smaller
+	// candidate of the curve; 0 for the smallest.
 	Gain float64 `json:"gain_per_gib"`
-	// Knee tells that from here on a GiB more serves less than on average between the
-	// smallest and the largest candidate of its curve.
+	// Knee marks the candidate from which on a GiB more brings less than the average
+	// between the smallest and the largest candidate of the curve.
 	Knee bool `json:"knee"`
-	// Latency of layers on a registry that has nothing else to do.
+	// Latency is the latency of layers on an idle registry.
 	Latency Latency `json:"latency"`
-	// BackendBytesPerSec and BackendRequestsPerSec are those of the hour in which most
-	// bytes are fetched.
+	// BackendBytesPerSec and BackendRequestsPerSec are the rates of the hour in which
+	// most bytes are fetched.
 	BackendBytesPerSec    float64 `json:"backend_bytes_per_second"`
 	BackendRequestsPerSec float64 `json:"backend_requests_per_second"`
-	// SSDBytesPerDay is what is written to the SSD, DriveWrites how often that is all of
-	// it.
+	// SSDBytesPerDay is how many bytes a day are written to the SSD. DriveWrites is how
+	// often a day that fills the whole SSD.
 	SSDBytesPerDay float64 `json:"ssd_bytes_per_day"`
 	DriveWrites    float64 `json:"drive_writes_per_day"`
 	// Cost in bytes of SSD.
 	Cost float64 `json:"cost"`
-	// Meets tells whether Latency is as wanted.
+	// Meets reports whether Latency meets the goal.
 	Meets bool `json:"meets_goal"`
 }
 
-// Plan is what to buy, and why.
+// Plan says what to buy, and why.
 type Plan struct {
 	Zone   string     `json:"zone"`
 	Config PlanConfig `json:"config"`
-	// Trace is what it was made from.
+	// Trace describes the trace behind the plan.
 	Trace PlanTrace `json:"trace"`
-	// None is a registry without a cache, Limit one whose cache never gives anything up.
+	// None is a registry without a cache, Limit a registry whose cache never evicts
+	// anything.
 	None       Candidate   `json:"none"`
 	Limit      Candidate   `json:"limit"`
 	Candidates []Candidate `json:"candidates"`
 	Advice     Advice      `json:"advice"`
-	// Assumed is what the figures rest on, Unknown what the trace cannot tell.
+	// Assumed lists what the figures rest on, Unknown what the trace does not tell.
 	Assumed []string `json:"assumed"`
 	Unknown []string `json:"unknown"`
 }
@@ -121,18 +123,18 @@ type PlanTrace struct {
 	First     int64 `json:"first_requests"`
 	Footprint int64 `json:"footprint_bytes"`
 	Ingress   int64 `json:"ingress_bytes"`
-	// Unsized pushes are not in Ingress: the trace does not tell their size.
+	// Unsized counts pushes that are not in Ingress because the trace does not tell their
+	// size.
 	Unsized int64   `json:"unsized_pushes,omitempty"`
 	Seconds float64 `json:"seconds"`
-	// PeakPerSec is how many requests of any kind came a second in the minute that had
-	// the most.
+	// PeakPerSec is the rate of requests of any kind in the busiest minute.
 	PeakPerSec float64 `json:"peak_requests_per_second"`
 	Skipped    int64   `json:"skipped_requests"`
 	Servers    int     `json:"servers"`
 	Sizes      string  `json:"sizes"`
 }
 
-// SizesFrom notes that the layers' sizes are not recorded but from elsewhere.
+// SizesFrom notes that the layers' sizes are not from the trace.
 func (p *Plan) SizesFrom(where string) {
 	p.Trace.Sizes = where
 	p.Unknown = p.unknown()
@@ -146,8 +148,8 @@ type planner struct {
 	o *RunOptions
 }
 
-// MakePlan tries the sizes on the requests for layers and says which to take. The
-// requests have to tell their time, and their layers' sizes.
+// MakePlan tries the sizes on the requests for layers and recommends one. The requests
+// must have their times and the sizes of their layers.
 func MakePlan(ctx context.Context, zone string, r *Requests, a *Arrivals, c PlanConfig, o *RunOptions) (*Plan, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -167,7 +169,7 @@ func MakePlan(ctx context.Context, zone string, r *Requests, a *Arrivals, c Plan
 	return plan, nil
 }
 
-// complete checks a configuration and puts defaults in.
+// complete checks a configuration and fills in defaults.
 func (c *PlanConfig) complete() error {
 	if c.Policy == "" {
 		c.Policy = "gdsf"
@@ -245,7 +247,7 @@ func (p *planner) trace() PlanTrace {
 	}
 }
 
-// simulated is the cache of the trace's own scale for one of the plan's.
+// simulated scales a cache of the plan down to the trace.
 func (p *planner) simulated(s Size) CacheConfig {
 	g := p.c.Growth
 	c := CacheConfig{
@@ -258,7 +260,7 @@ func (p *planner) simulated(s Size) CacheConfig {
 	return c
 }
 
-// tryAll simulates all candidates, a cache without limit and none.
+// tryAll simulates all candidates, a cache without limit and no cache.
 func (p *planner) tryAll(ctx context.Context, plan *Plan) error {
 	limit := CacheConfig{Policy: "lru", SSDPolicy: "lru", RAM: p.r.Footprint() + 1, Shards: 1}
 	configs := []CacheConfig{limit}
@@ -290,19 +292,19 @@ func (p *planner) tryAll(ctx context.Context, plan *Plan) error {
 // view is what a simulation showed of one configuration.
 type view struct {
 	found found
-	// misses by hour, and of the minutes.
+	// hours holds the misses by hour.
 	hours   map[int64]*fetched
 	minutes map[int64]*fetched
 	later   int64 // hits in the second half
-	// latency is worked out as soon as the simulation ends, when found goes.
+	// latency is computed as soon as the simulation ends. Then found is freed.
 	latency Latency
 }
 
-// fetched is what was asked for and what of it had to be fetched.
+// fetched counts what was requested and what of it had to be fetched.
 type fetched struct{ requests, bytes, misses, missBytes int64 }
 
-// look simulates, and keeps of each configuration what a plan wants to know. What is
-// kept by layer goes when the next configuration has its turn, but for the only one.
+// look simulates configurations and keeps what a plan needs of each. What is kept by
+// layer is freed when the next configuration starts, unless there is only one.
 func (p *planner) look(ctx context.Context, configs []CacheConfig) ([]*view, []CacheResult, error) {
 	views := make([]*view, len(configs))
 	results, err := caches(ctx, p.r, configs, p.o, func(i int) observer {
@@ -350,7 +352,7 @@ func (p *planner) note(v *view, i int, at policy.Level) {
 	}
 }
 
-// candidate makes one of a simulation.
+// candidate makes a candidate from a simulation.
 func (p *planner) candidate(s Size, res CacheResult, v *view) Candidate {
 	g, days := p.c.Growth, p.a.spanSeconds()/86400
 	c := Candidate{Size: s, Result: res, Latency: v.latency, Cost: float64(s.RAM)*p.c.RAMCost + float64(s.SSD)}
@@ -360,7 +362,7 @@ func (p *planner) candidate(s Size, res CacheResult, v *view) Candidate {
 	if s.SSD > 0 {
 		c.DriveWrites = c.SSDBytesPerDay / float64(s.SSD)
 	}
-	// An hour that the trace does not fill has the rate of what there is.
+	// An hour that the trace does not fill counts with the rate of its part.
 	seconds := min(3600, p.a.spanSeconds())
 	for _, f := range v.hours {
 		if b := float64(f.missBytes) * g / seconds; b > c.BackendBytesPerSec {
@@ -371,7 +373,7 @@ func (p *planner) candidate(s Size, res CacheResult, v *view) Candidate {
 	return c
 }
 
-// without is a registry that has no cache.
+// without returns the candidate of a registry without a cache.
 func (p *planner) without() Candidate {
 	v := &view{found: make(found, 3*len(p.r.Size)), hours: map[int64]*fetched{}, minutes: map[int64]*fetched{}}
 	res := CacheResult{Requests: int64(p.r.Len())}
@@ -385,8 +387,8 @@ func (p *planner) without() Candidate {
 }
 
 // curve sets the gains and finds the knee: the candidate that lies highest above the line
-// from the first to the last. On a curve that only flattens, the gain before it is above
-// the average and that after it below.
+// from the first to the last. If the curve only flattens, the gain before the knee is
+// above the average and the gain after it below.
 func curve(list []Candidate) {
 	if len(list) < 2 {
 		return

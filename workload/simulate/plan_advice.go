@@ -7,19 +7,20 @@ import (
 	"math"
 )
 
-// Replica is what one server can do and what requests cost it. docs/capacity.md has the
-// sources of the defaults.
+// Replica is the capacity of one server and what requests cost it. docs/capacity.md has
+// the sources of the defaults.
 type Replica struct {
-	// Cores of a replica, and the rate of its network in bytes a second.
+	// Cores is the number of cores of a replica. Network is its rate in bytes a second.
 	Cores     float64 `json:"cores"`
 	Bandwidth float64 `json:"network_bytes_per_second"`
 	// Busy is the share of both that may be used in the peak minute.
 	Busy float64 `json:"busy"`
-	// Spare replicas are there for when others are not.
+	// Spare is how many replicas there are beyond those that are needed, in case others
+	// fail.
 	Spare int `json:"spare"`
-	// RequestCPU is what a request takes, GBCPU what sending a GB takes on top of that,
-	// MissCPU what a layer that has to be fetched takes on top of both and MissGBCPU what
-	// fetching a GB does, PushGBCPU what a pushed GB takes. In seconds of CPU time.
+	// Costs in seconds of CPU time: RequestCPU for each request, GBCPU for each GB sent,
+	// MissCPU for each layer that is fetched, MissGBCPU for each GB fetched, and
+	// PushGBCPU for each GB pushed. They add up.
 	RequestCPU float64 `json:"request_cpu_seconds"`
 	GBCPU      float64 `json:"gb_cpu_seconds"`
 	MissCPU    float64 `json:"miss_cpu_seconds"`
@@ -27,7 +28,7 @@ type Replica struct {
 	PushGBCPU  float64 `json:"push_gb_cpu_seconds"`
 }
 
-// DefaultReplica is a small server, and what was measured of requests.
+// DefaultReplica returns a small server, with measured costs of requests.
 func DefaultReplica() Replica {
 	return Replica{
 		Cores: 4, Bandwidth: 1.25e9, Busy: 0.6, Spare: 1,
@@ -53,35 +54,35 @@ func (r *Replica) check() error {
 
 // Advice is what to take.
 type Advice struct {
-	// Candidate is the number of the one to take, Why it is that.
+	// Candidate is the number of the recommended candidate, Why the reason.
 	Candidate int    `json:"candidate"`
 	Why       string `json:"why"`
-	// GoalMet tells whether the latency is as wanted in the peak minute.
+	// GoalMet reports whether the latency meets the goal in the peak minute.
 	GoalMet bool `json:"goal_met"`
-	// Replicas are needed for the peak minute, without spares; 0 if MaxReplicas are not
-	// enough, when Wanted tells how many would be.
+	// Replicas is how many replicas are needed for the peak minute, without spares. It is
+	// 0 if MaxReplicas are not enough; then Wanted says how many would be.
 	Replicas int `json:"replicas"`
 	Wanted   int `json:"wanted_replicas"`
-	// CPU and Network are the shares of both that are used in the peak minutes.
+	// CPU and Network are the shares of each that are used in its peak minute.
 	CPU     float64 `json:"cpu_share"`
 	Network float64 `json:"network_share"`
-	// Peak is the latency in the peak minute, when transfers have what is left of the
+	// Peak is the latency in the peak minute, when transfers share the rest of the
 	// network.
 	Peak Latency `json:"peak_latency"`
-	// Each is the cache of each of the replicas, spares included.
+	// Each is the size of the cache of each replica, including spares.
 	Each Size `json:"each_replica"`
-	// Homes is what one home for each layer is worth; nil with one replica.
+	// Homes is the benefit of one home for each layer. It is nil with one replica.
 	Homes *HomesEffect `json:"homes,omitempty"`
 }
 
-// HomesEffect compares replicas where each layer has a home with such that keep caches for
-// themselves. Memory and SSD are the same in all.
+// HomesEffect compares replicas in which each layer has a home with replicas that have
+// separate caches. Memory and SSD are the same in both.
 type HomesEffect struct {
 	Replicas int         `json:"replicas"`
 	On       CacheResult `json:"on"`
 	Off      CacheResult `json:"off"`
-	// OnLatency and OffLatency are those of registries with nothing else to do; that a
-	// layer may come by way of another replica is not in them.
+	// OnLatency and OffLatency are latencies of idle registries. They do not include the
+	// way over another replica.
 	OnLatency  Latency `json:"on_latency"`
 	OffLatency Latency `json:"off_latency"`
 }
@@ -110,9 +111,9 @@ func (p *planner) advise(ctx context.Context, plan *Plan) error {
 	return nil
 }
 
-// choose returns the number of the cheapest candidate that meets the goal, or else that
-// with the knee of the last curve. Those that would wear an SSD out are passed over, if
-// there are others.
+// choose returns the number of the cheapest candidate that meets the goal, or else of the
+// one at the knee of the last curve. It passes over candidates that would wear out an
+// SSD, if there are others.
 func (p *planner) choose(plan *Plan) (int, string) {
 	g, list := p.c.Goal, plan.Candidates
 	if g.Of == "" {
@@ -148,11 +149,11 @@ func (p *planner) choose(plan *Plan) (int, string) {
 	return nearest, fmt.Sprintf("none of the sizes tried has %s, though a cache that holds everything does; this one comes nearest%s", g, than)
 }
 
-// wears tells whether a candidate would write its SSD more often than it lasts.
+// wears reports whether a candidate would wear out its SSD.
 func (p *planner) wears(c *Candidate) bool { return c.DriveWrites > p.c.MaxDriveWrites }
 
-// chooseKnee takes the knee of the last curve, or the next larger size there that spares
-// the SSD.
+// chooseKnee returns the knee of the last curve, or the next larger size there that
+// spares the SSD.
 func (p *planner) chooseKnee(list []Candidate) (int, string) {
 	last := len(list) - 1
 	knee := last
@@ -175,8 +176,8 @@ func (p *planner) chooseKnee(list []Candidate) (int, string) {
 	return last, fmt.Sprintf("all from the knee on write their SSD more than %g times a day; this is the largest", p.c.MaxDriveWrites)
 }
 
-// replicas counts them for the peak minute: first for CPU and network, then until the
-// latency is as wanted.
+// replicas counts the replicas that the peak minute needs: first for CPU and network,
+// then until the latency meets the goal.
 func (p *planner) replicas(ctx context.Context, a *Advice, c Candidate) error {
 	v, err := p.one(ctx, c.Size, 1, ByDigest)
 	if err != nil {
@@ -184,7 +185,7 @@ func (p *planner) replicas(ctx context.Context, a *Advice, c Candidate) error {
 	}
 	for n := 1; ; n++ {
 		if p.c.NoHomes && n > 1 && n <= p.c.MaxReplicas {
-			// Each has a cache of its own, of this size.
+			// Each replica has a cache of its own, of this size.
 			if v, err = p.one(ctx, Size{RAM: c.RAM * int64(n), SSD: c.SSD * int64(n)}, n, ByRandom); err != nil {
 				return err
 			}
@@ -192,8 +193,8 @@ func (p *planner) replicas(ctx context.Context, a *Advice, c Candidate) error {
 		cpu, net := p.load(v, n)
 		fits := cpu <= p.c.Replica.Busy && net <= p.c.Replica.Busy
 		a.Wanted, a.CPU, a.Network = n, cpu, net
-		// At a network without anything left there is no latency: what does not fit is
-		// not worked out.
+		// On a network that is full there is no latency: it is not computed for what does
+		// not fit.
 		if fits {
 			a.Peak = v.found.latency(p.r.Size, &p.c.Model, p.c.Replica.Bandwidth*(1-min(net, 0.99)))
 			a.GoalMet = p.c.Goal.met(a.Peak)
@@ -214,7 +215,7 @@ func (p *planner) replicas(ctx context.Context, a *Advice, c Candidate) error {
 // manyReplicas is where counting ends.
 const manyReplicas = 10000
 
-// one simulates a size in one configuration of replicas and keeps what was found where.
+// one simulates a size for n replicas and keeps where each layer was found.
 func (p *planner) one(ctx context.Context, s Size, n int, by By) (*view, error) {
 	config := p.simulated(s)
 	config.Shards, config.By = n, by
@@ -228,12 +229,12 @@ func (p *planner) one(ctx context.Context, s Size, n int, by By) (*view, error) 
 	return views[0], nil
 }
 
-// load is the share of a replica's CPU and network that is used, each in its worst
-// minute, by n replicas.
+// load returns the share of a replica's CPU and network that is used with n replicas,
+// each in its worst minute.
 func (p *planner) load(v *view, n int) (cpu, net float64) {
 	rep := &p.c.Replica
-	// A request reaches the home of its layer by chance 1/n; else the home sends it to
-	// who was asked, who sends it on.
+	// A request reaches the home of its layer with probability 1/n. Otherwise the home
+	// sends the layer to the replica that was asked, which sends it on.
 	peer := 0.0
 	if !p.c.NoHomes {
 		peer = float64(n-1) / float64(n)

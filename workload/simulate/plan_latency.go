@@ -24,10 +24,10 @@ type Tier struct {
 	Latency float64 `json:"latency_ms,omitempty"`
 	// Bandwidth of a single transfer, in bytes a second; 0 is no limit.
 	Bandwidth float64 `json:"bytes_per_second,omitempty"`
-	// Points, if there are any, stand for both: measured times by size, the sizes
-	// growing. Between two points the time is interpolated; below the first it is the
-	// first's, and above the last it grows with the rate between the last two (with one
-	// point, it stays).
+	// Points, if there are any, replace both: measured times by size, in order of size.
+	// Between two points the time is interpolated. Below the first point it is the first
+	// point's. Above the last it grows with the rate between the last two, or stays if
+	// there is one point.
 	Points []TierPoint `json:"points,omitempty"`
 }
 
@@ -44,22 +44,23 @@ type Model struct {
 	Backend Tier `json:"backend"`
 }
 
-// DefaultModel is taken where nothing was measured.
+// DefaultModel returns the model that is used without measurements.
 func DefaultModel() Model {
 	return Model{
-		// A request of a pull by one client takes 1.64 ms / 7, a client of four gets
-		// 1 MiB at 590 MB/s of which it checks nothing: docs/bench.md.
+		// A request of a pull by one client takes 1.64 ms / 7. One of four clients gets 1
+		// MiB at 590 MB/s without checking it: docs/bench.md.
 		RAM: Tier{Latency: 0.25, Bandwidth: 500e6},
-		// As memory, and 0.25 ms for an open and a read of a SATA SSD at its rate.
+		// Like memory, plus 0.25 ms for an open and a read, and at the rate of a SATA
+		// SSD.
 		SSD: Tier{Latency: 0.5, Bandwidth: 450e6},
-		// FAST'18 Fig. 16: layers below 1 MB take 0.07 s from Swift. The rate is one that
-		// object stores commonly give a single transfer.
+		// FAST'18 Fig. 16: layers below 1 MB take 0.07 s from Swift. Object stores
+		// commonly give a single transfer this rate.
 		Backend: Tier{Latency: 70, Bandwidth: 100e6},
 	}
 }
 
-// ms is the time of a layer of some size in milliseconds. A rate of at most link bytes a
-// second is left for the transfer; 0 is no limit.
+// ms returns the time of a layer of some size in milliseconds. link bounds the transfer,
+// in bytes a second; 0 means no bound.
 func (t *Tier) ms(size int64, link float64) float64 {
 	if len(t.Points) == 0 {
 		return t.Latency + transferMs(size, slower(t.Bandwidth, link))
@@ -109,7 +110,7 @@ func (t *Tier) check(name string) error {
 	return nil
 }
 
-// String says what the tier is.
+// String describes the tier.
 func (t *Tier) String() string {
 	if n := len(t.Points); n > 0 {
 		return fmt.Sprintf("%d measured points from %s to %s", n, report.Bytes(float64(t.Points[0].Bytes)), report.Bytes(float64(t.Points[n-1].Bytes)))
@@ -120,11 +121,11 @@ func (t *Tier) String() string {
 	return fmt.Sprintf("%s + %s/s", msText(t.Latency), report.Bytes(t.Bandwidth))
 }
 
-// maxProfile bounds what is read as a profile.
+// maxProfile bounds the size of a profile, in bytes.
 const maxProfile = 1 << 20
 
 // ReadModel reads measured tiers as JSON, {"backend": {"points": [{"bytes": 1000, "ms":
-// 12.5}, ...]}}; those that it does not have stay as they are in m.
+// 12.5}, ...]}}. Tiers that are missing there stay as they are in m.
 func (m *Model) ReadModel(r io.Reader) error {
 	b, err := io.ReadAll(io.LimitReader(r, maxProfile+1))
 	if err != nil {
@@ -168,7 +169,7 @@ func (m *Model) tier(at policy.Level) *Tier {
 	return &m.Backend
 }
 
-// Latency of requests for layers, in milliseconds.
+// Latency is the latency of requests for layers, in milliseconds.
 type Latency struct {
 	Mean float64 `json:"mean_ms"`
 	P50  float64 `json:"p50_ms"`
@@ -176,13 +177,13 @@ type Latency struct {
 	P99  float64 `json:"p99_ms"`
 }
 
-// found is how often each layer was found at each level: place 3*layer + level.
+// found counts how often each layer was found at each level, at index 3*layer + level.
 type found []uint32
 
 func (f found) add(layer uint32, at policy.Level) { f[3*int(layer)+int(at)]++ }
 
-// latency works out the times of requests that were found somewhere, if a transfer has at
-// most link bytes a second (0: no limit).
+// latency computes the times of requests by where their layers were found. link bounds a
+// transfer, in bytes a second; 0 means no bound.
 func (f found) latency(sizes []int64, m *Model, link float64) Latency {
 	type some struct {
 		ms float64
@@ -221,11 +222,11 @@ func (f found) latency(sizes []int64, m *Model, link float64) Latency {
 	return l
 }
 
-// Goal is a latency of layers that is wanted. The zero value is none.
+// Goal is a latency of layers to reach. The zero value is none.
 type Goal struct {
 	// Of is mean, p50, p95 or p99.
 	Of string `json:"of,omitempty"`
-	// Ms is the most it may be, in milliseconds.
+	// Ms is the largest latency, in milliseconds.
 	Ms float64 `json:"ms,omitempty"`
 }
 
@@ -242,7 +243,7 @@ func ParseGoal(s string) (Goal, error) {
 	return Goal{Of: of, Ms: d.Seconds() * 1e3}, nil
 }
 
-// of is the figure of a latency that the goal is about.
+// of returns the figure of a latency that the goal is about.
 func (g Goal) of(l Latency) float64 {
 	switch g.Of {
 	case "p50":
@@ -255,10 +256,10 @@ func (g Goal) of(l Latency) float64 {
 	return l.Mean
 }
 
-// met tells whether a latency is as wanted. Without a goal every one is.
+// met reports whether a latency meets the goal. Without a goal, each does.
 func (g Goal) met(l Latency) bool { return g.Of == "" || g.of(l) <= g.Ms }
 
-// String writes the goal as it is read.
+// String writes the goal as ParseGoal reads it.
 func (g Goal) String() string {
 	if g.Of == "" {
 		return "none"

@@ -8,21 +8,21 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// Arrivals are all requests of a zone by the minute, whatever they are for.
+// Arrivals are all requests of a zone by the minute, of whatever kind.
 type Arrivals struct {
-	// minutes by their number since 1970.
+	// minutes holds the minutes by their number since 1970.
 	minutes map[int64]*minute
-	// Requests of every kind; Records with a size that is not known are among them.
+	// Requests counts requests of every kind, also those whose size is not known.
 	Requests int64
-	// First and Last are the times of the first and of the last, in microseconds since
-	// 1970.
+	// First and Last are the times of the first and the last request, in microseconds
+	// since 1970.
 	First, Last int64
 }
 
-// minute is what happened in one.
+// minute is what happened in a minute.
 type minute struct {
-	// requests of every kind; other is what was sent for others than those for layers,
-	// pushed what came, both in bytes.
+	// requests counts requests of every kind. other is how many bytes were sent for
+	// requests that are not for layers, and pushed how many were received.
 	requests, other, pushed int64
 }
 
@@ -66,10 +66,10 @@ func (a *Arrivals) batch(b *store.Batch) {
 	}
 }
 
-// spanSeconds is how long the trace is, at least a second.
+// spanSeconds returns how long the trace is, at least a second.
 func (a *Arrivals) spanSeconds() float64 { return max(1, float64(a.Last-a.First)/1e6) }
 
-// peak is how many requests came in the minute with the most.
+// peak returns how many requests came in the busiest minute.
 func (a *Arrivals) peak() (requests int64) {
 	for _, m := range a.minutes {
 		requests = max(requests, m.requests)

@@ -99,7 +99,7 @@ func (p *Plan) table() report.Table {
 	return t
 }
 
-// String writes a size as it would be bought.
+// String writes a size as one would buy it.
 func (s Size) String() string {
 	if s.SSD == 0 {
 		return gibText(s.RAM)
@@ -191,7 +191,7 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// ConfigYAML is the part of the registry's configuration that the recommendation makes.
+// ConfigYAML returns the registry's configuration for the recommendation.
 func (p *Plan) ConfigYAML() string {
 	var b strings.Builder
 	e := p.Advice.Each
@@ -219,7 +219,7 @@ func mibText(n int64) string {
 	return strconv.FormatInt((n+mib-1)/mib, 10) + "MiB"
 }
 
-// assumed says what the figures rest on.
+// assumed returns what the figures rest on.
 func (p *Plan) assumed() []string {
 	c := &p.Config
 	rep := &c.Replica
@@ -243,7 +243,7 @@ func (p *Plan) assumed() []string {
 	return list
 }
 
-// unknown says what the trace cannot tell.
+// unknown returns what the trace does not tell.
 func (p *Plan) unknown() []string {
 	var list []string
 	t, c := &p.Trace, &p.Candidates[p.Advice.Candidate].Result
@@ -273,7 +273,8 @@ func (p *Plan) unknown() []string {
 	return append(list, "how much the backend itself slows down under load, and what clients' own networks add")
 }
 
-// charts are the ratios, the latencies and the backend's traffic by size.
+// charts returns the charts of the ratios, the latencies and the backend's traffic by
+// size.
 func (p *Plan) charts() []report.Figure {
 	size := chart.Axis{Title: "memory + SSD", Unit: chart.Bytes, Log: true}
 	ratios := chart.XY{Title: "Served from the cache", Desc: "Shares of requests and bytes by the size of the cache", X: size, Y: chart.Axis{Title: "share", Unit: chart.Share, Full: true}}

@@ -8,35 +8,35 @@ import (
 	"example.org/slipway/internal/policy"
 )
 
-// The prefetchers, by the names that PrefetchConfig knows them by.
+// The names of the prefetchers in PrefetchConfig.
 const (
 	Algorithm1 = "algorithm1"
 	Manifest   = "manifest"
 )
 
-// Prefetchers are the names of all prefetchers that can be simulated.
+// Prefetchers returns the names of all prefetchers that can be simulated.
 func Prefetchers() []string { return []string{Algorithm1, Manifest} }
 
 // PrefetchConfig is a prefetcher to simulate.
 type PrefetchConfig struct {
 	Algorithm string `json:"algorithm"`
-	// LM is how long a pushed layer counts as new; Algorithm 1 only. ML is how long a
+	// LM is how long a pushed layer counts as new, for Algorithm 1 only. ML is how long a
 	// prefetched layer is kept.
 	LM time.Duration `json:"lm_ns"`
 	ML time.Duration `json:"ml_ns"`
-	// Online lets the manifest prefetcher know of a manifest's layers only what was
-	// seen before. Default: what the whole trace shows, since a registry has the
-	// manifest and reads it there.
+	// Online restricts what the manifest prefetcher knows of a manifest's layers to what
+	// was seen before. By default it knows what the whole trace shows, because a registry
+	// has the manifest and reads its layers there.
 	Online bool `json:"online"`
-	// Manifests are further settings of the manifest prefetcher; Keep is ML.
+	// Manifests are further settings of the manifest prefetcher. Its Keep is ML.
 	Manifests policy.ManifestsOptions `json:"-"`
 }
 
-// PrefetchResult is what a prefetcher would have done.
+// PrefetchResult is how a prefetcher would have done.
 type PrefetchResult struct {
 	Config PrefetchConfig `json:"config"`
 
-	// LayerGets counts all requests for layers, Hits those served by a prefetch.
+	// LayerGets counts all requests for layers, Hits those that a prefetch served.
 	LayerGets  int64 `json:"layer_gets"`
 	Hits       int64 `json:"hits"`
 	Prefetches int64 `json:"prefetches"`
@@ -48,14 +48,15 @@ type PrefetchResult struct {
 	// the requests for layers that a prefetch served.
 	Precision float64 `json:"precision"`
 	Recall    float64 `json:"recall"`
-	// WastedBytes are the sizes of prefetches without a hit, those that were still kept
-	// at the end of the trace among them.
+	// WastedBytes are the sizes of prefetches without a hit, including those that were
+	// still kept at the end of the trace.
 	WastedBytes int64 `json:"wasted_bytes"`
 	// PeakBytes is the most that prefetched layers took at once.
 	PeakBytes int64 `json:"peak_bytes"`
 
-	// The manifest prefetcher alone: requests served by layers that were pinned since
-	// their push and the most that these took, and its own counts.
+	// The next fields are set for the manifest prefetcher only: the requests served by
+	// layers that were pinned since their push, the most bytes that these took, and its
+	// own counts.
 	PinnedHits      int64                 `json:"pinned_hits"`
 	PinnedPeakBytes int64                 `json:"pinned_peak_bytes"`
 	Stats           policy.ManifestsStats `json:"manifests"`
@@ -107,7 +108,7 @@ type prefetcher interface {
 	result() PrefetchResult
 }
 
-// account makes a result of what was prefetched.
+// account makes a result from what was prefetched.
 func account(p *Pulls, c PrefetchConfig, s policy.PrefetchStats) PrefetchResult {
 	return PrefetchResult{
 		Config: c, LayerGets: p.layerGets, Hits: s.Hits, Prefetches: s.Prefetches, Used: s.Used, Bytes: s.Bytes,
@@ -116,7 +117,7 @@ func account(p *Pulls, c PrefetchConfig, s policy.PrefetchStats) PrefetchResult 
 	}
 }
 
-// theEnd is later than any request, so that all that is kept is dropped.
+// theEnd is later than any request. At that time all that is kept is dropped.
 var theEnd = time.Unix(1<<40, 0)
 
 type algorithm1Run struct {
@@ -192,10 +193,10 @@ func (r *manifestRun) request(i int) {
 	}
 }
 
-// manifestKey keeps manifests apart from layers.
+// manifestKey returns the key of a manifest. It differs from the key of any layer.
 func manifestKey(n uint32) policy.Key { return policy.NumberKey(1<<63 | uint64(n)) }
 
-// follow keeps account of what is pinned.
+// follow counts what is pinned.
 func (r *manifestRun) follow(plan policy.Plan) {
 	for _, l := range plan.Unpin {
 		if r.pins[l.Key]--; r.pins[l.Key] <= 0 {

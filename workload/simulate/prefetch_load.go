@@ -11,24 +11,24 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// Pair says how a layer that was pushed is found again among those that are pulled.
+// Pair says how a pushed layer is recognized among those that are pulled.
 type Pair uint8
 
 // The ways to pair.
 const (
-	// PairDigest takes the digest: the log has to have that of a push.
+	// PairDigest compares the digest. The log must have the digest of a push.
 	PairDigest Pair = iota
-	// PairSize takes repository and size, exactly.
+	// PairSize compares the repository and the exact size.
 	PairSize
-	// PairNear takes the repository and the nearest size within 1000 bytes, as the
-	// FAST'18 replayer does.
+	// PairNear compares the repository and takes the nearest size within 1000 bytes, as
+	// the FAST'18 replayer does.
 	PairNear
 )
 
-// nearBytes is how far apart sizes may be: 1000 B in the FAST'18 replayer.
+// nearBytes is how far apart sizes may be: 1000 B, as in the FAST'18 replayer.
 const nearBytes = 1000
 
-// ParsePair returns a way to pair by its name.
+// ParsePair returns a Pair by its name.
 func ParsePair(s string) (Pair, error) {
 	switch s {
 	case "", "digest":
@@ -44,7 +44,7 @@ func ParsePair(s string) (Pair, error) {
 // String returns the way's name.
 func (p Pair) String() string { return [...]string{"digest", "size", "near"}[p] }
 
-// event is a request that a prefetcher learns from.
+// event is a request from which a prefetcher learns.
 type event uint8
 
 const (
@@ -54,7 +54,7 @@ const (
 	getLayer
 )
 
-// Pulls are the requests that a prefetcher learns from, in the order of time, by column.
+// Pulls are the requests from which a prefetcher learns, in the order of time, by column.
 type Pulls struct {
 	time   []int64 // microseconds
 	event  []event
@@ -64,19 +64,19 @@ type Pulls struct {
 	what []uint32
 	// size of each layer.
 	size []int64
-	// sets are the layers of each manifest, as far as is known.
+	// sets are the known layers of each manifest.
 	sets [][]learnt
 	// layerGets counts the requests for layers.
 	layerGets int64
 	// Skipped counts the requests for manifests and layers without a client, or for a
 	// layer without a size.
 	Skipped int64
-	// NoDigest counts the pushes of a layer whose digest the trace does not tell, so that
+	// NoDigest counts the pushes of a layer whose digest the trace does not tell.
 	// PairDigest pairs them with nothing.
 	NoDigest int64
 }
 
-// learnt is a layer of a manifest, and since when that is known, in microseconds.
+// learnt is a layer of a manifest, and since when it is known, in microseconds.
 type learnt struct {
 	layer uint32
 	since int64
@@ -85,10 +85,10 @@ type learnt struct {
 // maxSet bounds the layers of one manifest: 127 is the limit of overlayfs and Docker.
 const maxSet = 127
 
-// Len is the number of requests.
+// Len returns the number of requests.
 func (p *Pulls) Len() int { return len(p.time) }
 
-// Manifests is the number of manifests for which any layers are known.
+// Manifests returns the number of manifests with known layers.
 func (p *Pulls) Manifests() int {
 	n := 0
 	for _, s := range p.sets {
@@ -100,9 +100,9 @@ func (p *Pulls) Manifests() int {
 }
 
 // LoadPrefetch reads the requests for manifests and layers. A trace does not tell the
-// layers of a manifest; they are taken to be what a client asks for in the same
-// repository within session (default 60 s) of asking for the manifest. A tag that is
-// pushed again is another manifest.
+// layers of a manifest. They are taken to be what a client asks for in the same
+// repository within session (default 60 s) after the manifest. A tag that is pushed again
+// counts as another manifest.
 func LoadPrefetch(ctx context.Context, src Source, w Window, pair Pair, session time.Duration) (*Pulls, error) {
 	if session <= 0 {
 		session = time.Minute
@@ -121,7 +121,7 @@ func LoadPrefetch(ctx context.Context, src Source, w Window, pair Pair, session 
 	return &l.p, nil
 }
 
-// layerName is what makes two layers the same: the digest, or repository and size.
+// layerName identifies a layer: by the digest, or by repository and size.
 type layerName struct {
 	digest, repo uint32
 	size         int64
@@ -147,7 +147,8 @@ type pullLoader struct {
 	pushed    map[uint32][]int64 // sizes by repository, ascending, for PairNear
 }
 
-// eventOf tells what a prefetcher learns from request i; ok is false for nothing.
+// eventOf returns what a prefetcher learns from request i. ok is false if it learns
+// nothing.
 func eventOf(b *store.Batch, i int) (e event, ok bool) {
 	got := b.Method[i] == store.GET && served(b, i)
 	switch {
@@ -170,7 +171,7 @@ func (l *pullLoader) batch(b *store.Batch) {
 		switch {
 		case !ok:
 		case b.Client[i] == store.None || isLayer && b.Size[i] <= 0:
-			// Without a client nobody can be told from anybody else.
+			// Without a client, one puller cannot be told from another.
 			l.p.Skipped++
 		case isLayer:
 			l.layer(b, i, e)
@@ -225,7 +226,7 @@ func (l *pullLoader) layer(b *store.Batch, i int, e event) {
 	l.add(b, i, e, n)
 }
 
-// number returns that of a layer, by what makes layers the same.
+// number returns the number of a layer.
 func (l *pullLoader) number(b *store.Batch, i int, e event) uint32 {
 	bySize := layerName{repo: uint32(b.Repo[i]), size: b.Size[i]}
 	byDigest := layerName{digest: uint32(b.Digest[i])}
@@ -254,8 +255,8 @@ func (l *pullLoader) number(b *store.Batch, i int, e event) uint32 {
 	return n
 }
 
-// nearest is the one of some sizes in ascending order that is nearest to a size and no
-// more than nearBytes away; of two, the larger.
+// nearest returns the size in an ascending list that is nearest to size and at most
+// nearBytes away; of two, the larger.
 func nearest(sizes []int64, size int64) (int64, bool) {
 	at, _ := slices.BinarySearch(sizes, size)
 	best, found := int64(0), false
@@ -285,13 +286,13 @@ func (l *pullLoader) learn(b *store.Batch, i int, layer uint32) {
 	}
 }
 
-// finish lets go of what only loading needs.
+// finish frees what only loading needs.
 func (l *pullLoader) finish() {
 	l.layers, l.manifests, l.version, l.open, l.pushed = nil, nil, nil, nil, nil
 }
 
-// layers of a manifest that are known at a time; before is the time they were to be known
-// since, or never for all.
+// layers returns the layers of a manifest that were known before a time. before is never
+// for all of them.
 func (p *Pulls) layers(manifest uint32, before int64) []policy.Layer {
 	set := p.sets[manifest]
 	out := make([]policy.Layer, 0, len(set))

@@ -13,34 +13,37 @@ import (
 	"example.org/slipway/internal/report"
 )
 
-// CacheReport is what was simulated and what came out.
+// CacheReport is what was simulated and the results.
 type CacheReport struct {
 	Zone string `json:"zone"`
-	// Requests for layers, Layers the number of distinct ones. Pushes are those that Writes
-	// lets fill the cache without being requests.
+	// Requests is how many requests for layers there are, Layers the number of distinct
+	// layers. Pushes counts the pushes that fill the cache because of Writes, without
+	// being requests.
 	Requests  int    `json:"requests"`
 	Pushes    int    `json:"pushes"`
 	Writes    Writes `json:"writes"`
 	Layers    int    `json:"layers"`
 	Footprint int64  `json:"footprint_bytes"`
 	Ingress   int64  `json:"ingress_bytes"`
-	// Servers is how many answered; 0 if the trace does not tell.
+	// Servers is how many servers answered. It is 0 if the trace does not tell.
 	Servers int `json:"servers"`
 	// Skipped requests had no size.
 	Skipped int64 `json:"skipped_requests"`
-	// Sizes says where the sizes are from, Of what the sizes of the caches are shares of.
+	// Sizes says where the sizes are from. Of says of what the sizes of the caches are
+	// shares.
 	Sizes   string        `json:"sizes"`
 	Of      string        `json:"of"`
 	Results []CacheResult `json:"results"`
 }
 
-// PrefetchReport is what was simulated and what came out.
+// PrefetchReport is what was simulated and the results.
 type PrefetchReport struct {
 	Zone string `json:"zone"`
-	// Requests for manifests and layers; Skipped ones had no client, or no size.
+	// Requests counts the requests for manifests and layers. Skipped counts those without
+	// a client or a size.
 	Requests int   `json:"requests"`
 	Skipped  int64 `json:"skipped_requests"`
-	// Manifests is how many have layers that are known, which are learnt within Session.
+	// Manifests counts the manifests with known layers, which are learnt within Session.
 	Manifests int              `json:"manifests"`
 	Session   time.Duration    `json:"session_ns"`
 	Pair      string           `json:"pair"`
@@ -108,7 +111,7 @@ func (r *CacheReport) bars(title string, value func(*CacheResult) float64) repor
 	return report.NewFigure(bars.Title, &bars)
 }
 
-// name says what a configuration is, short.
+// name returns a short name of a configuration.
 func (c *CacheConfig) name() string {
 	s := c.Policy + " " + report.Bytes(float64(c.RAM))
 	if c.SSD > 0 {
@@ -119,7 +122,7 @@ func (c *CacheConfig) name() string {
 
 func (c *PrefetchConfig) name() string { return c.Algorithm + " " + c.settings() }
 
-// settings are the thresholds that the algorithm has.
+// settings returns the thresholds of the algorithm.
 func (c *PrefetchConfig) settings() string {
 	if c.Algorithm == Manifest {
 		return "ML " + durationText(c.ML)

@@ -9,16 +9,16 @@ import (
 	"example.org/slipway/workload/trace/synth"
 )
 
-// ModelSizes gives a size to each content of a trace that has none. Requests is how often
-// each is asked for, in the order of their first request. The distribution of sizes over
-// the requests is [synth.BlobSizes] whatever the seed; which content gets which size is
-// up to chance.
+// ModelSizes gives a size to each content of a trace that has none. requests holds how
+// often each content is requested, in the order of their first request. The distribution
+// of sizes over the requests is [synth.BlobSizes] for every seed. Which content gets
+// which size is random.
 //
-// Rho is the correlation of size and rank in popularity, from -1 to 1: 0 gives none, a
-// negative one makes popular contents small.
+// Rho is the correlation of size and rank in popularity, from -1 to 1. 0 gives none, and
+// a negative one makes popular contents small.
 //
-// The chance is that of NumPy's default_rng(seed).standard_normal, so that the same sizes
-// can be made elsewhere; that of [synth.SizeModel.Assign] cannot.
+// The random numbers are those of NumPy's default_rng(seed).standard_normal, so that the
+// same sizes can be made elsewhere. Those of [synth.SizeModel.Assign] cannot.
 func ModelSizes(requests []int64, seed uint64, rho float64) []int64 {
 	n := len(requests)
 	rnd := newNormal(seed)
@@ -50,8 +50,8 @@ func ModelSizes(requests []int64, seed uint64, rho float64) []int64 {
 	return sizes
 }
 
-// sortedBy returns the places of values, that of the least first; of equal ones, the first
-// first.
+// sortedBy returns the indices of values, in ascending order of the values. Equal values
+// keep their order.
 func sortedBy[T cmp.Ordered](values []T) []int {
 	order := make([]int, len(values))
 	for i := range order {
@@ -70,7 +70,7 @@ type normal struct {
 	layers       ziggurat
 }
 
-// pcgMultiplier is that of PCG's 128-bit generator, upper and lower half.
+// pcgMultiplier is the multiplier of PCG's 128-bit generator, as upper and lower half.
 const (
 	pcgMultiplierHi = 0x2360ed051fc65da4
 	pcgMultiplierLo = 0x4385df649fccf645
@@ -102,7 +102,7 @@ func (r *normal) uint64() uint64 {
 	return bits.RotateLeft64(r.hi^r.lo, -int(r.hi>>58))
 }
 
-// float64 is uniform in [0, 1).
+// float64 returns a uniform random number in [0, 1).
 func (r *normal) float64() float64 { return float64(r.uint64()>>11) / (1 << 53) }
 
 func (r *normal) next() float64 {
@@ -128,7 +128,7 @@ func (r *normal) next() float64 {
 	}
 }
 
-// tail draws from beyond the lowest layer.
+// tail draws from the tail beyond the lowest layer.
 func (r *normal) tail(negative bool) float64 {
 	for {
 		x := -math.Log1p(-r.float64()) / zigguratEnd
@@ -142,12 +142,12 @@ func (r *normal) tail(negative bool) float64 {
 	}
 }
 
-// zigguratEnd is where the tail of the normal distribution begins if all of 256 layers,
-// the lowest with the tail, have the same area.
+// zigguratEnd is where the tail of the normal distribution begins if all 256 layers have
+// the same area. The lowest layer includes the tail.
 const zigguratEnd = 3.6541528853610087963519472518
 
-// ziggurat has for each layer the width of a step of 2^-52 of it, the number of steps that
-// are surely below the curve, and the density at its outer edge.
+// ziggurat holds for each layer the width of a step of 2^-52 of it, the number of steps
+// that are surely below the curve, and the density at its outer edge.
 type ziggurat struct {
 	width, density [256]float64
 	inside         [256]uint64

@@ -55,7 +55,8 @@ type Options struct {
 	// MaxGap shortens times between tasks in which nothing happens, after Speed; 0
 	// means none is shortened.
 	MaxGap time.Duration
-	// Rate is the most tasks in a second; later ones are moved back. 0 means no bound.
+	// Rate is the largest number of tasks a second. Tasks beyond it are sent later. 0
+	// means no bound.
 	Rate float64
 	// Targets is the number of registries, 0 means 1; TargetPolicy chooses among them
 	// and defaults to ByRandom.
@@ -65,40 +66,39 @@ type Options struct {
 	RepoPrefix string
 	// Maker makes the layers.
 	Maker content.Maker
-	// SizeScale multiplies the sizes of blobs, 0 means 1; MaxSize bounds them in
-	// bytes, 0 means not.
+	// SizeScale multiplies the sizes of blobs; 0 means 1. MaxSize bounds them, in bytes;
+	// 0 means no bound.
 	SizeScale float64
 	MaxSize   int64
 	// SessionGap is how long a client may pause within a pull or push, 0 means one
 	// minute: requests of one client and repository that are closer belong together.
 	SessionGap time.Duration
-	// KeepGaps lets no step of a pull begin sooner after the pull's begin than it did in
-	// the trace, whatever Speed; else it begins when its turn comes.
+	// KeepGaps starts no step of a pull earlier after the pull's beginning than the trace
+	// did, whatever Speed is. Otherwise a step starts when its turn comes.
 	KeepGaps bool
-	// LayersAtOnce is how many layers a session transfers at once, 0 means 3: that is
-	// what Docker does.
+	// LayersAtOnce is how many layers a session transfers at once. 0 means 3, as Docker
+	// does.
 	LayersAtOnce int
-	// Deletes replays DELETE requests, which otherwise are left out.
+	// Deletes replays DELETE requests. Otherwise they are left out.
 	Deletes bool
 	// Hashers is how many goroutines compute digests; 0 means one for each processor.
 	Hashers int
 }
 
-// Sizes of what the trace tells no size of.
+// These sizes are used where the trace tells none.
 const (
 	unknownSize = 4096
-	// maxSession bounds the length of a session, whose tasks wait in memory until it
-	// has ended.
+	// maxSession bounds the length of a session. Its tasks wait in memory until it has
+	// ended.
 	maxSession = 10 * time.Minute
 	// maxLayers bounds the layers of a manifest: overlayfs mounts no more.
 	maxLayers = 127
-	// maxContent bounds a blob, in bytes: a larger one is a mistake of the log's, and
-	// nobody would wait for its digest.
+	// maxContent bounds a blob, in bytes. A larger size is a mistake in the log, and
+	// computing its digest would take too long.
 	maxContent = 1 << 40
 )
 
-// Defaults returns the options with what is not set filled in, or what is wrong
-// with them.
+// Defaults returns the options with defaults filled in, or an error if they are invalid.
 func (o Options) Defaults() (Options, error) {
 	o.Speed = cmp.Or(o.Speed, 1)
 	o.Targets = cmp.Or(o.Targets, 1)
@@ -126,18 +126,18 @@ func (o Options) Defaults() (Options, error) {
 	return o, o.Maker.Check()
 }
 
-// query is the part of the store that is replayed.
+// query returns the part of the store that is replayed.
 func (o *Options) query() store.Query {
 	return store.Query{Zone: o.Zone, From: o.From, To: o.To}
 }
 
-// UnknownSize is how large a blob is made whose size the trace does not tell.
+// UnknownSize returns the size, in bytes, of a blob whose size the trace does not tell.
 func (o Options) UnknownSize() int64 {
 	o.SizeScale = cmp.Or(o.SizeScale, 1)
 	return o.size(0)
 }
 
-// size is how large something is made that the trace says is n bytes.
+// size returns the size to make for a recorded size of n bytes.
 func (o *Options) size(n int64) int64 {
 	if n <= 0 {
 		n = unknownSize

@@ -2,7 +2,7 @@ package plan
 
 import "time"
 
-// pace turns recorded times into those of the run.
+// pace turns recorded times into times of the run.
 type pace struct {
 	speed  float64
 	maxGap time.Duration
@@ -26,8 +26,8 @@ func newPace(o *Options) *pace {
 	return p
 }
 
-// next is the time of a task that was recorded at a time in microseconds. Calls are
-// in the order of time; a time before the last one counts as the same.
+// next returns the run's time of a task that was recorded at a time in microseconds.
+// Calls must be in the order of time. A time before the last one counts as equal to it.
 func (p *pace) next(recorded int64) time.Duration {
 	if !p.began {
 		p.began, p.last = true, recorded

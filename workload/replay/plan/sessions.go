@@ -26,29 +26,29 @@ func configStep(repo string, config []byte) Step {
 		Ref: digestName(sum), Digest: sum, Size: int64(len(config)), Body: config}
 }
 
-// session is one that may go on.
+// session is a session that may go on.
 type session struct {
 	task *Task
 	kind Session
 	// begin and last are recorded times in microseconds.
 	begin, last int64
 	closed      bool
-	// manifests is the stage at which layers go on: after a pull's HEAD and GET of its
+	// manifests is the stage from which layers go on: after the HEAD and GET of a pull's
 	// manifest, and after each manifest of a push.
 	manifests uint8
-	// checks says that a push asks for what it has pushed, before its manifest.
+	// checks reports that a push asks for its blobs before it pushes the manifest.
 	checks bool
 	target uint8
 	// keepGaps is Options.KeepGaps.
 	keepGaps bool
-	// asks are HEADs that found nothing. Each upload asks by itself and takes one
-	// away; those that are left are sent as they were.
+	// asks are HEADs that found nothing. Each upload sends its own HEAD and removes one
+	// of these. The rest is sent as recorded.
 	asks []Step
 }
 
-// sessioner groups requests to sessions. Sessions are handed out in the order in
-// which they began: those that have ended wait for those that began before them,
-// which is for maxSession at most.
+// sessioner groups requests into sessions. It hands sessions out in the order in which
+// they began. A session that has ended waits for the sessions that began before it, for
+// maxSession at most.
 type sessioner struct {
 	p       *Plan
 	out     *numbered
@@ -111,7 +111,7 @@ func (s *sessioner) current(key pair, kind Session, now int64) *session {
 	return q
 }
 
-// begin begins a session; one of kind Single has ended with its first request.
+// begin begins a session. A session of kind Single ends with its first request.
 func (s *sessioner) begin(key pair, kind Session, b *store.Batch, i int) *session {
 	q := &session{kind: kind, begin: b.Time[i], last: b.Time[i], target: s.p.target(b, i, s.began), keepGaps: s.p.o.KeepGaps}
 	q.task = &Task{Client: s.p.client(s.clients, b.Client[i]), Session: kind, Parallel: uint8(s.p.o.LayersAtOnce)}
@@ -137,7 +137,7 @@ func (q *session) add(step Step, now int64) {
 	q.last = now
 }
 
-// manifest begins a pull, or is the GET after the HEAD of one.
+// manifest begins a pull, or adds the GET after the HEAD of a pull.
 func (s *sessioner) manifest(key pair, b *store.Batch, i int) error {
 	step, err := s.p.step(b, i, s.began)
 	if err != nil {
@@ -160,7 +160,7 @@ func (s *sessioner) manifest(key pair, b *store.Batch, i int) error {
 	return nil
 }
 
-// layer is one of the pull of its client, or stands alone.
+// layer adds a layer to its client's pull, or makes a session of its own.
 func (s *sessioner) layer(key pair, b *store.Batch, i int) error {
 	step, err := s.p.step(b, i, s.began)
 	if err != nil {
@@ -185,7 +185,7 @@ func (s *sessioner) pushing(key pair, b *store.Batch, i int) *session {
 	return q
 }
 
-// ask is a HEAD of a blob: a push begins with it.
+// ask handles a HEAD of a blob. A push begins with it.
 func (s *sessioner) ask(key pair, b *store.Batch, i int) error {
 	step, err := s.p.step(b, i, s.began)
 	if err != nil {
@@ -205,7 +205,7 @@ func (s *sessioner) ask(key pair, b *store.Batch, i int) error {
 	return nil
 }
 
-// upload is the PUT that ends one; what comes before is part of it.
+// upload handles the PUT that ends an upload. What came before is a part of it.
 func (s *sessioner) upload(key pair, b *store.Batch, i int) error {
 	q := s.pushing(key, b, i)
 	ref, whole := b.Ref[i], b.Method[i] == store.POST && b.Status[i] == 201
@@ -232,7 +232,7 @@ func (s *sessioner) upload(key pair, b *store.Batch, i int) error {
 	return nil
 }
 
-// put is the manifest that ends a push.
+// put handles the manifest that ends a push.
 func (s *sessioner) put(key pair, b *store.Batch, i int) error {
 	step, err := s.p.step(b, i, s.began)
 	if err != nil {
@@ -244,7 +244,7 @@ func (s *sessioner) put(key pair, b *store.Batch, i int) error {
 		step.Stage++
 	}
 	q.add(step, b.Time[i])
-	// What is put by its digest may be part of an index, whose manifest follows.
+	// A manifest that is put by its digest may be part of an index, which follows.
 	if s.p.names.tag(b.Ref[i]) == "" && q.manifests < maxStages {
 		q.manifests, q.checks = step.Stage+1, false
 		return nil

@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// l0Repo is the one repository of L0.
+// l0Repo is the only repository of L0.
 const l0Repo = "replay"
 
 // manifestKey is the key of a manifest's content at L0, where it is a blob.

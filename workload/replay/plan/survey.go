@@ -15,7 +15,7 @@ import (
 // blob is what the survey finds out about a name of table "refs": 24 bytes.
 type blob struct {
 	size int64
-	// is is the blob that an upload brought, where that is another name.
+	// is is the name of the blob that an upload brought, if that is another name.
 	is store.Symbol
 	// home is the first repository that had it.
 	home store.Symbol
@@ -39,8 +39,8 @@ func pairOf(repo, ref store.Symbol) pair { return pair(repo)<<32 | pair(ref) }
 func (p pair) repo() store.Symbol { return store.Symbol(p >> 32) }
 func (p pair) ref() store.Symbol  { return store.Symbol(p & 0xffffffff) }
 
-// inPlace says that a registry has to have a blob before the first request; other
-// values are the second, since 1970, at which the trace brings it.
+// inPlace says that a registry must have a blob before the first request. Other values
+// are the second, since 1970, in which the trace brings the blob.
 const inPlace = 0
 
 // Skip counts requests that cannot be replayed, by the reason.
@@ -48,24 +48,24 @@ type Skip map[string]int64
 
 // Plan is a trace that was surveyed. Its methods must not be called concurrently.
 type Plan struct {
-	// Requests is how many requests of the trace the plan has, Skipped those it leaves
-	// out. Tasks is not known before they are made.
+	// Requests is the number of requests that the plan has, Skipped the number of those
+	// it leaves out. Tasks is not known until they are made.
 	Requests int64
 	Skipped  Skip
-	// First and Last are the recorded times of the plan's requests; Length is the time
-	// of the run at which the last is sent, of L2 about that.
+	// First and Last are the recorded times of the plan's requests. Length is the run's
+	// time at which the last request is sent; for L2 it is approximate.
 	First, Last time.Time
 	Length      time.Duration
-	// Blobs and BlobBytes is the content that is made; Put in place before the first
-	// request are WarmBlobs blobs in their repositories, the WarmConfigs configurations
-	// of all manifests and WarmManifests manifests.
+	// Blobs and BlobBytes count the content that is made. Before the first request,
+	// WarmBlobs blobs, WarmConfigs configurations and WarmManifests manifests are put
+	// into their repositories.
 	Blobs, BlobBytes                      int64
 	WarmBlobs, WarmConfigs, WarmManifests int64
-	// Paired uploads have no digest in the trace and were taken for the later
-	// requests of a blob of the same size in the same repository.
+	// Paired counts uploads without a digest in the trace. Each is taken for a blob of
+	// the same size that the same repository is asked for later.
 	Paired int64
-	// Unsized is the content whose size the trace does not tell: blobs of 4 KiB take the
-	// place of blobs, and manifests are as long as it takes.
+	// Unsized counts content whose size the trace does not tell. Such a blob has 4 KiB,
+	// and such a manifest is as long as it must be.
 	Unsized Unsized
 
 	o         Options
@@ -81,22 +81,22 @@ type Plan struct {
 // Unsized counts content whose size is not known.
 type Unsized struct {
 	Blobs, Manifests int64
-	// Examples are the first few of both.
+	// Examples are the first few of both kinds.
 	Examples []string
 }
 
-// Progress is called now and then with how much of a job is done; total is 0 while
+// Progress is called from time to time with how much of a job is done. total is 0 while
 // it is not known.
 type Progress func(doing string, done, total int64)
 
 // survey is the state of the first reading.
 type survey struct {
 	*Plan
-	// open are the manifests that clients have just read, and uploads what they have
+	// open holds the manifests that clients have just read, and uploads what they have
 	// just brought, by client and repository.
 	open    map[pair]*visit
 	uploads map[pair]*visit
-	// waiting are uploads without a digest, by repository and size.
+	// waiting holds uploads without a digest, by repository and size.
 	waiting map[sized][]waiting
 	swept   int64
 }
@@ -122,9 +122,9 @@ type waiting struct {
 // errEnough ends a reading early.
 var errEnough = errors.New("enough")
 
-// New surveys a trace. The table of digests is written to the file tablePath; one
-// that is there from an earlier run over the same trace is used again as far as it
-// goes. Errors: those of the source and of the file.
+// New surveys a trace. It writes the table of digests to the file tablePath. It uses an
+// existing table of an earlier run over the same trace as far as that goes. It returns
+// errors of the source and of the file.
 func New(ctx context.Context, src Source, o Options, tablePath string, progress Progress) (*Plan, error) {
 	o, err := o.Defaults()
 	if err != nil {
@@ -162,7 +162,7 @@ func New(ctx context.Context, src Source, o Options, tablePath string, progress 
 	return p, nil
 }
 
-// Close closes the table, which stays.
+// Close closes the table and keeps its file.
 func (p *Plan) Close() error { return p.table.close() }
 
 // scan calls fn for each request of the plan that can be replayed.
@@ -170,7 +170,7 @@ func (p *Plan) scan(ctx context.Context, fn func(b *store.Batch, i int) error) e
 	return p.read(ctx, Skip{}, fn)
 }
 
-// read does the same, and counts in skipped what cannot be replayed.
+// read does the same as scan, and counts in skipped what cannot be replayed.
 func (p *Plan) read(ctx context.Context, skipped Skip, fn func(b *store.Batch, i int) error) error {
 	var n, first int64
 	err := p.src.Scan(ctx, p.o.query(), func(b *store.Batch) error {
@@ -198,7 +198,7 @@ func (p *Plan) read(ctx context.Context, skipped Skip, fn func(b *store.Batch, i
 	return err
 }
 
-// skip says why a request is not replayed, and nothing if it is.
+// skip returns why a request is not replayed, or "" if it is.
 func (p *Plan) skip(b *store.Batch, i int) string {
 	kind, method := b.Kind[i], b.Method[i]
 	if p.o.Level == L0 {
@@ -257,7 +257,7 @@ func (p *Plan) blob(sym store.Symbol) *blob {
 	return &p.blobs[sym]
 }
 
-// succeeded tells whether a request found what it asked for.
+// succeeded reports whether a request found what it asked for.
 func succeeded(status uint16) bool { return status == 0 || status >= 200 && status < 400 }
 
 func (s *survey) request(b *store.Batch, i int) {
@@ -268,7 +268,7 @@ func (s *survey) request(b *store.Batch, i int) {
 		if b.Method[i] == store.DELETE || !ok {
 			return
 		}
-		// A HEAD of unknown outcome is rather one before a push.
+		// A HEAD of unknown outcome is more likely to be one before a push.
 		if b.Method[i] == store.HEAD && b.Status[i] == 0 {
 			return
 		}
@@ -327,8 +327,8 @@ func (s *survey) readBlob(b *store.Batch, i int) {
 	}
 }
 
-// pairUp takes a blob that appears for the first time for the one that an upload
-// without a digest has brought: to the same repository, with the same size.
+// pairUp pairs a blob that appears for the first time with an upload without a digest:
+// one to the same repository with the same size.
 func (s *survey) pairUp(key pair, size int64) {
 	k := sized{key.repo(), size}
 	w := s.waiting[k]
@@ -345,7 +345,7 @@ func (s *survey) pairUp(key pair, size int64) {
 	}
 }
 
-// upload is a request of an upload.
+// upload handles a request of an upload.
 func (s *survey) upload(b *store.Batch, i int) {
 	ref := b.Ref[i]
 	switch {
@@ -367,8 +367,9 @@ func (s *survey) upload(b *store.Batch, i int) {
 	}
 }
 
-// closed is a PUT that ends an upload. Slipway's log has the size of the whole blob there, the logs of
-// others what came with the PUT: then the PATCHes have brought more, or the size is not known.
+// closed handles a PUT that ends an upload. Slipway's log records the size of the whole
+// blob there. Other logs record what came with the PUT, so the PATCHes have brought more,
+// or the size is not known.
 func (s *survey) closed(b *store.Batch, i int) {
 	ref, d, size := b.Ref[i], b.Digest[i], b.Size[i]
 	if before := s.blob(ref).size; before > max(0, size) {
@@ -390,7 +391,7 @@ func (s *survey) closed(b *store.Batch, i int) {
 	s.pushing(b, i).add(ref)
 }
 
-// second is when a request was, as in [Plan.pairs].
+// second returns the time of a request as [Plan.pairs] holds it.
 func second(b *store.Batch, i int) uint32 { return uint32(max(1, b.Time[i]/1e6)) }
 
 // brought notes a blob that a push has brought.
@@ -409,8 +410,8 @@ func (s *survey) brought(b *store.Batch, i int, d store.Symbol) {
 	}
 }
 
-// mount is a blob that comes from another repository. Where the trace does not tell of one
-// that has it, it is put in place in this one.
+// mount handles the mount of a blob from another repository. If the trace tells of no
+// repository that has it, the blob is put in place in this one.
 func (s *survey) mount(b *store.Batch, i int) {
 	repo, d := b.Repo[i], b.Digest[i]
 	bl := s.blob(d)
@@ -427,7 +428,8 @@ func (s *survey) mount(b *store.Batch, i int) {
 	s.pushing(b, i).add(d)
 }
 
-// pushing is what the client of a request has brought to the repository, or has found there.
+// pushing returns what the client of a request has brought to the repository, or has
+// found there.
 func (s *survey) pushing(b *store.Batch, i int) *visit {
 	k := pairOf(b.Client[i], b.Repo[i])
 	v := s.uploads[k]
@@ -445,7 +447,7 @@ func (v *visit) add(ref store.Symbol) {
 	}
 }
 
-// content is the name whose content an upload's or a blob's is.
+// content returns the name under which the content of an upload or a blob is known.
 func (p *Plan) content(ref store.Symbol) store.Symbol {
 	if bl := p.blob(ref); bl.is != store.None {
 		return bl.is
@@ -453,7 +455,7 @@ func (p *Plan) content(ref store.Symbol) store.Symbol {
 	return ref
 }
 
-// complete settles what only the whole trace tells.
+// complete works out what only the whole trace tells.
 func (s *survey) complete() {
 	s.completeManifests()
 	for k, when := range s.pairs {
@@ -473,7 +475,7 @@ func (s *survey) complete() {
 	s.open, s.uploads, s.waiting = nil, nil, nil
 }
 
-// countUnsized counts what is made without a size to go by.
+// countUnsized counts the content that is made without a known size.
 func (s *survey) countUnsized() {
 	u := &s.Unsized
 	const examples = 5
@@ -496,14 +498,14 @@ func (s *survey) countUnsized() {
 	}
 }
 
-// sortedManifests are the manifests in an order that is the same each time.
+// sortedManifests returns the manifests in an order that is the same each time.
 func (p *Plan) sortedManifests() []pair { return sortedKeys(p.manifests) }
 
 func sortedKeys[V any](m map[pair]V) []pair {
 	return slices.Sorted(maps.Keys(m))
 }
 
-// sortedPairs are the blobs to be put in place, those of one name together.
+// sortedPairs returns the blobs to be put in place, those of one name together.
 func (p *Plan) sortedPairs() []pair {
 	var keys []pair
 	for k, when := range p.pairs {

@@ -32,14 +32,14 @@ const (
 	magic      = "SLWREPL1"
 )
 
-// record is one of the table's.
+// record is a record of the table.
 type record struct {
 	size   int64
 	key    uint64
 	digest [32]byte
 }
 
-// table is the side table of a plan, of the names that have content.
+// table is the side table of a plan. It has a record for each name that has content.
 type table struct {
 	f     *os.File
 	names int
@@ -52,7 +52,7 @@ func (t *table) close() error {
 	return t.f.Close()
 }
 
-// get reads a name's record. It is zero for a name that nobody has the content of.
+// get reads a name's record. The record is zero if the name has no content.
 func (t *table) get(sym store.Symbol) (r record, err error) {
 	if int(sym) >= t.names {
 		return r, nil
@@ -83,8 +83,8 @@ func header(m content.Maker) []byte {
 	return append(b, make([]byte, 32)...)
 }
 
-// earlier reads the table of an earlier run, which is empty if there is none that
-// fits. close closes it.
+// earlier opens the table of an earlier run, or an empty one if none fits. close closes
+// it.
 func earlier(path string, m content.Maker) (r *bufio.Reader, close func()) {
 	f, err := os.Open(path)
 	if err != nil {

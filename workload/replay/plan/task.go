@@ -1,12 +1,12 @@
-// Package plan turns the requests of a trace into what a replay does: a stream of
+// Package plan turns the requests of a trace into the tasks of a replay: a stream of
 // [Task], each with its time, its client and its steps.
 //
-// It reads the trace twice. The survey finds out what the names stand for: how
-// large each blob is, which layers a manifest has, which upload brought which blob,
-// and what a registry has to hold before the first request. It computes the real
-// digests and leaves a side table of 48 bytes for each name. The second reading
-// makes the tasks, from the trace and the table alone, in memory that does not grow
-// with the number of requests.
+// It reads the trace twice. The first reading, the survey, finds out what the names stand
+// for: how large each blob is, which layers a manifest has, which upload brought which
+// blob, and what a registry must hold before the first request. It computes the real
+// digests and leaves a side table of 48 bytes for each name. The second reading makes the
+// tasks from the trace and the table alone. Its memory does not grow with the number of
+// requests.
 package plan
 
 import (
@@ -25,14 +25,14 @@ type Level uint8
 
 // The levels.
 const (
-	// L0 sends blobs only: each GET and PUT of a manifest or a layer is one of a blob
-	// in one repository, as the replayer of Anwar et al. (FAST'18) did it.
+	// L0 sends blobs only: each GET and PUT of a manifest or a layer becomes a GET or PUT
+	// of a blob in one repository, as in the replayer of Anwar et al. (FAST'18).
 	L0 Level = iota
-	// L1 sends each request as it was: pings, HEADs, uploads in their parts,
-	// manifests with layers, tags.
+	// L1 sends each request as recorded: pings, HEADs, uploads in their parts, manifests
+	// with layers, tags.
 	L1
-	// L2 sends pulls and pushes: a manifest before its layers, three of them at once,
-	// the manifest of a push when all its layers are there.
+	// L2 sends pulls and pushes. A pull gets the manifest and then its layers, three at
+	// once. A push puts the manifest when all its layers are there.
 	L2
 )
 
@@ -67,18 +67,19 @@ const (
 	OpPatch
 	// OpClose sends what an upload still lacks and names its digest.
 	OpClose
-	// OpPush is a whole upload: POST and PUT, after a HEAD if Ask is set, which ends
-	// it where the registry has the blob. MountFrom is a repository to mount from.
+	// OpPush is a whole upload: POST and PUT. If Ask is set, a HEAD comes first, and the
+	// upload ends there if the registry has the blob. MountFrom is a repository to mount
+	// from.
 	OpPush
 	opCount
 )
 
 // Step is one thing that a task does: a request, or the few that belong together.
 type Step struct {
-	// Stage orders the steps of a task: those of one stage begin when all of the
-	// stage before have ended, and run at most [Task.Parallel] at once.
+	// Stage orders the steps of a task. The steps of a stage begin when all steps of the
+	// stage before have ended, and at most [Task.Parallel] run at once.
 	Stage uint8
-	// After is how long after the task's begin the step is due at the earliest.
+	// After is the least time between the beginning of the task and that of the step.
 	After time.Duration
 	Op    Op
 	// Method and Kind are those of the trace.
@@ -87,27 +88,28 @@ type Step struct {
 	// Repo is a valid repository name; Ref a tag or digest. MountFrom is another
 	// repository that has the blob.
 	Repo, Ref, MountFrom string
-	// Key, Size and Digest are the content's. A zero digest is not known. Size is in
-	// bytes; negative if unknown.
+	// Key, Size and Digest describe the content. A zero digest is unknown. Size is in
+	// bytes and negative if unknown.
 	Key    uint64
 	Size   int64
 	Digest [32]byte
-	// From and To bound the bytes of a range request; To 0 means none. Of a PATCH, To is
+	// From and To bound the bytes of a range request; To 0 means none. For a PATCH, To is
 	// how many bytes it sends, 0 for an equal part.
 	From, To int64
-	// Upload ties the parts of an upload together, of which Parts come in PATCHes; 0
-	// for none.
+	// Upload is the same for all parts of an upload, of which Parts come in PATCHes. It
+	// is 0 outside of uploads.
 	Upload uint64
 	Parts  uint16
 	// Status is what the recorded registry answered; 0 if unknown.
 	Status uint16
-	// Ask puts a HEAD before a push.
+	// Ask sends a HEAD before a push.
 	Ask bool
-	// Bare asks for /v2 without the slash behind it.
+	// Bare asks for /v2 without the slash at its end.
 	Bare bool
 	// Target is the index of the registry that is asked.
 	Target uint8
-	// Body and MediaType are a manifest's, or Body is the content of a small blob.
+	// Body and MediaType are those of a manifest. Body may also be the content of a small
+	// blob.
 	Body      []byte
 	MediaType string
 }
@@ -116,9 +118,9 @@ type Step struct {
 type Task struct {
 	// ID numbers the tasks of a plan from 0 on, in the order of their time.
 	ID int64
-	// At is when the task begins, from the begin of the run.
+	// At is when the task begins, counted from the beginning of the run.
 	At time.Duration
-	// Client is a hash of who asked.
+	// Client is a hash of the client's name.
 	Client uint64
 	// Session marks the pulls and pushes of L2.
 	Session Session
@@ -138,18 +140,19 @@ const (
 	Push
 )
 
-// Alone tells whether the task is one step, and no session with a sample of its own.
+// Alone reports whether the task is a single step and not a session with a sample of its
+// own.
 func (t *Task) Alone() bool { return len(t.Steps) == 1 && t.Session == Single }
 
-// maxField bounds the strings and bodies of a task that is decoded, in bytes: the
-// protocol lets manifests have 4 MiB.
+// maxField bounds the strings and bodies of a decoded task, in bytes. The protocol lets
+// manifests have 4 MiB.
 const maxField = 8 << 20
 
-// maxSteps bounds the steps of a task that is decoded.
+// maxSteps bounds the steps of a decoded task.
 const maxSteps = 1 << 16
 
-// AppendTask appends the task's binary form: all numbers are varints, strings have
-// their length before them.
+// AppendTask appends the binary form of a task. All numbers are varints, and each string
+// follows its length.
 func AppendTask(b []byte, t *Task) []byte {
 	b = binary.AppendVarint(b, t.ID)
 	b = binary.AppendVarint(b, int64(t.At))
@@ -188,10 +191,10 @@ func appendStep(b []byte, s *Step) []byte {
 	return binary.AppendVarint(b, int64(s.After))
 }
 
-// ErrEncoding is that of a task that does not decode.
+// ErrEncoding is returned for a task that cannot be decoded.
 var ErrEncoding = errors.New("malformed task")
 
-// decoder reads the binary form; after an error everything it returns is zero.
+// decoder reads the binary form. After an error it returns only zero values.
 type decoder struct {
 	b   []byte
 	bad bool
@@ -241,7 +244,7 @@ func DecodeTask(b []byte) (*Task, []byte, error) {
 	t := &Task{ID: d.varint(), At: time.Duration(d.varint()), Client: d.uvarint()}
 	t.Session, t.Parallel = Session(d.byte()), d.byte()
 	n := d.uvarint()
-	// The shortest step has 48 bytes: more steps than that are not there.
+	// The shortest step has 48 bytes, so there cannot be more steps than that.
 	if d.bad || n == 0 || n > maxSteps || n > uint64(len(d.b)) || t.Session > Push || t.ID < 0 {
 		return nil, nil, ErrEncoding
 	}

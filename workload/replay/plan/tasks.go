@@ -7,9 +7,9 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// Tasks makes the tasks in the order of their times and calls fn with each, which
-// may keep it. Those before skip, which are from an earlier run, are made but not
-// handed out. It ends with fn's first error.
+// Tasks makes the tasks in the order of their times and calls fn with each; fn may keep
+// it. Tasks before skip, which an earlier run has done, are made but not handed out.
+// Tasks ends with the first error of fn.
 func (p *Plan) Tasks(ctx context.Context, skip int64, fn func(*Task) error) error {
 	out := &numbered{pace: newPace(&p.o), fn: fn, skip: skip}
 	if p.o.Level == L2 {
@@ -29,8 +29,8 @@ func (p *Plan) Tasks(ctx context.Context, skip int64, fn func(*Task) error) erro
 	})
 }
 
-// client is the hash of a client's name, which does not depend on the order in
-// which the trace names clients.
+// client returns the hash of a client's name. It does not depend on the order in which
+// the trace names clients.
 func (p *Plan) client(known map[store.Symbol]uint64, sym store.Symbol) uint64 {
 	h, ok := known[sym]
 	if !ok {
@@ -62,16 +62,16 @@ func (n *numbered) emit(recorded int64, t *Task) error {
 	return n.fn(t)
 }
 
-// WarmRounds is how many rounds the warm-up has: each begins when the one before has
-// ended.
+// WarmRounds is how many rounds the warm-up has. Each round begins when the one before
+// has ended.
 const WarmRounds = 2
 
 // mountsAtOnce is how many repositories get a blob at the same time.
 const mountsAtOnce = 4
 
-// WarmUp makes the tasks that put everything in place which is read and which the
-// trace does not bring itself: blobs in round 0, configurations and manifests in
-// round 1. Their times are zero. It ends with fn's first error.
+// WarmUp makes the tasks that put in place all that is read before the trace brings it:
+// blobs in round 0, configurations and manifests in round 1. Their times are zero. It
+// ends with the first error of fn.
 func (p *Plan) WarmUp(round int, fn func(*Task) error) error {
 	w := &warmUp{p: p, fn: fn}
 	switch {
@@ -92,8 +92,8 @@ type warmUp struct {
 	id int64
 }
 
-// emit sends the same steps to each target: which one is asked for what is only
-// known later.
+// emit sends the same steps to each target, because it is not known yet which target is
+// asked for what.
 func (w *warmUp) emit(key uint64, steps []Step) error {
 	for target := range w.p.o.Targets {
 		t := &Task{ID: w.id, Client: key + uint64(target), Parallel: mountsAtOnce, Steps: make([]Step, len(steps))}
@@ -109,7 +109,7 @@ func (w *warmUp) emit(key uint64, steps []Step) error {
 	return nil
 }
 
-// push is the step that puts a blob in place.
+// push returns the step that puts a blob in place.
 func (p *Plan) push(repo string, ref store.Symbol) (Step, error) {
 	s := Step{Op: OpPush, Method: store.PUT, Kind: kindBlob, Repo: repo, Ask: true}
 	return s, p.layer(&s, ref)
@@ -181,8 +181,8 @@ func (w *warmUp) blobs() error {
 	return flush()
 }
 
-// manifests sends the configurations of the manifests that have none among their layers,
-// and those manifests that are read before the trace puts them.
+// manifests sends the configurations of manifests that have none among their layers, and
+// the manifests that are read before the trace puts them.
 func (w *warmUp) manifests() error {
 	for _, k := range sortedKeys(w.p.places) {
 		l := w.p.places[k]

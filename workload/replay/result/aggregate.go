@@ -15,7 +15,7 @@ const (
 	digits    = 3
 )
 
-// Key is what requests are told apart by.
+// Key is what distinguishes groups of requests.
 type Key struct {
 	Method store.Method
 	Object Object
@@ -25,7 +25,7 @@ type Key struct {
 	Class uint8
 }
 
-// Group is the requests of a key.
+// Group holds the requests of a key.
 type Group struct {
 	// Latency counts from the intended sending, Service from the actual one.
 	Latency, Service *hdrhistogram.Histogram
@@ -40,7 +40,7 @@ func record(h *hdrhistogram.Histogram, v int64) {
 	_ = h.RecordValue(min(max(v, 1), maxMicros)) // in range by that
 }
 
-// Block is a stretch of the run, by the time at which requests were to be sent.
+// Block is a stretch of the run, by the times at which requests were to be sent.
 type Block struct {
 	Latency, Service         Spread
 	Requests, Errors, Unsent int64
@@ -48,7 +48,7 @@ type Block struct {
 	MaxLag                   int64
 }
 
-// Second is a row of the series, in the form of its file.
+// Second is a row of the series, as in its file.
 type Second struct {
 	Second   int64   `parquet:"second"`
 	Target   int32   `parquet:"target"`
@@ -63,33 +63,34 @@ type Second struct {
 	MaxLag   int64   `parquet:"max_lag_us"`
 }
 
-// maxBlocks bounds the blocks of a target: when there are more, neighbours are
-// merged and blocks are twice as long from then on.
+// maxBlocks bounds the blocks of a target. When there are more, neighbours are merged,
+// and from then on blocks are twice as long.
 const maxBlocks = 2048
 
-// openSeconds is how long a second of the series may still get requests, in seconds;
-// it is longer than the longest time between the end of one request and that of
-// another which was to be sent in the same second, unless somebody sets a very long
-// timeout. Then the second has two rows.
+// openSeconds is how long a second of the series can still get requests, in seconds. It
+// is longer than requests of one second can end apart, unless a timeout is very long. In
+// that case the second has two rows.
 const openSeconds = 900
 
-// Aggregate is all that is counted of a run. The same samples in any order, and
-// merged from any parts, give the same. It is not safe for concurrent use.
+// Aggregate is all that is counted of a run. The same samples give the same result in any
+// order, and merged from any parts. It is not safe for concurrent use.
 type Aggregate struct {
 	Groups map[Key]*Group
-	// Lag is the generator's own, Wait that for a place among those under way.
+	// Lag is the generator's own lag. Wait is the time that requests waited for a place
+	// among those under way.
 	Lag, Wait *hdrhistogram.Histogram
-	// Outcomes counts requests, Sessions whole pulls and pushes by theirs.
+	// Outcomes counts requests, and Sessions whole pulls and pushes, by their outcome.
 	Outcomes, Sessions [outcomes]int64
-	// Late is how many requests were sent more than LateAfter microseconds late.
+	// Late counts the requests that were sent more than LateAfter microseconds late.
 	Late  int64
 	Extra int64
 	// Workers is what each worker did.
 	Workers map[uint8]*WorkerCount
-	// Ended is when the last request had ended, Began when the first was to be sent,
-	// in microseconds; Began is -1 for none.
+	// Began is when the first request was to be sent, -1 if there was none, and Ended
+	// when the last request had ended, in microseconds.
 	Began, Ended int64
-	// Blocks are by target; each is BlockSeconds long and the first begins at 0.
+	// Blocks holds the blocks of each target. Each is BlockSeconds long, and the first
+	// begins at 0.
 	Blocks       [][]Block
 	BlockSeconds int64
 
@@ -104,18 +105,17 @@ type secondKey struct {
 	target uint8
 }
 
-// LateAfter is when a request counts as late, in microseconds: what a replay at
-// recorded speed may be off by.
+// LateAfter is the delay from which on a request counts as late, in microseconds.
 const LateAfter = 2000
 
-// NewAggregate returns an empty one. onSecond, if not nil, gets the rows of the
-// series, in order of time but for very late requests; see [Aggregate.Flush].
+// NewAggregate returns an empty aggregate. onSecond, if not nil, gets the rows of the
+// series, in order of time except for very late requests; see [Aggregate.Flush].
 func NewAggregate(onSecond func(Second) error) *Aggregate {
 	return &Aggregate{Groups: map[Key]*Group{}, Workers: map[uint8]*WorkerCount{}, Lag: newHistogram(), Wait: newHistogram(), Began: -1,
 		BlockSeconds: 1, seconds: map[secondKey]*Block{}, onSecond: onSecond}
 }
 
-// Add counts a sample. Errors are those of onSecond.
+// Add counts a sample. It returns errors of onSecond.
 func (a *Aggregate) Add(s *Sample) error {
 	a.Ended = max(a.Ended, s.End)
 	if a.Began < 0 || s.Intended < a.Began {
@@ -166,7 +166,7 @@ type WorkerCount struct {
 	Latency, Lag                    *hdrhistogram.Histogram
 }
 
-// count returns what is counted of a worker.
+// count returns the counts of a worker.
 func (a *Aggregate) count(worker uint8) *WorkerCount {
 	w := a.Workers[worker]
 	if w == nil {
@@ -216,7 +216,7 @@ func (b *Block) merge(o *Block) {
 	b.MaxLag = max(b.MaxLag, o.MaxLag)
 }
 
-// block is that of a second, in blocks that are made longer as the run grows.
+// block returns the block of a second. Blocks become longer as the run grows.
 func (a *Aggregate) block(second int64, target uint8) *Block {
 	for second/a.BlockSeconds >= maxBlocks {
 		for t := range a.Blocks {
@@ -246,7 +246,7 @@ func halve(b []Block) []Block {
 	return b[:(len(b)+1)/2]
 }
 
-// second counts in the series and closes the rows that are complete.
+// second counts a sample in the series and closes the rows that are complete.
 func (a *Aggregate) second(second int64, s *Sample) error {
 	if a.onSecond == nil {
 		return nil
@@ -308,7 +308,7 @@ func (a *Aggregate) Sum(want func(Key) bool) *Group {
 	return sum
 }
 
-// Requests is how many requests there are, those never sent included.
+// Requests returns how many requests there are, including those that were never sent.
 func (a *Aggregate) Requests() (n int64) {
 	for _, c := range a.Outcomes {
 		n += c
@@ -316,7 +316,7 @@ func (a *Aggregate) Requests() (n int64) {
 	return n
 }
 
-// Errors is how many requests were sent and went wrong.
+// Errors returns how many requests were sent and failed.
 func (a *Aggregate) Errors() int64 {
 	return a.Outcomes[BadStatus] + a.Outcomes[Broken] + a.Outcomes[Timeout] + a.Outcomes[Wrong]
 }

@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// Metric is a figure that results are compared by.
+// Metric is a figure by which results are compared.
 type Metric struct {
-	// Name is that of gates: "p99", "service-p50", "rate".
+	// Name is the name that gates use: "p99", "service-p50", "rate".
 	Name string
 	// Unit is that of the figure.
 	Unit string
-	// MoreIsBetter says in which direction a change is a regression.
+	// MoreIsBetter reports whether a higher value is better.
 	MoreIsBetter bool
 
 	of func(b *Block, seconds float64) float64
@@ -46,7 +46,7 @@ func Metrics() []Metric {
 	}
 }
 
-// Gate is the largest regression of a metric that is let pass.
+// Gate is the largest regression of a metric that passes.
 type Gate struct {
 	Metric string
 	// Limit is a share: 0.1 lets a metric be 10 % worse. For errors it is in points:
@@ -80,10 +80,10 @@ type CompareOptions struct {
 	Confidence float64
 	// Resamples is how many times the blocks are drawn, 0 means 1000.
 	Resamples int
-	// BlockSeconds is the length of the blocks that are drawn, 0 means 1: longer ones
-	// are right where what happens in one second says much about the next.
+	// BlockSeconds is the length of the blocks that are drawn; 0 means 1. Longer blocks
+	// are right if one second depends on the seconds before.
 	BlockSeconds int64
-	// Seed of the drawing: the same gives the same intervals.
+	// Seed of the random draws. The same seed gives the same intervals.
 	Seed uint64
 	// Gates that have to hold.
 	Gates []Gate
@@ -102,12 +102,12 @@ type Change struct {
 	Unit   string `json:"unit"`
 	Base   Interval
 	Other  Interval
-	// Share is by how much Other is more than Base, as a share of it; for errors the
+	// Share is how much Other exceeds Base, as a share of Base. For errors it is the
 	// difference in percent.
 	Share Interval `json:"change"`
-	// Differs says that the interval of Share does not have 0 in it.
+	// Differs reports whether the interval of Share excludes 0.
 	Differs bool `json:"differs"`
-	// Gate and Failed are set where there is a gate.
+	// Gate and Failed are set if there is a gate.
 	Gate   *float64 `json:"gate,omitempty"`
 	Failed bool     `json:"failed,omitempty"`
 }
@@ -122,17 +122,16 @@ type Comparison struct {
 	Changes []Change `json:"changes"`
 }
 
-// Failed tells whether a gate does not hold.
+// Failed reports whether a gate does not hold.
 func (c *Comparison) Failed() bool {
 	return slices.ContainsFunc(c.Changes, func(ch Change) bool { return ch.Failed })
 }
 
-// fewBlocks is below what intervals mean little.
+// fewBlocks is the number of blocks below which intervals mean little.
 const fewBlocks = 20
 
-// Compare compares other with base. A gate fails when the metric is worse by more
-// than its limit and the confidence interval of the change says that it did become
-// worse.
+// Compare compares other with base. A gate fails if the metric is worse by more than its
+// limit and the confidence interval of the change confirms that it became worse.
 func Compare(base, other *Result, o CompareOptions) *Comparison {
 	set := func(v *float64, d float64) {
 		if *v == 0 {
@@ -166,7 +165,7 @@ func Compare(base, other *Result, o CompareOptions) *Comparison {
 	return c
 }
 
-// draws are the metrics of a result: of the whole, and of each resample.
+// draws holds the metrics of a result: of the whole, and of each resample.
 type draws struct {
 	blocks  []Block
 	whole   []float64
@@ -199,7 +198,7 @@ func newDraws(r *Result, o *CompareOptions, rng *rand.Rand) *draws {
 	return d
 }
 
-// blocks are those of all targets together, merged to a length in seconds.
+// blocks returns the blocks of all targets together, merged to a length in seconds.
 func (r *Result) blocks(seconds int64) []Block {
 	var out []Block
 	n := int(max(1, seconds/r.Counts.BlockSeconds))
@@ -221,7 +220,7 @@ func (d *draws) interval(metric int, confidence float64) Interval {
 	return interval(d.whole[metric], d.samples[metric], confidence)
 }
 
-// interval is the percentile interval of a bootstrap.
+// interval returns the percentile interval of a bootstrap.
 func interval(value float64, samples []float64, confidence float64) Interval {
 	if len(samples) == 0 {
 		return Interval{value, value, value}

@@ -65,7 +65,7 @@ func (r *row) sample() Sample {
 		Redirects: uint8(r.Redirects), RedirectTime: r.RedirectTime, Extra: r.Extra, Last: r.Last}
 }
 
-// parquetFile is a Parquet file that gets its name when it is whole.
+// parquetFile is a Parquet file that gets its name when it is complete.
 type parquetFile[T any] struct {
 	path string
 	f    *os.File
@@ -90,7 +90,7 @@ func (p *parquetFile[T]) write(rows []T) error {
 	return err
 }
 
-// close gives the file its name; after an error there is none.
+// close gives the file its name. After an error there is no file.
 func (p *parquetFile[T]) close() error {
 	err := errors.Join(p.w.Close(), p.buf.Flush())
 	if err == nil {
@@ -110,15 +110,16 @@ func (p *parquetFile[T]) discard() {
 	_ = os.Remove(p.path + ".tmp")
 }
 
-// Recorder writes a result: samples of whole tasks, in files that are complete when
-// they have their name. It is not safe for concurrent use.
+// Recorder writes a result: samples of whole tasks, in files that are complete once they
+// have their name. It is not safe for concurrent use.
 type Recorder struct {
-	// Aggregate counts all that was added, also what could not be written.
+	// Aggregate counts all that was added, including what could not be written.
 	Aggregate *Aggregate
-	// Unwritten is how many samples are in no file, since Err happened.
+	// Unwritten is how many samples are in no file because of Err.
 	Unwritten int64
 	Err       error
-	// Clock tells when to try again after an error; Create sets time.Now.
+	// Clock returns the time, which decides when to try again after an error. Create sets
+	// time.Now.
 	Clock func() time.Time
 
 	dir     string
@@ -130,18 +131,18 @@ type Recorder struct {
 	retry   time.Time
 }
 
-// maxPartRows bounds a file, and with it what the writer holds in memory.
+// maxPartRows bounds a file, and so what the writer holds in memory.
 const maxPartRows = 1 << 20
 
-// Begun tells whether a directory has samples of a run.
+// Begun reports whether a directory has samples of a run.
 func Begun(dir string) (bool, error) {
 	parts, err := filepath.Glob(filepath.Join(dir, partGlob))
 	return len(parts) > 0, err
 }
 
-// Create begins a result in a directory, which is made if it is missing. One that has
-// a result already is an error, unless resume is set: then what is there is counted,
-// and done is called with each task that has its samples.
+// Create begins a result in a directory, which it creates if it is missing. A directory
+// that has a result is an error unless resume is set. Then Create counts what is there,
+// and calls done with each task whose samples are all there.
 func Create(dir string, resume bool, done func(task int64)) (*Recorder, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -189,7 +190,7 @@ func (r *Recorder) reserve() {
 	_ = f.Close()
 }
 
-// Add takes samples; those of a task are written when its last one is there.
+// Add takes samples. The samples of a task are written when its last one is there.
 func (r *Recorder) Add(samples []Sample) {
 	for i := range samples {
 		s := &samples[i]
@@ -222,11 +223,11 @@ func (r *Recorder) fail(err error) {
 	}
 }
 
-// retryAfter is how long nothing is written after an error.
+// retryAfter is how long the recorder waits after an error before it writes again.
 const retryAfter = 5 * time.Second
 
-// write writes the rows that are held. After an error the file they were for is given
-// up: the disk may have room for another one later.
+// write writes the rows that are held. After an error it gives the file up: the disk may
+// have room for another one later.
 func (r *Recorder) write() {
 	rows := r.rows
 	r.rows = r.rows[:0]
@@ -280,8 +281,9 @@ func (r *Recorder) closePart() {
 	r.part = nil
 }
 
-// Checkpoint completes the file that is being written: what was added is safe when it
-// returns, but for the samples of tasks that go on and what Unwritten counts.
+// Checkpoint completes the file that is being written. When it returns, all that was
+// added is durable, except for samples of tasks that are not complete and what Unwritten
+// counts.
 func (r *Recorder) Checkpoint() {
 	r.write()
 	r.closePart()
@@ -315,7 +317,7 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// save writes the summary, whole or not at all.
+// save writes the summary, as a whole or not at all.
 func (s *Summary) save(dir string) error {
 	b, err := json.MarshalIndent(s, "", " ")
 	if err != nil {
@@ -359,8 +361,8 @@ func readPart(path string, fn func(*Sample) error) (err error) {
 	}
 }
 
-// Read calls fn for each sample of a result. The result may be that of a run which
-// is still under way or was ended by force: what has its name is whole.
+// Read calls fn for each sample of a result. The run may still be under way or have been
+// ended by force: a file that has its name is complete.
 func Read(dir string, fn func(*Sample) error) error {
 	parts, err := filepath.Glob(filepath.Join(dir, partGlob))
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"example.org/slipway/internal/chart"
 )
 
-// page is what the HTML report is made of.
+// page is the data of the HTML report.
 type page struct {
 	CSS         template.CSS
 	Title       string
@@ -17,8 +17,7 @@ type page struct {
 	Pictures    []template.HTML
 }
 
-// HTML writes one page, without anything from elsewhere, of some results and the
-// comparisons between them.
+// HTML writes one self-contained page of some results and the comparisons between them.
 func HTML(w io.Writer, title string, results []*Result, comparisons []*Comparison) error {
 	p := page{CSS: template.CSS(chart.CSS()), Title: title, Results: results, Comparisons: comparisons}
 	o := &chart.Options{Inline: true, Width: 900}
@@ -85,7 +84,7 @@ func pictures(results []*Result) []*chart.XY {
 	}
 }
 
-// curve is a figure of each block.
+// curve is a figure with a value for each block.
 type curve struct {
 	name string
 	of   func(b *Block, seconds float64) float64

@@ -74,7 +74,8 @@ func (p *printer) f(format string, args ...any) {
 	if p.err != nil {
 		return
 	}
-	// A result may be somebody else's: nothing in it speaks to the terminal.
+	// A result may be somebody else's. Control characters are removed, so that it cannot
+	// control the terminal.
 	text := strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && r != '\n' && r != '\t' {
 			return unicode.ReplacementChar
@@ -146,7 +147,7 @@ func CSV(w io.Writer, results []*Result) error {
 	return c.Error()
 }
 
-// Check is something that a run has to be.
+// Check is a condition that a run must meet.
 type Check struct {
 	Name   string
 	Failed bool
@@ -154,9 +155,9 @@ type Check struct {
 	Text string
 }
 
-// Checks are those of a result: that it is valid, complete, that no content was
-// wrong, and that no larger share of the requests than maxErrors went wrong or was
-// not sent.
+// Checks returns the checks of a result: that it is valid and complete, that no content
+// was wrong, and that the share of requests that failed or were not sent is at most
+// maxErrors.
 func (r *Result) Checks(maxErrors float64) []Check {
 	bad := r.Counts.Errors() + r.Counts.Outcomes[Dropped] + r.Counts.Outcomes[Lost] + r.Counts.Outcomes[Failed]
 	share := float64(bad) / float64(max(1, r.Requests))
@@ -168,7 +169,7 @@ func (r *Result) Checks(maxErrors float64) []Check {
 	}
 }
 
-// Checks are those of a comparison: its gates.
+// Checks returns the checks of a comparison: its gates.
 func (c *Comparison) Checks() []Check {
 	var out []Check
 	for _, ch := range c.Changes {

@@ -1,6 +1,6 @@
-// Package result holds what a replay measured: one [Sample] for each request, in
-// Parquet files that are readable from the moment they have their name, and all
-// that is derived from them: histograms, series, reports, comparisons.
+// Package result holds what a replay measured: one [Sample] for each request, in Parquet
+// files that are readable once they have their name. From these it derives histograms,
+// series, reports and comparisons.
 package result
 
 import (
@@ -17,9 +17,9 @@ type Outcome uint8
 
 // The outcomes.
 const (
-	// OK is an answer as it was recorded, or a success.
+	// OK is the recorded answer, or a success.
 	OK Outcome = iota
-	// BadStatus is an HTTP status that is an error and not the recorded one.
+	// BadStatus is an HTTP error status other than the recorded one.
 	BadStatus
 	// Broken is a connection that could not be made or did not last.
 	Broken
@@ -27,13 +27,14 @@ const (
 	Timeout
 	// Wrong is content that does not have its digest, its size or its range.
 	Wrong
-	// Dropped is a request that was never sent: too many were under way for too long.
+	// Dropped is a request that was never sent, because too many were under way for too
+	// long.
 	Dropped
-	// Lost is a request that was with a worker when that was lost. Whether it was
-	// answered is not known.
+	// Lost is a request that a worker had when it was lost. Whether it was answered is
+	// not known.
 	Lost
-	// Failed is a request that could not be made: its place in a push or pull never
-	// came, since what it depends on failed.
+	// Failed is a request that could not be made, because an earlier request of its push
+	// or pull failed.
 	Failed
 	outcomes
 )
@@ -57,7 +58,7 @@ func parseOutcome(s string) Outcome {
 	return outcomes
 }
 
-// Object is what a request was about: the trace's kinds, and whole sessions.
+// Object is what a request was about: the kinds of a trace, and whole sessions.
 type Object uint8
 
 // Objects beyond the kinds of [trace.Kind], whose numbers they follow.
@@ -89,8 +90,8 @@ func parseObject(s string) Object {
 // Sample is one request, or one session. Times are in microseconds from the begin
 // of the run.
 type Sample struct {
-	// Task and Step say what the sample is of; Part counts the requests of a step.
-	// A session's own sample has Step -1.
+	// Task and Step say what the sample is of. Part counts the requests of a step. The
+	// sample of a whole session has Step -1.
 	Task int64
 	Step int32
 	Part uint8
@@ -102,20 +103,20 @@ type Sample struct {
 	Object         Object
 	Outcome        Outcome
 	Status         uint16
-	// Intended is when the request was to be sent, Sent when it was, First when the
-	// answer's header was there, End when all of it was. What was never sent has Sent
-	// equal to Intended.
+	// Intended is when the request was to be sent, Sent when it was sent, First when the
+	// header of the answer came, and End when all of the answer was there. A request that
+	// was never sent has Sent equal to Intended.
 	Intended, Sent, First, End int64
 	// Wait is the part of Sent-Intended in which too many other requests were under
 	// way; the rest is the generator's own lag.
 	Wait int64
 	// Bytes is the size of the body that was sent or received.
 	Bytes int64
-	// Redirects were followed, which took RedirectTime.
+	// Redirects is how many redirects were followed. They took RedirectTime.
 	Redirects    uint8
 	RedirectTime int64
-	// Extra is set for a request that the trace does not have: an upload that had to
-	// be opened again, a token.
+	// Extra is set for a request that the trace does not have, such as the reopening of
+	// an upload or a request for a token.
 	Extra bool
 }
 
@@ -128,10 +129,10 @@ func (s *Sample) Service() int64 { return s.End - s.Sent }
 // Lag is the time in microseconds by which the generator itself was late.
 func (s *Sample) Lag() int64 { return max(0, s.Sent-s.Intended-s.Wait) }
 
-// Executed tells whether the request was sent and its end is known.
+// Executed reports whether the request was sent and its end is known.
 func (s *Sample) Executed() bool { return s.Outcome < Dropped }
 
-// IsSession tells whether the sample is of a whole session.
+// IsSession reports whether the sample is of a whole session.
 func (s *Sample) IsSession() bool { return s.Object >= PullSession }
 
 // SizeClass is the class of a body's size, see [SizeClasses].
@@ -168,7 +169,7 @@ func AppendSample(b []byte, s *Sample) []byte {
 	return b
 }
 
-// ErrEncoding is that of a sample that does not decode.
+// ErrEncoding is returned for a sample that cannot be decoded.
 var ErrEncoding = errors.New("malformed sample")
 
 // DecodeSample reads a sample and returns what follows it.

@@ -2,9 +2,9 @@ package result
 
 import "math/bits"
 
-// Spread is a coarse histogram of times in microseconds for one block of a series:
-// 4 KiB, each value known to 3 %. Whole runs are counted with HdrHistogram; these are
-// what confidence intervals are drawn from, for which there have to be many.
+// Spread is a coarse histogram of times in microseconds for one block of a series. It
+// takes 4 KiB, and each value is known to 3 %. Whole runs are counted with HdrHistogram.
+// Spreads serve to draw confidence intervals, which need many histograms.
 type Spread struct {
 	n [spreadSize]uint32
 	// Count and Sum are exact.
@@ -25,7 +25,7 @@ func spreadIndex(v int64) int {
 	return min(spreadSize-1, (shift+1)<<subBits+int(v>>shift)&(1<<subBits-1))
 }
 
-// spreadValue is the middle of a bucket.
+// spreadValue returns the middle of a bucket.
 func spreadValue(i int) float64 {
 	if i < 1<<subBits {
 		return float64(i)
@@ -35,7 +35,7 @@ func spreadValue(i int) float64 {
 	return float64(low) + float64(int64(1)<<shift-1)/2
 }
 
-// Add counts a value; negative ones count as 0.
+// Add counts a value. A negative value counts as 0.
 func (s *Spread) Add(v int64) {
 	s.n[spreadIndex(v)]++
 	s.Count++
@@ -54,8 +54,8 @@ func (s *Spread) Merge(o *Spread) {
 	s.Sum += o.Sum
 }
 
-// Quantile is the value that the share q of all values do not exceed; 0 if there are
-// none.
+// Quantile returns the value that the share q of all values do not exceed, or 0 if there
+// are none.
 func (s *Spread) Quantile(q float64) float64 {
 	if s.Count == 0 {
 		return 0
@@ -74,7 +74,7 @@ func (s *Spread) Quantile(q float64) float64 {
 	return spreadValue(last)
 }
 
-// Mean is 0 if there are no values.
+// Mean returns the mean, or 0 if there are no values.
 func (s *Spread) Mean() float64 {
 	if s.Count == 0 {
 		return 0

@@ -15,11 +15,11 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// Summary is what a run was and what came of it. Times are in milliseconds.
+// Summary says what a run was and what came of it. Times are in milliseconds.
 type Summary struct {
-	// Version is that of this form.
+	// Version is the version of this form.
 	Version int `json:"version"`
-	// Level, Mode and Speed say how the trace was replayed; Options is all of it.
+	// Level, Mode and Speed say how the trace was replayed. Options has all settings.
 	Level   string            `json:"level"`
 	Mode    string            `json:"mode"`
 	Options map[string]string `json:"options"`
@@ -28,8 +28,8 @@ type Summary struct {
 	Workers []string `json:"workers"`
 	// Environment is where it was run.
 	Environment Environment `json:"environment"`
-	// Planned is how many requests of the trace were to be replayed, Skipped those
-	// that could not be.
+	// Planned is how many requests of the trace were to be replayed, Skipped how many
+	// could not be replayed.
 	Planned int64            `json:"planned"`
 	Skipped map[string]int64 `json:"skipped,omitempty"`
 	// Unsized is the content whose size the trace does not tell.
@@ -43,15 +43,15 @@ type Summary struct {
 	Complete bool `json:"complete"`
 	// Problems is what went wrong with the replay itself.
 	Problems []string `json:"problems,omitempty"`
-	// MaxLag is the bound, in milliseconds, that the generator's lag must keep at
-	// the 99th percentile.
+	// MaxLag is the largest lag of the generator, in milliseconds at the 99th percentile,
+	// with which the run is valid.
 	MaxLag float64 `json:"maxLagMs"`
-	// Closed says that requests had no times of their own.
+	// Closed reports whether the run was a closed loop.
 	Closed bool `json:"closedLoop"`
 	// LostWorkers is how many workers were lost.
 	LostWorkers int `json:"lostWorkers,omitempty"`
 
-	// The rest is filled in from the samples.
+	// The rest is computed from the samples.
 	Seconds    float64          `json:"seconds"`
 	Requests   int64            `json:"requests"`
 	Outcomes   map[string]int64 `json:"outcomes"`
@@ -78,7 +78,7 @@ type Summary struct {
 type Unsized struct {
 	Blobs     int64 `json:"blobs"`
 	Manifests int64 `json:"manifests"`
-	// BlobSize is what blobs were given in its place, in bytes.
+	// BlobSize is the size that such blobs were given, in bytes.
 	BlobSize int64 `json:"blobSize"`
 	// Examples are the names of some.
 	Examples []string `json:"examples"`
@@ -110,7 +110,7 @@ type Environment struct {
 	CPUs    int    `json:"cpus"`
 }
 
-// Here is the environment of this process.
+// Here returns the environment of this process.
 func Here(version string) Environment {
 	return Environment{Slipway: version, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.NumCPU()}
 }
@@ -187,10 +187,10 @@ func named(n [outcomes]int64) map[string]int64 {
 }
 
 // notableWait is how long requests may wait for a place, in milliseconds at the 99th
-// percentile, before it is worth a word.
+// percentile, before a note says so.
 const notableWait = 10
 
-// judge says whether the figures are those of the registry or of the generator.
+// judge decides whether the figures describe the registry or the generator.
 func (s *Summary) judge(a *Aggregate) {
 	total := a.Requests()
 	share := func(n int64) float64 { return 100 * float64(n) / float64(max(1, total)) }
@@ -281,15 +281,15 @@ func (s *Summary) rows(a *Aggregate) []GroupRow {
 
 // Result is a run that was read back.
 type Result struct {
-	// Dir is where it lies, Name what it is called in comparisons.
+	// Dir is the result's directory. Name is its name in comparisons.
 	Dir, Name string
 	*Summary
 	// Counts is all that was counted.
 	Counts *Aggregate
 }
 
-// Load reads a result and counts it anew, from the samples. A run that has no summary
-// since it did not end has one of what is there.
+// Load reads a result and counts it anew from the samples. For a run that has no summary,
+// because it did not end, it makes one from what is there.
 func Load(dir string) (*Result, error) {
 	r := &Result{Dir: dir, Name: filepath.Base(filepath.Clean(dir)), Summary: &Summary{}, Counts: NewAggregate(nil)}
 	raw, err := os.ReadFile(filepath.Join(dir, SummaryName))

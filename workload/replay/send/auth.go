@@ -23,15 +23,16 @@ type authority struct {
 	tokens map[string]*token // by scope
 }
 
-// token is the one of a scope, and empty until it was fetched. The lock of the
-// authority is never held while one is fetched: requests of other scopes go on.
+// token is the token of a scope. It is empty until it is fetched. The lock of the
+// authority is not held while a token is fetched, so that requests of other scopes go on.
 type token struct {
 	mu      sync.Mutex // held while it is fetched: others that need it wait for it
 	value   string
 	expires time.Time
 }
 
-// header is empty if there is no token, or none any more. The caller holds mu.
+// header returns the header of the token, or "" if there is no valid token. The caller
+// holds mu.
 func (t *token) header() string {
 	if t.value == "" || time.Until(t.expires) <= 0 {
 		return ""
@@ -39,7 +40,7 @@ func (t *token) header() string {
 	return "Bearer " + t.value
 }
 
-// scope is what a request needs of a token.
+// scope returns the scope of the token that a request needs.
 func scope(repo string, write bool) string {
 	switch {
 	case repo == "":
@@ -53,8 +54,8 @@ func scope(repo string, write bool) string {
 // maxTokens bounds the tokens that are kept.
 const maxTokens = 100_000
 
-// header is what is sent without being asked: nothing before the registry wanted
-// something for the first time.
+// header returns the credentials that are sent unasked. It returns none until the
+// registry has asked for credentials once.
 func (a *authority) header(scope string) string {
 	if a.target.AccessToken != "" {
 		return "Bearer " + a.target.AccessToken
@@ -73,7 +74,7 @@ func (a *authority) header(scope string) string {
 	return t.header()
 }
 
-// token returns the one of a scope.
+// token returns the token of a scope.
 func (a *authority) token(scope string) *token {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -94,8 +95,8 @@ func (a *authority) basicHeader() string {
 	return r.Header.Get("Authorization")
 }
 
-// answer is what the challenges of an answer from a URL are answered with, after refused was shown
-// in vain; empty if there is nothing to show.
+// answer returns the credentials that answer the challenges of an answer from a URL,
+// after refused was shown in vain. It returns "" if there are none.
 func (a *authority) answer(ctx context.Context, challenges []string, from *url.URL, scope, refused string) (string, error) {
 	c := client.ChooseChallenge(challenges, from)
 	switch c.Scheme {
@@ -122,7 +123,7 @@ func (a *authority) answer(ctx context.Context, challenges []string, from *url.U
 	return "", nil
 }
 
-// fetch asks the token service for a token, which the caller has locked.
+// fetch gets a token from the token service. The caller has locked the token.
 func (a *authority) fetch(ctx context.Context, t *token, params map[string]string, scope string) error {
 	realm, err := url.Parse(params["realm"])
 	if err != nil || realm.Host == "" || realm.Scheme != "https" && realm.Scheme != "http" {

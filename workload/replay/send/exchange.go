@@ -22,14 +22,14 @@ type exchange struct {
 	object result.Object
 	url    *url.URL
 	header http.Header
-	// body makes the request's body, of size bytes; nil for none. It is called again
-	// where the request is sent again.
+	// body makes the request's body, of size bytes; nil for none. It is called again if
+	// the request is sent again.
 	body  func() io.Reader
 	size  int64
 	scope string
-	// check compares the answer's body; nil takes any.
+	// check checks the answer's body. nil accepts any.
 	check checker
-	// fine are statuses that are no error besides those below 300.
+	// fine reports whether a status of 300 or more is no error.
 	fine func(status int) bool
 
 	// What came of it.
@@ -40,18 +40,18 @@ type exchange struct {
 	outcome result.Outcome
 }
 
-// checker is written an answer's body to.
+// checker takes an answer's body and checks it.
 type checker interface {
 	io.Writer
-	// right tells whether the body was what it should be.
+	// right reports whether the body was right.
 	right(header http.Header) bool
 }
 
-// maxRedirects is how many are followed.
+// maxRedirects is how many redirects are followed.
 const maxRedirects = 5
 
-// maxIdleBody is how much of an unwanted body is read so that the connection can be
-// used again, in bytes.
+// maxIdleBody is how many bytes of an unwanted body are read so that the connection can
+// be used again.
 const maxIdleBody = 1 << 20
 
 // do sends the request and reads the answer. The sample's End, First, Bytes, Status,
@@ -87,8 +87,8 @@ func (s *Sender) do(ctx context.Context, t *target, x *exchange, sample *result.
 	}
 }
 
-// follow sends the request, again with credentials where they are asked for, and to
-// where it is redirected.
+// follow sends the request. It sends it again with credentials if these are asked for,
+// and follows redirects.
 func (s *Sender) follow(ctx context.Context, t *target, x *exchange, sample *result.Sample) error {
 	x.at = x.url
 	auth, asked := t.auth.header(x.scope), false
@@ -143,10 +143,10 @@ func idle(resp *http.Response) {
 	_ = resp.Body.Close()
 }
 
-// clientKey is the key of a context's client, a hash, where targets are told of it.
+// clientKey is the context's key of the client, a hash, if targets are told of clients.
 type clientKey struct{}
 
-// address is one for a client: 10.0.0.0/8 has 16 million of them.
+// address returns an address for a client. 10.0.0.0/8 has 16 million of them.
 func address(client uint64) string {
 	client ^= client >> 24
 	return fmt.Sprintf("10.%d.%d.%d", byte(client>>16), byte(client>>8), byte(client))
@@ -208,7 +208,7 @@ func (s *Sender) read(resp *http.Response, x *exchange, sample *result.Sample) (
 	return nil
 }
 
-// digestCheck is of content with a known digest.
+// digestCheck checks content with a known digest.
 type digestCheck struct {
 	hash.Hash
 	n, size int64
@@ -228,7 +228,8 @@ func (d *digestCheck) right(http.Header) bool {
 	return d.n == d.size && bytes.Equal(d.Sum(nil), d.want[:])
 }
 
-// headerCheck is of a manifest by its tag, whose digest the registry says itself.
+// headerCheck checks a manifest that was asked for by its tag. The registry itself says
+// its digest.
 type headerCheck struct {
 	hash.Hash
 	want [32]byte // zero if any will do
@@ -244,13 +245,13 @@ func (h *headerCheck) right(header http.Header) bool {
 	return said == "" || said == digestName(sum)
 }
 
-// rangeCheck is of a part of a blob, which it makes again.
+// rangeCheck checks a part of a blob by making the part again.
 type rangeCheck struct {
 	r   *content.Reader
 	n   int64
 	bad bool
 	buf []byte
-	// whole is the check of the whole blob: a registry may ignore a range.
+	// whole checks the whole blob, because a registry may ignore a range.
 	whole *digestCheck
 	part  int64
 }

@@ -15,26 +15,26 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// maxUploads bounds the uploads that are remembered: those that a trace begins and
+// maxUploads bounds the uploads that are remembered. Uploads that a trace begins and
 // never ends must not fill the memory.
 const maxUploads = 1 << 16
 
-// upload is one that was begun, or is about to be.
+// upload is an upload that was begun, or is about to be.
 type upload struct {
 	target *target
 	index  uint8 // of the target
 	repo   string
 
-	// busy is held while a request of the upload is under way: its client sends them
-	// one after another.
+	// busy is held while a request of the upload is under way: its client sends one after
+	// another.
 	busy  sync.Mutex
 	at    *url.URL // where the next part goes; nil if the upload could not be begun
 	sent  int64    // bytes
 	parts uint16   // PATCHes
 }
 
-// uploads are those that go on: by their name in the trace, or not yet known by
-// it, which is when only the POST was seen; those are kept by client and repository.
+// uploads holds the uploads that go on, by their name in the trace. An upload of which
+// only the POST was seen has no name yet and is kept by client and repository.
 type uploads struct {
 	mu    sync.Mutex
 	byID  map[uint64]*upload
@@ -64,8 +64,9 @@ func (u *uploads) keep(by uint64, up *upload) {
 	u.count++
 }
 
-// get returns the upload of a name: that which has it, or the oldest of the client's
-// without a name, or a new one that is yet to be begun. It has the name from now on.
+// get returns the upload of a name: the one that has the name, or the client's oldest one
+// without a name, or fresh, which is yet to be begun. The upload has the name from now
+// on.
 func (u *uploads) get(id, by uint64, fresh *upload) *upload {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -105,11 +106,11 @@ func (u *uploads) drop(id uint64) {
 	delete(u.byID, id)
 }
 
-// uploadObject is what requests of uploads count as.
+// uploadObject is the object of requests of uploads.
 const uploadObject = result.Object(trace.Upload)
 
-// begin sends the POST that begins an upload, with parameters, and returns where it
-// goes on: nil if it failed, or if nothing is left to upload.
+// begin sends the POST that begins an upload, with parameters, and returns where the
+// upload goes on. It returns nil if the POST failed, or if nothing is left to upload.
 func (r *run) begin(ctx context.Context, q url.Values) *url.URL {
 	u := r.url(r.Repo, "blobs", "uploads", "")
 	u.RawQuery = q.Encode()
@@ -126,7 +127,7 @@ func (r *run) begin(ctx context.Context, q url.Values) *url.URL {
 
 func nothing() io.Reader { return http.NoBody }
 
-// location is where the answer says the upload goes on; nil if it does not.
+// location returns where the upload goes on according to the answer, or nil.
 func (x *exchange) location() *url.URL {
 	l := x.answer.Get("Location")
 	if l == "" {
@@ -139,7 +140,7 @@ func (x *exchange) location() *url.URL {
 	return u
 }
 
-// open is the POST of a trace.
+// open sends the POST of a trace.
 func (r *run) open(ctx context.Context) {
 	up := r.s.begun(r.task)
 	if up == nil {
@@ -151,9 +152,10 @@ func (r *run) open(ctx context.Context) {
 	up.at = r.begin(ctx, nil)
 }
 
-// hold waits for the upload that a PATCH or PUT goes to, which the caller unlocks: it
-// goes to the registry that has the upload. That is begun where its POST was before the
-// replay's begin, or failed; false if that fails.
+// hold waits for the upload to which a PATCH or PUT belongs, and locks it; the caller
+// unlocks it. It chooses the registry that has the upload. If the upload's POST was
+// before the replay's beginning, or failed, hold begins the upload. It returns false if
+// that fails.
 func (r *run) hold(ctx context.Context) (*upload, bool) {
 	up := r.s.uploads.get(r.Upload, r.by(), &upload{target: r.target, index: r.index, repo: r.Repo})
 	r.target, r.index = up.target, up.index
@@ -168,7 +170,7 @@ func (r *run) hold(ctx context.Context) (*upload, bool) {
 	return up, up.at != nil
 }
 
-// piece makes bytes of the step's content.
+// piece returns a function that makes bytes of the step's content.
 func (r *run) piece(from, to int64) func() io.Reader {
 	return func() io.Reader {
 		if len(r.Body) > 0 {
@@ -216,7 +218,7 @@ func (r *run) close(ctx context.Context) {
 	r.s.uploads.drop(r.Upload)
 }
 
-// put sends what an upload lacks, and its digest.
+// put sends the rest of an upload and its digest.
 func (r *run) put(ctx context.Context, up *upload) {
 	u := *up.at
 	q := u.Query()
@@ -254,11 +256,11 @@ func (r *run) push(ctx context.Context) {
 
 func isNotFound(status int) bool { return status == http.StatusNotFound }
 
-// cancelTime bounds the cancelling of what is left.
+// cancelTime bounds how long Close cancels uploads.
 const cancelTime = 10 * time.Second
 
-// cancelUploads cancels the uploads that were not ended, so that a replay leaves
-// nothing half done in the registry.
+// cancelUploads cancels the uploads that were not ended, so that a replay leaves nothing
+// half done in the registry.
 func (s *Sender) cancelUploads() {
 	ctx, cancel := context.WithTimeout(context.Background(), cancelTime)
 	defer cancel()

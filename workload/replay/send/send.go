@@ -25,16 +25,16 @@ import (
 
 // Options of a Sender. The zero value is usable.
 type Options struct {
-	// Maker makes the layers, as that of the plan does.
+	// Maker makes the layers. It must be the Maker of the plan.
 	Maker content.Maker
 	// Timeout bounds each request, 0 means 5 minutes.
 	Timeout time.Duration
 	// UserAgent defaults to "slipway-replay".
 	UserAgent string
-	// Clients tells targets whose request each is: an address made of the task's client,
-	// as X-Forwarded-For.
+	// Clients tells targets which client sent each request: an address made from the
+	// task's client, in X-Forwarded-For.
 	Clients bool
-	// Log gets a few of the errors, at most one in noteEvery; nil discards.
+	// Log gets a few of the errors, at most one in noteEvery. nil discards them.
 	Log *slog.Logger
 }
 
@@ -87,8 +87,8 @@ func New(targets []Target, start time.Time, o Options) (*Sender, error) {
 	return s, nil
 }
 
-// Close cancels the uploads that were begun and never ended, as far as that is done
-// within some seconds, and closes the connections.
+// Close cancels the uploads that were begun and never ended, for some seconds at most,
+// and closes the connections.
 func (s *Sender) Close() error {
 	s.cancelUploads()
 	for _, t := range s.targets {
@@ -97,18 +97,18 @@ func (s *Sender) Close() error {
 	return nil
 }
 
-// SetStart makes times count from start. It must not be called while a task runs.
+// SetStart sets the time from which times count. It must not be called while a task runs.
 func (s *Sender) SetStart(start time.Time) { s.start = start }
 
-// now is the time in microseconds since the start.
+// now returns the time in microseconds since the start.
 func (s *Sender) now() int64 { return time.Since(s.start).Microseconds() }
 
-// noteEvery is how long no error is logged after one: the first says what is wrong, the
-// samples say how often.
+// noteEvery is how long no error is logged after one. The first error says what is wrong,
+// and the samples say how often.
 const noteEvery = 10 * time.Second
 
-// note logs an error, unless there was one just now. That of a run that is ended is
-// none.
+// note logs an error, unless one was logged just now. It ignores errors of a run that is
+// being ended.
 func (s *Sender) note(ctx context.Context, err error) {
 	if errors.Is(err, context.Canceled) {
 		return
@@ -122,9 +122,9 @@ func (s *Sender) note(ctx context.Context, err error) {
 	s.o.Log.WarnContext(ctx, "a request failed", "err", err)
 }
 
-// Run does a task. intended and wait are as in [result.Sample]. emit is called with
-// each sample, not concurrently, and last with the one that is marked as the task's
-// last. A task is always done to its end; when ctx ends, its requests fail.
+// Run does a task. intended and wait are as in [result.Sample]. It calls emit with each
+// sample, not concurrently; the last sample is marked as such. A task is always done to
+// its end: when ctx ends, its requests fail.
 func (s *Sender) Run(ctx context.Context, t *plan.Task, intended, wait int64, emit func(result.Sample)) {
 	if s.o.Clients {
 		ctx = context.WithValue(ctx, clientKey{}, t.Client)
@@ -181,7 +181,7 @@ func (s *Sender) Run(ctx context.Context, t *plan.Task, intended, wait int64, em
 	emit(total)
 }
 
-// stage does the steps from one to another, some at once. The task began at begin.
+// stage does the steps from one to another, some at once. begin is when the task began.
 func (s *Sender) stage(ctx context.Context, t *plan.Task, from, to int, begin, intended, wait int64, collect func([]result.Sample)) {
 	n := min(max(1, int(t.Parallel)), to-from)
 	if n == 1 && to-from == 1 {
@@ -208,8 +208,8 @@ func (s *Sender) stage(ctx context.Context, t *plan.Task, from, to int, begin, i
 	wg.Wait()
 }
 
-// await returns when a step is due that was due before, but not sooner than after the
-// task's begin, once that time has come or ctx ends.
+// await waits until a step is due, but not beyond the end of ctx, and returns when it was
+// due: at due, or After the task's beginning if that is later.
 func (s *Sender) await(ctx context.Context, begin, due int64, after time.Duration) int64 {
 	if after == 0 {
 		return due
@@ -226,7 +226,7 @@ func (s *Sender) await(ctx context.Context, begin, due int64, after time.Duratio
 	return due
 }
 
-// whole is the sample of a session as such, without its times.
+// whole returns the sample of a whole session, without its times.
 func whole(t *plan.Task) result.Sample {
 	s := result.Sample{Task: t.ID, Step: -1, Last: true, Method: t.Steps[0].Method, Object: result.PullSession, Target: t.Steps[0].Target}
 	if t.Session != plan.Pull {
@@ -235,14 +235,15 @@ func whole(t *plan.Task) result.Sample {
 	return s
 }
 
-// unsent is the sample of a step that is not made.
+// unsent returns the sample of a step that is not made.
 func unsent(t *plan.Task, i int, outcome result.Outcome) result.Sample {
 	st := &t.Steps[i]
 	return result.Sample{Task: t.ID, Step: int32(i), Target: st.Target, Method: st.Method, Object: result.Object(st.Kind), Outcome: outcome}
 }
 
-// Unsent are the samples of a task that was not run, or not to its end: done are the
-// steps that have theirs already. Times are in microseconds, as in [result.Sample].
+// Unsent returns the samples of a task that was not run, or not to its end. done are the
+// steps that have their samples already. Times are in microseconds, as in
+// [result.Sample].
 func Unsent(t *plan.Task, outcome result.Outcome, intended, now, wait int64, done []int32) []result.Sample {
 	var out []result.Sample
 	for i := range t.Steps {
@@ -262,7 +263,7 @@ func Unsent(t *plan.Task, outcome result.Outcome, intended, now, wait int64, don
 	return out
 }
 
-// skipped are the samples of steps that are not made since an earlier one failed.
+// skipped returns the samples of steps that are not made because an earlier one failed.
 func (s *Sender) skipped(t *plan.Task, from int) []result.Sample {
 	var out []result.Sample
 	now := s.now()
@@ -323,7 +324,7 @@ func (r *run) do(ctx context.Context, x *exchange) bool {
 	return x.outcome == result.OK
 }
 
-// url is that of a path below /v2/.
+// url returns the URL of a path below /v2/.
 func (r *run) url(parts ...string) *url.URL {
 	u := *r.target.base
 	u.Path += "/v2/" + strings.Join(parts, "/")
@@ -333,11 +334,11 @@ func (r *run) url(parts ...string) *url.URL {
 // indexType is the media type of an index.
 const indexType = "application/vnd.oci.image.index.v1+json"
 
-// manifestTypes are what is accepted as a manifest.
+// manifestTypes are the media types that are accepted for a manifest.
 const manifestTypes = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, " +
 	"application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json"
 
-// request sends what has no body.
+// request sends a request without a body.
 func (r *run) request(ctx context.Context) {
 	x := &exchange{method: r.Method, object: result.Object(r.Kind), header: http.Header{}, fine: r.fine, scope: scope(r.Repo, r.Method == store.DELETE)}
 	switch r.Kind {
@@ -381,7 +382,7 @@ func (r *run) blob(x *exchange) {
 	}
 }
 
-// fine tells whether an answer is the recorded one, if it is an error.
+// fine reports whether an error is the recorded answer.
 func (r *run) fine(status int) bool { return status == int(r.Status) }
 
 func (r *run) putManifest(ctx context.Context) {

@@ -1,5 +1,5 @@
-// Package send sends the steps of a replay to registries and says how each request
-// went. It repeats nothing: what fails is a result.
+// Package send sends the steps of a replay to registries and says how each request went.
+// It does not retry: a failure is a result.
 package send
 
 import (
@@ -22,14 +22,14 @@ type Target struct {
 	Name string `json:"name"`
 	// URL is http://host or https://host, with a path before /v2/ if there is one.
 	URL string `json:"url"`
-	// Username and Password are shown to the registry or its token service;
-	// IdentityToken is exchanged for tokens instead, and AccessToken is one.
+	// Username and Password are shown to the registry or its token service. Instead,
+	// IdentityToken is exchanged for tokens, or AccessToken is used as it is.
 	Username      string `json:"username,omitempty"`
 	Password      string `json:"password,omitempty"`
 	IdentityToken string `json:"identityToken,omitempty"`
 	AccessToken   string `json:"accessToken,omitempty"`
-	// CA verifies the server instead of the system's certificates; Cert and Key are
-	// presented to it. All are PEM.
+	// CA verifies the server in place of the system's certificates. Cert and Key are
+	// presented to the server. All are PEM.
 	CA   []byte `json:"ca,omitempty"`
 	Cert []byte `json:"cert,omitempty"`
 	Key  []byte `json:"key,omitempty"`
@@ -39,13 +39,14 @@ type Target struct {
 	HTTP1 bool `json:"http1,omitempty"`
 }
 
-// Secret tells whether the target has something that must not cross a network in
-// the clear.
+// Secret reports whether the target has anything that must not cross a network in the
+// clear.
 func (t *Target) Secret() bool {
 	return t.Password != "" || t.IdentityToken != "" || t.AccessToken != "" || len(t.Key) > 0
 }
 
-// parse checks the URL. Its errors do not contain it: people put passwords there.
+// parse parses the URL. Its errors do not contain the URL, because people put passwords
+// there.
 func (t *Target) parse() (*url.URL, error) {
 	u, err := url.Parse(t.URL)
 	switch {
@@ -59,7 +60,7 @@ func (t *Target) parse() (*url.URL, error) {
 	return &url.URL{Scheme: u.Scheme, Host: client.APIHost(u.Host), Path: strings.TrimRight(u.Path, "/")}, nil
 }
 
-// Check returns what is wrong with the target.
+// Check returns an error if the target is invalid.
 func (t *Target) Check() error {
 	if _, err := t.parse(); err != nil {
 		return err

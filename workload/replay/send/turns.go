@@ -9,17 +9,17 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// turns lets requests wait for those of before without which their client would not have
-// sent them: the parts of an upload go one after another, a manifest follows what it names,
-// and what was found had been pushed. A task waits only for tasks that were announced before
-// it, so that no two wait for each other, whatever number of tasks may run at once.
+// turns makes requests wait for those that their client would have waited for: the parts
+// of an upload go one after another, a manifest follows what it names, and a content that
+// was found had been pushed. A task waits only for tasks that were announced before it.
+// So no two tasks wait for each other, however many tasks may run at once.
 type turns struct {
 	mu    sync.Mutex
 	tasks map[int64]*turn    // that were announced and have not ended
 	under map[uint64][]*turn // the same, by what others wait for
 }
 
-// turn is that of a task.
+// turn is the turn of a task.
 type turn struct {
 	keys  []uint64
 	after []*turn
@@ -30,8 +30,8 @@ type turn struct {
 
 func newTurns() *turns { return &turns{tasks: map[int64]*turn{}, under: map[uint64][]*turn{}} }
 
-// Announce tells of a task that is run or dropped later. Tasks are announced in their order,
-// and not concurrently.
+// Announce announces a task that will be run or dropped. Tasks are announced in their
+// order, and not concurrently.
 func (s *Sender) Announce(t *plan.Task) {
 	var gives, needs []uint64
 	for i := range t.Steps {
@@ -62,14 +62,15 @@ func (s *Sender) Announce(t *plan.Task) {
 // Drop says that an announced task is not run.
 func (s *Sender) Drop(t *plan.Task) { s.endTurn(t) }
 
-// turn returns that of a task, nil if it was not announced.
+// turn returns the turn of a task, or nil if the task was not announced.
 func (s *Sender) turn(t *plan.Task) *turn {
 	s.turns.mu.Lock()
 	defer s.turns.mu.Unlock()
 	return s.turns.tasks[t.ID]
 }
 
-// begun takes over the upload of a task that begins one, nil if it was not announced.
+// begun takes over the upload of a task that begins one. It returns nil if the task was
+// not announced.
 func (s *Sender) begun(t *plan.Task) (up *upload) {
 	s.turns.mu.Lock()
 	defer s.turns.mu.Unlock()
@@ -79,7 +80,7 @@ func (s *Sender) begun(t *plan.Task) (up *upload) {
 	return up
 }
 
-// endTurn lets those go on that wait for a task.
+// endTurn ends the turn of a task and wakes those that wait for it.
 func (s *Sender) endTurn(t *plan.Task) {
 	s.turns.mu.Lock()
 	defer s.turns.mu.Unlock()
@@ -97,7 +98,7 @@ func (s *Sender) endTurn(t *plan.Task) {
 	close(w.ended)
 }
 
-// remove takes a turn from a key. The caller holds mu.
+// remove removes a turn from the list of a key. The caller holds mu.
 func (q *turns) remove(key uint64, w *turn) {
 	list := q.under[key]
 	for i := range list {
@@ -113,7 +114,7 @@ func (q *turns) remove(key uint64, w *turn) {
 	}
 }
 
-// await returns when the tasks have ended that a task follows, or ctx has.
+// await returns when the tasks before this turn have ended, or ctx has ended.
 func (w *turn) await(ctx context.Context) {
 	for _, before := range w.after {
 		select {
@@ -136,8 +137,9 @@ const (
 	saltManifest = 0xc2b2ae3d27d4eb4f
 )
 
-// keys says what others may wait for until a step has ended, and what it waits for. The steps
-// of a session have an order among them: only for what others push do they wait.
+// keys returns the keys that others may wait for until a step has ended, and the keys
+// that the step waits for. The steps of a session have their own order, so they wait only
+// for what others push.
 func keys(t *plan.Task, st *plan.Step) (gives, needs []uint64) {
 	by := clientKeyOf(t, st)
 	of := func(ref string) uint64 { return by ^ content.Key(ref) }
