@@ -24,11 +24,11 @@ type Writes uint8
 
 // The kinds of writes.
 const (
-	// NoWrites leaves PUTs out: the cache is one for reads.
+	// NoWrites leaves PUTs out: the cache serves reads only.
 	NoWrites Writes = iota
-	// WriteThrough takes in what is pushed, without counting it as a request. Where the
-	// trace does not have the digest of what was pushed, that of the next GET of the same
-	// size in the same repository is taken.
+	// WriteThrough takes in what is pushed, without counting it as a request. If the
+	// trace lacks the digest of a push, it takes the digest of the next GET of the same
+	// size in the same repository.
 	WriteThrough
 	// CompatWrites counts PUTs as requests under the name in their URI, as the FAST'18
 	// replayer does: the id of an upload, which nobody ever asks for again.
@@ -54,8 +54,9 @@ func (w Writes) String() string { return [...]string{"none", "through", "compat"
 // MarshalText writes the name.
 func (w Writes) MarshalText() ([]byte, error) { return []byte(w.String()), nil }
 
-// Requests are the requests for layers of a zone in the order of time, by column. A
-// layer is a number from 0 on; without writes, in the order of the first request.
+// Requests are the requests for layers of a zone in the order of time, by column. A layer
+// is a number from 0 on. Without writes, layers are numbered in the order of their first
+// request.
 type Requests struct {
 	// Time in microseconds since 1970; nil if the source does not tell.
 	Time []int64
@@ -64,23 +65,23 @@ type Requests struct {
 	// Host is the server that answered, numbered from 0 in the order of the first
 	// request; nil if the source does not tell.
 	Host []uint32
-	// Write is true for a push that fills the cache and is no request; nil if there is
-	// none.
+	// Write is true for a push that fills the cache and is not a request. It is nil if
+	// there is none.
 	Write []bool
 	// Size of each layer in bytes.
 	Size []int64
-	// Ingress is the sum of the sizes of all that was pushed, manifests too, in bytes. It lacks
-	// Unsized pushes, whose size is not known.
+	// Ingress is the sum of the sizes of all that was pushed, including manifests, in
+	// bytes. It lacks Unsized pushes, whose size is not known.
 	Ingress int64
 	Unsized int64
 	// Skipped counts the requests for layers whose size is not known.
 	Skipped int64
 }
 
-// Len is the number of requests, with the pushes that are none.
+// Len returns the number of requests, including pushes that only fill the cache.
 func (r *Requests) Len() int { return len(r.Layer) }
 
-// Pushes is how many of them are none but fill the cache.
+// Pushes returns the number of pushes that only fill the cache.
 func (r *Requests) Pushes() int {
 	n := 0
 	for _, w := range r.Write {
@@ -91,7 +92,7 @@ func (r *Requests) Pushes() int {
 	return n
 }
 
-// Footprint is the sum of the sizes of all layers.
+// Footprint returns the sum of the sizes of all layers.
 func (r *Requests) Footprint() int64 {
 	var n int64
 	for _, s := range r.Size {
@@ -100,7 +101,7 @@ func (r *Requests) Footprint() int64 {
 	return n
 }
 
-// Servers is how many servers answered; 0 if the source does not tell.
+// Servers returns how many servers answered, or 0 if the source does not tell.
 func (r *Requests) Servers() int {
 	n := 0
 	for _, h := range r.Host {
@@ -109,7 +110,7 @@ func (r *Requests) Servers() int {
 	return n
 }
 
-// Counts is how often each layer was asked for.
+// Counts returns how often each layer was requested.
 func (r *Requests) Counts() []int64 {
 	n := make([]int64, len(r.Size))
 	for i, l := range r.Layer {
@@ -128,9 +129,9 @@ type Source interface {
 // Window is the part of a store that is simulated.
 type Window struct {
 	Zone string
-	// From and To bound the time; To is not part of it. Zero is unbounded.
+	// From and To bound the time; To is excluded. Zero is unbounded.
 	From, To time.Time
-	// Progress, if not nil, is told how many requests were read.
+	// Progress, if not nil, is called with the number of requests read so far.
 	Progress func(read int64)
 }
 
@@ -147,8 +148,8 @@ func (w *Window) scan(ctx context.Context, src Source, columns store.Columns, fn
 	})
 }
 
-// served tells whether request i was answered with content. A source that does not tell
-// the status has only such.
+// served reports whether request i was answered with content. If the source does not tell
+// the status, all requests count as answered.
 func served(b *store.Batch, i int) bool {
 	return b.Status[i] == 0 || b.Status[i] == 200 || b.Status[i] == 206
 }
@@ -158,19 +159,19 @@ func stored(b *store.Batch, i int) bool {
 	return b.Push(i) && (b.Status[i] == 0 || b.Status[i] >= 200 && b.Status[i] < 300)
 }
 
-// isLayerPut tells whether request i ends the push of a layer.
+// isLayerPut reports whether request i ends the push of a layer.
 func isLayerPut(b *store.Batch, i int) bool {
 	return stored(b, i) && (b.Kind[i] == trace.Upload || b.Kind[i] == trace.Blob)
 }
 
-// repoSize names what a PUT without digest may be paired by.
+// repoSize is the key by which a PUT without a digest is paired with a GET.
 type repoSize struct {
 	repo store.Symbol
 	size int64
 }
 
-// LoadCache reads the requests for layers. With modelled sizes (model) those of the
-// trace are not looked at.
+// LoadCache reads the requests for layers. With model it ignores the sizes of the trace,
+// because sizes will be modelled.
 func LoadCache(ctx context.Context, src Source, w Window, writes Writes, model bool) (*Requests, error) {
 	l := cacheLoader{writes: writes, model: model, open: map[repoSize][]openPut{},
 		layers: map[store.Symbol]uint32{}, uploads: map[store.Symbol]uint32{}, hosts: map[store.Symbol]uint32{}, patched: map[store.Symbol]int64{}}
@@ -186,8 +187,8 @@ type cacheLoader struct {
 	writes Writes
 	model  bool
 	r      Requests
-	// layers are those by digest, uploads those of which only the id of the upload is
-	// known: that may look like a digest and is none.
+	// layers numbers layers by digest, uploads those of which only the upload's id is
+	// known. An id may look like a digest.
 	layers, uploads map[store.Symbol]uint32
 	hosts           map[store.Symbol]uint32
 	// open are the pushes without digest that no GET has been paired with yet.
@@ -196,7 +197,7 @@ type cacheLoader struct {
 	patched map[store.Symbol]int64
 }
 
-// openPut is a push whose layer is not known yet: its place in the requests and the id of
+// openPut is a push whose layer is not known yet: its index in the requests and the id of
 // its upload.
 type openPut struct {
 	at int
@@ -219,9 +220,9 @@ func (l *cacheLoader) batch(b *store.Batch) {
 // maxUploads bounds the uploads whose PATCHes are remembered: those of a trace need not end.
 const maxUploads = 1 << 20
 
-// pushed returns the size of what a push brought. Slipway's log has that of the whole blob at the
-// request that ends an upload. The logs of others have what came with this request, which is mostly
-// nothing; then the PATCHes before tell the rest.
+// pushed returns the size of what a push brought. Slipway's log records the size of the
+// whole blob in the request that ends an upload. Other logs record what came with this
+// request, which is mostly nothing; then the PATCHes before tell the rest.
 func (l *cacheLoader) pushed(b *store.Batch, i int) int64 {
 	size := b.Size[i]
 	if b.Kind[i] != trace.Upload || b.Method[i] != store.PUT {
@@ -282,7 +283,7 @@ func (l *cacheLoader) put(b *store.Batch, i int) {
 	}
 }
 
-// number numbers a layer of a size; it is as large as its largest part.
+// number returns the number of a layer. The layer's size is the largest that was seen.
 func (l *cacheLoader) number(numbers map[store.Symbol]uint32, name store.Symbol, size int64) uint32 {
 	n, ok := numbers[name]
 	if !ok {
@@ -297,8 +298,8 @@ func (l *cacheLoader) number(numbers map[store.Symbol]uint32, name store.Symbol,
 func (l *cacheLoader) add(b *store.Batch, i int, layer uint32, write bool) {
 	l.r.Time = append(l.r.Time, b.Time[i])
 	l.r.Layer = append(l.r.Layer, layer)
-	// Symbols are those of the whole store: only numbers of the zone's own servers go
-	// evenly to shards.
+	// Symbols are those of the whole store. Only numbers of the zone's own servers spread
+	// evenly over shards.
 	host, ok := l.hosts[b.Host[i]]
 	if !ok {
 		host = uint32(len(l.hosts))
@@ -310,7 +311,7 @@ func (l *cacheLoader) add(b *store.Batch, i int, layer uint32, write bool) {
 	}
 }
 
-// finish names what was pushed and never asked for by the id of its upload.
+// finish names each layer that was pushed and never requested by the id of its upload.
 func (l *cacheLoader) finish() *Requests {
 	type lone struct {
 		openPut
@@ -332,5 +333,5 @@ func (l *cacheLoader) finish() *Requests {
 	return &l.r
 }
 
-// UseModel gives the layers the sizes of the model of [ModelSizes].
+// UseModel gives the layers the sizes of [ModelSizes].
 func (r *Requests) UseModel(seed uint64, rho float64) { r.Size = ModelSizes(r.Counts(), seed, rho) }

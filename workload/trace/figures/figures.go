@@ -1,5 +1,5 @@
-// Package figures says in numbers what the requests of a trace are like: how popular what
-// they ask for is, and how they follow each other.
+// Package figures describes the requests of a trace in numbers: how popular the contents
+// are, and how requests follow each other.
 package figures
 
 import (
@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// Figures say in numbers what the GETs of a zone are like. docs/trace.md has the
-// definition of each. Shares are fractions of 1; positions and distances count GETs.
+// Figures describe the GETs of a zone in numbers. docs/trace.md has the definition of
+// each. Shares are fractions of 1. Positions and distances count GETs.
 type Figures struct {
 	GETs      int64 `json:"gets"`
 	Pings     int64 `json:"pings"`
@@ -31,24 +31,24 @@ type Figures struct {
 
 	// BlobsPerManifest is the number of blob GETs per manifest GET.
 	BlobsPerManifest float64 `json:"blobsPerManifest"`
-	// Growth is how many different digests the first blob GETs ask for.
+	// Growth is how many different digests the first blob GETs request.
 	Growth []Growth `json:"growth,omitempty"`
 	// GrowthExponent is the slope between the first and the last point of Growth.
 	GrowthExponent float64 `json:"growthExponent"`
-	// FirstTouches is the share of blob GETs whose digest was not asked for before.
+	// FirstTouches is the share of blob GETs whose digest was not requested before.
 	FirstTouches float64 `json:"firstTouches"`
-	// FirstTouchesAfterManifest is the share of those before which a manifest of the
-	// same repository was asked for.
+	// FirstTouchesAfterManifest is the share of first touches before which a manifest of
+	// the same repository was requested.
 	FirstTouchesAfterManifest float64 `json:"firstTouchesAfterManifest"`
-	// StackDistance of the other blob GETs: how many other digests were asked for since
-	// the same digest was.
+	// StackDistance is the distribution, over the other blob GETs, of the number of other
+	// digests that were requested since the same digest was.
 	StackDistance Quantiles `json:"stackDistance"`
-	// Followed tells how manifest GETs are followed by blob GETs.
+	// Followed says how blob GETs follow manifest GETs.
 	Followed []Followed `json:"followed,omitempty"`
 	// SinglePulls are repositories that look like they were pulled once.
 	SinglePulls SinglePulls `json:"singlePulls"`
-	// PingRun is the mean length of runs of pings, PingRunIndependent what it would be
-	// if each GET were a ping or not independently of the one before.
+	// PingRun is the mean length of runs of pings. PingRunIndependent is what it would be
+	// if each GET were a ping independently of the one before.
 	PingRun            float64 `json:"pingRun"`
 	PingRunIndependent float64 `json:"pingRunIndependent"`
 }
@@ -57,10 +57,10 @@ type Figures struct {
 type Popularity struct {
 	Distinct int64 `json:"distinct"`
 	Requests int64 `json:"requests"`
-	// Top is the most requested thing, TopRequests how often it was.
+	// Top is the most requested thing, TopRequests the number of its requests.
 	Top         string `json:"top"`
 	TopRequests int64  `json:"topRequests"`
-	// Shares of the requests: for the first, the ten first and the first 1 % of things
+	// Shares of the requests: for the first thing, the first ten, and the first 1 %
 	// (rounded down, at least one).
 	Rank1 float64 `json:"rank1"`
 	Top10 float64 `json:"top10"`
@@ -87,13 +87,13 @@ type Quantiles struct {
 	P99    float64 `json:"p99"`
 }
 
-// Followed tells of manifest GETs that have a blob GET of the same repository among
-// the next GETs, and before the next manifest GET of that repository.
+// Followed counts manifest GETs that have a blob GET of the same repository among the
+// next GETs, and before the next manifest GET of that repository.
 type Followed struct {
 	Within int64 `json:"within"`
 	// Share of all manifest GETs.
 	Share float64 `json:"share"`
-	// Layers are the blob GETs that follow those.
+	// Layers is the distribution of the number of blob GETs that follow those.
 	Layers Quantiles `json:"layers"`
 	Mean   float64   `json:"mean"`
 }
@@ -101,15 +101,15 @@ type Followed struct {
 // SinglePulls are repositories with 4 to 20 blob GETs, all of different digests.
 type SinglePulls struct {
 	Repositories int64 `json:"repositories"`
-	// Spread is the median of the GETs between the first and the last blob GET of such
-	// a repository; Gap that between one and the next.
+	// Spread is the median number of GETs between the first and the last blob GET of such
+	// a repository, Gap the median between one and the next.
 	Spread int64 `json:"medianSpread"`
 	Gap    int64 `json:"medianGap"`
 }
 
 const (
-	// zipfRanks is how many ranks the line is fitted to: those behind are requested a
-	// few times each and would flatten it.
+	// zipfRanks is the number of ranks to which the line is fitted. Later ranks are
+	// requested a few times each and would flatten it.
 	zipfRanks = 3000
 	// A repository with so many blob GETs may be a single pull.
 	minPull, maxPull = 4, 20
@@ -121,9 +121,8 @@ var (
 	growthPoints  = [...]int64{10_000, 100_000}
 )
 
-// Of computes the figures of one zone between the query's times. It takes memory
-// in proportion to the GETs of blobs: about 12 bytes for each, and more for each that
-// is different.
+// Of computes the figures of one zone between the query's times. Its memory grows with
+// the GETs of blobs: about 12 bytes for each, and more for each that is different.
 func Of(ctx context.Context, s *store.Store, q store.Query) (*Figures, error) {
 	q.Columns = store.ColMethod | store.ColKind | store.ColRepo | store.ColNamespace | store.ColRef
 	p := figurePass{blobURIs: map[uint64]int64{}, manifestURIs: map[uint64]int64{}, repos: map[store.Symbol]*repoState{}}
@@ -172,7 +171,7 @@ func (c *counts) add(sym store.Symbol) int64 {
 type repoState struct {
 	manifest int64 // position of the last manifest GET, 0 for none
 	after    [len(followWindows)]int64
-	// pulls are the blob GETs while it may be a single pull.
+	// pulls are the blob GETs of the repository, as long as it may be a single pull.
 	pulls    []pullGET
 	noSingle bool
 }
@@ -234,7 +233,7 @@ func (p *figurePass) get(kind trace.Kind, repo, ns, ref store.Symbol) {
 	st.pull(p.n, ref)
 }
 
-// pull notes a blob GET of what may be a single pull.
+// pull notes a blob GET of a repository that may be a single pull.
 func (st *repoState) pull(position int64, digest store.Symbol) {
 	if st.noSingle {
 		return
@@ -246,7 +245,7 @@ func (st *repoState) pull(position int64, digest store.Symbol) {
 	st.pulls = append(st.pulls, pullGET{position, digest})
 }
 
-// endFollow counts what has followed the last manifest GET of a repository.
+// endFollow counts what followed the last manifest GET of a repository.
 func (p *figurePass) endFollow(st *repoState) {
 	for i, n := range st.after {
 		if n > 0 {
@@ -256,7 +255,7 @@ func (p *figurePass) endFollow(st *repoState) {
 	st.after = [len(followWindows)]int64{}
 }
 
-// figures makes the figures of what was counted.
+// figures makes the figures from what was counted.
 func (p *figurePass) figures(s *store.Store) *Figures {
 	f := &p.f
 	f.GETs = p.n

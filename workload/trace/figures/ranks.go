@@ -33,7 +33,7 @@ func popularity(requests map[uint64]int64, name func(uint64) string) Popularity 
 	return rank(all, name)
 }
 
-// rank sorts things by requests and says how those are spread.
+// rank sorts things by requests and describes how the requests are spread.
 func rank(all []ranked, name func(uint64) string) Popularity {
 	if len(all) == 0 {
 		return Popularity{}
@@ -75,9 +75,9 @@ func zipfSlope(all []ranked) float64 {
 	return -(n*sxy - sx*sy) / (n*sxx - sx*sx)
 }
 
-// stackDistances returns for each symbol that occurred before, how many different ones
-// have since it did: how many are before it in a list that is kept by recency. Symbols
-// are below limit.
+// stackDistances returns, for each occurrence of a symbol that occurred before, how many
+// different symbols have occurred since. That is the number of symbols before it in a
+// list that is kept by recency. Symbols are below limit.
 func stackDistances(sequence []store.Symbol, limit int) []int64 {
 	// A Fenwick tree over positions counts those that are the last of their symbol.
 	tree := make([]int32, len(sequence)+1)
@@ -132,7 +132,7 @@ func median(v []int64) int64 {
 	return v[len(v)/2]
 }
 
-// ratio is a/b, and 0 for b = 0.
+// ratio returns a/b, or 0 if b is 0.
 func ratio(a, b int64) float64 {
 	if b == 0 {
 		return 0

@@ -9,7 +9,7 @@ import (
 // Method is an HTTP method of a registry. The numbers are stored nowhere.
 type Method uint8
 
-// The methods; OtherMethod stands for all that a registry does not know.
+// The methods. OtherMethod stands for all methods that a registry does not know.
 const (
 	OtherMethod Method = iota
 	GET
@@ -48,30 +48,32 @@ func (m Method) String() string {
 	return names[OtherMethod]
 }
 
-// Symbol stands for a string of a store: equal within one [Store], as long as that
-// is open, for equal strings of the same table. None stands for the empty string.
+// Symbol stands for a string of a store. Within one open [Store], equal strings of the
+// same table have equal symbols. None stands for the empty string.
 type Symbol uint32
 
 // None is the symbol of the empty string in every table.
 const None Symbol = 0
 
-// Batch is a run of requests of one zone in the order of their arrival, by column.
-// All columns that were asked for have the same length, the others are nil. Whoever
-// is given a batch must not keep it: the next one uses the same memory.
+// Batch is a run of requests of one zone in the order of their arrival, by column. All
+// columns that were asked for have the same length; the others are nil. The receiver of a
+// batch must not keep it, because the next one uses the same memory.
 type Batch struct {
 	Zone string
 	// Time is when the request arrived, in microseconds since 1970 in UTC.
 	Time []int64
-	// Duration of the request in microseconds; -1 where the source does not tell.
+	// Duration is the duration of the request in microseconds, or -1 if the source does
+	// not tell.
 	Duration []int64
-	// Size is the content's size in bytes, whichever way it went; -1 where the source
-	// does not tell.
+	// Size is the content's size in bytes, in whichever direction it went, or -1 if the
+	// source does not tell.
 	Size   []int64
 	Method []Method
 	Kind   []trace.Kind
-	// Status is the HTTP status; 0 where the source does not tell.
+	// Status is the HTTP status, or 0 if the source does not tell.
 	Status []uint16
-	// Host is the server that answered, Client who asked. Table "clients" and "hosts".
+	// Host is the server that answered, Client the client that asked. Tables "clients"
+	// and "hosts".
 	Host, Client []Symbol
 	// Repo is the repository, Namespace its first segment. Both are in table "repos".
 	Repo, Namespace []Symbol
@@ -84,10 +86,10 @@ type Batch struct {
 	Agent []Symbol
 }
 
-// Len is the number of requests.
+// Len returns the number of requests.
 func (b *Batch) Len() int { return len(b.Time) }
 
-// At is the time of request i.
+// At returns the time of request i.
 func (b *Batch) At(i int) time.Time { return time.UnixMicro(b.Time[i]).UTC() }
 
 // Push reports whether request i ends a push of content: a PUT, or a POST that carried a

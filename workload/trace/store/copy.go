@@ -16,8 +16,9 @@ type CopyOptions struct {
 	Zones []string
 	// From and To bound the time of arrival: From is in, To is not. Zero is unbounded.
 	From, To time.Time
-	// Repos are patterns of [path.Match]; a request is copied if its repository matches
-	// one. Without any, all are, and those that have no repository.
+	// Repos are patterns of [path.Match]. A request is copied if its repository matches
+	// one. Without patterns all requests are copied, including those that have no
+	// repository.
 	Repos []string
 	// Change is called for each record before it is written, and may change it; nil for
 	// none.
@@ -73,7 +74,7 @@ func (s *Store) copy(ctx context.Context, w *Writer, o *CopyOptions) error {
 	return nil
 }
 
-// matchRepo tells whether a repository matches a pattern; known remembers.
+// matchRepo reports whether a repository matches a pattern. known caches the answers.
 func matchRepo(known map[string]bool, patterns []string, repo string) bool {
 	if repo == "" {
 		return false

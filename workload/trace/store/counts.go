@@ -12,7 +12,7 @@ type Counts struct {
 	Mix map[string]int64 `json:"mix"`
 }
 
-// Tally counts requests without looking anything up.
+// Tally counts requests without any lookup.
 type Tally struct {
 	mix      [DELETE + 1][trace.Catalog + 1]int64
 	statuses [1000]int64
@@ -28,7 +28,7 @@ func (t *Tally) Add(m Method, k trace.Kind, status int) {
 	}
 }
 
-// Fill sets all of the counts but for Records.
+// Fill sets all counts except Records.
 func (t *Tally) Fill(c *Counts) {
 	*c = Counts{Records: c.Records, Kinds: map[string]int64{}, Methods: map[string]int64{}, Statuses: map[int]int64{}, Mix: map[string]int64{}}
 	for m := range t.mix {

@@ -8,7 +8,7 @@ import (
 	"github.com/parquet-go/parquet-go"
 )
 
-// errRows is returned for a column that is not as long as the index says.
+// errRows is returned for a column whose length is not the one in the index.
 var errRows = errors.New("it has another number of values than the index says")
 
 // eachPage calls fn for the pages of a column, until that returns an error.
@@ -31,7 +31,7 @@ func eachPage(c parquet.ColumnChunk, fn func(parquet.Page) error) (err error) {
 	}
 }
 
-// readInts reads a column of n numbers into dst, whose memory it uses again.
+// readInts reads a column of n numbers into dst and reuses its memory.
 func readInts(c parquet.ColumnChunk, n int, dst *[]int64) error {
 	out := (*dst)[:0]
 	err := eachPage(c, func(p parquet.Page) error {
@@ -56,7 +56,7 @@ func readInts(c parquet.ColumnChunk, n int, dst *[]int64) error {
 	return err
 }
 
-// readStatus reads a column of n statuses. What is no status is 0.
+// readStatus reads a column of n statuses. A value that is not a status becomes 0.
 func readStatus(c parquet.ColumnChunk, n int, dst *[]uint16) error {
 	out := (*dst)[:0]
 	convert := func(in []int32) []uint16 {
@@ -87,8 +87,8 @@ func readStatus(c parquet.ColumnChunk, n int, dst *[]uint16) error {
 	return err
 }
 
-// readStrings reads a column of n strings as what convert makes of them. Strings of a
-// dictionary are converted once for all rows.
+// readStrings reads a column of n strings and converts each by convert. It converts the
+// strings of a dictionary once for all rows.
 func readStrings[T any](c parquet.ColumnChunk, n int, dst *[]T, convert func(n int, get func(i int) []byte) []T) error {
 	out := (*dst)[:0]
 	var last parquet.Dictionary
@@ -120,7 +120,7 @@ func readStrings[T any](c parquet.ColumnChunk, n int, dst *[]T, convert func(n i
 	return err
 }
 
-// appendUpTo appends values to a column of n.
+// appendUpTo appends values to a column that has n values in the end.
 func appendUpTo[T any](out []T, n int, values []T) ([]T, error) {
 	if len(out)+len(values) > n {
 		return out, errRows
@@ -128,7 +128,8 @@ func appendUpTo[T any](out []T, n int, values []T) ([]T, error) {
 	return append(out, values...), nil
 }
 
-// appendIndexed appends the values at the indexes to a column of n.
+// appendIndexed appends the values at the indexes to a column that has n values in the
+// end.
 func appendIndexed[T any](out []T, n int, indexes []int32, values []T) ([]T, error) {
 	if len(out)+len(indexes) > n {
 		return out, errRows

@@ -21,8 +21,8 @@ const (
 	numTexts
 )
 
-// The tables that these symbols are of. One for all columns would do; these have each
-// column's symbols close together, so that what is looked up by them is small.
+// The tables of these symbols. One table for all columns would do. Separate tables keep
+// the symbols of a column close together, so that what is looked up by them is small.
 const (
 	tabNames = iota
 	tabPaths
@@ -52,7 +52,7 @@ func newTabs() (t tabs) {
 	return t
 }
 
-// name is what the symbol of a row's column stands for.
+// name returns the string of a row's column.
 func (t *tabs) name(m *memRow, column int) string { return t[textTabs[column]].names[m.texts[column]] }
 
 // group collects the rows of a row group by column.
@@ -83,14 +83,14 @@ type statusColumn struct {
 	last    int32 // the last row's status
 }
 
-// use makes the group take rows with symbols of other tables. It must be empty.
+// use makes the group take rows with symbols of other tables. The group must be empty.
 func (g *group) use(t *tabs) {
 	for i := range g.texts {
 		g.texts[i].tab = t[textTabs[i]]
 	}
 }
 
-// add adds rows. Each needs an addID, too.
+// add adds rows. Each row also needs a call of addID.
 func (g *group) add(rows []memRow) {
 	g.rows += len(rows)
 	for i := range rows {
@@ -126,7 +126,7 @@ func (c *textColumn) add(rows []memRow, column int) {
 	}
 }
 
-// enter puts a symbol into the dictionary and returns 1 more than its number.
+// enter puts a symbol into the dictionary and returns its number plus 1.
 func (c *textColumn) enter(sym Symbol) int32 {
 	if int(sym) >= len(c.numbers) {
 		more := max(len(c.tab.names), 2*len(c.numbers)) - len(c.numbers)
@@ -158,7 +158,7 @@ func (c *statusColumn) add(status int32) {
 	c.index = append(c.index, number)
 }
 
-// bounds are the least and the greatest status of rows.
+// bounds returns the least and the greatest status of rows.
 func (c *statusColumn) bounds(index []int32) (low, high int64) {
 	low, high = math.MaxInt32, math.MinInt32
 	for _, i := range index {
@@ -167,8 +167,8 @@ func (c *statusColumn) bounds(index []int32) (low, high int64) {
 	return low, high
 }
 
-// full tells whether the group may not have n more rows: because of their number, or
-// because its strings are long enough.
+// full reports whether the group has no room for n more rows, because of their number or
+// of the length of its strings.
 func (g *group) full(n int) bool {
 	if g.rows+n > g.maxRows || len(g.ids) >= maxGroupText {
 		return true

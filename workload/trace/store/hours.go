@@ -6,27 +6,27 @@ import (
 	"sync"
 )
 
-// hourBuffer holds the rows of one hour: they are few enough that sorting them stays in
-// the processor's cache.
+// hourBuffer holds the rows of one hour. They are few enough to be sorted within the
+// processor's cache.
 type hourBuffer struct {
 	n int
-	// rows are in chunks of chunkRows, of which the last has what is left and the only
-	// one grows. So rows are hardly ever copied, and their memory is used again.
+	// rows are in chunks of chunkRows. Only the last chunk may hold fewer rows and grow.
+	// So rows are hardly ever copied, and their memory is reused.
 	rows [][]memRow
-	// ids has those of all rows in chunks of idChunk bytes. A row has the number of its
-	// chunk, and the offset and the length in that. An id that is longer than idChunk has a
-	// chunk to itself, and the length wholeChunk.
+	// ids holds the ids of all rows in chunks of idChunk bytes. A row has the number of
+	// its chunk, and the id's offset and length in it. An id that is longer than idChunk
+	// has its own chunk, and the length wholeChunk.
 	ids []*strings.Builder
 }
 
 const (
 	chunkRows = 1 << 8
 	idChunk   = 1 << 14
-	// wholeChunk is above the length of what shares a chunk.
+	// wholeChunk is larger than the length of any id that shares a chunk.
 	wholeChunk = 1<<16 - 1
 )
 
-// add adds a row and returns how many more bytes are taken.
+// add adds a row and returns how many more bytes the buffer takes.
 func (h *hourBuffer) add(m *memRow, id string, free *sync.Pool) (more int) {
 	if more = h.addID(m, id); len(h.rows) == 0 {
 		h.rows = append(h.rows, nil)
@@ -47,7 +47,7 @@ func (h *hourBuffer) add(m *memRow, id string, free *sync.Pool) (more int) {
 	return more
 }
 
-// newRows is an empty chunk, of memory that is free if there is some.
+// newRows returns an empty chunk, from free memory if there is some.
 func newRows(free *sync.Pool) []memRow {
 	if c, ok := free.Get().(*[chunkRows]memRow); ok {
 		return c[:0]
@@ -55,7 +55,7 @@ func newRows(free *sync.Pool) []memRow {
 	return make([]memRow, 0, chunkRows)
 }
 
-// addID adds a row's id and returns how many more bytes are taken.
+// addID adds a row's id and returns how many more bytes the buffer takes.
 func (h *hourBuffer) addID(m *memRow, id string) (more int) {
 	if m.idLen = 0; id == "" {
 		return 0
@@ -78,7 +78,7 @@ func (h *hourBuffer) addID(m *memRow, id string) (more int) {
 	return more + last.Cap() - before
 }
 
-// row is a row by its index.
+// row returns a row by its index.
 func (h *hourBuffer) row(i uint32) *memRow { return &h.rows[i/chunkRows][i%chunkRows] }
 
 // id is a row's.
@@ -93,7 +93,7 @@ func (h *hourBuffer) id(m *memRow) string {
 	return chunk[m.idOff:][:m.idLen]
 }
 
-// release gives memory back. The rows are gone then.
+// release gives memory back. Afterwards the rows are gone.
 func (h *hourBuffer) release(free *sync.Pool) {
 	for _, c := range h.rows {
 		if cap(c) == chunkRows {
@@ -103,10 +103,10 @@ func (h *hourBuffer) release(free *sync.Pool) {
 	*h = hourBuffer{}
 }
 
-// sorter puts the rows of an hour into order of time. It keeps its memory.
+// sorter sorts the rows of an hour by time. It keeps its memory.
 type sorter struct {
-	// order has the rows: the microsecond of the hour, which fits into 32 bits, and the
-	// index below it, so that rows of the same time stay as they are.
+	// order holds a key for each row: the microsecond of the hour, which fits into 32
+	// bits, above the row's index, so that rows of the same time keep their order.
 	order, spare []uint64
 }
 
@@ -132,13 +132,14 @@ func (s *sorter) hour(h *hourBuffer) {
 }
 
 const (
-	// radixFrom is from how many rows on it is faster to count digits than to compare.
+	// radixFrom is the number of rows from which on counting digits is faster than
+	// comparing.
 	radixFrom = 1 << 10
 	// The 32 bits of a time are three digits of 11 bits.
 	radixBits, radixDigits = 11, 3
 )
 
-// radix sorts by the time, from the lowest digit on.
+// radix sorts by the time, beginning with the lowest digit.
 func (s *sorter) radix() {
 	var counts [radixDigits][1 << radixBits]uint32
 	for _, v := range s.order {

@@ -5,12 +5,13 @@ import "context"
 // ZoneInfo is what one zone has.
 type ZoneInfo struct {
 	Zone Zone `json:"zone"`
-	// Absent is the number of days between the first and the last that have no
-	// requests: most likely nobody wrote the log, which is not the same as idle.
+	// Absent is the number of days between the first and the last that have no requests.
+	// Most likely nobody wrote the log, so such a day was not idle.
 	Absent int `json:"absentDays"`
-	// Counts are of the requests between the query's times.
+	// Counts count the requests between the query's times.
 	Counts Counts `json:"counts"`
-	// GETBytes and PUTBytes are the sizes of what was got and put, where they are known.
+	// GETBytes and PUTBytes are the sizes of what was downloaded and uploaded, as far as
+	// they are known.
 	GETBytes int64 `json:"getBytes"`
 	PUTBytes int64 `json:"putBytes"`
 	// UnknownSizes is the number of requests whose size is not known.

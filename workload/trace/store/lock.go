@@ -6,12 +6,12 @@ import (
 	"syscall"
 )
 
-// ErrBusy is returned by [NewWriter] for a store that another Writer is at work in.
+// ErrBusy is returned by [NewWriter] for a store that another Writer is writing.
 var ErrBusy = errors.New("another process is writing to it")
 
-// lockDir locks a directory until the file that it returns is closed, or the process
-// ends however it does. A file system that cannot lock directories, such as NFS, is
-// taken as it is.
+// lockDir locks a directory until the returned file is closed or the process ends, in
+// whatever way. A file system that cannot lock directories, such as NFS, is used without
+// a lock.
 func lockDir(dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {

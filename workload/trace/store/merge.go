@@ -10,14 +10,14 @@ import (
 	"github.com/parquet-go/parquet-go"
 )
 
-// source gives rows in order of time. The row is valid until the next call; the error
-// at the end is io.EOF.
+// source returns rows in order of time. A row is valid until the next call. The error at
+// the end is io.EOF.
 type source interface {
 	next() (*row, error)
 	close() error
 }
 
-// memSource gives the rows of a buffer.
+// memSource returns the rows of a buffer.
 type memSource struct {
 	b    *dayBuffer
 	hour int // the one that is being given, from 1
@@ -26,8 +26,8 @@ type memSource struct {
 	row  row
 }
 
-// source gives the rows of a buffer in order of time. Rows of the same time stay in
-// the order in which they were added.
+// source returns the rows of a buffer in order of time. Rows of the same time keep the
+// order in which they were added.
 func (b *dayBuffer) source() source { return &memSource{b: b} }
 
 func (s *memSource) next() (*row, error) {
@@ -53,7 +53,7 @@ func (s *memSource) next() (*row, error) {
 
 func (s *memSource) close() error { return nil }
 
-// fileSource gives the rows of a file.
+// fileSource returns the rows of a file.
 type fileSource struct {
 	path string
 	f    *os.File
@@ -63,12 +63,13 @@ type fileSource struct {
 	i, n int
 	eof  bool
 	at   int64 // the number of the next row that is read
-	// checked is how many row groups are known to be sound; sound is how many rows these have.
+	// checked is how many row groups are known to be sound. sound is how many rows they
+	// have.
 	checked int
 	sound   int64
 }
 
-// What a source reads of each column at once, in bytes: there is one source for a day's
+// How many bytes a source reads of each column at once. There is one source for a day's
 // file and up to maxRuns for its runs.
 const (
 	dayBuffers = 1 << 18
@@ -98,7 +99,7 @@ func (s *fileSource) begin() (err error) {
 	return nil
 }
 
-// check makes sure that the row groups of the rows up to one can be decoded.
+// check makes sure that the row groups of all rows up to the given one can be decoded.
 func (s *fileSource) check(last int64) error {
 	meta := s.pf.Metadata()
 	for ; s.checked < len(meta.RowGroups) && s.sound <= last; s.checked++ {
@@ -156,7 +157,7 @@ func (s *fileSource) end() (err error) {
 	return s.r.Close()
 }
 
-// merge gives the rows of several sources. Rows of the same time come in the order of
+// merge merges the rows of several sources. Rows of the same time come in the order of
 // the sources.
 type merge struct {
 	heads []head

@@ -14,32 +14,33 @@ import (
 )
 
 const (
-	// pageBytes bounds a page; a reader has one of each column in memory.
+	// pageBytes bounds a page. A reader holds one page of each column in memory.
 	pageBytes = 256 << 10
-	// pageRows bounds the rows of a page, so that numbers of 8 bytes keep to that.
+	// pageRows bounds the rows of a page, so that numbers of 8 bytes stay within
+	// pageBytes.
 	pageRows = pageBytes / 8
-	// writeBytes are written to a file at once.
+	// writeBytes is how many bytes are written to a file at once.
 	writeBytes = 1 << 20
-	// magic begins and ends a file of Parquet.
+	// magic begins and ends a Parquet file.
 	magic = "PAR1"
 )
 
-// pageWriter writes a file of Parquet by column chunks that are complete: rows are
-// numbered and collected by their own symbols, which is several times as fast as to
-// have the library look all strings up again. Schema, encodings and structures are the
-// library's.
+// pageWriter writes a Parquet file in complete column chunks. It collects rows by the
+// numbers of their own symbols, which is several times as fast as letting the library
+// look all strings up again. Schema, encodings and structures are the library's.
 type pageWriter struct {
 	out    *bufio.Writer
 	off    int64
 	header bytes.Buffer
 	enc    *thrift.Encoder // to header
-	// encoded and packed are the memory of pages.
+	// encoded and packed are the buffers for pages.
 	encoded, packed []byte
 	meta            format.FileMetaData
 	index           []chunkIndex // of the columns of all row groups
 }
 
-// chunkIndex is where the pages of a column chunk are, and of numbers the bounds.
+// chunkIndex says where the pages of a column chunk are. For numbers it also holds the
+// bounds of each page.
 type chunkIndex struct {
 	pages  format.OffsetIndex
 	bounds format.ColumnIndex
@@ -56,7 +57,7 @@ type chunk struct {
 }
 
 func newPageWriter(out io.Writer) (*pageWriter, error) {
-	// What a file without rows says of itself is what one with rows says, too.
+	// A file without rows describes itself in the same way as a file with rows.
 	empty := parquet.NewGenericWriter[row](io.Discard, parquet.CreatedBy("slipway", version, ""))
 	if err := empty.Close(); err != nil {
 		return nil, err
@@ -74,7 +75,7 @@ func (w *pageWriter) write(b []byte) error {
 	return err
 }
 
-// encode writes a structure and returns how long it is.
+// encode writes a structure and returns its length.
 func (w *pageWriter) encode(v any) (int, error) {
 	w.header.Reset()
 	if err := w.enc.Encode(v); err != nil {
@@ -107,7 +108,7 @@ func (c *chunk) end() {
 	c.w.index = append(c.w.index, c.index)
 }
 
-// dictionary writes the page with a column's n values, before those with the data.
+// dictionary writes the page with a column's n values, which comes before the data.
 func (c *chunk) dictionary(n int, values []byte) error {
 	c.meta.DictionaryPageOffset = c.w.off
 	c.meta.Encoding = append(c.meta.Encoding, format.Plain)
@@ -155,7 +156,7 @@ func (c *chunk) write(values []byte, h *format.PageHeader) (int, error) {
 	return head + len(page), c.w.write(page)
 }
 
-// count counts a page by its encoding.
+// count counts a page under its encoding.
 func (c *chunk) count(page format.PageEncodingStats) {
 	stats := c.meta.EncodingStats
 	if n := len(stats); n > 0 && stats[n-1].PageType == page.PageType {
@@ -165,7 +166,7 @@ func (c *chunk) count(page format.PageEncodingStats) {
 	c.meta.EncodingStats = append(stats, page)
 }
 
-// bounds notes the least and the greatest number of a page, as they lie in a file.
+// bounds notes the least and the greatest number of a page, in the form of a file.
 func (c *chunk) bounds(low, high int64, order format.BoundaryOrder) {
 	b, s := &c.index.bounds, &c.meta.Statistics
 	b.NullPages, b.NullCounts, b.BoundaryOrder = append(b.NullPages, false), append(b.NullCounts, 0), order
@@ -178,7 +179,7 @@ func (c *chunk) bounds(low, high int64, order format.BoundaryOrder) {
 	}
 }
 
-// number is a number as it lies in a file, value the inverse.
+// number encodes a number as in a file. value is the inverse.
 func (c *chunk) number(v int64) []byte {
 	if c.meta.Type == format.Int32 {
 		return binary.LittleEndian.AppendUint32(nil, uint32(v))
@@ -209,8 +210,8 @@ func (w *pageWriter) numbers(values []int64, order format.BoundaryOrder) (err er
 	return nil
 }
 
-// indexed writes the next column, of n values in a dictionary, and an index for each
-// row. bounds, if it is not nil, are those of values at indexes.
+// indexed writes the next column: n values in a dictionary, and an index for each row.
+// bounds, if not nil, returns the bounds of the values at indexes.
 func (w *pageWriter) indexed(t format.Type, n int, dictionary []byte, index []int32, bounds func(index []int32) (low, high int64)) (err error) {
 	c := w.chunk(t, format.Snappy, format.RLEDictionary)
 	if err := c.dictionary(n, dictionary); err != nil {
@@ -232,7 +233,7 @@ func (w *pageWriter) indexed(t format.Type, n int, dictionary []byte, index []in
 	return nil
 }
 
-// strings writes the next column, of strings that are hardly ever the same. String i is
+// strings writes the next column, whose strings are hardly ever equal. String i is
 // text[offsets[i]:offsets[i+1]].
 func (w *pageWriter) strings(text []byte, offsets []uint32) (err error) {
 	c := w.chunk(format.ByteArray, format.Uncompressed, format.DeltaLengthByteArray)
@@ -253,7 +254,7 @@ func (w *pageWriter) strings(text []byte, offsets []uint32) (err error) {
 	return nil
 }
 
-// finish writes the index of pages and the footer.
+// finish writes the page index and the footer.
 func (w *pageWriter) finish(about []format.KeyValue) error {
 	columns := len(w.meta.Schema) - 1
 	at := func(i int) *format.ColumnChunk { return &w.meta.RowGroups[i/columns].Columns[i%columns] }

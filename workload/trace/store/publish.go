@@ -12,7 +12,7 @@ import (
 	"example.org/slipway/internal/durable"
 )
 
-// publishers is how many files of a Writer are written at once.
+// publishers is how many files a Writer writes at once.
 const publishers = 2
 
 // publisher writes files of days while more records are added. The zero value works.
@@ -20,14 +20,14 @@ type publisher struct {
 	mu sync.Mutex
 	// changed is signalled when a file is done.
 	changed *sync.Cond
-	// running are the days whose files are being written, with the bytes that their
+	// running holds the days whose files are being written, with the bytes that their
 	// records take in memory.
 	running map[dayKey]int64
 	written Written
 	err     error
 }
 
-// publish has the file of a day written and forgets its buffer. It waits while enough
+// publish starts writing the file of a day and forgets its buffer. It waits if enough
 // others are being written, or an earlier one of the same day.
 func (w *Writer) publish(key dayKey, b *dayBuffer) {
 	delete(w.days, key)
@@ -71,7 +71,7 @@ func (p *publisher) end(key dayKey, stats fileStats, err error) {
 	p.written.Dropped += stats.dropped
 }
 
-// wait waits for all that is being written, and tells what has failed so far.
+// wait waits for all that is being written, and returns what has failed so far.
 func (p *publisher) wait() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -81,14 +81,14 @@ func (p *publisher) wait() error {
 	return p.err
 }
 
-// failed is what has failed so far.
+// failed returns what has failed so far.
 func (p *publisher) failed() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.err
 }
 
-// held is what the records that are being written take in memory, in bytes.
+// held returns how much memory the records that are being written take, in bytes.
 func (p *publisher) held() (total int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,7 +98,7 @@ func (p *publisher) held() (total int64) {
 	return total
 }
 
-// has tells whether something of a zone is being written.
+// has reports whether anything of a zone is being written.
 func (p *publisher) has(zone string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -110,15 +110,15 @@ func (p *publisher) has(zone string) bool {
 	return false
 }
 
-// counted is what has been written.
+// counted returns what has been written.
 func (p *publisher) counted() Written {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.written
 }
 
-// publishDay writes the file of a day: what it has already, the runs and what is in
-// memory, merged.
+// publishDay writes the file of a day. It merges what the file has already, the runs, and
+// what is in memory.
 func (w *Writer) publishDay(key dayKey, b *dayBuffer) (stats fileStats, err error) {
 	dir := filepath.Join(w.dir, zonePrefix+key.zone)
 	if err := makeDir(dir); err != nil {
@@ -167,7 +167,7 @@ func (w *Writer) publishDay(key dayKey, b *dayBuffer) (stats fileStats, err erro
 	return stats, nil
 }
 
-// makeDir makes a directory, durably, if it is missing.
+// makeDir makes a directory durably if it is missing.
 func makeDir(dir string) error {
 	err := os.Mkdir(dir, 0o755)
 	if errors.Is(err, fs.ErrExist) {

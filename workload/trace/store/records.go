@@ -10,9 +10,10 @@ import (
 )
 
 // Records calls fn for the requests of one zone in order of time, as records in the
-// ten-field form with all that the store has of them: slower than [Store.Scan] by far.
-// The columns of the query do not matter. The record is valid until fn returns. It
-// ends at the first error of fn, which it returns as it is, or when ctx is done.
+// ten-field form with all that the store has of them. It is much slower than
+// [Store.Scan]. It ignores the columns of the query. The record is valid until fn
+// returns. Records ends when ctx is done or at the first error of fn, which it returns
+// unchanged.
 func (s *Store) Records(ctx context.Context, q Query, fn func(*trace.Record) error) error {
 	z, err := s.zone(q.Zone)
 	if err != nil {

@@ -37,13 +37,14 @@ const (
 type Query struct {
 	// Zone is one zone's name.
 	Zone string
-	// From and To bound the time of arrival: From is in, To is not. Zero is unbounded.
+	// From and To bound the time of arrival: From is included, To is not. Zero is
+	// unbounded.
 	From, To time.Time
 	// Columns to read; 0 is all of them.
 	Columns Columns
 }
 
-// bounds are From and To in microseconds.
+// bounds returns From and To in microseconds.
 func (q *Query) bounds() (from, to int64) {
 	const maxMicro = 1<<63 - 1
 	from, to = -maxMicro, maxMicro
@@ -56,7 +57,7 @@ func (q *Query) bounds() (from, to int64) {
 	return from, to
 }
 
-// ceilMicro is the first microsecond that is not before t.
+// ceilMicro returns the first microsecond that is not before t.
 func ceilMicro(t time.Time) int64 {
 	us := t.UnixMicro()
 	if time.UnixMicro(us).Before(t) {
@@ -74,10 +75,10 @@ func (s *Store) zone(name string) (*zone, error) {
 	return &s.zones[i], nil
 }
 
-// Scan calls fn for the requests of one zone in order of time, an hour or less at
-// once. It ends at the first error of fn, which it returns as it is, or when ctx is
-// done. The memory it takes does not depend on the number of requests, but symbols
-// stay until Close. Several scans may run at once.
+// Scan calls fn for the requests of one zone in order of time, for at most an hour at
+// once. It ends when ctx is done or at the first error of fn, which it returns unchanged.
+// Its memory does not depend on the number of requests, but symbols stay until Close.
+// Several scans may run at once.
 func (s *Store) Scan(ctx context.Context, q Query, fn func(*Batch) error) error {
 	z, err := s.zone(q.Zone)
 	if err != nil {
@@ -100,7 +101,7 @@ func (s *Store) Scan(ctx context.Context, q Query, fn func(*Batch) error) error 
 	return nil
 }
 
-// scanner is the state of one scan: the memory that batches use again.
+// scanner is the state of one scan, with the memory that batches reuse.
 type scanner struct {
 	s    *Store
 	cols Columns
@@ -198,7 +199,7 @@ func columnIndexes(pf *parquet.File, path string) (map[string]int, error) {
 
 func rowSchema() *parquet.Schema { return parquet.SchemaOf(row{}) }
 
-// group decodes a row group into sc.buf, after check of each column.
+// group decodes a row group into sc.buf after checking each column.
 func (sc *scanner) group(g parquet.RowGroup, h hour, cols map[string]int, check func(column int) error, path string) (err error) {
 	defer damaged(&err, path)
 	chunks := g.ColumnChunks()
@@ -268,7 +269,7 @@ func kinds(n int, get func(i int) []byte) []trace.Kind {
 	return out
 }
 
-// repos reads repositories and namespaces, which are one column in a file.
+// repos reads repositories and namespaces, which a file has in one column.
 func (sc *scanner) repos(c parquet.ColumnChunk, n int) error {
 	tab := &sc.s.tables[Repos]
 	err := readStrings(c, n, &sc.pairs, func(n int, get func(i int) []byte) []repoPair {

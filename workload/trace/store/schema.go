@@ -8,7 +8,7 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// row is one request as it lies in a file. docs/trace.md has the columns for people.
+// row is one request as it is in a file. docs/trace.md describes the columns.
 type row struct {
 	Time     int64  `parquet:"time,timestamp(microsecond),delta,uncompressed"`
 	Duration int64  `parquet:"duration,delta,uncompressed"`
@@ -32,12 +32,12 @@ const (
 	metaZone    = "slipway.trace.zone"
 	metaDay     = "slipway.trace.day"
 	metaHours   = "slipway.trace.hours"
-	// version of the layout of files and columns.
+	// version is the version of the layout of files and columns.
 	version = "1"
 )
 
-// hour is one row group: the requests of one hour, or of a part of one where there
-// are more than maxGroup. The footer has all of a file as JSON.
+// hour is one row group: the requests of one hour, or of a part of one if there are more
+// than maxGroup. The footer has the hours of a file as JSON.
 type hour struct {
 	Rows  int64 `json:"rows"`
 	First int64 `json:"first"` // microseconds since 1970
@@ -45,12 +45,12 @@ type hour struct {
 }
 
 const (
-	// maxGroup bounds the rows of a row group, and so the memory of whoever reads one:
-	// 13 columns of at most 8 bytes, 27 MB.
+	// maxGroup bounds the rows of a row group, and so the memory of its reader: 13
+	// columns of at most 8 bytes, 27 MB.
 	maxGroup = 1 << 18
 	// maxGroupText is about how many bytes of strings a column of a row group may have.
 	maxGroupText = 128 << 20
-	// microseconds of an hour and a day.
+	// microseconds in an hour and in a day.
 	microHour = int64(time.Hour / time.Microsecond)
 	microDay  = 24 * microHour
 )
@@ -64,7 +64,7 @@ const (
 	partPrefix = ".part-"
 )
 
-// CheckZone tells whether a zone may be the name of a directory, and so that of a zone.
+// CheckZone returns an error if a zone's name cannot be the name of a directory.
 func CheckZone(zone string) error {
 	const maxLen = 64
 	if zone == "" || len(zone) > maxLen || zone[0] == '.' || zone[0] == '_' {
@@ -78,7 +78,7 @@ func CheckZone(zone string) error {
 	return nil
 }
 
-// dayName is the name of the file with a day's requests.
+// dayName returns the name of the file with a day's requests.
 func dayName(day int64) string {
 	return dayPrefix + time.UnixMicro(day).UTC().Format(dayFormat) + fileSuffix
 }
@@ -101,7 +101,7 @@ func (r *row) record(dst *trace.Record) {
 	}
 }
 
-// parseKind is the inverse of [trace.Kind.String]; what it does not know is Other.
+// parseKind is the inverse of [trace.Kind.String]. It returns Other for an unknown kind.
 func parseKind(s string) trace.Kind {
 	for k := trace.Other; k <= trace.Catalog; k++ {
 		if k.String() == s {
@@ -111,7 +111,7 @@ func parseKind(s string) trace.Kind {
 	return trace.Other
 }
 
-// digestOf is the digest of a request's content as far as it is known.
+// digestOf returns the digest of a request's content, as far as it is known.
 func digestOf(t trace.Target, r *trace.Record) string {
 	switch {
 	case t.Kind == trace.Blob:

@@ -13,23 +13,25 @@ import (
 
 // fileOptions say how writeFile writes.
 type fileOptions struct {
-	// final is a file of the store, not a run: duplicates are counted, and it is durable.
+	// final marks a file of the store, as opposed to a run. Its duplicates are counted,
+	// and it is made durable.
 	final bool
 	drop  bool // duplicates
 	// maxRows bounds the rows of a row group, which is at most maxGroup.
 	maxRows int
-	// old is how many of the sources, the first, have what is in the store already.
+	// old is how many of the sources, counted from the first, hold what is in the store
+	// already.
 	old int
 }
 
-// fileStats are what writeFile has written: of rows that were not in the store already,
-// how many there are now, how many were duplicates, and how many of those were left out.
+// fileStats says what writeFile has written: the rows that were not in the store before,
+// the rows that there are now, the duplicates, and the duplicates that were left out.
 type fileStats struct {
 	added, duplicates, dropped int64
 }
 
-// writeFile writes a file of the store: the rows of the sources and, after those of the
-// same time, of a buffer, which may be nil.
+// writeFile writes a file of the store: the rows of the sources and of a buffer, which
+// may be nil. Rows of the buffer come after those of the sources with the same time.
 func writeFile(path string, key dayKey, sources []source, b *dayBuffer, o *fileOptions) (st fileStats, err error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
@@ -71,7 +73,8 @@ func newSink(out io.Writer, o *fileOptions) (*sink, error) {
 	return &sink{w: w, o: o, group: group{maxRows: o.maxRows}}, err
 }
 
-// buffer writes the rows of a buffer. Its symbols number the rows' strings already.
+// buffer writes the rows of a buffer. The buffer's symbols already number the rows'
+// strings.
 func (s *sink) buffer(b *dayBuffer) error {
 	var sort sorter
 	var seen twins[symbolID]
@@ -103,7 +106,7 @@ func (s *sink) buffer(b *dayBuffer) error {
 	return nil
 }
 
-// fresh counts rows of a buffer, and leaves those that are to be written.
+// fresh counts rows of a buffer and keeps only those that are to be written.
 func (s *sink) fresh(h *hourBuffer, rows []memRow, seen *twins[symbolID]) []memRow {
 	kept := rows[:0]
 	for i := range rows {
@@ -116,7 +119,7 @@ func (s *sink) fresh(h *hourBuffer, rows []memRow, seen *twins[symbolID]) []memR
 	return kept
 }
 
-// merge writes the rows of sources, whose strings are numbered anew in each row group.
+// merge writes the rows of sources. It numbers their strings anew in each row group.
 func (s *sink) merge(sources []source) error {
 	t, one := newTabs(), make([]memRow, 1)
 	var seen twins[stringID]
@@ -146,8 +149,7 @@ func (s *sink) merge(sources []source) error {
 	})
 }
 
-// keep counts a row, which may be a duplicate and may be new, and tells whether it is
-// to be written.
+// keep counts a row and reports whether it is to be written.
 func (s *sink) keep(duplicate, fresh bool) bool {
 	switch {
 	case !fresh:
@@ -164,9 +166,8 @@ func (s *sink) keep(duplicate, fresh bool) bool {
 	return true
 }
 
-// place makes room for n rows of an hour, from the first's time to the last's: where
-// it is another hour than that of the rows before, or where there are enough of that,
-// another row group begins.
+// place makes room for n rows of an hour, from the first's time to the last's. It begins
+// a row group if the hour is not that of the rows before, or if those are enough.
 func (s *sink) place(first, last int64, n int) (begun bool, err error) {
 	at := len(s.hours) - 1
 	if at < 0 || s.group.full(n) || s.hours[at].First/microHour != first/microHour {
@@ -203,8 +204,8 @@ func (s *sink) finish(key dayKey) error {
 	})
 }
 
-// symbolID is what two rows of the same time and buffer have in common if one is a
-// duplicate, and stringID what two rows of any sources have.
+// symbolID identifies a row among rows of the same time and buffer; stringID does so
+// among rows of any sources. Two rows with the same identity are duplicates.
 type (
 	symbolID struct {
 		id                    string
@@ -216,16 +217,15 @@ type (
 // twins finds duplicates among rows in order of time.
 type twins[ID comparable] struct {
 	begun bool
-	// now is the last row's time, first the first row of it, same all of it that can be
-	// duplicates if there is more than one.
+	// now is the time of the last row, first the first row of that time, and same all
+	// rows of that time that can be duplicates, if there are several.
 	now      int64
 	first    ID
 	firstCan bool
 	same     map[ID]struct{}
 }
 
-// again tells whether a row is one that came before. One that cannot be is a duplicate
-// of none.
+// again reports whether a row came before. A row that cannot be a duplicate never did.
 func (w *twins[ID]) again(t int64, can bool, id ID) bool {
 	if t != w.now || !w.begun { // most times are those of one row
 		w.begun, w.now, w.first, w.firstCan = true, t, id, can

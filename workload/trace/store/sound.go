@@ -13,10 +13,10 @@ import (
 	"github.com/parquet-go/parquet-go/format"
 )
 
-// The library for Parquet allocates by the numbers in a file before it reads what they count, and
-// follows structures however deep they are. Memory that cannot be had and a stack that is too large
-// end the process: they are no panics that [damaged] could make an error of. So the numbers are
-// checked before the library sees them.
+// The Parquet library allocates by the numbers in a file before it reads what they count,
+// and follows structures to any depth. Too large an allocation or too deep a stack ends
+// the process: these are no panics that [damaged] could turn into an error. So the
+// numbers are checked before the library sees them.
 
 const (
 	// maxFooter bounds a footer, in bytes. One of the largest day of the IBM traces has 60 KB.
@@ -28,9 +28,11 @@ const (
 	maxDepth = 16
 	// maxHeader bounds the header of a page, in bytes.
 	maxHeader = 64 << 10
-	// maxPage bounds a page of data, in bytes. Pages have pageBytes, and what a row may have more.
+	// maxPage bounds a page of data, in bytes. Pages have pageBytes, and more only if a
+	// single row needs it.
 	maxPage = 16 << 20
-	// maxDictionary bounds a dictionary, in bytes: maxGroupText, and what rows may have more.
+	// maxDictionary bounds a dictionary, in bytes: maxGroupText, and more only if a
+	// single row needs it.
 	maxDictionary = 2 * maxGroupText
 	// maxColumns bounds the columns of a file.
 	maxColumns = 64
@@ -93,7 +95,7 @@ func checkMeta(meta *format.FileMetaData, size int64) error {
 	return nil
 }
 
-// chunkStart is where the first page of a column chunk is.
+// chunkStart returns where the first page of a column chunk is.
 func chunkStart(m *format.ColumnMetaData) int64 {
 	if m.DictionaryPageOffset != 0 {
 		return m.DictionaryPageOffset
@@ -172,10 +174,11 @@ func (c *chunkCheck) header() (*format.PageHeader, error) {
 	return nil, errors.New("the header of a page is malformed")
 }
 
-// plainDictionary is what older writers call both Plain in a dictionary and RLEDictionary in a data page.
+// plainDictionary is the encoding that older writers name both for Plain in a dictionary
+// and for RLEDictionary in a data page.
 const plainDictionary format.Encoding = 2
 
-// dictionary checks a dictionary, of which only the size counts.
+// dictionary checks a dictionary. Only its size counts.
 func (c *chunkCheck) dictionary(h *format.PageHeader) error {
 	d := &h.DictionaryPageHeader.V
 	const leastValue = 4 // bytes
@@ -196,10 +199,10 @@ func (c *chunkCheck) dictionary(h *format.PageHeader) error {
 	return err
 }
 
-// errSnappy is returned for compressed data that says another size of itself than its page does.
+// errSnappy is returned for compressed data whose own size differs from its page's.
 var errSnappy = errors.New("a page has another size than it says")
 
-// snappyOf reports whether compressed data is of so many bytes.
+// snappyOf reports whether compressed data has the given size.
 func snappyOf(b []byte, size int32) bool {
 	n, k := binary.Uvarint(b)
 	return k > 0 && n == uint64(size)
@@ -246,7 +249,7 @@ func (c *chunkCheck) data(h *format.PageHeader) error {
 	return nil
 }
 
-// values reports whether a page can have n values, and no more, in an encoding.
+// values reports whether a page can have exactly n values in an encoding.
 func (c *chunkCheck) values(encoding format.Encoding, n uint64, page []byte) bool {
 	switch encoding {
 	case format.RLEDictionary, plainDictionary:
@@ -263,7 +266,7 @@ func (c *chunkCheck) values(encoding format.Encoding, n uint64, page []byte) boo
 	return false
 }
 
-// checkDelta reports whether numbers in DELTA_BINARY_PACKED, with which a page begins, are n.
+// checkDelta reports whether a page begins with n numbers in DELTA_BINARY_PACKED.
 func checkDelta(page []byte, n uint64) bool {
 	for range 2 { // the size of a block, and into how many it is divided
 		_, k := binary.Uvarint(page)
@@ -276,8 +279,8 @@ func checkDelta(page []byte, n uint64) bool {
 	return k > 0 && total == n
 }
 
-// checkRuns reports whether the runs of a page have n indexes. The last run may have some more, since
-// eight are packed together.
+// checkRuns reports whether the runs of a page have n indexes. The last run may have a
+// few more, because eight are packed together.
 func checkRuns(page []byte, n uint64) bool {
 	if len(page) == 0 {
 		return true
@@ -301,15 +304,16 @@ func checkRuns(page []byte, n uint64) bool {
 	return true
 }
 
-// thriftWalk goes through a structure in Thrift's compact protocol, whatever its fields are.
+// thriftWalk walks over a structure in Thrift's compact protocol, whatever its fields
+// are.
 type thriftWalk struct {
 	b       []byte
 	at      int
 	structs int // in lists
 }
 
-// structure goes past a structure, and reports whether it is one whose lists and strings are all
-// there.
+// structure walks over a structure and reports whether all its lists and strings are
+// complete.
 func (w *thriftWalk) structure(depth int) bool {
 	for depth <= maxDepth && w.at < len(w.b) {
 		head := w.b[w.at]
@@ -346,7 +350,7 @@ const (
 	thriftStruct
 )
 
-// value goes past a value. One in a list has at least a byte, also if it is true or false.
+// value walks over a value. A value in a list has at least a byte, even a boolean.
 func (w *thriftWalk) value(kind byte, depth int) bool {
 	switch kind {
 	case thriftTrue, thriftFalse, thriftByte:
@@ -396,7 +400,7 @@ func (w *thriftWalk) list(depth int) bool {
 	return true
 }
 
-// number goes past a number and returns it as it is written.
+// number walks over a number and returns it as it is written.
 func (w *thriftWalk) number() (uint64, bool) {
 	v, k := binary.Uvarint(w.b[w.at:])
 	if k <= 0 {

@@ -1,11 +1,11 @@
-// Package store keeps traces as Parquet: a directory with one file per zone and day
-// in UTC, zone=NAME/day=YYYY-MM-DD.parquet, rows in order of time, a row group per
-// hour. Any reader of Parquet can query it; docs/trace.md has the columns.
+// Package store keeps traces as Parquet: a directory with one file for each zone and day
+// in UTC, zone=NAME/day=YYYY-MM-DD.parquet, with rows in order of time and a row group
+// for each hour. Any reader of Parquet can query it; docs/trace.md has the columns.
 //
-// A [Writer] takes records in about any order and publishes each file as a whole: a
-// file is there complete or not at all. A [Store] reads them by column, with strings
-// as [Symbol]s, so that a pass over tens of millions of requests allocates next to
-// nothing per request.
+// A [Writer] takes records in about any order. It publishes each file as a whole, so that
+// a file is either complete or absent. A [Store] reads the files by column, with strings
+// as [Symbol]s. A pass over tens of millions of requests allocates next to nothing for a
+// request.
 package store
 
 import (
@@ -44,8 +44,8 @@ type dayFile struct {
 	day   int64 // microseconds since 1970
 	rows  int64
 	hours []hour
-	// sound has a bit for each column of each row group that is known to be sound: only the
-	// first scan has to find out.
+	// sound has a bit for each column of each row group that is known to be sound, so
+	// that only the first scan must check it.
 	sound []atomic.Uint64
 }
 
@@ -85,7 +85,7 @@ func Open(dir string) (*Store, error) {
 	return s, nil
 }
 
-// Close lets go of the store. Nothing may use it or its symbols afterwards.
+// Close releases the store. Nothing may use it or its symbols afterwards.
 func (s *Store) Close() error { return nil }
 
 // Dir is the store's directory.
@@ -195,7 +195,7 @@ func damaged(err *error, path string) {
 	}
 }
 
-// Zone is what a store has of one zone.
+// Zone describes what a store has of one zone.
 type Zone struct {
 	Name string `json:"name"`
 	// Days that have requests, each at 0:00 UTC, in order. A day that is not among

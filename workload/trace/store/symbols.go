@@ -12,19 +12,19 @@ import (
 type strtab struct {
 	seed maphash.Seed
 	mix  uint64 // odd; it is random, so that nobody can make strings that get in each other's way
-	// slots are a power of two, 1<<(64-shift), and at most three quarters of them are
-	// taken. A string is in the first that was free from where its key points at.
+	// slots is a power of two long, 1<<(64-shift), and at most three quarters of it are
+	// taken. A string is in the first slot that was free, counted from the one its key
+	// points at.
 	slots []strSlot
 	shift uint8
 	names []string
-	// chunk holds the bytes of strings to come: one allocation for many of them.
+	// chunk holds the bytes of strings to come, in one allocation for many of them.
 	chunk strings.Builder
 	bytes int64
 }
 
-// strSlot is free if its symbol is None. What is looked up is mostly not in the
-// processor's cache: a slot is enough to know a short string, and for a long one that is
-// another.
+// strSlot is free if its symbol is None. Slots are mostly not in the processor's cache,
+// so a short string is known from its slot alone.
 type strSlot struct {
 	key uint64 // the bytes of a string of at most shortString, the hash of others
 	n   uint32 // its length
@@ -38,11 +38,11 @@ func newStrtab() *strtab {
 	return &strtab{seed: maphash.MakeSeed(), mix: rand.Uint64() | 1, shift: 64, names: []string{""}}
 }
 
-// strtabEntry is about what a string takes beside its bytes: its header in names, and
-// its slot with those that are free.
+// strtabEntry is about what a string takes beside its bytes: its header in names, and its
+// slot with a share of the free ones.
 const strtabEntry = 16 + 16*2
 
-// symbol returns the number of a string, which it keeps a copy of.
+// symbol returns the number of a string. It keeps a copy of a new one.
 func (t *strtab) symbol(s string) Symbol {
 	if s == "" {
 		return None
@@ -57,7 +57,8 @@ func (t *strtab) symbol(s string) Symbol {
 	return t.enter(key, s)
 }
 
-// key is a string's in slots. With the length it stands for a short string alone.
+// key returns a string's key in slots. Together with the length it identifies a short
+// string.
 func (t *strtab) key(s string) uint64 {
 	switch n := len(s); {
 	case n > shortString:
@@ -70,12 +71,12 @@ func (t *strtab) key(s string) uint64 {
 	return 0
 }
 
-// word is the first four bytes.
+// word returns the first four bytes.
 func word(s string) uint32 {
 	return uint32(s[0]) | uint32(s[1])<<8 | uint32(s[2])<<16 | uint32(s[3])<<24
 }
 
-// find returns the number of a string with its key, and None if it has none.
+// find returns the number of a string with its key, or None if it has none.
 func (t *strtab) find(key uint64, s string) Symbol {
 	n, mask := uint32(len(s)), len(t.slots)-1
 	for i := int(key * t.mix >> t.shift); mask > 0; i++ {
@@ -105,7 +106,7 @@ func (t *strtab) findBytes(b []byte) Symbol {
 	return None
 }
 
-// enter gives a string that has none a number.
+// enter numbers a string that has no number yet.
 func (t *strtab) enter(key uint64, s string) Symbol {
 	if t.chunk.Cap()-t.chunk.Len() < len(s) {
 		// Strings that were cut from the old chunk keep it.
@@ -171,7 +172,7 @@ type table struct {
 	tab *strtab
 }
 
-// symbols numbers the strings of a dictionary, which get gives by index.
+// symbols numbers the strings of a dictionary. get returns them by index.
 func (t *table) symbols(n int, get func(i int) []byte) []Symbol {
 	out := make([]Symbol, n)
 	t.mu.Lock()
@@ -187,8 +188,7 @@ func (t *table) symbols(n int, get func(i int) []byte) []Symbol {
 	return out
 }
 
-// Name returns the string that a symbol stands for, and "" for one that the table
-// does not have.
+// Name returns the string of a symbol, or "" if the table does not have the symbol.
 func (s *Store) Name(t Table, sym Symbol) string {
 	if t < 0 || t >= numTables {
 		return ""
@@ -202,8 +202,8 @@ func (s *Store) Name(t Table, sym Symbol) string {
 	return tab.tab.names[sym]
 }
 
-// Lookup returns the symbol of a string. It knows what the scans so far have met:
-// after [Store.Scan] of everything with that column, what it does not find is not in
+// Lookup returns the symbol of a string that the scans so far have met. After a
+// [Store.Scan] of everything with that column, a string that it does not find is not in
 // the store.
 func (s *Store) Lookup(t Table, name string) (Symbol, bool) {
 	if t < 0 || t >= numTables {
@@ -216,8 +216,8 @@ func (s *Store) Lookup(t Table, name string) (Symbol, bool) {
 	return sym, sym != None || name == ""
 }
 
-// Symbols is one more than the largest symbol that scans so far have met: the length
-// of a slice that has an element for each.
+// Symbols returns the largest symbol that scans so far have met, plus 1: the length of a
+// slice with an element for each.
 func (s *Store) Symbols(t Table) int {
 	if t < 0 || t >= numTables {
 		return 0

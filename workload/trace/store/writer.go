@@ -22,22 +22,23 @@ type WriterOptions struct {
 	// 256 MiB. Beyond it, days are published that nothing has been added to for a
 	// while, or sorted runs of records go to temporary files in the store's directory.
 	Memory int64
-	// DropDuplicates leaves out a record whose time, URI and id, which must not be
-	// empty, are those of another. Without it they are only counted. What is in the
-	// store already stays in any case.
+	// DropDuplicates leaves out a record whose time, URI and non-empty id equal those of
+	// another. Without it, duplicates are only counted. What is in the store already
+	// stays in any case.
 	DropDuplicates bool
 }
 
 // Written is what a Writer has written.
 type Written struct {
-	// Files published. A file that was published more than once, because records for
-	// its day came late, counts each time.
+	// Files is how many files were published. A file that was published again, because
+	// records for its day came late, counts each time.
 	Files int
-	// Records in the files that were published and were not there before.
+	// Records is how many records in the published files were not there before.
 	Records int64
-	// Duplicates among them, of one another or of what was there before.
+	// Duplicates is how many of them are duplicates of one another or of what was there
+	// before.
 	Duplicates int64
-	// Dropped of the duplicates, which are not in Records.
+	// Dropped is how many duplicates were left out. Records does not count them.
 	Dropped int64
 	// Spilled is the number of runs that went to temporary files.
 	Spilled int
@@ -59,8 +60,8 @@ type Writer struct {
 	parts map[string]struct{} // zones that parts have
 	open  *atomic.Int64       // of a writer and its parts: the parts that are open
 	days  map[dayKey]*dayBuffer
-	// latest is the buffer of the last record, if it is still in days: the next one is
-	// mostly of the same.
+	// latest is the buffer of the last record, if it is still in days. The next record
+	// mostly goes to the same buffer.
 	latest    *dayBuffer
 	latestKey dayKey
 	tick      int64 // counts records
@@ -72,7 +73,7 @@ type Writer struct {
 	err       error
 	closed    bool
 	free      *sync.Pool // chunks of rows that are in files, of a writer and its parts
-	// publishing writes days beside the caller.
+	// publishing writes days while the caller goes on.
 	publishing publisher
 }
 
@@ -82,7 +83,7 @@ type dayKey struct {
 	day  int64
 }
 
-// dayBuffer holds the records of a file to be.
+// dayBuffer holds the records of a file that is not written yet.
 type dayBuffer struct {
 	hours [24]hourBuffer
 	bytes int64 // that the hours take
@@ -90,11 +91,11 @@ type dayBuffer struct {
 	kinds [trace.Catalog + 1]Symbol // of their names; None for those that no record had
 	runs  []string                  // temporary files
 	last  int64                     // tick of the last Add
-	// What the last record had, which the next one often has too.
+	// The values of the last record. The next one often has the same.
 	host, method       string
 	hostSym, methodSym Symbol
-	// recent is made when there are enough records to be worth it: records of very
-	// many days must not take a table for each.
+	// recent is created when there are enough records to be worth it, so that a trace of
+	// very many days does not take a table for each.
 	recent []recentSym
 	n      int
 }
@@ -110,14 +111,14 @@ type recentSym struct {
 const recentSlots = 1 << 10
 
 const (
-	// recentFrom is from how many records of a day on there is a table for it.
+	// recentFrom is the number of records of a day from which on it has such a table.
 	recentFrom = 1 << 8
-	// maxRecent bounds the strings that such a table keeps alive, in bytes.
+	// maxRecent bounds each string that such a table keeps alive, in bytes.
 	maxRecent = 1 << 8
 )
 
-// lookup is strtab.symbol for names that come again and again. They are mostly the
-// same bytes in memory, so that comparing them is faster than hashing them.
+// lookup is strtab.symbol for recurring names. They mostly share their bytes in memory,
+// so comparing them is faster than hashing them.
 func (b *dayBuffer) lookup(s string) Symbol {
 	if len(s) <= shortString || len(s) > maxRecent || b.recent == nil {
 		return b.tabs[tabNames].symbol(s)
@@ -136,17 +137,18 @@ func (b *dayBuffer) lookup(s string) Symbol {
 const (
 	defaultMemory = 256 << 20
 	memRowSize    = 72
-	// positionSize is taken for each row when a buffer is sorted.
+	// positionSize is what sorting a buffer takes for each row.
 	positionSize = 16
-	// checkEvery is after how many records the memory is reckoned up: at most some
-	// MB are added in between.
+	// checkEvery is how many records are added between two checks of the memory. They
+	// take some MB at most.
 	checkEvery = 1 << 13
-	// coldAfter is after how many records for others a day is taken to be complete.
+	// coldAfter is how many records must go to other days before a day is taken to be
+	// complete.
 	coldAfter = 1 << 18
 )
 
-// NewWriter makes dir if need be. What a Writer that was killed has left there is
-// removed. The error wraps [ErrBusy] while another Writer works there.
+// NewWriter creates dir if it is missing. It removes what a killed Writer has left there.
+// The error wraps [ErrBusy] while another Writer works there.
 func NewWriter(dir string, o *WriterOptions) (_ *Writer, err error) {
 	w := &Writer{dir: dir, days: map[dayKey]*dayBuffer{}, parts: map[string]struct{}{}, open: new(atomic.Int64), maxRuns: maxRuns, maxGroup: maxGroup, free: new(sync.Pool)}
 	if o != nil {
@@ -198,7 +200,7 @@ func (w *Writer) Part(zone string) (*Writer, error) {
 	return &Writer{dir: w.dir, o: w.o, zone: zone, open: w.open, maxRuns: w.maxRuns, maxGroup: w.maxGroup, free: w.free, days: map[dayKey]*dayBuffer{}}, nil
 }
 
-// has tells whether there are records of a zone that were not published yet.
+// has reports whether there are records of a zone that have not been published.
 func (w *Writer) has(zone string) bool {
 	for key := range w.days {
 		if key.zone == zone {
@@ -227,7 +229,7 @@ var ErrTime = errors.New("the time is out of range")
 // is before.
 const endOfTime = 7_289_654_400
 
-// Storable reports whether a Writer takes a time.
+// Storable reports whether a Writer accepts a time.
 func Storable(t time.Time) bool { return uint64(t.Unix()) < endOfTime }
 
 // Add adds a record; it keeps nothing of it. The error wraps [ErrTime] if the record
@@ -261,7 +263,7 @@ func (w *Writer) AddKind(zone string, r *trace.Record) (trace.Kind, error) {
 	return target.Kind, w.err
 }
 
-// buffer returns the buffer of a file to be.
+// buffer returns the buffer of a file that is not written yet.
 func (w *Writer) buffer(key dayKey) (*dayBuffer, error) {
 	if w.latest != nil && key == w.latestKey {
 		return w.latest, nil
@@ -320,8 +322,8 @@ func (b *dayBuffer) add(us int64, r *trace.Record, target trace.Target, free *sy
 	b.bytes += int64(b.hours[us%microDay/microHour].add(&m, validUTF8(r.ID), free))
 }
 
-// validUTF8 is s with U+FFFD for what is no UTF-8: logs have any bytes that clients send,
-// and readers of Parquet may refuse a whole file for one such string.
+// validUTF8 returns s with U+FFFD for bytes that are not UTF-8. Logs hold any bytes that
+// clients send, and readers of Parquet may refuse a whole file for one such string.
 func validUTF8(s string) string {
 	if utf8.ValidString(s) {
 		return s
@@ -329,7 +331,7 @@ func validUTF8(s string) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// plainURI is a URI in the ten-field form: without the leading slash and the query.
+// plainURI returns a URI in the ten-field form: without the leading slash and the query.
 func plainURI(uri string) string {
 	for i := 0; i < len(uri); i++ {
 		if uri[i] == '?' {
@@ -343,7 +345,7 @@ func plainURI(uri string) string {
 	return uri
 }
 
-// size is about what the buffer takes in memory.
+// size returns about what the buffer takes in memory.
 func (b *dayBuffer) size() int64 {
 	total := b.bytes + int64(cap(b.recent))*24 + 1<<11
 	for _, t := range b.tabs {
@@ -359,7 +361,7 @@ func (b *dayBuffer) release(free *sync.Pool) {
 	}
 }
 
-// empty tells whether the buffer has no rows.
+// empty reports whether the buffer has no rows.
 func (b *dayBuffer) empty() bool {
 	for i := range b.hours {
 		if b.hours[i].n > 0 {
@@ -369,9 +371,9 @@ func (b *dayBuffer) empty() bool {
 	return true
 }
 
-// shrink makes room if the records take too much memory: at half of it days are
-// published that seem to be complete, while records go on being added. If that is not
-// enough, runs of the largest are written.
+// shrink frees memory if the records take too much. At half of the limit it publishes
+// days that seem to be complete, while records are added. If that is not enough, it
+// writes runs of the largest buffers.
 func (w *Writer) shrink() error {
 	held := w.held()
 	if held <= w.o.Memory/2 {
@@ -407,7 +409,7 @@ func (w *Writer) shrink() error {
 	return nil
 }
 
-// held is what the records that nobody publishes yet take.
+// held returns how much memory is taken by records that are not being published.
 func (w *Writer) held() (total int64) {
 	for _, b := range w.days {
 		total += b.size()
@@ -415,7 +417,7 @@ func (w *Writer) held() (total int64) {
 	return total
 }
 
-// keys are those of all buffers in the order of zones and days.
+// keys returns the keys of all buffers in the order of zones and days.
 func (w *Writer) keys() []dayKey {
 	keys := make([]dayKey, 0, len(w.days))
 	for key := range w.days {
@@ -468,7 +470,7 @@ func (w *Writer) Close() error {
 	return err
 }
 
-// Written tells what has been published so far.
+// Written returns what has been published so far.
 func (w *Writer) Written() Written {
 	sum := w.publishing.counted()
 	sum.Spilled = w.spilled
@@ -497,8 +499,8 @@ func (w *Writer) spill(key dayKey, b *dayBuffer) error {
 	return w.joinRuns(key, b)
 }
 
-// maxRuns of a day are merged into one: a merge has all files open at once, with some
-// 0.5 MB of memory each.
+// maxRuns is how many runs of a day are merged into one. A merge has all files open at
+// once, with some 0.5 MB of memory each.
 const maxRuns = 64
 
 // joinRuns merges the runs of a day.
@@ -525,7 +527,7 @@ func (w *Writer) joinRuns(key dayKey, b *dayBuffer) (err error) {
 	return nil
 }
 
-// runSources opens runs. The caller closes what is returned, with an error too.
+// runSources opens runs. The caller closes the result, even after an error.
 func runSources(runs []string) ([]source, error) {
 	sources := make([]source, 0, len(runs)+2)
 	for _, run := range runs {

@@ -23,10 +23,10 @@ type Job struct {
 	Done func() error
 }
 
-// GenerateAll makes several zones at once, as many as there are processors. It ends at
-// the first error.
+// GenerateAll generates several zones at once, one for each processor. It ends at the
+// first error.
 func GenerateAll(ctx context.Context, jobs []Job) error {
-	// The largest first, so that it is not the one that all wait for.
+	// The largest zone goes first, so that nobody waits for it at the end.
 	jobs = slices.Clone(jobs)
 	slices.SortStableFunc(jobs, func(a, b Job) int { return cmp.Compare(b.Options.Requests, a.Options.Requests) })
 	group, ctx := errgroup.WithContext(ctx)
@@ -45,7 +45,7 @@ func GenerateAll(ctx context.Context, jobs []Job) error {
 	return group.Wait()
 }
 
-// spread divides a number of requests among zones as they are among the profiles.
+// spread divides a number of requests among zones in proportion to their profiles.
 func spread(requests int64, profiles []*Profile) []int64 {
 	total := 0.0
 	for _, p := range profiles {

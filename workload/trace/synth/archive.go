@@ -51,7 +51,7 @@ func NewArchiveWriter(dir string, p *Profile, seed uint64) (*ArchiveWriter, erro
 	return w, nil
 }
 
-// archivePrefix is what the paths of a zone's files begin with.
+// archivePrefix returns what the paths of a zone's files begin with.
 func archivePrefix(p *Profile) (string, error) {
 	prefix := p.Prefix
 	if prefix == "" {
@@ -63,8 +63,8 @@ func archivePrefix(p *Profile) (string, error) {
 	return prefix, nil
 }
 
-// checkArchive tells whether there are files of a zone, which would become a part of
-// what is written.
+// checkArchive returns an error if there are files of a zone already, which would be
+// mixed with what is written.
 func checkArchive(dir string, p *Profile) error {
 	prefix, err := archivePrefix(p)
 	if err != nil {
@@ -125,7 +125,8 @@ func (w *ArchiveWriter) flush() error {
 	return nil
 }
 
-// shuffled is the array of the lines in random order. It is valid until the next call.
+// shuffled returns the array of the lines in random order. It is valid until the next
+// call.
 func (w *ArchiveWriter) shuffled() []byte {
 	rnd := rand.New(rand.NewPCG(w.seed, uint64(w.key.part)<<20+uint64(w.number)))
 	out := append(slices.Grow(w.out[:0], len(w.lines)+len(w.ends)+8), '[')

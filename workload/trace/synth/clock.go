@@ -65,8 +65,8 @@ func newClock(l *Load, start time.Time, days int, r *rand.Rand) *clock {
 	return c
 }
 
-// at returns the time in microseconds before which the share u of the load lies. u
-// must not be less than in the call before.
+// at returns the time in microseconds before which the share u of the load lies. u must
+// not be less than in the call before.
 func (c *clock) at(u float64) int64 {
 	want := u * c.total
 	for c.last+1 < len(c.segments) && c.segments[c.last+1].before <= want {

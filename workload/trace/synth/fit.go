@@ -12,7 +12,8 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// Most entries of a fitted profile's tables. What is rarer is part of the rest.
+// The largest numbers of entries in a fitted profile's tables. Rarer entries are part of
+// the rest.
 const (
 	fitLayers    = 3000
 	fitManifests = 3000
@@ -51,7 +52,7 @@ func Fit(ctx context.Context, s *store.Store, zone string) (*Profile, error) {
 // pair is a client and a repository, or a repository and a tag.
 type pair struct{ a, b store.Symbol }
 
-// window is what follows a manifest GET.
+// window is the time after a manifest GET.
 type window struct {
 	until  int64
 	who    pair
@@ -59,7 +60,7 @@ type window struct {
 	before int64 // layers of the follower before it
 }
 
-// follower is a client and a repository while windows of theirs are open.
+// follower is a client and a repository with open windows.
 type follower struct {
 	layers  int64 // that were got since the first of them
 	windows int
@@ -102,7 +103,7 @@ func (f *fit) batch(b *store.Batch) error {
 	return nil
 }
 
-// classOf tells which class of event would have made a request.
+// classOf returns the class of event that would have made a request.
 func classOf(m store.Method, k trace.Kind, status uint16) (class, bool) {
 	switch {
 	case status >= 400:
@@ -199,7 +200,7 @@ func (f *fit) expire(t int64) {
 	f.windows = f.windows[n:]
 }
 
-// largeLayer is from where on the size of a layer decides how long it takes.
+// largeLayer is the size from which on a layer's size decides how long it takes.
 const largeLayer = 8 << 20
 
 func (f *fit) durations(c class, micros, size int64) {
@@ -247,7 +248,7 @@ func (f *fit) profile(zone string, days int) *Profile {
 	return p
 }
 
-// normalizeMix makes the shares sum up to 1 after some were made to fit each other.
+// normalizeMix scales the shares so that they add up to 1.
 func (p *Profile) normalizeMix() {
 	total := sum(p.Mix.shares())
 	m := &p.Mix
@@ -256,8 +257,9 @@ func (p *Profile) normalizeMix() {
 	}
 }
 
-// pingRun is the length of the runs that clients make. What is seen is longer, as
-// several clients' runs meet: by how much was tried out with generated traces.
+// pingRun returns the length of the runs that clients make. The observed runs are longer,
+// because runs of several clients meet. The correction was found by trial with generated
+// traces.
 func (f *fit) pingRun() float64 {
 	gets := f.count[ping] + f.count[manifestGet] + f.count[blobGet]
 	if f.runs == 0 || gets == f.count[ping] {

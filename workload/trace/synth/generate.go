@@ -14,21 +14,21 @@ import (
 
 // Options for a trace.
 type Options struct {
-	// Seed decides everything that is left to chance.
+	// Seed determines all that is random.
 	Seed uint64
 	// Start is the first instant. Default: 2017-06-20 in UTC, as in the public archive.
 	Start time.Time
-	// Days is for how long. Default: for as long as the zone takes for so many requests.
+	// Days is how many days to generate. Default: as many as the zone takes for Requests.
 	Days int
-	// Requests is how many. Default: as many as the zone has in so many days. Without
-	// either it is what the profile has.
+	// Requests is how many requests to generate. Default: as many as the zone has in
+	// Days, or else as many as the profile has.
 	Requests int64
 }
 
 const (
 	// maxDays bounds the table of hours.
 	maxDays = 100_000
-	// maxYear is the last that a store takes.
+	// maxYear is the last year that a store accepts.
 	maxYear = 2200
 )
 
@@ -74,7 +74,7 @@ func (p *Profile) Generate(ctx context.Context, o *Options, fn func(*trace.Recor
 	return g.run(ctx, opt.Requests, fn)
 }
 
-// generator is one zone under way.
+// generator generates one zone.
 type generator struct {
 	planner *planner
 	names   *names
@@ -97,14 +97,14 @@ func newGenerator(p *Profile, o Options) *generator {
 	}
 }
 
-// guess is how many sessions of three requests are assumed to have been before the
-// first, so that the first ones do not decide how many there will be.
+// guess is how many sessions of three requests are assumed to have been before the first
+// one, so that the first sessions do not decide how many there will be.
 const guess = 100
 
 func (g *generator) run(ctx context.Context, requests int64, fn func(*trace.Record) error) error {
-	// Sessions are spread over the period like points thrown at random: each takes the
-	// part of what is left of it that one point in so many takes of what is left. How
-	// many there will be is known from their mean length.
+	// Sessions are spread over the period like points thrown at random. Each takes the
+	// part of the remaining period that the first of the remaining points would take.
+	// Their number follows from their mean length.
 	u, sessions, together := 0.0, 0.0, 0.0
 	for planned := int64(0); planned < requests; {
 		events := g.planner.next()
@@ -136,8 +136,8 @@ func (g *generator) run(ctx context.Context, requests int64, fn func(*trace.Reco
 	return g.emitBefore(math.MaxInt64, fn)
 }
 
-// schedule queues a session. One that would go on after the end of the period goes
-// faster.
+// schedule queues a session. It speeds up a session that would go on after the end of the
+// period.
 func (g *generator) schedule(start int64, events []event) {
 	last := int64(0)
 	for i := range events {
@@ -166,7 +166,7 @@ func (g *generator) emitBefore(t int64, fn func(*trace.Record) error) error {
 	return nil
 }
 
-// fill makes the record of an event.
+// fill turns an event into a record.
 func (g *generator) fill(e *event) {
 	r := &g.record
 	r.URI, r.Host = g.names.uri(e)
@@ -199,7 +199,8 @@ func methodOf(c class) string {
 	return "GET"
 }
 
-// queue is a heap of events, the earliest first; what was planned first goes first.
+// queue is a heap of events, the earliest first. Of simultaneous events the one that was
+// planned first comes first.
 type queue []event
 
 func (e *event) before(o *event) bool {

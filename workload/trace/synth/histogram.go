@@ -12,7 +12,7 @@ type histogram struct {
 
 const perDouble = 16
 
-// add counts a value of at least 0; others are not counted.
+// add counts a value. It ignores negative values.
 func (h *histogram) add(v int64) {
 	if v < 0 {
 		return
@@ -29,7 +29,8 @@ func bin(v int64) int {
 	return min(max(int(math.Log2(float64(max(v, 1)))*perDouble), 0), 64*perDouble-1)
 }
 
-// quantile is the value below which a share q of the values lies, 0 without values.
+// quantile returns the value below which a share q of the values lies, or 0 without
+// values.
 func (h *histogram) quantile(q float64) float64 {
 	if h.n == 0 {
 		return 0
@@ -46,8 +47,8 @@ func (h *histogram) quantile(q float64) float64 {
 	return float64(h.max)
 }
 
-// sizes makes a model with knots where most sizes lie, and at the large ones that
-// make most of the bytes. Without values it is the default.
+// sizes makes a model with knots where most sizes lie, and at the large sizes that hold
+// most of the bytes. Without values it returns the default.
 func (h *histogram) sizes(byDefault SizeModel) SizeModel {
 	if h.n == 0 {
 		return byDefault

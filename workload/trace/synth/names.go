@@ -46,7 +46,7 @@ func hashString(s string) uint64 {
 // very likely that of the tag "latest".
 const latest = "817c8a39"
 
-// names makes the strings of a zone's records out of numbers.
+// names makes the strings of a zone's records from numbers.
 type names struct {
 	key     uint64
 	hosts   []string
@@ -116,7 +116,7 @@ func (n *names) namespace(repo uint32, h uint64) uint32 {
 	}
 }
 
-// uri of a request, and the server that answers it.
+// uri returns the URI of a request and the server that answers it.
 func (n *names) uri(e *event) (uri, host string) {
 	if e.class == ping {
 		return "v2", n.hosts[uint64(e.ref)%uint64(len(n.hosts))]

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// zipf returns the shares of n items, the most popular first, falling as
-// (rank+offset)^-slope; together they are total.
+// zipf returns the shares of n items, the most popular first. They fall as
+// (rank+offset)^-slope and add up to total.
 func zipf(n int, slope, offset, total float64) []float64 {
 	out := make([]float64, n)
 	sum := 0.0
@@ -22,15 +22,16 @@ func zipf(n int, slope, offset, total float64) []float64 {
 	return out
 }
 
-// point of a curve of popularity: the items up to a rank have a share of all.
+// point is a point of a curve of popularity: all items up to a rank together have the
+// share.
 type point struct {
 	rank  int
 	share float64
 }
 
-// curve returns the shares of items, the most popular first, of which the first so
-// many have the share given. Between two points the cumulated share grows with the
-// logarithm of the rank.
+// curve returns the shares of items, the most popular first, from the cumulated shares at
+// some ranks. Between two points the cumulated share grows with the logarithm of the
+// rank.
 func curve(points ...point) []float64 {
 	var out []float64
 	before := point{}
@@ -49,8 +50,8 @@ func curve(points ...point) []float64 {
 	return out
 }
 
-// table draws indexes with given weights in constant time (Walker's alias method).
-// 12 B for each item.
+// table draws indexes with given weights in constant time (Walker's alias method). It
+// takes 12 B for each item.
 type table struct {
 	keep  []float64
 	other []int32
@@ -87,7 +88,7 @@ func newTable(weights []float64) *table {
 	return t
 }
 
-// draw returns an index, 0 of an empty table.
+// draw returns a random index, or 0 if the table is empty.
 func (t *table) draw(r *rand.Rand) int {
 	if len(t.keep) == 0 {
 		return 0

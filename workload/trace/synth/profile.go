@@ -6,41 +6,42 @@ import (
 	"time"
 )
 
-// Profile is what the requests of one availability zone are like. [Zone] has those
-// that are published, [Fit] makes one from a trace.
+// Profile describes the requests of one availability zone. [Zone] returns published
+// profiles, and [Fit] makes one from a trace.
 type Profile struct {
 	// Zone is the name of the zone, and Prefix what the files of the public archive
 	// begin with.
 	Zone, Prefix string
-	// Requests is how many there were in Days days.
+	// Requests is how many requests there were in Days days.
 	Requests int64
 	Days     int
 	// Hosts is the number of registry servers.
 	Hosts int
 	Mix   Mix
-	// Manifests are the popular images, the most popular first: their shares of the GETs
-	// of manifests by clients that then need no layer. What is missing to 1 goes to
-	// images that nobody asked for before.
+	// Manifests holds the popular images, the most popular first: their shares of the
+	// GETs of manifests by clients that then need no layer. The rest to 1 goes to images
+	// that nobody requested before.
 	Manifests []float64
-	// HotLayers are the shares of the GETs of layers that go to the layers of shared
-	// bases. NewLayers is the share that goes to layers that nobody asked for before.
-	// What is missing to 1 goes to layers that were asked for lately.
+	// HotLayers holds the shares of the GETs of layers that go to layers of shared bases.
+	// NewLayers is the share of layers that nobody requested before. The rest to 1 goes
+	// to layers that were requested recently.
 	HotLayers []float64
 	NewLayers float64
-	// LayerRepos are the shares of repositories in the layers that are fetched, the
-	// most popular first. What is missing to 1 goes to repositories that nobody asked for.
+	// LayerRepos holds the shares of repositories in the fetched layers, the most popular
+	// first. The rest to 1 goes to repositories that nobody requested before.
 	LayerRepos []float64
-	// Clients are the shares of the sessions, the busiest first; they sum up to 1.
+	// Clients holds the clients' shares of the sessions, the busiest first. They add up
+	// to 1.
 	Clients []float64
-	// LayersPerPull is the mean of layers fetched one after another, at least 1.
+	// LayersPerPull is the mean number of layers fetched one after another, at least 1.
 	LayersPerPull float64
 	// PullsWithLayers is the share of manifest GETs after which the same client gets
 	// layers of the repository within a minute.
 	PullsWithLayers float64
-	// PingRun is the mean of pings that come one after another, at least 1.
+	// PingRun is the mean number of consecutive pings, at least 1.
 	PingRun float64
-	// Burst is how likely a session begins together with the one before, from 0 to
-	// less than 1.
+	// Burst is the probability that a session begins together with the one before, from 0
+	// to less than 1.
 	Burst float64
 	// Pace is the mean pause of a client between two requests of a session, beyond
 	// waiting for the answer.
@@ -51,17 +52,18 @@ type Profile struct {
 	Load          Load
 }
 
-// Mix is the share of each kind of request in all of them. Together they are 1.
+// Mix holds the share of each kind of request. Together the shares are 1.
 type Mix struct {
 	Ping, ManifestGet, BlobGet float64
-	// Head is of blobs, and answered with 200: the archive has no other status.
+	// Head is the share of HEADs of blobs. All are answered with 200, because the archive
+	// has no other status.
 	Head float64
 	// ManifestPut ends a push.
 	ManifestPut float64
 	// Upload is the share of POSTs answered with 202, and that of the PUTs that end the
 	// uploads they began. Patch is the share of PATCHes, at most that of uploads.
 	Upload, Patch float64
-	// Mount is of POSTs answered with 201, Redirect of those answered with 301.
+	// Mount is the share of POSTs answered with 201, Redirect of those answered with 301.
 	Mount, Redirect float64
 }
 
@@ -73,10 +75,12 @@ func (m *Mix) shares() []float64 {
 // around them by a log-normal factor with the deviation Spread.
 type Latency struct {
 	Ping, Head, ManifestGet, ManifestPut, Post time.Duration
-	// LayerGet is for small layers; beyond that a layer takes its size by BytesPerSecond.
+	// LayerGet is the time for small layers. A larger layer also takes its size divided
+	// by BytesPerSecond.
 	LayerGet       time.Duration
 	BytesPerSecond float64
-	// PutFactor and PatchFactor are by how much the two take longer than a GET.
+	// PutFactor and PatchFactor are how many times as long a PUT and a PATCH take as a
+	// GET.
 	PutFactor, PatchFactor float64
 	Spread                 float64
 }
