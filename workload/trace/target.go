@@ -7,7 +7,7 @@ type Kind uint8
 
 // The kinds. Their numbers are stored.
 const (
-	// Other is a path that is none of the protocol's.
+	// Other is a path that does not belong to the protocol.
 	Other Kind = iota
 	// Ping is /v2/ itself.
 	Ping
@@ -15,11 +15,11 @@ const (
 	Manifest
 	// Blob is a blob by digest.
 	Blob
-	// Upload is an upload, or what begins one.
+	// Upload is an upload, or the request that begins one.
 	Upload
 	// Tags is a repository's tag list.
 	Tags
-	// Referrers is the list of what refers to a manifest.
+	// Referrers is the list of manifests that refer to a manifest.
 	Referrers
 	// Catalog is the list of repositories.
 	Catalog
@@ -35,14 +35,14 @@ func (k Kind) String() string {
 
 var kindNames = [...]string{"other", "ping", "manifest", "blob", "upload", "tags", "referrers", "catalog"}
 
-// Target is a request's path taken apart.
+// Target holds the parts of a request's path.
 type Target struct {
 	Kind Kind
 	// Repo is the repository's name: everything between "v2" and the last segments,
 	// however many. Empty for a ping, the catalogue and other paths.
 	Repo string
 	// Ref is the tag or digest of a manifest, the digest of a blob or the id of an
-	// upload; empty for the request that begins an upload.
+	// upload. It is empty for the request that begins an upload.
 	Ref string
 }
 
@@ -97,7 +97,7 @@ func ParseURI(uri string) Target {
 	return Target{}
 }
 
-// cutLast cuts at the last slash. Without one there is no head.
+// cutLast cuts at the last slash. Without a slash, head is empty.
 func cutLast(s string) (head, last string) {
 	i := strings.LastIndexByte(s, '/')
 	if i < 0 {
@@ -106,8 +106,8 @@ func cutLast(s string) (head, last string) {
 	return s[:i], s[i+1:]
 }
 
-// URI is the target's path in the form that [ParseURI] reads, without the leading
-// slash; empty for Other, whose path a Target does not keep.
+// URI returns the target's path in the form that [ParseURI] reads, without the leading
+// slash. It is empty for Other, whose path a Target does not keep.
 func (t Target) URI() string {
 	switch t.Kind {
 	case Ping:

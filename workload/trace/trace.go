@@ -11,15 +11,15 @@ import (
 	"time"
 )
 
-// Unknown is the Duration, Written or Received of a record whose source does not
-// tell it. Its unknown status is 0.
+// Unknown is the Duration, Written or Received of a record whose source does not tell it.
+// An unknown Status is 0.
 const Unknown = -1
 
 // Record is one request to a registry.
 type Record struct {
 	// Host is the registry server that answered.
 	Host string
-	// Duration from the arrival of the request to the end of the answer.
+	// Duration is the time from the arrival of the request to the end of the answer.
 	Duration time.Duration
 	// Method is the HTTP method.
 	Method string
@@ -35,16 +35,16 @@ type Record struct {
 	UserAgent, Referer string
 	// Status is the HTTP status of the answer.
 	Status int
-	// Written is the number of body bytes sent. The ten-field form has the
-	// content's size in its place, which is Received where that is not 0.
+	// Written is the number of body bytes sent. The ten-field form has one field for the
+	// content's size: Received if that is not 0, else Written.
 	Written int64
-	// Received is the number of body bytes that came with the request (PUT, PATCH,
-	// POST), and of the request that completes an upload the size of the whole blob.
+	// Received is the number of body bytes that came with the request (PUT, PATCH, POST).
+	// For the request that completes an upload it is the size of the whole blob.
 	// Ten-field form only.
 	Received int64
-	// Digest is that of the content where the source tells and the URI does not: of
-	// what ends an upload, and of a manifest by tag. Ten-field form only, as an
-	// eleventh field that is left out where it is empty.
+	// Digest is the digest of the content if the source tells it and the URI does not:
+	// for the request that ends an upload, and for a manifest by tag. Ten-field form
+	// only, as an eleventh field that is left out if it is empty.
 	Digest string
 	// ID identifies the request.
 	ID string
@@ -106,7 +106,7 @@ func appendOrDash(b []byte, s string) []byte {
 	return appendEscaped(b, s)
 }
 
-// appendToken appends a field that stands between spaces without quotes.
+// appendToken appends a field without quotes between spaces.
 func appendToken(b []byte, s string) []byte {
 	if s == "" {
 		return append(b, '-')
@@ -169,8 +169,8 @@ func (r *Record) AppendTrace(b []byte) []byte {
 	return append(b, "}\n"...)
 }
 
-// appendJSON appends a string. Most need no escape, and encoding/json would take longer
-// for the record than all else that a request's log line takes.
+// appendJSON appends a string. Most strings need no escape. encoding/json would take
+// longer for the record than everything else for a log line.
 func appendJSON(b []byte, s string) []byte {
 	for i := 0; i < len(s); i++ {
 		if c := s[i]; c < 0x20 || c >= 0x7f || c == '"' || c == '\\' || c == '<' || c == '>' || c == '&' {

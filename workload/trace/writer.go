@@ -23,8 +23,8 @@ type Writer struct {
 // flushEvery bounds how long a record may wait in the buffer.
 const flushEvery = time.Second
 
-// NewWriter writes records to w, buffered for at most a second. Close flushes;
-// it closes w if that is an io.Closer.
+// NewWriter returns a Writer to w that buffers records for at most a second. Close
+// flushes, and closes w if that is an io.Closer.
 func NewWriter(w io.Writer, f Format) *Writer {
 	t := &Writer{format: f, dst: w, buf: bufio.NewWriterSize(w, 64<<10), stop: make(chan struct{}), done: make(chan struct{})}
 	go t.flushLoop()
@@ -47,8 +47,8 @@ func (t *Writer) flushLoop() {
 	}
 }
 
-// keep notes an error. What was in the buffer is lost, and later records are
-// written again: a disk that was full may have room by now.
+// keep notes an error. The buffer is lost, and later records are written again: a disk
+// that was full may have room by now.
 func (t *Writer) keep(err error) {
 	if err == nil {
 		return
@@ -59,8 +59,8 @@ func (t *Writer) keep(err error) {
 	t.buf.Reset(t.dst)
 }
 
-// Write adds a record. A log that cannot be written must not stop the registry:
-// the first error is kept for Close, and Err tells it.
+// Write adds a record. A log that cannot be written must not stop the registry, so the
+// first error is kept for Close and Err.
 func (t *Writer) Write(r *Record) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

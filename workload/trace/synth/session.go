@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// class is what kind of a request an event is.
+// class is the kind of request of an event.
 type class uint8
 
 const (
@@ -22,7 +22,7 @@ const (
 	redirect // a POST that is answered with 301
 )
 
-// event is a request to come. 48 B.
+// event is a request to come. It takes 48 B.
 type event struct {
 	at       int64 // microseconds since 1970
 	duration int64 // microseconds
@@ -41,11 +41,11 @@ type bundle struct {
 	layers    []uint32
 }
 
-// recentBundles is how many of the last ones can be asked for again: about a day and a
-// half of the busiest zone. They take at most some 100 B each.
+// recentBundles is how many recent bundles can be requested again: about a day and a half
+// of the busiest zone. They take at most some 100 B each.
 const recentBundles = 1 << 16
 
-// Ids of repositories and tags that are none of the popular ones begin here.
+// Ids of repositories and tags that are not popular begin here.
 const firstRare = 1 << 24
 
 // planner makes up sessions.
@@ -58,9 +58,10 @@ type planner struct {
 	hotLayers *table
 	repos     *table // of layers
 	clients   *table
-	// Sizes of what is popular, so that each kind of size gets its share of requests.
+	// Sizes of popular contents, so that each kind of size gets its share of requests.
 	hotSizes, hotManifests []int64
-	// The share of sessions that ask for layers anew, and of hot layers in them.
+	// fresh is the share of sessions that request layers anew, hot the share of hot
+	// layers in them.
 	fresh, hot float64
 	// popular is the share of manifest GETs that go to popular images.
 	popular float64
@@ -94,9 +95,9 @@ func newPlanner(p *Profile, r *rand.Rand) *planner {
 	return g
 }
 
-// assignEvenly gives sizes to popular items. A single one may have a fifth of all
-// requests, so of many random orders that is taken in which the requests below each
-// knot are nearest to what they should be.
+// assignEvenly gives sizes to popular items. A single item may have a fifth of all
+// requests. So it tries many random orders and takes the one in which the requests below
+// each knot are nearest to the model.
 func assignEvenly(m SizeModel, shares []float64, seed uint64) []int64 {
 	weights := make([]int64, len(shares))
 	for i, s := range shares {
@@ -124,13 +125,12 @@ func assignEvenly(m SizeModel, shares []float64, seed uint64) []int64 {
 	return best
 }
 
-// next plans one session that begins at time 0. What it returns is valid until the
-// next call.
+// next plans one session that begins at time 0. The result is valid until the next call.
 func (g *planner) next() []event {
 	g.plan = g.plan[:0]
 	m := &g.p.Mix
-	// How many sessions of each kind a request costs. Where chance has led away from
-	// the mix, it is led back.
+	// The number of sessions of each kind that a request costs. If chance has led away
+	// from the mix, it is led back.
 	follows := g.follows()
 	looks := max(m.ManifestGet-m.ManifestPut*follows, 0) * g.lead(manifestGet, m.ManifestGet)
 	pushes := m.ManifestPut * g.lead(manifestPut, m.ManifestPut)
@@ -158,7 +158,7 @@ func (g *planner) next() []event {
 	return g.plan
 }
 
-// lead is above 1 where less than the wanted share of a class was made so far.
+// lead returns a factor above 1 if less than the wanted share of a class was made so far.
 func (g *planner) lead(c class, share float64) float64 {
 	if g.total < 200 || share <= 0 {
 		return 1
@@ -168,7 +168,7 @@ func (g *planner) lead(c class, share float64) float64 {
 	return min(max(ratio*ratio, 0.1), 10)
 }
 
-// follows is how many pulls follow a push soon, on the average.
+// follows returns how many pulls follow a push soon, on average.
 func (g *planner) follows() float64 {
 	if g.p.Mix.ManifestPut <= 0 {
 		return 0
@@ -176,7 +176,7 @@ func (g *planner) follows() float64 {
 	return min(0.4, 0.5*g.p.Mix.ManifestGet/g.p.Mix.ManifestPut)
 }
 
-// pingBefore is how likely a client pings before it asks for a manifest.
+// pingBefore returns the probability that a client pings before it requests a manifest.
 func (g *planner) pingBefore() float64 {
 	if g.p.Mix.ManifestGet <= 0 {
 		return 0
@@ -188,7 +188,7 @@ func (g *planner) add(at int64, c class, status uint16, client, repo, ref uint32
 	g.plan = append(g.plan, event{at: at, class: c, status: status, client: client, repo: repo, ref: ref, size: size, duration: duration})
 }
 
-// geometric draws a number from 1 with the mean given.
+// geometric draws a number from 1 on with the given mean.
 func (g *planner) geometric(mean float64) int {
 	if mean <= 1 {
 		return 1
@@ -197,10 +197,10 @@ func (g *planner) geometric(mean float64) int {
 	return min(n, 1000)
 }
 
-// count draws a number from 0 with the mean given.
+// count draws a number from 0 on with the given mean.
 func (g *planner) count(mean float64) int { return g.geometric(mean+1) - 1 }
 
-// pings adds a run and returns when it ends.
+// pings adds a run of pings and returns when it ends.
 func (g *planner) pings(at int64, client uint32) int64 {
 	for range g.geometric(g.p.PingRun) {
 		d := g.vary(g.p.Latency.Ping)
@@ -210,14 +210,14 @@ func (g *planner) pings(at int64, client uint32) int64 {
 	return at
 }
 
-// look is a client that asks for a manifest, and for layers if it lacks some.
+// look adds a client that requests a manifest, and layers if it lacks some.
 func (g *planner) look(client uint32) {
 	at := int64(0)
 	if g.rnd.Float64() < g.pingBefore() {
 		at = g.pings(0, client)
 	}
 	m := &g.p.Mix
-	// What the pulls that follow pushes get more, the others get less.
+	// The more layers the pulls after pushes get, the fewer the others get.
 	lacks, follows := g.p.PullsWithLayers, g.follows()*m.ManifestPut
 	if rest := m.ManifestGet - follows; rest > 0 {
 		lacks = max((lacks*m.ManifestGet-g.followLacks()*follows)/rest, 0)
@@ -231,7 +231,7 @@ func (g *planner) look(client uint32) {
 	g.manifest(at, client, repo, tag)
 }
 
-// followLacks is the share of the pulls after a push that get layers.
+// followLacks returns the share of the pulls after a push that get layers.
 func (g *planner) followLacks() float64 { return min(0.6, 4*g.p.PullsWithLayers) }
 
 func (g *planner) manifest(at int64, client, repo, tag uint32) int64 {
@@ -243,16 +243,17 @@ func (g *planner) manifest(at int64, client, repo, tag uint32) int64 {
 	return at + min(d, 10_000_000) + g.pause()
 }
 
-// pause is what a client takes between two requests, beyond waiting for the answer.
+// pause returns how long a client pauses between two requests, beyond waiting for the
+// answer.
 func (g *planner) pause() int64 {
 	return int64(g.rnd.ExpFloat64() * float64(g.p.Pace.Microseconds()))
 }
 
-// image chooses what is pulled: a popular image, or one that nobody asked for before.
+// image chooses what is pulled: a popular image, or one that nobody requested before.
 func (g *planner) image() (repo, tag uint32) {
 	if n := len(g.p.Manifests); n > 0 && g.rnd.Float64() < g.popular {
 		i := uint32(g.manifests.draw(g.rnd))
-		// Three popular images of ten are another tag of the repository before.
+		// Three of ten popular images are another tag of the previous repository.
 		if i%10 < 3 && i > 9 {
 			return i - i%10 + 5, i + 1
 		}
@@ -275,7 +276,7 @@ func (g *planner) image() (repo, tag uint32) {
 // layerRepo chooses the image whose layers are fetched.
 func (g *planner) layerRepo() (repo, tag uint32) {
 	if g.rnd.Float64() < g.wide {
-		// Other repositories lead here than among the manifests.
+		// The leading repositories of layers differ from those of manifests.
 		const behind = 20
 		return uint32(g.repos.draw(g.rnd)) + behind, 0
 	}
@@ -283,12 +284,12 @@ func (g *planner) layerRepo() (repo, tag uint32) {
 	return g.nextRepo, 0
 }
 
-// bundle chooses layers: new ones and those of shared bases, for the image given, or
-// an image with what was asked for of it lately.
+// bundle chooses layers. It makes new ones and some of shared bases for the given image,
+// or chooses an image with layers that were requested recently.
 func (g *planner) bundle(repo, tag uint32) bundle {
 	if n := min(g.nextRecent, recentBundles); n > 0 && g.rnd.Float64() >= g.fresh {
-		// Half by chance among all that is remembered, which makes some popular; half
-		// rather the latest.
+		// One half is drawn evenly from all that is remembered, which makes some bundles
+		// popular. The other half prefers the latest.
 		back := g.rnd.Uint64N(n)
 		if g.rnd.Float64() < 0.5 {
 			back = uint64(math.Pow(float64(n), g.rnd.Float64())) - 1
@@ -314,8 +315,9 @@ func (g *planner) remember(b bundle) {
 	g.nextRecent++
 }
 
-// layers draws how many a client gets: log-normal where the mean allows, so that the
-// median is 2 to 3 and every tenth gets 9 and more, as in the real traces.
+// layers draws how many layers a client gets. The distribution is log-normal if the mean
+// allows, so that the median is 2 to 3 and every tenth client gets 9 or more, as in the
+// real traces.
 func (g *planner) layers() int {
 	mean := g.p.LayersPerPull
 	if mean < 2.5 {
@@ -362,8 +364,8 @@ func (g *planner) fetch(at int64, client uint32, b bundle) int64 {
 	return end
 }
 
-// push uploads what the registry lacks of an image, then its manifest; others pull the
-// image soon after.
+// push uploads the layers of an image that the registry lacks, then its manifest. Others
+// pull the image soon after.
 func (g *planner) push(client uint32) {
 	m := &g.p.Mix
 	per := func(share float64) float64 { return share / m.ManifestPut }
@@ -447,7 +449,7 @@ func (g *planner) transfer(size int64, factor float64) int64 {
 	return int64(min((float64(g.vary(l.LayerGet))+linear)*factor, 3600e6)) + 1
 }
 
-// blobSize of a layer is the same whenever it is asked for. New layers walk through
+// blobSize returns the size of a layer, which is always the same. New layers walk through
 // the distribution in steps of the golden ratio, which fills it evenly.
 func (g *planner) blobSize(layer uint32) int64 {
 	if int(layer) < len(g.hotSizes) {

@@ -9,23 +9,24 @@ import (
 	"sort"
 )
 
-// Knot is a point of a distribution: a share of all requests is for Bytes or less.
+// Knot is a point of a distribution: the share of all requests that are for Bytes or
+// less.
 type Knot struct {
 	Share float64
 	Bytes float64
 }
 
-// SizeModel is the distribution of the sizes of what is requested, weighted by
-// requests: what is asked for a thousand times counts a thousand times.
+// SizeModel is the distribution of the sizes of requested contents, weighted by requests:
+// a content that is requested a thousand times counts a thousand times.
 type SizeModel struct {
 	// Knots in ascending order, from share 0 to share 1. Between two knots the
 	// logarithm of the size grows with the share.
 	Knots []Knot
 }
 
-// BlobSizes are the sizes of the layers and configurations that clients get from
-// the IBM registry: shares of requests below six published limits, and knots
-// between them that give the published mean and share of bytes in large layers.
+// BlobSizes returns the sizes of the layers and configurations that clients get from the
+// IBM registry: the shares of requests below six published limits, and knots between them
+// that give the published mean and the published share of bytes in large layers.
 func BlobSizes() SizeModel {
 	return SizeModel{Knots: []Knot{
 		{0, 32}, {0.10, 150}, {0.35, 1200}, {0.53, 16384}, {0.68, 1 << 20}, {0.80, 10e6}, {0.9395, 64 << 20},
@@ -33,7 +34,7 @@ func BlobSizes() SizeModel {
 	}}
 }
 
-// Validate tells what is wrong with the knots.
+// Validate returns an error if the knots are invalid.
 func (m SizeModel) Validate() error {
 	n := len(m.Knots)
 	if n < 2 || m.Knots[0].Share != 0 || m.Knots[n-1].Share != 1 {
@@ -50,8 +51,8 @@ func (m SizeModel) Validate() error {
 	return nil
 }
 
-// Quantile is the size in bytes below which a share u of the requests lies. A share
-// outside 0 to 1 counts as the nearer of the two.
+// Quantile returns the size in bytes below which a share u of the requests lies. u is
+// clamped to 0 to 1.
 func (m SizeModel) Quantile(u float64) int64 {
 	k := m.Knots
 	if !(u > 0) {
@@ -66,7 +67,7 @@ func (m SizeModel) Quantile(u float64) int64 {
 	return int64(math.Round(a.Bytes * math.Pow(b.Bytes/a.Bytes, f)))
 }
 
-// Mean is the mean size of a request in bytes.
+// Mean returns the mean size of a request in bytes.
 func (m SizeModel) Mean() float64 {
 	sum := 0.0
 	for i := 1; i < len(m.Knots); i++ {

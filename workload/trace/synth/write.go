@@ -22,7 +22,7 @@ type Output struct {
 	Done *atomic.Int64
 }
 
-// storeMemory for each of the zones that are made at once.
+// storeMemory is the memory for each zone that is generated at the same time, in bytes.
 const storeMemory = 128 << 20
 
 // Write makes a trace of several zones. o.Requests are divided among them as in the
@@ -69,7 +69,7 @@ func Write(ctx context.Context, profiles []*Profile, o *Options, out *Output) (e
 	return GenerateAll(ctx, jobs)
 }
 
-// Plan tells how many requests [Write] makes of each profile.
+// Plan returns how many requests [Write] makes of each profile.
 func Plan(profiles []*Profile, o *Options) ([]int64, error) {
 	if o.Requests > 0 {
 		return spread(o.Requests, profiles), nil
@@ -130,7 +130,7 @@ func (out *Output) check(profiles []*Profile) error {
 	return nil
 }
 
-// sink is where the records of one zone go.
+// sink writes the records of one zone.
 type sink struct {
 	zone    string
 	store   *store.Writer
@@ -139,8 +139,8 @@ type sink struct {
 	pending int64
 }
 
-// newSink opens the outputs of a zone: a part of w, which is nil for no store, so that
-// zones are written at once.
+// newSink opens the outputs of a zone. The store's part of w, which is nil without a
+// store, lets zones be written at once.
 func newSink(p *Profile, seed uint64, out *Output, w *store.Writer) (*sink, error) {
 	s := &sink{zone: p.Zone, done: out.Done}
 	var err error
@@ -181,7 +181,7 @@ func (s *sink) count() {
 	s.pending = 0
 }
 
-// close completes the files; it may be called again.
+// close completes the files. It may be called again.
 func (s *sink) close() error {
 	s.count()
 	var err error

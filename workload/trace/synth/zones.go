@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Zones are the names of the zones that are published, the busiest first.
+// Zones returns the names of the published zones, the busiest first.
 func Zones() []string { return []string{"dal", "lon", "stg", "fra", "syd", "prs", "dev"} }
 
 // published are the figures in which the zones differ.
@@ -49,8 +49,8 @@ func (z *published) profile() *Profile {
 		Manifests: z.popular, LayerRepos: z.repos, HotLayers: z.layers, NewLayers: z.newLayers, Clients: z.shares,
 		PullsWithLayers: z.withLayers, PingRun: z.pingRun, Burst: z.burst, Pace: z.pace,
 		BlobSizes: BlobSizes().WithMean(z.meanBlob, 1<<20), ManifestSizes: z.manifests, Latency: z.latency}
-	// Most of the layers come after a manifest where so many pulls need layers that
-	// there would not be enough of them otherwise.
+	// If many pulls need layers, most of the layers come after a manifest, because there
+	// would not be enough layers otherwise.
 	pulls := p.Mix.ManifestGet * p.PullsWithLayers
 	p.LayersPerPull = min(4.5, max(1, 0.85*p.Mix.BlobGet/pulls))
 	p.Load.PausesPerDay, p.Load.PauseMin, p.Load.PauseMean = z.pausesPerDay, z.pauseMin, z.pauseMean
@@ -136,15 +136,16 @@ func internalZones() []published {
 	}
 }
 
-// dalLatency: more than 60 % of layers take more than 1 s, a quarter 10 s and more; flat
-// below 1 MB, then linear (FAST'18 fig. 8 and 9).
+// dalLatency returns the latency of dal: more than 60 % of layers take more than 1 s, and
+// a quarter 10 s or more. It is flat below 1 MB, then linear (FAST'18 fig. 8 and 9).
 func dalLatency() Latency {
 	return Latency{Ping: 3 * time.Millisecond, Head: 60 * time.Millisecond, ManifestGet: 120 * time.Millisecond,
 		ManifestPut: 300 * time.Millisecond, Post: 150 * time.Millisecond, LayerGet: 1150 * time.Millisecond,
 		BytesPerSecond: 0.8e6, PutFactor: 0.8, PatchFactor: 1.6, Spread: 1.2}
 }
 
-// lonLatency: manifests take 300 to 400 ms more than in dal.
+// lonLatency returns the latency of lon, where manifests take 300 to 400 ms more than in
+// dal.
 func lonLatency() Latency {
 	l := dalLatency()
 	l.ManifestGet, l.ManifestPut = 470*time.Millisecond, 650*time.Millisecond
@@ -152,15 +153,15 @@ func lonLatency() Latency {
 	return l
 }
 
-// quickLatency is for the other zones, of which nothing is published but that they are
-// less busy.
+// quickLatency returns the latency of the other zones, of which only is published that
+// they are less busy.
 func quickLatency(bytesPerSecond float64) Latency {
 	l := dalLatency()
 	l.LayerGet, l.BytesPerSecond = 500*time.Millisecond, bytesPerSecond
 	return l
 }
 
-// manyClients: the first has 15 % (FAST'18 fig. 11).
+// manyClients returns the clients' shares. The first has 15 % (FAST'18 fig. 11).
 func manyClients(n int) []float64 {
 	return append([]float64{0.15}, zipf(n-1, 1.05, 4, 0.85)...)
 }
@@ -170,12 +171,14 @@ func fewClients(n int) []float64 {
 	return append([]float64{0.5, 0.3}, zipf(n-2, 1, 0, 0.2)...)
 }
 
-// bases are the shared layers of dal and those zones of which no curve is published.
+// bases returns the shares of the shared layers of dal and of zones without a published
+// curve.
 func bases() []float64 {
 	return curve(point{1, .028}, point{3, .065}, point{10, .133}, point{30, .248}, point{100, .33}, point{300, .39}, point{800, .42})
 }
 
-// sydBases: the first has 19 % and the top 1 % have 59 % of the layer GETs.
+// sydBases returns the shares of syd. The first has 19 %, and the top 1 % have 59 % of
+// the layer GETs.
 func sydBases() []float64 {
 	return curve(point{1, .20}, point{3, .24}, point{10, .30}, point{30, .50}, point{100, .63}, point{300, .66}, point{500, .67})
 }
@@ -185,11 +188,11 @@ func layerRepos() []float64 {
 		point{1000, .769}, point{3000, .90})
 }
 
-// images is how popular images are where a share of the manifest GETs is followed by
-// layers. The curve of all manifest GETs is that of three days of dal; those that are
-// followed by layers are for many more images, and are taken out of it.
+// images returns how popular images are if the given share of the manifest GETs is
+// followed by layers. The curve of all manifest GETs is that of three days of dal. GETs
+// that are followed by layers go to many more images, and are taken out of it.
 func images(withLayers float64) []float64 {
-	// Pulls that follow pushes are of the images that are popular anyway.
+	// Pulls that follow pushes go to popular images anyway.
 	withLayers *= 0.6
 	var out []point
 	last := 0.0
