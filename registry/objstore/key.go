@@ -39,7 +39,7 @@ func CheckKey(key string) error {
 	return nil
 }
 
-// keyByte tells whether c may stand in a segment: [A-Za-z0-9._=+-].
+// keyByte reports whether c may stand in a segment: [A-Za-z0-9._=+-].
 func keyByte(c byte) bool {
 	switch {
 	case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':

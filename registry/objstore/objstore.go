@@ -23,16 +23,17 @@ var ErrNotExist = errors.New("object does not exist")
 // taken.
 var ErrExist = errors.New("object exists already")
 
-// ErrCorrupt is returned, possibly wrapped, by a store that compares what it reads with
-// what it should be, when the bytes are others.
+// ErrCorrupt is returned, possibly wrapped, by a store that verifies what it reads, when
+// the bytes are wrong.
 var ErrCorrupt = errors.New("object has other bytes than it should")
 
 // ErrNoSpace is returned, possibly wrapped, when the store is full. What was
 // stored before is intact, and the same call succeeds once there is room.
 var ErrNoSpace = errors.New("no space left in the object store")
 
-// ErrTaken is returned, possibly wrapped, by a write where something that is no object, and
-// that the store does not move away, is in the place of the object or of its directory.
+// ErrTaken is returned, possibly wrapped, by a write if the place of the object or of its
+// directory is taken by something that is not an object and that the store does not move
+// away.
 var ErrTaken = errors.New("something that is no object is in its place")
 
 // Info describes a stored object.
@@ -42,16 +43,17 @@ type Info struct {
 	Size int64
 	// ModTime is when the object was written, as the store tells it.
 	ModTime time.Time
-	// Tag is what the store calls these bytes, such as an ETag: it stays as long as the
-	// object is not written again. "" if the store has none; List tells none.
+	// Tag is the store's name for these bytes, such as an ETag. It stays the same until
+	// the object is written again. It is "" if the store has none. List does not fill it
+	// in.
 	Tag string
 }
 
-// BusyError is returned, possibly wrapped, when the store refuses for the moment:
-// it is overloaded, or does not answer. Nothing has changed, and the same call may
-// succeed later.
+// BusyError is returned, possibly wrapped, when the store refuses temporarily: it is
+// overloaded or does not answer. Nothing has changed, and the same call may succeed
+// later.
 type BusyError struct {
-	// RetryAfter is when to ask again, as far as the store said so; else 0.
+	// RetryAfter is how long to wait before the next try, if the store said so; else 0.
 	RetryAfter time.Duration
 	// Err is what the store said.
 	Err error
@@ -76,20 +78,19 @@ type Object interface {
 	Info() Info
 }
 
-// Upload is an object being written, append only. It is used by one goroutine
-// at a time.
+// Upload is an object being written, append only. It is used by one goroutine at a time.
 //
-// Bytes given to Write become part of the upload in order. A failed Write
-// leaves the upload at some size between before and after the call, which Size
-// tells; the upload can go on from there.
+// Bytes given to Write become part of the upload in order. A failed Write leaves the
+// upload at some size between the sizes before and after the call. Size returns it, and
+// the upload can go on from there.
 type Upload interface {
 	io.Writer
-	// Size is the number of bytes the upload holds.
+	// Size returns the number of bytes the upload holds.
 	Size() int64
-	// Suspend releases what the upload holds in this process (descriptors,
-	// buffers) and keeps its bytes, so that Resume can continue it, also in
-	// another process after this one was killed. The Upload cannot be used
-	// afterwards. state is what Resume needs; it is short, opaque text.
+	// Suspend releases what the upload holds in this process (descriptors, buffers) and
+	// keeps its bytes, so that Resume can continue it, even in another process after this
+	// one was killed. The Upload cannot be used afterwards. state is short, opaque text
+	// that Resume needs.
 	Suspend(ctx context.Context) (state string, err error)
 	// Commit makes the upload the object key. When it returns nil the object
 	// is durable (it survives a power cut) and whole: it is never visible in
@@ -98,11 +99,11 @@ type Upload interface {
 	// cannot be used afterwards. After an error the key is as it was, or holds
 	// the whole object; the upload itself is gone.
 	Commit(ctx context.Context, key string) error
-	// Tag is the object's Info.Tag after Commit, "" if it is not known.
+	// Tag returns the object's Info.Tag after Commit, or "" if it is not known.
 	Tag() string
-	// Cancel drops the upload and frees its space. After Commit, Suspend or
-	// Cancel it is a no-op, so that it can be deferred. It works also when ctx
-	// is done already, because that is when it is needed.
+	// Cancel drops the upload and frees its space. After Commit, Suspend or Cancel it is
+	// a no-op, so that it can be deferred. It also works when ctx is done, because that
+	// is when it is needed.
 	Cancel(ctx context.Context) error
 }
 
@@ -113,9 +114,8 @@ type Upload interface {
 // never reaches the disk or the network. A driver may forbid more keys that
 // its store keeps for itself, and that a key is also the directory of another.
 type Store interface {
-	// Get opens n bytes of an object from off; n < 0 means to its end. A range
-	// that ends behind the object is cut; one that begins behind it is empty.
-	// Errors: ErrNotExist.
+	// Get opens n bytes of an object from off; n < 0 means to its end. A range that ends
+	// beyond the object is cut; one that begins beyond it is empty. Errors: ErrNotExist.
 	Get(ctx context.Context, key string, off, n int64) (Object, error)
 	// Stat describes an object. Errors: ErrNotExist.
 	Stat(ctx context.Context, key string) (Info, error)
@@ -123,21 +123,20 @@ type Store interface {
 	// part. With ifAbsent an object already there is left alone and ErrExist
 	// returned.
 	Put(ctx context.Context, key string, data []byte, ifAbsent bool) error
-	// Delete removes an object. Deleting one that is not there is no error.
-	// The removal is durable at the latest after a later durable write.
+	// Delete removes an object. Deleting a missing object is not an error. The removal is
+	// durable at the latest after a later durable write.
 	Delete(ctx context.Context, key string) error
-	// List walks the objects whose key begins with prefix, in byte order of
-	// keys, beginning behind after. Objects that come or go during the walk
-	// may or may not be listed. It does not list unfinished uploads.
+	// List walks the objects whose key begins with prefix, in byte order of keys,
+	// beginning after the key after. Objects that come or go during the walk may or may
+	// not be listed. Unfinished uploads are not listed.
 	List(ctx context.Context, prefix, after string) iter.Seq2[Info, error]
 	// NewUpload begins an upload. sizeHint is the expected size in bytes, or
 	// negative; a driver may use it to find early that there is no room.
 	NewUpload(ctx context.Context, sizeHint int64) (Upload, error)
-	// Resume continues a suspended upload at size bytes; what the store holds
-	// beyond size is dropped. Errors: ErrNotExist, also when the store holds
-	// less than size.
+	// Resume continues a suspended upload at size bytes and drops what the store holds
+	// beyond size. Errors: ErrNotExist, also if the store holds less than size.
 	Resume(ctx context.Context, state string, size int64) (Upload, error)
-	// Abandon drops a suspended upload. One that is not there is no error.
+	// Abandon drops a suspended upload. A missing upload is not an error.
 	Abandon(ctx context.Context, state string) error
 	// Close releases the store. It does not drop suspended uploads.
 	Close() error
@@ -146,16 +145,16 @@ type Store interface {
 // UploadSweeper is the optional ability to find uploads that nobody continued,
 // such as those of a process that died before it could record their state.
 type UploadSweeper interface {
-	// SweepUploads drops uploads last written before the given time whose
-	// state keep does not claim, and tells how many there were and their bytes.
+	// SweepUploads drops uploads that were last written before the given time and whose
+	// state keep does not claim. It returns how many there were, and their bytes.
 	SweepUploads(ctx context.Context, before time.Time, keep func(state string) bool) (n int, bytes int64, err error)
 }
 
-// Mover is the optional ability to give an object another key without reading
-// it, as for one whose bytes cannot be read any more.
+// Mover is the optional ability to give an object another key without reading it, for
+// instance because its bytes are unreadable.
 type Mover interface {
-	// Move gives an object another key, durably, in place of an object that has
-	// it. Errors: ErrNotExist.
+	// Move gives an object another key, durably. It replaces an object that has the key.
+	// Errors: ErrNotExist.
 	Move(ctx context.Context, from, to string) error
 }
 
@@ -163,45 +162,45 @@ type Mover interface {
 // copying it.
 type Adopter interface {
 	// AdoptFile makes the regular file at path the object key, as Commit does with an
-	// upload: durable when it returns nil, never visible in part, in place of an object
-	// that has the key. Nobody may write to the file any more; whoever has it open for
-	// reading can go on. After nil the file is either gone from path or a copy, which
-	// the caller removes. After an error the key is as it was, or holds the whole
-	// object, and the file may be gone: its bytes are then to be written anew.
+	// upload: durable when it returns nil, never visible in part, and replacing an object
+	// that has the key. Nobody may write to the file any more; readers that have it open
+	// can go on. After nil the file is either gone from path or still there as a copy,
+	// which the caller removes. After an error the key is as it was, or holds the whole
+	// object. The file may be gone; then its bytes must be written again.
 	AdoptFile(ctx context.Context, key, path string) error
 }
 
-// Opener is the optional ability to read an object at many places without a
-// request for each.
+// Opener is the optional ability to read an object at many offsets without opening it for
+// each.
 type Opener interface {
-	// OpenAt opens an object. What it returns may be read concurrently and must
-	// be closed; a read behind the object's end is io.EOF. Errors: ErrNotExist.
+	// OpenAt opens an object. The result may be read concurrently and must be closed. A
+	// read beyond the object's end is io.EOF. Errors: ErrNotExist.
 	OpenAt(ctx context.Context, key string) (ReadAtCloser, error)
 }
 
-// ReadAtCloser is an object open for reads at places.
+// ReadAtCloser is an object open for reads at offsets.
 type ReadAtCloser interface {
 	io.ReaderAt
 	io.Closer
 }
 
-// Redirector is the optional ability to let somebody else fetch an object.
+// Redirector is the optional ability to let clients fetch an object elsewhere.
 type Redirector interface {
-	// URL returns an address where anybody may read the object, whole or in ranges,
-	// for at least the given time. It does not look whether the object is there.
+	// URL returns an address at which anybody may read the object, whole or in ranges,
+	// for at least the given time. It does not check that the object exists.
 	URL(ctx context.Context, key string, valid time.Duration) (string, error)
 }
 
-// Distant is the optional ability to cost something: each request goes to another
-// machine. Who would ask often for the same remembers the answer.
+// Distant marks a store whose requests go to another machine and so cost something.
+// Callers that would ask often for the same thing remember the answer.
 type Distant interface {
 	// Distant does nothing.
 	Distant()
 }
 
-// KeyedUploader is the optional ability to write an upload to its place at once,
-// where its key is known before its bytes. Where a store cannot rename, that spares
-// copying the object at the end.
+// KeyedUploader is the optional ability to write an upload directly to its place if its
+// key is known before its bytes. If a store cannot rename, that saves copying the object
+// at the end.
 type KeyedUploader interface {
 	// NewUploadFor is NewUpload for an upload that will be committed under key, and
 	// no other. Nothing is under the key before Commit.

@@ -14,14 +14,14 @@ import (
 // copyStep is how many bytes of an adopted file are copied at once.
 const copyStep = 256 << 10
 
-// errNotRegular is of a file that cannot be adopted.
+// errNotRegular is the error for a file that cannot be adopted.
 var errNotRegular = errors.New("it is no regular file")
 
-// AdoptFile makes a file an object. See [objstore.Adopter]. The mode of the file
-// is cut down to what the store's own files have.
+// AdoptFile makes a file an object. See [objstore.Adopter]. It removes permissions that
+// the store's own files do not have.
 //
-// A file with a second name is copied, because whoever knows that name could
-// write to the object.
+// A file with a second name is copied, because whoever knows that name could write to the
+// object.
 func (s *Store) AdoptFile(ctx context.Context, key, path string) error {
 	if err := s.beginKey(ctx, key); err != nil {
 		return err
@@ -61,7 +61,7 @@ func (s *Store) adopt(ctx context.Context, key, path string) error {
 		}
 	}
 	if err := retry(func() error { return unix.Fdatasync(fd) }); err != nil {
-		// The next one might succeed without the bytes being on the disk.
+		// The next sync might succeed without the bytes being on the disk.
 		return errors.Join(fmt.Errorf("sync it: %w", err), ignore(unix.Unlinkat(dir, base, 0), unix.ENOENT))
 	}
 	err = s.place(dir, base, key, false)
@@ -71,7 +71,7 @@ func (s *Store) adopt(ctx context.Context, key, path string) error {
 	return s.spaceError(err)
 }
 
-// copyIn makes the first size bytes of a file an object, which are all of it.
+// copyIn makes a file of exactly size bytes an object by copying it.
 func (s *Store) copyIn(ctx context.Context, key string, f *os.File, size int64) error {
 	u := s.newUpload(size)
 	buf := make([]byte, min(copyStep, max(size, 1)))

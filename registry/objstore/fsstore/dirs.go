@@ -17,8 +17,8 @@ import (
 // under 300, those of repositories a few each.
 const maxDurable = 16384
 
-// placeAttempts bounds how often place begins anew because another process
-// removed a directory under it.
+// placeAttempts bounds how often place starts again because another process removed a
+// directory under it.
 const placeAttempts = 100
 
 // dirTable knows the directories that commits are using, which must not be
@@ -62,8 +62,8 @@ func (t *dirTable) acquire(dir string) *lease {
 	return &lease{dir: dir}
 }
 
-// release ends a lease. It tells whether a deletion found dir in use and left
-// it to be tidied up.
+// release ends a lease. It reports whether a deletion found dir in use and left it to be
+// tidied up.
 func (t *dirTable) release(l *lease) (untidy bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -75,8 +75,8 @@ func (t *dirTable) release(l *lease) (untidy bool) {
 		}
 		untidy = untidy || st.untidy
 		st.untidy = false
-		// A directory made for this object will hold no other one, if it is a
-		// blob's: remembering it would only push out those that matter.
+		// A directory that was made for a blob will hold no other object. Remembering it
+		// would only push out directories that matter.
 		if !st.durable || d == l.dir && l.made {
 			delete(t.m, d)
 		}
@@ -85,8 +85,8 @@ func (t *dirTable) release(l *lease) (untidy bool) {
 	return untidy
 }
 
-// shrink forgets half of the unused directories when there are too many.
-// Forgetting one costs an fsync later and nothing else. t.mu is held.
+// shrink forgets half of the unused directories if there are too many. Forgetting a
+// directory costs an fsync later and nothing else. t.mu is held.
 func (t *dirTable) shrink() {
 	if len(t.m) <= maxDurable {
 		return
@@ -101,7 +101,7 @@ func (t *dirTable) shrink() {
 	}
 }
 
-// isDurable tells whether the entry of a leased directory needs no fsync.
+// isDurable reports whether the entry of a leased directory needs no fsync.
 func (t *dirTable) isDurable(dir string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -116,8 +116,8 @@ func (t *dirTable) setDurable(dir string, durable bool) {
 	t.m[dir].durable = durable
 }
 
-// remove calls rmdir if dir is not in use, and tells whether that succeeded.
-// No commit begins to use dir in between.
+// remove calls rmdir if dir is not in use, and reports whether that succeeded. No commit
+// begins to use dir in between.
 func (t *dirTable) remove(dir string, rmdir func() error) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -132,8 +132,8 @@ func (t *dirTable) remove(dir string, rmdir func() error) bool {
 	return true
 }
 
-// tidy removes dir and the directories above it as far as they are empty and
-// not in use. That it cannot is no error: an empty directory does no harm.
+// tidy removes dir and the directories above it as far as they are empty and not in use.
+// A failure is ignored: an empty directory does no harm.
 func (s *Store) tidy(dir string) {
 	for ; dir != "."; dir = path.Dir(dir) {
 		parent, base := split(dir)
@@ -149,7 +149,7 @@ func (s *Store) tidy(dir string) {
 	}
 }
 
-// release ends a lease, and tidies up what a deletion left because of it.
+// release ends a lease, and tidies up what a deletion left because of the lease.
 func (s *Store) release(l *lease) {
 	if s.dirs.release(l) {
 		s.tidy(l.dir)
@@ -179,8 +179,8 @@ func (s *Store) place(from int, name, key string, ifAbsent bool) (err error) {
 		if err == unix.ENOTDIR || err == unix.ELOOP {
 			return fmt.Errorf("%w: %s, or what is above it, is no directory", objstore.ErrTaken, dir)
 		}
-		// ENOENT: another process removed a directory that was still empty.
-		// Or the file itself is gone, which the attempts bound.
+		// ENOENT: another process removed a directory that was still empty. Or the file
+		// itself is gone; the number of attempts bounds that case.
 		if err != unix.ENOENT {
 			break
 		}
@@ -192,8 +192,8 @@ func (s *Store) place(from int, name, key string, ifAbsent bool) (err error) {
 	return err
 }
 
-// makeDir opens the directory of a lease, or one above it, and makes what is
-// missing. Errors are plain errnos.
+// makeDir opens the directory of a lease, or one above it, and creates missing
+// directories. Errors are plain errnos.
 func (s *Store) makeDir(l *lease, dir string) (fd int, err error) {
 	fd, err = s.paths.openDir(dir)
 	if err != unix.ENOENT || dir == "." {
@@ -241,8 +241,8 @@ func (s *Store) rename(from int, name string, dirfd int, base string, ifAbsent b
 	return ignore(unix.Unlinkat(from, name, 0), unix.ENOENT)
 }
 
-// moveDirAside frees the place of an object from a directory: it goes if it is empty, and
-// otherwise gets another name beside, so that nothing in it is lost.
+// moveDirAside moves a directory out of an object's place. It removes the directory if it
+// is empty. Otherwise it renames it beside its old place, so that nothing in it is lost.
 func moveDirAside(dirfd int, base string) error {
 	err := unix.Unlinkat(dirfd, base, unix.AT_REMOVEDIR)
 	if err == unix.ENOTEMPTY || err == unix.EEXIST {

@@ -74,8 +74,8 @@ import (
 
 const (
 	stagingDir = "_staging"
-	// lostFound is fsck's own at the root of an ext4 file system, and only
-	// readable by root.
+	// lostFound belongs to fsck at the root of an ext4 file system. Only root can read
+	// it.
 	lostFound = "lost+found"
 )
 
@@ -91,13 +91,13 @@ type Options struct {
 	// of them, or what is directly below it, is a symbolic link or another file system.
 	// Default none: the first object there finds out.
 	Dirs []string
-	// KeepFree is how many bytes of the disk uploads and Puts leave free: beyond it
-	// they are ErrNoSpace. Default 0.
+	// KeepFree is how many bytes of the disk uploads and Puts leave free. A write that
+	// would leave less fails with ErrNoSpace. Default 0.
 	KeepFree int64
 }
 
-// inodesAgain is when to ask again where there are no inodes: somebody has to delete
-// files first.
+// inodesAgain is how long the store waits before it asks again for inodes after it ran
+// out: somebody has to delete files first.
 const inodesAgain = 30 * time.Second
 
 // Store is an [objstore.Store], [objstore.UploadSweeper] and [objstore.Mover] in
@@ -124,8 +124,8 @@ var (
 	_ objstore.Adopter       = (*Store)(nil)
 )
 
-// New opens the store in the directory root, and makes it if it is missing.
-// root itself may be reached through symbolic links. opts may be nil.
+// New opens the store in the directory root, and creates it if it is missing. root itself
+// may be reached through symbolic links. opts may be nil.
 func New(root string, opts *Options) (*Store, error) {
 	if opts == nil {
 		opts = &Options{}
@@ -156,8 +156,8 @@ func New(root string, opts *Options) (*Store, error) {
 	return s, nil
 }
 
-// MakeDir makes the directory dir and its missing parents, each one durable.
-// mode is before the umask. What is there already is left as it is.
+// MakeDir creates the directory dir and its missing parents, each one durably. mode is
+// before the umask. Existing directories are left as they are.
 func MakeDir(dir string, mode fs.FileMode) error {
 	err := os.Mkdir(dir, mode)
 	parent := filepath.Dir(dir)
@@ -224,7 +224,7 @@ func (s *Store) beginKey(ctx context.Context, key string) error {
 	return s.begin(ctx)
 }
 
-// reserved tells whether a name at the root is not one of an object.
+// reserved reports whether a name at the root is never that of an object.
 func reserved(top string) bool { return top == stagingDir || top == lostFound }
 
 // Get opens n bytes of an object from off. See [objstore.Store].
@@ -272,9 +272,9 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	return info, unix.Close(fd)
 }
 
-// open opens the file of an object and makes sure that it is one. On file systems that go by
-// names, as some of FUSE and NFS do, the file is gone once another one was put in its place:
-// it is opened anew then.
+// open opens the file of an object and checks that it is one. On file systems that go by
+// names, such as some of FUSE and NFS, an open file is gone once another one takes its
+// name. It is then opened again.
 func (s *Store) open(key string, flags int) (fd int, info objstore.Info, err error) {
 	for range 3 {
 		if fd, info, err = s.openOnce(key, flags); !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ESTALE) {
@@ -333,8 +333,8 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, ifAbsent bool)
 	return nil
 }
 
-// exists returns the error of a conditional Put whose key is taken. The one
-// who made the object may still be syncing its directories.
+// exists returns the error of a conditional Put whose key is taken. The writer of the
+// object may still be syncing its directories.
 func (s *Store) exists(key string) error {
 	dir, base := split(key)
 	l := s.dirs.acquire(dir)
@@ -431,8 +431,8 @@ func ignore(err error, errno unix.Errno) error {
 	return err
 }
 
-// spaceError marks the errors that mean a full disk or quota. A disk with room and
-// without inodes is not full: small contents, which need none, are still taken.
+// spaceError marks errors that mean a full disk or quota. A disk that only lacks inodes
+// is not full: small contents, which need none, are still stored.
 func (s *Store) spaceError(err error) error {
 	var st unix.Statfs_t
 	if errors.Is(err, unix.ENOSPC) && unix.Fstatfs(s.paths.root, &st) == nil && st.Files > 0 && st.Ffree == 0 {

@@ -53,9 +53,9 @@ type walk struct {
 	yield         func(objstore.Info, error) bool
 }
 
-// child is a name in a directory: key is its full key, which for a directory
-// ends with a slash. Sorted by key, children are in the order of all the keys
-// they stand for: "a-b" < "a/" < "a0", although "a" < "a-b".
+// child is a name in a directory. key is its full key, which ends with a slash for a
+// directory. Children sorted by key are in the order of all keys below them: "a-b" < "a/"
+// < "a0", although "a" < "a-b".
 type child struct {
 	key, name string
 }
@@ -93,7 +93,7 @@ func (w *walk) dir(dir string) error {
 	return nil
 }
 
-// children returns what is to be walked of a directory, in order.
+// children returns what is to be walked in a directory, in order.
 func (w *walk) children(dir string, entries []fs.DirEntry) []child {
 	kept := make([]child, 0, len(entries))
 	for _, e := range entries {
@@ -117,8 +117,8 @@ func (w *walk) children(dir string, entries []fs.DirEntry) []child {
 	return kept
 }
 
-// wantsDir tells whether a key that begins with dir, which ends with a slash,
-// can be listed.
+// wantsDir reports whether the walk can list a key that begins with dir. dir ends with a
+// slash.
 func (w *walk) wantsDir(dir string) bool {
 	if !strings.HasPrefix(dir, w.prefix) && !strings.HasPrefix(w.prefix, dir) {
 		return false

@@ -87,15 +87,15 @@ func openat(dir int, name string, flags int, mode uint32) (fd int, err error) {
 	return fd, err
 }
 
-// notThere tells whether opening a path failed because there is no such
-// object: no such name, a file or symbolic link for a directory, a symbolic
-// link or a socket for a file.
+// notThere reports whether opening a path failed because there is no such object: no such
+// name, a file or symbolic link in place of a directory, or a symbolic link or a socket
+// in place of a file.
 func notThere(err error) bool {
 	return err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP || err == unix.ENXIO
 }
 
-// retry calls f until it is not interrupted by a signal, which network file
-// systems and FUSE report.
+// retry calls f until no signal interrupts it. Network file systems and FUSE report such
+// interruptions.
 func retry(f func() error) error {
 	for {
 		if err := f(); err != unix.EINTR {
@@ -104,8 +104,8 @@ func retry(f func() error) error {
 	}
 }
 
-// closeDir closes the descriptor of a directory. Nothing is written through
-// it, so that an error would tell nothing.
+// closeDir closes the descriptor of a directory. Nothing is written through it, so an
+// error would mean nothing.
 func closeDir(fd int) { _ = unix.Close(fd) }
 
 func fsync(fd int) error { return retry(func() error { return unix.Fsync(fd) }) }

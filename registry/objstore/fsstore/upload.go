@@ -16,15 +16,15 @@ import (
 )
 
 const (
-	// writebackStep is after how many bytes the kernel is told to write back
-	// what an upload holds. Without it the kernel waits up to 30 s
+	// writebackStep is how many bytes an upload receives before the kernel is told to
+	// write them back. Without it the kernel waits up to 30 s
 	// (vm.dirty_expire_centisecs), and Commit pays for everything.
 	writebackStep = 8 << 20
 	// minReserve is the smallest sizeHint, in bytes, that is reserved on the disk.
 	minReserve = 1 << 20
-	// The reservation runs ahead of what has arrived by as many bytes as that,
-	// within these bounds: the hint is a client's claim, and a claim must not
-	// fill the disk before the bytes come.
+	// The reservation runs ahead of what has arrived by as much as has arrived, within
+	// these bounds. The hint is a client's claim, and a claim must not fill the disk
+	// before the bytes come.
 	minAhead = 8 << 20
 	maxAhead = 1 << 30
 	// sweepBatch is the number of staging files SweepUploads reads at once.
@@ -67,8 +67,8 @@ func (s *Store) NewUpload(ctx context.Context, sizeHint int64) (objstore.Upload,
 	return s.newUpload(sizeHint), nil
 }
 
-// Resume continues a suspended upload. See [objstore.Store]. An upload that is
-// open here or in another process is an error and stays as it is.
+// Resume continues a suspended upload. See [objstore.Store]. It returns an error for an
+// upload that is open here or in another process, and leaves it as it is.
 func (s *Store) Resume(ctx context.Context, state string, size int64) (objstore.Upload, error) {
 	if err := s.begin(ctx); err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func (s *Store) Resume(ctx context.Context, state string, size int64) (objstore.
 		err = fmt.Errorf("size %d is negative", size)
 	}
 	if err == nil {
-		// Also at the same size: it releases what was reserved beyond it.
+		// Truncate even if the size is the same: it releases what was reserved beyond it.
 		err = f.Truncate(size)
 	}
 	if err != nil {
@@ -110,8 +110,8 @@ func (s *Store) openStaged(state string) (*os.File, *unix.Stat_t, error) {
 	if err = lock(fd); err == nil {
 		err = unix.Fstat(fd, &st)
 	}
-	// The one who held the lock before may have removed the file, or made it
-	// an object, which nobody must write to.
+	// The previous holder of the lock may have removed the file, or made it an object,
+	// which nobody may write to.
 	if err == nil {
 		err = unix.Fstatat(s.staging, state, &name, unix.AT_SYMLINK_NOFOLLOW)
 	}
@@ -137,8 +137,8 @@ func lock(fd int) error {
 	return err
 }
 
-// validID tells whether id is one that rand.Text makes: 26 characters of
-// base32. Nothing else reaches the disk.
+// validID reports whether id could be one that rand.Text makes: 26 characters of base32.
+// Nothing else reaches the disk.
 func validID(id string) bool {
 	for i := range len(id) {
 		if c := id[i]; !('A' <= c && c <= 'Z' || '2' <= c && c <= '7') {
@@ -185,9 +185,9 @@ func (u *upload) Write(p []byte) (int, error) {
 		err = errors.Join(err, u.giveBack())
 		return n, fmt.Errorf("write upload at %d: %w", u.size, u.s.spaceError(err))
 	}
-	// The last page is left out while it is not full.
+	// The last page is left out unless it is full.
 	if todo := u.size&^4095 - u.started; todo >= writebackStep {
-		// Only a start: an error would come again from fdatasync.
+		// This only starts the writeback. fdatasync will report an error again.
 		_ = unix.SyncFileRange(int(u.f.Fd()), u.started, todo, unix.SYNC_FILE_RANGE_WRITE)
 		u.started += todo
 	}
@@ -210,11 +210,10 @@ func (u *upload) open() error {
 	return nil
 }
 
-// reserve takes from the disk what the bytes up to end need and some of what is
-// announced to follow. That the rest cannot fit is found before gigabytes were
-// received.
+// reserve reserves disk space for the bytes up to end and for some of what is announced
+// to follow. So a lack of space shows before gigabytes have been received.
 func (u *upload) reserve(end int64) error {
-	// What one that has no reservation has so far is already in its file.
+	// Without a reservation, the bytes up to the size are already in the file.
 	from := max(u.reserved, u.size)
 	to := min(u.hint, end+min(max(end, minAhead), maxAhead))
 	if end <= u.reserved || to <= from {
@@ -238,8 +237,8 @@ func (u *upload) reserve(end int64) error {
 	return nil
 }
 
-// leaveRoom refuses n more bytes that would leave less of the disk free than is to be
-// kept. It looks once a MiB, and what is reserved was looked at already.
+// leaveRoom refuses n more bytes if they would leave less of the disk free than KeepFree.
+// It checks once a MiB, and not what is already reserved.
 func (u *upload) leaveRoom(n int64) error {
 	const step = 1 << 20
 	end := u.size + n
@@ -253,7 +252,7 @@ func (u *upload) leaveRoom(n int64) error {
 	return nil
 }
 
-// available returns the free bytes of the disk, which are plenty if it does not
+// available returns the free bytes of the disk, or a large number if the disk does not
 // tell.
 func (u *upload) available() int64 {
 	var st unix.Statfs_t
@@ -269,7 +268,7 @@ func (u *upload) giveBack() error {
 	if u.reserved <= u.size {
 		return nil
 	}
-	// Also at the same size it releases the blocks behind it.
+	// Truncate even if the size is the same: it releases the blocks beyond it.
 	if err := u.f.Truncate(u.size); err != nil {
 		return fmt.Errorf("give back reserved disk: %w", err)
 	}
@@ -324,8 +323,8 @@ func (u *upload) commit(key string, ifAbsent bool) error {
 		return errors.Join(u.s.spaceError(err), u.drop())
 	}
 	u.lost = errUploadDone
-	// The bytes are durable: closing cannot lose them any more. It comes last
-	// because it ends the lock.
+	// The bytes are durable, so closing cannot lose them. It comes last because it ends
+	// the lock.
 	_ = u.f.Close()
 	return nil
 }
@@ -368,16 +367,15 @@ func (u *upload) drop() error {
 	if u.f == nil {
 		return nil
 	}
-	// Removed before closing, which ends the lock. Closing tells nothing about
-	// a file that is gone.
+	// The file is removed before it is closed, because closing ends the lock. Closing
+	// tells nothing about a removed file.
 	err := unix.Unlinkat(u.s.staging, u.id, 0)
 	_ = u.f.Close()
 	return ignore(err, unix.ENOENT)
 }
 
-// SweepUploads drops uploads that nobody continued. See
-// [objstore.UploadSweeper]. One that is open, here or in another process, is
-// kept however old.
+// SweepUploads drops uploads that nobody continued. See [objstore.UploadSweeper]. It
+// keeps an upload that is open, here or in another process, however old it is.
 func (s *Store) SweepUploads(ctx context.Context, before time.Time, keep func(state string) bool) (n int, bytes int64, err error) {
 	if err := s.begin(ctx); err != nil {
 		return 0, 0, err

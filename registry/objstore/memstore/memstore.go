@@ -147,7 +147,7 @@ func (s *Store) keep(key string, data []byte) (tag string) {
 	return tag
 }
 
-// room is the number of bytes that can still be stored. s.mu is held.
+// room returns the number of bytes that can still be stored. s.mu is held.
 func (s *Store) room() int64 {
 	if s.max <= 0 {
 		return math.MaxInt64
@@ -251,8 +251,8 @@ func (s *Store) Abandon(ctx context.Context, state string) error {
 	return nil
 }
 
-// forget drops a suspended upload, if it is there, and tells how many bytes it
-// held. s.mu is held.
+// forget drops a suspended upload, if it is there, and returns how many bytes it held.
+// s.mu is held.
 func (s *Store) forget(state string) int64 {
 	e := s.uploads[state]
 	if e == nil {

@@ -45,8 +45,8 @@ type mover struct {
 	inner objstore.Mover
 }
 
-// Move implements [objstore.Mover]. A repetition that finds the object gone and
-// the new one there has been done by the try before.
+// Move implements [objstore.Mover]. If a retry finds the old object gone and the new one
+// there, the earlier try has succeeded.
 func (m *mover) Move(ctx context.Context, from, to string) error {
 	tries := 0
 	return m.s.do(ctx, actionMove, m.s.o.CommitTimeout, func(ctx context.Context) error {
@@ -66,8 +66,8 @@ type adopter struct {
 	inner objstore.Adopter
 }
 
-// AdoptFile implements [objstore.Adopter]. It is not repeated: after an error the file
-// may be gone.
+// AdoptFile implements [objstore.Adopter]. It is not retried, because after an error the
+// file may be gone.
 func (a *adopter) AdoptFile(ctx context.Context, key, path string) error {
 	if err := a.s.enter(ctx); err != nil {
 		return err
@@ -110,8 +110,8 @@ type sweeper struct {
 	inner objstore.UploadSweeper
 }
 
-// SweepUploads implements [objstore.UploadSweeper]. It has no bound but ctx, for it
-// may have much to do, and is not repeated as a whole: the next sweep goes on.
+// SweepUploads implements [objstore.UploadSweeper]. Only ctx bounds it, because it may
+// have much to do. It is not retried as a whole: the next sweep goes on.
 func (sw *sweeper) SweepUploads(ctx context.Context, before time.Time, keep func(string) bool) (n int, bytes int64, err error) {
 	if err := sw.s.enter(ctx); err != nil {
 		return 0, 0, err
@@ -128,7 +128,7 @@ type opener struct {
 	inner objstore.Opener
 }
 
-// OpenAt implements [objstore.Opener]. ctx gives values only: the handle lasts
+// OpenAt implements [objstore.Opener]. Only the values of ctx are used: the handle lasts
 // until Close.
 func (o *opener) OpenAt(ctx context.Context, key string) (objstore.ReadAtCloser, error) {
 	if err := o.s.enter(ctx); err != nil {
@@ -157,8 +157,7 @@ func (o *opener) OpenAt(ctx context.Context, key string) (objstore.ReadAtCloser,
 	return r, nil
 }
 
-// readerAt repeats reads. Their time is bounded by the driver, which has the
-// requests.
+// readerAt retries reads. The driver, which makes the requests, bounds their time.
 type readerAt struct {
 	s      *Store
 	key    string

@@ -8,20 +8,20 @@ import (
 )
 
 const (
-	// samples is of how many reads the percentile is taken: the last ones.
+	// samples is the number of the latest reads over which the percentile is taken.
 	samples = 256
-	// refresh is after how many reads it is taken anew, and how many the first
-	// needs.
+	// refresh is the number of reads after which the percentile is taken again, and how
+	// many the first one needs.
 	refresh = 32
-	// hedgeShare is how many hedges a read adds to the budget, and hedgeBurst the
-	// most it holds: at most 5 % more load, and never a storm when all reads become
-	// slow at once.
+	// hedgeShare is how many hedges each read adds to the budget, and hedgeBurst the most
+	// the budget holds. So hedges add at most 5 % load, and there is no storm when all
+	// reads become slow at once.
 	hedgeShare = 0.05
 	hedgeBurst = 10
 )
 
-// latencies keeps how long the last reads took, and tells the time that 95 % of
-// them kept. The zero value is ready.
+// latencies keeps the durations of the last reads, and their 95th percentile. The zero
+// value is ready.
 type latencies struct {
 	p95 atomic.Int64 // nanoseconds, 0 before there are enough reads
 
@@ -42,5 +42,6 @@ func (l *latencies) add(d time.Duration) {
 	l.p95.Store(int64(max(sorted[len(sorted)*95/100], 1)))
 }
 
-// limit is the time that 95 % of the reads kept, 0 before there are enough.
+// limit returns the 95th percentile of the reads' durations, or 0 before there are enough
+// reads.
 func (l *latencies) limit() time.Duration { return time.Duration(l.p95.Load()) }

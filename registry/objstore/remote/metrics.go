@@ -12,7 +12,7 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Actions, as the metrics name them: Distribution's names where they mean the same.
+// Actions, by their names in the metrics: Distribution's names if they mean the same.
 const (
 	actionGet     = "Reader"
 	actionStat    = "Stat"
@@ -47,7 +47,7 @@ const (
 	kindOther      = "other"
 )
 
-// kind puts an error into the closed set that is a label.
+// kind maps an error to one of the fixed values of a label.
 func kind(err error) string {
 	var busy *objstore.BusyError
 	var netErr net.Error

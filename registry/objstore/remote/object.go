@@ -9,8 +9,8 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Object is a range of an object on its way, for drivers that read it as the body of
-// an answer. What breaks off ends in an error that is not io.EOF.
+// Object is a range of an object whose bytes are arriving, for drivers that read it from
+// the body of an answer. A body that ends early gives an error other than io.EOF.
 type Object struct {
 	info   objstore.Info
 	body   io.ReadCloser
@@ -29,8 +29,8 @@ func NewObject(info objstore.Info, body io.ReadCloser, off, n int64) *Object {
 // Info implements objstore.Object.
 func (o *Object) Info() objstore.Info { return o.info }
 
-// Close implements objstore.Object. An end that was not read leaves the connection of
-// no use.
+// Close implements objstore.Object. If the body was not read to its end, the connection
+// cannot be reused.
 func (o *Object) Close() error {
 	if o.closed {
 		return nil
@@ -69,6 +69,7 @@ func (o *Object) WriteTo(w io.Writer) (int64, error) {
 		return 0, o.failed(fs.ErrClosed)
 	}
 	buf := make([]byte, min(o.left+1, copyBuffer)) // never empty
-	// Their own ways to copy would bring buffers of their own.
+	// Without the wrappers, io.Copy would use the ReadFrom or WriteTo of w or o, with
+	// buffers of their own.
 	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{o}, buf)
 }

@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	// headSize is how much of a body is read before a read counts as answered, in
-	// bytes at most.
+	// headSize is how many bytes of a body are read, at most, before the read counts as
+	// answered.
 	headSize = 4 << 10
-	// copyBuffer is how much WriteTo holds of an object, in bytes.
+	// copyBuffer is the size of WriteTo's buffer, in bytes.
 	copyBuffer = 128 << 10
 )
 
-// errStalled is the cause of the end of a stream that stood still.
+// errStalled is the cause of the end of a stream that stalled.
 var errStalled = errors.New("the object store stopped sending")
 
 // Get opens n bytes of an object from off. See [objstore.Store]. It returns when
@@ -39,8 +39,8 @@ func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Obj
 	return o, nil
 }
 
-// open begins a read, with a place, retries and perhaps a hedge. What is read then
-// takes no place: how fast that goes is the reader's matter.
+// open begins a read, with a place among the operations, retries and perhaps a hedge. The
+// open stream then holds no place, because its speed depends on the reader.
 func (s *Store) open(ctx context.Context, key string, off, n int64) (st *stream, err error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, err
@@ -161,7 +161,7 @@ func (s *Store) try(ctx context.Context, key string, off, n int64) (*stream, err
 	return st, nil
 }
 
-// readHead waits for the first byte. A body that breaks off before it is an error.
+// readHead waits for the first byte. A body that ends before its first byte is an error.
 func (st *stream) readHead() error {
 	buf := make([]byte, headSize)
 	for {
@@ -210,7 +210,7 @@ func (st *stream) close() error {
 	return err
 }
 
-// object is a range that is read, over as many streams as it takes.
+// object is a range being read, over as many streams as that takes.
 type object struct {
 	s       *Store
 	ctx     context.Context // of Get, whose object this is
@@ -274,7 +274,7 @@ func (o *object) Read(p []byte) (int, error) {
 	}
 }
 
-// resume goes on behind what was read, after the error that ended the stream.
+// resume continues after the bytes that were read, when an error has ended the stream.
 func (o *object) resume(cause error) error {
 	s := o.s
 	_ = o.st.close() // it has said what it had to say
@@ -306,6 +306,7 @@ func (o *object) WriteTo(w io.Writer) (int64, error) {
 		return 0, fmt.Errorf("read object %s at %d: %w", o.info.Key, o.off, os.ErrClosed)
 	}
 	buf := make([]byte, min(o.left+1, copyBuffer)) // never empty
-	// Their own ways to copy would bring buffers of their own.
+	// Without the wrappers, io.Copy would use the ReadFrom or WriteTo of w or o, with
+	// buffers of their own.
 	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{o}, buf)
 }

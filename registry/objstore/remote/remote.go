@@ -55,9 +55,10 @@ const (
 	defaultStall      = 30 * time.Second
 	defaultCommit     = 15 * time.Minute
 	defaultHedge      = 50 * time.Millisecond
-	// resumes is how often in a row the body of one Get is continued when each
-	// continuation brings less than resumeStep bytes. A reset throws away what was
-	// received and not yet read, so a stream that breaks often may still get there.
+	// resumes is how often in a row the body of one Get is continued while each
+	// continuation brings less than resumeStep bytes. A connection reset discards
+	// received bytes that were not read yet, so a stream that breaks often may still
+	// reach its end.
 	resumes    = 8
 	resumeStep = 64 << 10
 )
@@ -68,10 +69,10 @@ type Options struct {
 	Driver string
 	// Retry is shared with the driver. Default: one of its own.
 	Retry *Retry
-	// Concurrent is how many operations may be at work at once. A Get is one until
-	// its first byte, an upload while it is begun and committed. Default 512.
+	// Concurrent is how many operations may run at once. A Get counts until its first
+	// byte, an upload while it is begun and committed. Default 512.
 	Concurrent int
-	// Wait is how long an operation waits for others to end before it is a
+	// Wait is how long an operation waits for others to end before it fails with a
 	// BusyError. Default 10 s.
 	Wait time.Duration
 	// Timeout bounds each try of a small operation and the time to the first byte
@@ -80,11 +81,11 @@ type Options struct {
 	// CommitTimeout bounds Commit, Move, AdoptFile and Suspend, which may copy an object.
 	// Default 15 min.
 	CommitTimeout time.Duration
-	// Stall is how long a Get may be without a byte while somebody waits for one.
-	// Default 30 s.
+	// Stall is how long a Get may bring no byte while a reader waits for one. Default 30
+	// s.
 	Stall time.Duration
-	// HedgeAfter is the shortest time after which a Get is sent a second time.
-	// Default 50 ms; negative: never.
+	// HedgeAfter is the shortest time after which a Get is sent a second time. Default 50
+	// ms; negative means never.
 	HedgeAfter time.Duration
 }
 
@@ -142,8 +143,8 @@ func (s *Store) Close() error {
 	return s.inner.Close()
 }
 
-// enter waits for a place among the operations at work. leave must be called
-// afterwards unless there was an error.
+// enter waits for a place among the running operations. leave must be called afterwards
+// unless there was an error.
 func (s *Store) enter(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -171,8 +172,8 @@ func (s *Store) leave() { <-s.slots }
 // errTimeout is the cause of the end of a try that took too long.
 var errTimeout = errors.New("the object store did not answer in time")
 
-// bounded runs f for at most d. That it ran out is a BusyError, so that it is
-// told apart from the end of ctx.
+// bounded runs f for at most d. If the time runs out, it returns a BusyError, which
+// distinguishes that from the end of ctx.
 func bounded(ctx context.Context, d time.Duration, f func(context.Context) error) error {
 	tctx, cancel := context.WithTimeoutCause(ctx, d, errTimeout)
 	defer cancel()
@@ -230,8 +231,8 @@ func (s *Store) Abandon(ctx context.Context, state string) error {
 	return s.do(ctx, actionAbandon, s.o.Timeout, func(ctx context.Context) error { return s.inner.Abandon(ctx, state) })
 }
 
-// List walks objects. See [objstore.Store]. When the walk breaks off it goes on
-// behind the last key; that it stands still counts as breaking off.
+// List walks objects. See [objstore.Store]. If the walk breaks off or stalls, it
+// continues after the last key.
 func (s *Store) List(ctx context.Context, prefix, after string) iter.Seq2[objstore.Info, error] {
 	return func(yield func(objstore.Info, error) bool) {
 		begin := time.Now()

@@ -27,8 +27,8 @@ const (
 type RetryOptions struct {
 	// Tries is how often an operation is tried at most. Default 5.
 	Tries int
-	// First is the first pause and Most the longest, also when the store asks for a
-	// longer one. Pauses double, and vary by half. Default 100 ms and 10 s.
+	// First is the first pause and Most the longest, even if the store asks for a longer
+	// one. Pauses double, and vary by half. Default 100 ms and 10 s.
 	First, Most time.Duration
 	// Share is how many retries each operation adds to the budget. Default 0.1.
 	Share float64
@@ -57,13 +57,13 @@ func NewRetry(o *RetryOptions) *Retry {
 	return r
 }
 
-// Do runs f, and again after an error that may pass, with pauses. It returns the
+// Do runs f. After an error that may pass, it pauses and runs f again. It returns the
 // last error when the tries or the budget are used up, or ctx ends.
 func (r *Retry) Do(ctx context.Context, f func(context.Context) error) error {
 	return r.run(ctx, func() {}, f)
 }
 
-// run is Do that calls again before each repetition.
+// run is Do that also calls again before each retry.
 func (r *Retry) run(ctx context.Context, again func(), f func(context.Context) error) error {
 	r.budget.add()
 	pauses := r.pauses()
@@ -85,8 +85,8 @@ func (r *Retry) pauses() *backoff.ExponentialBackOff {
 	return b
 }
 
-// pause waits before a repetition. It returns false when ctx ends, now or before
-// the pause would: the error at hand tells more than a deadline.
+// pause waits before a retry. It returns false if ctx has ended or would end before the
+// pause: the error at hand says more than a deadline.
 func (r *Retry) pause(ctx context.Context, pauses *backoff.ExponentialBackOff, err error) bool {
 	d := pauses.NextBackOff()
 	var busy *objstore.BusyError
@@ -106,8 +106,8 @@ func (r *Retry) pause(ctx context.Context, pauses *backoff.ExponentialBackOff, e
 	}
 }
 
-// Passing tells whether an error may pass when the same thing is done again: the
-// store is busy, did not answer in time, or the connection broke.
+// Passing reports whether a retry may succeed after an error: the store is busy, did not
+// answer in time, or the connection broke.
 func Passing(err error) bool {
 	var busy *objstore.BusyError
 	var timeout net.Error
@@ -124,7 +124,7 @@ func Passing(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// bucket is a budget of tokens: so many for each operation, up to a most.
+// bucket is a budget of tokens. Each operation adds a share, up to a maximum.
 type bucket struct {
 	rate, most float64
 
@@ -150,7 +150,7 @@ func (b *bucket) take() bool {
 	return true
 }
 
-// left is how many tokens there are.
+// left returns how many tokens there are.
 func (b *bucket) left() float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()

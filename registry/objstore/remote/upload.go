@@ -52,8 +52,8 @@ func (s *Store) upload(ctx context.Context, action string, open func(context.Con
 	return u, nil
 }
 
-// opening runs f for at most d. What f opens may use its context until release is
-// called; undo gives it up when it comes too late.
+// opening runs f for at most d. What f opens may use its context until release is called.
+// undo closes what f opens too late.
 func opening(ctx context.Context, d time.Duration, f func(context.Context) (undo func() error, err error)) (release func(), err error) {
 	octx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
@@ -78,7 +78,7 @@ func opening(ctx context.Context, d time.Duration, f func(context.Context) (undo
 	return nil, err
 }
 
-// upload passes on to one of the inner store.
+// upload passes its calls on to an upload of the inner store.
 type upload struct {
 	s       *Store
 	u       objstore.Upload
@@ -100,8 +100,8 @@ func (u *upload) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Suspend implements [objstore.Upload]. It waits for no place: it gives back what
-// the upload holds, and must work when the client has gone.
+// Suspend implements [objstore.Upload]. It does not wait for a place: it releases what
+// the upload holds, and must work after the client has gone.
 func (u *upload) Suspend(ctx context.Context) (state string, err error) {
 	defer u.release()
 	begin := time.Now()

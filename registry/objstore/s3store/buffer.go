@@ -7,11 +7,11 @@ import (
 )
 
 const (
-	// chunkSize is the step in which buffers grow, in bytes: a small upload takes
-	// no more than one.
+	// chunkSize is the step in which buffers grow, in bytes. A small upload takes a
+	// single chunk.
 	chunkSize = 256 << 10
-	// flights is how many parts of an upload are on their way at once. One
-	// connection does not fill a fast network.
+	// flights is how many parts of an upload are sent at once. One connection does not
+	// fill a fast network.
 	flights = 2
 )
 
@@ -24,9 +24,8 @@ type memory struct {
 	lent int64 // what uploads may take, in bytes
 }
 
-// share decides how much an upload may take: parts of the size it wants, or the
-// smallest ones when the limit is reached. giveBack must be called with what it
-// got.
+// share decides how much an upload may take: parts of the size it wants, or the smallest
+// parts if the limit is reached. The caller must call giveBack with lent.
 func (m *memory) share(part int64) (size int64, parallel int, lent int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -98,12 +97,12 @@ func (b *buffer) free() {
 	b.chunks, b.size = nil, 0
 }
 
-// reader reads the buffer from its beginning. Several may read at once while
-// nobody adds.
+// reader returns a reader of the whole buffer. Several may read at once while nobody
+// adds.
 func (b *buffer) reader() *bufferReader { return &bufferReader{b: b} }
 
-// bufferReader is an [io.ReadSeeker]: a request that is repeated goes back to the
-// beginning.
+// bufferReader is an [io.ReadSeeker], because a request that is repeated starts again at
+// the beginning.
 type bufferReader struct {
 	b   *buffer
 	off int64

@@ -34,7 +34,7 @@ func (u *upload) Commit(ctx context.Context, key string) error {
 		return errors.Join(fmt.Errorf("commit object %s: %w", key, err), u.drop(ctx))
 	}
 	if len(u.ids) > 0 {
-		// The object is there; what is left behind is the sweep's.
+		// The object is there. The sweep takes what is left behind.
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
 		defer cancel()
 		_ = u.s.removeUpload(clean, u.ids...)
@@ -84,7 +84,7 @@ func (u *upload) commitKeyed(ctx context.Context) error {
 	return u.complete(ctx, parts)
 }
 
-// complete makes the upload's object of its parts.
+// complete makes the upload's object from its parts.
 func (u *upload) complete(ctx context.Context, parts []minio.CompletePart) (err error) {
 	if u.tag, err = u.s.complete(ctx, u.key, u.uploadID, parts, u.size); err == nil {
 		u.uploadID = ""
@@ -95,8 +95,8 @@ func (u *upload) complete(ctx context.Context, parts []minio.CompletePart) (err 
 // Tag implements [objstore.Upload].
 func (u *upload) Tag() string { return u.tag }
 
-// commitStaged makes one object of the stored parts, which the server copies, and
-// of the bytes in RAM.
+// commitStaged makes one object from the stored parts, which the server copies, and the
+// bytes in RAM.
 func (u *upload) commitStaged(ctx context.Context, key string) error {
 	if err := u.settle(ctx); err != nil {
 		return err
@@ -144,8 +144,8 @@ func (u *upload) beginMultipart(ctx context.Context, key string) error {
 	return err
 }
 
-// newMultipart begins a multipart upload. One that was begun although the answer
-// was lost is left to the sweep.
+// newMultipart begins a multipart upload. If the answer is lost, the sweep finds the
+// upload.
 func (s *Store) newMultipart(ctx context.Context, key string) (id string, err error) {
 	err = s.repeat(ctx, func(ctx context.Context) error {
 		return s.call(ctx, "begin multipart upload", func(ctx context.Context) (err error) {
@@ -159,7 +159,7 @@ func (s *Store) newMultipart(ctx context.Context, key string) (id string, err er
 	return id, err
 }
 
-// copyRange makes n bytes of an object from off a part of a multipart upload.
+// copyRange copies n bytes of an object, from off on, into a part of a multipart upload.
 func (s *Store) copyRange(ctx context.Context, from, key, uploadID string, number int, off, n int64) (p minio.CompletePart, err error) {
 	err = s.repeat(ctx, func(ctx context.Context) error {
 		return s.call(ctx, "copy part", func(ctx context.Context) (err error) {
@@ -173,7 +173,7 @@ func (s *Store) copyRange(ctx context.Context, from, key, uploadID string, numbe
 	return p, err
 }
 
-// complete makes the parts an object of so many bytes, and returns its ETag.
+// complete makes an object of the given size from the parts, and returns its ETag.
 func (s *Store) complete(ctx context.Context, key, uploadID string, parts []minio.CompletePart, size int64) (etag string, err error) {
 	tries := 0
 	err = s.repeat(ctx, func(ctx context.Context) error {
@@ -191,8 +191,8 @@ func (s *Store) complete(ctx context.Context, key, uploadID string, parts []mini
 		if tries == 1 || !errors.Is(err, objstore.ErrNotExist) {
 			return err
 		}
-		// The try before may have succeeded although its answer was lost. Keys are
-		// content addresses, so an object of that size there is the one.
+		// The previous try may have succeeded although its answer was lost. Keys are
+		// content addresses, so an object of that size under the key is the right one.
 		if info, statErr := s.stat(ctx, key); statErr == nil && info.Size == size {
 			etag = info.Tag
 			return nil
@@ -202,7 +202,7 @@ func (s *Store) complete(ctx context.Context, key, uploadID string, parts []mini
 	return etag, err
 }
 
-// abortMultipart drops a multipart upload. One that is not there is no error.
+// abortMultipart drops a multipart upload. A missing upload is not an error.
 func (s *Store) abortMultipart(ctx context.Context, key, uploadID string) error {
 	err := s.call(ctx, "abort multipart upload", func(ctx context.Context) error {
 		return s.core.AbortMultipartUpload(ctx, s.bucket, s.root+key, uploadID)

@@ -32,12 +32,12 @@ const (
 	Anonymous Source = "anonymous"
 )
 
-// refreshPause is the shortest time between two looks for new credentials after a
-// refusal. A request of a client that the server refuses must not make one each.
+// refreshPause is the shortest time between two searches for new credentials after a
+// refusal, so that not every refused request makes one.
 const refreshPause = time.Second
 
-// keys are the store's credentials. Those of files, the environment and the cloud
-// are read again when the server refuses what they were.
+// keys holds the store's credentials. Credentials from files, the environment and the
+// cloud are read again when the server refuses the old ones.
 type keys struct {
 	creds  *credentials.Credentials
 	client *http.Client // asks the cloud
@@ -98,8 +98,8 @@ func (k *keys) get(ctx context.Context) (credentials.Value, error) {
 	return k.creds.GetWithContext(&credentials.CredContext{Client: k.client, Context: ctx})
 }
 
-// renewed looks for other credentials than those that were refused, and tells
-// whether there are any.
+// renewed looks for credentials that differ from the refused ones, and reports whether
+// there are any.
 func (k *keys) renewed(ctx context.Context, refused credentials.Value) bool {
 	if k.fixed {
 		return false
@@ -123,7 +123,8 @@ func (k *keys) renewed(ctx context.Context, refused credentials.Value) bool {
 	return now.AccessKeyID != "" && !sameKeys(now, refused)
 }
 
-// sameKeys compares credentials of our own: nobody learns from how long it takes.
+// sameKeys compares our own credentials, so the time that it takes reveals nothing to
+// others.
 func sameKeys(a, b credentials.Value) bool {
 	return a.AccessKeyID == b.AccessKeyID && a.SecretAccessKey == b.SecretAccessKey && a.SessionToken == b.SessionToken
 }

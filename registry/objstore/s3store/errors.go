@@ -36,10 +36,10 @@ const (
 	codeTimeout          = "RequestTimeout"
 )
 
-// call runs one operation against the server and turns its error into one of the
-// contract. It runs once more when the server refused the credentials and there
-// are new ones by now, or when it had closed the connection before the request came,
-// so f must be able to run twice.
+// call runs one operation against the server and translates its error into one of the
+// contract. It runs f again if the server refused the credentials and there are new ones,
+// or if it had closed the connection before the request came. So f must be able to run
+// twice.
 func (s *Store) call(ctx context.Context, what string, f func(context.Context) error) error {
 	for try := 0; ; try++ {
 		if err := ctx.Err(); err != nil {
@@ -65,7 +65,7 @@ func (s *Store) call(ctx context.Context, what string, f func(context.Context) e
 	}
 }
 
-// refusesKeys tells whether other credentials may be accepted.
+// refusesKeys reports whether other credentials may be accepted.
 func refusesKeys(r minio.ErrorResponse) bool {
 	switch r.Code {
 	case codeExpiredToken, codeInvalidToken, codeInvalidAccessKey, codeBadSignature, codeNoSuchUser:
@@ -75,7 +75,7 @@ func refusesKeys(r minio.ErrorResponse) bool {
 	return r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized
 }
 
-// translate gives the contract's error for one of minio's.
+// translate returns the contract's error for one of minio's.
 func (s *Store) translate(ctx context.Context, x *exchange, err error) error {
 	if ctxErr := ctx.Err(); ctxErr != nil {
 		return fmt.Errorf("%w (%v)", ctxErr, err)
@@ -92,7 +92,7 @@ func (s *Store) translate(ctx context.Context, x *exchange, err error) error {
 	case x.err != nil:
 		return s.connectionError(x.err)
 	case r.StatusCode == 0 && r.Code == "" && x.answered:
-		// The answer broke off, or is not S3's.
+		// The answer broke off, or does not come from S3.
 		return &objstore.BusyError{RetryAfter: x.retryAfter, Err: fmt.Errorf("answer of %s: %w", s.where, err)}
 	case r.StatusCode == 0 && r.Code == "":
 		return err
@@ -106,7 +106,7 @@ func (s *Store) translate(ctx context.Context, x *exchange, err error) error {
 		return objstore.ErrExist
 	case codeQuota, codeStorageFull:
 		return fmt.Errorf("%w: %s: %s", objstore.ErrNoSpace, s.where, text(r))
-	// S3 says some of these inside a 200, where an answer takes it long.
+	// S3 sends some of these inside a 200 if the answer takes long.
 	case codeConflict, codeOperationAborted, codeExpiredToken, codeInternal, codeSlowDown, codeUnavailable, codeTimeout:
 		return &objstore.BusyError{RetryAfter: x.retryAfter, Err: fmt.Errorf("%s: %s", s.where, text(r))}
 	case codeInvalidAccessKey, codeBadSignature, codeInvalidToken, codeNoSuchUser:
@@ -119,12 +119,12 @@ func (s *Store) translate(ctx context.Context, x *exchange, err error) error {
 	return s.statusError(x, r)
 }
 
-// statusError is translate for what only the HTTP status tells.
+// statusError translates an error of which only the HTTP status is known.
 func (s *Store) statusError(x *exchange, r minio.ErrorResponse) error {
 	switch code := r.StatusCode; {
 	case code == http.StatusInsufficientStorage:
 		return fmt.Errorf("%w: %s: %s", objstore.ErrNoSpace, s.where, text(r))
-	// A conflict is with another request at the same moment.
+	// Another request caused the conflict at the same moment.
 	case code == http.StatusConflict, code == http.StatusTooManyRequests, code == http.StatusRequestTimeout,
 		code >= 500 && code != http.StatusNotImplemented:
 		return &objstore.BusyError{RetryAfter: x.retryAfter, Err: fmt.Errorf("%s: %s", s.where, text(r))}
@@ -139,7 +139,7 @@ func (s *Store) noBucket() error {
 	return fmt.Errorf("%s does not exist: create the bucket, or correct its name or the endpoint", s.where)
 }
 
-// text is what the server said, bounded: it ends up in logs.
+// text returns what the server said, bounded, because it goes into logs.
 func text(r minio.ErrorResponse) string {
 	const most = 300
 	msg := r.Error()
@@ -152,7 +152,7 @@ func text(r minio.ErrorResponse) string {
 	return fmt.Sprintf("%d %s: %q", r.StatusCode, r.Code, msg)
 }
 
-// connectionError is translate for a server that was not reached or went away.
+// connectionError translates the error of a server that was not reached or went away.
 func (s *Store) connectionError(err error) error {
 	var unknown x509.UnknownAuthorityError
 	var name x509.HostnameError

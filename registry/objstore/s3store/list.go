@@ -33,7 +33,7 @@ func (s *Store) List(ctx context.Context, prefix, after string) iter.Seq2[objsto
 			if objstore.CheckKey(key) != nil || strings.HasPrefix(key, uploadDir) || key <= after {
 				continue
 			}
-			// Some listings have milliseconds, which the answer to HEAD has nowhere.
+			// Some listings have milliseconds, which the answer to HEAD lacks.
 			if !yield(objstore.Info{Key: key, Size: o.Size, ModTime: o.LastModified.Truncate(time.Second)}, nil) {
 				return
 			}
@@ -85,10 +85,10 @@ func (s *Store) list(ctx context.Context, prefix, after string) iter.Seq2[minio.
 	}
 }
 
-// SweepUploads drops uploads that nobody continued. See [objstore.UploadSweeper].
-// Uploads that are open in this process are kept; those open in another one are
-// known by their age, so before must be further back than an upload pauses between
-// two parts. Multipart uploads below the prefix are swept too, whoever began them.
+// SweepUploads drops uploads that nobody continued. See [objstore.UploadSweeper]. It
+// keeps uploads that are open in this process. It knows those that are open in another
+// one only by their age, so before must be longer ago than any pause between two parts.
+// It sweeps all multipart uploads below the prefix, whoever began them.
 func (s *Store) SweepUploads(ctx context.Context, before time.Time, keep func(state string) bool) (n int, bytes int64, err error) {
 	if err := s.begin(ctx); err != nil {
 		return 0, 0, err
@@ -157,7 +157,7 @@ func (sw *sweep) finish(ctx context.Context, up *staging) error {
 	if up.id == "" {
 		return nil
 	}
-	// It may have been resumed since it was listed.
+	// The upload may have been resumed since it was listed.
 	if up.keep || sw.s.isOpen(up.id) {
 		sw.kept[up.id] = true
 		return nil
@@ -195,7 +195,7 @@ func (sw *sweep) multipart(ctx context.Context) error {
 	}
 }
 
-// abort drops one multipart upload if it is old and claimed by nobody.
+// abort drops one multipart upload if it is old and nobody claims it.
 func (sw *sweep) abort(ctx context.Context, up minio.ObjectMultipartInfo) error {
 	s := sw.s
 	key, ours := strings.CutPrefix(up.Key, s.root)
@@ -223,7 +223,7 @@ func (sw *sweep) abort(ctx context.Context, up minio.ObjectMultipartInfo) error 
 	return nil
 }
 
-// parts tells how many bytes a multipart upload has, and when it got the last.
+// parts returns how many bytes a multipart upload has, and when it got the last.
 func (s *Store) parts(ctx context.Context, name, uploadID string) (bytes int64, newest time.Time, err error) {
 	for mark := 0; ; {
 		var page minio.ListObjectPartsResult

@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// readAhead is what a small ReadAt fetches, in bytes: a request takes as long
-	// as some hundred kilobytes more.
+	// readAhead is how many bytes a small ReadAt fetches. A request costs as much as some
+	// hundred kilobytes more.
 	readAhead = 512 << 10
-	// fetchTime and fetchRate, in bytes a second, bound a read at a place.
+	// fetchTime and fetchRate, in bytes a second, bound one read at an offset.
 	fetchTime = 30 * time.Second
 	fetchRate = 256 << 10
 )
@@ -73,7 +73,7 @@ func (s *Store) get(ctx context.Context, key string, off, n int64) (*remote.Obje
 	return o, nil
 }
 
-// emptyRange is an object of which no byte is read.
+// emptyRange returns an object of which no byte is read.
 func (s *Store) emptyRange(ctx context.Context, key string) (*remote.Object, error) {
 	info, err := s.stat(ctx, key)
 	if err != nil {
@@ -82,7 +82,7 @@ func (s *Store) emptyRange(ctx context.Context, key string) (*remote.Object, err
 	return remote.NewObject(info, http.NoBody, 0, 0), nil
 }
 
-// opened takes the answer to a GET of n bytes from off.
+// opened checks the answer to a GET of n bytes from off and returns the object.
 func opened(key string, body io.ReadCloser, info minio.ObjectInfo, contentRange string, off, n int64) (*remote.Object, error) {
 	first, length, size := int64(0), info.Size, info.Size
 	if contentRange != "" {
@@ -111,8 +111,8 @@ func opened(key string, body io.ReadCloser, info minio.ObjectInfo, contentRange 
 	return remote.NewObject(objstore.Info{Key: key, Size: size, ModTime: info.LastModified, Tag: info.ETag}, body, off, want), nil
 }
 
-// OpenAt opens an object for reads at places. See [objstore.Opener]. A small read
-// fetches some of what follows and keeps it. ctx gives values only: the handle
+// OpenAt opens an object for reads at offsets. See [objstore.Opener]. A small read
+// fetches some of what follows and keeps it. Only the values of ctx are used: the handle
 // lasts until Close.
 func (s *Store) OpenAt(ctx context.Context, key string) (objstore.ReadAtCloser, error) {
 	if err := s.beginKey(ctx, key); err != nil {
@@ -136,8 +136,8 @@ type readerAt struct {
 
 	mu   sync.Mutex
 	from int64 // where ahead begins
-	// ahead is what the last small read fetched; it never changes, so it can be
-	// read without mu.
+	// ahead holds what the last small read fetched. Its bytes never change, so they can
+	// be read without mu.
 	ahead []byte
 }
 

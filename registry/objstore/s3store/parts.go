@@ -3,22 +3,22 @@ package s3store
 import "fmt"
 
 const (
-	// maxParts is the most parts of a multipart upload: S3.
+	// maxParts is S3's limit for the parts of a multipart upload.
 	maxParts = 10_000
 	// maxPart is the largest part, in bytes. S3 takes 5 GiB; a part is held in RAM.
 	maxPart = 512 << 20
-	// maxObject is the largest object, in bytes: S3.
+	// maxObject is S3's limit for the size of an object, in bytes.
 	maxObject = 5 << 40
-	// growEvery is after how many parts their size doubles, where the object's size
-	// was not known: 10,000 parts that began with 16 MiB hold 968 GiB.
+	// growEvery is the number of parts after which their size doubles if the object's
+	// size is unknown. 10,000 parts that begin with 16 MiB hold 968 GiB.
 	growEvery = 2000
-	// hintParts is in how many parts an object of expected size should fit, which
-	// leaves room for cuts by Suspend and for hints that are too small.
+	// hintParts is the number of parts into which an object of expected size should fit.
+	// It leaves room for cuts by Suspend and for hints that are too small.
 	hintParts = 8000
 )
 
-// partSize is how large parts of an upload are at its beginning: as the store's
-// options say, larger for an object that would have too many of them.
+// partSize returns the size of an upload's first parts: the store's option, or more for
+// an object that would have too many parts.
 func partSize(configured, sizeHint int64) int64 {
 	const mib = 1 << 20
 	if need := min(sizeHint, maxObject) / hintParts; need >= configured {
@@ -27,7 +27,7 @@ func partSize(configured, sizeHint int64) int64 {
 	return configured
 }
 
-// grown is the size of the next part of an upload that began with parts of size
+// grown returns the size of the next part of an upload that began with parts of size
 // first and has n parts.
 func grown(first int64, n int) int64 {
 	size := first

@@ -13,8 +13,8 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// proof returns an error for an answer that has no ETag, which every answer of S3 to
-// a write has.
+// proof returns an error for an answer without an ETag. Every answer of S3 to a write has
+// one.
 func (s *Store) proof(etag string) error {
 	if etag != "" {
 		return nil
@@ -22,9 +22,9 @@ func (s *Store) proof(etag string) error {
 	return &objstore.BusyError{Err: fmt.Errorf("%s: the write was answered by 200 without an ETag, so nothing says that it was stored: look for a proxy between the registry and the store", s.where)}
 }
 
-// putObject is send for an object that is to stay. It counts only if the answer's ETag is
-// the MD5 of the bytes, or else if a HEAD shows the object with its size: where the
-// server encrypts, ETags are something else.
+// putObject is send for a permanent object. The write counts only if the answer's ETag is
+// the MD5 of the bytes, or else if a HEAD shows the object with its size, because ETags
+// differ if the server encrypts.
 func (s *Store) putObject(ctx context.Context, name string, body io.ReadSeeker, size int64, opts minio.PutObjectOptions) (etag string, err error) {
 	etag, err = s.send(ctx, name, body, size, opts)
 	if err != nil {
@@ -43,7 +43,7 @@ func (s *Store) putObject(ctx context.Context, name string, body io.ReadSeeker, 
 	return etag, s.confirm(ctx, name, size)
 }
 
-// confirm makes sure that an object that was just written is there, and has its size.
+// confirm checks that an object that was just written exists and has its size.
 func (s *Store) confirm(ctx context.Context, name string, size int64) error {
 	o, err := s.core.StatObject(ctx, s.bucket, name, minio.StatObjectOptions{})
 	switch {
@@ -55,8 +55,8 @@ func (s *Store) confirm(ctx context.Context, name string, size int64) error {
 	return err
 }
 
-// multipartETag is the ETag of an object of these parts, "" where theirs are no MD5s:
-// the MD5 of theirs, and how many there are.
+// multipartETag returns the ETag of an object of these parts: the MD5 of their MD5s, and
+// their number. It returns "" if the parts' ETags are not MD5s.
 func multipartETag(parts []minio.CompletePart) string {
 	h := md5.New() // #nosec G401 -- what S3 calls objects by
 	for _, p := range parts {

@@ -75,18 +75,18 @@ const (
 	// uploadDir is where unfinished uploads are, below the prefix.
 	uploadDir = "slipway/uploads/"
 	probeKey  = uploadDir + "probe"
-	// minPart is the smallest part of a multipart upload but the last, in bytes: S3.
+	// minPart is S3's smallest part of a multipart upload, except the last, in bytes.
 	minPart = 5 << 20
-	// defaultPart is the size of parts, in bytes: larger than that, one request
-	// more costs little beside the transfer.
+	// defaultPart is the size of parts, in bytes. With larger parts, one more request
+	// costs little compared with the transfer.
 	defaultPart = 16 << 20
 	// defaultMemory is Options.Memory when it is zero, in bytes.
 	defaultMemory = 256 << 20
 	// defaultStall is Options.StallTimeout when it is zero.
 	defaultStall = time.Minute
-	// seenLately is how long an answer proves that the bucket is there.
+	// seenLately is how long an answer counts as proof that the bucket exists.
 	seenLately = 10 * time.Second
-	// maxSingleCopy is the largest object that one request copies, in bytes: S3.
+	// maxSingleCopy is the largest object that S3 copies by one request, in bytes.
 	maxSingleCopy = 5 << 30
 	// conflictTries is how often a conditional Put that met another one is tried.
 	conflictTries = 5
@@ -101,7 +101,7 @@ type Options struct {
 	Bucket string
 	// Prefix is the directory in the bucket. Default "": the whole bucket.
 	Prefix string
-	// Region is the bucket's. Default: what the server tells, us-east-1 where it is
+	// Region is the bucket's region. Default: what the server says, or us-east-1 if it is
 	// not Amazon.
 	Region string
 
@@ -115,7 +115,7 @@ type Options struct {
 
 	// Secure says to use TLS.
 	Secure bool
-	// CAFile are more certificate authorities, in PEM.
+	// CAFile holds additional certificate authorities, in PEM.
 	CAFile string
 	// SkipVerify accepts any certificate: for tests.
 	SkipVerify bool
@@ -133,15 +133,15 @@ type Options struct {
 	// PartSize is the size of a part of large uploads, in bytes. Default 16 MiB, at
 	// least 5 MiB.
 	PartSize int64
-	// Memory is what all uploads together may take before they get smaller parts,
-	// in bytes. Default 256 MiB.
+	// Memory is how many bytes all uploads together may take before they get smaller
+	// parts. Default 256 MiB.
 	Memory int64
-	// StallTimeout is how long the server may take no byte of a request. Default
-	// one minute; negative: for ever.
+	// StallTimeout is how long the server may accept no byte of a request. Default one
+	// minute; negative means no limit.
 	StallTimeout time.Duration
-	// Repeat runs one request of an upload, again if it fails with an error that may
-	// pass. Default: four times, with pauses. [remote.Retry.Do] shares the budget of
-	// the store's other retries.
+	// Repeat runs one request of an upload, and runs it again after an error that may
+	// pass. Default: four times, with pauses. [remote.Retry.Do] shares the budget of the
+	// store's other retries.
 	Repeat func(ctx context.Context, f func(context.Context) error) error
 	// Transport makes the requests. Default: one with CAFile and SkipVerify.
 	Transport http.RoundTripper
@@ -280,8 +280,8 @@ func (o *Options) encryption() (encrypt.ServerSide, error) {
 	return nil, fmt.Errorf("encryption %q of the object store: want AES256 or aws:kms", o.Encrypt)
 }
 
-// probe finds out whether the bucket can be written and honours If-None-Match. Once
-// the object is there, that is one request.
+// probe finds out whether the bucket can be written and honours If-None-Match. Once the
+// object is there, that takes one request.
 func (s *Store) probe(ctx context.Context) error {
 	for range 2 { // the first one may make it
 		err := s.repeat(ctx, func(ctx context.Context) error { return s.putOnce(ctx, s.root+probeKey, nil, true) })
@@ -303,7 +303,7 @@ func isNotImplemented(err error) bool {
 	return errors.As(err, &refused)
 }
 
-// conditionError is a server's answer that it does not know conditional writes.
+// conditionError says that a server does not support conditional writes.
 type conditionError struct{ msg string }
 
 func (e *conditionError) Error() string { return e.msg }
@@ -319,7 +319,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// clock is time that does not go back, for the age of what was seen.
+// clock returns a time that does not go back, for the age of what was seen.
 func (s *Store) clock() int64 { return int64(time.Since(s.started)) + 1 }
 
 // begin is the check every method starts with.
@@ -388,13 +388,13 @@ func (s *Store) checkBucket(ctx context.Context) error {
 	return err
 }
 
-// putOptions are those of every new object.
+// putOptions returns the options of every new object.
 func (s *Store) putOptions() minio.PutObjectOptions {
 	return minio.PutObjectOptions{ServerSideEncryption: s.sse, StorageClass: s.storageClass, DisableContentSha256: true}
 }
 
-// send puts an object by one request. That counts only if the answer has an ETag:
-// something between here and the store may answer 200 to whatever it is asked.
+// send puts an object by one request. It counts only if the answer has an ETag, because
+// something in between may answer 200 to anything.
 func (s *Store) send(ctx context.Context, name string, body io.ReadSeeker, size int64, opts minio.PutObjectOptions) (etag string, err error) {
 	sum, err := s.sum(body)
 	if err != nil {
@@ -407,9 +407,9 @@ func (s *Store) send(ctx context.Context, name string, body io.ReadSeeker, size 
 	return o.ETag, err
 }
 
-// sum is the SHA-256 of a body, so that the server finds what the network changed.
-// Under TLS it is left out. minio's way to sign the body in chunks is not used: RADOS
-// gateways refuse it for empty ones.
+// sum returns the SHA-256 of a body, so that the server notices changes by the network.
+// Under TLS it is left out. It does not use minio's way to sign the body in chunks,
+// because RADOS gateways refuse it for empty bodies.
 func (s *Store) sum(body io.ReadSeeker) (string, error) {
 	if s.secure {
 		return "", nil
@@ -440,7 +440,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, ifAbsent bool)
 	return s.put(ctx, key, data, ifAbsent)
 }
 
-// put writes an object, again when it met another conditional write.
+// put writes an object, and tries again if it met another conditional write.
 func (s *Store) put(ctx context.Context, key string, data []byte, ifAbsent bool) error {
 	for try := 1; ; try++ {
 		err := s.putOnce(ctx, s.root+key, data, ifAbsent)
@@ -454,7 +454,8 @@ func (s *Store) put(ctx context.Context, key string, data []byte, ifAbsent bool)
 	}
 }
 
-// errConflict marks a conditional write that met another one: its outcome is open.
+// errConflict marks a conditional write that met another one, so that its outcome is
+// unknown.
 var errConflict = errors.New("another write of the object is under way")
 
 func (s *Store) putOnce(ctx context.Context, name string, data []byte, ifAbsent bool) error {
@@ -495,8 +496,8 @@ func (s *Store) remove(ctx context.Context, name string) error {
 	return err
 }
 
-// Move copies the object on the server and deletes the old one. See
-// [objstore.Mover]. One that breaks off leaves both.
+// Move copies the object on the server and deletes the old one. See [objstore.Mover]. If
+// it breaks off, both exist.
 func (s *Store) Move(ctx context.Context, from, to string) error {
 	if err := errors.Join(s.beginKey(ctx, from), s.beginKey(ctx, to)); err != nil {
 		return err
@@ -540,8 +541,8 @@ func (s *Store) copySmall(ctx context.Context, from, to string) error {
 	})
 }
 
-// URL signs an address for GET. See [objstore.Redirector]. Times are cut to a week,
-// which is the most that the signature allows, and rounded up to a second.
+// URL signs an address for GET. See [objstore.Redirector]. It cuts times to a week, which
+// is the most that the signature allows, and rounds them up to a second.
 func (s *Store) URL(ctx context.Context, key string, valid time.Duration) (string, error) {
 	if err := s.beginKey(ctx, key); err != nil {
 		return "", err

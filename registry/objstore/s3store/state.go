@@ -15,15 +15,15 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// A suspended upload is the object <id>/state-<writer>-<bytes>: the JSON form of
-// record, a newline, and that many bytes that belong behind the parts. Its state is
-// <id>.<writer>.<bytes>, so that it tells the object's name, and the name how many
-// bytes of the upload are in it.
+// A suspended upload is the object <id>/state-<writer>-<bytes>: the JSON form of record,
+// a newline, and that many bytes that follow the parts. Its state is
+// <id>.<writer>.<bytes>. So the state gives the object's name, and the name the number of
+// the upload's bytes in it.
 
 const (
 	// stateVersion is the version of record.
 	stateVersion = 1
-	// maxRecord bounds a record, in bytes: 10,000 parts take a tenth.
+	// maxRecord bounds a record, in bytes. A record of 10,000 parts takes a tenth of it.
 	maxRecord = 8 << 20
 	// maxUploadID bounds the id that a server gave a multipart upload, in bytes.
 	maxUploadID = 1024
@@ -41,7 +41,7 @@ func (s stateID) String() string {
 	return s.id + "." + s.writer + "." + strconv.FormatInt(s.tail, 10)
 }
 
-// name is the object's, below the directory of uploads.
+// name returns the object's name below the directory of uploads.
 func (s stateID) name() string {
 	return s.id + "/state-" + s.writer + "-" + strconv.FormatInt(s.tail, 10)
 }
@@ -63,13 +63,13 @@ func parseStateName(id, base string) (stateID, bool) {
 	return parseState(id + "." + strings.Replace(rest, "-", ".", 1))
 }
 
-// parseSize reads a number as FormatInt writes it, no sign, no zeros before it.
+// parseSize reads a number as FormatInt writes it: no sign and no leading zeros.
 func parseSize(s string) (int64, bool) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	return n, err == nil && n >= 0 && n <= maxPart && strconv.FormatInt(n, 10) == s
 }
 
-// validID tells whether id is one that rand.Text or keyedID makes.
+// validID reports whether id could be one that rand.Text or keyedID makes.
 func validID(id string) bool {
 	for i := range len(id) {
 		if c := id[i]; !('A' <= c && c <= 'Z' || '2' <= c && c <= '7') {
@@ -79,8 +79,8 @@ func validID(id string) bool {
 	return len(id) == idLength
 }
 
-// keyedID is the staging id of a multipart upload: a sweep finds by it whether the
-// multipart upload belongs to an upload that somebody still claims.
+// keyedID returns the staging id of a multipart upload. By it, a sweep finds out whether
+// the multipart upload belongs to an upload that somebody still claims.
 func keyedID(key, uploadID string) string {
 	sum := sha256.Sum256([]byte(key + "\n" + uploadID))
 	return base32.StdEncoding.EncodeToString(sum[:])[:idLength]
@@ -88,7 +88,8 @@ func keyedID(key, uploadID string) string {
 
 // segment is a stored part of an upload.
 type segment struct {
-	// Name is the object's, below the upload's directory; "" in a multipart upload.
+	// Name is the object's name below the upload's directory. It is "" in a multipart
+	// upload.
 	Name string `json:"name,omitempty"`
 	// ETag is the part's, in a multipart upload.
 	ETag string `json:"etag,omitempty"`
@@ -106,12 +107,12 @@ type record struct {
 	Key      string    `json:"key,omitempty"`
 	UploadID string    `json:"uploadId,omitempty"`
 	Segments []segment `json:"segments,omitempty"`
-	// Before is the state that this one replaces. It is dropped when somebody
-	// resumes this one, which shows that it has been noted.
+	// Before is the state that this one replaces. It is dropped when somebody resumes
+	// this state, which shows that this one has been noted.
 	Before string `json:"before,omitempty"`
 }
 
-// stored is how many bytes are in segments.
+// stored returns how many bytes are in segments.
 func (r *record) stored() (n int64) {
 	for _, seg := range r.Segments {
 		n += seg.Size
@@ -119,7 +120,7 @@ func (r *record) stored() (n int64) {
 	return n
 }
 
-// encode is the record with its newline.
+// encode returns the record with its newline.
 func (r *record) encode() ([]byte, error) {
 	b, err := json.Marshal(r)
 	if err != nil {
@@ -128,7 +129,7 @@ func (r *record) encode() ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// decodeRecord reads a record and leaves r behind its newline.
+// decodeRecord reads a record and leaves r after its newline.
 func decodeRecord(r *bufio.Reader) (*record, error) {
 	line, err := readLine(r, maxRecord)
 	if err != nil {
@@ -149,8 +150,8 @@ func decodeRecord(r *bufio.Reader) (*record, error) {
 	return &rec, nil
 }
 
-// check makes sure that the record says nothing that this package would not write:
-// what others wrote must not name objects elsewhere.
+// check returns an error for a record that this package would not write. A record that
+// others wrote must not name objects elsewhere.
 func (r *record) check() error {
 	switch {
 	case r.Version != stateVersion:
@@ -187,7 +188,7 @@ func (r *record) check() error {
 	return nil
 }
 
-// segmentName is the name of the n-th object a writer stores.
+// segmentName returns the name of the n-th object that a writer stores.
 func segmentName(n int, writer string) string { return fmt.Sprintf("%05d-%s", n, writer) }
 
 func validSegment(name string) bool {
@@ -203,7 +204,7 @@ func validSegment(name string) bool {
 	return true
 }
 
-// readLine reads up to a newline, at most so many bytes.
+// readLine reads up to a newline, but no more than most bytes.
 func readLine(r *bufio.Reader, most int) ([]byte, error) {
 	var line []byte
 	for {
