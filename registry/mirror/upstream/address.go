@@ -12,22 +12,23 @@ import (
 	"syscall"
 )
 
-// errRefused is the error of a connection to where an upstream must not send us.
+// errRefused is the error of a connection to an address to which an upstream must not
+// send us.
 var errRefused = errors.New("address is refused")
 
-// class is what an address is for, as far as it matters here.
+// class says what an address is for, as far as it matters here.
 type class uint32
 
 const (
 	public class = 1 << iota
 	loopback
 	private
-	// special addresses are those of the link, of everybody, of nobody, and of
+	// special addresses are link-local, multicast and unspecified ones, and those of
 	// cloud machines' metadata: no registry is there.
 	special
 )
 
-// String names a class in an error.
+// String returns the class's name in an error.
 func (c class) String() string {
 	switch c {
 	case public:
@@ -40,8 +41,8 @@ func (c class) String() string {
 	return "link-local, metadata or otherwise special"
 }
 
-// ranges are what netip does not know. Azure's metadata service has a public
-// address; the others' are link-local, private or shared ones.
+// ranges are the ranges that netip does not know. Azure's metadata service has a public
+// address. The others' addresses are link-local, private or shared.
 var ranges = []struct {
 	prefix netip.Prefix
 	class  class
@@ -64,7 +65,7 @@ var (
 	sixto4 = netip.MustParsePrefix("2002::/16")    // RFC 3056: an IPv4 address behind it
 )
 
-// classOf classifies an address, also one that wraps another.
+// classOf classifies an address, even if another address wraps it.
 func classOf(a netip.Addr) class {
 	a = a.Unmap().WithZone("")
 	switch {
@@ -92,14 +93,14 @@ func classOf(a netip.Addr) class {
 	return public
 }
 
-// guard says where connections may go. It is asked with the address that is
-// about to be connected to, after names were resolved, so that a name which
-// changes its address between two looks is of no use.
+// guard says where connections may go. It checks the address just before connecting,
+// after names were resolved. So a name that changes its address between two lookups gains
+// nothing.
 type guard struct {
 	allow []netip.Prefix // besides public addresses
-	// peer says that it is the upstream itself that is guarded.
+	// peer marks the guard of the upstream itself.
 	peer bool
-	// like are classes of addresses that are allowed too, nil for none.
+	// like holds classes of addresses that are also allowed. nil means none.
 	like *atomic.Uint32
 }
 
@@ -129,8 +130,7 @@ func (g *guard) control(_ context.Context, _, address string, _ syscall.RawConn)
 	return g.check(ap.Addr())
 }
 
-// literal checks a host that a proxy will connect to, for which only the URL can
-// be looked at.
+// literal checks a host to which a proxy will connect. Only the URL can be checked there.
 func (g *guard) literal(u *url.URL) error {
 	host := strings.TrimSuffix(strings.ToLower(u.Hostname()), ".")
 	if a, err := netip.ParseAddr(host); err == nil {
@@ -139,7 +139,7 @@ func (g *guard) literal(u *url.URL) error {
 	if host == "localhost" || strings.HasSuffix(host, ".localhost") {
 		return g.check(netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	}
-	// 0x7f.1, 2130706433 and the like: some resolvers take them for addresses.
+	// Some resolvers take 0x7f.1, 2130706433 and the like for addresses.
 	if last := host[strings.LastIndexByte(host, '.')+1:]; last == "" || last[0] >= '0' && last[0] <= '9' {
 		return fmt.Errorf("%w: %q is no host name", errRefused, host)
 	}
@@ -149,8 +149,7 @@ func (g *guard) literal(u *url.URL) error {
 // controlFunc is a net.Dialer's ControlContext.
 type controlFunc func(ctx context.Context, network, address string, _ syscall.RawConn) error
 
-// remember is a controlFunc that notes of which classes the addresses of an
-// endpoint are.
+// remember returns a controlFunc that notes the classes of an endpoint's addresses.
 func remember(seen *atomic.Uint32) controlFunc {
 	return func(_ context.Context, _, address string, _ syscall.RawConn) error {
 		if ap, err := netip.ParseAddrPort(address); err == nil {
@@ -160,8 +159,7 @@ func remember(seen *atomic.Uint32) controlFunc {
 	}
 }
 
-// origin is a URL's scheme, host and port, as it is the same for all ways of
-// writing it.
+// origin returns a URL's scheme, host and port in one form for all ways of writing it.
 func origin(u *url.URL) string {
 	port := u.Port()
 	if port == "" {

@@ -17,22 +17,22 @@ import (
 const (
 	// maxTokens is how many tokens are kept for an endpoint, of 2 to 4 KiB each.
 	maxTokens = 512
-	// refusalLife is how long a token service that refused a credential is not
-	// asked again: accounts are locked after a number of attempts.
+	// refusalLife is how long a token service that refused a credential is not asked
+	// again, because accounts are locked after a number of attempts.
 	refusalLife = 5 * time.Second
-	// failureLife is how long the failure of a token service is taken for that of
-	// all who want the same token.
+	// failureLife is how long the failure of a token service counts for everybody who
+	// wants the same token.
 	failureLife = 200 * time.Millisecond
-	// freshToken is an age at which a token that a registry refuses was not
-	// refused for its age.
+	// freshToken is the age below which a token cannot have expired. If a registry
+	// refuses such a token, the reason is another one.
 	freshToken = 10 * time.Second
 	// basicLife is how long a user name and password are used before the source of
-	// credentials is asked again, which may be a program.
+	// credentials, which may be a program, is asked again.
 	basicLife = 5 * time.Minute
 )
 
-// keyring holds what an endpoint wants to see, and who we are to it. The first
-// challenge tells how; from then on requests carry what it takes.
+// keyring holds what an endpoint accepts, and our credentials for it. The first challenge
+// says how to authenticate. From then on requests carry that.
 type keyring struct {
 	e   *endpoint
 	ask client.CredentialFunc
@@ -47,7 +47,7 @@ type keyring struct {
 	tokens     map[string]*token // by repository
 }
 
-// token is a token for one repository, or the want of one.
+// token is a token for one repository, or the need for one.
 type token struct {
 	value      string
 	got, until time.Time
@@ -61,7 +61,7 @@ func (k *keyring) init(e *endpoint, ask client.CredentialFunc) {
 	k.e, k.ask, k.tokens = e, ask, map[string]*token{}
 }
 
-// credential asks who we are to the endpoint.
+// credential returns our credential for the endpoint.
 func (k *keyring) credential(ctx context.Context) (client.Credential, error) {
 	if k.ask == nil {
 		return client.Credential{}, nil
@@ -73,8 +73,7 @@ func (k *keyring) credential(ctx context.Context) (client.Credential, error) {
 	return cr, err
 }
 
-// authorization returns the header that a request about a repository is to
-// carry, "" for none.
+// authorization returns the header that a request about a repository carries, or "".
 func (k *keyring) authorization(ctx context.Context, repo string) (string, error) {
 	k.mu.Lock()
 	scheme := k.scheme
@@ -91,8 +90,7 @@ func (k *keyring) authorization(ctx context.Context, repo string) (string, error
 	return "", nil
 }
 
-// basicHeader returns the header of a user name and password, "" where we have
-// none.
+// basicHeader returns the header of a user name and password, or "" if we have none.
 func (k *keyring) basicHeader(ctx context.Context) (string, error) {
 	now := k.e.up.clock()
 	k.mu.Lock()
@@ -118,8 +116,8 @@ func (k *keyring) basicHeader(ctx context.Context) (string, error) {
 	return h, nil
 }
 
-// challenged returns what to show to an endpoint that answered 401 to a request
-// that showed something or nothing; "" where there is nothing else to show.
+// challenged returns what to show to an endpoint that answered 401 to a request with the
+// header shown. It returns "" if there is nothing else to show.
 func (k *keyring) challenged(ctx context.Context, repo string, h http.Header, shown string) (string, error) {
 	c := client.ChooseChallenge(h.Values("Www-Authenticate"), k.e.base)
 	switch c.Scheme {
@@ -148,7 +146,7 @@ func (k *keyring) challenged(ctx context.Context, repo string, h http.Header, sh
 	return again, err
 }
 
-// learn notes a challenge, and tells whether another token may help.
+// learn notes a challenge, and reports whether another token may help.
 func (k *keyring) learn(repo string, c client.Challenge, shown string) bool {
 	realm, err := url.Parse(c.Params["realm"])
 	if err != nil {
@@ -168,7 +166,8 @@ func (k *keyring) learn(repo string, c client.Challenge, shown string) bool {
 	if shown == "" || changed {
 		return true
 	}
-	// A token that was just made, for just this, and is refused: so will be the next.
+	// A token that was made just now for exactly this request is refused. The next one
+	// will be, too.
 	return shown != "Bearer "+t.value || now.Sub(t.got) > freshToken
 }
 
@@ -188,8 +187,8 @@ func (k *keyring) entry(repo string) *token {
 	return t
 }
 
-// evict makes room: all tokens that have expired, or else any. A token that is
-// about to be fetched stays, with what the challenge said of it. k.mu is held.
+// evict makes room. It removes all tokens that have expired, or else any. It keeps a
+// token that is about to be fetched, because of what the challenge said. k.mu is held.
 func (k *keyring) evict() {
 	now := k.e.up.clock()
 	done := func(t *token) bool { return t.fetch == nil && (t.value != "" || !t.errUntil.IsZero()) }
@@ -208,8 +207,8 @@ func (k *keyring) evict() {
 	}
 }
 
-// bearer returns the header with a token for a repository other than the one
-// refused. Of those who want it at the same time one fetches it.
+// bearer returns the header with a token for a repository other than the refused one. If
+// several callers want it at the same time, one fetches it.
 func (k *keyring) bearer(ctx context.Context, repo, refused string) (string, error) {
 	for {
 		now := k.e.up.clock()
@@ -244,7 +243,8 @@ func (k *keyring) bearer(ctx context.Context, repo, refused string) (string, err
 		t.fetch, t.value = nil, value
 		switch {
 		case err == nil:
-			// It is renewed a little early: it must still be good when it arrives.
+			// The token is renewed a little early, because it must still be valid when it
+			// arrives.
 			t.got, t.until = now, now.Add(life-min(life/4, 30*time.Second))
 			t.err, t.errUntil = nil, time.Time{}
 		case ctx.Err() != nil: // which is nobody else's failure
@@ -264,13 +264,13 @@ func (k *keyring) bearer(ctx context.Context, repo, refused string) (string, err
 	}
 }
 
-// grant is what a token is asked for with.
+// grant is what a token is requested with.
 type grant struct {
 	realm          *url.URL
 	service, scope string
 }
 
-// fetch gets a token, and for how long it is good.
+// fetch gets a token and its lifetime.
 func (k *keyring) fetch(ctx context.Context, g grant) (string, time.Duration, error) {
 	if err := k.checkRealm(g.realm); err != nil {
 		return "", 0, err
@@ -301,7 +301,7 @@ func (k *keyring) fetch(ctx context.Context, g grant) (string, time.Duration, er
 	return value, life, nil
 }
 
-// checkRealm refuses token services that nobody should show a password to.
+// checkRealm refuses token services to which no password must be shown.
 func (k *keyring) checkRealm(realm *url.URL) error {
 	switch {
 	case realm == nil:
@@ -316,9 +316,9 @@ func (k *keyring) checkRealm(realm *url.URL) error {
 	return nil
 }
 
-// request asks for a token: by GET, or by POST where a refresh token is
-// exchanged (OAuth2). Redirects are followed within the token service's own
-// scheme, host and port: passwords go nowhere else.
+// request requests a token: by GET, or by POST if a refresh token is exchanged (OAuth2).
+// It follows redirects only within the token service's own scheme, host and port, so that
+// passwords go nowhere else.
 func (k *keyring) request(ctx context.Context, g grant, cr client.Credential) (*http.Response, error) {
 	r := tokens
 	if k.e.at(g.realm) {
@@ -354,7 +354,7 @@ func (k *keyring) request(ctx context.Context, g grant, cr client.Credential) (*
 	return nil, fmt.Errorf("%w: there were 3 before it", errRedirect)
 }
 
-// refused makes an error of an answer without a token.
+// refused returns the error of an answer without a token.
 func (k *keyring) refused(resp *http.Response) error {
 	status := resp.StatusCode
 	if status == http.StatusOK {

@@ -15,14 +15,14 @@ import (
 	"example.org/slipway/oci/wire"
 )
 
-// maxETag is how many bytes an ETag may have that is worth keeping.
+// maxETag is the length, in bytes, up to which an ETag is kept.
 const maxETag = 512
 
 // manifest fetches a manifest from one endpoint.
 func (e *endpoint) manifest(ctx context.Context, s subject, repo, ref, have string) (m *oci.Manifest, etag string, unchanged bool, err error) {
 	a := e.ask(http.MethodGet, oci.Request{Kind: oci.KindManifest, Repo: repo, Ref: ref})
 	a.header["Accept"] = []string{client.AcceptManifests}
-	// An ETag means something to who made it only.
+	// An ETag means something only to the endpoint that made it.
 	old, ours := strings.CutPrefix(have, e.name+" ")
 	if ours {
 		a.header["If-None-Match"] = []string{old}
@@ -51,7 +51,7 @@ func (e *endpoint) manifest(ctx context.Context, s subject, repo, ref, have stri
 	return m, etag, false, nil
 }
 
-// resolveManifest asks one endpoint by HEAD, and by GET where that gets no descriptor.
+// resolveManifest asks one endpoint by HEAD, and by GET if HEAD gets no descriptor.
 func (e *endpoint) resolveManifest(ctx context.Context, s subject, repo, ref string) (oci.Descriptor, error) {
 	a := e.ask(http.MethodHead, oci.Request{Kind: oci.KindManifest, Repo: repo, Ref: ref})
 	a.header["Accept"] = []string{client.AcceptManifests}
@@ -71,8 +71,8 @@ func (e *endpoint) resolveManifest(ctx context.Context, s subject, repo, ref str
 	return m.Descriptor, nil
 }
 
-// resolveBlob asks one endpoint by HEAD, and where that does not get a size, by a GET whose body
-// is left unread. The size is -1 where neither tells it.
+// resolveBlob asks one endpoint by HEAD. If that gets no size, it asks by a GET whose
+// body it leaves unread. The size is -1 if neither tells it.
 func (e *endpoint) resolveBlob(ctx context.Context, s subject, repo string, d oci.Digest) (int64, error) {
 	resp, err := e.do(ctx, e.ask(http.MethodHead, oci.Request{Kind: oci.KindBlob, Repo: repo, Ref: string(d)}))
 	if err == nil {
@@ -93,8 +93,8 @@ func (e *endpoint) resolveBlob(ctx context.Context, s subject, repo string, d oc
 	return b.told, nil
 }
 
-// ofHeadAlone reports whether GET may fare better than HEAD, which got this error: where a
-// connection was made, and the endpoint neither wants to be left alone nor is silent.
+// ofHeadAlone reports whether GET may succeed after HEAD got this error. It may if a
+// connection was made and the endpoint neither asked for fewer requests nor was silent.
 func ofHeadAlone(err error) bool {
 	var e *Error
 	var op *net.OpError
@@ -108,8 +108,8 @@ func ofHeadAlone(err error) bool {
 	return true
 }
 
-// sizeOf returns the size that an answer tells of a blob; -1 where it tells none, that of something
-// compressed, or none at all of what is not empty.
+// sizeOf returns the size of a blob from an answer. It returns -1 if the answer has no
+// size, the size of a compressed body, or an implausible 0.
 func sizeOf(d oci.Digest, resp *http.Response) int64 {
 	if c := resp.Header.Get("Content-Encoding"); c != "" && c != "identity" {
 		return -1
@@ -120,20 +120,20 @@ func sizeOf(d oci.Digest, resp *http.Response) int64 {
 	return resp.ContentLength
 }
 
-// another reports whether an endpoint has told a digest that cannot be that of d.
+// another reports whether an endpoint reported a digest that contradicts d.
 func another(told, d oci.Digest) bool {
 	return oci.ValidDigest(told) && told.Algorithm() == d.Algorithm() && told != d
 }
 
-// Body is a blob, or what is left of it, as it comes from an upstream. It must be
-// closed. Errors of Read are of kind [Unavailable], but for io.EOF and the
-// context's; the bytes read before are good, and can be continued from.
+// Body is a blob, or the rest of one, as it comes from an upstream. It must be closed.
+// Errors of Read are of kind [Unavailable], except io.EOF and errors of the context. The
+// bytes read before are good, and reading can continue from there.
 type Body struct {
 	io.ReadCloser
-	// Size is that of the whole blob in bytes, -1 where the upstream does not say.
+	// Size is the size of the whole blob in bytes, or -1 if the upstream does not say.
 	Size int64
-	// Off is where in the blob the body begins: where it was asked to, or at 0
-	// where the endpoint cannot begin elsewhere.
+	// Off is where in the blob the body begins: at the requested offset, or at 0 if the
+	// endpoint cannot begin elsewhere.
 	Off int64
 
 	e    *endpoint
@@ -141,17 +141,17 @@ type Body struct {
 	told int64 // Size, if that can be relied on, or -1
 }
 
-// Blame says that what came was not the blob: the endpoint is tried after the
-// others for a while.
+// Blame says that the bytes were not those of the blob. For a while the endpoint is tried
+// after the others.
 func (b *Body) Blame(err error) {
 	if b.e != nil {
 		b.e.health.wrong(fmt.Errorf("%s: %w", b.what, err))
 	}
 }
 
-// Blob opens a blob at byte off. Each endpoint is tried once; a body that breaks
-// is continued by another call. Errors, besides those of the upstream: of kind
-// [Wrong] and RANGE_INVALID where the blob has no byte off.
+// Blob opens a blob at byte off. It tries each endpoint once. If the body breaks, another
+// call continues it. Besides the upstream's errors it returns RANGE_INVALID, of kind
+// [Wrong], if the blob has no byte off.
 func (u *Upstream) Blob(ctx context.Context, repo string, d oci.Digest, off int64) (b *Body, err error) {
 	s, err := blobOf(repo, d)
 	if err != nil {
@@ -167,7 +167,7 @@ func (u *Upstream) Blob(ctx context.Context, repo string, d oci.Digest, off int6
 	return b, err
 }
 
-// blob opens a blob of one endpoint.
+// blob opens a blob at one endpoint.
 func (e *endpoint) blob(ctx context.Context, s subject, repo string, d oci.Digest, off int64) (*Body, error) {
 	a := e.ask(http.MethodGet, oci.Request{Kind: oci.KindBlob, Repo: repo, Ref: string(d)})
 	if off > 0 {
@@ -192,7 +192,7 @@ func (e *endpoint) blob(ctx context.Context, s subject, repo string, d oci.Diges
 	default:
 		return nil, e.answered(s, client.ReadError(resp, s.notFound))
 	}
-	// An encoding may be of the blob itself, as it was stored: the digest will tell.
+	// The encoding may belong to the blob as it was stored. The digest will tell.
 	if told := oci.Digest(resp.Header.Get("Docker-Content-Digest")); err == nil && another(told, d) {
 		err = fmt.Errorf("it answered with %s", told)
 	}
@@ -203,7 +203,7 @@ func (e *endpoint) blob(ctx context.Context, s subject, repo string, d oci.Diges
 	return b, nil
 }
 
-// named is a body whose errors say what it is.
+// named is a body whose errors name the blob.
 type named struct {
 	io.ReadCloser
 	e   *endpoint

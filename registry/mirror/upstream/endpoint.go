@@ -32,8 +32,8 @@ const (
 	idleConns = 64
 )
 
-// endpoint is one registry that has an upstream's content: the upstream itself,
-// or a mirror of it.
+// endpoint is one registry that has an upstream's content: the upstream itself, or a
+// mirror of it.
 type endpoint struct {
 	up     *Upstream
 	base   *url.URL // scheme, host, and the path before /v2
@@ -45,7 +45,7 @@ type endpoint struct {
 	links  links
 }
 
-// role is in which part a host is spoken to.
+// role says why a host is contacted.
 type role uint8
 
 const (
@@ -54,8 +54,8 @@ const (
 	tokens             // a token service elsewhere
 )
 
-// links are the ways to hosts. Each has its own connections, so that none which
-// was allowed in one role is used in another.
+// links holds the transports to hosts. Each role has its own connections, so that a
+// connection allowed in one role is not used in another.
 type links struct {
 	byRole  [3]*http.Transport
 	guards  [3]*guard
@@ -64,9 +64,8 @@ type links struct {
 	seen    atomic.Uint32 // classes of the endpoint's own addresses
 }
 
-// parseEndpoint takes an endpoint's URL apart. What follows /v2/ in it comes
-// before the names of repositories. Errors never contain the URL, because people
-// put passwords there.
+// parseEndpoint splits an endpoint's URL. What follows /v2/ in it is put before the names
+// of repositories. Errors never contain the URL, because people put passwords there.
 func parseEndpoint(s string) (base *url.URL, prefix, name string, err error) {
 	u, err := url.Parse(s)
 	switch {
@@ -103,17 +102,16 @@ func newEndpoint(u *Upstream, s string, o *Options) (*endpoint, error) {
 	e.keys.init(e, o.Credential)
 	e.health.clock, e.health.log = u.clock, u.log.With("upstream", u.name, "endpoint", e.name)
 	e.links.init(o)
-	// Lists are the client's business. It does nothing but ask and decode here:
-	// credentials, redirects, limits and timeouts are RoundTrip's.
+	// The client makes the lists. Here it only asks and decodes: RoundTrip handles
+	// credentials, redirects, limits and timeouts.
 	e.list, err = client.New(e.base.String(), &client.Options{
 		Transport: e, Retries: -1, StallTimeout: -1, UserAgent: o.UserAgent,
 	})
 	return e, err
 }
 
-// init makes the transports. They speak HTTP/1.1: streams that share one
-// connection break together and wait for each other, and blobs are what it is
-// about.
+// init makes the transports. They use HTTP/1.1, because streams that share one connection
+// break together and wait for each other, which is bad for blobs.
 func (l *links) init(o *Options) {
 	conf := &tls.Config{}
 	if o.TLS != nil {
@@ -123,8 +121,8 @@ func (l *links) init(o *Options) {
 	conf.MinVersion = max(conf.MinVersion, tls.VersionTLS12)
 	other := conf.Clone() // who we are is for the endpoint to know
 	other.Certificates, other.GetClientCertificate, other.ServerName = nil, nil, ""
-	// How the endpoint is known says nothing of others, which see what is fetched and,
-	// as token services, the credentials.
+	// The endpoint's certificates say nothing about other hosts. Those see what is
+	// fetched, and token services see the credentials.
 	other.InsecureSkipVerify, other.RootCAs = false, o.OtherRoots
 	l.proxy = o.Proxy
 	l.guards = [3]*guard{target: {allow: o.Redirects}, tokens: {allow: o.Redirects, like: &l.seen}}
@@ -178,7 +176,7 @@ func (e *endpoint) send(req *http.Request, r role) (*http.Response, error) {
 	return e.links.proxied[r].RoundTrip(req)
 }
 
-// at tells whether a URL is of the endpoint itself: its scheme, host and port.
+// at reports whether a URL has the endpoint's own scheme, host and port.
 func (e *endpoint) at(u *url.URL) bool {
 	return u.Scheme == e.base.Scheme && u.Host == e.base.Host || origin(u) == origin(e.base)
 }
@@ -223,9 +221,8 @@ func (e *endpoint) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// do makes a request with all that belongs to it: its turn, a token, redirects.
-// The answer may have any status; its body must be closed. An error is an Error,
-// or the context's.
+// do makes a request with its turn, its token and its redirects. The answer may have any
+// status. Its body must be closed. An error is an Error, or the context's.
 func (e *endpoint) do(ctx context.Context, a ask) (*http.Response, error) {
 	release, err := e.admit(ctx, a)
 	if err != nil {
@@ -244,7 +241,7 @@ func (e *endpoint) do(ctx context.Context, a ask) (*http.Response, error) {
 	if err != nil {
 		err = e.failed(ctx, err)
 		if waited := e.up.clock().Sub(began); errors.Is(ctx.Err(), context.DeadlineExceeded) && gone(ctx) && waited >= e.up.connect {
-			// The caller has less patience than we, and still it was long.
+			// The caller gave up before our own limit, but after a long wait.
 			e.health.failed(fmt.Errorf("it did not answer in %v", waited.Round(time.Millisecond)), true)
 		}
 		b.release()
@@ -259,7 +256,7 @@ func (e *endpoint) do(ctx context.Context, a ask) (*http.Response, error) {
 	return resp, nil
 }
 
-// failed notes that a request has got no answer, and says why.
+// failed notes that a request got no answer, and returns the error.
 func (e *endpoint) failed(ctx context.Context, err error) error {
 	out := e.explain(ctx, subject{}, err)
 	var known *Error
@@ -271,8 +268,8 @@ func (e *endpoint) failed(ctx context.Context, err error) error {
 	return out
 }
 
-// judge notes what an answer says of the endpoint, and refuses answers that are
-// none of a registry.
+// judge notes what an answer says about the endpoint, and refuses answers that do not
+// come from a registry.
 func (e *endpoint) judge(resp *http.Response, a ask, began time.Time) error {
 	now := e.up.clock()
 	e.health.answered(now.Sub(began))
@@ -293,7 +290,7 @@ func (e *endpoint) judge(resp *http.Response, a ask, began time.Time) error {
 	case status >= 500 && status != http.StatusNotImplemented:
 		e.health.failed(fmt.Errorf("it answered %d", status), false)
 	case !own && (status == http.StatusUnauthorized || status == http.StatusForbidden):
-		// Signatures expire; it says nothing about what we may have.
+		// Signatures expire. The status says nothing about our rights.
 		return e.useless(status, fmt.Errorf("it leads to %s, which answered %d", resp.Request.URL.Host, status))
 	case status/100 == 2 && a.Kind != oci.KindReferrers && isPage(resp.Header):
 		return e.useless(status, errors.New("it answered with a web page"))
@@ -315,21 +312,21 @@ func (e *endpoint) busy(told time.Duration, status int, of ...quota) error {
 	return err
 }
 
-// useless notes an answer that is none of a registry.
+// useless notes an answer that does not come from a registry.
 func (e *endpoint) useless(status int, err error) error {
 	e.health.failed(err, false)
 	return e.error(Unavailable, status, subject{}, err)
 }
 
-// isPage recognises the page of a portal, a proxy or a web interface. A registry
-// that serves a page which somebody pushed names its digest.
+// isPage reports whether an answer is the page of a portal, a proxy or a web interface. A
+// registry that serves a page which somebody pushed sends its digest.
 func isPage(h http.Header) bool {
 	t, _, _ := mime.ParseMediaType(h.Get("Content-Type")) // a malformed type is none
 	return (t == "text/html" || t == "application/xhtml+xml") && h.Get("Docker-Content-Digest") == ""
 }
 
-// exchange sends a request, with a token where one is wanted, and follows where
-// it is redirected to.
+// exchange sends a request, with a token if the endpoint wants one, and follows
+// redirects.
 func (e *endpoint) exchange(ctx context.Context, a ask) (*http.Response, error) {
 	shown, err := e.keys.authorization(ctx, a.Repo)
 	if err != nil {
@@ -370,8 +367,8 @@ func newRequest(ctx context.Context, method string, u *url.URL, h http.Header) *
 	return r.WithContext(ctx)
 }
 
-// drain reads what is left of a short answer, so that its connection can be used
-// again, and closes it.
+// drain reads the rest of a short answer, so that its connection can be reused, and
+// closes it.
 func drain(resp *http.Response) {
 	_, _ = io.CopyN(io.Discard, resp.Body, maxDrain) // a broken connection is not reused, that is all
 	_ = resp.Body.Close()
@@ -380,8 +377,8 @@ func drain(resp *http.Response) {
 // errRedirect is the error of a redirect that is not followed.
 var errRedirect = errors.New("redirect is not followed")
 
-// follow goes where an answer leads. Credentials stay with the endpoint's own
-// scheme, host and port, and are gone for good once a redirect has led away.
+// follow follows the redirects of an answer. Credentials are sent only to the endpoint's
+// own scheme, host and port, and never again once a redirect has led away.
 func (e *endpoint) follow(ctx context.Context, resp *http.Response) (*http.Response, error) {
 	left := false
 	var been map[string]bool
@@ -419,7 +416,7 @@ func (e *endpoint) follow(ctx context.Context, resp *http.Response) (*http.Respo
 	}
 }
 
-// location returns where an answer leads, nil where it leads nowhere.
+// location returns where an answer redirects to, or nil.
 func location(resp *http.Response) (*url.URL, error) {
 	switch resp.StatusCode {
 	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
@@ -445,8 +442,8 @@ func location(resp *http.Response) (*url.URL, error) {
 	return u, nil
 }
 
-// body is the body of an answer. It gives back the request's turn, and knows
-// what to think of the endpoint when it breaks.
+// body is the body of an answer. It gives back the request's turn, and notes the
+// endpoint's failure if it breaks.
 type body struct {
 	rc      io.ReadCloser
 	e       *endpoint

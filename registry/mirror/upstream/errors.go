@@ -12,23 +12,21 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// Kind is what went wrong, in the terms in which a mirror decides what to do.
+// Kind says what went wrong, in the terms in which a mirror decides what to do.
 type Kind uint8
 
 // The kinds of error.
 const (
-	// NotFound: the upstream says that there is no such thing.
+	// NotFound: the upstream says that the content does not exist.
 	NotFound Kind = iota + 1
 	// Denied: the upstream does not let us have it (401, 403).
 	Denied
-	// Busy: the upstream wants to be left alone for a time (429, or 503 with a
-	// Retry-After).
+	// Busy: the upstream asks for a pause (429, or 503 with a Retry-After).
 	Busy
-	// Unavailable: no answer, or none of a registry's: no connection, TLS,
+	// Unavailable: no answer, or one that is not from a registry: no connection, TLS,
 	// timeouts, 5xx, web pages, redirects that are not followed.
 	Unavailable
-	// Wrong: an answer that is not what was asked for: another digest, length or
-	// type.
+	// Wrong: the answer is not what was asked for: it has another digest, length or type.
 	Wrong
 )
 
@@ -41,8 +39,8 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
-// Error is why an upstream did not deliver. It also is (errors.As) the
-// [oci.Error] that a client of ours is to see, which names the upstream.
+// Error says why an upstream did not deliver. It also wraps the [oci.Error] for our
+// client (errors.As), which names the upstream.
 type Error struct {
 	// Kind is what callers branch on.
 	Kind Kind
@@ -50,10 +48,10 @@ type Error struct {
 	Upstream string
 	// Status is the upstream's HTTP status, 0 where it gave none.
 	Status int
-	// RetryAfter is when asking again makes sense, for Busy and Unavailable; 0
-	// means at once.
+	// RetryAfter is how long to wait before asking again, for Busy and Unavailable. 0
+	// means that asking again at once makes sense.
 	RetryAfter time.Duration
-	// Err is the cause, which is for logs and may be nil.
+	// Err is the cause, for logs. It may be nil.
 	Err error
 
 	what string   // was asked for: "manifest v1 of library/nginx"
@@ -62,7 +60,7 @@ type Error struct {
 	sure bool     // the endpoint answers so, and not because it is in trouble
 }
 
-// KindOf returns the kind of an upstream's error, 0 for any other error.
+// KindOf returns the kind of an upstream's error, or 0 for any other error.
 func KindOf(err error) Kind {
 	var e *Error
 	if errors.As(err, &e) {
@@ -84,7 +82,7 @@ func (e *Error) Error() string {
 	return s
 }
 
-// Unwrap returns what a client is told, and the cause.
+// Unwrap returns the error for the client, and the cause.
 func (e *Error) Unwrap() []error {
 	if e.Err == nil {
 		return []error{e.wire()}
@@ -92,8 +90,8 @@ func (e *Error) Unwrap() []error {
 	return []error{e.wire(), e.Err}
 }
 
-// wire is what a client is told: what it can understand and act upon, and
-// nothing of where the upstream's requests went.
+// wire returns the error for the client: what it can understand and act upon, and nothing
+// about where the upstream's requests went.
 func (e *Error) wire() *oci.Error {
 	w := &oci.Error{RetryAfter: e.RetryAfter}
 	what := e.what
@@ -136,7 +134,7 @@ func (e *Error) wire() *oci.Error {
 	return w
 }
 
-// subject is what a request is about, for its errors.
+// subject is what a request is about, for error messages.
 type subject struct {
 	noun, ref, repo string // ref may be ""
 	notFound        oci.Code
@@ -153,7 +151,7 @@ func (s subject) String() string {
 	return s.noun + " " + s.ref + " of " + s.repo
 }
 
-// error returns an error about an endpoint's answer, or lack of one.
+// error returns an error about an endpoint's answer, or the lack of one.
 func (e *endpoint) error(k Kind, status int, s subject, err error) *Error {
 	if err != nil {
 		err = client.Redact(err)
@@ -164,7 +162,7 @@ func (e *endpoint) error(k Kind, status int, s subject, err error) *Error {
 	return &Error{Kind: k, Upstream: e.up.name, Status: status, Err: err, what: s.String(), code: s.notFound}
 }
 
-// answered makes an error of an answer that is one, in the terms of client.
+// answered turns an error answer into an Error, in the terms of the client.
 func (e *endpoint) answered(s subject, o *oci.Error) *Error {
 	k := Unavailable
 	switch o.Status {
@@ -185,8 +183,8 @@ func (e *endpoint) answered(s subject, o *oci.Error) *Error {
 	return out
 }
 
-// explain makes an Error of whatever a request came to. The caller's own end
-// stays what it is, and so do errors about what the caller asked for.
+// explain turns any outcome of a request into an Error. It does not change errors of the
+// caller's context, or errors about what the caller asked for.
 func (e *endpoint) explain(ctx context.Context, s subject, err error) error {
 	if gone(ctx) {
 		return fmt.Errorf("upstream %s: %s: %w", e.up.name, s, ctx.Err())
@@ -219,14 +217,14 @@ func (e *endpoint) explain(ctx context.Context, s subject, err error) error {
 	return out
 }
 
-// gone tells whether a request ended because its caller no longer wants it, and
-// not because of the time that we give an upstream.
+// gone reports whether a request ended because its caller no longer wants it, as opposed
+// to our own timeout.
 func gone(ctx context.Context) bool {
 	return ctx.Err() != nil && context.Cause(ctx) != client.ErrStalled
 }
 
-// slow tells whether an error took its time: nobody else should have to wait as
-// long for it.
+// slow reports whether an error came after a long wait. Nobody else should have to wait
+// as long for it.
 func slow(err error) bool {
 	var n net.Error
 	return errors.Is(err, client.ErrStalled) || errors.As(err, &n) && n.Timeout()

@@ -10,24 +10,24 @@ import (
 	"example.org/slipway/oci/wire"
 )
 
-// Limit is what an upstream said of how much it lets us have. Docker Hub counts
-// the manifests that are fetched, by GET and not by HEAD.
+// Limit is what an upstream said about its rate limit. Docker Hub counts manifests that
+// are fetched by GET, not by HEAD.
 type Limit struct {
-	// Known tells whether the upstream said anything.
+	// Known reports whether the upstream said anything.
 	Known bool `json:"known"`
-	// Total and Remaining are requests; -1 where the upstream did not say.
+	// Total and Remaining count requests. They are -1 if the upstream did not say.
 	Total     int64 `json:"total"`
 	Remaining int64 `json:"remaining"`
-	// Window is the time that Total is for, 0 where the upstream did not say.
+	// Window is the time that Total is for, or 0 if the upstream did not say.
 	Window time.Duration `json:"window_nanoseconds,omitempty"`
-	// Reset is when there will be more, zero where the upstream did not say.
+	// Reset is when more requests are allowed, or zero if the upstream did not say.
 	Reset time.Time `json:"reset,omitzero"`
 	// Seen is when the upstream said so.
 	Seen time.Time `json:"seen,omitzero"`
 }
 
-// String tells what the upstream has said, such as "76 of 100 pulls left"; "" is
-// nothing.
+// String describes what the upstream said, such as "76 of 100 pulls left". It is "" if it
+// said nothing.
 func (l Limit) String() string {
 	switch {
 	case !l.Known:
@@ -42,13 +42,13 @@ func (l Limit) String() string {
 	return ""
 }
 
-// epoch is where a number is a time and no longer a number of seconds: 2001.
+// epoch separates numbers of seconds from times: a larger number is a time in seconds
+// since 1970. It lies in 2001.
 const epoch = 1_000_000_000
 
-// parseLimit reads the headers about limits that there are: Docker Hub's
-// "RateLimit-Limit: 100;w=21600" and "RateLimit-Remaining: 76;w=21600", those of
-// the IETF's drafts, with RateLimit-Reset or all in one header, and those that
-// begin with X.
+// parseLimit reads the headers about rate limits: Docker Hub's "RateLimit-Limit:
+// 100;w=21600" and "RateLimit-Remaining: 76;w=21600", those of the IETF's drafts, with
+// RateLimit-Reset or all in one header, and those that begin with X.
 func parseLimit(h http.Header, now time.Time) (Limit, bool) {
 	l := Limit{Total: -1, Remaining: -1, Seen: now}
 	for _, prefix := range [...]string{"X-Ratelimit-", "Ratelimit-"} {
@@ -85,7 +85,7 @@ func parseLimit(h http.Header, now time.Time) (Limit, bool) {
 	return l, l.Known
 }
 
-// parseQuota reads "100;w=21600", or the first of several such.
+// parseQuota reads "100;w=21600", or the first of several such values.
 func parseQuota(s string) (n int64, window time.Duration, ok bool) {
 	s, _, _ = strings.Cut(s, ",")
 	number, params, _ := strings.Cut(s, ";")
@@ -103,13 +103,13 @@ func parseQuota(s string) (n int64, window time.Duration, ok bool) {
 	return int64(u), window, true
 }
 
-// seconds are n seconds, or as many as a Duration may be.
+// seconds returns n seconds, or the longest Duration if that is less.
 func seconds(n int64) time.Duration {
 	return time.Duration(min(n, int64(1<<63-1)/int64(time.Second))) * time.Second
 }
 
-// moment is the time that a header means by a number: seconds from now, or since
-// 1970.
+// moment returns the time that a number in a header stands for: seconds from now, or
+// since 1970.
 func moment(n int64, now time.Time) time.Time {
 	if n >= epoch {
 		return time.Unix(n, 0)
@@ -117,8 +117,8 @@ func moment(n int64, now time.Time) time.Time {
 	return now.Add(seconds(n))
 }
 
-// pause is how long an answer asks to be left alone; 0 where it does not say. It
-// is never negative.
+// pause returns how long an answer asks to wait, or 0 if it does not say. It is never
+// negative.
 func pause(h http.Header, now time.Time) time.Duration {
 	for _, name := range [...]string{"Retry-After", "X-Retry-After"} {
 		d := wire.RetryAfter(h.Get(name), now)

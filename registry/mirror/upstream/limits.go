@@ -15,30 +15,30 @@ import (
 )
 
 const (
-	// firstBackOff and longestBackOff bound the pauses after answers of 429 that
-	// do not say how long. Each is twice the one before.
+	// firstBackOff and longestBackOff bound the pauses after answers of 429 that do not
+	// say how long. Each pause is twice the one before.
 	firstBackOff   = time.Second
 	longestBackOff = time.Minute
-	// mostTold is the longest pause that an upstream can tell us to make: a header
-	// that was misread must not keep an upstream away for days.
+	// mostTold is the longest pause that an upstream can demand. A header that was
+	// misread must not keep an upstream away for days.
 	mostTold = time.Hour
-	// firstPenalty and longestPenalty bound how long an endpoint that failed is
-	// tried after the others.
+	// firstPenalty and longestPenalty bound how long an endpoint that failed is tried
+	// after the others.
 	firstPenalty   = time.Second
 	longestPenalty = 30 * time.Second
 	// blame is that time for an endpoint that delivered wrong content.
 	blame = 30 * time.Second
-	// slowFails is how many timeouts in a row make requests to an endpoint fail at
-	// once, but for one at a time.
+	// slowFails is the number of consecutive timeouts after which requests to an endpoint
+	// fail at once, except one at a time.
 	slowFails = 2
-	// downFails is how many failures in a row, of which those at the same time
-	// count once, show that it is no use to ask again at once.
+	// downFails is the number of consecutive failures after which asking again at once is
+	// useless. Simultaneous failures count once.
 	downFails = 3
 )
 
-// quota is what an upstream counts together: when it wants fewer requests of one, it has not said
-// anything of the others. Docker Hub counts manifests, and not the blobs of an image whose manifest
-// was fetched.
+// quota is what an upstream counts together. If it limits one quota, it has said nothing
+// about the others. Docker Hub counts manifests, and not the blobs of an image whose
+// manifest was fetched.
 type quota uint8
 
 const (
@@ -84,8 +84,8 @@ type health struct {
 	limit              Limit
 }
 
-// shut tells for how long no request may be made, and whether that is because
-// the endpoint wants it so. h.mu is held.
+// shut returns for how long no request may be made, and whether the endpoint asked for
+// that. h.mu is held.
 func (h *health) shut(now time.Time, q quota) (after time.Duration, busy bool) {
 	if d := h.until[q].Sub(now); d > 0 {
 		return d, true
@@ -102,8 +102,8 @@ func (h *health) shut(now time.Time, q quota) (after time.Duration, busy bool) {
 	return 0, false
 }
 
-// look asks whether a request may be made now. enter asks too, and counts it: it
-// must come to failed, good, backOff or unknown.
+// look reports whether a request may be made now. enter does the same and counts the
+// request, which must end in failed, good, backOff or unknown.
 func (h *health) look(q quota) (after time.Duration, busy bool) {
 	now := h.clock()
 	h.mu.Lock()
@@ -134,15 +134,14 @@ func (h *health) lastUntil() time.Time {
 	return slices.MaxFunc(h.until[:], time.Time.Compare)
 }
 
-// after reports whether the endpoint is to be tried after the others for requests of a quota.
+// after reports whether the endpoint is tried after the others for requests of a quota.
 func (h *health) after(now time.Time, q quota) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return now.Before(h.penalty) || now.Before(h.blamed) || now.Before(h.until[q])
 }
 
-// failed notes a failure. Failures while one is being atoned for are of requests
-// that were under way with it: they count once.
+// failed notes a failure. Failures of requests that were under way together count once.
 func (h *health) failed(err error, slow bool) {
 	now := h.clock()
 	h.mu.Lock()
@@ -166,7 +165,7 @@ func (h *health) failed(err error, slow bool) {
 	}
 }
 
-// doubled returns first, doubled for each of n after the first, at most longest.
+// doubled returns first, doubled n-1 times, but no more than longest.
 func doubled(first, longest time.Duration, n int) time.Duration {
 	for ; n > 1 && first < longest; n-- {
 		first *= 2
@@ -186,7 +185,7 @@ func (h *health) answered(d time.Duration) {
 	h.latency += (d - h.latency) / 8 // as TCP smooths round trips, RFC 6298
 }
 
-// good notes an answer that was all right, to its end.
+// good notes an answer that was right to its end.
 func (h *health) good() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -197,7 +196,7 @@ func (h *health) good() {
 	h.last = Healthy
 }
 
-// began notes that an answer with a body has begun. A large one takes its time.
+// began notes that an answer with a body has begun. A large body takes its time.
 func (h *health) began() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -211,8 +210,8 @@ func (h *health) unknown() {
 	h.probing = false
 }
 
-// backOff notes that the endpoint wants fewer requests of some quotas, for as long as it told or,
-// for 0, as long as seems good.
+// backOff notes that the endpoint wants fewer requests of some quotas. told is for how
+// long; 0 means that it did not say.
 func (h *health) backOff(told time.Duration, status int, of ...quota) {
 	now := h.clock()
 	h.mu.Lock()
@@ -229,7 +228,7 @@ func (h *health) backOff(told time.Duration, status int, of ...quota) {
 			}
 			continue
 		}
-		// Good answers do not count: some upstreams answer HEAD and refuse GET.
+		// Successes do not reset this, because some upstreams answer HEAD and refuse GET.
 		if now.Sub(h.until[q]) > longestBackOff {
 			h.backOffs[q] = 0
 		}
@@ -263,7 +262,7 @@ func (h *health) limited(l Limit) {
 	h.limit = l
 }
 
-// down tells whether the endpoint has been failing for a while.
+// down reports whether the endpoint has been failing for a while.
 func (h *health) down() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -277,9 +276,8 @@ func (h *health) why() error {
 	return errors.New(h.lastErr)
 }
 
-// admit waits until a request may be made to an endpoint, and returns what gives
-// back its turn. Blobs and other requests have turns of their own. Nobody waits
-// for a back-off.
+// admit waits until a request to an endpoint may be made, and returns the function that
+// gives its turn back. Blobs have turns of their own. Nobody waits for a back-off.
 func (e *endpoint) admit(ctx context.Context, a ask) (release func(), err error) {
 	u, q := e.up, quotaOf(a.Kind)
 	if err := e.closed(e.health.look(q)); err != nil {
@@ -319,7 +317,7 @@ func (e *endpoint) admit(ctx context.Context, a ask) (release func(), err error)
 	return release, nil
 }
 
-// closed makes an error of what health said.
+// closed turns the answer of health into an error.
 func (e *endpoint) closed(after time.Duration, busy bool) error {
 	if after == 0 {
 		return nil

@@ -6,12 +6,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// State is how an endpoint or an upstream does, in one word for commands, pages,
-// metrics and readiness alike. The zero value is that nothing is known.
+// State is the state of an endpoint or an upstream, in one word for commands, pages,
+// metrics and readiness alike. The zero value means that nothing is known.
 type State string
 
-// The states. An endpoint is never HealthyInPart, and no upstream says Offline of
-// itself: that is a matter of the configuration.
+// The states. An endpoint is never HealthyInPart. An upstream is never Offline by itself;
+// that comes from the configuration.
 const (
 	// NotAsked: no request has been made.
 	NotAsked State = ""
@@ -52,7 +52,7 @@ func (s State) Works() bool { return s == Healthy || s == HealthyInPart }
 // Bad reports whether something that was asked does not work as it should.
 func (s State) Bad() bool { return s == HealthyInPart || s == Failing || s == LeftAlone }
 
-// together is the state of an upstream whose endpoints are in these states.
+// together returns the state of an upstream from the states of its endpoints.
 func together(endpoints []Endpoint) State {
 	all := NotAsked
 	for _, e := range endpoints {
@@ -69,7 +69,7 @@ func together(endpoints []Endpoint) State {
 	return all
 }
 
-// Status is how an upstream does.
+// Status describes an upstream.
 type Status struct {
 	// Name is the upstream's.
 	Name string `json:"name"`
@@ -79,8 +79,8 @@ type Status struct {
 	Endpoints []Endpoint `json:"endpoints"`
 	// Limit is what the upstream itself said last.
 	Limit Limit `json:"limit"`
-	// Requests that were made, without those for tokens and to where redirects
-	// lead, and Failures among them.
+	// Requests counts requests, except those for tokens and those to the targets of
+	// redirects. Failures counts the failed ones among them.
 	Requests int64 `json:"requests"`
 	Failures int64 `json:"failures"`
 	// Bytes that were received, of bodies.
@@ -89,22 +89,22 @@ type Status struct {
 	Active int `json:"active"`
 }
 
-// Endpoint is how an endpoint does.
+// Endpoint describes an endpoint.
 type Endpoint struct {
-	// URL is the endpoint's as it is configured.
+	// URL is the endpoint's URL as configured.
 	URL string `json:"url"`
-	// State is what the last request came to.
+	// State is the outcome of the last request.
 	State State `json:"state"`
-	// Healthy is State's word, as a boolean.
+	// Healthy says the same as State, as a boolean.
 	Healthy bool `json:"healthy"`
-	// LastError is the last failure there was, "" where there was none yet.
+	// LastError is the latest failure, or "" if there was none.
 	LastError string `json:"last_error,omitempty"`
 	// LastErrorTime is when that was.
 	LastErrorTime time.Time `json:"last_error_time,omitzero"`
-	// BackoffUntil is until when the endpoint wants to be left alone, zero where
-	// it does not.
+	// BackoffUntil is the end of the pause that the endpoint asked for, or zero if it did
+	// not.
 	BackoffUntil time.Time `json:"backoff_until,omitzero"`
-	// Requests that were made, and Failures among them.
+	// Requests counts requests, and Failures the failed ones among them.
 	Requests int64 `json:"requests"`
 	Failures int64 `json:"failures"`
 	// Latency is the time until an answer begins, smoothed over some ten answers.
@@ -113,7 +113,7 @@ type Endpoint struct {
 	Limit Limit `json:"limit"`
 }
 
-// Status returns how the upstream does.
+// Status returns the state of the upstream.
 func (u *Upstream) Status() Status {
 	s := Status{Name: u.name, Bytes: u.bytes.Load(), Active: int(u.active.Load())}
 	for _, e := range u.endpoints {
@@ -141,7 +141,7 @@ func (h *health) status() Endpoint {
 	return s
 }
 
-// state returns how the endpoint does. h.mu is held.
+// state returns the state of the endpoint. h.mu is held.
 func (h *health) state(now time.Time) State {
 	switch {
 	case now.Before(h.blamed):
@@ -152,8 +152,8 @@ func (h *health) state(now time.Time) State {
 	return h.last
 }
 
-// metrics are an upstream's. Its name is a constant label of each, so that those
-// of several upstreams can be registered together.
+// metrics are the metrics of an upstream. Its name is a constant label of each, so that
+// those of several upstreams can be registered together.
 type metrics struct {
 	results map[string]prometheus.Counter
 	tokens  map[string]prometheus.Counter
@@ -195,7 +195,7 @@ func (m *metrics) counter(into map[string]prometheus.Counter, result, name, help
 	m.all = append(m.all, c)
 }
 
-// gauges adds what is looked up when it is asked for.
+// gauges adds the metrics that are looked up when they are scraped.
 func (m *metrics) gauges(u *Upstream, labels prometheus.Labels) {
 	add := func(name, help string, labels prometheus.Labels, f func() float64) {
 		m.all = append(m.all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, f))
@@ -248,14 +248,14 @@ func (u *Upstream) limit() Limit {
 // Collectors returns the upstream's metrics.
 func (u *Upstream) Collectors() []prometheus.Collector { return u.metrics.all }
 
-// result counts what an attempt came to.
+// result counts the outcome of an attempt.
 func (m *metrics) result(err error) {
 	if c := m.results[KindOf(err).String()]; c != nil && (err == nil || KindOf(err) != 0) {
 		c.Inc()
 	}
 }
 
-// token counts what a request for a token came to.
+// token counts the outcome of a request for a token.
 func (m *metrics) token(err error) {
 	k := KindOf(err)
 	if err != nil && k == 0 {

@@ -54,55 +54,54 @@ import (
 
 // Options configure an Upstream. Name and URL are required.
 type Options struct {
-	// Name is the upstream's in metrics, errors and logs, such as "docker.io".
+	// Name is the upstream's name in metrics, errors and logs, such as "docker.io".
 	Name string
-	// URL is the upstream itself: https://host, or https://host/path where the
-	// registry is not at the root. What follows /v2/ in it comes before the names
-	// of repositories: https://host/v2/prefix is for registries that have the
-	// upstream's repositories below a name of their own.
+	// URL is the upstream itself: https://host, or https://host/path if the registry is
+	// not at the root. What follows /v2/ in it is put before the names of repositories:
+	// https://host/v2/prefix is for registries that have the upstream's repositories
+	// below a name of their own.
 	URL string
 	// Mirrors are tried before URL, in this order. They are written as URL is.
 	Mirrors []string
-	// Credential is asked with the host[:port] of an endpoint when that wants to
-	// know who we are; nil means anonymous.
+	// Credential is called with the host[:port] of an endpoint that wants credentials.
+	// nil means anonymous.
 	Credential client.CredentialFunc
-	// TLS is for connections to the endpoints; nil means the defaults. Its
-	// certificates, authorities and InsecureSkipVerify are for nobody else.
+	// TLS is for connections to the endpoints; nil means the defaults. Its certificates,
+	// authorities and InsecureSkipVerify apply to no other host.
 	TLS *tls.Config
 	// OtherRoots certify the hosts that redirects lead to and token services
 	// elsewhere; nil means the system's.
 	OtherRoots *x509.CertPool
-	// Proxy chooses an HTTP proxy for a request; nil means that of the
-	// environment. Where there is a proxy, it is the proxy that resolves names:
-	// addresses that redirects lead to are checked only where they are written out.
+	// Proxy chooses an HTTP proxy for a request; nil means the environment's. A proxy
+	// resolves names itself, so addresses that redirects lead to are checked only if they
+	// are written out.
 	Proxy func(*http.Request) (*url.URL, error)
-	// Concurrent is how many blobs are fetched at once, and how many other
-	// requests are made at once beside them; 0 means 32, negative no limit.
+	// Concurrent is how many blobs are fetched at once, and how many other requests are
+	// made at once beside them. 0 means 32, negative no limit.
 	Concurrent int
-	// RequestsPerSecond bounds the requests to all endpoints together; 0 means no
-	// limit. A request for a token, or to where a redirect leads, does not count.
+	// RequestsPerSecond bounds the requests to all endpoints together; 0 means no limit.
+	// Requests for tokens and to the targets of redirects do not count.
 	RequestsPerSecond float64
-	// Burst is how many requests may be made at once after a pause; 0 means as
-	// many as in a second, and one at least.
+	// Burst is how many requests may be made at once after a pause. 0 means as many as in
+	// a second, at least one.
 	Burst int
 	// Redirects are addresses, besides the public ones, that redirects and token
 	// services may lead to.
 	Redirects []netip.Prefix
-	// PublicOnly has the endpoints themselves guarded as redirects are, because somebody else than
-	// the configuration chose the host.
+	// PublicOnly guards the endpoints themselves like redirects, because somebody other
+	// than the configuration chose the host.
 	PublicOnly bool
 	// ConnectTimeout bounds a connection, and then a TLS handshake; 0 means 5 s.
 	ConnectTimeout time.Duration
-	// HeaderTimeout bounds the time until an answer begins, with the token and the
-	// redirects it takes; 0 means 30 s.
+	// HeaderTimeout bounds the time until an answer begins, including its token and
+	// redirects; 0 means 30 s.
 	HeaderTimeout time.Duration
-	// StallTimeout is how long a body may bring nothing; 0 means 30 s. All that is
-	// no blob must be there after HeaderTimeout and StallTimeout.
+	// StallTimeout is how long a body may bring nothing; 0 means 30 s. Everything except
+	// blobs must be complete within HeaderTimeout plus StallTimeout.
 	StallTimeout time.Duration
-	// Clock tells the time, nil means time.Now.
+	// Clock returns the time. nil means time.Now.
 	Clock func() time.Time
-	// Logger hears of endpoints that fail, answer again, or want to be left alone;
-	// nil discards.
+	// Logger logs endpoints that fail, recover, or ask for a pause. nil discards.
 	Logger *slog.Logger
 	// UserAgent defaults to "slipway".
 	UserAgent string
@@ -115,11 +114,11 @@ const (
 	defaultStall      = 30 * time.Second
 	defaultUserAgent  = "slipway"
 
-	// rounds is how often all endpoints are tried for what is small and quick.
+	// rounds is how often all endpoints are tried for small, quick requests.
 	rounds = 8
-	// firstRest is the pause after the first round, give or take half; each
-	// further one is twice as long, up to lastRest. An endpoint that is down does
-	// not get that many: it is noticed before.
+	// firstRest is the pause after the first round, plus or minus half. Each further
+	// pause is twice as long, up to lastRest. An endpoint that is down does not get that
+	// many rounds, because it is noticed before.
 	firstRest = 100 * time.Millisecond
 	lastRest  = 500 * time.Millisecond
 )
@@ -214,9 +213,9 @@ func (u *Upstream) received(n int) {
 	u.metrics.bytes.Add(float64(n))
 }
 
-// order returns the endpoints in the order in which to try them: as configured,
-// but those behind the others that failed or want to be left alone. What mirrors list may
-// be a part of what there is, so lists are the upstream's own.
+// order returns the endpoints in the order in which to try them: as configured, but
+// endpoints that failed or asked for a pause come last. Lists come only from the upstream
+// itself, because those of mirrors may be incomplete.
 func (u *Upstream) order(q quota) []*endpoint {
 	if q == ofLists {
 		return u.endpoints[len(u.endpoints)-1:]
@@ -234,9 +233,8 @@ func (u *Upstream) order(q quota) []*endpoint {
 	return append(list, last...)
 }
 
-// round tries the endpoints in order until one delivers. The error is the
-// upstream's own; where that says that there is no such thing, mirrors behind it
-// are not asked any more.
+// round tries the endpoints in order until one delivers. The error is the upstream's own.
+// If the upstream says that the content does not exist, later mirrors are not asked.
 func (u *Upstream) round(ctx context.Context, q quota, op func(*endpoint) error) error {
 	var own error
 	for _, e := range u.order(q) {
@@ -263,8 +261,8 @@ func (u *Upstream) round(ctx context.Context, q quota, op func(*endpoint) error)
 	return own
 }
 
-// rounds tries all endpoints again where that is quick and may help. It is for
-// requests that are small.
+// rounds tries all endpoints again if that is quick and may help. It is for small
+// requests.
 func (u *Upstream) rounds(ctx context.Context, q quota, op func(*endpoint) error) error {
 	rest := firstRest
 	for n := 1; ; n++ {
@@ -283,8 +281,8 @@ func (u *Upstream) rounds(ctx context.Context, q quota, op func(*endpoint) error
 	}
 }
 
-// passing tells whether an error may be gone in a moment: not where it took a
-// while, and not where it is the upstream's configuration, or ours.
+// passing reports whether an error may be gone in a moment. An error that took a while
+// may not, nor one of the upstream's configuration or ours.
 func passing(err error) bool {
 	var e *Error
 	var cert *tls.CertificateVerificationError
@@ -298,7 +296,7 @@ func passing(err error) bool {
 	return true
 }
 
-// manifestOf checks a reference and says what an error is about.
+// manifestOf checks a reference and returns the subject for errors.
 func manifestOf(repo, ref string) (subject, error) {
 	s := subject{"manifest", ref, repo, oci.CodeManifestUnknown}
 	if err := oci.CheckName(repo); err != nil {
@@ -318,9 +316,9 @@ func blobOf(repo string, d oci.Digest) (subject, error) {
 	return s, oci.CheckDigest(d)
 }
 
-// ResolveManifest asks what a tag or digest stands for: by HEAD, which Docker Hub does not
-// count against its limit. Where a registry does not answer that with a descriptor, the
-// manifest is fetched.
+// ResolveManifest asks what a tag or digest stands for: by HEAD, which Docker Hub does
+// not count against its limit. If a registry does not answer that with a descriptor, it
+// fetches the manifest.
 func (u *Upstream) ResolveManifest(ctx context.Context, repo, ref string) (desc oci.Descriptor, err error) {
 	s, err := manifestOf(repo, ref)
 	if err != nil {
@@ -333,7 +331,7 @@ func (u *Upstream) ResolveManifest(ctx context.Context, repo, ref string) (desc 
 	return desc, err
 }
 
-// ResolveBlob asks for a blob of a repository without fetching it. Its size is -1 where the
+// ResolveBlob asks for a blob of a repository without fetching it. Its size is -1 if the
 // registry does not say it.
 func (u *Upstream) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (desc oci.Descriptor, err error) {
 	s, err := blobOf(repo, d)
@@ -348,10 +346,9 @@ func (u *Upstream) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (
 	return desc, err
 }
 
-// Manifest fetches a manifest by tag or digest. have is what an earlier call
-// returned as etag, or "": where the upstream says that this is still the
-// manifest, unchanged is true and m is nil. etag is "" where the upstream gives
-// none.
+// Manifest fetches a manifest by tag or digest. have is the etag of an earlier call, or
+// "". If the upstream says that the manifest is still the same, unchanged is true and m
+// is nil. etag is "" if the upstream sends none.
 func (u *Upstream) Manifest(ctx context.Context, repo, ref, have string) (m *oci.Manifest, etag string, unchanged bool, err error) {
 	s, err := manifestOf(repo, ref)
 	if err != nil {
@@ -364,7 +361,7 @@ func (u *Upstream) Manifest(ctx context.Context, repo, ref, have string) (m *oci
 	return m, etag, unchanged, err
 }
 
-// Tags lists tags of a repository as [oci.Lister] has it.
+// Tags lists tags of a repository as [oci.Lister] does.
 func (u *Upstream) Tags(ctx context.Context, repo, last string, n int) (tags []string, more bool, err error) {
 	if err := oci.CheckName(repo); err != nil {
 		return nil, false, err
@@ -379,7 +376,7 @@ func (u *Upstream) Tags(ctx context.Context, repo, last string, n int) (tags []s
 	return tags, more, err
 }
 
-// Referrers lists all that refers to a manifest, by the referrers API or by the
+// Referrers lists everything that refers to a manifest, by the referrers API or by the
 // referrers tag.
 func (u *Upstream) Referrers(ctx context.Context, repo string, d oci.Digest) (list []oci.Descriptor, err error) {
 	s, err := blobOf(repo, d)

@@ -101,9 +101,9 @@ func newClient(o *Options) (*client, error) {
 	return c, nil
 }
 
-// pastStray asks again what had the rest of another answer for an answer: Swift ends
-// that to a HEAD with a token that has expired by an empty chunk, which another request
-// may meet that has the connection next.
+// pastStray repeats a request whose answer was the rest of an earlier answer. Swift ends
+// its answer to a HEAD with an expired token by an empty chunk, which the next request on
+// the connection may meet.
 type pastStray struct{ inner http.RoundTripper }
 
 func (p pastStray) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -176,7 +176,7 @@ func (c *client) session(ctx context.Context, used *session) (*session, error) {
 	return s, nil
 }
 
-// authError says what went wrong at the identity service.
+// authError returns the error of an answer of the identity service.
 func authError(ctx context.Context, where string, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -203,19 +203,18 @@ type request struct {
 	method string
 	path   string // below the account: container, or container/object
 	info   bool   // to /info in place of the account
-	// last closes the connection afterwards. Swift answers a HEAD of a container
-	// or account with the end of a chunked body that must not be there.
+	// last closes the connection afterwards. Swift sends the end of a chunked body after
+	// a HEAD of a container or account, which must not be there.
 	last   bool
 	query  url.Values
 	header map[string]string
 	body   []byte
-	// reusable tells, after the request, that nobody reads body any more. It may
-	// be so also without being told.
+	// reusable, if set, is called after the request, once nobody reads body any more.
 	reusable bool
 }
 
-// do sends a request and returns an answer of status 2xx, whose body must be
-// closed. ctx bounds also the reading of the body.
+// do sends a request and returns an answer of status 2xx, whose body must be closed. ctx
+// also bounds the reading of the body.
 func (c *client) do(ctx context.Context, r *request) (*http.Response, error) {
 	used := c.current.Load()
 	for retried := false; ; retried = true {
@@ -248,8 +247,8 @@ func (c *client) do(ctx context.Context, r *request) (*http.Response, error) {
 	}
 }
 
-// believe returns an error for an answer that looks like success and is not Swift's, such
-// as the page of a login. Swift tells the ETag of each object, and of one that was just
+// believe returns an error for an answer that looks like success and is not from Swift,
+// such as a login page. Swift sends the ETag of each object. For an object that was just
 // written it is the MD5 of the bytes that were sent.
 func (r *request) believe(resp *http.Response) error {
 	etag := strings.Trim(resp.Header.Get("Etag"), `"`)
@@ -274,7 +273,7 @@ func (r *request) believe(resp *http.Response) error {
 	return &answer{status: resp.StatusCode, what: r.method + " " + r.path, err: &objstore.BusyError{Err: errNotSwift}}
 }
 
-// errNotSwift is why an answer does not count.
+// errNotSwift says why an answer does not count.
 var errNotSwift = errors.New("the answer is not one of Swift's: look for a proxy, or a login, between the registry and the store")
 
 // call is do for a request whose answer is in its header.
@@ -285,7 +284,7 @@ func (c *client) call(ctx context.Context, r *request) (http.Header, error) {
 	}
 	discard(resp)
 	if r.method == http.MethodPut && resp.StatusCode == http.StatusAccepted && strings.Contains(r.path, "/") {
-		// Something newer is there, by the clocks of the cluster.
+		// Something newer is there, according to the clocks of the cluster.
 		return nil, &answer{status: http.StatusAccepted, what: r.method + " " + r.path, err: &objstore.BusyError{Err: errOlder}}
 	}
 	return resp.Header, nil
@@ -332,7 +331,7 @@ func (c *client) send(ctx context.Context, s *session, r *request) (*http.Respon
 	}
 	if resp.StatusCode == http.StatusUnauthorized && conn != nil {
 		// As with last: what follows would be taken for the answer to the next request,
-		// which would be the one for a new token.
+		// the one for a new token.
 		_ = conn.Close()
 	}
 	if t, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
@@ -351,8 +350,8 @@ func (r *request) prepare(req *http.Request, s *session, dog *watchdog) *sentBod
 	req.Header.Set("User-Agent", "slipway")
 	req.Header.Set("Accept-Encoding", "identity")
 	if r.header["If-None-Match"] == "" {
-		// Not sent: it tells net/http that the request may be repeated if the
-		// server closed the connection while it was idle.
+		// This header is not sent. It tells net/http that the request may be repeated if
+		// the server closed the idle connection.
 		req.Header["Idempotency-Key"] = nil
 	}
 	if r.method != http.MethodPut && r.method != http.MethodPost {
@@ -367,7 +366,7 @@ func (r *request) prepare(req *http.Request, s *session, dog *watchdog) *sentBod
 	}
 	sent := newSentBody(r.body, dog)
 	req.ContentLength, req.Body = int64(len(r.body)), sent
-	// For a second connection the same body begins anew.
+	// On a second connection the same body starts again.
 	req.GetBody = func() (io.ReadCloser, error) {
 		sent.again.Store(true)
 		return newSentBody(r.body, dog), nil
@@ -375,7 +374,7 @@ func (r *request) prepare(req *http.Request, s *session, dog *watchdog) *sentBod
 	return sent
 }
 
-// errSilent is why a request was given up.
+// errSilent says why a request was given up.
 var errSilent = errors.New("the server is silent")
 
 // watchdog ends a request when the server has been silent for too long.
@@ -443,7 +442,7 @@ func (b *answerBody) Close() error {
 	return err
 }
 
-// limitBody reads no more than n bytes of an answer.
+// limitBody returns a reader of at most n bytes of an answer.
 func limitBody(r io.Reader, n int64) io.Reader { return &io.LimitedReader{R: r, N: n} }
 
 // discard closes an answer nobody reads, and keeps its connection if that is cheap.
@@ -485,7 +484,7 @@ func (e *answer) Error() string {
 
 func (e *answer) Unwrap() error { return e.err }
 
-// statusOf is the status of an answer that is an error, or 0.
+// statusOf returns the status of an answer that is an error, or 0.
 func statusOf(err error) int {
 	var a *answer
 	if errors.As(err, &a) {
@@ -494,7 +493,7 @@ func statusOf(err error) int {
 	return 0
 }
 
-// isBusy tells whether the same request may succeed later.
+// isBusy reports whether the same request may succeed later.
 func isBusy(status int) bool {
 	switch status {
 	case http.StatusRequestTimeout, http.StatusTooManyRequests, 498, 499, // 498: Swift's rate limit; 499: it got the body too slowly
@@ -504,7 +503,7 @@ func isBusy(status int) bool {
 	return false
 }
 
-// statusError is the error of an answer that is not of status 2xx.
+// statusError returns the error of an answer whose status is not 2xx.
 func statusError(r *request, resp *http.Response) error {
 	e := &answer{status: resp.StatusCode, what: r.method + " " + r.path}
 	switch {
@@ -530,7 +529,7 @@ func statusError(r *request, resp *http.Response) error {
 	return e
 }
 
-// retryAfter is when to ask again, or 0.
+// retryAfter returns how long to wait before the next try, or 0.
 func retryAfter(h http.Header) time.Duration {
 	now, err := http.ParseTime(h.Get("Date")) // whose clock the date is by
 	if err != nil {
@@ -539,8 +538,8 @@ func retryAfter(h http.Header) time.Duration {
 	return wire.RetryAfter(h.Get("Retry-After"), now)
 }
 
-// again calls f until it succeeds, as long as the server is busy and at most some
-// times. f must be idempotent.
+// again calls f until it succeeds, while the server is busy, a few times at most. f must
+// be idempotent.
 func again(ctx context.Context, f func() error) error {
 	for i := range attempts {
 		err := f()

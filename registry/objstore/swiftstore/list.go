@@ -17,15 +17,15 @@ import (
 // each with 200 bytes beside its name.
 const maxPage = 32 << 20
 
-// entry is an object in a listing. The name is below the store's prefix.
+// entry is an object in a listing. Its name is relative to the store's prefix.
 type entry struct {
 	name    string
 	size    int64 // of a large object: of the whole
 	modTime time.Time
 }
 
-// page returns the objects whose names begin with prefix, behind marker, as many as
-// the server lists at once; none when there are no more.
+// page returns objects whose names begin with prefix, after marker, as many as the server
+// lists at once. It returns none if there are no more.
 func (s *Store) page(ctx context.Context, prefix, marker string) ([]entry, error) {
 	q := url.Values{"format": {"json"}}
 	if p := s.prefix + prefix; p != "" {
@@ -76,8 +76,8 @@ func (s *Store) page(ctx context.Context, prefix, marker string) ([]entry, error
 	return entries, nil
 }
 
-// walk yields every object whose name begins with prefix, behind marker. With skip
-// it leaves out what lies in segmentDir.
+// walk yields every object whose name begins with prefix, after marker. With skip it
+// leaves out what lies in segmentDir.
 func (s *Store) walk(ctx context.Context, prefix, marker string, skip bool) iter.Seq2[entry, error] {
 	return func(yield func(entry, error) bool) {
 		for {
@@ -92,7 +92,7 @@ func (s *Store) walk(ctx context.Context, prefix, marker string, skip bool) iter
 			for _, e := range list {
 				marker = e.name
 				if skip && strings.HasPrefix(e.name, segmentDir) {
-					// Behind all of them: ids are letters and digits.
+					// This comes after all of them, because ids are letters and digits.
 					marker = max(marker, segmentDir+"~")
 					break
 				}
@@ -104,9 +104,9 @@ func (s *Store) walk(ctx context.Context, prefix, marker string, skip bool) iter
 	}
 }
 
-// List walks the objects. See [objstore.Store]. An object that was written or
-// deleted in the last moments may be missing or still be listed. What others put
-// into the container under names that are no keys is left out.
+// List walks the objects. See [objstore.Store]. An object that was just written or
+// deleted may be missing or still listed. Objects of others in the container whose names
+// are not keys are left out.
 func (s *Store) List(ctx context.Context, prefix, after string) iter.Seq2[objstore.Info, error] {
 	return func(yield func(objstore.Info, error) bool) {
 		if err := s.begin(ctx); err != nil {
@@ -116,8 +116,8 @@ func (s *Store) List(ctx context.Context, prefix, after string) iter.Seq2[objsto
 		if keyPart(prefix) != len(prefix) {
 			return // no key begins like that
 		}
-		// Swift takes no marker that is not UTF-8, for example. An earlier one is
-		// as good, because what comes before after is left out here.
+		// Swift refuses markers that are not UTF-8, for example. An earlier marker will
+		// do, because names up to after are skipped here.
 		marker := after[:keyPart(after)]
 		for e, err := range s.walk(ctx, prefix, marker, true) {
 			if err != nil {
@@ -134,7 +134,7 @@ func (s *Store) List(ctx context.Context, prefix, after string) iter.Seq2[objsto
 	}
 }
 
-// keyPart is the length of the longest beginning of a text that could be one of a key.
+// keyPart returns the length of the longest prefix of a text that could begin a key.
 func keyPart(text string) int {
 	for i := range len(text) {
 		c := text[i]

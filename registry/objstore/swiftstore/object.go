@@ -14,12 +14,12 @@ import (
 	"example.org/slipway/registry/objstore/remote"
 )
 
-// refHeader is in the manifest of a large object: the id of the upload that its
+// refHeader is in the manifest of a large object. It holds the id of the upload that its
 // segments belong to.
 const refHeader = "X-Object-Meta-Slipway-Upload"
 
-// Get opens n bytes of an object from off. See [objstore.Store]. ctx bounds also
-// the reading.
+// Get opens n bytes of an object from off. See [objstore.Store]. ctx also bounds the
+// reading.
 func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
 	if err := s.beginKey(ctx, key); err != nil {
 		return nil, err
@@ -74,8 +74,8 @@ func (s *Store) getNothing(ctx context.Context, name string) (*remote.Object, er
 	return remote.NewObject(h.info, http.NoBody, 0, 0), nil
 }
 
-// checkRange makes sure that an answer is the range that was asked for, and
-// returns the size of the whole object.
+// checkRange checks that an answer holds the requested range, and returns the size of the
+// whole object.
 func checkRange(resp *http.Response, off, n int64) (size int64, err error) {
 	v := resp.Header.Get("Content-Range")
 	if resp.StatusCode != http.StatusPartialContent {
@@ -95,14 +95,14 @@ func checkRange(resp *http.Response, off, n int64) (size int64, err error) {
 	return size, nil
 }
 
-// head is what HEAD tells of an object.
+// head is what HEAD returns of an object.
 type head struct {
 	info  objstore.Info
 	large bool   // it is a manifest
 	ref   string // the upload its segments belong to, if it is one of ours
 }
 
-// head asks for an object, for the newest of its replicas if that matters.
+// head asks for an object. With newest it asks for the newest of its replicas.
 func (s *Store) head(ctx context.Context, name string, newest bool) (head, error) {
 	r := &request{method: http.MethodHead, path: s.path(name), header: map[string]string{}}
 	if newest {
@@ -138,11 +138,11 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	return h.info, nil
 }
 
-// etagIn is the ETag that an answer tells.
+// etagIn returns the ETag of an answer.
 func etagIn(h http.Header) string { return strings.Trim(h.Get("Etag"), `"`) }
 
-// modTime is when an object was written: as exactly as listings tell it, where the
-// server does so in the header, too.
+// modTime returns when an object was written, as exactly as in listings if the server
+// puts that into the header, too.
 func modTime(h http.Header) time.Time {
 	sec, frac, _ := strings.Cut(h.Get("X-Timestamp"), ".")
 	if n, err := strconv.ParseUint(sec, 10, 40); err == nil && len(frac) <= 9 {

@@ -40,12 +40,12 @@ type segment struct {
 	Etag string `json:"etag"`
 }
 
-// newSegment names a segment that begins at off, like none before.
+// newSegment returns a new name for a segment that begins at off.
 func newSegment(off int64) segment {
 	return segment{Name: fmt.Sprintf("d%015d-%s", off, rand.Text())}
 }
 
-// validID tells whether id is one that rand.Text makes: 26 characters of base32.
+// validID reports whether id could be one that rand.Text makes: 26 characters of base32.
 // Nothing else reaches the network.
 func validID(id string) bool {
 	for i := range len(id) {
@@ -56,7 +56,7 @@ func validID(id string) bool {
 	return len(id) == 26
 }
 
-// uploadDir is where an upload's segments and records are.
+// uploadDir returns the directory of an upload's segments and records.
 func uploadDir(id string) string { return segmentDir + id + "/" }
 
 // state is what Resume needs to know.
@@ -69,8 +69,8 @@ func encodeState(segs []segment) ([]byte, error) {
 	return json.Marshal(state{stateVersion, segs})
 }
 
-// decodeState reads a state object, and returns the segments with the number of
-// bytes in them. They follow each other without a gap.
+// decodeState reads a state object. It returns the segments, which follow each other
+// without a gap, and the number of bytes in them.
 func decodeState(data []byte) (segs []segment, size int64, err error) {
 	var st state
 	if err := json.Unmarshal(data, &st); err != nil {
@@ -92,7 +92,7 @@ func decodeState(data []byte) (segs []segment, size int64, err error) {
 	return st.Segments, size, nil
 }
 
-// validEtag tells whether e is an MD5.
+// validEtag reports whether e is an MD5.
 func validEtag(e string) bool {
 	for i := range len(e) {
 		if c := e[i]; !('0' <= c && c <= '9' || 'a' <= c && c <= 'f') {
@@ -102,7 +102,7 @@ func validEtag(e string) bool {
 	return len(e) == 32
 }
 
-// read returns the bytes of a small object, of its newest replica.
+// read returns the bytes of a small object, from its newest replica.
 func (s *Store) read(ctx context.Context, name string, q url.Values) ([]byte, error) {
 	r := &request{method: http.MethodGet, path: s.path(name), query: q, header: map[string]string{"X-Newest": "true"}}
 	resp, err := s.c.do(ctx, r)
@@ -120,7 +120,7 @@ func (s *Store) read(ctx context.Context, name string, q url.Values) ([]byte, er
 	return data, nil
 }
 
-// putManifest makes name a large object of segments of the upload id.
+// putManifest makes name a large object from segments of the upload id.
 func (s *Store) putManifest(ctx context.Context, name, id string, segs []segment) (etag string, err error) {
 	type item struct {
 		Path string `json:"path"`
@@ -145,9 +145,9 @@ func (s *Store) putManifest(ctx context.Context, name, id string, segs []segment
 	return etagIn(answer), err
 }
 
-// manifestError is the error of a manifest that the server refuses because of its
-// segments. It asks for each of them and reports what is wrong in a list, also when
-// a storage server does not answer for the moment.
+// manifestError returns the error of a manifest that the server refuses because of its
+// segments. The server asks for each of them and lists what is wrong, even if a storage
+// server does not answer at the moment.
 func manifestError(body []byte) error {
 	var list struct {
 		Errors [][]string `json:"Errors"`
@@ -172,8 +172,8 @@ func manifestError(body []byte) error {
 	return worst
 }
 
-// manifest returns the names, below the upload's directory, of what a large object
-// is made of.
+// manifest returns the names, relative to the upload's directory, of the parts of a large
+// object.
 func (s *Store) manifest(ctx context.Context, name, id string) ([]string, error) {
 	data, err := s.read(ctx, name, url.Values{"multipart-manifest": {"get"}})
 	if err != nil {
@@ -204,7 +204,7 @@ func (s *Store) manifest(ctx context.Context, name, id string) ([]string, error)
 	return names, nil
 }
 
-// keyOf reads the n-th key of an upload. Errors: ErrNotExist behind the last one.
+// keyOf reads the n-th key of an upload. Errors: ErrNotExist after the last one.
 func (s *Store) keyOf(ctx context.Context, id string, n int) (string, error) {
 	data, err := s.read(ctx, uploadDir(id)+keyName+strconv.Itoa(n), nil)
 	if err != nil {
@@ -216,8 +216,8 @@ func (s *Store) keyOf(ctx context.Context, id string, n int) (string, error) {
 	return string(data), nil
 }
 
-// markKey records that a manifest of the upload may come to be under key. Records
-// are never changed, so that a reader cannot see an old one.
+// markKey records that a manifest of the upload may be put under key. Records are never
+// changed, so a reader cannot see an old one.
 func (s *Store) markKey(ctx context.Context, id, key string) error {
 	for n := range maxKeys {
 		name := uploadDir(id) + keyName + strconv.Itoa(n)
@@ -240,7 +240,7 @@ type reference struct {
 	live  bool // it is a manifest of the upload
 }
 
-// references tells where manifests of an upload may be.
+// references returns where manifests of an upload may be.
 func (s *Store) references(ctx context.Context, id string) (refs []reference, live bool, err error) {
 	for n := range maxKeys {
 		key, err := s.keyOf(ctx, id, n)
@@ -263,8 +263,8 @@ func (s *Store) references(ctx context.Context, id string) (refs []reference, li
 	return refs, live, nil
 }
 
-// release removes what there is of an upload, unless an object needs it. names are
-// of its directory; they may be missing in a listing yet.
+// release removes an upload's objects, unless an object needs them. names are in its
+// directory; a listing may lack them.
 func (s *Store) release(ctx context.Context, id string, names ...string) error {
 	refs, live, err := s.references(ctx, id)
 	if err != nil || live {
@@ -283,8 +283,8 @@ func (s *Store) release(ctx context.Context, id string, names ...string) error {
 }
 
 // removeUpload removes objects of an upload's directory: the state first, so that it
-// cannot be resumed, and the keys last, so that what an interruption leaves is still
-// known for what it is. Names may be there twice.
+// cannot be resumed, and the keys last, so that the rest can be recognized after an
+// interruption. Names may occur twice.
 func (s *Store) removeUpload(ctx context.Context, id string, names []string) error {
 	var data []string
 	keys := 0
@@ -318,7 +318,7 @@ func (s *Store) removeUpload(ctx context.Context, id string, names []string) err
 	return nil
 }
 
-// removeAll removes objects of an upload's directory in no order.
+// removeAll removes objects of an upload's directory in any order.
 func (s *Store) removeAll(ctx context.Context, id string, names []string) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(workers)

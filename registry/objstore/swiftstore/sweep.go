@@ -36,8 +36,8 @@ func (r *remains) add(e entry) {
 	}
 }
 
-// SweepUploads drops uploads that nobody continued, and the segments of objects that
-// were replaced or deleted by a process that died over it. See
+// SweepUploads drops uploads that nobody continued, and the segments of objects whose
+// replacement or deletion was interrupted by the end of a process. See
 // [objstore.UploadSweeper]. It makes two requests for each large object.
 func (s *Store) SweepUploads(ctx context.Context, before time.Time, keep func(state string) bool) (n int, bytes int64, err error) {
 	if err := s.begin(ctx); err != nil {
@@ -106,9 +106,9 @@ func (s *Store) sweep(ctx context.Context, r *remains) (swept bool, err error) {
 	return true, s.removeUpload(ctx, r.id, r.names)
 }
 
-// confirm asks the listing whether it, too, knows nothing newer under a key. It is
-// kept by other servers than the object, so that one that is out of reach cannot
-// make an object seem to be gone.
+// confirm asks the listing whether it, too, has nothing newer under a key. Other servers
+// keep the listing than the object, so an unreachable server cannot make an object seem
+// to be gone.
 func (s *Store) confirm(ctx context.Context, ref reference) (bool, error) {
 	for e, err := range s.walk(ctx, ref.key, "", false) {
 		if err != nil {

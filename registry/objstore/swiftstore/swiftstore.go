@@ -82,7 +82,7 @@ const (
 	// maxPrefix bounds Options.Prefix, in bytes: with the longest key it stays
 	// below the 1024 bytes that Swift allows for a name.
 	maxPrefix = 256
-	// segmentDir is below the prefix; keys in it are ours.
+	// segmentDir is below the prefix. Keys in it are reserved.
 	segmentDir = "slipway/segments/"
 )
 
@@ -109,12 +109,12 @@ type Options struct {
 	ApplicationCredentialID, ApplicationCredentialName, ApplicationCredentialSecret string
 	// Region of the service catalogue. Default: the first.
 	Region string
-	// EndpointType of the service catalogue: public, internal or admin. Default
-	// public. With another one the addresses that URL makes are of use only where
-	// that endpoint can be reached.
+	// EndpointType of the service catalogue: public, internal or admin. Default public.
+	// With another one, the addresses that URL returns work only for clients that can
+	// reach that endpoint.
 	EndpointType string
 
-	// Container is made if it is missing and the user may do so.
+	// Container is created if it is missing and the user may create it.
 	Container string
 	// Prefix is put before each key, so that several stores can share a
 	// container. A slash is added if it has none at its end. Default none.
@@ -140,8 +140,8 @@ type Options struct {
 
 // Store is an [objstore.Store], [objstore.UploadSweeper], [objstore.Mover] and
 // [objstore.Redirector] in a container. It is no [objstore.Opener], because reads at
-// places would cost a request each, and no [objstore.KeyedUploader], because
-// knowing the key early spares it nothing.
+// offsets would cost a request each, and no [objstore.KeyedUploader], because an early
+// key saves nothing.
 type Store struct {
 	c         *client
 	container string
@@ -163,15 +163,15 @@ var (
 	_ objstore.Redirector    = (*Store)(nil)
 )
 
-// limits are what the cluster tells of itself.
+// limits are the limits that the cluster reports.
 type limits struct {
 	chunk       int64 // bytes of a segment
 	maxSegments int   // of one manifest
 	digest      string
 }
 
-// New opens the store, and makes the container if it is missing. ctx bounds only
-// New itself.
+// New opens the store, and creates the container if it is missing. ctx bounds only New
+// itself.
 func New(ctx context.Context, o Options) (*Store, error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -212,8 +212,8 @@ func (o *Options) check() error {
 	return nil
 }
 
-// probe authenticates, learns what the cluster allows, and makes sure that the
-// container is there.
+// probe authenticates, learns what the cluster allows, and checks that the container is
+// there.
 func (s *Store) probe(ctx context.Context, o *Options) error {
 	if _, err := s.c.session(ctx, nil); err != nil {
 		return err
@@ -256,7 +256,7 @@ func (s *Store) makeContainer(ctx context.Context) error {
 	return nil
 }
 
-// clusterInfo is what GET /info tells, as far as it matters here.
+// clusterInfo is what GET /info returns, as far as it matters here.
 type clusterInfo struct {
 	Swift struct {
 		MaxFileSize int64 `json:"max_file_size"`
@@ -270,8 +270,8 @@ type clusterInfo struct {
 	} `json:"tempurl"`
 }
 
-// digest is the hash that temporary addresses are signed with, or "" where the
-// cluster has none. Clusters that do not list what they take know sha1 only.
+// digest returns the hash with which temporary addresses are signed, or "" if the cluster
+// has none. Clusters that do not list their hashes know only sha1.
 func (i *clusterInfo) digest() string {
 	if i.TempURL == nil {
 		return ""
@@ -284,8 +284,8 @@ func (i *clusterInfo) digest() string {
 	return "sha1"
 }
 
-// info asks the cluster what it can do. A cluster that keeps that to itself is
-// taken to have Swift's default settings.
+// info asks the cluster what it can do. A cluster that does not tell is taken to have
+// Swift's default settings.
 func (s *Store) info(ctx context.Context) (*clusterInfo, error) {
 	info := &clusterInfo{}
 	resp, err := s.c.do(ctx, &request{method: http.MethodGet, info: true})

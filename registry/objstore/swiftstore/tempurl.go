@@ -18,15 +18,14 @@ import (
 )
 
 const (
-	// keyAge is how long a key is used before the container is asked again: an
-	// operator may change it, and of two processes that both set the first key the
-	// later one wins.
+	// keyAge is how long a key is used before the container is asked again. An operator
+	// may change the key. If two processes both set the first key, the later one wins.
 	keyAge = time.Minute
-	// freshKeyAge is the same for a key this process has just set.
+	// freshKeyAge is keyAge for a key that this process has just set.
 	freshKeyAge = 2 * time.Second
 )
 
-// tempKey is the key that temporary addresses are signed with.
+// tempKey is the key with which temporary addresses are signed.
 type tempKey struct {
 	given bool // by the options: never asked for
 
@@ -35,8 +34,8 @@ type tempKey struct {
 	ends time.Time
 }
 
-// init takes the key that was given, or finds one, or sets one. That there is none
-// is no error: then URL fails.
+// init takes the given key, or finds one, or sets one. A missing key is not an error
+// here; then URL fails.
 func (k *tempKey) init(ctx context.Context, s *Store, given string) error {
 	k.key, k.given = given, given != ""
 	if k.given || s.limits.digest == "" {
@@ -83,7 +82,7 @@ func (k *tempKey) find(ctx context.Context, s *Store) error {
 	return nil
 }
 
-// get returns the key as it is now, or as it was when the server cannot be asked.
+// get returns the current key, or the last known one if the server cannot be asked.
 func (k *tempKey) get(ctx context.Context, s *Store) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -112,7 +111,7 @@ func (s *Store) URL(ctx context.Context, key string, valid time.Duration) (strin
 	at := s.c.current.Load().url
 	u := *at
 	u.Path += "/" + s.path(key)
-	// By the server's clock, and not less than asked for.
+	// By the server's clock, and at least as long as asked for.
 	ends := s.c.now().Unix() + s.c.ahead.Load() + int64((valid+time.Second-1)/time.Second) + 1
 	expires := strconv.FormatInt(ends, 10)
 	newHash := sha256.New

@@ -20,8 +20,8 @@ const cleanTime = time.Minute
 type upload struct {
 	s  *Store
 	id string
-	// ctx is for what Write stores, which has no context of its own. It spans the
-	// life of the upload in this process.
+	// ctx is for what Write stores, because Write has no context. It lasts as long as the
+	// upload in this process.
 	ctx    context.Context
 	cancel context.CancelFunc
 
@@ -48,8 +48,8 @@ func (s *Store) newUpload(ctx context.Context, id string) *upload {
 	return u
 }
 
-// NewUpload begins an upload. See [objstore.Store]. Nothing is sent before there are
-// more bytes than a chunk, and a claim of many bytes to come reserves no RAM.
+// NewUpload begins an upload. See [objstore.Store]. It sends nothing before there are
+// more bytes than a chunk, and a size hint reserves no RAM.
 func (s *Store) NewUpload(ctx context.Context, _ int64) (objstore.Upload, error) {
 	if err := s.begin(ctx); err != nil {
 		return nil, err
@@ -107,8 +107,8 @@ func (s *Store) resume(ctx context.Context, id string, size int64) (*upload, err
 	return u, nil
 }
 
-// load appends the first n bytes of a segment to the upload again. They may be more
-// than a chunk, where the one who stored them had larger ones.
+// load appends the first n bytes of a segment to the upload again. They may be more than
+// a chunk if the segment was stored with a larger chunk size.
 func (u *upload) load(ctx context.Context, seg segment, n int64) error {
 	o, err := u.s.get(ctx, uploadDir(u.id)+seg.Name, 0, n)
 	if err != nil {
@@ -119,7 +119,8 @@ func (u *upload) load(ctx context.Context, seg segment, n int64) error {
 	return err
 }
 
-// filler is the upload as an io.Writer that takes nothing back into the buffer.
+// filler is the upload as an io.Writer that never moves a stored segment back into the
+// buffer.
 type filler struct{ u *upload }
 
 func (f filler) Write(p []byte) (int, error) { return f.u.fill(p) }
@@ -136,7 +137,7 @@ func (s *Store) Abandon(ctx context.Context, state string) error {
 	data, err := s.read(ctx, uploadDir(state)+stateName, nil)
 	if err == nil {
 		var segs []segment
-		// What cannot be read names no segments; the listing does.
+		// A state that cannot be read names no segments. The listing does.
 		segs, _, _ = decodeState(data)
 		for _, seg := range segs {
 			names = append(names, seg.Name)
@@ -152,9 +153,9 @@ func (s *Store) Abandon(ctx context.Context, state string) error {
 
 func (u *upload) Size() int64 { return u.size }
 
-// Write appends p to the buffer. When that is full and more comes, it is stored in
-// the background. An error may be that of an earlier chunk; its bytes are still in
-// RAM and are sent again by the next Write, Suspend or Commit.
+// Write appends p to the buffer. When the buffer is full and more comes, it is stored in
+// the background. An error may be that of an earlier chunk. Its bytes are still in RAM,
+// and the next Write, Suspend or Commit sends them again.
 func (u *upload) Write(p []byte) (int, error) {
 	if u.lost != nil {
 		return 0, u.lost
@@ -194,8 +195,8 @@ func (u *upload) fill(p []byte) (int, error) {
 	return written, nil
 }
 
-// reopen takes a last segment that is too small for one in the middle back into
-// the buffer.
+// reopen moves the last segment back into the buffer if it is too small to stay in the
+// middle.
 func (u *upload) reopen() error {
 	if len(u.buf) > 0 || u.flying != nil || len(u.segs) == 0 {
 		return nil
@@ -219,7 +220,7 @@ func (u *upload) reopen() error {
 // minBuffer is the smallest buffer, in bytes.
 const minBuffer = 64 << 10
 
-// room makes room in the buffer for n more bytes; that is no more than a chunk.
+// room makes room in the buffer for n more bytes, at most a chunk.
 func (u *upload) room(n int64) {
 	need, chunk := int64(len(u.buf))+n, u.s.limits.chunk
 	if need <= int64(cap(u.buf)) {
@@ -243,14 +244,14 @@ func (s *Store) buffer() []byte {
 	return make([]byte, 0, s.limits.chunk)
 }
 
-// giveBack keeps a buffer for the next one who needs it.
+// giveBack keeps a buffer for reuse.
 func (s *Store) giveBack(b []byte) {
 	if int64(cap(b)) == s.limits.chunk {
 		s.buffers.Put(&b)
 	}
 }
 
-// flight is a segment on its way.
+// flight is a segment being sent.
 type flight struct {
 	seg  segment
 	data []byte
@@ -258,7 +259,7 @@ type flight struct {
 	err  error
 }
 
-// launch begins to store the buffer, when what was on its way has arrived.
+// launch begins to store the buffer, once the segment being sent has arrived.
 func (u *upload) launch() error {
 	if err := u.settle(u.ctx); err != nil {
 		return err
@@ -275,7 +276,7 @@ func (u *upload) launch() error {
 	return nil
 }
 
-// send stores a segment. It gives its data back unless somebody may still read it.
+// send stores a segment. It gives the buffer back unless somebody may still read it.
 func (s *Store) send(ctx context.Context, id string, f *flight) error {
 	f.seg.Size, f.seg.Etag = int64(len(f.data)), etagOf(f.data)
 	reusable := false
@@ -289,8 +290,7 @@ func (s *Store) send(ctx context.Context, id string, f *flight) error {
 	return err
 }
 
-// settle waits for the segment that is on its way, and sends it again if it did not
-// arrive.
+// settle waits for the segment being sent, and sends it again if it did not arrive.
 func (u *upload) settle(ctx context.Context) error {
 	f := u.flying
 	if f == nil {
@@ -323,10 +323,9 @@ func (u *upload) flush(ctx context.Context) error {
 	return u.settle(ctx)
 }
 
-// Suspend stores what is in RAM, and which segments there are. See
-// [objstore.Upload]. It does not end with ctx: a request that was cancelled is a
-// reason to suspend. If it fails, an upload that was suspended before can be resumed
-// from where it was then.
+// Suspend stores what is in RAM and the list of segments. See [objstore.Upload]. It does
+// not end with ctx, because a cancelled request is a reason to suspend. If it fails, an
+// upload that was suspended before can be resumed from where it was then.
 func (u *upload) Suspend(ctx context.Context) (string, error) {
 	if u.lost != nil {
 		return "", u.lost
@@ -341,7 +340,7 @@ func (u *upload) Suspend(ctx context.Context) (string, error) {
 		return "", errors.Join(err, u.drop(ctx))
 	}
 	u.end()
-	// The state does not name them any more; SweepUploads would find them.
+	// The state no longer names them. SweepUploads would find them.
 	_ = u.s.removeAll(ctx, u.id, u.garbage)
 	return u.id, nil
 }
@@ -370,9 +369,9 @@ func (u *upload) end() {
 	u.buf, u.flying = nil, nil
 }
 
-// Commit makes the upload the object key. See [objstore.Upload]. After an error that
-// leaves open whether the object is there (the store did not answer), what the
-// upload has stored is left to SweepUploads.
+// Commit makes the upload the object key. See [objstore.Upload]. If the store did not
+// answer, it is open whether the object is there. Then Commit leaves what the upload has
+// stored to SweepUploads.
 func (u *upload) Commit(ctx context.Context, key string) error {
 	if u.lost != nil {
 		return u.lost
@@ -418,7 +417,8 @@ func (u *upload) commitSmall(ctx context.Context, key string) error {
 	return err
 }
 
-// commitCopy copies the only segment: a plain object is cheaper to read for ever.
+// commitCopy copies the only segment, because a plain object is cheaper to read from then
+// on.
 func (u *upload) commitCopy(ctx context.Context, key string) error {
 	seg := u.segs[0]
 	return again(ctx, func() error {
@@ -455,7 +455,7 @@ func (u *upload) commitLarge(ctx context.Context, key string) error {
 		return err
 	}
 	u.end()
-	// From here on the object is there. SweepUploads would find what stays behind.
+	// From here on the object is there. SweepUploads would find what is left behind.
 	if u.kept {
 		_ = u.s.remove(clean, uploadDir(u.id)+stateName)
 	}
@@ -466,8 +466,8 @@ func (u *upload) commitLarge(ctx context.Context, key string) error {
 	return nil
 }
 
-// prepare stores the last bytes, and records that there may be a manifest under key.
-// It returns the upload whose segments the object there has now.
+// prepare stores the last bytes, and records that there may be a manifest under key. It
+// returns the upload whose segments the present object there has.
 func (u *upload) prepare(ctx context.Context, key string) (old string, err error) {
 	if err := u.flush(ctx); err != nil {
 		return "", err
@@ -484,8 +484,8 @@ func (u *upload) prepare(ctx context.Context, key string) (old string, err error
 	return h.ref, nil
 }
 
-// group returns what the manifest is to name: the segments, or, where they are too
-// many for one, manifests of them, which it writes.
+// group returns what the manifest will name: the segments, or, if they are too many,
+// manifests of them, which it writes.
 func (u *upload) group(ctx context.Context) ([]segment, error) {
 	most := u.s.limits.maxSegments
 	if len(u.segs) <= most {
@@ -512,14 +512,14 @@ func (u *upload) group(ctx context.Context) ([]segment, error) {
 	return groups, nil
 }
 
-// undecided tells whether a request that ended with err may have had its effect, or
-// may have it still.
+// undecided reports whether a request that ended with err may have had its effect, or may
+// still have it.
 func undecided(ctx context.Context, err error) bool {
 	var busy *objstore.BusyError
 	return ctx.Err() != nil || errors.As(err, &busy)
 }
 
-// cleanContext is for tidying up, also when ctx is done.
+// cleanContext returns a context for tidying up, even if ctx is done.
 func cleanContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
 }

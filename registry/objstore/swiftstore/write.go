@@ -15,22 +15,23 @@ import (
 )
 
 const (
-	// olderAttempts is how often a change is made again that came too late by the
-	// cluster's clocks, which happens when others change the same object at the
-	// same moment or the clocks of the proxies differ.
+	// olderAttempts is how often a change is sent that the cluster's clocks take for
+	// older than the present state. That happens if others change the same object at the
+	// same moment, or if the proxies' clocks differ.
 	olderAttempts = 6
-	// olderPause is the first pause between them; each is twice the one before.
+	// olderPause is the first pause between these attempts. Each pause is twice the one
+	// before.
 	olderPause = 20 * time.Millisecond
 )
 
-// etagOf is what Swift calls an object's ETag: the MD5 of its bytes.
+// etagOf returns what Swift uses as an object's ETag: the MD5 of its bytes.
 func etagOf(data []byte) string {
 	sum := md5.Sum(data) // not for secrecy
 	return hex.EncodeToString(sum[:])
 }
 
-// change sends a PUT or DELETE of an object, and sends it again if the cluster takes
-// it for older than what is there.
+// change sends a PUT or DELETE of an object, and sends it again if the cluster takes it
+// for older than the present state.
 func (s *Store) change(ctx context.Context, r *request) (http.Header, error) {
 	pause := olderPause
 	for i := 0; ; i++ {
@@ -51,8 +52,8 @@ func (s *Store) change(ctx context.Context, r *request) (http.Header, error) {
 	}
 }
 
-// put writes an object whole. The server checks that it got the bytes of etag.
-// header may be nil.
+// put writes an object whole. The server checks the bytes against etag. header may be
+// nil.
 func (s *Store) put(ctx context.Context, name string, data []byte, etag string, header map[string]string) (reusable bool, err error) {
 	r := &request{method: http.MethodPut, path: s.path(name), body: data, header: map[string]string{
 		"Content-Type": "application/octet-stream", "Etag": etag,
@@ -67,13 +68,13 @@ func (s *Store) put(ctx context.Context, name string, data []byte, etag string, 
 	return r.reusable && err == nil, err
 }
 
-// noContainer is the error of a PUT that was not found.
+// noContainer returns the error of a PUT that was answered 404.
 func (s *Store) noContainer() error {
 	return fmt.Errorf("container %s does not exist any more", s.container)
 }
 
-// Put writes a small object whole. See [objstore.Store]. The package comment tells
-// how far ifAbsent can be relied on.
+// Put writes a small object whole. See [objstore.Store]. The package comment says how far
+// ifAbsent can be relied on.
 func (s *Store) Put(ctx context.Context, key string, data []byte, ifAbsent bool) error {
 	if err := s.beginKey(ctx, key); err != nil {
 		return err
@@ -95,8 +96,8 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, ifAbsent bool)
 	return nil
 }
 
-// copyObject copies a plain object, or the manifest of a large one, in the cluster.
-// The new one is visible when it is whole.
+// copyObject copies a plain object, or the manifest of a large one, in the cluster. The
+// new object is visible once it is whole.
 func (s *Store) copyObject(ctx context.Context, from, to string, h head) error {
 	source := url.URL{Path: "/" + s.path(from)}
 	r := &request{method: http.MethodPut, path: s.path(to), header: map[string]string{
@@ -105,7 +106,8 @@ func (s *Store) copyObject(ctx context.Context, from, to string, h head) error {
 	if h.large {
 		r.query = url.Values{"multipart-manifest": {"get"}}
 	} else {
-		// A server that knows no copies would write an empty object; so it refuses.
+		// A server that does not know copies would write an empty object. With this
+		// header it refuses.
 		r.header["Etag"] = h.info.Tag
 	}
 	_, err := s.change(ctx, r)
@@ -121,9 +123,9 @@ func (s *Store) remove(ctx context.Context, name string) error {
 	return err
 }
 
-// Delete removes an object. See [objstore.Store]. The object goes first and its
-// segments afterwards, so that it is never there in part; what of them cannot be
-// removed now is left to SweepUploads.
+// Delete removes an object. See [objstore.Store]. It removes the object first and then
+// its segments, so that the object is never there in part. It leaves segments that cannot
+// be removed now to SweepUploads.
 func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := s.beginKey(ctx, key); err != nil {
 		return err
@@ -144,20 +146,20 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	return nil
 }
 
-// removeForeign deletes a large object that another program has put there, with its
-// segments, wherever they are. That may be forbidden, so it only tries.
+// removeForeign tries to delete a large object that another program has put there, with
+// its segments, wherever they are. That may be forbidden.
 func (s *Store) removeForeign(ctx context.Context, key string) bool {
 	_, err := s.c.call(ctx, &request{method: http.MethodDelete, path: s.path(key), query: url.Values{"multipart-manifest": {"delete"}}})
 	if err != nil {
 		return false
 	}
-	// It is answered by 200 in any case.
+	// The answer is 200 in any case.
 	_, err = s.head(ctx, key, true)
 	return statusOf(err) == http.StatusNotFound
 }
 
-// Move gives an object another key. See [objstore.Mover]. Of a large object only
-// the manifest is copied; that needs its segments to be there.
+// Move gives an object another key. See [objstore.Mover]. For a large object it copies
+// only the manifest, and checks that the segments are there.
 func (s *Store) Move(ctx context.Context, from, to string) error {
 	err := errors.Join(s.beginKey(ctx, from), s.beginKey(ctx, to))
 	if err != nil {
