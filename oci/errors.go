@@ -37,7 +37,7 @@ const (
 	CodeUnknown          Code = "UNKNOWN"
 )
 
-// statusOf is the one place where a code meets its HTTP status.
+// statusOf maps each code to its HTTP status. Nothing else does.
 var statusOf = map[Code]int{
 	CodeBlobUnknown:         http.StatusNotFound,
 	CodeBlobUploadInvalid:   http.StatusBadRequest,
@@ -60,7 +60,7 @@ var statusOf = map[Code]int{
 	CodeUnknown:             http.StatusInternalServerError,
 }
 
-// Error is an error a client may see.
+// Error is an error that a client may see.
 type Error struct {
 	// Code is what clients branch on.
 	Code Code
@@ -71,8 +71,8 @@ type Error struct {
 	Message string
 	// Detail is optional structured data for the error body.
 	Detail any
-	// RetryAfter is when to ask again, in the header of that name where the status
-	// is 429 or 503; 0: soon.
+	// RetryAfter is how long to wait before asking again. It becomes the header of that
+	// name if the status is 429 or 503. 0 means soon.
 	RetryAfter time.Duration
 	// Err is the cause. It goes to the log and never to the client.
 	Err error
@@ -100,13 +100,14 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is reports equality of codes, so that errors.Is(err, &Error{Code: c}) works.
+// Is reports whether target is an Error with the same code, so that errors.Is(err,
+// &Error{Code: c}) works.
 func (e *Error) Is(target error) bool {
 	t, ok := target.(*Error)
 	return ok && t.Code == e.Code
 }
 
-// HTTPStatus returns the HTTP status the error is answered with.
+// HTTPStatus returns the HTTP status of the answer.
 func (e *Error) HTTPStatus() int {
 	if e.Status != 0 {
 		return e.Status
@@ -117,7 +118,7 @@ func (e *Error) HTTPStatus() int {
 	return http.StatusInternalServerError
 }
 
-// HasCode tells whether err is, or wraps, an Error with the code.
+// HasCode reports whether err is, or wraps, an Error with the code.
 func HasCode(err error, code Code) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code == code
@@ -149,8 +150,8 @@ func MarshalErrors(errs ...*Error) []byte {
 	return append(b, '\n')
 }
 
-// UnmarshalError makes an Error of a registry's answer: its first error entry,
-// or, where the body is not the specification's, the code the status suggests.
+// UnmarshalError turns a registry's answer into an Error: its first error entry, or, if
+// the body does not have the specified form, the code that the status suggests.
 func UnmarshalError(status int, body []byte) *Error {
 	var w struct {
 		Errors []struct {

@@ -15,9 +15,9 @@ type HostPattern struct {
 	scheme     string // "": the usual one
 }
 
-// ParseHostPattern reads a pattern. In the host, * stands for any number of
-// characters, dots too; as the port, for any. Without a port it is for https on its
-// usual port. http:// may stand before a host that is written out.
+// ParseHostPattern reads a pattern. In the host, * stands for any number of characters,
+// including dots. As the port, it stands for any port. Without a port, the pattern is for
+// https on its usual port. http:// may precede a host without *.
 func ParseHostPattern(s string) (HostPattern, error) {
 	var p HostPattern
 	rest, plain := strings.CutPrefix(s, "http://")
@@ -46,8 +46,8 @@ func ParseHostPattern(s string) (HostPattern, error) {
 // Wild reports whether the pattern stands for more hosts than one.
 func (p HostPattern) Wild() bool { return strings.Contains(p.host, "*") }
 
-// Broad reports whether the pattern leaves open to whom the hosts belong: its last two
-// labels have a *.
+// Broad reports whether the pattern leaves open who owns the hosts, because its last two
+// labels contain a *.
 func (p HostPattern) Broad() bool {
 	labels := strings.Split(p.host, ".")
 	return strings.Contains(strings.Join(labels[max(0, len(labels)-2):], "."), "*")
@@ -63,8 +63,8 @@ func (p HostPattern) Match(host, port string) bool {
 	return ok && err == nil
 }
 
-// URL is where a registry is whose host fits the pattern: by http if the pattern says so,
-// or on this machine.
+// URL returns the URL of a registry whose host matches the pattern. The scheme is http if
+// the pattern says so, or if the host is this machine.
 func (p HostPattern) URL(host, port string) string {
 	scheme := p.scheme
 	if ip := net.ParseIP(host); scheme == "" && (host == "localhost" || ip != nil && ip.IsLoopback()) {

@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// ValidName tells whether s is a repository name.
-// SPEC: [a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(\/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*
-// It is a scanner and not a regular expression because it runs on every
-// request (measured: 60 ns against 900 ns for a typical name).
+// ValidName reports whether s is a repository name. SPEC:
+// [a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(\/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)* It is a scanner
+// and not a regular expression because it runs on every request (measured: 60 ns against
+// 900 ns for a typical name).
 func ValidName(s string) bool {
 	if s == "" || len(s) > MaxNameLength {
 		return false
@@ -40,7 +40,7 @@ func ValidName(s string) bool {
 	return alnum
 }
 
-// ValidTag tells whether s is a tag. SPEC: [a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}
+// ValidTag reports whether s is a tag. SPEC: [a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}
 func ValidTag(s string) bool {
 	if s == "" || len(s) > MaxTagLength {
 		return false
@@ -56,8 +56,8 @@ func ValidTag(s string) bool {
 	return true
 }
 
-// ValidDigest tells whether d is a digest of an algorithm this registry
-// computes: sha256 or sha512, in lower-case hex of the right length.
+// ValidDigest reports whether d is a digest of an algorithm this registry computes:
+// sha256 or sha512, in lower-case hex of the right length.
 func ValidDigest(d Digest) bool {
 	s := string(d)
 	switch {
@@ -78,8 +78,8 @@ func lowerHex(s string) bool {
 	return true
 }
 
-// IsDigest tells whether a manifest reference is meant as a digest: tags
-// cannot contain a colon. It may still be malformed; see ValidDigest.
+// IsDigest reports whether a manifest reference is meant as a digest: tags cannot contain
+// a colon. It may still be malformed; see ValidDigest.
 func IsDigest(ref string) bool { return strings.IndexByte(ref, ':') >= 0 }
 
 // SHA256 returns the sha256 digest of b.
@@ -88,9 +88,9 @@ func SHA256(b []byte) Digest {
 	return Digest("sha256:" + hex.EncodeToString(sum[:]))
 }
 
-// ReferrersTag is the tag under which a client without the referrers API keeps
-// the referrers of d. SPEC: "Referrers Tag Schema": <alg>-<ref>, alg cut at 32
-// and ref at 64 characters, and characters a tag cannot have replaced by '-'.
+// ReferrersTag returns the tag under which a client without the referrers API keeps the
+// referrers of d. SPEC: "Referrers Tag Schema": <alg>-<ref>, with alg cut to 32 and ref
+// to 64 characters, and '-' in place of characters that tags cannot have.
 func ReferrersTag(d Digest) string {
 	alg, ref, _ := strings.Cut(string(d), ":")
 	if len(alg) > 32 {

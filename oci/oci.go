@@ -27,8 +27,8 @@ type Digest = digest.Digest
 // Descriptor is an OCI content descriptor. Size is in bytes.
 type Descriptor = ocispec.Descriptor
 
-// Media types that this registry treats specially. Every other media type is
-// stored and served as it came.
+// Media types that this registry treats specially. All others are stored and served
+// unchanged.
 const (
 	MediaTypeOCIManifest       = ocispec.MediaTypeImageManifest
 	MediaTypeOCIIndex          = ocispec.MediaTypeImageIndex
@@ -54,14 +54,13 @@ const (
 
 // Content is an open blob, or an open part of one.
 //
-// It must be closed. WriteTo sends the bytes in the way that is cheapest for
-// where they lie: a slice in RAM in one Write, a file through the writer's
-// ReadFrom (sendfile). Read and WriteTo must not be mixed. Content is not safe
-// for concurrent use.
+// It must be closed. WriteTo sends the bytes in the cheapest way: a slice in RAM in one
+// Write, a file through the writer's ReadFrom (sendfile). Read and WriteTo must not be
+// mixed. Content is not safe for concurrent use.
 type Content interface {
 	io.ReadCloser
 	io.WriterTo
-	// Descriptor describes the whole blob, also when only a part of it is open.
+	// Descriptor describes the whole blob, even if only a part of it is open.
 	Descriptor() Descriptor
 }
 
@@ -72,20 +71,20 @@ type Manifest struct {
 	Bytes []byte
 }
 
-// Reader reads from a registry. All methods may run concurrently. ctx bounds
-// the call; for GetBlob and GetBlobRange it also bounds the use of the Content.
+// Reader reads from a registry. All methods may run concurrently. ctx bounds the call;
+// for GetBlob and GetBlobRange it also bounds the use of the Content.
 //
-// Every method answers NAME_INVALID for a malformed repository, and
-// UNAUTHORIZED or DENIED where the registry asks for credentials.
+// Every method returns NAME_INVALID for a malformed repository, and UNAUTHORIZED or
+// DENIED if the registry asks for credentials.
 type Reader interface {
-	// ResolveBlob returns a blob's size and digest.
-	// Errors: BLOB_UNKNOWN, also for a blob that only other repositories hold.
+	// ResolveBlob returns a blob's size and digest. Errors: BLOB_UNKNOWN, even if other
+	// repositories hold the blob.
 	ResolveBlob(ctx context.Context, repo string, d Digest) (Descriptor, error)
 	// GetBlob opens a blob. Errors: BLOB_UNKNOWN.
 	GetBlob(ctx context.Context, repo string, d Digest) (Content, error)
-	// GetBlobRange opens n bytes of a blob from off; n < 0 means up to its
-	// end. A range that begins at or behind the end is RANGE_INVALID, one
-	// that ends behind it is cut. Errors: BLOB_UNKNOWN, RANGE_INVALID.
+	// GetBlobRange opens n bytes of a blob from off; n < 0 means up to its end. A range
+	// that begins at or beyond the end is RANGE_INVALID. One that ends beyond it is cut.
+	// Errors: BLOB_UNKNOWN, RANGE_INVALID.
 	GetBlobRange(ctx context.Context, repo string, d Digest, off, n int64) (Content, error)
 	// ResolveManifest returns the descriptor of a manifest by tag or digest.
 	// Errors: MANIFEST_UNKNOWN.
@@ -94,14 +93,14 @@ type Reader interface {
 	GetManifest(ctx context.Context, repo, ref string) (*Manifest, error)
 }
 
-// UploadStatus is where a blob upload stands.
+// UploadStatus is the state of a blob upload.
 type UploadStatus struct {
 	// ID names the upload within its repository.
 	ID string
 	// Size is how many bytes the registry holds; the next chunk begins here.
 	Size int64
-	// MinChunk is the smallest chunk in bytes the registry takes, but for the
-	// last; 0 means any. SPEC: OCI-Chunk-Min-Length.
+	// MinChunk is the smallest chunk in bytes that the registry takes, except the last
+	// one; 0 means any. SPEC: OCI-Chunk-Min-Length.
 	MinChunk int64
 }
 
@@ -141,16 +140,16 @@ type Writer interface {
 	MountBlob(ctx context.Context, to, from string, d Digest) (Descriptor, error)
 	// StartUpload opens an upload. Errors: TOOMANYREQUESTS.
 	StartUpload(ctx context.Context, repo string) (UploadStatus, error)
-	// UploadStatus tells where an upload stands. Errors: BLOB_UPLOAD_UNKNOWN.
+	// UploadStatus returns the state of an upload. Errors: BLOB_UPLOAD_UNKNOWN.
 	UploadStatus(ctx context.Context, repo, id string) (UploadStatus, error)
 	// AppendUpload adds the bytes of r. off must be where the upload stands or
 	// AtEnd, size is the number of bytes in r or negative when unknown. What
 	// arrived before an error is kept and can be continued from.
 	// Errors: BLOB_UPLOAD_UNKNOWN, RANGE_INVALID (off elsewhere), SIZE_INVALID.
 	AppendUpload(ctx context.Context, repo, id string, off, size int64, r io.Reader) (UploadStatus, error)
-	// CommitUpload adds the bytes of r as AppendUpload does, then makes the
-	// upload the blob d. Errors: as AppendUpload, and DIGEST_INVALID: when the
-	// bytes have another digest the upload is gone, when d is malformed it stays.
+	// CommitUpload adds the bytes of r as AppendUpload does, then makes the upload the
+	// blob d. Errors: those of AppendUpload, and DIGEST_INVALID. If the bytes have
+	// another digest, the upload is gone; if d is malformed, it stays.
 	CommitUpload(ctx context.Context, repo, id string, off, size int64, r io.Reader, d Digest) (Descriptor, error)
 	// CancelUpload ends an upload and frees its space. Errors: BLOB_UPLOAD_UNKNOWN.
 	CancelUpload(ctx context.Context, repo, id string) error
@@ -162,8 +161,8 @@ type Writer interface {
 
 // Deleter removes content. Space is reclaimed later, by garbage collection.
 type Deleter interface {
-	// DeleteBlob takes a blob out of one repository. Errors: BLOB_UNKNOWN,
-	// DENIED (a manifest of the repository needs it).
+	// DeleteBlob removes a blob from one repository. Errors: BLOB_UNKNOWN, DENIED (a
+	// manifest of the repository needs it).
 	DeleteBlob(ctx context.Context, repo string, d Digest) error
 	// DeleteManifest removes a manifest and every tag that points at it.
 	// Errors: MANIFEST_UNKNOWN, DENIED (an immutable tag points at it).
@@ -173,19 +172,18 @@ type Deleter interface {
 	DeleteTag(ctx context.Context, repo, tag string) error
 }
 
-// Lister lists. Lists are sorted by byte value and paged: at most n names that
-// sort behind last; more tells whether names remain.
+// Lister lists. Lists are sorted by byte value and paged: a call returns at most n names
+// after last; more reports whether names remain.
 type Lister interface {
 	// Repositories lists repository names.
 	Repositories(ctx context.Context, last string, n int) (names []string, more bool, err error)
 	// Tags lists a repository's tags. Errors: NAME_UNKNOWN.
 	Tags(ctx context.Context, repo, last string, n int) (tags []string, more bool, err error)
-	// Referrers lists the manifests whose subject is d, of one artifact type
-	// or, with "", of all. A subject nobody refers to has no referrers, which
-	// is no error. The descriptors carry artifactType and annotations. They
-	// are sorted by digest, each is there once, and last is a digest, which
-	// need not be one of them. A page may be shorter than n although there are
-	// more, but not empty then.
+	// Referrers lists the manifests whose subject is d, of one artifact type or, with "",
+	// of all. A subject without referrers is not an error. The descriptors carry
+	// artifactType and annotations. They are sorted by digest, without duplicates. last
+	// is a digest, which need not be one of them. A page may be shorter than n although
+	// there are more, but then it is not empty.
 	Referrers(ctx context.Context, repo string, d Digest, artifactType, last string, n int) (list []Descriptor, more bool, err error)
 }
 
@@ -197,8 +195,8 @@ type Registry interface {
 	Lister
 }
 
-// Actor is who makes a request and from where. The server puts it into the
-// request's context; the registry hands it to whoever records events.
+// Actor says who makes a request and from where. The server puts it into the request's
+// context. The registry passes it to whatever records events.
 type Actor struct {
 	// Name is the authenticated subject, empty for an anonymous client.
 	Name string
@@ -230,8 +228,9 @@ func ActorFrom(ctx context.Context) *Actor {
 
 type readingKey struct{}
 
-// ForReading returns a context for questions about content that is read next: what was
-// seen of it lately is answer enough, since the read finds out what has happened since.
+// ForReading returns a context for questions about content that is read next. A recent
+// observation is a good enough answer, because the read finds out what has happened
+// since.
 func ForReading(ctx context.Context) context.Context {
 	return context.WithValue(ctx, readingKey{}, true)
 }
@@ -239,10 +238,10 @@ func ForReading(ctx context.Context) context.Context {
 // IsForReading reports whether ctx is from ForReading.
 func IsForReading(ctx context.Context) bool { return ctx.Value(readingKey{}) != nil }
 
-// ClientOf is what the client at an address, with or without a port, is counted
-// under wherever clients have a share or a limit: its IPv4 address, or the /64 of
-// its IPv6 address, which is what one host or customer commonly has. It is zero
-// for what is no IP address, such as the peer of a unix socket.
+// ClientOf returns the key under which the client at an address is counted wherever
+// clients have a share or a limit: its IPv4 address, or the /64 of its IPv6 address,
+// which is what one host or customer commonly has. The address may have a port. The key
+// is zero if the address is not an IP address, such as that of a unix socket.
 func ClientOf(addr string) netip.Addr {
 	ap, err := netip.ParseAddrPort(addr)
 	a := ap.Addr()

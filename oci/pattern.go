@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// MatchSegments tells whether a name matches a pattern: the segment ** stands for any
-// number of segments, all else is as [path.Match] has it, segment by segment. A
-// malformed segment matches nothing. It goes back to the last ** only, so it takes
-// no more steps than both have segments, multiplied.
+// MatchSegments reports whether a name matches a pattern. The segment ** stands for any
+// number of segments. All other segments match as in [path.Match]. A malformed segment
+// matches nothing. It backtracks only to the last **, so it takes at most as many steps
+// as the product of both numbers of segments.
 func MatchSegments(pattern, name string) bool {
 	parts, names := strings.Split(pattern, "/"), strings.Split(name, "/")
 	pi, ni := 0, 0

@@ -13,18 +13,19 @@ func IsIndex(mediaType string) bool {
 	return mediaType == MediaTypeOCIIndex || mediaType == MediaTypeDockerIndex
 }
 
-// Platform is what an image runs on.
+// Platform is the platform that an image runs on.
 type Platform struct {
 	OS, Architecture string
-	// Variant of the architecture, such as v7; empty: any, or none.
+	// Variant is the variant of the architecture, such as v7. If it is empty, any variant
+	// will do, or there is none.
 	Variant string
 }
 
-// HostPlatform is Linux on this machine's architecture.
+// HostPlatform returns Linux on this machine's architecture.
 func HostPlatform() Platform { return Platform{OS: "linux", Architecture: runtime.GOARCH} }
 
-// PlatformOf is the platform that an index gives for one of its manifests; the zero
-// value without one.
+// PlatformOf returns the platform that an index gives for one of its manifests, or the
+// zero value.
 func PlatformOf(p *ocispec.Platform) Platform {
 	if p == nil {
 		return Platform{}
@@ -47,7 +48,7 @@ func ParsePlatform(s string) (Platform, error) {
 	return p, nil
 }
 
-// String is the form that ParsePlatform reads, and empty for the zero value.
+// String returns the form that ParsePlatform reads. It is empty for the zero value.
 func (p Platform) String() string {
 	if p == (Platform{}) {
 		return ""
@@ -55,7 +56,7 @@ func (p Platform) String() string {
 	return strings.TrimSuffix(p.OS+"/"+p.Architecture+"/"+p.Variant, "/")
 }
 
-// variant is the variant, or what an image without one is for.
+// variant returns the variant, or the one that an image without a variant is for.
 func (p Platform) variant() string {
 	switch {
 	case p.Variant != "":
@@ -68,8 +69,8 @@ func (p Platform) variant() string {
 	return ""
 }
 
-// Matches reports whether an image for have will do where p is wanted, and whether it
-// is for the very variant.
+// Matches reports whether an image for have will do if p is wanted, and whether it is for
+// exactly that variant.
 func (p Platform) Matches(have Platform) (will, exact bool) {
 	exact = p.variant() == have.variant()
 	return p.OS == have.OS && p.Architecture == have.Architecture && (p.Variant == "" || exact), exact

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Kind is what a request is about. Together with the HTTP method it is the
+// Kind says what a request is about. Together with the HTTP method it identifies the
 // specification's endpoint (end-1 to end-13).
 type Kind uint8
 
@@ -46,8 +46,8 @@ func (k Kind) String() string {
 	return "none"
 }
 
-// Request is the path of a registry request taken apart. Server and client use
-// the same table, so they cannot drift.
+// Request holds the parts of a registry request's path. Server and client use the same
+// table, so they cannot drift.
 type Request struct {
 	Kind Kind
 	// Repo is the repository name.
@@ -58,13 +58,13 @@ type Request struct {
 	Ref string
 }
 
-// Parse takes a request's URL apart. ok is false for a path that is not below
-// /v2/ at all. A path below it that is malformed is an error with the code the
-// specification wants: NAME_INVALID or DIGEST_INVALID. Tags are not checked:
-// reading one that cannot exist is answered as any other that does not.
+// Parse splits a request's URL. ok is false for a path that is not below /v2/ at all. A
+// malformed path below it is an error with the code that the specification wants:
+// NAME_INVALID or DIGEST_INVALID. Tags are not checked: a tag that cannot exist is
+// answered like any other missing one.
 //
-// Paths are never cleaned: "..", empty segments and encoded slashes make a
-// name invalid instead of meaning another one.
+// Paths are never cleaned: "..", empty segments and encoded slashes make a name invalid
+// instead of giving it another meaning.
 func Parse(u *url.URL) (r Request, ok bool, err error) {
 	p, ok := strings.CutPrefix(u.Path, "/v2")
 	if !ok || (p != "" && p[0] != '/') {
@@ -80,7 +80,7 @@ func Parse(u *url.URL) (r Request, ok bool, err error) {
 	return r, true, err
 }
 
-// hidesSlashOrDot finds %2f and %2e, which Path no longer shows.
+// hidesSlashOrDot reports whether a raw path has %2f or %2e, which Path no longer shows.
 func hidesSlashOrDot(raw string) bool {
 	for i := 0; i+2 < len(raw); i++ {
 		if raw[i] == '%' && raw[i+1] == '2' {
@@ -93,8 +93,8 @@ func hidesSlashOrDot(raw string) bool {
 	return false
 }
 
-// parsePath takes apart what follows "/v2/". Names may have any number of
-// segments, so it looks at the end of the path first.
+// parsePath splits what follows "/v2/". Names may have any number of segments, so it
+// looks at the end of the path first.
 func parsePath(p string) (Request, error) {
 	if p == "_catalog" {
 		return Request{Kind: KindCatalog}, nil
@@ -214,7 +214,7 @@ func (r Request) Path() string {
 	return ""
 }
 
-// clip shortens what came from a client before it is put into a message.
+// clip shortens text from a client before it is put into a message.
 func clip(s string) string {
 	const most = 80
 	if len(s) > most {

@@ -1,8 +1,8 @@
 package oci
 
-// JSONShape returns how many values a JSON document has at most, and how deep objects and
-// arrays lie in one another. It counts what separates, opens and closes them, and allocates
-// nothing: it is for who decides whether a document is fit to be decoded.
+// JSONShape returns how many values a JSON document has at most, and how deep its objects
+// and arrays are nested. It counts the separators and brackets, and allocates nothing.
+// Callers use it to decide whether a document is safe to decode.
 func JSONShape(b []byte) (values, deepest int) {
 	depth, quoted := 0, false
 	values = 1

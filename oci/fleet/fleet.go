@@ -1,11 +1,11 @@
-// Package fleet is what nodes say of themselves: which images a node has of a
-// repository, how much of them, and which containers run from them. Agents report it
-// every [Interval] to the registry that an image is from, with the right to pull it.
-// A node is called what it calls itself, but while its reports count they are those of
-// one client: another cannot speak for it, nor fill the book alone.
+// Package fleet keeps what nodes report about themselves: which images of a repository a
+// node has, how much of them, and which containers run from them. An agent reports an
+// image every [Interval] to the image's registry, with the right to pull the image. A
+// node chooses its own name. While its reports count, only the client that sent them may
+// report under that name. A client can fill only a part of the book.
 //
-// Reports are kept in memory, for [Lifetime]. Behind a load balancer each server has
-// those that came to it.
+// Reports are kept in memory, for [Lifetime]. Behind a load balancer each server has the
+// reports that it received.
 package fleet
 
 import (
@@ -32,29 +32,33 @@ const (
 	maxText       = 512
 )
 
-// Report is what a node says of an image. Sizes are in bytes.
+// Report is what a node reports about an image. Sizes are in bytes.
 type Report struct {
 	// Node is the host's name, Version the agent's, Tier how it mounts images.
 	Node    string `json:"node"`
 	Version string `json:"version,omitempty"`
 	Tier    string `json:"tier,omitempty"`
-	// CacheBytes of CacheLimit are the node's files of all images; 0: no limit.
+	// CacheBytes is the size of the node's files of all images, CacheLimit its limit; 0
+	// means no limit.
 	CacheBytes int64 `json:"cache_bytes"`
 	CacheLimit int64 `json:"cache_limit"`
 	// Image is its name on the node, Manifest its digest.
 	Image    string `json:"image"`
 	Manifest string `json:"manifest,omitempty"`
-	// Files with content, of which LocalFiles are on the node.
+	// Files is the number of files with content, LocalFiles how many of them are on the
+	// node.
 	Files      int   `json:"files"`
 	LocalFiles int   `json:"local_files"`
 	Bytes      int64 `json:"bytes"`
 	LocalBytes int64 `json:"local_bytes"`
-	// Mode is how the last start was done, as "lazy" or "eager"; "" if there was none.
+	// Mode says how the last start was done, such as "lazy" or "eager". It is "" if there
+	// was none.
 	Mode string `json:"mode,omitempty"`
-	// Background tells that the rest is being fetched, Complete that all is there.
+	// Background reports that the rest is being fetched, Complete that everything is
+	// there.
 	Background bool `json:"background,omitempty"`
 	Complete   bool `json:"complete,omitempty"`
-	// Opens reached the agent, Errors of them failed.
+	// Opens counts the opens that reached the agent, Errors those that failed.
 	Opens      int64       `json:"opens"`
 	Errors     int64       `json:"errors"`
 	Containers []Container `json:"containers,omitempty"`
@@ -66,7 +70,7 @@ type Container struct {
 	Started time.Time `json:"started"`
 }
 
-// check refuses what no agent would say.
+// check returns an error for a report that no agent would send.
 func (r *Report) check() error {
 	texts := []string{r.Node, r.Version, r.Tier, r.Image, r.Manifest, r.Mode}
 	for i := range r.Containers {
@@ -88,17 +92,17 @@ func (r *Report) check() error {
 	return nil
 }
 
-// Node is what one node reported lately.
+// Node is what one node reported recently.
 type Node struct {
 	Name, Version, Tier    string
 	CacheBytes, CacheLimit int64
-	// Seen is when its last report came.
+	// Seen is when the node's last report came.
 	Seen time.Time
 	// Images by name.
 	Images []Image
 }
 
-// Image is a report with the repository it is about.
+// Image is a report and the repository it is about.
 type Image struct {
 	Report
 	Repo   string
@@ -106,15 +110,14 @@ type Image struct {
 	client string
 }
 
-// Book keeps reports. The zero value is not ready; make one with NewBook. Safe for
-// concurrent use.
+// Book keeps reports. NewBook makes one. It is safe for concurrent use.
 type Book struct {
 	clock func() time.Time
 
 	mu      sync.Mutex
 	reports map[key]Image
 	bytes   int // of all reports
-	// clients are those that reports are by, owners those that nodes are of.
+	// clients holds the load of each client, owners the client of each node.
 	clients map[string]load
 	owners  map[string]owner
 }
@@ -122,7 +125,7 @@ type Book struct {
 // load is what a client has in a book.
 type load struct{ reports, bytes int }
 
-// owner is the client that a node's reports are by, and how many there are.
+// owner is the client that sent a node's reports, and how many there are.
 type owner struct {
 	client  string
 	reports int
@@ -130,7 +133,7 @@ type owner struct {
 
 type key struct{ node, repo, image string }
 
-// NewBook returns an empty book. clock nil means time.Now.
+// NewBook returns an empty book. If clock is nil, time.Now is used.
 func NewBook(clock func() time.Time) *Book {
 	if clock == nil {
 		clock = time.Now
@@ -138,9 +141,9 @@ func NewBook(clock func() time.Time) *Book {
 	return &Book{clock: clock, reports: map[key]Image{}, clients: map[string]load{}, owners: map[string]owner{}}
 }
 
-// Add notes a client's report about an image of a repository, in place of the node's
-// last one. Errors say what is wrong with the report, that the node is another client's,
-// or that there are too many.
+// Add notes a client's report about an image of a repository. It replaces the node's last
+// one. It returns an error if the report is invalid, if the node belongs to another
+// client, or if there are too many reports.
 func (b *Book) Add(client, repo string, r *Report) error {
 	if err := r.check(); err != nil {
 		return err
@@ -171,7 +174,7 @@ func (b *Book) foreign(i *Image) bool {
 	return known && o.client != i.client
 }
 
-// count takes a report into account n times, 1 or -1.
+// count adds a report to the counts n times; n is 1 or -1.
 func (b *Book) count(i *Image, n int) {
 	b.bytes += n * i.bytes()
 	l, o := b.clients[i.client], b.owners[i.Node]
@@ -186,7 +189,7 @@ func (b *Book) count(i *Image, n int) {
 	}
 }
 
-// full tells that there is no room for a report in place of the last one.
+// full reports whether there is no room for a report in place of the last one.
 func (b *Book) full(k key, i *Image) bool {
 	old, known := b.reports[k]
 	more := i.bytes()
@@ -206,7 +209,7 @@ func (b *Book) drop(k key) {
 	}
 }
 
-// bytes is about how much memory a report takes.
+// bytes returns about how much memory a report takes.
 func (i *Image) bytes() int {
 	n := 400 + 2*len(i.Node) + 2*len(i.Repo) + 2*len(i.Report.Image) + len(i.Version) + len(i.Tier) + len(i.Manifest) + len(i.Mode)
 	for k := range i.Containers {
@@ -225,7 +228,7 @@ func (b *Book) expire() {
 	}
 }
 
-// Nodes returns what counts now, by name.
+// Nodes returns the nodes whose reports count now, by name.
 func (b *Book) Nodes() []Node {
 	b.mu.Lock()
 	b.expire()

@@ -23,12 +23,13 @@ const (
 	configDocker    = "application/vnd.docker.ai.model.config."
 	// filePath is the annotation of a layer with its path in the model, in both.
 	filePath = "org.cncf.model.filepath"
-	// maxWindow of zstd, in bytes; that of images' layers by default.
+	// maxWindow is the largest window of zstd, in bytes: the default for layers of
+	// images.
 	maxWindow = 128 << 20
 )
 
-// unnamed are the names of files of Docker's that have none, without an ending that says
-// which of several it is.
+// unnamed holds the names of Docker's files that have no name of their own. ending
+// follows a number if there are several.
 var unnamed = map[string]struct{ stem, ending string }{
 	"application/vnd.docker.ai.gguf.v3":             {"model", ".gguf"},
 	"application/vnd.docker.ai.safetensors":         {"model", ".safetensors"},
@@ -37,9 +38,10 @@ var unnamed = map[string]struct{ stem, ending string }{
 	"application/vnd.docker.ai.chat.template.jinja": {"template", ".jinja"},
 }
 
-// Artifact is the model in an artifact of ModelPack or of Docker. Nothing is read but its
-// manifest, and archives that are compressed; contents are read when it is pushed.
-// Errors: what is none of these, a layer of an unknown kind, a file without a name.
+// Artifact returns the model in an artifact of ModelPack or of Docker. It reads only the
+// manifest, and archives that are compressed. Contents are read during the push. It is an
+// error if the artifact is neither of the two, if a layer is of an unknown kind, or if a
+// file has no name.
 func Artifact(ctx context.Context, reg oci.Reader, repo, ref string) (*Model, error) {
 	got, err := reg.GetManifest(ctx, repo, ref)
 	if err != nil {
@@ -67,7 +69,8 @@ func Artifact(ctx context.Context, reg oci.Reader, repo, ref string) (*Model, er
 	return out, out.check()
 }
 
-// take takes in a layer, the nth of as many of its kind.
+// take adds a layer to the model. nth and of number it among the layers of its media
+// type.
 func (m *Model) take(ctx context.Context, reg oci.Reader, repo string, l oci.Descriptor, nth, of int) error {
 	layer, isArchive := archiveType(l.MediaType)
 	if isArchive {
@@ -109,7 +112,7 @@ func nameOf(l oci.Descriptor, nth, of int) (string, error) {
 	return fmt.Sprintf("%s-%05d-of-%05d%s", u.stem, nth, of, u.ending), nil
 }
 
-// archiveType returns the media type that an archive has as a layer of an image.
+// archiveType returns the media type of an archive as a layer of an image.
 func archiveType(mediaType string) (string, bool) {
 	switch {
 	case strings.HasSuffix(mediaType, ".tar"):

@@ -9,13 +9,13 @@ import (
 	"path/filepath"
 )
 
-// left are directories that tools keep in a model's directory and that are none of its
-// files: the history of git, and what huggingface-cli notes of downloads.
+// left holds directories that tools keep in a model's directory and that are not a part
+// of it: the history of git, and the notes of huggingface-cli about downloads.
 var left = map[string]bool{".git": true, ".cache": true}
 
-// Dir is the model of the files below a directory. A symbolic link to a file counts as
-// the file, also where that is outside, as in the cache of Hugging Face; one to a
-// directory, and what is no file, is an error.
+// Dir returns the model of the files below a directory. A symbolic link to a file counts
+// as the file, even if that is outside the directory, as in the cache of Hugging Face. A
+// link to a directory, or anything that is not a file, is an error.
 func Dir(dir string) (*Model, error) {
 	m := &Model{}
 	err := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {

@@ -1,13 +1,13 @@
 // Package model makes images of models, which container runtimes can mount as volumes.
 //
 // A model is a set of files: those of a directory ([Dir]), or those in an artifact of
-// ModelPack or of Docker, whose layers are files and no archives, so that no runtime can
-// unpack it ([Artifact]). [Push] makes an ordinary image of either, whose layers are
-// archives that are not compressed. Each large file has a layer of its own, so that a
-// later version sends only what changed.
+// ModelPack or of Docker ([Artifact]). The layers of such artifacts are plain files, so
+// no runtime can unpack them. [Push] makes an ordinary image of either, whose layers are
+// uncompressed archives. Each large file has a layer of its own, so that a later version
+// sends only what changed.
 //
-// The same files become the same image, to the digest: archives have no times, owners
-// or other properties of where the files were.
+// The same files become the same image, with the same digest: archives hold no times,
+// owners or other properties of the files' origin.
 package model
 
 import (
@@ -29,8 +29,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// ownLayer is from which size on a file has a layer of its own, in bytes. Below it, a
-// layer's request costs more than the bytes that another version would save.
+// ownLayer is the size from which on a file has a layer of its own, in bytes. For smaller
+// files, a request for a layer costs more than another version would save.
 const ownLayer = 16 << 20
 
 // Model is the files of a model, in the order of their paths.
@@ -38,7 +38,7 @@ type Model struct {
 	files []file
 	// archives are layers that are archives already, below those of files.
 	archives []archive
-	// from are annotations that say what the model was made of.
+	// from holds annotations that say what the model was made from.
 	from map[string]string
 }
 
@@ -57,7 +57,7 @@ type archive struct {
 	diffID oci.Digest
 }
 
-// add takes in a file. Errors: a path that leads out of the model, or that is taken.
+// add adds a file. It is an error if the path leads out of the model or is taken.
 func (m *Model) add(f file) error {
 	if !fs.ValidPath(f.path) || f.path == "." {
 		return fmt.Errorf("%q is no path of a file in a model", f.path)
@@ -89,8 +89,7 @@ func (m *Model) check() error {
 	return nil
 }
 
-// Files returns how many files there are, without those in archives, and their size in
-// bytes.
+// Files returns the number of files, without those in archives, and their size in bytes.
 func (m *Model) Files() (n int, sizeBytes int64) {
 	for _, f := range m.files {
 		sizeBytes += f.size
@@ -98,7 +97,8 @@ func (m *Model) Files() (n int, sizeBytes int64) {
 	return len(m.files), sizeBytes
 }
 
-// layers returns the files of each layer: the small ones together, each other alone.
+// layers returns the files of each layer. Small files share layers, and each large file
+// has its own.
 func (m *Model) layers() [][]file {
 	var small []file
 	var out [][]file
@@ -163,12 +163,12 @@ func writeFile(ctx context.Context, t *tar.Writer, f file) error {
 
 // Options of [Push].
 type Options struct {
-	// Repo and Tag are what is pushed to.
+	// Repo and Tag name the image that is pushed.
 	Repo, Tag string
-	// Platforms that the image says it is for, as runtimes look for their own; the
-	// files are the same. Needed.
+	// Platforms are the platforms that the image is for, because runtimes look for their
+	// own. The files are the same for all. Required.
 	Platforms []ocispec.Platform
-	// Progress, when set, is told how many bytes of the model were read and sent.
+	// Progress, if set, is called with how many bytes of the model were read and sent.
 	Progress func(read, sent int64)
 }
 
@@ -177,22 +177,22 @@ type Pushed struct {
 	Repo   string     `json:"repository"`
 	Tag    string     `json:"tag"`
 	Digest oci.Digest `json:"digest"`
-	// Files of the model that were put into layers, and their Bytes.
+	// Files counts the model's files in layers, and Bytes their size.
 	Files int   `json:"files"`
 	Bytes int64 `json:"bytes"`
-	// Layers of the image, of which Sent were not in the repository before.
+	// Layers counts the layers of the image, and Sent those that the repository did not
+	// have.
 	Layers int `json:"layers"`
 	Sent   int `json:"layers_sent"`
 }
 
-// Registry is what a model is pushed to.
+// Registry is the destination of a model.
 type Registry interface {
 	oci.Reader
 	oci.Writer
 }
 
-// Push makes an image of a model and pushes it. What the repository has is not sent
-// again.
+// Push makes an image of a model and pushes it. It does not send what the repository has.
 func Push(ctx context.Context, reg Registry, m *Model, o Options) (Pushed, error) {
 	if err := errors.Join(oci.CheckName(o.Repo), oci.CheckTag(o.Tag), m.check()); err != nil {
 		return Pushed{}, err
@@ -214,7 +214,7 @@ func Push(ctx context.Context, reg Registry, m *Model, o Options) (Pushed, error
 	return p.out, err
 }
 
-// pusher is a push under way.
+// pusher is a push in progress.
 type pusher struct {
 	reg        Registry
 	o          Options
@@ -248,8 +248,8 @@ func (p *pusher) mount(ctx context.Context, a archive) error {
 	return nil
 }
 
-// layer adds a layer of files. They are read twice, as the digest is needed first; most
-// often, of a model that is pushed again, it is there.
+// layer adds a layer of files. It reads them twice, because the digest is needed first.
+// If the model was pushed before, the layer is mostly there already.
 func (p *pusher) layer(ctx context.Context, files []file) error {
 	h := sha256.New()
 	read := &counter{w: h, total: &p.read, tell: p.tell}

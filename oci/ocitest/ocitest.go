@@ -25,7 +25,7 @@ type Options struct {
 	LargeSize int
 	// Racers is the number of goroutines that do the same thing at once. Default 8.
 	Racers int
-	// Remote says that requests go over a network. A body that breaks off may then be
+	// Remote says that requests go over a network. Then a body that breaks off may be
 	// reported as any error, because nothing answers it.
 	Remote bool
 	// FixedDigest says that an upload whose commit broke off may only be committed with

@@ -186,8 +186,8 @@ func (s *suite) uploadBrokenOff() {
 
 // settled asks for the status until no request writes any more, and returns the size.
 // Over a network the other side may still be busy with a request that was given up here,
-// or about to begin with it. settled waits a moment for that until more than before bytes
-// have arrived: a late chunk of unknown length would be appended wherever the upload
+// or about to begin with it. settled waits a moment until more than before bytes have
+// arrived, because a late chunk of unknown length would be appended wherever the upload
 // stands.
 func (s *suite) settled(id string, before int64) int64 {
 	s.Helper()
@@ -213,7 +213,7 @@ func (s *suite) settled(id string, before int64) int64 {
 	return 0
 }
 
-// uploadAnnouncedWrongly sends a body of another length than announced.
+// uploadAnnouncedWrongly sends a body whose length differs from the announced one.
 func (s *suite) uploadAnnouncedWrongly() {
 	if s.o.Remote {
 		s.Skip("an HTTP client cannot send a body of another length than it announces")

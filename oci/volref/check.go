@@ -12,7 +12,7 @@ import (
 // 16 TiB without the feature 64bit.
 const MaxDevice = 16 << 40
 
-// Limits of what a record may say. Images have at most some 130 layers.
+// Limits of a record's values. Images have at most some 130 layers.
 const (
 	maxLayers = 1000
 	maxText   = 200 // bytes of a cluster's, pool's or namespace's name
@@ -21,9 +21,9 @@ const (
 // RecordVersion is the version of records that this code writes and reads.
 const RecordVersion = 1
 
-// Check tells whether a record that came from somewhere else can be used: it is of
-// a version and has only features that are known, and contradicts itself nowhere.
-// What is too new for this code is an *[UnsupportedError].
+// Check returns an error if a record from elsewhere cannot be used. The record must be of
+// a known version, have only known features, and be consistent. If it is too new for this
+// code, the error is an *[UnsupportedError].
 func (r *Record) Check() error {
 	if r.Version != RecordVersion {
 		return &UnsupportedError{fmt.Sprintf("its record is of version %d; known is %d", r.Version, RecordVersion)}
@@ -101,7 +101,7 @@ func (p *Place) check() error {
 	return nil
 }
 
-// notInName tells of what would be read as something else in the configuration of
+// notInName reports whether a byte would have another meaning in the configuration of
 // Ceph or in a path.
 func notInName(c byte) bool {
 	return c <= ' ' || c >= 0x7f || c == '/' || c == '@' || c == '"' || c == '\'' || c == '\\'

@@ -10,8 +10,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// UnsupportedError says that an image cannot be a volume, now and later: the file
-// system cannot hold it, or a node would read it as something else.
+// UnsupportedError says that an image can never be a volume: the file system cannot hold
+// it, or a node would misread it.
 type UnsupportedError struct {
 	Reason string
 }
@@ -19,17 +19,18 @@ type UnsupportedError struct {
 // Error implements error.
 func (e *UnsupportedError) Error() string { return "the image cannot be a volume: " + e.Reason }
 
-// ClonePrefix begins the names of containers' clones. No other volume has it.
+// ClonePrefix begins the names of containers' clones. No other volume's name begins with
+// it.
 const ClonePrefix = "c-"
 
 // maxName is the longest name of a volume in bytes.
 const maxName = 100
 
-// errName says what a name is.
+// errName says what a name may be.
 var errName = errors.New("a name of a volume has 1 to 100 of a-z, 0-9, '-', '.' and '_', and begins with a letter")
 
-// CheckName tells whether a name can be a volume's. What can is a path element,
-// too, and is none of "." and "..".
+// CheckName returns an error if a name cannot be that of a volume. A valid name is also a
+// path element, and never "." or "..".
 func CheckName(id string) error {
 	ok := len(id) > 0 && len(id) <= maxName && id[0] >= 'a' && id[0] <= 'z'
 	for i := 0; ok && i < len(id); i++ {
@@ -42,19 +43,19 @@ func CheckName(id string) error {
 	return nil
 }
 
-// layoutVersion is that of the layouts of trees as file systems. A change to what
-// is written for a tree is another version, so that volumes of one name always
-// have the same bytes.
+// layoutVersion is the version of the way in which trees are laid out in a file system.
+// It changes with every change of the bytes written for a tree, so that volumes of one
+// name always have the same bytes.
 const layoutVersion = 1
 
-// VolumeName is the name of the volume with the tree of layers, from the bottom
-// up, in a file system: the same wherever it is built.
+// VolumeName returns the name of the volume that holds the tree of layers, from the
+// bottom up, in a file system. It is the same wherever the volume is built.
 func VolumeName(fs string, layers []oci.Digest) string {
 	return fmt.Sprintf("%s-%x", fs, nameSum("volume", fs, layers)[:20])
 }
 
-// VolumeUUID is the identity of a file system. A chain has one, of its bottom
-// layer: it must not change from layer to layer.
+// VolumeUUID returns the UUID of a file system. All volumes of a chain have the UUID of
+// the bottom layer, because it must not change from layer to layer.
 func VolumeUUID(fs string, layers []oci.Digest) [16]byte {
 	var id [16]byte
 	copy(id[:], nameSum("uuid", fs, layers))
@@ -63,7 +64,7 @@ func VolumeUUID(fs string, layers []oci.Digest) [16]byte {
 	return id
 }
 
-// nameSum is the SHA-256 of a text that stands for layers and nothing else.
+// nameSum returns the SHA-256 of a text that stands for layers and for nothing else.
 func nameSum(what, fs string, layers []oci.Digest) []byte {
 	h := sha256.New()
 	fmt.Fprintf(h, "slipway %s %d %s\n", what, layoutVersion, fs)
@@ -73,5 +74,5 @@ func nameSum(what, fs string, layers []oci.Digest) []byte {
 	return h.Sum(nil)
 }
 
-// IsClone tells whether a name is that of a container's clone.
+// IsClone reports whether a name is that of a container's clone.
 func IsClone(id string) bool { return strings.HasPrefix(id, ClonePrefix) }

@@ -1,7 +1,7 @@
-// Package volref holds what a registry, its clients and nodes say to one another about
-// an image as block volumes: the record that lists the volumes of its layers, the place
-// that stores them, and the credential to read them. The volumes themselves are
-// package block's. docs/formats/volume.md specifies the JSON.
+// Package volref holds what a registry, its clients and nodes exchange about an image as
+// block volumes: the record that lists the volumes of its layers, the place that stores
+// them, and the credential to read them. Package block handles the volumes themselves.
+// docs/formats/volume.md specifies the JSON.
 package volref
 
 import (
@@ -18,8 +18,8 @@ const (
 	EROFS = "erofs"
 )
 
-// Record says where an image is as volumes, in one file system and one place. Its
-// JSON is what the registry serves and what the referrer of the image holds
+// Record says where the volumes of an image are, in one file system and one place. The
+// registry serves it as JSON, and the referrer of the image holds it
 // (docs/formats/volume.md).
 type Record struct {
 	// Version of the format: 1.
@@ -28,9 +28,10 @@ type Record struct {
 	Manifest oci.Digest `json:"manifest"`
 	FS       string     `json:"fs"`
 	Place    Place      `json:"place"`
-	// Layers from the bottom up; with EROFS only the last one has a volume.
+	// Layers are the layers from the bottom up. With EROFS only the last one has a
+	// volume.
 	Layers []RecordLayer `json:"layers"`
-	// Features of the volumes that a node must know; a node that does not know one
+	// Features are the features of the volumes. A node that does not know one of them
 	// must not use the record.
 	Features []string `json:"features,omitempty"`
 }
@@ -38,14 +39,15 @@ type Record struct {
 // RecordLayer is a layer and the volume that holds the tree up to it.
 type RecordLayer struct {
 	Digest oci.Digest `json:"digest"`
-	// Volume is empty where there is none.
+	// Volume is the name of the volume. It is empty if there is none.
 	Volume string `json:"volume,omitempty"`
-	// Size in bytes of the device, and Used of what it stores over the one below.
+	// Size is the size of the device, and Used what the volume stores beyond the one
+	// below, in bytes.
 	Size int64 `json:"size,omitempty"`
 	Used int64 `json:"used,omitempty"`
 }
 
-// Volume is the name of the volume with the image's whole tree.
+// Volume returns the name of the volume that holds the image's whole tree.
 func (r *Record) Volume() string {
 	if len(r.Layers) == 0 {
 		return ""
@@ -53,23 +55,23 @@ func (r *Record) Volume() string {
 	return r.Layers[len(r.Layers)-1].Volume
 }
 
-// Place is where volumes are: what a node must be connected to if it is to read
-// them. Two stores of one Place have the same volumes.
+// Place says where volumes are: what a node must be connected to in order to read them.
+// Two stores of one Place have the same volumes.
 type Place struct {
 	// Driver is "rbd" or "file".
 	Driver string `json:"driver"`
-	// Cluster is the fsid of a Ceph cluster, or the random identity in a shared
+	// Cluster is the fsid of a Ceph cluster, or the random identity of a shared
 	// directory.
 	Cluster string `json:"cluster"`
-	// Pool and Namespace of RBD; empty for files.
+	// Pool and Namespace of RBD. They are empty for files.
 	Pool      string `json:"pool,omitempty"`
 	Namespace string `json:"namespace,omitempty"`
 }
 
-// Credential lets a node use volumes for a while. That of a shared directory is
-// empty: the directory is mounted on the node, or it is not.
+// Credential lets a node use volumes for a while. For a shared directory it is empty: the
+// directory is mounted on the node, or it is not.
 type Credential struct {
-	// User without "client." and Key of cephx.
+	// User, without "client.", and Key of cephx.
 	User string `json:"user,omitempty"`
 	Key  string `json:"key,omitempty"`
 	// Monitors are the addresses of the cluster, as in mon_host.
@@ -77,6 +79,6 @@ type Credential struct {
 	// Clones is the namespace of the pool in which this credential may make
 	// clones; empty if it may only read.
 	Clones string `json:"clones,omitempty"`
-	// Expires is when it ends; zero: never.
+	// Expires is when the credential ends. Zero means never.
 	Expires time.Time `json:"expires,omitzero"`
 }

@@ -18,7 +18,8 @@ func Pool(files ...string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// SystemPool returns the certificates of a file in PEM form beside those that the system trusts.
+// SystemPool returns the certificates of a file in PEM form, added to those that the
+// system trusts.
 func SystemPool(file string) (*x509.CertPool, error) {
 	pool, err := x509.SystemCertPool()
 	if err != nil {
@@ -38,8 +39,9 @@ func addCerts(pool *x509.CertPool, file string) error {
 	return nil
 }
 
-// ClientTLS returns how a client trusts the authorities of a file, and shows a certificate with its key. Each
-// of the files may be empty: it then trusts whom the system trusts, and shows nothing.
+// ClientTLS returns a client's TLS configuration: the authorities it trusts, and its
+// certificate with the key. Each file may be "": then the client trusts the system's
+// authorities, and shows no certificate.
 func ClientTLS(ca, cert, key string) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if ca != "" {

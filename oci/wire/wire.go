@@ -1,5 +1,6 @@
-// Package wire reads and writes the parts of HTTP that every client and server of a registry, and every
-// driver of an object store, needs: byte ranges, Retry-After, and who is trusted over TLS.
+// Package wire reads and writes the parts of HTTP that every client and server of a
+// registry, and every driver of an object store, needs: byte ranges, Retry-After, and
+// trusted certificates.
 package wire
 
 import (
@@ -10,8 +11,8 @@ import (
 	"time"
 )
 
-// RetryAfter reads a Retry-After header, seconds or a date; 0 means that there is none or it is past. It is
-// never negative.
+// RetryAfter reads a Retry-After header, in seconds or as a date. It returns 0 if there
+// is none or it is past, and never a negative duration.
 func RetryAfter(s string, now time.Time) time.Duration {
 	if n, err := strconv.ParseUint(s, 10, 31); err == nil {
 		return time.Duration(n) * time.Second
@@ -22,14 +23,14 @@ func RetryAfter(s string, now time.Time) time.Duration {
 	return 0
 }
 
-// Seconds returns the value of a Retry-After header: whole seconds, at least one and no more than an int32
-// holds.
+// Seconds returns the value of a Retry-After header: whole seconds, at least one and at
+// most what an int32 holds.
 func Seconds(d time.Duration) string {
 	return strconv.FormatInt(min(max(1, int64((d-1)/time.Second)+1), 1<<31-1), 10)
 }
 
-// Range returns the value of a Range header that asks for n bytes from off on, or for all from there if n is
-// not positive. It is empty if that is the whole content.
+// Range returns the value of a Range header for n bytes from off on, or for everything
+// from there if n is not positive. It is empty for the whole content.
 func Range(off, n int64) string {
 	last := off + n - 1
 	switch {
@@ -41,9 +42,10 @@ func Range(off, n int64) string {
 	return ""
 }
 
-// ParseRange reads a Range header of one range of bytes. last is -1 in "bytes=A-". In "bytes=-N", which means
-// the last N bytes, first is -1 and last is N. The name of the unit is in any case, and a number may be larger
-// than a file can be: clients that want the rest write the largest one they have.
+// ParseRange reads a Range header with one range of bytes. last is -1 in "bytes=A-". In
+// "bytes=-N", which means the last N bytes, first is -1 and last is N. The unit may be in
+// any case. A number may be larger than any file, because clients that want the rest
+// write the largest number they have.
 func ParseRange(s string) (first, last int64, ok bool) {
 	unit, spec, ok := strings.Cut(s, "=")
 	from, to, dash := strings.Cut(strings.TrimSpace(spec), "-")
@@ -60,8 +62,8 @@ func ParseRange(s string) (first, last int64, ok bool) {
 	return first, last, ok
 }
 
-// position reads digits and nothing else. A number that is too large is the largest but one, so that the bytes
-// up to there can be counted.
+// position reads digits and nothing else. A number that is too large becomes the largest
+// but one, so that the bytes up to it can be counted.
 func position(s string) (int64, bool) {
 	if s == "" || strings.Trim(s, "0123456789") != "" {
 		return 0, false
