@@ -13,23 +13,22 @@ type Layer struct {
 	Index  *gear.Index
 }
 
-// BuildOptions say what package volume/chain builds, and adjust how.
+// BuildOptions say what package volume/chain builds, and how.
 type BuildOptions struct {
 	// FS is Ext4 or EROFS; default Ext4.
 	FS string
-	// Progress, when set, is told how far the build is.
-	// Calls do not overlap.
+	// Progress, if set, is called with the progress of the build. Calls do not overlap.
 	Progress func(Progress)
-	// Log, when set, gets a line for each volume that is made.
+	// Log, if set, gets a line for each volume that is built.
 	Log *slog.Logger
 }
 
-// Progress is how far a build is.
+// Progress is the progress of a build.
 type Progress struct {
-	// Volume that is being written, or waited for.
+	// Volume is the volume that is being written or waited for.
 	Volume string
-	// Written and Total are bytes of contents and of the file system's own.
+	// Written and Total count bytes of contents and of the file system itself.
 	Written, Total int64
-	// Waiting: another builder writes the volume.
+	// Waiting reports that another builder writes the volume.
 	Waiting bool
 }

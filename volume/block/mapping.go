@@ -4,13 +4,13 @@ import "example.org/slipway/oci/volref"
 
 // Mapping is a volume as a node uses it: as a file or a device.
 type Mapping struct {
-	// Name of the file; one path element.
+	// Name is the name of the file, a single path element.
 	Name string `json:"name"`
-	// Place and ID of the volume.
+	// Place and ID identify the volume.
 	Place volref.Place `json:"place"`
 	ID    string       `json:"id"`
-	// Writable is a clone that is being written; otherwise the volume is committed.
+	// Writable marks a clone that is being written. Otherwise the volume is committed.
 	Writable bool `json:"writable,omitempty"`
-	// Credential that it is opened with.
+	// Credential is the credential with which the volume is opened.
 	Credential volref.Credential `json:"credential"`
 }

@@ -2,22 +2,22 @@ package block
 
 import "example.org/slipway/gear"
 
-// Plan is what has to be written to a volume to bring it from one tree to the
-// next: from zeros to the tree of the first layer, from that of one layer to that
-// of the next. Extents of a plan do not overlap and are in blocks of 4,096 bytes;
-// what it does not name stays as it is below.
+// Plan is what must be written to a volume to bring it from one tree to the next: from
+// zeros to the tree of the first layer, or from the tree of one layer to that of the
+// next. Extents of a plan do not overlap and consist of blocks of 4,096 bytes. What a
+// plan does not name stays as it is below.
 type Plan struct {
 	// Size in bytes of the device.
 	Size int64
 	// Meta is what the file system itself writes, by offset.
 	Meta []Bytes
-	// Files is where contents go. The rest of a file's last block is zeros.
+	// Files says where contents go. The rest of a file's last block is zeros.
 	Files []Placed
-	// Zeros are extents that must read as zeros and may not do so below.
+	// Zeros are extents that must read as zeros and may not do so in the volume below.
 	Zeros []Extent
 }
 
-// Bytes is a stretch of the device and what is in it, whole blocks.
+// Bytes is a stretch of the device and its bytes, in whole blocks.
 type Bytes struct {
 	Off  int64
 	Data []byte
@@ -28,8 +28,8 @@ type Extent struct {
 	Off, Len int64
 }
 
-// Placed is a content and where it goes: its bytes fill the extents one after the
-// other. One content may be at several places of the plan.
+// Placed is a content and where it goes: its bytes fill the extents one after the other.
+// A content may be at several places of the plan.
 type Placed struct {
 	File    gear.File
 	Extents []Extent

@@ -18,8 +18,9 @@ import (
 
 // Options are the options of Run. The zero value is good.
 type Options struct {
-	// Where returns how another process opens the place of a store. The function that [Main] was
-	// called with gets the result. If Where is nil, the cases with other processes are skipped.
+	// Where returns how another process opens the place of a store. It is passed to the
+	// function with which [Main] was called. If Where is nil, the cases with other
+	// processes are skipped.
 	Where func(block.Store) string
 	// Death is how long after the death of a process its leases and locks may last.
 	// Default 30 s.

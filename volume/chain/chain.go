@@ -1,11 +1,11 @@
 // Package chain builds images as volumes: with ext4 a chain of clones, one for each
-// layer, with EROFS a single volume.
+// layer; with EROFS a single volume.
 //
-// Builders need not know of each other. A volume has a name that stands for its
-// layers, and whoever writes it writes the same bytes at the same places. So a
-// volume that another builder is writing is waited for; one whose builder died is
-// written again, over what is there; and when two builders take turns by mistake, no
-// harm is done.
+// Builders need not know of each other. A volume's name stands for its layers, and
+// everyone who writes it writes the same bytes at the same places. A builder waits for a
+// volume that another builder is writing. If that builder died, it writes the volume
+// again, over what is there. If two builders write a volume in turn by mistake, that does
+// no harm.
 package chain
 
 import (
@@ -23,16 +23,17 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// maxRestarts is how often a build is begun again because a volume below was
-// removed meanwhile.
+// maxRestarts is how often a build starts again because a volume below was removed
+// meanwhile.
 const maxRestarts = 5
 
-// Build makes what is missing of an image's volumes in s and returns its record, with
-// no Manifest. layers are from the bottom up. Contents that a volume below has are
-// read from there; all others of a volume come from files, each once. o may be nil.
+// Build makes the missing volumes of an image in s and returns its record, without a
+// Manifest. layers are in order from the bottom. Contents that a volume below has are
+// read from there. All other contents of a volume come from files, once each. o may be
+// nil.
 //
-// A build that breaks off, for whatever reason, leaves whole volumes, and at most one
-// that the next build of any image with those layers finishes. Errors:
+// A build that breaks off, for whatever reason, leaves complete volumes, and at most one
+// that the next build of any image with those layers completes. Errors:
 // *[volref.UnsupportedError], those of the store and of files.
 func Build(ctx context.Context, s block.Store, layers []block.Layer, files gear.FileSource, o *block.BuildOptions) (*volref.Record, error) {
 	b := &build{s: s, layers: layers, files: files}
@@ -52,7 +53,7 @@ func Build(ctx context.Context, s block.Store, layers []block.Layer, files gear.
 	return rec, nil
 }
 
-// build is one build under way.
+// build is a build in progress.
 type build struct {
 	s      block.Store
 	layers []block.Layer
@@ -68,7 +69,7 @@ type step struct {
 	layer      int // the place in layers of the last one in it
 	id, parent string
 	plan       *block.Plan // nil if the volume was there at the beginning
-	// below are places in volumes further down where contents of the plan are.
+	// below says which contents of the plan are in volumes further down, and where.
 	below map[gear.Name]source
 }
 
@@ -110,10 +111,10 @@ func (b *build) run(ctx context.Context) (*volref.Record, error) {
 	return rec, err
 }
 
-// errRemoved says that a volume which was there is not any more.
+// errRemoved says that a volume that existed has been removed.
 var errRemoved = fmt.Errorf("a volume below was removed meanwhile: %w", block.ErrNotFound)
 
-// make makes what is missing, from the bottom up.
+// make makes the missing volumes, from the bottom up.
 func (b *build) make(ctx context.Context, digests []oci.Digest) error {
 	missing, err := b.missing(ctx)
 	if err != nil || missing == len(b.steps) {
@@ -131,8 +132,8 @@ func (b *build) make(ctx context.Context, digests []oci.Digest) error {
 	return nil
 }
 
-// missing returns the place of the first volume that is not there or not complete.
-// What is above it cannot be.
+// missing returns the index of the first volume that is missing or incomplete. The
+// volumes above it cannot be complete.
 func (b *build) missing(ctx context.Context) (int, error) {
 	for i := len(b.steps) - 1; i >= 0; i-- {
 		switch info, err := b.s.Stat(ctx, b.steps[i].id); {
@@ -166,10 +167,10 @@ func (b *build) record(ctx context.Context) (*volref.Record, error) {
 	return r, nil
 }
 
-// usable tells whether the image can be the lower layer of an overlay: whoever mounts
-// its volume there must see what it has. A layer above may have removed what a layer
-// below has, so that the volumes below are made, for this image, all the same: those
-// that are there say nothing of an image that ends with them.
+// usable returns an error if the image cannot be the lower layer of an overlay, because
+// the overlay would not show what the volume holds. A layer above may have removed what
+// makes a layer below unusable. So the volumes below are made for this image all the
+// same. Their existence says nothing about an image that ends with them.
 func (b *build) usable() error {
 	indexes := make([]*gear.Index, len(b.layers))
 	suspect := false
@@ -187,8 +188,7 @@ func (b *build) usable() error {
 	return usable(x)
 }
 
-// usable returns an error that names an entry which an overlay reads as something
-// else.
+// usable returns an error that names an entry to which an overlay gives another meaning.
 func usable(x *gear.Index) error {
 	for i := range x.Entries {
 		e := &x.Entries[i]
@@ -210,7 +210,7 @@ const (
 	maxPause   = 2 * time.Second
 )
 
-// volume makes one volume, or waits until another builder has.
+// volume makes one volume, or waits until another builder has made it.
 func (b *build) volume(ctx context.Context, st *step) error {
 	orphan := false // nobody wrote it at the last look
 	for pause := firstPause; ; {
@@ -239,18 +239,18 @@ func (b *build) volume(ctx context.Context, st *step) error {
 	}
 }
 
-// errOrphan is of a volume that is not complete and that nobody writes. Its builder
-// may be about to commit it.
+// errOrphan is returned for an incomplete volume that nobody writes. Its builder may be
+// about to commit it.
 var errOrphan = errors.New("nobody writes it")
 
-// begin opens a volume to be written; nil if it is complete. Errors: block.ErrInUse
-// and block.ErrExists of one that another builder writes, errOrphan, errRemoved.
+// begin opens a volume for writing. It returns nil if the volume is complete. Errors:
+// block.ErrInUse and block.ErrExists if another builder writes it, errOrphan, errRemoved.
 func (b *build) begin(ctx context.Context, st *step, orphan bool) (block.Volume, error) {
 	info, err := b.s.Stat(ctx, st.id)
 	switch {
 	case errors.Is(err, block.ErrNotFound):
 		v, err := b.s.Create(ctx, st.id, st.parent, st.plan.Size)
-		// Not complete: another builder makes it again.
+		// If the volume is incomplete, another builder makes it again.
 		if errors.Is(err, block.ErrNotFound) || errors.Is(err, block.ErrNotCommitted) {
 			return nil, errRemoved
 		}
@@ -274,7 +274,7 @@ func (b *build) begin(ctx context.Context, st *step, orphan bool) (block.Volume,
 	case v.Size() == st.plan.Size && info.Parent == st.parent:
 		return v, nil
 	}
-	// Of a builder that knew other layers by this name, which is none of ours.
+	// Its builder knew other layers by this name, so it is not ours.
 	if err := v.Close(); err != nil {
 		return nil, err
 	}
@@ -284,8 +284,8 @@ func (b *build) begin(ctx context.Context, st *step, orphan bool) (block.Volume,
 	return nil, block.ErrInUse // look again
 }
 
-// write fills a volume and commits it. One that cannot be finished is removed, to
-// give its room back; if that fails, too, the next build finds it.
+// write fills a volume and commits it. It removes a volume that cannot be completed, to
+// free its space. If that fails, too, the next build finds it.
 func (b *build) write(ctx context.Context, st *step, v block.Volume) error {
 	begun := time.Now()
 	err := b.fill(ctx, st, v)
@@ -305,8 +305,8 @@ func (b *build) write(ctx context.Context, st *step, v block.Volume) error {
 	return nil
 }
 
-// takeBack removes a volume that this builder cannot finish. Whoever went on with it
-// meanwhile keeps it, and what is complete is somebody's.
+// takeBack removes a volume that this builder cannot complete. It does not remove a
+// volume that another builder continues or that is complete.
 func (b *build) takeBack(ctx context.Context, id string) error {
 	info, err := b.s.Stat(ctx, id)
 	if err == nil && !info.Committed {
@@ -318,10 +318,10 @@ func (b *build) takeBack(ctx context.Context, id string) error {
 	return err
 }
 
-// commit commits a volume. A builder that took it for abandoned has it open for a
+// commit commits a volume. A builder that took the volume for abandoned has it open for a
 // moment, or writes it once more and commits it itself.
 func (b *build) commit(ctx context.Context, st *step) error {
-	// Sooner than that one looks again.
+	// The pause is shorter than that builder's.
 	for pause := firstPause / 10; ; pause = min(pause*3/2, maxPause) {
 		err := b.s.Commit(ctx, st.id)
 		if !errors.Is(err, block.ErrInUse) {

@@ -18,25 +18,24 @@ import (
 )
 
 const (
-	// A batch is what one Fetch asks for, as when an image is exported: an image of
-	// 2 GB needs some thirty round trips.
+	// batchBytes is how many bytes one Fetch asks for, as when an image is exported. An
+	// image of 2 GB needs some thirty round trips.
 	batchBytes = 64 << 20
 	batchFiles = 4096
-	// parallel is how many batches are fetched at a time: they hide each other's
-	// round trips, and two cores are busy with sums.
+	// parallel is how many batches are fetched at a time. They hide each other's round
+	// trips, and computing the sums keeps two cores busy.
 	parallel = 4
 
-	// piece is how many bytes of a content are read at a time; whole blocks.
+	// piece is how many bytes of a content are read at a time, in whole blocks.
 	piece = 256 << 10
-	// gathered is how many bytes of small files that lie side by side are written
-	// at once.
+	// gathered is how many bytes of adjacent small files are written at once.
 	gathered = 1 << 20
-	// hole is the least run of zeros, in whole pieces of a content, that is not
+	// hole is the shortest run of zeros, in whole pieces of a content, that is not
 	// written.
 	hole = 64 << 10
 )
 
-// content is a content of a plan and all the places where it goes.
+// content is a content of a plan and all places where it goes.
 type content struct {
 	file   gear.File
 	places [][]block.Extent
@@ -72,8 +71,8 @@ func (b *build) fill(ctx context.Context, st *step, v block.Volume) error {
 	return g.Wait()
 }
 
-// contents lists the contents of a plan, each once, by their first place: those that
-// are to be fetched, and those that a volume below has.
+// contents lists the contents of a plan once each, by their first place: the contents to
+// fetch, and those that a volume below has.
 func contents(st *step) (fetch, below []*content) {
 	byName := make(map[gear.Name]*content, len(st.plan.Files))
 	for i := range st.plan.Files {
@@ -97,7 +96,7 @@ func contents(st *step) (fetch, below []*content) {
 	return fetch, below
 }
 
-// batches cuts a list of contents.
+// batches splits a list of contents.
 func batches(list []*content) [][]*content {
 	var out [][]*content
 	var batch []*content
@@ -114,7 +113,7 @@ func batches(list []*content) [][]*content {
 	return out
 }
 
-// fetch brings the contents of a batch to their places.
+// fetch fetches the contents of a batch and writes them to their places.
 func (b *build) fetch(ctx context.Context, v block.Volume, batch []*content) error {
 	files := make([]gear.File, len(batch))
 	for i, c := range batch {
@@ -133,7 +132,7 @@ func (b *build) fetch(ctx context.Context, v block.Volume, batch []*content) err
 	return w.flush()
 }
 
-// copyBelow brings contents to their places that complete volumes below have.
+// copyBelow copies contents to their places from complete volumes below.
 func (b *build) copyBelow(ctx context.Context, st *step, v block.Volume, list []*content) (err error) {
 	open := map[string]block.Volume{}
 	defer func() {
@@ -164,7 +163,7 @@ func (b *build) copyBelow(ctx context.Context, st *step, v block.Volume, list []
 	return w.flush()
 }
 
-// newExtentReader reads size bytes that lie in extents one after the other.
+// newExtentReader returns a reader of size bytes in consecutive extents.
 func newExtentReader(v io.ReaderAt, extents []block.Extent, size int64) io.Reader {
 	list := make([]io.Reader, 0, len(extents))
 	for _, e := range extents {
@@ -180,7 +179,7 @@ var buffers = sync.Pool{New: func() any { return new([piece]byte) }}
 
 var zeros [piece]byte
 
-// placer writes to a volume what comes in pieces. It is used by one goroutine.
+// placer writes pieces to a volume. One goroutine uses it.
 type placer struct {
 	v     block.Volume
 	meter *meter
@@ -190,7 +189,7 @@ type placer struct {
 
 func (b *build) placer(v block.Volume) *placer { return &placer{v: v, meter: &b.meter} }
 
-// put writes whole blocks, perhaps together with what comes next.
+// put writes whole blocks, perhaps together with those that come next.
 func (w *placer) put(p []byte, off int64) error {
 	if off != w.off+int64(len(w.run)) || len(w.run)+len(p) > gathered {
 		if err := w.flush(); err != nil {
@@ -218,8 +217,8 @@ func (w *placer) flush() error {
 	return err
 }
 
-// content reads a content, checks it and writes it to all its places. What it
-// wrote of a content that is wrong is in a volume that will not be committed.
+// content reads a content, verifies it and writes it to all its places. If the content is
+// wrong, what was written of it is in a volume that will not be committed.
 func (w *placer) content(c *content, r io.Reader) error {
 	err := w.copy(c, r)
 	if err != nil {
@@ -267,7 +266,7 @@ func (w *placer) copy(c *content, r io.Reader) error {
 	return nil
 }
 
-// place writes a piece, whole blocks, to where a content goes on.
+// place writes a piece of whole blocks to the next place of a content.
 func (w *placer) place(at *cursor, p []byte) error {
 	empty := len(p) >= hole && bytes.Equal(p, zeros[:len(p)])
 	for len(p) > 0 {
@@ -289,14 +288,14 @@ func (w *placer) place(at *cursor, p []byte) error {
 	return nil
 }
 
-// cursor is how far a content is written in its extents.
+// cursor is the position in a content's extents up to which it is written.
 type cursor struct {
 	extents []block.Extent
 	used    int64 // of the first
 }
 
-// take returns where the next n bytes go, and how many of them lie there; none
-// behind the end.
+// take returns where the next n bytes go, and how many of them fit there; none beyond the
+// end.
 func (c *cursor) take(n int64) (off, k int64) {
 	for len(c.extents) > 0 {
 		e := c.extents[0]

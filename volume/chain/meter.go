@@ -9,7 +9,7 @@ import (
 // reportStep is how many bytes are written between two calls of Progress.
 const reportStep = 256 << 10
 
-// meter counts what is written, and tells of it.
+// meter counts what is written, and reports it.
 type meter struct {
 	mu       sync.Mutex // guards all below, and the calls of tell
 	tell     func(block.Progress)
@@ -17,7 +17,7 @@ type meter struct {
 	reported int64
 }
 
-// begin sets what there is to write. A build that is begun again starts anew.
+// begin sets how much there is to write. A restarted build counts from zero again.
 func (m *meter) begin(tell func(block.Progress), total int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -14,15 +14,15 @@ import (
 	"example.org/slipway/volume/ext4"
 )
 
-// source is where a content is in a volume that is complete.
+// source says where a content is in a complete volume.
 type source struct {
 	id      string
 	extents []block.Extent
 }
 
-// plan computes what is to be written to the steps from missing on. Those below are
-// computed, too: what a layer changes follows from where the layers below have
-// theirs.
+// plan computes what is to be written to the steps from missing on. It also computes
+// those below, because the changes of a layer depend on where the layers below put their
+// contents.
 func (b *build) plan(ctx context.Context, digests []oci.Digest, missing int) error {
 	placed := map[gear.Name]source{}
 	next := b.planner(digests)
@@ -56,7 +56,7 @@ func (b *build) plan(ctx context.Context, digests []oci.Digest, missing int) err
 	return nil
 }
 
-// planner returns a function that plans the volumes in turn, each by its last layer.
+// planner returns a function that plans the volumes in order, each by its last layer.
 func (b *build) planner(digests []oci.Digest) func(layer int) (*block.Plan, error) {
 	if b.o.FS == volref.EROFS {
 		return func(layer int) (*block.Plan, error) {
@@ -77,7 +77,7 @@ func (b *build) planner(digests []oci.Digest) func(layer int) (*block.Plan, erro
 	}
 }
 
-// tree is that of the layers up to and including one.
+// tree returns the tree of the layers up to and including one.
 func (b *build) tree(layer int) (*geartree.Tree, error) {
 	indexes := make([]*gear.Index, layer+1)
 	for i := range indexes {
@@ -90,7 +90,8 @@ func (b *build) tree(layer int) (*geartree.Tree, error) {
 	return geartree.Of(x)
 }
 
-// unsupported makes of what can never be laid out an error that says so.
+// unsupported turns an error about a tree that can never be laid out into one that says
+// so.
 func unsupported(err error) error {
 	var cannot *erofs.Error
 	if errors.As(err, &cannot) || errors.Is(err, gear.ErrConflict) || errors.Is(err, gear.ErrTooLarge) {
@@ -99,7 +100,7 @@ func unsupported(err error) error {
 	return err
 }
 
-// sizeOf is how many bytes a plan writes.
+// sizeOf returns how many bytes a plan writes.
 func sizeOf(p *block.Plan) (n int64) {
 	for i := range p.Meta {
 		n += int64(len(p.Meta[i].Data))

@@ -1,6 +1,6 @@
-// Package erofslayout lays a tree out as one EROFS image with the contents of its
-// files, uncompressed: what package erofs writes, and then the contents, each
-// once, in blocks of their own. It computes; it reads and writes nothing.
+// Package erofslayout lays a tree out as one EROFS image with the contents of its files,
+// uncompressed: the metadata that package erofs writes, and then each content once, in
+// its own blocks. It only computes; it does not read or write anything.
 package erofslayout
 
 import (
@@ -13,13 +13,13 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// stretch is the most bytes that one stretch of a plan has.
+// stretch is the largest number of bytes in one stretch of a plan.
 const stretch = 1 << 20
 
-// Plan returns what brings a volume of zeros to the image of a tree. id is the
-// UUID of the file system. The same tree and id give the same plan. The image is
-// as long as the device; a node mounts it, as it is, by way of a block device or
-// as a file. Errors: *[erofs.Error] for what an image cannot hold.
+// Plan returns what turns a volume of zeros into the image of a tree. id is the UUID of
+// the file system. The same tree and id give the same plan. The image is as long as the
+// device. A node mounts it unchanged, through a block device or as a file. Errors:
+// *[erofs.Error] for what an image cannot hold.
 func Plan(t *geartree.Tree, id [16]byte) (*block.Plan, error) {
 	var head bytes.Buffer
 	room, err := erofs.WriteWithRoom(&head, t.Nodes, t.FileOf, &erofs.Options{UUID: id})

@@ -33,8 +33,8 @@ const (
 	attrEnd    = 4
 )
 
-// attrs are the attributes of an inode as they are stored; nil what is not
-// there. inode is from inodeAttrs on.
+// attrs holds the attributes of an inode as they are stored. A part is nil if it has
+// none. inode begins at inodeAttrs.
 type attrs struct{ inode, block []byte }
 
 // attr is an attribute as it is stored.
@@ -46,9 +46,9 @@ type attr struct {
 
 func (a *attr) size() int { return attrEntry + (len(a.rest)+3)&^3 + (len(a.value)+3)&^3 }
 
-// layAttrs decides which attributes go into the inode and which into the block:
-// all into the inode, else all into the block, else into the inode the longest
-// that fit there.
+// layAttrs decides which attributes go into the inode and which into the block: all into
+// the inode if they fit; else all into the block; else the longest that fit into the
+// inode, and the rest into the block.
 func layAttrs(xs []erofs.Xattr) (attrs, error) {
 	if len(xs) == 0 {
 		return attrs{}, nil
@@ -88,7 +88,7 @@ func layAttrs(xs []erofs.Xattr) (attrs, error) {
 	return attrs{encodeInodeAttrs(in), encodeBlockAttrs(out)}, nil
 }
 
-// compareAttrs is the order in which the kernel looks for them in a block.
+// compareAttrs orders attributes as the kernel expects them in a block.
 func compareAttrs(a, b attr) int {
 	return cmp.Or(cmp.Compare(a.prefix, b.prefix), cmp.Compare(len(a.rest), len(b.rest)), strings.Compare(a.rest, b.rest))
 }
@@ -144,8 +144,8 @@ func encodeBlockAttrs(list []attr) []byte {
 	return b
 }
 
-// encodeAttrs writes entries from at on and values from the end of b down. With
-// hashed, entries get their hash, and it is told each.
+// encodeAttrs writes entries from at on and values from the end of b down. If hashed is
+// set, entries get their hash, and hashed is called with each.
 func encodeAttrs(b []byte, at int, list []attr, hashed func(uint32)) {
 	le, end := binary.LittleEndian, len(b)
 	for _, a := range list {
@@ -167,7 +167,7 @@ func encodeAttrs(b []byte, at int, list []attr, hashed func(uint32)) {
 	}
 }
 
-// attrHash is the hash of a name and a value, the latter with zeros up to a
+// attrHash returns the hash of a name and a value. The value is padded with zeros to a
 // multiple of 4.
 func attrHash(name string, value []byte) uint32 {
 	h := uint32(0)
@@ -185,9 +185,8 @@ const (
 	aclDefault = "system.posix_acl_default"
 )
 
-// storedACL turns an access control list from the form of getxattr(2) into that
-// of ext4: version 1 instead of 2, and numbers only where users and groups are
-// named.
+// storedACL converts an access control list from the form of getxattr(2) to that of ext4:
+// version 1 instead of 2, and ids only for named users and groups.
 func storedACL(v string) (string, error) {
 	le := binary.LittleEndian
 	if len(v) < 4+8 || (len(v)-4)%8 != 0 || le.Uint32([]byte(v)) != 2 {

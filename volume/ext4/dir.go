@@ -19,28 +19,28 @@ const direntSize = 8
 
 func direntLen(name string) int { return (direntSize + len(name) + 3) &^ 3 }
 
-// entry is what a name in a directory stands for.
+// entry is the node that a name in a directory stands for.
 type entry struct {
 	ino  uint32
 	kind byte
 }
 
-// directory is what a directory has in it. Names stay in the block that they
-// are in, so that a change of one is a change of one block.
+// directory holds the entries of a directory. A name stays in its block, so that a change
+// of a name changes one block.
 type directory struct {
 	parent uint32
 	names  map[string]entry
 	blocks []dirBlock
 }
 
-// dirBlock is a block of a directory. "." and "..", which are in the first one,
-// are not in its names.
+// dirBlock is a block of a directory. Its names do not include "." and "..", which are in
+// the first block.
 type dirBlock struct {
 	names []string
 	used  int // bytes
 }
 
-// directories makes the entries of all directories those of the tree.
+// directories updates the entries of all directories to those of the tree.
 func (s *step) directories() {
 	s.space.fresh()
 	nodes := s.t.Nodes
@@ -78,7 +78,7 @@ func (s *step) directories() {
 	}
 }
 
-// become makes the names those of want, whose order is that of nodes.
+// become changes the names to those of want. nodes gives their order.
 func (d *directory) become(want map[string]entry, nodes []erofs.Node, order []int32) {
 	for b := range d.blocks {
 		bl := &d.blocks[b]
@@ -107,7 +107,7 @@ func (d *directory) become(want map[string]entry, nodes []erofs.Node, order []in
 	d.names = want
 }
 
-// encode returns a block of the directory, which is inode self.
+// encode returns a block of the directory. self is the directory's inode.
 func (d *directory) encode(self uint32, at int) []byte {
 	b := make([]byte, 0, blockSize)
 	last := 0 // where the last entry begins

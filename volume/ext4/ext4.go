@@ -1,20 +1,20 @@
-// Package ext4 lays trees out as an ext4 file system, one after the other, so
-// that a chain of volumes has them: each plan writes what its tree changes and
-// leaves the rest to the volume below. It computes; it reads and writes nothing.
+// Package ext4 lays out a sequence of trees as an ext4 file system, so that a chain of
+// volumes holds them: each plan writes what its tree changes and leaves the rest to the
+// volume below. It only computes; it does not read or write anything.
 //
-// What is the same in the next tree stays where it is: directories by their
-// path, files by any of their names, and files that moved by their content.
-// What is new goes where no tree before it had anything, from a boundary of
-// 4 MiB on, directories and the like first and contents after them: storage that
-// copies whole objects when a clone first writes to them has little to copy. The
-// blocks of what is gone are free to whoever mounts a clone read-write.
+// What is the same in the next tree stays where it is: directories by their path, files
+// by any of their names, and moved files by their content. New blocks go where no earlier
+// tree had any, from a boundary of 4 MiB on, first directories and the like, then
+// contents. So storage that copies whole objects when a clone first writes to them has
+// little to copy. Blocks that a tree no longer uses are free for those who mount a clone
+// read-write.
 //
-// The file system has blocks of 4,096 bytes, inodes of 256, extents, no journal,
-// no copies of the superblock, and no lost+found, which e2fsck makes where it
-// needs one. Linux mounts it since 3.16. As there is no journal, a clone that was
-// mounted read-write and not unmounted is to be checked before it is used again.
-// All times of a node are that of its last change. The layout on disk is in
-// layout.go, inode.go, extent.go, attr.go and dir.go.
+// The file system has blocks of 4,096 bytes, inodes of 256, extents, no journal, no
+// copies of the superblock, and no lost+found, which e2fsck creates where it needs one.
+// Linux has been able to mount it since 3.16. Without a journal, a clone that was mounted
+// read-write and not unmounted must be checked before it is used again. All times of a
+// node are the time of its last change. The layout on disk is in layout.go, inode.go,
+// extent.go, attr.go and dir.go.
 package ext4
 
 import (
@@ -30,32 +30,31 @@ import (
 
 // Limits of what a file system can hold, beside those of package erofs.
 const (
-	// MaxLinks is how many names a file may have. Directories may have any number
-	// of directories in them; from MaxLinks on Linux shows 1 as their links.
+	// MaxLinks is how many names a file may have. Directories may hold any number of
+	// directories. From MaxLinks on, Linux shows 1 as their number of links.
 	MaxLinks = 65000
 	// MinTime and MaxTime bound the times, in seconds since 1970: from December
 	// 1901 to April 2310. Beyond, e2fsck and Linux do not agree on what is meant.
 	MinTime = math.MinInt32
 	MaxTime = 3<<32 - 1<<31 - 1
-	// Free is the least number of bytes that a device has for those who write to a
+	// Free is the least number of free bytes that a device has for those who write to a
 	// clone of it.
 	Free = 8 << 30
 )
 
-// Image is a file system as it is after the trees applied so far. It takes some
-// 400 bytes of memory for each node. It is not safe for concurrent use.
+// Image is the file system after the trees applied so far. It takes some 400 bytes of
+// memory for each node. It is not safe for concurrent use.
 type Image struct {
 	id     [16]byte
 	inodes []*inode // by number, nil where none is; up to the greatest used so far
 	space  space
 	groups int64 // of the device
-	// sums says what is in the blocks of the file system's own. Those it does not
-	// have are zeros, or none of its own.
+	// sums holds the hashes of the file system's own blocks. A block without an entry
+	// holds zeros or does not belong to the file system itself.
 	sums map[uint32][sha256.Size]byte
 }
 
-// New returns the Image of a device of zeros. id is the UUID the file system
-// will have.
+// New returns the Image of a device of zeros. id is the UUID that the file system gets.
 func New(id [16]byte) *Image {
 	return &Image{
 		id:     id,
@@ -65,12 +64,12 @@ func New(id [16]byte) *Image {
 	}
 }
 
-// Next brings the file system to tree t and returns what that takes to write.
-// The same trees in the same order, and the same id, give the same plans. It does
-// not keep or change t. Errors: *[erofs.Error] for what an ext4 file system
-// cannot hold, and for trees of more than 16 TiB; the image is then as it was, but
-// after a tree whose contents would fit and whose directories do not, which leaves it
-// good for nothing.
+// Next brings the file system to tree t and returns what must be written for that. The
+// same trees in the same order, with the same id, give the same plans. It does not keep
+// or change t. It returns *[erofs.Error] for what an ext4 file system cannot hold, and
+// for trees of more than 16 TiB. After an error the image is unchanged, unless the
+// contents of the tree would have fit and its directories did not; then it cannot be used
+// any more.
 func (m *Image) Next(t *geartree.Tree) (*block.Plan, error) {
 	s := &step{Image: m, t: t, plan: &block.Plan{}}
 	if err := s.check(); err != nil {
@@ -92,7 +91,7 @@ func (m *Image) Next(t *geartree.Tree) (*block.Plan, error) {
 	return s.plan, nil
 }
 
-// step is the way from one tree to the next.
+// step is the transition from one tree to the next.
 type step struct {
 	*Image
 	t     *geartree.Tree
@@ -104,7 +103,7 @@ type step struct {
 	plan  *block.Plan
 }
 
-// check tells whether the file system can hold the tree, before anything is
+// check returns an error if the file system cannot hold the tree, before anything is
 // changed.
 func (s *step) check() error {
 	nodes := s.t.Nodes
@@ -142,7 +141,7 @@ func (s *step) checkNode(i int) (err error) {
 	return err
 }
 
-// primary is the node that has the inode of node i.
+// primary returns the node that has the inode of node i.
 func primary(nodes []erofs.Node, i int) int32 {
 	if to := nodes[i].Link; to != 0 {
 		return to
@@ -150,7 +149,7 @@ func primary(nodes []erofs.Node, i int) int32 {
 	return int32(i)
 }
 
-// retire frees what no node is any more.
+// retire frees inodes that no node uses any more.
 func (s *step) retire() {
 	kept := make([]bool, len(s.inodes))
 	for _, ino := range s.ino {
@@ -169,7 +168,7 @@ func (s *step) retire() {
 	}
 }
 
-// release frees blocks for good: no later tree has anything there.
+// release frees blocks for good: no later tree uses them.
 func (s *step) release(runs []run) {
 	for _, r := range runs {
 		s.space.mark(r, false)
@@ -179,8 +178,8 @@ func (s *step) release(runs []run) {
 	}
 }
 
-// assign gives the nodes that are new inodes, and all of them their properties.
-// Directories have theirs side by side: later trees change their times the most.
+// assign gives inodes to new nodes, and sets the properties of all inodes. Directories
+// have adjacent inodes, because later trees change their times the most.
 func (s *step) assign() {
 	nodes := s.t.Nodes
 	for _, dirs := range []bool{true, false} {
@@ -209,8 +208,8 @@ func (s *step) assign() {
 	}
 }
 
-// number returns a free inode: of what is gone with this tree, whose place is
-// written anyway, else a new one.
+// number returns a free inode: one that this tree freed, whose block is written anyway,
+// else a new one.
 func (s *step) number() uint32 {
 	if len(s.free) > 0 {
 		ino := s.free[0]
@@ -221,8 +220,8 @@ func (s *step) number() uint32 {
 	return uint32(len(s.inodes) - 1)
 }
 
-// attributes gives those that need them blocks for attributes and for the
-// targets of symbolic links, which are the file system's own.
+// attributes allocates the blocks for attributes and for the targets of symbolic links,
+// which belong to the file system itself.
 func (s *step) attributes() {
 	for i := range s.t.Nodes {
 		n := &s.t.Nodes[i]
@@ -241,7 +240,7 @@ func (s *step) attributes() {
 	}
 }
 
-// fit makes runs n blocks long: it adds new ones, or frees the last.
+// fit makes runs n blocks long. It adds new blocks, or frees the last ones.
 func (s *step) fit(runs []run, n int64) []run {
 	have := blocksOf(runs)
 	if n > have {
@@ -260,7 +259,7 @@ func (s *step) fit(runs []run, n int64) []run {
 	return runs
 }
 
-// contents places what files hold, unless it is there.
+// contents places the contents of files that are not placed yet.
 func (s *step) contents() {
 	s.space.fresh()
 	for i, file := range s.t.FileOf {
@@ -282,7 +281,7 @@ func (s *step) contents() {
 	}
 }
 
-// extents are the same stretches in bytes.
+// extents returns runs as extents in bytes.
 func extents(runs []run) []block.Extent {
 	out := make([]block.Extent, len(runs))
 	for i, r := range runs {
@@ -291,5 +290,5 @@ func extents(runs []run) []block.Extent {
 	return out
 }
 
-// holds tells whether an inode has a content.
+// holds reports whether an inode has a content.
 func (in *inode) holds(f *gear.File) bool { return in.content == f.Name && in.size == f.Size }

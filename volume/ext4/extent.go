@@ -21,7 +21,7 @@ const (
 	maxExtent   = 1 << 15                       // blocks
 )
 
-// extentsOf is how many extents runs take.
+// extentsOf returns how many extents runs take.
 func extentsOf(runs []run) int64 {
 	n := int64(0)
 	for _, r := range runs {
@@ -30,7 +30,7 @@ func extentsOf(runs []run) int64 {
 	return n
 }
 
-// treeBlocks is how many blocks the extents of runs take beside the inode.
+// treeBlocks returns how many blocks the extents of runs take outside of the inode.
 func treeBlocks(runs []run) int64 {
 	blocks := int64(0)
 	for n := extentsOf(runs); n > rootExtents; blocks += n {
@@ -39,8 +39,8 @@ func treeBlocks(runs []run) int64 {
 	return blocks
 }
 
-// extentTree returns what is in the inode, and the blocks of the tree, the leaves
-// first, which lie at the given places.
+// extentTree returns the part in the inode, and the blocks of the tree with the leaves
+// first. places says where the blocks go.
 func extentTree(runs, places []run) (root []byte, blocks []written) {
 	le := binary.LittleEndian
 	entries := make([]byte, 0, extentsOf(runs)*extentSize)
@@ -72,7 +72,7 @@ func extentTree(runs, places []run) (root []byte, blocks []written) {
 	return extentNode(entries, rootExtents, depth, 60), blocks
 }
 
-// extentNode is a node of the given entries in size bytes.
+// extentNode returns a node with the given entries in size bytes.
 func extentNode(entries []byte, most, depth uint16, size int) []byte {
 	b, le := make([]byte, size), binary.LittleEndian
 	le.PutUint16(b, extentMagic)
@@ -83,7 +83,7 @@ func extentNode(entries []byte, most, depth uint16, size int) []byte {
 	return b
 }
 
-// placesOf returns the blocks of runs one by one.
+// placesOf returns a function that returns the blocks of runs one by one.
 func placesOf(runs []run) func() uint32 {
 	used := uint32(0)
 	return func() uint32 {

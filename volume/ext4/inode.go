@@ -29,7 +29,8 @@ const (
 	extraSize   = 32
 	inodeAttrs  = 128 + extraSize // where attributes begin
 	extentsFlag = 0x80000
-	// fastTarget is the length of the shortest target that does not fit.
+	// fastTarget is the length of the shortest symbolic link whose target does not fit
+	// into the inode.
 	fastTarget = 60
 )
 
@@ -46,7 +47,7 @@ type inode struct {
 	dir       *directory
 }
 
-// length in bytes of what the inode has as data.
+// length returns the length of the inode's data in bytes.
 func (in *inode) length() int64 {
 	switch in.node.Mode & erofs.TypeMask {
 	case erofs.File:
@@ -59,7 +60,7 @@ func (in *inode) length() int64 {
 	return 0
 }
 
-// writeInodes writes the block of the table that begins with inode first.
+// writeInodes writes the block of the inode table that begins with inode first.
 func (s *step) writeInodes(first uint32) {
 	b := make([]byte, blockSize)
 	for i := range uint32(inodesPerBlock) {
@@ -71,7 +72,7 @@ func (s *step) writeInodes(first uint32) {
 	s.emit(inodeTable(g)+at/inodesPerBlock, b)
 }
 
-// encode fills in an inode of zeros.
+// encode fills in an inode that holds zeros.
 func (in *inode) encode(b []byte) {
 	n, le, size := &in.node, binary.LittleEndian, in.length()
 	le.PutUint16(b, uint16(n.Mode))
@@ -100,7 +101,7 @@ func (in *inode) encode(b []byte) {
 	}
 }
 
-// encodeData fills in what says where the data are.
+// encodeData fills in where the data are.
 func (in *inode) encodeData(b []byte) {
 	n, le := &in.node, binary.LittleEndian
 	switch kind := n.Mode & erofs.TypeMask; {
@@ -119,7 +120,7 @@ func (in *inode) encodeData(b []byte) {
 	}
 }
 
-// writeBlocks writes the blocks that an inode has of the file system's own.
+// writeBlocks writes the blocks of an inode that belong to the file system itself.
 func (s *step) writeBlocks(ino uint32, in *inode) {
 	if len(in.attrBlock) > 0 {
 		s.emit(int64(in.attrBlock[0].block), in.attrs.block)

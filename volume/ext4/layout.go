@@ -55,8 +55,8 @@ func inodeTable(g int64) int64 {
 	return metaStart(g/flexGroups) + 2*flexGroups + g%flexGroups*tableBlocks
 }
 
-// resize makes the device large enough for the tree, and for those who write to
-// a clone. It never becomes smaller.
+// resize makes the device large enough for the tree, and for those who write to a clone.
+// The device never shrinks.
 func (s *step) resize() error {
 	blocks := roundUp(s.space.next+Free/blockSize, flexBlocks)
 	inodes := roundUp(roundUp(int64(len(s.inodes)), groupInodes)/groupInodes, flexGroups)
@@ -74,8 +74,8 @@ func (s *step) resize() error {
 	return nil
 }
 
-// checkRoom tells whether the largest device has room for the contents that are
-// new, before anything is changed.
+// checkRoom returns an error if the largest device has no room for the new contents,
+// before anything is changed.
 func (s *step) checkRoom() error {
 	blocks := s.space.next + Free/blockSize
 	for i, file := range s.t.FileOf {
@@ -104,7 +104,7 @@ type written struct {
 	data []byte
 }
 
-// emit writes a block if it is not as it was. data is kept.
+// emit writes a block if it has changed. It keeps data.
 func (s *step) emit(at int64, data []byte) {
 	b := uint32(at)
 	sum := sha256.Sum256(data)
@@ -120,8 +120,7 @@ func (s *step) emit(at int64, data []byte) {
 
 var zeroBlock = sha256.Sum256(make([]byte, blockSize))
 
-// write finds what the file system's own blocks are now, and puts those that
-// changed into the plan.
+// write computes the file system's own blocks, and puts those that changed into the plan.
 func (s *step) write() {
 	for ino := uint32(1); int(ino) < len(s.inodes); ino += inodesPerBlock {
 		s.writeInodes(ino)
@@ -136,7 +135,7 @@ func (s *step) write() {
 	s.plan.Meta = stretches(s.dirty)
 }
 
-// stretches joins blocks that touch, up to 1 MiB.
+// stretches joins adjacent blocks, up to 1 MiB.
 func stretches(blocks []written) []block.Bytes {
 	var out []block.Bytes
 	for len(blocks) > 0 {
@@ -171,7 +170,7 @@ func (s *step) writeGroups() {
 	s.emit(0, s.super(free))
 }
 
-// totals are what is free in a group, or in all.
+// totals counts what is free in a group, or in all groups.
 type totals struct{ blocks, inodes int64 }
 
 func (t *totals) add(o totals) {
@@ -238,7 +237,7 @@ func (s *step) writeGroup(g int64, d []byte) totals {
 	return free
 }
 
-// crc16 is CRC-16 with the reflected polynomial 0xA001.
+// crc16 returns the CRC-16 with the reflected polynomial 0xA001.
 func crc16(crc uint16, b []byte) uint16 {
 	for _, c := range b {
 		crc ^= uint16(c)

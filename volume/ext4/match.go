@@ -5,20 +5,20 @@ import (
 	"example.org/slipway/node/erofs"
 )
 
-// match finds the inodes that stay, for each node that has one in the tree
-// before; the others have 0.
+// match finds the inodes that stay. It sets the inode of each node that had one in the
+// previous tree, and 0 for the others.
 func (s *step) match() {
 	s.ino = make([]uint32, len(s.t.Nodes))
 	claimed := make([]bool, len(s.inodes))
 	s.matchDirs()
-	// A name that was linked to another and is now a file of its own must not take
-	// the inode of what stays: those that keep their content come first.
+	// A name that was a link to another file and is now a file of its own must not take
+	// the other's inode. So names that keep their content come first.
 	s.matchNames(claimed, true)
 	s.matchNames(claimed, false)
 	s.matchContents(claimed)
 }
 
-// matchDirs finds the directories that stay, by path.
+// matchDirs matches directories by path.
 func (s *step) matchDirs() {
 	s.ino[0] = rootInode
 	for i := 1; i < len(s.t.Nodes); i++ {
@@ -33,8 +33,8 @@ func (s *step) matchDirs() {
 	}
 }
 
-// before is the inode that the tree before has under the path of a node, 0 if
-// there is none. Directories have been matched.
+// before returns the inode that the previous tree has under a node's path, or 0 if there
+// is none. Directories must have been matched.
 func (s *step) before(i int) uint32 {
 	n := &s.t.Nodes[i]
 	dir := s.ino[n.Parent]
@@ -44,8 +44,8 @@ func (s *step) before(i int) uint32 {
 	return s.inodes[dir].dir.names[n.Name].ino
 }
 
-// matchNames finds files and others by their names, those whose content is the
-// same or any of the same type.
+// matchNames matches nodes other than directories by name. With same it requires the same
+// content, else only the same type.
 func (s *step) matchNames(claimed []bool, same bool) {
 	nodes := s.t.Nodes
 	for i := 1; i < len(nodes); i++ {
@@ -68,8 +68,8 @@ func (s *step) matchNames(claimed []bool, same bool) {
 	}
 }
 
-// matchContents gives files that have no inode yet those of files that are gone
-// and had their content: they were moved.
+// matchContents matches files that have no inode yet with removed files of the same
+// content: they were moved.
 func (s *step) matchContents(claimed []bool) {
 	gone := map[gear.Name][]uint32{}
 	for ino := firstInode; ino < len(s.inodes); ino++ {

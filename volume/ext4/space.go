@@ -2,10 +2,10 @@ package ext4
 
 import "math/bits"
 
-// run is blocks side by side.
+// run is a run of adjacent blocks.
 type run struct{ block, n uint32 }
 
-// join appends runs, as one where they touch.
+// join appends runs. It merges runs that touch.
 func join(a, b []run) []run {
 	for _, r := range b {
 		if k := len(a) - 1; k >= 0 && a[k].block+a[k].n == r.block {
@@ -25,12 +25,12 @@ func blocksOf(runs []run) int64 {
 	return n
 }
 
-// space says which blocks are in use, and hands out new ones: always behind all
-// that were ever in use.
+// space records which blocks are in use, and allocates new ones, always after all blocks
+// that were ever used.
 type space struct {
 	next    int64 // the first block never used
 	aligned bool  // whether blocks were handed out since fresh
-	// groups are the bitmaps of groups of blocks in which one was ever in use. A
+	// groups holds the bitmaps of groups of blocks in which a block was ever used. Each
 	// block is a bit, as on disk.
 	groups map[int64]*bitmap
 }
@@ -42,11 +42,11 @@ type bitmap struct {
 
 func newSpace() space { return space{groups: map[int64]*bitmap{}, next: metaEnd(0)} }
 
-// fresh has the next blocks begin at a boundary of objects.
+// fresh makes the next blocks begin at a boundary of objects.
 func (s *space) fresh() { s.aligned = false }
 
-// alloc hands out n blocks. There is no end here: what goes beyond that of the
-// largest device is found at the end of the step.
+// alloc allocates n blocks. It does not check the size of the device. The end of the step
+// finds out whether the largest device is exceeded.
 func (s *space) alloc(n int64) []run {
 	var out []run
 	for n > 0 {
@@ -69,7 +69,7 @@ func (s *space) alloc(n int64) []run {
 	return out
 }
 
-// mark says that blocks are in use or not.
+// mark marks blocks as used or free.
 func (s *space) mark(r run, used bool) {
 	for b, end := int64(r.block), int64(r.block)+int64(r.n); b < end; {
 		next := min(end, (b/groupBlocks+1)*groupBlocks)
@@ -79,8 +79,8 @@ func (s *space) mark(r run, used bool) {
 	}
 }
 
-// group returns the bitmap of a group, in which the blocks of the file system's
-// own are in use.
+// group returns the bitmap of a group. In a new one, the file system's own blocks are
+// marked as used.
 func (s *space) group(g int64) *bitmap {
 	bm := s.groups[g]
 	if bm != nil {
@@ -95,8 +95,7 @@ func (s *space) group(g int64) *bitmap {
 	return bm
 }
 
-// set says that the blocks from one on and up to, but not including, another are
-// in use or not.
+// set marks the blocks from one up to, but not including, another as used or free.
 func (m *bitmap) set(from, to int, used bool) {
 	for from < to {
 		n := min(to-from, 8-from%8)

@@ -24,14 +24,14 @@ const (
 
 type page [pageWords]uint64
 
-// bitmap is the set of blocks that a volume has of its own while it is written.
-// Bits are set and never cleared.
+// bitmap is the set of a volume's own blocks while it is written. Bits are set and never
+// cleared.
 type bitmap []*page
 
 func newBitmap(blocks int64) bitmap { return make(bitmap, (blocks+pageBlocks-1)/pageBlocks) }
 
-// run tells whether block b is in the set, and how many blocks from b on, up to end,
-// are alike.
+// run reports whether block b is in the set, and how many blocks from b on, up to end,
+// have the same answer.
 func (m bitmap) run(b, end int64) (n int64, in bool) {
 	in = m.get(b)
 	at := b
@@ -64,7 +64,7 @@ func (m bitmap) get(b int64) bool {
 	return p != nil && p[b%pageBlocks/64]>>(b%64)&1 != 0
 }
 
-// set puts blocks b to end into the set.
+// set adds blocks b up to, but not including, end to the set.
 func (m bitmap) set(b, end int64) {
 	for b < end {
 		if m[b/pageBlocks] == nil {
@@ -84,7 +84,7 @@ func (p *page) bytes() []byte {
 	return b
 }
 
-// load puts into the set what a file has from off on.
+// load adds the bits that a file has from off on.
 func (m bitmap) load(f *os.File, off int64) error {
 	buf := make([]byte, pageBytes)
 	for i := range m {
@@ -110,7 +110,7 @@ func (m bitmap) load(f *os.File, off int64) error {
 // stretch is n blocks from first on.
 type stretch struct{ first, n int64 }
 
-// stretches lists what is in the set and below blocks.
+// stretches lists the blocks in the set that are below blocks.
 func (m bitmap) stretches(blocks int64) []stretch {
 	var list []stretch
 	for b := int64(0); b < blocks; {
@@ -123,7 +123,7 @@ func (m bitmap) stretches(blocks int64) []stretch {
 	return list
 }
 
-// runOf is bitmap.run of a list of stretches in order.
+// runOf is bitmap.run for an ordered list of stretches.
 func runOf(list []stretch, b, end int64) (n int64, in bool) {
 	i := sort.Search(len(list), func(i int) bool { return list[i].first+list[i].n > b })
 	switch {
@@ -155,7 +155,7 @@ func encodeExtents(list []stretch) []byte {
 
 var errExtents = errors.New("its list of extents is damaged")
 
-// decodeExtents reads the list of a volume of so many blocks.
+// decodeExtents reads the list of a volume with the given number of blocks.
 func decodeExtents(b []byte, blocks int64) ([]stretch, error) {
 	n := len(b) - crc32.Size
 	if n < len(extentsMagic) || string(b[:len(extentsMagic)]) != extentsMagic ||
@@ -181,7 +181,7 @@ func decodeExtents(b []byte, blocks int64) ([]stretch, error) {
 	return list, nil
 }
 
-// blocksOf is how many blocks stretches have.
+// blocksOf returns how many blocks stretches have.
 func blocksOf(list []stretch) (n int64) {
 	for _, x := range list {
 		n += x.n
@@ -189,7 +189,7 @@ func blocksOf(list []stretch) (n int64) {
 	return n
 }
 
-// checkSize tells whether a device can have so many bytes.
+// checkSize returns an error if a device cannot have that size.
 func checkSize(size int64) error {
 	if size <= 0 || size%block.BlockSize != 0 || size > maxSize {
 		return fmt.Errorf("no volume has %d bytes", size)
@@ -197,5 +197,5 @@ func checkSize(size int64) error {
 	return nil
 }
 
-// maxSize of a device: a bitmap of 512 MiB, and what ext4 can have.
+// maxSize is the largest size of a device: a bitmap of 512 MiB, and the limit of ext4.
 const maxSize = 16 << 40

@@ -56,17 +56,17 @@ import (
 
 // Options adjust a store.
 type Options struct {
-	// Timeout is how long the directory may take for a step; after it methods, and
-	// those of volumes, return block.ErrAway. Default 30 s. What was begun goes on
-	// in the background, and holds back what would overtake it.
+	// Timeout is how long the directory may take for a step. After that, methods of the
+	// store and of volumes return block.ErrAway. Default 30 s. A step that has begun
+	// continues in the background, and holds back steps that would overtake it.
 	Timeout time.Duration
-	// LeaseTime is how long a volume is kept for a machine that died. A process
-	// renews its leases three times in it. Default 60 s.
+	// LeaseTime is how long a volume is kept for a machine that died. A process renews
+	// its leases three times in that time. Default 60 s.
 	LeaseTime time.Duration
-	// Existing refuses a directory that is no place of volumes yet, as that of a
-	// mount that is missing would be. By default it is made one.
+	// Existing refuses a directory that is not a place of volumes yet, such as a mount
+	// point whose mount is missing. By default such a directory becomes a place.
 	Existing bool
-	// Clock is the time of leases; default time.Now.
+	// Clock returns the time for leases. Default time.Now.
 	Clock func() time.Time
 }
 
@@ -92,7 +92,7 @@ type Store struct {
 
 var _ block.Store = (*Store)(nil)
 
-// errClosed is of a store or volume that was closed.
+// errClosed is returned for a store or volume that was closed.
 var errClosed = fmt.Errorf("it is closed: %w", fs.ErrClosed)
 
 // Open opens the place of volumes in a directory, which must exist. o may be nil.
@@ -126,7 +126,7 @@ func Open(dir string, o *Options) (*Store, error) {
 	return s, nil
 }
 
-// open makes the directory a place if it is none, and learns its identity.
+// open makes the directory a place if it is not one, and reads its identity.
 func (s *Store) open() error {
 	if _, err := os.Stat(s.path("place.json")); err != nil {
 		if s.o.Existing || !errors.Is(err, fs.ErrNotExist) {
@@ -157,7 +157,8 @@ type identity struct {
 	Cluster string `json:"cluster"`
 }
 
-// make gives the directory its parts and, last and once, its identity.
+// make creates the parts of the directory and at last its identity, which is created only
+// once.
 func (s *Store) make() error {
 	for _, d := range []string{"locks", "volumes", "tmp"} {
 		if err := os.Mkdir(s.path(d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -168,7 +169,7 @@ func (s *Store) make() error {
 	if err != nil {
 		return err
 	}
-	// A link is made once, whoever else is at it.
+	// A link is created only once, however many processes try.
 	whole := s.path("place." + token())
 	if err := durable.WriteFile(whole, b); err != nil {
 		return err
@@ -187,21 +188,21 @@ func token() string {
 	return hex.EncodeToString(b[:])
 }
 
-// path of something in the directory.
+// path returns a path in the directory.
 func (s *Store) path(elem ...string) string {
 	return filepath.Join(append([]string{s.dir}, elem...)...)
 }
 
-// volume is the path of something of a volume.
+// volume returns a path in the directory of a volume.
 func (s *Store) volume(id string, elem ...string) string {
 	return filepath.Join(append([]string{s.dir, "volumes", id}, elem...)...)
 }
 
-// sweep removes what removals left that broke off.
+// sweep removes the remains of interrupted removals.
 func (s *Store) sweep() error {
 	return s.io.do(context.Background(), func(ctx context.Context, alive beat) error {
 		var left []os.DirEntry
-		// What is made there is made under the lock: all of it is left over.
+		// Creating there requires the lock, so everything in it is left over.
 		err := s.locked(ctx, func(*held) (err error) {
 			left, err = os.ReadDir(s.path("tmp"))
 			return err
@@ -228,7 +229,7 @@ func (s *Store) Close() error {
 	return s.lockFile.Close()
 }
 
-// check tells whether a call with a name can go on.
+// check returns an error if a call with a name cannot go on.
 func (s *Store) check(id string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -238,7 +239,7 @@ func (s *Store) check(id string) error {
 	return volref.CheckName(id)
 }
 
-// storageError gives an error of the file system its meaning here.
+// storageError maps an error of the file system to one of package block.
 func storageError(err error) error {
 	switch {
 	case err == nil, errors.Is(err, block.ErrFull), errors.Is(err, block.ErrAway), errors.Is(err, block.ErrDenied):

@@ -10,15 +10,15 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// maxPending is how many steps may be under way at once, and so how many threads a
-// directory that hangs can hold.
+// maxPending is how many steps may run at once, and so how many threads a hanging
+// directory can hold.
 const maxPending = 256
 
-// beat says that a step of many parts goes on.
+// beat reports that a step of many parts makes progress.
 type beat func()
 
-// guard runs steps that may hang, and waits for each a bounded time only. A step
-// that was given up goes on by itself.
+// guard runs steps that may hang, and waits for each only for a bounded time. A step that
+// was given up continues on its own.
 type guard struct {
 	timeout time.Duration
 	slots   chan struct{}
@@ -28,15 +28,15 @@ func newGuard(timeout time.Duration) *guard {
 	return &guard{timeout, make(chan struct{}, maxPending)}
 }
 
-// do runs step and returns its error; block.ErrAway if it does not end, or call
-// beat, within the bound. Its ctx ends with the caller's or when it is given up.
-// step must own whatever it touches that the caller may use again.
+// do runs step and returns its error, or block.ErrAway if the step neither ends nor calls
+// beat within the bound. The step's ctx ends with the caller's or when the step is given
+// up. The step must own everything that it touches and that the caller may use again.
 func (g *guard) do(ctx context.Context, step func(context.Context, beat) error) error {
 	_, err := g.run(ctx, step)
 	return err
 }
 
-// run is do, and tells whether the step was begun at all.
+// run is do, and also reports whether the step was started at all.
 func (g *guard) run(ctx context.Context, step func(context.Context, beat) error) (begun bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -75,7 +75,7 @@ func (g *guard) run(ctx context.Context, step func(context.Context, beat) error)
 	}
 }
 
-// await waits for what was begun otherwise, as do does.
+// await waits for a step that was started otherwise, as do does.
 func (g *guard) await(done <-chan error) error {
 	t := time.NewTimer(g.timeout)
 	defer t.Stop()
@@ -87,8 +87,8 @@ func (g *guard) await(done <-chan error) error {
 	}
 }
 
-// order is what a volume has under way. It holds writes back while earlier ones
-// that were given up may still land: they must not land on top of later ones.
+// order tracks the steps of a volume. It holds back writes while earlier writes that were
+// given up may still land, because they must not overwrite later ones.
 type order struct {
 	mu      sync.Mutex
 	pending int           // steps that run
@@ -98,8 +98,8 @@ type order struct {
 	release func() // of close
 }
 
-// do runs a step as [guard].do does. Steps run concurrently, but those that write
-// wait for the end of such that were given up.
+// do runs a step as [guard].do does. Steps run concurrently, but a write waits for the
+// end of writes that were given up.
 func (o *order) do(g *guard, writes bool, step func(beat) error) error {
 	if writes {
 		if err := o.wait(g.timeout); err != nil {
@@ -164,8 +164,8 @@ func (o *order) end(lost bool) {
 	}
 }
 
-// close ends the use; release, which must not wait, is called now or at the end of
-// the last step that runs. It tells whether this was the first call.
+// close ends the use. release, which must not block, is called now or at the end of the
+// last running step. close reports whether this was the first call.
 func (o *order) close(release func()) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -179,7 +179,7 @@ func (o *order) close(release func()) bool {
 	return true
 }
 
-// wait returns when no write that was given up runs any more.
+// wait returns when no write that was given up is running any more.
 func (o *order) wait(timeout time.Duration) error {
 	t := time.NewTimer(timeout)
 	defer t.Stop()

@@ -19,14 +19,14 @@ type meta struct {
 	Parent    string `json:"parent,omitempty"`
 	Size      int64  `json:"size"`
 	Committed bool   `json:"committed"`
-	// Blocks that a committed volume has of its own.
+	// Blocks is how many blocks of its own a committed volume has.
 	Blocks int64 `json:"blocks,omitempty"`
 }
 
-// errDamaged is of a volume.json that cannot be understood.
+// errDamaged is returned for a volume.json that cannot be parsed.
 var errDamaged = errors.New("its volume.json is damaged")
 
-// meta reads what is said of a volume. Errors: block.ErrNotFound, errDamaged.
+// meta reads the volume.json of a volume. Errors: block.ErrNotFound, errDamaged.
 func (s *Store) meta(id string) (*meta, error) {
 	b, err := os.ReadFile(s.volume(id, "volume.json"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -62,8 +62,8 @@ func (m *meta) write(path string) error {
 	return durable.WriteFile(path, b)
 }
 
-// layer is a committed volume that is read, by itself or below others. All of it is
-// fixed but refs.
+// layer is a committed volume that is being read, by itself or below others. Only refs
+// changes.
 type layer struct {
 	id     string
 	size   int64
@@ -74,13 +74,13 @@ type layer struct {
 	refs int // guarded by Store.mu
 }
 
-// maxChain is the longest chain of volumes. It is far beyond images', and ends a
-// circle that only a damaged directory has.
+// maxChain is the longest chain of volumes. Images are far shorter. The limit ends a
+// cycle, which only a damaged directory has.
 const maxChain = 2000
 
-// layer returns a committed volume, with those below, for a use that drop ends. The
-// lock is held, so that nobody else opens or removes one of them. Errors:
-// block.ErrNotFound, block.ErrNotCommitted.
+// layer returns a committed volume with those below it. drop ends its use. The lock is
+// held, so that nobody else opens or removes one of them. Errors: block.ErrNotFound,
+// block.ErrNotCommitted.
 func (s *Store) layer(id string, depth int) (*layer, error) {
 	if l := s.cached(id); l != nil {
 		return l, nil
@@ -113,7 +113,8 @@ func (s *Store) layer(id string, depth int) (*layer, error) {
 	return l, nil
 }
 
-// notMissing keeps what is missing below a volume from being taken for the volume.
+// notMissing makes sure that a missing volume further down is not reported as the volume
+// itself missing.
 func notMissing(err error) error {
 	if errors.Is(err, block.ErrNotFound) || errors.Is(err, block.ErrNotCommitted) {
 		return fmt.Errorf("the directory is damaged: %v", err) //nolint:errorlint // on purpose
@@ -139,7 +140,7 @@ func (s *Store) cached(id string) *layer {
 	return l
 }
 
-// drop ends a use of a layer, which may be nil.
+// drop ends the use of a layer, which may be nil.
 func (s *Store) drop(l *layer) error {
 	if l == nil || !s.unused(l) {
 		return nil
@@ -147,7 +148,7 @@ func (s *Store) drop(l *layer) error {
 	return errors.Join(l.data.Close(), s.drop(l.parent))
 }
 
-// unused takes a use off, and tells whether it was the last.
+// unused ends one use, and reports whether it was the last.
 func (s *Store) unused(l *layer) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -158,13 +159,13 @@ func (s *Store) unused(l *layer) bool {
 	return true
 }
 
-// readAt fills p from off on, all of it inside.
+// readAt fills p from off on, all within the volume.
 func (l *layer) readAt(p []byte, off int64) error {
 	return readMapped(p, off, l.size, l.data, l.parent, func(b, end int64) (int64, bool) { return runOf(l.own, b, end) })
 }
 
-// has tells whether block b is this volume's or one's below, and not just zeros, and
-// how many blocks up to end are alike.
+// has reports whether block b belongs to this volume or one below, as opposed to zeros,
+// and how many blocks up to end have the same answer.
 func (l *layer) has(b, end int64) (n int64, in bool) {
 	if l == nil {
 		return end - b, false
@@ -179,8 +180,8 @@ func (l *layer) has(b, end int64) (n int64, in bool) {
 	return l.parent.has(b, b+n)
 }
 
-// readMapped fills p from off on with the bytes of a volume of size bytes: of data
-// where run says so, else of the parent's, which may be nil, or zeros.
+// readMapped fills p from off on with the bytes of a volume of size bytes: from data if
+// run says so, else from the parent, which may be nil, or zeros.
 func readMapped(p []byte, off, size int64, data *os.File, parent *layer, run func(b, end int64) (int64, bool)) error {
 	for len(p) > 0 {
 		b := off / block.BlockSize

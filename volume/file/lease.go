@@ -16,10 +16,10 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// A lease says that a volume is open: for reading (r-*) or writing (w-*). It is an
-// empty file with its holder in the name. The holder has a flock on it and renews its
-// time of change. Leases are made under the lock,
-// ended without, and looked at under the lock.
+// A lease says that a volume is open: for reading (r-*) or writing (w-*). It is an empty
+// file whose name says who holds it. The holder has a flock on it and renews its
+// modification time. Leases are created under the lock, ended without it, and examined
+// under it.
 
 type lease struct {
 	s    *Store
@@ -39,7 +39,7 @@ const (
 	writing = "w-"
 )
 
-// lease makes one of a volume. The lock is held.
+// lease creates a lease of a volume. The lock is held.
 func (s *Store) lease(id, kind string) (*lease, error) {
 	name := fmt.Sprintf("%s%s.%v", kind, token(), s.self())
 	l := &lease{s: s, path: s.volume(id, "leases", name), stop: make(chan struct{}), done: make(chan struct{})}
@@ -91,7 +91,7 @@ func (l *lease) keep() {
 	}
 }
 
-// valid returns an error if others may take the holder for dead.
+// valid returns an error if others may consider the holder dead.
 func (l *lease) valid() error {
 	if l.gone.Load() || l.s.o.Clock().Sub(time.Unix(0, l.renewed.Load())) > l.s.o.LeaseTime {
 		return fmt.Errorf("%w: the lease on it ran out", block.ErrAway)
@@ -99,7 +99,7 @@ func (l *lease) valid() error {
 	return nil
 }
 
-// end gives the volume back. It may hang.
+// end releases the volume. It may hang.
 func (l *lease) end() error {
 	l.once.Do(func() {
 		close(l.stop)
@@ -109,7 +109,7 @@ func (l *lease) end() error {
 	return l.err
 }
 
-// users counts who has the volume in dir open, and removes what the dead left. The
+// users counts who has the volume in dir open, and removes leases of dead holders. The
 // lock is held.
 func (s *Store) users(dir string) (readers, writers int, err error) {
 	names, err := os.ReadDir(filepath.Join(dir, "leases"))
@@ -130,7 +130,7 @@ func (s *Store) users(dir string) (readers, writers int, err error) {
 	return readers, writers, nil
 }
 
-// alive tells whether the holder of a lease lives, and removes it if not.
+// alive reports whether the holder of a lease is alive. If not, it removes the lease.
 func (s *Store) alive(path string) (bool, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

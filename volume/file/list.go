@@ -23,7 +23,7 @@ func (s *Store) Stat(ctx context.Context, id string) (block.Info, error) {
 	return info, errOf("stat", id, err)
 }
 
-// answer runs a step that returns something.
+// answer runs a step that returns a value.
 func answer[T any](ctx context.Context, s *Store, step func(beat) (T, error)) (T, error) {
 	got := make(chan T, 1)
 	err := s.io.do(ctx, func(_ context.Context, alive beat) error {
@@ -57,8 +57,8 @@ func (s *Store) info(id string) (block.Info, error) {
 	return info, nil
 }
 
-// List implements [block.Store]. A volume that is damaged is listed as not committed,
-// of no size, so that it can be found and removed.
+// List implements [block.Store]. It lists a damaged volume as not committed and without a
+// size, so that it can be found and removed.
 func (s *Store) List(ctx context.Context, prefix string) ([]block.Info, error) {
 	list, err := answer(ctx, s, func(alive beat) ([]block.Info, error) {
 		names, err := os.ReadDir(s.path("volumes"))

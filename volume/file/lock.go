@@ -15,18 +15,19 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// Who makes, opens, commits or removes a volume holds the lock of the directory, for
-// milliseconds. It has two halves. Processes of one machine take turns by flock of
-// lock; the kernel ends it when they die. Machines, whose flocks may not know of
-// each other, take turns by the files of locks/: the one with the highest number is
-// the lock, and says who holds it. To take one that is free, or whose holder is
-// dead, is to make the next number, which succeeds once. Whoever comes late and makes
-// a number that was there before finds a higher one, and withdraws.
+// Creating, opening, committing or removing a volume requires the lock of the directory,
+// for milliseconds. The lock has two halves. Processes of one machine take turns by a
+// flock on the file lock; the kernel releases it when they die. Machines, whose flocks
+// may not exclude each other, take turns by the files of locks/: the file with the
+// highest number is the lock, and says who holds it. To take a lock that is free, or
+// whose holder is dead, is to create the next number, which succeeds only once. A process
+// that comes late and creates a number that existed before finds a higher one, and
+// withdraws.
 
-// holder is who holds the lock or a lease. It is in the target of a symbolic link or
-// in the name of an empty file: these can be made where there is no room left, and
-// there, too, volumes must be opened and removed. When it was last renewed is the
-// time of change.
+// holder says who holds the lock or a lease. It is stored in the target of a symbolic
+// link or in the name of an empty file. These can be created even if the disk is full,
+// and volumes must be opened and removed there, too. The modification time says when it
+// was last renewed.
 type holder struct {
 	boot    string        // identity of the machine's running kernel
 	pid     int           // for whoever looks at the directory
@@ -35,13 +36,13 @@ type holder struct {
 	free    bool          // nobody holds it any more
 }
 
-// self is this process as a holder.
+// self returns this process as a holder.
 func (s *Store) self() holder {
 	return holder{s.boot, os.Getpid(), !s.unlocked.Load(), s.o.LeaseTime, false}
 }
 
-// String is the holder as it is written: less than the 60 bytes that a file system
-// has for a link's target in the inode.
+// String returns the stored form of a holder. It is shorter than the 60 bytes that an
+// inode has for a link's target.
 func (h holder) String() string {
 	state := "time"
 	switch {
@@ -53,7 +54,7 @@ func (h holder) String() string {
 	return fmt.Sprintf("%s.%d.%s.%d", h.boot, h.pid, state, h.within.Milliseconds())
 }
 
-// unknown is a holder of whom nothing can be read.
+// unknown is a holder of which nothing can be read.
 var unknown = holder{within: time.Minute}
 
 func parseHolder(text string) holder {
@@ -69,21 +70,21 @@ func parseHolder(text string) holder {
 	return holder{parts[0], pid, parts[2] == "lock", time.Duration(ms) * time.Millisecond, parts[2] == "free"}
 }
 
-// late tells whether a holder did not renew in time. Half of the time more is for
-// clocks that differ.
+// late reports whether a holder did not renew in time. Half of the time is added because
+// clocks differ.
 func (s *Store) late(h holder, renewed time.Time) bool {
 	return s.o.Clock().Sub(renewed) > h.within+h.within/2
 }
 
-// held is the lock while it is held.
+// held is the lock while this process holds it.
 type held struct {
 	s     *Store
 	path  string
 	since time.Time
 }
 
-// still returns an error if the lock may have been taken by another machine. It
-// comes before each step that decides something.
+// still returns an error if another machine may have taken the lock. It is called before
+// each step that decides something.
 func (h *held) still() error {
 	if d := h.s.o.Clock().Sub(h.since); d > h.s.o.LeaseTime {
 		return fmt.Errorf("%w: a step took %v", block.ErrAway, d)
@@ -110,13 +111,13 @@ func (s *Store) locked(ctx context.Context, do func(*held) error) error {
 	return errors.Join(do(h), h.release())
 }
 
-// pause between two looks at a lock that somebody holds.
+// Pauses between two looks at a lock that somebody holds.
 const (
 	firstPause = time.Millisecond
 	maxPause   = 50 * time.Millisecond
 )
 
-// rest waits a while, longer each time.
+// rest waits, longer each time.
 func rest(ctx context.Context, pause *time.Duration) error {
 	t := time.NewTimer(*pause)
 	defer t.Stop()
@@ -147,12 +148,12 @@ func (s *Store) flock(ctx context.Context) error {
 	}
 }
 
-// noFlock tells whether an error is of a file system without flock.
+// noFlock reports whether an error comes from a file system without flock.
 func noFlock(err error) bool {
 	return errors.Is(err, unix.ENOLCK) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL)
 }
 
-// take makes the next number once the highest one is free.
+// take creates the next number once the highest one is free.
 func (s *Store) take(ctx context.Context) (*held, error) {
 	for pause := firstPause; ; {
 		n, _, err := s.highest(0)
@@ -174,7 +175,7 @@ func (s *Store) take(ctx context.Context) (*held, error) {
 	}
 }
 
-// number tries to make a number of the lock; nil if somebody else did.
+// number tries to create a number of the lock. It returns nil if somebody else did.
 func (s *Store) number(n uint64) (*held, error) {
 	h := &held{s, s.path("locks", strconv.FormatUint(n, 10)), s.o.Clock()}
 	err := s.mark(h.path, s.self(), h.since)
@@ -189,7 +190,8 @@ func (s *Store) number(n uint64) (*held, error) {
 		return nil, errors.Join(err, os.Remove(h.path))
 	}
 	for _, t := range temps {
-		// Only who holds the lock makes them: it died before it had freed it.
+		// Only the holder of the lock creates them, so this one died before it freed the
+		// lock.
 		if err := ignore(os.Remove(t), fs.ErrNotExist); err != nil {
 			return nil, errors.Join(err, h.release())
 		}
@@ -211,10 +213,10 @@ func (h *held) release() error {
 	return os.Rename(temp, h.path)
 }
 
-// tempLock begins the name of what becomes a number of the lock.
+// tempLock begins the name of a file that becomes a number of the lock.
 const tempLock = "t-"
 
-// mark makes a symbolic link that says who holds it.
+// mark creates a symbolic link that says who holds it.
 func (s *Store) mark(path string, h holder, now time.Time) error {
 	if err := os.Symlink(h.String(), path); err != nil {
 		return err
@@ -227,8 +229,8 @@ func (s *Store) mark(path string, h holder, now time.Time) error {
 	return nil
 }
 
-// highest returns the highest number there is, 0 without any, removes those below
-// keep, and lists what was made to replace one.
+// highest returns the highest number, or 0 if there is none. It removes numbers below
+// keep, and lists temporary files that were to replace one.
 func (s *Store) highest(keep uint64) (highest uint64, temps []string, err error) {
 	names, err := os.ReadDir(s.path("locks"))
 	if err != nil {
@@ -251,8 +253,8 @@ func (s *Store) highest(keep uint64) (highest uint64, temps []string, err error)
 	return highest, temps, nil
 }
 
-// free tells whether number n can be followed by the next: nobody holds it, or
-// nobody who lives.
+// free reports whether number n can be followed by the next: nobody holds it, or its
+// holder is dead.
 func (s *Store) free(n uint64) (bool, error) {
 	if n == 0 {
 		return true, nil
@@ -270,12 +272,12 @@ func (s *Store) free(n uint64) (bool, error) {
 		return false, err
 	}
 	h := parseHolder(text)
-	// This process has the flock of this machine: no other one here can hold it.
+	// This process has the flock of this machine, so no other process here can hold it.
 	dead := h.flocked && h.boot == s.boot && !s.unlocked.Load()
 	return h.free || dead || s.late(h, st.ModTime()), nil
 }
 
-// ignore is err, or nil if it is what.
+// ignore returns err, or nil if it is what.
 func ignore(err, what error) error {
 	if errors.Is(err, what) {
 		return nil

@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// errOf adds what was attempted with which volume.
+// errOf adds to an error what was attempted with which volume.
 func errOf(what, id string, err error) error {
 	if err == nil {
 		return nil
@@ -22,7 +22,8 @@ func errOf(what, id string, err error) error {
 	return fmt.Errorf("%s volume %s: %w", what, id, storageError(err))
 }
 
-// opening runs a step that opens a volume, and closes it if nobody waits any more.
+// opening runs a step that opens a volume, and closes the volume if nobody waits any
+// more.
 func (s *Store) opening(ctx context.Context, what, id string, open func(*held) (*volume, error)) (block.Volume, error) {
 	if err := s.check(id); err != nil {
 		return nil, errOf(what, id, err)
@@ -90,19 +91,19 @@ func (s *Store) create(h *held, id, parent string, size int64) (_ *volume, err e
 	}
 	v, err := s.writer(id, m, below)
 	if err != nil {
-		// No room for a lease, perhaps: it is taken back as it was made.
+		// Perhaps there was no room for a lease. The new volume is removed again.
 		return nil, errors.Join(err, s.discard(id, m))
 	}
 	return v, nil
 }
 
-// makeVolume makes the directory of a volume, whole or not at all.
+// makeVolume creates the directory of a volume, as a whole or not at all.
 func (s *Store) makeVolume(h *held, id string, m *meta) error {
 	temp := s.path("tmp", token())
 	err := s.fillVolume(temp, m)
 	if err == nil && m.Parent != "" {
-		// First, so that no parent is taken for one without children. A name of a
-		// child that was never made is found out.
+		// This comes first, so that no parent is taken for a volume without children. The
+		// name of a child that was never created is recognized later.
 		children := s.volume(m.Parent, "children")
 		if err = os.WriteFile(filepath.Join(children, id), nil, 0o600); err == nil {
 			err = durable.SyncDir(children)
@@ -134,7 +135,7 @@ func (s *Store) fillVolume(dir string, m *meta) error {
 	return m.write(filepath.Join(dir, "volume.json"))
 }
 
-// writer opens a volume for writing. The lock is held, and nobody has it open.
+// writer opens a volume for writing. The lock is held, and nobody has the volume open.
 func (s *Store) writer(id string, m *meta, parent *layer) (*volume, error) {
 	w, err := s.openWriter(id, m, parent)
 	if err != nil {
@@ -183,7 +184,7 @@ func (s *Store) OpenWriter(ctx context.Context, id string) (block.Volume, error)
 	})
 }
 
-// unwritten returns what is said of a volume that nobody writes. Errors:
+// unwritten returns the metadata of a volume that nobody writes. Errors:
 // block.ErrNotFound, block.ErrCommitted, block.ErrInUse.
 func (s *Store) unwritten(id string) (*meta, error) {
 	m, err := s.meta(id)
@@ -208,8 +209,8 @@ func inUse(yes bool) error {
 
 // Commit implements [block.Store].
 func (s *Store) Commit(ctx context.Context, id string) error {
-	// As a writer, so that there is no other while the bytes are made durable,
-	// which may take long.
+	// It is opened as by a writer, so that there is no other one while the bytes are made
+	// durable, which may take long.
 	v, err := s.opening(ctx, "commit", id, func(*held) (*volume, error) {
 		m, err := s.unwritten(id)
 		if err != nil {
@@ -313,7 +314,7 @@ func (s *Store) childless(id string) error {
 			return fmt.Errorf("%w: %s is a clone of it", block.ErrInUse, e.Name())
 		}
 		if err = ignore(err, block.ErrNotFound); err == nil {
-			// Of a clone that was never made, or is gone.
+			// This is the name of a clone that was never created, or is gone.
 			err = ignore(os.Remove(s.volume(id, "children", e.Name())), fs.ErrNotExist)
 		}
 		if err != nil {
@@ -323,7 +324,7 @@ func (s *Store) childless(id string) error {
 	return nil
 }
 
-// detach takes a volume out of those that there are. Its files are then in temp.
+// detach removes a volume from the existing ones. Its files are then in temp.
 func (s *Store) detach(id string, m *meta) (temp string, err error) {
 	temp = s.path("tmp", token())
 	if err := os.Rename(s.volume(id), temp); err != nil {
@@ -336,7 +337,7 @@ func (s *Store) detach(id string, m *meta) (temp string, err error) {
 	return temp, err
 }
 
-// discard takes back a volume that was only just made. The lock is held.
+// discard removes a volume that was only just created. The lock is held.
 func (s *Store) discard(id string, m *meta) error {
 	temp, err := s.detach(id, m)
 	if err != nil {

@@ -12,11 +12,11 @@ import (
 // maxStep is how many bytes are read or written in one step that may hang.
 const maxStep = 1 << 20
 
-// steps are the buffers of steps. A step that was given up goes on with its buffer,
-// and the caller's is free.
+// steps holds the buffers of steps. A step that was given up keeps its buffer, so that
+// the caller's is free.
 var steps = sync.Pool{New: func() any { return new([maxStep]byte) }}
 
-// errReadOnly is of a write to a volume opened for reading.
+// errReadOnly is returned for a write to a volume that was opened for reading.
 var errReadOnly = errors.New("it is open for reading only")
 
 // volume is an open volume.
@@ -34,7 +34,7 @@ func (s *Store) newVolume(id string, size int64, l *lease) *volume {
 	return &volume{s: s, id: id, size: size, lease: l}
 }
 
-// errOf adds which volume an error is of.
+// errOf adds the volume to an error.
 func (v *volume) errOf(what string, err error) error {
 	if err == nil {
 		return nil
@@ -146,8 +146,8 @@ func (v *volume) Flush() error {
 	return v.errOf("flush", err)
 }
 
-// Close implements [block.Volume]. Its lease ends when the last step has ended, at
-// once unless the directory hangs.
+// Close implements [block.Volume]. The lease ends when the last step has ended: at once,
+// unless the directory hangs.
 func (v *volume) Close() error {
 	ended := make(chan error, 1)
 	if !v.order.close(func() { go func() { ended <- v.release() }() }) {
@@ -156,8 +156,8 @@ func (v *volume) Close() error {
 	return v.errOf("close", v.s.io.await(ended))
 }
 
-// release gives back what the volume holds. The lease comes last: until then its
-// files are used.
+// release releases what the volume holds. The lease comes last, because the files are
+// used until then.
 func (v *volume) release() error {
 	var err error
 	if v.w != nil {

@@ -38,7 +38,7 @@ type writer struct {
 	withoutPunch bool           // the file system makes no holes
 }
 
-// openWriter opens the files of a volume in its directory. A parent is given over.
+// openWriter opens the files of a volume in its directory. It takes over the parent.
 func (s *Store) openWriter(id string, m *meta, parent *layer) (_ *writer, err error) {
 	w := &writer{size: m.Size, parent: parent, bits: newBitmap(m.Size / block.BlockSize), dirty: map[int64]bool{}}
 	defer func() {
@@ -64,8 +64,8 @@ func (s *Store) openWriter(id string, m *meta, parent *layer) (_ *writer, err er
 	return w, w.loadRecent(s.boot)
 }
 
-// loadRecent takes over the bits of a writer before this one, if its machine has not
-// stopped since and is this one.
+// loadRecent takes over the bits of an earlier writer, if that ran on this machine and
+// the machine has not stopped since.
 func (w *writer) loadRecent(boot string) error {
 	head := make([]byte, pageBytes)
 	n, err := w.recent.ReadAt(head, 0)
@@ -113,7 +113,7 @@ func (w *writer) read(p []byte, off int64) error {
 	return readMapped(p, off, w.size, w.data, w.parent, w.bits.run)
 }
 
-// writeAt writes p, all of it inside.
+// writeAt writes p, all within the volume.
 func (w *writer) writeAt(p []byte, off int64) error {
 	if done, err := w.overwrite(p, off); done {
 		return err
@@ -123,7 +123,7 @@ func (w *writer) writeAt(p []byte, off int64) error {
 	first, end := off/block.BlockSize, blocksUp(off+int64(len(p)))
 	whole := p
 	if off%block.BlockSize != 0 || len(p)%block.BlockSize != 0 {
-		// The rest of the blocks at both ends.
+		// These are the remaining bytes of the blocks at both ends.
 		whole = make([]byte, (end-first)*block.BlockSize)
 		for _, b := range []int64{first, end - 1} {
 			at := (b - first) * block.BlockSize
@@ -152,10 +152,10 @@ func (w *writer) overwrite(p []byte, off int64) (done bool, err error) {
 	return true, err
 }
 
-// blocksUp is how many blocks n bytes need.
+// blocksUp returns how many blocks n bytes need.
 func blocksUp(n int64) int64 { return (n + block.BlockSize - 1) / block.BlockSize }
 
-// own makes blocks the volume's own whose data is written. mu is held alone.
+// own makes blocks the volume's own after their data was written. mu is held exclusively.
 func (w *writer) own(b, end int64) error {
 	for b < end {
 		i := b / pageBlocks
@@ -164,7 +164,7 @@ func (w *writer) own(b, end int64) error {
 			b += n
 			continue
 		}
-		// Before the bits in memory, which must not be there if this fails.
+		// This comes before the bits in memory, which must not be set if this fails.
 		next := new(page)
 		if w.bits[i] != nil {
 			*next = *w.bits[i]
@@ -207,7 +207,7 @@ func (w *writer) zero(off, n int64, alive beat) error {
 	return w.zeroBlocks(first, last, alive)
 }
 
-// zeroBlocks makes holes of blocks, and hides with them what the parent has.
+// zeroBlocks makes holes of blocks, which hide the parent's data.
 func (w *writer) zeroBlocks(b, end int64, alive beat) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -254,11 +254,11 @@ func (w *writer) punch(off, n int64, alive beat) error {
 	return nil
 }
 
-// flushStep is how many bytes of a file are written out in one step: a second or
-// two of a slow disk.
+// flushStep is how many bytes of a file are written out in one step: a second or two of a
+// slow disk.
 const flushStep = 128 << 20
 
-// flush makes durable what was written: data first, then the bits that say so.
+// flush makes everything written durable: the data first, then the bits.
 func (w *writer) flush(alive beat) error {
 	w.flushing.Lock()
 	defer w.flushing.Unlock()
@@ -280,18 +280,18 @@ func (w *writer) flush(alive beat) error {
 		err = unix.Fdatasync(int(w.durable.Fd()))
 	}
 	if err != nil {
-		// The kernel may have dropped what it could not write, and would report
-		// success the next time, to the next writer, too.
+		// The kernel may have dropped what it could not write, and would report success
+		// the next time, even to the next writer.
 		mark := os.WriteFile(filepath.Join(filepath.Dir(w.data.Name()), lost), nil, 0o600)
 		w.failed = errors.Join(fmt.Errorf("%w: %w", errLost, err), mark)
 	}
 	return w.failed
 }
 
-// lost is the name of a file that says that a flush of the volume failed.
+// lost is the name of a file that records a failed flush of the volume.
 const lost = "lost"
 
-// errLost is of a volume of which a flush failed.
+// errLost is returned for a volume of which a flush failed.
 var errLost = errors.New("what was written to it may be lost: it can only be removed")
 
 type dirtyPage struct {
@@ -299,7 +299,7 @@ type dirtyPage struct {
 	bits page
 }
 
-// snapshot takes the pages that map does not have, as they are now: their data is
+// snapshot returns the pages that map does not have, as they are now. Their data is
 // written.
 func (w *writer) snapshot() []dirtyPage {
 	w.mu.Lock()
@@ -313,7 +313,7 @@ func (w *writer) snapshot() []dirtyPage {
 	return list
 }
 
-// again leaves pages for the next flush.
+// again leaves pages to the next flush.
 func (w *writer) again(pages []dirtyPage) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,8 +1,8 @@
 // Package loop makes block devices of files.
 //
-// A device is bound to its file until it is neither open nor mounted: the kernel
-// frees it then by itself, so that one that a killed process made does not stay
-// for ever. [Find] finds those of a file again.
+// A device is bound to its file while it is open or mounted. Then the kernel frees it by
+// itself, so that the device of a killed process does not stay. [Find] finds the devices
+// of a file again.
 package loop
 
 import (
@@ -17,18 +17,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNone says that the machine has no free loop device and makes no more: the
-// module's max_loop, or /dev without the device nodes.
+// ErrNone says that the machine has no free loop device and cannot create more, because
+// of the module's max_loop, or because /dev lacks the device nodes.
 var ErrNone = errors.New("no loop device is left")
 
-// Options are how a file becomes a device.
+// Options say how a file becomes a device.
 type Options struct {
-	// ReadOnly lets nobody write to the device.
+	// ReadOnly makes the device read-only.
 	ReadOnly bool
-	// DirectIO passes by the page cache of the file: its blocks are cached once, as
-	// those of the device. Where the file cannot do it, the kernel goes on without.
+	// DirectIO bypasses the page cache of the file, so that blocks are cached once, as
+	// those of the device. If the file does not support it, the kernel goes on without.
 	DirectIO bool
-	// Offset is where in the file the device begins, in bytes, a multiple of 512.
+	// Offset is where in the file the device begins, in bytes. It is a multiple of 512.
 	Offset int64
 }
 
@@ -38,33 +38,34 @@ type Device struct {
 	f    *os.File
 }
 
-// Path of the device, such as "/dev/loop3".
+// Path returns the path of the device, such as "/dev/loop3".
 func (d *Device) Path() string { return d.path }
 
 const (
 	controlPath = "/dev/loop-control"
 	loopMajor   = 7
-	// attempts to take a free device that others take at the same time.
+	// attempts is how often a free device is tried that others take at the same time.
 	attempts = 64
-	// patientAttempts are those before one that waits for its file's server is left
-	// the free device that the kernel names, and another made: 28 ms.
+	// patientAttempts is how often the free device that the kernel names is tried, before
+	// it is left to an attempt that waits for its file's server, and another device is
+	// created: 28 ms.
 	patientAttempts = 8
 )
 
-// attaching are the numbers of devices that this process is about to take: parallel
-// attempts only take them away from each other. The lock is not held while the
-// kernel takes one, which waits for the file's server: it flushes the file for
-// direct I/O.
+// attaching holds the numbers of devices that this process is about to take, because
+// parallel attempts only take them away from each other. The lock is not held while the
+// kernel binds a device, which may wait for the file's server: for direct I/O the kernel
+// flushes the file.
 var attaching = struct {
 	sync.Mutex
 	devices map[int]bool
 }{devices: map[int]bool{}}
 
-// Attach makes a device of a file, which may be closed after it. The device stays
-// as long as it is held or mounted.
+// Attach makes a device of a file, which may be closed afterwards. The device stays as
+// long as it is held or mounted.
 //
-// A process that serves the file by FUSE must not call it: the kernel reads the
-// file for the partition table. Errors: ErrNone.
+// A process that serves the file by FUSE must not call Attach, because the kernel reads
+// the partition table from the file. Errors: ErrNone.
 func Attach(file *os.File, o Options) (*Device, error) {
 	d, err := attach(file, o)
 	if err != nil {
@@ -79,8 +80,8 @@ func AttachPath(path string, o Options) (*Device, error) {
 	if o.ReadOnly {
 		flags = unix.O_RDONLY
 	}
-	// Not by package os, which would have the kernel ask the file's server whether
-	// it can be polled.
+	// Package os would make the kernel ask the file's server whether the file can be
+	// polled.
 	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("make a loop device of %s: %w", path, err)
@@ -106,8 +107,8 @@ func attach(file *os.File, o Options) (*Device, error) {
 	return nil, fmt.Errorf("others took %d of them: %w", attempts, ErrNone)
 }
 
-// reserve finds a free device for this attempt alone. EBUSY: the first is that of
-// another one. With more, a new device is made then.
+// reserve finds a free device for this attempt only. EBUSY: the first free device belongs
+// to another attempt. With more, a new device is then created.
 func reserve(control *os.File, more bool) (n int, free func(), err error) {
 	attaching.Lock()
 	defer attaching.Unlock()
@@ -162,8 +163,8 @@ func take(control, file *os.File, o Options, more bool) (*Device, error) {
 	return d, nil
 }
 
-// openDevice opens the device with number n. In a container /dev may lack its
-// node, which is made then.
+// openDevice opens the device with number n. In a container, /dev may lack its node; then
+// it is created.
 func openDevice(path string, n int, readOnly bool) (*os.File, error) {
 	flags := os.O_RDWR
 	if readOnly {
@@ -180,8 +181,8 @@ func openDevice(path string, n int, readOnly bool) (*os.File, error) {
 	return os.OpenFile(path, flags, 0)
 }
 
-// Close lets go of the device, which is freed unless it is mounted or held by
-// others. It is idempotent.
+// Close releases the device. The device is freed unless it is mounted or others hold it.
+// Close may be called again.
 func (d *Device) Close() error {
 	if d.f == nil {
 		return nil
@@ -191,9 +192,9 @@ func (d *Device) Close() error {
 	return err
 }
 
-// Find returns the paths of the devices of a file, by the path that it was opened
-// under: without asking the file system that has it. A file that was removed since
-// is not found.
+// Find returns the paths of the devices of a file, by the path under which it was opened,
+// without asking the file's own file system. It does not find a file that was removed
+// since.
 func Find(path string) ([]string, error) {
 	all, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
