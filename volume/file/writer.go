@@ -16,14 +16,13 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// writer is a volume that is written.
+// writer is a volume that is being written.
 //
-// A block becomes the volume's own in this order: its data, its bit in recent, its
-// bit in memory. A process that is killed thus loses nothing that it was told is
-// written. When the machine stops, the bits of recent are worth nothing, because the
-// data may not have come to the disk before them; those of map are, because flush
-// writes them after it made the data durable. A block whose bit is lost is the
-// parent's again.
+// A block becomes the volume's own in this order: its data, its bit in recent, its bit in
+// memory. So a killed process loses nothing that was reported as written. If the machine
+// stops, the bits of recent are worthless, because the data may not have reached the disk
+// before them. The bits of map are good, because flush writes them after it has made the
+// data durable. A block whose bit is lost is the parent's again.
 type writer struct {
 	size         int64
 	data         *os.File

@@ -17,9 +17,9 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// commit is the flight of Commit. The new volume is a clone of the image's own, to
-// which the blocks are copied that the container changed; so it needs nothing of
-// the container's clone, which goes on.
+// commit is the flight of Commit. The new volume is a clone of the image's volume, to
+// which the blocks that the container changed are copied. So it needs nothing of the
+// container's clone, which goes on.
 func (m *Manager) commit(ctx context.Context, e *entry, id string) error {
 	if e.rec == nil || e.rec.Phase != made {
 		return fmt.Errorf("the container has no copy of an image on this node: %w", block.ErrNotFound)
@@ -95,8 +95,8 @@ func (m *Manager) makeCommit(ctx context.Context, e *entry, r *record, c volref.
 	})
 }
 
-// abandon ends a commit that was broken off: the container goes on, and of the
-// volume nothing stays, unless it is complete.
+// abandon ends an interrupted commit: the container goes on, and the new volume is
+// removed unless it is complete.
 func (m *Manager) abandon(ctx context.Context, e *entry) error {
 	r := *e.rec
 	if r.Mount != nil && m.holds(r.Mount) == nil {
@@ -124,8 +124,8 @@ func (m *Manager) abandon(ctx context.Context, e *entry) error {
 	return m.save(e, r)
 }
 
-// copyTo copies what differs of a mounted file system to a volume, at one moment:
-// what is written meanwhile waits.
+// copyTo copies the differences of a mounted file system to a volume, at one moment:
+// writes wait meanwhile.
 func (m *Manager) copyTo(ctx context.Context, from *mountRecord, to string) (err error) {
 	src, err := openDirect(from.File, unix.O_RDONLY)
 	if err != nil {
@@ -142,7 +142,8 @@ func (m *Manager) copyTo(ctx context.Context, from *mountRecord, to string) (err
 		return err
 	}
 	defer root.Close()
-	// First while nobody waits: then there is little left to flush.
+	// The first sync is before the freeze, so that little is left to flush while writers
+	// wait.
 	if err := unix.Syncfs(int(root.Fd())); err != nil {
 		return fmt.Errorf("flush %s: %w", from.Dir, err)
 	}
@@ -183,7 +184,8 @@ func ioctl(f *os.File, request uintptr) error {
 	return nil
 }
 
-// thaw lets a file system be written again. One that is not frozen is no error.
+// thaw lets a file system be written again. A file system that is not frozen is not an
+// error.
 func thaw(dir string) error {
 	root, err := os.Open(dir)
 	if err != nil {
@@ -196,8 +198,8 @@ func thaw(dir string) error {
 	return nil
 }
 
-// openDirect opens a mapping past the page cache, which does not have what a loop
-// device wrote past it.
+// openDirect opens a mapping and bypasses the page cache, which lacks what a loop device
+// wrote directly.
 func openDirect(file string, flags int) (*os.File, error) {
 	fd, err := unix.Open(file, flags|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -208,13 +210,13 @@ func openDirect(file string, flags int) (*os.File, error) {
 
 const (
 	blockSize = 4096
-	// copyPiece is read at once, by each of copyWorkers: so much hides the time
-	// that the storage takes to answer.
+	// copyPiece is how many bytes each of copyWorkers reads at once. That hides the
+	// storage's response time.
 	copyPiece   = 1 << 20
 	copyWorkers = 4
 )
 
-// copyExtents copies the blocks of src that dst has different.
+// copyExtents copies the blocks of src that differ in dst.
 func copyExtents(ctx context.Context, src, dst *os.File, extents []block.Extent) error {
 	pieces := make(chan block.Extent)
 	var failed atomic.Pointer[error]
@@ -246,7 +248,8 @@ func copyExtents(ctx context.Context, src, dst *os.File, extents []block.Extent)
 	return ctx.Err()
 }
 
-// copyBuffers are two of pages, as reading past the page cache wants them.
+// copyBuffers returns two page-aligned buffers, as reads that bypass the page cache need
+// them.
 func copyBuffers() (a, b []byte, free func(), err error) {
 	buf, err := unix.Mmap(-1, 0, 2*copyPiece, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -255,7 +258,7 @@ func copyBuffers() (a, b []byte, free func(), err error) {
 	return buf[:copyPiece], buf[copyPiece:], func() { unix.Munmap(buf) }, nil
 }
 
-// copyPieceOf copies what differs of one piece; a and b are as long as it.
+// copyPieceOf copies the differences of one piece. a and b are as long as the piece.
 func copyPieceOf(src, dst *os.File, p block.Extent, a, b []byte) error {
 	if _, err := src.ReadAt(a, p.Off); err != nil {
 		return fmt.Errorf("read %s: %w", src.Name(), err)
@@ -280,8 +283,8 @@ func copyPieceOf(src, dst *os.File, p block.Extent, a, b []byte) error {
 	return nil
 }
 
-// markClean says in an ext4 file system without a journal that it was unmounted:
-// frozen as it was, it is as if.
+// markClean marks an ext4 file system without a journal as cleanly unmounted. A frozen
+// one is as good as that.
 func markClean(dst *os.File) error {
 	buf, err := unix.Mmap(-1, 0, blockSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"example.org/slipway/oci/volref"
 )
 
-// credentials are those of volumes, asked for when they are needed and kept for
-// half of their time.
+// credentials keeps the credentials of volumes. It requests them when they are needed and
+// keeps them for half of their lifetime.
 type credentials struct {
 	m *Manager
 
@@ -19,15 +19,15 @@ type credentials struct {
 	get map[string]getter
 }
 
-// getter is how the credentials of a volume are got.
+// getter says how to get the credentials of a volume.
 type getter struct {
 	img    *volref.Record
 	volume string
 	get    func(ctx context.Context, clones bool) (volref.Credential, error)
 }
 
-// credential is the one that was got last. mu is held while another is asked for:
-// others wait for the answer. It is locked before credentials.mu.
+// credential is the credential that was received last. mu is held while another one is
+// requested, so that others wait for the answer. It is locked before credentials.mu.
 type credential struct {
 	mu    sync.Mutex
 	have  [2]volref.Credential // without and with clones
@@ -38,7 +38,7 @@ func newCredentials(m *Manager) *credentials {
 	return &credentials{m: m, of: map[string]*credential{}, get: map[string]getter{}}
 }
 
-// use remembers how credentials of an image are got.
+// use remembers how to get the credentials of an image.
 func (c *credentials) use(img *Image, volume string) {
 	if img.Credential == nil {
 		return
@@ -64,10 +64,10 @@ func (c *credentials) entry(img *volref.Record, volume string) *credential {
 	return k
 }
 
-// errNoCredential says that nobody told how to get one.
+// errNoCredential says that it is not known how to get a credential.
 var errNoCredential = errors.New("there is no credential for it; it is got when the image is used the next time")
 
-// forVolume gets a credential that is good for at least half of its time, and
+// forVolume returns a credential that is valid for at least half of its lifetime, and
 // since when it is held.
 func (c *credentials) forVolume(ctx context.Context, img *volref.Record, volume string, clones bool) (volref.Credential, time.Time, error) {
 	k := c.entry(img, volume)
@@ -110,8 +110,9 @@ func (c *credentials) ask(ctx context.Context, img *volref.Record, volume string
 	return cred, err
 }
 
-// toRemove gets a credential to remove a clone with: that of its image, or, as that
-// may have gone before, of any image in the same place. errNoCredential: of none.
+// toRemove returns a credential for removing a clone: that of its image, or, because that
+// may be gone, of any image in the same place. It returns errNoCredential if there is
+// none.
 func (c *credentials) toRemove(ctx context.Context, r *record) (volref.Credential, error) {
 	cred, _, err := c.forVolume(ctx, &r.Image, r.Volume, true)
 	if err == nil {
@@ -128,10 +129,10 @@ func (c *credentials) toRemove(ctx context.Context, r *record) (volref.Credentia
 	return cred, err
 }
 
-// maxOthers is how many other images are tried: each may ask a registry.
+// maxOthers is how many other images are tried. Each may ask a registry.
 const maxOthers = 4
 
-// others are images in the place of a record, those that were asked for first.
+// others returns images in the place of a record, those that were requested first.
 func (c *credentials) others(r *record) (all []getter) {
 	add := func(img *volref.Record, volume string) {
 		if len(all) < maxOthers && img.Place == r.Image.Place && volume != r.Volume {
@@ -153,7 +154,7 @@ func (c *credentials) others(r *record) (all []getter) {
 	return all
 }
 
-// forget is for a volume whose credential was refused: the next is asked for.
+// forget drops a credential that was refused, so that the next one is requested.
 func (c *credentials) forget(img *volref.Record, volume string) {
 	k := c.entry(img, volume)
 	k.mu.Lock()
@@ -161,8 +162,8 @@ func (c *credentials) forget(img *volref.Record, volume string) {
 	k.since = [2]time.Time{}
 }
 
-// refused is forget for a credential that is held since then: another that was got
-// meanwhile stays.
+// refused is forget for a credential that is held since then. It does not drop one that
+// was received meanwhile.
 func (c *credentials) refused(img *volref.Record, volume string, since time.Time) {
 	k := c.entry(img, volume)
 	k.mu.Lock()
@@ -174,8 +175,8 @@ func (c *credentials) refused(img *volref.Record, volume string, since time.Time
 	}
 }
 
-// halfway is when a credential is to be replaced: far in the future if it does not
-// expire.
+// halfway returns when to replace a credential. It is far in the future if the credential
+// does not expire.
 func halfway(since, expires time.Time) time.Time {
 	if expires.IsZero() {
 		return time.Now().Add(24 * time.Hour)

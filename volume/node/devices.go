@@ -30,11 +30,12 @@ const (
 	nbd  = "nbd"
 )
 
-// snapshot is what a committed volume of RBD is read at; volume/rbd makes it.
+// snapshot is the snapshot at which a committed volume of RBD is read. volume/rbd creates
+// it.
 const snapshot = "slipway"
 
-// chooseMapping puts the mapping by the kernel in front of a Storage where that is
-// asked for and there, and says why it did or did not.
+// chooseMapping puts the mapping by the kernel in front of a Storage if that is asked for
+// and available, and says why or why not.
 func chooseMapping(ctx context.Context, o *Options) (Storage, []string, error) {
 	d := &devices{Storage: o.Storage, program: o.Program, outage: o.Outage, dir: filepath.Join(o.Dir, "devices"), log: o.Log}
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
@@ -65,8 +66,8 @@ func chooseMapping(ctx context.Context, o *Options) (Storage, []string, error) {
 	return nil, nil, fmt.Errorf("mapping %q is not known; there are auto, krbd, nbd and fuse", o.Mapping)
 }
 
-// probeDevices tells whether the kernel can map RBD images in a way. A module that
-// is there but not loaded is loaded.
+// probeDevices returns an error if the kernel cannot map RBD images in a way. It loads
+// the module if necessary.
 func probeDevices(ctx context.Context, kind, program string) error {
 	if _, err := exec.LookPath(program); err != nil {
 		return err
@@ -88,15 +89,15 @@ func probeDevices(ctx context.Context, kind, program string) error {
 	return err
 }
 
-// devices maps RBD images by the program rbd, and everything else by the Storage
-// below. Of each mapping there is a record before it is made, so that one of a
-// process that was killed is found again.
+// devices maps RBD images by the program rbd, and everything else by the Storage below.
+// It records each mapping before it makes it, so that the mapping of a killed process is
+// found again.
 //
-// A credential of a device cannot be replaced. In auto mode one that expires is
-// therefore for the Storage below, whose mappings take a new one.
+// The credential of a device cannot be replaced. In auto mode the Storage below therefore
+// handles credentials that expire, because its mappings take new ones.
 //
-// The kernel does not tell anybody that it reads a snapshot. So a volume that is
-// read is mapped by the Storage, too, which holds its lease.
+// The kernel does not announce that it reads a snapshot. So the Storage also maps a
+// volume that is read, and holds its lease.
 type devices struct {
 	Storage
 	kind         string // "": all is mapped by Storage, but for what was before
@@ -108,7 +109,7 @@ type devices struct {
 	mu sync.Mutex // one program at a time: it looks for what another may be making
 }
 
-// deviceRecord is an RBD image that is or will be mapped as a device.
+// deviceRecord is an RBD image that is mapped as a device, or will be.
 type deviceRecord struct {
 	Kind  string `json:"kind"`
 	Name  string `json:"name"`
@@ -151,7 +152,7 @@ func (d *devices) Map(ctx context.Context, m block.Mapping) (string, error) {
 	return d.Storage.Map(ctx, m)
 }
 
-// mapDevice maps an image, if it is not, and tells the device.
+// mapDevice maps an image, unless it is mapped, and returns the device.
 func (d *devices) mapDevice(ctx context.Context, m *block.Mapping) (string, error) {
 	r := deviceRecord{Kind: d.kind, Name: m.Name, Pool: m.Place.Pool, Space: m.Place.Namespace, Image: m.ID, Snap: snapshot}
 	if m.Writable {
@@ -183,7 +184,7 @@ func (d *devices) mapDevice(ctx context.Context, m *block.Mapping) (string, erro
 
 const keyPrefix = ".key-"
 
-// removeKeys removes the keys that a process left which was killed while it mapped.
+// removeKeys removes the keys of a process that was killed while it mapped.
 func (d *devices) removeKeys() error {
 	entries, err := os.ReadDir(d.dir)
 	for _, e := range entries {
@@ -194,7 +195,7 @@ func (d *devices) removeKeys() error {
 	return err
 }
 
-// spec is the image as the program rbd has it.
+// spec returns the image in the form of the program rbd.
 func (r *deviceRecord) spec() string {
 	s := r.Pool + "/" + r.Image
 	if r.Space != "" {
@@ -221,7 +222,7 @@ func (d *devices) runMap(ctx context.Context, r *deviceRecord, c *volref.Credent
 		args = append(args, "--mon_host", c.Monitors)
 	}
 	if c.User != "" {
-		// In a file, as others may read what programs are called with.
+		// The key is in a file, because others may read the arguments of programs.
 		key, err := os.CreateTemp(d.dir, keyPrefix+"*")
 		if err != nil {
 			return "", err
@@ -244,8 +245,8 @@ func (d *devices) runMap(ctx context.Context, r *deviceRecord, c *volref.Credent
 	return dev, nil
 }
 
-// run runs the program. Whether it is refused by the storage it only says in words
-// and by its exit status, which is the error number.
+// run runs the program. If the storage refuses, the program says so only in words and by
+// its exit status, which is the error number.
 func (d *devices) run(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, d.program, args...)
 	var out, said bytes.Buffer
@@ -272,7 +273,7 @@ func (d *devices) run(ctx context.Context, args ...string) ([]byte, error) {
 	return nil, err
 }
 
-// list tells the devices of all images that are mapped, by whom ever.
+// list returns the devices of all mapped images, whoever mapped them.
 func (d *devices) list(ctx context.Context, kind string) (map[string]string, error) {
 	out, err := d.run(ctx, "device", "list", "--device-type", kind, "--format", "json")
 	if err != nil {
@@ -281,8 +282,8 @@ func (d *devices) list(ctx context.Context, kind string) (map[string]string, err
 	return parseDevices(out)
 }
 
-// parseDevices reads what the program lists: the device of each image. krbd and
-// nbd name the image differently, and no snapshot is "-" or "".
+// parseDevices reads the program's list: the device of each image. krbd and nbd name the
+// image differently. "-" or "" means no snapshot.
 func parseDevices(out []byte) (map[string]string, error) {
 	var all []struct {
 		Pool      string `json:"pool"`

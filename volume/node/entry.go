@@ -9,8 +9,8 @@ import (
 	"example.org/slipway/oci/volref"
 )
 
-// entry is an image or a container's copy. Manager.mu guards its fields; the
-// record is changed by its flight alone.
+// entry is an image or a container's copy. Manager.mu guards its fields. Only its flight
+// changes the record.
 type entry struct {
 	name   string
 	rec    *record // nil: there is nothing of it
@@ -19,16 +19,16 @@ type entry struct {
 	err    error   // of the last flight
 }
 
-// flight is something that is done once for all who ask for it meanwhile.
+// flight is an operation that is done once for everyone who asks for it meanwhile.
 type flight struct {
 	kind string
 	done chan struct{}
 	err  error // once done
 }
 
-// fly does f with an entry and waits for the end of it. Of one entry one thing is
-// done at a time; whoever wants the same joins in. f goes on when ctx ends: a
-// mount that waits for the storage cannot be called back.
+// fly runs f with an entry and waits for its end. An entry has one operation at a time,
+// and callers that want the same one join in. f goes on when ctx ends: a mount that waits
+// for the storage cannot be called back.
 func (m *Manager) fly(ctx context.Context, name, kind string, f func(context.Context, *entry) error) error {
 	for {
 		fl, err := m.join(name, kind, f)
@@ -46,7 +46,7 @@ func (m *Manager) fly(ctx context.Context, name, kind string, f func(context.Con
 	}
 }
 
-// join gets the flight that an entry is in, or begins one.
+// join returns the flight that an entry is in, or begins one.
 func (m *Manager) join(name, kind string, f func(context.Context, *entry) error) (*flight, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -76,7 +76,7 @@ func (m *Manager) join(name, kind string, f func(context.Context, *entry) error)
 	return fl, nil
 }
 
-// mounted tells the directory of an entry that works, without asking the storage.
+// mounted returns the directory of an entry that works, without asking the storage.
 func (m *Manager) mounted(name string) (string, bool) {
 	m.mu.Lock()
 	e := m.entries[name]
@@ -89,8 +89,8 @@ func (m *Manager) mounted(name string) (string, bool) {
 	return mr.Dir, m.holds(&mr) == nil
 }
 
-// holds tells whether a mount is still the one that was recorded, and what it is
-// of may still answer.
+// holds returns an error unless a mount is still the one that was recorded, and its
+// source may still answer.
 func (m *Manager) holds(mr *mountRecord) error {
 	if mr.Boot != m.boot {
 		return fmt.Errorf("it was mounted before the machine was started")
@@ -112,7 +112,7 @@ func (m *Manager) holds(mr *mountRecord) error {
 	return nil
 }
 
-// namesOf lists the entries whose records are asked for.
+// namesOf lists the entries whose records want accepts.
 func (m *Manager) namesOf(want func(*record) bool) []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -136,7 +136,7 @@ func (m *Manager) sameImage(name string, img *volref.Record, volume string) erro
 	return fmt.Errorf("container %s has a copy of volume %s; drop it first", e.rec.Key, e.rec.Volume)
 }
 
-// timed does one step and tells how long it took.
+// timed runs one step and reports how long it took.
 func (m *Manager) timed(step string, f func() error) error {
 	begin := time.Now()
 	err := f()

@@ -9,17 +9,17 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// fsMap is a stretch of a file system's device and who owns it; linux/fsmap.h.
+// fsMap is a stretch of a file system's device and its owner; linux/fsmap.h.
 type fsMap struct {
 	device, flags                   uint32
 	physical, owner, offset, length uint64
 	_                               [3]uint64
 }
 
-// fsMapCount is how many are asked for at once: 64 KiB.
+// fsMapCount is how many stretches are requested at once: 64 KiB.
 const fsMapCount = 1024
 
-// fsMapHead is what the kernel is asked with: 192 bytes, then what it answers.
+// fsMapHead is the request to the kernel: 192 bytes, followed by the answer.
 type fsMapHead struct {
 	iflags, oflags, count, entries uint32
 	_                              [6]uint64
@@ -34,8 +34,8 @@ const (
 	fsMapFree    = 1    // special owner
 )
 
-// usedExtents lists the stretches of a mounted file system's device that are not
-// free, in order.
+// usedExtents lists the stretches of a mounted file system's device that are not free, in
+// order.
 func usedExtents(root *os.File) ([]block.Extent, error) {
 	var used []block.Extent
 	h := &fsMapHead{count: fsMapCount}

@@ -20,16 +20,15 @@ import (
 	"example.org/slipway/volume/loop"
 )
 
-// Flags and options of mounts; the package comment says why there are no others.
+// Flags and options of mounts. The package comment says why there are no others.
 //
-// ext4 read-only: noload, since there is no journal to play back and the device
-// could not be written; errors=continue, as an error that passes is to leave nothing
-// behind where nothing is written. Read-write: discard gives back what containers delete;
-// noinit_itable, because the kernel would else write all inode tables of each
-// clone in the background; errors=remount-ro, so that a container whose storage
-// stayed away reads what is true or gets an error, and does not go on with half
-// of what it wrote. noatime, because each read would otherwise write an inode,
-// and with it copy a block to the clone.
+// ext4 read-only: noload, because there is no journal to replay and the device cannot be
+// written; errors=continue, because a passing error must leave nothing behind if nothing
+// is written. Read-write: discard frees what containers delete; noinit_itable, because
+// otherwise the kernel writes all inode tables of each clone in the background;
+// errors=remount-ro, so that a container whose storage stayed away reads the truth or
+// gets an error, and does not go on with half of what it wrote. noatime, because
+// otherwise each read writes an inode, and so copies a block to the clone.
 const (
 	readOnlyFlags  = unix.MS_RDONLY | unix.MS_NOATIME
 	writableFlags  = unix.MS_NOATIME
@@ -38,8 +37,8 @@ const (
 	readAheadBytes = 512 << 10
 )
 
-// bring maps a record's volume and mounts it in a directory of its own. What there
-// is of it when it fails is the caller's to take away.
+// bring maps a record's volume and mounts it in a directory of its own. If it fails, the
+// caller removes what there is of it.
 func (m *Manager) bring(ctx context.Context, e *entry, r record, c volref.Credential) error {
 	mp := r.mapping(e.name)
 	mp.Credential = c
@@ -89,7 +88,7 @@ func (m *Manager) setRunning(dir string, running bool) {
 	}
 }
 
-// mount mounts what is mapped as mr.File at mr.Dir, and says in mr what that is.
+// mount mounts the mapping mr.File at mr.Dir, and notes in mr what that is.
 func (m *Manager) mount(ctx context.Context, mr *mountRecord, r *record) error {
 	if err := os.Mkdir(mr.Dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -124,10 +123,10 @@ func (m *Manager) identify(mr *mountRecord) error {
 	return err
 }
 
-// mountFile mounts an EROFS image without a device between. ENOTBLK: the kernel,
-// one before 6.12, wants one. Since 6.15 it reads past the page cache of the file,
-// if told so: what is read is then cached once, not twice, and no more is read from
-// the storage than EROFS asks for.
+// mountFile mounts an EROFS image without a device. ENOTBLK: the kernel is older than
+// 6.12 and needs a device. Since 6.15 the kernel can bypass the page cache of the file.
+// Then bytes are cached once, not twice, and the storage is read only as far as EROFS
+// asks.
 func (m *Manager) mountFile(file, dir string) error {
 	before := backings()
 	err := unix.Mount(file, dir, volref.EROFS, readOnlyFlags, "directio")
@@ -137,7 +136,8 @@ func (m *Manager) mountFile(file, dir string) error {
 	if err != nil {
 		return fmt.Errorf("mount %s as %s: %w", file, volref.EROFS, err)
 	}
-	// Nothing says which is that of this mount. Of two mounts at once each tunes both.
+	// Nothing says which one belongs to this mount. If two mount at once, each tunes
+	// both.
 	for _, name := range backings() {
 		if strings.HasPrefix(name, volref.EROFS+"-") && !slices.Contains(before, name) {
 			m.tune(filepath.Join(backingDir, name, "read_ahead_kb"))
@@ -148,8 +148,8 @@ func (m *Manager) mountFile(file, dir string) error {
 
 const backingDir = "/sys/class/bdi"
 
-// backings are what the kernel keeps account by of what it reads ahead: one for each
-// device, and for each mount that has none.
+// backings returns the kernel's names for what it reads ahead from: one for each device,
+// and one for each mount without a device.
 func backings() []string {
 	dirs, err := os.ReadDir(backingDir)
 	if err != nil {
@@ -162,9 +162,8 @@ func backings() []string {
 	return names
 }
 
-// mountLoop mounts by way of a loop device. It reads past the page cache, as the
-// file system above has one of its own, and writes so, too: what is flushed is
-// then in the hands of the storage.
+// mountLoop mounts through a loop device. The device bypasses the page cache of its file,
+// because the file system has one of its own. So a flush reaches the storage.
 func (m *Manager) mountLoop(ctx context.Context, mr *mountRecord, r *record) error {
 	var dev *loop.Device
 	err := m.timed("attach", func() (err error) {
@@ -175,7 +174,7 @@ func (m *Manager) mountLoop(ctx context.Context, mr *mountRecord, r *record) err
 		return err
 	}
 	err = m.mountDevice(ctx, dev.Path(), mr.Dir, r)
-	// Once mounted, the mount holds the device; if not, closing frees it.
+	// Once mounted, the mount holds the device. Otherwise closing frees it.
 	return errors.Join(err, dev.Close())
 }
 
@@ -189,9 +188,9 @@ func (m *Manager) mountDevice(ctx context.Context, dev, dir string, r *record) e
 	return m.timed("mount", func() error { return mountAt(dev, dir, r) })
 }
 
-// repair checks a file system that a container wrote to and that is mounted again:
-// the machine may have gone down, or the storage stayed away, while it was
-// mounted. One that was unmounted in order takes no time.
+// repair checks a file system that a container wrote to, before it is mounted again: the
+// machine may have gone down, or the storage stayed away, while it was mounted. A cleanly
+// unmounted file system takes no time.
 func (m *Manager) repair(ctx context.Context, dev string) error {
 	program, err := exec.LookPath(m.o.Check)
 	if err != nil {
@@ -225,37 +224,37 @@ func mountAt(source, dir string, r *record) error {
 	return nil
 }
 
-// tune sets how far ahead the kernel reads at most. A start of a container reads
-// files of some dozens of KiB, and pages of programs and libraries that are far
-// larger: the kernel never reads beyond the end of a file, so the bound is for the
-// latter, for which the default of 128 KiB means a round trip to the storage four
-// times as often. Failing costs speed alone.
+// tune sets how far ahead the kernel reads at most. The start of a container reads files
+// of some dozens of KiB, and pages of much larger programs and libraries. The kernel
+// never reads beyond the end of a file, so the bound matters for the latter. With the
+// default of 128 KiB they would need four times as many round trips to the storage. A
+// failure costs only speed.
 func (m *Manager) tune(file string) {
 	if err := os.WriteFile(file, []byte(strconv.Itoa(readAheadBytes>>10)), 0); err != nil {
 		m.log.Debug("read-ahead stays as it is", "error", err)
 	}
 }
 
-// failed tells whether a file system that was mounted to be written is read-only:
-// what ext4 does with errors=remount-ro. It reads nothing.
+// failed reports whether a file system that was mounted read-write is read-only now,
+// because of errors=remount-ro. It reads nothing.
 func failed(dir string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(dir, &st) == nil && st.Flags&unix.ST_RDONLY != 0
 }
 
-// isDevice tells whether a mapping is a block device.
+// isDevice reports whether a mapping is a block device.
 func isDevice(file string) bool { return strings.HasPrefix(file, "/dev/") }
 
-// deviceUnder is the number of the file system that a mapping's directory is on.
-// It does not ask file systems in user space.
+// deviceUnder returns the number of the file system that holds a mapping's directory. It
+// does not ask file systems in user space.
 func deviceUnder(file string) (uint64, error) {
 	dev, _, err := view.Identity(filepath.Dir(file))
 	return dev, err
 }
 
-// unmountOf takes away what is mounted for a record. With lazy also what is in
-// use, which then goes when it is not used any more; without, that is ErrInUse. It
-// tells whether there was anything.
+// unmountOf unmounts a record's mounts. With lazy it also detaches mounts in use, which
+// go once they are no longer used; without, a mount in use is ErrInUse. It reports
+// whether there was anything.
 func (m *Manager) unmountOf(name string, lazy bool) (some bool, err error) {
 	all, err := view.Mounts(m.o.Run)
 	if err != nil {
@@ -289,7 +288,7 @@ func unmount(dir string, lazy bool) error {
 	return nil
 }
 
-// removeDirs takes away the empty directories of a record.
+// removeDirs removes the empty directories of a record.
 func (m *Manager) removeDirs(name string) error {
 	dirs, err := os.ReadDir(m.o.Run)
 	if err != nil {

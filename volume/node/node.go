@@ -49,34 +49,37 @@ import (
 
 // Options of a Manager.
 type Options struct {
-	// Dir holds the records; it outlives the machine's restarts. Made if missing.
+	// Dir holds the records. It must survive restarts of the machine. It is created if
+	// missing.
 	Dir string
-	// Run is where volumes are mounted: a directory of this Manager's alone, for
-	// root only, that may be emptied by a restart of the machine. Made if missing.
+	// Run is where volumes are mounted: a directory of this Manager only, accessible to
+	// root only. A restart of the machine may empty it. It is created if missing.
 	Run string
-	// Storage is what the volumes are in.
+	// Storage holds the volumes.
 	Storage Storage
-	// Mapping says how RBD images become devices: "fuse" by Storage, "krbd" and
-	// "nbd" by the kernel; "auto", also "", by the first of krbd, nbd and fuse that
-	// is there. Other volumes are always mapped by Storage.
+	// Mapping says how RBD images become devices: "fuse" by Storage, "krbd" and "nbd" by
+	// the kernel; "auto" or "" by the first of krbd, nbd and fuse that works. Storage
+	// maps all other volumes.
 	Mapping string
 	// Program maps RBD images in the kernel. Default: "rbd".
 	Program string
-	// Check repairs a container's copy that was not unmounted as it should, before it
-	// is mounted again: it has no journal. Default: "e2fsck".
+	// Check is the program that repairs a container's copy that was not cleanly
+	// unmounted, before it is mounted again, because it has no journal. Default:
+	// "e2fsck".
 	Check string
-	// Outage is after how long without an answer of the storage a device of the
-	// kernel fails what is read or written. Default 5 minutes; Storage has its own.
+	// Outage is how long the storage may not answer before a device of the kernel fails
+	// reads and writes. Default 5 minutes. Storage has its own bound.
 	Outage time.Duration
-	// Limits bound what is waited for.
+	// Limits bound how long the Manager waits.
 	Limits Limits
-	// Credential, if set, gets credentials for volumes of which the Manager has but
-	// a record, since their image was not asked for after a restart.
+	// Credential, if set, returns credentials for volumes of which the Manager has only a
+	// record, because their image was not requested since a restart.
 	Credential func(ctx context.Context, r *volref.Record, volume string, clones bool) (volref.Credential, error)
-	// Observe, if set, is told how long a step took: "credential", "clone", "map",
-	// "attach", "check", "mount", "unmount", "unmap", "remove", "copy" or "commit".
+	// Observe, if set, is called with the duration of each step: "credential", "clone",
+	// "map", "attach", "check", "mount", "unmount", "unmap", "remove", "copy" or
+	// "commit".
 	Observe func(step string, took time.Duration)
-	// Log takes what nobody else is told. Default: none.
+	// Log gets what no caller is told. Default: none.
 	Log *slog.Logger
 
 	step  func(string)                                          // of tests: what was just done
@@ -87,32 +90,32 @@ type Options struct {
 type Limits struct {
 	// Call is how long one call of the Storage may take. Default: 1 minute.
 	Call time.Duration
-	// Late is how long after a call was given up, or its caller killed, the storage
-	// may still do what it was asked for: until then a clone that nobody knows the
-	// fate of is looked for. Default: as long as Call; negative: not at all.
+	// Late is how long after a call was given up, or its caller killed, the storage may
+	// still carry it out. Until then, clones whose fate is unknown are looked for.
+	// Default: as long as Call; negative: not at all.
 	Late time.Duration
-	// Sweep is how often what could not be taken away is tried again, and
-	// credentials are looked at. Default: 30 seconds.
+	// Sweep is the interval at which failed removals are retried and credentials are
+	// checked. Default: 30 seconds.
 	Sweep time.Duration
 }
 
 // Image is an image as volumes.
 type Image struct {
 	Record volref.Record
-	// Volume of the record that is meant. Default: that of the whole image.
+	// Volume is the volume of the record to use. Default: that of the whole image.
 	Volume string
-	// Credential gets leave to use it, with clones to make clones, too. It may be
-	// called at any time until the Manager is closed. Nil for storage that needs
+	// Credential returns a credential for the image; with clones also for making clones.
+	// It may be called until the Manager is closed. It is nil for storage that needs
 	// none.
 	Credential func(ctx context.Context, clones bool) (volref.Credential, error)
 }
 
-// ErrClosed says that the Manager is not used any more.
+// ErrClosed says that the Manager has been closed.
 var ErrClosed = errors.New("volumes of this node are closed")
 
-// Manager has the volumes that a machine uses. Its methods may run concurrently;
-// there is one Manager for a Dir and a Run. One that waits for storage does not
-// make others wait.
+// Manager manages the volumes that a machine uses. Its methods may run concurrently.
+// There is one Manager for a Dir and a Run. A call that waits for storage does not delay
+// others.
 type Manager struct {
 	o       Options
 	log     *slog.Logger
@@ -132,8 +135,8 @@ type Manager struct {
 	refused map[string]bool   // mappings whose credential was, as of the last sweep
 }
 
-// Open begins with what an earlier Manager left in Dir and Run. What cannot be
-// taken away now, because the storage is away, is tried again later.
+// Open returns a Manager that takes over what an earlier one left in Dir and Run. What
+// cannot be removed now, because the storage does not answer, is retried later.
 func Open(ctx context.Context, o Options) (*Manager, error) {
 	o.defaults()
 	if o.Storage == nil {
@@ -201,9 +204,9 @@ func (o *Options) defaults() {
 	}
 }
 
-// Close ends the use of the Manager. What is mounted stays, for containers and
-// for the next Open. It waits some seconds for what is under way; what hangs longer
-// in the kernel is left to end by itself, and an error.
+// Close closes the Manager. Mounts stay, for containers and for the next Open. It waits
+// some seconds for operations in progress. It leaves what hangs longer in the kernel to
+// end on its own, and returns an error.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	m.closed = true
@@ -219,10 +222,10 @@ func (m *Manager) Close() error {
 	}
 }
 
-// Local tells the directory with the tree of an image, read-only, which it mounts
-// if it is not. There is one for each volume, whoever asks, until DropLocal; it is
-// another one only after the old one stopped working for good. ctx bounds the
-// waiting: a mount that takes longer goes on, and the next Local finds it.
+// Local returns the directory with the tree of an image, read-only. It mounts the tree if
+// necessary. There is one directory for each volume until DropLocal, whoever asks. It
+// changes only after the old one has stopped working for good. ctx bounds the wait: a
+// mount that takes longer goes on, and the next Local finds it.
 func (m *Manager) Local(ctx context.Context, img Image) (dir string, err error) {
 	volume, err := m.check(&img)
 	if err != nil {
@@ -246,10 +249,9 @@ func (m *Manager) Local(ctx context.Context, img Image) (dir string, err error) 
 	return dir, nil
 }
 
-// DropLocal ends the use of a volume by Local: its mount and its mapping go. That
-// it is not there is success. Errors: ErrInUse as long as overlays over it exist;
-// it is then out of sight, and goes when they are gone, whether DropLocal is
-// called again or not.
+// DropLocal ends the use of a volume by Local: it removes the mount and the mapping. It
+// succeeds if there are none. Errors: ErrInUse while overlays over it exist. Then the
+// volume is hidden, and goes when they are gone, even without another call.
 func (m *Manager) DropLocal(ctx context.Context, volume string) error {
 	var errs []error
 	for _, name := range m.namesOf(func(r *record) bool { return r.Key == "" && r.Volume == volume }) {
@@ -262,11 +264,11 @@ func (m *Manager) DropLocal(ctx context.Context, volume string) error {
 	return nil
 }
 
-// Network tells the directory with a container's own copy of an image, to be
-// written, which it makes if it is not there. What is written stays until
-// DropNetwork, also when the machine is started again. One that became read-only,
-// because its storage failed for longer than it may, is repaired and mounted again
-// if nobody uses it any more; else that is an error. ctx is as with Local.
+// Network returns the directory with a container's own copy of an image, read-write. It
+// makes the copy if necessary. What is written stays until DropNetwork, even over
+// restarts of the machine. A copy may have become read-only because its storage failed
+// for too long. It is repaired and mounted again if nobody uses it; otherwise Network
+// returns an error. ctx is as with Local.
 func (m *Manager) Network(ctx context.Context, key string, img Image) (dir string, err error) {
 	volume, err := m.check(&img)
 	if err == nil && img.Record.FS != volref.Ext4 {
@@ -296,9 +298,9 @@ func (m *Manager) Network(ctx context.Context, key string, img Image) (dir strin
 	return dir, nil
 }
 
-// DropNetwork ends a container's copy with all that was written to it. Success if
-// there is none. An error says what stays for now; it is tried again until it is
-// gone, whether DropNetwork is called again or not.
+// DropNetwork removes a container's copy with all that was written to it. It succeeds if
+// there is none. An error says what stays for now. The removal is retried until it
+// succeeds, even without another call.
 func (m *Manager) DropNetwork(ctx context.Context, key string) error {
 	if err := m.fly(ctx, networkPrefix+nameOf(key), "drop", m.drop); err != nil {
 		return fmt.Errorf("drop the volume of container %s: %w", key, err)
@@ -306,10 +308,10 @@ func (m *Manager) DropNetwork(ctx context.Context, key string) error {
 	return nil
 }
 
-// Commit makes a committed volume id of what a container's copy holds now. The
-// container goes on; what it writes waits while the blocks are copied. Success if
-// there is such a volume already. It lies in the place of the container's copy,
-// so with RBD the name begins with "c-".
+// Commit makes a committed volume id from the present content of a container's copy. The
+// container goes on, but its writes wait while the blocks are copied. It succeeds if the
+// volume exists. The volume is in the place of the container's copy, so with RBD its name
+// begins with "c-".
 func (m *Manager) Commit(ctx context.Context, key, id string) error {
 	name := networkPrefix + nameOf(key)
 	err := m.fly(ctx, name, "commit "+id, func(ctx context.Context, e *entry) error {
@@ -321,7 +323,7 @@ func (m *Manager) Commit(ctx context.Context, key, id string) error {
 	return nil
 }
 
-// open tells by ErrClosed that the Manager is closed.
+// open returns ErrClosed if the Manager is closed.
 func (m *Manager) open() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -331,13 +333,13 @@ func (m *Manager) open() error {
 	return nil
 }
 
-// check tells the volume that is meant by an image, and refuses one that this node
-// does not know how to use.
+// check returns the volume that an image means, and refuses one that this node cannot
+// use.
 func (m *Manager) check(img *Image) (string, error) {
 	r := img.Record
 	r.Layers = slices.Clone(r.Layers)
 	for i := range r.Layers {
-		// Records of others have no containers' volumes, but Commit makes them.
+		// Records of others have no volumes of containers, but Commit makes such volumes.
 		if l := &r.Layers[i]; volref.IsClone(l.Volume) {
 			l.Volume = "of-" + l.Volume
 		}
@@ -355,7 +357,7 @@ func (m *Manager) check(img *Image) (string, error) {
 	return volume, nil
 }
 
-// random is a part of a name that nobody has used.
+// random returns a part of a name that nobody has used.
 func random() string {
 	var b [8]byte
 	rand.Read(b[:]) // never fails

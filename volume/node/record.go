@@ -18,8 +18,8 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// What the names of records, mappings and directories begin with. Whatever else
-// is mapped under other names is not the Manager's, and stays.
+// Prefixes of the names of records, mappings and directories. Mappings with other names
+// do not belong to the Manager, and stay.
 const (
 	localPrefix   = "local-"
 	networkPrefix = "net-"
@@ -27,59 +27,59 @@ const (
 	latePrefix    = "late-" // records only: of clones that may still come
 )
 
-// phase is how far the making of a mount has come.
+// phase says how far the making of a mount has come.
 type phase string
 
 const (
-	// making: nobody has used it yet. What there is of it goes.
+	// making: nobody has used it yet. It will be removed.
 	making phase = "making"
-	// made: it was handed out. It is mounted, or will be again when it is used.
+	// made: it was handed out. It is mounted, or will be mounted again when it is used.
 	made phase = "made"
-	// leaving: what there is of it goes.
+	// leaving: it is being removed.
 	leaving phase = "leaving"
 )
 
-// record is what is known of a mount whatever happens to the process. It has no
-// key of any credential.
+// record is what is known of a mount, whatever happens to the process. It never holds the
+// key of a credential.
 type record struct {
 	Version int   `json:"version"`
 	Phase   phase `json:"phase"`
-	// Key of the container, "" for an image of all containers.
+	// Key is the key of the container. It is "" for an image that containers share.
 	Key    string        `json:"key,omitempty"`
 	Image  volref.Record `json:"image"`
 	Volume string        `json:"volume"`
-	// Clone is the volume of the container alone.
+	// Clone is the container's own volume.
 	Clone string `json:"clone,omitempty"`
-	// Doubt is until when Clone may still come, though it was given up or its maker
-	// killed; zero once it is known to be there or not.
+	// Doubt is until when Clone may still appear, although its creation was given up or
+	// its creator killed. It is zero once it is known whether the clone exists.
 	Doubt time.Time `json:"doubt,omitzero"`
-	// Commit is a volume that is being made of the clone.
+	// Commit is a volume that is being made from the clone.
 	Commit string `json:"commit,omitempty"`
-	// Tries counts the mounts: each has a directory of its own, so that one that
-	// hung and came late is not taken for another.
+	// Tries counts the mounts. Each has its own directory, so that a mount that hung and
+	// came late is not taken for another.
 	Tries int `json:"tries"`
-	// Mount is what was mounted in the end, nil before.
+	// Mount is the final mount, or nil.
 	Mount *mountRecord `json:"mount,omitempty"`
-	// Since and Expires are those of the credential that it is mapped with; zero if
-	// it does not expire.
+	// Since and Expires are the times of the credential with which it is mapped. They are
+	// zero if it does not expire.
 	Since   time.Time `json:"since,omitzero"`
 	Expires time.Time `json:"expires,omitzero"`
 }
 
-// mountRecord identifies a mount and what it is of.
+// mountRecord identifies a mount and its source.
 type mountRecord struct {
-	// Boot is the start of the machine in which it was mounted.
+	// Boot identifies the start of the machine during which it was mounted.
 	Boot string `json:"boot"`
-	// Dir is where, File the mapping.
+	// Dir is where it is mounted, File the mapping.
 	Dir  string    `json:"dir"`
 	File string    `json:"file"`
 	Root view.Root `json:"root"`
-	// Under is the device number of the file system that File lies on: another one
-	// means that the connection that served File is gone.
+	// Under is the device number of the file system that holds File. If it changes, the
+	// connection that served File is gone.
 	Under uint64 `json:"under"`
 }
 
-// mapping is the name of the record's volume as it is mapped.
+// mapping returns the record's volume as a mapping.
 func (r *record) mapping(name string) block.Mapping {
 	m := block.Mapping{Name: name, Place: r.Image.Place, ID: r.Volume}
 	if r.Key != "" {
@@ -88,12 +88,12 @@ func (r *record) mapping(name string) block.Mapping {
 	return m
 }
 
-// committing is how the volume that is being made is mapped.
+// committing returns the volume that is being made as a mapping.
 func (r *record) committing(name string) block.Mapping {
 	return block.Mapping{Name: commitPrefix + name, Place: r.Image.Place, ID: r.Commit, Writable: true}
 }
 
-// nameOf is a short name that stands for all parts.
+// nameOf returns a short name that stands for all parts.
 func nameOf(parts ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
 	return hex.EncodeToString(sum[:16])
@@ -126,7 +126,7 @@ func (m *Manager) save(e *entry, r record) error {
 	return nil
 }
 
-// forget ends the record of an entry of which nothing is left.
+// forget removes the record of an entry of which nothing is left.
 func (m *Manager) forget(e *entry) error {
 	if err := os.Remove(m.recordPath(e.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("record %s: %w", e.name, err)
@@ -140,8 +140,8 @@ func (m *Manager) forget(e *entry) error {
 	return nil
 }
 
-// records reads all that are in Dir. One that cannot be read is told and left
-// alone: what it stands for is unknown.
+// records reads all records in Dir. It reports one that cannot be read and leaves it
+// alone, because its meaning is unknown.
 func (m *Manager) records() (map[string]*record, error) {
 	entries, err := os.ReadDir(m.o.Dir)
 	if err != nil {
@@ -189,7 +189,7 @@ func parseRecord(b []byte) (*record, error) {
 	return r, nil
 }
 
-// bootID tells this start of the machine from all others.
+// bootID identifies this start of the machine.
 func bootID() (string, error) {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(b)), err

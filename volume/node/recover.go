@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// recover takes over what is recorded and mounted. It asks no storage.
+// recover takes over what is recorded and mounted. It does not ask the storage.
 func (m *Manager) recover() error {
 	all, err := m.records()
 	if err != nil {
@@ -31,8 +31,8 @@ func (m *Manager) recover() error {
 	return nil
 }
 
-// How long Open waits for what an earlier Manager left to be taken away, and Close
-// for what is under way.
+// How long Open waits for the removal of what an earlier Manager left, and Close for
+// operations in progress.
 const (
 	startPatience = 5 * time.Second
 	endPatience   = 5 * time.Second
@@ -52,8 +52,8 @@ func (m *Manager) sweeper() {
 	}
 }
 
-// sweep takes away what should not be there, and replaces credentials. It waits a
-// while for it to be done; what takes longer goes on.
+// sweep removes what should not be there, and replaces credentials. It waits for a while.
+// What takes longer goes on.
 func (m *Manager) sweep(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
@@ -84,19 +84,19 @@ func (m *Manager) sweep(ctx context.Context) {
 	}
 }
 
-// untidy tells whether there is something to do for a record. Manager.mu is held.
+// untidy reports whether there is something to do for a record. Manager.mu is held.
 func (m *Manager) untidy(r *record) bool {
 	return r.Phase != made || r.Commit != "" || m.aged(r)
 }
 
-// aged tells whether half of the time of a record's credential is over.
+// aged reports whether half of the lifetime of a record's credential is over.
 func (m *Manager) aged(r *record) bool {
 	return !r.Expires.IsZero() && time.Now().After(halfway(r.Since, r.Expires))
 }
 
-// strays finds mounts and mappings of this Manager that no entry has: those of a
-// process that was killed in the midst of it, and whose mount may even have come
-// after it.
+// strays removes mounts and mappings of this Manager that belong to no entry: they are
+// from a process that was killed in the middle of its work, and the mount may even have
+// appeared afterwards.
 func (m *Manager) strays(ctx context.Context, names map[string]bool) error {
 	mounts, err := view.Mounts(m.o.Run)
 	if err != nil {
@@ -128,7 +128,7 @@ func (m *Manager) strays(ctx context.Context, names map[string]bool) error {
 	return err
 }
 
-// findRefused finds what is mounted of which the storage refuses the credential.
+// findRefused finds mounts whose credential the storage refuses.
 func (m *Manager) findRefused(ctx context.Context, names map[string]bool) error {
 	s, ok := m.o.Storage.(Refuser)
 	if !ok {
@@ -154,12 +154,12 @@ func (m *Manager) isRefused(name string) bool {
 	return m.refused[name]
 }
 
-// ours tells whether a name is one of this package's.
+// ours reports whether a name has the form of this package's names.
 func ours(name string) bool {
 	return strings.HasPrefix(name, localPrefix) || strings.HasPrefix(name, networkPrefix)
 }
 
-// stray tells whether nobody has to do with what is mounted at a directory.
+// stray reports whether the mount at a directory belongs to nobody.
 func (m *Manager) stray(dir string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -174,7 +174,7 @@ func (m *Manager) stray(dir string) bool {
 	return true
 }
 
-// used tells whether a mapping is mounted or about to be.
+// used reports whether a mapping is mounted or about to be.
 func (m *Manager) used(name string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -224,7 +224,7 @@ func (m *Manager) tidyUp(ctx context.Context, e *entry) error {
 	return nil
 }
 
-// renew replaces the credential of what is mounted before it ends.
+// renew replaces the credential of a mount before it expires.
 func (m *Manager) renew(ctx context.Context, e *entry) error {
 	r := *e.rec
 	c, since, err := m.creds.forVolume(ctx, &r.Image, r.Volume, r.Key != "" || volref.IsClone(r.Volume))

@@ -10,42 +10,42 @@ import (
 	"example.org/slipway/oci/volref"
 )
 
-// Status is what a Manager has.
+// Status describes a Manager.
 type Status struct {
-	// Mapping says of each way to map RBD images, in order, whether it works; the
-	// last is the one that is used.
+	// Mapping says of each way to map RBD images, in order, whether it works. The last is
+	// the one in use.
 	Mapping []string `json:"mapping"`
 	// Volumes are sorted by name.
 	Volumes []VolumeStatus `json:"volumes"`
 }
 
-// VolumeStatus is an image or a container's copy.
+// VolumeStatus describes an image or a container's copy.
 type VolumeStatus struct {
 	// Name it is mapped under.
 	Name string `json:"name"`
-	// Container is the key of the container whose copy it is; "" if it is shared.
+	// Container is the key of the copy's container. It is "" for a shared image.
 	Container string       `json:"container,omitempty"`
 	Manifest  oci.Digest   `json:"manifest"`
 	FS        string       `json:"fs"`
 	Place     volref.Place `json:"place"`
-	// Volume of the image, and Clone of it if there is one.
+	// Volume is the image's volume, and Clone its clone if there is one.
 	Volume string `json:"volume"`
 	Clone  string `json:"clone,omitempty"`
-	// State is "mounted"; "unmounted" until it is used the next time; "leaving" if
-	// what is left of it goes as soon as that works; "busy" while something is done.
+	// State is "mounted"; "unmounted" until the next use; "leaving" while it is being
+	// removed; "busy" during an operation.
 	State string `json:"state"`
-	// Doing says what, if State is "busy".
+	// Doing is the operation if State is "busy".
 	Doing string `json:"doing,omitempty"`
-	// Dir is where it is mounted, and File what.
+	// Dir is where it is mounted, File the mapping.
 	Dir  string `json:"dir,omitempty"`
 	File string `json:"file,omitempty"`
-	// Expires is when the credential ends; zero: never.
+	// Expires is when the credential expires. Zero means never.
 	Expires time.Time `json:"expires,omitzero"`
-	// Error is what went wrong the last time; "" if nothing did.
+	// Error is the latest error. It is "" after a success.
 	Error string `json:"error,omitempty"`
 }
 
-// Status tells what there is, without asking the storage.
+// Status returns the state without asking the storage.
 func (m *Manager) Status(ctx context.Context) (Status, error) {
 	m.mu.Lock()
 	s := Status{Mapping: slices.Clone(m.reasons)}
@@ -68,7 +68,7 @@ func (m *Manager) Status(ctx context.Context) (Status, error) {
 	return s, ctx.Err()
 }
 
-// status tells what an entry is. Manager.mu is held.
+// status describes an entry. Manager.mu is held.
 func (e *entry) status() VolumeStatus {
 	r := e.rec
 	v := VolumeStatus{Name: e.name, Container: r.Key, Manifest: r.Image.Manifest, FS: r.Image.FS, Place: r.Image.Place,

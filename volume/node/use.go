@@ -19,7 +19,7 @@ func (m *Manager) mountLocal(ctx context.Context, e *entry, img *volref.Record, 
 	if _, ok := m.mounted(e.name); ok {
 		return nil
 	}
-	// What Commit made lies where the clones are.
+	// A volume that Commit made is in the place of the clones.
 	c, since, err := m.creds.forVolume(ctx, img, volume, volref.IsClone(volume))
 	if err != nil {
 		return fmt.Errorf("get a credential: %w", err)
@@ -59,8 +59,8 @@ func (m *Manager) mountNetwork(ctx context.Context, e *entry, key string, img *v
 	if e.rec != nil {
 		r = *e.rec
 	} else {
-		// The random part keeps the clones of two machines apart, and those of two
-		// containers of one key of which the first has not gone yet.
+		// The random part distinguishes the clones of two machines, and those of two
+		// containers with one key if the first is not gone yet.
 		r.Clone = volref.ClonePrefix + nameOf(key)[:16] + "-" + random()
 	}
 	r.Tries++
@@ -102,9 +102,8 @@ func (m *Manager) clone(ctx context.Context, e *entry, r *record, c volref.Crede
 	return err
 }
 
-// ready makes an entry one that can be mounted, or finds that it is. What does not
-// work for good goes out of sight; the mapping of what is only read stays, as what
-// uses it may, too.
+// ready makes an entry mountable, or finds that it is mounted. What has failed for good
+// is hidden. The mapping of a volume that is only read stays, because its users may, too.
 func (m *Manager) ready(ctx context.Context, e *entry) error {
 	if e.rec == nil {
 		return nil
@@ -124,7 +123,7 @@ func (m *Manager) ready(ctx context.Context, e *entry) error {
 	}
 	m.setReady(e, false)
 	if e.rec.Key != "" {
-		// Never mounted twice to be written: what used it must have ended.
+		// A file system is never mounted read-write twice, so its user must have ended.
 		if err := m.takeAway(ctx, e.name, e.rec, true); err != nil {
 			return fmt.Errorf("take away what was mounted before: %w", err)
 		}
@@ -134,8 +133,9 @@ func (m *Manager) ready(ctx context.Context, e *entry) error {
 	return err
 }
 
-// mend takes a container's copy away that its storage failed, to be mounted again.
-// Never while the old one is used: two of one file system would not agree.
+// mend removes the mount of a container's copy after its storage failed, so that it can
+// be mounted again. It never does so while the old mount is used, because two mounts of
+// one file system would disagree.
 func (m *Manager) mend(ctx context.Context, e *entry) error {
 	if err := m.takeAway(ctx, e.name, e.rec, false); err != nil {
 		return fmt.Errorf("its storage failed, and it became read-only; stop what uses it, and try again: %w", err)
@@ -145,7 +145,7 @@ func (m *Manager) mend(ctx context.Context, e *entry) error {
 	return nil
 }
 
-// revive makes an image that was about to go, but was in use, one to be used.
+// revive makes an image usable again that was about to go but was still in use.
 func (m *Manager) revive(e *entry) error {
 	if e.rec.Phase != made {
 		r := *e.rec
@@ -158,8 +158,8 @@ func (m *Manager) revive(e *entry) error {
 	return nil
 }
 
-// giveUp is for what could not be mounted: what was never handed out goes. A
-// container's copy that was stays, not mounted.
+// giveUp handles an entry that could not be mounted. It removes what was never handed
+// out. A container's copy that was handed out stays, unmounted.
 func (m *Manager) giveUp(ctx context.Context, e *entry) error {
 	switch {
 	case e.rec == nil:
@@ -209,9 +209,9 @@ func (m *Manager) drop(ctx context.Context, e *entry) error {
 	return m.forget(e)
 }
 
-// doubt has a clone that may still come looked for until it cannot any more. The
-// record of the container goes meanwhile: there may be another one of its key. It
-// tells whether the record is that of the doubt, and stays.
+// doubt keeps looking for a clone that may still appear. The container's record goes
+// meanwhile, because its key may be used again. doubt reports whether the record becomes
+// that of the doubtful clone, and stays.
 func (m *Manager) doubt(e *entry, r record) (stays bool, err error) {
 	if !time.Now().Before(r.Doubt) {
 		return false, nil
@@ -243,12 +243,11 @@ func (m *Manager) takeAway(ctx context.Context, name string, r *record, lazy boo
 	return m.unmap(ctx, r.mapping(name).Name, wait)
 }
 
-// patience is for how long a mapping may still be in use after what used it has
-// gone: the kernel tells the end of a mount to a file system in user space
-// without waiting for it.
+// patience is how long a mapping may stay in use after its user has gone, because the
+// kernel does not wait when it reports the end of a mount to a file system in user space.
 const patience = 500 * time.Millisecond
 
-// unmap takes a mapping away, and waits a while for it not to be in use.
+// unmap removes a mapping. It waits for a while until the mapping is not in use.
 func (m *Manager) unmap(ctx context.Context, name string, patience time.Duration) error {
 	end := time.Now().Add(patience)
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
