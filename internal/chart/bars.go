@@ -5,12 +5,11 @@ import (
 	"unicode/utf8"
 )
 
-// Bars is a picture of bars that lie one below the other, so that the names of
-// many can be read. A bar may have several parts: stacked on each other, or else
-// one below the other.
+// Bars is a picture of bars one below the other, so that the names of many can be read. A
+// bar may have several parts, either stacked or one below the other.
 type Bars struct {
 	Title string
-	// Desc is what someone who cannot see the picture is told.
+	// Desc describes the picture to people who cannot see it.
 	Desc string
 	X    Axis
 	// Parts are the names of the values of each row; none for one value.
@@ -77,7 +76,7 @@ func (b *Bars) SVG(o *Options) string {
 	return c.close()
 }
 
-// height of a row in pixels.
+// height returns the height of a row in pixels.
 func (b *Bars) height(r Row) float64 {
 	if b.Stacked || len(r.Values) < 2 {
 		return barStep
@@ -85,7 +84,7 @@ func (b *Bars) height(r Row) float64 {
 	return float64(len(r.Values))*barHeight + gap
 }
 
-// label is the text at the end of value i of a row.
+// label returns the text at the end of value i of a row.
 func (b *Bars) label(r Row, i int) string {
 	switch {
 	case r.Label != "":
@@ -99,7 +98,7 @@ func (b *Bars) label(r Row, i int) string {
 	return Format(r.Values[i], b.X.Unit)
 }
 
-// values are those that the axis must hold.
+// values returns the values that the axis must hold.
 func (b *Bars) values() []float64 {
 	var out []float64
 	if b.X.Log { // or the shortest bar would have no length
@@ -160,7 +159,7 @@ func (b *Bars) row(c *canvas, x *scale, r Row, y float64) {
 	}
 }
 
-// tip is what a pointer on a part is told.
+// tip returns the tooltip of a part.
 func (b *Bars) tip(r Row, i int, v float64) string {
 	s := r.Name
 	if i < len(b.Parts) {

@@ -19,11 +19,11 @@ import (
 // Options say how a picture is drawn. The zero value is a picture that stands by
 // itself, 720 pixels wide.
 type Options struct {
-	// Width in pixels. Default 720; less than 300 is taken as 300. Letters are as
-	// large at every width, so a narrow picture is one for a narrow screen.
+	// Width is the width in pixels. Default 720; less than 300 counts as 300. Letters
+	// have the same size at every width, so a narrow picture suits a narrow screen.
 	Width int
-	// Inline leaves out the title, which is said to screen readers only, and the
-	// style, for pictures in a page that has both: see CSS.
+	// Inline leaves out the visible title and the style, for pictures in a page that has
+	// both: see CSS. Screen readers still get the title.
 	Inline bool
 }
 
@@ -59,8 +59,8 @@ type Axis struct {
 	// Log makes the axis logarithmic. If there are values of 0 or less, they lie at a
 	// tick 0 at its beginning, with a gap before the rest.
 	Log bool
-	// Full makes an axis of shares reach from 0 to 1, whatever the data; a logarithmic
-	// one, from the least share.
+	// Full makes an axis of shares reach from 0 to 1, whatever the data. A logarithmic
+	// one begins at the smallest share.
 	Full bool
 }
 
@@ -70,27 +70,28 @@ const (
 	titleSize  = 15
 	lineHeight = 18
 	gap        = 8
-	// charWidth is room for a letter of the viewer's font, which is not known here.
+	// charWidth is the width reserved for a letter, because the viewer's font is not
+	// known here.
 	charWidth = 6.7
 	// titleWidth is the same for a title.
 	titleWidth = 8.6
 )
 
-// colours of the series, for a light and a dark ground: after Okabe and Ito, made
-// darker or lighter until each has a contrast of 3 to its ground.
+// colours returns the colours of the series for a light and a dark background: those of
+// Okabe and Ito, made darker or lighter until each has a contrast of 3 to its background.
 func colours() (light, dark [8]string) {
 	return [8]string{"#0072b2", "#c8500a", "#00805d", "#a6508b", "#8a6500", "#2b8cc4", "#4d4d4d", "#7a3fb0"},
 		[8]string{"#5fb4ee", "#ff8f4f", "#2fc79a", "#eba3d0", "#eec04a", "#a5dcff", "#c8ccd1", "#bd9bf0"}
 }
 
-// dash is the pattern of a series's line: with the colour it is what tells series
-// apart, and alone it must do for who sees no colours.
+// dash returns the pattern of a series's line. Together with the colour it distinguishes
+// series. Alone it must do so for people who see no colours.
 func dash(i int) string {
 	return [...]string{"", "7 3", "2 2", "9 3 2 3", "5 2 1 2 1 2", "12 4", "1 3", "4 4"}[i%8]
 }
 
-// CSS is the style of all pictures, for a page with pictures drawn inline. All its
-// rules are below the class "slipway-chart".
+// CSS returns the style of all pictures, for a page with inline pictures. All its rules
+// are below the class "slipway-chart".
 func CSS() string {
 	var b strings.Builder
 	light, dark := colours()
@@ -117,8 +118,8 @@ type canvas struct {
 	strings.Builder
 }
 
-// open begins a picture. The title is drawn unless it is inline; top is where the
-// rest may begin.
+// open begins a picture. It draws the title unless the picture is inline. top is where
+// the rest may begin.
 func open(o *Options, title, desc string, height func(top float64) float64) (c *canvas, top, h float64) {
 	c = &canvas{}
 	w := o.width()
@@ -169,7 +170,7 @@ func (c *canvas) line(class string, x1, y1, x2, y2 float64) {
 	fmt.Fprintf(c, `<line class="%s" x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f"/>`+"\n", class, x1, y1, x2, y2)
 }
 
-// rect draws a bar; tip is what a pointer that rests on it is told.
+// rect draws a bar. tip is its tooltip.
 func (c *canvas) rect(class string, x, y, w, h float64, tip string) {
 	fmt.Fprintf(c, `<rect class="%s" x="%.1f" y="%.1f" width="%.1f" height="%.1f"`, class, x, y, max(w, 0), max(h, 0))
 	if tip == "" {
@@ -184,12 +185,12 @@ func (c *canvas) rect(class string, x, y, w, h float64, tip string) {
 // noData says that there is nothing to draw.
 func (c *canvas) noData(x, y float64) { c.text(x, y, "middle", "dim", "no data") }
 
-// legendKey draws the sign of series i, 20 pixels wide, with its middle at y.
+// legendKey draws the symbol of series i, 20 pixels wide, with its middle at y.
 type legendKey func(c *canvas, i int, x, y float64)
 
 func boxKey(c *canvas, i int, x, y float64) { c.rect(fill(i), x, y-5, 14, 10, "") }
 
-// legend writes what the series are called, in as many lines as it takes.
+// legend writes the names of the series, in as many lines as it takes.
 func (c *canvas) legend(names []string, key legendKey, top, width float64) {
 	x, y := float64(gap), top
 	for i, name := range names {
@@ -203,7 +204,7 @@ func (c *canvas) legend(names []string, key legendKey, top, width float64) {
 	}
 }
 
-// legendHeight is the height legend takes.
+// legendHeight returns the height of the legend.
 func legendHeight(names []string, width float64) float64 {
 	x, lines := float64(gap), 1
 	for _, name := range names {
@@ -219,12 +220,12 @@ func legendHeight(names []string, width float64) float64 {
 	return float64(lines)*lineHeight + gap
 }
 
-// stroke and fill are the classes of series i.
+// stroke and fill return the classes of series i.
 func stroke(i int) string { return fmt.Sprintf("line s%d", i%8) }
 func fill(i int) string   { return fmt.Sprintf("f%d", i%8) }
 
-// dashes ends a class attribute and adds the pattern of series i. The quote that
-// is open is closed by the caller.
+// dashes ends a class attribute and adds the pattern of series i. It leaves a quote open,
+// which the caller closes.
 func dashes(i int) string {
 	if d := dash(i); d != "" {
 		return `" stroke-dasharray="` + d

@@ -2,14 +2,14 @@ package chart
 
 import "unicode/utf8"
 
-// Columns is a picture of bars that stand side by side: one group, such as the hours
-// of a day, or several.
+// Columns is a picture of bars side by side: one group, such as the hours of a day, or
+// several groups.
 type Columns struct {
 	Title string
-	// Desc is what someone who cannot see the picture is told.
+	// Desc describes the picture to people who cannot see it.
 	Desc string
-	// XTitle says what the names of a single group's columns are, or what the columns
-	// of each group are.
+	// XTitle says what the names of a single group's columns are, or what the columns of
+	// each group are.
 	XTitle string
 	Y      Axis
 	Groups []Group
@@ -64,8 +64,8 @@ func (p *Columns) SVG(o *Options) string {
 	return c.close()
 }
 
-// group draws the columns of a group and under them as many of their names as have
-// room, or the group's own.
+// group draws the columns of a group. Below them it writes as many of their names as fit,
+// or the name of the group.
 func (p *Columns) group(c *canvas, f *xyFrame, g Group, left, width float64) {
 	n := min(len(g.Names), len(g.Values))
 	if n == 0 {

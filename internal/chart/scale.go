@@ -6,12 +6,13 @@ import (
 	"strconv"
 )
 
-// escape writes text so that it can neither end an element nor be no text at all.
+// escape writes text so that it can neither end an element nor contain invalid
+// characters.
 func (c *canvas) escape(s string) {
 	_ = xml.EscapeText(&c.Builder, []byte(s)) // a strings.Builder takes everything
 }
 
-// finite tells whether a value can be drawn.
+// finite reports whether a value can be drawn.
 func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) && math.Abs(v) < 1e300 }
 
 // scale maps values to pixels. Its ends are its first and last tick.
@@ -20,16 +21,15 @@ type scale struct {
 	ticks     []float64
 	low, high float64
 	from, to  float64 // pixels
-	// zero puts a place for 0 at the beginning of a logarithmic axis, which otherwise
-	// has none, and the rest a little after it.
+	// zero reserves a place for 0 at the beginning of a logarithmic axis, which otherwise
+	// has none, with a gap before the rest.
 	zero bool
 }
 
 // zeroPart is the part of an axis that lies between 0 and its logarithmic part.
 const zeroPart = 0.07
 
-// newScale returns the scale on which all values lie. fit is about how many ticks
-// have room.
+// newScale returns a scale that holds all values. About fit ticks have room.
 func newScale(a Axis, values []float64, fit int) scale {
 	s := scale{axis: a}
 	least, most := math.Inf(1), math.Inf(-1)
@@ -70,7 +70,7 @@ func (s *scale) linearTicks(least, most float64, fit int) {
 		most = 1
 	}
 	step := tickStep(most-least, fit)
-	// Whole steps, multiplied: adding them up would add up their error too.
+	// The steps are multiplied, because adding them up would add up their error.
 	for i := math.Floor(least / step); len(s.ticks) < 64; i++ {
 		s.ticks = append(s.ticks, i*step)
 		if i*step >= most*(1-1e-9) && len(s.ticks) > 1 {
@@ -80,7 +80,7 @@ func (s *scale) linearTicks(least, most float64, fit int) {
 	s.low, s.high = s.ticks[0], s.ticks[len(s.ticks)-1]
 }
 
-// tickStep is the distance of ticks: a power of ten, or two or five times one.
+// tickStep returns the distance between ticks: a power of ten, or two or five times one.
 func tickStep(span float64, fit int) float64 {
 	step := math.Pow(10, math.Floor(math.Log10(span/float64(fit))))
 	for _, f := range []float64{1, 2, 5} {
@@ -91,8 +91,8 @@ func tickStep(span float64, fit int) float64 {
 	return 10 * step
 }
 
-// logTicks makes an axis from one power of ten to another, or, where the values lie
-// close together, from one 1, 2 or 5 of a power to another.
+// logTicks makes an axis from one power of ten to another. If the values lie close
+// together, its ends are 1, 2 or 5 times a power of ten.
 func (s *scale) logTicks(least, most float64, fit int) {
 	from, to := math.Floor(math.Log10(least)+1e-9), math.Ceil(math.Log10(most)-1e-9)
 	if to <= from {
@@ -121,8 +121,7 @@ func (s *scale) logTicks(least, most float64, fit int) {
 	}
 }
 
-// at returns the place of a value in pixels; what lies beyond the axis lies at its
-// end.
+// at returns the position of a value in pixels. A value beyond the axis lies at its end.
 func (s *scale) at(v float64) float64 {
 	from := s.from
 	if s.zero {
@@ -139,7 +138,7 @@ func (s *scale) at(v float64) float64 {
 	return from + (s.to-from)*(v-low)/(high-low)
 }
 
-// labels are the ticks as text.
+// labels returns the ticks as text.
 func (s *scale) labels() []string {
 	out := make([]string, len(s.ticks))
 	for i, t := range s.ticks {
@@ -179,8 +178,8 @@ func prefixed(v, least float64, units []string) string {
 	return digits(v) + units[i]
 }
 
-// digits writes a number with at most four significant digits, whole ones with all
-// of theirs, and thousands apart.
+// digits writes a number with at most four significant digits. Whole numbers keep all
+// digits, with commas between the thousands.
 func digits(v float64) string {
 	a := math.Abs(v)
 	switch {

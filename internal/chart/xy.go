@@ -12,12 +12,12 @@ type Mark uint8
 const (
 	// Line joins the points.
 	Line Mark = iota
-	// Step keeps each value until the next point: a cumulative distribution, which
+	// Step keeps each value until the next point, as in a cumulative distribution, which
 	// begins at 0.
 	Step
 	// Dots draws each point.
 	Dots
-	// Band fills what is between Low and High, and joins the points.
+	// Band fills the area between Low and High, and joins the points.
 	Band
 )
 
@@ -37,13 +37,13 @@ type Series struct {
 // XY is a picture with two axes.
 type XY struct {
 	Title string
-	// Desc is what someone who cannot see the picture is told.
+	// Desc describes the picture to people who cannot see it.
 	Desc   string
 	X, Y   Axis
 	Series []Series
 }
 
-// xyFrame is the place of the plot within the picture.
+// xyFrame is the area of the plot within the picture.
 type xyFrame struct {
 	left, right, top, bottom float64
 	x, y                     scale
@@ -89,7 +89,7 @@ func (p *XY) SVG(o *Options) string {
 	return c.close()
 }
 
-// key draws the sign of a series in the legend.
+// key draws the symbol of a series in the legend.
 func (p *XY) key(c *canvas, i int, x, y float64) {
 	switch p.Series[i].Mark {
 	case Dots:
@@ -137,8 +137,8 @@ func (p *XY) frame(w, top, bottom float64) xyFrame {
 	return f
 }
 
-// draw draws grid, ticks and the titles of the axes. That of the upright one lies
-// flat above it, where it can be read.
+// draw draws the grid, the ticks and the titles of the axes. The title of the vertical
+// axis is horizontal above it, where it can be read.
 func (f *xyFrame) draw(c *canvas, top float64) {
 	c.text(gap, top+12, "start", "dim", f.y.axis.caption("↑ ", "", f.right-gap))
 	for i, l := range f.y.labels() {
@@ -155,8 +155,8 @@ func (f *xyFrame) draw(c *canvas, top float64) {
 	c.text(f.right, f.bottom+2*lineHeight+2, "end", "dim", f.x.axis.caption("", " →", f.right-gap))
 }
 
-// caption is the axis's title in as much room as there is; that it is logarithmic may
-// be left out, for the ticks tell it too.
+// caption returns the axis's title, shortened to the width. If necessary it does not
+// mention that the axis is logarithmic, because the ticks show that, too.
 func (a Axis) caption(before, after string, width float64) string {
 	if full := before + a.Title + " (logarithmic)" + after; a.Log && textWidth(full) <= width {
 		return full

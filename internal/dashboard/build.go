@@ -9,9 +9,9 @@ const (
 	replayJob = "slipway-replay"
 )
 
-// selectors are what stands for the series of a job in the queries here, so that no
-// query forgets the choice of instances: {@server} and {@server,code="404"}. An order
-// is needed for none: no name begins with another.
+// selectors replaces what stands for the series of a job in the queries here, so that no
+// query forgets the choice of instances: {@server} and {@server,code="404"}. No name
+// begins with another, so their order does not matter.
 var selectors = strings.NewReplacer(
 	"@server", `job="`+serverJob+`",instance=~"$instance"`,
 	"@mirror", `job="`+serverJob+`",instance=~"$instance",upstream=~"$upstream"`,
@@ -37,17 +37,17 @@ const (
 	plotHeight = 8
 )
 
-// prometheus is the source that is chosen at the head of the board.
+// prometheus is the data source that is chosen at the top of the board.
 var prometheus = &Datasource{Type: "prometheus", UID: "${datasource}"}
 
-// builder lays panels out from left to right, line by line.
+// builder places panels from left to right, line by line.
 type builder struct {
 	b *Board
 	// x and y are where the next panel goes, height is that of the line's panels.
 	x, y, height int
 }
 
-// newBoard begins a board. Its first variable is the source of data.
+// newBoard begins a board. Its first variable is the data source.
 func newBoard(uid, title, description string, variables ...Variable) *builder {
 	list := []Variable{{Name: "datasource", Label: "Data source", Type: "datasource", Query: VariableQuery{Query: "prometheus"}}}
 	tags := []string{"slipway"}
@@ -58,14 +58,14 @@ func newBoard(uid, title, description string, variables ...Variable) *builder {
 	}}
 }
 
-// choice is a variable whose values are those of a metric's label.
+// choice returns a variable whose values are those of a metric's label.
 func choice(name, label, metric, of string) Variable {
 	return Variable{Name: name, Label: label, Type: "query", Datasource: prometheus, Refresh: 2, Sort: 1, Multi: true, IncludeAll: true, AllValue: ".*",
 		Query:   VariableQuery{Query: "label_values(" + selectors.Replace(metric) + ", " + of + ")", RefID: name},
 		Current: &VariableValue{Text: "All", Value: "$__all"}}
 }
 
-// jobChoice is a choice among the instances of a job.
+// jobChoice returns a choice among the instances of a job.
 func jobChoice(name, label, job string) Variable {
 	return choice(name, label, `up{job="`+job+`"}`, "instance")
 }
@@ -73,7 +73,7 @@ func jobChoice(name, label, job string) Variable {
 // done returns the board.
 func (l *builder) done() *Board { return l.b }
 
-// row begins a part of the board with a head.
+// row begins a part of the board with a heading.
 func (l *builder) row(title string) {
 	l.newLine()
 	open := false
@@ -97,7 +97,7 @@ func (l *builder) place(p Panel, width, height int) {
 	l.b.Panels = append(l.b.Panels, p)
 }
 
-// query is an expression and how its series are called.
+// query is an expression and the legend of its series.
 type query struct{ expr, legend string }
 
 func targets(queries []query) []Target {
@@ -121,14 +121,14 @@ func (l *builder) graph(title, description, unit string, queries ...query) {
 	l.place(plot(title, description, unit, queries), gridWidth/3, plotHeight)
 }
 
-// stack is graph with the series on top of each other: for parts of a whole.
+// stack is graph with the series stacked, for parts of a whole.
 func (l *builder) stack(title, description, unit string, queries ...query) {
 	p := plot(title, description, unit, queries)
 	p.FieldConfig.Defaults.Custom = &FieldCustom{FillOpacity: 40, Stacking: &Stacking{Mode: "normal", Group: "A"}}
 	l.place(p, gridWidth/3, plotHeight)
 }
 
-// share is graph for parts of 1.
+// share is graph for shares of 1.
 func (l *builder) share(title, description string, queries ...query) {
 	p := plot(title, description, inPercent, queries)
 	one := 1.0
@@ -144,12 +144,12 @@ func plot(title, description, unit string, queries []query) Panel {
 			Tooltip: &Tooltip{Mode: "multi", Sort: "desc"}}}
 }
 
-// rate is the speed of a counter, summed by labels.
+// rate returns the rate of a counter, summed by labels.
 func rate(counter string, by ...string) string {
 	return sum("rate("+counter+"[$__rate_interval])", by...)
 }
 
-// sum adds series up that have the same labels.
+// sum sums up series that have the same labels.
 func sum(expr string, by ...string) string {
 	if len(by) == 0 {
 		return "sum(" + expr + ")"
@@ -157,13 +157,14 @@ func sum(expr string, by ...string) string {
 	return "sum by (" + strings.Join(by, ", ") + ") (" + expr + ")"
 }
 
-// orZero is for a sum over series that may not be there yet.
+// orZero returns 0 for a sum over series that may not exist yet.
 func orZero(expr string) string { return "(" + expr + " or vector(0))" }
 
-// over is a share that is 0 where there is nothing to have a share of.
+// over returns a share. It is 0 if the whole is empty.
 func over(part, whole string) string { return part + " / (" + whole + " > 0) or vector(0)" }
 
-// quantile is that of a histogram, by labels. It has no value where nothing happened.
+// quantile returns a quantile of a histogram, by labels. It has no value if nothing
+// happened.
 func quantile(q, histogram string, by ...string) string {
 	return "histogram_quantile(" + q + ", " + rate(histogram, append([]string{"le"}, by...)...) + ")"
 }

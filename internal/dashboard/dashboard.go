@@ -1,15 +1,14 @@
-// Package dashboard makes the Grafana boards in deploy/grafana: what they show is said
-// in Go, a function for each board, and the JSON is written from that by
-// scripts/dashboards.
+// Package dashboard makes the Grafana boards in deploy/grafana. Go code describes what
+// they show, with a function for each board, and scripts/dashboards writes the JSON from
+// that.
 //
 // A board queries Prometheus for what slipway serve, slipway agent and slipway trace
-// replay serve at /metrics, scraped as the jobs slipway, slipway-agent and
-// slipway-replay (deploy/prometheus/prometheus.yml). Queries are written so that a
-// panel is never empty because nothing has happened yet: counters that appear with
-// the first event are shown as 0 before.
+// replay serve at /metrics, scraped as the jobs slipway, slipway-agent and slipway-replay
+// (deploy/prometheus/prometheus.yml). No panel is empty only because nothing has happened
+// yet: a counter that appears with its first event is shown as 0 before.
 //
-// The package knows metrics by name only. That they exist is for a test to show that
-// runs every query against the real thing (integration/dashboards).
+// The package knows metrics only by name. A test runs every query against the real
+// programs to show that the metrics exist (integration/dashboards).
 package dashboard
 
 import (
@@ -30,7 +29,7 @@ func Boards() []*Board {
 // File is the name of the board's file.
 func (b *Board) File() string { return b.UID + ".json" }
 
-// JSON is the content of the board's file.
+// JSON returns the content of the board's file.
 func (b *Board) JSON() ([]byte, error) {
 	var out bytes.Buffer
 	e := json.NewEncoder(&out)
@@ -90,12 +89,12 @@ func Check(dir string) error {
 	return nil
 }
 
-// Query is what a panel asks Prometheus for.
+// Query is a query of a panel to Prometheus.
 type Query struct {
 	Panel, Expr, Legend string
 }
 
-// Queries are those of all panels, with the board's variables in them.
+// Queries returns the queries of all panels, with the board's variables in them.
 func (b *Board) Queries() []Query {
 	var list []Query
 	for _, p := range b.Panels {
@@ -106,11 +105,11 @@ func (b *Board) Queries() []Query {
 	return list
 }
 
-// variable is how queries name a variable.
+// variable matches a variable in a query.
 var variable = regexp.MustCompile(`\$(\w+|\{\w+\})`)
 
-// Substitute puts values in the place of an expression's variables, as Grafana does.
-// A variable without a value is an error.
+// Substitute replaces the variables in an expression by values, as Grafana does. A
+// variable without a value is an error.
 func Substitute(expr string, values map[string]string) (string, error) {
 	var unknown []string
 	out := variable.ReplaceAllStringFunc(expr, func(v string) string {

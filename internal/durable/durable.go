@@ -9,13 +9,13 @@ import (
 	"path/filepath"
 )
 
-// newSuffix ends the name of what WriteFile writes until it is whole. A crash may
-// leave such a file behind, which the next WriteFile of that path replaces.
+// newSuffix ends the name of the file that WriteFile writes until it is complete. A crash
+// may leave such a file, which the next WriteFile of that path replaces.
 const newSuffix = ".new"
 
-// WriteFile replaces a file of the owner's alone, mode 0600: after a crash at any
-// moment it holds the old bytes or the new ones, and once WriteFile returns nil
-// the new ones.
+// WriteFile replaces a file that only its owner may access, mode 0600. After a crash at
+// any moment the file holds the old bytes or the new ones. Once WriteFile has returned
+// nil, it holds the new ones.
 func WriteFile(path string, b []byte) error {
 	f, err := os.OpenFile(path+newSuffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {

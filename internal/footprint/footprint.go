@@ -22,19 +22,18 @@ import (
 )
 
 const (
-	// look is how often Keep looks whether there is anything to give back.
+	// look is the interval at which Keep looks whether there is memory to give back.
 	look = time.Second
-	// idleLooks is how many looks in a row must have found nothing done.
+	// idleLooks is the number of consecutive looks that must find the process idle.
 	idleLooks = 3
-	// work in bytes is what a process allocates between two looks that does something.
+	// work is the number of bytes whose allocation between two looks counts as work.
 	work = 256 << 10
-	// gain in bytes is what must have been allocated since the last time to make it
-	// worth its while.
+	// gain is the number of bytes that must have been allocated since the last time.
 	gain = 1 << 20
 )
 
-// Keep gives memory back whenever the process has done nothing for some seconds and had
-// done something before, until ctx ends.
+// Keep gives memory back whenever the process has been idle for some seconds after some
+// work, until ctx ends.
 func Keep(ctx context.Context) {
 	tick := time.NewTicker(look)
 	defer tick.Stop()
@@ -58,7 +57,7 @@ type keeper struct {
 	idle        int   // looks
 }
 
-// due tells whether it is time, from how many bytes have ever been allocated.
+// due reports whether it is time, given how many bytes have ever been allocated.
 func (k *keeper) due(allocated int64) bool {
 	n := allocated - k.last
 	k.last = allocated
@@ -82,8 +81,8 @@ func allocated() int64 {
 	return int64(s[0].Value.Uint64())
 }
 
-// Trim gives back what work has left behind: garbage, and the executable's pages. It
-// collects garbage and takes milliseconds.
+// Trim gives back what work has left behind: garbage, and pages of the executable. It
+// runs the garbage collector and takes milliseconds.
 func Trim() {
 	debug.FreeOSMemory()
 	DropExecutable()

@@ -17,19 +17,19 @@ import (
 )
 
 // Key names a content: the first 16 bytes of its digest. Two contents with the same 128
-// bits are out of reach of chance, and of malice too as long as the digest's function
-// stands: to find any pair takes 2^64 attempts.
+// bits do not occur by chance. Malice does not find them either, while the digest's
+// function stands: finding any pair takes 2^64 attempts.
 type Key [16]byte
 
-// KeyOf is the key of a digest's bytes (not of its hexadecimal form). Of fewer than 16
-// bytes the rest is zero.
+// KeyOf returns the key of a digest's bytes (not of its hexadecimal form). Missing bytes
+// are zero.
 func KeyOf(sum []byte) Key {
 	var k Key
 	copy(k[:], sum)
 	return k
 }
 
-// NumberKey is the key of the n-th content of something that counts its contents.
+// NumberKey returns the key of the n-th content of something that numbers its contents.
 func NumberKey(n uint64) Key {
 	var k Key
 	binary.LittleEndian.PutUint64(k[:], n)
@@ -50,15 +50,15 @@ func mix64(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// Entry is what a cache knows of a content it holds.
+// Entry is what a cache knows of a content that it holds.
 type Entry struct {
 	Key Key
 	// Size is what the content takes, in bytes; at least 1.
 	Size int64
-	// Cost is what it takes to get the content again, in any unit that is the same for
-	// all entries of a cache: seconds, or 1 where all misses are alike. Above 0.
+	// Cost is the cost of getting the content again, in any unit that is the same for all
+	// entries of a cache: seconds, or 1 if all misses cost the same. It is above 0.
 	Cost float64
-	// Hits counts the requests for the entry since it came in, with the first.
+	// Hits counts the requests for the entry since it came in, including the first.
 	Hits int64
 
 	// The rest belongs to the policy that holds the entry.
@@ -76,29 +76,29 @@ type Entry struct {
 	until      int64 // when the pin ends
 }
 
-// Policy orders the entries of one level by how much they are worth. A policy belongs
-// to one cache, which tells it all that happens and asks it for victims.
+// Policy orders the entries of one level by their worth. A policy belongs to one cache,
+// which reports everything that happens and asks for victims.
 type Policy interface {
-	// SetLimit tells how many bytes the policy's entries may take together. It comes
-	// before all else and again whenever pins take or give back room.
+	// SetLimit sets how many bytes the policy's entries may take together. It is called
+	// first, and again whenever pins take or free room.
 	SetLimit(limit int64)
-	// Offer announces an entry that was asked for, is not held and is about to come in.
-	// The policy refuses it with false. If not, calls of Evict and then Add follow,
-	// with nothing between.
+	// Offer announces a requested entry that is not held and is about to come in. The
+	// policy refuses it by returning false. Otherwise calls of Evict and then Add follow,
+	// with nothing in between.
 	Offer(e *Entry) bool
-	// Evict gives up the entry worth least and forgets it. For is the entry that needs
-	// the room: a policy that finds it worth less than all it holds returns it. nil
-	// means that the policy holds nothing.
+	// Evict gives up the entry that is worth least and forgets it. forEntry is the entry
+	// that needs the room. A policy that finds it worth less than all it holds returns
+	// it. nil means that the policy holds nothing.
 	Evict(forEntry *Entry) *Entry
 	// Add takes an entry in.
 	Add(e *Entry)
-	// Hit notes that an entry was asked for.
+	// Hit notes a request for an entry.
 	Hit(e *Entry)
 	// Remove forgets an entry.
 	Remove(e *Entry)
 }
 
-// Names are those of the policies that New knows, in alphabetical order.
+// Names returns the names of the policies that New knows, in alphabetical order.
 func Names() []string {
 	return []string{"2q", "arc", "arc-unit", "fifo", "gdsf", "hyperbolic", "lfuda", "lhd", "lru", "s3-fifo", "sieve", "slru", "w-tinylfu"}
 }
@@ -176,7 +176,7 @@ func (l *list) toFront(e *Entry) {
 	}
 }
 
-// popBack removes the oldest entry; nil if there is none.
+// popBack removes the oldest entry and returns it, or nil if there is none.
 func (l *list) popBack() *Entry {
 	e := l.tail
 	if e != nil {
@@ -185,8 +185,8 @@ func (l *list) popBack() *Entry {
 	return e
 }
 
-// ghosts remembers keys of contents that are gone, as many as their sizes allow: at most
-// limit bytes of contents together and maxGhosts keys.
+// ghosts remembers keys of contents that are gone, up to limit bytes of contents and
+// maxGhosts keys.
 type ghosts struct {
 	limit int64
 	list  list
@@ -197,7 +197,7 @@ type ghosts struct {
 // about 150 bytes a key, 150 MB.
 const maxGhosts = 1 << 20
 
-// add remembers a key; what is too large for the limit is not.
+// add remembers a key, unless its content is larger than the limit.
 func (g *ghosts) add(k Key, size int64) {
 	if size > g.limit {
 		return
@@ -216,7 +216,7 @@ func (g *ghosts) add(k Key, size int64) {
 	g.list.pushFront(e)
 }
 
-// take forgets a key and tells whether it was remembered.
+// take forgets a key and reports whether it was remembered.
 func (g *ghosts) take(k Key) bool {
 	e := g.index[k]
 	if e == nil {

@@ -1,9 +1,8 @@
 // Package report makes pages of figures: facts, lists, pictures, tables and notes on one
-// page of HTML that needs nothing else, and the facts with the first table as text for a
-// terminal.
+// self-contained HTML page, and the facts with the first table as text for a terminal.
 //
-// A page can be read on a wide and on a narrow screen, in light and in dark colours, by a
-// keyboard and by a screen reader. All text is escaped, whatever it holds.
+// A page is readable on wide and narrow screens, in light and dark colours, by keyboard
+// and by screen reader. All text is escaped.
 package report
 
 import (
@@ -35,7 +34,7 @@ type Page struct {
 	Notes []Note
 }
 
-// List is sentences below a title. One without items is left out.
+// List is sentences below a title. A list without items is left out.
 type List struct {
 	Title string
 	Items []string
@@ -56,8 +55,8 @@ type Table struct {
 // Note explains a column.
 type Note struct{ Name, Text string }
 
-// Figure is a picture, for a wide screen and for a narrow one. Two that are a Half stand
-// beside each other where there is room.
+// Figure is a picture, for a wide screen and for a narrow one. Two figures that are a
+// Half stand side by side if there is room.
 type Figure struct {
 	Title        string
 	Wide, Narrow template.HTML
@@ -69,8 +68,8 @@ type Picture interface {
 	SVG(*chart.Options) string
 }
 
-// Widths of pictures in pixels: of one that stands beside another on a screen of 1280, and
-// of one on a telephone.
+// Widths of pictures in pixels: of one beside another on a screen of 1280, and of one on
+// a telephone.
 const (
 	halfWidth   = 550
 	narrowWidth = 330

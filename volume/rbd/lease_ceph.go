@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// lockName is that of the lock on each lease object.
+// lockName is the name of the lock on each lease object.
 const lockName = "slipway"
 
 // readers and writer are the lease objects of a volume. They are made and removed
@@ -24,12 +24,12 @@ const lockName = "slipway"
 func readers(id string) string { return "readers." + id }
 func writer(id string) string  { return "writer." + id }
 
-// lease is a lock of RADOS with an end, which is put off again and again.
+// lease is a lock of RADOS that expires and is renewed again and again.
 type lease struct {
 	s           *Store
 	oid, cookie string
 	exclusive   bool
-	// inherited: whoever had it before was a process of this machine that has died.
+	// inherited: the previous holder was a process of this machine that has died.
 	inherited  bool
 	stop, done chan struct{}
 
@@ -39,8 +39,8 @@ type lease struct {
 	until time.Duration // since boot
 }
 
-// sinceBoot goes on while the machine sleeps, as the clocks of the OSDs do. Without a
-// clock every lease has lapsed.
+// sinceBoot returns the time since boot. It includes the time that the machine sleeps, as
+// the clocks of the OSDs do. Without a clock, every lease has lapsed.
 func sinceBoot() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
@@ -49,7 +49,7 @@ func sinceBoot() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// acquire takes a lease: ErrInUse if another has it, and it or the other is
+// acquire takes a lease. It returns ErrInUse if another holds it and either of the two is
 // exclusive.
 func (s *Store) acquire(oid string, exclusive bool) (*lease, error) {
 	l := &lease{s: s, oid: oid, exclusive: exclusive, cookie: s.self.cookie(rand.Text()),
@@ -76,19 +76,19 @@ func (s *Store) acquire(oid string, exclusive bool) (*lease, error) {
 	return l, nil
 }
 
-// radosError is the errno that go-ceph's locks return beside no error.
+// radosError is the errno that go-ceph's locks return besides an error.
 type radosError int
 
 func (e radosError) Error() string  { return syscall.Errno(-e).Error() }
 func (e radosError) ErrorCode() int { return int(e) }
 
-// Flags of a lock: that it may be had already, or must be.
+// Flags of a lock: that it may be held already, or must be.
 const (
 	mayRenew  = 1
 	mustRenew = 2
 )
 
-// lock takes or prolongs the lock, and returns until when it is ours.
+// lock takes or extends the lock, and returns until when it is ours.
 func (l *lease) lock(flags byte) (until time.Duration, err error) {
 	l.op.Lock()
 	defer l.op.Unlock()
@@ -111,8 +111,8 @@ func (l *lease) set(until time.Duration) {
 	l.until = until
 }
 
-// revive gets a lease back that has lapsed, if unchanged finds, while it is held, that
-// nothing happened to what it is on.
+// revive renews a lapsed lease if unchanged, called while it is held, finds that its
+// volume was not touched meanwhile.
 func (l *lease) revive(unchanged func() error) error {
 	until, err := l.lock(mayRenew)
 	if err != nil {
@@ -125,7 +125,7 @@ func (l *lease) revive(unchanged func() error) error {
 	return nil
 }
 
-// valid tells whether the lease has not lapsed.
+// valid reports whether the lease has not lapsed.
 func (l *lease) valid() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -150,8 +150,8 @@ func (l *lease) keep() {
 	}
 }
 
-// renew prolongs a lease that has not lapsed. One that has stays so until revive has
-// looked what happened meanwhile.
+// renew extends a lease that has not lapsed. A lapsed lease stays so until revive has
+// checked what happened meanwhile.
 func (l *lease) renew() {
 	switch until, err := l.lock(mustRenew); {
 	case err == nil && l.valid():
@@ -161,14 +161,14 @@ func (l *lease) renew() {
 	}
 }
 
-// release gives the lease up. If the cluster is away it lapses by itself.
+// release ends the lease. If the cluster does not answer, it lapses on its own.
 func (l *lease) release() {
 	close(l.stop)
 	<-l.done
 	_, _ = l.s.leases.Unlock(l.oid, lockName, l.cookie)
 }
 
-// drop gives up a writer's lease on a volume that is not there, with its objects.
+// drop ends a writer's lease on a volume that does not exist, and removes its objects.
 func (l *lease) drop(id string) error {
 	close(l.stop)
 	<-l.done
@@ -183,8 +183,8 @@ func (l *lease) drop(id string) error {
 	return nil
 }
 
-// holders tells whether anybody holds a lease, and breaks those of processes of this
-// machine that have died: broken tells whether there were any.
+// holders reports whether anybody holds a lease. It breaks leases of processes of this
+// machine that have died, and broken reports whether there were any.
 func (s *Store) holders(oid string) (alive, broken bool, err error) {
 	info, err := s.leases.ListLockers(oid, lockName)
 	switch {

@@ -6,15 +6,15 @@ import (
 )
 
 const (
-	// chunkSize is what is collected before it is sent, and mostChunks how many
-	// chunks one volume holds: 32 MiB.
+	// chunkSize is how many bytes are collected before they are sent. A volume holds at
+	// most mostChunks chunks: 32 MiB.
 	chunkSize  = 4 << 20
 	mostChunks = 8
 )
 
-// pending collects small writes and sends them as few large ones, several at a time.
-// What it holds is lost with the process, so it is for volumes that are being built
-// and not for those that somebody lives on. Its methods may run concurrently.
+// pending collects small writes and sends them as few large ones, several at a time. Its
+// content is lost with the process, so it is for volumes that are being built, and not
+// for volumes in use. Its methods may run concurrently.
 type pending struct {
 	// send writes to the volume; it may run concurrently.
 	send func(p []byte, off int64) error
@@ -62,8 +62,8 @@ func (p *pending) write(b []byte, off int64) error {
 	return p.err
 }
 
-// chunk returns the one at base, which is not being sent. The caller holds p.mu,
-// which may be released meanwhile.
+// chunk returns the chunk at base, which is not being sent. The caller holds p.mu, which
+// may be released meanwhile.
 func (p *pending) chunk(base int64) *chunk {
 	for {
 		c := p.chunks[base]
@@ -114,7 +114,7 @@ func (p *pending) start(c *chunk) {
 	}()
 }
 
-// settle returns when all that was written to a stretch has been sent.
+// settle returns when everything written to a stretch has been sent.
 func (p *pending) settle(off, n int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -137,9 +137,10 @@ func (p *pending) settle(off, n int64) error {
 	}
 }
 
-// add merges a part with those that it overlaps or touches.
+// add adds a part and merges it with those that it overlaps or touches.
 func (c *chunk) add(s span) {
-	// The first part that ends at s or behind it, and the first that begins behind s.
+	// The first part that ends at or after the start of s, and the first that begins
+	// after its end.
 	i, _ := slices.BinarySearchFunc(c.parts, s.from, func(o span, from int64) int { return int(o.to - from) })
 	j := i
 	for j < len(c.parts) && c.parts[j].from <= s.to {

@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// process tells one process from all others, on this machine and elsewhere: the
-// boot, the namespace of its number, the number and when it began. Leases bear it
-// so that those of a process that has died end at once and not with their time.
+// process identifies a process, on this machine and elsewhere: the boot, the pid
+// namespace, the pid, and the start time. Leases carry it, so that those of a dead
+// process end at once and do not wait for their time.
 type process struct {
 	boot, namespace, pid, began string
 }
@@ -39,8 +39,8 @@ func thisProcess() (process, error) {
 
 var errEnded = errors.New("the process has ended")
 
-// began is when a process was started, in ticks since the machine was; errEnded if
-// there is none.
+// began returns when a process started, in ticks since boot, or errEnded if it does not
+// exist.
 func began(pid string) (string, error) {
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -61,13 +61,12 @@ func began(pid string) (string, error) {
 	return string(fields[start]), nil
 }
 
-// cookie names a lease of this process.
+// cookie returns a name for a lease of this process.
 func (p process) cookie(unique string) string {
 	return strings.Join([]string{p.boot, p.namespace, p.pid, p.began, unique}, ".")
 }
 
-// dead tells whether the process that made a cookie was one of this machine and has
-// ended.
+// dead reports whether the process that made a cookie ran on this machine and has ended.
 func (p process) dead(cookie string) bool {
 	f := strings.Split(cookie, ".")
 	if len(f) != 5 || f[0] != p.boot || f[1] != p.namespace {

@@ -39,14 +39,14 @@ const Driver = "rbd"
 
 // Options say which cluster, as whom and where.
 type Options struct {
-	// Conf is a configuration file of Ceph; empty: none is read. What is set below
-	// goes before it.
+	// Conf is a configuration file of Ceph. If it is empty, none is read. The fields
+	// below take precedence over it.
 	Conf string
 	// Monitors are their addresses, as in mon_host.
 	Monitors string
 	// User without "client."; empty: admin.
 	User string
-	// Key of the user, or the file with it; both empty: as Conf says.
+	// Key is the user's key, Keyring the file with it. If both are empty, Conf applies.
 	Key, Keyring string
 
 	// Pool must be there; "rbd" if empty. Namespace is that of the volumes, "slipway"
@@ -54,22 +54,22 @@ type Options struct {
 	// store. Namespaces are made if this user may.
 	Pool, Namespace, Clones string
 
-	// Cluster is the fsid that the cluster must have; empty: any.
+	// Cluster is the fsid that the cluster must have. If it is empty, any will do.
 	Cluster string
 
-	// ObjectSize is the piece that storage is given out in, and that is copied when a
-	// clone is written to: a power of two from 4 KiB to 32 MiB; 256 KiB if 0.
+	// ObjectSize is the unit in which storage is allocated, and copied when a clone is
+	// written to: a power of two from 4 KiB to 32 MiB; 0 means 256 KiB.
 	ObjectSize int64
 
-	// Timeout bounds how long the cluster may stay silent; 15 s if 0.
+	// Timeout is how long the cluster may stay silent; 0 means 15 s.
 	Timeout time.Duration
-	// LeaseTime is how long a volume stays in use when the machine that had it open
-	// has died; 60 s if 0. It must be the same for all that use the volumes, and
-	// longer than Timeout.
+	// LeaseTime is how long a volume stays in use after the machine that had it open has
+	// died; 0 means 60 s. It must be the same for all users of the volumes, and longer
+	// than Timeout.
 	LeaseTime time.Duration
 
-	// Log is told which client of the cluster this connection is, as errors and rbd
-	// status name it; nobody if nil.
+	// Log gets the cluster's name for this connection, which errors and rbd status use.
+	// nil discards it.
 	Log *slog.Logger `json:"-"`
 }
 
@@ -95,7 +95,7 @@ func (o *Options) normalize() error {
 	return nil
 }
 
-// Connect are the options to use the volumes of a place with a credential.
+// Connect returns the options for using the volumes of a place with a credential.
 func Connect(p volref.Place, c volref.Credential) Options {
 	return Options{
 		Monitors: c.Monitors, User: c.User, Key: c.Key,
@@ -103,19 +103,18 @@ func Connect(p volref.Place, c volref.Credential) Options {
 	}
 }
 
-// LeaseNamespace is the RADOS namespace of the leases on the volumes of a
-// namespace. All who open volumes must be allowed to write in it.
+// LeaseNamespace returns the RADOS namespace of the leases on the volumes of a namespace.
+// Everybody who opens volumes must be allowed to write to it.
 func LeaseNamespace(namespace string) string { return namespace + "-leases" }
 
-// Issuer is what a store can besides, if its own user may make users.
+// Issuer is the additional ability of a store whose own user may create users.
 type Issuer interface {
-	// Credential makes a user who for ttl may read volumes and, if the store has a
-	// namespace of clones, make clones there. ReadCredential makes one who may only
-	// read.
+	// Credential creates a user who may read volumes for ttl, and make clones if the
+	// store has a namespace for them. ReadCredential creates a user who may only read.
 	Credential(ctx context.Context, ttl time.Duration) (volref.Credential, error)
 	ReadCredential(ctx context.Context, ttl time.Duration) (volref.Credential, error)
-	// Expire removes the users whose time is over, and returns how many. Who is
-	// connected by then stays so until the cluster asks for a new ticket, an hour by
-	// default; nobody can connect any more.
+	// Expire removes expired users, and returns how many. A client that is connected
+	// stays so until the cluster asks for a new ticket, an hour by default. New
+	// connections fail.
 	Expire(ctx context.Context) (int, error)
 }

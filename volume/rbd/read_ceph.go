@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// listers is how many volumes List asks for at a time.
+// listers is how many volumes List examines at a time.
 const listers = 8
 
 // Open implements block.Store.
@@ -29,8 +29,8 @@ func (s *Store) Open(ctx context.Context, id string) (block.Volume, error) {
 	return v, nil
 }
 
-// openReader takes the lease and looks after that whether the volume is complete;
-// Remove takes the completeness away and looks for leases after that.
+// openReader first takes the lease and then checks that the volume is complete. Remove
+// works in the opposite order: it makes the volume incomplete, and then looks for leases.
 func (s *Store) openReader(id string) (*volume, error) {
 	at, err := s.in(id)
 	if err != nil {
@@ -56,7 +56,8 @@ func (s *Store) openReader(id string) (*volume, error) {
 	return v, nil
 }
 
-// readable tells whether a volume is complete: ErrNotFound if it is being removed.
+// readable returns an error unless a volume is complete: ErrNotFound if it is being
+// removed.
 func readable(img *rbd.Image) error {
 	switch s, err := state(img); {
 	case err != nil:
@@ -69,8 +70,8 @@ func readable(img *rbd.Image) error {
 	return nil
 }
 
-// openError is an error of opening the snapshot: what is missing may be the snapshot
-// only.
+// openError returns an error of opening the snapshot. Perhaps only the snapshot is
+// missing.
 func openError(at *rados.IOContext, id string, err error) error {
 	if !isMissing(err) {
 		return translate(err)
@@ -102,7 +103,7 @@ func (s *Store) stat(id string, used bool) (block.Info, error) {
 	}
 	img, err := rbd.OpenImageReadOnly(at, id, rbd.NoSnapshot)
 	if isMissing(err) {
-		// A name without an image is of a creation or a removal that was broken off.
+		// A name without an image comes from an interrupted creation or removal.
 		if there, err := exists(at, id); err != nil || there {
 			return info, err
 		}
@@ -141,7 +142,7 @@ func describe(img *rbd.Image, info *block.Info, used bool) error {
 	return nil
 }
 
-// own are the stretches of which an open image has objects of its own.
+// own returns the stretches for which an open image has objects of its own.
 func own(img *rbd.Image, size uint64) ([]block.Extent, error) {
 	var all []block.Extent
 	err := img.DiffIterate(rbd.DiffIterateConfig{
@@ -195,8 +196,8 @@ func (s *Store) list(ctx context.Context, prefix string) ([]block.Info, error) {
 	return slices.DeleteFunc(infos, func(i block.Info) bool { return i.ID == "" }), nil
 }
 
-// names are those of volumes, in order. Names that this driver would not have given
-// are somebody else's.
+// names returns the names of volumes in order. It skips names that this driver would not
+// have given.
 func (s *Store) names(prefix string) ([]string, error) {
 	var all []string
 	for _, at := range []*rados.IOContext{s.volumes, s.clones} {

@@ -13,8 +13,8 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// removals is how many times the timeout a removal may take: it deletes every object
-// by itself, and each of those calls is bounded.
+// removals is how many timeouts a removal may take. It deletes every object separately,
+// and each of these calls is bounded.
 const removals = 20
 
 // Remove implements block.Store.
@@ -48,7 +48,7 @@ func (s *Store) remove(id string) error {
 	return err
 }
 
-// retire takes away all that keeps an image from being removed.
+// retire removes everything that keeps an image from being removed.
 func (s *Store) retire(at *rados.IOContext, l *lease, id string) error {
 	if err := s.unread(id); err != nil {
 		return err
@@ -78,8 +78,9 @@ func (s *Store) withdraw(img *rbd.Image, l *lease, id string) error {
 		if err := img.SetMetadata(stateKey, stateRemoving); err != nil {
 			return translate(err)
 		}
-		// Who has come meanwhile has got its lease before it was withdrawn, and reads,
-		// or will find that it was. What clones holds a lease until it has a clone.
+		// A reader that came meanwhile got its lease before the snapshot was withdrawn,
+		// and reads, or will find that it was. Whoever clones holds a lease until the
+		// clone exists.
 		if err := errors.Join(s.unread(id), childless(img)); err != nil {
 			return errors.Join(err, translate(img.SetMetadata(stateKey, stateCommitted)))
 		}
@@ -87,7 +88,7 @@ func (s *Store) withdraw(img *rbd.Image, l *lease, id string) error {
 	return dropSnapshot(img)
 }
 
-// unread fails with ErrInUse if somebody has the volume open for reading.
+// unread returns ErrInUse if somebody has the volume open for reading.
 func (s *Store) unread(id string) error {
 	alive, _, err := s.holders(readers(id))
 	if err == nil && alive {
@@ -96,7 +97,7 @@ func (s *Store) unread(id string) error {
 	return err
 }
 
-// childless fails with ErrInUse if a volume has clones.
+// childless returns ErrInUse if a volume has clones.
 func childless(img *rbd.Image) error {
 	children, err := img.ListChildrenAttributes()
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// Available tells whether this binary can use Ceph.
+// Available reports whether this binary can use Ceph.
 const Available = true
 
 // Store is one connection to a cluster.
@@ -99,14 +99,14 @@ func (s *Store) configure() error {
 	for _, set := range []struct{ name, value string }{
 		// A client waits for ever by default.
 		{"rados_osd_op_timeout", seconds}, {"rados_mon_op_timeout", seconds}, {"client_mount_timeout", seconds},
-		// Who was idle while an OSD was started again has a map in which that is at the
-		// old place, asks there in vain, and asks for a newer map only after this: by
-		// default 10 s, looked at every 5, which is as long as our timeout.
+		// A client that was idle while an OSD restarted has an old map. It asks at the
+		// old address in vain, and asks for a newer map only after this time: by default
+		// 10 s, checked every 5 s, which is as long as our timeout.
 		{"objecter_timeout", sixth}, {"objecter_tick_interval", sixth},
-		// What a write has been acknowledged for must not be in this process only: a
-		// node's worker may be killed while the file system above lives on.
+		// An acknowledged write must not be in this process only, because a node's worker
+		// may be killed while the file system above lives on.
 		{"rbd_cache", "false"},
-		// A discard of whole blocks is never left out.
+		// A discard of whole blocks must not be skipped.
 		{"rbd_discard_granularity_bytes", strconv.Itoa(blockSize)}, {"rbd_skip_partial_discard", "false"},
 		{"log_to_stderr", "false"}, {"err_to_stderr", "false"}, {"log_file", ""}, {"admin_socket", ""},
 		{"mon_host", s.o.Monitors}, {"key", s.o.Key}, {"keyring", s.o.Keyring},
@@ -147,8 +147,8 @@ func (s *Store) openNamespaces() error {
 			return err
 		}
 		if set.rbd {
-			// librbd would make it with the first removal, which a full cluster refuses.
-			// Who may not will not remove anything.
+			// Otherwise librbd creates it during the first removal, which a full cluster
+			// refuses. A user who may not create it will not remove anything.
 			_ = (*set.at).Create("rbd_trash", rados.CreateIdempotent)
 		}
 	}
@@ -199,8 +199,8 @@ func (s *Store) Place() volref.Place {
 	return volref.Place{Driver: Driver, Cluster: s.cluster, Pool: s.o.Pool, Namespace: s.o.Namespace}
 }
 
-// Close implements block.Store. It waits for calls that the cluster has not answered
-// yet, and leaves the connection to them if they stay away.
+// Close implements block.Store. It waits for calls that the cluster has not answered yet.
+// If they do not end, it leaves the connection to them.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	was := s.closed
@@ -224,7 +224,7 @@ func (s *Store) Close() error {
 	}
 }
 
-// closeAll closes what should have been closed before: librados does not outlive open
+// closeAll closes what should have been closed before, because librados must outlive open
 // images.
 func (s *Store) closeAll() {
 	s.mu.Lock()
@@ -246,7 +246,7 @@ func (s *Store) note(v *volume, open bool) {
 	}
 }
 
-// begin counts a call into librbd; whoever succeeds calls s.calls.Done.
+// begin counts a call into librbd. After a success the caller calls s.calls.Done.
 func (s *Store) begin() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,9 +257,8 @@ func (s *Store) begin() error {
 	return nil
 }
 
-// run calls f, which cannot be interrupted, and returns what it does, or sooner: if
-// ctx ends, or with ErrAway after limit. drop is given what f returns after that, if
-// it succeeds.
+// run calls f, which cannot be interrupted, and returns its result. It returns sooner if
+// ctx ends, and with ErrAway after limit. If f succeeds later, drop gets its result.
 func run[T any](ctx context.Context, s *Store, limit time.Duration, f func() (T, error), drop func(T)) (T, error) {
 	type result struct {
 		v   T
@@ -300,13 +299,13 @@ func run[T any](ctx context.Context, s *Store, limit time.Duration, f func() (T,
 	return none, late
 }
 
-// do is run for what returns nothing, with the limit of a few operations.
+// do is run for a function without a result, with the limit of a few operations.
 func (s *Store) do(ctx context.Context, f func() error) error {
 	_, err := run(ctx, s, 2*s.o.Timeout, func() (struct{}, error) { return struct{}{}, f() }, nil)
 	return err
 }
 
-// in is the namespace that a volume of that name is in.
+// in returns the namespace that holds a volume of that name.
 func (s *Store) in(id string) (*rados.IOContext, error) {
 	if err := volref.CheckName(id); err != nil {
 		return nil, err

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// usersObject has in its omap the users that were made and when they end. It lies
+	// usersObject holds, in its omap, the created users and when they expire. It lies
 	// beside the volumes, where nodes may read and not write.
 	usersObject = "slipway_users"
 	// userPrefix begins the names of all users that the driver makes.
@@ -53,7 +53,7 @@ func (s *Store) makeUser(ttl time.Duration, clones string) (volref.Credential, e
 		User: userPrefix + strings.ToLower(rand.Text()), Monitors: monitors, Clones: clones,
 		Expires: time.Now().Add(ttl).UTC().Truncate(time.Second),
 	}
-	// First the note, so that no user is left that nobody knows of.
+	// The note comes first, so that no unknown user is left.
 	err = s.volumes.SetOmap(usersObject, map[string][]byte{c.User: []byte(c.Expires.Format(time.RFC3339))})
 	if err != nil {
 		return volref.Credential{}, translate(err)
@@ -73,8 +73,8 @@ func (s *Store) makeUser(ttl time.Duration, clones string) (volref.Credential, e
 	return c, nil
 }
 
-// caps are what a node's user may do: read volumes, hold leases on them, and with
-// clones have images of its own there.
+// caps returns what a node's user may do: read volumes, hold leases on them, and with
+// clones have its own images there.
 func (s *Store) caps(clones string) (mon, osd string) {
 	mon = "profile rbd-read-only"
 	osd = fmt.Sprintf("profile rbd-read-only pool=%s namespace=%s, allow rwx pool=%s namespace=%s",
@@ -86,8 +86,7 @@ func (s *Store) caps(clones string) (mon, osd string) {
 	return mon, osd
 }
 
-// command sends a command to the monitors and decodes what it answers, unless into is
-// nil.
+// command sends a command to the monitors and decodes the answer, unless into is nil.
 func (s *Store) command(into any, args map[string]any) error {
 	args["format"] = "json"
 	b, err := json.Marshal(args)
@@ -107,7 +106,7 @@ func (s *Store) command(into any, args map[string]any) error {
 	return nil
 }
 
-// monitors are their addresses as clients take them.
+// monitors returns the monitors' addresses in the form that clients take.
 func (s *Store) monitors() (string, error) {
 	type address struct {
 		Type string `json:"type"`

@@ -18,16 +18,16 @@ import (
 )
 
 const (
-	// mostRead is what one call of librbd is asked for.
+	// mostRead is the most bytes that one call of librbd reads.
 	mostRead = 8 << 20
-	// mostDiscard is a limit of its interface, which answers with an int.
+	// mostDiscard is a limit of its interface, which returns an int.
 	mostDiscard = 1 << 30
-	// smallZero is what is written as zeros rather than discarded while a volume is
-	// being built: it goes out with what is around it.
+	// smallZero is the size up to which zeros are written rather than discarded while a
+	// volume is being built: they are sent with the bytes around them.
 	smallZero = 64 << 10
-	// closeLimit is how long it may take to close an image: librbd gives others who
-	// watch it five seconds to answer, twice, and after an outage the cluster still
-	// has this one itself as another, for half a minute.
+	// closeLimit is how long closing an image may take. librbd gives other watchers five
+	// seconds to answer, twice. After an outage, the cluster still lists this client
+	// itself as another one, for half a minute.
 	closeLimit = 30 * time.Second
 )
 
@@ -38,8 +38,8 @@ type volume struct {
 	img   *rbd.Image
 	lease *lease
 	size  int64
-	// writable ones have the image's exclusive lock; pending is nil with those that
-	// are written through.
+	// A writable volume has the image's exclusive lock. pending is nil for volumes whose
+	// writes are not collected.
 	writable bool
 	pending  *pending
 
@@ -70,7 +70,7 @@ func (s *Store) newVolume(id string, img *rbd.Image, l *lease, writable bool) (*
 // Size implements block.Volume.
 func (v *volume) Size() int64 { return v.size }
 
-// use lets the image be used until the function it returns is called.
+// use returns a function. Until it is called, the image may be used.
 func (v *volume) use() (func(), error) {
 	if err := v.s.begin(); err != nil {
 		return nil, err
@@ -87,8 +87,8 @@ func (v *volume) use() (func(), error) {
 	}, nil
 }
 
-// held makes sure that the lease is valid, or gets it back and sees that nothing
-// happened while it was not.
+// held makes sure that the lease is valid. If it has lapsed, held renews it and checks
+// that nothing happened meanwhile.
 func (v *volume) held() error {
 	if v.lease.valid() {
 		return nil
@@ -99,8 +99,8 @@ func (v *volume) held() error {
 	return nil
 }
 
-// unchanged makes sure that while nobody knew of this user of the volume, nobody
-// else wrote to it or removed it.
+// unchanged makes sure that nobody wrote to the volume or removed it while the lease had
+// lapsed.
 func (v *volume) unchanged() error {
 	if v.writable {
 		owner, err := v.img.LockIsExclusiveOwner()
@@ -109,7 +109,7 @@ func (v *volume) unchanged() error {
 		}
 		return translate(err)
 	}
-	// The header of this very image: one of the same name may be another.
+	// This is the header of this very image. Another image may have the same name.
 	now, err := state(v.img)
 	if err == nil && now != stateCommitted {
 		err = block.ErrNotFound
@@ -117,8 +117,7 @@ func (v *volume) unchanged() error {
 	return err
 }
 
-// ReadAt implements block.Volume. The time that it takes is bounded by the timeout
-// of the operations of RADOS.
+// ReadAt implements block.Volume. The timeout of the operations of RADOS bounds its time.
 func (v *volume) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("read volume %s at %d: negative offset", v.id, off)
@@ -154,7 +153,8 @@ func (v *volume) read(p []byte, off int64) (int, error) {
 	for n := 0; n < len(p); {
 		m, err := v.img.ReadAt(p[n:min(len(p), n+mostRead)], off+int64(n))
 		if err == nil {
-			// After the read: the blocks of an image that is gone are zeros.
+			// The check comes after the read, because the blocks of a removed image read
+			// as zeros.
 			err = v.held()
 		} else if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF // nobody may take it for the end of the device
@@ -169,7 +169,7 @@ func (v *volume) read(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// change checks a writing call's arguments.
+// change checks the arguments of a call that writes.
 func (v *volume) change(off, n int64) error {
 	switch {
 	case !v.writable:
@@ -180,9 +180,9 @@ func (v *volume) change(off, n int64) error {
 	return nil
 }
 
-// WriteAt implements block.Volume. What is written to a clone is on the OSDs when it
-// returns; what is written to a volume that is being built is when Flush does, and
-// an error may be that of an earlier write.
+// WriteAt implements block.Volume. Writes to a clone are on the OSDs when it returns.
+// Writes to a volume that is being built are there after Flush, and an error may be that
+// of an earlier write.
 func (v *volume) WriteAt(p []byte, off int64) (int, error) {
 	err := v.change(off, int64(len(p)))
 	switch {
@@ -190,7 +190,8 @@ func (v *volume) WriteAt(p []byte, off int64) (int, error) {
 	case v.pending != nil:
 		err = v.pending.write(p, off)
 	default:
-		// librbd may go on reading when the caller has been told that nobody answers.
+		// librbd may still read the buffer after the caller was told that the storage
+		// does not answer.
 		err = v.put(append([]byte(nil), p...), off)
 	}
 	if err != nil {
@@ -199,7 +200,7 @@ func (v *volume) WriteAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// call runs f, which uses the image to change it.
+// call runs f, which changes the image.
 func (v *volume) call(f func() error) error {
 	return v.s.do(context.Background(), func() error {
 		done, err := v.use()
@@ -242,8 +243,8 @@ func (v *volume) Zero(off, n int64) error {
 	return nil
 }
 
-// discard makes whole blocks holes, and writes zeros at either end, where librbd
-// would leave what is there.
+// discard makes holes of whole blocks, and writes zeros at both ends, where librbd would
+// leave the old bytes.
 func (v *volume) discard(off, n int64) error {
 	end := off + n
 	from, to := (off+blockSize-1)/blockSize*blockSize, end/blockSize*blockSize
@@ -296,7 +297,7 @@ func (v *volume) Flush() error {
 	return nil
 }
 
-// Close implements block.Volume. What was collected is sent first: Commit makes it
+// Close implements block.Volume. It first sends what was collected. Commit makes that
 // durable.
 func (v *volume) Close() error {
 	var sent error

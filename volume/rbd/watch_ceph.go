@@ -15,11 +15,11 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// errWatched: others have an image open to write who have no lease, mapped by the kernel
-// for example; or they are gone and the cluster does not know yet.
+// errWatched: clients without a lease have an image open for writing, for example because
+// the kernel mapped it; or they are gone and the cluster does not know yet.
 var errWatched = fmt.Errorf("%w: it is mapped", block.ErrInUse)
 
-// unwatched fails with errWatched if others watch an image.
+// unwatched returns errWatched if others watch an image.
 func (s *Store) unwatched(img *rbd.Image) error {
 	watchers, err := img.ListWatchers()
 	if err != nil {
@@ -38,8 +38,9 @@ func (s *Store) unwatched(img *rbd.Image) error {
 }
 
 const (
-	// neighbours is how many objects an OSD is asked for to have it forget another one:
-	// twice what it keeps of a placement group, osd_pg_object_context_cache_count.
+	// neighbours is how many objects an OSD is asked for so that it forgets another one:
+	// twice the number that it keeps for a placement group,
+	// osd_pg_object_context_cache_count.
 	neighbours = 128
 	askers     = 8 // at a time
 )
@@ -76,8 +77,8 @@ func (s *Store) reload(at *rados.IOContext, id string) error {
 	group.SetLimit(askers)
 	for i := range neighbours {
 		group.Go(func() error {
-			// A question would not do: the OSD keeps nothing of what is not there. What
-			// changes nothing is kept.
+			// A read would not do, because the OSD keeps nothing about missing objects.
+			// It does so for a change without effect.
 			err := beside.Delete(fmt.Sprintf("slipway_none.%d", i))
 			if isMissing(err) {
 				return nil
@@ -88,7 +89,7 @@ func (s *Store) reload(at *rados.IOContext, id string) error {
 	return group.Wait()
 }
 
-// headerOf is the object that clients of an image watch.
+// headerOf returns the object that clients of an image watch.
 func headerOf(at *rados.IOContext, name string) (string, error) {
 	b := make([]byte, 1<<10)
 	n, err := at.Read("rbd_id."+name, b, 0)

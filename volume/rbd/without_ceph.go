@@ -9,7 +9,7 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// Available tells whether this binary can use Ceph.
+// Available reports whether this binary can use Ceph.
 const Available = false
 
 // Open connects to the cluster; this binary cannot.

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// snapshot is what readers read, stateKey the metadata that says whether they may.
-	// A volume without is not complete.
+	// snapshot is the snapshot that readers read. stateKey is the metadata that says
+	// whether they may. A volume without it is not complete.
 	snapshot       = "slipway"
 	stateKey       = "slipway.state"
 	stateCommitted = "committed"
@@ -25,8 +25,8 @@ const (
 	blockSize = 4096
 )
 
-// features: clones, one writer, and maps of the objects there are, which tell
-// without a question per object what a volume has of its own.
+// features: clones, a single writer, and object maps, which show what a volume stores
+// itself without a request for each object.
 const features = rbd.FeatureLayering | rbd.FeatureExclusiveLock | rbd.FeatureObjectMap | rbd.FeatureFastDiff
 
 // Create implements block.Store.
@@ -38,7 +38,7 @@ func (s *Store) Create(ctx context.Context, id, parent string, size int64) (bloc
 	return v, nil
 }
 
-// closeLate ends what nobody waited for.
+// closeLate closes a volume for which nobody waits any more.
 func closeLate(v *volume) { _ = v.close() }
 
 func (s *Store) create(id, parent string, size int64) (*volume, error) {
@@ -75,8 +75,8 @@ func (s *Store) create(id, parent string, size int64) (*volume, error) {
 	return v, nil
 }
 
-// createHeld is create for who has the writer's lease, which the volume takes over,
-// on a name that is free.
+// createHeld is create for the holder of the writer's lease, on a name that is free. The
+// volume takes the lease over.
 func (s *Store) createHeld(at *rados.IOContext, l *lease, id, parent string, size int64) (*volume, error) {
 	err := translate(s.leases.Create(readers(id), rados.CreateIdempotent))
 	switch {
@@ -104,8 +104,8 @@ func (s *Store) withOptions(f func(*rbd.ImageOptions) error) error {
 	return f(o)
 }
 
-// clone makes id a clone of parent. The lease keeps the parent until the clone is
-// known to it.
+// clone makes id a clone of parent. The lease keeps the parent until the parent knows the
+// clone.
 func (s *Store) clone(at *rados.IOContext, id, parent string, size int64) error {
 	from, err := s.openReader(parent)
 	if err != nil {
@@ -135,9 +135,9 @@ func (s *Store) clone(at *rados.IOContext, id, parent string, size int64) error 
 	return translate(errors.Join(img.Resize(uint64(size)), img.Close()))
 }
 
-// openLocked opens a volume that is not complete for who has the writer's lease,
-// which the volume takes over, and locks the image. An image that is still locked
-// belonged to a writer that is gone.
+// openLocked opens an incomplete volume for the holder of the writer's lease, and locks
+// the image. The volume takes the lease over. An image that is still locked belonged to a
+// writer that is gone.
 func (s *Store) openLocked(at *rados.IOContext, l *lease, id string) (*volume, error) {
 	img, err := rbd.OpenImage(at, id, rbd.NoSnapshot)
 	if err != nil {
@@ -153,8 +153,8 @@ func (s *Store) openLocked(at *rados.IOContext, l *lease, id string) (*volume, e
 	return v, nil
 }
 
-// takeLock locks an image for who has the writer's lease. Of a lease that a dead process
-// had, the watchers are dead, too.
+// takeLock locks an image for the holder of the writer's lease. If a dead process had the
+// lease, the watchers are dead, too.
 func (s *Store) takeLock(img *rbd.Image, l *lease) error {
 	if !l.inherited {
 		if err := s.unwatched(img); err != nil {
@@ -194,7 +194,7 @@ func (s *Store) openWriter(id string) (*volume, error) {
 			err = block.ErrCommitted
 		}
 		if err == nil {
-			// What a commit or a removal that was broken off has left.
+			// This is left from an interrupted commit or removal.
 			if err = dropSnapshot(v.img); err == nil {
 				err = forget(v.img)
 			}
@@ -210,9 +210,9 @@ func (s *Store) openWriter(id string) (*volume, error) {
 	return v, nil
 }
 
-// exclusively calls f with the writer's lease of a volume that is there, and releases
-// it unless f keeps it. If watchers were in f's way, those of them that are gone will not
-// be for ever.
+// exclusively calls f with the writer's lease of an existing volume, and releases the
+// lease unless f keeps it. If watchers were in f's way, it makes sure that dead ones do
+// not stay.
 func (s *Store) exclusively(id string, f func(at *rados.IOContext, l *lease) (keep bool, err error)) error {
 	at, err := s.in(id)
 	if err != nil {
@@ -239,8 +239,8 @@ func (s *Store) exclusively(id string, f func(at *rados.IOContext, l *lease) (ke
 	return err
 }
 
-// exists tells whether there is an image of that name, or what is left of one. A removal
-// that was broken off leaves what has no name any more: an entry in the directory, or an
+// exists reports whether there is an image of that name, or remains of one. An
+// interrupted removal leaves something without a name: an entry in the directory, or an
 // image in the trash, from where librbd deletes it. Both are in the list of names.
 func exists(at *rados.IOContext, id string) (bool, error) {
 	_, err := at.Stat("rbd_id." + id)
@@ -251,7 +251,7 @@ func exists(at *rados.IOContext, id string) (bool, error) {
 	return slices.Contains(names, id), translate(err)
 }
 
-// state is what the metadata of an image says; empty if nothing.
+// state returns what the metadata of an image says, or "".
 func state(img *rbd.Image) (string, error) {
 	value, err := img.GetMetadata(stateKey)
 	if isMissing(err) {
@@ -268,7 +268,7 @@ func forget(img *rbd.Image) error {
 	return nil
 }
 
-// isCommitted tells whether a volume is complete.
+// isCommitted reports whether a volume is complete.
 func isCommitted(img *rbd.Image) (bool, error) {
 	if s, err := state(img); err != nil || s != stateCommitted {
 		return false, err

@@ -15,9 +15,8 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// file is a mapping, and how its volume is reached. The volume is opened when it
-// is first needed and after it was given up, for all requests that wait for it at
-// once.
+// file is a mapping and its volume. The volume is opened when it is first needed, and
+// after it was given up, once for all requests that wait.
 type file struct {
 	node  uint64
 	size  int64
@@ -51,15 +50,15 @@ type volume struct {
 	err     error // of closing, once closed
 }
 
-// flight is one opening of a volume, which all that need it wait for.
+// flight is one opening of a volume. All that need the volume wait for it.
 type flight struct {
 	done chan struct{} // closed when err is set, or the file has its volume
 	err  error
 	over bool
 }
 
-// fileMemory bounds the buffers of one file's reads, so that a volume that hangs
-// takes no more: 16 MiB are twice what the kernel reads ahead for a few readers.
+// fileMemory bounds the buffers for reads of one file, so that a hanging volume takes no
+// more: 16 MiB, twice what the kernel reads ahead for a few readers.
 const fileMemory = 16 << 20
 
 func (s *Server) newFile(node uint64, size int64, m block.Mapping) *file {
@@ -82,14 +81,14 @@ func (f *file) status() Status {
 	return st
 }
 
-// take makes an open volume that of the file.
+// take makes v the file's volume.
 func (f *file) take(v block.Volume) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cur = &volume{v: v, closed: make(chan struct{})}
 }
 
-// use returns the volume, opened if it is not. Each use ends in a release.
+// use returns the volume, and opens it if necessary. Each use ends with release.
 func (f *file) use(ctx context.Context) (*volume, error) {
 	for {
 		f.mu.Lock()
@@ -124,7 +123,7 @@ func (f *file) launch() {
 	f.flight = fl
 	m, prev := f.mapping, f.last
 	ctx, cancel := context.WithTimeout(f.base, f.bound)
-	// Those who wait can try again whether the opener heeds its context or not.
+	// This lets waiting requests try again even if the opener ignores its context.
 	stop := context.AfterFunc(ctx, func() { f.deliver(fl, nil, context.Cause(ctx)) })
 	go func() {
 		defer cancel()
@@ -134,8 +133,8 @@ func (f *file) launch() {
 	}()
 }
 
-// openAfter opens a volume, a writable one when the one before is closed: it has
-// one writer, and no write of before must come behind those of now.
+// openAfter opens a volume. It opens a writable one only after the previous one is
+// closed: a volume has one writer, and no earlier write may follow a later one.
 func (f *file) openAfter(ctx context.Context, m block.Mapping, prev *volume) (block.Volume, error) {
 	if m.Writable && prev != nil {
 		select {
@@ -154,7 +153,7 @@ func (f *file) openAfter(ctx context.Context, m block.Mapping, prev *volume) (bl
 	return v, nil
 }
 
-// deliver ends a flight. What comes too late is closed.
+// deliver ends a flight. A volume that comes too late is closed.
 func (f *file) deliver(fl *flight, v block.Volume, err error) {
 	f.mu.Lock()
 	if !fl.over {
@@ -180,9 +179,8 @@ var (
 	errGone    = errors.New("the volume is not mapped any more")
 )
 
-// abandon ends a flight that is not wanted any more: those who wait for it get
-// err, after which requests try again, and what it opens is closed. The lock is
-// held.
+// abandon ends a flight that is no longer wanted. Waiting requests get err and then try
+// again. What the flight opens is closed. The lock is held.
 func (f *file) abandon(err error) {
 	if fl := f.flight; fl != nil {
 		fl.over, fl.err = true, err
@@ -191,7 +189,7 @@ func (f *file) abandon(err error) {
 	}
 }
 
-// release ends a use; the last of a volume that was given up closes it.
+// release ends a use. The last use of a volume that was given up closes it.
 func (f *file) release(v *volume) {
 	f.mu.Lock()
 	v.users--
@@ -207,8 +205,9 @@ func (v *volume) close() {
 	close(v.closed)
 }
 
-// retire gives a volume up: the next use opens it anew. It closes it unless
-// somebody uses it, who will; one that was given up before is left alone.
+// retire gives a volume up, so that the next use opens it anew. It closes the volume
+// unless somebody uses it; then the last user does. It ignores a volume that was given up
+// before.
 func (f *file) retire(v *volume) {
 	f.mu.Lock()
 	if v == nil || v.retired {
@@ -226,8 +225,8 @@ func (f *file) retire(v *volume) {
 	}
 }
 
-// renew opens the volume with another mapping of it, or with the same if it is not
-// open. After an error the old one holds.
+// renew opens the volume with another mapping of it, or with the same one if it is not
+// open. After an error the old mapping stays.
 func (f *file) renew(ctx context.Context, m block.Mapping) error {
 	if sameCredential(f.mapped().Credential, m.Credential) {
 		v, err := f.use(ctx)
@@ -265,7 +264,7 @@ func sameCredential(a, b volref.Credential) bool {
 	return same && a == b
 }
 
-// renewWriter gives the volume up before it is opened again, as it can have one
+// renewWriter gives the volume up before it opens it again, because a volume has only one
 // writer. Requests wait meanwhile.
 func (f *file) renewWriter(ctx context.Context, m block.Mapping) error {
 	f.mu.Lock()
@@ -287,8 +286,8 @@ func (f *file) renewWriter(ctx context.Context, m block.Mapping) error {
 	return nil
 }
 
-// shut closes the volume, or lets its last user do it. None is opened after it,
-// also not for a request that was waiting for one.
+// shut closes the volume, or lets its last user close it. It is not opened again, even
+// for requests that were waiting.
 func (f *file) shut() error {
 	f.mu.Lock()
 	f.gone = true
@@ -307,8 +306,8 @@ func (f *file) shut() error {
 	}
 }
 
-// finish flushes a writable volume, also for a predecessor that did not, and
-// closes it. ctx bounds the waiting, not the closing that follows.
+// finish flushes a writable volume, also on behalf of a predecessor that did not, and
+// closes it. ctx bounds the wait, but not the closing that follows.
 func (f *file) finish(ctx context.Context) error {
 	done := make(chan error, 1)
 	go func() {
@@ -330,7 +329,7 @@ func (f *file) finish(ctx context.Context) error {
 	}
 }
 
-// troubled counts an error of storage, and logs the first after a success.
+// troubled counts an error of storage, and logs the first one after a success.
 func (f *file) troubled(err error) {
 	f.errors.Add(1)
 	f.mu.Lock()

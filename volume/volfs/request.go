@@ -14,9 +14,9 @@ import (
 
 var errBound = errors.New("storage did not answer within the bound")
 
-// begin does the work of a request in a goroutine of its own, and answers it when
-// the work fails, or at the bound, or when who asked is being killed, whether the
-// work has ended by then or not.
+// begin does the work of a request in its own goroutine. It answers the request when the
+// work fails, at the bound, or when the process that asked is being killed, even if the
+// work has not ended.
 func (s *Server) begin(r *fuse.Request, f *file, work func(*fuse.Op) error) {
 	bounded, stopTimer := context.WithTimeoutCause(s.conn.Context(), s.o.Bound, errBound)
 	ctx, cancel := context.WithCancelCause(bounded)
@@ -32,7 +32,7 @@ func (s *Server) begin(r *fuse.Request, f *file, work func(*fuse.Op) error) {
 	}()
 }
 
-// fail answers a request that cannot be done, unless it is answered already.
+// fail answers a request with an error, unless it is answered already.
 func (s *Server) fail(o *fuse.Op, f *file, err error) {
 	if !o.Claim() {
 		return
@@ -57,9 +57,9 @@ const (
 	maxPause   = time.Second
 )
 
-// retry calls do with the volume until it succeeds or ctx ends, and then returns
-// the last error of storage. A volume that fails twice is opened anew: its client
-// may have been shut out, or its credential replaced.
+// retry calls do with the volume until it succeeds or ctx ends, and then returns the last
+// error of storage. A volume that fails twice is opened anew: its client may have been
+// shut out, or its credential replaced.
 func (f *file) retry(ctx context.Context, do func(block.Volume) error) error {
 	var last error
 	for pause, tries := firstPause, 1; ; pause, tries = min(2*pause, maxPause), tries+1 {
@@ -85,9 +85,9 @@ func (f *file) retry(ctx context.Context, do func(block.Volume) error) error {
 	}
 }
 
-// try is one try; again says that the one before failed too. When it outlasts its
-// request, a volume that is written is given up, so that no later write can come
-// before what may yet be written now.
+// try makes one try. again says that the previous one failed, too. If a try outlasts its
+// request, a writable volume is given up, so that no later write comes before one that
+// may still be written.
 func (f *file) try(ctx context.Context, again bool, do func(block.Volume) error) error {
 	v, err := f.use(ctx)
 	if err != nil {

@@ -14,12 +14,11 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// attrSeconds is how long the kernel may remember the attributes of a file, which
-// do not change. Names it asks for each time: they come and go.
+// attrSeconds is how long the kernel may remember the attributes of a file, which do not
+// change. It asks for names each time, because they come and go.
 const attrSeconds = 86400
 
-// handle answers one request, here or in a goroutine of its own when it may have
-// to wait.
+// handle answers one request, here or in its own goroutine if it may have to wait.
 func (s *Server) handle(r *fuse.Request) {
 	switch r.Op {
 	case fuse.OpLookup:
@@ -57,7 +56,7 @@ func (s *Server) handle(r *fuse.Request) {
 	}
 }
 
-// attr is what stat shows of a file.
+// attr returns what stat shows of a file.
 func (f *file) attr() fuse.Attr {
 	a := fuse.Attr{Node: f.node, Size: f.size, Mode: unix.S_IFREG | 0o400}
 	if f.mapped().Writable {
@@ -85,7 +84,7 @@ func (s *Server) lookup(r *fuse.Request) {
 	s.conn.Answer(r.Unique, b[:])
 }
 
-// attributes answers GETATTR, and SETATTR of what has no effect: times.
+// attributes answers GETATTR, and SETATTR of attributes without effect: times.
 func (s *Server) attributes(r *fuse.Request) {
 	const harmless = 1<<4 | 1<<5 | 1<<6 | 1<<7 | 1<<8 | 1<<9 | 1<<10 // ATIME, MTIME, FH, both NOW, LOCKOWNER, CTIME
 	a := fuse.Attr{Node: r.Node, Mode: unix.S_IFDIR | 0o700}
@@ -106,7 +105,7 @@ func (s *Server) attributes(r *fuse.Request) {
 	s.conn.Answer(r.Unique, b[:])
 }
 
-// readdir lists the files by node id, which is also where a listing goes on.
+// readdir lists the files by node id. A listing also continues by node id.
 func (s *Server) readdir(r *fuse.Request) {
 	s.mu.Lock()
 	files := make([]*file, 0, len(s.files))
@@ -128,7 +127,7 @@ func (s *Server) readdir(r *fuse.Request) {
 	s.conn.Answer(r.Unique, b)
 }
 
-// openFile answers OPEN, without asking storage.
+// openFile answers OPEN without asking the storage.
 func (s *Server) openFile(r *fuse.Request) {
 	f := s.file(r.Node)
 	if f == nil {
@@ -150,9 +149,9 @@ func (s *Server) openFile(r *fuse.Request) {
 		s.conn.Fail(r.Unique, unix.ESTALE)
 		return
 	}
-	// A close asks for nothing: it would wait for storage, and so would every start of
-	// a program by a process that has the file open. FSYNC makes durable, as do the
-	// flushes of a loop device, and Remove.
+	// A close requests nothing. Otherwise it would wait for the storage, and so would
+	// each program that a process with the file open starts. FSYNC makes data durable,
+	// and so do flushes of a loop device and Remove.
 	flags := uint32(fuse.OpenNoFlush)
 	if !writable {
 		flags |= fuse.OpenKeepCache
@@ -175,7 +174,7 @@ func newBuffer(n int) *[]byte {
 	return &b
 }
 
-// bufferSize is the size of the buffer for n bytes.
+// bufferSize returns the size of the buffer for n bytes.
 func bufferSize(n int) int64 {
 	if n > smallIO {
 		return largeIO
@@ -222,8 +221,8 @@ func (s *Server) read(r *fuse.Request) {
 	})
 }
 
-// readFull reads all of p: anything short of that is an error, as the kernel would
-// take it for the end of the file and show zeros.
+// readFull reads all of p. Anything less is an error, because the kernel would take it
+// for the end of the file and show zeros.
 func readFull(v block.Volume, p []byte, off int64) error {
 	n, err := v.ReadAt(p, off)
 	if n == len(p) {
@@ -235,7 +234,7 @@ func readFull(v block.Volume, p []byte, off int64) error {
 	return fmt.Errorf("read %d bytes at %d: %w", len(p), off, err)
 }
 
-// writable finds the file of a request that changes it, or refuses the request.
+// writable returns the file of a request that changes it, or refuses the request.
 func (s *Server) writable(r *fuse.Request) *file {
 	f := s.file(r.Node)
 	switch {
@@ -251,8 +250,8 @@ func (s *Server) writable(r *fuse.Request) *file {
 	return nil
 }
 
-// write answers WRITE. As many are held at once as the kernel sends, which is
-// bounded by the depth of the loop device's queue.
+// write answers WRITE. It holds as many as the kernel sends at once, which the queue
+// depth of the loop device bounds.
 func (s *Server) write(r *fuse.Request) {
 	f := s.writable(r)
 	if f == nil {
@@ -288,7 +287,7 @@ func (s *Server) write(r *fuse.Request) {
 	})
 }
 
-// flush answers FSYNC, and FLUSH where the kernel does not heed OpenNoFlush.
+// flush answers FSYNC, and FLUSH if the kernel ignores OpenNoFlush.
 func (s *Server) flush(r *fuse.Request) {
 	f := s.file(r.Node)
 	if f == nil || !f.mapped().Writable {
@@ -298,8 +297,8 @@ func (s *Server) flush(r *fuse.Request) {
 	s.change(r, f, func(v block.Volume) error { return v.Flush() })
 }
 
-// fallocate answers FALLOCATE: to punch a hole and to write zeros are the same
-// here, and room is never taken in advance.
+// fallocate answers FALLOCATE. Punching a hole and writing zeros are the same here, and
+// space is never reserved.
 func (s *Server) fallocate(r *fuse.Request) {
 	f := s.writable(r)
 	if f == nil {
@@ -325,7 +324,7 @@ func (s *Server) fallocate(r *fuse.Request) {
 	s.change(r, f, func(v block.Volume) error { return v.Zero(off, n) })
 }
 
-// change does what is answered without a body.
+// change answers a request without a body in its answer.
 func (s *Server) change(r *fuse.Request, f *file, do func(block.Volume) error) {
 	s.begin(r, f, func(o *fuse.Op) error {
 		err := f.retry(o.Ctx, do)

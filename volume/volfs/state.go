@@ -14,13 +14,13 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// stateVersion is that of the state file. A server that finds another one is
-// older or newer than what it is to replace, and does not begin.
+// stateVersion is the version of the state file. A server that finds another version is
+// older or newer than the one it would replace, and does not start.
 const stateVersion = 1
 
-// state is what the state file holds, as JSON: all that the next server has to
-// know. It is written anew before the answer to what has changed it, which is
-// rare: mapping, mounting and their ends.
+// state is the content of the state file, as JSON: all that the next server must know. A
+// change is written before it is acknowledged. Changes are rare: mapping, mounting and
+// their ends.
 type state struct {
 	Version    int          `json:"version"`
 	Connection uint32       `json:"connection"`
@@ -46,7 +46,7 @@ type handleOpen struct {
 	Node   uint64 `json:"node"`
 }
 
-// parseState reads a state file. That of another connection is no state: nil.
+// parseState reads a state file. It returns nil for that of another connection.
 func parseState(b []byte, conn uint32) (*state, error) {
 	var st state
 	if err := json.Unmarshal(b, &st); err != nil {
@@ -147,9 +147,9 @@ func (s *Server) saveInit(i fuse.Settled) error {
 	return s.save()
 }
 
-// opened counts a handle of a file, durably for a successor, before the open is
-// answered. The handle is the number of the request, so that one which comes again
-// counts once. It is false if the file is gone.
+// opened counts a handle of a file, durably for a successor, before the open is answered.
+// The handle is the number of the request, so that a repeated request counts once. opened
+// returns false if the file is gone.
 func (s *Server) opened(handle uint64, f *file) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,7 +169,7 @@ func (s *Server) opened(handle uint64, f *file) (bool, error) {
 	return err == nil, err
 }
 
-// released undoes opened. Unknown handles are released already.
+// released undoes opened. Unknown handles have been released already.
 func (s *Server) released(handle uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -187,7 +187,7 @@ func (s *Server) released(handle uint64) {
 // maxName is the longest name of a file, in bytes.
 const maxName = 255
 
-// validName tells whether a file can have that name.
+// validName reports whether a file can have that name.
 func validName(name string) bool {
 	return name != "" && name != "." && name != ".." && len(name) <= maxName && !strings.ContainsAny(name, "/\x00")
 }
