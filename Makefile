@@ -1,7 +1,7 @@
 # The two commands are `make demo` and `make test`; the rest is for working here.
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-LDFLAGS  = -s -w -X main.version=$(VERSION)
+LDFLAGS  = -s -w -X example.org/slipway/cmd/slipway/command.Version=$(VERSION)
 FUZZTIME ?= 60s
 
 .PHONY: demo test test-ceph test-kubernetes test-systemd soak run build build-ceph bench bench-gear bench-start bench-trace bench-tiers bench-mirrors bench-cider observe lint coverage site fuzz release release-check deb image clean

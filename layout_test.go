@@ -149,14 +149,19 @@ var layout = map[string][]string{
 	"workload/trace/tracetest":              {"workload/trace", "workload/trace/store"},
 
 	// The composition roots, and what stands beside them. Only serve and agent know concrete drivers.
-	"scripts/dashboards": {"internal/dashboard"},
-	"scripts/package":    {},
-	"config":             {"oci", "registry/auth", "registry/notify"},
-	"web":                {"gear", "gear/rootfs", "gear/service", "internal/chart", "oci", "oci/fleet", "oci/wire", "registry", "registry/auth", "registry/catalog", "registry/check", "registry/mirror", "registry/retention"},
-	"serve":              {"config", "gear", "gear/filestore", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/volref", "oci/wire", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/cache/tier", "registry/catalog", "registry/check", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/retention", "registry/server", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
-	"serve/servetest":    {"config", "serve"},
-	"agent":              {"config", "gear", "gear/client", "gear/export", "internal/durable", "internal/footprint", "node/cachedir", "node/gearfs", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/client", "oci/fleet", "oci/volref", "oci/wire", "volume/block", "volume/file", "volume/node", "volume/rbd", "volume/volfs"},
-	"cmd/slipway":        {"agent", "config", "gear/client", "gear/dedup", "gear/export", "gear/rebuild", "gear/service", "internal/durable", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/model", "oci/volref", "oci/wire", "registry", "registry/adopt", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve", "volume/service", "workload/analyze", "workload/load", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
+	"scripts/dashboards":   {"internal/dashboard"},
+	"scripts/package":      {},
+	"config":               {"oci", "registry/auth", "registry/notify"},
+	"web":                  {"gear", "gear/rootfs", "gear/service", "internal/chart", "oci", "oci/fleet", "oci/wire", "registry", "registry/auth", "registry/catalog", "registry/check", "registry/mirror", "registry/retention"},
+	"serve":                {"config", "gear", "gear/filestore", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/volref", "oci/wire", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/cache/tier", "registry/catalog", "registry/check", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/retention", "registry/server", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
+	"serve/servetest":      {"config", "serve"},
+	"agent":                {"config", "gear", "gear/client", "gear/export", "internal/durable", "internal/footprint", "node/cachedir", "node/gearfs", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/client", "oci/fleet", "oci/volref", "oci/wire", "volume/block", "volume/file", "volume/node", "volume/rbd", "volume/volfs"},
+	"cmd/slipway":          {"agent", "cmd/slipway/command", "cmd/slipway/image", "cmd/slipway/node", "cmd/slipway/server", "cmd/slipway/workload", "internal/systemd", "oci/client"},
+	"cmd/slipway/command":  {"config", "gear/client", "internal/systemd", "oci", "oci/client", "serve"},
+	"cmd/slipway/image":    {"cmd/slipway/command", "gear/client", "gear/dedup", "gear/export", "gear/rebuild", "gear/service", "oci", "oci/client", "oci/model", "oci/volref", "serve", "volume/service"},
+	"cmd/slipway/node":     {"agent", "cmd/slipway/command", "config", "internal/systemd", "oci", "oci/client", "oci/wire"},
+	"cmd/slipway/server":   {"cmd/slipway/command", "config", "internal/systemd", "oci", "oci/client", "registry", "registry/adopt", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve"},
+	"cmd/slipway/workload": {"cmd/slipway/command", "internal/durable", "internal/policy", "oci/client", "oci/wire", "serve", "workload/analyze", "workload/load", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
 }
 
 // fence is a third-party module and the only packages that may use it.
@@ -173,8 +178,8 @@ var fences = []fence{
 	{"github.com/minio/minio-go", []string{"registry/objstore/s3store", "internal/backendtest"}, "one driver knows S3"},
 	{"github.com/ncw/swift", []string{"registry/objstore/swiftstore"}, "one driver knows Swift"},
 	{"github.com/pressly/goose", []string{"registry/catalog"}, "migrations belong to the schema"},
-	{"github.com/spf13/cobra", []string{"cmd/slipway"}, "the command line is thin"},
-	{"github.com/spf13/pflag", []string{"cmd/slipway"}, "the command line is thin"},
+	{"github.com/spf13/cobra", []string{"cmd/slipway", "cmd/slipway/command", "cmd/slipway/image", "cmd/slipway/node", "cmd/slipway/server", "cmd/slipway/workload"}, "the command line is thin"},
+	{"github.com/spf13/pflag", []string{"cmd/slipway/command", "cmd/slipway/workload"}, "the command line is thin"},
 	{"oras.land/oras-go", []string{"oci/client"}, "the token flow belongs to the client"},
 	{"github.com/coreos/go-oidc", []string{"registry/auth"}, "who asks is decided in one place"},
 	{"github.com/go-jose/go-jose", []string{"registry/auth"}, "who asks is decided in one place"},

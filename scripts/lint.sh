@@ -22,7 +22,7 @@ go vet ./...
 (cd integration && go vet ./...)
 # What only a binary with librbd has, where it can be built.
 if [ -e /usr/include/rbd/librbd.h ]; then
-	CGO_ENABLED=1 go vet -tags 'ceph pacific' ./volume/... ./serve ./agent ./cmd/slipway
+	CGO_ENABLED=1 go vet -tags 'ceph pacific' ./volume/... ./serve ./agent/... ./cmd/slipway/...
 fi
 # Not ST1005, the form of errors' texts: they end as the command or the address does that
 # they name, and those that a page shows are sentences.

@@ -59,7 +59,8 @@ source_state() {
 # build makes the binary of an architecture. arm64 needs no other compiler: there is no C.
 build() {
 	say "building slipway $VERSION for linux/$1"
-	GOOS=linux GOARCH=$1 go build -ldflags "-s -w -buildid= -X main.version=$VERSION -X main.commit=$revision" -o "$work/bin/slipway-$1" ./cmd/slipway
+	local command=example.org/slipway/cmd/slipway/command
+	GOOS=linux GOARCH=$1 go build -ldflags "-s -w -buildid= -X $command.Version=$VERSION -X $command.commit=$revision" -o "$work/bin/slipway-$1" ./cmd/slipway
 }
 
 # extras writes what the program tells about itself: manual pages and completions; and the

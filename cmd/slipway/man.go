@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
+
+	"example.org/slipway/cmd/slipway/command"
 )
 
 // manCommand writes what is packaged with the program.
@@ -40,7 +42,7 @@ func manCommand() *cobra.Command {
 				link := func(name string) string { return strings.TrimSuffix(name, ".md") + ".md" }
 				return doc.GenMarkdownTreeCustom(root, args[0], func(string) string { return "" }, link)
 			}
-			return withHint(cmd, fmt.Errorf("--format is man or markdown, not %q", format))
+			return command.WithHint(cmd, fmt.Errorf("--format is man or markdown, not %q", format))
 		},
 	}
 	cmd.Flags().StringVar(&format, "format", "man", "man or markdown")

@@ -1,0 +1,41 @@
+package command
+
+import (
+	"cmp"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+)
+
+// Version is set by the linker (make build), and commit where the build is told nothing
+// of the repository (make release).
+var Version, commit = "dev", ""
+
+// Build tells what the program was built from and for.
+type Build struct {
+	Version string `json:"version"`
+	Commit  string `json:"commit"`
+	Go      string `json:"go"`
+	OS      string `json:"os"`
+	Arch    string `json:"arch"`
+}
+
+// About tells what this program was built from and for.
+func About() Build {
+	b := Build{Version: Version, Commit: commit, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
+	if bi, ok := debug.ReadBuildInfo(); ok && b.Commit == "" {
+		for _, s := range bi.Settings {
+			if s.Key == "vcs.revision" {
+				b.Commit = s.Value
+			}
+		}
+	}
+	b.Commit = cmp.Or(b.Commit, "unknown")
+	return b
+}
+
+// LongVersion is the version with what it was built from and for.
+func LongVersion() string {
+	b := About()
+	return fmt.Sprintf("%s (commit %s, %s, %s/%s)", b.Version, b.Commit, b.Go, b.OS, b.Arch)
+}

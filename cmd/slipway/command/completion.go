@@ -1,0 +1,51 @@
+package command
+
+import (
+	"github.com/spf13/cobra"
+)
+
+// completionExamples are where shells look for what completes commands.
+var completionExamples = map[string]string{
+	"completion": "  slipway completion bash > /etc/bash_completion.d/slipway",
+	"bash":       "  slipway completion bash > /etc/bash_completion.d/slipway",
+	"fish":       "  slipway completion fish > ~/.config/fish/completions/slipway.fish",
+	"zsh":        "  slipway completion zsh > /usr/local/share/zsh/site-functions/_slipway",
+}
+
+// addCompletion adds the commands that write completions, for the shells there are on Linux.
+func addCompletion(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	cmd, _, err := root.Find([]string{"completion"})
+	if err != nil {
+		return
+	}
+	cmd.Example = completionExamples[cmd.Name()]
+	for _, c := range cmd.Commands() {
+		if c.Example = completionExamples[c.Name()]; c.Example == "" {
+			cmd.RemoveCommand(c)
+		}
+	}
+}
+
+// nameCompletions lets shells complete the values of flags that have few.
+func nameCompletions(cmd *cobra.Command) {
+	for _, c := range cmd.Commands() {
+		nameCompletions(c)
+		for name, values := range map[string][]string{
+			"output": {"text", "json"}, "format": {"text", "json", "html"}, "mode": {"gear", "volume-local", "volume-network"},
+			"fs": {"ext4", "erofs", "both"}, "platform": {"linux/amd64", "linux/arm64"},
+		} {
+			if c.Flags().Lookup(name) != nil {
+				_ = c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // who has one of its own keeps it
+			}
+		}
+		for _, name := range []string{"config", "ca"} {
+			if c.Flags().Lookup(name) != nil {
+				_ = c.MarkFlagFilename(name)
+			}
+		}
+		if c.Flags().Lookup("root") != nil {
+			_ = c.MarkFlagDirname("root")
+		}
+	}
+}

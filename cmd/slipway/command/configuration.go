@@ -1,0 +1,162 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/config"
+	"example.org/slipway/internal/systemd"
+	"example.org/slipway/serve"
+)
+
+// builtin is the configuration of a server that was given none.
+const builtin = `version: 0.1
+storage: {filesystem: {rootdirectory: ./slipway-data}}
+http: {addr: "127.0.0.1:5000", debug: {addr: "127.0.0.1:5001"}}
+`
+
+// ServerFlags are the flags of every command that needs the configuration.
+type ServerFlags struct {
+	File, Root, addr, debugAddr string
+	Builtin                     bool // never the system's file
+}
+
+// systemConfig and SystemAgentConfig are where packages have the configurations of the server
+// and the agent of a machine. Commands that are told of no other use them.
+const (
+	systemConfig      = "/etc/slipway/config.yml"
+	SystemAgentConfig = "/etc/slipway/agent.yml"
+)
+
+// ownRoot is the data directory of a server without a configuration.
+const ownRoot = "./slipway-data"
+
+// Exists reports whether a file exists, or may exist where it must not be looked at.
+func Exists(name string) bool {
+	_, err := os.Stat(name)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// orSystem returns the configuration file that is meant where none is named: the system's,
+// unless a directory is named, or the data of a server without a configuration are here.
+func (f *ServerFlags) orSystem() string {
+	if f.File != "" || f.Builtin || f.Root != "" || !Exists(systemConfig) {
+		return f.File
+	}
+	// In a directory that may not be looked into nobody has a server of his own.
+	if _, err := os.Stat(ownRoot); err == nil {
+		return ""
+	}
+	return systemConfig
+}
+
+// WhoseConfig adds to the error of a system's file that may not be read what can be done.
+func WhoseConfig(err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w; it is of this machine's service: be root, or name your own directory with --root", err)
+	}
+	return err
+}
+
+func (f *ServerFlags) defaultFile() string {
+	if f.Builtin {
+		return "built-in"
+	}
+	return systemConfig + " if it is there and " + ownRoot + " is not, else built-in"
+}
+
+// Add adds the flags to a command; listening, also those of where a server listens.
+func (f *ServerFlags) Add(cmd *cobra.Command, listening bool) {
+	cmd.Flags().StringVar(&f.File, "config", "", "configuration file (default: "+f.defaultFile()+", see slipway config example)")
+	cmd.Flags().StringVar(&f.Root, "root", "", "data directory (default ./slipway-data)")
+	if listening {
+		cmd.Flags().StringVar(&f.addr, "addr", "", "address to serve on (default 127.0.0.1:5000)")
+		cmd.Flags().StringVar(&f.debugAddr, "debug-addr", "", "address of metrics and health (default 127.0.0.1:5001)")
+	}
+}
+
+// Load reads the configuration and logs its warnings.
+func (f *ServerFlags) Load() (*config.Config, error) {
+	var over []config.Override
+	set := func(key, value, flag string) {
+		if value != "" {
+			over = append(over, config.Override{Key: key, Value: value, Source: flag})
+		}
+	}
+	set("storage.root", f.Root, "--root")
+	set("http.addr", f.addr, "--addr")
+	set("http.debug.addr", f.debugAddr, "--debug-addr")
+	var cfg *config.Config
+	var warnings config.Warnings
+	var err error
+	if file := f.orSystem(); file == "" {
+		cfg, warnings, err = config.Parse(strings.NewReader(builtin), &config.Options{Name: "built-in configuration", Env: os.Environ(), Overrides: over})
+	} else {
+		cfg, warnings, err = config.Load(file, os.Environ(), over)
+		if f.File == "" {
+			err = WhoseConfig(err)
+		}
+	}
+	for _, w := range warnings {
+		slog.Warn("configuration", "warning", w.String())
+	}
+	return cfg, err
+}
+
+// SchemaCommand prints the schema of a configuration; of is the command above it.
+func SchemaCommand(of string, schema func() []byte) *cobra.Command {
+	return &cobra.Command{
+		Use:     "schema",
+		Short:   "Print the JSON Schema of the configuration file",
+		Example: "  " + of + " schema > schema.json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s\n", schema())
+			return err
+		},
+	}
+}
+
+// WithAdmin runs do on the data root, through the server that uses it if one
+// does. With create there need not be one yet.
+func WithAdmin(cmd *cobra.Command, f *ServerFlags, create bool, do func(*serve.Admin) error) (err error) {
+	cfg, err := f.Load()
+	if err != nil {
+		return err
+	}
+	a, err := serve.OpenAdmin(cmd.Context(), cfg, &serve.AdminOptions{Create: create, Logger: slog.Default()})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		// Also after an interrupt: closing saves what is only in RAM.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), time.Minute)
+		defer cancel()
+		err = errors.Join(err, a.Close(ctx))
+	}()
+	return do(a)
+}
+
+// LogHandler writes a log to w, which is standard error, and tells the journal how grave each
+// line is if that is read by it.
+func LogHandler(w io.Writer, json bool, o *slog.HandlerOptions) slog.Handler {
+	base := func(w io.Writer) slog.Handler {
+		if json {
+			return slog.NewJSONHandler(w, o)
+		}
+		return slog.NewTextHandler(w, o)
+	}
+	if systemd.ToJournal() {
+		return systemd.NewHandler(w, base)
+	}
+	return base(w)
+}

@@ -1,0 +1,84 @@
+package command
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/term"
+)
+
+// Progress shows how far long work has come, on standard error: in place on a
+// terminal, a line every ten seconds elsewhere.
+type Progress struct {
+	// Doing begins every line.
+	Doing    string
+	terminal bool
+	// Every is the time between two lines.
+	Every time.Duration
+	// Start is when the work began.
+	Start    time.Time
+	last     time.Time
+	shown    bool
+}
+
+// NewProgress returns the progress of work that begins now. End it.
+func NewProgress(doing string) *Progress {
+	p := &Progress{Doing: doing, terminal: term.IsTerminal(int(os.Stderr.Fd())), Every: 10 * time.Second, Start: time.Now(), last: time.Now()}
+	if p.terminal {
+		p.Every = 100 * time.Millisecond
+	}
+	return p
+}
+
+// Show prints a line if it is time for one.
+func (p *Progress) Show(format string, args ...any) {
+	if time.Since(p.last) < p.Every {
+		return
+	}
+	p.last, p.shown = time.Now(), true
+	text := p.Doing + ": " + fmt.Sprintf(format, args...)
+	if p.terminal {
+		fmt.Fprintf(os.Stderr, "\r\x1b[K%s", text)
+	} else {
+		fmt.Fprintln(os.Stderr, text)
+	}
+}
+
+// Share shows done of total bytes with the rate and the time that is left.
+func (p *Progress) Share(done, total int64, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	took := time.Since(p.Start)
+	if total <= 0 || done <= 0 || took <= 0 {
+		p.Show("%s", text)
+		return
+	}
+	rate := float64(done) / took.Seconds()
+	left := time.Duration(float64(total-done) / rate * float64(time.Second)).Round(time.Second)
+	const width = 20
+	full := int(min(done, total) * width / total)
+	p.Show("[%s%s] %3d %% of %s, %s/s, %s left; %s", strings.Repeat("#", full), strings.Repeat(".", width-full),
+		done*100/total, Size(total), Size(int64(rate)), left, text)
+}
+
+// End clears the line.
+func (p *Progress) End() {
+	if p.terminal && p.shown {
+		fmt.Fprint(os.Stderr, "\r\x1b[K")
+	}
+}
+
+// Size writes bytes for people, in powers of 1024.
+func Size(n int64) string {
+	const unit = 1024
+	if n < unit {
+		return fmt.Sprintf("%d B", n)
+	}
+	f, i := float64(n)/unit, 0
+	for f >= unit && i < 4 {
+		f /= unit
+		i++
+	}
+	return fmt.Sprintf("%.1f %ciB", f, "KMGTP"[i])
+}

@@ -1,0 +1,109 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// ExitUsage is the exit status of a command that was called wrongly.
+const ExitUsage = 2
+
+// exitCode is an error with an exit status of its own.
+type exitCode struct {
+	code int
+	err  error
+}
+
+// ExitWith gives an error an exit status of its own.
+func ExitWith(code int, err error) error { return exitCode{code, err} }
+
+// ExitStatus is the exit status of a command that failed.
+func ExitStatus(err error) int {
+	var code exitCode
+	if errors.As(err, &code) {
+		return code.code
+	}
+	return 1
+}
+
+// Error implements error.
+func (e exitCode) Error() string { return e.err.Error() }
+
+
+// Unwrap implements what errors.Is and errors.As need.
+func (e exitCode) Unwrap() error { return e.err }
+
+// usageError tells that a command was called wrongly.
+type usageError struct{ error }
+
+// Usagef is an error that tells that a command was called wrongly.
+func Usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// Unwrap implements what errors.Is and errors.As need.
+func (e usageError) Unwrap() error { return e.error }
+
+// Finish gives all commands what they have in common: hints after wrong use, the flag
+// --output, and completions.
+func Finish(root *cobra.Command) {
+	root.SetFlagErrorFunc(WithHint)
+	addCompletion(root)
+	hintAtHelp(root)
+	oneOutputFlag(root)
+	nameCompletions(root)
+}
+
+// WithHint adds to a usage error where the usage is told, and what it does to the exit
+// status.
+func WithHint(cmd *cobra.Command, err error) error {
+	return ExitWith(ExitUsage, fmt.Errorf("%w; see %s --help", err, cmd.CommandPath()))
+}
+
+// hintAtHelp makes wrong use of a command, and of those below it, come with a hint.
+func hintAtHelp(cmd *cobra.Command) {
+	check, run := cmd.Args, cmd.RunE
+	if check == nil && cmd.HasSubCommands() {
+		check = cobra.NoArgs
+	}
+	if !cmd.Runnable() { // only a group of others
+		run = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if check == nil || check(cmd, args) == nil {
+			return nil
+		}
+		return WithHint(cmd, wrongArgs(cmd, args))
+	}
+	if run != nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			err := run(cmd, args)
+			var wrong usageError
+			if errors.As(err, &wrong) {
+				return WithHint(cmd, err)
+			}
+			return err
+		}
+	}
+	cmd.SuggestionsMinimumDistance = 2
+	for _, c := range cmd.Commands() {
+		hintAtHelp(c)
+	}
+}
+
+// wrongArgs tells what is wrong with the number of arguments, or with the name of a command
+// that there is not; of that, those that were perhaps meant.
+func wrongArgs(cmd *cobra.Command, args []string) error {
+	if !cmd.HasSubCommands() {
+		if cmd.Args != nil && !strings.Contains(cmd.Use, " ") {
+			return fmt.Errorf("%s takes no arguments, and %q is one", cmd.CommandPath(), args[0])
+		}
+		return fmt.Errorf("wrong number of arguments, %d: it is %s %s", len(args), cmd.Parent().CommandPath(), cmd.Use)
+	}
+	err := fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		err = fmt.Errorf("%w; did you mean %s?", err, strings.Join(near, " or "))
+	}
+	return err
+}

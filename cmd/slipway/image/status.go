@@ -1,0 +1,108 @@
+package image
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/cmd/slipway/command"
+	gearregistry "example.org/slipway/gear/service"
+	"example.org/slipway/serve"
+	volumeregistry "example.org/slipway/volume/service"
+)
+
+func statusCommand() *cobra.Command {
+	var f command.ServerFlags
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Tell the state of the conversion to Gear, and of the building of volumes",
+		Example: `  slipway status --root /var/lib/slipway
+  slipway status --config /etc/slipway/config.yml --output json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return command.WithAdmin(cmd, &f, false, func(a *serve.Admin) error {
+				st, err := a.GearStatus(cmd.Context())
+				if err != nil {
+					return err
+				}
+				both := statusReport{Status: st}
+				if a.HasVolumes() {
+					v, err := a.Volumes(cmd.Context(), serve.VolumesArgs{})
+					if err != nil {
+						return err
+					}
+					both.Volumes = &v.Status
+				}
+				return command.PrintReport(cmd.OutOrStdout(), asJSON, both, func() {
+					printStatus(cmd.OutOrStdout(), st)
+					if both.Volumes != nil {
+						printVolumeStatus(cmd.OutOrStdout(), both.Volumes)
+					}
+				})
+			})
+		},
+	}
+	f.Add(cmd, false)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the state as JSON; durations are in nanoseconds")
+	return cmd
+}
+
+// statusReport is the state as JSON.
+type statusReport struct {
+	gearregistry.Status
+	// Volumes is nil where images are not built as volumes.
+	Volumes *volumeregistry.Status `json:"volumes,omitempty"`
+}
+
+func printStatus(w io.Writer, st gearregistry.Status) {
+	fmt.Fprintf(w, "%d layers are converted; they hold %d files, stored in %s\n", st.Layers, st.Files, command.Size(st.StoredBytes))
+	fmt.Fprintf(w, "%d packs of %s\n", st.Packs, command.Size(st.PackBytes))
+	fmt.Fprintf(w, "%d layers wait, %d are being converted, %d have failed\n", st.Waiting, len(st.Active), st.Failed)
+	for _, a := range st.Active {
+		of := ""
+		if a.Size > 0 {
+			of = fmt.Sprintf(" of %s (%d %%)", command.Size(a.Size), a.Bytes*100/a.Size)
+		}
+		fmt.Fprintf(w, "    %s: %s%s in %s\n", a.Layer, command.Size(a.Bytes), of, a.Took.Round(1e8))
+	}
+	printFailures(w, st.Failures)
+}
+
+func printFailures(w io.Writer, list []gearregistry.Failure) {
+	for _, l := range list {
+		fmt.Fprintf(w, "failed: %s, %d attempts: %s\n", l.Layer, l.Attempts, l.Reason)
+	}
+}
+
+func settleCommand() *cobra.Command {
+	var f command.ServerFlags
+	var args serve.SettleArgs
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "settle",
+		Short:   "Rewrite packs of Gear files so that they take less space",
+		Example: `  slipway settle --root /var/lib/slipway`,
+		Long: `Rewrite packs of Gear files, as they were stored quickly, into dense ones, and free the
+space of what nothing needs. A running server does this by itself; with one, the command asks
+it to do it now. Replaced packs are deleted some minutes later, when nobody reads them.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return command.WithAdmin(cmd, &f, false, func(a *serve.Admin) error {
+				rep, err := a.Settle(cmd.Context(), args)
+				if err != nil {
+					return err
+				}
+				return command.PrintReport(cmd.OutOrStdout(), asJSON, rep, func() {
+					fmt.Fprintf(cmd.OutOrStdout(), "%d packs of %s are now %d of %s, in %s\n",
+						rep.PacksBefore, command.Size(rep.PackBytesBefore), rep.Packs, command.Size(rep.PackBytes), rep.Took.Round(1e6))
+				})
+			})
+		},
+	}
+	f.Add(cmd, false)
+	cmd.Flags().BoolVar(&args.All, "all", false, "also what does not fill a pack yet")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
+	return cmd
+}

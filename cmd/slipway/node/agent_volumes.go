@@ -1,0 +1,74 @@
+package node
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/agent"
+	"example.org/slipway/cmd/slipway/command"
+	"example.org/slipway/config"
+)
+
+// volumeWorkerCommand is what an agent starts to serve volumes.
+func volumeWorkerCommand() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:    "volume-worker",
+		Short:  "Serve the volumes of an agent, which starts this itself",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := f.load()
+			if err != nil {
+				return err
+			}
+			agent.Outlive()
+			return agent.RunVolumeWorker(cmd.Context(), cfg, agentLogger(cfg, cmd.ErrOrStderr()))
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+// volumeWorker makes the command of a volume worker: this same program. If it is
+// to go with this process it is killed when this one dies.
+func volumeWorker(cfg *config.Agent, f *agentFlags, self string, along bool) func() *exec.Cmd {
+	return func() *exec.Cmd {
+		args := []string{"agent", "volume-worker", "--root", cfg.Root}
+		if f.file != "" {
+			args = append(args, "--config", f.file)
+		}
+		cmd := exec.Command(self, args...)
+		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+		// A signal for the terminal's foreground is not meant for it.
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		if along {
+			cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+		}
+		return cmd
+	}
+}
+
+// printNodeVolumes prints what an agent has of volumes.
+func printNodeVolumes(w io.Writer, v *agent.VolumesStatus) {
+	fmt.Fprintf(w, "volumes: mode %s\n", v.Mode)
+	for i := range v.Volumes {
+		u := &v.Volumes[i]
+		what := "volume " + u.Volume
+		if u.Container != "" {
+			what = "clone of " + u.Volume + " for " + u.Container
+		}
+		fmt.Fprintf(w, "%s (%s) is %s at %s; read %s, wrote %s\n", what, u.FS, u.State, orElse(u.Dir, "no directory"), command.Size(u.ReadBytes), command.Size(u.WrittenBytes))
+		if e := orElse(u.LastError, u.Error); e != "" {
+			fmt.Fprintf(w, "  %d errors, the last: %s\n", u.Errors, e)
+		}
+	}
+	if v.Problem != "" {
+		fmt.Fprintf(w, "what was read of volumes is not known: %s\n", v.Problem)
+	}
+}

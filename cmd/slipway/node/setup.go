@@ -1,0 +1,84 @@
+package node
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/agent"
+	"example.org/slipway/cmd/slipway/command"
+)
+
+func agentSetupCommand() *cobra.Command {
+	var f agentFlags
+	var p agent.Paths
+	var containerd, docker, kubernetes, apply, undo bool
+	cmd := &cobra.Command{
+		Use:   "setup {--containerd | --docker | --kubernetes} [--apply | --undo]",
+		Short: "Write the settings by which containerd, Docker or kubelet use the agent",
+		Long: `Print the settings by which containerd, Docker Engine (29 or newer, with its containerd image
+store) or kubelet use the agent and the registries of its configuration. With --apply they are
+written; files that were there are kept beside them, and --undo brings these back. Give --undo
+the same flags and configuration as --apply. What is left to do by hand is printed.`,
+		Example: `  slipway agent setup --containerd --config /etc/slipway/agent.yml
+  slipway agent setup --containerd --docker --apply --config /etc/slipway/agent.yml
+  slipway agent setup --kubernetes --undo --config /etc/slipway/agent.yml`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := f.load()
+			if err != nil {
+				return err
+			}
+			var changes []agent.Change
+			switch {
+			case kubernetes:
+				changes, err = agent.SetupKubernetes(cfg, p)
+			case containerd:
+				changes = agent.SetupContainerd(cfg, p)
+			case !docker:
+				err = command.Usagef("say what for: --containerd, --docker or --kubernetes")
+			}
+			if err != nil {
+				return err
+			}
+			if docker {
+				more, err := agent.SetupDocker(cfg, p)
+				if err != nil {
+					return err
+				}
+				changes = append(changes, more...)
+			}
+			switch {
+			case undo:
+				return agent.Undo(changes)
+			case apply:
+				err = agent.Apply(changes)
+			}
+			for _, c := range changes {
+				out := cmd.OutOrStdout()
+				switch {
+				case c.File == "":
+					fmt.Fprintln(out, "to do:", c.Say)
+				case apply && err == nil:
+					fmt.Fprintf(out, "wrote %s (%s)\n", c.File, c.Say)
+				default:
+					fmt.Fprintf(out, "--- %s (%s)\n%s\n", c.File, c.Say, c.Content)
+				}
+			}
+			return err
+		},
+	}
+	f.add(cmd)
+	fl := cmd.Flags()
+	fl.BoolVar(&containerd, "containerd", false, "settings of containerd")
+	fl.BoolVar(&docker, "docker", false, "settings of Docker Engine")
+	fl.BoolVar(&kubernetes, "kubernetes", false, "settings of kubelet and its containerd")
+	fl.BoolVar(&apply, "apply", false, "write them")
+	fl.BoolVar(&undo, "undo", false, "take back what --apply wrote")
+	fl.StringVar(&p.ContainerdDir, "containerd-conf-dir", "", "directory that containerd's configuration imports (default /etc/containerd/conf.d)")
+	fl.StringVar(&p.Hosts, "containerd-hosts", "", "directory of containerd's registry settings (default /etc/containerd/certs.d)")
+	fl.StringVar(&p.Docker, "docker-config", "", "Docker's configuration file (default /etc/docker/daemon.json)")
+	fl.StringVar(&p.KubeletDropIn, "kubelet-drop-in", "", "systemd drop-in of kubelet (default /etc/systemd/system/kubelet.service.d/10-slipway.conf)")
+	cmd.MarkFlagsMutuallyExclusive("apply", "undo")
+	return cmd
+}

@@ -1,0 +1,85 @@
+package server
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/cmd/slipway/command"
+	"example.org/slipway/serve"
+)
+
+func catalogCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "catalog",
+		Short:   "Look after the catalogue: what exists, by name",
+		Example: `  slipway catalog move --config /etc/slipway/config.yml --to postgres://slipway@db.example.com/slipway`,
+	}
+	cmd.AddCommand(catalogMoveCommand())
+	return cmd
+}
+
+func catalogMoveCommand() *cobra.Command {
+	var f command.ServerFlags
+	var to, toFile string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "move {--to DSN | --to-file FILE}",
+		Short: "Move the catalogue into a PostgreSQL database",
+		Example: `  slipway catalog move --config /etc/slipway/config.yml --to postgres://slipway@db.example.com/slipway
+  slipway catalog move --config /etc/slipway/config.yml --to-file /var/lib/slipway/catalog.db`,
+		Long: `Copy the catalogue into an empty PostgreSQL database, and read it back to compare. A server
+that uses the data directory goes on answering reads and refuses writes from then on, until it
+is started again with storage.catalog.postgres; if the move fails, writes go on at once. The
+catalogue in the directory stays as it was, marked by catalog.db.moved, without which it could be
+used again. A connection string in a file is not seen by others on the machine, as one on the
+command line is.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			dsn, err := connection(to, toFile)
+			if err != nil {
+				return err
+			}
+			return command.WithAdmin(cmd, &f, false, func(a *serve.Admin) error {
+				p := command.NewProgress("moving")
+				rep, err := a.MoveCatalog(cmd.Context(), serve.MoveArgs{To: dsn}, func(r serve.MoveReport) {
+					doing := "written"
+					if r.Checking {
+						doing = "compared"
+					}
+					p.Show("table %s, %d rows %s", r.Table, r.Rows, doing)
+				})
+				p.End()
+				if err != nil {
+					return err
+				}
+				return command.PrintReport(cmd.OutOrStdout(), asJSON, rep, func() {
+					fmt.Fprintf(cmd.OutOrStdout(), "moved the catalogue in %s; set storage.catalog.postgres and start the server again\n", rep.Took.Round(time.Millisecond))
+					if rep.Served {
+						fmt.Fprintln(cmd.OutOrStdout(), "the server that runs answers reads and refuses writes until then")
+					}
+				})
+			})
+		},
+	}
+	f.Add(cmd, false)
+	cmd.Flags().StringVar(&to, "to", "", "connection string of the database, postgres://USER@HOST/DATABASE")
+	cmd.Flags().StringVar(&toFile, "to-file", "", "file that holds it")
+	command.AddJSON(cmd, &asJSON)
+	return cmd
+}
+
+// connection returns a connection string that stands in a flag or in a file.
+func connection(text, file string) (string, error) {
+	if (text == "") == (file == "") {
+		return "", command.Usagef("say where to: --to DSN or --to-file FILE")
+	}
+	if file == "" {
+		return text, nil
+	}
+	b, err := os.ReadFile(file)
+	return strings.TrimSpace(string(b)), err
+}

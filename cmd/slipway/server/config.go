@@ -1,0 +1,102 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/cmd/slipway/command"
+	"example.org/slipway/config"
+	"example.org/slipway/serve"
+)
+
+func configCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "config", Short: "Check and explain configuration files",
+		Example: `  slipway config check /etc/slipway/config.yml`}
+	cmd.AddCommand(configCheckCommand(), configShowCommand(), command.SchemaCommand("slipway config", config.Schema), configExampleCommand())
+	return cmd
+}
+
+func configCheckCommand() *cobra.Command {
+	return configFileCommand("check", "Check a configuration file, with the environment laid over it", func(cmd *cobra.Command, asJSON bool, load func() (*config.Config, error)) error {
+		cfg, err := load()
+		if err == nil {
+			err = serve.CheckFiles(cfg)
+		}
+		result := struct {
+			Good     bool     `json:"good"`
+			Problems []string `json:"problems,omitempty"` // FILE:LINE: what, where a line is wrong
+		}{Good: err == nil}
+		if err != nil {
+			result.Problems = strings.Split(err.Error(), "\n")
+		}
+		w := cmd.OutOrStdout()
+		return errors.Join(command.PrintReport(w, asJSON, result, func() {
+			if err == nil {
+				fmt.Fprintln(w, "configuration is good")
+			}
+		}), err)
+	})
+}
+
+func configShowCommand() *cobra.Command {
+	return configFileCommand("show", "Print the configuration with defaults and environment, without secrets", func(cmd *cobra.Command, asJSON bool, load func() (*config.Config, error)) error {
+		cfg, err := load()
+		if err != nil {
+			return err
+		}
+		type setting struct {
+			Key   string `json:"key"`
+			Value string `json:"value"`          // as a file has it
+			From  string `json:"from,omitempty"` // FILE:LINE, a variable or a flag; none: the default
+		}
+		var list []setting
+		for _, s := range cfg.Settings() {
+			list = append(list, setting{s.Key, s.Value, s.From})
+		}
+		text, err := cfg.Redacted()
+		if err != nil {
+			return err
+		}
+		w := cmd.OutOrStdout()
+		return command.PrintReport(w, asJSON, list, func() { fmt.Fprintf(w, "%s", text) })
+	})
+}
+
+// configFileCommand is a command that does something with the configuration, which load
+// loads, from FILE where one is given.
+func configFileCommand(name, short string, do func(cmd *cobra.Command, asJSON bool, load func() (*config.Config, error)) error) *cobra.Command {
+	var f command.ServerFlags
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   name + " [FILE]",
+		Short: short,
+		Example: "  slipway config " + name + " /etc/slipway/config.yml\n" +
+			"  slipway config " + name + " /etc/slipway/config.yml --output json",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				f.File = args[0]
+			}
+			return do(cmd, asJSON, f.Load)
+		},
+	}
+	f.Add(cmd, true)
+	command.AddJSON(cmd, &asJSON)
+	return cmd
+}
+
+func configExampleCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "example",
+		Short:   "Print a configuration file with every key, its default and meaning",
+		Example: `  slipway config example > config.yml`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprint(cmd.OutOrStdout(), config.Example())
+			return err
+		},
+	}
+}

@@ -1,0 +1,39 @@
+package server
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"example.org/slipway/cmd/slipway/command"
+	"example.org/slipway/oci/client"
+	"example.org/slipway/serve"
+)
+
+// fsckSource says where a repair gets good copies: from a backup where there is such a
+// directory, else from a registry. The server that repairs need not be able to read
+// this user's credentials, so they are looked up here.
+func fsckSource(ctx context.Context, f *command.RegistryFlags, from string) (*serve.FsckSource, error) {
+	if from == "" {
+		return nil, nil
+	}
+	if _, err := os.Stat(from); err == nil || filepath.IsAbs(from) || strings.HasPrefix(from, ".") {
+		dir, err := filepath.Abs(from)
+		return &serve.FsckSource{Backup: dir}, err
+	}
+	url, repo := f.Address(from)
+	src := &serve.FsckSource{Registry: url, Repo: repo, Insecure: f.Insecure}
+	if f.UserFile != "" {
+		name, password, err := f.User()
+		src.Credential = client.Credential{Username: name, Password: password}
+		return src, err
+	}
+	ask, err := client.DockerCredential("")
+	if err != nil {
+		return nil, err
+	}
+	_, host, _ := strings.Cut(url, "://")
+	src.Credential, err = ask(ctx, host)
+	return src, err
+}

@@ -1,0 +1,199 @@
+package server
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/cmd/slipway/command"
+	"example.org/slipway/serve"
+)
+
+func mirrorCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "mirror",
+		Short: "Look after the images mirrored from other registries",
+		Example: `  slipway mirror status --config /etc/slipway/config.yml
+  slipway mirror load --config /etc/slipway/config.yml docker.io/library/nginx:1.27`,
+		Long: `Look after the images mirrored from other registries, those that proxy.upstreams of the
+configuration names. With a server that uses the data directory it does the work.`,
+	}
+	cmd.AddCommand(mirrorStatusCommand(), mirrorListCommand(), mirrorLoadCommand(), mirrorPruneCommand(),
+		mirrorExportCommand(), mirrorImportCommand(), mirrorEventsCommand())
+	return cmd
+}
+
+// mirrorFlags are those of all commands on mirrors.
+type mirrorFlags struct {
+	command.ServerFlags
+	output string
+}
+
+func (f *mirrorFlags) add(cmd *cobra.Command) {
+	f.ServerFlags.Add(cmd, false)
+	command.AddForm(cmd.Flags(), &f.output, "output", "json")
+}
+
+// run does something with the data root, which with create is made, and prints what it gives, also after an
+// error that left something to tell.
+func (f *mirrorFlags) run(cmd *cobra.Command, create bool, do func(*serve.Admin) (rep any, text func(io.Writer), err error)) error {
+	return command.WithAdmin(cmd, &f.ServerFlags, create, func(a *serve.Admin) error {
+		rep, text, err := do(a)
+		if text == nil {
+			return err
+		}
+		w := cmd.OutOrStdout()
+		return errors.Join(err, command.PrintReport(w, f.output == "json", rep, func() { text(w) }))
+	})
+}
+
+func mirrorStatusCommand() *cobra.Command {
+	var f mirrorFlags
+	cmd := &cobra.Command{
+		Use:     "status",
+		Short:   "Tell how the upstreams are and what mirroring them is good for",
+		Example: `  slipway mirror status --config /etc/slipway/config.yml`,
+		Long: `Tell how each upstream is, what is left of its limit, how many requests its mirror has
+answered from what is here, and how much the mirrors take. Counts are since the server's
+start.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.run(cmd, false, func(a *serve.Admin) (any, func(io.Writer), error) {
+				st, err := a.MirrorStatus(cmd.Context())
+				if err != nil {
+					return nil, nil, err
+				}
+				return st, func(w io.Writer) { printMirrors(w, st, time.Now()) }, nil
+			})
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+func printMirrors(w io.Writer, st serve.MirrorStatus, now time.Time) {
+	for _, s := range st.Sources {
+		fmt.Fprintf(w, "%s: %s; %s fetched, %s given out, %d downloads continued\n", s.Name, s.State, command.Size(s.PulledBytes), command.Size(s.PushedBytes), s.Resumed)
+		for _, kind := range []string{"manifest", "blob"} {
+			n := s.Requests[kind]
+			fmt.Fprintf(w, "    %ss: %d from here, %d fetched, %d stale, %d not there, %d refused, %d offline\n", kind,
+				n["hit"], n["miss"], n["stale"], n["negative"], n["denied"], n["offline"])
+		}
+		for _, e := range s.Upstream.Endpoints {
+			fmt.Fprintf(w, "    %s: %s, %d requests, %d failed, %s to an answer", e.URL, e.State, e.Requests, e.Failures, e.Latency.Round(time.Millisecond))
+			if left := e.Limit.String(); left != "" {
+				fmt.Fprintf(w, ", %s", left)
+			}
+			if left := e.BackoffUntil.Sub(now); left > 0 {
+				fmt.Fprintf(w, ", left alone for %s", left.Round(time.Second))
+			}
+			if e.LastError != "" {
+				fmt.Fprintf(w, "; %s ago: %s", now.Sub(e.LastErrorTime).Round(time.Second), e.LastError)
+			}
+			fmt.Fprintln(w)
+		}
+	}
+	for _, f := range st.Fills {
+		of := ""
+		if f.Size > 0 {
+			of = fmt.Sprintf(" of %s (%d %%)", command.Size(f.Size), f.Bytes*100/f.Size)
+		}
+		fmt.Fprintf(w, "fetching %s of %s: %s%s for %d clients\n", f.Digest, f.Repo, command.Size(f.Bytes), of, f.Readers)
+	}
+	limit := ""
+	if st.MaxBytes > 0 {
+		limit = fmt.Sprintf(", at most %s", command.Size(st.MaxBytes))
+	}
+	fmt.Fprintf(w, "%d repositories with %d manifests take %s, of which %s are shared with other repositories%s\n", st.Usage.Repositories, st.Usage.Manifests,
+		command.Size(st.Usage.Bytes), command.Size(st.Usage.Bytes-st.Usage.OnlyBytes), limit)
+}
+
+func mirrorLoadCommand() *cobra.Command {
+	var f mirrorFlags
+	var load serve.MirrorLoadArgs
+	cmd := &cobra.Command{
+		Use:   "load {FILE | REF}...",
+		Short: "Fetch images before anybody asks for them",
+		Long: `Fetch images, REPOSITORY[:TAG|@DIGEST] by any of their names here, with all that belongs to
+them. A FILE lists them, one in a line; empty lines and lines that begin with # are passed
+over, and - is the standard input. What is here already is not fetched again, so that a
+load that broke off is continued by repeating it.
+
+An image that cannot be fetched does not keep the others out. Exit status 1 tells that
+there was one.`,
+		Example: `  slipway mirror load docker.io/library/nginx:1.27 quay.io/prometheus/prometheus
+  slipway mirror load images.txt --platform linux/amd64`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if load.Images, err = imagesOf(args, cmd.InOrStdin()); err != nil {
+				return err
+			}
+			return f.run(cmd, true, func(a *serve.Admin) (any, func(io.Writer), error) {
+				p := command.NewProgress("loading")
+				rep, err := a.LoadMirrors(cmd.Context(), load, func(r serve.MirrorLoadReport) {
+					p.Share(r.Bytes, r.BytesTotal, "%d of %d images, %d failed", r.Images, r.ImagesTotal, r.Failed)
+				})
+				p.End()
+				return rep, func(w io.Writer) { printLoaded(w, rep) }, err
+			})
+		},
+	}
+	f.add(cmd)
+	cmd.Flags().StringSliceVar(&load.Platforms, "platform", nil, "only these platforms of multi-platform images, OS/ARCHITECTURE[/VARIANT] (default: those that are configured)")
+	cmd.Flags().IntVar(&load.Parallel, "parallel", 0, "images fetched at once (default 4)")
+	return cmd
+}
+
+func printLoaded(w io.Writer, rep serve.MirrorLoadReport) {
+	for _, e := range rep.Failures {
+		fmt.Fprintf(w, "failed: %s: %s\n", e.Image, e.Reason)
+	}
+	fmt.Fprintf(w, "%d of %d images are here, with %d blobs of %s, in %s\n", rep.Images-rep.Failed, rep.ImagesTotal, rep.Blobs, command.Size(rep.Bytes), rep.Took.Round(1e6))
+}
+
+// imagesOf reads what files list, and takes other arguments as they are.
+func imagesOf(args []string, stdin io.Reader) (images []string, err error) {
+	for _, arg := range args {
+		if arg == "-" {
+			if images, err = readImages(images, stdin); err != nil {
+				return nil, fmt.Errorf("read the standard input: %w", err)
+			}
+			continue
+		}
+		fi, err := os.Stat(arg)
+		if err != nil || !fi.Mode().IsRegular() {
+			images = append(images, arg)
+			continue
+		}
+		file, err := os.Open(arg)
+		if err != nil {
+			return nil, err
+		}
+		images, err = readImages(images, file)
+		file.Close()
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", arg, err)
+		}
+	}
+	if len(images) == 0 {
+		return nil, errors.New("the list has no images")
+	}
+	return images, nil
+}
+
+// readImages adds the images of a list.
+func readImages(images []string, r io.Reader) ([]string, error) {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		if line := strings.TrimSpace(lines.Text()); line != "" && line[0] != '#' {
+			images = append(images, line)
+		}
+	}
+	return images, lines.Err()
+}

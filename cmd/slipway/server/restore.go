@@ -1,0 +1,64 @@
+package server
+
+import (
+	"errors"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/cmd/slipway/command"
+	"example.org/slipway/config"
+	"example.org/slipway/registry/backup"
+	"example.org/slipway/serve"
+)
+
+func restoreCommand() *cobra.Command {
+	var f command.ServerFlags
+	var damaged, quick, asJSON bool
+	cmd := &cobra.Command{
+		Use:     "restore BACKUP",
+		Short:   "Restore a backup into an empty data directory, or merge it into a running registry",
+		Example: `  slipway restore --root /var/lib/slipway /mnt/backup`,
+		Long: `Restore a backup. Into an empty data directory everything comes back as it was. Where
+the data directory holds something already, also while a server uses it, the backup's
+images are added; tags that both have are set to what the backup says. What is there already
+is read, and replaced where it is damaged or missing.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir, err := filepath.Abs(args[0])
+			if err != nil {
+				return err
+			}
+			cfg, err := f.Load()
+			if err != nil {
+				return err
+			}
+			return restore(cmd, cfg, dir, serve.RestoreOptions{AllowDamaged: damaged, Quick: quick}, asJSON)
+		},
+	}
+	f.Add(cmd, false)
+	cmd.Flags().BoolVar(&damaged, "allow-damaged", false, "restore what can be restored of a damaged or incomplete backup; run fsck --repair afterwards")
+	cmd.Flags().BoolVar(&quick, "quick", false, "of what is there already compare only the sizes, do not read it")
+	command.AddJSON(cmd, &asJSON)
+	return cmd
+}
+
+func restore(cmd *cobra.Command, cfg *config.Config, dir string, o serve.RestoreOptions, asJSON bool) error {
+	restoring, copying := command.NewProgress("restoring"), command.NewProgress("copying")
+	o.Progress = func(r backup.Report) {
+		restoring.Share(r.Bytes, r.BytesTotal, "%d of %d objects", r.Objects, r.ObjectsTotal)
+	}
+	o.MergeProgress = showCopied(copying)
+	rep, err := serve.Restore(cmd.Context(), cfg, dir, o)
+	restoring.End()
+	copying.End()
+	w := cmd.OutOrStdout()
+	switch {
+	case rep.Merged && (err == nil || rep.Copied.Failed > 0):
+		copied := copyReportOf("", rep.Copied)
+		return errors.Join(command.PrintReport(w, asJSON, restoreReport{Merged: true, Copied: &copied}, func() { printCopied(w, rep.Copied) }), err)
+	case err == nil:
+		return command.PrintReport(w, asJSON, restoreReport{Restored: &rep.Restored}, func() { printTransfer(w, "restored", rep.Restored) })
+	}
+	return err
+}

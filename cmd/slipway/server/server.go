@@ -1,0 +1,11 @@
+// Package server has the commands that run a registry and look after its data, of a
+// server that runs or of a directory.
+package server
+
+import "github.com/spf13/cobra"
+
+// Commands returns the commands of this package.
+func Commands() []*cobra.Command {
+	return []*cobra.Command{serveCommand(), configCommand(), gcCommand(), fsckCommand(), backupCommand(), restoreCommand(), retentionCommand(),
+		importCommand(), cacheCommand(), mirrorCommand(), catalogCommand()}
+}
