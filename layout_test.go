@@ -4,6 +4,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -270,4 +271,40 @@ func checkFile(t *testing.T, pkg, file string) error {
 func group(pkg string) string {
 	name, _, _ := strings.Cut(pkg, "/")
 	return name
+}
+
+// linking are the packages of the module integration that call the product's packages,
+// and which. All others meet the built binary with a client of their own, so that a mistake in
+// the product's idea of the protocol cannot hide itself.
+var linking = map[string][]string{
+	"integration":               {"gear", "gear/convert", "gear/export", "gear/rootfs", "node/view", "oci"}, // gear_view_test.go: views beside trees of the conversion
+	"integration/cmd/reference": {"config", "oci", "registry/notify"},                                       // the references are made of the code
+	"integration/docs":          {"config", "oci"},                                                          // and the documents compared with it
+	"integration/snapshotter":   {"node/snapshotter"},                                                       // containerd's own suite takes a snapshotter as a Go value
+}
+
+// TestIntegrationIsApart checks that no other package of integration calls the product's. All may
+// use the servers of internal/backendtest, and those of the boards the board.
+func TestIntegrationIsApart(t *testing.T) {
+	supports := []string{"internal/backendtest", "internal/dashboard"}
+	err := filepath.WalkDir("integration", func(file string, d fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(file, ".go") {
+			return err
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		pkg := path.Dir(filepath.ToSlash(file))
+		for _, spec := range f.Imports {
+			dep, ours := strings.CutPrefix(strings.Trim(spec.Path.Value, `"`), module+"/")
+			if ours && group(dep) != "integration" && !slices.Contains(supports, dep) && !slices.Contains(linking[pkg], dep) {
+				t.Errorf("%s imports %s; only %v may call the product's packages", file, dep, slices.Sorted(maps.Keys(linking)))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }

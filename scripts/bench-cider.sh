@@ -25,4 +25,4 @@ if [ ! -x "$SLIPWAY_BIN" ]; then
 	exit 1
 fi
 . "$here/benchmark.sh"
-benchmark bench-cider ciderbench bench-cider.json bench-cider.md "$@"
+benchmark bench-cider cider bench-cider.json bench-cider.md "$@"

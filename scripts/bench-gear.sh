@@ -20,4 +20,4 @@
 # one is missed.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/benchmark.sh"
-benchmark bench-gear gearbench bench-gear.json bench-gear.md "$@"
+benchmark bench-gear gear bench-gear.json bench-gear.md "$@"

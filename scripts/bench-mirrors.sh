@@ -20,4 +20,4 @@
 # not be measured or, where targets are checked, if one is missed.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/benchmark.sh"
-benchmark bench-mirrors mirrorbench bench-mirrors.json bench-mirrors.md "$@"
+benchmark bench-mirrors mirrors bench-mirrors.json bench-mirrors.md "$@"

@@ -22,4 +22,4 @@
 # could not be measured or, where targets are checked, if one is missed.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/benchmark.sh"
-benchmark bench-start startbench bench-start.json bench-start.md "$@"
+benchmark bench-start start bench-start.json bench-start.md "$@"

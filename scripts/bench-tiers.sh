@@ -25,4 +25,4 @@ top=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 if [ -d "$top/../shared/traces" ]; then
 	export SLIPWAY_TRACES=${SLIPWAY_TRACES:-$top/../shared/traces}
 fi
-benchmark bench-tiers tierbench bench-tiers.json bench-tiers.md "$@"
+benchmark bench-tiers tiers bench-tiers.json bench-tiers.md "$@"

@@ -30,4 +30,4 @@ export SLIPWAY_PUBLISHED=${SLIPWAY_PUBLISHED:-$top/docs/synthetic-traces.md}
 if [ -d "$top/../shared/traces" ]; then
 	export SLIPWAY_TRACES=${SLIPWAY_TRACES:-$top/../shared/traces}
 fi
-benchmark bench-trace tracebench bench-trace.json bench-trace.md "$@"
+benchmark bench-trace trace bench-trace.json bench-trace.md "$@"

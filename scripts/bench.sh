@@ -17,4 +17,4 @@
 # checked, if one is missed.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/benchmark.sh"
-benchmark bench bench bench.jsonl bench.md "$@"
+benchmark bench registry bench.jsonl bench.md "$@"

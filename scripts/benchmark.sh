@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # What the scripts that measure have in common; to be sourced.
 
-# benchmark LABEL PROGRAM RESULTS DOCUMENT FLAG... builds integration/cmd/PROGRAM
-# and runs it with the flags. Without flags it measures everything as `make LABEL`,
+# benchmark LABEL SUITE RESULTS DOCUMENT FLAG... builds the program of the module bench
+# and runs a suite of it with the flags. Without flags it measures everything as `make LABEL`,
 # checks the targets, and writes bin/RESULTS, docs/DOCUMENT and the pictures.
 benchmark() {
-	local label=$1 program=$2 results=$3 document=$4 root here=$PWD commit
+	local label=$1 suite=$2 results=$3 document=$4 root here=$PWD commit
 	shift 4
 	root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 	work=$(mktemp -d) # not local: the trap outlives this function
@@ -16,7 +16,7 @@ benchmark() {
 		echo "$label: $SLIPWAY_BIN is not there: make build" >&2
 		exit 1
 	fi
-	(cd "$root/integration" && CGO_ENABLED=0 go build -o "$work/$program" "./cmd/$program")
+	(cd "$root/bench" && CGO_ENABLED=0 go build -o "$work/bench" .)
 	cd "$here" || return
 	if [ $# -eq 0 ]; then
 		cd "$root" || return
@@ -26,5 +26,5 @@ benchmark() {
 	commit=$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)
 	# Not in the background and not by exec: an interrupt of the terminal reaches the
 	# program, which cleans up, and then this script.
-	"$work/$program" -commit "$commit" "$@"
+	"$work/bench" "$suite" -commit "$commit" "$@"
 }

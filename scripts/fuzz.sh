@@ -37,7 +37,7 @@ fuzz() {
 }
 export -f fuzz
 
-git grep -E '^func Fuzz[A-Za-z0-9_]+\(' -- '*_test.go' ':!integration' |
+git grep -E '^func Fuzz[A-Za-z0-9_]+\(' -- '*_test.go' ':!integration' ':!bench' |
 	sed -E 's,/[^/]+:func (Fuzz[A-Za-z0-9_]+).*, \1,' | sort |
 	awk '$1 != last { printf "%s%s", (last == "" ? "" : "\n"), $1; last = $1 } { printf " %s", $2 } END { print "" }' |
 	xargs -P 2 -I '{}' bash -c 'set -euo pipefail; fuzz {}'

@@ -19,7 +19,9 @@ if [ -n "$bad" ]; then
 	exit 1
 fi
 go vet ./...
-(cd integration && go vet ./...)
+for module in integration bench; do
+	(cd $module && go vet ./...)
+done
 # What only a binary with librbd has, where it can be built.
 if [ -e /usr/include/rbd/librbd.h ]; then
 	CGO_ENABLED=1 go vet -tags 'ceph pacific' ./volume/... ./serve ./agent/... ./cmd/slipway/...
@@ -27,7 +29,9 @@ fi
 # Not ST1005, the form of errors' texts: they end as the command or the address does that
 # they name, and those that a page shows are sentences.
 staticcheck -checks inherit,-ST1005 ./...
-(cd integration && staticcheck -checks inherit,-ST1005 ./...)
+for module in integration bench; do
+	(cd $module && staticcheck -checks inherit,-ST1005 ./...)
+done
 # Scripts are known by their first line.
 mapfile -t files < <(sources | xargs -d '\n' awk 'FNR == 1 && /^#!.*[ \/](ba)?sh$|^# shellcheck shell=/ { print FILENAME } { nextfile }')
 shellcheck -x -S warning -P scripts "${files[@]}"
@@ -39,9 +43,9 @@ scripts/gen-docs.sh --check
 scripts/gen-manifests.sh --check
 go run ./scripts/dashboards -check
 # Every direct dependency is explained, at its version.
-awk '$1 == "require" && $2 != "(" { print $2, $3, $4 $5 } $1 ~ /\./ && $2 ~ /^v[0-9]/ { print $1, $2, $3 $4 }' go.mod integration/go.mod |
+awk '$1 == "require" && $2 != "(" { print $2, $3, $4 $5 } $1 ~ /\./ && $2 ~ /^v[0-9]/ { print $1, $2, $3 $4 }' go.mod integration/go.mod bench/go.mod |
 	while read -r module version comment; do
-		if [ "$comment" != //indirect ] && [ "$module" != example.org/slipway ] && ! grep -Fq "| $module | $version |" docs/dependencies.md; then
+		if [ "$comment" != //indirect ] && [ "${module#example.org/slipway}" = "$module" ] && ! grep -Fq "| $module | $version |" docs/dependencies.md; then
 			echo "docs/dependencies.md lacks $module $version" >&2
 			exit 1
 		fi

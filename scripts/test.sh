@@ -4,8 +4,9 @@
 #   N passed, N failed, N skipped
 #
 # First the product's own tests under the race detector, then those of the driver rbd,
-# then the integration tests against binaries built from the same sources. It fails if a
-# test fails or skips for a reason that integration/expected-skips.txt does not list.
+# then the integration tests against binaries built from the same sources, and the tests of
+# the benchmarks, which run each suite on a small scale. It fails if a test fails or skips
+# for a reason that integration/expected-skips.txt does not list.
 # scripts/setup.sh test installs what the integration tests run.
 #
 # Up to five tests that failed are run once more, each package alone. What passes then is
@@ -53,8 +54,8 @@ tests() {
 	ceph) # Not with -race: it would build C and Go anew for a few packages.
 		CGO_ENABLED=1 go test -json -vet=off -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} "$@" || status=$?
 		;;
-	integration) # A result kept from an earlier run would not have met this binary.
-		(cd integration && go test -json -vet=off -count 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-15m}" ${GOTEST_FLAGS:-} "$@") || status=$?
+	integration | bench) # A result kept from an earlier run would not have met this binary.
+		(cd "$kind" && go test -json -vet=off -count 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-15m}" ${GOTEST_FLAGS:-} "$@") || status=$?
 		;;
 	esac
 	printf '{"Action":"end","Output":"%s"}\n' "$status"
@@ -77,7 +78,7 @@ if [ -e /usr/include/rbd/librbd.h ]; then
 	export SLIPWAY_CEPH_BIN=$work/slipway-ceph
 fi
 
-# all runs the tests of both modules, whatever fails.
+# all runs the tests of all modules, whatever fails.
 all() {
 	# The longest first, so that at the end several packages are left for the cores.
 	tests race -p 3 ./serve ./gear/client ./registry ./registry/... ./...
@@ -93,6 +94,7 @@ all() {
 	mapfile -t others < <(cd integration && go list . ./agent ./volumes ./snapshotter ./... | grep -Ev "$alone|(/kubernetes/cluster|/systemd)$")
 	tests integration -p 2 "${others[@]}"
 	tests integration -p 1 ./mirrors ./replicas
+	tests bench -p 2 ./...
 }
 
 mkdir -p bin

@@ -22,7 +22,6 @@ import (
 	"time"
 
 	"example.org/slipway/integration/internal/lan"
-	"example.org/slipway/integration/internal/measure"
 	"example.org/slipway/integration/internal/proc"
 	"example.org/slipway/integration/internal/tasks"
 	"example.org/slipway/integration/internal/tool"
@@ -102,7 +101,7 @@ func Start(ctx context.Context, o Options) (n *Node, err error) {
 		}
 	}()
 	if o.NewDisk {
-		if err := measure.NewDisk(ctx, o.Dir); err != nil {
+		if err := NewDisk(ctx, o.Dir); err != nil {
 			return n, err
 		}
 	}
@@ -306,7 +305,7 @@ func (n *Node) Stop() error {
 	if err := errors.Join(errs...); err != nil {
 		return err // the directory may hold somebody's mount, so it stays
 	}
-	return measure.DropDisk(n.Dir)
+	return DropDisk(n.Dir)
 }
 
 // clear kills everything that still runs, and removes mounts and loop devices.

@@ -1,0 +1,39 @@
+package measure
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Scenario is one thing that a suite measures. It keeps its outcome in B.
+type Scenario[B any] struct {
+	Name string
+	// Run measures, and keeps the outcome in b.
+	Run func(b B, ctx context.Context) error
+}
+
+// Names lists scenarios, separated by commas.
+func Names[B any](list []Scenario[B]) string {
+	var names []string
+	for _, sc := range list {
+		names = append(names, sc.Name)
+	}
+	return strings.Join(names, ",")
+}
+
+// Choose returns the scenarios with the listed names, in the order of all. Without a name it
+// returns all of them.
+func Choose[B any](all []Scenario[B], names string) ([]Scenario[B], error) {
+	if names == "" {
+		return all, nil
+	}
+	wanted := strings.Split(names, ",")
+	for _, name := range wanted {
+		if !slices.ContainsFunc(all, func(sc Scenario[B]) bool { return sc.Name == name }) {
+			return nil, fmt.Errorf("no scenario %q; there are %s", name, Names(all))
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(sc Scenario[B]) bool { return !slices.Contains(wanted, sc.Name) }), nil
+}

@@ -1,0 +1,95 @@
+package start
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"example.org/slipway/integration/bench/measure"
+)
+
+// verdict collects whether targets are met.
+type verdict struct {
+	w   *strings.Builder
+	met bool
+}
+
+func (v *verdict) target(what string, got, want float64, atLeast bool) {
+	ok, sign := got <= want, "at most"
+	if atLeast {
+		ok, sign = got >= want, "at least"
+	}
+	word := "met   "
+	if !ok {
+		word, v.met = "MISSED", false
+	}
+	fmt.Fprintf(v.w, "%s  %s: %s, %s %s\n", word, what, measure.Figure(got), sign, measure.Figure(want))
+}
+
+func (v *verdict) none(what string, list []string) {
+	if len(list) == 0 {
+		fmt.Fprintf(v.w, "met     %s: never\n", what)
+		return
+	}
+	v.met = false
+	fmt.Fprintf(v.w, "MISSED  %s: %d times: %s\n", what, len(list), strings.Join(list, "; "))
+}
+
+func (v *verdict) open(what string) {
+	v.met = false
+	fmt.Fprintf(v.w, "OPEN    %s: not measured\n", what)
+}
+
+// leastSpeedUp says how many times as fast as a plain pull a start has to be on average, by the
+// rate in Mbit/s. Gear's own: 1.64, 2.61, 3.45, 5.01.
+func leastSpeedUp() map[int]float64 { return map[int]float64{1000: 3, 100: 8, 20: 12, 5: 15} }
+
+// mostOverLimit is the largest permitted ratio of a start to the limit at 100 Mbit/s and below.
+const mostOverLimit = 1.3
+
+// check compares results with the targets, writes a line for each, and reports whether all are met.
+func check(w *strings.Builder, r *Results) bool {
+	v := &verdict{w: w, met: true}
+	v.start(r.Start)
+	v.bytes(r.Bytes)
+	v.local(r.Local)
+	return v.met
+}
+
+func (v *verdict) start(st *Start) {
+	if st == nil || !slices.Contains(st.systems(), slipwayName) {
+		v.open("starts with slipway")
+		return
+	}
+	var overLimit, overPlain, overStargz, failed []string
+	for _, s := range st.Samples {
+		if s.Failure != "" {
+			failed = append(failed, strings.SplitN(s.String(), "\n", 2)[0])
+		}
+	}
+	for _, s := range st.summaries() {
+		if want, ok := leastSpeedUp()[s.mbit]; ok && s.task == firstTask && s.cells > 0 {
+			v.target(fmt.Sprintf("mean speed-up over the plain pull at %s", s.link), s.ratio[plainName], want, true)
+		}
+		for _, im := range s.slower[plainName] {
+			overPlain = append(overPlain, im+" at "+s.link.String())
+		}
+		for _, im := range s.slower[stargzName] {
+			overStargz = append(overStargz, im+" at "+s.link.String())
+		}
+	}
+	for _, c := range st.cells() {
+		own, _ := st.spread(c, slipwayName, Sample.TotalSec)
+		if limit := st.limit(c); c.Mbit <= 100 && limit > 0 && own.N > 0 && own.Median > mostOverLimit*limit {
+			overLimit = append(overLimit, fmt.Sprintf("%s at %s, %s task: %.2f", c.Image, link{c.Mbit, c.RTTms}, c.Task, own.Median/limit))
+		}
+	}
+	v.none("slower than the plain pull", overPlain)
+	if slices.Contains(st.systems(), stargzName) {
+		v.none("not faster than stargz", overStargz)
+	} else {
+		v.open("comparison with stargz")
+	}
+	v.none(fmt.Sprintf("over %.1f times the limit at 100 Mbit/s and below", mostOverLimit), overLimit)
+	v.none("a start that failed", failed)
+}

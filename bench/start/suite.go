@@ -1,0 +1,217 @@
+// Package start measures how containers start. It measures how long it takes from nothing on a
+// node until a container has done its task, over links of several rates and distances, with
+// containerd's plain pull, with the stargz snapshotter and with Slipway's node agent. It measures
+// how many bytes come over the wire for that, and how fast the containers' file systems are when
+// everything is local.
+//
+// The images are OCI layouts SERIES/VERSION below a directory (-corpus). Package tasks defines what
+// their containers do. One Slipway serves them to all systems from a network namespace behind a
+// veth that is rate-limited at both ends. Each start begins with a new containerd on an empty
+// directory. Root only.
+//
+// Results go to a JSON file (-out). The report can be made again from it (-from). The exit status
+// is 1 if something could not be measured, or if -check finds a target missed.
+package start
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"example.org/slipway/integration/bench/measure"
+)
+
+// options are the options of the command line.
+type options struct {
+	measure.Options
+	rivals, corpus, images string
+	systems, tasks         string
+	rates, rtts            string
+	wait                   time.Duration
+	prepared               string
+	estimate               bool
+}
+
+func parse(args []string) (*options, error) {
+	o := &options{}
+	fl := flag.NewFlagSet("bench start", flag.ContinueOnError)
+	o.Add(fl, measure.Defaults{Scenarios: usual + "; ready only fills the registry, which start does as well", Rounds: 3,
+		Dir: "the nodes; on the disk to measure, with a short path and not on overlayfs", Quick: "the smaller images, one round: what fits into 25 minutes"})
+	fl.StringVar(&o.rivals, "rivals", os.Getenv("SLIPWAY_BENCH_STARGZ"), "`directory` of containerd-stargz-grpc and ctr-remote (default $SLIPWAY_BENCH_STARGZ; neither: stargz is not measured)")
+	fl.StringVar(&o.corpus, "corpus", os.Getenv("SLIPWAY_CORPUS"), "`directory` of OCI layouts SERIES/VERSION (default $SLIPWAY_CORPUS)")
+	fl.StringVar(&o.images, "images", "", "`images` SERIES/VERSION or SERIES, its last version, separated by commas (default: the last version of each series)")
+	fl.StringVar(&o.systems, "systems", "", "`names` of the systems to compare (default: plain, stargz where there is one, slipway where the binary has an agent)")
+	fl.StringVar(&o.tasks, "tasks", "first", "`first`, second, or both separated by a comma: second is one that nothing was prepared for")
+	fl.StringVar(&o.rates, "rates", "1000,100,20,5", "`rates` of the link in Mbit/s")
+	fl.StringVar(&o.rtts, "rtts", "0,20", "added round `trips` in ms; one of them may be above 0")
+	fl.DurationVar(&o.wait, "wait", 90*time.Second, "`time` that a plain pull may need for its bytes alone: longer ones are computed from bytes and rate, and marked")
+	fl.StringVar(&o.prepared, "prepared", "", "`directory` that keeps the registry with pushed and optimised images from run to run (default: one in the user's cache)")
+	fl.BoolVar(&o.estimate, "estimate", false, "tell how long it will take, and end")
+	if err := fl.Parse(args); err != nil {
+		return nil, err
+	}
+	if o.Command == "" {
+		o.Command = measure.Described(fl, "scripts/bench-start.sh",
+			[]string{"scenario", "rounds", "images", "systems", "tasks", "rates", "rtts", "wait"}, []string{"quick"})
+	}
+	o.Scenarios = cmp.Or(o.Scenarios, usual)
+	return o, o.validate(fl)
+}
+
+// usual lists the scenarios that run if none is named.
+const usual = "start,bytes,local"
+
+func (o *options) validate(fl *flag.FlagSet) error {
+	if o.Quick {
+		o.quicken(fl)
+	}
+	if err := o.Validate(fl); err != nil || o.Output.From != "" {
+		return err
+	}
+	switch {
+	case o.corpus == "":
+		return errors.New("which images? Give -corpus or SLIPWAY_CORPUS")
+	case os.Geteuid() != 0:
+		return errors.New("containers, mounts and namespaces need root")
+	}
+	if _, err := o.links(); err != nil {
+		return err
+	}
+	for _, t := range strings.Split(o.tasks, ",") {
+		if t != firstTask && t != secondTask {
+			return fmt.Errorf("no tasks %q; there are %s and %s", t, firstTask, secondTask)
+		}
+	}
+	return nil
+}
+
+// quicken reduces the work where the command line does not say how much to do.
+func (o *options) quicken(fl *flag.FlagSet) {
+	given := measure.Given(fl)
+	if !given["images"] {
+		o.images = "nginx,postgres,redis,python,django"
+	}
+	if !given["rounds"] {
+		o.Rounds = 1
+	}
+	if !given["wait"] {
+		o.wait = 30 * time.Second
+	}
+}
+
+// link is a rate in Mbit/s and a round trip in ms.
+type link struct{ mbit, rttMs int }
+
+func (l link) String() string { return fmt.Sprintf("%d Mbit/s, %d ms", l.mbit, l.rttMs) }
+
+// links returns every rate with every round trip.
+func (o *options) links() ([]link, error) {
+	rates, err := numbers(o.rates)
+	if err != nil {
+		return nil, err
+	}
+	rtts, err := numbers(o.rtts)
+	if err != nil {
+		return nil, err
+	}
+	distant := 0
+	var out []link
+	for _, rtt := range rtts {
+		if rtt > 0 {
+			distant++
+		}
+		for _, rate := range rates {
+			if rate == 0 {
+				return nil, errors.New("a rate must be above 0")
+			}
+			out = append(out, link{rate, rtt})
+		}
+	}
+	if distant > 1 {
+		return nil, errors.New("only one of the round trips may be above 0")
+	}
+	return out, nil
+}
+
+func numbers(list string) (out []int, err error) {
+	for s := range strings.SplitSeq(list, ",") {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < 0 || n > 10000 {
+			return nil, fmt.Errorf("%q is no number from 0 to 10000", s)
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
+
+// rttOf returns the round trip that needs a proxy, or 0 if none does.
+func rttOf(links []link) int {
+	return slices.MaxFunc(links, func(a, b link) int { return a.rttMs - b.rttMs }).rttMs
+}
+
+// Suite returns the suite. Beside its flags it has the inner commands delay and peer, which the
+// suite runs in the namespace.
+func Suite() measure.Suite {
+	s := measure.NewSuite("start", "starts of containers with a plain pull, stargz and the node agent", parse, (*options).run)
+	measured, inner := s.Run, measure.NewSuite(s.Name, "", parsePeer, (*peer).run).Run
+	s.Run = func(ctx context.Context, args []string) (bool, error) {
+		if len(args) > 0 && (args[0] == "delay" || args[0] == "peer") {
+			return inner(ctx, args)
+		}
+		return measured(ctx, args)
+	}
+	return s
+}
+
+// peer is one of the two inner commands.
+type peer struct {
+	command, listen, target string
+	rtt                     time.Duration
+}
+
+func parsePeer(args []string) (*peer, error) {
+	p := &peer{command: args[0]}
+	fl := flag.NewFlagSet(p.command, flag.ContinueOnError)
+	fl.StringVar(&p.listen, "listen", "", "address to listen on")
+	fl.StringVar(&p.target, "target", "", "address to forward to")
+	fl.DurationVar(&p.rtt, "rtt", 0, "round trip to add")
+	return p, fl.Parse(args[1:])
+}
+
+func (p *peer) run(ctx context.Context) (good bool, err error) {
+	if p.command == "peer" {
+		return true, servePeer(ctx, p.listen)
+	}
+	return true, serveDelay(ctx, p.listen, p.target, p.rtt)
+}
+
+// run measures, or reads earlier results, and reports. It reports whether all targets are met, or
+// none were to be checked.
+func (o *options) run(ctx context.Context) (good bool, err error) {
+	met, err := measure.CarryTo(&o.Output, func() (*Results, error) { return o.measure(ctx) }, publish)
+	return met || !o.Check, err
+}
+
+// publish writes the report and the pictures.
+func publish(to *measure.Output, r *Results) (met bool, err error) {
+	var verdict strings.Builder
+	met = check(&verdict, r)
+	return met, to.Publish(marks(), verdict.String(), report(r, verdict.String()), r.Start.pictures())
+}
+
+// preparedDir returns the directory where the registry's data stays.
+func (o *options) preparedDir() (string, error) {
+	if o.prepared != "" {
+		return filepath.Abs(o.prepared)
+	}
+	cache, err := os.UserCacheDir()
+	return filepath.Join(cache, "slipway", "startbench"), err
+}
