@@ -53,8 +53,9 @@ type summary struct {
 	out      io.Writer
 	expected []*regexp.Regexp
 
-	kind  string // kind of the current run, empty between runs
-	seen  bool   // a failure has arrived since the run began
+	kinds []string // kinds of all runs
+	kind  string   // kind of the current run, empty between runs
+	seen  bool     // a failure has arrived since the run began
 	tests map[key]*test
 	order []*test             // in the order in which they started
 	build map[string][]string // compiler output by import path
@@ -95,6 +96,7 @@ func (s *summary) add(e event) {
 		return
 	case "begin":
 		s.kind, s.seen = e.Output, false
+		s.kinds = append(s.kinds, e.Output)
 		return
 	case "end":
 		s.end(e.Output)
@@ -170,6 +172,7 @@ func (s *summary) finish() bool {
 		case t.name == "":
 		case t.result == "pass":
 			passed++
+		case t.result == "skip" && s.ranElsewhere(t):
 		case t.result == "skip":
 			skipped++
 			if !s.skip(t) {
@@ -247,6 +250,17 @@ func (s *summary) isFailure(t *test) bool {
 		}
 	}
 	return true
+}
+
+// ranElsewhere reports whether another kind of run ran the test to its end, for which one kind may
+// skip it.
+func (s *summary) ranElsewhere(t *test) bool {
+	for _, kind := range s.kinds {
+		if other := s.tests[key{place{kind, t.pkg}, t.name}]; other != nil && (other.result == "pass" || other.result == "fail") {
+			return true
+		}
+	}
+	return false
 }
 
 // skip prints a skipped test with its reason and reports whether it is expected.

@@ -88,6 +88,22 @@ func TestSummary(t *testing.T) {
 			"another tool", passing + skip("tool not installed: helmet (run setup)"), false, "2 passed, 0 failed, 1 skipped",
 			[]string{"SKIP  p.TestS: tool not installed: helmet (run setup) (not expected)\n"},
 		},
+		{
+			"a test that only one kind of run skips", run("race", "0", passing+skip("heavy")) + run("plain", "0", ended("p", "TestS", "pass", ""), ended("p", "", "pass", "")), true,
+			"3 passed, 0 failed, 0 skipped", nil,
+		},
+		{
+			"a test that only another kind of run skips", run("race", "0", passing, ended("p", "TestS", "pass", "")) + run("plain", "0", skip("heavy"), ended("p", "", "pass", "")), true,
+			"3 passed, 0 failed, 0 skipped", nil,
+		},
+		{
+			"a test that all kinds of run skip", run("race", "0", passing+skip("heavy")) + run("plain", "0", skip("heavy"), ended("p", "", "pass", "")), false,
+			"2 passed, 0 failed, 2 skipped", []string{"SKIP  p.TestS: heavy (not expected)\n"},
+		},
+		{
+			"a test that is skipped and runs in another package", run("race", "0", passing+skip("heavy")) + run("plain", "0", ended("q", "TestS", "pass", ""), ended("q", "", "pass", "")), false,
+			"3 passed, 0 failed, 1 skipped", []string{"SKIP  p.TestS: heavy (not expected)\n"},
+		},
 		{"a message of the go command", passing + "go: warning\n", true, "2 passed, 0 failed, 0 skipped", []string{"go: warning\n"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
