@@ -18,9 +18,9 @@ type Progress struct {
 	// Every is the time between two lines.
 	Every time.Duration
 	// Start is when the work began.
-	Start    time.Time
-	last     time.Time
-	shown    bool
+	Start time.Time
+	last  time.Time
+	shown bool
 }
 
 // NewProgress returns the progress of work that begins now. End it.

@@ -32,7 +32,6 @@ func ExitStatus(err error) int {
 // Error implements error.
 func (e exitCode) Error() string { return e.err.Error() }
 
-
 // Unwrap implements what errors.Is and errors.As need.
 func (e exitCode) Unwrap() error { return e.err }
 

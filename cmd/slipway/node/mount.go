@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/agent"
+	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/config"
 )
 
