@@ -70,6 +70,9 @@ func TestChunkReader(t *testing.T) {
 }
 
 func TestChunkReaderRefuses(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	content, send := chunked(t)
 	size := int64(len(content))
 	for _, tt := range [][2]int{{-1, 1}, {0, 0}, {0, 7}, {6, 1}, {5, 2}} {

@@ -60,6 +60,9 @@ func contentOf(size int64) gear.File {
 // TestLayersAsModel compares the builder and Flatten with the naive model. It also
 // encodes and decodes every index on the way.
 func TestLayersAsModel(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	rapid.Check(t, func(t *rapid.T) {
 		state := tree{}
 		var layers []*gear.Index

@@ -114,6 +114,9 @@ func streamed(t testing.TB) (stream []byte, contents [][]byte) {
 }
 
 func TestStream(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	stream, contents := streamed(t)
 	r := gear.NewStreamReader(bytes.NewReader(stream))
 	for i, want := range contents {
@@ -243,6 +246,9 @@ func TestStreamRunBounds(t *testing.T) {
 }
 
 func TestStreamSkipsWhatIsNotRead(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	stream, contents := streamed(t)
 	r := gear.NewStreamReader(bytes.NewReader(stream))
 	n := 0
@@ -262,6 +268,9 @@ func TestStreamSkipsWhatIsNotRead(t *testing.T) {
 }
 
 func TestStreamCutOff(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	stream, _ := streamed(t)
 	for n := 0; n < len(stream); n += 1 + n/50 {
 		if _, err := read(gear.NewStreamReader(bytes.NewReader(stream[:n]))); !errors.Is(err, io.ErrUnexpectedEOF) {

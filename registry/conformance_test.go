@@ -28,6 +28,9 @@ func TestConformance(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if testing.Short() && name != "memstore" {
+				t.Skip("heavy, and another store says as much about what happens at once")
+			}
 			ocitest.Run(t, func(t *testing.T) oci.Registry { return openPlain(t, store(t), nil) }, nil)
 		})
 	}

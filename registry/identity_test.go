@@ -36,6 +36,9 @@ func below(prefixes ...string) func(string) bool {
 // puts it back. Every image can then be pulled again, and no command may report meanwhile that all
 // is well.
 func TestStoreAwayLosesNothing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	other := registrytest.NewShelf(t)
 	newBed(t, other, registry.Options{}).PushImage("theirs", 77, "v1")
 	theirs, theirBlobs := map[string][]byte{}, map[string][]byte{}

@@ -64,6 +64,9 @@ func TestManifestLimits(t *testing.T) {
 // TestManifestNamesMuch checks that of thousands of missing contents only the first are named, and
 // that what is named twice is looked up once.
 func TestManifestNamesMuch(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, nil, registry.Options{})
 	config := b.PushBytes("a", []byte("{}"))
 	var absent, foreign []oci.Descriptor
@@ -140,6 +143,9 @@ func TestMediaTypeStays(t *testing.T) {
 // TestReferrerPages checks that pages end at 4 MiB, that each referrer comes once in every order of
 // requests, and that what is too large to list is left out.
 func TestReferrerPages(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, nil, registry.Options{MissingPlatforms: func(string, oci.Descriptor) bool { return true }})
 	ctx := t.Context()
 	subject, config, _, _ := b.PushImage("a", 1, "v1")

@@ -27,6 +27,9 @@ import (
 // TestReplicasConform checks that two replicas are one registry to a client whose requests
 // alternate between them.
 func TestReplicasConform(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	ocitest.Run(t, func(t *testing.T) oci.Registry {
 		c := newCluster(t, memstore.New(nil), time.Hour)
 		return &hopping{t: t, list: []*replica{c.add(registry.Options{}, nil, nil), c.add(registry.Options{}, nil, nil)}}

@@ -309,6 +309,9 @@ func TestReadWhileStoredAnew(t *testing.T) {
 // TestRangeOfDamaged checks that a range of an object that no client has read yet is served only if
 // the whole object has its digest.
 func TestRangeOfDamaged(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for i := range 2 * len(states) {
 		state, distant := states[i/2], i%2 == 1
 		sectors := &registrytest.BadSectors{}

@@ -73,6 +73,9 @@ func TestFsckOneAtATime(t *testing.T) {
 
 // TestMalformedDigests puts malformed digests into the catalogue.
 func TestMalformedDigests(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, bad := range []string{"", "sha256", "sha256:", "sha256:0", "nosuch:00", strings.Repeat("x", 71)} {
 		b := newBed(t, nil, registry.Options{})
 		m, _, _, _ := b.PushImage("a", 1, "v1")

@@ -2,13 +2,13 @@
 # Sourced by what runs the product's own tests. They write little, forget it at once and
 # wait for the disk to have it most of the time.
 
-# scratch DIR sets TMPDIR to a tmpfs at the empty directory DIR, which the caller removes
-# with unscratch, where this user may mount one and there is memory for it. Servers of other
+# scratch DIR sets TMPDIR to a tmpfs at the directory DIR, which the caller removes with
+# unscratch, where this user may mount one and there is memory for it. At first DIR is empty. Servers of other
 # users work in it, so no directory above DIR may be the caller's alone.
 scratch() {
 	local free
 	free=$(awk '$1 == "MemAvailable:" { print int($2 / 1024) }' /proc/meminfo 2>/dev/null || echo 0)
-	if [ "${free:-0}" -ge 8192 ] && mount -t tmpfs -o "size=$((free / 2))m,mode=1777" slipway-test "$1" 2>/dev/null; then
+	if mountpoint -q "$1" || { [ "${free:-0}" -ge 8192 ] && mount -t tmpfs -o "size=$((free / 2))m,mode=1777" slipway-test "$1" 2>/dev/null; }; then
 		# What go builds lies where it would lie otherwise, and what cannot be on a tmpfs.
 		export SLIPWAY_TEST_DISK=${TMPDIR:-/tmp}
 		export GOTMPDIR=${GOTMPDIR:-$SLIPWAY_TEST_DISK} TMPDIR=$1

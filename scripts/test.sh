@@ -3,11 +3,14 @@
 #
 #   N passed, N failed, N skipped
 #
-# First the product's own tests under the race detector, then those of the driver rbd,
-# then the integration tests against binaries built from the same sources, and the tests of
-# the benchmarks, which run each suite on a small scale. It fails if a test fails or skips
-# for a reason that integration/expected-skips.txt does not list.
-# scripts/setup.sh test installs what the integration tests run.
+# First all of the product's own tests, which also tell how much of the code they run
+# (bin/coverage, for scripts/coverage.sh). Then those again that are about what happens at
+# once, under the race detector: with -short, which leaves out models, formats and sizes
+# that one goroutine goes through, and that take several times as long there.
+# Beside both the tests of the driver rbd, and the integration tests against binaries built
+# from the same sources, which wait most of the time. It fails if a test fails, or if no run
+# runs it for a reason that integration/expected-skips.txt does not list. scripts/setup.sh
+# test installs what the integration tests run.
 #
 # Up to five tests that failed are run once more, each package alone. What passes then is
 # listed as FLAKY and does not fail the run; bin/flaky.txt has what it printed when it failed.
@@ -15,7 +18,7 @@
 #   scripts/test.sh                             everything
 #   scripts/test.sh again KIND PACKAGE PATTERN  the second run of a package's failed tests
 #
-#   GOTEST_FLAGS          more flags for all runs of go test, such as -short
+#   GOTEST_FLAGS          more flags for all runs of go test, such as -failfast
 #   SLIPWAY_ALLOW_SKIP    tools whose absence is accepted, such as "helm dockerd"
 #   SLIPWAY_KILL_ROUNDS, SLIPWAY_POWERCUT_ROUNDS, SLIPWAY_GEARKILL_ROUNDS,
 #   SLIPWAY_GEARCUT_ROUNDS, SLIPWAY_LYINGDISK_ROUNDS, SLIPWAY_REPLICAS_FOR, SLIPWAY_SEAMS,
@@ -39,17 +42,24 @@ cd "$root"
 # what the linker takes of a generic type, as of sync.Map, may be of any package.
 unwatched=(-gcflags 'modernc.org/sqlite/lib=-race=false')
 
+# Nobody looks at these programs with a debugger, and without its tables they link faster.
+small=(-ldflags '-s -w')
+
 # tests KIND ARGUMENT... runs go test as tests of a kind are run, and prints its events
 # between the lines that cmd/testsum tells runs apart by. Without vet, which scripts/lint.sh
-# runs once: each kind would vet all packages anew.
+# runs once: each kind would vet all packages anew. The product's own tests yield to those
+# that run beside them and have more to do with time.
 tests() {
 	local kind=$1 status=0
 	shift
 	printf '{"Action":"begin","Output":"%s"}\n' "$kind"
 	# shellcheck disable=SC2086 # the flags are words
 	case $kind in
+	plain)
+		(scratch "$scratch" && nice -n 5 go test -json -vet=off -cover "${small[@]}" -timeout 25m ${GOTEST_FLAGS:-} "$@") || status=$?
+		;;
 	race)
-		(scratch "$scratch" && go test -json -vet=off -race "${unwatched[@]}" -timeout 15m ${GOTEST_FLAGS:-} "$@") || status=$?
+		(scratch "$scratch" && nice -n 5 go test -json -vet=off -race "${unwatched[@]}" "${small[@]}" -short -timeout 25m ${GOTEST_FLAGS:-} "$@") || status=$?
 		;;
 	ceph) # Not with -race: it would build C and Go anew for a few packages.
 		CGO_ENABLED=1 go test -json -vet=off -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} "$@" || status=$?
@@ -78,25 +88,48 @@ if [ -e /usr/include/rbd/librbd.h ]; then
 	export SLIPWAY_CEPH_BIN=$work/slipway-ceph
 fi
 
-# all runs the tests of all modules, whatever fails.
-all() {
-	# The longest first, so that at the end several packages are left for the cores.
-	tests race -p 3 ./serve ./gear/client ./registry ./registry/... ./...
+# concurrent lists the packages of which a file names goroutines, locks, servers or
+# processes. In the others there is nothing for the race detector.
+concurrent() {
+	git grep --untracked -lE '\<go (func|[a-z][A-Za-z.]*\()|\.Go\(|"(sync|sync/atomic|net|net/http.*|os/exec|testing/synctest)"|t\.Parallel' -- '*.go' ':!integration' |
+		xargs -n 1 dirname | sed 's,^,./,' | sort -u | grep -v /testdata
+}
+
+# unit runs the product's own tests. The longest come first, so that at the end several
+# packages are left for the cores.
+unit() {
+	local packages
+	tests plain -p 3 -coverprofile "$root/bin/coverage" ./serve ./gear/filestore ./registry ./registry/... ./...
+	mapfile -t packages < <(concurrent)
+	tests race -p 3 ./serve ./registry ./registry/mirror ./gear/client "${packages[@]}"
+}
+
+# beside runs what mostly waits, for servers and for time.
+beside() {
+	local others
 	if [ $ceph = 1 ]; then
 		tests ceph ./volume/rbd
-		# Of these the other tests have been run above.
+		# Of these the other tests have been run by unit.
 		tests ceph -run Ceph ./volume/node ./agent
 	fi
 	# Two packages at a time, the longest first, as each has daemons, directories and ports of
-	# its own; but alone those that measure for how long an answer may be out of date.
-	local alone='/integration/(mirrors|replicas)$' others
-	# Clusters are for scripts/test-kubernetes.sh, systemd for scripts/test-systemd.sh.
+	# its own. Clusters are for scripts/test-kubernetes.sh, systemd for scripts/test-systemd.sh.
 	mapfile -t others < <(cd integration && go list . ./agent ./volumes ./snapshotter ./... | grep -Ev "$alone|(/kubernetes/cluster|/systemd)$")
 	tests integration -p 2 "${others[@]}"
+}
+
+# Those that measure for how long an answer may be out of date have the machine for themselves.
+alone='/integration/(mirrors|replicas)$'
+
+# all runs the tests of both modules, whatever fails. unit and beside run at once: as the two
+# ends of a pipe, of which an interrupt reaches both. testsum reads one after the other.
+all() {
+	beside >"$work/beside" | unit </dev/null || true
+	cat "$work/beside"
 	tests integration -p 1 ./mirrors ./replicas
 	tests bench -p 2 ./...
 }
 
 mkdir -p bin
-rm -f bin/flaky.txt
+rm -f bin/flaky.txt bin/coverage
 all | "$work/testsum" -expected-skips integration/expected-skips.txt -flaky bin/flaky.txt scripts/test.sh again

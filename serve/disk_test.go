@@ -152,6 +152,9 @@ func TestFullDisk(t *testing.T) {
 		{"catalogue on a small disk", 24, 12_000, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			if testing.Short() && c.name != "small disk" {
+				t.Skip("heavy, and another disk says as much about what happens at once")
+			}
 			dir := ext4(t, int64(c.mib))
 			o := setup{root: filepath.Join(dir, "root"), change: func(cfg *config.Config) { cfg.Storage.GC.Grace = 1 }}
 			s := start(t, o)

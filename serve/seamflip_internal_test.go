@@ -63,6 +63,9 @@ func flippable(t *testing.T, dir string) map[string][]string {
 // killed while its log was not empty. Nothing wrong may be served. What cannot be served must be
 // noticed. The next maintenance command must lose nothing else, whichever it is.
 func TestFlippedBits(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	base := newSeamBase(t, nil)
 	dir := worldsDir(t)
 	worn := filepath.Join(dir, "worn")

@@ -32,6 +32,9 @@ func siteServers(t *testing.T) []siteServer {
 // to every kind of endpoint, with headers of the page's own origin and of others. The standard
 // library decides which of these come from another site.
 func TestOtherSites(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	const named = "registry.test"
 	d := digestOf("page")
 	endpoints := []string{"/v2/", "/v2/a/blobs/uploads/", "/v2/a/blobs/uploads/?digest=" + d, "/v2/a/blobs/uploads/x", "/v2/a/blobs/" + d, "/v2/a/manifests/v1",

@@ -139,6 +139,9 @@ func storeCases(t *testing.T) []storeCase {
 // TestObjectStores checks that every function of a registry works on every store, and that the
 // contents are there after a restart.
 func TestObjectStores(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, tc := range storeCases(t) {
 		t.Run(tc.name, func(t *testing.T) {
 			o := setup{yaml: tc.yaml(t), root: filepath.Join(t.TempDir(), "root")}
@@ -192,6 +195,9 @@ func TestObjectStores(t *testing.T) {
 
 // TestStoreConformance checks the whole contract of a registry on every store behind a cache.
 func TestStoreConformance(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, tc := range storeCases(t) {
 		if !tc.quick {
 			continue // each is quick enough to be tested on, but many new ones are not

@@ -28,6 +28,9 @@ func TestMain(m *testing.M) {
 // TestScripts runs the command as its users do. The table adds commands to those of
 // testscript.
 func TestScripts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireUniqueNames:  true,

@@ -45,6 +45,9 @@ func container(t testing.TB, lower string) (upper, merged string) {
 
 // TestCommit checks that the base and the changes together give what the container saw.
 func TestCommit(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t)
 	layers := original(t)
 	b.pushImage("team/app", "v1", "linux/amd64", layers)
@@ -103,6 +106,9 @@ func TestCommit(t *testing.T) {
 
 // TestCommitLayer commits to an ordinary image, which gets one more layer.
 func TestCommitLayer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t)
 	layers := original(t)
 	b.pushImage("team/app", "v1", "linux/amd64", layers)
@@ -133,6 +139,9 @@ func TestCommitLayer(t *testing.T) {
 
 // TestCommitRefuses checks that a refused commit leaves no tag.
 func TestCommitRefuses(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t)
 	b.pushImage("app", "v1", "linux/amd64", original(t))
 	base := b.image("app", "v1")

@@ -159,6 +159,9 @@ func convertWith(t testing.TB, layer []byte, sink convert.Sink, o *convert.Optio
 }
 
 func TestConvertIsDeterministic(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	defer goleak.VerifyNone(t)
 	layer := makeLayer(t, manySizes()...)
 	var zipped bytes.Buffer

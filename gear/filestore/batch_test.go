@@ -40,6 +40,9 @@ func stores(t *testing.T) map[string]objstore.Store {
 // TestStreamOrders reads batches in other orders than those of the packs. The batches
 // exceed a window and the number of open packs, and few places fit in RAM.
 func TestStreamOrders(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for kind, store := range stores(t) {
 		t.Run(kind, func(t *testing.T) {
 			b := newBed(t, &filestore.Options{PackSize: 64 << 10, Locations: 300})

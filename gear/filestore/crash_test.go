@@ -49,6 +49,9 @@ func (c *crash) step(op string) error {
 // steps. The next process must find everything sound, leave nothing over, and be able to
 // repeat the interrupted step.
 func TestCrash(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, mode := range []string{"before", "after", "kill before", "kill after"} {
 		t.Run(mode, func(t *testing.T) {
 			every := 11

@@ -77,6 +77,9 @@ func TestPackGolden(t *testing.T) {
 }
 
 func TestTrainIsDeterministic(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	var samples [][]byte
 	for i := range 300 {
 		samples = append(samples, fmt.Appendf(nil, "%d: %s", i*i, bytes.Repeat(fmt.Appendf(nil, "the same %d words again and again; ", i%7), 20)))

@@ -31,6 +31,9 @@ func pool() [][]byte {
 
 // TestModel compares the store with a map from layers to contents.
 func TestModel(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	all := pool()
 	rapid.Check(t, func(rt *rapid.T) {
 		dir, err := os.MkdirTemp("", "filestore-model")

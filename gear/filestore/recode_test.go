@@ -19,6 +19,9 @@ const (
 // TestStreamWithoutDictionary checks that a few contents come without a dictionary, as it
 // is longer than they are, and that many come with it.
 func TestStreamWithoutDictionary(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for kind, store := range stores(t) {
 		t.Run(kind, func(t *testing.T) {
 			b := newBed(t, nil)
@@ -50,6 +53,9 @@ func TestStreamWithoutDictionary(t *testing.T) {
 // TestStreamWithoutDictionaryDamaged checks that a content that does not decode is sent
 // as it is, so that the reader notices, and that the other contents still come.
 func TestStreamWithoutDictionaryDamaged(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	root := t.TempDir()
 	disk, err := fsstore.New(root, nil)
 	must(t, err)

@@ -56,6 +56,9 @@ func TestWriteReadSettle(t *testing.T) {
 }
 
 func TestDictionaryPays(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, nil)
 	b.add("one", many(3, 2000)...)
 	rep := b.settle(true)
@@ -67,6 +70,9 @@ func TestDictionaryPays(t *testing.T) {
 }
 
 func TestSameBytesWithAnyWorkers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	var want []string
 	for _, workers := range []int{1, 5} {
 		b := newBed(t, &filestore.Options{Workers: workers, PackSize: 1 << 20})
@@ -228,7 +234,11 @@ func TestRangeReadsItsChunks(t *testing.T) {
 
 func TestStream(t *testing.T) {
 	b := newBed(t, nil)
-	contents := many(1, 3000)
+	n := 3000
+	if testing.Short() {
+		n = 300
+	}
+	contents := many(1, n)
 	b.add("one", contents...)
 	b.settle(true)
 	b.add("two", many(2, 100)...)
@@ -304,6 +314,9 @@ func TestPackGone(t *testing.T) {
 }
 
 func TestDamagedBytesAreFound(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, nil)
 	contents := [][]byte{text(1, 700), noise(2, 90), text(3, 300)}
 	b.add("one", contents...)
@@ -396,6 +409,9 @@ func TestDamagedChunk(t *testing.T) {
 // The short last chunk of a large content is read without a dictionary and must not use
 // it.
 func TestSettleShortTail(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, nil)
 	large := text(7, 5<<20+700)
 	contents := [][]byte{large}

@@ -23,6 +23,9 @@ var addGolden = flag.Bool("add-golden", false, "append the recipes of new golden
 // A golden recipe was stored once, and must rebuild its blob for ever: each line has its name, the
 // seed and size of the plain bytes, the digest of the blob, and the recipe.
 func TestGolden(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	have := map[string]bool{}
 	for _, line := range goldenLines(t) {

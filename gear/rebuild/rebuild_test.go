@@ -26,6 +26,9 @@ func trailer(b, plain []byte) []byte {
 // What Go's encoder wrote is predicted: at most so many bytes of recipe, for which the digests and
 // the table of segments count as well.
 func TestGo(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	plain := sample(1, 3<<18)
 	for level := gzip.HuffmanOnly; level <= gzip.BestCompression; level++ {
@@ -48,6 +51,9 @@ func TestGo(t *testing.T) {
 
 // The encoders of zlib are those of the system's Python.
 func TestZlib(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	python, err := exec.LookPath("python3")
 	if err != nil {
@@ -89,6 +95,9 @@ func pipe(tb testing.TB, in []byte, name string, args ...string) []byte {
 }
 
 func TestTools(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	plain := sample(3, 1<<19)
 	for _, tool := range []string{"gzip", "pigz"} {
@@ -112,6 +121,9 @@ func TestTools(t *testing.T) {
 }
 
 func TestPgzip(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	for _, n := range []int{0, 1, 100, 70_000, 1 << 20, 3<<20 + 12345} {
 		plain := sample(4, n)
@@ -127,6 +139,9 @@ func TestPgzip(t *testing.T) {
 
 // An encoder that no model is of costs a part of the layer: on such dense samples more than on files.
 func TestOther(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	plain := sample(5, 1<<19)
 	for _, level := range []int{1, 3, 6, 7, 9} {
@@ -154,6 +169,9 @@ func TestOther(t *testing.T) {
 
 // Whatever is written, in pieces of whatever size, by whichever encoders in turn, comes back.
 func TestAnything(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	for seed := range uint64(16) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -180,8 +198,11 @@ func TestAnything(t *testing.T) {
 
 // A layer of zeros has blocks of several megabytes.
 func TestZeros(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
-	plain := make([]byte, 40<<20)
+	plain := make([]byte, 16<<20)
 	blob := goZip(t, plain, 6, nil)
 	r := makeRecipe(t, blob, nil)
 	same(t, r, plain, blob)
@@ -250,6 +271,9 @@ func TestOtherContents(t *testing.T) {
 
 // A damaged recipe is an error, whatever is damaged.
 func TestDamagedRecipe(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	d := dice(9)
 	plain := sample(9, 200_000)

@@ -151,6 +151,9 @@ func joined(tb testing.TB, archive []byte, k *rebuild.Skeleton, files []gear.Fil
 }
 
 func TestSkeleton(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	for seed := range uint64(20) {
 		archive := layer(t, seed, int(seed*seed))
@@ -197,6 +200,9 @@ func TestInline(t *testing.T) {
 
 // Odd archives have a skeleton or an error, and what has one is the same again.
 func TestOddArchives(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	archive := layer(t, 5, 30)
 	d := dice(5)

@@ -392,6 +392,9 @@ func TestQueueCannotRecord(t *testing.T) {
 // TestDeterministic checks that the same pushes, one after the other, give the same packs
 // and indexes with one worker and with eight.
 func TestDeterministic(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	run := func(workers int) []string {
 		store := memstore.New(nil)
 		b := newBed(t, setup{store: store, gear: gearregistry.Options{Workers: workers}})

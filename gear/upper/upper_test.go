@@ -127,6 +127,9 @@ func convert(t testing.TB, layer []byte) *gear.Index {
 }
 
 func TestTarUpper(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	o := newOverlay(t)
 	treetest.Build(t, o.lower)
 	treetest.Must(t,

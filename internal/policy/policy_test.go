@@ -160,6 +160,9 @@ func TestARCStep(t *testing.T) {
 // TestLHDLearns checks that LHD learns from hits and evictions. After its first lesson it
 // keeps the contents that are requested in a loop and evicts those that come once.
 func TestLHDLearns(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	hits := func(every int) (n int) {
 		c := policy.NewCache(100, policy.NewLHD(&policy.LHDOptions{Seed: 1, Reconfigure: every}), nil)
 		for i := range 60_000 {

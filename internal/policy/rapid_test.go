@@ -125,6 +125,9 @@ func check(t *rapid.T, c *policy.Cache, bytes map[policy.Key]int64, limit int64)
 // TestInvariants checks each policy. A cache never holds more than its limit, never
 // evicts a pinned entry, reports every eviction, and does the same for the same calls.
 func TestInvariants(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, name := range policy.Names() {
 		t.Run(name, func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {

@@ -92,6 +92,9 @@ func (o *overlays) mount(t testing.TB, d *cachedir.Dir, dir string) {
 // the budget by more than one file. Files in use are not evicted, and no more files are evicted
 // than necessary.
 func TestDiskModel(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	must(t, flag.Set("rapid.checks", "6"), flag.Set("rapid.steps", "60"))
 	k := newDisk(t, 96)
 	n := 0

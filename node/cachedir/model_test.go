@@ -34,6 +34,9 @@ func (c *clock) now() time.Time {
 
 // TestBudgetModel compares the files that are there with a model of the budget.
 func TestBudgetModel(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	// Each check makes and removes 256 directories.
 	must(t, flag.Set("rapid.checks", "30"))
 	for _, policy := range []cachedir.Policy{cachedir.LRU, cachedir.FIFO} {

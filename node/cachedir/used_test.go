@@ -43,6 +43,9 @@ func (l *lru) open(i int, size int64) {
 // takes more disk space than the budget and one file. SLIPWAY_REPLAY_SCALE multiplies the size of
 // the files and of the cache of 7 MiB.
 func TestReplay(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	if os.Geteuid() != 0 {
 		t.Skip("reading as an overlay does needs root")
 	}

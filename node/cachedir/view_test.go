@@ -35,6 +35,9 @@ func shown(t *testing.T, v *cachedir.View) map[gear.Name]bool {
 // TestViewsModel makes all kinds of changes to a cache directory in random order. It compares what
 // each view shows, by its methods and in its directory, with a model.
 func TestViewsModel(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	dir := t.TempDir()
 	options := &cachedir.Options{SyncEvery: -1}

@@ -17,6 +17,9 @@ import (
 // a large file, before and after the honest one was added, with and without the file in the cache.
 // The honest image can always be added and read, and the lie is not believed twice.
 func TestLies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	tr := makeTree(t, content(1, 1000), content(2, 5<<20), content(3, 77))
 	for i, size := range []string{"small", "large"} {
 		honest := tr.files[i]

@@ -104,6 +104,9 @@ func (w writer) challenge() (Challenge, string) {
 // TestParseChallengesReadsTheGrammar checks that every written challenge is read back,
 // whatever the order, the spelling and the number of headers.
 func TestParseChallengesReadsTheGrammar(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for seed := range uint64(20_000) {
 		w := writer{rand.New(rand.NewPCG(seed, 1))}
 		var want []Challenge

@@ -174,6 +174,9 @@ func untar(t *testing.T, b []byte, into map[string]string) {
 
 // TestDir pushes a directory, the same again after it was copied, and another version.
 func TestDir(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	reg := newRegistry(t)
 	files := map[string]string{
@@ -350,6 +353,9 @@ const (
 // TestArtifact makes images of models that others have packaged, in the repository of the model
 // and in another one. The model stays as it is.
 func TestArtifact(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	reg := newRegistry(t)
 	for name, c := range map[string]struct {
@@ -401,6 +407,9 @@ func TestArtifact(t *testing.T) {
 // TestArtifactRefuses checks that a model whose files would be elsewhere than below it, or two of
 // which would be one, is refused, and that nothing is pushed then.
 func TestArtifactRefuses(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	reg := newRegistry(t)
 	const raw = "application/vnd.cncf.model.weight.v1.raw"

@@ -28,6 +28,9 @@ import (
 
 // TestBackupOfWhom backs one registry up into a directory that holds something else.
 func TestBackupOfWhom(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, c := range []struct {
 		name    string
 		prepare func(dir string, first *registrytest.Bed) *registrytest.Bed // returns the registry to back up
@@ -119,6 +122,9 @@ func snapshotSQL(t *testing.T, dir, statement string) {
 
 // TestBackupShrinks checks that a backup that looks like a loss is only made on request.
 func TestBackupShrinks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, c := range []struct {
 		table, key     string // what loses rows
 		images, delete int

@@ -100,6 +100,9 @@ func (k *killedLog) size() int { return logHeader + int(k.synced.frames)*(frameH
 // TestFlippedLog flips bits all over the log of a killed process. No acknowledged change is lost
 // unnoticed, the log is kept, and an operator who accepts the loss can continue.
 func TestFlippedLog(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for name, old := range map[string]bool{"first round": false, "later round": true} {
 		t.Run(name, func(t *testing.T) {
 			k := killLog(t, old)
@@ -140,6 +143,9 @@ func TestFlippedLog(t *testing.T) {
 // with everything that was acknowledged as durable. It also opens if the log lacks what the mark of
 // an earlier round says.
 func TestTornLog(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for name, old := range map[string]bool{"first round": false, "later round": true} {
 		t.Run(name, func(t *testing.T) {
 			k := killLog(t, old)

@@ -201,6 +201,9 @@ func testDeleting(t *testing.T, base *bed) {
 func TestDeletingModel(t *testing.T) { onBoth(t, testDeletingModel) }
 
 func testDeletingModel(t *testing.T, base *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	clock := newTestClock()
 	r := replicas(t, base, &Options{Clock: clock.Now, Grace: time.Millisecond})
 	seeds := uint64(120)

@@ -25,6 +25,9 @@ import (
 // TestFsckFinds breaks the registry in one way at a time. want is what a check finds, mended what
 // the repair reports, and left what a check after it finds.
 func TestFsckFinds(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	tests := []struct {
 		name               string
 		break_             func(p *registrytest.Planted)

@@ -38,6 +38,9 @@ func hold(t *testing.T, n int) (*bed, *registrytest.Shelf) {
 // TestFsckTakesBack puts the right bytes of a given-up content into each place where they may be,
 // and runs every kind of repair. The image can then be pulled again.
 func TestFsckTakesBack(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, place := range []string{"the store", "the quarantine", "both, the quarantine's damaged", "both, the store's damaged", "another name"} {
 		for _, o := range []check.Options{{Repair: true}, {Repair: true, Quick: true}, {Repair: true, EmptyQuarantine: true}, {EmptyQuarantine: true}} {
 			for _, what := range []string{"a large layer", "a small layer", "a manifest"} {
@@ -225,6 +228,9 @@ func TestPushBringsBackEverywhere(t *testing.T) {
 // TestFsckOldCatalogue repairs with a catalogue that is older than the store, and then goes back to
 // the newer one. Nothing that only the newer one names may be lost.
 func TestFsckOldCatalogue(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, n := range []int{1, 9, 30} { // number of newer images; more than 10 are too many
 		for _, o := range []check.Options{{Repair: true}, {Repair: true, Quick: true}, {Repair: true, GiveUpMany: true}} {
 			b := newDiskBed(t)
@@ -265,6 +271,9 @@ func TestFsckOldCatalogue(t *testing.T) {
 // TestFsckGivesUpFewUnasked checks that a repair that would give up many contents changes none of
 // them unless it is told to. It gives up a few at once.
 func TestFsckGivesUpFewUnasked(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, damage := range []string{"missing", "corrupt", "corrupt in the catalogue"} {
 		for n, refused := range map[int]bool{1: false, 10: false, 11: true, 20: true} {
 			b, store := hold(t, 20)

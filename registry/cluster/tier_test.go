@@ -45,7 +45,11 @@ func TestOneReadForAll(t *testing.T) {
 	for _, r := range b.replicas {
 		r.inner.delay = 5 * time.Millisecond
 	}
-	for i := range 30 {
+	blobs := 30
+	if testing.Short() {
+		blobs = 10
+	}
+	for i := range blobs {
 		key, data := b.blob(fmt.Sprint("r", i%3), 200_000+100_000*i)
 		var wg sync.WaitGroup
 		for _, c := range caches {

@@ -15,6 +15,9 @@ import (
 
 // TestConformanceOfOurs checks the contract for the repositories that are not mirrors.
 func TestConformanceOfOurs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	ocitest.Run(t, func(t *testing.T) oci.Registry {
 		store := newRegistry(t, memstore.New(nil), &registry.Options{})
 		m, err := mirror.New(store, &mirror.Options{Dir: t.TempDir()})
@@ -59,6 +62,9 @@ func (r *through) PutManifest(ctx context.Context, repo string, p oci.PutManifes
 
 // TestConformanceOfMirrors checks the contract for reads through a mirror.
 func TestConformanceOfMirrors(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	ocitest.Run(t, func(t *testing.T) oci.Registry {
 		b := newBed(t, settings{source: func(s *mirror.Source) { s.TTL, s.NegativeTTL = -1, -1 }})
 		return &through{b.o.Registry, b}

@@ -17,6 +17,9 @@ import (
 
 // TestNameRules checks which repositories and tags are admitted.
 func TestNameRules(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	v1 := regexp.MustCompile(`^v1(\..*)?$`)
 	for _, c := range []struct {
 		name        string

@@ -175,6 +175,9 @@ func TestNegative(t *testing.T) {
 
 // TestUpstreamFails checks which failures a cached tag outlives.
 func TestUpstreamFails(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, c := range []struct {
 		name   string
 		status int

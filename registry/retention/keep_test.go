@@ -67,6 +67,9 @@ func TestPartsOfImmutable(t *testing.T) {
 // TestHungTags checks that a tag that hangs on an image takes no other tag's place, whatever its
 // suffix. It stays with its image and goes with it, or goes by itself if the image is gone.
 func TestHungTags(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, suffix := range []string{".sig", ".att", ".sbom", ".src", ".dockerfile", ".cosign.bundle", ".1-x.sig", ""} {
 		for _, image := range []string{"here", "gone", "deleted", "elsewhere", "fresh"} {
 			t.Run(suffix+" "+image, func(t *testing.T) {
@@ -143,6 +146,9 @@ func TestPrefixedHungTags(t *testing.T) {
 // TestDryRunAcrossRepositories makes random images in several repositories, with tags that hang on
 // images of any of them, and wants the run to decide as the dry run did.
 func TestDryRunAcrossRepositories(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for seed := range uint64(20) {
 		rnd := rand.New(rand.NewPCG(seed, 24))
 		b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})

@@ -27,6 +27,9 @@ func prefixes(list ...string) (out []netip.Prefix) {
 }
 
 func TestClientBehindProxies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	trusted := prefixes("10.0.0.0/8", "192.0.2.1/32", "fd00::/8")
 	for _, tc := range []struct {
 		name, peer string
@@ -154,6 +157,9 @@ func FuzzForwardedFor(f *testing.F) {
 // TestOriginBehindProxy checks what a client sees as its registry's address through proxies with
 // different habits. Only trusted ones are believed, and headers other than theirs change nothing.
 func TestOriginBehindProxy(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	const proxy, stranger = "10.1.2.3:1234", "198.51.100.7:1234"
 	for _, tc := range []struct {
 		name, peer string

@@ -45,6 +45,9 @@ func compare(t *testing.T, m *layouttest.Model) *block.Plan {
 }
 
 func TestTrees(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	rounds := 4
 	if s := os.Getenv("SLIPWAY_ROUNDS"); s != "" {
 		rounds, _ = strconv.Atoi(s)

@@ -217,6 +217,9 @@ func image(files int) *layouttest.Model {
 
 // TestFewBlocks checks that changing one file changes few blocks, which are close to each other.
 func TestFewBlocks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	c := newChain(t)
 	m := image(5000)
 	_, all := c.next(m)
@@ -251,6 +254,9 @@ func TestFewBlocks(t *testing.T) {
 }
 
 func TestLargeDirectory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	c := newChain(t)
 	m := layouttest.New()
 	for i := range 50_000 {

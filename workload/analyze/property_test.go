@@ -117,6 +117,9 @@ func sum(v []float64) float64 {
 // TestSweepAgainstBruteForce counts active clients and requests at each millisecond, and
 // idle periods, by brute force.
 func TestSweepAgainstBruteForce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	const span = 3 * 60 * 1000 // milliseconds
 	for seed := range uint64(20) {
 		rnd := rand.New(rand.NewPCG(seed, 3))

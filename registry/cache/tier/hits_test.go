@@ -24,6 +24,9 @@ func requests(seed uint64, n int) []string {
 
 // TestHitsAreThePolicys checks for every policy that the same requests hit as in a simulation.
 func TestHitsAreThePolicys(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	keys := requests(1, 1600)
 	for _, name := range policy.Names() {
 		for _, admission := range []policy.Admission{policy.AdmitAll, policy.SecondTouch} {

@@ -254,6 +254,9 @@ func TestTokenServiceFails(t *testing.T) {
 
 // TestRealms uses token services at other addresses.
 func TestRealms(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	service := newGuarded(t, "secret")
 	for _, tt := range []struct {

@@ -119,6 +119,9 @@ func TestSuiteVersity(t *testing.T) {
 
 // TestSuiteWrapped runs the suite behind retries and hedges.
 func TestSuiteWrapped(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	srv := backendtest.S3(t)
 	bucket := srv.Bucket(t)
 	objtest.Run(t, func(t *testing.T) objstore.Store {

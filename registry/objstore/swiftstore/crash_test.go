@@ -44,6 +44,9 @@ func (b *bed) crash(t *testing.T, prepare func(t *testing.T, s *swiftstore.Store
 }
 
 func testCommitCrash(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	old, young := objtest.Content(1, chunk+3), objtest.Content(2, 3*chunk+5)
 	for _, kind := range []struct {
 		name  string
@@ -97,6 +100,9 @@ func testCommitCrash(t *testing.T, b *bed) {
 }
 
 func testDeleteCrash(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	data := objtest.Content(1, chunk+3)
 	b.crash(t, func(t *testing.T, s *swiftstore.Store) func(context.Context) error {
 		upload(t, s, blobKey, data)
@@ -119,6 +125,9 @@ func testDeleteCrash(t *testing.T, b *bed) {
 }
 
 func testMoveCrash(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	data, old := objtest.Content(1, chunk+3), objtest.Content(2, 2*chunk)
 	b.crash(t, func(t *testing.T, s *swiftstore.Store) func(context.Context) error {
 		upload(t, s, "from", data)

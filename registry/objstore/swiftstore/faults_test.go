@@ -515,6 +515,9 @@ func testObjectServerKilled(t *testing.T, b *bed) {
 }
 
 func testRestart(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	s := b.open(t, b.options(b.container()))
 	data := objtest.Content(1, 3*chunk)
 	upload(t, s, "r/x", data)

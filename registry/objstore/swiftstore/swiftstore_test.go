@@ -115,6 +115,9 @@ func (b *bed) together(t *testing.T) {
 // testConformance uses objects of one segment and of many, in a container that is not the store's
 // alone.
 func testConformance(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	c := b.container()
 	var stores atomic.Int32
 	objtest.Run(t, func(t *testing.T) objstore.Store {

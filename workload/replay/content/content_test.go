@@ -78,6 +78,9 @@ func TestCompressibility(t *testing.T) {
 }
 
 func TestDuplicates(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	m := content.Maker{Duplicates: 0.25}
 	seen := map[[32]byte]bool{}
 	twice, blocks := 0, 0

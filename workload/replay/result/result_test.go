@@ -284,6 +284,9 @@ func loaded(t testing.TB, name string, samples []result.Sample) *result.Result {
 }
 
 func TestCompareAndGates(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	base := loaded(t, "base", draw(8, 20_000, 100, 10))
 	same := loaded(t, "same", draw(9, 20_000, 100, 10))
 	slow := loaded(t, "slow", draw(10, 20_000, 100, 15))

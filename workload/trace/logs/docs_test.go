@@ -138,6 +138,9 @@ func TestDocumentedFormats(t *testing.T) {
 // TestDocumentedPrefixes reads each example behind each prefix, and behind two of them.
 // The record must be the same.
 func TestDocumentedPrefixes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	prefixes := fromDocs(t, "What stands before a line")
 	if len(prefixes) < 15 {
 		t.Fatalf("docs/trace.md has %d prefixes", len(prefixes))
@@ -196,6 +199,9 @@ func compress(t testing.TB, name string, input []byte) []byte {
 // TestDocumentedForms reads each example from files in each compression, with each kind
 // of line end, and with the bytes that logs have where they were cut.
 func TestDocumentedForms(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	wide := func(s string) string {
 		var b strings.Builder
 		b.WriteString("\xff\xfe")
@@ -237,6 +243,9 @@ func TestDocumentedForms(t *testing.T) {
 // file. No record may have a client or a size that the example does not have, and the
 // lines left out must be counted.
 func TestDocumentedCut(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, x := range fromDocs(t, "A line of each") {
 		if x.format() == formats.URIs {
 			continue

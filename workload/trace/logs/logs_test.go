@@ -424,6 +424,9 @@ func TestIdentify(t *testing.T) {
 // TestBoundedMemory reads endless input of each kind that makes a reader keep state. It
 // must take no more memory than short input.
 func TestBoundedMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	const size = 32 << 20
 	quoted, _ := json.Marshal(strings.Repeat("x", 16<<10))
 	for name, unit := range map[string]string{

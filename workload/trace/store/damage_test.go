@@ -193,6 +193,9 @@ func readDamaged(t *testing.T, file []byte) {
 
 // TestDamagedBytes changes bytes of a file one after another, as [FuzzOpen] does by chance.
 func TestDamagedBytes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	dir := t.TempDir()
 	write(t, dir, nil, "a", tracetest.Records(50, 2*time.Hour, 15))
 	whole, err := os.ReadFile(dayPath(dir))

@@ -40,6 +40,9 @@ func write(t testing.TB, dir string, o *store.WriterOptions, zone string, recs [
 }
 
 func TestRoundTrip(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, tc := range []struct {
 		name    string
 		over    time.Duration

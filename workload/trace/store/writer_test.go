@@ -114,6 +114,9 @@ func TestParts(t *testing.T) {
 
 // TestManyRuns spills more runs of a day than the writer merges at once.
 func TestManyRuns(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	dir := t.TempDir()
 	recs := tracetest.Records(60_000, 2*time.Hour, 22)
 	w, err := store.NewWriter(dir, &store.WriterOptions{Memory: 1 << 10})

@@ -176,6 +176,9 @@ func measureZone(t *testing.T, zone string, requests int64) *measured {
 }
 
 func TestZonesMeetPublishedFigures(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	figures := zoneFigures()
 	for _, zone := range synth.Zones() {
 		t.Run(zone, func(t *testing.T) {
@@ -199,6 +202,9 @@ func TestZonesMeetPublishedFigures(t *testing.T) {
 // TestArchiveTotals compares the mix of all zones, weighted by their requests, with the
 // totals of the archive.
 func TestArchiveTotals(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	method, status := map[string]float64{}, map[string]float64{}
 	total := 0.0
 	for _, zone := range synth.Zones() {
