@@ -77,6 +77,43 @@ func TestMultiArch(t *testing.T) {
 	s.Run("fsck")
 }
 
+// TestPushAgainMends loses every object of an index's layers, and pushes it again with each client
+// that can: most of them leave out an image whose manifest they find.
+func TestPushAgainMends(t *testing.T) {
+	sk, cr, rc := newSkopeo(t), newCrane(t), newRegctl(t)
+	root := t.TempDir()
+	s := slipway.Start(t, root, nil)
+	layout := writeImage(t, imagetest.MultiArch(imagetest.Hello(t)))
+	for name, push := range map[string]func(t *testing.T, ref string){
+		"skopeo": func(t *testing.T, ref string) {
+			sk.copy(t, "oci:"+layout+":t", "docker://"+ref, "--all")
+		},
+		"crane":  func(t *testing.T, ref string) { cr.run(t, "push", "--index", indexLayout(t, layout), ref) },
+		"regctl": func(t *testing.T, ref string) { rc.run(t, ref, "image", "copy", "ocidir://"+layout+":t", ref) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			repo := "lost/" + name
+			push(t, s.Addr+"/"+repo+":v1")
+			objects, err := filepath.Glob(filepath.Join(root, "docker/registry/v2/blobs/sha256/*/*/data"))
+			if err != nil || len(objects) == 0 {
+				t.Fatalf("%d objects to lose, %v", len(objects), err)
+			}
+			for _, path := range objects {
+				if err := os.Remove(path); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := s.Client.CheckImage(t.Context(), repo, "v1"); err == nil {
+				t.Fatal("the image is whole without its objects")
+			}
+			push(t, s.Addr+"/"+repo+":v1")
+			if _, err := s.Client.CheckImage(t.Context(), repo, "v1"); err != nil {
+				t.Errorf("after a push that ended well: %v", err)
+			}
+		})
+	}
+}
+
 // indexLayout returns a copy of an image layout in which the index itself is at the top, which is
 // what `crane push --index` reads.
 func indexLayout(t *testing.T, layout string) string {

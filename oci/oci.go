@@ -238,6 +238,17 @@ func ForReading(ctx context.Context) context.Context {
 // IsForReading reports whether ctx is from ForReading.
 func IsForReading(ctx context.Context) bool { return ctx.Value(readingKey{}) != nil }
 
+type pushingKey struct{}
+
+// ForPushing returns a context for questions of a client that may push: it leaves out what
+// it hears is there, so an image of which a part is lost is to count as absent.
+func ForPushing(ctx context.Context) context.Context {
+	return context.WithValue(ctx, pushingKey{}, true)
+}
+
+// IsForPushing reports whether ctx is from ForPushing.
+func IsForPushing(ctx context.Context) bool { return ctx.Value(pushingKey{}) != nil }
+
 // ClientOf returns the key under which the client at an address is counted wherever
 // clients have a share or a limit: its IPv4 address, or the /64 of its IPv6 address,
 // which is what one host or customer commonly has. The address may have a port. The key

@@ -110,6 +110,17 @@ func (r *Registry) checkBelow(ctx context.Context, repo string, manifests []oci.
 		Message: fmt.Sprintf("the manifests of the index name %d contents that repository %s does not hold, the first is %s; push them first", len(lost), repo, lost[0])}
 }
 
+// lacks reports whether a client that may push has to push an image again, because
+// something of it is lost. What cannot be told in time is taken for here.
+func (r *Registry) lacks(ctx context.Context, repo string, d oci.Digest) bool {
+	if !oci.IsForPushing(ctx) || r.partial(repo) || r.writable() != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return oci.HasCode(r.checkBelow(ctx, repo, []oci.Digest{d}), oci.CodeManifestBlobUnknown)
+}
+
 // namedBelow returns what those of the contents that are manifests of the repository name
 // and is not in seen, and adds it there.
 func (r *Registry) namedBelow(ctx context.Context, repo string, manifests []oci.Digest, seen map[oci.Digest]bool) (blobs, inner []oci.Digest, err error) {

@@ -325,7 +325,8 @@ func (r *Registry) readObject(ctx context.Context, d oci.Digest, size int64) ([]
 }
 
 // ResolveManifest implements oci.Reader. It counts as a pull: a client that has the image
-// asks by HEAD whether it is current, and for nothing else.
+// asks by HEAD whether it is current, and for nothing else. With [oci.ForPushing] an image
+// of which something is lost is unknown.
 func (r *Registry) ResolveManifest(ctx context.Context, repo, ref string) (oci.Descriptor, error) {
 	byDigest := oci.IsDigest(ref) // what a tag points at is kept anyway
 	if byDigest {
@@ -342,6 +343,9 @@ func (r *Registry) ResolveManifest(ctx context.Context, repo, ref string) (oci.D
 			r.seen.forget(seenKey{repo, oci.Digest(ref)})
 		}
 		return oci.Descriptor{}, err
+	}
+	if r.lacks(ctx, repo, m.Digest) {
+		return oci.Descriptor{}, oci.Errorf(oci.CodeManifestUnknown, "contents of %s in repository %s are lost; push it again, which mends it", ref, repo)
 	}
 	if noticed(ctx) {
 		r.pulls.note(repo, ref, r.now())

@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -19,6 +20,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/server"
 )
 
@@ -272,4 +274,48 @@ func TestRateLimits(t *testing.T) {
 	b.ask("GET", "/v2/", nil).want(t, "reading is free", 200, nil)
 	hanging[0].Close()
 	waitFor(t, "the place of one that ended is free", func() bool { return b.ask("PATCH", locs[2], []byte("x")).Status == 202 })
+}
+
+// TestHeadOfLostLayer checks who hears that a manifest of which a layer is lost is not there: who
+// may push it again. The token of a node, which may only pull, counts for more than its user.
+func TestHeadOfLostLayer(t *testing.T) {
+	layer := bytes.Repeat([]byte("layer"), 10_000)
+	lose := func(o server.Options, repos ...string) *bed {
+		store := memstore.New(nil)
+		b := newBed(t, setup{server: o, store: store})
+		for _, repo := range repos {
+			d := b.push(repo, layer)
+			m := fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":"x/y","digest":%q,"size":%d},"layers":[]}`,
+				oci.MediaTypeOCIManifest, d, len(layer))
+			if _, err := b.reg.PutManifest(t.Context(), repo, oci.PutManifest{Bytes: m, Tags: []string{"v1"}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := store.Delete(t.Context(), registry.BlobKey(oci.SHA256(layer))); err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	open := lose(server.Options{}, "app")
+	open.run(t, []exchange{
+		{name: "open to everybody", method: "HEAD", target: "/v2/app/manifests/v1", status: 404, code: oci.CodeManifestUnknown},
+		{name: "open to everybody", method: "GET", target: "/v2/app/manifests/v1", status: 200},
+	})
+	a := newAuth(t, auth.Config{})
+	b := lose(server.Options{Auth: a, Token: a.TokenHandler(), TokenPath: "/token"}, "alice/app", "shared", "public/app")
+	token := func(scope string) string {
+		var answer struct{ Token string }
+		if err := json.Unmarshal(b.ask("GET", "/token?service=slipway&scope="+scope, nil, basic("alice")).Body, &answer); err != nil || answer.Token == "" {
+			t.Fatalf("no token for %s: %v", scope, err)
+		}
+		return "Authorization: Bearer " + answer.Token
+	}
+	b.run(t, []exchange{
+		{name: "who may push", method: "HEAD", target: "/v2/alice/app/manifests/v1", headers: []string{basic("alice")}, status: 404, code: oci.CodeManifestUnknown},
+		{name: "who may push", method: "GET", target: "/v2/alice/app/manifests/v1", headers: []string{basic("alice")}, status: 200},
+		{name: "token to push", method: "HEAD", target: "/v2/alice/app/manifests/v1", headers: []string{token("repository:alice/app:pull,push")}, status: 404, code: oci.CodeManifestUnknown},
+		{name: "token to pull", method: "HEAD", target: "/v2/alice/app/manifests/v1", headers: []string{token("repository:alice/app:pull")}, status: 200},
+		{name: "who may pull", method: "HEAD", target: "/v2/shared/manifests/v1", headers: []string{basic("bob")}, status: 200},
+		{name: "anonymous", method: "HEAD", target: "/v2/public/app/manifests/v1", status: 200},
+	})
 }

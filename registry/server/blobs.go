@@ -12,6 +12,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/wire"
+	"example.org/slipway/registry/auth"
 )
 
 // contentHeaders sets what blobs and manifests have in common.
@@ -235,9 +236,16 @@ func (s *Server) getManifest(q *request) error {
 	return ignoreClient(err)
 }
 
-// headManifest answers HEAD /v2/<name>/manifests/<reference>. SPEC: end-3.
+// headManifest answers HEAD /v2/<name>/manifests/<reference>. SPEC: end-3. Clients that
+// copy images push nothing if the manifest is there. So who may push hears 404 if
+// something of the image is lost. Nodes, which may only pull, hear 200: they may have
+// the layers.
 func (s *Server) headManifest(q *request) error {
-	desc, err := s.reg.ResolveManifest(q.ctx(), q.Repo, q.Ref)
+	ctx := q.ctx()
+	if s.open || s.opts.Auth.Allowed(q.id, q.Repo, auth.Push) {
+		ctx = oci.ForPushing(ctx)
+	}
+	desc, err := s.reg.ResolveManifest(ctx, q.Repo, q.Ref)
 	if err != nil {
 		return err
 	}
