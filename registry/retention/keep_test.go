@@ -143,6 +143,64 @@ func TestPrefixedHungTags(t *testing.T) {
 	}
 }
 
+// TestSignatureRepository makes random images, whose attachments are in a repository of their own, as
+// with COSIGN_REPOSITORY, alone or beside images. Rules for all repositories may not take an
+// attachment from an image that is there, and the attachments of other images may not pile up.
+func TestSignatureRepository(t *testing.T) {
+	for seed := range uint64(12) {
+		rnd := rand.New(rand.NewPCG(seed, 26))
+		b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
+		type attached struct {
+			image oci.Digest
+			tag   string
+		}
+		var list []attached
+		for i := range uint64(12) {
+			d := oci.SHA256(fmt.Append(nil, seed, i)) // an image of another registry
+			if rnd.IntN(4) > 0 {
+				m, _, _, _ := b.PushImage([]string{"app", "web"}[rnd.IntN(2)], 100*seed+i, fmt.Sprint("v", i))
+				d = m.Digest
+			}
+			for _, kind := range []string{".sig", ".att", ".sbom"}[:1+rnd.IntN(3)] {
+				list = append(list, attached{d, oci.ReferrersTag(d) + kind})
+			}
+			b.Clock.Add(time.Minute)
+		}
+		rnd.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+		for i, a := range list {
+			b.PushImage("signatures", 10_000+100*seed+uint64(i), a.tag)
+			b.Clock.Add(time.Minute)
+		}
+		beside := seed%3 == 0
+		if beside {
+			b.PushImage("signatures", 20_000, "v1")
+		}
+		const keep = 2
+		for range 2 {
+			b.Clock.Add(3 * time.Hour)
+			rule := retention.Rule{Repositories: func(string) bool { return true }, KeepNewest: keep}
+			if _, err := retention.Apply(t.Context(), b.Registry, []retention.Rule{rule}, retention.Options{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		others := map[oci.Digest]bool{}
+		for _, a := range list {
+			_, inApp := b.GetManifest(t.Context(), "app", string(a.image))
+			_, inWeb := b.GetManifest(t.Context(), "web", string(a.image))
+			_, err := b.GetManifest(t.Context(), "signatures", a.tag)
+			switch here := inApp == nil || inWeb == nil; {
+			case here && err != nil:
+				t.Errorf("seed %d: %s of an image that is here: %v", seed, a.tag, err)
+			case !here && err == nil:
+				others[a.image] = true
+			}
+		}
+		if len(others) > keep || beside && len(others) > 0 {
+			t.Errorf("seed %d: attachments of %d images that are not here are left, want at most %d", seed, len(others), keep)
+		}
+	}
+}
+
 // TestDryRunAcrossRepositories makes random images in several repositories, with tags that hang on
 // images of any of them, and wants the run to decide as the dry run did.
 func TestDryRunAcrossRepositories(t *testing.T) {

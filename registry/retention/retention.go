@@ -112,11 +112,11 @@ func Check(rules []Rule) error {
 // grace period of the start.
 //
 // Tags that hang on an image (catalog.HungOn: sha256-<hex>, also with a suffix such as .sig or
-// -att) are not images and take no image's place. They stay as long as the repository has the
-// image, and go in the run that removes it. If the image is in no repository, they go by themselves
-// a grace period after they were pushed. In two cases the rules judge them, with a separate count:
-// if the image is only in another repository, or if the repository holds nothing but such tags, so
-// that the images may be in another registry.
+// -att) are not images and take no image's place. They stay as long as a repository has the image,
+// and go in the run that removes it from theirs. If the image is in no repository, they go by
+// themselves a grace period after they were pushed. If the repository holds nothing but such tags,
+// the images may be in another registry. Then the rules judge them, and all that hang on the same
+// image count as one.
 //
 // A tag sha256-<hex> that points at that very image, which some tools make when they copy, does not
 // keep the image. If the image has no other tag and is part of no index, it is an ordinary tag of
@@ -222,13 +222,19 @@ func applyIn(ctx context.Context, up *registry.Upkeep, repo string, rules []Rule
 			return err
 		}
 	}
-	rank := 0
+	ranks := map[string]int{} // of images elsewhere, by the newest tag that hangs on them
 	for _, t := range orphans {
+		rank, ranked := ranks[t.Hung]
+		if !ranked {
+			rank = len(ranks)
+			ranks[t.Hung] = rank
+		}
 		reason := ""
 		switch {
-		case t.Elsewhere || len(images) == 0:
+		case t.Elsewhere:
+			reason = "belongs to " + strings.Replace(t.Hung, "-", ":", 1) + " in another repository"
+		case len(images) == 0:
 			reason = keepReason(rules, t, rank, run.now)
-			rank++
 		case !o.Now && run.now.Sub(t.Updated) < up.Options.Grace:
 			reason = "its image may still come"
 		default:
