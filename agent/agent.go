@@ -177,6 +177,7 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 		return nil, err
 	}
 	if a.pool != nil {
+		a.files.SetPool(a.pool)
 		a.cache.SetHolders(&holders{a.pool, a.chains})
 	}
 	if a.pool != nil && a.pool.Fresh() {

@@ -119,3 +119,73 @@ func TestTwoRegistries(t *testing.T) {
 		want(a.Mount(evil.ref(thief)), "steal", decoy)
 	}
 }
+
+// passedAs is a registry whose files have other names than those of the registry behind it.
+func passedAs(alias, name string) fault {
+	return func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if strings.Contains(r.URL.Path, alias) {
+			r = r.Clone(r.Context())
+			r.URL.Path = strings.ReplaceAll(r.URL.Path, alias, name)
+			rec := httptest.NewRecorder()
+			pass.ServeHTTP(rec, r)
+			for h, v := range rec.Header() {
+				for _, s := range v {
+					w.Header().Add(h, strings.ReplaceAll(s, name, alias))
+				}
+			}
+			w.WriteHeader(rec.Code)
+			_, _ = w.Write(rec.Body.Bytes())
+			return
+		}
+		pass.ServeHTTP(w, r)
+	}
+}
+
+// TestLiarOfOneDomain has two registries of one domain. One sends other chunks for a large file of
+// the other's, which its index names with just these chunks, and a container reads them. The
+// other's image must show its own content all the same, and must do so at once, whether the liar's
+// container still has the file open or not.
+func TestLiarOfOneDomain(t *testing.T) {
+	first, second := slipway.Start(t, t.TempDir(), nil), slipway.Start(t, t.TempDir(), nil)
+	evil := behind(t, second)
+	const size = 20 << 20 // opened in ranges
+	truth, lie := bytes.Repeat([]byte("the truth! "), size/11), bytes.Repeat([]byte("but a lie. "), size/11)
+	honest := push(t, first, "team/honest:v1", oneFile("file", truth, []byte("the first's")))
+	liar := evil.ref(push(t, second, "team/liar:v1", oneFile("file", lie, []byte("the second's"))))
+	indexes, files := rewritten(digestOf(lie), digestOf(truth)), passedAs(hex.EncodeToString(digestOf(truth)), hex.EncodeToString(digestOf(lie)))
+	evil.set(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		indexes(w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { files(w, r, pass) }))
+	})
+	for _, open := range []bool{true, false} {
+		a := node.Start(t, quiet+"registries: [{host: \""+first.Addr+"\", urls: [\"http://"+first.Addr+"\"], domain: ours}, {host: \""+
+			evil.addr+"\", urls: [\"http://"+evil.addr+"\"], domain: ours}]\n")
+		f, err := os.Open(filepath.Join(a.Mount(liar), "etc/file"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, 6<<20)
+		if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, lie[:len(got)]) {
+			t.Fatalf("the liar's own container reads %.11q, error %v", got, err)
+		}
+		if !open {
+			if err := f.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 2 {
+			got, err := os.ReadFile(filepath.Join(a.Mount(honest), "etc/file"))
+			if err != nil || !bytes.Equal(got, truth) {
+				t.Errorf("open %v: the other's file has %d bytes that begin with %.11q, error %v", open, len(got), got, err)
+			}
+		}
+		if !open {
+			continue
+		}
+		if n, err := f.ReadAt(got, 0); err == nil && !bytes.Equal(got, truth[:len(got)]) {
+			t.Errorf("the liar's container goes on with the lie: %d bytes", n)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

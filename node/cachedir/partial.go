@@ -171,7 +171,7 @@ func chunksSum(chunks []gear.Name) gear.Name {
 func (p *Partial) open() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.data != nil || p.published {
+	if p.data != nil || p.published || p.broken != nil {
 		return p.broken
 	}
 	err := p.d.withRoom(0, p.openFiles)
@@ -262,6 +262,26 @@ func (p *Partial) Close() {
 	}
 	p.data, p.bm = nil, nil
 	if p.broken != nil && d.partials[p.key()] == p {
+		d.dropPartial(p)
+	}
+}
+
+// Disown ends a file whose index is not believed any more: whoever has it open gets
+// the error, and who asks for the file from now on another one. A file that has been
+// completed is what its name says, and stays.
+func (p *Partial) Disown(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.published {
+		return
+	}
+	if p.broken == nil {
+		p.broken = err
+	}
+	d := p.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.partials[p.key()] == p {
 		d.dropPartial(p)
 	}
 }
@@ -469,7 +489,7 @@ func (p *Partial) account() error {
 	defer p.d.makeRoom()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.data == nil || p.published {
+	if p.data == nil || p.published || p.broken != nil {
 		return nil
 	}
 	var st unix.Stat_t
@@ -597,6 +617,9 @@ func (p *Partial) publish(data *os.File) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.broken != nil { // the name may be another file's by now
+		return p.broken
+	}
 	// The chunks are removed if the file had been published by another.
 	err := d.publish(p.f.Name, int(data.Fd()), link, func() { d.dropPartial(p) })
 	if err != nil {

@@ -163,6 +163,19 @@ func (c *Conn) resend() bool {
 	return c.dev.write(b[:]) == nil
 }
 
+// Invalidate makes the kernel drop the pages and attributes that it remembers of a node. It waits for reads of the node
+// that are in work. A node that the kernel does not know is no error.
+func (c *Conn) Invalidate(node uint64) error {
+	var b [OutHeaderLen + 24]byte // and the node, the first byte, and the number of bytes: 0 for all
+	PutHeader(b[:], 0, 0)
+	le.PutUint32(b[4:], notifyInval) // as in resend
+	le.PutUint64(b[OutHeaderLen:], node)
+	if err := c.dev.write(b[:]); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("have the kernel forget a node: %w", err)
+	}
+	return nil
+}
+
 // isolate lets this server work on a clone of the connection. Where requests cannot be sent again, those that a killed
 // server has in hand would never be answered; on a clone of its own they fail with it, and only they.
 func (c *Conn) isolate() error {

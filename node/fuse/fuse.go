@@ -34,6 +34,7 @@ const (
 	attrLen     = 88
 
 	uniqueResend = 1 << 63 // set by the kernel in requests it sends again
+	notifyInval  = 2       // FUSE_NOTIFY_INVAL_INODE
 	notifyResend = 7       // FUSE_NOTIFY_RESEND
 
 	// OutHeaderLen is what every answer begins with: len u32, negative errno i32,

@@ -102,7 +102,7 @@ func (s *Service) Open(ctx context.Context, k poolfs.Key) (poolfs.Content, error
 			return nil, err
 		}
 		if f.Size >= gear.LargeFile {
-			pc, err := s.openLarge(ctx, img, f)
+			pc, err := s.openLarge(img, f)
 			if errors.Is(err, errComplete) {
 				continue
 			}
@@ -150,12 +150,8 @@ func (s *Service) openCached(img *image, f gear.File) (*os.File, error) {
 
 // openLarge opens the chunks of a large file. One that is not very large comes as
 // a whole.
-func (s *Service) openLarge(ctx context.Context, img *image, f gear.File) (*partialContent, error) {
+func (s *Service) openLarge(img *image, f gear.File) (*partialContent, error) {
 	lf, err := s.sched.acquire(img, f)
-	for began := time.Now(); errors.Is(err, errOtherChunks) && time.Since(began) < s.opts.Bound && ctx.Err() == nil; {
-		time.Sleep(yieldEvery) // its fetch ends, since its image has been forgotten
-		lf, err = s.sched.acquire(img, f)
-	}
 	if err != nil {
 		return nil, err
 	}

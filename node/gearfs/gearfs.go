@@ -163,6 +163,7 @@ type Service struct {
 	// views are the cache's, as far as images have been of them. Replaced as a whole.
 	views []uint64
 
+	pool  Pool // nil: nobody but the caller opens files
 	sched scheduler
 }
 

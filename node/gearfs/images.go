@@ -171,12 +171,14 @@ func (s *Service) AddImage(spec ImageSpec, x *gear.Index) error {
 	rec := &record{Version: recordVersion, Chain: spec.Chain, Ref: spec.Ref, Index: hex.EncodeToString(sum[:]),
 		Domain: spec.Domain, Sources: uniqueRefs(spec.Sources), Layers: spec.Layers, Added: s.opts.Clock().UTC()}
 	v, err := s.cache.View(viewOf(spec.Domain))
+	var others []*gear.File
 	if err == nil {
-		err = s.settle(v, rec.Sources, x.Files)
+		others, err = s.settle(v, rec.Sources, x.Files)
 	}
 	if err != nil {
 		return fmt.Errorf("add image %s: %w", spec.Chain, err)
 	}
+	s.renew(v, largeOf(others)) // a small one is shown only when all of it is right
 	dir := filepath.Join(s.dir, base)
 	if err := s.storeImage(dir, rec, enc.Bytes(), table); err != nil {
 		return fmt.Errorf("store image %s: %w", spec.Chain, err)
@@ -415,6 +417,18 @@ func (s *Service) allImages() []*image {
 
 // HasImage tells whether an image is known.
 func (s *Service) HasImage(chain string) bool { return s.image(chain) != nil }
+
+// Spec is what an image was added with, and since.
+func (s *Service) Spec(chain string) (ImageSpec, bool) {
+	s.imagesMu.RLock()
+	defer s.imagesMu.RUnlock()
+	img := s.images[chain]
+	if img == nil {
+		return ImageSpec{}, false
+	}
+	r := img.rec
+	return ImageSpec{Chain: r.Chain, Ref: r.Ref, Domain: r.Domain, Sources: slices.Clone(r.Sources), Layers: slices.Clone(r.Layers)}, true
+}
 
 // Index reads back the index of an image. Errors: ErrUnknown; gear.ErrContent if
 // it was damaged on disk.

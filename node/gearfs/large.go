@@ -60,6 +60,8 @@ type large struct {
 	stream int   // the next chunk of a stream under way, -1 for none
 	ending bool  // the whole is being hashed
 	err    error // why a job failed last
+	// disowned is why nobody may read from it any more.
+	disowned error
 	// moved changes when bytes come that had not come in an earlier try.
 	moved atomic.Int64
 	// tight is set once the disk had no room for all of it.
@@ -69,12 +71,15 @@ type large struct {
 }
 
 // acquire returns a large file's chunks; release gives them back. Errors:
-// errComplete, errOtherChunks.
+// errComplete, errOtherChunks; ErrUnknown if no image says so of the file any more.
 func (c *scheduler) acquire(img *image, f gear.File) (*large, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	lf := c.large[img.key(f.Name)]
 	if lf == nil {
+		if !c.s.stands(img, f) {
+			return nil, fmt.Errorf("file %x: %w", f.Name, ErrUnknown)
+		}
 		p, err := img.view.Partial(f)
 		if err != nil {
 			return nil, err
@@ -97,10 +102,13 @@ func (c *scheduler) release(lf *large) {
 
 // drop is release while mu is held.
 func (c *scheduler) drop(lf *large) {
-	if lf.refs--; lf.refs == 0 {
-		delete(c.large, lf.img.key(lf.f.Name))
-		lf.p.Close()
+	if lf.refs--; lf.refs > 0 {
+		return
 	}
+	if key := lf.img.key(lf.f.Name); c.large[key] == lf {
+		delete(c.large, key)
+	}
+	lf.p.Close()
 }
 
 // notify makes waiters look again. mu is held.
@@ -428,8 +436,11 @@ func (s *Service) awaitChunks(ctx context.Context, lf *large, off, n int64, ahea
 	last, seen := began, lf.moved.Load()
 	for {
 		lf.mu.Lock()
-		changed := lf.changed
+		changed, disowned := lf.changed, lf.disowned
 		lf.mu.Unlock()
+		if disowned != nil {
+			return disowned
+		}
 		missing := lf.p.Missing(off, n)
 		if len(missing) == 0 {
 			return nil

@@ -30,18 +30,19 @@ func (s *Service) Check(spec ImageSpec, files, tree []gear.File) error {
 	}
 	s.addMu.Lock()
 	defer s.addMu.Unlock()
-	return s.settle(v, spec.Sources, files)
+	_, err = s.settle(v, spec.Sources, files)
+	return err
 }
 
 // settle compares the files of a new image with all others of its domain. Where two
 // contradict each other, one of them lies, and who came first is no reason to believe
 // it: the new one must prove what it says of the file. If it can, the other is
 // forgotten, which harms only containers of that image; if not, the new one is refused.
-// What other domains say does not matter: they have views of their own. addMu is held.
-func (s *Service) settle(v *cachedir.View, sources []SourceRef, files []gear.File) error {
-	rest, err := sorted(files)
-	if err != nil {
-		return err
+// What other domains say does not matter: they have views of their own. It returns the
+// files that no known image of the domain has. addMu is held.
+func (s *Service) settle(v *cachedir.View, sources []SourceRef, files []gear.File) (rest []*gear.File, err error) {
+	if rest, err = sorted(files); err != nil {
+		return nil, err
 	}
 	for _, o := range s.allImages() {
 		if o.view != v {
@@ -50,17 +51,18 @@ func (s *Service) settle(v *cachedir.View, sources []SourceRef, files []gear.Fil
 		left, odd, err := o.table.clash(rest)
 		if errors.Is(err, ErrConflict) {
 			if proof := s.prove(v, sources, *odd); proof != nil {
-				return fmt.Errorf("%w; %w (image %s)", err, proof, o.chain)
+				return nil, fmt.Errorf("%w; %w (image %s)", err, proof, o.chain)
 			}
 			s.log.Error("an image's index lies about a file; the image is forgotten", "image", o.name(), "chain", o.chain, "file", fmt.Sprintf("%x", odd.Name))
 			left, err = rest, s.remove(o.chain)
+			s.renew(v, rest)
 		}
 		if err != nil {
-			return fmt.Errorf("%w (image %s)", err, o.chain)
+			return nil, fmt.Errorf("%w (image %s)", err, o.chain)
 		}
 		rest = left // images that are known agree with each other
 	}
-	return nil
+	return rest, nil
 }
 
 // prove returns why it is not known that a file is what a new image says: by what is in

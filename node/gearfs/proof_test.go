@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"testing"
 	"time"
@@ -14,7 +15,8 @@ import (
 )
 
 // TestLies has one image lie about a file of an honest one. It lies in every way, about a small and
-// a large file, before and after the honest one was added, with and without the file in the cache.
+// a large file, before and after the honest one was added, with and without the file in the cache,
+// and while a container of it has the file open.
 // The honest image can always be added and read, and the lie is not believed twice.
 func TestLies(t *testing.T) {
 	if testing.Short() {
@@ -39,16 +41,18 @@ func TestLies(t *testing.T) {
 			lies["chunk"] = lie
 		}
 		for name, lie := range lies {
-			for state := range 4 {
-				cached, first := state&1 != 0, state&2 != 0
-				t.Run(fmt.Sprintf("%s %s, cached %t, first %t", size, name, cached, first), func(t *testing.T) { testLie(t, tr, honest, lie, cached, first) })
+			for state := range 6 {
+				cached, first, open := state&1 != 0, state >= 2, state >= 4
+				t.Run(fmt.Sprintf("%s %s, cached %t, first %t, open %t", size, name, cached, first, open), func(t *testing.T) {
+					testLie(t, tr, honest, lie, cached, first, open)
+				})
 			}
 		}
 	}
 }
 
-func testLie(t *testing.T, tr *tree, honest, lie gear.File, cached, first bool) {
-	n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": newSource(tr)})
+func testLie(t *testing.T, tr *tree, honest, lie gear.File, cached, first, open bool) {
+	n := newNode(t, gearfs.Options{Bound: 20 * time.Second}, map[string]gearfs.Source{"a": newSource(tr)})
 	b := gear.NewBuilder(nil)
 	must(t, b.Add(entry("x", lie.Size), lie))
 	x, err := b.Index()
@@ -62,9 +66,14 @@ func testLie(t *testing.T, tr *tree, honest, lie gear.File, cached, first bool) 
 		eventually(t, "the file is in the cache", func() bool { return n.cache.Has(honest.Name) })
 		must(t, n.RemoveImage("sha256:before"))
 	}
+	opened := io.Closer(io.NopCloser(nil))
 	if first {
 		must(t, add())
-		readShortly(t, n, lie) // whatever the result
+		if c := readShortly(t, n, lie); open && c != nil { // whatever the result
+			opened = c
+		} else if c != nil {
+			must(t, c.Close())
+		}
 	}
 	n.add("sha256:honest", tr, "a")
 	n.check(tr, honest)
@@ -74,6 +83,7 @@ func testLie(t *testing.T, tr *tree, honest, lie gear.File, cached, first bool) 
 	for _, f := range tr.files {
 		n.check(tr, f)
 	}
+	must(t, opened.Close())
 	n.stop()
 	n.start()
 	if !n.HasImage("sha256:honest") || n.HasImage("sha256:lie") {
@@ -82,14 +92,14 @@ func testLie(t *testing.T, tr *tree, honest, lie gear.File, cached, first bool) 
 	n.check(tr, honest)
 }
 
-// readShortly starts to read a file that may never arrive.
-func readShortly(t *testing.T, n *node, f gear.File) {
+// readShortly reads the end of a file that may never arrive, and returns it open if it opens.
+func readShortly(t *testing.T, n *node, f gear.File) poolfs.Content {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	c, err := n.Open(ctx, poolfs.Key{Name: f.Name})
 	if err != nil {
-		return
+		return nil
 	}
 	_, _ = c.ReadAt(ctx, make([]byte, 100), f.Size-100)
-	must(t, c.Close())
+	return c
 }

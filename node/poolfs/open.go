@@ -218,6 +218,24 @@ func (s *Server) Evict(name [32]byte) {
 	}
 }
 
+// errRenewed ends what waits for a content that is renewed.
+var errRenewed = errors.New("what is known of the content has changed")
+
+// Renew says that what an index said of a content is not believed any more. Who has a part of it open reads from then
+// on what the backend opens for it next, and the kernel forgets the pages and the size it remembers. Reads that are
+// under way are waited for: the backend makes them fail first. A complete file that the kernel reads itself is its
+// content whatever an index says, and stays.
+func (s *Server) Renew(k Key) {
+	node := NodeID(k)
+	s.table.renew(node)
+	if s.conn.Context().Err() != nil {
+		return
+	}
+	if err := s.conn.Invalidate(node); err != nil {
+		s.log.Warn("a content is not renewed", "node", fmt.Sprintf("%x", node), "err", err)
+	}
+}
+
 // startRead answers READ in a goroutine: even a complete file may have to wait for the disk.
 func (s *Server) startRead(r *fuse.Request) {
 	s.stats.reads.Add(1)

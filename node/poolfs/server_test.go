@@ -1,6 +1,7 @@
 package poolfs_test
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"io/fs"
@@ -323,6 +324,63 @@ func TestEvict(t *testing.T) {
 		p.check(name)
 		s.Evict(name)
 		fusetest.Eventually(t, "no backing file", func() bool { return s.Stats().Backing == 0 })
+	}
+}
+
+// TestRenew has a content turn out to be another one, of any size, while a process has a part of it
+// open and when none has. The kernel has read what was said first. Afterwards everybody reads what
+// is right, also who has it open.
+func TestRenew(t *testing.T) {
+	p := newPool(t, patience)
+	p.partial = true
+	s, _ := p.serve(nil)
+	put := func(name [32]byte, b []byte) {
+		t.Helper()
+		file := filepath.Join(p.origin.dir, poolfs.PathOf(name))
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, b, 0o444); err != nil {
+			t.Fatal(err)
+		}
+		p.nodes.add(name, int64(len(b)))
+	}
+	seed := uint64(20)
+	for _, grow := range []int{0, -70_000, 70_000} {
+		for _, kept := range []bool{false, true} {
+			right := bytes.Repeat([]byte("right"), 40_000)
+			wrong := bytes.Repeat([]byte("wrong"), (len(right)+grow)/5)
+			name := p.fill(t, seed, 1000)[0]
+			seed++
+			put(name, wrong)
+			f, err := fusetest.Open(p.path(name), unix.O_RDONLY)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := io.ReadAll(f); err != nil || !bytes.Equal(got, wrong) {
+				t.Fatalf("before: %d bytes, %v", len(got), err)
+			}
+			if !kept {
+				f.Close()
+			}
+			put(name, right)
+			s.Renew(poolfs.Key{Name: name})
+			again, err := fusetest.Open(p.path(name), unix.O_RDONLY)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := io.ReadAll(again); err != nil || !bytes.Equal(got, right) {
+				t.Errorf("size by %d, kept open %v: %d bytes that begin with %.5q, %v", grow, kept, len(got), got, err)
+			}
+			again.Close()
+			if !kept {
+				continue
+			}
+			if got, err := io.ReadAll(io.NewSectionReader(f, 0, int64(len(right)))); err != nil || !bytes.Equal(got, right) {
+				t.Errorf("size by %d: who had it open reads %d bytes that begin with %.5q, %v", grow, len(got), got, err)
+			}
+			f.Close()
+		}
 	}
 }
 

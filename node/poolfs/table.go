@@ -38,8 +38,9 @@ type table struct {
 // inode is a file with users, or one with a backing id.
 type inode struct {
 	node    uint64
-	backing int32   // > 0: passthrough
-	content Content // cached mode; nil after a hand-over until it is needed
+	backing int32     // > 0: passthrough
+	content Content   // cached mode; nil after a hand-over or a renewal until it is needed
+	stale   []Content // that were renewed, and which reads may still use
 	key     Key
 	size    int64
 	named   bool    // name and size are known, as they are beside a content
@@ -157,7 +158,10 @@ func (t *table) hold(ino *inode) {
 
 // letGo undoes one hold. The lock is held.
 func (t *table) letGo(ino *inode) {
-	ino.pending--
+	if ino.pending--; ino.pending == 0 {
+		t.closing = append(t.closing, ino.stale...)
+		ino.stale = nil
+	}
 	t.settle(ino)
 }
 
@@ -323,6 +327,29 @@ func (t *table) evictNode(node uint64) {
 	}
 }
 
+// renew makes a node ask for its content again, unless the kernel reads it itself.
+func (t *table) renew(node uint64) {
+	t.mu.Lock()
+	defer t.unlock()
+	ino := t.inodes[node]
+	if ino == nil {
+		return
+	}
+	if f := ino.flight; f != nil {
+		f.over, f.err = true, errRenewed
+		ino.flight = nil
+		close(f.done)
+		f.cancel(errRenewed)
+	}
+	ino.named = false
+	if ino.content == nil {
+		return
+	}
+	t.hold(ino)
+	ino.stale, ino.content = append(ino.stale, ino.content), nil
+	t.letGo(ino)
+}
+
 func (t *table) close() error {
 	t.mu.Lock()
 	defer t.unlock()
@@ -331,6 +358,8 @@ func (t *table) close() error {
 			t.closing = append(t.closing, ino.content)
 			ino.content = nil
 		}
+		t.closing = append(t.closing, ino.stale...)
+		ino.stale = nil
 	}
 	if t.log == nil {
 		return nil
