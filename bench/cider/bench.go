@@ -38,7 +38,7 @@ const (
 type bench struct {
 	*measure.Bench
 	o        *options
-	all      []*corpus.Image
+	all      corpus.Set
 	net      *lan.LAN
 	links    []*lan.Node
 	cluster  *ceph.Cluster
@@ -140,36 +140,18 @@ func (b *bench) clear() error {
 // chosen returns the images of a scenario: those of the command line, or else the last version of
 // each of the given series that the corpus has. If series is nil, all series count.
 func (b *bench) chosen(series []string) ([]*corpus.Image, error) {
-	last := map[string]*corpus.Image{}
-	var order []string
-	for _, im := range b.all {
-		if last[im.Series] == nil {
-			order = append(order, im.Series)
-		}
-		last[im.Series] = im
-	}
-	wanted := order
+	wanted := b.all.Series()
 	if series != nil {
-		wanted = slices.DeleteFunc(slices.Clone(series), func(s string) bool { return last[s] == nil })
+		had := wanted
+		wanted = slices.DeleteFunc(slices.Clone(series), func(s string) bool { return !slices.Contains(had, s) })
 		if len(wanted) == 0 {
-			wanted = order[:min(len(order), 2)]
+			wanted = had[:min(len(had), 2)]
 		}
 	}
 	if b.o.images != "" {
 		wanted = strings.Split(b.o.images, ",")
 	}
-	var out []*corpus.Image
-	for _, name := range wanted {
-		im := last[name]
-		if i := slices.IndexFunc(b.all, func(im *corpus.Image) bool { return im.String() == name }); i >= 0 {
-			im = b.all[i]
-		}
-		if im == nil {
-			return nil, fmt.Errorf("no image or series %q in %s", name, b.o.corpus)
-		}
-		out = append(out, im)
-	}
-	return out, nil
+	return b.all.Choose(wanted)
 }
 
 // ways returns the ways that are compared.

@@ -184,15 +184,10 @@ func (e *Equality) Write(w *strings.Builder) {
 	measure.Table(w, 1, []string{"image", "layers MB", "ext4 MB", "EROFS MB", "built s", "differences, local", "differences, network"}, rows)
 	for _, im := range e.Images {
 		if text := im.First + im.Failure; text != "" {
-			fmt.Fprintf(w, "\n%s: %s\n", im.Image, firstLine(text))
+			fmt.Fprintf(w, "\n%s: %s\n", im.Image, measure.FirstLine(text))
 		}
 	}
 }
 
 // Pictures returns no pictures.
 func (e *Equality) Pictures() []measure.Picture { return nil }
-
-func firstLine(s string) string {
-	line, _, _ := strings.Cut(s, "\n")
-	return line
-}

@@ -35,7 +35,7 @@ func runNode10(b *bench, ctx context.Context) error {
 	out := &Node10{Mbit: b.o.mbit}
 	b.results.Node10 = out
 	defer func() { out.Run = b.Since(began) }()
-	containers, err := numbers(b.o.containers)
+	containers, err := measure.Numbers(b.o.containers, 1, 100)
 	if err != nil {
 		return err
 	}
@@ -47,11 +47,11 @@ func runNodes(b *bench, ctx context.Context) error {
 	out := &Nodes{Mbit: b.o.mbit, Uplink: b.o.uplinkMbit}
 	b.results.Nodes = out
 	defer func() { out.Run = b.Since(began) }()
-	nodes, err := numbers(b.o.nodes)
+	nodes, err := measure.Numbers(b.o.nodes, 1, 100)
 	if err != nil {
 		return err
 	}
-	containers, err := numbers(b.o.containers)
+	containers, err := measure.Numbers(b.o.containers, 1, 100)
 	if err != nil {
 		return err
 	}

@@ -137,7 +137,7 @@ func target(scenario, what, way string, limit float64, list []Deployment, nodes,
 func failures(list []Deployment) (rows [][]string) {
 	for i := range list {
 		if d := &list[i]; d.Failure != "" {
-			rows = append(rows, []string{d.Image, wayTitle(d.Way), firstLine(d.Failure)})
+			rows = append(rows, []string{d.Image, wayTitle(d.Way), measure.FirstLine(d.Failure)})
 		}
 	}
 	return rows

@@ -17,7 +17,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 
 	"example.org/slipway/integration/bench/measure"
@@ -83,7 +82,7 @@ func (o *options) validate(fl *flag.FlagSet) error {
 		}
 	}
 	for _, list := range []string{o.containers, o.nodes} {
-		if _, err := numbers(list); err != nil {
+		if _, err := measure.Numbers(list, 1, 100); err != nil {
 			return err
 		}
 	}
@@ -101,17 +100,6 @@ func (o *options) quicken(given map[string]bool) {
 	if !given["nodes"] {
 		o.nodes = "1,2"
 	}
-}
-
-func numbers(list string) (out []int, err error) {
-	for s := range strings.SplitSeq(list, ",") {
-		n, err := strconv.Atoi(s)
-		if err != nil || n < 1 || n > 100 {
-			return nil, fmt.Errorf("%q is no number from 1 to 100", s)
-		}
-		out = append(out, n)
-	}
-	return out, nil
 }
 
 // Suite returns the suite.

@@ -2,10 +2,6 @@ package gear
 
 import (
 	"context"
-	"errors"
-	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"example.org/slipway/integration/bench/measure"
@@ -42,20 +38,19 @@ func (s *Sample) rate() float64 { return float64(s.Bytes) / 1e6 / s.Seconds }
 // bytes that it moved. buf belongs to the client.
 type operation func(ctx context.Context, buf []byte, i int) (int64, error)
 
-// clientBuffer is the number of bytes that a client reads at once.
-const clientBuffer = 256 << 10
-
 // underLoad makes clients do operations for a time. Before that they run unmeasured for a tenth of
 // it.
 func underLoad(ctx context.Context, s *server, clients int, least time.Duration, do operation) (Sample, error) {
-	if _, _, err := runLoad(ctx, clients, least/10, do); err != nil {
+	l := measure.Clients{N: clients, Least: least / 10, Do: func(ctx context.Context, w *measure.Worker, i int) (int64, error) { return do(ctx, w.Chunk, i) }}
+	if _, err := l.Run(ctx); err != nil {
 		return Sample{}, err
 	}
 	m, err := measure.StartMeter(s.process.Pid())
 	if err != nil {
 		return Sample{}, err
 	}
-	took, bytes, err := runLoad(ctx, clients, least, do)
+	l.Least = least
+	o, err := l.Run(ctx)
 	if err != nil {
 		return Sample{}, err
 	}
@@ -63,46 +58,8 @@ func underLoad(ctx context.Context, s *server, clients int, least time.Duration,
 	if err != nil {
 		return Sample{}, err
 	}
-	ms := func(q float64) float64 {
-		return float64(took[min(int(q*float64(len(took))), len(took)-1)]) / float64(time.Millisecond)
-	}
-	out := Sample{Ops: len(took), Bytes: bytes, Seconds: u.Elapsed.Seconds(), ServerCPU: u.Server.Seconds(), ClientCPU: u.Client.Seconds(),
-		OtherCPUs: u.OtherCPUs, P50ms: ms(0.5), P99ms: ms(0.99)}
+	out := Sample{Ops: len(o.Took), Bytes: o.Bytes, Seconds: u.Elapsed.Seconds(), ServerCPU: u.Server.Seconds(), ClientCPU: u.Client.Seconds(),
+		OtherCPUs: u.OtherCPUs, P50ms: o.Ms(0.5), P99ms: o.Ms(0.99)}
 	_, out.PeakRSS, err = measure.Memory(m.PIDs)
 	return out, err
-}
-
-// runLoad returns the time of each operation, sorted. The first error ends the load.
-func runLoad(ctx context.Context, clients int, least time.Duration, do operation) (took []time.Duration, bytes int64, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var next, moved atomic.Int64
-	var wg sync.WaitGroup
-	each := make([][]time.Duration, clients)
-	end := time.Now().Add(least)
-	for c := range clients {
-		wg.Go(func() {
-			buf := make([]byte, clientBuffer)
-			for ctx.Err() == nil && time.Now().Before(end) {
-				begin := time.Now()
-				n, err := do(ctx, buf, int(next.Add(1)-1))
-				if err != nil {
-					cancel(err)
-					return
-				}
-				moved.Add(n)
-				each[c] = append(each[c], time.Since(begin))
-			}
-		})
-	}
-	wg.Wait()
-	if err := context.Cause(ctx); err != nil {
-		return nil, 0, err
-	}
-	took = slices.Concat(each...)
-	if len(took) == 0 {
-		return nil, 0, errors.New("no operation was done")
-	}
-	slices.Sort(took)
-	return took, moved.Load(), nil
 }

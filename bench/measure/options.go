@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 )
 
 // Options are what the suites' command lines have in common.
@@ -30,7 +32,7 @@ type Defaults struct {
 	Scenarios string // names of all scenarios
 	Rounds    int    // the default number of rounds
 	Dir       string // what the directory is for
-	Quick     string // what a quick look leaves out
+	Quick     string // what a quick look leaves out; empty: there is none
 }
 
 // Add defines the flags.
@@ -39,7 +41,9 @@ func (o *Options) Add(fl *flag.FlagSet, d Defaults) {
 	fl.StringVar(&o.Scenarios, "scenario", "", "`names` of the scenarios to run, separated by commas (default all: "+d.Scenarios+")")
 	fl.StringVar(&o.Dir, "dir", "/var/tmp", "`directory` for "+d.Dir)
 	fl.IntVar(&o.Rounds, "rounds", d.Rounds, "`number` of rounds of what is measured in rounds")
-	fl.BoolVar(&o.Quick, "quick", false, "a quick look: "+d.Quick)
+	if d.Quick != "" {
+		fl.BoolVar(&o.Quick, "quick", false, "a quick look: "+d.Quick)
+	}
 	fl.BoolVar(&o.Check, "check", false, "compare with the targets")
 	fl.StringVar(&o.Commit, "commit", "unknown", "`commit` that is measured, for the report")
 	fl.StringVar(&o.Command, "command", "", "`command` that reproduces the run, for the report (default: the script with what was chosen to measure)")
@@ -79,4 +83,16 @@ func Described(fl *flag.FlagSet, script string, valued, switches []string) strin
 		}
 	})
 	return out
+}
+
+// Numbers reads whole numbers, separated by commas, in a range.
+func Numbers(list string, least, most int) (out []int, err error) {
+	for s := range strings.SplitSeq(list, ",") {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < least || n > most {
+			return nil, fmt.Errorf("%q is no number from %d to %d", s, least, most)
+		}
+		out = append(out, n)
+	}
+	return out, nil
 }

@@ -15,23 +15,8 @@ import (
 // Crowd shows what happens when many clients ask at once for one blob that nobody has pulled
 // before.
 type Crowd struct {
-	Run     Run   `json:"run"`
-	Clients int   `json:"clients"`
-	Size    int64 `json:"size"`
-	// Reads is the number of times that the upstream was asked for the blob. ReadBytes is what it
-	// sent of the blob.
-	Reads     int64 `json:"reads"`
-	ReadBytes int64 `json:"read_bytes"`
-	// First holds the times to each client's first byte, All the times to the last byte, in
-	// milliseconds.
-	First []float64 `json:"first_ms"`
-	All   []float64 `json:"all_ms"`
-	// Idle is Slipway's resident set before, and Peak its largest resident set afterwards, in
-	// bytes.
-	Idle int64 `json:"idle_rss"`
-	Peak int64 `json:"peak_rss"`
-	// CPU is Slipway's CPU time in seconds.
-	CPU float64 `json:"cpu_seconds"`
+	Run Run `json:"run"`
+	measure.Crowded
 }
 
 func runCrowd(b *bench, ctx context.Context) error {
@@ -40,7 +25,7 @@ func runCrowd(b *bench, ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	out := &Crowd{Clients: b.o.clients, Size: im.layer.Size}
+	out := &Crowd{Crowded: measure.Crowded{Clients: b.o.clients, Size: im.layer.Size}}
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -79,10 +64,7 @@ func runCrowd(b *bench, ctx context.Context) error {
 	if out.Peak, err = s.Process.PeakRSS(); err != nil {
 		return err
 	}
-	for _, f := range fetched {
-		out.First = append(out.First, f.First.Seconds()*1e3)
-		out.All = append(out.All, f.All.Seconds()*1e3)
-	}
+	out.Add(fetched)
 	b.Logf("%d clients: %d downloads, first bytes after %s ms, %s MB", out.Clients, out.Reads, measure.SpreadOf(out.First), measure.Megabytes(out.Peak))
 	out.Run = b.since(ctx, began, b.mirrors(b.upstream.Addr)[:1])
 	out.Run.Rounds = 1
@@ -111,11 +93,7 @@ func (c *Crowd) Targets() []measure.Target {
 
 // Write writes the table.
 func (c *Crowd) Write(w *strings.Builder) {
-	all := measure.SpreadOf(c.All)
-	measure.Table(w, 0, []string{"clients", "downloads", "MB from the upstream", "first byte, ms", "last byte, ms", "MB/s to all", "idle RSS MB", "peak RSS MB", "server CPU s"}, [][]string{{
-		fmt.Sprint(c.Clients), fmt.Sprint(c.Reads), measure.Megabytes(c.ReadBytes), measure.SpreadOf(c.First).String(), all.String(),
-		measure.Figure(float64(c.Clients) * float64(c.Size) / 1e3 / max(all.Max, 1e-3)), measure.Megabytes(c.Idle), measure.Megabytes(c.Peak), measure.Figure(c.CPU),
-	}})
+	c.Table(w, "downloads", "MB from the upstream")
 }
 
 // Pictures returns no pictures.

@@ -60,7 +60,7 @@ func madeUp(times float64) *Results {
 			ramp(nameSlipway, modeThrough, 1, 100, 100), ramp(nameOciregistry, modeThrough, times, 40, 40),
 		}},
 		Large: &Large{Size: 1e9, Links: []Link{{Name: linkLoopback, Direct: []Download{{First: 2, All: 90}}, Through: []Download{{First: 3.1, All: 95}}}}},
-		Crowd: &Crowd{Clients: 2, Size: 10, Reads: 1, ReadBytes: 10, First: []float64{1, 2}, All: []float64{3, 4}},
+		Crowd: &Crowd{Crowded: measure.Crowded{Clients: 2, Size: 10, Reads: 1, ReadBytes: 10, First: []float64{1, 2}, All: []float64{3, 4}}},
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"example.org/slipway/integration/bench/measure"
@@ -67,17 +66,12 @@ func (b *bench) available(sc *scenario) []*rival.Spec {
 func (b *bench) drop(s *rival.Spec, err error) {
 	b.Logf("%s is left out from here on: %v", s.Name, err)
 	b.failed = true
-	s.Binary, s.Why = "", "failed: "+firstLine(err)
+	s.Binary, s.Why = "", "failed: "+measure.FirstLine(err.Error())
 	for i := range b.results.Run.Servers {
 		if b.results.Run.Servers[i].Name == s.Name {
 			b.results.Run.Servers[i].Missing = s.Why
 		}
 	}
-}
-
-func firstLine(err error) string {
-	text, _, _ := strings.Cut(err.Error(), "\n")
-	return text
 }
 
 // start starts servers, each on its own directory. It drops a server that does not start.
@@ -150,7 +144,7 @@ func (b *bench) interleave(ctx context.Context, sc *scenario, list []arm, do fun
 // record keeps a sample and prints it.
 func (b *bench) record(sc *scenario, cas, server string, round int, s Sample, err error) {
 	if err != nil {
-		s = Sample{Err: firstLine(err)}
+		s = Sample{Err: measure.FirstLine(err.Error())}
 		b.failed = true
 	}
 	s.Scenario, s.Case, s.Server, s.Round = sc.name, cas, server, round
@@ -169,13 +163,13 @@ func (b *bench) record(sc *scenario, cas, server string, round int, s Sample, er
 // slices measures a load on each arm for the time of a slice. Before that, the load runs unmeasured
 // for a tenth of that time, so that connections and caches are ready.
 func (b *bench) slices(ctx context.Context, sc *scenario, list []arm, clients int,
-	do func(a arm) func(ctx context.Context, w *worker, i int) (int64, error)) error {
+	do func(a arm) func(ctx context.Context, w *measure.Worker, i int) (int64, error)) error {
 	return b.interleave(ctx, sc, list, func(ctx context.Context, a arm) (Sample, error) {
-		l := load{clients: clients, least: b.slice / 10, do: do(a)}
-		if _, err := l.run(ctx); err != nil {
+		l := measure.Clients{N: clients, Least: b.slice / 10, Do: do(a)}
+		if _, err := l.Run(ctx); err != nil {
 			return Sample{}, err
 		}
-		l.least = b.slice
+		l.Least = b.slice
 		return measureLoad(ctx, a.s, l)
 	})
 }

@@ -65,10 +65,10 @@ const garbageSize = 32 << 10
 func (b *bench) timeCollection(ctx context.Context, s *server) (Sample, error) {
 	n := b.results.Run.Scale.GarbageEach
 	set := uint64(b.Serial())
-	push := load{clients: pushers, limit: n, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
+	push := measure.Clients{N: pushers, Limit: n, Do: func(ctx context.Context, _ *measure.Worker, i int) (int64, error) {
 		return 0, s.pushBlob(ctx, "bench/garbage", newBlob(noise(set, uint64(i), garbageSize)), pushMode{single: true})
 	}}
-	if _, err := push.run(ctx); err != nil {
+	if _, err := push.Run(ctx); err != nil {
 		return Sample{}, err
 	}
 	syscall.Sync()
@@ -141,10 +141,10 @@ func makeStore(ctx context.Context, sp *rival.Spec, dir string, n int) (*server,
 	if err := s.pushBlob(ctx, storeRepo, storeConfig(), pushMode{single: true}); err != nil {
 		return s, err
 	}
-	push := load{clients: 2 * pushers, limit: n - objects, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
+	push := measure.Clients{N: 2 * pushers, Limit: n - objects, Do: func(ctx context.Context, _ *measure.Worker, i int) (int64, error) {
 		return 0, s.pushBlob(ctx, storeRepo, storeBlob(objects+i), pushMode{single: true})
 	}}
-	if _, err := push.run(ctx); err != nil {
+	if _, err := push.Run(ctx); err != nil {
 		return s, err
 	}
 	for first := objects; first < n; first += blobsPerManifest {

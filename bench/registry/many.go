@@ -43,21 +43,21 @@ func (b *bench) manyCatalogue(ctx context.Context, sp *rival.Spec) (string, erro
 	defer s.stop()
 	scale := b.results.Run.Scale
 	b.Logf("%s: storing %d tags in one repository", s.Name, scale.Tags)
-	tags := load{clients: pushers, limit: scale.Tags / tagsPerPut, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
+	tags := measure.Clients{N: pushers, Limit: scale.Tags / tagsPerPut, Do: func(ctx context.Context, _ *measure.Worker, i int) (int64, error) {
 		index, query := emptyIndex("tags", i), url.Values{}
 		for k := range tagsPerPut {
 			query.Add("tag", tagName(i*tagsPerPut+k))
 		}
 		return 0, s.putManifest(ctx, manyTagsRepo, index.digest+"?"+query.Encode(), indexType, index.data)
 	}}
-	if _, err := tags.run(ctx); err != nil {
+	if _, err := tags.Run(ctx); err != nil {
 		return "", err
 	}
 	b.Logf("%s: storing %d repositories", s.Name, scale.Repos)
-	repos := load{clients: 2 * pushers, limit: scale.Repos, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
+	repos := measure.Clients{N: 2 * pushers, Limit: scale.Repos, Do: func(ctx context.Context, _ *measure.Worker, i int) (int64, error) {
 		return 0, s.putManifest(ctx, manyRepo(i), imageTag, indexType, emptyIndex("repo", i).data)
 	}}
-	if _, err := repos.run(ctx); err != nil {
+	if _, err := repos.Run(ctx); err != nil {
 		return "", err
 	}
 	return dir, os.WriteFile(filepath.Join(dir, "done"), nil, 0o644)
@@ -197,8 +197,8 @@ func (b *bench) readPages(ctx context.Context, sc *scenario, s *server, list, pa
 			if at > 0 {
 				last = name(at - 1)
 			}
-			sample, err := measureLoad(ctx, s, load{clients: 1, least: b.slice / 2, do: func(ctx context.Context, w *worker, _ int) (int64, error) {
-				names, err := s.page(ctx, path, list, pageSize, last, &w.buf)
+			sample, err := measureLoad(ctx, s, measure.Clients{N: 1, Least: b.slice / 2, Do: func(ctx context.Context, w *measure.Worker, _ int) (int64, error) {
+				names, err := s.page(ctx, path, list, pageSize, last, &w.Buf)
 				if err != nil {
 					return 0, err
 				}

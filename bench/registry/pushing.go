@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"example.org/slipway/integration/bench/measure"
 	"example.org/slipway/integration/bench/rival"
 )
 
@@ -42,7 +43,7 @@ func (b *bench) pushSmall(ctx context.Context, sc *scenario, cas string, servers
 		set := b.Serial()
 		// The next server must not wait for what the one before has left to write.
 		syscall.Sync()
-		return measureLoad(ctx, s, load{clients: clients, least: b.slice, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
+		return measureLoad(ctx, s, measure.Clients{N: clients, Least: b.slice, Do: func(ctx context.Context, _ *measure.Worker, i int) (int64, error) {
 			im := smallImage(set, i)
 			return im.bytes(), s.pushImage(ctx, im, mode)
 		}})
@@ -82,7 +83,7 @@ func runPushLarge(b *bench, ctx context.Context, sc *scenario) error {
 				images[i] = b.largeOf(c.size).another(fmt.Sprintf("bench/push-%d", n), uint64(n))
 			}
 			syscall.Sync()
-			return measureLoad(ctx, s, load{clients: c.clients, limit: c.count, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
+			return measureLoad(ctx, s, measure.Clients{N: c.clients, Limit: c.count, Do: func(ctx context.Context, _ *measure.Worker, i int) (int64, error) {
 				return images[i].bytes(), s.pushImage(ctx, images[i], c.mode)
 			}})
 		})
@@ -127,16 +128,16 @@ func (b *bench) memoryRound(ctx context.Context, sc *scenario, sp *rival.Spec, r
 	set, n := b.Serial(), b.results.Run.Scale.MemImages
 	for _, half := range []struct {
 		name string
-		do   func(s *server) func(ctx context.Context, w *worker, i int) (int64, error)
+		do   func(s *server) func(ctx context.Context, w *measure.Worker, i int) (int64, error)
 	}{
-		{caseAfterPush, func(s *server) func(context.Context, *worker, int) (int64, error) {
-			return func(ctx context.Context, _ *worker, i int) (int64, error) {
+		{caseAfterPush, func(s *server) func(context.Context, *measure.Worker, int) (int64, error) {
+			return func(ctx context.Context, _ *measure.Worker, i int) (int64, error) {
 				return 0, s.pushImage(ctx, smallImage(set, i), pushMode{})
 			}
 		}},
-		{caseAfterServe, func(s *server) func(context.Context, *worker, int) (int64, error) {
-			return func(ctx context.Context, w *worker, i int) (int64, error) {
-				return s.pull(ctx, smallImage(set, i), &w.buf)
+		{caseAfterServe, func(s *server) func(context.Context, *measure.Worker, int) (int64, error) {
+			return func(ctx context.Context, w *measure.Worker, i int) (int64, error) {
+				return s.pull(ctx, smallImage(set, i), &w.Buf)
 			}
 		}},
 	} {
@@ -144,7 +145,7 @@ func (b *bench) memoryRound(ctx context.Context, sc *scenario, sp *rival.Spec, r
 		if err != nil {
 			return err
 		}
-		sample, err := measureLoad(ctx, s, load{clients: memoryClients, limit: n, do: half.do(s)})
+		sample, err := measureLoad(ctx, s, measure.Clients{N: memoryClients, Limit: n, Do: half.do(s)})
 		b.record(sc, half.name, sp.Name, round, sample, err)
 		if err == nil {
 			select {

@@ -2,9 +2,7 @@ package registry
 
 import (
 	"bytes"
-	"context"
 	"encoding/xml"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -26,7 +24,7 @@ import (
 // TestRun measures a real server with as little content as the scenarios need.
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
-	o := &options{binary: slipway.Binary(t), scenarios: "start,lists,gc", dir: dir, rounds: 2, slice: 20 * time.Millisecond, scale: 1e-6}
+	o := &options{Options: measure.Options{Binary: slipway.Binary(t), Scenarios: "start,lists,gc", Dir: dir, Rounds: 2}, slice: 20 * time.Millisecond, scale: 1e-6}
 	r, good, err := o.measure(t.Context())
 	if err != nil || !good {
 		t.Fatalf("measure: good %v, %v", good, err)
@@ -115,32 +113,6 @@ func TestContent(t *testing.T) {
 			}
 			seen[b.digest] = name
 		}
-	}
-}
-
-func TestLoad(t *testing.T) {
-	done := make([]bool, 100)
-	o, err := load{clients: 3, limit: 100, do: func(_ context.Context, _ *worker, i int) (int64, error) {
-		done[i] = true // each number is given out once
-		return 2, nil
-	}}.run(t.Context())
-	if err != nil || o.ops != 100 || o.bytes != 200 || len(o.took) != 100 {
-		t.Errorf("outcome %d operations, %d bytes, %d times, %v", o.ops, o.bytes, len(o.took), err)
-	}
-	for i, ok := range done {
-		if !ok {
-			t.Errorf("operation %d was not done", i)
-		}
-	}
-	failure := errors.New("no")
-	_, err = load{clients: 3, least: time.Hour, do: func(_ context.Context, _ *worker, i int) (int64, error) {
-		if i == 5 {
-			return 0, failure
-		}
-		return 0, nil
-	}}.run(t.Context())
-	if !errors.Is(err, failure) {
-		t.Errorf("error %v, want the operation's", err)
 	}
 }
 
@@ -274,7 +246,7 @@ func TestResultsFile(t *testing.T) {
 	if err := writeResults(path, want); err != nil {
 		t.Fatal(err)
 	}
-	got, err := (&options{output: measure.Output{From: path}}).read()
+	got, err := (&options{Options: measure.Options{Output: measure.Output{From: path}}}).read()
 	if err != nil {
 		t.Fatal(err)
 	}

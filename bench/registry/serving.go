@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
+
+	"example.org/slipway/integration/bench/measure"
 )
 
 // fleet holds the servers whose pulls are compared, all with the same content. It lives as long as
@@ -102,11 +104,15 @@ func (b *bench) needImages(ctx context.Context, f *fleet) error {
 		f.images = append(f.images, smallImage(0, i))
 	}
 	return b.prepare(ctx, f.servers, fmt.Sprintf("storing %d small images", len(f.images)), func(s *server) error {
-		for _, do := range []func(ctx context.Context, w *worker, i int) (int64, error){
-			func(ctx context.Context, _ *worker, i int) (int64, error) { return 0, s.store(ctx, f.images[i]) },
-			func(ctx context.Context, w *worker, i int) (int64, error) { return s.pull(ctx, f.images[i], &w.buf) },
+		for _, do := range []func(ctx context.Context, w *measure.Worker, i int) (int64, error){
+			func(ctx context.Context, _ *measure.Worker, i int) (int64, error) {
+				return 0, s.store(ctx, f.images[i])
+			},
+			func(ctx context.Context, w *measure.Worker, i int) (int64, error) {
+				return s.pull(ctx, f.images[i], &w.Buf)
+			},
 		} {
-			if _, err := (load{clients: pushers, limit: len(f.images), do: do}).run(ctx); err != nil {
+			if _, err := (measure.Clients{N: pushers, Limit: len(f.images), Do: do}).Run(ctx); err != nil {
 				return err
 			}
 		}
@@ -124,9 +130,9 @@ func runPull(b *bench, ctx context.Context, sc *scenario) error {
 		return err
 	}
 	for _, clients := range []int{1, 4, 10} {
-		err := b.slices(ctx, sc, arms(caseClients(clients), f.of(sc, b.results)), clients, func(a arm) func(context.Context, *worker, int) (int64, error) {
-			return func(ctx context.Context, w *worker, i int) (int64, error) {
-				return a.s.pull(ctx, f.images[i%len(f.images)], &w.buf)
+		err := b.slices(ctx, sc, arms(caseClients(clients), f.of(sc, b.results)), clients, func(a arm) func(context.Context, *measure.Worker, int) (int64, error) {
+			return func(ctx context.Context, w *measure.Worker, i int) (int64, error) {
+				return a.s.pull(ctx, f.images[i%len(f.images)], &w.Buf)
 			}
 		})
 		if err != nil {
@@ -159,8 +165,8 @@ func runHead(b *bench, ctx context.Context, sc *scenario) error {
 	if err := b.needImages(ctx, f); err != nil {
 		return err
 	}
-	err = b.slices(ctx, sc, arms(caseClients(headClients), f.of(sc, b.results)), headClients, func(a arm) func(context.Context, *worker, int) (int64, error) {
-		return func(ctx context.Context, _ *worker, i int) (int64, error) {
+	err = b.slices(ctx, sc, arms(caseClients(headClients), f.of(sc, b.results)), headClients, func(a arm) func(context.Context, *measure.Worker, int) (int64, error) {
+		return func(ctx context.Context, _ *measure.Worker, i int) (int64, error) {
 			im := f.images[i%len(f.images)]
 			return 0, a.s.head(ctx, im.repo, imageTag, im.manifest.digest)
 		}
@@ -185,9 +191,9 @@ func (b *bench) headTags(ctx context.Context, sc *scenario, f *fleet) error {
 		list = append(list, arms(caseTags(n), servers)...)
 	}
 	list = slices.DeleteFunc(list, func(a arm) bool { return a.s.Binary == "" }) // dropped meanwhile
-	return b.slices(ctx, sc, list, headClients, func(a arm) func(context.Context, *worker, int) (int64, error) {
+	return b.slices(ctx, sc, list, headClients, func(a arm) func(context.Context, *measure.Worker, int) (int64, error) {
 		set := sets[a.cas]
-		return func(ctx context.Context, _ *worker, i int) (int64, error) {
+		return func(ctx context.Context, _ *measure.Worker, i int) (int64, error) {
 			// Any order will do that differs from the list's.
 			k := rand.New(rand.NewPCG(uint64(i), uint64(set.n))).IntN(set.n)
 			return 0, a.s.head(ctx, set.image.repo, tagName(k), set.digests[k])
@@ -216,22 +222,22 @@ func (s *server) storeTags(ctx context.Context, set *tagSet) error {
 	if err := s.store(ctx, set.image); err != nil {
 		return err
 	}
-	put := load{clients: pushers, limit: set.n, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
+	put := measure.Clients{N: pushers, Limit: set.n, Do: func(ctx context.Context, _ *measure.Worker, i int) (int64, error) {
 		return 0, s.putManifest(ctx, set.image.repo, tagName(i), manifestType, set.manifest(i).data)
 	}}
 	var err error
 	if s.Static {
 		err = tree{filepath.Join(s.Dir, "static")}.tags(set)
 	} else {
-		_, err = put.run(ctx)
+		_, err = put.Run(ctx)
 	}
 	if err != nil {
 		return err
 	}
-	ask := load{clients: pushers, limit: set.n, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
+	ask := measure.Clients{N: pushers, Limit: set.n, Do: func(ctx context.Context, _ *measure.Worker, i int) (int64, error) {
 		return 0, s.head(ctx, set.image.repo, tagName(i), set.digests[i])
 	}}
-	_, err = ask.run(ctx)
+	_, err = ask.Run(ctx)
 	return err
 }
 
@@ -249,13 +255,13 @@ func runBlob(b *bench, ctx context.Context, sc *scenario) error {
 	if !f.blobs {
 		f.blobs = true
 		err := b.prepare(ctx, f.of(sc, b.results), "storing blobs of 1, 16 and 128 MiB", func(s *server) error {
-			w := &worker{}
+			w := &measure.Worker{}
 			for _, size := range blobSizes {
 				if err := s.store(ctx, b.largeOf(size)); err != nil {
 					return err
 				}
 				// This is the only time that every byte is verified.
-				if _, err := s.pull(ctx, b.largeOf(size), &w.buf); err != nil {
+				if _, err := s.pull(ctx, b.largeOf(size), &w.Buf); err != nil {
 					return err
 				}
 			}
@@ -267,9 +273,9 @@ func runBlob(b *bench, ctx context.Context, sc *scenario) error {
 	}
 	for _, size := range blobSizes {
 		im := b.largeOf(size)
-		err := b.slices(ctx, sc, arms(caseSize(size), f.of(sc, b.results)), blobClients, func(a arm) func(context.Context, *worker, int) (int64, error) {
-			return func(ctx context.Context, w *worker, _ int) (int64, error) {
-				return int64(size), a.s.download(ctx, im.repo, im.blobs[0], w.chunk)
+		err := b.slices(ctx, sc, arms(caseSize(size), f.of(sc, b.results)), blobClients, func(a arm) func(context.Context, *measure.Worker, int) (int64, error) {
+			return func(ctx context.Context, w *measure.Worker, _ int) (int64, error) {
+				return int64(size), a.s.download(ctx, im.repo, im.blobs[0], w.Chunk)
 			}
 		})
 		if err != nil {

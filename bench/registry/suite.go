@@ -32,30 +32,21 @@ import (
 
 // options are the options of the command line.
 type options struct {
-	binary, scenarios, dir string
-	rounds                 int
-	slice                  time.Duration
-	scale                  float64
-	full, check            bool
-	commit, command        string
-	output                 measure.Output
-	variants               []variant
+	measure.Options
+	slice    time.Duration
+	scale    float64
+	full     bool
+	variants []variant
 }
 
 func parse(args []string) (*options, error) {
 	o := &options{}
 	fl := flag.NewFlagSet("bench registry", flag.ContinueOnError)
-	fl.StringVar(&o.binary, "bin", os.Getenv("SLIPWAY_BIN"), "slipway `binary` to measure (default $SLIPWAY_BIN)")
-	fl.StringVar(&o.scenarios, "scenario", "", "`names` of the scenarios to run, separated by commas (default all: "+scenarioNames()+")")
-	fl.StringVar(&o.dir, "dir", "/var/tmp", "`directory` for the servers' data; on the disk to measure, and open to every user down from /")
-	fl.IntVar(&o.rounds, "rounds", 5, "`number` of rounds")
+	o.Add(fl, measure.Defaults{Scenarios: strings.Join(scenarioNames(), ","), Rounds: 5,
+		Dir: "the servers' data; on the disk to measure, and open to every user down from /"})
 	fl.DurationVar(&o.slice, "slice", 800*time.Millisecond, "`time` of one measurement")
 	fl.Float64Var(&o.scale, "scale", 1, "`factor` of the amounts of content, for a quick look")
 	fl.BoolVar(&o.full, "full", false, "also what takes long at the other registries: their memory, and 10,000 tags")
-	fl.BoolVar(&o.check, "check", false, "compare with the targets")
-	o.output.Add(fl)
-	fl.StringVar(&o.commit, "commit", "unknown", "`commit` that is measured, for the report")
-	fl.StringVar(&o.command, "command", "bench "+strings.Join(args, " "), "`command` that reproduces the run, for the report")
 	fl.Func("variant", "`NAME=BINARY` of another build of slipway to measure as well; may be repeated", func(s string) error {
 		name, binary, ok := strings.Cut(s, "=")
 		if !ok || name == "" || binary == "" {
@@ -68,44 +59,25 @@ func parse(args []string) (*options, error) {
 	if err := fl.Parse(args); err != nil {
 		return nil, err
 	}
-	switch {
-	case fl.NArg() > 0:
-		return nil, fmt.Errorf("unknown argument %q", fl.Arg(0))
-	case o.output.From == "" && o.binary == "":
-		return nil, errors.New("which slipway? Give -bin or SLIPWAY_BIN")
-	case o.rounds < 1 || o.slice <= 0 || o.scale <= 0:
-		return nil, errors.New("-rounds, -slice and -scale must be above 0")
+	if o.Command == "" {
+		o.Command = "bench " + strings.Join(args, " ")
 	}
-	return o, nil
+	if o.slice <= 0 || o.scale <= 0 {
+		return nil, errors.New("-slice and -scale must be above 0")
+	}
+	return o, o.Validate(fl)
 }
 
-func scenarioNames() string {
-	var names []string
+func scenarioNames() (names []string) {
 	for _, sc := range scenarios() {
 		names = append(names, sc.name)
 	}
-	return strings.Join(names, ",")
+	return names
 }
 
 // chosen returns the scenarios with the listed names, in the scenarios' own order.
 func chosen(names string) ([]*scenario, error) {
-	if names == "" {
-		return scenarios(), nil
-	}
-	wanted := map[string]bool{}
-	for name := range strings.SplitSeq(names, ",") {
-		if scenarioNamed(name) == nil {
-			return nil, fmt.Errorf("no scenario %q; there are %s", name, scenarioNames())
-		}
-		wanted[name] = true
-	}
-	var out []*scenario
-	for _, sc := range scenarios() {
-		if wanted[sc.name] {
-			out = append(out, sc)
-		}
-	}
-	return out, nil
+	return measure.ChooseBy(scenarios(), func(sc *scenario) string { return sc.name }, names)
 }
 
 // Suite returns the suite.
@@ -115,29 +87,29 @@ func Suite() measure.Suite {
 
 // run measures, or reads earlier results, and reports. It returns whether all is well.
 func (o *options) run(ctx context.Context) (good bool, err error) {
-	if o.output.From != "" {
+	if o.Output.From != "" {
 		r, err := o.read()
 		if err != nil {
 			return false, err
 		}
-		met, err := publish(&o.output, r)
-		return met || !o.check, err
+		met, err := publish(&o.Output, r)
+		return met || !o.Check, err
 	}
 	r, good, measured := o.measure(ctx)
 	if r == nil {
 		return false, measured
 	}
-	if o.output.File != "" {
-		if err := writeResults(o.output.File, r); err != nil {
+	if o.Output.File != "" {
+		if err := writeResults(o.Output.File, r); err != nil {
 			return false, errors.Join(measured, fmt.Errorf("write results: %w", err))
 		}
 	}
-	met, err := publish(o.output.Shown(measured), r)
-	return good && (met || !o.check), errors.Join(measured, err)
+	met, err := publish(o.Output.Shown(measured), r)
+	return good && (met || !o.Check), errors.Join(measured, err)
 }
 
 func (o *options) read() (*Results, error) {
-	f, err := os.Open(o.output.From)
+	f, err := os.Open(o.Output.From)
 	if err != nil {
 		return nil, err
 	}
@@ -158,20 +130,19 @@ func publish(to *measure.Output, r *Results) (met bool, err error) {
 
 // measure runs the scenarios. It returns no results if none was begun.
 func (o *options) measure(ctx context.Context) (r *Results, good bool, err error) {
-	list, err := chosen(o.scenarios)
+	list, err := chosen(o.Scenarios)
 	if err != nil {
 		return nil, false, err
 	}
-	common := &measure.Options{Binary: o.binary, Dir: o.dir, Rounds: o.rounds, Commit: o.commit, Command: o.command}
-	in, err := common.Start("bench")
+	in, err := o.Start("bench")
 	if err != nil {
 		return nil, false, err
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
 	b := &bench{
 		Bench: in, specs: specs(in.Binary, o.variants), slice: o.slice, large: map[int]*image{},
-		results: &Results{Run: Run{Date: time.Now(), Commit: o.commit, Command: o.command, Machine: in.Run.Machine,
-			Rounds: o.rounds, SliceSec: o.slice.Seconds(), Full: o.full, Scale: newScale(o.scale)}},
+		results: &Results{Run: Run{Date: time.Now(), Commit: o.Commit, Command: o.Command, Machine: in.Run.Machine,
+			Rounds: o.Rounds, SliceSec: o.slice.Seconds(), Full: o.full, Scale: newScale(o.scale)}},
 	}
 	for _, s := range b.specs {
 		rs := RunServer{Name: s.Name, Missing: s.Why}

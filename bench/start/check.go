@@ -64,7 +64,7 @@ func (v *verdict) start(st *Start) {
 	var overLimit, overPlain, overStargz, failed []string
 	for _, s := range st.Samples {
 		if s.Failure != "" {
-			failed = append(failed, strings.SplitN(s.String(), "\n", 2)[0])
+			failed = append(failed, measure.FirstLine(s.String()))
 		}
 	}
 	for _, s := range st.summaries() {

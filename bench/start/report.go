@@ -55,7 +55,7 @@ func (st *Start) write(w *strings.Builder) {
 	var failed [][]string
 	for _, s := range st.Samples {
 		if s.Failure != "" {
-			failed = append(failed, []string{s.Image, s.Task, link{s.Mbit, s.RTTms}.String(), s.System, strings.SplitN(s.Failure, "\n", 2)[0]})
+			failed = append(failed, []string{s.Image, s.Task, link{s.Mbit, s.RTTms}.String(), s.System, measure.FirstLine(s.Failure)})
 		}
 	}
 	if len(failed) > 0 {

@@ -261,7 +261,7 @@ func (b *bench) recordProfile(ctx context.Context, im *corpus.Image) (err error)
 	if err != nil {
 		return err
 	}
-	n, err := startNode(ctx, b.NewDir(), slipway(b.Binary, agentSettings{record: true}), b.hosts())
+	n, err := startNode(ctx, b.NewDir(), slipway(b.Binary, agentSettings{record: true, watch: b.o.watch}), b.hosts())
 	if err != nil {
 		return err
 	}
@@ -278,7 +278,7 @@ func (b *bench) recordProfile(ctx context.Context, im *corpus.Image) (err error)
 	if _, err := n.tasks().Run(ctx, image, "profile", task); err != nil {
 		return err
 	}
-	for end := time.Now().Add(profileDuration + 20*time.Second); !known(); {
+	for end := time.Now().Add(b.o.watch + 20*time.Second); !known(); {
 		if time.Now().After(end) {
 			return errors.New("the registry has none")
 		}

@@ -22,7 +22,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -38,10 +37,11 @@ type options struct {
 	wait                   time.Duration
 	prepared               string
 	estimate               bool
+	watch                  time.Duration // how long the agent watches a container for its profile
 }
 
 func parse(args []string) (*options, error) {
-	o := &options{}
+	o := &options{watch: profileDuration}
 	fl := flag.NewFlagSet("bench start", flag.ContinueOnError)
 	o.Add(fl, measure.Defaults{Scenarios: usual + "; ready only fills the registry, which start does as well", Rounds: 3,
 		Dir: "the nodes; on the disk to measure, with a short path and not on overlayfs", Quick: "the smaller images, one round: what fits into 25 minutes"})
@@ -114,11 +114,11 @@ func (l link) String() string { return fmt.Sprintf("%d Mbit/s, %d ms", l.mbit, l
 
 // links returns every rate with every round trip.
 func (o *options) links() ([]link, error) {
-	rates, err := numbers(o.rates)
+	rates, err := measure.Numbers(o.rates, 0, 10000)
 	if err != nil {
 		return nil, err
 	}
-	rtts, err := numbers(o.rtts)
+	rtts, err := measure.Numbers(o.rtts, 0, 10000)
 	if err != nil {
 		return nil, err
 	}
@@ -137,17 +137,6 @@ func (o *options) links() ([]link, error) {
 	}
 	if distant > 1 {
 		return nil, errors.New("only one of the round trips may be above 0")
-	}
-	return out, nil
-}
-
-func numbers(list string) (out []int, err error) {
-	for s := range strings.SplitSeq(list, ",") {
-		n, err := strconv.Atoi(s)
-		if err != nil || n < 0 || n > 10000 {
-			return nil, fmt.Errorf("%q is no number from 0 to 10000", s)
-		}
-		out = append(out, n)
 	}
 	return out, nil
 }

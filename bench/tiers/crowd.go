@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,22 +15,8 @@ import (
 
 // Crowd shows what happens when many clients ask for one uncached layer at once.
 type Crowd struct {
-	Run     measure.Run `json:"run"`
-	Clients int         `json:"clients"`
-	Size    int64       `json:"size"`
-	// Reads is the number of times that the store was asked for the layer. ReadBytes is what it
-	// sent of the layer.
-	Reads     int64 `json:"reads"`
-	ReadBytes int64 `json:"read_bytes"`
-	// First holds the times to each client's first byte, All the times to the last byte, in
-	// milliseconds.
-	First []float64 `json:"first_ms"`
-	All   []float64 `json:"all_ms"`
-	// Idle is the registry's resident set before, and Peak its largest resident set afterwards.
-	Idle int64 `json:"idle_rss"`
-	Peak int64 `json:"peak_rss"`
-	// CPU is the registry's CPU time in seconds.
-	CPU float64 `json:"cpu_seconds"`
+	Run measure.Run `json:"run"`
+	measure.Crowded
 }
 
 // newCounter counts reads of blobs from a store.
@@ -45,7 +30,7 @@ func runCrowd(b *bench, ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	out := &Crowd{Clients: 100, Size: pick[int64](b, 1<<30, 64<<20)}
+	out := &Crowd{Crowded: measure.Crowded{Clients: b.o.clients, Size: b.o.size}}
 	h := newHost(b)
 	defer h.close()
 	s, bucket, err := h.bucket(backendtest.S3)
@@ -106,18 +91,13 @@ func (c *Crowd) ask(ctx context.Context, r *server, layer measure.Content, count
 	if err != nil {
 		return err
 	}
-	for _, f := range fetched {
-		c.First = append(c.First, f.First.Seconds()*1e3)
-		c.All = append(c.All, f.All.Seconds()*1e3)
-	}
+	c.Add(fetched)
 	u, err := m.Stop()
 	if err != nil {
 		return err
 	}
 	c.CPU = u.Server.Seconds()
 	c.Reads, c.ReadBytes = count.Reads.Load(), count.Bytes.Load()
-	slices.Sort(c.First)
-	slices.Sort(c.All)
 	c.Peak, err = r.Process.PeakRSS()
 	return err
 }
@@ -150,11 +130,7 @@ func (c *Crowd) Targets() []measure.Target {
 
 // Write writes the table.
 func (c *Crowd) Write(w *strings.Builder) {
-	all := measure.SpreadOf(c.All)
-	measure.Table(w, 0, []string{"clients", "reads", "MB read", "first byte, ms", "last byte, ms", "MB/s to all", "idle RSS MB", "peak RSS MB", "server CPU s"}, [][]string{{
-		fmt.Sprint(c.Clients), fmt.Sprint(c.Reads), measure.Megabytes(c.ReadBytes), measure.SpreadOf(c.First).String(), all.String(),
-		measure.Figure(float64(c.Clients) * float64(c.Size) / 1e3 / max(all.Max, 1e-3)), measure.Megabytes(c.Idle), measure.Megabytes(c.Peak), measure.Figure(c.CPU),
-	}})
+	c.Table(w, "reads", "MB read")
 }
 
 // Pictures returns no pictures.

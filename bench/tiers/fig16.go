@@ -180,7 +180,7 @@ func (f *Fig16) measure(b *bench, ctx context.Context, p *Place, dir, storage, t
 	}
 	b.Logf("%-18s %s", p.Name, p.line())
 	if p.Errors > 0 {
-		b.Logf("%-18s went wrong: %v; the replay says: %s", "", p.Outcomes, lastLine(said))
+		b.Logf("%-18s went wrong: %v; the replay says: %s", "", p.Outcomes, measure.LastLine(said))
 	}
 	return nil
 }

@@ -223,7 +223,7 @@ func readRequests(path string) (*simulate.Requests, error) {
 
 // sample simulates on the real sample, if it is there.
 func (x *Ratios) sample(b *bench, ctx context.Context) error {
-	imported, err := b.Sample(b.traces)
+	imported, err := b.Sample(b.o.traces)
 	if err != nil || imported == nil {
 		return err
 	}

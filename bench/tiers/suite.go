@@ -23,10 +23,13 @@ import (
 type options struct {
 	measure.Options
 	traces string
+	// These are the clients of the crowd and the size of the layer that they ask for.
+	clients int
+	size    int64
 }
 
 func parse(args []string) (*options, error) {
-	o := &options{}
+	o := &options{clients: 100, size: 1 << 30}
 	fl := flag.NewFlagSet("bench tiers", flag.ContinueOnError)
 	o.Add(fl, measure.Defaults{Scenarios: measure.Names(scenarios()), Rounds: 5, Dir: "traces, stores and the servers' data; on the disk to measure",
 		Quick: "few requests, small blobs, one round"})
@@ -37,8 +40,11 @@ func parse(args []string) (*options, error) {
 	if o.Command == "" {
 		o.Command = measure.Described(fl, "scripts/bench-tiers.sh", []string{"scenario", "rounds"}, []string{"quick"})
 	}
-	if o.Quick && !measure.Given(fl)["rounds"] {
-		o.Rounds = 1
+	if o.Quick {
+		o.size = 64 << 20
+		if !measure.Given(fl)["rounds"] {
+			o.Rounds = 1
+		}
 	}
 	return o, o.Validate(fl)
 }
@@ -67,6 +73,6 @@ func (o *options) measure(ctx context.Context) (r *Results, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
-	b := &bench{Bench: in, traces: o.traces, results: &Results{}}
+	b := &bench{Bench: in, o: o, results: &Results{}}
 	return b.results, measure.RunAll(ctx, b, list, nil)
 }

@@ -17,6 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/integration/bench/measure"
+	"example.org/slipway/integration/internal/slipway"
+	"example.org/slipway/integration/internal/tool"
 	"example.org/slipway/workload/simulate"
 )
 
@@ -124,8 +126,8 @@ func TestTargets(t *testing.T) {
 			{Name: "manifest", Latency: Bin{Mean: 44}, Fetched: 10, Used: 7, Wasted: 5, Backend: 100}}}, "PASS PASS PASS PASS PASS"},
 		{"and does not", &Prefetch{Modes: []PrefetchMode{{Name: "off", Latency: Bin{Mean: 100}, Errors: 1}, {Name: "algorithm1", Latency: Bin{Mean: 60}},
 			{Name: "manifest", Latency: Bin{Mean: 60}, Fetched: 10, Used: 5, Wasted: 11, Backend: 100}}}, "FAIL FAIL FAIL FAIL FAIL"},
-		{"a calm crowd", &Crowd{Size: 10, Reads: 1, ReadBytes: 10, First: []float64{5, 10}, Peak: 1 << 20}, "PASS PASS PASS PASS"},
-		{"a wild one", &Crowd{Size: 10, Reads: 2, ReadBytes: 20, First: []float64{5, 11}, Peak: 65 << 20}, "FAIL FAIL FAIL FAIL"},
+		{"a calm crowd", &Crowd{Crowded: measure.Crowded{Size: 10, Reads: 1, ReadBytes: 10, First: []float64{5, 10}, Peak: 1 << 20}}, "PASS PASS PASS PASS"},
+		{"a wild one", &Crowd{Crowded: measure.Crowded{Size: 10, Reads: 2, ReadBytes: 20, First: []float64{5, 11}, Peak: 65 << 20}}, "FAIL FAIL FAIL FAIL"},
 		{"a quick start", &Start{Blobs: 9, Ready: []float64{100, 1999}}, "PASS"},
 		{"the slowest counts", &Start{Blobs: 9, Ready: []float64{100, 100, 2001}}, "FAIL"},
 	} {
@@ -142,8 +144,8 @@ func TestTargets(t *testing.T) {
 
 // TestFill checks that results of an earlier run are kept if this run has none.
 func TestFill(t *testing.T) {
-	r := &Results{Crowd: &Crowd{Clients: 1}}
-	r.Fill(&Results{Crowd: &Crowd{Clients: 2}, Start: &Start{Blobs: 3}})
+	r := &Results{Crowd: &Crowd{Crowded: measure.Crowded{Clients: 1}}}
+	r.Fill(&Results{Crowd: &Crowd{Crowded: measure.Crowded{Clients: 2}}, Start: &Start{Blobs: 3}})
 	if r.Crowd.Clients != 1 || r.Start == nil || r.Start.Blobs != 3 || len(r.Parts()) != 2 {
 		t.Errorf("%+v", r)
 	}
@@ -231,5 +233,34 @@ func TestHost(t *testing.T) {
 	h.close()
 	if _, err := os.Stat(dir); ended != 1 || !os.IsNotExist(err) {
 		t.Errorf("after close: ended %d times, directory: %v", ended, err)
+	}
+}
+
+// TestSmoke measures a small crowd, and ratios on a small trace, before a real store.
+func TestSmoke(t *testing.T) {
+	tool.Built(t, "versitygw")
+	dir := t.TempDir()
+	o, err := parse([]string{"-quick", "-bin", slipway.Binary(t), "-dir", dir, "-traces", "", "-scenario", "crowd,ratios"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.clients, o.size = 5, 20<<20 // more than the memory cache of the scenario takes
+	r, err := o.measure(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := r.Crowd; c.Reads != 1 || c.ReadBytes != o.size || len(c.First) != 5 || len(c.All) != 5 || c.Peak < c.Idle || c.CPU <= 0 {
+		t.Errorf("crowd: %+v", c)
+	}
+	if len(r.Ratios.Policies) == 0 {
+		t.Error("no ratios")
+	}
+	for _, p := range r.Ratios.Policies {
+		if p.LiveAll <= 0 || p.SimulatedAll <= 0 {
+			t.Errorf("not a measurement: %+v", p)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
 	}
 }

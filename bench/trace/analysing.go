@@ -12,11 +12,11 @@ import (
 
 // Analyse is how long it takes to make and to analyse a trace of all zones.
 type Analyse struct {
-	Run        measure.Run `json:"run"`
-	Requests   int64       `json:"requests"`
-	StoreBytes int64       `json:"store_bytes"`
-	Generate   Usage       `json:"generate"`
-	Analyze    []Usage     `json:"analyze"`
+	Run        measure.Run     `json:"run"`
+	Requests   int64           `json:"requests"`
+	StoreBytes int64           `json:"store_bytes"`
+	Generate   measure.Spent   `json:"generate"`
+	Analyze    []measure.Spent `json:"analyze"`
 }
 
 // analysed is what the scenario leaves for the scenario figures.
@@ -44,7 +44,7 @@ func runAnalyse(b *bench, ctx context.Context) error {
 		args = append(args, "--requests", strconv.FormatInt(out.Requests, 10))
 	}
 	var err error
-	if _, out.Generate, err = b.slipway(ctx, 0, args...); err != nil {
+	if _, out.Generate, err = b.Slipway(ctx, 0, args...); err != nil {
 		return err
 	}
 	b.Logf("%d requests generated in %.1f s", out.Requests, out.Generate.Wall)
@@ -56,7 +56,7 @@ func runAnalyse(b *bench, ctx context.Context) error {
 		out.StoreBytes += f.size
 	}
 	for round := range b.Run.Rounds {
-		_, u, err := b.slipway(ctx, 0, "trace", "analyze", store, "-o", report)
+		_, u, err := b.Slipway(ctx, 0, "trace", "analyze", store, "-o", report)
 		if err != nil {
 			return err
 		}
@@ -85,19 +85,19 @@ func (a *Analyse) About() string {
 // Targets returns what is promised for a trace of full size.
 func (a *Analyse) Targets() []measure.Target {
 	took := worst("analyse", "all figures", 120, " s", of(a.Analyze, wall))
-	memory := worst("analyse", "peak RSS", 2000, " MB", of(append([]Usage{a.Generate}, a.Analyze...), peakMB))
+	memory := worst("analyse", "peak RSS", 2000, " MB", of(append([]measure.Spent{a.Generate}, a.Analyze...), peakMB))
 	took.Missing = took.Missing || a.Requests < archiveRequests
 	return []measure.Target{took, memory}
 }
 
 // Write writes the table.
 func (a *Analyse) Write(w *strings.Builder) {
-	row := func(name string, list []Usage) []string {
+	row := func(name string, list []measure.Spent) []string {
 		return []string{name, spread(list, wall), spread(list, cpu),
-			spread(list, func(u Usage) float64 { return float64(a.Requests) / 1e6 / u.Wall }), spread(list, peakMB), spread(list, otherCPUs)}
+			spread(list, func(u measure.Spent) float64 { return float64(a.Requests) / 1e6 / u.Wall }), spread(list, peakMB), spread(list, otherCPUs)}
 	}
 	measure.Table(w, 1, []string{"", "s", "CPU s", "M requests/s", "peak RSS MB", "other CPUs"},
-		[][]string{row("generate", []Usage{a.Generate}), row("analyze", a.Analyze)})
+		[][]string{row("generate", []measure.Spent{a.Generate}), row("analyze", a.Analyze)})
 }
 
 // Pictures returns no pictures.

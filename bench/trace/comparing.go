@@ -15,13 +15,13 @@ import (
 
 // Compare is the replay of one trace to several registries by one command.
 type Compare struct {
-	Run      measure.Run `json:"run"`
-	Minutes  int         `json:"minutes"`
-	Speed    int         `json:"speed"`
-	Page     string      `json:"page,omitempty"` // the report that was kept
-	Replay   Usage       `json:"replay"`
-	Servers  []Rival     `json:"servers"`
-	Compared []Compared  `json:"compared"`
+	Run      measure.Run   `json:"run"`
+	Minutes  int           `json:"minutes"`
+	Speed    int           `json:"speed"`
+	Page     string        `json:"page,omitempty"` // the report that was kept
+	Replay   measure.Spent `json:"replay"`
+	Servers  []Rival       `json:"servers"`
+	Compared []Compared    `json:"compared"`
 }
 
 // Rival is a server with the replay's figures for it.
@@ -82,7 +82,7 @@ func runCompare(b *bench, ctx context.Context) error {
 	}
 	store, result := b.NewDir(), b.NewDir()
 	defer b.Remove(store, result)
-	if _, _, err := b.slipway(ctx, 0, append(generate, "-o", store)...); err != nil {
+	if _, _, err := b.Slipway(ctx, 0, append(generate, "-o", store)...); err != nil {
 		return err
 	}
 	servers, err := out.start(b, ctx)
@@ -168,11 +168,11 @@ func (c *Compare) replay(b *bench, ctx context.Context, store, result string, se
 		}
 	}
 	var out []byte
-	out, c.Replay, err = b.slipway(ctx, 0, args...)
-	if err != nil && !judged(err) {
+	out, c.Replay, err = b.Slipway(ctx, 0, args...)
+	if err != nil && !measure.Judged(err) {
 		return err
 	}
-	b.Logf("replayed to %d registries in %.0f s; %s", len(servers), c.Replay.Wall, tail(lastLine(out)))
+	b.Logf("replayed to %d registries in %.0f s; %s", len(servers), c.Replay.Wall, measure.LastLine(out))
 	for _, s := range servers {
 		r := c.server(s.Name)
 		u, err := meters[s.Name].Stop()
@@ -190,13 +190,8 @@ func (c *Compare) replay(b *bench, ctx context.Context, store, result string, se
 			return fmt.Errorf("nothing was sent to %s", s.Name)
 		}
 	}
-	_, err = b.answer(ctx, 0, &c.Compared, compare...)
+	_, err = b.Answer(ctx, 0, &c.Compared, compare...)
 	return err
-}
-
-func lastLine(b []byte) string {
-	s := strings.TrimSpace(string(b))
-	return s[strings.LastIndexByte(s, '\n')+1:]
 }
 
 // Title is the heading.

@@ -89,11 +89,11 @@ func (b *bench) statedFigures(ctx context.Context, published []Published) (*Figu
 		if p.Zone == "dal" {
 			requests = "857000"
 		}
-		if _, _, err := b.slipway(ctx, 0, "trace", "generate", "--zone", p.Zone, "--seed", "1", "--requests", requests, "-o", store); err != nil {
+		if _, _, err := b.Slipway(ctx, 0, "trace", "generate", "--zone", p.Zone, "--seed", "1", "--requests", requests, "-o", store); err != nil {
 			return nil, err
 		}
 	}
-	if _, _, err := b.slipway(ctx, 0, "trace", "analyze", store, "-o", report); err != nil {
+	if _, _, err := b.Slipway(ctx, 0, "trace", "analyze", store, "-o", report); err != nil {
 		return nil, err
 	}
 	rep, err := readReport(report)

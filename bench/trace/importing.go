@@ -28,8 +28,8 @@ type Import struct {
 	Scan         []measure.Times `json:"scan"`
 	Decode       []measure.Times `json:"decode"`
 	DecodedBytes int64           `json:"decoded_bytes"`
-	One          []Usage         `json:"one_core"`
-	Two          []Usage         `json:"two_cores,omitempty"`
+	One          []measure.Spent `json:"one_core"`
+	Two          []measure.Spent `json:"two_cores,omitempty"`
 }
 
 const (
@@ -54,7 +54,7 @@ func runImport(b *bench, ctx context.Context) error {
 	if out.Records != archiveRequests {
 		args = append(args, "--requests", strconv.FormatInt(out.Records, 10))
 	}
-	_, made, err := b.slipway(ctx, 0, args...)
+	_, made, err := b.Slipway(ctx, 0, args...)
 	if err != nil {
 		return err
 	}
@@ -102,9 +102,9 @@ func (im *Import) round(b *bench, ctx context.Context, archive string, files []f
 	im.Scan, im.Decode = append(im.Scan, scan), append(im.Decode, decode)
 	for _, x := range []struct {
 		cores int
-		to    *[]Usage
+		to    *[]measure.Spent
 	}{{1, &im.One}, {2, &im.Two}} {
-		if x.cores > cpus() {
+		if x.cores > measure.CPUs() {
 			b.Logf("no second CPU to import on")
 			continue
 		}
@@ -118,14 +118,14 @@ func (im *Import) round(b *bench, ctx context.Context, archive string, files []f
 }
 
 // importOnce imports an archive into a new store, and removes the store.
-func (b *bench) importOnce(ctx context.Context, cores int, archive string, want int64) (Usage, error) {
+func (b *bench) importOnce(ctx context.Context, cores int, archive string, want int64) (measure.Spent, error) {
 	store := b.NewDir()
 	defer b.Remove(store)
 	var done struct {
 		Records int64
 		Skipped []json.RawMessage
 	}
-	u, err := b.answer(ctx, cores, &done, "trace", "import", archive, "-o", store, "--output", "json")
+	u, err := b.Answer(ctx, cores, &done, "trace", "import", archive, "-o", store, "--output", "json")
 	if err == nil && (done.Records != want || len(done.Skipped) > 0) {
 		err = fmt.Errorf("%d of %d records were imported, with %d reasons to skip some", done.Records, want, len(done.Skipped))
 	}
@@ -239,8 +239,8 @@ func decodeFile(path string) error {
 func (im *Import) rate(t measure.Times) float64 { return float64(im.Bytes) / 1e6 / t.Wall }
 
 // perCore returns millions of records per second and core.
-func (im *Import) perCore(list []Usage, cores float64) []float64 {
-	return of(list, func(u Usage) float64 { return float64(im.Records) / 1e6 / u.Wall / cores })
+func (im *Import) perCore(list []measure.Spent, cores float64) []float64 {
+	return of(list, func(u measure.Spent) float64 { return float64(im.Records) / 1e6 / u.Wall / cores })
 }
 
 // Title is the heading.
@@ -280,10 +280,10 @@ func (im *Import) Write(w *strings.Builder) {
 		}
 		return []string{name, measure.SpreadOf(records).String(), measure.SpreadOf(rate).String(), none, none, none, none}
 	}
-	row := func(name string, list []Usage, cores float64) []string {
-		return []string{name, measure.SpreadOf(im.perCore(list, cores)).String(), spread(list, func(u Usage) float64 { return im.rate(u.Times) }),
+	row := func(name string, list []measure.Spent, cores float64) []string {
+		return []string{name, measure.SpreadOf(im.perCore(list, cores)).String(), spread(list, func(u measure.Spent) float64 { return im.rate(u.Times) }),
 			measure.SpreadOf(im.timesLimit(list)).String(),
-			spread(list, func(u Usage) float64 { return u.CPU * 1e9 / float64(im.Records) }), spread(list, peakMB), spread(list, otherCPUs)}
+			spread(list, func(u measure.Spent) float64 { return u.CPU * 1e9 / float64(im.Records) }), spread(list, peakMB), spread(list, otherCPUs)}
 	}
 	rows := [][]string{reference("limit", im.Scan, im.Bytes), reference("encoding/json", im.Decode, im.DecodedBytes), row("import, one core", im.One, 1)}
 	if len(im.Two) > 0 {
@@ -293,7 +293,7 @@ func (im *Import) Write(w *strings.Builder) {
 }
 
 // timesLimit returns the import's CPU time divided by that of the limit, by round.
-func (im *Import) timesLimit(list []Usage) []float64 {
+func (im *Import) timesLimit(list []measure.Spent) []float64 {
 	var out []float64
 	for i, u := range list {
 		out = append(out, u.CPU/im.Scan[i].CPU)

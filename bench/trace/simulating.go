@@ -74,7 +74,7 @@ func runSimulate(b *bench, ctx context.Context) error {
 	if b.Run.Quick {
 		n = simulateQuick
 	}
-	if _, _, err := b.slipway(ctx, 0, "trace", "generate", "--zone", "dal", "--seed", "1", "--requests", strconv.Itoa(n), "-o", store); err != nil {
+	if _, _, err := b.Slipway(ctx, 0, "trace", "generate", "--zone", "dal", "--seed", "1", "--requests", strconv.Itoa(n), "-o", store); err != nil {
 		return err
 	}
 	list := policies(b.Run.Quick)
@@ -102,9 +102,9 @@ func runSimulate(b *bench, ctx context.Context) error {
 // policy runs a policy with one size and with all sizes. The difference is the cost of the sizes
 // alone, without reading the store.
 func (s *Simulate) policy(b *bench, ctx context.Context, store string, p *PolicySpeed) error {
-	run := func(sizes []string) (Usage, error) {
+	run := func(sizes []string) (measure.Spent, error) {
 		var got simulated
-		u, err := b.answer(ctx, 1, &got, "trace", "simulate", "cache", store, "--policy", p.Name, "--size", strings.Join(sizes, ","), "--workers", "1", "--format", "json")
+		u, err := b.Answer(ctx, 1, &got, "trace", "simulate", "cache", store, "--policy", p.Name, "--size", strings.Join(sizes, ","), "--workers", "1", "--format", "json")
 		if err == nil && (got.Requests == 0 || len(got.Results) != len(sizes)) {
 			err = fmt.Errorf("%d results of %d requests", len(got.Results), got.Requests)
 		}
@@ -134,12 +134,12 @@ func (s *Simulate) sample(b *bench, ctx context.Context, list []string) error {
 	}
 	store := b.NewDir()
 	defer b.Remove(store)
-	if _, _, err := b.slipway(ctx, 0, append(imported, store)...); err != nil {
+	if _, _, err := b.Slipway(ctx, 0, append(imported, store)...); err != nil {
 		return err
 	}
 	for _, name := range list {
 		var got simulated
-		if _, err := b.answer(ctx, 0, &got, "trace", "simulate", "cache", store, "--policy", name, "--size", strings.Join(sizes(), ","),
+		if _, err := b.Answer(ctx, 0, &got, "trace", "simulate", "cache", store, "--policy", name, "--size", strings.Join(sizes(), ","),
 			"--sizes", "model", "--seed", "1", "--format", "json"); err != nil {
 			return fmt.Errorf("policy %s on the real sample: %w", name, err)
 		}

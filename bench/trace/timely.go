@@ -17,7 +17,7 @@ import (
 type Timely struct {
 	Run      measure.Run   `json:"run"`
 	Requests int64         `json:"requests"`
-	Usage    Usage         `json:"usage"`
+	Usage    measure.Spent `json:"usage"`
 	Summary  replaySummary `json:"summary"`
 }
 
@@ -101,16 +101,16 @@ func (b *bench) pings(ctx context.Context, n int) (store string, err error) {
 	if err := os.WriteFile(list, bytes.Repeat([]byte("v2\n"), n), 0o600); err != nil {
 		return "", err
 	}
-	_, _, err = b.slipway(ctx, 0, "trace", "import", list, "-o", store, "--zone", "pings", "--format", "uris", "--rate", fmt.Sprint(timelyRate))
+	_, _, err = b.Slipway(ctx, 0, "trace", "import", list, "-o", store, "--zone", "pings", "--format", "uris", "--rate", fmt.Sprint(timelyRate))
 	return store, err
 }
 
 // replay sends a store's requests as recorded, without first storing content.
-func (b *bench) replay(ctx context.Context, store string, into *replaySummary, url string) (Usage, error) {
+func (b *bench) replay(ctx context.Context, store string, into *replaySummary, url string) (measure.Spent, error) {
 	result := b.NewDir()
 	defer b.Remove(result)
-	_, u, err := b.slipway(ctx, 0, "trace", "replay", store, "-o", result, "--phase", "run", "--quiet", "--no-docker-config", "--target", "sink="+url)
-	if err != nil && !judged(err) { // late requests are what is counted here
+	_, u, err := b.Slipway(ctx, 0, "trace", "replay", store, "-o", result, "--phase", "run", "--quiet", "--no-docker-config", "--target", "sink="+url)
+	if err != nil && !measure.Judged(err) { // late requests are what is counted here
 		return u, err
 	}
 	return u, measure.ReadJSON(into, result, "summary.json")

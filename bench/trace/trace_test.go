@@ -4,7 +4,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -98,10 +97,10 @@ func checkResults(t *testing.T, r *Results) {
 }
 
 func TestTargets(t *testing.T) {
-	second := Usage{Times: measure.Times{Wall: 10, CPU: 12}, PeakRSS: 3e9}
+	second := measure.Spent{Times: measure.Times{Wall: 10, CPU: 12}, PeakRSS: 3e9}
 	r := &Results{
-		Import:  &Import{Records: 8e6, One: []Usage{{Times: measure.Times{Wall: 10}}}, Two: []Usage{second}},
-		Analyse: &Analyse{Requests: archiveRequests, Analyze: []Usage{{Times: measure.Times{Wall: 100}}, {Times: measure.Times{Wall: 121}}}},
+		Import:  &Import{Records: 8e6, One: []measure.Spent{{Times: measure.Times{Wall: 10}}}, Two: []measure.Spent{second}},
+		Analyse: &Analyse{Requests: archiveRequests, Analyze: []measure.Spent{{Times: measure.Times{Wall: 100}}, {Times: measure.Times{Wall: 121}}}},
 		Figures: &Figures{Traces: []FigureList{{Name: "some", Met: 3, Missed: []Found{{}}}}},
 		Timely:  &Timely{Summary: replaySummary{Requests: 1000, Late: 5}},
 		Compare: &Compare{Servers: []Rival{{Name: "zot", Missing: "SLIPWAY_BENCH_ZOT is not set"}}},
@@ -258,27 +257,6 @@ func TestFind(t *testing.T) {
 	}
 	if got, ok := r.find(Published{Zone: "dal", Name: "first touches, share of layer GETs"}); !ok || math.Abs(got-0.4) > 1e-9 {
 		t.Errorf("first touches of three days: %v, %v", got, ok)
-	}
-}
-
-// TestRunOn checks that a command may use no more CPUs than it is given, and that this process
-// keeps its own.
-func TestRunOn(t *testing.T) {
-	before := cpus()
-	cmd := exec.Command("nproc")
-	var out strings.Builder
-	cmd.Stdout = &out
-	if err := runOn(cmd, 1); err != nil {
-		t.Fatal(err)
-	}
-	if got := strings.TrimSpace(out.String()); got != "1" {
-		t.Errorf("a command on one CPU sees %s", got)
-	}
-	if after := cpus(); after != before {
-		t.Errorf("this process had %d CPUs and has %d", before, after)
-	}
-	if err := runOn(exec.Command("true"), 100_000); err == nil {
-		t.Error("a command got more CPUs than there are")
 	}
 }
 

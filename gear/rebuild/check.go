@@ -13,23 +13,23 @@ import (
 // Report is what a recipe of a layer would be, and what rebuilding the layer costs.
 type Report struct {
 	// Size of the layer, and of the tar in it, in bytes.
-	Size  int64 `json:"size"`
-	Plain int64 `json:"plain"`
+	Size  int64 `json:"layer_bytes"`
+	Plain int64 `json:"tar_bytes"`
 	// Recipe is the size of the recipe. Its parts are Choices, what the encoder did, and Skeleton,
 	// what of the tar is no file's content.
-	Recipe   int64 `json:"recipe"`
-	Choices  int64 `json:"choices"`
-	Skeleton int64 `json:"skeleton"`
+	Recipe   int64 `json:"recipe_bytes"`
+	Choices  int64 `json:"choices_bytes"`
+	Skeleton int64 `json:"skeleton_bytes"`
 	// Files is how many different contents the layer has, and FileBytes what they take uncompressed.
 	Files     int   `json:"files"`
-	FileBytes int64 `json:"fileBytes"`
+	FileBytes int64 `json:"file_bytes"`
 	// Encoder is the one that the layer was predicted with, and Segments how many parts are rebuilt
 	// by themselves.
 	Encoder  string `json:"encoder"`
 	Segments int    `json:"segments"`
 	// Make is how long the recipe took, Rebuild how long the layer did, with one worker.
-	Make    time.Duration `json:"make"`
-	Rebuild time.Duration `json:"rebuild"`
+	Make    time.Duration `json:"make_ns"`
+	Rebuild time.Duration `json:"rebuild_ns"`
 }
 
 // CheckOptions adjust a check. The zero value works.

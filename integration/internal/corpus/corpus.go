@@ -48,12 +48,12 @@ func (im *Image) Bytes() (n int64) {
 
 // Read reads the layouts SERIES/VERSION below a directory. It sorts them by series and then by
 // version, where runs of digits compare as numbers. It skips names that begin with a dot.
-func Read(dir string) ([]*Image, error) {
+func Read(dir string) (Set, error) {
 	series, err := names(dir)
 	if err != nil {
 		return nil, fmt.Errorf("read the images: %w", err)
 	}
-	var out []*Image
+	var out Set
 	for _, s := range series {
 		versions, err := names(filepath.Join(dir, s))
 		if err != nil {
@@ -71,6 +71,38 @@ func Read(dir string) ([]*Image, error) {
 	}
 	if len(out) == 0 {
 		return nil, errors.New("there is no image")
+	}
+	return out, nil
+}
+
+// Set is a set of images, in the order of Read.
+type Set []*Image
+
+// Series returns the names of the series.
+func (s Set) Series() []string {
+	var out []string
+	for _, im := range s {
+		if !slices.Contains(out, im.Series) {
+			out = append(out, im.Series)
+		}
+	}
+	return out
+}
+
+// Choose returns the images with the given names: SERIES/VERSION, or SERIES for its last version.
+func (s Set) Choose(names []string) ([]*Image, error) {
+	var out []*Image
+	for _, name := range names {
+		var found *Image
+		for _, im := range s {
+			if im.String() == name || im.Series == name {
+				found = im
+			}
+		}
+		if found == nil {
+			return nil, fmt.Errorf("no image or series %q in the set", name)
+		}
+		out = append(out, found)
 	}
 	return out, nil
 }

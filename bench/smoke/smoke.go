@@ -1,0 +1,69 @@
+// Package smoke makes what a look at a suite on the smallest scale needs.
+package smoke
+
+import (
+	"archive/tar"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"example.org/slipway/integration/internal/imagetest"
+	"example.org/slipway/integration/internal/tool"
+)
+
+// Corpus makes a corpus of two versions of an image with a shell, in which containers can do the
+// first task of the series debian. It skips the test where containers cannot run.
+func Corpus(t testing.TB) string {
+	t.Helper()
+	tool.NeedRoot(t)
+	for _, name := range []string{"containerd", "ctr", "runc", "crane"} {
+		tool.Built(t, name)
+	}
+	corpus, base := t.TempDir(), shell(t)
+	for v := range 2 {
+		own := new(imagetest.Archive).Dir("./").File("version", fmt.Sprint(v)).Layer()
+		dir := filepath.Join(corpus, "debian", fmt.Sprint(v+1))
+		imagetest.Compose(runtime.GOARCH, map[string]any{"Env": []string{"PATH=/bin"}}, []imagetest.Layer{base, own}).WriteLayout(t, dir, "v")
+	}
+	return corpus
+}
+
+// shell returns a layer with this machine's shell and what it needs.
+func shell(t testing.TB) imagetest.Layer {
+	t.Helper()
+	a := new(imagetest.Archive).Dir("./").Dir("bin/").Dir("tmp/")
+	files := map[string]string{"bin/sh": "/bin/dash", "bin/sleep": "/bin/sleep", "bin/mkdir": "/bin/mkdir"}
+	library := regexp.MustCompile(`/\S+\.so\S*`)
+	for _, program := range []string{"/bin/dash", "/bin/sleep", "/bin/mkdir"} {
+		out, err := exec.Command("ldd", program).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, lib := range library.FindAllString(string(out), -1) {
+			files[strings.TrimPrefix(lib, "/")] = lib
+		}
+	}
+	dirs := map[string]bool{"bin": true, "tmp": true}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		from := files[name]
+		for i, r := range name { // a directory without an entry gets the time of unpacking
+			if d := name[:i]; r == '/' && !dirs[d] {
+				dirs[d] = true
+				a.Dir(d + "/")
+			}
+		}
+		data, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Add(tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755}, data)
+	}
+	return a.Layer()
+}
