@@ -206,7 +206,8 @@ func (c *Catalog) GearLayer(ctx context.Context, d oci.Digest) (GearLayer, error
 // have its bytes, then those of Gear images, which have them only of their index.
 func (c *Catalog) GearLayersOf(ctx context.Context, name GearName, n int) ([]oci.Digest, error) {
 	list, err := c.names(ctx, `SELECT l.digest FROM gear_files f JOIN gear_layer_files lf ON lf.file_id = f.id JOIN gear_layers l ON l.id = lf.layer_id
-		WHERE f.name = ? AND l.digest IS NOT NULL ORDER BY l.embedded, l.id LIMIT ?`, name[:], n)
+		WHERE f.name = ? AND l.digest IS NOT NULL
+		ORDER BY l.embedded, EXISTS (SELECT 1 FROM gear_recipes r WHERE r.layer_id = l.id AND r.state >= 3), l.id LIMIT ?`, name[:], n)
 	out := make([]oci.Digest, len(list))
 	for i, d := range list {
 		out[i] = oci.Digest(d)

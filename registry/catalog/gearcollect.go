@@ -8,10 +8,10 @@ import (
 	"example.org/slipway/oci"
 )
 
-// dropGearLayer takes away with a blob what Gear knows of it: the index of a
+// dropGearLayer takes away with a blob what Gear knows of it: the index and the recipe of a
 // layer, whose contents are released by CollectGear, or the profile of an image.
 func (t *tx) dropGearLayer(d oci.Digest) error {
-	for _, query := range []string{`UPDATE gear_layers SET digest = NULL, blob_id = 0 WHERE digest = ?`,
+	for _, query := range []string{`DELETE FROM gear_recipes WHERE digest = ?`, `UPDATE gear_layers SET digest = NULL, blob_id = 0 WHERE digest = ?`,
 		`DELETE FROM gear_jobs WHERE digest = ?`, `DELETE FROM gear_profiles WHERE digest = ?`} {
 		if _, err := t.exec(query, string(d)); err != nil {
 			return err

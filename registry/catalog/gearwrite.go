@@ -16,6 +16,8 @@ type GearRecord struct {
 	Packs []NewGearPack
 	// Layer that is converted, or nil.
 	Layer *NewGearLayer
+	// Recipe of a layer, or nil. Its state, rate and times are not looked at.
+	Recipe *LayerRecipe
 	// Repo, Staged and Until are contents that a client uploaded into a
 	// repository, and how long they are kept without an index that holds them.
 	Repo   string
@@ -86,6 +88,11 @@ func (c *Catalog) RecordGear(ctx context.Context, rec GearRecord) error {
 		}
 		if add != nil {
 			if err := t.putGearLayer(t.now(), rec.Layer, add); err != nil {
+				return err
+			}
+		}
+		if rec.Recipe != nil {
+			if err := t.putRecipe(rec.Recipe); err != nil {
 				return err
 			}
 		}
@@ -430,18 +437,25 @@ func (t *tx) emptyGearPack(id, due int64) error {
 
 // LoseGear records that a content's bytes in a pack are damaged: it is as good
 // as absent until a pack that has it is recorded. A content that lies elsewhere
-// by now is left alone.
+// by now is left alone. The recipe of a layer that has its object is forgotten, and made
+// again. Errors: ErrGearNeeded if nothing else is left of a layer: the pack may come back.
 func (c *Catalog) LoseGear(ctx context.Context, name, pack GearName) error {
 	return c.db.write(ctx, func(t *tx) error {
+		if err := t.loseRecipes(name, pack); err != nil {
+			return err
+		}
 		var id, packID, stored int64
-		var live bool
-		err := t.row(`SELECT f.id, f.pack_id, f.stored, f.live FROM gear_files f JOIN gear_packs p ON p.id = f.pack_id WHERE f.name = ? AND p.digest = ?`,
-			[]any{name[:], pack[:]}, &id, &packID, &stored, &live)
+		var live, needed bool
+		err := t.row(`SELECT f.id, f.pack_id, f.stored, f.live, `+neededPlace+` FROM gear_files f JOIN gear_packs p ON p.id = f.pack_id WHERE f.name = ? AND p.digest = ?`,
+			[]any{name[:], pack[:]}, &id, &packID, &stored, &live, &needed)
 		if errors.Is(err, ErrNotFound) {
 			return nil
 		}
 		if err != nil {
 			return err
+		}
+		if needed {
+			return ErrGearNeeded
 		}
 		if !live {
 			_, err := t.exec(`DELETE FROM gear_files WHERE id = ?`, id)

@@ -51,6 +51,7 @@ func storedTables() []storedTable {
 		table("gear_layers", 1, "id digest blob_id index_name files bytes diff_id embedded created_at"),
 		table("gear_layer_files", 2, "file_id layer_id"),
 		table("gear_grants", 2, "layer_id repo_id"),
+		table("gear_recipes", 1, "layer_id digest recipe_name size recipe_size state due_at rate reason changed_at"),
 		table("gear_staged", 2, "file_id repo_id expires_at"),
 		table("gear_intents", 2, "pack writer created_at"),
 		table("gear_jobs", 1, "id digest due_at attempts failure"),

@@ -51,6 +51,7 @@ func filled(t *testing.T, base *bed) *Catalog {
 		s.c.QueueAppend(ctx, "q", []byte("payload")),
 		s.c.IntendGear(ctx, "writer", GearName{77}),
 		putVolumes(ctx, s.c),
+		refuseAny(ctx, s.c),
 	} {
 		if err != nil {
 			t.Fatal(err)

@@ -21,12 +21,13 @@ type Shown struct {
 // need it is collected. The right to the files of a Gear layer is kept, and is good for
 // nothing until the repository shows the layer again; the collector ends it. inline
 // tells where the caller found the content to be; ErrNotFound is returned if that has
-// changed.
+// changed, and for a layer that consists of its recipe: the files of that must not be collected.
 func (c *Catalog) MarkAbsent(ctx context.Context, d oci.Digest, inline bool) (Shown, error) {
 	var s Shown
 	err := c.db.write(ctx, func(t *tx) error {
 		var id int64
-		err := t.row(`SELECT id FROM blobs WHERE digest = ? AND state = 1 AND CASE WHEN content IS NULL THEN 0 ELSE 1 END = ?`, []any{string(d), inline}, &id)
+		err := t.row(`SELECT id FROM blobs WHERE digest = ? AND state = 1 AND CASE WHEN content IS NULL THEN 0 ELSE 1 END = ?
+			AND NOT EXISTS (SELECT 1 FROM gear_recipes g WHERE g.digest = blobs.digest AND g.state >= 3)`, []any{string(d), inline}, &id)
 		if err != nil {
 			return err
 		}

@@ -17,7 +17,7 @@ import (
 func verdictValues() map[string]error {
 	return map[string]error{
 		"ErrNotFound": ErrNotFound, "ErrNoRepository": ErrNoRepository, "ErrReferenced": ErrReferenced, "ErrNotStored": ErrNotStored,
-		"ErrGearDeleting": ErrGearDeleting, "ErrGearStale": ErrGearStale, "ErrLeased": ErrLeased, "ErrBusy": ErrBusy,
+		"ErrGearDeleting": ErrGearDeleting, "ErrGearStale": ErrGearStale, "ErrGearNeeded": ErrGearNeeded, "ErrLeased": ErrLeased, "ErrBusy": ErrBusy,
 		"ErrDeleting": ErrDeleting, "ErrChanged": ErrChanged, "ErrInUse": ErrInUse, "ErrVolumeRemoving": ErrVolumeRemoving,
 		"errDryRun": errDryRun, "MissingError": &MissingError{}, "ImmutableError": &ImmutableError{}, "MediaTypeError": &MediaTypeError{},
 		"SizeError": &SizeError{}, "sentinel": &sentinel{"of a test"},

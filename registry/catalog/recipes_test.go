@@ -1,0 +1,265 @@
+package catalog
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// refuseAny refuses a recipe to some layer.
+func refuseAny(ctx context.Context, c *Catalog) error {
+	list, err := c.names(ctx, `SELECT digest FROM gear_layers WHERE digest IS NOT NULL ORDER BY id LIMIT 1`)
+	for _, d := range list {
+		err = errors.Join(err, c.RefuseRecipe(ctx, oci.Digest(d), "it is as it is"))
+	}
+	return err
+}
+
+// recipeBed is a catalogue with layers a and b, which share content 3 in settled packs.
+type recipeBed struct {
+	c    *Catalog
+	a, b oci.Digest
+	now  time.Time
+}
+
+func newRecipeBed(t *testing.T, base *bed) *recipeBed {
+	t.Helper()
+	x := &recipeBed{a: gearDigest("a"), b: gearDigest("b"), now: time.UnixMilli(1_700_000_000_000)}
+	x.c = base.open(t, &Options{Clock: func() time.Time { return x.now }, Grace: time.Second})
+	for _, d := range []oci.Digest{x.a, x.b} {
+		gearStep(t, x.c.putBlob(t.Context(), "x", Blob{Digest: d, Size: 1000}, ""))
+	}
+	one, two := gearPack(1, 1, 2, 3), gearPack(2, 4)
+	one.Dense, two.Dense = true, true
+	gearStep(t, x.c.RecordGear(t.Context(), GearRecord{Packs: []NewGearPack{one}, Layer: gearLayer(x.a, 1, 2, 3)}))
+	gearStep(t, x.c.RecordGear(t.Context(), GearRecord{Packs: []NewGearPack{two}, Layer: gearLayer(x.b, 3, 4)}))
+	x.now = x.now.Add(time.Hour)
+	return x
+}
+
+// make records a recipe, content n of pack n, of a layer and proves it.
+func (x *recipeBed) make(t *testing.T, d oci.Digest, n byte) {
+	t.Helper()
+	l, err := x.c.GearLayer(t.Context(), d)
+	gearStep(t, err)
+	gearStep(t, x.c.RecordGear(t.Context(), GearRecord{Packs: []NewGearPack{gearPack(n, n)},
+		Recipe: &LayerRecipe{Digest: d, Index: l.Index, Recipe: GearName{n}, Size: 1000, RecipeSize: 10}}))
+	gearStep(t, x.c.ProveRecipe(t.Context(), d, 7, x.now))
+}
+
+func (x *recipeBed) drop(t *testing.T, d oci.Digest) {
+	t.Helper()
+	gearStep(t, x.c.DropLayer(t.Context(), d))
+	gearStep(t, x.c.LayerAlone(t.Context(), d))
+}
+
+// alive returns whether a content is needed by something.
+func (x *recipeBed) alive(t *testing.T, n byte) bool {
+	t.Helper()
+	f, err := x.c.GearFile(t.Context(), GearName{n})
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		t.Fatal(err)
+	}
+	return err == nil && f.Live
+}
+
+// TestRecipeStates checks the way of a layer to its recipe and back.
+func TestRecipeStates(t *testing.T) { onBoth(t, testRecipeStates) }
+
+func testRecipeStates(t *testing.T, base *bed) {
+	x := newRecipeBed(t, base)
+	ctx := t.Context()
+	if err := x.c.DropLayer(ctx, x.a); !errors.Is(err, ErrGearStale) {
+		t.Errorf("drop a layer without a recipe: %v", err)
+	}
+	if err := x.c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(8, 8)}, Recipe: &LayerRecipe{Digest: x.a, Index: GearName{99}, Recipe: GearName{8}, Size: 1000}}); !errors.Is(err, ErrGearStale) {
+		t.Errorf("a recipe of another index: %v", err)
+	}
+	x.make(t, x.a, 10)
+	if l, err := x.c.LayerRecipe(ctx, x.a); err != nil || l.State != RecipeProven || l.Recipe != (GearName{10}) || l.Size != 1000 || l.RecipeSize != 10 || l.Rate != 7 || l.Dropped() {
+		t.Errorf("proven: %+v, %v", l, err)
+	}
+	if any, err := x.c.AnyDropped(ctx); err != nil || any {
+		t.Errorf("something is dropped: %v, %v", any, err)
+	}
+	gearStep(t, x.c.DropLayer(ctx, x.a))
+	if any, err := x.c.AnyDropped(ctx); err != nil || !any {
+		t.Errorf("nothing is dropped: %v, %v", any, err)
+	}
+	gearStep(t, x.c.LayerAlone(ctx, x.a))
+	n, err := x.c.RecipeCounts(ctx)
+	if err != nil || n[RecipeAlone] != (RecipeCount{1, 1000, 10}) || n[RecipeProven].Layers != 0 {
+		t.Errorf("counts %+v, %v", n, err)
+	}
+	list, err := x.c.LayerRecipes(ctx, RecipeStands, RecipeAlone, "", 10)
+	if err != nil || len(list) != 1 || list[0].Digest != x.a {
+		t.Errorf("dropped: %+v, %v", list, err)
+	}
+	gearStep(t, x.c.RefuseRecipe(ctx, x.a, "too late"))
+	if l, err := x.c.LayerRecipe(ctx, x.a); err != nil || l.State != RecipeAlone {
+		t.Errorf("a dropped layer was refused its recipe: %+v, %v", l, err)
+	}
+	gearStep(t, x.c.EndRecipe(ctx, x.a))
+	gearStep(t, x.c.EndRecipe(ctx, x.a))
+	if x.alive(t, 10) {
+		t.Error("the recipe that was given up is still needed")
+	}
+	gearStep(t, x.c.RefuseRecipe(ctx, x.a, "no gzip"))
+	if l, err := x.c.LayerRecipe(ctx, x.a); err != nil || l.State != RecipeRefused || l.Reason != "no gzip" {
+		t.Errorf("refused: %+v, %v", l, err)
+	}
+}
+
+// TestRecipeMinReader checks that a program which does not know dropped layers is refused the
+// catalogue as long as there are any.
+func TestRecipeMinReader(t *testing.T) { onBoth(t, testRecipeMinReader) }
+
+func testRecipeMinReader(t *testing.T, base *bed) {
+	x := newRecipeBed(t, base)
+	oldest := func() (v string) {
+		t.Helper()
+		gearStep(t, x.c.db.row(t.Context(), `SELECT value FROM settings WHERE name = ?`, []any{minReader}, &v))
+		return v
+	}
+	before := oldest()
+	x.make(t, x.a, 10)
+	x.make(t, x.b, 11)
+	if now := oldest(); now != before {
+		t.Errorf("recipes beside objects ask for version %s, want %s", now, before)
+	}
+	x.drop(t, x.a)
+	x.drop(t, x.b)
+	gearStep(t, x.c.EndRecipe(t.Context(), x.a))
+	if now := oldest(); now != dropsReader {
+		t.Errorf("a dropped layer asks for version %s, want %s", now, dropsReader)
+	}
+	gearStep(t, x.c.EndRecipe(t.Context(), x.b))
+	if now := oldest(); now != before {
+		t.Errorf("without dropped layers version %s is asked for, want %s", now, before)
+	}
+}
+
+// TestDroppedIsNeeded checks that nothing forgets where the contents of a dropped layer are, unless
+// they can be made again from another layer's object.
+func TestDroppedIsNeeded(t *testing.T) { onBoth(t, testDroppedIsNeeded) }
+
+func testDroppedIsNeeded(t *testing.T, base *bed) {
+	x := newRecipeBed(t, base)
+	ctx := t.Context()
+	x.make(t, x.a, 10)
+	x.drop(t, x.a)
+	for n, want := range map[byte]error{1: ErrGearNeeded, 10: ErrGearNeeded, 3: nil, 4: nil} {
+		pack := GearName{1}
+		switch n {
+		case 10:
+			pack = GearName{10}
+		case 4:
+			pack = GearName{2}
+		}
+		if err := x.c.LoseGear(ctx, GearName{n}, pack); !errors.Is(err, want) {
+			t.Errorf("lose content %d: %v, want %v", n, err, want)
+		}
+	}
+	if layers, err := x.c.GearLayersOf(ctx, GearName{3}, 2); err != nil || !slices.Equal(layers, []oci.Digest{x.b, x.a}) {
+		t.Errorf("content 3 is made again from %v, %v; want the layer with an object first", layers, err)
+	}
+	for pack, want := range map[byte]bool{1: true, 10: true, 2: false} {
+		if is, err := x.c.PackNeeded(ctx, GearName{pack}); err != nil || is != want {
+			t.Errorf("pack %d is needed: %v, %v", pack, is, err)
+		}
+	}
+	if _, err := x.c.MarkAbsent(ctx, x.a, false); !errors.Is(err, ErrNotFound) {
+		t.Errorf("a dropped layer was given up: %v", err)
+	}
+	if _, err := x.c.MarkAbsent(ctx, x.b, false); err != nil {
+		t.Errorf("a layer with an object cannot be given up: %v", err)
+	}
+}
+
+// TestRecipeLost checks that the recipe of a layer that still has its object is forgotten when its
+// bytes are lost, so that it is made again.
+func TestRecipeLost(t *testing.T) { onBoth(t, testRecipeLost) }
+
+func testRecipeLost(t *testing.T, base *bed) {
+	x := newRecipeBed(t, base)
+	x.make(t, x.a, 10)
+	gearStep(t, x.c.LoseGear(t.Context(), GearName{10}, GearName{10}))
+	if l, err := x.c.LayerRecipe(t.Context(), x.a); !errors.Is(err, ErrNotFound) {
+		t.Errorf("the recipe is still there: %+v, %v", l, err)
+	}
+	if lost, err := x.c.GearLayerLost(t.Context(), x.a); err != nil || lost {
+		t.Errorf("the layer waits for its recipe: %v, %v", lost, err)
+	}
+}
+
+// TestRecipeGoesWithBlob checks that deleting a dropped layer releases its recipe and its files.
+func TestRecipeGoesWithBlob(t *testing.T) { onBoth(t, testRecipeGoesWithBlob) }
+
+func testRecipeGoesWithBlob(t *testing.T, base *bed) {
+	x := newRecipeBed(t, base)
+	ctx := t.Context()
+	x.make(t, x.a, 10)
+	x.drop(t, x.a)
+	gearStep(t, x.c.DeleteBlob(ctx, "x", x.a))
+	x.now = x.now.Add(time.Minute)
+	_, _, err := x.c.Collect(ctx, CollectOptions{Before: x.now, Keep: func(_ string, d oci.Digest) (time.Time, bool) { return x.now, d == x.b }})
+	gearStep(t, err)
+	if l, err := x.c.LayerRecipe(ctx, x.a); !errors.Is(err, ErrNotFound) {
+		t.Errorf("the recipe of a blob that is gone: %+v, %v", l, err)
+	}
+	for n := 1; n > 0; {
+		n, err = x.c.CollectGear(ctx, 2)
+		gearStep(t, err)
+	}
+	for n, want := range map[byte]bool{1: false, 2: false, 10: false, 3: true, 4: true} {
+		if is := x.alive(t, n); is != want {
+			t.Errorf("content %d lives: %v", n, is)
+		}
+	}
+}
+
+// TestColdLayers checks which layers are offered for recipes.
+func TestColdLayers(t *testing.T) { onBoth(t, testColdLayers) }
+
+func testColdLayers(t *testing.T, base *bed) {
+	x := newRecipeBed(t, base)
+	ctx := t.Context()
+	cold := func(before time.Time, least int64) (out []oci.Digest) {
+		t.Helper()
+		list, err := x.c.ColdLayers(ctx, before, least, 0, 10)
+		gearStep(t, err)
+		for _, l := range list {
+			out = append(out, l.Digest)
+			if !slices.Equal(l.Repositories, []string{"x"}) {
+				t.Errorf("%s is shown by %v", l.Digest, l.Repositories)
+			}
+			if is, _, err := x.c.IsCold(ctx, l.Digest, before); err != nil || !is {
+				t.Errorf("%s is offered and not cold: %v", l.Digest, err)
+			}
+		}
+		return out
+	}
+	if got := cold(x.now, 1); !slices.Equal(got, []oci.Digest{x.a, x.b}) {
+		t.Errorf("cold: %v", got)
+	}
+	if got := cold(x.now, 1001); got != nil {
+		t.Errorf("of 1001 bytes: %v", got)
+	}
+	if got := cold(x.now.Add(-2*time.Hour), 1); got != nil {
+		t.Errorf("before they came: %v", got)
+	}
+	x.make(t, x.a, 10)
+	gearStep(t, x.c.LoseGear(ctx, GearName{4}, GearName{2}))
+	if got := cold(x.now, 1); got != nil {
+		t.Errorf("with a recipe, and with a lost content: %v", got)
+	}
+	loose := gearPack(5, 4)
+	gearStep(t, x.c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{loose}}))
+	if got := cold(x.now, 1); got != nil {
+		t.Errorf("with a pack that is not settled: %v", got)
+	}
+}
