@@ -167,6 +167,7 @@ func (v *validator) relations() {
 			"configure auth, or listen on 127.0.0.1, or say http.insecure_open_to_network: true")
 	}
 	v.storageRelations(&c.Storage)
+	v.rebuildRelations(&c.Storage)
 	v.clusterValues(&c.Cluster, &c.Storage)
 	v.proxyRelations(&c.Proxy)
 	if ix := c.Validation.Manifests.Indexes; ix.Platforms == "list" && len(ix.PlatformList) == 0 {

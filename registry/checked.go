@@ -155,7 +155,7 @@ func (r *Registry) readFailed(d oci.Digest, size int64, err error) {
 func (r *Registry) openWhole(ctx context.Context, d oci.Digest, obj objstore.Object) (oci.Content, error) {
 	info := obj.Info()
 	switch {
-	case r.hashedBefore(d, info):
+	case info.Proven || r.hashedBefore(d, info):
 		return &storeContent{Object: obj, r: r, digest: d}, nil
 	case r.distant || info.Size <= hashedInline || r.opener == nil:
 		return &hashedContent{obj: obj, r: r, digest: d, sum: newHash(algorithm(d)), left: info.Size}, nil

@@ -273,7 +273,7 @@ func (r *Registry) rangeInOrder(ctx context.Context, repo string, d oci.Digest, 
 		return err
 	case !here:
 		return blobLost(repo, d)
-	case !r.distant && !r.hashedBefore(d, info):
+	case !r.distant && !info.Proven && !r.hashedBefore(d, info):
 		return ClientError("read a range of blob "+string(d), &objstore.BusyError{Err: errReplaced})
 	}
 	return nil

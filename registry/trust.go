@@ -248,7 +248,7 @@ var errChecking = errors.New("the object is being compared with its digest, whic
 // than patience, and the comparison goes on. What another machine has is only compared if
 // it has another tag than it was stored with.
 func (r *Registry) inOrder(ctx context.Context, d oci.Digest, info objstore.Info) (bool, error) {
-	if r.hashedBefore(d, info) {
+	if info.Proven || r.hashedBefore(d, info) {
 		return true, nil
 	}
 	if r.distant {

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/gear/recipes"
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/backup"
@@ -121,6 +122,10 @@ func (s *Server) handleTasks(mux *http.ServeMux) {
 		}
 		return settle(ctx, s.root.gear, a)
 	})))
+	mux.Handle("POST /admin/recipes", task(func(ctx context.Context, _ struct{}, _ func(recipes.Status)) (recipes.Status, error) {
+		return s.root.recipes.Status(ctx)
+	}))
+	mux.Handle("POST /admin/rehydrate", task(whileWritable(g, s.root.rehydrate)))
 	mux.Handle("POST /admin/catalog-move", task(s.moveServed))
 }
 

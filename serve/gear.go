@@ -34,7 +34,8 @@ func (r *root) openGear(cfg *config.Config, log *slog.Logger, memory *registry.M
 	if err := errors.Join(os.RemoveAll(temp), os.MkdirAll(temp, 0o700)); err != nil {
 		return fmt.Errorf("make a directory for temporary files: %w", err)
 	}
-	r.files, err = filestore.New(r.cat, r.store, &filestore.Options{Log: log, Cache: memory, OnCorrupt: func(e *filestore.CorruptError) { r.gear.Remake(e) }})
+	r.files, err = filestore.New(r.cat, r.store, &filestore.Options{Log: log, Cache: memory, OnCorrupt: func(e *filestore.CorruptError) { r.gear.Remake(e) },
+		Proof: r.recipes.Proof()})
 	if err != nil {
 		return err
 	}

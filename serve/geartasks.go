@@ -168,13 +168,16 @@ type gearCheck struct {
 }
 
 func (g *gearCheck) found(p filestore.Problem) {
-	out := check.Problem{Kind: ProblemGear, Key: "slipway/gear/packs/" + p.Pack, Detail: p.What, Repaired: g.repair}
+	out := check.Problem{Kind: ProblemGear, Key: "slipway/gear/packs/" + p.Pack, Detail: p.What, Repaired: g.repair && !p.Needed}
+	if p.Needed {
+		out.Detail += "; a dropped layer consists of it: bring the pack back from a backup"
+	}
 	switch {
 	case p.Orphan:
 		out.Kind = ProblemGearUnknown
 	case p.Name != "":
 		out.Digest = oci.Digest("sha256:" + p.Name)
-		if g.repair && p.Pack == g.pack { // then that is what the pack suffers from
+		if out.Repaired && p.Pack == g.pack { // then that is what the pack suffers from
 			g.repaired(ProblemGear)
 			if g.at >= 0 {
 				g.rep.Problems[g.at].Repaired = true

@@ -36,6 +36,8 @@ func (s *Server) runJobs(ctx context.Context) {
 	if !st.GC.Disabled {
 		every(st.GC.Interval, func() { s.collectGarbage(ctx) })
 	}
+	wg.Go(func() { s.dropLayers(ctx) }) // also where none are dropped: some may have been
+	every(st.Rebuild.Interval, func() { s.dropLayers(ctx) })
 	if len(st.Retention) > 0 {
 		every(st.RetentionInterval, func() { s.applyRetention(ctx) })
 	}

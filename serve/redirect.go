@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -143,6 +144,9 @@ func (r *redirector) Redirect(ctx context.Context, q server.Redirect) (string, e
 		return "", nil
 	}
 	url, err := r.store.URL(ctx, registry.BlobKey(q.Blob.Digest), r.expiry)
+	if errors.Is(err, objstore.ErrNotExist) { // this server rebuilds it
+		return "", nil
+	}
 	if err != nil {
 		return "", fmt.Errorf("make an address for a client: %w", err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/gear/filestore"
+	"example.org/slipway/gear/recipes"
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/backup"
@@ -41,6 +42,9 @@ type root struct {
 
 	files *filestore.Store
 	gear  *gearregistry.Service
+	// recipes is part of inner; keeper fills it.
+	recipes *recipes.Store
+	keeper  *recipes.Keeper
 	// volumes is nil where images are not built as volumes.
 	volumes *volumeregistry.Service
 	reg     *registry.Registry
@@ -64,6 +68,8 @@ type rootOptions struct {
 	// serving opens what only a server has: caches, and peers. Administration has no
 	// use for them.
 	serving bool
+	// enter is asked before layers are dropped; nil: it is always allowed.
+	enter func() (leave func(), err error)
 }
 
 // openRoot locks and opens the data root of a configuration.
@@ -83,6 +89,9 @@ func openRoot(ctx context.Context, cfg *config.Config, o rootOptions) (_ *root, 
 	if o.wrap != nil {
 		r.inner = o.wrap(r.inner)
 		r.store = r.inner
+	}
+	if err := r.openRecipes(o.log); err != nil {
+		return nil, err
 	}
 	if err := r.checkCatalog(ctx, cfg); err != nil {
 		return nil, err
@@ -111,7 +120,8 @@ func openRoot(ctx context.Context, cfg *config.Config, o rootOptions) (_ *root, 
 	if r.reg, err = registry.New(ctx, r.cat, r.store, opts); err != nil {
 		return nil, err
 	}
-	return r, nil
+	r.keeper, err = r.newKeeper(&cfg.Storage.Rebuild, o.enter)
+	return r, err
 }
 
 // checkAdopted refuses a Distribution storage without a catalogue: it would look

@@ -105,7 +105,7 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 		return nil, err
 	}
 	s.notifier = newNotifier(cfg, s.log)
-	if s.root, err = openRoot(ctx, cfg, rootOptions{log: s.log, onEvent: s.notifier.hook(), serving: true}); err != nil {
+	if s.root, err = openRoot(ctx, cfg, rootOptions{log: s.log, onEvent: s.notifier.hook(), serving: true, enter: s.writes.enter}); err != nil {
 		return nil, err
 	}
 	if err := s.notifier.start(s.root.cat); err != nil {
@@ -280,6 +280,7 @@ func (s *Server) registerMetrics() {
 	s.metrics.MustRegister(s.handler.Metrics()...)
 	s.metrics.MustRegister(s.root.reg.Metrics()...)
 	s.metrics.MustRegister(s.root.gear.Metrics()...)
+	s.metrics.MustRegister(s.root.recipes.Metrics()...)
 	s.metrics.MustRegister(s.root.mirrors.metrics()...)
 	s.metrics.MustRegister(s.root.collectors...)
 	s.metrics.MustRegister(s.notifier.metrics()...)

@@ -99,6 +99,9 @@ type Options struct {
 	// OnCorrupt is told of damaged contents, so that a layer that holds them can
 	// be converted again; see catalog.GearLayersOf. It must not block.
 	OnCorrupt func(*CorruptError)
+	// Proof reads packs from where they are stored and from no cache; default: the store
+	// itself. Settling reads back with it.
+	Proof *Store
 }
 
 // Store is the file store. All methods may run concurrently.

@@ -35,6 +35,8 @@ type Problem struct {
 	Name string `json:",omitempty"`
 	// Orphan: the object is not in the catalogue.
 	Orphan bool `json:",omitempty"`
+	// Needed: a dropped layer consists of the content, so a repair leaves it where it was.
+	Needed bool `json:",omitempty"`
 	What   string
 }
 
@@ -119,13 +121,16 @@ func (s *Store) verifyPack(ctx context.Context, p *catalog.GearPack, o VerifyOpt
 		if gone, e := s.replaced(ctx, p); gone || e != nil {
 			return i, e
 		}
-		found(Problem{Pack: pack, Name: hex.EncodeToString(f.Name[:]), What: bad.Error()})
+		problem := Problem{Pack: pack, Name: hex.EncodeToString(f.Name[:]), What: bad.Error()}
 		var corrupt *CorruptError
 		if o.Repair {
-			if err := s.damaged(ctx, f.Name, p.Digest, bad); !errors.As(err, &corrupt) {
+			err := s.damaged(ctx, f.Name, p.Digest, bad)
+			if !errors.As(err, &corrupt) {
 				return i, err
 			}
+			problem.Needed = errors.Is(err, catalog.ErrGearNeeded)
 		}
+		found(problem)
 	}
 	if err != nil && o.Repair {
 		return len(rows), s.rescue(ctx, p)
@@ -153,7 +158,7 @@ func (s *Store) rescue(ctx context.Context, p *catalog.GearPack) error {
 	defer leave()
 	_, err = s.settleGroup(ctx, []catalog.GearPack{*p})
 	var busy busyError
-	if errors.As(err, &busy) || errors.Is(err, catalog.ErrGearStale) {
+	if errors.As(err, &busy) || errors.Is(err, catalog.ErrGearStale) || errors.Is(err, catalog.ErrGearNeeded) {
 		return nil
 	}
 	return err

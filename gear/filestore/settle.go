@@ -76,6 +76,13 @@ func (s *Store) Settle(ctx context.Context, o SettleOptions) (rep SettleReport, 
 		case errors.As(err, &busy):
 			skip[int64(busy)] = true
 			continue
+		case errors.Is(err, catalog.ErrGearNeeded): // what is left of the pack stays as it is
+			id, ok := unsettleable(err, group)
+			if !ok {
+				return rep, fmt.Errorf("settle %d packs from number %d: %w", len(group), group[0].ID, err)
+			}
+			skip[id] = true
+			continue
 		case errors.As(err, &corrupt): // it is recorded as lost, so the next try is without it
 			continue
 		case errors.Is(err, catalog.ErrGearStale) && again < tries:
@@ -201,6 +208,9 @@ func (s *Store) settleGroup(ctx context.Context, group []catalog.GearPack) (writ
 	}()
 	if len(files) > 0 {
 		if written, err = s.writeDense(ctx, id, files); err != nil {
+			return nil, err
+		}
+		if err := s.readBack(ctx, written); err != nil {
 			return nil, err
 		}
 	}

@@ -103,6 +103,8 @@ type Report struct {
 //
 // If a content is damaged or missing in the registry, the backup keeps the earlier backup's good
 // copy. If there is none, everything else is backed up, and the error is an [*IncompleteError].
+// A layer that is kept as a recipe is saved as the layer; if a pack that it consists of cannot be
+// read, the error is a [*NeededPacksError], whatever the backup has of the layer.
 // Errors: [*OtherRegistryError], [*ShrinkError]; after these the earlier backup is untouched.
 func Make(ctx context.Context, reg *registry.Registry, dir string, o Options) (Report, error) {
 	up := reg.Upkeep()
@@ -166,7 +168,7 @@ func (b *maker) run(ctx context.Context) (err error) {
 	if err := withSnapshot(ctx, filepath.Join(dir, registry.CatalogFile), func(s *catalog.Snapshot) error { return t.prune(ctx, s) }); err != nil {
 		return err
 	}
-	return incomplete("backup", t.rep.Incomplete, t.rep.IncompleteTotal)
+	return errors.Join(incomplete("backup", t.rep.Incomplete, t.rep.IncompleteTotal), b.neededPacks(ctx))
 }
 
 // draft makes the new backup's catalogue beside the earlier one, and copies the objects that it

@@ -23,7 +23,7 @@ const packTries = 5
 
 // copyPacks copies the packs that the destination lacks. A pack that is damaged, cannot be read or
 // is gone at the source does not stop the copy: its content is made again from the layers. Packs
-// that are gone are counted, and unreadable packs reported.
+// that are gone are counted, and unreadable packs reported; see neededPacks for dropped layers.
 func (t *transfer) copyPacks(ctx context.Context, s *catalog.Snapshot) error {
 	return inPages(ctx, t.parallel, "packs", s.Packs, func(p catalog.PackObject) int64 { return p.ID }, func(ctx context.Context, p catalog.PackObject) error {
 		if err := t.copyPack(ctx, p); err != nil {
@@ -34,7 +34,7 @@ func (t *transfer) copyPacks(ctx context.Context, s *catalog.Snapshot) error {
 }
 
 func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err error) {
-	key := registry.PackPrefix + hex.EncodeToString(p.Digest[:])
+	key := packKey(p.Digest)
 	info, err := t.dst.Stat(ctx, key)
 	if err == nil && info.Size == p.Size {
 		t.step(func(rep *Report) { rep.Objects, rep.Bytes = rep.Objects+1, rep.Bytes+p.Size })
@@ -45,11 +45,11 @@ func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err erro
 	}
 	src, err := t.src.Get(ctx, key, 0, -1)
 	if errors.Is(err, objstore.ErrNotExist) {
-		t.step(func(*Report) { t.gone++ })
+		t.step(func(*Report) { t.gone, t.without = t.gone+1, append(t.without, p.Digest) })
 		return nil
 	}
 	if err != nil {
-		return t.unread(ctx, key, err)
+		return t.unread(ctx, p.Digest, err)
 	}
 	defer src.Close()
 	dst, err := t.dst.NewUpload(ctx, p.Size)
@@ -62,7 +62,7 @@ func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err erro
 	n, err := io.Copy(dst, packSource{src})
 	var unreadable *verify.ReadError
 	if errors.As(err, &unreadable) {
-		return t.unread(ctx, key, err)
+		return t.unread(ctx, p.Digest, err)
 	}
 	t.step(func(rep *Report) { rep.Bytes, rep.CopiedBytes = rep.Bytes+n, rep.CopiedBytes+n })
 	if err != nil {
@@ -87,16 +87,52 @@ func (p packSource) Read(b []byte) (int, error) {
 }
 
 // unread notes that a pack could not be read, unless ctx is done.
-func (t *transfer) unread(ctx context.Context, key string, err error) error {
+func (t *transfer) unread(ctx context.Context, pack catalog.GearName, err error) error {
 	if ctx.Err() != nil {
 		return err
 	}
 	t.step(func(rep *Report) {
+		t.without = append(t.without, pack)
 		rep.UnreadPacksTotal++
 		if len(rep.UnreadPacks) < maxListed {
-			rep.UnreadPacks = append(slices.Clip(rep.UnreadPacks), key)
+			rep.UnreadPacks = append(slices.Clip(rep.UnreadPacks), packKey(pack))
 		}
 	})
+	return nil
+}
+
+func packKey(pack catalog.GearName) string { return registry.PackPrefix + hex.EncodeToString(pack[:]) }
+
+// NeededPacksError says that packs which dropped layers consist of could not be read.
+type NeededPacksError struct {
+	// Packs are the keys of at most 1000 of them, Total counts all.
+	Packs []string
+	Total int
+}
+
+func (e *NeededPacksError) Error() string {
+	return fmt.Sprintf("%d packs of which dropped layers consist cannot be read, the first is %s; bring them back from an earlier backup, and see slipway fsck", e.Total, e.Packs[0])
+}
+
+// neededPacks returns a [*NeededPacksError] if a pack that was left out is in use for dropped layers. The
+// backup may have these layers from before, but the registry is about to lose them.
+func (b *maker) neededPacks(ctx context.Context) error {
+	var e NeededPacksError
+	for _, pack := range b.t.without {
+		needed, err := b.up.Catalog.PackNeeded(ctx, pack)
+		if err != nil {
+			return fmt.Errorf("find out what a pack is needed for: %w", err)
+		}
+		if !needed {
+			continue
+		}
+		if e.Total++; e.Total <= maxListed {
+			e.Packs = append(e.Packs, packKey(pack))
+		}
+	}
+	if e.Total > 0 {
+		return &e
+	}
 	return nil
 }
 
@@ -134,6 +170,6 @@ func (t *transfer) again() bool {
 		return false
 	}
 	copied, bytes := t.rep.Copied, t.rep.CopiedBytes
-	t.gone, t.lost, t.rep = 0, nil, Report{Copied: copied, CopiedBytes: bytes}
+	t.gone, t.without, t.lost, t.rep = 0, nil, nil, Report{Copied: copied, CopiedBytes: bytes}
 	return true
 }

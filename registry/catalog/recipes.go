@@ -199,13 +199,13 @@ func (c *Catalog) ProveRecipe(ctx context.Context, d oci.Digest, rate int64, due
 	})
 }
 
-// DropLayer makes the recipe of a proven layer stand for it. Its object may be deleted when DropLayer
-// has returned nil. Errors: ErrGearStale if the layer is gone, is being deleted or is suspect, or if a
-// content of it is lost.
+// DropLayer makes the recipe of a proven layer stand for it, or go on to. Its object may be deleted when
+// DropLayer has returned nil. Errors: ErrGearStale if the layer is gone, is being deleted or has become suspect, or
+// if a content of it is lost.
 func (c *Catalog) DropLayer(ctx context.Context, d oci.Digest) error {
 	return c.db.write(ctx, func(t *tx) error {
-		n, err := t.exec(`UPDATE gear_recipes SET state = 3, changed_at = ? WHERE digest = ? AND state IN (2, 3) AND EXISTS (SELECT 1 FROM gear_layers l
-			JOIN blobs b ON b.id = l.blob_id WHERE l.id = gear_recipes.layer_id AND l.digest = gear_recipes.digest AND b.state = 1 AND b.suspect = 0
+		n, err := t.exec(`UPDATE gear_recipes SET state = 3, changed_at = ? WHERE digest = ? AND state >= 2 AND EXISTS (SELECT 1 FROM gear_layers l
+			JOIN blobs b ON b.id = l.blob_id WHERE l.id = gear_recipes.layer_id AND l.digest = gear_recipes.digest AND b.state = 1 AND (b.suspect = 0 OR gear_recipes.state >= 3)
 			AND b.content IS NULL AND b.size = gear_recipes.size) AND NOT EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_files f ON f.id = lf.file_id
 			WHERE lf.layer_id = gear_recipes.layer_id AND f.pack_id = 0)`, t.now(), string(d))
 		if err == nil && n == 0 {
@@ -295,10 +295,10 @@ func (c *Catalog) PackNeeded(ctx context.Context, pack GearName) (needed bool, e
 	return needed, err
 }
 
-// AnyDropped reports whether a recipe stands for any layer.
-func (c *Catalog) AnyDropped(ctx context.Context) (any bool, err error) {
-	err = c.db.row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_recipes WHERE state >= 3)`, nil, &any)
-	return any, err
+// AnyRecipe reports whether any layer is in a state or beyond it.
+func (c *Catalog) AnyRecipe(ctx context.Context, from RecipeState) (is bool, err error) {
+	err = c.db.row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_recipes WHERE state >= ?)`, []any{int(from)}, &is)
+	return is, err
 }
 
 // RecipeCount is how many layers are in a state, and their bytes.

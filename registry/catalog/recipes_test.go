@@ -83,11 +83,11 @@ func testRecipeStates(t *testing.T, base *bed) {
 	if l, err := x.c.LayerRecipe(ctx, x.a); err != nil || l.State != RecipeProven || l.Recipe != (GearName{10}) || l.Size != 1000 || l.RecipeSize != 10 || l.Rate != 7 || l.Dropped() {
 		t.Errorf("proven: %+v, %v", l, err)
 	}
-	if any, err := x.c.AnyDropped(ctx); err != nil || any {
+	if any, err := x.c.AnyRecipe(ctx, RecipeStands); err != nil || any {
 		t.Errorf("something is dropped: %v, %v", any, err)
 	}
 	gearStep(t, x.c.DropLayer(ctx, x.a))
-	if any, err := x.c.AnyDropped(ctx); err != nil || !any {
+	if any, err := x.c.AnyRecipe(ctx, RecipeStands); err != nil || !any {
 		t.Errorf("nothing is dropped: %v, %v", any, err)
 	}
 	gearStep(t, x.c.LayerAlone(ctx, x.a))

@@ -47,6 +47,9 @@ type Info struct {
 	// the object is written again. It is "" if the store has none. List does not fill it
 	// in.
 	Tag string
+	// Proven says that the store itself compares the bytes with what they must be before it
+	// gives the last of them, or any of a range: nobody need read the object to find out.
+	Proven bool
 }
 
 // BusyError is returned, possibly wrapped, when the store refuses temporarily: it is

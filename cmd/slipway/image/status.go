@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/cmd/slipway/command"
+	"example.org/slipway/gear/recipes"
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/serve"
 	volumeregistry "example.org/slipway/volume/service"
@@ -17,7 +17,7 @@ func statusCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Tell the state of the conversion to Gear, and of the building of volumes",
+		Short: "Tell the state of the conversion to Gear, of dropped layers, and of the building of volumes",
 		Example: `  slipway status --root /var/lib/slipway
   slipway status --config /etc/slipway/config.yml --output json`,
 		Args: cobra.NoArgs,
@@ -27,7 +27,11 @@ func statusCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				both := statusReport{Status: st}
+				rc, err := a.Recipes(cmd.Context())
+				if err != nil {
+					return err
+				}
+				both := statusReport{Status: st, Recipes: rc}
 				if a.HasVolumes() {
 					v, err := a.Volumes(cmd.Context(), serve.VolumesArgs{})
 					if err != nil {
@@ -37,6 +41,7 @@ func statusCommand() *cobra.Command {
 				}
 				return command.PrintReport(cmd.OutOrStdout(), asJSON, both, func() {
 					printStatus(cmd.OutOrStdout(), st)
+					printRecipeStatus(cmd, &rc)
 					if both.Volumes != nil {
 						printVolumeStatus(cmd.OutOrStdout(), both.Volumes)
 					}
@@ -52,6 +57,8 @@ func statusCommand() *cobra.Command {
 // statusReport is the state as JSON.
 type statusReport struct {
 	gearregistry.Status
+	// Recipes are of layers that are dropped.
+	Recipes recipes.Status `json:"recipes"`
 	// Volumes is nil where images are not built as volumes.
 	Volumes *volumeregistry.Status `json:"volumes,omitempty"`
 }

@@ -1,0 +1,35 @@
+package config
+
+import "time"
+
+// Rebuild configures which layers are dropped, and rebuilt from their files for whoever pulls them.
+type Rebuild struct {
+	ColdAfter    time.Duration `yaml:"cold_after" min:"0s" doc:"Drops layers of images that nobody has pulled for so long; each is rebuilt from its files, byte for byte, when somebody pulls it. 0 drops none. Only with storage.filesystem and one server: docs/operating/rebuilding.md." example:"30d"`
+	Repositories []string      `yaml:"repositories" doc:"Patterns of repositories, as in immutable_tags. A layer is dropped only if all repositories that show it match. Empty means all." example:"archive/**"`
+	Again        time.Duration `yaml:"again" default:"168h" min:"0s" doc:"How long a layer stays after it was rebuilt for the first time. Then it is rebuilt once more, and dropped."`
+	LeastBytes   Size          `yaml:"least_bytes" default:"64KiB" min:"0" doc:"Smallest layer that is dropped, in bytes."`
+	LeastRate    Size          `yaml:"least_rate" default:"2MiB" min:"0" doc:"How much of a layer one processor must rebuild in a second. A slower one stays."`
+	MostRecipe   int           `yaml:"most_recipe" default:"5" min:"1" doc:"Largest recipe, in percent of its layer. A layer with a larger one stays."`
+	Interval     time.Duration `yaml:"interval" default:"1h" min:"1s" doc:"Time between two looks for layers to drop."`
+	Share        int           `yaml:"share" default:"25" min:"1" doc:"Share of one processor's time that looking after recipes may take, in percent, at most 100."`
+}
+
+// rebuildRelations refuses dropping layers where it is not safe yet.
+func (v *validator) rebuildRelations(s *Storage) {
+	r := &s.Rebuild
+	v.patterns("storage.rebuild.repositories", r.Repositories)
+	if r.Share > 100 {
+		v.bad("storage.rebuild.share", "must be at most 100")
+	}
+	if r.ColdAfter == 0 {
+		return
+	}
+	switch {
+	case s.Driver() != "filesystem":
+		v.bad("storage.rebuild.cold_after", "works only with storage.filesystem; the driver is "+s.Driver())
+	case s.Catalog.Postgres != "" || v.c.Cluster.Name() != "":
+		v.bad("storage.rebuild.cold_after", "works only where one server has the catalogue to itself")
+	case v.c.Gear.Settle.Disabled:
+		v.bad("storage.rebuild.cold_after", "needs gear.settle: only layers whose files are settled are dropped")
+	}
+}

@@ -1,0 +1,64 @@
+package filestore
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+
+	"example.org/slipway/registry/catalog"
+)
+
+// PutRecipe stores the recipe of a layer as one of its contents. When it returns nil the recipe is
+// durable. Of l the digest, the index and the size are used. Errors: catalog.ErrGearStale if the layer is
+// not the one that the recipe was made of any more, or has a recipe.
+func (s *Store) PutRecipe(ctx context.Context, l catalog.LayerRecipe, recipe []byte) error {
+	w, err := s.NewWriter(ctx)
+	if err != nil {
+		return err
+	}
+	defer w.Abort(ctx)
+	if l.Recipe, err = w.PutIndex(ctx, recipe); err != nil {
+		return err
+	}
+	l.RecipeSize = int64(len(recipe))
+	return w.end(ctx, catalog.GearRecord{Recipe: &l})
+}
+
+// readBack reads the contents of packs that were just written, from where they are stored, and verifies
+// them: once they are in the place of others, they may be all that is left of layers. It does nothing
+// as long as no layer has a recipe.
+func (s *Store) readBack(ctx context.Context, packs []catalog.NewGearPack) error {
+	needed, err := s.cat.AnyRecipe(ctx, catalog.RecipeMade)
+	if err != nil || !needed {
+		return err
+	}
+	from := s
+	if s.opts.Proof != nil {
+		from = s.opts.Proof
+	}
+	for i := range packs {
+		for _, f := range packs[i].Files {
+			f.Pack = packs[i].Digest
+			if err := from.verifyFile(ctx, &f, nil, true, true); err != nil {
+				return fmt.Errorf("read back content %x of the new pack %x: %w", f.Name, f.Pack, err)
+			}
+		}
+	}
+	return nil
+}
+
+// unsettleable returns the number of the pack in a group that has a damaged content whose place must not
+// be forgotten.
+func unsettleable(err error, group []catalog.GearPack) (id int64, ok bool) {
+	var corrupt *CorruptError
+	if !errors.Is(err, catalog.ErrGearNeeded) || !errors.As(err, &corrupt) {
+		return 0, false
+	}
+	for _, p := range group {
+		if hex.EncodeToString(p.Digest[:]) == corrupt.Pack {
+			return p.ID, true
+		}
+	}
+	return 0, false
+}

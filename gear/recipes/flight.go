@@ -1,0 +1,303 @@
+package recipes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+)
+
+// flight is one rebuild of a layer, which all who read the layer share.
+type flight struct {
+	s      *Store
+	l      catalog.LayerRecipe
+	file   *os.File // without a name
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	refs  int         // guarded by s.mu
+	timer *time.Timer // until it is forgotten; guarded by s.mu
+
+	mu      sync.Mutex
+	n       int64 // bytes that may be read from the beginning
+	done    bool  // all of them, and the digest was right
+	err     error
+	changed chan struct{} // closed when one of these has changed
+}
+
+// acquire returns the rebuild of a layer, and begins it if there is none. The caller releases it.
+func (s *Store) acquire(l *catalog.LayerRecipe) (*flight, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, errors.New("the object store is closed")
+	}
+	f := s.flights[l.Digest]
+	if f != nil {
+		if f.refs == 0 {
+			f.timer.Stop()
+			s.kept -= f.l.Size
+		}
+		f.refs++
+		return f, nil
+	}
+	file, err := nameless(s.opts.TempDir)
+	if err != nil {
+		return nil, fmt.Errorf("make a file for a layer that is rebuilt: %w", err)
+	}
+	f = &flight{s: s, l: *l, file: file, refs: 1, changed: make(chan struct{})}
+	f.ctx, f.cancel = context.WithCancel(s.stop)
+	s.flights[l.Digest] = f
+	s.wg.Go(f.run)
+	return f, nil
+}
+
+// nameless makes a file that is gone when it is closed.
+func nameless(dir string) (*os.File, error) {
+	f, err := os.CreateTemp(dir, "slipway-layer-")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// release ends the use of a flight. One that nobody waits for is ended, and what came of it is kept for
+// a while.
+func (f *flight) release() {
+	s := f.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f.refs--; f.refs > 0 {
+		return
+	}
+	_, done, err := f.state()
+	if !done || err != nil || s.closed || s.kept+f.l.Size > s.opts.KeepBytes {
+		f.forget()
+		return
+	}
+	s.kept += f.l.Size
+	f.timer = time.AfterFunc(s.opts.KeepFor, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if f.refs == 0 && s.flights[f.l.Digest] == f {
+			s.kept -= f.l.Size
+			f.forget()
+		}
+	})
+}
+
+// forget drops a flight that nobody uses. s.mu is held.
+func (f *flight) forget() {
+	if f.s.flights[f.l.Digest] == f {
+		delete(f.s.flights, f.l.Digest)
+	}
+	f.cancel()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.done || f.err != nil { // else run closes it
+		f.file.Close()
+	}
+}
+
+// forgetAll drops what is kept, when nothing is rebuilt any more.
+func (s *Store) forgetAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range s.flights {
+		if f.refs == 0 {
+			f.timer.Stop()
+			f.forget()
+		}
+	}
+}
+
+// run rebuilds the layer.
+func (f *flight) run() {
+	defer f.cancel()
+	began := time.Now()
+	err := f.rebuild()
+	f.s.metrics.rebuilt(f.l.Size, time.Since(began), err)
+	f.s.mu.Lock()
+	if err != nil && f.s.flights[f.l.Digest] == f {
+		delete(f.s.flights, f.l.Digest) // who comes next tries again
+	}
+	unused := f.refs == 0
+	f.mu.Lock()
+	f.done, f.err = err == nil, err
+	if unused {
+		f.file.Close()
+	}
+	f.wake()
+	f.mu.Unlock()
+	f.s.mu.Unlock()
+	if err != nil && f.ctx.Err() == nil {
+		f.s.log.Error("a dropped layer cannot be rebuilt; its packs are damaged or missing", "layer", f.l.Digest, "err", err)
+	}
+}
+
+func (f *flight) rebuild() error {
+	select {
+	case f.s.slots <- struct{}{}:
+		defer func() { <-f.s.slots }()
+	case <-f.ctx.Done():
+		return f.ctx.Err()
+	}
+	return asDamage(f.l.Digest, rebuildLayer(f.ctx, f.s.files, &f.l, f, f.s.opts.Workers))
+}
+
+// asDamage makes of what went wrong the error of an object. A missing pack is not a missing layer.
+func asDamage(d oci.Digest, err error) error {
+	var busy *objstore.BusyError
+	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, objstore.ErrNoSpace) || errors.As(err, &busy) || errors.Is(err, errSpool) {
+		return err
+	}
+	return fmt.Errorf("rebuild layer %s: %v: %w", d, err, objstore.ErrCorrupt)
+}
+
+// errSpool is of the file that a layer is rebuilt into, and says nothing of the layer.
+var errSpool = errors.New("keep a rebuilt layer in a temporary file")
+
+// Write takes the next bytes of the layer.
+func (f *flight) Write(p []byte) (int, error) {
+	n, err := f.file.WriteAt(p, f.n) // nobody else changes n
+	if err != nil {
+		err = fmt.Errorf("%w: %w", errSpool, err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.n += int64(n)
+	f.wake()
+	return n, err
+}
+
+// wake tells who waits that something has changed. mu is held.
+func (f *flight) wake() {
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+func (f *flight) state() (n int64, done bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.n, f.done, f.err
+}
+
+// await waits until bytes behind off are there, or with whole the verified layer. It returns how far
+// the layer may be read.
+func (f *flight) await(ctx context.Context, off int64, whole bool) (int64, error) {
+	for {
+		f.mu.Lock()
+		n, done, err, changed := f.n, f.done, f.err, f.changed
+		f.mu.Unlock()
+		switch {
+		case done || err == nil && !whole && n > off:
+			return n, nil
+		case err != nil:
+			return 0, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
+}
+
+// open opens a range of a dropped layer, when the first byte of it is there.
+func (s *Store) open(ctx context.Context, key string, l *catalog.LayerRecipe, off, n int64) (objstore.Object, error) {
+	if off < 0 {
+		return nil, fmt.Errorf("offset %d is negative", off)
+	}
+	off = min(off, l.Size)
+	if n < 0 || n > l.Size-off {
+		n = l.Size - off
+	}
+	f, err := s.acquire(l)
+	if err != nil {
+		return nil, err
+	}
+	o := &object{f: f, ctx: ctx, info: infoOf(key, l), at: off, end: off + n, whole: off > 0 || n < l.Size}
+	if n > 0 {
+		if _, err := f.await(ctx, off, o.whole); err != nil {
+			return nil, errors.Join(err, o.Close())
+		}
+	}
+	return o, nil
+}
+
+// object is a range of a layer that is being rebuilt.
+type object struct {
+	f    *flight
+	ctx  context.Context // as of Get
+	info objstore.Info
+	at   int64
+	end  int64
+	// whole says that the layer must be verified before any byte is given out: of a range nobody could
+	// tell that it is wrong.
+	whole  bool
+	closed bool
+}
+
+// Info implements objstore.Object.
+func (o *object) Info() objstore.Info { return o.info }
+
+// Read implements io.Reader.
+func (o *object) Read(p []byte) (int, error) {
+	if o.at >= o.end {
+		return 0, io.EOF
+	}
+	n, err := o.f.await(o.ctx, o.at, o.whole)
+	if err != nil {
+		return 0, err
+	}
+	k, err := o.f.file.ReadAt(p[:min(int64(len(p)), min(n, o.end)-o.at)], o.at)
+	o.at += int64(k)
+	if err == io.EOF && o.at < o.end {
+		err = nil
+	}
+	return k, err
+}
+
+// WriteTo implements io.WriterTo.
+func (o *object) WriteTo(w io.Writer) (int64, error) {
+	return io.Copy(w, struct{ io.Reader }{o})
+}
+
+// Close implements io.Closer.
+func (o *object) Close() error {
+	if !o.closed {
+		o.closed = true
+		o.f.release()
+	}
+	return nil
+}
+
+// places reads a dropped layer at places.
+type places struct {
+	f    *flight
+	once sync.Once
+}
+
+// ReadAt implements io.ReaderAt.
+func (p *places) ReadAt(b []byte, off int64) (int, error) {
+	if _, err := p.f.await(p.f.s.stop, off, true); err != nil {
+		return 0, err
+	}
+	return p.f.file.ReadAt(b, off)
+}
+
+// Close implements io.Closer.
+func (p *places) Close() error {
+	p.once.Do(p.f.release)
+	return nil
+}

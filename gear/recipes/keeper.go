@@ -1,0 +1,418 @@
+package recipes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"example.org/slipway/gear/filestore"
+	"example.org/slipway/gear/rebuild"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/verify"
+)
+
+// Policy says which layers are dropped.
+type Policy struct {
+	// ColdAfter is how long nobody has pulled an image with the layer; 0: no layer is dropped.
+	ColdAfter time.Duration
+	// Again is how long a layer is kept after its recipe has rebuilt it, until it is rebuilt once more
+	// and then dropped.
+	Again time.Duration
+	// Repositories tells which may show a layer that is dropped; nil: all.
+	Repositories func(repo string) bool
+	// LeastBytes is the size of the smallest layer that is dropped.
+	LeastBytes int64
+	// LeastRate is how many bytes of a layer a processor must rebuild in a second.
+	LeastRate int64
+	// MostRecipe is the size of the largest recipe, in percent of its layer.
+	MostRecipe int64
+	// Share of one processor that making and proving recipes may take, in percent; 0 is all of it.
+	Share int
+	// Enter, if not nil, is asked before the work on each layer, and leave is called after it. Its error
+	// ends a pass.
+	Enter func() (leave func(), err error)
+}
+
+// Keeper makes recipes and drops layers.
+type Keeper struct {
+	s     *Store
+	files *filestore.Store // that writes
+	reg   *registry.Registry
+	p     Policy
+	now   func() time.Time
+
+	mu   sync.Mutex    // held by a pass, and by Rehydrate
+	busy time.Duration // work since the last rest
+	// step is told of each step that is done, for tests that end the process there; nil: nobody.
+	step func(string) error
+}
+
+// NewKeeper returns the keeper of a registry, whose recipes are written with files. Nothing is done
+// before Pass or Rehydrate is called.
+func NewKeeper(s *Store, files *filestore.Store, reg *registry.Registry, p Policy) *Keeper {
+	return &Keeper{s: s, files: files, reg: reg, p: p, now: reg.Upkeep().Now}
+}
+
+// Report is what a pass did.
+type Report struct {
+	// Made recipes, and layers that were refused one.
+	Made    int `json:"made"`
+	Refused int `json:"refused"`
+	// Dropped layers and their bytes.
+	Dropped      int   `json:"dropped"`
+	DroppedBytes int64 `json:"dropped_bytes"`
+	// Failed layers: they are as they were, and the log says why.
+	Failed int `json:"failed"`
+}
+
+// Pass looks once at all layers. It may be cut off at any point; the next one goes on. One layer that
+// cannot be dropped does not keep others from it.
+func (k *Keeper) Pass(ctx context.Context) (rep Report, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.reg.CheckStore(ctx); err != nil {
+		return rep, err
+	}
+	if err := k.reg.Upkeep().Writable(); err != nil {
+		return rep, err
+	}
+	if err := k.returned(ctx); err != nil {
+		return rep, fmt.Errorf("look for dropped layers that have objects: %w", err)
+	}
+	if k.p.ColdAfter > 0 {
+		if err := k.makeAll(ctx, &rep); err != nil {
+			return rep, fmt.Errorf("make recipes: %w", err)
+		}
+		if err := k.dropAll(ctx, &rep); err != nil {
+			return rep, fmt.Errorf("drop layers: %w", err)
+		}
+	}
+	return rep, k.s.metrics.count(ctx, k.s.cat)
+}
+
+// did reports a step to a test.
+func (k *Keeper) did(step string) error {
+	if k.step == nil {
+		return nil
+	}
+	return k.step(step)
+}
+
+// page is how many layers are listed at a time.
+const page = 256
+
+// each calls do for the layers from one state to another. An error of do is of its layer only, and
+// counts as a failure.
+func (k *Keeper) each(ctx context.Context, from, to catalog.RecipeState, rep *Report, do func(*catalog.LayerRecipe) error) error {
+	for after := oci.Digest(""); ; {
+		list, err := k.s.cat.LayerRecipes(ctx, from, to, after, page)
+		if err != nil || len(list) == 0 {
+			return err
+		}
+		for i := range list {
+			after = list[i].Digest
+			if err := k.alone(ctx, rep, after, func() error { return do(&list[i]) }); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// alone works on one layer, and rests. If that fails the layer stays as it is for now.
+func (k *Keeper) alone(ctx context.Context, rep *Report, d oci.Digest, do func() error) error {
+	err := k.entered(do)
+	var cut errCut
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err == nil:
+		return k.rest(ctx)
+	case errors.As(err, &cut):
+		return err
+	}
+	rep.Failed++
+	k.s.metrics.failures.Inc()
+	k.s.log.Error("a layer cannot be kept as a recipe; it stays as it is and is tried again", "layer", d, "err", err)
+	return k.rest(ctx)
+}
+
+// entered does something between Enter and leave.
+func (k *Keeper) entered(do func() error) error {
+	if k.p.Enter == nil {
+		return do()
+	}
+	leave, err := k.p.Enter()
+	if err != nil {
+		return errCut{err}
+	}
+	defer leave()
+	return do()
+}
+
+// errCut ends a pass.
+type errCut struct{ error }
+
+// Unwrap implements what errors.Is and errors.As need.
+func (e errCut) Unwrap() error { return e.error }
+
+// returned looks for dropped layers whose objects are there: of a drop that was cut off, of a push, or
+// because a backup was restored. They are proven anew before the objects go.
+func (k *Keeper) returned(ctx context.Context) error {
+	var rep Report
+	return k.each(ctx, catalog.RecipeStands, catalog.RecipeAlone, &rep, func(l *catalog.LayerRecipe) error {
+		_, err := k.s.Store.Stat(ctx, registry.BlobKey(l.Digest))
+		if errors.Is(err, objstore.ErrNotExist) {
+			return k.s.cat.LayerAlone(ctx, l.Digest)
+		}
+		if err != nil {
+			return err
+		}
+		right, err := k.objectRight(ctx, l)
+		if err != nil {
+			return err
+		}
+		if !right { // the recipe goes on standing for the layer
+			return fmt.Errorf("the object of the dropped layer %s is there and damaged; it is deleted once the layer was rebuilt: %w", l.Digest, k.redrop(ctx, l))
+		}
+		return k.s.cat.ProveRecipe(ctx, l.Digest, l.Rate, k.now().Add(k.p.Again))
+	})
+}
+
+// objectRight reports whether the object of a layer has its digest.
+func (k *Keeper) objectRight(ctx context.Context, l *catalog.LayerRecipe) (bool, error) {
+	obj, err := k.s.Store.Get(ctx, registry.BlobKey(l.Digest), 0, -1)
+	if err != nil {
+		return false, err
+	}
+	defer obj.Close()
+	_, match, err := verify.Copy(ctx, nil, obj, l.Digest, func(int) {})
+	if registry.IsDamage(err) {
+		return false, nil
+	}
+	return match, err
+}
+
+// redrop deletes the damaged object of a layer for which its recipe stands.
+func (k *Keeper) redrop(ctx context.Context, l *catalog.LayerRecipe) error {
+	if _, err := k.prove(ctx, l); err != nil {
+		return err
+	}
+	return k.remove(ctx, l)
+}
+
+// makeAll makes the recipes of cold layers.
+func (k *Keeper) makeAll(ctx context.Context, rep *Report) error {
+	before := k.now().Add(-k.p.ColdAfter)
+	for after := int64(0); ; {
+		list, err := k.s.cat.ColdLayers(ctx, before, k.p.LeastBytes, after, page)
+		if err != nil || len(list) == 0 {
+			return err
+		}
+		for _, l := range list {
+			after = l.ID
+			if !k.matches(l.Repositories) {
+				continue
+			}
+			if err := k.alone(ctx, rep, l.Digest, func() error { return k.makeOne(ctx, l.Digest, rep) }); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// matches reports whether a layer that is shown by repositories may be dropped.
+func (k *Keeper) matches(repos []string) bool {
+	for _, r := range repos {
+		if k.p.Repositories != nil && !k.p.Repositories(r) {
+			return false
+		}
+	}
+	return len(repos) > 0
+}
+
+// makeOne makes the recipe of a layer and proves it.
+func (k *Keeper) makeOne(ctx context.Context, d oci.Digest, rep *Report) error {
+	began := time.Now()
+	l, stored, err := k.recipe(ctx, d)
+	k.busy += time.Since(began)
+	if errors.Is(err, rebuild.ErrUnsupported) {
+		rep.Refused++
+		return k.s.cat.RefuseRecipe(ctx, d, err.Error())
+	}
+	if err != nil {
+		return err
+	}
+	if most := l.Size * k.p.MostRecipe / 100; k.p.MostRecipe > 0 && int64(len(stored)) > most {
+		rep.Refused++
+		return k.s.cat.RefuseRecipe(ctx, d, fmt.Sprintf("its recipe takes %d bytes, and may take %d", len(stored), most))
+	}
+	err = k.files.PutRecipe(ctx, l, stored)
+	if errors.Is(err, catalog.ErrGearStale) { // it was deleted, or somebody else was faster
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("store its recipe: %w", err)
+	}
+	rep.Made++
+	if err := k.did("made"); err != nil {
+		return err
+	}
+	return k.first(ctx, d, rep)
+}
+
+// recipe makes the recipe of a layer from its object.
+func (k *Keeper) recipe(ctx context.Context, d oci.Digest) (l catalog.LayerRecipe, stored []byte, err error) {
+	g, err := k.s.cat.GearLayer(ctx, d)
+	if err != nil {
+		return l, nil, err
+	}
+	x, err := readIndex(ctx, k.s.files, g.Index)
+	if err != nil {
+		return l, nil, err
+	}
+	obj, err := k.s.Store.Get(ctx, registry.BlobKey(d), 0, -1)
+	if err != nil {
+		return l, nil, err
+	}
+	defer obj.Close()
+	split := rebuild.NewSplitter(x.Files)
+	r, err := rebuild.Make(ctx, obj, &rebuild.MakeOptions{Plain: split})
+	if err != nil {
+		return l, nil, err
+	}
+	if digestOf(r.Digest) != d {
+		return l, nil, fmt.Errorf("the stored layer has the digest %s: %w", digestOf(r.Digest), objstore.ErrCorrupt)
+	}
+	skeleton, err := split.Skeleton()
+	if err == nil {
+		r.Skeleton, err = skeleton.Append(nil)
+	}
+	return catalog.LayerRecipe{Digest: d, Index: g.Index, Size: r.Size}, r.Append(nil), err
+}
+
+// first proves a recipe that was just stored.
+func (k *Keeper) first(ctx context.Context, d oci.Digest, rep *Report) error {
+	l, err := k.s.cat.LayerRecipe(ctx, d)
+	if err != nil {
+		return err
+	}
+	rate, err := k.prove(ctx, &l)
+	switch {
+	case err != nil:
+		// What is stored, or this program, does not give what was pushed. The object stays.
+		return errors.Join(fmt.Errorf("rebuild it from what is stored: %w", err), k.s.cat.EndRecipe(ctx, d))
+	case rate < k.p.LeastRate:
+		rep.Refused++
+		return k.s.cat.RefuseRecipe(ctx, d, fmt.Sprintf("%d bytes of it are rebuilt in a second, and %d must be", rate, k.p.LeastRate))
+	}
+	if err := k.did("proving"); err != nil {
+		return err
+	}
+	if err := k.s.cat.ProveRecipe(ctx, d, rate, k.now().Add(k.p.Again)); err != nil {
+		return err
+	}
+	return k.did("proven")
+}
+
+// prove rebuilds a layer from what the object store has, with caches of its own.
+func (k *Keeper) prove(ctx context.Context, l *catalog.LayerRecipe) (rate int64, err error) {
+	began := time.Now()
+	files, err := k.s.proof()
+	if err != nil {
+		return 0, err
+	}
+	err = rebuildLayer(ctx, files, l, io.Discard, 1)
+	took := time.Since(began)
+	k.busy += took
+	return int64(float64(l.Size) / max(took.Seconds(), 1e-9)), err
+}
+
+// rest makes the work since the last rest take no more of a processor than its share.
+func (k *Keeper) rest(ctx context.Context) error {
+	busy := k.busy
+	k.busy = 0
+	if k.p.Share <= 0 || k.p.Share >= 100 || busy == 0 {
+		return ctx.Err()
+	}
+	t := time.NewTimer(busy * time.Duration(100-k.p.Share) / time.Duration(k.p.Share))
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
+
+// dropAll proves again, and drops, what has waited long enough. Recipes that were stored and not proven
+// are of a process that ended.
+func (k *Keeper) dropAll(ctx context.Context, rep *Report) error {
+	return k.each(ctx, catalog.RecipeMade, catalog.RecipeProven, rep, func(l *catalog.LayerRecipe) error {
+		if l.State == catalog.RecipeMade {
+			return k.first(ctx, l.Digest, rep)
+		}
+		if l.Due.After(k.now()) {
+			return nil
+		}
+		cold, repos, err := k.s.cat.IsCold(ctx, l.Digest, k.now().Add(-k.p.ColdAfter))
+		if err != nil {
+			return err
+		}
+		if !cold || !k.matches(repos) { // the recipe is kept for when it is cold again
+			return k.s.cat.ProveRecipe(ctx, l.Digest, l.Rate, k.now().Add(k.p.Again))
+		}
+		if _, err := k.prove(ctx, l); err != nil {
+			return errors.Join(fmt.Errorf("rebuild it once more: %w", err), k.s.cat.EndRecipe(ctx, l.Digest))
+		}
+		if err := k.did("proven again"); err != nil {
+			return err
+		}
+		err = k.remove(ctx, l)
+		if errors.Is(err, catalog.ErrGearStale) { // it is being deleted, or is not what it was
+			return nil
+		}
+		if err == nil {
+			rep.Dropped++
+			rep.DroppedBytes += l.Size
+		}
+		return err
+	})
+}
+
+// remove makes the recipe stand for a layer that was just proven, and deletes the object. Nobody else
+// deletes objects, or relies on them, meanwhile; and nobody publishes the layer.
+func (k *Keeper) remove(ctx context.Context, l *catalog.LayerRecipe) error {
+	up := k.reg.Upkeep()
+	if up.Shared() {
+		return errors.New("layers are not dropped where servers share the catalogue")
+	}
+	release, err := up.Exclude(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := up.StoreHere(ctx); err != nil {
+		return err
+	}
+	defer up.LockDigest(l.Digest)()
+	if err := k.s.cat.DropLayer(ctx, l.Digest); err != nil {
+		return err
+	}
+	if err := k.did("dropped"); err != nil {
+		return err
+	}
+	if err := k.s.Store.Delete(ctx, registry.BlobKey(l.Digest)); err != nil {
+		return err
+	}
+	if err := k.did("deleted"); err != nil {
+		return err
+	}
+	k.s.log.Info("dropped a layer, which is rebuilt from now on", "layer", l.Digest, "bytes", l.Size)
+	return k.s.cat.LayerAlone(ctx, l.Digest)
+}

@@ -1,0 +1,110 @@
+package recipes
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"io"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/filestore"
+	"example.org/slipway/gear/rebuild"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+)
+
+// indexLimits bound an index of a layer that this registry has converted. They are wider than any that
+// a conversion may have had: what the configuration says now must not keep a layer from being rebuilt.
+var indexLimits = gear.Limits{Entries: 64 << 20, Bytes: 16 << 30}
+
+// rebuildLayer writes a layer from its recipe and its files, the last segment when the digest is right.
+func rebuildLayer(ctx context.Context, files *filestore.Store, l *catalog.LayerRecipe, w io.Writer, workers int) error {
+	stored, err := content(ctx, files, l.Recipe)
+	if err != nil {
+		return fmt.Errorf("read its recipe: %w", err)
+	}
+	r, err := rebuild.Parse(stored)
+	if err != nil {
+		return err
+	}
+	if digestOf(r.Digest) != l.Digest || r.Size != l.Size {
+		return fmt.Errorf("%w: it is the one of %s, which has %d bytes", rebuild.ErrDamaged, digestOf(r.Digest), r.Size)
+	}
+	x, err := readIndex(ctx, files, l.Index)
+	if err != nil {
+		return err
+	}
+	k, err := rebuild.ParseSkeleton(r.Skeleton)
+	if err != nil {
+		return err
+	}
+	a, err := k.Open(x.Files, contents{ctx, files})
+	if err != nil {
+		return err
+	}
+	if a.Size() != r.Plain {
+		return fmt.Errorf("%w: its archive has %d bytes, and the layer %d", rebuild.ErrDamaged, a.Size(), r.Plain)
+	}
+	return r.Rebuild(ctx, w, a, &rebuild.Options{Workers: workers})
+}
+
+func digestOf(sum [32]byte) oci.Digest { return oci.Digest("sha256:" + hex.EncodeToString(sum[:])) }
+
+// readIndex reads the Gear index of a layer.
+func readIndex(ctx context.Context, files *filestore.Store, name gear.Name) (*gear.Index, error) {
+	b, err := content(ctx, files, name)
+	if err != nil {
+		return nil, fmt.Errorf("read its index: %w", err)
+	}
+	return gear.Decode(bytes.NewReader(b), &indexLimits)
+}
+
+// content reads a whole content.
+func content(ctx context.Context, files *filestore.Store, name gear.Name) ([]byte, error) {
+	f, err := files.Open(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	_, err = f.WriteRange(ctx, &b, 0, -1)
+	return b.Bytes(), err
+}
+
+// contents are the files of a layer in the file store.
+type contents struct {
+	ctx   context.Context // of the rebuild
+	files *filestore.Store
+}
+
+// ReadContent implements rebuild.Contents.
+func (c contents) ReadContent(f gear.File, p []byte, off int64) error {
+	file, err := c.files.Open(c.ctx, f.Name)
+	if err != nil {
+		return fmt.Errorf("file %x: %w", f.Name, err)
+	}
+	if file.Size() != f.Size {
+		return fmt.Errorf("file %x has %d bytes in the file store, %d in the index: %w", f.Name, file.Size(), f.Size, gear.ErrContent)
+	}
+	w := &filler{p}
+	if _, err := file.WriteRange(c.ctx, w, off, int64(len(p))); err != nil {
+		return fmt.Errorf("file %x: %w", f.Name, err)
+	}
+	if len(w.left) > 0 {
+		return fmt.Errorf("file %x: %w", f.Name, io.ErrUnexpectedEOF)
+	}
+	return nil
+}
+
+// filler fills a slice with what is written to it.
+type filler struct{ left []byte }
+
+// Write implements io.Writer.
+func (w *filler) Write(p []byte) (int, error) {
+	n := copy(w.left, p)
+	w.left = w.left[n:]
+	if n < len(p) {
+		return n, io.ErrShortWrite
+	}
+	return n, nil
+}

@@ -1,0 +1,438 @@
+package recipes
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"example.org/slipway/gear/filestore"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/backup"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+)
+
+func isAbsent(err error) bool  { return errors.Is(err, objstore.ErrNotExist) }
+func isUnknown(err error) bool { return errors.Is(err, catalog.ErrNotFound) }
+
+// layersOfAllKinds are layers as encoders write them, and some that no encoder of a layer does.
+func layersOfAllKinds() map[string][]byte {
+	a := archive(1, 40)
+	return map[string][]byte{
+		"level 1":            compressed(1, archive(2, 40)),
+		"level 6":            compressed(6, a),
+		"level 9":            compressed(9, archive(3, 40)),
+		"no compression":     compressed(0, archive(4, 10)),
+		"members":            compressed(6, a[:100_000], a[100_000:]),
+		"bytes behind":       append(compressed(6, archive(5, 10)), "and something that is no gzip"...),
+		"Huffman codes only": compressed(-2, archive(6, 10)),
+	}
+}
+
+// TestDrop checks that layers of all kinds are dropped, and then pulled as they were pushed.
+func TestDrop(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	layers := layersOfAllKinds()
+	for _, l := range layers {
+		b.push(l)
+	}
+	b.drop()
+	for name, l := range layers {
+		d := oci.SHA256(l)
+		if b.stored(d) || b.state(d) != catalog.RecipeAlone {
+			t.Errorf("%s: state %d, stored %v; want it dropped", name, b.state(d), b.stored(d))
+		}
+		b.check(name, l)
+	}
+	b.restart()
+	for name, l := range layers {
+		b.check(name+" after a restart", l)
+	}
+	st, err := b.store.Status(t.Context())
+	if err != nil || st.Layers != int64(len(layers)) || st.Waiting != 0 || st.RecipeBytes <= 0 || st.RecipeBytes > st.Bytes/4 {
+		t.Errorf("status %+v, %v", st, err)
+	}
+	rep, err := b.keeper.Rehydrate(t.Context(), nil)
+	if err != nil || rep.Layers != len(layers) {
+		t.Errorf("rehydrated %+v, %v", rep, err)
+	}
+	for name, l := range layers {
+		d := oci.SHA256(l)
+		if !b.stored(d) || b.state(d) != -1 {
+			t.Errorf("%s: state %d, stored %v; want the object alone", name, b.state(d), b.stored(d))
+		}
+		b.check(name+" brought back", l)
+	}
+}
+
+// rebuilds counts the rebuilds that ended well.
+func (b *bed) rebuilds() (n float64) {
+	b.t.Helper()
+	r := prometheus.NewRegistry()
+	r.MustRegister(b.store.metrics.rebuilds)
+	families, err := r.Gather()
+	b.must(err)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if m.GetLabel()[0].GetValue() == "done" {
+				n += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return n
+}
+
+// TestManyReaders checks that readers at the same time share one rebuild.
+func TestManyReaders(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	layer := compressed(6, archive(1, 100))
+	d := b.push(layer)
+	b.drop()
+	before := b.rebuilds()
+	var wg sync.WaitGroup
+	for i := range 50 {
+		wg.Go(func() {
+			off := int64(i%2) * int64(i) // some ask for ranges
+			c, err := b.reg.GetBlobRange(t.Context(), repo, d, off, -1)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			if got, err := io.ReadAll(c); err != nil || !bytes.Equal(got, layer[off:]) {
+				t.Errorf("reader %d got %d bytes, want %d; %v", i, len(got), len(layer)-int(off), err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := b.rebuilds() - before; n != 1 {
+		t.Errorf("50 readers caused %v rebuilds", n)
+	}
+}
+
+// TestGivenUp checks that a rebuild ends when nobody wants it any more, and that the next reader gets
+// the layer all the same.
+func TestGivenUp(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	layer := compressed(6, archive(1, 100))
+	d := b.push(layer)
+	b.drop()
+	for range 10 {
+		o, err := b.store.Get(t.Context(), registry.BlobKey(d), 0, -1)
+		b.must(err)
+		b.must(o.Close())
+		b.must(o.Close())
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.store.Get(ctx, registry.BlobKey(d), 0, -1); err != nil && !errors.Is(err, context.Canceled) {
+		t.Errorf("a reader that has gone: %v", err)
+	}
+	b.check("after readers that went", layer)
+}
+
+// steps are the places where a process may end while a layer is dropped, or brought back.
+func steps() []string {
+	return []string{"made", "proving", "proven", "proven again", "dropped", "deleted", "back"}
+}
+
+// TestCutOff ends the process after each step. The layer must be there as it was, and the next process
+// must end what was begun.
+func TestCutOff(t *testing.T) {
+	for _, step := range steps() {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			layer := compressed(6, archive(1, 20))
+			d := b.push(layer)
+			reached := false
+			b.keeper.step = func(at string) error {
+				if at != step {
+					return nil
+				}
+				reached = true
+				return errCut{errors.New("the process ends here")}
+			}
+			b.settle()
+			for range 3 {
+				b.pass(2 * again)
+				_, _ = b.keeper.Pass(t.Context()) // cut off, unless the step comes later
+				b.check("cut off", layer)
+			}
+			_, _ = b.keeper.Rehydrate(t.Context(), nil)
+			if !reached {
+				t.Fatal("the step was not reached")
+			}
+			b.check("cut off", layer)
+			b.restart()
+			b.check("in the next process", layer)
+			for range 4 {
+				b.settle()
+				b.pass(2 * again)
+				b.run()
+				b.check("after a pass of the next process", layer)
+			}
+			if b.stored(d) || b.state(d) != catalog.RecipeAlone {
+				t.Errorf("state %d, stored %v; want it dropped", b.state(d), b.stored(d))
+			}
+		})
+	}
+}
+
+// TestDamage damages each pack in turn under dropped layers, and checks that no wrong byte is given out,
+// that the damage is told, that nothing forgets the layers, and that they are back with the pack.
+func TestDamage(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	layers := [][]byte{compressed(6, archive(1, 30)), compressed(1, archive(2, 30))}
+	for _, l := range layers {
+		b.push(l)
+	}
+	b.drop()
+	b.settle()
+	b.pass(time.Hour)
+	b.must(b.files.Housekeep(t.Context()))
+	packs, err := filepath.Glob(filepath.Join(b.dir, registry.PackPrefix, "*"))
+	if err != nil || len(packs) == 0 {
+		t.Fatalf("packs %v, %v", packs, err)
+	}
+	for _, pack := range packs {
+		for name, damage := range map[string]func([]byte) []byte{
+			"flipped": func(p []byte) []byte { p[len(p)/3] ^= 0x40; return p },
+			"cut":     func(p []byte) []byte { return p[:len(p)/2] },
+			"gone":    func([]byte) []byte { return nil },
+		} {
+			good, err := os.ReadFile(pack)
+			b.must(err)
+			b.must(os.Remove(pack))
+			if bad := damage(bytes.Clone(good)); bad != nil {
+				b.must(os.WriteFile(pack, bad, 0o600))
+			}
+			b.restart() // nothing is remembered
+			b.damaged(name, layers)
+			_ = os.Remove(pack)
+			b.must(os.WriteFile(pack, good, 0o600))
+			b.restart()
+			for _, l := range layers {
+				b.check("with the pack back, which was "+name, l)
+			}
+		}
+	}
+}
+
+// damaged checks what a registry with a damaged pack does.
+func (b *bed) damaged(name string, layers [][]byte) {
+	b.t.Helper()
+	ctx := b.t.Context()
+	for _, l := range layers {
+		got, err := b.read(oci.SHA256(l))
+		if err == nil && !bytes.Equal(got, l) || !bytes.HasPrefix(l, got) {
+			b.t.Errorf("%s: a pull got %d wrong bytes", name, len(got))
+		}
+		if err != nil && len(got) == len(l) {
+			b.t.Errorf("%s: a pull that failed got everything", name)
+		}
+	}
+	if _, err := b.files.Settle(ctx, filestore.SettleOptions{All: true}); err != nil && ctx.Err() != nil {
+		b.t.Errorf("%s: settling did not end: %v", name, err)
+	}
+	rep, err := b.files.Verify(ctx, filestore.VerifyOptions{Contents: true, Repair: true})
+	if err != nil || rep.Problems == 0 {
+		b.t.Errorf("%s: the check found %d problems, %v", name, rep.Problems, err)
+	}
+	_, err = backup.Make(ctx, b.reg, filepath.Join(b.t.TempDir(), "backup"), backup.Options{})
+	var needed *backup.NeededPacksError
+	var incomplete *backup.IncompleteError
+	if !errors.As(err, &needed) && !errors.As(err, &incomplete) && err == nil {
+		b.t.Errorf("%s: a backup passed it over", name)
+	}
+	for _, l := range layers {
+		if s := b.state(oci.SHA256(l)); s != catalog.RecipeAlone {
+			b.t.Errorf("%s: the layer is in state %d", name, s)
+		}
+	}
+}
+
+// TestProofFails checks that a layer stays whose pack was damaged after its recipe was proven.
+func TestProofFails(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	layer := compressed(6, archive(1, 30))
+	d := b.push(layer)
+	b.settle()
+	b.pass(2 * cold)
+	if rep := b.run(); rep.Made != 1 || b.state(d) != catalog.RecipeProven || !b.stored(d) {
+		t.Fatalf("%+v, state %d", rep, b.state(d))
+	}
+	packs, err := filepath.Glob(filepath.Join(b.dir, registry.PackPrefix, "*"))
+	b.must(err)
+	for _, p := range packs {
+		content, err := os.ReadFile(p)
+		b.must(err)
+		content[len(content)/3] ^= 1
+		b.must(os.WriteFile(p, content, 0o600))
+	}
+	b.pass(2 * again)
+	if rep := b.run(); rep.Dropped != 0 || rep.Failed != 1 || !b.stored(d) {
+		t.Errorf("%+v, stored %v", rep, b.stored(d))
+	}
+	b.check("whose recipe failed", layer)
+}
+
+// TestStays checks which layers are not dropped.
+func TestStays(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	plain := archive(7, 10) // no gzip
+	gz := compressed(6, archive(8, 10))
+	b.push(plain)
+	d := b.push(gz)
+	b.pass(2 * again)
+	if b.run(); b.state(d) != -1 {
+		t.Errorf("a layer that is not settled is in state %d", b.state(d))
+	}
+	b.settle()
+	b.keeper.p.Repositories = func(string) bool { return false }
+	if b.run(); b.state(d) != -1 {
+		t.Errorf("a layer of a repository that is left out is in state %d", b.state(d))
+	}
+	b.keeper.p.Repositories = nil
+	b.keeper.p.ColdAfter = 0
+	if b.run(); b.state(d) != -1 {
+		t.Errorf("a layer is in state %d although no layers are dropped", b.state(d))
+	}
+	b.keeper.p.ColdAfter = 1000 * time.Hour
+	if b.run(); b.state(d) != -1 {
+		t.Errorf("a layer that is not cold is in state %d", b.state(d))
+	}
+	b.keeper.p.ColdAfter, b.keeper.p.LeastRate = cold, 1<<50
+	rep := b.run()
+	if rep.Refused != 2 || b.state(d) != catalog.RecipeRefused || b.state(oci.SHA256(plain)) != catalog.RecipeRefused {
+		t.Errorf("%+v; a slow layer is in state %d, one that is no gzip in state %d", rep, b.state(d), b.state(oci.SHA256(plain)))
+	}
+	b.pass(2 * again)
+	b.run()
+	for _, l := range [][]byte{plain, gz} {
+		if !b.stored(oci.SHA256(l)) {
+			t.Error("a layer that was refused a recipe is gone")
+		}
+		b.check("refused", l)
+	}
+}
+
+// TestComesBack checks that the object of a dropped layer that is there again is used, and dropped again
+// only after the layer was proven anew; and that a damaged one is removed.
+func TestComesBack(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	layer := compressed(6, archive(1, 30))
+	d := b.push(layer)
+	b.drop()
+	b.push(layer)
+	if !b.stored(d) {
+		t.Fatal("a push left no object")
+	}
+	if b.run(); b.state(d) != catalog.RecipeProven || !b.stored(d) {
+		t.Errorf("pushed again: state %d", b.state(d))
+	}
+	b.pass(2 * again)
+	if b.run(); b.state(d) != catalog.RecipeAlone || b.stored(d) {
+		t.Errorf("dropped again: state %d", b.state(d))
+	}
+	bad := bytes.Clone(layer)
+	bad[len(bad)/2] ^= 1
+	b.must(b.disk.Put(t.Context(), registry.BlobKey(d), bad, false))
+	if b.run(); b.stored(d) {
+		t.Error("the damaged object of a dropped layer stays")
+	}
+	b.restart()
+	b.check("after a damaged object", layer)
+}
+
+// TestModel does many things in any order, ends the process now and then, and compares the registry with
+// a map of what it must hold.
+func TestModel(t *testing.T) {
+	for seed := range uint64(4) {
+		t.Run("", func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(seed, 1))
+			b := newBed(t)
+			pool := [][]byte{compressed(6, archive(1, 9)), compressed(1, archive(2, 9)), compressed(9, archive(3, 9)), archive(4, 9)}
+			here := map[int]bool{}
+			dropped := 0
+			for n := range 40 {
+				i := r.IntN(len(pool))
+				d := oci.SHA256(pool[i])
+				what := ""
+				switch r.IntN(9) {
+				case 0, 1:
+					what = "push"
+					b.push(pool[i])
+					here[i] = true
+				case 2:
+					what = "delete"
+					if here[i] {
+						b.must(b.reg.DeleteBlob(t.Context(), repo, d))
+						delete(here, i)
+					}
+				case 3:
+					what = "collect"
+					b.pass(time.Hour)
+					_, err := b.reg.Collect(t.Context(), registry.CollectOptions{})
+					b.must(err)
+					b.must(b.files.Housekeep(t.Context()))
+					clear(here) // no manifest names them
+				case 4, 5:
+					what = "settle and pass"
+					b.settle()
+					b.pass(2 * again)
+					dropped += b.run().Dropped
+				case 6:
+					what = "rehydrate"
+					_, err := b.keeper.Rehydrate(t.Context(), nil, d)
+					b.must(err)
+				case 7:
+					what = "restart"
+					b.restart()
+				case 8:
+					what = "a pass that is cut off"
+					at := steps()[r.IntN(len(steps()))]
+					b.keeper.step = func(step string) error {
+						if step == at {
+							return errCut{errors.New("the process ends here")}
+						}
+						return nil
+					}
+					b.pass(2 * again)
+					_, _ = b.keeper.Pass(t.Context())
+					b.restart()
+				}
+				for i, l := range pool {
+					if here[i] {
+						b.check(what, l)
+					} else if _, err := b.read(oci.SHA256(l)); err == nil {
+						t.Fatalf("step %d, %s: layer %d can be pulled and is not here", n, what, i)
+					}
+				}
+			}
+			b.drop()
+			for i := range here {
+				b.check("in the end", pool[i])
+			}
+			t.Logf("%d layers were dropped", dropped)
+		})
+	}
+}

@@ -1,0 +1,111 @@
+package recipes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/verify"
+)
+
+// Rehydrated is what Rehydrate did.
+type Rehydrated struct {
+	// Layers that have objects again, and their bytes.
+	Layers int   `json:"layers"`
+	Bytes  int64 `json:"bytes"`
+	// Left are layers that were not rebuilt; the log says why.
+	Left []oci.Digest `json:"left,omitempty"`
+}
+
+// Rehydrate makes layers objects again and gives up their recipes: those that are given, or with none of
+// them all. Layers that have no recipe are passed over. It may be cut off at any point. progress may be
+// nil.
+func (k *Keeper) Rehydrate(ctx context.Context, progress func(Rehydrated), layers ...oci.Digest) (rep Rehydrated, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	one := func(l *catalog.LayerRecipe) error {
+		err := k.rehydrate(ctx, l)
+		if ctx.Err() != nil {
+			return err
+		}
+		if err != nil {
+			k.s.log.Error("a dropped layer cannot be made an object again", "layer", l.Digest, "err", err)
+			rep.Left = append(rep.Left, l.Digest)
+			return nil
+		}
+		rep.Layers++
+		rep.Bytes += l.Size
+		if progress != nil {
+			progress(rep)
+		}
+		return nil
+	}
+	if len(layers) == 0 {
+		var none Report
+		err = k.each(ctx, catalog.RecipeMade, catalog.RecipeAlone, &none, one)
+	}
+	for _, d := range layers {
+		l, lookErr := k.s.cat.LayerRecipe(ctx, d)
+		if errors.Is(lookErr, catalog.ErrNotFound) || lookErr == nil && l.State == catalog.RecipeRefused {
+			continue
+		}
+		if err = lookErr; err == nil {
+			err = one(&l)
+		}
+		if err != nil {
+			break
+		}
+	}
+	if err == nil && len(rep.Left) > 0 {
+		err = fmt.Errorf("%d layers were not rebuilt, the first is %s", len(rep.Left), rep.Left[0])
+	}
+	return rep, errors.Join(err, k.s.metrics.count(ctx, k.s.cat))
+}
+
+// rehydrate makes a layer an object again. The recipe is given up when the object is durable.
+func (k *Keeper) rehydrate(ctx context.Context, l *catalog.LayerRecipe) (err error) {
+	if !l.Dropped() {
+		return k.s.cat.EndRecipe(ctx, l.Digest)
+	}
+	key := registry.BlobKey(l.Digest)
+	src, err := k.s.Get(ctx, key, 0, -1)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := k.s.Store.NewUpload(ctx, l.Size)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dst.Cancel(ctx)) }()
+	n, match, err := verify.Copy(ctx, dst, src, l.Digest, func(int) {})
+	if err != nil {
+		return err
+	}
+	if !match || n != l.Size {
+		return fmt.Errorf("its %d bytes are not the layer", n)
+	}
+	release, err := k.reg.Upkeep().Freeze(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	defer k.reg.Upkeep().LockDigest(l.Digest)()
+	now, err := k.s.cat.LayerRecipe(ctx, l.Digest)
+	if errors.Is(err, catalog.ErrNotFound) || err == nil && !now.Dropped() { // it was deleted
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := dst.Commit(ctx, key); err != nil {
+		return err
+	}
+	if err := k.did("back"); err != nil {
+		return err
+	}
+	return k.s.cat.EndRecipe(ctx, l.Digest)
+}

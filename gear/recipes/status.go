@@ -1,0 +1,107 @@
+package recipes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"example.org/slipway/registry/catalog"
+)
+
+// Status is what is kept as recipes.
+type Status struct {
+	// Layers that are dropped, their bytes and those of their recipes.
+	Layers      int64 `json:"layers"`
+	Bytes       int64 `json:"bytes"`
+	RecipeBytes int64 `json:"recipe_bytes"`
+	// Waiting layers have a recipe beside their object, and WaitingBytes.
+	Waiting      int64 `json:"waiting"`
+	WaitingBytes int64 `json:"waiting_bytes"`
+	// Refused layers stay as they are.
+	Refused      int64 `json:"refused"`
+	RefusedBytes int64 `json:"refused_bytes"`
+}
+
+// Status returns what is kept as recipes now.
+func (s *Store) Status(ctx context.Context) (st Status, err error) {
+	n, err := s.cat.RecipeCounts(ctx)
+	if err != nil {
+		return st, fmt.Errorf("count recipes: %w", err)
+	}
+	for state, c := range n {
+		switch state := catalog.RecipeState(state); {
+		case state >= catalog.RecipeStands:
+			st.Layers += c.Layers
+			st.Bytes += c.Bytes
+			st.RecipeBytes += c.RecipeBytes
+		case state == catalog.RecipeRefused:
+			st.Refused, st.RefusedBytes = c.Layers, c.Bytes
+		default:
+			st.Waiting += c.Layers
+			st.WaitingBytes += c.Bytes
+		}
+	}
+	return st, nil
+}
+
+// metrics of a Store and its Keeper.
+type metrics struct {
+	layers, bytes, recipeBytes prometheus.Gauge
+	rebuilds                   *prometheus.CounterVec
+	rebuiltBytes               prometheus.Counter
+	took                       prometheus.Histogram
+	failures                   prometheus.Counter
+}
+
+func newMetrics() *metrics {
+	gauge := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "slipway_recipes_" + name, Help: help})
+	}
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: "slipway_recipes_" + name, Help: help})
+	}
+	return &metrics{
+		layers:      gauge("dropped_layers", "Layers that are kept as recipes, as of the last pass."),
+		bytes:       gauge("dropped_bytes", "Bytes of the layers that are kept as recipes."),
+		recipeBytes: gauge("stored_bytes", "Bytes of the recipes of dropped layers."),
+		rebuilds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "slipway_recipes_rebuilds_total",
+			Help: "Rebuilds of dropped layers for whoever read them, by how they ended."}, []string{"result"}),
+		rebuiltBytes: counter("rebuilt_bytes_total", "Bytes of layers that were rebuilt for whoever read them."),
+		took: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "slipway_recipes_rebuild_seconds", Help: "Time that rebuilds of whole layers took.",
+			Buckets: prometheus.ExponentialBuckets(0.05, 4, 8)}),
+		failures: counter("failures_total", "Layers for which a recipe could not be made, proven or put in their place."),
+	}
+}
+
+// rebuilt counts a rebuild.
+func (m *metrics) rebuilt(size int64, took time.Duration, err error) {
+	if errors.Is(err, context.Canceled) {
+		m.rebuilds.WithLabelValues("given up").Inc()
+		return
+	}
+	if err != nil {
+		m.rebuilds.WithLabelValues("failed").Inc()
+		return
+	}
+	m.rebuilds.WithLabelValues("done").Inc()
+	m.rebuiltBytes.Add(float64(size))
+	m.took.Observe(took.Seconds())
+}
+
+// count sets the gauges.
+func (m *metrics) count(ctx context.Context, cat *catalog.Catalog) error {
+	st, err := (&Store{cat: cat}).Status(ctx)
+	m.layers.Set(float64(st.Layers))
+	m.bytes.Set(float64(st.Bytes))
+	m.recipeBytes.Set(float64(st.RecipeBytes))
+	return err
+}
+
+// Metrics returns the collectors of the store and its keeper.
+func (s *Store) Metrics() []prometheus.Collector {
+	m := s.metrics
+	return []prometheus.Collector{m.layers, m.bytes, m.recipeBytes, m.rebuilds, m.rebuiltBytes, m.took, m.failures}
+}

@@ -1,0 +1,260 @@
+// Package recipes keeps layers as recipes: a layer that nobody pulls is dropped, and rebuilt from its
+// files, byte for byte, for whoever asks for it.
+//
+// [Store] lies directly on the object store, below caches. A dropped layer is an object in it like any
+// other: who reads it gets the bytes while they are rebuilt, and never the last of them before the
+// digest of the whole is right. All who read a layer share one rebuild.
+//
+// [Keeper] makes recipes and drops layers. What a recipe is, and how a layer is rebuilt with it, is up to
+// package rebuild; which layers have one, and since when it stands for the layer, is in the catalogue.
+// See DESIGN.md for the order of the steps and for what a crash leaves after each of them.
+package recipes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"runtime"
+	"sync"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/filestore"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+)
+
+// Options of New. The zero value works.
+type Options struct {
+	// Log takes what an operator would want to know; default: discarded.
+	Log *slog.Logger
+	// TempDir is where layers lie while they are rebuilt and read, in files without a name; default:
+	// the system's.
+	TempDir string
+	// Workers is how many segments of a layer are rebuilt at once; default: the number of processors.
+	Workers int
+	// Rebuilds is how many layers are rebuilt at once; default 2. Others wait.
+	Rebuilds int
+	// KeepFor is how long a rebuilt layer is kept for those who come next; default 1 min.
+	KeepFor time.Duration
+	// KeepBytes is how much of such layers is kept at most; default 1 GiB.
+	KeepBytes int64
+	// OnCorrupt is told of damaged contents, as by filestore.Options.
+	OnCorrupt func(*filestore.CorruptError)
+}
+
+// Store is an object store in which dropped layers are objects like others.
+type Store struct {
+	objstore.Store
+	cat   *catalog.Catalog
+	files *filestore.Store
+	opts  Options
+	log   *slog.Logger
+
+	slots chan struct{} // taken by rebuilds under way
+	stop  context.Context
+	end   context.CancelFunc
+	wg    sync.WaitGroup
+
+	mu      sync.Mutex
+	flights map[oci.Digest]*flight
+	kept    int64 // bytes of those that nobody reads
+	closed  bool
+
+	metrics *metrics
+}
+
+var (
+	_ objstore.Wrapper = (*Store)(nil)
+	_ objstore.Adapter = (*Store)(nil)
+)
+
+// New puts rebuilding on top of a store. Closing the result closes the store.
+func New(cat *catalog.Catalog, inner objstore.Store, o *Options) (*Store, error) {
+	s := &Store{Store: inner, cat: cat, flights: map[oci.Digest]*flight{}, metrics: newMetrics()}
+	if o != nil {
+		s.opts = *o
+	}
+	if s.log = s.opts.Log; s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	if s.opts.Workers <= 0 {
+		s.opts.Workers = runtime.GOMAXPROCS(0)
+	}
+	if s.opts.Rebuilds <= 0 {
+		s.opts.Rebuilds = 2
+	}
+	if s.opts.KeepFor <= 0 {
+		s.opts.KeepFor = time.Minute
+	}
+	if s.opts.KeepBytes <= 0 {
+		s.opts.KeepBytes = 1 << 30
+	}
+	var err error
+	if s.files, err = s.proof(); err != nil {
+		return nil, err
+	}
+	s.slots = make(chan struct{}, s.opts.Rebuilds)
+	s.stop, s.end = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// proof returns a file store that reads packs from the object store, and remembers no content.
+func (s *Store) proof() (*filestore.Store, error) {
+	return filestore.New(s.cat, s.Store, &filestore.Options{Log: s.log, Cache: forgetful{}, OnCorrupt: s.opts.OnCorrupt})
+}
+
+// forgetful is a cache that keeps nothing.
+type forgetful struct{}
+
+// Get implements filestore.Cache.
+func (forgetful) Get(gear.Name) ([]byte, bool) { return nil, false }
+
+// Put implements filestore.Cache.
+func (forgetful) Put(gear.Name, []byte) {}
+
+// Proof is a file store that reads packs from where they are stored: see filestore.Options.
+func (s *Store) Proof() *filestore.Store { return s.files }
+
+// Unwrap implements objstore.Wrapper.
+func (s *Store) Unwrap() objstore.Store { return s.Store }
+
+// Get implements objstore.Store.
+func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
+	obj, err := s.Store.Get(ctx, key, off, n)
+	if !errors.Is(err, objstore.ErrNotExist) {
+		return obj, err
+	}
+	l, dropped, lookErr := s.dropped(ctx, key)
+	if lookErr != nil {
+		return nil, lookErr
+	}
+	if !dropped { // it may have come back between the two looks
+		return s.Store.Get(ctx, key, off, n)
+	}
+	return s.open(ctx, key, &l, off, n)
+}
+
+// Stat implements objstore.Store.
+func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
+	info, err := s.Store.Stat(ctx, key)
+	if !errors.Is(err, objstore.ErrNotExist) {
+		return info, err
+	}
+	l, dropped, lookErr := s.dropped(ctx, key)
+	if lookErr != nil {
+		return info, lookErr
+	}
+	if !dropped {
+		return s.Store.Stat(ctx, key)
+	}
+	return infoOf(key, &l), nil
+}
+
+// dropped looks whether a key is that of a dropped layer.
+func (s *Store) dropped(ctx context.Context, key string) (l catalog.LayerRecipe, is bool, err error) {
+	d, ok := registry.DigestOfKey(key)
+	if !ok {
+		return l, false, nil
+	}
+	l, err = s.cat.LayerRecipe(ctx, d)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return l, false, nil
+	}
+	if err != nil {
+		return l, false, fmt.Errorf("look for the recipe of a layer: %w", err)
+	}
+	return l, l.Dropped(), nil
+}
+
+func infoOf(key string, l *catalog.LayerRecipe) objstore.Info {
+	return objstore.Info{Key: key, Size: l.Size, ModTime: l.Changed, Proven: true}
+}
+
+// List implements objstore.Store. Dropped layers are not listed: they are no objects.
+func (s *Store) List(ctx context.Context, prefix, after string) iter.Seq2[objstore.Info, error] {
+	return s.Store.List(ctx, prefix, after)
+}
+
+// Close implements objstore.Store.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.end()
+	s.wg.Wait()
+	s.forgetAll()
+	return s.Store.Close()
+}
+
+// Adapt implements objstore.Adapter.
+func (s *Store) Adapt(target any) bool {
+	switch t := target.(type) {
+	case *objstore.Opener:
+		inner, ok := objstore.As[objstore.Opener](s.Store)
+		if ok {
+			*t = opener{s, inner}
+		}
+		return ok
+	case *objstore.Redirector:
+		inner, ok := objstore.As[objstore.Redirector](s.Store)
+		if ok {
+			*t = redirector{s, inner}
+		}
+		return ok
+	}
+	return false
+}
+
+// opener opens dropped layers, too.
+type opener struct {
+	s     *Store
+	inner objstore.Opener
+}
+
+// OpenAt implements objstore.Opener.
+func (o opener) OpenAt(ctx context.Context, key string) (objstore.ReadAtCloser, error) {
+	f, err := o.inner.OpenAt(ctx, key)
+	if !errors.Is(err, objstore.ErrNotExist) {
+		return f, err
+	}
+	l, dropped, lookErr := o.s.dropped(ctx, key)
+	if lookErr != nil {
+		return nil, lookErr
+	}
+	if !dropped {
+		return o.inner.OpenAt(ctx, key)
+	}
+	fl, err := o.s.acquire(&l)
+	if err != nil {
+		return nil, err
+	}
+	return &places{f: fl}, nil
+}
+
+// redirector sends nobody to an object that is gone, or may be before the address is not good any more.
+type redirector struct {
+	s     *Store
+	inner objstore.Redirector
+}
+
+// URL implements objstore.Redirector. Errors: objstore.ErrNotExist for a layer that is dropped or soon will be.
+func (r redirector) URL(ctx context.Context, key string, valid time.Duration) (string, error) {
+	d, ok := registry.DigestOfKey(key)
+	if !ok {
+		return r.inner.URL(ctx, key, valid)
+	}
+	l, err := r.s.cat.LayerRecipe(ctx, d)
+	switch {
+	case errors.Is(err, catalog.ErrNotFound):
+	case err != nil:
+		return "", fmt.Errorf("look for the recipe of a layer: %w", err)
+	case l.Dropped() || l.State == catalog.RecipeProven && time.Until(l.Due) < 2*valid:
+		return "", fmt.Errorf("layer %s is kept as a recipe: %w", d, objstore.ErrNotExist)
+	}
+	return r.inner.URL(ctx, key, valid)
+}
