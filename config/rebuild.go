@@ -4,7 +4,7 @@ import "time"
 
 // Rebuild configures which layers are dropped, and rebuilt from their files for whoever pulls them.
 type Rebuild struct {
-	ColdAfter    time.Duration `yaml:"cold_after" min:"0s" doc:"Drops layers of images that nobody has pulled for so long; each is rebuilt from its files, byte for byte, when somebody pulls it. 0 drops none. Only with storage.filesystem and one server: docs/operating/rebuilding.md." example:"30d"`
+	ColdAfter    time.Duration `yaml:"cold_after" min:"0s" doc:"Drops layers of images that nobody has pulled for so long; each is rebuilt from its files, byte for byte, when somebody pulls it. 0 drops none. Only with storage.filesystem and one server: docs/rebuilding.md." example:"30d"`
 	Repositories []string      `yaml:"repositories" doc:"Patterns of repositories, as in immutable_tags. A layer is dropped only if all repositories that show it match. Empty means all." example:"archive/**"`
 	Again        time.Duration `yaml:"again" default:"168h" min:"0s" doc:"How long a layer stays after it was rebuilt for the first time. Then it is rebuilt once more, and dropped."`
 	LeastBytes   Size          `yaml:"least_bytes" default:"64KiB" min:"0" doc:"Smallest layer that is dropped, in bytes."`
