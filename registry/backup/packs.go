@@ -2,6 +2,7 @@ package backup
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -59,12 +60,18 @@ func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err erro
 	defer func() { err = errors.Join(err, dst.Cancel(ctx)) }()
 	// Each content in a pack is checked whenever it is read, so a pack with a damaged content is
 	// worth keeping.
-	n, err := io.Copy(dst, packSource{src})
+	sum := sha256.New()
+	n, err := io.Copy(dst, io.TeeReader(packSource{src}, sum))
 	var unreadable *verify.ReadError
 	if errors.As(err, &unreadable) {
 		return t.unread(ctx, p.Digest, err)
 	}
-	t.step(func(rep *Report) { rep.Bytes, rep.CopiedBytes = rep.Bytes+n, rep.CopiedBytes+n })
+	t.step(func(rep *Report) {
+		rep.Bytes, rep.CopiedBytes = rep.Bytes+n, rep.CopiedBytes+n
+		if err == nil && catalog.GearName(sum.Sum(nil)) != p.Digest {
+			t.without = append(t.without, p.Digest)
+		}
+	})
 	if err != nil {
 		return err
 	}

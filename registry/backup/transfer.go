@@ -42,7 +42,8 @@ type transfer struct {
 	lost  []catalog.StoredContent // contents of which the source has no good copy
 	shown time.Time
 	gone  int // packs that had vanished from the source
-	// without are the packs that were not copied, because they had vanished or could not be read.
+	// without are the packs of which there is no good copy, because they had vanished, could not be
+	// read or are damaged.
 	without []catalog.GearName
 }
 
