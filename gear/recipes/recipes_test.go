@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -257,6 +259,10 @@ func (b *bed) damaged(name string, layers [][]byte) {
 	if !errors.As(err, &needed) {
 		b.t.Errorf("%s: a backup passed it over: %v", name, err)
 	}
+	fsck, err := check.Run(ctx, b.reg, check.Options{Repair: true, GiveUpMany: true})
+	if err != nil || len(fsck.Problems) == 0 {
+		b.t.Errorf("%s: fsck found %d problems, %v", name, len(fsck.Problems), err)
+	}
 	for _, l := range layers {
 		if s := b.state(oci.SHA256(l)); s != catalog.RecipeAlone {
 			b.t.Errorf("%s: the layer is in state %d", name, s)
@@ -358,6 +364,90 @@ func TestComesBack(t *testing.T) {
 	}
 	b.restart()
 	b.check("after a damaged object", layer)
+}
+
+// TestTogether drops a layer and brings it back, again and again, while others pull it, push it, settle
+// the packs, collect garbage and make backups. Every pull must give the layer.
+func TestTogether(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	layer := compressed(6, archive(1, 12))
+	d := b.push(layer)
+	b.putManifest(layer)
+	b.settle()
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	again := func(what string, do func() error) {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if err := do(); err != nil && ctx.Err() == nil {
+					t.Errorf("%s: %v", what, err)
+					return
+				}
+				select { // what excludes others would else keep them from ever beginning
+				case <-ctx.Done():
+				case <-time.After(50 * time.Millisecond):
+				}
+			}
+		})
+	}
+	for range 2 {
+		again("pull", func() error {
+			got, err := b.read(d)
+			if err == nil && !bytes.Equal(got, layer) {
+				err = errors.New("other bytes")
+			}
+			return err
+		})
+	}
+	again("push", func() error {
+		_, err := b.reg.PushBlob(ctx, repo, d, int64(len(layer)), bytes.NewReader(layer))
+		return err
+	})
+	again("settle", func() error {
+		_, err := b.files.Settle(ctx, filestore.SettleOptions{All: true})
+		return errors.Join(err, b.files.Housekeep(ctx))
+	})
+	again("collect", func() error {
+		_, err := b.reg.Collect(ctx, registry.CollectOptions{})
+		return err
+	})
+	saved := filepath.Join(t.TempDir(), "backup")
+	again("backup", func() error {
+		_, err := backup.Make(ctx, b.reg, saved, backup.Options{})
+		return err
+	})
+	dropped := 0
+	for end := time.Now().Add(2 * time.Minute); dropped < 5 && time.Now().Before(end) && !t.Failed(); {
+		b.pass(2 * cold)
+		b.run()
+		b.pass(2 * b.keeper.p.Again)
+		dropped += b.run().Dropped
+		if dropped%2 == 1 {
+			_, err := b.keeper.Rehydrate(t.Context(), nil)
+			b.must(err)
+		}
+	}
+	stop()
+	wg.Wait()
+	if dropped < 5 {
+		t.Errorf("the layer was dropped %d times", dropped)
+	}
+	b.restart()
+	b.check("in the end", layer)
+}
+
+// putManifest puts an image with a layer.
+func (b *bed) putManifest(layer []byte) {
+	b.t.Helper()
+	config := []byte("{}")
+	_, err := b.reg.PushBlob(b.t.Context(), repo, oci.SHA256(config), int64(len(config)), bytes.NewReader(config))
+	b.must(err)
+	m := fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":%q,"size":2},`+
+		`"layers":[{"mediaType":"application/vnd.oci.image.layer.v1.tar+gzip","digest":%q,"size":%d}]}`,
+		oci.MediaTypeOCIManifest, oci.SHA256(config), oci.SHA256(layer), len(layer))
+	_, err = b.reg.PutManifest(b.t.Context(), repo, oci.PutManifest{Bytes: []byte(m), MediaType: oci.MediaTypeOCIManifest, Tags: []string{"v1"}})
+	b.must(err)
 }
 
 // TestModel does many things in any order, ends the process now and then, and compares the registry with

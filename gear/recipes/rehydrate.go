@@ -67,10 +67,13 @@ func (k *Keeper) Rehydrate(ctx context.Context, progress func(Rehydrated), layer
 
 // rehydrate makes a layer an object again. The recipe is given up when the object is durable.
 func (k *Keeper) rehydrate(ctx context.Context, l *catalog.LayerRecipe) (err error) {
+	key := registry.BlobKey(l.Digest)
 	if !l.Dropped() {
+		if _, err := k.s.Store.Stat(ctx, key); err != nil {
+			return err // with a recipe something can still be done
+		}
 		return k.s.cat.EndRecipe(ctx, l.Digest)
 	}
-	key := registry.BlobKey(l.Digest)
 	src, err := k.s.Get(ctx, key, 0, -1)
 	if err != nil {
 		return err
