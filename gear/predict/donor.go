@@ -1,0 +1,252 @@
+package predict
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+
+	"example.org/slipway/gear"
+)
+
+// Donor is what is kept of an image that was started: enough to find what it opened in
+// another version, without its index. It takes about 5 kB for some hundred files.
+type Donor struct {
+	Version int `json:"version"`
+	// Manifest of the image; Platform and Command tell what it is for.
+	Manifest string    `json:"manifest"`
+	Platform string    `json:"platform"`
+	Command  string    `json:"command"`
+	Learnt   time.Time `json:"learnt"`
+	// Part says that no start of the image was seen as a whole: what its program loads may be
+	// missing.
+	Part bool `json:"part,omitempty"`
+	// Sketch is a sample of the hashes of all paths: the smallest ones.
+	Sketch []uint64 `json:"sketch"`
+	// Opened are the files that were opened, in order.
+	Opened []Opened `json:"opened"`
+	// Whole are the directories of which containers opened nearly all files of a suffix.
+	Whole []Whole `json:"whole,omitempty"`
+}
+
+// Opened is a file that a donor opened.
+type Opened struct {
+	// Path has no leading slash.
+	Path string `json:"p"`
+	// Key is the beginning of the content's name. Eight bytes are enough to find a content
+	// in a tree, and names do not compress.
+	Key uint64 `json:"k"`
+	// Alike is how many files of the donor had the same path with dotted versions, and with
+	// all digits, left out; of which AlikeOpened were opened.
+	Alike       [len(looseners)]int `json:"a"`
+	AlikeOpened [len(looseners)]int `json:"o"`
+}
+
+// Whole is a directory that is read as a whole, as far as one suffix goes.
+type Whole struct {
+	Dir    string `json:"d"`
+	Suffix string `json:"s"`
+}
+
+const (
+	donorVersion = 1
+	sketchSize   = 128
+	// wholeFiles and wholeShare are from how many files on, and from which share of them, a
+	// directory counts as read as a whole.
+	wholeFiles = 5
+	wholeShare = 0.8
+	// maxDonor is how large a donor is when it is decoded.
+	maxDonor = 16 << 20
+	// likely is from which share on what was true of some files is expected of others.
+	likely = 0.5
+)
+
+// NewDonor returns what is kept of an image whose containers opened some files, given in
+// order. Names that the tree does not have are left out.
+func NewDonor(t *Tree, manifest, platform string, command []string, opened []gear.Name, now time.Time) *Donor {
+	d := &Donor{Version: donorVersion, Manifest: manifest, Platform: platform, Command: commandKey(command), Learnt: now.UTC(), Sketch: t.sketch()}
+	had := make(map[int32]bool, len(opened))
+	for _, n := range opened {
+		e, ok := t.byName()[n]
+		if !ok || had[e] || len(d.Opened) >= MaxFiles {
+			continue
+		}
+		if _, ok := t.file(int(e)); !ok {
+			continue
+		}
+		had[e] = true
+		d.Opened = append(d.Opened, Opened{Path: t.x.Entries[e].Path, Key: keyOf(n)})
+	}
+	d.count(t)
+	d.findWhole(t)
+	return d
+}
+
+// commandKey tells commands apart that start different programs.
+func commandKey(command []string) string {
+	if len(command) == 0 {
+		return ""
+	}
+	return path.Base(command[0])
+}
+
+func keyOf(n gear.Name) uint64 { return binary.BigEndian.Uint64(n[:]) }
+
+// count fills in how many files look like each one that was opened.
+func (d *Donor) count(t *Tree) {
+	for level, leave := range looseners {
+		all := t.loose[level]()
+		opened := map[string]int{}
+		for i := range d.Opened {
+			opened[leave(d.Opened[i].Path)]++
+		}
+		for i := range d.Opened {
+			k := leave(d.Opened[i].Path)
+			d.Opened[i].Alike[level], d.Opened[i].AlikeOpened[level] = len(all[k]), opened[k]
+		}
+	}
+}
+
+// findWhole finds the directories that were read as a whole.
+func (d *Donor) findWhole(t *Tree) {
+	opened := map[Whole]int{}
+	for i := range d.Opened {
+		opened[wholeOf(d.Opened[i].Path)]++
+	}
+	for w, n := range opened {
+		if n >= wholeFiles && float64(n) >= wholeShare*float64(len(t.wholes()[w])) {
+			d.Whole = append(d.Whole, w)
+		}
+	}
+	slices.SortFunc(d.Whole, func(a, b Whole) int {
+		return strings.Compare(a.Dir+"/"+a.Suffix, b.Dir+"/"+b.Suffix)
+	})
+}
+
+func wholeOf(p string) Whole { return Whole{path.Dir(p), path.Ext(p)} }
+
+// sketch returns the smallest hashes of the tree's paths, in order.
+func (t *Tree) sketch() []uint64 {
+	var all []uint64
+	t.each(func(_ int, e *gear.Entry) {
+		h := fnv.New64a()
+		_, _ = io.WriteString(h, e.Path) // a hash takes everything
+		all = append(all, h.Sum64())
+	})
+	slices.Sort(all)
+	all = slices.Compact(all)
+	return slices.Clone(all[:min(len(all), sketchSize)])
+}
+
+// similarity is about which share of two sets of paths is common to both.
+func similarity(a, b []uint64) float64 {
+	union, both := 0, 0
+	for i, j := 0, 0; (i < len(a) || j < len(b)) && union < sketchSize; union++ {
+		switch {
+		case j >= len(b) || i < len(a) && a[i] < b[j]:
+			i++
+		case i >= len(a) || b[j] < a[i]:
+			j++
+		default:
+			both++
+			i, j = i+1, j+1
+		}
+	}
+	if union == 0 {
+		return 0
+	}
+	return float64(both) / float64(union)
+}
+
+// Likest returns the donor that is most like an image, nil if none is for its platform.
+// One with the same command goes first: another program opens other files. Among donors
+// that are equally alike the one learnt last is taken.
+func Likest(t *Tree, platform string, command []string, donors []*Donor) *Donor {
+	var best *Donor
+	var most float64
+	sketch := t.sketch()
+	keys := t.keys()
+	for _, d := range donors {
+		if d.Platform != platform || len(d.Opened) == 0 {
+			continue
+		}
+		like := similarity(sketch, d.Sketch) + d.found(t, keys)
+		if d.Command == commandKey(command) {
+			like += 2
+		}
+		if best == nil || like > most || like == most && d.Learnt.After(best.Learnt) {
+			best, most = d, like
+		}
+	}
+	return best
+}
+
+// keys are the beginnings of the names of the tree's contents, each with an entry.
+func (t *Tree) keys() map[uint64]int32 {
+	m := make(map[uint64]int32, len(t.x.Files))
+	for n, e := range t.byName() {
+		m[keyOf(n)] = e
+	}
+	return m
+}
+
+// found is which share of the donor's files the tree has, half by path and half by content.
+func (d *Donor) found(t *Tree, keys map[uint64]int32) float64 {
+	n := 0
+	for i := range d.Opened {
+		if _, ok := t.regularAt(d.Opened[i].Path); ok {
+			n++
+		}
+		if _, ok := keys[d.Opened[i].Key]; ok {
+			n++
+		}
+	}
+	return float64(n) / float64(2*len(d.Opened))
+}
+
+// Encode returns the stored form: JSON, compressed by zstd.
+func (d *Donor) Encode() ([]byte, error) {
+	b, err := json.Marshal(d)
+	if err != nil {
+		return nil, err
+	}
+	enc, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		return nil, err
+	}
+	defer enc.Close()
+	return enc.EncodeAll(b, nil), nil
+}
+
+// ErrDonor is returned, wrapped, for bytes that are no donor of this version.
+var ErrDonor = errors.New("not what is kept of an image's starts")
+
+// DecodeDonor reads the stored form.
+func DecodeDonor(b []byte) (*Donor, error) {
+	dec, err := zstd.NewReader(bytes.NewReader(b), zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxDonor))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDonor, err)
+	}
+	defer dec.Close()
+	raw, err := io.ReadAll(io.LimitReader(dec, maxDonor+1))
+	if err != nil || len(raw) > maxDonor {
+		return nil, fmt.Errorf("%w: %d bytes: %w", ErrDonor, len(raw), errors.Join(err))
+	}
+	d := &Donor{}
+	if err := json.Unmarshal(raw, d); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDonor, err)
+	}
+	if d.Version != donorVersion || len(d.Opened) > MaxFiles || len(d.Sketch) > sketchSize || len(d.Whole) > MaxFiles || !slices.IsSorted(d.Sketch) {
+		return nil, fmt.Errorf("%w: version %d of %d files", ErrDonor, d.Version, len(d.Opened))
+	}
+	return d, nil
+}

@@ -1,0 +1,93 @@
+package predict
+
+import "strings"
+
+// Inherit returns the files of a tree that correspond to those that a donor opened, in its
+// order, each followed by nothing else. What they load is for [Complete] to add.
+func Inherit(t *Tree, d *Donor) []File {
+	l := newList(t)
+	keys := t.keys()
+	done := map[string]bool{} // paths without versions whose files are in the list
+	for i := range d.Opened {
+		for _, e := range t.counterparts(&d.Opened[i], keys, done) {
+			l.add(int(e), Series)
+		}
+	}
+	for _, w := range d.Whole {
+		for _, dir := range t.dirsLike(w.Dir) {
+			for _, e := range t.wholes()[Whole{dir, w.Suffix}] {
+				l.add(int(e), Series)
+			}
+		}
+	}
+	return l.files
+}
+
+// counterparts are the entries that took the place of a file. A path that is there as it
+// was decides; then a path without versions, which may fit several files and is believed
+// only if most of those that it fitted in the donor were opened; then the content, which
+// may have moved. Paths without versions are answered once and are then in done.
+func (t *Tree) counterparts(o *Opened, keys map[uint64]int32, done map[string]bool) []int32 {
+	if e, ok := t.regularAt(o.Path); ok {
+		return []int32{int32(e)}
+	}
+	for level, leave := range looseners {
+		p := leave(o.Path)
+		like := t.loose[level]()[p]
+		if len(like) == 0 {
+			continue
+		}
+		alone := len(like) == 1 && o.Alike[level] <= 1
+		if !alone && float64(o.AlikeOpened[level]) <= likely*float64(o.Alike[level]) {
+			continue
+		}
+		if done[p] {
+			return nil
+		}
+		done[p] = true
+		return like
+	}
+	if e, ok := keys[o.Key]; ok {
+		return []int32{e}
+	}
+	return nil
+}
+
+// dirsLike are the directories that took the place of one.
+func (t *Tree) dirsLike(dir string) []string {
+	if len(t.dirs()[dir]) > 0 {
+		return []string{dir}
+	}
+	if e, ok := t.Resolve(dir); ok { // it is a link now
+		if to := t.x.Entries[e].Path; len(t.dirs()[to]) > 0 {
+			return []string{to}
+		}
+	}
+	like := t.looseDirs()[withoutDigits(dir)]
+	if len(like) != 1 {
+		return nil
+	}
+	return like
+}
+
+// changed reports whether the content of an entry is none that the donor opened.
+func changed(t *Tree, d *Donor) func(entry int) bool {
+	known := map[uint64]bool{}
+	if d != nil {
+		for i := range d.Opened {
+			known[d.Opened[i].Key] = true
+		}
+	}
+	return func(entry int) bool {
+		f, ok := t.file(entry)
+		return ok && !known[keyOf(f.Name)]
+	}
+}
+
+// inDir returns the path of a name in a directory of the tree.
+func inDir(dir, name string) string {
+	if dir == "." || dir == "" {
+		return name
+	}
+	return strings.TrimSuffix(dir, "/") + "/" + name
+}

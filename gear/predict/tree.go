@@ -1,0 +1,199 @@
+package predict
+
+import (
+	"path"
+	"strings"
+	"sync"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/rootfs"
+)
+
+// Tree is the tree of an image. It may be used by one goroutine at a time.
+type Tree struct {
+	x *gear.Index
+	// byName has an entry of each content; dirs has the entries of files in each directory,
+	// by its path; loose has the entries of files by path with versions left out.
+	byName func() map[gear.Name]int32
+	dirs   func() map[string][]int32
+	loose  [2]func() map[string][]int32
+	// looseDirs has the paths of directories by path with versions left out.
+	looseDirs func() map[string][]string
+	// wholes has the entries of files by directory and suffix, compiled those of compiled
+	// modules of Python by directory and module, with a slash between.
+	wholes   func() map[Whole][]int32
+	compiled func() map[string]int32
+}
+
+// NewTree returns the tree of an image, which must be flat.
+func NewTree(x *gear.Index) *Tree {
+	t := &Tree{x: x}
+	t.byName = sync.OnceValue(func() map[gear.Name]int32 {
+		m := make(map[gear.Name]int32, len(x.Files))
+		t.each(func(i int, e *gear.Entry) {
+			if _, ok := m[x.Files[e.File].Name]; !ok {
+				m[x.Files[e.File].Name] = int32(i)
+			}
+		})
+		return m
+	})
+	t.dirs = sync.OnceValue(func() map[string][]int32 {
+		return t.group(func(p string) string { return path.Dir(p) })
+	})
+	for level, leave := range looseners {
+		t.loose[level] = sync.OnceValue(func() map[string][]int32 { return t.group(leave) })
+	}
+	t.looseDirs = sync.OnceValue(func() map[string][]string {
+		m := map[string][]string{}
+		for dir := range t.dirs() {
+			k := withoutDigits(dir)
+			m[k] = append(m[k], dir)
+		}
+		return m
+	})
+	t.wholes = sync.OnceValue(func() map[Whole][]int32 {
+		m := map[Whole][]int32{}
+		t.each(func(i int, e *gear.Entry) {
+			m[wholeOf(e.Path)] = append(m[wholeOf(e.Path)], int32(i))
+		})
+		return m
+	})
+	t.compiled = sync.OnceValue(func() map[string]int32 {
+		m := map[string]int32{}
+		t.each(func(i int, e *gear.Entry) {
+			dir, ok := strings.CutSuffix(path.Dir(e.Path), "/__pycache__")
+			name, version, dotted := strings.Cut(path.Base(e.Path), ".cpython-")
+			if ok && dotted && strings.Count(version, ".") == 1 { // more for other levels of optimisation
+				m[dir+"/"+name] = int32(i)
+			}
+		})
+		return m
+	})
+	return t
+}
+
+// each calls do for every entry that has a content.
+func (t *Tree) each(do func(i int, e *gear.Entry)) {
+	for i := range t.x.Entries {
+		if e := &t.x.Entries[i]; regular(e) {
+			do(i, e)
+		}
+	}
+}
+
+// group sorts the entries that have a content by what key makes of their paths.
+func (t *Tree) group(key func(string) string) map[string][]int32 {
+	m := map[string][]int32{}
+	t.each(func(i int, e *gear.Entry) {
+		k := key(e.Path)
+		m[k] = append(m[k], int32(i))
+	})
+	return m
+}
+
+// file returns the content of an entry, false if it has none or an empty one.
+func (t *Tree) file(entry int) (gear.File, bool) {
+	e := &t.x.Entries[entry]
+	if !regular(e) || t.x.Files[e.File].Size == 0 {
+		return gear.File{}, false
+	}
+	return t.x.Files[e.File], true
+}
+
+// maxLinks is how many symbolic links a path is followed through, as in Linux.
+const maxLinks = 40
+
+// Resolve returns the entry of a path, through symbolic links. The path is taken from the
+// root, whether or not it begins with a slash.
+func (t *Tree) Resolve(p string) (entry int, ok bool) {
+	rest := strings.Split(p, "/")
+	var at []string
+	links := 0
+	for len(rest) > 0 {
+		part := rest[0]
+		rest = rest[1:]
+		switch part {
+		case "", ".":
+			continue
+		case "..":
+			at = at[:max(len(at)-1, 0)]
+			continue
+		}
+		at = append(at, part)
+		i, ok := t.x.Lookup(strings.Join(at, "/"))
+		if !ok || t.x.Entries[i].Type != rootfs.Symlink {
+			continue // directories need no entry of their own
+		}
+		if links++; links > maxLinks {
+			return 0, false
+		}
+		target := t.x.Entries[i].Link
+		if at = at[:len(at)-1]; strings.HasPrefix(target, "/") {
+			at = nil
+		}
+		rest = append(strings.Split(target, "/"), rest...)
+		if len(rest) > maxParts {
+			return 0, false
+		}
+	}
+	return t.x.Lookup(strings.Join(at, "/"))
+}
+
+// maxParts bounds what links may make of a path.
+const maxParts = 4096
+
+// regularAt returns the entry of the file that a path leads to.
+func (t *Tree) regularAt(p string) (int, bool) {
+	i, ok := t.Resolve(p)
+	return i, ok && regular(&t.x.Entries[i])
+}
+
+// looseners leave out more and more of what changes in paths from one version to the next.
+var looseners = [...]func(string) string{withoutVersions, withoutDigits}
+
+// withoutVersions replaces dotted numbers, as in libssl.so.1.1 and python3.9.
+func withoutVersions(p string) string {
+	return replaceRuns(p, func(run string) bool {
+		return strings.Contains(strings.Trim(run, "."), ".")
+	}, func(c byte) bool { return digit(c) || c == '.' })
+}
+
+// withoutDigits replaces all numbers, dotted or not, and what looks like a hash.
+func withoutDigits(p string) string {
+	p = replaceRuns(p, func(run string) bool {
+		return len(run) >= hashDigits && strings.ContainsAny(run, "0123456789")
+	}, func(c byte) bool { return digit(c) || 'a' <= c && c <= 'f' })
+	return replaceRuns(withoutVersions(p), func(string) bool { return true }, digit)
+}
+
+// hashDigits is how long a run of hexadecimal digits is that is taken for a hash.
+const hashDigits = 8
+
+func digit(c byte) bool { return '0' <= c && c <= '9' }
+
+// replaceRuns replaces by # the runs of bytes of a kind that begin and end with no dot and
+// that match.
+func replaceRuns(p string, match func(run string) bool, kind func(byte) bool) string {
+	var b strings.Builder
+	for i := 0; i < len(p); {
+		if !kind(p[i]) || p[i] == '.' {
+			b.WriteByte(p[i])
+			i++
+			continue
+		}
+		end := i
+		for end < len(p) && kind(p[end]) {
+			end++
+		}
+		for p[end-1] == '.' {
+			end--
+		}
+		if run := p[i:end]; match(run) {
+			b.WriteByte('#')
+		} else {
+			b.WriteString(run)
+		}
+		i = end
+	}
+	return b.String()
+}
