@@ -124,7 +124,7 @@ alone='/integration/(mirrors|replicas)$'
 # all runs the tests of both modules, whatever fails. unit and beside run at once: as the two
 # ends of a pipe, of which an interrupt reaches both. testsum reads one after the other.
 all() {
-	beside >"$work/beside" | unit </dev/null || true
+	{ beside >"$work/beside"; } | { unit </dev/null; } || true
 	cat "$work/beside"
 	tests integration -p 1 ./mirrors ./replicas
 	tests bench -p 2 ./...
