@@ -19,6 +19,9 @@ import (
 // open files, a worker that was killed. The disk never holds more than the budget and one file, and
 // all reads are right.
 func TestBudget(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, passthrough := range []bool{true, false} {
 		t.Run(fmt.Sprintf("passthrough %v", passthrough), func(t *testing.T) { testBudget(t, passthrough) })
 	}

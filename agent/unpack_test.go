@@ -56,6 +56,9 @@ func (b *volumeBed) again(more string) {
 // The agent stays up and mounts images that it unpacks. It leaves the layers of pulls to
 // containerd. The containers of images that were claimed before also start.
 func TestUnpacked(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, c := range []struct {
 		name, config string
 		devices      bool

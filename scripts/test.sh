@@ -62,10 +62,10 @@ tests() {
 		(scratch "$scratch" && nice -n 5 go test -json -vet=off -race "${unwatched[@]}" "${small[@]}" -short -timeout 25m ${GOTEST_FLAGS:-} "$@") || status=$?
 		;;
 	ceph) # Not with -race: it would build C and Go anew for a few packages.
-		CGO_ENABLED=1 go test -json -vet=off -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} "$@" || status=$?
+		CGO_ENABLED=1 go test -json -vet=off "${small[@]}" -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} "$@" || status=$?
 		;;
 	integration | bench) # A result kept from an earlier run would not have met this binary.
-		(cd "$kind" && go test -json -vet=off -count 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-15m}" ${GOTEST_FLAGS:-} "$@") || status=$?
+		(cd "$kind" && go test -json -vet=off "${small[@]}" -count 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-15m}" ${GOTEST_FLAGS:-} "$@") || status=$?
 		;;
 	esac
 	printf '{"Action":"end","Output":"%s"}\n' "$status"

@@ -168,6 +168,9 @@ func checkAudit(t *testing.T, text string) {
 // TestTokenRealm follows the challenge of a server that is not at the root of the host that the
 // request names.
 func TestTokenRealm(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	path := filepath.Join(t.TempDir(), "htpasswd")
 	writeFile(t, path, htpasswd(t, "alice", "pw"))
 	s := start(t, setup{yaml: tokenYAML(path, "http: {prefix: /registry/}\n")})

@@ -31,6 +31,9 @@ var copiesSeeds = flag.Int("copies.seeds", 6, "random runs of TestLastGoodCopy")
 // either place, no command may remove the last one, the documented commands restore the image, and
 // no command reports that all is well before that.
 func TestLastGoodCopy(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for seed := range *copiesSeeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()

@@ -199,6 +199,9 @@ func TestFullDisk(t *testing.T) {
 // TestFullDiskOfNeighbour checks that deleting, collecting and starting work again and again while
 // another process takes whatever becomes free.
 func TestFullDiskOfNeighbour(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	const images, size = 12, 300_000
 	dir := ext4(t, 64)
 	o := setup{root: filepath.Join(dir, "root"), change: func(cfg *config.Config) { cfg.Storage.GC.Grace = 1 }}

@@ -215,6 +215,9 @@ func wantAll(t *testing.T, a *serve.Admin, layers int64) {
 
 // TestGearBackup checks that a backup contains the packs and that a restore brings them back.
 func TestGearBackup(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	s := start(t, setup{})
 	layer := tarOf(t, "a", strings.Repeat("first ", 9000))
 	s.pushLayer("team/app", "v1", layer)

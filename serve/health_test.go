@@ -155,6 +155,9 @@ func documented(t *testing.T, page string, late []string, docs ...string) {
 }
 
 func TestNoDebugServer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	s := start(t, setup{keep: true, yaml: `http: {addr: "127.0.0.1:0"}`})
 	if s.DebugAddr() != nil {
 		t.Errorf("a configuration without http.debug.addr listens on %s", s.DebugAddr())

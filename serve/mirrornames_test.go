@@ -15,6 +15,9 @@ import (
 // TestMirrorListHasNoPushed checks that pushed images do not count as mirrored: they are neither
 // listed with the mirrors nor exported.
 func TestMirrorListHasNoPushed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newMirrorBed(t)
 	b.public.pushImage("library/app", "v1", mirrorLayer("public"))
 	b.pushImage("team/secret", "v1", mirrorLayer("secret"), alice)
@@ -70,6 +73,9 @@ proxy:
 // TestMirrorDefaultAndFirstPush checks that the default upstream does not disturb the first push of
 // a repository: neither by what the client may not read there nor by what the upstream denies.
 func TestMirrorDefaultAndFirstPush(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for name, bed := range map[string]struct {
 		def string
 		who func(*http.Request)
@@ -100,6 +106,9 @@ func TestMirrorDefaultAndFirstPush(t *testing.T) {
 // to that upstream even if mappings give the name another meaning here. Mappings apply to complete
 // names.
 func TestMirrorNamesAndMappings(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	up := start(t, setup{})
 	hub, lib, ours := mirrorLayer("hub"), mirrorLayer("library"), mirrorLayer("ours")
 	up.pushImage("hub/nginx", "v1", hub)
@@ -129,6 +138,9 @@ func TestMirrorNamesAndMappings(t *testing.T) {
 // TestNamespaceOfURL checks that an upstream given only by its URL, as in Distribution, is found
 // under the name that its images have.
 func TestNamespaceOfURL(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	up, other := start(t, setup{}), start(t, setup{})
 	layer, theirs := mirrorLayer("up"), mirrorLayer("other")
 	up.pushImage("x/app", "v1", layer)
@@ -169,6 +181,9 @@ func TestNamespaceOfURL(t *testing.T) {
 // TestNamespacePorts compares what ?ns= gives with the registry that an image name means, for names
 // with and without ports: an image is that registry's, or it is not found.
 func TestNamespacePorts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	hub, quay, look := start(t, setup{}), start(t, setup{}), start(t, setup{})
 	layers := map[string]string{"hub": mirrorLayer("hub"), "quay": mirrorLayer("quay"), "look": mirrorLayer("look")}
 	hub.pushImage("x/app", "v1", layers["hub"])

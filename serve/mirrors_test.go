@@ -82,6 +82,9 @@ func (s *instance) pull(repo, ref, query, layer string, edits ...func(*http.Requ
 }
 
 func TestMirrorNames(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newMirrorBed(t)
 	layer, own := mirrorLayer("public"), mirrorLayer("own")
 	d := b.public.pushImage("library/app", "v1", layer)
@@ -142,6 +145,9 @@ func (b *mirrorBed) wantLogged(uri string, n int) {
 // TestMirrorOfPrivate checks that content fetched with upstream credentials is served only to
 // clients that the rules allow, under every name and even if the content is already here.
 func TestMirrorOfPrivate(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newMirrorBed(t)
 	secret := mirrorLayer("secret")
 	b.private.pushImage("team/app", "v1", secret, basic("reader", "hush"))
@@ -187,6 +193,9 @@ func TestMirrorWrites(t *testing.T) {
 // TestMirrorWithoutUpstreams checks that everything fetched is served while both upstreams are
 // gone, also after a restart.
 func TestMirrorWithoutUpstreams(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newMirrorBed(t)
 	layer, secret := mirrorLayer("public"), mirrorLayer("secret")
 	d := b.public.pushImage("library/app", "v1", layer)
@@ -227,6 +236,9 @@ func TestMirrorWithoutUpstreams(t *testing.T) {
 // TestMirrorState wants the status, the metric, the page and readiness to agree on an upstream and
 // to claim no more than is known.
 func TestMirrorState(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	dead := freeURL(t)
 	for name, works := range map[string]bool{"works": true, "stopped": false} {
 		up := start(t, setup{})
@@ -345,6 +357,9 @@ func TestMirrorTasks(t *testing.T) {
 
 // TestMirrorAirGap carries images to a server that never asks an upstream.
 func TestMirrorAirGap(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newMirrorBed(t)
 	layer, secret := mirrorLayer("public"), mirrorLayer("secret")
 	d := b.public.pushImage("library/app", "v1", layer)
@@ -458,6 +473,9 @@ func TestMirrorImportSaved(t *testing.T) {
 
 // TestMirrorTasksWithoutServer runs the commands on a data directory that no server uses.
 func TestMirrorTasksWithoutServer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newMirrorBed(t)
 	layer := mirrorLayer("public")
 	b.public.pushImage("library/app", "v1", layer)
@@ -560,6 +578,9 @@ func TestMirrorProblems(t *testing.T) {
 
 // TestMirrorTTL checks that images nobody pulls any more are removed after proxy.ttl.
 func TestMirrorTTL(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	public := start(t, setup{})
 	layer := mirrorLayer("public")
 	public.pushImage("library/app", "v1", layer)

@@ -14,6 +14,9 @@ import (
 
 // TestMirrorAny mirrors a registry that is not listed, under each of its names.
 func TestMirrorAny(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	up := start(t, setup{})
 	layer := mirrorLayer("unlisted")
 	d := up.pushImage("team/app", "v1", layer)
@@ -80,6 +83,9 @@ func TestMirrorAnyGuarded(t *testing.T) {
 
 // TestMirrorAnyListed: the rules of an upstream that is listed are not evaded by another of its names.
 func TestMirrorAnyListed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	up := start(t, setup{})
 	layer := mirrorLayer("listed")
 	up.pushImage("team/app", "v1", layer)

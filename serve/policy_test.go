@@ -137,6 +137,9 @@ func TestGarbageJob(t *testing.T) {
 }
 
 func TestMissingPlatforms(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	platform := func(os, arch string) string {
 		return fmt.Sprintf(`{"mediaType":%q,"digest":%q,"size":7,"platform":{"os":%q,"architecture":%q}}`,
 			oci.MediaTypeOCIManifest, digestOf(os+arch), os, arch)
@@ -169,6 +172,9 @@ func TestMissingPlatforms(t *testing.T) {
 }
 
 func TestForeignURLs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	layer := func(url string) string {
 		return fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":%q,"size":1},"layers":[{"mediaType":"application/vnd.oci.image.layer.nondistributable.v1.tar","digest":%q,"size":7,"urls":[%q]}]}`,
 			oci.MediaTypeOCIManifest, digestOf("c"), digestOf("elsewhere"), url)

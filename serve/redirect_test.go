@@ -20,6 +20,9 @@ func policyNames() []string { return policy.Names() }
 // TestRedirectIsFollowed checks that a client which is sent to the store gets the blob there, and
 // that its credentials are not sent along.
 func TestRedirectIsFollowed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	s3 := backendtest.S3(t)
 	swift := func(t *testing.T) string {
 		s := backendtest.Swift(t)

@@ -110,6 +110,9 @@ func TestStoreMetrics(t *testing.T) {
 
 // TestMoveCatalog moves the catalogue from a directory to PostgreSQL while pulls go on.
 func TestMoveCatalog(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	s3, postgres := backendtest.S3(t), backendtest.Postgres(t)
 	bucket := s3.Bucket(t)
 	o := setup{yaml: s3YamlOf(s3, bucket, s3.Endpoint, withRAM), root: filepath.Join(t.TempDir(), "root")}

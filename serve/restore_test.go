@@ -52,6 +52,9 @@ func restore(t *testing.T, cfg *config.Config, dir string, o serve.RestoreOption
 }
 
 func TestRestoreInto(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	copied := saved(t)
 	for _, c := range []struct {
 		name    string
@@ -100,6 +103,9 @@ func TestRestoreInto(t *testing.T) {
 }
 
 func TestRestoreLocked(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	copied, root := saved(t), t.TempDir()
 	lock, err := os.Create(filepath.Join(root, registry.LockFile))
 	if err != nil {
@@ -117,6 +123,9 @@ func TestRestoreLocked(t *testing.T) {
 // TestMergeIsWhole makes random registries, merges their backups into other registries, and wants
 // everything back: also images that only a digest names, and the times by which retention judges tags.
 func TestMergeIsWhole(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
@@ -147,6 +156,9 @@ func TestMergeIsWhole(t *testing.T) {
 
 // TestMergeMirrored merges the backup of a mirror, of which only a manifest is here.
 func TestMergeMirrored(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	mirror := "proxy: {upstreams: [{name: up.example, url: \"http://127.0.0.1:1\"}]}\n"
 	s := start(t, setup{yaml: mirror})
 	a, closeAdmin := openAdmin(t, s.cfg)
@@ -170,6 +182,9 @@ func TestMergeMirrored(t *testing.T) {
 // TestRestoreLostCatalog wants a registry back as it was that has lost its catalogue and has its
 // objects, wherever they are, by the command that the server advises.
 func TestRestoreLostCatalog(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	s3, pg := backendtest.S3(t), backendtest.Postgres(t)
 	onPostgres := func() string { return fmt.Sprintf("  catalog: {postgres: %q}\n", pg.DSN(pg.CreateDatabase(t))) }
 	bucket, shared := s3Yaml(t, s3, s3.Endpoint, ""), s3Yaml(t, s3, s3.Endpoint, "")

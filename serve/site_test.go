@@ -125,6 +125,9 @@ func TestForwardedNames(t *testing.T) {
 // TestDebugUnderForeignName checks that the debug listener shows nothing to a page whose site took
 // over this machine's address.
 func TestDebugUnderForeignName(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	s := start(t, setup{yaml: "http: {names: ['registry.test:5000']}"})
 	for _, path := range []string{"/metrics", "/livez", "/readyz", "/debug/health", "/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/heap"} {
 		for host, want := range map[string]int{"": 200, "localhost": 200, "registry.test:1": 200, "page.example": 421, "127.0.0.1.page.example": 421} {

@@ -16,6 +16,9 @@ import (
 // readiness gives the reason, and each command refuses. Once the disk is back, everything can be
 // pulled without a restart.
 func TestDiskAway(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, dir := range []string{"docker", "docker/registry", "docker/registry/v2/blobs", "docker/registry/v2/blobs/sha256"} {
 		for _, when := range []string{"while it runs", "before it starts"} {
 			t.Run(dir+" "+when, func(t *testing.T) {

@@ -307,6 +307,9 @@ func TestPrefetchReadsAhead(t *testing.T) {
 // TestStartAsksLittle checks that a start costs the same whatever the bucket holds, because it does
 // not look at the objects.
 func TestStartAsksLittle(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	s3 := backendtest.S3(t)
 	c := countRequests(t, s3.Endpoint)
 	o := setup{yaml: s3Yaml(t, s3, c.addr, withRAM), root: filepath.Join(t.TempDir(), "root")}
@@ -329,6 +332,9 @@ func TestStartAsksLittle(t *testing.T) {
 // TestUnknownBucket checks that a bucket of another catalogue is not served and that the error says
 // why.
 func TestUnknownBucket(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	s3 := backendtest.S3(t)
 	o := setup{yaml: s3Yaml(t, s3, s3.Endpoint, "")}
 	s := start(t, o)

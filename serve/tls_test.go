@@ -172,6 +172,9 @@ func TestHTTP2(t *testing.T) {
 }
 
 func TestMTLS(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	a, stranger := newAuthority(t), newAuthority(t)
 	dir := t.TempDir()
 	cert, key := a.server("registry")

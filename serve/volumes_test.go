@@ -149,6 +149,9 @@ func TestVolumes(t *testing.T) {
 // TestVolumesRights checks that a client that may read an image may ask where its volume is, and
 // nothing more.
 func TestVolumesRights(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	yaml, _ := volumesYaml(t)
 	users := filepath.Join(t.TempDir(), "htpasswd")
 	writeFile(t, users, htpasswd(t, "node", "pw")+htpasswd(t, "cloner", "pw"))
@@ -207,6 +210,9 @@ func TestVolumesRights(t *testing.T) {
 // TestNoVolumes checks that a server without a driver offers no volumes, and that a server starts
 // without its volume storage.
 func TestNoVolumes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	s := start(t, setup{})
 	d := s.pushImage("team/app", "v1", "text")
 	if got := s.want(http.StatusNotFound, "GET", "/v2/team/app/_slipway/volumes/"+d, ""); !strings.Contains(got.body, "UNSUPPORTED") {

@@ -147,6 +147,9 @@ func TestPlatforms(t *testing.T) {
 // TestBrokenStream checks that a fetch resumes where it broke off, also in the middle of
 // a large file.
 func TestBrokenStream(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t)
 	layers := original(t)
 	b.pushImage("app", "v1", "linux/amd64", layers)

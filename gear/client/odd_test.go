@@ -74,6 +74,9 @@ func (b *bed) pushOdd(t testing.TB, o oddImage, layers [][]byte, tag string) {
 // TestOddImages runs what the commands do over images of few and strange layers. A valid
 // image is handled like any other, and none causes a panic.
 func TestOddImages(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t)
 	all := oddLayers(t)
 	rnd := rand.New(rand.NewPCG(7, 7))

@@ -203,6 +203,9 @@ func TestChunksAsStored(t *testing.T) {
 }
 
 func TestRangeReadsItsChunks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, nil)
 	g := &gets{Store: b.objs}
 	b.objs = g
@@ -277,6 +280,9 @@ func TestStream(t *testing.T) {
 
 // TestPackGone checks that a reader with an outdated place finds the new one.
 func TestPackGone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, nil)
 	large := noise(1, 6<<20)
 	small := many(1, 20)
@@ -429,6 +435,9 @@ func TestSettleShortTail(t *testing.T) {
 // TestSettleOnce checks that each pack is rewritten once, wherever the large contents
 // come.
 func TestSettleOnce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	const unit = 4 << 10 // a sixteenth of a pack
 	for _, sizes := range [][]int{{3, 15, 3, 15, 6, 5}, {9, 8, 9, 8}, {11, 8, 1, 1, 1, 17, 2, 11}, {1, 40, 1, 40}} {
 		b := newBed(t, &filestore.Options{PackSize: 16 * unit})
@@ -453,6 +462,9 @@ func TestSettleOnce(t *testing.T) {
 
 // TestSettleDamaged checks that settling skips what is damaged and goes on.
 func TestSettleDamaged(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, nil)
 	contents := append(many(1, 100), noise(8, 50<<10))
 	b.add("one", contents...)
@@ -475,6 +487,9 @@ func TestSettleDamaged(t *testing.T) {
 }
 
 func TestRebuild(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, nil)
 	b.add("one", append(many(1, 300), text(2, 5<<20))...)
 	b.settle(true)
@@ -503,6 +518,9 @@ func TestRebuild(t *testing.T) {
 // TestRepairEnds damages a pack in every way. After a repair the next check must find
 // nothing, and no readable content may be lost.
 func TestRepairEnds(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	contents := [][]byte{text(1, 700), noise(2, 90), text(3, 300)}
 	harm := func(good []byte, n int) []byte {
 		switch {

@@ -126,6 +126,9 @@ func TestOthersFiles(t *testing.T) {
 // repository. The image gives access to none of them and does not reveal whether they
 // exist.
 func TestGearImageOfOthers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	secret, own := []byte("their secret"), []byte("our own")
 	for _, how := range []string{"as a blob and a manifest", "small", "followed", "asked for"} {
 		t.Run(how, func(t *testing.T) {

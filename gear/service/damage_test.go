@@ -60,6 +60,9 @@ func (noCache) Put(gear.Name, []byte)        {}
 // TestDamage flips bits of packs. Reads report it and never return wrong bytes, and the
 // damaged files are made again from the layer.
 func TestDamage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b, flip := damaged(t)
 	small, large := content(1, 10_000), content(2, 5<<20)
 	_, d := b.push(ours, zipped(tarOf(file{"s", small}, file{"l", large})))

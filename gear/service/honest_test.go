@@ -45,6 +45,9 @@ func imageOf(t testing.TB, files ...gear.File) []byte {
 // the repository holds, in every way that an index can. None is accepted, and the error
 // says which file is wrong and why. An honest image beside them is accepted.
 func TestLyingIndex(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	small, large := content(1, 5000), content(2, 5<<20+17)
 	truth := []gear.File{fileOf(small), fileOf(large)}
 	resized := func(f gear.File, size int64) gear.File {

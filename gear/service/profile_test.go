@@ -87,6 +87,9 @@ func TestProfileFollows(t *testing.T) {
 }
 
 func TestProfileBounds(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	var p gearregistry.Profile
 	var often []gear.Name
 	for i := range 100 {

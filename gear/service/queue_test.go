@@ -143,6 +143,9 @@ func TestQueueRetries(t *testing.T) {
 // TestQueuePermanent checks that layers that cannot be converted can still be pushed.
 // They stay in the queue with the reason, and the client gets the reason too.
 func TestQueuePermanent(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	good := layer(2, 3, 30_000)
 	broken := slices.Clone(good)
 	broken[len(broken)/2] ^= 0xff

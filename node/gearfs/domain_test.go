@@ -64,6 +64,9 @@ func (n *node) path(chain string, f gear.File) string {
 // has it, both share one copy.
 func TestForeignFile(t *testing.T) {
 	sizes := map[string]int{"small": 5000, "large": 5<<20 + 3, "in ranges": 20<<20 + 5}
+	if testing.Short() {
+		delete(sizes, "in ranges")
+	}
 	for size, bytesOf := range sizes {
 		for _, victim := range []string{"not here", "cached", "in part", "on its way"} {
 			for _, registry := range []string{"lacks it", "sends other bytes", "has half of it", "has it"} {
@@ -167,6 +170,9 @@ func (failing) Read([]byte) (int, error) { return 0, errors.New("connection rese
 // one, before and after the other has it. Neither image is refused for it. The lying image gets
 // nothing, and the other's file is unchanged.
 func TestForeignLies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for i, body := range [][]byte{content(1, 1000), content(2, 5<<20)} {
 		for _, first := range []bool{false, true} {
 			tr := makeTree(t, body)

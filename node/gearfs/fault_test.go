@@ -73,6 +73,9 @@ func TestFallOver(t *testing.T) {
 // TestNoHonestSource checks that without an honest source a read ends soon with an error, and never
 // with wrong bytes.
 func TestNoHonestSource(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for name, lie := range lies() {
 		t.Run(name, func(t *testing.T) {
 			tr := makeTree(t, content(1, 5000), content(2, 5<<20), content(3, 18<<20))
@@ -202,6 +205,9 @@ func TestOutageThenLie(t *testing.T) {
 
 // TestOneBadFile checks that one bad file does not keep the others from arriving.
 func TestOneBadFile(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	tr := makeTree(t, manyFiles(1, 100)...)
 	src := newSource(tr)
 	src.hook = func(f gear.File, r io.Reader) (io.Reader, error) {
@@ -277,6 +283,9 @@ func TestBackgroundRate(t *testing.T) {
 
 // TestBrokenRecords checks that damaged records on disk are left out or made anew.
 func TestBrokenRecords(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	tr := makeTree(t, manyFiles(1, 10)...)
 	n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": newSource(tr)})
 	for _, chain := range []string{"sha256:1", "sha256:2", "sha256:3", "sha256:4"} {

@@ -279,6 +279,9 @@ func TestReadersOfStream(t *testing.T) {
 // TestRestInTheWay checks that a request does not pause while something more urgent waits for its
 // end, because nothing else may run beside it.
 func TestRestInTheWay(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	gearfs.Busy(t)
 	tr, other := makeTree(t, manyFiles(1, 60)...), makeTree(t, content(2, 5000))
 	n := newNode(t, gearfs.Options{Mode: gearfs.Lazy, Streams: 1}, map[string]gearfs.Source{"a": newSource(tr), "b": newSource(other)})

@@ -36,7 +36,11 @@ func (c *counted) Read(p []byte) (int, error) {
 // opens again, over a restart and with a source that breaks off. Each byte is fetched once, and the
 // files are complete in the end.
 func TestOnlyOnce(t *testing.T) {
-	for _, size := range []int{5 << 20, 14<<20 + 1, 24 << 20} {
+	sizes := []int{5 << 20, 14<<20 + 1, 24 << 20}
+	if testing.Short() {
+		sizes = sizes[:1]
+	}
+	for _, size := range sizes {
 		body := content(uint64(size), size)
 		for _, way := range []string{"in order", "backwards", "at random", "mixed", "two readers", "not at all"} {
 			for _, when := range []string{"before", "beside", "behind", "restarted", "profile"} {

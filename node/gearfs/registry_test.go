@@ -165,6 +165,9 @@ func pushed(t testing.TB, contents [][]byte) (*proxy, *regSource, *gear.Index) {
 // TestSlowLink checks a link that takes longer for a content or chunk than the stall timeout. The
 // bytes that arrive count as progress, although a content or chunk is delivered whole.
 func TestSlowLink(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	contents := [][]byte{content(1, 2<<20), content(2, 4<<20), content(3, 17<<20)}
 	tr := makeTree(t, contents...)
 	p, src, x := pushed(t, contents)
@@ -197,6 +200,9 @@ func TestSlowLink(t *testing.T) {
 // TestSpoilt checks that content which arrives wrong in its stored form is requested in the way in
 // which the registry verifies it. The registry then notices what it has lost.
 func TestSpoilt(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	zeros := make([]byte, 6<<20) // their frames break
 	contents := [][]byte{content(1, 3<<20), content(2, 5<<20), content(3, 17<<20), zeros, zeros[:100_000]}
 	tr := makeTree(t, contents...)

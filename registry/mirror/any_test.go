@@ -88,6 +88,9 @@ func TestAnyHosts(t *testing.T) {
 
 // TestAnyUpstreams mirrors unlisted registries, more of them than the mirror remembers.
 func TestAnyUpstreams(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	const many = 100
 	open := map[string]int{}
 	var b *bed

@@ -212,6 +212,9 @@ func cpu() time.Duration {
 // TestCounts checks that each request is counted once, under its right kind, and that the bytes are
 // counted as transferred.
 func TestCounts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, settings{options: func(o *mirror.Options) { o.Patience = time.Millisecond }})
 	layer := random(1, sizeSmall)
 	d, _ := b.o.image("app", "v1", `{}`, layer)

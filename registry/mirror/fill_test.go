@@ -102,6 +102,9 @@ func (w *checkingWriter) Write(p []byte) (int, error) {
 // TestSizes fetches blobs of sizes around the limits of the ways to fetch, twice by both ways of
 // reading.
 func TestSizes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, settings{})
 	for _, size := range []int{0, 1, sizeTiny, 64 << 10, 64<<10 + 1, sizeSmall, 1 << 20, 1<<20 + 1, sizeLarge} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -318,6 +321,9 @@ func TestResumeWithoutRanges(t *testing.T) {
 
 // TestRetries checks that temporary upstream failures are no errors for a client.
 func TestRetries(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, settings{})
 	data := random(6, sizeLarge)
 	d := b.o.push("app", data)
@@ -428,6 +434,9 @@ func restart(t *testing.T, size int) {
 // TestRestartWithDamage checks that an old file that is not the beginning of the blob costs one
 // download and nothing else.
 func TestRestartWithDamage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	data := random(7, sizeLarge)
 	for name, left := range map[string][]byte{
 		"zeros":    make([]byte, 1<<20),

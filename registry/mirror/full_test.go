@@ -394,6 +394,9 @@ func TestPrune(t *testing.T) {
 
 // TestMaxBytes checks that the least recently used images are removed to free space.
 func TestMaxBytes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, settings{options: func(o *mirror.Options) { o.MaxBytes = 2 * sizeLarge }})
 	for i := range 4 {
 		b.o.image("app", fmt.Sprint("v", i), fmt.Sprintf(`{"n":%d}`, i), random(uint64(i), sizeLarge))

@@ -154,6 +154,9 @@ func TestLateStranger(t *testing.T) {
 // TestTruncatedMirror checks that an endpoint whose copy is too short, and says so, is blamed, and
 // not the endpoint that has all of it.
 func TestTruncatedMirror(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, c := range []struct{ size, copied int }{{sizeTiny, 100}, {sizeSmall, 64 << 10}, {sizeLarge, 1000}, {sizeTiny, 0}} {
 		t.Run(fmt.Sprint(c.copied, " of ", c.size), func(t *testing.T) {
 			short := newOrigin(t, false)

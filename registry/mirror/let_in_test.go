@@ -75,6 +75,9 @@ func TestIncompleteIndex(t *testing.T) {
 // TestRevoked checks that a tag which the upstream has refused is not served when the upstream
 // fails later, in the same process or in another one.
 func TestRevoked(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for name, between := range map[string]func(b *bed){
 		"at once":         func(*bed) {},
 		"after a restart": func(b *bed) { b.shut(b.Registry); b.open(settings{}) },
@@ -117,6 +120,9 @@ func revoked(t *testing.T, between func(b *bed)) {
 // TestSchema1 checks that a manifest whose digest cannot be checked stands for nothing but itself
 // and passes no rule about content.
 func TestSchema1(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for name, strict := range map[string]bool{"no rules": false, "rules": true} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, settings{source: func(s *mirror.Source) { s.OnlySigned = strict }})
@@ -272,6 +278,9 @@ func TestForgetBlob(t *testing.T) {
 
 // TestLoadNested checks that a manifest which is named several times is visited once.
 func TestLoadNested(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, settings{})
 	d, _ := b.o.image("app", "", `{}`, random(1, sizeTiny))
 	for level := range 30 {

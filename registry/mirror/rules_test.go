@@ -180,6 +180,9 @@ func TestMinAge(t *testing.T) {
 // TestOnlySigned checks that unsigned images are not admitted, and that the signature of an index
 // covers its images.
 func TestOnlySigned(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	s := settings{source: func(s *mirror.Source) { s.OnlySigned = true }}
 	b := newBed(t, s)
 	layer := random(1, sizeTiny)
@@ -234,6 +237,9 @@ func TestOnlySigned512(t *testing.T) {
 // TestSignedIndex checks that an image of a signed index is admitted by digest, whatever was
 // requested before it, and that parts of an unsigned index are not.
 func TestSignedIndex(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	sign := func(b *bed, d oci.Descriptor, referrer bool) {
 		if !referrer {
 			b.o.image("app", "sha256-"+d.Digest.Encoded()+".sig", `{"s":2}`)
@@ -311,6 +317,9 @@ func (b *bed) bundle(d oci.Descriptor, annotations map[string]string) oci.Descri
 // TestBundles checks which bundles of sigstore are signatures of an image, listed with their annotations
 // by the API, or without them under a tag.
 func TestBundles(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	const content, predicate = "dev.sigstore.bundle.content", "dev.sigstore.bundle.predicateType"
 	for name, c := range map[string]struct {
 		annotations map[string]string
@@ -405,6 +414,9 @@ func TestNames(t *testing.T) {
 // TestLists checks that lists of tags and referrers are the upstream's. There are none while it
 // fails, because the content here may be incomplete.
 func TestLists(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, settings{})
 	d, _ := b.o.image("app", "v1", `{}`)
 	b.o.image("app", "v2", `{}`)

@@ -222,6 +222,9 @@ func TestUpstreamFails(t *testing.T) {
 // TestDeletedTag checks that a tag which was deleted upstream does not come back when the upstream
 // fails.
 func TestDeletedTag(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, settings{})
 	d, _ := b.o.image("app", "v1", `{}`)
 	b.wantManifest("origin/app", "v1", d.Digest)
@@ -240,6 +243,9 @@ func TestDeletedTag(t *testing.T) {
 
 // TestAfterRestart checks that tags are confirmed again, and served if that is impossible.
 func TestAfterRestart(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, settings{})
 	d, _ := b.o.image("app", "v1", `{}`)
 	b.wantManifest("origin/app", "v1", d.Digest)

@@ -38,6 +38,9 @@ func (f *faults) hooks() objtest.Faults {
 // TestStoreErrors checks that the client gets a clear error without internals whatever fails in the
 // store, and that nothing half done is visible.
 func TestStoreErrors(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, c := range []struct {
 		name   string
 		err    error

@@ -328,6 +328,9 @@ func TestOldClients(t *testing.T) {
 // TestFiles checks that bodies which the kernel copies have the stored bytes, at sizes around the
 // limits of buffers and deadlines, over HTTP/1.1 and HTTP/2.
 func TestFiles(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for name, tlsToo := range map[string]bool{"HTTP/1.1": false, "HTTP/2": true} {
 		t.Run(name, func(t *testing.T) {
 			store, err := fsstore.New(t.TempDir(), nil)

@@ -14,6 +14,9 @@ import (
 // TestPushesAreLoggedWithTheirSize checks that the access log has the size of each blob and
 // manifest once, at the request that completes it, however the client sends the bytes.
 func TestPushesAreLoggedWithTheirSize(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	const octets = "Content-Type: application/octet-stream"
 	data := random(7, 30000)
 	d := string(oci.SHA256(data))

@@ -173,6 +173,9 @@ func (b *bed) check(id string) {
 // TestBuilt checks that a mounted volume of our own layouts is the tree, in both modes, and can be
 // written and committed.
 func TestBuilt(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	b, ctx := newBed(t), context.Background()
 	model, rnd := layouttest.New(), rand.New(rand.NewPCG(1, 2))

@@ -192,6 +192,9 @@ func tampered(t testing.TB, registry string, every int64, change func(*http.Resp
 
 // TestWrongBytes checks that a run detects each answer with other content.
 func TestWrongBytes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	registry := servetest.Start(t)
 	first := short(registry)
 	clean(t, measure(t, first))

@@ -238,6 +238,9 @@ func TestConformance(t *testing.T) {
 				continue
 			}
 			t.Run(name+" over "+in, func(t *testing.T) {
+				if testing.Short() && name != "both" {
+					t.Skip("heavy, and other sizes say as much about what happens at once")
+				}
 				objtest.Run(t, func(t *testing.T) objstore.Store {
 					o := o
 					o.Dir = t.TempDir()

@@ -222,6 +222,9 @@ func TestDeniedTokens(t *testing.T) {
 }
 
 func TestTokenServiceFails(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		h    http.HandlerFunc

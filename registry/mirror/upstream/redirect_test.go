@@ -171,6 +171,9 @@ func TestRedirectToOwn(t *testing.T) {
 
 // TestSecretsStayHidden checks that a credential appears in no error.
 func TestSecretsStayHidden(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/token" {

@@ -80,6 +80,9 @@ func TestManifest(t *testing.T) {
 
 // TestAnswers sends invalid answers and checks how they are classified.
 func TestAnswers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	answer := func(status int, header, body string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {

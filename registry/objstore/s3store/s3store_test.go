@@ -220,6 +220,9 @@ func TestStagedTwoWriters(t *testing.T) {
 // TestKeyed makes an upload whose key is known: a multipart upload, suspended and resumed by
 // another replica.
 func TestKeyed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	srv := backendtest.S3(t)
 	bucket := srv.Bucket(t)
 	one, two := open(t, options(srv, bucket)), open(t, options(srv, bucket))
