@@ -61,14 +61,11 @@ and slipway profile record end with the status of the container's command.`,
 		SilenceErrors: true,
 		Version:       command.LongVersion(),
 	}
-	root.AddCommand(serveCommand(), gcCommand(), fsckCommand(), backupCommand(), restoreCommand(),
-		retentionCommand(), importCommand(), convertCommand(), inspectCommand(), exportCommand(), commitCommand(), pushModelCommand(),
-		statusCommand(), settleCommand(), cacheCommand(), mirrorCommand(), volumeCommand(), catalogCommand(), dedupCommand(), recipeCommand(), rehydrateCommand(), configCommand(), versionCommand(),
-		agentCommand(), credentialProviderCommand(), mountCommand(), umountCommand(), runCommand(), profileCommand(), traceCommand(), planCommand(), loadCommand(), manCommand())
-	root.SetFlagErrorFunc(withHint)
-	addCompletion(root)
-	hintAtHelp(root)
-	oneOutputFlag(root)
-	nameCompletions(root)
+	root.AddCommand(server.Commands()...)
+	root.AddCommand(image.Commands(node.VolumeCommands()...)...)
+	root.AddCommand(node.Commands()...)
+	root.AddCommand(workload.Commands()...)
+	root.AddCommand(versionCommand(), manCommand())
+	command.Finish(root)
 	return root
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/gear/recipes"
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/serve"
@@ -112,4 +113,15 @@ it to do it now. Replaced packs are deleted some minutes later, when nobody read
 	cmd.Flags().BoolVar(&args.All, "all", false, "also what does not fill a pack yet")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
 	return cmd
+}
+
+// printRecipeStatus prints which layers are dropped, if any are or soon will be.
+func printRecipeStatus(cmd *cobra.Command, st *recipes.Status) {
+	if st.Layers+st.Waiting+st.Refused == 0 {
+		return
+	}
+	w := cmd.OutOrStdout()
+	fmt.Fprintf(w, "%d layers of %s are dropped; their recipes take %s\n", st.Layers, command.Size(st.Bytes), command.Size(st.RecipeBytes))
+	fmt.Fprintf(w, "%d layers of %s have a recipe and wait to be dropped, %d of %s stay as they are\n",
+		st.Waiting, command.Size(st.WaitingBytes), st.Refused, command.Size(st.RefusedBytes))
 }
