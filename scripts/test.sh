@@ -6,11 +6,13 @@
 # First all of the product's own tests, which also tell how much of the code they run
 # (bin/coverage, for scripts/coverage.sh). Then those again that are about what happens at
 # once, under the race detector: with -short, which leaves out models, formats and sizes
-# that one goroutine goes through, and that take several times as long there.
-# Beside both the tests of the driver rbd, and the integration tests against binaries built
-# from the same sources, which wait most of the time. It fails if a test fails, or if no run
-# runs it for a reason that integration/expected-skips.txt does not list. scripts/setup.sh
-# test installs what the integration tests run.
+# that one goroutine goes through, and that take several times as long there, and without
+# the inputs of fuzzers.
+# Beside both the tests of the driver rbd, the integration tests against binaries built from
+# the same sources, and the tests of the benchmarks, which run each suite on a small scale:
+# they wait most of the time. It fails if a test fails, or if no run runs it for a reason
+# that integration/expected-skips.txt does not list. scripts/setup.sh test installs what the
+# integration tests run.
 #
 # Up to five tests that failed are run once more, each package alone. What passes then is
 # listed as FLAKY and does not fail the run; bin/flaky.txt has what it printed when it failed.
@@ -59,7 +61,7 @@ tests() {
 		(scratch "$scratch" && nice -n 5 go test -json -vet=off -cover "${small[@]}" -timeout 25m ${GOTEST_FLAGS:-} "$@") || status=$?
 		;;
 	race)
-		(scratch "$scratch" && nice -n 5 go test -json -vet=off -race "${unwatched[@]}" "${small[@]}" -short -timeout 25m ${GOTEST_FLAGS:-} "$@") || status=$?
+		(scratch "$scratch" && nice -n 5 go test -json -vet=off -race "${unwatched[@]}" "${small[@]}" -short -skip '^Fuzz' -timeout 25m ${GOTEST_FLAGS:-} "$@") || status=$?
 		;;
 	ceph) # Not with -race: it would build C and Go anew for a few packages.
 		CGO_ENABLED=1 go test -json -vet=off "${small[@]}" -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} "$@" || status=$?
