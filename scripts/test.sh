@@ -103,7 +103,7 @@ unit() {
 	local packages
 	tests plain -p 3 -coverprofile "$root/bin/coverage" ./serve ./gear/filestore ./registry ./registry/... ./...
 	mapfile -t packages < <(concurrent)
-	tests race -p 3 ./serve ./registry ./registry/mirror ./gear/client "${packages[@]}"
+	tests race -p 4 ./serve ./registry ./registry/mirror ./gear/client "${packages[@]}"
 }
 
 # beside runs what mostly waits, for servers and for time.
