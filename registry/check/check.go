@@ -101,7 +101,8 @@ type Options struct {
 	// Repair repairs what it can. See the kinds of problems.
 	Repair bool
 	// From, if not nil, is where a repair looks for every damaged or missing content before it
-	// gives the content up. An error of From ends the check.
+	// gives the content up. What From refuses is not given up, and remains a problem. Another error
+	// of From ends the check.
 	From Source
 	// EmptyQuarantine first deletes what earlier repairs moved aside, except the only good copy of
 	// a content that is named.

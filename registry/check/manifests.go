@@ -87,6 +87,7 @@ func (f *fsck) checkManifest(ctx context.Context, m catalog.ManifestRow) error {
 // manifestContent returns a manifest's verified bytes. ok is false if the manifest is gone, or if a
 // problem with its bytes has been reported.
 func (f *fsck) manifestContent(ctx context.Context, m catalog.ManifestRow) (content []byte, ok bool, err error) {
+	refused := ""
 	for range 3 { // a push or the source may bring it back between the attempts
 		b, err := f.up.Catalog.StoredBlob(ctx, m.Digest)
 		if err == nil {
@@ -100,7 +101,7 @@ func (f *fsck) manifestContent(ctx context.Context, m catalog.ManifestRow) (cont
 		}
 		_, back, err := f.takeBack(ctx, m.Digest)
 		if err == nil && !back {
-			back, err = f.bring(ctx, Problem{Kind: ProblemIncomplete, Repo: m.Repo, Digest: m.Digest, Detail: "the manifest itself was not here any more"}, m.Digest)
+			back, refused, err = f.bring(ctx, Problem{Kind: ProblemIncomplete, Repo: m.Repo, Digest: m.Digest, Detail: "the manifest itself was not here any more"}, m.Digest)
 		}
 		if err != nil {
 			return nil, false, err
@@ -109,7 +110,7 @@ func (f *fsck) manifestContent(ctx context.Context, m catalog.ManifestRow) (cont
 			break
 		}
 	}
-	return nil, false, f.incomplete(ctx, m, "the manifest itself is not here any more")
+	return nil, false, f.incomplete(ctx, m, "the manifest itself is not here any more"+refused)
 }
 
 func (f *fsck) verifiedManifest(ctx context.Context, m catalog.ManifestRow, b catalog.Blob) ([]byte, bool, error) {
@@ -175,8 +176,9 @@ func (f *fsck) checkNamedBlob(ctx context.Context, m catalog.ManifestRow, d oci.
 		return nil
 	case !ref.Stored:
 		_, back, err := f.takeBack(ctx, d)
+		refused := ""
 		if err == nil && !back {
-			back, err = f.bring(ctx, Problem{Kind: ProblemIncomplete, Repo: m.Repo, Digest: m.Digest, Detail: fmt.Sprintf("it needs blob %s, which was not here", d)}, d)
+			back, refused, err = f.bring(ctx, Problem{Kind: ProblemIncomplete, Repo: m.Repo, Digest: m.Digest, Detail: fmt.Sprintf("it needs blob %s, which was not here", d)}, d)
 		}
 		if err != nil {
 			return err
@@ -184,7 +186,7 @@ func (f *fsck) checkNamedBlob(ctx context.Context, m catalog.ManifestRow, d oci.
 		if back {
 			break
 		}
-		return f.incomplete(ctx, m, fmt.Sprintf("it needs blob %s, which is not here", d))
+		return f.incomplete(ctx, m, fmt.Sprintf("it needs blob %s, which is not here", d)+refused)
 	}
 	p := Problem{Kind: ProblemUnlinked, Repo: m.Repo, Digest: d, Detail: fmt.Sprintf("manifest %s needs it, the repository does not show it", m.Digest)}
 	return f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.up.Catalog.LinkNamed(ctx, m, d) })

@@ -91,8 +91,14 @@ func (f *fsck) giveUp(ctx context.Context, p Problem, same, repair func(context.
 			return settle(ctx)
 		}
 	}
-	if done, err := f.bring(ctx, p, p.Digest); done || err != nil {
+	done, refused, err := f.bring(ctx, p, p.Digest)
+	if done || err != nil {
 		return err
+	}
+	if refused != "" { // with other credentials the source may give it
+		p.Detail += refused
+		repair = nil
+		return settle(ctx)
 	}
 	if p.Key == "" || p.Kind != ProblemCorrupt {
 		if repair == nil {

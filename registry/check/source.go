@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 
 	"example.org/slipway/registry"
 
@@ -16,12 +17,27 @@ import (
 
 // Source has good copies of contents: a backup, or another registry. The reader verifies its bytes.
 type Source interface {
-	// Content opens a content that the given images need. The caller closes it. Errors: ErrNoCopy.
+	// Content opens a content that the given images need. The caller closes it. Errors: ErrNoCopy,
+	// *RefusedError.
 	Content(ctx context.Context, d oci.Digest, images []catalog.Use) (io.ReadCloser, error)
 }
 
 // ErrNoCopy is returned by a [Source] that does not have a content.
 var ErrNoCopy = errors.New("the source does not have the content")
+
+// RefusedError is returned by a [Source] that refuses to give a content, which it may have.
+type RefusedError struct {
+	Repo string // the first one that refused
+	Err  error
+}
+
+// Error implements error.
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("repository %s of the source refuses to give it: %v", e.Repo, e.Err)
+}
+
+// Unwrap returns what the source answered.
+func (e *RefusedError) Unwrap() error { return e.Err }
 
 // Stored returns a source with everything that a registry, such as a backup, has stored. It returns
 // a content whichever repository shows it.
@@ -67,38 +83,66 @@ func (s other) Content(ctx context.Context, d oci.Digest, images []catalog.Use) 
 			}
 		}
 	}
+	var refused *RefusedError
 	for _, repo := range repos {
-		blob, err := s.r.GetBlob(ctx, repo, d)
-		if err == nil {
-			return blob, nil
-		}
-		if !oci.HasCode(err, oci.CodeBlobUnknown) && !oci.HasCode(err, oci.CodeNameUnknown) {
+		src, err := s.in(ctx, repo, d)
+		switch status := statusOf(err); {
+		case err == nil:
+			return src, nil
+		case status == http.StatusNotFound:
+		case status/100 == 4 && status != http.StatusTooManyRequests:
+			if refused == nil {
+				refused = &RefusedError{Repo: repo, Err: err}
+			}
+		default:
 			return nil, err
 		}
-		m, err := s.r.GetManifest(ctx, repo, string(d))
-		if err == nil {
-			return io.NopCloser(bytes.NewReader(m.Bytes)), nil
-		}
-		if !oci.HasCode(err, oci.CodeManifestUnknown) && !oci.HasCode(err, oci.CodeNameUnknown) {
-			return nil, err
-		}
+	}
+	if refused != nil {
+		return nil, refused
 	}
 	return nil, ErrNoCopy
 }
 
+// in opens a content of one repository, be it a blob or a manifest.
+func (s other) in(ctx context.Context, repo string, d oci.Digest) (io.ReadCloser, error) {
+	blob, err := s.r.GetBlob(ctx, repo, d)
+	if err == nil || statusOf(err) != http.StatusNotFound {
+		return blob, err
+	}
+	m, err := s.r.GetManifest(ctx, repo, string(d))
+	if err != nil {
+		return nil, err
+	}
+	return io.NopCloser(bytes.NewReader(m.Bytes)), nil
+}
+
+// statusOf returns the status of a registry's answer, or 0 for any other error.
+func statusOf(err error) int {
+	var e *oci.Error
+	if !errors.As(err, &e) {
+		return 0
+	}
+	return e.HTTPStatus()
+}
+
 // bring repairs a problem with a content by taking the content from the source, and reports that.
-// done is false if the problem remains.
-func (f *fsck) bring(ctx context.Context, p Problem, d oci.Digest) (done bool, err error) {
-	if done, err = f.fromSource(ctx, d); !done || err != nil {
-		return false, err
+// done is false if the problem remains. Then refused is what the source said if it may have a copy.
+func (f *fsck) bring(ctx context.Context, p Problem, d oci.Digest) (done bool, refused string, err error) {
+	done, err = f.fromSource(ctx, d)
+	if no := (*RefusedError)(nil); errors.As(err, &no) {
+		return false, "; " + no.Error(), nil
+	}
+	if !done || err != nil {
+		return false, "", err
 	}
 	if p.Hurts, err = f.hurts(ctx, d); err != nil {
-		return true, err
+		return true, "", err
 	}
 	p.Repaired = true
 	p.Detail += "; its bytes came from the source"
 	f.note(p)
-	return true, nil
+	return true, "", nil
 }
 
 // fromSource repairs a content with bytes of the source, before anything is given up. done is false
