@@ -132,7 +132,8 @@ var layout = map[string][]string{
 
 	// Traces, replays and load.
 	"workload/analyze":                      {"internal/chart", "workload/trace", "workload/trace/store"},
-	"workload/load":                         {"internal/chart", "internal/report", "oci", "oci/client", "workload/load/wire", "workload/replay/content", "workload/replay/result"},
+	"workload/load":                         {"internal/chart", "internal/report", "oci", "oci/client", "workload/load/imageset", "workload/load/wire", "workload/replay/result"},
+	"workload/load/imageset":                {"oci", "workload/replay/content"},
 	"workload/load/wire":                    {},
 	"workload/replay":                       {"internal/durable", "workload/replay/content", "workload/replay/plan", "workload/replay/result", "workload/replay/send"},
 	"workload/replay/content":               {},
@@ -164,7 +165,7 @@ var layout = map[string][]string{
 	"cmd/slipway/image":    {"cmd/slipway/command", "gear/client", "gear/dedup", "gear/export", "gear/rebuild", "gear/recipes", "gear/service", "oci", "oci/client", "oci/model", "oci/volref", "serve", "volume/service"},
 	"cmd/slipway/node":     {"agent", "cmd/slipway/command", "config", "internal/systemd", "oci", "oci/client", "oci/wire"},
 	"cmd/slipway/server":   {"cmd/slipway/command", "config", "internal/systemd", "oci", "oci/client", "registry", "registry/adopt", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve"},
-	"cmd/slipway/workload": {"cmd/slipway/command", "internal/durable", "internal/policy", "oci/client", "oci/wire", "serve", "workload/analyze", "workload/load", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
+	"cmd/slipway/workload": {"cmd/slipway/command", "internal/durable", "internal/policy", "oci/client", "oci/wire", "serve", "workload/analyze", "workload/load", "workload/load/imageset", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
 }
 
 // fence is a third-party module and the only packages that may use it.

@@ -16,6 +16,7 @@ import (
 	"example.org/slipway/integration/bench/measure"
 	"example.org/slipway/integration/bench/rival"
 	"example.org/slipway/workload/load"
+	"example.org/slipway/workload/load/imageset"
 )
 
 // Load is the result of Ociregistry's load test.
@@ -94,8 +95,8 @@ func runLoad(b *bench, ctx context.Context) error {
 }
 
 // set returns the images: the number asked for, each with five layers of 2 KiB.
-func (b *bench) set() load.SetOptions {
-	return load.SetOptions{Images: b.o.images, Batches: b.o.batches}
+func (b *bench) set() imageset.Options {
+	return imageset.Options{Images: b.o.images, Batches: b.o.batches}
 }
 
 // patterns select batches. They match names with tags, and Ociregistry's names of the manifests
@@ -198,7 +199,7 @@ func (b *bench) checkThrough(ctx context.Context, name string) error {
 	}
 	defer b.end(s)
 	// There are only a few images, so that several passes take place.
-	o := &load.Options{Upstream: &load.Target{URL: "http://" + b.upstream.Addr}, Set: load.SetOptions{Images: 10, Batches: 1, Prefix: "check/"},
+	o := &load.Options{Upstream: &load.Target{URL: "http://" + b.upstream.Addr}, Set: imageset.Options{Images: 10, Batches: 1, Prefix: "check/"},
 		Patterns: patterns(1), Ramp: load.Constant, Pullers: 1, Step: b.o.check}
 	o.Target = target(s, addr)
 	b.pruned(s, o)

@@ -14,6 +14,7 @@ import (
 
 	"example.org/slipway/internal/backendtest"
 	"example.org/slipway/workload/load"
+	"example.org/slipway/workload/load/imageset"
 )
 
 // proxy serves what a registry serves. change, if not nil, gets each answer before it is
@@ -120,6 +121,6 @@ func measure(t testing.TB, o load.Options) *load.Result {
 
 // short returns the options of a run of some hundred milliseconds.
 func short(url string) load.Options {
-	return load.Options{Target: load.Target{URL: url}, Set: load.SetOptions{Images: 12, Batches: 3, Prefix: "load/"},
+	return load.Options{Target: load.Target{URL: url}, Set: imageset.Options{Images: 12, Batches: 3, Prefix: "load/"},
 		Step: 100 * time.Millisecond, Tally: 20 * time.Millisecond}
 }

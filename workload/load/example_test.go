@@ -7,13 +7,14 @@ import (
 	"time"
 
 	"example.org/slipway/workload/load"
+	"example.org/slipway/workload/load/imageset"
 )
 
 // ExampleRun pulls cached images for five minutes, with one to eight pullers and back.
 func ExampleRun() {
 	res, err := load.Run(context.Background(), &load.Options{
 		Target: load.Target{URL: "http://localhost:5000"},
-		Set:    load.SetOptions{Images: 400, Batches: 8, Prefix: "load/"},
+		Set:    imageset.Options{Images: 400, Batches: 8, Prefix: "load/"},
 		Step:   20 * time.Second,
 	})
 	if res != nil { // not nil after an interrupt either

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/workload/load/imageset"
 	"example.org/slipway/workload/load/wire"
 )
 
@@ -89,16 +90,16 @@ func (l *lane) take(p []byte) error {
 }
 
 // manifest fetches a manifest by a tag or its digest and checks it.
-func (l *lane) manifest(ctx context.Context, repo, ref string, want Part) error {
+func (l *lane) manifest(ctx context.Context, repo, ref string, want imageset.Part) error {
 	return l.content(ctx, "manifests/", repo, ref, manifestTypes, want)
 }
 
 // blob fetches a blob and checks it.
-func (l *lane) blob(ctx context.Context, repo string, want Part) error {
+func (l *lane) blob(ctx context.Context, repo string, want imageset.Part) error {
 	return l.content(ctx, "blobs/", repo, string(want.Digest), "", want)
 }
 
-func (l *lane) content(ctx context.Context, kind, repo, ref, header string, want Part) error {
+func (l *lane) content(ctx context.Context, kind, repo, ref, header string, want imageset.Part) error {
 	l.sum, l.room = l.sha256, want.Size
 	if strings.HasPrefix(string(want.Digest), "sha512:") {
 		l.sum = l.sha512
@@ -113,8 +114,8 @@ func (l *lane) content(ctx context.Context, kind, repo, ref, header string, want
 	return l.fault(a, err, "GET "+kind+ref+" of "+repo)
 }
 
-// judge compares the answer with what was wanted.
-func (l *lane) judge(a wire.Answer, err error, want Part) error {
+// judge compares what came with what should have.
+func (l *lane) judge(a wire.Answer, err error, want imageset.Part) error {
 	switch {
 	case a.Status != http.StatusOK:
 		return nil // fault tells
@@ -133,7 +134,7 @@ func (l *lane) judge(a wire.Answer, err error, want Part) error {
 }
 
 // head asks for a manifest's size and digest, and compares them.
-func (l *lane) head(ctx context.Context, repo, ref string, want Part) error {
+func (l *lane) head(ctx context.Context, repo, ref string, want imageset.Part) error {
 	a, err := l.do(ctx, http.MethodHead, "manifests/", repo, ref, manifestTypes)
 	if err == nil && a.Status == http.StatusOK {
 		switch {

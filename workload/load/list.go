@@ -11,15 +11,16 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/workload/load/imageset"
 )
 
 // listPage is the number of names in one page of a list.
 const listPage = 1000
 
-// listImages finds the images of a registry whose names match one of the patterns, and
-// reads their manifests to learn what a client fetches of each. Only the first tag of
-// each repository counts, as in Ociregistry's driver, unless all tags are asked for.
-func listImages(ctx context.Context, e *endpoint, patterns []string, all bool, progress func(done, total int64)) ([]*Image, error) {
+// listImages finds the images of a registry whose names one of the patterns is in, and
+// learns from the manifests what a client fetches of each. The first tag of each
+// repository counts, as in Ociregistry's driver, or with all every tag.
+func listImages(ctx context.Context, e *endpoint, patterns []string, all bool, progress func(done, total int64)) ([]*imageset.Image, error) {
 	exprs := make([]*regexp.Regexp, len(patterns))
 	for i, p := range patterns {
 		var err error
@@ -39,7 +40,7 @@ func listImages(ctx context.Context, e *endpoint, patterns []string, all bool, p
 		more = m
 	}
 	var mu sync.Mutex
-	found := make([][]*Image, len(repos)) // in the order of the list, whoever is first
+	found := make([][]*imageset.Image, len(repos)) // in the order of the list, whoever is first
 	var done int64
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(8)
@@ -57,21 +58,21 @@ func listImages(ctx context.Context, e *endpoint, patterns []string, all bool, p
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	var out []*Image
+	var out []*imageset.Image
 	for _, images := range found {
 		out = append(out, images...)
 	}
 	if len(out) == 0 {
 		return nil, fmt.Errorf("%s has no images that the patterns select", e.Name)
 	}
-	if len(out) > maxImages {
-		return nil, fmt.Errorf("%s has %d images that the patterns select, more than %d", e.Name, len(out), maxImages)
+	if len(out) > imageset.Max {
+		return nil, fmt.Errorf("%s has %d images that the patterns select, more than %d", e.Name, len(out), imageset.Max)
 	}
 	return out, nil
 }
 
-// listRepo finds the images of a repository. A repository without tags has none.
-func listRepo(ctx context.Context, e *endpoint, repo string, exprs []*regexp.Regexp, all bool) (out []*Image, err error) {
+// listRepo finds the images of a repository. One without tags has none.
+func listRepo(ctx context.Context, e *endpoint, repo string, exprs []*regexp.Regexp, all bool) (out []*imageset.Image, err error) {
 	for last, more := "", true; more; {
 		tags, m, err := e.patient.Tags(ctx, repo, last, listPage)
 		if oci.HasCode(err, oci.CodeNameUnknown) || err == nil && len(tags) == 0 {
@@ -103,14 +104,14 @@ func listRepo(ctx context.Context, e *endpoint, repo string, exprs []*regexp.Reg
 }
 
 // survey learns what a client fetches of an image.
-func survey(ctx context.Context, r oci.Reader, repo, tag string) (*Image, error) {
-	m := &Image{Repo: repo, Tag: tag}
+func survey(ctx context.Context, r oci.Reader, repo, tag string) (*imageset.Image, error) {
+	m := &imageset.Image{Repo: repo, Tag: tag}
 	for ref, depth := tag, 0; depth < 4; depth++ {
 		got, err := r.GetManifest(ctx, repo, ref)
 		if err != nil {
 			return nil, err
 		}
-		m.Manifests = append(m.Manifests, Part{got.Digest, got.Size})
+		m.Manifests = append(m.Manifests, imageset.Part{Digest: got.Digest, Size: got.Size})
 		next, blobs, err := contents(got.Bytes)
 		if err != nil {
 			return nil, err
@@ -124,9 +125,9 @@ func survey(ctx context.Context, r oci.Reader, repo, tag string) (*Image, error)
 	return nil, errors.New("it is an index of indexes of indexes")
 }
 
-// contents reads a manifest. It returns the manifest that an index has for linux/amd64,
-// or else the blobs of an image. Others wrote the manifest, so it may break rules.
-func contents(b []byte) (next oci.Digest, blobs []Part, err error) {
+// contents reads a manifest: the manifest that an index leads a client of linux/amd64 to,
+// or else the blobs of an image. It is met as others wrote it.
+func contents(b []byte) (next oci.Digest, blobs []imageset.Part, err error) {
 	var doc struct {
 		Manifests []oci.Descriptor `json:"manifests"`
 		Config    *oci.Descriptor  `json:"config"`
@@ -136,7 +137,7 @@ func contents(b []byte) (next oci.Digest, blobs []Part, err error) {
 		return "", nil, errors.New("the manifest is no JSON that is understood here")
 	}
 	if len(doc.Manifests) > 0 {
-		want := platform()
+		want := imageset.Platform()
 		d := doc.Manifests[0]
 		for _, c := range doc.Manifests {
 			if p := c.Platform; p != nil && p.OS == want.OS && p.Architecture == want.Architecture {
@@ -161,7 +162,7 @@ func contents(b []byte) (next oci.Digest, blobs []Part, err error) {
 			continue
 		}
 		seen[d.Digest] = true
-		blobs = append(blobs, Part{d.Digest, d.Size})
+		blobs = append(blobs, imageset.Part{Digest: d.Digest, Size: d.Size})
 	}
 	return "", blobs, nil
 }

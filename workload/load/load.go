@@ -19,12 +19,15 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/url"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"example.org/slipway/workload/load/imageset"
 	"example.org/slipway/workload/replay/result"
 )
 
@@ -60,7 +63,7 @@ type Options struct {
 	Target Target
 	// Upstream is where images are pushed and listed. nil means the target.
 	Upstream *Target
-	Set      SetOptions
+	Set      imageset.Options
 	// Source of the images, "" means PushedSet.
 	Source Source
 	// AllTags takes every tag of listed repositories, not just the first.
@@ -131,11 +134,11 @@ type run struct {
 	o        Options
 	target   *endpoint
 	upstream *endpoint
-	images   []*Image
+	images   []*imageset.Image
 	patterns []string
-	sets     [][]*Image
-	set      *Set
-	pushSet  SetOptions
+	sets     [][]*imageset.Image
+	set      *imageset.Set
+	pushSet  imageset.Options
 	mu       sync.Mutex // held while Progress is called
 }
 
@@ -294,8 +297,8 @@ func (r *run) choose(ctx context.Context) (err error) {
 		})
 	} else {
 		r.report(Status{Phase: "making"})
-		if r.set, err = Generate(ctx, &r.o.Set); err == nil {
-			r.images, r.o.Set = r.set.Images, r.set.o
+		if r.set, err = imageset.Generate(ctx, &r.o.Set); err == nil {
+			r.images, r.o.Set = r.set.Images, r.set.Options
 		}
 	}
 	if err == nil {
@@ -310,11 +313,11 @@ func (r *run) choose(ctx context.Context) (err error) {
 // choosePushes says which images pushers make: like those of the set, but none that
 // another run has pushed.
 func (r *run) choosePushes() error {
-	s := Set{o: r.o.Set}
-	if err := s.complete(); err != nil {
+	s := imageset.Set{Options: r.o.Set}
+	if err := s.Complete(); err != nil {
 		return err
 	}
-	r.pushSet = s.o
+	r.pushSet = s.Options
 	r.pushSet.Maker.Seed ^= rand.Uint64()
 	return nil
 }
@@ -344,9 +347,9 @@ func (r *run) distribute() error {
 	if len(r.patterns) == 0 {
 		r.patterns = []string{""}
 	}
-	var overlap *Image
+	var overlap *imageset.Image
 	var err error
-	if r.sets, overlap, err = Select(r.images, r.patterns); err != nil {
+	if r.sets, overlap, err = imageset.Select(r.images, r.patterns); err != nil {
 		return err
 	}
 	if r.o.Pullers == 0 {
@@ -375,9 +378,9 @@ func (r *run) distribute() error {
 // warm pulls every image once, so that no first pulls are measured.
 func (r *run) warm(ctx context.Context, tell func(done, total int64)) error {
 	const atOnce = 8
-	jobs := make(chan *Image)
+	jobs := make(chan *imageset.Image)
 	g, ctx := errgroup.WithContext(ctx)
-	seen, total := map[*Image]bool{}, 0
+	seen, total := map[*imageset.Image]bool{}, 0
 	for _, set := range r.sets {
 		for _, m := range set {
 			if !seen[m] {
@@ -538,4 +541,21 @@ func levels(steps []Step, m Mix) []Level {
 		out = append(out, Level{s.Pullers, rate})
 	}
 	return out
+}
+
+// fixPatterns makes "*" in a pattern that is no regular expression mean everything, as who
+// writes "*" or "*-0001" means it.
+func fixPatterns(patterns []string) ([]string, error) {
+	patterns = slices.Clone(patterns)
+	for i, p := range patterns {
+		if _, err := regexp.Compile(p); err == nil {
+			continue
+		}
+		glob := "^" + strings.ReplaceAll(regexp.QuoteMeta(p), `\*`, ".*")
+		if !strings.HasPrefix(p, "*") || strings.ContainsAny(p, `()[]{}+?|\^$`) {
+			return nil, fmt.Errorf("pattern %q is no regular expression; .* selects everything", p)
+		}
+		patterns[i] = glob
+	}
+	return patterns, nil
 }

@@ -18,6 +18,7 @@ import (
 	"example.org/slipway/oci/client"
 	"example.org/slipway/serve/servetest"
 	"example.org/slipway/workload/load"
+	"example.org/slipway/workload/load/imageset"
 )
 
 // clean checks that a run had no failures and that its counts agree.
@@ -258,7 +259,10 @@ func TestPruneDelete(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	set := generate(t, &load.SetOptions{Images: 12, Batches: 3, Prefix: "load/"})
+	set, err := imageset.Generate(t.Context(), &imageset.Options{Images: 12, Batches: 3, Prefix: "load/"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	var mu sync.Mutex
 	var deleted, missed int
 	// The simplest mirror: it pushes a missing image to the registry first.
@@ -412,7 +416,7 @@ func TestPushes(t *testing.T) {
 		o := short(registry)
 		o.Source, o.Ramp, o.Pullers, o.Step = source, load.Constant, 2, time.Second
 		if source == load.Listed {
-			o.Patterns, o.Set = []string{"-000[123]:"}, load.SetOptions{}
+			o.Patterns, o.Set = []string{"-000[123]:"}, imageset.Options{}
 		}
 		if o.Mix, err = load.ParseMix("push=1"); err != nil {
 			t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/workload/load/imageset"
 )
 
 // Prune is how what was pulled is taken out of a registry that mirrors another one, so
@@ -43,7 +44,7 @@ func ParsePrune(s string) (Prune, error) {
 }
 
 // prune takes the images that a pattern selects out of the cache.
-func (r *run) prune(ctx context.Context, pattern string, images []*Image) error {
+func (r *run) prune(ctx context.Context, pattern string, images []*imageset.Image) error {
 	switch r.o.Prune {
 	case PruneDelete:
 		return r.target.deleteImages(ctx, images)
@@ -61,7 +62,7 @@ func (r *run) prune(ctx context.Context, pattern string, images []*Image) error 
 
 // globOf is a pattern, as path.Match has it, of the repositories of images: what their
 // names begin with up to a slash, and what they end in.
-func globOf(prefix string, images []*Image) (string, error) {
+func globOf(prefix string, images []*imageset.Image) (string, error) {
 	first := prefix + images[0].Repo
 	dir := first[:strings.LastIndexByte(first, '/')+1]
 	end, several := first[len(dir):], false
@@ -101,7 +102,7 @@ func (r *run) checkGlobs() error {
 
 // deleteImages deletes manifests, the one that a tag names first: then nobody can come in
 // between and find a half.
-func (e *endpoint) deleteImages(ctx context.Context, images []*Image) error {
+func (e *endpoint) deleteImages(ctx context.Context, images []*imageset.Image) error {
 	for _, m := range images {
 		for _, p := range m.Manifests {
 			err := e.hasty.DeleteManifest(ctx, e.Prefix+m.Repo, p.Digest)
@@ -141,7 +142,7 @@ func (e *endpoint) pruneOciregistry(ctx context.Context, pattern string) error {
 
 // rotated returns images in the order of a puller that begins elsewhere than others of
 // the same images do.
-func rotated(images []*Image, by int) []*Image {
+func rotated(images []*imageset.Image, by int) []*imageset.Image {
 	if by == 0 || len(images) < 2 {
 		return images
 	}

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"example.org/slipway/workload/load/imageset"
 )
 
 // puller does one operation after another on its images.
@@ -14,7 +16,7 @@ type puller struct {
 	r       *run
 	id      int
 	pattern string
-	images  []*Image
+	images  []*imageset.Image
 	lanes   []*lane
 	rec     *recorder
 	rnd     *rand.Rand
@@ -74,14 +76,14 @@ func (p *puller) close() {
 }
 
 // shuffled returns images in another order. Those that were given are shared with others.
-func shuffled(images []*Image, rnd *rand.Rand) []*Image {
-	out := append([]*Image(nil), images...)
+func shuffled(images []*imageset.Image, rnd *rand.Rand) []*imageset.Image {
+	out := append([]*imageset.Image(nil), images...)
 	rnd.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
 	return out
 }
 
 // do does one operation and counts it.
-func (p *puller) do(ctx context.Context, o Op, m *Image) {
+func (p *puller) do(ctx context.Context, o Op, m *imageset.Image) {
 	begin := time.Now()
 	var err error
 	switch o {
@@ -117,7 +119,7 @@ func (p *puller) note(ctx context.Context, o Op, begin time.Time, err error) {
 
 // pull fetches an image as its clients do: the manifest by its tag, the one of the
 // platform by its digest, then the configuration and the layers.
-func (p *puller) pull(ctx context.Context, m *Image) error {
+func (p *puller) pull(ctx context.Context, m *imageset.Image) error {
 	ref := m.Tag
 	for i := range m.Manifests {
 		if i > 0 {
@@ -139,7 +141,7 @@ func (p *puller) pull(ctx context.Context, m *Image) error {
 }
 
 // blobsAtOnce fetches the blobs of an image over all lanes. The first error counts.
-func (p *puller) blobsAtOnce(ctx context.Context, m *Image) error {
+func (p *puller) blobsAtOnce(ctx context.Context, m *imageset.Image) error {
 	var next atomic.Int64
 	errs := make([]error, len(p.lanes))
 	var wg sync.WaitGroup
@@ -163,8 +165,8 @@ func (p *puller) blobsAtOnce(ctx context.Context, m *Image) error {
 // of batches selects it.
 func (p *puller) push(ctx context.Context) error {
 	p.pushed++
-	s := &Set{o: p.r.pushSet}
-	m, err := s.describe(ctx, p.id<<32|int(p.pushed)%(1<<32))
+	s := &imageset.Set{Options: p.r.pushSet}
+	m, err := s.Describe(ctx, p.id<<32|int(p.pushed)%(1<<32))
 	if err != nil {
 		return err
 	}

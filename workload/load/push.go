@@ -12,6 +12,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
+	"example.org/slipway/workload/load/imageset"
 )
 
 // Pushed is what was put in place before a run.
@@ -24,7 +25,7 @@ type Pushed struct {
 }
 
 // pushSet pushes the images that a registry does not have, some at once.
-func pushSet(ctx context.Context, e *endpoint, s *Set, parallel int, progress func(done, total int64)) (Pushed, error) {
+func pushSet(ctx context.Context, e *endpoint, s *imageset.Set, parallel int, progress func(done, total int64)) (Pushed, error) {
 	begin := time.Now()
 	var p Pushed
 	var next, done atomic.Int64
@@ -56,14 +57,14 @@ func pushSet(ctx context.Context, e *endpoint, s *Set, parallel int, progress fu
 
 // pushImage pushes a generated image: the blobs, then the manifest, then the index under
 // the tag.
-func pushImage(ctx context.Context, c *client.Client, s *Set, m *Image) error {
-	docs, err := documents(m)
+func pushImage(ctx context.Context, c *client.Client, s *imageset.Set, m *imageset.Image) error {
+	docs, err := imageset.Documents(m)
 	if err != nil {
 		return err
 	}
-	for i, key := range m.layers {
+	for i, key := range m.Layers {
 		b := m.Blobs[i+1]
-		r, err := layer(s.o.Maker, key, b.Size)
+		r, err := imageset.Layer(s.Options.Maker, key, b.Size)
 		if err != nil {
 			return err
 		}
@@ -71,14 +72,14 @@ func pushImage(ctx context.Context, c *client.Client, s *Set, m *Image) error {
 			return err
 		}
 	}
-	if _, err := c.PushBlob(ctx, m.Repo, m.Blobs[0].Digest, m.Blobs[0].Size, bytes.NewReader(docs.config)); err != nil {
+	if _, err := c.PushBlob(ctx, m.Repo, m.Blobs[0].Digest, m.Blobs[0].Size, bytes.NewReader(docs.Config)); err != nil {
 		return err
 	}
-	put := oci.PutManifest{Bytes: docs.manifest, MediaType: ocispec.MediaTypeImageManifest, Digest: m.Manifests[1].Digest}
+	put := oci.PutManifest{Bytes: docs.Manifest, MediaType: ocispec.MediaTypeImageManifest, Digest: m.Manifests[1].Digest}
 	if _, err := c.PutManifest(ctx, m.Repo, put); err != nil {
 		return err
 	}
-	_, err = c.PutManifest(ctx, m.Repo, oci.PutManifest{Bytes: docs.index, MediaType: ocispec.MediaTypeImageIndex, Tags: []string{m.Tag}})
+	_, err = c.PutManifest(ctx, m.Repo, oci.PutManifest{Bytes: docs.Index, MediaType: ocispec.MediaTypeImageIndex, Tags: []string{m.Tag}})
 	return err
 }
 

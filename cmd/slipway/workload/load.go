@@ -20,6 +20,7 @@ import (
 	"example.org/slipway/oci/wire"
 	"example.org/slipway/serve"
 	"example.org/slipway/workload/load"
+	"example.org/slipway/workload/load/imageset"
 )
 
 // loadFlags of slipway load.
@@ -164,7 +165,7 @@ func (f *loadFlags) complete(cmd *cobra.Command, url string) (err error) {
 	case f.inPlace:
 		o.Source = load.InPlace
 	}
-	if o.Set.Sizes, err = load.ParseSizes(f.sizes); err != nil {
+	if o.Set.Sizes, err = imageset.ParseSizes(f.sizes); err != nil {
 		return err
 	}
 	if o.Mix, err = load.ParseMix(f.mix); err != nil {

@@ -1,4 +1,4 @@
-package load
+package imageset
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package load_test
+package imageset_test
 
 import (
 	"fmt"
@@ -8,25 +8,24 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/workload/load"
+	"example.org/slipway/workload/load/imageset"
 	"example.org/slipway/workload/replay/content"
 )
 
-func generate(t testing.TB, o *load.SetOptions) *load.Set {
+func generate(t testing.TB, o *imageset.Options) *imageset.Set {
 	t.Helper()
-	s, err := load.Generate(t.Context(), o)
+	s, err := imageset.Generate(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
-func sizes(t testing.TB, s string) load.Sizes {
+func sizes(t testing.TB, s string) imageset.Sizes {
 	t.Helper()
-	z, err := load.ParseSizes(s)
+	z, err := imageset.ParseSizes(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,10 +35,9 @@ func sizes(t testing.TB, s string) load.Sizes {
 // TestGenerateIsDeterministic checks that equal options give equal images. A larger set
 // begins with the images of a smaller one, except for the batch in their names.
 func TestGenerateIsDeterministic(t *testing.T) {
-	o := &load.SetOptions{Images: 30, Batches: 3, Sizes: sizes(t, "1KiB-64KiB"), Maker: content.Maker{Seed: 7}}
-	unexported := cmpopts.IgnoreUnexported(load.Image{})
+	o := &imageset.Options{Images: 30, Batches: 3, Sizes: sizes(t, "1KiB-64KiB"), Maker: content.Maker{Seed: 7}}
 	a, b := generate(t, o), generate(t, o)
-	if diff := cmp.Diff(a.Images, b.Images, unexported); diff != "" {
+	if diff := cmp.Diff(a.Images, b.Images); diff != "" {
 		t.Errorf("the same options made other images:\n%s", diff)
 	}
 	other := *o
@@ -57,7 +55,7 @@ func TestGenerateIsDeterministic(t *testing.T) {
 }
 
 func TestGenerateShape(t *testing.T) {
-	s := generate(t, &load.SetOptions{Images: 20, Batches: 4, Blobs: 3, Prefix: "a/b/"})
+	s := generate(t, &imageset.Options{Images: 20, Batches: 4, Blobs: 3, Prefix: "a/b/"})
 	name := regexp.MustCompile(`^a/b/[a-z][a-z0-9]{9}-[a-z][a-z0-9]{9}-000[1-4]:v\d{1,3}\.\d{1,3}$`)
 	for _, m := range s.Images {
 		if !name.MatchString(m.Name()) || !oci.ValidName(m.Repo) || !oci.ValidTag(m.Tag) {
@@ -79,7 +77,7 @@ func TestGenerateShape(t *testing.T) {
 func TestPatternsAreDisjoint(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 20 {
-		o := &load.SetOptions{Images: 1 + rnd.IntN(300), Batches: 1 + rnd.IntN(20), Blobs: 1, Maker: content.Maker{Seed: rnd.Uint64()}}
+		o := &imageset.Options{Images: 1 + rnd.IntN(300), Batches: 1 + rnd.IntN(20), Blobs: 1, Maker: content.Maker{Seed: rnd.Uint64()}}
 		s := generate(t, o)
 		var long, short []string
 		for b := range s.Batches() {
@@ -87,7 +85,7 @@ func TestPatternsAreDisjoint(t *testing.T) {
 			short = append(short, fmt.Sprintf("-%04d", b+1)) // as the arguments of Ociregistry's driver
 		}
 		for _, patterns := range [][]string{long, short} {
-			sets, overlap, err := load.Select(s.Images, patterns)
+			sets, overlap, err := imageset.Select(s.Images, patterns)
 			if err != nil || overlap != nil {
 				t.Fatalf("%d images in %d batches: %v, overlap %v", o.Images, o.Batches, err, overlap)
 			}
@@ -106,27 +104,27 @@ func TestPatternsAreDisjoint(t *testing.T) {
 }
 
 func TestSelect(t *testing.T) {
-	images := []*load.Image{{Repo: "a", Tag: "1"}, {Repo: "b", Tag: "1"}}
-	if _, overlap, err := load.Select(images, []string{"^a", ":1$"}); err != nil || overlap != images[0] {
+	images := []*imageset.Image{{Repo: "a", Tag: "1"}, {Repo: "b", Tag: "1"}}
+	if _, overlap, err := imageset.Select(images, []string{"^a", ":1$"}); err != nil || overlap != images[0] {
 		t.Errorf("got overlap %v and %v, want the first image", overlap, err)
 	}
-	if _, _, err := load.Select(images, []string{"^a", "^c"}); err == nil || !strings.Contains(err.Error(), `"^c"`) {
+	if _, _, err := imageset.Select(images, []string{"^a", "^c"}); err == nil || !strings.Contains(err.Error(), `"^c"`) {
 		t.Errorf("got %v, want an error that names the pattern", err)
 	}
-	if _, _, err := load.Select(images, []string{"("}); err == nil {
+	if _, _, err := imageset.Select(images, []string{"("}); err == nil {
 		t.Error("a malformed pattern was taken")
 	}
 }
 
 func TestBadSets(t *testing.T) {
-	for name, o := range map[string]load.SetOptions{
+	for name, o := range map[string]imageset.Options{
 		"negative":    {Images: -1},
 		"too many":    {Images: 1 << 30},
 		"no layers":   {Blobs: -1},
 		"bad prefix":  {Prefix: "Load/"},
 		"bad content": {Maker: content.Maker{Compressible: 2}},
 	} {
-		if _, err := load.Generate(t.Context(), &o); err == nil {
+		if _, err := imageset.Generate(t.Context(), &o); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}
@@ -148,7 +146,7 @@ func TestSizes(t *testing.T) {
 		"2KiB, 4KiB , 8KiB":          {2048, 4096, 8192},
 		"lognormal:2048,0,100000000": {2048, 2048, 2048},
 	} {
-		s := generate(t, &load.SetOptions{Images: 1, Blobs: 3, Sizes: sizes(t, text)})
+		s := generate(t, &imageset.Options{Images: 1, Blobs: 3, Sizes: sizes(t, text)})
 		var got []int64
 		for _, b := range s.Images[0].Blobs[1:] {
 			got = append(got, b.Size)
@@ -161,7 +159,7 @@ func TestSizes(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"x", "-5", "5-", "2MiB-1MiB", "9GiB", "lognormal:1", "lognormal:0,1", "lognormal:0.5,1", "lognormal:1KiB,-1", "lognormal:1KiB,x", "1KiB,,2KiB", "1e400", "NaN", "lognormal:1K,1,1,1"} {
-		if _, err := load.ParseSizes(text); err == nil {
+		if _, err := imageset.ParseSizes(text); err == nil {
 			t.Errorf("%q was taken", text)
 		}
 	}
@@ -169,7 +167,7 @@ func TestSizes(t *testing.T) {
 
 // TestSizesSpread checks that sizes are drawn evenly by order of magnitude.
 func TestSizesSpread(t *testing.T) {
-	s := generate(t, &load.SetOptions{Images: 200, Sizes: sizes(t, "2KiB-128KiB")})
+	s := generate(t, &imageset.Options{Images: 200, Sizes: sizes(t, "2KiB-128KiB")})
 	below, n := 0, 0
 	for _, m := range s.Images {
 		for _, b := range m.Blobs[1:] {
@@ -191,27 +189,13 @@ func FuzzParseSizes(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		z, err := load.ParseSizes(s)
+		z, err := imageset.ParseSizes(s)
 		if err != nil {
 			return
 		}
-		again, err := load.ParseSizes(z.String())
+		again, err := imageset.ParseSizes(z.String())
 		if err != nil || again.String() != z.String() {
 			t.Errorf("%q was taken, and what it is written as, %q, is not: %v", s, z, err)
 		}
 	})
-}
-
-func TestMix(t *testing.T) {
-	for text, want := range map[string]string{"": "pull=1", "pull=90,push=5,head=4,list=1": "pull=90,push=5,head=4,list=1", "head=2,head=3": "head=5", " pull=1 , list=0": "pull=1"} {
-		m, err := load.ParseMix(text)
-		if err != nil || m.String() != want {
-			t.Errorf("%q: got %q and %v, want %q", text, m, err, want)
-		}
-	}
-	for _, text := range []string{"pull", "pull=x", "pull=-1", "prune=1", "pull=0", "pull=NaN", ","} {
-		if m, err := load.ParseMix(text); err == nil {
-			t.Errorf("%q was taken as %q", text, m)
-		}
-	}
 }

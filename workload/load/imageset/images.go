@@ -1,4 +1,6 @@
-package load
+// Package imageset makes the images of a load test: which there are, what is in them, how
+// large their layers are, and which of them a pattern selects. Equal options make equal images.
+package imageset
 
 import (
 	"archive/tar"
@@ -13,9 +15,7 @@ import (
 	"math/rand/v2"
 	"regexp"
 	"runtime"
-	"slices"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -26,10 +26,10 @@ import (
 	"example.org/slipway/workload/replay/content"
 )
 
-// SetOptions say which images are made. The zero value makes a hundred images in ten
-// batches, each with five layers of 2048 bytes. Equal options make equal images, byte for
-// byte, on every machine.
-type SetOptions struct {
+// Options say which images are made. The zero value is a hundred of them in ten
+// batches, each with five layers of 2048 bytes. Equal options make equal images, to the
+// byte, whoever makes them.
+type Options struct {
 	// Images is how many, 0 means 100.
 	Images int
 	// Batches is the number of disjoint batches, which are part of the images' names. 0
@@ -59,8 +59,8 @@ type Image struct {
 	Manifests []Part
 	// Blobs are the configuration and the layers.
 	Blobs []Part
-	// layers are the keys of generated layers. It is nil for an image that was listed.
-	layers []uint64
+	// Layers are the keys of generated layers; nil for an image that was listed.
+	Layers []uint64
 }
 
 // Name is REPOSITORY:TAG.
@@ -80,33 +80,34 @@ func (m *Image) Bytes() int64 {
 
 // Set is images that are made.
 type Set struct {
-	o      SetOptions
-	Images []*Image
+	// Options it is made by, without zero values.
+	Options Options
+	Images  []*Image
 }
 
-// maxImages bounds a set: its description takes about 1 kB of memory for each image.
-const maxImages = 1 << 20
+// Max bounds a set: its description takes about 1 kB of memory for each image.
+const Max = 1 << 20
 
-// platform is the one that generated images are for.
-func platform() ocispec.Platform { return ocispec.Platform{OS: "linux", Architecture: "amd64"} }
+// Platform is the one that generated images are for.
+func Platform() ocispec.Platform { return ocispec.Platform{OS: "linux", Architecture: "amd64"} }
 
-// Generate describes the images of a set. It makes each layer to learn its digest. The
-// push makes the layer again.
-func Generate(ctx context.Context, o *SetOptions) (*Set, error) {
+// Generate describes the images of a set. Their layers are made to learn their digests,
+// and made again when they are pushed.
+func Generate(ctx context.Context, o *Options) (*Set, error) {
 	s := &Set{}
 	if o != nil {
-		s.o = *o
+		s.Options = *o
 	}
-	if err := s.complete(); err != nil {
+	if err := s.Complete(); err != nil {
 		return nil, err
 	}
-	s.Images = make([]*Image, s.o.Images)
+	s.Images = make([]*Image, s.Options.Images)
 	g, ctx := errgroup.WithContext(ctx)
 	var next atomic.Int64
 	for range runtime.GOMAXPROCS(0) {
 		g.Go(func() error {
 			for i := next.Add(1) - 1; i < int64(len(s.Images)); i = next.Add(1) - 1 {
-				m, err := s.describe(ctx, int(i))
+				m, err := s.Describe(ctx, int(i))
 				if err != nil {
 					return err
 				}
@@ -118,8 +119,9 @@ func Generate(ctx context.Context, o *SetOptions) (*Set, error) {
 	return s, g.Wait()
 }
 
-func (s *Set) complete() error {
-	o := &s.o
+// Complete sets the defaults of the options, and tells what is wrong with them.
+func (s *Set) Complete() error {
+	o := &s.Options
 	for _, v := range []struct {
 		n   *int
 		def int
@@ -130,8 +132,8 @@ func (s *Set) complete() error {
 	}
 	o.Batches = min(o.Batches, o.Images)
 	switch {
-	case o.Images < 1 || o.Images > maxImages:
-		return fmt.Errorf("a set has 1 to %d images", maxImages)
+	case o.Images < 1 || o.Images > Max:
+		return fmt.Errorf("a set has 1 to %d images", Max)
 	case o.Batches < 1 || o.Blobs < 1 || o.Blobs > 1000:
 		return errors.New("a set has at least one batch, and its images 1 to 1000 layers")
 	case o.Prefix != "" && !oci.ValidName(o.Prefix+"x"):
@@ -141,7 +143,7 @@ func (s *Set) complete() error {
 }
 
 // Batches is how many disjoint parts the set is in.
-func (s *Set) Batches() int { return s.o.Batches }
+func (s *Set) Batches() int { return s.Options.Batches }
 
 // BatchPattern returns a pattern that selects one batch and no image of another. The
 // first batch is 1. The pattern also fits names with a digest: Ociregistry, when it
@@ -150,16 +152,15 @@ func (s *Set) BatchPattern(batch int) string {
 	return fmt.Sprintf("-%0*d[:@]", s.batchDigits(), batch)
 }
 
-// batchDigits returns the width of all batch numbers. With one width, no number is the
-// beginning of another.
-func (s *Set) batchDigits() int { return max(4, len(strconv.Itoa(s.o.Batches))) }
+// batchDigits is the width of all numbers of batches: none is the begin of another.
+func (s *Set) batchDigits() int { return max(4, len(strconv.Itoa(s.Options.Batches))) }
 
-// batchOf returns the batch of image i. Sizes of batches differ by one at most.
-func (s *Set) batchOf(i int) int { return i*s.o.Batches/s.o.Images + 1 }
+// batchOf is the batch of image i. Sizes of batches differ by one at most.
+func (s *Set) batchOf(i int) int { return i*s.Options.Batches/s.Options.Images + 1 }
 
 // rand returns the random source of image i, which depends only on the seed and i.
 func (s *Set) rand(i int) *rand.Rand {
-	return rand.New(rand.NewPCG(s.o.Maker.Seed, uint64(i)))
+	return rand.New(rand.NewPCG(s.Options.Maker.Seed, uint64(i)))
 }
 
 // name draws the name of an image as Ociregistry's load test has it:
@@ -167,7 +168,7 @@ func (s *Set) rand(i int) *rand.Rand {
 // that "-NNNN" is in it once.
 func (s *Set) name(rnd *rand.Rand, i int) (repo, tag string) {
 	const letters, all = "abcdefghijklmnopqrstuvwxyz", "abcdefghijklmnopqrstuvwxyz0123456789"
-	b := []byte(s.o.Prefix)
+	b := []byte(s.Options.Prefix)
 	for range 2 {
 		b = append(b, letters[rnd.IntN(len(letters))])
 		for range 9 {
@@ -178,40 +179,40 @@ func (s *Set) name(rnd *rand.Rand, i int) (repo, tag string) {
 	return fmt.Sprintf("%s%0*d", b, s.batchDigits(), s.batchOf(i)), fmt.Sprintf("v%d.%d", rnd.IntN(1000), rnd.IntN(1000))
 }
 
-// describe makes an image and returns what a pull asks for.
-func (s *Set) describe(ctx context.Context, i int) (*Image, error) {
+// Describe makes an image, and keeps of it what a pull asks for.
+func (s *Set) Describe(ctx context.Context, i int) (*Image, error) {
 	rnd := s.rand(i)
 	m := &Image{}
 	m.Repo, m.Tag = s.name(rnd, i)
-	m.Blobs = make([]Part, 1, 1+s.o.Blobs) // the first is the configuration
-	for j := range s.o.Blobs {
+	m.Blobs = make([]Part, 1, 1+s.Options.Blobs) // the first is the configuration
+	for j := range s.Options.Blobs {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		size, key := s.o.Sizes.draw(rnd, j), rnd.Uint64()
-		d, err := layerDigest(s.o.Maker, key, size)
+		size, key := s.Options.Sizes.draw(rnd, j), rnd.Uint64()
+		d, err := layerDigest(s.Options.Maker, key, size)
 		if err != nil {
 			return nil, err
 		}
-		m.layers = append(m.layers, key)
+		m.Layers = append(m.Layers, key)
 		m.Blobs = append(m.Blobs, Part{d, size})
 	}
-	p, err := documents(m)
+	p, err := Documents(m)
 	if err != nil {
 		return nil, err
 	}
-	m.Blobs[0] = partOf(p.config)
-	m.Manifests = []Part{partOf(p.index), partOf(p.manifest)}
+	m.Blobs[0] = partOf(p.Config)
+	m.Manifests = []Part{partOf(p.Index), partOf(p.Manifest)}
 	return m, nil
 }
 
 func partOf(b []byte) Part { return Part{oci.SHA256(b), int64(len(b))} }
 
-// papers are the JSON documents of an image.
-type papers struct{ index, manifest, config []byte }
+// Papers are the documents of an image.
+type Papers struct{ Index, Manifest, Config []byte }
 
-// documents makes the documents of an image from its layers.
-func documents(m *Image) (p papers, err error) {
+// Documents makes the documents of an image from its layers.
+func Documents(m *Image) (p Papers, err error) {
 	type rootfs struct {
 		Type    string       `json:"type"`
 		DiffIDs []oci.Digest `json:"diff_ids"`
@@ -222,33 +223,33 @@ func documents(m *Image) (p papers, err error) {
 		OS           string    `json:"os"`
 		Config       struct{}  `json:"config"`
 		RootFS       rootfs    `json:"rootfs"`
-	}{time.Unix(1_500_000_000, 0).UTC(), platform().Architecture, platform().OS, struct{}{}, rootfs{Type: "layers"}}
+	}{time.Unix(1_500_000_000, 0).UTC(), Platform().Architecture, Platform().OS, struct{}{}, rootfs{Type: "layers"}}
 	manifest := ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest}
 	manifest.SchemaVersion = 2
 	for _, l := range m.Blobs[1:] {
 		config.RootFS.DiffIDs = append(config.RootFS.DiffIDs, l.Digest) // they are not compressed
 		manifest.Layers = append(manifest.Layers, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: l.Digest, Size: l.Size})
 	}
-	if p.config, err = json.Marshal(config); err != nil {
+	if p.Config, err = json.Marshal(config); err != nil {
 		return p, err
 	}
 	of := func(mediaType string, b []byte) ocispec.Descriptor {
 		return ocispec.Descriptor{MediaType: mediaType, Digest: oci.SHA256(b), Size: int64(len(b))}
 	}
-	manifest.Config = of(ocispec.MediaTypeImageConfig, p.config)
-	if p.manifest, err = json.Marshal(manifest); err != nil {
+	manifest.Config = of(ocispec.MediaTypeImageConfig, p.Config)
+	if p.Manifest, err = json.Marshal(manifest); err != nil {
 		return p, err
 	}
-	index := ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{of(ocispec.MediaTypeImageManifest, p.manifest)}}
+	index := ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{of(ocispec.MediaTypeImageManifest, p.Manifest)}}
 	index.SchemaVersion = 2
-	pf := platform()
+	pf := Platform()
 	index.Manifests[0].Platform = &pf
-	p.index, err = json.Marshal(index)
+	p.Index, err = json.Marshal(index)
 	return p, err
 }
 
-// layer returns a reader of a layer of the given size: a tar archive with one file.
-func layer(mk content.Maker, key uint64, size int64) (io.Reader, error) {
+// Layer reads a layer of a size: an archive of tar with one file.
+func Layer(mk content.Maker, key uint64, size int64) (io.Reader, error) {
 	var head bytes.Buffer
 	tw := tar.NewWriter(&head)
 	file := size - 3*tarBlock
@@ -262,7 +263,7 @@ func layer(mk content.Maker, key uint64, size int64) (io.Reader, error) {
 
 // layerDigest computes the digest of a layer.
 func layerDigest(mk content.Maker, key uint64, size int64) (oci.Digest, error) {
-	r, err := layer(mk, key, size)
+	r, err := Layer(mk, key, size)
 	if err != nil {
 		return "", err
 	}
@@ -273,26 +274,9 @@ func layerDigest(mk content.Maker, key uint64, size int64) (oci.Digest, error) {
 	return oci.Digest("sha256:" + hex.EncodeToString(h.Sum(nil))), nil
 }
 
-// fixPatterns lets "*" stand for everything in a pattern that is no regular expression:
-// people who write "*" or "*-0001" mean that.
-func fixPatterns(patterns []string) ([]string, error) {
-	patterns = slices.Clone(patterns)
-	for i, p := range patterns {
-		if _, err := regexp.Compile(p); err == nil {
-			continue
-		}
-		glob := "^" + strings.ReplaceAll(regexp.QuoteMeta(p), `\*`, ".*")
-		if !strings.HasPrefix(p, "*") || strings.ContainsAny(p, `()[]{}+?|\^$`) {
-			return nil, fmt.Errorf("pattern %q is no regular expression; .* selects everything", p)
-		}
-		patterns[i] = glob
-	}
-	return patterns, nil
-}
-
-// Select distributes images over patterns: regular expressions that are searched in the
-// images' names. Every pattern must select something. overlap is an image that several
-// patterns select, or nil if there is none.
+// Select distributes images over patterns: regular expressions that are looked for in
+// their names. Every pattern must select something. overlap is an image that several
+// patterns select, nil if there is none.
 func Select(images []*Image, patterns []string) (sets [][]*Image, overlap *Image, err error) {
 	sets = make([][]*Image, len(patterns))
 	exprs := make([]*regexp.Regexp, len(patterns))
