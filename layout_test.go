@@ -40,13 +40,14 @@ var groups = map[string][]string{
 // docs/architecture.md.
 var layout = map[string][]string{
 	// What everybody speaks.
-	"oci":         {},
-	"oci/client":  {"oci", "oci/fleet", "oci/volref", "oci/wire"},
-	"oci/fleet":   {},
-	"oci/model":   {"oci"},
-	"oci/ocitest": {"oci"},
-	"oci/volref":  {"oci"},
-	"oci/wire":    {},
+	"oci":           {},
+	"oci/client":    {"oci", "oci/fleet", "oci/volref", "oci/wire"},
+	"oci/fleet":     {},
+	"oci/imagecopy": {"oci", "oci/client"},
+	"oci/model":     {"oci"},
+	"oci/ocitest":   {"oci"},
+	"oci/volref":    {"oci"},
+	"oci/wire":      {},
 
 	// What serves several groups and no other module.
 	"internal/backendtest": {},
@@ -139,7 +140,7 @@ var layout = map[string][]string{
 	"workload/replay/content":               {},
 	"workload/replay/plan":                  {"oci", "workload/replay/content", "workload/trace", "workload/trace/store"},
 	"workload/replay/result":                {"internal/chart", "internal/durable", "workload/trace", "workload/trace/store"},
-	"workload/replay/send":                  {"oci/client", "workload/replay/content", "workload/replay/plan", "workload/replay/result", "workload/trace", "workload/trace/store"},
+	"workload/replay/send":                  {"oci/client", "oci/wire", "workload/replay/content", "workload/replay/plan", "workload/replay/result", "workload/trace", "workload/trace/store"},
 	"workload/simulate":                     {"internal/chart", "internal/policy", "internal/report", "workload/trace", "workload/trace/store", "workload/trace/synth"},
 	"workload/trace":                        {},
 	"workload/trace/figures":                {"workload/trace", "workload/trace/store"},
@@ -157,14 +158,14 @@ var layout = map[string][]string{
 	"scripts/package":      {},
 	"config":               {"oci", "registry/auth", "registry/notify"},
 	"web":                  {"gear", "gear/rootfs", "gear/service", "internal/chart", "oci", "oci/fleet", "oci/wire", "registry", "registry/auth", "registry/catalog", "registry/check", "registry/mirror", "registry/retention"},
-	"serve":                {"config", "gear", "gear/filestore", "gear/recipes", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/volref", "oci/wire", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/cache/tier", "registry/catalog", "registry/check", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/retention", "registry/server", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
+	"serve":                {"config", "gear", "gear/filestore", "gear/recipes", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/imagecopy", "oci/volref", "oci/wire", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/cache/tier", "registry/catalog", "registry/check", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/retention", "registry/server", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
 	"serve/servetest":      {"config", "serve"},
 	"agent":                {"config", "gear", "gear/client", "gear/export", "internal/durable", "internal/footprint", "node/cachedir", "node/gearfs", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/client", "oci/fleet", "oci/volref", "oci/wire", "volume/block", "volume/file", "volume/node", "volume/rbd", "volume/volfs"},
 	"cmd/slipway":          {"agent", "cmd/slipway/command", "cmd/slipway/image", "cmd/slipway/node", "cmd/slipway/server", "cmd/slipway/workload", "internal/systemd", "oci/client"},
-	"cmd/slipway/command":  {"config", "gear/client", "internal/systemd", "oci", "oci/client", "serve"},
+	"cmd/slipway/command":  {"config", "gear/client", "internal/systemd", "oci", "oci/client", "oci/imagecopy", "serve"},
 	"cmd/slipway/image":    {"cmd/slipway/command", "gear/client", "gear/dedup", "gear/export", "gear/rebuild", "gear/recipes", "gear/service", "oci", "oci/client", "oci/model", "oci/volref", "serve", "volume/service"},
 	"cmd/slipway/node":     {"agent", "cmd/slipway/command", "config", "internal/systemd", "oci", "oci/client", "oci/wire"},
-	"cmd/slipway/server":   {"cmd/slipway/command", "config", "internal/systemd", "oci", "oci/client", "registry", "registry/adopt", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve"},
+	"cmd/slipway/server":   {"cmd/slipway/command", "config", "internal/systemd", "oci", "oci/client", "oci/imagecopy", "registry", "registry/adopt", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve"},
 	"cmd/slipway/workload": {"cmd/slipway/command", "internal/durable", "internal/policy", "oci/client", "oci/wire", "serve", "workload/analyze", "workload/load", "workload/load/imageset", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
 }
 

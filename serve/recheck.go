@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/imagecopy"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
@@ -35,12 +35,12 @@ func (a *Admin) recheck(ctx context.Context, args recheckArgs) (recheckReport, e
 
 // Copy copies images from another registry into the data root. What is damaged there is
 // replaced: it is read to find out, or with quick only its size is looked at.
-func (a *Admin) Copy(ctx context.Context, src oci.Registry, o client.CopyOptions, quick bool) (client.CopyProgress, error) {
+func (a *Admin) Copy(ctx context.Context, src oci.Registry, o imagecopy.Options, quick bool) (imagecopy.Progress, error) {
 	o.Check = func(ctx context.Context, contents []oci.Digest) ([]oci.Digest, error) {
 		rep, err := a.recheck(ctx, recheckArgs{Contents: contents, Quick: quick})
 		return rep.Damaged, err
 	}
-	return client.Copy(registry.Unnoticed(ctx), a.reg, src, o)
+	return imagecopy.Copy(registry.Unnoticed(ctx), a.reg, src, o)
 }
 
 // tagTimesArgs ask to give a tag the times that it had in a backup; see

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"example.org/slipway/config"
-	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/imagecopy"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
@@ -26,7 +26,7 @@ type RestoreOptions struct {
 	// Progress, if not nil, is told how far a restore into an empty root is,
 	// MergeProgress how far a merge is.
 	Progress      func(backup.Report)
-	MergeProgress func(client.CopyProgress)
+	MergeProgress func(imagecopy.Progress)
 	// Logger; default slog.Default.
 	Logger *slog.Logger
 	// wrap is for the root that a backup is merged into; see AdminOptions.
@@ -39,7 +39,7 @@ type RestoreReport struct {
 	// added to it: Copied counts these. Otherwise Restored counts objects.
 	Merged   bool
 	Restored backup.Report
-	Copied   client.CopyProgress
+	Copied   imagecopy.Progress
 }
 
 // Restore restores the backup in the directory dir. Where there is no registry, or one
@@ -140,7 +140,7 @@ func (r *root) setCatalog(ctx context.Context, file string) error {
 
 // merge adds a backup's images to a data root, and replaces what is damaged there. The
 // backup is opened first, so that one that cannot be used changes nothing.
-func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions) (_ client.CopyProgress, err error) {
+func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions) (_ imagecopy.Progress, err error) {
 	// Also after an interrupt: closing saves what is only in RAM.
 	closing := func(f func(context.Context) error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
@@ -149,23 +149,23 @@ func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions
 	}
 	src, closeBackup, err := backup.Open(ctx, dir, o.Logger)
 	if err != nil {
-		return client.CopyProgress{}, err
+		return imagecopy.Progress{}, err
 	}
 	defer closing(closeBackup)
 	a, err := OpenAdmin(ctx, cfg, &AdminOptions{Create: cfg.Storage.Remote(), Logger: o.Logger, wrap: o.wrap})
 	if err != nil {
-		return client.CopyProgress{}, err
+		return imagecopy.Progress{}, err
 	}
 	defer closing(a.Close)
 	repos, _, err := a.Registry().Repositories(ctx, "", 1)
 	if err != nil {
-		return client.CopyProgress{}, fmt.Errorf("look whether the registry is empty: %w", err)
+		return imagecopy.Progress{}, fmt.Errorf("look whether the registry is empty: %w", err)
 	}
 	images, tagged, err := a.backedUp(ctx, src)
 	if err != nil || len(images) == 0 {
-		return client.CopyProgress{}, err
+		return imagecopy.Progress{}, err
 	}
-	rep, err := a.Copy(ctx, src, client.CopyOptions{Images: images, Referrers: true, ContinueOnError: true, Partial: mirrored(cfg), Tagged: tagged, Progress: o.MergeProgress}, o.Quick)
+	rep, err := a.Copy(ctx, src, imagecopy.Options{Images: images, Referrers: true, ContinueOnError: true, Partial: mirrored(cfg), Tagged: tagged, Progress: o.MergeProgress}, o.Quick)
 	if err == nil && len(repos) == 0 {
 		err = a.continues(ctx, dir)
 	}
@@ -175,14 +175,14 @@ func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions
 // backedUp returns all images of a backup, with those that have no tag, and what gives a
 // tag that was restored the times that it had. Otherwise it would be newer than all tags
 // that are here, and retention would keep it in their place.
-func (a *Admin) backedUp(ctx context.Context, src *registry.Registry) (images []client.CopyImage, tagged func(context.Context, string, string) error, err error) {
+func (a *Admin) backedUp(ctx context.Context, src *registry.Registry) (images []imagecopy.Image, tagged func(context.Context, string, string) error, err error) {
 	repos, err := backup.Repositories(ctx, src)
 	if err != nil {
 		return nil, nil, fmt.Errorf("look into the backup: %w", err)
 	}
 	times := map[string]map[string]catalog.TagInfo{}
 	for _, r := range repos {
-		im := client.CopyImage{From: r.Name}
+		im := imagecopy.Image{From: r.Name}
 		for _, d := range r.Untagged {
 			im.References = append(im.References, string(d))
 		}

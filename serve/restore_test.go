@@ -21,7 +21,7 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/internal/backendtest"
 	"example.org/slipway/oci"
-	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/imagecopy"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/adopt"
 	"example.org/slipway/registry/backup"
@@ -94,7 +94,7 @@ func TestRestoreInto(t *testing.T) {
 			start(t, setup{root: root}).want(200, "GET", "/v2/app/manifests/v1", "")
 			// The root is not empty any more, and so the backup is merged.
 			merged := false
-			rep, err = restore(t, cfg, copied, serve.RestoreOptions{MergeProgress: func(client.CopyProgress) { merged = true }})
+			rep, err = restore(t, cfg, copied, serve.RestoreOptions{MergeProgress: func(imagecopy.Progress) { merged = true }})
 			if err != nil || !rep.Merged || rep.Copied.References != 1 || !merged {
 				t.Errorf("merge: got %+v, %v; want 1 reference", rep, err)
 			}

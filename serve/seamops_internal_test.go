@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/imagecopy"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/adopt"
 	"example.org/slipway/registry/backup"
@@ -506,7 +506,7 @@ func importOp(w *world) error {
 	if err := w.mayTake(w.source); err != nil {
 		return err
 	}
-	_, err = w.a.Copy(w.ctx, src, client.CopyOptions{Referrers: true, ContinueOnError: true}, false)
+	_, err = w.a.Copy(w.ctx, src, imagecopy.Options{Referrers: true, ContinueOnError: true}, false)
 	if err == nil {
 		err = w.takes(w.source)
 	}

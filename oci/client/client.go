@@ -37,6 +37,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/wire"
 )
 
 // Options configure a Client. The zero value is an anonymous client.
@@ -252,4 +253,23 @@ func (c *Client) transport(o *Options) (http.RoundTripper, error) {
 	}
 	c.own = t
 	return t, nil
+}
+
+// challenged leaves one challenge in an answer of 401, in the plain spelling that
+// auth.Client reads: it looks at the first challenge of the first header only.
+type challenged struct{ next http.RoundTripper }
+
+var _ http.RoundTripper = challenged{}
+
+// RoundTrip implements http.RoundTripper.
+func (c challenged) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := c.next.RoundTrip(r)
+	if err != nil || resp.StatusCode != http.StatusUnauthorized {
+		return resp, err
+	}
+	const name = "Www-Authenticate"
+	if c := wire.ChooseChallenge(resp.Header[name], r.URL); c.Scheme != "" {
+		resp.Header[name] = []string{c.Header()}
+	}
+	return resp, nil
 }

@@ -16,6 +16,8 @@ import (
 
 	"oras.land/oras-go/v2/registry/remote/auth"
 	"oras.land/oras-go/v2/registry/remote/credentials"
+
+	"example.org/slipway/oci/wire"
 )
 
 // Credential is what a registry or its token service is shown. The zero value
@@ -218,7 +220,7 @@ func (c *credentialCommand) credential(ctx context.Context, host string) (Creden
 	select {
 	case <-ended:
 	case <-ctx.Done():
-		if context.Cause(ctx) == ErrStalled { // but it was not the registry
+		if context.Cause(ctx) == wire.ErrStalled { // but it was not the registry
 			return Credential{}, fmt.Errorf("credential command %s for %s has not ended yet", c.o.Command[0], c.host)
 		}
 		return Credential{}, ctx.Err()

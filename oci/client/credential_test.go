@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/wire"
 )
 
 func wantCredential(t testing.TB, f client.CredentialFunc, host string, want client.Credential) {
@@ -210,11 +211,11 @@ func TestCommandCredentialIsSlow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	guard, ctx := client.NewStallGuard(t.Context(), 20*time.Millisecond, time.Minute)
+	guard, ctx := wire.NewStallGuard(t.Context(), 20*time.Millisecond, time.Minute)
 	_, err = f(ctx, "registry.example.com")
 	var none *http.Response
 	guard.Answered(&none, &err)
-	if err == nil || errors.Is(err, client.ErrStalled) || !strings.Contains(err.Error(), "credential command /bin/sh for registry.example.com has not ended yet") {
+	if err == nil || errors.Is(err, wire.ErrStalled) || !strings.Contains(err.Error(), "credential command /bin/sh for registry.example.com has not ended yet") {
 		t.Errorf("got %v: that the registry is slow, or nothing", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

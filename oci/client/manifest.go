@@ -20,11 +20,11 @@ import (
 // there are, and then any, for artifacts with types of their own.
 const AcceptManifests = oci.MediaTypeOCIManifest + ", " + oci.MediaTypeOCIIndex + ", " +
 	oci.MediaTypeDockerManifest + ", " + oci.MediaTypeDockerIndex + ", " +
-	mediaTypeOCIArtifact + ", " +
+	MediaTypeOCIArtifact + ", " +
 	oci.MediaTypeDockerManifestV1S + ";q=0.5, " + oci.MediaTypeDockerManifestV1 + ";q=0.4, */*;q=0.1"
 
-// mediaTypeOCIArtifact was part of OCI Image 1.1 release candidates.
-const mediaTypeOCIArtifact = "application/vnd.oci.artifact.manifest.v1+json"
+// MediaTypeOCIArtifact was part of OCI Image 1.1 release candidates.
+const MediaTypeOCIArtifact = "application/vnd.oci.artifact.manifest.v1+json"
 
 func checkReference(repo, ref string) error {
 	if err := oci.CheckName(repo); err != nil {

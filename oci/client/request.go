@@ -119,8 +119,8 @@ func (c *Client) pauses() *backoff.ExponentialBackOff {
 func (c *Client) once(ctx context.Context, l call) (resp *http.Response, after time.Duration, err error) {
 	ctx = auth.AppendScopesForHost(ctx, c.base.Host, l.scopes...)
 	if c.stall > 0 && (l.stalls || l.method == http.MethodGet || l.method == http.MethodHead) {
-		var guard *StallGuard
-		guard, ctx = NewStallGuard(ctx, c.stall, c.stall)
+		var guard *wire.StallGuard
+		guard, ctx = wire.NewStallGuard(ctx, c.stall, c.stall)
 		defer func() { guard.Answered(&resp, &err) }()
 	}
 	req, err := http.NewRequestWithContext(ctx, l.method, l.url.String(), nil)

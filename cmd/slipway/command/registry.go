@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/imagecopy"
 )
 
 // RegistryFlags say how to reach a registry.
@@ -18,7 +19,7 @@ type RegistryFlags struct {
 }
 
 // Open takes REGISTRY[/REPOSITORY[:TAG|@DIGEST]] apart and opens it.
-func (f *RegistryFlags) Open(s string) (*client.Client, []client.CopyImage, error) {
+func (f *RegistryFlags) Open(s string) (*client.Client, []imagecopy.Image, error) {
 	url, path := f.Address(s)
 	o := &client.Options{DockerConfig: f.UserFile == "", InsecureSkipVerify: f.Insecure, Logger: slog.Default()}
 	var err error
@@ -29,13 +30,13 @@ func (f *RegistryFlags) Open(s string) (*client.Client, []client.CopyImage, erro
 	if err != nil || path == "" {
 		return c, nil, err
 	}
-	img := client.CopyImage{From: path}
+	img := imagecopy.Image{From: path}
 	if repo, d, ok := strings.Cut(path, "@"); ok {
 		img.From, img.References = repo, []string{d}
 	} else if i := strings.LastIndexByte(path, ':'); i > 0 {
 		img.From, img.References = path[:i], []string{path[i+1:]}
 	}
-	return c, []client.CopyImage{img}, nil
+	return c, []imagecopy.Image{img}, nil
 }
 
 // Address takes a registry's URL and the path behind it apart.

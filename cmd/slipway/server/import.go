@@ -13,7 +13,7 @@ import (
 
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/oci"
-	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/imagecopy"
 	"example.org/slipway/registry/adopt"
 	"example.org/slipway/serve"
 )
@@ -133,7 +133,7 @@ func importFrom(cmd *cobra.Command, f *importFlags, dst *serve.Admin, sources []
 			src.Close()
 			return command.Usagef("--to names a repository, and %s is a whole registry: name the repository to copy, %s/REPOSITORY", s, s)
 		}
-		rep, err := copyImages(cmd.Context(), dst, src, client.CopyOptions{Images: images, Referrers: f.referrers, Parallel: f.parallel, ContinueOnError: true, Logger: slog.Default()}, f.quick)
+		rep, err := copyImages(cmd.Context(), dst, src, imagecopy.Options{Images: images, Referrers: f.referrers, Parallel: f.parallel, ContinueOnError: true, Logger: slog.Default()}, f.quick)
 		src.Close()
 		reports = append(reports, copyReportOf(s, rep))
 		if !f.json {
@@ -146,7 +146,7 @@ func importFrom(cmd *cobra.Command, f *importFlags, dst *serve.Admin, sources []
 	return command.PrintReport(w, f.json, reports, func() {})
 }
 
-func copyImages(ctx context.Context, dst *serve.Admin, src oci.Registry, o client.CopyOptions, quick bool) (client.CopyProgress, error) {
+func copyImages(ctx context.Context, dst *serve.Admin, src oci.Registry, o imagecopy.Options, quick bool) (imagecopy.Progress, error) {
 	p := command.NewProgress("copying")
 	defer p.End()
 	o.Progress = showCopied(p)
@@ -154,13 +154,13 @@ func copyImages(ctx context.Context, dst *serve.Admin, src oci.Registry, o clien
 }
 
 // showCopied shows how far a copy of images is.
-func showCopied(p *command.Progress) func(client.CopyProgress) {
-	return func(c client.CopyProgress) {
+func showCopied(p *command.Progress) func(imagecopy.Progress) {
+	return func(c imagecopy.Progress) {
 		p.Show("%s:%s, %d references, %d blobs, %s", c.Repo, c.Reference, c.References, c.Blobs, command.Size(c.Bytes))
 	}
 }
 
-func printCopied(w io.Writer, rep client.CopyProgress) {
+func printCopied(w io.Writer, rep imagecopy.Progress) {
 	fmt.Fprintf(w, "copied %d references: %d manifests and %d blobs sent (%s), %d were here, %d failed\n",
 		rep.References, rep.Manifests, rep.Blobs, command.Size(rep.Bytes), rep.Present, rep.Failed)
 	if rep.Absent > 0 {

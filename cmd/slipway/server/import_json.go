@@ -3,7 +3,7 @@ package server
 import (
 	"time"
 
-	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/imagecopy"
 	"example.org/slipway/registry/adopt"
 	"example.org/slipway/registry/backup"
 )
@@ -23,7 +23,7 @@ type copyReport struct {
 	Damaged    int64  `json:"damaged"`
 }
 
-func copyReportOf(source string, c client.CopyProgress) copyReport {
+func copyReportOf(source string, c imagecopy.Progress) copyReport {
 	return copyReport{source, c.References, c.Failed, c.Manifests, c.Blobs, c.Bytes, c.Mounted, c.Present, c.Foreign, c.Absent, c.Damaged}
 }
 

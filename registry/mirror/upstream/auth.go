@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/wire"
 )
 
 const (
@@ -119,7 +120,7 @@ func (k *keyring) basicHeader(ctx context.Context) (string, error) {
 // challenged returns what to show to an endpoint that answered 401 to a request with the
 // header shown. It returns "" if there is nothing else to show.
 func (k *keyring) challenged(ctx context.Context, repo string, h http.Header, shown string) (string, error) {
-	c := client.ChooseChallenge(h.Values("Www-Authenticate"), k.e.base)
+	c := wire.ChooseChallenge(h.Values("Www-Authenticate"), k.e.base)
 	switch c.Scheme {
 	case "":
 		return "", nil
@@ -146,8 +147,8 @@ func (k *keyring) challenged(ctx context.Context, repo string, h http.Header, sh
 	return again, err
 }
 
-// learn notes a challenge, and reports whether another token may help.
-func (k *keyring) learn(repo string, c client.Challenge, shown string) bool {
+// learn notes a challenge, and tells whether another token may help.
+func (k *keyring) learn(repo string, c wire.Challenge, shown string) bool {
 	realm, err := url.Parse(c.Params["realm"])
 	if err != nil {
 		realm = nil // bearer says what is wrong

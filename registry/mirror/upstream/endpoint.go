@@ -16,6 +16,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/wire"
 )
 
 const (
@@ -231,10 +232,10 @@ func (e *endpoint) do(ctx context.Context, a ask) (*http.Response, error) {
 	b := &body{e: e, ctx: ctx, release: release}
 	if a.Kind != oci.KindBlob { // what is small has no right to trickle for ever
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, e.up.header+e.up.stall, client.ErrStalled)
+		ctx, cancel = context.WithTimeoutCause(ctx, e.up.header+e.up.stall, wire.ErrStalled)
 		b.release = func() { cancel(); release() }
 	}
-	guard, guarded := client.NewStallGuard(ctx, e.up.header, e.up.stall)
+	guard, guarded := wire.NewStallGuard(ctx, e.up.header, e.up.stall)
 	began := e.up.clock()
 	resp, err := e.exchange(guarded, a)
 	guard.Answered(&resp, &err)

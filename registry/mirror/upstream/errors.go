@@ -10,6 +10,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/wire"
 )
 
 // Kind says what went wrong, in the terms in which a mirror decides what to do.
@@ -220,12 +221,12 @@ func (e *endpoint) explain(ctx context.Context, s subject, err error) error {
 // gone reports whether a request ended because its caller no longer wants it, as opposed
 // to our own timeout.
 func gone(ctx context.Context) bool {
-	return ctx.Err() != nil && context.Cause(ctx) != client.ErrStalled
+	return ctx.Err() != nil && context.Cause(ctx) != wire.ErrStalled
 }
 
 // slow reports whether an error came after a long wait. Nobody else should have to wait
 // as long for it.
 func slow(err error) bool {
 	var n net.Error
-	return errors.Is(err, client.ErrStalled) || errors.As(err, &n) && n.Timeout()
+	return errors.Is(err, wire.ErrStalled) || errors.As(err, &n) && n.Timeout()
 }

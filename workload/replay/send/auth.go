@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/wire"
 )
 
 // authority answers a registry that wants credentials. Safe for concurrent use.
@@ -98,7 +99,7 @@ func (a *authority) basicHeader() string {
 // answer returns the credentials that answer the challenges of an answer from a URL,
 // after refused was shown in vain. It returns "" if there are none.
 func (a *authority) answer(ctx context.Context, challenges []string, from *url.URL, scope, refused string) (string, error) {
-	c := client.ChooseChallenge(challenges, from)
+	c := wire.ChooseChallenge(challenges, from)
 	switch c.Scheme {
 	case "basic":
 		if a.target.Username == "" {

@@ -1,11 +1,8 @@
-package client
+package wire
 
 import (
-	"net/http"
 	"net/url"
 	"strings"
-
-	"example.org/slipway/oci/wire"
 )
 
 // Challenge is one way in which a server offers to authenticate its client. The
@@ -159,23 +156,6 @@ func (p *scanner) quoted() (string, bool) {
 	return "", false
 }
 
-// challenged leaves one challenge in an answer of 401, in the plain spelling that
-// auth.Client reads: it looks at the first challenge of the first header only.
-type challenged struct{ next http.RoundTripper }
-
-// RoundTrip implements http.RoundTripper.
-func (c challenged) RoundTrip(r *http.Request) (*http.Response, error) {
-	resp, err := c.next.RoundTrip(r)
-	if err != nil || resp.StatusCode != http.StatusUnauthorized {
-		return resp, err
-	}
-	const name = "Www-Authenticate"
-	if c := ChooseChallenge(resp.Header[name], r.URL); c.Scheme != "" {
-		resp.Header[name] = []string{c.header()}
-	}
-	return resp, nil
-}
-
 // ChooseChallenge returns the challenge to meet of those in the WWW-Authenticate
 // headers of an answer from a server at a URL; the zero Challenge if it knows none of
 // them. It prefers Bearer, which also works for those without a password, to Basic,
@@ -214,15 +194,15 @@ func (c Challenge) resolve(from *url.URL) (usable bool) {
 	return u.Host != "" && (u.Scheme == "https" || u.Scheme == "http" && from.Scheme == "http")
 }
 
-// header returns a Basic or Bearer challenge in its plain spelling.
-func (c Challenge) header() string {
+// Header returns a Basic or Bearer challenge in its plain spelling.
+func (c Challenge) Header() string {
 	if c.Scheme == "basic" {
-		return "Basic realm=" + wire.Quote(c.Params["realm"])
+		return "Basic realm=" + Quote(c.Params["realm"])
 	}
-	h := "Bearer realm=" + wire.Quote(c.Params["realm"])
+	h := "Bearer realm=" + Quote(c.Params["realm"])
 	for _, name := range []string{"service", "scope"} {
 		if v := c.Params[name]; v != "" {
-			h += "," + name + "=" + wire.Quote(v)
+			h += "," + name + "=" + Quote(v)
 		}
 	}
 	return h

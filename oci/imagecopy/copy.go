@@ -1,4 +1,5 @@
-package client
+// Package imagecopy copies images from one registry to another.
+package imagecopy
 
 import (
 	"cmp"
@@ -15,10 +16,11 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 )
 
-// CopyImage names images to copy.
-type CopyImage struct {
+// Image names images to copy.
+type Image struct {
 	// From is the repository at the source.
 	From string
 	// To is the repository at the destination; "" means the same name.
@@ -29,11 +31,11 @@ type CopyImage struct {
 	References []string
 }
 
-// CopyOptions say what to copy and how. The zero value copies every tag of
+// Options say what to copy and how. The zero value copies every tag of
 // every repository of the source.
-type CopyOptions struct {
+type Options struct {
 	// Images to copy, in this order; none means all repositories.
-	Images []CopyImage
+	Images []Image
 	// Referrers copies signatures, SBOMs and whatever else refers to a copied
 	// manifest, and what refers to those.
 	Referrers bool
@@ -55,13 +57,13 @@ type CopyOptions struct {
 	Tagged func(ctx context.Context, repo, tag string) error
 	// Progress is called after every step, never twice at the same time. It
 	// delays the copy.
-	Progress func(CopyProgress)
+	Progress func(Progress)
 	// Logger gets a line for each reference; nil discards.
 	Logger *slog.Logger
 }
 
-// CopyProgress is how far a copy has come.
-type CopyProgress struct {
+// Progress is how far a copy has come.
+type Progress struct {
 	// Repo and Reference are in hand, as the source calls them.
 	Repo, Reference string
 	// References that are done, and that failed.
@@ -98,7 +100,7 @@ const (
 //
 // References are copied one after the other. An error says which repository
 // and reference could not be copied. The progress returned is the final one.
-func Copy(ctx context.Context, dst, src oci.Registry, o CopyOptions) (CopyProgress, error) {
+func Copy(ctx context.Context, dst, src oci.Registry, o Options) (Progress, error) {
 	c := &copier{dst: dst, src: src, o: o, held: make(map[oci.Digest]string), done: make(map[doneKey]bool), checked: make(map[oci.Digest]bool)}
 	if c.o.Parallel <= 0 {
 		c.o.Parallel = defaultParallel
@@ -106,8 +108,8 @@ func Copy(ctx context.Context, dst, src oci.Registry, o CopyOptions) (CopyProgre
 	if c.o.Logger == nil {
 		c.o.Logger = slog.New(slog.DiscardHandler)
 	}
-	if d, ok := dst.(*Client); ok {
-		if s, ok := src.(*Client); ok && *d.base == *s.base {
+	if d, ok := dst.(*client.Client); ok {
+		if s, ok := src.(*client.Client); ok && d.URL() == s.URL() {
 			c.same = true
 		}
 	}
@@ -118,14 +120,14 @@ func Copy(ctx context.Context, dst, src oci.Registry, o CopyOptions) (CopyProgre
 // copier is one call of Copy.
 type copier struct {
 	dst, src oci.Registry
-	o        CopyOptions
+	o        Options
 	same     bool // source and destination are one registry, so it can mount
 	// listed says that the source has listed the repositories. Distribution lists those
 	// whose tags were deleted, too, and then answers that it does not know them.
 	listed bool
 
 	mu       sync.Mutex // guards what follows
-	progress CopyProgress
+	progress Progress
 	held     map[oci.Digest]string // blob to a repository of the destination
 	done     map[doneKey]bool      // blobs and manifests that are at the destination
 	checked  map[oci.Digest]bool   // contents of the destination that were looked at
@@ -137,7 +139,7 @@ type doneKey struct {
 }
 
 // step changes the progress and shows it.
-func (c *copier) step(change func(*CopyProgress)) {
+func (c *copier) step(change func(*Progress)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	change(&c.progress)
@@ -155,7 +157,7 @@ func (c *copier) run(ctx context.Context) error {
 			return fmt.Errorf("list repositories: %w", err)
 		}
 		for _, r := range repos {
-			images = append(images, CopyImage{From: r})
+			images = append(images, Image{From: r})
 		}
 	}
 	var errs []error
@@ -191,31 +193,31 @@ func all(page func(last string) ([]string, bool, error)) ([]string, error) {
 }
 
 // image copies the references of one repository.
-func (c *copier) image(ctx context.Context, im CopyImage) error {
+func (c *copier) image(ctx context.Context, im Image) error {
 	refs := im.References
 	if len(refs) == 0 {
 		var err error
 		refs, err = all(func(last string) ([]string, bool, error) { return c.src.Tags(ctx, im.From, last, copyPage) })
-		if errors.Is(err, ErrNothingListed) || c.listed && oci.HasCode(err, oci.CodeNameUnknown) {
+		if errors.Is(err, client.ErrNothingListed) || c.listed && oci.HasCode(err, oci.CodeNameUnknown) {
 			c.o.Logger.WarnContext(ctx, "the source lists no tags; the repository is taken for empty", "repo", im.From, "error", err)
 			return nil
 		}
 		if err != nil {
-			c.step(func(p *CopyProgress) { p.Repo, p.Failed = im.From, p.Failed+1 })
+			c.step(func(p *Progress) { p.Repo, p.Failed = im.From, p.Failed+1 })
 			return fmt.Errorf("list tags of %s: %w", im.From, err)
 		}
 		slices.SortFunc(refs, byNumbers)
 	}
 	var errs []error
 	for _, ref := range refs {
-		c.step(func(p *CopyProgress) { p.Repo, p.Reference = im.From, ref })
+		c.step(func(p *Progress) { p.Repo, p.Reference = im.From, ref })
 		err := c.reference(ctx, im, ref)
 		if err == nil {
-			c.step(func(p *CopyProgress) { p.References++ })
+			c.step(func(p *Progress) { p.References++ })
 			c.o.Logger.InfoContext(ctx, "image is copied", "repo", im.From, "ref", ref, "to", im.To)
 			continue
 		}
-		c.step(func(p *CopyProgress) { p.Failed++ })
+		c.step(func(p *Progress) { p.Failed++ })
 		sep := ":"
 		if oci.IsDigest(ref) {
 			sep = "@"
@@ -260,7 +262,7 @@ func digits(s string) int { return len(s) - len(strings.TrimLeft(s, "0123456789"
 
 // reference copies one tag or digest. A tag is resolved once, so that it may
 // move meanwhile.
-func (c *copier) reference(ctx context.Context, im CopyImage, ref string) error {
+func (c *copier) reference(ctx context.Context, im Image, ref string) error {
 	desc, err := c.src.ResolveManifest(ctx, im.From, ref)
 	if err != nil {
 		return err
@@ -283,7 +285,7 @@ func (c *copier) reference(ctx context.Context, im CopyImage, ref string) error 
 
 // manifest copies a manifest with all that it needs, tags it, and copies what
 // refers to it.
-func (c *copier) manifest(ctx context.Context, im CopyImage, desc oci.Descriptor, tag string, depth int) error {
+func (c *copier) manifest(ctx context.Context, im Image, desc oci.Descriptor, tag string, depth int) error {
 	if depth > maxCopyDepth {
 		return oci.Errorf(oci.CodeManifestInvalid, "manifests are nested more than %d deep", maxCopyDepth)
 	}
@@ -299,7 +301,7 @@ func (c *copier) manifest(ctx context.Context, im CopyImage, desc oci.Descriptor
 		return err
 	}
 	if present && tag == "" {
-		c.step(func(p *CopyProgress) { p.Present++ })
+		c.step(func(p *Progress) { p.Present++ })
 	}
 	m, err := c.src.GetManifest(ctx, im.From, string(desc.Digest))
 	if err != nil {
@@ -320,7 +322,7 @@ func (c *copier) manifest(ctx context.Context, im CopyImage, desc oci.Descriptor
 const referrersPage = 100_000
 
 // referrers copies what refers to a manifest.
-func (c *copier) referrers(ctx context.Context, im CopyImage, subject oci.Digest, depth int) error {
+func (c *copier) referrers(ctx context.Context, im Image, subject oci.Digest, depth int) error {
 	for last, more := "", true; more; {
 		var list []oci.Descriptor
 		var err error
@@ -340,7 +342,7 @@ func (c *copier) referrers(ctx context.Context, im CopyImage, subject oci.Digest
 }
 
 // send copies what a manifest needs, and then puts it.
-func (c *copier) send(ctx context.Context, im CopyImage, m *oci.Manifest, tag string, present bool, depth int) error {
+func (c *copier) send(ctx context.Context, im Image, m *oci.Manifest, tag string, present bool, depth int) error {
 	manifests, blobs, err := needs(m)
 	if err != nil {
 		return err
@@ -354,7 +356,7 @@ func (c *copier) send(ctx context.Context, im CopyImage, m *oci.Manifest, tag st
 			// The source lacks this platform. Whether an index may, the
 			// destination decides.
 			absent = append(absent, d)
-			c.step(func(p *CopyProgress) { p.Absent++ })
+			c.step(func(p *Progress) { p.Absent++ })
 			c.o.Logger.WarnContext(ctx, "source lacks a manifest of an index", "repo", im.From, "index", m.Digest, "manifest", d.Digest, "platform", oci.PlatformOf(d.Platform).String())
 		case err != nil:
 			return fmt.Errorf("manifest %s: %w", d.Digest, err)
@@ -376,7 +378,7 @@ func (c *copier) send(ctx context.Context, im CopyImage, m *oci.Manifest, tag st
 		}
 		return err
 	}
-	c.step(func(p *CopyProgress) { p.Manifests++ })
+	c.step(func(p *Progress) { p.Manifests++ })
 	return nil
 }
 
@@ -406,7 +408,7 @@ func (e *absentError) Error() string {
 func (e *absentError) Unwrap() error { return e.err }
 
 // blobs brings the blobs of a manifest to the destination.
-func (c *copier) blobs(ctx context.Context, im CopyImage, blobs []oci.Descriptor) error {
+func (c *copier) blobs(ctx context.Context, im Image, blobs []oci.Descriptor) error {
 	digests := make([]oci.Digest, len(blobs))
 	for i, d := range blobs {
 		digests[i] = d.Digest
@@ -449,7 +451,7 @@ func (c *copier) check(ctx context.Context, digests ...oci.Digest) error {
 		return fmt.Errorf("check what is here: %w", err)
 	}
 	if len(damaged) > 0 {
-		c.step(func(p *CopyProgress) { p.Damaged += int64(len(damaged)) })
+		c.step(func(p *Progress) { p.Damaged += int64(len(damaged)) })
 	}
 	return nil
 }
@@ -458,7 +460,7 @@ func (c *copier) check(ctx context.Context, digests ...oci.Digest) error {
 // Build caches are indexes whose entries are layers.
 func isManifest(mediaType string) bool {
 	return oci.IsIndex(mediaType) || mediaType == oci.MediaTypeOCIManifest ||
-		mediaType == oci.MediaTypeDockerManifest || mediaType == mediaTypeOCIArtifact
+		mediaType == oci.MediaTypeDockerManifest || mediaType == client.MediaTypeOCIArtifact
 }
 
 // needs returns what must be at a registry before a manifest, each once.
@@ -518,22 +520,22 @@ func (c *copier) setDone(repo string, d oci.Digest) {
 }
 
 // blob brings one blob to the destination.
-func (c *copier) blob(ctx context.Context, im CopyImage, d oci.Descriptor) error {
+func (c *copier) blob(ctx context.Context, im Image, d oci.Descriptor) error {
 	if c.isDone(im.To, d.Digest) {
 		return nil
 	}
 	_, err := c.dst.ResolveBlob(ctx, im.To, d.Digest)
 	switch {
 	case err == nil:
-		c.step(func(p *CopyProgress) { p.Present++ })
+		c.step(func(p *Progress) { p.Present++ })
 	case !oci.HasCode(err, oci.CodeBlobUnknown):
 		return err
 	case c.mount(ctx, im, d.Digest):
-		c.step(func(p *CopyProgress) { p.Mounted++ })
+		c.step(func(p *Progress) { p.Mounted++ })
 	default:
 		content, err := c.src.GetBlob(ctx, im.From, d.Digest)
 		if oci.HasCode(err, oci.CodeBlobUnknown) && (isForeign(d) || c.o.Partial != nil && c.o.Partial(im.To)) {
-			c.step(func(p *CopyProgress) { p.Foreign++ })
+			c.step(func(p *Progress) { p.Foreign++ })
 			return nil
 		}
 		if oci.HasCode(err, oci.CodeBlobUnknown) {
@@ -545,7 +547,7 @@ func (c *copier) blob(ctx context.Context, im CopyImage, d oci.Descriptor) error
 		if err := c.push(ctx, im.To, content); err != nil {
 			return err
 		}
-		c.step(func(p *CopyProgress) { p.Blobs++ })
+		c.step(func(p *Progress) { p.Blobs++ })
 	}
 	c.setDone(im.To, d.Digest)
 	c.mu.Lock()
@@ -556,7 +558,7 @@ func (c *copier) blob(ctx context.Context, im CopyImage, d oci.Descriptor) error
 
 // mount tries to take a blob from another repository of the destination. If
 // that does not work, for whatever reason, the blob is sent.
-func (c *copier) mount(ctx context.Context, im CopyImage, d oci.Digest) bool {
+func (c *copier) mount(ctx context.Context, im Image, d oci.Digest) bool {
 	c.mu.Lock()
 	from := c.held[d]
 	c.mu.Unlock()
@@ -599,6 +601,6 @@ func (r *progressReader) flush() {
 	n := r.news
 	r.news = 0
 	if n > 0 {
-		r.c.step(func(p *CopyProgress) { p.Bytes += n })
+		r.c.step(func(p *Progress) { p.Bytes += n })
 	}
 }

@@ -1,9 +1,8 @@
-package client
+package wire
 
 import (
 	"fmt"
 	"math/rand/v2"
-	"net/http"
 	"net/url"
 	"strings"
 	"testing"
@@ -147,7 +146,7 @@ func FuzzChallenges(f *testing.F) {
 		if c.Scheme == "" {
 			return
 		}
-		best := c.header()
+		best := c.Header()
 		if again := ParseChallenges([]string{best}); len(again) != 1 || strings.Contains(best, "\n") {
 			t.Errorf("%q: the choice %q is read as %+v", s, best, again)
 		}
@@ -187,7 +186,7 @@ func TestChooseChallenge(t *testing.T) {
 			}
 			got := ""
 			if c := ChooseChallenge(tt.headers, from); c.Scheme != "" {
-				got = c.header()
+				got = c.Header()
 			}
 			if got != tt.want {
 				t.Errorf("%q: got %s, want %s", tt.headers, got, tt.want)
@@ -195,5 +194,3 @@ func TestChooseChallenge(t *testing.T) {
 		})
 	}
 }
-
-var _ http.RoundTripper = challenged{}
