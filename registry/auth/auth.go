@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -16,6 +17,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/auth/recent"
 )
 
 // The methods an Identity can be proved by.
@@ -82,12 +84,12 @@ type Auth struct {
 	mtls      *mtls               // nil: not configured
 	issuer    *issuer             // nil: no built-in token service
 	verifiers map[string]verifier // by iss claim
-	tokens    *expiring[*Identity]
+	tokens    *recent.Cache[*Identity]
 	hasOIDC   bool
 	// sessions signs those of browsers; nil: nobody can log in. ended are those that were
 	// logged out of.
 	sessions *issuer
-	ended    *expiring[struct{}]
+	ended    *recent.Cache[struct{}]
 
 	challenge challenge
 }
@@ -99,7 +101,7 @@ func New(cfg Config, opts *Options) (*Auth, error) {
 	o := opts.orDefault()
 	a := &Auth{
 		clock: o.Clock, log: o.Logger, audit: o.Audit, anonymous: &Identity{}, repository: o.Repository,
-		verifiers: map[string]verifier{}, tokens: newExpiring[*Identity](tokenCacheSize),
+		verifiers: map[string]verifier{}, tokens: recent.NewCache[*Identity](tokenCacheSize),
 	}
 	rules, err := compileRules(cfg.Access, cfg.groupSources())
 	if err != nil {
@@ -129,7 +131,7 @@ func New(cfg Config, opts *Options) (*Auth, error) {
 // addMethods sets up what cfg configures.
 func (a *Auth) addMethods(cfg Config, mode tokenMode, o Options) (err error) {
 	if cfg.HTPasswd != nil {
-		if a.htpasswd, err = newHTPasswd(cfg.HTPasswd.Path, newFailures(cfg.MaxFailuresPerMinute), o); err != nil {
+		if a.htpasswd, err = newHTPasswd(cfg.HTPasswd.Path, recent.NewFailures(cmp.Or(cfg.MaxFailuresPerMinute, DefaultMaxFailuresPerMinute)), o); err != nil {
 			return mistake("auth.htpasswd", "%w", err)
 		}
 	}
@@ -277,7 +279,7 @@ var errUnknownIssuer = errors.New("the token's issuer is not known here")
 // bearer authenticates by a token, from the cache when it was seen before.
 func (a *Auth) bearer(ctx context.Context, token string) (*Identity, error) {
 	key := sha256.Sum256([]byte(token))
-	if id, ok := a.tokens.get(key, a.clock()); ok {
+	if id, ok := a.tokens.Get(key, a.clock()); ok {
 		return id, nil
 	}
 	v := a.verifiers[issuerOf(token)]
@@ -293,7 +295,7 @@ func (a *Auth) bearer(ctx context.Context, token string) (*Identity, error) {
 	if id.Expires.Before(until) {
 		until = id.Expires
 	}
-	a.tokens.put(key, id, until, now)
+	a.tokens.Put(key, id, until, now)
 	return id, nil
 }
 

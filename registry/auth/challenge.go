@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"net/http"
 	"strings"
@@ -23,17 +24,17 @@ type challenge struct {
 func newChallenge(cfg Config, mode tokenMode, o Options) challenge {
 	c := challenge{bearer: mode != tokenNone, basicRealm: DefaultName, service: DefaultName}
 	if cfg.HTPasswd != nil {
-		c.basicRealm = or(cfg.HTPasswd.Realm, DefaultName)
+		c.basicRealm = cmp.Or(cfg.HTPasswd.Realm, DefaultName)
 	}
 	if cfg.Token != nil {
-		c.realm, c.service = cfg.Token.Realm, or(cfg.Token.Service, DefaultName)
+		c.realm, c.service = cfg.Token.Realm, cmp.Or(cfg.Token.Service, DefaultName)
 	}
 	c.path = o.Prefix + TokenPath
 	if c.realm == "" && o.Host != "" {
 		c.realm = o.Host + c.path
 	}
 	if mode == tokenExternal && cfg.Token.AutoRedirect {
-		c.realm, c.path = "", or(cfg.Token.AutoRedirectPath, "/auth/token")
+		c.realm, c.path = "", cmp.Or(cfg.Token.AutoRedirectPath, "/auth/token")
 	}
 	return c
 }
@@ -81,7 +82,7 @@ func (a *Auth) tokenProblem(r *http.Request) string {
 	if err != nil || !c.bearer {
 		return ""
 	}
-	if _, ok := a.tokens.get(sha256.Sum256([]byte(c.secret)), a.clock()); ok {
+	if _, ok := a.tokens.Get(sha256.Sum256([]byte(c.secret)), a.clock()); ok {
 		return "insufficient_scope"
 	}
 	return "invalid_token"

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+
+	"example.org/slipway/registry/auth/signing"
 )
 
 // externalLeeway is the clock difference to an external token service that is
@@ -55,7 +57,7 @@ func newExternal(c *TokenConfig, o Options) (*external, error) {
 		}
 	}
 	if c.JWKS != "" {
-		keys, err := readJWKS(c.JWKS)
+		keys, err := signing.ReadJWKS(c.JWKS)
 		if err != nil {
 			return nil, err
 		}
@@ -90,7 +92,7 @@ func (e *external) loadBundle(path string) error {
 		n++
 		e.roots.AddCert(cert)
 		e.keys[libtrustID(cert)] = cert.PublicKey
-		if id := thumbprint(cert.PublicKey); id != "" {
+		if id := signing.Thumbprint(cert.PublicKey); id != "" {
 			e.keys[id] = cert.PublicKey
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/crypto/bcrypt"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/auth/recent"
 )
 
 const (
@@ -50,7 +51,7 @@ type htpasswd struct {
 	path     string
 	log      *slog.Logger
 	clock    func() time.Time
-	failures *failures
+	failures *recent.Failures
 	secret   [32]byte      // keys the remembered passwords, lives in RAM only
 	slots    chan struct{} // one element per bcrypt computation under way
 	waiting  atomic.Int64
@@ -68,7 +69,7 @@ type userFile struct {
 	info     os.FileInfo
 	users    map[string]user
 	costs    []int // every user's, in the order of names
-	verified *expiring[*Identity]
+	verified *recent.Cache[*Identity]
 }
 
 type user struct {
@@ -77,7 +78,7 @@ type user struct {
 }
 
 // newHTPasswd reads the file. Errors name line and user, never a hash.
-func newHTPasswd(path string, f *failures, o Options) (*htpasswd, error) {
+func newHTPasswd(path string, f *recent.Failures, o Options) (*htpasswd, error) {
 	h := &htpasswd{
 		path: path, log: o.Logger, clock: o.Clock, failures: f,
 		// All cores but one: serving must go on while passwords are hashed.
@@ -107,7 +108,7 @@ func (h *htpasswd) load() (*userFile, error) {
 	if err != nil {
 		return nil, fmt.Errorf("stat htpasswd file: %w", err)
 	}
-	file := &userFile{info: info, verified: newExpiring[*Identity](verifiedMax)}
+	file := &userFile{info: info, verified: recent.NewCache[*Identity](verifiedMax)}
 	if file.users, err = parseHTPasswd(f); err != nil {
 		return file, fmt.Errorf("htpasswd file %s: %w", h.path, err)
 	}
@@ -245,7 +246,7 @@ func sameVersion(a, b os.FileInfo) bool {
 // or too many logins wait.
 func (h *htpasswd) verify(ctx context.Context, addr netip.Addr, name, password string) (*Identity, error) {
 	key := h.key(name, password)
-	if id, ok := h.file().verified.get(key, h.clock()); ok {
+	if id, ok := h.file().verified.Get(key, h.clock()); ok {
 		return id, nil
 	}
 	if err := h.checkBlocked(addr); err != nil {
@@ -258,7 +259,7 @@ func (h *htpasswd) verify(ctx context.Context, addr netip.Addr, name, password s
 	// Both may have changed while waiting: the same credentials were verified
 	// for a parallel request, or the address has used up its attempts.
 	file := h.current.Load()
-	if id, ok := file.verified.get(key, h.clock()); ok {
+	if id, ok := file.verified.Get(key, h.clock()); ok {
 		return id, nil
 	}
 	if err := h.checkBlocked(addr); err != nil {
@@ -272,15 +273,15 @@ func (h *htpasswd) verify(ctx context.Context, addr netip.Addr, name, password s
 	err := bcrypt.CompareHashAndPassword(hash, []byte(password))
 	now := h.clock()
 	if err != nil || !known {
-		h.failures.add(addr, now)
+		h.failures.Add(addr, now)
 		return nil, errWrongPassword
 	}
-	file.verified.put(key, u.id, now.Add(verifiedTTL), now)
+	file.verified.Put(key, u.id, now.Add(verifiedTTL), now)
 	return u.id, nil
 }
 
 func (h *htpasswd) checkBlocked(addr netip.Addr) error {
-	wait := h.failures.blocked(addr, h.clock())
+	wait := h.failures.Blocked(addr, h.clock())
 	if wait == 0 {
 		return nil
 	}
@@ -311,14 +312,14 @@ func (h *htpasswd) acquire(ctx context.Context) error {
 }
 
 // key is what a verified password is remembered by.
-func (h *htpasswd) key(name, password string) cacheKey {
+func (h *htpasswd) key(name, password string) recent.Key {
 	mac := hmac.New(sha256.New, h.secret[:])
 	var n [8]byte
 	binary.LittleEndian.PutUint64(n[:], uint64(len(name)))
 	mac.Write(n[:])
 	io.WriteString(mac, name)
 	io.WriteString(mac, password)
-	return cacheKey(mac.Sum(nil))
+	return recent.Key(mac.Sum(nil))
 }
 
 // decoy returns a hash to compare an unknown user's password with, so that it

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"net/netip"
 	"runtime"
 	"strings"
 	"testing"
@@ -358,72 +357,5 @@ func TestLoginsQueueIsBounded(t *testing.T) {
 	}
 	if n := h.waiting.Load(); n != bcryptQueue-1 {
 		t.Errorf("%d wait, want %d", n, bcryptQueue-1)
-	}
-}
-
-func TestExpiringCacheIsBounded(t *testing.T) {
-	c := newExpiring[int](cacheShards * 4)
-	now := time.Unix(1000, 0)
-	for i := range 10_000 {
-		c.put(cacheKey{byte(i), byte(i >> 8)}, i, now.Add(time.Minute), now)
-	}
-	n := 0
-	for i := range c.shards {
-		n += len(c.shards[i].m)
-	}
-	if n != cacheShards*4 {
-		t.Errorf("entries: got %d, want %d", n, cacheShards*4)
-	}
-	c.put(cacheKey{7}, 7, now.Add(time.Minute), now)
-	if v, ok := c.get(cacheKey{7}, now.Add(time.Minute-1)); !ok || v != 7 {
-		t.Errorf("before the end: got %d, %v", v, ok)
-	}
-	if _, ok := c.get(cacheKey{7}, now.Add(time.Minute)); ok {
-		t.Error("the entry outlives its end")
-	}
-}
-
-func TestFailuresForgetAndStayBounded(t *testing.T) {
-	f := newFailures(2)
-	now := time.Unix(1000, 0)
-	a := netip.MustParseAddr("192.0.2.1")
-	f.add(a, now)
-	if d := f.blocked(a, now); d != 0 {
-		t.Errorf("after one failure: blocked for %v", d)
-	}
-	f.add(a, now.Add(20*time.Second))
-	if d := f.blocked(a, now.Add(20*time.Second)); d != 40*time.Second {
-		t.Errorf("after two: blocked for %v, want 40s", d)
-	}
-	if d := f.blocked(a, now.Add(time.Minute)); d != 0 {
-		t.Errorf("after a minute: blocked for %v", d)
-	}
-	for i := range maxFailureAddrs + 10 {
-		f.add(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), now)
-	}
-	if len(f.m) > maxFailureAddrs {
-		t.Errorf("%d addresses are kept, at most %d should be", len(f.m), maxFailureAddrs)
-	}
-}
-
-func FuzzParseJWKS(f *testing.F) {
-	f.Add([]byte(`{"keys":[{"kty":"OKP","crv":"Ed25519","kid":"a","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}`))
-	f.Add([]byte(`{"keys":[{"kty":"RSA","n":"AQAB","e":"AQAB"},{"kty":"EC","crv":"P-256","x":"","y":""}]}`))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		keys, err := parseJWKS(b)
-		if err == nil && len(keys) == 0 {
-			t.Error("no keys and no error")
-		}
-	})
-}
-
-func TestThumbprint(t *testing.T) {
-	// RFC 8037, appendix A.3.
-	keys, err := parseJWKS([]byte(`{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, ok := keys["kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k"]; !ok {
-		t.Errorf("thumbprint: got %v", keys)
 	}
 }

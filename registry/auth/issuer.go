@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/rand"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+
+	"example.org/slipway/registry/auth/signing"
 )
 
 // notBeforeSlack lets a token be used at once at a replica whose clock is behind.
@@ -20,8 +23,8 @@ const notBeforeSlack = time.Minute
 type issuer struct {
 	name, service   string
 	expiration      time.Duration
-	refreshLifetime time.Duration // 0 or less: no refresh tokens
-	keys            []*signingKey // the first signs
+	refreshLifetime time.Duration  // 0 or less: no refresh tokens
+	keys            []*signing.Key // the first signs
 	clock           func() time.Time
 }
 
@@ -32,8 +35,8 @@ func newIssuer(cfg *TokenConfig, o Options) (*issuer, error) {
 		c = *cfg
 	}
 	is := &issuer{
-		name:            or(c.Issuer, DefaultName),
-		service:         or(c.Service, DefaultName),
+		name:            cmp.Or(c.Issuer, DefaultName),
+		service:         cmp.Or(c.Service, DefaultName),
 		expiration:      c.Expiration,
 		refreshLifetime: c.RefreshExpiration,
 		clock:           o.Clock,
@@ -46,7 +49,7 @@ func newIssuer(cfg *TokenConfig, o Options) (*issuer, error) {
 		path = filepath.Join(o.Dir, "token.key")
 	}
 	var err error
-	is.keys, err = loadKeys(path, o.Logger)
+	is.keys, err = signing.LoadKeys(path, o.Logger)
 	return is, err
 }
 
@@ -96,7 +99,7 @@ func (is *issuer) issue(id *Identity, scopes []scope, groups []string) (issued, 
 // refresh signs a refresh token for a user whose password has this hash.
 func (is *issuer) refresh(name string, hash []byte) (string, error) {
 	now := is.clock()
-	claims := jwt.MapClaims{"binding": is.keys[0].binding(name, hash)}
+	claims := jwt.MapClaims{"binding": is.keys[0].Binding(name, hash)}
 	t, err := is.sign(claims, name, is.refreshAudience(), now, now.Add(is.refreshLifetime))
 	return t.token, err
 }
@@ -115,9 +118,9 @@ func (is *issuer) sign(claims jwt.MapClaims, subject, audience string, now, expi
 	claims["iat"] = now.Unix()
 	claims["jti"] = jti
 	k := is.keys[0]
-	t := jwt.NewWithClaims(k.method, claims)
-	t.Header["kid"] = k.id
-	signed, err := t.SignedString(k.private)
+	t := jwt.NewWithClaims(k.Method, claims)
+	t.Header["kid"] = k.ID
+	signed, err := t.SignedString(k.Private)
 	if err != nil {
 		return issued{}, fmt.Errorf("sign token: %w", err)
 	}
@@ -147,15 +150,15 @@ func (is *issuer) verifyRefresh(token string, lookup func(string) (*Identity, []
 		return nil, err
 	}
 	id, hash, ok := lookup(c.Subject)
-	if !ok || !hmac.Equal([]byte(c.Binding), []byte(k.binding(c.Subject, hash))) {
+	if !ok || !hmac.Equal([]byte(c.Binding), []byte(k.Binding(c.Subject, hash))) {
 		return nil, errRevoked
 	}
 	return id, nil
 }
 
 // parse verifies a token of this service and returns the key that signed it.
-func (is *issuer) parse(token, audience string, claims jwt.Claims) (*signingKey, error) {
-	var key *signingKey
+func (is *issuer) parse(token, audience string, claims jwt.Claims) (*signing.Key, error) {
+	var key *signing.Key
 	p := jwt.NewParser(
 		jwt.WithValidMethods([]string{"EdDSA", "ES256"}),
 		jwt.WithIssuer(is.name),
@@ -165,9 +168,9 @@ func (is *issuer) parse(token, audience string, claims jwt.Claims) (*signingKey,
 	)
 	_, err := p.ParseWithClaims(token, claims, func(t *jwt.Token) (any, error) {
 		for _, k := range is.keys {
-			if k.id == t.Header["kid"] && k.method.Alg() == t.Method.Alg() {
+			if k.ID == t.Header["kid"] && k.Method.Alg() == t.Method.Alg() {
 				key = k
-				return k.private.Public(), nil
+				return k.Private.Public(), nil
 			}
 		}
 		return nil, errUnknownKey

@@ -2,6 +2,7 @@ package auth
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -20,6 +21,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/wire"
+	"example.org/slipway/registry/auth/signing"
 )
 
 const (
@@ -52,8 +54,8 @@ func newOIDCIssuer(cfg OIDCConfig, o Options) (*oidcIssuer, error) {
 		return nil, err
 	}
 	cfg.Name = cfg.name()
-	cfg.UsernameClaim = or(cfg.UsernameClaim, "sub")
-	cfg.GroupsClaim = or(cfg.GroupsClaim, "groups")
+	cfg.UsernameClaim = cmp.Or(cfg.UsernameClaim, "sub")
+	cfg.GroupsClaim = cmp.Or(cfg.GroupsClaim, "groups")
 	next := o.HTTPClient.Transport
 	switch {
 	case cfg.CA != "":
@@ -73,7 +75,7 @@ func newOIDCIssuer(cfg OIDCConfig, o Options) (*oidcIssuer, error) {
 	}
 	i := &oidcIssuer{cfg: cfg, audiences: cfg.audiences(), clock: o.Clock, client: &client, documents: d}
 	if cfg.JWKS != "" {
-		keys, err := readJWKS(cfg.JWKS)
+		keys, err := signing.ReadJWKS(cfg.JWKS)
 		if err != nil {
 			return nil, fmt.Errorf("issuer %q: %w", cfg.Issuer, err)
 		}

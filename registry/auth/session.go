@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+
+	"example.org/slipway/registry/auth/recent"
 )
 
 // Audiences keep the tokens of sessions, and those of logins under way, from being
@@ -57,7 +59,7 @@ func (a *Auth) NewSession(id *Identity, lifetime time.Duration) (token string, e
 		if !ok {
 			return "", time.Time{}, errRevoked
 		}
-		claims["binding"] = a.sessions.keys[0].binding(id.Name, hash)
+		claims["binding"] = a.sessions.keys[0].Binding(id.Name, hash)
 	}
 	now := a.clock()
 	t, err := a.sessions.sign(claims, id.Name, a.sessions.service+sessionAudience, now, now.Add(lifetime))
@@ -69,7 +71,7 @@ func (a *Auth) Session(token string) (*Identity, error) {
 	if a.sessions == nil || len(token) > maxCredentialBytes {
 		return nil, errNoSessions
 	}
-	if _, ended := a.ended.get(sessionKey(token), a.clock()); ended {
+	if _, ended := a.ended.Get(sessionKey(token), a.clock()); ended {
 		return nil, errRevoked
 	}
 	var c sessionClaims
@@ -84,7 +86,7 @@ func (a *Auth) Session(token string) (*Identity, error) {
 		return nil, errRevoked
 	}
 	id, hash, ok := a.htpasswd.lookup(c.Subject)
-	if !ok || !hmac.Equal([]byte(c.Binding), []byte(k.binding(c.Subject, hash))) {
+	if !ok || !hmac.Equal([]byte(c.Binding), []byte(k.Binding(c.Subject, hash))) {
 		return nil, errRevoked
 	}
 	return &Identity{Name: id.Name, Groups: id.Groups, Method: id.Method, Expires: c.ExpiresAt.Time}, nil
@@ -94,7 +96,7 @@ func (a *Auth) Session(token string) (*Identity, error) {
 // registry take it until it expires: whoever logs out forgets it.
 func (a *Auth) EndSession(token string) {
 	if id, err := a.Session(token); err == nil {
-		a.ended.put(sessionKey(token), struct{}{}, id.Expires, a.clock())
+		a.ended.Put(sessionKey(token), struct{}{}, id.Expires, a.clock())
 	}
 }
 
@@ -116,7 +118,7 @@ func (a *Auth) addSessions(cfg Config, o Options) (err error) {
 	if !login {
 		return nil
 	}
-	a.ended = newExpiring[struct{}](endedSessions)
+	a.ended = recent.NewCache[struct{}](endedSessions)
 	if a.sessions = a.issuer; a.sessions == nil {
 		// The key alone is of the token section: its other values may be of an external service.
 		var key TokenConfig

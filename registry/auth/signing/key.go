@@ -1,4 +1,6 @@
-package auth
+// Package signing has the keys of tokens: those that the built-in token service signs with,
+// and the public ones of others.
+package signing
 
 import (
 	"crypto"
@@ -21,34 +23,34 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// signingKey signs and verifies the tokens of the built-in service.
-type signingKey struct {
-	id      string // the kid header
-	method  jwt.SigningMethod
-	private crypto.Signer
+// Key signs and verifies the tokens of the built-in service.
+type Key struct {
+	ID      string // the kid header
+	Method  jwt.SigningMethod
+	Private crypto.Signer
 	bind    []byte // keys the binding of refresh tokens to a password
 }
 
 // newSigningKey wraps an Ed25519 or P-256 key.
-func newSigningKey(private any) (*signingKey, error) {
-	k := &signingKey{}
+func newSigningKey(private any) (*Key, error) {
+	k := &Key{}
 	switch p := private.(type) {
 	case ed25519.PrivateKey:
-		k.private, k.method = p, jwt.SigningMethodEdDSA
+		k.Private, k.Method = p, jwt.SigningMethodEdDSA
 	case *ecdsa.PrivateKey:
 		if p.Curve != elliptic.P256() {
 			return nil, fmt.Errorf("the key is on %s, only P-256 is used", p.Curve.Params().Name)
 		}
-		k.private, k.method = p, jwt.SigningMethodES256
+		k.Private, k.Method = p, jwt.SigningMethodES256
 	default:
 		return nil, fmt.Errorf("a %T cannot sign tokens, use Ed25519 or P-256", private)
 	}
-	public, err := x509.MarshalPKIXPublicKey(k.private.Public())
+	public, err := x509.MarshalPKIXPublicKey(k.Private.Public())
 	if err != nil {
 		return nil, fmt.Errorf("encode public key: %w", err)
 	}
 	sum := sha256.Sum256(public)
-	k.id = base64.RawURLEncoding.EncodeToString(sum[:16])
+	k.ID = base64.RawURLEncoding.EncodeToString(sum[:16])
 	secret, err := x509.MarshalPKCS8PrivateKey(private)
 	if err != nil {
 		return nil, fmt.Errorf("encode private key: %w", err)
@@ -59,16 +61,16 @@ func newSigningKey(private any) (*signingKey, error) {
 	return k, nil
 }
 
-// binding ties a refresh token to a user's password hash without telling it.
-func (k *signingKey) binding(name string, hash []byte) string {
+// Binding ties a refresh token to a user's password hash without telling it.
+func (k *Key) Binding(name string, hash []byte) string {
 	mac := hmac.New(sha256.New, k.bind)
 	fmt.Fprintf(mac, "%d:%s%s", len(name), name, hash)
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:16])
 }
 
-// loadKeys reads the keys of a PEM file, which is created when absent. With an
+// LoadKeys reads the keys of a PEM file, which is created when absent. With an
 // empty path it makes a key that lives as long as the process.
-func loadKeys(path string, log *slog.Logger) ([]*signingKey, error) {
+func LoadKeys(path string, log *slog.Logger) ([]*Key, error) {
 	if path == "" {
 		log.Info("token key is kept in memory only: tokens end with the process")
 		_, private, err := ed25519.GenerateKey(rand.Reader)
@@ -76,7 +78,7 @@ func loadKeys(path string, log *slog.Logger) ([]*signingKey, error) {
 			return nil, fmt.Errorf("make token key: %w", err)
 		}
 		k, err := newSigningKey(private)
-		return []*signingKey{k}, err
+		return []*Key{k}, err
 	}
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -100,8 +102,8 @@ func loadKeys(path string, log *slog.Logger) ([]*signingKey, error) {
 }
 
 // parseKeys returns the private keys of PEM data, at least one.
-func parseKeys(b []byte) ([]*signingKey, error) {
-	var keys []*signingKey
+func parseKeys(b []byte) ([]*Key, error) {
+	var keys []*Key
 	for block, rest := pem.Decode(b); block != nil; block, rest = pem.Decode(rest) {
 		var private any
 		var err error

@@ -1,4 +1,6 @@
-package auth
+// Package recent remembers, in bounded memory, what was seen of late of who asks: credentials
+// that were verified, and wrong passwords.
+package recent
 
 import (
 	"crypto/sha256"
@@ -6,18 +8,18 @@ import (
 	"time"
 )
 
-// cacheKey is a SHA-256 sum or HMAC; the secret it was made of is not kept.
-type cacheKey = [sha256.Size]byte
+// Key is a SHA-256 sum or HMAC; the secret it was made of is not kept.
+type Key = [sha256.Size]byte
 
 // cacheShards keeps many cores from meeting at one lock.
 const cacheShards = 16
 
-// expiring is a bounded map whose entries have an end. Safe for concurrent use.
-type expiring[V any] struct {
+// Cache is a bounded map whose entries have an end. Safe for concurrent use.
+type Cache[V any] struct {
 	perShard int
 	shards   [cacheShards]struct {
 		mu sync.RWMutex
-		m  map[cacheKey]expiringEntry[V]
+		m  map[Key]expiringEntry[V]
 	}
 }
 
@@ -26,17 +28,17 @@ type expiringEntry[V any] struct {
 	until time.Time
 }
 
-// newExpiring returns a cache of at most size entries.
-func newExpiring[V any](size int) *expiring[V] {
-	c := &expiring[V]{perShard: max(size/cacheShards, 1)}
+// NewCache returns a cache of at most size entries.
+func NewCache[V any](size int) *Cache[V] {
+	c := &Cache[V]{perShard: max(size/cacheShards, 1)}
 	for i := range c.shards {
-		c.shards[i].m = map[cacheKey]expiringEntry[V]{}
+		c.shards[i].m = map[Key]expiringEntry[V]{}
 	}
 	return c
 }
 
-// get returns the entry that is still valid at now.
-func (c *expiring[V]) get(key cacheKey, now time.Time) (value V, ok bool) {
+// Get returns the entry that is still valid at now.
+func (c *Cache[V]) Get(key Key, now time.Time) (value V, ok bool) {
 	s := &c.shards[key[0]%cacheShards]
 	s.mu.RLock()
 	e, ok := s.m[key]
@@ -47,9 +49,9 @@ func (c *expiring[V]) get(key cacheKey, now time.Time) (value V, ok bool) {
 	return e.value, true
 }
 
-// put stores an entry. A full shard first loses what has expired, else any
+// Put stores an entry. A full shard first loses what has expired, else any
 // entry: what is dropped is only verified once more.
-func (c *expiring[V]) put(key cacheKey, value V, until, now time.Time) {
+func (c *Cache[V]) Put(key Key, value V, until, now time.Time) {
 	s := &c.shards[key[0]%cacheShards]
 	s.mu.Lock()
 	defer s.mu.Unlock()

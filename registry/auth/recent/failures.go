@@ -1,4 +1,4 @@
-package auth
+package recent
 
 import (
 	"net/netip"
@@ -12,9 +12,9 @@ const (
 	maxFailureAddrs = 1 << 16
 )
 
-// failures counts wrong passwords by client address in windows of a minute.
+// Failures counts wrong passwords by client address in windows of a minute.
 // Safe for concurrent use.
-type failures struct {
+type Failures struct {
 	max int // per window; negative: unlimited
 
 	mu sync.Mutex
@@ -26,15 +26,13 @@ type failureCount struct {
 	n     int
 }
 
-func newFailures(perMinute int) *failures {
-	if perMinute == 0 {
-		perMinute = DefaultMaxFailuresPerMinute
-	}
-	return &failures{max: perMinute, m: map[netip.Addr]failureCount{}}
+// NewFailures returns counts that allow an address so many failures a minute; negative: any.
+func NewFailures(perMinute int) *Failures {
+	return &Failures{max: perMinute, m: map[netip.Addr]failureCount{}}
 }
 
-// blocked returns how long addr has to wait before it may try again, or 0.
-func (f *failures) blocked(addr netip.Addr, now time.Time) time.Duration {
+// Blocked returns how long addr has to wait before it may try again, or 0.
+func (f *Failures) Blocked(addr netip.Addr, now time.Time) time.Duration {
 	if f.max < 0 {
 		return 0
 	}
@@ -47,8 +45,8 @@ func (f *failures) blocked(addr netip.Addr, now time.Time) time.Duration {
 	return max(failureWindow-now.Sub(c.since), 0)
 }
 
-// add counts a failure.
-func (f *failures) add(addr netip.Addr, now time.Time) {
+// Add counts a failure.
+func (f *Failures) Add(addr netip.Addr, now time.Time) {
 	if f.max < 0 {
 		return
 	}
@@ -66,7 +64,7 @@ func (f *failures) add(addr netip.Addr, now time.Time) {
 }
 
 // evict makes room: windows that are over, or one in two if none are.
-func (f *failures) evict(now time.Time) {
+func (f *Failures) evict(now time.Time) {
 	for a, c := range f.m {
 		if now.Sub(c.since) >= failureWindow {
 			delete(f.m, a)

@@ -1,6 +1,7 @@
-package auth
+package signing
 
 import (
+	"cmp"
 	"crypto"
 	"crypto/rsa"
 	"encoding/base64"
@@ -15,8 +16,8 @@ import (
 // minRSABits is the shortest RSA modulus that is trusted.
 const minRSABits = 2048
 
-// readJWKS returns the public keys in a file that configuration names jwks.
-func readJWKS(file string) (map[string]crypto.PublicKey, error) {
+// ReadJWKS returns the public keys in a file that configuration names jwks.
+func ReadJWKS(file string) (map[string]crypto.PublicKey, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("read jwks: %w", err)
@@ -47,7 +48,7 @@ func parseJWKS(b []byte) (map[string]crypto.PublicKey, error) {
 		if err != nil {
 			return nil, fmt.Errorf("key %d: %w", i+1, err)
 		}
-		keys[or(k.KeyID, thumbprint(k.Key))] = k.Key
+		keys[cmp.Or(k.KeyID, Thumbprint(k.Key))] = k.Key
 	}
 	if len(keys) == 0 {
 		return nil, errors.New("no key for signatures in the key set")
@@ -85,8 +86,8 @@ func parseJWK(raw []byte) (k jose.JSONWebKey, err error) {
 	return k, nil
 }
 
-// thumbprint is a key's RFC 7638 id, or "" for a key type it is not defined for.
-func thumbprint(key crypto.PublicKey) string {
+// Thumbprint is a key's RFC 7638 id, or "" for a key type it is not defined for.
+func Thumbprint(key crypto.PublicKey) string {
 	k := jose.JSONWebKey{Key: key}
 	sum, err := k.Thumbprint(crypto.SHA256)
 	if err != nil {
