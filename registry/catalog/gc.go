@@ -270,6 +270,10 @@ func (t *tx) dropRepository(repoID int64) error {
 		AND NOT EXISTS (SELECT 1 FROM manifests WHERE repo_id = ?) AND NOT EXISTS (SELECT 1 FROM gc_queue WHERE kind IN (0, 1, 2) AND repo_id = ?)
 		AND NOT EXISTS (SELECT 1 FROM gear_staged WHERE repo_id = ?)`,
 		repoID, repoID, repoID, repoID, repoID)
+	if err != nil {
+		return err
+	}
+	_, err = t.exec(`DELETE FROM gear_donors WHERE repo_id = ? AND NOT EXISTS (SELECT 1 FROM repositories WHERE id = ?)`, repoID, repoID)
 	return err
 }
 

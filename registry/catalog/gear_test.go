@@ -368,3 +368,42 @@ func testGearGrantsOutliveLoss(t *testing.T, base *bed) {
 	gearStep(t, c.RecordGear(ctx, record))
 	granted("after the repository let go of it", false)
 }
+
+// TestGearDonors checks that of each kind the last donors of a repository are kept, without their
+// images, and that they end with the repository.
+func TestGearDonors(t *testing.T) { onBoth(t, testGearDonors) }
+
+func testGearDonors(t *testing.T, base *bed) {
+	now := time.UnixMilli(1e12)
+	c := base.open(t, &Options{Clock: func() time.Time { return now }, Grace: time.Second})
+	ctx := t.Context()
+	blob := gearDigest("a")
+	gearStep(t, c.putBlob(ctx, "x", Blob{Digest: blob, Size: 1, Content: []byte("1")}, ""))
+	for i, kind := range []string{"a", "a", "b", "a", "a"} {
+		now = now.Add(time.Second)
+		gearStep(t, c.PutGearDonor(ctx, GearDonor{"x", gearDigest(fmt.Sprint(i)), []byte{byte(i)}}, kind, 2))
+	}
+	gearStep(t, c.PutGearDonor(ctx, GearDonor{"nowhere", blob, []byte{9}}, "a", 2))
+	kept := func() (out []byte) {
+		list, err := c.GearDonors(ctx, "x")
+		gearStep(t, err)
+		for _, d := range list {
+			out = append(out, d.Data...)
+		}
+		return out
+	}
+	if got := kept(); !slices.Equal(got, []byte{2, 3, 4}) {
+		t.Errorf("kept %v, want 2 of kind b and the last two of kind a, 3 and 4", got)
+	}
+	if last, err := c.LastGearDonors(ctx, 2); err != nil || len(last) != 2 || last[0].Data[0] != 4 || last[1].Data[0] != 3 {
+		t.Errorf("the last two: %+v, %v", last, err)
+	}
+	gearStep(t, c.DeleteBlob(ctx, "x", blob))
+	now = now.Add(time.Hour)
+	_, _, err := c.Collect(ctx, CollectOptions{Before: now})
+	gearStep(t, err)
+	gearStep(t, c.putBlob(ctx, "x", Blob{Digest: gearDigest("b"), Size: 1, Content: []byte("1")}, ""))
+	if got := kept(); len(got) != 0 {
+		t.Errorf("a repository that is made anew has the donors %v of the one that was deleted", got)
+	}
+}

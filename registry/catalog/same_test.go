@@ -358,6 +358,15 @@ func (s *script) gear() {
 	s.note("profile", s.c.ChangeGearProfile(ctx, layers[1], func(old []byte) ([]byte, error) { return append(old, 2), nil }))
 	profile, err := s.c.GearProfile(ctx, layers[1])
 	s.note("profile", err, profile)
+	for i, kind := range []string{"a", "b", "a", "a"} {
+		s.now = s.now.Add(time.Second)
+		s.note("donor", s.c.PutGearDonor(ctx, GearDonor{"repo/0", oci.SHA256([]byte{byte(i)}), []byte{byte(i)}}, kind, 2))
+	}
+	s.note("donor of none", s.c.PutGearDonor(ctx, GearDonor{"none", layers[0], []byte{1}}, "a", 2))
+	donors, err := s.c.GearDonors(ctx, "repo/0")
+	s.note("donors", err, donors)
+	donors, err = s.c.LastGearDonors(ctx, 2)
+	s.note("last donors", err, donors)
 	s.now = s.now.Add(time.Hour)
 	for range 4 {
 		n, err := s.c.CollectGear(ctx, 8)
