@@ -93,7 +93,7 @@ fi
 # concurrent lists the packages of which a file names goroutines, locks, servers or
 # processes. In the others there is nothing for the race detector.
 concurrent() {
-	git grep --untracked -lE '\<go (func|[a-z][A-Za-z.]*\()|\.Go\(|"(sync|sync/atomic|net|net/http.*|os/exec|testing/synctest)"|t\.Parallel' -- '*.go' ':!integration' |
+	git grep --untracked -lE '\<go (func|[a-z][A-Za-z.]*\()|\.Go\(|"(sync|sync/atomic|net|net/http.*|os/exec|testing/synctest)"|t\.Parallel' -- '*.go' ':!integration' ':!bench' |
 		xargs -n 1 dirname | sed 's,^,./,' | sort -u | grep -v /testdata
 }
 
@@ -118,18 +118,18 @@ beside() {
 	# its own. Clusters are for scripts/test-kubernetes.sh, systemd for scripts/test-systemd.sh.
 	mapfile -t others < <(cd integration && go list . ./agent ./volumes ./snapshotter ./... | grep -Ev "$alone|(/kubernetes/cluster|/systemd)$")
 	tests integration -p 2 "${others[@]}"
+	tests bench -p 2 ./...
 }
 
 # Those that measure for how long an answer may be out of date have the machine for themselves.
 alone='/integration/(mirrors|replicas)$'
 
-# all runs the tests of both modules, whatever fails. unit and beside run at once: as the two
+# all runs the tests of all modules, whatever fails. unit and beside run at once: as the two
 # ends of a pipe, of which an interrupt reaches both. testsum reads one after the other.
 all() {
 	{ beside >"$work/beside"; } | { unit </dev/null; } || true
 	cat "$work/beside"
 	tests integration -p 1 ./mirrors ./replicas
-	tests bench -p 2 ./...
 }
 
 mkdir -p bin
