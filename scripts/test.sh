@@ -101,9 +101,9 @@ concurrent() {
 # packages are left for the cores.
 unit() {
 	local packages
-	tests plain -p 3 -coverprofile "$root/bin/coverage" ./serve ./gear/filestore ./registry ./registry/... ./...
+	tests plain -p 3 -coverprofile "$root/bin/coverage" ./serve ./node/gearfs ./registry ./registry/... ./agent ./workload/... ./...
 	mapfile -t packages < <(concurrent)
-	tests race -p 4 ./serve ./registry ./registry/mirror ./gear/client "${packages[@]}"
+	tests race -p 4 ./serve ./registry ./node/gearfs ./registry/mirror ./registry/catalog ./registry/objstore/swiftstore "${packages[@]}"
 }
 
 # beside runs what mostly waits, for servers and for time.
