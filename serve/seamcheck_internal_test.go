@@ -79,7 +79,7 @@ func (w *world) restoredReadable() error { return w.takenReadable(w.backup()) }
 func (w *world) importedReadable() error { return w.takenReadable(w.source) }
 
 func (w *world) takenReadable(dir string) error {
-	tags, err := tagsOf(dir)
+	tags, err := w.tagsOf(dir)
 	errs := []error{err}
 	for _, t := range tags {
 		errs = append(errs, w.pull(t.repo, t.tag, t.digest))
@@ -252,8 +252,15 @@ func (w *world) recover() error {
 	maps.Copy(reachable, w.sourceHas)
 	want := w.o.required()
 	w.o.full.Store(false)
-	if err := storeBack(w); err != nil && !errors.Is(err, errNothing) {
+	if err := storeBack(w); err != nil && !errors.Is(err, errNothing) && !w.o.lost.Load() {
 		return &violation{"the registry opens", err}
+	}
+	if w.o.lost.Load() {
+		if err := w.recoverCatalogue(); errors.Is(err, errNothing) {
+			return nil // without a backup the names of the images are lost
+		} else if err != nil {
+			return &violation{"a backup brings a registry back that lost its catalogue", err}
+		}
 	}
 	if err := w.restart(); err != nil {
 		return &violation{"the registry opens", err}

@@ -124,6 +124,7 @@ func retag(w *world) error {
 		im = w.second
 	}
 	w.o.may("app", "v2", im.digest)
+	w.o.pushes("app", "v2", im.digest)
 	_, err := w.a.reg.PutManifest(w.ctx, "app", oci.PutManifest{Bytes: im.raw, Tags: []string{"v2"}})
 	if err == nil {
 		w.o.is("app", "v2", im.digest)
@@ -259,6 +260,9 @@ const seamLarge = 10_000
 
 // flipRow changes a bit of two contents in the catalogue: a manifest and a small layer.
 func flipRow(w *world) error {
+	if w.o.lost.Load() {
+		return errNothing
+	}
 	w.o.harmed.Store(true)
 	db, err := w.catalogue()
 	if err != nil {
@@ -326,6 +330,9 @@ func fullOp(full bool) func(*world) error {
 // upgradeOp leaves the root as version 0.1 did, which knew neither identities nor suspect contents.
 // Then it opens the root.
 func upgradeOp(w *world) error {
+	if w.o.lost.Load() {
+		return errNothing
+	}
 	if err := w.close(); err != nil {
 		return err
 	}
@@ -353,6 +360,9 @@ func upgradeOp(w *world) error {
 
 // moveOp copies the catalogue into another one and continues with that.
 func moveOp(w *world) error {
+	if w.o.lost.Load() {
+		return errNothing
+	}
 	if err := w.close(); err != nil {
 		return err
 	}
@@ -437,7 +447,7 @@ func retainOp(w *world) error {
 	dry, dryErr := w.a.Retain(w.ctx, RetainArgs{DryRun: true, Now: true})
 	images := 0
 	for _, t := range w.o.required() {
-		if t.repo == "app" && !strings.HasPrefix(t.tag, "sha256-") {
+		if t.repo == "app" && !strings.HasPrefix(t.tag, "sha256-") && !oci.IsDigest(t.tag) {
 			images++
 		}
 	}
@@ -491,6 +501,9 @@ func restoreOp(w *world) error {
 	if err == nil {
 		err = w.takes(w.backup())
 	}
+	if err == nil && w.o.lost.Swap(false) {
+		err = w.asBackedUp()
+	}
 	if openErr := w.open(); openErr != nil {
 		return openErr
 	}
@@ -503,18 +516,22 @@ func importOp(w *world) error {
 		return err
 	}
 	defer func() { _ = done(w.ctx) }()
-	if err := w.mayTake(w.source); err != nil {
+	tags, err := w.tagsOf(w.source)
+	if err := errors.Join(err, w.mayTake(w.source)); err != nil {
 		return err
 	}
-	_, err = w.a.Copy(w.ctx, src, imagecopy.Options{Referrers: true, ContinueOnError: true}, false)
+	for _, t := range tags {
+		w.o.pushes(t.repo, t.tag, t.digest)
+	}
+	_, err = w.a.Copy(w.ctx, src, client.CopyOptions{Referrers: true, ContinueOnError: true}, false)
 	if err == nil {
 		err = w.takes(w.source)
 	}
 	return err
 }
 
-// tagsOf lists the tags in a backup's catalogue.
-func tagsOf(dir string) (list []seamTag, err error) {
+// tagsOf lists the tags in a backup's catalogue, and the image that the model pushes without one.
+func (w *world) tagsOf(dir string) (list []seamTag, err error) {
 	db, err := sql.Open("sqlite", "file:"+filepath.Join(dir, registry.CatalogFile)+"?mode=ro&immutable=1")
 	if err != nil {
 		return nil, err
@@ -532,13 +549,23 @@ func tagsOf(dir string) (list []seamTag, err error) {
 		}
 		list = append(list, t)
 	}
-	return list, rows.Err()
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	var n int
+	loose := seamTag{seamRef{"app", string(w.loose.digest)}, w.loose.digest}
+	err = db.QueryRow(`SELECT COUNT(*) FROM manifests m JOIN repositories r ON r.id = m.repo_id JOIN blobs b ON b.id = m.blob_id
+		WHERE r.name = 'app' AND b.digest = ?`, w.loose.digest).Scan(&n)
+	if n > 0 {
+		list = append(list, loose)
+	}
+	return list, err
 }
 
 // mayTake allows each tag of a backup to be set to its value in the backup.
 func (w *world) mayTake(dir string) error {
 	w.o.freed.Store(false)
-	tags, err := tagsOf(dir)
+	tags, err := w.tagsOf(dir)
 	for _, t := range tags {
 		w.o.may(t.repo, t.tag, t.digest)
 	}
@@ -547,7 +574,7 @@ func (w *world) mayTake(dir string) error {
 
 // takes records that these tags are set.
 func (w *world) takes(dir string) error {
-	tags, err := tagsOf(dir)
+	tags, err := w.tagsOf(dir)
 	for _, t := range tags {
 		w.o.is(t.repo, t.tag, t.digest)
 	}

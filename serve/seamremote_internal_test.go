@@ -168,6 +168,18 @@ func (k *seamWalk) extendRemote(t *testing.T, ops []seamOp, begin []seamStep, de
 	}
 }
 
+// lossRemote runs some sequences in which a backup has to bring something back.
+func (k *seamWalk) lossRemote(t *testing.T) {
+	for _, text := range []string{"push-loose,backup,delete-loose,restore", "push-loose,backup,lose-catalogue,restore",
+		"backup,lose-catalogue,push,restore", "backup,lose-catalogue,gc,repair,restore", "lose-catalogue,push"} {
+		steps, err := parseSequence(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k.runRemote(t, steps)
+	}
+}
+
 // TestSeamsRemote runs sequences on S3 and PostgreSQL: first all of at most SLIPWAY_SEAMS
 // operations (default 1), then SLIPWAY_SEAMS_RANDOM longer ones (default 4). SLIPWAY_SEAMS_SHARD is
 // that of TestSeams.
@@ -186,6 +198,9 @@ func TestSeamsRemote(t *testing.T) {
 	}
 	k.readShard(t)
 	k.extendRemote(t, ops, nil, seamNumber(t, "SLIPWAY_SEAMS", 1))
+	if k.shard == 0 {
+		k.lossRemote(t)
+	}
 	seed := uint64(seamNumber(t, "SLIPWAY_SEAMS_SEED", 1))
 	for i := range seamNumber(t, "SLIPWAY_SEAMS_RANDOM", fewer(4)) {
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))

@@ -46,7 +46,7 @@ func sequence(steps []seamStep) string {
 // parseSequence parses the output of sequence.
 func parseSequence(text string) ([]seamStep, error) {
 	byName := map[string]seamOp{}
-	for _, op := range seamOps() {
+	for _, op := range append(seamOps(), seamLossOps()...) {
 		byName[op.name] = op
 	}
 	var steps []seamStep
@@ -111,7 +111,9 @@ func (w *world) sequence(m *seamMoment, steps []seamStep) (res seamResult) {
 	opErr, watch := errKilled, w.watch
 	err := copyTree(m.dir, w.dir, nil)
 	if err == nil {
-		err = w.open()
+		if err = w.open(); w.mayRefuse() {
+			err = nil
+		}
 	}
 	w.had = m.had
 	for i := 0; i < len(steps) && err == nil; i++ {
@@ -143,9 +145,9 @@ func (w *world) sequence(m *seamMoment, steps []seamStep) (res seamResult) {
 // do runs one operation. opErr is the error that its caller got.
 func (w *world) do(s seamStep) (opErr, err error) {
 	if w.a == nil {
-		if err := w.open(); err != nil && !w.o.away.Load() {
+		if err := w.open(); err != nil && !w.mayRefuse() {
 			return nil, &violation{"the registry opens", err}
-		} else if err != nil && s.name != "back" { // it may refuse while the store is away
+		} else if err != nil && s.name != "back" && s.name != "restore" {
 			w.say("%s: cannot open: %v", s.name, err)
 			return err, nil
 		}
@@ -166,10 +168,16 @@ func (w *world) do(s seamStep) (opErr, err error) {
 		if err := w.become(); err != nil {
 			return nil, err
 		}
-		return errKilled, w.open()
+		if err := w.open(); err != nil && !w.mayRefuse() {
+			return nil, err
+		}
+		return errKilled, nil
 	}
 	return opErr, w.broken
 }
+
+// mayRefuse reports whether a registry need not open: its store is away or its catalogue lost.
+func (w *world) mayRefuse() bool { return w.o.away.Load() || w.o.lost.Load() }
 
 // check checks the world against every promise.
 func (w *world) check(last seamStep, opErr error) (broken []error) {
@@ -179,12 +187,13 @@ func (w *world) check(last seamStep, opErr error) (broken []error) {
 		}
 	}
 	if w.a == nil {
-		if err := w.open(); err != nil && !w.o.away.Load() {
+		if err := w.open(); err != nil && !w.mayRefuse() {
 			promise("the registry opens", err)
 			return broken
 		}
 	}
 	if w.a != nil {
+		promise("a tag keeps the time of its push", w.tagTimes())
 		if opErr == nil && last.verdict != nil && !w.o.away.Load() {
 			promise("who says done has done it: "+last.name, last.verdict(w))
 		}

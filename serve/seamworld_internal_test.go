@@ -44,9 +44,9 @@ type seamContents struct {
 	bytes  map[oci.Digest][]byte
 	images map[oci.Digest]*seamImage
 	// These are the images of the base and those that operations push.
-	first, second, multi, adopted *seamImage
-	fresh                         []*seamImage
-	signatures                    []*seamImage
+	first, second, multi, adopted, loose *seamImage
+	fresh                                []*seamImage
+	signatures                           []*seamImage
 }
 
 func newSeamContents() *seamContents {
@@ -60,6 +60,7 @@ func newSeamContents() *seamContents {
 		c.fresh = append(c.fresh, c.image(10+i, shared, c.layer(20+i), c.put(seamBytes(30+i, 3000))))
 	}
 	c.fresh = append(c.fresh, c.index(c.image(13, c.layer(23)), c.image(14, c.layer(24))))
+	c.loose = c.index(c.image(15, c.layer(25)), c.image(16, shared))
 	for i := range uint64(2) {
 		c.signatures = append(c.signatures, c.image(40+i, c.put(seamBytes(50+i, 300))))
 	}
@@ -145,7 +146,7 @@ func (im *seamImage) all() []oci.Digest {
 	return list
 }
 
-// seamRef is a tag of a repository.
+// seamRef is a tag of a repository, or the digest of an image that has no tag.
 type seamRef struct{ repo, tag string }
 
 // seamOracle records what clients were told. A tag may point at any digest of its set, where ""
@@ -159,39 +160,49 @@ type seamOracle struct {
 	// harmed is set if something other than the registry touched its data, away if its store is not
 	// there, full if the store accepts nothing.
 	harmed, away, full atomic.Bool
-	// freed is set if an index was deleted and nothing brought it back.
-	freed atomic.Bool
+	// freed is set if an index was deleted and nothing brought it back, lost if the catalogue is gone.
+	freed, lost atomic.Bool
+	// pushed holds the times at which a tag was or may have been set to a digest. Guarded by mu.
+	pushed map[seamTag][]time.Time
+}
+
+// flags returns what is known beside the tags.
+func (o *seamOracle) flags() []*atomic.Bool {
+	return []*atomic.Bool{&o.harmed, &o.away, &o.full, &o.freed, &o.lost}
+}
+
+// takeFlags takes over the flags of another oracle.
+func (o *seamOracle) takeFlags(p *seamOracle) {
+	for i, from := range p.flags() {
+		o.flags()[i].Store(from.Load())
+	}
 }
 
 func (o *seamOracle) clone() *seamOracle {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	copied := &seamOracle{tags: map[seamRef]map[oci.Digest]bool{}}
+	copied := &seamOracle{tags: map[seamRef]map[oci.Digest]bool{}, pushed: maps.Clone(o.pushed)}
 	for r, set := range o.tags {
 		copied.tags[r] = maps.Clone(set)
 	}
-	for to, from := range map[*atomic.Bool]*atomic.Bool{&copied.harmed: &o.harmed, &copied.away: &o.away, &copied.full: &o.full, &copied.freed: &o.freed} {
-		to.Store(from.Load())
-	}
+	copied.takeFlags(o)
 	return copied
 }
 
 // become takes over the knowledge of another oracle while the background may read this one.
 func (o *seamOracle) become(p *seamOracle) {
-	for to, from := range map[*atomic.Bool]*atomic.Bool{&o.harmed: &p.harmed, &o.away: &p.away, &o.full: &p.full, &o.freed: &p.freed} {
-		to.Store(from.Load())
-	}
+	o.takeFlags(p)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.tags = p.tags
+	o.tags, o.pushed = p.tags, p.pushed
 }
 
 // equal reports whether two oracles hold the same knowledge.
 func (o *seamOracle) equal(p *seamOracle) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return maps.EqualFunc(o.tags, p.tags, maps.Equal[map[oci.Digest]bool]) && o.harmed.Load() == p.harmed.Load() &&
-		o.away.Load() == p.away.Load() && o.full.Load() == p.full.Load() && o.freed.Load() == p.freed.Load()
+	return maps.EqualFunc(o.tags, p.tags, maps.Equal[map[oci.Digest]bool]) &&
+		slices.EqualFunc(o.flags(), p.flags(), func(a, b *atomic.Bool) bool { return a.Load() == b.Load() })
 }
 
 // may allows a tag to be set to d from now on, or to be removed if d is "".
@@ -205,6 +216,17 @@ func (o *seamOracle) may(repo, tag string, d oci.Digest) {
 	o.tags[r][d] = true
 }
 
+// pushes records that a client pushes a tag now.
+func (o *seamOracle) pushes(repo, tag string, d oci.Digest) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.pushed == nil {
+		o.pushed = map[seamTag][]time.Time{}
+	}
+	t := seamTag{seamRef{repo, tag}, d}
+	o.pushed[t] = append(slices.Clip(o.pushed[t]), time.Now())
+}
+
 // is records that a client was told that a tag is set to d, or removed if d is "".
 func (o *seamOracle) is(repo, tag string, d oci.Digest) {
 	o.mu.Lock()
@@ -212,7 +234,7 @@ func (o *seamOracle) is(repo, tag string, d oci.Digest) {
 	o.tags[seamRef{repo, tag}] = map[oci.Digest]bool{d: true}
 }
 
-// required returns the tags that must exist, in a fixed order. Each comes with its digest if that
+// required returns the tags, and images without a tag, that must exist, in a fixed order. Each comes with its digest if that
 // is certain, and with "" otherwise.
 func (o *seamOracle) required() []seamTag {
 	var list []seamTag
@@ -546,7 +568,10 @@ func (w *world) pushBy(repo, tag string, im *seamImage, all bool, blob func(oci.
 	}
 	m := oci.PutManifest{Bytes: im.raw}
 	if tag != "" {
-		m.Tags = []string{tag}
+		if !oci.IsDigest(tag) {
+			m.Tags = []string{tag}
+			w.o.pushes(repo, tag, im.digest)
+		}
 		w.o.may(repo, tag, im.digest)
 	}
 	if _, err := w.a.reg.PutManifest(w.ctx, repo, m); err != nil {
