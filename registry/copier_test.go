@@ -115,6 +115,34 @@ func (b *bed) wantMendedByCopy(what string, im *copied, tag string, layer []byte
 	}
 }
 
+// TestCopyMendsManifest is TestCopyMends for a manifest that an index names, of which the catalogue
+// has wrong bytes or has given up the bytes. A platform that the index never had is not missed.
+func TestCopyMendsManifest(t *testing.T) {
+	layer := registrytest.Content(1, 40_000)
+	index := shapes(layer)["index"]
+	child := index.below[0].digest()
+	for name, statement := range map[string]string{
+		"flipped":  "UPDATE blobs SET content = zeroblob(length(content)) WHERE digest = ",
+		"given up": "UPDATE blobs SET content = NULL, state = 0 WHERE digest = ",
+	} {
+		b := &bed{registrytest.New(t, nil, registry.Options{})}
+		registrytest.NoError(t, index.copyTo(t.Context(), b, "a", "v1"))
+		b.SQL(statement + registrytest.Quote(child))
+		b.ForgetRAM()
+		registrytest.NoError(t, index.copyTo(t.Context(), b, "a", "v1"))
+		if m, err := b.GetManifest(t.Context(), "a", string(child)); err != nil || !bytes.Equal(m.Bytes, index.below[0].raw) {
+			t.Errorf("%s: after a copy that went well: %v", name, err)
+		}
+	}
+	b := &bed{registrytest.New(t, nil, registry.Options{MissingPlatforms: func(string, oci.Descriptor) bool { return true }})}
+	_, err := b.PutManifest(t.Context(), "a", oci.PutManifest{Bytes: index.raw, Tags: []string{"v1"}})
+	registrytest.NoError(t, err)
+	b.Restart(t)
+	if _, err := b.ResolveManifest(oci.ForPushing(t.Context()), "a", "v1"); err != nil {
+		t.Errorf("an index that never had its platform: %v", err)
+	}
+}
+
 // TestCopierWaitsForNothing checks that HEAD of a manifest for a client that may push answers as
 // before where the registry cannot tell whether something is lost, or could not take a push.
 func TestCopierWaitsForNothing(t *testing.T) {

@@ -82,43 +82,58 @@ const (
 )
 
 // checkBelow looks for what the manifests of an index name in turn: clients that copy an
-// index leave out the manifests that are here, and with them the layers. It reads no
-// object, since an index may name hundreds.
+// index leave out the manifests that are here, and with them the layers.
 func (r *Registry) checkBelow(ctx context.Context, repo string, manifests []oci.Digest) error {
-	if r.opts.MissingBlobs {
-		return nil
-	}
-	var lost []oci.Digest
-	seen := map[oci.Digest]bool{}
-	for len(manifests) > 0 && len(seen) < maxBelow {
-		part := manifests[:min(len(manifests), belowAtOnce)]
-		blobs, inner, err := r.namedBelow(ctx, repo, part, seen)
-		if err != nil {
-			return err
-		}
-		gone, err := r.goneFrom(ctx, repo, blobs, inner)
-		if err != nil {
-			return err
-		}
-		lost = append(lost, gone...)
-		manifests = append(manifests[len(part):len(manifests):len(manifests)], inner...)
-	}
-	if len(lost) == 0 {
-		return nil
+	lost, err := r.goneBelow(ctx, repo, manifests, nil)
+	if err != nil || len(lost) == 0 {
+		return err
 	}
 	return &oci.Error{Code: oci.CodeManifestBlobUnknown, Detail: lost[:min(len(lost), maxLost)],
 		Message: fmt.Sprintf("the manifests of the index name %d contents that repository %s does not hold, the first is %s; push them first", len(lost), repo, lost[0])}
 }
 
+// goneBelow returns what manifests name, at any depth, and is gone. It reads no object,
+// since an index may name hundreds. had, unless nil, returns the manifests that the
+// repository ever had: others do not count.
+func (r *Registry) goneBelow(ctx context.Context, repo string, manifests []oci.Digest, had func(context.Context, string, []oci.Digest) (map[oci.Digest]bool, error)) (lost []oci.Digest, err error) {
+	if r.opts.MissingBlobs {
+		return nil, nil
+	}
+	seen := map[oci.Digest]bool{}
+	for len(manifests) > 0 && len(seen) < maxBelow {
+		part := manifests[:min(len(manifests), belowAtOnce)]
+		blobs, inner, err := r.namedBelow(ctx, repo, part, seen)
+		if err != nil {
+			return nil, err
+		}
+		if had != nil && len(inner) > 0 {
+			known, err := had(ctx, repo, inner)
+			if err != nil {
+				return nil, err
+			}
+			inner = slices.DeleteFunc(inner, func(d oci.Digest) bool { return !known[d] })
+		}
+		gone, err := r.goneFrom(ctx, repo, blobs, inner)
+		if err != nil {
+			return nil, err
+		}
+		lost = append(lost, gone...)
+		manifests = append(manifests[len(part):len(manifests):len(manifests)], inner...)
+	}
+	return lost, nil
+}
+
 // lacks reports whether a client that may push has to push an image again, because
-// something of it is lost. What cannot be told in time is taken for here.
+// something of it is lost. What cannot be told in time is taken for here. An index may
+// lack platforms that it never had here, which its clients may not want.
 func (r *Registry) lacks(ctx context.Context, repo string, d oci.Digest) bool {
 	if !oci.IsForPushing(ctx) || r.partial(repo) || r.writable() != nil {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return oci.HasCode(r.checkBelow(ctx, repo, []oci.Digest{d}), oci.CodeManifestBlobUnknown)
+	lost, err := r.goneBelow(ctx, repo, []oci.Digest{d}, r.cat.ManifestsKnown)
+	return err == nil && len(lost) > 0
 }
 
 // namedBelow returns what those of the contents that are manifests of the repository name

@@ -92,23 +92,31 @@ func (c *Catalog) Naming(ctx context.Context, repo string, d oci.Digest, n int) 
 
 // Linked tells which of the contents a repository shows.
 func (c *Catalog) Linked(ctx context.Context, repo string, digests []oci.Digest) (map[oci.Digest]bool, error) {
-	return c.which(ctx, "links", repo, digests)
+	return c.which(ctx, "links", repo, digests, hasBytes)
 }
 
 // ManifestsHere reports which of the digests are manifests of a repository.
 func (c *Catalog) ManifestsHere(ctx context.Context, repo string, digests []oci.Digest) (map[oci.Digest]bool, error) {
-	return c.which(ctx, "manifests", repo, digests)
+	return c.which(ctx, "manifests", repo, digests, hasBytes)
 }
 
-// which reports which of the digests a table has for a repository.
-func (c *Catalog) which(ctx context.Context, table, repo string, digests []oci.Digest) (map[oci.Digest]bool, error) {
+// ManifestsKnown is ManifestsHere, with the manifests of the repository whose bytes are lost.
+func (c *Catalog) ManifestsKnown(ctx context.Context, repo string, digests []oci.Digest) (map[oci.Digest]bool, error) {
+	return c.which(ctx, "manifests", repo, digests, "")
+}
+
+// hasBytes restricts a query to contents whose bytes are here.
+const hasBytes = " AND b.state = 1"
+
+// which reports which of the digests a table has for a repository, among contents that meet a condition.
+func (c *Catalog) which(ctx context.Context, table, repo string, digests []oci.Digest, condition string) (map[oci.Digest]bool, error) {
 	out := make(map[oci.Digest]bool, len(digests))
 	err := inParts(digests, func(part []oci.Digest) error {
 		args := make([]any, 0, len(part)+1)
 		for _, d := range part {
 			args = append(args, string(d))
 		}
-		return c.db.rows(ctx, `SELECT b.digest FROM blobs b WHERE b.digest IN (`+marks("?", len(part))+`) AND b.state = 1
+		return c.db.rows(ctx, `SELECT b.digest FROM blobs b WHERE b.digest IN (`+marks("?", len(part))+`)`+condition+`
 			AND EXISTS (SELECT 1 FROM repositories r JOIN `+table+` x ON x.repo_id = r.id AND x.blob_id = b.id WHERE r.name = ?)`,
 			append(args, repo), func(r *sql.Rows) error {
 				var d oci.Digest
