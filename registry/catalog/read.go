@@ -26,7 +26,15 @@ func (c *Catalog) Blob(ctx context.Context, repo string, d oci.Digest) (Blob, er
 		JOIN blobs b ON b.digest = ? AND b.state = 1
 		JOIN links l ON l.repo_id = r.id AND l.blob_id = b.id
 		WHERE r.name = ?`, []any{string(d), repo}, &b.Size, &b.Content, &b.Suspect)
-	return b, err
+	return b.filled(), err
+}
+
+// filled gives an empty blob its content: databases do not tell no bytes from none at all.
+func (b Blob) filled() Blob {
+	if b.Size == 0 && b.Content == nil {
+		b.Content = []byte{}
+	}
+	return b
 }
 
 // StoredBlob returns a content that is stored, whichever repository shows it.
@@ -35,7 +43,7 @@ func (c *Catalog) StoredBlob(ctx context.Context, d oci.Digest) (Blob, error) {
 	b := Blob{Digest: d}
 	err := c.db.row(ctx, `SELECT size, content, suspect <> 0 FROM blobs WHERE digest = ? AND state = 1`,
 		[]any{string(d)}, &b.Size, &b.Content, &b.Suspect)
-	return b, err
+	return b.filled(), err
 }
 
 const manifestColumns = `b.digest, m.media_type, m.artifact_type, COALESCE(m.subject, ''), COALESCE(m.annotations, ''), b.content`

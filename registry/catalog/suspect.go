@@ -79,7 +79,7 @@ func (c *Catalog) Stored(ctx context.Context, digests []oci.Digest) ([]Blob, err
 			}
 			if !known[b.Digest] {
 				known[b.Digest] = true
-				list = append(list, b)
+				list = append(list, b.filled())
 			}
 			return nil
 		})
