@@ -75,3 +75,13 @@ func (p Platform) Matches(have Platform) (will, exact bool) {
 	exact = p.variant() == have.variant()
 	return p.OS == have.OS && p.Architecture == have.Architecture && (p.Variant == "" || exact), exact
 }
+
+// Fallback is the 32-bit platform whose programs a machine of p runs as well; the zero
+// value if there is none.
+func (p Platform) Fallback() Platform {
+	older := map[string]string{"amd64": "386", "arm64": "arm"}[p.Architecture]
+	if older == "" {
+		return Platform{}
+	}
+	return Platform{OS: p.OS, Architecture: older}
+}

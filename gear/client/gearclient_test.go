@@ -144,6 +144,62 @@ func TestPlatforms(t *testing.T) {
 	}
 }
 
+// TestUnnamedPlatforms resolves indexes of one and of two images, which are for this machine, for
+// its 32-bit kind or for another, and of which the index says so or not. The choice is containerd's:
+// what says that it is for this machine, then what says that it is for its 32-bit kind, then the
+// first that says nothing, if it turns out to be for either.
+func TestUnnamedPlatforms(t *testing.T) {
+	b := newBed(t)
+	host := oci.HostPlatform()
+	var all []oci.Descriptor
+	platforms := []string{host.String(), "linux/s390x"}
+	if older := host.Fallback(); older.OS != "" {
+		platforms = append(platforms, older.String())
+	}
+	rank := map[oci.Digest]int{} // the lower, the better; those from 10 on are for another machine
+	for i, name := range platforms {
+		for _, named := range []bool{true, false} {
+			d := b.pushImage("app", "", name, [][]byte{layer(t, file("platform", fmt.Sprint(name, named)))})
+			rank[d.Digest] = []int{0, 10, 1}[i]
+			if p, err := oci.ParsePlatform(name); named {
+				must(t, err)
+				d.Platform = &ocispec.Platform{OS: p.OS, Architecture: p.Architecture}
+			} else {
+				rank[d.Digest] = []int{2, 12, 2}[i]
+			}
+			all = append(all, d)
+		}
+	}
+	var lists [][]oci.Descriptor
+	for _, one := range all {
+		lists = append(lists, []oci.Descriptor{one})
+		for _, other := range all {
+			if other.Digest != one.Digest {
+				lists = append(lists, []oci.Descriptor{one, other})
+			}
+		}
+	}
+	for n, list := range lists {
+		tag := fmt.Sprint("v", n)
+		b.pushManifest("app", tag, oci.MediaTypeOCIIndex, ocispec.Index{MediaType: oci.MediaTypeOCIIndex, Manifests: list})
+		var want oci.Digest
+		best := 100
+		for _, d := range list {
+			r := rank[d.Digest]
+			if r == 12 { // only what it is for rules it out
+				r = 2
+			}
+			if r < best {
+				best, want = r, d.Digest
+			}
+		}
+		img, err := b.One(t.Context(), "app", tag, nil)
+		if fits := rank[want] < 10; fits != (err == nil) || fits && img.Manifest.Digest != want {
+			t.Errorf("of %v came %v, error %v; want %s", list, img, err, want)
+		}
+	}
+}
+
 // TestBrokenStream checks that a fetch resumes where it broke off, also in the middle of
 // a large file.
 func TestBrokenStream(t *testing.T) {

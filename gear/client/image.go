@@ -78,7 +78,7 @@ func (c *Client) Resolve(ctx context.Context, repo, ref string, sel Selection) (
 		if err != nil {
 			return nil, err
 		}
-		if sel.explicit() && !slices.ContainsFunc(sel.Platforms, func(p oci.Platform) bool { will, _ := p.Matches(img.Platform); return will }) {
+		if sel.explicit() && !sel.takes(img.Platform) {
 			return nil, fmt.Errorf("%s is for %s only", img.Name(), img.Platform)
 		}
 		set.Images = []*Image{img}
@@ -100,6 +100,9 @@ func (c *Client) Resolve(ctx context.Context, repo, ref string, sel Selection) (
 		img, err := c.open(ctx, repo, ref, m, d)
 		if err != nil {
 			return nil, err
+		}
+		if d.Platform == nil && !sel.takes(img.Platform) {
+			return nil, fmt.Errorf("%s has only an image for %s", img.Name(), img.Platform)
 		}
 		set.Images = append(set.Images, img)
 	}
@@ -133,7 +136,7 @@ func (s *Selection) choose(list []oci.Descriptor) ([]oci.Descriptor, error) {
 	}
 	var out []oci.Descriptor
 	for _, p := range want {
-		i := pick(p, list)
+		i := s.pick(p, list)
 		if i < 0 {
 			var have []string
 			for j := range list {
