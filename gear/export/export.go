@@ -25,8 +25,9 @@ type Options struct {
 	// overlap.
 	Progress func(Progress)
 	// Lost, if set, is called for each owner, mode, attribute or device that the file system or the
-	// privileges of the process do not allow, and the export continues without it. By default that
-	// is an error, because the tree would not be the image's. Calls do not overlap.
+	// privileges of the process do not allow, and for what [gear.Mountable] leaves out or changes,
+	// and the export continues without it. By default that is an error, because the tree would not
+	// be the image's. Calls do not overlap.
 	Lost func(path, what string, err error)
 }
 
@@ -232,7 +233,7 @@ func (w *exporter) lose(e *gear.Entry, what string, err error) error {
 		return nil
 	}
 	forbidden := errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES)
-	if w.opts.Lost != nil && (forbidden || errors.Is(err, unix.ENOTSUP)) {
+	if w.opts.Lost != nil && (forbidden || errors.Is(err, unix.ENOTSUP) || errors.Is(err, errNotHeld)) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.opts.Lost(e.Path, what, err)

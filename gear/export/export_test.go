@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -291,6 +292,61 @@ func TestExportCancelled(t *testing.T) {
 	err := export.Tree(ctx, x, stop, filepath.Join(t.TempDir(), "out"), nil)
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error is %v, want %v", err, context.Canceled)
+	}
+}
+
+// TestExportOddEntries exports trees whose entries have the attributes and devices that other
+// systems' archivers write: names that Linux does not know, values longer than a file can have,
+// access control lists that are none. With Lost every tree comes, each attribute as it was or told
+// of.
+func TestExportOddEntries(t *testing.T) {
+	treetest.NeedRoot(t)
+	names := []string{"user.a", "trusted.a", "security.a", "com.apple.provenance", "system.nfs4_acl", "system.posix_acl_access", "system.posix_acl_default", "user." + strings.Repeat("n", 300)}
+	lengths := []int{0, 1, 60, 3000, 5000, 40_000, 65_535, 65_536, 70_000}
+	rnd := rand.New(rand.NewPCG(7, 11))
+	types := []rootfs.Type{rootfs.Dir, rootfs.File, rootfs.Symlink, rootfs.CharDevice, rootfs.Fifo}
+	f := treetest.NewFlat()
+	x, src := f.Index()
+	if len(x.Files) == 0 {
+		x.Files = append(x.Files, gear.Empty())
+	}
+	empty := slices.IndexFunc(x.Files, func(f gear.File) bool { return f.Size == 0 })
+	if empty < 0 {
+		t.Fatal("the index has no empty file")
+	}
+	for n := range 300 {
+		e := gear.Entry{Entry: rootfs.Entry{Path: fmt.Sprintf("e%03d", n), Type: types[rnd.IntN(len(types))], Mode: 0o644}, File: -1}
+		switch e.Type {
+		case rootfs.File:
+			e.File = int32(empty)
+		case rootfs.Symlink:
+			e.Link = "to"
+		case rootfs.CharDevice:
+			e.Major, e.Minor = 1+rnd.Uint32()>>rnd.IntN(32), rnd.Uint32()>>rnd.IntN(32)
+		}
+		for range rnd.IntN(4) {
+			a := rootfs.Xattr{Name: names[rnd.IntN(len(names))], Value: strings.Repeat("v", lengths[rnd.IntN(len(lengths))])}
+			if !slices.ContainsFunc(e.Xattrs, func(b rootfs.Xattr) bool { return a.Name == b.Name }) {
+				e.Xattrs = append(e.Xattrs, a)
+			}
+		}
+		x.Entries = append(x.Entries, e)
+	}
+	lost := map[string]string{}
+	out := exported(t, x, src, &export.Options{Lost: func(path, what string, err error) { lost[path] += what + "\n" }})
+	buf := make([]byte, 1<<17)
+	for i := range x.Entries {
+		e := &x.Entries[i]
+		path := filepath.Join(out, e.Path)
+		if _, err := os.Lstat(path); err != nil {
+			t.Error(err)
+		}
+		for _, a := range e.Xattrs {
+			n, err := unix.Lgetxattr(path, a.Name, buf)
+			if kept := err == nil && string(buf[:n]) == a.Value; !kept && !strings.Contains(lost[e.Path], a.Name[:min(len(a.Name), 60)]) {
+				t.Errorf("%s of type %v: attribute %.60s of %d bytes is neither kept (%v) nor told of: %s", e.Path, e.Type, a.Name, len(a.Value), err, lost[e.Path])
+			}
+		}
 	}
 }
 

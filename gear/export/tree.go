@@ -133,13 +133,23 @@ func (w *exporter) setMeta(dir int, name string, fd int, e *gear.Entry) error {
 	if err := w.lose(e, fmt.Sprintf("owner %d:%d", e.UID, e.GID), err); err != nil {
 		return err
 	}
-	for _, x := range e.Xattrs {
+	xattrs := e.Xattrs
+	if w.opts.Lost != nil {
+		var notes []string
+		xattrs, _, _, notes = gear.Mountable(&e.Entry)
+		for _, note := range notes {
+			if err := w.lose(e, note, errNotHeld); err != nil {
+				return err
+			}
+		}
+	}
+	for _, x := range xattrs {
 		if fd >= 0 {
 			err = unix.Fsetxattr(fd, x.Name, []byte(x.Value), 0)
 		} else {
 			err = unix.Lsetxattr(dirfd.Path(dir, name), x.Name, []byte(x.Value), 0)
 		}
-		if err := w.lose(e, "attribute "+strconv.Quote(x.Name), err); err != nil {
+		if err := w.lose(e, "attribute "+strconv.Quote(x.Name), impossible(dir, err)); err != nil {
 			return err
 		}
 	}
@@ -161,3 +171,25 @@ func (w *exporter) setMeta(dir int, name string, fd int, e *gear.Entry) error {
 	}
 	return nil
 }
+
+// errNotHeld is returned, wrapped, for what a file system cannot hold.
+var errNotHeld = errors.New("no file can have it here")
+
+// impossible marks the error of an attribute that the file system of dir cannot hold, such as an
+// access control list that is none, or more bytes than it has for all attributes of a file.
+func impossible(dir int, err error) error {
+	switch {
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.E2BIG), errors.Is(err, unix.ERANGE):
+	case errors.Is(err, unix.ENOSPC): // which stands for too many bytes, too
+		var st unix.Statfs_t
+		if unix.Fstatfs(dir, &st) != nil || st.Bavail < attributeBlocks {
+			return err // it is full
+		}
+	default:
+		return err
+	}
+	return fmt.Errorf("%w: %w", errNotHeld, err)
+}
+
+// attributeBlocks are more blocks of a file system than the attributes of a file can take.
+const attributeBlocks = 1024

@@ -68,6 +68,10 @@ func (w *exporter) makeNode(t *tree, e *gear.Entry) error {
 	if err != nil {
 		return fmt.Errorf("make %q: %w", e.Path, err)
 	}
+	major, minor := e.Major, e.Minor
+	if w.opts.Lost != nil {
+		_, major, minor, _ = gear.Mountable(&e.Entry) // setMeta tells
+	}
 	what := "fifo"
 	switch e.Type {
 	case rootfs.File:
@@ -87,11 +91,11 @@ func (w *exporter) makeNode(t *tree, e *gear.Entry) error {
 		what = "socket"
 		err = unix.Mknodat(dir, name, unix.S_IFSOCK|0o600, 0)
 	case rootfs.CharDevice:
-		what = fmt.Sprintf("character device %d:%d", e.Major, e.Minor)
-		err = unix.Mknodat(dir, name, unix.S_IFCHR|0o600, int(unix.Mkdev(e.Major, e.Minor)))
+		what = fmt.Sprintf("character device %d:%d", major, minor)
+		err = unix.Mknodat(dir, name, unix.S_IFCHR|0o600, int(unix.Mkdev(major, minor)))
 	default:
-		what = fmt.Sprintf("block device %d:%d", e.Major, e.Minor)
-		err = unix.Mknodat(dir, name, unix.S_IFBLK|0o600, int(unix.Mkdev(e.Major, e.Minor)))
+		what = fmt.Sprintf("block device %d:%d", major, minor)
+		err = unix.Mknodat(dir, name, unix.S_IFBLK|0o600, int(unix.Mkdev(major, minor)))
 	}
 	if err != nil {
 		return w.lose(e, what, err)
