@@ -154,6 +154,7 @@ func (c *chains) Mount(ctx context.Context, chain string) (snapshotter.Layers, e
 // mount compiles and mounts the tree of a chain, as far as that is not done.
 func (c *chains) mount(ctx context.Context, chain string) (snapshotter.Layers, error) {
 	var none snapshotter.Layers
+	c.mend(chain)
 	rec, err := c.records.load(chain)
 	if err != nil {
 		return none, err
@@ -174,6 +175,7 @@ func (c *chains) mount(ctx context.Context, chain string) (snapshotter.Layers, e
 
 // mountWay is Mount in a way that need not be that of the chain's image; "" is.
 func (c *chains) mountWay(ctx context.Context, chain, way string) (snapshotter.Layers, error) {
+	c.mend(chain)
 	rec, err := c.records.load(chain)
 	if err != nil {
 		return snapshotter.Layers{}, err

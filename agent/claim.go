@@ -42,6 +42,8 @@ func (c *chains) claimBy(ctx context.Context, l snapshotter.Layer, ref reference
 	if err != nil {
 		return nil, false, err
 	}
+	c.mend(l.ChainID)
+	c.mend(l.Parent)
 	for _, way := range use {
 		if way == config.WayPlain {
 			err = nil

@@ -66,8 +66,14 @@ const (
 	maxChainRecord = 1 << 20 // bytes
 )
 
-// errNoRecord says that a chain is not known.
-var errNoRecord = errors.New("layer is not known here")
+var (
+	// errNoRecord says that a chain is not known.
+	errNoRecord = errors.New("layer is not known here")
+	// errDamaged says that the record of a chain is not what was written.
+	errDamaged = errors.New("the record is damaged")
+	// errNewer says that a record is of another version of the agent.
+	errNewer = errors.New("another version of the agent wrote it")
+)
 
 // records are the directory of chain records.
 type records struct {
@@ -86,7 +92,7 @@ func (r *records) path(chain string) (string, error) {
 	return filepath.Join(r.dir, alg+"-"+hex), nil
 }
 
-// load reads a record. Errors: errNoRecord.
+// load reads a record. Errors: errNoRecord, errDamaged.
 func (r *records) load(chain string) (*chainRecord, error) {
 	dir, err := r.path(chain)
 	if err != nil {
@@ -103,6 +109,9 @@ func (r *records) load(chain string) (*chainRecord, error) {
 	if err == nil && rec.Chain != chain {
 		err = fmt.Errorf("it is of %s", rec.Chain)
 	}
+	if err != nil && !errors.Is(err, errNewer) {
+		err = fmt.Errorf("%w: %w", errDamaged, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("record of layer %s in %s: %w", chain, dir, err)
 	}
@@ -118,7 +127,7 @@ func parseChainRecord(b []byte) (*chainRecord, error) {
 		return nil, err
 	}
 	if rec.Version != chainVersion {
-		return nil, fmt.Errorf("version %d", rec.Version)
+		return nil, fmt.Errorf("version %d: %w", rec.Version, errNewer)
 	}
 	if err := rec.check(); err != nil {
 		return nil, err
@@ -147,6 +156,9 @@ func (r *records) create(rec *chainRecord, x *gear.Index) error {
 		return err
 	}
 	rec.Version = chainVersion
+	if _, err := os.Lstat(dir + damagedSuffix); err == nil {
+		rec.Snapshot = true // one may have stood for what was put aside, too
+	}
 	tmp := dir + ".new"
 	if err := os.RemoveAll(tmp); err != nil {
 		return err
@@ -253,6 +265,26 @@ func (r *records) line(chain string) ([]*chainRecord, error) {
 	return out, nil
 }
 
+// damagedSuffix ends the name of what was put aside.
+const damagedSuffix = ".damaged"
+
+// putAside keeps what is left of a damaged record for whoever wants to look at it, where
+// nobody takes it for one.
+func (r *records) putAside(chain string) error {
+	dir, err := r.path(chain)
+	if err != nil {
+		return err
+	}
+	aside := dir + damagedSuffix
+	if err := os.RemoveAll(aside); err != nil {
+		return err
+	}
+	if err := os.Rename(dir, aside); err != nil {
+		return err
+	}
+	return durable.SyncDir(r.dir)
+}
+
 // remove forgets a chain; one that is not known is no error.
 func (r *records) remove(chain string) error {
 	dir, err := r.path(chain)
@@ -263,7 +295,7 @@ func (r *records) remove(chain string) error {
 	if err := os.Remove(filepath.Join(dir, "record.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return os.RemoveAll(dir)
+	return errors.Join(os.RemoveAll(dir), os.RemoveAll(dir+damagedSuffix))
 }
 
 // all lists the records that can be read. What is damaged is passed to bad. Records

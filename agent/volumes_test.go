@@ -209,8 +209,8 @@ func (i *image) labels(layer int, chain string) map[string]string {
 	}
 }
 
-// push pushes an image of layers of files. It waits for the image's volumes if it should have any.
-func (b *volumeBed) push(repo string, records int, layers ...map[string]string) *image {
+// pushLayers pushes an image of layers, of which nobody knows yet whether they are archives.
+func (b *volumeBed) pushLayers(repo string, layers ...[]byte) *image {
 	b.t.Helper()
 	img := &image{ref: b.host + "/" + repo + ":v1"}
 	put := func(content []byte) oci.Descriptor {
@@ -226,8 +226,7 @@ func (b *volumeBed) push(repo string, records int, layers ...map[string]string) 
 		Size      int64      `json:"size"`
 	}
 	var blobs []blob
-	for _, files := range layers {
-		text := tarOf(b.t, files)
+	for _, text := range layers {
 		d := put(text)
 		blobs = append(blobs, blob{"application/vnd.oci.image.layer.v1.tar", d.Digest, int64(len(text))})
 		img.layers, img.diffIDs = append(img.layers, d.Digest), append(img.diffIDs, string(d.Digest))
@@ -248,6 +247,17 @@ func (b *volumeBed) push(repo string, records int, layers ...map[string]string) 
 		b.t.Fatal(err)
 	}
 	img.manifest = res.Descriptor.Digest
+	return img
+}
+
+// push pushes an image of layers of files. It waits for the image's volumes if it should have any.
+func (b *volumeBed) push(repo string, records int, layers ...map[string]string) *image {
+	b.t.Helper()
+	var texts [][]byte
+	for _, files := range layers {
+		texts = append(texts, tarOf(b.t, files))
+	}
+	img := b.pushLayers(repo, texts...)
 	b.eventually("volumes of "+repo, func() error {
 		if records == 0 {
 			return nil

@@ -1,0 +1,96 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/node/gearfs"
+)
+
+// mend makes the damaged records among those of a chain and of all below it anew, of
+// what else is known of them. One of which too little is known is put aside, and the
+// layer is then as if it had never been here.
+func (c *chains) mend(chain string) {
+	for range 1000 { // a line has an end, but a damaged one need not
+		if chain == "" {
+			return
+		}
+		rec, err := c.records.load(chain)
+		if errors.Is(err, errDamaged) {
+			rec, err = c.remake(chain, err)
+		}
+		if err != nil {
+			return // whoever needs it is told
+		}
+		chain = rec.Parent
+	}
+}
+
+// remake is mend of one record; damage says what is wrong with it.
+func (c *chains) remake(chain string, damage error) (*chainRecord, error) {
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	if rec, err := c.records.load(chain); !errors.Is(err, errDamaged) {
+		return rec, err // somebody was quicker
+	}
+	rec, x, err := c.remembered(chain)
+	if aside := c.records.putAside(chain); aside != nil {
+		return nil, aside
+	}
+	if err == nil {
+		err = c.records.create(rec, x)
+	}
+	if err != nil {
+		c.log.Error("the record of a layer is damaged and was put aside; pull its image again", "chain", chain, "damage", damage, "err", err)
+		return nil, fmt.Errorf("%s: its record was damaged and is put aside: %w", chain, errNoRecord)
+	}
+	c.log.Warn("the record of a layer was damaged and is made anew", "chain", chain, "damage", damage)
+	return rec, nil
+}
+
+// remembered is the record of a chain as far as others tell: the file service knows the
+// images that were mounted, and records tell of the layers below theirs. The layer's
+// index lies beside the record, or is fetched when it is needed.
+func (c *chains) remembered(chain string) (*chainRecord, *gear.Index, error) {
+	all, err := c.records.all(func(string, error) {})
+	if err != nil {
+		return nil, nil, err
+	}
+	spec, known := c.files.Spec(chain)
+	if i := slices.IndexFunc(all, func(r *chainRecord) bool { return r.Parent == chain && len(r.Layers) > 1 }); !known && i >= 0 {
+		above := all[i]
+		known = true
+		spec = gearfs.ImageSpec{Chain: chain, Ref: above.Ref, Domain: above.Domain, Sources: above.Sources, Layers: above.Layers[:len(above.Layers)-1]}
+	}
+	n := len(spec.Layers)
+	if !known || n == 0 {
+		return nil, nil, errors.New("nothing else tells of it")
+	}
+	// A snapshot may stand for it: nobody knows, and what is kept too long does no harm.
+	rec := &chainRecord{Chain: chain, Digest: spec.Layers[n-1], Ref: spec.Ref, Domain: spec.Domain, Sources: spec.Sources, Layers: spec.Layers, Snapshot: true}
+	if n > 1 {
+		i := slices.IndexFunc(all, func(r *chainRecord) bool { return r.Domain == spec.Domain && slices.Equal(r.Layers, spec.Layers[:n-1]) })
+		if i < 0 {
+			return nil, nil, errors.New("the layer below it is not known")
+		}
+		rec.Parent = all[i].Chain
+	}
+	dir, err := c.records.path(chain)
+	if err != nil {
+		return nil, nil, err
+	}
+	f, err := os.Open(filepath.Join(dir, "index"))
+	if err != nil {
+		return rec, nil, nil //nolint:nilerr // it is fetched
+	}
+	defer f.Close()
+	x, err := gear.Decode(f, c.records.limits)
+	if err != nil {
+		return rec, nil, nil //nolint:nilerr // it is fetched
+	}
+	return rec, x, nil
+}
