@@ -175,9 +175,9 @@ func (c *chains) claimGear(ctx context.Context, l snapshotter.Layer, ref referen
 	rec, err := c.records.load(l.ChainID)
 	switch {
 	case errors.Is(err, errNoRecord):
-		ok, err := c.claimNew(ctx, l, ref, reg, snapshot)
-		if err == nil && !ok {
-			reason = fmt.Sprintf("layer %s has no index: its registry does not offer Gear, or has not converted it, as slipway status of that registry tells", l.Digest)
+		reason, err := c.claimNew(ctx, l, ref, reg, snapshot)
+		if reason != "" {
+			reason = fmt.Sprintf("layer %s has no index: %s", l.Digest, reason)
 		}
 		return reason, err
 	case err != nil:
@@ -230,14 +230,14 @@ func (c *chains) fetchIndex(ctx context.Context, rec *chainRecord) error {
 	if err != nil {
 		return err
 	}
-	x, diffID, err := c.pulls.wait(ctx, reg, ref, oci.Digest(rec.Digest))
+	got, err := c.pulls.wait(ctx, reg, ref, oci.Digest(rec.Digest))
 	if err != nil {
 		return err
 	}
-	if x == nil {
-		return fmt.Errorf("%w, and registry %s has none", errNoIndex, reg.host)
+	if got.x == nil {
+		return fmt.Errorf("%w, and registry %s has none: %s", errNoIndex, reg.host, got.why)
 	}
-	if diffID != "" && chainID(idOf(rec.Parent), diffID) != idOf(rec.Chain) {
+	if got.diffID != "" && chainID(idOf(rec.Parent), got.diffID) != idOf(rec.Chain) {
 		return fmt.Errorf("registry %s gives the index of another layer", reg.host)
 	}
 	c.changing.Lock()
@@ -246,17 +246,17 @@ func (c *chains) fetchIndex(ctx context.Context, rec *chainRecord) error {
 	if err != nil || now.Index != "" {
 		return err
 	}
-	return c.records.addIndex(now, x)
+	return c.records.addIndex(now, got.x)
 }
 
 // claimNew fetches the index of a layer and keeps it if its tree can be mounted.
-// Without one there is no record.
-func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool) (bool, error) {
+// Without one, for which it returns the reason, there is no record.
+func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool) (reason string, err error) {
 	var below []string
 	if l.Parent != "" {
 		parent, err := c.records.load(l.Parent)
 		if err != nil {
-			return false, err
+			return "", err
 		}
 		below = parent.Layers
 	}
@@ -264,35 +264,36 @@ func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref referenc
 		c.pulls.begin(reg, ref, oci.Digest(d))
 	}
 	c.pulls.ahead(reg, ref, oci.Digest(l.Manifest))
-	x, diffID, err := c.pulls.wait(ctx, reg, ref, oci.Digest(l.Digest))
-	if err != nil || x == nil {
-		return false, err
+	got, err := c.pulls.wait(ctx, reg, ref, oci.Digest(l.Digest))
+	if err != nil || got.x == nil {
+		return got.why, err
 	}
-	if diffID != "" && l.DiffID != "" && diffID != l.DiffID {
-		return false, fmt.Errorf("registry %s gives the index of another layer for %s: %w", reg.host, l.Digest,
-			&gear.MismatchError{What: "diff ID", Want: oci.Digest(l.DiffID), Got: oci.Digest(diffID)})
+	x := got.x
+	if got.diffID != "" && l.DiffID != "" && got.diffID != l.DiffID {
+		return "", fmt.Errorf("registry %s gives the index of another layer for %s: %w", reg.host, l.Digest,
+			&gear.MismatchError{What: "diff ID", Want: oci.Digest(l.DiffID), Got: oci.Digest(got.diffID)})
 	}
 	sources, domain := reg.refs(ref, l.Manifest), c.regs.domain(ref.host)
 	if err := c.fits(ctx, l, x, domain, sources); err != nil {
-		return false, err
+		return "", fmt.Errorf("layer %s, with those below it, cannot be mounted: %w", l.Digest, err)
 	}
 	c.cache.Room(roomFor(x))
 	c.changing.Lock()
 	defer c.changing.Unlock()
 	if err := c.merge(l.ChainID, domain, sources, snapshot); !errors.Is(err, errNoRecord) {
-		return err == nil, err // somebody was quicker
+		return "", err // somebody was quicker
 	}
 	if l.Parent != "" { // it may have been dropped meanwhile
 		if _, err := c.records.load(l.Parent); err != nil {
-			return false, err
+			return "", err
 		}
 	}
 	rec := &chainRecord{Chain: l.ChainID, Parent: l.Parent, Digest: l.Digest, Ref: l.ImageRef, Snapshot: snapshot,
 		Domain: domain, Sources: sources, Layers: append(slices.Clone(below), l.Digest)}
 	if err := c.records.create(rec, x); err != nil {
-		return false, fmt.Errorf("keep the index of layer %s: %w", l.Digest, err)
+		return "", fmt.Errorf("keep the index of layer %s: %w", l.Digest, err)
 	}
-	return true, nil
+	return "", nil
 }
 
 // noLayers is what the chain of an image without layers is called, which has an empty tree.

@@ -46,12 +46,18 @@ type pullKey struct {
 	digest oci.Digest
 }
 
+// fetched is what a registry has given for a layer.
+type fetched struct {
+	x      *gear.Index // nil: there is none
+	why    string      // there is none, and what helps
+	diffID string      // "" if the registry does not tell
+}
+
 // pull is an index being fetched.
 type pull struct {
-	done   chan struct{}
-	x      *gear.Index // nil: there is none
-	diffID string      // "" if the registry does not tell
-	err    error
+	done chan struct{}
+	fetched
+	err error
 	// expire forgets it when nobody asks.
 	expire *time.Timer
 }
@@ -123,22 +129,23 @@ func (p *pulls) forget(key pullKey, q *pull) {
 	}
 }
 
-// wait returns the index of a layer, nil if the registry has none, and the diff
-// ID of what it was made of if the registry tells.
-func (p *pulls) wait(ctx context.Context, reg *registry, ref reference, d oci.Digest) (*gear.Index, string, error) {
+// wait returns the index of a layer, or why the registry has none, and the diff ID of
+// what it was made of if the registry tells.
+func (p *pulls) wait(ctx context.Context, reg *registry, ref reference, d oci.Digest) (fetched, error) {
 	q := p.begin(reg, ref, d)
 	select {
 	case <-q.done:
 		q.expire.Stop() // it would hold the index until then
 		p.forget(pullKey{reg, ref.repo, d}, q)
-		return q.x, q.diffID, q.err
+		return q.fetched, q.err
 	case <-ctx.Done():
-		return nil, "", ctx.Err()
+		return fetched{}, ctx.Err()
 	}
 }
 
 func (p *pulls) fetch(reg *registry, ref reference, d oci.Digest, q *pull) {
 	if p.without(reg) {
+		q.why = noGear(reg)
 		return
 	}
 	select {
@@ -149,7 +156,7 @@ func (p *pulls) fetch(reg *registry, ref reference, d oci.Digest, q *pull) {
 		return
 	}
 	q.err = reg.try(p.ctx, func(at *place) (err error) {
-		q.x, q.diffID, err = p.layer(at, reg.repo(ref.repo), d)
+		q.fetched, err = p.layer(at, reg.repo(ref.repo), d)
 		return err
 	})
 	switch { // another kind of registry, whose images are unpacked
@@ -157,14 +164,27 @@ func (p *pulls) fetch(reg *registry, ref reference, d oci.Digest, q *pull) {
 		p.mu.Lock()
 		p.none[reg.host] = time.Now().Add(noGearFor)
 		p.mu.Unlock()
-		q.err = nil
+		q.why, q.err = noGear(reg), nil
 	case oci.HasCode(q.err, oci.CodeNameUnknown):
-		q.err = nil
+		q.why, q.err = noGear(reg), nil
 	}
 }
 
-// layer reads the index of a layer at one place, nil if it has none.
-func (p *pulls) layer(at *place, repo string, d oci.Digest) (*gear.Index, string, error) {
+// noGear says that a registry has no indexes at all.
+func noGear(reg *registry) string {
+	return fmt.Sprintf("registry %s does not offer Gear, or not for this repository: use one that does, such as Slipway with gear.convert, or its mirror", reg.host)
+}
+
+// unconverted says why a layer has no index, as far as the registry tells.
+func unconverted(at *place, e *client.GearPendingError) string {
+	if e.RetryAfter > 0 {
+		return fmt.Sprintf("%s is still converting it: pull again later, or raise fetch.convert_timeout", at.url)
+	}
+	return fmt.Sprintf("%s could not convert it (%s): build the layer without that, or raise the limit that is named", at.url, e.Reason)
+}
+
+// layer reads the index of a layer at one place.
+func (p *pulls) layer(at *place, repo string, d oci.Digest) (got fetched, err error) {
 	began := time.Now()
 	for {
 		asked := time.Now()
@@ -176,26 +196,25 @@ func (p *pulls) layer(at *place, repo string, d oci.Digest) (*gear.Index, string
 			case <-time.After(min(pending.RetryAfter, p.convertWait)):
 				continue
 			case <-p.ctx.Done():
-				return nil, "", p.ctx.Err()
+				return got, p.ctx.Err()
 			}
 		case errors.As(err, &pending):
 			p.log.Info("a layer is unpacked, as the registry has not converted it", "layer", d, "repository", repo, "reason", pending)
-			return nil, "", nil
+			return fetched{why: unconverted(at, pending)}, nil
 		case oci.HasCode(err, oci.CodeBlobUnknown):
-			return nil, "", nil
+			return fetched{why: fmt.Sprintf("%s has no index for it and makes none: have it convert the image with slipway convert", at.url)}, nil
 		case err != nil:
-			return nil, "", err
+			return got, err
 		}
 		rtt := time.Since(asked)
-		x, err := gear.Decode(r, p.limits)
+		got.x, err = gear.Decode(r, p.limits)
 		if err = errors.Join(err, r.Close()); err != nil {
-			return nil, "", fmt.Errorf("index of layer %s from %s: %w", d, at.url, err)
+			return fetched{}, fmt.Errorf("index of layer %s from %s: %w", d, at.url, err)
 		}
 		p.observe(at.url, rtt, r.Descriptor().Size, time.Since(asked)-rtt)
-		diffID := ""
 		if l.DiffID != ([32]byte{}) {
-			diffID = fmt.Sprintf("sha256:%x", l.DiffID)
+			got.diffID = fmt.Sprintf("sha256:%x", l.DiffID)
 		}
-		return x, diffID, nil
+		return got, nil
 	}
 }
