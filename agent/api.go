@@ -63,6 +63,8 @@ type ProfileAnswer struct {
 	Chain string         `json:"chain"`
 	Files []ProfileEntry `json:"files"`
 	Bytes int64          `json:"bytes"`
+	// Donor is the manifest of the image that files were inherited from, if any were.
+	Donor string `json:"donor,omitempty"`
 }
 
 // ProfileEntry is a file of a profile.
@@ -70,6 +72,8 @@ type ProfileEntry struct {
 	Name string `json:"name"`
 	Path string `json:"path"`
 	Size int64  `json:"size"`
+	// From says why the file is expected to be opened: own, series, closure or vote.
+	From string `json:"from"`
 }
 
 const (
@@ -209,7 +213,7 @@ func (a *Agent) profile(image string) (*ProfileAnswer, error) {
 	if err != nil {
 		return nil, err
 	}
-	names, err := a.files.Profile(img.Chain)
+	p, err := a.files.Profile(img.Chain)
 	if err != nil {
 		return nil, err
 	}
@@ -227,10 +231,10 @@ func (a *Agent) profile(image string) (*ProfileAnswer, error) {
 			}
 		}
 	}
-	out := &ProfileAnswer{Image: img.Ref, Chain: img.Chain, Files: []ProfileEntry{}}
-	for _, n := range names {
-		out.Files = append(out.Files, ProfileEntry{fmt.Sprintf("sha256:%x", n), paths[n], sizes[n]})
-		out.Bytes += sizes[n]
+	out := &ProfileAnswer{Image: img.Ref, Chain: img.Chain, Files: []ProfileEntry{}, Donor: p.Donor}
+	for _, f := range p.Files {
+		out.Files = append(out.Files, ProfileEntry{fmt.Sprintf("sha256:%x", f.Name), paths[f.Name], sizes[f.Name], f.From.String()})
+		out.Bytes += sizes[f.Name]
 	}
 	return out, nil
 }

@@ -108,7 +108,7 @@ func (p *pulls) ahead(reg *registry, ref reference, manifest oci.Digest) {
 	}()
 	go func() {
 		defer p.work.Done()
-		e.names, e.err = at.reg.GearProfile(p.ctx, key.repo, key.manifest)
+		e.profile, e.err = at.reg.GearProfile(p.ctx, key.repo, key.manifest)
 		close(e.done)
 		time.AfterFunc(pullKeep, func() { at.early.forget(key, e) })
 	}()

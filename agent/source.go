@@ -10,8 +10,10 @@ import (
 
 	"example.org/slipway/gear"
 	gearclient "example.org/slipway/gear/client"
+	"example.org/slipway/gear/predict"
 	"example.org/slipway/node/gearfs"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 )
 
 // source is an image's repository at a place.
@@ -76,19 +78,23 @@ func (s *source) Range(ctx context.Context, f gear.File, off, n int64, checked b
 }
 
 // Profile implements gearfs.Source.
-func (s *source) Profile(ctx context.Context) ([]gear.Name, error) {
+func (s *source) Profile(ctx context.Context) (gearfs.Profile, error) {
 	if e := s.p.early.take(profileKey{s.repo, s.manifest}); e != nil {
 		select {
 		case <-e.done:
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return gearfs.Profile{}, ctx.Err()
 		}
 		if e.err == nil || oci.HasCode(e.err, oci.CodeManifestUnknown) {
-			return e.names, gone(e.err, oci.CodeManifestUnknown)
+			return profileOf(e.profile), gone(e.err, oci.CodeManifestUnknown)
 		}
 	}
-	names, err := s.p.reg.GearProfile(ctx, s.repo, s.manifest)
-	return names, gone(err, oci.CodeManifestUnknown)
+	p, err := s.p.reg.GearProfile(ctx, s.repo, s.manifest)
+	return profileOf(p), gone(err, oci.CodeManifestUnknown)
+}
+
+func profileOf(p client.GearProfile) gearfs.Profile {
+	return gearfs.Profile{Files: predict.Files(p.Names, p.Origins), Donor: string(p.Donor)}
 }
 
 // earlyProfiles are those that were asked for with the indexes of their images.
@@ -105,10 +111,10 @@ type profileKey struct {
 
 // earlyProfile is a profile that is on its way, or has come.
 type earlyProfile struct {
-	done  chan struct{} // closed when names and err are set
-	names []gear.Name
-	err   error
-	taken bool // by the one who needed it; guarded by earlyProfiles.mu
+	done    chan struct{} // closed when profile and err are set
+	profile client.GearProfile
+	err     error
+	taken   bool // by the one who needed it; guarded by earlyProfiles.mu
 }
 
 // begin returns a profile that is to be asked for, nil if that was done lately.
@@ -147,11 +153,11 @@ func (p *earlyProfiles) forget(key profileKey, e *earlyProfile) {
 }
 
 // ReportProfile implements gearfs.Source.
-func (s *source) ReportProfile(ctx context.Context, names []gear.Name) error {
+func (s *source) ReportProfile(ctx context.Context, names []gear.Name, whole bool) error {
 	if s.silent {
 		return nil
 	}
-	return gone(s.p.reg.GearReportProfile(ctx, s.repo, s.manifest, names), oci.CodeManifestUnknown)
+	return gone(s.p.reg.GearReportProfile(ctx, s.repo, s.manifest, names, whole), oci.CodeManifestUnknown)
 }
 
 // gone makes an error of the registry's that something is not there one of

@@ -8,14 +8,17 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"example.org/slipway/config"
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/filestore"
+	"example.org/slipway/gear/predict"
 	"example.org/slipway/gear/rootfs"
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/server"
 )
 
@@ -46,12 +49,25 @@ func (r *root) openGear(cfg *config.Config, log *slog.Logger, memory *registry.M
 		LayerTime: cfg.Gear.MaxLayerTime,
 		StagedFor: cfg.Gear.StagedFor, SettleEvery: cfg.Gear.Settle.Interval, SettleShare: cfg.Gear.Settle.Share,
 		ReadOnly: cfg.Storage.Maintenance.ReadOnly.Enabled,
+		Owner:    ownerOf(&cfg.Auth),
 	}
 	if cfg.Gear.Settle.Disabled {
 		o.SettleEvery = 0
 	}
 	r.gear = gearregistry.New(r.cat, storedBlobs{r}, r.files, o)
 	return nil
+}
+
+// ownerOf tells whose a repository is: where there are users, those of one owner have the
+// first part of the name in common. Where everybody may do everything, all are one owner's.
+func ownerOf(c *auth.Config) func(repo string) string {
+	if c.HTPasswd == nil && c.Token == nil && len(c.OIDC) == 0 && c.MTLS == nil {
+		return nil
+	}
+	return func(repo string) string {
+		owner, _, _ := strings.Cut(repo, "/")
+		return owner
+	}
 }
 
 // layerLimits are the bounds of what is converted.
@@ -140,6 +156,16 @@ func (g gearAPI) File(ctx context.Context, repo string, name [32]byte) (server.G
 	return c, nil
 }
 
+// Profile implements server.Gear.
+func (g gearAPI) Profile(ctx context.Context, repo string, manifest oci.Digest) (server.GearProfile, error) {
+	p, err := g.Predict(ctx, repo, manifest)
+	out := server.GearProfile{Names: predict.Names(p.Files), Donor: p.Donor}
+	if p.Inferred() {
+		out.Origins = predict.Origins(p.Files)
+	}
+	return out, err
+}
+
 // PutFile implements server.Gear.
 func (g gearAPI) PutFile(ctx context.Context, repo string, name [32]byte, size int64, body io.Reader) error {
 	_, err := guarded(g.gate, func() (struct{}, error) { return struct{}{}, g.Service.PutFile(ctx, repo, name, size, body) })
@@ -152,7 +178,11 @@ func (g gearAPI) PutFiles(ctx context.Context, repo string, stream io.Reader) (i
 }
 
 // ReportProfile implements server.Gear.
-func (g gearAPI) ReportProfile(ctx context.Context, repo string, manifest oci.Digest, names [][32]byte) error {
-	_, err := guarded(g.gate, func() (struct{}, error) { return struct{}{}, g.Service.ReportProfile(ctx, repo, manifest, names) })
+func (g gearAPI) ReportProfile(ctx context.Context, repo string, manifest oci.Digest, names [][32]byte, whole bool) error {
+	report := g.Service.ReportProfile
+	if !whole {
+		report = g.ReportSeen
+	}
+	_, err := guarded(g.gate, func() (struct{}, error) { return struct{}{}, report(ctx, repo, manifest, names) })
 	return err
 }

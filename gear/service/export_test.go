@@ -41,6 +41,9 @@ type Profile struct{ p profile }
 // Add merges a report into the profile.
 func (p *Profile) Add(names []gear.Name) { p.p.add(names) }
 
+// AddSeen merges the report of a start that was seen in part.
+func (p *Profile) AddSeen(names []gear.Name) { p.p.addSeen(names) }
+
 // Order returns the files that an image opens first.
 func (p *Profile) Order() []gear.Name { return p.p.order() }
 

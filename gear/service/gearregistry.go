@@ -81,6 +81,9 @@ type Options struct {
 	Lease time.Duration
 	// ReadOnly refuses uploads and reports, and queues nothing.
 	ReadOnly bool
+	// Owner tells whose a repository is. What the images of one owner open is believed for
+	// images of another only if a second owner's do, too. Default: all are one owner's.
+	Owner func(repo string) string
 }
 
 // Memory in bytes of all conversions together: for contents, and for what was
@@ -137,6 +140,11 @@ type Service struct {
 
 	seen    visible
 	metrics metrics
+	// predicted is what was inferred of starts; predicting bounds how many are at work,
+	// and is taken before ballots.mu.
+	predicted  predictions
+	predicting chan struct{}
+	ballots    ballots
 	// owner names this process in leases.
 	owner string
 
@@ -164,7 +172,8 @@ func (c *conversion) progress(bytes, size int64) {
 // asks for.
 func New(cat *catalog.Catalog, blobs Blobs, files *filestore.Store, o *Options) *Service {
 	s := &Service{cat: cat, blobs: blobs, files: files, active: map[oci.Digest]*conversion{}, early: map[oci.Digest]*early{}, awaits: map[oci.Digest]oci.Digest{},
-		changed: make(chan struct{}), queued: make(chan struct{}, 1), mounts: make(chan struct{}, 64), idle: make(chan struct{})}
+		changed: make(chan struct{}), queued: make(chan struct{}, 1), mounts: make(chan struct{}, 64), idle: make(chan struct{}),
+		predicting: make(chan struct{}, predictAtOnce)}
 	close(s.idle)
 	if o != nil {
 		s.opts = *o
@@ -196,6 +205,9 @@ func New(cat *catalog.Catalog, blobs Blobs, files *filestore.Store, o *Options) 
 	}
 	if v.SettleShare <= 0 || v.SettleShare > 100 {
 		v.SettleShare = 50
+	}
+	if v.Owner == nil {
+		v.Owner = func(string) string { return "" }
 	}
 	if v.Lease <= 0 {
 		v.Lease = time.Minute

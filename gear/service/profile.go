@@ -38,23 +38,29 @@ func (s *Service) LookProfile(ctx context.Context, repo string, manifest oci.Dig
 }
 
 func (s *Service) profileOf(ctx context.Context, repo string, manifest oci.Digest, wait bool) ([]gear.Name, error) {
+	names, _, err := s.knownOf(ctx, repo, manifest, wait)
+	return names, err
+}
+
+// knownOf is profileOf that says as well whether any report was of a whole start.
+func (s *Service) knownOf(ctx context.Context, repo string, manifest oci.Digest, wait bool) (names []gear.Name, whole bool, err error) {
 	if err := s.shows(ctx, repo, manifest); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	data, err := s.cat.GearProfile(ctx, manifest)
 	if err != nil || data == nil {
-		return nil, err
+		return nil, false, err
 	}
 	var p profile
 	if err := p.decode(data); err != nil {
 		s.log.Warn("a damaged profile is left alone", "manifest", manifest, "err", err)
-		return nil, nil
+		return nil, false, nil
 	}
-	names := p.order()
+	names = p.order()
 	// Reports may have come by way of another repository that shows the image.
 	may, err := s.look(ctx, repo, names, wait)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	kept := names[:0]
 	for i, n := range names {
@@ -62,13 +68,23 @@ func (s *Service) profileOf(ctx context.Context, repo string, manifest oci.Diges
 			kept = append(kept, n)
 		}
 	}
-	return kept, nil
+	return kept, p.reports > 0, nil
 }
 
 // ReportProfile takes in which files a container opened, in that order. Names
 // that the repository may not read are left out, so that a report can do no more
 // than change an order. Errors: MANIFEST_UNKNOWN.
 func (s *Service) ReportProfile(ctx context.Context, repo string, manifest oci.Digest, names []gear.Name) error {
+	return s.report(ctx, repo, manifest, names, (*profile).add)
+}
+
+// ReportSeen is ReportProfile of a container that may have opened other files as well, which
+// nobody saw. It speaks for its names, and not against others. Errors: MANIFEST_UNKNOWN.
+func (s *Service) ReportSeen(ctx context.Context, repo string, manifest oci.Digest, names []gear.Name) error {
+	return s.report(ctx, repo, manifest, names, (*profile).addSeen)
+}
+
+func (s *Service) report(ctx context.Context, repo string, manifest oci.Digest, names []gear.Name, add func(*profile, []gear.Name)) error {
 	if err := s.writable(); err != nil {
 		return err
 	}
@@ -89,15 +105,19 @@ func (s *Service) ReportProfile(ctx context.Context, repo string, manifest oci.D
 	if len(opened) == 0 {
 		return nil
 	}
-	return s.cat.ChangeGearProfile(ctx, manifest, func(old []byte) ([]byte, error) {
+	err = s.cat.ChangeGearProfile(ctx, manifest, func(old []byte) ([]byte, error) {
 		var p profile
 		if err := p.decode(old); err != nil {
 			s.log.Warn("a damaged profile begins anew", "manifest", manifest, "err", err)
 			p = profile{}
 		}
-		p.add(opened)
+		add(&p, opened)
 		return p.encode(), nil
 	})
+	if err == nil {
+		s.learnFrom(repo, manifest)
+	}
+	return err
 }
 
 // shows checks that a repository shows a manifest.
@@ -152,11 +172,61 @@ func (p *profile) add(names []gear.Name) {
 	}
 }
 
-// order returns the files that at least a quarter of the reports had.
+// addSeen merges the report of a start that was seen in part. A file that is not in the profile's
+// list counts as if one whole report more had had it. Of those in the list nothing can be told:
+// they were there before they were opened.
+func (p *profile) addSeen(names []gear.Name) {
+	if p.files == nil {
+		p.files = make(map[gear.Name]opened, len(names))
+	}
+	left := maxProfile
+	if len(p.files) > 0 {
+		left = loneFiles // what nobody else has had must not outnumber the rest by far
+	}
+	had := make(map[gear.Name]bool, len(names))
+	for i, n := range names {
+		o, known := p.files[n]
+		if had[n] || known && o.count*4 >= p.reports || !known && (left == 0 || len(p.files) >= maxProfile) {
+			continue
+		}
+		had[n] = true
+		if !known {
+			left--
+		}
+		o.count++
+		o.rank += (float32(i) - o.rank) / o.count
+		p.files[n] = o
+	}
+}
+
+// order returns the files that at least a quarter of the reports had. Those that one report
+// alone had are bounded by the others: else one false report among a few is enough to have
+// all nodes fetch the whole image.
 func (p *profile) order() []gear.Name {
 	names := p.sorted(func(a, b opened) int { return cmp.Compare(a.rank, b.rank) })
-	return slices.DeleteFunc(names, func(n gear.Name) bool { return p.files[n].count*4 < p.reports })
+	names = slices.DeleteFunc(names, func(n gear.Name) bool { return p.files[n].count*4 < p.reports })
+	if p.reports < 2 {
+		return names
+	}
+	alone := func(n gear.Name) bool { return p.files[n].count < 2 }
+	left := loneFiles
+	for _, n := range names {
+		if !alone(n) {
+			left += loneShare
+		}
+	}
+	return slices.DeleteFunc(names, func(n gear.Name) bool {
+		if alone(n) {
+			left--
+			return left < 0
+		}
+		return false
+	})
 }
+
+// What one report alone says counts for so many files, and so many more for each file that
+// another report had, too.
+const loneFiles, loneShare = 1000, 4
 
 func (p *profile) sorted(by func(a, b opened) int) []gear.Name {
 	names := make([]gear.Name, 0, len(p.files))
@@ -207,7 +277,7 @@ func (p *profile) decode(data []byte) error {
 		}
 		p.files[gear.Name(data[:32])] = o
 	}
-	if !(p.reports > 0) || math.IsInf(float64(p.reports), 0) {
+	if !(p.reports >= 0) || math.IsInf(float64(p.reports), 0) {
 		return errProfile
 	}
 	return nil

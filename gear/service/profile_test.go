@@ -62,6 +62,39 @@ func TestProfileOrder(t *testing.T) {
 	}
 }
 
+// TestSeenInPart merges reports of starts that were seen in part: they add what was missing,
+// however many whole reports there were, and speak against nothing.
+func TestSeenInPart(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var p gearregistry.Profile
+		for range rapid.IntRange(0, 20).Draw(t, "whole reports") {
+			p.Add(report(rapid.SliceOfN(rapid.IntRange(0, 9), 1, 9).Draw(t, "opened")...))
+		}
+		before := p.Order()
+		missed := report(rapid.SliceOfNDistinct(rapid.IntRange(5, 15), 1, 9, rapid.ID).Draw(t, "missed")...)
+		for range rapid.IntRange(0, 5).Draw(t, "reports in part") {
+			p.AddSeen(missed)
+		}
+		for _, n := range before {
+			if !slices.Contains(p.Order(), n) {
+				t.Fatalf("%v is gone from %v", numbers([]gear.Name{n}), numbers(before))
+			}
+		}
+		for range 6 { // a quarter of 20 and one
+			p.AddSeen(missed)
+		}
+		for _, n := range missed {
+			if !slices.Contains(p.Order(), n) {
+				t.Fatalf("%v is missed again and again and not in %v", numbers([]gear.Name{n}), numbers(p.Order()))
+			}
+		}
+		var q gearregistry.Profile
+		if err := q.Decode(p.Encode()); err != nil || !slices.Equal(q.Order(), p.Order()) {
+			t.Fatalf("it is another profile when it was decoded: %v", err)
+		}
+	})
+}
+
 // TestProfileFollows checks that the profile follows when an image is used differently.
 func TestProfileFollows(t *testing.T) {
 	var p gearregistry.Profile

@@ -111,7 +111,7 @@ func (s *Service) Open(ctx context.Context, k poolfs.Key) (poolfs.Content, error
 			}
 			return pc, nil
 		}
-		err = s.sched.fetch(ctx, img, f, onDemand)
+		err = s.demand(ctx, img, f)
 		s.stalled(img, time.Since(began))
 		if err != nil {
 			img.st.errors.Add(1)
@@ -119,6 +119,14 @@ func (s *Service) Open(ctx context.Context, k poolfs.Key) (poolfs.Content, error
 		}
 	}
 	return nil, fmt.Errorf("file %x is gone again as soon as it has arrived: %w", name, hideNotExist(err))
+}
+
+// demand waits for a file that is opened, and asks for its siblings behind it.
+func (s *Service) demand(ctx context.Context, img *image, f gear.File) error {
+	fl := s.sched.join(img, f, onDemand, false)
+	defer s.sched.leave(fl)
+	s.missed(img, f.Name)
+	return s.sched.await(ctx, fl, true)
 }
 
 // hideNotExist keeps the text of an error that would be taken for "the image has

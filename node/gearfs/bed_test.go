@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/predict"
 	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/node/cachedir"
 	"example.org/slipway/node/gearfs"
@@ -104,6 +105,8 @@ type fakeSource struct {
 	// request, when set, is called at the beginning of each request.
 	request func(ctx context.Context, files []gear.File) error
 	profile []gear.Name
+	origins string // of the names of profile
+	whole   bool   // what the last report said of itself
 
 	requests, ranges atomic.Int64
 	mu               sync.Mutex
@@ -194,17 +197,17 @@ func (s *fakeSource) Range(ctx context.Context, f gear.File, off, n int64, _ boo
 	return io.NopCloser(&ctxReader{ctx, r}), nil
 }
 
-func (s *fakeSource) Profile(context.Context) ([]gear.Name, error) {
+func (s *fakeSource) Profile(context.Context) (gearfs.Profile, error) {
 	if s.profile == nil {
-		return nil, fmt.Errorf("no profile: %w", fs.ErrNotExist)
+		return gearfs.Profile{}, fmt.Errorf("no profile: %w", fs.ErrNotExist)
 	}
-	return s.profile, nil
+	return gearfs.Profile{Files: predict.Files(s.profile, s.origins)}, nil
 }
 
-func (s *fakeSource) ReportProfile(_ context.Context, names []gear.Name) error {
+func (s *fakeSource) ReportProfile(_ context.Context, names []gear.Name, whole bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.reported = slices.Clone(names)
+	s.reported, s.whole = slices.Clone(names), whole
 	return nil
 }
 

@@ -85,10 +85,13 @@ type decisionInput struct {
 	files, missingFiles int
 	bytes, missingBytes int64
 	profiled            int // names in the profile
-	profileFiles        int // of them missing
-	profileBytes        int64
-	link                link
-	hits                hits
+	// guess says that the profile was made without an earlier version of the image: it
+	// names some of what is opened, and nobody knows which share.
+	guess        bool
+	profileFiles int // of them missing
+	profileBytes int64
+	link         link
+	hits         hits
 }
 
 // decide chooses how a start is done.
@@ -144,8 +147,9 @@ func (in *decisionInput) estimate(share float64) (eager, lazy time.Duration) {
 // missed are the files that a start is expected to open which no profile names,
 // and their bytes.
 func (in *decisionInput) missed(share float64) (files, bytes float64) {
-	if in.profiled == 0 {
-		return min(neededFiles*float64(in.missingFiles), maxMisses), neededBytes * float64(in.missingBytes)
+	if in.profiled == 0 || in.guess {
+		files = min(neededFiles*float64(in.missingFiles), maxMisses) - float64(in.profileFiles)
+		return max(files, 0), max(neededBytes*float64(in.missingBytes)-float64(in.profileBytes), 0)
 	}
 	rest := in.missingFiles - in.profileFiles
 	files = min(float64(in.profiled)*(1-share)/max(share, 0.1), float64(rest))

@@ -1,6 +1,7 @@
 package gearfs
 
 import (
+	"encoding/binary"
 	"testing"
 	"time"
 
@@ -52,4 +53,12 @@ func (s *Service) Covers(chain string, removed int64, looks int) (complete bool,
 	img := s.image(chain)
 	complete = s.covers(img, removed, looks)
 	return complete, img.st.coverage.at
+}
+
+// ProfileV1 returns a profile as version 1 wrote it.
+func ProfileV1(names []gear.Name) []byte {
+	b := encodeProfile(ownProfile(names))[:profileHeader+32*len(names)]
+	copy(b, profileMagic1)
+	binary.LittleEndian.PutUint32(b[12:], profileSum(b))
+	return b
 }

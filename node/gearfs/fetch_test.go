@@ -337,8 +337,8 @@ func TestPrefetch(t *testing.T) {
 	if got, err = n.Prefetch(t.Context(), "sha256:1", nil); err != nil || got.Files != 0 || got.Decision.Mode != gearfs.Lazy {
 		t.Errorf("after a restart: %+v, %v", got, err)
 	}
-	if p, err := n.Profile("sha256:1"); err != nil || len(p) != 51 {
-		t.Errorf("kept profile of %d names, %v", len(p), err)
+	if p, err := n.Profile("sha256:1"); err != nil || len(p.Files) != 51 {
+		t.Errorf("kept profile of %d names, %v", len(p.Files), err)
 	}
 }
 

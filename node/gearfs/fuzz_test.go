@@ -1,22 +1,30 @@
 package gearfs_test
 
 import (
-	"bytes"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/predict"
 	"example.org/slipway/node/gearfs"
 )
 
 func FuzzProfile(f *testing.F) {
-	f.Add(gearfs.EncodeProfile(nil))
-	f.Add(gearfs.EncodeProfile([]gear.Name{{1}, {2}}))
+	f.Add(gearfs.EncodeProfile(gearfs.Profile{}))
+	two := gearfs.Profile{Files: predict.Files([]gear.Name{{1}, {2}}, "so"), Donor: "sha256:d"}
+	f.Add(gearfs.EncodeProfile(two))
+	f.Add(gearfs.ProfileV1([]gear.Name{{1}, {2}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		names, err := gearfs.ParseProfile(b)
-		if err == nil && !bytes.Equal(gearfs.EncodeProfile(names), b) {
-			t.Errorf("%x is read as %d names", b, len(names))
+		p, err := gearfs.ParseProfile(b)
+		if err != nil {
+			return
+		}
+		again, err := gearfs.ParseProfile(gearfs.EncodeProfile(p))
+		if diff := cmp.Diff(p, again); err != nil || diff != "" {
+			t.Errorf("%x becomes another profile: %v\n%s", b, err, diff)
 		}
 	})
 }

@@ -51,9 +51,10 @@ type Source interface {
 	Range(ctx context.Context, f gear.File, off, n int64, checked bool) (io.ReadCloser, error)
 	// Profile is which files a container of the source's image opens first, in
 	// order; fs.ErrNotExist, wrapped, if that is not known.
-	Profile(ctx context.Context) ([]gear.Name, error)
-	// ReportProfile tells the registry.
-	ReportProfile(ctx context.Context, names []gear.Name) error
+	Profile(ctx context.Context) (Profile, error)
+	// ReportProfile tells the registry which files a start opened. If it is not whole, the
+	// start may have opened more.
+	ReportProfile(ctx context.Context, names []gear.Name, whole bool) error
 }
 
 // SourceRef says where a source is. It is kept on disk and must hold no secret.

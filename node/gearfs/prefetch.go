@@ -40,18 +40,21 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 	ctx, cancel := context.WithTimeout(ctx, s.opts.PrefetchWait)
 	defer cancel()
 	if s.hasAll(img) { // nobody need be asked what a container will open
-		d := decide(s.decisionOf(img, len(profile)))
+		d := decide(s.decisionOf(img, Profile{}))
 		s.noteDecision(img, d)
 		return Prefetched{Decision: d, Took: time.Since(began)}, nil
 	}
+	known := ownProfile(profile)
 	if profile == nil {
-		profile = s.profileOf(ctx, img)
+		known = s.profileOf(ctx, img)
 	}
-	plan, err := s.plan(img, profile)
+	plan, err := s.plan(img, known)
 	if err != nil {
 		return Prefetched{}, err
 	}
 	s.noteDecision(img, plan.decision)
+	img.st.trace.begin(began, known)
+	s.noteProfile(img, known)
 	res := Prefetched{Decision: plan.decision}
 	flights := s.sched.joinAll(img, plan.ask, fromProfile, true)
 	res.Files = len(plan.ask)
@@ -123,11 +126,12 @@ type prefetchPlan struct {
 }
 
 // plan decides between eager and lazy, and lists what is to be fetched.
-func (s *Service) plan(img *image, profile []gear.Name) (prefetchPlan, error) {
+func (s *Service) plan(img *image, profile Profile) (prefetchPlan, error) {
 	var p prefetchPlan
-	in := s.decisionOf(img, len(profile))
-	seen := make(map[gear.Name]bool, len(profile))
-	for _, name := range profile {
+	in := s.decisionOf(img, profile)
+	seen := make(map[gear.Name]bool, len(profile.Files))
+	for i := range profile.Files {
+		name := profile.Files[i].Name
 		if seen[name] {
 			continue
 		}
@@ -135,14 +139,14 @@ func (s *Service) plan(img *image, profile []gear.Name) (prefetchPlan, error) {
 		if img.view.Has(name) {
 			continue
 		}
-		_, i, err := img.table.find(name)
+		_, at, err := img.table.find(name)
 		if err != nil {
 			return p, err
 		}
-		if i < 0 {
+		if at < 0 {
 			continue // of another version of the image
 		}
-		f, err := img.table.whole(i)
+		f, err := img.table.whole(at)
 		if err != nil {
 			return p, err
 		}
@@ -173,8 +177,8 @@ func (s *Service) plan(img *image, profile []gear.Name) (prefetchPlan, error) {
 }
 
 // decisionOf is what is known before a start without looking for files.
-func (s *Service) decisionOf(img *image, profiled int) decisionInput {
-	in := decisionInput{forced: s.opts.Mode, profiled: profiled, files: len(img.table.keys), bytes: img.table.bytes}
+func (s *Service) decisionOf(img *image, profile Profile) decisionInput {
+	in := decisionInput{forced: s.opts.Mode, profiled: len(profile.Files), guess: profile.guess(), files: len(img.table.keys), bytes: img.table.bytes}
 	in.link, in.hits = s.linkOf(img)
 	return in
 }

@@ -17,10 +17,10 @@ type asksProfile struct {
 	asked atomic.Int64
 }
 
-func (s *asksProfile) Profile(ctx context.Context) ([]gear.Name, error) {
+func (s *asksProfile) Profile(ctx context.Context) (gearfs.Profile, error) {
 	s.asked.Add(1)
 	<-ctx.Done()
-	return nil, fs.ErrNotExist
+	return gearfs.Profile{}, fs.ErrNotExist
 }
 
 // TestPrefetchLocal starts containers of an image that is local. Nobody is asked and nothing is

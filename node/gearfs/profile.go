@@ -8,9 +8,11 @@ import (
 	"hash/crc32"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/predict"
 	"example.org/slipway/internal/durable"
 )
 
@@ -20,8 +22,13 @@ import (
 //	8   4     number of names
 //	12  4     CRC-32C of bytes 0 to 11 and of all behind byte 16
 //	16  32*N  names, in the order of their first opens
+//	    N     a letter for each that says why it is expected: predict.Origin
+//	    rest  the manifest that names were inherited from
+//
+// Version 1 ends with the names.
 const (
-	profileMagic  = "SLGPROF\x01"
+	profileMagic  = "SLGPROF\x02"
+	profileMagic1 = "SLGPROF\x01"
 	profileHeader = 16
 	profileFile   = "profile"
 	// maxProfile is how many names a profile has at most, as in a registry.
@@ -38,16 +45,37 @@ const (
 	// leastRTT is what a question over a network takes at least; a source that is
 	// quicker had asked before.
 	leastRTT = 100 * time.Microsecond
+	// maxDonor is how many bytes the name of a manifest has at most.
+	maxDonor = 200
 )
 
+// Profile says which files a container of an image opens first, in that order.
+type Profile struct {
+	Files []predict.File
+	// Donor is the manifest of the image that files were inherited from, if any were.
+	Donor string
+}
+
+// ownProfile is a profile that containers of the image itself have made.
+func ownProfile(names []gear.Name) Profile { return Profile{Files: predict.Files(names, "")} }
+
+// inferred reports whether no container of the image is known to have made it.
+func (p *Profile) inferred() bool { return predict.Inferred(p.Files) }
+
+// guess reports whether it was made without an earlier version of the image.
+func (p *Profile) guess() bool {
+	return p.inferred() && !slices.ContainsFunc(p.Files, func(f predict.File) bool { return f.From == predict.Series })
+}
+
 // encodeProfile makes a profile's file.
-func encodeProfile(names []gear.Name) []byte {
-	b := make([]byte, profileHeader, profileHeader+32*len(names))
+func encodeProfile(p Profile) []byte {
+	b := make([]byte, profileHeader, profileHeader+33*len(p.Files)+len(p.Donor))
 	copy(b, profileMagic)
-	binary.LittleEndian.PutUint32(b[8:], uint32(len(names)))
-	for i := range names {
-		b = append(b, names[i][:]...)
+	binary.LittleEndian.PutUint32(b[8:], uint32(len(p.Files)))
+	for i := range p.Files {
+		b = append(b, p.Files[i].Name[:]...)
 	}
+	b = append(append(b, predict.Origins(p.Files)...), p.Donor...)
 	binary.LittleEndian.PutUint32(b[12:], profileSum(b))
 	return b
 }
@@ -58,54 +86,68 @@ func profileSum(b []byte) uint32 {
 }
 
 // parseProfile reads it.
-func parseProfile(b []byte) ([]gear.Name, error) {
-	if len(b) < profileHeader || string(b[:8]) != profileMagic {
-		return nil, errors.New("not a profile of version 1")
+func parseProfile(b []byte) (Profile, error) {
+	if len(b) < profileHeader || string(b[:8]) != profileMagic && string(b[:8]) != profileMagic1 {
+		return Profile{}, errors.New("not a profile of version 1 or 2")
 	}
-	n := binary.LittleEndian.Uint32(b[8:])
-	if n > maxProfile || len(b) != profileHeader+32*int(n) {
-		return nil, fmt.Errorf("profile of %d names in %d bytes", n, len(b))
+	n := int(binary.LittleEndian.Uint32(b[8:]))
+	least, most := profileHeader+33*n, profileHeader+33*n+maxDonor
+	if string(b[:8]) == profileMagic1 {
+		least, most = profileHeader+32*n, profileHeader+32*n
+	}
+	if n > maxProfile || len(b) < least || len(b) > most {
+		return Profile{}, fmt.Errorf("profile of %d names in %d bytes", n, len(b))
 	}
 	if binary.LittleEndian.Uint32(b[12:]) != profileSum(b) {
-		return nil, errors.New("profile with a wrong checksum")
+		return Profile{}, errors.New("profile with a wrong checksum")
 	}
 	names := make([]gear.Name, n)
 	for i := range names {
 		names[i] = gear.Name(b[profileHeader+32*i:])
 	}
-	return names, nil
+	rest := b[profileHeader+32*n:]
+	if len(rest) == 0 {
+		return ownProfile(names), nil
+	}
+	for _, o := range rest[:n] {
+		if !predict.Origin(o).Valid() {
+			return Profile{}, fmt.Errorf("profile with a file of origin %q", o)
+		}
+	}
+	return Profile{predict.Files(names, string(rest[:n])), string(rest[n:])}, nil
 }
 
 // readProfile returns the profile that is kept of an image, and how old it is;
 // nil if there is none.
-func (s *Service) readProfile(img *image) ([]gear.Name, time.Duration) {
+func (s *Service) readProfile(img *image) (Profile, time.Duration) {
 	path := filepath.Join(img.dir, profileFile)
 	b, err := os.ReadFile(path)
 	if err != nil {
-		return nil, 0
+		return Profile{}, 0
 	}
 	st, err := os.Stat(path)
-	var names []gear.Name
+	var p Profile
 	if err == nil {
-		names, err = parseProfile(b)
+		p, err = parseProfile(b)
 	}
 	if err != nil {
 		s.log.Warn("profile of an image is damaged", "image", img.name(), "err", err)
-		return nil, 0
+		return Profile{}, 0
 	}
-	return names, s.opts.Clock().Sub(st.ModTime())
+	return p, s.opts.Clock().Sub(st.ModTime())
 }
 
 // profileOf returns an image's profile: the one that is kept, and for lack of that
-// the registry's. One that is old is asked for again, for the next start.
-func (s *Service) profileOf(ctx context.Context, img *image) []gear.Name {
-	names, age := s.readProfile(img)
-	if names != nil && age < profileAge {
-		return names
+// the registry's. One that is old, or was only inferred, is asked for again, for the next
+// start.
+func (s *Service) profileOf(ctx context.Context, img *image) Profile {
+	p, age := s.readProfile(img)
+	if p.Files != nil && age < profileAge && (!p.inferred() || age < noProfile) {
+		return p
 	}
 	asked := s.askProfile(img)
-	if names != nil {
-		return names
+	if p.Files != nil {
+		return p
 	}
 	ctx, cancel := context.WithTimeout(ctx, firstWait)
 	defer cancel()
@@ -114,8 +156,8 @@ func (s *Service) profileOf(ctx context.Context, img *image) []gear.Name {
 	case <-ctx.Done():
 	case <-s.ctx.Done():
 	}
-	names, _ = s.readProfile(img)
-	return names
+	p, _ = s.readProfile(img)
+	return p
 }
 
 // askProfile asks the registry for an image's profile, unless that was done lately,
@@ -131,10 +173,11 @@ func (s *Service) askProfile(img *image) <-chan struct{} {
 	s.goWork(func() {
 		defer close(done)
 		again := profileAge
-		names, err := s.pullProfile(img)
-		if err == nil && names != nil {
-			err = s.SetProfile(img.chain, names)
-		} else if err == nil {
+		p, err := s.pullProfile(img)
+		if err == nil && len(p.Files) > 0 {
+			err = s.takeProfile(img, p)
+		}
+		if err == nil && (len(p.Files) == 0 || p.inferred()) {
 			again = noProfile
 		}
 		if err != nil {
@@ -150,8 +193,19 @@ func (s *Service) askProfile(img *image) <-chan struct{} {
 	return done
 }
 
-// pullProfile returns the profile of the first source that has one; nil if none.
-func (s *Service) pullProfile(img *image) ([]gear.Name, error) {
+// takeProfile keeps what the registry says, unless that is less than what is known here:
+// what was inferred does not replace what containers of this node have opened.
+func (s *Service) takeProfile(img *image, p Profile) error {
+	if p.inferred() {
+		if kept, _ := s.readProfile(img); kept.Files != nil && !kept.inferred() {
+			return nil
+		}
+	}
+	return s.setProfile(img.chain, p)
+}
+
+// pullProfile returns the profile of the first source that has one; an empty one if none.
+func (s *Service) pullProfile(img *image) (Profile, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, profileWait)
 	defer cancel()
 	s.imagesMu.RLock()
@@ -165,46 +219,54 @@ func (s *Service) pullProfile(img *image) ([]gear.Name, error) {
 		src, err := s.sched.dialled(known)
 		if err == nil {
 			began := time.Now()
-			var names []gear.Name
-			names, err = src.Profile(ctx)
+			var p Profile
+			p, err = src.Profile(ctx)
 			if err == nil {
 				if took := time.Since(began); took >= leastRTT {
 					s.ObserveLink(ref.Registry, took, 0, 0)
 				}
-				return names, nil
+				return p, nil
 			}
 		}
 		if !isNotExist(err) {
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", ref, err))
 		}
 	}
-	return nil, failed
+	return Profile{}, failed
 }
 
-// Profile returns the profile that is kept of an image, nil if there is none.
+// Profile returns the profile that is kept of an image, an empty one if there is none.
 // Errors: ErrUnknown.
-func (s *Service) Profile(chain string) ([]gear.Name, error) {
+func (s *Service) Profile(chain string) (Profile, error) {
 	img := s.image(chain)
 	if img == nil {
-		return nil, fmt.Errorf("image %s: %w", chain, ErrUnknown)
+		return Profile{}, fmt.Errorf("image %s: %w", chain, ErrUnknown)
 	}
-	names, _ := s.readProfile(img)
-	return names, nil
+	p, _ := s.readProfile(img)
+	return p, nil
 }
 
-// SetProfile replaces the profile that is kept of an image; an empty one removes
-// it. Names the image does not have are left out. Errors: ErrUnknown.
+// SetProfile replaces the profile that is kept of an image by files that its containers
+// open; none removes it. Names the image does not have are left out. Errors: ErrUnknown.
 func (s *Service) SetProfile(chain string, names []gear.Name) error {
+	return s.setProfile(chain, ownProfile(names))
+}
+
+func (s *Service) setProfile(chain string, p Profile) error {
 	img := s.image(chain)
 	if img == nil {
 		return fmt.Errorf("image %s: %w", chain, ErrUnknown)
 	}
-	keep := make([]gear.Name, 0, min(len(names), maxProfile))
-	for _, name := range names {
-		if len(keep) < maxProfile && img.Has(name) {
-			keep = append(keep, name)
+	if len(p.Donor) > maxDonor {
+		p.Donor = ""
+	}
+	keep := make([]predict.File, 0, min(len(p.Files), maxProfile))
+	for _, f := range p.Files {
+		if len(keep) < maxProfile && img.Has(f.Name) {
+			keep = append(keep, f)
 		}
 	}
+	p.Files = keep
 	s.addMu.Lock() // so that the image is not removed meanwhile
 	defer s.addMu.Unlock()
 	if s.image(chain) != img {
@@ -219,7 +281,7 @@ func (s *Service) SetProfile(chain string, names []gear.Name) error {
 	}
 	img.st.mu.Lock()
 	defer img.st.mu.Unlock()
-	if err := durable.WriteFile(path, encodeProfile(keep)); err != nil {
+	if err := durable.WriteFile(path, encodeProfile(p)); err != nil {
 		return fmt.Errorf("profile of image %s: %w", chain, err)
 	}
 	return nil

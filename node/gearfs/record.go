@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/predict"
 )
 
 // container is a running container of an image.
@@ -25,16 +26,21 @@ type container struct {
 
 // recording collects what a container opens at its start.
 type recording struct {
-	// profile has the names of the profile there was, in order.
-	profile []gear.Name
+	profile Profile // the one there was
 	seen    map[gear.Name]bool
 	names   []gear.Name
 	timer   *time.Timer
 	watch   *opensWatch // nil without a mount that can be watched
+	// siblings is nil until the tree is read. Where opens are not watched, most that come of
+	// use are not seen, so they end soon.
+	siblings *predict.Siblings
 }
 
 // add notes an open. The container's mu is held.
 func (r *recording) add(name gear.Name) {
+	if r.siblings != nil {
+		r.siblings.Opened(name)
+	}
 	if len(r.names) < maxProfile && !r.seen[name] {
 		r.seen[name] = true
 		r.names = append(r.names, name)
@@ -42,7 +48,8 @@ func (r *recording) add(name gear.Name) {
 }
 
 // maxWatched is how many recordings of an image see all opens: later ones would
-// tell little that is new, and each costs its container some time.
+// tell little that is new, and each costs its container some time. As long as the profile is
+// inferred all starts are watched: the first report replaces it.
 const maxWatched = 3
 
 // leaseOf is the lease of an image that has containers.
@@ -67,10 +74,11 @@ func (s *Service) ContainerStarted(id, chain, mount string) error {
 	s.imagesMu.Unlock()
 	s.cache.LeaseSet(leaseOf(chain), img)
 	profile, _ := s.readProfile(img)
-	s.cache.Touch(profile...) // it opens them now
+	s.cache.Touch(predict.Names(profile.Files)...) // it opens them now
+	img.st.trace.begin(time.Now(), profile)
 	r := &recording{profile: profile, seen: map[gear.Name]bool{}}
 	var watch *opensWatch
-	if mount != "" && img.st.watched.Add(1) <= maxWatched {
+	if mount != "" && (img.st.watched.Add(1) <= maxWatched || profile.inferred()) {
 		var err error
 		if watch, err = s.watchOpens(c, mount); err != nil {
 			s.log.Info("opens of a container's cached files cannot be recorded", "container", id, "err", err)
@@ -84,7 +92,65 @@ func (s *Service) ContainerStarted(id, chain, mount string) error {
 	if watch != nil {
 		s.goWork(watch.run)
 	}
+	s.goWork(func() { s.guessSiblings(c, r) })
 	return nil
+}
+
+// noteProfile notes the profile that a start goes by, for containers that were started
+// before it was known.
+func (s *Service) noteProfile(img *image, p Profile) {
+	s.imagesMu.RLock()
+	defer s.imagesMu.RUnlock()
+	for _, c := range s.containers {
+		c.mu.Lock()
+		if c.img == img && c.rec != nil && len(c.rec.profile.Files) == 0 {
+			c.rec.profile = p
+		}
+		c.mu.Unlock()
+	}
+}
+
+// guessSiblings has what a container misses bring its siblings from now on.
+func (s *Service) guessSiblings(c *container, r *recording) {
+	if s.hasAll(c.img) {
+		return
+	}
+	x, err := s.readIndex(c.img)
+	if err != nil {
+		s.log.Warn("siblings of files cannot be told", "image", c.img.name(), "err", err)
+		return
+	}
+	l, _ := s.linkOf(c.img)
+	guess := predict.NewSiblings(predict.NewTree(x), l.rtt.Seconds(), l.rate)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r.siblings = guess
+}
+
+// missed asks for the siblings of a file that a container waits for.
+func (s *Service) missed(img *image, name gear.Name) {
+	var files []gear.File
+	s.imagesMu.RLock()
+	for _, c := range s.containers {
+		if c.img != img {
+			continue
+		}
+		c.mu.Lock()
+		if c.rec != nil && c.rec.siblings != nil {
+			files = append(files, c.rec.siblings.Missed(name, func(f gear.File) bool { return !img.view.Has(f.Name) })...)
+		}
+		c.mu.Unlock()
+	}
+	s.imagesMu.RUnlock()
+	if len(files) == 0 {
+		return
+	}
+	for i := range files {
+		img.st.trace.sibling(files[i].Name)
+	}
+	for _, fl := range s.sched.joinAll(img, files, fromProfile, true) {
+		s.sched.leave(fl) // it comes, and nobody waits
+	}
 }
 
 // Adopt notes a container that was started before this service was: its files are
@@ -210,10 +276,16 @@ func (s *Service) opened(k fileKey) {
 	for _, c := range s.containers {
 		c.mu.Lock()
 		if c.rec != nil && c.img.key(k.name) == k && c.img.Has(k.name) {
-			c.rec.add(k.name)
+			c.saw(k.name)
 		}
 		c.mu.Unlock()
 	}
+}
+
+// saw notes that the container opened a file. c.mu is held, and c.rec not nil.
+func (c *container) saw(name gear.Name) {
+	c.rec.add(name)
+	c.img.st.trace.wanted(name)
 }
 
 // endRecording ends the recording of a container, and reports it if asked to.
@@ -243,11 +315,14 @@ func (s *Service) endRecording(id string, report bool) {
 	}
 }
 
-// report keeps what was recorded, and tells the registry.
+// report keeps what was recorded, and tells the registry. Of a start whose opens were not all
+// watched only those count that were seen, and it says nothing of the others: else a file would
+// count as wanted because it was fetched, and it was fetched because it counted as wanted.
 func (s *Service) report(img *image, r *recording) {
-	had := make(map[gear.Name]bool, len(r.profile))
-	for _, name := range r.profile {
-		had[name] = true
+	img.st.trace.end(r.watch != nil)
+	had := make(map[gear.Name]bool, len(r.profile.Files))
+	for _, f := range r.profile.Files {
+		had[f.Name] = true
 	}
 	covered := 0
 	for _, name := range r.names {
@@ -255,47 +330,40 @@ func (s *Service) report(img *image, r *recording) {
 			covered++
 		}
 	}
-	names := r.names
-	if r.watch == nil { // only what was not cached was seen
-		covered = len(r.profile)
-		names = slices.Clone(r.profile)
-		for _, name := range r.names {
-			if !had[name] {
-				names = append(names, name)
-			}
-		}
-	}
-	if len(names) == 0 {
+	watched, own := r.watch != nil, !r.profile.inferred()
+	if len(r.names) == 0 {
 		return
 	}
-	if len(r.profile) > 0 {
-		opened := len(names)
-		if err := s.addHits(img, int64(opened), int64(min(covered, opened))); err != nil {
+	if watched && own && len(had) > 0 {
+		if err := s.addHits(img, int64(len(r.names)), int64(covered)); err != nil {
 			s.log.Warn("record of an image", "err", err)
 		}
 	}
-	if len(r.profile) == 0 || len(names) > covered {
-		merged := mergeProfile(r.profile, names)
-		if err := s.SetProfile(img.chain, merged); err != nil && !errors.Is(err, ErrUnknown) {
+	merged := ownProfile(r.names)
+	if own || !watched {
+		merged = mergeProfile(r.profile, r.names)
+	}
+	if len(merged.Files) != len(r.profile.Files) || watched && !own {
+		if err := s.setProfile(img.chain, merged); err != nil && !errors.Is(err, ErrUnknown) {
 			s.log.Warn("profile of an image cannot be kept", "err", err)
 		}
-		s.reportTo(img, names[:min(len(names), maxProfile)])
 	}
+	s.reportTo(img, r.names, watched)
 }
 
 // mergeProfile adds what is new to a profile, which stays in its order.
-func mergeProfile(old, names []gear.Name) []gear.Name {
-	have := make(map[gear.Name]bool, len(old))
-	for _, name := range old {
-		have[name] = true
+func mergeProfile(old Profile, names []gear.Name) Profile {
+	have := make(map[gear.Name]bool, len(old.Files))
+	for _, f := range old.Files {
+		have[f.Name] = true
 	}
-	out := slices.Clone(old)
+	out := Profile{slices.Clone(old.Files), old.Donor}
 	for _, name := range names {
-		if !have[name] {
-			out = append(out, name)
+		if !have[name] && len(out.Files) < maxProfile {
+			out.Files = append(out.Files, predict.File{Name: name, From: predict.Own})
 		}
 	}
-	return out[:min(len(out), maxProfile)]
+	return out
 }
 
 // addHits counts how well a profile did. Old starts count less and less.
@@ -317,8 +385,9 @@ func (s *Service) addHits(img *image, opened, covered int64) error {
 	return s.replaceRecord(img, &rec)
 }
 
-// reportTo tells the image's sources, until one takes it.
-func (s *Service) reportTo(img *image, names []gear.Name) {
+// reportTo tells the image's sources, until one takes it. whole says that a start opened
+// nothing else.
+func (s *Service) reportTo(img *image, names []gear.Name, whole bool) {
 	ctx, cancel := context.WithTimeout(s.ctx, profileWait)
 	defer cancel()
 	s.imagesMu.RLock()
@@ -331,7 +400,7 @@ func (s *Service) reportTo(img *image, names []gear.Name) {
 		s.sched.mu.Unlock()
 		src, err := s.sched.dialled(known)
 		if err == nil {
-			err = src.ReportProfile(ctx, names)
+			err = src.ReportProfile(ctx, names, whole)
 		}
 		if err == nil {
 			return

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/predict"
 	"example.org/slipway/node/gearfs"
 )
 
@@ -74,7 +75,7 @@ func TestRecording(t *testing.T) {
 	if diff := cmp.Diff(want, src.report()); diff != "" {
 		t.Errorf("reported (-want +got)\n%s", diff)
 	}
-	if p, err := n.Profile("sha256:1"); err != nil || !slices.Equal(p, want) {
+	if p, err := n.Profile("sha256:1"); err != nil || !slices.Equal(predict.Names(p.Files), want) {
 		t.Errorf("kept profile %x, %v", p, err)
 	}
 	if len(n.Status().Containers) != 0 {
@@ -86,12 +87,167 @@ func TestRecording(t *testing.T) {
 	n.ContainerStopped("c2")
 	eventually(t, "what is new is added to the profile", func() bool {
 		p, err := n.Profile("sha256:1")
-		return err == nil && slices.Equal(p, append(want, tr.files[6].Name))
+		return err == nil && slices.Equal(predict.Names(p.Files), append(want, tr.files[6].Name))
 	})
 	got, err := n.Prefetch(t.Context(), "sha256:1", nil)
 	must(t, err)
 	if h := got.Decision.HitShare; h > 0.945 || h < 0.9 {
 		t.Errorf("hit share %v after one miss in two", h)
+	}
+}
+
+// TestReportsTellTheTruth starts containers that open any part of a profile of any origin, and
+// something else. What a watched start reports is what it opened, in order and nothing else, and
+// the first report replaces what was inferred. A start of which opens may have been missed
+// reports what was seen, and that it is not all: a predicted file must not count as wanted.
+func TestReportsTellTheTruth(t *testing.T) {
+	tr := makeTree(t, manyFiles(1, 12)...)
+	mnt := overlay(t, tr)
+	for i, c := range []struct {
+		predicted, opened []int
+		origins           string
+		watched           bool
+	}{
+		{[]int{1, 2, 3}, []int{2}, "ooo", true},
+		{[]int{1, 2, 3}, []int{3, 1}, "sss", true},
+		{[]int{1, 2, 3}, []int{2, 7}, "scv", true},
+		{[]int{1, 2, 3}, []int{5}, "ccc", true},
+		{[]int{1, 2, 3}, []int{2, 5}, "ooo", false},
+		{[]int{1, 2, 3}, []int{2, 5}, "sco", false},
+		{nil, []int{4, 2}, "", false},
+	} {
+		src := newSource(tr)
+		for _, k := range c.predicted {
+			src.profile = append(src.profile, tr.files[k].Name)
+		}
+		src.origins = c.origins
+		n := newNode(t, gearfs.Options{RecordFor: time.Minute, Mode: gearfs.Lazy}, map[string]gearfs.Source{"a": src})
+		n.add("sha256:1", tr, "a")
+		_, err := n.Prefetch(t.Context(), "sha256:1", nil)
+		must(t, err)
+		at := ""
+		if c.watched {
+			at = mnt
+		}
+		must(t, n.ContainerStarted("c", "sha256:1", at))
+		var want []gear.Name
+		for _, k := range c.opened {
+			want = append(want, tr.files[k].Name)
+			if c.watched {
+				opens(t, mnt, fmt.Sprintf("dir%d/file%d", k%7, k))
+			} else {
+				n.check(tr, tr.files[k])
+			}
+		}
+		eventually(t, "all opens are seen", func() bool { return n.Status().Containers[0].Recorded == len(want) })
+		n.ContainerStopped("c")
+		eventually(t, "the start is over", func() bool {
+			s, err := n.Start("sha256:1")
+			return err == nil && s != nil && s.Over
+		})
+		kept := func() []gear.Name {
+			p, err := n.Profile("sha256:1")
+			must(t, err)
+			return predict.Names(p.Files)
+		}
+		eventually(t, "the start is reported", func() bool { return slices.Equal(src.report(), want) })
+		src.mu.Lock()
+		whole := src.whole
+		src.mu.Unlock()
+		if whole != c.watched {
+			t.Errorf("%d: watched %t and reported as the whole start: %t", i, c.watched, whole)
+		}
+		if c.watched && c.origins != "ooo" && !slices.Equal(kept(), want) {
+			t.Errorf("%d: %d files are kept in place of what was inferred, want %d", i, len(kept()), len(want))
+		}
+		if !c.watched && c.predicted != nil && len(kept()) != 4 {
+			t.Errorf("%d: %d files are kept, want the three that were predicted and the new one", i, len(kept()))
+		}
+		n.stop()
+	}
+}
+
+// TestStartIsTold checks the account of a start: what was wanted and predicted, asked for and
+// here, and how good the prediction was.
+func TestStartIsTold(t *testing.T) {
+	tr := makeTree(t, manyFiles(1, 12)...)
+	mnt := overlay(t, tr)
+	src := newSource(tr)
+	src.profile, src.origins = []gear.Name{tr.files[1].Name, tr.files[2].Name, tr.files[3].Name}, "scv"
+	n := newNode(t, gearfs.Options{RecordFor: time.Minute, Mode: gearfs.Lazy}, map[string]gearfs.Source{"a": src})
+	n.add("sha256:1", tr, "a")
+	if s, err := n.Start("sha256:1"); s != nil || err != nil {
+		t.Fatalf("before any start: %+v, %v", s, err)
+	}
+	_, err := n.Prefetch(t.Context(), "sha256:1", nil)
+	must(t, err)
+	must(t, n.ContainerStarted("c", "sha256:1", mnt))
+	opens(t, mnt, "dir2/file2", "dir2/file9")
+	eventually(t, "both are seen", func() bool { return n.Status().Containers[0].Recorded == 2 })
+	n.check(tr, tr.files[9]) // the overlay is a stand-in: here is what an open asks of the pool
+	n.ContainerStopped("c")
+	var s *gearfs.Start
+	eventually(t, "the start is over", func() bool {
+		var err error
+		s, err = n.Start("sha256:1")
+		return err == nil && s != nil && s.Over
+	})
+	want := map[string]string{"dir1/file1": "series", "dir2/file2": "closure", "dir3/file3": "vote", "dir2/file9": ""}
+	for _, f := range s.Files {
+		from, ok := want[f.Path]
+		delete(want, f.Path)
+		wanted := f.Path == "dir2/file2" || f.Path == "dir2/file9"
+		if !ok || f.From != from || f.Asked == nil || f.Here == nil || (f.Wanted != nil) != wanted {
+			t.Errorf("%+v", f)
+		}
+		if f.Asked != nil && f.Here != nil && (*f.Asked < 0 || *f.Here < *f.Asked) {
+			t.Errorf("%s was asked for at %v and here at %v", f.Path, *f.Asked, *f.Here)
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("nothing is told of %v", want)
+	}
+	size := func(k int) int64 { return tr.files[k].Size }
+	q := gearfs.Quality{Predicted: 3, PredictedBytes: size(1) + size(2) + size(3), Hit: 1, HitBytes: size(2), Missed: 1, MissedBytes: size(9),
+		WastedBytes: size(1) + size(3)}
+	if diff := cmp.Diff(q, s.Quality); diff != "" || !s.Watched {
+		t.Errorf("watched %v (-want +got)\n%s", s.Watched, diff)
+	}
+}
+
+// TestSiblingsCome checks that a missing file brings others of its directory at a start.
+func TestSiblingsCome(t *testing.T) {
+	tr := makeTree(t, manyFiles(1, 400)...)
+	mnt := overlay(t, tr)
+	for _, watched := range []bool{false, true} {
+		n := newNode(t, gearfs.Options{RecordFor: time.Minute, Mode: gearfs.Lazy}, map[string]gearfs.Source{"a": newSource(tr)})
+		n.add("sha256:1", tr, "a")
+		at := ""
+		if watched {
+			at = mnt
+		}
+		must(t, n.ContainerStarted("c", "sha256:1", at))
+		opened := map[gear.Name]bool{}
+		next := func() {
+			for _, f := range tr.files {
+				if !opened[f.Name] && !n.cache.Has(f.Name) {
+					opened[f.Name] = true
+					n.check(tr, f)
+					return
+				}
+			}
+		}
+		here := func() (more int) {
+			for _, f := range tr.files {
+				if !opened[f.Name] && n.cache.Has(f.Name) {
+					more++
+				}
+			}
+			return more
+		}
+		eventually(t, "a file brings others", func() bool { next(); return here() > 0 })
+		n.ContainerStopped("c")
+		n.stop()
 	}
 }
 
@@ -106,8 +262,13 @@ func TestRecordPool(t *testing.T) {
 	n.check(tr, tr.files[4])
 	n.check(tr, tr.files[2])
 	n.ContainerStopped("c1")
+	// Nobody knows whether file 9 was opened, which was fetched because the profile names it.
 	want := []gear.Name{tr.files[9].Name, tr.files[4].Name, tr.files[2].Name}
-	eventually(t, "the profile is reported", func() bool { return slices.Equal(src.report(), want) })
+	eventually(t, "what is new is kept", func() bool {
+		p, err := n.Profile("sha256:1")
+		return err == nil && slices.Equal(predict.Names(p.Files), want)
+	})
+	eventually(t, "only what was seen is reported", func() bool { return slices.Equal(src.report(), want[1:]) })
 }
 
 // TestManyEnds checks what containers read that end while the files of their image are looked at

@@ -24,6 +24,7 @@ import (
 
 	"example.org/slipway/gear"
 	gearclient "example.org/slipway/gear/client"
+	"example.org/slipway/gear/predict"
 	"example.org/slipway/node/gearfs"
 	"example.org/slipway/node/poolfs"
 	"example.org/slipway/oci"
@@ -39,16 +40,16 @@ type regSource struct {
 	manifest oci.Digest
 }
 
-func (s *regSource) Profile(ctx context.Context) ([]gear.Name, error) {
-	names, err := s.reg.GearProfile(ctx, s.repo, s.manifest)
+func (s *regSource) Profile(ctx context.Context) (gearfs.Profile, error) {
+	p, err := s.reg.GearProfile(ctx, s.repo, s.manifest)
 	if oci.HasCode(err, oci.CodeManifestUnknown) {
 		err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
 	}
-	return names, err
+	return gearfs.Profile{Files: predict.Files(p.Names, p.Origins), Donor: string(p.Donor)}, err
 }
 
-func (s *regSource) ReportProfile(ctx context.Context, names []gear.Name) error {
-	return s.reg.GearReportProfile(ctx, s.repo, s.manifest, names)
+func (s *regSource) ReportProfile(ctx context.Context, names []gear.Name, whole bool) error {
+	return s.reg.GearReportProfile(ctx, s.repo, s.manifest, names, whole)
 }
 
 // pushLayer pushes an image of one layer and returns its manifest's digest.
@@ -250,8 +251,8 @@ func TestRegistry(t *testing.T) {
 	}
 	n.ContainerStopped("first")
 	eventually(t, "the registry has the profile", func() bool {
-		names, err := src.Profile(t.Context())
-		return err == nil && len(names) == 20
+		p, err := src.Profile(t.Context())
+		return err == nil && len(p.Files) == 20
 	})
 	n.cache.Evict(1 << 40)
 	before := p.fetches.Load()

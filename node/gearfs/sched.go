@@ -211,13 +211,6 @@ func (c *scheduler) finish(fl *flight, err error) {
 	}
 }
 
-// fetch waits until a file is in the cache.
-func (c *scheduler) fetch(ctx context.Context, img *image, f gear.File, prio priority) error {
-	fl := c.join(img, f, prio, false)
-	defer c.leave(fl)
-	return c.await(ctx, fl, prio == onDemand)
-}
-
 // await waits for a flight as long as it gets on.
 func (c *scheduler) await(ctx context.Context, fl *flight, urgent bool) error {
 	if urgent {
@@ -414,6 +407,9 @@ func (c *scheduler) startBatch(p priority, now time.Time) (bool, time.Time) {
 				continue
 			}
 			fl.running, fl.parts = true, true
+			if p != inBackground {
+				fl.img.st.trace.asked(fl.f.Name)
+			}
 			c.assembling[p]++
 			c.s.goWork(func() { c.assemble(fl, p) })
 			continue
@@ -439,6 +435,9 @@ func (c *scheduler) startBatch(p priority, now time.Time) (bool, time.Time) {
 			most = c.batchBytes(p, src)
 		}
 		fl.running = true
+		if p != inBackground {
+			fl.img.st.trace.asked(fl.f.Name)
+		}
 		b.flights = append(b.flights, fl)
 		b.bytes += fl.f.Size
 	}

@@ -30,6 +30,8 @@ type imageStats struct {
 	askAgain time.Time
 	decision Decision
 	lacking  lacking
+
+	trace trace // of the last start
 }
 
 // stallFrom is how long a wait must be to count as a stall.
@@ -52,6 +54,7 @@ func (s *Service) stalled(img *image, d time.Duration) {
 
 // fetched notes that a whole file came.
 func (s *Service) fetched(fl *flight, p priority) {
+	fl.img.st.trace.here(fl.f.Name)
 	fl.img.st.files[p].Add(1)
 	fl.img.st.bytes[p].Add(fl.f.Size)
 }

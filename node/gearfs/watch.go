@@ -128,7 +128,7 @@ func (w *opensWatch) event(fd int) {
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
 	if w.c.rec != nil {
-		w.c.rec.add(name)
+		w.c.saw(name)
 	}
 }
 

@@ -192,23 +192,39 @@ func (c *Client) GearFetch(ctx context.Context, repo string, names [][32]byte) (
 	return resp.Body, nil
 }
 
-// GearProfile returns which files a container of an image opens first, in that
-// order. Errors: MANIFEST_UNKNOWN if that is not known.
-func (c *Client) GearProfile(ctx context.Context, repo string, manifest oci.Digest) ([][32]byte, error) {
+// GearProfile says which files a container of an image opens first, in that order.
+type GearProfile struct {
+	Names [][32]byte
+	// Origins has a letter for each name that says why it is expected, as in
+	// docs/formats/gear-api.md; empty: containers of this image opened them all.
+	Origins string
+	// Donor is the manifest that names were inherited from, or empty.
+	Donor oci.Digest
+}
+
+// GearProfile returns which files a container of an image opens first. Errors:
+// MANIFEST_UNKNOWN if that is not known.
+func (c *Client) GearProfile(ctx context.Context, repo string, manifest oci.Digest) (GearProfile, error) {
+	var p GearProfile
 	if err := checkBlob(repo, manifest); err != nil {
-		return nil, err
+		return p, err
 	}
 	var list struct {
-		Names []gearName `json:"names"`
+		Names   []gearName `json:"names"`
+		Origins string     `json:"origins"`
+		Donor   oci.Digest `json:"donor"`
 	}
 	if _, err := c.getJSON(ctx, c.gearCall(http.MethodGet, repo, "profiles/"+string(manifest)), maxListBody, &list); err != nil {
-		return nil, err
+		return p, err
 	}
-	names := make([][32]byte, len(list.Names))
+	if len(list.Origins) != 0 && len(list.Origins) != len(list.Names) {
+		return p, fmt.Errorf("profile of %s: %d origins of %d names", manifest, len(list.Origins), len(list.Names))
+	}
+	p = GearProfile{Names: make([][32]byte, len(list.Names)), Origins: list.Origins, Donor: list.Donor}
 	for i, name := range list.Names {
-		names[i] = name
+		p.Names[i] = name
 	}
-	return names, nil
+	return p, nil
 }
 
 // gearPath is where the extension is.

@@ -34,7 +34,7 @@ func TestGearRetries(t *testing.T) {
 			return err
 		}},
 		"query":  {ask: func(c *client.Client) error { _, err := c.GearQuery(t.Context(), "a", [][32]byte{name}); return err }},
-		"report": {ask: func(c *client.Client) error { return c.GearReportProfile(t.Context(), "a", d, [][32]byte{name}) }},
+		"report": {ask: func(c *client.Client) error { return c.GearReportProfile(t.Context(), "a", d, [][32]byte{name}, true) }},
 		"put":    {ask: func(c *client.Client) error { return c.GearPutFile(t.Context(), "a", name, 10, bytes.NewReader(data)) }},
 		"put a stream": {once: true, ask: func(c *client.Client) error {
 			return c.GearPutFile(t.Context(), "a", name, 10, iotest.HalfReader(bytes.NewReader(data)))

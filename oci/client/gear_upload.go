@@ -82,15 +82,16 @@ func (c *Client) putGear(ctx context.Context, method, repo, path, mediaType stri
 }
 
 // GearReportProfile reports which files a container of an image opened first, in
-// that order. Errors: MANIFEST_UNKNOWN, SIZE_INVALID for more names than GearInfo
-// allows.
-func (c *Client) GearReportProfile(ctx context.Context, repo string, manifest oci.Digest, names [][32]byte) error {
+// that order. whole says that it opened no others; else it may have. Errors:
+// MANIFEST_UNKNOWN, SIZE_INVALID for more names than GearInfo allows.
+func (c *Client) GearReportProfile(ctx context.Context, repo string, manifest oci.Digest, names [][32]byte, whole bool) error {
 	if err := oci.CheckDigest(manifest); err != nil {
 		return err
 	}
 	list := struct {
 		Names []oci.Digest `json:"names"`
-	}{make([]oci.Digest, len(names))}
+		Part  bool         `json:"part,omitempty"`
+	}{make([]oci.Digest, len(names)), !whole}
 	for i, name := range names {
 		list.Names[i] = gearDigest(name)
 	}

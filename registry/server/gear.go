@@ -43,13 +43,24 @@ type Gear interface {
 	// PutFiles stores the files of a framed stream and tells how many they
 	// were. After an error some may be stored.
 	PutFiles(ctx context.Context, repo string, stream io.Reader) (int, error)
-	// Profile returns which files a container of an image opens first, in
-	// that order. No names, or MANIFEST_UNKNOWN: none is known.
-	Profile(ctx context.Context, repo string, manifest oci.Digest) ([][32]byte, error)
-	// ReportProfile takes in which files a container opened, at most 20,000.
-	// Whoever may pull may report: what the names are is to be checked.
+	// Profile returns which files a container of an image opens first. No names, or
+	// MANIFEST_UNKNOWN: none is known.
+	Profile(ctx context.Context, repo string, manifest oci.Digest) (GearProfile, error)
+	// ReportProfile takes in which files a container opened, at most 20,000. If
+	// that is not the whole start, it may have opened others, too. Whoever may
+	// pull may report: what the names are is to be checked.
 	// Errors: MANIFEST_UNKNOWN.
-	ReportProfile(ctx context.Context, repo string, manifest oci.Digest, names [][32]byte) error
+	ReportProfile(ctx context.Context, repo string, manifest oci.Digest, names [][32]byte, whole bool) error
+}
+
+// GearProfile says which files a container of an image opens first, in that order.
+type GearProfile struct {
+	Names [][32]byte
+	// Origins has a letter for each name that says why it is expected, as in
+	// docs/formats/gear-api.md; empty: containers of this image opened them all.
+	Origins string
+	// Donor is the manifest that names were inherited from, or empty.
+	Donor oci.Digest
 }
 
 // GearContent is an open content. It must be closed and is not safe for

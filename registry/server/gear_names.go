@@ -25,6 +25,8 @@ type nameRequest struct {
 	names [][32]byte
 	// profile stands for the names of an image's profile; "": names are given.
 	profile oci.Digest
+	// part says that the names are a part of what there is to tell.
+	part bool
 	// binary says that the list was not JSON.
 	binary bool
 	// buf is what names may lie in, to be released.
@@ -46,17 +48,18 @@ func (s *Server) namesOf(q *request, most int) (nameRequest, error) {
 	if err != nil || list.profile == "" {
 		return list, err
 	}
-	list.names, err = s.profile(q, list.profile)
+	p, err := s.profile(q, list.profile)
+	list.names = p.Names
 	return list, err
 }
 
-// profile returns the names of a profile, at least one.
-func (s *Server) profile(q *request, manifest oci.Digest) ([][32]byte, error) {
-	names, err := s.opts.Gear.Profile(q.ctx(), q.Repo, manifest)
-	if err == nil && len(names) == 0 {
-		return nil, errNoProfile
+// profile returns a profile of at least one name.
+func (s *Server) profile(q *request, manifest oci.Digest) (GearProfile, error) {
+	p, err := s.opts.Gear.Profile(q.ctx(), q.Repo, manifest)
+	if err == nil && len(p.Names) == 0 {
+		return p, errNoProfile
 	}
-	return names, unless(err, errNoProfile)
+	return p, unless(err, errNoProfile)
 }
 
 // readNames reads a body that lists names. Memory is taken as they come, whatever
@@ -151,6 +154,7 @@ func readJSONNames(r io.Reader, size int64, most int) (nameRequest, error) {
 	var body struct {
 		Names   *jsonNames  `json:"names"`
 		Profile *oci.Digest `json:"profile"`
+		Part    bool        `json:"part"`
 	}
 	if err := json.Unmarshal(b, &body); err != nil {
 		var e *oci.Error
@@ -167,7 +171,7 @@ func readJSONNames(r io.Reader, size int64, most int) (nameRequest, error) {
 	case len(*body.Names) > most:
 		return nameRequest{}, errTooManyNames(most)
 	}
-	return nameRequest{names: *body.Names}, nil
+	return nameRequest{names: *body.Names, part: body.Part}, nil
 }
 
 var errNameBody = &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusBadRequest,
@@ -203,7 +207,12 @@ func (l *jsonNames) UnmarshalJSON(b []byte) error {
 
 // sendNameList sends {"<key>":["sha256:...",...]}.
 func (q *request) sendNameList(key string, names [][32]byte) error {
-	b := make([]byte, 0, len(key)+8+74*len(names))
+	b := appendNameList(make([]byte, 0, len(key)+8+76*len(names)), key, names)
+	return q.sendBytes(http.StatusOK, jsonType, append(b, '}'))
+}
+
+// appendNameList appends {"<key>":["sha256:...",...] without the end.
+func appendNameList(b []byte, key string, names [][32]byte) []byte {
 	b = append(append(append(b, `{"`...), key...), `":[`...)
 	for i, name := range names {
 		if i > 0 {
@@ -211,7 +220,7 @@ func (q *request) sendNameList(key string, names [][32]byte) error {
 		}
 		b = append(appendName(append(b, '"'), name), '"')
 	}
-	return q.sendBytes(http.StatusOK, jsonType, append(b, "]}"...))
+	return append(b, ']')
 }
 
 func (q *request) sendBytes(status int, mediaType []string, b []byte) error {
@@ -256,11 +265,18 @@ func (s *Server) queryGear(q *request) error {
 
 // getGearProfile answers GET .../gear/profiles/<digest>.
 func (s *Server) getGearProfile(q *request) error {
-	names, err := s.profile(q, q.ext.arg)
+	p, err := s.profile(q, q.ext.arg)
 	if err != nil {
 		return err
 	}
-	return q.sendNameList("names", names)
+	b := appendNameList(make([]byte, 0, 200+77*len(p.Names)), "names", p.Names)
+	if p.Origins != "" {
+		b = append(append(append(b, `,"origins":"`...), p.Origins...), '"')
+	}
+	if p.Donor != "" {
+		b = append(append(append(b, `,"donor":"`...), p.Donor...), '"')
+	}
+	return q.sendBytes(http.StatusOK, jsonType, append(b, '}'))
 }
 
 // reportGearProfile answers POST .../gear/profiles/<digest>.
@@ -279,7 +295,7 @@ func (s *Server) reportGearProfile(q *request) error {
 	if !s.votes.take(k, s.opts.Clock()) {
 		return q.accepted() // it is heard already
 	}
-	if err := s.opts.Gear.ReportProfile(q.ctx(), q.Repo, q.ext.arg, list.names); err != nil {
+	if err := s.opts.Gear.ReportProfile(q.ctx(), q.Repo, q.ext.arg, list.names, !list.part); err != nil {
 		s.votes.giveBack(k)
 		return unless(err, errNoProfile)
 	}

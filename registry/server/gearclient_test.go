@@ -125,13 +125,19 @@ func TestGearClient(t *testing.T) {
 	manifest := oci.SHA256([]byte("m"))
 	_, err = alice.GearProfile(ctx, repo, manifest)
 	wantCode(t, "no profile", err, oci.CodeManifestUnknown)
-	if err := alice.GearReportProfile(ctx, repo, manifest, []name{n2, n1}); err != nil {
+	if err := alice.GearReportProfile(ctx, repo, manifest, []name{n2, n1}, true); err != nil {
 		t.Error(err)
 	}
-	if names, err := alice.GearProfile(ctx, repo, manifest); err != nil || !slices.Equal(names, []name{n2, n1}) {
-		t.Errorf("profile: got %x, %v", names, err)
+	if p, err := alice.GearProfile(ctx, repo, manifest); err != nil || !slices.Equal(p.Names, []name{n2, n1}) || p.Origins != "" || p.Donor != "" {
+		t.Errorf("profile: got %+v, %v", p, err)
 	}
-	wantCode(t, "report too many", alice.GearReportProfile(ctx, repo, manifest, make([]name, 20_001)), oci.CodeSizeInvalid)
+	if err := alice.GearReportProfile(ctx, "inferred/app", manifest, []name{n2}, true); err != nil {
+		t.Error(err)
+	}
+	if p, err := alice.GearProfile(ctx, "inferred/app", manifest); err != nil || !slices.Equal(p.Names, []name{n2}) || p.Origins != "s" || p.Donor != oci.SHA256([]byte("donor")) {
+		t.Errorf("inferred profile: got %+v, %v", p, err)
+	}
+	wantCode(t, "report too many", alice.GearReportProfile(ctx, repo, manifest, make([]name, 20_001), true), oci.CodeSizeInvalid)
 
 	bob := gearClient(t, b.http.URL, client.Options{Username: "bob", Password: "bob's password"})
 	_, err = bob.GearFile(ctx, repo, n1, 0, -1)
@@ -280,5 +286,5 @@ func TestGearClientElsewhere(t *testing.T) {
 	_, err = c.GearQuery(t.Context(), "../a", nil)
 	wantCode(t, "query", err, oci.CodeNameInvalid)
 	wantCode(t, "put", c.GearPutFile(t.Context(), "a//b", name{}, 0, nil), oci.CodeNameInvalid)
-	wantCode(t, "report", c.GearReportProfile(t.Context(), "a", "latest", nil), oci.CodeDigestInvalid)
+	wantCode(t, "report", c.GearReportProfile(t.Context(), "a", "latest", nil, true), oci.CodeDigestInvalid)
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 
 	"example.org/slipway/oci"
@@ -244,13 +245,17 @@ func (m *memGear) PutFiles(ctx context.Context, repo string, stream io.Reader) (
 	}
 }
 
-func (m *memGear) Profile(_ context.Context, repo string, manifest oci.Digest) ([]name, error) {
+func (m *memGear) Profile(_ context.Context, repo string, manifest oci.Digest) (server.GearProfile, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.profiles[repo+"@"+string(manifest)], nil
+	p := server.GearProfile{Names: m.profiles[repo+"@"+string(manifest)]}
+	if strings.HasPrefix(repo, "inferred/") {
+		p.Origins, p.Donor = strings.Repeat("s", len(p.Names)), oci.SHA256([]byte("donor"))
+	}
+	return p, nil
 }
 
-func (m *memGear) ReportProfile(_ context.Context, repo string, manifest oci.Digest, names []name) error {
+func (m *memGear) ReportProfile(_ context.Context, repo string, manifest oci.Digest, names []name, _ bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if manifest == oci.SHA256([]byte("no manifest")) {

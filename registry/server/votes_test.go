@@ -32,7 +32,7 @@ func TestProfileVotes(t *testing.T) {
 			t.Fatalf("%s: answered %d %s", user, a.Status, a.Body)
 		}
 		got, err := m.Profile(t.Context(), repo, manifest)
-		return err == nil && len(got) == 1 && got[0] == file
+		return err == nil && len(got.Names) == 1 && got.Names[0] == file
 	}
 	one, two := oci.SHA256([]byte("1")), oci.SHA256([]byte("2"))
 	for hour := range 3 {
@@ -75,7 +75,7 @@ func TestAnonymousReports(t *testing.T) {
 			t.Errorf("%+v: a node's report is answered %d %s", c, a.Status, a.Body)
 		}
 		a := b.ask("POST", "/v2/public/a/_slipway/gear/profiles/"+string(d), []byte(fmt.Sprintf(`{"names":["sha256:%064x"]}`, 1)), "Content-Type: application/json")
-		if got, err := m.Profile(t.Context(), "public/a", d); a.Status != c.want || err != nil || len(got) != btoi(c.want == 202) {
+		if got, err := m.Profile(t.Context(), "public/a", d); a.Status != c.want || err != nil || len(got.Names) != btoi(c.want == 202) {
 			t.Errorf("%+v: a profile's report is answered %d %s", c, a.Status, a.Body)
 		}
 		if asked := a.Header.Get("WWW-Authenticate") != ""; asked != (c.want == 401) {

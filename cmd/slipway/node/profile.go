@@ -37,7 +37,9 @@ func profileShowCommand() *cobra.Command {
 		Use:   "show {IMAGE | CONTAINER}",
 		Short: "List the files of an image's profile, in the order in which they are opened",
 		Long: `List the files of the profile that this node has of an image, in the order in which they
-are opened. The image must be on this node: pulled by containerd, or mounted.`,
+are opened. Each comes with where it is from: "own" of containers of this image, "series" of
+another version of it, "closure" of what its program loads, "vote" of unrelated images with the
+same file. The image must be on this node: pulled by containerd, or mounted.`,
 		Example: `  slipway profile show registry.example.com/team/app:1
   slipway profile show --json /mnt`,
 		Args: cobra.ExactArgs(1),
@@ -52,7 +54,10 @@ are opened. The image must be on this node: pulled by containerd, or mounted.`,
 			}
 			return command.PrintReport(cmd.OutOrStdout(), f.json, p, func() {
 				for i := range p.Files {
-					fmt.Fprintf(cmd.OutOrStdout(), "%10s  /%s\n", command.Size(p.Files[i].Size), p.Files[i].Path)
+					fmt.Fprintf(cmd.OutOrStdout(), "%10s  %-7s  /%s\n", size(p.Files[i].Size), p.Files[i].From, p.Files[i].Path)
+				}
+				if p.Donor != "" {
+					fmt.Fprintf(cmd.OutOrStdout(), "inherited from %s\n", p.Donor)
 				}
 				fmt.Fprintf(cmd.OutOrStdout(), "%d files of %s\n", len(p.Files), command.Size(p.Bytes))
 			})
@@ -219,11 +224,11 @@ func profileAsker(cfg *config.Agent, image string) (func(context.Context, oci.Di
 
 // profileIn asks one registry.
 func profileIn(ctx context.Context, reg *client.Client, repo string, manifest oci.Digest) ([][32]byte, error) {
-	names, err := reg.GearProfile(ctx, repo, manifest)
-	if oci.HasCode(err, oci.CodeManifestUnknown) {
+	p, err := reg.GearProfile(ctx, repo, manifest)
+	if oci.HasCode(err, oci.CodeManifestUnknown) || p.Origins != "" { // what is inferred is nobody's report
 		return nil, nil
 	}
-	return names, err
+	return p.Names, err
 }
 
 // registryOptions are the agent's settings of a registry, for a client.

@@ -1,0 +1,212 @@
+package service_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/gear"
+	gearregistry "example.org/slipway/gear/service"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+)
+
+// pushImage pushes an image of files that starts a command, and waits until it is converted.
+func (b *bed) pushImage(repo string, command []string, files ...file) oci.Digest {
+	b.t.Helper()
+	layer := b.pushBlob(repo, zipped(tarOf(files...)))
+	config, err := json.Marshal(map[string]any{"os": "linux", "architecture": "amd64", "config": map[string]any{"Entrypoint": command}})
+	b.must(err)
+	d := b.pushBlob(repo, config)
+	blob, err := b.cat.Blob(context.Background(), repo, layer)
+	b.must(err)
+	raw, err := json.Marshal(map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeOCIManifest,
+		"config": oci.Descriptor{MediaType: "application/vnd.oci.image.config.v1+json", Digest: d, Size: int64(len(config))},
+		"layers": []oci.Descriptor{{MediaType: gzipLayer, Digest: layer, Size: blob.Size}}})
+	b.must(err)
+	res, err := b.reg.PutManifest(context.Background(), repo, oci.PutManifest{Bytes: raw})
+	b.must(err)
+	b.wait(layer)
+	return res.Digest
+}
+
+// predicted returns what is predicted of an image, by the contents of its files.
+func (b *bed) predicted(repo string, m oci.Digest, files ...file) ([]string, oci.Digest) {
+	b.t.Helper()
+	p, err := b.svc.Predict(b.t.Context(), repo, m)
+	b.must(err)
+	out := []string{}
+	for _, f := range p.Files {
+		i := slices.IndexFunc(files, func(o file) bool { return name(o.data) == f.Name })
+		if i < 0 {
+			b.t.Fatalf("%x is predicted and not of the image", f.Name)
+		}
+		out = append(out, f.From.String()+" "+files[i].name)
+	}
+	return out, p.Donor
+}
+
+// reports reports that a container of an image has opened files, and waits until that is
+// learnt.
+func (b *bed) reports(repo string, m oci.Digest, files ...file) {
+	b.t.Helper()
+	var names []gear.Name
+	for _, f := range files {
+		names = append(names, name(f.data))
+	}
+	b.must(b.svc.ReportProfile(b.t.Context(), repo, m, names))
+	b.eventually("the report is learnt from", func() bool {
+		rows, err := b.cat.GearDonors(b.t.Context(), repo)
+		return err == nil && slices.ContainsFunc(rows, func(d catalog.GearDonor) bool { return d.Manifest == m })
+	})
+}
+
+func want(t *testing.T, what string, got []string, wanted ...string) {
+	t.Helper()
+	if diff := cmp.Diff(append([]string{}, wanted...), got); diff != "" {
+		t.Errorf("%s (-want +got)\n%s", what, diff)
+	}
+}
+
+// TestPredict starts the versions of a series one after the other: each inherits from the
+// likest one, also when that is gone, and its own reports replace what was inferred.
+func TestPredict(t *testing.T) {
+	b := newBed(t, setup{})
+	v := func(n int) []file {
+		return []file{{"app-1." + fmt.Sprint(n), fmt.Append(nil, "program ", n)}, {"lib/same", []byte("same")}, {"lib/unused", fmt.Append(nil, "unused ", n)},
+			{"run.sh", []byte("#!/bin/sh\n")}}
+	}
+	one := b.pushImage(ours, []string{"/run.sh"}, v(1)...)
+	got, donor := b.predicted(ours, one, v(1)...)
+	want(t, "without a donor", got, "closure run.sh")
+	if donor != "" {
+		t.Errorf("donor %s", donor)
+	}
+	b.reports(ours, one, v(1)[0], v(1)[1])
+	got, _ = b.predicted(ours, one, v(1)...)
+	want(t, "with a report", got, "own app-1.1", "own lib/same")
+
+	two := b.pushImage(ours, []string{"/run.sh"}, v(2)...)
+	b.must(b.reg.DeleteManifest(t.Context(), ours, one))
+	b.collect()
+	if _, err := b.svc.Predict(t.Context(), ours, one); !oci.HasCode(err, oci.CodeManifestUnknown) {
+		t.Errorf("of an image that is gone: %v", err)
+	}
+	got, donor = b.predicted(ours, two, v(2)...)
+	want(t, "of the next version", got, "series app-1.2", "series lib/same")
+	if donor != one {
+		t.Errorf("donor %s, want %s", donor, one)
+	}
+	if own, err := b.svc.Profile(t.Context(), ours, two); err != nil || len(own) > 0 {
+		t.Errorf("what is inferred counts as a profile of %d files (%v)", len(own), err)
+	}
+	// The first report of what was really opened replaces it.
+	b.reports(ours, two, v(2)[1], v(2)[3])
+	got, _ = b.predicted(ours, two, v(2)...)
+	want(t, "with a report of its own", got, "own lib/same", "own run.sh")
+
+	// Nothing of a repository is inherited in another one.
+	foreign := b.pushImage(theirs, nil, v(2)...)
+	if got, donor := b.predicted(theirs, foreign, v(2)...); slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "series") }) || donor != "" {
+		t.Errorf("a foreign repository inherits %v from %s", got, donor)
+	}
+	// A damaged donor counts as none.
+	three := b.pushImage(ours, []string{"/run.sh"}, v(3)...)
+	for _, m := range []oci.Digest{one, two} {
+		b.must(b.cat.PutGearDonor(t.Context(), catalog.GearDonor{Repo: ours, Manifest: m, Data: []byte("nonsense")}, "x", 8))
+	}
+	got, _ = b.predicted(ours, three, v(3)...)
+	want(t, "with damaged donors", got, "closure run.sh")
+}
+
+// TestPredictInPart has starts that are seen in part only: what was missing is added to what is
+// inferred, and the next version inherits both.
+func TestPredictInPart(t *testing.T) {
+	b := newBed(t, setup{})
+	v := func(n int) []file {
+		return []file{{"app-1." + fmt.Sprint(n), fmt.Append(nil, "program ", n)}, {"lib/same", []byte("same")}, {"run.sh", []byte("#!/bin/sh\n")}}
+	}
+	seen := func(m oci.Digest, f file) {
+		b.must(b.svc.ReportSeen(t.Context(), ours, m, []gear.Name{name(f.data)}))
+		b.eventually("the report is learnt from", func() bool {
+			rows, err := b.cat.GearDonors(t.Context(), ours)
+			return err == nil && slices.ContainsFunc(rows, func(d catalog.GearDonor) bool { return d.Manifest == m })
+		})
+	}
+	one := b.pushImage(ours, []string{"/run.sh"}, v(1)...)
+	seen(one, v(1)[0])
+	got, _ := b.predicted(ours, one, v(1)...)
+	want(t, "with a report in part", got, "own app-1.1", "closure run.sh")
+	two := b.pushImage(ours, []string{"/run.sh"}, v(2)...)
+	got, _ = b.predicted(ours, two, v(2)...)
+	want(t, "of the next version", got, "series app-1.2", "closure run.sh")
+	seen(two, v(2)[1])
+	three := b.pushImage(ours, []string{"/run.sh"}, v(3)...)
+	b.must(b.reg.DeleteManifest(t.Context(), ours, one))
+	got, _ = b.predicted(ours, three, v(3)...)
+	slices.Sort(got)
+	want(t, "of the one after that", got, "closure run.sh", "series app-1.3", "series lib/same")
+}
+
+// TestVotesOfOwners checks who may speak for an image: its own owner's images, and images of
+// others only if two owners agree; whoever has the file and did not open it speaks against.
+func TestVotesOfOwners(t *testing.T) {
+	shared := file{"lib/shared", []byte("shared content")}
+	rest := func(repo string) file { return file{"lib/rest", []byte("only in " + repo)} }
+	for _, c := range []struct {
+		opened, only []string
+		want         bool
+	}{
+		{[]string{"b/1"}, nil, false},
+		{[]string{"b/1", "b/2", "b/3"}, nil, false},
+		{[]string{"b/1", "c/1"}, nil, true},
+		{[]string{"a/1"}, nil, true},
+		{[]string{"b/1", "c/1"}, []string{"d/1"}, false},
+		{[]string{"b/1", "c/1", "d/1", "e/1"}, []string{"f/1"}, true},
+	} {
+		t.Run(strings.Join(c.opened, " ")+" not "+strings.Join(c.only, " "), func(t *testing.T) {
+			b := newBed(t, setup{gear: gearregistry.Options{Owner: func(repo string) string {
+				owner, _, _ := strings.Cut(repo, "/")
+				return owner
+			}}})
+			for _, repo := range c.opened {
+				b.reports(repo, b.pushImage(repo, nil, shared, rest(repo)), shared)
+			}
+			for _, repo := range c.only {
+				b.reports(repo, b.pushImage(repo, nil, shared, rest(repo)), rest(repo))
+			}
+			asks := "a/new"
+			got, _ := b.predicted(asks, b.pushImage(asks, nil, shared, rest(asks)), shared, rest(asks))
+			if c.want {
+				want(t, "asks", got, "vote lib/shared")
+			} else {
+				want(t, "asks", got)
+			}
+		})
+	}
+}
+
+// TestFalseReport adds one report of all files of a large image to a few honest ones.
+func TestFalseReport(t *testing.T) {
+	for _, honest := range []int{1, 2, 3, 10} {
+		var p gearregistry.Profile
+		var opened, all []gear.Name
+		for i := range 20_000 {
+			if all = append(all, numbered(i)); i < 100 {
+				opened = append(opened, numbered(i))
+			}
+		}
+		for range honest {
+			p.Add(opened)
+		}
+		p.Add(all)
+		if got := p.Order(); len(got) > 1600 || !slices.Equal(got[:100], opened) {
+			t.Errorf("%d honest reports and a false one: %d files", honest, len(got))
+		}
+	}
+}

@@ -1,0 +1,137 @@
+package service
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/predict"
+)
+
+const (
+	// maxBallots is how many donors vote, the last that were learnt; ballotsFor how long
+	// they are not read again.
+	maxBallots = 1000
+	ballotsFor = 5 * time.Minute
+	// leastOwners is how many owners must have opened a content before that counts for
+	// images of others. One alone could spend other people's bytes.
+	leastOwners = 2
+	// leastShare is which share of the repositories that have a content and were started
+	// must have opened it.
+	leastShare = 0.8
+	// maxAsked is for how many contents it is looked up who has them, maxHolders how many
+	// are looked at of each.
+	maxAsked   = 500
+	maxHolders = 1000
+)
+
+// ballots are which contents the images of which repositories opened.
+type ballots struct {
+	mu     sync.Mutex
+	read   time.Time
+	voters map[string]bool // repositories
+	opened map[uint64][]ballot
+}
+
+// ballot says that a repository opened a content, and where in the order.
+type ballot struct {
+	repo string
+	rank int
+}
+
+// readBallots reads the donors of all repositories, unless that was done lately.
+func (s *Service) readBallots(ctx context.Context) (*ballots, error) {
+	b := &s.ballots
+	if now := s.opts.Clock(); b.voters == nil || now.Sub(b.read) > ballotsFor {
+		rows, err := s.cat.LastGearDonors(ctx, maxBallots)
+		if err != nil {
+			return nil, fmt.Errorf("read what images opened: %w", err)
+		}
+		b.read, b.voters, b.opened = now, map[string]bool{}, map[uint64][]ballot{}
+		for i := range rows {
+			d, err := predict.DecodeDonor(rows[i].Data)
+			if err != nil {
+				continue // told when its repository asks
+			}
+			b.voters[rows[i].Repo] = true
+			for rank := range d.Opened {
+				k := d.Opened[rank].Key
+				if !slices.ContainsFunc(b.opened[k], func(o ballot) bool { return o.repo == rows[i].Repo }) {
+					b.opened[k] = append(b.opened[k], ballot{rows[i].Repo, rank})
+				}
+			}
+		}
+	}
+	return b, nil
+}
+
+// voted returns the contents of an image that images of other repositories opened wherever
+// they had them, in about the order in which they did.
+func (s *Service) voted(ctx context.Context, repo string, img *start) ([]gear.Name, error) {
+	s.ballots.mu.Lock()
+	defer s.ballots.mu.Unlock()
+	b, err := s.readBallots(ctx)
+	if err != nil {
+		return nil, err
+	}
+	type candidate struct {
+		name gear.Name
+		rank int
+	}
+	var list []candidate
+	asked := 0
+	for _, n := range img.names {
+		cast := b.opened[binary.BigEndian.Uint64(n[:])]
+		if !s.enough(repo, cast) {
+			continue
+		}
+		if asked++; asked > maxAsked {
+			break
+		}
+		holders, err := s.cat.GearHolders(ctx, []gear.Name{n}, maxHolders)
+		if err != nil {
+			return nil, fmt.Errorf("look up who has a file: %w", err)
+		}
+		have, opened, rank := 0, 0, 0
+		for _, h := range holders[0].Repositories {
+			if h == repo || !b.voters[h] {
+				continue
+			}
+			have++
+			if i := slices.IndexFunc(cast, func(o ballot) bool { return o.repo == h }); i >= 0 {
+				opened, rank = opened+1, rank+cast[i].rank
+			}
+		}
+		if opened > 0 && float64(opened) >= leastShare*float64(have) {
+			list = append(list, candidate{n, rank / opened})
+		}
+	}
+	slices.SortStableFunc(list, func(a, b candidate) int { return cmp.Compare(a.rank, b.rank) })
+	out := make([]gear.Name, len(list))
+	for i := range list {
+		out[i] = list[i].name
+	}
+	return out, nil
+}
+
+// enough reports whether the owners who opened a content may speak for a repository: its
+// own one alone, others only together. A repository does not vote for itself.
+func (s *Service) enough(repo string, votes []ballot) bool {
+	own := s.opts.Owner(repo)
+	var others []string
+	for _, v := range votes {
+		o := s.opts.Owner(v.repo)
+		if o == own && v.repo != repo {
+			return true
+		}
+		if o != own && !slices.Contains(others, o) {
+			others = append(others, o)
+		}
+	}
+	return len(others) >= leastOwners
+}

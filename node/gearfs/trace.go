@@ -1,0 +1,239 @@
+package gearfs
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/predict"
+)
+
+// trace is when what happened to the files of an image at its last start. The zero value is
+// that of an image that was not started.
+type trace struct {
+	mu    sync.Mutex
+	began time.Time
+	over  bool
+	// watched says that all opens were seen, and not just those that reached the pool.
+	watched bool
+	donor   string
+	files   map[gear.Name]*traced
+}
+
+// traced is one file. Times are zero as long as nothing has happened.
+type traced struct {
+	from                predict.Origin // 0: not predicted
+	sibling             bool
+	wanted, asked, here time.Time
+}
+
+// begin notes that a start begins. If one is under way, what is predicted now as well belongs
+// to it.
+func (t *trace) begin(at time.Time, p Profile) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.files != nil && !t.over && at.Sub(t.began) < startFor {
+		for _, f := range p.Files {
+			if t.files[f.Name] == nil {
+				t.files[f.Name] = &traced{from: f.From}
+			}
+		}
+		t.donor = cmp.Or(t.donor, p.Donor)
+		return
+	}
+	t.began, t.over, t.watched, t.donor = at, false, false, p.Donor
+	t.files = make(map[gear.Name]*traced, len(p.Files))
+	for _, f := range p.Files {
+		t.files[f.Name] = &traced{from: f.From}
+	}
+}
+
+// startFor is how long at most a start is under way whose container never came.
+const startFor = time.Minute
+
+// note has change note what happens to a file now, as long as the start goes on.
+func (t *trace) note(name gear.Name, change func(f *traced, now time.Time)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.over || t.files == nil {
+		return
+	}
+	f := t.files[name]
+	if f == nil {
+		if len(t.files) >= maxTraced {
+			return
+		}
+		f = &traced{}
+		t.files[name] = f
+	}
+	change(f, time.Now())
+}
+
+// maxTraced is of how many files a start is told at most.
+const maxTraced = 2 * maxProfile
+
+func first(at *time.Time, now time.Time) {
+	if at.IsZero() {
+		*at = now
+	}
+}
+
+func (t *trace) wanted(name gear.Name) {
+	t.note(name, func(f *traced, now time.Time) { first(&f.wanted, now) })
+}
+
+func (t *trace) asked(name gear.Name) {
+	t.note(name, func(f *traced, now time.Time) { first(&f.asked, now) })
+}
+
+func (t *trace) here(name gear.Name) {
+	t.note(name, func(f *traced, now time.Time) { first(&f.here, now) })
+}
+
+func (t *trace) sibling(name gear.Name) {
+	t.note(name, func(f *traced, _ time.Time) { f.sibling = true })
+}
+
+// end notes that the start is over, and whether all opens were seen.
+func (t *trace) end(watched bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.over, t.watched = true, watched
+}
+
+// Start tells of the last start of an image.
+type Start struct {
+	Began time.Time `json:"began"`
+	// Over says that the start is over; Watched that all opens were seen. If not, files
+	// that were here already may have been opened unseen, and Quality is not known.
+	Over    bool `json:"over"`
+	Watched bool `json:"watched"`
+	// Donor is the manifest of the image that the prediction was inherited from.
+	Donor   string      `json:"donor,omitempty"`
+	Quality Quality     `json:"quality"`
+	Files   []StartFile `json:"files"`
+}
+
+// StartFile is what happened to a file at a start. Times are since the start began, nil for
+// what did not happen.
+type StartFile struct {
+	Name gear.Name `json:"-"`
+	Path string    `json:"path"`
+	Size int64     `json:"size"`
+	// From says why the file was predicted: an origin of package predict, sibling, or
+	// nothing.
+	From   string         `json:"from,omitempty"`
+	Wanted *time.Duration `json:"wanted_ns,omitempty"`
+	Asked  *time.Duration `json:"asked_ns,omitempty"`
+	Here   *time.Duration `json:"here_ns,omitempty"`
+}
+
+// Quality is how good a prediction was.
+type Quality struct {
+	// Predicted files of so many bytes, of which Hit were wanted; Missed were wanted and
+	// not predicted.
+	Predicted      int   `json:"predicted"`
+	PredictedBytes int64 `json:"predicted_bytes"`
+	Hit            int   `json:"hit"`
+	HitBytes       int64 `json:"hit_bytes"`
+	Missed         int   `json:"missed"`
+	MissedBytes    int64 `json:"missed_bytes"`
+	// WastedBytes were fetched for the start, and nobody wanted them.
+	WastedBytes int64 `json:"wasted_bytes"`
+}
+
+// Precision is which share of the predicted bytes was wanted; 1 if none were predicted.
+func (q *Quality) Precision() float64 {
+	if q.PredictedBytes == 0 {
+		return 1
+	}
+	return float64(q.HitBytes) / float64(q.PredictedBytes)
+}
+
+// add takes in a file of a start.
+func (q *Quality) add(f *StartFile) {
+	if f.From != "" {
+		q.Predicted++
+		q.PredictedBytes += f.Size
+	}
+	switch {
+	case f.Wanted != nil && f.From != "":
+		q.Hit++
+		q.HitBytes += f.Size
+	case f.Wanted != nil:
+		q.Missed++
+		q.MissedBytes += f.Size
+	case f.Asked != nil:
+		q.WastedBytes += f.Size
+	}
+}
+
+// Start returns what is known of the last start of an image; nil if it was not started since
+// the service was opened. Errors: ErrUnknown.
+func (s *Service) Start(chain string) (*Start, error) {
+	img := s.image(chain)
+	if img == nil {
+		return nil, fmt.Errorf("image %s: %w", chain, ErrUnknown)
+	}
+	x, err := s.readIndex(img)
+	if err != nil {
+		return nil, err
+	}
+	t := &img.st.trace
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.files == nil {
+		return nil, nil
+	}
+	out := &Start{Began: t.began, Over: t.over, Watched: t.watched, Donor: t.donor}
+	had := map[gear.Name]bool{}
+	for i := range x.Entries {
+		e := &x.Entries[i]
+		if e.File < 0 {
+			continue
+		}
+		f := &x.Files[e.File]
+		if was := t.files[f.Name]; was != nil && !had[f.Name] {
+			had[f.Name] = true
+			out.Files = append(out.Files, was.told(t.began, f, e.Path))
+		}
+	}
+	slices.SortStableFunc(out.Files, func(a, b StartFile) int { return cmp.Compare(a.begins(), b.begins()) })
+	for i := range out.Files {
+		out.Quality.add(&out.Files[i])
+	}
+	return out, nil
+}
+
+// told is a file as a start tells of it.
+func (f *traced) told(began time.Time, of *gear.File, path string) StartFile {
+	out := StartFile{Name: of.Name, Path: path, Size: of.Size}
+	switch {
+	case f.from != 0:
+		out.From = f.from.String()
+	case f.sibling:
+		out.From = "sibling"
+	}
+	since := func(at time.Time) *time.Duration {
+		if at.IsZero() {
+			return nil
+		}
+		return new(at.Sub(began))
+	}
+	out.Wanted, out.Asked, out.Here = since(f.wanted), since(f.asked), since(f.here)
+	return out
+}
+
+// begins is when the first thing happened to a file.
+func (f *StartFile) begins() time.Duration {
+	least := time.Duration(1<<63 - 1)
+	for _, d := range []*time.Duration{f.Wanted, f.Asked, f.Here} {
+		if d != nil {
+			least = min(least, *d)
+		}
+	}
+	return least
+}
