@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"example.org/slipway/config"
+	"example.org/slipway/node/gearfs"
 )
 
 // Explanation tells how an image is started, in sentences.
@@ -18,6 +19,11 @@ type Explanation struct {
 	Image string   `json:"image"`
 	Chain string   `json:"chain"`
 	Lines []string `json:"lines"`
+	// Start is the last start, if there was one since the worker started; Chart draws it as
+	// text, SVG as a picture.
+	Start *gearfs.Start `json:"start,omitempty"`
+	Chart []string      `json:"chart,omitempty"`
+	SVG   string        `json:"svg,omitempty"`
 }
 
 // explain tells how an image or container is started, and why so.
@@ -57,6 +63,13 @@ func (a *Agent) explain(ctx context.Context, name string) (Explanation, error) {
 	say("Since this worker started: %d files of %d bytes on demand, %d of %d bytes of the profile, %d of %d bytes in the background.",
 		img.DemandFiles, img.DemandBytes, img.ProfileFiles, img.ProfileBytes, img.BackgroundFiles, img.BackgroundBytes)
 	say("%d opens reached the agent, %d failed; %d waited, %s in all, the longest %s.", img.Opens, img.Errors, img.Stalls, img.Stalled.Round(time.Millisecond), img.LongestStall.Round(time.Millisecond))
+	if x.Start, err = a.files.Start(img.Chain); err != nil {
+		return x, err
+	}
+	if x.Start != nil {
+		explainStart(x.Start, say)
+		x.Chart, x.SVG = textChart(x.Start), svgChart(x.Start, "Start of "+img.Ref)
+	}
 	switch {
 	case img.LocalFiles == img.Files:
 		say("It is complete and needs the registry no more.")

@@ -287,15 +287,18 @@ func orElse(s, or string) string {
 
 func agentExplainCommand() *cobra.Command {
 	var f callFlags
+	var svg string
 	cmd := &cobra.Command{
 		Use:   "explain {IMAGE | CONTAINER}",
 		Short: "Tell how an image or container is started, and why so",
 		Long: `Tell how an image or container is started: lazily or eagerly and from which figures that
 was decided, how much of it is here, how long it waited for files, and where these come from.
-An image is named as it was pulled, or by the beginning of its chain ID in slipway agent
-status; a container by its ID or the directory it is mounted at.`,
+The last start is drawn: when each file was asked for, here and wanted, and how good the
+prediction was. An image is named as it was pulled, or by the beginning of its chain ID in
+slipway agent status; a container by its ID or the directory it is mounted at.`,
 		Example: `  slipway agent explain registry.example.com/team/app:1
-  slipway agent explain /mnt`,
+  slipway agent explain /mnt
+  slipway agent explain --svg start.svg registry.example.com/team/app:1`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := f.caller()
@@ -306,14 +309,23 @@ status; a container by its ID or the directory it is mounted at.`,
 			if err != nil {
 				return withAgentHint(err)
 			}
-			return command.PrintReport(cmd.OutOrStdout(), f.json, x, func() {
-				for _, line := range x.Lines {
+			if svg != "" {
+				if x.SVG == "" {
+					return fmt.Errorf("%s was not started since the agent's worker started: there is nothing to draw", args[0])
+				}
+				if err := os.WriteFile(svg, []byte(x.SVG), 0o644); err != nil {
+					return err
+				}
+			}
+			return printReport(cmd.OutOrStdout(), f.json, x, func() {
+				for _, line := range append(x.Lines, x.Chart...) {
 					fmt.Fprintln(cmd.OutOrStdout(), line)
 				}
 			})
 		},
 	}
 	f.add(cmd)
+	cmd.Flags().StringVar(&svg, "svg", "", "write the picture of the last start into this file")
 	return cmd
 }
 
