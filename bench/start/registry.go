@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -61,22 +62,29 @@ func ref(host string, im *corpus.Image, s *system) string {
 
 // get makes a request and returns the headers of the answer. Any status but 200 is an error.
 func (r *registry) get(ctx context.Context, method, path, accept string) (http.Header, error) {
+	h, _, err := r.read(ctx, method, path, accept)
+	return h, err
+}
+
+// read is get with the body of the answer.
+func (r *registry) read(ctx context.Context, method, path, accept string) (http.Header, []byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+r.net.address(registryPort)+path, nil)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if accept != "" {
 		req.Header.Set("Accept", accept)
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s %s: status %s", method, path, resp.Status)
+		return nil, nil, fmt.Errorf("%s %s: status %s", method, path, resp.Status)
 	}
-	return resp.Header, nil
+	b, err := io.ReadAll(resp.Body)
+	return resp.Header, b, err
 }
 
 const anyManifest = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.index.v1+json"

@@ -1,6 +1,7 @@
 package start
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -234,7 +235,8 @@ const profileDuration = 40 * time.Second
 
 // recordProfiles runs each first task once with an agent that reports to the registry what the
 // container opens first. The link has no limits. Stargz learns the same from its optimizer.
-// Profiles that the registry already has are kept.
+// Profiles that the registry already has are kept. With -profiles earlier it does so for the
+// versions before each image only, which then starts as a new version does.
 func (b *bench) recordProfiles(ctx context.Context) error {
 	if b.system(slipwayName) == nil {
 		return nil
@@ -242,17 +244,43 @@ func (b *bench) recordProfiles(ctx context.Context) error {
 	if err := b.net.shape(ctx, 0); err != nil {
 		return err
 	}
-	for _, im := range b.images {
+	known := b.images
+	if b.o.profiles == earlierProfiles {
+		known = b.earlier()
+		if err := b.push(ctx, known); err != nil {
+			return err
+		}
+	}
+	for _, im := range known {
 		if err := b.recordProfile(ctx, im); err != nil {
 			return fmt.Errorf("record the profile of %s: %w", im, err)
+		}
+	}
+	for _, im := range b.images {
+		if own := b.hasProfile(ctx, im); own != slices.Contains(known, im) {
+			return fmt.Errorf("%s has a profile of its own: %t; use another -prepared", im, own)
 		}
 	}
 	return nil
 }
 
+// earlier returns the versions of the images' series that come before them.
+func (b *bench) earlier() []*corpus.Image {
+	return slices.DeleteFunc(slices.Clone(b.all), func(o *corpus.Image) bool {
+		return slices.Contains(b.images, o) || !slices.ContainsFunc(b.images, func(im *corpus.Image) bool {
+			return im.Series == o.Series && corpus.CompareVersions(o.Version, im.Version) < 0
+		})
+	})
+}
+
+// hasProfile reports whether the registry has reports about an image itself.
+func (b *bench) hasProfile(ctx context.Context, im *corpus.Image) bool {
+	_, body, err := b.registry.read(ctx, http.MethodGet, "/v2/"+im.Repo()+"/_slipway/gear/profiles/"+im.Digest, "")
+	return err == nil && !bytes.Contains(body, []byte(`"origins"`))
+}
+
 func (b *bench) recordProfile(ctx context.Context, im *corpus.Image) (err error) {
-	path := "/v2/" + im.Repo() + "/_slipway/gear/profiles/" + im.Digest
-	known := func() bool { _, err := b.registry.get(ctx, http.MethodGet, path, ""); return err == nil }
+	known := func() bool { return b.hasProfile(ctx, im) }
 	if known() {
 		return nil
 	}

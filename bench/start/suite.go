@@ -33,6 +33,7 @@ type options struct {
 	measure.Options
 	rivals, corpus, images string
 	systems, tasks         string
+	profiles               string
 	rates, rtts            string
 	wait                   time.Duration
 	prepared               string
@@ -50,6 +51,7 @@ func parse(args []string) (*options, error) {
 	fl.StringVar(&o.images, "images", "", "`images` SERIES/VERSION or SERIES, its last version, separated by commas (default: the last version of each series)")
 	fl.StringVar(&o.systems, "systems", "", "`names` of the systems to compare (default: plain, stargz where there is one, slipway where the binary has an agent)")
 	fl.StringVar(&o.tasks, "tasks", "first", "`first`, second, or both separated by a comma: second is one that nothing was prepared for")
+	fl.StringVar(&o.profiles, "profiles", ownProfiles, "what the registry knows of starts: `own` of each image, or earlier of the versions before it only, so that it starts as a new version; that takes a -prepared of its own")
 	fl.StringVar(&o.rates, "rates", "1000,100,20,5", "`rates` of the link in Mbit/s")
 	fl.StringVar(&o.rtts, "rtts", "0,20", "added round `trips` in ms; one of them may be above 0")
 	fl.DurationVar(&o.wait, "wait", 90*time.Second, "`time` that a plain pull may need for its bytes alone: longer ones are computed from bytes and rate, and marked")
@@ -60,11 +62,17 @@ func parse(args []string) (*options, error) {
 	}
 	if o.Command == "" {
 		o.Command = measure.Described(fl, "scripts/bench-start.sh",
-			[]string{"scenario", "rounds", "images", "systems", "tasks", "rates", "rtts", "wait"}, []string{"quick"})
+			[]string{"scenario", "rounds", "images", "systems", "tasks", "profiles", "rates", "rtts", "wait"}, []string{"quick"})
 	}
 	o.Scenarios = cmp.Or(o.Scenarios, usual)
 	return o, o.validate(fl)
 }
+
+// The images whose profiles are recorded before anything is measured.
+const (
+	ownProfiles     = "own"
+	earlierProfiles = "earlier"
+)
 
 // usual lists the scenarios that run if none is named.
 const usual = "start,bytes,local"
@@ -84,6 +92,9 @@ func (o *options) validate(fl *flag.FlagSet) error {
 	}
 	if _, err := o.links(); err != nil {
 		return err
+	}
+	if o.profiles != ownProfiles && o.profiles != earlierProfiles {
+		return fmt.Errorf("no profiles %q; there are %s and %s", o.profiles, ownProfiles, earlierProfiles)
 	}
 	for _, t := range strings.Split(o.tasks, ",") {
 		if t != firstTask && t != secondTask {
