@@ -158,7 +158,8 @@ var layout = map[string][]string{
 	// The composition roots, and what stands beside them. Only serve and agent know concrete drivers.
 	"scripts/dashboards":   {"internal/dashboard"},
 	"scripts/package":      {},
-	"config":               {"oci", "registry/auth", "registry/notify"},
+	"config":               {"config/yamlfile", "oci", "registry/auth", "registry/notify"},
+	"config/yamlfile":      {},
 	"web":                  {"gear", "gear/rootfs", "gear/service", "internal/chart", "oci", "oci/fleet", "oci/wire", "registry", "registry/auth", "registry/catalog", "registry/check", "registry/mirror", "registry/retention"},
 	"serve":                {"config", "gear", "gear/filestore", "gear/predict", "gear/recipes", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/imagecopy", "oci/volref", "oci/wire", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/cache/tier", "registry/catalog", "registry/check", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/retention", "registry/server", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
 	"serve/servetest":      {"config", "serve"},
@@ -167,7 +168,7 @@ var layout = map[string][]string{
 	"cmd/slipway/command":  {"config", "gear/client", "internal/systemd", "oci", "oci/client", "oci/imagecopy", "serve"},
 	"cmd/slipway/image":    {"cmd/slipway/command", "gear/client", "gear/dedup", "gear/export", "gear/rebuild", "gear/recipes", "gear/service", "oci", "oci/client", "oci/model", "oci/volref", "serve", "volume/service"},
 	"cmd/slipway/node":     {"agent", "cmd/slipway/command", "config", "internal/systemd", "oci", "oci/client", "oci/wire"},
-	"cmd/slipway/server":   {"cmd/slipway/command", "config", "internal/systemd", "oci", "oci/client", "oci/imagecopy", "registry", "registry/adopt", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve"},
+	"cmd/slipway/server":   {"cmd/slipway/command", "config", "config/yamlfile", "internal/systemd", "oci", "oci/client", "oci/imagecopy", "registry", "registry/adopt", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve"},
 	"cmd/slipway/workload": {"cmd/slipway/command", "internal/durable", "internal/policy", "oci/client", "oci/wire", "serve", "workload/analyze", "workload/load", "workload/load/imageset", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
 }
 

@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"strings"
 	"time"
+
+	"example.org/slipway/config/yamlfile"
 )
 
 // Agent is the configuration of the node agent. Make one with ParseAgent or
@@ -31,7 +33,7 @@ type Agent struct {
 	Volumes     AgentVolumes    `yaml:"volumes" doc:"Images as volumes in storage that this node is connected to (docs/volumes.md). Without file.dir and rbd.conf there are none."`
 	Choice      AgentChoice     `yaml:"choice" doc:"In which way an image comes here: volume, its blocks from shared storage; gear, its files when they are opened; plain, unpacked in the ordinary way. The first that works is used, and plain always comes last."`
 
-	places places
+	places yamlfile.Places
 }
 
 // AgentLog configures the agent's log.
@@ -159,20 +161,20 @@ func ParseAgent(r io.Reader, o *Options) (*Agent, Warnings, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	a := &Agent{places: places{}}
-	setDefaults(reflect.ValueOf(a).Elem())
-	layers := &overlay{report: rep, root: root, typ: reflect.TypeFor[Agent]()}
-	layers.applyOverrides(opts.Overrides)
-	d := &decoder{report: rep, root: reflect.TypeFor[Agent](), places: a.places, expand: &expander{env: envMap(opts.Env), readFile: opts.ReadFile}}
-	d.value(root, reflect.ValueOf(a).Elem(), field{}, "")
-	v := &validator{report: rep, places: a.places}
+	a := &Agent{places: yamlfile.Places{}}
+	yamlfile.SetDefaults(reflect.ValueOf(a).Elem())
+	layers := &yamlfile.Overlay{Report: rep, Root: root, Type: reflect.TypeFor[Agent]()}
+	layers.ApplyOverrides(opts.Overrides)
+	d := &yamlfile.Decoder{Report: rep, Root: reflect.TypeFor[Agent](), Places: a.places, Expand: &yamlfile.Expander{Env: yamlfile.EnvMap(opts.Env), ReadFile: opts.ReadFile}}
+	d.Value(root, reflect.ValueOf(a).Elem(), yamlfile.Field{}, "")
+	v := &validator{Report: rep, places: a.places}
 	v.tags(reflect.ValueOf(a).Elem(), "")
 	v.agent(a)
-	if err := rep.err(); err != nil {
-		return nil, rep.warnings, err
+	if err := rep.Err(); err != nil {
+		return nil, rep.Warnings, err
 	}
 	a.complete()
-	return a, rep.warnings, nil
+	return a, rep.Warnings, nil
 }
 
 // maxRun is the longest path in bytes of a directory in which Linux lets the agent's
@@ -302,18 +304,14 @@ func hostPort(rest string) string {
 // AgentExample returns an agent's configuration file with every key, its
 // meaning and its default.
 func AgentExample() string {
-	w := &exampleWriter{}
-	w.comment(0, "Configuration of the Slipway node agent, with every key and its default.")
-	w.comment(0, "Keys that are commented out have none.")
-	w.b.WriteByte('\n')
 	a := &Agent{}
-	setDefaults(reflect.ValueOf(a).Elem())
-	w.section(reflect.ValueOf(a).Elem(), "", 0)
-	return w.b.String()
+	yamlfile.SetDefaults(reflect.ValueOf(a).Elem())
+	return yamlfile.ExampleOf(reflect.ValueOf(a).Elem(), "Configuration of the Slipway node agent, with every key and its default.",
+		"Keys that are commented out have none.")
 }
 
 // Redacted returns the configuration as a YAML file without its secrets.
-func (a Agent) Redacted() ([]byte, error) { return redactedYAML(reflect.ValueOf(a)) }
+func (a Agent) Redacted() ([]byte, error) { return yamlfile.RedactedYAML(reflect.ValueOf(a)) }
 
 // String implements fmt.Stringer with Redacted.
 func (a Agent) String() string {

@@ -1,17 +1,17 @@
 package config
 
 import (
+	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"reflect"
 	"time"
 
+	"example.org/slipway/config/yamlfile"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/notify"
 )
-
-// Version is the version of the file's shape, Distribution's.
-const Version = "0.1"
 
 // Config is the whole configuration. Make one with Default, Parse or Load: the
 // zero value lacks the defaults.
@@ -34,7 +34,7 @@ type Config struct {
 	Catalog       Catalog       `yaml:"catalog" doc:"The list of repositories, /v2/_catalog."`
 	Tracing       Tracing       `yaml:"tracing" doc:"OpenTelemetry traces. The standard OTEL_ variables are respected only when tracing is enabled here or by OTEL_TRACES_EXPORTER=otlp."`
 
-	places places
+	places yamlfile.Places
 }
 
 // Log configures logging. Operational lines go to standard error.
@@ -169,6 +169,41 @@ type Tracing struct {
 // loopback, on the file system. Each call returns a new one.
 func Default() *Config {
 	c := new(Config)
-	setDefaults(reflect.ValueOf(c).Elem())
+	yamlfile.SetDefaults(reflect.ValueOf(c).Elem())
 	return c
+}
+
+// Redacted returns the configuration as a YAML file in which each secret, each
+// header sent to another server and each password in a URL reads "******".
+func (c Config) Redacted() ([]byte, error) {
+	return yamlfile.RedactedYAML(reflect.ValueOf(c))
+}
+
+// String implements fmt.Stringer with Redacted.
+func (c Config) String() string {
+	b, err := c.Redacted()
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+// GoString implements fmt.GoStringer with Redacted.
+func (c Config) GoString() string { return c.String() }
+
+// LogValue implements slog.LogValuer with Redacted.
+func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
+
+// MarshalYAML implements yaml.Marshaler with Redacted.
+func (c Config) MarshalYAML() (any, error) {
+	return yamlfile.RedactedNode(reflect.ValueOf(c), false), nil
+}
+
+// MarshalJSON implements json.Marshaler with Redacted.
+func (c Config) MarshalJSON() ([]byte, error) {
+	var x any
+	if err := yamlfile.RedactedNode(reflect.ValueOf(c), false).Decode(&x); err != nil {
+		return nil, fmt.Errorf("write configuration: %w", err)
+	}
+	return json.Marshal(x)
 }

@@ -1,6 +1,8 @@
 package config
 
-import "time"
+import (
+	"time"
+)
 
 // Gear configures the conversion of images to Gear form.
 type Gear struct {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"example.org/slipway/config"
+	"example.org/slipway/config/yamlfile"
 )
 
 // bomb returns a short YAML text that expands to ten to the power of levels values.
@@ -23,7 +24,7 @@ func bomb(levels int) string {
 
 func TestLimits(t *testing.T) {
 	for _, tc := range []struct{ name, text, want string }{
-		{"file size", strings.Repeat("#", config.MaxFileBytes+1), "c.yml: larger than 1048576 bytes"},
+		{"file size", strings.Repeat("#", yamlfile.MaxFileBytes+1), "c.yml: larger than 1048576 bytes"},
 		{"aliases", bomb(9), "more than 100000 values, counting what aliases repeat"},
 		{"merges", strings.ReplaceAll(bomb(9), "[*", "[<<: *"), "c.yml"},
 		{"alias within itself", "version: 0.1\nlog: &a {fields: *a}", "c.yml"},

@@ -5,6 +5,8 @@ import (
 	"io"
 	"os"
 	"reflect"
+
+	"example.org/slipway/config/yamlfile"
 )
 
 // Options are what Parse knows besides the file. The zero value works.
@@ -51,14 +53,14 @@ func Parse(r io.Reader, o *Options) (*Config, Warnings, error) {
 		return nil, nil, err
 	}
 	c := build(root, opts, rep)
-	if err := rep.err(); err != nil {
-		return nil, rep.warnings, err
+	if err := rep.Err(); err != nil {
+		return nil, rep.Warnings, err
 	}
-	return c, rep.warnings, nil
+	return c, rep.Warnings, nil
 }
 
 // readTree reads a file and completes the options.
-func readTree(r io.Reader, o *Options) (*Options, *report, *node, error) {
+func readTree(r io.Reader, o *Options) (*Options, *yamlfile.Report, *yamlfile.Node, error) {
 	var opts Options
 	if o != nil {
 		opts = *o
@@ -67,44 +69,44 @@ func readTree(r io.Reader, o *Options) (*Options, *report, *node, error) {
 		opts.Name = "config"
 	}
 	if opts.ReadFile == nil {
-		opts.ReadFile = readSecretFile
+		opts.ReadFile = yamlfile.ReadSecretFile
 	}
-	text, err := io.ReadAll(io.LimitReader(r, MaxFileBytes+1))
+	text, err := io.ReadAll(io.LimitReader(r, yamlfile.MaxFileBytes+1))
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("read configuration: %w", err)
 	}
-	rep := new(report)
-	if len(text) > MaxFileBytes {
-		rep.problem(place{name: opts.Name}, "", fmt.Sprintf("larger than %d bytes", MaxFileBytes))
-		return nil, nil, nil, rep.err()
+	rep := new(yamlfile.Report)
+	if len(text) > yamlfile.MaxFileBytes {
+		rep.AddProblem(yamlfile.Place{Name: opts.Name}, "", fmt.Sprintf("larger than %d bytes", yamlfile.MaxFileBytes))
+		return nil, nil, nil, rep.Err()
 	}
-	root := parseTree(text, opts.Name, rep)
+	root := yamlfile.Parse(text, opts.Name, rep)
 	if root == nil {
-		return nil, nil, nil, rep.err()
+		return nil, nil, nil, rep.Err()
 	}
 	return &opts, rep, root, nil
 }
 
 // build makes a Config of the file's tree and the layers above it.
-func build(root *node, o *Options, rep *report) *Config {
-	if root.kind == dictNode && root.child("version") == nil {
-		rep.problem(root.at, "version", `is missing: begin the file with "version: 0.1"`)
+func build(root *yamlfile.Node, o *Options, rep *yamlfile.Report) *Config {
+	if root.Kind == yamlfile.DictNode && root.Child("version") == nil {
+		rep.AddProblem(root.At, "version", `is missing: begin the file with "version: 0.1"`)
 	}
-	env := envMap(o.Env)
-	layers := &overlay{report: rep, root: root, typ: reflect.TypeFor[Config]()}
-	layers.normalize()
-	layers.applyEnv(env)
-	layers.applyOverrides(o.Overrides)
+	env := yamlfile.EnvMap(o.Env)
+	layers := &yamlfile.Overlay{Report: rep, Root: root, Type: reflect.TypeFor[Config]()}
+	layers.Normalize()
+	layers.ApplyEnv(env)
+	layers.ApplyOverrides(o.Overrides)
 
 	c := Default()
-	c.places = places{}
-	d := &decoder{
-		report: rep, root: reflect.TypeFor[Config](), places: c.places,
-		expand: &expander{env: env, readFile: o.ReadFile},
+	c.places = yamlfile.Places{}
+	d := &yamlfile.Decoder{
+		Report: rep, Root: reflect.TypeFor[Config](), Places: c.places,
+		Expand: &yamlfile.Expander{Env: env, ReadFile: o.ReadFile},
 	}
-	d.value(root, reflect.ValueOf(c).Elem(), field{}, "")
-	decoded := len(rep.problems) == 0
-	v := &validator{report: rep, places: c.places, c: c}
+	d.Value(root, reflect.ValueOf(c).Elem(), yamlfile.Field{}, "")
+	decoded := len(rep.Problems) == 0
+	v := &validator{Report: rep, places: c.places, c: c}
 	v.values()
 	if decoded {
 		// Of a file with unknown keys one cannot tell what goes together: the

@@ -10,11 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"example.org/slipway/config"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/notify"
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // noFiles is a ReadFile for tests that name no file.

@@ -7,10 +7,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"example.org/slipway/config"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/notify"
-	"github.com/google/go-cmp/cmp"
 )
 
 func TestEnvironment(t *testing.T) {

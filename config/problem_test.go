@@ -5,8 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"example.org/slipway/config"
 	"github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/config"
 )
 
 // problemCase is a file that must be refused. Its text follows "version: 0.1

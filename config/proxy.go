@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"example.org/slipway/config/yamlfile"
 )
 
 // Proxy configures mirrors: repositories of other registries that are fetched when
@@ -120,7 +122,7 @@ func (p *Proxy) All() []Upstream {
 	list = append(list, p.Upstreams...)
 	if p.RemoteURL != "" {
 		var u Upstream
-		setDefaults(reflect.ValueOf(&u).Elem())
+		yamlfile.SetDefaults(reflect.ValueOf(&u).Elem())
 		u.Name, u.URL, u.Username, u.Password, u.Anonymous = remoteName(p.RemoteURL), p.RemoteURL, p.Username, p.Password, p.Anonymous
 		if p.Exec.Command != "" {
 			u.Command.Command, u.Command.Every = []string{p.Exec.Command, "get"}, max(p.Exec.Lifetime, time.Nanosecond)
@@ -137,7 +139,7 @@ func (p *Proxy) All() []Upstream {
 // Unlisted is an upstream that is not listed, with the defaults of those that are.
 func Unlisted(name, url string) Upstream {
 	var u Upstream
-	setDefaults(reflect.ValueOf(&u).Elem())
+	yamlfile.SetDefaults(reflect.ValueOf(&u).Elem())
 	if u.Name = name; name != DockerHub {
 		u.URL = url
 	}

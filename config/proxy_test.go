@@ -5,8 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/config"
 	"github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/config"
 )
 
 // TestDistributionProxy reads proxy sections like those in Distribution's documentation.

@@ -10,9 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/config"
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v4"
+
+	"example.org/slipway/config"
+	"example.org/slipway/config/yamlfile"
 )
 
 func TestParseSize(t *testing.T) {
@@ -20,12 +22,12 @@ func TestParseSize(t *testing.T) {
 		"0": 0, "12": 12, "-1": -1, "1b": 1, "8mb": 8 << 20, "8MB": 8 << 20, "200MiB": 200 << 20, "1k": 1 << 10,
 		"1.5 GiB": 3 << 29, " 2tb ": 2 << 40, "9223372036854775807": math.MaxInt64,
 	} {
-		if got, err := config.ParseSize(in); err != nil || got != want {
+		if got, err := yamlfile.ParseSize(in); err != nil || got != want {
 			t.Errorf("ParseSize(%q): got %d, %v; want %d", in, got, err, want)
 		}
 	}
 	for _, in := range []string{"", "mb", "1.5", "8xb", "1e3", "nan", "NaNkb", "infmb", "9223372036854775807k", "9e99tb", "1 2", "0x10"} {
-		if got, err := config.ParseSize(in); err == nil {
+		if got, err := yamlfile.ParseSize(in); err == nil {
 			t.Errorf("ParseSize(%q): got %d, want an error", in, got)
 		}
 	}
@@ -41,12 +43,12 @@ func TestParseDuration(t *testing.T) {
 		"0": 0, "30s": 30 * time.Second, "7d": 168 * time.Hour, "1d12h": 36 * time.Hour, "0.5d": 12 * time.Hour,
 		"-1d1h": -25 * time.Hour, "1500": 1500, "-5m": -5 * time.Minute, "106751d": 106751 * 24 * time.Hour,
 	} {
-		if got, err := config.ParseDuration(in); err != nil || got != want {
+		if got, err := yamlfile.ParseDuration(in); err != nil || got != want {
 			t.Errorf("ParseDuration(%q): got %v, %v; want %v", in, got, err, want)
 		}
 	}
 	for _, in := range []string{"", "d", "x", "1d-1h", "1d+1h", "1d1d", "106752d", "106751d24h", "nand", "infd", "1w"} {
-		if got, err := config.ParseDuration(in); err == nil {
+		if got, err := yamlfile.ParseDuration(in); err == nil {
 			t.Errorf("ParseDuration(%q): got %v, want an error", in, got)
 		}
 	}

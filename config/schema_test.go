@@ -9,8 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"example.org/slipway/config"
 	"go.yaml.in/yaml/v4"
+
+	"example.org/slipway/config"
 )
 
 // conform checks a value against the part of JSON Schema that Schema uses, and returns
@@ -113,7 +114,7 @@ func isType(x any, name string) bool {
 	}
 }
 
-func schema(t *testing.T) map[string]any {
+func SchemaOf(t *testing.T) map[string]any {
 	t.Helper()
 	var s map[string]any
 	if err := json.Unmarshal(config.Schema(), &s); err != nil {
@@ -123,7 +124,7 @@ func schema(t *testing.T) map[string]any {
 }
 
 func TestSchema(t *testing.T) {
-	s := schema(t)
+	s := SchemaOf(t)
 	for _, tc := range []struct{ name, text, bad string }{
 		{"example", config.Example(), ""},
 		{"another name, foreign keys and words", "version: 0.1\nstorage: {root: /x, inmemory: , cache: {blobdescriptor: redis}}\nredis: {addr: a}\nauth: htpasswd", ""},
@@ -167,7 +168,7 @@ func TestEveryKeyIsDescribed(t *testing.T) {
 		}
 		return n
 	}
-	if n := walk(schema(t), ""); n < 150 {
+	if n := walk(SchemaOf(t), ""); n < 150 {
 		t.Errorf("the schema has %d keys only", n)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"example.org/slipway/config/yamlfile"
 )
 
 // Setting is a value of a configuration, for people to read.
@@ -30,17 +32,17 @@ func (c *Config) Settings() []Setting {
 
 // lister collects settings.
 type lister struct {
-	places places
+	places yamlfile.Places
 	out    []Setting
 }
 
 func (l *lister) section(v reflect.Value, path string, secret bool) {
-	for _, f := range fieldsOf(v.Type()) {
-		fv := v.FieldByIndex(f.index)
-		if f.typ == reflect.TypeFor[ForeignOnly]() || fv.Kind() == reflect.Pointer && fv.IsNil() {
+	for _, f := range yamlfile.FieldsOf(v.Type()) {
+		fv := v.FieldByIndex(f.Index)
+		if f.Type == reflect.TypeFor[yamlfile.ForeignOnly]() || fv.Kind() == reflect.Pointer && fv.IsNil() {
 			continue
 		}
-		l.value(fv, join(path, f.key), f.doc, secret || f.secret)
+		l.value(fv, yamlfile.Join(path, f.Key), f.Doc, secret || f.Secret)
 	}
 }
 
@@ -52,21 +54,21 @@ func (l *lister) value(v reflect.Value, path, doc string, secret bool) {
 		}
 		v = v.Elem()
 	}
-	switch shapeOf(v.Type()) {
-	case shapeSection:
+	switch yamlfile.ShapeOf(v.Type()) {
+	case yamlfile.ShapeSection:
 		l.section(v, path, secret)
 		return
-	case shapeMap:
+	case yamlfile.ShapeMap:
 		if v.Len() > 0 {
 			keys := v.MapKeys()
 			slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
 			for _, k := range keys {
-				l.value(v.MapIndex(k), join(path, k.String()), doc, secret)
+				l.value(v.MapIndex(k), yamlfile.Join(path, k.String()), doc, secret)
 			}
 			return
 		}
-	case shapeList:
-		if elem := shapeOf(v.Type().Elem()); v.Len() > 0 && elem != shapeScalar {
+	case yamlfile.ShapeList:
+		if elem := yamlfile.ShapeOf(v.Type().Elem()); v.Len() > 0 && elem != yamlfile.ShapeScalar {
 			for i := range v.Len() {
 				l.value(v.Index(i), fmt.Sprintf("%s[%d]", path, i), doc, secret)
 			}
@@ -84,15 +86,15 @@ func (l *lister) value(v reflect.Value, path, doc string, secret bool) {
 
 // plainText writes a scalar, or a list of them, on one line.
 func plainText(v reflect.Value, secret bool) string {
-	switch shapeOf(v.Type()) {
-	case shapeMap:
+	switch yamlfile.ShapeOf(v.Type()) {
+	case yamlfile.ShapeMap:
 		return ""
-	case shapeList:
+	case yamlfile.ShapeList:
 		var parts []string
 		for i := range v.Len() {
 			parts = append(parts, plainText(v.Index(i), secret))
 		}
 		return strings.Join(parts, ", ")
 	}
-	return redactScalar(v, secret).Value
+	return yamlfile.RedactedScalar(v, secret).Value
 }

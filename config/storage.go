@@ -1,38 +1,37 @@
 package config
 
-import "time"
+import (
+	"time"
+
+	"example.org/slipway/config/yamlfile"
+)
 
 // Storage configures where content is kept and when it goes away.
 type Storage struct {
-	FileSystem        FileSystem      `yaml:"filesystem" doc:"Keeps content in a directory. storage.root is short for its rootdirectory."`
-	InMemory          Present         `yaml:"inmemory" doc:"Keeps content in memory instead, for tests: it is gone when the server stops."`
-	S3                *S3             `yaml:"s3" doc:"Keeps content in a bucket instead."`
-	Swift             *Swift          `yaml:"swift" doc:"Keeps content in a Swift container instead."`
-	Directory         string          `yaml:"directory" default:"/var/lib/registry" doc:"Local directory with s3 and swift, for what is not in the object store: the catalogue unless it is in PostgreSQL, the key of the token service, the administration socket and the disk's share of blob_cache. storage.root is short for it then."`
-	Catalog           SharedCatalog   `yaml:"catalog" doc:"Where the catalogue is: what exists, by name."`
-	Memory            Size            `yaml:"memory" default:"64MiB" min:"0" doc:"Memory for recently read content, in bytes. 0 switches the cache off. What is often asked for and small is kept first."`
-	Delete            Delete          `yaml:"delete" doc:"Deleting by clients."`
-	Cache             ForeignOnly     `yaml:"cache" doc:"Distribution's descriptor cache. Its keys change nothing here."`
-	Tag               ForeignOnly     `yaml:"tag" doc:"Distribution's lookup of tags. Its keys change nothing here."`
-	BlobCache         BlobCache       `yaml:"blob_cache" doc:"Blobs kept near in front of the object store. storage.memory is for manifests and the smallest blobs, and always there."`
-	Prefetch          Prefetch        `yaml:"prefetch" doc:"Filling the cache before clients ask."`
-	Redirect          Redirect        `yaml:"redirect" doc:"Sending clients to the object store itself, where the driver can."`
-	Maintenance       Maintenance     `yaml:"maintenance" doc:"Upload purging and read-only mode."`
-	Rebuild           Rebuild         `yaml:"rebuild" doc:"Dropping layers that nobody pulls. Off by default."`
-	GC                GC              `yaml:"gc" doc:"Garbage collection, which runs while the registry serves."`
-	ImmutableTags     []ImmutableTags `yaml:"immutable_tags" doc:"Tags that cannot be moved or deleted once they are set."`
-	Retention         []Retention     `yaml:"retention" doc:"Tags that are removed by themselves. A tag stays if a keep_ key of any rule for its repository holds it, or if no rule is for its repository."`
-	RetentionInterval time.Duration   `yaml:"retention_interval" default:"24h" min:"1m" doc:"Time between two runs of the retention rules."`
+	FileSystem        FileSystem           `yaml:"filesystem" doc:"Keeps content in a directory. storage.root is short for its rootdirectory."`
+	InMemory          yamlfile.Present     `yaml:"inmemory" doc:"Keeps content in memory instead, for tests: it is gone when the server stops."`
+	S3                *S3                  `yaml:"s3" doc:"Keeps content in a bucket instead."`
+	Swift             *Swift               `yaml:"swift" doc:"Keeps content in a Swift container instead."`
+	Directory         string               `yaml:"directory" default:"/var/lib/registry" doc:"Local directory with s3 and swift, for what is not in the object store: the catalogue unless it is in PostgreSQL, the key of the token service, the administration socket and the disk's share of blob_cache. storage.root is short for it then."`
+	Catalog           SharedCatalog        `yaml:"catalog" doc:"Where the catalogue is: what exists, by name."`
+	Memory            Size                 `yaml:"memory" default:"64MiB" min:"0" doc:"Memory for recently read content, in bytes. 0 switches the cache off. What is often asked for and small is kept first."`
+	Delete            Delete               `yaml:"delete" doc:"Deleting by clients."`
+	Cache             yamlfile.ForeignOnly `yaml:"cache" doc:"Distribution's descriptor cache. Its keys change nothing here."`
+	Tag               yamlfile.ForeignOnly `yaml:"tag" doc:"Distribution's lookup of tags. Its keys change nothing here."`
+	BlobCache         BlobCache            `yaml:"blob_cache" doc:"Blobs kept near in front of the object store. storage.memory is for manifests and the smallest blobs, and always there."`
+	Prefetch          Prefetch             `yaml:"prefetch" doc:"Filling the cache before clients ask."`
+	Redirect          Redirect             `yaml:"redirect" doc:"Sending clients to the object store itself, where the driver can."`
+	Maintenance       Maintenance          `yaml:"maintenance" doc:"Upload purging and read-only mode."`
+	GC                GC                   `yaml:"gc" doc:"Garbage collection, which runs while the registry serves."`
+	ImmutableTags     []ImmutableTags      `yaml:"immutable_tags" doc:"Tags that cannot be moved or deleted once they are set."`
+	Retention         []Retention          `yaml:"retention" doc:"Tags that are removed by themselves. A tag stays if a keep_ key of any rule for its repository holds it, or if no rule is for its repository."`
+	RetentionInterval time.Duration        `yaml:"retention_interval" default:"24h" min:"1m" doc:"Time between two runs of the retention rules."`
 }
 
 // FileSystem configures the filesystem driver.
 type FileSystem struct {
 	RootDirectory string `yaml:"rootdirectory" default:"/var/lib/registry" doc:"Directory for all content."`
 }
-
-// ForeignOnly is a section of Distribution of which no key means anything here.
-// Its known keys are accepted, and warned of where they ask for something.
-type ForeignOnly struct{}
 
 // Delete configures deleting by clients.
 type Delete struct {

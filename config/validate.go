@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"example.org/slipway/config/yamlfile"
 	"example.org/slipway/registry/auth"
 )
 
@@ -21,41 +22,26 @@ import (
 //
 // Files named by the configuration are not opened.
 func (c *Config) Validate() error {
-	v := &validator{report: new(report), places: c.places, c: c}
+	v := &validator{Report: new(yamlfile.Report), places: c.places, c: c}
 	v.values()
 	v.relations()
-	return v.err()
+	return v.Err()
 }
 
 // validator collects what is wrong with the values of a configuration.
 type validator struct {
-	*report
-	places places
+	*yamlfile.Report
+	places yamlfile.Places
 	c      *Config // nil for an agent's
-}
-
-// places are where keys were set.
-type places map[string]place
-
-// of finds where a key was set, or else the section it would stand in. A
-// default has no place.
-func (p places) of(key string) place {
-	for key != "" {
-		if at, ok := p[key]; ok {
-			return at
-		}
-		key = key[:max(0, strings.LastIndexAny(key, ".["))]
-	}
-	return place{}
 }
 
 // Problem makes a problem with a key, in the place where that was set, of what
 // only those who use the configuration find.
 func (c *Config) Problem(key, message string) Problem {
-	return Problem{Where: c.places.of(key).String(), Key: key, Message: message}
+	return Problem{Where: c.places.Of(key).String(), Key: key, Message: message}
 }
 
-func (v *validator) bad(key, message string) { v.problem(v.places.of(key), key, message) }
+func (v *validator) bad(key, message string) { v.AddProblem(v.places.Of(key), key, message) }
 
 // check reports err, if there is one, for key.
 func (v *validator) check(key string, err error) {
@@ -199,7 +185,7 @@ func noAuth(a *auth.Config) bool {
 // warnings finds what is valid and yet hardly meant.
 func (v *validator) warnings() {
 	h := &v.c.HTTP
-	warn := func(key, reason string) { v.warn(v.places.of(key), key, reason) }
+	warn := func(key, reason string) { v.AddWarning(v.places.Of(key), key, reason) }
 	if h.Debug.Addr != "" && beyondLoopback("tcp", h.Debug.Addr) {
 		warn("http.debug.addr", "metrics and profiles are reachable from other machines without a password")
 	}
@@ -220,40 +206,40 @@ func (v *validator) warnings() {
 
 // tags checks the enum and min tags of all fields below x.
 func (v *validator) tags(x reflect.Value, path string) {
-	switch shapeOf(x.Type()) {
-	case shapeSection:
+	switch yamlfile.ShapeOf(x.Type()) {
+	case yamlfile.ShapeSection:
 		if x.Kind() == reflect.Pointer {
 			if x.IsNil() {
 				return
 			}
 			x = x.Elem()
 		}
-		for _, f := range fieldsOf(x.Type()) {
-			fv, key := x.FieldByIndex(f.index), join(path, f.key)
+		for _, f := range yamlfile.FieldsOf(x.Type()) {
+			fv, key := x.FieldByIndex(f.Index), yamlfile.Join(path, f.Key)
 			v.tag(fv, f, key)
 			v.tags(fv, key)
 		}
-	case shapeList:
+	case yamlfile.ShapeList:
 		for i := range x.Len() {
 			v.tags(x.Index(i), fmt.Sprintf("%s[%d]", path, i))
 		}
 	}
 }
 
-func (v *validator) tag(x reflect.Value, f field, key string) {
-	if len(f.enum) > 0 && !slices.Contains(f.enum, x.String()) {
-		v.bad(key, "must be "+oneOf(f.enum))
+func (v *validator) tag(x reflect.Value, f yamlfile.Field, key string) {
+	if len(f.Enum) > 0 && !slices.Contains(f.Enum, x.String()) {
+		v.bad(key, "must be "+yamlfile.OneOf(f.Enum))
 	}
-	if f.min == "" {
+	if f.Min == "" {
 		return
 	}
-	least := reflect.New(f.typ).Elem()
-	if msg := setScalar(f.min, least, f); msg != "" {
+	least := reflect.New(f.Type).Elem()
+	if msg := yamlfile.SetScalar(f.Min, least, f); msg != "" {
 		v.bad(key, "has a limit that cannot be read: "+msg)
 		return
 	}
 	if below(x, least) {
-		v.bad(key, "must be at least "+formatScalar(least))
+		v.bad(key, "must be at least "+yamlfile.FormatScalar(least))
 	}
 }
 
@@ -263,16 +249,6 @@ func below(x, least reflect.Value) bool {
 		return x.Float() < least.Float()
 	}
 	return x.CanInt() && x.Int() < least.Int()
-}
-
-func oneOf(words []string) string {
-	if len(words) == 1 {
-		return words[0]
-	}
-	if words[0] == "" {
-		return "empty, " + oneOf(words[1:])
-	}
-	return strings.Join(words[:len(words)-1], ", ") + " or " + words[len(words)-1]
 }
 
 func (v *validator) regexps(key string, exprs []string) {

@@ -6,6 +6,8 @@ import (
 	"net/url"
 	"path/filepath"
 	"strings"
+
+	"example.org/slipway/config/yamlfile"
 )
 
 // storageValues checks the values of the section storage, each by itself.
@@ -23,7 +25,7 @@ func (v *validator) storageValues(s *Storage) {
 	}
 	v.check("storage.catalog.postgres", checkConnection(s.Catalog.Postgres.Reveal()))
 	if s.GC.Grace < MinGrace && !s.GC.Short {
-		v.bad("storage.gc.grace", "must be at least "+formatDuration(MinGrace)+", or the blobs of running pushes would go")
+		v.bad("storage.gc.grace", "must be at least "+yamlfile.FormatDuration(MinGrace)+", or the blobs of running pushes would go")
 	}
 	for i, r := range s.ImmutableTags {
 		key := fmt.Sprintf("storage.immutable_tags[%d]", i)
@@ -41,7 +43,7 @@ func (v *validator) storageValues(s *Storage) {
 		}
 	}
 	if s.Redirect.Expiry > MaxRedirectExpiry {
-		v.bad("storage.redirect.expiry", "must be at most "+formatDuration(MaxRedirectExpiry)+", the longest an object store signs an address for")
+		v.bad("storage.redirect.expiry", "must be at most "+yamlfile.FormatDuration(MaxRedirectExpiry)+", the longest an object store signs an address for")
 	}
 	for i, r := range s.Redirect.Rules {
 		key := fmt.Sprintf("storage.redirect.rules[%d]", i)
@@ -173,7 +175,7 @@ func (v *validator) oneDriver(s *Storage) {
 		on  bool
 	}{
 		{"storage.inmemory", bool(s.InMemory)}, {"storage.s3", s.S3 != nil}, {"storage.swift", s.Swift != nil},
-		{"storage.filesystem", v.places.has("storage.filesystem")},
+		{"storage.filesystem", v.places.Has("storage.filesystem")},
 	} {
 		if d.on {
 			chosen = append(chosen, d.key)
@@ -184,9 +186,6 @@ func (v *validator) oneDriver(s *Storage) {
 		v.bad(last, "stands beside "+chosen[0]+": choose one storage driver")
 	}
 }
-
-// has tells whether a key was set.
-func (p places) has(key string) bool { _, ok := p[key]; return ok }
 
 // defaultRoot is where content, and what is local, is without a word: see the tags of
 // Storage and FileSystem.

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/cmd/slipway/command"
-	"example.org/slipway/config"
+	"example.org/slipway/config/yamlfile"
 	"example.org/slipway/serve"
 )
 
@@ -97,7 +97,7 @@ type span struct{ d *time.Duration }
 
 // Set implements pflag.Value.
 func (s span) Set(text string) error {
-	d, err := config.ParseDuration(text)
+	d, err := yamlfile.ParseDuration(text)
 	if err == nil && d < 0 {
 		err = errors.New("must not be negative")
 	}

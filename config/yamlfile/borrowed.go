@@ -1,4 +1,4 @@
-package config
+package yamlfile
 
 // note stands in for the tags of field on a struct of another package.
 type note struct {

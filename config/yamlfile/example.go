@@ -1,4 +1,4 @@
-package config
+package yamlfile
 
 import (
 	"reflect"
@@ -10,15 +10,14 @@ import (
 // exampleWidth is where comments are wrapped, in columns.
 const exampleWidth = 90
 
-// Example returns a configuration file with every key, its meaning and its
-// default. Read back it is Default. What has no default (optional sections,
-// entries of lists) is shown in comments.
-func Example() string {
+// ExampleOf returns a file with every key of a configuration, below comments.
+func ExampleOf(v reflect.Value, comments ...string) string {
 	w := &exampleWriter{}
-	w.comment(0, "Configuration of the Slipway registry server, with every key and its default.")
-	w.comment(0, "Keys that are commented out have none.")
+	for _, c := range comments {
+		w.comment(0, c)
+	}
 	w.b.WriteByte('\n')
-	w.section(reflect.ValueOf(Default()).Elem(), "", 0)
+	w.section(v, "", 0)
 	return w.b.String()
 }
 
@@ -55,30 +54,30 @@ func (w *exampleWriter) comment(depth int, text string) {
 }
 
 func (w *exampleWriter) section(v reflect.Value, path string, depth int) {
-	for i, f := range fieldsOf(v.Type()) {
+	for i, f := range FieldsOf(v.Type()) {
 		if depth == 0 && i > 0 {
 			w.b.WriteByte('\n')
 		}
-		if f.typ == reflect.TypeFor[ForeignOnly]() {
+		if f.Type == reflect.TypeFor[ForeignOnly]() {
 			continue
 		}
-		at := join(path, f.key)
-		doc := f.doc
-		if fv := v.FieldByIndex(f.index); !w.off && f.example != "" && fv.Kind() == reflect.String && fv.Len() == 0 {
+		at := Join(path, f.Key)
+		doc := f.Doc
+		if fv := v.FieldByIndex(f.Index); !w.off && f.example != "" && fv.Kind() == reflect.String && fv.Len() == 0 {
 			doc += " Example: " + f.example
 		}
 		w.comment(depth, doc)
-		w.key(v.FieldByIndex(f.index), f, at, depth)
+		w.key(v.FieldByIndex(f.Index), f, at, depth)
 	}
 }
 
 // key writes a key with its value.
-func (w *exampleWriter) key(v reflect.Value, f field, path string, depth int) {
-	head := f.key + ":"
-	switch shapeOf(f.typ) {
-	case shapeSection:
+func (w *exampleWriter) key(v reflect.Value, f Field, path string, depth int) {
+	head := f.Key + ":"
+	switch ShapeOf(f.Type) {
+	case ShapeSection:
 		w.sectionKey(v, f, path, depth)
-	case shapeMap:
+	case ShapeMap:
 		if !w.off || f.example == "" {
 			w.line(depth, head+" {}")
 		}
@@ -88,7 +87,7 @@ func (w *exampleWriter) key(v reflect.Value, f field, path string, depth int) {
 				w.line(depth+1, f.example)
 			}
 		})
-	case shapeList:
+	case ShapeList:
 		if !w.off || f.example == "" {
 			w.line(depth, head+" []")
 		}
@@ -98,7 +97,7 @@ func (w *exampleWriter) key(v reflect.Value, f field, path string, depth int) {
 	default:
 		if v.Kind() == reflect.Pointer { // optional: no default
 			w.sample(depth, func() {
-				w.line(depth, head+" "+quoteScalar(reflect.New(deref(f.typ)).Elem(), f.example))
+				w.line(depth, head+" "+quoteScalar(reflect.New(deref(f.Type)).Elem(), f.example))
 			})
 			return
 		}
@@ -110,16 +109,16 @@ func (w *exampleWriter) key(v reflect.Value, f field, path string, depth int) {
 	}
 }
 
-func (w *exampleWriter) sectionKey(v reflect.Value, f field, path string, depth int) {
+func (w *exampleWriter) sectionKey(v reflect.Value, f Field, path string, depth int) {
 	if v.Kind() != reflect.Pointer {
-		w.line(depth, f.key+":")
+		w.line(depth, f.Key+":")
 		w.section(v, path, depth+1)
 		return
 	}
 	w.sample(depth, func() {
-		elem := reflect.New(deref(f.typ)).Elem()
-		setDefaults(elem)
-		w.line(depth, f.key+":")
+		elem := reflect.New(deref(f.Type)).Elem()
+		SetDefaults(elem)
+		w.line(depth, f.Key+":")
 		w.section(elem, path, depth+1)
 	})
 }
@@ -134,17 +133,17 @@ func (w *exampleWriter) sample(depth int, fn func()) {
 }
 
 // listSample writes a list with one entry.
-func (w *exampleWriter) listSample(f field, path string, depth int) {
-	elem := reflect.New(deref(f.typ).Elem()).Elem()
-	if shapeOf(elem.Type()) != shapeSection {
+func (w *exampleWriter) listSample(f Field, path string, depth int) {
+	elem := reflect.New(deref(f.Type).Elem()).Elem()
+	if ShapeOf(elem.Type()) != ShapeSection {
 		if f.example != "" {
-			w.line(depth, f.key+":")
+			w.line(depth, f.Key+":")
 			w.line(depth+1, "- "+quoteScalar(elem, f.example))
 		}
 		return
 	}
-	setDefaults(elem)
-	w.line(depth, f.key+":")
+	SetDefaults(elem)
+	w.line(depth, f.Key+":")
 	w.line(depth+1, "-")
 	w.section(elem, path+"[]", depth+2)
 }
@@ -152,9 +151,9 @@ func (w *exampleWriter) listSample(f field, path string, depth int) {
 // quoteScalar writes a scalar as YAML, or text in its place if there is one.
 func quoteScalar(v reflect.Value, text string) string {
 	if text == "" {
-		text = formatScalar(v)
+		text = FormatScalar(v)
 	}
-	if v.Kind() != reflect.String && v.Type() != typeDuration && v.Type() != typeSize || text == Version {
+	if v.Kind() != reflect.String && v.Type() != typeDuration && v.Type() != TypeSize || text == Version {
 		return text
 	}
 	b, err := yaml.Dump(text)

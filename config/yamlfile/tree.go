@@ -1,4 +1,8 @@
-package config
+// Package yamlfile reads YAML of the shape of Distribution's config.yml into structs whose
+// tags describe the keys: with the lines that values stand in, the environment and the command line
+// laid over them, the keys of Distribution that mean nothing here, and all problems at once. Of the
+// same tags it makes the schema, the annotated example, and the file without its secrets.
+package yamlfile
 
 import (
 	"errors"
@@ -19,36 +23,37 @@ const (
 	maxDepth = 64
 )
 
-type nodeKind int
+type NodeKind int
 
 const (
-	nullNode nodeKind = iota
+	nullNode NodeKind = iota
 	scalarNode
 	listNode
-	dictNode
+	DictNode
 )
 
-func (k nodeKind) String() string {
+func (k NodeKind) String() string {
 	return [...]string{"nothing", "a single value", "a list", "a section"}[k]
 }
 
-// node is a value before it has a type. Unlike a yaml.Node it has no aliases
+// Node is a value before it has a type. Unlike a yaml.Node it has no aliases
 // and knows which source it came from, so that layers can be laid over it.
-type node struct {
-	kind    nodeKind
+type Node struct {
+	Kind    NodeKind
 	text    string // of a scalar
-	items   []*node
+	items   []*Node
 	entries []entry
-	at      place
+	At      Place
 }
 
 type entry struct {
 	key string
-	at  place
-	val *node
+	at  Place
+	val *Node
 }
 
-func (n *node) child(key string) *node {
+// Child is the value of a key of a section, nil where there is none.
+func (n *Node) Child(key string) *Node {
 	for _, e := range n.entries {
 		if e.key == key {
 			return e.val
@@ -58,7 +63,7 @@ func (n *node) child(key string) *node {
 }
 
 // put sets an entry, in place of the one of that name if there is one.
-func (n *node) put(key string, at place, val *node) {
+func (n *Node) put(key string, at Place, val *Node) {
 	for i := range n.entries {
 		if n.entries[i].key == key {
 			n.entries[i] = entry{key, at, val}
@@ -69,7 +74,7 @@ func (n *node) put(key string, at place, val *node) {
 }
 
 // remove takes an entry out and returns it.
-func (n *node) remove(key string) (entry, bool) {
+func (n *Node) remove(key string) (entry, bool) {
 	for i, e := range n.entries {
 		if e.key == key {
 			n.entries = append(n.entries[:i:i], n.entries[i+1:]...)
@@ -81,8 +86,8 @@ func (n *node) remove(key string) (entry, bool) {
 
 // inert tells whether a value asks for nothing: it is empty or false, or a
 // section that says disabled: true, or consists of such values only.
-func (n *node) inert() bool {
-	switch n.kind {
+func (n *Node) inert() bool {
+	switch n.Kind {
 	case nullNode:
 		return true
 	case scalarNode:
@@ -96,7 +101,7 @@ func (n *node) inert() bool {
 		}
 		return true
 	}
-	if d := n.child("disabled"); d != nil && d.kind == scalarNode {
+	if d := n.Child("disabled"); d != nil && d.Kind == scalarNode {
 		if off, _ := parseBool(d.text); off {
 			return true
 		}
@@ -109,16 +114,16 @@ func (n *node) inert() bool {
 	return true
 }
 
-// parseTree reads one YAML document. An empty one is a null node.
-func parseTree(text []byte, name string, r *report) *node {
+// Parse reads one YAML document. An empty one is a null node.
+func Parse(text []byte, name string, r *Report) *Node {
 	var doc yaml.Node
 	err := yaml.Load(text, &doc, yaml.WithPlugin(depthLimit{}))
 	if err != nil {
 		if len(strings.TrimSpace(string(text))) == 0 || doc.Kind == 0 && onlyComments(text) {
-			return &node{at: place{name: name, line: 1}}
+			return &Node{At: Place{Name: name, line: 1}}
 		}
 		at, msg := yamlFault(err, name)
-		r.problem(at, "", msg)
+		r.AddProblem(at, "", msg)
 		return nil
 	}
 	b := treeBuilder{name: name, report: r, left: maxNodes}
@@ -153,8 +158,8 @@ func (depthLimit) CheckAlias(int, int) error { return nil }
 
 // yamlFault finds the line of a YAML error and its text, without the values
 // that the parser quotes in some of them.
-func yamlFault(err error, name string) (place, string) {
-	at := place{name: name}
+func yamlFault(err error, name string) (Place, string) {
+	at := Place{Name: name}
 	var le *yaml.LoadError
 	if !errors.As(err, &le) {
 		return at, "not valid YAML"
@@ -170,54 +175,54 @@ func yamlFault(err error, name string) (place, string) {
 // treeBuilder turns a yaml.Node into a node, aliases expanded into copies.
 type treeBuilder struct {
 	name   string
-	report *report
+	report *Report
 	left   int // values that may still be made
 }
 
 // build returns nil after it reported why the document cannot be used.
-func (b *treeBuilder) build(y *yaml.Node, depth int) *node {
+func (b *treeBuilder) build(y *yaml.Node, depth int) *Node {
 	for y.Kind == yaml.AliasNode || y.Kind == yaml.DocumentNode {
 		if y.Kind == yaml.DocumentNode {
 			if len(y.Content) == 0 {
-				return &node{at: place{b.name, 1}}
+				return &Node{At: Place{b.name, 1}}
 			}
 			y = y.Content[0]
 			continue
 		}
 		if y.Alias == nil {
-			b.report.problem(place{b.name, y.Line}, "", "unknown or misplaced anchor")
+			b.report.AddProblem(Place{b.name, y.Line}, "", "unknown or misplaced anchor")
 			return nil
 		}
 		y = y.Alias
 	}
-	at := place{b.name, max(y.Line, 1)}
+	at := Place{b.name, max(y.Line, 1)}
 	if b.left--; b.left < 0 {
-		b.report.problem(at, "", fmt.Sprintf("more than %d values, counting what aliases repeat", maxNodes))
+		b.report.AddProblem(at, "", fmt.Sprintf("more than %d values, counting what aliases repeat", maxNodes))
 		return nil
 	}
 	if depth > maxDepth {
-		b.report.problem(at, "", fmt.Sprintf("nested deeper than %d levels, counting what aliases repeat", maxDepth))
+		b.report.AddProblem(at, "", fmt.Sprintf("nested deeper than %d levels, counting what aliases repeat", maxDepth))
 		return nil
 	}
 	switch y.Kind {
 	case yaml.SequenceNode:
 		return b.list(y, at, depth)
 	case yaml.MappingNode:
-		n := &node{kind: dictNode, at: at}
+		n := &Node{Kind: DictNode, At: at}
 		if !b.dict(y, n, depth) {
 			return nil
 		}
 		return n
 	default:
 		if y.Tag == "!!null" {
-			return &node{at: at}
+			return &Node{At: at}
 		}
-		return &node{kind: scalarNode, text: y.Value, at: at}
+		return &Node{Kind: scalarNode, text: y.Value, At: at}
 	}
 }
 
-func (b *treeBuilder) list(y *yaml.Node, at place, depth int) *node {
-	n := &node{kind: listNode, at: at}
+func (b *treeBuilder) list(y *yaml.Node, at Place, depth int) *Node {
+	n := &Node{Kind: listNode, At: at}
 	for _, c := range y.Content {
 		item := b.build(c, depth+1)
 		if item == nil {
@@ -230,7 +235,7 @@ func (b *treeBuilder) list(y *yaml.Node, at place, depth int) *node {
 
 // dict adds the entries of a mapping to n, those merged by "<<" last: they do
 // not replace what is there.
-func (b *treeBuilder) dict(y *yaml.Node, n *node, depth int) bool {
+func (b *treeBuilder) dict(y *yaml.Node, n *Node, depth int) bool {
 	seen := make(map[string]int, len(y.Content)/2)
 	var merges []*yaml.Node
 	for i := 0; i+1 < len(y.Content); i += 2 {
@@ -238,9 +243,9 @@ func (b *treeBuilder) dict(y *yaml.Node, n *node, depth int) bool {
 		for k.Kind == yaml.AliasNode && k.Alias != nil {
 			k = k.Alias
 		}
-		at := place{b.name, max(y.Content[i].Line, 1)}
+		at := Place{b.name, max(y.Content[i].Line, 1)}
 		if k.Kind != yaml.ScalarNode {
-			b.report.problem(at, "", "a key must be a single word")
+			b.report.AddProblem(at, "", "a key must be a single word")
 			return false
 		}
 		if k.Value == "<<" && k.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle) == 0 {
@@ -248,7 +253,7 @@ func (b *treeBuilder) dict(y *yaml.Node, n *node, depth int) bool {
 			continue
 		}
 		if first, dup := seen[k.Value]; dup {
-			b.report.problem(at, k.Value, fmt.Sprintf("the key stands twice in one section, first in line %d", first))
+			b.report.AddProblem(at, k.Value, fmt.Sprintf("the key stands twice in one section, first in line %d", first))
 			continue
 		}
 		seen[k.Value] = at.line
@@ -267,18 +272,18 @@ func (b *treeBuilder) dict(y *yaml.Node, n *node, depth int) bool {
 }
 
 // merge adds what "<<" names, a section or a list of them, to n.
-func (b *treeBuilder) merge(y *yaml.Node, n *node, seen map[string]int, depth int) bool {
+func (b *treeBuilder) merge(y *yaml.Node, n *Node, seen map[string]int, depth int) bool {
 	src := b.build(y, depth+1)
 	if src == nil {
 		return false
 	}
-	sources := []*node{src}
-	if src.kind == listNode {
+	sources := []*Node{src}
+	if src.Kind == listNode {
 		sources = src.items
 	}
 	for _, s := range sources {
-		if s.kind != dictNode {
-			b.report.problem(s.at, "", `"<<" must name a section, or a list of sections`)
+		if s.Kind != DictNode {
+			b.report.AddProblem(s.At, "", `"<<" must name a section, or a list of sections`)
 			return false
 		}
 		for _, e := range s.entries {

@@ -1,4 +1,4 @@
-package config
+package yamlfile
 
 import (
 	"encoding/json"
@@ -12,23 +12,14 @@ const (
 	sizePattern     = `^[0-9]+(\.[0-9]+)? *([kKmMgGtT]?[bB]?|[kKmMgGtT][iI][bB])$`
 )
 
-// Schema returns the JSON Schema (draft 2020-12) of a configuration file, for
-// editors and for checks before a file is rolled out. Keys of Distribution that
-// have no meaning here are in it, marked deprecated.
-func Schema() []byte {
-	s := sectionSchema(reflect.TypeFor[Config](), "")
-	s["required"] = []string{"version"}
-	return document("Slipway registry server configuration", s)
-}
-
-// AgentSchema returns the JSON Schema (draft 2020-12) of a configuration file of the
-// node agent.
-func AgentSchema() []byte {
-	// The path keeps Distribution's keys out, which are found by theirs.
-	return document("Slipway node agent configuration", sectionSchema(reflect.TypeFor[Agent](), "agent"))
-}
-
-func document(title string, s map[string]any) []byte {
+// SchemaOf returns the JSON Schema (draft 2020-12) of a file that is read into a type. The
+// keys that required names must be there. path is where the type stands in the configuration of
+// a server, whose foreign keys are found by it.
+func SchemaOf(title string, t reflect.Type, path string, required ...string) []byte {
+	s := sectionSchema(t, t, path)
+	if len(required) > 0 {
+		s["required"] = required
+	}
 	s["$schema"] = "https://json-schema.org/draft/2020-12/schema"
 	s["title"] = title
 	s["type"] = "object"
@@ -40,20 +31,20 @@ func document(title string, s map[string]any) []byte {
 	return append(b, '\n')
 }
 
-func sectionSchema(t reflect.Type, path string) map[string]any {
+func sectionSchema(root, t reflect.Type, path string) map[string]any {
 	props := make(map[string]any)
-	for _, f := range fieldsOf(t) {
-		at := join(path, f.key)
-		s := typeSchema(f.typ, f, at)
-		if f.doc != "" {
-			s["description"] = f.doc
+	for _, f := range FieldsOf(t) {
+		at := Join(path, f.Key)
+		s := typeSchema(root, f.Type, f, at)
+		if f.Doc != "" {
+			s["description"] = f.Doc
 		}
-		props[f.key] = s
+		props[f.Key] = s
 	}
 	for _, a := range aliases {
 		if parent, key := splitKey(a.from); parent == path {
 			s := map[string]any{"description": a.doc}
-			for k, v := range typeSchema(typeAt(named(a.to)), field{}, a.to) {
+			for k, v := range typeSchema(root, typeAt(root, named(a.to)), Field{}, a.to) {
 				s[k] = v
 			}
 			props[key] = s
@@ -65,7 +56,7 @@ func sectionSchema(t reflect.Type, path string) map[string]any {
 	}
 	if words, ok := scalarForms[path]; ok {
 		s["type"] = []string{"object", "string", "null"}
-		s["description"] = "May also be one word: " + oneOf(words) + "."
+		s["description"] = "May also be one word: " + OneOf(words) + "."
 	}
 	return s
 }
@@ -79,18 +70,18 @@ func foreignProps(props map[string]any, path string) {
 	}
 }
 
-func typeSchema(t reflect.Type, f field, path string) map[string]any {
+func typeSchema(root, t reflect.Type, f Field, path string) map[string]any {
 	t = deref(t)
-	switch shapeOf(t) {
-	case shapeSection:
-		return sectionSchema(t, path)
-	case shapeMap:
+	switch ShapeOf(t) {
+	case ShapeSection:
+		return sectionSchema(root, t, path)
+	case ShapeMap:
 		return map[string]any{
-			"type": []string{"object", "null"}, "additionalProperties": typeSchema(t.Elem(), field{}, path+"[]"),
+			"type": []string{"object", "null"}, "additionalProperties": typeSchema(root, t.Elem(), Field{}, path+"[]"),
 		}
-	case shapeList:
+	case ShapeList:
 		return map[string]any{
-			"type": []string{"array", "null"}, "items": typeSchema(t.Elem(), field{}, path+"[]"),
+			"type": []string{"array", "null"}, "items": typeSchema(root, t.Elem(), Field{}, path+"[]"),
 		}
 	case shapePresent:
 		return map[string]any{"type": []string{"object", "boolean", "null"}}
@@ -98,12 +89,12 @@ func typeSchema(t reflect.Type, f field, path string) map[string]any {
 	return scalarSchema(t, f)
 }
 
-func scalarSchema(t reflect.Type, f field) map[string]any {
+func scalarSchema(t reflect.Type, f Field) map[string]any {
 	s := make(map[string]any)
 	switch {
 	case t == typeDuration:
 		s["type"], s["pattern"] = []string{"string", "integer"}, durationPattern
-	case t == typeSize:
+	case t == TypeSize:
 		s["type"], s["pattern"] = []string{"string", "integer"}, sizePattern
 	case t.Kind() == reflect.Bool:
 		s["type"] = "boolean"
@@ -114,17 +105,17 @@ func scalarSchema(t reflect.Type, f field) map[string]any {
 	default:
 		s["type"] = "integer"
 	}
-	if len(f.enum) > 0 {
-		s["type"], s["enum"] = "string", f.enum
-		if f.key == "version" { // YAML reads 0.1 as a number
+	if len(f.Enum) > 0 {
+		s["type"], s["enum"] = "string", f.Enum
+		if f.Key == "version" { // YAML reads 0.1 as a number
 			s["type"], s["enum"] = []string{"string", "number"}, []any{Version, 0.1}
 		}
 	}
 	if f.def != "" {
 		s["default"] = jsonValue(t, f.def)
 	}
-	if f.min != "" && (s["type"] == "integer" || s["type"] == "number") {
-		s["minimum"] = jsonValue(t, f.min)
+	if f.Min != "" && (s["type"] == "integer" || s["type"] == "number") {
+		s["minimum"] = jsonValue(t, f.Min)
 	}
 	return s
 }

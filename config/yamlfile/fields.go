@@ -1,4 +1,4 @@
-package config
+package yamlfile
 
 import (
 	"encoding"
@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// field is one key of a section, as the tags of its struct field tell:
+// Field is one key of a section, as the tags of its struct field tell:
 //
 //	yaml     the key
 //	doc      what it does, with its unit
@@ -21,29 +21,29 @@ import (
 //
 // The file, the environment, the flags, the defaults, the JSON Schema and the
 // annotated example all come from this one description.
-type field struct {
-	key     string
-	index   []int
-	typ     reflect.Type
-	doc     string
+type Field struct {
+	Key     string
+	Index   []int
+	Type    reflect.Type
+	Doc     string
 	def     string
-	enum    []string
-	min     string
+	Enum    []string
+	Min     string
 	example string
-	secret  bool
+	Secret  bool
 }
 
 var (
 	typeDuration = reflect.TypeFor[time.Duration]()
-	typeSize     = reflect.TypeFor[Size]()
+	TypeSize     = reflect.TypeFor[Size]()
 	typePresent  = reflect.TypeFor[Present]()
 	typeText     = reflect.TypeFor[encoding.TextUnmarshaler]()
 )
 
-// fieldsOf lists the keys of a section in the order of the struct. Fields of an
+// FieldsOf lists the keys of a section in the order of the struct. Fields of an
 // embedded or inlined struct count as the section's own.
-func fieldsOf(t reflect.Type) []field {
-	var fs []field
+func FieldsOf(t reflect.Type) []Field {
+	var fs []Field
 	for i := range t.NumField() {
 		sf := t.Field(i)
 		key, opts, _ := strings.Cut(sf.Tag.Get("yaml"), ",")
@@ -51,8 +51,8 @@ func fieldsOf(t reflect.Type) []field {
 			continue
 		}
 		if sf.Type.Kind() == reflect.Struct && (opts == "inline" || sf.Anonymous && key == "") {
-			for _, f := range fieldsOf(sf.Type) {
-				f.index = append([]int{i}, f.index...)
+			for _, f := range FieldsOf(sf.Type) {
+				f.Index = append([]int{i}, f.Index...)
 				fs = append(fs, f)
 			}
 			continue
@@ -60,52 +60,52 @@ func fieldsOf(t reflect.Type) []field {
 		if key == "" {
 			key = strings.ToLower(sf.Name)
 		}
-		f := field{
-			key: key, index: []int{i}, typ: sf.Type,
-			doc: sf.Tag.Get("doc"), def: sf.Tag.Get("default"),
-			min: sf.Tag.Get("min"), example: sf.Tag.Get("example"),
-			secret: sf.Tag.Get("secret") == "true" || isSecret(sf.Type),
+		f := Field{
+			Key: key, Index: []int{i}, Type: sf.Type,
+			Doc: sf.Tag.Get("doc"), def: sf.Tag.Get("default"),
+			Min: sf.Tag.Get("min"), example: sf.Tag.Get("example"),
+			Secret: sf.Tag.Get("secret") == "true" || isSecret(sf.Type),
 		}
 		if e := sf.Tag.Get("enum"); e != "" {
-			f.enum = strings.Split(e, "|")
+			f.Enum = strings.Split(e, "|")
 		}
 		if n, ok := borrowed[t.String()+"."+key]; ok {
-			f.doc, f.example, f.min, f.enum, f.secret = n.doc, n.example, n.min, n.enum, n.secret
+			f.Doc, f.example, f.Min, f.Enum, f.Secret = n.doc, n.example, n.min, n.enum, n.secret
 		}
 		fs = append(fs, f)
 	}
 	return fs
 }
 
-// shape is how a type is written in YAML.
-type shape int
+// Shape is how a type is written in YAML.
+type Shape int
 
 const (
-	shapeSection shape = iota // a struct
-	shapeMap                  // a map with free keys
-	shapeList
-	shapeScalar
+	ShapeSection Shape = iota // a struct
+	ShapeMap                  // a map with free keys
+	ShapeList
+	ShapeScalar
 	shapePresent
 )
 
-// shapeOf tells a type's shape; pointers count as what they point at.
-func shapeOf(t reflect.Type) shape {
+// ShapeOf tells a type's shape; pointers count as what they point at.
+func ShapeOf(t reflect.Type) Shape {
 	t = deref(t)
 	switch {
 	case t == typePresent:
 		return shapePresent
 	case reflect.PointerTo(t).Implements(typeText):
-		return shapeScalar
+		return ShapeScalar
 	}
 	switch t.Kind() {
 	case reflect.Struct:
-		return shapeSection
+		return ShapeSection
 	case reflect.Map:
-		return shapeMap
+		return ShapeMap
 	case reflect.Slice:
-		return shapeList
+		return ShapeList
 	default:
-		return shapeScalar
+		return ShapeScalar
 	}
 }
 
@@ -124,8 +124,8 @@ func isSecret(t reflect.Type) bool {
 	return t == reflect.TypeFor[Secret]()
 }
 
-// join appends a key to a path.
-func join(path, key string) string {
+// Join appends a key to a path.
+func Join(path, key string) string {
 	if path == "" {
 		return key
 	}
@@ -136,8 +136,8 @@ func join(path, key string) string {
 // short forms.
 func ownKeys(t reflect.Type, path string) []string {
 	var keys []string
-	for _, f := range fieldsOf(t) {
-		keys = append(keys, f.key)
+	for _, f := range FieldsOf(t) {
+		keys = append(keys, f.Key)
 	}
 	for _, a := range aliases {
 		if parent, key := splitKey(a.from); parent == path {
@@ -174,13 +174,13 @@ func elsewhere(t reflect.Type, key string) string {
 	var found []string
 	var walk func(t reflect.Type, path string)
 	walk = func(t reflect.Type, path string) {
-		for _, f := range fieldsOf(t) {
-			at := join(path, f.key)
-			if f.key == key {
+		for _, f := range FieldsOf(t) {
+			at := Join(path, f.Key)
+			if f.Key == key {
 				found = append(found, at)
 			}
-			if shapeOf(f.typ) == shapeSection {
-				walk(deref(f.typ), at)
+			if ShapeOf(f.Type) == ShapeSection {
+				walk(deref(f.Type), at)
 			}
 		}
 	}
@@ -190,3 +190,6 @@ func elsewhere(t reflect.Type, key string) string {
 	}
 	return found[0]
 }
+
+// Version is the version of the file's shape, Distribution's.
+const Version = "0.1"

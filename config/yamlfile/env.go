@@ -1,4 +1,4 @@
-package config
+package yamlfile
 
 import (
 	"maps"
@@ -19,8 +19,8 @@ const (
 // called "registry" or "slipway". Those are nobody's configuration.
 var kubernetesVar = regexp.MustCompile(`_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
-// envMap turns the strings of os.Environ into a map; the last of a name counts.
-func envMap(env []string) map[string]string {
+// EnvMap turns the strings of os.Environ into a map; the last of a name counts.
+func EnvMap(env []string) map[string]string {
 	m := make(map[string]string, len(env))
 	for _, kv := range env {
 		if k, v, ok := strings.Cut(kv, "="); ok {
@@ -30,8 +30,8 @@ func envMap(env []string) map[string]string {
 	return m
 }
 
-// applyEnv lays the environment over the tree, the weakest names first.
-func (o *overlay) applyEnv(env map[string]string) {
+// ApplyEnv lays the environment over the tree, the weakest names first.
+func (o *Overlay) ApplyEnv(env map[string]string) {
 	o.applyOTel(env)
 	names := slices.SortedFunc(maps.Keys(env), compareNames)
 	for _, prefix := range []string{prefixDistribution, prefixOwn} {
@@ -43,12 +43,12 @@ func (o *overlay) applyEnv(env map[string]string) {
 	}
 }
 
-func (o *overlay) applyVar(name, prefix, rest, value string) {
-	at := place{name: "environment variable " + name}
-	rt, ok := envRouter.find(reflect.TypeFor[Config](), nil, strings.ToUpper(rest))
+func (o *Overlay) applyVar(name, prefix, rest, value string) {
+	at := Place{Name: "environment variable " + name}
+	rt, ok := envRouter(o.Type).find(o.Type, nil, strings.ToUpper(rest))
 	if ok {
 		o.set(rt, value, at)
-		o.normalize()
+		o.Normalize()
 		return
 	}
 	// REGISTRY_AUTH_FILE is where podman, skopeo and buildah keep credentials.
@@ -56,27 +56,27 @@ func (o *overlay) applyVar(name, prefix, rest, value string) {
 		return
 	}
 	hint := ""
-	if s := nearest(rest, envNames(reflect.TypeFor[Config](), "")); s != "" {
+	if s := nearest(rest, envNames(o.Type, "")); s != "" {
 		hint = " (did you mean " + prefix + s + "?)"
 	}
 	switch section, _, _ := strings.Cut(rest, "_"); {
-	case prefix == prefixOwn && indexOf(fieldsOf(reflect.TypeFor[Config]()), strings.ToLower(section)) >= 0:
-		o.problem(at, "", "sets no key there is"+hint)
-	case hint != "" || indexOf(fieldsOf(reflect.TypeFor[Config]()), strings.ToLower(section)) >= 0:
+	case prefix == prefixOwn && indexOf(FieldsOf(o.Type), strings.ToLower(section)) >= 0:
+		o.AddProblem(at, "", "sets no key there is"+hint)
+	case hint != "" || indexOf(FieldsOf(o.Type), strings.ToLower(section)) >= 0:
 		// Distribution passes over names it does not know, and so a container
 		// may be full of them.
-		o.warn(at, "", "ignored: it sets no key there is"+hint)
+		o.AddWarning(at, "", "ignored: it sets no key there is"+hint)
 	}
 }
 
 // envNames lists the variables of all keys that have a name of their own.
 func envNames(t reflect.Type, prefix string) []string {
 	var names []string
-	for _, f := range fieldsOf(t) {
-		name := prefix + strings.ToUpper(f.key)
+	for _, f := range FieldsOf(t) {
+		name := prefix + strings.ToUpper(f.Key)
 		names = append(names, name)
-		if shapeOf(f.typ) == shapeSection {
-			names = append(names, envNames(deref(f.typ), name+"_")...)
+		if ShapeOf(f.Type) == ShapeSection {
+			names = append(names, envNames(deref(f.Type), name+"_")...)
 		}
 	}
 	return names
@@ -84,9 +84,9 @@ func envNames(t reflect.Type, prefix string) []string {
 
 // applyOTel takes over the standard variables of OpenTelemetry. They have no
 // effect unless tracing is switched on, here or by OTEL_TRACES_EXPORTER=otlp.
-func (o *overlay) applyOTel(env map[string]string) {
+func (o *Overlay) applyOTel(env map[string]string) {
 	set := func(name, key, value string) {
-		o.set(route{steps: named(key), typ: typeAt(named(key))}, value, place{name: "environment variable " + name})
+		o.set(route{steps: named(key), typ: typeAt(o.Type, named(key))}, value, Place{Name: "environment variable " + name})
 	}
 	const exporter = "OTEL_TRACES_EXPORTER"
 	switch v := env[exporter]; v {
@@ -96,7 +96,7 @@ func (o *overlay) applyOTel(env map[string]string) {
 	case "none":
 		set(exporter, "tracing.enabled", "false")
 	default:
-		o.warn(place{name: "environment variable " + exporter}, "", "ignored: the exporters are otlp and none")
+		o.AddWarning(Place{Name: "environment variable " + exporter}, "", "ignored: the exporters are otlp and none")
 	}
 	if off, _ := parseBool(env["OTEL_SDK_DISABLED"]); off {
 		set("OTEL_SDK_DISABLED", "tracing.enabled", "false")

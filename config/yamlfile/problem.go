@@ -1,4 +1,4 @@
-package config
+package yamlfile
 
 import (
 	"strconv"
@@ -60,51 +60,54 @@ func joinParts(parts ...string) string {
 	return b.String()
 }
 
-// place is where a value comes from: a line of a file, or something named.
-type place struct {
-	name string
+// Place is where a value comes from: a line of a file, or something named.
+type Place struct {
+	Name string
 	line int // 0 when name has no lines
 }
 
-func (p place) String() string {
+// String returns the place as FILE:LINE, or its name.
+func (p Place) String() string {
 	if p.line == 0 {
-		return p.name
+		return p.Name
 	}
-	return p.name + ":" + strconv.Itoa(p.line)
+	return p.Name + ":" + strconv.Itoa(p.line)
 }
 
-// report collects what is found while a configuration is read.
-type report struct {
-	problems Problems
-	warnings Warnings
+// Report collects what is found while a configuration is read.
+type Report struct {
+	Problems Problems
+	Warnings Warnings
 }
 
 // maxProblems bounds what is reported of a file that is no configuration.
 const maxProblems = 200
 
-func (r *report) problem(at place, key, message string) {
-	if len(r.problems) == maxProblems {
-		r.problems = append(r.problems, Problem{Message: "there are more problems; these are the first"})
+// AddProblem notes what is wrong with a key.
+func (r *Report) AddProblem(at Place, key, message string) {
+	if len(r.Problems) == maxProblems {
+		r.Problems = append(r.Problems, Problem{Message: "there are more problems; these are the first"})
 	}
-	if len(r.problems) > maxProblems {
+	if len(r.Problems) > maxProblems {
 		return
 	}
-	r.problems = append(r.problems, Problem{Where: at.String(), Key: key, Message: message})
+	r.Problems = append(r.Problems, Problem{Where: at.String(), Key: key, Message: message})
 }
 
-func (r *report) warn(at place, key, reason string) {
-	if len(r.warnings) >= maxProblems {
+// AddWarning notes what a key does not do.
+func (r *Report) AddWarning(at Place, key, reason string) {
+	if len(r.Warnings) >= maxProblems {
 		return
 	}
-	r.warnings = append(r.warnings, Warning{Where: at.String(), Key: key, Reason: reason})
+	r.Warnings = append(r.Warnings, Warning{Where: at.String(), Key: key, Reason: reason})
 }
 
-// err returns the problems as an error, or nil.
-func (r *report) err() error {
-	if len(r.problems) == 0 {
+// Err returns the problems as an error, or nil.
+func (r *Report) Err() error {
+	if len(r.Problems) == 0 {
 		return nil
 	}
-	return r.problems
+	return r.Problems
 }
 
 // nearest returns the candidate that word was probably meant to be, or "".
@@ -158,3 +161,32 @@ func distance(a, b string) int {
 	}
 	return rows[len(a)][len(b)]
 }
+
+// Places are where keys were set.
+type Places map[string]Place
+
+// Of finds where a key was set, or else the section it would stand in. A
+// default has no place.
+func (p Places) Of(key string) Place {
+	for key != "" {
+		if at, ok := p[key]; ok {
+			return at
+		}
+		key = key[:max(0, strings.LastIndexAny(key, ".["))]
+	}
+	return Place{}
+}
+
+// OneOf writes words as a choice: "a, b or c".
+func OneOf(words []string) string {
+	if len(words) == 1 {
+		return words[0]
+	}
+	if words[0] == "" {
+		return "empty, " + OneOf(words[1:])
+	}
+	return strings.Join(words[:len(words)-1], ", ") + " or " + words[len(words)-1]
+}
+
+// Has tells whether a key was set.
+func (p Places) Has(key string) bool { _, ok := p[key]; return ok }

@@ -1,4 +1,4 @@
-package config
+package yamlfile
 
 // fate is what happens to a key of Distribution that has no meaning here.
 type fate int
@@ -116,25 +116,25 @@ func foreign(path string) (foreignKey, bool) {
 }
 
 // judge reports a foreign key.
-func (k foreignKey) judge(n *node, at place, r *report) {
+func (k foreignKey) judge(n *Node, at Place, r *Report) {
 	for _, s := range k.silent {
-		if n.kind == scalarNode && n.text == s {
+		if n.Kind == scalarNode && n.text == s {
 			return
 		}
 	}
 	// "enabled: false" is no wish for nothing but one to switch off: say that
 	// it does not.
 	if k.path == "validation.enabled" {
-		r.warn(at, k.path, "deprecated and ignored: validation stays on; write validation.disabled: true to switch it off")
+		r.AddWarning(at, k.path, "deprecated and ignored: validation stays on; write validation.disabled: true to switch it off")
 		return
 	}
 	switch {
 	case k.fate == refusedAlways:
-		r.problem(at, k.path, k.why)
-	case n.inert() || k.trigger != "" && n.kind == dictNode && (n.child(k.trigger) == nil || n.child(k.trigger).inert()):
+		r.AddProblem(at, k.path, k.why)
+	case n.inert() || k.trigger != "" && n.Kind == DictNode && (n.Child(k.trigger) == nil || n.Child(k.trigger).inert()):
 	case k.fate == refused:
-		r.problem(at, k.path, k.why)
+		r.AddProblem(at, k.path, k.why)
 	default:
-		r.warn(at, k.path, k.why)
+		r.AddWarning(at, k.path, k.why)
 	}
 }

@@ -1,4 +1,4 @@
-package config
+package yamlfile
 
 import (
 	"errors"
@@ -143,8 +143,8 @@ func ParseDuration(s string) (time.Duration, error) {
 	return 0, errDuration
 }
 
-// formatDuration writes a duration without its empty parts: 24h, not 24h0m0s.
-func formatDuration(d time.Duration) string {
+// FormatDuration writes a duration without its empty parts: 24h, not 24h0m0s.
+func FormatDuration(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
 		s = strings.TrimSuffix(s, "0s")
@@ -165,3 +165,7 @@ func parseBool(s string) (value, ok bool) {
 	}
 	return false, false
 }
+
+// ForeignOnly is a section of Distribution of which no key means anything here.
+// Its known keys are accepted, and warned of where they ask for something.
+type ForeignOnly struct{}

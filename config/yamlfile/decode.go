@@ -1,4 +1,4 @@
-package config
+package yamlfile
 
 import (
 	"encoding"
@@ -10,89 +10,89 @@ import (
 	"time"
 )
 
-// decoder fills a configuration from a tree.
-type decoder struct {
-	*report
-	root   reflect.Type
-	expand *expander
-	places places // of every key that was set
+// Decoder fills a configuration from a tree.
+type Decoder struct {
+	*Report
+	Root   reflect.Type
+	Expand *Expander
+	Places Places // of every key that was set
 }
 
 // maxSuggested bounds the unknown keys for which a known one is sought: a file
 // with more of them is not one of ours at all.
 const maxSuggested = 50
 
-// value sets v from n. A null leaves the default, but an optional section that
+// Value sets v from n. A null leaves the default, but an optional section that
 // is named, though empty, is there: whoever writes "htpasswd:" wants it.
-func (d *decoder) value(n *node, v reflect.Value, f field, path string) {
-	d.places[path] = n.at
-	optional := v.Kind() == reflect.Pointer && shapeOf(v.Type()) == shapeSection
-	if n.kind == nullNode && !optional && shapeOf(v.Type()) != shapePresent {
+func (d *Decoder) Value(n *Node, v reflect.Value, f Field, path string) {
+	d.Places[path] = n.At
+	optional := v.Kind() == reflect.Pointer && ShapeOf(v.Type()) == ShapeSection
+	if n.Kind == nullNode && !optional && ShapeOf(v.Type()) != shapePresent {
 		return
 	}
 	if v.Kind() == reflect.Pointer {
 		if v.IsNil() {
 			v.Set(reflect.New(v.Type().Elem()))
-			setDefaults(v.Elem())
+			SetDefaults(v.Elem())
 		}
-		d.value(n, v.Elem(), f, path)
+		d.Value(n, v.Elem(), f, path)
 		return
 	}
-	switch shapeOf(v.Type()) {
-	case shapeSection:
-		if d.want(n, dictNode, path) {
+	switch ShapeOf(v.Type()) {
+	case ShapeSection:
+		if d.want(n, DictNode, path) {
 			d.section(n, v, path)
 		}
-	case shapeMap:
-		if d.want(n, dictNode, path) {
+	case ShapeMap:
+		if d.want(n, DictNode, path) {
 			d.freeMap(n, v, path)
 		}
-	case shapeList:
+	case ShapeList:
 		if d.want(n, listNode, path) {
 			d.list(n, v, path)
 		}
 	case shapePresent:
 		on, isBool := parseBool(n.text)
-		v.SetBool(n.kind != scalarNode || !isBool || on)
+		v.SetBool(n.Kind != scalarNode || !isBool || on)
 	default:
 		if d.want(n, scalarNode, path) {
 			if msg := d.scalar(n.text, v, f); msg != "" {
-				d.problem(n.at, path, msg)
+				d.AddProblem(n.At, path, msg)
 			} else if _, err := strconv.ParseInt(n.text, 10, 64); err == nil && v.Type() == typeDuration && v.Int() != 0 {
-				d.warn(n.at, path, "a number without a unit counts nanoseconds; write a unit, like 30s")
+				d.AddWarning(n.At, path, "a number without a unit counts nanoseconds; write a unit, like 30s")
 			}
 		}
 	}
 }
 
-func (d *decoder) want(n *node, kind nodeKind, path string) bool {
-	if n.kind == kind {
+func (d *Decoder) want(n *Node, kind NodeKind, path string) bool {
+	if n.Kind == kind {
 		return true
 	}
-	d.problem(n.at, path, fmt.Sprintf("must be %s, not %s", kind, n.kind))
+	d.AddProblem(n.At, path, fmt.Sprintf("must be %s, not %s", kind, n.Kind))
 	return false
 }
 
-func (d *decoder) section(n *node, v reflect.Value, path string) {
-	fields := fieldsOf(v.Type())
+func (d *Decoder) section(n *Node, v reflect.Value, path string) {
+	fields := FieldsOf(v.Type())
 	for _, e := range n.entries {
-		at := join(path, e.key)
+		at := Join(path, e.key)
 		if i := indexOf(fields, e.key); i >= 0 {
-			d.value(e.val, v.FieldByIndex(fields[i].index), fields[i], at)
-			d.places[at] = e.at
+			d.Value(e.val, v.FieldByIndex(fields[i].Index), fields[i], at)
+			d.Places[at] = e.at
 			continue
 		}
 		if k, ok := foreign(at); ok {
-			k.judge(e.val, e.at, d.report)
+			k.judge(e.val, e.at, d.Report)
 			continue
 		}
 		d.unknown(v.Type(), path, e)
 	}
 }
 
-func indexOf(fields []field, key string) int {
+func indexOf(fields []Field, key string) int {
 	for i := range fields {
-		if fields[i].key == key {
+		if fields[i].Key == key {
 			return i
 		}
 	}
@@ -100,32 +100,32 @@ func indexOf(fields []field, key string) int {
 }
 
 // unknown reports a key that no section of this kind has.
-func (d *decoder) unknown(t reflect.Type, path string, e entry) {
-	msg := "unknown key " + join(path, e.key)
-	if len(d.problems) < maxSuggested {
+func (d *Decoder) unknown(t reflect.Type, path string, e entry) {
+	msg := "unknown key " + Join(path, e.key)
+	if len(d.Problems) < maxSuggested {
 		if s := d.suggest(t, path, e.key); s != "" {
 			msg += " (did you mean " + s + "?)"
 		}
 	}
-	d.problem(e.at, "", msg)
+	d.AddProblem(e.at, "", msg)
 }
 
 // suggest returns the key that was probably meant, by its full path.
-func (d *decoder) suggest(t reflect.Type, path, key string) string {
+func (d *Decoder) suggest(t reflect.Type, path, key string) string {
 	if s := nearest(key, ownKeys(t, path)); s != "" {
-		return join(path, s)
+		return Join(path, s)
 	}
-	return elsewhere(d.root, key)
+	return elsewhere(d.Root, key)
 }
 
-func (d *decoder) freeMap(n *node, v reflect.Value, path string) {
+func (d *Decoder) freeMap(n *Node, v reflect.Value, path string) {
 	m := reflect.MakeMapWithSize(v.Type(), len(n.entries))
 	for _, e := range n.entries {
-		at := join(path, e.key)
+		at := Join(path, e.key)
 		elem := reflect.New(v.Type().Elem()).Elem()
-		setDefaults(elem)
-		d.value(e.val, elem, field{}, at)
-		d.places[at] = e.at
+		SetDefaults(elem)
+		d.Value(e.val, elem, Field{}, at)
+		d.Places[at] = e.at
 		key := e.key
 		if v.Type() == reflect.TypeFor[http.Header]() {
 			key = http.CanonicalHeaderKey(key) // the environment has them in other cases
@@ -135,29 +135,29 @@ func (d *decoder) freeMap(n *node, v reflect.Value, path string) {
 	v.Set(m)
 }
 
-func (d *decoder) list(n *node, v reflect.Value, path string) {
+func (d *Decoder) list(n *Node, v reflect.Value, path string) {
 	l := reflect.MakeSlice(v.Type(), len(n.items), len(n.items))
 	for i, it := range n.items {
-		setDefaults(l.Index(i))
-		d.value(it, l.Index(i), field{}, fmt.Sprintf("%s[%d]", path, i))
+		SetDefaults(l.Index(i))
+		d.Value(it, l.Index(i), Field{}, fmt.Sprintf("%s[%d]", path, i))
 	}
 	v.Set(l)
 }
 
 // scalar sets v from text and returns what is wrong with it, or "".
-func (d *decoder) scalar(text string, v reflect.Value, f field) string {
+func (d *Decoder) scalar(text string, v reflect.Value, f Field) string {
 	if v.Kind() == reflect.String || v.CanAddr() && v.Addr().Type().Implements(typeText) {
-		expanded, err := d.expand.expand(text)
+		expanded, err := d.Expand.expand(text)
 		if err != nil {
 			return err.Error()
 		}
 		text = expanded
 	}
-	return setScalar(text, v, f)
+	return SetScalar(text, v, f)
 }
 
-// setScalar sets v from text and returns what is wrong with the text, or "".
-func setScalar(text string, v reflect.Value, f field) string {
+// SetScalar sets v from text and returns what is wrong with the text, or "".
+func SetScalar(text string, v reflect.Value, f Field) string {
 	if t, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
 		if err := t.UnmarshalText([]byte(text)); err != nil {
 			return "cannot be used: wrong form"
@@ -172,7 +172,7 @@ func setScalar(text string, v reflect.Value, f field) string {
 		}
 		v.SetInt(int64(dur))
 		return ""
-	case typeSize:
+	case TypeSize:
 		size, err := ParseSize(text)
 		if err != nil {
 			return err.Error()
@@ -182,7 +182,7 @@ func setScalar(text string, v reflect.Value, f field) string {
 	}
 	switch v.Kind() {
 	case reflect.String:
-		v.SetString(canonical(text, f.enum))
+		v.SetString(canonical(text, f.Enum))
 	case reflect.Bool:
 		b, ok := parseBool(text)
 		if !ok {
@@ -224,30 +224,30 @@ func canonical(text string, enum []string) string {
 	return text
 }
 
-// setDefaults sets every field below v that has a default tag. A wrong tag is a
+// SetDefaults sets every field below v that has a default tag. A wrong tag is a
 // programmer's mistake that Default meets at once.
-func setDefaults(v reflect.Value) {
-	if v.Kind() != reflect.Struct || shapeOf(v.Type()) != shapeSection {
+func SetDefaults(v reflect.Value) {
+	if v.Kind() != reflect.Struct || ShapeOf(v.Type()) != ShapeSection {
 		return
 	}
-	for _, f := range fieldsOf(v.Type()) {
-		fv := v.FieldByIndex(f.index)
+	for _, f := range FieldsOf(v.Type()) {
+		fv := v.FieldByIndex(f.Index)
 		switch {
 		case f.def != "":
-			if msg := setScalar(f.def, fv, f); msg != "" {
-				panic("config: default of " + f.key + ": " + msg)
+			if msg := SetScalar(f.def, fv, f); msg != "" {
+				panic("config: default of " + f.Key + ": " + msg)
 			}
 		case fv.Kind() == reflect.Struct:
-			setDefaults(fv)
+			SetDefaults(fv)
 		}
 	}
 }
 
-// formatScalar writes a scalar as a file has it.
-func formatScalar(v reflect.Value) string {
+// FormatScalar writes a scalar as a file has it.
+func FormatScalar(v reflect.Value) string {
 	switch x := v.Interface().(type) {
 	case time.Duration:
-		return formatDuration(x)
+		return FormatDuration(x)
 	case fmt.Stringer:
 		return x.String()
 	}

@@ -1,4 +1,4 @@
-package config
+package yamlfile
 
 import (
 	"errors"
@@ -12,8 +12,8 @@ import (
 // smaller; a wrong path to something big must not fill the memory.
 const maxSecretBytes = 64 << 10
 
-// readSecretFile reads a small regular file.
-func readSecretFile(path string) ([]byte, error) {
+// ReadSecretFile reads a small regular file.
+func ReadSecretFile(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -36,17 +36,17 @@ func readSecretFile(path string) ([]byte, error) {
 	return b, nil
 }
 
-// expander replaces ${file:...} and ${env:...} in texts.
-type expander struct {
-	env      map[string]string
-	readFile func(string) ([]byte, error)
+// Expander replaces ${file:...} and ${env:...} in texts.
+type Expander struct {
+	Env      map[string]string
+	ReadFile func(string) ([]byte, error)
 }
 
 var errUnclosed = errors.New("${file: or ${env: without a closing brace")
 
 // expand returns s with its references replaced. Its errors name files and
 // variables, never what they hold.
-func (x *expander) expand(s string) (string, error) {
+func (x *Expander) expand(s string) (string, error) {
 	var b strings.Builder
 	for {
 		i := strings.Index(s, "${")
@@ -83,15 +83,15 @@ func (x *expander) expand(s string) (string, error) {
 	}
 }
 
-func (x *expander) lookup(kind, name string) (string, error) {
+func (x *Expander) lookup(kind, name string) (string, error) {
 	if kind == "env:" {
-		val, ok := x.env[name]
+		val, ok := x.Env[name]
 		if !ok {
 			return "", fmt.Errorf("environment variable %s is not set", name)
 		}
 		return val, nil
 	}
-	b, err := x.readFile(name)
+	b, err := x.ReadFile(name)
 	if err != nil {
 		return "", fmt.Errorf("read the file it names: %w", err)
 	}

@@ -1,4 +1,4 @@
-package config
+package yamlfile
 
 import (
 	"cmp"
@@ -61,14 +61,16 @@ func named(path string) []step {
 // the names of variables, so a name is matched against the keys that exist,
 // the longest first, and not cut at each '_'.
 type router struct {
+	root reflect.Type // of the configuration
 	sep  string
 	fold func(string) string // how a key is written in a name
 }
 
-var (
-	envRouter  = router{"_", strings.ToUpper}
-	flagRouter = router{".", func(s string) string { return s }}
-)
+func envRouter(root reflect.Type) router { return router{root, "_", strings.ToUpper} }
+
+func flagRouter(root reflect.Type) router {
+	return router{root, ".", func(s string) string { return s }}
+}
 
 // find returns the key that name names, below the steps already taken.
 func (r router) find(t reflect.Type, steps []step, name string) (route, bool) {
@@ -76,10 +78,10 @@ func (r router) find(t reflect.Type, steps []step, name string) (route, bool) {
 		return route{}, false
 	}
 	t = deref(t)
-	switch shapeOf(t) {
-	case shapeSection:
+	switch ShapeOf(t) {
+	case ShapeSection:
 		return r.findKey(t, steps, name)
-	case shapeList:
+	case ShapeList:
 		num, rest, more := strings.Cut(name, r.sep)
 		i, err := strconv.Atoi(num)
 		if err != nil || i < 0 {
@@ -90,7 +92,7 @@ func (r router) find(t reflect.Type, steps []step, name string) (route, bool) {
 			return route{steps: steps, typ: t.Elem()}, true
 		}
 		return r.find(t.Elem(), steps, rest)
-	case shapeMap:
+	case ShapeMap:
 		return r.findFree(t, steps, name)
 	default:
 		return route{}, false
@@ -101,13 +103,13 @@ func (r router) findKey(t reflect.Type, steps []step, name string) (route, bool)
 	path := route{steps: steps}.path()
 	keys := knownKeys(t, path)
 	slices.SortStableFunc(keys, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
-	fields := fieldsOf(t)
+	fields := FieldsOf(t)
 	for _, key := range keys {
 		rest, found := strings.CutPrefix(name, r.fold(key))
 		if !found {
 			continue
 		}
-		at := join(path, key)
+		at := Join(path, key)
 		below := append(slices.Clone(steps), step{key, -1})
 		if to := aliasOf(at); to != at {
 			below = named(to)
@@ -115,9 +117,9 @@ func (r router) findKey(t reflect.Type, steps []step, name string) (route, bool)
 		i := indexOf(fields, key)
 		if rest == "" {
 			if i < 0 { // an alias has the type of its target
-				return route{below, typeAt(below), at}, true
+				return route{below, typeAt(r.root, below), at}, true
 			}
-			return route{steps: below, typ: fields[i].typ}, true
+			return route{steps: below, typ: fields[i].Type}, true
 		}
 		rest, found = strings.CutPrefix(rest, r.sep)
 		if !found {
@@ -129,9 +131,9 @@ func (r router) findKey(t reflect.Type, steps []step, name string) (route, bool)
 			}
 			return route{steps: below}, true
 		}
-		typ := typeAt(below) // of what it is another name of
+		typ := typeAt(r.root, below) // of what it is another name of
 		if i >= 0 {
-			typ = fields[i].typ
+			typ = fields[i].Type
 		}
 		if found, ok := r.find(typ, below, rest); ok {
 			return found, true
@@ -145,7 +147,7 @@ func (r router) findKey(t reflect.Type, steps []step, name string) (route, bool)
 // such maps (header names, log fields) lower.
 func (r router) findFree(t reflect.Type, steps []step, name string) (route, bool) {
 	typ, index := t.Elem(), -1
-	if shapeOf(typ) == shapeList {
+	if ShapeOf(typ) == ShapeList {
 		if i := strings.LastIndex(name, r.sep); i > 0 {
 			if n, err := strconv.Atoi(name[i+len(r.sep):]); err == nil && n >= 0 {
 				name, index, typ = name[:i], n, typ.Elem()
@@ -162,63 +164,63 @@ func (r router) findFree(t reflect.Type, steps []step, name string) (route, bool
 	return route{steps: steps, typ: typ}, true
 }
 
-// typeAt returns the type of the key that steps name, nil when it has none.
-func typeAt(steps []step) reflect.Type {
-	t := reflect.TypeFor[Config]()
+// typeAt returns the type of the key that steps name below a root, nil when it has none.
+func typeAt(root reflect.Type, steps []step) reflect.Type {
+	t := root
 	for _, s := range steps {
 		t = deref(t)
 		if t.Kind() != reflect.Struct {
 			return nil
 		}
-		i := indexOf(fieldsOf(t), s.key)
+		i := indexOf(FieldsOf(t), s.key)
 		if i < 0 {
 			return nil
 		}
-		t = fieldsOf(t)[i].typ
+		t = FieldsOf(t)[i].Type
 	}
 	return t
 }
 
-// overlay lays values over the tree of the file.
-type overlay struct {
-	*report
-	root *node
-	typ  reflect.Type // of the configuration
+// Overlay lays values over the tree of the file.
+type Overlay struct {
+	*Report
+	Root *Node
+	Type reflect.Type // of the configuration
 }
 
 // rootKey is what storage.root means with the storage driver that the layers so
 // far choose.
-func (o *overlay) rootKey() string {
-	if st := o.root.child("storage"); st != nil && (st.child("s3") != nil || st.child("swift") != nil) {
+func (o *Overlay) rootKey() string {
+	if st := o.Root.Child("storage"); st != nil && (st.Child("s3") != nil || st.Child("swift") != nil) {
 		return "storage.directory"
 	}
 	return aliasOf(aliasRoot)
 }
 
 // set puts a value, given as text, at a route.
-func (o *overlay) set(rt route, text string, at place) {
+func (o *Overlay) set(rt route, text string, at Place) {
 	if rt.alias == aliasRoot {
 		rt.steps = named(o.rootKey())
 	}
-	val := &node{kind: scalarNode, text: text, at: at}
+	val := &Node{Kind: scalarNode, text: text, At: at}
 	if rt.typ != nil {
-		shape := shapeOf(rt.typ)
-		if text == "" && (shape != shapeScalar || deref(rt.typ).Kind() != reflect.String) {
+		shape := ShapeOf(rt.typ)
+		if text == "" && (shape != ShapeScalar || deref(rt.typ).Kind() != reflect.String) {
 			return // an empty variable is one that is not set
 		}
-		if shape != shapeScalar && shape != shapePresent {
-			if val = parseTree([]byte(text), at.name, o.report); val == nil {
+		if shape != ShapeScalar && shape != shapePresent {
+			if val = Parse([]byte(text), at.Name, o.Report); val == nil {
 				return
 			}
 			unline(val, at)
 		}
 	}
-	parent := o.root
+	parent := o.Root
 	for i, s := range rt.steps {
 		last := i == len(rt.steps)-1
 		next, ok := o.enter(parent, s, at)
 		if !ok {
-			o.problem(at, rt.path(), "cannot be set: what the key stands in has another form")
+			o.AddProblem(at, rt.path(), "cannot be set: what the key stands in has another form")
 			return
 		}
 		if last {
@@ -226,7 +228,7 @@ func (o *overlay) set(rt route, text string, at place) {
 			return
 		}
 		if next == nil {
-			next = &node{at: at}
+			next = &Node{At: at}
 			o.place(parent, s, nil, next, "")
 		}
 		parent = next
@@ -234,8 +236,8 @@ func (o *overlay) set(rt route, text string, at place) {
 }
 
 // unline gives a value out of a variable, which has no lines, its place.
-func unline(n *node, at place) {
-	n.at = at
+func unline(n *Node, at Place) {
+	n.At = at
 	for _, it := range n.items {
 		unline(it, at)
 	}
@@ -247,19 +249,19 @@ func unline(n *node, at place) {
 
 // enter makes n a section or list, as the step needs, and returns what stands
 // at the step, nil for nothing. An index may be the one behind the last.
-func (o *overlay) enter(n *node, s step, at place) (*node, bool) {
-	want := dictNode
+func (o *Overlay) enter(n *Node, s step, at Place) (*Node, bool) {
+	want := DictNode
 	if s.index >= 0 {
 		want = listNode
 	}
-	if n.kind == nullNode {
-		n.kind, n.at = want, at
+	if n.Kind == nullNode {
+		n.Kind, n.At = want, at
 	}
 	switch {
-	case n.kind != want || s.index > len(n.items):
+	case n.Kind != want || s.index > len(n.items):
 		return nil, false
-	case want == dictNode:
-		return n.child(s.key), true
+	case want == DictNode:
+		return n.Child(s.key), true
 	case s.index == len(n.items):
 		return nil, true
 	default:
@@ -268,13 +270,13 @@ func (o *overlay) enter(n *node, s step, at place) (*node, bool) {
 }
 
 // place puts val at a step that enter has prepared.
-func (o *overlay) place(parent *node, s step, old, val *node, path string) {
-	if rivals, ok := scalarForms[path]; ok && val.kind == scalarNode {
+func (o *Overlay) place(parent *Node, s step, old, val *Node, path string) {
+	if rivals, ok := scalarForms[path]; ok && val.Kind == scalarNode {
 		val = choose(old, val, rivals)
 	}
 	switch {
 	case s.index < 0:
-		parent.put(s.key, val.at, val)
+		parent.put(s.key, val.At, val)
 	case s.index == len(parent.items):
 		parent.items = append(parent.items, val)
 	default:
@@ -284,28 +286,28 @@ func (o *overlay) place(parent *node, s step, old, val *node, path string) {
 
 // choose turns a section given as one word into a section with that entry. Its
 // rivals go; the other entries, and those of the entry itself, stay.
-func choose(old, word *node, rivals []string) *node {
-	n := &node{kind: dictNode, at: word.at}
-	if old != nil && old.kind == dictNode {
+func choose(old, word *Node, rivals []string) *Node {
+	n := &Node{Kind: DictNode, At: word.At}
+	if old != nil && old.Kind == DictNode {
 		for _, e := range old.entries {
 			if e.key == word.text || !slices.Contains(rivals, e.key) {
 				n.entries = append(n.entries, e)
 			}
 		}
 	}
-	if n.child(word.text) == nil {
-		n.put(word.text, word.at, &node{kind: dictNode, at: word.at})
+	if n.Child(word.text) == nil {
+		n.put(word.text, word.At, &Node{Kind: DictNode, At: word.At})
 	}
 	return n
 }
 
-// normalize rewrites short and old forms in the tree to the ones that decode
+// Normalize rewrites short and old forms in the tree to the ones that decode
 // knows. It is called after each change, so no layer sees another's.
-func (o *overlay) normalize() {
+func (o *Overlay) Normalize() {
 	for section, rivals := range scalarForms {
-		for i, e := range o.root.entries {
-			if e.key == section && e.val.kind == scalarNode && e.val.text != "" {
-				o.root.entries[i].val = choose(nil, e.val, rivals)
+		for i, e := range o.Root.entries {
+			if e.key == section && e.val.Kind == scalarNode && e.val.text != "" {
+				o.Root.entries[i].val = choose(nil, e.val, rivals)
 			}
 		}
 	}
@@ -318,53 +320,53 @@ func (o *overlay) normalize() {
 }
 
 // resolve moves the value of an alias to the key it stands for.
-func (o *overlay) resolve(a alias) {
-	parent := o.root
+func (o *Overlay) resolve(a alias) {
+	parent := o.Root
 	section, key := splitKey(a.from)
 	if section != "" {
-		if parent = o.root.child(section); parent == nil || parent.kind != dictNode {
+		if parent = o.Root.Child(section); parent == nil || parent.Kind != DictNode {
 			return
 		}
 	}
 	e, ok := parent.remove(key)
-	if !ok || e.val.kind == nullNode {
+	if !ok || e.val.Kind == nullNode {
 		return
 	}
-	n := o.root
+	n := o.Root
 	for _, s := range named(a.to) {
 		next, ok := o.enter(n, s, e.at)
 		if !ok {
-			o.problem(e.at, a.from, "stands beside a "+a.to+" of another form")
+			o.AddProblem(e.at, a.from, "stands beside a "+a.to+" of another form")
 			return
 		}
 		if next == nil {
-			next = &node{at: e.at}
+			next = &Node{At: e.at}
 			n.put(s.key, e.at, next)
 		}
 		n = next
 	}
-	if n.kind == nullNode {
+	if n.Kind == nullNode {
 		*n = *e.val
 		return
 	}
-	if n.kind != e.val.kind || n.text != e.val.text {
-		o.problem(e.at, a.from, "means the same as "+a.to+", and they differ")
+	if n.Kind != e.val.Kind || n.text != e.val.text {
+		o.AddProblem(e.at, a.from, "means the same as "+a.to+", and they differ")
 	}
 }
 
-// applyOverrides lays the command line over the tree.
-func (o *overlay) applyOverrides(overrides []Override) {
+// ApplyOverrides lays the command line over the tree.
+func (o *Overlay) ApplyOverrides(overrides []Override) {
 	sorted := slices.Clone(overrides)
 	slices.SortStableFunc(sorted, func(a, b Override) int { return compareNames(a.Key, b.Key) })
 	for _, ov := range sorted {
-		at := place{name: cmp.Or(ov.Source, "flag")}
-		rt, ok := flagRouter.find(o.typ, nil, ov.Key)
+		at := Place{Name: cmp.Or(ov.Source, "flag")}
+		rt, ok := flagRouter(o.Type).find(o.Type, nil, ov.Key)
 		if !ok {
-			o.problem(at, "", "unknown key "+ov.Key)
+			o.AddProblem(at, "", "unknown key "+ov.Key)
 			continue
 		}
 		o.set(rt, ov.Value, at)
-		o.normalize()
+		o.Normalize()
 	}
 }
 

@@ -1,0 +1,29 @@
+package config
+
+import (
+	"reflect"
+
+	"example.org/slipway/config/yamlfile"
+)
+
+// Schema returns the JSON Schema (draft 2020-12) of a configuration file, for
+// editors and for checks before a file is rolled out. Keys of Distribution that
+// have no meaning here are in it, marked deprecated.
+func Schema() []byte {
+	return yamlfile.SchemaOf("Slipway registry server configuration", reflect.TypeFor[Config](), "", "version")
+}
+
+// AgentSchema returns the JSON Schema (draft 2020-12) of a configuration file of the
+// node agent.
+func AgentSchema() []byte {
+	// The path keeps Distribution's keys out, which are found by theirs.
+	return yamlfile.SchemaOf("Slipway node agent configuration", reflect.TypeFor[Agent](), "agent")
+}
+
+// Example returns a configuration file with every key, its meaning and its
+// default. Read back it is Default. What has no default (optional sections,
+// entries of lists) is shown in comments.
+func Example() string {
+	return yamlfile.ExampleOf(reflect.ValueOf(Default()).Elem(), "Configuration of the Slipway registry server, with every key and its default.",
+		"Keys that are commented out have none.")
+}
