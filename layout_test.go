@@ -193,7 +193,7 @@ var fences = []fence{
 	{"github.com/go-jose/go-jose", []string{"registry/auth", "registry/auth/signing"}, "who asks is decided in one place"},
 	{"github.com/golang-jwt/jwt", []string{"registry/auth", "registry/auth/signing"}, "who asks is decided in one place"},
 	{"golang.org/x/crypto/bcrypt", []string{"registry/auth"}, "who asks is decided in one place"},
-	{"go.yaml.in/yaml", []string{"config", "registry/auth", "registry/notify"}, "configuration is read in one place"},
+	{"go.yaml.in/yaml", []string{"config/yamlfile"}, "configuration is read in one place"},
 	{"go.opentelemetry.io", []string{"serve"}, "tracing wraps the handler and nothing else knows it"},
 	{"github.com/CycloneDX/cyclonedx-go", []string{"scripts/package"}, "what a release consists of is told in one place"},
 	{"golang.org/x/crypto/x509roots", []string{"scripts/package"}, "the product trusts whom the system trusts"},
