@@ -13,7 +13,8 @@ import (
 // Clients are what does operations at the same time during a measurement.
 type Clients struct {
 	N int
-	// Least is the time during which new operations begin; 0 means until the limit.
+	// Least is the time during which new operations begin; 0 means until the limit. Each client
+	// begins one, however late it gets to it.
 	Least time.Duration
 	// Limit is the maximum number of operations; 0 means any number.
 	Limit int
@@ -53,7 +54,7 @@ func (c Clients) Run(ctx context.Context) (Outcome, error) {
 		w := &Worker{Chunk: make([]byte, chunkSize)}
 		workers[id] = w
 		wg.Go(func() {
-			for ctx.Err() == nil && (c.Least == 0 || time.Now().Before(end)) {
+			for first := true; ctx.Err() == nil && (first || c.Least == 0 || time.Now().Before(end)); first = false {
 				i := int(next.Add(1) - 1)
 				if c.Limit > 0 && i >= c.Limit {
 					return

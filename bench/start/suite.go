@@ -39,6 +39,7 @@ type options struct {
 	prepared               string
 	estimate               bool
 	watch                  time.Duration // how long the agent watches a container for its profile
+	anyLink                bool          // goes on with a link that is not as it should be
 }
 
 func parse(args []string) (*options, error) {

@@ -1,6 +1,7 @@
 package start
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -64,7 +65,7 @@ func stargz(bin string) *system {
 type agentSettings struct {
 	// record makes the agent report to the registry what containers open first.
 	record bool
-	// watch is how long the agent then watches a container.
+	// watch is how long the agent then watches a container, if not for the usual time.
 	watch time.Duration
 	// background makes the agent fetch the rest of the image by itself.
 	background bool
@@ -81,7 +82,7 @@ func slipway(binary string, set agentSettings) *system {
 func agentCommand(binary string, n *node, set agentSettings) (*exec.Cmd, error) {
 	var config strings.Builder
 	fmt.Fprintf(&config, "log: {level: warn}\nprofiles: {record: %t, duration: %ds}\nfetch: {background: %t}\nregistries:\n",
-		set.record, int(set.watch.Seconds()), set.background)
+		set.record, int(cmp.Or(set.watch, profileDuration).Seconds()), set.background)
 	for _, r := range n.registries {
 		fmt.Fprintf(&config, "  - {host: %q, urls: [%q], insecure_allow_plaintext: true}\n", r, "http://"+r)
 	}
