@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,7 +44,7 @@ type bed struct {
 	log *logtest.Buffer
 
 	cat    *catalog.Catalog
-	disk   *fsstore.Store
+	disk   *flipping
 	store  *Store
 	files  *filestore.Store
 	svc    *gearregistry.Service
@@ -96,8 +97,9 @@ func (b *bed) open() {
 	var err error
 	b.cat, err = catalog.Open(ctx, filepath.Join(b.dir, registry.CatalogFile), &catalog.Options{Clock: b.clock, Grace: time.Minute})
 	b.must(err)
-	b.disk, err = fsstore.New(b.dir, nil)
+	disk, err := fsstore.New(b.dir, nil)
 	b.must(err)
+	b.disk = &flipping{Store: disk}
 	b.store, err = New(b.cat, b.disk, &Options{Log: log, TempDir: b.t.TempDir(), OnCorrupt: func(e *filestore.CorruptError) { b.svc.Remake(e) }})
 	b.must(err)
 	b.files, err = filestore.New(b.cat, b.store, &filestore.Options{Log: log, Clock: b.clock, Proof: b.store.Proof(),
@@ -281,4 +283,31 @@ func compressed(level int, parts ...[]byte) []byte {
 	return b.Bytes()
 }
 
-var _ objstore.Store = (*Store)(nil)
+// flipping is a store that, once it is told to, stores other bytes than it is given.
+type flipping struct {
+	objstore.Store
+	on atomic.Bool
+}
+
+// Unwrap implements objstore.Wrapper.
+func (f *flipping) Unwrap() objstore.Store { return f.Store }
+
+// NewUpload implements objstore.Store.
+func (f *flipping) NewUpload(ctx context.Context, sizeHint int64) (objstore.Upload, error) {
+	u, err := f.Store.NewUpload(ctx, sizeHint)
+	if err == nil && f.on.Load() {
+		u = flippedUpload{u}
+	}
+	return u, err
+}
+
+type flippedUpload struct{ objstore.Upload }
+
+// Write implements io.Writer.
+func (u flippedUpload) Write(p []byte) (int, error) {
+	p = bytes.Clone(p)
+	if len(p) > 0 {
+		p[len(p)/2] ^= 1
+	}
+	return u.Upload.Write(p)
+}
