@@ -22,6 +22,7 @@ type Storage struct {
 	Prefetch          Prefetch             `yaml:"prefetch" doc:"Filling the cache before clients ask."`
 	Redirect          Redirect             `yaml:"redirect" doc:"Sending clients to the object store itself, where the driver can."`
 	Maintenance       Maintenance          `yaml:"maintenance" doc:"Upload purging and read-only mode."`
+	Rebuild           Rebuild              `yaml:"rebuild" doc:"Dropping layers that nobody pulls. Off by default."`
 	GC                GC                   `yaml:"gc" doc:"Garbage collection, which runs while the registry serves."`
 	ImmutableTags     []ImmutableTags      `yaml:"immutable_tags" doc:"Tags that cannot be moved or deleted once they are set."`
 	Retention         []Retention          `yaml:"retention" doc:"Tags that are removed by themselves. A tag stays if a keep_ key of any rule for its repository holds it, or if no rule is for its repository."`

@@ -523,7 +523,7 @@ func importOp(w *world) error {
 	for _, t := range tags {
 		w.o.pushes(t.repo, t.tag, t.digest)
 	}
-	_, err = w.a.Copy(w.ctx, src, client.CopyOptions{Referrers: true, ContinueOnError: true}, false)
+	_, err = w.a.Copy(w.ctx, src, imagecopy.Options{Referrers: true, ContinueOnError: true}, false)
 	if err == nil {
 		err = w.takes(w.source)
 	}

@@ -317,7 +317,7 @@ slipway agent status; a container by its ID or the directory it is mounted at.`,
 					return err
 				}
 			}
-			return printReport(cmd.OutOrStdout(), f.json, x, func() {
+			return command.PrintReport(cmd.OutOrStdout(), f.json, x, func() {
 				for _, line := range append(x.Lines, x.Chart...) {
 					fmt.Fprintln(cmd.OutOrStdout(), line)
 				}

@@ -54,7 +54,7 @@ same file. The image must be on this node: pulled by containerd, or mounted.`,
 			}
 			return command.PrintReport(cmd.OutOrStdout(), f.json, p, func() {
 				for i := range p.Files {
-					fmt.Fprintf(cmd.OutOrStdout(), "%10s  %-7s  /%s\n", size(p.Files[i].Size), p.Files[i].From, p.Files[i].Path)
+					fmt.Fprintf(cmd.OutOrStdout(), "%10s  %-7s  /%s\n", command.Size(p.Files[i].Size), p.Files[i].From, p.Files[i].Path)
 				}
 				if p.Donor != "" {
 					fmt.Fprintf(cmd.OutOrStdout(), "inherited from %s\n", p.Donor)
