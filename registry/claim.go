@@ -52,7 +52,7 @@ func (c *claim) prolong() {
 	defer cancel()
 	// Where the catalogue does not answer the claim may still be there later: what
 	// is recorded in the end is refused if it is not.
-	if err := c.r.cat.KeepUpload(ctx, c.id, p.owner, p.lease); errors.Is(err, catalog.ErrBusy) {
+	if err := c.r.cat.Uploads.Keep(ctx, c.id, p.owner, p.lease); errors.Is(err, catalog.ErrBusy) {
 		c.lost.Store(true)
 		return
 	}
@@ -83,7 +83,7 @@ func (r *Registry) stillClaimed(ctx context.Context, u *upload, saved bool) bool
 		return true // nobody else knows it
 	}
 	p := r.replica
-	return r.cat.KeepUpload(ctx, u.id, p.owner, p.lease) == nil
+	return r.cat.Uploads.Keep(ctx, u.id, p.owner, p.lease) == nil
 }
 
 func uploadBusy() error {
@@ -102,7 +102,7 @@ func (us *uploads) claim(ctx context.Context, repo, id string) (*upload, error) 
 		if err != nil {
 			return nil, err
 		}
-		row, err := r.cat.ClaimUpload(ctx, repo, id, r.replica.owner, r.replica.lease)
+		row, err := r.cat.Uploads.Claim(ctx, repo, id, r.replica.owner, r.replica.lease)
 		if err == nil && row.Intent == "" {
 			u.claim = &claim{r: r, id: id, row: row}
 			if err = u.load(row); err == nil {
@@ -123,7 +123,7 @@ func (us *uploads) claim(ctx context.Context, repo, id string) (*upload, error) 
 		}
 		// Its publication was cut off. That is settled first, as if nobody had come.
 		row.Until = time.UnixMilli(1)
-		if err := r.cat.SaveUploads(ctx, row); err != nil {
+		if err := r.cat.Uploads.Save(ctx, row); err != nil {
 			return nil, ClientError("continue upload "+id, err)
 		}
 		if err := r.settleShared(ctx, row); err != nil {
@@ -137,7 +137,7 @@ func (us *uploads) claim(ctx context.Context, repo, id string) (*upload, error) 
 func (us *uploads) take(ctx context.Context, repo, id string) (*upload, error) {
 	if us.inRAM(id) == nil {
 		// A change of the catalogue is dear, and ids are easy to invent.
-		if _, err := us.r.cat.Upload(ctx, repo, id); errors.Is(err, catalog.ErrNotFound) {
+		if _, err := us.r.cat.Uploads.Get(ctx, repo, id); errors.Is(err, catalog.ErrNotFound) {
 			return nil, uploadUnknown(repo, id)
 		} else if err != nil {
 			return nil, ClientError("look up upload "+id, err)
@@ -190,7 +190,7 @@ func (r *Registry) release(u *upload) {
 		row := c.row
 		row.Until = time.Time{}
 		ctx, cancel := context.WithTimeout(context.Background(), r.replica.lease)
-		if err := r.cat.SaveUploads(ctx, row); err != nil && !errors.Is(err, catalog.ErrBusy) {
+		if err := r.cat.Uploads.Save(ctx, row); err != nil && !errors.Is(err, catalog.ErrBusy) {
 			r.log.Warn("let go of an upload, which can be continued a little later", "upload", u.id, "err", err)
 		}
 		cancel()
@@ -201,7 +201,7 @@ func (r *Registry) release(u *upload) {
 // statusShared tells where an upload stands without claiming it. ok is false where
 // that must be done.
 func (us *uploads) statusShared(ctx context.Context, repo, id string) (size int64, ok bool, err error) {
-	row, err := us.r.cat.Upload(ctx, repo, id)
+	row, err := us.r.cat.Uploads.Get(ctx, repo, id)
 	switch {
 	case errors.Is(err, catalog.ErrNotFound):
 		return 0, false, uploadUnknown(repo, id)
@@ -243,13 +243,13 @@ const intentWait = 20 * time.Second
 // with its intent.
 func (r *Registry) recordIntent(ctx context.Context, u *upload, row catalog.Upload) error {
 	if r.replica == nil {
-		return r.cat.SaveUploads(ctx, row)
+		return r.cat.Uploads.Save(ctx, row)
 	}
 	c := u.claim // of this request, which waits for us
 	began := time.Now()
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		row.Owner, row.Until = r.replica.owner, r.now().Add(r.replica.lease)
-		err := r.cat.SaveUploads(ctx, row)
+		err := r.cat.Uploads.Save(ctx, row)
 		if err == nil {
 			c.start()
 			return nil
@@ -284,7 +284,7 @@ func (r *Registry) unpublishShared(ctx context.Context, u *upload, d oci.Digest,
 func (r *Registry) settleExpired(ctx context.Context) error {
 	const page = 100
 	for {
-		left, err := r.cat.ExpiredIntents(ctx, page)
+		left, err := r.cat.Uploads.ExpiredIntents(ctx, page)
 		if err != nil {
 			return fmt.Errorf("look for publications that were cut off: %w", err)
 		}
@@ -307,7 +307,7 @@ func (r *Registry) settleShared(ctx context.Context, u catalog.Upload) error {
 	if err := r.deleteUnwanted(ctx, u.Intent); err != nil {
 		return err
 	}
-	row, err := r.cat.ClaimUpload(ctx, u.Repo, u.ID, r.replica.owner+"/settle", r.replica.lease)
+	row, err := r.cat.Uploads.Claim(ctx, u.Repo, u.ID, r.replica.owner+"/settle", r.replica.lease)
 	if errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrBusy) {
 		return nil // it ended, or goes on
 	}
@@ -317,7 +317,7 @@ func (r *Registry) settleShared(ctx context.Context, u catalog.Upload) error {
 	log := r.log.With("repo", u.Repo, "upload", u.ID, "digest", u.Intent)
 	if row.Intent != "" && row.Intent != u.Intent { // it went on meanwhile, and was cut off again
 		row.Until = time.UnixMilli(1)
-		return r.cat.SaveUploads(ctx, row)
+		return r.cat.Uploads.Save(ctx, row)
 	}
 	if err := r.store.Delete(ctx, verifyKey(u.ID)); err != nil {
 		return err
@@ -333,7 +333,7 @@ func (r *Registry) settleShared(ctx context.Context, u catalog.Upload) error {
 		}
 	}
 	log.Info("dropped an upload that was cut off while being published")
-	return r.cat.DeleteUploads(ctx, u.ID)
+	return r.cat.Uploads.Delete(ctx, u.ID)
 }
 
 // deleteUnwanted deletes an object that a publication may have left, if no row has its
@@ -341,7 +341,7 @@ func (r *Registry) settleShared(ctx context.Context, u catalog.Upload) error {
 // row comes between the question and the deletion, nothing is lost: the object was never
 // acknowledged.
 func (r *Registry) deleteUnwanted(ctx context.Context, d oci.Digest) error {
-	wanted, err := r.cat.Wanted(ctx, d)
+	wanted, err := r.cat.Garbage.Wanted(ctx, d)
 	if err != nil || wanted {
 		return err
 	}
@@ -361,7 +361,7 @@ func (r *Registry) tryDelete(ctx context.Context, digests []oci.Digest) (granted
 	// the object that another replica writes after the deadline.
 	within, cancel := context.WithTimeout(ctx, p.lease)
 	defer cancel()
-	list, err := r.cat.BeginDeleting(within, p.owner, deletingFor*p.lease, digests...)
+	list, err := r.cat.Garbage.BeginDeleting(within, p.owner, deletingFor*p.lease, digests...)
 	if err != nil {
 		return 0, fmt.Errorf("ask for the right to delete objects: %w", err)
 	}
@@ -386,10 +386,10 @@ func (r *Registry) tryDelete(ctx context.Context, digests []oci.Digest) (granted
 	rest, stop := context.WithTimeout(context.WithoutCancel(ctx), p.lease)
 	defer stop()
 	if len(gone) > 0 {
-		errs = append(errs, r.cat.Forget(rest, gone...))
+		errs = append(errs, r.cat.Garbage.Forget(rest, gone...))
 	}
 	if len(back) > 0 {
-		errs = append(errs, within.Err(), r.cat.StopDeleting(rest, p.owner, back...))
+		errs = append(errs, within.Err(), r.cat.Garbage.StopDeleting(rest, p.owner, back...))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return len(list), fmt.Errorf("delete objects: %w", err)
@@ -414,7 +414,7 @@ func (us *uploads) purgeShared(ctx context.Context) error {
 
 func (us *uploads) purgeAlone(ctx context.Context) error {
 	r := us.r
-	stale, err := r.cat.StaleUploads(ctx, r.now().Add(-r.opts.UploadMaxAge), 1000)
+	stale, err := r.cat.Uploads.Stale(ctx, r.now().Add(-r.opts.UploadMaxAge), 1000)
 	if err != nil {
 		return err
 	}
@@ -444,7 +444,7 @@ func (us *uploads) purgeStale(ctx context.Context, row catalog.Upload) error {
 	if row.Intent != "" {
 		return nil // it is settled first
 	}
-	now, err := r.cat.ClaimUpload(ctx, row.Repo, row.ID, r.replica.owner+"/settle", r.replica.lease)
+	now, err := r.cat.Uploads.Claim(ctx, row.Repo, row.ID, r.replica.owner+"/settle", r.replica.lease)
 	if errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrBusy) {
 		return nil
 	}
@@ -455,12 +455,12 @@ func (us *uploads) purgeStale(ctx context.Context, row catalog.Upload) error {
 		if now.Until = (time.Time{}); now.Intent != "" {
 			now.Until = time.UnixMilli(1)
 		}
-		return r.cat.SaveUploads(ctx, now)
+		return r.cat.Uploads.Save(ctx, now)
 	}
 	if now.State != "" {
 		if err := r.store.Abandon(ctx, now.State); err != nil && !errors.Is(err, objstore.ErrNotExist) {
 			return err
 		}
 	}
-	return r.cat.DeleteUploads(ctx, row.ID)
+	return r.cat.Uploads.Delete(ctx, row.ID)
 }

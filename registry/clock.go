@@ -75,7 +75,7 @@ const MaxIdle = 14 * 24 * time.Hour
 func (r *Registry) noteClock(ctx context.Context) error {
 	if at := r.opts.Steady(); r.clockNoted == 0 || at-r.clockNoted >= time.Hour {
 		r.clockNoted = at
-		return r.cat.NoteClock(ctx, r.now(), MaxIdle)
+		return r.cat.Settings.NoteClock(ctx, r.now(), MaxIdle)
 	}
 	return nil
 }
@@ -83,13 +83,13 @@ func (r *Registry) noteClock(ctx context.Context) error {
 // seedClock notes the time of the newest push or pull where no time was noted yet, so that
 // a clock that jumped before the start is not believed because of a pull after it.
 func (r *Registry) seedClock(ctx context.Context) error {
-	noted, err := r.cat.Clock(ctx)
+	noted, err := r.cat.Settings.Clock(ctx)
 	if err != nil || noted != 0 {
 		return err
 	}
-	newest, err := r.cat.Newest(ctx)
+	newest, err := r.cat.Retention.Newest(ctx)
 	if err != nil || newest == 0 {
 		return err
 	}
-	return r.cat.NoteClock(ctx, time.UnixMilli(newest), MaxIdle)
+	return r.cat.Settings.NoteClock(ctx, time.UnixMilli(newest), MaxIdle)
 }

@@ -6,9 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/registry/registrytest"
-
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/registrytest"
 )
 
 // TestClockSetAhead checks that content has its grace period, and no more than that, whatever the
@@ -133,7 +132,7 @@ func TestClockSetAheadWhileStopped(t *testing.T) {
 		b.pass(time.Minute)
 		registrytest.NoError(t, b.Close(t.Context()))
 		if tt.crash {
-			_, err := b.Cat.Begin(t.Context(), "boot", b.Clock.Now(), grace, time.Hour)
+			_, err := b.Cat.Settings.Begin(t.Context(), "boot", b.Clock.Now(), grace, time.Hour)
 			registrytest.NoError(t, err)
 		}
 		b.Clock.Add(tt.ahead)

@@ -136,7 +136,7 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 	policy := r.opts.DeleteUntagged && !r.collects.queued
 	if (o.Untagged || policy) && !o.DryRun {
 		r.collects.queued = true
-		if err := r.cat.QueueUntagged(ctx); err != nil {
+		if err := r.cat.Garbage.QueueUntagged(ctx); err != nil {
 			return fmt.Errorf("find untagged manifests: %w", err)
 		}
 	}
@@ -183,7 +183,7 @@ func (r *Registry) collected(ctx context.Context, o CollectOptions, rep *Collect
 	if o.DryRun {
 		return nil
 	}
-	if err := r.cat.Shrink(ctx); err != nil {
+	if err := r.cat.DB.Shrink(ctx); err != nil {
 		r.log.Warn("give free pages of the catalogue back to the disk; the next collection tries again", "err", err)
 	}
 	if r.collects.left.Swap(false) {
@@ -284,7 +284,7 @@ func (r *Registry) step(ctx context.Context, o catalog.CollectOptions) (catalog.
 	r.collects.condemning.Lock()
 	defer r.collects.condemning.Unlock()
 	defer r.seen.settle()
-	out, last, err := r.cat.Collect(ctx, o)
+	out, last, err := r.cat.Garbage.Collect(ctx, o)
 	if err != nil || o.DryRun {
 		return out, last, err
 	}
@@ -306,7 +306,7 @@ func (r *Registry) dropUnlinked(list []catalog.Unlinked) {
 // finishDeleting goes on with deletions that an earlier run, or process, began.
 func (r *Registry) finishDeleting(ctx context.Context, rep *CollectReport) error {
 	for {
-		left, err := r.cat.Deleting(ctx, 256)
+		left, err := r.cat.Garbage.Deleting(ctx, 256)
 		if err != nil {
 			return fmt.Errorf("look for unfinished deletions: %w", err)
 		}
@@ -347,7 +347,7 @@ func (r *Registry) deleteAlone(ctx context.Context, digests []oci.Digest) error 
 	var gone []oci.Digest
 	var errs []error
 	for _, d := range digests {
-		deleting, err := r.cat.IsDeleting(ctx, d)
+		deleting, err := r.cat.Garbage.IsDeleting(ctx, d)
 		if err != nil {
 			return fmt.Errorf("check %s before it is deleted: %w", d, err)
 		}
@@ -366,7 +366,7 @@ func (r *Registry) deleteAlone(ctx context.Context, digests []oci.Digest) error 
 		gone = append(gone, d)
 	}
 	if len(gone) > 0 {
-		errs = append(errs, r.cat.Forget(ctx, gone...))
+		errs = append(errs, r.cat.Garbage.Forget(ctx, gone...))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("delete objects: %w", err)

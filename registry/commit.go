@@ -275,7 +275,7 @@ func (r *Registry) putObject(ctx context.Context, u *upload, d oci.Digest, size 
 func (r *Registry) unpublish(ctx context.Context, u *upload, d oci.Digest) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	wanted, err := r.cat.Wanted(ctx, d) // what an image lacks is left for fsck, which takes it back
+	wanted, err := r.cat.Garbage.Wanted(ctx, d) // what an image lacks is left for fsck, which takes it back
 	if err == nil && !wanted {
 		err = r.store.Delete(ctx, BlobKey(d))
 	}

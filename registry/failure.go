@@ -10,6 +10,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -18,7 +19,7 @@ import (
 func Unavailable(err error) error {
 	var busy *objstore.BusyError
 	var known *oci.Error
-	if !errors.As(err, &known) && (errors.As(err, &busy) || errors.Is(err, catalog.ErrUnavailable) || impairment(err) != "") {
+	if !errors.As(err, &known) && (errors.As(err, &busy) || errors.Is(err, engine.ErrUnavailable) || impairment(err) != "") {
 		return ClientError("use the storage", err)
 	}
 	return err
@@ -39,13 +40,13 @@ func ClientError(doing string, err error) error {
 		return unavailable(impairment(err), impairedRetry, doing, err)
 	case errors.As(err, &busy):
 		return unavailable("the registry's storage is busy, or cannot be reached", max(busy.RetryAfter, defaultRetry), doing, err)
-	case errors.Is(err, objstore.ErrNoSpace) || errors.Is(err, catalog.ErrFull) || isFull(err):
+	case errors.Is(err, objstore.ErrNoSpace) || errors.Is(err, engine.ErrFull) || isFull(err):
 		return &oci.Error{Code: oci.CodeUnknown, Status: http.StatusInsufficientStorage,
 			Message: "the registry's storage is full; nothing was stored by this request", Err: fmt.Errorf("%s: %w", doing, err)}
 	case errors.Is(err, objstore.ErrTaken):
 		return &oci.Error{Code: oci.CodeUnknown, Status: http.StatusInternalServerError,
 			Message: "something that is no blob lies in the storage where this one belongs; slipway fsck --repair moves files away, and the log names it", Err: fmt.Errorf("%s: %w", doing, err)}
-	case errors.Is(err, catalog.ErrUnavailable):
+	case errors.Is(err, engine.ErrUnavailable):
 		return unavailable("the registry's database cannot be reached", defaultRetry, doing, err)
 	case errors.Is(err, catalog.ErrDeleting):
 		return unavailable("the same content is being deleted", defaultRetry, doing, err)
@@ -58,7 +59,7 @@ func ClientError(doing string, err error) error {
 
 // room refuses what is new while the catalogue's disk is full.
 func (r *Registry) room() error {
-	if err := r.cat.Room(); err != nil {
+	if err := r.cat.DB.Room(); err != nil {
 		return ClientError("begin a change", err)
 	}
 	return nil

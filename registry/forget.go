@@ -68,7 +68,7 @@ func (r *Registry) Forget(ctx context.Context, repo string, o ForgetOptions, dig
 		}
 	}
 	for part := range slices.Chunk(digests, forgetStep) {
-		out, err := r.cat.DropImages(ctx, repo, o.UsedBefore, part...)
+		out, err := r.cat.Garbage.DropImages(ctx, repo, o.UsedBefore, part...)
 		if err != nil {
 			return sum, ClientError("forget images of "+repo, err)
 		}
@@ -103,7 +103,7 @@ func (r *Registry) ForgetBlob(ctx context.Context, repo string, d oci.Digest) er
 	if err := r.mayMirror(repo); err != nil {
 		return err
 	}
-	out, err := r.cat.DropBlob(ctx, repo, d)
+	out, err := r.cat.Garbage.DropBlob(ctx, repo, d)
 	if errors.Is(err, catalog.ErrNotFound) {
 		return nil
 	}

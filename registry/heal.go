@@ -9,12 +9,13 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/manifest"
 	"example.org/slipway/registry/verify"
 )
 
 // corrected makes RAM follow a change of a content's row.
-func (r *Registry) corrected(d oci.Digest, s catalog.Shown, err error) (bool, error) {
+func (r *Registry) corrected(d oci.Digest, s repair.Shown, err error) (bool, error) {
 	if errors.Is(err, catalog.ErrNotFound) {
 		return false, nil
 	}
@@ -27,7 +28,7 @@ func (r *Registry) corrected(d oci.Digest, s catalog.Shown, err error) (bool, er
 // heal stores the bytes of a known content again, if they have its digest. Manifests
 // are found among the small contents, as everywhere.
 func (r *Registry) heal(ctx context.Context, d oci.Digest, src io.Reader) (done bool, err error) {
-	known, isManifest, err := r.cat.Healable(ctx, d)
+	known, isManifest, err := repair.New(r.cat.DB).Healable(ctx, d)
 	if err != nil || !known {
 		return false, err
 	}
@@ -59,7 +60,7 @@ func (r *Registry) heal(ctx context.Context, d oci.Digest, src io.Reader) (done 
 	}
 	defer r.collects.objects.RUnlock()
 	defer r.digests.lock(d)()
-	if known, _, err = r.cat.Healable(ctx, d); err != nil || !known {
+	if known, _, err = repair.New(r.cat.DB).Healable(ctx, d); err != nil || !known {
 		return false, err
 	}
 	doing, err := r.storeVerified(ctx, d, n, func() error { return dst.Commit(ctx, BlobKey(d)) }, func() (err error) {
@@ -74,14 +75,14 @@ func (r *Registry) heal(ctx context.Context, d oci.Digest, src io.Reader) (done 
 
 // healedFrom records bytes that were stored again, and makes RAM follow.
 func (r *Registry) healedFrom(ctx context.Context, b catalog.Blob) (bool, error) {
-	s, err := r.cat.Heal(ctx, b)
+	s, err := repair.New(r.cat.DB).Heal(ctx, b)
 	return r.corrected(b.Digest, s, err)
 }
 
 // relink makes a content that came back visible in every repository with a manifest
 // that needs it.
 func (r *Registry) relink(ctx context.Context, d oci.Digest) error {
-	rows, err := r.cat.NamedBy(ctx, d)
+	rows, err := repair.New(r.cat.DB).NamedBy(ctx, d)
 	if err != nil {
 		return err
 	}
@@ -93,7 +94,7 @@ func (r *Registry) relink(ctx context.Context, d oci.Digest) error {
 	return nil
 }
 
-func (r *Registry) showNamed(ctx context.Context, m catalog.ManifestRow, d oci.Digest) error {
+func (r *Registry) showNamed(ctx context.Context, m repair.ManifestRow, d oci.Digest) error {
 	if r.partial(m.Repo) {
 		return nil
 	}
@@ -108,6 +109,6 @@ func (r *Registry) showNamed(ctx context.Context, m catalog.ManifestRow, d oci.D
 	if err != nil || !manifest.Has(doc.Names().Blobs, d) {
 		return nil // fsck reports a manifest that is none
 	}
-	_, err = r.cat.LinkNamed(ctx, m, d)
+	_, err = repair.New(r.cat.DB).LinkNamed(ctx, m, d)
 	return err
 }

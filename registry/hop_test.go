@@ -25,7 +25,7 @@ func (h *hopping) next() *replica {
 	// A catalogue that does not listen yet would ask again after a second.
 	for wait := 100 * time.Millisecond; ; wait *= 2 {
 		ctx, cancel := context.WithTimeout(h.t.Context(), wait)
-		err := r.cat.Sync(ctx)
+		err := r.cat.DB.Sync(ctx)
 		cancel()
 		if err == nil {
 			return r

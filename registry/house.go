@@ -39,7 +39,7 @@ func (us *uploads) saveOpen() {
 	var err error
 	if len(rows) > 0 {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		err = us.r.cat.SaveUploads(ctx, rows...)
+		err = us.r.cat.Uploads.Save(ctx, rows...)
 		cancel()
 	}
 	us.mu.Lock()
@@ -154,7 +154,7 @@ func (us *uploads) saveAll(ctx context.Context) error {
 			}
 			rows = append(rows, row)
 		}
-		if err := us.r.cat.SaveUploads(ctx, rows...); err != nil {
+		if err := us.r.cat.Uploads.Save(ctx, rows...); err != nil {
 			return fmt.Errorf("save open uploads: %w", err)
 		}
 		us.mu.Lock()
@@ -185,7 +185,7 @@ func (us *uploads) purge(ctx context.Context) error {
 	if us.r.replica != nil {
 		return us.purgeShared(ctx)
 	}
-	stale, err := us.r.cat.StaleUploads(ctx, now.Add(-us.r.opts.UploadMaxAge), 1000)
+	stale, err := us.r.cat.Uploads.Stale(ctx, now.Add(-us.r.opts.UploadMaxAge), 1000)
 	if err != nil {
 		return err
 	}
@@ -213,7 +213,7 @@ func (us *uploads) purgeOne(ctx context.Context, row catalog.Upload) error {
 		return nil
 	}
 	defer u.mu.Unlock()
-	now, err := us.r.cat.Upload(ctx, row.Repo, row.ID)
+	now, err := us.r.cat.Uploads.Get(ctx, row.Repo, row.ID)
 	if errors.Is(err, catalog.ErrNotFound) || (err == nil && now.UpdatedAt.After(row.UpdatedAt)) {
 		return nil
 	}
@@ -230,7 +230,7 @@ func (us *uploads) sweep(ctx context.Context, before time.Time) error {
 	if !ok {
 		return nil
 	}
-	states, err := us.r.cat.UploadStates(ctx)
+	states, err := us.r.cat.Uploads.States(ctx)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -198,7 +199,7 @@ func (r *Registry) registryID(ctx context.Context) (id string, settled bool, err
 	if known := r.identity.id.Load(); known != nil {
 		return *known, true, nil
 	}
-	return r.cat.RegistryID(ctx)
+	return r.cat.Settings.RegistryID(ctx)
 }
 
 // sample looks for some of the objects that the catalogue names: contents, and packs,
@@ -208,7 +209,7 @@ func (r *Registry) sample(ctx context.Context) (asked, here int, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	packs, err := r.cat.GearPacks(ctx, 0, sampled)
+	packs, err := gearfacts.NewFiles(r.cat.DB).Packs(ctx, 0, sampled)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -237,12 +238,12 @@ func (r *Registry) mark(ctx context.Context, lacking []string) error {
 	if r.opts.ReadOnly {
 		return nil
 	}
-	id, err := r.cat.ProposeRegistryID(ctx, newRegistryID())
+	id, err := r.cat.Settings.ProposeRegistryID(ctx, newRegistryID())
 	if err == nil {
 		err = WriteStoreID(ctx, r.store, id, lacking...)
 	}
 	if err == nil {
-		err = r.cat.SettleRegistryID(ctx, id)
+		err = r.cat.Settings.SettleRegistryID(ctx, id)
 	}
 	var other *StoreError
 	switch {
@@ -267,12 +268,12 @@ func (r *Registry) AdoptStore(ctx context.Context) error {
 	} else if away := (*StoreError)(nil); !errors.As(err, &away) || away.Other {
 		return err
 	}
-	id, err := r.cat.ProposeRegistryID(ctx, newRegistryID())
+	id, err := r.cat.Settings.ProposeRegistryID(ctx, newRegistryID())
 	if err == nil {
 		err = WriteStoreID(ctx, r.store, id)
 	}
 	if err == nil {
-		err = r.cat.SettleRegistryID(ctx, id)
+		err = r.cat.Settings.SettleRegistryID(ctx, id)
 	}
 	if err != nil {
 		return fmt.Errorf("adopt the object store: %w", err)
@@ -282,7 +283,9 @@ func (r *Registry) AdoptStore(ctx context.Context) error {
 
 // Continue records that this registry, which was empty, has got all images of a backup
 // of the registry with the given id, so that its own backups may replace that one.
-func (r *Registry) Continue(ctx context.Context, id string) error { return r.cat.Continue(ctx, id) }
+func (r *Registry) Continue(ctx context.Context, id string) error {
+	return r.cat.Settings.Continue(ctx, id)
+}
 
 func newRegistryID() string {
 	b := make([]byte, 16)

@@ -10,12 +10,11 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"example.org/slipway/registry/registrytest"
-
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/objtest"
+	"example.org/slipway/registry/registrytest"
 )
 
 // noAdopter is a store that cannot take files as they are.
@@ -66,7 +65,7 @@ func TestKillWhileAdopting(t *testing.T) {
 			var killer error
 			kill := func(op, key string) error {
 				if op == c.op && !dead.Swap(true) {
-					known, err := n.cat.Known(context.Background(), d)
+					known, err := n.cat.Garbage.Known(context.Background(), d)
 					if err != nil || known {
 						t.Errorf("the catalogue names the object before it is durable: %t, %v", known, err)
 					}

@@ -8,7 +8,8 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/browse"
+	"example.org/slipway/registry/catalog/repair"
 )
 
 // MirrorQuery says which images of mirrored repositories to list. The zero value lists
@@ -63,7 +64,7 @@ func (r *Registry) MirrorImages(ctx context.Context, q MirrorQuery) (list []Mirr
 		q.Limit = 100
 	}
 	q.Limit = min(q.Limit, 1000)
-	cq := catalog.ImageQuery{Prefix: q.Prefix, Only: q.Only, Limit: q.Limit + 1, LeastUsed: q.LeastUsed, UsedBefore: q.UsedBefore}
+	cq := browse.ImageQuery{Prefix: q.Prefix, Only: q.Only, Limit: q.Limit + 1, LeastUsed: q.LeastUsed, UsedBefore: q.UsedBefore}
 	if err := q.readAfter(&cq); err != nil {
 		return nil, "", err
 	}
@@ -72,7 +73,7 @@ func (r *Registry) MirrorImages(ctx context.Context, q MirrorQuery) (list []Mirr
 			return nil, "", fmt.Errorf("record the times of last pulls: %w", err)
 		}
 	}
-	rows, err := r.cat.Images(ctx, cq)
+	rows, err := browse.New(r.cat.DB).Images(ctx, cq)
 	if err != nil {
 		return nil, "", ClientError("list images", err)
 	}
@@ -92,7 +93,7 @@ func (r *Registry) MirrorImages(ctx context.Context, q MirrorQuery) (list []Mirr
 }
 
 // readAfter takes the place apart at which a page begins.
-func (q *MirrorQuery) readAfter(to *catalog.ImageQuery) (err error) {
+func (q *MirrorQuery) readAfter(to *browse.ImageQuery) (err error) {
 	if q.After == "" {
 		return nil
 	}
@@ -124,7 +125,7 @@ type MirrorUsage struct {
 // prefixes, such as "docker.io/". It reads all their links, which takes about a second
 // for 100,000; in between MirrorAdded tells what has changed.
 func (r *Registry) MirrorUsage(ctx context.Context, prefixes ...string) (MirrorUsage, error) {
-	u, err := r.cat.Usage(ctx, prefixes...)
+	u, err := browse.New(r.cat.DB).Usage(ctx, prefixes...)
 	if err != nil {
 		return MirrorUsage{}, ClientError("count what mirrors hold", err)
 	}
@@ -134,7 +135,7 @@ func (r *Registry) MirrorUsage(ctx context.Context, prefixes ...string) (MirrorU
 // NamedBy returns the manifests of a repository that name a manifest themselves: the
 // indexes that it belongs to.
 func (r *Registry) NamedBy(ctx context.Context, repo string, d oci.Digest) ([]oci.Digest, error) {
-	rows, err := r.cat.NamedBy(ctx, d)
+	rows, err := repair.New(r.cat.DB).NamedBy(ctx, d)
 	if err != nil {
 		return nil, ClientError("look for what names "+string(d), err)
 	}

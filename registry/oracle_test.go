@@ -17,16 +17,16 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/registry/registrytest"
-
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/fsstore"
 	"example.org/slipway/registry/objstore/memstore"
+	"example.org/slipway/registry/registrytest"
 )
 
 // gcSeconds returns the duration of TestCollectOracle: SLIPWAY_GC_SECONDS, default 5.
@@ -150,7 +150,7 @@ func (o *oracle) run(cat *catalog.Catalog, store objstore.Store, d time.Duration
 			defer tick.Stop()
 			for {
 				rep, err := reg.Collect(t.Context(), registry.CollectOptions{})
-				if err != nil && !errors.Is(err, catalog.ErrLeaseLost) {
+				if err != nil && !errors.Is(err, engine.ErrLeaseLost) {
 					t.Errorf("collect: %v", err)
 				}
 				mu.Lock()
@@ -197,7 +197,7 @@ func (o *oracle) settle(cat *catalog.Catalog) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for deadline := time.Now().Add(time.Minute); ; <-tick.C {
-		if _, err := o.collectors[0].Collect(o.t.Context(), registry.CollectOptions{}); err != nil && !errors.Is(err, catalog.ErrLeaseLost) {
+		if _, err := o.collectors[0].Collect(o.t.Context(), registry.CollectOptions{}); err != nil && !errors.Is(err, engine.ErrLeaseLost) {
 			o.t.Fatalf("collect: %v", err)
 		}
 		n, err := cat.Counts(o.t.Context())

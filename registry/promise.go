@@ -63,7 +63,7 @@ func (r *Registry) promiseShared(ctx context.Context, k promise) (here bool, err
 	}
 	for range promiseTries {
 		asked := p.steady() // before the catalogue is
-		here, due, err := r.cat.Due(ctx, k.repo, k.digest, k.manifest)
+		here, due, err := r.cat.Garbage.Due(ctx, k.repo, k.digest, k.manifest)
 		if err != nil {
 			return false, ClientError("look up what is promised", err)
 		}
@@ -77,7 +77,7 @@ func (r *Registry) promiseShared(ctx context.Context, k promise) (here bool, err
 			return true, nil
 		}
 		// The collector may be faster: so look again.
-		if err := r.cat.Postpone(ctx, []catalog.Postponed{{Repo: k.repo, Digest: k.digest, Until: now.Add(grace)}}); err != nil {
+		if err := r.cat.Garbage.Postpone(ctx, []catalog.Postponed{{Repo: k.repo, Digest: k.digest, Until: now.Add(grace)}}); err != nil {
 			return false, ClientError("keep what is promised", err)
 		}
 	}

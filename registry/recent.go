@@ -80,12 +80,12 @@ func (r *Registry) flushSeen(ctx context.Context) error {
 	for k, at := range unsaved {
 		list = append(list, catalog.Postponed{Repo: k.repo, Digest: k.digest, Until: at.Add(r.opts.Grace)})
 		if len(list) == step && err == nil {
-			err = r.cat.Postpone(ctx, list)
+			err = r.cat.Garbage.Postpone(ctx, list)
 			list = list[:0]
 		}
 	}
 	if err == nil && len(list) > 0 {
-		err = r.cat.Postpone(ctx, list)
+		err = r.cat.Garbage.Postpone(ctx, list)
 	}
 	if err != nil { // the next time, then
 		r.seen.mu.Lock()

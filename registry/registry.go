@@ -24,6 +24,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/cache"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -130,7 +131,7 @@ type Options struct {
 	StrictTags bool
 	// Watcher, if not nil, is told what other replicas change, once the registry
 	// has forgotten what it knew of that.
-	Watcher catalog.Watcher
+	Watcher engine.Watcher
 
 	// Anonymous says that the store has no identity of its own, as a backup's. It is not
 	// looked for then.
@@ -241,7 +242,7 @@ func New(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o *Opt
 	r.keyed, _ = objstore.As[objstore.KeyedUploader](store)
 	_, r.distant = objstore.As[objstore.Distant](store)
 	r.opener, _ = objstore.As[objstore.Opener](store)
-	if cat.Shared() {
+	if cat.DB.Shared() {
 		r.replica = newReplica(&r.opts)
 		if err := r.readClock(ctx); err != nil {
 			return nil, fmt.Errorf("read the catalogue's clock: %w", err)
@@ -276,7 +277,7 @@ func (r *Registry) Close(ctx context.Context) error {
 	err := errors.Join(r.uploads.saveAll(ctx), r.flushPulls(ctx), r.flushSeen(ctx))
 	r.uploads.unfollow()
 	if err == nil && r.replica == nil && r.seen.complete(r.judgingTime(), r.opts.Grace) {
-		err = r.cat.End(ctx, r.now())
+		err = r.cat.Settings.End(ctx, r.now())
 	}
 	return err
 }
@@ -327,7 +328,7 @@ func (r *Registry) keepHouse() {
 // begin notes that the process uses the catalogue, and looks at the store.
 func (r *Registry) begin(ctx context.Context) error {
 	if r.replica == nil {
-		b, err := r.cat.Begin(ctx, bootID(), r.started, r.opts.Grace, MaxIdle)
+		b, err := r.cat.Settings.Begin(ctx, bootID(), r.started, r.opts.Grace, MaxIdle)
 		if err != nil {
 			return fmt.Errorf("begin to use the catalogue: %w", err)
 		}
@@ -349,7 +350,7 @@ func (r *Registry) begin(ctx context.Context) error {
 	if !errors.As(err, &away) {
 		return err
 	}
-	id, _, err := r.cat.RegistryID(ctx)
+	id, _, err := r.cat.Settings.RegistryID(ctx)
 	if err == nil && id == "" && away.Other {
 		return away
 	}
@@ -363,7 +364,7 @@ func (r *Registry) recoverStore(ctx context.Context) error {
 	if r.replica != nil { // others go on; whose claims have run out does not
 		return r.settleExpired(ctx)
 	}
-	left, err := r.cat.Intents(ctx)
+	left, err := r.cat.Uploads.Intents(ctx)
 	if err != nil {
 		return err
 	}
@@ -383,7 +384,7 @@ func (r *Registry) recoverStore(ctx context.Context) error {
 // dropUnsynced ends the uploads of before a power cut: the digest of what was
 // received is known, but some of the bytes may never have reached the disk.
 func (r *Registry) dropUnsynced(ctx context.Context) error {
-	list, err := r.cat.DropStoredUploads(ctx)
+	list, err := r.cat.Uploads.DropStored(ctx)
 	if err != nil {
 		return err
 	}
@@ -412,7 +413,7 @@ func (r *Registry) settle(ctx context.Context, u catalog.Upload) error {
 	// A push of the same content must not come between question and deletion.
 	defer r.digests.lock(u.Intent)()
 	// What an image lacks is left for fsck, which reads it and takes it back.
-	wanted, err := r.cat.Wanted(ctx, u.Intent)
+	wanted, err := r.cat.Garbage.Wanted(ctx, u.Intent)
 	if err != nil {
 		return err
 	}
@@ -435,7 +436,7 @@ func (r *Registry) settle(ctx context.Context, u catalog.Upload) error {
 		}
 	}
 	log.Info("dropped an upload that was cut off while being published")
-	return r.cat.DeleteUploads(ctx, u.ID)
+	return r.cat.Uploads.Delete(ctx, u.ID)
 }
 
 // reopen makes an upload that was being published one that can be continued.
@@ -456,7 +457,7 @@ func (r *Registry) reopen(ctx context.Context, u *catalog.Upload) (bool, error) 
 		}
 	}
 	u.Intent = ""
-	return true, r.cat.SaveUploads(ctx, *u)
+	return true, r.cat.Uploads.Save(ctx, *u)
 }
 
 // Ready answers nil when the registry can serve.

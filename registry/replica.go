@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"example.org/slipway/registry/cache"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
 )
 
 // Names of leases: each job is done by one replica at a time.
@@ -69,7 +69,7 @@ func (r *Registry) now() time.Time {
 // catalogue told its time before the answer came, so the result is late rather
 // than early.
 func (r *Registry) readClock(ctx context.Context) error {
-	at, err := r.cat.Now(ctx)
+	at, err := r.cat.DB.Now(ctx)
 	if err == nil {
 		r.replica.ahead.Store(at.UnixNano() - int64(r.replica.steady()))
 	}
@@ -83,8 +83,8 @@ func (r *Registry) alone(ctx context.Context, name, as string) (held context.Con
 	if r.replica == nil {
 		return ctx, func() {}, true, nil
 	}
-	held, release, err = r.cat.Hold(ctx, name, r.replica.owner+"/"+as, r.replica.lease)
-	if errors.Is(err, catalog.ErrLeased) {
+	held, release, err = r.cat.DB.Hold(ctx, name, r.replica.owner+"/"+as, r.replica.lease)
+	if errors.Is(err, engine.ErrLeased) {
 		return ctx, func() {}, false, nil
 	}
 	if err != nil {
@@ -95,7 +95,7 @@ func (r *Registry) alone(ctx context.Context, name, as string) (held context.Con
 
 // LeaseError returns err or, where that is only that a lease was lost, says so.
 func LeaseError(held context.Context, err error) error {
-	if cause := context.Cause(held); err != nil && errors.Is(cause, catalog.ErrLeaseLost) {
+	if cause := context.Cause(held); err != nil && errors.Is(cause, engine.ErrLeaseLost) {
 		return cause
 	}
 	return err
@@ -129,7 +129,7 @@ func (r *Registry) watch() {
 	}()
 	w := watcher{r}
 	for {
-		err := r.cat.Watch(ctx, w)
+		err := r.cat.DB.Watch(ctx, w)
 		if ctx.Err() != nil {
 			return
 		}
@@ -146,19 +146,19 @@ func (r *Registry) watch() {
 // watcher makes RAM follow what other replicas change.
 type watcher struct{ r *Registry }
 
-var _ catalog.Watcher = watcher{}
+var _ engine.Watcher = watcher{}
 
-// Changed implements catalog.Watcher. Drop changes the epoch of a key's slot also
+// Changed implements engine.Watcher. Drop changes the epoch of a key's slot also
 // where the key is not in RAM, so that a reader who is about to put what was true
 // before the change cannot.
-func (w watcher) Changed(list []catalog.Change) {
+func (w watcher) Changed(list []engine.Change) {
 	for _, c := range list {
 		switch c.Kind {
-		case catalog.ChangeTag:
+		case engine.ChangeTag:
 			w.r.ram.Drop(tagKey(c.Repo, c.Ref))
-		case catalog.ChangeManifest:
+		case engine.ChangeManifest:
 			w.r.ram.Drop(manifestKey(c.Repo, c.Ref))
-		case catalog.ChangeBlob:
+		case engine.ChangeBlob:
 			w.r.ram.Drop(cache.Key{Kind: kindBlob, Repo: c.Repo, Ref: c.Ref})
 		}
 	}
@@ -167,7 +167,7 @@ func (w watcher) Changed(list []catalog.Change) {
 	}
 }
 
-// Lost implements catalog.Watcher.
+// Lost implements engine.Watcher.
 func (w watcher) Lost() {
 	w.r.replica.lost.CompareAndSwap(0, int64(w.r.replica.steady())+1)
 	if next := w.r.opts.Watcher; next != nil {
@@ -175,7 +175,7 @@ func (w watcher) Lost() {
 	}
 }
 
-// Again implements catalog.Watcher.
+// Again implements engine.Watcher.
 func (w watcher) Again() {
 	w.r.ram.Clear()
 	w.r.replica.lost.Store(0)

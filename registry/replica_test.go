@@ -13,15 +13,13 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/registry/check"
-
-	"example.org/slipway/registry/registrytest"
-
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/ocitest"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/memstore"
+	"example.org/slipway/registry/registrytest"
 )
 
 // TestReplicasConform checks that two replicas are one registry to a client whose requests
@@ -185,7 +183,7 @@ func TestReplicasTags(t *testing.T) {
 		if err := change(); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.cat.Sync(t.Context()); err != nil {
+		if err := b.cat.DB.Sync(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := b.GetManifest(t.Context(), "a", "latest"); !oci.HasCode(err, oci.CodeManifestUnknown) {
@@ -209,7 +207,7 @@ func TestReplicasLost(t *testing.T) {
 		return pushTo(t, a, "a", registrytest.ImageOf(d), "latest").Digest
 	}
 	old := push(1)
-	if err := b.cat.Sync(t.Context()); err != nil {
+	if err := b.cat.DB.Sync(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // the second time from RAM
@@ -272,7 +270,7 @@ func TestReplicasOneTag(t *testing.T) {
 		busy.Wait()
 		var got [2]oci.Digest
 		for i, r := range list {
-			if err := r.cat.Sync(t.Context()); err != nil {
+			if err := r.cat.DB.Sync(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			m, err := r.GetManifest(t.Context(), "a", "latest")
@@ -327,7 +325,7 @@ func TestReplicasClocks(t *testing.T) {
 				return err != nil
 			})
 			wait("the upload", 3*time.Second, 20*time.Second, func() bool {
-				_, err := a.cat.Upload(t.Context(), "a", st.ID)
+				_, err := a.cat.Uploads.Get(t.Context(), "a", st.ID)
 				return err != nil
 			})
 		})

@@ -14,16 +14,15 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/registry/check"
-
-	"example.org/slipway/registry/registrytest"
-
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
+	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/objstore/objtest"
+	"example.org/slipway/registry/registrytest"
 )
 
 func asError(err error, e **oci.Error) bool { return errors.As(err, e) }
@@ -206,11 +205,11 @@ func TestReplicaDropsTooLate(t *testing.T) {
 	<-body.begun
 	var row catalog.Upload
 	poll(t, "the intent is recorded", func() bool {
-		row, err = b.cat.Upload(t.Context(), "a", st.ID)
+		row, err = b.cat.Uploads.Get(t.Context(), "a", st.ID)
 		return err != nil || row.Intent != ""
 	})
 	row.Until = time.UnixMilli(1) // as if the time had passed without an extension
-	if err := errors.Join(err, b.cat.SaveUploads(t.Context(), row)); err != nil {
+	if err := errors.Join(err, b.cat.Uploads.Save(t.Context(), row)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := b.AppendUpload(t.Context(), "a", st.ID, half, more-half, bytes.NewReader(data[half:more])); err != nil {
@@ -255,8 +254,8 @@ func TestReplicaDiesBesidePush(t *testing.T) {
 	})
 	<-body.begun
 	poll(t, "the claim of the dead has run out", func() bool {
-		now, err := b.cat.Now(t.Context())
-		list, listErr := b.cat.Intents(t.Context())
+		now, err := b.cat.DB.Now(t.Context())
+		list, listErr := b.cat.Uploads.Intents(t.Context())
 		return err == nil && listErr == nil && len(list) == 2 && (list[0].Until.Before(now) || list[1].Until.Before(now))
 	})
 	purge(t, b)
@@ -274,7 +273,7 @@ func isConflict(err error) bool {
 // lost, which does no harm.
 func purge(t *testing.T, r *replica) {
 	t.Helper()
-	if err := r.Purge(t.Context()); err != nil && !errors.Is(err, catalog.ErrLeaseLost) {
+	if err := r.Purge(t.Context()); err != nil && !errors.Is(err, engine.ErrLeaseLost) {
 		t.Fatal(err)
 	}
 }
@@ -285,7 +284,7 @@ func wantWhole(t *testing.T, c *cluster, r *replica, d oci.Digest, data []byte, 
 	t.Helper()
 	poll(t, "nothing is under way", func() bool {
 		purge(t, r)
-		left, err := r.cat.Intents(t.Context())
+		left, err := r.cat.Uploads.Intents(t.Context())
 		return err == nil && len(left) == 0
 	})
 	got, err := registrytest.ReadBlob(t.Context(), r, "a", d)
@@ -400,7 +399,7 @@ func TestStoreBusy(t *testing.T) {
 // TestDatabaseUnavailable checks that a database that does not answer results in a 503 with a time,
 // even if it is the events' database.
 func TestDatabaseUnavailable(t *testing.T) {
-	down := fmt.Errorf("connect: %w", catalog.ErrUnavailable)
+	down := fmt.Errorf("connect: %w", engine.ErrUnavailable)
 	b := newBed(t, memstore.New(nil), registry.Options{OnEvent: func(context.Context, registry.Event) error { return down }})
 	_, eventErr := b.PushBlob(t.Context(), "a", oci.SHA256([]byte("x")), 1, bytes.NewReader([]byte("x")))
 	for _, err := range []error{eventErr, registry.Unavailable(down)} {
@@ -440,7 +439,7 @@ func TestCutOffPushOfWhatIsLacking(t *testing.T) {
 	cut.Store(false)
 	poll(t, "the push is settled", func() bool {
 		purge(t, r)
-		left, err := r.cat.Intents(ctx)
+		left, err := r.cat.Uploads.Intents(ctx)
 		return err == nil && len(left) == 0
 	})
 	rep, err := check.Run(ctx, r.Registry, check.Options{Repair: true})

@@ -17,7 +17,7 @@ func (r *Registry) rehearse(ctx context.Context, repo string, now bool) *catalog
 			return keep
 		}
 	}
-	return r.cat.Rehearse(ctx, repo, o)
+	return r.cat.Retention.Rehearse(ctx, repo, o)
 }
 
 // retireTag removes a tag and what only that kept, unless a client was told of
@@ -34,7 +34,7 @@ func (r *Registry) retireTag(ctx context.Context, repo string, t catalog.TagInfo
 			return keep
 		}
 	}
-	went, err := r.cat.RetireTag(ctx, repo, t, o)
+	went, err := r.cat.Retention.RetireTag(ctx, repo, t, o)
 	if err != nil {
 		return went, err
 	}

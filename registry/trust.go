@@ -16,6 +16,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -167,7 +168,7 @@ func (r *Registry) doubt(ctx context.Context, d oci.Digest, why error) error {
 	r.trust.drop(d)
 	r.trust.marking.Lock()
 	defer r.trust.marking.Unlock()
-	shown, marked, err := r.cat.MarkSuspect(ctx, d)
+	shown, marked, err := repair.New(r.cat.DB).MarkSuspect(ctx, d)
 	if err != nil {
 		r.log.Warn("note that a content is damaged", "digest", d, "damage", why, "err", err)
 		return nil
@@ -181,7 +182,7 @@ func (r *Registry) doubt(ctx context.Context, d oci.Digest, why error) error {
 }
 
 // forgetShown drops a content from RAM wherever it is visible.
-func (r *Registry) forgetShown(d oci.Digest, s catalog.Shown) {
+func (r *Registry) forgetShown(d oci.Digest, s repair.Shown) {
 	for _, repo := range s.Links {
 		r.ram.Drop(blobKey(repo, d))
 	}
@@ -194,7 +195,7 @@ func (r *Registry) forgetShown(d oci.Digest, s catalog.Shown) {
 func (r *Registry) healed(d oci.Digest) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := r.cat.ClearSuspect(ctx, d); err != nil {
+	if err := repair.New(r.cat.DB).ClearSuspect(ctx, d); err != nil {
 		r.log.Warn("note that a content is in order again", "digest", d, "err", err)
 	}
 }
@@ -281,7 +282,7 @@ func (r *Registry) asRecorded(ctx context.Context, d oci.Digest, info objstore.I
 	if w, ok := r.trust.get(d); info.Tag == "" || ok && w.recorded && w.looksLike(info) {
 		return true, nil
 	}
-	tag, err := r.cat.ObjectTag(ctx, d)
+	tag, err := repair.New(r.cat.DB).ObjectTag(ctx, d)
 	if err != nil {
 		return false, ClientError(fmt.Sprintf("look up blob %s", d), err)
 	}
@@ -298,7 +299,7 @@ func (r *Registry) recordTag(ctx context.Context, d oci.Digest, info objstore.In
 	if info.Tag == "" {
 		return
 	}
-	if err := r.cat.SetObjectTag(ctx, d, info.Tag); err != nil {
+	if err := repair.New(r.cat.DB).SetObjectTag(ctx, d, info.Tag); err != nil {
 		r.log.Warn("note the tag of an object; it will be compared with its digest again", "digest", d, "err", err)
 	}
 }

@@ -11,16 +11,15 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/registry/check"
-
-	"example.org/slipway/registry/registrytest"
-
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog/repair"
+	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/fsstore"
 	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/objstore/objtest"
+	"example.org/slipway/registry/registrytest"
 )
 
 // distantStore is a store that claims to be behind a network.
@@ -529,7 +528,7 @@ func TestSuspectAtOnce(t *testing.T) {
 	_, err := b.ResolveBlob(t.Context(), "a", d) // RAM has it
 	registrytest.NoError(t, err)
 	sectors.Set(registry.BlobKey(d), true)
-	_, _, err = b.Cat.MarkSuspect(t.Context(), d)
+	_, _, err = repair.New(b.Cat.DB).MarkSuspect(t.Context(), d)
 	registrytest.NoError(t, err)
 	if _, err := registrytest.ReadBlob(t.Context(), b, "a", d); err == nil {
 		t.Fatal("the read succeeds")
@@ -546,7 +545,7 @@ func TestFsckEndsSuspicion(t *testing.T) {
 		t.Run(fmt.Sprintf("quick %v, repair %v", o.Quick, o.Repair), func(t *testing.T) {
 			p := registrytest.Plant(t)
 			for _, d := range []oci.Digest{p.A.Digest, p.Config.Digest, p.Small.Digest, p.Large.Digest} {
-				_, _, err := p.Cat.MarkSuspect(t.Context(), d)
+				_, _, err := repair.New(p.Cat.DB).MarkSuspect(t.Context(), d)
 				registrytest.NoError(t, err)
 			}
 			p.ForgetRAM()
@@ -560,7 +559,7 @@ func TestFsckEndsSuspicion(t *testing.T) {
 				}
 			}
 			p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000))
-			_, _, err := p.Cat.MarkSuspect(t.Context(), p.Large.Digest)
+			_, _, err := repair.New(p.Cat.DB).MarkSuspect(t.Context(), p.Large.Digest)
 			registrytest.NoError(t, err)
 			if rep := p.Check(o); rep.Counts[check.ProblemCorrupt] != 1 {
 				t.Errorf("other bytes of the same size: fsck found %v", registrytest.Kinds(rep))

@@ -8,6 +8,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -90,7 +91,7 @@ func (u *Upkeep) Dropped(repo string, d oci.Digest, tag string) {
 
 // Corrected makes RAM follow a change of a content's row. done is false where there was
 // none to change.
-func (u *Upkeep) Corrected(d oci.Digest, s catalog.Shown, err error) (done bool, _ error) {
+func (u *Upkeep) Corrected(d oci.Digest, s repair.Shown, err error) (done bool, _ error) {
 	return u.r.corrected(d, s, err)
 }
 

@@ -111,7 +111,7 @@ func (r *Registry) StartUpload(ctx context.Context, repo string) (oci.UploadStat
 		return oci.UploadStatus{}, err
 	}
 	if r.replica != nil { // the next request may come to another replica
-		if err := r.cat.SaveUploads(ctx, catalog.Upload{ID: u.id, Repo: repo}); err != nil {
+		if err := r.cat.Uploads.Save(ctx, catalog.Upload{ID: u.id, Repo: repo}); err != nil {
 			r.finish(u)
 			return oci.UploadStatus{}, ClientError("begin an upload", err)
 		}
@@ -171,7 +171,7 @@ func (us *uploads) fromCatalog(ctx context.Context, repo, id string) (*upload, e
 	if u := us.inRAM(id); u != nil {
 		return u, nil
 	}
-	row, err := us.r.cat.Upload(ctx, repo, id)
+	row, err := us.r.cat.Uploads.Get(ctx, repo, id)
 	if errors.Is(err, catalog.ErrNotFound) {
 		return nil, uploadUnknown(repo, id)
 	}
@@ -378,7 +378,7 @@ func (r *Registry) save(ctx context.Context, u *upload, intent oci.Digest) error
 	if u.claim != nil {
 		row.Owner = r.replica.owner // a zero Until ends the claim
 	}
-	if err := r.cat.SaveUploads(ctx, row); err != nil {
+	if err := r.cat.Uploads.Save(ctx, row); err != nil {
 		return err
 	}
 	if u.claim != nil {
@@ -495,7 +495,7 @@ func (r *Registry) drop(ctx context.Context, u *upload) {
 		errs = append(errs, r.store.Abandon(ctx, u.state))
 	}
 	if saved {
-		errs = append(errs, r.cat.DeleteUploads(ctx, u.id))
+		errs = append(errs, r.cat.Uploads.Delete(ctx, u.id))
 	}
 	r.finish(u) // last: while it is in RAM nobody restores it from its row
 	if err := errors.Join(errs...); err != nil {

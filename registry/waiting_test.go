@@ -8,13 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/registry/backup"
-
-	"example.org/slipway/registry/check"
-
-	"example.org/slipway/registry/registrytest"
-
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/backup"
+	"example.org/slipway/registry/check"
+	"example.org/slipway/registry/registrytest"
 )
 
 // TestCollectBehindBackup checks that a collection that waits for a backup ends with its context,
@@ -92,7 +89,7 @@ func TestMalformedDigests(t *testing.T) {
 		if rep, err := b.Collect(t.Context(), registry.CollectOptions{}); err != nil || rep.Contents != 1 {
 			t.Errorf("digest %q: collect: got %+v, %v", bad, rep, err)
 		}
-		if left, err := b.Cat.Deleting(t.Context(), 1); err != nil || len(left) > 0 {
+		if left, err := b.Cat.Garbage.Deleting(t.Context(), 1); err != nil || len(left) > 0 {
 			t.Errorf("digest %q: %v and %v are left", bad, left, err)
 		}
 	}

@@ -75,7 +75,7 @@ func (r *root) checkOwned(ctx context.Context) error {
 	if err != nil || owner == "" {
 		return err
 	}
-	if id, _, err := r.cat.RegistryID(ctx); err != nil || id == owner {
+	if id, _, err := r.cat.Settings.RegistryID(ctx); err != nil || id == owner {
 		return err
 	}
 	return errOwned()
@@ -94,7 +94,7 @@ func hasCatalog(cfg *config.Config) bool {
 
 // copyCatalog opens a copy of a catalogue, made at path.
 func copyCatalog(ctx context.Context, cat *catalog.Catalog, path string, cfg *config.Config) (*catalog.Catalog, error) {
-	if err := cat.Backup(ctx, path); err != nil {
+	if err := cat.DB.Backup(ctx, path); err != nil {
 		return nil, err
 	}
 	return catalog.Open(ctx, path, &catalog.Options{Grace: cfg.Storage.GC.Grace})

@@ -56,7 +56,7 @@ func (r *root) openCluster(c *config.Cluster, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	r.cluster, err = cluster.New(r.cat, cluster.Config{ID: c.Name(), URL: c.Where(), Secret: []byte(c.Secret.Reveal()), Digest: blobOf},
+	r.cluster, err = cluster.New(r.cat.DB, cluster.Config{ID: c.Name(), URL: c.Where(), Secret: []byte(c.Secret.Reveal()), Digest: blobOf},
 		&cluster.Options{TLS: trust, Logger: log})
 	if err != nil {
 		return fmt.Errorf("cluster: %w", err)

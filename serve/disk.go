@@ -21,7 +21,7 @@ func keepFree(dir string) int64 {
 
 // full returns why what is new is refused, or nil while there is room for it.
 func (r *root) full() error {
-	if err := r.cat.Room(); err != nil {
+	if err := r.cat.DB.Room(); err != nil {
 		return err
 	}
 	var st unix.Statfs_t

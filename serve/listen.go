@@ -23,7 +23,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/wire"
 	"example.org/slipway/registry/auth"
-	"example.org/slipway/registry/server"
+	"example.org/slipway/registry/server/edge"
 )
 
 // newHTTPServer makes the registry's HTTP server. Bodies have deadlines of their
@@ -34,7 +34,7 @@ func newHTTPServer(h *config.HTTP, log *slog.Logger, handler http.Handler) *http
 		ReadHeaderTimeout: 30 * time.Second,
 		IdleTimeout:       3 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
-		ConnContext:       server.ConnContext,
+		ConnContext:       edge.ConnContext,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	var p http.Protocols
@@ -76,7 +76,7 @@ func (s *Server) listenAll() (err error) {
 func (s *Server) encrypt() (err error) {
 	h := &s.cfg.HTTP
 	if !h.TLS.Enabled() {
-		s.listen = server.Listener(s.listen)
+		s.listen = edge.Listener(s.listen)
 		return nil
 	}
 	if s.certs, err = loadCertificates(&h.TLS, s.log, s.certCheck); err != nil {

@@ -11,6 +11,7 @@ import (
 	"example.org/slipway/internal/durable"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
 )
 
 // MoveArgs of [Admin.MoveCatalog].
@@ -68,7 +69,7 @@ func (r *root) checkMoved() error {
 
 func moveCatalog(ctx context.Context, r *root, args MoveArgs, progress func(MoveReport)) (rep MoveReport, err error) {
 	began := time.Now()
-	if r.cat.Shared() {
+	if r.cat.DB.Shared() {
 		return rep, errors.New("the catalogue is in PostgreSQL already, where PostgreSQL's own tools move it")
 	}
 	to, err := catalog.OpenPostgres(ctx, args.To, nil)
@@ -76,7 +77,7 @@ func moveCatalog(ctx context.Context, r *root, args MoveArgs, progress func(Move
 		return rep, err
 	}
 	defer func() { err = errors.Join(err, to.Close()) }()
-	err = catalog.Move(ctx, r.cat, to, func(m catalog.Moved) {
+	err = engine.Move(ctx, r.cat.DB, to.DB, func(m engine.Moved) {
 		rep.Table, rep.Checking, rep.Rows, rep.Took = m.Table, m.Checking, m.Rows, time.Since(began)
 		if progress != nil {
 			progress(rep)

@@ -63,7 +63,7 @@ func (n *notifier) start(cat *catalog.Catalog) (err error) {
 		ExternalURL: external, Addr: host, Logger: n.log,
 		IncludeReferences: n.cfg.Notifications.Events.IncludeReferences,
 	}
-	if cat.Shared() {
+	if cat.DB.Shared() {
 		n.turns = &turns{cat: cat, owner: rand.Text(), until: map[string]time.Time{}, theirs: map[string]time.Time{}}
 		o.Turn = n.turns.mine
 	}
@@ -128,7 +128,7 @@ func (t *turns) mine(ctx context.Context, endpoint string) (bool, error) {
 	if began.Before(t.theirs[endpoint]) {
 		return false, nil
 	}
-	ok, err := t.cat.Lease(ctx, queueName(endpoint), t.owner, turnLease)
+	ok, err := t.cat.DB.Lease(ctx, queueName(endpoint), t.owner, turnLease)
 	if err != nil || !ok {
 		delete(t.until, endpoint)
 		t.theirs[endpoint] = began.Add(turnLease / 6)
@@ -145,7 +145,7 @@ func (t *turns) end(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	for endpoint := range t.until {
-		if t.cat.Unlease(ctx, queueName(endpoint), t.owner) != nil {
+		if t.cat.DB.Unlease(ctx, queueName(endpoint), t.owner) != nil {
 			return // they run out
 		}
 	}
@@ -158,11 +158,11 @@ type queue struct{ cat *catalog.Catalog }
 func queueName(endpoint string) string { return "notify/" + endpoint }
 
 func (q queue) Append(ctx context.Context, endpoint string, payload []byte) error {
-	return q.cat.QueueAppend(ctx, queueName(endpoint), payload)
+	return q.cat.Queue.Append(ctx, queueName(endpoint), payload)
 }
 
 func (q queue) Next(ctx context.Context, endpoint string, n int) ([]notify.Item, error) {
-	rows, err := q.cat.QueueNext(ctx, queueName(endpoint), n)
+	rows, err := q.cat.Queue.Next(ctx, queueName(endpoint), n)
 	items := make([]notify.Item, len(rows))
 	for i, r := range rows {
 		items[i] = notify.Item{ID: r.ID, Payload: r.Payload}
@@ -171,9 +171,9 @@ func (q queue) Next(ctx context.Context, endpoint string, n int) ([]notify.Item,
 }
 
 func (q queue) Delete(ctx context.Context, endpoint string, ids ...int64) error {
-	return q.cat.QueueDelete(ctx, ids...)
+	return q.cat.Queue.Delete(ctx, ids...)
 }
 
 func (q queue) Len(ctx context.Context, endpoint string) (int, error) {
-	return q.cat.QueueLen(ctx, queueName(endpoint))
+	return q.cat.Queue.Len(ctx, queueName(endpoint))
 }

@@ -44,14 +44,14 @@ func (a *Admin) Copy(ctx context.Context, src oci.Registry, o imagecopy.Options,
 }
 
 // tagTimesArgs ask to give a tag the times that it had in a backup; see
-// [catalog.Catalog.SetTagTimes].
+// [catalog.Retention.SetTagTimes].
 type tagTimesArgs struct {
 	Repo string
 	Tag  catalog.TagInfo
 }
 
 func setTagTimes(ctx context.Context, r *registry.Registry, args tagTimesArgs) (struct{}, error) {
-	return struct{}{}, r.Upkeep().Catalog.SetTagTimes(ctx, args.Repo, args.Tag)
+	return struct{}{}, r.Upkeep().Catalog.Retention.SetTagTimes(ctx, args.Repo, args.Tag)
 }
 
 func (a *Admin) setTagTimes(ctx context.Context, args tagTimesArgs) (err error) {

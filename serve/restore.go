@@ -119,7 +119,7 @@ func restoreRemote(ctx context.Context, cfg *config.Config, dir string, o backup
 
 // began reports whether the catalogue is that of a registry, and not new.
 func (r *root) began(ctx context.Context) (bool, error) {
-	if id, _, err := r.cat.RegistryID(ctx); err != nil || id != "" {
+	if id, _, err := r.cat.Settings.RegistryID(ctx); err != nil || id != "" {
 		return id != "", err
 	}
 	return r.knowsBlobs(ctx)
@@ -127,7 +127,7 @@ func (r *root) began(ctx context.Context) (bool, error) {
 
 // setCatalog makes the catalogue in a file that of the root, whose own is new.
 func (r *root) setCatalog(ctx context.Context, file string) error {
-	if r.cat.Shared() {
+	if r.cat.DB.Shared() {
 		return backup.MoveCatalog(ctx, file, r.cat)
 	}
 	err := r.cat.Close()

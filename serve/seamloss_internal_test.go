@@ -105,7 +105,7 @@ func (w *world) tagTimes() error {
 	if w.remote != nil || w.o.lost.Load() || w.o.away.Load() {
 		return nil
 	}
-	tags, err := w.a.local.cat.RetentionInfos(w.ctx, "app", nil)
+	tags, err := w.a.local.cat.Retention.Infos(w.ctx, "app", nil)
 	if err != nil {
 		return err
 	}

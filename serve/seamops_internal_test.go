@@ -22,6 +22,7 @@ import (
 	"example.org/slipway/registry/adopt"
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
 	"example.org/slipway/registry/retention"
 )
 
@@ -378,7 +379,7 @@ func moveOp(w *world) error {
 	if err != nil {
 		return errors.Join(err, from.Close())
 	}
-	errs := []error{catalog.Move(w.ctx, from, to, nil), from.Close(), to.Close()}
+	errs := []error{engine.Move(w.ctx, from.DB, to.DB, nil), from.Close(), to.Close()}
 	for _, suffix := range []string{"", "-wal", "-shm", "-synced", "-reserve"} {
 		name := registry.CatalogFile + suffix
 		if err := os.Remove(filepath.Join(w.root(), name)); !errors.Is(err, fs.ErrNotExist) {

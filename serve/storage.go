@@ -19,6 +19,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/fsstore"
 	"example.org/slipway/registry/objstore/memstore"
@@ -184,7 +185,7 @@ func (r *root) knowsBlobs(ctx context.Context) (bool, error) {
 	if err != nil || len(names) > 0 {
 		return len(names) > 0, err
 	}
-	list, err := r.cat.Contents(ctx, 0, 1)
+	list, err := repair.New(r.cat.DB).Contents(ctx, 0, 1)
 	if err != nil {
 		return false, fmt.Errorf("look into the catalogue: %w", err)
 	}
@@ -194,11 +195,11 @@ func (r *root) knowsBlobs(ctx context.Context) (bool, error) {
 	// A server that was killed may have left objects of a push that was not recorded,
 	// or of a deletion that was not ended.
 	const ever = 365 * 24 * time.Hour
-	uploads, err := r.cat.StaleUploads(ctx, time.Now().Add(ever), 1)
+	uploads, err := r.cat.Uploads.Stale(ctx, time.Now().Add(ever), 1)
 	if err != nil || len(uploads) > 0 {
 		return len(uploads) > 0, err
 	}
-	deleting, err := r.cat.Deleting(ctx, 1)
+	deleting, err := r.cat.Garbage.Deleting(ctx, 1)
 	return len(deleting) > 0, err
 }
 

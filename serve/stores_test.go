@@ -363,7 +363,7 @@ func TestKilledInFirstPush(t *testing.T) {
 		t.Fatal(err)
 	}
 	layer := layerOf(100 << 10)
-	err = cat.SaveUploads(t.Context(), catalog.Upload{ID: "0123456789abcdef", Repo: "a", Intent: oci.Digest(digestOf(layer))})
+	err = cat.Uploads.Save(t.Context(), catalog.Upload{ID: "0123456789abcdef", Repo: "a", Intent: oci.Digest(digestOf(layer))})
 	if err := errors.Join(err, cat.Close()); err != nil {
 		t.Fatal(err)
 	}

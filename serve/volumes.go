@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/volref"
 	"example.org/slipway/registry"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
 	"example.org/slipway/registry/server"
 	"example.org/slipway/volume/block"
 	"example.org/slipway/volume/file"
@@ -116,7 +116,7 @@ func (r *root) collectVolumes(ctx context.Context, now bool, log *slog.Logger) {
 		return
 	}
 	_, err := r.volumes.Collect(ctx, now)
-	if err != nil && ctx.Err() == nil && !errors.Is(err, catalog.ErrLeased) {
+	if err != nil && ctx.Err() == nil && !errors.Is(err, engine.ErrLeased) {
 		log.Warn("volumes that nothing needs are not removed; it is tried again", "err", err)
 	}
 }

@@ -8,6 +8,8 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/browse"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/web"
 )
 
@@ -15,12 +17,15 @@ import (
 // is stored: to look at an image is not to pull it, and fetches nothing from upstreams.
 type pageBrowse struct {
 	*catalog.Catalog
+	browse.Store
 	s *Server
 }
 
 var _ web.Browse = (*pageBrowse)(nil)
 
-func (s *Server) webBrowse() *pageBrowse { return &pageBrowse{s.root.cat, s} }
+func (s *Server) webBrowse() *pageBrowse {
+	return &pageBrowse{s.root.cat, browse.New(s.root.cat.DB), s}
+}
 
 // Content implements web.Browse.
 func (b *pageBrowse) Content(ctx context.Context, repo string, d oci.Digest, most int64) ([]byte, error) {
@@ -56,7 +61,7 @@ func (b *pageBrowse) Layer(ctx context.Context, repo string, d oci.Digest) (web.
 		return l, err // what other repositories have is not told
 	}
 	l.Here = true
-	g, err := b.GearLayer(ctx, d)
+	g, err := gearfacts.NewLayers(b.DB).Layer(ctx, d)
 	if err == nil {
 		l.Converted, l.Files, l.Bytes = true, g.Files, g.Bytes
 		return l, nil
@@ -64,7 +69,7 @@ func (b *pageBrowse) Layer(ctx context.Context, repo string, d oci.Digest) (web.
 	if !errors.Is(err, catalog.ErrNotFound) {
 		return l, err
 	}
-	j, err := b.GearJob(ctx, d)
+	j, err := gearfacts.NewLayers(b.DB).Job(ctx, d)
 	if err == nil {
 		l.Waiting, l.Failure = true, j.Failure
 	}

@@ -9,6 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/registry/catalog/browse"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/web"
 )
 
@@ -135,12 +137,12 @@ func (p *pageSystem) measure(ctx context.Context) (_ *web.Survey, err error) {
 		return nil, err
 	}
 	s.Manifests, s.Tags, s.Blobs, s.Bytes = n.Manifests, n.Tags, n.Blobs, n.Bytes
-	g, err := r.cat.GearCounts(ctx)
+	g, err := gearfacts.NewFiles(r.cat.DB).Counts(ctx)
 	if err != nil {
 		return nil, err
 	}
 	s.Packs, s.PackBytes, s.Files, s.Indexes = g.Packs, g.PackBytes, g.LiveFiles, g.Layers
-	if s.LayerBytes, err = r.cat.IndexedBytes(ctx); err != nil {
+	if s.LayerBytes, err = gearfacts.NewLayers(r.cat.DB).IndexedBytes(ctx); err != nil {
 		return nil, err
 	}
 	if err := p.measureRepositories(ctx, s); err != nil {
@@ -163,7 +165,7 @@ func (p *pageSystem) measure(ctx context.Context) (_ *web.Survey, err error) {
 
 func (p *pageSystem) measureRepositories(ctx context.Context, s *web.Survey) error {
 	for last := ""; ; {
-		page, err := p.s.root.cat.RepositorySizes(ctx, last, surveyStep)
+		page, err := browse.New(p.s.root.cat.DB).RepositorySizes(ctx, last, surveyStep)
 		if err != nil {
 			return err
 		}

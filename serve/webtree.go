@@ -6,7 +6,7 @@ import (
 	"example.org/slipway/gear"
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/web"
 )
 
@@ -31,13 +31,13 @@ func (f webFiles) Profile(ctx context.Context, repo string, manifest oci.Digest)
 }
 
 // Share implements web.Files.
-func (f webFiles) Share(ctx context.Context, image oci.Digest, layers []oci.Digest, repo string) (catalog.GearShare, error) {
-	return f.s.root.cat.GearShare(ctx, image, layers, repo)
+func (f webFiles) Share(ctx context.Context, image oci.Digest, layers []oci.Digest, repo string) (gearfacts.Share, error) {
+	return gearfacts.NewLayers(f.s.root.cat.DB).Share(ctx, image, layers, repo)
 }
 
 // Holders implements web.Files.
-func (f webFiles) Holders(ctx context.Context, names []gear.Name, n int) ([]catalog.GearHolders, error) {
-	return f.s.root.cat.GearHolders(ctx, names, n)
+func (f webFiles) Holders(ctx context.Context, names []gear.Name, n int) ([]gearfacts.Holders, error) {
+	return gearfacts.NewLayers(f.s.root.cat.DB).Holders(ctx, names, n)
 }
 
 // Converts implements web.Files.

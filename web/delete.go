@@ -5,14 +5,14 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/browse"
 )
 
 // deleteData is what the confirmation shows.
 type deleteData struct {
 	Repo, Ref, Tag string
 	Digest         oci.Digest
-	Use            catalog.ManifestUse
+	Use            browse.ManifestUse
 	// Others are the tags that go, or stay, beside the named one.
 	Others []string
 	// Kept is why it cannot be deleted.

@@ -19,7 +19,7 @@ import (
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // requestOf returns a request of a handler, without serving it.
@@ -126,7 +126,7 @@ func TestShareTurns(t *testing.T) {
 	s := testShelf(t)
 	var running, most atomic.Int32
 	held := make(chan struct{})
-	s.share = func(ctx context.Context) (catalog.GearShare, error) {
+	s.share = func(ctx context.Context) (gearfacts.Share, error) {
 		if n := running.Add(1); n > most.Load() {
 			most.Store(n)
 		}
@@ -135,7 +135,7 @@ func TestShareTurns(t *testing.T) {
 		case <-held:
 		case <-ctx.Done():
 		}
-		return catalog.GearShare{OwnStored: 100}, ctx.Err()
+		return gearfacts.Share{OwnStored: 100}, ctx.Err()
 	}
 	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
 	x := layer(t, file("a", "a"))

@@ -12,7 +12,7 @@ import (
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // Files is what the pages of images' files read, beside Browse. Nothing of it counts as a
@@ -23,9 +23,9 @@ type Files interface {
 	Look(ctx context.Context, repo string, d oci.Digest) (*gear.Index, error)
 	// Profile is gearregistry.Service's LookProfile: which files containers open first.
 	Profile(ctx context.Context, repo string, manifest oci.Digest) ([]gear.Name, error)
-	// Share and Holders are catalog.Catalog's GearShare and GearHolders.
-	Share(ctx context.Context, image oci.Digest, layers []oci.Digest, repo string) (catalog.GearShare, error)
-	Holders(ctx context.Context, names []gear.Name, n int) ([]catalog.GearHolders, error)
+	// Share and Holders are those of gearfacts.Layers.
+	Share(ctx context.Context, image oci.Digest, layers []oci.Digest, repo string) (gearfacts.Share, error)
+	Holders(ctx context.Context, names []gear.Name, n int) ([]gearfacts.Holders, error)
 	// Converts tells whether layers of a repository are converted by themselves.
 	Converts(repo string) bool
 }
@@ -38,7 +38,7 @@ const (
 	// entries of usual names take some 300 MB; the tree takes about as much again.
 	maxTreeBytes = 512 << 20
 	// maxTreeLayers is how many layers it may have: what runtimes can stack, and more.
-	maxTreeLayers = catalog.MaxShareLayers
+	maxTreeLayers = gearfacts.MaxShareLayers
 	// treesBytes is how many bytes of trees are kept; the last one in any case.
 	treesBytes = 128 << 20
 	// makePatience is how long who asks for a tree waits while another one is made.

@@ -25,6 +25,7 @@ import (
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // shelf holds images with indexes. It implements Files, and the part of Browse that the
@@ -40,15 +41,15 @@ type shelf struct {
 	// parts of a page.
 	fail, unread, broken error
 	// share implements Share, and holders is the result of Holders.
-	share   func(context.Context) (catalog.GearShare, error)
-	holders catalog.GearHolders
+	share   func(context.Context) (gearfacts.Share, error)
+	holders gearfacts.Holders
 }
 
 func newShelf() *shelf {
 	return &shelf{manifests: map[string]catalog.Manifest{}, indexes: map[oci.Digest]*gear.Index{}, blobs: map[oci.Digest][]byte{},
-		share: func(context.Context) (catalog.GearShare, error) {
-			return catalog.GearShare{Files: 5, Bytes: 500, Stored: 200, OwnFiles: 2, OwnBytes: 200, OwnStored: 100}, nil
-		}, holders: catalog.GearHolders{Repositories: []string{"lib/app", "lib/other", "secret/one"}}}
+		share: func(context.Context) (gearfacts.Share, error) {
+			return gearfacts.Share{Files: 5, Bytes: 500, Stored: 200, OwnFiles: 2, OwnBytes: 200, OwnStored: 100}, nil
+		}, holders: gearfacts.Holders{Repositories: []string{"lib/app", "lib/other", "secret/one"}}}
 }
 
 func (s *shelf) Manifest(_ context.Context, repo string, d oci.Digest) (catalog.Manifest, error) {
@@ -87,14 +88,14 @@ func (s *shelf) Look(_ context.Context, _ string, d oci.Digest) (*gear.Index, er
 func (s *shelf) Profile(context.Context, string, oci.Digest) ([]gear.Name, error) {
 	return s.profile, s.broken
 }
-func (s *shelf) Share(ctx context.Context, _ oci.Digest, _ []oci.Digest, _ string) (catalog.GearShare, error) {
+func (s *shelf) Share(ctx context.Context, _ oci.Digest, _ []oci.Digest, _ string) (gearfacts.Share, error) {
 	if s.broken != nil {
-		return catalog.GearShare{}, s.broken
+		return gearfacts.Share{}, s.broken
 	}
 	return s.share(ctx)
 }
-func (s *shelf) Holders(_ context.Context, names []gear.Name, _ int) ([]catalog.GearHolders, error) {
-	out := make([]catalog.GearHolders, len(names))
+func (s *shelf) Holders(_ context.Context, names []gear.Name, _ int) ([]gearfacts.Holders, error) {
+	out := make([]gearfacts.Holders, len(names))
 	for i := range out {
 		out[i] = s.holders
 	}

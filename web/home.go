@@ -8,6 +8,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/browse"
 )
 
 // Browse is what the pages of repositories show, and delete. To ask is not to pull.
@@ -16,14 +17,14 @@ type Browse interface {
 	SearchRepositories(ctx context.Context, text, last string, n int) ([]string, error)
 	// RepositoryInfo describes a repository by at most so many of its tags, manifests
 	// and blobs. Errors: catalog.ErrNoRepository.
-	RepositoryInfo(ctx context.Context, repo string, most int) (catalog.RepositoryInfo, error)
+	RepositoryInfo(ctx context.Context, repo string, most int) (browse.RepositoryInfo, error)
 	// ListTags lists tags. Errors: catalog.ErrNoRepository.
-	ListTags(ctx context.Context, repo string, q catalog.TagQuery) ([]catalog.TagEntry, error)
+	ListTags(ctx context.Context, repo string, q browse.TagQuery) ([]browse.TagEntry, error)
 	// Tag and Manifest return a manifest. Errors: catalog.ErrNotFound.
 	Tag(ctx context.Context, repo, tag string) (catalog.Manifest, error)
 	Manifest(ctx context.Context, repo string, d oci.Digest) (catalog.Manifest, error)
 	// ManifestUse tells more of one, with at most n tags and indexes.
-	ManifestUse(ctx context.Context, repo string, d oci.Digest, n int) (catalog.ManifestUse, error)
+	ManifestUse(ctx context.Context, repo string, d oci.Digest, n int) (browse.ManifestUse, error)
 	// Content returns a blob of at most so many bytes. Errors: catalog.ErrNotFound.
 	Content(ctx context.Context, repo string, d oci.Digest, most int64) ([]byte, error)
 	// Attached lists at most n of the manifests whose subject is d.
@@ -52,7 +53,7 @@ const (
 type repoRow struct {
 	Name   string
 	Mirror bool
-	catalog.RepositoryInfo
+	browse.RepositoryInfo
 }
 
 // homeData is what the list shows.

@@ -14,6 +14,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/browse"
 )
 
 // LayerState is what became of a layer.
@@ -73,7 +74,7 @@ type imageData struct {
 	// Self is the image by its digest, as an address.
 	Self     string
 	Manifest catalog.Manifest
-	Use      catalog.ManifestUse
+	Use      browse.ManifestUse
 	Kind     kind
 	Type     string
 

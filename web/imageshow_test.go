@@ -12,7 +12,7 @@ import (
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/browse"
 )
 
 // album is a shelf whose images have pages. Its layers are in a given state.
@@ -21,8 +21,8 @@ type album struct {
 	state LayerState
 }
 
-func (a *album) ManifestUse(context.Context, string, oci.Digest, int) (catalog.ManifestUse, error) {
-	return catalog.ManifestUse{}, nil
+func (a *album) ManifestUse(context.Context, string, oci.Digest, int) (browse.ManifestUse, error) {
+	return browse.ManifestUse{}, nil
 }
 
 func (a *album) Attached(context.Context, string, oci.Digest, int) ([]oci.Descriptor, bool, error) {

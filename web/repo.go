@@ -10,6 +10,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/browse"
 )
 
 // tagsPage is how many tags are listed at once.
@@ -17,7 +18,7 @@ const tagsPage = 50
 
 // tagRow is a tag in the list.
 type tagRow struct {
-	catalog.TagEntry
+	browse.TagEntry
 	Kind kind
 	// Ref is the tag as the address of the image's page has it.
 	Ref string
@@ -27,7 +28,7 @@ type tagRow struct {
 type repoData struct {
 	Name, Query, Sort string
 	Mirror            bool
-	Info              catalog.RepositoryInfo
+	Info              browse.RepositoryInfo
 	Tags              []tagRow
 	// From is the number of the first tag; Before and After are those of the pages
 	// beside it, -1 without one.
@@ -57,7 +58,7 @@ func (q *request) repo() error {
 	if d.Sort != "name" {
 		d.Sort = ""
 	}
-	list, err := b.ListTags(q.ctx(), name, catalog.TagQuery{Text: d.Query, ByName: d.Sort != "", From: d.From, Limit: tagsPage + 1})
+	list, err := b.ListTags(q.ctx(), name, browse.TagQuery{Text: d.Query, ByName: d.Sort != "", From: d.From, Limit: tagsPage + 1})
 	if err != nil {
 		return orNoImage(err)
 	}

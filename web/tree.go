@@ -13,7 +13,7 @@ import (
 
 	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 const (
@@ -95,7 +95,7 @@ type fileRow struct {
 
 // shareView is what the image shares with others.
 type shareView struct {
-	catalog.GearShare
+	gearfacts.Share
 	// Counting: the numbers are not there yet.
 	Counting bool
 	// Everywhere: with all images of the registry; else with those of the repository.

@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/gear"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 const (
@@ -77,7 +77,7 @@ func (q *request) shareOf(t *fileTree, repo string, image oci.Digest, layerBytes
 	if s.err != nil {
 		return nil // it is in the log
 	}
-	v.GearShare = s.GearShare
+	v.Share = s.Share
 	return v
 }
 
@@ -125,7 +125,7 @@ func (h *Handler) count(ctx context.Context, s *shareSum, image oci.Digest, laye
 	defer done()
 	ctx, end := context.WithTimeout(ctx, shareLimit)
 	defer end()
-	s.GearShare, err = h.opts.Files.Share(ctx, image, layers, repo)
+	s.Share, err = h.opts.Files.Share(ctx, image, layers, repo)
 	return err
 }
 
@@ -134,7 +134,7 @@ type shareSum struct {
 	at time.Time
 	// counted is closed when the rest is set.
 	counted chan struct{}
-	catalog.GearShare
+	gearfacts.Share
 	err error
 }
 

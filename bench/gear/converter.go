@@ -21,6 +21,7 @@ import (
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore/fsstore"
 )
 
@@ -224,7 +225,7 @@ func (c *converter) convert(ctx context.Context, k *look) error {
 	if _, err := w.PutIndex(ctx, index.Bytes()); err != nil {
 		return err
 	}
-	return w.Commit(ctx, catalog.GearLayer{Digest: oci.Digest(c.src.Digest), DiffID: got.Sums.DiffID})
+	return w.Commit(ctx, gearfacts.Layer{Digest: oci.Digest(c.src.Digest), DiffID: got.Sums.DiffID})
 }
 
 // conversionMemory is what a server that runs two conversions at once gives each of them, in bytes.

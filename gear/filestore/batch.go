@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -223,11 +223,11 @@ func (b *batchReader) lookUp(ctx context.Context, items []entry) error {
 			names = append(names, items[i].name)
 		}
 	}
-	files, err := b.s.cat.GearFiles(ctx, names)
+	files, err := b.s.facts.Files(ctx, names)
 	if err != nil {
 		return err
 	}
-	rows := make(map[gear.Name]*catalog.GearFile, len(files))
+	rows := make(map[gear.Name]*gearfacts.File, len(files))
 	for i := range files {
 		rows[files[i].Name] = &files[i]
 	}

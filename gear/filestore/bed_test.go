@@ -21,6 +21,7 @@ import (
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/memstore"
 )
@@ -129,7 +130,7 @@ func (b *bed) remove(layer string) {
 	d := oci.Digest("sha256:" + hex.EncodeToString(sum([]byte(layer))))
 	must(b.t, b.cat.DeleteBlob(b.ctx, repo, d))
 	b.pass(time.Second)
-	_, _, err := b.cat.Collect(b.ctx, catalog.CollectOptions{Before: b.clock(), Keep: func(_ string, other oci.Digest) (time.Time, bool) {
+	_, _, err := b.cat.Garbage.Collect(b.ctx, catalog.CollectOptions{Before: b.clock(), Keep: func(_ string, other oci.Digest) (time.Time, bool) {
 		return b.clock(), other != d // only d has lost its manifest
 	}})
 	must(b.t, err)
@@ -207,7 +208,7 @@ func (b *bed) convert(d oci.Digest, layer string, contents [][]byte) error {
 	if _, err := w.PutIndex(b.ctx, index(layer, contents)); err != nil {
 		return err
 	}
-	return w.Commit(b.ctx, catalog.GearLayer{Digest: d})
+	return w.Commit(b.ctx, gearfacts.Layer{Digest: d})
 }
 
 // add pushes a layer and converts it.

@@ -12,7 +12,7 @@ import (
 
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/objstore/objtest"
 )
@@ -158,10 +158,10 @@ func TestDependsOnAnother(t *testing.T) {
 			must(t, write(b.ctx, w, own))
 			_, err = w.PutIndex(b.ctx, index("two", own))
 			must(t, err)
-			go func() { second <- w.Commit(b.ctx, catalog.GearLayer{Digest: two}) }()
+			go func() { second <- w.Commit(b.ctx, gearfacts.Layer{Digest: two}) }()
 			// It has recorded its own contents and waits.
 			for {
-				if n, err := b.cat.GearCounts(b.ctx); err != nil || n.Packs == 1 {
+				if n, err := gearfacts.NewFiles(b.cat.DB).Counts(b.ctx); err != nil || n.Packs == 1 {
 					must(t, err)
 					break
 				}
@@ -175,7 +175,7 @@ func TestDependsOnAnother(t *testing.T) {
 			if commits {
 				_, err = first.PutIndex(b.ctx, index("one", shared))
 				must(t, err)
-				must(t, first.Commit(b.ctx, catalog.GearLayer{Digest: one}))
+				must(t, first.Commit(b.ctx, gearfacts.Layer{Digest: one}))
 				must(t, <-second)
 				b.check(own...)
 			} else {
@@ -208,7 +208,7 @@ func TestDependOnEachOther(t *testing.T) {
 	for i, w := range []*filestore.Writer{x, y} {
 		wg.Go(func() {
 			_, err := w.PutIndex(b.ctx, fmt.Appendf(nil, "index %d", i))
-			if err = errors.Join(err, w.Commit(b.ctx, catalog.GearLayer{Digest: d[i]})); err != nil {
+			if err = errors.Join(err, w.Commit(b.ctx, gearfacts.Layer{Digest: d[i]})); err != nil {
 				t.Errorf("commit %d: %v", i, err)
 			}
 		})

@@ -9,7 +9,7 @@
 // it; docs/formats/gear-pack.md has the format and DESIGN.md the reasons.
 //
 // The package decides nothing about access: who may read a content is known by
-// [catalog.Catalog.GearVisible].
+// [gearfacts.Files.Visible].
 package filestore
 
 import (
@@ -30,6 +30,8 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -97,7 +99,7 @@ type Options struct {
 	// of one that died have begun is left alone; default 1 min.
 	Lease time.Duration
 	// OnCorrupt is told of damaged contents, so that a layer that holds them can
-	// be converted again; see catalog.GearLayersOf. It must not block.
+	// be converted again; see gearfacts.Layers.LayersOf. It must not block.
 	OnCorrupt func(*CorruptError)
 	// Proof reads packs from where they are stored and from no cache; default: the store
 	// itself. Settling reads back with it.
@@ -106,10 +108,11 @@ type Options struct {
 
 // Store is the file store. All methods may run concurrently.
 type Store struct {
-	cat  *catalog.Catalog
-	objs objstore.Store
-	opts Options
-	log  *slog.Logger
+	cat   *catalog.Catalog
+	facts gearfacts.Files
+	objs  objstore.Store
+	opts  Options
+	log   *slog.Logger
 
 	// opener is objs if that has the ability, or nil.
 	opener objstore.Opener
@@ -148,7 +151,7 @@ type Store struct {
 
 // New returns the store of the catalogue's packs in objs. It reads nothing.
 func New(cat *catalog.Catalog, objs objstore.Store, o *Options) (*Store, error) {
-	s := &Store{cat: cat, objs: objs}
+	s := &Store{cat: cat, facts: gearfacts.NewFiles(cat.DB), objs: objs}
 	if o != nil {
 		s.opts = *o
 	}
@@ -210,7 +213,7 @@ func (s *Store) newWriterID() string {
 // nothing.
 func (s *Store) Housekeep(ctx context.Context) error {
 	ctx, release, err := s.housekeeping(ctx)
-	if errors.Is(err, catalog.ErrLeased) {
+	if errors.Is(err, engine.ErrLeased) {
 		return nil
 	}
 	if err != nil {
@@ -221,7 +224,7 @@ func (s *Store) Housekeep(ctx context.Context) error {
 		return fmt.Errorf("reclaim unfinished packs: %w", err)
 	}
 	for {
-		n, err := s.cat.CollectGear(ctx, 1000)
+		n, err := s.facts.Collect(ctx, 1000)
 		if err != nil {
 			return fmt.Errorf("release contents of deleted layers: %w", err)
 		}
@@ -238,10 +241,10 @@ func (s *Store) Housekeep(ctx context.Context) error {
 // reclaim ends the intents of writers that are not of this process, and of no other
 // that is alive.
 func (s *Store) reclaim(ctx context.Context) error {
-	if s.cat.Shared() {
+	if s.cat.DB.Shared() {
 		return s.reclaimShared(ctx)
 	}
-	writers, err := s.cat.GearWriters(ctx)
+	writers, err := s.facts.Writers(ctx)
 	if err != nil {
 		return err
 	}
@@ -249,7 +252,7 @@ func (s *Store) reclaim(ctx context.Context) error {
 		if len(w) > len(s.instance) && w[:len(s.instance)] == s.instance {
 			continue
 		}
-		if err := s.cat.EndGearIntents(ctx, w); err != nil {
+		if err := s.facts.EndIntents(ctx, w); err != nil {
 			return err
 		}
 		s.log.Info("reclaimed the packs of a conversion that was cut off", "writer", w)
@@ -261,11 +264,11 @@ func (s *Store) reclaim(ctx context.Context) error {
 func (s *Store) deletePacks(ctx context.Context) error {
 	s.deleting.Lock()
 	defer s.deleting.Unlock()
-	if s.cat.Shared() {
+	if s.cat.DB.Shared() {
 		return s.deleteShared(ctx)
 	}
 	for {
-		packs, err := s.cat.DeletingGear(ctx, 256)
+		packs, err := s.facts.Deleting(ctx, 256)
 		if err != nil || len(packs) == 0 {
 			return err
 		}
@@ -275,7 +278,7 @@ func (s *Store) deletePacks(ctx context.Context) error {
 			}
 			s.forgetDicts(p)
 		}
-		if err := s.cat.ForgetGear(ctx, packs...); err != nil {
+		if err := s.facts.Forget(ctx, packs...); err != nil {
 			return err
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"fmt"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // The format of packs; docs/formats/gear-pack.md describes it.
@@ -33,7 +33,7 @@ func packHeader(dict []byte) []byte {
 }
 
 // packFooter returns the table of a pack and its trailer.
-func packFooter(dict []byte, files []catalog.GearFile) []byte {
+func packFooter(dict []byte, files []gearfacts.File) []byte {
 	b := make([]byte, 0, len(files)*entrySize+trailerSize)
 	for i := range files {
 		f := &files[i]
@@ -87,7 +87,7 @@ func (s packShape) footerOff(size int64) int64 {
 // parse reads the header with the dictionary, and the table, of a pack of size
 // bytes, and checks them by the trailer. Contents of size bytes lie where the
 // files say.
-func (s packShape) parse(header, table []byte, size int64) (dict []byte, files []catalog.GearFile, err error) {
+func (s packShape) parse(header, table []byte, size int64) (dict []byte, files []gearfacts.File, err error) {
 	if len(header) != headerSize+s.dict || len(table) != s.files*entrySize || string(header[:8]) != packMagic ||
 		binary.LittleEndian.Uint32(header[8:]) != uint32(s.dict) {
 		return nil, nil, fmt.Errorf("header does not fit the trailer: %w", errPack)
@@ -96,7 +96,7 @@ func (s packShape) parse(header, table []byte, size int64) (dict []byte, files [
 	if sum := footerSum(dict, table, s.trailer); string(sum[:]) != string(s.trailer[8:40]) {
 		return nil, nil, fmt.Errorf("checksum of the table is wrong: %w", errPack)
 	}
-	files = make([]catalog.GearFile, s.files)
+	files = make([]gearfacts.File, s.files)
 	off := int64(len(header))
 	end := s.footerOff(size)
 	for i := range files {

@@ -14,15 +14,16 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore/memstore"
 )
 
 // packOf returns a pack of plain contents.
 func packOf(contents ...string) []byte {
 	b := packHeader(nil)
-	var files []catalog.GearFile
+	var files []gearfacts.File
 	for _, c := range contents {
-		files = append(files, catalog.GearFile{Name: sha256.Sum256([]byte(c)), Size: int64(len(c)), Stored: int64(len(c))})
+		files = append(files, gearfacts.File{Name: sha256.Sum256([]byte(c)), Size: int64(len(c)), Stored: int64(len(c))})
 		b = append(b, c...)
 	}
 	return append(b, packFooter(nil, files)...)
@@ -157,7 +158,7 @@ func TestParseTable(t *testing.T) {
 	}
 	off := shape.footerOff(size)
 	_, files, err := shape.parse(pack[:headerSize], pack[off:size-trailerSize], size)
-	want := []catalog.GearFile{
+	want := []gearfacts.File{
 		{Name: sha256.Sum256([]byte("one")), Size: 3, Stored: 3, Off: 12},
 		{Name: sha256.Sum256([]byte("two")), Size: 3, Stored: 3, Off: 15},
 	}

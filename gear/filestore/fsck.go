@@ -11,7 +11,8 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -58,7 +59,7 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (rep VerifyReport, 
 	}
 	var after int64
 	for {
-		packs, err := s.cat.GearPacks(ctx, after, 256)
+		packs, err := s.facts.Packs(ctx, after, 256)
 		if err != nil {
 			return rep, fmt.Errorf("list packs: %w", err)
 		}
@@ -80,8 +81,8 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (rep VerifyReport, 
 }
 
 // verifyPack compares one pack with the catalogue.
-func (s *Store) verifyPack(ctx context.Context, p *catalog.GearPack, o VerifyOptions, found func(Problem)) (int, error) {
-	rows, err := s.cat.GearPackFiles(ctx, p.ID)
+func (s *Store) verifyPack(ctx context.Context, p *gearfacts.Pack, o VerifyOptions, found func(Problem)) (int, error) {
+	rows, err := s.facts.PackFiles(ctx, p.ID)
 	if err != nil {
 		return 0, err
 	}
@@ -105,7 +106,7 @@ func (s *Store) verifyPack(ctx context.Context, p *catalog.GearPack, o VerifyOpt
 		}
 		found(Problem{Pack: pack, What: err.Error()})
 	}
-	at := make(map[gear.Name]catalog.GearFile, len(table))
+	at := make(map[gear.Name]gearfacts.File, len(table))
 	for _, f := range table {
 		at[f.Name] = f
 	}
@@ -128,7 +129,7 @@ func (s *Store) verifyPack(ctx context.Context, p *catalog.GearPack, o VerifyOpt
 			if !errors.As(err, &corrupt) {
 				return i, err
 			}
-			problem.Needed = errors.Is(err, catalog.ErrGearNeeded)
+			problem.Needed = errors.Is(err, gearfacts.ErrNeeded)
 		}
 		found(problem)
 	}
@@ -140,11 +141,11 @@ func (s *Store) verifyPack(ctx context.Context, p *catalog.GearPack, o VerifyOpt
 
 // rescue moves what is left of a damaged pack into a new one. It leaves alone a pack that
 // a conversion relies on, and all where another process keeps house.
-func (s *Store) rescue(ctx context.Context, p *catalog.GearPack) error {
+func (s *Store) rescue(ctx context.Context, p *gearfacts.Pack) error {
 	s.settling.Lock()
 	defer s.settling.Unlock()
 	ctx, release, err := s.housekeeping(ctx)
-	if errors.Is(err, catalog.ErrLeased) {
+	if errors.Is(err, engine.ErrLeased) {
 		return nil
 	}
 	if err != nil {
@@ -156,23 +157,23 @@ func (s *Store) rescue(ctx context.Context, p *catalog.GearPack) error {
 		return err
 	}
 	defer leave()
-	_, err = s.settleGroup(ctx, []catalog.GearPack{*p})
+	_, err = s.settleGroup(ctx, []gearfacts.Pack{*p})
 	var busy busyError
-	if errors.As(err, &busy) || errors.Is(err, catalog.ErrGearStale) || errors.Is(err, catalog.ErrGearNeeded) {
+	if errors.As(err, &busy) || errors.Is(err, gearfacts.ErrStale) || errors.Is(err, gearfacts.ErrNeeded) {
 		return nil
 	}
 	return err
 }
 
 // replaced tells that a pack went out of use meanwhile.
-func (s *Store) replaced(ctx context.Context, p *catalog.GearPack) (bool, error) {
-	now, err := s.cat.GearPacks(ctx, p.ID-1, 1)
+func (s *Store) replaced(ctx context.Context, p *gearfacts.Pack) (bool, error) {
+	now, err := s.facts.Packs(ctx, p.ID-1, 1)
 	return err == nil && (len(now) == 0 || now[0].ID != p.ID), err
 }
 
 // verifyFile checks a content by the pack's table, unless that is damaged, and
 // by its bytes.
-func (s *Store) verifyFile(ctx context.Context, f *catalog.GearFile, table map[gear.Name]catalog.GearFile, noTable, contents bool) error {
+func (s *Store) verifyFile(ctx context.Context, f *gearfacts.File, table map[gear.Name]gearfacts.File, noTable, contents bool) error {
 	if t, ok := table[f.Name]; !noTable && (!ok || placeOf(&t) != (place{f.Size, f.Off, f.Stored, gear.Name{}, gear.Encoding(f.Encoding)})) {
 		return fmt.Errorf("the pack's table does not say so: %w", errPack)
 	}
@@ -217,7 +218,7 @@ func (s *Store) verifyDigest(ctx context.Context, digest gear.Name) error {
 }
 
 // readTable reads what a pack says about itself.
-func (s *Store) readTable(ctx context.Context, digest gear.Name) (files []catalog.GearFile, size int64, err error) {
+func (s *Store) readTable(ctx context.Context, digest gear.Name) (files []gearfacts.File, size int64, err error) {
 	info, err := s.objs.Stat(ctx, packKey(digest))
 	if err != nil {
 		return nil, 0, err
@@ -272,20 +273,20 @@ func (s *Store) verifyOrphans(ctx context.Context, o VerifyOptions, found func(P
 	defer leave()
 	id := s.newWriterID()
 	err = s.listed(ctx, func(digest gear.Name) error {
-		known, err := s.cat.GearPackKnown(ctx, digest)
+		known, err := s.facts.PackKnown(ctx, digest)
 		if err != nil || known {
 			return err
 		}
 		found(Problem{Pack: hex.EncodeToString(digest[:]), Orphan: true, What: "the catalogue does not name it"})
 		if o.Repair {
-			err = s.cat.IntendGear(ctx, id, digest) // and then not to do it
+			err = s.facts.Intend(ctx, id, digest) // and then not to do it
 		}
 		return err
 	})
 	if !o.Repair {
 		return err
 	}
-	if err := errors.Join(err, s.cat.EndGearIntents(context.WithoutCancel(ctx), id)); err != nil {
+	if err := errors.Join(err, s.facts.EndIntents(context.WithoutCancel(ctx), id)); err != nil {
 		return err
 	}
 	return s.deletePacks(ctx)
@@ -305,7 +306,7 @@ func (s *Store) Rebuild(ctx context.Context, found func(Problem)) (packs, files 
 		return 0, 0, err
 	}
 	err = s.listed(ctx, func(digest gear.Name) error {
-		known, err := s.cat.GearPackKnown(ctx, digest)
+		known, err := s.facts.PackKnown(ctx, digest)
 		if err != nil || known {
 			return err
 		}
@@ -317,14 +318,14 @@ func (s *Store) Rebuild(ctx context.Context, found func(Problem)) (packs, files 
 		if err != nil {
 			return err
 		}
-		p := catalog.NewGearPack{Digest: digest, Size: size, Files: table, NotBefore: now.Add(rebuildGrace)}
+		p := gearfacts.NewPack{Digest: digest, Size: size, Files: table, NotBefore: now.Add(rebuildGrace)}
 		for i := range table {
 			p.Bytes += table[i].Stored
 			p.Dense = p.Dense || gear.Encoding(table[i].Encoding) == gear.ZstdDict
 		}
 		packs++
 		files += len(table)
-		return s.cat.RecordGear(ctx, catalog.GearRecord{Packs: []catalog.NewGearPack{p}})
+		return s.facts.Record(ctx, gearfacts.Record{Packs: []gearfacts.NewPack{p}})
 	})
 	return packs, files, err
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -26,7 +26,7 @@ type packWriter struct {
 	buf   []byte
 	off   int64
 	dict  []byte // as stored
-	files []catalog.GearFile
+	files []gearfacts.File
 }
 
 func (s *Store) newPack(ctx context.Context, dict []byte) (*packWriter, error) {
@@ -69,7 +69,7 @@ func (p *packWriter) flush() error {
 
 // add makes a content of the bytes written since start.
 func (p *packWriter) add(name gear.Name, size int64, e gear.Encoding, start int64) error {
-	f := catalog.GearFile{Name: name, Size: size, Off: start, Stored: p.off - start, Encoding: uint8(e)}
+	f := gearfacts.File{Name: name, Size: size, Off: start, Stored: p.off - start, Encoding: uint8(e)}
 	if err := gear.CheckStored(f.Size, e, f.Stored); err != nil {
 		return err
 	}
@@ -85,21 +85,21 @@ func (p *packWriter) full() bool {
 // finish makes the pack an object. Before that its writer's intent is recorded,
 // so that the object is known whatever happens next. The packWriter cannot be
 // used afterwards.
-func (p *packWriter) finish(ctx context.Context, writer string) (catalog.NewGearPack, error) {
+func (p *packWriter) finish(ctx context.Context, writer string) (gearfacts.NewPack, error) {
 	defer p.cancel(ctx)
 	if err := errors.Join(p.write(packFooter(p.dict, p.files)), p.flush()); err != nil {
-		return catalog.NewGearPack{}, err
+		return gearfacts.NewPack{}, err
 	}
-	pack := catalog.NewGearPack{Digest: gear.Name(p.hash.Sum(nil)), Size: p.off, Files: p.files}
+	pack := gearfacts.NewPack{Digest: gear.Name(p.hash.Sum(nil)), Size: p.off, Files: p.files}
 	for i := range p.files {
 		pack.Bytes += p.files[i].Stored
 	}
 	for wait, end := 10*time.Millisecond, time.Now().Add((deletingFor+1)*p.s.opts.Lease); ; wait = min(2*wait, time.Second) {
-		err := p.s.cat.IntendGear(ctx, writer, pack.Digest)
+		err := p.s.facts.Intend(ctx, writer, pack.Digest)
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, catalog.ErrGearDeleting) || ctx.Err() != nil || time.Now().After(end) {
+		if !errors.Is(err, gearfacts.ErrDeleting) || ctx.Err() != nil || time.Now().After(end) {
 			return pack, fmt.Errorf("announce pack %x: %w", pack.Digest, err)
 		}
 		// An equal one is being deleted. Its object must be gone before this
@@ -107,7 +107,7 @@ func (p *packWriter) finish(ctx context.Context, writer string) (catalog.NewGear
 		if err := p.s.deletePacks(ctx); err != nil {
 			return pack, fmt.Errorf("make room for pack %x: %w", pack.Digest, err)
 		}
-		if p.s.cat.Shared() { // another process may be at it
+		if p.s.cat.DB.Shared() { // another process may be at it
 			time.Sleep(wait)
 		}
 	}

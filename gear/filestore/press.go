@@ -12,7 +12,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/convert"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // What is under way in bytes before compression; the same number again may be held
@@ -155,7 +155,7 @@ type press struct {
 	failed atomic.Pointer[error]
 	// packs that are finished, and the present one; the appender's, and after
 	// close the caller's.
-	packs []catalog.NewGearPack
+	packs []gearfacts.NewPack
 	pack  *packWriter
 	// closed tells that close was called, intended that a pack may have been
 	// announced.
@@ -331,7 +331,7 @@ func (p *press) finish() error {
 
 // close waits for what is under way, ends the last pack and returns all of them,
 // or the first failure. Packs that are finished stay.
-func (p *press) close() ([]catalog.NewGearPack, error) {
+func (p *press) close() ([]gearfacts.NewPack, error) {
 	p.closed = true
 	close(p.work)
 	close(p.order)

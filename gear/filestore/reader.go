@@ -11,7 +11,7 @@ import (
 	"slices"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -22,7 +22,7 @@ type place struct {
 	encoding          gear.Encoding
 }
 
-func placeOf(f *catalog.GearFile) place {
+func placeOf(f *gearfacts.File) place {
 	return place{f.Size, f.Off, f.Stored, f.Pack, gear.Encoding(f.Encoding)}
 }
 
@@ -47,7 +47,7 @@ func (s *Store) find(ctx context.Context, name gear.Name) (place, error) {
 	if p, ok := s.places.get(name); ok {
 		return p, nil
 	}
-	f, err := s.cat.GearFile(ctx, name)
+	f, err := s.facts.File(ctx, name)
 	if err != nil {
 		return place{}, fmt.Errorf("content %x: %w", name, err)
 	}
@@ -127,7 +127,7 @@ func (s *Store) damaged(ctx context.Context, name, pack gear.Name, found error) 
 	e := &CorruptError{Pack: hex.EncodeToString(pack[:]), Name: hex.EncodeToString(name[:]), Err: found}
 	s.places.drop(name)
 	s.log.Error("content is damaged", "name", e.Name, "pack", e.Pack, "err", found)
-	err := s.cat.LoseGear(context.WithoutCancel(ctx), name, pack)
+	err := s.facts.Lose(context.WithoutCancel(ctx), name, pack)
 	if s.opts.OnCorrupt != nil {
 		s.opts.OnCorrupt(e)
 	}

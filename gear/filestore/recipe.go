@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // PutRecipe stores the recipe of a layer as one of its contents. When it returns nil the recipe is
-// durable. Of l the digest, the index and the size are used. Errors: catalog.ErrGearStale if the layer is
+// durable. Of l the digest, the index and the size are used. Errors: gearfacts.ErrStale if the layer is
 // not the one that the recipe was made of any more, or has a recipe.
-func (s *Store) PutRecipe(ctx context.Context, l catalog.LayerRecipe, recipe []byte) error {
+func (s *Store) PutRecipe(ctx context.Context, l gearfacts.LayerRecipe, recipe []byte) error {
 	w, err := s.NewWriter(ctx)
 	if err != nil {
 		return err
@@ -22,14 +22,14 @@ func (s *Store) PutRecipe(ctx context.Context, l catalog.LayerRecipe, recipe []b
 		return err
 	}
 	l.RecipeSize = int64(len(recipe))
-	return w.end(ctx, catalog.GearRecord{Recipe: &l})
+	return w.end(ctx, gearfacts.Record{Recipe: &l})
 }
 
 // readBack reads the contents of packs that were just written, from where they are stored, and verifies
 // them: once they are in the place of others, they may be all that is left of layers. It does nothing
 // as long as no layer has a recipe.
-func (s *Store) readBack(ctx context.Context, packs []catalog.NewGearPack) error {
-	needed, err := s.cat.AnyRecipe(ctx, catalog.RecipeMade)
+func (s *Store) readBack(ctx context.Context, packs []gearfacts.NewPack) error {
+	needed, err := gearfacts.NewRecipes(s.cat.DB).AnyRecipe(ctx, gearfacts.RecipeMade)
 	if err != nil || !needed {
 		return err
 	}
@@ -50,9 +50,9 @@ func (s *Store) readBack(ctx context.Context, packs []catalog.NewGearPack) error
 
 // unsettleable returns the number of the pack in a group that has a damaged content whose place must not
 // be forgotten.
-func unsettleable(err error, group []catalog.GearPack) (id int64, ok bool) {
+func unsettleable(err error, group []gearfacts.Pack) (id int64, ok bool) {
 	var corrupt *CorruptError
-	if !errors.Is(err, catalog.ErrGearNeeded) || !errors.As(err, &corrupt) {
+	if !errors.Is(err, gearfacts.ErrNeeded) || !errors.As(err, &corrupt) {
 		return 0, false
 	}
 	for _, p := range group {

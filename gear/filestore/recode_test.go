@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore/fsstore"
 )
 
@@ -66,7 +67,7 @@ func TestStreamWithoutDictionaryDamaged(t *testing.T) {
 	contents := many(1, 600)
 	b.add("one", contents...)
 	b.settle(true)
-	rows, err := b.cat.GearFiles(b.ctx, []gear.Name{name(contents[5])})
+	rows, err := gearfacts.NewFiles(b.cat.DB).Files(b.ctx, []gear.Name{name(contents[5])})
 	must(t, err)
 	if len(rows) != 1 || gear.Encoding(rows[0].Encoding) != gear.ZstdDict {
 		t.Fatalf("content 5: got %+v, want one that needs a dictionary", rows)

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
 )
 
 // Names of leases of processes that share a catalogue.
@@ -38,7 +38,7 @@ type presence struct {
 // enter begins the work of a writer. held ends, where others share the catalogue,
 // when they may take it for dead. leave ends the work, and is idempotent.
 func (s *Store) enter(ctx context.Context) (held context.Context, leave func(), err error) {
-	if !s.cat.Shared() {
+	if !s.cat.DB.Shared() {
 		return ctx, func() {}, nil
 	}
 	p := &s.presence
@@ -54,7 +54,7 @@ func (s *Store) enter(ctx context.Context) (held context.Context, leave func(), 
 	}
 	p.writers++
 	held, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(p.held, func() { cancel(catalog.ErrLeaseLost) })
+	stop := context.AfterFunc(p.held, func() { cancel(engine.ErrLeaseLost) })
 	return held, sync.OnceFunc(func() {
 		stop()
 		cancel(nil)
@@ -73,12 +73,12 @@ func (s *Store) announce(ctx context.Context) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(s.opts.Lease + time.Second); ; {
-		held, release, err := s.cat.Hold(context.WithoutCancel(ctx), leaseWriters+s.instance, s.instance, s.opts.Lease)
+		held, release, err := s.cat.DB.Hold(context.WithoutCancel(ctx), leaseWriters+s.instance, s.instance, s.opts.Lease)
 		if err == nil {
 			p.held, p.release = held, release
 			return nil
 		}
-		if !errors.Is(err, catalog.ErrLeased) || time.Now().After(end) {
+		if !errors.Is(err, engine.ErrLeased) || time.Now().After(end) {
 			return err // p stays as it is, for writers that have not ended yet
 		}
 		select {
@@ -99,7 +99,7 @@ func instanceOf(writer string) string {
 // lease this one can get. A process that is not dead after all records nothing any
 // more that these writers made.
 func (s *Store) reclaimShared(ctx context.Context) error {
-	writers, err := s.cat.GearWriters(ctx)
+	writers, err := s.facts.Writers(ctx)
 	if err != nil {
 		return err
 	}
@@ -110,15 +110,15 @@ func (s *Store) reclaimShared(ctx context.Context) error {
 		}
 	}
 	for in, dead := range of {
-		_, release, err := s.cat.Hold(ctx, leaseWriters+in, s.instance, s.opts.Lease)
-		if errors.Is(err, catalog.ErrLeased) {
+		_, release, err := s.cat.DB.Hold(ctx, leaseWriters+in, s.instance, s.opts.Lease)
+		if errors.Is(err, engine.ErrLeased) {
 			continue
 		}
 		if err != nil {
 			return err
 		}
 		for _, w := range dead {
-			if err := s.cat.EndGearIntents(ctx, w); err != nil {
+			if err := s.facts.EndIntents(ctx, w); err != nil {
 				release()
 				return err
 			}
@@ -130,12 +130,12 @@ func (s *Store) reclaimShared(ctx context.Context) error {
 }
 
 // housekeeping takes the lease to clean up and settle, where others share the
-// catalogue. Errors: catalog.ErrLeased.
+// catalogue. Errors: engine.ErrLeased.
 func (s *Store) housekeeping(ctx context.Context) (held context.Context, release func(), err error) {
-	if !s.cat.Shared() {
+	if !s.cat.DB.Shared() {
 		return ctx, func() {}, nil
 	}
-	return s.cat.Hold(ctx, leaseHouse, s.instance, s.opts.Lease)
+	return s.cat.DB.Hold(ctx, leaseHouse, s.instance, s.opts.Lease)
 }
 
 // deleteShared is deletePacks where others share the catalogue. Where one of them
@@ -153,17 +153,17 @@ func (s *Store) deleteShared(ctx context.Context) error {
 		if n == 0 {
 			end, stop := context.WithTimeout(context.WithoutCancel(ctx), s.opts.Lease)
 			defer stop()
-			return s.cat.Unlease(end, leaseDelete, s.instance)
+			return s.cat.DB.Unlease(end, leaseDelete, s.instance)
 		}
 	}
 }
 
 func (s *Store) deleteSome(ctx context.Context) (n int, err error) {
-	ok, err := s.cat.Lease(ctx, leaseDelete, s.instance, deletingFor*s.opts.Lease)
+	ok, err := s.cat.DB.Lease(ctx, leaseDelete, s.instance, deletingFor*s.opts.Lease)
 	if err != nil || !ok {
 		return 0, err
 	}
-	packs, err := s.cat.DeletingGear(ctx, 256)
+	packs, err := s.facts.Deleting(ctx, 256)
 	if err != nil || len(packs) == 0 {
 		return 0, err
 	}
@@ -176,7 +176,7 @@ func (s *Store) deleteSome(ctx context.Context) (n int, err error) {
 	if n > 0 { // also those before one that failed, or nothing would ever get behind that
 		rest, stop := context.WithTimeout(context.WithoutCancel(ctx), s.opts.Lease)
 		defer stop()
-		err = errors.Join(err, s.cat.ForgetGear(rest, packs[:n]...))
+		err = errors.Join(err, s.facts.Forget(rest, packs[:n]...))
 	}
 	return n, err
 }
@@ -188,8 +188,8 @@ func (s *Store) forgetDicts(pack gear.Name) {
 
 // now is the time by which packs are left alone and deleted.
 func (s *Store) now(ctx context.Context) (time.Time, error) {
-	if !s.cat.Shared() {
+	if !s.cat.DB.Shared() {
 		return s.opts.Clock(), nil
 	}
-	return s.cat.Now(ctx)
+	return s.cat.DB.Now(ctx)
 }

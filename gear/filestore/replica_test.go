@@ -13,6 +13,8 @@ import (
 	"example.org/slipway/internal/backendtest"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/objstore/objtest"
 )
@@ -62,7 +64,7 @@ func (b *bed) take(layer string) error {
 	if err := b.cat.DeleteBlob(b.ctx, repo, d); err != nil {
 		return err
 	}
-	_, _, err := b.cat.Collect(b.ctx, catalog.CollectOptions{Before: time.Now().Add(time.Hour), Keep: func(_ string, other oci.Digest) (time.Time, bool) {
+	_, _, err := b.cat.Garbage.Collect(b.ctx, catalog.CollectOptions{Before: time.Now().Add(time.Hour), Keep: func(_ string, other oci.Digest) (time.Time, bool) {
 		return time.Now(), other != d
 	}})
 	return err
@@ -106,7 +108,7 @@ func TestProcesses(t *testing.T) {
 				if err := b.s.Housekeep(b.ctx); err != nil {
 					t.Errorf("clean up: %v", err)
 				}
-				if _, err := b.s.Settle(b.ctx, filestore.SettleOptions{All: true}); err != nil && !errors.Is(err, catalog.ErrLeased) {
+				if _, err := b.s.Settle(b.ctx, filestore.SettleOptions{All: true}); err != nil && !errors.Is(err, engine.ErrLeased) {
 					t.Errorf("settle: %v", err)
 				}
 				select {
@@ -134,7 +136,7 @@ func TestProcesses(t *testing.T) {
 	deadline := time.Now().Add(20 * time.Second)
 	for {
 		must(t, list[0].s.Housekeep(t.Context()))
-		if n, err := list[0].cat.GearCounts(t.Context()); err != nil || int64(len(list[0].keys())) == n.Packs || time.Now().After(deadline) {
+		if n, err := gearfacts.NewFiles(list[0].cat.DB).Counts(t.Context()); err != nil || int64(len(list[0].keys())) == n.Packs || time.Now().After(deadline) {
 			break
 		}
 	}
@@ -177,7 +179,7 @@ func TestProcessDies(t *testing.T) {
 	if list := a.keys(); len(list) > 1 { // one may have been made since
 		t.Errorf("packs of a dead process are left over: %v", list)
 	}
-	if err := w.Commit(b.ctx, catalog.GearLayer{Digest: d}); err == nil {
+	if err := w.Commit(b.ctx, gearfacts.Layer{Digest: d}); err == nil {
 		t.Error("the conversion that had been given up was recorded")
 	}
 	must(t, b.convert(d, "layer", contents))
@@ -193,17 +195,17 @@ func TestProcessUnannounced(t *testing.T) {
 	a, b := list[0], list[1]
 	w, err := b.s.NewWriter(b.ctx)
 	must(t, err)
-	names, err := a.cat.Leases(a.ctx, "gear-writers/")
+	names, err := a.cat.DB.Leases(a.ctx, "gear-writers/")
 	must(t, err)
 	a.pass(time.Minute)
 	for name := range names {
-		if ok, err := a.cat.Lease(a.ctx, name, "another", time.Hour); err != nil || !ok {
+		if ok, err := a.cat.DB.Lease(a.ctx, name, "another", time.Hour); err != nil || !ok {
 			t.Fatalf("take the lease %s: %v, %v", name, ok, err)
 		}
 	}
 	for began := time.Now(); ; {
 		late, err := b.s.NewWriter(b.ctx)
-		if errors.Is(err, catalog.ErrLeased) {
+		if errors.Is(err, engine.ErrLeased) {
 			break
 		}
 		must(t, err)
@@ -214,7 +216,7 @@ func TestProcessUnannounced(t *testing.T) {
 	}
 	w.Abort(b.ctx)
 	for name := range names {
-		must(t, a.cat.Unlease(a.ctx, name, "another"))
+		must(t, a.cat.DB.Unlease(a.ctx, name, "another"))
 	}
 	must(t, b.convert(b.push("layer"), "layer", many(1, 3)))
 	b.check(many(1, 3)...)
@@ -234,13 +236,13 @@ func TestProcessDeletesSome(t *testing.T) {
 	}})
 	b.newStore()
 	for i := range byte(3) {
-		must(t, b.cat.IntendGear(b.ctx, "dead-1", gear.Name{i + 1}))
+		must(t, gearfacts.NewFiles(b.cat.DB).Intend(b.ctx, "dead-1", gear.Name{i + 1}))
 	}
-	must(t, b.cat.EndGearIntents(b.ctx, "dead-1"))
+	must(t, gearfacts.NewFiles(b.cat.DB).EndIntents(b.ctx, "dead-1"))
 	if err := b.s.Housekeep(b.ctx); err == nil {
 		t.Error("a deletion that failed went unnoticed")
 	}
-	if left, err := b.cat.DeletingGear(b.ctx, 10); err != nil || len(left) != 2 {
+	if left, err := gearfacts.NewFiles(b.cat.DB).Deleting(b.ctx, 10); err != nil || len(left) != 2 {
 		t.Errorf("%d packs are left to be deleted, %v, want 2", len(left), err)
 	}
 }

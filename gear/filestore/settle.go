@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // Levels of settled packs. What is below smallFile is compressed with a
@@ -45,7 +45,7 @@ type SettleReport struct {
 // Settle rewrites packs as conversions wrote them, small ones, and those with
 // much dead in them, in the order in which they came, into dense ones. What it
 // writes depends on the packs alone. Readers and writers go on meanwhile. It may
-// be cut off at any point; the next call goes on. Errors: catalog.ErrLeased where
+// be cut off at any point; the next call goes on. Errors: engine.ErrLeased where
 // another process that shares the catalogue is at it.
 func (s *Store) Settle(ctx context.Context, o SettleOptions) (rep SettleReport, err error) {
 	s.settling.Lock()
@@ -76,7 +76,7 @@ func (s *Store) Settle(ctx context.Context, o SettleOptions) (rep SettleReport, 
 		case errors.As(err, &busy):
 			skip[int64(busy)] = true
 			continue
-		case errors.Is(err, catalog.ErrGearNeeded): // what is left of the pack stays as it is
+		case errors.Is(err, gearfacts.ErrNeeded): // what is left of the pack stays as it is
 			id, ok := unsettleable(err, group)
 			if !ok {
 				return rep, fmt.Errorf("settle %d packs from number %d: %w", len(group), group[0].ID, err)
@@ -85,7 +85,7 @@ func (s *Store) Settle(ctx context.Context, o SettleOptions) (rep SettleReport, 
 			continue
 		case errors.As(err, &corrupt): // it is recorded as lost, so the next try is without it
 			continue
-		case errors.Is(err, catalog.ErrGearStale) && again < tries:
+		case errors.Is(err, gearfacts.ErrStale) && again < tries:
 			again++
 			continue
 		case err != nil:
@@ -107,20 +107,20 @@ func (s *Store) Settle(ctx context.Context, o SettleOptions) (rep SettleReport, 
 }
 
 // wasteful tells that more than a quarter of a pack is dead.
-func wasteful(p *catalog.GearPack) bool {
+func wasteful(p *gearfacts.Pack) bool {
 	return p.LiveFiles == 0 || p.Bytes-p.LiveBytes > p.Bytes/4
 }
 
 // settled tells that a pack is as it should be. That a group fills more than half
 // a pack and dense ones take a fifth less than others is why it need not be large.
-func (s *Store) settled(p *catalog.GearPack) bool {
+func (s *Store) settled(p *gearfacts.Pack) bool {
 	return p.Dense && !wasteful(p) && p.Size >= s.opts.PackSize/3
 }
 
 // nextGroup returns the first packs that are to be settled together.
 // Packs to skip, and those to be left alone for now, are passed over.
-func (s *Store) nextGroup(ctx context.Context, all bool, skip map[int64]bool) ([]catalog.GearPack, error) {
-	var group []catalog.GearPack
+func (s *Store) nextGroup(ctx context.Context, all bool, skip map[int64]bool) ([]gearfacts.Pack, error) {
+	var group []gearfacts.Pack
 	var live, after int64
 	now, err := s.now(ctx)
 	if err != nil {
@@ -128,7 +128,7 @@ func (s *Store) nextGroup(ctx context.Context, all bool, skip map[int64]bool) ([
 	}
 	must := false // a group of small dense packs waits for more
 	for {
-		page, err := s.cat.GearPacks(ctx, after, 1000)
+		page, err := s.facts.Packs(ctx, after, 1000)
 		if err != nil {
 			return nil, err
 		}
@@ -140,7 +140,7 @@ func (s *Store) nextGroup(ctx context.Context, all bool, skip map[int64]bool) ([
 			}
 			if len(group) > 0 && live+p.LiveBytes > s.opts.PackSize/8*9 {
 				if p.LiveBytes > live { // what is small waits for more of its kind
-					return []catalog.GearPack{*p}, nil
+					return []gearfacts.Pack{*p}, nil
 				}
 				return group, nil
 			}
@@ -162,8 +162,8 @@ func (s *Store) nextGroup(ctx context.Context, all bool, skip map[int64]bool) ([
 }
 
 // emptyPacks are those of which nothing is needed, and that take no writing.
-func (s *Store) emptyPacks(packs []catalog.GearPack) []catalog.GearPack {
-	var out []catalog.GearPack
+func (s *Store) emptyPacks(packs []gearfacts.Pack) []gearfacts.Pack {
+	var out []gearfacts.Pack
 	for _, p := range packs {
 		if p.LiveFiles == 0 {
 			out = append(out, p)
@@ -180,13 +180,13 @@ func (e busyError) Error() string { return fmt.Sprintf("a conversion needs pack 
 
 // settleGroup writes the live contents of packs into a new one and puts that in
 // their place.
-func (s *Store) settleGroup(ctx context.Context, group []catalog.GearPack) (written []catalog.NewGearPack, err error) {
-	var files []catalog.GearFile
+func (s *Store) settleGroup(ctx context.Context, group []gearfacts.Pack) (written []gearfacts.NewPack, err error) {
+	var files []gearfacts.File
 	var names []gear.Name
 	old := make([]int64, len(group))
 	for i, p := range group {
 		old[i] = p.ID
-		in, err := s.cat.GearPackFiles(ctx, p.ID)
+		in, err := s.facts.PackFiles(ctx, p.ID)
 		if err != nil {
 			return nil, err
 		}
@@ -203,7 +203,7 @@ func (s *Store) settleGroup(ctx context.Context, group []catalog.GearPack) (writ
 	recorded := false
 	defer func() {
 		if !recorded {
-			err = errors.Join(err, s.cat.EndGearIntents(context.WithoutCancel(ctx), id))
+			err = errors.Join(err, s.facts.EndIntents(context.WithoutCancel(ctx), id))
 		}
 	}()
 	if len(files) > 0 {
@@ -218,7 +218,7 @@ func (s *Store) settleGroup(ctx context.Context, group []catalog.GearPack) (writ
 	if err != nil {
 		return nil, err
 	}
-	if err := s.cat.MoveGear(ctx, id, written, old, now.Add(s.opts.DeleteAfter)); err != nil {
+	if err := s.facts.Move(ctx, id, written, old, now.Add(s.opts.DeleteAfter)); err != nil {
 		return nil, err
 	}
 	recorded = true
@@ -229,7 +229,7 @@ func (s *Store) settleGroup(ctx context.Context, group []catalog.GearPack) (writ
 }
 
 // writeDense writes contents into one pack.
-func (s *Store) writeDense(ctx context.Context, writer string, files []catalog.GearFile) ([]catalog.NewGearPack, error) {
+func (s *Store) writeDense(ctx context.Context, writer string, files []gearfacts.File) ([]gearfacts.NewPack, error) {
 	c, err := s.denseCodec(ctx, files)
 	if err != nil {
 		return nil, err
@@ -269,8 +269,8 @@ func (s *Store) writeDense(ctx context.Context, writer string, files []catalog.G
 }
 
 // denseCodec learns a dictionary from the small ones of the contents.
-func (s *Store) denseCodec(ctx context.Context, files []catalog.GearFile) (*codec, error) {
-	var small []catalog.GearFile
+func (s *Store) denseCodec(ctx context.Context, files []gearfacts.File) (*codec, error) {
+	var small []gearfacts.File
 	var total int64
 	for _, f := range files {
 		if f.Size < smallFile && f.Size >= gram {
@@ -280,7 +280,7 @@ func (s *Store) denseCodec(ctx context.Context, files []catalog.GearFile) (*code
 	}
 	// Evenly from all of them, so that the dictionary is as good for the last
 	// as for the first.
-	var chosen []catalog.GearFile
+	var chosen []gearfacts.File
 	var taken, seen int64
 	for _, f := range small {
 		if seen += f.Size; total <= sampleBytes || taken*total <= sampleBytes*seen {
@@ -323,7 +323,7 @@ func (s *Store) denseCodec(ctx context.Context, files []catalog.GearFile) (*code
 
 // eachStored reads the stored bytes of contents, neighbours together, and gives
 // each to do in the order of files. Of chunked contents nothing is read.
-func (s *Store) eachStored(ctx context.Context, files []catalog.GearFile, do func(*item) error) error {
+func (s *Store) eachStored(ctx context.Context, files []gearfacts.File, do func(*item) error) error {
 	for len(files) > 0 {
 		var items []item
 		var total int64

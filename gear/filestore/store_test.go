@@ -18,6 +18,7 @@ import (
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/memstore"
 )
@@ -125,7 +126,7 @@ func TestDeletedLayer(t *testing.T) {
 	if keys := b.keys(); len(keys) != 0 {
 		t.Errorf("objects are left: %v", keys)
 	}
-	if n, err := b.cat.GearCounts(b.ctx); err != nil || n != (catalog.GearCounts{}) {
+	if n, err := gearfacts.NewFiles(b.cat.DB).Counts(b.ctx); err != nil || n != (gearfacts.Counts{}) {
 		t.Errorf("counts %+v, %v", n, err)
 	}
 }
@@ -359,7 +360,7 @@ func TestDamagedBytesAreFound(t *testing.T) {
 		must(t, write(b.ctx, w, contents))
 		_, err = w.PutIndex(b.ctx, index("one", contents))
 		must(t, err)
-		must(t, w.Commit(b.ctx, catalog.GearLayer{Digest: b.push("one")}))
+		must(t, w.Commit(b.ctx, gearfacts.Layer{Digest: b.push("one")}))
 		b.settleBack(t, key, contents)
 	}
 }
@@ -403,7 +404,7 @@ func TestDamagedChunk(t *testing.T) {
 	if _, err := b.s.Open(b.ctx, name(large)); !errors.Is(err, filestore.ErrLost) {
 		t.Errorf("open: %v, want ErrLost", err)
 	}
-	layers, err := b.cat.GearLayersOf(b.ctx, name(large), 5)
+	layers, err := gearfacts.NewLayers(b.cat.DB).LayersOf(b.ctx, name(large), 5)
 	if err != nil || len(layers) != 1 {
 		t.Fatalf("layers %v, %v", layers, err)
 	}
@@ -589,10 +590,10 @@ func TestStaged(t *testing.T) {
 	must(t, write(b.ctx, w, many(1, 10)))
 	must(t, w.Stage(b.ctx, repo, b.clock().Add(time.Hour)))
 	ask := []gear.Name{name(many(1, 10)[3]), name([]byte("x"))}
-	if got, err := b.cat.GearVisible(b.ctx, repo, ask); err != nil || !slices.Equal(got, []bool{true, false}) {
+	if got, err := gearfacts.NewFiles(b.cat.DB).Visible(b.ctx, repo, ask); err != nil || !slices.Equal(got, []bool{true, false}) {
 		t.Errorf("visible: %v, %v", got, err)
 	}
-	if got, err := b.cat.GearVisible(b.ctx, "other", ask); err != nil || !slices.Equal(got, []bool{false, false}) {
+	if got, err := gearfacts.NewFiles(b.cat.DB).Visible(b.ctx, "other", ask); err != nil || !slices.Equal(got, []bool{false, false}) {
 		t.Errorf("visible elsewhere: %v, %v", got, err)
 	}
 	b.pass(2 * time.Hour)

@@ -12,7 +12,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/convert"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // freshLevel is for packs written while somebody waits: 265 MB/s, and settling
@@ -67,7 +67,7 @@ func (w *Writer) Missing(ctx context.Context, names []gear.Name) ([]bool, error)
 			ask = append(ask, n)
 		}
 	}
-	files, err := w.s.cat.GearFiles(ctx, ask)
+	files, err := w.s.facts.Files(ctx, ask)
 	if err != nil {
 		w.s.claims.giveBack(w, ask)
 		return nil, fmt.Errorf("look for contents: %w", err)
@@ -136,24 +136,24 @@ func (inRAM) Release() {}
 // Commit makes the layer known, with the index given to PutIndex. When it
 // returns nil all of it is durable. Errors: ErrRetry, catalog.ErrNotStored if
 // the layer's blob is gone. The writer has ended in any case.
-func (w *Writer) Commit(ctx context.Context, l catalog.GearLayer) error {
+func (w *Writer) Commit(ctx context.Context, l gearfacts.Layer) error {
 	if w.index == (gear.Name{}) {
 		w.Abort(ctx)
 		return errors.New("commit of a layer without an index")
 	}
 	l.Index, l.Files = w.index, int64(len(w.order))
-	return w.end(ctx, catalog.GearRecord{Layer: &catalog.NewGearLayer{GearLayer: l, Names: w.order}})
+	return w.end(ctx, gearfacts.Record{Layer: &gearfacts.NewLayer{Layer: l, Names: w.order}})
 }
 
 // Stage keeps the contents for a repository until a time, so that a client can
 // upload them before a layer's index that holds them.
 func (w *Writer) Stage(ctx context.Context, repo string, until time.Time) error {
-	return w.end(ctx, catalog.GearRecord{Repo: repo, Staged: w.order, Until: until})
+	return w.end(ctx, gearfacts.Record{Repo: repo, Staged: w.order, Until: until})
 }
 
 // end records packs and what holds their contents: in one change, unless it
 // depends on other writers.
-func (w *Writer) end(ctx context.Context, rec catalog.GearRecord) error {
+func (w *Writer) end(ctx context.Context, rec gearfacts.Record) error {
 	if w.ended {
 		return errEnded
 	}
@@ -163,7 +163,7 @@ func (w *Writer) end(ctx context.Context, rec catalog.GearRecord) error {
 		return err
 	}
 	if len(w.waits) > 0 {
-		if err := w.s.cat.RecordGear(ctx, catalog.GearRecord{Writer: w.id, Packs: packs}); err != nil {
+		if err := w.s.facts.Record(ctx, gearfacts.Record{Writer: w.id, Packs: packs}); err != nil {
 			return fmt.Errorf("record packs: %w", err)
 		}
 		packs = nil
@@ -173,8 +173,8 @@ func (w *Writer) end(ctx context.Context, rec catalog.GearRecord) error {
 		}
 	}
 	rec.Writer, rec.Packs = w.id, packs
-	err = w.s.cat.RecordGear(ctx, rec)
-	if errors.Is(err, catalog.ErrGearStale) {
+	err = w.s.facts.Record(ctx, rec)
+	if errors.Is(err, gearfacts.ErrStale) {
 		err = fmt.Errorf("%w: %w", ErrRetry, err)
 	}
 	if err != nil {
@@ -209,7 +209,7 @@ func (w *Writer) Abort(ctx context.Context) {
 	}
 	if w.press.intended && !w.ok {
 		// Objects that nothing names are deleted by the next Housekeep.
-		if err := w.s.cat.EndGearIntents(context.WithoutCancel(ctx), w.id); err != nil {
+		if err := w.s.facts.EndIntents(context.WithoutCancel(ctx), w.id); err != nil {
 			w.s.log.Warn("give up the packs of a conversion; they are reclaimed at the next start", "writer", w.id, "err", err)
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/fsstore"
 )
@@ -198,9 +199,9 @@ func (b *bed) stored(d oci.Digest) bool {
 }
 
 // state returns what is recorded of a layer's recipe, -1 if nothing is.
-func (b *bed) state(d oci.Digest) catalog.RecipeState {
+func (b *bed) state(d oci.Digest) gearfacts.RecipeState {
 	b.t.Helper()
-	l, err := b.cat.LayerRecipe(b.t.Context(), d)
+	l, err := gearfacts.NewRecipes(b.cat.DB).LayerRecipe(b.t.Context(), d)
 	if isUnknown(err) {
 		return -1
 	}

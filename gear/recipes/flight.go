@@ -10,14 +10,14 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 )
 
 // flight is one rebuild of a layer, which all who read the layer share.
 type flight struct {
 	s      *Store
-	l      catalog.LayerRecipe
+	l      gearfacts.LayerRecipe
 	file   *os.File // without a name
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -33,7 +33,7 @@ type flight struct {
 }
 
 // acquire returns the rebuild of a layer, and begins it if there is none. The caller releases it.
-func (s *Store) acquire(l *catalog.LayerRecipe) (*flight, error) {
+func (s *Store) acquire(l *gearfacts.LayerRecipe) (*flight, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -214,7 +214,7 @@ func (f *flight) await(ctx context.Context, off int64, whole bool) (int64, error
 }
 
 // open opens a range of a dropped layer, when the first byte of it is there.
-func (s *Store) open(ctx context.Context, key string, l *catalog.LayerRecipe, off, n int64) (objstore.Object, error) {
+func (s *Store) open(ctx context.Context, key string, l *gearfacts.LayerRecipe, off, n int64) (objstore.Object, error) {
 	if off < 0 {
 		return nil, fmt.Errorf("offset %d is negative", off)
 	}

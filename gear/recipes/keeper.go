@@ -12,7 +12,7 @@ import (
 	"example.org/slipway/gear/rebuild"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/verify"
 )
@@ -109,9 +109,9 @@ const page = 256
 
 // each calls do for the layers from one state to another. An error of do is of its layer only, and
 // counts as a failure.
-func (k *Keeper) each(ctx context.Context, from, to catalog.RecipeState, rep *Report, do func(*catalog.LayerRecipe) error) error {
+func (k *Keeper) each(ctx context.Context, from, to gearfacts.RecipeState, rep *Report, do func(*gearfacts.LayerRecipe) error) error {
 	for after := oci.Digest(""); ; {
-		list, err := k.s.cat.LayerRecipes(ctx, from, to, after, page)
+		list, err := gearfacts.NewRecipes(k.s.cat.DB).LayerRecipes(ctx, from, to, after, page)
 		if err != nil || len(list) == 0 {
 			return err
 		}
@@ -165,10 +165,10 @@ func (e errCut) Unwrap() error { return e.error }
 // because a backup was restored. They are proven anew before the objects go.
 func (k *Keeper) returned(ctx context.Context) error {
 	var rep Report
-	return k.each(ctx, catalog.RecipeStands, catalog.RecipeAlone, &rep, func(l *catalog.LayerRecipe) error {
+	return k.each(ctx, gearfacts.RecipeStands, gearfacts.RecipeAlone, &rep, func(l *gearfacts.LayerRecipe) error {
 		_, err := k.s.Store.Stat(ctx, registry.BlobKey(l.Digest))
 		if errors.Is(err, objstore.ErrNotExist) {
-			return k.s.cat.LayerAlone(ctx, l.Digest)
+			return gearfacts.NewRecipes(k.s.cat.DB).LayerAlone(ctx, l.Digest)
 		}
 		if err != nil {
 			return err
@@ -180,12 +180,12 @@ func (k *Keeper) returned(ctx context.Context) error {
 		if !right { // the recipe goes on standing for the layer
 			return fmt.Errorf("the object of the dropped layer %s is there and damaged; it is deleted once the layer was rebuilt: %w", l.Digest, k.redrop(ctx, l))
 		}
-		return k.s.cat.ProveRecipe(ctx, l.Digest, l.Rate, k.now().Add(k.p.Again))
+		return gearfacts.NewRecipes(k.s.cat.DB).ProveRecipe(ctx, l.Digest, l.Rate, k.now().Add(k.p.Again))
 	})
 }
 
 // objectRight reports whether the object of a layer has its digest.
-func (k *Keeper) objectRight(ctx context.Context, l *catalog.LayerRecipe) (bool, error) {
+func (k *Keeper) objectRight(ctx context.Context, l *gearfacts.LayerRecipe) (bool, error) {
 	obj, err := k.s.Store.Get(ctx, registry.BlobKey(l.Digest), 0, -1)
 	if err != nil {
 		return false, err
@@ -199,7 +199,7 @@ func (k *Keeper) objectRight(ctx context.Context, l *catalog.LayerRecipe) (bool,
 }
 
 // redrop deletes the damaged object of a layer for which its recipe stands.
-func (k *Keeper) redrop(ctx context.Context, l *catalog.LayerRecipe) error {
+func (k *Keeper) redrop(ctx context.Context, l *gearfacts.LayerRecipe) error {
 	if _, err := k.prove(ctx, l); err != nil {
 		return err
 	}
@@ -210,7 +210,7 @@ func (k *Keeper) redrop(ctx context.Context, l *catalog.LayerRecipe) error {
 func (k *Keeper) makeAll(ctx context.Context, rep *Report) error {
 	before := k.now().Add(-k.p.ColdAfter)
 	for after := int64(0); ; {
-		list, err := k.s.cat.ColdLayers(ctx, before, k.p.LeastBytes, after, page)
+		list, err := gearfacts.NewRecipes(k.s.cat.DB).ColdLayers(ctx, before, k.p.LeastBytes, after, page)
 		if err != nil || len(list) == 0 {
 			return err
 		}
@@ -243,17 +243,17 @@ func (k *Keeper) makeOne(ctx context.Context, d oci.Digest, rep *Report) error {
 	k.busy += time.Since(began)
 	if errors.Is(err, rebuild.ErrUnsupported) {
 		rep.Refused++
-		return k.s.cat.RefuseRecipe(ctx, d, err.Error())
+		return gearfacts.NewRecipes(k.s.cat.DB).RefuseRecipe(ctx, d, err.Error())
 	}
 	if err != nil {
 		return err
 	}
 	if most := l.Size * k.p.MostRecipe / 100; k.p.MostRecipe > 0 && int64(len(stored)) > most {
 		rep.Refused++
-		return k.s.cat.RefuseRecipe(ctx, d, fmt.Sprintf("its recipe takes %d bytes, and may take %d", len(stored), most))
+		return gearfacts.NewRecipes(k.s.cat.DB).RefuseRecipe(ctx, d, fmt.Sprintf("its recipe takes %d bytes, and may take %d", len(stored), most))
 	}
 	err = k.files.PutRecipe(ctx, l, stored)
-	if errors.Is(err, catalog.ErrGearStale) { // it was deleted, or somebody else was faster
+	if errors.Is(err, gearfacts.ErrStale) { // it was deleted, or somebody else was faster
 		return nil
 	}
 	if err != nil {
@@ -267,8 +267,8 @@ func (k *Keeper) makeOne(ctx context.Context, d oci.Digest, rep *Report) error {
 }
 
 // recipe makes the recipe of a layer from its object.
-func (k *Keeper) recipe(ctx context.Context, d oci.Digest) (l catalog.LayerRecipe, stored []byte, err error) {
-	g, err := k.s.cat.GearLayer(ctx, d)
+func (k *Keeper) recipe(ctx context.Context, d oci.Digest) (l gearfacts.LayerRecipe, stored []byte, err error) {
+	g, err := gearfacts.NewLayers(k.s.cat.DB).Layer(ctx, d)
 	if err != nil {
 		return l, nil, err
 	}
@@ -293,12 +293,12 @@ func (k *Keeper) recipe(ctx context.Context, d oci.Digest) (l catalog.LayerRecip
 	if err == nil {
 		r.Skeleton, err = skeleton.Append(nil)
 	}
-	return catalog.LayerRecipe{Digest: d, Index: g.Index, Size: r.Size}, r.Append(nil), err
+	return gearfacts.LayerRecipe{Digest: d, Index: g.Index, Size: r.Size}, r.Append(nil), err
 }
 
 // first proves a recipe that was just stored.
 func (k *Keeper) first(ctx context.Context, d oci.Digest, rep *Report) error {
-	l, err := k.s.cat.LayerRecipe(ctx, d)
+	l, err := gearfacts.NewRecipes(k.s.cat.DB).LayerRecipe(ctx, d)
 	if err != nil {
 		return err
 	}
@@ -306,22 +306,22 @@ func (k *Keeper) first(ctx context.Context, d oci.Digest, rep *Report) error {
 	switch {
 	case err != nil:
 		// What is stored, or this program, does not give what was pushed. The object stays.
-		return errors.Join(fmt.Errorf("rebuild it from what is stored: %w", err), k.s.cat.EndRecipe(ctx, d))
+		return errors.Join(fmt.Errorf("rebuild it from what is stored: %w", err), gearfacts.NewRecipes(k.s.cat.DB).EndRecipe(ctx, d))
 	case rate < k.p.LeastRate:
 		rep.Refused++
-		return k.s.cat.RefuseRecipe(ctx, d, fmt.Sprintf("%d bytes of it are rebuilt in a second, and %d must be", rate, k.p.LeastRate))
+		return gearfacts.NewRecipes(k.s.cat.DB).RefuseRecipe(ctx, d, fmt.Sprintf("%d bytes of it are rebuilt in a second, and %d must be", rate, k.p.LeastRate))
 	}
 	if err := k.did("proving"); err != nil {
 		return err
 	}
-	if err := k.s.cat.ProveRecipe(ctx, d, rate, k.now().Add(k.p.Again)); err != nil {
+	if err := gearfacts.NewRecipes(k.s.cat.DB).ProveRecipe(ctx, d, rate, k.now().Add(k.p.Again)); err != nil {
 		return err
 	}
 	return k.did("proven")
 }
 
 // prove rebuilds a layer from what the object store has, with caches of its own.
-func (k *Keeper) prove(ctx context.Context, l *catalog.LayerRecipe) (rate int64, err error) {
+func (k *Keeper) prove(ctx context.Context, l *gearfacts.LayerRecipe) (rate int64, err error) {
 	began := time.Now()
 	files, err := k.s.proof()
 	if err != nil {
@@ -353,28 +353,28 @@ func (k *Keeper) rest(ctx context.Context) error {
 // dropAll proves again, and drops, what has waited long enough. Recipes that were stored and not proven
 // are of a process that ended.
 func (k *Keeper) dropAll(ctx context.Context, rep *Report) error {
-	return k.each(ctx, catalog.RecipeMade, catalog.RecipeProven, rep, func(l *catalog.LayerRecipe) error {
-		if l.State == catalog.RecipeMade {
+	return k.each(ctx, gearfacts.RecipeMade, gearfacts.RecipeProven, rep, func(l *gearfacts.LayerRecipe) error {
+		if l.State == gearfacts.RecipeMade {
 			return k.first(ctx, l.Digest, rep)
 		}
 		if l.Due.After(k.now()) {
 			return nil
 		}
-		cold, repos, err := k.s.cat.IsCold(ctx, l.Digest, k.now().Add(-k.p.ColdAfter))
+		cold, repos, err := gearfacts.NewRecipes(k.s.cat.DB).IsCold(ctx, l.Digest, k.now().Add(-k.p.ColdAfter))
 		if err != nil {
 			return err
 		}
 		if !cold || !k.matches(repos) { // the recipe is kept for when it is cold again
-			return k.s.cat.ProveRecipe(ctx, l.Digest, l.Rate, k.now().Add(k.p.Again))
+			return gearfacts.NewRecipes(k.s.cat.DB).ProveRecipe(ctx, l.Digest, l.Rate, k.now().Add(k.p.Again))
 		}
 		if _, err := k.prove(ctx, l); err != nil {
-			return errors.Join(fmt.Errorf("rebuild it once more: %w", err), k.s.cat.EndRecipe(ctx, l.Digest))
+			return errors.Join(fmt.Errorf("rebuild it once more: %w", err), gearfacts.NewRecipes(k.s.cat.DB).EndRecipe(ctx, l.Digest))
 		}
 		if err := k.did("proven again"); err != nil {
 			return err
 		}
 		err = k.remove(ctx, l)
-		if errors.Is(err, catalog.ErrGearStale) { // it is being deleted, or is not what it was
+		if errors.Is(err, gearfacts.ErrStale) { // it is being deleted, or is not what it was
 			return nil
 		}
 		if err == nil {
@@ -387,7 +387,7 @@ func (k *Keeper) dropAll(ctx context.Context, rep *Report) error {
 
 // remove makes the recipe stand for a layer that was just proven, and deletes the object. Nobody else
 // deletes objects, or relies on them, meanwhile; and nobody publishes the layer.
-func (k *Keeper) remove(ctx context.Context, l *catalog.LayerRecipe) error {
+func (k *Keeper) remove(ctx context.Context, l *gearfacts.LayerRecipe) error {
 	up := k.reg.Upkeep()
 	if up.Shared() {
 		return errors.New("layers are not dropped where servers share the catalogue")
@@ -401,7 +401,7 @@ func (k *Keeper) remove(ctx context.Context, l *catalog.LayerRecipe) error {
 		return err
 	}
 	defer up.LockDigest(l.Digest)()
-	if err := k.s.cat.DropLayer(ctx, l.Digest); err != nil {
+	if err := gearfacts.NewRecipes(k.s.cat.DB).DropLayer(ctx, l.Digest); err != nil {
 		return err
 	}
 	if err := k.did("dropped"); err != nil {
@@ -414,5 +414,5 @@ func (k *Keeper) remove(ctx context.Context, l *catalog.LayerRecipe) error {
 		return err
 	}
 	k.s.log.Info("dropped a layer, which is rebuilt from now on", "layer", l.Digest, "bytes", l.Size)
-	return k.s.cat.LayerAlone(ctx, l.Digest)
+	return gearfacts.NewRecipes(k.s.cat.DB).LayerAlone(ctx, l.Digest)
 }

@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/gear/rebuild"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // indexLimits bound an index of a layer that this registry has converted. They are wider than any that
@@ -19,7 +19,7 @@ import (
 var indexLimits = gear.Limits{Entries: 64 << 20, Bytes: 16 << 30}
 
 // rebuildLayer writes a layer from its recipe and its files, the last segment when the digest is right.
-func rebuildLayer(ctx context.Context, files *filestore.Store, l *catalog.LayerRecipe, w io.Writer, workers int) error {
+func rebuildLayer(ctx context.Context, files *filestore.Store, l *gearfacts.LayerRecipe, w io.Writer, workers int) error {
 	stored, err := content(ctx, files, l.Recipe)
 	if err != nil {
 		return fmt.Errorf("read its recipe: %w", err)

@@ -20,6 +20,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/objstore"
 )
@@ -51,7 +52,7 @@ func TestDrop(t *testing.T) {
 	b.drop()
 	for name, l := range layers {
 		d := oci.SHA256(l)
-		if b.stored(d) || b.state(d) != catalog.RecipeAlone {
+		if b.stored(d) || b.state(d) != gearfacts.RecipeAlone {
 			t.Errorf("%s: state %d, stored %v; want it dropped", name, b.state(d), b.stored(d))
 		}
 		b.check(name, l)
@@ -186,7 +187,7 @@ func TestCutOff(t *testing.T) {
 				b.run()
 				b.check("after a pass of the next process", layer)
 			}
-			if b.stored(d) || b.state(d) != catalog.RecipeAlone {
+			if b.stored(d) || b.state(d) != gearfacts.RecipeAlone {
 				t.Errorf("state %d, stored %v; want it dropped", b.state(d), b.stored(d))
 			}
 		})
@@ -264,7 +265,7 @@ func (b *bed) damaged(name string, layers [][]byte) {
 		b.t.Errorf("%s: fsck found %d problems, %v", name, len(fsck.Problems), err)
 	}
 	for _, l := range layers {
-		if s := b.state(oci.SHA256(l)); s != catalog.RecipeAlone {
+		if s := b.state(oci.SHA256(l)); s != gearfacts.RecipeAlone {
 			b.t.Errorf("%s: the layer is in state %d", name, s)
 		}
 	}
@@ -298,7 +299,7 @@ func TestProofFails(t *testing.T) {
 	d := b.push(layer)
 	b.settle()
 	b.pass(2 * cold)
-	if rep := b.run(); rep.Made != 1 || b.state(d) != catalog.RecipeProven || !b.stored(d) {
+	if rep := b.run(); rep.Made != 1 || b.state(d) != gearfacts.RecipeProven || !b.stored(d) {
 		t.Fatalf("%+v, state %d", rep, b.state(d))
 	}
 	packs, err := filepath.Glob(filepath.Join(b.dir, registry.PackPrefix, "*"))
@@ -344,7 +345,7 @@ func TestStays(t *testing.T) {
 	}
 	b.keeper.p.ColdAfter, b.keeper.p.LeastRate = cold, 1<<50
 	rep := b.run()
-	if rep.Refused != 2 || b.state(d) != catalog.RecipeRefused || b.state(oci.SHA256(plain)) != catalog.RecipeRefused {
+	if rep.Refused != 2 || b.state(d) != gearfacts.RecipeRefused || b.state(oci.SHA256(plain)) != gearfacts.RecipeRefused {
 		t.Errorf("%+v; a slow layer is in state %d, one that is no gzip in state %d", rep, b.state(d), b.state(oci.SHA256(plain)))
 	}
 	b.pass(2 * again)
@@ -369,11 +370,11 @@ func TestComesBack(t *testing.T) {
 	if !b.stored(d) {
 		t.Fatal("a push left no object")
 	}
-	if b.run(); b.state(d) != catalog.RecipeProven || !b.stored(d) {
+	if b.run(); b.state(d) != gearfacts.RecipeProven || !b.stored(d) {
 		t.Errorf("pushed again: state %d", b.state(d))
 	}
 	b.pass(2 * again)
-	if b.run(); b.state(d) != catalog.RecipeAlone || b.stored(d) {
+	if b.run(); b.state(d) != gearfacts.RecipeAlone || b.stored(d) {
 		t.Errorf("dropped again: state %d", b.state(d))
 	}
 	bad := bytes.Clone(layer)

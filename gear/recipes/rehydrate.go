@@ -8,6 +8,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/verify"
 )
 
@@ -26,7 +27,7 @@ type Rehydrated struct {
 func (k *Keeper) Rehydrate(ctx context.Context, progress func(Rehydrated), layers ...oci.Digest) (rep Rehydrated, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	one := func(l *catalog.LayerRecipe) error {
+	one := func(l *gearfacts.LayerRecipe) error {
 		err := k.rehydrate(ctx, l)
 		if ctx.Err() != nil {
 			return err
@@ -45,11 +46,11 @@ func (k *Keeper) Rehydrate(ctx context.Context, progress func(Rehydrated), layer
 	}
 	if len(layers) == 0 {
 		var none Report
-		err = k.each(ctx, catalog.RecipeMade, catalog.RecipeAlone, &none, one)
+		err = k.each(ctx, gearfacts.RecipeMade, gearfacts.RecipeAlone, &none, one)
 	}
 	for _, d := range layers {
-		l, lookErr := k.s.cat.LayerRecipe(ctx, d)
-		if errors.Is(lookErr, catalog.ErrNotFound) || lookErr == nil && l.State == catalog.RecipeRefused {
+		l, lookErr := gearfacts.NewRecipes(k.s.cat.DB).LayerRecipe(ctx, d)
+		if errors.Is(lookErr, catalog.ErrNotFound) || lookErr == nil && l.State == gearfacts.RecipeRefused {
 			continue
 		}
 		if err = lookErr; err == nil {
@@ -66,13 +67,13 @@ func (k *Keeper) Rehydrate(ctx context.Context, progress func(Rehydrated), layer
 }
 
 // rehydrate makes a layer an object again. The recipe is given up when the object is durable.
-func (k *Keeper) rehydrate(ctx context.Context, l *catalog.LayerRecipe) (err error) {
+func (k *Keeper) rehydrate(ctx context.Context, l *gearfacts.LayerRecipe) (err error) {
 	key := registry.BlobKey(l.Digest)
 	if !l.Dropped() {
 		if _, err := k.s.Store.Stat(ctx, key); err != nil {
 			return err // with a recipe something can still be done
 		}
-		return k.s.cat.EndRecipe(ctx, l.Digest)
+		return gearfacts.NewRecipes(k.s.cat.DB).EndRecipe(ctx, l.Digest)
 	}
 	src, err := k.s.Get(ctx, key, 0, -1)
 	if err != nil {
@@ -97,7 +98,7 @@ func (k *Keeper) rehydrate(ctx context.Context, l *catalog.LayerRecipe) (err err
 	}
 	defer release()
 	defer k.reg.Upkeep().LockDigest(l.Digest)()
-	now, err := k.s.cat.LayerRecipe(ctx, l.Digest)
+	now, err := gearfacts.NewRecipes(k.s.cat.DB).LayerRecipe(ctx, l.Digest)
 	if errors.Is(err, catalog.ErrNotFound) || err == nil && !now.Dropped() { // it was deleted
 		return nil
 	}
@@ -110,5 +111,5 @@ func (k *Keeper) rehydrate(ctx context.Context, l *catalog.LayerRecipe) (err err
 	if err := k.did("back"); err != nil {
 		return err
 	}
-	return k.s.cat.EndRecipe(ctx, l.Digest)
+	return gearfacts.NewRecipes(k.s.cat.DB).EndRecipe(ctx, l.Digest)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // Status is what is kept as recipes.
@@ -27,17 +28,17 @@ type Status struct {
 
 // Status returns what is kept as recipes now.
 func (s *Store) Status(ctx context.Context) (st Status, err error) {
-	n, err := s.cat.RecipeCounts(ctx)
+	n, err := gearfacts.NewRecipes(s.cat.DB).RecipeCounts(ctx)
 	if err != nil {
 		return st, fmt.Errorf("count recipes: %w", err)
 	}
 	for state, c := range n {
-		switch state := catalog.RecipeState(state); {
-		case state >= catalog.RecipeStands:
+		switch state := gearfacts.RecipeState(state); {
+		case state >= gearfacts.RecipeStands:
 			st.Layers += c.Layers
 			st.Bytes += c.Bytes
 			st.RecipeBytes += c.RecipeBytes
-		case state == catalog.RecipeRefused:
+		case state == gearfacts.RecipeRefused:
 			st.Refused, st.RefusedBytes = c.Layers, c.Bytes
 		default:
 			st.Waiting += c.Layers

@@ -25,6 +25,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -156,12 +157,12 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 }
 
 // dropped looks whether a key is that of a dropped layer.
-func (s *Store) dropped(ctx context.Context, key string) (l catalog.LayerRecipe, is bool, err error) {
+func (s *Store) dropped(ctx context.Context, key string) (l gearfacts.LayerRecipe, is bool, err error) {
 	d, ok := registry.DigestOfKey(key)
 	if !ok {
 		return l, false, nil
 	}
-	l, err = s.cat.LayerRecipe(ctx, d)
+	l, err = gearfacts.NewRecipes(s.cat.DB).LayerRecipe(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) {
 		return l, false, nil
 	}
@@ -171,7 +172,7 @@ func (s *Store) dropped(ctx context.Context, key string) (l catalog.LayerRecipe,
 	return l, l.Dropped(), nil
 }
 
-func infoOf(key string, l *catalog.LayerRecipe) objstore.Info {
+func infoOf(key string, l *gearfacts.LayerRecipe) objstore.Info {
 	return objstore.Info{Key: key, Size: l.Size, ModTime: l.Changed, Proven: true}
 }
 
@@ -248,12 +249,12 @@ func (r redirector) URL(ctx context.Context, key string, valid time.Duration) (s
 	if !ok {
 		return r.inner.URL(ctx, key, valid)
 	}
-	l, err := r.s.cat.LayerRecipe(ctx, d)
+	l, err := gearfacts.NewRecipes(r.s.cat.DB).LayerRecipe(ctx, d)
 	switch {
 	case errors.Is(err, catalog.ErrNotFound):
 	case err != nil:
 		return "", fmt.Errorf("look for the recipe of a layer: %w", err)
-	case l.Dropped() || l.State == catalog.RecipeProven && time.Until(l.Due) < 2*valid:
+	case l.Dropped() || l.State == gearfacts.RecipeProven && time.Until(l.Due) < 2*valid:
 		return "", fmt.Errorf("layer %s is kept as a recipe: %w", d, objstore.ErrNotExist)
 	}
 	return r.inner.URL(ctx, key, valid)

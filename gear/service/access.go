@@ -16,6 +16,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // retryAfter is when a client should ask again for an index in the making.
@@ -97,7 +98,7 @@ func (s *Service) layer(ctx context.Context, repo string, d oci.Digest) (*Conten
 	} else if err != nil {
 		return nil, err
 	}
-	l, err := s.cat.GearLayer(ctx, d)
+	l, err := s.facts.Layer(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) {
 		if c := s.earlyIndex(d); c != nil {
 			return c, nil
@@ -130,7 +131,7 @@ func (s *Service) pending(ctx context.Context, repo string, d oci.Digest) error 
 	if active, _ := s.isActive(d); active {
 		return wait
 	}
-	job, err := s.cat.GearJob(ctx, d)
+	job, err := s.facts.Job(ctx, d)
 	switch {
 	case errors.Is(err, catalog.ErrNotFound) && s.opts.Mode(repo) == Off:
 		return &PendingError{Reason: "conversion is off for " + repo + " (gear.convert); slipway convert --all does it once, for all images"}
@@ -154,7 +155,7 @@ func (s *Service) pending(ctx context.Context, repo string, d oci.Digest) error 
 // whyFailed makes the answer for a layer whose conversion waits or has failed.
 // What is wrong with the layer the client may know; other reasons are for the
 // operator, who finds them in the log and in the status.
-func (s *Service) whyFailed(job catalog.GearJob) error {
+func (s *Service) whyFailed(job gearfacts.Job) error {
 	switch {
 	case job.Attempts == 0:
 		return &PendingError{RetryAfter: retryAfter}
@@ -166,12 +167,12 @@ func (s *Service) whyFailed(job catalog.GearJob) error {
 
 // ofLayer tells whether a conversion failed for what is wrong with the layer, which
 // clients may know. Errors of the server name its files and stores.
-func (s *Service) ofLayer(job catalog.GearJob) bool {
+func (s *Service) ofLayer(job gearfacts.Job) bool {
 	return job.Failure == errForeign.Error() || s.final(job)
 }
 
 // told is what a client may know of why a conversion failed.
-func (s *Service) told(job catalog.GearJob) string {
+func (s *Service) told(job gearfacts.Job) string {
 	if s.ofLayer(job) {
 		return job.Failure
 	}
@@ -180,7 +181,7 @@ func (s *Service) told(job catalog.GearJob) string {
 
 // waiting is the answer for a layer whose job is in the queue: when to ask again, if that
 // helps, and why it has failed so far.
-func (s *Service) waiting(job catalog.GearJob) error {
+func (s *Service) waiting(job gearfacts.Job) error {
 	switch {
 	case job.Attempts == 0:
 		return &PendingError{RetryAfter: retryAfter}
@@ -195,7 +196,7 @@ func (s *Service) remaking(ctx context.Context, d oci.Digest) error {
 	if active, _ := s.isActive(d); active {
 		return &PendingError{RetryAfter: retryAfter}
 	}
-	job, err := s.cat.GearJob(ctx, d)
+	job, err := s.facts.Job(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) { // it is being queued, or was made again just now
 		return &PendingError{RetryAfter: retryAfter}
 	}
@@ -264,7 +265,7 @@ func (s *Service) look(ctx context.Context, repo string, names []gear.Name, wait
 		}
 	}
 	began, epoch, refused := time.Now(), s.seen.epoch(), false
-	may, err := s.cat.GearVisible(ctx, repo, ask)
+	may, err := s.contents.Visible(ctx, repo, ask)
 	if err != nil {
 		return nil, fmt.Errorf("look up who may read files: %w", err)
 	}
@@ -331,7 +332,7 @@ func (s *Service) Missing(ctx context.Context, repo string, names []gear.Name) (
 			ask = append(ask, names[i])
 		}
 	}
-	files, err := s.cat.GearFiles(ctx, ask)
+	files, err := s.contents.Files(ctx, ask)
 	if err != nil {
 		return nil, fmt.Errorf("look up files: %w", err)
 	}

@@ -17,6 +17,7 @@ import (
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // gearImage returns the layer of a Gear image that holds the contents.
@@ -270,7 +271,7 @@ func TestGrantOfUnknownFirst(t *testing.T) {
 	if st := b.status(); st.Failed != 0 {
 		t.Errorf("got %+v", st)
 	}
-	if l, err := b.cat.GearLayer(t.Context(), d); err != nil || gear.Name(l.DiffID) != name(image) || !l.Embedded {
+	if l, err := gearfacts.NewLayers(b.cat.DB).Layer(t.Context(), d); err != nil || gear.Name(l.DiffID) != name(image) || !l.Embedded {
 		t.Errorf("recorded as %+v (%v)", l, err)
 	}
 }

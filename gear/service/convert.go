@@ -19,7 +19,7 @@ import (
 	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // Follow implements registry.Tap: it converts a layer while it is uploaded.
@@ -82,7 +82,7 @@ func (s *Service) followUpload(f *follower, c *conversion, behind func() bool) {
 	}
 	if errors.Is(err, errEarly) && s.attended() {
 		// The files come from the queue, behind the indexes of other layers.
-		if err = s.cat.QueueGear(s.ctx, d); err == nil {
+		if err = s.facts.Queue(s.ctx, d); err == nil {
 			s.end(d)
 			s.wake()
 			return
@@ -121,7 +121,7 @@ func (s *Service) convert(ctx context.Context, body io.Reader, want convert.Want
 		return err
 	}
 	defer w.Abort(ctx)
-	if s.cat.Shared() { // another process, which is asked for the files, would not wait for them
+	if s.cat.DB.Shared() { // another process, which is asked for the files, would not wait for them
 		behind = nil
 	}
 	sink := &leading{Writer: w, behind: behind}
@@ -147,7 +147,7 @@ func (s *Service) convert(ctx context.Context, body io.Reader, want convert.Want
 		w.Abort(ctx) // what a node needs is the index in it, and not a file that holds it
 		return s.takeIndex(ctx, d, out.Sums.DiffID)
 	}
-	if err := commitIndex(ctx, w, out.Index, catalog.GearLayer{Digest: d, Bytes: total(out.Index), DiffID: out.Sums.DiffID}); err != nil {
+	if err := commitIndex(ctx, w, out.Index, gearfacts.Layer{Digest: d, Bytes: total(out.Index), DiffID: out.Sums.DiffID}); err != nil {
 		return err
 	}
 	s.metrics.converted.Inc()
@@ -190,7 +190,7 @@ func (e *costlyError) Error() string {
 }
 
 // commitIndex encodes and records an index.
-func commitIndex(ctx context.Context, w *filestore.Writer, x *gear.Index, l catalog.GearLayer) error {
+func commitIndex(ctx context.Context, w *filestore.Writer, x *gear.Index, l gearfacts.Layer) error {
 	var buf bytes.Buffer
 	if err := x.Encode(&buf); err != nil {
 		return fmt.Errorf("encode the index of %s: %w", l.Digest, err)

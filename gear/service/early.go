@@ -16,6 +16,7 @@ import (
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 const (
@@ -181,8 +182,8 @@ func (s *Service) arriving(ctx context.Context, repo string, names []gear.Name) 
 }
 
 // indexFirst tells whether a layer of the queue gets its index before its files.
-func (s *Service) indexFirst(j catalog.GearJob, size int64) bool {
-	return !s.cat.Shared() && j.Attempts == 0 && size >= earlySize && s.opts.Clock().Sub(j.Due) < earlyFor && s.earlyIndex(j.Digest) == nil
+func (s *Service) indexFirst(j gearfacts.Job, size int64) bool {
+	return !s.cat.DB.Shared() && j.Attempts == 0 && size >= earlySize && s.opts.Clock().Sub(j.Due) < earlyFor && s.earlyIndex(j.Digest) == nil
 }
 
 // filesLater tells whether the files of a layer are left to wait.
@@ -220,11 +221,11 @@ func (s *Service) earlyWaiting() []oci.Digest {
 // and of these the ones that came just now in the order of their sizes: the index
 // of an image is there when that of its largest layer is, which one processor makes.
 // A small one is passed over for no longer than earlyFor.
-func (s *Service) indexesFirst(jobs []catalog.GearJob) {
+func (s *Service) indexesFirst(jobs []gearfacts.Job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.opts.Clock()
-	rank := func(j *catalog.GearJob) int {
+	rank := func(j *gearfacts.Job) int {
 		switch {
 		case s.early[j.Digest] != nil:
 			return 2
@@ -233,20 +234,20 @@ func (s *Service) indexesFirst(jobs []catalog.GearJob) {
 		}
 		return 0
 	}
-	slices.SortStableFunc(jobs, func(a, b catalog.GearJob) int {
+	slices.SortStableFunc(jobs, func(a, b gearfacts.Job) int {
 		x, y := rank(&a), rank(&b)
 		if x == 1 && y == 1 {
 			return cmp.Compare(b.Size, a.Size)
 		}
 		return cmp.Compare(x, y)
 	})
-	s.takeTurns(jobs, func(j *catalog.GearJob) bool { return rank(j) == 2 })
+	s.takeTurns(jobs, func(j *gearfacts.Job) bool { return rank(j) == 2 })
 }
 
 // takeTurns puts jobs in the order in which repositories take turns, each in the order
 // that its jobs have; later ones come behind all others. What is being converted counts
 // as a turn that its repository has had. The caller holds mu.
-func (s *Service) takeTurns(jobs []catalog.GearJob, later func(*catalog.GearJob) bool) {
+func (s *Service) takeTurns(jobs []gearfacts.Job, later func(*gearfacts.Job) bool) {
 	had := map[int64]int{}
 	for i := range jobs {
 		if s.active[jobs[i].Digest] != nil {
@@ -260,7 +261,7 @@ func (s *Service) takeTurns(jobs []catalog.GearJob, later func(*catalog.GearJob)
 			had[j.Repo]++
 		}
 	}
-	slices.SortStableFunc(jobs, func(a, b catalog.GearJob) int {
+	slices.SortStableFunc(jobs, func(a, b gearfacts.Job) int {
 		switch x, y := later(&a), later(&b); {
 		case x == y:
 			return cmp.Compare(turn[a.Digest], turn[b.Digest])

@@ -16,6 +16,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore/objtest"
 )
 
@@ -63,7 +64,7 @@ func TestIndexBeforeFiles(t *testing.T) {
 	d, x, release := arriving(b, 1)
 	early, err := b.svc.Layer(ctx, ours, d)
 	b.must(err)
-	if _, err := b.cat.GearLayer(ctx, d); !errors.Is(err, catalog.ErrNotFound) {
+	if _, err := gearfacts.NewLayers(b.cat.DB).Layer(ctx, d); !errors.Is(err, catalog.ErrNotFound) {
 		t.Fatalf("the layer is recorded: %v", err)
 	}
 	if len(x.Files) != 10 || early.Size() == 0 {
@@ -123,7 +124,7 @@ func TestLookProfile(t *testing.T) {
 	all := []gear.Name{name(small), x.Files[0].Name}
 	var p gearregistry.Profile
 	p.Add(all)
-	b.must(b.cat.ChangeGearProfile(ctx, m, func([]byte) ([]byte, error) { return p.Encode(), nil }))
+	b.must(gearfacts.NewLayers(b.cat.DB).ChangeProfile(ctx, m, func([]byte) ([]byte, error) { return p.Encode(), nil }))
 	brief, end := context.WithTimeout(ctx, 10*time.Second) // a third of the time that Profile waits
 	defer end()
 	got, err := b.svc.LookProfile(brief, ours, m)
@@ -165,9 +166,9 @@ func TestCrashBeforeFiles(t *testing.T) {
 	b.close()
 	b.fault(nil)
 	b.open()
-	b.must(b.cat.RequeueGear(ctx, d))
+	b.must(gearfacts.NewLayers(b.cat.DB).Requeue(ctx, d))
 	b.svc.Wake()
-	b.eventually("the layer", func() bool { _, err := b.cat.GearLayer(ctx, d); return err == nil })
+	b.eventually("the layer", func() bool { _, err := gearfacts.NewLayers(b.cat.DB).Layer(ctx, d); return err == nil })
 	b.readable(ours, d)
 }
 
@@ -182,10 +183,10 @@ func TestLargestFirst(t *testing.T) {
 	t.Cleanup(func() { cat.Close() })
 	s := gearregistry.New(cat, nil, nil, &gearregistry.Options{Clock: func() time.Time { return now }})
 	t.Cleanup(s.Close)
-	job := func(name string, size int64, age time.Duration, attempts int) catalog.GearJob {
-		return catalog.GearJob{Digest: oci.Digest(name), Size: size, Due: now.Add(-age), Attempts: attempts}
+	job := func(name string, size int64, age time.Duration, attempts int) gearfacts.Job {
+		return gearfacts.Job{Digest: oci.Digest(name), Size: size, Due: now.Add(-age), Attempts: attempts}
 	}
-	jobs := []catalog.GearJob{
+	jobs := []gearfacts.Job{
 		job("old and small", 1, gearregistry.EarlyFor, 0), job("failed", 2, time.Second, 1),
 		job("small", 3, 2*time.Second, 0), job("large", 9, time.Second, 0), job("as large", 9, time.Second, 0), job("larger", 10, 0, 0),
 	}
@@ -208,10 +209,10 @@ func TestTurns(t *testing.T) {
 		now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 		s := gearregistry.New(cat, nil, nil, &gearregistry.Options{Clock: func() time.Time { return now }})
 		n := rapid.IntRange(0, 40).Draw(rt, "jobs")
-		var jobs []catalog.GearJob
+		var jobs []gearfacts.Job
 		active := map[oci.Digest]bool{}
 		for i := range n {
-			j := catalog.GearJob{Digest: oci.SHA256([]byte{byte(i)}), Repo: rapid.Int64Range(0, 4).Draw(rt, "repo"), Attempts: rapid.IntRange(0, 1).Draw(rt, "attempts"),
+			j := gearfacts.Job{Digest: oci.SHA256([]byte{byte(i)}), Repo: rapid.Int64Range(0, 4).Draw(rt, "repo"), Attempts: rapid.IntRange(0, 1).Draw(rt, "attempts"),
 				Size: rapid.Int64Range(0, 3).Draw(rt, "size"), Due: now.Add(-time.Duration(rapid.IntRange(0, 2).Draw(rt, "age")) * gearregistry.EarlyFor)}
 			jobs = append(jobs, j)
 			if rapid.IntRange(0, 5).Draw(rt, "active") == 0 {
@@ -221,7 +222,7 @@ func TestTurns(t *testing.T) {
 		}
 		alone := map[int64][]oci.Digest{} // the queue that each repository would have alone
 		for repo := range int64(5) {
-			var own []catalog.GearJob
+			var own []gearfacts.Job
 			for _, j := range jobs {
 				if j.Repo == repo {
 					own = append(own, j)

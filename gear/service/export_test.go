@@ -3,7 +3,7 @@ package service
 import (
 	"example.org/slipway/gear"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // Wake makes the workers look at the queue, as they do every few seconds.
@@ -22,7 +22,7 @@ const (
 func (s *Service) Start(d oci.Digest) { s.start(d, &conversion{}) }
 
 // IndexesFirst sorts jobs in the order of the queue.
-func (s *Service) IndexesFirst(jobs []catalog.GearJob) { s.indexesFirst(jobs) }
+func (s *Service) IndexesFirst(jobs []gearfacts.Job) { s.indexesFirst(jobs) }
 
 // EarlyFor is how long after its push a queued layer gets its index first.
 const EarlyFor = earlyFor

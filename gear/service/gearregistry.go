@@ -23,6 +23,8 @@ import (
 	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // Mode is when the images of a repository are converted.
@@ -99,11 +101,13 @@ const housekeepEvery = 10 * time.Minute
 
 // Service is the Gear side of a registry. All methods may run concurrently.
 type Service struct {
-	cat   *catalog.Catalog
-	blobs Blobs
-	files *filestore.Store
-	opts  Options
-	log   *slog.Logger
+	cat      *catalog.Catalog
+	contents gearfacts.Files
+	facts    gearfacts.Layers
+	blobs    Blobs
+	files    *filestore.Store
+	opts     Options
+	log      *slog.Logger
 
 	// slots bounds the conversions at work.
 	slots chan struct{}
@@ -171,7 +175,7 @@ func (c *conversion) progress(bytes, size int64) {
 // New returns the service. It reads nothing; Run does the work that no request
 // asks for.
 func New(cat *catalog.Catalog, blobs Blobs, files *filestore.Store, o *Options) *Service {
-	s := &Service{cat: cat, blobs: blobs, files: files, active: map[oci.Digest]*conversion{}, early: map[oci.Digest]*early{}, awaits: map[oci.Digest]oci.Digest{},
+	s := &Service{cat: cat, contents: gearfacts.NewFiles(cat.DB), facts: gearfacts.NewLayers(cat.DB), blobs: blobs, files: files, active: map[oci.Digest]*conversion{}, early: map[oci.Digest]*early{}, awaits: map[oci.Digest]oci.Digest{},
 		changed: make(chan struct{}), queued: make(chan struct{}, 1), mounts: make(chan struct{}, 64), idle: make(chan struct{}),
 		predicting: make(chan struct{}, predictAtOnce)}
 	close(s.idle)
@@ -215,7 +219,7 @@ func New(cat *catalog.Catalog, blobs Blobs, files *filestore.Store, o *Options) 
 	s.log = v.Logger
 	s.owner = rand.Text()
 	s.slots = make(chan struct{}, v.Workers)
-	s.seen.init(v.Clock, cat.Shared())
+	s.seen.init(v.Clock, cat.DB.Shared())
 	s.metrics.init(s)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
@@ -236,7 +240,7 @@ func (s *Service) Run(ctx context.Context) error {
 	if err := s.files.Housekeep(ctx); err != nil && ctx.Err() == nil {
 		s.log.Error("clean up after unfinished conversions", "err", err)
 	}
-	if err := s.cat.QueueLostGear(ctx); err != nil && ctx.Err() == nil {
+	if err := s.facts.QueueLost(ctx); err != nil && ctx.Err() == nil {
 		s.log.Error("queue the layers that hold damaged files", "err", err)
 	}
 	var wg sync.WaitGroup
@@ -356,7 +360,7 @@ func (s *Service) keepHouse(ctx context.Context) {
 		} else {
 			err = s.files.Housekeep(ctx)
 		}
-		if err != nil && ctx.Err() == nil && !errors.Is(err, catalog.ErrLeased) {
+		if err != nil && ctx.Err() == nil && !errors.Is(err, engine.ErrLeased) {
 			s.log.Error("clean up and settle packs", "err", err)
 		}
 	}

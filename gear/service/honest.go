@@ -11,7 +11,7 @@ import (
 // honest returns how the index that a Gear image brings with it contradicts what is
 // stored of its files, all of which the repository may read. Errors: gear.ErrInvalid.
 func (s *Service) honest(ctx context.Context, x *gear.Index) error {
-	known, err := s.cat.GearFiles(ctx, stored(x))
+	known, err := s.contents.Files(ctx, stored(x))
 	if err != nil {
 		return err
 	}

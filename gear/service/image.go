@@ -12,6 +12,7 @@ import (
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // holdsIndex reports whether a layer looks like that of a Gear image.
@@ -55,7 +56,7 @@ func (s *Service) takeIndex(ctx context.Context, d oci.Digest, diffID [32]byte) 
 	if err := s.honest(ctx, x); err != nil {
 		return err
 	}
-	if err := commitIndex(ctx, w, x, catalog.GearLayer{Digest: d, Bytes: total(x), DiffID: diffID, Embedded: true}); err != nil {
+	if err := commitIndex(ctx, w, x, gearfacts.Layer{Digest: d, Bytes: total(x), DiffID: diffID, Embedded: true}); err != nil {
 		return err
 	}
 	s.metrics.converted.Inc()
@@ -67,13 +68,13 @@ func (s *Service) takeIndex(ctx context.Context, d oci.Digest, diffID [32]byte) 
 // that they push are converted: whoever converts an image makes the Gear image of
 // indexes that are given out before the files are stored.
 func (s *Service) grantees(ctx context.Context, d oci.Digest, names []gear.Name) (granted []string, later, err error) {
-	repos, err := s.cat.GearRepositories(ctx, d)
+	repos, err := s.facts.Repositories(ctx, d)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, repo := range repos {
 		// Before the look at the files, so that no end of a conversion is missed.
-		awaited, err := s.cat.GearAwaited(ctx, repo, d)
+		awaited, err := s.facts.Awaited(ctx, repo, d)
 		if err != nil && !errors.Is(err, catalog.ErrNotFound) {
 			return nil, nil, err
 		}
@@ -92,7 +93,7 @@ func (s *Service) grantees(ctx context.Context, d oci.Digest, names []gear.Name)
 
 func (s *Service) grantTo(ctx context.Context, d oci.Digest, repos []string) error {
 	for _, repo := range repos {
-		if err := s.cat.GrantGear(ctx, repo, d); err != nil {
+		if err := s.facts.Grant(ctx, repo, d); err != nil {
 			return err
 		}
 	}
@@ -102,7 +103,7 @@ func (s *Service) grantTo(ctx context.Context, d oci.Digest, repos []string) err
 // grantMore lets further repositories use the layer of a Gear image that is recorded.
 // Of other layers it changes nothing.
 func (s *Service) grantMore(ctx context.Context, d oci.Digest) error {
-	l, err := s.cat.GearLayer(ctx, d)
+	l, err := s.facts.Layer(ctx, d)
 	if err != nil || !l.Embedded {
 		return err
 	}
@@ -151,17 +152,17 @@ func (s *Service) embedded(ctx context.Context, d oci.Digest) (*gear.Index, erro
 // ways than that image. Else whoever knows an index could make himself an image
 // of other people's files.
 func (s *Service) mayAll(ctx context.Context, repo string, names []gear.Name) (bool, error) {
-	may, err := s.cat.GearVisible(ctx, repo, names)
+	may, err := s.contents.Visible(ctx, repo, names)
 	return err == nil && !slices.Contains(may, false), err
 }
 
 // grantOne lets a repository use the layer of a Gear image that is known already, now or
 // when layers that the repository pushes are converted.
-func (s *Service) grantOne(ctx context.Context, repo string, l catalog.GearLayer) error {
-	if granted, err := s.cat.GearGranted(ctx, repo, l.Digest); err != nil || granted {
+func (s *Service) grantOne(ctx context.Context, repo string, l gearfacts.Layer) error {
+	if granted, err := s.facts.Granted(ctx, repo, l.Digest); err != nil || granted {
 		return err
 	}
-	_, awaited := s.cat.GearAwaited(ctx, repo, l.Digest) // before the look, so that no end is missed
+	_, awaited := s.facts.Awaited(ctx, repo, l.Digest) // before the look, so that no end is missed
 	if awaited != nil && !errors.Is(awaited, catalog.ErrNotFound) {
 		return awaited
 	}
@@ -174,9 +175,9 @@ func (s *Service) grantOne(ctx context.Context, repo string, l catalog.GearLayer
 	case err != nil:
 		return err
 	case may:
-		return s.cat.GrantGear(ctx, repo, l.Digest)
+		return s.facts.Grant(ctx, repo, l.Digest)
 	case awaited == nil:
-		return s.cat.RequeueGear(ctx, l.Digest)
+		return s.facts.Requeue(ctx, l.Digest)
 	}
 	s.log.Info("a Gear image was pushed whose files are not in its repository", "repo", repo, "layer", l.Digest)
 	return nil
@@ -190,7 +191,7 @@ const maxAwaits = 4096
 func (s *Service) postpone(ctx context.Context, d, layer oci.Digest) error {
 	now, err := s.now(ctx)
 	if err == nil {
-		err = s.cat.PostponeGear(ctx, now.Add(firstRetry), d)
+		err = s.facts.Postpone(ctx, now.Add(firstRetry), d)
 	}
 	if err != nil {
 		return err
@@ -211,7 +212,7 @@ func (s *Service) postpone(ctx context.Context, d, layer oci.Digest) error {
 func (s *Service) lookAgain(ctx context.Context, layers ...oci.Digest) {
 	now, err := s.now(ctx)
 	if err == nil {
-		err = s.cat.PostponeGear(ctx, now, layers...)
+		err = s.facts.Postpone(ctx, now, layers...)
 	}
 	if err != nil && ctx.Err() == nil {
 		s.log.Error("look again at postponed Gear images", "err", err)
@@ -221,7 +222,7 @@ func (s *Service) lookAgain(ctx context.Context, layers ...oci.Digest) {
 // mayUse reports, as an error, that a repository may not use the layer of a Gear image,
 // or not yet. Errors: *PendingError.
 func (s *Service) mayUse(ctx context.Context, repo string, d oci.Digest) error {
-	ok, err := s.cat.GearGranted(ctx, repo, d)
+	ok, err := s.facts.Granted(ctx, repo, d)
 	if err != nil || ok {
 		return err
 	}
@@ -229,7 +230,7 @@ func (s *Service) mayUse(ctx context.Context, repo string, d oci.Digest) error {
 		return &PendingError{RetryAfter: retryAfter}
 	}
 	// It may have ended in between, with a grant.
-	if ok, err = s.cat.GearGranted(ctx, repo, d); err == nil && !ok {
+	if ok, err = s.facts.Granted(ctx, repo, d); err == nil && !ok {
 		err = &PendingError{Reason: errForeign.Error()}
 	}
 	return err

@@ -9,6 +9,7 @@ import (
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // ErrNotConverted says that a layer has no index and that nobody has asked for one.
@@ -37,15 +38,15 @@ func (s *Service) Look(ctx context.Context, repo string, d oci.Digest) (*gear.In
 	return x, err
 }
 
-func (s *Service) lookAt(ctx context.Context, repo string, d oci.Digest) (catalog.GearLayer, error) {
+func (s *Service) lookAt(ctx context.Context, repo string, d oci.Digest) (gearfacts.Layer, error) {
 	_, err := s.cat.Blob(ctx, repo, d)
 	if errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNoRepository) {
-		return catalog.GearLayer{}, oci.Errorf(oci.CodeBlobUnknown, "%s has no layer %s", repo, d)
+		return gearfacts.Layer{}, oci.Errorf(oci.CodeBlobUnknown, "%s has no layer %s", repo, d)
 	}
 	if err != nil {
-		return catalog.GearLayer{}, err
+		return gearfacts.Layer{}, err
 	}
-	l, err := s.cat.GearLayer(ctx, d)
+	l, err := s.facts.Layer(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) {
 		return l, s.whyNot(ctx, d)
 	}
@@ -60,7 +61,7 @@ func (s *Service) whyNot(ctx context.Context, d oci.Digest) error {
 	if active, _ := s.isActive(d); active {
 		return &PendingError{RetryAfter: retryAfter}
 	}
-	job, err := s.cat.GearJob(ctx, d)
+	job, err := s.facts.Job(ctx, d)
 	switch {
 	case errors.Is(err, catalog.ErrNotFound):
 		return ErrNotConverted

@@ -9,6 +9,7 @@ import (
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // mirrorImage records an image of a mirrored repository. Its blobs need not exist.
@@ -37,7 +38,7 @@ func (b *bed) adopt(repo string, data []byte) {
 
 func (b *bed) queued(d oci.Digest) bool {
 	b.t.Helper()
-	_, err := b.cat.GearJob(context.Background(), d)
+	_, err := gearfacts.NewLayers(b.cat.DB).Job(context.Background(), d)
 	if err != nil && !errors.Is(err, catalog.ErrNotFound) {
 		b.t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/gear/predict"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 const (
@@ -292,7 +292,7 @@ func (s *Service) readConfig(ctx context.Context, d oci.Digest, out *start) erro
 
 // donors reads the donors of a repository. One that is damaged is passed over.
 func (s *Service) donors(ctx context.Context, repo string) ([]*predict.Donor, error) {
-	rows, err := s.cat.GearDonors(ctx, repo)
+	rows, err := s.facts.Donors(ctx, repo)
 	if err != nil {
 		return nil, fmt.Errorf("read the donors of %s: %w", repo, err)
 	}
@@ -360,7 +360,7 @@ func (s *Service) learn(ctx context.Context, repo string, manifest oci.Digest) e
 		return err
 	}
 	kind := d.Platform + " " + d.Command
-	if err := s.cat.PutGearDonor(ctx, catalog.GearDonor{Repo: repo, Manifest: manifest, Data: data}, kind, keepDonors); err != nil {
+	if err := s.facts.PutDonor(ctx, gearfacts.Donor{Repo: repo, Manifest: manifest, Data: data}, kind, keepDonors); err != nil {
 		return err
 	}
 	s.predicted.forget(repo)

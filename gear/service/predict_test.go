@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/gear"
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // pushImage pushes an image of files that starts a command, and waits until it is converted.
@@ -61,8 +61,8 @@ func (b *bed) reports(repo string, m oci.Digest, files ...file) {
 	}
 	b.must(b.svc.ReportProfile(b.t.Context(), repo, m, names))
 	b.eventually("the report is learnt from", func() bool {
-		rows, err := b.cat.GearDonors(b.t.Context(), repo)
-		return err == nil && slices.ContainsFunc(rows, func(d catalog.GearDonor) bool { return d.Manifest == m })
+		rows, err := gearfacts.NewLayers(b.cat.DB).Donors(b.t.Context(), repo)
+		return err == nil && slices.ContainsFunc(rows, func(d gearfacts.Donor) bool { return d.Manifest == m })
 	})
 }
 
@@ -118,7 +118,7 @@ func TestPredict(t *testing.T) {
 	// A damaged donor counts as none.
 	three := b.pushImage(ours, []string{"/run.sh"}, v(3)...)
 	for _, m := range []oci.Digest{one, two} {
-		b.must(b.cat.PutGearDonor(t.Context(), catalog.GearDonor{Repo: ours, Manifest: m, Data: []byte("nonsense")}, "x", 8))
+		b.must(gearfacts.NewLayers(b.cat.DB).PutDonor(t.Context(), gearfacts.Donor{Repo: ours, Manifest: m, Data: []byte("nonsense")}, "x", 8))
 	}
 	got, _ = b.predicted(ours, three, v(3)...)
 	want(t, "with damaged donors", got, "closure run.sh")
@@ -134,8 +134,8 @@ func TestPredictInPart(t *testing.T) {
 	seen := func(m oci.Digest, f file) {
 		b.must(b.svc.ReportSeen(t.Context(), ours, m, []gear.Name{name(f.data)}))
 		b.eventually("the report is learnt from", func() bool {
-			rows, err := b.cat.GearDonors(t.Context(), ours)
-			return err == nil && slices.ContainsFunc(rows, func(d catalog.GearDonor) bool { return d.Manifest == m })
+			rows, err := gearfacts.NewLayers(b.cat.DB).Donors(t.Context(), ours)
+			return err == nil && slices.ContainsFunc(rows, func(d gearfacts.Donor) bool { return d.Manifest == m })
 		})
 	}
 	one := b.pushImage(ours, []string{"/run.sh"}, v(1)...)

@@ -47,7 +47,7 @@ func (s *Service) knownOf(ctx context.Context, repo string, manifest oci.Digest,
 	if err := s.shows(ctx, repo, manifest); err != nil {
 		return nil, false, err
 	}
-	data, err := s.cat.GearProfile(ctx, manifest)
+	data, err := s.facts.Profile(ctx, manifest)
 	if err != nil || data == nil {
 		return nil, false, err
 	}
@@ -105,7 +105,7 @@ func (s *Service) report(ctx context.Context, repo string, manifest oci.Digest, 
 	if len(opened) == 0 {
 		return nil
 	}
-	err = s.cat.ChangeGearProfile(ctx, manifest, func(old []byte) ([]byte, error) {
+	err = s.facts.ChangeProfile(ctx, manifest, func(old []byte) ([]byte, error) {
 		var p profile
 		if err := p.decode(old); err != nil {
 			s.log.Warn("a damaged profile begins anew", "manifest", manifest, "err", err)

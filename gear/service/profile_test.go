@@ -13,6 +13,7 @@ import (
 	"example.org/slipway/gear"
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // numbered returns a name from which the number can be read.
@@ -225,7 +226,7 @@ func TestProfiles(t *testing.T) {
 		t.Errorf("after many: got %x (%v)", got, err)
 	}
 	// A damaged profile counts as none, and the next report starts a new one.
-	b.must(b.cat.ChangeGearProfile(ctx, m, func([]byte) ([]byte, error) { return []byte("nonsense"), nil }))
+	b.must(gearfacts.NewLayers(b.cat.DB).ChangeProfile(ctx, m, func([]byte) ([]byte, error) { return []byte("nonsense"), nil }))
 	if got, err := b.svc.Profile(ctx, ours, m); len(got) != 0 || err != nil {
 		t.Errorf("of a damaged one: %v, %v", got, err)
 	}
@@ -239,8 +240,8 @@ func TestProfiles(t *testing.T) {
 		t.Errorf("of a deleted image: %v", err)
 	}
 	b.collect()
-	b.must(b.cat.ChangeGearProfile(ctx, m, func([]byte) ([]byte, error) { return []byte("late"), nil }))
-	if got, err := b.cat.GearProfile(ctx, m); got != nil || err != nil {
+	b.must(gearfacts.NewLayers(b.cat.DB).ChangeProfile(ctx, m, func([]byte) ([]byte, error) { return []byte("late"), nil }))
+	if got, err := gearfacts.NewLayers(b.cat.DB).Profile(ctx, m); got != nil || err != nil {
 		t.Errorf("a profile of an image that is gone: %q, %v", got, err)
 	}
 }

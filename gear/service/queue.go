@@ -14,6 +14,8 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // Retries of conversions that failed for a reason that may pass: the second after
@@ -120,7 +122,7 @@ func layersIn(manifest []byte) []oci.Digest {
 // another one that may. One that is still being converted is waited for.
 func (s *Service) mounted(ctx context.Context, e registry.Event) {
 	d := e.Descriptor.Digest
-	_, err := s.cat.GearLayer(ctx, d)
+	_, err := s.facts.Layer(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) {
 		if s.coming(ctx, d) && s.beginMount() {
 			go func() {
@@ -161,12 +163,12 @@ func (s *Service) coming(ctx context.Context, d oci.Digest) bool {
 	if active, _ := s.isActive(d); active {
 		return true
 	}
-	job, err := s.cat.GearJob(ctx, d)
+	job, err := s.facts.Job(ctx, d)
 	return err == nil && job.Attempts == 0
 }
 
 func (s *Service) copyGrant(ctx context.Context, e registry.Event) {
-	if err := s.cat.CopyGearGrant(ctx, e.FromRepo, e.Repo, e.Descriptor.Digest); err != nil {
+	if err := s.facts.CopyGrant(ctx, e.FromRepo, e.Repo, e.Descriptor.Digest); err != nil {
 		s.log.Warn("let a repository use a mounted Gear image", "repo", e.Repo, "layer", e.Descriptor.Digest, "err", err)
 	}
 }
@@ -203,7 +205,7 @@ func IsLayer(mediaType string) bool {
 func (s *Service) Queue(ctx context.Context, repo string, layers []oci.Digest) error {
 	var queue, again []oci.Digest
 	for _, d := range layers {
-		l, err := s.cat.GearLayer(ctx, d)
+		l, err := s.facts.Layer(ctx, d)
 		if err == nil && l.Embedded {
 			err = s.grantOne(ctx, repo, l)
 			s.wake()
@@ -215,7 +217,7 @@ func (s *Service) Queue(ctx context.Context, repo string, layers []oci.Digest) e
 			return err
 		}
 		// A Gear image that was of no use elsewhere may be of use here.
-		job, err := s.cat.GearJob(ctx, d)
+		job, err := s.facts.Job(ctx, d)
 		switch {
 		case err == nil && job.Failure == errForeign.Error():
 			again = append(again, d)
@@ -227,10 +229,10 @@ func (s *Service) Queue(ctx context.Context, repo string, layers []oci.Digest) e
 	}
 	var err error
 	if len(queue) > 0 {
-		err = s.cat.QueueGear(ctx, queue...)
+		err = s.facts.Queue(ctx, queue...)
 	}
 	if len(again) > 0 && err == nil {
-		err = s.cat.RequeueGear(ctx, again...)
+		err = s.facts.Requeue(ctx, again...)
 	}
 	if len(queue)+len(again) > 0 {
 		s.wake()
@@ -255,22 +257,22 @@ var errStopping = errors.New("the conversions have stopped")
 // wait is Wait that ends with errStopping when stop is closed.
 func (s *Service) wait(ctx context.Context, d oci.Digest, stop <-chan struct{}) error {
 	var elsewhere <-chan time.Time // another process may convert it
-	if s.cat.Shared() {
+	if s.cat.DB.Shared() {
 		tick := time.NewTicker(lookEvery)
 		defer tick.Stop()
 		elsewhere = tick.C
 	}
 	for {
 		active, changed := s.isActive(d)
-		_, err := s.cat.GearLayer(ctx, d)
+		_, err := s.facts.Layer(ctx, d)
 		if !errors.Is(err, catalog.ErrNotFound) {
 			return err
 		}
 		if !active {
-			job, err := s.cat.GearJob(ctx, d)
+			job, err := s.facts.Job(ctx, d)
 			if errors.Is(err, catalog.ErrNotFound) {
 				// It may have been converted since, which ended the job.
-				if _, err := s.cat.GearLayer(ctx, d); !errors.Is(err, catalog.ErrNotFound) {
+				if _, err := s.facts.Layer(ctx, d); !errors.Is(err, catalog.ErrNotFound) {
 					return err
 				}
 				return &PendingError{Reason: "nobody asked for its conversion"}
@@ -317,7 +319,7 @@ func (s *Service) workQueue(ctx context.Context) {
 func (s *Service) drainQueue(ctx context.Context) {
 	for ctx.Err() == nil && !s.pausing() {
 		waiting := s.earlyWaiting()
-		jobs, err := s.cat.GearJobs(ctx, max(64, 2*cap(s.slots))) // no more than half are active
+		jobs, err := s.facts.Jobs(ctx, max(64, 2*cap(s.slots))) // no more than half are active
 		if err != nil {
 			if ctx.Err() == nil {
 				s.log.Error("read the queue of conversions", "err", err)
@@ -357,7 +359,7 @@ func (s *Service) drainQueue(ctx context.Context) {
 
 // beginQueued begins the conversion of a layer of the queue, with a slot that the
 // caller took and that is given back when it ends. false: it is not begun.
-func (s *Service) beginQueued(j catalog.GearJob) bool {
+func (s *Service) beginQueued(j gearfacts.Job) bool {
 	c := &conversion{since: s.opts.Clock()}
 	if !s.begin() {
 		return false
@@ -386,11 +388,11 @@ func (s *Service) beginQueued(j catalog.GearJob) bool {
 // same layer meanwhile: what they made would be the same, but twice the work. ctx
 // ends with that.
 func (s *Service) leaseJob(d oci.Digest) (ctx context.Context, release func(), ok bool) {
-	if !s.cat.Shared() {
+	if !s.cat.DB.Shared() {
 		return s.ctx, func() {}, true
 	}
-	ctx, release, err := s.cat.Hold(s.ctx, "gear-job/"+string(d), s.owner, s.opts.Lease)
-	if err != nil && !errors.Is(err, catalog.ErrLeased) && s.ctx.Err() == nil {
+	ctx, release, err := s.cat.DB.Hold(s.ctx, "gear-job/"+string(d), s.owner, s.opts.Lease)
+	if err != nil && !errors.Is(err, engine.ErrLeased) && s.ctx.Err() == nil {
 		s.log.Error("begin a conversion", "layer", d, "err", err)
 	}
 	return ctx, release, err == nil
@@ -414,7 +416,7 @@ func (s *Service) convertQueued(ctx context.Context, d oci.Digest, attempts int,
 	}()
 	// The queue was read a while ago. Since this layer became active nobody else
 	// changes its job but by asking for it again.
-	j, err := s.cat.GearJob(ctx, d)
+	j, err := s.facts.Job(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) || err == nil && j.Attempts != attempts {
 		return
 	}
@@ -434,7 +436,7 @@ func (s *Service) convertQueued(ctx context.Context, d oci.Digest, attempts int,
 	case err == nil:
 		err = s.finished(ctx, d)
 	case errors.Is(err, errGone):
-		err = s.cat.EndGearJob(ctx, d)
+		err = s.facts.EndJob(ctx, d)
 	case errors.As(err, &awaits):
 		err = s.postpone(ctx, d, awaits.layer)
 	default:
@@ -452,7 +454,7 @@ func (s *Service) convertQueued(ctx context.Context, d oci.Digest, attempts int,
 var errGone = errors.New("the layer is gone")
 
 // failed records that a conversion failed.
-func (s *Service) failed(ctx context.Context, j catalog.GearJob, err error) error {
+func (s *Service) failed(ctx context.Context, j gearfacts.Job, err error) error {
 	s.metrics.failed.Inc()
 	wait := lastRetry
 	if n := min(j.Attempts, 20); firstRetry<<n < lastRetry {
@@ -477,36 +479,36 @@ func (s *Service) failed(ctx context.Context, j catalog.GearJob, err error) erro
 	if err != nil {
 		return err
 	}
-	return s.cat.DeferGearJob(ctx, j.Digest, reason, now.Add(wait))
+	return s.facts.DeferJob(ctx, j.Digest, reason, now.Add(wait))
 }
 
 // now is the time by which what is in the catalogue becomes due.
 func (s *Service) now(ctx context.Context) (time.Time, error) {
-	if !s.cat.Shared() {
+	if !s.cat.DB.Shared() {
 		return s.opts.Clock(), nil
 	}
-	return s.cat.Now(ctx)
+	return s.cat.DB.Now(ctx)
 }
 
 // final tells whether a conversion that failed is not tried again.
-func (s *Service) final(j catalog.GearJob) bool { return j.Due.After(s.opts.Clock().Add(never / 2)) }
+func (s *Service) final(j gearfacts.Job) bool { return j.Due.After(s.opts.Clock().Add(never / 2)) }
 
 // todo tells whether a layer has no index, or holds a content that was found
 // damaged.
 func (s *Service) todo(ctx context.Context, d oci.Digest) (bool, error) {
-	_, err := s.cat.GearLayer(ctx, d)
+	_, err := s.facts.Layer(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) {
 		return true, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	return s.cat.GearLayerLost(ctx, d)
+	return s.facts.LayerLost(ctx, d)
 }
 
 // convertStored converts a layer that is stored, if that is still to do. j is its
 // job, or nil if its files are wanted at once. Errors: errGone, errEarly.
-func (s *Service) convertStored(ctx context.Context, d oci.Digest, c *conversion, j *catalog.GearJob) error {
+func (s *Service) convertStored(ctx context.Context, d oci.Digest, c *conversion, j *gearfacts.Job) error {
 	todo, err := s.todo(ctx, d)
 	if err != nil {
 		return err
@@ -562,14 +564,14 @@ func (s *Service) remake(ctx context.Context, e *filestore.CorruptError) error {
 		return err
 	}
 	// One will do, but it may be damaged, too. Those behind it find nothing to do.
-	layers, err := s.cat.GearLayersOf(ctx, name, remakeFrom)
+	layers, err := s.facts.LayersOf(ctx, name, remakeFrom)
 	if err != nil {
 		return err
 	}
 	if len(layers) == 0 {
 		return errors.New("no layer holds it any more")
 	}
-	if err := s.cat.RequeueGear(ctx, layers...); err != nil {
+	if err := s.facts.Requeue(ctx, layers...); err != nil {
 		return err
 	}
 	s.log.Warn("a damaged file will be made again from its layer", "file", e.Name, "pack", e.Pack, "layers", layers)
@@ -581,15 +583,15 @@ func (s *Service) remake(ctx context.Context, e *filestore.CorruptError) error {
 // while it was converted found that job, so finished looks at what they asked for:
 // contents that were found damaged, and further repositories of a Gear image.
 func (s *Service) finished(ctx context.Context, d oci.Digest) error {
-	if err := s.cat.EndGearJob(ctx, d); err != nil {
+	if err := s.facts.EndJob(ctx, d); err != nil {
 		return err
 	}
-	lost, err := s.cat.GearLayerLost(ctx, d)
+	lost, err := s.facts.LayerLost(ctx, d)
 	if err != nil {
 		return err
 	}
 	if !lost && s.grantMore(ctx, d) == nil {
 		return nil
 	}
-	return s.cat.RequeueGear(ctx, d) // which says what the error was
+	return s.facts.Requeue(ctx, d) // which says what the error was
 }

@@ -22,7 +22,7 @@ const absentAgain = 30 * time.Second
 // converted is queued, whatever the mode. embedded tells that it is the layer of a
 // Gear image. Errors: *PendingError.
 func (s *Service) StoredIndex(ctx context.Context, repo string, d oci.Digest) (x *gear.Index, embedded bool, err error) {
-	l, err := s.cat.GearLayer(ctx, d)
+	l, err := s.facts.Layer(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) {
 		return nil, false, s.wanted(ctx, repo, d)
 	}
@@ -44,7 +44,7 @@ func (s *Service) StoredIndex(ctx context.Context, repo string, d oci.Digest) (x
 
 // wanted queues a layer that has no index, and says why it has none.
 func (s *Service) wanted(ctx context.Context, repo string, d oci.Digest) error {
-	job, err := s.cat.GearJob(ctx, d)
+	job, err := s.facts.Job(ctx, d)
 	switch {
 	case err == nil:
 		return s.waiting(job)

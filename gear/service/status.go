@@ -11,6 +11,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/repair"
 )
 
 // Status is the state of the Gear side.
@@ -55,15 +56,15 @@ const maxFailures = 100
 // Status returns the state as it is now.
 func (s *Service) Status(ctx context.Context) (Status, error) {
 	var st Status
-	n, err := s.cat.GearCounts(ctx)
+	n, err := s.contents.Counts(ctx)
 	if err != nil {
 		return st, err
 	}
 	st.Layers, st.Files, st.StoredBytes, st.Packs, st.PackBytes = n.Layers, n.LiveFiles, n.LiveBytes, n.Packs, n.PackBytes
-	if st.Waiting, st.Failed, err = s.cat.GearQueue(ctx); err != nil {
+	if st.Waiting, st.Failed, err = s.facts.QueueCounts(ctx); err != nil {
 		return st, err
 	}
-	failed, err := s.cat.FailedGear(ctx, "", maxFailures)
+	failed, err := s.facts.Failed(ctx, "", maxFailures)
 	if err != nil {
 		return st, err
 	}
@@ -95,7 +96,7 @@ func (s *Service) activeNow() []Active {
 // also those whose conversion has failed. It returns how many there are.
 func (s *Service) QueueAll(ctx context.Context, again bool) (n int, err error) {
 	for after := int64(0); ; {
-		rows, err := s.cat.ManifestRows(ctx, after, 256)
+		rows, err := repair.New(s.cat.DB).ManifestRows(ctx, after, 256)
 		if err != nil || len(rows) == 0 {
 			return n, err
 		}
@@ -111,7 +112,7 @@ func (s *Service) QueueAll(ctx context.Context, again bool) (n int, err error) {
 }
 
 // queueManifest queues the layers of a manifest.
-func (s *Service) queueManifest(ctx context.Context, row catalog.ManifestRow, again bool) (n int, err error) {
+func (s *Service) queueManifest(ctx context.Context, row repair.ManifestRow, again bool) (n int, err error) {
 	m, err := s.cat.Manifest(ctx, row.Repo, row.Digest)
 	if errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNoRepository) {
 		return 0, nil // deleted meanwhile
@@ -124,19 +125,19 @@ func (s *Service) queueManifest(ctx context.Context, row catalog.ManifestRow, ag
 		return 0, err
 	}
 	for _, d := range layers {
-		if _, err := s.cat.GearLayer(ctx, d); !errors.Is(err, catalog.ErrNotFound) {
+		if _, err := s.facts.Layer(ctx, d); !errors.Is(err, catalog.ErrNotFound) {
 			if err != nil {
 				return n, err
 			}
 			continue
 		}
-		job, err := s.cat.GearJob(ctx, d)
+		job, err := s.facts.Job(ctx, d)
 		switch {
 		case errors.Is(err, catalog.ErrNotFound):
 			err = s.Queue(ctx, row.Repo, []oci.Digest{d})
 			n++
 		case err == nil && job.Attempts > 0 && again:
-			err = s.cat.RequeueGear(ctx, d)
+			err = s.facts.Requeue(ctx, d)
 			s.wake()
 			n++
 		}

@@ -48,7 +48,7 @@ type ballot struct {
 func (s *Service) readBallots(ctx context.Context) (*ballots, error) {
 	b := &s.ballots
 	if now := s.opts.Clock(); b.voters == nil || now.Sub(b.read) > ballotsFor {
-		rows, err := s.cat.LastGearDonors(ctx, maxBallots)
+		rows, err := s.facts.LastDonors(ctx, maxBallots)
 		if err != nil {
 			return nil, fmt.Errorf("read what images opened: %w", err)
 		}
@@ -93,7 +93,7 @@ func (s *Service) voted(ctx context.Context, repo string, img *start) ([]gear.Na
 		if asked++; asked > maxAsked {
 			break
 		}
-		holders, err := s.cat.GearHolders(ctx, []gear.Name{n}, maxHolders)
+		holders, err := s.facts.Holders(ctx, []gear.Name{n}, maxHolders)
 		if err != nil {
 			return nil, fmt.Errorf("look up who has a file: %w", err)
 		}

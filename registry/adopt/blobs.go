@@ -7,13 +7,12 @@ import (
 	"maps"
 	"slices"
 
-	"example.org/slipway/registry"
-
-	"example.org/slipway/registry/verify"
-
 	"example.org/slipway/oci"
+	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/verify"
 )
 
 // findLayers looks up the blobs of the links collected so far. They are recorded once the
@@ -21,7 +20,7 @@ import (
 func (a *adopter) findLayers(ctx context.Context) error {
 	digests := a.layers
 	a.layers = nil
-	known, err := a.cat.Presence(ctx, digests)
+	known, err := repair.New(a.cat.DB).Presence(ctx, digests)
 	if err != nil {
 		return err
 	}
@@ -55,7 +54,7 @@ func (a *adopter) adoptLayers(ctx context.Context) error {
 	rows := make([]catalog.AdoptRow, 0, min(len(a.blobs), rowsAtOnce))
 	for _, d := range slices.Sorted(maps.Keys(a.blobs)) {
 		f := a.blobs[d]
-		if f.is == catalog.Unknown || f.is == catalog.Deleting {
+		if f.is == repair.Unknown || f.is == repair.Deleting {
 			a.rep.Bytes += f.size
 		}
 		a.rep.Blobs++
@@ -80,7 +79,7 @@ func (a *adopter) refuse(ctx context.Context, d oci.Digest, f *foundBlob) error 
 		return nil
 	}
 	a.corrupt[d] = true
-	if _, err := a.cat.MarkAbsent(ctx, d, false); err != nil && !errors.Is(err, catalog.ErrNotFound) {
+	if _, err := repair.New(a.cat.DB).MarkAbsent(ctx, d, false); err != nil && !errors.Is(err, catalog.ErrNotFound) {
 		return err
 	}
 	return nil
@@ -88,7 +87,7 @@ func (a *adopter) refuse(ctx context.Context, d oci.Digest, f *foundBlob) error 
 
 // foundBlob is a blob in the storage, or the reason why it is not adopted.
 type foundBlob struct {
-	is             catalog.Presence
+	is             repair.Presence
 	size           int64
 	verified       bool
 	reason, detail string
@@ -100,7 +99,7 @@ func (f *foundBlob) damage() {
 }
 
 func (a *adopter) findBlob(ctx context.Context, d oci.Digest, f *foundBlob) error {
-	if f.is == catalog.Inline {
+	if f.is == repair.Inline {
 		return nil // the catalogue has its bytes
 	}
 	info, err := a.store.Stat(ctx, registry.BlobKey(d))
@@ -141,7 +140,7 @@ func (a *adopter) checkSizes(ctx context.Context, manifests []foundManifest) err
 	for i := range manifests {
 		for _, desc := range manifests[i].doc.Names().Blobs {
 			f := a.blobs[desc.Digest]
-			if f != nil && !f.verified && f.is != catalog.Inline && f.size != desc.Size {
+			if f != nil && !f.verified && f.is != repair.Inline && f.size != desc.Size {
 				doubtful[desc.Digest] = f
 			}
 		}

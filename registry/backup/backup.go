@@ -15,11 +15,10 @@ import (
 	"syscall"
 	"time"
 
-	"example.org/slipway/registry"
-
 	"example.org/slipway/internal/durable"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog/snapshot"
 	"example.org/slipway/registry/objstore/fsstore"
 )
 
@@ -165,7 +164,7 @@ func (b *maker) run(ctx context.Context) (err error) {
 		return err
 	}
 	t.step(func(rep *Report) { rep.Done = true })
-	if err := withSnapshot(ctx, filepath.Join(dir, registry.CatalogFile), func(s *catalog.Snapshot) error { return t.prune(ctx, s) }); err != nil {
+	if err := withSnapshot(ctx, filepath.Join(dir, registry.CatalogFile), func(s *snapshot.Snapshot) error { return t.prune(ctx, s) }); err != nil {
 		return err
 	}
 	return errors.Join(incomplete("backup", t.rep.Incomplete, t.rep.IncompleteTotal), b.neededPacks(ctx))
@@ -183,10 +182,10 @@ func (b *maker) draft(ctx context.Context) error {
 			return err
 		}
 		unborn := filepath.Join(b.dir, catalogUnborn)
-		if err := b.up.Catalog.Backup(ctx, unborn); err != nil {
+		if err := b.up.Catalog.DB.Backup(ctx, unborn); err != nil {
 			return err
 		}
-		d, err := catalog.OpenDraft(ctx, unborn, before)
+		d, err := snapshot.OpenDraft(ctx, unborn, before)
 		if err != nil {
 			return err
 		}
@@ -202,7 +201,7 @@ func (b *maker) draft(ctx context.Context) error {
 	}
 }
 
-func (b *maker) fillDraft(ctx context.Context, d *catalog.Draft, before string) error {
+func (b *maker) fillDraft(ctx context.Context, d *snapshot.Draft, before string) error {
 	if before != "" {
 		if err := checkReplaces(ctx, d, before, b.o); err != nil {
 			return err
@@ -229,8 +228,8 @@ func removeDraft(dir string) error {
 }
 
 // withSnapshot opens the catalogue's copy at path and calls fn with it.
-func withSnapshot(ctx context.Context, path string, fn func(*catalog.Snapshot) error) error {
-	s, err := catalog.OpenSnapshot(ctx, path)
+func withSnapshot(ctx context.Context, path string, fn func(*snapshot.Snapshot) error) error {
+	s, err := snapshot.Open(ctx, path)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/browse"
 )
 
 // Repository is what a registry holds in one repository.
@@ -26,8 +27,8 @@ func Repositories(ctx context.Context, reg *registry.Registry) ([]Repository, er
 	const page = 500
 	cat := reg.Upkeep().Catalog
 	var out []Repository
-	for q := (catalog.ImageQuery{Limit: page}); ; {
-		images, err := cat.Images(ctx, q)
+	for q := (browse.ImageQuery{Limit: page}); ; {
+		images, err := browse.New(cat.DB).Images(ctx, q)
 		if err != nil {
 			return nil, fmt.Errorf("list the images: %w", err)
 		}
@@ -53,7 +54,7 @@ func Repositories(ctx context.Context, reg *registry.Registry) ([]Repository, er
 
 // tagsByPush returns the tags of a repository. The one pushed first comes first.
 func tagsByPush(ctx context.Context, cat *catalog.Catalog, repo string) ([]catalog.TagInfo, error) {
-	infos, err := cat.RetentionInfos(ctx, repo, nil)
+	infos, err := cat.Retention.Infos(ctx, repo, nil)
 	tags := make([]catalog.TagInfo, len(infos))
 	for i, t := range infos { // newest first
 		tags[len(infos)-1-i] = t.TagInfo

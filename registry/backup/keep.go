@@ -11,14 +11,14 @@ import (
 	"slices"
 	"strings"
 
-	"example.org/slipway/registry"
-
-	"example.org/slipway/registry/manifest"
-	"example.org/slipway/registry/verify"
-
 	"example.org/slipway/oci"
+	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/repair"
+	"example.org/slipway/registry/catalog/snapshot"
+	"example.org/slipway/registry/manifest"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/verify"
 )
 
 // OtherRegistryError says that a directory holds the backup of another registry.
@@ -39,7 +39,7 @@ func (e *OtherRegistryError) Error() string {
 // ShrinkError says that a backup would hold far less than the earlier one does.
 type ShrinkError struct {
 	// Before and Now count the manifests, the contents and the tags of the two backups.
-	Before, Now catalog.Totals
+	Before, Now snapshot.Totals
 }
 
 func (e *ShrinkError) Error() string {
@@ -92,7 +92,7 @@ func earlierCatalog(ctx context.Context, dir string, replace bool) (string, erro
 // checkCatalog refuses a backup's catalogue that is damaged or was made by a newer program. It
 // changes nothing.
 func checkCatalog(ctx context.Context, path string) error {
-	return withSnapshot(ctx, path, func(s *catalog.Snapshot) error {
+	return withSnapshot(ctx, path, func(s *snapshot.Snapshot) error {
 		complaints, err := s.Integrity(ctx, false, 1)
 		if err == nil && len(complaints) > 0 {
 			err = fmt.Errorf("it is damaged: %s", complaints[0])
@@ -106,8 +106,8 @@ func checkCatalog(ctx context.Context, path string) error {
 
 // checkReplaces refuses a draft that may not replace the earlier backup, because that backup is of
 // another registry or holds far more.
-func checkReplaces(ctx context.Context, d *catalog.Draft, before string, o Options) error {
-	return withSnapshot(ctx, before, func(old *catalog.Snapshot) error {
+func checkReplaces(ctx context.Context, d *snapshot.Draft, before string, o Options) error {
+	return withSnapshot(ctx, before, func(old *snapshot.Snapshot) error {
 		theirs, _, err := old.Identity(ctx)
 		if err != nil {
 			return err
@@ -153,7 +153,7 @@ func shrunk(was, now int64) bool {
 // keepGood looks for good copies of what the registry has lost: in the objects of the earlier
 // backup, and in its catalogue. What has no good copy is recorded as missing, and the images that
 // need it as incomplete.
-func (b *maker) keepGood(ctx context.Context, d *catalog.Draft) error {
+func (b *maker) keepGood(ctx context.Context, d *snapshot.Draft) error {
 	looked := map[oci.Digest]bool{}
 	for _, c := range b.t.lost {
 		looked[c.Digest] = true
@@ -196,7 +196,7 @@ func (b *maker) keepGood(ctx context.Context, d *catalog.Draft) error {
 }
 
 // keepOld keeps the earlier backup's copy of a content, if it has a good one.
-func (t *transfer) keepOld(ctx context.Context, d *catalog.Draft, c catalog.StoredContent) (kept bool, err error) {
+func (t *transfer) keepOld(ctx context.Context, d *snapshot.Draft, c repair.StoredContent) (kept bool, err error) {
 	if !oci.ValidDigest(c.Digest) {
 		return false, nil
 	}
@@ -224,13 +224,13 @@ func (t *transfer) keepOld(ctx context.Context, d *catalog.Draft, c catalog.Stor
 
 // showKept shows a content wherever a manifest needs it, because the image may be newer than the
 // earlier backup.
-func showKept(ctx context.Context, d *catalog.Draft, digest oci.Digest) error {
+func showKept(ctx context.Context, d *snapshot.Draft, digest oci.Digest) error {
 	rows, err := d.NamedBy(ctx, digest)
 	if err != nil {
 		return err
 	}
 	for _, m := range rows {
-		if needed, err := needs(ctx, d.Snapshot, catalog.Gap{Manifest: m, Digest: digest}); err != nil {
+		if needed, err := needs(ctx, d.Snapshot, snapshot.Gap{Manifest: m, Digest: digest}); err != nil {
 			return err
 		} else if !needed {
 			continue
@@ -262,7 +262,7 @@ func (t *transfer) good(ctx context.Context, d oci.Digest) (size int64, good boo
 }
 
 // incompleteImages returns the images of the draft that lack something that a pull needs.
-func (b *maker) incompleteImages(ctx context.Context, d *catalog.Draft) ([]string, error) {
+func (b *maker) incompleteImages(ctx context.Context, d *snapshot.Draft) ([]string, error) {
 	const page = 100
 	images := map[string]bool{}
 	lacking := map[oci.Digest]bool{}
@@ -299,7 +299,7 @@ func (b *maker) incompleteImages(ctx context.Context, d *catalog.Draft) ([]strin
 
 // needs reports whether a manifest cannot be pulled without a content that it names. It can be
 // pulled without foreign layers, and without platforms of an index, which are checked separately.
-func needs(ctx context.Context, s *catalog.Snapshot, g catalog.Gap) (bool, error) {
+func needs(ctx context.Context, s *snapshot.Snapshot, g snapshot.Gap) (bool, error) {
 	if g.Digest == g.Manifest.Digest {
 		return true, nil
 	}
@@ -320,7 +320,7 @@ func needs(ctx context.Context, s *catalog.Snapshot, g catalog.Gap) (bool, error
 // RegistryOf returns the id of the registry whose backup is in dir. It returns "" for a backup made
 // before registries had ids.
 func RegistryOf(ctx context.Context, dir string) (id string, err error) {
-	err = withSnapshot(ctx, filepath.Join(dir, registry.CatalogFile), func(s *catalog.Snapshot) (err error) {
+	err = withSnapshot(ctx, filepath.Join(dir, registry.CatalogFile), func(s *snapshot.Snapshot) (err error) {
 		id, _, err = s.Identity(ctx)
 		return err
 	})

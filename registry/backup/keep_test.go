@@ -11,19 +11,16 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"example.org/slipway/registry/backup"
-
-	"example.org/slipway/registry/check"
-
-	"example.org/slipway/registry/registrytest"
-
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/backup"
+	"example.org/slipway/registry/catalog/repair"
+	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/objstore/objtest"
+	"example.org/slipway/registry/registrytest"
 )
 
 // TestBackupOfWhom backs one registry up into a directory that holds something else.
@@ -272,7 +269,7 @@ func TestBackupOfSuspects(t *testing.T) {
 			_, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{})
 			registrytest.NoError(t, err)
 			for _, d := range []oci.Digest{config.Digest, large.Digest} {
-				_, _, err := b.Cat.MarkSuspect(t.Context(), d)
+				_, _, err := repair.New(b.Cat.DB).MarkSuspect(t.Context(), d)
 				registrytest.NoError(t, err)
 			}
 			if damaged == "here" || damaged == "both" {
@@ -315,7 +312,7 @@ type damagedSource struct {
 	bad oci.Digest
 }
 
-func (s damagedSource) Content(ctx context.Context, d oci.Digest, images []catalog.Use) (io.ReadCloser, error) {
+func (s damagedSource) Content(ctx context.Context, d oci.Digest, images []repair.Use) (io.ReadCloser, error) {
 	if d == s.bad {
 		return io.NopCloser(iotest.ErrReader(oci.Errorf(oci.CodeDigestInvalid, "the registry delivered other bytes"))), nil
 	}

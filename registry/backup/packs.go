@@ -11,11 +11,10 @@ import (
 	"strings"
 
 	"example.org/slipway/registry"
-
-	"example.org/slipway/registry/verify"
-
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/registry/catalog/snapshot"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/verify"
 )
 
 // packTries is how often a backup starts again with a newer snapshot because packs were replaced,
@@ -25,8 +24,8 @@ const packTries = 5
 // copyPacks copies the packs that the destination lacks. A pack that is damaged, cannot be read or
 // is gone at the source does not stop the copy: its content is made again from the layers. Packs
 // that are gone are counted, and unreadable packs reported; see neededPacks for dropped layers.
-func (t *transfer) copyPacks(ctx context.Context, s *catalog.Snapshot) error {
-	return inPages(ctx, t.parallel, "packs", s.Packs, func(p catalog.PackObject) int64 { return p.ID }, func(ctx context.Context, p catalog.PackObject) error {
+func (t *transfer) copyPacks(ctx context.Context, s *snapshot.Snapshot) error {
+	return inPages(ctx, t.parallel, "packs", s.Packs, func(p snapshot.PackObject) int64 { return p.ID }, func(ctx context.Context, p snapshot.PackObject) error {
 		if err := t.copyPack(ctx, p); err != nil {
 			return fmt.Errorf("copy pack %x: %w", p.Digest, err)
 		}
@@ -34,7 +33,7 @@ func (t *transfer) copyPacks(ctx context.Context, s *catalog.Snapshot) error {
 	})
 }
 
-func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err error) {
+func (t *transfer) copyPack(ctx context.Context, p snapshot.PackObject) (err error) {
 	key := packKey(p.Digest)
 	info, err := t.dst.Stat(ctx, key)
 	if err == nil && info.Size == p.Size {
@@ -68,7 +67,7 @@ func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err erro
 	}
 	t.step(func(rep *Report) {
 		rep.Bytes, rep.CopiedBytes = rep.Bytes+n, rep.CopiedBytes+n
-		if err == nil && catalog.GearName(sum.Sum(nil)) != p.Digest {
+		if err == nil && gearfacts.Name(sum.Sum(nil)) != p.Digest {
 			t.without = append(t.without, p.Digest)
 		}
 	})
@@ -94,7 +93,7 @@ func (p packSource) Read(b []byte) (int, error) {
 }
 
 // unread notes that a pack could not be read, unless ctx is done.
-func (t *transfer) unread(ctx context.Context, pack catalog.GearName, err error) error {
+func (t *transfer) unread(ctx context.Context, pack gearfacts.Name, err error) error {
 	if ctx.Err() != nil {
 		return err
 	}
@@ -108,7 +107,7 @@ func (t *transfer) unread(ctx context.Context, pack catalog.GearName, err error)
 	return nil
 }
 
-func packKey(pack catalog.GearName) string { return registry.PackPrefix + hex.EncodeToString(pack[:]) }
+func packKey(pack gearfacts.Name) string { return registry.PackPrefix + hex.EncodeToString(pack[:]) }
 
 // NeededPacksError says that packs which dropped layers consist of could not be read.
 type NeededPacksError struct {
@@ -126,7 +125,7 @@ func (e *NeededPacksError) Error() string {
 func (b *maker) neededPacks(ctx context.Context) error {
 	var e NeededPacksError
 	for _, pack := range b.t.without {
-		needed, err := b.up.Catalog.PackNeeded(ctx, pack)
+		needed, err := gearfacts.NewRecipes(b.up.Catalog.DB).PackNeeded(ctx, pack)
 		if err != nil {
 			return fmt.Errorf("find out what a pack is needed for: %w", err)
 		}
@@ -144,13 +143,13 @@ func (b *maker) neededPacks(ctx context.Context) error {
 }
 
 // prunePacks removes the packs that the snapshot does not name.
-func (t *transfer) prunePacks(ctx context.Context, s *catalog.Snapshot) error {
+func (t *transfer) prunePacks(ctx context.Context, s *snapshot.Snapshot) error {
 	for info, err := range t.dst.List(ctx, registry.PackPrefix, "") {
 		if err != nil {
 			return fmt.Errorf("look for packs the backup does not need: %w", err)
 		}
 		b, err := hex.DecodeString(strings.TrimPrefix(info.Key, registry.PackPrefix))
-		var digest catalog.GearName
+		var digest gearfacts.Name
 		if err != nil || len(b) != len(digest) {
 			continue // not a pack of this registry
 		}

@@ -8,15 +8,13 @@ import (
 	"slices"
 	"testing"
 
-	"example.org/slipway/registry/backup"
-
-	"example.org/slipway/registry/registrytest"
-
 	"example.org/slipway/registry"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/backup"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/fsstore"
 	"example.org/slipway/registry/objstore/memstore"
+	"example.org/slipway/registry/registrytest"
 )
 
 // hookedKey is a store that calls a function before it reads a key.
@@ -106,12 +104,12 @@ func TestBackupWhileSettling(t *testing.T) {
 	key, p := registrytest.NewPack("the same, settled", 1)
 	store.key, store.then = old, func() {
 		store.key = ""
-		packs, err := b.Cat.GearPacks(t.Context(), 0, 1)
+		packs, err := gearfacts.NewFiles(b.Cat.DB).Packs(t.Context(), 0, 1)
 		if err != nil || len(packs) != 1 {
 			t.Fatalf("got packs %v, %v", packs, err)
 		}
 		err = errors.Join(b.Store.Put(t.Context(), key, []byte("the same, settled"), true),
-			b.Cat.MoveGear(t.Context(), "", []catalog.NewGearPack{p}, []int64{packs[0].ID}, b.Clock.Now()),
+			gearfacts.NewFiles(b.Cat.DB).Move(t.Context(), "", []gearfacts.NewPack{p}, []int64{packs[0].ID}, b.Clock.Now()),
 			b.Store.Delete(t.Context(), old))
 		if err != nil {
 			t.Fatal(err)

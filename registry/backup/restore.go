@@ -13,10 +13,11 @@ import (
 	"slices"
 	"syscall"
 
-	"example.org/slipway/registry"
-
 	"example.org/slipway/internal/durable"
+	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
+	"example.org/slipway/registry/catalog/snapshot"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/fsstore"
 )
@@ -76,7 +77,7 @@ func restore(ctx context.Context, dir string, o RestoreOptions, t *transfer) (er
 	}
 	defer func() { err = errors.Join(err, src.Close(), lock.Close()) }()
 	var lacking []string
-	err = withSnapshot(ctx, filepath.Join(dir, registry.CatalogFile), func(s *catalog.Snapshot) (err error) {
+	err = withSnapshot(ctx, filepath.Join(dir, registry.CatalogFile), func(s *snapshot.Snapshot) (err error) {
 		lacking, err = s.Incomplete(ctx)
 		return err
 	})
@@ -115,7 +116,7 @@ func intoRoot(root string, claim func() (func() error, error), fill func(Target)
 func (t *transfer) fill(ctx context.Context, dir string, to Target, allowDamaged bool, lacking []string) error {
 	t.dst = to.Store
 	file := filepath.Join(dir, registry.CatalogFile)
-	err := withSnapshot(ctx, file, func(s *catalog.Snapshot) (err error) {
+	err := withSnapshot(ctx, file, func(s *snapshot.Snapshot) (err error) {
 		if err := keepStoreID(ctx, s, to.Store); err != nil {
 			return err
 		}
@@ -144,7 +145,7 @@ func (t *transfer) fill(ctx context.Context, dir string, to Target, allowDamaged
 
 // imagesOfLost adds the contents without a good copy to the report, and adds the images that need
 // them to the incomplete images.
-func (t *transfer) imagesOfLost(ctx context.Context, s *catalog.Snapshot, images []string) ([]string, error) {
+func (t *transfer) imagesOfLost(ctx context.Context, s *snapshot.Snapshot, images []string) ([]string, error) {
 	for _, c := range t.lost {
 		t.damaged(c.Digest)
 		uses, err := s.Uses(ctx, c.Digest, maxListed)
@@ -194,11 +195,11 @@ func MoveCatalog(ctx context.Context, file string, to *catalog.Catalog) (err err
 		return err
 	}
 	defer func() { err = errors.Join(err, from.Close()) }()
-	return catalog.Move(ctx, from, to, nil)
+	return engine.Move(ctx, from.DB, to.DB, nil)
 }
 
 // keepStoreID gives a restored store the id of the registry whose backup it is.
-func keepStoreID(ctx context.Context, s *catalog.Snapshot, dst objstore.Store) error {
+func keepStoreID(ctx context.Context, s *snapshot.Snapshot, dst objstore.Store) error {
 	id, _, err := s.Identity(ctx)
 	if err != nil || id == "" {
 		return err

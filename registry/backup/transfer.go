@@ -8,15 +8,15 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/registry"
-
-	"example.org/slipway/registry/verify"
-
 	"golang.org/x/sync/errgroup"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/registry/catalog/repair"
+	"example.org/slipway/registry/catalog/snapshot"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/verify"
 )
 
 const (
@@ -39,12 +39,12 @@ type transfer struct {
 
 	mu    sync.Mutex // guards the fields below
 	rep   Report
-	lost  []catalog.StoredContent // contents of which the source has no good copy
+	lost  []repair.StoredContent // contents of which the source has no good copy
 	shown time.Time
 	gone  int // packs that had vanished from the source
 	// without are the packs of which there is no good copy, because they had vanished, could not be
 	// read or are damaged.
-	without []catalog.GearName
+	without []gearfacts.Name
 }
 
 func newTransfer(src objstore.Store, parallel int, progress func(Report)) *transfer {
@@ -75,7 +75,7 @@ func (t *transfer) finish() Report {
 
 // copyAll copies the objects that the destination lacks. It notes those that are damaged at the
 // source, and still copies the others.
-func (t *transfer) copyAll(ctx context.Context, s *catalog.Snapshot) error {
+func (t *transfer) copyAll(ctx context.Context, s *snapshot.Snapshot) error {
 	n, err := s.Totals(ctx)
 	if err != nil {
 		return fmt.Errorf("count the contents: %w", err)
@@ -91,16 +91,16 @@ func (t *transfer) copyAll(ctx context.Context, s *catalog.Snapshot) error {
 	if err := t.copyPacks(ctx, s); err != nil { // first, because they may be replaced meanwhile
 		return err
 	}
-	err = inPages(ctx, 1, "small contents", s.Inlines, func(c catalog.InlineContent) int64 { return c.ID }, func(_ context.Context, c catalog.InlineContent) error {
+	err = inPages(ctx, 1, "small contents", s.Inlines, func(c snapshot.InlineContent) int64 { return c.ID }, func(_ context.Context, c snapshot.InlineContent) error {
 		if !oci.ValidDigest(c.Digest) || c.Digest.Algorithm().FromBytes(c.Bytes) != c.Digest {
-			t.lose(catalog.StoredContent{Digest: c.Digest, Inline: true})
+			t.lose(repair.StoredContent{Digest: c.Digest, Inline: true})
 		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	return inPages(ctx, t.parallel, "objects", s.Objects, func(c catalog.StoredContent) int64 { return c.ID }, func(ctx context.Context, c catalog.StoredContent) error {
+	return inPages(ctx, t.parallel, "objects", s.Objects, func(c repair.StoredContent) int64 { return c.ID }, func(ctx context.Context, c repair.StoredContent) error {
 		if err := t.copyObject(ctx, c); err != nil {
 			return fmt.Errorf("copy %s: %w", c.Digest, err)
 		}
@@ -132,7 +132,7 @@ func inPages[T any](ctx context.Context, parallel int, what string, list func(ct
 	}
 }
 
-func (t *transfer) copyObject(ctx context.Context, c catalog.StoredContent) (err error) {
+func (t *transfer) copyObject(ctx context.Context, c repair.StoredContent) (err error) {
 	if !oci.ValidDigest(c.Digest) {
 		t.lose(c)
 		return nil
@@ -186,7 +186,7 @@ func (t *transfer) copyObject(ctx context.Context, c catalog.StoredContent) (err
 }
 
 // lose notes a content of which the source has no good copy.
-func (t *transfer) lose(c catalog.StoredContent) {
+func (t *transfer) lose(c repair.StoredContent) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.lost = append(t.lost, c)
@@ -203,7 +203,7 @@ func (t *transfer) damaged(d oci.Digest) {
 }
 
 // prune removes the objects that nothing in the snapshot needs.
-func (t *transfer) prune(ctx context.Context, s *catalog.Snapshot) error {
+func (t *transfer) prune(ctx context.Context, s *snapshot.Snapshot) error {
 	const batch = 500
 	keys := make([]string, 0, batch)
 	flush := func() error {
@@ -218,12 +218,12 @@ func (t *transfer) prune(ctx context.Context, s *catalog.Snapshot) error {
 			return err
 		}
 		for _, d := range digests {
-			if is[d] == catalog.Object {
+			if is[d] == repair.Object {
 				continue
 			}
 			// If a manifest names a content and the backup lacks it, a copy of it may be the last
 			// one, whatever its state.
-			if named, err := s.Named(ctx, d); err != nil || named && is[d] != catalog.Inline {
+			if named, err := s.Named(ctx, d); err != nil || named && is[d] != repair.Inline {
 				if err != nil {
 					return err
 				}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog/engine"
 )
 
 // AdoptRow is something found in a storage that another registry wrote: exactly
@@ -34,9 +35,9 @@ type Adopted struct{ Blobs, Manifests, Tags int }
 // manifests; one whose manifest is not recorded is passed over. Everything is
 // queued for the collector as after a push.
 func (c *Catalog) Adopt(ctx context.Context, rows []AdoptRow) (n Adopted, err error) {
-	err = c.db.write(ctx, func(t *tx) error {
-		a := adoption{t: t, now: t.now(), repos: map[string]int64{}}
-		a.due = a.now + c.grace.Milliseconds()
+	err = c.DB.Write(ctx, func(t *engine.Tx) error {
+		a := adoption{t: t, now: t.Now(), repos: map[string]int64{}}
+		a.due = a.t.Due()
 		for i := range rows {
 			if err := a.row(&rows[i]); err != nil {
 				return err
@@ -50,7 +51,7 @@ func (c *Catalog) Adopt(ctx context.Context, rows []AdoptRow) (n Adopted, err er
 
 // adoption is one transaction of Adopt.
 type adoption struct {
-	t        *tx
+	t        *engine.Tx
 	now, due int64
 	repos    map[string]int64
 	n        Adopted
@@ -60,7 +61,7 @@ func (a *adoption) row(row *AdoptRow) error {
 	repoID, ok := a.repos[row.Repo]
 	if !ok {
 		var err error
-		if repoID, err = a.t.repository(row.Repo, a.now); err != nil {
+		if repoID, err = Repository(a.t, row.Repo, a.now); err != nil {
 			return err
 		}
 		a.repos[row.Repo] = repoID
@@ -77,24 +78,24 @@ func (a *adoption) row(row *AdoptRow) error {
 func (a *adoption) blob(repoID int64, b Blob) error {
 	// Nobody has compared the bytes with the digest, so a row that is there stays as it is.
 	var id int64
-	err := a.t.row(`SELECT id FROM blobs WHERE digest = ? AND state = 1`, []any{string(b.Digest)}, &id)
+	err := a.t.Row(`SELECT id FROM blobs WHERE digest = ? AND state = 1`, []any{string(b.Digest)}, &id)
 	if err == ErrNotFound {
-		id, err = a.t.store(b, a.now)
+		id, err = store(a.t, b, a.now)
 	}
 	if err != nil {
 		return err
 	}
 	var n int
-	if err := a.t.row(`SELECT COUNT(*) FROM links WHERE repo_id = ? AND blob_id = ?`, []any{repoID, id}, &n); err != nil || n > 0 {
+	if err := a.t.Row(`SELECT COUNT(*) FROM links WHERE repo_id = ? AND blob_id = ?`, []any{repoID, id}, &n); err != nil || n > 0 {
 		return err
 	}
 	a.n.Blobs++
-	return a.t.link(repoID, id, a.now, a.due)
+	return Link(a.t, repoID, id, a.now, a.due)
 }
 
 func (a *adoption) manifest(repoID int64, row *AdoptRow) error {
 	var n int
-	err := a.t.row(`SELECT COUNT(*) FROM manifests m JOIN blobs b ON b.id = m.blob_id AND b.state = 1 WHERE m.repo_id = ? AND b.digest = ?`,
+	err := a.t.Row(`SELECT COUNT(*) FROM manifests m JOIN blobs b ON b.id = m.blob_id AND b.state = 1 WHERE m.repo_id = ? AND b.digest = ?`,
 		[]any{repoID, string(row.Manifest.Digest)}, &n)
 	if err != nil || n > 0 {
 		return err
@@ -107,20 +108,20 @@ func (a *adoption) manifest(repoID int64, row *AdoptRow) error {
 		}
 		annotations = string(b)
 	}
-	id, blobID, err := a.t.insertManifest(repoID, NewManifest{Manifest: *row.Manifest}, annotations, row.At.UnixMilli())
+	id, blobID, err := insertManifest(a.t, repoID, NewManifest{Manifest: *row.Manifest}, annotations, row.At.UnixMilli())
 	if err != nil {
 		return err
 	}
 	a.n.Manifests++
-	if err := a.t.nameOptional(repoID, id, row.Named, a.now); err != nil {
+	if err := NameOptional(a.t, repoID, id, row.Named, a.now); err != nil {
 		return err
 	}
-	return a.t.enqueue(gcManifest, repoID, blobID, a.due)
+	return Enqueue(a.t, GCManifest, repoID, blobID, a.due)
 }
 
 func (a *adoption) tag(repoID int64, row *AdoptRow) error {
 	var id int64
-	err := a.t.row(`SELECT m.id FROM manifests m JOIN blobs b ON b.id = m.blob_id WHERE m.repo_id = ? AND b.digest = ?`,
+	err := a.t.Row(`SELECT m.id FROM manifests m JOIN blobs b ON b.id = m.blob_id WHERE m.repo_id = ? AND b.digest = ?`,
 		[]any{repoID, string(row.Target)}, &id)
 	if err == ErrNotFound {
 		return nil
@@ -130,12 +131,12 @@ func (a *adoption) tag(repoID int64, row *AdoptRow) error {
 	}
 	var newer int
 	at := row.At.UnixMilli()
-	err = a.t.row(`SELECT COUNT(*) FROM tags WHERE repo_id = ? AND name = ? AND (updated_at >= ? OR manifest_id = ?)`,
+	err = a.t.Row(`SELECT COUNT(*) FROM tags WHERE repo_id = ? AND name = ? AND (updated_at >= ? OR manifest_id = ?)`,
 		[]any{repoID, row.Tag, at, id}, &newer)
 	if err != nil || newer > 0 {
 		return err
 	}
 	a.n.Tags++
-	_, err = a.t.setTag(row.Repo, repoID, id, row.Tag, at, a.due)
+	_, err = setTag(a.t, row.Repo, repoID, id, row.Tag, at, a.due)
 	return err
 }

@@ -1,4 +1,4 @@
-package catalog
+package catalog_test
 
 import (
 	"errors"
@@ -8,13 +8,17 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/browse"
+	"example.org/slipway/registry/catalog/catalogtest"
+	"example.org/slipway/registry/catalog/engine"
 )
 
 // TestBrowse checks that repositories and tags are found by a part of their names, with their
 // descriptions.
 func TestBrowse(t *testing.T) {
-	onBoth(t, func(t *testing.T, b *bed) {
-		c, ctx := b.open(t, nil), t.Context()
+	servers.OnBoth(t, func(t *testing.T, b *catalogtest.Bed) {
+		c, ctx := open(t, b, nil), t.Context()
 		for _, s := range []string{
 			`INSERT INTO repositories (id, name, created_at) VALUES (1, 'lib/app', 0), (2, 'lib/under_score', 0), (3, 'other', 0)`,
 			`INSERT INTO blobs (id, digest, size, state, content, created_at) VALUES (1, 'sha256:m', 10, 1, '{}', 0), (2, 'sha256:i', 20, 1, '{}', 0), (3, 'sha256:l', 300, 1, NULL, 0), (4, 'sha256:x', 4000, 0, NULL, 0)`,
@@ -23,37 +27,37 @@ func TestBrowse(t *testing.T) {
 			`INSERT INTO refs (repo_id, blob_id, manifest_id) VALUES (1, 3, 1), (1, 4, 1), (1, 1, 2)`,
 			`INSERT INTO tags (repo_id, name, manifest_id, updated_at, pulled_at) VALUES (1, 'V1', 1, 5000, 0), (1, 'all', 2, 4000, 8000), (1, 'all_2', 2, 3000, 0)`,
 		} {
-			if err := c.db.write(ctx, func(t *tx) error { _, err := t.exec(s); return err }); err != nil {
+			if err := c.DB.Write(ctx, func(t *engine.Tx) error { _, err := t.Exec(s); return err }); err != nil {
 				t.Fatal(s, err)
 			}
 		}
 		for text, want := range map[string][]string{"": {"lib/app", "lib/under_score", "other"}, "APP": {"lib/app"}, "_": {"lib/under_score"}, "%": nil, "!": nil, "b/": {"lib/app", "lib/under_score"}} {
-			if got, err := c.SearchRepositories(ctx, text, "", 9); err != nil || !slices.Equal(got, want) {
+			if got, err := browse.New(c.DB).SearchRepositories(ctx, text, "", 9); err != nil || !slices.Equal(got, want) {
 				t.Errorf("%q finds %q, %v", text, got, err)
 			}
 		}
-		if got, err := c.SearchRepositories(ctx, "b/", "lib/app", 9); err != nil || !slices.Equal(got, []string{"lib/under_score"}) {
+		if got, err := browse.New(c.DB).SearchRepositories(ctx, "b/", "lib/app", 9); err != nil || !slices.Equal(got, []string{"lib/under_score"}) {
 			t.Errorf("behind lib/app are %q, %v", got, err)
 		}
-		info, err := c.RepositoryInfo(ctx, "lib/app", 100)
-		if want := (RepositoryInfo{Tags: 3, Bytes: 330, Pushed: fromMillis(5000), LastPull: fromMillis(9000)}); err != nil || info != want {
+		info, err := browse.New(c.DB).RepositoryInfo(ctx, "lib/app", 100)
+		if want := (browse.RepositoryInfo{Tags: 3, Bytes: 330, Pushed: engine.FromMillis(5000), LastPull: engine.FromMillis(9000)}); err != nil || info != want {
 			t.Errorf("lib/app is %+v, %v", info, err)
 		}
-		if info, err = c.RepositoryInfo(ctx, "lib/app", 2); err != nil || !info.Partial || info.Tags != 2 {
+		if info, err = browse.New(c.DB).RepositoryInfo(ctx, "lib/app", 2); err != nil || !info.Partial || info.Tags != 2 {
 			t.Errorf("a part of lib/app is %+v, %v", info, err)
 		}
-		if info, err = c.RepositoryInfo(ctx, "other", 2); err != nil || info != (RepositoryInfo{}) {
+		if info, err = browse.New(c.DB).RepositoryInfo(ctx, "other", 2); err != nil || info != (browse.RepositoryInfo{}) {
 			t.Errorf("other is %+v, %v", info, err)
 		}
-		if _, err = c.RepositoryInfo(ctx, "none", 2); !errors.Is(err, ErrNoRepository) {
+		if _, err = browse.New(c.DB).RepositoryInfo(ctx, "none", 2); !errors.Is(err, catalog.ErrNoRepository) {
 			t.Errorf("none is %v", err)
 		}
 		for _, q := range []struct {
-			q    TagQuery
+			q    browse.TagQuery
 			want []string
-		}{{TagQuery{Limit: 9}, []string{"V1", "all", "all_2"}}, {TagQuery{Limit: 1, From: 1}, []string{"all"}}, {TagQuery{Limit: 9, Text: "v"}, []string{"V1"}},
-			{TagQuery{Limit: 9, Text: "_"}, []string{"all_2"}}, {TagQuery{Limit: 9, ByName: true, Text: "ALL"}, []string{"all", "all_2"}}} {
-			list, err := c.ListTags(ctx, "lib/app", q.q)
+		}{{browse.TagQuery{Limit: 9}, []string{"V1", "all", "all_2"}}, {browse.TagQuery{Limit: 1, From: 1}, []string{"all"}}, {browse.TagQuery{Limit: 9, Text: "v"}, []string{"V1"}},
+			{browse.TagQuery{Limit: 9, Text: "_"}, []string{"all_2"}}, {browse.TagQuery{Limit: 9, ByName: true, Text: "ALL"}, []string{"all", "all_2"}}} {
+			list, err := browse.New(c.DB).ListTags(ctx, "lib/app", q.q)
 			var got []string
 			for _, e := range list {
 				got = append(got, e.Name)
@@ -65,14 +69,14 @@ func TestBrowse(t *testing.T) {
 				t.Errorf("%+v finds %q, %v", q.q, got, err)
 			}
 		}
-		u, err := c.ManifestUse(ctx, "lib/app", "sha256:m", 1)
+		u, err := browse.New(c.DB).ManifestUse(ctx, "lib/app", "sha256:m", 1)
 		if err != nil || u.Size != 310 || u.Missing != 1 || !slices.Equal(u.Tags, []string{"V1"}) || !slices.Equal(u.Indexes, []oci.Digest{"sha256:i"}) || u.MoreTags || u.MoreIndexes {
 			t.Errorf("the use is %+v, %v", u, err)
 		}
-		if u, err = c.ManifestUse(ctx, "lib/app", "sha256:i", 1); err != nil || !u.MoreTags || !u.LastPull.Equal(fromMillis(9000)) || u.Indexes != nil {
+		if u, err = browse.New(c.DB).ManifestUse(ctx, "lib/app", "sha256:i", 1); err != nil || !u.MoreTags || !u.LastPull.Equal(engine.FromMillis(9000)) || u.Indexes != nil {
 			t.Errorf("the use is %+v, %v", u, err)
 		}
-		if _, err = c.ManifestUse(ctx, "other", "sha256:i", 1); !errors.Is(err, ErrNotFound) {
+		if _, err = browse.New(c.DB).ManifestUse(ctx, "other", "sha256:i", 1); !errors.Is(err, catalog.ErrNotFound) {
 			t.Errorf("the use is %v", err)
 		}
 	})
@@ -81,9 +85,9 @@ func TestBrowse(t *testing.T) {
 // TestBrowseSpeed checks that a page of repositories is quick however many there are.
 func TestBrowseSpeed(t *testing.T) {
 	c, ctx := openTest(t, nil), t.Context()
-	c.fill(t, 10_000)
-	err := c.db.write(ctx, func(t *tx) error {
-		_, err := t.exec(`WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM s WHERE i < 10000)
+	fill(c, t, 10_000)
+	err := c.DB.Write(ctx, func(t *engine.Tx) error {
+		_, err := t.Exec(`WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM s WHERE i < 10000)
 			INSERT INTO repositories (id, name, created_at) SELECT 1000 + i, printf('team/of/people/app-%05d', i), 0 FROM s`)
 		return err
 	})
@@ -94,12 +98,12 @@ func TestBrowseSpeed(t *testing.T) {
 		best := time.Hour
 		for range 3 { // other processes may use the processors, too
 			began := time.Now()
-			names, err := c.SearchRepositories(ctx, q[0], q[1], 51)
+			names, err := browse.New(c.DB).SearchRepositories(ctx, q[0], q[1], 51)
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, name := range names {
-				if _, err := c.RepositoryInfo(ctx, name, 2000); err != nil {
+				if _, err := browse.New(c.DB).RepositoryInfo(ctx, name, 2000); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -5,18 +5,19 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog/engine"
 )
 
 // Due tells whether a repository shows a blob, or has a manifest, and when the
 // collector is going to look whether something needs it; zero: it is not in the
 // collector's queue. What is put there later is due a grace period after that.
-func (c *Catalog) Due(ctx context.Context, repo string, d oci.Digest, manifest bool) (here bool, due time.Time, err error) {
-	table, kinds := "links", []any{gcBlob, gcBlob}
+func (c *Garbage) Due(ctx context.Context, repo string, d oci.Digest, manifest bool) (here bool, due time.Time, err error) {
+	table, kinds := "links", []any{GCBlob, GCBlob}
 	if manifest {
-		table, kinds = "manifests", []any{gcManifest, gcPart}
+		table, kinds = "manifests", []any{GCManifest, gcPart}
 	}
 	var at int64
-	err = c.db.row(ctx, `SELECT COALESCE((SELECT MIN(q.due_at) FROM gc_queue q WHERE q.kind IN (?, ?) AND q.repo_id = r.id AND q.blob_id = b.id), 0)
+	err = c.DB.Row(ctx, `SELECT COALESCE((SELECT MIN(q.due_at) FROM gc_queue q WHERE q.kind IN (?, ?) AND q.repo_id = r.id AND q.blob_id = b.id), 0)
 		FROM repositories r
 		JOIN blobs b ON b.digest = ? AND b.state = 1
 		JOIN `+table+` x ON x.repo_id = r.id AND x.blob_id = b.id
@@ -24,5 +25,5 @@ func (c *Catalog) Due(ctx context.Context, repo string, d oci.Digest, manifest b
 	if err == ErrNotFound {
 		return false, time.Time{}, nil
 	}
-	return err == nil, fromMillis(at), err
+	return err == nil, engine.FromMillis(at), err
 }

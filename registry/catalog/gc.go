@@ -4,9 +4,11 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"sync"
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog/engine"
 )
 
 // Unlinked is a blob or manifest that a collection step removed from a
@@ -72,39 +74,49 @@ type Candidate struct {
 	inline, present bool
 }
 
-var errDryRun = newVerdict("dry run")
+// Garbage is what may have become garbage, and its way out. All methods may run
+// concurrently.
+type Garbage struct {
+	DB *engine.DB
+
+	mu sync.Mutex
+	// deleters are the names under which BeginDeleting was called.
+	deleters map[string]bool
+}
+
+var errDryRun = engine.NewVerdict("dry run")
 
 // Collect looks at the candidates that are due and removes those that nothing
 // needs. Its cost depends on their number and not on the catalogue's size. last
 // is the last candidate looked at, for dry runs.
-func (c *Catalog) Collect(ctx context.Context, o CollectOptions) (out Collected, last *Candidate, err error) {
+func (c *Garbage) Collect(ctx context.Context, o CollectOptions) (out Collected, last *Candidate, err error) {
 	if o.Max <= 0 {
 		o.Max = 256
 	}
 	if o.DryRun && o.Untagged {
-		ctx = whole(ctx)
+		ctx = engine.Whole(ctx)
 	}
-	err = c.db.write(ctx, func(t *tx) error {
+	err = c.DB.Write(ctx, func(t *engine.Tx) error {
 		out, last = Collected{}, nil
 		if o.DryRun && o.Untagged && o.After == nil {
-			if err := c.queueUntagged(t); err != nil {
+			if err := queueUntagged(t); err != nil {
 				return err
 			}
 		}
-		candidates, err := t.due(o)
+		candidates, err := dueCandidates(t, o)
 		if err != nil {
 			return err
 		}
 		out.Examined = len(candidates)
 		for i := range candidates {
 			last = &candidates[i]
-			if err := c.collectOne(t, last, o, &out); err != nil {
+			if err := collectOne(t, last, o, &out); err != nil {
 				return err
 			}
 		}
 		if o.DryRun {
-			t.dirty = true
-			if err := c.follow(t, o, &out); err != nil {
+			t.MarkDirty()
+			if err := follow(t, o, &out); err != nil {
 				return err
 			}
 			return errDryRun // undoes everything
@@ -123,18 +135,18 @@ const dueFreed = -1
 
 // follow looks at what a dry run has freed, and what that frees in turn, for as
 // long as other changes may wait for it.
-func (c *Catalog) follow(t *tx, o CollectOptions, out *Collected) error {
+func follow(t *engine.Tx, o CollectOptions, out *Collected) error {
 	out.Cut = out.Examined == o.Max
 	out.Freed = &Collected{}
 	o.Before, o.After = time.UnixMilli(0), &Candidate{due: dueFreed - 1}
 	for left := max(o.Max-out.Examined, minFollow); left > 0; {
 		o.Max = left
-		candidates, err := t.due(o)
+		candidates, err := dueCandidates(t, o)
 		if err != nil || len(candidates) == 0 {
 			return err
 		}
 		for i := range candidates {
-			if err := c.collectOne(t, &candidates[i], o, out.Freed); err != nil {
+			if err := collectOne(t, &candidates[i], o, out.Freed); err != nil {
 				return err
 			}
 		}
@@ -148,13 +160,13 @@ func (c *Catalog) follow(t *tx, o CollectOptions, out *Collected) error {
 // minFollow is how many freed candidates a dry run looks at in any case.
 const minFollow = 1024
 
-func (t *tx) due(o CollectOptions) ([]Candidate, error) {
+func dueCandidates(t *engine.Tx, o CollectOptions) ([]Candidate, error) {
 	after := Candidate{due: dueFreed}
 	if o.After != nil {
 		after = *o.After
 	}
 	var out []Candidate
-	err := t.rows(`SELECT q.kind, q.repo_id, q.blob_id, q.due_at, COALESCE(r.name, ''), COALESCE(b.digest, ''), COALESCE(b.size, 0), b.content IS NOT NULL, COALESCE(b.state, 0) <> 0
+	err := t.Rows(`SELECT q.kind, q.repo_id, q.blob_id, q.due_at, COALESCE(r.name, ''), COALESCE(b.digest, ''), COALESCE(b.size, 0), b.content IS NOT NULL, COALESCE(b.state, 0) <> 0
 		FROM gc_queue q LEFT JOIN repositories r ON r.id = q.repo_id LEFT JOIN blobs b ON b.id = q.blob_id
 		WHERE q.due_at < ? AND (q.due_at, q.kind, q.repo_id, q.blob_id) > (?, ?, ?, ?)
 		ORDER BY q.due_at, q.kind, q.repo_id, q.blob_id LIMIT ?`,
@@ -167,62 +179,62 @@ func (t *tx) due(o CollectOptions) ([]Candidate, error) {
 	return out, err
 }
 
-func (c *Catalog) collectOne(t *tx, d *Candidate, o CollectOptions, out *Collected) error {
-	if _, err := t.exec(`DELETE FROM gc_queue WHERE kind = ? AND repo_id = ? AND blob_id = ?`, d.kind, d.repoID, d.blobID); err != nil {
+func collectOne(t *engine.Tx, d *Candidate, o CollectOptions, out *Collected) error {
+	if _, err := t.Exec(`DELETE FROM gc_queue WHERE kind = ? AND repo_id = ? AND blob_id = ?`, d.kind, d.repoID, d.blobID); err != nil {
 		return err
 	}
 	var err error
 	switch {
 	case d.digest == "": // its content went by way of another repository
-	case d.kind == gcBlob:
-		err = c.collectBlob(t, d, o, out)
+	case d.kind == GCBlob:
+		err = collectBlob(t, d, o, out)
 	case (o.Untagged || d.kind == gcPart) && (o.KeepUntagged == nil || !o.KeepUntagged(d.repo)):
-		err = c.collectManifest(t, d, o, out)
+		err = collectManifest(t, d, o, out)
 	}
 	if err != nil {
 		return err
 	}
-	return t.dropRepository(d.repoID)
+	return DropRepository(t, d.repoID)
 }
 
-func (c *Catalog) collectBlob(t *tx, d *Candidate, o CollectOptions, out *Collected) error {
-	needed, linked, err := t.blobNeeded(d)
+func collectBlob(t *engine.Tx, d *Candidate, o CollectOptions, out *Collected) error {
+	needed, linked, err := blobNeeded(t, d)
 	if err != nil || needed {
 		return err
 	}
 	if linked {
 		if o.Keep != nil {
 			if until, keep := o.Keep(d.repo, d.digest); keep {
-				return t.enqueue(gcBlob, d.repoID, d.blobID, until.UnixMilli())
+				return Enqueue(t, GCBlob, d.repoID, d.blobID, until.UnixMilli())
 			}
 		}
-		err = t.unlink(d, out)
+		err = unlink(t, d, out)
 	} else { // it may be absent
-		err = t.revokeGear(d.repoID, d.blobID)
+		err = revokeGear(t, d.repoID, d.blobID)
 	}
 	if err != nil {
 		return err
 	}
-	return t.dropContent(d, out)
+	return dropContent(t, d, out)
 }
 
 // unlink makes a repository not show a blob any more.
-func (t *tx) unlink(d *Candidate, out *Collected) error {
-	if _, err := t.exec(`DELETE FROM links WHERE repo_id = ? AND blob_id = ?`, d.repoID, d.blobID); err != nil {
+func unlink(t *engine.Tx, d *Candidate, out *Collected) error {
+	if _, err := t.Exec(`DELETE FROM links WHERE repo_id = ? AND blob_id = ?`, d.repoID, d.blobID); err != nil {
 		return err
 	}
-	if err := t.revokeGear(d.repoID, d.blobID); err != nil {
+	if err := revokeGear(t, d.repoID, d.blobID); err != nil {
 		return err
 	}
 	out.Unlinked = append(out.Unlinked, Unlinked{Repo: d.repo, Digest: d.digest})
-	t.changed(ChangeBlob, d.repo, string(d.digest))
+	t.Changed(engine.ChangeBlob, d.repo, string(d.digest))
 	return nil
 }
 
 // blobNeeded tells whether a manifest of the repository names the blob, or is
 // it, and whether the repository shows it.
-func (t *tx) blobNeeded(d *Candidate) (needed, linked bool, err error) {
-	err = t.row(`SELECT EXISTS (SELECT 1 FROM refs WHERE repo_id = ? AND blob_id = ?) OR EXISTS (SELECT 1 FROM manifests WHERE repo_id = ? AND blob_id = ?),
+func blobNeeded(t *engine.Tx, d *Candidate) (needed, linked bool, err error) {
+	err = t.Row(`SELECT EXISTS (SELECT 1 FROM refs WHERE repo_id = ? AND blob_id = ?) OR EXISTS (SELECT 1 FROM manifests WHERE repo_id = ? AND blob_id = ?),
 		EXISTS (SELECT 1 FROM links WHERE repo_id = ? AND blob_id = ?)`,
 		[]any{d.repoID, d.blobID, d.repoID, d.blobID, d.repoID, d.blobID}, &needed, &linked)
 	return needed, linked, err
@@ -232,14 +244,14 @@ func (t *tx) blobNeeded(d *Candidate) (needed, linked bool, err error) {
 // still name it, as a foreign layer or a platform that may be absent, its row
 // stays and says that it is not here: to name a digest must not keep what belongs
 // to another repository.
-func (t *tx) dropContent(d *Candidate, out *Collected) error {
+func dropContent(t *engine.Tx, d *Candidate, out *Collected) error {
 	var shown, named bool
-	err := t.row(`SELECT EXISTS (SELECT 1 FROM links WHERE blob_id = ?) OR EXISTS (SELECT 1 FROM manifests WHERE blob_id = ?),
+	err := t.Row(`SELECT EXISTS (SELECT 1 FROM links WHERE blob_id = ?) OR EXISTS (SELECT 1 FROM manifests WHERE blob_id = ?),
 		EXISTS (SELECT 1 FROM refs WHERE blob_id = ?)`, []any{d.blobID, d.blobID, d.blobID}, &shown, &named)
 	if err != nil || shown || named && !d.present {
 		return err
 	}
-	if err := t.dropGearLayer(d.digest); err != nil {
+	if err := dropGearLayer(t, d.digest); err != nil {
 		return err
 	}
 	b := Blob{Digest: d.digest, Size: d.size}
@@ -250,37 +262,37 @@ func (t *tx) dropContent(d *Candidate, out *Collected) error {
 		if named {
 			query = `UPDATE blobs SET state = 0, content = NULL WHERE id = ? AND state = 1`
 		}
-		n, err := t.exec(query, d.blobID)
+		n, err := t.Exec(query, d.blobID)
 		if err == nil && n > 0 && d.present {
 			out.Dropped = append(out.Dropped, b)
 		}
 		return err
 	}
-	n, err := t.exec(`UPDATE blobs SET state = 2 WHERE id = ? AND state = 1`, d.blobID)
+	n, err := t.Exec(`UPDATE blobs SET state = 2 WHERE id = ? AND state = 1`, d.blobID)
 	if err == nil && n > 0 {
 		out.Objects = append(out.Objects, b)
 	}
 	return err
 }
 
-// dropRepository removes a repository that holds nothing any more.
-func (t *tx) dropRepository(repoID int64) error {
-	clear(t.repositories)
-	_, err := t.exec(`DELETE FROM repositories WHERE id = ? AND NOT EXISTS (SELECT 1 FROM links WHERE repo_id = ?)
+// DropRepository removes a repository that holds nothing any more.
+func DropRepository(t *engine.Tx, repoID int64) error {
+	clear(t.Repositories)
+	_, err := t.Exec(`DELETE FROM repositories WHERE id = ? AND NOT EXISTS (SELECT 1 FROM links WHERE repo_id = ?)
 		AND NOT EXISTS (SELECT 1 FROM manifests WHERE repo_id = ?) AND NOT EXISTS (SELECT 1 FROM gc_queue WHERE kind IN (0, 1, 2) AND repo_id = ?)
 		AND NOT EXISTS (SELECT 1 FROM gear_staged WHERE repo_id = ?)`,
 		repoID, repoID, repoID, repoID, repoID)
 	if err != nil {
 		return err
 	}
-	_, err = t.exec(`DELETE FROM gear_donors WHERE repo_id = ? AND NOT EXISTS (SELECT 1 FROM repositories WHERE id = ?)`, repoID, repoID)
+	_, err = t.Exec(`DELETE FROM gear_donors WHERE repo_id = ? AND NOT EXISTS (SELECT 1 FROM repositories WHERE id = ?)`, repoID, repoID)
 	return err
 }
 
-func (c *Catalog) collectManifest(t *tx, d *Candidate, o CollectOptions, out *Collected) error {
+func collectManifest(t *engine.Tx, d *Candidate, o CollectOptions, out *Collected) error {
 	var id int64
 	var kept bool
-	err := t.row(`SELECT m.id, EXISTS (SELECT 1 FROM tags WHERE manifest_id = m.id)
+	err := t.Row(`SELECT m.id, EXISTS (SELECT 1 FROM tags WHERE manifest_id = m.id)
 		OR EXISTS (SELECT 1 FROM refs WHERE repo_id = m.repo_id AND blob_id = m.blob_id)
 		OR EXISTS (SELECT 1 FROM manifests s JOIN blobs b ON b.id = s.blob_id WHERE s.repo_id = m.repo_id AND b.digest = m.subject)
 		FROM manifests m WHERE m.repo_id = ? AND m.blob_id = ?`, []any{d.repoID, d.blobID}, &id, &kept)
@@ -292,41 +304,41 @@ func (c *Catalog) collectManifest(t *tx, d *Candidate, o CollectOptions, out *Co
 	}
 	if o.Keep != nil {
 		if until, keep := o.Keep(d.repo, d.digest); keep {
-			return t.enqueue(d.kind, d.repoID, d.blobID, until.UnixMilli())
+			return Enqueue(t, d.kind, d.repoID, d.blobID, until.UnixMilli())
 		}
 	}
 	out.Unlinked = append(out.Unlinked, Unlinked{Repo: d.repo, Digest: d.digest, Manifest: true})
-	t.changed(ChangeManifest, d.repo, string(d.digest))
-	due := t.now() + c.grace.Milliseconds()
+	t.Changed(engine.ChangeManifest, d.repo, string(d.digest))
+	due := t.Due()
 	if o.DryRun {
 		due = dueFreed
 	}
-	return t.removeManifest(d.repoID, id, d.blobID, due)
+	return RemoveManifest(t, d.repoID, id, d.blobID, due)
 }
 
 // QueueUntagged queues every manifest without a tag, for the first collection
 // after the policy was switched on. It reads all manifests.
-func (c *Catalog) QueueUntagged(ctx context.Context) error {
-	return c.db.write(whole(ctx), c.queueUntagged)
+func (c *Garbage) QueueUntagged(ctx context.Context) error {
+	return c.DB.Write(engine.Whole(ctx), queueUntagged)
 }
 
-func (c *Catalog) queueUntagged(t *tx) error {
-	_, err := t.exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at)
+func queueUntagged(t *engine.Tx) error {
+	_, err := t.Exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at)
 		SELECT 1, m.repo_id, m.blob_id, m.created_at + ? FROM manifests m WHERE NOT EXISTS (SELECT 1 FROM tags WHERE manifest_id = m.id)
-		ON CONFLICT DO NOTHING`, c.grace.Milliseconds())
+		ON CONFLICT DO NOTHING`, t.Grace())
 	return err
 }
 
 // Deleting returns contents whose objects are to be deleted: those that the
 // collector has dropped, and those whose deletion was begun by somebody who has
 // not ended it by the deadline.
-func (c *Catalog) Deleting(ctx context.Context, n int) ([]Blob, error) {
-	now, err := c.Now(ctx)
+func (c *Garbage) Deleting(ctx context.Context, n int) ([]Blob, error) {
+	now, err := c.DB.Now(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var out []Blob
-	err = c.db.rows(ctx, `SELECT digest, size FROM blobs WHERE state = 2 UNION ALL SELECT digest, size FROM blobs WHERE state = 3 AND deadline <= ? LIMIT ?`,
+	err = c.DB.Rows(ctx, `SELECT digest, size FROM blobs WHERE state = 2 UNION ALL SELECT digest, size FROM blobs WHERE state = 3 AND deadline <= ? LIMIT ?`,
 		[]any{now.UnixMilli(), n}, func(r *sql.Rows) error {
 			var b Blob
 			err := r.Scan(&b.Digest, &b.Size)
@@ -338,11 +350,11 @@ func (c *Catalog) Deleting(ctx context.Context, n int) ([]Blob, error) {
 
 // IsDeleting tells whether a content's object is still to be deleted: a push
 // may have brought the content back since. The answer is final, as that of Known.
-func (c *Catalog) IsDeleting(ctx context.Context, d oci.Digest) (bool, error) {
-	if err := c.db.settled(ctx); err != nil {
+func (c *Garbage) IsDeleting(ctx context.Context, d oci.Digest) (bool, error) {
+	if err := c.DB.Settled(ctx); err != nil {
 		return false, err
 	}
 	var n int
-	err := c.db.row(ctx, `SELECT COUNT(*) FROM blobs WHERE digest = ? AND state IN (2, 3)`, []any{string(d)}, &n)
+	err := c.DB.Row(ctx, `SELECT COUNT(*) FROM blobs WHERE digest = ? AND state IN (2, 3)`, []any{string(d)}, &n)
 	return n > 0, err
 }

@@ -5,27 +5,31 @@ import (
 	"database/sql"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog/engine"
 )
 
 const (
-	// identitySetting is the registry's id, once the object store has it too.
-	identitySetting = "registry_id"
+	// IdentitySetting is the registry's id, once the object store has it too.
+	IdentitySetting = "registry_id"
 	// proposedIDSetting is an id that may not have reached the object store yet.
 	proposedIDSetting = "registry_id_proposed"
+	// The id of the registry that this one continues: it was empty, and then got
+	// all images of a backup of that one.
+	ContinuesSetting = "continues_registry"
 )
 
 // RegistryID returns the id of the registry that the catalogue belongs to. settled
 // reports whether the object store has it too; id is empty where the catalogue has
 // none.
-func (c *Catalog) RegistryID(ctx context.Context) (id string, settled bool, err error) {
-	return c.db.registryID(ctx)
+func (c *Settings) RegistryID(ctx context.Context) (id string, settled bool, err error) {
+	return registryID(ctx, c.DB)
 }
 
-func (db *database) registryID(ctx context.Context) (id string, settled bool, err error) {
-	err = db.rows(ctx, `SELECT name, value FROM settings WHERE name IN (?, ?)`, []any{identitySetting, proposedIDSetting}, func(r *sql.Rows) error {
+func registryID(ctx context.Context, db *engine.DB) (id string, settled bool, err error) {
+	err = db.Rows(ctx, `SELECT name, value FROM settings WHERE name IN (?, ?)`, []any{IdentitySetting, proposedIDSetting}, func(r *sql.Rows) error {
 		var name, value string
 		err := r.Scan(&name, &value)
-		if name == identitySetting {
+		if name == IdentitySetting {
 			id, settled = value, true
 		} else if !settled {
 			id = value
@@ -38,30 +42,30 @@ func (db *database) registryID(ctx context.Context) (id string, settled bool, er
 // ProposeRegistryID records an id that is about to be written to the object store,
 // unless the catalogue has one. It returns the id that counts, which is the same for
 // all processes that share the catalogue.
-func (c *Catalog) ProposeRegistryID(ctx context.Context, id string) (agreed string, err error) {
-	err = c.db.write(ctx, func(t *tx) error {
+func (c *Settings) ProposeRegistryID(ctx context.Context, id string) (agreed string, err error) {
+	err = c.DB.Write(ctx, func(t *engine.Tx) error {
 		agreed = ""
-		for _, name := range []string{identitySetting, proposedIDSetting} {
-			err := t.row(`SELECT value FROM settings WHERE name = ?`, []any{name}, &agreed)
+		for _, name := range []string{IdentitySetting, proposedIDSetting} {
+			err := t.Row(`SELECT value FROM settings WHERE name = ?`, []any{name}, &agreed)
 			if err != ErrNotFound {
 				return err
 			}
 		}
-		if _, err := t.exec(`INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING`, proposedIDSetting, id); err != nil {
+		if _, err := t.Exec(`INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING`, proposedIDSetting, id); err != nil {
 			return err
 		}
-		return t.row(`SELECT value FROM settings WHERE name = ?`, []any{proposedIDSetting}, &agreed)
+		return t.Row(`SELECT value FROM settings WHERE name = ?`, []any{proposedIDSetting}, &agreed)
 	})
 	return agreed, err
 }
 
 // SettleRegistryID records that the object store has the id.
-func (c *Catalog) SettleRegistryID(ctx context.Context, id string) error {
-	return c.db.write(ctx, func(t *tx) error {
-		if _, err := t.exec(`DELETE FROM settings WHERE name = ?`, proposedIDSetting); err != nil {
+func (c *Settings) SettleRegistryID(ctx context.Context, id string) error {
+	return c.DB.Write(ctx, func(t *engine.Tx) error {
+		if _, err := t.Exec(`DELETE FROM settings WHERE name = ?`, proposedIDSetting); err != nil {
 			return err
 		}
-		_, err := t.exec(`INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value`, identitySetting, id)
+		_, err := t.Exec(`INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value`, IdentitySetting, id)
 		return err
 	})
 }
@@ -72,7 +76,7 @@ func (c *Catalog) SampleObjects(ctx context.Context, n int) ([]oci.Digest, error
 	var out []oci.Digest
 	seen := map[oci.Digest]bool{}
 	for _, order := range []string{"ASC", "DESC"} {
-		err := c.db.rows(ctx, `SELECT digest FROM blobs WHERE state = 1 AND content IS NULL ORDER BY id `+order+` LIMIT ?`, []any{n / 2}, func(r *sql.Rows) error {
+		err := c.DB.Rows(ctx, `SELECT digest FROM blobs WHERE state = 1 AND content IS NULL ORDER BY id `+order+` LIMIT ?`, []any{n / 2}, func(r *sql.Rows) error {
 			var d oci.Digest
 			err := r.Scan(&d)
 			if !seen[d] && oci.ValidDigest(d) {
@@ -85,4 +89,13 @@ func (c *Catalog) SampleObjects(ctx context.Context, n int) ([]oci.Digest, error
 		}
 	}
 	return out, nil
+}
+
+// Continue records that this registry, which was empty, has got all images of a
+// backup of the registry with the given id, so that it may replace that backup.
+func (c *Settings) Continue(ctx context.Context, id string) error {
+	return c.DB.Write(ctx, func(t *engine.Tx) error {
+		_, err := t.Exec(`INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value`, ContinuesSetting, id)
+		return err
+	})
 }

@@ -1,18 +1,21 @@
-package catalog
+package catalog_test
 
 import (
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/catalogtest"
 )
 
 // TestLeases checks that only running leases are listed whose name begins with the literal prefix.
-func TestLeases(t *testing.T) { onBoth(t, testLeases) }
+func TestLeases(t *testing.T) { servers.OnBoth(t, testLeases) }
 
-func testLeases(t *testing.T, base *bed) {
+func testLeases(t *testing.T, base *catalogtest.Bed) {
 	now := time.UnixMilli(1_000_000)
-	c := base.open(t, &Options{Clock: func() time.Time { return now }})
+	c := open(t, base, &catalog.Options{Clock: func() time.Time { return now }})
 	for _, l := range []struct {
 		name, owner string
 		d           time.Duration
@@ -23,7 +26,7 @@ func testLeases(t *testing.T, base *bed) {
 		{"members", "x", 20 * time.Second},
 		{"gc", "x", 20 * time.Second},
 	} {
-		if ok, err := c.Lease(t.Context(), l.name, l.owner, l.d); err != nil || !ok {
+		if ok, err := c.DB.Lease(t.Context(), l.name, l.owner, l.d); err != nil || !ok {
 			t.Fatalf("lease %s: %v, %v", l.name, ok, err)
 		}
 	}
@@ -39,7 +42,7 @@ func testLeases(t *testing.T, base *bed) {
 		{time.Minute, "", map[string]string{}},
 	} {
 		now = now.Add(s.after)
-		got, err := c.Leases(t.Context(), s.prefix)
+		got, err := c.DB.Leases(t.Context(), s.prefix)
 		if diff := cmp.Diff(s.want, got); err != nil || diff != "" {
 			t.Errorf("%s later, prefix %q: %v, (-want +got)\n%s", s.after, s.prefix, err, diff)
 		}

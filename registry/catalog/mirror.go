@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog/engine"
 )
 
 // AdoptBlob is PutBlob for a repository that is a copy of another registry's: its
@@ -15,23 +16,23 @@ import (
 // the collector, as it stays until the manifest goes. added says that the content was
 // not stored before. Errors: ErrBusy, ErrDeleting.
 func (c *Catalog) AdoptBlob(ctx context.Context, repo string, b Blob, uploadID string) (added bool, err error) {
-	err = c.db.write(ctx, func(t *tx) error {
-		if err := t.mayRecord(b, uploadID); err != nil {
+	err = c.DB.Write(ctx, func(t *engine.Tx) error {
+		if err := mayRecord(t, b, uploadID); err != nil {
 			return err
 		}
-		now := t.now()
-		repoID, err := t.repository(repo, now)
+		now := t.Now()
+		repoID, err := Repository(t, repo, now)
 		if err != nil {
 			return err
 		}
-		s, err := t.storeNew(b, now)
+		s, err := storeNew(t, b, now)
 		if added = s.added; err != nil {
 			return err
 		}
-		if err := t.endUpload(uploadID); err != nil {
+		if err := endUpload(t, uploadID); err != nil {
 			return err
 		}
-		return t.linkNamed(repoID, s.id, now, now+c.grace.Milliseconds())
+		return linkNamed(t, repoID, s.id, now, t.Due())
 	})
 	return added && err == nil, err
 }
@@ -41,33 +42,33 @@ func (c *Catalog) AdoptBlob(ctx context.Context, repo string, b Blob, uploadID s
 // that is suspect.
 func (c *Catalog) LinkStored(ctx context.Context, repo string, d oci.Digest) (Blob, error) {
 	b := Blob{Digest: d}
-	err := c.db.write(ctx, func(t *tx) error {
-		blobID, err := t.liveBlob(&b)
+	err := c.DB.Write(ctx, func(t *engine.Tx) error {
+		blobID, err := liveBlob(t, &b)
 		if err != nil {
 			return err
 		}
-		now := t.now()
-		repoID, err := t.repository(repo, now)
+		now := t.Now()
+		repoID, err := Repository(t, repo, now)
 		if err != nil {
 			return err
 		}
-		return t.linkNamed(repoID, blobID, now, now+c.grace.Milliseconds())
+		return linkNamed(t, repoID, blobID, now, t.Due())
 	})
 	return b, err
 }
 
 // linkNamed is link for a content that a manifest of the repository may name already:
 // then the collector need not look at it before that manifest goes, which queues it.
-func (t *tx) linkNamed(repoID, blobID, now, due int64) error {
-	n, err := t.exec(`INSERT INTO links (repo_id, blob_id, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING`, repoID, blobID, now)
+func linkNamed(t *engine.Tx, repoID, blobID, now, due int64) error {
+	n, err := t.Exec(`INSERT INTO links (repo_id, blob_id, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING`, repoID, blobID, now)
 	if err != nil {
 		return err
 	}
 	if n == 0 {
-		_, err = t.exec(`UPDATE gc_queue SET due_at = ? WHERE kind = 0 AND repo_id = ? AND blob_id = ?`, due, repoID, blobID)
+		_, err = t.Exec(`UPDATE gc_queue SET due_at = ? WHERE kind = 0 AND repo_id = ? AND blob_id = ?`, due, repoID, blobID)
 		return err
 	}
-	_, err = t.exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, CAST(? AS BIGINT), CAST(? AS BIGINT), CAST(? AS BIGINT)
+	_, err = t.Exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, CAST(? AS BIGINT), CAST(? AS BIGINT), CAST(? AS BIGINT)
 		WHERE NOT EXISTS (SELECT 1 FROM refs WHERE repo_id = ? AND blob_id = ?)
 		ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, repoID, blobID, due, repoID, blobID)
 	return err
@@ -77,7 +78,7 @@ func (t *tx) linkNamed(repoID, blobID, now, due int64) error {
 // first.
 func (c *Catalog) Naming(ctx context.Context, repo string, d oci.Digest, n int) ([]Manifest, error) {
 	var out []Manifest
-	err := c.db.rows(ctx, `SELECT `+manifestColumns+` FROM repositories r
+	err := c.DB.Rows(ctx, `SELECT `+manifestColumns+` FROM repositories r
 		CROSS JOIN blobs n ON n.digest = ?
 		CROSS JOIN refs f ON f.repo_id = r.id AND f.blob_id = n.id
 		CROSS JOIN manifests m ON m.id = f.manifest_id
@@ -111,12 +112,12 @@ const hasBytes = " AND b.state = 1"
 // which reports which of the digests a table has for a repository, among contents that meet a condition.
 func (c *Catalog) which(ctx context.Context, table, repo string, digests []oci.Digest, condition string) (map[oci.Digest]bool, error) {
 	out := make(map[oci.Digest]bool, len(digests))
-	err := inParts(digests, func(part []oci.Digest) error {
+	err := engine.InParts(digests, func(part []oci.Digest) error {
 		args := make([]any, 0, len(part)+1)
 		for _, d := range part {
 			args = append(args, string(d))
 		}
-		return c.db.rows(ctx, `SELECT b.digest FROM blobs b WHERE b.digest IN (`+marks("?", len(part))+`)`+condition+`
+		return c.DB.Rows(ctx, `SELECT b.digest FROM blobs b WHERE b.digest IN (`+engine.Marks("?", len(part))+`)`+condition+`
 			AND EXISTS (SELECT 1 FROM repositories r JOIN `+table+` x ON x.repo_id = r.id AND x.blob_id = b.id WHERE r.name = ?)`,
 			append(args, repo), func(r *sql.Rows) error {
 				var d oci.Digest
@@ -143,11 +144,11 @@ type DroppedImages struct {
 // once, without a grace period: nobody may have been told that it is there, but to pull
 // it. Digests that are not there are passed over, and so, unless the time is zero, are
 // images that came or were pulled at or after usedBefore.
-func (c *Catalog) DropImages(ctx context.Context, repo string, usedBefore time.Time, digests ...oci.Digest) (DroppedImages, error) {
+func (c *Garbage) DropImages(ctx context.Context, repo string, usedBefore time.Time, digests ...oci.Digest) (DroppedImages, error) {
 	var out DroppedImages
-	err := c.db.write(ctx, func(t *tx) error {
+	err := c.DB.Write(ctx, func(t *engine.Tx) error {
 		out = DroppedImages{}
-		repoID, err := t.findRepository(repo)
+		repoID, err := findRepository(t, repo)
 		if err == ErrNoRepository {
 			return nil
 		}
@@ -155,11 +156,11 @@ func (c *Catalog) DropImages(ctx context.Context, repo string, usedBefore time.T
 			return err
 		}
 		for _, d := range digests {
-			if err := t.dropImage(repo, repoID, d, usedBefore, &out); err != nil {
+			if err := dropImage(t, repo, repoID, d, usedBefore, &out); err != nil {
 				return err
 			}
 		}
-		return c.takeFreed(t, &out.Collected)
+		return takeFreed(t, &out.Collected)
 	})
 	if err != nil {
 		out = DroppedImages{}
@@ -168,10 +169,10 @@ func (c *Catalog) DropImages(ctx context.Context, repo string, usedBefore time.T
 }
 
 // dropImage removes a manifest and what it kept, and queues what that frees as such.
-func (t *tx) dropImage(repo string, repoID int64, d oci.Digest, usedBefore time.Time, out *DroppedImages) error {
+func dropImage(t *engine.Tx, repo string, repoID int64, d oci.Digest, usedBefore time.Time, out *DroppedImages) error {
 	m := retired{digest: d}
 	var used int64
-	err := t.row(`SELECT m.id, m.blob_id, `+lastUse+` FROM blobs b JOIN manifests m ON m.repo_id = ? AND m.blob_id = b.id WHERE b.digest = ?`,
+	err := t.Row(`SELECT m.id, m.blob_id, `+LastUse+` FROM blobs b JOIN manifests m ON m.repo_id = ? AND m.blob_id = b.id WHERE b.digest = ?`,
 		[]any{repoID, string(d)}, &m.id, &m.blobID, &used)
 	if err == ErrNotFound || err == nil && !usedBefore.IsZero() && used >= usedBefore.UnixMilli() {
 		return nil
@@ -179,7 +180,7 @@ func (t *tx) dropImage(repo string, repoID int64, d oci.Digest, usedBefore time.
 	if err != nil {
 		return err
 	}
-	tags, err := t.tagsOf(m.id)
+	tags, err := tagsOf(t, m.id)
 	if err != nil {
 		return err
 	}
@@ -200,30 +201,30 @@ func (t *tx) dropImage(repo string, repoID int64, d oci.Digest, usedBefore time.
 		}
 	}
 	for _, tag := range tags {
-		if err := t.removeTag(repo, repoID, tag, dueFreed); err != nil {
+		if err := removeTag(t, repo, repoID, tag, dueFreed); err != nil {
 			return err
 		}
 	}
 	out.Tags = append(out.Tags, tags...)
 	for _, m := range append([]retired{m}, gone...) {
-		if err := t.removeManifest(repoID, m.id, m.blobID, dueFreed); err != nil {
+		if err := RemoveManifest(t, repoID, m.id, m.blobID, dueFreed); err != nil {
 			return err
 		}
-		t.changed(ChangeManifest, repo, string(m.digest))
+		t.Changed(engine.ChangeManifest, repo, string(m.digest))
 		out.Unlinked = append(out.Unlinked, Unlinked{Repo: repo, Digest: m.digest, Manifest: true})
 	}
 	return nil
 }
 
 // takeFreed collects what is queued as freed, and what that frees in turn.
-func (c *Catalog) takeFreed(t *tx, out *Collected) error {
+func takeFreed(t *engine.Tx, out *Collected) error {
 	for {
-		list, err := t.due(CollectOptions{Max: 1024, Before: time.UnixMilli(0), After: &Candidate{due: dueFreed - 1}})
+		list, err := dueCandidates(t, CollectOptions{Max: 1024, Before: time.UnixMilli(0), After: &Candidate{due: dueFreed - 1}})
 		if err != nil || len(list) == 0 {
 			return err
 		}
 		for i := range list {
-			if err := c.collectOne(t, &list[i], CollectOptions{}, out); err != nil {
+			if err := collectOne(t, &list[i], CollectOptions{}, out); err != nil {
 				return err
 			}
 		}
@@ -233,25 +234,25 @@ func (c *Catalog) takeFreed(t *tx, out *Collected) error {
 // DropBlob takes a blob out of a repository although manifests name it. As with
 // DropImages, its content is dropped at once if no other repository shows it. Errors:
 // ErrNotFound.
-func (c *Catalog) DropBlob(ctx context.Context, repo string, d oci.Digest) (Collected, error) {
+func (c *Garbage) DropBlob(ctx context.Context, repo string, d oci.Digest) (Collected, error) {
 	var out Collected
-	err := c.db.write(ctx, func(t *tx) error {
+	err := c.DB.Write(ctx, func(t *engine.Tx) error {
 		out = Collected{}
-		k := Candidate{kind: gcBlob, repo: repo, digest: d, present: true}
-		err := t.row(`SELECT r.id, b.id, b.size, b.content IS NOT NULL FROM repositories r
+		k := Candidate{kind: GCBlob, repo: repo, digest: d, present: true}
+		err := t.Row(`SELECT r.id, b.id, b.size, b.content IS NOT NULL FROM repositories r
 			JOIN blobs b ON b.digest = ? AND b.state = 1
 			JOIN links l ON l.repo_id = r.id AND l.blob_id = b.id
 			WHERE r.name = ?`, []any{string(d), repo}, &k.repoID, &k.blobID, &k.size, &k.inline)
 		if err != nil {
 			return err
 		}
-		if err := t.unlink(&k, &out); err != nil {
+		if err := unlink(t, &k, &out); err != nil {
 			return err
 		}
-		if err := t.dropContent(&k, &out); err != nil {
+		if err := dropContent(t, &k, &out); err != nil {
 			return err
 		}
-		return t.dropRepository(k.repoID)
+		return DropRepository(t, k.repoID)
 	})
 	if errors.Is(err, ErrNotFound) {
 		return Collected{}, ErrNotFound

@@ -1,4 +1,4 @@
-package catalog
+package catalog_test
 
 import (
 	"context"
@@ -9,10 +9,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/browse"
+	"example.org/slipway/registry/catalog/catalogtest"
+	"example.org/slipway/registry/catalog/repair"
 )
 
 // partialOf is manifestOf with everything optional, as mirrors need it.
-func partialOf(name string, from, to int, tags ...string) NewManifest {
+func partialOf(name string, from, to int, tags ...string) catalog.NewManifest {
 	m := manifestOf(name, from, to, tags...)
 	for _, d := range m.Blobs {
 		m.Optional = append(m.Optional, oci.Descriptor{Digest: d, Size: 10})
@@ -26,29 +30,29 @@ func (s *script) mirror() {
 	ctx := s.t.Context()
 	adopt := func(repo string, i int) {
 		b, d := contentOf(i)
-		blob := Blob{Digest: d, Size: int64(len(b)), Content: b}
+		blob := catalog.Blob{Digest: d, Size: int64(len(b)), Content: b}
 		if i%2 == 0 {
 			blob.Content = nil
 		}
 		added, err := s.c.AdoptBlob(ctx, repo, blob, "")
 		s.note("adopt", err, added)
 	}
-	put := func(repo string, m NewManifest) {
+	put := func(repo string, m catalog.NewManifest) {
 		replaced, err := s.c.PutManifest(ctx, repo, m)
 		s.note("partial", err, replaced)
 		s.now = s.now.Add(time.Second)
 	}
-	list := func(q ImageQuery) {
-		images, err := s.c.Images(ctx, q)
+	list := func(q browse.ImageQuery) {
+		images, err := browse.New(s.c.DB).Images(ctx, q)
 		for i := range images { // IDs differ
-			images[i].ID, images[i].repoID = 0, 0
+			images[i].ID = 0
 		}
 		s.note("images", err, images)
 	}
 	put("up/a", partialOf("one", 500, 505, "v1"))
 	put("up/a", partialOf("two", 503, 508))
 	put("up/b", partialOf("one", 500, 505, "v1", "v2"))
-	index := NewManifest{Manifest: Manifest{MediaType: oci.MediaTypeOCIIndex, Content: []byte("the index")}, Tags: []string{"multi"}}
+	index := catalog.NewManifest{Manifest: catalog.Manifest{MediaType: oci.MediaTypeOCIIndex, Content: []byte("the index")}, Tags: []string{"multi"}}
 	index.Digest = oci.SHA256(index.Content)
 	for _, name := range []string{"two", "absent"} {
 		m := manifestOf(name, 0, 0)
@@ -76,33 +80,33 @@ func (s *script) mirror() {
 	}
 	linked, err := s.c.Linked(ctx, "up/b", all)
 	s.note("linked", err, linked)
-	s.note("pulls", s.c.RecordPulls(ctx, []Pull{{"up/a", string(manifestOf("two", 0, 0).Digest), s.now.UnixMilli() + 5000}, {"up/b", "v2", s.now.UnixMilli() + 9000}}))
-	list(ImageQuery{Prefix: "up/", Limit: 10})
-	list(ImageQuery{Prefix: "up/", Limit: 10, LeastUsed: true})
-	list(ImageQuery{Prefix: "up/", Limit: 10, UsedBefore: s.now.Add(7 * time.Second)})
-	list(ImageQuery{Prefix: "up/b", Limit: 1, AfterRepo: "up/a", AfterID: 1 << 40})
-	u, err := s.c.Usage(ctx, "up/")
+	s.note("pulls", s.c.RecordPulls(ctx, []catalog.Pull{{"up/a", string(manifestOf("two", 0, 0).Digest), s.now.UnixMilli() + 5000}, {"up/b", "v2", s.now.UnixMilli() + 9000}}))
+	list(browse.ImageQuery{Prefix: "up/", Limit: 10})
+	list(browse.ImageQuery{Prefix: "up/", Limit: 10, LeastUsed: true})
+	list(browse.ImageQuery{Prefix: "up/", Limit: 10, UsedBefore: s.now.Add(7 * time.Second)})
+	list(browse.ImageQuery{Prefix: "up/b", Limit: 1, AfterRepo: "up/a", AfterID: 1 << 40})
+	u, err := browse.New(s.c.DB).Usage(ctx, "up/")
 	s.note("usage", err, u)
-	u, err = s.c.Usage(ctx, "up/a", "up/b")
+	u, err = browse.New(s.c.DB).Usage(ctx, "up/a", "up/b")
 	s.note("usage", err, u)
-	u, err = s.c.Usage(ctx)
+	u, err = browse.New(s.c.DB).Usage(ctx)
 	s.note("usage of nothing", err, u)
 
 	_, d = contentOf(503)
-	gone, err := s.c.DropBlob(ctx, "up/a", d)
+	gone, err := s.c.Garbage.DropBlob(ctx, "up/a", d)
 	s.note("drop blob", err, gone)
-	_, err = s.c.DropBlob(ctx, "up/a", d)
+	_, err = s.c.Garbage.DropBlob(ctx, "up/a", d)
 	s.note("drop it again", err)
-	out, err := s.c.DropImages(ctx, "up/b", s.now, manifestOf("one", 0, 0).Digest)
+	out, err := s.c.Garbage.DropImages(ctx, "up/b", s.now, manifestOf("one", 0, 0).Digest)
 	s.note("spared", err, out)
-	out, err = s.c.DropImages(ctx, "up/a", time.Time{}, index.Digest, oci.SHA256([]byte("nothing")))
+	out, err = s.c.Garbage.DropImages(ctx, "up/a", time.Time{}, index.Digest, oci.SHA256([]byte("nothing")))
 	s.note("drop index", err, out)
-	out, err = s.c.DropImages(ctx, "up/none", time.Time{}, index.Digest)
+	out, err = s.c.Garbage.DropImages(ctx, "up/none", time.Time{}, index.Digest)
 	s.note("drop of no repository", err, out)
-	list(ImageQuery{Prefix: "up/", Limit: 10})
-	leaks, err := s.c.Leaks(ctx, 0, 100)
+	list(browse.ImageQuery{Prefix: "up/", Limit: 10})
+	leaks, err := repair.New(s.c.DB).Leaks(ctx, 0, 100)
 	s.note("leaks", err, len(leaks))
-	out, err = s.c.DropImages(ctx, "up/a", time.Time{}, manifestOf("one", 0, 0).Digest)
+	out, err = s.c.Garbage.DropImages(ctx, "up/a", time.Time{}, manifestOf("one", 0, 0).Digest)
 	s.note("drop the last", err, out)
 	repos, err := s.c.Repositories(ctx, "up/", 10)
 	s.note("repositories", err, repos)
@@ -111,9 +115,9 @@ func (s *script) mirror() {
 // TestAdoptIsNotQueued checks that a content which a manifest already names adds no entry to the
 // collector's queue, and that an unnamed one does.
 func TestAdoptIsNotQueued(t *testing.T) {
-	onBoth(t, func(t *testing.T, b *bed) {
+	servers.OnBoth(t, func(t *testing.T, b *catalogtest.Bed) {
 		ctx := t.Context()
-		c := b.open(t, nil)
+		c := open(t, b, nil)
 		if _, err := c.PutManifest(ctx, "up/a", partialOf("m", 0, 3, "v1")); err != nil {
 			t.Fatal(err)
 		}
@@ -128,7 +132,7 @@ func TestAdoptIsNotQueued(t *testing.T) {
 		before := queued()
 		for i := range 4 {
 			content, d := contentOf(i)
-			if _, err := c.AdoptBlob(ctx, "up/a", Blob{Digest: d, Size: int64(len(content)), Content: content}, ""); err != nil {
+			if _, err := c.AdoptBlob(ctx, "up/a", catalog.Blob{Digest: d, Size: int64(len(content)), Content: content}, ""); err != nil {
 				t.Fatal(err)
 			}
 			want := before
@@ -147,15 +151,15 @@ func TestAdoptIsNotQueued(t *testing.T) {
 func TestUntaggedIsKept(t *testing.T) {
 	ctx := t.Context()
 	now := time.UnixMilli(1_700_000_000_000)
-	c := openTest(t, &Options{Clock: func() time.Time { return now }, Grace: time.Hour})
+	c := openTest(t, &catalog.Options{Clock: func() time.Time { return now }, Grace: time.Hour})
 	for _, repo := range []string{"up/a", "own/a"} {
 		if _, err := c.PutManifest(ctx, repo, partialOf(repo, 0, 0)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	now = now.Add(3 * time.Hour)
-	out, _, err := c.Collect(ctx, CollectOptions{Before: now, Untagged: true, KeepUntagged: func(repo string) bool { return repo == "up/a" }})
-	want := []Unlinked{{Repo: "own/a", Digest: manifestOf("own/a", 0, 0).Digest, Manifest: true}}
+	out, _, err := c.Garbage.Collect(ctx, catalog.CollectOptions{Before: now, Untagged: true, KeepUntagged: func(repo string) bool { return repo == "up/a" }})
+	want := []catalog.Unlinked{{Repo: "own/a", Digest: manifestOf("own/a", 0, 0).Digest, Manifest: true}}
 	if diff := cmp.Diff(want, out.Unlinked); err != nil || diff != "" {
 		t.Errorf("collected (-want +got): %v\n%s", err, diff)
 	}
@@ -164,20 +168,20 @@ func TestUntaggedIsKept(t *testing.T) {
 // BenchmarkAdopt records small contents that a manifest names, by many callers at once.
 func BenchmarkAdopt(b *testing.B) {
 	ctx := context.Background()
-	bb := bed{path: b.TempDir() + "/catalog.db"}
-	c := bb.open(b, nil)
+	bb := catalogtest.Bed{Path: b.TempDir() + "/catalog.db"}
+	c := open(b, &bb, nil)
 	const image = 8
 	b.SetParallelism(5)
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		for n := 0; pb.Next(); n++ {
-			m := NewManifest{Manifest: Manifest{MediaType: oci.MediaTypeOCIManifest, Content: fmt.Appendf(nil, "manifest %d of %p", n, pb)}, Tags: []string{"latest"}}
+			m := catalog.NewManifest{Manifest: catalog.Manifest{MediaType: oci.MediaTypeOCIManifest, Content: fmt.Appendf(nil, "manifest %d of %p", n, pb)}, Tags: []string{"latest"}}
 			m.Digest = oci.SHA256(m.Content)
 			repo := "up/" + m.Digest.Encoded()[:12]
-			var blobs []Blob
+			var blobs []catalog.Blob
 			for i := range image {
 				content := fmt.Appendf(nil, "content %d of %s", i, m.Digest)
-				blobs = append(blobs, Blob{Digest: oci.SHA256(content), Size: int64(len(content)), Content: content})
+				blobs = append(blobs, catalog.Blob{Digest: oci.SHA256(content), Size: int64(len(content)), Content: content})
 				m.Optional = append(m.Optional, oci.Descriptor{Digest: blobs[i].Digest, Size: blobs[i].Size})
 			}
 			if _, err := c.PutManifest(ctx, repo, m); err != nil {

@@ -1,5 +1,5 @@
 //go:build !race
 
-package catalog
+package catalog_test
 
 const raceDetector = false

@@ -3,7 +3,12 @@ package catalog
 import (
 	"context"
 	"database/sql"
+
+	"example.org/slipway/registry/catalog/engine"
 )
+
+// Queue has the durable queues of small payloads. All methods may run concurrently.
+type Queue struct{ DB *engine.DB }
 
 // QueueItem is an entry of a durable queue.
 type QueueItem struct {
@@ -11,19 +16,19 @@ type QueueItem struct {
 	Payload []byte
 }
 
-// QueueAppend adds a payload at the end of a named queue.
-func (c *Catalog) QueueAppend(ctx context.Context, name string, payload []byte) error {
-	return c.db.write(ctx, func(t *tx) error {
-		_, err := t.exec(`INSERT INTO queue (name, payload) VALUES (?, ?)`, name, payload)
+// Append adds a payload at the end of a named queue.
+func (c *Queue) Append(ctx context.Context, name string, payload []byte) error {
+	return c.DB.Write(ctx, func(t *engine.Tx) error {
+		_, err := t.Exec(`INSERT INTO queue (name, payload) VALUES (?, ?)`, name, payload)
 		return err
 	})
 }
 
-// QueueNext returns at most n entries from the front of a queue, which stay in
+// Next returns at most n entries from the front of a queue, which stay in
 // it until they are deleted.
-func (c *Catalog) QueueNext(ctx context.Context, name string, n int) ([]QueueItem, error) {
+func (c *Queue) Next(ctx context.Context, name string, n int) ([]QueueItem, error) {
 	var out []QueueItem
-	err := c.db.rows(ctx, `SELECT id, payload FROM queue WHERE name = ? ORDER BY id LIMIT ?`, []any{name, n}, func(r *sql.Rows) error {
+	err := c.DB.Rows(ctx, `SELECT id, payload FROM queue WHERE name = ? ORDER BY id LIMIT ?`, []any{name, n}, func(r *sql.Rows) error {
 		var it QueueItem
 		err := r.Scan(&it.ID, &it.Payload)
 		out = append(out, it)
@@ -32,11 +37,11 @@ func (c *Catalog) QueueNext(ctx context.Context, name string, n int) ([]QueueIte
 	return out, err
 }
 
-// QueueDelete removes entries.
-func (c *Catalog) QueueDelete(ctx context.Context, ids ...int64) error {
-	return c.db.write(ctx, func(t *tx) error {
+// Delete removes entries.
+func (c *Queue) Delete(ctx context.Context, ids ...int64) error {
+	return c.DB.Write(ctx, func(t *engine.Tx) error {
 		for _, id := range ids {
-			if _, err := t.exec(`DELETE FROM queue WHERE id = ?`, id); err != nil {
+			if _, err := t.Exec(`DELETE FROM queue WHERE id = ?`, id); err != nil {
 				return err
 			}
 		}
@@ -44,9 +49,9 @@ func (c *Catalog) QueueDelete(ctx context.Context, ids ...int64) error {
 	})
 }
 
-// QueueLen returns how many entries a queue holds.
-func (c *Catalog) QueueLen(ctx context.Context, name string) (int, error) {
+// Len returns how many entries a queue holds.
+func (c *Queue) Len(ctx context.Context, name string) (int, error) {
 	var n int
-	err := c.db.row(ctx, `SELECT COUNT(*) FROM queue WHERE name = ?`, []any{name}, &n)
+	err := c.DB.Row(ctx, `SELECT COUNT(*) FROM queue WHERE name = ?`, []any{name}, &n)
 	return n, err
 }

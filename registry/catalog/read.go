@@ -8,21 +8,22 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog/engine"
 )
 
 // States of a blob row; see the schema.
 const (
-	stateAbsent   = 0
-	stateLive     = 1
-	stateDropped  = 2 // to be deleted from the store
-	stateDeleting = 3 // being deleted right now; see BeginDeleting
+	StateAbsent   = 0
+	StateLive     = 1
+	StateDropped  = 2 // to be deleted from the store
+	StateDeleting = 3 // being deleted right now; see BeginDeleting
 )
 
 // Blob returns a blob that is visible in a repository. Manifests are not: they
 // are not served as blobs. Errors: ErrNotFound.
 func (c *Catalog) Blob(ctx context.Context, repo string, d oci.Digest) (Blob, error) {
 	b := Blob{Digest: d}
-	err := c.db.row(ctx, `SELECT b.size, b.content, b.suspect <> 0 FROM repositories r
+	err := c.DB.Row(ctx, `SELECT b.size, b.content, b.suspect <> 0 FROM repositories r
 		JOIN blobs b ON b.digest = ? AND b.state = 1
 		JOIN links l ON l.repo_id = r.id AND l.blob_id = b.id
 		WHERE r.name = ?`, []any{string(d), repo}, &b.Size, &b.Content, &b.Suspect)
@@ -41,7 +42,7 @@ func (b Blob) filled() Blob {
 // Errors: ErrNotFound.
 func (c *Catalog) StoredBlob(ctx context.Context, d oci.Digest) (Blob, error) {
 	b := Blob{Digest: d}
-	err := c.db.row(ctx, `SELECT size, content, suspect <> 0 FROM blobs WHERE digest = ? AND state = 1`,
+	err := c.DB.Row(ctx, `SELECT size, content, suspect <> 0 FROM blobs WHERE digest = ? AND state = 1`,
 		[]any{string(d)}, &b.Size, &b.Content, &b.Suspect)
 	return b.filled(), err
 }
@@ -65,7 +66,7 @@ func scanManifest(scan func(...any) error) (Manifest, error) {
 // Manifest returns a manifest of a repository by digest. Errors: ErrNotFound.
 func (c *Catalog) Manifest(ctx context.Context, repo string, d oci.Digest) (Manifest, error) {
 	return scanManifest(func(dest ...any) error {
-		return c.db.row(ctx, `SELECT `+manifestColumns+` FROM repositories r
+		return c.DB.Row(ctx, `SELECT `+manifestColumns+` FROM repositories r
 			JOIN blobs b ON b.digest = ? AND b.state = 1
 			JOIN manifests m ON m.repo_id = r.id AND m.blob_id = b.id
 			WHERE r.name = ?`, []any{string(d), repo}, dest...)
@@ -75,7 +76,7 @@ func (c *Catalog) Manifest(ctx context.Context, repo string, d oci.Digest) (Mani
 // Tag returns the manifest a tag points at. Errors: ErrNotFound.
 func (c *Catalog) Tag(ctx context.Context, repo, tag string) (Manifest, error) {
 	return scanManifest(func(dest ...any) error {
-		return c.db.row(ctx, `SELECT `+manifestColumns+` FROM repositories r
+		return c.DB.Row(ctx, `SELECT `+manifestColumns+` FROM repositories r
 			JOIN tags t ON t.repo_id = r.id AND t.name = ?
 			JOIN manifests m ON m.id = t.manifest_id
 			JOIN blobs b ON b.id = m.blob_id AND b.state = 1
@@ -85,11 +86,12 @@ func (c *Catalog) Tag(ctx context.Context, repo, tag string) (Manifest, error) {
 
 // Repositories lists at most n repository names behind last, in byte order.
 func (c *Catalog) Repositories(ctx context.Context, last string, n int) ([]string, error) {
-	return c.names(ctx, `SELECT name FROM repositories WHERE name > ? ORDER BY name LIMIT ?`, last, n)
+	return c.DB.Names(ctx, `SELECT name FROM repositories WHERE name > ? ORDER BY name LIMIT ?`, last, n)
 }
 
-func (c *Catalog) repoID(ctx context.Context, repo string) (id int64, err error) {
-	err = c.db.row(ctx, `SELECT id FROM repositories WHERE name = ?`, []any{repo}, &id)
+// RepositoryID returns the id of a repository's row. Errors: ErrNoRepository.
+func RepositoryID(ctx context.Context, db *engine.DB, repo string) (id int64, err error) {
+	err = db.Row(ctx, `SELECT id FROM repositories WHERE name = ?`, []any{repo}, &id)
 	if err == ErrNotFound {
 		err = ErrNoRepository
 	}
@@ -99,22 +101,11 @@ func (c *Catalog) repoID(ctx context.Context, repo string) (id int64, err error)
 // Tags lists at most n tags of a repository behind last, in byte order.
 // Errors: ErrNoRepository.
 func (c *Catalog) Tags(ctx context.Context, repo, last string, n int) ([]string, error) {
-	id, err := c.repoID(ctx, repo)
+	id, err := RepositoryID(ctx, c.DB, repo)
 	if err != nil {
 		return nil, err
 	}
-	return c.names(ctx, `SELECT name FROM tags WHERE repo_id = ? AND name > ? ORDER BY name LIMIT ?`, id, last, n)
-}
-
-func (c *Catalog) names(ctx context.Context, query string, args ...any) ([]string, error) {
-	var names []string
-	err := c.db.rows(ctx, query, args, func(r *sql.Rows) error {
-		var s string
-		err := r.Scan(&s)
-		names = append(names, s)
-		return err
-	})
-	return names, err
+	return c.DB.Names(ctx, `SELECT name FROM tags WHERE repo_id = ? AND name > ? ORDER BY name LIMIT ?`, id, last, n)
 }
 
 // Limits of what Referrers returns.
@@ -135,7 +126,7 @@ func (c *Catalog) Referrers(ctx context.Context, repo string, d oci.Digest, arti
 	// First what is small: SQLite would sort the annotations along.
 	// CROSS JOIN keeps it from walking all blobs in the order of their digests.
 	var total int64
-	err = c.db.rows(ctx, `SELECT b.digest, b.size, m.media_type, octet_length(m.artifact_type),
+	err = c.DB.Rows(ctx, `SELECT b.digest, b.size, m.media_type, octet_length(m.artifact_type),
 		CASE WHEN octet_length(m.annotations) <= ? THEN octet_length(m.annotations) ELSE 0 END
 		FROM repositories r
 		CROSS JOIN manifests m ON m.repo_id = r.id AND m.subject = ?
@@ -166,7 +157,7 @@ func (c *Catalog) describe(ctx context.Context, repo string, d oci.Digest, artif
 	for i := range list {
 		at[list[i].Digest] = &list[i]
 	}
-	return c.db.rows(ctx, `SELECT b.digest, m.artifact_type,
+	return c.DB.Rows(ctx, `SELECT b.digest, m.artifact_type,
 		CASE WHEN octet_length(m.annotations) <= ? THEN m.annotations ELSE '' END
 		FROM repositories r
 		CROSS JOIN manifests m ON m.repo_id = r.id AND m.subject = ?
@@ -211,7 +202,7 @@ type Counts struct {
 // Counts counts everything. It reads whole tables: seconds for millions of rows.
 func (c *Catalog) Counts(ctx context.Context) (Counts, error) {
 	var n Counts
-	err := c.db.row(whole(ctx), `SELECT (SELECT COUNT(*) FROM repositories), (SELECT COUNT(*) FROM blobs WHERE state = 1),
+	err := c.DB.Row(engine.Whole(ctx), `SELECT (SELECT COUNT(*) FROM repositories), (SELECT COUNT(*) FROM blobs WHERE state = 1),
 		(SELECT COUNT(*) FROM manifests), (SELECT COUNT(*) FROM tags), (SELECT COUNT(*) FROM links),
 		(SELECT COUNT(*) FROM uploads), (SELECT COUNT(*) FROM gc_queue), (SELECT COALESCE(SUM(size), 0) FROM blobs WHERE state = 1)`,
 		nil, &n.Repositories, &n.Blobs, &n.Manifests, &n.Tags, &n.Links, &n.Uploads, &n.GCQueue, &n.Bytes)
@@ -221,5 +212,31 @@ func (c *Catalog) Counts(ctx context.Context) (Counts, error) {
 // Ping answers whether the catalogue can be read.
 func (c *Catalog) Ping(ctx context.Context) error {
 	var n int
-	return c.db.row(ctx, `SELECT COUNT(*) FROM (SELECT id FROM repositories LIMIT 1) AS one`, nil, &n)
+	return c.DB.Row(ctx, `SELECT COUNT(*) FROM (SELECT id FROM repositories LIMIT 1) AS one`, nil, &n)
+}
+
+// Stored returns those of the digests that are stored, each once, with the bytes of those
+// that are in the catalogue.
+func (c *Catalog) Stored(ctx context.Context, digests []oci.Digest) ([]Blob, error) {
+	known := make(map[oci.Digest]bool, len(digests)) // parts are filled up with what is in them already
+	var list []Blob
+	err := engine.InParts(digests, func(part []oci.Digest) error {
+		args := make([]any, len(part))
+		for i, d := range part {
+			args[i] = string(d)
+		}
+		query := `SELECT digest, size, content, suspect <> 0 FROM blobs WHERE digest IN (` + engine.Marks("?", len(part)) + `) AND state = 1`
+		return c.DB.Rows(ctx, query, args, func(r *sql.Rows) error {
+			var b Blob
+			if err := r.Scan(&b.Digest, &b.Size, &b.Content, &b.Suspect); err != nil {
+				return err
+			}
+			if !known[b.Digest] {
+				known[b.Digest] = true
+				list = append(list, b.filled())
+			}
+			return nil
+		})
+	})
+	return list, err
 }

@@ -1,42 +1,37 @@
-package catalog
+package catalog_test
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"testing"
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/catalogtest"
+	"example.org/slipway/registry/catalog/engine"
+	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/registry/catalog/repair"
 )
-
-// refuseAny refuses a recipe to some layer.
-func refuseAny(ctx context.Context, c *Catalog) error {
-	list, err := c.names(ctx, `SELECT digest FROM gear_layers WHERE digest IS NOT NULL ORDER BY id LIMIT 1`)
-	for _, d := range list {
-		err = errors.Join(err, c.RefuseRecipe(ctx, oci.Digest(d), "it is as it is"))
-	}
-	return err
-}
 
 // recipeBed is a catalogue with layers a and b, which share content 3 in settled packs.
 type recipeBed struct {
-	c    *Catalog
+	c    *catalog.Catalog
 	a, b oci.Digest
 	now  time.Time
 }
 
-func newRecipeBed(t *testing.T, base *bed) *recipeBed {
+func newRecipeBed(t *testing.T, base *catalogtest.Bed) *recipeBed {
 	t.Helper()
 	x := &recipeBed{a: gearDigest("a"), b: gearDigest("b"), now: time.UnixMilli(1_700_000_000_000)}
-	x.c = base.open(t, &Options{Clock: func() time.Time { return x.now }, Grace: time.Second})
+	x.c = open(t, base, &catalog.Options{Clock: func() time.Time { return x.now }, Grace: time.Second})
 	for _, d := range []oci.Digest{x.a, x.b} {
-		gearStep(t, x.c.putBlob(t.Context(), "x", Blob{Digest: d, Size: 1000}, ""))
+		gearStep(t, putBlob(t.Context(), x.c, "x", catalog.Blob{Digest: d, Size: 1000}, ""))
 	}
 	one, two := gearPack(1, 1, 2, 3), gearPack(2, 4)
 	one.Dense, two.Dense = true, true
-	gearStep(t, x.c.RecordGear(t.Context(), GearRecord{Packs: []NewGearPack{one}, Layer: gearLayer(x.a, 1, 2, 3)}))
-	gearStep(t, x.c.RecordGear(t.Context(), GearRecord{Packs: []NewGearPack{two}, Layer: gearLayer(x.b, 3, 4)}))
+	gearStep(t, gearfacts.NewFiles(x.c.DB).Record(t.Context(), gearfacts.Record{Packs: []gearfacts.NewPack{one}, Layer: gearLayer(x.a, 1, 2, 3)}))
+	gearStep(t, gearfacts.NewFiles(x.c.DB).Record(t.Context(), gearfacts.Record{Packs: []gearfacts.NewPack{two}, Layer: gearLayer(x.b, 3, 4)}))
 	x.now = x.now.Add(time.Hour)
 	return x
 }
@@ -44,85 +39,85 @@ func newRecipeBed(t *testing.T, base *bed) *recipeBed {
 // make records a recipe, content n of pack n, of a layer and proves it.
 func (x *recipeBed) make(t *testing.T, d oci.Digest, n byte) {
 	t.Helper()
-	l, err := x.c.GearLayer(t.Context(), d)
+	l, err := gearfacts.NewLayers(x.c.DB).Layer(t.Context(), d)
 	gearStep(t, err)
-	gearStep(t, x.c.RecordGear(t.Context(), GearRecord{Packs: []NewGearPack{gearPack(n, n)},
-		Recipe: &LayerRecipe{Digest: d, Index: l.Index, Recipe: GearName{n}, Size: 1000, RecipeSize: 10}}))
-	gearStep(t, x.c.ProveRecipe(t.Context(), d, 7, x.now))
+	gearStep(t, gearfacts.NewFiles(x.c.DB).Record(t.Context(), gearfacts.Record{Packs: []gearfacts.NewPack{gearPack(n, n)},
+		Recipe: &gearfacts.LayerRecipe{Digest: d, Index: l.Index, Recipe: gearfacts.Name{n}, Size: 1000, RecipeSize: 10}}))
+	gearStep(t, gearfacts.NewRecipes(x.c.DB).ProveRecipe(t.Context(), d, 7, x.now))
 }
 
 func (x *recipeBed) drop(t *testing.T, d oci.Digest) {
 	t.Helper()
-	gearStep(t, x.c.DropLayer(t.Context(), d))
-	gearStep(t, x.c.LayerAlone(t.Context(), d))
+	gearStep(t, gearfacts.NewRecipes(x.c.DB).DropLayer(t.Context(), d))
+	gearStep(t, gearfacts.NewRecipes(x.c.DB).LayerAlone(t.Context(), d))
 }
 
 // alive returns whether a content is needed by something.
 func (x *recipeBed) alive(t *testing.T, n byte) bool {
 	t.Helper()
-	f, err := x.c.GearFile(t.Context(), GearName{n})
-	if err != nil && !errors.Is(err, ErrNotFound) {
+	f, err := gearfacts.NewFiles(x.c.DB).File(t.Context(), gearfacts.Name{n})
+	if err != nil && !errors.Is(err, catalog.ErrNotFound) {
 		t.Fatal(err)
 	}
 	return err == nil && f.Live
 }
 
 // TestRecipeStates checks the way of a layer to its recipe and back.
-func TestRecipeStates(t *testing.T) { onBoth(t, testRecipeStates) }
+func TestRecipeStates(t *testing.T) { servers.OnBoth(t, testRecipeStates) }
 
-func testRecipeStates(t *testing.T, base *bed) {
+func testRecipeStates(t *testing.T, base *catalogtest.Bed) {
 	x := newRecipeBed(t, base)
 	ctx := t.Context()
-	if err := x.c.DropLayer(ctx, x.a); !errors.Is(err, ErrGearStale) {
+	if err := gearfacts.NewRecipes(x.c.DB).DropLayer(ctx, x.a); !errors.Is(err, gearfacts.ErrStale) {
 		t.Errorf("drop a layer without a recipe: %v", err)
 	}
-	if err := x.c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(8, 8)}, Recipe: &LayerRecipe{Digest: x.a, Index: GearName{99}, Recipe: GearName{8}, Size: 1000}}); !errors.Is(err, ErrGearStale) {
+	if err := gearfacts.NewFiles(x.c.DB).Record(ctx, gearfacts.Record{Packs: []gearfacts.NewPack{gearPack(8, 8)}, Recipe: &gearfacts.LayerRecipe{Digest: x.a, Index: gearfacts.Name{99}, Recipe: gearfacts.Name{8}, Size: 1000}}); !errors.Is(err, gearfacts.ErrStale) {
 		t.Errorf("a recipe of another index: %v", err)
 	}
 	x.make(t, x.a, 10)
-	if l, err := x.c.LayerRecipe(ctx, x.a); err != nil || l.State != RecipeProven || l.Recipe != (GearName{10}) || l.Size != 1000 || l.RecipeSize != 10 || l.Rate != 7 || l.Dropped() {
+	if l, err := gearfacts.NewRecipes(x.c.DB).LayerRecipe(ctx, x.a); err != nil || l.State != gearfacts.RecipeProven || l.Recipe != (gearfacts.Name{10}) || l.Size != 1000 || l.RecipeSize != 10 || l.Rate != 7 || l.Dropped() {
 		t.Errorf("proven: %+v, %v", l, err)
 	}
-	if any, err := x.c.AnyRecipe(ctx, RecipeStands); err != nil || any {
+	if any, err := gearfacts.NewRecipes(x.c.DB).AnyRecipe(ctx, gearfacts.RecipeStands); err != nil || any {
 		t.Errorf("something is dropped: %v, %v", any, err)
 	}
-	gearStep(t, x.c.DropLayer(ctx, x.a))
-	if any, err := x.c.AnyRecipe(ctx, RecipeStands); err != nil || !any {
+	gearStep(t, gearfacts.NewRecipes(x.c.DB).DropLayer(ctx, x.a))
+	if any, err := gearfacts.NewRecipes(x.c.DB).AnyRecipe(ctx, gearfacts.RecipeStands); err != nil || !any {
 		t.Errorf("nothing is dropped: %v, %v", any, err)
 	}
-	gearStep(t, x.c.LayerAlone(ctx, x.a))
-	n, err := x.c.RecipeCounts(ctx)
-	if err != nil || n[RecipeAlone] != (RecipeCount{1, 1000, 10}) || n[RecipeProven].Layers != 0 {
+	gearStep(t, gearfacts.NewRecipes(x.c.DB).LayerAlone(ctx, x.a))
+	n, err := gearfacts.NewRecipes(x.c.DB).RecipeCounts(ctx)
+	if err != nil || n[gearfacts.RecipeAlone] != (gearfacts.RecipeCount{Layers: 1, Bytes: 1000, RecipeBytes: 10}) || n[gearfacts.RecipeProven].Layers != 0 {
 		t.Errorf("counts %+v, %v", n, err)
 	}
-	list, err := x.c.LayerRecipes(ctx, RecipeStands, RecipeAlone, "", 10)
+	list, err := gearfacts.NewRecipes(x.c.DB).LayerRecipes(ctx, gearfacts.RecipeStands, gearfacts.RecipeAlone, "", 10)
 	if err != nil || len(list) != 1 || list[0].Digest != x.a {
 		t.Errorf("dropped: %+v, %v", list, err)
 	}
-	gearStep(t, x.c.RefuseRecipe(ctx, x.a, "too late"))
-	if l, err := x.c.LayerRecipe(ctx, x.a); err != nil || l.State != RecipeAlone {
+	gearStep(t, gearfacts.NewRecipes(x.c.DB).RefuseRecipe(ctx, x.a, "too late"))
+	if l, err := gearfacts.NewRecipes(x.c.DB).LayerRecipe(ctx, x.a); err != nil || l.State != gearfacts.RecipeAlone {
 		t.Errorf("a dropped layer was refused its recipe: %+v, %v", l, err)
 	}
-	gearStep(t, x.c.EndRecipe(ctx, x.a))
-	gearStep(t, x.c.EndRecipe(ctx, x.a))
+	gearStep(t, gearfacts.NewRecipes(x.c.DB).EndRecipe(ctx, x.a))
+	gearStep(t, gearfacts.NewRecipes(x.c.DB).EndRecipe(ctx, x.a))
 	if x.alive(t, 10) {
 		t.Error("the recipe that was given up is still needed")
 	}
-	gearStep(t, x.c.RefuseRecipe(ctx, x.a, "no gzip"))
-	if l, err := x.c.LayerRecipe(ctx, x.a); err != nil || l.State != RecipeRefused || l.Reason != "no gzip" {
+	gearStep(t, gearfacts.NewRecipes(x.c.DB).RefuseRecipe(ctx, x.a, "no gzip"))
+	if l, err := gearfacts.NewRecipes(x.c.DB).LayerRecipe(ctx, x.a); err != nil || l.State != gearfacts.RecipeRefused || l.Reason != "no gzip" {
 		t.Errorf("refused: %+v, %v", l, err)
 	}
 }
 
 // TestRecipeMinReader checks that a program which does not know dropped layers is refused the
 // catalogue as long as there are any.
-func TestRecipeMinReader(t *testing.T) { onBoth(t, testRecipeMinReader) }
+func TestRecipeMinReader(t *testing.T) { servers.OnBoth(t, testRecipeMinReader) }
 
-func testRecipeMinReader(t *testing.T, base *bed) {
+func testRecipeMinReader(t *testing.T, base *catalogtest.Bed) {
 	x := newRecipeBed(t, base)
 	oldest := func() (v string) {
 		t.Helper()
-		gearStep(t, x.c.db.row(t.Context(), `SELECT value FROM settings WHERE name = ?`, []any{minReader}, &v))
+		gearStep(t, x.c.DB.Row(t.Context(), `SELECT value FROM settings WHERE name = ?`, []any{engine.MinReader}, &v))
 		return v
 	}
 	before := oldest()
@@ -133,11 +128,11 @@ func testRecipeMinReader(t *testing.T, base *bed) {
 	}
 	x.drop(t, x.a)
 	x.drop(t, x.b)
-	gearStep(t, x.c.EndRecipe(t.Context(), x.a))
-	if now := oldest(); now != dropsReader {
-		t.Errorf("a dropped layer asks for version %s, want %s", now, dropsReader)
+	gearStep(t, gearfacts.NewRecipes(x.c.DB).EndRecipe(t.Context(), x.a))
+	if now := oldest(); now != "6" {
+		t.Errorf("a dropped layer asks for version %s, want %s", now, "6")
 	}
-	gearStep(t, x.c.EndRecipe(t.Context(), x.b))
+	gearStep(t, gearfacts.NewRecipes(x.c.DB).EndRecipe(t.Context(), x.b))
 	if now := oldest(); now != before {
 		t.Errorf("without dropped layers version %s is asked for, want %s", now, before)
 	}
@@ -145,74 +140,74 @@ func testRecipeMinReader(t *testing.T, base *bed) {
 
 // TestDroppedIsNeeded checks that nothing forgets where the contents of a dropped layer are, unless
 // they can be made again from another layer's object.
-func TestDroppedIsNeeded(t *testing.T) { onBoth(t, testDroppedIsNeeded) }
+func TestDroppedIsNeeded(t *testing.T) { servers.OnBoth(t, testDroppedIsNeeded) }
 
-func testDroppedIsNeeded(t *testing.T, base *bed) {
+func testDroppedIsNeeded(t *testing.T, base *catalogtest.Bed) {
 	x := newRecipeBed(t, base)
 	ctx := t.Context()
 	x.make(t, x.a, 10)
 	x.drop(t, x.a)
-	for n, want := range map[byte]error{1: ErrGearNeeded, 10: ErrGearNeeded, 3: nil, 4: nil} {
-		pack := GearName{1}
+	for n, want := range map[byte]error{1: gearfacts.ErrNeeded, 10: gearfacts.ErrNeeded, 3: nil, 4: nil} {
+		pack := gearfacts.Name{1}
 		switch n {
 		case 10:
-			pack = GearName{10}
+			pack = gearfacts.Name{10}
 		case 4:
-			pack = GearName{2}
+			pack = gearfacts.Name{2}
 		}
-		if err := x.c.LoseGear(ctx, GearName{n}, pack); !errors.Is(err, want) {
+		if err := gearfacts.NewFiles(x.c.DB).Lose(ctx, gearfacts.Name{n}, pack); !errors.Is(err, want) {
 			t.Errorf("lose content %d: %v, want %v", n, err, want)
 		}
 	}
-	if layers, err := x.c.GearLayersOf(ctx, GearName{3}, 2); err != nil || !slices.Equal(layers, []oci.Digest{x.b, x.a}) {
+	if layers, err := gearfacts.NewLayers(x.c.DB).LayersOf(ctx, gearfacts.Name{3}, 2); err != nil || !slices.Equal(layers, []oci.Digest{x.b, x.a}) {
 		t.Errorf("content 3 is made again from %v, %v; want the layer with an object first", layers, err)
 	}
 	for pack, want := range map[byte]bool{1: true, 10: true, 2: false} {
-		if is, err := x.c.PackNeeded(ctx, GearName{pack}); err != nil || is != want {
+		if is, err := gearfacts.NewRecipes(x.c.DB).PackNeeded(ctx, gearfacts.Name{pack}); err != nil || is != want {
 			t.Errorf("pack %d is needed: %v, %v", pack, is, err)
 		}
 	}
-	if _, err := x.c.MarkAbsent(ctx, x.a, false); !errors.Is(err, ErrNotFound) {
+	if _, err := repair.New(x.c.DB).MarkAbsent(ctx, x.a, false); !errors.Is(err, catalog.ErrNotFound) {
 		t.Errorf("a dropped layer was given up: %v", err)
 	}
-	if _, err := x.c.MarkAbsent(ctx, x.b, false); err != nil {
+	if _, err := repair.New(x.c.DB).MarkAbsent(ctx, x.b, false); err != nil {
 		t.Errorf("a layer with an object cannot be given up: %v", err)
 	}
 }
 
 // TestRecipeLost checks that the recipe of a layer that still has its object is forgotten when its
 // bytes are lost, so that it is made again.
-func TestRecipeLost(t *testing.T) { onBoth(t, testRecipeLost) }
+func TestRecipeLost(t *testing.T) { servers.OnBoth(t, testRecipeLost) }
 
-func testRecipeLost(t *testing.T, base *bed) {
+func testRecipeLost(t *testing.T, base *catalogtest.Bed) {
 	x := newRecipeBed(t, base)
 	x.make(t, x.a, 10)
-	gearStep(t, x.c.LoseGear(t.Context(), GearName{10}, GearName{10}))
-	if l, err := x.c.LayerRecipe(t.Context(), x.a); !errors.Is(err, ErrNotFound) {
+	gearStep(t, gearfacts.NewFiles(x.c.DB).Lose(t.Context(), gearfacts.Name{10}, gearfacts.Name{10}))
+	if l, err := gearfacts.NewRecipes(x.c.DB).LayerRecipe(t.Context(), x.a); !errors.Is(err, catalog.ErrNotFound) {
 		t.Errorf("the recipe is still there: %+v, %v", l, err)
 	}
-	if lost, err := x.c.GearLayerLost(t.Context(), x.a); err != nil || lost {
+	if lost, err := gearfacts.NewLayers(x.c.DB).LayerLost(t.Context(), x.a); err != nil || lost {
 		t.Errorf("the layer waits for its recipe: %v, %v", lost, err)
 	}
 }
 
 // TestRecipeGoesWithBlob checks that deleting a dropped layer releases its recipe and its files.
-func TestRecipeGoesWithBlob(t *testing.T) { onBoth(t, testRecipeGoesWithBlob) }
+func TestRecipeGoesWithBlob(t *testing.T) { servers.OnBoth(t, testRecipeGoesWithBlob) }
 
-func testRecipeGoesWithBlob(t *testing.T, base *bed) {
+func testRecipeGoesWithBlob(t *testing.T, base *catalogtest.Bed) {
 	x := newRecipeBed(t, base)
 	ctx := t.Context()
 	x.make(t, x.a, 10)
 	x.drop(t, x.a)
 	gearStep(t, x.c.DeleteBlob(ctx, "x", x.a))
 	x.now = x.now.Add(time.Minute)
-	_, _, err := x.c.Collect(ctx, CollectOptions{Before: x.now, Keep: func(_ string, d oci.Digest) (time.Time, bool) { return x.now, d == x.b }})
+	_, _, err := x.c.Garbage.Collect(ctx, catalog.CollectOptions{Before: x.now, Keep: func(_ string, d oci.Digest) (time.Time, bool) { return x.now, d == x.b }})
 	gearStep(t, err)
-	if l, err := x.c.LayerRecipe(ctx, x.a); !errors.Is(err, ErrNotFound) {
+	if l, err := gearfacts.NewRecipes(x.c.DB).LayerRecipe(ctx, x.a); !errors.Is(err, catalog.ErrNotFound) {
 		t.Errorf("the recipe of a blob that is gone: %+v, %v", l, err)
 	}
 	for n := 1; n > 0; {
-		n, err = x.c.CollectGear(ctx, 2)
+		n, err = gearfacts.NewFiles(x.c.DB).Collect(ctx, 2)
 		gearStep(t, err)
 	}
 	for n, want := range map[byte]bool{1: false, 2: false, 10: false, 3: true, 4: true} {
@@ -223,21 +218,21 @@ func testRecipeGoesWithBlob(t *testing.T, base *bed) {
 }
 
 // TestColdLayers checks which layers are offered for recipes.
-func TestColdLayers(t *testing.T) { onBoth(t, testColdLayers) }
+func TestColdLayers(t *testing.T) { servers.OnBoth(t, testColdLayers) }
 
-func testColdLayers(t *testing.T, base *bed) {
+func testColdLayers(t *testing.T, base *catalogtest.Bed) {
 	x := newRecipeBed(t, base)
 	ctx := t.Context()
 	cold := func(before time.Time, least int64) (out []oci.Digest) {
 		t.Helper()
-		list, err := x.c.ColdLayers(ctx, before, least, 0, 10)
+		list, err := gearfacts.NewRecipes(x.c.DB).ColdLayers(ctx, before, least, 0, 10)
 		gearStep(t, err)
 		for _, l := range list {
 			out = append(out, l.Digest)
 			if !slices.Equal(l.Repositories, []string{"x"}) {
 				t.Errorf("%s is shown by %v", l.Digest, l.Repositories)
 			}
-			if is, _, err := x.c.IsCold(ctx, l.Digest, before); err != nil || !is {
+			if is, _, err := gearfacts.NewRecipes(x.c.DB).IsCold(ctx, l.Digest, before); err != nil || !is {
 				t.Errorf("%s is offered and not cold: %v", l.Digest, err)
 			}
 		}
@@ -253,12 +248,12 @@ func testColdLayers(t *testing.T, base *bed) {
 		t.Errorf("before they came: %v", got)
 	}
 	x.make(t, x.a, 10)
-	gearStep(t, x.c.LoseGear(ctx, GearName{4}, GearName{2}))
+	gearStep(t, gearfacts.NewFiles(x.c.DB).Lose(ctx, gearfacts.Name{4}, gearfacts.Name{2}))
 	if got := cold(x.now, 1); got != nil {
 		t.Errorf("with a recipe, and with a lost content: %v", got)
 	}
 	loose := gearPack(5, 4)
-	gearStep(t, x.c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{loose}}))
+	gearStep(t, gearfacts.NewFiles(x.c.DB).Record(ctx, gearfacts.Record{Packs: []gearfacts.NewPack{loose}}))
 	if got := cold(x.now, 1); got != nil {
 		t.Errorf("with a pack that is not settled: %v", got)
 	}

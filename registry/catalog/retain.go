@@ -7,14 +7,18 @@ import (
 	"strings"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog/engine"
 )
+
+// Retention retires tags and images. All methods may run concurrently.
+type Retention struct{ DB *engine.DB }
 
 // ErrChanged is returned when a tag is no longer what it was when the decision
 // to remove it was made.
-var ErrChanged = newVerdict("the tag has changed since")
+var ErrChanged = engine.NewVerdict("the tag has changed since")
 
 // ErrInUse is returned when a client has just been told that a manifest is there.
-var ErrInUse = newVerdict("a client was just told of it")
+var ErrInUse = engine.NewVerdict("a client was just told of it")
 
 // hungTag matches such tags. A tag has no room for all of a SHA-512: tools cut it, to the
 // 64 digits of oci.ReferrersTag or to what fits.
@@ -62,23 +66,23 @@ type Retired struct {
 // names, the manifests that refer to it, and the tags that hang on it with what they
 // point at. What has another tag, what another index names and what has another subject
 // stays. Errors: ErrChanged, ErrInUse, ErrNotFound.
-func (c *Catalog) RetireTag(ctx context.Context, repo string, tag TagInfo, o RetireOptions) (out Retired, err error) {
-	err = c.db.write(ctx, func(t *tx) error {
+func (c *Retention) RetireTag(ctx context.Context, repo string, tag TagInfo, o RetireOptions) (out Retired, err error) {
+	err = c.DB.Write(ctx, func(t *engine.Tx) error {
 		p := newRetirement(t, o)
 		var gone []retired
 		var err error
 		if out, gone, err = p.retire(repo, tag); err != nil {
 			return err
 		}
-		due := t.now() + c.grace.Milliseconds()
+		due := t.Due()
 		for _, tag := range out.Tags {
-			if err := t.removeTag(repo, p.repoID, tag.Name, due); err != nil {
+			if err := removeTag(t, repo, p.repoID, tag.Name, due); err != nil {
 				return err
 			}
 		}
 		for _, m := range gone {
-			t.changed(ChangeManifest, repo, string(m.digest))
-			if err := t.removeManifest(p.repoID, m.id, m.blobID, due); err != nil {
+			t.Changed(engine.ChangeManifest, repo, string(m.digest))
+			if err := RemoveManifest(t, p.repoID, m.id, m.blobID, due); err != nil {
 				return err
 			}
 		}
@@ -91,13 +95,13 @@ func (c *Catalog) RetireTag(ctx context.Context, repo string, tag TagInfo, o Ret
 }
 
 // removeTag deletes a tag and queues its manifest.
-func (t *tx) removeTag(repo string, repoID int64, tag string, due int64) error {
-	t.changed(ChangeTag, repo, tag)
-	if _, err := t.exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 1, m.repo_id, m.blob_id, ? FROM tags t JOIN manifests m ON m.id = t.manifest_id
+func removeTag(t *engine.Tx, repo string, repoID int64, tag string, due int64) error {
+	t.Changed(engine.ChangeTag, repo, tag)
+	if _, err := t.Exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 1, m.repo_id, m.blob_id, ? FROM tags t JOIN manifests m ON m.id = t.manifest_id
 		WHERE t.repo_id = ? AND t.name = ? ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, due, repoID, tag); err != nil {
 		return err
 	}
-	_, err := t.exec(`DELETE FROM tags WHERE repo_id = ? AND name = ?`, repoID, tag)
+	_, err := t.Exec(`DELETE FROM tags WHERE repo_id = ? AND name = ?`, repoID, tag)
 	return err
 }
 
@@ -109,8 +113,8 @@ type Rehearsal struct {
 }
 
 // Rehearse begins a rehearsal for a repository.
-func (c *Catalog) Rehearse(ctx context.Context, repo string, o RetireOptions) *Rehearsal {
-	return &Rehearsal{newRetirement(reading{ctx, c.db}, o), repo}
+func (c *Retention) Rehearse(ctx context.Context, repo string, o RetireOptions) *Rehearsal {
+	return &Rehearsal{newRetirement(c.DB.Reader(ctx), o), repo}
 }
 
 // RetireTag is as that of [Catalog], after all that the rehearsal has retired before.
@@ -119,29 +123,10 @@ func (r *Rehearsal) RetireTag(tag TagInfo) (Retired, error) {
 	return out, err
 }
 
-// rower reads rows within a transaction or without one.
-type rower interface {
-	rows(query string, args []any, scan func(*sql.Rows) error) error
-}
-
-type reading struct {
-	ctx context.Context // of the rehearsal, which it does not outlive
-	db  *database
-}
-
-func (r reading) rows(query string, args []any, scan func(*sql.Rows) error) error {
-	return r.db.rows(r.ctx, query, args, scan)
-}
-
-func oneRow(r rower, query string, args []any, dest ...any) error {
-	one := firstRow{dest: dest}
-	return one.result(r.rows(query, args, one.scan))
-}
-
 // retirement finds what goes with a tag or a manifest. It only reads, and takes for gone
 // what it has found before.
 type retirement struct {
-	rower
+	engine.Rower
 	o      RetireOptions
 	repoID int64
 	tags   map[string]bool // gone
@@ -153,11 +138,11 @@ type retired struct {
 	digest     oci.Digest
 }
 
-func newRetirement(r rower, o RetireOptions) *retirement {
+func newRetirement(r engine.Rower, o RetireOptions) *retirement {
 	if o.Immutable == nil {
 		o.Immutable = func(string) bool { return false }
 	}
-	return &retirement{rower: r, o: o, tags: map[string]bool{}, gone: map[int64]bool{}}
+	return &retirement{Rower: r, o: o, tags: map[string]bool{}, gone: map[int64]bool{}}
 }
 
 // retire finds what goes with a tag. After an error nothing of it is taken for gone.
@@ -166,7 +151,7 @@ func (p *retirement) retire(repo string, tag TagInfo) (out Retired, gone []retir
 		return out, nil, ErrChanged
 	}
 	var start retired
-	err = oneRow(p, `SELECT t.repo_id, m.id, m.blob_id, b.digest FROM repositories r JOIN tags t ON t.repo_id = r.id
+	err = engine.Row(p, `SELECT t.repo_id, m.id, m.blob_id, b.digest FROM repositories r JOIN tags t ON t.repo_id = r.id
 		JOIN manifests m ON m.id = t.manifest_id JOIN blobs b ON b.id = m.blob_id
 		WHERE r.name = ? AND t.name = ? AND t.updated_at = ? AND b.digest = ?`,
 		[]any{repo, tag.Name, tag.Updated.UnixMilli(), string(tag.Digest)}, &p.repoID, &start.id, &start.blobID, &start.digest)
@@ -231,7 +216,7 @@ func (p *retirement) take(m retired, out *Retired) (next []retired, err error) {
 	}
 	base := oci.ReferrersTag(m.digest)
 	// 'g' follows all that HungOn takes behind the base.
-	err = p.rows(`SELECT t.name, t.updated_at, c.id, c.blob_id, b.digest FROM tags t JOIN manifests c ON c.id = t.manifest_id JOIN blobs b ON b.id = c.blob_id
+	err = p.Rows(`SELECT t.name, t.updated_at, c.id, c.blob_id, b.digest FROM tags t JOIN manifests c ON c.id = t.manifest_id JOIN blobs b ON b.id = c.blob_id
 		WHERE t.repo_id = ? AND t.name >= ? AND t.name < ? ORDER BY t.name`, []any{p.repoID, base, base + "g"}, func(r *sql.Rows) error {
 		var t TagInfo
 		var updated int64
@@ -242,7 +227,7 @@ func (p *retirement) take(m retired, out *Retired) (next []retired, err error) {
 		if HungOn(t.Name) != base || p.tags[t.Name] || p.o.Immutable(t.Name) {
 			return nil
 		}
-		t.Updated, t.Digest = fromMillis(updated), c.digest
+		t.Updated, t.Digest = engine.FromMillis(updated), c.digest
 		p.tags[t.Name] = true
 		out.Tags = append(out.Tags, t)
 		next = append(next, c)
@@ -258,12 +243,12 @@ func (p *retirement) kept(m retired) (kept bool, err error) {
 	keeps := func(is bool) error {
 		if is {
 			kept = true
-			return errEnough
+			return engine.ErrEnough
 		}
 		return nil
 	}
 	base := oci.ReferrersTag(m.digest)
-	err = p.rows(`SELECT name FROM tags WHERE manifest_id = ?`, []any{m.id}, func(r *sql.Rows) error {
+	err = p.Rows(`SELECT name FROM tags WHERE manifest_id = ?`, []any{m.id}, func(r *sql.Rows) error {
 		var name string
 		if err := r.Scan(&name); err != nil {
 			return err
@@ -273,7 +258,7 @@ func (p *retirement) kept(m retired) (kept bool, err error) {
 	if kept || err != nil {
 		return kept, err
 	}
-	err = p.rows(`SELECT f.manifest_id FROM refs f WHERE f.repo_id = ? AND f.blob_id = ?
+	err = p.Rows(`SELECT f.manifest_id FROM refs f WHERE f.repo_id = ? AND f.blob_id = ?
 		UNION ALL SELECT s.id FROM manifests m JOIN blobs b ON b.digest = m.subject JOIN manifests s ON s.repo_id = m.repo_id AND s.blob_id = b.id WHERE m.id = ?`,
 		[]any{p.repoID, m.blobID, m.id}, func(r *sql.Rows) error {
 			var by int64
@@ -288,7 +273,7 @@ func (p *retirement) kept(m retired) (kept bool, err error) {
 // keptBy returns the manifests that an index names and those that refer to it.
 func (p *retirement) keptBy(m retired) ([]retired, error) {
 	var out []retired
-	err := p.rows(`SELECT c.id, c.blob_id, b.digest FROM refs f JOIN manifests c ON c.repo_id = f.repo_id AND c.blob_id = f.blob_id
+	err := p.Rows(`SELECT c.id, c.blob_id, b.digest FROM refs f JOIN manifests c ON c.repo_id = f.repo_id AND c.blob_id = f.blob_id
 			JOIN blobs b ON b.id = c.blob_id WHERE f.manifest_id = ?
 		UNION SELECT s.id, s.blob_id, b.digest FROM manifests s JOIN blobs b ON b.id = s.blob_id WHERE s.repo_id = ? AND s.subject = ?`,
 		[]any{m.id, p.repoID, string(m.digest)}, func(r *sql.Rows) error {
@@ -312,18 +297,18 @@ type RetentionInfo struct {
 	Part bool
 }
 
-// RetentionInfos returns all tags of a repository, newest first.
+// Infos returns all tags of a repository, newest first.
 // LastPull counts pulls of the manifest by digest, by each of its tags and, of an
 // index, of the manifests it names at any depth: many clients ask for a tag with HEAD and
 // pull by digest. gone, if not nil, tells which manifests of other repositories count as
 // removed already, as in a dry run.
-func (c *Catalog) RetentionInfos(ctx context.Context, repo string, gone func(repo string, d oci.Digest) bool) ([]RetentionInfo, error) {
+func (c *Retention) Infos(ctx context.Context, repo string, gone func(repo string, d oci.Digest) bool) ([]RetentionInfo, error) {
 	at, here, err := c.pullsIn(ctx, repo)
 	if err != nil {
 		return nil, err
 	}
 	var out []RetentionInfo
-	err = c.db.rows(ctx, `SELECT t.name, b.digest, t.updated_at, m.id,
+	err = c.DB.Rows(ctx, `SELECT t.name, b.digest, t.updated_at, m.id,
 			EXISTS (SELECT 1 FROM refs f WHERE f.repo_id = m.repo_id AND f.blob_id = m.blob_id)
 			OR EXISTS (SELECT 1 FROM blobs s JOIN manifests o ON o.repo_id = m.repo_id AND o.blob_id = s.id WHERE s.digest = m.subject)
 		FROM repositories r
@@ -334,7 +319,7 @@ func (c *Catalog) RetentionInfos(ctx context.Context, repo string, gone func(rep
 		var t RetentionInfo
 		var updated, id int64
 		err := r.Scan(&t.Name, &t.Digest, &updated, &id, &t.Part)
-		t.Updated, t.LastPull = fromMillis(updated), fromMillis(at.of(id))
+		t.Updated, t.LastPull = engine.FromMillis(updated), engine.FromMillis(at.of(id))
 		t.Hung = HungOn(t.Name)
 		t.Self = t.Hung != "" && t.Hung == oci.ReferrersTag(t.Digest)
 		t.Here = here[t.Hung]
@@ -351,22 +336,22 @@ func (c *Catalog) RetentionInfos(ctx context.Context, repo string, gone func(rep
 
 // SetTagTimes gives a tag the times of its push and of its last pull that it had in
 // another catalogue, unless it points elsewhere by now. A pull here counts if it is later.
-func (c *Catalog) SetTagTimes(ctx context.Context, repo string, tag TagInfo) error {
-	pulled := toMillis(tag.LastPull)
-	return c.db.write(ctx, func(t *tx) error {
-		_, err := t.exec(`UPDATE tags SET updated_at = ?, pulled_at = CASE WHEN pulled_at > ? THEN pulled_at ELSE ? END
+func (c *Retention) SetTagTimes(ctx context.Context, repo string, tag TagInfo) error {
+	pulled := engine.ToMillis(tag.LastPull)
+	return c.DB.Write(ctx, func(t *engine.Tx) error {
+		_, err := t.Exec(`UPDATE tags SET updated_at = ?, pulled_at = CASE WHEN pulled_at > ? THEN pulled_at ELSE ? END
 			WHERE repo_id = (SELECT id FROM repositories WHERE name = ?) AND name = ?
 			AND EXISTS (SELECT 1 FROM manifests m JOIN blobs b ON b.id = m.blob_id WHERE m.id = tags.manifest_id AND b.digest = ?)`,
-			toMillis(tag.Updated), pulled, pulled, repo, tag.Name, string(tag.Digest))
+			engine.ToMillis(tag.Updated), pulled, pulled, repo, tag.Name, string(tag.Digest))
 		return err
 	})
 }
 
 // hasImage reports whether some repository has the image that a tag hangs on. Such a tag
 // has no more than the first half of a SHA-512.
-func (c *Catalog) hasImage(ctx context.Context, hung string, gone func(repo string, d oci.Digest) bool) (has bool, err error) {
+func (c *Retention) hasImage(ctx context.Context, hung string, gone func(repo string, d oci.Digest) bool) (has bool, err error) {
 	from := strings.Replace(hung, "-", ":", 1)
-	err = c.db.rows(ctx, `SELECT r.name, b.digest FROM blobs b JOIN manifests m ON m.blob_id = b.id JOIN repositories r ON r.id = m.repo_id
+	err = c.DB.Rows(ctx, `SELECT r.name, b.digest FROM blobs b JOIN manifests m ON m.blob_id = b.id JOIN repositories r ON r.id = m.repo_id
 		WHERE b.digest >= ? AND b.digest < ?`, []any{from, from + "g"}, func(r *sql.Rows) error {
 		var repo string
 		var d oci.Digest
@@ -374,7 +359,7 @@ func (c *Catalog) hasImage(ctx context.Context, hung string, gone func(repo stri
 			return err
 		}
 		if has = gone == nil || !gone(repo, d); has {
-			return errEnough
+			return engine.ErrEnough
 		}
 		return nil
 	})
@@ -401,10 +386,10 @@ func (p *imagePulls) of(id int64) int64 {
 
 // pullsIn reads the manifests of a repository: when each was pulled, and the tags under
 // which things would hang on it.
-func (c *Catalog) pullsIn(ctx context.Context, repo string) (p imagePulls, here map[string]bool, err error) {
+func (c *Retention) pullsIn(ctx context.Context, repo string) (p imagePulls, here map[string]bool, err error) {
 	p = imagePulls{map[int64]int64{}, map[int64][]int64{}, map[int64]bool{}}
 	here = map[string]bool{}
-	err = c.db.rows(ctx, `SELECT m.id, b.digest, m.pulled_at, COALESCE((SELECT MAX(t.pulled_at) FROM tags t WHERE t.manifest_id = m.id), 0)
+	err = c.DB.Rows(ctx, `SELECT m.id, b.digest, m.pulled_at, COALESCE((SELECT MAX(t.pulled_at) FROM tags t WHERE t.manifest_id = m.id), 0)
 		FROM repositories r JOIN manifests m ON m.repo_id = r.id JOIN blobs b ON b.id = m.blob_id WHERE r.name = ?`, []any{repo}, func(r *sql.Rows) error {
 		var id, byDigest, byTag int64
 		var d oci.Digest
@@ -415,7 +400,7 @@ func (c *Catalog) pullsIn(ctx context.Context, repo string) (p imagePulls, here 
 	if err != nil {
 		return p, here, err
 	}
-	err = c.db.rows(ctx, `SELECT f.manifest_id, c.id FROM repositories r CROSS JOIN manifests c ON c.repo_id = r.id
+	err = c.DB.Rows(ctx, `SELECT f.manifest_id, c.id FROM repositories r CROSS JOIN manifests c ON c.repo_id = r.id
 		CROSS JOIN refs f ON f.repo_id = c.repo_id AND f.blob_id = c.blob_id WHERE r.name = ?`, []any{repo}, func(r *sql.Rows) error {
 		var index, part int64
 		err := r.Scan(&index, &part)
@@ -427,20 +412,20 @@ func (c *Catalog) pullsIn(ctx context.Context, repo string) (p imagePulls, here 
 
 // Newest returns when a tag was last set, or an image last came or was pulled, in any
 // repository; 0 is the time of none. It reads all tags and manifests.
-func (c *Catalog) Newest(ctx context.Context) (ms int64, err error) {
-	err = c.db.row(whole(ctx), `SELECT COALESCE(MAX(at), 0) FROM (SELECT MAX(updated_at) AS at FROM tags UNION ALL SELECT MAX(pulled_at) FROM tags
+func (c *Retention) Newest(ctx context.Context) (ms int64, err error) {
+	err = c.DB.Row(engine.Whole(ctx), `SELECT COALESCE(MAX(at), 0) FROM (SELECT MAX(updated_at) AS at FROM tags UNION ALL SELECT MAX(pulled_at) FROM tags
 		UNION ALL SELECT MAX(created_at) FROM manifests UNION ALL SELECT MAX(pulled_at) FROM manifests) n`, nil, &ms)
 	return ms, err
 }
 
 // checkParts refuses to remove a manifest that an immutable tag points at, or that is
 // part of an index, at any depth, that one points at.
-func (t *tx) checkParts(id int64, immutable func(string) bool) error {
+func checkParts(t *engine.Tx, id int64, immutable func(string) bool) error {
 	if immutable == nil {
 		return nil
 	}
 	var fixed *ImmutableError
-	err := t.rows(`WITH RECURSIVE whole(id) AS (SELECT m.id FROM manifests m WHERE m.id = ?
+	err := t.Rows(`WITH RECURSIVE engine.Whole(id) AS (SELECT m.id FROM manifests m WHERE m.id = ?
 			UNION SELECT f.manifest_id FROM whole w CROSS JOIN manifests m ON m.id = w.id
 			CROSS JOIN refs f ON f.repo_id = m.repo_id AND f.blob_id = m.blob_id)
 		SELECT t.name, w.id FROM whole w CROSS JOIN tags t ON t.manifest_id = w.id ORDER BY t.name`, []any{id}, func(r *sql.Rows) error {
@@ -451,7 +436,7 @@ func (t *tx) checkParts(id int64, immutable func(string) bool) error {
 		}
 		if immutable(name) {
 			fixed = &ImmutableError{Tag: name, Part: at != id}
-			return errEnough
+			return engine.ErrEnough
 		}
 		return nil
 	})

@@ -1,4 +1,4 @@
-package catalog
+package catalog_test
 
 import (
 	"encoding/json"
@@ -13,12 +13,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/browse"
+	"example.org/slipway/registry/catalog/catalogtest"
+	"example.org/slipway/registry/catalog/engine"
+	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/registry/catalog/repair"
+	"example.org/slipway/registry/catalog/snapshot"
 )
 
 // script calls methods of a catalogue and records their results.
 type script struct {
 	t   *testing.T
-	c   *Catalog
+	c   *catalog.Catalog
 	now time.Time
 	out []string
 }
@@ -48,9 +55,9 @@ func contentOf(i int) ([]byte, oci.Digest) {
 // TestSameAnswers checks that both databases give the same answers to a long series of calls.
 func TestSameAnswers(t *testing.T) {
 	var outs [][]string
-	onBoth(t, func(t *testing.T, base *bed) {
+	servers.OnBoth(t, func(t *testing.T, base *catalogtest.Bed) {
 		s := &script{t: t, now: time.UnixMilli(1_700_000_000_000)}
-		s.c = base.open(t, &Options{Clock: func() time.Time { return s.now }, Grace: time.Hour})
+		s.c = open(t, base, &catalog.Options{Clock: func() time.Time { return s.now }, Grace: time.Hour})
 		s.push()
 		s.readAll()
 		s.optional()
@@ -76,8 +83,8 @@ func TestSameAnswers(t *testing.T) {
 }
 
 // manifestOf returns a manifest of the contents with the numbers from to to.
-func manifestOf(name string, from, to int, tags ...string) NewManifest {
-	m := NewManifest{Manifest: Manifest{MediaType: "application/vnd.oci.image.manifest.v1+json", Content: []byte("manifest " + name)}, Tags: tags}
+func manifestOf(name string, from, to int, tags ...string) catalog.NewManifest {
+	m := catalog.NewManifest{Manifest: catalog.Manifest{MediaType: "application/vnd.oci.image.manifest.v1+json", Content: []byte("manifest " + name)}, Tags: tags}
 	m.Digest = oci.SHA256(m.Content)
 	for i := from; i < to; i++ {
 		_, d := contentOf(i)
@@ -90,12 +97,12 @@ func (s *script) push() {
 	ctx := s.t.Context()
 	for i := range 40 {
 		b, d := contentOf(i)
-		blob := Blob{Digest: d, Size: int64(len(b)), Content: b}
+		blob := catalog.Blob{Digest: d, Size: int64(len(b)), Content: b}
 		if i%3 == 0 {
 			blob.Content = nil
 		}
-		s.note("put", s.c.putBlob(ctx, fmt.Sprintf("repo/%d", i%2), blob, ""))
-		s.note("put again", s.c.putBlob(ctx, fmt.Sprintf("repo/%d", i%2), blob, ""))
+		s.note("put", putBlob(ctx, s.c, fmt.Sprintf("repo/%d", i%2), blob, ""))
+		s.note("put again", putBlob(ctx, s.c, fmt.Sprintf("repo/%d", i%2), blob, ""))
 	}
 	for i := range 20 {
 		_, d := contentOf(2*i + 1)
@@ -105,10 +112,10 @@ func (s *script) push() {
 	_, err := s.c.MountBlob(ctx, "repo/2", "repo/none", oci.SHA256(nil))
 	s.note("mount nothing", err)
 	empty := oci.SHA256([]byte{})
-	s.note("empty", s.c.putBlob(ctx, "repo/0", Blob{Digest: empty, Content: []byte{}}, ""))
+	s.note("empty", putBlob(ctx, s.c, "repo/0", catalog.Blob{Digest: empty, Content: []byte{}}, ""))
 	b, err := s.c.Blob(ctx, "repo/0", empty)
 	s.note("empty", err, b)
-	p, err := s.c.Presence(ctx, []oci.Digest{empty})
+	p, err := repair.New(s.c.DB).Presence(ctx, []oci.Digest{empty})
 	s.note("empty is inline", err, p)
 	_, d := contentOf(3)
 	b, err = s.c.LinkStored(ctx, "repo/3", d)
@@ -124,7 +131,7 @@ func (s *script) push() {
 	s.note("manifest", err, replaced)
 	m = manifestOf("missing", 30, 300, "v9")
 	_, err = s.c.PutManifest(ctx, "repo/1", m)
-	var missing *MissingError
+	var missing *catalog.MissingError
 	s.note("missing", err, errors.As(err, &missing), missing)
 	m = manifestOf("a", 0, 30)
 	m.MediaType = "other"
@@ -140,7 +147,7 @@ func (s *script) push() {
 	large.Annotations = map[string]string{"large": strings.Repeat("x", 70<<10)}
 	_, err = s.c.PutManifest(ctx, "repo/0", large)
 	s.note("large", err)
-	index := NewManifest{Manifest: Manifest{Digest: oci.SHA256([]byte("index")), MediaType: "index", Content: []byte("index")},
+	index := catalog.NewManifest{Manifest: catalog.Manifest{Digest: oci.SHA256([]byte("index")), MediaType: "index", Content: []byte("index")},
 		Manifests: []oci.Digest{manifestOf("a", 0, 0).Digest, manifestOf("b", 0, 0).Digest}, Tags: []string{"index"}}
 	_, err = s.c.PutManifest(ctx, "repo/0", index)
 	s.note("index", err)
@@ -154,7 +161,7 @@ func (s *script) readAll() {
 		s.note("blob", err, b, b.Content == nil)
 		b, err = s.c.StoredBlob(ctx, d)
 		s.note("stored", err, b)
-		known, err := s.c.Known(ctx, d)
+		known, err := s.c.Garbage.Known(ctx, d)
 		s.note("known", err, known)
 	}
 	for _, tag := range []string{"v1", "V1", "none", "large"} {
@@ -177,24 +184,24 @@ func (s *script) readAll() {
 	}
 	n, err := s.c.Counts(ctx)
 	s.note("counts", err, n)
-	e, err := s.c.Extent(ctx)
+	e, err := repair.New(s.c.DB).Extent(ctx)
 	e.LastContent, e.LastManifest = 0, 0 // PostgreSQL skips IDs
 	s.note("extent", err, e)
-	contents, err := s.c.Contents(ctx, 0, 7)
+	contents, err := repair.New(s.c.DB).Contents(ctx, 0, 7)
 	for i := range contents {
 		contents[i].ID = 0
 	}
 	s.note("contents", err, contents)
 	_, d := contentOf(4)
-	uses, err := s.c.Uses(ctx, d, 10)
+	uses, err := repair.New(s.c.DB).Uses(ctx, d, 10)
 	s.note("uses", err, uses)
 	_, other := contentOf(3)
-	p, err := s.c.Presence(ctx, []oci.Digest{d, other, oci.SHA256([]byte("?"))})
+	p, err := repair.New(s.c.DB).Presence(ctx, []oci.Digest{d, other, oci.SHA256([]byte("?"))})
 	s.note("presence", err, p)
 	s.note("ping", s.c.Ping(ctx))
-	complaints, err := s.c.Integrity(ctx, false, 10)
+	complaints, err := s.c.DB.Integrity(ctx, false, 10)
 	s.note("integrity", err, complaints)
-	now, err := s.c.Now(ctx)
+	now, err := s.c.DB.Now(ctx)
 	s.note("now", err, now)
 }
 
@@ -207,17 +214,17 @@ func (s *script) optional() {
 	}
 	_, err := s.c.PutManifest(ctx, "repo/0", m)
 	s.note("optional", err)
-	rows, err := s.c.ManifestRows(ctx, 0, 10)
+	rows, err := repair.New(s.c.DB).ManifestRows(ctx, 0, 10)
 	s.note("rows", err, len(rows))
 	for _, row := range rows {
-		refs, ok, err := s.c.RefsOf(ctx, row)
+		refs, ok, err := repair.New(s.c.DB).RefsOf(ctx, row)
 		s.note("refs", err, ok, len(refs))
 	}
-	done, err := s.c.DropRefs(ctx, rows[0], []oci.Digest{m.Optional[0].Digest})
+	done, err := repair.New(s.c.DB).DropRefs(ctx, rows[0], []oci.Digest{m.Optional[0].Digest})
 	s.note("drop refs", err, done)
-	done, err = s.c.AddRefs(ctx, rows[0], m.Optional[:4])
+	done, err = repair.New(s.c.DB).AddRefs(ctx, rows[0], m.Optional[:4])
 	s.note("add refs", err, done)
-	done, err = s.c.LinkNamed(ctx, rows[0], m.Optional[0].Digest)
+	done, err = repair.New(s.c.DB).LinkNamed(ctx, rows[0], m.Optional[0].Digest)
 	s.note("link named", err, done)
 	tags, err := s.c.DeleteManifest(ctx, "repo/0", m.Digest, nil)
 	s.note("delete", err, tags)
@@ -229,47 +236,47 @@ func (s *script) optional() {
 	s.note("delete tag", s.c.DeleteTag(ctx, "repo/0", "V1", nil))
 	s.now = s.now.Add(2 * time.Hour)
 	for _, dry := range []bool{true, false, false} {
-		out, _, err := s.c.Collect(ctx, CollectOptions{Before: s.now, DryRun: dry, Untagged: true})
+		out, _, err := s.c.Garbage.Collect(ctx, catalog.CollectOptions{Before: s.now, DryRun: dry, Untagged: true})
 		s.note("collect", err, out.Examined, out.Unlinked, len(out.Dropped), out.Objects, out.Cut, out.Freed)
 	}
-	left, err := s.c.Deleting(ctx, 10)
-	slices.SortFunc(left, func(a, b Blob) int { return strings.Compare(string(a.Digest), string(b.Digest)) })
+	left, err := s.c.Garbage.Deleting(ctx, 10)
+	slices.SortFunc(left, func(a, b catalog.Blob) int { return strings.Compare(string(a.Digest), string(b.Digest)) })
 	s.note("deleting", err, left)
 	for _, b := range left {
-		granted, err := s.c.BeginDeleting(ctx, "me", time.Minute, b.Digest)
+		granted, err := s.c.Garbage.BeginDeleting(ctx, "me", time.Minute, b.Digest)
 		s.note("begin", err, granted)
-		deleting, err := s.c.IsDeleting(ctx, b.Digest)
+		deleting, err := s.c.Garbage.IsDeleting(ctx, b.Digest)
 		s.note("is deleting", err, deleting)
-		s.note("forget", s.c.Forget(ctx, b.Digest))
+		s.note("forget", s.c.Garbage.Forget(ctx, b.Digest))
 	}
 }
 
 func (s *script) repairs() {
 	ctx := s.t.Context()
 	b, d := contentOf(7)
-	shown, err := s.c.SetContent(ctx, d, b)
+	shown, err := repair.New(s.c.DB).SetContent(ctx, d, b)
 	s.note("set content", err, shown)
-	shown, err = s.c.SetSize(ctx, d, 99)
+	shown, err = repair.New(s.c.DB).SetSize(ctx, d, 99)
 	s.note("set size", err, shown)
-	shown, err = s.c.MarkAbsent(ctx, d, false)
+	shown, err = repair.New(s.c.DB).MarkAbsent(ctx, d, false)
 	s.note("absent", err, shown)
-	shown, err = s.c.MarkAbsent(ctx, d, true)
+	shown, err = repair.New(s.c.DB).MarkAbsent(ctx, d, true)
 	s.note("absent", err, shown)
-	s.note("leak", s.c.db.write(ctx, func(t *tx) error {
-		_, err := t.exec(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES ('sha256:leak', 1, 1, NULL, 0)`)
+	s.note("leak", s.c.DB.Write(ctx, func(t *engine.Tx) error {
+		_, err := t.Exec(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES ('sha256:leak', 1, 1, NULL, 0)`)
 		return err
 	}))
-	leaks, err := s.c.Leaks(ctx, 0, 10)
+	leaks, err := repair.New(s.c.DB).Leaks(ctx, 0, 10)
 	s.note("leaks", err, len(leaks))
 	for _, l := range leaks {
-		done, err := s.c.QueueLeak(ctx, l)
+		done, err := repair.New(s.c.DB).QueueLeak(ctx, l)
 		s.note("queue leak", err, done)
 	}
-	s.note("postpone", s.c.Postpone(ctx, []Postponed{{"repo/0", d, s.now.Add(time.Hour)}}))
-	s.note("untagged", s.c.QueueUntagged(ctx))
+	s.note("postpone", s.c.Garbage.Postpone(ctx, []catalog.Postponed{{"repo/0", d, s.now.Add(time.Hour)}}))
+	s.note("untagged", s.c.Garbage.QueueUntagged(ctx))
 	adopted := manifestOf("adopted", 0, 1)
-	n, err := s.c.Adopt(ctx, []AdoptRow{
-		{Repo: "adopted", Blob: &Blob{Digest: d, Size: int64(len(b))}},
+	n, err := s.c.Adopt(ctx, []catalog.AdoptRow{
+		{Repo: "adopted", Blob: &catalog.Blob{Digest: d, Size: int64(len(b))}},
 		{Repo: "adopted", Manifest: &adopted.Manifest, Named: []oci.Descriptor{{Digest: d, Size: 1}}, At: s.now},
 		{Repo: "adopted", Tag: "t", Target: manifestOf("adopted", 0, 1).Digest, At: s.now},
 		{Repo: "adopted", Tag: "u", Target: d, At: s.now}})
@@ -278,7 +285,7 @@ func (s *script) repairs() {
 
 func (s *script) dangling() {
 	ctx := s.t.Context()
-	s.note("damage", s.c.db.write(ctx, func(t *tx) error {
+	s.note("damage", s.c.DB.Write(ctx, func(t *engine.Tx) error {
 		for _, q := range []string{
 			`INSERT INTO links (repo_id, blob_id, created_at) VALUES (900, 901, 0), (1, 901, 0)`,
 			`INSERT INTO refs (repo_id, blob_id, manifest_id) VALUES (1, 901, 902)`,
@@ -286,22 +293,22 @@ func (s *script) dangling() {
 			`INSERT INTO manifests (id, repo_id, blob_id, media_type, artifact_type, created_at, pulled_at) VALUES (990, 904, 1, '', '', 0, 0)`,
 			`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) VALUES (7, 1, 1, 0), (0, 905, 1, 0)`,
 		} {
-			if _, err := t.exec(q); err != nil {
+			if _, err := t.Exec(q); err != nil {
 				return err
 			}
 		}
 		return nil
 	}))
-	var last *Dangling
+	var last *repair.Dangling
 	for {
-		list, err := s.c.Dangling(ctx, last, 2)
+		list, err := repair.New(s.c.DB).Dangling(ctx, last, 2)
 		s.note("dangling", err, fmt.Sprint(list))
 		if len(list) == 0 || err != nil {
 			break
 		}
 		for _, d := range list {
 			last = &d
-			done, err := s.c.DeleteDangling(ctx, d)
+			done, err := repair.New(s.c.DB).DeleteDangling(ctx, d)
 			s.note("delete dangling", err, done)
 		}
 	}
@@ -314,120 +321,120 @@ func (s *script) gear() {
 		_, d := contentOf(8 + i)
 		layers = append(layers, d)
 	}
-	s.note("queue", s.c.QueueGear(ctx, layers...))
-	s.note("requeue", s.c.RequeueGear(ctx, layers[0]))
-	s.note("defer", s.c.DeferGearJob(ctx, layers[1], "no\x00luck", s.now))
-	jobs, err := s.c.GearJobs(ctx, 10)
+	s.note("queue", gearfacts.NewLayers(s.c.DB).Queue(ctx, layers...))
+	s.note("requeue", gearfacts.NewLayers(s.c.DB).Requeue(ctx, layers[0]))
+	s.note("defer", gearfacts.NewLayers(s.c.DB).DeferJob(ctx, layers[1], "no\x00luck", s.now))
+	jobs, err := gearfacts.NewLayers(s.c.DB).Jobs(ctx, 10)
 	s.note("jobs", err, jobs)
-	failed, err := s.c.FailedGear(ctx, "", 10)
+	failed, err := gearfacts.NewLayers(s.c.DB).Failed(ctx, "", 10)
 	s.note("failed", err, failed)
-	waiting, broken, err := s.c.GearQueue(ctx)
+	waiting, broken, err := gearfacts.NewLayers(s.c.DB).QueueCounts(ctx)
 	s.note("queue", err, waiting, broken)
-	s.note("end", s.c.EndGearJob(ctx, layers[0]))
-	names := []GearName{}
-	pack := NewGearPack{Digest: GearName{9}, Size: 5000, Dense: true, NotBefore: s.now}
+	s.note("end", gearfacts.NewLayers(s.c.DB).EndJob(ctx, layers[0]))
+	names := []gearfacts.Name{}
+	pack := gearfacts.NewPack{Digest: gearfacts.Name{9}, Size: 5000, Dense: true, NotBefore: s.now}
 	for i := range 100 {
-		names = append(names, GearName{1, byte(i)})
-		pack.Files = append(pack.Files, GearFile{Name: GearName{1, byte(i)}, Size: 10, Off: int64(i), Stored: 1, Encoding: 2})
+		names = append(names, gearfacts.Name{1, byte(i)})
+		pack.Files = append(pack.Files, gearfacts.File{Name: gearfacts.Name{1, byte(i)}, Size: 10, Off: int64(i), Stored: 1, Encoding: 2})
 		pack.Bytes++
 	}
-	s.note("intend", s.c.IntendGear(ctx, "w", pack.Digest))
-	layer := NewGearLayer{GearLayer: GearLayer{Digest: layers[0], Index: names[0], Files: 70, Bytes: 700, Embedded: true}, Names: names[:70]}
-	s.note("record", s.c.RecordGear(ctx, GearRecord{Writer: "w", Packs: []NewGearPack{pack}, Layer: &layer, Repo: "staged", Staged: names[90:], Until: s.now.Add(time.Minute)}))
-	s.note("grant", s.c.GrantGear(ctx, "repo/0", layers[0]))
-	s.note("copy grant", s.c.CopyGearGrant(ctx, "repo/0", "repo/1", layers[0]))
-	granted, err := s.c.GearGranted(ctx, "repo/0", layers[0])
+	s.note("intend", gearfacts.NewFiles(s.c.DB).Intend(ctx, "w", pack.Digest))
+	layer := gearfacts.NewLayer{Layer: gearfacts.Layer{Digest: layers[0], Index: names[0], Files: 70, Bytes: 700, Embedded: true}, Names: names[:70]}
+	s.note("record", gearfacts.NewFiles(s.c.DB).Record(ctx, gearfacts.Record{Writer: "w", Packs: []gearfacts.NewPack{pack}, Layer: &layer, Repo: "staged", Staged: names[90:], Until: s.now.Add(time.Minute)}))
+	s.note("grant", gearfacts.NewLayers(s.c.DB).Grant(ctx, "repo/0", layers[0]))
+	s.note("copy grant", gearfacts.NewLayers(s.c.DB).CopyGrant(ctx, "repo/0", "repo/1", layers[0]))
+	granted, err := gearfacts.NewLayers(s.c.DB).Granted(ctx, "repo/0", layers[0])
 	s.note("granted", err, granted)
-	visible, err := s.c.GearVisible(ctx, "repo/0", append(names, GearName{7}))
+	visible, err := gearfacts.NewFiles(s.c.DB).Visible(ctx, "repo/0", append(names, gearfacts.Name{7}))
 	s.note("visible", err, visible)
-	repos, err := s.c.GearRepositories(ctx, layers[0])
+	repos, err := gearfacts.NewLayers(s.c.DB).Repositories(ctx, layers[0])
 	s.note("repositories", err, repos)
-	files, err := s.c.GearPackFiles(ctx, 1)
+	files, err := gearfacts.NewFiles(s.c.DB).PackFiles(ctx, 1)
 	s.note("files", err, len(files), files[99])
-	packs, err := s.c.GearPacks(ctx, 0, 10)
+	packs, err := gearfacts.NewFiles(s.c.DB).Packs(ctx, 0, 10)
 	s.note("packs", err, packs)
-	s.note("lose", s.c.LoseGear(ctx, names[1], pack.Digest))
-	lost, err := s.c.GearLayerLost(ctx, layers[0])
+	s.note("lose", gearfacts.NewFiles(s.c.DB).Lose(ctx, names[1], pack.Digest))
+	lost, err := gearfacts.NewLayers(s.c.DB).LayerLost(ctx, layers[0])
 	s.note("lost", err, lost)
-	s.note("queue lost", s.c.QueueLostGear(ctx))
-	of, err := s.c.GearLayersOf(ctx, names[1], 4)
+	s.note("queue lost", gearfacts.NewLayers(s.c.DB).QueueLost(ctx))
+	of, err := gearfacts.NewLayers(s.c.DB).LayersOf(ctx, names[1], 4)
 	s.note("layers of", err, of)
-	known, err := s.c.GearPackKnown(ctx, pack.Digest)
+	known, err := gearfacts.NewFiles(s.c.DB).PackKnown(ctx, pack.Digest)
 	s.note("known", err, known)
-	s.note("profile", s.c.ChangeGearProfile(ctx, layers[1], func(old []byte) ([]byte, error) { return append(old, 1), nil }))
-	s.note("profile", s.c.ChangeGearProfile(ctx, layers[1], func(old []byte) ([]byte, error) { return append(old, 2), nil }))
-	profile, err := s.c.GearProfile(ctx, layers[1])
+	s.note("profile", gearfacts.NewLayers(s.c.DB).ChangeProfile(ctx, layers[1], func(old []byte) ([]byte, error) { return append(old, 1), nil }))
+	s.note("profile", gearfacts.NewLayers(s.c.DB).ChangeProfile(ctx, layers[1], func(old []byte) ([]byte, error) { return append(old, 2), nil }))
+	profile, err := gearfacts.NewLayers(s.c.DB).Profile(ctx, layers[1])
 	s.note("profile", err, profile)
 	for i, kind := range []string{"a", "b", "a", "a"} {
 		s.now = s.now.Add(time.Second)
-		s.note("donor", s.c.PutGearDonor(ctx, GearDonor{"repo/0", oci.SHA256([]byte{byte(i)}), []byte{byte(i)}}, kind, 2))
+		s.note("donor", gearfacts.NewLayers(s.c.DB).PutDonor(ctx, gearfacts.Donor{Repo: "repo/0", Manifest: oci.SHA256([]byte{byte(i)}), Data: []byte{byte(i)}}, kind, 2))
 	}
-	s.note("donor of none", s.c.PutGearDonor(ctx, GearDonor{"none", layers[0], []byte{1}}, "a", 2))
-	donors, err := s.c.GearDonors(ctx, "repo/0")
+	s.note("donor of none", gearfacts.NewLayers(s.c.DB).PutDonor(ctx, gearfacts.Donor{Repo: "none", Manifest: layers[0], Data: []byte{1}}, "a", 2))
+	donors, err := gearfacts.NewLayers(s.c.DB).Donors(ctx, "repo/0")
 	s.note("donors", err, donors)
-	donors, err = s.c.LastGearDonors(ctx, 2)
+	donors, err = gearfacts.NewLayers(s.c.DB).LastDonors(ctx, 2)
 	s.note("last donors", err, donors)
 	s.now = s.now.Add(time.Hour)
 	for range 4 {
-		n, err := s.c.CollectGear(ctx, 8)
+		n, err := gearfacts.NewFiles(s.c.DB).Collect(ctx, 8)
 		s.note("collect", err, n)
 	}
-	counts, err := s.c.GearCounts(ctx)
+	counts, err := gearfacts.NewFiles(s.c.DB).Counts(ctx)
 	s.note("counts", err, counts)
-	writers, err := s.c.GearWriters(ctx)
+	writers, err := gearfacts.NewFiles(s.c.DB).Writers(ctx)
 	s.note("writers", err, writers)
-	gone, err := s.c.DeletingGear(ctx, 5)
+	gone, err := gearfacts.NewFiles(s.c.DB).Deleting(ctx, 5)
 	s.note("gone", err, gone)
-	job, err := s.c.GearJob(ctx, layers[0])
+	job, err := gearfacts.NewLayers(s.c.DB).Job(ctx, layers[0])
 	s.note("job", err, job)
 }
 
 func (s *script) retention() {
 	ctx := s.t.Context()
-	s.note("pulls", s.c.RecordPulls(ctx, []Pull{{"repo/0", "v1", 5}, {"repo/0", string(manifestOf("a", 0, 0).Digest), 7}, {"none", "x", 1}}))
-	infos, err := s.c.RetentionInfos(ctx, "repo/0", nil)
+	s.note("pulls", s.c.RecordPulls(ctx, []catalog.Pull{{"repo/0", "v1", 5}, {"repo/0", string(manifestOf("a", 0, 0).Digest), 7}, {"none", "x", 1}}))
+	infos, err := s.c.Retention.Infos(ctx, "repo/0", nil)
 	s.note("infos", err, infos)
 	for n, i := range infos {
-		t := TagInfo{Name: i.Name, Digest: i.Digest, Updated: time.UnixMilli(int64(3 * n)), LastPull: time.UnixMilli(6)}
+		t := catalog.TagInfo{Name: i.Name, Digest: i.Digest, Updated: time.UnixMilli(int64(3 * n)), LastPull: time.UnixMilli(6)}
 		if n%2 == 1 {
 			t.Digest = "sha256:another" // the tag has moved since
 		}
-		s.note("times", s.c.SetTagTimes(ctx, "repo/0", t))
+		s.note("times", s.c.Retention.SetTagTimes(ctx, "repo/0", t))
 	}
-	infos, err = s.c.RetentionInfos(ctx, "repo/0", func(string, oci.Digest) bool { return true })
+	infos, err = s.c.Retention.Infos(ctx, "repo/0", func(string, oci.Digest) bool { return true })
 	s.note("set", err, infos)
 	for _, i := range infos {
 		if i.Name == "index" {
-			removed, err := s.c.RetireTag(ctx, "repo/0", i.TagInfo, RetireOptions{})
+			removed, err := s.c.Retention.RetireTag(ctx, "repo/0", i.TagInfo, catalog.RetireOptions{})
 			s.note("retire", err, removed)
 		}
 	}
-	at, err := s.c.Newest(ctx)
+	at, err := s.c.Retention.Newest(ctx)
 	s.note("newest", err, at > 0)
 	for _, m := range []time.Duration{1000, 1010, 1200, 1005} { // the third is too far ahead, the last is behind
-		err := s.c.NoteClock(ctx, time.UnixMilli(int64(m)), 50*time.Millisecond)
-		at, err2 := s.c.Clock(ctx)
+		err := s.c.Settings.NoteClock(ctx, time.UnixMilli(int64(m)), 50*time.Millisecond)
+		at, err2 := s.c.Settings.Clock(ctx)
 		s.note("clock", errors.Join(err, err2), at)
 	}
-	s.note("trust", s.c.NoteClock(ctx, time.UnixMilli(7), 0))
-	at, err = s.c.Clock(ctx)
+	s.note("trust", s.c.Settings.NoteClock(ctx, time.UnixMilli(7), 0))
+	at, err = s.c.Settings.Clock(ctx)
 	s.note("clock", err, at)
 	s.parts()
 	for i, day := range []int{1000, 1001, 1002, 1030, 1030, 1032} {
 		now := time.UnixMilli(0).UTC().AddDate(0, 0, day)
-		begun, err := s.c.Begin(ctx, fmt.Sprint("boot ", i/2), now, time.Hour, 7*24*time.Hour)
+		begun, err := s.c.Settings.Begin(ctx, fmt.Sprint("boot ", i/2), now, time.Hour, 7*24*time.Hour)
 		s.note("begin", err, begun.Crashed, begun.Rebooted, begun.Idle, begun.HoldBack.Sub(now))
 		if i > 0 {
-			s.note("end", s.c.End(ctx, now.Add(time.Minute)))
+			s.note("end", s.c.Settings.End(ctx, now.Add(time.Minute)))
 		}
 	}
 	for i := range 3 {
-		s.note("append", s.c.QueueAppend(ctx, "q", []byte{byte(i)}))
+		s.note("append", s.c.Queue.Append(ctx, "q", []byte{byte(i)}))
 	}
-	items, err := s.c.QueueNext(ctx, "q", 2)
+	items, err := s.c.Queue.Next(ctx, "q", 2)
 	s.note("next", err, len(items), items[0].Payload)
-	s.note("delete", s.c.QueueDelete(ctx, items[0].ID))
-	n, err := s.c.QueueLen(ctx, "q")
+	s.note("delete", s.c.Queue.Delete(ctx, items[0].ID))
+	n, err := s.c.Queue.Len(ctx, "q")
 	s.note("len", err, n)
 }
 
@@ -436,7 +443,7 @@ func (s *script) parts() {
 	ctx := s.t.Context()
 	var below []oci.Digest
 	for i := range 3 {
-		m := NewManifest{Manifest: Manifest{Digest: oci.SHA256(fmt.Append(nil, "part", i)), MediaType: "x/y", Content: fmt.Append(nil, "part", i)}, Manifests: below}
+		m := catalog.NewManifest{Manifest: catalog.Manifest{Digest: oci.SHA256(fmt.Append(nil, "part", i)), MediaType: "x/y", Content: fmt.Append(nil, "part", i)}, Manifests: below}
 		if i == 2 {
 			m.Tags = []string{"fixed", "z"}
 		}
@@ -448,15 +455,15 @@ func (s *script) parts() {
 	s.note("here", err, here)
 	for i := range 3 {
 		tags, err := s.c.DeleteManifest(ctx, "parts", oci.SHA256(fmt.Append(nil, "part", i)), func(tag string) bool { return tag == "fixed" })
-		var fixed *ImmutableError
+		var fixed *catalog.ImmutableError
 		s.note("delete part", err, tags, errors.As(err, &fixed) && fixed.Part == (i < 2))
 	}
-	images, err := s.c.Images(ctx, ImageQuery{Limit: 1, Only: func(repo string) bool { return repo == "parts" }})
+	images, err := browse.New(s.c.DB).Images(ctx, browse.ImageQuery{Limit: 1, Only: func(repo string) bool { return repo == "parts" }})
 	s.note("images", err, len(images), images[0].Repo, images[0].Tags)
 	tags, err := s.c.DeleteManifest(ctx, "parts", below[0], nil)
 	s.note("delete", err, tags)
 	for range 2 {
-		out, _, err := s.c.Collect(ctx, CollectOptions{Before: s.now.Add(2 * time.Hour), Max: 1000})
+		out, _, err := s.c.Garbage.Collect(ctx, catalog.CollectOptions{Before: s.now.Add(2 * time.Hour), Max: 1000})
 		n := 0
 		for _, u := range out.Unlinked {
 			if u.Manifest && u.Repo == "parts" {
@@ -469,22 +476,22 @@ func (s *script) parts() {
 
 func (s *script) rest() {
 	ctx := s.t.Context()
-	s.note("save", s.c.SaveUploads(ctx, Upload{ID: "u1", Repo: "r", Size: 5, State: "st", Hash: []byte{1}, Content: []byte{}},
-		Upload{ID: "u2", Repo: "r", Content: []byte("x")}))
-	u, err := s.c.Upload(ctx, "r", "u1")
+	s.note("save", s.c.Uploads.Save(ctx, catalog.Upload{ID: "u1", Repo: "r", Size: 5, State: "st", Hash: []byte{1}, Content: []byte{}},
+		catalog.Upload{ID: "u2", Repo: "r", Content: []byte("x")}))
+	u, err := s.c.Uploads.Get(ctx, "r", "u1")
 	s.note("upload", err, u)
-	stale, err := s.c.StaleUploads(ctx, s.now.Add(time.Hour), 5)
+	stale, err := s.c.Uploads.Stale(ctx, s.now.Add(time.Hour), 5)
 	s.note("stale", err, stale)
-	states, err := s.c.UploadStates(ctx)
+	states, err := s.c.Uploads.States(ctx)
 	s.note("states", err, states)
-	intents, err := s.c.Intents(ctx)
+	intents, err := s.c.Uploads.Intents(ctx)
 	s.note("intents", err, intents)
-	dropped, err := s.c.DropStoredUploads(ctx)
+	dropped, err := s.c.Uploads.DropStored(ctx)
 	s.note("dropped", err, dropped)
-	s.note("end", s.c.DeleteUploads(ctx, "u2", "none"))
+	s.note("end", s.c.Uploads.Delete(ctx, "u2", "none"))
 	path := filepath.Join(s.t.TempDir(), "backup.db")
-	s.note("backup", s.c.Backup(ctx, path))
-	snap, err := OpenSnapshot(ctx, path)
+	s.note("backup", s.c.DB.Backup(ctx, path))
+	snap, err := snapshot.Open(ctx, path)
 	if err != nil {
 		s.t.Fatal(err, s.out[len(s.out)-1])
 	}

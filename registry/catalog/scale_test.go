@@ -1,4 +1,4 @@
-package catalog
+package catalog_test
 
 import (
 	"fmt"
@@ -10,15 +10,18 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/browse"
+	"example.org/slipway/registry/catalog/engine"
 )
 
 // big reports whether to run the large variants. They take minutes with the race detector.
 func big() bool { return os.Getenv("SLIPWAY_BIG_TESTS") == "1" }
 
 // fill makes n blobs of 100 bytes in 100 repositories, and a tagged manifest for every ten of them.
-func (c *Catalog) fill(t testing.TB, n int) {
+func fill(c *catalog.Catalog, t testing.TB, n int) {
 	t.Helper()
-	err := c.db.write(t.Context(), func(t *tx) error {
+	err := c.DB.Write(t.Context(), func(t *engine.Tx) error {
 		for _, s := range []struct {
 			query string
 			args  []any
@@ -33,7 +36,7 @@ func (c *Catalog) fill(t testing.TB, n int) {
 			{`INSERT INTO refs SELECT 1 + ((id - 1) / 10 + 1) % 100, id, (id - 1) / 10 + 1 FROM blobs WHERE id <= ?`, []any{n}},
 			{`INSERT INTO tags SELECT repo_id, printf('t%d', id), id, 0, 0 FROM manifests`, nil},
 		} {
-			if _, err := t.exec(s.query, s.args...); err != nil {
+			if _, err := t.Exec(s.query, s.args...); err != nil {
 				return err
 			}
 		}
@@ -57,21 +60,21 @@ func TestCollectCost(t *testing.T) {
 	var took []time.Duration
 	for _, n := range sizes {
 		now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-		c := openTest(t, &Options{Clock: func() time.Time { return now }})
-		c.fill(t, n)
+		c := openTest(t, &catalog.Options{Clock: func() time.Time { return now }})
+		fill(c, t, n)
 		var times []time.Duration
 		for round := range rounds {
 			var wg sync.WaitGroup
 			for i := range 100 {
 				id := n + 1 + (round*100+i)*(n/(1000*rounds))
-				wg.Go(func() { c.deleteByID(t, id) })
+				wg.Go(func() { deleteByID(c, t, id) })
 			}
 			wg.Wait()
 			now = now.Add(2 * time.Hour)
 			begin := time.Now()
 			sum, dropped := 0, 0
 			for {
-				out, _, err := c.Collect(t.Context(), CollectOptions{Before: now})
+				out, _, err := c.Garbage.Collect(t.Context(), catalog.CollectOptions{Before: now})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -98,10 +101,10 @@ func TestCollectCost(t *testing.T) {
 	}
 }
 
-func (c *Catalog) deleteByID(t *testing.T, blobID int) {
+func deleteByID(c *catalog.Catalog, t *testing.T, blobID int) {
 	var repo string
 	var d oci.Digest
-	err := c.db.row(t.Context(), `SELECT r.name, b.digest FROM manifests m JOIN repositories r ON r.id = m.repo_id
+	err := c.DB.Row(t.Context(), `SELECT r.name, b.digest FROM manifests m JOIN repositories r ON r.id = m.repo_id
 		JOIN blobs b ON b.id = m.blob_id WHERE m.blob_id = ?`, []any{blobID}, &repo, &d)
 	if err == nil {
 		_, err = c.DeleteManifest(t.Context(), repo, d, nil)
@@ -121,11 +124,11 @@ func TestMeasureCost(t *testing.T) {
 	var took []time.Duration
 	for _, n := range sizes {
 		c := openTest(t, nil)
-		c.fill(t, n)
+		fill(c, t, n)
 		best := time.Hour
 		for range 20 {
 			began := time.Now()
-			u, err := c.ManifestUse(t.Context(), "repo/r002", oci.Digest(fmt.Sprintf("sha256:%064x", n+1)), 10)
+			u, err := browse.New(c.DB).ManifestUse(t.Context(), "repo/r002", oci.Digest(fmt.Sprintf("sha256:%064x", n+1)), 10)
 			best = min(best, time.Since(began))
 			if err != nil || u.Size != 1100 || u.Missing != 0 {
 				t.Fatalf("the use is %+v, %v", u, err)
@@ -150,13 +153,13 @@ func TestManyTags(t *testing.T) {
 		n = 20_000
 	}
 	path := filepath.Join(t.TempDir(), "catalog.db")
-	c, err := Open(t.Context(), path, nil)
+	c, err := catalog.Open(t.Context(), path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.fill(t, 100)
-	err = c.db.write(t.Context(), func(t *tx) error {
-		_, err := t.exec(`WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM s WHERE i < ?)
+	fill(c, t, 100)
+	err = c.DB.Write(t.Context(), func(t *engine.Tx) error {
+		_, err := t.Exec(`WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM s WHERE i < ?)
 			INSERT INTO tags SELECT 1, printf('v%08d', i), 1 + i % 10, i, 0 FROM s`, n)
 		return err
 	})
@@ -167,7 +170,7 @@ func TestManyTags(t *testing.T) {
 		t.Fatal(err)
 	}
 	begin := time.Now()
-	if c, err = Open(t.Context(), path, nil); err != nil {
+	if c, err = catalog.Open(t.Context(), path, nil); err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()

@@ -6,7 +6,11 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog/engine"
 )
+
+// Settings are facts about the registry as a whole. All methods may run concurrently.
+type Settings struct{ DB *engine.DB }
 
 const (
 	// runningSetting holds the boot id of the machine while a process uses the
@@ -35,9 +39,9 @@ type Begun struct {
 
 // Begin notes that a process uses the catalogue from now on, on a machine with
 // the given boot id.
-func (c *Catalog) Begin(ctx context.Context, bootID string, now time.Time, grace, maxIdle time.Duration) (b Begun, err error) {
-	err = c.db.write(ctx, func(t *tx) error {
-		before, err := t.settings(runningSetting, seenSetting, holdSetting)
+func (c *Settings) Begin(ctx context.Context, bootID string, now time.Time, grace, maxIdle time.Duration) (b Begun, err error) {
+	err = c.DB.Write(ctx, func(t *engine.Tx) error {
+		before, err := settings(t, runningSetting, seenSetting, holdSetting)
 		if err != nil {
 			return err
 		}
@@ -58,7 +62,7 @@ func (c *Catalog) Begin(ctx context.Context, bootID string, now time.Time, grace
 			values[holdSetting] = strconv.FormatInt(b.HoldBack.UnixMilli(), 10)
 		}
 		for name, value := range values {
-			if err := t.set(name, value); err != nil {
+			if err := set(t, name, value); err != nil {
 				return err
 			}
 		}
@@ -68,11 +72,11 @@ func (c *Catalog) Begin(ctx context.Context, bootID string, now time.Time, grace
 }
 
 // settings returns the values of those of the names that have one.
-func (t *tx) settings(names ...string) (map[string]string, error) {
+func settings(t *engine.Tx, names ...string) (map[string]string, error) {
 	values := map[string]string{}
 	for _, name := range names {
 		var v string
-		switch err := t.row(`SELECT value FROM settings WHERE name = ?`, []any{name}, &v); err {
+		switch err := t.Row(`SELECT value FROM settings WHERE name = ?`, []any{name}, &v); err {
 		case nil:
 			values[name] = v
 		case ErrNotFound:
@@ -83,18 +87,18 @@ func (t *tx) settings(names ...string) (map[string]string, error) {
 	return values, nil
 }
 
-func (t *tx) set(name, value string) error {
-	_, err := t.exec(`INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value`, name, value)
+func set(t *engine.Tx, name, value string) error {
+	_, err := t.Exec(`INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value`, name, value)
 	return err
 }
 
 // End notes that the process ends in an orderly way.
-func (c *Catalog) End(ctx context.Context, now time.Time) error {
-	return c.db.write(ctx, func(t *tx) error {
-		if err := t.set(seenSetting, strconv.FormatInt(now.UnixMilli(), 10)); err != nil {
+func (c *Settings) End(ctx context.Context, now time.Time) error {
+	return c.DB.Write(ctx, func(t *engine.Tx) error {
+		if err := set(t, seenSetting, strconv.FormatInt(now.UnixMilli(), 10)); err != nil {
 			return err
 		}
-		_, err := t.exec(`DELETE FROM settings WHERE name = ?`, runningSetting)
+		_, err := t.Exec(`DELETE FROM settings WHERE name = ?`, runningSetting)
 		return err
 	})
 }
@@ -103,8 +107,8 @@ func (c *Catalog) End(ctx context.Context, now time.Time) error {
 const clockSetting = "clock"
 
 // Clock returns the latest time that NoteClock believed, in Unix milliseconds; 0: none.
-func (c *Catalog) Clock(ctx context.Context) (ms int64, err error) {
-	err = c.db.row(ctx, `SELECT CAST(value AS BIGINT) FROM settings WHERE name = ?`, []any{clockSetting}, &ms)
+func (c *Settings) Clock(ctx context.Context) (ms int64, err error) {
+	err = c.DB.Row(ctx, `SELECT CAST(value AS BIGINT) FROM settings WHERE name = ?`, []any{clockSetting}, &ms)
 	if err == ErrNotFound {
 		err = nil
 	}
@@ -114,12 +118,12 @@ func (c *Catalog) Clock(ctx context.Context) (ms int64, err error) {
 // NoteClock notes what time it is, unless that is more than a step after the time noted
 // last, or before it. A step of 0 believes every time. What Begin tells of the next process
 // counts from now in any case.
-func (c *Catalog) NoteClock(ctx context.Context, now time.Time, step time.Duration) error {
-	return c.db.write(ctx, func(t *tx) error {
-		if err := t.set(seenSetting, strconv.FormatInt(now.UnixMilli(), 10)); err != nil {
+func (c *Settings) NoteClock(ctx context.Context, now time.Time, step time.Duration) error {
+	return c.DB.Write(ctx, func(t *engine.Tx) error {
+		if err := set(t, seenSetting, strconv.FormatInt(now.UnixMilli(), 10)); err != nil {
 			return err
 		}
-		_, err := t.exec(`INSERT INTO settings (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = excluded.value
+		_, err := t.Exec(`INSERT INTO settings (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = excluded.value
 			WHERE CAST(?4 AS BIGINT) = 0 OR CAST(?3 AS BIGINT) BETWEEN CAST(settings.value AS BIGINT) AND CAST(settings.value AS BIGINT) + CAST(?4 AS BIGINT)`,
 			clockSetting, strconv.FormatInt(now.UnixMilli(), 10), now.UnixMilli(), step.Milliseconds())
 		return err
@@ -134,11 +138,11 @@ type Postponed struct {
 }
 
 // Postpone moves candidates of the collector to a later time. What is not queued
-// is passed over. Like SaveUploads it need not survive a power cut.
-func (c *Catalog) Postpone(ctx context.Context, list []Postponed) error {
-	return c.db.writeLazy(ctx, func(t *tx) error {
+// is passed over. Like Uploads.Save it need not survive a power cut.
+func (c *Garbage) Postpone(ctx context.Context, list []Postponed) error {
+	return c.DB.WriteLazy(ctx, func(t *engine.Tx) error {
 		for _, p := range list {
-			_, err := t.exec(`UPDATE gc_queue SET due_at = ?1 WHERE due_at < ?1
+			_, err := t.Exec(`UPDATE gc_queue SET due_at = ?1 WHERE due_at < ?1
 				AND repo_id = (SELECT id FROM repositories WHERE name = ?2) AND blob_id = (SELECT id FROM blobs WHERE digest = ?3)
 				AND kind IN (0, 1, 2)`, p.Until.UnixMilli(), p.Repo, string(p.Digest))
 			if err != nil {
@@ -149,15 +153,15 @@ func (c *Catalog) Postpone(ctx context.Context, list []Postponed) error {
 	})
 }
 
-// DropStoredUploads forgets all uploads whose bytes are in the object store and
+// DropStored forgets all uploads whose bytes are in the object store and
 // returns them.
-func (c *Catalog) DropStoredUploads(ctx context.Context) ([]Upload, error) {
-	list, err := c.uploads(ctx, `SELECT `+uploadColumns+` FROM uploads WHERE state <> ''`)
+func (c *Uploads) DropStored(ctx context.Context) ([]Upload, error) {
+	list, err := c.list(ctx, `SELECT `+uploadColumns+` FROM uploads WHERE state <> ''`)
 	if err != nil {
 		return nil, err
 	}
-	return list, c.db.write(ctx, func(t *tx) error {
-		_, err := t.exec(`DELETE FROM uploads WHERE state <> ''`)
+	return list, c.DB.Write(ctx, func(t *engine.Tx) error {
+		_, err := t.Exec(`DELETE FROM uploads WHERE state <> ''`)
 		return err
 	})
 }

@@ -1,4 +1,4 @@
-package catalog
+package catalog_test
 
 import (
 	"bytes"
@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/catalogtest"
 )
 
 // TestShrink fills a catalogue and collects a part of it. The file returns its free space if that
@@ -20,9 +22,9 @@ func TestShrink(t *testing.T) {
 		smaller bool
 	}{{400, true}, {320, true}, {40, false}} {
 		now := int64(1e12)
-		b := &bed{path: t.TempDir() + "/catalog.db"}
-		open := func() *Catalog {
-			c, err := b.try(t, &Options{Grace: time.Second, Clock: func() time.Time { return time.UnixMilli(now) }})
+		b := &catalogtest.Bed{Path: t.TempDir() + "/catalog.db"}
+		open := func() *catalog.Catalog {
+			c, err := try(t, b, &catalog.Options{Grace: time.Second, Clock: func() time.Time { return time.UnixMilli(now) }})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -35,7 +37,7 @@ func TestShrink(t *testing.T) {
 			for i := range 400 {
 				g.Go(func() error {
 					data := content(i)
-					return c.putBlob(t.Context(), fmt.Sprintf("r%d", i%7), Blob{Digest: oci.SHA256(data), Size: int64(len(data)), Content: data}, "")
+					return putBlob(t.Context(), c, fmt.Sprintf("r%d", i%7), catalog.Blob{Digest: oci.SHA256(data), Size: int64(len(data)), Content: data}, "")
 				})
 			}
 			if err := g.Wait(); err != nil {
@@ -46,7 +48,7 @@ func TestShrink(t *testing.T) {
 				if err := c.Close(); err != nil {
 					t.Fatal(err)
 				}
-				st, err := os.Stat(b.path)
+				st, err := os.Stat(b.Path)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -62,7 +64,7 @@ func TestShrink(t *testing.T) {
 			}
 			now += 10_000
 			for {
-				out, _, err := c.Collect(t.Context(), CollectOptions{Max: 256, Before: time.UnixMilli(now),
+				out, _, err := c.Garbage.Collect(t.Context(), catalog.CollectOptions{Max: 256, Before: time.UnixMilli(now),
 					Keep: func(_ string, d oci.Digest) (time.Time, bool) { return time.UnixMilli(now + 1000), true }})
 				if err != nil {
 					t.Fatal(err)
@@ -71,7 +73,7 @@ func TestShrink(t *testing.T) {
 					break
 				}
 			}
-			if err := c.Shrink(t.Context()); err != nil {
+			if err := c.DB.Shrink(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if after := size(); (after < full*3/4) != tt.smaller {
@@ -83,7 +85,7 @@ func TestShrink(t *testing.T) {
 					t.Fatalf("content %d afterwards: %v", i, err)
 				}
 			}
-			if complaints, err := c.Integrity(t.Context(), false, 10); err != nil || len(complaints) > 0 {
+			if complaints, err := c.DB.Integrity(t.Context(), false, 10); err != nil || len(complaints) > 0 {
 				t.Errorf("the file is damaged: %v, %v", complaints, err)
 			}
 		}

@@ -1,4 +1,4 @@
-package catalog
+package catalog_test
 
 import (
 	"fmt"
@@ -8,17 +8,21 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/browse"
+	"example.org/slipway/registry/catalog/catalogtest"
+	"example.org/slipway/registry/catalog/gearfacts"
 )
 
 // TestRepositorySizes measures repositories by what they show, what only they show, and what their
 // manifests name.
-func TestRepositorySizes(t *testing.T) { onBoth(t, testRepositorySizes) }
+func TestRepositorySizes(t *testing.T) { servers.OnBoth(t, testRepositorySizes) }
 
-func testRepositorySizes(t *testing.T, base *bed) {
-	ctx, c := t.Context(), base.open(t, nil)
+func testRepositorySizes(t *testing.T, base *catalogtest.Bed) {
+	ctx, c := t.Context(), open(t, base, nil)
 	put := func(repo string, i int, size int64) {
 		_, d := contentOf(i)
-		if err := c.putBlob(ctx, repo, Blob{Digest: d, Size: size}, ""); err != nil {
+		if err := putBlob(ctx, c, repo, catalog.Blob{Digest: d, Size: size}, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -35,14 +39,14 @@ func testRepositorySizes(t *testing.T, base *bed) {
 	put("a-b", 2, 1000)
 	put("a-b", 3, 10_000)
 	three := push("a-b", "three", 2, 4)
-	want := []RepositorySize{
+	want := []browse.RepositorySize{
 		{Name: "a", Manifests: 2, Bytes: 1100 + one + two, OnlyBytes: 100 + one + two, NamedBytes: 1200},
 		{Name: "a-b", Manifests: 1, Bytes: 11_000 + three, OnlyBytes: 10_000 + three, NamedBytes: 11_000},
 	}
 	for n := 1; n <= 3; n++ {
-		var got []RepositorySize
+		var got []browse.RepositorySize
 		for last := ""; ; last = got[len(got)-1].Name {
-			page, err := c.RepositorySizes(ctx, last, n)
+			page, err := browse.New(c.DB).RepositorySizes(ctx, last, n)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -54,7 +58,7 @@ func testRepositorySizes(t *testing.T, base *bed) {
 			t.Errorf("%d at a time: %s", n, d)
 		}
 	}
-	if n, err := c.IndexedBytes(ctx); err != nil || n != 0 {
+	if n, err := gearfacts.NewLayers(c.DB).IndexedBytes(ctx); err != nil || n != 0 {
 		t.Errorf("layers with an index: %d %v", n, err)
 	}
 }
@@ -65,7 +69,7 @@ func BenchmarkRepositorySizes(b *testing.B) {
 	for i := range 10_000 {
 		for j := range 10 {
 			d := oci.SHA256(fmt.Appendf(nil, "%d", (i*7+j)%50_000))
-			if err := c.putBlob(ctx, fmt.Sprintf("team/app-%05d", i), Blob{Digest: d, Size: 1000}, ""); err != nil {
+			if err := putBlob(ctx, c, fmt.Sprintf("team/app-%05d", i), catalog.Blob{Digest: d, Size: 1000}, ""); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -73,7 +77,7 @@ func BenchmarkRepositorySizes(b *testing.B) {
 	for b.Loop() {
 		began := time.Now()
 		for last, n := "", 200; n == 200; {
-			page, err := c.RepositorySizes(ctx, last, 200)
+			page, err := browse.New(c.DB).RepositorySizes(ctx, last, 200)
 			if err != nil {
 				b.Fatal(err)
 			}

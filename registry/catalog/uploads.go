@@ -7,7 +7,11 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog/engine"
 )
+
+// Uploads are those under way. All methods may run concurrently.
+type Uploads struct{ DB *engine.DB }
 
 const uploadColumns = `id, repo, size, state, hash, content, intent, updated_at, owner, until`
 
@@ -15,11 +19,11 @@ func scanUpload(scan func(...any) error) (Upload, error) {
 	var u Upload
 	var updated, until int64
 	err := scan(&u.ID, &u.Repo, &u.Size, &u.State, &u.Hash, &u.Content, &u.Intent, &updated, &u.Owner, &until)
-	u.UpdatedAt, u.Until = fromMillis(updated), fromMillis(until)
+	u.UpdatedAt, u.Until = engine.FromMillis(updated), engine.FromMillis(until)
 	return u, err
 }
 
-// SaveUploads records uploads as they stand, new or changed. Those with an
+// Save records uploads as they stand, new or changed. Those with an
 // intent are durable when it returns, and so are claims. The others survive the
 // end of the process but perhaps not a power cut: what a client must not lose then
 // is not an upload it has still to finish, and a chunk should not cost an fsync.
@@ -30,19 +34,19 @@ func scanUpload(scan func(...any) error) (Upload, error) {
 // upload, or the object of its intent may have been deleted since; ErrDeleting
 // when the object of the new intent is being deleted. Either way none of the
 // uploads is recorded.
-func (c *Catalog) SaveUploads(ctx context.Context, uploads ...Upload) error {
-	write := c.db.writeLazy
+func (c *Uploads) Save(ctx context.Context, uploads ...Upload) error {
+	write := c.DB.WriteLazy
 	for _, u := range uploads {
 		if u.Intent != "" || !u.Until.IsZero() {
-			write = c.db.write
+			write = c.DB.Write
 		}
-		if u.Intent != "" && u.Until.IsZero() && c.Shared() {
+		if u.Intent != "" && u.Until.IsZero() && c.DB.Shared() {
 			return fmt.Errorf("upload %s has an intent without a claim", u.ID)
 		}
 	}
-	return write(ctx, func(t *tx) error {
+	return write(ctx, func(t *engine.Tx) error {
 		for _, u := range uploads {
-			if err := t.saveUpload(u); err != nil {
+			if err := saveUpload(t, u); err != nil {
 				return err
 			}
 		}
@@ -50,11 +54,11 @@ func (c *Catalog) SaveUploads(ctx context.Context, uploads ...Upload) error {
 	})
 }
 
-func (t *tx) saveUpload(u Upload) error {
-	now := t.now()
+func saveUpload(t *engine.Tx, u Upload) error {
+	now := t.Now()
 	if u.Intent != "" {
 		var deleting bool
-		err := t.row(`SELECT EXISTS (SELECT 1 FROM blobs WHERE digest = ? AND state = 3 AND deadline > ?)`, []any{string(u.Intent), now}, &deleting)
+		err := t.Row(`SELECT EXISTS (SELECT 1 FROM blobs WHERE digest = ? AND state = 3 AND deadline > ?)`, []any{string(u.Intent), now}, &deleting)
 		if err != nil {
 			return err
 		}
@@ -66,29 +70,29 @@ func (t *tx) saveUpload(u Upload) error {
 	if u.Until.IsZero() {
 		u.Owner = ""
 	}
-	n, err := t.exec(`INSERT INTO uploads (`+uploadColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+	n, err := t.Exec(`INSERT INTO uploads (`+uploadColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 		ON CONFLICT (id) DO UPDATE SET size = excluded.size, state = excluded.state, hash = excluded.hash,
 		content = excluded.content, intent = excluded.intent, updated_at = excluded.updated_at, owner = excluded.owner, until = excluded.until
 		WHERE CASE WHEN ? = '' THEN uploads.until <= ? ELSE uploads.owner = ? AND uploads.until >= 0 END`,
-		u.ID, u.Repo, u.Size, u.State, u.Hash, u.Content, string(u.Intent), now, u.Owner, toMillis(u.Until), saver, now, saver)
+		u.ID, u.Repo, u.Size, u.State, u.Hash, u.Content, string(u.Intent), now, u.Owner, engine.ToMillis(u.Until), saver, now, saver)
 	if err == nil && n == 0 {
 		err = ErrBusy
 	}
 	return err
 }
 
-// Upload returns an upload of a repository. Errors: ErrNotFound.
-func (c *Catalog) Upload(ctx context.Context, repo, id string) (Upload, error) {
+// Get returns an upload of a repository. Errors: ErrNotFound.
+func (c *Uploads) Get(ctx context.Context, repo, id string) (Upload, error) {
 	return scanUpload(func(dest ...any) error {
-		return c.db.row(ctx, `SELECT `+uploadColumns+` FROM uploads WHERE id = ? AND repo = ?`, []any{id, repo}, dest...)
+		return c.DB.Row(ctx, `SELECT `+uploadColumns+` FROM uploads WHERE id = ? AND repo = ?`, []any{id, repo}, dest...)
 	})
 }
 
-// DeleteUploads forgets uploads. Unknown ids are passed over.
-func (c *Catalog) DeleteUploads(ctx context.Context, ids ...string) error {
-	return c.db.write(ctx, func(t *tx) error {
+// Delete forgets uploads. Unknown ids are passed over.
+func (c *Uploads) Delete(ctx context.Context, ids ...string) error {
+	return c.DB.Write(ctx, func(t *engine.Tx) error {
 		for _, id := range ids {
-			if err := t.endUpload(id); err != nil {
+			if err := endUpload(t, id); err != nil {
 				return err
 			}
 		}
@@ -99,12 +103,12 @@ func (c *Catalog) DeleteUploads(ctx context.Context, ids ...string) error {
 // mayRecord tells whether the object of a content may be recorded now: it is not
 // being deleted, and what its upload intended still holds. Errors: ErrDeleting,
 // ErrBusy.
-func (t *tx) mayRecord(b Blob, uploadID string) error {
+func mayRecord(t *engine.Tx, b Blob, uploadID string) error {
 	if b.Content != nil {
 		return nil // there is no object
 	}
 	var deleting bool
-	err := t.row(`SELECT EXISTS (SELECT 1 FROM blobs WHERE digest = ? AND state = 3 AND deadline > ?)`, []any{string(b.Digest), t.now()}, &deleting)
+	err := t.Row(`SELECT EXISTS (SELECT 1 FROM blobs WHERE digest = ? AND state = 3 AND deadline > ?)`, []any{string(b.Digest), t.Now()}, &deleting)
 	if err != nil {
 		return err
 	}
@@ -116,49 +120,49 @@ func (t *tx) mayRecord(b Blob, uploadID string) error {
 	}
 	var intent oci.Digest
 	var until int64
-	err = t.row(`SELECT intent, until FROM uploads WHERE id = ?`, []any{uploadID}, &intent, &until)
+	err = t.Row(`SELECT intent, until FROM uploads WHERE id = ?`, []any{uploadID}, &intent, &until)
 	if err != nil && err != ErrNotFound {
 		return err
 	}
 	// Without claims there is one process only, which keeps deletions away.
-	claims := t.db.pg != nil || until != 0
+	claims := t.Shared() || until != 0
 	if claims && (err == ErrNotFound || intent != b.Digest || until == voided) {
 		return ErrBusy
 	}
 	return nil
 }
 
-func (t *tx) endUpload(id string) error {
+func endUpload(t *engine.Tx, id string) error {
 	if id == "" {
 		return nil
 	}
-	_, err := t.exec(`DELETE FROM uploads WHERE id = ?`, id)
+	_, err := t.Exec(`DELETE FROM uploads WHERE id = ?`, id)
 	return err
 }
 
-// StaleUploads returns at most n uploads not changed since before, oldest first.
-func (c *Catalog) StaleUploads(ctx context.Context, before time.Time, n int) ([]Upload, error) {
-	return c.uploads(ctx, `SELECT `+uploadColumns+` FROM uploads WHERE updated_at < ? ORDER BY updated_at LIMIT ?`, before.UnixMilli(), n)
+// Stale returns at most n uploads not changed since before, oldest first.
+func (c *Uploads) Stale(ctx context.Context, before time.Time, n int) ([]Upload, error) {
+	return c.list(ctx, `SELECT `+uploadColumns+` FROM uploads WHERE updated_at < ? ORDER BY updated_at LIMIT ?`, before.UnixMilli(), n)
 }
 
 // Intents returns the uploads that were being published when the process ended.
-func (c *Catalog) Intents(ctx context.Context) ([]Upload, error) {
-	return c.uploads(ctx, `SELECT `+uploadColumns+` FROM uploads WHERE intent <> ''`)
+func (c *Uploads) Intents(ctx context.Context) ([]Upload, error) {
+	return c.list(ctx, `SELECT `+uploadColumns+` FROM uploads WHERE intent <> ''`)
 }
 
-// UploadStates returns the object store states of all recorded uploads.
-func (c *Catalog) UploadStates(ctx context.Context) (map[string]bool, error) {
+// States returns the object store states of all recorded uploads.
+func (c *Uploads) States(ctx context.Context) (map[string]bool, error) {
 	states := map[string]bool{}
-	names, err := c.names(ctx, `SELECT state FROM uploads WHERE state <> ''`)
+	names, err := c.DB.Names(ctx, `SELECT state FROM uploads WHERE state <> ''`)
 	for _, s := range names {
 		states[s] = true
 	}
 	return states, err
 }
 
-func (c *Catalog) uploads(ctx context.Context, query string, args ...any) ([]Upload, error) {
+func (c *Uploads) list(ctx context.Context, query string, args ...any) ([]Upload, error) {
 	var out []Upload
-	err := c.db.rows(ctx, query, args, func(r *sql.Rows) error {
+	err := c.DB.Rows(ctx, query, args, func(r *sql.Rows) error {
 		u, err := scanUpload(r.Scan)
 		out = append(out, u)
 		return err
@@ -168,23 +172,23 @@ func (c *Catalog) uploads(ctx context.Context, query string, args ...any) ([]Upl
 
 // Wanted reports whether a digest has a row, be it that its content is Known or that
 // something names a content that is not here.
-func (c *Catalog) Wanted(ctx context.Context, d oci.Digest) (bool, error) {
-	if err := c.db.settled(ctx); err != nil {
+func (c *Garbage) Wanted(ctx context.Context, d oci.Digest) (bool, error) {
+	if err := c.DB.Settled(ctx); err != nil {
 		return false, err
 	}
 	var n int
-	err := c.db.row(ctx, `SELECT COUNT(*) FROM blobs WHERE digest = ?`, []any{string(d)}, &n)
+	err := c.DB.Row(ctx, `SELECT COUNT(*) FROM blobs WHERE digest = ?`, []any{string(d)}, &n)
 	return n > 0, err
 }
 
 // Known tells whether a digest has a row that says its content is, or is about
 // to be removed from, the store. A negative answer is final: no change that was
 // refused can come back and make it untrue.
-func (c *Catalog) Known(ctx context.Context, d oci.Digest) (bool, error) {
-	if err := c.db.settled(ctx); err != nil {
+func (c *Garbage) Known(ctx context.Context, d oci.Digest) (bool, error) {
+	if err := c.DB.Settled(ctx); err != nil {
 		return false, err
 	}
 	var n int
-	err := c.db.row(ctx, `SELECT COUNT(*) FROM blobs WHERE digest = ? AND state <> 0`, []any{string(d)}, &n)
+	err := c.DB.Row(ctx, `SELECT COUNT(*) FROM blobs WHERE digest = ? AND state <> 0`, []any{string(d)}, &n)
 	return n > 0, err
 }

@@ -5,52 +5,52 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
-	"slices"
 	"strings"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog/engine"
 )
 
 // Kinds of rows in gc_queue.
 const (
-	gcBlob     = 0
-	gcManifest = 1
+	GCBlob     = 0
+	GCManifest = 1
 	// gcPart is a manifest without a tag that lost the index that named it, or its
 	// subject. The collector takes it, unless something else needs it, whether or not it
 	// takes manifests that merely have no tag.
 	gcPart = 2
 )
 
-// enqueue notes that something of a repository may have become garbage. What is
+// Enqueue notes that something of a repository may have become garbage. What is
 // queued already keeps its place but is looked at later, so that a change of
 // mind within the grace period always wins.
-func (t *tx) enqueue(kind int, repoID, blobID, due int64) error {
-	_, err := t.exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) VALUES (?, ?, ?, ?)
+func Enqueue(t *engine.Tx, kind int, repoID, blobID, due int64) error {
+	_, err := t.Exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) VALUES (?, ?, ?, ?)
 		ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, kind, repoID, blobID, due)
 	return err
 }
 
-// repository returns a repository's id and makes the repository where needed. Of
+// Repository returns a repository's id and makes the repository where needed. Of
 // the changes of a batch most are of few repositories: the transaction remembers.
-func (t *tx) repository(name string, now int64) (int64, error) {
-	if id, ok := t.repositories[name]; ok {
+func Repository(t *engine.Tx, name string, now int64) (int64, error) {
+	if id, ok := t.Repositories[name]; ok {
 		return id, nil
 	}
-	id, err := t.findRepository(name)
+	id, err := findRepository(t, name)
 	if err == ErrNoRepository {
-		id, err = t.insert(`INSERT INTO repositories (name, created_at) VALUES (?, ?) RETURNING id`, name, now)
+		id, err = t.Insert(`INSERT INTO repositories (name, created_at) VALUES (?, ?) RETURNING id`, name, now)
 	}
 	if err == nil {
-		if t.repositories == nil {
-			t.repositories = map[string]int64{}
+		if t.Repositories == nil {
+			t.Repositories = map[string]int64{}
 		}
-		t.repositories[name] = id
+		t.Repositories[name] = id
 	}
 	return id, err
 }
 
-func (t *tx) findRepository(name string) (id int64, err error) {
-	err = t.row(`SELECT id FROM repositories WHERE name = ?`, []any{name}, &id)
+func findRepository(t *engine.Tx, name string) (id int64, err error) {
+	err = t.Row(`SELECT id FROM repositories WHERE name = ?`, []any{name}, &id)
 	if err == ErrNotFound {
 		err = ErrNoRepository
 	}
@@ -59,8 +59,8 @@ func (t *tx) findRepository(name string) (id int64, err error) {
 
 // store records a content as stored and returns its id. The caller has the bytes, and
 // they have the digest. content is nil for an object in the store.
-func (t *tx) store(b Blob, now int64) (int64, error) {
-	s, err := t.storeNew(b, now)
+func store(t *engine.Tx, b Blob, now int64) (int64, error) {
+	s, err := storeNew(t, b, now)
 	return s.id, err
 }
 
@@ -76,9 +76,9 @@ type storedRow struct {
 // is right stays as it is; one that is suspect, or contradicts the bytes at hand, is
 // mended. Bytes in the catalogue are never exchanged for an object, as manifests are
 // read from here.
-func (t *tx) storeNew(b Blob, now int64) (s storedRow, err error) {
-	t.dirty = true
-	err = t.row(`INSERT INTO blobs (digest, size, state, content, tag, created_at) VALUES (?, ?, 1, ?, ?, ?)
+func storeNew(t *engine.Tx, b Blob, now int64) (s storedRow, err error) {
+	t.MarkDirty()
+	err = t.Row(`INSERT INTO blobs (digest, size, state, content, tag, created_at) VALUES (?, ?, 1, ?, ?, ?)
 		ON CONFLICT (digest) DO UPDATE SET state = 1, size = excluded.size, tag = excluded.tag, created_at = excluded.created_at, owner = '', deadline = 0,
 		content = CASE WHEN blobs.state = 1 AND excluded.content IS NULL THEN blobs.content ELSE excluded.content END,
 		suspect = CASE WHEN blobs.state = 1 AND excluded.content IS NULL AND blobs.content IS NOT NULL THEN blobs.suspect ELSE 0 END
@@ -89,21 +89,22 @@ func (t *tx) storeNew(b Blob, now int64) (s storedRow, err error) {
 			AND NOT EXISTS (SELECT 1 FROM links l WHERE l.repo_id = f.repo_id AND l.blob_id = f.blob_id))`,
 		[]any{string(b.Digest), b.Size, b.Content, b.Tag, now}, &s.id, &s.Object, &s.Named)
 	if s.added = err != ErrNotFound; !s.added { // it is there
-		err = t.row(`SELECT id, content IS NULL FROM blobs WHERE digest = ?`, []any{string(b.Digest)}, &s.id, &s.Object)
+		err = t.Row(`SELECT id, content IS NULL FROM blobs WHERE digest = ?`, []any{string(b.Digest)}, &s.id, &s.Object)
 	}
 	return s, err
 }
 
-func (t *tx) link(repoID, blobID, now, due int64) error {
-	n, err := t.exec(`INSERT INTO links (repo_id, blob_id, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING`, repoID, blobID, now)
+// Link shows a content in a repository, and queues it for the collector.
+func Link(t *engine.Tx, repoID, blobID, now, due int64) error {
+	n, err := t.Exec(`INSERT INTO links (repo_id, blob_id, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING`, repoID, blobID, now)
 	if err != nil {
 		return err
 	}
 	if n == 0 { // known; keep it for another grace period if it waits for the collector
-		_, err = t.exec(`UPDATE gc_queue SET due_at = ? WHERE kind = 0 AND repo_id = ? AND blob_id = ?`, due, repoID, blobID)
+		_, err = t.Exec(`UPDATE gc_queue SET due_at = ? WHERE kind = 0 AND repo_id = ? AND blob_id = ?`, due, repoID, blobID)
 		return err
 	}
-	return t.enqueue(gcBlob, repoID, blobID, due)
+	return Enqueue(t, GCBlob, repoID, blobID, due)
 }
 
 // PutBlob records a stored content and makes it visible in a repository. With
@@ -112,24 +113,24 @@ func (t *tx) link(repoID, blobID, now, due int64) error {
 // if that is claimed. Errors: ErrBusy when the claim has run out and the object may
 // have been deleted since, ErrDeleting.
 func (c *Catalog) PutBlob(ctx context.Context, repo string, b Blob, uploadID string) (rec Recorded, err error) {
-	err = c.db.write(ctx, func(t *tx) error {
-		if err := t.mayRecord(b, uploadID); err != nil {
+	err = c.DB.Write(ctx, func(t *engine.Tx) error {
+		if err := mayRecord(t, b, uploadID); err != nil {
 			return err
 		}
-		now := t.now()
-		repoID, err := t.repository(repo, now)
+		now := t.Now()
+		repoID, err := Repository(t, repo, now)
 		if err != nil {
 			return err
 		}
-		s, err := t.storeNew(b, now)
+		s, err := storeNew(t, b, now)
 		if err != nil {
 			return err
 		}
 		rec = s.Recorded
-		if err := t.endUpload(uploadID); err != nil {
+		if err := endUpload(t, uploadID); err != nil {
 			return err
 		}
-		return t.link(repoID, s.id, now, now+c.grace.Milliseconds())
+		return Link(t, repoID, s.id, now, t.Due())
 	})
 	return rec, err
 }
@@ -143,8 +144,8 @@ type Recorded struct {
 	Named bool
 }
 
-func (t *tx) liveBlob(b *Blob) (id int64, err error) {
-	err = t.row(`SELECT id, size FROM blobs WHERE digest = ? AND state = 1 AND suspect = 0`, []any{string(b.Digest)}, &id, &b.Size)
+func liveBlob(t *engine.Tx, b *Blob) (id int64, err error) {
+	err = t.Row(`SELECT id, size FROM blobs WHERE digest = ? AND state = 1 AND suspect = 0`, []any{string(b.Digest)}, &id, &b.Size)
 	if err == ErrNotFound {
 		err = ErrNotStored
 	}
@@ -155,32 +156,32 @@ func (t *tx) liveBlob(b *Blob) (id int64, err error) {
 // ErrNotFound when it is not visible in from, or is suspect.
 func (c *Catalog) MountBlob(ctx context.Context, to, from string, d oci.Digest) (Blob, error) {
 	b := Blob{Digest: d}
-	err := c.db.write(ctx, func(t *tx) error {
+	err := c.DB.Write(ctx, func(t *engine.Tx) error {
 		var blobID int64
-		err := t.row(`SELECT b.id, b.size FROM repositories r
+		err := t.Row(`SELECT b.id, b.size FROM repositories r
 			JOIN blobs b ON b.digest = ? AND b.state = 1 AND b.suspect = 0
 			JOIN links l ON l.repo_id = r.id AND l.blob_id = b.id
 			WHERE r.name = ?`, []any{string(d), from}, &blobID, &b.Size)
 		if err != nil {
 			return err
 		}
-		now := t.now()
-		repoID, err := t.repository(to, now)
+		now := t.Now()
+		repoID, err := Repository(t, to, now)
 		if err != nil {
 			return err
 		}
-		return t.link(repoID, blobID, now, now+c.grace.Milliseconds())
+		return Link(t, repoID, blobID, now, t.Due())
 	})
 	return b, err
 }
 
 // DeleteBlob takes a blob out of a repository. Its content goes once no
-// repository shows it. Errors: ErrNotFound, ErrReferenced.
+// Repository shows it. Errors: ErrNotFound, ErrReferenced.
 func (c *Catalog) DeleteBlob(ctx context.Context, repo string, d oci.Digest) error {
-	return c.db.write(ctx, func(t *tx) error {
+	return c.DB.Write(ctx, func(t *engine.Tx) error {
 		var repoID, blobID int64
 		var needed bool
-		err := t.row(`SELECT r.id, b.id, EXISTS (SELECT 1 FROM refs f WHERE f.repo_id = r.id AND f.blob_id = b.id)
+		err := t.Row(`SELECT r.id, b.id, EXISTS (SELECT 1 FROM refs f WHERE f.repo_id = r.id AND f.blob_id = b.id)
 			FROM repositories r
 			JOIN blobs b ON b.digest = ? AND b.state = 1
 			JOIN links l ON l.repo_id = r.id AND l.blob_id = b.id
@@ -191,16 +192,16 @@ func (c *Catalog) DeleteBlob(ctx context.Context, repo string, d oci.Digest) err
 		if needed {
 			return ErrReferenced
 		}
-		if _, err := t.exec(`DELETE FROM links WHERE repo_id = ? AND blob_id = ?`, repoID, blobID); err != nil {
+		if _, err := t.Exec(`DELETE FROM links WHERE repo_id = ? AND blob_id = ?`, repoID, blobID); err != nil {
 			return err
 		}
-		if err := t.revokeGear(repoID, blobID); err != nil {
+		if err := revokeGear(t, repoID, blobID); err != nil {
 			return err
 		}
-		t.changed(ChangeBlob, repo, string(d))
+		t.Changed(engine.ChangeBlob, repo, string(d))
 		// No grace here for the link itself, but for the content: another push
 		// may be about to mount or name it.
-		return t.enqueue(gcBlob, repoID, blobID, t.now()+c.grace.Milliseconds())
+		return Enqueue(t, GCBlob, repoID, blobID, t.Due())
 	})
 }
 
@@ -217,34 +218,34 @@ func (c *Catalog) PutManifest(ctx context.Context, repo string, m NewManifest) (
 		annotations = string(b)
 	}
 	var conflict *MediaTypeError
-	err = c.db.write(ctx, func(t *tx) error {
+	err = c.DB.Write(ctx, func(t *engine.Tx) error {
 		replaced, conflict = nil, nil
-		repoID, named, err := t.checkManifest(repo, m)
+		repoID, named, err := checkManifest(t, repo, m)
 		if errors.As(err, &conflict) {
 			return nil // nothing was written, so the changes beside this one go on
 		}
 		if err != nil {
 			return err
 		}
-		now := t.now()
-		due := now + c.grace.Milliseconds()
+		now := t.Now()
+		due := t.Due()
 		if repoID == 0 {
-			if repoID, err = t.repository(repo, now); err != nil {
+			if repoID, err = Repository(t, repo, now); err != nil {
 				return err
 			}
 		}
-		id, blobID, err := t.insertManifest(repoID, m, annotations, now)
+		id, blobID, err := insertManifest(t, repoID, m, annotations, now)
 		if err != nil {
 			return err
 		}
-		if err := t.name(repoID, id, named); err != nil {
+		if err := name(t, repoID, id, named); err != nil {
 			return err
 		}
-		if err := t.nameOptional(repoID, id, m.Optional, now); err != nil {
+		if err := NameOptional(t, repoID, id, m.Optional, now); err != nil {
 			return err
 		}
 		for _, tag := range m.Tags {
-			moved, err := t.setTag(repo, repoID, id, tag, now, due)
+			moved, err := setTag(t, repo, repoID, id, tag, now, due)
 			if err != nil {
 				return err
 			}
@@ -253,13 +254,13 @@ func (c *Catalog) PutManifest(ctx context.Context, repo string, m NewManifest) (
 			}
 		}
 		// Whoever pushes a part again wants it for itself.
-		if _, err := t.exec(`DELETE FROM gc_queue WHERE kind = 2 AND repo_id = ? AND blob_id = ?`, repoID, blobID); err != nil {
+		if _, err := t.Exec(`DELETE FROM gc_queue WHERE kind = 2 AND repo_id = ? AND blob_id = ?`, repoID, blobID); err != nil {
 			return err
 		}
 		if len(m.Tags) > 0 {
 			return nil
 		}
-		return t.enqueue(gcManifest, repoID, blobID, due)
+		return Enqueue(t, GCManifest, repoID, blobID, due)
 	})
 	if err == nil && conflict != nil {
 		err = conflict
@@ -272,13 +273,13 @@ const maxMissing = 100
 
 // checkManifest does all that can fail before anything is written: it returns
 // the ids of the repository (0: new) and of everything the manifest names.
-func (t *tx) checkManifest(repo string, m NewManifest) (repoID int64, named []int64, err error) {
-	repoID, err = t.findRepository(repo)
+func checkManifest(t *engine.Tx, repo string, m NewManifest) (repoID int64, named []int64, err error) {
+	repoID, err = findRepository(t, repo)
 	if err != nil && err != ErrNoRepository {
 		return 0, nil, err
 	}
 	if repoID != 0 {
-		if err := t.checkMediaType(repoID, m); err != nil {
+		if err := checkMediaType(t, repoID, m); err != nil {
 			return 0, nil, err
 		}
 	}
@@ -293,7 +294,7 @@ func (t *tx) checkManifest(repo string, m NewManifest) (repoID int64, named []in
 		{m.Manifests, `(EXISTS (SELECT 1 FROM manifests m WHERE m.blob_id = b.id AND m.repo_id = ?)
 			OR EXISTS (SELECT 1 FROM links l WHERE l.blob_id = b.id AND l.repo_id = ?))`},
 	} {
-		ids, err := t.visible(repoID, list.visible, list.digests)
+		ids, err := visible(t, repoID, list.visible, list.digests)
 		if err != nil {
 			return 0, nil, err
 		}
@@ -316,7 +317,7 @@ func (t *tx) checkManifest(repo string, m NewManifest) (repoID int64, named []in
 	}
 	if m.Immutable != nil && repoID != 0 {
 		for _, tag := range m.Tags {
-			if err := t.checkImmutable(repoID, m.Digest, tag, m.Immutable); err != nil {
+			if err := checkImmutable(t, repoID, m.Digest, tag, m.Immutable); err != nil {
 				return 0, nil, err
 			}
 		}
@@ -331,19 +332,19 @@ type storedContent struct{ id, size int64 }
 // condition is true, whose placeholders all stand for the repository. It asks for
 // many with one statement: a manifest may name thousands, and this is the only
 // writer.
-func (t *tx) visible(repoID int64, condition string, digests []oci.Digest) (map[oci.Digest]storedContent, error) {
+func visible(t *engine.Tx, repoID int64, condition string, digests []oci.Digest) (map[oci.Digest]storedContent, error) {
 	ids := make(map[oci.Digest]storedContent, len(digests))
 	more := make([]any, strings.Count(condition, "?"))
 	for i := range more {
 		more[i] = repoID
 	}
-	err := inParts(digests, func(part []oci.Digest) error {
+	err := engine.InParts(digests, func(part []oci.Digest) error {
 		args := make([]any, 0, len(part)+len(more))
 		for _, d := range part {
 			args = append(args, string(d))
 		}
-		query := `SELECT b.digest, b.id, b.size FROM blobs b WHERE b.digest IN (` + marks("?", len(part)) + `) AND b.state = 1 AND b.suspect = 0 AND ` + condition
-		return t.rows(query, append(args, more...), func(r *sql.Rows) error {
+		query := `SELECT b.digest, b.id, b.size FROM blobs b WHERE b.digest IN (` + engine.Marks("?", len(part)) + `) AND b.state = 1 AND b.suspect = 0 AND ` + condition
+		return t.Rows(query, append(args, more...), func(r *sql.Rows) error {
 			var d oci.Digest
 			var c storedContent
 			err := r.Scan(&d, &c.id, &c.size)
@@ -354,32 +355,11 @@ func (t *tx) visible(repoID int64, condition string, digests []oci.Digest) (map[
 	return ids, err
 }
 
-// inParts gives each at most lookUpNames elements of a list at once. The part is
-// filled up with its last element to a power of two, so that there are few
-// different statements.
-func inParts[E any](list []E, each func(part []E) error) error {
-	for len(list) > 0 {
-		part := slices.Clone(list[:min(len(list), lookUpNames)])
-		list = list[len(part):]
-		n := 1
-		for n < len(part) {
-			n *= 2
-		}
-		for len(part) < n {
-			part = append(part, part[len(part)-1])
-		}
-		if err := each(part); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // checkMediaType refuses a manifest that is there with another media type: whoever
 // pulls it by digest or by an immutable tag is to see the same for ever.
-func (t *tx) checkMediaType(repoID int64, m NewManifest) error {
+func checkMediaType(t *engine.Tx, repoID int64, m NewManifest) error {
 	var stored string
-	err := t.row(`SELECT m.media_type FROM blobs b JOIN manifests m ON m.repo_id = ? AND m.blob_id = b.id WHERE b.digest = ?`,
+	err := t.Row(`SELECT m.media_type FROM blobs b JOIN manifests m ON m.repo_id = ? AND m.blob_id = b.id WHERE b.digest = ?`,
 		[]any{repoID, string(m.Digest)}, &stored)
 	switch {
 	case err == ErrNotFound:
@@ -390,12 +370,12 @@ func (t *tx) checkMediaType(repoID int64, m NewManifest) error {
 	return err
 }
 
-func (t *tx) checkImmutable(repoID int64, d oci.Digest, tag string, immutable func(string) bool) error {
+func checkImmutable(t *engine.Tx, repoID int64, d oci.Digest, tag string, immutable func(string) bool) error {
 	if !immutable(tag) {
 		return nil
 	}
 	var at string
-	err := t.row(`SELECT b.digest FROM tags t JOIN manifests m ON m.id = t.manifest_id JOIN blobs b ON b.id = m.blob_id
+	err := t.Row(`SELECT b.digest FROM tags t JOIN manifests m ON m.id = t.manifest_id JOIN blobs b ON b.id = m.blob_id
 		WHERE t.repo_id = ? AND t.name = ?`, []any{repoID, tag}, &at)
 	if err == ErrNotFound || (err == nil && at == string(d)) {
 		return nil
@@ -406,46 +386,46 @@ func (t *tx) checkImmutable(repoID int64, d oci.Digest, tag string, immutable fu
 	return err
 }
 
-func (t *tx) insertManifest(repoID int64, m NewManifest, annotations any, now int64) (id, blobID int64, err error) {
-	blobID, err = t.store(Blob{Digest: m.Digest, Size: int64(len(m.Content)), Content: m.Content}, now)
+func insertManifest(t *engine.Tx, repoID int64, m NewManifest, annotations any, now int64) (id, blobID int64, err error) {
+	blobID, err = store(t, Blob{Digest: m.Digest, Size: int64(len(m.Content)), Content: m.Content}, now)
 	if err != nil {
 		return 0, 0, err
 	}
 	// The same bytes may have been pushed as a blob too large for the
 	// catalogue; a manifest is always read from here.
-	if _, err = t.exec(`UPDATE blobs SET content = ? WHERE id = ? AND content IS NULL`, m.Content, blobID); err != nil {
+	if _, err = t.Exec(`UPDATE blobs SET content = ? WHERE id = ? AND content IS NULL`, m.Content, blobID); err != nil {
 		return 0, 0, err
 	}
 	var subject any
 	if m.Subject != "" {
 		subject = string(m.Subject)
 	}
-	id, err = t.insert(`INSERT INTO manifests (repo_id, blob_id, media_type, artifact_type, subject, annotations, created_at, pulled_at)
+	id, err = t.Insert(`INSERT INTO manifests (repo_id, blob_id, media_type, artifact_type, subject, annotations, created_at, pulled_at)
 		VALUES (?, ?, ?, ?, ?, ?, ?, 0)
 		ON CONFLICT (repo_id, blob_id) DO NOTHING RETURNING id`,
 		repoID, blobID, m.MediaType, m.ArtifactType, subject, annotations, now)
 	if err == ErrNotFound { // it is there
-		err = t.row(`SELECT id FROM manifests WHERE repo_id = ? AND blob_id = ?`, []any{repoID, blobID}, &id)
+		err = t.Row(`SELECT id FROM manifests WHERE repo_id = ? AND blob_id = ?`, []any{repoID, blobID}, &id)
 	}
 	return id, blobID, err
 }
 
 // name records that a manifest names contents.
-func (t *tx) name(repoID, manifestID int64, blobIDs []int64) error {
-	return inParts(blobIDs, func(part []int64) error {
+func name(t *engine.Tx, repoID, manifestID int64, blobIDs []int64) error {
+	return engine.InParts(blobIDs, func(part []int64) error {
 		args := make([]any, 0, 3*len(part))
 		for _, id := range part {
 			args = append(args, repoID, id, manifestID)
 		}
-		_, err := t.exec(`INSERT INTO refs (repo_id, blob_id, manifest_id) VALUES `+marks("(?, ?, ?)", len(part))+` ON CONFLICT DO NOTHING`, args...)
+		_, err := t.Exec(`INSERT INTO refs (repo_id, blob_id, manifest_id) VALUES `+engine.Marks("(?, ?, ?)", len(part))+` ON CONFLICT DO NOTHING`, args...)
 		return err
 	})
 }
 
-// nameOptional records contents that are named but need not be here, so that
+// NameOptional records contents that are named but need not be here, so that
 // they are kept if they come, or are here already.
-func (t *tx) nameOptional(repoID, manifestID int64, named []oci.Descriptor, now int64) error {
-	return inParts(named, func(part []oci.Descriptor) error {
+func NameOptional(t *engine.Tx, repoID, manifestID int64, named []oci.Descriptor, now int64) error {
+	return engine.InParts(named, func(part []oci.Descriptor) error {
 		rows := make([]any, 0, 3*len(part))
 		digests := make([]any, 0, 2+len(part))
 		digests = append(digests, repoID, manifestID)
@@ -453,31 +433,31 @@ func (t *tx) nameOptional(repoID, manifestID int64, named []oci.Descriptor, now 
 			rows = append(rows, string(d.Digest), d.Size, now)
 			digests = append(digests, string(d.Digest))
 		}
-		if _, err := t.exec(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES `+marks("(?, ?, 0, NULL, ?)", len(part))+`
+		if _, err := t.Exec(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES `+engine.Marks("(?, ?, 0, NULL, ?)", len(part))+`
 			ON CONFLICT (digest) DO NOTHING`, rows...); err != nil {
 			return err
 		}
-		_, err := t.exec(`INSERT INTO refs (repo_id, blob_id, manifest_id)
-			SELECT ?, b.id, ? FROM blobs b WHERE b.digest IN (`+marks("?", len(part))+`) ON CONFLICT DO NOTHING`, digests...)
+		_, err := t.Exec(`INSERT INTO refs (repo_id, blob_id, manifest_id)
+			SELECT ?, b.id, ? FROM blobs b WHERE b.digest IN (`+engine.Marks("?", len(part))+`) ON CONFLICT DO NOTHING`, digests...)
 		return err
 	})
 }
 
 // setTag points a tag at a manifest and tells whether it pointed elsewhere.
-func (t *tx) setTag(repo string, repoID, manifestID int64, tag string, now, due int64) (moved bool, err error) {
+func setTag(t *engine.Tx, repo string, repoID, manifestID int64, tag string, now, due int64) (moved bool, err error) {
 	var before, beforeBlob int64
-	err = t.row(`SELECT t.manifest_id, m.blob_id FROM tags t JOIN manifests m ON m.id = t.manifest_id WHERE t.repo_id = ? AND t.name = ?`,
+	err = t.Row(`SELECT t.manifest_id, m.blob_id FROM tags t JOIN manifests m ON m.id = t.manifest_id WHERE t.repo_id = ? AND t.name = ?`,
 		[]any{repoID, tag}, &before, &beforeBlob)
 	if err != nil && err != ErrNotFound {
 		return false, err
 	}
-	_, err = t.exec(`INSERT INTO tags (repo_id, name, manifest_id, updated_at, pulled_at) VALUES (?, ?, ?, ?, 0)
+	_, err = t.Exec(`INSERT INTO tags (repo_id, name, manifest_id, updated_at, pulled_at) VALUES (?, ?, ?, ?, 0)
 		ON CONFLICT (repo_id, name) DO UPDATE SET manifest_id = excluded.manifest_id, updated_at = excluded.updated_at`,
 		repoID, tag, manifestID, now)
 	if err != nil || before == manifestID {
 		return false, err
 	}
-	t.changed(ChangeTag, repo, tag)
+	t.Changed(engine.ChangeTag, repo, tag)
 	if before == 0 {
 		return false, nil
 	}
@@ -488,18 +468,18 @@ func (t *tx) setTag(repo string, repoID, manifestID int64, tag string, now, due 
 		`UPDATE tags SET pulled_at = 0 WHERE repo_id = ? AND name = ?`,
 	} {
 		args := []any{repoID, tag, before, repoID, tag}
-		if _, err := t.exec(query, args[:strings.Count(query, "?")]...); err != nil {
+		if _, err := t.Exec(query, args[:strings.Count(query, "?")]...); err != nil {
 			return false, err
 		}
 	}
-	return true, t.enqueue(gcManifest, repoID, beforeBlob, due)
+	return true, Enqueue(t, GCManifest, repoID, beforeBlob, due)
 }
 
 // DeleteTag removes a tag. Errors: ErrNotFound, *ImmutableError.
 func (c *Catalog) DeleteTag(ctx context.Context, repo, tag string, immutable func(string) bool) error {
-	return c.db.write(ctx, func(t *tx) error {
+	return c.DB.Write(ctx, func(t *engine.Tx) error {
 		var repoID, blobID int64
-		err := t.row(`SELECT t.repo_id, m.blob_id FROM repositories r JOIN tags t ON t.repo_id = r.id
+		err := t.Row(`SELECT t.repo_id, m.blob_id FROM repositories r JOIN tags t ON t.repo_id = r.id
 			JOIN manifests m ON m.id = t.manifest_id WHERE r.name = ? AND t.name = ?`, []any{repo, tag}, &repoID, &blobID)
 		if err != nil {
 			return err
@@ -507,11 +487,11 @@ func (c *Catalog) DeleteTag(ctx context.Context, repo, tag string, immutable fun
 		if immutable != nil && immutable(tag) {
 			return &ImmutableError{Tag: tag}
 		}
-		if _, err := t.exec(`DELETE FROM tags WHERE repo_id = ? AND name = ?`, repoID, tag); err != nil {
+		if _, err := t.Exec(`DELETE FROM tags WHERE repo_id = ? AND name = ?`, repoID, tag); err != nil {
 			return err
 		}
-		t.changed(ChangeTag, repo, tag)
-		return t.enqueue(gcManifest, repoID, blobID, t.now()+c.grace.Milliseconds())
+		t.Changed(engine.ChangeTag, repo, tag)
+		return Enqueue(t, GCManifest, repoID, blobID, t.Due())
 	})
 }
 
@@ -519,31 +499,31 @@ func (c *Catalog) DeleteTag(ctx context.Context, repo, tag string, immutable fun
 // returns. A part of an index that has an immutable tag stays. Errors: ErrNotFound,
 // *ImmutableError.
 func (c *Catalog) DeleteManifest(ctx context.Context, repo string, d oci.Digest, immutable func(string) bool) (tags []string, err error) {
-	err = c.db.write(ctx, func(t *tx) error {
+	err = c.DB.Write(ctx, func(t *engine.Tx) error {
 		var repoID, id, blobID int64
-		err := t.row(`SELECT m.repo_id, m.id, m.blob_id FROM repositories r JOIN blobs b ON b.digest = ?
+		err := t.Row(`SELECT m.repo_id, m.id, m.blob_id FROM repositories r JOIN blobs b ON b.digest = ?
 			JOIN manifests m ON m.repo_id = r.id AND m.blob_id = b.id WHERE r.name = ?`, []any{string(d), repo}, &repoID, &id, &blobID)
 		if err != nil {
 			return err
 		}
-		if tags, err = t.tagsOf(id); err != nil {
+		if tags, err = tagsOf(t, id); err != nil {
 			return err
 		}
-		if err := t.checkParts(id, immutable); err != nil {
+		if err := checkParts(t, id, immutable); err != nil {
 			return err
 		}
 		for _, tag := range tags {
-			t.changed(ChangeTag, repo, tag)
+			t.Changed(engine.ChangeTag, repo, tag)
 		}
-		t.changed(ChangeManifest, repo, string(d))
-		return t.removeManifest(repoID, id, blobID, t.now()+c.grace.Milliseconds())
+		t.Changed(engine.ChangeManifest, repo, string(d))
+		return RemoveManifest(t, repoID, id, blobID, t.Due())
 	})
 	return tags, err
 }
 
-func (t *tx) tagsOf(manifestID int64) ([]string, error) {
+func tagsOf(t *engine.Tx, manifestID int64) ([]string, error) {
 	var tags []string
-	err := t.rows(`SELECT name FROM tags WHERE manifest_id = ? ORDER BY name`, []any{manifestID}, func(r *sql.Rows) error {
+	err := t.Rows(`SELECT name FROM tags WHERE manifest_id = ? ORDER BY name`, []any{manifestID}, func(r *sql.Rows) error {
 		var s string
 		err := r.Scan(&s)
 		tags = append(tags, s)
@@ -552,9 +532,9 @@ func (t *tx) tagsOf(manifestID int64) ([]string, error) {
 	return tags, err
 }
 
-// removeManifest deletes a manifest's rows and queues what it named, the
+// RemoveManifest deletes a manifest's rows and queues what it named, the
 // manifests that refer to it, and its own content.
-func (t *tx) removeManifest(repoID, id, blobID, due int64) error {
+func RemoveManifest(t *engine.Tx, repoID, id, blobID, due int64) error {
 	queue := []struct {
 		query string
 		args  []any
@@ -574,11 +554,11 @@ func (t *tx) removeManifest(repoID, id, blobID, due int64) error {
 		{`DELETE FROM manifests WHERE id = ?`, []any{id}},
 	}
 	for _, q := range queue {
-		if _, err := t.exec(q.query, q.args...); err != nil {
+		if _, err := t.Exec(q.query, q.args...); err != nil {
 			return err
 		}
 	}
-	return t.enqueue(gcBlob, repoID, blobID, due)
+	return Enqueue(t, GCBlob, repoID, blobID, due)
 }
 
 // Pull is the time something was last pulled.
@@ -592,9 +572,9 @@ type Pull struct {
 // RecordPulls writes the times of last pulls, many at a time. What is gone by
 // now is passed over.
 func (c *Catalog) RecordPulls(ctx context.Context, pulls []Pull) error {
-	return c.db.writeLazy(ctx, func(t *tx) error {
+	return c.DB.WriteLazy(ctx, func(t *engine.Tx) error {
 		for _, p := range pulls {
-			repoID, err := t.findRepository(p.Repo)
+			repoID, err := findRepository(t, p.Repo)
 			if errors.Is(err, ErrNoRepository) {
 				continue
 			}
@@ -602,10 +582,10 @@ func (c *Catalog) RecordPulls(ctx context.Context, pulls []Pull) error {
 				return err
 			}
 			if oci.IsDigest(p.Ref) {
-				_, err = t.exec(`UPDATE manifests SET pulled_at = ? WHERE repo_id = ? AND blob_id = (SELECT id FROM blobs WHERE digest = ?) AND pulled_at < ?`,
+				_, err = t.Exec(`UPDATE manifests SET pulled_at = ? WHERE repo_id = ? AND blob_id = (SELECT id FROM blobs WHERE digest = ?) AND pulled_at < ?`,
 					p.At, repoID, p.Ref, p.At)
 			} else {
-				_, err = t.exec(`UPDATE tags SET pulled_at = ? WHERE repo_id = ? AND name = ? AND pulled_at < ?`, p.At, repoID, p.Ref, p.At)
+				_, err = t.Exec(`UPDATE tags SET pulled_at = ? WHERE repo_id = ? AND name = ? AND pulled_at < ?`, p.At, repoID, p.Ref, p.At)
 			}
 			if err != nil {
 				return err

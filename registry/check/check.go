@@ -10,12 +10,11 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/registry"
-
 	"golang.org/x/sync/errgroup"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog/repair"
 )
 
 // Kind says what is wrong.
@@ -172,7 +171,7 @@ type fsck struct {
 	reg    *registry.Registry
 	o      Options
 	start  time.Time
-	extent catalog.Extent
+	extent repair.Extent
 	// shared says that Distribution's links lie in the same store. Objects that this catalogue does
 	// not know may then still be needed, and are no problem.
 	shared bool
@@ -231,13 +230,13 @@ func Run(ctx context.Context, reg *registry.Registry, o Options) (Report, error)
 }
 
 func newFsck(reg *registry.Registry, up *registry.Upkeep, o Options) *fsck {
-	f := &fsck{reg: reg, stock: stock{up}, o: o, start: up.Now(), began: time.Now()}
+	f := &fsck{reg: reg, stock: stock{up, repair.New(up.Catalog.DB)}, o: o, start: up.Now(), began: time.Now()}
 	f.rep.Counts, f.rep.Repaired = map[Kind]int{}, map[Kind]int{}
 	return f
 }
 
 func (f *fsck) run(ctx context.Context) (err error) {
-	if f.extent, err = f.up.Catalog.Extent(ctx); err != nil {
+	if f.extent, err = f.facts.Extent(ctx); err != nil {
 		return fmt.Errorf("count the contents: %w", err)
 	}
 	f.rep.ContentsTotal, f.rep.BytesTotal, f.rep.ManifestsTotal = f.extent.Contents, f.extent.Bytes, f.extent.Manifests
@@ -359,7 +358,7 @@ func (f *fsck) settle(ctx context.Context, p Problem, confirm, repair func(conte
 }
 
 func (f *fsck) checkCatalog(ctx context.Context) error {
-	complaints, err := f.up.Catalog.Integrity(ctx, f.o.Quick, 100)
+	complaints, err := f.up.Catalog.DB.Integrity(ctx, f.o.Quick, 100)
 	if err != nil {
 		return err
 	}
@@ -376,16 +375,16 @@ func (f *fsck) checkCatalog(ctx context.Context) error {
 
 func (f *fsck) checkRows(ctx context.Context) error {
 	const page = 500
-	var after *catalog.Dangling
+	var after *repair.Dangling
 	for {
-		rows, err := f.up.Catalog.Dangling(ctx, after, page)
+		rows, err := f.facts.Dangling(ctx, after, page)
 		if err != nil {
 			return err
 		}
 		for _, row := range rows {
 			p := Problem{Kind: ProblemDangling, Repo: row.Repo, Digest: row.Digest, Detail: row.String() + " points at nothing"}
 			err := f.found(ctx, p, func(ctx context.Context) (bool, error) {
-				done, err := f.up.Catalog.DeleteDangling(ctx, row)
+				done, err := f.facts.DeleteDangling(ctx, row)
 				f.up.Dropped(row.Repo, row.Digest, row.Tag)
 				return done, err
 			})
@@ -403,7 +402,7 @@ func (f *fsck) checkRows(ctx context.Context) error {
 func (f *fsck) checkContents(ctx context.Context) error {
 	const page = 500
 	for after := int64(0); ; {
-		list, err := f.up.Catalog.Contents(ctx, after, page)
+		list, err := f.facts.Contents(ctx, after, page)
 		if err != nil {
 			return err
 		}
@@ -434,14 +433,14 @@ func (f *fsck) checkContents(ctx context.Context) error {
 func (f *fsck) checkLeaks(ctx context.Context) error {
 	const page = 500
 	for after := int64(0); ; {
-		list, err := f.up.Catalog.Leaks(ctx, after, page)
+		list, err := f.facts.Leaks(ctx, after, page)
 		if err != nil {
 			return err
 		}
 		for _, l := range list {
 			after = l.ID
 			p := Problem{Kind: ProblemLeak, Digest: l.Digest, Detail: fmt.Sprintf("%d bytes that nothing needs", l.Size)}
-			err := f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.up.Catalog.QueueLeak(ctx, l) })
+			err := f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.facts.QueueLeak(ctx, l) })
 			if err != nil {
 				return err
 			}

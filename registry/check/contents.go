@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 
-	"example.org/slipway/registry"
-
 	"example.org/slipway/oci"
+	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -18,7 +18,7 @@ func quarantineKey(d oci.Digest) string {
 	return quarantinePrefix + d.Algorithm().String() + "/" + d.Encoded()
 }
 
-func (f *fsck) checkContent(ctx context.Context, c catalog.StoredContent) error {
+func (f *fsck) checkContent(ctx context.Context, c repair.StoredContent) error {
 	switch {
 	case !oci.ValidDigest(c.Digest):
 		return f.found(ctx, Problem{Kind: ProblemCorrupt, Digest: c.Digest, Detail: "the catalogue has a digest that is none"}, nil)
@@ -30,7 +30,7 @@ func (f *fsck) checkContent(ctx context.Context, c catalog.StoredContent) error 
 
 // checkInline checks a content whose bytes are in the catalogue. There are so few that a quick
 // check does it too.
-func (f *fsck) checkInline(ctx context.Context, c catalog.StoredContent) error {
+func (f *fsck) checkInline(ctx context.Context, c repair.StoredContent) error {
 	b, err := f.up.Catalog.StoredBlob(ctx, c.Digest)
 	if errors.Is(err, catalog.ErrNotFound) || (err == nil && b.Content == nil) {
 		return nil // gone by now
@@ -82,7 +82,7 @@ func (f *fsck) noteTag(ctx context.Context, d oci.Digest, info objstore.Info) er
 	if info.Tag == "" || f.o.Quick || f.up.Writable() != nil {
 		return nil
 	}
-	tag, err := f.up.Catalog.ObjectTag(ctx, d)
+	tag, err := f.facts.ObjectTag(ctx, d)
 	if err == nil && tag != info.Tag {
 		f.up.RecordTag(ctx, d, info)
 	}
@@ -90,7 +90,7 @@ func (f *fsck) noteTag(ctx context.Context, d oci.Digest, info objstore.Info) er
 }
 
 // examine reads an object. A quick check only looks at its size unless the object is suspect.
-func (f *fsck) examine(ctx context.Context, c catalog.StoredContent, step func(int)) (x examined) {
+func (f *fsck) examine(ctx context.Context, c repair.StoredContent, step func(int)) (x examined) {
 	key := registry.BlobKey(c.Digest)
 	if f.o.Quick && !c.Suspect {
 		x.info, x.err = f.up.Store.Stat(ctx, key)
@@ -104,7 +104,7 @@ func (f *fsck) examine(ctx context.Context, c catalog.StoredContent, step func(i
 }
 
 // checkObject checks a content that is an object in the store.
-func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
+func (f *fsck) checkObject(ctx context.Context, c repair.StoredContent) error {
 	x := f.examine(ctx, c, func(n int) { f.step(func(rep *Report) { rep.Bytes += int64(n) }) })
 	right := func() bool { return x.err == nil && x.match && x.info.Size == c.Size }
 	if !right() && ctx.Err() == nil { // what passes by itself is no damage

@@ -5,18 +5,18 @@ import (
 	"errors"
 	"fmt"
 
-	"example.org/slipway/registry/manifest"
-
 	"golang.org/x/sync/errgroup"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/repair"
+	"example.org/slipway/registry/manifest"
 )
 
 func (f *fsck) checkManifests(ctx context.Context) error {
 	const page = 500
 	for after := int64(0); ; {
-		list, err := f.up.Catalog.ManifestRows(ctx, after, page)
+		list, err := f.facts.ManifestRows(ctx, after, page)
 		if err != nil {
 			return err
 		}
@@ -45,7 +45,7 @@ func (f *fsck) checkManifests(ctx context.Context) error {
 }
 
 // checkManifest checks that a manifest is valid, and that the catalogue records what it names.
-func (f *fsck) checkManifest(ctx context.Context, m catalog.ManifestRow) error {
+func (f *fsck) checkManifest(ctx context.Context, m repair.ManifestRow) error {
 	if !oci.ValidDigest(m.Digest) {
 		return f.found(ctx, Problem{Kind: ProblemManifest, Repo: m.Repo, Digest: m.Digest, Detail: "the catalogue has a digest that is none"}, nil)
 	}
@@ -86,7 +86,7 @@ func (f *fsck) checkManifest(ctx context.Context, m catalog.ManifestRow) error {
 
 // manifestContent returns a manifest's verified bytes. ok is false if the manifest is gone, or if a
 // problem with its bytes has been reported.
-func (f *fsck) manifestContent(ctx context.Context, m catalog.ManifestRow) (content []byte, ok bool, err error) {
+func (f *fsck) manifestContent(ctx context.Context, m repair.ManifestRow) (content []byte, ok bool, err error) {
 	refused := ""
 	for range 3 { // a push or the source may bring it back between the attempts
 		b, err := f.up.Catalog.StoredBlob(ctx, m.Digest)
@@ -96,7 +96,7 @@ func (f *fsck) manifestContent(ctx context.Context, m catalog.ManifestRow) (cont
 		if !errors.Is(err, catalog.ErrNotFound) {
 			return nil, false, err
 		}
-		if _, there, err := f.up.Catalog.RefsOf(ctx, m); err != nil || !there {
+		if _, there, err := f.facts.RefsOf(ctx, m); err != nil || !there {
 			return nil, false, err
 		}
 		_, back, err := f.takeBack(ctx, m.Digest)
@@ -113,7 +113,7 @@ func (f *fsck) manifestContent(ctx context.Context, m catalog.ManifestRow) (cont
 	return nil, false, f.incomplete(ctx, m, "the manifest itself is not here any more"+refused)
 }
 
-func (f *fsck) verifiedManifest(ctx context.Context, m catalog.ManifestRow, b catalog.Blob) ([]byte, bool, error) {
+func (f *fsck) verifiedManifest(ctx context.Context, m repair.ManifestRow, b catalog.Blob) ([]byte, bool, error) {
 	if b.Content != nil {
 		return b.Content, m.Digest.Algorithm().FromBytes(b.Content) == m.Digest, nil
 	}
@@ -134,7 +134,7 @@ func (f *fsck) verifiedManifest(ctx context.Context, m catalog.ManifestRow, b ca
 
 // checkRefs compares what a manifest names with what is recorded. It returns what is recorded after
 // the repair, if there was one.
-func (f *fsck) checkRefs(ctx context.Context, m catalog.ManifestRow, n manifest.Names) (map[oci.Digest]catalog.Ref, bool, error) {
+func (f *fsck) checkRefs(ctx context.Context, m repair.ManifestRow, n manifest.Names) (map[oci.Digest]repair.Ref, bool, error) {
 	refs, ok, err := f.refs(ctx, m)
 	if err != nil || !ok {
 		return nil, false, err
@@ -156,11 +156,11 @@ func (f *fsck) checkRefs(ctx context.Context, m catalog.ManifestRow, n manifest.
 	p := Problem{Kind: ProblemRefs, Repo: m.Repo, Digest: m.Digest}
 	if len(lacking) > 0 {
 		p.Detail = fmt.Sprintf("%d contents it names are not recorded, the first is %s", len(lacking), lacking[0].Digest)
-		err = f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.up.Catalog.AddRefs(ctx, m, lacking) })
+		err = f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.facts.AddRefs(ctx, m, lacking) })
 	}
 	if err == nil && len(surplus) > 0 {
 		p.Detail = fmt.Sprintf("%d contents are recorded that it does not name, the first is %s", len(surplus), surplus[0])
-		err = f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.up.Catalog.DropRefs(ctx, m, surplus) })
+		err = f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.facts.DropRefs(ctx, m, surplus) })
 	}
 	if err != nil || len(lacking) == 0 {
 		return refs, err == nil, err
@@ -169,7 +169,7 @@ func (f *fsck) checkRefs(ctx context.Context, m catalog.ManifestRow, n manifest.
 }
 
 // checkNamedBlob checks that a manifest's repository shows a blob it needs.
-func (f *fsck) checkNamedBlob(ctx context.Context, m catalog.ManifestRow, d oci.Digest, refs map[oci.Digest]catalog.Ref) error {
+func (f *fsck) checkNamedBlob(ctx context.Context, m repair.ManifestRow, d oci.Digest, refs map[oci.Digest]repair.Ref) error {
 	ref, known := refs[d]
 	switch {
 	case !known || ref.Linked:
@@ -189,10 +189,10 @@ func (f *fsck) checkNamedBlob(ctx context.Context, m catalog.ManifestRow, d oci.
 		return f.incomplete(ctx, m, fmt.Sprintf("it needs blob %s, which is not here", d)+refused)
 	}
 	p := Problem{Kind: ProblemUnlinked, Repo: m.Repo, Digest: d, Detail: fmt.Sprintf("manifest %s needs it, the repository does not show it", m.Digest)}
-	return f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.up.Catalog.LinkNamed(ctx, m, d) })
+	return f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.facts.LinkNamed(ctx, m, d) })
 }
 
-func (f *fsck) incomplete(ctx context.Context, m catalog.ManifestRow, detail string) error {
+func (f *fsck) incomplete(ctx context.Context, m repair.ManifestRow, detail string) error {
 	hurts, err := f.hurts(ctx, m.Digest)
 	if err != nil {
 		return err

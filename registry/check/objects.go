@@ -7,10 +7,9 @@ import (
 	"fmt"
 	"time"
 
-	"example.org/slipway/registry"
-
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -46,7 +45,7 @@ func (f *fsck) lookUp(ctx context.Context, infos []objstore.Info) error {
 			digests = append(digests, d)
 		}
 	}
-	is, err := f.up.Catalog.Presence(ctx, digests)
+	is, err := f.facts.Presence(ctx, digests)
 	if err != nil {
 		return err
 	}
@@ -56,9 +55,9 @@ func (f *fsck) lookUp(ctx context.Context, infos []objstore.Info) error {
 		case !ok:
 			err = f.foreign(ctx, info)
 		case info.ModTime.After(f.start): // a push under way
-		case is[d] == catalog.Unknown:
+		case is[d] == repair.Unknown:
 			err = f.nobodys(ctx, d, info)
-		case is[d] == catalog.Inline && !f.shared:
+		case is[d] == repair.Inline && !f.shared:
 			err = f.duplicate(ctx, Problem{Kind: ProblemDuplicate, Digest: d, Key: info.Key, Detail: fmt.Sprintf("%d bytes that are in the catalogue", info.Size)})
 		}
 		if err != nil {
@@ -91,7 +90,7 @@ func (f *fsck) foreign(ctx context.Context, info objstore.Info) error {
 		if err != nil {
 			return err
 		}
-		absent, err := f.up.Catalog.Absent(ctx, []oci.Digest{d})
+		absent, err := f.facts.Absent(ctx, []oci.Digest{d})
 		if _, named := absent[d]; err != nil || !named {
 			return err
 		}
@@ -105,7 +104,7 @@ func (f *fsck) foreign(ctx context.Context, info objstore.Info) error {
 // nobodys handles an object whose content the catalogue does not have. If the catalogue names the
 // content, the object is taken back; otherwise it is surplus.
 func (f *fsck) nobodys(ctx context.Context, d oci.Digest, info objstore.Info) error {
-	absent, err := f.up.Catalog.Absent(ctx, []oci.Digest{d})
+	absent, err := f.facts.Absent(ctx, []oci.Digest{d})
 	if err != nil {
 		return err
 	}
@@ -116,21 +115,21 @@ func (f *fsck) nobodys(ctx context.Context, d oci.Digest, info objstore.Info) er
 	}
 	p := Problem{Kind: ProblemOrphan, Digest: d, Key: info.Key, Detail: fmt.Sprintf("%d bytes of %s", info.Size, info.ModTime.UTC().Format(time.RFC3339))}
 	if f.shared { // the links may name it, and no image here needs it: that is no problem
-		surplus, err := f.stillSurplus(p, catalog.Unknown)(ctx)
+		surplus, err := f.stillSurplus(p, repair.Unknown)(ctx)
 		if err == nil && surplus {
 			f.step(func(rep *Report) { rep.Foreign, rep.ForeignBytes = rep.Foreign+1, rep.ForeignBytes+info.Size })
 		}
 		return err
 	}
 	if !f.o.Repair {
-		return f.settle(ctx, p, f.stillSurplus(p, catalog.Unknown), nil)
+		return f.settle(ctx, p, f.stillSurplus(p, repair.Unknown), nil)
 	}
 	return f.few(ctx, &f.unknown, func(ctx context.Context) error { return f.surplus(ctx, p) })
 }
 
 // duplicate reports and deletes an object whose bytes are in the catalogue and right there.
 func (f *fsck) duplicate(ctx context.Context, p Problem) error {
-	surplus := f.stillSurplus(p, catalog.Inline)
+	surplus := f.stillSurplus(p, repair.Inline)
 	return f.settle(ctx, p, surplus, func(ctx context.Context) (bool, error) {
 		b, err := f.up.Catalog.StoredBlob(ctx, p.Digest)
 		if err != nil || p.Digest.Algorithm().FromBytes(b.Content) != p.Digest {
@@ -144,13 +143,13 @@ func (f *fsck) duplicate(ctx context.Context, p Problem) error {
 // surplus moves an object that nothing names into quarantine, because a newer catalogue may name
 // it. Only an object that nothing names and that does not have its digest is of no use to anybody.
 func (f *fsck) surplus(ctx context.Context, p Problem) error {
-	absent, err := f.up.Catalog.Absent(ctx, []oci.Digest{p.Digest})
+	absent, err := f.facts.Absent(ctx, []oci.Digest{p.Digest})
 	if err != nil {
 		return err
 	}
 	_, named := absent[p.Digest]
 	x := f.read(ctx, p.Key, p.Digest, func(int) {})
-	confirm := f.stillSurplus(p, catalog.Unknown)
+	confirm := f.stillSurplus(p, repair.Unknown)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()

@@ -5,10 +5,9 @@ import (
 	"fmt"
 	"strings"
 
-	"example.org/slipway/registry"
-
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog/repair"
 )
 
 // TooManyError is the error of a repair that would give up more contents than it may without being
@@ -165,7 +164,7 @@ func (f *fsck) takeBack(ctx context.Context, d oci.Digest) (found, back bool, er
 			return true, false, err
 		}
 		confirm := func(ctx context.Context) (bool, error) {
-			absent, err := f.up.Catalog.Absent(ctx, []oci.Digest{d})
+			absent, err := f.facts.Absent(ctx, []oci.Digest{d})
 			_, still := absent[d]
 			return still, err
 		}
@@ -179,8 +178,8 @@ func (f *fsck) takeBack(ctx context.Context, d oci.Digest) (found, back bool, er
 		break
 	}
 	// A push may have brought it meanwhile.
-	is, err := f.up.Catalog.Presence(ctx, []oci.Digest{d})
-	return found, is[d] == catalog.Object || is[d] == catalog.Inline, err
+	is, err := f.facts.Presence(ctx, []oci.Digest{d})
+	return found, is[d] == repair.Object || is[d] == repair.Inline, err
 }
 
 // quarantinePrefix is the prefix of the keys in quarantine.

@@ -236,7 +236,7 @@ func TestFsckOldCatalogue(t *testing.T) {
 			b := newDiskBed(t)
 			b.PushImage("old", 1000, "v1")
 			path := filepath.Join(t.TempDir(), "old.db")
-			if err := b.Cat.Backup(t.Context(), path); err != nil {
+			if err := b.Cat.DB.Backup(t.Context(), path); err != nil {
 				t.Fatal(err)
 			}
 			for i := range n {

@@ -8,10 +8,10 @@ import (
 	"io"
 	"net/http"
 
-	"example.org/slipway/registry"
-
 	"example.org/slipway/oci"
+	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -19,7 +19,7 @@ import (
 type Source interface {
 	// Content opens a content that the given images need. The caller closes it. Errors: ErrNoCopy,
 	// *RefusedError.
-	Content(ctx context.Context, d oci.Digest, images []catalog.Use) (io.ReadCloser, error)
+	Content(ctx context.Context, d oci.Digest, images []repair.Use) (io.ReadCloser, error)
 }
 
 // ErrNoCopy is returned by a [Source] that does not have a content.
@@ -45,7 +45,7 @@ func Stored(reg *registry.Registry) Source { return stored{reg.Upkeep()} }
 
 type stored struct{ up *registry.Upkeep }
 
-func (s stored) Content(ctx context.Context, d oci.Digest, _ []catalog.Use) (io.ReadCloser, error) {
+func (s stored) Content(ctx context.Context, d oci.Digest, _ []repair.Use) (io.ReadCloser, error) {
 	b, err := s.up.Catalog.StoredBlob(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) {
 		return nil, ErrNoCopy
@@ -73,7 +73,7 @@ type other struct {
 	repo string
 }
 
-func (s other) Content(ctx context.Context, d oci.Digest, images []catalog.Use) (io.ReadCloser, error) {
+func (s other) Content(ctx context.Context, d oci.Digest, images []repair.Use) (io.ReadCloser, error) {
 	repos := []string{s.repo}
 	if s.repo == "" {
 		repos = repos[:0]
@@ -151,7 +151,7 @@ func (f *fsck) fromSource(ctx context.Context, d oci.Digest) (done bool, err err
 	if !f.o.Repair || f.o.From == nil || !oci.ValidDigest(d) {
 		return false, nil
 	}
-	images, err := f.up.Catalog.Uses(ctx, d, maxHurts)
+	images, err := f.facts.Uses(ctx, d, maxHurts)
 	if err != nil {
 		return false, err
 	}
@@ -188,7 +188,7 @@ func Contents(ctx context.Context, reg *registry.Registry, contents []oci.Digest
 	}
 	defer release()
 	for _, d := range contents {
-		c, err := up.Catalog.StoredContent(ctx, d)
+		c, err := repair.New(up.Catalog.DB).StoredContent(ctx, d)
 		if errors.Is(err, catalog.ErrNotFound) {
 			continue
 		}

@@ -13,13 +13,17 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/verify"
 )
 
 // stock is everything that the registry under check holds: its rows, its objects, and what lies in
 // quarantine. It changes them and reports nothing.
-type stock struct{ up *registry.Upkeep }
+type stock struct {
+	up    *registry.Upkeep
+	facts repair.Store
+}
 
 // distribution reports whether Distribution's links lie in the same store.
 func (s stock) distribution(ctx context.Context) (bool, error) {
@@ -33,7 +37,7 @@ func (s stock) distribution(ctx context.Context) (bool, error) {
 }
 
 func (s stock) setSize(ctx context.Context, d oci.Digest, size int64) (bool, error) {
-	shown, err := s.up.Catalog.SetSize(ctx, d, size)
+	shown, err := s.facts.SetSize(ctx, d, size)
 	return s.up.Corrected(d, shown, err)
 }
 
@@ -43,7 +47,7 @@ func (s stock) absent(ctx context.Context, d oci.Digest, inline bool) (bool, err
 	if err := s.up.StoreHere(ctx); err != nil {
 		return false, err
 	}
-	shown, err := s.up.Catalog.MarkAbsent(ctx, d, inline)
+	shown, err := s.facts.MarkAbsent(ctx, d, inline)
 	return s.up.Corrected(d, shown, err)
 }
 
@@ -52,7 +56,7 @@ func (s stock) absent(ctx context.Context, d oci.Digest, inline bool) (bool, err
 func (s stock) takeInline(ctx context.Context, d oci.Digest) (bool, error) {
 	for _, key := range []string{registry.BlobKey(d), quarantineKey(d)} {
 		if b, ok := s.readAll(ctx, key, d); ok {
-			shown, err := s.up.Catalog.SetContent(ctx, d, b)
+			shown, err := s.facts.SetContent(ctx, d, b)
 			return s.up.Corrected(d, shown, err)
 		}
 	}
@@ -127,7 +131,7 @@ func (s stock) move(ctx context.Context, from, to string, d oci.Digest) (bool, e
 // recordBack records that the verified bytes under a key are those of a content that was absent.
 // The digest's lock is held.
 func (s stock) recordBack(ctx context.Context, d oci.Digest, key string, size int64) (bool, error) {
-	absent, err := s.up.Catalog.Absent(ctx, []oci.Digest{d})
+	absent, err := s.facts.Absent(ctx, []oci.Digest{d})
 	if err != nil {
 		return false, err
 	}
@@ -143,7 +147,7 @@ func (s stock) recordBack(ctx context.Context, d oci.Digest, key string, size in
 			return false, err
 		}
 	}
-	shown, err := s.up.Catalog.TakeBack(ctx, b)
+	shown, err := s.facts.TakeBack(ctx, b)
 	return s.up.Corrected(d, shown, err)
 }
 
@@ -163,7 +167,7 @@ func (s stock) digestOf(ctx context.Context, key string) (oci.Digest, error) {
 
 // hurts lists the images that need a content.
 func (s stock) hurts(ctx context.Context, d oci.Digest) ([]string, error) {
-	uses, err := s.up.Catalog.Uses(ctx, d, maxHurts)
+	uses, err := s.facts.Uses(ctx, d, maxHurts)
 	if err != nil {
 		return nil, err
 	}
@@ -174,9 +178,9 @@ func (s stock) hurts(ctx context.Context, d oci.Digest) ([]string, error) {
 	return out, nil
 }
 
-func (s stock) refs(ctx context.Context, m catalog.ManifestRow) (map[oci.Digest]catalog.Ref, bool, error) {
-	list, ok, err := s.up.Catalog.RefsOf(ctx, m)
-	out := make(map[oci.Digest]catalog.Ref, len(list))
+func (s stock) refs(ctx context.Context, m repair.ManifestRow) (map[oci.Digest]repair.Ref, bool, error) {
+	list, ok, err := s.facts.RefsOf(ctx, m)
+	out := make(map[oci.Digest]repair.Ref, len(list))
 	for _, ref := range list {
 		out[ref.Digest] = ref
 	}
@@ -188,7 +192,7 @@ func (s stock) intended(ctx context.Context, d oci.Digest) (bool, error) {
 	if !s.up.Shared() {
 		return false, nil
 	}
-	list, err := s.up.Catalog.Intents(ctx)
+	list, err := s.up.Catalog.Uploads.Intents(ctx)
 	return slices.ContainsFunc(list, func(u catalog.Upload) bool { return u.Intent == d }), err
 }
 
@@ -199,7 +203,7 @@ func (s stock) needsCopy(ctx context.Context, key string) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	wanted, err := s.up.Catalog.Wanted(ctx, d)
+	wanted, err := s.up.Catalog.Garbage.Wanted(ctx, d)
 	if err != nil || !wanted {
 		return false, err
 	}
@@ -222,9 +226,9 @@ func (s stock) needsCopy(ctx context.Context, key string) (bool, error) {
 
 // sameObject reports whether the content is still meant to be in the store, and its object is still
 // the one that was examined, or is still missing.
-func (s stock) sameObject(ctx context.Context, c catalog.StoredContent, x examined) (bool, error) {
-	is, err := s.up.Catalog.Presence(ctx, []oci.Digest{c.Digest})
-	if err != nil || is[c.Digest] != catalog.Object {
+func (s stock) sameObject(ctx context.Context, c repair.StoredContent, x examined) (bool, error) {
+	is, err := s.facts.Presence(ctx, []oci.Digest{c.Digest})
+	if err != nil || is[c.Digest] != repair.Object {
 		return false, err
 	}
 	info, err := s.up.Store.Stat(ctx, registry.BlobKey(c.Digest))
@@ -240,9 +244,9 @@ func (s stock) sameObject(ctx context.Context, c catalog.StoredContent, x examin
 }
 
 // stillSurplus confirms that an object is not needed.
-func (s stock) stillSurplus(p Problem, was catalog.Presence) func(context.Context) (bool, error) {
+func (s stock) stillSurplus(p Problem, was repair.Presence) func(context.Context) (bool, error) {
 	return func(ctx context.Context) (bool, error) {
-		is, err := s.up.Catalog.Presence(ctx, []oci.Digest{p.Digest})
+		is, err := s.facts.Presence(ctx, []oci.Digest{p.Digest})
 		if err != nil || is[p.Digest] != was {
 			return false, err
 		}
@@ -276,7 +280,7 @@ func (s stock) setAside(d oci.Digest, because error) func(context.Context) (bool
 }
 
 // unsuspect clears the suspicion of a content whose bytes were read and are right.
-func (s stock) unsuspect(c catalog.StoredContent) {
+func (s stock) unsuspect(c repair.StoredContent) {
 	if c.Suspect && s.up.Writable() == nil {
 		s.up.Trust(c.Digest)
 	}

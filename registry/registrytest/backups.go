@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/backup"
-	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/objtest"
 )
@@ -92,10 +92,10 @@ func ReadBackup(t testing.TB, dir string) map[string]string {
 }
 
 // NewPack returns a pack of one file, and the key of its object.
-func NewPack(content string, id byte) (key string, p catalog.NewGearPack) {
+func NewPack(content string, id byte) (key string, p gearfacts.NewPack) {
 	digest := sha256.Sum256([]byte(content))
-	return registry.PackPrefix + hex.EncodeToString(digest[:]), catalog.NewGearPack{Digest: digest, Size: int64(len(content)), Bytes: 1,
-		Files: []catalog.GearFile{{Name: catalog.GearName{id}, Size: 1, Stored: 1}}}
+	return registry.PackPrefix + hex.EncodeToString(digest[:]), gearfacts.NewPack{Digest: digest, Size: int64(len(content)), Bytes: 1,
+		Files: []gearfacts.File{{Name: gearfacts.Name{id}, Size: 1, Stored: 1}}}
 }
 
 // PutPack stores a pack and makes the catalogue name it.
@@ -103,7 +103,7 @@ func (b *Bed) PutPack(content string, id byte) (key string) {
 	b.T.Helper()
 	key, p := NewPack(content, id)
 	err := errors.Join(b.Store.Put(b.T.Context(), key, []byte(content), true),
-		b.Cat.RecordGear(b.T.Context(), catalog.GearRecord{Packs: []catalog.NewGearPack{p}}))
+		gearfacts.NewFiles(b.Cat.DB).Record(b.T.Context(), gearfacts.Record{Packs: []gearfacts.NewPack{p}}))
 	if err != nil {
 		b.T.Fatal(err)
 	}

@@ -26,13 +26,13 @@ func checkClock(ctx context.Context, up *registry.Upkeep, o Options) error {
 		if o.DryRun {
 			return nil
 		}
-		return up.Catalog.NoteClock(ctx, now, 0)
+		return up.Catalog.Settings.NoteClock(ctx, now, 0)
 	}
-	newest, err := up.Catalog.Newest(ctx)
+	newest, err := up.Catalog.Retention.Newest(ctx)
 	if err != nil {
 		return registry.ClientError("look for the newest push or pull", err)
 	}
-	noted, err := up.Catalog.Clock(ctx)
+	noted, err := up.Catalog.Settings.Clock(ctx)
 	if err != nil {
 		return registry.ClientError("look for the time noted last", err)
 	}
@@ -42,7 +42,7 @@ func checkClock(ctx context.Context, up *registry.Upkeep, o Options) error {
 	if err := plausible(now, noted, "the registry last noted the time"); err != nil || o.DryRun {
 		return err
 	}
-	return up.Catalog.NoteClock(ctx, now, registry.MaxIdle)
+	return up.Catalog.Settings.NoteClock(ctx, now, registry.MaxIdle)
 }
 
 // plausible returns ErrClock, with the way out, if now is far from a time in Unix milliseconds. A

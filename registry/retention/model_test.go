@@ -12,14 +12,13 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/registry/retention"
-
-	"example.org/slipway/registry/registrytest"
-
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog/repair"
+	"example.org/slipway/registry/registrytest"
+	"example.org/slipway/registry/retention"
 )
 
 // keptModel models one repository. It determines by the documented rules what stays in it.
@@ -476,7 +475,7 @@ func (m *keptModel) want() string {
 
 func (m *keptModel) here() string {
 	var out []string
-	infos, err := m.Cat.RetentionInfos(m.T.Context(), modelRepo, nil)
+	infos, err := m.Cat.Retention.Infos(m.T.Context(), modelRepo, nil)
 	if err != nil {
 		m.T.Fatal(err)
 	}
@@ -484,7 +483,7 @@ func (m *keptModel) here() string {
 		out = append(out, t.Name+" "+string(t.Digest))
 	}
 	for after := int64(0); ; {
-		rows, err := m.Cat.ManifestRows(m.T.Context(), after, 100)
+		rows, err := repair.New(m.Cat.DB).ManifestRows(m.T.Context(), after, 100)
 		if err != nil {
 			m.T.Fatal(err)
 		}

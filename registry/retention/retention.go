@@ -9,9 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/registry"
-
 	"example.org/slipway/oci"
+	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
 )
 
@@ -208,7 +207,7 @@ type retaining struct {
 
 // applyIn applies the rules to one repository.
 func applyIn(ctx context.Context, up *registry.Upkeep, repo string, rules []Rule, o Options, rep *Report, rehearsed map[manifestOf]bool) error {
-	tags, err := up.Catalog.RetentionInfos(ctx, repo, func(repo string, d oci.Digest) bool { return rehearsed[manifestOf{repo, d}] })
+	tags, err := up.Catalog.Retention.Infos(ctx, repo, func(repo string, d oci.Digest) bool { return rehearsed[manifestOf{repo, d}] })
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"example.org/slipway/registry/server"
+	"example.org/slipway/registry/server/edge"
 )
 
 // countingListener counts the writes to its connections.
@@ -43,7 +44,7 @@ func TestSmallAnswerInOneWrite(t *testing.T) {
 	bd := newBed(t, setup{server: server.Options{Gear: m}})
 	ts := httptest.NewUnstartedServer(bd.srv)
 	ln := &countingListener{Listener: ts.Listener}
-	ts.Listener, ts.Config.ConnContext = server.Listener(ln), server.ConnContext
+	ts.Listener, ts.Config.ConnContext = edge.Listener(ln), edge.ConnContext
 	ts.Start()
 	defer ts.Close()
 	get := func(method string, size, most int) {

@@ -8,6 +8,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/wire"
+	"example.org/slipway/registry/server/edge"
 )
 
 // Shared header values of the extension, as those in server.go.
@@ -137,7 +138,7 @@ func (s *Server) sendGear(q *request, c GearContent, d oci.Digest, mediaType []s
 		q.w.WriteHeader(http.StatusOK)
 		return nil
 	}
-	err := q.sendError(q.inOnePiece(n, func() error { return c.WriteRange(q.ctx(), q.w, off, n) }))
+	err := q.sendError(edge.InOnePiece(q.w.ResponseWriter, q.r, n, func() error { return c.WriteRange(q.ctx(), q.w, off, n) }))
 	if err != nil && q.w.status == 0 {
 		// It will be answered as an error, which nobody may keep.
 		for _, k := range []string{"Etag", "Docker-Content-Digest", "Slipway-Gear-Name", "Accept-Ranges"} {

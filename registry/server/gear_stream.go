@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+
+	"example.org/slipway/registry/server/edge"
 )
 
 // fetchGear answers POST .../gear/fetch.
@@ -69,7 +71,7 @@ func (w *streamWriter) close() error {
 		_, err := piecesOf{w.q}.Write(nil)
 		return err
 	}
-	return w.q.inOnePiece(int64(n), w.buf.Flush)
+	return edge.InOnePiece(w.q.w.ResponseWriter, w.q.r, int64(n), w.buf.Flush)
 }
 
 func (w *streamWriter) release() {

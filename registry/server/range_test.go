@@ -7,7 +7,6 @@ import (
 	"regexp"
 	"strconv"
 	"testing"
-	"time"
 )
 
 // oneRange matches RFC 9110's byte range with one part.
@@ -107,54 +106,4 @@ func FuzzParseContentRange(f *testing.F) {
 			}
 		}
 	})
-}
-
-// TestLimiterForgets checks that memory is bounded by the recent addresses, and that an address
-// cannot gain tokens by being forgotten.
-func TestLimiterForgets(t *testing.T) {
-	l := newLimiter(0.001, 2, 1)
-	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	clock := func() time.Time { return now }
-	for i := range 10_000 {
-		if !l.allow(fmt.Sprintf("10.0.%d.%d:1", i/256, i%256), clock) {
-			t.Fatal("the first request of an address is refused")
-		}
-	}
-	const addr = "10.1.0.1:1"
-	//lint:ignore SA4000 each call counts
-	if !l.allow(addr, clock) || !l.allow(addr, clock) || l.allow(addr, clock) {
-		t.Error("want two requests and no more")
-	}
-	if l.allow("10.1.0.1:2", clock) {
-		t.Error("another port of the same address is not another client")
-	}
-	now = now.Add(2 * time.Minute)
-	if l.allow(addr, clock) {
-		t.Error("waiting two minutes gave a token that takes a quarter of an hour")
-	}
-	now = now.Add(time.Hour)
-	if !l.allow(addr, clock) {
-		t.Error("an hour gave no token")
-	}
-	if len(l.clients) > 1 {
-		t.Errorf("%d addresses are remembered after an hour", len(l.clients))
-	}
-	// An IPv6 host has a /64.
-	if !l.allow("[2001:db8::1]:1", clock) || !l.allow("[2001:db8::2]:1", clock) || l.allow("[2001:db8::3]:1", clock) {
-		t.Error("addresses of one /64 are not one client")
-	}
-	if !l.allow("[fe80::1%eth0]:1", clock) || !l.allow("[fe80::2%eth0]:1", clock) || l.allow("[fe80::3%eth0]:1", clock) {
-		t.Error("link-local addresses are not one client")
-	}
-	if !l.allow("[2001:db8:0:1::1]:1", clock) {
-		t.Error("another /64 is not another client")
-	}
-	if !l.enter(addr) || l.enter(addr) {
-		t.Error("want one at once")
-	}
-	l.leave(addr)
-	l.leave(addr) // one too many
-	if !l.enter(addr) || l.enter(addr) {
-		t.Error("want one at once, also after leaving twice")
-	}
 }

@@ -24,6 +24,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/server/edge"
 	"example.org/slipway/workload/trace"
 )
 
@@ -135,14 +136,13 @@ type Server struct {
 	log     *slog.Logger
 	open    bool
 	metrics *metrics
-	limits  *limiter
-	sending *limiter
-	votes   votes // on profiles
-	// proxied says that there may be trusted proxies.
-	proxied bool
+	limits  *edge.Limiter
+	sending *edge.Limiter
+	votes   votes         // on profiles
+	proxies *edge.Proxies // nil: there are none
 	places  places
 	headers http.Header // of every answer
-	cors    *cors       // nil: no other origin may use the registry in a browser
+	cors    *edge.CORS  // nil: no other origin may use the registry in a browser
 }
 
 // New returns the handler of a registry.
@@ -184,10 +184,12 @@ func New(reg oci.Registry, o *Options) *Server {
 	for k, list := range v.Headers {
 		s.headers[http.CanonicalHeaderKey(k)] = list
 	}
-	s.cors = newCORS(s.headers)
-	s.proxied = len(v.TrustedProxies) > 0 || v.TrustUnixPeers
-	s.limits = newLimiter(v.RequestsPerSecond, v.Burst, 0)
-	s.sending = newLimiter(0, 0, v.MaxUploadsPerClient)
+	s.cors = edge.NewCORS(s.headers)
+	if len(v.TrustedProxies) > 0 || v.TrustUnixPeers {
+		s.proxies = &edge.Proxies{Trusted: v.TrustedProxies, UnixPeers: v.TrustUnixPeers}
+	}
+	s.limits = edge.NewLimiter(v.RequestsPerSecond, v.Burst, 0)
+	s.sending = edge.NewLimiter(0, 0, v.MaxUploadsPerClient)
 	return s
 }
 
@@ -242,8 +244,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := s.opts.Clock()
 	s.metrics.inFlight.Inc()
 	sentTo := r.Host
-	if s.proxied {
-		r = s.throughProxy(r)
+	if s.proxies != nil {
+		r = s.proxies.Through(r)
 	}
 	rw := newResponse(w, s.opts.IdleTimeout)
 	q := request{w: rw, r: r, sentTo: sentTo}
@@ -256,7 +258,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header()[k] = v
 	}
 	if s.cors != nil {
-		s.cors.addTo(w.Header(), r.Header.Get("Origin"))
+		s.cors.AddTo(w.Header(), r.Header.Get("Origin"))
 	}
 	if err := s.serveSafely(&q); err != nil {
 		s.fail(&q, err)
@@ -317,11 +319,12 @@ func (s *Server) serve(q *request) error {
 		err = s.parseExtension(q)
 	}
 	q.w.Header()["Docker-Distribution-Api-Version"] = apiVersion
-	if !s.limits.allow(q.r.RemoteAddr, s.opts.Clock) {
+	if !s.limits.Allow(q.r.RemoteAddr, s.opts.Clock) {
 		return tooMany("this address sends more requests per second than http.ratelimit allows")
 	}
-	if s.isPreflight(q.r) {
-		return s.preflight(q, q.methodsOf(err))
+	if s.cors.Asks(q.r) {
+		s.cors.Preflight(q.w, q.methodsOf(err))
+		return nil
 	}
 	if err == nil {
 		err = s.resolveName(q)
@@ -501,17 +504,18 @@ func (s *Server) admit(q *request) error {
 // serveOther answers paths outside /v2/.
 func (s *Server) serveOther(q *request, path string) error {
 	if s.opts.Token != nil && path == s.opts.TokenPath {
-		if !s.limits.allow(q.r.RemoteAddr, s.opts.Clock) {
+		if !s.limits.Allow(q.r.RemoteAddr, s.opts.Clock) {
 			return tooMany("this address sends more requests per second than http.ratelimit allows")
 		}
-		if s.isPreflight(q.r) {
-			return s.preflight(q, []string{http.MethodGet, http.MethodPost})
+		if s.cors.Asks(q.r) {
+			s.cors.Preflight(q.w, []string{http.MethodGet, http.MethodPost})
+			return nil
 		}
 		s.opts.Token.ServeHTTP(q.w, q.r)
 		return nil
 	}
 	if s.opts.Web != nil && s.opts.IsWeb(path) {
-		if !s.limits.allow(q.r.RemoteAddr, s.opts.Clock) {
+		if !s.limits.Allow(q.r.RemoteAddr, s.opts.Clock) {
 			return tooMany("this address sends more requests per second than http.ratelimit allows")
 		}
 		s.setActor(q)
@@ -519,6 +523,15 @@ func (s *Server) serveOther(q *request, path string) error {
 		return nil
 	}
 	return &oci.Error{Code: oci.CodeNameUnknown, Message: "this is a container registry; its API is below /v2/"}
+}
+
+// methodsOf returns the methods of the request's path; nil for a path that the
+// registry does not have.
+func (q *request) methodsOf(err error) []string {
+	if err != nil {
+		return nil
+	}
+	return supported(q.handlers())
 }
 
 func tooMany(msg string) error { return &oci.Error{Code: oci.CodeTooManyRequests, Message: msg} }

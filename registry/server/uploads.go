@@ -197,8 +197,8 @@ func parseContentRange(v string) (off, n int64, err error) {
 
 func (s *Server) claimUpload(q *request) (release func(), err error) {
 	addr := q.r.RemoteAddr
-	if !s.sending.enter(addr) {
+	if !s.sending.Enter(addr) {
 		return nil, tooMany("this address sends more uploads at once than http.ratelimit.uploads allows")
 	}
-	return func() { s.sending.leave(addr) }, nil
+	return func() { s.sending.Leave(addr) }, nil
 }

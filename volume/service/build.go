@@ -13,6 +13,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/volref"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/volumefacts"
 	"example.org/slipway/volume/block"
 	"example.org/slipway/volume/chain"
 )
@@ -40,7 +41,7 @@ func (b *build) state() (done, of int64) {
 
 // build builds an image and records it. Errors: *waitingError, errNotAsked,
 // catalog.ErrNotFound if the image is wanted no more, and those of chain.Build.
-func (s *Service) build(ctx context.Context, v catalog.VolumeImage, b *build) error {
+func (s *Service) build(ctx context.Context, v volumefacts.Image, b *build) error {
 	m, err := s.cat.Manifest(ctx, v.Repo, v.Manifest)
 	if errors.Is(err, catalog.ErrNoRepository) {
 		err = catalog.ErrNotFound
@@ -61,7 +62,7 @@ func (s *Service) build(ctx context.Context, v catalog.VolumeImage, b *build) er
 		return err
 	}
 	place := placeName(store.Place())
-	if err := s.cat.IntendVolumes(ctx, v.ID, place, volumesOf(v.FS, digests)); err != nil {
+	if err := s.facts.Intend(ctx, v.ID, place, volumesOf(v.FS, digests)); err != nil {
 		return removing(err)
 	}
 	rec, err := chain.Build(ctx, store, layers, s.layers.Contents(), &block.BuildOptions{FS: v.FS, Log: s.log,
@@ -75,7 +76,7 @@ func (s *Service) build(ctx context.Context, v catalog.VolumeImage, b *build) er
 
 // removing turns the error of a volume that is being removed into one that passes.
 func removing(err error) error {
-	if errors.Is(err, catalog.ErrVolumeRemoving) {
+	if errors.Is(err, volumefacts.ErrRemoving) {
 		return &waitingError{err.Error()}
 	}
 	return err
@@ -108,11 +109,11 @@ func (s *Service) indexes(ctx context.Context, repo string, digests []oci.Digest
 }
 
 // volumesOf are the volumes of an image, each behind its parent.
-func volumesOf(fs string, layers []oci.Digest) []catalog.NewVolume {
+func volumesOf(fs string, layers []oci.Digest) []volumefacts.Volume {
 	if fs != volref.Ext4 {
-		return []catalog.NewVolume{{Name: volref.VolumeName(fs, layers)}}
+		return []volumefacts.Volume{{Name: volref.VolumeName(fs, layers)}}
 	}
-	out := make([]catalog.NewVolume, len(layers))
+	out := make([]volumefacts.Volume, len(layers))
 	for i := range layers {
 		out[i].Name = volref.VolumeName(fs, layers[:i+1])
 		if i > 0 {
@@ -140,18 +141,18 @@ const (
 
 // record puts a record beside its image and into the catalogue. A referrer with
 // another record before it goes.
-func (s *Service) record(ctx context.Context, v catalog.VolumeImage, m catalog.Manifest, place string, rec *volref.Record) error {
+func (s *Service) record(ctx context.Context, v volumefacts.Image, m catalog.Manifest, place string, rec *volref.Record) error {
 	body, err := json.Marshal(rec)
 	if err != nil {
 		return fmt.Errorf("encode the record: %w", err)
 	}
-	out := catalog.VolumeRecord{Place: place, Record: body, Volumes: volumesOf(v.FS, digestsOf(rec))}
+	out := volumefacts.Record{Place: place, Record: body, Volumes: volumesOf(v.FS, digestsOf(rec))}
 	if !s.opts.Copied(v.Repo) {
 		if out.Referrer, err = s.pushReferrer(ctx, v.Repo, m, body); err != nil {
 			return fmt.Errorf("push the record: %w", err)
 		}
 	}
-	if err := s.cat.RecordVolumes(ctx, v.ID, out); err != nil {
+	if err := s.facts.Record(ctx, v.ID, out); err != nil {
 		if errors.Is(err, catalog.ErrNotFound) && out.Referrer != "" { // given up meanwhile, and nobody knows what was pushed
 			s.dropReferrer(ctx, v.ID, v.Repo, out.Referrer)
 		}
@@ -206,7 +207,7 @@ func (s *Service) pushReferrer(ctx context.Context, repo string, m catalog.Manif
 // dropReferrer removes what stands beside an image, unless that of another file
 // system is the same. What cannot be removed says nothing wrong, and may stay.
 func (s *Service) dropReferrer(ctx context.Context, id int64, repo string, d oci.Digest) {
-	used, err := s.cat.ReferrerUsed(ctx, repo, d, id)
+	used, err := s.facts.ReferrerUsed(ctx, repo, d, id)
 	if err == nil && !used {
 		err = s.reg.DeleteManifest(ctx, repo, d)
 	}

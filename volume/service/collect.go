@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
 	"example.org/slipway/volume/block"
 )
 
@@ -46,7 +47,7 @@ func (s *Service) keepHouse(ctx context.Context) {
 		switch {
 		case ctx.Err() != nil:
 			return
-		case err != nil && !errors.Is(err, catalog.ErrLeased):
+		case err != nil && !errors.Is(err, engine.ErrLeased):
 			s.log.Error("remove volumes that nothing needs; it is tried again", "err", err)
 		}
 	}
@@ -54,7 +55,7 @@ func (s *Service) keepHouse(ctx context.Context) {
 
 // Collect forgets the images that their repositories do not show any more, or that
 // are not wanted as volumes, and removes volumes that no image has needed for the
-// grace period of the catalogue, or with now at once. Errors: catalog.ErrLeased
+// grace period of the catalogue, or with now at once. Errors: engine.ErrLeased
 // while another process collects; one of this process is waited for.
 func (s *Service) Collect(ctx context.Context, now bool) (c Collected, err error) {
 	// What one has removed may be made again, and must not go by an older list of
@@ -70,8 +71,8 @@ func (s *Service) Collect(ctx context.Context, now bool) (c Collected, err error
 			s.log.Info("removed volumes that nothing needs", "images", c.Images, "volumes", c.Volumes, "in_use", c.InUse)
 		}
 	}()
-	if s.cat.Shared() {
-		held, release, err := s.cat.Hold(ctx, collectLease, s.owner, s.opts.Lease)
+	if s.cat.DB.Shared() {
+		held, release, err := s.cat.DB.Hold(ctx, collectLease, s.owner, s.opts.Lease)
 		if err != nil {
 			return c, err
 		}
@@ -99,7 +100,7 @@ func (s *Service) Collect(ctx context.Context, now bool) (c Collected, err error
 // forgetImages forgets the images that are gone or not wanted.
 func (s *Service) forgetImages(ctx context.Context, c *Collected) error {
 	for after := int64(0); ; {
-		list, err := s.cat.LostVolumeImages(ctx, after, collectStep)
+		list, err := s.facts.LostImages(ctx, after, collectStep)
 		if err != nil || len(list) == 0 {
 			return err
 		}
@@ -120,7 +121,7 @@ func (s *Service) forgetImages(ctx context.Context, c *Collected) error {
 
 // forgetImage forgets one image, which nobody else works on.
 func (s *Service) forgetImage(ctx context.Context, id int64, c *Collected) error {
-	v, err := s.cat.VolumeImage(ctx, id)
+	v, err := s.facts.Image(ctx, id)
 	if errors.Is(err, catalog.ErrNotFound) {
 		return nil
 	}
@@ -130,7 +131,7 @@ func (s *Service) forgetImage(ctx context.Context, id int64, c *Collected) error
 	if v.Referrer != "" {
 		s.dropReferrer(ctx, v.ID, v.Repo, v.Referrer)
 	}
-	gone, err := s.cat.ForgetVolumeImage(ctx, id)
+	gone, err := s.facts.ForgetImage(ctx, id)
 	if err == nil && gone {
 		c.Images++
 		s.endPause(id)
@@ -145,7 +146,7 @@ func (s *Service) removeVolumes(ctx context.Context, store block.Store, now bool
 	kept := map[string]bool{} // which with now would be found again
 	for {
 		// Those that are kept may come first each time, and must leave room for others.
-		names, err := s.cat.RemovingVolumes(ctx, place, now, collectStep+len(kept))
+		names, err := s.facts.Removing(ctx, place, now, collectStep+len(kept))
 		if err != nil {
 			return err
 		}
@@ -199,7 +200,7 @@ func (s *Service) removeVolume(ctx context.Context, store block.Store, place, na
 	}
 	c.Volumes++
 	s.metrics.removed.Inc()
-	return s.cat.ForgetVolumes(ctx, place, name)
+	return s.facts.Forget(ctx, place, name)
 }
 
 // keep lets a volume be used again, until it is tried again to remove it.
@@ -208,5 +209,5 @@ func (s *Service) keep(ctx context.Context, place, name string) error {
 	if err != nil {
 		return err
 	}
-	return s.cat.KeepVolume(ctx, place, name, at.Add(inUseAgain))
+	return s.facts.Keep(ctx, place, name, at.Add(inUseAgain))
 }

@@ -15,6 +15,8 @@ import (
 	"example.org/slipway/oci/volref"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
+	"example.org/slipway/registry/catalog/volumefacts"
 )
 
 // Retries of builds that failed for a reason that may pass: the second after
@@ -39,7 +41,7 @@ func (s *Service) OnEvent(ctx context.Context, e registry.Event) {
 	case e.Action == registry.ActionPush && !e.Blob && !s.opts.ReadOnly && s.opts.Build(e.Repo):
 		m, err := s.cat.Manifest(ctx, e.Repo, e.Descriptor.Digest)
 		if err == nil && isImage(m) {
-			err = s.cat.QueueVolumes(ctx, e.Repo, m.Digest, false, s.opts.FS...)
+			err = s.facts.Queue(ctx, e.Repo, m.Digest, false, s.opts.FS...)
 			wake(s.queued)
 		}
 		if err != nil {
@@ -110,7 +112,7 @@ func (s *Service) Queue(ctx context.Context, repo string, d oci.Digest, fs strin
 	if _, err := layersOf(m.Content); err != nil {
 		return &oci.Error{Code: oci.CodeUnsupported, Message: err.Error(), Err: err}
 	}
-	err = s.cat.QueueVolumes(ctx, repo, d, true, list...)
+	err = s.facts.Queue(ctx, repo, d, true, list...)
 	wake(s.queued)
 	return registry.Unavailable(err)
 }
@@ -130,7 +132,7 @@ func (s *Service) Drop(ctx context.Context, repo string, d oci.Digest, fs string
 	if _, err := s.shows(ctx, repo, d); err != nil {
 		return err
 	}
-	n, err := s.cat.DropVolumes(ctx, repo, d, fs)
+	n, err := s.facts.Drop(ctx, repo, d, fs)
 	if err == nil && n == 0 {
 		return oci.Errorf(oci.CodeManifestUnknown, "manifest %s of %s has no volumes", d, repo)
 	}
@@ -165,7 +167,7 @@ func (s *Service) workQueue(ctx context.Context) {
 // drainQueue begins the builds that are due, as slots become free.
 func (s *Service) drainQueue(ctx context.Context, wg *sync.WaitGroup) {
 	for ctx.Err() == nil && !s.resting() {
-		list, err := s.cat.DueVolumes(ctx, 2*cap(s.slots)+16)
+		list, err := s.facts.Due(ctx, 2*cap(s.slots)+16)
 		if err != nil {
 			if ctx.Err() == nil {
 				s.log.Error("read the queue of builds of volumes", "err", err)
@@ -200,7 +202,7 @@ func (s *Service) drainQueue(ctx context.Context, wg *sync.WaitGroup) {
 
 // beginBuild begins the build of an image of the queue, with a slot that the caller
 // took and that is given back when it ends. false: it is not begun.
-func (s *Service) beginBuild(ctx context.Context, v catalog.VolumeImage, wg *sync.WaitGroup) bool {
+func (s *Service) beginBuild(ctx context.Context, v volumefacts.Image, wg *sync.WaitGroup) bool {
 	b := &build{since: s.opts.Clock()}
 	held, release, ok := s.hold(ctx, v.ID, b)
 	if !ok {
@@ -234,12 +236,12 @@ func (s *Service) hold(ctx context.Context, id int64, b *build) (held context.Co
 		defer s.mu.Unlock()
 		delete(s.active, id)
 	}
-	if !s.cat.Shared() {
+	if !s.cat.DB.Shared() {
 		return ctx, end, true
 	}
-	held, unlease, err := s.cat.Hold(ctx, leaseName(id), s.owner, s.opts.Lease)
+	held, unlease, err := s.cat.DB.Hold(ctx, leaseName(id), s.owner, s.opts.Lease)
 	if err != nil {
-		if !errors.Is(err, catalog.ErrLeased) && ctx.Err() == nil {
+		if !errors.Is(err, engine.ErrLeased) && ctx.Err() == nil {
 			s.log.Error("begin to work on the volumes of an image", "err", err)
 		}
 		end()
@@ -269,9 +271,9 @@ func (e *waitingError) Error() string { return e.reason }
 var errNotAsked = errors.New("it is a Gear image, whose volumes are those of the image it was made from")
 
 // buildQueued builds an image of the queue and records how that went.
-func (s *Service) buildQueued(ctx context.Context, v catalog.VolumeImage, b *build) {
+func (s *Service) buildQueued(ctx context.Context, v volumefacts.Image, b *build) {
 	// The queue was read a while ago.
-	now, err := s.cat.VolumeImage(ctx, v.ID)
+	now, err := s.facts.Image(ctx, v.ID)
 	if errors.Is(err, catalog.ErrNotFound) || err == nil && (now.Due.IsZero() || now.Attempts != v.Attempts || now.Dropped) {
 		return
 	}
@@ -298,7 +300,7 @@ func (s *Service) buildQueued(ctx context.Context, v catalog.VolumeImage, b *bui
 	case waiting != nil:
 		err = s.putOff(ctx, v.ID)
 	case errors.Is(err, errNotAsked) && !now.Asked:
-		err = s.cat.DropUnasked(ctx, v.ID)
+		err = s.facts.DropUnasked(ctx, v.ID)
 		wake(s.gone)
 	default:
 		err = s.failed(ctx, now, err)
@@ -310,7 +312,7 @@ func (s *Service) buildQueued(ctx context.Context, v catalog.VolumeImage, b *bui
 
 // lostOutcome says that the catalogue did not take in how a build ended. The build is
 // still due, so that nothing more is begun for a while.
-func (s *Service) lostOutcome(ctx context.Context, v catalog.VolumeImage, err error) {
+func (s *Service) lostOutcome(ctx context.Context, v volumefacts.Image, err error) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -344,13 +346,13 @@ func (s *Service) putOff(ctx context.Context, id int64) error {
 	if err != nil {
 		return err
 	}
-	err = s.cat.DeferVolumes(ctx, id, "", now.Add(pause))
+	err = s.facts.Defer(ctx, id, "", now.Add(pause))
 	time.AfterFunc(pause+time.Millisecond, func() { wake(s.queued) })
 	return err
 }
 
 // failed records that a build failed.
-func (s *Service) failed(ctx context.Context, v catalog.VolumeImage, err error) error {
+func (s *Service) failed(ctx context.Context, v volumefacts.Image, err error) error {
 	s.metrics.failed.Inc()
 	wait := lastRetry
 	if n := min(v.Attempts, 20); firstRetry<<n < lastRetry {
@@ -368,21 +370,21 @@ func (s *Service) failed(ctx context.Context, v catalog.VolumeImage, err error) 
 	if err != nil {
 		return err
 	}
-	return s.cat.DeferVolumes(ctx, v.ID, reason, now.Add(wait))
+	return s.facts.Defer(ctx, v.ID, reason, now.Add(wait))
 }
 
 // final tells whether a build that failed is not tried again.
-func (s *Service) final(v catalog.VolumeImage) bool {
+func (s *Service) final(v volumefacts.Image) bool {
 	return v.Due.After(s.opts.Clock().Add(never / 2))
 }
 
 // elsewhere tells which images other processes work on.
-func (s *Service) elsewhere(ctx context.Context, list []catalog.VolumeImage) (map[int64]bool, error) {
-	due := slices.ContainsFunc(list, func(v catalog.VolumeImage) bool { return !v.Due.IsZero() })
-	if !due || !s.cat.Shared() {
+func (s *Service) elsewhere(ctx context.Context, list []volumefacts.Image) (map[int64]bool, error) {
+	due := slices.ContainsFunc(list, func(v volumefacts.Image) bool { return !v.Due.IsZero() })
+	if !due || !s.cat.DB.Shared() {
 		return nil, nil
 	}
-	leases, err := s.cat.Leases(ctx, leasePrefix)
+	leases, err := s.cat.DB.Leases(ctx, leasePrefix)
 	if err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 	"example.org/slipway/oci/volref"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/volumefacts"
 	"example.org/slipway/volume/block"
 )
 
@@ -44,7 +45,7 @@ func (s *Service) Image(ctx context.Context, repo string, d oci.Digest) (ImageSt
 	if _, err := s.shows(ctx, repo, d); err != nil {
 		return st, err
 	}
-	list, err := s.cat.VolumeImagesOf(ctx, repo, d)
+	list, err := s.facts.ImagesOf(ctx, repo, d)
 	if err != nil {
 		return st, registry.Unavailable(err)
 	}
@@ -80,7 +81,7 @@ func rank(state string) int {
 }
 
 // notServed says why a record is not served.
-func notServed(v catalog.VolumeImage, away error) string {
+func notServed(v volumefacts.Image, away error) string {
 	if away != nil {
 		return errAway.Error()
 	}
@@ -93,7 +94,7 @@ func notServed(v catalog.VolumeImage, away error) string {
 
 // stateOf tells the state of one image in one file system, to whoever may pull it
 // or to the operator.
-func (s *Service) stateOf(v catalog.VolumeImage, others map[int64]bool, public bool) (state, reason string) {
+func (s *Service) stateOf(v volumefacts.Image, others map[int64]bool, public bool) (state, reason string) {
 	switch {
 	case s.buildOf(v.ID) != nil || others[v.ID]:
 		return StateBuilding, ""
@@ -155,7 +156,7 @@ type Listed struct {
 // List returns at most n images behind the id after, of a repository or, for the
 // operator, with "" of all.
 func (s *Service) List(ctx context.Context, repo string, after int64, n int) ([]Listed, error) {
-	list, err := s.cat.VolumeImages(ctx, repo, after, n)
+	list, err := s.facts.Images(ctx, repo, after, n)
 	if err != nil {
 		return nil, registry.Unavailable(err)
 	}
@@ -247,12 +248,12 @@ func (s *Service) Status(ctx context.Context) (Status, error) {
 		st.Place = store.Place()
 		place = placeName(st.Place)
 	}
-	n, err := s.cat.VolumeCounts(ctx, place)
+	n, err := s.facts.Counts(ctx, place)
 	if err != nil {
 		return st, err
 	}
 	st.Built, st.Waiting, st.Failed, st.Volumes, st.Unused, st.Elsewhere = n.Built, n.Waiting, n.Failed, n.Volumes, n.Unused, n.Elsewhere
-	failed, err := s.cat.FailedVolumes(ctx, maxFailures)
+	failed, err := s.facts.Failed(ctx, maxFailures)
 	if err != nil {
 		return st, err
 	}
@@ -278,7 +279,7 @@ func (s *Service) activeNow(ctx context.Context) ([]Active, error) {
 	s.mu.Unlock()
 	out := make([]Active, 0, len(builds))
 	for id, b := range builds {
-		v, err := s.cat.VolumeImage(ctx, id)
+		v, err := s.facts.Image(ctx, id)
 		if errors.Is(err, catalog.ErrNotFound) {
 			continue
 		}

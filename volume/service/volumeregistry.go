@@ -28,6 +28,7 @@ import (
 	"example.org/slipway/oci/volref"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/volumefacts"
 	"example.org/slipway/volume/block"
 )
 
@@ -89,6 +90,7 @@ type Options struct {
 // Service is the volume side of a registry. All methods may run concurrently.
 type Service struct {
 	cat    *catalog.Catalog
+	facts  volumefacts.Store
 	layers Layers
 	reg    Registry
 	opts   Options
@@ -122,7 +124,7 @@ type Service struct {
 // that is needed first, and again some time after it failed, as a registry is to
 // serve while that storage is away.
 func New(cat *catalog.Catalog, layers Layers, reg Registry, open func(context.Context) (block.Store, error), o *Options) *Service {
-	s := &Service{cat: cat, layers: layers, reg: reg, owner: rand.Text(), queued: make(chan struct{}, 1), gone: make(chan struct{}, 1), collecting: make(chan struct{}, 1), active: map[int64]*build{}, pauses: map[int64]time.Duration{}}
+	s := &Service{cat: cat, facts: volumefacts.New(cat.DB), layers: layers, reg: reg, owner: rand.Text(), queued: make(chan struct{}, 1), gone: make(chan struct{}, 1), collecting: make(chan struct{}, 1), active: map[int64]*build{}, pauses: map[int64]time.Duration{}}
 	if o != nil {
 		s.opts = *o
 	}
@@ -302,10 +304,10 @@ func (s *Service) shows(ctx context.Context, repo string, d oci.Digest) (catalog
 
 // now is the time by which what is in the catalogue becomes due.
 func (s *Service) now(ctx context.Context) (time.Time, error) {
-	if !s.cat.Shared() {
+	if !s.cat.DB.Shared() {
 		return s.opts.Clock(), nil
 	}
-	return s.cat.Now(ctx)
+	return s.cat.DB.Now(ctx)
 }
 
 func checkFS(fs string) error {

@@ -2,7 +2,6 @@ package tier
 
 import (
 	"bytes"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -12,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/internal/policy"
+	"example.org/slipway/registry/cache/tier/format"
 )
 
 // Names in Options.Dir.
@@ -38,8 +37,6 @@ const (
 	pieceSize  = 256 << 10
 	smallPiece = 16 << 10
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // disk is the files of the SSD tier. An object's file is
 //
@@ -106,40 +103,13 @@ func (d *disk) newFile(size int64) *file {
 	return f
 }
 
-// fileName is where the file of a key is below the directory.
-func fileName(k policy.Key, seq uint64, size int64) string {
-	h := hex.EncodeToString(k[:])
-	return h[:2] + "/" + h + "-" + strconv.FormatUint(seq, 16) + "-" + strconv.FormatInt(size, 16)
-}
-
-// parseName is the reverse of fileName, without the directory.
-func parseName(name string) (k policy.Key, seq uint64, size int64, ok bool) {
-	key, rest, _ := strings.Cut(name, "-")
-	num, length, _ := strings.Cut(rest, "-")
-	if len(key) != 2*len(k) {
-		return k, 0, 0, false
-	}
-	if _, err := hex.Decode(k[:], []byte(key)); err != nil {
-		return k, 0, 0, false
-	}
-	seq, err := strconv.ParseUint(num, 16, 64)
-	if err != nil {
-		return k, 0, 0, false
-	}
-	size, err = strconv.ParseInt(length, 16, 64)
-	if err != nil || size <= 0 || seq >= doubt {
-		return k, 0, 0, false
-	}
-	return k, seq, size, fileName(k, seq, size) == key[:2]+"/"+name
-}
-
 // create begins to write a file. Its bytes have room, or it is an error.
 func (d *disk) create(f *file) (*os.File, error) {
 	w, err := os.OpenFile(f.path, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil || f.size < 1<<20 {
 		return w, err
 	}
-	err = unix.Fallocate(int(w.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, f.size+footerSize)
+	err = unix.Fallocate(int(w.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, f.size+format.FooterSize)
 	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, errors.Join(err, w.Close())
 	}
@@ -148,22 +118,22 @@ func (d *disk) create(f *file) (*os.File, error) {
 
 // finish writes the footer behind the bytes, gives the file its name and closes it.
 func (d *disk) finish(f *file, w *os.File, k policy.Key, mod time.Time, crc uint32) error {
-	ft := footer{key: k, size: f.size, mod: mod.UnixNano(), crc: crc}
+	ft := format.Footer{Key: k, Size: f.size, Mod: mod.UnixNano(), CRC: crc}
 	if y := mod.Year(); y < 1970 || y > 2200 {
-		ft.mod = 0
+		ft.Mod = 0
 	}
-	b := ft.encode()
+	b := ft.Encode()
 	_, err := w.WriteAt(b[:], f.size)
 	if err = errors.Join(err, w.Close()); err != nil {
 		return err
 	}
-	sealed := time.Unix(ft.mod/1e9, 0)
+	sealed := time.Unix(ft.Mod/1e9, 0)
 	if err := os.Chtimes(f.path, sealed, sealed); err != nil {
 		return err
 	}
 	f.seal.mu.Lock()
 	defer f.seal.mu.Unlock()
-	final := filepath.Join(d.dir, fileName(k, f.seq, f.size))
+	final := filepath.Join(d.dir, format.FileName(k, f.seq, f.size))
 	err = os.Rename(f.path, final)
 	if errors.Is(err, fs.ErrNotExist) { // the first file in its directory
 		if err = os.Mkdir(filepath.Dir(final), 0o700); err == nil || errors.Is(err, fs.ErrExist) {
@@ -198,13 +168,13 @@ func (d *disk) readSlab(f *file, k policy.Key) (*slab, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &slab{data: make([]byte, f.size), mod: f.modTime(), crc: f.seal.footer.crc}
+	b := &slab{data: make([]byte, f.size), mod: f.modTime(), crc: f.seal.footer.CRC}
 	_, err = h.ReadAt(b.data, 0)
 	if err = errors.Join(err, h.Close()); err != nil {
 		return nil, err
 	}
-	if crc32.Checksum(b.data, castagnoli) != b.crc {
-		return nil, errDamaged
+	if crc32.Checksum(b.data, format.Castagnoli) != b.crc {
+		return nil, format.ErrDamaged
 	}
 	return b, nil
 }
@@ -220,11 +190,11 @@ type seal struct {
 	mtime atomic.Int64
 
 	mu     sync.Mutex // of all but the atomics, and of the file's path
-	footer footer
+	footer format.Footer
 }
 
 // modTime is the object's modification time. The seal is known.
-func (f *file) modTime() time.Time { return time.Unix(0, f.seal.footer.mod) }
+func (f *file) modTime() time.Time { return time.Unix(0, f.seal.footer.Mod) }
 
 // open opens a file that is whole. It is looked at first: always its length and its
 // modification time, at its first use its footer, and its bytes if there is a doubt.
@@ -244,8 +214,8 @@ func (d *disk) check(f *file, k policy.Key, h *os.File) error {
 	if err := unix.Fstat(int(h.Fd()), &st); err != nil {
 		return fmt.Errorf("stat file: %w", err)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != f.size+footerSize {
-		return fmt.Errorf("%d bytes instead of %d: %w", st.Size, f.size+footerSize, errDamaged)
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != f.size+format.FooterSize {
+		return fmt.Errorf("%d bytes instead of %d: %w", st.Size, f.size+format.FooterSize, format.ErrDamaged)
 	}
 	s := &f.seal
 	mtime := st.Mtim.Nano()
@@ -257,24 +227,24 @@ func (d *disk) check(f *file, k policy.Key, h *os.File) error {
 	if s.known.Load() && s.mtime.Load() == mtime {
 		return nil // by another, meanwhile
 	}
-	var b [footerSize]byte
+	var b [format.FooterSize]byte
 	if _, err := h.ReadAt(b[:], f.size); err != nil {
 		return fmt.Errorf("read footer: %w", err)
 	}
-	ft, err := decodeFooter(b[:])
+	ft, err := format.DecodeFooter(b[:])
 	if err != nil {
 		return err
 	}
-	if ft.key != k || ft.size != f.size {
-		return fmt.Errorf("footer of another object: %w", errDamaged)
+	if ft.Key != k || ft.Size != f.size {
+		return fmt.Errorf("footer of another object: %w", format.ErrDamaged)
 	}
-	if s.doubtful || s.known.Load() || mtime != ft.mod/1e9*1e9 {
+	if s.doubtful || s.known.Load() || mtime != ft.Mod/1e9*1e9 {
 		crc, err := d.sum(h, f.size)
 		if err != nil {
 			return err
 		}
-		if crc != ft.crc {
-			return errDamaged
+		if crc != ft.CRC {
+			return format.ErrDamaged
 		}
 	}
 	if !s.known.Load() {
@@ -292,7 +262,7 @@ func (d *disk) sum(h io.ReaderAt, n int64) (uint32, error) {
 	var crc uint32
 	for off := int64(0); off < n; {
 		m, err := h.ReadAt(p[:min(pieceSize, n-off)], off)
-		crc = crc32.Update(crc, castagnoli, p[:m])
+		crc = crc32.Update(crc, format.Castagnoli, p[:m])
 		if off += int64(m); err != nil && off < n {
 			return 0, fmt.Errorf("read file at %d: %w", off, err)
 		}

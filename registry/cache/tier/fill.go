@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"example.org/slipway/internal/policy"
+	"example.org/slipway/registry/cache/tier/format"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -292,7 +293,7 @@ func (f *fill) pump(obj objstore.Object) error {
 // put takes bytes that have come and lets them be read, except for the last ones if there
 // is a sum to be checked first.
 func (f *fill) put(p []byte) error {
-	f.crc = crc32.Update(f.crc, castagnoli, p)
+	f.crc = crc32.Update(f.crc, format.Castagnoli, p)
 	if f.sum != nil {
 		f.sum.Write(p)
 	}

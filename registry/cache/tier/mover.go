@@ -175,9 +175,8 @@ func (s *Store) damaged(e *entry, f *file, err error) {
 
 // Errors of the SSD.
 var (
-	errNoRoom  = errors.New("no room on the SSD")
-	errAside   = errors.New("the SSD is not in use")
-	errDamaged = errors.New("the bytes are not those that were written")
+	errNoRoom = errors.New("no room on the SSD")
+	errAside  = errors.New("the SSD is not in use")
 )
 
 // remountEvery is how long an SSD that failed is left alone.

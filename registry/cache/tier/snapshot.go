@@ -3,19 +3,16 @@ package tier
 import (
 	"bytes"
 	"cmp"
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
-	"fmt"
-	"hash/crc32"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"example.org/slipway/internal/policy"
+	"example.org/slipway/registry/cache/tier/format"
 )
 
 // found is a file that an earlier Store left.
@@ -92,16 +89,16 @@ func (s *Store) unmount() {
 			}
 		}
 		slices.SortFunc(list, func(a, b *entry) int { return cmp.Compare(a.used, b.used) })
-		m := mark{boot: bootID()}
+		m := format.Mark{Boot: bootID()}
 		for _, e := range list {
 			seq := e.file.seq
 			if e.file.seal.doubtful && !e.file.seal.known.Load() {
-				seq |= doubt // not read since a crash
+				seq |= format.Doubt // not read since a crash
 			}
-			m.order = append(m.order, seq)
+			m.Order = append(m.Order, seq)
 		}
 		s.mu.Unlock()
-		if err := os.WriteFile(filepath.Join(d.dir, markName), m.encode(), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(d.dir, markName), m.Encode(), 0o600); err != nil {
 			d.log.Error("the order of the cache's files could not be written", "dir", d.dir, "error", err)
 		}
 	}
@@ -120,8 +117,8 @@ func (d *disk) load() (list []found, clean bool, err error) {
 	if err := errors.Join(d.removeMark(), d.emptyTmp()); err != nil {
 		return nil, false, err
 	}
-	rank := make(map[uint64]int, len(m.order))
-	for i, seq := range m.order {
+	rank := make(map[uint64]int, len(m.Order))
+	for i, seq := range m.Order {
 		rank[seq] = i + 1
 	}
 	subs, err := os.ReadDir(d.dir)
@@ -142,7 +139,7 @@ func (d *disk) load() (list []found, clean bool, err error) {
 		last = max(last, fd.seq)
 		fd.rank = rank[fd.seq]
 		if fd.rank == 0 {
-			fd.rank, fd.doubtful = rank[fd.seq|doubt], true
+			fd.rank, fd.doubtful = rank[fd.seq|format.Doubt], true
 		}
 		switch {
 		case fd.rank > 0:
@@ -153,7 +150,7 @@ func (d *disk) load() (list []found, clean bool, err error) {
 			}
 			continue
 		default:
-			fd.rank = len(m.order) + 1
+			fd.rank = len(m.Order) + 1
 		}
 		trusted = append(trusted, fd)
 	}
@@ -193,7 +190,7 @@ func (d *disk) scan(list []found, sub string) ([]found, error) {
 		return nil, err
 	}
 	for _, name := range names {
-		k, seq, size, ok := parseName(name)
+		k, seq, size, ok := format.ParseName(name)
 		if !ok || !strings.HasPrefix(name, sub) {
 			d.log.Warn("a file that is not the cache's is in its directory", "file", filepath.Join(d.dir, sub, name))
 			continue
@@ -214,17 +211,17 @@ func (d *disk) emptyTmp() error {
 
 // takeMark reads the mark of a shutdown in order. There is none if the machine was started
 // since: nothing here is synced, so that a power cut may have taken bytes and left names.
-func (d *disk) takeMark() (mark, bool) {
+func (d *disk) takeMark() (format.Mark, bool) {
 	b, err := os.ReadFile(filepath.Join(d.dir, markName))
 	if err != nil {
-		return mark{}, false
+		return format.Mark{}, false
 	}
-	m, err := decodeMark(b)
+	m, err := format.DecodeMark(b)
 	if err != nil {
 		d.log.Warn("the order of the cache's files is unreadable", "error", err)
-		return mark{}, false
+		return format.Mark{}, false
 	}
-	return m, m.boot != "" && m.boot == bootID()
+	return m, m.Boot != "" && m.Boot == bootID()
 }
 
 func (d *disk) removeMark() error {
@@ -242,68 +239,4 @@ func bootID() string {
 		return ""
 	}
 	return string(bytes.TrimSpace(b))
-}
-
-// mark says that a Store was closed in order. It is the file "clean":
-//
-//	4  "SlwM"
-//	4  1, the version
-//	4  length of the boot's name, then the name
-//	4  number of files, then for each, 8 bytes, its number, first what was used longest ago;
-//	   the highest bit is set if its bytes have not been read since a crash
-//	4  CRC-32C of all above
-//
-// Numbers are little endian.
-type mark struct {
-	boot  string
-	order []uint64
-}
-
-const (
-	markMagic   = "SlwM"
-	markVersion = 1
-	doubt       = 1 << 63
-)
-
-func (m *mark) encode() []byte {
-	le := binary.LittleEndian
-	b := make([]byte, 0, 20+len(m.boot)+8*len(m.order))
-	b = append(b, markMagic...)
-	b = le.AppendUint32(b, markVersion)
-	b = le.AppendUint32(b, uint32(len(m.boot)))
-	b = append(b, m.boot...)
-	b = le.AppendUint32(b, uint32(len(m.order)))
-	for _, seq := range m.order {
-		b = le.AppendUint64(b, seq)
-	}
-	return le.AppendUint32(b, crc32.Checksum(b, castagnoli))
-}
-
-func decodeMark(b []byte) (mark, error) {
-	le := binary.LittleEndian
-	if len(b) < 20 || string(b[:4]) != markMagic {
-		return mark{}, errors.New("no mark of a cache")
-	}
-	body, sum := b[:len(b)-4], le.Uint32(b[len(b)-4:])
-	if crc32.Checksum(body, castagnoli) != sum {
-		return mark{}, fmt.Errorf("mark of the cache: %w", errDamaged)
-	}
-	if v := le.Uint32(body[4:]); v != markVersion {
-		return mark{}, fmt.Errorf("mark of the cache has version %d", v)
-	}
-	n := uint64(le.Uint32(body[8:]))
-	body = body[12:]
-	if n > uint64(len(body)) || n+4 > uint64(len(body)) {
-		return mark{}, fmt.Errorf("mark of the cache: %w", errDamaged)
-	}
-	m := mark{boot: string(body[:n])}
-	count := le.Uint32(body[n:])
-	body = body[n+4:]
-	if count > math.MaxInt32 || uint64(count)*8 != uint64(len(body)) {
-		return mark{}, fmt.Errorf("mark of the cache: %w", errDamaged)
-	}
-	for ; len(body) > 0; body = body[8:] {
-		m.order = append(m.order, le.Uint64(body))
-	}
-	return m, nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"example.org/slipway/internal/policy"
+	"example.org/slipway/registry/cache/tier/format"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -152,7 +153,7 @@ func (t *tee) write(p []byte) {
 		return
 	}
 	t.size += int64(len(p))
-	t.crc = crc32.Update(t.crc, castagnoli, p)
+	t.crc = crc32.Update(t.crc, format.Castagnoli, p)
 	if t.file == nil && t.grow() {
 		t.buf = append(t.buf, p...)
 		return

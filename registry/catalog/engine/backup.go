@@ -1,0 +1,62 @@
+package engine
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+)
+
+// Backup writes a consistent copy of the catalogue, as it is at one moment, to
+// a new file at path, while everything goes on. The copy is one file without a
+// log beside it, durable but for its name. Uploads under way are not in it:
+// their bytes lie elsewhere and are not worth keeping. The copy of a catalogue on
+// PostgreSQL is one of SQLite, which Move brings back.
+func (db *DB) Backup(ctx context.Context, path string) (err error) {
+	if db.pg != nil {
+		return db.backupPostgres(ctx, path)
+	}
+	var seq int
+	var name, source string
+	err = db.Row(ctx, `SELECT seq, name, file FROM pragma_database_list WHERE name = 'main'`, nil, &seq, &name, &source)
+	if err != nil {
+		return fmt.Errorf("find the catalogue's file: %w", err)
+	}
+	// SQLite makes the file with the mode of the umask, or takes an empty one.
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("copy the catalogue: %w", err)
+	}
+	defer func() {
+		err = errors.Join(err, f.Close())
+		if err != nil {
+			err = errors.Join(err, os.Remove(path))
+		}
+	}()
+	if err := execAlone(ctx, dsn(source), `VACUUM INTO ?`, path); err != nil {
+		return fmt.Errorf("copy the catalogue: %w", err)
+	}
+	plain := "file:" + (&url.URL{Path: path}).EscapedPath() + "?_pragma=journal_mode(DELETE)&_pragma=synchronous(FULL)"
+	for _, table := range notInBackups {
+		if err := execAlone(ctx, plain, `DELETE FROM `+table); err != nil {
+			return fmt.Errorf("leave %s out of the copy of the catalogue: %w", table, err)
+		}
+	}
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("sync the copy of the catalogue: %w", err)
+	}
+	return nil
+}
+
+// execAlone runs one statement on a connection of its own.
+func execAlone(ctx context.Context, dsn, statement string, args ...any) error {
+	one, err := sql.Open("sqlite", dsn)
+	if err != nil {
+		return err
+	}
+	one.SetMaxOpenConns(1)
+	_, err = one.ExecContext(ctx, statement, args...)
+	return errors.Join(err, one.Close())
+}

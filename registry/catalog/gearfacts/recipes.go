@@ -1,0 +1,332 @@
+package gearfacts
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog/engine"
+)
+
+// Recipes are the facts of layers that are rebuilt from their files. All methods may run
+// concurrently.
+type Recipes struct{ db *engine.DB }
+
+// NewRecipes returns the facts in a database.
+func NewRecipes(db *engine.DB) Recipes { return Recipes{db} }
+
+// RecipeState says what a registry keeps of a layer that has a recipe, or was refused one.
+type RecipeState int
+
+// The way of a layer from an object to a recipe. From RecipeStands on the layer is dropped: its recipe
+// and its files are all that must be kept of it.
+const (
+	// RecipeRefused: the layer stays as it is, and Reason says why.
+	RecipeRefused RecipeState = iota
+	// RecipeMade: the recipe is stored.
+	RecipeMade
+	// RecipeProven: the layer was rebuilt from what is stored. Its object is kept until Due.
+	RecipeProven
+	// RecipeStands: the recipe stands for the layer, and the object is to be deleted.
+	RecipeStands
+	// RecipeAlone: the object is deleted.
+	RecipeAlone
+)
+
+// dropsReader is the schema whose programs know dropped layers. An older one would take them for lost.
+const dropsReader = "6"
+
+// ErrNeeded is returned where the place of a content must not be forgotten, because nothing else
+// is left of a layer.
+var ErrNeeded = engine.NewVerdict("a dropped layer consists of the content")
+
+// LayerRecipe is what is known of the recipe of a layer.
+type LayerRecipe struct {
+	Digest oci.Digest
+	State  RecipeState
+	// Index is the content that is the layer's Gear index, Recipe the one that is its recipe.
+	Index, Recipe Name
+	// Size of the layer and of the recipe in bytes.
+	Size, RecipeSize int64
+	// Rate is how many bytes of the layer one processor rebuilt in a second.
+	Rate int64
+	// Due is when a proven layer is to be rebuilt once more.
+	Due time.Time
+	// Changed is when the state changed last.
+	Changed time.Time
+	// Reason why a layer was refused a recipe.
+	Reason string
+}
+
+// Dropped reports whether the recipe stands for the layer.
+func (l *LayerRecipe) Dropped() bool { return l.State >= RecipeStands }
+
+const recipeQuery = `SELECT r.digest, r.state, l.index_name, r.recipe_name, r.size, r.recipe_size, r.rate, r.due_at, r.changed_at, r.reason
+	FROM gear_recipes r JOIN gear_layers l ON l.id = r.layer_id `
+
+func (c Recipes) recipes(ctx context.Context, query string, args ...any) ([]LayerRecipe, error) {
+	var out []LayerRecipe
+	err := c.db.Rows(ctx, recipeQuery+query, args, func(r *sql.Rows) error {
+		var l LayerRecipe
+		var index, recipe sql.RawBytes
+		var due, changed int64
+		err := r.Scan(&l.Digest, &l.State, &index, &recipe, &l.Size, &l.RecipeSize, &l.Rate, &due, &changed, &l.Reason)
+		copy(l.Index[:], index)
+		copy(l.Recipe[:], recipe)
+		l.Due, l.Changed = engine.FromMillis(due), engine.FromMillis(changed)
+		out = append(out, l)
+		return err
+	})
+	return out, err
+}
+
+// LayerRecipe returns what is known of the recipe of a layer. Errors: engine.ErrNotFound.
+func (c Recipes) LayerRecipe(ctx context.Context, d oci.Digest) (LayerRecipe, error) {
+	list, err := c.recipes(ctx, `WHERE r.digest = ?`, string(d))
+	if err != nil || len(list) == 0 {
+		if err == nil {
+			err = engine.ErrNotFound
+		}
+		return LayerRecipe{}, err
+	}
+	return list[0], nil
+}
+
+// LayerRecipes returns at most n layers from one state to another, in order of digest behind after.
+func (c Recipes) LayerRecipes(ctx context.Context, from, to RecipeState, after oci.Digest, n int) ([]LayerRecipe, error) {
+	return c.recipes(ctx, `WHERE r.state BETWEEN ? AND ? AND r.digest > ? ORDER BY r.digest LIMIT ?`, int(from), int(to), string(after), n)
+}
+
+// ColdLayer is a layer that nobody has pulled for a while.
+type ColdLayer struct {
+	// ID grows in the order in which layers were converted.
+	ID     int64
+	Digest oci.Digest
+	// Size of the layer in bytes.
+	Size int64
+	// Repositories that show it.
+	Repositories []string
+}
+
+// cold is of a layer l with the blob b that came, was shown and was last pulled before a time, which is
+// asked for five times.
+const cold = `l.digest IS NOT NULL AND l.embedded = 0 AND b.state = 1 AND b.suspect = 0 AND b.content IS NULL AND l.created_at < ?
+	AND NOT EXISTS (SELECT 1 FROM links k WHERE k.blob_id = b.id AND k.created_at >= ?)
+	AND NOT EXISTS (SELECT 1 FROM refs x JOIN manifests m ON m.id = x.manifest_id WHERE x.blob_id = b.id AND (m.created_at >= ? OR m.pulled_at >= ?
+		OR EXISTS (SELECT 1 FROM tags g WHERE g.manifest_id = m.id AND g.pulled_at >= ?)))`
+
+// settledLayer is of a layer l whose contents are all in packs, and these settled.
+const settledLayer = `NOT EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_files f ON f.id = lf.file_id LEFT JOIN gear_packs p ON p.id = f.pack_id
+	WHERE lf.layer_id = l.id AND (p.id IS NULL OR p.dense = 0))`
+
+// ColdLayers returns at most n converted layers of at least so many bytes that nobody has pulled since
+// before, whose files are in settled packs, and of which nothing is known of a recipe. They are in order
+// of id behind after.
+func (c Recipes) ColdLayers(ctx context.Context, before time.Time, least, after int64, n int) ([]ColdLayer, error) {
+	var out []ColdLayer
+	at := before.UnixMilli()
+	err := c.db.Rows(engine.Whole(ctx), `SELECT l.id, l.digest, b.size FROM gear_layers l JOIN blobs b ON b.id = l.blob_id
+		WHERE l.id > ? AND `+cold+` AND b.size >= ? AND l.digest LIKE 'sha256:%' AND NOT EXISTS (SELECT 1 FROM gear_recipes r WHERE r.layer_id = l.id)
+		AND `+settledLayer+` ORDER BY l.id LIMIT ?`, []any{after, at, at, at, at, at, least, n}, func(r *sql.Rows) error {
+		var l ColdLayer
+		err := r.Scan(&l.ID, &l.Digest, &l.Size)
+		out = append(out, l)
+		return err
+	})
+	for i := range out {
+		if err == nil {
+			out[i].Repositories, err = c.showing(ctx, out[i].Digest)
+		}
+	}
+	return out, err
+}
+
+// showing returns the repositories that show a blob.
+func (c Recipes) showing(ctx context.Context, d oci.Digest) ([]string, error) {
+	return c.db.Names(ctx, `SELECT r.name FROM blobs b JOIN links k ON k.blob_id = b.id JOIN repositories r ON r.id = k.repo_id WHERE b.digest = ?`, string(d))
+}
+
+// IsCold reports whether nobody has pulled a layer since before, and which repositories show it.
+func (c Recipes) IsCold(ctx context.Context, d oci.Digest, before time.Time) (is bool, repos []string, err error) {
+	at := before.UnixMilli()
+	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_layers l JOIN blobs b ON b.id = l.blob_id WHERE l.digest = ? AND `+cold+`)`,
+		[]any{string(d), at, at, at, at, at}, &is)
+	if err == nil {
+		repos, err = c.showing(ctx, d)
+	}
+	return is, repos, err
+}
+
+// RefuseRecipe records that a layer stays as it is. It does nothing for a layer that is gone or dropped.
+func (c Recipes) RefuseRecipe(ctx context.Context, d oci.Digest, reason string) error {
+	return c.db.Write(ctx, func(t *engine.Tx) error {
+		if err := endRecipe(t, d, RecipeProven); err != nil && !errors.Is(err, engine.ErrNotFound) {
+			return err
+		}
+		_, err := t.Exec(`INSERT INTO gear_recipes (layer_id, digest, recipe_name, size, recipe_size, state, due_at, rate, reason, changed_at)
+			SELECT l.id, l.digest, ?, b.size, 0, 0, 0, 0, ?, ? FROM gear_layers l JOIN blobs b ON b.id = l.blob_id WHERE l.digest = ?
+			ON CONFLICT DO NOTHING`, []byte{}, reason, t.Now(), string(d))
+		return err
+	})
+}
+
+// putRecipe records a recipe, which is among the contents that are stored, as one of the layer's
+// contents. Errors: ErrStale if the layer is not the one that the recipe was made of any more.
+func putRecipe(t *engine.Tx, l *LayerRecipe) error {
+	var layer int64
+	err := t.Row(`SELECT l.id FROM gear_layers l JOIN blobs b ON b.id = l.blob_id WHERE l.digest = ? AND l.index_name = ? AND b.state = 1 AND b.size = ?
+		AND NOT EXISTS (SELECT 1 FROM gear_recipes r WHERE r.layer_id = l.id)`, []any{string(l.Digest), l.Index[:], l.Size}, &layer)
+	if errors.Is(err, engine.ErrNotFound) {
+		return ErrStale
+	}
+	if err != nil {
+		return err
+	}
+	ids, err := reviveGear(t, []Name{l.Recipe})
+	if err != nil {
+		return err
+	}
+	if _, err := t.Exec(`INSERT INTO gear_layer_files (file_id, layer_id) VALUES (?, ?) ON CONFLICT DO NOTHING`, ids[0], layer); err != nil {
+		return err
+	}
+	_, err = t.Exec(`INSERT INTO gear_recipes (layer_id, digest, recipe_name, size, recipe_size, state, due_at, rate, reason, changed_at)
+		VALUES (?, ?, ?, ?, ?, 1, 0, 0, '', ?)`, layer, string(l.Digest), l.Recipe[:], l.Size, l.RecipeSize, t.Now())
+	return err
+}
+
+// ProveRecipe records that a layer was rebuilt from what is stored, and when that is to be done once
+// more. The object of the layer was seen. Errors: engine.ErrNotFound if nothing but RecipeRefused is known of
+// its recipe.
+func (c Recipes) ProveRecipe(ctx context.Context, d oci.Digest, rate int64, due time.Time) error {
+	return c.db.Write(ctx, func(t *engine.Tx) error {
+		n, err := t.Exec(`UPDATE gear_recipes SET state = 2, rate = ?, due_at = ?, changed_at = ? WHERE digest = ? AND state > 0`,
+			rate, due.UnixMilli(), t.Now(), string(d))
+		if err == nil && n == 0 {
+			err = engine.ErrNotFound
+		}
+		return err
+	})
+}
+
+// DropLayer makes the recipe of a proven layer stand for it, or go on to. Its object may be deleted when
+// DropLayer has returned nil. Errors: ErrStale if the layer is gone, is being deleted or has become suspect, or
+// if a content of it is lost.
+func (c Recipes) DropLayer(ctx context.Context, d oci.Digest) error {
+	return c.db.Write(ctx, func(t *engine.Tx) error {
+		n, err := t.Exec(`UPDATE gear_recipes SET state = 3, changed_at = ? WHERE digest = ? AND state >= 2 AND EXISTS (SELECT 1 FROM gear_layers l
+			JOIN blobs b ON b.id = l.blob_id WHERE l.id = gear_recipes.layer_id AND l.digest = gear_recipes.digest AND b.state = 1 AND (b.suspect = 0 OR gear_recipes.state >= 3)
+			AND b.content IS NULL AND b.size = gear_recipes.size) AND NOT EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_files f ON f.id = lf.file_id
+			WHERE lf.layer_id = gear_recipes.layer_id AND f.pack_id = 0)`, t.Now(), string(d))
+		if err == nil && n == 0 {
+			err = ErrStale
+		}
+		if err != nil {
+			return err
+		}
+		_, err = t.Exec(`UPDATE settings SET value = ? WHERE name = ? AND CAST(value AS BIGINT) < CAST(? AS BIGINT)`, dropsReader, engine.MinReader, dropsReader)
+		return err
+	})
+}
+
+// LayerAlone records that the object of a dropped layer is deleted.
+func (c Recipes) LayerAlone(ctx context.Context, d oci.Digest) error {
+	return c.db.Write(ctx, func(t *engine.Tx) error {
+		_, err := t.Exec(`UPDATE gear_recipes SET state = 4, changed_at = ? WHERE digest = ? AND state = 3`, t.Now(), string(d))
+		return err
+	})
+}
+
+// EndRecipe forgets the recipe of a layer whose object was seen and verified. It does nothing if there
+// is none.
+func (c Recipes) EndRecipe(ctx context.Context, d oci.Digest) error {
+	return c.db.Write(ctx, func(t *engine.Tx) error {
+		err := endRecipe(t, d, RecipeAlone)
+		if errors.Is(err, engine.ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		_, err = t.Exec(`UPDATE settings SET value = '3' WHERE name = ? AND value = ? AND NOT EXISTS (SELECT 1 FROM gear_recipes WHERE state >= 3)`, engine.MinReader, dropsReader)
+		return err
+	})
+}
+
+// endRecipe forgets a recipe, unless it is beyond a state. Errors: engine.ErrNotFound.
+func endRecipe(t *engine.Tx, d oci.Digest, most RecipeState) error {
+	var layer int64
+	var recipe []byte
+	if err := t.Row(`SELECT layer_id, recipe_name FROM gear_recipes WHERE digest = ? AND state <= ?`, []any{string(d), int(most)}, &layer, &recipe); err != nil {
+		return err
+	}
+	if _, err := t.Exec(`DELETE FROM gear_recipes WHERE layer_id = ?`, layer); err != nil {
+		return err
+	}
+	ids, err := t.IDs(`SELECT f.id FROM gear_files f JOIN gear_layer_files lf ON lf.file_id = f.id WHERE f.name = ? AND lf.layer_id = ?`, recipe, layer)
+	if err != nil || len(ids) == 0 {
+		return err
+	}
+	if err := t.ByIDs(`DELETE FROM gear_layer_files WHERE layer_id = ? AND file_id IN (%s)`, []any{layer}, ids); err != nil {
+		return err
+	}
+	return releaseGear(t, ids)
+}
+
+// loseRecipes forgets the recipes of layers that have their objects and whose recipe is a content that
+// was damaged in a pack.
+func loseRecipes(t *engine.Tx, name, pack Name) error {
+	var list []oci.Digest
+	err := t.Rows(`SELECT r.digest FROM gear_files f JOIN gear_packs p ON p.id = f.pack_id JOIN gear_layer_files lf ON lf.file_id = f.id
+		JOIN gear_recipes r ON r.layer_id = lf.layer_id AND r.recipe_name = f.name WHERE f.name = ? AND p.digest = ? AND r.state < 3`, []any{name[:], pack[:]}, func(r *sql.Rows) error {
+		var d oci.Digest
+		err := r.Scan(&d)
+		list = append(list, d)
+		return err
+	})
+	for _, d := range list {
+		if err == nil {
+			err = endRecipe(t, d, RecipeProven)
+		}
+	}
+	return err
+}
+
+// neededPlace is of a content f that a dropped layer consists of, and that no layer holds which has an
+// object to make the content from again.
+const neededPlace = `EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_recipes r ON r.layer_id = lf.layer_id WHERE lf.file_id = f.id AND r.state >= 3)
+	AND NOT EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_layers l ON l.id = lf.layer_id
+		WHERE lf.file_id = f.id AND l.digest IS NOT NULL AND l.embedded = 0 AND NOT EXISTS (SELECT 1 FROM gear_recipes r WHERE r.layer_id = l.id AND r.state >= 3))`
+
+// PackNeeded reports whether a pack that is in use has contents of dropped layers.
+func (c Recipes) PackNeeded(ctx context.Context, pack Name) (needed bool, err error) {
+	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_packs p JOIN gear_files f ON f.pack_id = p.id JOIN gear_layer_files lf ON lf.file_id = f.id
+		JOIN gear_recipes r ON r.layer_id = lf.layer_id WHERE p.digest = ? AND p.state = 1 AND r.state >= 3)`, []any{pack[:]}, &needed)
+	return needed, err
+}
+
+// AnyRecipe reports whether any layer is in a state or beyond it.
+func (c Recipes) AnyRecipe(ctx context.Context, from RecipeState) (is bool, err error) {
+	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_recipes WHERE state >= ?)`, []any{int(from)}, &is)
+	return is, err
+}
+
+// RecipeCount is how many layers are in a state, and their bytes.
+type RecipeCount struct {
+	Layers, Bytes, RecipeBytes int64
+}
+
+// RecipeCounts counts the layers of each state.
+func (c Recipes) RecipeCounts(ctx context.Context) (n [RecipeAlone + 1]RecipeCount, err error) {
+	err = c.db.Rows(ctx, `SELECT state, COUNT(*), COALESCE(SUM(size), 0), COALESCE(SUM(recipe_size), 0) FROM gear_recipes GROUP BY state`, nil, func(r *sql.Rows) error {
+		var state RecipeState
+		var one RecipeCount
+		err := r.Scan(&state, &one.Layers, &one.Bytes, &one.RecipeBytes)
+		if err == nil && state >= 0 && int(state) < len(n) {
+			n[state] = one
+		}
+		return err
+	})
+	return n, err
+}
