@@ -342,6 +342,9 @@ func TestExportOddEntries(t *testing.T) {
 			t.Error(err)
 		}
 		for _, a := range e.Xattrs {
+			if a.Value == "" && strings.HasPrefix(a.Name, "system.posix_acl_") {
+				continue // Linux takes an empty list for none
+			}
 			n, err := unix.Lgetxattr(path, a.Name, buf)
 			if kept := err == nil && string(buf[:n]) == a.Value; !kept && !strings.Contains(lost[e.Path], a.Name[:min(len(a.Name), 60)]) {
 				t.Errorf("%s of type %v: attribute %.60s of %d bytes is neither kept (%v) nor told of: %s", e.Path, e.Type, a.Name, len(a.Value), err, lost[e.Path])
