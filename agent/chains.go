@@ -175,8 +175,7 @@ func (c *chains) mount(ctx context.Context, chain string) (snapshotter.Layers, e
 
 // mountWay is Mount in a way that need not be that of the chain's image; "" is.
 func (c *chains) mountWay(ctx context.Context, chain, way string) (snapshotter.Layers, error) {
-	c.mend(chain)
-	rec, err := c.records.load(chain)
+	rec, err := c.sound(chain)
 	if err != nil {
 		return snapshotter.Layers{}, err
 	}

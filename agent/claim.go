@@ -42,8 +42,9 @@ func (c *chains) claimBy(ctx context.Context, l snapshotter.Layer, ref reference
 	if err != nil {
 		return nil, false, err
 	}
-	c.mend(l.ChainID)
-	c.mend(l.Parent)
+	for _, chain := range []string{l.ChainID, l.Parent} {
+		_, _ = c.sound(chain) // each way tells what it lacks
+	}
 	for _, way := range use {
 		if way == config.WayPlain {
 			err = nil

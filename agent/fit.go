@@ -20,8 +20,7 @@ var errOtherDomain = errors.New("it is known from a registry of another trust do
 // ID, unless another domain has that. What one says of a chain is not believed for
 // another.
 func (c *chains) keyIn(chain, domain string) string {
-	c.mend(chain)
-	rec, err := c.records.load(chain)
+	rec, err := c.sound(chain)
 	if err != nil || rec.Domain == domain {
 		return chain
 	}

@@ -11,26 +11,32 @@ import (
 	"example.org/slipway/node/gearfs"
 )
 
-// mend makes the damaged records among those of a chain and of all below it anew, of
-// what else is known of them. One of which too little is known is put aside, and the
-// layer is then as if it had never been here.
+// sound loads the record of a chain. A damaged one is made anew of what else is known of
+// the chain. If that is too little, it is put aside, and the layer is then as if it had
+// never been here. Errors: errNoRecord.
+func (c *chains) sound(chain string) (*chainRecord, error) {
+	rec, err := c.records.load(chain)
+	if errors.Is(err, errDamaged) {
+		return c.remake(chain, err)
+	}
+	return rec, err
+}
+
+// mend is sound for a chain and all below it. Whoever needs what is missing then is told.
 func (c *chains) mend(chain string) {
 	for range 1000 { // a line has an end, but a damaged one need not
 		if chain == "" {
 			return
 		}
-		rec, err := c.records.load(chain)
-		if errors.Is(err, errDamaged) {
-			rec, err = c.remake(chain, err)
-		}
+		rec, err := c.sound(chain)
 		if err != nil {
-			return // whoever needs it is told
+			return
 		}
 		chain = rec.Parent
 	}
 }
 
-// remake is mend of one record; damage says what is wrong with it.
+// remake is sound of a damaged record; damage says what is wrong with it.
 func (c *chains) remake(chain string, damage error) (*chainRecord, error) {
 	c.changing.Lock()
 	defer c.changing.Unlock()
