@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"slices"
 	"strings"
 	"sync"
 
@@ -78,6 +79,16 @@ func (c *choices) put(image string, why []string) {
 		c.order = append(c.order, image)
 	}
 	c.why[image] = why
+}
+
+// drop forgets an image that comes in another way now.
+func (c *choices) drop(image string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, ok := c.why[image]; ok {
+		delete(c.why, image)
+		c.order = slices.DeleteFunc(c.order, func(s string) bool { return s == image })
+	}
 }
 
 func (c *choices) get(image string) ([]string, bool) {

@@ -67,6 +67,9 @@ func (c *chains) claimBy(ctx context.Context, l snapshotter.Layer, ref reference
 			why = append(why, way+": "+c.used(way))
 			err = c.settle(l, way, why, snapshot)
 			if len(l.Layers) == 1 {
+				if snapshot {
+					c.plain.drop(l.ImageRef)
+				}
 				c.volumes.settled(reg, ref, oci.Digest(l.Manifest), fs)
 			}
 			return why, true, err

@@ -32,7 +32,12 @@ func (a *Agent) explain(ctx context.Context, name string) (Explanation, error) {
 		return x, nil
 	}
 	img, err := a.find(name)
-	if why, ok := a.chains.plain.get(name); err != nil && ok {
+	ref := name
+	if err == nil {
+		ref = img.Ref
+	}
+	why, unpacked := a.chains.plain.get(ref)
+	if err != nil && unpacked {
 		return Explanation{Image: name, Lines: []string{
 			fmt.Sprintf("%s was unpacked in the ordinary way when it was pulled last, all of it or the layers from some layer on.", name), tried(why)}}, nil
 	}
@@ -46,6 +51,9 @@ func (a *Agent) explain(ctx context.Context, name string) (Explanation, error) {
 		return x, err
 	}
 	say("%s is started from the indexes of %d layers, chain %s.", img.Ref, len(line), img.Chain)
+	if unpacked {
+		say("The layers above these were unpacked in the ordinary way when it was pulled last. %s", tried(why))
+	}
 	if why := line[len(line)-1].Why; len(why) > 0 {
 		say("%s", tried(why))
 	}
