@@ -1,6 +1,6 @@
 // Package wire reads and writes the parts of HTTP that every client and server of a
-// registry, and every driver of an object store, needs: byte ranges, Retry-After, and
-// trusted certificates.
+// registry, and every driver of an object store, needs: byte ranges, Retry-After,
+// challenges, answers that stall, and trusted certificates.
 package wire
 
 import (
