@@ -50,7 +50,8 @@ var layout = map[string][]string{
 	"oci/wire":      {},
 
 	// What serves several groups and no other module.
-	"internal/backendtest": {},
+	"internal/backendtest": {"internal/cephseed"},
+	"internal/cephseed":    {},
 	"internal/chart":       {},
 	"internal/dashboard":   {},
 	"internal/durable":     {},
@@ -301,9 +302,9 @@ var linking = map[string][]string{
 }
 
 // TestIntegrationIsApart checks that no other package of integration calls the product's. All may
-// use the servers of internal/backendtest, and those of the boards the board.
+// use the servers of internal/backendtest and the seed of Ceph, and those of the boards the board.
 func TestIntegrationIsApart(t *testing.T) {
-	supports := []string{"internal/backendtest", "internal/dashboard"}
+	supports := []string{"internal/backendtest", "internal/cephseed", "internal/dashboard"}
 	err := filepath.WalkDir("integration", func(file string, d fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(file, ".go") {
 			return err

@@ -24,9 +24,7 @@ func StartRBD(t testing.TB) *Ceph {
 	t.Helper()
 	tool(t, "rbd")
 	c := startCeph(t, true)
-	c.Command(t, "osd", "pool", "create", RBDPool, "8", "8")
-	c.Command(t, "osd", "pool", "application", "enable", RBDPool, "rbd")
-	c.run("rbd", "pool", "init", RBDPool)
+	c.step(func(ctx context.Context) error { return c.seed.MakePool(ctx, RBDPool) })
 	return c
 }
 
@@ -71,7 +69,7 @@ func (c *Ceph) StartOSD(t testing.TB) {
 	// The map still shows the old OSD as up. Without this, "up" would not mean the new
 	// one.
 	c.Command(t, "osd", "down", "0")
-	c.OSD.Start(c.osdUp)
+	c.OSD.Start(c.seed.OSDUp)
 }
 
 // HoldCommits keeps the OSD from writing to its disk until release is called. Requests of

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -17,6 +16,7 @@ import (
 	"time"
 
 	"example.org/slipway/integration/internal/proc"
+	"example.org/slipway/internal/cephseed"
 )
 
 const (
@@ -34,8 +34,8 @@ type Cluster struct {
 	// Pool is the pool made at the start.
 	Pool string
 
-	monV2, monV1 int
-	mon, osd     *proc.Process
+	seed     *cephseed.Seed
+	mon, osd *proc.Process
 }
 
 // Missing returns the first program that a cluster needs and the machine lacks, or "".
@@ -65,7 +65,8 @@ func Start(ctx context.Context, dir string, o *Options) (c *Cluster, err error) 
 	}()
 	for _, step := range []func(context.Context) error{
 		func(context.Context) error { return c.configure(o) },
-		c.makeMon, c.StartMon, c.makeOSD, c.StartOSD,
+		func(ctx context.Context) error { return c.seed.MakeMon(ctx) }, c.StartMon,
+		func(ctx context.Context) error { return c.seed.MakeOSD(ctx) }, c.StartOSD,
 		func(ctx context.Context) error { return c.makePool(ctx, o.Namespaces) },
 	} {
 		if err := step(ctx); err != nil {
@@ -75,67 +76,17 @@ func Start(ctx context.Context, dir string, o *Options) (c *Cluster, err error) 
 	return c, nil
 }
 
-// makeMon writes the keys and the monitor's first state.
-func (c *Cluster) makeMon(ctx context.Context) error {
-	keyring, monmap := filepath.Join(c.Dir, "keyring"), filepath.Join(c.Dir, "monmap")
-	address := fmt.Sprintf("[v2:%s:%d,v1:%s:%d]", c.Host, c.monV2, c.Host, c.monV1)
-	for _, args := range [][]string{
-		{"ceph-authtool", "--create-keyring", keyring, "--gen-key", "-n", "mon.", "--cap", "mon", "allow *"},
-		{"ceph-authtool", keyring, "--gen-key", "-n", "client.admin", "--cap", "mon", "allow *", "--cap", "osd", "allow *", "--cap", "mgr", "allow *"},
-		{"monmaptool", "--create", "--fsid", c.FSID, "--addv", "a", address, monmap},
-		{"ceph-mon", "--mkfs", "-i", "a", "--monmap", monmap, "--keyring", keyring},
-	} {
-		if _, err := c.Run(ctx, args[0], args[1:]...); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// makeOSD registers the OSD with the cluster and makes its empty store.
-func (c *Cluster) makeOSD(ctx context.Context) error {
-	id, err := os.ReadFile("/proc/sys/kernel/random/uuid")
-	if err != nil {
-		return err
-	}
-	uuid := strings.TrimSpace(string(id))
-	secret, err := c.Run(ctx, "ceph-authtool", "--gen-print-key")
-	if err != nil {
-		return err
-	}
-	secrets, err := json.Marshal(map[string]string{"cephx_secret": secret})
-	if err != nil {
-		return err
-	}
-	file := filepath.Join(c.Dir, "secrets.json")
-	if err := os.WriteFile(file, secrets, 0o600); err != nil {
-		return err
-	}
-	for _, args := range [][]string{
-		{"ceph", "osd", "new", uuid, "-i", file},
-		{"ceph-authtool", "--create-keyring", filepath.Join(c.Dir, "osd", "keyring"), "--name", "osd.0", "--add-key", secret},
-		{"ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", uuid},
-	} {
-		if _, err := c.Run(ctx, args[0], args[1:]...); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // makePool makes the pool. It requires clients that support version 2 clones, which may lie in
 // another namespace than their parents.
 func (c *Cluster) makePool(ctx context.Context, namespaces []string) error {
-	list := [][]string{
-		{"ceph", "osd", "set-require-min-compat-client", "mimic"},
-		{"ceph", "osd", "pool", "create", c.Pool, "8", "8"},
-		{"rbd", "pool", "init", c.Pool},
+	if _, err := c.seed.Ask(ctx, "osd", "set-require-min-compat-client", "mimic"); err != nil {
+		return err
+	}
+	if err := c.seed.MakePool(ctx, c.Pool); err != nil {
+		return err
 	}
 	for _, ns := range namespaces {
-		list = append(list, []string{"rbd", "namespace", "create", "--pool", c.Pool, "--namespace", ns})
-	}
-	for _, args := range list {
-		if _, err := c.Run(ctx, args[0], args[1:]...); err != nil {
+		if err := c.AddNamespace(ctx, ns); err != nil {
 			return err
 		}
 	}
@@ -153,16 +104,13 @@ func (c *Cluster) AddNamespace(ctx context.Context, name string) error {
 // real identity.
 func (c *Cluster) ClientConf(fsid string) (string, error) {
 	name := filepath.Join(c.Dir, "client"+fsid+".conf")
-	text := fmt.Sprintf("[global]\nfsid = %s\nmon_host = [v2:%s:%d/0,v1:%s:%d/0]\nobjecter_tick_interval = 1\n", cmp.Or(fsid, c.FSID), c.Host, c.monV2, c.Host, c.monV1)
+	text := fmt.Sprintf("[global]\nfsid = %s\nmon_host = [v2:%s:%d/0,v1:%s:%d/0]\nobjecter_tick_interval = 1\n", cmp.Or(fsid, c.FSID), c.Host, c.seed.MonV2, c.Host, c.seed.MonV1)
 	return name, os.WriteFile(name, []byte(text), 0o644)
 }
 
 // StartMon starts the monitor, or restarts it if it has ended, and waits until it answers.
 func (c *Cluster) StartMon(ctx context.Context) error {
-	return c.launch(ctx, &c.mon, "ceph-mon", "a", func(ctx context.Context) error {
-		_, err := c.ask(ctx, "mon", "stat")
-		return err
-	})
+	return c.launch(ctx, &c.mon, "ceph-mon", "a", c.seed.MonUp)
 }
 
 // StartOSD starts the OSD, or restarts it if it has ended, and waits until the cluster knows that
@@ -170,26 +118,11 @@ func (c *Cluster) StartMon(ctx context.Context) error {
 func (c *Cluster) StartOSD(ctx context.Context) error {
 	// The map may still show the old OSD as up, and clients would be sent to it.
 	if c.osd != nil {
-		if _, err := c.ask(ctx, "osd", "down", "0"); err != nil {
+		if _, err := c.seed.Ask(ctx, "osd", "down", "0"); err != nil {
 			return err
 		}
 	}
-	return c.launch(ctx, &c.osd, "ceph-osd", "0", func(ctx context.Context) error {
-		out, err := c.ask(ctx, "osd", "stat", "-f", "json")
-		if err != nil {
-			return err
-		}
-		var stat struct {
-			Up int `json:"num_up_osds"`
-		}
-		if err := json.Unmarshal([]byte(out), &stat); err != nil {
-			return err
-		}
-		if stat.Up != 1 {
-			return errors.New("the OSD is not up")
-		}
-		return nil
-	})
+	return c.launch(ctx, &c.osd, "ceph-osd", "0", c.seed.OSDUp)
 }
 
 // launch starts a daemon and waits until it is ready.
@@ -266,13 +199,6 @@ func (c *Cluster) env() []string {
 }
 
 func (c *Cluster) socket(name string) string { return filepath.Join(c.Dir, name+".asok") }
-
-// ask runs a command of the ceph tool that does not wait long for the monitor.
-func (c *Cluster) ask(ctx context.Context, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
-	defer cancel()
-	return c.Run(ctx, "ceph", append([]string{"--connect-timeout", "5"}, args...)...)
-}
 
 // Run runs one of Ceph's commands as client.admin and returns what it printed.
 func (c *Cluster) Run(ctx context.Context, name string, args ...string) (string, error) {

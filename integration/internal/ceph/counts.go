@@ -135,18 +135,9 @@ func (c *Cluster) Watchers(ctx context.Context, namespace string) ([]string, err
 	return out, nil
 }
 
-// Children returns the clones of an image's snapshots, as "pool/namespace/image".
-func (c *Cluster) Children(ctx context.Context, namespace, image string) ([]string, error) {
-	out, err := c.Run(ctx, "rbd", "children", "--all", "--pool", c.Pool, "--namespace", namespace, "--image", image)
-	if err != nil {
-		return nil, err
-	}
-	return strings.Fields(out), nil
-}
-
 // Users returns the users whose names begin with the prefix, such as "client.slipway-".
 func (c *Cluster) Users(ctx context.Context, prefix string) ([]string, error) {
-	out, err := c.ask(ctx, "auth", "ls", "-f", "json")
+	out, err := c.seed.Ask(ctx, "auth", "ls", "-f", "json")
 	if err != nil {
 		return nil, err
 	}
@@ -169,14 +160,14 @@ func (c *Cluster) Users(ctx context.Context, prefix string) ([]string, error) {
 // RemoveUser removes a user. Clients that are connected as this user stay connected until their
 // tickets expire.
 func (c *Cluster) RemoveUser(ctx context.Context, name string) error {
-	_, err := c.ask(ctx, "auth", "rm", name)
+	_, err := c.seed.Ask(ctx, "auth", "rm", name)
 	return err
 }
 
 // NewUser makes a user with the capabilities, writes its keyring into the cluster's directory, and
 // returns the keyring's path.
 func (c *Cluster) NewUser(ctx context.Context, name string, caps ...string) (keyring string, err error) {
-	text, err := c.ask(ctx, append([]string{"auth", "get-or-create", name}, caps...)...)
+	text, err := c.seed.Ask(ctx, append([]string{"auth", "get-or-create", name}, caps...)...)
 	if err != nil {
 		return "", err
 	}
@@ -195,7 +186,7 @@ func (c *Cluster) SetFull(ctx context.Context, full bool) error {
 		list = [][]string{nearfull, backfill, ratio}
 	}
 	for _, args := range list {
-		if _, err := c.ask(ctx, args...); err != nil {
+		if _, err := c.seed.Ask(ctx, args...); err != nil {
 			return err
 		}
 	}
@@ -207,7 +198,7 @@ func (c *Cluster) awaitFull(ctx context.Context, full bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	for {
-		out, err := c.ask(ctx, "osd", "dump", "-f", "json")
+		out, err := c.seed.Ask(ctx, "osd", "dump", "-f", "json")
 		if err == nil {
 			var dump struct {
 				OSDs []struct{ State []string } `json:"osds"`
