@@ -75,11 +75,3 @@ func (p *Planted) Delete(key string) {
 		p.T.Fatal(err)
 	}
 }
-
-// MustRepair repairs the registry and expects these kinds of problems, all repaired.
-func (p *Planted) MustRepair(want ...string) {
-	p.T.Helper()
-	if got := Kinds(p.Check(check.Options{Repair: true})); !slices.Equal(got, want) {
-		p.T.Errorf("repaired %v, want %v", got, want)
-	}
-}
