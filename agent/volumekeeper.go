@@ -37,7 +37,8 @@ type volumeKeeper struct {
 
 // keepVolumes begins to keep the volumes of an agent; nil if it is to have none.
 // command makes the command of a volume worker, started is told its process id.
-func keepVolumes(cfg *config.Agent, dev func(*config.Agent, *slog.Logger) (*os.File, error), command func() *exec.Cmd, started func(pid int), log *slog.Logger) (_ *volumeKeeper, err error) {
+func keepVolumes(cfg *config.Agent, dev func(*config.Agent, *slog.Logger) (*os.File, error), command func() *exec.Cmd,
+	started func(pid int), log *slog.Logger) (_ *volumeKeeper, err error) {
 	if !cfg.Volumes.Configured() {
 		return nil, nil
 	}

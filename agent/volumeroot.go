@@ -105,8 +105,10 @@ func (c *chains) CommitRoot(ctx context.Context, key, parent, chain string) erro
 	digest := oci.SHA256([]byte(id)) // it has no blob
 	own := *base.Volume
 	own.Own = true
-	own.Record.Layers = append(slices.Clone(own.Record.Layers), volref.RecordLayer{Digest: digest, Volume: id, Size: own.Record.Layers[len(own.Record.Layers)-1].Size})
-	rec := &chainRecord{Chain: chain, Parent: parent, Digest: string(digest), Ref: base.Ref, Sources: base.Sources, Layers: append(slices.Clone(base.Layers), string(digest)),
+	own.Record.Layers = append(slices.Clone(own.Record.Layers),
+		volref.RecordLayer{Digest: digest, Volume: id, Size: own.Record.Layers[len(own.Record.Layers)-1].Size})
+	rec := &chainRecord{Chain: chain, Parent: parent, Digest: string(digest), Ref: base.Ref, Sources: base.Sources,
+		Layers:   append(slices.Clone(base.Layers), string(digest)),
 		Snapshot: true, Way: config.WayVolume, Why: []string{"volume: it was committed from a container on this node"}, Volume: &own}
 	c.changing.Lock()
 	// Before the volume is made, so that it is found when that breaks off.

@@ -67,7 +67,8 @@ func openVolumes(ctx, life context.Context, cfg *config.Agent, regs *registries,
 		return nil, nil
 	}
 	lay := layoutOf(cfg)
-	v := &volumes{cfg: &cfg.Volumes, storage: newVolumeStorage(lay.volumeSocket, lay.volumes), regs: regs, records: recs, steps: newStepTimes(), log: log, ctx: life,
+	v := &volumes{cfg: &cfg.Volumes, storage: newVolumeStorage(lay.volumeSocket, lay.volumes), regs: regs, records: recs,
+		steps: newStepTimes(), log: log, ctx: life,
 		trying: map[string]int{}, decided: map[decisionKey]*decision{}, containers: map[string]volumeContainer{}}
 	var err error
 	v.mgr, err = node.Open(ctx, node.Options{Dir: lay.volumeRecords, Run: lay.volumeMounts, Storage: v.storage, Mapping: cfg.Volumes.Mapping,

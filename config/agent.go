@@ -165,7 +165,8 @@ func ParseAgent(r io.Reader, o *Options) (*Agent, Warnings, error) {
 	yamlfile.SetDefaults(reflect.ValueOf(a).Elem())
 	layers := &yamlfile.Overlay{Report: rep, Root: root, Type: reflect.TypeFor[Agent]()}
 	layers.ApplyOverrides(opts.Overrides)
-	d := &yamlfile.Decoder{Report: rep, Root: reflect.TypeFor[Agent](), Places: a.places, Expand: &yamlfile.Expander{Env: yamlfile.EnvMap(opts.Env), ReadFile: opts.ReadFile}}
+	d := &yamlfile.Decoder{Report: rep, Root: reflect.TypeFor[Agent](), Places: a.places,
+		Expand: &yamlfile.Expander{Env: yamlfile.EnvMap(opts.Env), ReadFile: opts.ReadFile}}
 	d.Value(root, reflect.ValueOf(a).Elem(), yamlfile.Field{}, "")
 	v := &validator{Report: rep, places: a.places}
 	v.tags(reflect.ValueOf(a).Elem(), "")

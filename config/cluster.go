@@ -61,7 +61,8 @@ func (v *validator) clusterValues(c *Cluster, s *Storage) {
 	host, _, _ := net.SplitHostPort(c.Addr)
 	if ip := net.ParseIP(host); c.URL == "" && (host == "" || ip != nil && ip.IsUnspecified()) {
 		v.bad("cluster.url", "is missing: cluster.addr does not say where others reach this server")
-	} else if u, err := url.Parse(c.Where()); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.User != nil {
+	} else if u, err := url.Parse(c.Where()); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" ||
+		u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.User != nil {
 		v.bad("cluster.url", "must be an http or https URL of host and port only")
 	} else if u.Scheme == "https" && !v.c.HTTP.TLS.Enabled() {
 		v.bad("cluster.url", "says https, which needs http.tls.certificate and http.tls.key")

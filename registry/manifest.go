@@ -95,7 +95,8 @@ func (r *Registry) checkBelow(ctx context.Context, repo string, manifests []oci.
 // goneBelow returns what manifests name, at any depth, and is gone. It reads no object,
 // since an index may name hundreds. had, unless nil, returns the manifests that the
 // repository ever had: others do not count.
-func (r *Registry) goneBelow(ctx context.Context, repo string, manifests []oci.Digest, had func(context.Context, string, []oci.Digest) (map[oci.Digest]bool, error)) (lost []oci.Digest, err error) {
+func (r *Registry) goneBelow(ctx context.Context, repo string, manifests []oci.Digest,
+	had func(context.Context, string, []oci.Digest) (map[oci.Digest]bool, error)) (lost []oci.Digest, err error) {
 	if r.opts.MissingBlobs {
 		return nil, nil
 	}

@@ -127,7 +127,8 @@ func (r *Registry) adopted(ctx context.Context, repo string, desc oci.Descriptor
 // adoptObject makes an object of the store a blob, by the way of an upload, which names
 // it for recovery. prepare does what can be done before the digest is locked, and
 // returns what puts the object under its key.
-func (r *Registry) adoptObject(ctx context.Context, repo string, d oci.Digest, size int64, prepare func(context.Context, *upload) (func() error, error)) (oci.Descriptor, error) {
+func (r *Registry) adoptObject(ctx context.Context, repo string, d oci.Digest, size int64,
+	prepare func(context.Context, *upload) (func() error, error)) (oci.Descriptor, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), adoptWithin)
 	defer cancel()
 	desc := blobDescriptor(d, size)
@@ -151,7 +152,8 @@ func (r *Registry) adoptObject(ctx context.Context, repo string, d oci.Digest, s
 	return desc, r.adopted(ctx, repo, desc, added)
 }
 
-func (r *Registry) publishAdopted(ctx context.Context, u *upload, d oci.Digest, size int64, prepare func(context.Context, *upload) (func() error, error)) (added bool, err error) {
+func (r *Registry) publishAdopted(ctx context.Context, u *upload, d oci.Digest, size int64,
+	prepare func(context.Context, *upload) (func() error, error)) (added bool, err error) {
 	if err := r.intend(ctx, u, size, d)(); err != nil {
 		return false, err
 	}

@@ -87,7 +87,8 @@ func (r *Registry) MirrorImages(ctx context.Context, q MirrorQuery) (list []Mirr
 	}
 	list = make([]MirrorImage, len(rows))
 	for i, m := range rows {
-		list[i] = MirrorImage{Repo: m.Repo, Digest: m.Digest, MediaType: m.MediaType, Tags: m.Tags, Size: m.Size, Missing: m.Missing, Stored: m.Created, LastPull: m.LastPull}
+		list[i] = MirrorImage{Repo: m.Repo, Digest: m.Digest, MediaType: m.MediaType, Tags: m.Tags, Size: m.Size,
+			Missing: m.Missing, Stored: m.Created, LastPull: m.LastPull}
 	}
 	return list, next, nil
 }

@@ -136,7 +136,8 @@ func IsDamage(err error) bool {
 	if errors.As(err, &busy) {
 		return false
 	}
-	for _, e := range []error{objstore.ErrNotExist, objstore.ErrCorrupt, io.ErrUnexpectedEOF, fs.ErrPermission, syscall.EIO, syscall.EUCLEAN, syscall.EBADMSG, syscall.ENODATA} {
+	for _, e := range []error{objstore.ErrNotExist, objstore.ErrCorrupt, io.ErrUnexpectedEOF, fs.ErrPermission, syscall.EIO,
+		syscall.EUCLEAN, syscall.EBADMSG, syscall.ENODATA} {
 		if errors.Is(err, e) {
 			return true
 		}

@@ -229,7 +229,8 @@ func makeBackup(ctx context.Context, r *root, args BackupArgs, progress func(bac
 	if inside {
 		return backup.Report{}, fmt.Errorf("the backup directory %s is in the data directory, and would be lost with it; choose another, on another disk", args.Dir)
 	}
-	return backup.Make(pastCache(ctx), r.reg, args.Dir, backup.Options{Progress: progress, Verify: args.Verify, ReplaceOther: args.ReplaceOther, AllowShrink: args.AllowShrink})
+	return backup.Make(pastCache(ctx), r.reg, args.Dir,
+		backup.Options{Progress: progress, Verify: args.Verify, ReplaceOther: args.ReplaceOther, AllowShrink: args.AllowShrink})
 }
 
 // within tells whether path, which may not exist yet, lies in dir or is it.

@@ -77,7 +77,8 @@ func (r *root) openMirrors(cfg *config.Config, gate *writeGate, log *slog.Logger
 			m.closeUpstreams()
 		}
 	}()
-	o := &mirror.Options{Dir: filepath.Join(r.dir, mirrorDir), KeepFree: keepFree(r.dir), Default: c.DefaultName(), Offline: c.Offline, MaxBytes: int64(c.MaxBytes), Ahead: int64(c.Ahead), Logger: log, OnEvent: m.feed.publish}
+	o := &mirror.Options{Dir: filepath.Join(r.dir, mirrorDir), KeepFree: keepFree(r.dir), Default: c.DefaultName(),
+		Offline: c.Offline, MaxBytes: int64(c.MaxBytes), Ahead: int64(c.Ahead), Logger: log, OnEvent: m.feed.publish}
 	for _, p := range c.Mappings {
 		o.Mappings = append(o.Mappings, mirror.Mapping{From: p.From, To: p.To})
 	}

@@ -74,7 +74,8 @@ func (s *Server) redirector() (server.Redirector, error) {
 	if !ok { // a warning of the configuration says so
 		return nil, nil
 	}
-	r := &redirector{store: store, away: s.root.reg.StoreAway, ahead: s.root.prefetch, pulled: s.notifier.hook(), rules: rules, min: int64(c.MinSize), expiry: c.Expiry,
+	r := &redirector{store: store, away: s.root.reg.StoreAway, ahead: s.root.prefetch, pulled: s.notifier.hook(),
+		rules: rules, min: int64(c.MinSize), expiry: c.Expiry,
 		holds: func(key string) bool { return s.root.cache != nil && s.root.cache.Holds(key) != policy.Nowhere }}
 	if m := s.root.mirrors; m != nil {
 		r.stored = func(ctx context.Context, repo string, d oci.Digest) bool {

@@ -165,7 +165,8 @@ func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions
 	if err != nil || len(images) == 0 {
 		return imagecopy.Progress{}, err
 	}
-	rep, err := a.Copy(ctx, src, imagecopy.Options{Images: images, Referrers: true, ContinueOnError: true, Partial: mirrored(cfg), Tagged: tagged, Progress: o.MergeProgress}, o.Quick)
+	rep, err := a.Copy(ctx, src, imagecopy.Options{Images: images, Referrers: true, ContinueOnError: true,
+		Partial: mirrored(cfg), Tagged: tagged, Progress: o.MergeProgress}, o.Quick)
 	if err == nil && len(repos) == 0 {
 		err = a.continues(ctx, dir)
 	}
@@ -175,7 +176,8 @@ func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions
 // backedUp returns all images of a backup, with those that have no tag, and what gives a
 // tag that was restored the times that it had. Otherwise it would be newer than all tags
 // that are here, and retention would keep it in their place.
-func (a *Admin) backedUp(ctx context.Context, src *registry.Registry) (images []imagecopy.Image, tagged func(context.Context, string, string) error, err error) {
+func (a *Admin) backedUp(ctx context.Context, src *registry.Registry) (images []imagecopy.Image,
+	tagged func(context.Context, string, string) error, err error) {
 	repos, err := backup.Repositories(ctx, src)
 	if err != nil {
 		return nil, nil, fmt.Errorf("look into the backup: %w", err)

@@ -70,7 +70,8 @@ func kindOf(mediaType, artifactType string, m manifest) kind {
 			return kind{Name: k, Chart: k == "Helm chart"}
 		}
 	}
-	if m.Config != nil && (m.Config.MediaType == typeOCIConfig || m.Config.MediaType == typeDockerConf) && (m.ArtifactType == "" || m.ArtifactType == m.Config.MediaType) {
+	if m.Config != nil && (m.Config.MediaType == typeOCIConfig || m.Config.MediaType == typeDockerConf) &&
+		(m.ArtifactType == "" || m.ArtifactType == m.Config.MediaType) {
 		return kind{Name: "image", Image: true}
 	}
 	return kind{Name: "artifact"}

@@ -287,7 +287,8 @@ var kinds = [...]string{rootfs.Dir: "directory", rootfs.File: "file", rootfs.Sym
 // fileRow describes an entry. whole: with its whole path.
 func (q *request) fileRow(t *fileTree, p *profile, i int32, whole bool) fileRow {
 	e := &t.x.Entries[i]
-	r := fileRow{Kind: kinds[e.Type], Dir: e.Type == rootfs.Dir, fileSum: t.sum(i), Link: showName(e.Link), Layer: int(t.layer[i]) + 1, Opened: p.between(int(i), int(t.end[i])), place: i}
+	r := fileRow{Kind: kinds[e.Type], Dir: e.Type == rootfs.Dir, fileSum: t.sum(i), Link: showName(e.Link),
+		Layer: int(t.layer[i]) + 1, Opened: p.between(int(i), int(t.end[i])), place: i}
 	r.Share = share(r.Opened.Bytes, r.Bytes)
 	_, name := cutName(e.Path)
 	if whole {

@@ -145,7 +145,8 @@ func (s *Series) Write(w *strings.Builder) {
 		if one.Apart > 0 {
 			ratio = measure.Figure(float64(one.Together) / float64(one.Apart))
 		}
-		rows = append(rows, []string{one.Series, fmt.Sprint(one.Versions), measure.Megabytes(one.Layers), measure.Megabytes(one.Apart), measure.Megabytes(one.Together), ratio})
+		rows = append(rows, []string{one.Series, fmt.Sprint(one.Versions), measure.Megabytes(one.Layers),
+			measure.Megabytes(one.Apart), measure.Megabytes(one.Together), ratio})
 	}
 	measure.Table(w, 1, []string{"series", "versions", "layers MB", "stored apart MB", "stored together MB", "ratio"}, rows)
 }

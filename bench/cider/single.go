@@ -126,7 +126,8 @@ func (s *Single) Write(w *strings.Builder) {
 		of := func(f func(*Deployment) float64) string {
 			return measure.Figure(mean(s.Deployments, cell{way: way}, f))
 		}
-		row := []string{wayTitle(way), of((*Deployment).TotalSec), of(func(d *Deployment) float64 { return d.PullSec }), of(func(d *Deployment) float64 { return d.RunSec }),
+		row := []string{wayTitle(way), of((*Deployment).TotalSec), of(func(d *Deployment) float64 { return d.PullSec }),
+			of(func(d *Deployment) float64 { return d.RunSec }),
 			of(func(d *Deployment) float64 { return float64(d.LinkBytes) / 1e6 }), of(func(d *Deployment) float64 { return float64(d.CephBytes) / 1e6 }),
 			of(func(d *Deployment) float64 { return float64(d.CephWritten) / 1e6 })}
 		for _, step := range steps() {

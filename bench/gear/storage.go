@@ -325,7 +325,8 @@ func (s *Storage) Targets() []measure.Target {
 func (s *Storage) Write(w *strings.Builder) {
 	fmt.Fprintf(w, "%d images, %d distinct layers of %s MB.\n\n", s.Images, s.Layers, measure.Megabytes(s.Bytes))
 	row := func(name string, st *State) []string {
-		return []string{name, measure.Megabytes(st.Bytes), percent(saved(s.Bytes, st.Bytes)), measure.Megabytes(st.IndexBytes), percent(float64(st.IndexBytes) / float64(max(1, st.Bytes))),
+		return []string{name, measure.Megabytes(st.Bytes), percent(saved(s.Bytes, st.Bytes)),
+			measure.Megabytes(st.IndexBytes), percent(float64(st.IndexBytes) / float64(max(1, st.Bytes))),
 			measure.Megabytes(st.DictBytes), measure.Megabytes(st.TableBytes), fmt.Sprint(st.Packs), fmt.Sprint(st.Files)}
 	}
 	measure.Table(w, 1, []string{"Gear", "MB", "saved %", "indexes MB", "indexes %", "dictionaries MB", "tables MB", "packs", "files"},

@@ -179,7 +179,8 @@ func generate(dir string, base *corpus.Image, source *rand.ChaCha8) (*corpus.Ima
 	if b, err = json.Marshal(config); err != nil {
 		return nil, err
 	}
-	doc := wire.Document{SchemaVersion: 2, MediaType: base.ManifestType, Config: &wire.Descriptor{MediaType: base.Config.MediaType, Digest: wire.Digest(b), Size: int64(len(b))},
+	doc := wire.Document{SchemaVersion: 2, MediaType: base.ManifestType,
+		Config: &wire.Descriptor{MediaType: base.Config.MediaType, Digest: wire.Digest(b), Size: int64(len(b))},
 		Layers: append(base.Layers[:len(base.Layers):len(base.Layers)],
 			wire.Descriptor{MediaType: base.Layers[0].MediaType, Digest: wire.Digest(raw.Bytes()), Size: int64(raw.Len())})}
 	for _, l := range base.Layers {

@@ -178,7 +178,8 @@ func (st *Start) writeSummary(w *strings.Builder) {
 				row = append(row, measure.Figure(s.ratio[n]))
 			}
 		}
-		rows = append(rows, append(row, measure.Figure(s.possible), measure.Figure(s.overLimit), measure.Figure(s.worst)+" "+s.worstImage, fmt.Sprint(s.cells), fmt.Sprint(s.computed)))
+		rows = append(rows, append(row, measure.Figure(s.possible), measure.Figure(s.overLimit),
+			measure.Figure(s.worst)+" "+s.worstImage, fmt.Sprint(s.cells), fmt.Sprint(s.computed)))
 	}
 	measure.Table(w, 2, head, rows)
 	for _, s := range st.summaries() {
@@ -200,7 +201,8 @@ func (st *Start) writeNeeds(w *strings.Builder) {
 	var rows [][]string
 	for _, n := range st.Needs {
 		native := st.native(n.Image, n.Task)
-		rows = append(rows, []string{n.Image, n.Task, fmt.Sprint(n.Files), measure.Megabytes(n.Bytes), measure.Megabytes(n.Touched), measure.Megabytes(n.Compressed), measure.Megabytes(n.Index), native.String()})
+		rows = append(rows, []string{n.Image, n.Task, fmt.Sprint(n.Files), measure.Megabytes(n.Bytes),
+			measure.Megabytes(n.Touched), measure.Megabytes(n.Compressed), measure.Megabytes(n.Index), native.String()})
 	}
 	measure.Table(w, 2, []string{"image", "task", "files", "MB", "MB needed", "compressed", "indexes", "native run, s"}, rows)
 }

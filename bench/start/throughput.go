@@ -39,7 +39,8 @@ func services() []service {
 	}
 	return []service{
 		{series: "redis", name: "redis, GET (redis-benchmark)", task: redis, rate: lastBefore("requests per second")},
-		{series: memcachedSeries, name: "memcached, GET and SET (memcaslap)", task: memcachedTask(), program: "memcaslap", args: []string{"-s", memcachedAddress, "-T", "1", "-c", "16", "-t", "5s"}, rate: after("TPS:")},
+		{series: memcachedSeries, name: "memcached, GET and SET (memcaslap)", task: memcachedTask(), program: "memcaslap",
+			args: []string{"-s", memcachedAddress, "-T", "1", "-c", "16", "-t", "5s"}, rate: after("TPS:")},
 		{series: "nginx", name: "nginx, a page (ab)", task: first("nginx"), program: "ab", args: []string{"-q", "-k", "-n", "60000", "-c", "10", "http://127.0.0.1:6402/"}, rate: after("Requests per second:")},
 		{series: "postgres", name: "postgres, SELECT (pgbench)", task: first("postgres"), program: "pgbench", prepare: pgbench("-i", "-q", "-s", "2"), args: pgbench("-S", "-c", "4", "-T", "5"), rate: after("tps =")},
 	}

@@ -174,7 +174,9 @@ func (x *Ratios) compare(b *bench, ctx context.Context, name string, requests *s
 		return errors.New("the registry's cache was asked for nothing")
 	}
 	// The registry reserves one part in 32 of each level for content in transit.
-	res, err := simulate.Caches(ctx, requests, []simulate.CacheConfig{{Policy: name, SSDPolicy: "lru", RAM: x.RAM - x.RAM/32, SSD: x.SSD - x.SSD/32, Split: simulate.DefaultSplit(x.RAM)}}, nil)
+	res, err := simulate.Caches(ctx, requests,
+		[]simulate.CacheConfig{{Policy: name, SSDPolicy: "lru", RAM: x.RAM - x.RAM/32, SSD: x.SSD - x.SSD/32,
+			Split: simulate.DefaultSplit(x.RAM)}}, nil)
 	if err != nil {
 		return err
 	}
@@ -303,7 +305,8 @@ func (x *Ratios) Write(w *strings.Builder) {
 	list := slices.Clone(x.Policies)
 	slices.SortFunc(list, func(a, b LiveRatios) int { return strings.Compare(a.Policy, b.Policy) })
 	for _, p := range list {
-		rows = append(rows, []string{p.Policy, percent(p.LiveRAM), percent(p.SimulatedRAM), percent(p.LiveAll), percent(p.SimulatedAll), strconv.FormatInt(p.Unseen, 10)})
+		rows = append(rows, []string{p.Policy, percent(p.LiveRAM), percent(p.SimulatedRAM), percent(p.LiveAll),
+			percent(p.SimulatedAll), strconv.FormatInt(p.Unseen, 10)})
 	}
 	measure.Table(w, 1, []string{"policy", "RAM %, live", "simulated", "all %, live", "simulated", "requests that did not reach the cache"}, rows)
 	s := x.Sample

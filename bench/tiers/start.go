@@ -91,7 +91,8 @@ func (x *Start) start(b *bench, ctx context.Context, dir string, store backend, 
 	*to = append(*to, r.Ready.Seconds()*1e3)
 	if blobs > 0 {
 		data := startBlob(blobs - 1)
-		if _, err := measure.Get(ctx, http.DefaultClient, r.url(startRepo, fmt.Sprintf("sha256:%x", sha256.Sum256(data))), int64(len(data)), make([]byte, 4096)); err != nil {
+		if _, err := measure.Get(ctx, http.DefaultClient, r.url(startRepo, fmt.Sprintf("sha256:%x", sha256.Sum256(data))),
+			int64(len(data)), make([]byte, 4096)); err != nil {
 			return err
 		}
 	}

@@ -244,7 +244,8 @@ func (c *Compare) Write(w *strings.Builder) {
 		if !sum.Valid {
 			valid = "no: " + sum.Verdict
 		}
-		rows = append(rows, []string{s.Name, valid, fmt.Sprint(sum.Requests), fmt.Sprint(sum.Requests - sum.Outcomes["ok"]), measure.Figure(sum.Latency.P50), measure.Figure(sum.Latency.P99),
+		rows = append(rows, []string{s.Name, valid, fmt.Sprint(sum.Requests), fmt.Sprint(sum.Requests - sum.Outcomes["ok"]),
+			measure.Figure(sum.Latency.P50), measure.Figure(sum.Latency.P99),
 			measure.Figure(sum.Service.P50), measure.Figure(sum.Service.P99), measure.Figure(s.CPU), measure.Figure(float64(s.PeakRSS) / 1e6), measure.Figure(sum.WarmUp.Seconds), measure.Figure(sum.Lag.P99)})
 	}
 	measure.Table(w, 2, []string{"server", "valid", "requests", "errors", "latency p50 ms", "p99", "service p50 ms", "p99", "server CPU s", "peak RSS MB", "put in place, s", "lag p99 ms"}, rows)

@@ -111,7 +111,8 @@ func (c *Client) Commit(ctx context.Context, dir string, base *Image, o CommitOp
 	if err != nil {
 		return Pushed{}, fmt.Errorf("configuration of %s: %w", base.Name(), err)
 	}
-	_, p, err := c.pushGear(ctx, o.Repo, o.Tag, gearImage{index: x, config: config, change: o.gearHistory, annotations: c.baseAnnotations(base), platform: base.Platform})
+	_, p, err := c.pushGear(ctx, o.Repo, o.Tag,
+		gearImage{index: x, config: config, change: o.gearHistory, annotations: c.baseAnnotations(base), platform: base.Platform})
 	return p, err
 }
 

@@ -86,7 +86,8 @@ func (c *Client) pushGear(ctx context.Context, repo, tag string, g gearImage) (o
 		return fail(err)
 	}
 	s := statsOf(g.index)
-	p := Pushed{Repo: repo, Tag: tag, Digest: desc.Digest, Platform: g.platform.String(), Entries: len(g.index.Entries), Files: s.Files, Bytes: s.Bytes, LayerBytes: ld.Size}
+	p := Pushed{Repo: repo, Tag: tag, Digest: desc.Digest, Platform: g.platform.String(), Entries: len(g.index.Entries),
+		Files: s.Files, Bytes: s.Bytes, LayerBytes: ld.Size}
 	r, _, err := c.awaitLayer(ctx, repo, ld.Digest, c.opts.Clock())
 	if err != nil {
 		return desc, p, fmt.Errorf("the Gear image %s is pushed, but the registry does not take it in: %w", desc.Digest, err)

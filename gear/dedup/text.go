@@ -87,7 +87,8 @@ func (r *Report) textRedundancy(b *bytes.Buffer) {
 	}
 	t := table{{"what images need", "images", "needed", "of all they hold", "distinct", "redundant"}}
 	for _, x := range r.Redundancy {
-		t = append(t, []string{x.Name, strconv.Itoa(x.Images), bytesText(x.NeededBytes), share(x.NeededBytes, x.HeldBytes), bytesText(x.DistinctBytes), percent(x.Redundant)})
+		t = append(t, []string{x.Name, strconv.Itoa(x.Images), bytesText(x.NeededBytes), share(x.NeededBytes, x.HeldBytes),
+			bytesText(x.DistinctBytes), percent(x.Redundant)})
 	}
 	t.write(b)
 	if r.UsedUnknown > 0 {

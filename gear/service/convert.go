@@ -114,7 +114,8 @@ func isLayer(head []byte) bool {
 // convert converts the layer that body reads and records the outcome. done is
 // called when it was read, and returns the blob it is. Once behind, if not nil,
 // is true, no more files are stored. Errors: errEarly if that was so.
-func (s *Service) convert(ctx context.Context, body io.Reader, want convert.Want, c *conversion, behind func() bool, done func() (oci.Digest, int64, error)) error {
+func (s *Service) convert(ctx context.Context, body io.Reader, want convert.Want, c *conversion, behind func() bool,
+	done func() (oci.Digest, int64, error)) error {
 	began := s.opts.Clock()
 	w, err := s.files.NewWriter(ctx)
 	if err != nil {

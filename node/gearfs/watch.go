@@ -47,7 +47,8 @@ func (s *Service) watchOpens(c *container, mount string) (*opensWatch, error) {
 	if err != nil {
 		return nil, fmt.Errorf("fanotify: %w", err)
 	}
-	w := &opensWatch{s: s, c: c, mount: strings.TrimSuffix(mount, "/"), fd: fd, self: os.Getpid(), f: os.NewFile(uintptr(fd), "fanotify"), done: make(chan struct{})}
+	w := &opensWatch{s: s, c: c, mount: strings.TrimSuffix(mount, "/"), fd: fd, self: os.Getpid(),
+		f: os.NewFile(uintptr(fd), "fanotify"), done: make(chan struct{})}
 	w.index = sync.OnceValue(func() *gear.Index {
 		x, err := s.readIndex(c.img)
 		if err != nil {

@@ -47,7 +47,8 @@ func (s *suite) manifestsRoundTrip() {
 		m := s.put(repo, index, "index")
 		s.wantManifest(repo, "index", m, s.marshal(index))
 		nested := document{SchemaVersion: 2, MediaType: oci.MediaTypeOCIIndex, Manifests: []oci.Descriptor{m}}
-		s.wantManifest(repo, string(s.put(repo, nested).Digest), oci.Descriptor{MediaType: oci.MediaTypeOCIIndex, Digest: oci.SHA256(s.marshal(nested)), Size: int64(len(s.marshal(nested)))}, nil)
+		s.wantManifest(repo, string(s.put(repo, nested).Digest),
+			oci.Descriptor{MediaType: oci.MediaTypeOCIIndex, Digest: oci.SHA256(s.marshal(nested)), Size: int64(len(s.marshal(nested)))}, nil)
 	}
 	// A manifest is not a blob, and a blob is not a manifest.
 	s.wantNoBlob(repo, children[0].Digest)
@@ -171,7 +172,8 @@ func (s *suite) manifestTags() {
 	s.wantManifest(repo, "v1", da, s.marshal(a))
 	s.wantManifest(repo, string(da.Digest), da, s.marshal(a))
 
-	res, err := s.r.PutManifest(s.Context(), repo, oci.PutManifest{Bytes: s.marshal(b), MediaType: b.MediaType, Digest: db.Digest, Tags: []string{"v1", "v2", "v1"}})
+	res, err := s.r.PutManifest(s.Context(), repo,
+		oci.PutManifest{Bytes: s.marshal(b), MediaType: b.MediaType, Digest: db.Digest, Tags: []string{"v1", "v2", "v1"}})
 	s.must(err, "put by digest with tags")
 	if slices.Sort(res.Tags); !slices.Equal(slices.Compact(res.Tags), []string{"v1", "v2"}) {
 		s.Errorf("put by digest with tags: got tags %q, want v1 and v2", res.Tags)

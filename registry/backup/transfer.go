@@ -110,7 +110,8 @@ func (t *transfer) copyAll(ctx context.Context, s *snapshot.Snapshot) error {
 
 // inPages calls a function for each row of a list that is read in pages by id, for several rows at
 // the same time.
-func inPages[T any](ctx context.Context, parallel int, what string, list func(ctx context.Context, after int64, n int) ([]T, error), id func(T) int64, do func(context.Context, T) error) error {
+func inPages[T any](ctx context.Context, parallel int, what string,
+	list func(ctx context.Context, after int64, n int) ([]T, error), id func(T) int64, do func(context.Context, T) error) error {
 	const page = 500
 	for after := int64(0); ; {
 		rows, err := list(ctx, after, page)

@@ -37,7 +37,8 @@ var (
 	failedForged    = failure{"forged", verdictFailure}  // whoever answers does not know the secret
 	failedWrong     = failure{"wrong", verdictWrong}     // other bytes than the digest's
 	failedAbandoned = failure{"abandoned", verdictNone}  // the caller gave up
-	failures        = [...]failure{failedGone, failedSlow, failedLate, failedStalled, failedCut, failedBusy, failedAbsent, failedRefused, failedForged, failedWrong, failedAbandoned}
+	failures        = [...]failure{failedGone, failedSlow, failedLate, failedStalled, failedCut, failedBusy, failedAbsent,
+		failedRefused, failedForged, failedWrong, failedAbandoned}
 )
 
 // fail ends a read that the peer did not deliver.

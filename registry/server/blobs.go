@@ -90,7 +90,8 @@ func (q *request) sendError(err error) error {
 // fromNetwork tells whether an error came from the client's connection. The type
 // does not tell: sendfile reports a bad disk as the connection's error, too.
 func fromNetwork(err error) bool {
-	for _, e := range []error{syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNABORTED, syscall.ETIMEDOUT, net.ErrClosed, os.ErrDeadlineExceeded, io.ErrClosedPipe} {
+	for _, e := range []error{syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNABORTED, syscall.ETIMEDOUT, net.ErrClosed,
+		os.ErrDeadlineExceeded, io.ErrClosedPipe} {
 		if errors.Is(err, e) {
 			return true
 		}

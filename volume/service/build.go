@@ -211,7 +211,8 @@ func (s *Service) dropReferrer(ctx context.Context, id int64, repo string, d oci
 	if err == nil && !used {
 		err = s.reg.DeleteManifest(ctx, repo, d)
 	}
-	if err != nil && ctx.Err() == nil && !oci.HasCode(err, oci.CodeManifestUnknown) && !oci.HasCode(err, oci.CodeNameUnknown) && !oci.HasCode(err, oci.CodeUnsupported) {
+	if err != nil && ctx.Err() == nil && !oci.HasCode(err, oci.CodeManifestUnknown) &&
+		!oci.HasCode(err, oci.CodeNameUnknown) && !oci.HasCode(err, oci.CodeUnsupported) {
 		s.log.Warn("a record of volumes stays beside its image", "repo", repo, "referrer", d, "err", err)
 	}
 }

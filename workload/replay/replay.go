@@ -216,7 +216,8 @@ func leftOut(skipped plan.Skip) string {
 // connect meets the workers. end says goodbye to them and waits for the worker of this
 // process, which cancels the uploads that the trace did not end.
 func connect(ctx context.Context, o *Options) (_ *coordinator, names []string, end func(), _ error) {
-	base := config{Targets: o.Targets, Maker: o.Plan.Maker, Timeout: o.Timeout, Most: o.Concurrency, Patience: o.Patience, Agent: "slipway-replay/" + o.Version, Clients: o.Clients}
+	base := config{Targets: o.Targets, Maker: o.Plan.Maker, Timeout: o.Timeout, Most: o.Concurrency, Patience: o.Patience,
+		Agent: "slipway-replay/" + o.Version, Clients: o.Clients}
 	var conns []net.Conn
 	stopped := func() {}
 	fail := func(err error) (*coordinator, []string, func(), error) {

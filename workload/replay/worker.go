@@ -176,7 +176,8 @@ func (j *job) configure(b []byte) (err error) {
 	if err := j.config.Maker.Check(); err != nil {
 		return err
 	}
-	j.sender, err = send.New(j.config.Targets, time.Now(), send.Options{Maker: j.config.Maker, Timeout: j.config.Timeout, UserAgent: j.config.Agent, Clients: j.config.Clients, Log: j.log})
+	j.sender, err = send.New(j.config.Targets, time.Now(),
+		send.Options{Maker: j.config.Maker, Timeout: j.config.Timeout, UserAgent: j.config.Agent, Clients: j.config.Clients, Log: j.log})
 	return err
 }
 

@@ -110,7 +110,8 @@ configuration again.`,
 	if err := cmd.Flags().MarkHidden("worker"); err != nil {
 		panic(err) // the flag is there
 	}
-	cmd.AddCommand(volumeWorkerCommand(), agentStatusCommand(), agentStopCommand(), agentExplainCommand(), agentConfigCommand(), agentVerifyCommand(), agentSetupCommand())
+	cmd.AddCommand(volumeWorkerCommand(), agentStatusCommand(), agentStopCommand(), agentExplainCommand(),
+		agentConfigCommand(), agentVerifyCommand(), agentSetupCommand())
 	return cmd
 }
 

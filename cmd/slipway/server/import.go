@@ -133,7 +133,8 @@ func importFrom(cmd *cobra.Command, f *importFlags, dst *serve.Admin, sources []
 			src.Close()
 			return command.Usagef("--to names a repository, and %s is a whole registry: name the repository to copy, %s/REPOSITORY", s, s)
 		}
-		rep, err := copyImages(cmd.Context(), dst, src, imagecopy.Options{Images: images, Referrers: f.referrers, Parallel: f.parallel, ContinueOnError: true, Logger: slog.Default()}, f.quick)
+		rep, err := copyImages(cmd.Context(), dst, src,
+			imagecopy.Options{Images: images, Referrers: f.referrers, Parallel: f.parallel, ContinueOnError: true, Logger: slog.Default()}, f.quick)
 		src.Close()
 		reports = append(reports, copyReportOf(s, rep))
 		if !f.json {

@@ -257,7 +257,8 @@ func (f *cacheFlags) zone(ctx context.Context, s *store.Store, w simulate.Window
 		return nil, err
 	}
 	return &simulate.CacheReport{
-		Zone: w.Zone, Requests: r.Len() - r.Pushes(), Pushes: r.Pushes(), Writes: writes, Layers: len(r.Size), Servers: r.Servers(), Footprint: r.Footprint(), Ingress: r.Ingress,
+		Zone: w.Zone, Requests: r.Len() - r.Pushes(), Pushes: r.Pushes(), Writes: writes, Layers: len(r.Size),
+		Servers: r.Servers(), Footprint: r.Footprint(), Ingress: r.Ingress,
 		Skipped: r.Skipped, Sizes: sizes, Of: f.of, Results: results,
 	}, nil
 }

@@ -30,7 +30,8 @@ func newIdentity(dir, host string) (*identity, error) {
 	if err != nil {
 		return nil, err
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "registry"}, IPAddresses: []net.IP{net.ParseIP(host)},
+	template := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()),
+		Subject: pkix.Name{CommonName: "registry"}, IPAddresses: []net.IP{net.ParseIP(host)},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().AddDate(0, 0, 30), IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)

@@ -150,7 +150,8 @@ const (
 // NewWriter creates dir if it is missing. It removes what a killed Writer has left there.
 // The error wraps [ErrBusy] while another Writer works there.
 func NewWriter(dir string, o *WriterOptions) (_ *Writer, err error) {
-	w := &Writer{dir: dir, days: map[dayKey]*dayBuffer{}, parts: map[string]struct{}{}, open: new(atomic.Int64), maxRuns: maxRuns, maxGroup: maxGroup, free: new(sync.Pool)}
+	w := &Writer{dir: dir, days: map[dayKey]*dayBuffer{}, parts: map[string]struct{}{}, open: new(atomic.Int64),
+		maxRuns: maxRuns, maxGroup: maxGroup, free: new(sync.Pool)}
 	if o != nil {
 		w.o = *o
 	}

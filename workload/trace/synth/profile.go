@@ -144,7 +144,8 @@ func (p *Profile) Validate() error {
 	if err := p.ManifestSizes.Validate(); err != nil {
 		return fail("manifests: %w", err)
 	}
-	if l := &p.Latency; !(l.BytesPerSecond > 0 && l.PutFactor >= 0 && l.PutFactor <= 1e3 && l.PatchFactor >= 0 && l.PatchFactor <= 1e3 && l.Spread >= 0 && l.Spread <= 5) {
+	if l := &p.Latency; !(l.BytesPerSecond > 0 && l.PutFactor >= 0 && l.PutFactor <= 1e3 && l.PatchFactor >= 0 &&
+		l.PatchFactor <= 1e3 && l.Spread >= 0 && l.Spread <= 5) {
 		return fail("latency %+v", *l)
 	}
 	return p.Load.validate(fail)

@@ -114,7 +114,8 @@ func busyZones() []published {
 			mix: Mix{Ping: .1385, ManifestGet: .247, BlobGet: .377, Head: .115, ManifestPut: .0518, Upload: .02,
 				Patch: .0197, Mount: .009, Redirect: .002},
 			withLayers: .12, meanBlob: 12.3e6, manifests: smallManifests(), layers: bases(), newLayers: .27,
-			popular: images(.12), repos: layerRepos(), shares: manyClients(1980), pingRun: 1, pace: 10 * time.Second, night: .9, sunday: 1, latency: quickLatency(1.5e6)},
+			popular: images(.12), repos: layerRepos(), shares: manyClients(1980), pingRun: 1, pace: 10 * time.Second,
+			night: .9, sunday: 1, latency: quickLatency(1.5e6)},
 	}
 }
 
