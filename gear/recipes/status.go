@@ -69,7 +69,7 @@ func newMetrics() *metrics {
 		bytes:       gauge("dropped_bytes", "Bytes of the layers that are kept as recipes."),
 		recipeBytes: gauge("stored_bytes", "Bytes of the recipes of dropped layers."),
 		rebuilds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "slipway_recipes_rebuilds_total",
-			Help: "Rebuilds of dropped layers for whoever read them, by how they ended."}, []string{"result"}),
+			Help: "Rebuilds of dropped layers for whoever read them, by result: done; failed, as packs are damaged or missing; given up, as nobody waited any more."}, []string{"result"}),
 		rebuiltBytes: counter("rebuilt_bytes_total", "Bytes of layers that were rebuilt for whoever read them."),
 		took: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "slipway_recipes_rebuild_seconds", Help: "Time that rebuilds of whole layers took.",
 			Buckets: prometheus.ExponentialBuckets(0.05, 4, 8)}),
