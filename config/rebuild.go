@@ -27,7 +27,7 @@ func (v *validator) rebuildRelations(s *Storage) {
 	switch {
 	case s.Driver() != "filesystem":
 		v.bad("storage.rebuild.cold_after", "works only with storage.filesystem; the driver is "+s.Driver())
-	case s.Catalog.Postgres != "" || v.c.Cluster.Name() != "":
+	case s.Catalog.Postgres != "":
 		v.bad("storage.rebuild.cold_after", "works only where one server has the catalogue to itself")
 	case v.c.Gear.Settle.Disabled:
 		v.bad("storage.rebuild.cold_after", "needs gear.settle: only layers whose files are settled are dropped")
