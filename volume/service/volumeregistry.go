@@ -124,7 +124,7 @@ type Service struct {
 // that is needed first, and again some time after it failed, as a registry is to
 // serve while that storage is away.
 func New(cat *catalog.Catalog, layers Layers, reg Registry, open func(context.Context) (block.Store, error), o *Options) *Service {
-	s := &Service{cat: cat, layers: layers, reg: reg, owner: rand.Text(), queued: make(chan struct{}, 1),
+	s := &Service{cat: cat, facts: volumefacts.New(cat.DB), layers: layers, reg: reg, owner: rand.Text(), queued: make(chan struct{}, 1),
 		gone: make(chan struct{}, 1), collecting: make(chan struct{}, 1), active: map[int64]*build{}, pauses: map[int64]time.Duration{}}
 	if o != nil {
 		s.opts = *o
