@@ -131,10 +131,11 @@ func TestGearClient(t *testing.T) {
 	if p, err := alice.GearProfile(ctx, repo, manifest); err != nil || !slices.Equal(p.Names, []name{n2, n1}) || p.Origins != "" || p.Donor != "" {
 		t.Errorf("profile: got %+v, %v", p, err)
 	}
-	if err := alice.GearReportProfile(ctx, "inferred/app", manifest, []name{n2}, true); err != nil {
+	other := oci.SHA256([]byte("another manifest"))
+	if err := alice.GearReportProfile(ctx, "alice/inferred", other, []name{n2}, true); err != nil {
 		t.Error(err)
 	}
-	if p, err := alice.GearProfile(ctx, "inferred/app", manifest); err != nil || !slices.Equal(p.Names, []name{n2}) || p.Origins != "s" || p.Donor != oci.SHA256([]byte("donor")) {
+	if p, err := alice.GearProfile(ctx, "alice/inferred", other); err != nil || !slices.Equal(p.Names, []name{n2}) || p.Origins != "s" || p.Donor != oci.SHA256([]byte("donor")) {
 		t.Errorf("inferred profile: got %+v, %v", p, err)
 	}
 	wantCode(t, "report too many", alice.GearReportProfile(ctx, repo, manifest, make([]name, 20_001), true), oci.CodeSizeInvalid)

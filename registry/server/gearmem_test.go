@@ -249,7 +249,7 @@ func (m *memGear) Profile(_ context.Context, repo string, manifest oci.Digest) (
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := server.GearProfile{Names: m.profiles[repo+"@"+string(manifest)]}
-	if strings.HasPrefix(repo, "inferred/") {
+	if strings.HasSuffix(repo, "/inferred") {
 		p.Origins, p.Donor = strings.Repeat("s", len(p.Names)), oci.SHA256([]byte("donor"))
 	}
 	return p, nil
