@@ -29,6 +29,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/filestore/hot"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/engine"
 	"example.org/slipway/registry/catalog/gearfacts"
@@ -119,9 +120,9 @@ type Store struct {
 
 	cache  Cache
 	places *placeTable
-	dicts  *hot[*dictionary]
+	dicts  *hot.Table[*dictionary]
 	// storedDicts are more of them, as they are stored.
-	storedDicts *hot[[]byte]
+	storedDicts *hot.Table[[]byte]
 	plain       *gear.FrameDecoder
 
 	windows windowBuffers
@@ -177,13 +178,13 @@ func New(cat *catalog.Catalog, objs objstore.Store, o *Options) (*Store, error) 
 		s.opts.Lease = time.Minute
 	}
 	if s.cache = s.opts.Cache; s.cache == nil {
-		s.cache = &contentCache{newHot[[]byte](16 << 20)}
+		s.cache = hot.NewContents(16 << 20)
 	}
 	s.log = s.opts.Log
 	s.opener, _ = objstore.As[objstore.Opener](objs)
 	s.places = newPlaceTable(s.opts.Locations)
-	s.dicts = newHot[*dictionary](dictsInRAM)
-	s.storedDicts = newHot[[]byte](storedDictBytes)
+	s.dicts = hot.New[*dictionary](dictsInRAM)
+	s.storedDicts = hot.New[[]byte](storedDictBytes)
 	s.claims.init()
 	s.budget = semaphore.NewWeighted(pressBudget)
 	var token [8]byte

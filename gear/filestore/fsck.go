@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/filestore/packfile"
 	"example.org/slipway/registry/catalog/engine"
 	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
@@ -89,7 +90,7 @@ func (s *Store) verifyPack(ctx context.Context, p *gearfacts.Pack, o VerifyOptio
 	pack := hex.EncodeToString(p.Digest[:])
 	table, size, err := s.readTable(ctx, p.Digest)
 	if err == nil && size != p.Size {
-		err = fmt.Errorf("object of %d bytes, the catalogue says %d: %w", size, p.Size, errPack)
+		err = fmt.Errorf("object of %d bytes, the catalogue says %d: %w", size, p.Size, packfile.ErrFormat)
 	}
 	if err == nil && o.Contents {
 		err = s.verifyDigest(ctx, p.Digest)
@@ -175,7 +176,7 @@ func (s *Store) replaced(ctx context.Context, p *gearfacts.Pack) (bool, error) {
 // by its bytes.
 func (s *Store) verifyFile(ctx context.Context, f *gearfacts.File, table map[gear.Name]gearfacts.File, noTable, contents bool) error {
 	if t, ok := table[f.Name]; !noTable && (!ok || placeOf(&t) != (place{f.Size, f.Off, f.Stored, gear.Name{}, gear.Encoding(f.Encoding)})) {
-		return fmt.Errorf("the pack's table does not say so: %w", errPack)
+		return fmt.Errorf("the pack's table does not say so: %w", packfile.ErrFormat)
 	}
 	if !contents {
 		return nil
@@ -212,7 +213,7 @@ func (s *Store) verifyDigest(ctx context.Context, digest gear.Name) error {
 		return err
 	}
 	if gear.Name(h.Sum(nil)) != digest {
-		return fmt.Errorf("the object has another digest: %w", errPack)
+		return fmt.Errorf("the object has another digest: %w", packfile.ErrFormat)
 	}
 	return nil
 }
@@ -224,26 +225,26 @@ func (s *Store) readTable(ctx context.Context, digest gear.Name) (files []gearfa
 		return nil, 0, err
 	}
 	size = info.Size
-	if size < headerSize+trailerSize {
-		return nil, size, fmt.Errorf("%d bytes: %w", size, errPack)
+	if size < packfile.HeaderSize+packfile.TrailerSize {
+		return nil, size, fmt.Errorf("%d bytes: %w", size, packfile.ErrFormat)
 	}
-	b, err := s.readPack(ctx, digest, size-trailerSize, trailerSize)
+	b, err := s.readPack(ctx, digest, size-packfile.TrailerSize, packfile.TrailerSize)
 	if err != nil {
 		return nil, size, err
 	}
-	shape, err := parseTrailer(b, size)
+	shape, err := packfile.ParseTrailer(b, size)
 	if err != nil {
 		return nil, size, err
 	}
-	header, err := s.readPack(ctx, digest, 0, headerSize+int64(shape.dict))
+	header, err := s.readPack(ctx, digest, 0, packfile.HeaderSize+int64(shape.Dict))
 	if err != nil {
 		return nil, size, err
 	}
-	table, err := s.readPack(ctx, digest, shape.footerOff(size), int64(shape.files)*entrySize)
+	table, err := s.readPack(ctx, digest, shape.FooterOff(size), int64(shape.Files)*packfile.EntrySize)
 	if err != nil {
 		return nil, size, err
 	}
-	_, files, err = shape.parse(header, table, size)
+	_, files, err = shape.Parse(header, table, size)
 	return files, size, err
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/filestore/packfile"
 	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 )
@@ -35,7 +36,7 @@ func (s *Store) newPack(ctx context.Context, dict []byte) (*packWriter, error) {
 		return nil, fmt.Errorf("begin pack: %w", err)
 	}
 	p := &packWriter{s: s, up: up, hash: sha256.New(), buf: make([]byte, 0, packBuffer), dict: dict}
-	if err := p.write(packHeader(dict)); err != nil {
+	if err := p.write(packfile.Header(dict)); err != nil {
 		p.cancel(ctx)
 		return nil, err
 	}
@@ -79,7 +80,7 @@ func (p *packWriter) add(name gear.Name, size int64, e gear.Encoding, start int6
 
 // full tells that the pack takes no more contents.
 func (p *packWriter) full() bool {
-	return p.off >= p.s.opts.PackSize || len(p.files) >= min(maxPackFiles, math.MaxInt32)
+	return p.off >= p.s.opts.PackSize || len(p.files) >= min(packfile.MaxFiles, math.MaxInt32)
 }
 
 // finish makes the pack an object. Before that its writer's intent is recorded,
@@ -87,7 +88,7 @@ func (p *packWriter) full() bool {
 // used afterwards.
 func (p *packWriter) finish(ctx context.Context, writer string) (gearfacts.NewPack, error) {
 	defer p.cancel(ctx)
-	if err := errors.Join(p.write(packFooter(p.dict, p.files)), p.flush()); err != nil {
+	if err := errors.Join(p.write(packfile.Footer(p.dict, p.files)), p.flush()); err != nil {
 		return gearfacts.NewPack{}, err
 	}
 	pack := gearfacts.NewPack{Digest: gear.Name(p.hash.Sum(nil)), Size: p.off, Files: p.files}

@@ -11,6 +11,8 @@ import (
 	"slices"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/filestore/hot"
+	"example.org/slipway/gear/filestore/packfile"
 	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 )
@@ -117,7 +119,7 @@ func (f *File) read(ctx context.Context, do func() error) error {
 
 // isDamage tells that bytes are not what was written from a failure to read.
 func isDamage(err error) bool {
-	return errors.Is(err, gear.ErrFormat) || errors.Is(err, gear.ErrContent) || errors.Is(err, errPack) || errors.Is(err, errShort)
+	return errors.Is(err, gear.ErrFormat) || errors.Is(err, gear.ErrContent) || errors.Is(err, packfile.ErrFormat) || errors.Is(err, errShort)
 }
 
 var errShort = errors.New("the pack is too short")
@@ -251,10 +253,10 @@ func (s *Store) decode(ctx context.Context, name gear.Name, p place, stored, buf
 
 // dict returns a pack's dictionary, ready for decoding.
 func (s *Store) dict(ctx context.Context, pack gear.Name) (*dictionary, error) {
-	if d, ok := s.dicts.get(pack); ok {
+	if d, ok := s.dicts.Get(pack); ok {
 		return d, nil
 	}
-	stored, ok := s.storedDicts.get(pack)
+	stored, ok := s.storedDicts.Get(pack)
 	if !ok {
 		var err error
 		if stored, err = s.readDict(ctx, pack); err != nil {
@@ -266,15 +268,15 @@ func (s *Store) dict(ctx context.Context, pack gear.Name) (*dictionary, error) {
 	if d.decoder, err = gear.NewFrameDecoder(stored); err != nil {
 		return nil, err
 	}
-	s.dicts.put(pack, d, 1)
-	s.storedDicts.put(pack, stored, int64(len(stored)))
+	s.dicts.Put(pack, d, 1)
+	s.storedDicts.Put(pack, stored, int64(len(stored)))
 	return d, nil
 }
 
 // storedDict returns a pack's dictionary as it is stored. It was decoded once, so
 // it is sound.
 func (s *Store) storedDict(ctx context.Context, pack gear.Name) ([]byte, error) {
-	if stored, ok := s.storedDicts.get(pack); ok {
+	if stored, ok := s.storedDicts.Get(pack); ok {
 		return stored, nil
 	}
 	d, err := s.dict(ctx, pack)
@@ -282,26 +284,26 @@ func (s *Store) storedDict(ctx context.Context, pack gear.Name) ([]byte, error) 
 		return nil, err
 	}
 	// It may be in RAM ready for decoding only.
-	s.storedDicts.put(pack, d.stored, int64(len(d.stored)))
+	s.storedDicts.Put(pack, d.stored, int64(len(d.stored)))
 	return d.stored, nil
 }
 
 func (s *Store) readDict(ctx context.Context, pack gear.Name) ([]byte, error) {
-	header, err := s.readPack(ctx, pack, 0, headerSize)
+	header, err := s.readPack(ctx, pack, 0, packfile.HeaderSize)
 	if err != nil {
 		return nil, err
 	}
-	n, err := dictLen(header)
+	n, err := packfile.DictLen(header)
 	if err != nil {
 		return nil, err
 	}
-	return s.readPack(ctx, pack, headerSize, int64(n))
+	return s.readPack(ctx, pack, packfile.HeaderSize, int64(n))
 }
 
 const (
 	// dictsInRAM is how many packs' dictionaries are kept ready for decoding; each
 	// takes about 0.5 MB.
-	dictsInRAM = 2 * hotShards
+	dictsInRAM = 2 * hot.Shards
 	// storedDictBytes is how much of dictionaries as they are stored is kept, for
 	// streams: those of 100 packs, which are 6 GB of contents.
 	storedDictBytes = 8 << 20

@@ -182,8 +182,8 @@ func (s *Store) deleteSome(ctx context.Context) (n int, err error) {
 }
 
 func (s *Store) forgetDicts(pack gear.Name) {
-	s.dicts.drop(pack)
-	s.storedDicts.drop(pack)
+	s.dicts.Drop(pack)
+	s.storedDicts.Drop(pack)
 }
 
 // now is the time by which packs are left alone and deleted.

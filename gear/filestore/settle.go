@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/filestore/packfile"
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
@@ -273,7 +274,7 @@ func (s *Store) denseCodec(ctx context.Context, files []gearfacts.File) (*codec,
 	var small []gearfacts.File
 	var total int64
 	for _, f := range files {
-		if f.Size < smallFile && f.Size >= gram {
+		if f.Size < smallFile && f.Size >= packfile.Gram {
 			small = append(small, f)
 			total += f.Size
 		}
@@ -283,7 +284,7 @@ func (s *Store) denseCodec(ctx context.Context, files []gearfacts.File) (*codec,
 	var chosen []gearfacts.File
 	var taken, seen int64
 	for _, f := range small {
-		if seen += f.Size; total <= sampleBytes || taken*total <= sampleBytes*seen {
+		if seen += f.Size; total <= packfile.SampleBytes || taken*total <= packfile.SampleBytes*seen {
 			chosen = append(chosen, f)
 			taken += f.Size
 		}
@@ -300,17 +301,17 @@ func (s *Store) denseCodec(ctx context.Context, files []gearfacts.File) (*codec,
 	if err != nil {
 		return nil, err
 	}
-	dict := train(all, samples, smallLevel)
+	dict := packfile.Train(all, samples, smallLevel)
 	c := &codec{} // the encoders take their memory when they are first used
-	if c.small, err = newEncoder(smallLevel, 2*dictSize, 1); err != nil {
+	if c.small, err = newEncoder(smallLevel, 2*packfile.DictSize, 1); err != nil {
 		return nil, err
 	}
 	if dict != nil {
 		c.dictFrame = c.small.EncodeAll(dict, nil)
-		if c.small, err = newEncoder(smallLevel, 2*dictSize, 1, zstd.WithEncoderDict(dict)); err != nil {
+		if c.small, err = newEncoder(smallLevel, 2*packfile.DictSize, 1, zstd.WithEncoderDict(dict)); err != nil {
 			return nil, err
 		}
-		if c.middle, err = newEncoder(denseLevel, 2*dictSize, denseWorkers, zstd.WithEncoderDict(dict)); err != nil {
+		if c.middle, err = newEncoder(denseLevel, 2*packfile.DictSize, denseWorkers, zstd.WithEncoderDict(dict)); err != nil {
 			return nil, err
 		}
 	}

@@ -1,4 +1,4 @@
-package filestore
+package packfile
 
 import (
 	"encoding/binary"
@@ -7,18 +7,18 @@ import (
 )
 
 const (
-	// dictSize is how long the text of a dictionary is, in bytes. Measured on
+	// DictSize is how long the text of a dictionary is, in bytes. Measured on
 	// the small files of twelve images: without 50.8 MB, with 112 KiB 46.7,
 	// 256 KiB 45.4, 512 KiB 44.5; each reader needs all of it.
-	dictSize = 256 << 10
-	// sampleBytes is how much is learnt from.
-	sampleBytes = 64 * dictSize
+	DictSize = 256 << 10
+	// SampleBytes is how much is learnt from.
+	SampleBytes = 64 * DictSize
 	// minSamples: a dictionary costs more than it saves in a pack of few.
 	minSamples = 64
 	// segment is how many bytes of a sample are taken at once.
 	segment = 1024
-	// gram is how many bytes count as a repetition.
-	gram = 8
+	// Gram is how many bytes count as a repetition.
+	Gram = 8
 	// gramBits is the size of the table of counts, as a power of two.
 	gramBits = 20
 )
@@ -27,11 +27,11 @@ const (
 // the pack it is in. It is the lowest of the range for private use.
 const dictID = 32768
 
-// train makes a dictionary of contents smaller than smallFile, which lie one
+// Train makes a dictionary of contents smaller than a reader decodes whole, which lie one
 // after the other in all. The result is a function of samples alone; that of the
 // compression library's own trainer is not. It returns nil if a dictionary makes
 // no sense.
-func train(all []byte, samples [][]byte, level zstd.EncoderLevel) []byte {
+func Train(all []byte, samples [][]byte, level zstd.EncoderLevel) []byte {
 	if len(samples) < minSamples {
 		return nil
 	}
@@ -51,16 +51,16 @@ func gramHash(b []byte) uint32 {
 }
 
 // cover chooses the segments of the samples whose grams occur in most samples,
-// each gram counted once (the COVER algorithm: Liao, Petri, Moffat, Wirth,
+// each Gram counted once (the COVER algorithm: Liao, Petri, Moffat, Wirth,
 // "Effective Construction of Relative Lempel-Ziv Dictionaries", WWW'16). The
 // best come last, where matches are cheapest.
 func cover(all []byte, samples [][]byte) []byte {
 	weights := weigh(samples)
-	epochs := dictSize / segment
+	epochs := DictSize / segment
 	length := max(len(all)/epochs, segment)
 	seen := make([]uint16, 1<<gramBits)
-	dict := make([]byte, dictSize)
-	tail := dictSize
+	dict := make([]byte, DictSize)
+	tail := DictSize
 	for begin, idle := 0, 0; tail > 0 && idle < epochs; begin += length {
 		if begin+segment > len(all) {
 			begin = 0
@@ -72,7 +72,7 @@ func cover(all []byte, samples [][]byte) []byte {
 		}
 		idle = 0
 		part := all[begin+at : min(begin+at+segment, len(all))]
-		for i := 0; i+gram <= len(part); i++ {
+		for i := 0; i+Gram <= len(part); i++ {
 			weights[gramHash(part[i:])] = 0
 		}
 		n := min(len(part), tail)
@@ -82,12 +82,12 @@ func cover(all []byte, samples [][]byte) []byte {
 	return dict[tail:]
 }
 
-// weigh counts in how many samples each gram is; one sample is no reason.
+// weigh counts in how many samples each Gram is; one sample is no reason.
 func weigh(samples [][]byte) []uint32 {
 	weights := make([]uint32, 1<<gramBits)
 	last := make([]int32, 1<<gramBits)
 	for i, s := range samples {
-		for j := 0; j+gram <= len(s); j++ {
+		for j := 0; j+Gram <= len(s); j++ {
 			if h := gramHash(s[j:]); last[h] != int32(i+1) {
 				last[h] = int32(i + 1)
 				weights[h]++
@@ -105,7 +105,7 @@ func weigh(samples [][]byte) []uint32 {
 // bestSegment returns where the segment of the greatest weight begins, or -1 if
 // none has any. seen is all zero before and after.
 func bestSegment(b []byte, weights []uint32, seen []uint16) int {
-	const grams = segment - gram + 1
+	const grams = segment - Gram + 1
 	var weight, best uint64
 	lo, at := 0, -1
 	drop := func() {
@@ -115,7 +115,7 @@ func bestSegment(b []byte, weights []uint32, seen []uint16) int {
 		}
 		lo++
 	}
-	for hi := 0; hi+gram <= len(b); hi++ {
+	for hi := 0; hi+Gram <= len(b); hi++ {
 		h := gramHash(b[hi:])
 		if seen[h]++; seen[h] == 1 {
 			weight += uint64(weights[h])
@@ -127,7 +127,7 @@ func bestSegment(b []byte, weights []uint32, seen []uint16) int {
 			best, at = weight, lo
 		}
 	}
-	for lo+gram <= len(b) {
+	for lo+Gram <= len(b) {
 		drop()
 	}
 	return at
