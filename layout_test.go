@@ -113,11 +113,12 @@ var layout = map[string][]string{
 	"gear/filestore/hot":      {"gear"},
 	"gear/filestore/packfile": {"gear", "registry/catalog/gearfacts"},
 	"gear/predict":            {"gear", "gear/rootfs"},
+	"gear/profile":            {"gear"},
 	"gear/rebuild":            {"gear", "gear/rebuild/deflate"},
 	"gear/rebuild/deflate":    {},
 	"gear/recipes":            {"gear", "gear/filestore", "gear/rebuild", "oci", "registry", "registry/catalog", "registry/catalog/gearfacts", "registry/objstore", "registry/verify"},
 	"gear/rootfs":             {},
-	"gear/service":            {"gear", "gear/convert", "gear/filestore", "gear/predict", "gear/rootfs", "oci", "registry", "registry/catalog", "registry/catalog/engine", "registry/catalog/gearfacts", "registry/catalog/repair", "registry/objstore"},
+	"gear/service":            {"gear", "gear/convert", "gear/filestore", "gear/predict", "gear/profile", "gear/rootfs", "oci", "registry", "registry/catalog", "registry/catalog/engine", "registry/catalog/gearfacts", "registry/catalog/repair", "registry/objstore"},
 	"gear/treetest":           {"gear", "gear/rootfs"},
 	"gear/upper":              {"gear", "gear/dirfd", "gear/rootfs"},
 

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/profile"
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
@@ -122,7 +123,7 @@ func TestLookProfile(t *testing.T) {
 	ctx := context.Background()
 	_, x, release := arriving(b, 4)
 	all := []gear.Name{name(small), x.Files[0].Name}
-	var p gearregistry.Profile
+	var p profile.Profile
 	p.Add(all)
 	b.must(gearfacts.NewLayers(b.cat.DB).ChangeProfile(ctx, m, func([]byte) ([]byte, error) { return p.Encode(), nil }))
 	brief, end := context.WithTimeout(ctx, 10*time.Second) // a third of the time that Profile waits

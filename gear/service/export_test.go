@@ -1,7 +1,6 @@
 package service
 
 import (
-	"example.org/slipway/gear"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog/gearfacts"
 )
@@ -27,31 +26,8 @@ func (s *Service) IndexesFirst(jobs []gearfacts.Job) { s.indexesFirst(jobs) }
 // EarlyFor is how long after its push a queued layer gets its index first.
 const EarlyFor = earlyFor
 
-// The tests of profiles need these constants.
+// The tests of retries need these constants.
 const (
-	MaxProfile = maxProfile
-	MaxReports = maxReports
 	LastRetry  = lastRetry
 	FirstRetry = firstRetry
 )
-
-// Profile exports profile.
-type Profile struct{ p profile }
-
-// Add merges a report into the profile.
-func (p *Profile) Add(names []gear.Name) { p.p.add(names) }
-
-// AddSeen merges the report of a start that was seen in part.
-func (p *Profile) AddSeen(names []gear.Name) { p.p.addSeen(names) }
-
-// Order returns the files that an image opens first.
-func (p *Profile) Order() []gear.Name { return p.p.order() }
-
-// Len returns the number of files.
-func (p *Profile) Len() int { return len(p.p.files) }
-
-// Encode returns the stored form.
-func (p *Profile) Encode() []byte { return p.p.encode() }
-
-// Decode reads the stored form.
-func (p *Profile) Decode(b []byte) error { return p.p.decode(b) }

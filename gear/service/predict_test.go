@@ -2,6 +2,7 @@ package service_test
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/profile"
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog/gearfacts"
@@ -194,7 +196,7 @@ func TestVotesOfOwners(t *testing.T) {
 // TestFalseReport adds one report of all files of a large image to a few honest ones.
 func TestFalseReport(t *testing.T) {
 	for _, honest := range []int{1, 2, 3, 10} {
-		var p gearregistry.Profile
+		var p profile.Profile
 		var opened, all []gear.Name
 		for i := range 20_000 {
 			if all = append(all, numbered(i)); i < 100 {
@@ -209,4 +211,10 @@ func TestFalseReport(t *testing.T) {
 			t.Errorf("%d honest reports and a false one: %d files", honest, len(got))
 		}
 	}
+}
+
+// numbered returns a name from which the number can be read.
+func numbered(i int) (n gear.Name) {
+	binary.BigEndian.PutUint64(n[:], uint64(i))
+	return n
 }

@@ -425,7 +425,7 @@ func checkParts(t *engine.Tx, id int64, immutable func(string) bool) error {
 		return nil
 	}
 	var fixed *ImmutableError
-	err := t.Rows(`WITH RECURSIVE engine.Whole(id) AS (SELECT m.id FROM manifests m WHERE m.id = ?
+	err := t.Rows(`WITH RECURSIVE whole(id) AS (SELECT m.id FROM manifests m WHERE m.id = ?
 			UNION SELECT f.manifest_id FROM whole w CROSS JOIN manifests m ON m.id = w.id
 			CROSS JOIN refs f ON f.repo_id = m.repo_id AND f.blob_id = m.blob_id)
 		SELECT t.name, w.id FROM whole w CROSS JOIN tags t ON t.manifest_id = w.id ORDER BY t.name`, []any{id}, func(r *sql.Rows) error {

@@ -1,0 +1,186 @@
+// Package profile merges reports of which files the containers of an image open first into
+// one order.
+package profile
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"math"
+	"slices"
+
+	"example.org/slipway/gear"
+)
+
+// Bounds of profiles.
+const (
+	// MaxFiles is how many files a profile has at most.
+	MaxFiles = 20_000
+	// MaxReports is how many reports weigh in: when there are more, all count
+	// half, so that a profile follows what images are used for.
+	MaxReports = 256
+	// leastCount is below what a file is forgotten: one report that was halved more than
+	// twice, of at least MaxReports/2.
+	leastCount = 1.0 / 4
+)
+
+// Profile merges reports: how many had a file, and where in them it came on
+// average. The zero value is one without reports.
+type Profile struct {
+	reports float32
+	files   map[gear.Name]opened
+}
+
+type opened struct{ count, rank float32 }
+
+// Add merges one report.
+func (p *Profile) Add(names []gear.Name) {
+	if p.files == nil {
+		p.files = make(map[gear.Name]opened, len(names))
+	}
+	if p.reports >= MaxReports {
+		p.reports /= 2
+		for n, o := range p.files {
+			if o.count /= 2; o.count < leastCount {
+				delete(p.files, n) // nobody had it for a long time
+				continue
+			}
+			p.files[n] = o
+		}
+	}
+	p.reports++
+	had := make(map[gear.Name]bool, len(names))
+	for i, n := range names {
+		if had[n] {
+			continue
+		}
+		had[n] = true
+		o := p.files[n]
+		o.count++
+		o.rank += (float32(i) - o.rank) / o.count
+		p.files[n] = o
+	}
+	if len(p.files) > MaxFiles {
+		for _, n := range p.sorted(func(a, b opened) int { return cmp.Or(cmp.Compare(b.count, a.count), cmp.Compare(a.rank, b.rank)) })[MaxFiles:] {
+			delete(p.files, n)
+		}
+	}
+}
+
+// AddSeen merges the report of a start that was seen in part. A file that is not in the profile's
+// list counts as if one whole report more had had it. Of those in the list nothing can be told:
+// they were there before they were opened.
+func (p *Profile) AddSeen(names []gear.Name) {
+	if p.files == nil {
+		p.files = make(map[gear.Name]opened, len(names))
+	}
+	left := MaxFiles
+	if len(p.files) > 0 {
+		left = loneFiles // what nobody else has had must not outnumber the rest by far
+	}
+	had := make(map[gear.Name]bool, len(names))
+	for i, n := range names {
+		o, known := p.files[n]
+		if had[n] || known && o.count*4 >= p.reports || !known && (left == 0 || len(p.files) >= MaxFiles) {
+			continue
+		}
+		had[n] = true
+		if !known {
+			left--
+		}
+		o.count++
+		o.rank += (float32(i) - o.rank) / o.count
+		p.files[n] = o
+	}
+}
+
+// Order returns the files that at least a quarter of the reports had. Those that one report
+// alone had are bounded by the others: else one false report among a few is enough to have
+// all nodes fetch the whole image.
+func (p *Profile) Order() []gear.Name {
+	names := p.sorted(func(a, b opened) int { return cmp.Compare(a.rank, b.rank) })
+	names = slices.DeleteFunc(names, func(n gear.Name) bool { return p.files[n].count*4 < p.reports })
+	if p.reports < 2 {
+		return names
+	}
+	alone := func(n gear.Name) bool { return p.files[n].count < 2 }
+	left := loneFiles
+	for _, n := range names {
+		if !alone(n) {
+			left += loneShare
+		}
+	}
+	return slices.DeleteFunc(names, func(n gear.Name) bool {
+		if alone(n) {
+			left--
+			return left < 0
+		}
+		return false
+	})
+}
+
+// What one report alone says counts for so many files, and so many more for each file that
+// another report had, too.
+const loneFiles, loneShare = 1000, 4
+
+// Len returns the number of files.
+func (p *Profile) Len() int { return len(p.files) }
+
+// Whole reports whether any report was of a whole start.
+func (p *Profile) Whole() bool { return p.reports > 0 }
+
+func (p *Profile) sorted(by func(a, b opened) int) []gear.Name {
+	names := make([]gear.Name, 0, len(p.files))
+	for n := range p.files {
+		names = append(names, n)
+	}
+	slices.SortFunc(names, func(a, b gear.Name) int {
+		return cmp.Or(by(p.files[a], p.files[b]), slices.Compare(a[:], b[:]))
+	})
+	return names
+}
+
+const (
+	version    = 1
+	entryBytes = 32 + 4 + 4
+)
+
+// Encode writes the version, the number of reports, and of each file its name,
+// count and rank, as little-endian floats of 32 bits.
+func (p *Profile) Encode() []byte {
+	out := make([]byte, 0, 5+len(p.files)*entryBytes)
+	out = append(out, version)
+	out = binary.LittleEndian.AppendUint32(out, math.Float32bits(p.reports))
+	for _, n := range p.sorted(func(a, b opened) int { return 0 }) {
+		o := p.files[n]
+		out = append(out, n[:]...)
+		out = binary.LittleEndian.AppendUint32(out, math.Float32bits(o.count))
+		out = binary.LittleEndian.AppendUint32(out, math.Float32bits(o.rank))
+	}
+	return out
+}
+
+var errFormat = errors.New("it is not a profile of version 1")
+
+// Decode is the reverse of Encode. No bytes are an empty profile.
+func (p *Profile) Decode(data []byte) error {
+	if len(data) == 0 {
+		return nil
+	}
+	if data[0] != version || len(data) < 5 || (len(data)-5)%entryBytes != 0 || (len(data)-5)/entryBytes > MaxFiles {
+		return errFormat
+	}
+	p.reports = math.Float32frombits(binary.LittleEndian.Uint32(data[1:]))
+	p.files = make(map[gear.Name]opened, (len(data)-5)/entryBytes)
+	for data = data[5:]; len(data) > 0; data = data[entryBytes:] {
+		o := opened{math.Float32frombits(binary.LittleEndian.Uint32(data[32:])), math.Float32frombits(binary.LittleEndian.Uint32(data[36:]))}
+		if !(o.count > 0) || !(o.rank >= 0) || math.IsInf(float64(o.count), 0) || math.IsInf(float64(o.rank), 0) {
+			return errFormat
+		}
+		p.files[gear.Name(data[:32])] = o
+	}
+	if !(p.reports >= 0) || math.IsInf(float64(p.reports), 0) {
+		return errFormat
+	}
+	return nil
+}
