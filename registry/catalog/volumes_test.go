@@ -13,19 +13,6 @@ import (
 	"example.org/slipway/registry/catalog/volumefacts"
 )
 
-// putVolumes adds rows to all tables of volumes.
-func putVolumes(ctx context.Context, c *catalog.Catalog) error {
-	d, err := putVolumeImage(ctx, c, "volumes/app", "image")
-	if err != nil {
-		return err
-	}
-	list, err := volumefacts.New(c.DB).ImagesOf(ctx, "volumes/app", d)
-	if err != nil {
-		return err
-	}
-	return volumefacts.New(c.DB).Record(ctx, list[0].ID, volumefacts.Record{Place: "p", Record: []byte("{}"), Referrer: "sha256:r", Volumes: []volumefacts.Volume{{Name: "a"}, {Name: "b", Parent: "a"}}})
-}
-
 // putVolumeImage pushes a manifest and asks for its volumes.
 func putVolumeImage(ctx context.Context, c *catalog.Catalog, repo, name string) (oci.Digest, error) {
 	m := manifestOf(name, 0, 0, name)
