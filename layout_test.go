@@ -252,7 +252,7 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// hasGoMod tells whether a directory is a module of its own.
+// hasGoMod reports whether a directory is a module of its own.
 func hasGoMod(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, "go.mod"))
 	return err == nil

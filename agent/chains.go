@@ -50,7 +50,7 @@ type chains struct {
 	// ctx ends with the agent; work is what goes on behind the calls.
 	ctx  context.Context
 	work sync.WaitGroup
-	// inUse tells whether a chain is mounted without containerd, alone or as a
+	// inUse reports whether a chain is mounted without containerd, alone or as a
 	// part of another one.
 	inUse func(chain string) bool
 
@@ -67,7 +67,7 @@ type mountedTree struct {
 	root   view.Root
 }
 
-// still tells whether the tree is mounted, and nothing else in its place.
+// still reports whether the tree is mounted, and nothing else in its place.
 func (t *mountedTree) still() bool {
 	root, mounted, err := view.RootAt(t.layers.Lower[0])
 	return err == nil && mounted && root == t.root
@@ -406,7 +406,7 @@ func (c *chains) Drop(_ context.Context, chain string) error {
 }
 
 // dropUnless forgets a chain unless a snapshot or something else needs it, and
-// tells whether it did.
+// reports whether it did.
 func (c *chains) dropUnless(chain string, needed func() bool) (bool, error) {
 	c.changing.Lock()
 	defer c.changing.Unlock()

@@ -79,7 +79,7 @@ type mountRecord struct {
 	Mapped bool `json:"mapped,omitempty"`
 }
 
-// there tells whether what the record stands for still is.
+// there reports whether what the record stands for still is.
 func (r *mountRecord) there() bool {
 	if r.Mapped {
 		return true
@@ -447,7 +447,7 @@ func (m *mounts) forget(r *mountRecord) error {
 	return nil
 }
 
-// uses tells whether a chain is a part of what is mounted.
+// uses reports whether a chain is a part of what is mounted.
 func (m *mounts) uses(chain string) bool {
 	for _, r := range m.list() {
 		line, err := m.chains.records.line(r.Chain)

@@ -114,7 +114,7 @@ func (p *pulls) ahead(reg *registry, ref reference, manifest oci.Digest) {
 	}()
 }
 
-// without tells whether a registry is known not to have Gear.
+// without reports whether a registry is known not to have Gear.
 func (p *pulls) without(reg *registry) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -265,7 +265,7 @@ func (r *registry) try(ctx context.Context, ask func(*place) error) error {
 	return cmp.Or(errors.Join(errs...), fmt.Errorf("registry %s has no place", r.host))
 }
 
-// isAnswer tells whether an error is what a registry says of an image, and not
+// isAnswer reports whether an error is what a registry says of an image, and not
 // that this server cannot say anything now.
 func isAnswer(err error) bool {
 	var said *oci.Error

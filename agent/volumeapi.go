@@ -240,7 +240,7 @@ func (s *volumeStorage) call(ctx context.Context, method, path string, in any) (
 	}
 }
 
-// once is one try of a call. It tells whether the worker did not get to answer.
+// once is one try of a call. It reports whether the worker did not get to answer.
 func (s *volumeStorage) once(ctx context.Context, method, path string, in []byte) (a storageAnswer, died bool, err error) {
 	var body io.Reader = http.NoBody
 	if method == http.MethodPost {

@@ -58,7 +58,7 @@ type volumeRecord struct {
 	Own bool `json:"own,omitempty"`
 }
 
-// usable tells whether the tree of the chain itself is a volume.
+// usable reports whether the tree of the chain itself is a volume.
 func (r *volumeRecord) usable() bool { return r != nil && r.Record.Volume() != "" }
 
 // openVolumes takes over what an agent before this one mounted.

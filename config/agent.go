@@ -118,7 +118,7 @@ type AgentVolumesRBD struct {
 	Conf string `yaml:"conf" doc:"Configuration file of Ceph. It needs no key: the registry hands one out. Empty switches these volumes off." example:"/etc/ceph/ceph.conf"`
 }
 
-// Configured tells whether there may be volumes.
+// Configured reports whether there may be volumes.
 func (v *AgentVolumes) Configured() bool { return v.File.Dir != "" || v.RBD.Conf != "" }
 
 // AgentChoice configures in which way images come.

@@ -18,7 +18,7 @@ type Cluster struct {
 	CAFile     string `yaml:"cafile" doc:"PEM file of the authorities that certify the others. Empty means the system's."`
 }
 
-// Enabled tells whether servers read from each other.
+// Enabled reports whether servers read from each other.
 func (c *Cluster) Enabled() bool { return c.Addr != "" }
 
 // Where is the URL under which other servers reach this one.

@@ -41,7 +41,7 @@ type TLS struct {
 	CipherSuites []string `yaml:"ciphersuites" doc:"Names of the cipher suites for TLS 1.2 and older. Empty means Go's choice." example:"TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"`
 }
 
-// Enabled tells whether the server speaks TLS.
+// Enabled reports whether the server speaks TLS.
 func (t *TLS) Enabled() bool { return t.Certificate != "" || t.Key != "" }
 
 // MinVersion returns minimumtls as crypto/tls numbers it.
@@ -169,7 +169,7 @@ type Limits struct {
 	BodyMinRate     Size          `yaml:"body_min_rate" default:"1KiB" min:"0" doc:"Least bytes a second of a request's body, on average over body_idle_timeout. 0 asks for one byte in that time."`
 }
 
-// beyondLoopback tells whether an address can be reached from other machines.
+// beyondLoopback reports whether an address can be reached from other machines.
 // A name other than localhost may resolve to anything, so it counts as if.
 func beyondLoopback(network, addr string) bool {
 	if network == "unix" {

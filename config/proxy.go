@@ -113,7 +113,7 @@ var dockerHubNames = []string{DockerHub, "index.docker.io", "registry-1.docker.i
 // dockerHubURL is where Docker Hub is.
 const dockerHubURL = "https://registry-1.docker.io"
 
-// Enabled tells whether there are mirrors.
+// Enabled reports whether there are mirrors.
 func (p *Proxy) Enabled() bool { return len(p.Upstreams) > 0 || len(p.Any) > 0 || p.RemoteURL != "" }
 
 // All lists the upstreams, remoteurl as the last of them, each with its URL.
@@ -226,7 +226,7 @@ func (u *Upstream) Where() string {
 	return "https://" + u.Name
 }
 
-// UsesLibrary tells whether names of one part are below library/.
+// UsesLibrary reports whether names of one part are below library/.
 func (u *Upstream) UsesLibrary() bool {
 	if u.Library != nil {
 		return *u.Library
@@ -234,7 +234,7 @@ func (u *Upstream) UsesLibrary() bool {
 	return u.Name == DockerHub
 }
 
-// Credentialed tells whether the upstream is told who asks.
+// Credentialed reports whether the upstream is told who asks.
 func (u *Upstream) Credentialed() bool {
 	return u.Username != "" || u.Password != "" || u.DockerConfig != "" || len(u.Command.Command) > 0 || u.TLS.Certificate != ""
 }

@@ -167,7 +167,7 @@ func (v *validator) relations() {
 	}
 }
 
-// openToNetwork tells whether somebody on another machine may do everything
+// openToNetwork reports whether somebody on another machine may do everything
 // without proving who they are. Client certificates that are required and
 // verified prove it.
 func (c *Config) openToNetwork() bool {
@@ -176,7 +176,7 @@ func (c *Config) openToNetwork() bool {
 	return noAuth(&c.Auth) && !verified && beyondLoopback(c.HTTP.Net, c.HTTP.Addr)
 }
 
-// noAuth tells whether a configuration lets everybody do everything: it has
+// noAuth reports whether a configuration lets everybody do everything: it has
 // neither a method nor a rule.
 func noAuth(a *auth.Config) bool {
 	return a.HTPasswd == nil && a.Token == nil && len(a.OIDC) == 0 && a.MTLS == nil && len(a.Access) == 0

@@ -213,7 +213,7 @@ func (v *validator) mappings(list []ProxyMapping, names map[string]bool) {
 	}
 }
 
-// hidden tells whether a mapping is never asked for: one of those before it fits each
+// hidden reports whether a mapping is never asked for: one of those before it fits each
 // name that it fits.
 func hidden(from string, before []ProxyMapping) bool {
 	return slices.ContainsFunc(before, func(b ProxyMapping) bool {
@@ -257,7 +257,7 @@ func (p *Proxy) mirrorsAny(name string) bool {
 	})
 }
 
-// offlineOnly tells whether no upstream is ever asked.
+// offlineOnly reports whether no upstream is ever asked.
 func (p *Proxy) offlineOnly() bool {
 	return p.Offline || p.RemoteURL == "" && len(p.Any) == 0 && !slices.ContainsFunc(p.Upstreams, func(u Upstream) bool { return !u.Offline })
 }
@@ -286,7 +286,7 @@ func (v *validator) eachCredentialed(p *Proxy, do func(key string, u *Upstream))
 	}
 }
 
-// anonymousPulls tells whether somebody on another machine who does not prove who
+// anonymousPulls reports whether somebody on another machine who does not prove who
 // they are may pull repositories that begin with a name.
 func (v *validator) anonymousPulls(name string) bool {
 	c := v.c
@@ -302,7 +302,7 @@ func (v *validator) anonymousPulls(name string) bool {
 	return false
 }
 
-// reaches tells whether a pattern can match a repository below a name of one part.
+// reaches reports whether a pattern can match a repository below a name of one part.
 func reaches(pattern, name string) bool {
 	first, rest, _ := strings.Cut(pattern, "/")
 	if first == "**" {
@@ -344,7 +344,7 @@ func (v *validator) proxyWarnings(p *Proxy, warn func(key, reason string)) {
 	})
 }
 
-// loopbackHost tells whether a host is this machine.
+// loopbackHost reports whether a host is this machine.
 func loopbackHost(host string) bool { return !beyondLoopback("tcp", net.JoinHostPort(host, "0")) }
 
 func checkUpstreamURL(s string) error {

@@ -257,7 +257,7 @@ func (b *Builder) resolveDir(dir string) (string, error) {
 	return above[len(above)-1].path, nil
 }
 
-// descend tells whether there is anything but a directory at a path, and what.
+// descend reports whether there is anything but a directory at a path, and what.
 // It brings the time up to date otherwise.
 func (b *Builder) descend(l *level) (*node, bool) {
 	i, ok := b.at[l.path]

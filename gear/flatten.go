@@ -311,7 +311,7 @@ func (m *merger) find(n int, path string) (inodeRef, bool) {
 	return inodeRef{}, false
 }
 
-// hides tells whether the entries above a path hide it in lower layers.
+// hides reports whether the entries above a path hide it in lower layers.
 func (x *Index) hides(path string) bool {
 	for dir := path; dir != "."; {
 		dir = parent(dir)

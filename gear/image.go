@@ -161,7 +161,7 @@ func ImageConfig(config []byte, original, diffID oci.Digest) ([]byte, error) {
 	return out, nil
 }
 
-// IsImageConfig tells whether a configuration is that of a Gear image: nil, or
+// IsImageConfig reports whether a configuration is that of a Gear image: nil, or
 // ErrNotGear, or ErrVersion for one of a version this code does not read.
 func IsImageConfig(config []byte) error {
 	_, _, labels, err := splitConfig(config)

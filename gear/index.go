@@ -60,7 +60,7 @@ func (x *Index) Lookup(path string) (int, bool) {
 	return i, i < len(x.Entries) && x.Entries[i].Path == path
 }
 
-// Flat tells whether the index stands for a whole tree, as that of an image
+// Flat reports whether the index stands for a whole tree, as that of an image
 // does: it has no whiteouts and no links to layers below.
 func (x *Index) Flat() bool {
 	for i := range x.Entries {
@@ -84,7 +84,7 @@ func chunksOf(size int64) int64 {
 	return (size-1)/ChunkSize + 1
 }
 
-// check tells whether the index is in canonical form.
+// check reports whether the index is in canonical form.
 func (x *Index) check() error {
 	for i := range x.Files {
 		f := &x.Files[i]
@@ -133,7 +133,7 @@ func checkOrder(before, e *Entry) error {
 	return nil
 }
 
-// checkFields tells whether an entry has the fields of its type and no others.
+// checkFields reports whether an entry has the fields of its type and no others.
 func checkFields(e *rootfs.Entry) error {
 	if e.Type < rootfs.Dir || e.Type > rootfs.Opaque {
 		return fmt.Errorf("has unknown type %d", e.Type)
@@ -164,7 +164,7 @@ func checkFields(e *rootfs.Entry) error {
 	return nil
 }
 
-// hasMetadata tells whether entries of a type have mode, owner, time and
+// hasMetadata reports whether entries of a type have mode, owner, time and
 // extended attributes.
 func hasMetadata(t rootfs.Type) bool {
 	return t != rootfs.HardLink && t != rootfs.Whiteout && t != rootfs.Opaque

@@ -39,7 +39,7 @@ func ComparePaths(a, b string) int {
 	return 1
 }
 
-// within tells whether path lies below the directory dir, which is not the root.
+// within reports whether path lies below the directory dir, which is not the root.
 func within(path, dir string) bool {
 	return len(path) > len(dir) && path[len(dir)] == '/' && path[:len(dir)] == dir
 }
@@ -52,7 +52,7 @@ func parent(path string) string {
 	return "."
 }
 
-// validPath tells whether a path has the form that rootfs.Entry promises.
+// validPath reports whether a path has the form that rootfs.Entry promises.
 func validPath(p string) error {
 	if p == "." {
 		return nil

@@ -50,7 +50,7 @@ func (e *StreamEncoder) slot(id Name) (slot int, ok bool) {
 	return 0, false
 }
 
-// HasDict tells whether the reader holds a dictionary.
+// HasDict reports whether the reader holds a dictionary.
 func (e *StreamEncoder) HasDict(id Name) bool {
 	_, ok := e.slot(id)
 	return ok

@@ -69,7 +69,7 @@ func (c *claim) end() {
 	}
 }
 
-// lostClaim tells whether another request has taken the upload. u.mu is held.
+// lostClaim reports whether another request has taken the upload. u.mu is held.
 func (u *upload) lostClaim() bool { return u.claim != nil && u.claim.lost.Load() }
 
 // stillClaimed asks whether the present request has the upload still, before it is

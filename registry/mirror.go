@@ -17,7 +17,7 @@ import (
 // adoptWithin bounds how long it takes to store what was adopted.
 const adoptWithin = 10 * time.Minute
 
-// partial tells whether a repository is a copy; see Options.Partial.
+// partial reports whether a repository is a copy; see Options.Partial.
 func (r *Registry) partial(repo string) bool { return r.opts.Partial != nil && r.opts.Partial(repo) }
 
 // mayMirror refuses changes that only copies of other registries' repositories see.
@@ -224,7 +224,7 @@ func (r *Registry) LinkStored(ctx context.Context, repo string, d oci.Digest) (o
 	return desc, r.adopted(ctx, repo, desc, false)
 }
 
-// Stored tells whether the store holds a content, whichever repository shows it, and
+// Stored reports whether the store holds a content, whichever repository shows it, and
 // its size in bytes. It says nothing about who may see it.
 func (r *Registry) Stored(ctx context.Context, d oci.Digest) (size int64, ok bool, err error) {
 	b, err := r.cat.StoredBlob(ctx, d)

@@ -23,7 +23,7 @@ type promise struct {
 	manifest bool
 }
 
-// fresh tells whether a promise was confirmed within the time. at is by the steady
+// fresh reports whether a promise was confirmed within the time. at is by the steady
 // clock.
 func (p *promises) fresh(k promise, at, within time.Duration) bool {
 	p.mu.Lock()

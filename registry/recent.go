@@ -102,7 +102,7 @@ func (r *Registry) flushSeen(ctx context.Context) error {
 	return err
 }
 
-// complete tells whether all that clients were told within a grace period is
+// complete reports whether all that clients were told within a grace period is
 // known, so that it can be handed on to the next process.
 func (s *seen) complete(at time.Time, grace time.Duration) bool {
 	s.mu.Lock()

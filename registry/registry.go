@@ -82,7 +82,7 @@ type Options struct {
 	UploadMaxAge time.Duration
 	// MaxManifestBytes; default oci.MaxManifestSize.
 	MaxManifestBytes int64
-	// MissingPlatforms tells whether an index of a repository may name a
+	// MissingPlatforms reports whether an index of a repository may name a
 	// manifest that is not there; default: none may.
 	MissingPlatforms func(repo string, d oci.Descriptor) bool
 	// MissingBlobs lets a manifest name a config and layers that are not there;
@@ -94,10 +94,10 @@ type Options struct {
 	// AdoptBlob, Forget and the like. What nobody pushes there waits for no grace
 	// period.
 	Partial func(repo string) bool
-	// Immutable tells whether a tag, once it exists, may not be moved or
+	// Immutable reports whether a tag, once it exists, may not be moved or
 	// removed; default: every tag may.
 	Immutable func(repo, tag string) bool
-	// ForeignURL tells whether a manifest may name content at this URL;
+	// ForeignURL reports whether a manifest may name content at this URL;
 	// default: any.
 	ForeignURL func(url string) bool
 	// OnEvent is called after each push, mount, delete and, with PullEvents,

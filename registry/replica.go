@@ -192,7 +192,7 @@ func (r *Registry) hot(k cache.Key) ([]byte, bool) {
 	return r.ram.Get(k)
 }
 
-// believes tells whether RAM may answer for keys of a kind.
+// believes reports whether RAM may answer for keys of a kind.
 func (r *Registry) believes(kind uint8) bool {
 	if kind == kindTag && r.opts.StrictTags {
 		return false

@@ -233,7 +233,7 @@ func makeBackup(ctx context.Context, r *root, args BackupArgs, progress func(bac
 		backup.Options{Progress: progress, Verify: args.Verify, ReplaceOther: args.ReplaceOther, AllowShrink: args.AllowShrink})
 }
 
-// within tells whether path, which may not exist yet, lies in dir or is it.
+// within reports whether path, which may not exist yet, lies in dir or is it.
 func within(path, dir string) (bool, error) {
 	top, err := os.Stat(dir)
 	if err != nil {

@@ -118,7 +118,7 @@ func (r *root) openCache(cfg *config.Config, log *slog.Logger) error {
 	return nil
 }
 
-// isBlob tells whether a key is that of a blob's object, as blobOf does, but at a cost
+// isBlob reports whether a key is that of a blob's object, as blobOf does, but at a cost
 // that each hit can bear.
 func isBlob(key string) bool {
 	rest, ok := strings.CutPrefix(key, blobsDir)

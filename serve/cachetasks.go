@@ -51,7 +51,7 @@ type CacheStatus struct {
 	Failed   int64 `json:"failed"`
 	Damaged  int64 `json:"damaged"`
 	// Written is how many bytes were written to the disk, Budget how many more may be
-	// now, or -1 without a limit. Usable tells whether the disk is written at present.
+	// now, or -1 without a limit. Usable reports whether the disk is written at present.
 	Written int64 `json:"written"`
 	Budget  int64 `json:"budget"`
 	Usable  bool  `json:"usable"`
@@ -318,7 +318,7 @@ func (w *warmList) addManifest(ctx context.Context, repo string, content []byte,
 	return nil
 }
 
-// wants tells whether a manifest of an index is of the wanted platform.
+// wants reports whether a manifest of an index is of the wanted platform.
 func (w *warmList) wants(d oci.Descriptor) bool {
 	if w.platform == "" {
 		return true

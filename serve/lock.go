@@ -69,7 +69,7 @@ func lockError(dir string, err error) error {
 	return fmt.Errorf("lock the data directory %s: %w", dir, err)
 }
 
-// rootInUse tells whether a process uses a data root, without touching it.
+// rootInUse reports whether a process uses a data root, without touching it.
 func rootInUse(dir string) bool {
 	root, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {

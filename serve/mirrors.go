@@ -365,7 +365,7 @@ func (m *mirrors) forToken(r *http.Request, name string) string {
 	return m.Name(r.Context(), name)
 }
 
-// writes tells whether a request is part of a push, which never means the default
+// writes reports whether a request is part of a push, which never means the default
 // upstream: its answers would be about somebody else's repository. Whoever pushes asks
 // for a blob with HEAD whether it must be sent, and for uploads with GET and DELETE.
 func writes(r *http.Request) bool {
@@ -439,7 +439,7 @@ func (m *mirrors) named(look func(registry, name string) (string, bool), registr
 	return m.NameToPush(repo), true
 }
 
-// isOwn tells whether a name of a registry is this one's. host is the name that the
+// isOwn reports whether a name of a registry is this one's. host is the name that the
 // client has reached it under.
 func (m *mirrors) isOwn(name, host string) bool {
 	name = strings.ToLower(name)

@@ -31,7 +31,7 @@ func newNotifier(cfg *config.Config, log *slog.Logger) *notifier {
 	return &notifier{cfg: cfg, log: log}
 }
 
-// enabled tells whether any endpoint wants events.
+// enabled reports whether any endpoint wants events.
 func (n *notifier) enabled() bool {
 	for _, e := range n.cfg.Notifications.Endpoints {
 		if !e.Disabled {

@@ -41,7 +41,7 @@ type redirector struct {
 	ahead *prefetch.Prefetcher // may be nil
 	// away is not nil while the object store is not the registry's.
 	away func() error
-	// stored tells whether a blob of a repository is in the object store, where it
+	// stored reports whether a blob of a repository is in the object store, where it
 	// may still be coming; nil: it always is.
 	stored func(ctx context.Context, repo string, d oci.Digest) bool
 	// pulled records the pull of a blob; nil where nobody wants to know.
@@ -101,7 +101,7 @@ func redirectRules(c *config.Redirect) ([]redirectRule, error) {
 	return append(rules, redirectRule{func(string) bool { return true }, nil, c.Mode}), nil
 }
 
-// ever tells whether any rule sends clients elsewhere.
+// ever reports whether any rule sends clients elsewhere.
 func ever(rules []redirectRule) bool {
 	for _, r := range rules {
 		if r.mode != "never" {
@@ -165,7 +165,7 @@ func (r *redirector) Redirect(ctx context.Context, q server.Redirect) (string, e
 	return url, nil
 }
 
-// wants tells whether a client is to be sent to the object store.
+// wants reports whether a client is to be sent to the object store.
 func (r *redirector) wants(q server.Redirect) bool {
 	for i := range r.rules {
 		if !r.rules[i].isFor(q.Repo, q.Client) {

@@ -179,7 +179,7 @@ func boolError(is bool, text string) error {
 	return errors.New(text)
 }
 
-// knowsBlobs tells whether the catalogue has anything in it.
+// knowsBlobs reports whether the catalogue has anything in it.
 func (r *root) knowsBlobs(ctx context.Context) (bool, error) {
 	names, err := r.cat.Repositories(ctx, "", 1)
 	if err != nil || len(names) > 0 {
@@ -203,7 +203,7 @@ func (r *root) knowsBlobs(ctx context.Context) (bool, error) {
 	return len(deleting) > 0, err
 }
 
-// any tells whether the store has an object below a prefix.
+// any reports whether the store has an object below a prefix.
 func (r *root) any(ctx context.Context, prefix string) (bool, error) {
 	for _, err := range r.inner.List(ctx, prefix, "") {
 		if err != nil {

@@ -178,7 +178,7 @@ type VolumesArgs struct {
 // errNoVolumes says that no image is a volume here.
 var errNoVolumes = errors.New("images are not built as volumes here: volumes.driver is empty")
 
-// HasVolumes tells whether images are built as volumes.
+// HasVolumes reports whether images are built as volumes.
 func (a *Admin) HasVolumes() bool { return a.cfg.Volumes.Driver != "" }
 
 // Volumes tells the state of the volume side. It is an error if there is none.

@@ -18,7 +18,7 @@ type action struct {
 	// takes something away.
 	preview, danger bool
 	inputs          []input
-	// there tells whether it can be done here; nil: always.
+	// there reports whether it can be done here; nil: always.
 	there func(*Handler) string
 	// work returns what is to be done with a form. dry is a preview.
 	work func(h *Handler, form url.Values, dry bool) (work, error)

@@ -56,7 +56,7 @@ type HotImage struct {
 	Pulls     int64
 }
 
-// ByDigest tells whether the manifest was asked for by digest.
+// ByDigest reports whether the manifest was asked for by digest.
 func (i HotImage) ByDigest() bool { return oci.IsDigest(i.Ref) }
 
 // Link is the rest of the image page's address.

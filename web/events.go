@@ -99,7 +99,7 @@ func (q *request) events() error {
 	return nil
 }
 
-// stillMay tells whether the one who asked is still logged in and manages the registry.
+// stillMay reports whether the one who asked is still logged in and manages the registry.
 func (q *request) stillMay() bool {
 	if q.h.access == nil {
 		return q.may("", auth.Admin)
@@ -123,7 +123,7 @@ type stream struct {
 	last  []byte
 }
 
-// update sends the part if it has changed, and tells whether the stream goes on.
+// update sends the part if it has changed, and reports whether the stream goes on.
 func (s *stream) update() bool {
 	data, done, err := s.topic.data(s.q)
 	if err != nil {

@@ -216,7 +216,7 @@ func (q *request) fillChanges(d *diffData, from, to *gear.Index) error {
 	return nil
 }
 
-// count adds a change to the sums, and tells whether it is one of those that are listed.
+// count adds a change to the sums, and reports whether it is one of those that are listed.
 func (d *diffData) count(c change, dirs map[string]*dirChange, path string, a, b *gear.Entry) bool {
 	n := changeBytes(a, b)
 	switch c.what {
@@ -244,7 +244,7 @@ func (d *diffData) count(c change, dirs map[string]*dirChange, path string, a, b
 	return true
 }
 
-// lists tells whether a path is among those that the list is to show.
+// lists reports whether a path is among those that the list is to show.
 func (d *diffData) lists(path string) bool {
 	if d.Only {
 		dir, _ := cutName(path)

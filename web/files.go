@@ -26,7 +26,7 @@ type Files interface {
 	// Share and Holders are those of gearfacts.Layers.
 	Share(ctx context.Context, image oci.Digest, layers []oci.Digest, repo string) (gearfacts.Share, error)
 	Holders(ctx context.Context, names []gear.Name, n int) ([]gearfacts.Holders, error)
-	// Converts tells whether layers of a repository are converted by themselves.
+	// Converts reports whether layers of a repository are converted by themselves.
 	Converts(repo string) bool
 }
 
@@ -161,7 +161,7 @@ func noImage() error {
 	return notFound("There is no such image here, or you may not see it.")
 }
 
-// seesRepository tells whether who asks may see the images of a repository. Where it
+// seesRepository reports whether who asks may see the images of a repository. Where it
 // does not, the answer has been given, or is the error.
 func (q *request) seesRepository(repo string) (bool, error) {
 	if q.may(repo, auth.Pull) {

@@ -38,7 +38,7 @@ func showName(s string) string {
 	return b.String()
 }
 
-// isPlain tells whether a text is shown as it is: all of it is seen, and nothing of it
+// isPlain reports whether a text is shown as it is: all of it is seen, and nothing of it
 // looks like what showName writes.
 func isPlain(s string) bool {
 	escape := false

@@ -133,7 +133,7 @@ func newFileTree(key string, layers []*gear.Index) (*fileTree, error) {
 	return t, nil
 }
 
-// below tells whether a path lies in a directory that is not the root.
+// below reports whether a path lies in a directory that is not the root.
 func below(path, dir string) bool {
 	return len(path) > len(dir) && path[len(dir)] == '/' && path[:len(dir)] == dir
 }

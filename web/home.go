@@ -31,7 +31,7 @@ type Browse interface {
 	Attached(ctx context.Context, repo string, d oci.Digest, n int) (list []oci.Descriptor, more bool, err error)
 	// Layer tells what became of a layer of a repository.
 	Layer(ctx context.Context, repo string, d oci.Digest) (LayerState, error)
-	// Mirrored tells whether a repository is a copy of one elsewhere.
+	// Mirrored reports whether a repository is a copy of one elsewhere.
 	Mirrored(repo string) bool
 	// Undeletable is why a manifest with these tags, or one of the tags, cannot be
 	// deleted, whoever asks; empty if it can.

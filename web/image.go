@@ -317,7 +317,7 @@ func showText(s string) string {
 	return b.String()
 }
 
-// unseen tells whether a character of a text is not seen as itself.
+// unseen reports whether a character of a text is not seen as itself.
 func unseen(r rune) bool { return r != '\n' && r != '\t' && !unicode.IsPrint(r) }
 
 // commands are the ways to get the image.

@@ -49,7 +49,7 @@ type Job struct {
 	cancel context.CancelFunc
 }
 
-// Running tells whether the job has not ended.
+// Running reports whether the job has not ended.
 func (j *Job) Running() bool { return j.Ended.IsZero() }
 
 // Took is how long the job took.

@@ -78,7 +78,7 @@ func (q *request) repo() error {
 	return nil
 }
 
-// mayBrowse tells whether who asks may see a repository. Where not, the answer has been
+// mayBrowse reports whether who asks may see a repository. Where not, the answer has been
 // given or is the error: the one for a repository that is not there.
 func (q *request) mayBrowse(repo string) (bool, error) {
 	if q.h.opts.Browse == nil || !oci.ValidName(repo) {

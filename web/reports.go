@@ -92,7 +92,7 @@ func (q *request) reports() error {
 	return nil
 }
 
-// hidden tells whether a path has a name that begins with a dot. Only the path that is
+// hidden reports whether a path has a name that begins with a dot. Only the path that is
 // asked for counts: whoever links a directory of the reports to a hidden one shows that.
 func hidden(name string) bool { return strings.HasPrefix(name, ".") || strings.Contains(name, "/.") }
 

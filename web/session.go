@@ -15,7 +15,7 @@ import (
 
 // Logins lets people log in; *auth.Auth is one.
 type Logins interface {
-	// PasswordLogin tells whether there are users with passwords, LoginIssuers at which
+	// PasswordLogin reports whether there are users with passwords, LoginIssuers at which
 	// others people can log in.
 	PasswordLogin() bool
 	LoginIssuers() []string
@@ -60,7 +60,7 @@ func (q *request) setCookie(name, value string, expires time.Time) {
 	http.SetCookie(q.w, c)
 }
 
-// encrypted tells whether the browser speaks TLS, with this server or a proxy.
+// encrypted reports whether the browser speaks TLS, with this server or a proxy.
 func (q *request) encrypted() bool {
 	return q.r.TLS != nil || strings.HasPrefix(q.h.opts.Host, "https://")
 }

@@ -49,7 +49,7 @@ func (q *request) profileOf(t *fileTree, repo string, manifest oci.Digest) (*pro
 	return p, nil
 }
 
-// everywhere tells whether who asks is told of all repositories: who manages the
+// everywhere reports whether who asks is told of all repositories: who manages the
 // registry, and everybody where all is open.
 func (q *request) everywhere() bool { return q.h.access == nil || q.may("", auth.Admin) }
 

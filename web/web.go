@@ -171,7 +171,7 @@ func New(o *Options) (*Handler, error) {
 	return h, nil
 }
 
-// Serves tells whether a path below the server's prefix belongs to the page.
+// Serves reports whether a path below the server's prefix belongs to the page.
 func Serves(path string) bool {
 	return path == "/" || path == strings.TrimSuffix(Root, "/") || strings.HasPrefix(path, Root)
 }
@@ -227,7 +227,7 @@ func (q *request) method(p page) (func(*request) error, error) {
 	return nil, &problem{status: http.StatusMethodNotAllowed, text: "This page does not take " + q.r.Method + "."}
 }
 
-// may tells whether who asks may do act on a repository. Where there are no users, only
+// may reports whether who asks may do act on a repository. Where there are no users, only
 // somebody at this machine manages the registry, and no site that has a browser there
 // take its own name for this server's.
 func (q *request) may(repo string, act auth.Action) bool {
@@ -237,7 +237,7 @@ func (q *request) may(repo string, act auth.Action) bool {
 	return act != auth.Admin || q.local() && q.h.opts.Site.Knows(q.r.Host)
 }
 
-// local tells whether the client is on this machine, and not a proxy that forwards for
+// local reports whether the client is on this machine, and not a proxy that forwards for
 // others.
 func (q *request) local() bool {
 	for _, name := range []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded", "X-Real-Ip", "Via"} {

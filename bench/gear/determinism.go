@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/integration/bench/measure"
 )
 
-// Determinism says whether two servers with the same input do the same.
+// Determinism reports whether two servers with the same input do the same.
 type Determinism struct {
 	Run     Run      `json:"run"`
 	Servers []string `json:"servers"`

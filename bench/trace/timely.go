@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/integration/bench/measure"
 )
 
-// Timely says whether a replay sends requests at the recorded times.
+// Timely reports whether a replay sends requests at the recorded times.
 type Timely struct {
 	Run      measure.Run   `json:"run"`
 	Requests int64         `json:"requests"`

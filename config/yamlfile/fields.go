@@ -116,7 +116,7 @@ func deref(t reflect.Type) reflect.Type {
 	return t
 }
 
-// isSecret tells whether a type holds secrets.
+// isSecret reports whether a type holds secrets.
 func isSecret(t reflect.Type) bool {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Map || t.Kind() == reflect.Slice {
 		t = t.Elem()

@@ -188,5 +188,5 @@ func OneOf(words []string) string {
 	return strings.Join(words[:len(words)-1], ", ") + " or " + words[len(words)-1]
 }
 
-// Has tells whether a key was set.
+// Has reports whether a key was set.
 func (p Places) Has(key string) bool { _, ok := p[key]; return ok }

@@ -84,7 +84,7 @@ func (n *Node) remove(key string) (entry, bool) {
 	return entry{}, false
 }
 
-// inert tells whether a value asks for nothing: it is empty or false, or a
+// inert reports whether a value asks for nothing: it is empty or false, or a
 // section that says disabled: true, or consists of such values only.
 func (n *Node) inert() bool {
 	switch n.Kind {
@@ -130,7 +130,7 @@ func Parse(text []byte, name string, r *Report) *Node {
 	return b.build(&doc, 0)
 }
 
-// onlyComments tells whether a text holds no YAML value at all.
+// onlyComments reports whether a text holds no YAML value at all.
 func onlyComments(text []byte) bool {
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSpace(line)

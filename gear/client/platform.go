@@ -17,10 +17,10 @@ type Selection struct {
 	Platforms []oci.Platform
 }
 
-// explicit tells whether somebody asked for certain platforms.
+// explicit reports whether somebody asked for certain platforms.
 func (s *Selection) explicit() bool { return !s.All && len(s.Platforms) > 0 }
 
-// several tells whether several images may come of it.
+// several reports whether several images may come of it.
 func (s *Selection) several() bool { return s.All || len(s.Platforms) > 1 }
 
 // takes reports whether an image for a platform is among those that are meant.

@@ -68,7 +68,7 @@ type place interface {
 	manifest(ctx context.Context, d oci.Descriptor) ([]byte, error)
 	// blob opens a blob. The caller closes it.
 	blob(ctx context.Context, d oci.Descriptor) (io.ReadCloser, error)
-	// look tells whether a blob is there, as far as that costs no round trip.
+	// look reports whether a blob is there, as far as that costs no round trip.
 	look(d oci.Descriptor) error
 }
 
@@ -182,7 +182,7 @@ func (s *Set) chooseManifest(ctx context.Context, p place, doc document) ([]docu
 	return []document{doc}, nil
 }
 
-// wants tells whether images for a platform are wanted. Signatures and
+// wants reports whether images for a platform are wanted. Signatures and
 // attestations in an index are for the platform "unknown".
 func (s *Set) wants(p *ocispec.Platform) bool {
 	if p.OS == "unknown" || p.Architecture == "unknown" {

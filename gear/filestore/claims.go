@@ -90,7 +90,7 @@ func (c *claims) end(w *Writer, pins bool) {
 	}
 }
 
-// pinned tells whether a writer under way relies on a content.
+// pinned reports whether a writer under way relies on a content.
 func (c *claims) pinned(name gear.Name) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -56,7 +56,7 @@ func (s *Store) recoder() (*zstd.Encoder, error) {
 	return newEncoder(freshLevel, smallFile, 1)
 }
 
-// isBare tells whether a content is to be sent without its dictionary.
+// isBare reports whether a content is to be sent without its dictionary.
 func (b *batchReader) isBare(it *entry) bool {
 	return it.at.encoding == gear.ZstdDict && len(b.bare) > 0 && slices.Contains(b.bare, it.at.pack)
 }

@@ -70,7 +70,7 @@ func (o *Options) withDefaults() Options {
 // Defaults are the bounds that hold where none are set.
 func Defaults() Options { return (*Options)(nil).withDefaults() }
 
-// checkBytes tells whether n uncompressed bytes, holes included, are allowed for
+// checkBytes reports whether n uncompressed bytes, holes included, are allowed for
 // as many compressed ones.
 func (o *Options) checkBytes(n, compressed int64) error {
 	if n > o.MaxBytes {

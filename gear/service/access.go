@@ -85,7 +85,7 @@ func (s *Service) heldLayer(ctx context.Context, repo string, d oci.Digest) (*Co
 	}
 }
 
-// inTheMaking tells whether an index is worth waiting for.
+// inTheMaking reports whether an index is worth waiting for.
 func inTheMaking(err error) bool {
 	var p *PendingError
 	return errors.As(err, &p) && p.RetryAfter > 0
@@ -165,7 +165,7 @@ func (s *Service) whyFailed(job gearfacts.Job) error {
 	return &PendingError{Reason: "for a reason that may pass; it will be tried again"}
 }
 
-// ofLayer tells whether a conversion failed for what is wrong with the layer, which
+// ofLayer reports whether a conversion failed for what is wrong with the layer, which
 // clients may know. Errors of the server name its files and stores.
 func (s *Service) ofLayer(job gearfacts.Job) bool {
 	return job.Failure == errForeign.Error() || s.final(job)
@@ -206,7 +206,7 @@ func (s *Service) remaking(ctx context.Context, d oci.Digest) error {
 	return s.whyFailed(job)
 }
 
-// likeLayer tells whether a blob begins like a layer.
+// likeLayer reports whether a blob begins like a layer.
 func (s *Service) likeLayer(ctx context.Context, d oci.Digest) (bool, error) {
 	body, _, err := s.blobs.OpenBlob(ctx, d, 0)
 	if errors.Is(err, catalog.ErrNotFound) {

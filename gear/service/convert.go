@@ -102,7 +102,7 @@ func (s *Service) followUpload(f *follower, c *conversion, behind func() bool) {
 	s.wake() // the queue may have it
 }
 
-// isLayer tells whether the first bytes of a blob may be those of a layer:
+// isLayer reports whether the first bytes of a blob may be those of a layer:
 // gzip, zstd, also with a skippable frame first as of pzstd, or tar.
 func isLayer(head []byte) bool {
 	const ustarAt = 257

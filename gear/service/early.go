@@ -58,7 +58,7 @@ type leading struct {
 	alone  atomic.Bool // without the files
 }
 
-// gaveUp tells whether files are not stored any more.
+// gaveUp reports whether files are not stored any more.
 func (l *leading) gaveUp(ctx context.Context) bool {
 	if !l.indexOnly() {
 		return false
@@ -141,7 +141,7 @@ func (s *Service) endEarly(d oci.Digest) {
 }
 
 // arriving waits for those of the names that are files of a layer which the
-// repository shows and whose files are being stored. It tells whether there were
+// repository shows and whose files are being stored. It reports whether there were
 // any.
 func (s *Service) arriving(ctx context.Context, repo string, names []gear.Name) (bool, error) {
 	s.mu.Lock()
@@ -181,12 +181,12 @@ func (s *Service) arriving(ctx context.Context, repo string, names []gear.Name) 
 	return any, nil
 }
 
-// indexFirst tells whether a layer of the queue gets its index before its files.
+// indexFirst reports whether a layer of the queue gets its index before its files.
 func (s *Service) indexFirst(j gearfacts.Job, size int64) bool {
 	return !s.cat.DB.Shared() && j.Attempts == 0 && size >= earlySize && s.opts.Clock().Sub(j.Due) < earlyFor && s.earlyIndex(j.Digest) == nil
 }
 
-// filesLater tells whether the files of a layer are left to wait.
+// filesLater reports whether the files of a layer are left to wait.
 func (s *Service) filesLater(d oci.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

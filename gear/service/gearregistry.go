@@ -269,7 +269,7 @@ func (s *Service) unattended() <-chan struct{} {
 	return s.idle
 }
 
-// attended tells whether somebody works off the queue.
+// attended reports whether somebody works off the queue.
 func (s *Service) attended() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -332,7 +332,7 @@ func (s *Service) tell() {
 	s.changed = make(chan struct{})
 }
 
-// isActive tells whether a layer is being converted, and what to wait on for the
+// isActive reports whether a layer is being converted, and what to wait on for the
 // end of some conversion.
 func (s *Service) isActive(d oci.Digest) (bool, <-chan struct{}) {
 	s.mu.Lock()

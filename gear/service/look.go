@@ -15,7 +15,7 @@ import (
 // ErrNotConverted says that a layer has no index and that nobody has asked for one.
 var ErrNotConverted = errors.New("the layer is not converted to Gear")
 
-// MayLook tells whether a repository shows a layer whose index can be read. Unlike
+// MayLook reports whether a repository shows a layer whose index can be read. Unlike
 // StoredIndex it queues nothing: it is for who only looks. Errors: BLOB_UNKNOWN,
 // ErrNotConverted, *PendingError.
 func (s *Service) MayLook(ctx context.Context, repo string, d oci.Digest) error {

@@ -158,7 +158,7 @@ func (s *Service) beginMount() bool {
 	return true
 }
 
-// coming tells whether a layer is being converted or waits for its first attempt.
+// coming reports whether a layer is being converted or waits for its first attempt.
 func (s *Service) coming(ctx context.Context, d oci.Digest) bool {
 	if active, _ := s.isActive(d); active {
 		return true
@@ -186,7 +186,7 @@ func layersOf(named []oci.Descriptor) []oci.Digest {
 	return out
 }
 
-// IsLayer tells whether a media type is that of a layer that can be converted: a
+// IsLayer reports whether a media type is that of a layer that can be converted: a
 // tar that is here, and not encrypted.
 func IsLayer(mediaType string) bool {
 	for _, tar := range []string{"application/vnd.oci.image.layer.v1.tar", "application/vnd.docker.image.rootfs.diff.tar"} {
@@ -398,7 +398,7 @@ func (s *Service) leaseJob(d oci.Digest) (ctx context.Context, release func(), o
 	return ctx, release, err == nil
 }
 
-// pausing tells whether the queue is left alone for now.
+// pausing reports whether the queue is left alone for now.
 func (s *Service) pausing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -490,10 +490,10 @@ func (s *Service) now(ctx context.Context) (time.Time, error) {
 	return s.cat.DB.Now(ctx)
 }
 
-// final tells whether a conversion that failed is not tried again.
+// final reports whether a conversion that failed is not tried again.
 func (s *Service) final(j gearfacts.Job) bool { return j.Due.After(s.opts.Clock().Add(never / 2)) }
 
-// todo tells whether a layer has no index, or holds a content that was found
+// todo reports whether a layer has no index, or holds a content that was found
 // damaged.
 func (s *Service) todo(ctx context.Context, d oci.Digest) (bool, error) {
 	_, err := s.facts.Layer(ctx, d)

@@ -69,7 +69,7 @@ func (c *Cache) Len() int { return len(c.index) }
 // Stats returns the counts.
 func (c *Cache) Stats() Stats { return c.stats }
 
-// Has tells whether a key is held. It is not a request: nothing changes.
+// Has reports whether a key is held. It is not a request: nothing changes.
 func (c *Cache) Has(k Key) bool {
 	_, ok := c.index[k]
 	return ok
@@ -89,7 +89,7 @@ func (e *Entry) public() Entry {
 	return Entry{Key: e.Key, Size: e.Size, Cost: e.Cost, Hits: e.Hits}
 }
 
-// Get notes a request for a key and tells whether it is held.
+// Get notes a request for a key and reports whether it is held.
 func (c *Cache) Get(k Key) bool {
 	c.expire()
 	e, ok := c.index[k]
@@ -107,7 +107,7 @@ func (c *Cache) Get(k Key) bool {
 }
 
 // Add takes a content of size bytes in after a request for it missed, and gives up
-// others for it. It tells whether the content is held now: not, if the size is not
+// others for it. It reports whether the content is held now: not, if the size is not
 // positive or above what is not pinned, or if the policy finds it worth less than what it
 // would push out. A cost of 0 or less counts as 1. A key that is held already stays as it
 // is.
@@ -142,7 +142,7 @@ func (c *Cache) add(k Key, size int64, cost float64, hits int64) bool {
 	return true
 }
 
-// makeRoom evicts until an entry fits, and tells whether it does.
+// makeRoom evicts until an entry fits, and reports whether it does.
 func (c *Cache) makeRoom(e *Entry) bool {
 	for c.bytes+e.Size > c.limit {
 		v := c.policy.Evict(e)
@@ -167,7 +167,7 @@ func (c *Cache) drop(v *Entry) {
 	}
 }
 
-// Remove takes a content out, pinned or not, and tells whether it was held.
+// Remove takes a content out, pinned or not, and reports whether it was held.
 func (c *Cache) Remove(k Key) bool {
 	_, ok := c.take(k)
 	return ok
@@ -198,7 +198,7 @@ func (c *Cache) take(k Key) (Entry, bool) {
 const forever = math.MaxInt64
 
 // Pin keeps an entry until a time, whatever the policy thinks; the zero time means until
-// Unpin. A second pin replaces the first. It tells whether the key is held.
+// Unpin. A second pin replaces the first. It reports whether the key is held.
 func (c *Cache) Pin(k Key, until time.Time) bool {
 	e, ok := c.index[k]
 	if !ok {
@@ -220,7 +220,7 @@ func (c *Cache) Pin(k Key, until time.Time) bool {
 	return true
 }
 
-// Unpin ends an entry's pin: it becomes one that was asked for just now. It tells whether
+// Unpin ends an entry's pin: it becomes one that was asked for just now. It reports whether
 // there was a pin.
 func (c *Cache) Unpin(k Key) bool {
 	e, ok := c.index[k]
@@ -244,7 +244,7 @@ func (c *Cache) unpin(e *Entry) {
 	c.policy.Add(e)
 }
 
-// Pinned tells whether a key is held and pinned now.
+// Pinned reports whether a key is held and pinned now.
 func (c *Cache) Pinned(k Key) bool {
 	c.expire()
 	e, ok := c.index[k]

@@ -117,7 +117,7 @@ func (p *LFUDA) Remove(e *Entry) { p.heap.remove(e) }
 // stamp. An entry's place is its field Slot.
 type rankHeap []*Entry
 
-// ranksBelow tells whether a goes before b.
+// ranksBelow reports whether a goes before b.
 func ranksBelow(a, b *Entry) bool {
 	if a.Rank != b.Rank {
 		return a.Rank < b.Rank
@@ -149,7 +149,7 @@ func (h rankHeap) fix(e *Entry) {
 	}
 }
 
-// up tells whether it moved anything.
+// up reports whether it moved anything.
 func (h rankHeap) up(i int) bool {
 	e, from := h[i], i
 	for i > 0 {

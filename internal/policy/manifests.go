@@ -221,7 +221,7 @@ func (m *Manifests) GetManifest(now time.Time, repo, client uint64, manifest Key
 	return plan
 }
 
-// take tells whether a layer is to be fetched: it is not yet, and the budget allows it.
+// take reports whether a layer is to be fetched: it is not yet, and the budget allows it.
 func (m *Manifests) take(now time.Time, repo uint64, l Layer) bool {
 	if !m.fetched.Has(l.Key) && m.o.Rate > 0 && !m.budget.take(float64(l.Size)) {
 		m.stats.OverBudget++
@@ -246,7 +246,7 @@ func (m *Manifests) wait(w *waitingClient) {
 	heap.Push(&m.ends, w)
 }
 
-// GetLayer notes a request for a layer and tells whether it was fetched ahead. It plans
+// GetLayer notes a request for a layer and reports whether it was fetched ahead. It plans
 // for the large layers of the manifest that the client was given, but for this one.
 func (m *Manifests) GetLayer(now time.Time, client uint64, k Key) (hit bool, plan Plan) {
 	plan = m.pulls(now, client, k)
@@ -339,7 +339,7 @@ func (m *Manifests) judge(repo uint64, used bool) {
 	}
 }
 
-// trusts tells whether prefetching for a repository is of use, as far as is known.
+// trusts reports whether prefetching for a repository is of use, as far as is known.
 func (m *Manifests) trusts(repo uint64, now time.Time) bool {
 	r := m.repos[repo]
 	if r == nil || m.o.Precision < 0 {
@@ -384,7 +384,7 @@ type stampedKey struct {
 	at  int64
 }
 
-// add remembers a key from now on, and tells whether it was remembered.
+// add remembers a key from now on, and reports whether it was remembered.
 func (s *recentKeys) add(k Key, now time.Time) bool {
 	known := s.has(k, now)
 	if s.index == nil {

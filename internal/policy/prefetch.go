@@ -100,7 +100,7 @@ func (a *Algorithm1) GetManifest(now time.Time, repo, client uint64) []Layer {
 	return fetch
 }
 
-// GetLayer notes a request for a layer and tells whether it was prefetched.
+// GetLayer notes a request for a layer and reports whether it was prefetched.
 func (a *Algorithm1) GetLayer(now time.Time, k Key) bool {
 	a.Advance(now)
 	return a.fetched.Use(k)
@@ -169,7 +169,7 @@ func (f *fetchedLayer) at(i int)        { f.place = i }
 // Stats returns the counts. What is still kept and was never asked for is not wasted yet.
 func (p *Prefetched) Stats() PrefetchStats { return p.stats }
 
-// Has tells whether a layer is kept.
+// Has reports whether a layer is kept.
 func (p *Prefetched) Has(k Key) bool { return p.index[k] != nil }
 
 // Add notes that a layer is fetched for a repository and kept until a time, and tells
@@ -193,7 +193,7 @@ func (p *Prefetched) Add(l Layer, repo uint64, until time.Time) bool {
 	return true
 }
 
-// Use notes a request for a layer and tells whether it is kept.
+// Use notes a request for a layer and reports whether it is kept.
 func (p *Prefetched) Use(k Key) bool {
 	f := p.index[k]
 	if f == nil {

@@ -194,7 +194,7 @@ func (t *TwoLevel) Get(k Key) Level {
 	return SSD
 }
 
-// forRAM tells whether a content of a size may be in memory.
+// forRAM reports whether a content of a size may be in memory.
 func (t *TwoLevel) forRAM(size int64) bool {
 	return size <= t.ram.limit && (t.o.Split <= 0 || size < t.o.Split)
 }
@@ -286,7 +286,7 @@ func (t *TwoLevel) remember(k Key) {
 	}
 }
 
-// Remove takes a content out wherever it is, and tells whether it was held.
+// Remove takes a content out wherever it is, and reports whether it was held.
 func (t *TwoLevel) Remove(k Key) bool {
 	if e, ok := t.ram.take(k); ok {
 		t.move(k, e.Size, RAM, Nowhere)

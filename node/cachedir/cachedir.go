@@ -287,7 +287,7 @@ func (d *Dir) path(name gear.Name) string {
 	return d.root + "/" + filesDir + "/" + string(b[:])
 }
 
-// Has tells whether a complete file is there.
+// Has reports whether a complete file is there.
 func (d *Dir) Has(name gear.Name) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -318,7 +318,7 @@ func (p *Partial) Left() int {
 	return p.left
 }
 
-// ready tells whether a chunk is there, and compares it if that was not done yet.
+// ready reports whether a chunk is there, and compares it if that was not done yet.
 func (p *Partial) ready(i int) bool {
 	p.mu.Lock()
 	good, have, data := p.good.get(i), p.have.get(i), p.data

@@ -23,7 +23,7 @@ func Path(nodes []Node, i int) string {
 	return strings.Join(segs, "/")
 }
 
-// Check tells whether the nodes are a tree and each can be in an image: what
+// Check reports whether the nodes are a tree and each can be in an image: what
 // Write checks, and of use to those who lay trees out otherwise. It takes some 12
 // bytes of memory for each node. Errors: *[Error].
 func Check(nodes []Node) error {
@@ -64,7 +64,7 @@ func check(nodes []Node) error {
 	return nil
 }
 
-// checkPlace tells whether a node lies in a directory that came before it, so
+// checkPlace reports whether a node lies in a directory that came before it, so
 // that there are no cycles, under a name that can be.
 func checkPlace(nodes []Node, i int) error {
 	n := &nodes[i]

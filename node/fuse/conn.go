@@ -328,7 +328,7 @@ func (c *Conn) read(handle func(*Request)) error {
 	}
 }
 
-// Answer sends an answer whose body is in place. It tells whether the request
+// Answer sends an answer whose body is in place. It reports whether the request
 // still was there to be answered.
 func (c *Conn) Answer(unique uint64, b []byte) bool {
 	PutHeader(b, unique, 0)

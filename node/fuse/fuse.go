@@ -126,7 +126,7 @@ type Request struct {
 	init   initRequest
 }
 
-// Resent tells whether the kernel sends a request again.
+// Resent reports whether the kernel sends a request again.
 func (r *Request) Resent() bool { return r.Unique&uniqueResend != 0 }
 
 // HandleOf is the number that an OPEN, asked under unique, may be given as its

@@ -102,7 +102,7 @@ func (c *Conn) checkKilled(o *Op) {
 	}
 }
 
-// killed tells whether a thread is about to die: the kernel marks every thread of
+// killed reports whether a thread is about to die: the kernel marks every thread of
 // a process that was killed, by whatever signal, with a pending SIGKILL. A thread
 // that cannot be seen from here counts as alive.
 func killed(pid uint32) bool {

@@ -340,7 +340,7 @@ const (
 	crowdedEvery = 50 * time.Millisecond
 )
 
-// wanted tells whether somebody waits for a file of the request.
+// wanted reports whether somebody waits for a file of the request.
 func (b *batch) wanted() bool {
 	b.c.mu.Lock()
 	defer b.c.mu.Unlock()
@@ -460,5 +460,5 @@ func (c *scheduler) fault(t *tries, src *source, spare bool, err error) {
 	c.s.log.Warn("a source failed", "source", src.ref.String(), "failures", src.failures, "lies", src.lies, "err", err)
 }
 
-// aboutFile tells whether an error is about one file only.
+// aboutFile reports whether an error is about one file only.
 func aboutFile(err error) bool { return errors.Is(err, gear.ErrContent) || isNotExist(err) }

@@ -123,7 +123,7 @@ func decide(in decisionInput) Decision {
 	return d
 }
 
-// waitsForAll tells whether an eager start waits for all files.
+// waitsForAll reports whether an eager start waits for all files.
 func (d *Decision) waitsForAll(forced Mode) bool {
 	return forced == Eager || d.MissingBytes <= trivialBytes || d.RatePerSec > 0 && d.Eager <= briefly
 }

@@ -415,7 +415,7 @@ func (s *Service) allImages() []*image {
 	return out
 }
 
-// HasImage tells whether an image is known.
+// HasImage reports whether an image is known.
 func (s *Service) HasImage(chain string) bool { return s.image(chain) != nil }
 
 // Spec is what an image was added with, and since.

@@ -104,7 +104,7 @@ func (s *Service) awaitAll(ctx context.Context, img *image, flights []*flight) {
 // for away.
 const awayAfter = 3
 
-// away tells whether no source of an image works at present.
+// away reports whether no source of an image works at present.
 func (c *scheduler) away(img *image) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -183,7 +183,7 @@ func (s *Service) decisionOf(img *image, profile Profile) decisionInput {
 	return in
 }
 
-// hasAll tells whether all files of an image are local. It looks for each only
+// hasAll reports whether all files of an image are local. It looks for each only
 // after some were removed from the cache, and else for one that is missing.
 func (s *Service) hasAll(img *image) bool {
 	return s.covers(img, removals(s.cache.Stats()), len(img.table.keys)+1)
@@ -354,7 +354,7 @@ func (s *Service) complete(img *image) {
 	}
 }
 
-// completing tells whether an image is still to be completed.
+// completing reports whether an image is still to be completed.
 func (s *Service) completing(img *image) bool {
 	s.imagesMu.RLock()
 	defer s.imagesMu.RUnlock()

@@ -73,7 +73,7 @@ type flight struct {
 	tries   tries
 }
 
-// awaited tells whether somebody waits for the file who is no completion of an
+// awaited reports whether somebody waits for the file who is no completion of an
 // image. mu is held.
 func (fl *flight) awaited() bool {
 	return fl.prio == onDemand || fl.prio == fromProfile && fl.waiters > 0
@@ -261,7 +261,7 @@ func (c *scheduler) restsAt() time.Time {
 	return time.Unix(0, c.calmed.Load()).Add(c.s.opts.BackgroundRest)
 }
 
-// room tells whether a request of a priority may start now. mu is held.
+// room reports whether a request of a priority may start now. mu is held.
 func (c *scheduler) room(p priority, now time.Time) bool {
 	all := c.running[onDemand] + c.running[fromProfile] + c.running[inBackground]
 	most := c.s.opts.Streams
@@ -275,7 +275,7 @@ func (c *scheduler) room(p priority, now time.Time) bool {
 		len(c.queues[fromProfile]) == 0 && c.urgent.Load() == 0 && !now.Before(c.restsAt())
 }
 
-// crowded tells whether something that somebody waits for has to wait until a request
+// crowded reports whether something that somebody waits for has to wait until a request
 // ends.
 func (c *scheduler) crowded() bool {
 	now := time.Now()
@@ -450,7 +450,7 @@ func (c *scheduler) startBatch(p priority, now time.Time) (bool, time.Time) {
 	return true, wake
 }
 
-// delivers tells whether a batch's source is one of a flight's image.
+// delivers reports whether a batch's source is one of a flight's image.
 func (c *scheduler) delivers(b *batch, fl *flight) bool {
 	if fl.img == b.flights[0].img {
 		return true

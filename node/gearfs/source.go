@@ -92,7 +92,7 @@ func (t *tries) blame(src *source, now time.Time, pause time.Duration, err error
 	}
 }
 
-// usable tells whether a source may be asked, and if so from when on.
+// usable reports whether a source may be asked, and if so from when on.
 func (t *tries) usable(src *source) (time.Time, bool) {
 	for i := range t.faults {
 		if f := &t.faults[i]; f.src == src {

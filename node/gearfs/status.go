@@ -223,7 +223,7 @@ type coverage struct {
 	removed  int64 // how many had been when that began
 }
 
-// covers tells whether the cache has every file of an image, as of the last round,
+// covers reports whether the cache has every file of an image, as of the last round,
 // and looks for so many of them.
 func (s *Service) covers(img *image, removed int64, looks int) bool {
 	c := &img.st.coverage

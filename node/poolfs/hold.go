@@ -39,7 +39,7 @@ type HolderOptions struct {
 	Bound time.Duration
 	// Grace is how long a worker that is told to end may take before it is killed. Default 10 s.
 	Grace time.Duration
-	// Busy tells whether the mount is still in use. The holder does not end while it says so. Default: never busy.
+	// Busy reports whether the mount is still in use. The holder does not end while it says so. Default: never busy.
 	Busy func() bool
 	// Started is told the process id of each worker. Default none.
 	Started func(pid int)
@@ -113,12 +113,12 @@ func (h *Holder) Run(ctx context.Context) error {
 	}
 }
 
-// finished tells whether the holder may end.
+// finished reports whether the holder may end.
 func (h *Holder) finished(ctx context.Context) bool {
 	return ctx.Err() != nil && (h.o.Busy == nil || !h.o.Busy())
 }
 
-// Gone tells whether the file system is unmounted and unused, or aborted.
+// Gone reports whether the file system is unmounted and unused, or aborted.
 func (h *Holder) Gone() bool {
 	if h.dev == nil {
 		return false

@@ -161,7 +161,7 @@ func (l *stateLog) allot(f *os.File) {
 	_ = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, (compactFloor+1)*recordLen)
 }
 
-// due tells whether the log is much longer than what it says.
+// due reports whether the log is much longer than what it says.
 func (l *stateLog) due(live int) bool {
 	return l.f != nil && l.records > compactFloor && l.records > 4*live
 }

@@ -121,7 +121,7 @@ func (t *table) setInit(s fuse.Settled) error {
 	return nil
 }
 
-// passthrough tells whether new inodes may be in passthrough mode. The lock is held.
+// passthrough reports whether new inodes may be in passthrough mode. The lock is held.
 func (t *table) passthrough() bool {
 	return t.conn.flags&fuse.FlagPassthrough != 0 && !t.o.NoPassthrough && !t.broken
 }

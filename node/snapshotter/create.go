@@ -107,10 +107,10 @@ func (n *snapshot) follow(ctx context.Context, parent string) error {
 	return nil
 }
 
-// unpacks tells whether containerd prepared the snapshot to unpack a layer.
+// unpacks reports whether containerd prepared the snapshot to unpack a layer.
 func (n *snapshot) unpacks() bool { return n.labels[snapshots.LabelSnapshotRef] != "" }
 
-// container tells whether the snapshot may become the root of a container
+// container reports whether the snapshot may become the root of a container
 // that Lower should hear of. Views that containerd takes for a moment, to
 // compare two trees, are none: they need no profile fetched.
 func (n *snapshot) container() bool {
@@ -257,7 +257,7 @@ func (s *Snapshotter) fill(dir string, n *snapshot, owner *ids) error {
 	return err
 }
 
-// mkdirMode makes a directory and tells whether it did; one that is there is no
+// mkdirMode makes a directory and reports whether it did; one that is there is no
 // error. The mode is set after making, because it must not depend on the umask.
 func mkdirMode(dir string, mode os.FileMode) (made bool, err error) {
 	err = os.Mkdir(dir, mode)

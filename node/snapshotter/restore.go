@@ -80,7 +80,7 @@ func (s *Snapshotter) lost(ctx context.Context) (lost []lostSnapshot, err error)
 	return lost, nil
 }
 
-// whole tells whether a snapshot has all that fill makes and that is needed.
+// whole reports whether a snapshot has all that fill makes and that is needed.
 func (s *Snapshotter) whole(n *snapshot) (bool, error) {
 	names := []string{"fs"}
 	if n.kind == snapshots.KindActive {

@@ -24,7 +24,7 @@ import (
 // snapshots ever have the same. All methods may run concurrently, those of one
 // key do not.
 type Rooter interface {
-	// Roots tells whether a container that is made now on a claimed chain is to
+	// Roots reports whether a container that is made now on a claimed chain is to
 	// have such a root. It must be quick, and decides once: later changes of mind
 	// do not touch the container.
 	Roots(chain string) bool
@@ -204,7 +204,7 @@ func chainName(snapshot string) string {
 	return digest.FromString(snapshot).String()
 }
 
-// mountedRoot tells whether the root that a snapshot was given is mounted.
+// mountedRoot reports whether the root that a snapshot was given is mounted.
 func (s *Snapshotter) mountedRoot(table mountTable, id string) bool {
 	key, err := rootKey(s.path(id))
 	if err != nil || key == "" {

@@ -86,7 +86,7 @@ func redirects(files []gear.File) []erofs.Xattr {
 	return xs
 }
 
-// isWhiteout tells whether a node is what overlayfs takes for a whiteout. In
+// isWhiteout reports whether a node is what overlayfs takes for a whiteout. In
 // an archive it is a device like any other. It becomes an empty file that an
 // overlay inside the container takes for a whiteout, and nobody else.
 func isWhiteout(n *erofs.Node) bool {

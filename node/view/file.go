@@ -94,7 +94,7 @@ func publish(f *os.File, file string, name [sha256.Size]byte) error {
 	}
 }
 
-// holds tells whether a file has bytes of that SHA-256.
+// holds reports whether a file has bytes of that SHA-256.
 func holds(file string, name [sha256.Size]byte) (bool, error) {
 	f, err := os.Open(file)
 	if errors.Is(err, os.ErrNotExist) {

@@ -110,7 +110,7 @@ func Probe(ctx context.Context, dir string, force Tier) (*Support, error) {
 	return nil, fmt.Errorf("tier %s does not work: %s", force, strings.Join(s.Reasons, "; "))
 }
 
-// probeFUSE tells whether there is FUSE. It does not serve any request: a mount
+// probeFUSE reports whether there is FUSE. It does not serve any request: a mount
 // needs no answer.
 func probeFUSE(dir string) (err error) {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)

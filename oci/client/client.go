@@ -121,7 +121,7 @@ type Client struct {
 
 var _ oci.Registry = (*Client)(nil)
 
-// IsLoopback tells whether a registry's host, with or without a port, is this
+// IsLoopback reports whether a registry's host, with or without a port, is this
 // machine: those are spoken to over HTTP unless somebody says otherwise.
 func IsLoopback(host string) bool {
 	name := (&url.URL{Host: host}).Hostname()

@@ -179,7 +179,7 @@ func (c *Client) retryAfter(l call, resp *http.Response) time.Duration {
 	return after
 }
 
-// retryable tells whether a request that got no answer may succeed later:
+// retryable reports whether a request that got no answer may succeed later:
 // not when credentials are missing or refused, a redirect was not followed, or
 // the server is the wrong one. A server that nobody listens at any more may be
 // about to start again; one that never answered is not waited for.
@@ -250,7 +250,7 @@ func ReadError(resp *http.Response, notFound oci.Code) *oci.Error {
 	return e
 }
 
-// aboutContent tells whether a code says what it is that is missing.
+// aboutContent reports whether a code says what it is that is missing.
 func aboutContent(c oci.Code) bool {
 	switch c {
 	case oci.CodeBlobUnknown, oci.CodeManifestUnknown, oci.CodeManifestBlobUnknown, oci.CodeBlobUploadUnknown:

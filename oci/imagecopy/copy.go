@@ -456,7 +456,7 @@ func (c *copier) check(ctx context.Context, digests ...oci.Digest) error {
 	return nil
 }
 
-// isManifest tells whether a registry keeps content of this type as manifest.
+// isManifest reports whether a registry keeps content of this type as manifest.
 // Build caches are indexes whose entries are layers.
 func isManifest(mediaType string) bool {
 	return oci.IsIndex(mediaType) || mediaType == oci.MediaTypeOCIManifest ||
@@ -502,7 +502,7 @@ func needs(m *oci.Manifest) (manifests, blobs []oci.Descriptor, err error) {
 	return manifests, blobs, nil
 }
 
-// isForeign tells whether a layer may be missing at a registry.
+// isForeign reports whether a layer may be missing at a registry.
 func isForeign(d oci.Descriptor) bool {
 	return len(d.URLs) > 0 || strings.Contains(d.MediaType, "nondistributable") || strings.Contains(d.MediaType, "rootfs.foreign")
 }

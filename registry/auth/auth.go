@@ -53,7 +53,7 @@ type Identity struct {
 	scopes  []scope // what the token is for
 }
 
-// Anonymous tells whether nobody in particular is asking. That may be with a
+// Anonymous reports whether nobody in particular is asking. That may be with a
 // token: token services give tokens to anonymous clients.
 func (id *Identity) Anonymous() bool { return id == nil || id.Name == "" }
 
@@ -194,7 +194,7 @@ func (a *Auth) Open() bool { return a.open }
 // to who opened it.
 func (a *Auth) Close() error { return nil }
 
-// takesHeader tells whether any method looks at the Authorization header.
+// takesHeader reports whether any method looks at the Authorization header.
 func (a *Auth) takesHeader() bool { return a.htpasswd != nil || len(a.verifiers) > 0 }
 
 // Authenticate returns who makes the request. Credentials in the Authorization
@@ -337,7 +337,7 @@ func issuerOf(token string) string {
 	return c.Issuer
 }
 
-// Allowed tells whether id may do all of act on repo. Catalog and Admin ignore
+// Allowed reports whether id may do all of act on repo. Catalog and Admin ignore
 // repo. A nil id is anonymous.
 func (a *Auth) Allowed(id *Identity, repo string, act Action) bool {
 	if a.open {
@@ -359,7 +359,7 @@ func (a *Auth) Allowed(id *Identity, repo string, act Action) bool {
 	return id.foreign || a.grants.to(id, repo, missing) == missing
 }
 
-// Listed tells whether the catalogue shows repo to id: the repositories it may
+// Listed reports whether the catalogue shows repo to id: the repositories it may
 // pull, whatever single repository its token is for. An external token service
 // that lets somebody list the catalogue lets them list all of it.
 func (a *Auth) Listed(id *Identity, repo string) bool {
@@ -375,7 +375,7 @@ func (a *Auth) Listed(id *Identity, repo string) bool {
 	return a.grants.to(id, repo, Pull) == Pull
 }
 
-// PingAllowed tells whether GET /v2/ is answered 200 rather than 401 with a
+// PingAllowed reports whether GET /v2/ is answered 200 rather than 401 with a
 // challenge. The package comment has the reasons.
 func (a *Auth) PingAllowed(id *Identity) bool {
 	if a.open || id != nil && (id.Name != "" || id.limited) {

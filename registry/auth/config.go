@@ -225,7 +225,7 @@ const (
 	tokenExternal
 )
 
-// tokenMode decides which service there is. anonymous tells whether the rules
+// tokenMode decides which service there is. anonymous reports whether the rules
 // grant anything to anonymous.
 func (c *Config) tokenMode(anonymous bool) (tokenMode, error) {
 	passwords := c.HTPasswd != nil || len(c.OIDC) > 0

@@ -82,7 +82,7 @@ func (g *grant) actionsOn(repo string, want Action) Action {
 	return got
 }
 
-// covers tells whether id is a subject of the grant.
+// covers reports whether id is a subject of the grant.
 func (g *grant) covers(id *Identity) bool {
 	if g.anonymous {
 		return true

@@ -63,7 +63,7 @@ func parseBasic(s string) (credentials, error) {
 	return credentials{user: user, secret: password}, nil
 }
 
-// token68 tells whether s is a token as RFC 6750 allows it.
+// token68 reports whether s is a token as RFC 6750 allows it.
 func token68(s string) bool {
 	s = strings.TrimRight(s, "=")
 	for i := 0; i < len(s); i++ {

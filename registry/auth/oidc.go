@@ -220,7 +220,7 @@ func texts(claim any) []string {
 	return nil
 }
 
-// printable tells whether s can be a subject's name.
+// printable reports whether s can be a subject's name.
 func printable(s string) bool {
 	for i := 0; i < len(s); i++ {
 		if s[i] < ' ' || s[i] == 0x7f {

@@ -36,7 +36,7 @@ func parsePattern(s string) (pattern, error) {
 	return pattern{segments: segments}, nil
 }
 
-// match tells whether the pattern matches all of name. It takes at most
+// match reports whether the pattern matches all of name. It takes at most
 // len(name) * len(pattern) steps and does not allocate: for "**" as for "*"
 // only the last one met can still take more, so there is one place to go back
 // to and never a tree of them.
@@ -81,7 +81,7 @@ func segmentEnd(name string, pos int) int {
 	return len(name)
 }
 
-// glob tells whether pat with its "*" and "?" matches all of s.
+// glob reports whether pat with its "*" and "?" matches all of s.
 func glob(pat, s string) bool {
 	pi, i := 0, 0
 	retry, taken := -1, 0
@@ -106,7 +106,7 @@ func glob(pat, s string) bool {
 	return pi == len(pat)
 }
 
-// CompilePattern returns the function that tells whether a repository name
+// CompilePattern returns the function that reports whether a repository name
 // matches a pattern as rules have them: "*" stands for any characters within a
 // segment, "?" for one, the segment "**" for any number of segments.
 func CompilePattern(s string) (func(repo string) bool, error) {

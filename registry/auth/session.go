@@ -29,7 +29,7 @@ type sessionClaims struct {
 	Binding string   `json:"binding,omitempty"`
 }
 
-// PasswordLogin tells whether there are users with passwords.
+// PasswordLogin reports whether there are users with passwords.
 func (a *Auth) PasswordLogin() bool { return a.htpasswd != nil }
 
 // Login authenticates by user and password, as a request with both would be. Errors

@@ -119,11 +119,11 @@ func (s *shard) put(k *Key, h uint64, value [][]byte) (evicted int64) {
 	return evicted
 }
 
-// alone tells whether a record gets a block of its own, because it would waste
+// alone reports whether a record gets a block of its own, because it would waste
 // much of one of several.
 func (s *shard) alone(size int) bool { return size > s.blockSize/4 }
 
-// fits tells whether a record can be added to the block that is being filled.
+// fits reports whether a record can be added to the block that is being filled.
 func (s *shard) fits(size int) bool {
 	b := s.filling
 	return b != nil && !s.alone(size) && size <= cap(b.buf)-len(b.buf)
@@ -320,7 +320,7 @@ func (r record) size() int {
 	return end
 }
 
-// is tells whether the record is that of a key.
+// is reports whether the record is that of a key.
 func (r record) is(k *Key) bool {
 	ref, value, _ := r.bounds()
 	return r[16] == k.Kind && string(r[headerBytes:ref]) == k.Repo && string(r[ref:value]) == k.Ref

@@ -8,7 +8,7 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Due tells whether a repository shows a blob, or has a manifest, and when the
+// Due reports whether a repository shows a blob, or has a manifest, and when the
 // collector is going to look whether something needs it; zero: it is not in the
 // collector's queue. What is put there later is due a grace period after that.
 func (c *Garbage) Due(ctx context.Context, repo string, d oci.Digest, manifest bool) (here bool, due time.Time, err error) {

@@ -231,7 +231,7 @@ func unlink(t *engine.Tx, d *Candidate, out *Collected) error {
 	return nil
 }
 
-// blobNeeded tells whether a manifest of the repository names the blob, or is
+// blobNeeded reports whether a manifest of the repository names the blob, or is
 // it, and whether the repository shows it.
 func blobNeeded(t *engine.Tx, d *Candidate) (needed, linked bool, err error) {
 	err = t.Row(`SELECT EXISTS (SELECT 1 FROM refs WHERE repo_id = ? AND blob_id = ?) OR EXISTS (SELECT 1 FROM manifests WHERE repo_id = ? AND blob_id = ?),
@@ -348,7 +348,7 @@ func (c *Garbage) Deleting(ctx context.Context, n int) ([]Blob, error) {
 	return out, err
 }
 
-// IsDeleting tells whether a content's object is still to be deleted: a push
+// IsDeleting reports whether a content's object is still to be deleted: a push
 // may have brought the content back since. The answer is final, as that of Known.
 func (c *Garbage) IsDeleting(ctx context.Context, d oci.Digest) (bool, error) {
 	if err := c.DB.Settled(ctx); err != nil {

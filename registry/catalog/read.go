@@ -120,7 +120,7 @@ const (
 
 // Referrers lists at most n manifests of a repository whose subject is d, of one
 // artifact type or, with "", of all, by digest and behind the digest last. more
-// tells whether some remain; a page ends early at MaxReferrersBytes. Their
+// reports whether some remain; a page ends early at MaxReferrersBytes. Their
 // Content is left out.
 func (c *Catalog) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType, last string, n int) (list []oci.Descriptor, more bool, err error) {
 	// First what is small: SQLite would sort the annotations along.

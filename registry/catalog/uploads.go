@@ -100,7 +100,7 @@ func (c *Uploads) Delete(ctx context.Context, ids ...string) error {
 	})
 }
 
-// mayRecord tells whether the object of a content may be recorded now: it is not
+// mayRecord reports whether the object of a content may be recorded now: it is not
 // being deleted, and what its upload intended still holds. Errors: ErrDeleting,
 // ErrBusy.
 func mayRecord(t *engine.Tx, b Blob, uploadID string) error {
@@ -181,7 +181,7 @@ func (c *Garbage) Wanted(ctx context.Context, d oci.Digest) (bool, error) {
 	return n > 0, err
 }
 
-// Known tells whether a digest has a row that says its content is, or is about
+// Known reports whether a digest has a row that says its content is, or is about
 // to be removed from, the store. A negative answer is final: no change that was
 // refused can come back and make it untrue.
 func (c *Garbage) Known(ctx context.Context, d oci.Digest) (bool, error) {

@@ -443,7 +443,7 @@ func NameOptional(t *engine.Tx, repoID, manifestID int64, named []oci.Descriptor
 	})
 }
 
-// setTag points a tag at a manifest and tells whether it pointed elsewhere.
+// setTag points a tag at a manifest and reports whether it pointed elsewhere.
 func setTag(t *engine.Tx, repo string, repoID, manifestID int64, tag string, now, due int64) (moved bool, err error) {
 	var before, beforeBlob int64
 	err = t.Row(`SELECT t.manifest_id, m.blob_id FROM tags t JOIN manifests m ON m.id = t.manifest_id WHERE t.repo_id = ? AND t.name = ?`,

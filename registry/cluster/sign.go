@@ -137,7 +137,7 @@ type window struct {
 
 func (ws *windows) init(keep time.Duration) { ws.keep, ws.senders = keep, map[string]*window{} }
 
-// first tells whether a count of a sender comes for the first time. One that is too
+// first reports whether a count of a sender comes for the first time. One that is too
 // far behind to tell counts as known.
 func (ws *windows) first(sender string, count uint64, now time.Time) bool {
 	ws.mu.Lock()

@@ -41,7 +41,7 @@ func (m *Registry) ahead(s *source, name, repo string, mf *oci.Manifest) {
 	}
 }
 
-// lacks tells whether a blob is not here, and the upstream was not asked for it in
+// lacks reports whether a blob is not here, and the upstream was not asked for it in
 // vain lately.
 func (m *Registry) lacks(s *source, repo string, d oci.Digest) bool {
 	if s.negative[kindBlob].get(repo, string(d), m.now()) != nil {

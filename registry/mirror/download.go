@@ -90,7 +90,7 @@ func (d *download) run(ctx context.Context, to sink) error {
 	}
 }
 
-// passes tells whether another connection may fare better.
+// passes reports whether another connection may fare better.
 func passes(err error) bool {
 	var own *sinkError
 	if errors.As(err, &own) {

@@ -125,7 +125,7 @@ func (f *fill) end(err error) {
 // free gives the memory of the blob back. f.mu is held.
 func (f *fill) free() { f.m.fills.memory.Add(-int64(cap(f.buf))) }
 
-// abandoned tells whether nobody has been reading for too long. f.mu is held.
+// abandoned reports whether nobody has been reading for too long. f.mu is held.
 func (f *fill) abandoned() bool {
 	return f.readers == 0 && !f.idle.IsZero() && f.m.now().Sub(f.idle) > f.m.opts.Linger
 }
@@ -188,7 +188,7 @@ func (f *fill) wait(c *fillContent) (end int64, err error) {
 	return f.limit(), err
 }
 
-// right tells whether the digest was found right, so that the blob is about to be
+// right reports whether the digest was found right, so that the blob is about to be
 // stored.
 func (f *fill) right() bool {
 	f.mu.Lock()
@@ -518,7 +518,7 @@ func (f *fill) sum() (oci.Digest, error) {
 	return digestOf(f.digest, h), nil
 }
 
-// store has the blob stored, and shown in the repositories. left tells whether the
+// store has the blob stored, and shown in the repositories. left reports whether the
 // file is still there.
 func (f *fill) store(repos []string) (left bool) {
 	if f.file == nil {

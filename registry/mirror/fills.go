@@ -128,7 +128,7 @@ func partKey(file string) (fillKey, bool) {
 	return k, isPart && ok && oci.ValidDigest(k.digest)
 }
 
-// find returns the fill of a blob, if there is one. admitted tells whether its
+// find returns the fill of a blob, if there is one. admitted reports whether its
 // upstream has said that the repository has the blob.
 func (fs *fills) find(k fillKey, repo string) (f *fill, admitted bool) {
 	if fs.count.Load() == 0 {

@@ -350,7 +350,7 @@ func (m *Registry) source(repo string) (s *source, name string) {
 	return s, name
 }
 
-// Mirrored tells whether a repository, by its canonical name, is a mirror.
+// Mirrored reports whether a repository, by its canonical name, is a mirror.
 func (m *Registry) Mirrored(repo string) bool {
 	first, _, ok := strings.Cut(repo, "/")
 	return ok && m.sources[first] != nil || m.opts.Any != nil && m.opts.Any.Mirrored(repo)

@@ -152,7 +152,7 @@ func (l *localNames) forget(repo string) {
 	delete(l.known, repo)
 }
 
-// isLocal tells whether the store has a repository.
+// isLocal reports whether the store has a repository.
 func (m *Registry) isLocal(ctx context.Context, repo string) bool {
 	now := m.now()
 	local, ok, pushes := m.names.get(repo, now)

@@ -39,7 +39,7 @@ func (r Rule) matchesName(name string) bool {
 	return r.Name == "" || oci.MatchSegments(r.Name, name)
 }
 
-// wants tells whether one of the platforms is p. Where none is chosen all are, and
+// wants reports whether one of the platforms is p. Where none is chosen all are, and
 // what has no platform, such as a build's attestation, belongs to each.
 func wants(platforms []oci.Platform, p oci.Platform) bool {
 	if len(platforms) == 0 || p.OS == "" || p.OS == "unknown" {
@@ -108,7 +108,7 @@ func isSchema1(mediaType string) bool {
 	return mediaType == oci.MediaTypeDockerManifestV1 || mediaType == oci.MediaTypeDockerManifestV1S
 }
 
-// runs tells whether a manifest is an image: one that has a root file system. What
+// runs reports whether a manifest is an image: one that has a root file system. What
 // has none, such as a signature or a chart, cannot be run.
 func (d *document) runs() bool {
 	for _, l := range d.Layers {

@@ -225,7 +225,7 @@ func (w *worker) handle(ctx context.Context, q queued) {
 	}
 }
 
-// isRefusal tells whether a status is about the event and not the endpoint.
+// isRefusal reports whether a status is about the event and not the endpoint.
 func isRefusal(status int) bool {
 	return status == http.StatusBadRequest || status == http.StatusRequestEntityTooLarge || status == http.StatusUnprocessableEntity
 }

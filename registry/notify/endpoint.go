@@ -97,7 +97,7 @@ func (e *Endpoint) check() error {
 	return nil
 }
 
-// wants tells whether an event is to be delivered.
+// wants reports whether an event is to be delivered.
 func (e *Endpoint) wants(ev Event) bool {
 	if slices.Contains(e.Ignore.Actions, string(ev.Action)) {
 		return false

@@ -81,7 +81,7 @@ func (p *Prefetcher) run(ctx context.Context, j *job) {
 	p.end(ctx, j, p.cache.Warm(ctx, j.key, j.layer.Size))
 }
 
-// begin tells whether a layer is still to be fetched.
+// begin reports whether a layer is still to be fetched.
 func (p *Prefetcher) begin(j *job, cancel context.CancelFunc) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

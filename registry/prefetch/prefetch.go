@@ -37,7 +37,7 @@ type Cache interface {
 	// nobody else waits.
 	Warm(ctx context.Context, key string, size int64) error
 	// Pin keeps an object until a time if it is here or on its way, which it tells. Unpin
-	// ends that, and tells whether there was anything to end.
+	// ends that, and reports whether there was anything to end.
 	Pin(key string, until time.Time) bool
 	Unpin(key string) bool
 	// Holds tells where an object is.
@@ -371,7 +371,7 @@ func (p *Prefetcher) GetBlob(ctx context.Context, repo string, d oci.Digest, siz
 	p.follow(plan, nil)
 }
 
-// Ahead tells whether a blob is being fetched ahead, so that the cache will soon hold it.
+// Ahead reports whether a blob is being fetched ahead, so that the cache will soon hold it.
 func (p *Prefetcher) Ahead(d oci.Digest) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

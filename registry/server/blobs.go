@@ -27,7 +27,7 @@ func contentHeaders(h http.Header, d oci.Digest, size int64) {
 // etag is a content's entity tag: contents never change, so the digest serves.
 func etag(d oci.Digest) string { return `"` + string(d) + `"` }
 
-// notModified tells whether If-None-Match holds the content's tag.
+// notModified reports whether If-None-Match holds the content's tag.
 func notModified(r *http.Request, d oci.Digest) bool {
 	list := r.Header["If-None-Match"]
 	for _, v := range list {
@@ -87,7 +87,7 @@ func (q *request) sendError(err error) error {
 	return err
 }
 
-// fromNetwork tells whether an error came from the client's connection. The type
+// fromNetwork reports whether an error came from the client's connection. The type
 // does not tell: sendfile reports a bad disk as the connection's error, too.
 func fromNetwork(err error) bool {
 	for _, e := range []error{syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNABORTED, syscall.ETIMEDOUT, net.ErrClosed,

@@ -12,7 +12,7 @@ import (
 // valid one. Its errors are answered once the client is known.
 type RepositoryFunc func(r *http.Request, name string) (string, error)
 
-// DefaultedFunc tells whether a request means another repository by a name only because
+// DefaultedFunc reports whether a request means another repository by a name only because
 // there is none of that name.
 type DefaultedFunc func(r *http.Request, name string) bool
 

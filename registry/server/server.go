@@ -34,9 +34,9 @@ type Authorizer interface {
 	Open() bool
 	Authenticate(r *http.Request) (*auth.Identity, error)
 	Allowed(id *auth.Identity, repo string, act auth.Action) bool
-	// Listed tells whether the catalogue shows repo to id.
+	// Listed reports whether the catalogue shows repo to id.
 	Listed(id *auth.Identity, repo string) bool
-	// PingAllowed tells whether GET /v2/ answers 200.
+	// PingAllowed reports whether GET /v2/ answers 200.
 	PingAllowed(id *auth.Identity) bool
 	// Refuse returns the answer to a request that Allowed turned down, and the
 	// challenge to send with it.

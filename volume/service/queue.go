@@ -64,7 +64,7 @@ type image struct {
 	Layers       []oci.Descriptor `json:"layers"`
 }
 
-// isImage tells whether a manifest is that of an image that can be volumes, as far
+// isImage reports whether a manifest is that of an image that can be volumes, as far
 // as it says itself.
 func isImage(m catalog.Manifest) bool {
 	_, err := layersOf(m.Content)
@@ -322,7 +322,7 @@ func (s *Service) lostOutcome(ctx context.Context, v volumefacts.Image, err erro
 	s.rest = s.opts.Clock().Add(firstRetry)
 }
 
-// resting tells whether the queue is left alone for now.
+// resting reports whether the queue is left alone for now.
 func (s *Service) resting() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -373,7 +373,7 @@ func (s *Service) failed(ctx context.Context, v volumefacts.Image, err error) er
 	return s.facts.Defer(ctx, v.ID, reason, now.Add(wait))
 }
 
-// final tells whether a build that failed is not tried again.
+// final reports whether a build that failed is not tried again.
 func (s *Service) final(v volumefacts.Image) bool {
 	return v.Due.After(s.opts.Clock().Add(never / 2))
 }

@@ -303,7 +303,7 @@ type Status struct {
 	Mapping block.Mapping `json:"mapping"`
 	// Size of the volume in bytes.
 	Size int64 `json:"size"`
-	// Open tells whether the kernel has the file open.
+	// Open reports whether the kernel has the file open.
 	Open bool `json:"open"`
 	// ReadBytes and WrittenBytes of this server, without its predecessors'.
 	ReadBytes    int64 `json:"readBytes"`

@@ -38,7 +38,7 @@ func ParseMix(s string) (Mix, error) {
 	return m, nil
 }
 
-// PullsOnly tells whether there is nothing but pulls.
+// PullsOnly reports whether there is nothing but pulls.
 func (m Mix) PullsOnly() bool {
 	for op, w := range m.weights {
 		if Op(op) != Pull && w > 0 {
@@ -48,7 +48,7 @@ func (m Mix) PullsOnly() bool {
 	return true
 }
 
-// Has tells whether an operation is done at all.
+// Has reports whether an operation is done at all.
 func (m Mix) Has(o Op) bool {
 	if m == (Mix{}) {
 		return o == Pull

@@ -247,7 +247,7 @@ func ReadResult(rd io.Reader) (*Result, error) {
 	return &r, nil
 }
 
-// pullsOnly tells whether the rates of the result are of images.
+// pullsOnly reports whether the rates of the result are of images.
 func (r *Result) pullsOnly() bool { return r.Mode != "mixed" }
 
 // rate is what the step is measured by.

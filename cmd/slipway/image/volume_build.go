@@ -122,7 +122,7 @@ func waitForVolumes(ctx context.Context, r *command.Image, d oci.Digest, fs stri
 }
 
 // failureOf tells why the build of an image in a file system failed, with "" in any:
-// that of a status may be of another one. "": it did not. there tells whether a
+// that of a status may be of another one. "": it did not. there reports whether a
 // record in it is served.
 func failureOf(ctx context.Context, r *command.Image, d oci.Digest, fs, reason string, there bool) (string, error) {
 	if fs == "" {

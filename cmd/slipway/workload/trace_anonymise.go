@@ -91,7 +91,7 @@ func (f *anonymiseFlags) run(cmd *cobra.Command, args []string) error {
 	return f.logs(cmd, args, a)
 }
 
-// checkMixed tells whether two keys, one of them lost, would meet in one store.
+// checkMixed reports whether two keys, one of them lost, would meet in one store.
 func (f *anonymiseFlags) checkMixed() error {
 	if f.keepKey != "" {
 		return nil

@@ -77,7 +77,7 @@ func copyStore(cmd *cobra.Command, s *store.Store, out, doing string, o *store.C
 	return err
 }
 
-// sameFile tells whether two paths are the same place; one of them may not exist.
+// sameFile reports whether two paths are the same place; one of them may not exist.
 func sameFile(a, b string) (bool, error) {
 	a, err := filepath.Abs(a)
 	if err != nil {

@@ -139,7 +139,7 @@ With --drop-duplicates a record without an id gets one that is made of its conte
 // maxMemory for records that are not in files yet, in MiB: more than any machine has.
 const maxMemory = 1 << 24
 
-// checkStore tells whether it was said where a store goes.
+// checkStore reports whether it was said where a store goes.
 func checkStore(dir string) error {
 	if dir == "" {
 		return command.Usagef("-o tells which directory the store goes to, and is needed")

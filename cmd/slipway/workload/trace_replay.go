@@ -191,7 +191,7 @@ func (f *replayFlags) run(cmd *cobra.Command, dir string) error {
 	return f.report(cmd, dirs, gates)
 }
 
-// finished tells whether a run that is resumed has one target's result already.
+// finished reports whether a run that is resumed has one target's result already.
 func (f *replayFlags) finished(o *replay.Options) bool {
 	if !o.Resume {
 		return false

@@ -231,7 +231,7 @@ func (f *finder) mayCall(c call, at *scope) bool {
 	return false
 }
 
-// params returns the names of a function's parameters. variadic says whether the last one is
+// params returns the names of a function's parameters. variadic reports whether the last one is
 // variadic.
 func params(fn *ast.FuncType) []string {
 	var list []string

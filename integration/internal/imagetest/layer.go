@@ -72,7 +72,7 @@ func must(err error) {
 }
 
 // helloSource is the program of the test images. It lists the directory /data
-// that other layers made, so that its output tells whether all layers arrived
+// that other layers made, so that its output reports whether all layers arrived
 // and were applied in order.
 const helloSource = `package main
 

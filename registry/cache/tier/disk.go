@@ -86,7 +86,7 @@ func (p *pieces) getSmall() *[smallPiece]byte {
 
 func (p *pieces) putSmall(b *[smallPiece]byte) { p.small.Put(b) }
 
-// usable tells whether files can be written.
+// usable reports whether files can be written.
 func (d *disk) usable() bool { return d.state.Load() == inUse }
 
 // aside leaves the disk alone until it is mounted again, and says so once.

@@ -479,7 +479,7 @@ func (f *fill) takeSpare(want bool) objstore.Object {
 	return &spareObject{o, f.cancel}
 }
 
-// worthwhile tells whether a fill should go on without anybody. Store.mu is held.
+// worthwhile reports whether a fill should go on without anybody. Store.mu is held.
 func (f *fill) worthwhile() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

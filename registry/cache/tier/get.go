@@ -165,7 +165,7 @@ func (f *fill) aside(ctx context.Context, off, n int64) (objstore.Object, error)
 	return f.s.inner.Get(ctx, f.key, off, n)
 }
 
-// ready waits until a fill knows its object, and tells whether it is the way to get the
+// ready waits until a fill knows its object, and reports whether it is the way to get the
 // bytes at off.
 func (f *fill) ready(ctx context.Context, off int64) (info objstore.Info, here bool, err error) {
 	f.mu.Lock()
@@ -263,7 +263,7 @@ func (f *fill) finished(ctx context.Context) error {
 
 // Pin keeps an object until a time, by [Options.Clock], whatever the policy thinks; the
 // zero time means until Unpin. A later Pin replaces it. At most half of a tier is ever
-// pinned. It tells whether the object is pinned now, or is on its way and will be if
+// pinned. It reports whether the object is pinned now, or is on its way and will be if
 // there is room.
 func (s *Store) Pin(key string, until time.Time) bool {
 	k := keyOf(key)
@@ -291,7 +291,7 @@ func (s *Store) pin(k policy.Key, until time.Time) bool {
 	return false
 }
 
-// Unpin ends a pin. It tells whether there was one.
+// Unpin ends a pin. It reports whether there was one.
 func (s *Store) Unpin(key string) bool {
 	k := keyOf(key)
 	s.mu.Lock()

@@ -48,7 +48,7 @@ type Status struct {
 	// SSDWritten is how many bytes were written to the SSD, SSDBudget how many more may
 	// be now, or -1 without a limit.
 	SSDWritten, SSDBudget int64
-	// SSDErrors counts the failures of the SSD. SSDUsable tells whether it is written
+	// SSDErrors counts the failures of the SSD. SSDUsable reports whether it is written
 	// at present.
 	SSDErrors int64
 	SSDUsable bool

@@ -229,7 +229,7 @@ func keyOf(key string) policy.Key {
 	return policy.KeyOf(sum[:])
 }
 
-// keeps tells whether objects of a key may be kept.
+// keeps reports whether objects of a key may be kept.
 func (s *Store) keeps(key string) bool {
 	return len(key) <= objstore.MaxKeyLength && (s.o.Cacheable == nil || s.o.Cacheable(key))
 }

@@ -231,7 +231,7 @@ func (t *tee) spill(p []byte) error {
 // errNotAdmitted tells that the SSD is to be spared.
 var errNotAdmitted = errors.New("not admitted to the SSD")
 
-// admitted tells whether the policy would have as much written to the SSD of an object
+// admitted reports whether the policy would have as much written to the SSD of an object
 // that was asked for once. It decides when the upload is one; but by then the bytes have
 // been written, whether they are in the budget or not. mu is held.
 func (t *tee) admitted() error {
@@ -245,7 +245,7 @@ func (t *tee) admitted() error {
 	return nil
 }
 
-// finish makes the bytes what an entry can have. It tells whether there are any.
+// finish makes the bytes what an entry can have. It reports whether there are any.
 func (t *tee) finish(k policy.Key) bool {
 	if t == nil || t.dead || t.size == 0 {
 		return false
@@ -276,7 +276,7 @@ func (t *tee) finish(k policy.Key) bool {
 	return true
 }
 
-// right tells whether what finish has made are the bytes of a key, as far as that is in
+// right reports whether what finish has made are the bytes of a key, as far as that is in
 // doubt.
 func (t *tee) right(key string) bool {
 	o := &t.s.o
@@ -395,7 +395,7 @@ func (ts *tees) take(s *Store, state string) *tee {
 	return t
 }
 
-// dropOldest drops one, and tells whether there was one. mu is held.
+// dropOldest drops one, and reports whether there was one. mu is held.
 func (ts *tees) dropOldest(s *Store) bool {
 	for len(ts.order) > 0 {
 		state := ts.order[0]

@@ -36,7 +36,7 @@ type engine interface {
 	// commit ends the transaction. An error says that nothing of it is there,
 	// unless it is an [*undecidedError].
 	commit(t *Tx) error
-	// again tells whether a batch that failed is to be run as it is once more; if
+	// again reports whether a batch that failed is to be run as it is once more; if
 	// not, it returns what it failed of.
 	again(err error) (bool, error)
 	// explain makes the error of a change of that of its transaction.

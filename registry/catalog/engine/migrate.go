@@ -128,7 +128,7 @@ func migratePostgres(ctx context.Context, db *sql.DB, lock int64) (err error) {
 	return err
 }
 
-// mayUse tells whether this program may use a schema that is newer than the one
+// mayUse reports whether this program may use a schema that is newer than the one
 // it knows: while replicas are replaced one by one, the old ones go on beside the
 // first new one. So a migration only adds, and raises min_reader when the version
 // before can go on no longer.

@@ -374,7 +374,7 @@ func (p *postgres) lastBatch(before backend) (batch int64, err error) {
 	return batch, nil
 }
 
-// again tells whether to run a batch again: its connection broke before it was
+// again reports whether to run a batch again: its connection broke before it was
 // committed, or the lock was not to be had.
 func (p *postgres) again(err error) (bool, error) {
 	var undecided *undecidedError

@@ -184,7 +184,7 @@ func (c Files) Packs(ctx context.Context, after int64, n int) ([]Pack, error) {
 	return out, err
 }
 
-// PackKnown tells whether a pack has a row or a writer is about to record
+// PackKnown reports whether a pack has a row or a writer is about to record
 // it. A negative answer is final, as that of Known.
 func (c Files) PackKnown(ctx context.Context, digest Name) (bool, error) {
 	if err := c.db.Settled(ctx); err != nil {

@@ -60,7 +60,7 @@ func (c Layers) CopyGrant(ctx context.Context, from, to string, d oci.Digest) er
 	return c.Grant(ctx, to, d)
 }
 
-// Granted tells whether a repository may use the layer of a Gear image.
+// Granted reports whether a repository may use the layer of a Gear image.
 func (c Layers) Granted(ctx context.Context, repo string, d oci.Digest) (bool, error) {
 	var granted bool
 	err := c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_layers l JOIN gear_grants g ON g.layer_id = l.id JOIN repositories r ON r.id = g.repo_id
@@ -151,7 +151,7 @@ func (c Layers) QueueLost(ctx context.Context) error {
 	})
 }
 
-// LayerLost tells whether a content of a layer was found damaged.
+// LayerLost reports whether a content of a layer was found damaged.
 func (c Layers) LayerLost(ctx context.Context, d oci.Digest) (bool, error) {
 	var lost bool
 	err := c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_layers l JOIN gear_layer_files lf ON lf.layer_id = l.id JOIN gear_files f ON f.id = lf.file_id

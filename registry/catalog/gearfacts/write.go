@@ -185,7 +185,7 @@ func putGearPack(t *engine.Tx, now int64, writer string, p NewPack, add *layerAd
 	return id, countGear(t, id)
 }
 
-// intends tells whether a writer's intent still holds, where other processes share
+// intends reports whether a writer's intent still holds, where other processes share
 // the catalogue: one that took it for dead may have had the object deleted. Errors:
 // ErrStale.
 func intends(t *engine.Tx, writer string, pack Name) error {

@@ -151,7 +151,7 @@ func (c Store) QueueLeak(ctx context.Context, l Leak) (done bool, err error) {
 	return done, err
 }
 
-// still tells whether a manifest is there as it was read.
+// still reports whether a manifest is there as it was read.
 func still(t *engine.Tx, m ManifestRow) (bool, error) {
 	var n int
 	err := t.Row(`SELECT COUNT(*) FROM manifests WHERE id = ? AND repo_id = ? AND blob_id = ?`, []any{m.ID, m.repoID, m.blobID}, &n)

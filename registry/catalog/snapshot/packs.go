@@ -13,7 +13,7 @@ type PackObject struct {
 	Size int64
 }
 
-// hasGear tells whether the snapshot has the Gear part: those of the first
+// hasGear reports whether the snapshot has the Gear part: those of the first
 // version have not.
 func (s *Snapshot) hasGear(ctx context.Context) (has bool, err error) {
 	err = s.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'gear_packs')`, nil, &has)
@@ -47,7 +47,7 @@ func (s *Snapshot) PackTotals(ctx context.Context) (packs, bytes int64, err erro
 	return packs, bytes, err
 }
 
-// HasPack tells whether a pack is in use.
+// HasPack reports whether a pack is in use.
 func (s *Snapshot) HasPack(ctx context.Context, digest [32]byte) (has bool, err error) {
 	if ok, err := s.hasGear(ctx); err != nil || !ok {
 		return false, err

@@ -171,7 +171,7 @@ func (c Store) Intend(ctx context.Context, id int64, place string, volumes []Vol
 	})
 }
 
-// wantsVolumes tells whether an image is still to be volumes. Errors: engine.ErrNotFound.
+// wantsVolumes reports whether an image is still to be volumes. Errors: engine.ErrNotFound.
 func wantsVolumes(t *engine.Tx, id int64) error {
 	var one int64
 	return t.Row(`SELECT 1 FROM volume_images v WHERE id = ? AND dropped = 0 AND `+volumeImageHere, []any{id}, &one)
@@ -282,7 +282,7 @@ func (c Store) ForgetImage(ctx context.Context, id int64) (gone bool, err error)
 	return gone, err
 }
 
-// ReferrerUsed tells whether another image than one has a manifest as its referrer.
+// ReferrerUsed reports whether another image than one has a manifest as its referrer.
 func (c Store) ReferrerUsed(ctx context.Context, repo string, referrer oci.Digest, but int64) (used bool, err error) {
 	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM volume_images WHERE repo = ? AND referrer = ? AND id <> ?)`, []any{repo, string(referrer), but}, &used)
 	return used, err

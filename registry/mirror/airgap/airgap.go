@@ -143,7 +143,7 @@ func isManifest(mediaType string) bool {
 	return oci.IsIndex(mediaType) || mediaType == oci.MediaTypeOCIManifest || mediaType == oci.MediaTypeDockerManifest || mediaType == artifactType
 }
 
-// isForeign tells whether a layer may lie elsewhere.
+// isForeign reports whether a layer may lie elsewhere.
 func isForeign(d oci.Descriptor) bool {
 	return len(d.URLs) > 0 || strings.Contains(d.MediaType, "nondistributable") || strings.Contains(d.MediaType, "rootfs.foreign")
 }

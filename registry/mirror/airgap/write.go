@@ -90,7 +90,7 @@ type content struct {
 	manifest bool
 }
 
-// judgement says whether a manifest is whole, with all it needs.
+// judgement reports whether a manifest is whole, with all it needs.
 type judgement struct {
 	parts  []content
 	absent int

@@ -147,7 +147,7 @@ func (k *keyring) challenged(ctx context.Context, repo string, h http.Header, sh
 	return again, err
 }
 
-// learn notes a challenge, and tells whether another token may help.
+// learn notes a challenge, and reports whether another token may help.
 func (k *keyring) learn(repo string, c wire.Challenge, shown string) bool {
 	realm, err := url.Parse(c.Params["realm"])
 	if err != nil {

@@ -120,7 +120,7 @@ func (x *exchange) gotConn(c httptrace.GotConnInfo) {
 	x.reused = c.Reused
 }
 
-// stale tells whether the request went to a connection that the server had closed
+// stale reports whether the request went to a connection that the server had closed
 // meanwhile. net/http repeats such requests itself, but not those with a body.
 func (x *exchange) stale() bool {
 	x.mu.Lock()

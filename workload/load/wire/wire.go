@@ -295,7 +295,7 @@ func (c *Client) drop(h Host, k *conn) {
 	_ = k.Close() // it is given up
 }
 
-// printable tells whether s can stand in a line of a head.
+// printable reports whether s can stand in a line of a head.
 func printable[T string | []byte](s T) bool {
 	for i := 0; i < len(s); i++ {
 		if s[i] <= ' ' || s[i] == 0x7f {
@@ -305,7 +305,7 @@ func printable[T string | []byte](s T) bool {
 	return true
 }
 
-// Clean tells whether target can be sent as that of a request: it begins with a slash
+// Clean reports whether target can be sent as that of a request: it begins with a slash
 // and has neither spaces nor control characters.
 func Clean(target []byte) bool {
 	return bytes.HasPrefix(target, []byte("/")) && printable(target)
