@@ -64,7 +64,7 @@ func newMetrics() *metrics {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: "slipway_recipes_" + name, Help: help})
 	}
-	return &metrics{
+	m := &metrics{
 		layers:      gauge("dropped_layers", "Layers that are kept as recipes, as of the last pass."),
 		bytes:       gauge("dropped_bytes", "Bytes of the layers that are kept as recipes."),
 		recipeBytes: gauge("stored_bytes", "Bytes of the recipes of dropped layers."),
@@ -75,6 +75,10 @@ func newMetrics() *metrics {
 			Buckets: prometheus.ExponentialBuckets(0.05, 4, 8)}),
 		failures: counter("failures_total", "Layers for which a recipe could not be made, proven or put in their place."),
 	}
+	for _, result := range []string{"done", "failed", "given up"} {
+		m.rebuilds.WithLabelValues(result) // 0 before the first one, so that an alert has a series
+	}
+	return m
 }
 
 // rebuilt counts a rebuild.
