@@ -9,16 +9,17 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// AdoptRow is something found in a storage that another registry wrote: exactly
-// one of Blob, Manifest and Tag is set.
+// AdoptRow is something that another registry stored. Exactly one of Blob, Manifest and
+// Tag is set.
 type AdoptRow struct {
 	Repo string
-	// Blob is a layer or config of the repository whose object is in the store.
+	// Blob is a layer or config of the repository. Its object is in the store.
 	Blob *Blob
-	// Manifest of the repository; Named is all it names, whether it is there or not.
+	// Manifest is a manifest of the repository. Named lists everything that it names,
+	// whether or not it is there.
 	Manifest *Manifest
 	Named    []oci.Descriptor
-	// Tag that points at the manifest Target.
+	// Tag is a tag that points at the manifest Target.
 	Tag    string
 	Target oci.Digest
 	// At is when the manifest or tag was pushed.
@@ -28,12 +29,12 @@ type AdoptRow struct {
 // Adopted counts what a call of Adopt changed.
 type Adopted struct{ Blobs, Manifests, Tags int }
 
-// Adopt records many rows with one commit. Unlike a push it takes manifests
-// whose contents are missing: those are recorded as named, so that they are
-// served once they come. What is recorded already stays as it is, and a tag is
-// moved only by a push that is later than its own. Tags come after their
-// manifests; one whose manifest is not recorded is passed over. Everything is
-// queued for the collector as after a push.
+// Adopt records many rows with one commit. Unlike a push it accepts manifests whose
+// contents are missing. It records such contents as named, so that they are served once
+// they arrive. A row that exists already stays as it is. A tag moves only if row.At is
+// later than the time of its last push. A tag must come after its manifest. Adopt skips a
+// tag whose manifest is not recorded. Everything is queued for the collector as after a
+// push.
 func (c *Catalog) Adopt(ctx context.Context, rows []AdoptRow) (n Adopted, err error) {
 	err = c.DB.Write(ctx, func(t *engine.Tx) error {
 		a := adoption{t: t, now: t.Now(), repos: map[string]int64{}}
@@ -76,7 +77,7 @@ func (a *adoption) row(row *AdoptRow) error {
 }
 
 func (a *adoption) blob(repoID int64, b Blob) error {
-	// Nobody has compared the bytes with the digest, so a row that is there stays as it is.
+	// Nobody has compared the bytes with the digest, so an existing row stays as it is.
 	var id int64
 	err := a.t.Row(`SELECT id FROM blobs WHERE digest = ? AND state = 1`, []any{string(b.Digest)}, &id)
 	if err == ErrNotFound {

@@ -1,13 +1,12 @@
-// Package catalog records what exists: repositories, tags, manifests, which
-// blob is visible in which repository, uploads under way, and what may have
-// become garbage.
+// Package catalog records what exists: repositories, tags, manifests, which repository
+// shows which blob, uploads under way, and what may have become garbage.
 //
-// It is one SQL schema and one set of queries, in a database of [engine]. A method that
-// changes something returns when the change is durable.
+// It consists of an SQL schema and its queries, in a database of package [engine]. A
+// method that changes something returns when the change is durable.
 //
-// Small contents and manifests live in the catalogue itself (see InlineMax):
-// their bytes and their row then cost one shared fsync instead of several.
-// Larger ones are objects in an object store, which this package never touches.
+// The bytes of small contents and of manifests are in the catalogue itself (see
+// InlineMax). Their bytes and their row then cost one shared fsync instead of several.
+// Larger contents are objects in an object store, which this package never touches.
 package catalog
 
 import (
@@ -18,30 +17,30 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// InlineMax is the largest blob in bytes that is kept in the catalogue instead
-// of the object store. SQLite reads and writes values of this size faster than
-// a file system does files, and an image of tiny layers then costs one fsync per
-// blob. docs/bench.md has the pushes of small images per second.
+// InlineMax is the size in bytes of the largest blob that is kept in the catalogue
+// instead of the object store. SQLite reads and writes values of this size faster than a
+// file system reads and writes files. An image of tiny layers then costs one fsync per
+// blob. docs/bench.md lists the pushes of small images per second.
 const InlineMax = 16 << 10
 
 // Errors that callers branch on.
 var (
-	// ErrNotFound: the repository, tag, manifest, blob or upload is not there.
+	// ErrNotFound says that the repository, tag, manifest, blob or upload does not exist.
 	ErrNotFound = engine.ErrNotFound
-	// ErrNoRepository: the repository itself is not there.
+	// ErrNoRepository says that the repository itself does not exist.
 	ErrNoRepository = engine.NewVerdict("repository is not in the catalogue")
-	// ErrReferenced: a manifest of the repository still names the blob.
+	// ErrReferenced says that a manifest of the repository still names the blob.
 	ErrReferenced = engine.NewVerdict("still referenced by a manifest")
-	// ErrNotStored: a link was asked for a blob whose content is not, or no
-	// longer, in the store; the content must be written first.
+	// ErrNotStored says that a blob cannot be linked because its content is not in the
+	// store, or no longer. The content must be written first.
 	ErrNotStored = engine.NewVerdict("content is not stored")
 )
 
-// MissingError names the content that a manifest needs and its repository lacks.
+// MissingError lists the contents that a manifest needs and its repository lacks.
 type MissingError struct {
-	// Digests are the first 100 of them.
+	// Digests holds the first 100 missing contents.
 	Digests []oci.Digest
-	// Total is how many there are in all.
+	// Total is the number of all missing contents.
 	Total int
 }
 
@@ -51,10 +50,10 @@ func (e *MissingError) Error() string { return "manifest names content that is n
 // Verdict implements engine.Verdict.
 func (e *MissingError) Verdict() {}
 
-// SizeError says that a manifest names a content with a size that it does not have.
+// SizeError says that a manifest gives a wrong size for a content.
 type SizeError struct {
 	Digest oci.Digest
-	// Named is the size that the manifest has, Stored what the content has.
+	// Named is the size in the manifest, and Stored is the size of the content.
 	Named, Stored int64
 }
 
@@ -69,12 +68,13 @@ type Blob struct {
 	Digest oci.Digest
 	// Size in bytes.
 	Size int64
-	// Content holds the bytes of an inline blob; nil for an object in the store.
+	// Content holds the bytes of an inline blob. It is nil for an object in the store.
 	Content []byte
-	// Tag is the objstore.Info.Tag of the object that has these bytes, "" if it is not
-	// known. Only ObjectTag reads it.
+	// Tag is the objstore.Info.Tag of the object that has these bytes, or "" if the tag
+	// is not known. Only repair.Store.ObjectTag reads it.
 	Tag string
-	// Suspect says that a read of the content failed, or gave wrong bytes; see MarkSuspect.
+	// Suspect says that a read of the content failed or returned wrong bytes; see
+	// repair.Store.MarkSuspect.
 	Suspect bool
 }
 
@@ -82,7 +82,7 @@ type Blob struct {
 type Manifest struct {
 	Digest    oci.Digest
 	MediaType string
-	// ArtifactType as the referrers API reports it; may be empty.
+	// ArtifactType is what the referrers API reports. It may be empty.
 	ArtifactType string
 	// Subject's digest, empty without one.
 	Subject     oci.Digest
@@ -90,29 +90,29 @@ type Manifest struct {
 	Content     []byte
 }
 
-// NewManifest is a manifest to record together with what it names.
+// NewManifest is a manifest to record, together with what it names.
 type NewManifest struct {
 	Manifest
-	// Blobs that must be visible in the repository.
+	// Blobs must be visible in the repository.
 	Blobs []oci.Digest
-	// Manifests that must be in the repository.
+	// Manifests must be in the repository.
 	Manifests []oci.Digest
-	// Optional contents are recorded as named, but may be absent: foreign
-	// layers, and platforms an index may lack.
+	// Optional contents are recorded as named, but may be absent. They are foreign
+	// layers, and platforms that an index may lack.
 	Optional []oci.Descriptor
-	// Sizes of Blobs and Manifests as the manifest has them; those it leaves out are
-	// not compared with what is stored.
+	// Sizes holds the sizes that the manifest gives for Blobs and Manifests. A content
+	// without an entry is not compared with what is stored.
 	Sizes map[oci.Digest]int64
-	// Tags that are to point at the manifest.
+	// Tags will point at the manifest.
 	Tags []string
-	// Immutable tells of a tag whether it may be moved once it exists.
+	// Immutable reports whether a tag must not be moved once it exists.
 	Immutable func(tag string) bool
 }
 
-// MediaTypeError says that a repository holds a manifest already, under another
-// media type than it was pushed with.
+// MediaTypeError says that the repository has the manifest already, but with another
+// media type.
 type MediaTypeError struct {
-	// Stored is the media type it has.
+	// Stored is the media type that the manifest has in the repository.
 	Stored string
 }
 
@@ -124,8 +124,8 @@ func (e *MediaTypeError) Error() string {
 // Verdict implements engine.Verdict.
 func (e *MediaTypeError) Verdict() {}
 
-// ImmutableError names the tag that may not be moved or removed. Part says that what was
-// to be removed is part of the index that the tag points at.
+// ImmutableError names a tag that must not be moved or removed. Part says that the
+// manifest to be removed is part of the index that the tag points at.
 type ImmutableError struct {
 	Tag  string
 	Part bool
@@ -137,23 +137,24 @@ func (e *ImmutableError) Error() string { return "tag " + e.Tag + " is immutable
 // Verdict implements engine.Verdict.
 func (e *ImmutableError) Verdict() {}
 
-// Upload is an upload that outlives a request.
+// Upload is an upload that takes more than one request.
 type Upload struct {
 	ID, Repo string
-	// Size in bytes that are safely held.
+	// Size is the number of bytes that are safely held.
 	Size int64
-	// State of the object store's upload; empty while Content holds the bytes.
+	// State is the state of the object store's upload. It is empty while Content holds
+	// the bytes.
 	State string
-	// Hash is the marshalled sha256 state over Size bytes.
+	// Hash is the marshalled SHA-256 state over Size bytes.
 	Hash []byte
 	// Content holds the bytes of an upload that is still small.
 	Content []byte
-	// Intent is the digest about to be published, or empty.
+	// Intent is the digest that is about to be published, or empty.
 	Intent    oci.Digest
 	UpdatedAt time.Time
-	// Owner alone may use the upload before Until, by the catalogue's clock. In
-	// what is read, an Until that has passed tells of a claim that has run out.
-	// For what is saved see Uploads.Save.
+	// Owner alone may use the upload before Until, by the catalogue's clock. In an upload
+	// that was read, an Until in the past means that the claim has expired. Uploads.Save
+	// says what Until means in an upload to be saved.
 	Owner string
 	Until time.Time
 }
@@ -163,7 +164,7 @@ type Options = engine.Options
 
 // Catalog is an open catalogue. All methods may run concurrently.
 type Catalog struct {
-	// DB is the database it is in.
+	// DB is the database that holds the catalogue.
 	DB *engine.DB
 
 	Uploads   *Uploads

@@ -8,9 +8,10 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Due reports whether a repository shows a blob, or has a manifest, and when the
-// collector is going to look whether something needs it; zero: it is not in the
-// collector's queue. What is put there later is due a grace period after that.
+// Due reports whether a repository shows a blob, or has a manifest if manifest is set,
+// and returns when the collector will check whether something needs it. The time is zero
+// if the content is not in the collector's queue. A content that is queued later is due a
+// grace period after that.
 func (c *Garbage) Due(ctx context.Context, repo string, d oci.Digest, manifest bool) (here bool, due time.Time, err error) {
 	table, kinds := "links", []any{GCBlob, GCBlob}
 	if manifest {

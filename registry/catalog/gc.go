@@ -16,49 +16,50 @@ import (
 type Unlinked struct {
 	Repo   string
 	Digest oci.Digest
-	// Manifest tells that it was a manifest.
+	// Manifest says that it was a manifest.
 	Manifest bool
 }
 
 // Collected is the outcome of one collection step.
 type Collected struct {
-	// Examined is how many queued candidates were looked at; 0: none is due.
+	// Examined is how many queued candidates were examined. It is 0 if none is due.
 	Examined int
-	// Unlinked are the blobs and manifests taken out of repositories.
+	// Unlinked lists the blobs and manifests that were removed from repositories.
 	Unlinked []Unlinked
-	// Dropped are contents that no repository shows any more and whose rows,
-	// being inline or absent, are gone with this step.
+	// Dropped lists contents that no repository shows any more and whose rows this step
+	// removed, because the contents were inline or absent.
 	Dropped []Blob
-	// Objects are contents whose objects must now be deleted from the store,
-	// and then given to Forget.
+	// Objects lists contents whose objects must now be deleted from the store. Then the
+	// contents must be passed to Forget.
 	Objects []Blob
-	// Freed, in a dry run, is what nothing needs any more once the rest has gone:
-	// it would become due a grace period later. Cut tells that there may be more
-	// of it than was looked at.
+	// Freed is set in a dry run. It says what nothing will need once the rest is gone,
+	// and what would therefore become due a grace period later. Cut says that not
+	// everything was examined, so that Freed may be incomplete.
 	Freed *Collected
 	Cut   bool
 }
 
-// CollectOptions say what a collection step may take.
+// CollectOptions says what a collection step may remove.
 type CollectOptions struct {
-	// Max candidates in this step; default 256.
+	// Max is the maximum number of candidates in this step; default 256.
 	Max int
-	// Before: candidates due before this time are looked at.
+	// Before restricts the step to candidates that are due before this time.
 	Before time.Time
-	// Untagged also takes manifests without a tag, that no index names, and
-	// whose subject, if they have one, is gone. Those that were part of an index,
-	// or referred to a manifest, that was removed are taken in any case.
+	// Untagged says to remove manifests that have no tag, that no index names, and whose
+	// subject, if any, is gone. Without Untagged, the step only removes such a manifest
+	// if it was part of an index that was removed, or if its subject was removed.
 	Untagged bool
-	// KeepUntagged excepts repositories from that; nil: none.
+	// KeepUntagged reports whether a repository keeps its untagged manifests. nil means
+	// that none does.
 	KeepUntagged func(repo string) bool
-	// Keep vetoes the removal of a blob from a repository, for contents a
-	// client has just been told are there. They are asked for again at the
-	// returned time.
+	// Keep vetoes the removal of a blob from a repository, because a client was just told
+	// that the content is there. The collector examines the content again at the returned
+	// time.
 	Keep func(repo string, d oci.Digest) (until time.Time, keep bool)
-	// DryRun reports what would be taken, and what that would free, and changes
-	// nothing. With Untagged its first step also looks for manifests as
-	// QueueUntagged does. After continues a dry run behind the candidate of the
-	// step before; what only several steps together free is not found.
+	// DryRun reports what would be removed, and what that would free, and changes
+	// nothing. With Untagged the first step also looks for manifests, as QueueUntagged
+	// does. After is the last candidate of the previous step. The dry run continues
+	// behind it. It does not find what only several steps together free.
 	DryRun bool
 	After  *Candidate
 }
@@ -74,7 +75,7 @@ type Candidate struct {
 	inline, present bool
 }
 
-// Garbage is what may have become garbage, and its way out. All methods may run
+// Garbage holds what may have become garbage, and removes it. All methods may run
 // concurrently.
 type Garbage struct {
 	DB *engine.DB
@@ -86,9 +87,9 @@ type Garbage struct {
 
 var errDryRun = engine.NewVerdict("dry run")
 
-// Collect looks at the candidates that are due and removes those that nothing
-// needs. Its cost depends on their number and not on the catalogue's size. last
-// is the last candidate looked at, for dry runs.
+// Collect examines the candidates that are due and removes those that nothing needs. Its
+// cost depends on the number of candidates, not on the size of the catalogue. last is the
+// last candidate that was examined, for dry runs.
 func (c *Garbage) Collect(ctx context.Context, o CollectOptions) (out Collected, last *Candidate, err error) {
 	if o.Max <= 0 {
 		o.Max = 256
@@ -129,12 +130,13 @@ func (c *Garbage) Collect(ctx context.Context, o CollectOptions) (out Collected,
 	return out, last, err
 }
 
-// dueFreed is the due time, within a change, of what the change has freed: in a dry
-// run, and in DropImages. It comes before all others, so that it can be told from them.
+// dueFreed is the due time that a change gives to what it frees, in a dry run and in
+// DropImages. It is earlier than all other due times, which distinguishes these
+// candidates from the others.
 const dueFreed = -1
 
-// follow looks at what a dry run has freed, and what that frees in turn, for as
-// long as other changes may wait for it.
+// follow examines what a dry run has freed, and what that frees in turn. It stops after
+// as much work as other changes may wait for.
 func follow(t *engine.Tx, o CollectOptions, out *Collected) error {
 	out.Cut = out.Examined == o.Max
 	out.Freed = &Collected{}
@@ -157,7 +159,8 @@ func follow(t *engine.Tx, o CollectOptions, out *Collected) error {
 	return nil
 }
 
-// minFollow is how many freed candidates a dry run looks at in any case.
+// minFollow is how many freed candidates a dry run examines at least, if there are so
+// many.
 const minFollow = 1024
 
 func dueCandidates(t *engine.Tx, o CollectOptions) ([]Candidate, error) {
@@ -185,7 +188,7 @@ func collectOne(t *engine.Tx, d *Candidate, o CollectOptions, out *Collected) er
 	}
 	var err error
 	switch {
-	case d.digest == "": // its content went by way of another repository
+	case d.digest == "": // its content was removed through another repository
 	case d.kind == GCBlob:
 		err = collectBlob(t, d, o, out)
 	case (o.Untagged || d.kind == gcPart) && (o.KeepUntagged == nil || !o.KeepUntagged(d.repo)):
@@ -218,7 +221,7 @@ func collectBlob(t *engine.Tx, d *Candidate, o CollectOptions, out *Collected) e
 	return dropContent(t, d, out)
 }
 
-// unlink makes a repository not show a blob any more.
+// unlink removes a blob from a repository.
 func unlink(t *engine.Tx, d *Candidate, out *Collected) error {
 	if _, err := t.Exec(`DELETE FROM links WHERE repo_id = ? AND blob_id = ?`, d.repoID, d.blobID); err != nil {
 		return err
@@ -231,8 +234,8 @@ func unlink(t *engine.Tx, d *Candidate, out *Collected) error {
 	return nil
 }
 
-// blobNeeded reports whether a manifest of the repository names the blob, or is
-// it, and whether the repository shows it.
+// blobNeeded reports whether a manifest of the repository names the blob or has its
+// digest, and whether the repository shows the blob.
 func blobNeeded(t *engine.Tx, d *Candidate) (needed, linked bool, err error) {
 	err = t.Row(`SELECT EXISTS (SELECT 1 FROM refs WHERE repo_id = ? AND blob_id = ?) OR EXISTS (SELECT 1 FROM manifests WHERE repo_id = ? AND blob_id = ?),
 		EXISTS (SELECT 1 FROM links WHERE repo_id = ? AND blob_id = ?)`,
@@ -240,10 +243,10 @@ func blobNeeded(t *engine.Tx, d *Candidate) (needed, linked bool, err error) {
 	return needed, linked, err
 }
 
-// dropContent removes a content that no repository shows any more. Where some
-// still name it, as a foreign layer or a platform that may be absent, its row
-// stays and says that it is not here: to name a digest must not keep what belongs
-// to another repository.
+// dropContent removes a content that no repository shows any more. If some manifests
+// still name the content, as a foreign layer or a platform that may be absent, its row
+// stays and says that the content is not here. A manifest that only names a digest must
+// not keep a content of another repository.
 func dropContent(t *engine.Tx, d *Candidate, out *Collected) error {
 	var shown, named bool
 	err := t.Row(`SELECT EXISTS (SELECT 1 FROM links WHERE blob_id = ?) OR EXISTS (SELECT 1 FROM manifests WHERE blob_id = ?),
@@ -255,8 +258,8 @@ func dropContent(t *engine.Tx, d *Candidate, out *Collected) error {
 		return err
 	}
 	b := Blob{Digest: d.digest, Size: d.size}
-	// A manifest too large for a blob to be inline may have been pushed as a
-	// blob, too: then there is an object that must go with it.
+	// A manifest that exceeds InlineMax may have been pushed as a blob, too. Then an
+	// object must be deleted as well.
 	if (d.inline && d.size <= InlineMax) || !d.present {
 		query := `DELETE FROM blobs WHERE id = ? AND state IN (0, 1)`
 		if named {
@@ -316,8 +319,8 @@ func collectManifest(t *engine.Tx, d *Candidate, o CollectOptions, out *Collecte
 	return RemoveManifest(t, d.repoID, id, d.blobID, due)
 }
 
-// QueueUntagged queues every manifest without a tag, for the first collection
-// after the policy was switched on. It reads all manifests.
+// QueueUntagged queues every manifest without a tag. It is for the first collection after
+// the removal of untagged manifests was enabled. It reads all manifests.
 func (c *Garbage) QueueUntagged(ctx context.Context) error {
 	return c.DB.Write(engine.Whole(ctx), queueUntagged)
 }
@@ -329,9 +332,8 @@ func queueUntagged(t *engine.Tx) error {
 	return err
 }
 
-// Deleting returns contents whose objects are to be deleted: those that the
-// collector has dropped, and those whose deletion was begun by somebody who has
-// not ended it by the deadline.
+// Deleting returns contents whose objects must be deleted. The collector has dropped
+// them, or somebody began to delete them and did not finish by the deadline.
 func (c *Garbage) Deleting(ctx context.Context, n int) ([]Blob, error) {
 	now, err := c.DB.Now(ctx)
 	if err != nil {
@@ -348,8 +350,8 @@ func (c *Garbage) Deleting(ctx context.Context, n int) ([]Blob, error) {
 	return out, err
 }
 
-// IsDeleting reports whether a content's object is still to be deleted: a push
-// may have brought the content back since. The answer is final, as that of Known.
+// IsDeleting reports whether a content's object must still be deleted. A push may have
+// brought the content back since. The answer is final, like that of Known.
 func (c *Garbage) IsDeleting(ctx context.Context, d oci.Digest) (bool, error) {
 	if err := c.DB.Settled(ctx); err != nil {
 		return false, err

@@ -5,15 +5,16 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// revokeGear ends what GrantGear allowed, when a repository does not show the
-// blob any more: whoever pushes it again has to have the right to its files anew.
+// revokeGear ends what gearfacts.Layers.Grant allowed, once a repository does not show
+// the blob any more. Whoever pushes the blob again must acquire the right to its files
+// anew.
 func revokeGear(t *engine.Tx, repoID, blobID int64) error {
 	_, err := t.Exec(`DELETE FROM gear_grants WHERE repo_id = ? AND layer_id IN (SELECT id FROM gear_layers WHERE blob_id = ?)`, repoID, blobID)
 	return err
 }
 
-// dropGearLayer takes away with a blob what Gear knows of it: the index and the recipe of a
-// layer, whose contents are released by CollectGear, or the profile of an image.
+// dropGearLayer removes what Gear knows of a blob: the index and the recipe of a layer,
+// or the profile of an image. gearfacts.Files.Collect releases the contents of the layer.
 func dropGearLayer(t *engine.Tx, d oci.Digest) error {
 	for _, query := range []string{`DELETE FROM gear_recipes WHERE digest = ?`, `UPDATE gear_layers SET digest = NULL, blob_id = 0 WHERE digest = ?`,
 		`DELETE FROM gear_jobs WHERE digest = ?`, `DELETE FROM gear_profiles WHERE digest = ?`} {

@@ -9,18 +9,17 @@ import (
 )
 
 const (
-	// IdentitySetting is the registry's id, once the object store has it too.
+	// IdentitySetting holds the registry's id, once the object store has the id too.
 	IdentitySetting = "registry_id"
-	// proposedIDSetting is an id that may not have reached the object store yet.
+	// proposedIDSetting holds an id that the object store may not have yet.
 	proposedIDSetting = "registry_id_proposed"
-	// The id of the registry that this one continues: it was empty, and then got
-	// all images of a backup of that one.
+	// ContinuesSetting holds the id of the registry that this one continues: this
+	// registry was empty, and then received all images of a backup of the other registry.
 	ContinuesSetting = "continues_registry"
 )
 
 // RegistryID returns the id of the registry that the catalogue belongs to. settled
-// reports whether the object store has it too; id is empty where the catalogue has
-// none.
+// reports whether the object store has the id too. id is empty if the catalogue has none.
 func (c *Settings) RegistryID(ctx context.Context) (id string, settled bool, err error) {
 	return registryID(ctx, c.DB)
 }
@@ -39,9 +38,9 @@ func registryID(ctx context.Context, db *engine.DB) (id string, settled bool, er
 	return id, settled, err
 }
 
-// ProposeRegistryID records an id that is about to be written to the object store,
-// unless the catalogue has one. It returns the id that counts, which is the same for
-// all processes that share the catalogue.
+// ProposeRegistryID records an id that is about to be written to the object store, unless
+// the catalogue already has an id. It returns the valid id, which is the same for all
+// processes that share the catalogue.
 func (c *Settings) ProposeRegistryID(ctx context.Context, id string) (agreed string, err error) {
 	err = c.DB.Write(ctx, func(t *engine.Tx) error {
 		agreed = ""
@@ -70,8 +69,8 @@ func (c *Settings) SettleRegistryID(ctx context.Context, id string) error {
 	})
 }
 
-// SampleObjects returns at most n contents that are objects in the store: half of them
-// the oldest, half the newest.
+// SampleObjects returns at most n contents that are objects in the store. Half of them
+// are the oldest, and half are the newest.
 func (c *Catalog) SampleObjects(ctx context.Context, n int) ([]oci.Digest, error) {
 	var out []oci.Digest
 	seen := map[oci.Digest]bool{}
@@ -91,8 +90,8 @@ func (c *Catalog) SampleObjects(ctx context.Context, n int) ([]oci.Digest, error
 	return out, nil
 }
 
-// Continue records that this registry, which was empty, has got all images of a
-// backup of the registry with the given id, so that it may replace that backup.
+// Continue records that this registry was empty and has received all images of a backup
+// of the registry with the given id. This registry may therefore replace that backup.
 func (c *Settings) Continue(ctx context.Context, id string) error {
 	return c.DB.Write(ctx, func(t *engine.Tx) error {
 		_, err := t.Exec(`INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value`, ContinuesSetting, id)

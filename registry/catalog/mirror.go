@@ -11,10 +11,10 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// AdoptBlob is PutBlob for a repository that is a copy of another registry's: its
-// manifests come before what they name. A content that one names is not queued for
-// the collector, as it stays until the manifest goes. added says that the content was
-// not stored before. Errors: ErrBusy, ErrDeleting.
+// AdoptBlob is PutBlob for a repository that is a copy of another registry's repository,
+// in which manifests arrive before the contents that they name. AdoptBlob does not queue
+// a content that a manifest names, because the content stays until the manifest goes.
+// added reports whether the content was not stored before. Errors: ErrBusy, ErrDeleting.
 func (c *Catalog) AdoptBlob(ctx context.Context, repo string, b Blob, uploadID string) (added bool, err error) {
 	err = c.DB.Write(ctx, func(t *engine.Tx) error {
 		if err := mayRecord(t, b, uploadID); err != nil {
@@ -37,9 +37,9 @@ func (c *Catalog) AdoptBlob(ctx context.Context, repo string, b Blob, uploadID s
 	return added && err == nil, err
 }
 
-// LinkStored makes a content that is stored already visible in a repository that is a
-// copy of another registry's; see AdoptBlob. Errors: ErrNotStored, also for a content
-// that is suspect.
+// LinkStored makes a content that is already stored visible in a repository that is a
+// copy of another registry's repository; see AdoptBlob. It returns ErrNotStored if the
+// content is not stored or is suspect.
 func (c *Catalog) LinkStored(ctx context.Context, repo string, d oci.Digest) (Blob, error) {
 	b := Blob{Digest: d}
 	err := c.DB.Write(ctx, func(t *engine.Tx) error {
@@ -57,8 +57,9 @@ func (c *Catalog) LinkStored(ctx context.Context, repo string, d oci.Digest) (Bl
 	return b, err
 }
 
-// linkNamed is link for a content that a manifest of the repository may name already:
-// then the collector need not look at it before that manifest goes, which queues it.
+// linkNamed is Link for a content that a manifest of the repository may name already. In
+// that case the collector need not examine the content before the manifest is removed,
+// and the removal queues it.
 func linkNamed(t *engine.Tx, repoID, blobID, now, due int64) error {
 	n, err := t.Exec(`INSERT INTO links (repo_id, blob_id, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING`, repoID, blobID, now)
 	if err != nil {
@@ -74,7 +75,7 @@ func linkNamed(t *engine.Tx, repoID, blobID, now, due int64) error {
 	return err
 }
 
-// Naming returns at most n manifests of a repository that name a content, the latest
+// Naming returns at most n manifests of a repository that name a content, the newest
 // first.
 func (c *Catalog) Naming(ctx context.Context, repo string, d oci.Digest, n int) ([]Manifest, error) {
 	var out []Manifest
@@ -91,7 +92,7 @@ func (c *Catalog) Naming(ctx context.Context, repo string, d oci.Digest, n int) 
 	return out, err
 }
 
-// Linked tells which of the contents a repository shows.
+// Linked reports which of the contents a repository shows.
 func (c *Catalog) Linked(ctx context.Context, repo string, digests []oci.Digest) (map[oci.Digest]bool, error) {
 	return c.which(ctx, "links", repo, digests, hasBytes)
 }
@@ -101,15 +102,16 @@ func (c *Catalog) ManifestsHere(ctx context.Context, repo string, digests []oci.
 	return c.which(ctx, "manifests", repo, digests, hasBytes)
 }
 
-// ManifestsKnown is ManifestsHere, with the manifests of the repository whose bytes are lost.
+// ManifestsKnown is ManifestsHere, but includes the manifests whose bytes are lost.
 func (c *Catalog) ManifestsKnown(ctx context.Context, repo string, digests []oci.Digest) (map[oci.Digest]bool, error) {
 	return c.which(ctx, "manifests", repo, digests, "")
 }
 
-// hasBytes restricts a query to contents whose bytes are here.
+// hasBytes restricts a query to contents whose bytes are stored.
 const hasBytes = " AND b.state = 1"
 
-// which reports which of the digests a table has for a repository, among contents that meet a condition.
+// which reports which of the digests have a row in a table for a repository. It considers
+// only contents that meet a condition.
 func (c *Catalog) which(ctx context.Context, table, repo string, digests []oci.Digest, condition string) (map[oci.Digest]bool, error) {
 	out := make(map[oci.Digest]bool, len(digests))
 	err := engine.InParts(digests, func(part []oci.Digest) error {
@@ -129,21 +131,22 @@ func (c *Catalog) which(ctx context.Context, table, repo string, digests []oci.D
 	return out, err
 }
 
-// DroppedImages is what DropImages took out of a repository.
+// DroppedImages is what DropImages removed from a repository.
 type DroppedImages struct {
 	// Tags that are gone.
 	Tags []string
-	// Collected are the manifests and blobs that are gone, and what of their contents
-	// nothing needs any more. Its Objects are to be deleted, and given to Forget.
+	// Collected lists the removed manifests and blobs, and those of their contents that
+	// nothing needs any more. Its Objects must be deleted and then passed to Forget.
 	Collected
 }
 
-// DropImages removes manifests of a repository with their tags, what only they kept in
-// it (the manifests an index names, those that refer to it), and the blobs that no
-// other manifest of the repository names. What no repository shows then is dropped at
-// once, without a grace period: nobody may have been told that it is there, but to pull
-// it. Digests that are not there are passed over, and so, unless the time is zero, are
-// images that came or were pulled at or after usedBefore.
+// DropImages removes manifests of a repository and their tags. It also removes what only
+// these manifests kept in the repository: the manifests that an index names, the
+// manifests that refer to them, and the blobs that no other manifest of the repository
+// names. A content that no repository shows any more is dropped at once, without a grace
+// period. So no client may have been told that the content is there, except to pull it.
+// DropImages skips digests that are not there. Unless usedBefore is zero, it also skips
+// images that arrived or were pulled at usedBefore or later.
 func (c *Garbage) DropImages(ctx context.Context, repo string, usedBefore time.Time, digests ...oci.Digest) (DroppedImages, error) {
 	var out DroppedImages
 	err := c.DB.Write(ctx, func(t *engine.Tx) error {
@@ -168,7 +171,8 @@ func (c *Garbage) DropImages(ctx context.Context, repo string, usedBefore time.T
 	return out, err
 }
 
-// dropImage removes a manifest and what it kept, and queues what that frees as such.
+// dropImage removes a manifest and what it kept, and queues what that frees, with the due
+// time dueFreed.
 func dropImage(t *engine.Tx, repo string, repoID int64, d oci.Digest, usedBefore time.Time, out *DroppedImages) error {
 	m := retired{digest: d}
 	var used int64
@@ -216,7 +220,8 @@ func dropImage(t *engine.Tx, repo string, repoID int64, d oci.Digest, usedBefore
 	return nil
 }
 
-// takeFreed collects what is queued as freed, and what that frees in turn.
+// takeFreed collects what is queued with the due time dueFreed, and what that frees in
+// turn.
 func takeFreed(t *engine.Tx, out *Collected) error {
 	for {
 		list, err := dueCandidates(t, CollectOptions{Max: 1024, Before: time.UnixMilli(0), After: &Candidate{due: dueFreed - 1}})
@@ -231,9 +236,8 @@ func takeFreed(t *engine.Tx, out *Collected) error {
 	}
 }
 
-// DropBlob takes a blob out of a repository although manifests name it. As with
-// DropImages, its content is dropped at once if no other repository shows it. Errors:
-// ErrNotFound.
+// DropBlob removes a blob from a repository even if manifests name it. As in DropImages,
+// the content is dropped at once if no other repository shows it. Errors: ErrNotFound.
 func (c *Garbage) DropBlob(ctx context.Context, repo string, d oci.Digest) (Collected, error) {
 	var out Collected
 	err := c.DB.Write(ctx, func(t *engine.Tx) error {

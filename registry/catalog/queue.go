@@ -7,7 +7,7 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Queue has the durable queues of small payloads. All methods may run concurrently.
+// Queue holds the durable queues of small payloads. All methods may run concurrently.
 type Queue struct{ DB *engine.DB }
 
 // QueueItem is an entry of a durable queue.
@@ -24,8 +24,8 @@ func (c *Queue) Append(ctx context.Context, name string, payload []byte) error {
 	})
 }
 
-// Next returns at most n entries from the front of a queue, which stay in
-// it until they are deleted.
+// Next returns at most n entries from the front of a queue. They stay in the queue until
+// they are deleted.
 func (c *Queue) Next(ctx context.Context, name string, n int) ([]QueueItem, error) {
 	var out []QueueItem
 	err := c.DB.Rows(ctx, `SELECT id, payload FROM queue WHERE name = ? ORDER BY id LIMIT ?`, []any{name, n}, func(r *sql.Rows) error {

@@ -19,8 +19,8 @@ const (
 	StateDeleting = 3 // being deleted right now; see BeginDeleting
 )
 
-// Blob returns a blob that is visible in a repository. Manifests are not: they
-// are not served as blobs. Errors: ErrNotFound.
+// Blob returns a blob that is visible in a repository. It does not return manifests,
+// which are not served as blobs. Errors: ErrNotFound.
 func (c *Catalog) Blob(ctx context.Context, repo string, d oci.Digest) (Blob, error) {
 	b := Blob{Digest: d}
 	err := c.DB.Row(ctx, `SELECT b.size, b.content, b.suspect <> 0 FROM repositories r
@@ -30,7 +30,8 @@ func (c *Catalog) Blob(ctx context.Context, repo string, d oci.Digest) (Blob, er
 	return b.filled(), err
 }
 
-// filled gives an empty blob its content: databases do not tell no bytes from none at all.
+// filled gives an empty blob its content, because databases do not distinguish an empty
+// value from none.
 func (b Blob) filled() Blob {
 	if b.Size == 0 && b.Content == nil {
 		b.Content = []byte{}
@@ -38,8 +39,8 @@ func (b Blob) filled() Blob {
 	return b
 }
 
-// StoredBlob returns a content that is stored, whichever repository shows it.
-// Errors: ErrNotFound.
+// StoredBlob returns a content that is stored, in whichever repository. Errors:
+// ErrNotFound.
 func (c *Catalog) StoredBlob(ctx context.Context, d oci.Digest) (Blob, error) {
 	b := Blob{Digest: d}
 	err := c.DB.Row(ctx, `SELECT size, content, suspect <> 0 FROM blobs WHERE digest = ? AND state = 1`,
@@ -73,7 +74,7 @@ func (c *Catalog) Manifest(ctx context.Context, repo string, d oci.Digest) (Mani
 	})
 }
 
-// Tag returns the manifest a tag points at. Errors: ErrNotFound.
+// Tag returns the manifest that a tag points at. Errors: ErrNotFound.
 func (c *Catalog) Tag(ctx context.Context, repo, tag string) (Manifest, error) {
 	return scanManifest(func(dest ...any) error {
 		return c.DB.Row(ctx, `SELECT `+manifestColumns+` FROM repositories r
@@ -84,7 +85,7 @@ func (c *Catalog) Tag(ctx context.Context, repo, tag string) (Manifest, error) {
 	})
 }
 
-// Repositories lists at most n repository names behind last, in byte order.
+// Repositories lists at most n names of repositories that follow last in byte order.
 func (c *Catalog) Repositories(ctx context.Context, last string, n int) ([]string, error) {
 	return c.DB.Names(ctx, `SELECT name FROM repositories WHERE name > ? ORDER BY name LIMIT ?`, last, n)
 }
@@ -98,8 +99,8 @@ func RepositoryID(ctx context.Context, db *engine.DB, repo string) (id int64, er
 	return id, err
 }
 
-// Tags lists at most n tags of a repository behind last, in byte order.
-// Errors: ErrNoRepository.
+// Tags lists at most n tags of a repository that follow last in byte order. Errors:
+// ErrNoRepository.
 func (c *Catalog) Tags(ctx context.Context, repo, last string, n int) ([]string, error) {
 	id, err := RepositoryID(ctx, c.DB, repo)
 	if err != nil {
@@ -110,21 +111,22 @@ func (c *Catalog) Tags(ctx context.Context, repo, last string, n int) ([]string,
 
 // Limits of what Referrers returns.
 const (
-	// MaxReferrersBytes is about how many bytes of artifact types and
-	// annotations a page has; a single manifest may have more.
+	// MaxReferrersBytes is roughly the maximum number of bytes of artifact types and
+	// annotations in a page. A single manifest may exceed it.
 	MaxReferrersBytes = 4 << 20
-	// MaxListedAnnotations is how many bytes of JSON a manifest's annotations
-	// may have to be listed; larger ones are left out.
+	// MaxListedAnnotations is the maximum number of bytes of JSON of a manifest's
+	// annotations that are listed. Larger annotations are left out.
 	MaxListedAnnotations = 64 << 10
 )
 
-// Referrers lists at most n manifests of a repository whose subject is d, of one
-// artifact type or, with "", of all, by digest and behind the digest last. more
-// reports whether some remain; a page ends early at MaxReferrersBytes. Their
-// Content is left out.
+// Referrers lists manifests of a repository whose subject is d, ordered by digest. It
+// lists at most n of them, those that follow the digest last. If artifactType is not "",
+// it lists only manifests of that type. more reports whether some remain. A page ends
+// early at MaxReferrersBytes. The list has no contents of the manifests.
 func (c *Catalog) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType, last string, n int) (list []oci.Descriptor, more bool, err error) {
-	// First what is small: SQLite would sort the annotations along.
-	// CROSS JOIN keeps it from walking all blobs in the order of their digests.
+	// This query reads only small columns, because SQLite would carry the annotations
+	// through the sort. CROSS JOIN keeps SQLite from walking all blobs in the order of
+	// their digests.
 	var total int64
 	err = c.DB.Rows(ctx, `SELECT b.digest, b.size, m.media_type, octet_length(m.artifact_type),
 		CASE WHEN octet_length(m.annotations) <= ? THEN octet_length(m.annotations) ELSE 0 END
@@ -150,8 +152,8 @@ func (c *Catalog) Referrers(ctx context.Context, repo string, d oci.Digest, arti
 	return list, more, c.describe(ctx, repo, d, artifactType, last, list)
 }
 
-// describe fills in the artifact types and annotations of a page of referrers
-// behind last.
+// describe fills in the artifact types and annotations of a page of referrers. The page
+// begins behind last.
 func (c *Catalog) describe(ctx context.Context, repo string, d oci.Digest, artifactType, last string, list []oci.Descriptor) error {
 	at := make(map[oci.Digest]*oci.Descriptor, len(list))
 	for i := range list {
@@ -184,7 +186,7 @@ func (c *Catalog) describe(ctx context.Context, repo string, d oci.Digest, artif
 		})
 }
 
-// TagInfo is a tag with what retention rules judge it by.
+// TagInfo is a tag with the facts that retention rules need.
 type TagInfo struct {
 	Name     string
 	Digest   oci.Digest
@@ -192,14 +194,15 @@ type TagInfo struct {
 	LastPull time.Time // zero: never
 }
 
-// Counts are the sizes of the catalogue's tables, for metrics and reports.
+// Counts holds the sizes of the catalogue's tables, for metrics and reports.
 type Counts struct {
 	Repositories, Blobs, Manifests, Tags, Links, Uploads, GCQueue int64
 	// Bytes is the sum of the sizes of all stored contents.
 	Bytes int64
 }
 
-// Counts counts everything. It reads whole tables: seconds for millions of rows.
+// Counts counts everything. It reads whole tables, which takes seconds for millions of
+// rows.
 func (c *Catalog) Counts(ctx context.Context) (Counts, error) {
 	var n Counts
 	err := c.DB.Row(engine.Whole(ctx), `SELECT (SELECT COUNT(*) FROM repositories), (SELECT COUNT(*) FROM blobs WHERE state = 1),
@@ -209,16 +212,16 @@ func (c *Catalog) Counts(ctx context.Context) (Counts, error) {
 	return n, err
 }
 
-// Ping answers whether the catalogue can be read.
+// Ping returns an error if the catalogue cannot be read.
 func (c *Catalog) Ping(ctx context.Context) error {
 	var n int
 	return c.DB.Row(ctx, `SELECT COUNT(*) FROM (SELECT id FROM repositories LIMIT 1) AS one`, nil, &n)
 }
 
-// Stored returns those of the digests that are stored, each once, with the bytes of those
-// that are in the catalogue.
+// Stored returns those of the digests that are stored, each once. If the bytes of a
+// content are in the catalogue, it returns the bytes too.
 func (c *Catalog) Stored(ctx context.Context, digests []oci.Digest) ([]Blob, error) {
-	known := make(map[oci.Digest]bool, len(digests)) // parts are filled up with what is in them already
+	known := make(map[oci.Digest]bool, len(digests)) // InParts repeats the last element of a part
 	var list []Blob
 	err := engine.InParts(digests, func(part []oci.Digest) error {
 		args := make([]any, len(part))

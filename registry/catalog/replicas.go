@@ -8,23 +8,23 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Errors of what processes that share a catalogue agree by.
+// These errors coordinate the processes that share a catalogue.
 var (
-	// ErrBusy: somebody else uses the upload, or has used it since.
+	// ErrBusy says that somebody else uses the upload, or has used it since.
 	ErrBusy = engine.NewVerdict("somebody else uses the upload")
-	// ErrDeleting: the object of this content is being deleted right now; it may
-	// be written again once that is done, which takes seconds.
+	// ErrDeleting says that the content's object is being deleted right now. The object
+	// may be written again once that is done, which takes seconds.
 	ErrDeleting = engine.NewVerdict("the content is being deleted")
 )
 
-// voided is the until of an upload whose intent does not hold any more, because
-// its object may have been deleted since its claim ran out.
+// voided is the until of an upload whose intent is no longer valid, because the object
+// may have been deleted since the claim expired.
 const voided = -1
 
-// Claim returns an upload that its owner alone may use for d: the claim is
-// kept or ended by Uploads.Save, and prolonged by Uploads.Keep. Its Intent, if it has
-// one, is of a publication that was cut off. Errors: ErrNotFound, and ErrBusy
-// while the claim of another owner lasts.
+// Claim returns an upload that owner alone may use for the time d. Uploads.Save keeps or
+// ends the claim, and Uploads.Keep prolongs it. If the upload has an Intent, its
+// publication was interrupted. Errors: ErrNotFound, and ErrBusy while another owner's
+// claim lasts.
 func (c *Uploads) Claim(ctx context.Context, repo, id, owner string, d time.Duration) (Upload, error) {
 	var u Upload
 	err := c.DB.Write(ctx, func(t *engine.Tx) (err error) {
@@ -39,7 +39,7 @@ func (c *Uploads) Claim(ctx context.Context, repo, id, owner string, d time.Dura
 		if until > now && u.Owner != owner {
 			return ErrBusy
 		}
-		if until == voided { // who intended it must not record it any more
+		if until == voided { // whoever had the intent must not record the object any more
 			u.Intent = ""
 		}
 		until = now + d.Milliseconds()
@@ -53,8 +53,8 @@ func (c *Uploads) Claim(ctx context.Context, repo, id, owner string, d time.Dura
 	return u, nil
 }
 
-// Keep prolongs the claim of an upload to d from now. Errors: ErrBusy when
-// the owner has lost it.
+// Keep prolongs the claim of an upload to d from now. It returns ErrBusy if the owner has
+// lost the claim.
 func (c *Uploads) Keep(ctx context.Context, id, owner string, d time.Duration) error {
 	return c.DB.Write(ctx, func(t *engine.Tx) error {
 		n, err := t.Exec(`UPDATE uploads SET until = ? WHERE id = ? AND owner = ? AND until > 0`, t.Now()+d.Milliseconds(), id, owner)
@@ -65,10 +65,10 @@ func (c *Uploads) Keep(ctx context.Context, id, owner string, d time.Duration) e
 	})
 }
 
-// ExpiredIntents returns at most n uploads that were being published by an owner
-// whose claim has run out, the oldest first. Those whose content somebody else is
-// publishing now are left out: their object cannot be deleted, and would have no
-// name if that failed.
+// ExpiredIntents returns at most n uploads whose owner was publishing them when the claim
+// expired, the oldest first. It leaves out uploads whose content somebody else is
+// publishing now. Their object cannot be deleted, and would have no name if that
+// publication failed.
 func (c *Uploads) ExpiredIntents(ctx context.Context, n int) ([]Upload, error) {
 	now, err := c.DB.Now(ctx)
 	if err != nil {
@@ -78,17 +78,18 @@ func (c *Uploads) ExpiredIntents(ctx context.Context, n int) ([]Upload, error) {
 		AND NOT EXISTS (SELECT 1 FROM uploads o WHERE o.intent = uploads.intent AND o.until > ?) ORDER BY until, id LIMIT ?`, now.UnixMilli(), now.UnixMilli(), n)
 }
 
-// BeginDeleting asks for the right to delete the objects of contents. It is
-// granted for those that the collector has dropped, or that no row says to be
-// here, unless an upload has it as its intent and its claim lasts, or it was
-// granted before, to this owner or another, and that deadline has not passed. The objects granted may be
-// deleted from the store until d from before the call, and no later; then they
-// are given to Forget, or to StopDeleting.
+// BeginDeleting asks for the right to delete the objects of contents. It grants the right
+// if the collector has dropped the content, or if no row says that the content is here.
+// It refuses the right while an upload has the content as its intent and the claim of the
+// upload lasts. It also refuses the right while an earlier grant, to this owner or
+// another, has not passed its deadline. The granted objects may be deleted from the store
+// until d after the time before the call, and no later. Then the contents must be passed
+// to Forget or to StopDeleting.
 //
-// An intent whose claim has run out does not hold any more once the deletion is
-// granted: PutBlob refuses it.
+// Once the deletion is granted, an intent whose claim has expired is no longer valid, and
+// PutBlob refuses it.
 func (c *Garbage) BeginDeleting(ctx context.Context, owner string, d time.Duration, digests ...oci.Digest) (granted []oci.Digest, err error) {
-	// A commit that was refused may still have the contents.
+	// A commit that was refused may still have recorded the contents.
 	if err := c.DB.Settled(ctx); err != nil {
 		return nil, err
 	}
@@ -129,9 +130,9 @@ func beginDeleting(t *engine.Tx, owner string, deadline int64, d oci.Digest) (bo
 	return true, err
 }
 
-// StopDeleting gives back the right to delete objects that are still there: the
-// deletion was not tried, or is known to have ended without effect. They are
-// given to Deleting again.
+// StopDeleting returns the right to delete objects that are still there, because the
+// deletion was not tried or is known to have had no effect. Deleting returns these
+// contents again.
 func (c *Garbage) StopDeleting(ctx context.Context, owner string, digests ...oci.Digest) error {
 	return c.DB.Write(ctx, func(t *engine.Tx) error {
 		for _, d := range digests {
@@ -143,10 +144,10 @@ func (c *Garbage) StopDeleting(ctx context.Context, owner string, digests ...oci
 	})
 }
 
-// Forget drops the rows of contents whose objects are deleted: those that the
-// collector has dropped, and those that were granted to BeginDeleting of this
-// Catalog. One whose deadline has passed stays and is given to Deleting again, as
-// it may be another owner's by now.
+// Forget drops the rows of contents whose objects are deleted. It drops those that the
+// collector has dropped, and those that BeginDeleting of this Catalog has granted. If the
+// deadline of a content has passed, the row stays and Deleting returns it again, because
+// another owner may have the right to delete it by now.
 func (c *Garbage) Forget(ctx context.Context, digests ...oci.Digest) error {
 	owners := c.deleterNames()
 	return c.DB.Write(ctx, func(t *engine.Tx) error {
@@ -158,7 +159,7 @@ func (c *Garbage) Forget(ctx context.Context, digests ...oci.Digest) error {
 			if !ok {
 				continue
 			}
-			// A manifest may have named it meanwhile as content that may be absent.
+			// A manifest may name it by now as an optional content.
 			n, err := t.Exec(`DELETE FROM blobs WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM refs WHERE blob_id = blobs.id)`, string(d))
 			if err != nil {
 				return err

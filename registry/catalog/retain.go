@@ -10,28 +10,30 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Retention retires tags and images. All methods may run concurrently.
+// Retention removes tags and images that are no longer kept. All methods may run
+// concurrently.
 type Retention struct{ DB *engine.DB }
 
-// ErrChanged is returned when a tag is no longer what it was when the decision
-// to remove it was made.
+// ErrChanged is returned if a tag has changed since the decision to remove it.
 var ErrChanged = engine.NewVerdict("the tag has changed since")
 
-// ErrInUse is returned when a client has just been told that a manifest is there.
+// ErrInUse is returned if a client was just told that a manifest is there.
 var ErrInUse = engine.NewVerdict("a client was just told of it")
 
-// hungTag matches such tags. A tag has no room for all of a SHA-512: tools cut it, to the
-// 64 digits of oci.ReferrersTag or to what fits.
+// hungTag matches the tags of HungOn. A tag has no room for a whole SHA-512. Tools cut
+// the digest to the 64 digits of oci.ReferrersTag, or to what fits.
 var hungTag = regexp.MustCompile(`^(sha256-[0-9a-f]{64}|sha512-[0-9a-f]{64})([0-9a-f]*)([._-].+)?$`)
 
-// prefixedTag matches the tags that cosign makes with --attachment-tag-prefix. They need one
-// of its own suffixes, as others may make tags that end with a digest.
+// prefixedTag matches the tags that cosign makes with --attachment-tag-prefix. It
+// requires one of cosign's own suffixes, because other tools may make tags that end with
+// a digest.
 var prefixedTag = regexp.MustCompile(`^.+?(sha256-[0-9a-f]{64})\.(?:sig|att|sbom)$`)
 
-// HungOn returns the tag that oci.ReferrersTag makes of an image's digest, if a tag is that
-// tag or begins with it and one of ". - _": signing tools keep signatures, attestations and
-// SBOMs under such tags, and name the image in them. So it does for one of prefixedTag's.
-// Otherwise it returns "".
+// HungOn returns the tag that oci.ReferrersTag makes of an image's digest, if the given
+// tag is that tag, or begins with it and continues with ".", "-" or "_". Signing tools
+// keep signatures, attestations and SBOMs under such tags, and name the image in the tag.
+// HungOn does the same for a tag that prefixedTag matches. For any other tag it returns
+// "".
 func HungOn(tag string) string {
 	m := hungTag.FindStringSubmatch(tag)
 	if m == nil {
@@ -46,26 +48,28 @@ func HungOn(tag string) string {
 	return m[1]
 }
 
-// RetireOptions are conditions of a retirement.
+// RetireOptions are the conditions of a retirement.
 type RetireOptions struct {
-	// Keep may veto the removal of a manifest, and with it of the tag; nil: it does not.
+	// Keep may veto the removal of a manifest, and so of the tag. nil means no veto.
 	Keep func(oci.Digest) bool
-	// Immutable tells which tags stay whatever they point at; nil: none.
+	// Immutable reports whether a tag stays whatever it points at. nil means that none
+	// does.
 	Immutable func(tag string) bool
 }
 
-// Retired is what went with a tag.
+// Retired is what was removed with a tag.
 type Retired struct {
-	// Tags, first the one that was to go, then those that hung on what went.
+	// Tags begins with the tag that was to be removed. The tags that hang on a removed
+	// manifest follow.
 	Tags      []TagInfo
 	Manifests []oci.Digest
 }
 
-// RetireTag removes a tag, if it still is as it was read, and then its manifest
-// and whatever only that one kept in the repository: the manifests an index
-// names, the manifests that refer to it, and the tags that hang on it with what they
-// point at. What has another tag, what another index names and what has another subject
-// stays. Errors: ErrChanged, ErrInUse, ErrNotFound.
+// RetireTag removes a tag if the tag has not changed since it was read. Then it removes
+// the tag's manifest and whatever only that manifest kept in the repository: the
+// manifests that an index names, the manifests that refer to it, and the tags that hang
+// on it with their manifests. A manifest stays if another tag or another index names it,
+// or if it has another subject. Errors: ErrChanged, ErrInUse, ErrNotFound.
 func (c *Retention) RetireTag(ctx context.Context, repo string, tag TagInfo, o RetireOptions) (out Retired, err error) {
 	err = c.DB.Write(ctx, func(t *engine.Tx) error {
 		p := newRetirement(t, o)
@@ -105,8 +109,8 @@ func removeTag(t *engine.Tx, repo string, repoID int64, tag string, due int64) e
 	return err
 }
 
-// Rehearsal tells what retirements of tags of one repository would do, one after the
-// other, and changes nothing.
+// Rehearsal reports what retirements of tags of one repository would do, one after the
+// other. It changes nothing.
 type Rehearsal struct {
 	p    *retirement
 	repo string
@@ -117,14 +121,15 @@ func (c *Retention) Rehearse(ctx context.Context, repo string, o RetireOptions) 
 	return &Rehearsal{newRetirement(c.DB.Reader(ctx), o), repo}
 }
 
-// RetireTag is as that of [Catalog], after all that the rehearsal has retired before.
+// RetireTag is like [Retention.RetireTag], as if everything that the rehearsal retired
+// before were gone.
 func (r *Rehearsal) RetireTag(tag TagInfo) (Retired, error) {
 	out, _, err := r.p.retire(r.repo, tag)
 	return out, err
 }
 
-// retirement finds what goes with a tag or a manifest. It only reads, and takes for gone
-// what it has found before.
+// retirement finds what is removed with a tag or a manifest. It only reads, and considers
+// what it found before as gone.
 type retirement struct {
 	engine.Rower
 	o      RetireOptions
@@ -145,7 +150,8 @@ func newRetirement(r engine.Rower, o RetireOptions) *retirement {
 	return &retirement{Rower: r, o: o, tags: map[string]bool{}, gone: map[int64]bool{}}
 }
 
-// retire finds what goes with a tag. After an error nothing of it is taken for gone.
+// retire finds what is removed with a tag. If it returns an error, it considers none of
+// that as gone.
 func (p *retirement) retire(repo string, tag TagInfo) (out Retired, gone []retired, err error) {
 	if p.tags[tag.Name] {
 		return out, nil, ErrChanged
@@ -181,7 +187,8 @@ func (p *retirement) retire(repo string, tag TagInfo) (out Retired, gone []retir
 	return out, gone, nil
 }
 
-// follow takes for gone the manifests that nothing keeps, and goes on with what they kept.
+// follow considers the manifests of queue that nothing keeps as gone, and goes on with
+// what they kept.
 func (p *retirement) follow(queue []retired, out *Retired) (gone []retired, err error) {
 	for len(queue) > 0 {
 		m := queue[0]
@@ -206,8 +213,8 @@ func (p *retirement) follow(queue []retired, out *Retired) (gone []retired, err 
 	return gone, nil
 }
 
-// take takes a manifest for gone, with the tags that hang on it, and returns what those
-// and the manifest kept.
+// take considers a manifest as gone, together with the tags that hang on it. It returns
+// the manifests that these tags and the manifest kept.
 func (p *retirement) take(m retired, out *Retired) (next []retired, err error) {
 	p.gone[m.id] = true
 	out.Manifests = append(out.Manifests, m.digest)
@@ -215,7 +222,7 @@ func (p *retirement) take(m retired, out *Retired) (next []retired, err error) {
 		return next, err
 	}
 	base := oci.ReferrersTag(m.digest)
-	// 'g' follows all that HungOn takes behind the base.
+	// 'g' sorts after every character that HungOn accepts behind the base.
 	err = p.Rows(`SELECT t.name, t.updated_at, c.id, c.blob_id, b.digest FROM tags t JOIN manifests c ON c.id = t.manifest_id JOIN blobs b ON b.id = c.blob_id
 		WHERE t.repo_id = ? AND t.name >= ? AND t.name < ? ORDER BY t.name`, []any{p.repoID, base, base + "g"}, func(r *sql.Rows) error {
 		var t TagInfo
@@ -236,9 +243,9 @@ func (p *retirement) take(m retired, out *Retired) (next []retired, err error) {
 	return next, err
 }
 
-// kept reports whether a tag, an index or a subject that has not gone keeps a manifest. A
-// tag that hangs on the manifest itself does not: such are made for images that are there
-// for another reason.
+// kept reports whether a tag, an index or a subject that is not gone keeps a manifest. A
+// tag that hangs on the manifest itself does not keep it, because such tags are made for
+// images that exist for another reason.
 func (p *retirement) kept(m retired) (kept bool, err error) {
 	keeps := func(is bool) error {
 		if is {
@@ -270,7 +277,7 @@ func (p *retirement) kept(m retired) (kept bool, err error) {
 	return kept, err
 }
 
-// keptBy returns the manifests that an index names and those that refer to it.
+// keptBy returns the manifests that m names, and those that refer to m.
 func (p *retirement) keptBy(m retired) ([]retired, error) {
 	var out []retired
 	err := p.Rows(`SELECT c.id, c.blob_id, b.digest FROM refs f JOIN manifests c ON c.repo_id = f.repo_id AND c.blob_id = f.blob_id
@@ -285,23 +292,24 @@ func (p *retirement) keptBy(m retired) ([]retired, error) {
 	return out, err
 }
 
-// RetentionInfo is a tag with what retention rules judge it by.
+// RetentionInfo is a tag with the facts that retention rules need.
 type RetentionInfo struct {
 	TagInfo
-	// Hung is what HungOn returns for the tag. Here reports whether the repository has
-	// that image, Elsewhere whether another one has it; Self that the tag points at it.
+	// Hung is the result of HungOn for the tag. Here reports whether the repository has
+	// that image. Elsewhere reports whether another repository has it. Self reports
+	// whether the tag points at that image.
 	Hung                  string
 	Here, Elsewhere, Self bool
-	// Part reports that an index of the repository names the manifest, or that its subject
-	// is there.
+	// Part reports whether an index of the repository names the manifest, or the
+	// manifest's subject is there.
 	Part bool
 }
 
-// Infos returns all tags of a repository, newest first.
-// LastPull counts pulls of the manifest by digest, by each of its tags and, of an
-// index, of the manifests it names at any depth: many clients ask for a tag with HEAD and
-// pull by digest. gone, if not nil, tells which manifests of other repositories count as
-// removed already, as in a dry run.
+// Infos returns all tags of a repository, newest first. LastPull counts pulls of the
+// manifest by digest and by each of its tags. For an index it also counts pulls of the
+// manifests that the index names at any depth, because many clients ask for a tag with
+// HEAD and pull by digest. gone, if not nil, reports whether a manifest of another
+// repository counts as removed already, as in a dry run.
 func (c *Retention) Infos(ctx context.Context, repo string, gone func(repo string, d oci.Digest) bool) ([]RetentionInfo, error) {
 	at, here, err := c.pullsIn(ctx, repo)
 	if err != nil {
@@ -334,8 +342,9 @@ func (c *Retention) Infos(ctx context.Context, repo string, gone func(repo strin
 	return out, err
 }
 
-// SetTagTimes gives a tag the times of its push and of its last pull that it had in
-// another catalogue, unless it points elsewhere by now. A pull here counts if it is later.
+// SetTagTimes gives a tag the times of its push and its last pull in another catalogue,
+// unless the tag points elsewhere by now. A later pull in this catalogue takes
+// precedence.
 func (c *Retention) SetTagTimes(ctx context.Context, repo string, tag TagInfo) error {
 	pulled := engine.ToMillis(tag.LastPull)
 	return c.DB.Write(ctx, func(t *engine.Tx) error {
@@ -348,7 +357,7 @@ func (c *Retention) SetTagTimes(ctx context.Context, repo string, tag TagInfo) e
 }
 
 // hasImage reports whether some repository has the image that a tag hangs on. Such a tag
-// has no more than the first half of a SHA-512.
+// has at most the first half of a SHA-512.
 func (c *Retention) hasImage(ctx context.Context, hung string, gone func(repo string, d oci.Digest) bool) (has bool, err error) {
 	from := strings.Replace(hung, "-", ":", 1)
 	err = c.DB.Rows(ctx, `SELECT r.name, b.digest FROM blobs b JOIN manifests m ON m.blob_id = b.id JOIN repositories r ON r.id = m.repo_id
@@ -366,7 +375,7 @@ func (c *Retention) hasImage(ctx context.Context, hung string, gone func(repo st
 	return has, err
 }
 
-// imagePulls are the times of last pulls of manifests, by id.
+// imagePulls holds the times of the last pulls of manifests, by id.
 type imagePulls struct {
 	at    map[int64]int64
 	names map[int64][]int64 // manifests that an index names
@@ -384,8 +393,8 @@ func (p *imagePulls) of(id int64) int64 {
 	return p.at[id]
 }
 
-// pullsIn reads the manifests of a repository: when each was pulled, and the tags under
-// which things would hang on it.
+// pullsIn reads when each manifest of a repository was pulled. here holds the tags that
+// HungOn returns for tags that hang on these manifests.
 func (c *Retention) pullsIn(ctx context.Context, repo string) (p imagePulls, here map[string]bool, err error) {
 	p = imagePulls{map[int64]int64{}, map[int64][]int64{}, map[int64]bool{}}
 	here = map[string]bool{}
@@ -410,16 +419,17 @@ func (c *Retention) pullsIn(ctx context.Context, repo string) (p imagePulls, her
 	return p, here, err
 }
 
-// Newest returns when a tag was last set, or an image last came or was pulled, in any
-// repository; 0 is the time of none. It reads all tags and manifests.
+// Newest returns the latest time at which a tag was set, or an image arrived or was
+// pulled, in any repository. It returns 0 if there is none. It reads all tags and
+// manifests.
 func (c *Retention) Newest(ctx context.Context) (ms int64, err error) {
 	err = c.DB.Row(engine.Whole(ctx), `SELECT COALESCE(MAX(at), 0) FROM (SELECT MAX(updated_at) AS at FROM tags UNION ALL SELECT MAX(pulled_at) FROM tags
 		UNION ALL SELECT MAX(created_at) FROM manifests UNION ALL SELECT MAX(pulled_at) FROM manifests) n`, nil, &ms)
 	return ms, err
 }
 
-// checkParts refuses to remove a manifest that an immutable tag points at, or that is
-// part of an index, at any depth, that one points at.
+// checkParts refuses to remove a manifest if an immutable tag points at it, or at an
+// index that contains it at any depth.
 func checkParts(t *engine.Tx, id int64, immutable func(string) bool) error {
 	if immutable == nil {
 		return nil

@@ -13,32 +13,34 @@ import (
 type Settings struct{ DB *engine.DB }
 
 const (
-	// runningSetting holds the boot id of the machine while a process uses the
-	// catalogue, and is absent after it ended in an orderly way.
+	// runningSetting holds the boot id of the machine while a process uses the catalogue.
+	// It is absent after a process has ended in an orderly way.
 	runningSetting = "running"
-	// seenSetting holds what time it was when a process last said so, in Unix
-	// milliseconds, right or wrong.
+	// seenSetting holds the time that a process last recorded, in Unix milliseconds. The
+	// time may be wrong.
 	seenSetting = "clock_seen"
-	// holdSetting holds until when the collector takes nothing, in Unix milliseconds.
+	// holdSetting holds the time until which the collector removes nothing, in Unix
+	// milliseconds.
 	holdSetting = "gc_hold"
 )
 
 // Begun is what a process finds when it begins to use the catalogue.
 type Begun struct {
-	// Crashed says that the process before did not End; Rebooted, that the machine went
-	// down under it, so that bytes it had not synced may be lost.
+	// Crashed says that the previous process did not call End. Rebooted says that the
+	// machine also went down, so that bytes that the process had not synced may be lost.
 	Crashed, Rebooted bool
-	// Idle is how long ago a process last said what time it is, by now's clock; 0 if
-	// none did.
+	// Idle is how long ago a process last recorded the time, by the clock of now. It is 0
+	// if none did.
 	Idle time.Duration
-	// HoldBack is until when the collector takes nothing: a grace period from now if the
-	// process before crashed, or is further back than maxIdle, so that the clock may have
-	// been set ahead meanwhile; or from when an earlier process found that.
+	// HoldBack is the time until which the collector removes nothing. It is a grace
+	// period from now if the previous process crashed. It is also a grace period from now
+	// if Idle exceeds maxIdle, because the clock may have been set ahead meanwhile.
+	// Otherwise it is what an earlier process has determined.
 	HoldBack time.Time
 }
 
-// Begin notes that a process uses the catalogue from now on, on a machine with
-// the given boot id.
+// Begin records that a process uses the catalogue from now on, on a machine with the
+// given boot id.
 func (c *Settings) Begin(ctx context.Context, bootID string, now time.Time, grace, maxIdle time.Duration) (b Begun, err error) {
 	err = c.DB.Write(ctx, func(t *engine.Tx) error {
 		before, err := settings(t, runningSetting, seenSetting, holdSetting)
@@ -71,7 +73,7 @@ func (c *Settings) Begin(ctx context.Context, bootID string, now time.Time, grac
 	return b, err
 }
 
-// settings returns the values of those of the names that have one.
+// settings returns the values of the named settings that have one.
 func settings(t *engine.Tx, names ...string) (map[string]string, error) {
 	values := map[string]string{}
 	for _, name := range names {
@@ -92,7 +94,7 @@ func set(t *engine.Tx, name, value string) error {
 	return err
 }
 
-// End notes that the process ends in an orderly way.
+// End records that the process ends in an orderly way.
 func (c *Settings) End(ctx context.Context, now time.Time) error {
 	return c.DB.Write(ctx, func(t *engine.Tx) error {
 		if err := set(t, seenSetting, strconv.FormatInt(now.UnixMilli(), 10)); err != nil {
@@ -103,10 +105,11 @@ func (c *Settings) End(ctx context.Context, now time.Time) error {
 	})
 }
 
-// clockSetting holds the latest time that NoteClock believed, in Unix milliseconds.
+// clockSetting holds the latest time that NoteClock accepted, in Unix milliseconds.
 const clockSetting = "clock"
 
-// Clock returns the latest time that NoteClock believed, in Unix milliseconds; 0: none.
+// Clock returns the latest time that NoteClock accepted, in Unix milliseconds, or 0 if
+// there is none.
 func (c *Settings) Clock(ctx context.Context) (ms int64, err error) {
 	err = c.DB.Row(ctx, `SELECT CAST(value AS BIGINT) FROM settings WHERE name = ?`, []any{clockSetting}, &ms)
 	if err == ErrNotFound {
@@ -115,9 +118,9 @@ func (c *Settings) Clock(ctx context.Context) (ms int64, err error) {
 	return ms, err
 }
 
-// NoteClock notes what time it is, unless that is more than a step after the time noted
-// last, or before it. A step of 0 believes every time. What Begin tells of the next process
-// counts from now in any case.
+// NoteClock records the time now, unless now is before the last recorded time or more
+// than a step after it. A step of 0 accepts every time. In any case, the next process
+// computes Begun.Idle from now.
 func (c *Settings) NoteClock(ctx context.Context, now time.Time, step time.Duration) error {
 	return c.DB.Write(ctx, func(t *engine.Tx) error {
 		if err := set(t, seenSetting, strconv.FormatInt(now.UnixMilli(), 10)); err != nil {
@@ -137,8 +140,8 @@ type Postponed struct {
 	Until  time.Time
 }
 
-// Postpone moves candidates of the collector to a later time. What is not queued
-// is passed over. Like Uploads.Save it need not survive a power cut.
+// Postpone moves candidates of the collector to a later time. It skips contents that are
+// not queued. Like Uploads.Save it need not survive a power cut.
 func (c *Garbage) Postpone(ctx context.Context, list []Postponed) error {
 	return c.DB.WriteLazy(ctx, func(t *engine.Tx) error {
 		for _, p := range list {

@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Uploads are those under way. All methods may run concurrently.
+// Uploads holds the uploads under way. All methods may run concurrently.
 type Uploads struct{ DB *engine.DB }
 
 const uploadColumns = `id, repo, size, state, hash, content, intent, updated_at, owner, until`
@@ -23,17 +23,16 @@ func scanUpload(scan func(...any) error) (Upload, error) {
 	return u, err
 }
 
-// Save records uploads as they stand, new or changed. Those with an
-// intent are durable when it returns, and so are claims. The others survive the
-// end of the process but perhaps not a power cut: what a client must not lose then
-// is not an upload it has still to finish, and a chunk should not cost an fsync.
+// Save records new or changed uploads. Uploads with an intent and claims are durable when
+// it returns. Other uploads survive the end of the process, but perhaps not a power cut:
+// a client can finish an unfinished upload again, and a chunk should not cost an fsync.
 //
-// An upload with an Owner must be new, or claimed by that owner; a zero Until ends
-// the claim. An intent holds for as long as the claim, so that it needs one where
-// the catalogue is Shared. Errors: ErrBusy when somebody else has claimed the
-// upload, or the object of its intent may have been deleted since; ErrDeleting
-// when the object of the new intent is being deleted. Either way none of the
-// uploads is recorded.
+// An upload with an Owner must be new, or claimed by that owner. A zero Until ends the
+// claim. An intent lasts as long as the claim, so an intent needs a claim if the
+// catalogue is Shared. Save returns ErrBusy if somebody else has claimed the upload, or
+// if the object of its intent may have been deleted since. It returns ErrDeleting if the
+// object of the new intent is being deleted. In both cases it records none of the
+// uploads.
 func (c *Uploads) Save(ctx context.Context, uploads ...Upload) error {
 	write := c.DB.WriteLazy
 	for _, u := range uploads {
@@ -88,7 +87,7 @@ func (c *Uploads) Get(ctx context.Context, repo, id string) (Upload, error) {
 	})
 }
 
-// Delete forgets uploads. Unknown ids are passed over.
+// Delete forgets uploads. It skips unknown ids.
 func (c *Uploads) Delete(ctx context.Context, ids ...string) error {
 	return c.DB.Write(ctx, func(t *engine.Tx) error {
 		for _, id := range ids {
@@ -100,9 +99,9 @@ func (c *Uploads) Delete(ctx context.Context, ids ...string) error {
 	})
 }
 
-// mayRecord reports whether the object of a content may be recorded now: it is not
-// being deleted, and what its upload intended still holds. Errors: ErrDeleting,
-// ErrBusy.
+// mayRecord returns an error if the object of a content must not be recorded now, because
+// it is being deleted or because the intent of its upload is no longer valid. Errors:
+// ErrDeleting, ErrBusy.
 func mayRecord(t *engine.Tx, b Blob, uploadID string) error {
 	if b.Content != nil {
 		return nil // there is no object
@@ -124,7 +123,7 @@ func mayRecord(t *engine.Tx, b Blob, uploadID string) error {
 	if err != nil && err != ErrNotFound {
 		return err
 	}
-	// Without claims there is one process only, which keeps deletions away.
+	// Without claims there is only one process, and it prevents deletions itself.
 	claims := t.Shared() || until != 0
 	if claims && (err == ErrNotFound || intent != b.Digest || until == voided) {
 		return ErrBusy
@@ -140,7 +139,7 @@ func endUpload(t *engine.Tx, id string) error {
 	return err
 }
 
-// Stale returns at most n uploads not changed since before, oldest first.
+// Stale returns at most n uploads that have not changed since before, oldest first.
 func (c *Uploads) Stale(ctx context.Context, before time.Time, n int) ([]Upload, error) {
 	return c.list(ctx, `SELECT `+uploadColumns+` FROM uploads WHERE updated_at < ? ORDER BY updated_at LIMIT ?`, before.UnixMilli(), n)
 }
@@ -170,8 +169,8 @@ func (c *Uploads) list(ctx context.Context, query string, args ...any) ([]Upload
 	return out, err
 }
 
-// Wanted reports whether a digest has a row, be it that its content is Known or that
-// something names a content that is not here.
+// Wanted reports whether a digest has a row. Either its content is Known, or something
+// names a content that is not here.
 func (c *Garbage) Wanted(ctx context.Context, d oci.Digest) (bool, error) {
 	if err := c.DB.Settled(ctx); err != nil {
 		return false, err
@@ -181,9 +180,9 @@ func (c *Garbage) Wanted(ctx context.Context, d oci.Digest) (bool, error) {
 	return n > 0, err
 }
 
-// Known reports whether a digest has a row that says its content is, or is about
-// to be removed from, the store. A negative answer is final: no change that was
-// refused can come back and make it untrue.
+// Known reports whether a digest has a row that says that its content is in the store, or
+// is about to be removed from it. A negative answer is final: no change that was refused
+// can take effect later and make it untrue.
 func (c *Garbage) Known(ctx context.Context, d oci.Digest) (bool, error) {
 	if err := c.DB.Settled(ctx); err != nil {
 		return false, err

@@ -15,23 +15,23 @@ import (
 const (
 	GCBlob     = 0
 	GCManifest = 1
-	// gcPart is a manifest without a tag that lost the index that named it, or its
-	// subject. The collector takes it, unless something else needs it, whether or not it
-	// takes manifests that merely have no tag.
+	// gcPart marks a manifest without a tag that lost its subject or the index that named
+	// it. The collector removes it, unless something else needs it. It does so even if it
+	// does not remove other manifests without a tag.
 	gcPart = 2
 )
 
-// Enqueue notes that something of a repository may have become garbage. What is
-// queued already keeps its place but is looked at later, so that a change of
-// mind within the grace period always wins.
+// Enqueue records that something of a repository may have become garbage. If it is queued
+// already, its due time changes, so that a change of mind within the grace period always
+// wins.
 func Enqueue(t *engine.Tx, kind int, repoID, blobID, due int64) error {
 	_, err := t.Exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) VALUES (?, ?, ?, ?)
 		ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, kind, repoID, blobID, due)
 	return err
 }
 
-// Repository returns a repository's id and makes the repository where needed. Of
-// the changes of a batch most are of few repositories: the transaction remembers.
+// Repository returns a repository's id, and creates the repository if necessary. The
+// transaction remembers ids, because most changes of a batch concern few repositories.
 func Repository(t *engine.Tx, name string, now int64) (int64, error) {
 	if id, ok := t.Repositories[name]; ok {
 		return id, nil
@@ -57,8 +57,9 @@ func findRepository(t *engine.Tx, name string) (id int64, err error) {
 	return id, err
 }
 
-// store records a content as stored and returns its id. The caller has the bytes, and
-// they have the digest. content is nil for an object in the store.
+// store records a content as stored and returns the id of its row. The caller has the
+// bytes and has checked that they match the digest. b.Content is nil for an object in the
+// store.
 func store(t *engine.Tx, b Blob, now int64) (int64, error) {
 	s, err := storeNew(t, b, now)
 	return s.id, err
@@ -67,15 +68,15 @@ func store(t *engine.Tx, b Blob, now int64) (int64, error) {
 // storedRow is the row of a content that was recorded as stored.
 type storedRow struct {
 	id int64
-	// added says that the row was made or changed.
+	// added says that the row was created or changed.
 	added bool
 	Recorded
 }
 
-// storeNew is store that also tells of the row. One that
-// is right stays as it is; one that is suspect, or contradicts the bytes at hand, is
-// mended. Bytes in the catalogue are never exchanged for an object, as manifests are
-// read from here.
+// storeNew is store, but returns more about the row. A correct row stays as it is. A row
+// that is suspect, or that contradicts the bytes at hand, is corrected. Bytes in the
+// catalogue are never replaced by an object, because manifests are read from the
+// catalogue.
 func storeNew(t *engine.Tx, b Blob, now int64) (s storedRow, err error) {
 	t.MarkDirty()
 	err = t.Row(`INSERT INTO blobs (digest, size, state, content, tag, created_at) VALUES (?, ?, 1, ?, ?, ?)
@@ -94,24 +95,24 @@ func storeNew(t *engine.Tx, b Blob, now int64) (s storedRow, err error) {
 	return s, err
 }
 
-// Link shows a content in a repository, and queues it for the collector.
+// Link makes a repository show a content, and queues the content for the collector.
 func Link(t *engine.Tx, repoID, blobID, now, due int64) error {
 	n, err := t.Exec(`INSERT INTO links (repo_id, blob_id, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING`, repoID, blobID, now)
 	if err != nil {
 		return err
 	}
-	if n == 0 { // known; keep it for another grace period if it waits for the collector
+	if n == 0 { // known; if the collector has it in its queue, keep it for another grace period
 		_, err = t.Exec(`UPDATE gc_queue SET due_at = ? WHERE kind = 0 AND repo_id = ? AND blob_id = ?`, due, repoID, blobID)
 		return err
 	}
 	return Enqueue(t, GCBlob, repoID, blobID, due)
 }
 
-// PutBlob records a stored content and makes it visible in a repository. With
-// uploadID it ends that upload in the same transaction. A nil Content says that
-// the object is in the store, durably; then it must be the intent of the upload,
-// if that is claimed. Errors: ErrBusy when the claim has run out and the object may
-// have been deleted since, ErrDeleting.
+// PutBlob records a stored content and makes it visible in a repository. If uploadID is
+// not "", it ends that upload in the same transaction. A nil Content says that the object
+// is durable in the store. If the upload is claimed, the content must then be the
+// upload's intent. PutBlob returns ErrBusy if the claim has expired and the object may
+// have been deleted since. Errors: ErrBusy, ErrDeleting.
 func (c *Catalog) PutBlob(ctx context.Context, repo string, b Blob, uploadID string) (rec Recorded, err error) {
 	err = c.DB.Write(ctx, func(t *engine.Tx) error {
 		if err := mayRecord(t, b, uploadID); err != nil {
@@ -135,12 +136,12 @@ func (c *Catalog) PutBlob(ctx context.Context, repo string, b Blob, uploadID str
 	return rec, err
 }
 
-// Recorded is what PutBlob found of a content.
+// Recorded is what PutBlob found out about a content.
 type Recorded struct {
-	// Object says that the row has the content as an object of the store.
+	// Object says that the content is an object in the store, according to its row.
 	Object bool
-	// Named says that the content was not here as it is now, and that manifests name it in
-	// repositories that do not show it.
+	// Named says that the row was created or changed, and that manifests name the content
+	// in repositories that do not show it.
 	Named bool
 }
 
@@ -152,8 +153,8 @@ func liveBlob(t *engine.Tx, b *Blob) (id int64, err error) {
 	return id, err
 }
 
-// MountBlob makes a blob of one repository visible in another. Errors:
-// ErrNotFound when it is not visible in from, or is suspect.
+// MountBlob makes a blob of the repository from visible in the repository to. It returns
+// ErrNotFound if the blob is not visible in from, or is suspect.
 func (c *Catalog) MountBlob(ctx context.Context, to, from string, d oci.Digest) (Blob, error) {
 	b := Blob{Digest: d}
 	err := c.DB.Write(ctx, func(t *engine.Tx) error {
@@ -175,8 +176,8 @@ func (c *Catalog) MountBlob(ctx context.Context, to, from string, d oci.Digest) 
 	return b, err
 }
 
-// DeleteBlob takes a blob out of a repository. Its content goes once no
-// Repository shows it. Errors: ErrNotFound, ErrReferenced.
+// DeleteBlob removes a blob from a repository. The collector removes the content once no
+// repository shows it. Errors: ErrNotFound, ErrReferenced.
 func (c *Catalog) DeleteBlob(ctx context.Context, repo string, d oci.Digest) error {
 	return c.DB.Write(ctx, func(t *engine.Tx) error {
 		var repoID, blobID int64
@@ -199,15 +200,15 @@ func (c *Catalog) DeleteBlob(ctx context.Context, repo string, d oci.Digest) err
 			return err
 		}
 		t.Changed(engine.ChangeBlob, repo, string(d))
-		// No grace here for the link itself, but for the content: another push
-		// may be about to mount or name it.
+		// The link itself has no grace period, but the content has one: another push may
+		// be about to mount or name it.
 		return Enqueue(t, GCBlob, repoID, blobID, t.Due())
 	})
 }
 
-// PutManifest records a manifest, what it names, and its tags. replaced are
-// the tags that pointed elsewhere before. Errors: *MissingError,
-// *SizeError, *ImmutableError, *MediaTypeError.
+// PutManifest records a manifest, what it names, and its tags. replaced lists the tags
+// that pointed elsewhere before. Errors: *MissingError, *SizeError, *ImmutableError,
+// *MediaTypeError.
 func (c *Catalog) PutManifest(ctx context.Context, repo string, m NewManifest) (replaced []string, err error) {
 	var annotations any
 	if len(m.Annotations) > 0 {
@@ -222,7 +223,7 @@ func (c *Catalog) PutManifest(ctx context.Context, repo string, m NewManifest) (
 		replaced, conflict = nil, nil
 		repoID, named, err := checkManifest(t, repo, m)
 		if errors.As(err, &conflict) {
-			return nil // nothing was written, so the changes beside this one go on
+			return nil // nothing was written, so the other changes of the batch go on
 		}
 		if err != nil {
 			return err
@@ -253,7 +254,7 @@ func (c *Catalog) PutManifest(ctx context.Context, repo string, m NewManifest) (
 				replaced = append(replaced, tag)
 			}
 		}
-		// Whoever pushes a part again wants it for itself.
+		// Whoever pushes a part again wants it as an image.
 		if _, err := t.Exec(`DELETE FROM gc_queue WHERE kind = 2 AND repo_id = ? AND blob_id = ?`, repoID, blobID); err != nil {
 			return err
 		}
@@ -268,11 +269,11 @@ func (c *Catalog) PutManifest(ctx context.Context, repo string, m NewManifest) (
 	return replaced, err
 }
 
-// maxMissing is how many digests a MissingError names.
+// maxMissing is the maximum number of digests in a MissingError.
 const maxMissing = 100
 
-// checkManifest does all that can fail before anything is written: it returns
-// the ids of the repository (0: new) and of everything the manifest names.
+// checkManifest makes all checks that can fail, before anything is written. It returns
+// the ids of the repository (0 if it is new) and of everything that the manifest names.
 func checkManifest(t *engine.Tx, repo string, m NewManifest) (repoID int64, named []int64, err error) {
 	repoID, err = findRepository(t, repo)
 	if err != nil && err != ErrNoRepository {
@@ -325,12 +326,12 @@ func checkManifest(t *engine.Tx, repo string, m NewManifest) (repoID int64, name
 	return repoID, named, nil
 }
 
-// storedContent is a content's id and size.
+// storedContent is the id and size of a content.
 type storedContent struct{ id, size int64 }
 
-// visible returns those contents that are stored, are not suspect, and of which the
-// condition is true, whose placeholders all stand for the repository. It asks for
-// many with one statement: a manifest may name thousands, and this is the only
+// visible returns those of the contents that are stored, are not suspect, and meet the
+// condition. All placeholders of the condition stand for the repository. It looks up many
+// contents with one statement, because a manifest may name thousands and this is the only
 // writer.
 func visible(t *engine.Tx, repoID int64, condition string, digests []oci.Digest) (map[oci.Digest]storedContent, error) {
 	ids := make(map[oci.Digest]storedContent, len(digests))
@@ -355,8 +356,8 @@ func visible(t *engine.Tx, repoID int64, condition string, digests []oci.Digest)
 	return ids, err
 }
 
-// checkMediaType refuses a manifest that is there with another media type: whoever
-// pulls it by digest or by an immutable tag is to see the same for ever.
+// checkMediaType refuses a manifest that the repository has with another media type.
+// Whoever pulls it by digest or by an immutable tag must always get the same.
 func checkMediaType(t *engine.Tx, repoID int64, m NewManifest) error {
 	var stored string
 	err := t.Row(`SELECT m.media_type FROM blobs b JOIN manifests m ON m.repo_id = ? AND m.blob_id = b.id WHERE b.digest = ?`,
@@ -391,8 +392,8 @@ func insertManifest(t *engine.Tx, repoID int64, m NewManifest, annotations any, 
 	if err != nil {
 		return 0, 0, err
 	}
-	// The same bytes may have been pushed as a blob too large for the
-	// catalogue; a manifest is always read from here.
+	// The same bytes may have been pushed as a blob too large for the catalogue. A
+	// manifest is always read from the catalogue.
 	if _, err = t.Exec(`UPDATE blobs SET content = ? WHERE id = ? AND content IS NULL`, m.Content, blobID); err != nil {
 		return 0, 0, err
 	}
@@ -422,8 +423,8 @@ func name(t *engine.Tx, repoID, manifestID int64, blobIDs []int64) error {
 	})
 }
 
-// NameOptional records contents that are named but need not be here, so that
-// they are kept if they come, or are here already.
+// NameOptional records that a manifest names contents that need not be here. If they are
+// here, or arrive later, they are kept.
 func NameOptional(t *engine.Tx, repoID, manifestID int64, named []oci.Descriptor, now int64) error {
 	return engine.InParts(named, func(part []oci.Descriptor) error {
 		rows := make([]any, 0, 3*len(part))
@@ -461,7 +462,7 @@ func setTag(t *engine.Tx, repo string, repoID, manifestID int64, tag string, now
 	if before == 0 {
 		return false, nil
 	}
-	// What was pulled by this tag until now was the manifest that it leaves.
+	// Pulls by this tag until now were pulls of the manifest that the tag leaves.
 	for _, query := range []string{
 		`UPDATE manifests SET pulled_at = (SELECT t.pulled_at FROM tags t WHERE t.repo_id = ? AND t.name = ?)
 			WHERE id = ? AND pulled_at < (SELECT t.pulled_at FROM tags t WHERE t.repo_id = ? AND t.name = ?)`,
@@ -495,9 +496,9 @@ func (c *Catalog) DeleteTag(ctx context.Context, repo, tag string, immutable fun
 	})
 }
 
-// DeleteManifest removes a manifest and the tags that point at it, which it
-// returns. A part of an index that has an immutable tag stays. Errors: ErrNotFound,
-// *ImmutableError.
+// DeleteManifest removes a manifest and the tags that point at it, and returns these
+// tags. It refuses to remove a part of an index that has an immutable tag. Errors:
+// ErrNotFound, *ImmutableError.
 func (c *Catalog) DeleteManifest(ctx context.Context, repo string, d oci.Digest, immutable func(string) bool) (tags []string, err error) {
 	err = c.DB.Write(ctx, func(t *engine.Tx) error {
 		var repoID, id, blobID int64
@@ -532,7 +533,7 @@ func tagsOf(t *engine.Tx, manifestID int64) ([]string, error) {
 	return tags, err
 }
 
-// RemoveManifest deletes a manifest's rows and queues what it named, the
+// RemoveManifest deletes a manifest's rows. It queues what the manifest named, the
 // manifests that refer to it, and its own content.
 func RemoveManifest(t *engine.Tx, repoID, id, blobID, due int64) error {
 	queue := []struct {
@@ -541,8 +542,8 @@ func RemoveManifest(t *engine.Tx, repoID, id, blobID, due int64) error {
 	}{
 		{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, repo_id, blob_id, ? FROM refs WHERE manifest_id = ?
 			ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, []any{due, id}},
-		// Children and referrers lose what may have kept them. One that has a tag is an
-		// image by itself.
+		// The manifests that m named or that refer to m may have lost what kept them. A
+		// manifest with a tag is an image by itself.
 		{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 2, m.repo_id, m.blob_id, ? FROM refs f
 			JOIN manifests m ON m.repo_id = f.repo_id AND m.blob_id = f.blob_id WHERE f.manifest_id = ? AND NOT EXISTS (SELECT 1 FROM tags t WHERE t.manifest_id = m.id)
 			ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, []any{due, id}},
@@ -561,7 +562,7 @@ func RemoveManifest(t *engine.Tx, repoID, id, blobID, due int64) error {
 	return Enqueue(t, GCBlob, repoID, blobID, due)
 }
 
-// Pull is the time something was last pulled.
+// Pull is the time when something was last pulled.
 type Pull struct {
 	Repo string
 	// Ref is a tag or a digest.
@@ -569,8 +570,7 @@ type Pull struct {
 	At  int64 // Unix milliseconds
 }
 
-// RecordPulls writes the times of last pulls, many at a time. What is gone by
-// now is passed over.
+// RecordPulls records the times of many last pulls. It skips what is gone by now.
 func (c *Catalog) RecordPulls(ctx context.Context, pulls []Pull) error {
 	return c.DB.WriteLazy(ctx, func(t *engine.Tx) error {
 		for _, p := range pulls {
