@@ -9,11 +9,11 @@ import (
 	"os"
 )
 
-// Backup writes a consistent copy of the catalogue, as it is at one moment, to
-// a new file at path, while everything goes on. The copy is one file without a
-// log beside it, durable but for its name. Uploads under way are not in it:
-// their bytes lie elsewhere and are not worth keeping. The copy of a catalogue on
-// PostgreSQL is one of SQLite, which Move brings back.
+// Backup writes a consistent copy of the catalogue at one moment to a new file at path,
+// while everything goes on. The copy is one file without a log beside it. Its bytes are
+// durable, but its name may not be. It does not contain uploads under way, because their
+// bytes are elsewhere and not worth keeping. A catalogue on PostgreSQL is copied into an
+// SQLite catalogue, which Move brings back.
 func (db *DB) Backup(ctx context.Context, path string) (err error) {
 	if db.pg != nil {
 		return db.backupPostgres(ctx, path)
@@ -24,7 +24,8 @@ func (db *DB) Backup(ctx context.Context, path string) (err error) {
 	if err != nil {
 		return fmt.Errorf("find the catalogue's file: %w", err)
 	}
-	// SQLite makes the file with the mode of the umask, or takes an empty one.
+	// SQLite would create the file with the mode of the umask. But it accepts an empty
+	// file.
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("copy the catalogue: %w", err)

@@ -1,12 +1,12 @@
-// Package engine is the database that the catalogue is in: connections, group commit,
-// migrations, and the copy of one database into another. What the rows mean is the
-// matter of the packages that store facts in it; of these it knows the tables only.
+// Package engine is the database of the catalogue: connections, group commit, migrations,
+// and the copy of one database into another. It knows the tables only. The packages that
+// store facts in the database know what the rows mean.
 //
-// SQLite is the default: write-ahead log, synchronous=FULL, one writer that commits many
-// callers' changes with one fsync (group commit), and a few readers beside it. PostgreSQL
+// SQLite is the default. It has a write-ahead log, synchronous=FULL, a few readers, and
+// one writer that commits many callers' changes with one fsync (group commit). PostgreSQL
 // is for several processes that share a catalogue; see [DB.Shared].
 //
-// Times are of one clock, see [DB.Now], and stored in milliseconds.
+// All times are of one clock, see [DB.Now], and stored in milliseconds.
 package engine
 
 import (
@@ -19,57 +19,57 @@ import (
 	"time"
 )
 
-// maxBatch is how many changes share a commit at most. The wait of the first
-// one is bounded by the work of the others, about 50 us each with SQLite.
+// maxBatch is the maximum number of changes that share a commit. So the first change
+// waits at most for the work of the others, about 50 us each with SQLite.
 const maxBatch = 256
 
-// engine is what differs between the databases. read and settled may be called
-// at any time, the others by the writer only, or as long as there is none.
+// engine is the interface of the databases, which contains what differs between them.
+// read and Settled may be called at any time. The other methods may be called only by the
+// writer, or while there is no writer.
 type engine interface {
-	// ready does what must come before the next batch. While it fails, all
-	// changes do.
+	// ready does what must be done before the next batch. While it fails, all changes
+	// fail.
 	ready() error
-	// begin begins the transaction of a batch, rollback undoes it. When all of it
-	// is lazy, its commit need not wait for the disk.
+	// begin begins the transaction of a batch, and rollback undoes it. If the whole batch
+	// is lazy, the commit need not wait for the disk.
 	begin(t *Tx, lazy bool) error
 	rollback(t *Tx)
-	// commit ends the transaction. An error says that nothing of it is there,
-	// unless it is an [*undecidedError].
+	// commit ends the transaction. After an error nothing of the transaction is there,
+	// unless the error is an [*undecidedError].
 	commit(t *Tx) error
-	// again reports whether a batch that failed is to be run as it is once more; if
-	// not, it returns what it failed of.
+	// again reports whether to run a failed batch once more without a change. If not, it
+	// returns the error of the batch.
 	again(err error) (bool, error)
-	// explain makes the error of a change of that of its transaction.
+	// explain returns the error of a change whose transaction failed with err.
 	explain(err error) error
-	// after is called between batches, end when the writer ends.
+	// after is called between batches, and end when the writer ends.
 	after()
 	end()
 	// exec and query run a statement of a change.
 	exec(t *Tx, query string, args []any) (int64, error)
 	query(t *Tx, query string, args []any) (*sql.Rows, error)
-	// read asks outside of changes, and calls scan for each row.
+	// read runs a query outside of changes, and calls scan for each row.
 	read(ctx context.Context, query string, args []any, scan func(*sql.Rows) error) error
-	// Settled returns nil when no commit that was refused can come back any
-	// more. Who deletes an object because the catalogue does not name it asks
-	// first.
+	// Settled returns nil once no commit that was refused can take effect any more. It
+	// must be called before an object is deleted because the catalogue does not name it.
 	Settled(ctx context.Context) error
-	// integrity is Integrity, in however much time.
+	// integrity is Integrity without its time limit.
 	integrity(ctx context.Context, quick bool, n int) ([]string, error)
-	// now is the catalogue's clock in milliseconds; in a change it is that of
-	// its transaction.
+	// now returns the catalogue's time in milliseconds. In a change it is the time of the
+	// transaction.
 	now(t *Tx) int64
 	// snapshot returns a connection that sees the catalogue as it is now, whatever
-	// changes meanwhile, until end is called.
+	// changes meanwhile, until the caller calls end.
 	snapshot(ctx context.Context) (conn *sql.Conn, end func(), err error)
-	// fill puts rows into a table, in a change.
+	// fill inserts rows into a table, in a change.
 	fill(t *Tx, table string, columns []string, next func() ([]any, error)) error
-	// close closes what is left when the writer has ended.
+	// close closes what is left after the writer has ended.
 	close() error
 }
 
-// undecidedError is of a commit of which nobody knows whether it took place, or
-// of any other failure that is not of a single change: running the changes again
-// alone would not help.
+// undecidedError is the error of a commit that may or may not have taken effect. It is
+// also any other failure that no single change caused, so that running the changes again
+// one by one would not help.
 type undecidedError struct{ error }
 
 func (e *undecidedError) Unwrap() error { return e.error }
@@ -93,38 +93,39 @@ type DB struct {
 // change is one caller's part of a group commit.
 type change struct {
 	fn func(*Tx) error
-	// lazy says that the change need not survive a power cut, only the end of
-	// this process.
+	// lazy says that the change need not survive a power cut, but only the end of this
+	// process.
 	lazy bool
-	// limit is how long it may take, where that is not seconds; see Whole.
+	// limit is how long the change may take, or 0 for the default of some seconds; see
+	// Whole.
 	limit  time.Duration
 	err    error
 	result chan struct{}
 }
 
-// Tx is what a change sees of the transaction it shares with others.
+// Tx is a change's view of the transaction that it shares with other changes.
 type Tx struct {
 	db *DB
-	// dirty tells that the present change has written something, so that its
-	// failure must undo the whole batch; wrote, that one of the batch has.
+	// dirty says that the present change has written something, so that its failure must
+	// undo the whole batch. wrote says that some change of the batch has.
 	dirty, wrote bool
-	// Repositories are ids that changes of the batch have looked up, by name. Whoever
-	// deletes a repository clears it.
+	// Repositories holds ids that changes of the batch have looked up, by name. Whoever
+	// deletes a repository must clear it.
 	Repositories map[string]int64
-	// changes are those of the batch that other processes are told of.
+	// changes holds the changes of the batch that other processes must learn of.
 	changes []Change
-	// limit is the longest of those of the batch.
+	// limit is the longest limit of the changes of the batch.
 	limit time.Duration
-	// began is when the transaction began, by the database's clock, if it has one.
+	// began is when the transaction began, by the database's clock if it has one.
 	began int64
 }
 
-// newDatabase returns a database whose writer is still to be started.
+// newDatabase returns a database whose writer is not started yet.
 func newDatabase() *DB {
 	return &DB{writes: make(chan *change, maxBatch), done: make(chan struct{}), closing: make(chan struct{})}
 }
 
-// Close waits for changes under way and closes the database. A Watch must have ended.
+// Close waits for changes under way and closes the database. Every Watch must have ended.
 func (db *DB) Close() error {
 	var err error
 	db.closeOnce.Do(func() {
@@ -135,19 +136,19 @@ func (db *DB) Close() error {
 	return err
 }
 
-// errClosed is returned for a change that comes when the catalogue is closed.
+// errClosed is returned for a change that begins after the catalogue is closed.
 var errClosed = errors.New("the catalogue is closed")
 
-// Write runs fn inside a transaction shared with other callers and returns when
-// it is durable. fn may run several times and must not have effects outside its Tx. An
-// error of fn undoes what it wrote and nothing else.
+// Write runs fn inside a transaction that it shares with other callers, and returns when
+// the change is durable. fn may run several times, and must not have effects outside its
+// Tx. If fn returns an error, only what fn wrote is undone.
 func (db *DB) Write(ctx context.Context, fn func(*Tx) error) error {
 	return db.submit(ctx, &change{fn: fn})
 }
 
-// WriteLazy is Write for changes that need not survive a power cut: it returns
-// when they would survive the end of this process. A later Write makes them
-// durable too.
+// WriteLazy is Write for a change that need not survive a power cut. It returns when the
+// change would survive the end of this process. A later Write makes the change durable
+// too.
 func (db *DB) WriteLazy(ctx context.Context, fn func(*Tx) error) error {
 	return db.submit(ctx, &change{fn: fn, lazy: true})
 }
@@ -213,11 +214,11 @@ func (db *DB) runWriter() {
 	}
 }
 
-// runBatch commits all changes together. A change that fails after it wrote, or
-// by anything but a verdict, undoes them all: those before it then share one
-// commit, it runs alone, and those after it share another. So a batch costs two
-// more commits for each such change, and no change runs more than twice. If the
-// commit itself fails, each change runs alone and has its own outcome.
+// runBatch commits all changes together. All of them are undone if a change fails after
+// it wrote, or with an error that is not a verdict. Then the changes before it share one
+// commit, the failed change runs alone, and the changes after it share another commit. So
+// a batch costs two more commits for each such change, and no change runs more than
+// twice. If the commit itself fails, each change runs alone and has its own result.
 func (t *Tx) runBatch(batch []*change) {
 	culprit, err := t.attempt(batch)
 	for again := true; err != nil; culprit, err = t.attempt(batch) {
@@ -239,7 +240,7 @@ func (t *Tx) runBatch(batch []*change) {
 		for _, part := range apart(batch, culprit) {
 			t.runBatch(part)
 			rest = rest[len(part):]
-			// Once for all that are left.
+			// This is called once for all changes that are left.
 			if err := t.db.ready(); err != nil {
 				for _, ch := range rest {
 					ch.err = err
@@ -250,8 +251,8 @@ func (t *Tx) runBatch(batch []*change) {
 	}
 }
 
-// apart splits a batch that failed around its culprit, or into single changes if
-// it has none.
+// apart splits a failed batch around its culprit. It splits the batch into single changes
+// if there is no culprit.
 func apart(batch []*change, culprit int) [][]*change {
 	if culprit < 0 {
 		return slices.Collect(slices.Chunk(batch, 1))
@@ -260,9 +261,9 @@ func apart(batch []*change, culprit int) [][]*change {
 	return slices.DeleteFunc(parts, func(part []*change) bool { return len(part) == 0 })
 }
 
-// attempt runs a batch in one transaction. Without an error each of the changes
-// has its own outcome. With one, culprit is the index of the change that failed,
-// or -1 if the transaction did.
+// attempt runs a batch in one transaction. If it returns no error, each change has its
+// own result. Otherwise culprit is the index of the change that failed, or -1 if the
+// transaction failed.
 func (t *Tx) attempt(batch []*change) (culprit int, err error) {
 	if err := t.db.ready(); err != nil {
 		return -1, &undecidedError{err}
@@ -301,10 +302,10 @@ func (t *Tx) attempt(batch []*change) (culprit int, err error) {
 	return culprit, err
 }
 
-// Verdict is the type of an error by which a change says that what was asked for
-// cannot be done. The transaction goes on: the database did what it was told.
-// After any other error the database may have ended the transaction by itself,
-// and what the other changes write would no longer be undone together.
+// Verdict is the type of an error by which a change says that the request cannot be met.
+// The transaction goes on, because the database did what it should. After any other error
+// the database may have ended the transaction by itself. Then the writes of the other
+// changes would no longer be undone together.
 type Verdict interface {
 	error
 	// Verdict does nothing.
@@ -322,7 +323,7 @@ type sentinel struct{ text string }
 
 var _ Verdict = (*sentinel)(nil)
 
-// NewVerdict returns a verdict of its own.
+// NewVerdict returns a new verdict, which differs from all others.
 func NewVerdict(text string) error { return &sentinel{text} }
 
 // Error implements error.
@@ -334,13 +335,14 @@ func (s *sentinel) Verdict() {}
 // ErrNotFound says that there is no such row.
 var ErrNotFound = NewVerdict("not in the catalogue")
 
-// Now is the time of the change, in milliseconds.
+// Now returns the time of the change in milliseconds.
 func (t *Tx) Now() int64 { return t.db.now(t) }
 
-// Due is when what the change makes unneeded may be collected: a grace period after Now.
+// Due returns when the collector may remove what the change makes unneeded: a grace
+// period after Now.
 func (t *Tx) Due() int64 { return t.Now() + t.Grace() }
 
-// Grace is the grace period of Options in milliseconds.
+// Grace returns the grace period of Options in milliseconds.
 func (t *Tx) Grace() int64 { return t.db.opts.Grace.Milliseconds() }
 
 // Shared reports whether other processes may change the database too.
@@ -349,20 +351,20 @@ func (t *Tx) Shared() bool { return t.db.Shared() }
 // MarkDirty says that the change writes by other means than Exec and Insert.
 func (t *Tx) MarkDirty() { t.dirty = true }
 
-// Changed notes something that other processes are told of when it is committed.
+// Changed notes a change of which other processes learn when it is committed.
 func (t *Tx) Changed(kind ChangeKind, repo, ref string) {
 	if repo != "" && ref != "" {
 		t.changes = append(t.changes, Change{kind, repo, ref})
 	}
 }
 
-// Exec changes something and tells how many rows.
+// Exec runs a statement that changes something, and returns the number of changed rows.
 func (t *Tx) Exec(query string, args ...any) (int64, error) {
 	t.dirty = true
 	return t.db.exec(t, query, args)
 }
 
-// Row reads one row, or ErrNotFound.
+// Row reads one row. It returns ErrNotFound if there is none.
 func (t *Tx) Row(query string, args []any, dest ...any) error {
 	return Row(t, query, args, dest...)
 }
@@ -373,24 +375,25 @@ func (t *Tx) Insert(query string, args ...any) (id int64, err error) {
 	return id, t.Row(query, args, &id)
 }
 
-// Rows reads rows and calls scan for each, which ends the reading with ErrEnough.
+// Rows reads rows and calls scan for each of them. If scan returns ErrEnough, Rows stops
+// and returns nil.
 func (t *Tx) Rows(query string, args []any, scan func(*sql.Rows) error) error {
 	rows, err := t.db.query(t, query, args)
 	return eachRow(rows, err, scan)
 }
 
-// Row reads one row outside of changes, or ErrNotFound.
+// Row reads one row outside of changes. It returns ErrNotFound if there is none.
 func (db *DB) Row(ctx context.Context, query string, args []any, dest ...any) error {
 	return Row(db.Reader(ctx), query, args, dest...)
 }
 
-// Rows reads rows outside of changes and calls scan for each, which ends the reading with
-// ErrEnough.
+// Rows reads rows outside of changes and calls scan for each of them. If scan returns
+// ErrEnough, Rows stops and returns nil.
 func (db *DB) Rows(ctx context.Context, query string, args []any, scan func(*sql.Rows) error) error {
 	return db.read(ctx, query, args, scan)
 }
 
-// ErrEnough ends the reading of rows.
+// ErrEnough is returned by a scan function to end the reading of rows.
 var ErrEnough = errors.New("no more rows are needed")
 
 func eachRow(rows *sql.Rows, err error, scan func(*sql.Rows) error) error {
@@ -429,36 +432,39 @@ func (f *firstRow) result(err error) error {
 	return err
 }
 
-// limitKey is of how long a read or change may take, in a context.
+// limitKey is the context key of the time that a read or a change may take.
 type limitKey struct{}
 
-// wholeLimit is how long it may take to read whole tables.
+// wholeLimit is how long a read of whole tables may take.
 const wholeLimit = 10 * time.Minute
 
-// Whole allows a read or a change minutes instead of seconds.
+// Whole returns a context that allows a read or a change minutes instead of seconds.
 func Whole(ctx context.Context) context.Context { return within(ctx, wholeLimit) }
 
 func within(ctx context.Context, d time.Duration) context.Context {
 	return context.WithValue(ctx, limitKey{}, d)
 }
 
-// limitOf is 0 for what takes no longer than usual.
+// limitOf returns the time that a read or a change may take, or 0 for the default.
 func limitOf(ctx context.Context) time.Duration {
 	d, _ := ctx.Value(limitKey{}).(time.Duration)
 	return d
 }
 
-// statements are prepared once for each query on one connection or pool.
+// statements holds the prepared statements of one connection or pool. Each query is
+// prepared once.
 type statements struct {
 	prepare func(context.Context, string) (*sql.Stmt, error)
 	mu      sync.Mutex
 	byQuery map[string]*sql.Stmt
-	// preparing has the queries that somebody is about to add, with what is closed then.
+	// preparing holds the queries that are being prepared. The channel is closed at the
+	// end.
 	preparing map[string]chan struct{}
 }
 
-// get returns the statement of a query. On a pool preparing waits for a connection:
-// who asks for what is prepared already does not wait with it.
+// get returns the statement of a query. On a pool, preparing a statement waits for a
+// connection. Callers that need another statement, which is prepared already, do not wait
+// for that.
 func (s *statements) get(ctx context.Context, query string) (*sql.Stmt, error) {
 	for {
 		s.mu.Lock()
@@ -477,14 +483,14 @@ func (s *statements) get(ctx context.Context, query string) (*sql.Stmt, error) {
 			return s.add(ctx, query)
 		}
 		select {
-		case <-others: // they may have failed, or given up
+		case <-others: // the others may have failed or given up
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
 }
 
-// add prepares a query that is in preparing.
+// add prepares a query whose entry in preparing exists.
 func (s *statements) add(ctx context.Context, query string) (*sql.Stmt, error) {
 	st, err := s.prepare(ctx, query)
 	s.mu.Lock()
@@ -510,7 +516,7 @@ func (s *statements) close() {
 	clear(s.byQuery)
 }
 
-// systemMillis is a clock in milliseconds.
+// systemMillis returns a clock in milliseconds.
 func systemMillis(clock func() time.Time) func() int64 {
 	return func() int64 { return clock().UnixMilli() }
 }

@@ -8,20 +8,20 @@ import (
 	"unicode/utf8"
 )
 
-// ErrLeased: somebody else has the lease.
+// ErrLeased says that somebody else has the lease.
 var ErrLeased = NewVerdict("another process is doing this")
 
-// ErrLeaseLost is the cause with which a held lease ends when it could not be
-// prolonged.
+// ErrLeaseLost is the cause with which a held lease ends if it could not be prolonged.
 var ErrLeaseLost = errors.New("the lease could not be prolonged")
 
-// releaseWithin bounds the end of a lease. What fails ends by itself.
+// releaseWithin bounds how long the release of a lease takes. If the release fails, the
+// lease ends by itself.
 const releaseWithin = 5 * time.Second
 
 // Hold takes a lease and prolongs it until release is called or ctx ends. held is a
-// ctx that ends with the lease at the latest: before anybody else can have it, if
-// clocks run equally fast, as what has begun under it gets a sixth of d to end in.
-// Errors: ErrLeased.
+// context that ends before anybody else can get the lease, if all clocks run equally
+// fast. It ends a sixth of d earlier than the lease, so that work under the lease has
+// time to end. Errors: ErrLeased.
 func (db *DB) Hold(ctx context.Context, name, owner string, d time.Duration) (held context.Context, release func(), err error) {
 	began := time.Now()
 	ok, err := db.Lease(ctx, name, owner, d)
@@ -46,7 +46,7 @@ func (db *DB) Hold(ctx context.Context, name, owner string, d time.Duration) (he
 	}, nil
 }
 
-// prolong keeps a lease that was taken at good at the latest.
+// prolong prolongs a lease. good is a time not after the lease was last taken.
 func (db *DB) prolong(held context.Context, cancel context.CancelCauseFunc, name, owner string, d time.Duration, good time.Time) {
 	tick := time.NewTicker(d / 4)
 	defer tick.Stop()
@@ -76,9 +76,9 @@ func (db *DB) prolong(held context.Context, cancel context.CancelCauseFunc, name
 	}
 }
 
-// Lease takes or prolongs a lease: its owner alone may do the job of that name.
-// It ends by itself after d, by the catalogue's clock; whoever holds it counts d
-// from before the call. ok is false while somebody else has it.
+// Lease takes or prolongs a lease. Only the owner of the lease may do the job of that
+// name. The lease ends by itself after d, by the catalogue's clock. The owner must count
+// d from before the call. ok is false while somebody else has the lease.
 func (db *DB) Lease(ctx context.Context, name, owner string, d time.Duration) (ok bool, err error) {
 	err = db.Write(ctx, func(t *Tx) error {
 		now := t.Now()
@@ -91,7 +91,7 @@ func (db *DB) Lease(ctx context.Context, name, owner string, d time.Duration) (o
 	return ok && err == nil, err
 }
 
-// Unlease ends a lease, if the owner still has it.
+// Unlease ends a lease if the owner still has it.
 func (db *DB) Unlease(ctx context.Context, name, owner string) error {
 	return db.Write(ctx, func(t *Tx) error {
 		_, err := t.Exec(`DELETE FROM leases WHERE name = ? AND owner = ?`, name, owner)
@@ -99,7 +99,7 @@ func (db *DB) Unlease(ctx context.Context, name, owner string) error {
 	})
 }
 
-// Leases returns the leases that run now whose name begins with prefix: name to owner.
+// Leases returns the owners of the current leases whose names begin with prefix, by name.
 func (db *DB) Leases(ctx context.Context, prefix string) (map[string]string, error) {
 	now, err := db.Now(ctx)
 	if err != nil {

@@ -11,17 +11,19 @@ import (
 	"os"
 )
 
-// SQLite reads its log up to the first frame whose checksum is wrong. After a loss of
-// power that is the end of what was synced, as it should be. But one flipped bit in
-// the middle ends the log there too, and every later change is gone without a word.
+// A logMark records how much of SQLite's log is synced.
 //
-// A mark tells the two apart. It is a small file that says how many frames of which
-// round of the log are synced. It is written after each commit that was synced, before
-// anybody is told of it, and is not synced itself: an old mark claims less, and what it
-// claims stays true until the log begins anew with other salts.
+// SQLite reads its log up to the first frame with a wrong checksum. After a power cut
+// that is the end of what was synced, as it should be. But a single flipped bit in the
+// middle ends the log there too, and every later change is lost without a word.
 //
-// The file is 36 bytes: markMagic, the two salts of the log (8), the frames (8, big
-// endian), and the CRC-32 of all that (4, big endian).
+// A mark distinguishes the two cases. It is a small file that says how many frames of
+// which round of the log are synced. It is written after each synced commit, before any
+// caller learns of the commit. It is not synced itself: an old mark claims less, and its
+// claim stays true until the log begins anew with other salts.
+//
+// The file has 36 bytes: markMagic, the two salts of the log (8), the number of frames
+// (8, big endian), and the CRC-32 of all that (4, big endian).
 type logMark struct {
 	file, index *os.File // the mark, and SQLite's index of the log
 	seen        logPlace // the end of the log after the last commit
@@ -41,10 +43,10 @@ const (
 )
 
 // A LogDamagedError says that a catalogue's log is damaged before the end of what was
-// synced. Opening the catalogue would lose the changes behind the damage.
+// synced. If the catalogue were opened, the changes behind the damage would be lost.
 type LogDamagedError struct {
 	Log, Copy, Mark string // files
-	// Good frames precede the damage, of Synced.
+	// Good frames precede the damage. Synced frames should be there.
 	Good, Synced uint64
 }
 
@@ -54,8 +56,8 @@ func (e *LogDamagedError) Error() string {
 		e.Log, e.Good, e.Synced, e.Copy, e.Mark)
 }
 
-// checkLog compares the log of the catalogue at path with its mark, before SQLite
-// reads it. Errors: *LogDamagedError.
+// checkLog compares the log of the catalogue at path with its mark. It must be called
+// before SQLite reads the log. Errors: *LogDamagedError.
 func checkLog(path string) error {
 	m, err := readMark(path + markSuffix)
 	if err != nil || m.frames == 0 {
@@ -78,7 +80,7 @@ func checkLog(path string) error {
 	return errors.Join(damaged, keepCopy(f, damaged.Copy))
 }
 
-// readMark reads a mark. One that is missing or damaged claims nothing.
+// readMark reads a mark. A missing or damaged mark claims nothing.
 func readMark(path string) (logPlace, error) {
 	b, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -104,8 +106,8 @@ const (
 	frameHeader = 24
 )
 
-// goodFrames counts the frames at the beginning of a log that are whole, up to those
-// of the mark. A log of another round, or one that is empty, has all that the mark says.
+// goodFrames counts the whole frames at the beginning of a log, up to the number in the
+// mark. It returns that number for an empty log, and for a log of another round.
 func goodFrames(log io.Reader, m logPlace) (uint64, error) {
 	var h [logHeader]byte
 	if _, err := io.ReadFull(log, h[:]); err == io.EOF {
@@ -120,7 +122,7 @@ func goodFrames(log io.Reader, m logPlace) (uint64, error) {
 	sum := frameSum{order: order}
 	sum.add(h[:24])
 	if !sum.is(h[24:]) {
-		return 0, nil // no crash tears a header, which is within one sector
+		return 0, nil // a crash cannot tear a header, which lies within one sector
 	}
 	if [8]byte(h[16:24]) != m.salts {
 		return m.frames, nil
@@ -139,7 +141,7 @@ func goodFrames(log io.Reader, m logPlace) (uint64, error) {
 	return m.frames, nil
 }
 
-// ignoreEnd drops the error of a log that is too short.
+// ignoreEnd drops the error that says that a log is too short.
 func ignoreEnd(err error) error {
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
 		return nil
@@ -147,13 +149,13 @@ func ignoreEnd(err error) error {
 	return err
 }
 
-// frameSum is the checksum of a log, which goes on from frame to frame.
+// frameSum is the checksum of a log. It is cumulative over the frames.
 type frameSum struct {
 	order binary.ByteOrder
 	a, b  uint32
 }
 
-// add adds bytes, a multiple of eight.
+// add adds bytes to the checksum. Their number is a multiple of eight.
 func (s *frameSum) add(p []byte) {
 	for ; len(p) >= 8; p = p[8:] {
 		s.a += s.order.Uint32(p) + s.b
@@ -161,12 +163,13 @@ func (s *frameSum) add(p []byte) {
 	}
 }
 
-// is reports whether the checksum is the one that p begins with.
+// is reports whether p begins with the checksum.
 func (s *frameSum) is(p []byte) bool {
 	return s.a == binary.BigEndian.Uint32(p) && s.b == binary.BigEndian.Uint32(p[4:])
 }
 
-// keepCopy copies a damaged log, unless a copy is there: the first one has most.
+// keepCopy copies a damaged log, unless there is a copy already. The first copy has the
+// most.
 func keepCopy(log *os.File, path string) error {
 	dst, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
@@ -182,8 +185,8 @@ func keepCopy(log *os.File, path string) error {
 	return nil
 }
 
-// startMark begins the mark of a catalogue that is open and whose log is synced. It is
-// synced once, so that no mark of a log that was removed comes back with the power.
+// startMark begins the mark of a catalogue that is open and whose log is synced. The mark
+// is synced once, so that a power cut cannot bring back the mark of a removed log.
 func startMark(path string) (*logMark, error) {
 	index, err := os.Open(path + "-shm")
 	if err != nil {
@@ -212,8 +215,9 @@ func (m *logMark) place() (logPlace, error) {
 	return logPlace{[8]byte(b[32:40]), uint64(binary.NativeEndian.Uint32(b[16:]))}, nil
 }
 
-// committed notes that a commit ended, which was synced if it wrote anything. A mark
-// that cannot be written stays behind, and what it says stays true.
+// committed notes that a commit has ended. synced says that the commit was synced if it
+// wrote anything. If the mark cannot be written, it stays as it is, and its claim stays
+// true.
 func (m *logMark) committed(synced bool) {
 	p, err := m.place()
 	if err != nil || p == m.seen {
@@ -225,8 +229,8 @@ func (m *logMark) committed(synced bool) {
 	}
 }
 
-// close closes the files. Like the catalogue's file, the index must not be closed
-// before SQLite's own descriptors of it.
+// close closes the files. The index, like the catalogue's file, must not be closed before
+// SQLite's own descriptors of it.
 func (m *logMark) close() error {
 	if m == nil {
 		return nil

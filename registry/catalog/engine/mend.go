@@ -14,28 +14,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A failed fsync leaves three things that SQLite does not deal with.
+// A failed fsync has three consequences that SQLite does not handle.
 //
-// First, the kernel may have marked pages clean that never reached the disk. The
-// next fsync passes them over and succeeds. In the log, what the failed commit
-// itself wrote does not matter, as the next one is written over it; but lazy
-// commits before it count as done. Everything committed behind such a gap would
-// be lost with the power, as recovery reads the log only up to the gap. Hence
-// mend, before anything else is committed. The same gap is there when a process
-// was killed after the failure: the next one reads the refused commit from the
-// page cache, takes it for a good one, and goes on behind it. Hence
-// mendBeforeUse.
+// First, the kernel may have marked pages as clean that never reached the disk. The next
+// fsync skips these pages and succeeds. In the log, the pages of the failed commit do not
+// matter, because the next commit overwrites them. But earlier lazy commits count as
+// done, and their pages may be missing too. Recovery reads the log only up to such a gap,
+// so a power cut would lose everything that was committed behind it. Hence mend runs
+// before anything else is committed. The same gap exists if a process was killed after
+// the failure. The next process reads the refused commit from the page cache, accepts it,
+// and goes on behind it. Hence mendBeforeUse.
 //
-// Second, a checkpoint that readers stop half way counts the pages it has copied
-// into the catalogue's file as done, and leaves their fsync to the one that goes
-// on. When that fails, a third one copies and syncs only its own part, and then
-// the log is begun anew. Hence mendFile, before there is a third; until then the
-// log goes on growing. A process that finds it after a crash copies all of it.
+// Second, readers can stop a checkpoint half way. It counts the pages that it has copied
+// into the catalogue's file as done, and leaves their fsync to the next checkpoint. If
+// that one fails, a third checkpoint copies and syncs only its own part, and then the log
+// begins anew. Hence mendFile runs before a third checkpoint. Until then the log goes on
+// growing. If the process crashes, the next one finds the log and copies all of it.
 //
-// Third, the refused commit may be whole in the log. It comes back at the next
-// start unless something was committed over it. Hence settled.
+// Third, the refused commit may be whole in the log. It comes back at the next start,
+// unless something was committed over it. Hence Settled.
 
-// mend makes durable what is in the log, before a batch, if it may not be.
+// mend runs before a batch. It makes the content of the log durable if it may not be.
 func (e *sqlite) mend() error {
 	if !e.torn {
 		return nil
@@ -48,9 +47,10 @@ func (e *sqlite) mend() error {
 	return nil
 }
 
-// explain adds to the failure of a commit that there was no room, if that was it.
-// Of a write SQLite says so. Of an fsync, where file systems that allocate late
-// find out, it drops the system's error; the fsync that mends the log has it too.
+// explain adds to the failure of a commit that the disk was full, if that was the cause.
+// If a write failed, SQLite says so. File systems that allocate late find out during an
+// fsync. In that case SQLite drops the system's error, but the fsync that mends the log
+// returns it again.
 func (e *sqlite) explain(err error) error {
 	if mendErr := e.mend(); errors.Is(mendErr, syscall.ENOSPC) || errors.Is(mendErr, syscall.EDQUOT) {
 		return fmt.Errorf("%w: %w", err, mendErr)
@@ -58,8 +58,8 @@ func (e *sqlite) explain(err error) error {
 	return e.impaired(err)
 }
 
-// impaired adds to a failure what keeps the machine from writing or opening files, if
-// that was it: SQLite drops the system's error.
+// impaired adds to a failure why the machine cannot write or open files, if that was the
+// cause, because SQLite drops the system's error.
 func (e *sqlite) impaired(err error) error {
 	var coded interface{ Code() int }
 	const readOnly, ioErr, cantOpen = 8, 10, 14
@@ -79,7 +79,7 @@ func (e *sqlite) impaired(err error) error {
 	return err
 }
 
-// tryDir opens a directory and touches it.
+// tryDir opens a directory and sets its time of access.
 func tryDir(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -89,8 +89,8 @@ func tryDir(dir string) error {
 	return errors.Join(unix.UtimesNanoAt(unix.AT_FDCWD, dir, now, 0), f.Close())
 }
 
-// mendFile makes durable what was copied into the catalogue's file, before a
-// checkpoint, if it may not be.
+// mendFile runs before a checkpoint. It makes what was copied into the catalogue's file
+// durable if it may not be.
 func (e *sqlite) mendFile() error {
 	if !e.fileTorn {
 		return nil
@@ -112,7 +112,7 @@ func (e *sqlite) alone(do func() error) error {
 	return do()
 }
 
-// mendBeforeUse makes durable what the process before left in the log.
+// mendBeforeUse makes durable what the previous process left in the log.
 func mendBeforeUse(ctx context.Context, db *sql.DB, log string) error {
 	conn, err := db.Conn(ctx)
 	if err != nil {
@@ -127,7 +127,7 @@ func mendBeforeUse(ctx context.Context, db *sql.DB, log string) error {
 	return errors.Join(err, err2)
 }
 
-// rewriteLog is rewrite for the log, which may not be there.
+// rewriteLog is rewrite for the log, which may not exist.
 func rewriteLog(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -139,9 +139,8 @@ func rewriteLog(path string) error {
 	return errors.Join(rewrite(f), f.Close())
 }
 
-// rewrite writes a file's bytes over themselves, so that each page is one to be
-// written back, and syncs it. Others may read the file meanwhile. An empty file
-// needs nothing.
+// rewrite writes a file's bytes over themselves, so that each page must be written back,
+// and syncs the file. Others may read the file meanwhile. An empty file needs nothing.
 func rewrite(f *os.File) error {
 	buf := make([]byte, 256<<10)
 	for off := int64(0); ; {
@@ -163,20 +162,20 @@ func rewrite(f *os.File) error {
 }
 
 const (
-	// checkpointPages is how large the log may grow before it is copied into
-	// the catalogue's file, in pages of 4 KiB.
+	// checkpointPages is how large the log may become before it is copied into the
+	// catalogue's file, in pages of 4 KiB.
 	checkpointPages = 2000
-	// checkpointEvery is after how many batches the size of the log is looked
-	// at. That costs 9 us.
+	// checkpointEvery is the number of batches between checks of the size of the log. A
+	// check takes 9 us.
 	checkpointEvery = 8
 )
 
-// checkpoint copies the log into the catalogue's file when it has become large.
-// SQLite would do so by itself, and hide its failures.
+// checkpoint copies the log into the catalogue's file once the log is large. SQLite would
+// do so by itself, but would hide failures.
 //
-// It waits for a batch that was synced: the checkpoint itself syncs the log, and
-// when it finds nothing to sync there it finds nothing to lose. When none comes
-// for long, it makes the next batch one.
+// checkpoint waits for a synced batch. It syncs the log itself, but after a synced batch
+// there is nothing left to sync, and so nothing to lose. If there is no such batch for a
+// long time, it makes the next batch a synced one.
 func (e *sqlite) checkpoint() {
 	synced := !e.lazy && !e.syncNext
 	every, most := checkpointEvery, e.reserve.logPages()
@@ -195,25 +194,25 @@ func (e *sqlite) checkpoint() {
 				_, _, err = e.walCheckpoint("PASSIVE")
 			}
 		}
-	} else if err == nil && pages-copied >= 3*most { // more, as most often a change comes that is synced anyway
+	} else if err == nil && pages-copied >= 3*most { // a higher limit, because usually a change that is synced anyway comes first
 		e.syncNext = true
 	}
 	if isIOError(err) {
-		// No change depends on it: the log has everything, and another attempt
-		// follows when both are mended.
+		// No change depends on the checkpoint: the log has everything, and another
+		// attempt follows when both files are mended.
 		e.torn, e.fileTorn = true, true
 	}
 }
 
-// isIOError tells an fsync that failed, and other failures of the disk, from a
-// lack of room, which takes nothing away.
+// isIOError distinguishes a failed fsync, and other failures of the disk, from a lack of
+// room, which loses nothing.
 func isIOError(err error) bool {
 	var coded interface{ Code() int }
-	const sqliteIOErr = 10 // the rest of the code says in which call
+	const sqliteIOErr = 10 // the other bits say which call failed
 	return errors.As(err, &coded) && coded.Code()&0xff == sqliteIOErr
 }
 
-// walCheckpoint returns how many pages the log has, and how many of them are in
+// walCheckpoint returns how many pages the log has, and how many of them are already in
 // the catalogue's file.
 func (e *sqlite) walCheckpoint(mode string) (pages, copied int, err error) {
 	var busy int
@@ -233,8 +232,8 @@ func (e *sqlite) Settled(ctx context.Context) error {
 	return nil
 }
 
-// touch makes a transaction have something to commit. Nobody reads what it
-// writes; it changes the first page, also when that stays the same.
+// touch gives a transaction something to commit. Nobody reads the value that it writes.
+// It changes the first page even if the value stays the same.
 func (e *sqlite) touch(t *Tx) error {
 	_, err := t.Exec("PRAGMA user_version = 1")
 	return err

@@ -17,8 +17,8 @@ import (
 //go:embed migrations
 var migrations embed.FS
 
-// MinReader is the setting that holds the oldest program that may use the
-// schema, by the version of the schema that this program knows.
+// MinReader is the setting that holds the version of the oldest program that may use the
+// schema. The version of a program is that of the newest schema that it knows.
 const MinReader = "min_reader"
 
 func migrator(dialect goose.Dialect, dir string, db *sql.DB) (p *goose.Provider, newest int64, err error) {
@@ -33,7 +33,7 @@ func migrator(dialect goose.Dialect, dir string, db *sql.DB) (p *goose.Provider,
 	return p, sources[len(sources)-1].Version, nil
 }
 
-// newestSchema is the version of the schema that this program knows.
+// newestSchema returns the newest version of the schema that this program knows.
 func newestSchema() (newest int64, err error) {
 	names, err := fs.Glob(migrations, "migrations/sqlite/*.sql")
 	for _, name := range names {
@@ -80,14 +80,15 @@ func migrateSQLite(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
-// isNewest reports whether the schema is the one that this program knows. Then a start, like
-// most, needs neither to wait for other processes nor to open more connections.
+// isNewest reports whether the schema is the newest that this program knows. That is the
+// usual case, and then a start need not wait for other processes, nor open more
+// connections.
 func isNewest(ctx context.Context, conn *sql.Conn) (bool, error) {
 	newest, err := newestSchema()
 	if err != nil {
 		return false, err
 	}
-	// The search path may have the table of another registry in a schema behind ours.
+	// A later schema of the search path may have the table of another registry.
 	var begun bool
 	err = conn.QueryRowContext(ctx, `SELECT to_regclass(quote_ident(current_schema()) || '.goose_db_version') IS NOT NULL`).Scan(&begun)
 	if err != nil || !begun {
@@ -98,8 +99,8 @@ func isNewest(ctx context.Context, conn *sql.Conn) (bool, error) {
 	return have == newest, err
 }
 
-// migratePostgres brings the schema up to date while other processes use it, or
-// leaves it when it is up to date. One process does so at a time.
+// migratePostgres brings the schema up to date while other processes use it. It does
+// nothing if the schema is up to date. Only one process does so at a time.
 func migratePostgres(ctx context.Context, db *sql.DB, lock int64) (err error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
@@ -128,10 +129,10 @@ func migratePostgres(ctx context.Context, db *sql.DB, lock int64) (err error) {
 	return err
 }
 
-// mayUse reports whether this program may use a schema that is newer than the one
-// it knows: while replicas are replaced one by one, the old ones go on beside the
-// first new one. So a migration only adds, and raises min_reader when the version
-// before can go on no longer.
+// mayUse returns an error if this program cannot use a schema that is newer than the one
+// it knows. While replicas are replaced one by one, the old ones go on beside the first
+// new one. So a migration only adds, and raises min_reader if the previous version cannot
+// go on.
 func mayUse(ctx context.Context, conn *sql.Conn, have, newest int64) error {
 	var oldest string
 	if err := conn.QueryRowContext(ctx, `SELECT value FROM settings WHERE name = '`+MinReader+`'`).Scan(&oldest); err != nil {
@@ -143,8 +144,8 @@ func mayUse(ctx context.Context, conn *sql.Conn, have, newest int64) error {
 	return nil
 }
 
-// lockForMigration waits without holding a snapshot, for which the creation of
-// an index beside writers would wait in turn.
+// lockForMigration waits for a lock. It holds no snapshot meanwhile, because the creation
+// of an index beside writers would wait for the snapshot's end.
 func lockForMigration(ctx context.Context, conn *sql.Conn, lock int64) (unlock func(), err error) {
 	for {
 		var ok bool
@@ -153,7 +154,7 @@ func lockForMigration(ctx context.Context, conn *sql.Conn, lock int64) (unlock f
 		}
 		if ok {
 			return func() {
-				// Should this fail, the lock ends with its connection.
+				// If this fails, the lock ends with its connection.
 				_, _ = conn.ExecContext(context.WithoutCancel(ctx), `SELECT pg_advisory_unlock($1)`, lock)
 			}, nil
 		}

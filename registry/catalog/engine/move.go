@@ -20,18 +20,18 @@ import (
 	"example.org/slipway/registry/catalog/engine/pg"
 )
 
-// storedTable is a table of the schema with what Move has to know of it.
+// storedTable is a table of the schema with what Move must know about it.
 type storedTable struct {
 	name string
-	// columns begin with those of the primary key, of which there are keys.
+	// columns begins with the columns of the primary key. keys is their number.
 	columns []string
 	keys    int
-	// numbered says that the key is an id that the database gives out.
+	// numbered says that the key is an id that the database assigns.
 	numbered bool
 }
 
-// storedTables are all tables but those of processes that are running: leases and
-// writers.
+// storedTables returns all tables except leases and writers, which are about running
+// processes.
 func storedTables() []storedTable {
 	table := func(name string, keys int, columns string) storedTable {
 		list := strings.Fields(columns)
@@ -65,28 +65,29 @@ func storedTables() []storedTable {
 	}
 }
 
-// notInBackups are the tables whose rows are of processes that are running.
+// notInBackups lists the tables whose rows are about running processes.
 var notInBackups = [...]string{"uploads", "leases", "writers"}
 
 // moveLimit is how long a move may take.
 const moveLimit = 24 * time.Hour
 
-// Moved is how far a move has come.
+// Moved says how far a move has come.
 type Moved struct {
-	// Table that is being copied, or read again and compared with Checking.
+	// Table is the table that is being copied. If Checking is set, it is read again and
+	// compared instead.
 	Table    string
 	Checking bool
 	// Rows of it so far.
 	Rows int64
 }
 
-// Move copies everything in one catalogue, as it is at one moment, into an empty
-// one, with the ids that things have: from SQLite to PostgreSQL or back. It is one
-// change: of a move that fails nothing is left, and it can be begun again. Before
-// it is committed all is read back and compared, by count and SHA-256 of each
-// table. Both catalogues may be read meanwhile; what is changed in from after the
-// begin is not moved, so nobody should change it. progress may be nil; it is
-// called every 10,000 rows and at the end of each table.
+// Move copies everything in a catalogue, as it is at one moment, into an empty catalogue:
+// from SQLite to PostgreSQL or back. All rows keep their ids. The copy is one change. If
+// it fails, it leaves nothing behind and can be started again. Before the commit, Move
+// reads everything back and compares the row count and the SHA-256 of each table. Both
+// catalogues may be read meanwhile. Nobody should change from, because changes after the
+// start are not moved. progress may be nil. It is called every 10,000 rows and at the end
+// of each table.
 func Move(ctx context.Context, from, to *DB, progress func(Moved)) error {
 	if progress == nil {
 		progress = func(Moved) {}
@@ -118,11 +119,11 @@ func move(ctx context.Context, from, to *DB, progress func(Moved), without []str
 	return err
 }
 
-// errGivenUp ends a move whose context has ended. It is not the context's error, as
-// that of a deadline would look like a server that does not answer in time.
+// errGivenUp ends a move whose context has ended. It is not the context's error, because
+// an expired deadline would look like a server that does not answer in time.
 var errGivenUp = errors.New("the move was given up")
 
-// mover is one run of a move.
+// mover is one run of Move.
 type mover struct {
 	ctx      context.Context
 	from     *sql.Conn
@@ -193,7 +194,7 @@ func (m *mover) table(table storedTable) error {
 	return nil
 }
 
-// fill puts rows into a table; next returns io.EOF behind the last one.
+// fill inserts rows into a table. next returns io.EOF behind the last row.
 func (t *Tx) fill(table string, columns []string, next func() ([]any, error)) error {
 	t.dirty = true
 	return t.db.fill(t, table, columns, next)
@@ -215,7 +216,7 @@ func newTally(columns int) *tally {
 	return t
 }
 
-// scan reads a row; the values are the caller's.
+// scan reads a row. The caller may keep the values.
 func (t *tally) scan(r *sql.Rows) ([]any, error) {
 	if err := r.Scan(t.dest...); err != nil {
 		return nil, err
@@ -260,8 +261,8 @@ func (p *postgres) snapshot(ctx context.Context) (*sql.Conn, func(), error) {
 		"SET LOCAL statement_timeout = 0", "SET LOCAL idle_in_transaction_session_timeout = 0", "SELECT 1")
 }
 
-// beginSnapshot begins a transaction; the last statement is its first read, which
-// decides what it sees.
+// beginSnapshot begins a transaction. The last statement is the first read, which
+// determines what the transaction sees.
 func beginSnapshot(ctx context.Context, db *sql.DB, statements ...string) (*sql.Conn, func(), error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
@@ -328,7 +329,7 @@ func (p *postgres) fill(t *Tx, table string, columns []string, next func() ([]an
 	if err != nil || !storedTables()[i].numbered {
 		return err
 	}
-	// The next id is the one behind the last.
+	// The next id is one more than the largest.
 	var none int64
 	return t.Row(`SELECT setval(pg_get_serial_sequence('`+table+`', 'id'), COALESCE((SELECT MAX(id) FROM `+table+`), 0) + 1, false)`, nil, &none)
 }

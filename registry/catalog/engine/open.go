@@ -8,24 +8,24 @@ import (
 	"time"
 )
 
-// ErrUnavailable: the database does not answer. What was to be changed is
-// most probably not changed, but may be.
+// ErrUnavailable says that the database does not answer. The change has most probably not
+// taken effect, but it may have.
 var ErrUnavailable = errors.New("the catalogue's database does not answer")
 
-// Options of Open. The zero value works.
+// Options are the options of Open and OpenPostgres. The zero value works.
 type Options struct {
-	// Clock tells the time; default time.Now, and with PostgreSQL the clock of
-	// its server, so that all who share it have the same.
+	// Clock returns the time. The default is time.Now. With PostgreSQL it is the clock of
+	// the server, so that all processes that share the database have the same time.
 	Clock func() time.Time
-	// Readers is how many connections read at once; default 2, and 8 with
-	// PostgreSQL. Hot rows are in RAM above the catalogue, and each costs about
-	// 0.7 MB.
+	// Readers is the number of connections that read at the same time; default 2, and 8
+	// with PostgreSQL. Few are needed because hot rows are in RAM above the catalogue.
+	// Each connection takes about 0.7 MB.
 	Readers int
-	// Grace is how long something unreferenced is kept at least, counted from
-	// the change that made it so; default 1 h.
+	// Grace is how long something unreferenced is kept at least, counted from the change
+	// that made it unreferenced; default 1 h.
 	Grace time.Duration
-	// Reserve keeps a part of the disk for deleting and collecting; see [DB.Room].
-	// Only with SQLite. Default: none is kept.
+	// Reserve keeps a part of the disk for deleting and collecting; see [DB.Room]. It
+	// works only with SQLite. By default there is no reserve.
 	Reserve bool
 }
 
@@ -40,8 +40,8 @@ func (o *Options) withDefaults() Options {
 	return v
 }
 
-// Open opens the SQLite database at path and brings its schema up to date. An absent file
-// is created.
+// Open opens the SQLite database at path and brings its schema up to date. It creates a
+// missing file.
 func Open(ctx context.Context, path string, o *Options) (*DB, error) {
 	opts := o.withDefaults()
 	if opts.Clock == nil {
@@ -57,11 +57,11 @@ func Open(ctx context.Context, path string, o *Options) (*DB, error) {
 	return db, err
 }
 
-// OpenPostgres opens a PostgreSQL database, version 13 or later
-// with the encoding UTF8, which many processes may share, and brings its schema up
-// to date. dsn is a connection string of PostgreSQL, as a URL or as keywords; the
-// schema used is the first of the search path. Of several hosts the one that
-// accepts changes is taken. A pool between has to keep sessions together.
+// OpenPostgres opens a PostgreSQL database, which many processes may share, and brings
+// its schema up to date. The server must have version 13 or later, and the database the
+// encoding UTF8. dsn is a connection string of PostgreSQL, as a URL or as keywords. The
+// first schema of the search path is used. If dsn names several hosts, OpenPostgres uses
+// the one that accepts changes. A connection pool in between must keep sessions together.
 func OpenPostgres(ctx context.Context, dsn string, o *Options) (*DB, error) {
 	opts := o.withDefaults()
 	if opts.Readers <= 0 {
@@ -74,29 +74,29 @@ func OpenPostgres(ctx context.Context, dsn string, o *Options) (*DB, error) {
 	return db, nil
 }
 
-// OpenFile returns a database that only reads, on connections to a file that nobody else
-// changes. It ends with CloseFile.
+// OpenFile returns a read-only database on connections to a file that nobody else
+// changes. CloseFile closes it.
 func OpenFile(readers *sql.DB) *DB {
 	e := &sqlite{readers: readers}
 	e.reading.prepare = readers.PrepareContext
 	return &DB{engine: e, lite: e}
 }
 
-// CloseFile closes a database of OpenFile, and the connections.
+// CloseFile closes a database that OpenFile returned, and its connections.
 func (db *DB) CloseFile() error {
 	db.lite.reading.close()
 	return db.lite.readers.Close()
 }
 
-// Millis is the database's clock outside of changes, as well as it is known, in
-// milliseconds. It asks nobody.
+// Millis returns the database's time outside of changes, in milliseconds. It does not ask
+// the server, and so returns the best known estimate.
 func (db *DB) Millis() int64 { return db.now(nil) }
 
-// Integrity asks the database whether its files are sound and returns at most n
-// complaints, none when they are. quick leaves out the comparison of tables with
-// their indexes. It reads everything and holds up nobody. PostgreSQL can tell only
-// where its extension amcheck is installed and the user may use it; otherwise that
-// is left to whoever runs the server, and there are no complaints.
+// Integrity asks the database whether its files are sound. It returns at most n
+// complaints, and none if they are sound. quick omits the comparison of tables with their
+// indexes. Integrity reads everything and blocks nobody. PostgreSQL can answer only if
+// its extension amcheck is installed and the user may use it. Otherwise there are no
+// complaints, and whoever runs the server must check it.
 func (db *DB) Integrity(ctx context.Context, quick bool, n int) ([]string, error) {
 	return db.integrity(Whole(ctx), quick, n)
 }
@@ -104,9 +104,8 @@ func (db *DB) Integrity(ctx context.Context, quick bool, n int) ([]string, error
 // Shared reports whether other processes may change the database too.
 func (db *DB) Shared() bool { return db.pg != nil }
 
-// Now tells the time by the clock that all times in the catalogue are of:
-// Options.Clock if that is set, else the clock of the PostgreSQL server, or of
-// this machine.
+// Now returns the time by the clock of all times in the catalogue: Options.Clock if it is
+// set, and otherwise the clock of the PostgreSQL server or of this machine.
 func (db *DB) Now(ctx context.Context) (time.Time, error) {
 	if db.opts.Clock != nil {
 		return FromMillis(db.Millis()), nil
@@ -116,13 +115,13 @@ func (db *DB) Now(ctx context.Context) (time.Time, error) {
 	return FromMillis(ms), err
 }
 
-// Watch tells w what other processes change, until ctx ends: then it returns its
-// error. It does not tell what was changed through db, unless that failed with
-// ErrUnavailable and may have been changed all the same. It begins with Lost, and
-// calls Again when it is connected. A catalogue that is not Shared has nothing to tell.
+// Watch reports to w what other processes change. It returns the error of ctx when ctx
+// ends. It does not report changes through db, except a change that failed with
+// ErrUnavailable but may have taken effect. It calls Lost first, and Again once it is
+// connected. If the catalogue is not Shared, there is nothing to report.
 //
-// While Lost has not been called, a change that was committed by another process
-// is told within milliseconds, and Lost is called within 4 s of a fault.
+// After Again and before Lost, w learns of another process's change within milliseconds
+// of its commit. After a fault, Lost is called within 4 s.
 func (db *DB) Watch(ctx context.Context, w Watcher) error {
 	if db.pg == nil {
 		<-ctx.Done()
@@ -131,9 +130,8 @@ func (db *DB) Watch(ctx context.Context, w Watcher) error {
 	return db.pg.watch(ctx, w)
 }
 
-// Sync returns when Watch has told its watcher every change that anybody
-// committed before the call. It waits while nobody watches, or while Watch has
-// lost its connection.
+// Sync returns once Watch has reported every change that anybody committed before the
+// call. It waits while nobody watches, and while Watch has no connection.
 func (db *DB) Sync(ctx context.Context) error {
 	if db.pg == nil {
 		return nil

@@ -24,60 +24,62 @@ import (
 const (
 	// oldestServer is PostgreSQL 13.
 	oldestServer = 130000
-	// defaultPatience is how long changes and reads wait for a server that does
-	// not answer, before they fail.
+	// defaultPatience is how long changes and reads wait for a server that does not
+	// answer, before they fail.
 	defaultPatience = 30 * time.Second
-	// readLimit and changeLimit are how long a read and the changes of a batch
-	// may take; what reads whole tables has wholeLimit.
+	// readLimit is how long a read may take, and changeLimit how long the changes of a
+	// batch may take. A read of whole tables has wholeLimit.
 	readLimit, changeLimit = 10 * time.Second, 20 * time.Second
-	// beginLimit is how long the begin of a batch may take. The server gives up
-	// waiting for another writer earlier: see pg.Config.
+	// beginLimit is how long the begin of a batch may take. The server stops waiting for
+	// another writer earlier; see pg.Config.
 	beginLimit = 5 * time.Second
-	// serverMillis is the server's clock in milliseconds.
+	// serverMillis is an SQL expression for the server's time in milliseconds.
 	serverMillis = `CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)`
 )
 
-// postgres is the engine of a catalogue in a PostgreSQL database, which other
-// processes change too. Its writer takes a lock of the database for each batch, so
-// that there is one at a time among all of them.
+// postgres is the engine of a catalogue in a PostgreSQL database, which other processes
+// change too. Its writer takes a lock of the database for each batch, so that only one
+// writer of all processes writes at a time.
 type postgres struct {
 	db    *DB
 	clock func() int64 // Options.Clock, or nil
-	// patience is defaultPatience but in tests.
+	// patience is defaultPatience, except in tests.
 	patience time.Duration
 	config   *pgx.ConnConfig
 	readers  *sql.DB
 	writers  *sql.DB
 	rebound  pg.Rebinder
 
-	// id names this process. Another one takes its place after a commit of which
-	// nobody knows whether it took place; see doubt.
+	// id names this process. It is replaced after a commit that may or may not have taken
+	// effect; see doubt.
 	id      atomic.Pointer[string]
 	doubted atomic.Bool
-	// warned is set by a warning of the server to the writer. A commit has one if
-	// somebody ended its wait for the standby, which it then may not have reached.
+	// warned is set when the server sends a warning to the writer. A commit gets a
+	// warning if somebody ended its wait for the standby. Then the commit may not have
+	// reached the standby.
 	warned  atomic.Bool
 	channel string // of its notifications
 	beginAs [2]string
-	// offset is by how many milliseconds the server's clock was ahead of ours.
+	// offset is how many milliseconds the server's clock was ahead of this machine's
+	// clock.
 	offset atomic.Int64
 
-	// The rest, to the mutex, is the writer's alone.
+	// Only the writer uses the following fields, up to the mutex.
 
 	conn    *sql.Conn // nil: not connected
 	raw     *pgx.Conn // of conn
-	backend backend   // at the other end of conn
+	backend backend   // the process at the other end of conn
 	// ctx bounds the present transaction.
 	ctx    context.Context
 	cancel context.CancelFunc
 	batch  int64
-	// failing is since when no batch went through, tried when a connection was
-	// last asked for, and cause why there was none.
+	// failing is the time since which no batch has succeeded. tried is when a connection
+	// was last requested, and cause is why there was none.
 	failing, tried time.Time
 	cause          error
 
 	mu sync.Mutex
-	// syncs are who waits for a notification of its own; see sync.
+	// syncs holds the calls of sync that wait for their notifications, by name.
 	syncs map[string]chan struct{}
 }
 
@@ -120,7 +122,7 @@ func openPostgres(ctx context.Context, dsn string, opts Options) (*DB, error) {
 	return p.db, nil
 }
 
-// open connects, looks whether the database will do, and brings its schema up to
+// open connects, checks whether the database is suitable, and brings its schema up to
 // date.
 func (p *postgres) open(ctx context.Context) error {
 	for begin := time.Now(); ; {
@@ -163,17 +165,18 @@ func (p *postgres) open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("bring the schema up to date: %w", err)
 	}
-	// Those that ended long ago have nothing to look up.
+	// Processes that ended long ago have nothing to look up here.
 	_, err = p.conn.ExecContext(ctx, `DELETE FROM writers WHERE updated_at < `+serverMillis+` - 7 * 86400000`)
 	return err
 }
 
-// beginStatements begin a transaction whose commit waits for the disk, and one
-// whose does not. The lock ends with the transaction; what comes behind it sees
-// whatever was committed under it before, and a later time.
+// beginStatements returns two statements that begin a transaction. The first
+// transaction's commit waits for the disk, and the second's does not. The lock ends with
+// the transaction. A later transaction sees everything that was committed under the lock
+// before, and has a later time.
 func beginStatements(key int64, sync string) (s [2]string) {
 	durable := ""
-	if sync == "off" { // what is acknowledged is to survive, whatever others do with the server
+	if sync == "off" { // acknowledged changes must survive, whatever else uses the server
 		durable = "SET LOCAL synchronous_commit = on; "
 	}
 	for i, how := range []string{durable, "SET LOCAL synchronous_commit = off; "} {
@@ -222,7 +225,7 @@ func (p *postgres) begin(t *Tx, lazy bool) error {
 	p.ctx, p.cancel = context.WithTimeout(context.Background(), limit)
 	for _, r := range results {
 		if len(r.Rows) != 1 || len(r.Rows[0]) != 1 || len(r.Rows[0][0]) == 0 {
-			continue // not the answer to a question, or that of the lock
+			continue // not the answer to a query, or the answer about the lock
 		}
 		if t.began, err = strconv.ParseInt(string(r.Rows[0][0]), 10, 64); err != nil {
 			return fmt.Errorf("read the server's clock: %w", err)
@@ -254,7 +257,8 @@ func (p *postgres) finish() {
 	}
 }
 
-// commit ends a transaction. The row of the batch tells later whether it did.
+// commit ends a transaction. Later, the row of the batch shows whether the commit took
+// effect.
 func (p *postgres) commit(t *Tx) error {
 	defer p.finish()
 	b := &pgx.Batch{}
@@ -294,7 +298,7 @@ func (p *postgres) commit(t *Tx) error {
 	return err
 }
 
-// rename gives this process a name that nobody had.
+// rename gives this process a name that no process had before.
 func (p *postgres) rename() {
 	var id [16]byte
 	rand.Read(id[:]) // never fails
@@ -302,22 +306,23 @@ func (p *postgres) rename() {
 	p.id.Store(&name)
 }
 
-// doubt makes this process take the changes of its last batch for those of
-// another: whoever made them was told of a failure, and does not know that what
-// was read before is out of date if they took place, or yet will.
+// doubt makes this process treat the changes of its last batch as changes of another
+// process. Their callers were told of a failure. So they do not know that what they read
+// before is out of date if the changes took effect, or will.
 func (p *postgres) doubt() {
 	p.rename()
-	p.doubted.Store(true) // the notification may have come already
+	p.doubted.Store(true) // the notification may have arrived already
 }
 
-// errNotCommitted is of a commit that is known not to have taken place.
+// errNotCommitted is the error of a commit that is known not to have taken effect.
 var errNotCommitted = errors.New("the connection broke before the commit")
 
-// errWarned is of a commit that the server has warned of.
+// errWarned is the error of a commit that the server has warned of.
 var errWarned = errors.New("the server did not wait for its standby")
 
-// resolve finds out what became of a commit whose answer did not come. Under the
-// writers' lock its transaction has ended in one way or the other.
+// resolve finds out whether a commit took effect if the server's answer did not arrive.
+// Once this process has the writers' lock again, that transaction has ended in one way or
+// the other.
 func (p *postgres) resolve(cause error) error {
 	before := p.backend
 	p.drop()
@@ -342,13 +347,14 @@ func (p *postgres) resolve(cause error) error {
 	}
 }
 
-// lastBatch returns the last batch of this process that was committed. One that a
-// standby did not acknowledge can be seen nevertheless, once its connection is closed or
-// its wait was ended: so another commit is made behind it, and that has to be.
+// lastBatch returns the last committed batch of this process. A batch can be visible
+// although a standby did not acknowledge it, once its connection is closed or its wait
+// was ended. So lastBatch makes another commit behind it, which the standby must
+// acknowledge.
 func (p *postgres) lastBatch(before backend) (batch int64, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), beginLimit)
 	defer cancel()
-	// The lock comes without that too, but perhaps later.
+	// The lock would become free without this too, but perhaps later.
 	_, err = p.conn.ExecContext(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2`, before.pid, before.began)
 	if pg.IsLost(err) {
 		return 0, err
@@ -374,8 +380,8 @@ func (p *postgres) lastBatch(before backend) (batch int64, err error) {
 	return batch, nil
 }
 
-// again reports whether to run a batch again: its connection broke before it was
-// committed, or the lock was not to be had.
+// again reports whether to run a batch again, because its connection broke before the
+// commit or because the lock was not available.
 func (p *postgres) again(err error) (bool, error) {
 	var undecided *undecidedError
 	if errors.As(err, &undecided) {
@@ -385,7 +391,7 @@ func (p *postgres) again(err error) (bool, error) {
 		p.drop()
 	}
 	if p.conn != nil && !errors.Is(err, errNotCommitted) && !pg.IsCrowded(err) {
-		return false, err // it is of a statement
+		return false, err // a statement failed
 	}
 	if p.failing.IsZero() {
 		p.failing = time.Now()
@@ -397,8 +403,8 @@ func (p *postgres) again(err error) (bool, error) {
 	return true, nil
 }
 
-// ready connects the writer. It tries for as long as patience lasts from the
-// first failure on, and then once a second.
+// ready connects the writer. After the first failure it tries for as long as patience,
+// and then once a second.
 func (p *postgres) ready() error {
 	if p.conn != nil {
 		return nil
@@ -453,8 +459,8 @@ func (p *postgres) drop() {
 	if p.conn == nil {
 		return
 	}
-	_ = p.conn.Raw(func(any) error { return driver.ErrBadConn }) // so that it is not kept
-	_ = p.conn.Close()                                           // it is given up, however that ends
+	_ = p.conn.Raw(func(any) error { return driver.ErrBadConn }) // so that the pool does not keep it
+	_ = p.conn.Close()                                           // the connection is given up, whatever the result
 	p.conn, p.raw = nil, nil
 }
 
@@ -470,7 +476,7 @@ func (p *postgres) query(_ *Tx, query string, args []any) (*sql.Rows, error) {
 	return p.conn.QueryContext(p.ctx, p.rebound.Query(query), pg.Portable(args)...)
 }
 
-// read asks again when a connection breaks before there was a row.
+// read repeats the query if the connection breaks before the first row.
 func (p *postgres) read(ctx context.Context, query string, args []any, scan func(*sql.Rows) error) error {
 	query, args = p.rebound.Query(query), pg.Portable(args)
 	for begin, wait := time.Now(), 20*time.Millisecond; ; wait = min(2*wait, time.Second) {
@@ -498,8 +504,8 @@ func (p *postgres) readOnce(ctx context.Context, query string, args []any, scan 
 	return eachRow(rows, err, scan)
 }
 
-// Settled waits for whatever transaction is under way: of an own one whose commit
-// was given up too, nothing comes after the lock was had again.
+// Settled waits until the transaction under way has ended. Once it has had the lock, a
+// transaction of this process whose commit was given up cannot take effect later, either.
 func (p *postgres) Settled(ctx context.Context) error {
 	err := p.db.WriteLazy(ctx, func(*Tx) error { return nil })
 	if err != nil {
@@ -534,14 +540,14 @@ func (p *postgres) integrity(ctx context.Context, quick bool, n int) ([]string, 
 		var none string
 		err = p.db.Row(ctx, `SELECT bt_index_check(?::bigint::oid::regclass, ?::int::boolean)::text`, []any{i.id, !quick}, &none)
 		var answer *pgconn.PgError
-		if errors.As(err, &answer) && !pg.IsLost(err) { // what it has to say is an error
+		if errors.As(err, &answer) && !pg.IsLost(err) { // it reports a complaint as an error
 			complaints, err = append(complaints, i.name+": "+answer.Message), nil
 		}
 	}
 	return complaints, err
 }
 
-// pause waits, or until ctx ends.
+// pause waits for d, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()

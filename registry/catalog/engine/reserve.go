@@ -15,45 +15,46 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrFull says that the catalogue's disk has no room for anything new. What frees
-// room still works.
+// ErrFull says that the catalogue's disk has no room for anything new. Changes that free
+// room still work.
 var ErrFull = errors.New("the catalogue's disk is full")
 
-// A reserve keeps a part of the disk for the changes that make room: SQLite has to
-// write to its log before it can delete anything. It is a file beside the catalogue.
-// When a change finds the disk full, the file is cut and the change runs again. From
-// then on [DB.Room] refuses what is new, until there is room to make the file
-// whole again; so nothing but deleting and collecting uses it up. It is given up in
-// steps, because whoever else writes to the disk takes what is free.
+// A reserve keeps a part of the disk for the changes that make room, because SQLite must
+// write to its log before it can delete anything. The reserve is a file beside the
+// catalogue. If a change finds the disk full, the file is truncated and the change runs
+// again. From then on [DB.Room] refuses new content until there is room to restore the
+// whole file. So only deleting and collecting use the reserve up. It is given up in
+// steps, because anyone else who writes to the disk takes the free space.
 //
-// A quarter of the reserve is only given up by a start: SQLite makes a log and its
-// index then, also to read. What the start leaves of it is kept for the next one.
+// Only a start gives up the last quarter of the reserve, because SQLite then creates a
+// log and its index, even for reading. What the start leaves of it is kept for the next
+// start.
 type reserve struct {
 	path string
-	// want is how many bytes are kept; 0 where the size of the disk is not known.
+	// want is how many bytes to keep. It is 0 if the size of the disk is not known.
 	want int64
 
 	mu sync.Mutex
-	// have is how large the file is, had how large it was at most.
+	// have is the size of the file, and had is the largest size that it has had.
 	have, had int64
-	// given is how much was given up since the last change that succeeded.
+	// given is how many bytes were given up since the last successful change.
 	given int64
 }
 
-// reserveSuffix is behind the catalogue's name in that of the reserve.
+// reserveSuffix is what follows the catalogue's name in the name of the reserve.
 const reserveSuffix = "-reserve"
 
 const (
-	// reserveMost is four times what the log grows to before it is copied into the
-	// catalogue's file: that file may have to grow by as much, and a collection writes
-	// again as much.
+	// reserveMost is the maximum size of the reserve. It is four times the size at which
+	// the log is copied into the catalogue's file. That file may have to grow by as much,
+	// and a collection writes as much again.
 	reserveMost = 4 * checkpointPages * pageBytes
-	// reserveShare is which part of a small disk is kept.
+	// reserveShare is the divisor that gives the share of a small disk to keep.
 	reserveShare = 8
 	pageBytes    = 4096
 )
 
-// newReserve returns the reserve of the catalogue at path, as it lies there.
+// newReserve returns the reserve of the catalogue at path, with the file's present size.
 func newReserve(path string) *reserve {
 	r := &reserve{path: path + reserveSuffix}
 	if total, _ := diskOf(filepath.Dir(path)); total > 0 && total < math.MaxInt64 {
@@ -66,8 +67,8 @@ func newReserve(path string) *reserve {
 	return r
 }
 
-// diskOf returns the size of a directory's file system and what is free of it. Where
-// it does not tell, both are plenty.
+// diskOf returns the size of a directory's file system and its free space. If the file
+// system does not say, both are huge.
 func diskOf(dir string) (total, free int64) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil || st.Blocks == 0 || st.Bsize <= 0 || st.Blocks > uint64(math.MaxInt64/st.Bsize) {
@@ -76,7 +77,7 @@ func diskOf(dir string) (total, free int64) {
 	return int64(st.Blocks) * st.Bsize, int64(st.Bavail) * st.Bsize
 }
 
-// free is what is free of the disk beside the reserve.
+// free returns the free space of the disk, without the reserve.
 func (r *reserve) free() int64 {
 	_, free := diskOf(filepath.Dir(r.path))
 	return free
@@ -89,8 +90,8 @@ func (r *reserve) low() bool {
 	return r.have < r.want
 }
 
-// fill makes the reserve whole if there is room for that, or at least the part of it
-// that a start needs. That it cannot is no error: [DB.Room] tells.
+// fill makes the reserve whole if there is room, or at least the part that a start needs.
+// A failure is no error, because [DB.Room] reports it.
 func (r *reserve) fill() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,8 +102,9 @@ func (r *reserve) fill() {
 	}
 }
 
-// refill takes back, behind a change, what of the reserve is free beyond a step. The step
-// is for the next change. Only the writer calls it, which has nothing to write then.
+// refill runs after a change. It enlarges the reserve again by the free space of the
+// disk, but leaves one step free for the next change. Only the writer calls it, while it
+// has nothing to write.
 func (r *reserve) refill() {
 	r.fill()
 	r.mu.Lock()
@@ -113,28 +115,29 @@ func (r *reserve) refill() {
 	}
 }
 
-// keep makes the reserve as large as it was, if the disk allows it.
+// keep makes the reserve as large as it was, as far as the disk allows.
 func (r *reserve) keep() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.growTo(min(r.had, r.have+r.free()&^(pageBytes-1)))
 }
 
-// growTo makes the file of that size, unless it is larger or there is no room. r.mu is held.
+// growTo enlarges the file to size, unless it is larger already or there is no room. r.mu
+// is held.
 func (r *reserve) growTo(size int64) {
 	if size > r.have && r.grow(size) == nil {
 		r.have, r.had = size, max(size, r.had)
 	}
 }
 
-// step is how much is given up at first: enough to delete an image.
+// step returns how much is given up at first. That is enough to delete an image.
 func (r *reserve) step() int64 { return r.want / 64 &^ (pageBytes - 1) }
 
-// floor is the part that only a start gives up, and also how much is to be free for
+// floor returns the size of the part that only a start gives up. As much must be free for
 // anything new.
 func (r *reserve) floor() int64 { return r.want / 4 }
 
-// grow makes the file larger, or leaves it as it is. r.mu is held.
+// grow enlarges the file, or leaves it as it is. r.mu is held.
 func (r *reserve) grow(size int64) (err error) {
 	f, err := os.OpenFile(r.path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -148,7 +151,7 @@ func (r *reserve) grow(size int64) (err error) {
 	}()
 	err = unix.Fallocate(int(f.Fd()), 0, r.have, size-r.have)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
-		// Random bytes, as zeros may be stored as nothing.
+		// Write random bytes, because the file system may store zeros as nothing.
 		_, err = io.Copy(io.NewOffsetWriter(f, r.have), io.LimitReader(rand.Reader, size-r.have))
 	}
 	if err != nil {
@@ -157,9 +160,9 @@ func (r *reserve) grow(size int64) (err error) {
 	return f.Sync()
 }
 
-// release gives a step of the reserve back to the disk, twice as much each time that
-// this was not enough, and for a start all of it. It reports whether there was something
-// to give.
+// release gives a step of the reserve back to the disk, and twice as much each time if
+// that was not enough. With all, which is for a start, it gives back everything. It
+// reports whether there was something to give back.
 func (r *reserve) release(all bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -176,14 +179,14 @@ func (r *reserve) release(all bool) bool {
 	if err != nil {
 		return false
 	}
-	// Synced, as file systems with a journal reuse the blocks only after that.
+	// Sync, because file systems with a journal reuse the blocks only after that.
 	err = errors.Join(f.Truncate(keep), f.Sync(), f.Close())
 	r.have = keep
 	return err == nil
 }
 
-// logPages is how large the log may grow before it is copied into the catalogue's
-// file: a quarter of the reserve at most. nil is no reserve.
+// logPages returns how large the log may become before it is copied into the catalogue's
+// file. That is at most a quarter of the reserve. r is nil if there is no reserve.
 func (r *reserve) logPages() int {
 	switch {
 	case r == nil || r.want == 0:
@@ -194,8 +197,8 @@ func (r *reserve) logPages() int {
 	return int(min(checkpointPages, r.want/4/pageBytes))
 }
 
-// lacksRoom reports whether a failure of SQLite is one of a full disk. Where SQLite
-// drops the system's error, the disk is asked.
+// lacksRoom reports whether the disk was full when SQLite failed. If SQLite drops the
+// system's error, lacksRoom asks the disk.
 func (r *reserve) lacksRoom(err error) bool {
 	const sqliteFull = 13
 	const hardlyAny = 64 << 10 // the index of the log grows by 32 KiB
@@ -211,8 +214,8 @@ func (r *reserve) lacksRoom(err error) bool {
 	return errors.As(err, &coded) && r.free() < hardlyAny
 }
 
-// Room returns nil when the catalogue's disk has room for something new, or an error
-// that is [ErrFull].
+// Room returns nil if the catalogue's disk has room for something new. Otherwise it
+// returns an error that wraps [ErrFull].
 func (db *DB) Room() error {
 	if db.lite == nil || db.lite.reserve == nil {
 		return nil
@@ -225,8 +228,8 @@ func (db *DB) Room() error {
 	if !r.low() && free >= r.floor() {
 		return nil
 	}
-	// The catalogue's file does not become smaller, but what was deleted in it makes
-	// room in it.
+	// The catalogue's file does not shrink, but pages that were deleted in it can be used
+	// again.
 	var pages int64
 	if err := db.Row(context.Background(), `PRAGMA freelist_count`, nil, &pages); err != nil {
 		return fmt.Errorf("ask for the free pages of the catalogue: %w", err)
@@ -237,8 +240,8 @@ func (db *DB) Room() error {
 	return fmt.Errorf("%w: %d bytes are free in %s beside the reserve", ErrFull, free, filepath.Dir(r.path))
 }
 
-// openReserved opens the connections with a reserve, and gives that up if the disk is
-// too full to open them.
+// openReserved opens the connections of a catalogue that may have a reserve. It gives up
+// the whole reserve if the disk is too full to open them.
 func (e *sqlite) openReserved(ctx context.Context, path string, readers int) error {
 	err := e.open(ctx, path, readers)
 	if e.reserve == nil {

@@ -9,20 +9,21 @@ import (
 	"time"
 )
 
-// MaxIDs is how many rows one statement changes at most, MaxNames how many it reads by
-// their names: each statement has a transaction to begin.
+// MaxIDs is the maximum number of rows that one statement changes, and MaxNames is the
+// maximum number that it reads by name. Statements take many rows because each statement
+// has to begin a transaction.
 const (
 	MaxIDs   = 64
 	MaxNames = 256
 )
 
-// Marks returns n placeholders, or groups of them.
+// Marks returns n placeholders, or n groups of placeholders.
 func Marks(group string, n int) string {
 	return strings.TrimSuffix(strings.Repeat(group+", ", n), ", ")
 }
 
-// InParts gives each at most MaxNames elements of a list at once. The part is
-// filled up with its last element to a power of two, so that there are few
+// InParts calls each for the elements of a list, at most MaxNames at a time. It repeats
+// the last element of a part until the length is a power of two, so that there are few
 // different statements.
 func InParts[E any](list []E, each func(part []E) error) error {
 	for len(list) > 0 {
@@ -42,7 +43,7 @@ func InParts[E any](list []E, each func(part []E) error) error {
 	return nil
 }
 
-// ByIDs runs a change for ids, MaxIDs at a time.
+// ByIDs runs a change for ids, at most MaxIDs at a time.
 func (t *Tx) ByIDs(query string, before []any, ids []int64) error {
 	for len(ids) > 0 {
 		n := min(len(ids), MaxIDs)
@@ -85,7 +86,8 @@ func (db *DB) Names(ctx context.Context, query string, args ...any) ([]string, e
 	return names, err
 }
 
-// FromMillis is the time that the database has in milliseconds; 0 is none.
+// FromMillis returns the time for a number of milliseconds in the database. 0 is the zero
+// time.
 func FromMillis(ms int64) time.Time {
 	if ms == 0 {
 		return time.Time{}
@@ -93,7 +95,7 @@ func FromMillis(ms int64) time.Time {
 	return time.UnixMilli(ms).UTC()
 }
 
-// ToMillis is the reverse of FromMillis.
+// ToMillis is the inverse of FromMillis.
 func ToMillis(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
@@ -103,17 +105,18 @@ func ToMillis(t time.Time) int64 {
 
 // Rower reads rows, in a change or outside of one.
 type Rower interface {
-	// Rows reads rows and calls scan for each, which ends the reading with ErrEnough.
+	// Rows reads rows and calls scan for each of them. If scan returns ErrEnough, Rows
+	// stops and returns nil.
 	Rows(query string, args []any, scan func(*sql.Rows) error) error
 }
 
 var _ = []Rower{(*Tx)(nil), reader{}}
 
-// Reader returns a Rower outside of changes. ctx bounds all that it reads.
+// Reader returns a Rower that reads outside of changes. ctx bounds all its reads.
 func (db *DB) Reader(ctx context.Context) Rower { return reader{ctx, db} }
 
 type reader struct {
-	ctx context.Context // of Reader, which this does not outlive
+	ctx context.Context // the context of Reader; the reader does not outlive it
 	db  *DB
 }
 
@@ -121,7 +124,7 @@ func (r reader) Rows(query string, args []any, scan func(*sql.Rows) error) error
 	return r.db.Rows(r.ctx, query, args, scan)
 }
 
-// Row reads one row, or ErrNotFound.
+// Row reads one row. It returns ErrNotFound if there is none.
 func Row(r Rower, query string, args []any, dest ...any) error {
 	one := firstRow{dest: dest}
 	return one.result(r.Rows(query, args, one.scan))

@@ -10,23 +10,24 @@ import (
 )
 
 const (
-	// shrinkStep is how many pages of the file one change gives back: a push waits for
-	// some milliseconds, and a full disk has room for them in the log.
+	// shrinkStep is how many pages of the file one change gives back. A push waits for
+	// some milliseconds meanwhile, and even on a full disk the log has room for the
+	// pages.
 	shrinkStep = 256
-	// shrinkLeast is how many free pages, 4 MiB, are never worth it: the next pushes use
-	// them.
+	// shrinkLeast is the number of free pages, 4 MiB, below which the file is not shrunk,
+	// because the next pushes use them.
 	shrinkLeast = 1024
 )
 
-// freshDSN makes the file of a new catalogue one that can give pages back; that has to
-// be settled before anything is in it.
+// freshDSN returns a data source name that creates a catalogue's file so that it can give
+// pages back. This must be set before the file has any content.
 func freshDSN(path string) string {
 	return fileURI(path) + "?_pragma=auto_vacuum(2)&_pragma=journal_mode(WAL)"
 }
 
 // Shrink gives free pages of the catalogue's file back to the disk while they are more
-// than a quarter of it, as after many deletions. The file gets shorter with the next copy
-// of the log into it. A file that an older version made stays as long as it is.
+// than a quarter of the file, as after many deletions. The file becomes shorter when the
+// log is next copied into it. A file that an older version created does not shrink.
 func (db *DB) Shrink(ctx context.Context) error {
 	lite := db.lite
 	if lite == nil {
@@ -55,8 +56,8 @@ func (db *DB) Shrink(ctx context.Context) error {
 	}
 }
 
-// empty reports whether a catalogue's file was made just now: nothing is in it, nor in
-// a log.
+// empty reports whether a catalogue's file is new: it has no content, and neither has a
+// log.
 func empty(f *os.File, log string) bool {
 	st, err := f.Stat()
 	_, logErr := os.Lstat(log)

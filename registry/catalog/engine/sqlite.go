@@ -13,12 +13,12 @@ import (
 	driver "modernc.org/sqlite" // also registers "sqlite"
 )
 
-// logLimit, in bytes, is what the log's file is cut to when it begins anew. What
-// is below stays, as writing over it is cheaper than growing.
+// logLimit sets the size in bytes to which the log's file is truncated when the log
+// begins anew. A smaller file stays, because overwriting is cheaper than growing.
 const logLimit = "journal_size_limit(16777216)"
 
-// sqlite is the engine of a catalogue in a file: one connection that writes, and
-// a pool of readers.
+// sqlite is the engine of a catalogue in a file. It has one connection that writes and a
+// pool of readers.
 type sqlite struct {
 	db      *DB
 	clock   func() int64
@@ -29,38 +29,39 @@ type sqlite struct {
 	reading statements // on readers
 	writing statements // on conn
 
-	// file is the catalogue's file. It must not be closed before SQLite's own
-	// descriptors of it: that would end their locks.
+	// file is the catalogue's file. It must not be closed before SQLite's own descriptors
+	// of it, because that would release their locks.
 	file *os.File
 	log  string // path of the write-ahead log
 	mark *logMark
-	// torn tells that a commit or checkpoint failed, so that the log on the disk
-	// may have gaps, and fileTorn that the catalogue's file may too; see mend.
+	// torn says that a commit or checkpoint failed, so that the log on the disk may have
+	// gaps. fileTorn says the same of the catalogue's file; see mend.
 	torn, fileTorn bool
-	// broken is why mending failed when the writer ended.
+	// broken is the error of a failed mend when the writer ended.
 	broken  error
-	batches int // since the last look at the size of the log after a sync
-	// syncNext tells that the next batch is to be synced, lazy or not; see checkpoint.
+	batches int // since the size of the log was last checked after a sync
+	// syncNext says that the next batch must be synced even if it is lazy; see
+	// checkpoint.
 	syncNext bool
-	// lazy is the mode the connection is in; see sync.
+	// lazy is the present mode of the connection; see sync.
 	lazy bool
-	// doubt is set from a commit that failed to one that was synced: the failed
-	// one may still be found in the log. See settled.
+	// doubt is set from a failed commit until the next synced commit. Meanwhile the
+	// failed commit may still be found in the log; see Settled.
 	doubt atomic.Bool
-	// reserve is nil where none is kept.
+	// reserve is nil if there is none.
 	reserve *reserve
 }
 
 var _ engine = (*sqlite)(nil)
 
 func openSQLite(ctx context.Context, path string, opts Options) (*DB, error) {
-	// The file holds manifests of private repositories: nobody else reads it.
+	// The file holds manifests of private repositories, so only its owner may read it.
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open catalogue: %w", err)
 	}
-	// SQLite puts the log beside the file itself, wherever a link to it lies; so it does
-	// where the file was made just now.
+	// SQLite puts the log beside the file itself, even if path is a link to it. That also
+	// applies to a file that was just created.
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real
 	}
@@ -86,10 +87,10 @@ func openSQLite(ctx context.Context, path string, opts Options) (*DB, error) {
 
 // open opens the connections.
 func (e *sqlite) open(ctx context.Context, path string, readers int) error {
-	// cache_size is in KiB when negative: the writer's covers the hot pages of
-	// a push, readers hardly ever read because hot rows are in RAM above us. The
-	// memory is twice that: the allocator gives a page of 4 KiB and its header
-	// 8 KiB. Pages not found here are in the system's page cache.
+	// A negative cache_size is in KiB. The writer's cache covers the hot pages of a push.
+	// Readers hardly ever read, because hot rows are in RAM above the catalogue. The
+	// caches take twice that memory, because the allocator rounds a page of 4 KiB and its
+	// header up to 8 KiB. Pages that are not found here are in the system's page cache.
 	w, err := sql.Open("sqlite", dsn(path, "cache_size(-512)", "wal_autocheckpoint(0)", logLimit))
 	if err != nil {
 		return fmt.Errorf("open catalogue %s: %w", path, err)
@@ -126,8 +127,8 @@ func (e *sqlite) open(ctx context.Context, path string, readers int) error {
 	return nil
 }
 
-// keepLog has the log's files, emptied, outlive the process where a reserve is kept:
-// on a disk without inodes the next start could not make them again.
+// keepLog keeps the log's files, emptied, after the end of the process if there is a
+// reserve. On a disk without free inodes the next start could not create them again.
 func (e *sqlite) keepLog() error {
 	if e.reserve == nil {
 		return nil
@@ -140,8 +141,8 @@ func (e *sqlite) keepLog() error {
 	})
 }
 
-// dsn makes the data source name. synchronous=FULL is what makes a commit in
-// the write-ahead log durable.
+// dsn returns the data source name. synchronous=FULL makes a commit in the write-ahead
+// log durable.
 func dsn(path string, extra ...string) string {
 	q := url.Values{"_pragma": append([]string{"busy_timeout(15000)", "journal_mode(WAL)", "synchronous(FULL)", "temp_store(MEMORY)"}, extra...)}
 	return fileURI(path) + "?" + q.Encode()
@@ -152,12 +153,12 @@ func fileURI(path string) string { return "file:" + (&url.URL{Path: path}).Escap
 func (e *sqlite) close() error {
 	e.reading.close()
 	if e.broken != nil {
-		// Closing the last connection would copy the log into the file and
-		// remove it. As after a crash, the next process finds it instead.
+		// Closing the last connection would copy the log into the file and remove the
+		// log. Without that, the next process finds the log, as after a crash.
 		return errors.Join(e.broken, e.readers.Close())
 	}
 	err := errors.Join(e.readers.Close(), e.conn.Close(), e.writer.Close(), e.mark.close(), e.file.Close())
-	if e.reserve != nil { // what the log took is free
+	if e.reserve != nil { // the space of the log is free now
 		e.reserve.keep()
 		e.reserve.fill()
 	}
@@ -180,11 +181,11 @@ func (e *sqlite) after() {
 	}
 }
 
-// again gives a batch that the disk had no room for the reserve.
+// again gives up a part of the reserve for a batch that failed because the disk was full.
 func (e *sqlite) again(err error) (bool, error) { return e.makeRoom(err), err }
 
-// makeRoom reports whether a failure was one of a full disk, and the reserve was given
-// up for it.
+// makeRoom reports whether the disk was full when a statement failed, and a part of the
+// reserve was given up.
 func (e *sqlite) makeRoom(err error) bool {
 	return e.reserve != nil && e.reserve.lacksRoom(err) && e.reserve.release(false)
 }
@@ -197,14 +198,14 @@ func (e *sqlite) begin(t *Tx, lazy bool) error {
 		return err
 	}
 	if e.syncNext {
-		return e.touch(t) // a commit of nothing is not synced
+		return e.touch(t) // an empty commit is not synced
 	}
 	return nil
 }
 
-// sync makes the commit of a batch wait for the disk unless all of it is lazy.
-// Under synchronous=NORMAL SQLite writes to the log and does not sync it; the
-// next commit under FULL syncs all of it.
+// sync makes the commit of a batch wait for the disk unless the whole batch is lazy. With
+// synchronous=NORMAL, SQLite writes to the log but does not sync it. The next commit with
+// FULL syncs all of it.
 func (e *sqlite) sync(lazy bool) error {
 	if lazy == e.lazy {
 		return nil
@@ -236,8 +237,8 @@ func (e *sqlite) commit(*Tx) error {
 	return err
 }
 
-// rollback ignores its error: after a failed commit SQLite may have rolled back
-// by itself, and then says that there is no transaction.
+// rollback ignores its error. After a failed commit SQLite may have rolled back by
+// itself, and then reports that there is no transaction.
 func (e *sqlite) rollback(*Tx) { _ = e.do("ROLLBACK") }
 
 func (e *sqlite) do(statement string) error {
@@ -279,7 +280,7 @@ func (e *sqlite) integrity(ctx context.Context, quick bool, n int) ([]string, er
 	if quick {
 		pragma = "quick_check"
 	}
-	// A pragma takes no parameters, and is not worth a prepared statement.
+	// A pragma takes no parameters, and a prepared statement is not worth it.
 	rows, err := e.readers.QueryContext(ctx, fmt.Sprintf("PRAGMA %s(%d)", pragma, n))
 	var complaints []string
 	err = eachRow(rows, err, func(r *sql.Rows) error {
@@ -293,7 +294,7 @@ func (e *sqlite) integrity(ctx context.Context, quick bool, n int) ([]string, er
 	return complaints, err
 }
 
-// isDamaged recognises SQLite's SQLITE_CORRUPT and SQLITE_NOTADB.
+// isDamaged reports whether err is SQLite's SQLITE_CORRUPT or SQLITE_NOTADB.
 func isDamaged(err error) bool {
 	var coded interface{ Code() int }
 	const corrupt, notADatabase = 11, 26

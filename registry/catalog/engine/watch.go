@@ -12,15 +12,15 @@ import (
 )
 
 const (
-	// pingEvery is how long a watcher's connection may be silent until it is
-	// asked whether it is there, and pingLimit how long the answer may take.
-	// Together they bound for how long something stale is trusted.
+	// pingEvery is how long a watcher's connection may be silent before it is pinged.
+	// pingLimit is how long the answer may take. Their sum bounds how long stale data is
+	// trusted.
 	pingEvery, pingLimit = time.Second, 3 * time.Second
-	// maxPayload is how many bytes a notification may have: PostgreSQL takes
-	// less than 8000.
+	// maxPayload is the maximum size of a notification in bytes. PostgreSQL allows less
+	// than 8000.
 	maxPayload = 7900
-	// maxTold is how many changes of a batch are told one by one. Of more it is
-	// cheaper to forget everything.
+	// maxTold is the maximum number of changes of a batch that are listed one by one. If
+	// there are more, it is cheaper to forget everything.
 	maxTold = 4096
 )
 
@@ -29,45 +29,46 @@ type ChangeKind uint8
 
 // Kinds of changes.
 const (
-	// ChangeTag: a tag of a repository points elsewhere, or is gone. Ref is the tag.
+	// ChangeTag says that a tag of a repository points elsewhere or is gone. Ref is the
+	// tag.
 	ChangeTag ChangeKind = iota + 1
-	// ChangeManifest: a manifest of a repository is gone, or was repaired. Ref
-	// is its digest.
+	// ChangeManifest says that a manifest of a repository is gone or was repaired. Ref is
+	// its digest.
 	ChangeManifest
-	// ChangeBlob: a repository does not show a blob any more, or the blob was
-	// repaired. Ref is its digest.
+	// ChangeBlob says that a repository does not show a blob any more, or that the blob
+	// was repaired. Ref is its digest.
 	ChangeBlob
 )
 
-// Change is something that another process has changed, so that what was read
-// of it before is out of date.
+// Change is something that another process has changed. What was read of it before is out
+// of date.
 type Change struct {
 	Kind      ChangeKind
 	Repo, Ref string
 }
 
-// Watcher is told what other processes change; see [DB.Watch]. Its methods
-// are called one at a time, and what comes next waits for them.
+// Watcher receives the changes of other processes; see [DB.Watch]. Its methods are called
+// one at a time, and the next call waits for the previous one.
 type Watcher interface {
 	// Changed tells what has changed.
 	Changed(list []Change)
-	// Lost tells that changes may be missed from now on. What was read before
-	// must not be trusted.
+	// Lost says that changes may be missed from now on. What was read before must not be
+	// trusted.
 	Lost()
-	// Again tells that no change is missed from now on. Whatever was read before
-	// must be forgotten when it returns.
+	// Again says that no change is missed from now on. When it returns, everything that
+	// was read before must be forgotten.
 	Again()
 }
 
-// notice is what a notification says, as JSON.
+// notice is the content of a notification, as JSON.
 type notice struct {
-	// Writer is whose batch it was.
+	// Writer is the name of the process that committed the batch.
 	Writer string `json:"w"`
-	// Changes of the batch, or some of them.
+	// Changes holds changes of the batch, perhaps not all.
 	Changes []Change `json:"c,omitempty"`
-	// All says that there were too many to tell.
+	// All says that there were too many changes to list.
 	All bool `json:"a,omitempty"`
-	// Sync is the name of a call of Sync.
+	// Sync is the name of a call of sync.
 	Sync string `json:"s,omitempty"`
 }
 
@@ -81,7 +82,7 @@ func (c *Change) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, &[]any{&c.Kind, &c.Repo, &c.Ref})
 }
 
-// encodeChanges makes notifications of the changes of a batch.
+// encodeChanges returns notifications of the changes of a batch.
 func encodeChanges(writer string, changes []Change) []string {
 	if len(changes) == 0 {
 		return nil
@@ -99,11 +100,11 @@ func encodeChanges(writer string, changes []Change) []string {
 		}
 		n.Changes, size = nil, 0
 	}
-	const frame = 64 // what surrounds the changes, with the writer's name
+	const frame = 64 // the bytes around the changes, with the writer's name
 	for _, c := range changes {
 		b, err := c.MarshalJSON()
 		if err != nil || len(b)+frame > maxPayload {
-			return all // no name that is allowed is as long
+			return all // no valid name is that long
 		}
 		if size+len(b)+1+frame > maxPayload {
 			flush()
@@ -117,18 +118,18 @@ func encodeChanges(writer string, changes []Change) []string {
 
 func encodeNotice(n notice) string {
 	b, err := json.Marshal(n)
-	if err != nil { // there is nothing in it that cannot be written
+	if err != nil { // a notice has nothing that cannot be encoded
 		panic(err)
 	}
 	return string(b)
 }
 
-// watch listens until ctx ends, on one connection after the other.
+// watch listens until ctx ends, and connects again whenever the connection breaks.
 func (p *postgres) watch(ctx context.Context, w Watcher) error {
 	w.Lost()
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		begin := time.Now()
-		// Why it broke, the writer and the readers report, too.
+		// The writer and the readers report why the connection broke, too.
 		_ = p.listen(ctx, w)
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -140,7 +141,7 @@ func (p *postgres) watch(ctx context.Context, w Watcher) error {
 	}
 }
 
-// listen connects and tells the watcher what comes, until the connection breaks.
+// listen connects and reports notifications to the watcher until the connection breaks.
 func (p *postgres) listen(ctx context.Context, w Watcher) error {
 	connecting, cancel := context.WithTimeout(ctx, beginLimit)
 	defer cancel()
@@ -151,7 +152,7 @@ func (p *postgres) listen(ctx context.Context, w Watcher) error {
 	defer func() {
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_ = conn.Close(closing) // it is given up, however that ends
+		_ = conn.Close(closing) // the connection is given up, whatever the result
 	}()
 	if _, err := conn.Exec(connecting, `LISTEN `+pgx.Identifier{p.channel}.Sanitize()); err != nil {
 		return err
@@ -173,8 +174,8 @@ func (p *postgres) listen(ctx context.Context, w Watcher) error {
 	}
 }
 
-// nextNotice waits for a notification. Without one, but with a connection that
-// works, it returns nil.
+// nextNotice waits for a notification. It returns nil if there was none but the
+// connection works.
 func (p *postgres) nextNotice(ctx context.Context, conn *pgx.Conn) (*pgconn.Notification, error) {
 	waiting, cancel := context.WithTimeout(ctx, pingEvery)
 	n, err := conn.WaitForNotification(waiting)
@@ -190,8 +191,8 @@ func (p *postgres) nextNotice(ctx context.Context, conn *pgx.Conn) (*pgconn.Noti
 	return nil, conn.Ping(asking)
 }
 
-// deliver tells the watcher of a notification. One that cannot be read says that
-// something has changed.
+// deliver reports a notification to the watcher. It treats a notification that cannot be
+// read like one with All set.
 func (p *postgres) deliver(w Watcher, payload string) {
 	var n notice
 	if err := json.Unmarshal([]byte(payload), &n); err != nil {
@@ -214,7 +215,8 @@ func (p *postgres) deliver(w Watcher, payload string) {
 	}
 }
 
-// sync sends a notification to itself: they come in the order of the commits.
+// sync sends a notification to this process and waits for it. Notifications arrive in the
+// order of the commits.
 func (p *postgres) sync(ctx context.Context) error {
 	name, ch := rand.Text(), make(chan struct{})
 	p.mu.Lock()
@@ -239,7 +241,7 @@ func (p *postgres) sync(ctx context.Context) error {
 		case <-ctx.Done():
 			again.Stop()
 			return ctx.Err()
-		case <-again.C: // it may have come while nobody listened
+		case <-again.C: // the notification may have come while nobody listened
 		}
 	}
 }

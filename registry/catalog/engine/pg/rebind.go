@@ -7,17 +7,17 @@ import (
 	"unicode/utf8"
 )
 
-// Rebinder makes what PostgreSQL wants of queries, which are written once, in the SQL that
-// both databases know, with ? and ?1 for parameters. Three differences are left to it:
+// Rebinder converts queries to the form that PostgreSQL needs. A query is written once, in
+// SQL that both databases understand, with ? and ?1 for parameters. Three differences remain:
 //
 //   - parameters are $1, $2, …;
 //   - CROSS JOIN … ON, which keeps SQLite from changing the order of a join, is a
 //     plain join;
-//   - booleans as parameters are 0 and 1, as the columns are numbers, and text is
+//   - a boolean parameter is 0 or 1, because the columns are numbers, and text is
 //     valid UTF-8 without NUL.
 type Rebinder struct{ done sync.Map }
 
-// Query returns a query as PostgreSQL wants it.
+// Query returns a query in the form that PostgreSQL needs.
 func (b *Rebinder) Query(q string) string {
 	if v, ok := b.done.Load(q); ok {
 		return v.(string)

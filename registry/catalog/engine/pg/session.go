@@ -1,5 +1,6 @@
-// Package pg is what the catalogue needs to know of PostgreSQL: how its sessions are made, what
-// their failures mean, and how it wants queries that were written for both databases.
+// Package pg holds what the catalogue needs to know about PostgreSQL: how to open its
+// sessions, what its failures mean, and how to convert queries that were written for both
+// databases.
 package pg
 
 import (
@@ -17,33 +18,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sessionSettings let the server end what its client will not: a transaction whose
-// process stands still or cannot be reached holds the lock that all writers wait
-// for. A writer waits for the lock in short turns, to tell a server that does not
-// answer from one that is busy.
+// sessionSettings makes the server end a session if the client does not. A transaction
+// holds the lock that all writers wait for, even if its process stands still or cannot be
+// reached. A writer waits for the lock in short turns, to distinguish a server that does
+// not answer from a busy one.
 const sessionSettings = `SET idle_in_transaction_session_timeout = '10s'; SET lock_timeout = '3s'; SET statement_timeout = '11min';
 	SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3; SET tcp_user_timeout = '10s'`
 
-// errConnectionString is all that is said of a connection string that cannot be read:
-// what is wrong with it may be that its password stands in another place.
+// errConnectionString is the whole error for a connection string that cannot be read. It
+// does not say what is wrong, because the error may be that the password is in the wrong
+// place.
 var errConnectionString = errors.New("the connection string cannot be read, which is not shown because of its password: " +
 	"write postgres://USER:PASSWORD@HOST:5432/DATABASE, with %40 for @ and %3A for : in the password, or host=HOST user=USER password='PASSWORD' dbname=DATABASE")
 
-// Config is how connections are made, each within a time.
+// Config returns the configuration of connections. Connecting takes at most the time
+// within.
 func Config(dsn string, within time.Duration) (*pgx.ConnConfig, error) {
 	config, err := pgx.ParseConfig(dsn)
 	if err != nil {
 		return nil, errConnectionString
 	}
-	// All of several servers must have had their turn within the time that connecting
-	// may take: the first may be the one whose machine is gone, which answers nothing.
+	// If there are several servers, each must get its turn within the time that
+	// connecting may take. The machine of the first may be down, so that it does not
+	// answer at all.
 	if each := within / time.Duration(1+hosts(config)); config.ConnectTimeout == 0 || config.ConnectTimeout > each {
 		config.ConnectTimeout = each
 	}
 	if config.RuntimeParams["application_name"] == "" {
 		config.RuntimeParams["application_name"] = "slipway"
 	}
-	if config.ValidateConnect == nil { // of several servers, the one that takes changes
+	if config.ValidateConnect == nil { // of several servers, use the one that accepts changes
 		config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	}
 	config.AfterConnect = func(ctx context.Context, c *pgconn.PgConn) error {
@@ -59,7 +63,7 @@ func Config(dsn string, within time.Duration) (*pgx.ConnConfig, error) {
 	return config, nil
 }
 
-// hosts is how many servers a connection string names beside the first.
+// hosts returns how many servers a connection string names besides the first.
 func hosts(config *pgx.ConnConfig) int {
 	type server struct {
 		host string
@@ -67,7 +71,7 @@ func hosts(config *pgx.ConnConfig) int {
 	}
 	first := server{config.Host, config.Port}
 	others := map[server]bool{}
-	for _, f := range config.Fallbacks { // with TLS and without are two of these
+	for _, f := range config.Fallbacks { // the attempts with TLS and without it are two entries
 		if s := (server{f.Host, f.Port}); s != first {
 			others[s] = true
 		}
@@ -75,8 +79,8 @@ func hosts(config *pgx.ConnConfig) int {
 	return len(others)
 }
 
-// giveUpUnanswered makes the kernel end a connection on which nothing that was
-// sent is acknowledged for 10 s.
+// giveUpUnanswered makes the kernel end a connection if nothing that was sent is
+// acknowledged for 10 s.
 func giveUpUnanswered(_, _ string, c syscall.RawConn) error {
 	var err error
 	if e := c.Control(func(fd uintptr) {
@@ -87,8 +91,8 @@ func giveUpUnanswered(_, _ string, c syscall.RawConn) error {
 	return err
 }
 
-// IsLost tells a connection that broke, or a server that went away, from an
-// answer.
+// IsLost reports whether an error means that a connection broke or a server went away. It
+// returns false for an answer of the server.
 func IsLost(err error) bool {
 	if err == nil {
 		return false
@@ -100,7 +104,7 @@ func IsLost(err error) bool {
 			return true
 		}
 		switch answer.Code {
-		case "57P01", "57P02", "57P03", "53300", "25006": // it ends, or begins, or is full, or has become a copy
+		case "57P01", "57P02", "57P03", "53300", "25006": // the server ends, starts, is full, or has become a standby
 			return true
 		}
 		return false
@@ -115,8 +119,8 @@ func IsLost(err error) bool {
 	return errors.As(err, &connect) || errors.As(err, &network) || pgconn.SafeToRetry(err) || pgconn.Timeout(err)
 }
 
-// IsCrowded is of a lock that was not to be had in time, and of a transaction that
-// the server undid for the sake of another.
+// IsCrowded reports whether a lock was not available in time, or the server undid the
+// transaction in favour of another one.
 func IsCrowded(err error) bool {
 	var answer *pgconn.PgError
 	if !errors.As(err, &answer) {
@@ -129,7 +133,8 @@ func IsCrowded(err error) bool {
 	return false
 }
 
-// IsRefusal tells a server that will not have us from one that is not ready.
+// IsRefusal reports whether a server refuses this client, unlike a server that is not
+// ready yet.
 func IsRefusal(err error) bool {
 	var answer *pgconn.PgError
 	return errors.As(err, &answer) && (strings.HasPrefix(answer.Code, "28") || strings.HasPrefix(answer.Code, "3D") || strings.HasPrefix(answer.Code, "42"))
