@@ -1,5 +1,5 @@
-// Package browse lists and measures what the catalogue has, for people: repositories, tags
-// and images with their sizes and the times of their use.
+// Package browse lists and measures what the catalogue contains, for people to look at:
+// repositories, tags and images with their sizes and when they were used.
 package browse
 
 import (
@@ -13,14 +13,14 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Store lists what a catalogue has. All methods may run concurrently.
+// Store lists what a catalogue contains. All methods may run concurrently.
 type Store struct{ db *engine.DB }
 
 // New returns the Store of a database.
 func New(db *engine.DB) Store { return Store{db} }
 
-// SearchRepositories lists at most n repository names behind last that hold a text, in
-// whichever case, in byte order. An empty text is in all.
+// SearchRepositories lists, in byte order, at most n names of repositories that contain a
+// text and come after the name last. It ignores case. Every name contains the empty text.
 func (c Store) SearchRepositories(ctx context.Context, text, last string, n int) ([]string, error) {
 	if text == "" {
 		return c.db.Names(ctx, `SELECT name FROM repositories WHERE name > ? ORDER BY name LIMIT ?`, last, n)
@@ -28,26 +28,28 @@ func (c Store) SearchRepositories(ctx context.Context, text, last string, n int)
 	return c.db.Names(ctx, `SELECT name FROM repositories WHERE name > ? AND name LIKE ? ESCAPE '!' ORDER BY name LIMIT ?`, last, holding(text), n)
 }
 
-// holding is the pattern of LIKE, with the escape character "!", for what holds a text
-// when in lower case.
+// holding returns a LIKE pattern that matches lower-case strings that contain a text. The
+// pattern's escape character is "!".
 func holding(text string) string {
 	return "%" + strings.NewReplacer("!", "!!", "%", "!%", "_", "!_").Replace(strings.ToLower(text)) + "%"
 }
 
-// RepositoryInfo is what lists of repositories show of one.
+// RepositoryInfo describes a repository in a list of repositories.
 type RepositoryInfo struct {
 	Tags int64
-	// Bytes of the contents it shows, each once, whoever else shows them too.
+	// Bytes is the size of the contents that the repository shows, each counted once. It
+	// includes contents that other repositories show too.
 	Bytes int64
-	// Partial says that there is more than was looked at, so all are lower bounds.
+	// Partial says that not everything was examined, so that all counts are lower bounds.
 	Partial bool
-	// Pushed is when a tag was last set or a manifest came, LastPull when one was last
-	// pulled; zero: never.
+	// Pushed is when a tag was last set or a manifest last arrived. LastPull is when a
+	// tag or manifest was last pulled. A zero time means never.
 	Pushed, LastPull time.Time
 }
 
-// RepositoryInfo describes a repository by at most so many of its tags, of its manifests
-// and of its blobs, which bounds the time. Errors: ErrNoRepository.
+// RepositoryInfo describes a repository. It examines only so many of its tags, of its
+// manifests and of its blobs as most says, which bounds the time. Errors:
+// ErrNoRepository.
 func (c Store) RepositoryInfo(ctx context.Context, repo string, most int) (RepositoryInfo, error) {
 	var out RepositoryInfo
 	id, err := catalog.RepositoryID(ctx, c.db, repo)
@@ -71,31 +73,34 @@ func (c Store) RepositoryInfo(ctx context.Context, repo string, most int) (Repos
 
 // TagQuery says which tags of a repository to list.
 type TagQuery struct {
-	// Text that the tag holds, in whichever case; empty for all.
+	// Text selects the tags that contain it. It ignores case. The empty text selects all
+	// tags.
 	Text string
-	// ByName orders by name; else the tag that was set last is the first.
+	// ByName orders by name. Otherwise the tag that was set last comes first.
 	ByName bool
-	// From is how many to leave out, Limit how many to list.
+	// From is the number of tags to skip, and Limit is the maximum number to list.
 	From, Limit int
 }
 
-// maxListedManifest is how many bytes a manifest may have to be listed with a tag.
+// maxListedManifest is the maximum size in bytes of a manifest whose content is listed
+// with a tag.
 const maxListedManifest = 256 << 10
 
-// TagEntry is a tag with what it points at.
+// TagEntry is a tag with the manifest that it points at.
 type TagEntry struct {
 	Name                    string
 	Digest                  oci.Digest
 	MediaType, ArtifactType string
-	// Content of the manifest; nil where it has more than 256 KiB.
+	// Content is the content of the manifest, or nil if it has more than 256 KiB.
 	Content []byte
-	// Size in bytes of all that belongs to it and is here, each content once; Missing
-	// contents are not here.
+	// Size is the size in bytes of everything that belongs to the manifest and is here,
+	// each content counted once. Missing is the number of contents that are not here.
 	Size, Missing    int64
 	Pushed, LastPull time.Time
 }
 
-// ListTags lists tags of a repository. It looks at all of them. Errors: ErrNoRepository.
+// ListTags lists tags of a repository. It examines all of the repository's tags. Errors:
+// ErrNoRepository.
 func (c Store) ListTags(ctx context.Context, repo string, q TagQuery) ([]TagEntry, error) {
 	id, err := catalog.RepositoryID(ctx, c.db, repo)
 	if err != nil {
@@ -132,13 +137,14 @@ func (c Store) ListTags(ctx context.Context, repo string, q TagQuery) ([]TagEntr
 	return out, nil
 }
 
-// ManifestUse is what is known of a manifest beside its content.
+// ManifestUse is what is known about a manifest besides its content.
 type ManifestUse struct {
-	// Size and Missing are as those of TagEntry.
+	// Size and Missing are as in TagEntry.
 	Size, Missing int64
-	// Pushed is when it came, LastPull when it was pulled, by a tag or without.
+	// Pushed is when the manifest arrived. LastPull is when it was last pulled, by a tag
+	// or by digest.
 	Pushed, LastPull time.Time
-	// Tags that point at it, and Indexes that name it; MoreTags and MoreIndexes tell that
+	// Tags point at the manifest, and Indexes name it. MoreTags and MoreIndexes say that
 	// there are others.
 	Tags                  []string
 	Indexes               []oci.Digest

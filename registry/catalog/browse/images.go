@@ -14,25 +14,27 @@ import (
 
 // ImageQuery says which images to list.
 type ImageQuery struct {
-	// Prefix of the names of repositories.
+	// Prefix is a prefix of the names of the repositories.
 	Prefix string
-	// Only, if not nil, tells which repositories to list. A page is filled from these.
+	// Only, if not nil, reports whether to list the images of a repository. A page has
+	// only such images.
 	Only func(repo string) bool
-	// AfterRepo and AfterID, or with LeastUsed AfterUsed and AfterID, are of the last
-	// image of the page before.
+	// AfterRepo and AfterID identify the last image of the previous page. With LeastUsed,
+	// AfterUsed and AfterID identify it.
 	AfterRepo string
 	AfterID   int64
 	AfterUsed time.Time
 	// Limit of the page.
 	Limit int
-	// LeastUsed orders by last use; else by repository, and in it by when they came.
+	// LeastUsed orders by last use. Otherwise images are ordered by repository, and
+	// within a repository by arrival.
 	LeastUsed bool
-	// UsedBefore, unless zero: only those last used before.
+	// UsedBefore, unless zero, selects images that were last used before that time.
 	UsedBefore time.Time
 }
 
-// Image is a manifest that is not only a part of an image: it has a tag, or no index of
-// its repository names it and it does not refer to a manifest that is there.
+// Image is a manifest that is not only a part of another image. Either it has a tag, or
+// no index of its repository names it and it does not refer to a manifest that is there.
 type Image struct {
 	ID        int64
 	Repo      string
@@ -40,19 +42,21 @@ type Image struct {
 	MediaType string
 	// Tags in byte order.
 	Tags []string
-	// Size in bytes of what its repository has of it, each content once: manifests,
-	// configs and layers. Missing are the contents it names that are not there.
+	// Size is the size in bytes of the manifests, configs and layers that the image's
+	// repository has of it, each counted once. Missing is the number of contents that the
+	// image names and that are not there.
 	Size, Missing int64
-	// Created is when the manifest came.
+	// Created is when the manifest arrived.
 	Created time.Time
-	// LastPull is zero if it was never pulled, Used the later of the two.
+	// LastPull is when the image was last pulled, or zero if never. Used is the later one
+	// of Created and LastPull.
 	LastPull, Used time.Time
 
 	repoID int64
 }
 
-// Images lists images. The cost of a page by LeastUsed grows with the number of images
-// under the prefix.
+// Images lists images. With LeastUsed, the cost of a page grows with the number of images
+// in repositories with the prefix.
 func (c Store) Images(ctx context.Context, q ImageQuery) ([]Image, error) {
 	from, to := prefixRange(q.Prefix)
 	after, order := `(r.name, m.id) > (?, ?)`, `name, id`
@@ -68,7 +72,7 @@ func (c Store) Images(ctx context.Context, q ImageQuery) ([]Image, error) {
 	}
 	limit := int64(q.Limit)
 	if q.Only != nil {
-		limit, ctx = math.MaxInt64, engine.Whole(ctx) // the rest of the page is made of others
+		limit, ctx = math.MaxInt64, engine.Whole(ctx) // other repositories may have most of the images that the query finds
 	}
 	var out []Image
 	err := c.db.Rows(ctx, `SELECT m.id AS id, m.repo_id, r.name AS name, b.digest, m.media_type, m.created_at, `+catalog.LastPull+`, `+catalog.LastUse+` AS used
@@ -104,11 +108,11 @@ func (c Store) Images(ctx context.Context, q ImageQuery) ([]Image, error) {
 	return out, nil
 }
 
-// prefixRange returns the bounds of the names of repositories that begin with a prefix:
-// these have no byte above 'z'.
+// prefixRange returns the bounds of the names of repositories that begin with a prefix.
+// Such names contain no byte greater than 'z'.
 func prefixRange(prefix string) (from, to string) { return prefix, prefix + "~" }
 
-// describeImage fills in what is not in the image's own row.
+// describeImage fills in what the image's own row does not contain.
 func (c Store) describeImage(ctx context.Context, i *Image) (err error) {
 	if i.Tags, err = c.db.Names(ctx, `SELECT name FROM tags WHERE manifest_id = ? ORDER BY name`, i.ID); err != nil {
 		return err
@@ -116,8 +120,9 @@ func (c Store) describeImage(ctx context.Context, i *Image) (err error) {
 	return c.measureImage(ctx, i)
 }
 
-// measureImage fills in the sizes of an image with IDs. CROSS JOIN, because SQLite would
-// read all of the catalogue for its few parts: it does not know that they are few.
+// measureImage fills in the sizes of an image whose ids are set. The query needs CROSS
+// JOIN, because SQLite does not know that an image has few parts, and would read the
+// whole catalogue for them.
 func (c Store) measureImage(ctx context.Context, i *Image) error {
 	return c.db.Row(ctx, `WITH RECURSIVE parts(id) AS (SELECT m.id FROM manifests m WHERE m.id = ?
 			UNION SELECT c.id FROM parts p CROSS JOIN refs f ON f.manifest_id = p.id CROSS JOIN manifests c ON c.repo_id = f.repo_id AND c.blob_id = f.blob_id),
@@ -129,16 +134,16 @@ func (c Store) measureImage(ctx context.Context, i *Image) error {
 		SELECT COALESCE(SUM(size * here), 0), COALESCE(SUM(1 - here), 0) FROM found`, []any{i.ID, i.repoID, i.repoID}, &i.Size, &i.Missing)
 }
 
-// RepositoryUsage is what some repositories hold.
+// RepositoryUsage is what some repositories contain.
 type RepositoryUsage struct {
 	Repositories, Manifests int64
-	// Bytes of the contents they show, each once; OnlyBytes of those that no other
-	// repository shows.
+	// Bytes is the size of the contents that the repositories show, each counted once.
+	// OnlyBytes is the size of those that no other repository shows.
 	Bytes, OnlyBytes int64
 }
 
-// Usage counts what the repositories hold whose names begin with one of the prefixes. It
-// reads all their links: about a second for 100,000 of them.
+// Usage counts what is in the repositories whose names begin with one of the prefixes. It
+// reads all links of these repositories, which takes about a second for 100,000 links.
 func (c Store) Usage(ctx context.Context, prefixes ...string) (RepositoryUsage, error) {
 	var u RepositoryUsage
 	if len(prefixes) == 0 {

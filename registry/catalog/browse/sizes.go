@@ -7,18 +7,20 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// RepositorySize is what one repository holds.
+// RepositorySize is what one repository contains.
 type RepositorySize struct {
 	Name      string
 	Manifests int64
-	// Bytes of the contents it shows, each once; OnlyBytes of those that no other
-	// repository shows. NamedBytes counts a content for each manifest that names it:
-	// what it would be if each image had its own.
+	// Bytes is the size of the contents that the repository shows, each counted once.
+	// OnlyBytes is the size of those that no other repository shows. NamedBytes counts a
+	// content for each manifest that names it. It is what the repository would take if
+	// images shared nothing.
 	Bytes, OnlyBytes, NamedBytes int64
 }
 
-// RepositorySizes measures at most n repositories behind last, in the order of their
-// names. It reads all their links: about a second for 100,000 of them.
+// RepositorySizes measures, in the order of their names, at most n repositories whose
+// names come after last. It reads all links of these repositories, which takes about a
+// second for 100,000 links.
 func (c Store) RepositorySizes(ctx context.Context, last string, n int) ([]RepositorySize, error) {
 	var out []RepositorySize
 	err := c.db.Rows(engine.Whole(ctx), `WITH chosen(id, name) AS (SELECT id, name FROM repositories WHERE name > ? ORDER BY name LIMIT ?),
