@@ -1,5 +1,5 @@
-// Package catalogtest has what the tests of the catalogue's packages share: empty databases of
-// both kinds, and a check of the errors that changes return.
+// Package catalogtest contains what the tests of the catalogue's packages share: empty
+// databases of both kinds, and a check of the errors that changes return.
 package catalogtest
 
 import (
@@ -57,7 +57,7 @@ func (s *Servers) OnBoth(t *testing.T, test func(*testing.T, *Bed)) {
 	t.Run("postgres", func(t *testing.T) { test(t, s.Bed(t)) })
 }
 
-// IsVerdict reports whether an error is an answer to a change; see engine.Verdict.
+// IsVerdict reports whether an error is a verdict on a change; see engine.Verdict.
 func IsVerdict(err error) bool {
 	var v interface {
 		error
@@ -66,8 +66,8 @@ func IsVerdict(err error) bool {
 	return errors.As(err, &v)
 }
 
-// Verdicts checks that each error that the package in the working directory declares is listed as a
-// verdict or as a failure, and that its type agrees.
+// Verdicts checks the errors that the package in the working directory declares. Each
+// must be listed either as a verdict or as a failure, and its type must agree.
 func Verdicts(t *testing.T, verdicts map[string]error, failures ...string) {
 	t.Helper()
 	for _, name := range errorsDeclared(t) {
@@ -83,7 +83,8 @@ func Verdicts(t *testing.T, verdicts map[string]error, failures ...string) {
 	}
 }
 
-// errorsDeclared returns the error variables and error types of the source in the working directory.
+// errorsDeclared returns the names of the error variables and error types that the source
+// in the working directory declares.
 func errorsDeclared(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("*.go")
