@@ -9,9 +9,9 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Collect releases at most n contents of layers whose blobs are gone, and of
-// clients that never sent an index. It returns how many it looked at; 0: there
-// is nothing to do.
+// Collect releases at most n contents of layers whose blobs are gone, and of clients that
+// never sent an index. It returns how many contents it examined. 0 means that there is
+// nothing to do.
 func (c Files) Collect(ctx context.Context, n int) (examined int, err error) {
 	err = c.db.Write(ctx, func(t *engine.Tx) error {
 		examined = 0
@@ -67,7 +67,7 @@ func expireGear(t *engine.Tx, now int64, n int, examined *int) error {
 	return releaseGear(t, ids)
 }
 
-// releaseGear makes contents dead that nothing needs any more.
+// releaseGear marks as dead those of the contents that nothing needs any more.
 func releaseGear(t *engine.Tx, ids []int64) error {
 	var dead []int64
 	packs := map[int64]*gearDelta{}
@@ -94,11 +94,11 @@ func releaseGear(t *engine.Tx, ids []int64) error {
 	return setGearLive(t, dead, 0, packs)
 }
 
-// Deleting returns at most n packs whose objects are to be deleted now, and
-// then given to Forget. None of them has a content or a writer.
+// Deleting returns at most n packs whose objects must be deleted now. Then the packs must
+// be passed to Forget. None of them has a content or a writer.
 func (c Files) Deleting(ctx context.Context, n int) ([]Name, error) {
 	var out []Name
-	// A commit that was refused may have had the contents still there.
+	// A commit that was refused may have left the contents there.
 	if err := c.db.Settled(ctx); err != nil {
 		return nil, err
 	}

@@ -9,17 +9,17 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Donor is what is kept of an image that was started, for other images.
+// Donor is what is kept about an image that was started, for the benefit of other images.
 type Donor struct {
 	Repo     string
 	Manifest oci.Digest
 	Data     []byte
 }
 
-// PutDonor keeps what there is to know of the starts of an image, beyond the image's
-// own life. Of the repository's images of one kind the keep last ones are kept. It does
-// nothing when the repository is gone. The change survives the end of the process, but
-// perhaps not a power cut: what is lost is learnt again.
+// PutDonor keeps what is known about the starts of an image, even after the image itself
+// is gone. It keeps the keep newest entries of each kind in a repository. It does nothing
+// if the repository is gone. The change survives the end of the process, but perhaps not
+// a power cut, because what is lost is learnt again.
 func (c Layers) PutDonor(ctx context.Context, d Donor, kind string, keep int) error {
 	return c.db.WriteLazy(ctx, func(t *engine.Tx) error {
 		var repo int64
@@ -41,12 +41,12 @@ func (c Layers) PutDonor(ctx context.Context, d Donor, kind string, keep int) er
 	})
 }
 
-// Donors returns what is kept of the images of a repository, by digest.
+// Donors returns the donors of a repository, ordered by digest.
 func (c Layers) Donors(ctx context.Context, repo string) ([]Donor, error) {
 	return c.donors(ctx, `WHERE r.name = ? ORDER BY d.digest`, repo)
 }
 
-// LastDonors returns the n of all repositories that were kept last.
+// LastDonors returns the n newest donors of all repositories.
 func (c Layers) LastDonors(ctx context.Context, n int) ([]Donor, error) {
 	return c.donors(ctx, `ORDER BY d.updated_at DESC, d.repo_id, d.digest LIMIT ?`, n)
 }

@@ -1,7 +1,7 @@
-// Package gearfacts is what the catalogue knows of Gear: contents and the packs they are in,
-// the layers that hold them, which repository may use which, the queue of conversions, and
-// the profiles of images. Files are those of who stores contents, Layers those of who
-// converts.
+// Package gearfacts holds what the catalogue knows about Gear: contents and the packs
+// that hold them, the layers that consist of them, which repository may use which layer,
+// the queue of conversions, and the profiles of images. Files serves code that stores
+// contents, and Layers serves code that converts layers.
 package gearfacts
 
 import (
@@ -16,100 +16,106 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Files are the facts of contents and packs. All methods may run concurrently.
+// Files gives access to the facts about contents and packs. All methods may run
+// concurrently.
 type Files struct{ db *engine.DB }
 
-// NewFiles returns the facts in a database.
+// NewFiles returns the Files of a database.
 func NewFiles(db *engine.DB) Files { return Files{db} }
 
-// Layers are the facts of layers and images. All methods may run concurrently.
+// Layers gives access to the facts about layers and images. All methods may run
+// concurrently.
 type Layers struct{ db *engine.DB }
 
-// NewLayers returns the facts in a database.
+// NewLayers returns the Layers of a database.
 func NewLayers(db *engine.DB) Layers { return Layers{db} }
 
-// Errors of the Gear part that callers branch on.
+// These are the errors of the Gear part that callers distinguish.
 var (
-	// ErrDeleting: the object of a pack with this digest is being deleted;
-	// it may be written again once that is done.
+	// ErrDeleting says that the object of a pack with this digest is being deleted. The
+	// object may be written again once that is done.
 	ErrDeleting = engine.NewVerdict("the pack is being deleted")
-	// ErrStale: something changed since the caller looked; doing the whole
-	// again succeeds.
+	// ErrStale says that something has changed since the caller looked. Repeating the
+	// whole operation succeeds.
 	ErrStale = engine.NewVerdict("the contents changed meanwhile")
 )
 
 // Name is the SHA-256 of a content or of a pack.
 type Name = [32]byte
 
-// File is a content and where its bytes lie.
+// File is a content and the place of its bytes.
 type File struct {
 	Name Name
-	// Size in bytes of the content.
+	// Size is the size of the content in bytes.
 	Size int64
-	// Pack is the digest of the pack; zero if the content's bytes are lost.
+	// Pack is the digest of the pack that holds the content. It is zero if the content's
+	// bytes are lost.
 	Pack Name
-	// Off and Stored are the place and number of its bytes in the pack.
+	// Off is the offset of the content's bytes in the pack, and Stored is their number.
 	Off, Stored int64
-	// Encoding is how they are stored; the catalogue does not know the meaning.
+	// Encoding says how the bytes are stored. The catalogue does not know its meaning.
 	Encoding uint8
-	// Live tells that something needs it.
+	// Live says that something needs the content.
 	Live bool
 }
 
-// Pack is an object of many contents.
+// Pack is an object that holds many contents.
 type Pack struct {
-	// ID grows in the order in which packs were recorded.
+	// ID increases in the order in which packs were recorded.
 	ID     int64
 	Digest Name
-	// Size of the object in bytes.
+	// Size is the size of the object in bytes.
 	Size int64
-	// Bytes are the stored bytes of all contents it was written with.
+	// Bytes is the number of stored bytes of all contents that were written into the
+	// pack.
 	Bytes int64
-	// Dense tells that it is settled.
+	// Dense says that the pack is settled.
 	Dense bool
-	// LiveFiles are the contents that something needs, LiveBytes their stored
-	// bytes.
+	// LiveFiles is the number of contents that something needs, and LiveBytes is the
+	// number of their stored bytes.
 	LiveFiles, LiveBytes int64
-	// NotBefore: until then the pack is to stay as it is.
+	// NotBefore is the time until which the pack must stay as it is.
 	NotBefore time.Time
 }
 
-// NewPack is a pack to record, with its contents in their order.
+// NewPack is a pack to record, with its contents in order.
 type NewPack struct {
 	Digest Name
-	// Size of the object, and Bytes of its contents as stored.
+	// Size is the size of the object, and Bytes is the number of stored bytes of its
+	// contents.
 	Size, Bytes int64
 	Dense       bool
-	// NotBefore: until then the pack is to stay as it is. May be zero.
+	// NotBefore is the time until which the pack must stay as it is. It may be zero.
 	NotBefore time.Time
-	// Files' Pack and Live are not looked at.
+	// Files are the contents. Their Pack and Live are ignored.
 	Files []File
 }
 
 // Layer is a converted layer.
 type Layer struct {
 	Digest oci.Digest
-	// Index is the name of the content that is its index.
+	// Index is the name of the content that is the layer's index.
 	Index Name
-	// Files are the distinct contents it holds, Bytes their sizes together.
+	// Files is the number of distinct contents of the layer, and Bytes is the sum of
+	// their sizes.
 	Files, Bytes int64
 	// DiffID is the SHA-256 of the uncompressed layer.
 	DiffID [32]byte
-	// Embedded tells that the index was in the layer: it is the one of a Gear
-	// image. Its files are visible only where Grant said so, as whoever
-	// knows an index can make such a layer.
+	// Embedded says that the index was in the layer, which is the layer of a Gear image.
+	// The files are visible only if Grant has allowed it, because anyone who knows an
+	// index can make such a layer.
 	Embedded bool
 }
 
-// NewLayer is a layer to record with the names of all its contents, the
-// index among them, each once.
+// NewLayer is a layer to record. Names lists all its contents, including the index, each
+// once.
 type NewLayer struct {
 	Layer
 	Names []Name
 }
 
-// byNames asks query, which has one %s for the placeholders, for many names at
-// once; see inParts.
+// byNames runs query for many names, some at a time; see engine.InParts. query has one %s
+// for the placeholders.
 func byNames(names []Name, query string, more []any, each func(query string, args []any) error) error {
 	return engine.InParts(names, func(part []Name) error {
 		args := make([]any, len(part), len(part)+len(more))
@@ -131,8 +137,8 @@ func scanGearFile(r *sql.Rows) (f File, err error) {
 	return f, err
 }
 
-// Files returns what is known of contents, in no order. Unknown names are
-// left out; lost contents have no pack.
+// Files returns what is known about contents, in no particular order. It omits unknown
+// names. Lost contents have no pack.
 func (c Files) Files(ctx context.Context, names []Name) ([]File, error) {
 	out := make([]File, 0, len(names))
 	err := byNames(names, gearFileQuery+`WHERE f.name IN (%s)`, nil, func(query string, args []any) error {
@@ -145,7 +151,7 @@ func (c Files) Files(ctx context.Context, names []Name) ([]File, error) {
 	return out, err
 }
 
-// File returns what is known of a content. Errors: engine.ErrNotFound.
+// File returns what is known about a content. Errors: engine.ErrNotFound.
 func (c Files) File(ctx context.Context, name Name) (File, error) {
 	f := File{Name: name}
 	var pack []byte
@@ -156,7 +162,7 @@ func (c Files) File(ctx context.Context, name Name) (File, error) {
 	return f, err
 }
 
-// PackFiles returns the contents of a pack, live and dead, in their order.
+// PackFiles returns the contents of a pack in order, live ones and dead ones.
 func (c Files) PackFiles(ctx context.Context, packID int64) ([]File, error) {
 	var out []File
 	err := c.db.Rows(ctx, gearFileQuery+`WHERE f.pack_id = ? ORDER BY f.off, f.id`, []any{packID}, func(r *sql.Rows) error {
@@ -167,7 +173,7 @@ func (c Files) PackFiles(ctx context.Context, packID int64) ([]File, error) {
 	return out, err
 }
 
-// Packs returns at most n packs in use, in order of id behind after.
+// Packs returns at most n packs in use with ids greater than after, ordered by id.
 func (c Files) Packs(ctx context.Context, after int64, n int) ([]Pack, error) {
 	var out []Pack
 	err := c.db.Rows(ctx, `SELECT id, digest, size, bytes, dense, live_files, live_bytes, due_at FROM gear_packs
@@ -184,8 +190,8 @@ func (c Files) Packs(ctx context.Context, after int64, n int) ([]Pack, error) {
 	return out, err
 }
 
-// PackKnown reports whether a pack has a row or a writer is about to record
-// it. A negative answer is final, as that of Known.
+// PackKnown reports whether a pack has a row, or a writer is about to record it. A
+// negative answer is final, like that of catalog.Garbage.Known.
 func (c Files) PackKnown(ctx context.Context, digest Name) (bool, error) {
 	if err := c.db.Settled(ctx); err != nil {
 		return false, err
@@ -196,8 +202,9 @@ func (c Files) PackKnown(ctx context.Context, digest Name) (bool, error) {
 	return known, err
 }
 
-// Visible tells of each name whether a repository may see it: one of the
-// layers it shows holds the content, or a client of it uploaded the content.
+// Visible reports for each name whether a repository may see the content. It may if one
+// of the layers that it shows holds the content, or if a client of the repository
+// uploaded the content.
 func (c Files) Visible(ctx context.Context, repo string, names []Name) ([]bool, error) {
 	out := make([]bool, len(names))
 	id, err := catalog.RepositoryID(ctx, c.db, repo)
@@ -232,9 +239,10 @@ func (c Files) Visible(ctx context.Context, repo string, names []Name) ([]bool, 
 
 // Counts are sums over the Gear part.
 type Counts struct {
-	// Packs in use and the bytes of their objects.
+	// Packs is the number of packs in use, and PackBytes is the size of their objects.
 	Packs, PackBytes int64
-	// LiveFiles and LiveBytes are the contents that are needed, as stored.
+	// LiveFiles is the number of contents that are needed, and LiveBytes is the number of
+	// their stored bytes.
 	LiveFiles, LiveBytes int64
 	// Layers that are converted.
 	Layers int64

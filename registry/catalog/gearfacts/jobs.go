@@ -12,13 +12,14 @@ import (
 // Job is a layer that waits for its conversion.
 type Job struct {
 	Digest oci.Digest
-	// Attempts that failed so far, and why the last one did.
+	// Attempts is the number of failed attempts so far, and Failure says why the last one
+	// failed.
 	Attempts int
 	Failure  string
 	// Due is when the next attempt is.
 	Due time.Time
-	// Size of the layer in bytes, and the number of a repository that shows it or 0,
-	// which only Jobs tells.
+	// Size is the size of the layer in bytes. Repo is the id of a repository that shows
+	// the layer, or 0. Only Jobs sets these two.
 	Size int64
 	Repo int64
 }
@@ -30,10 +31,9 @@ func scanGearJob(r *sql.Rows) (j Job, err error) {
 	return j, err
 }
 
-// Queue asks for the conversion of layers. Those that are converted or
-// asked for already are passed over. It survives the end of the process, but
-// perhaps not a power cut: a push should not wait for it, and whoever misses the
-// index asks again.
+// Queue asks for the conversion of layers. It skips layers that are already converted or
+// queued. The change survives the end of the process, but perhaps not a power cut. A push
+// should not wait for it, and whoever misses the index asks again.
 func (c Layers) Queue(ctx context.Context, layers ...oci.Digest) error {
 	return c.db.WriteLazy(ctx, func(t *engine.Tx) error {
 		for _, d := range layers {
@@ -48,13 +48,14 @@ func (c Layers) Queue(ctx context.Context, layers ...oci.Digest) error {
 	})
 }
 
-// fairJobs is among how many conversions, the oldest that are due, repositories take
-// turns. It bounds what a look at the queue costs.
+// fairJobs is the number of due conversions, the oldest ones, among which repositories
+// take turns. It bounds the cost of reading the queue.
 const fairJobs = 4096
 
 // Jobs returns at most n conversions that are due. Repositories take turns, each
-// with its oldest first, so that one that pushes much does not keep others waiting. A
-// layer that several repositories show is that of the oldest of them.
+// beginning with its oldest conversion, so that a repository that pushes much does not
+// keep others waiting. A layer that several repositories show counts for the oldest of
+// them.
 func (c Layers) Jobs(ctx context.Context, n int) ([]Job, error) {
 	var out []Job
 	err := c.db.Rows(ctx, `WITH due AS (SELECT id, digest, attempts, failure, due_at FROM gear_jobs WHERE due_at <= ? ORDER BY due_at, id LIMIT ?),
@@ -72,7 +73,7 @@ func (c Layers) Jobs(ctx context.Context, n int) ([]Job, error) {
 	return out, err
 }
 
-// EndJob forgets a conversion that is done or not wanted any more.
+// EndJob forgets a conversion that is done or no longer wanted.
 func (c Layers) EndJob(ctx context.Context, d oci.Digest) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		_, err := t.Exec(`DELETE FROM gear_jobs WHERE digest = ?`, string(d))
@@ -80,7 +81,7 @@ func (c Layers) EndJob(ctx context.Context, d oci.Digest) error {
 	})
 }
 
-// DeferJob records that a conversion failed and is to be tried again.
+// DeferJob records that a conversion failed and must be tried again at the time until.
 func (c Layers) DeferJob(ctx context.Context, d oci.Digest, failure string, until time.Time) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		_, err := t.Exec(`UPDATE gear_jobs SET attempts = attempts + 1, failure = ?, due_at = ? WHERE digest = ?`, failure, until.UnixMilli(), string(d))

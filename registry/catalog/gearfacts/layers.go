@@ -21,8 +21,8 @@ func (c Layers) Layer(ctx context.Context, d oci.Digest) (Layer, error) {
 	return l, err
 }
 
-// LayersOf returns at most n layers that hold a content: first those that
-// have its bytes, then those of Gear images, which have them only of their index.
+// LayersOf returns at most n layers that hold a content. Layers that have the bytes come
+// first. The layers of Gear images follow, which have only the bytes of their index.
 func (c Layers) LayersOf(ctx context.Context, name Name, n int) ([]oci.Digest, error) {
 	list, err := c.db.Names(ctx, `SELECT l.digest FROM gear_files f JOIN gear_layer_files lf ON lf.file_id = f.id JOIN gear_layers l ON l.id = lf.layer_id
 		WHERE f.name = ? AND l.digest IS NOT NULL
@@ -40,7 +40,7 @@ func (c Layers) Repositories(ctx context.Context, d oci.Digest) ([]string, error
 		WHERE b.digest = ? ORDER BY r.name`, string(d))
 }
 
-// Grant lets a repository that shows the layer of a Gear image use it.
+// Grant allows a repository to use the layer of a Gear image that it shows.
 func (c Layers) Grant(ctx context.Context, repo string, d oci.Digest) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		_, err := t.Exec(`INSERT INTO gear_grants (layer_id, repo_id)
@@ -50,8 +50,9 @@ func (c Layers) Grant(ctx context.Context, repo string, d oci.Digest) error {
 	})
 }
 
-// CopyGrant lets a repository use the layer of a Gear image, if another one,
-// from which it was mounted, may. Of other layers it changes nothing.
+// CopyGrant extends to another repository the right to use the layer of a Gear image, if
+// the repository from has that right. The layer was mounted from there. CopyGrant changes
+// nothing for other layers.
 func (c Layers) CopyGrant(ctx context.Context, from, to string, d oci.Digest) error {
 	granted, err := c.Granted(ctx, from, d)
 	if err != nil || !granted {
@@ -69,8 +70,8 @@ func (c Layers) Granted(ctx context.Context, repo string, d oci.Digest) (bool, e
 	return granted, err
 }
 
-// Job returns what is known of the conversion of a layer that is queued or
-// has failed. Errors: engine.ErrNotFound.
+// Job returns what is known about the conversion of a layer that is queued or has failed.
+// Errors: engine.ErrNotFound.
 func (c Layers) Job(ctx context.Context, d oci.Digest) (Job, error) {
 	j := Job{Digest: d}
 	var due int64
@@ -79,7 +80,7 @@ func (c Layers) Job(ctx context.Context, d oci.Digest) (Job, error) {
 	return j, err
 }
 
-// Failed returns at most n conversions that failed, behind the digest last.
+// Failed returns at most n failed conversions of layers, with digests greater than last.
 func (c Layers) Failed(ctx context.Context, last oci.Digest, n int) ([]Job, error) {
 	var out []Job
 	err := c.db.Rows(ctx, `SELECT digest, attempts, failure, due_at FROM gear_jobs WHERE attempts > 0 AND digest > ? ORDER BY digest LIMIT ?`,
@@ -91,16 +92,16 @@ func (c Layers) Failed(ctx context.Context, last oci.Digest, n int) ([]Job, erro
 	return out, err
 }
 
-// QueueCounts counts the conversions that wait for their first attempt, and those
-// that have failed.
+// QueueCounts counts the conversions that wait for their first attempt, and those that
+// have failed.
 func (c Layers) QueueCounts(ctx context.Context) (waiting, failed int64, err error) {
 	err = c.db.Row(ctx, `SELECT COALESCE(SUM(CASE WHEN attempts = 0 THEN 1 ELSE 0 END), 0), COALESCE(SUM(CASE WHEN attempts > 0 THEN 1 ELSE 0 END), 0) FROM gear_jobs`,
 		nil, &waiting, &failed)
 	return waiting, failed, err
 }
 
-// Requeue asks for the conversion of layers now, also of those that are
-// converted or have failed. Layers that are not here are passed over.
+// Requeue asks for the conversion of layers now, even if they are converted or have
+// failed. It skips layers that are not here.
 func (c Layers) Requeue(ctx context.Context, layers ...oci.Digest) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		for _, d := range layers {
@@ -114,8 +115,8 @@ func (c Layers) Requeue(ctx context.Context, layers ...oci.Digest) error {
 	})
 }
 
-// Awaited returns the last layer of a repository that was queued before the layer d
-// and was not tried yet. Errors: engine.ErrNotFound.
+// Awaited returns the layer of a repository that was queued last before the layer d and
+// has not been tried yet. Errors: engine.ErrNotFound.
 func (c Layers) Awaited(ctx context.Context, repo string, d oci.Digest) (layer oci.Digest, err error) {
 	err = c.db.Row(ctx, `SELECT j.digest FROM gear_jobs j JOIN blobs b ON b.digest = j.digest AND b.state = 1
 		JOIN links k ON k.blob_id = b.id JOIN repositories r ON r.id = k.repo_id
@@ -124,7 +125,8 @@ func (c Layers) Awaited(ctx context.Context, repo string, d oci.Digest) (layer o
 	return layer, err
 }
 
-// Postpone changes when layers are converted that were not tried yet.
+// Postpone sets when to convert the layers that have not been tried yet. It does not
+// affect others.
 func (c Layers) Postpone(ctx context.Context, until time.Time, layers ...oci.Digest) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		for _, d := range layers {
@@ -136,8 +138,8 @@ func (c Layers) Postpone(ctx context.Context, until time.Time, layers ...oci.Dig
 	})
 }
 
-// QueueLost asks for the conversion of the layers that hold contents whose
-// bytes were found damaged, unless it was asked for already.
+// QueueLost asks for the conversion of the layers that hold contents whose bytes were
+// found damaged. It skips layers that are queued already.
 func (c Layers) QueueLost(ctx context.Context) error {
 	const lost = `FROM gear_files f JOIN gear_layer_files lf ON lf.file_id = f.id JOIN gear_layers l ON l.id = lf.layer_id
 		JOIN blobs b ON b.id = l.blob_id AND b.state = 1 WHERE f.pack_id = 0 AND l.digest IS NOT NULL AND NOT EXISTS (SELECT 1 FROM gear_jobs j WHERE j.digest = l.digest)`
@@ -169,11 +171,11 @@ func (c Layers) Profile(ctx context.Context, manifest oci.Digest) ([]byte, error
 	return data, err
 }
 
-// ChangeProfile replaces the profile of an image by what change makes of it.
-// It does nothing when the image is gone, with which profiles go.
-// change gets nil for none, may be called twice and must have no other effect.
-// The change survives the end of the process, but perhaps not a power cut: what
-// is lost is learnt again.
+// ChangeProfile replaces the profile of an image by the result of change. It does nothing
+// if the image is gone, because profiles are removed with their images. change gets nil
+// if there is no profile. It may be called twice and must have no other effect. The
+// change survives the end of the process, but perhaps not a power cut, because what is
+// lost is learnt again.
 func (c Layers) ChangeProfile(ctx context.Context, manifest oci.Digest, change func(old []byte) ([]byte, error)) error {
 	return c.db.WriteLazy(ctx, func(t *engine.Tx) error {
 		var old []byte

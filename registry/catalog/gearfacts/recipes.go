@@ -10,57 +10,61 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Recipes are the facts of layers that are rebuilt from their files. All methods may run
-// concurrently.
+// Recipes gives access to the facts about layers that are rebuilt from their files. All
+// methods may run concurrently.
 type Recipes struct{ db *engine.DB }
 
-// NewRecipes returns the facts in a database.
+// NewRecipes returns the Recipes of a database.
 func NewRecipes(db *engine.DB) Recipes { return Recipes{db} }
 
-// RecipeState says what a registry keeps of a layer that has a recipe, or was refused one.
+// RecipeState says what a registry keeps of a layer that has a recipe or was refused one.
 type RecipeState int
 
-// The way of a layer from an object to a recipe. From RecipeStands on the layer is dropped: its recipe
-// and its files are all that must be kept of it.
+// These are the states of a layer on its way from an object to a recipe. From
+// RecipeStands on, the layer is dropped: only its recipe and its files must be kept.
 const (
-	// RecipeRefused: the layer stays as it is, and Reason says why.
+	// RecipeRefused says that the layer stays as it is. Reason says why.
 	RecipeRefused RecipeState = iota
 	// RecipeMade: the recipe is stored.
 	RecipeMade
-	// RecipeProven: the layer was rebuilt from what is stored. Its object is kept until Due.
+	// RecipeProven says that the layer was rebuilt from what is stored. Its object is
+	// kept until Due.
 	RecipeProven
-	// RecipeStands: the recipe stands for the layer, and the object is to be deleted.
+	// RecipeStands says that the recipe replaces the layer, and that the object must be
+	// deleted.
 	RecipeStands
 	// RecipeAlone: the object is deleted.
 	RecipeAlone
 )
 
-// dropsReader is the schema whose programs know dropped layers. An older one would take them for lost.
+// dropsReader is the version of the schema from which programs know dropped layers. An
+// older program would consider them lost.
 const dropsReader = "6"
 
-// ErrNeeded is returned where the place of a content must not be forgotten, because nothing else
-// is left of a layer.
+// ErrNeeded is returned if the place of a content must not be forgotten, because nothing
+// else is left of a layer.
 var ErrNeeded = engine.NewVerdict("a dropped layer consists of the content")
 
-// LayerRecipe is what is known of the recipe of a layer.
+// LayerRecipe is what is known about the recipe of a layer.
 type LayerRecipe struct {
 	Digest oci.Digest
 	State  RecipeState
-	// Index is the content that is the layer's Gear index, Recipe the one that is its recipe.
+	// Index is the name of the content that is the layer's Gear index. Recipe is the name
+	// of the content that is its recipe.
 	Index, Recipe Name
-	// Size of the layer and of the recipe in bytes.
+	// Size is the size of the layer, and RecipeSize is the size of the recipe, in bytes.
 	Size, RecipeSize int64
-	// Rate is how many bytes of the layer one processor rebuilt in a second.
+	// Rate is how many bytes of the layer one processor rebuilt per second.
 	Rate int64
-	// Due is when a proven layer is to be rebuilt once more.
+	// Due is when a proven layer must be rebuilt once more.
 	Due time.Time
-	// Changed is when the state changed last.
+	// Changed is when the state last changed.
 	Changed time.Time
-	// Reason why a layer was refused a recipe.
+	// Reason says why a layer was refused a recipe.
 	Reason string
 }
 
-// Dropped reports whether the recipe stands for the layer.
+// Dropped reports whether the recipe replaces the layer.
 func (l *LayerRecipe) Dropped() bool { return l.State >= RecipeStands }
 
 const recipeQuery = `SELECT r.digest, r.state, l.index_name, r.recipe_name, r.size, r.recipe_size, r.rate, r.due_at, r.changed_at, r.reason
@@ -82,7 +86,8 @@ func (c Recipes) recipes(ctx context.Context, query string, args ...any) ([]Laye
 	return out, err
 }
 
-// LayerRecipe returns what is known of the recipe of a layer. Errors: engine.ErrNotFound.
+// LayerRecipe returns what is known about the recipe of a layer. Errors:
+// engine.ErrNotFound.
 func (c Recipes) LayerRecipe(ctx context.Context, d oci.Digest) (LayerRecipe, error) {
 	list, err := c.recipes(ctx, `WHERE r.digest = ?`, string(d))
 	if err != nil || len(list) == 0 {
@@ -94,36 +99,38 @@ func (c Recipes) LayerRecipe(ctx context.Context, d oci.Digest) (LayerRecipe, er
 	return list[0], nil
 }
 
-// LayerRecipes returns at most n layers from one state to another, in order of digest behind after.
+// LayerRecipes returns at most n layers whose states are between from and to, inclusive,
+// with digests greater than after. They are ordered by digest.
 func (c Recipes) LayerRecipes(ctx context.Context, from, to RecipeState, after oci.Digest, n int) ([]LayerRecipe, error) {
 	return c.recipes(ctx, `WHERE r.state BETWEEN ? AND ? AND r.digest > ? ORDER BY r.digest LIMIT ?`, int(from), int(to), string(after), n)
 }
 
 // ColdLayer is a layer that nobody has pulled for a while.
 type ColdLayer struct {
-	// ID grows in the order in which layers were converted.
+	// ID increases in the order in which layers were converted.
 	ID     int64
 	Digest oci.Digest
-	// Size of the layer in bytes.
+	// Size is the size of the layer in bytes.
 	Size int64
 	// Repositories that show it.
 	Repositories []string
 }
 
-// cold is of a layer l with the blob b that came, was shown and was last pulled before a time, which is
-// asked for five times.
+// cold is a condition on a layer l with the blob b. It says that the layer arrived, was
+// shown and was last pulled before a time. It has five placeholders for that time.
 const cold = `l.digest IS NOT NULL AND l.embedded = 0 AND b.state = 1 AND b.suspect = 0 AND b.content IS NULL AND l.created_at < ?
 	AND NOT EXISTS (SELECT 1 FROM links k WHERE k.blob_id = b.id AND k.created_at >= ?)
 	AND NOT EXISTS (SELECT 1 FROM refs x JOIN manifests m ON m.id = x.manifest_id WHERE x.blob_id = b.id AND (m.created_at >= ? OR m.pulled_at >= ?
 		OR EXISTS (SELECT 1 FROM tags g WHERE g.manifest_id = m.id AND g.pulled_at >= ?)))`
 
-// settledLayer is of a layer l whose contents are all in packs, and these settled.
+// settledLayer is a condition on a layer l. It says that all contents of the layer are in
+// settled packs.
 const settledLayer = `NOT EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_files f ON f.id = lf.file_id LEFT JOIN gear_packs p ON p.id = f.pack_id
 	WHERE lf.layer_id = l.id AND (p.id IS NULL OR p.dense = 0))`
 
-// ColdLayers returns at most n converted layers of at least so many bytes that nobody has pulled since
-// before, whose files are in settled packs, and of which nothing is known of a recipe. They are in order
-// of id behind after.
+// ColdLayers returns at most n converted layers, with ids greater than after, ordered by
+// id. The layers have a size of least bytes or more, nobody has pulled them since before,
+// their files are in settled packs, and nothing is known about a recipe for them.
 func (c Recipes) ColdLayers(ctx context.Context, before time.Time, least, after int64, n int) ([]ColdLayer, error) {
 	var out []ColdLayer
 	at := before.UnixMilli()
@@ -148,7 +155,8 @@ func (c Recipes) showing(ctx context.Context, d oci.Digest) ([]string, error) {
 	return c.db.Names(ctx, `SELECT r.name FROM blobs b JOIN links k ON k.blob_id = b.id JOIN repositories r ON r.id = k.repo_id WHERE b.digest = ?`, string(d))
 }
 
-// IsCold reports whether nobody has pulled a layer since before, and which repositories show it.
+// IsCold reports whether nobody has pulled a layer since before. It also returns which
+// repositories show the layer.
 func (c Recipes) IsCold(ctx context.Context, d oci.Digest, before time.Time) (is bool, repos []string, err error) {
 	at := before.UnixMilli()
 	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_layers l JOIN blobs b ON b.id = l.blob_id WHERE l.digest = ? AND `+cold+`)`,
@@ -159,7 +167,8 @@ func (c Recipes) IsCold(ctx context.Context, d oci.Digest, before time.Time) (is
 	return is, repos, err
 }
 
-// RefuseRecipe records that a layer stays as it is. It does nothing for a layer that is gone or dropped.
+// RefuseRecipe records that a layer stays as it is. It does nothing if the layer is gone
+// or dropped.
 func (c Recipes) RefuseRecipe(ctx context.Context, d oci.Digest, reason string) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		if err := endRecipe(t, d, RecipeProven); err != nil && !errors.Is(err, engine.ErrNotFound) {
@@ -172,8 +181,9 @@ func (c Recipes) RefuseRecipe(ctx context.Context, d oci.Digest, reason string) 
 	})
 }
 
-// putRecipe records a recipe, which is among the contents that are stored, as one of the layer's
-// contents. Errors: ErrStale if the layer is not the one that the recipe was made of any more.
+// putRecipe records a recipe as one of the layer's contents. The recipe's own content
+// must be stored already. Errors: ErrStale if the layer is no longer the one that the
+// recipe was made from.
 func putRecipe(t *engine.Tx, l *LayerRecipe) error {
 	var layer int64
 	err := t.Row(`SELECT l.id FROM gear_layers l JOIN blobs b ON b.id = l.blob_id WHERE l.digest = ? AND l.index_name = ? AND b.state = 1 AND b.size = ?
@@ -196,9 +206,9 @@ func putRecipe(t *engine.Tx, l *LayerRecipe) error {
 	return err
 }
 
-// ProveRecipe records that a layer was rebuilt from what is stored, and when that is to be done once
-// more. The object of the layer was seen. Errors: engine.ErrNotFound if nothing but RecipeRefused is known of
-// its recipe.
+// ProveRecipe records that a layer was rebuilt from what is stored, and when that must be
+// repeated. The caller has seen the layer's object. Errors: engine.ErrNotFound if the
+// layer has no recipe.
 func (c Recipes) ProveRecipe(ctx context.Context, d oci.Digest, rate int64, due time.Time) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		n, err := t.Exec(`UPDATE gear_recipes SET state = 2, rate = ?, due_at = ?, changed_at = ? WHERE digest = ? AND state > 0`,
@@ -210,9 +220,10 @@ func (c Recipes) ProveRecipe(ctx context.Context, d oci.Digest, rate int64, due 
 	})
 }
 
-// DropLayer makes the recipe of a proven layer stand for it, or go on to. Its object may be deleted when
-// DropLayer has returned nil. Errors: ErrStale if the layer is gone, is being deleted or has become suspect, or
-// if a content of it is lost.
+// DropLayer makes the recipe of a proven layer replace the layer. It may be repeated. The
+// layer's object may be deleted once DropLayer has returned nil. Errors: ErrStale if the
+// layer is gone, is being deleted or has become suspect, or if one of its contents is
+// lost.
 func (c Recipes) DropLayer(ctx context.Context, d oci.Digest) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		n, err := t.Exec(`UPDATE gear_recipes SET state = 3, changed_at = ? WHERE digest = ? AND state >= 2 AND EXISTS (SELECT 1 FROM gear_layers l
@@ -238,8 +249,8 @@ func (c Recipes) LayerAlone(ctx context.Context, d oci.Digest) error {
 	})
 }
 
-// EndRecipe forgets the recipe of a layer whose object was seen and verified. It does nothing if there
-// is none.
+// EndRecipe forgets the recipe of a layer whose object was seen and verified. It does
+// nothing if there is no recipe.
 func (c Recipes) EndRecipe(ctx context.Context, d oci.Digest) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		err := endRecipe(t, d, RecipeAlone)
@@ -254,7 +265,7 @@ func (c Recipes) EndRecipe(ctx context.Context, d oci.Digest) error {
 	})
 }
 
-// endRecipe forgets a recipe, unless it is beyond a state. Errors: engine.ErrNotFound.
+// endRecipe forgets a recipe whose state is not beyond most. Errors: engine.ErrNotFound.
 func endRecipe(t *engine.Tx, d oci.Digest, most RecipeState) error {
 	var layer int64
 	var recipe []byte
@@ -274,8 +285,8 @@ func endRecipe(t *engine.Tx, d oci.Digest, most RecipeState) error {
 	return releaseGear(t, ids)
 }
 
-// loseRecipes forgets the recipes of layers that have their objects and whose recipe is a content that
-// was damaged in a pack.
+// loseRecipes forgets recipes whose own content was damaged in a pack, if the layers
+// still have their objects.
 func loseRecipes(t *engine.Tx, name, pack Name) error {
 	var list []oci.Digest
 	err := t.Rows(`SELECT r.digest FROM gear_files f JOIN gear_packs p ON p.id = f.pack_id JOIN gear_layer_files lf ON lf.file_id = f.id
@@ -293,26 +304,28 @@ func loseRecipes(t *engine.Tx, name, pack Name) error {
 	return err
 }
 
-// neededPlace is of a content f that a dropped layer consists of, and that no layer holds which has an
-// object to make the content from again.
+// neededPlace is a condition on a content f. It says that a dropped layer consists of the
+// content, and that no layer with an object holds it, from which the content could be
+// made again.
 const neededPlace = `EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_recipes r ON r.layer_id = lf.layer_id WHERE lf.file_id = f.id AND r.state >= 3)
 	AND NOT EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_layers l ON l.id = lf.layer_id
 		WHERE lf.file_id = f.id AND l.digest IS NOT NULL AND l.embedded = 0 AND NOT EXISTS (SELECT 1 FROM gear_recipes r WHERE r.layer_id = l.id AND r.state >= 3))`
 
-// PackNeeded reports whether a pack that is in use has contents of dropped layers.
+// PackNeeded reports whether a pack is in use and holds contents of dropped layers.
 func (c Recipes) PackNeeded(ctx context.Context, pack Name) (needed bool, err error) {
 	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_packs p JOIN gear_files f ON f.pack_id = p.id JOIN gear_layer_files lf ON lf.file_id = f.id
 		JOIN gear_recipes r ON r.layer_id = lf.layer_id WHERE p.digest = ? AND p.state = 1 AND r.state >= 3)`, []any{pack[:]}, &needed)
 	return needed, err
 }
 
-// AnyRecipe reports whether any layer is in a state or beyond it.
+// AnyRecipe reports whether any layer is in the state from or beyond it.
 func (c Recipes) AnyRecipe(ctx context.Context, from RecipeState) (is bool, err error) {
 	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_recipes WHERE state >= ?)`, []any{int(from)}, &is)
 	return is, err
 }
 
-// RecipeCount is how many layers are in a state, and their bytes.
+// RecipeCount is the number of layers in a state, their size, and the size of their
+// recipes.
 type RecipeCount struct {
 	Layers, Bytes, RecipeBytes int64
 }

@@ -9,21 +9,24 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Share tells what of the contents of an image only it holds.
+// Share says how much of an image's contents only that image holds.
 type Share struct {
-	// Files are the distinct contents, the layers' indexes among them, Bytes their
-	// sizes and Stored what they take in packs.
+	// Files is the number of distinct contents, including the indexes of the layers.
+	// Bytes is the sum of their sizes, and Stored is the number of bytes that they take
+	// in packs.
 	Files, Bytes, Stored int64
-	// Own are those of them that no other image holds.
+	// OwnFiles, OwnBytes and OwnStored count the contents that no other image holds.
 	OwnFiles, OwnBytes, OwnStored int64
 }
 
-// MaxShareLayers is how many layers Share takes: those of one image.
+// MaxShareLayers is the maximum number of layers that Share accepts. They are the layers
+// of one image.
 const MaxShareLayers = 512
 
-// Share tells what an image of some layers shares with others: with those that a
-// repository shows or, with "", with all. It looks at every content of the layers, and
-// within a repository at every layer that holds one of them: who asks bounds the time.
+// Share reports what an image with the given layers shares with other images. These are
+// the images that repo shows, or all images if repo is "". Share examines every content
+// of the layers. If repo is set, it also examines every layer of the repository that
+// holds one of them. The caller must bound the time.
 func (c Layers) Share(ctx context.Context, image oci.Digest, layers []oci.Digest, repo string) (Share, error) {
 	var n Share
 	if len(layers) == 0 {
@@ -36,7 +39,7 @@ func (c Layers) Share(ctx context.Context, image oci.Digest, layers []oci.Digest
 	for _, d := range layers {
 		args = append(args, string(d))
 	}
-	for len(args)&(len(args)-1) != 0 { // some texts of the query to be prepared, not one for each number
+	for len(args)&(len(args)-1) != 0 { // Pad the list, so that there are few different queries to prepare.
 		args = append(args, args[len(layers)-1])
 	}
 	in := engine.Marks("?", len(args))
@@ -45,9 +48,10 @@ func (c Layers) Share(ctx context.Context, image oci.Digest, layers []oci.Digest
 	named, near, others := "", "", `o.layer_id NOT IN (SELECT id FROM own_layers)`
 	if repo != "" {
 		named = ` AND x.repo_id = (SELECT id FROM repositories WHERE name = ?)`
-		// The other layers of the repository are looked up once and not for each content that
-		// thousands of layers elsewhere may hold. The plus keeps SQLite from seeking each of
-		// them for each content, most of which no other layer holds.
+		// The other layers of the repository are looked up once. Otherwise they would be
+		// looked up for each content, which thousands of layers elsewhere may hold. The
+		// plus keeps SQLite from seeking each of these layers for each content, because
+		// no other layer holds most of the contents.
 		near = ` near AS (SELECT ol.id FROM links k JOIN gear_layers ol ON ol.blob_id = k.blob_id
 			WHERE k.repo_id = (SELECT id FROM repositories WHERE name = ?) AND ol.id NOT IN (SELECT id FROM own_layers)),`
 		others = `+o.layer_id IN (SELECT id FROM near)`
@@ -63,17 +67,17 @@ func (c Layers) Share(ctx context.Context, image oci.Digest, layers []oci.Digest
 	return n, err
 }
 
-// holderLayers is how many of the layers that hold a content Holders looks at.
+// holderLayers is the maximum number of layers that Holders examines for a content.
 const holderLayers = 256
 
-// Holders are repositories that show a content. More tells that there may be others.
+// Holders lists repositories that show a content. More says that there may be others.
 type Holders struct {
 	Repositories []string
 	More         bool
 }
 
-// Holders returns of each content repositories that show it, at most n. Of a content
-// that very many layers hold it looks at some only.
+// Holders returns at most n repositories for each content, which show it. If very many
+// layers hold a content, Holders examines only some of them.
 func (c Layers) Holders(ctx context.Context, names []Name, n int) ([]Holders, error) {
 	out := make([]Holders, len(names))
 	for i := range names {
@@ -94,7 +98,7 @@ func (c Layers) Holders(ctx context.Context, names []Name, n int) ([]Holders, er
 	return out, nil
 }
 
-// IndexedBytes is the size of the layers that have a Gear index.
+// IndexedBytes returns the total size of the layers that have a Gear index.
 func (c Layers) IndexedBytes(ctx context.Context) (n int64, err error) {
 	err = c.db.Row(engine.Whole(ctx), `SELECT COALESCE(SUM(b.size), 0) FROM gear_layers g CROSS JOIN blobs b ON b.id = g.blob_id WHERE g.digest IS NOT NULL AND b.state = 1`, nil, &n)
 	return n, err

@@ -13,23 +13,23 @@ import (
 
 // Record is one change of the Gear part.
 type Record struct {
-	// Writer whose intents for Packs end with this change.
+	// Writer is the writer whose intents for Packs end with this change.
 	Writer string
 	// Packs whose objects are durable.
 	Packs []NewPack
-	// Layer that is converted, or nil.
+	// Layer is a converted layer, or nil.
 	Layer *NewLayer
-	// Recipe of a layer, or nil. Its state, rate and times are not looked at.
+	// Recipe is the recipe of a layer, or nil. Its state, rate and times are ignored.
 	Recipe *LayerRecipe
-	// Repo, Staged and Until are contents that a client uploaded into a
-	// repository, and how long they are kept without an index that holds them.
+	// Staged lists contents that a client uploaded into the repository Repo. They are
+	// kept until Until, unless an index that holds them arrives.
 	Repo   string
 	Staged []Name
 	Until  time.Time
 }
 
-// Intend records that a writer is about to make the object of a pack.
-// Errors: ErrDeleting.
+// Intend records that a writer is about to create the object of a pack. Errors:
+// ErrDeleting.
 func (c Files) Intend(ctx context.Context, writer string, pack Name) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		var deleting bool
@@ -49,8 +49,8 @@ func (c Files) Writers(ctx context.Context) ([]string, error) {
 	return c.db.Names(ctx, `SELECT DISTINCT writer FROM gear_intents`)
 }
 
-// EndIntents ends all intents of a writer that will not record what it
-// made. Packs that nobody else has or wants are given to Deleting.
+// EndIntents ends all intents of a writer that will not record what it created. Deleting
+// then returns the packs that nobody else has recorded or intends.
 func (c Files) EndIntents(ctx context.Context, writer string) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		if _, err := t.Exec(`INSERT INTO gear_packs (digest, size, bytes, dense, state, live_files, live_bytes, created_at, due_at)
@@ -64,10 +64,10 @@ func (c Files) EndIntents(ctx context.Context, writer string) error {
 	})
 }
 
-// Record records packs, and what holds their contents, in one change. A
-// content that another pack has already keeps its place. A repository is made if
-// it is not there, as by PutBlob. Errors: catalog.ErrNotStored if the layer's blob is not
-// here, ErrStale if a name of the layer is of no content any more.
+// Record records packs, together with the layers and uploads that need their contents, in
+// one change. A content that is already in another pack keeps its place. The repository
+// is created if it does not exist, as by PutBlob. Errors: catalog.ErrNotStored if the
+// layer's blob is not here, ErrStale if a name of the layer no longer has a content.
 func (c Files) Record(ctx context.Context, rec Record) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		var repoID int64
@@ -103,19 +103,19 @@ func (c Files) Record(ctx context.Context, rec Record) error {
 	})
 }
 
-// layerAdd is a layer that is being recorded. Most of its contents come in packs
-// that are recorded with it, and need not be looked up one by one.
+// layerAdd is a layer that is being recorded. Most of its contents are in packs that are
+// recorded with it, and need not be looked up one by one.
 type layerAdd struct {
 	blobID int64
-	// names are those that are still to be looked up.
+	// names holds the contents that must still be looked up.
 	names map[Name]bool
-	// packs are the ids of those that hold the others, and nothing else.
+	// packs holds the ids of the packs that contain the other contents and nothing else.
 	packs []int64
 }
 
-// beginGearLayer looks whether a layer can be recorded. The result is nil if it
-// is already: converted before, or by another, it has the same contents. Errors:
-// catalog.ErrNotStored.
+// beginGearLayer checks whether a layer can be recorded. It returns nil if the layer is
+// recorded already, by an earlier conversion or by another process, which always have the
+// same contents. Errors: catalog.ErrNotStored.
 func beginGearLayer(t *engine.Tx, l *NewLayer) (*layerAdd, error) {
 	add := &layerAdd{}
 	err := t.Row(`SELECT id FROM blobs WHERE digest = ? AND state = 1`, []any{string(l.Digest)}, &add.blobID)
@@ -136,7 +136,8 @@ func beginGearLayer(t *engine.Tx, l *NewLayer) (*layerAdd, error) {
 	return add, nil
 }
 
-// took notes that all of a pack's files were put into it, and nothing else is.
+// took notes that a pack consists of files that were all put into it, if the layer needs
+// all of them.
 func (a *layerAdd) took(packID int64, files []File) {
 	for i := range files {
 		if !a.names[files[i].Name] {
@@ -149,8 +150,8 @@ func (a *layerAdd) took(packID int64, files []File) {
 	a.packs = append(a.packs, packID)
 }
 
-// putGearPack records a pack. Contents of the layer that is being recorded, if
-// there is one, live; the others are dead until something needs them.
+// putGearPack records a pack. Contents that the layer being recorded needs are live. All
+// others are dead until something needs them.
 func putGearPack(t *engine.Tx, now int64, writer string, p NewPack, add *layerAdd) (id int64, err error) {
 	var state int
 	switch err := t.Row(`SELECT id, state FROM gear_packs WHERE digest = ?`, []any{p.Digest[:]}, &id, &state); {
@@ -185,9 +186,9 @@ func putGearPack(t *engine.Tx, now int64, writer string, p NewPack, add *layerAd
 	return id, countGear(t, id)
 }
 
-// intends reports whether a writer's intent still holds, where other processes share
-// the catalogue: one that took it for dead may have had the object deleted. Errors:
-// ErrStale.
+// intends returns an error if a writer's intent is no longer valid. It matters if other
+// processes share the catalogue: one that considered the writer dead may have had the
+// object deleted. Errors: ErrStale.
 func intends(t *engine.Tx, writer string, pack Name) error {
 	if !t.Shared() || writer == "" {
 		return nil
@@ -200,8 +201,8 @@ func intends(t *engine.Tx, writer string, pack Name) error {
 	return err
 }
 
-// putGearFiles puts contents into a pack, but for those that are in another, and
-// tells how many.
+// putGearFiles puts contents into a pack, except those that are in another pack. It
+// returns how many it put there.
 func putGearFiles(t *engine.Tx, packID int64, files []File, add *layerAdd) (put int64, err error) {
 	for len(files) > 0 {
 		n := min(len(files), 16)
@@ -225,7 +226,7 @@ func putGearFiles(t *engine.Tx, packID int64, files []File, add *layerAdd) (put 
 	return put, nil
 }
 
-// countGear counts what lives in a pack.
+// countGear counts the live contents of a pack.
 func countGear(t *engine.Tx, packID int64) error {
 	_, err := t.Exec(`UPDATE gear_packs SET live_files = (SELECT COUNT(*) FROM gear_files WHERE pack_id = ? AND live = 1),
 		live_bytes = (SELECT COALESCE(SUM(stored), 0) FROM gear_files WHERE pack_id = ? AND live = 1) WHERE id = ?`, packID, packID, packID)
@@ -316,7 +317,7 @@ func reviveGear(t *engine.Tx, names []Name) ([]int64, error) {
 	return ids, setGearLive(t, dead, 1, packs)
 }
 
-// gearDelta is by how much a pack's counts change.
+// gearDelta is the change of a pack's counts.
 type gearDelta struct{ files, bytes int64 }
 
 func addGear(packs map[int64]*gearDelta, pack, files, bytes int64) {
@@ -341,9 +342,9 @@ func setGearLive(t *engine.Tx, ids []int64, live int, packs map[int64]*gearDelta
 	return nil
 }
 
-// Move replaces old packs by new ones that hold their live contents. Dead
-// contents that were not moved are forgotten. The old packs' objects may be
-// deleted from due on. Errors: ErrStale if a live content was left out.
+// Move replaces old packs by new packs that hold their live contents. It forgets dead
+// contents that were not moved. The objects of the old packs may be deleted from due on.
+// Errors: ErrStale if a live content was left out.
 func (c Files) Move(ctx context.Context, writer string, packs []NewPack, old []int64, due time.Time) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		isOld := map[int64]bool{}
@@ -381,7 +382,7 @@ func (c Files) Move(ctx context.Context, writer string, packs []NewPack, old []i
 	})
 }
 
-// moveGearFile gives a content its new place, unless it has another meanwhile.
+// moveGearFile gives a content its new place, unless it has been put elsewhere meanwhile.
 func moveGearFile(t *engine.Tx, pack int64, f *File, old map[int64]bool) error {
 	var id, at int64
 	err := t.Row(`SELECT id, pack_id FROM gear_files WHERE name = ?`, []any{f.Name[:]}, &id, &at)
@@ -411,10 +412,11 @@ func emptyGearPack(t *engine.Tx, id, due int64) error {
 	return err
 }
 
-// Lose records that a content's bytes in a pack are damaged: it is as good
-// as absent until a pack that has it is recorded. A content that lies elsewhere
-// by now is left alone. The recipe of a layer that has its object is forgotten, and made
-// again. Errors: ErrNeeded if nothing else is left of a layer: the pack may come back.
+// Lose records that a content's bytes in a pack are damaged. The content counts as absent
+// until a pack that has it is recorded. Lose does nothing if the content is elsewhere by
+// now. If the content is the recipe of a layer that still has its object, the recipe is
+// forgotten, and will be made again. Errors: ErrNeeded if nothing else is left of a
+// layer, because the pack may come back.
 func (c Files) Lose(ctx context.Context, name, pack Name) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		if err := loseRecipes(t, name, pack); err != nil {
