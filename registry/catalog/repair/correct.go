@@ -10,20 +10,22 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Shown is where a content was visible, for whoever must forget it now.
+// Shown says where a content was visible. Whoever remembers the content there must forget
+// it now.
 type Shown struct {
-	// Links are the repositories that showed it as a blob, Manifests those that
-	// have it as a manifest.
+	// Links are the repositories that showed the content as a blob. Manifests are the
+	// repositories that have it as a manifest.
 	Links, Manifests []string
 }
 
-// MarkAbsent records that a content is not here any more, whatever the
-// catalogue said: no repository shows it from now on, and the next push brings
-// it back. What names it still does, so that nothing else of the images that
-// need it is collected. The right to the files of a Gear layer is kept, and is good for
-// nothing until the repository shows the layer again; the collector ends it. inline
-// tells where the caller found the content to be; engine.ErrNotFound is returned if that has
-// changed, and for a layer that consists of its recipe: the files of that must not be collected.
+// MarkAbsent records that a content is not here any more, whatever the catalogue said
+// before. From now on no repository shows it, and the next push brings it back. Manifests
+// still name it, so that the other contents of the images that need it are not collected.
+// If the content is a Gear layer, the right to its files is kept, but has no effect until
+// the repository shows the layer again. The collector ends that right. inline says where
+// the caller found the content to be. MarkAbsent returns engine.ErrNotFound if that has
+// changed. It also returns engine.ErrNotFound for a layer that consists of its recipe,
+// because the files of the layer must not be collected.
 func (c Store) MarkAbsent(ctx context.Context, d oci.Digest, inline bool) (Shown, error) {
 	var s Shown
 	err := c.db.Write(ctx, func(t *engine.Tx) error {
@@ -36,8 +38,8 @@ func (c Store) MarkAbsent(ctx context.Context, d oci.Digest, inline bool) (Shown
 		if s, err = shown(t, d, id); err != nil {
 			return err
 		}
-		// Queued, so that the collector drops the row, and repositories that
-		// held nothing else, if nothing names the content.
+		// Queue the content. If nothing names it, the collector then drops its row, and
+		// the repositories that held nothing else.
 		due := t.Due()
 		for _, q := range []struct {
 			query string
@@ -57,8 +59,8 @@ func (c Store) MarkAbsent(ctx context.Context, d oci.Digest, inline bool) (Shown
 	return s, err
 }
 
-// shown tells where a content that is about to change is visible, and notes that
-// it changes there.
+// shown returns where a content that is about to change is visible, and notes the change
+// for other processes.
 func shown(t *engine.Tx, d oci.Digest, blobID int64) (s Shown, err error) {
 	for _, q := range []struct {
 		query string
@@ -82,11 +84,11 @@ func shown(t *engine.Tx, d oci.Digest, blobID int64) (s Shown, err error) {
 	return s, nil
 }
 
-// TakeBack records that a content is here after all of which the catalogue said that
-// it is not. The caller has verified its bytes: b.Content, or, where that is nil, the
-// object in the store. A content that some repository has as a manifest needs
-// Content. No repository shows it as a blob yet: see LinkNamed. Errors: engine.ErrNotFound
-// where the catalogue does not have it as absent.
+// TakeBack records that a content is here although the catalogue says that it is not. The
+// caller has verified the bytes. They are b.Content, or the object in the store if
+// b.Content is nil. b.Content is required if some repository has the content as a
+// manifest. No repository shows the content as a blob yet; see LinkNamed. Errors:
+// engine.ErrNotFound if the catalogue does not record the content as absent.
 func (c Store) TakeBack(ctx context.Context, b catalog.Blob) (s Shown, err error) {
 	err = c.db.Write(ctx, func(t *engine.Tx) error {
 		var id int64
@@ -131,12 +133,12 @@ func (c Store) correct(ctx context.Context, d oci.Digest, query string, args ...
 	return s, err
 }
 
-// enqueueLeak queues a content for the collector on behalf of no repository.
+// enqueueLeak queues a content for the collector, on behalf of no repository.
 func enqueueLeak(t *engine.Tx, blobID, due int64) error {
 	return catalog.Enqueue(t, catalog.GCBlob, 0, blobID, due)
 }
 
-// QueueLeak queues a leak for the collector, if it still is one.
+// QueueLeak queues a leak for the collector, unless it is no longer a leak.
 func (c Store) QueueLeak(ctx context.Context, l Leak) (done bool, err error) {
 	err = c.db.Write(ctx, func(t *engine.Tx) error {
 		done = false
@@ -151,15 +153,14 @@ func (c Store) QueueLeak(ctx context.Context, l Leak) (done bool, err error) {
 	return done, err
 }
 
-// still reports whether a manifest is there as it was read.
+// still reports whether a manifest still exists as it was read.
 func still(t *engine.Tx, m ManifestRow) (bool, error) {
 	var n int
 	err := t.Row(`SELECT COUNT(*) FROM manifests WHERE id = ? AND repo_id = ? AND blob_id = ?`, []any{m.ID, m.repoID, m.blobID}, &n)
 	return n > 0, err
 }
 
-// AddRefs records contents as named by a manifest. done is false when the
-// manifest is gone.
+// AddRefs records that a manifest names contents. done is false if the manifest is gone.
 func (c Store) AddRefs(ctx context.Context, m ManifestRow, named []oci.Descriptor) (done bool, err error) {
 	err = c.db.Write(ctx, func(t *engine.Tx) (err error) {
 		if done, err = still(t, m); err != nil || !done {
@@ -170,7 +171,8 @@ func (c Store) AddRefs(ctx context.Context, m ManifestRow, named []oci.Descripto
 	return done, err
 }
 
-// DropRefs takes back that a manifest names contents.
+// DropRefs removes the record that a manifest names contents. done is false if the
+// manifest is gone.
 func (c Store) DropRefs(ctx context.Context, m ManifestRow, digests []oci.Digest) (done bool, err error) {
 	err = c.db.Write(ctx, func(t *engine.Tx) (err error) {
 		if done, err = still(t, m); err != nil || !done {
@@ -196,8 +198,8 @@ func (c Store) DropRefs(ctx context.Context, m ManifestRow, digests []oci.Digest
 	return done, err
 }
 
-// LinkNamed makes a stored content visible in the repository of a manifest
-// that names it. done is false when either is gone.
+// LinkNamed makes a stored content visible in the repository of a manifest that names it.
+// done is false if the content or the manifest is gone.
 func (c Store) LinkNamed(ctx context.Context, m ManifestRow, d oci.Digest) (done bool, err error) {
 	err = c.db.Write(ctx, func(t *engine.Tx) error {
 		done = false
@@ -217,7 +219,7 @@ func (c Store) LinkNamed(ctx context.Context, m ManifestRow, d oci.Digest) (done
 	return done, err
 }
 
-// DeleteDangling deletes a row that points nowhere, if it still does.
+// DeleteDangling deletes a row, if it still points nowhere.
 func (c Store) DeleteDangling(ctx context.Context, d Dangling) (done bool, err error) {
 	for _, rel := range relations() {
 		if rel.table != d.Table {
@@ -240,7 +242,7 @@ func (c Store) DeleteDangling(ctx context.Context, d Dangling) (done bool, err e
 			if err != nil || !done || d.Table == "gc_queue" {
 				return err
 			}
-			// For the collector to drop the repository if that was all it held.
+			// Then the collector drops the repository if it held nothing else.
 			_, err = t.Exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, id, 0, ? FROM repositories WHERE id = ?
 				ON CONFLICT DO NOTHING`, t.Due(), d.key[0])
 			return err
@@ -250,7 +252,7 @@ func (c Store) DeleteDangling(ctx context.Context, d Dangling) (done bool, err e
 	return false, fmt.Errorf("no table %q", d.Table)
 }
 
-// deleteDanglingManifest also deletes what hangs on the manifest, and queues
+// deleteDanglingManifest deletes a manifest and the rows that belong to it, and queues
 // what it named.
 func deleteDanglingManifest(t *engine.Tx, where string, key []any) (bool, error) {
 	var id, repoID, blobID int64
@@ -269,7 +271,7 @@ func deleteDanglingManifest(t *engine.Tx, where string, key []any) (bool, error)
 	if err := t.Row(`SELECT COUNT(*) FROM repositories WHERE id = ?`, []any{repoID}, &n); err != nil || n > 0 {
 		return true, err
 	}
-	// What was queued for a repository that does not exist is queued for none.
+	// Entries of a repository that does not exist are queued for no repository instead.
 	if _, err := t.Exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, 0, blob_id, due_at FROM gc_queue WHERE repo_id = ? AND kind = 0
 		ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, repoID); err != nil {
 		return false, err

@@ -9,7 +9,8 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// StoredContent returns a stored content as a check walks over it. Errors: engine.ErrNotFound.
+// StoredContent returns what a check needs to know about a stored content. Errors:
+// engine.ErrNotFound.
 func (c Store) StoredContent(ctx context.Context, d oci.Digest) (StoredContent, error) {
 	list, err := ReadContents(ctx, c.db, `SELECT b.id, b.digest, b.size, b.content IS NOT NULL, EXISTS (SELECT 1 FROM manifests m WHERE m.blob_id = b.id), b.suspect <> 0
 		FROM blobs b WHERE b.digest = ? AND b.state = 1`, string(d))
@@ -26,13 +27,13 @@ func orNotFound(err error) error {
 	return err
 }
 
-// NamedBy returns the manifests of all repositories that name a content themselves, in
-// order of id.
+// NamedBy returns the manifests of all repositories that directly name a content, ordered
+// by id.
 func (c Store) NamedBy(ctx context.Context, d oci.Digest) ([]ManifestRow, error) {
 	return ReadNamedBy(ctx, c.db, d)
 }
 
-// ReadNamedBy is NamedBy of any database.
+// ReadNamedBy is NamedBy for any database.
 func ReadNamedBy(ctx context.Context, db *engine.DB, d oci.Digest) ([]ManifestRow, error) {
 	var out []ManifestRow
 	err := db.Rows(ctx, `SELECT m.id, m.repo_id, m.blob_id, r.name, o.digest, m.media_type
@@ -47,9 +48,9 @@ func ReadNamedBy(ctx context.Context, db *engine.DB, d oci.Digest) ([]ManifestRo
 	return out, err
 }
 
-// Heal records verified bytes of a content that is known: b.Content, or with nil an
-// object of the store. Where it is shown does not change. Errors:
-// engine.ErrNotFound if the content is not known or about to be deleted.
+// Heal records verified bytes of a known content. They are b.Content, or an object in the
+// store if b.Content is nil. The repositories that show the content stay the same.
+// Errors: engine.ErrNotFound if the content is not known or is about to be deleted.
 func (c Store) Heal(ctx context.Context, b catalog.Blob) (s Shown, err error) {
 	err = c.db.Write(ctx, func(t *engine.Tx) error {
 		id, err := t.Insert(`UPDATE blobs SET state = 1, content = ?, size = ?, suspect = 0, tag = ? WHERE digest = ? AND state IN (0, 1) RETURNING id`, b.Content, b.Size, b.Tag, string(b.Digest))
@@ -62,8 +63,8 @@ func (c Store) Heal(ctx context.Context, b catalog.Blob) (s Shown, err error) {
 	return s, err
 }
 
-// Healable reports whether Heal would find a content, and whether any repository has
-// it as a manifest.
+// Healable reports whether Heal would find a content, and whether any repository has it
+// as a manifest.
 func (c Store) Healable(ctx context.Context, d oci.Digest) (known, manifest bool, err error) {
 	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM blobs WHERE digest = ? AND state IN (0, 1)),
 		EXISTS (SELECT 1 FROM blobs b JOIN manifests m ON m.blob_id = b.id WHERE b.digest = ?)`, []any{string(d), string(d)}, &known, &manifest)

@@ -7,13 +7,13 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// MarkSuspect records that a read of a stored content failed, or gave other bytes than
-// its digest's. Repositories go on showing it, since the next read may succeed, but to
-// whoever pushes it, mounts it or names it in a manifest it counts as missing. Pushing
-// it or ClearSuspect ends that. marked reports whether the row was changed: it is not
-// if the content is suspect already or not stored. What the caller remembers of the
-// content is out of date in any case: whoever marked it first may not have dropped it
-// yet.
+// MarkSuspect records that a read of a stored content failed, or returned bytes that do
+// not have its digest. Repositories go on showing the content, because the next read may
+// succeed. But it counts as missing when a client pushes it, mounts it or names it in a
+// manifest. A push of the content or ClearSuspect ends that. marked reports whether the
+// row was changed. It is false if the content is suspect already or is not stored. In any
+// case the caller must drop what it remembers about the content, because whoever marked
+// the content first may not have dropped that yet.
 func (c Store) MarkSuspect(ctx context.Context, d oci.Digest) (s Shown, marked bool, err error) {
 	err = c.db.Write(ctx, func(t *engine.Tx) error {
 		s, marked = Shown{}, false
@@ -43,7 +43,7 @@ func (c Store) ClearSuspect(ctx context.Context, d oci.Digest) error {
 	})
 }
 
-// ObjectTag returns the tag of the object of a content, "" if none is known.
+// ObjectTag returns the tag of a content's object, or "" if none is known.
 func (c Store) ObjectTag(ctx context.Context, d oci.Digest) (tag string, err error) {
 	err = c.db.Row(ctx, `SELECT tag FROM blobs WHERE digest = ? AND state = 1`, []any{string(d)}, &tag)
 	if err == engine.ErrNotFound {
@@ -52,8 +52,8 @@ func (c Store) ObjectTag(ctx context.Context, d oci.Digest) (tag string, err err
 	return tag, err
 }
 
-// SetObjectTag records the tag of the object of a content, whose bytes were just read and
-// are right.
+// SetObjectTag records the tag of a content's object, whose bytes were just read and are
+// right.
 func (c Store) SetObjectTag(ctx context.Context, d oci.Digest, tag string) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		_, err := t.Exec(`UPDATE blobs SET tag = ? WHERE digest = ? AND state = 1 AND content IS NULL`, tag, string(d))

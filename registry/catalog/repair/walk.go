@@ -1,6 +1,6 @@
-// Package repair is the side of the catalogue that a check and a repair need: walks over all
-// that it says, rows that contradict each other, and corrections of what it says by bytes
-// that somebody has verified.
+// Package repair is the part of the catalogue that serves checks and repairs. It reads
+// everything that the catalogue records, finds rows that contradict each other, and
+// corrects rows according to bytes that the caller has verified.
 package repair
 
 import (
@@ -20,28 +20,28 @@ type Store struct{ db *engine.DB }
 // New returns the Store of a database.
 func New(db *engine.DB) Store { return Store{db} }
 
-// StoredContent is a stored content as a check walks over it, without its bytes.
+// StoredContent is what a check needs to know about a stored content, without its bytes.
 type StoredContent struct {
 	ID     int64
 	Digest oci.Digest
-	// Size in bytes, as the catalogue has it.
+	// Size is the size in bytes that the catalogue records.
 	Size int64
 	// Inline says that the bytes are in the catalogue.
 	Inline bool
-	// Manifest says that some repository has it as a manifest.
+	// Manifest says that some repository has the content as a manifest.
 	Manifest bool
-	// Suspect says that a read of it failed, or gave wrong bytes; see MarkSuspect.
+	// Suspect says that a read of the content failed or returned wrong bytes; see
+	// MarkSuspect.
 	Suspect bool
 }
 
-// Contents returns at most n stored contents whose ids are behind after, in
-// order of id.
+// Contents returns at most n stored contents with ids greater than after, ordered by id.
 func (c Store) Contents(ctx context.Context, after int64, n int) ([]StoredContent, error) {
 	return ReadContents(ctx, c.db, `SELECT b.id, b.digest, b.size, b.content IS NOT NULL, EXISTS (SELECT 1 FROM manifests m WHERE m.blob_id = b.id), b.suspect <> 0
 		FROM blobs b WHERE b.id > ? AND b.state = 1 ORDER BY b.id LIMIT ?`, after, n)
 }
 
-// ReadContents reads StoredContents by a query of their columns.
+// ReadContents reads StoredContents with a query for their columns.
 func ReadContents(ctx context.Context, db *engine.DB, query string, args ...any) ([]StoredContent, error) {
 	var out []StoredContent
 	err := db.Rows(ctx, query, args, func(r *sql.Rows) error {
@@ -53,11 +53,12 @@ func ReadContents(ctx context.Context, db *engine.DB, query string, args ...any)
 	return out, err
 }
 
-// Extent is how far a check that begins now has to go: rows that come later
-// have larger ids, or are new all the same.
+// Extent is how far a check that begins now must go. Later rows have larger ids or are
+// new.
 type Extent struct {
 	LastContent, LastManifest int64
-	// Contents that are stored, Bytes of them, and Manifests.
+	// Contents is the number of stored contents, Bytes is their total size, and Manifests
+	// is the number of manifests.
 	Contents, Bytes, Manifests int64
 }
 
@@ -70,23 +71,24 @@ func (c Store) Extent(ctx context.Context) (Extent, error) {
 	return e, err
 }
 
-// Presence is what the catalogue says of a content's object.
+// Presence says what the catalogue records about the object of a content.
 type Presence int
 
 // What there is to say.
 const (
-	// Unknown: no row, or a row that says that the content is not here.
+	// Unknown means that there is no row, or that the row says that the content is not
+	// here.
 	Unknown Presence = iota
-	// Object: the content is an object in the store.
+	// Object means that the content is an object in the store.
 	Object
-	// Inline: the bytes are in the catalogue, so that no object is needed.
+	// Inline means that the bytes are in the catalogue, so that no object is needed.
 	Inline
-	// Deleting: the object is about to be deleted by the collector.
+	// Deleting means that the collector is about to delete the object.
 	Deleting
 )
 
-// Presence looks up digests. Those that are Unknown are left out of the result,
-// which is final, as that of Known.
+// Presence looks up digests. It omits digests that are Unknown. The result is final, like
+// that of catalog.Garbage.Known.
 func (c Store) Presence(ctx context.Context, digests []oci.Digest) (map[oci.Digest]Presence, error) {
 	if err := c.db.Settled(ctx); err != nil {
 		return nil, err
@@ -94,7 +96,7 @@ func (c Store) Presence(ctx context.Context, digests []oci.Digest) (map[oci.Dige
 	return LookUp(ctx, c.db, digests)
 }
 
-// LookUp is Presence of any database; it is not final.
+// LookUp is Presence for any database. Its result is not final.
 func LookUp(ctx context.Context, db *engine.DB, digests []oci.Digest) (map[oci.Digest]Presence, error) {
 	out := make(map[oci.Digest]Presence, len(digests))
 	for _, d := range digests {
@@ -116,8 +118,8 @@ func LookUp(ctx context.Context, db *engine.DB, digests []oci.Digest) (map[oci.D
 	return out, nil
 }
 
-// Absent looks up digests and returns those that have a row which says that the
-// content is not here. The value reports whether some repository has it as a manifest.
+// Absent returns those of the digests whose row says that the content is not here. The
+// value reports whether some repository has the content as a manifest.
 func (c Store) Absent(ctx context.Context, digests []oci.Digest) (map[oci.Digest]bool, error) {
 	if err := c.db.Settled(ctx); err != nil {
 		return nil, err
@@ -138,7 +140,7 @@ func (c Store) Absent(ctx context.Context, digests []oci.Digest) (map[oci.Digest
 	return out, nil
 }
 
-// ManifestRow is a manifest of a repository as a check walks over it.
+// ManifestRow is what a check needs to know about a manifest of a repository.
 type ManifestRow struct {
 	ID        int64
 	Repo      string
@@ -149,13 +151,12 @@ type ManifestRow struct {
 }
 
 // ScanManifest reads the columns id, repo_id, blob_id, the repository's name, digest and
-// media type, and what comes behind them.
+// media type, and the columns that follow them.
 func ScanManifest(r *sql.Rows, m *ManifestRow, more ...any) error {
 	return r.Scan(append([]any{&m.ID, &m.repoID, &m.blobID, &m.Repo, &m.Digest, &m.MediaType}, more...)...)
 }
 
-// ManifestRows returns at most n manifests whose ids are behind after, in order
-// of id.
+// ManifestRows returns at most n manifests with ids greater than after, ordered by id.
 func (c Store) ManifestRows(ctx context.Context, after int64, n int) ([]ManifestRow, error) {
 	var out []ManifestRow
 	err := c.db.Rows(ctx, `SELECT m.id, m.repo_id, m.blob_id, r.name, b.digest, m.media_type
@@ -172,12 +173,13 @@ func (c Store) ManifestRows(ctx context.Context, after int64, n int) ([]Manifest
 // Ref is a content that the catalogue records as named by a manifest.
 type Ref struct {
 	Digest oci.Digest
-	// Stored somewhere; Linked in the manifest's repository; there as a Manifest.
+	// Stored says that the content is stored somewhere. Linked says that the manifest's
+	// repository shows it. Manifest says that the repository has it as a manifest.
 	Stored, Linked, Manifest bool
 }
 
-// RefsOf returns what is recorded as named by a manifest. ok is false when the
-// manifest is gone by now.
+// RefsOf returns what the catalogue records as named by a manifest. ok is false if the
+// manifest is gone.
 func (c Store) RefsOf(ctx context.Context, m ManifestRow) (refs []Ref, ok bool, err error) {
 	err = c.db.Rows(ctx, `SELECT COALESCE(b.digest, ''), COALESCE(b.state, 0) = 1,
 			EXISTS (SELECT 1 FROM links l WHERE l.repo_id = m.repo_id AND l.blob_id = f.blob_id),
@@ -195,21 +197,21 @@ func (c Store) RefsOf(ctx context.Context, m ManifestRow) (refs []Ref, ok bool, 
 	return refs, ok, err
 }
 
-// Leak is a content that nothing shows or names and that the collector does not
-// know of either.
+// Leak is a content that nothing shows or names, and that is not queued for the collector
+// either.
 type Leak struct {
 	ID     int64
 	Digest oci.Digest
 	Size   int64
 }
 
-// leaked is true of a row of blobs that is a leak. The list of what is queued
-// is made once for a statement, and not searched for each row.
+// leaked is a condition on a row of blobs. It says that the row is a leak. The list of
+// queued contents is made once per statement, instead of a search for each row.
 const leaked = `blobs.state IN (0, 1) AND NOT EXISTS (SELECT 1 FROM links WHERE blob_id = blobs.id)
 	AND NOT EXISTS (SELECT 1 FROM manifests WHERE blob_id = blobs.id) AND NOT EXISTS (SELECT 1 FROM refs WHERE blob_id = blobs.id)
 	AND blobs.id NOT IN (SELECT blob_id FROM gc_queue WHERE kind = 0)`
 
-// Leaks returns at most n leaks whose ids are behind after, in order of id.
+// Leaks returns at most n leaks with ids greater than after, ordered by id.
 func (c Store) Leaks(ctx context.Context, after int64, n int) ([]Leak, error) {
 	var out []Leak
 	err := c.db.Rows(engine.Whole(ctx), `SELECT id, digest, size FROM blobs WHERE id > ? AND `+leaked+` ORDER BY id LIMIT ?`, []any{after, n}, func(r *sql.Rows) error {
@@ -224,7 +226,7 @@ func (c Store) Leaks(ctx context.Context, after int64, n int) ([]Leak, error) {
 // Dangling is a row that points at rows that do not exist.
 type Dangling struct {
 	Table string
-	// Repo, Digest and Tag as far as they can still be told.
+	// Repo, Digest and Tag are set as far as they are still known.
 	Repo   string
 	Digest oci.Digest
 	Tag    string
@@ -240,14 +242,14 @@ type relation struct {
 	table string
 	// keys are the columns of the primary key, padded with constants to three.
 	keys [3]string
-	// bad is true of a row that points nowhere.
+	// bad is an SQL condition for a row that points nowhere.
 	bad string
-	// repo, digest and tag are expressions that describe the row.
+	// repo, digest and tag are SQL expressions that describe the row.
 	repo, digest, tag string
 }
 
-// relations are in an order in which a repair of one brings out no more of the
-// tables before it.
+// relations returns the tables in such an order that the repair of a table creates no
+// dangling rows in the tables before it.
 func relations() []relation {
 	const repo = `COALESCE((SELECT name FROM repositories r WHERE r.id = TABLE.repo_id), '')`
 	const digest = `COALESCE((SELECT digest FROM blobs b WHERE b.id = TABLE.blob_id), '')`
@@ -255,14 +257,14 @@ func relations() []relation {
 	const noBlob = `NOT EXISTS (SELECT 1 FROM blobs b WHERE b.id = TABLE.blob_id)`
 	list := []relation{
 		{"manifests", [3]string{"id", "0", "0"}, noRepo + " OR " + noBlob, repo, digest, "''"},
-		// Only what is stored can be shown.
+		// Only stored contents can be shown.
 		{"links", [3]string{"repo_id", "blob_id", "0"}, noRepo + ` OR NOT EXISTS (SELECT 1 FROM blobs b WHERE b.id = links.blob_id AND b.state = 1)`, repo, digest, "''"},
 		{"refs", [3]string{"repo_id", "blob_id", "manifest_id"}, noBlob + ` OR NOT EXISTS (SELECT 1 FROM manifests m WHERE m.id = refs.manifest_id AND m.repo_id = refs.repo_id)`,
 			repo, digest, "''"},
 		{"tags", [3]string{"repo_id", "name", "0"}, noRepo + ` OR NOT EXISTS (SELECT 1 FROM manifests m WHERE m.id = tags.manifest_id AND m.repo_id = tags.repo_id)`,
 			repo, "''", "name"},
-		// That the blob is gone is usual: it went by way of another repository.
-		// Repository 0 is how leaks are queued.
+		// A missing blob is normal here, because it may have been removed through another
+		// repository. Leaks are queued for repository 0.
 		{"gc_queue", [3]string{"kind", "repo_id", "blob_id"}, `kind NOT IN (0, 1, 2) OR (repo_id <> 0 AND ` + noRepo + `)`, repo, digest, "''"},
 	}
 	for i := range list {
@@ -274,8 +276,8 @@ func relations() []relation {
 	return list
 }
 
-// Dangling returns at most n rows that point nowhere, behind the one given, or
-// from the first on with nil.
+// Dangling returns at most n rows that point nowhere. It begins behind the row after, or
+// at the first row if after is nil.
 func (c Store) Dangling(ctx context.Context, after *Dangling, n int) ([]Dangling, error) {
 	var out []Dangling
 	for _, rel := range relations() {
@@ -308,11 +310,11 @@ func (c Store) Dangling(ctx context.Context, after *Dangling, n int) ([]Dangling
 type Use struct {
 	Repo     string
 	Manifest oci.Digest
-	// Tag is empty for a manifest without tags.
+	// Tag is empty if the manifest has no tags.
 	Tag string
 }
 
-// String names the image: repo:tag, or repo@digest.
+// String returns the name of the image: repo:tag or repo@digest.
 func (u Use) String() string {
 	if u.Tag != "" {
 		return u.Repo + ":" + u.Tag
@@ -320,13 +322,13 @@ func (u Use) String() string {
 	return u.Repo + "@" + string(u.Manifest)
 }
 
-// Uses returns at most n tags and untagged manifests that need a content:
-// because they are it, name it, or name a manifest that does.
+// Uses returns at most n tags and untagged manifests that need a content. The manifest is
+// the content, names it, or names a manifest that needs it.
 func (c Store) Uses(ctx context.Context, d oci.Digest, n int) ([]Use, error) {
 	return ReadUses(ctx, c.db, d, n)
 }
 
-// ReadUses is Uses of any database.
+// ReadUses is Uses for any database.
 func ReadUses(ctx context.Context, db *engine.DB, d oci.Digest, n int) ([]Use, error) {
 	var out []Use
 	err := db.Rows(ctx, `WITH RECURSIVE
