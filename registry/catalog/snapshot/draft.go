@@ -15,14 +15,15 @@ import (
 	"example.org/slipway/registry/catalog/repair"
 )
 
-// Settings that a backup's catalogue has, and what they hold.
+// These settings exist only in a backup's catalogue.
 const (
-	// The images that the backup has not whole, as a JSON list.
+	// incompleteSetting holds the images that the backup does not have completely, as a
+	// JSON list.
 	incompleteSetting = "backup_incomplete"
 )
 
-// Draft is a copy of a catalogue on its way to become a backup's: a snapshot that
-// its maker still corrects. A crash leaves it unusable.
+// Draft is a copy of a catalogue that is about to become a backup's catalogue. It is a
+// snapshot that the maker of the backup still corrects. A crash leaves it unusable.
 type Draft struct {
 	*Snapshot
 	path string
@@ -31,9 +32,8 @@ type Draft struct {
 	before bool
 }
 
-// OpenDraft opens the copy at path. before is the path of the catalogue of the
-// earlier backup, of which the draft takes what its registry has lost; "" if there is
-// none.
+// OpenDraft opens the copy at path. before is the path of the earlier backup's catalogue,
+// or "" if there is none. The draft takes from there what the registry has lost.
 func OpenDraft(ctx context.Context, path, before string) (*Draft, error) {
 	rw, err := sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+"?mode=rw&_pragma=journal_mode(MEMORY)&_pragma=synchronous(OFF)")
 	if err != nil {
@@ -63,9 +63,10 @@ func (d *Draft) Finish() error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Suspects returns the contents that are suspect in the registry. In the backup they
-// are not: its maker makes sure of its copies. See [repair.Store.MarkSuspect]. The tags of
-// objects stay behind, as those of the backup have others.
+// Suspects returns the contents that are suspect in the registry; see
+// [repair.Store.MarkSuspect]. It clears the mark in the draft, because the maker of the
+// backup verifies its copies. It also clears the tags of objects, because the objects of
+// the backup have other tags.
 func (d *Draft) Suspects(ctx context.Context) (map[oci.Digest]bool, error) {
 	if err := d.exec(ctx, `UPDATE blobs SET tag = '' WHERE tag <> ''`); err != nil {
 		return nil, err
@@ -80,17 +81,18 @@ func (d *Draft) Suspects(ctx context.Context) (map[oci.Digest]bool, error) {
 	return out, err
 }
 
-// Lost returns at most n contents that a manifest names or is, and that are not
-// stored, behind after, in order of id.
+// Lost returns at most n contents that are not stored, although a manifest names them or
+// they are manifests. Their ids are greater than after, and they are ordered by id.
 func (d *Draft) Lost(ctx context.Context, after int64, n int) ([]repair.StoredContent, error) {
 	return repair.ReadContents(ctx, d.db, `SELECT id, digest, size, 0, 0, 0 FROM blobs WHERE id > ? AND state <> 1 AND `+namedBlob+` ORDER BY id LIMIT ?`, after, n)
 }
 
-// namedBlob is true of a row of blobs that a manifest names or is.
+// namedBlob is a condition on a row of blobs. It says that a manifest names the content
+// or is the content.
 const namedBlob = `(EXISTS (SELECT 1 FROM refs f WHERE f.blob_id = blobs.id) OR EXISTS (SELECT 1 FROM manifests m WHERE m.blob_id = blobs.id))`
 
-// Before returns the bytes of a content that the earlier backup's catalogue holds.
-// Errors: engine.ErrNotFound.
+// Before returns the bytes of a content from the earlier backup's catalogue. Errors:
+// engine.ErrNotFound.
 func (d *Draft) Before(ctx context.Context, digest oci.Digest) ([]byte, error) {
 	if !d.before {
 		return nil, engine.ErrNotFound
@@ -100,9 +102,10 @@ func (d *Draft) Before(ctx context.Context, digest oci.Digest) ([]byte, error) {
 	return content, err
 }
 
-// Keep records that a content of which the registry has no good copy is in the
-// backup: its bytes in the catalogue, or with nil as an object of so many bytes. It is
-// shown where the earlier backup showed it and a manifest still names it.
+// Keep records that a content is in the backup although the registry has no good copy of
+// it. Its bytes are in the catalogue, or in an object of the given size if content is
+// nil. A repository shows the content if it did so in the earlier backup and a manifest
+// of it still names the content.
 func (d *Draft) Keep(ctx context.Context, digest oci.Digest, content []byte, size int64) error {
 	var bytes any
 	if content != nil {
@@ -122,7 +125,7 @@ func (d *Draft) NamedBy(ctx context.Context, digest oci.Digest) ([]repair.Manife
 	return repair.ReadNamedBy(ctx, d.db, digest)
 }
 
-// Link shows a content in the repository of a manifest that needs it.
+// Link makes the repository of a manifest show a content that the manifest needs.
 func (d *Draft) Link(ctx context.Context, m repair.ManifestRow, digest oci.Digest) error {
 	return d.exec(ctx, `INSERT OR IGNORE INTO links (repo_id, blob_id, created_at)
 		SELECT m.repo_id, b.id, m.created_at FROM manifests m, blobs b WHERE m.id = ? AND b.digest = ?`, m.ID, string(digest))
@@ -161,14 +164,15 @@ func (d *Draft) exec(ctx context.Context, query string, args ...any) error {
 	return err
 }
 
-// Gap is a content that a manifest names, or is itself, and that is not stored.
+// Gap is a content that is not stored, although the manifest names it or is the content
+// itself.
 type Gap struct {
 	Manifest repair.ManifestRow
 	Digest   oci.Digest
 }
 
-// Gaps returns at most n gaps of manifests whose ids are behind after, in order of
-// these; all of one manifest or none.
+// Gaps returns the gaps of at most n manifests with ids greater than after, ordered by
+// these ids. It returns all gaps of each of them.
 func (s *Snapshot) Gaps(ctx context.Context, after int64, n int) ([]Gap, error) {
 	var out []Gap
 	err := s.db.Rows(ctx, `WITH broken(id) AS (
@@ -194,8 +198,8 @@ type InlineContent struct {
 	Bytes  []byte
 }
 
-// Inlines returns at most n contents whose bytes are in the catalogue and whose ids
-// are behind after, in order of id.
+// Inlines returns at most n contents whose bytes are in the catalogue and that have ids
+// greater than after, ordered by id.
 func (s *Snapshot) Inlines(ctx context.Context, after int64, n int) ([]InlineContent, error) {
 	var out []InlineContent
 	err := s.db.Rows(ctx, `SELECT id, digest, content FROM blobs WHERE id > ? AND state = 1 AND content IS NOT NULL ORDER BY id LIMIT ?`, []any{after, n}, func(r *sql.Rows) error {
@@ -207,14 +211,14 @@ func (s *Snapshot) Inlines(ctx context.Context, after int64, n int) ([]InlineCon
 	return out, err
 }
 
-// Inline returns the bytes of a content that are in the catalogue. Errors:
+// Inline returns the bytes of a content that the catalogue holds. Errors:
 // engine.ErrNotFound.
 func (s *Snapshot) Inline(ctx context.Context, d oci.Digest) (content []byte, err error) {
 	err = s.db.Row(ctx, `SELECT content FROM blobs WHERE digest = ? AND state = 1 AND content IS NOT NULL`, []any{string(d)}, &content)
 	return content, err
 }
 
-// Named reports whether a manifest names a content, or is it.
+// Named reports whether a manifest names a content or is the content.
 func (s *Snapshot) Named(ctx context.Context, d oci.Digest) (named bool, err error) {
 	err = s.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM blobs WHERE digest = ? AND `+namedBlob+`)`, []any{string(d)}, &named)
 	return named, err
@@ -225,8 +229,9 @@ func (s *Snapshot) Uses(ctx context.Context, d oci.Digest, n int) ([]repair.Use,
 	return repair.ReadUses(ctx, s.db, d, n)
 }
 
-// Identity returns the id of the registry that the snapshot is of, "" for one made
-// before registries had ids, and the id of the registry that this one continues, if any.
+// Identity returns the id of the registry from which the snapshot was taken, and the id
+// of the registry that this one continues, if any. id is "" if the snapshot was made
+// before registries had ids.
 func (s *Snapshot) Identity(ctx context.Context) (id, continues string, err error) {
 	err = s.db.Row(ctx, `SELECT COALESCE((SELECT value FROM settings WHERE name = ?), ''), COALESCE((SELECT value FROM settings WHERE name = ?), '')`,
 		[]any{catalog.IdentitySetting, catalog.ContinuesSetting}, &id, &continues)

@@ -13,15 +13,14 @@ type PackObject struct {
 	Size int64
 }
 
-// hasGear reports whether the snapshot has the Gear part: those of the first
-// version have not.
+// hasGear reports whether the snapshot has the Gear part. Snapshots of the first version
+// do not have it.
 func (s *Snapshot) hasGear(ctx context.Context) (has bool, err error) {
 	err = s.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'gear_packs')`, nil, &has)
 	return has, err
 }
 
-// Packs returns at most n packs in use whose ids are behind after, in order of
-// id.
+// Packs returns at most n packs in use with ids greater than after, ordered by id.
 func (s *Snapshot) Packs(ctx context.Context, after int64, n int) ([]PackObject, error) {
 	if has, err := s.hasGear(ctx); err != nil || !has {
 		return nil, err

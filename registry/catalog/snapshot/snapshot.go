@@ -1,5 +1,5 @@
-// Package snapshot reads the copy of a catalogue that a backup has, and corrects it while the
-// backup is made.
+// Package snapshot reads the copy of a catalogue that is part of a backup, and corrects
+// it while the backup is made.
 package snapshot
 
 import (
@@ -15,8 +15,8 @@ import (
 	"example.org/slipway/registry/catalog/repair"
 )
 
-// Snapshot is a copy of a catalogue that nobody changes any more, such as
-// Backup makes. Opening it changes nothing, so it may lie on a read-only disk.
+// Snapshot is a copy of a catalogue that nobody changes any more, such as Backup creates.
+// Opening it changes nothing, so it may be on a read-only disk.
 type Snapshot struct{ db *engine.DB }
 
 // Open opens the copy at path. Errors: fs.ErrNotExist.
@@ -46,21 +46,21 @@ func (s *Snapshot) Integrity(ctx context.Context, quick bool, n int) ([]string, 
 	return s.db.Integrity(ctx, quick, n)
 }
 
-// Objects returns at most n contents that are objects in the store and whose
-// ids are behind after, in order of id.
+// Objects returns at most n contents that are objects in the store and that have ids
+// greater than after, ordered by id.
 func (s *Snapshot) Objects(ctx context.Context, after int64, n int) ([]repair.StoredContent, error) {
 	return repair.ReadContents(ctx, s.db, `SELECT id, digest, size, 0, 0, 0 FROM blobs WHERE id > ? AND state = 1 AND content IS NULL ORDER BY id LIMIT ?`, after, n)
 }
 
-// Totals are how many contents a snapshot has, and where.
+// Totals says how many contents a snapshot has, and where they are.
 type Totals struct {
-	// Manifests and Blobs: each content counts once, as a manifest if any
+	// Manifests and Blobs count each content once. A content counts as a manifest if any
 	// repository has it as one.
 	Manifests, Blobs int64
 	// Tags of all repositories.
 	Tags int64
-	// Inline contents are in the snapshot itself, Objects in the store; with
-	// their bytes.
+	// Inline counts the contents in the snapshot itself, and Objects the contents in the
+	// store. InlineBytes and ObjectBytes are their sizes.
 	Inline, InlineBytes, Objects, ObjectBytes int64
 }
 
