@@ -1,5 +1,5 @@
-// Package volumefacts is what the catalogue knows of images as block volumes: which images
-// are to be volumes, what was built of them, and which volumes are needed.
+// Package volumefacts holds what the catalogue knows about images as block volumes: which
+// images should become volumes, what was built from them, and which volumes are needed.
 package volumefacts
 
 import (
@@ -12,58 +12,61 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Store has these facts. All methods may run concurrently.
+// Store gives access to these facts. All methods may run concurrently.
 type Store struct{ db *engine.DB }
 
-// New returns the facts in a database.
+// New returns the Store of a database.
 func New(db *engine.DB) Store { return Store{db} }
 
-// ErrRemoving: a volume of this name is being removed; it may be made again
+// ErrRemoving says that a volume of this name is being removed. It may be created again
 // once that is done.
 var ErrRemoving = engine.NewVerdict("the volume is being removed")
 
-// Image is an image of a repository that is to be volumes, or is.
+// Image is an image of a repository that should become volumes, or has become volumes.
 type Image struct {
 	ID       int64
 	Repo     string
 	Manifest oci.Digest
 	FS       string
-	// Asked tells that a client asked for it by itself, Dropped that a client wants
-	// it no more.
+	// Asked says that a client itself asked for the volumes. Dropped says that a client
+	// does not want them any more.
 	Asked, Dropped bool
-	// Due is when it is to be built; zero: nothing is to be done.
+	// Due is when the image must be built. It is zero if there is nothing to do.
 	Due time.Time
-	// Attempts that failed since it was asked for, and why the last one did.
+	// Attempts is the number of failed attempts since the image was last queued. Failure
+	// says why the last one failed.
 	Attempts int
 	Failure  string
-	// Place and Record of what was built, empty before; the catalogue does not know
-	// their meaning. Referrer is the manifest that holds the record, if there is one.
+	// Place and Record describe what was built, and are empty before. The catalogue does
+	// not know their meaning. Referrer is the manifest that holds the record, if there is
+	// one.
 	Place    string
 	Record   []byte
 	Referrer oci.Digest
-	// Updated is when the row changed last.
+	// Updated is when the row last changed.
 	Updated time.Time
 }
 
 // Volume is a volume that an image needs.
 type Volume struct {
 	Name string
-	// Parent is the volume of the same place that it is a clone of; may be empty.
+	// Parent is the volume in the same place from which this one was cloned. It may be
+	// empty.
 	Parent string
 }
 
-// Record is what was built of an image.
+// Record is what was built from an image.
 type Record struct {
 	Place    string
 	Record   []byte
 	Referrer oci.Digest
-	// Volumes that the image needs from now on, and no others.
+	// Volumes are all volumes that the image needs from now on.
 	Volumes []Volume
 }
 
 const volumeImageQuery = `SELECT id, repo, manifest, fs, asked, dropped, due_at, attempts, failure, place, record, referrer, updated_at FROM volume_images v `
 
-// volumeImageHere is the condition that the image's repository shows its manifest.
+// volumeImageHere is a condition that says that the image's repository has its manifest.
 const volumeImageHere = `EXISTS (SELECT 1 FROM repositories r JOIN blobs b ON b.digest = v.manifest AND b.state = 1
 	JOIN manifests m ON m.repo_id = r.id AND m.blob_id = b.id WHERE r.name = v.repo)`
 
@@ -80,10 +83,11 @@ func (c Store) volumeImages(ctx context.Context, where string, args ...any) ([]I
 	return out, err
 }
 
-// Queue asks for an image of a repository as volumes in file systems. One
-// that is built, or asked for already, is passed over unless a client asks for it
-// or it was dropped; so is one that the repository does not show. It survives the
-// end of the process, but perhaps not a power cut: a push should not wait for it.
+// Queue asks for volumes of an image of a repository in the given file systems. An image
+// that is already built or queued is skipped, unless a client asked for it or it was
+// dropped. An image that the repository does not have is skipped too. The change survives
+// the end of the process, but perhaps not a power cut, because a push should not wait for
+// it.
 func (c Store) Queue(ctx context.Context, repo string, manifest oci.Digest, asked bool, fs ...string) error {
 	return c.db.WriteLazy(ctx, func(t *engine.Tx) error {
 		for _, name := range fs {
@@ -113,13 +117,13 @@ func (c Store) Image(ctx context.Context, id int64) (Image, error) {
 	return list[0], nil
 }
 
-// ImagesOf returns an image of a repository in all file systems.
+// ImagesOf returns an image of a repository, once for each file system.
 func (c Store) ImagesOf(ctx context.Context, repo string, manifest oci.Digest) ([]Image, error) {
 	return c.volumeImages(ctx, `WHERE repo = ? AND manifest = ? ORDER BY fs`, repo, string(manifest))
 }
 
-// Images returns at most n images whose ids are behind after, in order of id;
-// of one repository, or with "" of all.
+// Images returns at most n images with ids greater than after, ordered by id. They are
+// images of repo, or of all repositories if repo is "".
 func (c Store) Images(ctx context.Context, repo string, after int64, n int) ([]Image, error) {
 	if repo == "" {
 		return c.volumeImages(ctx, `WHERE id > ? ORDER BY id LIMIT ?`, after, n)
@@ -127,8 +131,8 @@ func (c Store) Images(ctx context.Context, repo string, after int64, n int) ([]I
 	return c.volumeImages(ctx, `WHERE repo = ? AND id > ? ORDER BY id LIMIT ?`, repo, after, n)
 }
 
-// Due returns at most n images that are to be built now, those that wait
-// longest first.
+// Due returns at most n images that must be built now. The image that has waited longest
+// comes first.
 func (c Store) Due(ctx context.Context, n int) ([]Image, error) {
 	return c.volumeImages(ctx, `WHERE due_at > 0 AND due_at <= ? AND dropped = 0 ORDER BY due_at, id LIMIT ?`, c.db.Millis(), n)
 }
@@ -138,14 +142,14 @@ func (c Store) Failed(ctx context.Context, n int) ([]Image, error) {
 	return c.volumeImages(ctx, `WHERE attempts > 0 AND dropped = 0 ORDER BY repo, manifest, fs LIMIT ?`, n)
 }
 
-// LostImages returns at most n images, behind the id after, that were
-// dropped, or that their repository does not show any more.
+// LostImages returns at most n images with ids greater than after. They were dropped, or
+// their repositories do not have the manifests any more.
 func (c Store) LostImages(ctx context.Context, after int64, n int) ([]Image, error) {
 	return c.volumeImages(engine.Whole(ctx), `WHERE id > ? AND (dropped = 1 OR NOT `+volumeImageHere+`) ORDER BY id LIMIT ?`, after, n)
 }
 
-// Defer puts off the building of an image. With a failure it counts as an
-// attempt that failed. What is not to be built any more is left alone.
+// Defer postpones the building of an image. If failure is set, that counts as a failed
+// attempt. Defer does nothing if the image need not be built any more.
 func (c Store) Defer(ctx context.Context, id int64, failure string, until time.Time) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		query, args := `UPDATE volume_images SET due_at = ?, updated_at = ? WHERE id = ? AND due_at > 0`, []any{until.UnixMilli(), t.Now(), id}
@@ -158,9 +162,9 @@ func (c Store) Defer(ctx context.Context, id int64, failure string, until time.T
 	})
 }
 
-// Intend records that the volumes of an image are about to be made at a
-// place, so that those that a crash leaves behind are known. Errors: engine.ErrNotFound if
-// the image is wanted no more, ErrRemoving.
+// Intend records that the volumes of an image are about to be created in a place. So the
+// volumes that a crash leaves behind are known. Errors: engine.ErrNotFound if the image
+// is no longer wanted, ErrRemoving.
 func (c Store) Intend(ctx context.Context, id int64, place string, volumes []Volume) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		if err := wantsVolumes(t, id); err != nil {
@@ -171,13 +175,13 @@ func (c Store) Intend(ctx context.Context, id int64, place string, volumes []Vol
 	})
 }
 
-// wantsVolumes reports whether an image is still to be volumes. Errors: engine.ErrNotFound.
+// wantsVolumes returns engine.ErrNotFound if an image should no longer become volumes.
 func wantsVolumes(t *engine.Tx, id int64) error {
 	var one int64
 	return t.Row(`SELECT 1 FROM volume_images v WHERE id = ? AND dropped = 0 AND `+volumeImageHere, []any{id}, &one)
 }
 
-// useVolumes records volumes that an image needs, and returns their ids.
+// useVolumes records that an image needs volumes, and returns the ids of the volumes.
 func useVolumes(t *engine.Tx, image int64, place string, volumes []Volume) (map[int64]bool, error) {
 	ids := make(map[int64]bool, len(volumes))
 	for _, v := range volumes {
@@ -201,8 +205,8 @@ func useVolumes(t *engine.Tx, image int64, place string, volumes []Volume) (map[
 	return ids, nil
 }
 
-// Record records what was built of an image. Errors: engine.ErrNotFound if it is
-// wanted no more.
+// Record records what was built from an image. Errors: engine.ErrNotFound if the image is
+// no longer wanted.
 func (c Store) Record(ctx context.Context, id int64, rec Record) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		if err := wantsVolumes(t, id); err != nil {
@@ -221,8 +225,8 @@ func (c Store) Record(ctx context.Context, id int64, rec Record) error {
 	})
 }
 
-// releaseVolumes ends an image's use of all volumes but some. Those that nothing
-// uses then may be removed from due on.
+// releaseVolumes ends an image's use of all volumes except those in the set but. If no
+// image uses a volume then, the volume may be removed from due on.
 func releaseVolumes(t *engine.Tx, image int64, but map[int64]bool, due int64) error {
 	ids, err := t.IDs(`SELECT volume_id FROM volume_uses WHERE image_id = ?`, image)
 	if err != nil {
@@ -242,8 +246,8 @@ func releaseVolumes(t *engine.Tx, image int64, but map[int64]bool, due int64) er
 	return nil
 }
 
-// Drop says that an image of a repository is not wanted as volumes any more,
-// in one file system or with "" in all, and tells how many there were.
+// Drop records that an image of a repository is no longer wanted as volumes, in one file
+// system or in all if fs is "". It returns how many entries it dropped.
 func (c Store) Drop(ctx context.Context, repo string, manifest oci.Digest, fs string) (n int64, err error) {
 	err = c.db.Write(ctx, func(t *engine.Tx) error {
 		n, err = t.Exec(`UPDATE volume_images SET dropped = 1, due_at = 0, updated_at = ? WHERE repo = ? AND manifest = ? AND dropped = 0 AND (? = '' OR fs = ?)`,
@@ -253,7 +257,7 @@ func (c Store) Drop(ctx context.Context, repo string, manifest oci.Digest, fs st
 	return n, err
 }
 
-// DropUnasked is Drop of an image that no client has asked for by itself.
+// DropUnasked is Drop for an image that no client itself asked for.
 func (c Store) DropUnasked(ctx context.Context, id int64) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		_, err := t.Exec(`UPDATE volume_images SET dropped = 1, due_at = 0, updated_at = ? WHERE id = ? AND asked = 0`, t.Now(), id)
@@ -261,9 +265,9 @@ func (c Store) DropUnasked(ctx context.Context, id int64) error {
 	})
 }
 
-// ForgetImage forgets an image of LostImages; its volumes may be removed
-// a grace period later. One that is wanted again meanwhile is to be built again, as
-// what was beside it is gone: false.
+// ForgetImage forgets an image that LostImages returned. Its volumes may be removed a
+// grace period later. If the image is wanted again meanwhile, ForgetImage returns false,
+// and the image must be built again, because what was stored beside it is gone.
 func (c Store) ForgetImage(ctx context.Context, id int64) (gone bool, err error) {
 	err = c.db.Write(ctx, func(t *engine.Tx) error {
 		err := wantsVolumes(t, id)
@@ -282,17 +286,17 @@ func (c Store) ForgetImage(ctx context.Context, id int64) (gone bool, err error)
 	return gone, err
 }
 
-// ReferrerUsed reports whether another image than one has a manifest as its referrer.
+// ReferrerUsed reports whether an image other than but has a manifest as its referrer.
 func (c Store) ReferrerUsed(ctx context.Context, repo string, referrer oci.Digest, but int64) (used bool, err error) {
 	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM volume_images WHERE repo = ? AND referrer = ? AND id <> ?)`, []any{repo, string(referrer), but}, &used)
 	return used, err
 }
 
-// Removing returns at most n volumes of a place that are to be removed now,
-// and then given to Forget or Keep. None of them is needed by an image
-// or is the parent of another. With now those are among them, too, that are not due.
+// Removing returns at most n volumes of a place that must be removed now. Then they must
+// be passed to Forget or Keep. No image needs them, and none is the parent of another
+// volume. With now, it includes volumes that are not due yet.
 func (c Store) Removing(ctx context.Context, place string, now bool, n int) ([]string, error) {
-	// A commit that was refused may have had the images still there.
+	// A commit that was refused may have left the images there.
 	if err := c.db.Settled(ctx); err != nil {
 		return nil, err
 	}
@@ -319,10 +323,10 @@ func (c Store) Removing(ctx context.Context, place string, now bool, n int) ([]s
 	return c.db.Names(ctx, `SELECT name FROM volumes WHERE place = ? AND state = 2 ORDER BY id LIMIT ?`, place, n)
 }
 
-// maxMillis is later than any time: in the year 10889.
+// maxMillis is later than any real time. It is in the year 10889.
 const maxMillis = 1 << 48
 
-// Forget drops the rows of volumes that are removed.
+// Forget drops the rows of removed volumes.
 func (c Store) Forget(ctx context.Context, place string, names ...string) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		for _, name := range names {
@@ -334,7 +338,7 @@ func (c Store) Forget(ctx context.Context, place string, names ...string) error 
 	})
 }
 
-// Keep says that a volume cannot be removed before a time. It may be used
+// Keep records that a volume cannot be removed before a time. The volume may be used
 // again meanwhile.
 func (c Store) Keep(ctx context.Context, place, name string, until time.Time) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
@@ -343,16 +347,17 @@ func (c Store) Keep(ctx context.Context, place, name string, until time.Time) er
 	})
 }
 
-// Counts are sums over the images that are volumes.
+// Counts counts the images that should be volumes, and the volumes.
 type Counts struct {
-	// Built, Waiting for their first attempt, and Failed images.
+	// Built counts the built images, Waiting those that wait for their first attempt, and
+	// Failed those that have failed.
 	Built, Waiting, Failed int64
-	// Volumes of the place asked for, of which Unused are needed by no image, and
-	// Elsewhere those of other places.
+	// Volumes counts the volumes of the given place. Unused counts those of them that no
+	// image needs. Elsewhere counts the volumes of other places.
 	Volumes, Unused, Elsewhere int64
 }
 
-// Counts counts; a place is that of the volumes.
+// Counts counts images and volumes. place is the place of the volumes.
 func (c Store) Counts(ctx context.Context, place string) (Counts, error) {
 	var n Counts
 	err := c.db.Row(engine.Whole(ctx), `SELECT COALESCE(SUM(CASE WHEN place <> '' THEN 1 ELSE 0 END), 0), COALESCE(SUM(CASE WHEN due_at > 0 AND attempts = 0 THEN 1 ELSE 0 END), 0),
