@@ -85,7 +85,8 @@ func (c *Catalog) Tag(ctx context.Context, repo, tag string) (Manifest, error) {
 	})
 }
 
-// Repositories lists at most n names of repositories that follow last in byte order.
+// Repositories lists, in byte order, at most n names of repositories that come after the
+// name last.
 func (c *Catalog) Repositories(ctx context.Context, last string, n int) ([]string, error) {
 	return c.DB.Names(ctx, `SELECT name FROM repositories WHERE name > ? ORDER BY name LIMIT ?`, last, n)
 }
@@ -99,8 +100,8 @@ func RepositoryID(ctx context.Context, db *engine.DB, repo string) (id int64, er
 	return id, err
 }
 
-// Tags lists at most n tags of a repository that follow last in byte order. Errors:
-// ErrNoRepository.
+// Tags lists, in byte order, at most n tags of a repository that come after the tag last.
+// Errors: ErrNoRepository.
 func (c *Catalog) Tags(ctx context.Context, repo, last string, n int) ([]string, error) {
 	id, err := RepositoryID(ctx, c.DB, repo)
 	if err != nil {
@@ -120,9 +121,9 @@ const (
 )
 
 // Referrers lists manifests of a repository whose subject is d, ordered by digest. It
-// lists at most n of them, those that follow the digest last. If artifactType is not "",
-// it lists only manifests of that type. more reports whether some remain. A page ends
-// early at MaxReferrersBytes. The list has no contents of the manifests.
+// lists at most n of them, with digests greater than last. If artifactType is not "", it
+// lists only manifests of that type. more reports whether some remain. A page ends early
+// at MaxReferrersBytes. The list has no contents of the manifests.
 func (c *Catalog) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType, last string, n int) (list []oci.Descriptor, more bool, err error) {
 	// This query reads only small columns, because SQLite would carry the annotations
 	// through the sort. CROSS JOIN keeps SQLite from walking all blobs in the order of
@@ -152,8 +153,8 @@ func (c *Catalog) Referrers(ctx context.Context, repo string, d oci.Digest, arti
 	return list, more, c.describe(ctx, repo, d, artifactType, last, list)
 }
 
-// describe fills in the artifact types and annotations of a page of referrers. The page
-// begins behind last.
+// describe fills in the artifact types and annotations of a page of referrers, which
+// begins after the digest last.
 func (c *Catalog) describe(ctx context.Context, repo string, d oci.Digest, artifactType, last string, list []oci.Descriptor) error {
 	at := make(map[oci.Digest]*oci.Descriptor, len(list))
 	for i := range list {

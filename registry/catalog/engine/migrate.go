@@ -18,7 +18,7 @@ import (
 var migrations embed.FS
 
 // MinReader is the setting that holds the version of the oldest program that may use the
-// schema. The version of a program is that of the newest schema that it knows.
+// schema. The version of a program is the version of the newest schema that it knows.
 const MinReader = "min_reader"
 
 func migrator(dialect goose.Dialect, dir string, db *sql.DB) (p *goose.Provider, newest int64, err error) {
