@@ -34,10 +34,10 @@ const (
 	// ProblemCorrupt: a content does not have its digest. Repair moves it into
 	// quarantine and records that it is absent.
 	ProblemCorrupt Kind = "content-corrupt"
-	// ProblemUnreadable: the store failed to return a content, twice. If that is an error of the
-	// disk (EIO), and the store can move what it cannot read, repair moves the content into
-	// quarantine and records that it is absent. Otherwise the content stays, because the next try
-	// may succeed, and the next push brings its bytes again.
+	// ProblemUnreadable: the store failed twice to return a content. If that is an error
+	// of the disk (EIO), and the store can move what it cannot read, repair moves the
+	// content into quarantine and records that it is absent. Otherwise the content stays,
+	// because the next try may succeed, and the next push brings its bytes again.
 	ProblemUnreadable Kind = "content-unreadable"
 	// ProblemSize: a content has its digest, but not the size in the catalogue. Repair corrects the
 	// catalogue.
@@ -48,20 +48,22 @@ const (
 	// ProblemManifest: a manifest has its digest but is not a valid manifest. The only repair is to
 	// delete it.
 	ProblemManifest Kind = "manifest-malformed"
-	// ProblemRefs: what the catalogue records as named by a manifest differs from what the manifest
-	// names. Repair follows the manifest.
+	// ProblemRefs: the catalogue's record of what a manifest names differs from what the
+	// manifest names. Repair follows the manifest.
 	ProblemRefs Kind = "references-wrong"
-	// ProblemUnlinked: a manifest names a content that is stored but that its repository does not
-	// show. Repair shows it.
+	// ProblemUnlinked: a manifest names a stored content that its repository does not
+	// show. Repair makes the repository show it.
 	ProblemUnlinked Kind = "content-not-linked"
-	// ProblemIncomplete: a manifest needs a content that the registry lacks. Push the image again.
+	// ProblemIncomplete: a manifest needs a content that the registry lacks. A push of
+	// the image repairs it.
 	ProblemIncomplete Kind = "image-incomplete"
-	// ProblemReturned: the bytes of a content that the catalogue records as absent are here and
-	// right. Repair records that, and shows the content where a manifest names it.
+	// ProblemReturned: the catalogue records a content as absent, but its bytes are here
+	// and right. Repair records that, and shows the content in the repositories whose
+	// manifests name it.
 	ProblemReturned Kind = "content-returned"
-	// ProblemOrphan: the store has an object that the catalogue does not know. Repair moves it into
-	// quarantine, because a newer catalogue may know it. It deletes an object that does not have
-	// its digest and that nothing names.
+	// ProblemOrphan: the store has an object that the catalogue does not know. Repair
+	// moves it into quarantine, because a newer catalogue may know it. But repair deletes
+	// an object if nothing names it and its bytes do not have its digest.
 	ProblemOrphan Kind = "object-unknown"
 	// ProblemDuplicate: the store has an object for a content that is in the catalogue. Repair
 	// deletes the object if the bytes in the catalogue are right.
@@ -71,14 +73,14 @@ const (
 	ProblemLeak Kind = "content-leaked"
 )
 
-// Problem is one thing that a check found.
+// Problem is a problem that a check found.
 type Problem struct {
 	Kind Kind `json:"kind"`
-	// Repo, Digest and Key (of the object) are set if the problem has them.
+	// Repo, Digest and Key are set if the problem has them. Key is the key of the object.
 	Repo   string     `json:"repo,omitempty"`
 	Digest oci.Digest `json:"digest,omitempty"`
 	Key    string     `json:"key,omitempty"`
-	// Detail is a phrase for people.
+	// Detail describes the problem for people.
 	Detail string `json:"detail"`
 	// Hurts lists at most 100 images that cannot be pulled because of the problem, as repo:tag or
 	// repo@digest.
@@ -99,20 +101,20 @@ type Options struct {
 	Quick bool
 	// Repair repairs what it can. See the kinds of problems.
 	Repair bool
-	// From, if not nil, is where a repair looks for every damaged or missing content before it
-	// gives the content up. What From refuses is not given up, and remains a problem. Another error
-	// of From ends the check.
+	// From, if not nil, is where a repair looks for every damaged or missing content
+	// before it gives the content up. A content that From refuses to give is not given
+	// up, and remains a problem. Any other error of From ends the check.
 	From Source
-	// EmptyQuarantine first deletes what earlier repairs moved aside, except the only good copy of
-	// a content that is named.
+	// EmptyQuarantine first deletes what earlier repairs moved aside. It keeps a copy if
+	// it is the only good one of a content that is named.
 	EmptyQuarantine bool
 	// GiveUpMany lets a repair record as absent, or move aside, any number of contents that are
 	// missing, damaged or unknown. By default the limit is 1 % of the contents, but at least 10 and
 	// at most 10,000. If there are more, the repair is refused with a *TooManyError, because the
 	// store or the catalogue itself may be wrong.
 	GiveUpMany bool
-	// AdoptStore first makes the object store this registry's although it lacks the registry's id;
-	// see AdoptStore.
+	// AdoptStore first makes the object store belong to this registry, although the store
+	// lacks the registry's id; see registry.Registry.AdoptStore.
 	AdoptStore bool
 	// Parallel is the number of contents that are read at the same time; default 4.
 	Parallel int
@@ -123,8 +125,9 @@ type Options struct {
 
 // Report says how far a check has come, and what it found.
 type Report struct {
-	// Contents and Bytes were checked, out of the totals at the start. A quick check counts the
-	// bytes of objects that it did not read.
+	// Contents and Bytes count what was checked. ContentsTotal and BytesTotal are the
+	// totals at the start. A quick check also counts the bytes of objects that it did not
+	// read.
 	Contents      int64 `json:"contents"`
 	ContentsTotal int64 `json:"contents_total"`
 	Bytes         int64 `json:"bytes"`
@@ -134,22 +137,25 @@ type Report struct {
 	ManifestsTotal int64 `json:"manifests_total"`
 	// Objects counts the store's objects that were looked up in the catalogue.
 	Objects int64 `json:"objects"`
-	// Counts counts the problems by kind, and Repaired how many of each kind were repaired.
+	// Counts holds the number of problems of each kind. Repaired holds how many of them
+	// were repaired.
 	Counts   map[Kind]int `json:"counts"`
 	Repaired map[Kind]int `json:"repaired"`
 	// Problems lists at most 1000 problems; the counts cover all of them.
 	Problems []Problem `json:"problems"`
-	// Quarantined counts the contents that lie in quarantine at the end, QuarantinedBytes their
-	// bytes, and QuarantinedRemoved the contents that were deleted before.
+	// Quarantined counts the contents that are in quarantine at the end, and
+	// QuarantinedBytes their bytes. QuarantinedRemoved counts the contents that were
+	// deleted before.
 	Quarantined        int64 `json:"quarantined"`
 	QuarantinedBytes   int64 `json:"quarantined_bytes"`
 	QuarantinedRemoved int64 `json:"quarantined_removed"`
-	// Foreign counts objects that the catalogue does not know, and that stay because the links of a
-	// Distribution registry lie in the same storage; ForeignBytes counts their bytes.
+	// Foreign counts objects that the catalogue does not know, but that stay because the
+	// links of a Distribution registry are in the same storage. ForeignBytes counts their
+	// bytes.
 	Foreign      int64 `json:"foreign"`
 	ForeignBytes int64 `json:"foreign_bytes"`
-	// RebuiltPacks counts packs of Gear files that the catalogue did not know and now records, with
-	// the number of their files.
+	// RebuiltPacks counts packs of Gear files that the catalogue did not know and now
+	// records. RebuiltFiles counts their files.
 	RebuiltPacks int64         `json:"rebuilt_packs"`
 	RebuiltFiles int64         `json:"rebuilt_files"`
 	Took         time.Duration `json:"took"`
@@ -172,26 +178,27 @@ type fsck struct {
 	o      Options
 	start  time.Time
 	extent repair.Extent
-	// shared says that Distribution's links lie in the same store. Objects that this catalogue does
-	// not know may then still be needed, and are no problem.
+	// shared says that Distribution's links are in the same store. Then an object that
+	// this catalogue does not know may still be needed, and is not a problem.
 	shared bool
 	began  time.Time // for the report, by the wall clock
 
 	mu    sync.Mutex // guards the fields below
 	rep   Report
 	shown time.Time
-	// lost and unknown hold postponed repairs of lost contents and of unknown objects.
+	// lost and unknown hold the postponed repairs of lost contents and of unknown
+	// objects.
 	lost, unknown tally
 }
 
-// Run compares the catalogue with itself, with the contents, and with the object store, while the
-// registry serves. Changes during the check do not count as problems: each finding is confirmed
-// while nothing can change it. Memory is bounded, whatever the size of the registry. Only one check
-// runs at a time; a second one gets an error.
+// Run compares the catalogue with itself, with the contents, and with the object store,
+// while the registry serves. Changes during the check do not count as problems, because
+// each problem is confirmed while nothing can change it. Memory is bounded, whatever the
+// size of the registry. Only one check runs at a time. A second one gets an error.
 //
-// Objects in the storage of a Distribution registry, adopted in place, are never deleted as long as
-// its directory of repositories exists. Errors: *StoreError if the object store is not the one that
-// the catalogue describes, *TooManyError.
+// The store may be the adopted storage of a Distribution registry. Its objects are then
+// never deleted as long as its directory of repositories exists. Errors: *StoreError if
+// the object store is not the one that the catalogue describes, *TooManyError.
 func Run(ctx context.Context, reg *registry.Registry, o Options) (Report, error) {
 	if o.Parallel <= 0 {
 		o.Parallel = 4
@@ -216,7 +223,7 @@ func Run(ctx context.Context, reg *registry.Registry, o Options) (Report, error)
 	f := newFsck(reg, up, o)
 	held, release := ctx, func() {}
 	if o.Repair || o.EmptyQuarantine {
-		var err error // keeps collectors of other replicas away between finding and repair
+		var err error // keep collectors of other replicas away between the check and the repair
 		if held, release, err = up.AloneSoon(ctx, registry.LeaseCollect, "fsck"); err != nil {
 			return Report{}, fmt.Errorf("wait for a collection to end: %w", err)
 		}
@@ -248,7 +255,8 @@ func (f *fsck) run(ctx context.Context) (err error) {
 			return fmt.Errorf("empty the quarantine: %w", err)
 		}
 	}
-	// The order is such that a repair leaves nothing to the parts before it.
+	// The parts are in such an order that no repair creates problems for the parts before
+	// it.
 	for _, part := range []struct {
 		doing string
 		check func(context.Context) error
@@ -281,7 +289,7 @@ func (f *fsck) copyReport() Report {
 	return rep
 }
 
-// step changes the report and shows it now and then.
+// step changes the report, and shows it if it is time to do so.
 func (f *fsck) step(change func(*Report)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -295,9 +303,9 @@ func (f *fsck) step(change func(*Report)) {
 // progressEvery is how often progress is shown.
 const progressEvery = 100 * time.Millisecond
 
-// found adds a problem to the report, and first repairs it if that is wanted and possible. repair
-// is nil if it is not possible. A repair that finds nothing to do means that the problem has gone,
-// by itself or with another one.
+// found adds a problem to the report. If a repair is wanted and possible, found first
+// repairs the problem. repair is nil if no repair is possible. If a repair finds nothing
+// to do, the problem has gone, by itself or with another problem.
 func (f *fsck) found(ctx context.Context, p Problem, repair func(context.Context) (bool, error)) error {
 	if f.o.Repair && repair != nil {
 		done, err := repair(ctx)
@@ -327,10 +335,10 @@ func (f *fsck) note(p Problem) {
 	})
 }
 
-// settle confirms a problem with a content while no push publishes it and no collector deletes it,
-// and repairs it before anything else can happen to it. Backups need every object to stay, so a
-// repair waits for them. It takes locks in the collector's order: collector.objects, then the
-// digest's lock.
+// settle confirms a problem with a content, and repairs it before anything else can
+// happen to the content. No push can publish the content and no collector can delete it
+// meanwhile. A repair waits for backups, which need every object to stay. settle takes
+// locks in the collector's order: collector.objects first, then the digest's lock.
 func (f *fsck) settle(ctx context.Context, p Problem, confirm, repair func(context.Context) (bool, error)) error {
 	real := false
 	err := func() (err error) {

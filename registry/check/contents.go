@@ -12,8 +12,9 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// quarantineKey returns the key under which fsck keeps a content that cannot be read, or that does
-// not have its digest, for whoever wants to find out what happened to it.
+// quarantineKey returns the key under which a check keeps a content that cannot be read
+// or that does not have its digest. The copy is for whoever wants to find out what
+// happened to the content.
 func quarantineKey(d oci.Digest) string {
 	return quarantinePrefix + d.Algorithm().String() + "/" + d.Encoded()
 }
@@ -28,8 +29,8 @@ func (f *fsck) checkContent(ctx context.Context, c repair.StoredContent) error {
 	return f.checkObject(ctx, c)
 }
 
-// checkInline checks a content whose bytes are in the catalogue. There are so few that a quick
-// check does it too.
+// checkInline checks a content whose bytes are in the catalogue. These bytes are so few
+// that a quick check reads them too.
 func (f *fsck) checkInline(ctx context.Context, c repair.StoredContent) error {
 	b, err := f.up.Catalog.StoredBlob(ctx, c.Digest)
 	if errors.Is(err, catalog.ErrNotFound) || (err == nil && b.Content == nil) {
@@ -69,15 +70,15 @@ func (f *fsck) checkInline(ctx context.Context, c repair.StoredContent) error {
 	})
 }
 
-// examined is what was found out about an object.
+// examined is the result of the examination of an object.
 type examined struct {
 	info  objstore.Info
-	match bool // true also if it was not read but has the right size
+	match bool // also true if the object has the right size and was not read
 	err   error
 }
 
-// noteTag records the tag of an object behind a network that was read and is right, because the
-// object may have been adopted or copied.
+// noteTag records the tag of an object behind a network. The object was read and is
+// right, but it may have been adopted or copied.
 func (f *fsck) noteTag(ctx context.Context, d oci.Digest, info objstore.Info) error {
 	if info.Tag == "" || f.o.Quick || f.up.Writable() != nil {
 		return nil
@@ -89,7 +90,8 @@ func (f *fsck) noteTag(ctx context.Context, d oci.Digest, info objstore.Info) er
 	return err
 }
 
-// examine reads an object. A quick check only looks at its size unless the object is suspect.
+// examine reads an object. A quick check only compares its size, unless the object is
+// suspect.
 func (f *fsck) examine(ctx context.Context, c repair.StoredContent, step func(int)) (x examined) {
 	key := registry.BlobKey(c.Digest)
 	if f.o.Quick && !c.Suspect {
@@ -107,7 +109,7 @@ func (f *fsck) examine(ctx context.Context, c repair.StoredContent, step func(in
 func (f *fsck) checkObject(ctx context.Context, c repair.StoredContent) error {
 	x := f.examine(ctx, c, func(n int) { f.step(func(rep *Report) { rep.Bytes += int64(n) }) })
 	right := func() bool { return x.err == nil && x.match && x.info.Size == c.Size }
-	if !right() && ctx.Err() == nil { // what passes by itself is no damage
+	if !right() && ctx.Err() == nil { // an error that passes by itself is not damage
 		x = f.examine(ctx, c, func(int) {})
 	}
 	if err := ctx.Err(); err != nil {
@@ -133,7 +135,7 @@ func (f *fsck) checkObject(ctx context.Context, c repair.StoredContent) error {
 		return f.giveUp(ctx, p, same, func(ctx context.Context) (bool, error) { return f.absent(ctx, c.Digest, false) })
 	}
 	p.Kind, p.Detail = ProblemUnreadable, x.err.Error()
-	if f.o.Repair && registry.IsDamage(x.err) { // if it stays, a push brings its bytes again
+	if f.o.Repair && registry.IsDamage(x.err) { // if the content stays, a push brings its bytes again
 		if err := f.up.Doubt(ctx, c.Digest, x.err); err != nil {
 			return err
 		}

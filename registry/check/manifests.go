@@ -88,7 +88,7 @@ func (f *fsck) checkManifest(ctx context.Context, m repair.ManifestRow) error {
 // problem with its bytes has been reported.
 func (f *fsck) manifestContent(ctx context.Context, m repair.ManifestRow) (content []byte, ok bool, err error) {
 	refused := ""
-	for range 3 { // a push or the source may bring it back between the attempts
+	for range 3 { // between the attempts a push or the source may bring the bytes back
 		b, err := f.up.Catalog.StoredBlob(ctx, m.Digest)
 		if err == nil {
 			return f.verifiedManifest(ctx, m, b)
@@ -132,8 +132,8 @@ func (f *fsck) verifiedManifest(ctx context.Context, m repair.ManifestRow, b cat
 	return b.Content, err == nil, err
 }
 
-// checkRefs compares what a manifest names with what is recorded. It returns what is recorded after
-// the repair, if there was one.
+// checkRefs compares what a manifest names with what the catalogue records. It returns
+// the catalogue's record, after the repair if there was one.
 func (f *fsck) checkRefs(ctx context.Context, m repair.ManifestRow, n manifest.Names) (map[oci.Digest]repair.Ref, bool, error) {
 	refs, ok, err := f.refs(ctx, m)
 	if err != nil || !ok {
@@ -168,7 +168,8 @@ func (f *fsck) checkRefs(ctx context.Context, m repair.ManifestRow, n manifest.N
 	return f.refs(ctx, m)
 }
 
-// checkNamedBlob checks that a manifest's repository shows a blob it needs.
+// checkNamedBlob checks that a manifest's repository shows a blob that the manifest
+// needs.
 func (f *fsck) checkNamedBlob(ctx context.Context, m repair.ManifestRow, d oci.Digest, refs map[oci.Digest]repair.Ref) error {
 	ref, known := refs[d]
 	switch {

@@ -68,9 +68,9 @@ func (f *fsck) lookUp(ctx context.Context, infos []objstore.Info) error {
 	return nil
 }
 
-// foreign handles a file among the blobs whose name does not belong to this registry. The repair
-// moves it into quarantine under the digest of its bytes, and takes the bytes back if an image
-// lacks them.
+// foreign handles a file among the blobs that does not have a name of this registry. The
+// repair moves the file into quarantine under the digest of its bytes. It takes the bytes
+// back if an image lacks them.
 func (f *fsck) foreign(ctx context.Context, info objstore.Info) error {
 	p := Problem{Kind: ProblemOrphan, Key: info.Key, Detail: fmt.Sprintf("%d bytes of %s; its name is not one of this registry", info.Size, info.ModTime.UTC().Format(time.RFC3339))}
 	if !f.o.Repair {
@@ -101,8 +101,8 @@ func (f *fsck) foreign(ctx context.Context, info objstore.Info) error {
 	})
 }
 
-// nobodys handles an object whose content the catalogue does not have. If the catalogue names the
-// content, the object is taken back; otherwise it is surplus.
+// nobodys handles an object whose content the catalogue does not have. If the catalogue
+// names the content, the object is taken back. Otherwise the object is surplus.
 func (f *fsck) nobodys(ctx context.Context, d oci.Digest, info objstore.Info) error {
 	absent, err := f.facts.Absent(ctx, []oci.Digest{d})
 	if err != nil {
@@ -114,7 +114,7 @@ func (f *fsck) nobodys(ctx context.Context, d oci.Digest, info objstore.Info) er
 		}
 	}
 	p := Problem{Kind: ProblemOrphan, Digest: d, Key: info.Key, Detail: fmt.Sprintf("%d bytes of %s", info.Size, info.ModTime.UTC().Format(time.RFC3339))}
-	if f.shared { // the links may name it, and no image here needs it: that is no problem
+	if f.shared { // Distribution's links may name it, and no image here needs it, so it is not a problem
 		surplus, err := f.stillSurplus(p, repair.Unknown)(ctx)
 		if err == nil && surplus {
 			f.step(func(rep *Report) { rep.Foreign, rep.ForeignBytes = rep.Foreign+1, rep.ForeignBytes+info.Size })
@@ -127,7 +127,8 @@ func (f *fsck) nobodys(ctx context.Context, d oci.Digest, info objstore.Info) er
 	return f.few(ctx, &f.unknown, func(ctx context.Context) error { return f.surplus(ctx, p) })
 }
 
-// duplicate reports and deletes an object whose bytes are in the catalogue and right there.
+// duplicate reports an object whose bytes are also in the catalogue. The repair deletes
+// the object if the catalogue's bytes are right.
 func (f *fsck) duplicate(ctx context.Context, p Problem) error {
 	surplus := f.stillSurplus(p, repair.Inline)
 	return f.settle(ctx, p, surplus, func(ctx context.Context) (bool, error) {
@@ -140,8 +141,9 @@ func (f *fsck) duplicate(ctx context.Context, p Problem) error {
 	})
 }
 
-// surplus moves an object that nothing names into quarantine, because a newer catalogue may name
-// it. Only an object that nothing names and that does not have its digest is of no use to anybody.
+// surplus moves an object that nothing names into quarantine, because a newer catalogue
+// may name it. It deletes the object only if its bytes do not have its digest either,
+// because then it is of no use to anybody.
 func (f *fsck) surplus(ctx context.Context, p Problem) error {
 	absent, err := f.facts.Absent(ctx, []oci.Digest{p.Digest})
 	if err != nil {
@@ -181,8 +183,9 @@ func (f *fsck) surplus(ctx context.Context, p Problem) error {
 	})
 }
 
-// surplusShared is surplus for an object that the catalogue does not know, in a registry with
-// replicas. Another replica may be about to publish it, and the local locks do not prevent that.
+// surplusShared is surplus for a registry with replicas, for an object that the catalogue
+// does not know. Another replica may be about to publish the object, and the local locks
+// do not prevent that.
 func (f *fsck) surplusShared(ctx context.Context, p Problem, confirm func(context.Context) (bool, error)) error {
 	real, err := confirm(ctx)
 	if err == nil && real && f.o.Repair {

@@ -10,13 +10,13 @@ import (
 	"example.org/slipway/registry/catalog/repair"
 )
 
-// TooManyError is the error of a repair that would give up more contents than it may without being
-// told to. None of the contents that it counts was changed.
+// TooManyError is the error of a repair that would give up more contents than allowed.
+// None of these contents was changed.
 type TooManyError struct {
-	// Found counts the contents concerned, out of Of. At most Limit are given up without being told
-	// to.
+	// Found counts the contents that would be given up, and Of counts all contents. At
+	// most Limit contents are given up unless Options.GiveUpMany is set.
 	Found, Of, Limit int64
-	// What says what is wrong with them.
+	// What says what is wrong with the contents.
 	What string
 }
 
@@ -33,7 +33,7 @@ type tally struct {
 	later []func(context.Context) error
 }
 
-// few postpones a repair, or does it at once if there may be many.
+// few postpones a repair. If GiveUpMany is set, it runs the repair at once.
 func (f *fsck) few(ctx context.Context, t *tally, repair func(context.Context) error) error {
 	if f.o.GiveUpMany {
 		return repair(ctx)
@@ -48,11 +48,12 @@ func (f *fsck) few(ctx context.Context, t *tally, repair func(context.Context) e
 	return nil
 }
 
-// limit returns how many contents a repair gives up without being told to: 1 % of them, at least 10
-// and at most 10,000, which takes a few MB here.
+// limit returns how many contents a repair gives up unless GiveUpMany is set: 1 % of
+// them, but at least 10 and at most 10,000. The postponed repairs then take a few MB of
+// memory.
 func (f *fsck) limit() int64 { return max(10, min(f.extent.Contents/100, 10_000)) }
 
-// doFew does the postponed repairs if there are few.
+// doFew runs the postponed repairs if their number does not exceed the limit.
 func (f *fsck) doFew(ctx context.Context, t *tally, what string) error {
 	if t.n == 0 {
 		return nil
@@ -71,8 +72,8 @@ func (f *fsck) doFew(ctx context.Context, t *tally, what string) error {
 	return nil
 }
 
-// giveUp reports a missing or damaged content. The repair takes a good copy from quarantine, or
-// else gives the content up if there are few such contents.
+// giveUp reports a missing or damaged content. The repair takes a good copy from
+// quarantine. Without one it gives the content up, if there are few such contents.
 func (f *fsck) giveUp(ctx context.Context, p Problem, same, repair func(context.Context) (bool, error)) error {
 	settle := func(ctx context.Context) (err error) {
 		if p.Hurts, err = f.hurts(ctx, p.Digest); err != nil {
@@ -94,7 +95,7 @@ func (f *fsck) giveUp(ctx context.Context, p Problem, same, repair func(context.
 	if done || err != nil {
 		return err
 	}
-	if refused != "" { // with other credentials the source may give it
+	if refused != "" { // the source may give the content with other credentials
 		p.Detail += refused
 		repair = nil
 		return settle(ctx)
@@ -113,8 +114,8 @@ func (f *fsck) giveUp(ctx context.Context, p Problem, same, repair func(context.
 	})
 }
 
-// quarantine moves a corrupt object away. It makes the copy before it locks anything, because the
-// object may be large.
+// quarantine moves a corrupt object into quarantine. It makes the copy before it takes
+// any lock, because the object may be large.
 func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Context) (bool, error)) error {
 	match, err := f.copyObject(ctx, registry.BlobKey(p.Digest), quarantineKey(p.Digest), p.Digest, false)
 	if err != nil {
@@ -125,16 +126,16 @@ func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Cont
 		return f.settle(ctx, p, same, nil)
 	}
 	moved := false
-	if !match { // otherwise the object would be right after all
+	if !match { // if the bytes match, the object is right after all
 		err = f.settle(ctx, p, same, func(ctx context.Context) (_ bool, err error) {
 			if moved, err = f.absent(ctx, p.Digest, false); err != nil || !moved {
 				return moved, err
 			}
-			if f.up.Shared() { // it is deleted later as an unknown object, which excludes pushes
+			if f.up.Shared() { // the check deletes the object later, as an unknown object, and then excludes pushes
 				return true, nil
 			}
 			if err := f.up.Store.Delete(ctx, p.Key); err != nil {
-				// It is an unknown object now, and will be found again later in the check.
+				// The object is unknown now, and the check will find it again later.
 				f.up.Log.Warn("remove an object after its copy went into quarantine", "key", p.Key, "err", err)
 			}
 			return true, nil
@@ -146,9 +147,9 @@ func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Cont
 	return err
 }
 
-// takeBack looks for a content that the catalogue records as absent in the store and in quarantine.
-// The repair records that it is present. found reports whether its bytes are there, and back
-// whether the catalogue has it now.
+// takeBack looks in the store and in quarantine for a content that the catalogue records
+// as absent. The repair records that the content is present. found reports whether its
+// bytes are there. back reports whether the catalogue has the content now.
 func (f *fsck) takeBack(ctx context.Context, d oci.Digest) (found, back bool, err error) {
 	for _, key := range []string{registry.BlobKey(d), quarantineKey(d)} {
 		x := f.read(ctx, key, d, func(int) {})
@@ -177,7 +178,7 @@ func (f *fsck) takeBack(ctx context.Context, d oci.Digest) (found, back bool, er
 		}
 		break
 	}
-	// A push may have brought it meanwhile.
+	// A push may have brought the content meanwhile.
 	is, err := f.facts.Presence(ctx, []oci.Digest{d})
 	return found, is[d] == repair.Object || is[d] == repair.Inline, err
 }
@@ -192,7 +193,7 @@ func digestInQuarantine(key string) (oci.Digest, bool) {
 	return d, oci.ValidDigest(d) && quarantineKey(d) == key
 }
 
-// countQuarantine counts what lies in quarantine.
+// countQuarantine counts the contents in quarantine.
 func (f *fsck) countQuarantine(ctx context.Context) error {
 	for info, err := range f.up.Store.List(ctx, quarantinePrefix, "") {
 		if err != nil {
@@ -205,8 +206,8 @@ func (f *fsck) countQuarantine(ctx context.Context) error {
 	return nil
 }
 
-// emptyQuarantine deletes what lies in quarantine, except the only good copy of a content that the
-// catalogue names.
+// emptyQuarantine deletes what is in quarantine, except for the only good copy of a
+// content that the catalogue names.
 func (f *fsck) emptyQuarantine(ctx context.Context) error {
 	for info, err := range f.up.Store.List(ctx, quarantinePrefix, "") {
 		if err != nil {

@@ -15,7 +15,8 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Source has good copies of contents: a backup, or another registry. The reader verifies its bytes.
+// Source has good copies of contents. It is a backup or another registry. The caller
+// verifies the bytes.
 type Source interface {
 	// Content opens a content that the given images need. The caller closes it. Errors: ErrNoCopy,
 	// *RefusedError.
@@ -25,9 +26,10 @@ type Source interface {
 // ErrNoCopy is returned by a [Source] that does not have a content.
 var ErrNoCopy = errors.New("the source does not have the content")
 
-// RefusedError is returned by a [Source] that refuses to give a content, which it may have.
+// RefusedError is returned by a [Source] that refuses to give a content. It may have the
+// content.
 type RefusedError struct {
-	Repo string // the first one that refused
+	Repo string // the first repository that refused
 	Err  error
 }
 
@@ -39,8 +41,8 @@ func (e *RefusedError) Error() string {
 // Unwrap returns what the source answered.
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// Stored returns a source with everything that a registry, such as a backup, has stored. It returns
-// a content whichever repository shows it.
+// Stored returns a source that has everything that a registry has stored. The registry
+// may be a backup. The source returns a content whichever repository shows it.
 func Stored(reg *registry.Registry) Source { return stored{reg.Upkeep()} }
 
 type stored struct{ up *registry.Upkeep }
@@ -104,7 +106,7 @@ func (s other) Content(ctx context.Context, d oci.Digest, images []repair.Use) (
 	return nil, ErrNoCopy
 }
 
-// in opens a content of one repository, be it a blob or a manifest.
+// in opens a content of one repository, either as a blob or as a manifest.
 func (s other) in(ctx context.Context, repo string, d oci.Digest) (io.ReadCloser, error) {
 	blob, err := s.r.GetBlob(ctx, repo, d)
 	if err == nil || statusOf(err) != http.StatusNotFound {
@@ -126,8 +128,9 @@ func statusOf(err error) int {
 	return e.HTTPStatus()
 }
 
-// bring repairs a problem with a content by taking the content from the source, and reports that.
-// done is false if the problem remains. Then refused is what the source said if it may have a copy.
+// bring repairs a problem with a content by taking the content from the source, and
+// reports that. done is false if the problem remains. In that case refused is the
+// source's answer if it refused to give the content.
 func (f *fsck) bring(ctx context.Context, p Problem, d oci.Digest) (done bool, refused string, err error) {
 	done, err = f.fromSource(ctx, d)
 	if no := (*RefusedError)(nil); errors.As(err, &no) {
@@ -173,9 +176,10 @@ func (f *fsck) fromSource(ctx context.Context, d oci.Digest) (done bool, err err
 	return done, nil
 }
 
-// Contents checks the bytes of contents, or with quick their sizes, and records damaged contents as
-// missing, so that the next client that pushes them is asked for their bytes. It returns the
-// damaged contents. What is absent or damaged stays set aside as after a repair by Run.
+// Contents checks the bytes of contents, or only their sizes if quick is set. It records
+// damaged contents as missing, so that the next client that pushes them is asked for
+// their bytes. It returns the damaged contents. Absent and damaged contents stay set
+// aside, as after a repair by Run.
 func Contents(ctx context.Context, reg *registry.Registry, contents []oci.Digest, quick bool) (damaged []oci.Digest, err error) {
 	up := reg.Upkeep()
 	if err := errors.Join(up.Writable(), reg.CheckStore(ctx)); err != nil {

@@ -18,14 +18,14 @@ import (
 	"example.org/slipway/registry/verify"
 )
 
-// stock is everything that the registry under check holds: its rows, its objects, and what lies in
-// quarantine. It changes them and reports nothing.
+// stock is everything that the checked registry has: its rows, its objects, and what is
+// in quarantine. Its methods change these and report nothing.
 type stock struct {
 	up    *registry.Upkeep
 	facts repair.Store
 }
 
-// distribution reports whether Distribution's links lie in the same store.
+// distribution reports whether Distribution's links are in the same store.
 func (s stock) distribution(ctx context.Context) (bool, error) {
 	for _, err := range s.up.Store.List(ctx, registry.RepositoryPrefix, "") {
 		if err != nil {
@@ -41,8 +41,8 @@ func (s stock) setSize(ctx context.Context, d oci.Digest, size int64) (bool, err
 	return s.up.Corrected(d, shown, err)
 }
 
-// absent records that a content is no longer present. It first makes sure that the store itself is
-// present.
+// absent records that a content is no longer present. First it makes sure that the store
+// itself is there.
 func (s stock) absent(ctx context.Context, d oci.Digest, inline bool) (bool, error) {
 	if err := s.up.StoreHere(ctx); err != nil {
 		return false, err
@@ -51,8 +51,8 @@ func (s stock) absent(ctx context.Context, d oci.Digest, inline bool) (bool, err
 	return s.up.Corrected(d, shown, err)
 }
 
-// takeInline reads a content from its object, or from quarantine, into the catalogue if the bytes
-// are right.
+// takeInline reads a content from its object, or from quarantine. If the bytes are right,
+// it puts them into the catalogue.
 func (s stock) takeInline(ctx context.Context, d oci.Digest) (bool, error) {
 	for _, key := range []string{registry.BlobKey(d), quarantineKey(d)} {
 		if b, ok := s.readAll(ctx, key, d); ok {
@@ -91,8 +91,8 @@ func (s stock) readAll(ctx context.Context, key string, d oci.Digest) (content [
 	return content, err == nil && d.Algorithm().FromBytes(content) == d
 }
 
-// copyObject copies an object to another key and reports whether its bytes have the digest. With
-// onlyRight it copies no other bytes.
+// copyObject copies an object to another key and reports whether its bytes have the
+// digest. With onlyRight it does not copy other bytes.
 func (s stock) copyObject(ctx context.Context, from, to string, d oci.Digest, onlyRight bool) (match bool, err error) {
 	src, err := s.up.Store.Get(ctx, from, 0, -1)
 	if err != nil {
@@ -110,7 +110,7 @@ func (s stock) copyObject(ctx context.Context, from, to string, d oci.Digest, on
 	return match, dst.Commit(ctx, to)
 }
 
-// putBack makes the verified copy in quarantine the content's object.
+// putBack makes the verified copy in quarantine the object of the content.
 func (s stock) putBack(ctx context.Context, d oci.Digest) (bool, error) {
 	return s.move(ctx, quarantineKey(d), registry.BlobKey(d), d)
 }
@@ -128,8 +128,8 @@ func (s stock) move(ctx context.Context, from, to string, d oci.Digest) (bool, e
 	return true, s.up.Store.Delete(ctx, from)
 }
 
-// recordBack records that the verified bytes under a key are those of a content that was absent.
-// The digest's lock is held.
+// recordBack records that the verified bytes under a key belong to a content that was
+// absent. The digest's lock is held.
 func (s stock) recordBack(ctx context.Context, d oci.Digest, key string, size int64) (bool, error) {
 	absent, err := s.facts.Absent(ctx, []oci.Digest{d})
 	if err != nil {
@@ -196,8 +196,8 @@ func (s stock) intended(ctx context.Context, d oci.Digest) (bool, error) {
 	return slices.ContainsFunc(list, func(u catalog.Upload) bool { return u.Intent == d }), err
 }
 
-// needsCopy reports whether the copy in quarantine is the only good one of a content that the
-// catalogue names. It reads what the store has, even in a quick check.
+// needsCopy reports whether the copy in quarantine is the only good copy of a content
+// that the catalogue names. It reads the object in the store, even in a quick check.
 func (s stock) needsCopy(ctx context.Context, key string) (bool, error) {
 	d, ok := digestInQuarantine(key)
 	if !ok {
@@ -224,8 +224,8 @@ func (s stock) needsCopy(ctx context.Context, key string) (bool, error) {
 	return x.err != nil || !x.match, ctx.Err()
 }
 
-// sameObject reports whether the content is still meant to be in the store, and its object is still
-// the one that was examined, or is still missing.
+// sameObject reports whether the content should still be in the store, and its object is
+// still the examined one, or is still missing.
 func (s stock) sameObject(ctx context.Context, c repair.StoredContent, x examined) (bool, error) {
 	is, err := s.facts.Presence(ctx, []oci.Digest{c.Digest})
 	if err != nil || is[c.Digest] != repair.Object {
@@ -236,14 +236,14 @@ func (s stock) sameObject(ctx context.Context, c repair.StoredContent, x examine
 	case errors.Is(err, objstore.ErrNotExist):
 		return errors.Is(x.err, objstore.ErrNotExist), nil
 	case x.err != nil && !errors.Is(x.err, objstore.ErrNotExist):
-		return true, nil // it could not be read, and perhaps not described
+		return true, nil // the object could not be read, and perhaps its information could not be read either
 	case err != nil:
 		return false, err
 	}
 	return x.err == nil && info.Size == x.info.Size && info.ModTime.Equal(x.info.ModTime), nil
 }
 
-// stillSurplus confirms that an object is not needed.
+// stillSurplus returns a function that confirms that an object is not needed.
 func (s stock) stillSurplus(p Problem, was repair.Presence) func(context.Context) (bool, error) {
 	return func(ctx context.Context) (bool, error) {
 		is, err := s.facts.Presence(ctx, []oci.Digest{p.Digest})
@@ -261,7 +261,8 @@ func (s stock) stillSurplus(p Problem, was repair.Presence) func(context.Context
 	}
 }
 
-// setAside returns the repair for an object that cannot be read, or nil if there is none.
+// setAside returns the repair for an object that cannot be read. It returns nil if there
+// is none.
 func (s stock) setAside(d oci.Digest, because error) func(context.Context) (bool, error) {
 	m, ok := objstore.As[objstore.Mover](s.up.Store)
 	if !ok || !errors.Is(because, syscall.EIO) {
@@ -271,7 +272,8 @@ func (s stock) setAside(d oci.Digest, because error) func(context.Context) (bool
 		if err := s.up.StoreHere(ctx); err != nil {
 			return false, err
 		}
-		// The unreadable object moves first: it may be readable again another day.
+		// The unreadable object moves first, because it may be readable again another
+		// day.
 		if err := m.Move(ctx, registry.BlobKey(d), quarantineKey(d)); err != nil {
 			return false, err
 		}
