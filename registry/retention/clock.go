@@ -16,10 +16,10 @@ var ErrClock = errors.New("the clock is not believed")
 // maxBehind is how far the clock may be behind what the catalogue records.
 const maxBehind = time.Hour
 
-// checkClock refuses to judge ages by a clock that is far from the newest push or pull, and from
-// the latest time that the catalogue has noted. The noted time is needed because a pull just after
-// the clock jumped makes the newest record agree with the clock. A dry run is refused in the same
-// cases as the run.
+// checkClock returns an error if the clock is far from the newest push or pull, or from
+// the latest time that the catalogue has noted. Ages cannot be judged by such a clock.
+// The noted time is needed because a pull just after the clock jumped makes the newest
+// record agree with the clock. A dry run is refused in the same cases as the run.
 func checkClock(ctx context.Context, up *registry.Upkeep, o Options) error {
 	now := up.Now()
 	if o.TrustClock {
@@ -45,8 +45,8 @@ func checkClock(ctx context.Context, up *registry.Upkeep, o Options) error {
 	return up.Catalog.Settings.NoteClock(ctx, now, registry.MaxIdle)
 }
 
-// plausible returns ErrClock, with the way out, if now is far from a time in Unix milliseconds. A
-// time of 0 is ignored.
+// plausible returns ErrClock, with advice, if now is far from a time in Unix
+// milliseconds. It ignores a time of 0.
 func plausible(now time.Time, ms int64, what string) error {
 	const way = "nothing was removed; set the clock, or run \"slipway retention --trust-clock\" once if it is right"
 	at := time.UnixMilli(ms)

@@ -14,16 +14,17 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// Rule says which tags of some repositories are kept. A tag is kept if
-// any clause keeps it; a clause with its zero value keeps nothing.
+// Rule says which tags of some repositories are kept. A tag is kept if any clause keeps
+// it. A clause with its zero value keeps nothing.
 type Rule struct {
-	// Repositories reports whether the rule applies to a repository. Required.
+	// Repositories reports whether the rule applies to a repository. It is required.
 	Repositories func(repo string) bool
-	// KeepNewest keeps this many tags of each repository, those pushed last, whether or not another
-	// clause keeps them too. Tags that hang on an image do not count.
+	// KeepNewest keeps this many tags of each repository: those that were pushed last,
+	// whether or not another clause also keeps them. Tags that hang on an image do not
+	// count.
 	KeepNewest int
-	// KeepTags keeps the tags that one of the expressions matches, at any position unless the
-	// expression is anchored.
+	// KeepTags keeps the tags that one of the expressions matches. An expression may
+	// match at any position unless it is anchored.
 	KeepTags []*regexp.Regexp
 	// KeepYounger keeps tags pushed less than this time ago.
 	KeepYounger time.Duration
@@ -36,8 +37,8 @@ type Rule struct {
 type Options struct {
 	// DryRun reports what would go and changes nothing.
 	DryRun bool
-	// Now also removes images that a client may have just learnt about. It is safe only while
-	// nobody pushes.
+	// Now also removes images that a client may have just learnt about. That is safe only
+	// while nobody pushes.
 	Now bool
 	// TrustClock continues even if the clock is far from what the catalogue records.
 	TrustClock bool
@@ -100,26 +101,28 @@ func Check(rules []Rule) error {
 	return nil
 }
 
-// Apply removes the tags that the rules do not keep. With each tag it removes its manifest, the
-// manifests that an index names, and the manifests that refer to it (signatures, SBOMs), unless
-// something else needs them. The space is free after the next collection that follows the grace
-// period. It does not matter whether the collector takes untagged manifests.
+// Apply removes the tags that the rules do not keep. With each tag it removes its
+// manifest, the manifests that an index names, and the manifests that refer to it
+// (signatures, SBOMs), unless something else needs them. The space is free after the next
+// collection that follows the grace period. It does not matter whether the collector
+// removes untagged manifests.
 //
-// A tag is kept if a clause of any rule for its repository keeps it, if no rule applies to its
-// repository, or if it is immutable. A tag that was pushed again, or whose manifest a client has
-// just learnt about, is left for the next run. As for the collector, that is everything within a
-// grace period of the start.
+// A tag is kept if a clause of any rule for its repository keeps it, if no rule applies
+// to its repository, or if it is immutable. A tag that was pushed again, or whose
+// manifest a client has just learnt about, is left for the next run. For a grace period
+// after the start, that applies to every manifest, as it does for the collector.
 //
-// Tags that hang on an image (catalog.HungOn: sha256-<hex>, also with a suffix such as .sig or
-// -att) are not images and take no image's place. They stay as long as a repository has the image,
-// and go in the run that removes it from theirs. If the image is in no repository, they go by
-// themselves a grace period after they were pushed. If the repository holds nothing but such tags,
-// the images may be in another registry. Then the rules judge them, and all that hang on the same
-// image count as one.
+// Tags that hang on an image (catalog.HungOn: sha256-<hex>, also with a suffix such as
+// .sig or -att) are not images and take no image's place. They stay as long as a
+// repository has the image. They go in the run that removes the image from their own
+// repository. If the image is in no repository, they go by themselves a grace period
+// after they were pushed. If the repository holds nothing but such tags, the images may
+// be in another registry. Then the rules judge the tags, and all tags that hang on the
+// same image count as one.
 //
-// A tag sha256-<hex> that points at that very image, which some tools make when they copy, does not
-// keep the image. If the image has no other tag and is part of no index, it is an ordinary tag of
-// the image.
+// Some tools make a tag sha256-<hex> that points at that very image when they copy it.
+// Such a tag does not keep the image. If the image has no other tag and is part of no
+// index, the tag counts as an ordinary tag of the image.
 //
 // Errors: ErrClock.
 func Apply(ctx context.Context, reg *registry.Registry, rules []Rule, o Options) (Report, error) {
@@ -200,8 +203,9 @@ type retaining struct {
 	rep       *Report
 	now       time.Time
 	rehearsal *catalog.Rehearsal // for a dry run
-	gone      map[string]bool    // tags that went, or would go, with another one
-	// rehearsed are the manifests that a dry run would have removed from any repository so far.
+	gone      map[string]bool    // tags that were removed, or would be, together with another one
+	// rehearsed holds the manifests that a dry run would have removed from any repository
+	// so far.
 	rehearsed map[manifestOf]bool
 }
 
@@ -221,7 +225,7 @@ func applyIn(ctx context.Context, up *registry.Upkeep, repo string, rules []Rule
 			return err
 		}
 	}
-	ranks := map[string]int{} // of images elsewhere, by the newest tag that hangs on them
+	ranks := map[string]int{} // ranks of images elsewhere, by the newest tag that hangs on each
 	for _, t := range orphans {
 		rank, ranked := ranks[t.Hung]
 		if !ranked {
@@ -243,7 +247,7 @@ func applyIn(ctx context.Context, up *registry.Upkeep, repo string, rules []Rule
 			return err
 		}
 	}
-	for _, t := range hung { // those still left after the images went
+	for _, t := range hung { // those that are left after the images were removed
 		if !run.gone[t.Name] {
 			run.rep.add(Decision{Repo: repo, Tag: t.Name, Digest: t.Digest, Reason: "belongs to " + strings.Replace(t.Hung, "-", ":", 1)})
 		}
@@ -251,10 +255,10 @@ func applyIn(ctx context.Context, up *registry.Upkeep, repo string, rules []Rule
 	return nil
 }
 
-// sortTags separates the tags of images, the tags that hang on an image in the repository, and the
-// tags whose image is not in it.
+// sortTags separates three lists: the tags of images, the tags that hang on an image in
+// the repository, and the tags that hang on an image that is not in it.
 func sortTags(tags []catalog.RetentionInfo) (images, orphans, hung []catalog.RetentionInfo) {
-	tagged := map[oci.Digest]bool{} // by a tag other than its own sha256-<hex>
+	tagged := map[oci.Digest]bool{} // by a tag other than the image's own sha256-<hex>
 	for _, t := range tags {
 		if !t.Self {
 			tagged[t.Digest] = true
@@ -276,11 +280,11 @@ func sortTags(tags []catalog.RetentionInfo) (images, orphans, hung []catalog.Ret
 	return images, orphans, hung
 }
 
-// decide removes a tag unless there is a reason to keep it. It reports the decision and what went
-// with the tag.
+// decide removes a tag unless there is a reason to keep it. It reports the decision and
+// what was removed with the tag.
 func (run *retaining) decide(ctx context.Context, t catalog.TagInfo, keep string) error {
 	if run.gone[t.Name] {
-		return nil // already reported with the tag that took it along
+		return nil // already reported with the tag that took this one along
 	}
 	d := Decision{Repo: run.repo, Tag: t.Name, Digest: t.Digest, Reason: keep}
 	if run.up.Immutable(run.repo, t.Name) {
@@ -312,7 +316,8 @@ func (run *retaining) decide(ctx context.Context, t catalog.TagInfo, keep string
 	return run.report(ctx, went)
 }
 
-// report counts what a retirement removed, and announces it unless it was a rehearsal.
+// report counts what a retirement removed. It announces the removal unless it was a
+// rehearsal.
 func (run *retaining) report(ctx context.Context, went catalog.Retired) error {
 	run.rep.Manifests += len(went.Manifests)
 	for i, t := range went.Tags {
@@ -353,8 +358,8 @@ func matchReason(rules []Rule, tag string) string {
 	return ""
 }
 
-// keepReason returns why one of the rules keeps a tag, or "". rank is the number of newer tags of
-// its kind. An image without a later pull is judged by its push.
+// keepReason returns why one of the rules keeps a tag, or "". rank is the number of newer
+// tags of its kind. An image that was not pulled after its push is judged by its push.
 func keepReason(rules []Rule, t catalog.RetentionInfo, rank int, now time.Time) string {
 	if reason := matchReason(rules, t.Name); reason != "" {
 		return reason
