@@ -26,8 +26,8 @@ import (
 
 // Options are the options of [Run]. The zero value works.
 type Options struct {
-	// Verify also reads every blob and checks its digest. Manifests are always checked, and so is a
-	// blob that is empty or whose size a manifest contradicts.
+	// Verify also reads every blob and checks its digest. Manifests, empty blobs, and
+	// blobs whose size a manifest contradicts are always checked.
 	Verify bool
 	// Progress, if not nil, is called about ten times a second and at the end.
 	// It delays the adoption.
@@ -36,7 +36,7 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// These are the reasons why something in a storage is not adopted as it is.
+// These are the reasons why something in a storage is not adopted unchanged.
 const (
 	MissingBlob = "blob-missing"     // a link to a blob that is not in the storage
 	Lost        = "manifest-missing" // a manifest that is not in the storage
@@ -47,7 +47,7 @@ const (
 	Dangling    = "tag-dangling"     // a tag whose manifest is not adopted
 )
 
-// Note is something that was not adopted as it is.
+// Note describes something that was not adopted unchanged.
 type Note struct {
 	// Reason is one of the constants.
 	Reason string
@@ -57,7 +57,7 @@ type Note struct {
 	Detail string
 }
 
-// Report is what was found and adopted.
+// Report says what was found and what was adopted.
 type Report struct {
 	Repositories int
 	// Blobs, Manifests and Tags count what was found, in each repository separately.
@@ -73,9 +73,10 @@ type Report struct {
 	Took  time.Duration
 }
 
-// Lacks counts, by reason, the notes because of which an image may be missing. A link to a missing
-// blob does not count if no image needs the blob: Distribution's garbage collector leaves such
-// links. A manifest of the old schema only counts if a tag names it.
+// Lacks counts, by reason, the notes that may mean that an image is missing. A link to a
+// missing blob does not count if no image needs the blob, because Distribution's garbage
+// collector leaves such links. A manifest of the old schema counts only if a tag names
+// it.
 func (rep *Report) Lacks() map[string]int {
 	lacks := map[string]int{}
 	for _, reason := range []string{Corrupt, Lost, Incomplete, Malformed, Dangling} {
@@ -100,13 +101,15 @@ const (
 	manifestsAtOnce = 32
 )
 
-// Run records in the catalogue what a Distribution registry wrote into the store: repositories,
-// tags, manifests and blobs. It moves no blob, and changes and deletes nothing. Distribution can
-// therefore go on using the storage, but not while this registry deletes from it.
+// Run records in the catalogue what a Distribution registry wrote into the store:
+// repositories, tags, manifests and blobs. It moves no blob, and changes and deletes
+// nothing. Distribution can therefore go on using the storage, but not while this
+// registry deletes from it.
 //
-// Run can be repeated, and then adds what is new. What was deleted here but is still linked there
-// comes back. Layers that no manifest names are adopted too, and collected like those of an
-// unfinished push. No registry may serve from the catalogue meanwhile.
+// Run can be repeated, and then adds what is new. What was deleted here but is still
+// linked there comes back. Layers that no manifest names are adopted too. They are
+// collected like the layers of an unfinished push. No registry may serve from the
+// catalogue while Run runs.
 func Run(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o Options) (Report, error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -141,11 +144,11 @@ type adopter struct {
 	manifests map[oci.Digest]bool
 	revisions []linkFile
 	tags      []linkFile
-	// history holds the tags of which Distribution kept a history.
+	// history holds the tags for which the storage has a history.
 	history map[string]bool
 
-	// corrupt holds the blobs of all repositories whose bytes were found to be wrong. What one
-	// repository says of a blob's size counts for the others too.
+	// corrupt holds the blobs of all repositories whose bytes were found to be wrong. If
+	// one repository shows that a blob has a wrong size, that counts for the others too.
 	corrupt map[oci.Digest]bool
 }
 
@@ -229,8 +232,8 @@ func (a *adopter) run(ctx context.Context) error {
 	return a.nothing(ctx)
 }
 
-// nothing refuses a storage that has blobs but no repository. Its links are lost or elsewhere, and
-// a successful adoption would hide that.
+// nothing, which runs if no repository was found, refuses a storage that has blobs. The
+// links of the blobs are lost or elsewhere, and a successful adoption would hide that.
 func (a *adopter) nothing(ctx context.Context) error {
 	for info, err := range a.store.List(ctx, registry.BlobPrefix, "") {
 		if err != nil {
@@ -241,11 +244,11 @@ func (a *adopter) nothing(ctx context.Context) error {
 	return nil
 }
 
-// take files a link under its kind.
+// take adds a link to the list of its kind.
 func (a *adopter) take(ctx context.Context, kind int, l linkFile) error {
 	valid := oci.ValidTag(l.ref)
 	if kind == linkHistory {
-		a.history[l.ref] = a.history[l.ref] || valid // current/link has more to say of others
+		a.history[l.ref] = a.history[l.ref] || valid // an invalid tag is noted when its current/link is found
 		return nil
 	}
 	if kind != linkTag {
@@ -433,7 +436,7 @@ func (a *adopter) adoptTags(ctx context.Context) error {
 		err := inParallel(ctx, len(batch), func(ctx context.Context, i int) error {
 			b, err := a.readSmall(ctx, batch[i].key, 256)
 			if errors.Is(err, objstore.ErrNotExist) || errors.Is(err, errTooLarge) {
-				err = nil // noted as a link that points to nothing valid
+				err = nil // the result is noted as a tag without a valid digest
 			}
 			targets[i] = strings.TrimSpace(string(b))
 			return err

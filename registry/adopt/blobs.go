@@ -69,8 +69,9 @@ func (a *adopter) adoptLayers(ctx context.Context) error {
 	return a.record(ctx, rows)
 }
 
-// refuse notes a blob that is not adopted. If the catalogue took a blob with wrong bytes for good,
-// it is no longer served, so that the next push heals it.
+// refuse notes a blob that is not adopted. If the catalogue records the blob as good
+// although its bytes are wrong, the blob is no longer served, so that the next push heals
+// it.
 func (a *adopter) refuse(ctx context.Context, d oci.Digest, f *foundBlob) error {
 	a.note(f.reason, d.String(), f.detail)
 	delete(a.blobs, d)
@@ -132,9 +133,9 @@ func (a *adopter) verifyBlob(ctx context.Context, d oci.Digest, f *foundBlob) er
 	return err
 }
 
-// checkSizes verifies the blobs whose size differs from what one of the manifests says. The
-// manifest may be the one that is wrong: its pusher wrote the size, and Distribution does not check
-// it.
+// checkSizes verifies the blobs whose sizes differ from those in the manifests. The
+// manifest may be wrong instead: the client that pushed it wrote the size, and
+// Distribution does not check it.
 func (a *adopter) checkSizes(ctx context.Context, manifests []foundManifest) error {
 	doubtful := map[oci.Digest]*foundBlob{}
 	for i := range manifests {
