@@ -26,8 +26,9 @@ import (
 // backup also lock it.
 const Marker = "slipway-backup"
 
-// RestoreMarker is the name of a file in a data root that says that a restore into it has begun. If
-// there is no catalogue beside it, the restore was not completed.
+// RestoreMarker is the name of a file in a data root. It says that a restore into the
+// root has begun. If there is no catalogue beside the file, the restore was not
+// completed.
 const RestoreMarker = "slipway-restore"
 
 const (
@@ -53,35 +54,37 @@ type Options struct {
 
 // Report says how far a backup or a restore has come.
 type Report struct {
-	// Manifests and Blobs count the contents of the backup, wherever their bytes lie.
+	// Manifests and Blobs count the contents of the backup, wherever their bytes are.
 	Manifests int64 `json:"manifests"`
 	Blobs     int64 `json:"blobs"`
-	// Inline counts the contents whose bytes are in the catalogue and copied with it, manifests and
-	// small blobs. InlineBytes is their size.
+	// Inline counts the contents whose bytes are in the catalogue and copied with it.
+	// They are manifests and small blobs. InlineBytes is their size.
 	Inline      int64 `json:"inline"`
 	InlineBytes int64 `json:"inline_bytes"`
-	// Objects and Bytes count the objects that are in place, out of the totals. Objects are the
-	// contents that are not in the catalogue.
+	// Objects and Bytes count the objects that are in place. ObjectsTotal and BytesTotal
+	// count all objects. Objects are the contents that are not in the catalogue.
 	Objects      int64 `json:"objects"`
 	ObjectsTotal int64 `json:"objects_total"`
 	Bytes        int64 `json:"bytes"`
 	BytesTotal   int64 `json:"bytes_total"`
-	// Copied and CopiedBytes count the copied objects; the others were already in place.
+	// Copied and CopiedBytes count the copied objects. The other objects were already in
+	// place.
 	Copied      int64 `json:"copied"`
 	CopiedBytes int64 `json:"copied_bytes"`
-	// Pruned counts the removed objects that the new backup does not need.
+	// Pruned counts the objects that were removed because the new backup does not need
+	// them.
 	Pruned int64 `json:"pruned"`
 	// Damaged lists at most 1000 contents that are missing at the source or do not match their
 	// digest. DamagedTotal counts all of them.
 	Damaged      []oci.Digest `json:"damaged,omitempty"`
 	DamagedTotal int64        `json:"damaged_total"`
-	// UnreadPacks lists at most 1000 packs of Gear files that the source has but could not be read.
-	// They are left out, and their content is made again from the layers. UnreadPacksTotal counts
-	// all of them.
+	// UnreadPacks lists at most 1000 packs of Gear files that the source has but that
+	// could not be read. They are left out, and their content is made again from the
+	// layers. UnreadPacksTotal counts all of them.
 	UnreadPacks      []string `json:"unread_packs,omitempty"`
 	UnreadPacksTotal int64    `json:"unread_packs_total"`
-	// Kept counts contents that are damaged or missing in the registry, and of which the backup
-	// keeps the earlier backup's good copies.
+	// Kept counts contents that are damaged or missing in the registry, but of which the
+	// earlier backup has good copies. The backup keeps these copies.
 	Kept int64 `json:"kept,omitempty"`
 	// Incomplete lists at most 1000 images, as repo:tag or repo@digest, that lack a content without
 	// a good copy anywhere. IncompleteTotal counts all of them.
@@ -92,19 +95,21 @@ type Report struct {
 	Took time.Duration `json:"took"`
 }
 
-// Make copies the registry's state at one moment into the directory dir, while the registry serves.
-// Garbage collection waits meanwhile. Every byte is checked against its digest on the way.
+// Make copies the registry's state at one moment into the directory dir, while the
+// registry serves. Garbage collection waits meanwhile. Every byte is checked against its
+// digest on the way.
 //
-// dir is made if it is missing. Otherwise it must be empty or hold an earlier backup of this
-// registry, and only what is new is copied. The catalogue is replaced at the end, in one step, so
-// that the earlier backup is still whole after an interruption. Then Make removes the objects that
-// no manifest names any more.
+// dir is created if it is missing. Otherwise it must be empty or hold an earlier backup
+// of this registry. Then only what is new is copied. The catalogue is replaced at the
+// end, in one step, so that the earlier backup is still whole after an interruption. Then
+// Make removes the objects that no manifest names any more.
 //
-// If a content is damaged or missing in the registry, the backup keeps the earlier backup's good
-// copy. If there is none, everything else is backed up, and the error is an [*IncompleteError].
-// A layer that is kept as a recipe is saved as the layer; if a pack that it consists of cannot be
-// read, the error is a [*NeededPacksError], whatever the backup has of the layer.
-// Errors: [*OtherRegistryError], [*ShrinkError]; after these the earlier backup is untouched.
+// If a content is damaged or missing in the registry, the backup keeps the earlier
+// backup's good copy. If there is none, everything else is backed up, and the error is an
+// [*IncompleteError]. A layer that is kept as a recipe is saved as the layer. If one of
+// the packs that it consists of cannot be read, the error is a [*NeededPacksError],
+// whatever the backup has of the layer. Errors: [*OtherRegistryError], [*ShrinkError].
+// After these two, the earlier backup is untouched.
 func Make(ctx context.Context, reg *registry.Registry, dir string, o Options) (Report, error) {
 	up := reg.Upkeep()
 	t := newTransfer(up.Store, o.Parallel, o.Progress)
@@ -141,7 +146,7 @@ func (b *maker) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer thaw()
-	ctx, release, err := b.up.AloneSoon(ctx, registry.LeaseCollect, "backup") // nor may another replica collect
+	ctx, release, err := b.up.AloneSoon(ctx, registry.LeaseCollect, "backup") // no other replica may collect either
 	if err != nil {
 		return err
 	}
@@ -152,7 +157,8 @@ func (b *maker) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, dst.Close()) }()
-	// This removes what an interrupted backup left. The lock guarantees that no other backup runs.
+	// Remove what an interrupted backup left. The lock guarantees that no other backup
+	// runs.
 	if _, _, err := dst.SweepUploads(ctx, time.Now().Add(time.Hour), func(string) bool { return false }); err != nil {
 		return err
 	}
@@ -170,8 +176,8 @@ func (b *maker) run(ctx context.Context) (err error) {
 	return errors.Join(incomplete("backup", t.rep.Incomplete, t.rep.IncompleteTotal), b.neededPacks(ctx))
 }
 
-// draft makes the new backup's catalogue beside the earlier one, and copies the objects that it
-// names.
+// draft makes the new backup's catalogue beside the earlier one, and copies the objects
+// that the new catalogue names.
 func (b *maker) draft(ctx context.Context) error {
 	before, err := earlierCatalog(ctx, b.dir, b.o.ReplaceOther)
 	if err != nil {
@@ -227,7 +233,7 @@ func removeDraft(dir string) error {
 	return nil
 }
 
-// withSnapshot opens the catalogue's copy at path and calls fn with it.
+// withSnapshot opens the copy of a catalogue at path and calls fn with it.
 func withSnapshot(ctx context.Context, path string, fn func(*snapshot.Snapshot) error) error {
 	s, err := snapshot.Open(ctx, path)
 	if err != nil {
@@ -236,7 +242,8 @@ func withSnapshot(ctx context.Context, path string, fn func(*snapshot.Snapshot) 
 	return errors.Join(fn(s), s.Close())
 }
 
-// claimBackup makes dir a backup's directory if it is not one, and locks it for one writer.
+// claimBackup makes dir the directory of a backup if it is not one yet, and locks it for
+// one writer.
 func claimBackup(dir string) (*os.File, error) {
 	if err := makeDir(dir); err != nil {
 		return nil, err
@@ -256,8 +263,8 @@ func claimBackup(dir string) (*os.File, error) {
 	if err := lockMarker(f, syscall.LOCK_EX); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	// A log beside the catalogue shows that somebody serves, or has served, from the backup. It
-	// belongs to the old catalogue and would corrupt the new one.
+	// A log beside the catalogue shows that somebody serves, or has served, from the
+	// backup. The log belongs to the old catalogue and would corrupt the new one.
 	for _, suffix := range []string{"-wal", "-journal"} {
 		if _, err := os.Stat(filepath.Join(dir, registry.CatalogFile+suffix)); err == nil {
 			return nil, errors.Join(fmt.Errorf("%s%s is there: a registry serves from the backup or did; give another directory", registry.CatalogFile, suffix), f.Close())
@@ -293,9 +300,10 @@ func lockMarker(f *os.File, how int) error {
 // ErrNotEmpty is returned for a directory that should hold nothing.
 var ErrNotEmpty = errors.New("the directory is not empty")
 
-// CheckRestorable returns an error unless a backup may be restored into the directory root. The
-// directory must be missing, or hold nothing except a lock and what a new file system has, or hold
-// what an incomplete restore left, or be a data root without its catalogue. Errors: ErrNotEmpty.
+// CheckRestorable returns an error unless a backup may be restored into the directory
+// root. It allows four cases: the directory is missing; it is empty, apart from a lock
+// and what a new file system contains; an incomplete restore left its content; it is a
+// data root without its catalogue. Errors: ErrNotEmpty.
 func CheckRestorable(root string) error {
 	err := checkEmpty(root, registry.LockFile)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrNotEmpty) && (RestoreCutOff(root) || CatalogLost(root)) {
@@ -311,7 +319,8 @@ func RestoreCutOff(root string) bool {
 	return err == nil && errors.Is(catErr, fs.ErrNotExist)
 }
 
-// CatalogLost reports whether the directory root has the objects of a registry, and no catalogue.
+// CatalogLost reports whether the directory root has the objects of a registry but no
+// catalogue.
 func CatalogLost(root string) bool {
 	lacks := func(name string) bool {
 		_, err := os.Lstat(filepath.Join(root, name))
@@ -320,8 +329,8 @@ func CatalogLost(root string) bool {
 	return lacks(registry.CatalogFile) && (registry.HasStoreID(root) || !lacks(registry.BlobPrefix) && lacks(registry.RepositoryPrefix))
 }
 
-// checkEmpty refuses a directory that holds anything except the allowed names and what a new file
-// system has.
+// checkEmpty returns an error if a directory contains anything except the allowed names
+// and what a new file system contains.
 func checkEmpty(dir string, allowed ...string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -335,7 +344,8 @@ func checkEmpty(dir string, allowed ...string) error {
 	return nil
 }
 
-// renameDurably renames a file that is itself durable.
+// renameDurably renames a file and makes the new name durable. The content of the file
+// must be durable already.
 func renameDurably(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err

@@ -13,16 +13,17 @@ import (
 // Repository is what a registry holds in one repository.
 type Repository struct {
 	Name string
-	// Untagged are the images that clients know by their digest alone: manifests without a tag that
-	// are no part of another image and refer to none. The oldest comes first.
+	// Untagged lists the images that clients know only by their digests: manifests that
+	// have no tag, are not part of another image, and refer to no other manifest. The
+	// oldest comes first.
 	Untagged []oci.Digest
-	// Tags holds the tags with the times by which retention judges them. The one pushed first comes
-	// first.
+	// Tags holds the tags with the times by which retention judges them. The tag that was
+	// pushed first comes first.
 	Tags []catalog.TagInfo
 }
 
-// Repositories returns what a registry, such as one that [Open] opened, holds in each repository.
-// Other than the lists that clients see it includes images without a tag.
+// Repositories returns what a registry, such as one that [Open] opened, has in each
+// repository. Unlike the lists that clients see, it includes images without a tag.
 func Repositories(ctx context.Context, reg *registry.Registry) ([]Repository, error) {
 	const page = 500
 	cat := reg.Upkeep().Catalog
@@ -52,7 +53,7 @@ func Repositories(ctx context.Context, reg *registry.Registry) ([]Repository, er
 	}
 }
 
-// tagsByPush returns the tags of a repository. The one pushed first comes first.
+// tagsByPush returns the tags of a repository. The tag that was pushed first comes first.
 func tagsByPush(ctx context.Context, cat *catalog.Catalog, repo string) ([]catalog.TagInfo, error) {
 	infos, err := cat.Retention.Infos(ctx, repo, nil)
 	tags := make([]catalog.TagInfo, len(infos))

@@ -23,8 +23,8 @@ import (
 
 // OtherRegistryError says that a directory holds the backup of another registry.
 type OtherRegistryError struct {
-	// Theirs is the id of the registry whose backup it is, or "" if the backup has none. Ours is
-	// the id of the registry to be backed up.
+	// Theirs is the id of the registry to which the backup belongs, or "" if the backup
+	// has none. Ours is the id of the registry to be backed up.
 	Theirs, Ours string
 }
 
@@ -63,7 +63,7 @@ func (e *IncompleteError) Error() string {
 	return fmt.Sprintf("%d images in the %s are incomplete, because contents are damaged or missing: %s", e.Total, e.What, names)
 }
 
-// incomplete returns an [*IncompleteError] if there are such images.
+// incomplete returns an [*IncompleteError] if images is not empty.
 func incomplete(what string, images []string, total int64) error {
 	if total == 0 {
 		return nil
@@ -104,8 +104,8 @@ func checkCatalog(ctx context.Context, path string) error {
 	})
 }
 
-// checkReplaces refuses a draft that may not replace the earlier backup, because that backup is of
-// another registry or holds far more.
+// checkReplaces returns an error if a draft must not replace the earlier backup, because
+// that backup belongs to another registry or holds far more.
 func checkReplaces(ctx context.Context, d *snapshot.Draft, before string, o Options) error {
 	return withSnapshot(ctx, before, func(old *snapshot.Snapshot) error {
 		theirs, _, err := old.Identity(ctx)
@@ -144,15 +144,15 @@ func checkReplaces(ctx context.Context, d *snapshot.Draft, before string, o Opti
 	})
 }
 
-// shrunk reports whether a count fell so far that a loss explains it better than deletions do: to
-// zero, or by at least five to less than half.
+// shrunk reports whether a count fell so far that a loss is a better explanation than
+// deletions. That is so if it fell to zero, or by at least five to less than half.
 func shrunk(was, now int64) bool {
 	return was > 0 && now == 0 || was-now >= 5 && now < was/2
 }
 
-// keepGood looks for good copies of what the registry has lost: in the objects of the earlier
-// backup, and in its catalogue. What has no good copy is recorded as missing, and the images that
-// need it as incomplete.
+// keepGood looks for good copies of what the registry has lost. It looks in the objects
+// and in the catalogue of the earlier backup. It records contents without a good copy as
+// missing, and the images that need them as incomplete.
 func (b *maker) keepGood(ctx context.Context, d *snapshot.Draft) error {
 	looked := map[oci.Digest]bool{}
 	for _, c := range b.t.lost {
@@ -195,7 +195,7 @@ func (b *maker) keepGood(ctx context.Context, d *snapshot.Draft) error {
 	return d.SetIncomplete(ctx, b.t.rep.Incomplete)
 }
 
-// keepOld keeps the earlier backup's copy of a content, if it has a good one.
+// keepOld keeps the earlier backup's copy of a content, if there is a good copy.
 func (t *transfer) keepOld(ctx context.Context, d *snapshot.Draft, c repair.StoredContent) (kept bool, err error) {
 	if !oci.ValidDigest(c.Digest) {
 		return false, nil
@@ -222,8 +222,8 @@ func (t *transfer) keepOld(ctx context.Context, d *snapshot.Draft, c repair.Stor
 	return true, nil
 }
 
-// showKept shows a content wherever a manifest needs it, because the image may be newer than the
-// earlier backup.
+// showKept shows a content in every repository with a manifest that needs it, because the
+// image may be newer than the earlier backup.
 func showKept(ctx context.Context, d *snapshot.Draft, digest oci.Digest) error {
 	rows, err := d.NamedBy(ctx, digest)
 	if err != nil {
@@ -317,8 +317,8 @@ func needs(ctx context.Context, s *snapshot.Snapshot, g snapshot.Gap) (bool, err
 	return manifest.Has(doc.Names().Blobs, g.Digest), nil
 }
 
-// RegistryOf returns the id of the registry whose backup is in dir. It returns "" for a backup made
-// before registries had ids.
+// RegistryOf returns the id of the registry whose backup is in dir. It returns "" if the
+// backup was made before registries had ids.
 func RegistryOf(ctx context.Context, dir string) (id string, err error) {
 	err = withSnapshot(ctx, filepath.Join(dir, registry.CatalogFile), func(s *snapshot.Snapshot) (err error) {
 		id, _, err = s.Identity(ctx)

@@ -21,9 +21,10 @@ import (
 // and their objects deleted, before they were copied.
 const packTries = 5
 
-// copyPacks copies the packs that the destination lacks. A pack that is damaged, cannot be read or
-// is gone at the source does not stop the copy: its content is made again from the layers. Packs
-// that are gone are counted, and unreadable packs reported; see neededPacks for dropped layers.
+// copyPacks copies the packs that the destination lacks. A pack that is damaged,
+// unreadable or gone at the source does not stop the copy, because its content is made
+// again from the layers. copyPacks counts the packs that are gone, and reports unreadable
+// packs. neededPacks deals with dropped layers.
 func (t *transfer) copyPacks(ctx context.Context, s *snapshot.Snapshot) error {
 	return inPages(ctx, t.parallel, "packs", s.Packs, func(p snapshot.PackObject) int64 { return p.ID }, func(ctx context.Context, p snapshot.PackObject) error {
 		if err := t.copyPack(ctx, p); err != nil {
@@ -81,7 +82,7 @@ func (t *transfer) copyPack(ctx context.Context, p snapshot.PackObject) (err err
 	return nil
 }
 
-// packSource distinguishes errors of reading a pack from those of writing it.
+// packSource distinguishes errors of reading a pack from errors of writing it.
 type packSource struct{ src io.Reader }
 
 func (p packSource) Read(b []byte) (int, error) {
@@ -109,9 +110,10 @@ func (t *transfer) unread(ctx context.Context, pack gearfacts.Name, err error) e
 
 func packKey(pack gearfacts.Name) string { return registry.PackPrefix + hex.EncodeToString(pack[:]) }
 
-// NeededPacksError says that packs which dropped layers consist of could not be read.
+// NeededPacksError says that packs could not be read, and that dropped layers consist of
+// them.
 type NeededPacksError struct {
-	// Packs are the keys of at most 1000 of them, Total counts all.
+	// Packs holds the keys of at most 1000 of the packs. Total counts all of them.
 	Packs []string
 	Total int
 }
@@ -120,8 +122,9 @@ func (e *NeededPacksError) Error() string {
 	return fmt.Sprintf("%d packs of which dropped layers consist cannot be read, the first is %s; bring them back from an earlier backup, and see slipway fsck", e.Total, e.Packs[0])
 }
 
-// neededPacks returns a [*NeededPacksError] if a pack that was left out is in use for dropped layers. The
-// backup may have these layers from before, but the registry is about to lose them.
+// neededPacks returns a [*NeededPacksError] if dropped layers use a pack that was left
+// out. The backup may have these layers from before, but the registry is about to lose
+// them.
 func (b *maker) neededPacks(ctx context.Context) error {
 	var e NeededPacksError
 	for _, pack := range b.t.without {

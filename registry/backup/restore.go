@@ -35,26 +35,27 @@ type RestoreOptions struct {
 	// Claim, if not nil, keeps others away from root until it is released. It is called when root
 	// exists, before anything in it is inspected.
 	Claim func() (release func() error, err error)
-	// Into, if not nil, opens where the backup is restored instead of a directory, and calls fill
-	// with it. It is called once the backup is known to be usable. Then root and Claim have no
-	// meaning.
+	// Into, if not nil, opens the target of the restore and calls fill with it. It
+	// replaces the directory, so root and Claim have no meaning. It is called once the
+	// backup is known to be usable.
 	Into func(ctx context.Context, fill func(Target) error) error
 }
 
 // Target is a registry that has lost its catalogue, or never had one.
 type Target struct {
-	// Store is its object store. What it holds already is kept.
+	// Store is the registry's object store. Objects that it already has are kept.
 	Store objstore.Store
-	// SetCatalog makes a copy of the catalogue in a file that of the registry.
+	// SetCatalog makes a copy of the catalogue in file. The copy becomes the registry's
+	// catalogue.
 	SetCatalog func(ctx context.Context, file string) error
 }
 
-// Restore makes the directory root a data root that holds what the backup in dir holds. root must
-// be missing or empty, or have lost its catalogue, and nobody may use it meanwhile. Every byte is
-// checked against its digest. The catalogue comes last, so that a root with a catalogue is whole. A
-// root with [RestoreMarker] and no catalogue is where another restore continues. Errors:
-// ErrNotEmpty, [*IncompleteError], [*registry.StoreError] if the objects there are another
-// registry's.
+// Restore makes the directory root a data root that holds what the backup in dir holds.
+// root must be missing or empty, or have lost its catalogue. Nobody may use root
+// meanwhile. Every byte is checked against its digest. The catalogue comes last, so that
+// a root with a catalogue is whole. If root has a [RestoreMarker] and no catalogue,
+// Restore continues the interrupted restore. Errors: ErrNotEmpty, [*IncompleteError],
+// [*registry.StoreError] if the objects there belong to another registry.
 func Restore(ctx context.Context, dir, root string, o RestoreOptions) (Report, error) {
 	t := newTransfer(nil, o.Parallel, o.Progress)
 	to := root
@@ -104,7 +105,7 @@ func intoRoot(root string, claim func() (func() error, error), fill func(Target)
 		return err
 	}
 	err = fill(Target{Store: dst, SetCatalog: func(_ context.Context, file string) error {
-		return errors.Join(PlaceCatalog(file, root), os.Remove(filepath.Join(root, RestoreMarker))) // without meaning beside a catalogue
+		return errors.Join(PlaceCatalog(file, root), os.Remove(filepath.Join(root, RestoreMarker))) // a marker has no meaning beside a catalogue
 	}})
 	if other := (*registry.StoreError)(nil); errors.As(err, &other) && !begun { // nothing was changed
 		err = errors.Join(err, os.Remove(filepath.Join(root, RestoreMarker)))
@@ -112,7 +113,8 @@ func intoRoot(root string, claim func() (func() error, error), fill func(Target)
 	return errors.Join(err, dst.Close())
 }
 
-// fill copies a backup into a target. lacking are the images that the backup lacks something of.
+// fill copies a backup into a target. lacking lists the images that the backup does not
+// have completely.
 func (t *transfer) fill(ctx context.Context, dir string, to Target, allowDamaged bool, lacking []string) error {
 	t.dst = to.Store
 	file := filepath.Join(dir, registry.CatalogFile)
@@ -143,8 +145,8 @@ func (t *transfer) fill(ctx context.Context, dir string, to Target, allowDamaged
 	return nil
 }
 
-// imagesOfLost adds the contents without a good copy to the report, and adds the images that need
-// them to the incomplete images.
+// imagesOfLost adds the contents without a good copy to the report. It returns the
+// incomplete images together with the images that need these contents.
 func (t *transfer) imagesOfLost(ctx context.Context, s *snapshot.Snapshot, images []string) ([]string, error) {
 	for _, c := range t.lost {
 		t.damaged(c.Digest)
@@ -160,8 +162,9 @@ func (t *transfer) imagesOfLost(ctx context.Context, s *snapshot.Snapshot, image
 	return slices.Compact(images), nil
 }
 
-// PlaceCatalog makes a copy of a backup's catalogue that of a data root. What a lost or empty
-// catalogue has left beside it belongs to that one, and would spoil the new one.
+// PlaceCatalog makes a copy of a backup's catalogue. The copy becomes the catalogue of a
+// data root. Files that a lost or empty catalogue has left there are removed, because
+// they would spoil the new one.
 func PlaceCatalog(file, root string) error {
 	unborn := filepath.Join(root, catalogUnborn)
 	if err := os.Remove(unborn); err != nil && !errors.Is(err, fs.ErrNotExist) { // left by an interrupted restore
@@ -178,8 +181,8 @@ func PlaceCatalog(file, root string) error {
 	return renameDurably(unborn, filepath.Join(root, registry.CatalogFile))
 }
 
-// MoveCatalog makes a copy of a backup's catalogue, in file, that of a registry whose catalogue is
-// elsewhere and empty.
+// MoveCatalog copies a backup's catalogue in file into the catalogue of a registry, which
+// is elsewhere and empty.
 func MoveCatalog(ctx context.Context, file string, to *catalog.Catalog) (err error) {
 	tmp, err := os.MkdirTemp("", "slipway-restore-")
 	if err != nil {
@@ -190,7 +193,7 @@ func MoveCatalog(ctx context.Context, file string, to *catalog.Catalog) (err err
 	if err := copyFile(file, path); err != nil {
 		return err
 	}
-	from, err := catalog.Open(ctx, path, nil) // which brings it up to date
+	from, err := catalog.Open(ctx, path, nil) // opening it brings the schema up to date
 	if err != nil {
 		return err
 	}
@@ -207,7 +210,7 @@ func keepStoreID(ctx context.Context, s *snapshot.Snapshot, dst objstore.Store) 
 	return registry.WriteStoreID(ctx, dst, id)
 }
 
-// claimRoot makes the directory to restore into, claims and marks it.
+// claimRoot creates the directory to restore into, claims it and marks it.
 func claimRoot(root string, claim func() (func() error, error)) (release func() error, err error) {
 	if err := makeDir(root); err != nil {
 		return nil, err
@@ -229,8 +232,8 @@ func claimRoot(root string, claim func() (func() error, error)) (release func() 
 	return release, nil
 }
 
-// openBackup opens a backup's objects for reading and keeps writers away. It refuses a backup whose
-// catalogue is damaged or was made by a newer program.
+// openBackup opens a backup's objects for reading and keeps writers away. It returns an
+// error if the backup's catalogue is damaged or was made by a newer program.
 func openBackup(ctx context.Context, dir string) (store objstore.Store, lock *os.File, err error) {
 	if _, err := os.Stat(filepath.Join(dir, registry.CatalogFile)); err != nil {
 		return nil, nil, fmt.Errorf("no complete backup is there: %w", err)
@@ -266,9 +269,10 @@ func copyFile(from, to string) (err error) {
 	return errors.Join(err, dst.Sync(), dst.Close())
 }
 
-// Open opens a backup as a read-only registry, so that repositories and tags can be copied out of
-// it into a running registry. It works on a copy of the backup's catalogue in the directory for
-// temporary files, which close removes. The caller must call close.
+// Open opens a backup as a read-only registry, so that repositories and tags can be
+// copied from it into a running registry. It works on a copy of the backup's catalogue,
+// in the directory for temporary files. close removes the copy, and the caller must call
+// close.
 func Open(ctx context.Context, dir string, log *slog.Logger) (reg *registry.Registry, close func(context.Context) error, err error) {
 	store, lock, err := openBackup(ctx, dir)
 	if err != nil {

@@ -32,8 +32,8 @@ type transfer struct {
 	parallel int
 	progress func(Report)
 	verify   bool // also read what the destination has
-	// suspects are contents of the source whose copy at the destination is always read, because it
-	// may be the only good one.
+	// suspects holds contents that are suspect in the source. Their copies at the
+	// destination are always read, because they may be the only good ones.
 	suspects map[oci.Digest]bool
 	began    time.Time
 
@@ -42,8 +42,8 @@ type transfer struct {
 	lost  []repair.StoredContent // contents of which the source has no good copy
 	shown time.Time
 	gone  int // packs that had vanished from the source
-	// without are the packs of which there is no good copy, because they had vanished, could not be
-	// read or are damaged.
+	// without lists the packs without a good copy, because they had vanished, could not
+	// be read or are damaged.
 	without []gearfacts.Name
 }
 
@@ -54,7 +54,7 @@ func newTransfer(src objstore.Store, parallel int, progress func(Report)) *trans
 	return &transfer{src: src, parallel: parallel, progress: progress, began: time.Now()}
 }
 
-// step changes the report and shows it now and then.
+// step changes the report, and shows it if it is time to do so.
 func (t *transfer) step(change func(*Report)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -65,7 +65,7 @@ func (t *transfer) step(change func(*Report)) {
 	}
 }
 
-// finish shows and returns the final report, when nothing runs any more.
+// finish shows and returns the final report, after everything has ended.
 func (t *transfer) finish() Report {
 	t.rep.Took = time.Since(t.began)
 	t.shown = time.Time{}
@@ -73,8 +73,8 @@ func (t *transfer) finish() Report {
 	return t.rep
 }
 
-// copyAll copies the objects that the destination lacks. It notes those that are damaged at the
-// source, and still copies the others.
+// copyAll copies the objects that the destination lacks. It records objects that are
+// damaged at the source, and still copies the others.
 func (t *transfer) copyAll(ctx context.Context, s *snapshot.Snapshot) error {
 	n, err := s.Totals(ctx)
 	if err != nil {
@@ -108,8 +108,8 @@ func (t *transfer) copyAll(ctx context.Context, s *snapshot.Snapshot) error {
 	})
 }
 
-// inPages calls a function for each row of a list that is read in pages by id, for several rows at
-// the same time.
+// inPages calls a function for each row of a list, for several rows at the same time. It
+// reads the list in pages, by id.
 func inPages[T any](ctx context.Context, parallel int, what string,
 	list func(ctx context.Context, after int64, n int) ([]T, error), id func(T) int64, do func(context.Context, T) error) error {
 	const page = 500
@@ -186,7 +186,7 @@ func (t *transfer) copyObject(ctx context.Context, c repair.StoredContent) (err 
 	return nil
 }
 
-// lose notes a content of which the source has no good copy.
+// lose notes that the source has no good copy of a content.
 func (t *transfer) lose(c repair.StoredContent) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -222,8 +222,8 @@ func (t *transfer) prune(ctx context.Context, s *snapshot.Snapshot) error {
 			if is[d] == repair.Object {
 				continue
 			}
-			// If a manifest names a content and the backup lacks it, a copy of it may be the last
-			// one, whatever its state.
+			// The backup lacks a content that a manifest names. So this copy may be the
+			// last one, whatever its state.
 			if named, err := s.Named(ctx, d); err != nil || named && is[d] != repair.Inline {
 				if err != nil {
 					return err
