@@ -31,8 +31,8 @@ type Adopted struct{ Blobs, Manifests, Tags int }
 
 // Adopt records many rows with one commit. Unlike a push it accepts manifests whose
 // contents are missing. It records such contents as named, so that they are served once
-// they arrive. A row that exists already stays as it is. A tag moves only if row.At is
-// later than the time of its last push. A tag must come after its manifest. Adopt skips a
+// they arrive. A row that exists already stays as it is. A tag moves only if it was
+// pushed later than the existing tag. A tag must come after its manifest. Adopt skips a
 // tag whose manifest is not recorded. Everything is queued for the collector as after a
 // push.
 func (c *Catalog) Adopt(ctx context.Context, rows []AdoptRow) (n Adopted, err error) {

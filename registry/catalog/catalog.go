@@ -159,7 +159,7 @@ type Upload struct {
 	Until time.Time
 }
 
-// Options of Open. The zero value works.
+// Options are the options of Open and OpenPostgres. The zero value works.
 type Options = engine.Options
 
 // Catalog is an open catalogue. All methods may run concurrently.

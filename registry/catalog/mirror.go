@@ -37,9 +37,9 @@ func (c *Catalog) AdoptBlob(ctx context.Context, repo string, b Blob, uploadID s
 	return added && err == nil, err
 }
 
-// LinkStored makes a content that is already stored visible in a repository that is a
-// copy of another registry's repository; see AdoptBlob. It returns ErrNotStored if the
-// content is not stored or is suspect.
+// LinkStored makes an already stored content visible in a repository that is a copy of
+// another registry's repository; see AdoptBlob. It returns ErrNotStored if the content is
+// not stored or is suspect.
 func (c *Catalog) LinkStored(ctx context.Context, repo string, d oci.Digest) (Blob, error) {
 	b := Blob{Digest: d}
 	err := c.DB.Write(ctx, func(t *engine.Tx) error {

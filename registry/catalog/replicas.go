@@ -83,8 +83,8 @@ func (c *Uploads) ExpiredIntents(ctx context.Context, n int) ([]Upload, error) {
 // It refuses the right while an upload has the content as its intent and the claim of the
 // upload lasts. It also refuses the right while an earlier grant, to this owner or
 // another, has not passed its deadline. The granted objects may be deleted from the store
-// until d after the time before the call, and no later. Then the contents must be passed
-// to Forget or to StopDeleting.
+// for the time d, counted from before the call, and no longer. Then the contents must be
+// passed to Forget or to StopDeleting.
 //
 // Once the deletion is granted, an intent whose claim has expired is no longer valid, and
 // PutBlob refuses it.

@@ -118,7 +118,7 @@ func (c *Settings) Clock(ctx context.Context) (ms int64, err error) {
 	return ms, err
 }
 
-// NoteClock records the time now, unless now is before the last recorded time or more
+// NoteClock records now as the time, unless it is before the last recorded time or more
 // than a step after it. A step of 0 accepts every time. In any case, the next process
 // computes Begun.Idle from now.
 func (c *Settings) NoteClock(ctx context.Context, now time.Time, step time.Duration) error {

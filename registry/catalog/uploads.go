@@ -23,9 +23,10 @@ func scanUpload(scan func(...any) error) (Upload, error) {
 	return u, err
 }
 
-// Save records new or changed uploads. Uploads with an intent and claims are durable when
-// it returns. Other uploads survive the end of the process, but perhaps not a power cut:
-// a client can finish an unfinished upload again, and a chunk should not cost an fsync.
+// Save records new or changed uploads. Claims, and uploads with an intent, are durable
+// when it returns. Other uploads survive the end of the process, but perhaps not a power
+// cut. An upload that the client has not finished need not survive that, and a chunk
+// should not cost an fsync.
 //
 // An upload with an Owner must be new, or claimed by that owner. A zero Until ends the
 // claim. An intent lasts as long as the claim, so an intent needs a claim if the

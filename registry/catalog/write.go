@@ -153,8 +153,8 @@ func liveBlob(t *engine.Tx, b *Blob) (id int64, err error) {
 	return id, err
 }
 
-// MountBlob makes a blob of the repository from visible in the repository to. It returns
-// ErrNotFound if the blob is not visible in from, or is suspect.
+// MountBlob makes a blob of one repository (from) visible in another (to). It returns
+// ErrNotFound if the first repository does not show the blob, or if the blob is suspect.
 func (c *Catalog) MountBlob(ctx context.Context, to, from string, d oci.Digest) (Blob, error) {
 	b := Blob{Digest: d}
 	err := c.DB.Write(ctx, func(t *engine.Tx) error {
@@ -542,8 +542,8 @@ func RemoveManifest(t *engine.Tx, repoID, id, blobID, due int64) error {
 	}{
 		{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, repo_id, blob_id, ? FROM refs WHERE manifest_id = ?
 			ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, []any{due, id}},
-		// The manifests that m named or that refer to m may have lost what kept them. A
-		// manifest with a tag is an image by itself.
+		// The manifests that this one named, or that refer to it, may have lost what kept
+		// them. A manifest with a tag is an image by itself.
 		{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 2, m.repo_id, m.blob_id, ? FROM refs f
 			JOIN manifests m ON m.repo_id = f.repo_id AND m.blob_id = f.blob_id WHERE f.manifest_id = ? AND NOT EXISTS (SELECT 1 FROM tags t WHERE t.manifest_id = m.id)
 			ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, []any{due, id}},

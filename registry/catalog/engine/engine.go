@@ -53,7 +53,7 @@ type engine interface {
 	// Settled returns nil once no commit that was refused can take effect any more. It
 	// must be called before an object is deleted because the catalogue does not name it.
 	Settled(ctx context.Context) error
-	// integrity is Integrity without its time limit.
+	// integrity is Integrity, but sets no time limit.
 	integrity(ctx context.Context, quick bool, n int) ([]string, error)
 	// now returns the catalogue's time in milliseconds. In a change it is the time of the
 	// transaction.
@@ -351,7 +351,7 @@ func (t *Tx) Shared() bool { return t.db.Shared() }
 // MarkDirty says that the change writes by other means than Exec and Insert.
 func (t *Tx) MarkDirty() { t.dirty = true }
 
-// Changed notes a change of which other processes learn when it is committed.
+// Changed notes a change. Other processes learn of it when it is committed.
 func (t *Tx) Changed(kind ChangeKind, repo, ref string) {
 	if repo != "" && ref != "" {
 		t.changes = append(t.changes, Change{kind, repo, ref})
@@ -457,8 +457,8 @@ type statements struct {
 	prepare func(context.Context, string) (*sql.Stmt, error)
 	mu      sync.Mutex
 	byQuery map[string]*sql.Stmt
-	// preparing holds the queries that are being prepared. The channel is closed at the
-	// end.
+	// preparing holds the queries that are being prepared. Each channel is closed when
+	// the preparation ends.
 	preparing map[string]chan struct{}
 }
 

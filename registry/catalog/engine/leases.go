@@ -46,7 +46,7 @@ func (db *DB) Hold(ctx context.Context, name, owner string, d time.Duration) (he
 	}, nil
 }
 
-// prolong prolongs a lease. good is a time not after the lease was last taken.
+// prolong prolongs a lease. good is a time that is not later than the start of the lease.
 func (db *DB) prolong(held context.Context, cancel context.CancelCauseFunc, name, owner string, d time.Duration, good time.Time) {
 	tick := time.NewTicker(d / 4)
 	defer tick.Stop()

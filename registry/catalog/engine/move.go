@@ -85,9 +85,9 @@ type Moved struct {
 // from SQLite to PostgreSQL or back. All rows keep their ids. The copy is one change. If
 // it fails, it leaves nothing behind and can be started again. Before the commit, Move
 // reads everything back and compares the row count and the SHA-256 of each table. Both
-// catalogues may be read meanwhile. Nobody should change from, because changes after the
-// start are not moved. progress may be nil. It is called every 10,000 rows and at the end
-// of each table.
+// catalogues may be read meanwhile. Nobody should change the old catalogue, because
+// changes after the start are not moved. progress may be nil. It is called every 10,000
+// rows and at the end of each table.
 func Move(ctx context.Context, from, to *DB, progress func(Moved)) error {
 	if progress == nil {
 		progress = func(Moved) {}

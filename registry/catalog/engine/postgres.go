@@ -308,7 +308,7 @@ func (p *postgres) rename() {
 
 // doubt makes this process treat the changes of its last batch as changes of another
 // process. Their callers were told of a failure. So they do not know that what they read
-// before is out of date if the changes took effect, or will.
+// before may be out of date, because the changes took effect or still will.
 func (p *postgres) doubt() {
 	p.rename()
 	p.doubted.Store(true) // the notification may have arrived already

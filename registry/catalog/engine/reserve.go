@@ -133,8 +133,8 @@ func (r *reserve) growTo(size int64) {
 // step returns how much is given up at first. That is enough to delete an image.
 func (r *reserve) step() int64 { return r.want / 64 &^ (pageBytes - 1) }
 
-// floor returns the size of the part that only a start gives up. As much must be free for
-// anything new.
+// floor returns the size of the part that only a start gives up. The same amount must be
+// free for anything new.
 func (r *reserve) floor() int64 { return r.want / 4 }
 
 // grow enlarges the file, or leaves it as it is. r.mu is held.
@@ -161,8 +161,8 @@ func (r *reserve) grow(size int64) (err error) {
 }
 
 // release gives a step of the reserve back to the disk, and twice as much each time if
-// that was not enough. With all, which is for a start, it gives back everything. It
-// reports whether there was something to give back.
+// that was not enough. If all is set, as at a start, it gives back everything. It reports
+// whether there was something to give back.
 func (r *reserve) release(all bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

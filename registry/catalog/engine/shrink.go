@@ -56,7 +56,7 @@ func (db *DB) Shrink(ctx context.Context) error {
 	}
 }
 
-// empty reports whether a catalogue's file is new: it has no content, and neither has a
+// empty reports whether a catalogue's file is new: it has no content, and there is no
 // log.
 func empty(f *os.File, log string) bool {
 	st, err := f.Stat()

@@ -50,9 +50,9 @@ func (c Layers) Grant(ctx context.Context, repo string, d oci.Digest) error {
 	})
 }
 
-// CopyGrant extends to another repository the right to use the layer of a Gear image, if
-// the repository from has that right. The layer was mounted from there. CopyGrant changes
-// nothing for other layers.
+// CopyGrant copies the right to use the layer of a Gear image from one repository to
+// another, into which the layer was mounted. It does nothing if the first repository does
+// not have that right. It changes nothing for other layers.
 func (c Layers) CopyGrant(ctx context.Context, from, to string, d oci.Digest) error {
 	granted, err := c.Granted(ctx, from, d)
 	if err != nil || !granted {

@@ -39,7 +39,7 @@ func (c Layers) Share(ctx context.Context, image oci.Digest, layers []oci.Digest
 	for _, d := range layers {
 		args = append(args, string(d))
 	}
-	for len(args)&(len(args)-1) != 0 { // Pad the list, so that there are few different queries to prepare.
+	for len(args)&(len(args)-1) != 0 { // padded, so that there are few different queries to prepare
 		args = append(args, args[len(layers)-1])
 	}
 	in := engine.Marks("?", len(args))
@@ -76,7 +76,7 @@ type Holders struct {
 	More         bool
 }
 
-// Holders returns at most n repositories for each content, which show it. If very many
+// Holders returns, for each content, at most n repositories that show it. If very many
 // layers hold a content, Holders examines only some of them.
 func (c Layers) Holders(ctx context.Context, names []Name, n int) ([]Holders, error) {
 	out := make([]Holders, len(names))

@@ -343,8 +343,8 @@ func setGearLive(t *engine.Tx, ids []int64, live int, packs map[int64]*gearDelta
 }
 
 // Move replaces old packs by new packs that hold their live contents. It forgets dead
-// contents that were not moved. The objects of the old packs may be deleted from due on.
-// Errors: ErrStale if a live content was left out.
+// contents that were not moved. The objects of the old packs may be deleted once the time
+// due has come. Errors: ErrStale if a live content was left out.
 func (c Files) Move(ctx context.Context, writer string, packs []NewPack, old []int64, due time.Time) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		isOld := map[int64]bool{}

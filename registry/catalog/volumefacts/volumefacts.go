@@ -225,8 +225,8 @@ func (c Store) Record(ctx context.Context, id int64, rec Record) error {
 	})
 }
 
-// releaseVolumes ends an image's use of all volumes except those in the set but. If no
-// image uses a volume then, the volume may be removed from due on.
+// releaseVolumes ends an image's use of all volumes, except those whose ids but contains.
+// If no image uses a volume then, it may be removed once the time due has come.
 func releaseVolumes(t *engine.Tx, image int64, but map[int64]bool, due int64) error {
 	ids, err := t.IDs(`SELECT volume_id FROM volume_uses WHERE image_id = ?`, image)
 	if err != nil {
@@ -286,7 +286,8 @@ func (c Store) ForgetImage(ctx context.Context, id int64) (gone bool, err error)
 	return gone, err
 }
 
-// ReferrerUsed reports whether an image other than but has a manifest as its referrer.
+// ReferrerUsed reports whether an image has a manifest as its referrer. It ignores the
+// image with the id but.
 func (c Store) ReferrerUsed(ctx context.Context, repo string, referrer oci.Digest, but int64) (used bool, err error) {
 	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM volume_images WHERE repo = ? AND referrer = ? AND id <> ?)`, []any{repo, string(referrer), but}, &used)
 	return used, err
@@ -294,7 +295,7 @@ func (c Store) ReferrerUsed(ctx context.Context, repo string, referrer oci.Diges
 
 // Removing returns at most n volumes of a place that must be removed now. Then they must
 // be passed to Forget or Keep. No image needs them, and none is the parent of another
-// volume. With now, it includes volumes that are not due yet.
+// volume. If now is set, the result includes volumes that are not due yet.
 func (c Store) Removing(ctx context.Context, place string, now bool, n int) ([]string, error) {
 	// A commit that was refused may have left the images there.
 	if err := c.db.Settled(ctx); err != nil {
