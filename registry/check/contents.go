@@ -77,8 +77,9 @@ type examined struct {
 	err   error
 }
 
-// noteTag records the tag of an object behind a network. The object was read and is
-// right, but it may have been adopted or copied.
+// noteTag records the tag of an object behind a network, after the object was read and is
+// right. The catalogue may lack the tag, because the object may have been adopted or
+// copied.
 func (f *fsck) noteTag(ctx context.Context, d oci.Digest, info objstore.Info) error {
 	if info.Tag == "" || f.o.Quick || f.up.Writable() != nil {
 		return nil

@@ -16,7 +16,7 @@ type TooManyError struct {
 	// Found counts the contents that would be given up, and Of counts all contents. At
 	// most Limit contents are given up unless Options.GiveUpMany is set.
 	Found, Of, Limit int64
-	// What says what is wrong with the contents.
+	// What is a phrase that says what is wrong with the contents.
 	What string
 }
 
