@@ -11,9 +11,9 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// bufferPool holds the buffers between socket and store: 256 KiB, so that the
-// system calls weigh little beside the hash, and many uploads at once take
-// little memory.
+// bufferPool holds the buffers between socket and store. Each has 256 KiB, so that system
+// calls cost little compared with hashing, and many concurrent uploads take little
+// memory.
 var bufferPool = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
 
 // checkOffset refuses a chunk that does not begin where the upload stands.
@@ -24,8 +24,8 @@ func (u *upload) checkOffset(off int64) error {
 	return nil
 }
 
-// receive adds a request's body to the upload. u.mu is held. want is the digest
-// the upload is to have, where it is known, so that the right sum is computed.
+// receive adds a request's body to the upload. u.mu is held. want is the digest that the
+// upload is to have, if it is known, so that the right sum is computed.
 func (r *Registry) receive(ctx context.Context, u *upload, off, size int64, body io.Reader, want oci.Digest) error {
 	if err := u.checkOffset(off); err != nil {
 		return err
@@ -54,7 +54,7 @@ func (r *Registry) copyBody(ctx context.Context, u *upload, size int64, body io.
 			defer bufferPool.Put(p)
 			bufs[i] = *p
 		}
-		defer u.hashed() // before the buffers go back
+		defer u.hashed() // defer u.hashed() // runs before the buffers go back to the pool
 	}
 	var got int64
 	for i := 0; ; i++ {
@@ -88,8 +88,8 @@ func checkLength(size, got int64) error {
 	return nil
 }
 
-// checkEnd makes sure that nothing follows the announced bytes, which a client
-// would believe to be stored.
+// checkEnd returns an error if anything follows the announced bytes. A client would
+// believe that the rest was stored too.
 func checkEnd(body io.Reader, size int64) error {
 	var one [1]byte
 	for {

@@ -13,28 +13,28 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Bytes that this process has not compared with their digest are never sent to their
-// end before that is done. Short objects, and those that another machine has, are
-// hashed while they are sent, since to read them twice would cost more. Of the others
-// all but the end is sent by sendfile, while a check, which all who read the object
-// share, hashes it.
+// Bytes that this process has not compared with their digest are never sent to the end
+// before that comparison is done. Short objects, and objects on another machine, are
+// hashed while they are sent, because reading them twice would cost more. Of other
+// objects, sendfile sends all but the end. Meanwhile a check, which all readers of the
+// object share, hashes the object.
 const (
 	// heldBack is how many bytes at the end of an object wait for its check.
 	heldBack = 64 << 10
 	// hashedInline is the longest object, in bytes, that is hashed while it is sent.
 	hashedInline = 1 << 20
-	// firstChunk is how much of an object is hashed before its first byte is sent, if
-	// it has more, so that the first byte does not wait.
+	// firstChunk is how much of a longer object is hashed before its first byte is sent,
+	// so that the first byte does not wait.
 	firstChunk = 16 << 10
 )
 
-// checks are the comparisons of objects with their digests that are under way.
+// checks are the comparisons of objects with their digests that are in progress.
 type checks struct {
 	mu      sync.Mutex
 	running map[oci.Digest]*check
 }
 
-// check is one comparison. err and info are set when done is closed: info is the
+// check is one comparison. err and info are set when done is closed. info describes the
 // object that was read.
 type check struct {
 	done chan struct{}
@@ -42,7 +42,7 @@ type check struct {
 	info objstore.Info
 }
 
-// check begins a comparison, or joins the one that is under way.
+// check begins a comparison, or joins one that is in progress.
 func (r *Registry) check(d oci.Digest, size int64) *check {
 	cs := &r.checks
 	cs.mu.Lock()
@@ -102,7 +102,7 @@ func (r *Registry) compare(d oci.Digest, size int64) (objstore.Info, error) {
 	info, err := r.compareOnce(ctx, d, size)
 	if err != nil && IsDamage(err) && info.Key != "" {
 		if now, statErr := r.store.Stat(ctx, BlobKey(d)); statErr == nil && !now.ModTime.Equal(info.ModTime) {
-			info, err = r.compareOnce(ctx, d, size) // it was stored anew meanwhile
+			info, err = r.compareOnce(ctx, d, size) // the object was stored again meanwhile
 		}
 	}
 	r.readFailed(d, size, err)
@@ -132,8 +132,8 @@ func (r *Registry) compareOnce(ctx context.Context, d oci.Digest, size int64) (o
 	return info, nil
 }
 
-// readFailed notes that a read of a content failed. A body that broke off may be the
-// network's fault, so the store is asked then.
+// readFailed notes that a read of a content failed. The network may have cut off the
+// body, so readFailed asks the store about the object.
 func (r *Registry) readFailed(d oci.Digest, size int64, err error) {
 	if err == nil || !IsDamage(err) {
 		return
@@ -151,7 +151,7 @@ func (r *Registry) readFailed(d oci.Digest, size int64, err error) {
 	}
 }
 
-// openWhole opens an object of a content to send all of it. obj is open already.
+// openWhole opens the object of a content to send all of it. obj is open already.
 func (r *Registry) openWhole(ctx context.Context, d oci.Digest, obj objstore.Object) (oci.Content, error) {
 	info := obj.Info()
 	switch {
@@ -164,7 +164,8 @@ func (r *Registry) openWhole(ctx context.Context, d oci.Digest, obj objstore.Obj
 	return r.openHeld(ctx, d, info.Size)
 }
 
-// openHeld opens an object of a content to send all of it, its end after its check.
+// openHeld opens the object of a content to send all of it. It holds back the end until
+// the check is done.
 func (r *Registry) openHeld(ctx context.Context, d oci.Digest, size int64) (oci.Content, error) {
 	c := &heldContent{digest: d}
 	for try := 0; ; try++ {
@@ -182,7 +183,7 @@ func (r *Registry) openHeld(ctx context.Context, d oci.Digest, size int64) (oci.
 			return nil, firstError(err, head.Close(), c.whole.Close())
 		}
 		c.tail = &storeContent{Object: tail, r: r, digest: d}
-		if now := tail.Info(); c.of(now) && now.Size == size { // and so is whole, which was opened in between
+		if now := tail.Info(); c.of(now) && now.Size == size { // so is whole, opened in between
 			c.check = r.check(d, size)
 			return c, nil
 		}
@@ -192,8 +193,8 @@ func (r *Registry) openHeld(ctx context.Context, d oci.Digest, size int64) (oci.
 	}
 }
 
-// hashedContent is an object that is hashed while it is read. What ends it is not given
-// out before its digest is known to be right.
+// hashedContent is an object that is hashed while it is read. Its end is not returned
+// before its digest is known to be right.
 type hashedContent struct {
 	obj    objstore.Object
 	r      *Registry
@@ -201,7 +202,7 @@ type hashedContent struct {
 	sum    hash.Hash
 	left   int64 // not yet read from obj
 	buf    *[]byte
-	rest   []byte // read and hashed, and to be given out
+	rest   []byte // read and hashed, but not yet returned
 }
 
 func (c *hashedContent) Descriptor() oci.Descriptor {
@@ -216,7 +217,7 @@ func (c *hashedContent) Close() error {
 	return c.obj.Close()
 }
 
-// fill reads and hashes the next bytes; io.EOF says that there are none.
+// fill reads and hashes the next bytes. It returns io.EOF at the end.
 func (c *hashedContent) fill() error {
 	if c.left == 0 {
 		return io.EOF
@@ -281,7 +282,7 @@ func (c *hashedContent) WriteTo(w io.Writer) (sent int64, err error) {
 type heldContent struct {
 	digest     oci.Digest
 	head, tail *storeContent
-	// whole is the same object, for the case that the check was of another, which has
+	// whole is the same object. It is used if the check was of another object, which has
 	// taken its place.
 	whole   objstore.ReadAtCloser
 	check   *check
@@ -300,8 +301,8 @@ func (c *heldContent) of(info objstore.Info) bool {
 	return mine.Size == info.Size && mine.ModTime.Equal(info.ModTime)
 }
 
-// await waits for the check. If that was of another object than the one that is sent, this
-// one is hashed.
+// await waits for the check. If the check read another object than the one being sent,
+// await hashes the one being sent.
 func (c *heldContent) await() error {
 	if c.checked {
 		return nil

@@ -15,24 +15,26 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// claim is the sole right of a request to an upload, where replicas share the
-// catalogue. It is prolonged until it is ended.
+// claim is the exclusive right of a request to an upload when replicas share the
+// catalogue. It is renewed until it is ended.
 type claim struct {
 	r  *Registry
 	id string
-	// row is the upload as the request found it; without an ID it has none yet.
+	// row is the upload as the request found it. It has no ID if the upload has no row
+	// yet.
 	row catalog.Upload
-	// settled says that the row is as it is to be left, or gone. u.mu guards it.
+	// settled says that the row is to be left as it is, or that it is gone. u.mu guards
+	// it.
 	settled bool
-	// lost says that somebody else has the upload.
+	// lost says that another request has the upload.
 	lost atomic.Bool
 
-	mu    sync.Mutex // held while the catalogue is asked
+	mu    sync.Mutex // held during calls to the catalogue
 	timer *time.Timer
 	ended bool
 }
 
-// start begins to prolong the claim, which was made a moment ago.
+// start begins to renew the claim, which was made a moment ago.
 func (c *claim) start() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -50,8 +52,8 @@ func (c *claim) prolong() {
 	p := c.r.replica
 	ctx, cancel := context.WithTimeout(context.Background(), p.lease)
 	defer cancel()
-	// Where the catalogue does not answer the claim may still be there later: what
-	// is recorded in the end is refused if it is not.
+	// If the catalogue does not answer, the claim may still be valid later. If it is not,
+	// the catalogue refuses what is recorded in the end.
 	if err := c.r.cat.Uploads.Keep(ctx, c.id, p.owner, p.lease); errors.Is(err, catalog.ErrBusy) {
 		c.lost.Store(true)
 		return
@@ -59,7 +61,7 @@ func (c *claim) prolong() {
 	c.timer.Reset(p.lease / 3)
 }
 
-// end stops prolonging: when it returns nothing does so any more.
+// end stops the renewal. Nothing renews the claim after end has returned.
 func (c *claim) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -72,9 +74,9 @@ func (c *claim) end() {
 // lostClaim reports whether another request has taken the upload. u.mu is held.
 func (u *upload) lostClaim() bool { return u.claim != nil && u.claim.lost.Load() }
 
-// stillClaimed asks whether the present request has the upload still, before it is
-// dropped: prolong learns of a loss a while later. Where the catalogue does not say
-// it is left as it is. u.mu is held.
+// stillClaimed reports whether the present request still has the upload. It is called
+// before an upload is dropped, because the renewal notices a loss only later. If the
+// catalogue does not answer, the upload is left as it is. u.mu is held.
 func (r *Registry) stillClaimed(ctx context.Context, u *upload, saved bool) bool {
 	if u.claim == nil || u.lostClaim() {
 		return u.claim == nil
@@ -90,11 +92,11 @@ func uploadBusy() error {
 	return &oci.Error{Code: oci.CodeBlobUploadInvalid, Status: http.StatusConflict, Message: "another request is writing to this upload; ask for its status and continue from there"}
 }
 
-// claimTries bounds how often an upload is looked for that changes hands.
+// claimTries bounds how often an upload that changes hands is looked up.
 const claimTries = 5
 
-// claim is acquire where replicas share the catalogue: what an upload is stands in
-// its row, and RAM only has whose share it counts in and who follows it.
+// claim is acquire for replicas that share the catalogue. The state of an upload is in
+// its row. RAM only holds the client whose share the upload counts in, and its follower.
 func (us *uploads) claim(ctx context.Context, repo, id string) (*upload, error) {
 	r := us.r
 	for range claimTries {
@@ -121,7 +123,8 @@ func (us *uploads) claim(ctx context.Context, repo, id string) (*upload, error) 
 		case err != nil:
 			return nil, ClientError("continue upload "+id, err)
 		}
-		// Its publication was cut off. That is settled first, as if nobody had come.
+		// The publication of the upload was cut off. It is settled first, as if nobody
+		// had asked for the upload.
 		row.Until = time.UnixMilli(1)
 		if err := r.cat.Uploads.Save(ctx, row); err != nil {
 			return nil, ClientError("continue upload "+id, err)
@@ -133,10 +136,10 @@ func (us *uploads) claim(ctx context.Context, repo, id string) (*upload, error) 
 	return nil, uploadBusy()
 }
 
-// take finds an upload, or makes a place for one of another replica, and locks it.
+// take finds an upload, or adds an entry for an upload of another replica, and locks it.
 func (us *uploads) take(ctx context.Context, repo, id string) (*upload, error) {
 	if us.inRAM(id) == nil {
-		// A change of the catalogue is dear, and ids are easy to invent.
+		// Changing the catalogue is expensive, and clients can easily invent ids.
 		if _, err := us.r.cat.Uploads.Get(ctx, repo, id); errors.Is(err, catalog.ErrNotFound) {
 			return nil, uploadUnknown(repo, id)
 		} else if err != nil {
@@ -160,11 +163,12 @@ func (us *uploads) take(ctx context.Context, repo, id string) (*upload, error) {
 		if !u.gone {
 			return u, nil
 		}
-		u.mu.Unlock() // it left RAM in between
+		u.mu.Unlock() // the upload left RAM in between
 	}
 }
 
-// leave lets go of an upload; it stays in RAM only for what RAM alone knows of it.
+// leave releases an upload. The upload stays in RAM only if RAM alone knows something
+// about it.
 func (us *uploads) leave(u *upload, ended bool) {
 	u.buf, u.hash = nil, nil
 	if !u.gone && (ended || u.follower == nil && !u.client.IsValid()) {
@@ -186,7 +190,7 @@ func (r *Registry) release(u *upload) {
 	}
 	u.claim = nil
 	c.end()
-	if !u.gone && !c.settled { // what the request did does not count
+	if !u.gone && !c.settled { // the request's changes do not count
 		row := c.row
 		row.Until = time.Time{}
 		ctx, cancel := context.WithTimeout(context.Background(), r.replica.lease)
@@ -198,8 +202,8 @@ func (r *Registry) release(u *upload) {
 	r.uploads.leave(u, false)
 }
 
-// statusShared tells where an upload stands without claiming it. ok is false where
-// that must be done.
+// statusShared returns where an upload stands without claiming it. ok is false if the
+// upload must be claimed.
 func (us *uploads) statusShared(ctx context.Context, repo, id string) (size int64, ok bool, err error) {
 	row, err := us.r.cat.Uploads.Get(ctx, repo, id)
 	switch {
@@ -213,8 +217,8 @@ func (us *uploads) statusShared(ctx context.Context, repo, id string) (size int6
 	return row.Size, row.Intent == "", nil
 }
 
-// pushWhole is PushBlob where replicas share the catalogue: nobody but this request
-// knows the upload, so that it has no row before its intent.
+// pushWhole is PushBlob for replicas that share the catalogue. Only this request knows
+// the upload, so the upload has no row before its intent.
 func (r *Registry) pushWhole(ctx context.Context, repo string, d oci.Digest, size int64, body io.Reader) (oci.Descriptor, error) {
 	if err := errors.Join(r.writable(), oci.CheckName(repo), oci.CheckDigest(d)); err != nil {
 		return oci.Descriptor{}, err
@@ -235,8 +239,8 @@ func (r *Registry) pushWhole(ctx context.Context, repo string, d oci.Digest, siz
 	return desc, err
 }
 
-// intentWait bounds how long a push waits for the deletion of the same content to
-// end, which takes milliseconds unless the replica that began it has died.
+// intentWait bounds how long a push waits for a deletion of the same content to end. A
+// deletion takes milliseconds unless the replica that began it has died.
 const intentWait = 20 * time.Second
 
 // recordIntent records that an upload is about to be published. row is the upload
@@ -245,7 +249,7 @@ func (r *Registry) recordIntent(ctx context.Context, u *upload, row catalog.Uplo
 	if r.replica == nil {
 		return r.cat.Uploads.Save(ctx, row)
 	}
-	c := u.claim // of this request, which waits for us
+	c := u.claim // the claim of this request, which waits for us
 	began := time.Now()
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		row.Owner, row.Until = r.replica.owner, r.now().Add(r.replica.lease)
@@ -261,11 +265,11 @@ func (r *Registry) recordIntent(ctx context.Context, u *upload, row catalog.Uplo
 	}
 }
 
-// unpublishShared is unpublish where replicas share the catalogue. Another one may
-// be publishing the same, and what the store or the catalogue was asked for may
-// still happen, so the upload's row is left, to be settled when its claim has run
-// out. Where somebody else has taken that claim, and settled it before the object
-// was there, this is the last who knows of the object.
+// unpublishShared is unpublish for replicas that share the catalogue. Another replica may
+// be publishing the same content, and calls to the store or the catalogue may still take
+// effect. So the upload's row is left, and is settled when its claim has expired. If
+// another replica has taken the claim and settled it before the object was there, this
+// process is the last one that knows of the object.
 func (r *Registry) unpublishShared(ctx context.Context, u *upload, d oci.Digest, because error) {
 	r.keepRow(u)
 	log := r.log.With("repo", u.repo, "digest", d, "upload", u.id)
@@ -280,7 +284,7 @@ func (r *Registry) unpublishShared(ctx context.Context, u *upload, d oci.Digest,
 	}
 }
 
-// settleExpired settles publications that were cut off, of all replicas.
+// settleExpired settles the interrupted publications of all replicas.
 func (r *Registry) settleExpired(ctx context.Context) error {
 	const page = 100
 	for {
@@ -300,8 +304,8 @@ func (r *Registry) settleExpired(ctx context.Context) error {
 	}
 }
 
-// settleShared is settle for an upload whose claim has run out. The object goes
-// before the row that names it, and only with the right to delete it, which makes
+// settleShared is settle for an upload whose claim has expired. The object is deleted
+// before the row that names it, and only with the right to delete it. That right makes
 // the catalogue refuse whatever the upload's last owner still records.
 func (r *Registry) settleShared(ctx context.Context, u catalog.Upload) error {
 	if err := r.deleteUnwanted(ctx, u.Intent); err != nil {
@@ -309,7 +313,7 @@ func (r *Registry) settleShared(ctx context.Context, u catalog.Upload) error {
 	}
 	row, err := r.cat.Uploads.Claim(ctx, u.Repo, u.ID, r.replica.owner+"/settle", r.replica.lease)
 	if errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrBusy) {
-		return nil // it ended, or goes on
+		return nil // the upload ended, or goes on
 	}
 	if err != nil {
 		return err
@@ -337,9 +341,9 @@ func (r *Registry) settleShared(ctx context.Context, u catalog.Upload) error {
 }
 
 // deleteUnwanted deletes an object that a publication may have left, if no row has its
-// digest. What an image lacks is left for fsck, which reads it and takes it back. Where a
-// row comes between the question and the deletion, nothing is lost: the object was never
-// acknowledged.
+// digest. Content that an image lacks is left for fsck, which reads it and restores it.
+// Nothing is lost if a row appears between the question and the deletion, because the
+// object was never acknowledged.
 func (r *Registry) deleteUnwanted(ctx context.Context, d oci.Digest) error {
 	wanted, err := r.cat.Garbage.Wanted(ctx, d)
 	if err != nil || wanted {
@@ -349,16 +353,16 @@ func (r *Registry) deleteUnwanted(ctx context.Context, d oci.Digest) error {
 	return err
 }
 
-// tryDelete deletes the objects of those of the contents that the catalogue lets this
-// replica delete: nothing needs them, and nobody is publishing them.
+// tryDelete deletes the objects of the contents that the catalogue lets this replica
+// delete: contents that nothing needs and nobody is publishing.
 func (r *Registry) tryDelete(ctx context.Context, digests []oci.Digest) (granted int, err error) {
 	if len(digests) == 0 {
 		return 0, nil
 	}
 	p := r.replica
 	defer r.digests.lockAll(digests)()
-	// No object is deleted later than this, so that nothing under way then can meet
-	// the object that another replica writes after the deadline.
+	// No object is deleted after this deadline. So no deletion in progress can hit the
+	// object that another replica writes later.
 	within, cancel := context.WithTimeout(ctx, p.lease)
 	defer cancel()
 	list, err := r.cat.Garbage.BeginDeleting(within, p.owner, deletingFor*p.lease, digests...)
@@ -368,7 +372,7 @@ func (r *Registry) tryDelete(ctx context.Context, digests []oci.Digest) (granted
 	var gone, back []oci.Digest
 	var errs []error
 	for _, d := range list {
-		if !oci.ValidDigest(d) { // of a damaged catalogue; there is no such object
+		if !oci.ValidDigest(d) { // from a damaged catalogue; no such object exists
 			r.log.Warn("dropped a content whose digest is none", "digest", d)
 			gone = append(gone, d)
 			continue
@@ -378,7 +382,7 @@ func (r *Registry) tryDelete(ctx context.Context, digests []oci.Digest) (granted
 			continue
 		}
 		if err := r.store.Delete(within, BlobKey(d)); err != nil {
-			errs = append(errs, err) // it may still happen: only the deadline ends that
+			errs = append(errs, err) // the deletion may still happen; only the deadline prevents it
 			continue
 		}
 		gone = append(gone, d)
@@ -397,8 +401,8 @@ func (r *Registry) tryDelete(ctx context.Context, digests []oci.Digest) (granted
 	return len(list), nil
 }
 
-// purgeShared is purge where replicas share the catalogue: one at a time looks for
-// what nobody continued.
+// purgeShared is purge for replicas that share the catalogue. One replica at a time looks
+// for abandoned uploads.
 func (us *uploads) purgeShared(ctx context.Context) error {
 	r := us.r
 	if err := r.settleExpired(ctx); err != nil {
@@ -431,14 +435,14 @@ func (us *uploads) purgeAlone(ctx context.Context) error {
 }
 
 const (
-	// sweepEvery is the time between two sweeps of the store that replicas share.
+	// sweepEvery is the time between two sweeps of a store that replicas share.
 	sweepEvery = 10 * time.Minute
-	// sweepAge is how old a part of an upload is that no row knows before it is
-	// taken for left behind: a request of another replica may be writing to it.
+	// sweepAge is the age at which a part of an upload without a row is taken for a
+	// leftover. Until then a request of another replica may be writing to it.
 	sweepAge = 24 * time.Hour
 )
 
-// purgeStale drops an upload whose row is old, unless somebody has it.
+// purgeStale drops an upload whose row is old, unless a request has claimed it.
 func (us *uploads) purgeStale(ctx context.Context, row catalog.Upload) error {
 	r := us.r
 	if row.Intent != "" {

@@ -13,15 +13,16 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// CollectOptions of [Registry.Collect]. The zero value collects what is due.
+// CollectOptions are the options of [Registry.Collect]. The zero value collects what is
+// due.
 type CollectOptions struct {
-	// DryRun reports what would go and changes nothing.
+	// DryRun reports what would be removed and changes nothing.
 	DryRun bool
-	// Now also takes what has not yet waited out its grace period. It is safe
-	// only while nobody pushes.
+	// Now also removes content whose grace period has not ended. It is safe only while
+	// nobody pushes.
 	Now bool
-	// Untagged takes manifests nothing points at, whatever the policy says, and
-	// looks at all manifests to find those the queue does not name.
+	// Untagged removes manifests that nothing points at, whatever the policy says. It
+	// looks at all manifests to find those that are not in the queue.
 	Untagged bool
 	// Progress, if not nil, is called after each step.
 	Progress func(CollectReport)
@@ -29,48 +30,49 @@ type CollectOptions struct {
 
 // CollectReport is what a collection did, or would do.
 type CollectReport struct {
-	// Examined candidates.
+	// Examined counts the candidates that were looked at.
 	Examined int `json:"examined"`
-	// Manifests and Blobs taken out of repositories.
+	// Manifests and Blobs count what was removed from repositories.
 	Manifests int `json:"manifests"`
 	Blobs     int `json:"blobs"`
-	// Contents deleted from the catalogue and the object store, and their bytes.
+	// Contents counts the contents deleted from the catalogue and the object store, and
+	// Bytes their size.
 	Contents int   `json:"contents"`
 	Bytes    int64 `json:"bytes"`
-	// Digests of the contents that went, only in a dry run.
+	// Digests lists the deleted contents. Only a dry run sets it.
 	Digests []oci.Digest `json:"digests,omitempty"`
-	// Freed, only in a dry run, is what nothing needs any more once the rest has
-	// gone, and what goes a grace period later. With Now it goes in the same run,
-	// and is counted above instead.
+	// The Freed fields are set only in a dry run. They count what nothing needs any more
+	// once the rest is removed. A later run removes it, after another grace period. With
+	// Now the same run removes it, and it counts above instead.
 	FreedManifests int   `json:"freed_manifests,omitempty"`
 	FreedBlobs     int   `json:"freed_blobs,omitempty"`
 	FreedContents  int   `json:"freed_contents,omitempty"`
 	FreedBytes     int64 `json:"freed_bytes,omitempty"`
-	// AtLeast tells that a dry run did not follow all that would be freed.
+	// AtLeast says that a dry run did not follow everything that would be freed.
 	AtLeast bool `json:"at_least,omitempty"`
-	// Elsewhere tells that another replica was collecting, and this one did nothing.
+	// Elsewhere says that another replica was collecting, and this one did nothing.
 	Elsewhere bool          `json:"elsewhere,omitempty"`
 	Took      time.Duration `json:"took"`
 }
 
 // collector lets one collection run at a time.
 type collector struct {
-	// objects is held for reading while a backup needs every object to stay,
-	// perhaps for hours. It is taken before all others.
+	// objects is held for reading while a backup needs every object to stay, perhaps for
+	// hours. It is locked before all other locks.
 	objects sync.RWMutex
 	mu      sync.Mutex
-	// left says that Forget has left objects to be deleted.
+	// left says that Forget has left objects for deletion.
 	left atomic.Bool
-	// queued says that manifests without a tag were looked for once; under mu.
+	// queued says that manifests without a tag were looked for once. mu guards it.
 	queued bool
-	// condemning is held from the first keepOrCondemn of a step until settle,
-	// which would else settle what another step condemned.
+	// condemning is held from the first keepOrCondemn of a step until settle. Otherwise
+	// settle would settle what another step condemned.
 	condemning sync.Mutex
-	// checking is held by the one check there may be.
+	// checking is held by the check that runs. There is at most one.
 	checking sync.Mutex
 }
 
-// lockPatiently takes a lock that may be held for minutes, unless ctx ends.
+// lockPatiently takes a lock that may be held for minutes. It gives up when ctx ends.
 func lockPatiently(ctx context.Context, try func() bool) error {
 	if err := ctx.Err(); err != nil || try() {
 		return err
@@ -87,9 +89,9 @@ func lockPatiently(ctx context.Context, try func() bool) error {
 	return nil
 }
 
-// Collect removes what nothing needs any more, while pushes and pulls go on.
-// Its cost grows with what has changed since the last run, not with the store.
-// It may be cut off at any point and is continued by the next run.
+// Collect removes what nothing needs any more, while pushes and pulls go on. Its cost
+// grows with what has changed since the last run, not with the size of the store. It may
+// be interrupted at any point, and the next run continues it.
 func (r *Registry) Collect(ctx context.Context, o CollectOptions) (CollectReport, error) {
 	start := time.Now()
 	var rep CollectReport
@@ -132,7 +134,7 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 			return err
 		}
 	}
-	// The policy may have been switched on since manifests lost their tags.
+	// The policy may have been switched on after manifests lost their tags.
 	policy := r.opts.DeleteUntagged && !r.collects.queued
 	if (o.Untagged || policy) && !o.DryRun {
 		r.collects.queued = true
@@ -140,21 +142,21 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 			return fmt.Errorf("find untagged manifests: %w", err)
 		}
 	}
-	// One time for the whole run: what a step postpones must not be due in the
-	// next, which would never end.
+	// The whole run uses one time. Otherwise what one step postpones could be due in the
+	// next, and the run would never end.
 	now := r.judgingTime()
 	step := r.collectStep(o, policy, now)
 	for context.Cause(ctx) == nil {
 		if away := r.StoreAway(); away != nil && !o.DryRun {
 			return away
 		}
-		if o.Now { // also what this run queues
+		if o.Now { // this also includes what this run queues
 			step.Before = r.now().Add(r.opts.Grace + time.Second)
 		}
 		out, last, err := r.step(ctx, step)
 		switch {
 		case isFull(err) && step.Max > 1 && !o.DryRun:
-			step.Max /= 2 // a smaller change needs less of the disk
+			step.Max /= 2 // a smaller change needs less disk space
 			continue
 		case err != nil:
 			return fmt.Errorf("collect garbage: %w", err)
@@ -178,7 +180,7 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 	return context.Cause(ctx)
 }
 
-// collected ends a collection that found nothing more.
+// collected finishes a collection that found nothing more to do.
 func (r *Registry) collected(ctx context.Context, o CollectOptions, rep *CollectReport) error {
 	if o.DryRun {
 		return nil
@@ -192,7 +194,7 @@ func (r *Registry) collected(ctx context.Context, o CollectOptions, rep *Collect
 	return nil
 }
 
-// collectStep returns what each step of a collection is asked for.
+// collectStep returns the options for each step of a collection.
 func (r *Registry) collectStep(o CollectOptions, policy bool, now time.Time) catalog.CollectOptions {
 	step := catalog.CollectOptions{Max: mostAtOnce, Before: now, Untagged: o.Untagged || r.opts.DeleteUntagged, KeepUntagged: r.opts.Partial, DryRun: o.DryRun}
 	if o.DryRun {
@@ -201,8 +203,9 @@ func (r *Registry) collectStep(o CollectOptions, policy bool, now time.Time) cat
 	switch {
 	case o.Now:
 	case r.replica != nil && policy && !o.DryRun:
-		// Manifests are due that were not queued a moment ago, when clients of other
-		// replicas may have been told of them. They get the time that others have.
+		// Some manifests that are due were not in the queue until a moment ago. Until then
+		// clients of other replicas may have learnt that they exist. They get the same
+		// grace period as others.
 		step.Keep = func(string, oci.Digest) (time.Time, bool) { return r.now().Add(r.opts.Grace), true }
 	case o.DryRun:
 		step.Keep = func(repo string, d oci.Digest) (time.Time, bool) { return r.keep(repo, d, now) }
@@ -212,16 +215,16 @@ func (r *Registry) collectStep(o CollectOptions, policy bool, now time.Time) cat
 	return step
 }
 
-// mostAtOnce is how many candidates a step takes at most.
+// mostAtOnce is the largest number of candidates in a step.
 const mostAtOnce = 256
 
-// dryStep is how many candidates a dry run looks at in one transaction, with what
-// they free: more of them show more of that, but pushes wait meanwhile, for about
+// dryStep is how many candidates a dry run looks at in one transaction, with what they
+// free. A larger number shows more of what is freed, but pushes wait meanwhile, for about
 // half a second.
 const dryStep = 4096
 
-// addFreed counts what a step of a dry run frees; now says that a real run would
-// take it too.
+// addFreed counts what a step of a dry run frees. now says that a real run would remove
+// it too.
 func (rep *CollectReport) addFreed(out catalog.Collected, now bool) {
 	rep.AtLeast = rep.AtLeast || out.Cut
 	if out.Freed == nil {
@@ -239,9 +242,9 @@ func (rep *CollectReport) addFreed(out catalog.Collected, now bool) {
 	rep.FreedBytes += freed.Bytes
 }
 
-// keep holds back what a client was told is there within the grace period. After
-// a crash the last minute of that is not known, so nothing is taken until a
-// grace period after the start.
+// keep returns until when to keep content that a client learnt of within the grace
+// period. After a crash the last minute of this knowledge is missing, so nothing is
+// removed until a grace period after the start.
 func (r *Registry) keep(repo string, d oci.Digest, now time.Time) (time.Time, bool) {
 	if r.holdBack.After(now) {
 		return r.holdBack, true
@@ -249,8 +252,8 @@ func (r *Registry) keep(repo string, d oci.Digest, now time.Time) (time.Time, bo
 	return r.seen.until(seenKey{repo, d}, now, r.opts.Grace)
 }
 
-// keepOrCondemn is keep for a step that takes what it does not keep. From its
-// answer until settle nobody is told that the content is there.
+// keepOrCondemn is keep for a step that removes what it does not keep. From its answer
+// until settle, no client is told that the content exists.
 func (r *Registry) keepOrCondemn(repo string, d oci.Digest, now time.Time) (time.Time, bool) {
 	if r.holdBack.After(now) {
 		return r.holdBack, true
@@ -278,8 +281,8 @@ func (rep *CollectReport) add(out catalog.Collected, dryRun bool) {
 	}
 }
 
-// step takes one step in the catalogue and makes RAM follow what it removed.
-// The objects are left to the caller.
+// step performs one step in the catalogue and makes RAM follow what the step removed. The
+// caller deletes the objects.
 func (r *Registry) step(ctx context.Context, o catalog.CollectOptions) (catalog.Collected, *catalog.Candidate, error) {
 	r.collects.condemning.Lock()
 	defer r.collects.condemning.Unlock()
@@ -292,7 +295,7 @@ func (r *Registry) step(ctx context.Context, o catalog.CollectOptions) (catalog.
 	return out, last, nil
 }
 
-// dropUnlinked makes RAM follow what the catalogue does not show any more.
+// dropUnlinked makes RAM follow what the catalogue no longer shows.
 func (r *Registry) dropUnlinked(list []catalog.Unlinked) {
 	for _, u := range list {
 		if u.Manifest {
@@ -303,7 +306,7 @@ func (r *Registry) dropUnlinked(list []catalog.Unlinked) {
 	}
 }
 
-// finishDeleting goes on with deletions that an earlier run, or process, began.
+// finishDeleting continues deletions that an earlier run, or process, began.
 func (r *Registry) finishDeleting(ctx context.Context, rep *CollectReport) error {
 	for {
 		left, err := r.cat.Garbage.Deleting(ctx, 256)
@@ -324,10 +327,11 @@ func (r *Registry) finishDeleting(ctx context.Context, rep *CollectReport) error
 	}
 }
 
-// deleteObjects deletes contents marked as being deleted. A push of the same
-// content either finds the mark gone, or brings the content back: then it is
-// left alone. The locks make the two exclude each other, and where replicas share
-// the catalogue its rows. granted is how many of them were this one's to delete.
+// deleteObjects deletes contents that are marked as being deleted. A push of the same
+// content either finds the mark gone or restores the content, which is then left alone.
+// Locks make the push and the deletion exclude each other. If replicas share the
+// catalogue, its rows do so. granted is how many contents this replica had the right to
+// delete.
 func (r *Registry) deleteObjects(ctx context.Context, blobs []catalog.Blob) (granted int, err error) {
 	digests := make([]oci.Digest, len(blobs))
 	for i, b := range blobs {
@@ -354,14 +358,14 @@ func (r *Registry) deleteAlone(ctx context.Context, digests []oci.Digest) error 
 		if !deleting {
 			continue
 		}
-		if !oci.ValidDigest(d) { // of a damaged catalogue; there is no such object
+		if !oci.ValidDigest(d) { // from a damaged catalogue; no such object exists
 			r.log.Warn("dropped a content whose digest is none", "digest", d)
 			gone = append(gone, d)
 			continue
 		}
 		if err := r.store.Delete(ctx, BlobKey(d)); err != nil {
 			errs = append(errs, err)
-			continue // stays marked; the next run tries again
+			continue // the mark stays; the next run tries again
 		}
 		gone = append(gone, d)
 	}

@@ -45,7 +45,7 @@ func (r *Registry) CommitUpload(ctx context.Context, repo, id string, off, size 
 	return r.commit(ctx, u, off, size, body, d)
 }
 
-// commit takes the last bytes of an upload and makes it a blob. u.mu is held.
+// commit receives the last bytes of an upload and makes the upload a blob. u.mu is held.
 func (r *Registry) commit(ctx context.Context, u *upload, off, size int64, body io.Reader, d oci.Digest) (oci.Descriptor, error) {
 	if err := u.checkOffset(off); err != nil {
 		return oci.Descriptor{}, err
@@ -69,7 +69,7 @@ func (r *Registry) commit(ctx context.Context, u *upload, off, size int64, body 
 	case u.private: // the caller has no id to continue with
 		r.drop(ctx, u)
 		return oci.Descriptor{}, err
-	default: // the client may go on from where it broke off
+	default: // the client may continue where the upload broke off
 		if parkErr := r.park(ctx, u); parkErr != nil {
 			r.log.Warn("keep an upload that broke off", "upload", u.id, "err", parkErr)
 		}
@@ -85,11 +85,10 @@ func (r *Registry) commit(ctx context.Context, u *upload, off, size int64, body 
 	return desc, r.emit(ctx, Event{Action: ActionPush, Repo: u.repo, Blob: true, Descriptor: desc})
 }
 
-// intend records, while the body still comes in, that the upload is about to be
-// published as d, if it will be an object in the store, and makes sure that the store
-// is here. A crash between writing
-// the object and recording it then leaves nothing that recovery does not know.
-// The returned function waits for the record.
+// intend records that the upload is about to be published as d, if it will be an object
+// in the store. It does so while the body still comes in, and also checks that the store
+// is available. If a crash happens between writing the object and recording it, recovery
+// therefore knows of the object. The returned function waits for the record.
 func (r *Registry) intend(ctx context.Context, u *upload, size int64, d oci.Digest) (wait func() error) {
 	if u.state == "" && size >= 0 && u.size+size <= catalog.InlineMax {
 		return func() error { return nil }
@@ -121,7 +120,7 @@ func (r *Registry) intend(ctx context.Context, u *upload, size int64, d oci.Dige
 	}
 }
 
-// finish forgets an upload that has become a blob, or that its row has all of.
+// finish forgets an upload that has become a blob, or whose whole state is in its row.
 func (r *Registry) finish(u *upload) {
 	u.gone = true
 	u.unfollow()
@@ -133,7 +132,7 @@ func (r *Registry) finish(u *upload) {
 // publish checks the upload's digest and makes it a blob of its repository.
 // u.mu is held. On error the caller drops the upload.
 func (r *Registry) publish(ctx context.Context, u *upload, d oci.Digest) (oci.Descriptor, error) {
-	// From here on the outcome must not depend on whether the client waits.
+	// From here on the outcome must not depend on the client's patience.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Minute)
 	defer cancel()
 	if u.lostClaim() {
@@ -166,7 +165,7 @@ func (u *upload) savedID() string {
 	return ""
 }
 
-// record makes the upload, whose digest is known to be right, a durable blob.
+// record makes the upload a durable blob. Its digest is known to be right.
 func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Descriptor, error) {
 	desc := blobDescriptor(d, u.size)
 	r.uploads.mu.Lock()
@@ -179,9 +178,9 @@ func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Des
 		}
 		return desc, r.recordSmall(ctx, u.repo, d, content, rowID)
 	}
-	// The content may be here already. It was received and checked all the same:
-	// knowing a digest must not be enough to be given the content. And it takes the
-	// place of what is stored, which may be lost or damaged without anybody having
+	// The content may be stored already. It was received and checked all the same,
+	// because knowing a digest must not be enough to be given the content. It also
+	// replaces what is stored, which may be lost or damaged without anybody having
 	// noticed.
 	if err := r.openObject(ctx, u, 0, false); err != nil {
 		return desc, ClientError("continue the upload", err)
@@ -194,7 +193,7 @@ func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Des
 	})
 }
 
-// commitObject makes the open object of the upload that of a content.
+// commitObject makes the upload's open object the object of a content.
 func (u *upload) commitObject(ctx context.Context, d oci.Digest) error {
 	err := u.obj.Commit(ctx, BlobKey(d))
 	u.tag = u.obj.Tag()
@@ -202,8 +201,8 @@ func (u *upload) commitObject(ctx context.Context, d oci.Digest) error {
 	return err
 }
 
-// recordSmall records a blob whose bytes are to be in the catalogue. Where the store has
-// them, as in a storage that was adopted, that object is replaced.
+// recordSmall records a blob whose bytes go into the catalogue. If the store has the
+// bytes, as in an adopted storage, recordSmall replaces that object.
 func (r *Registry) recordSmall(ctx context.Context, repo string, d oci.Digest, content []byte, rowID string) error {
 	b := catalog.Blob{Digest: d, Size: int64(len(content)), Content: content}
 	object, err := r.recordBlob(ctx, repo, b, rowID)
@@ -222,9 +221,9 @@ func (r *Registry) recordSmall(ctx context.Context, repo string, d oci.Digest, c
 	return nil
 }
 
-// recordBlob makes a stored content a blob of a repository. A content that was absent
-// comes back to every repository with a manifest that needs it. object reports whether the
-// catalogue has it as an object of the store.
+// recordBlob makes a stored content a blob of a repository. Content that was absent
+// reappears in every repository with a manifest that needs it. object reports whether the
+// catalogue has the content as an object of the store.
 func (r *Registry) recordBlob(ctx context.Context, repo string, b catalog.Blob, rowID string) (object bool, err error) {
 	rec, err := r.cat.PutBlob(ctx, repo, b, rowID)
 	if err != nil {
@@ -238,8 +237,9 @@ func (r *Registry) recordBlob(ctx context.Context, repo string, b catalog.Blob, 
 	return rec.Object, nil
 }
 
-// storeVerified puts verified bytes into the store as the object of d, makes sure that they
-// are there, and records that. The lock of d is held. doing is what an error is of.
+// storeVerified puts verified bytes into the store as the object of d, makes sure that
+// they are there, and records the object. The lock of d is held. doing names the
+// operation in errors.
 func (r *Registry) storeVerified(ctx context.Context, d oci.Digest, size int64, put, record func() error) (doing string, err error) {
 	if err = put(); err == nil {
 		err = r.proveStored(ctx, d, size)
@@ -250,14 +250,14 @@ func (r *Registry) storeVerified(ctx context.Context, d oci.Digest, size int64, 
 	return "record the blob", record()
 }
 
-// putObject puts the object of d into the store and records it. The intent of the upload
-// is durable already. u.mu is held.
+// putObject puts the object of d into the store and records it. The upload's intent is
+// durable already. u.mu is held.
 func (r *Registry) putObject(ctx context.Context, u *upload, d oci.Digest, size int64, put, record func() error) error {
 	unlock := sync.OnceFunc(r.digests.lock(d))
 	defer unlock()
 	doing, err := r.storeVerified(ctx, d, size, put, record)
 	if err == nil {
-		r.ram.Drop(blobKey(u.repo, d)) // it may have another size from now on
+		r.ram.Drop(blobKey(u.repo, d)) // its size may change
 		return nil
 	}
 	if r.replica != nil {
@@ -269,13 +269,13 @@ func (r *Registry) putObject(ctx context.Context, u *upload, d oci.Digest, size 
 	return ClientError(doing, err)
 }
 
-// unpublish takes away an object that may be in the store, but not in the
-// catalogue. Where that cannot be done now, the upload's row, which names the
-// digest, is left for recovery.
+// unpublish removes an object that may be in the store but is not in the catalogue. If
+// that is not possible now, the upload's row, which names the digest, is left for
+// recovery.
 func (r *Registry) unpublish(ctx context.Context, u *upload, d oci.Digest) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	wanted, err := r.cat.Garbage.Wanted(ctx, d) // what an image lacks is left for fsck, which takes it back
+	wanted, err := r.cat.Garbage.Wanted(ctx, d) // fsck restores what an image lacks
 	if err == nil && !wanted {
 		err = r.store.Delete(ctx, BlobKey(d))
 	}
@@ -292,9 +292,9 @@ func (r *Registry) keepRow(u *upload) {
 	r.uploads.mu.Unlock()
 }
 
-// publishVerified is for a client that sent chunks before it said that it would
-// use another digest than sha256: the sum must be computed from the store. The
-// bytes lie under a key of their own until they are known to be right.
+// publishVerified publishes an upload whose client sent chunks before it announced a
+// digest other than sha256. The sum must then be computed from the store. Until the bytes
+// are known to be right they lie under a separate key.
 func (r *Registry) publishVerified(ctx context.Context, u *upload, d oci.Digest) (oci.Descriptor, error) {
 	if err := r.openObject(ctx, u, 0, false); err != nil {
 		return oci.Descriptor{}, ClientError("continue the upload", err)
@@ -305,7 +305,7 @@ func (r *Registry) publishVerified(ctx context.Context, u *upload, d oci.Digest)
 	if err == nil {
 		err = r.copyVerified(ctx, u, key, d)
 	}
-	// Before the upload's row goes, which tells recovery of the copy.
+	// The copy is deleted before the upload's row, from which recovery knows of the copy.
 	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	if delErr := r.store.Delete(cleanup, key); delErr != nil {
@@ -318,7 +318,7 @@ func (r *Registry) publishVerified(ctx context.Context, u *upload, d oci.Digest)
 	return r.record(ctx, u, d)
 }
 
-// copyVerified makes the upload a copy of what lies under key, if that has the
+// copyVerified makes the upload a copy of the object under key, if that object has the
 // digest d.
 func (r *Registry) copyVerified(ctx context.Context, u *upload, key string, d oci.Digest) error {
 	src, err := r.store.Get(ctx, key, 0, -1)

@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Unavailable turns a failure of the store or catalogue that passes into what a
-// client is told; other errors it returns as they are.
+// Unavailable turns a temporary failure of the store or catalogue into the error for the
+// client. It returns other errors unchanged.
 func Unavailable(err error) error {
 	var busy *objstore.BusyError
 	var known *oci.Error
@@ -25,7 +25,7 @@ func Unavailable(err error) error {
 	return err
 }
 
-// ClientError turns a failure of the store or catalogue into what a client sees.
+// ClientError turns a failure of the store or catalogue into the error for the client.
 func ClientError(doing string, err error) error {
 	var known *oci.Error
 	var busy *objstore.BusyError
@@ -57,7 +57,7 @@ func ClientError(doing string, err error) error {
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
-// room refuses what is new while the catalogue's disk is full.
+// room returns an error for new content while the catalogue's disk is full.
 func (r *Registry) room() error {
 	if err := r.cat.DB.Room(); err != nil {
 		return ClientError("begin a change", err)
@@ -65,17 +65,17 @@ func (r *Registry) room() error {
 	return nil
 }
 
-// isStorageFull recognises what ClientError made of a full store.
+// isStorageFull reports whether an error is what ClientError makes of a full store.
 func isStorageFull(err error) bool {
 	var e *oci.Error
 	return errors.As(err, &e) && e.Status == http.StatusInsufficientStorage
 }
 
-// isUnknown recognises that the store has lost an upload's bytes.
+// isUnknown reports whether an error says that the store has lost an upload's bytes.
 func isUnknown(err error) bool { return oci.HasCode(err, oci.CodeBlobUploadUnknown) }
 
-// impairment names what keeps the machine from serving although nothing is damaged;
-// "" is none of that.
+// impairment names what keeps the machine from serving although nothing is damaged. It
+// returns "" for any other error.
 func impairment(err error) string {
 	switch {
 	case errors.Is(err, syscall.EROFS):
@@ -86,19 +86,19 @@ func impairment(err error) string {
 	return ""
 }
 
-// impairedRetry is when a client should come again to a registry that somebody has to
-// look after first.
+// impairedRetry is when a client should try again if an operator has to repair something
+// first.
 const impairedRetry = 30 * time.Second
 
-// defaultRetry is when a client should come again where nobody knows better.
+// defaultRetry is when a client should try again if nothing better is known.
 const defaultRetry = 5 * time.Second
 
 func unavailable(what string, after time.Duration, doing string, err error) error {
 	return &oci.Error{Code: oci.CodeUnavailable, RetryAfter: after, Message: what + "; try again in a moment", Err: fmt.Errorf("%s: %w", doing, err)}
 }
 
-// isFull recognises a full disk under the catalogue: the driver gives SQLite's
-// message (SQLITE_FULL), or the system's error.
+// isFull reports whether an error says that the disk under the catalogue is full. The
+// driver returns SQLite's message (SQLITE_FULL) or the system's error.
 func isFull(err error) bool {
 	var full interface{ Code() int }
 	const sqliteFull = 13

@@ -11,26 +11,27 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// ForgetOptions of [Registry.Forget]. The zero value works.
+// ForgetOptions are the options of [Registry.Forget]. The zero value works.
 type ForgetOptions struct {
-	// UsedBefore, unless zero, spares images that came or were pulled at that time or
-	// later: somebody may have begun to pull one since it was chosen.
+	// UsedBefore, unless zero, spares images that arrived or were pulled at that time or
+	// later. Somebody may have begun to pull an image since it was chosen.
 	UsedBefore time.Time
 }
 
-// Forgotten is what was removed of mirrored repositories.
+// Forgotten counts what was removed from mirrored repositories.
 type Forgotten struct {
-	// Manifests and Blobs that their repository does not show any more.
+	// Manifests and Blobs count what their repository no longer shows.
 	Manifests int `json:"manifests"`
 	Blobs     int `json:"blobs"`
-	// Contents that nobody shows any more, and their bytes.
+	// Contents counts the contents that no repository shows any more, and Bytes their
+	// size.
 	Contents int   `json:"contents"`
 	Bytes    int64 `json:"bytes"`
-	// Later says that the bytes of some are freed by the next collection.
+	// Later says that the next collection frees some of the bytes.
 	Later bool `json:"later,omitempty"`
 }
 
-// Add adds what another call has removed.
+// Add adds what another call removed.
 func (f *Forgotten) Add(o Forgotten) {
 	f.Manifests += o.Manifests
 	f.Blobs += o.Blobs
@@ -42,21 +43,22 @@ func (f *Forgotten) Add(o Forgotten) {
 const (
 	// forgetStep is how many images one change of the catalogue removes.
 	forgetStep = 16
-	// forgetPatience is how long Forget waits for a collection or backup to end
-	// before it leaves objects to the next collection.
+	// forgetPatience is how long Forget waits for a collection or backup to end. After
+	// that it leaves the objects to the next collection.
 	forgetPatience = 2 * time.Second
 )
 
-// Forget removes images of a mirrored repository, named by the digests of their
-// manifests or indexes: their tags, what only they kept of the repository's manifests,
-// and the blobs that no other manifest of it names. Content that no other repository
-// shows is deleted at once. Digests that are not there are passed over.
+// Forget removes images of a mirrored repository. The images are named by the digests of
+// their manifests or indexes. Forget removes the images' tags, the repository's
+// manifests that only these images kept, and the blobs that no other manifest of the
+// repository names. Content that no other repository shows is deleted at once. Forget
+// skips digests that are not there.
 //
-// No grace period is needed: that is for pushes, which name what a client was told is
-// there, and nobody pushes to a mirrored repository. A push to another repository has
-// the content shown there, and then it stays, or has not yet, and then it brings the
-// bytes and records them under the lock of the digest, or with the claims that replicas
-// agree by, like a push that meets the collector.
+// No grace period is needed. Grace periods are for pushes, which name content that a
+// client was told exists, and nobody pushes to a mirrored repository. A push to another
+// repository may have linked the content there already, and then the content stays. If it
+// has not, the push brings the bytes itself. It records them under the lock of the
+// digest, or with the claims that replicas use, like a push that meets the collector.
 func (r *Registry) Forget(ctx context.Context, repo string, o ForgetOptions, digests ...oci.Digest) (Forgotten, error) {
 	var sum Forgotten
 	if err := r.mayMirror(repo); err != nil {
@@ -83,8 +85,8 @@ func (r *Registry) Forget(ctx context.Context, repo string, o ForgetOptions, dig
 	return sum, nil
 }
 
-// ForgetTag removes a tag of a mirrored repository and nothing else: what it pointed at
-// can still be pulled by digest. It is no error if the tag is not there.
+// ForgetTag removes a tag of a mirrored repository and nothing else. What the tag pointed
+// at can still be pulled by digest. It is not an error if the tag is not there.
 func (r *Registry) ForgetTag(ctx context.Context, repo, tag string) error {
 	if err := r.mayMirror(repo); err != nil {
 		return err
@@ -97,8 +99,8 @@ func (r *Registry) ForgetTag(ctx context.Context, repo, tag string) error {
 	return nil
 }
 
-// ForgetBlob takes a blob out of a mirrored repository although manifests name it, as a
-// copy that turned out to be damaged. It is no error if it is not there.
+// ForgetBlob removes a blob from a mirrored repository although manifests name it. It is
+// for copies that turned out to be damaged. It is not an error if the blob is not there.
 func (r *Registry) ForgetBlob(ctx context.Context, repo string, d oci.Digest) error {
 	if err := r.mayMirror(repo); err != nil {
 		return err
@@ -129,8 +131,9 @@ func (r *Registry) forgotten(ctx context.Context, out catalog.Collected) (Forgot
 	return f, err
 }
 
-// deleteSoon deletes objects that the catalogue has dropped, unless a backup needs every
-// object to stay: then, and where a collection takes long, the next one does it.
+// deleteSoon deletes objects that the catalogue has dropped. If a backup needs every
+// object to stay, or a collection takes long, it leaves the objects to the next
+// collection.
 func (r *Registry) deleteSoon(ctx context.Context, objects []catalog.Blob) (later bool, err error) {
 	wait, cancel := context.WithTimeout(ctx, forgetPatience)
 	defer cancel()

@@ -1,14 +1,15 @@
 package registry
 
-// besideMin is the smallest piece of a body, in bytes, that is hashed beside the
-// rest of the work: for less, handing it over costs more than is gained. It is
-// more than catalog.InlineMax, up to which a body has one buffer only.
+// besideMin is the size in bytes of the smallest piece of a body that is hashed
+// concurrently with the other work. For smaller pieces the handover costs more than it
+// gains. besideMin is greater than catalog.InlineMax, up to which a body has only one
+// buffer.
 const besideMin = 64<<10 + 1
 
-// hashPiece adds a piece of a body to the upload's hash. Unless it is the last
-// or small, a goroutine hashes it while the caller receives and stores the next,
-// and p must stay as it is until hashPiece or hashed returns again. Without this
-// a large push takes as long as hashing and storing take together.
+// hashPiece adds a piece of a body to the upload's hash. Unless the piece is small or the
+// last, a goroutine hashes it while the caller receives and stores the next piece. p must
+// not change until hashPiece or hashed returns again. Without this a large push takes as
+// long as hashing and storing together.
 func (u *upload) hashPiece(p []byte, last bool) {
 	u.hashed()
 	if last || len(p) < besideMin {

@@ -25,8 +25,8 @@ func (r *Registry) corrected(d oci.Digest, s repair.Shown, err error) (bool, err
 	return err == nil, err
 }
 
-// heal stores the bytes of a known content again, if they have its digest. Manifests
-// are found among the small contents, as everywhere.
+// heal stores the bytes of a known content again if they have its digest. Manifests are
+// among the small contents, as everywhere.
 func (r *Registry) heal(ctx context.Context, d oci.Digest, src io.Reader) (done bool, err error) {
 	known, isManifest, err := repair.New(r.cat.DB).Healable(ctx, d)
 	if err != nil || !known {
@@ -79,8 +79,8 @@ func (r *Registry) healedFrom(ctx context.Context, b catalog.Blob) (bool, error)
 	return r.corrected(b.Digest, s, err)
 }
 
-// relink makes a content that came back visible in every repository with a manifest
-// that needs it.
+// relink makes a restored content visible in every repository with a manifest that needs
+// it.
 func (r *Registry) relink(ctx context.Context, d oci.Digest) error {
 	rows, err := repair.New(r.cat.DB).NamedBy(ctx, d)
 	if err != nil {
@@ -107,7 +107,7 @@ func (r *Registry) showNamed(ctx context.Context, m repair.ManifestRow, d oci.Di
 	}
 	doc, err := manifest.Parse(b.Content, m.MediaType)
 	if err != nil || !manifest.Has(doc.Names().Blobs, d) {
-		return nil // fsck reports a manifest that is none
+		return nil // fsck reports a manifest that cannot be parsed
 	}
 	_, err = repair.New(r.cat.DB).LinkNamed(ctx, m, d)
 	return err

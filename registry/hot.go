@@ -10,27 +10,27 @@ import (
 )
 
 const (
-	// hotSpan is after how long pulls begin to be forgotten: what is told is of one to two
-	// such spans.
+	// hotSpan is the length of a span of counting. The reported counts cover the
+	// last one to two spans.
 	hotSpan = 10 * time.Minute
-	// hotImages is how many images are counted at once; some 200 kB.
+	// hotImages is how many images are counted at once. They take some 200 kB.
 	hotImages = 1000
 )
 
-// Pulled is how often a manifest was asked for by a name.
+// Pulled is how often clients requested a manifest by a name.
 type Pulled struct {
-	// Repo and Ref, a tag or digest, are what was asked for.
+	// Repo and Ref, a tag or digest, are what the clients requested.
 	Repo, Ref string
 	Pulls     int64
 }
 
-// hot counts pulls of late. Where there are more names than it has room for, it counts as
-// Misra and Gries do (Finding repeated elements, 1982): a name is told with at most
-// 1/hotImages of all pulls too few, and never with too many.
+// hot counts recent pulls. If there are more names than it has room for, it counts as
+// Misra and Gries do (Finding repeated elements, 1982). The count of a name is then too
+// low by at most 1/hotImages of all pulls, and is never too high.
 type hot struct {
 	mu         sync.Mutex
 	now, older map[pullKey]int64
-	// since is when now began, before when older did.
+	// since is when now began, and before is when older did.
 	since, before time.Time
 }
 
@@ -49,7 +49,7 @@ func (h *hot) note(k pullKey, at time.Time) {
 	h.now[k]++
 }
 
-// turn begins a new span when the last is over. h.mu is held.
+// turn begins a new span if the last one is over. h.mu is held.
 func (h *hot) turn(at time.Time) {
 	age := at.Sub(h.since)
 	if h.now != nil && age >= 0 && age < hotSpan {
@@ -61,7 +61,7 @@ func (h *hot) turn(at time.Time) {
 	h.now, h.since = map[pullKey]int64{}, at
 }
 
-// list returns the names asked for most, at most n.
+// list returns the names requested most often, at most n.
 func (h *hot) list(n int, at time.Time) (list []Pulled, since time.Time) {
 	h.mu.Lock()
 	h.turn(at)
@@ -84,11 +84,11 @@ func (h *hot) list(n int, at time.Time) (list []Pulled, since time.Time) {
 	return list[:min(n, len(list))], since
 }
 
-// Hot returns the manifests that this replica was asked for most often of late, at most n,
-// and since when they were counted.
+// Hot returns the manifests that clients of this replica requested most often of late, at
+// most n, and the time since which they were counted.
 func (r *Registry) Hot(n int) ([]Pulled, time.Time) { return r.lately.list(n, r.now()) }
 
-// pulled notes that a manifest was asked for.
+// pulled notes that a manifest was requested.
 func (r *Registry) pulled(repo, ref string) {
 	now := r.now()
 	r.pulls.note(repo, ref, now)
@@ -97,8 +97,8 @@ func (r *Registry) pulled(repo, ref string) {
 
 type unnoticed struct{}
 
-// Unnoticed returns a context whose requests for manifests count as no pulls: those of
-// maintenance, which no client sent.
+// Unnoticed returns a context in which requests for manifests do not count as pulls. It
+// is for maintenance requests, which no client sent.
 func Unnoticed(ctx context.Context) context.Context {
 	return context.WithValue(ctx, unnoticed{}, true)
 }

@@ -12,9 +12,8 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// saveOpen gives uploads that have been open for a while a row in the
-// catalogue. It runs from a timer, which it sets again while uploads without a
-// row remain.
+// saveOpen gives uploads that have been open for a while a row in the catalogue. A timer
+// calls it, and saveOpen sets that timer again while uploads without a row remain.
 func (us *uploads) saveOpen() {
 	done := us.beginSaving()
 	if done == nil {
@@ -65,8 +64,8 @@ func (us *uploads) saveOpen() {
 	}
 }
 
-// clientOf is whose share of the uploads a request uses. It is zero where nobody
-// says who asks.
+// clientOf returns the client whose share of the uploads a request uses. It is zero if
+// the client is not known.
 func clientOf(ctx context.Context) netip.Addr {
 	if actor := oci.ActorFrom(ctx); actor != nil {
 		return oci.ClientOf(actor.Addr)
@@ -74,10 +73,10 @@ func clientOf(ctx context.Context) netip.Addr {
 	return netip.Addr{}
 }
 
-// remove lets an upload go from RAM. us.mu is held.
+// remove removes an upload from RAM. us.mu is held.
 func (us *uploads) remove(u *upload) {
 	if us.byID[u.id] != u {
-		return // it was never there, or has left
+		return // the upload was never there, or has left
 	}
 	delete(us.byID, u.id)
 	if !u.client.IsValid() {
@@ -88,7 +87,7 @@ func (us *uploads) remove(u *upload) {
 	}
 }
 
-// beginSaving makes Close wait for saveOpen; it returns nil after Close.
+// beginSaving makes Close wait for saveOpen. It returns nil after Close.
 func (us *uploads) beginSaving() chan struct{} {
 	us.mu.Lock()
 	defer us.mu.Unlock()
@@ -99,7 +98,7 @@ func (us *uploads) beginSaving() chan struct{} {
 	return make(chan struct{})
 }
 
-// unsaved returns uploads without a row that were there before. They are marked
+// unsaved returns uploads without a row that began before the given time. It marks them
 // as being saved until saving is closed.
 func (us *uploads) unsaved(before time.Time, saving chan struct{}) []*upload {
 	us.mu.Lock()
@@ -127,10 +126,10 @@ func (us *uploads) close() {
 	}
 }
 
-// saveAll saves every open upload before the process ends. Requests have ended
-// by then, and close was called.
+// saveAll saves every open upload before the process ends. Requests have ended by then,
+// and close was called.
 func (us *uploads) saveAll(ctx context.Context) error {
-	if us.r.replica != nil { // they have rows, or nobody else knows them
+	if us.r.replica != nil { // the uploads have rows, or only this process knows them
 		return nil
 	}
 	for {
@@ -140,7 +139,7 @@ func (us *uploads) saveAll(ctx context.Context) error {
 		}
 		var rows []catalog.Upload
 		for _, u := range open {
-			for !u.mu.TryLock() { // a request that drain could not end
+			for !u.mu.TryLock() { // held by a request that drain could not end
 				select {
 				case <-ctx.Done():
 					return fmt.Errorf("save upload %s, which is in use: %w", u.id, ctx.Err())
@@ -165,8 +164,8 @@ func (us *uploads) saveAll(ctx context.Context) error {
 	}
 }
 
-// purge drops uploads nobody continued for too long, lets idle ones go from
-// RAM, and removes what a crash left in the store without a row.
+// purge drops uploads that were abandoned for too long, removes idle ones from RAM, and
+// removes what a crash left in the store without a row.
 func (us *uploads) purge(ctx context.Context) error {
 	now, idle := us.r.now(), idleAfter
 	if us.r.replica != nil {
@@ -175,7 +174,7 @@ func (us *uploads) purge(ctx context.Context) error {
 	us.mu.Lock()
 	for _, u := range us.byID {
 		if u.saved && now.Sub(u.touched) > idle && u.mu.TryLock() {
-			u.gone = true // for a request that found it a moment ago
+			u.gone = true // for a request that found the upload a moment ago
 			us.remove(u)
 			u.unfollow()
 			u.mu.Unlock()
@@ -197,8 +196,8 @@ func (us *uploads) purge(ctx context.Context) error {
 	return us.sweep(ctx, now.Add(-us.r.opts.UploadMaxAge))
 }
 
-// purgeOne drops an upload whose row is old, unless it has been continued since
-// the row was read.
+// purgeOne drops an upload whose row is old, unless the upload was continued after the
+// row was read.
 func (us *uploads) purgeOne(ctx context.Context, row catalog.Upload) error {
 	us.restoring.Lock()
 	defer us.restoring.Unlock()
@@ -224,7 +223,7 @@ func (us *uploads) purgeOne(ctx context.Context, row catalog.Upload) error {
 	return nil
 }
 
-// sweep asks the store for uploads the catalogue does not know.
+// sweep looks in the store for uploads that the catalogue does not know.
 func (us *uploads) sweep(ctx context.Context, before time.Time) error {
 	sweeper, ok := objstore.As[objstore.UploadSweeper](us.r.store)
 	if !ok {

@@ -17,10 +17,10 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// The identity of a store is the registry's id in two objects: one beside what else is
-// this program's own, one beside the blobs, since a disk may be mounted for these alone.
-// The catalogue has the same id. Where an object is missing or says something else, the
-// store is not the one that the catalogue describes.
+// The identity of a store is the registry's id. Two objects hold it: one beside this
+// program's other objects, and one beside the blobs, since a disk may be mounted for the
+// blobs alone. The catalogue has the same id. If an object is missing or holds another
+// id, the store is not the one that the catalogue describes.
 const (
 	ownIDKey   = "slipway/registry"
 	blobsIDKey = BlobPrefix + "sha256/slipway-registry"
@@ -35,17 +35,17 @@ type storeID struct {
 
 // StoreError says that the object store is not the one that the catalogue describes.
 type StoreError struct {
-	// Other says that it belongs to another registry; else it is empty, or was put
-	// there in place of the right one.
+	// Other says that the store belongs to another registry. Otherwise the store is
+	// empty, or was put there in place of the right one.
 	Other bool
-	// What was found, and the way out.
+	// What says what was found and what to do about it.
 	What string
 }
 
 // Error implements error.
 func (e *StoreError) Error() string { return e.What }
 
-// storeWatch is what is known of the store's identity.
+// storeWatch holds what is known about the store's identity.
 type storeWatch struct {
 	// away is nil while the store is the right one.
 	away atomic.Pointer[StoreError]
@@ -59,15 +59,16 @@ type storeWatch struct {
 	unwritten bool
 }
 
-// watchEvery is how often the store's identity is looked at while nothing asks for it.
+// watchEvery is how often the store's identity is checked while no request checks it.
 const watchEvery = 5 * time.Second
 
-// sampled is how many contents, and packs, are looked for where the identity is missing.
+// sampled is how many contents, and how many packs, are looked for if the identity is
+// missing.
 const sampled = 16
 
-// CheckStore returns nil if the object store is the one that the catalogue describes,
-// and a *StoreError if it is not. Any other error says that this cannot be told now.
-// Requests follow what it found until the next check.
+// CheckStore returns nil if the object store is the one that the catalogue describes, and
+// a *StoreError if it is not. Any other error says that this cannot be determined now.
+// Until the next check, requests follow the result of this one.
 func (r *Registry) CheckStore(ctx context.Context) error {
 	if r.opts.Anonymous {
 		return nil
@@ -108,8 +109,8 @@ func (r *Registry) StoreAway() error {
 	return nil
 }
 
-// storeHere is CheckStore for the common case that all is right, as cheap as one read of
-// a small object. Callers that share nothing wait for nobody.
+// storeHere is CheckStore for the common case that all is well. It is as cheap as one
+// read of a small object. Callers that share nothing do not wait for each other.
 func (r *Registry) storeHere(ctx context.Context) error {
 	if id := r.identity.id.Load(); id != nil && r.identity.away.Load() == nil {
 		if got, err := readID(ctx, r.store, blobsIDKey); err == nil && got == *id {
@@ -119,8 +120,9 @@ func (r *Registry) storeHere(ctx context.Context) error {
 	return r.CheckStore(ctx)
 }
 
-// unlessAway returns what a client is told whose request needs the object store, while
-// that is away; else nil. It is asked after a failure: then nothing is lost yet.
+// unlessAway returns the error for a client whose request needs the object store while
+// the store is away. Otherwise it returns nil. It is called after a failure: if the
+// store is away, nothing is lost yet.
 func (r *Registry) unlessAway(ctx context.Context) error {
 	away := r.identity.away.Load()
 	if away == nil {
@@ -137,8 +139,8 @@ func storeAway(err error) error {
 	return unavailable("the registry's object store is away", defaultRetry, "use the object store", err)
 }
 
-// watchStore looks at the store now and then, so that one that goes away, or comes
-// back, is noticed without a request.
+// watchStore checks the store from time to time, so that a store's going away or coming
+// back is noticed without a request.
 func (r *Registry) watchStore() {
 	defer r.background.Done()
 	tick := time.NewTicker(watchEvery)
@@ -149,15 +151,15 @@ func (r *Registry) watchStore() {
 			return
 		case <-tick.C:
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			_ = r.CheckStore(ctx) // it logs what changes, and readiness tells the rest
+			_ = r.CheckStore(ctx) // CheckStore logs changes, and readiness reports the rest
 			cancel()
 		}
 	}
 }
 
-// identify compares the identity of the store with the catalogue's. Where the store
-// lacks it, the objects that the catalogue names decide: if they are there the store
-// gets it, as in the first run, or after a copy that left it out.
+// identify compares the identity of the store with the catalogue's. If the store lacks
+// the identity, the objects that the catalogue names decide. If they are there, the store
+// gets the identity, as in the first run, or after a copy that left it out.
 func (r *Registry) identify(ctx context.Context) error {
 	id, settled, err := r.registryID(ctx)
 	if err != nil {
@@ -194,7 +196,8 @@ func (r *Registry) identify(ctx context.Context) error {
 	return r.mark(ctx, lacking)
 }
 
-// registryID asks the catalogue until the id is settled, and so will not change.
+// registryID asks the catalogue for the id until the id is settled, which means that it
+// will not change.
 func (r *Registry) registryID(ctx context.Context) (id string, settled bool, err error) {
 	if known := r.identity.id.Load(); known != nil {
 		return *known, true, nil
@@ -203,7 +206,7 @@ func (r *Registry) registryID(ctx context.Context) (id string, settled bool, err
 }
 
 // sample looks for some of the objects that the catalogue names: contents, and packs,
-// which may be on a disk of their own.
+// which may be on a separate disk.
 func (r *Registry) sample(ctx context.Context) (asked, here int, err error) {
 	list, err := r.cat.SampleObjects(ctx, sampled)
 	if err != nil {
@@ -231,9 +234,9 @@ func (r *Registry) sample(ctx context.Context) (asked, here int, err error) {
 	return len(keys), here, nil
 }
 
-// mark makes the store this registry's. A crash in the midst of it leaves an id that is
-// only proposed, with which the next start goes on. That the identity cannot be written,
-// as on a full disk, is no reason to serve nothing.
+// mark writes this registry's id into the store. If the process crashes halfway, the id
+// is only proposed, and the next start goes on with it. Failure to write the identity, as
+// on a full disk, is no reason to serve nothing.
 func (r *Registry) mark(ctx context.Context, lacking []string) error {
 	if r.opts.ReadOnly {
 		return nil
@@ -261,7 +264,7 @@ func (r *Registry) mark(ctx context.Context, lacking []string) error {
 }
 
 // AdoptStore makes the object store this registry's as it is, although it lacks the
-// registry's id and contents. A store that belongs to another registry is refused.
+// registry's id and contents. It refuses a store that belongs to another registry.
 func (r *Registry) AdoptStore(ctx context.Context) error {
 	if err := r.CheckStore(ctx); err == nil {
 		return nil
@@ -281,8 +284,8 @@ func (r *Registry) AdoptStore(ctx context.Context) error {
 	return r.CheckStore(ctx)
 }
 
-// Continue records that this registry, which was empty, has got all images of a backup
-// of the registry with the given id, so that its own backups may replace that one.
+// Continue records that this registry, which was empty, has received all images of a
+// backup of the registry with the given id. Its own backups may then replace that backup.
 func (r *Registry) Continue(ctx context.Context, id string) error {
 	return r.cat.Settings.Continue(ctx, id)
 }
@@ -293,8 +296,8 @@ func newRegistryID() string {
 	return hex.EncodeToString(b)
 }
 
-// WriteStoreID writes a registry's id into a store, where no other one is. Without keys
-// it writes the whole identity. Errors: *StoreError.
+// WriteStoreID writes a registry's id into a store, unless the store has another id.
+// Without keys it writes the whole identity. Errors: *StoreError.
 func WriteStoreID(ctx context.Context, store objstore.Store, id string, keys ...string) error {
 	if len(keys) == 0 {
 		keys = idKeys[:]
@@ -321,10 +324,11 @@ func WriteStoreID(ctx context.Context, store objstore.Store, id string, keys ...
 	return nil
 }
 
-// IDKeys names the objects that hold a store's identity.
+// IDKeys returns the names of the objects that hold a store's identity.
 func IDKeys() string { return ownIDKey + " and " + blobsIDKey }
 
-// StoreOwner returns the id of the registry that a store belongs to, or "" if it has none.
+// StoreOwner returns the id of the registry that a store belongs to, or "" if it has
+// none.
 func StoreOwner(ctx context.Context, store objstore.Store) (id string, err error) {
 	for _, key := range idKeys {
 		if id, err = readID(ctx, store, key); err != nil || id != "" {
@@ -334,7 +338,7 @@ func StoreOwner(ctx context.Context, store objstore.Store) (id string, err error
 	return id, err
 }
 
-// HasStoreID reports whether the objects of a registry lie in a directory.
+// HasStoreID reports whether a directory contains the objects of a registry.
 func HasStoreID(dir string) bool {
 	for _, key := range idKeys {
 		if _, err := os.Lstat(filepath.Join(dir, key)); err == nil {
@@ -344,8 +348,8 @@ func HasStoreID(dir string) bool {
 	return false
 }
 
-// readID reads an identity object. The result is empty where it is missing, or holds
-// nothing that an identity is.
+// readID reads an identity object. The result is empty if the object is missing or does
+// not hold an identity.
 func readID(ctx context.Context, store objstore.Store, key string) (string, error) {
 	const most = 4 << 10
 	obj, err := store.Get(ctx, key, 0, most)

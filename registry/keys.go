@@ -7,19 +7,19 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Where things lie in the object store. What a Distribution registry writes too lies where
-// that has it, so that its storage can be adopted in place.
+// These keys say where things lie in the object store. What a Distribution registry also
+// writes lies at the same place, so that its storage can be adopted as it is.
 const (
 	// BlobPrefix begins the keys of blobs.
 	BlobPrefix = "docker/registry/v2/blobs/"
 	// RepositoryPrefix begins the keys of a Distribution registry's links.
 	RepositoryPrefix = "docker/registry/v2/repositories/"
-	// PackPrefix is where package filestore keeps its packs. Here and in a backup they are
-	// objects whose name says their digest; what is in them is not known.
+	// PackPrefix begins the keys under which package filestore keeps its packs. Here and
+	// in a backup they are opaque objects whose names contain their digests.
 	PackPrefix = "slipway/gear/packs/"
 )
 
-// BlobKey is the object key of a blob: Distribution's path.
+// BlobKey returns the object key of a blob, which is Distribution's path.
 func BlobKey(d oci.Digest) string {
 	alg, hex := d.Algorithm().String(), d.Encoded()
 	return BlobPrefix + alg + "/" + hex[:2] + "/" + hex + "/data"
@@ -35,12 +35,13 @@ func DigestOfKey(key string) (oci.Digest, bool) {
 	return d, oci.ValidDigest(d) && BlobKey(d) == key
 }
 
-// IsIdentity reports whether a key is of an object that says whose the store is.
+// IsIdentity reports whether a key belongs to an object that identifies the owner of the
+// store.
 func IsIdentity(key string) bool { return slices.Contains(idKeys[:], key) }
 
-// CatalogFile is the catalogue's name in a data root and in a backup, beside
+// CatalogFile is the name of the catalogue in a data root and in a backup. It lies beside
 // the directories of the objects.
 const CatalogFile = "catalog.db"
 
-// LockFile is a file in a data root that a program locks while it uses that.
+// LockFile is a file in a data root that a program locks while it uses the data root.
 const LockFile = "slipway.lock"

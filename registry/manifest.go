@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// parse reads a pushed manifest, large ones a few at a time.
+// parse parses a pushed manifest. It parses only a few large ones at a time.
 func (r *Registry) parse(ctx context.Context, m oci.PutManifest) (manifest.Document, error) {
 	const large = 256 << 10
 	if len(m.Bytes) > large {
@@ -81,8 +81,8 @@ const (
 	maxBelow = 20_000
 )
 
-// checkBelow looks for what the manifests of an index name in turn: clients that copy an
-// index leave out the manifests that are here, and with them the layers.
+// checkBelow looks for what the manifests of an index name in turn. Clients that copy an
+// index do not send the manifests that are here, and so do not send their layers either.
 func (r *Registry) checkBelow(ctx context.Context, repo string, manifests []oci.Digest) error {
 	lost, err := r.goneBelow(ctx, repo, manifests, nil)
 	if err != nil || len(lost) == 0 {
@@ -92,9 +92,9 @@ func (r *Registry) checkBelow(ctx context.Context, repo string, manifests []oci.
 		Message: fmt.Sprintf("the manifests of the index name %d contents that repository %s does not hold, the first is %s; push them first", len(lost), repo, lost[0])}
 }
 
-// goneBelow returns what manifests name, at any depth, and is gone. It reads no object,
-// since an index may name hundreds. had, unless nil, returns the manifests that the
-// repository ever had: others do not count.
+// goneBelow returns the contents that manifests name, at any depth, and that are gone. It
+// reads no object, since an index may name hundreds. had, unless nil, returns the
+// manifests that the repository ever had. Others do not count.
 func (r *Registry) goneBelow(ctx context.Context, repo string, manifests []oci.Digest,
 	had func(context.Context, string, []oci.Digest) (map[oci.Digest]bool, error)) (lost []oci.Digest, err error) {
 	if r.opts.MissingBlobs {
@@ -124,9 +124,9 @@ func (r *Registry) goneBelow(ctx context.Context, repo string, manifests []oci.D
 	return lost, nil
 }
 
-// lacks reports whether a client that may push has to push an image again, because
-// something of it is lost. What cannot be told in time is taken for here. An index may
-// lack platforms that it never had here, which its clients may not want.
+// lacks reports whether a client that may push has to push an image again because part of
+// it is lost. If that cannot be determined in time, the part is taken to be here. An
+// index may lack platforms that were never here, since its clients may not want them.
 func (r *Registry) lacks(ctx context.Context, repo string, d oci.Digest) bool {
 	if !oci.IsForPushing(ctx) || r.partial(repo) || r.writable() != nil {
 		return false
@@ -137,8 +137,8 @@ func (r *Registry) lacks(ctx context.Context, repo string, d oci.Digest) bool {
 	return err == nil && len(lost) > 0
 }
 
-// namedBelow returns what those of the contents that are manifests of the repository name
-// and is not in seen, and adds it there.
+// namedBelow returns what the given contents name, for contents that are manifests of the
+// repository. It leaves out what is in seen, and adds the rest to seen.
 func (r *Registry) namedBelow(ctx context.Context, repo string, manifests []oci.Digest, seen map[oci.Digest]bool) (blobs, inner []oci.Digest, err error) {
 	here, err := r.cat.ManifestsHere(ctx, repo, manifests)
 	if err != nil {
@@ -161,7 +161,7 @@ func (r *Registry) namedBelow(ctx context.Context, repo string, manifests []oci.
 		}
 		doc, err := manifest.Parse(b.Content, "")
 		if err != nil {
-			continue // one from before a check that it does not pass
+			continue // stored before a check that it does not pass
 		}
 		named := doc.Names()
 		for _, d := range named.Blobs {
@@ -176,8 +176,8 @@ func (r *Registry) namedBelow(ctx context.Context, repo string, manifests []oci.
 	return blobs, inner, nil
 }
 
-// goneFrom returns those of the contents that the repository does not show, or whose
-// objects are gone, short or known to be damaged.
+// goneFrom returns the contents that the repository does not show, or whose objects are
+// gone, truncated or known to be damaged.
 func (r *Registry) goneFrom(ctx context.Context, repo string, blobs, manifests []oci.Digest) ([]oci.Digest, error) {
 	shown, err := r.cat.Linked(ctx, repo, slices.Concat(blobs, manifests))
 	if err != nil {
@@ -199,8 +199,9 @@ func (r *Registry) goneFrom(ctx context.Context, repo string, blobs, manifests [
 	return append(gone, lost...), err
 }
 
-// beforePut prepares RAM for a manifest about to be recorded: what was just
-// pushed is soon pulled. The returned function is called when it is durable.
+// beforePut prepares RAM for a manifest that is about to be recorded, because clients
+// soon pull what was just pushed. The returned function is called when the manifest is
+// durable.
 func (r *Registry) beforePut(repo string, d oci.Digest, tags []string) (keep func(*oci.Manifest)) {
 	keys := []cache.Key{manifestKey(repo, string(d))}
 	for _, tag := range tags {
@@ -335,7 +336,7 @@ func (r *Registry) manifestRow(repo string, d oci.Digest, doc manifest.Document,
 	return row, nil
 }
 
-// once returns the digests in their order, each once.
+// once returns the digests in their order, without duplicates.
 func once(list []oci.Digest) []oci.Digest {
 	seen := make(map[oci.Digest]bool, len(list))
 	return slices.DeleteFunc(list, func(d oci.Digest) bool {
@@ -391,13 +392,13 @@ func deleteError(repo, ref string, err error) error {
 	return ClientError(fmt.Sprintf("delete %s of %s", ref, repo), err)
 }
 
-// maxReferrers bounds a page of referrers, beside catalog.MaxReferrersBytes. With
-// short annotations it stays well below the 4 MiB that clients must accept.
+// maxReferrers bounds a page of referrers, as catalog.MaxReferrersBytes does. With short
+// annotations a page stays well below the 4 MiB that clients must accept.
 const maxReferrers = 2000
 
-// Referrers implements oci.Lister. What a client without the referrers API has
-// listed under the fallback tag is listed too. A page ends early at 2,000
-// manifests or about 4 MiB. Annotations of more than 64 KiB are left out.
+// Referrers implements oci.Lister. It includes what a client without the referrers API
+// has listed under the fallback tag. A page ends early at 2,000 manifests or about 4 MiB.
+// Annotations of more than 64 KiB are left out.
 func (r *Registry) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType, last string, n int) ([]oci.Descriptor, bool, error) {
 	if n = min(n, maxReferrers); n <= 0 {
 		return nil, false, nil
@@ -410,7 +411,7 @@ func (r *Registry) Referrers(ctx context.Context, repo string, d oci.Digest, art
 	if err != nil {
 		return nil, false, err
 	}
-	end := "" // of what the catalogue has told: what sorts behind it is for a later page
+	end := "" // the last digest from the catalogue; what sorts after it is for a later page
 	if more {
 		end = string(list[len(list)-1].Digest)
 	}
@@ -420,7 +421,7 @@ func (r *Registry) Referrers(ctx context.Context, repo string, d oci.Digest, art
 			list = append(list, e)
 		}
 	}
-	// The sort is stable: of the same digest the catalogue's entry stays.
+	// The sort is stable: of equal digests, the catalogue's entry stays.
 	slices.SortStableFunc(list, func(a, b oci.Descriptor) int { return strings.Compare(string(a.Digest), string(b.Digest)) })
 	list = slices.CompactFunc(list, func(a, b oci.Descriptor) bool { return a.Digest == b.Digest })
 	fits, err := fitting(list, n)
@@ -430,8 +431,8 @@ func (r *Registry) Referrers(ctx context.Context, repo string, d oci.Digest, art
 	return list[:fits], more || fits < len(list), nil
 }
 
-// fitting tells how many descriptors fit on a page, at least one if there are
-// any. It takes annotations off that are too large to be listed.
+// fitting returns how many descriptors fit on a page, at least one if there are any. It
+// removes annotations that are too large to be listed.
 func fitting(list []oci.Descriptor, n int) (int, error) {
 	total := 0
 	for i := range list[:min(n, len(list))] {
@@ -454,7 +455,7 @@ func fitting(list []oci.Descriptor, n int) (int, error) {
 }
 
 // taggedReferrers returns what the index under the fallback tag of d lists and the
-// repository has: clients delete a referrer and leave its entry in the index.
+// repository has. Clients delete a referrer and leave its entry in the index.
 func (r *Registry) taggedReferrers(ctx context.Context, repo string, d oci.Digest) ([]oci.Descriptor, error) {
 	m, err := r.manifest(ctx, repo, oci.ReferrersTag(d))
 	if oci.HasCode(err, oci.CodeManifestUnknown) {
@@ -464,14 +465,14 @@ func (r *Registry) taggedReferrers(ctx context.Context, repo string, d oci.Diges
 		return nil, err
 	}
 	if m.MediaType != oci.MediaTypeOCIIndex {
-		return nil, nil // somebody's own tag of that name
+		return nil, nil // a user's own tag of that name
 	}
 	index, err := manifest.Parse(m.Bytes, m.MediaType)
 	if err != nil {
 		return nil, nil // an index from before these checks, which lists nothing
 	}
 	if r.partial(repo) {
-		return index.Manifests, nil // what is not here comes when it is asked for
+		return index.Manifests, nil // missing manifests are fetched when they are requested
 	}
 	digests := make([]oci.Digest, len(index.Manifests))
 	for i, m := range index.Manifests {

@@ -4,7 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are the registry's collectors; label sets are closed.
+// metrics are the registry's collectors. Their label sets are closed.
 type metrics struct {
 	gcRuns    *prometheus.CounterVec
 	gcDeleted prometheus.Counter
@@ -23,7 +23,7 @@ const (
 func (m *metrics) init(r *Registry) {
 	m.gcRuns = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "slipway_registry_gc_runs_total",
 		Help: "Garbage collections by result."}, []string{"result"})
-	for _, result := range []string{gcOK, gcError} { // there from the start: that the first one fails is an increase
+	for _, result := range []string{gcOK, gcError} { // so that the first failure is an increase
 		m.gcRuns.WithLabelValues(result)
 	}
 	m.gcDeleted = prometheus.NewCounter(prometheus.CounterOpts{Name: "slipway_registry_gc_deleted_total",

@@ -14,13 +14,14 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// adoptWithin bounds how long it takes to store what was adopted.
+// adoptWithin bounds how long storing adopted content takes.
 const adoptWithin = 10 * time.Minute
 
 // partial reports whether a repository is a copy; see Options.Partial.
 func (r *Registry) partial(repo string) bool { return r.opts.Partial != nil && r.opts.Partial(repo) }
 
-// mayMirror refuses changes that only copies of other registries' repositories see.
+// mayMirror returns an error unless the repository is a copy of another registry's
+// repository. Some changes are only for such copies.
 func (r *Registry) mayMirror(repo string) error {
 	if err := r.writable(); err != nil {
 		return err
@@ -35,13 +36,14 @@ func (r *Registry) mayMirror(repo string) error {
 }
 
 // AdoptBlob makes a file a blob of a mirrored repository (see Options.Partial). The
-// caller has made sure that the size bytes of the file have the digest d, and nobody
-// writes to it any more; whoever has it open can go on reading. Where the object store
-// can take the file as it is ([objstore.Adopter]) nothing is copied.
+// caller has made sure that the size bytes of the file have the digest d, and that nobody
+// writes to the file any more. Programs that have the file open can go on reading it. If
+// the object store can take the file as it is ([objstore.Adopter]), nothing is copied.
 //
-// The blob is durable when it returns nil, and the file is gone. After an error it may
-// be gone, too: then its bytes are to be fetched again. A content that is stored already
-// is replaced, so that a damaged one is mended. Once begun, the outcome does not depend on ctx.
+// When AdoptBlob returns nil the blob is durable and the file is gone. After an error the
+// file may be gone too, and then its bytes have to be fetched again. A content that is
+// stored already is replaced, so that a damaged one is repaired. Once AdoptBlob has
+// begun, the outcome does not depend on ctx.
 func (r *Registry) AdoptBlob(ctx context.Context, repo string, d oci.Digest, size int64, path string) (oci.Descriptor, error) {
 	if err := errors.Join(r.mayMirror(repo), r.room(), oci.CheckDigest(d)); err != nil {
 		return oci.Descriptor{}, err
@@ -76,9 +78,9 @@ func (r *Registry) AdoptBlob(ctx context.Context, repo string, d oci.Digest, siz
 	return desc, nil
 }
 
-// AdoptBytes is AdoptBlob for bytes in RAM, which must not be changed before it
-// returns: for contents of up to a MiB or so. What several callers adopt at the same
-// time is recorded with one transaction, and up to [catalog.InlineMax] bytes need
+// AdoptBytes is AdoptBlob for bytes in RAM, for contents of up to a MiB or so. The bytes
+// must not be changed before it returns. What several callers adopt at the same time is
+// recorded in one transaction, and contents of up to [catalog.InlineMax] bytes need
 // nothing else.
 func (r *Registry) AdoptBytes(ctx context.Context, repo string, d oci.Digest, content []byte) (oci.Descriptor, error) {
 	if err := errors.Join(r.mayMirror(repo), r.room(), oci.CheckDigest(d)); err != nil {
@@ -99,7 +101,7 @@ func (r *Registry) AdoptBytes(ctx context.Context, repo string, d oci.Digest, co
 			return func() error { return r.store.Put(ctx, BlobKey(d), content, false) }, nil
 		})
 	}
-	if err == nil && size <= ramBlobMax { // what was just pulled is soon pulled again
+	if err == nil && size <= ramBlobMax { // clients soon pull again what was just pulled
 		r.remember(k, epoch, ramBlob{size: size, object: size > catalog.InlineMax}.head(), content)
 	}
 	return desc, err
@@ -116,7 +118,7 @@ func (r *Registry) adoptInline(ctx context.Context, repo string, d oci.Digest, c
 	return desc, r.adopted(ctx, repo, desc, added)
 }
 
-// adopted tells of a blob that a mirrored repository shows from now on.
+// adopted announces a blob that a mirrored repository shows from now on.
 func (r *Registry) adopted(ctx context.Context, repo string, desc oci.Descriptor, added bool) error {
 	if added {
 		r.mirrored.Add(desc.Size)
@@ -124,9 +126,9 @@ func (r *Registry) adopted(ctx context.Context, repo string, desc oci.Descriptor
 	return r.emit(ctx, Event{Action: ActionPush, Repo: repo, Blob: true, Descriptor: desc, Mirrored: true})
 }
 
-// adoptObject makes an object of the store a blob, by the way of an upload, which names
-// it for recovery. prepare does what can be done before the digest is locked, and
-// returns what puts the object under its key.
+// adoptObject makes an object of the store a blob. It uses an upload, which names the
+// object for recovery. prepare does what can be done before the digest is locked, and
+// returns a function that puts the object under its key.
 func (r *Registry) adoptObject(ctx context.Context, repo string, d oci.Digest, size int64,
 	prepare func(context.Context, *upload) (func() error, error)) (oci.Descriptor, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), adoptWithin)
@@ -171,8 +173,8 @@ func (r *Registry) publishAdopted(ctx context.Context, u *upload, d oci.Digest, 
 	return added, err
 }
 
-// adoptFile returns what makes the file at path the object of d. Where the store cannot
-// take it, it is copied first.
+// adoptFile returns a function that makes the file at path the object of d. If the store
+// cannot take the file, adoptFile copies it first.
 func (r *Registry) adoptFile(ctx context.Context, u *upload, d oci.Digest, size int64, path string) (put func() error, err error) {
 	if a, ok := objstore.As[objstore.Adopter](r.store); ok {
 		return func() error { return a.AdoptFile(ctx, BlobKey(d), path) }, nil
@@ -195,18 +197,18 @@ func (r *Registry) adoptFile(ctx context.Context, u *upload, d oci.Digest, size 
 	return func() error { return u.commitObject(ctx, d) }, nil
 }
 
-// onlyWriter hides what else a writer can.
+// onlyWriter hides a writer's other methods.
 type onlyWriter struct{ io.Writer }
 
 // LinkStored makes a content that the store holds, whichever repository shows it, a blob
-// of a mirrored repository. That it may be seen there is for the caller to find out.
-// Errors: BLOB_UNKNOWN when it is not stored.
+// of a mirrored repository. The caller must find out whether the content may be seen
+// there. Errors: BLOB_UNKNOWN when it is not stored.
 func (r *Registry) LinkStored(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error) {
 	if err := errors.Join(r.mayMirror(repo), oci.CheckDigest(d)); err != nil {
 		return oci.Descriptor{}, err
 	}
-	// Most often nobody has it: to learn that by writing would wait for whatever is being
-	// written, and for the disk with it.
+	// Usually the content is not stored. Learning that by a write would mean waiting for
+	// other writes, and for the disk.
 	if _, err := r.cat.StoredBlob(ctx, d); errors.Is(err, catalog.ErrNotFound) {
 		return oci.Descriptor{}, blobUnknown(repo, d)
 	}
@@ -225,7 +227,7 @@ func (r *Registry) LinkStored(ctx context.Context, repo string, d oci.Digest) (o
 }
 
 // Stored reports whether the store holds a content, whichever repository shows it, and
-// its size in bytes. It says nothing about who may see it.
+// returns its size in bytes. It does not say who may see the content.
 func (r *Registry) Stored(ctx context.Context, d oci.Digest) (size int64, ok bool, err error) {
 	b, err := r.cat.StoredBlob(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) {
@@ -237,6 +239,6 @@ func (r *Registry) Stored(ctx context.Context, d oci.Digest) (size int64, ok boo
 	return b.Size, true, nil
 }
 
-// NotePull records that a tag or manifest was pulled now, as GetManifest does by itself:
-// for pulls that are answered elsewhere. It costs no write.
+// NotePull records that a tag or manifest was pulled now, as GetManifest does by itself.
+// It is for pulls that are answered elsewhere. It costs no write.
 func (r *Registry) NotePull(repo, ref string) { r.pulled(repo, ref) }

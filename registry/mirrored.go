@@ -13,20 +13,20 @@ import (
 )
 
 // MirrorQuery says which images of mirrored repositories to list. The zero value lists
-// the first of all repositories.
+// the first page of all repositories.
 type MirrorQuery struct {
-	// Prefix of the names of repositories, such as "docker.io/".
+	// Prefix begins the names of the repositories, such as "docker.io/".
 	Prefix string
-	// Only, if not nil, tells which repositories to list; default all.
+	// Only, if not nil, reports whether to list a repository. By default all are listed.
 	Only func(repo string) bool
-	// After is what the page before returned as next.
+	// After is what the previous page returned as next.
 	After string
-	// Limit of the page; default 100, at most 1000.
+	// Limit is the size of the page; default 100, at most 1000.
 	Limit int
-	// LeastUsed orders by last use, the oldest first; else images are ordered by
-	// repository, and in it by when they came.
+	// LeastUsed orders images by last use, oldest first. Otherwise images are ordered by
+	// repository, and within it by arrival.
 	LeastUsed bool
-	// UsedBefore, unless zero: only images last used before.
+	// UsedBefore, unless zero, selects images that were last used before that time.
 	UsedBefore time.Time
 }
 
@@ -35,20 +35,21 @@ type MirrorImage struct {
 	Repo      string     `json:"repo"`
 	Digest    oci.Digest `json:"digest"`
 	MediaType string     `json:"media_type"`
-	// Tags in byte order.
+	// Tags are the tags in byte order.
 	Tags []string `json:"tags,omitempty"`
-	// Size in bytes of what is here of it: manifests, configs and layers, each content
-	// once, also those that other images share.
+	// Size is the number of bytes of the image that are here: manifests, configs and
+	// layers. Each content counts once, even if other images share it.
 	Size int64 `json:"size"`
-	// Missing contents are named and not here: they are fetched when they are asked for.
+	// Missing contents are named but not here. They are fetched when they are requested.
 	Missing int64 `json:"missing,omitempty"`
-	// Stored is when its manifest came.
+	// Stored is when the image's manifest arrived.
 	Stored time.Time `json:"stored"`
-	// LastPull by a tag, by digest or, of an index, of one of its images; zero: never.
+	// LastPull is the last pull by a tag, by digest or, for an index, of one of its
+	// images. It is zero if there was none.
 	LastPull time.Time `json:"last_pull,omitzero"`
 }
 
-// Used is when the image was last used: the later of Stored and LastPull.
+// Used returns when the image was last used: the later of Stored and LastPull.
 func (i MirrorImage) Used() time.Time {
 	if i.LastPull.After(i.Stored) {
 		return i.LastPull
@@ -56,9 +57,9 @@ func (i MirrorImage) Used() time.Time {
 	return i.Stored
 }
 
-// MirrorImages lists images: manifests that have a tag, and those that are not only a
-// part of an image or attached to one. Pulls are counted up to now. next is for the page
-// that follows, and empty if there is none.
+// MirrorImages lists images. These are manifests that have a tag, and manifests that are
+// not only a part of an image or attached to one. Pulls are counted up to now. next
+// identifies the following page, and is empty if there is none.
 func (r *Registry) MirrorImages(ctx context.Context, q MirrorQuery) (list []MirrorImage, next string, err error) {
 	if q.Limit <= 0 {
 		q.Limit = 100
@@ -93,7 +94,7 @@ func (r *Registry) MirrorImages(ctx context.Context, q MirrorQuery) (list []Mirr
 	return list, next, nil
 }
 
-// readAfter takes the place apart at which a page begins.
+// readAfter parses the position at which a page begins.
 func (q *MirrorQuery) readAfter(to *browse.ImageQuery) (err error) {
 	if q.After == "" {
 		return nil
@@ -116,15 +117,15 @@ func (q *MirrorQuery) readAfter(to *browse.ImageQuery) (err error) {
 type MirrorUsage struct {
 	Repositories int64 `json:"repositories"`
 	Manifests    int64 `json:"manifests"`
-	// Bytes of the contents they show, each once; OnlyBytes of those that no other
-	// repository shows.
+	// Bytes is the size of the contents that they show, each counted once. OnlyBytes is
+	// the size of the contents that no other repository shows.
 	Bytes     int64 `json:"bytes"`
 	OnlyBytes int64 `json:"only_bytes"`
 }
 
-// MirrorUsage counts what the repositories hold whose names begin with one of the
+// MirrorUsage counts the contents of all repositories whose names begin with one of the
 // prefixes, such as "docker.io/". It reads all their links, which takes about a second
-// for 100,000; in between MirrorAdded tells what has changed.
+// for 100,000 links. Between calls, MirrorAdded returns what has changed.
 func (r *Registry) MirrorUsage(ctx context.Context, prefixes ...string) (MirrorUsage, error) {
 	u, err := browse.New(r.cat.DB).Usage(ctx, prefixes...)
 	if err != nil {
@@ -133,8 +134,8 @@ func (r *Registry) MirrorUsage(ctx context.Context, prefixes ...string) (MirrorU
 	return MirrorUsage(u), nil
 }
 
-// NamedBy returns the manifests of a repository that name a manifest themselves: the
-// indexes that it belongs to.
+// NamedBy returns the manifests of a repository that name the given manifest: the indexes
+// that it belongs to.
 func (r *Registry) NamedBy(ctx context.Context, repo string, d oci.Digest) ([]oci.Digest, error) {
 	rows, err := repair.New(r.cat.DB).NamedBy(ctx, d)
 	if err != nil {
@@ -149,7 +150,7 @@ func (r *Registry) NamedBy(ctx context.Context, repo string, d oci.Digest) ([]oc
 	return list, nil
 }
 
-// MirrorAdded tells by how many bytes this process has made MirrorUsage.OnlyBytes of
-// all mirrored repositories grow since it began, about: manifests are not counted when
-// they come.
+// MirrorAdded returns by about how many bytes this process has made MirrorUsage.OnlyBytes
+// of all mirrored repositories grow since it began. The number is approximate because
+// manifests are not counted when they arrive.
 func (r *Registry) MirrorAdded() int64 { return r.mirrored.Load() }

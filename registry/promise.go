@@ -9,11 +9,11 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// promises are contents of which clients of this replica were told a short while
-// ago that they are there, which the catalogue has confirmed.
+// promises are contents that clients of this replica recently learnt are there, and whose
+// promise the catalogue has confirmed.
 type promises struct {
 	mu sync.Mutex
-	// now and past have when, on the steady clock, the catalogue was asked.
+	// now and past hold when the catalogue was asked, on the steady clock.
 	now, past map[promise]time.Duration
 	turned    time.Duration
 }
@@ -23,8 +23,8 @@ type promise struct {
 	manifest bool
 }
 
-// fresh reports whether a promise was confirmed within the time. at is by the steady
-// clock.
+// fresh reports whether a promise was confirmed within the given time. at is a time of
+// the steady clock.
 func (p *promises) fresh(k promise, at, within time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -35,8 +35,8 @@ func (p *promises) fresh(k promise, at, within time.Duration) bool {
 	return ok && at-asked < within
 }
 
-// confirm notes a promise. Those older than within are forgotten, or when they are
-// too many: that costs a question each.
+// confirm notes a promise. It forgets promises that are older than within. It forgets
+// them earlier if there are too many, which costs another question for each.
 func (p *promises) confirm(k promise, at, within time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -46,23 +46,23 @@ func (p *promises) confirm(k promise, at, within time.Duration) {
 	p.now[k] = at
 }
 
-// promiseTries bounds how often a content is looked up again that the collector
-// seems about to take.
+// promiseTries bounds how often a content that the collector seems about to remove is
+// looked up again.
 const promiseTries = 5
 
 // promiseShared makes sure, before a client is told that content is there, that no
-// replica's collector takes it for half a grace period. What is not queued now is
-// not due before a grace period from now, and what is due within three quarters of
-// one is postponed, in the catalogue, before the answer. As that holds for a
-// quarter, the catalogue is asked once in that time. It returns false where the
-// content is not there: RAM may not know that yet.
+// replica's collector removes it for half a grace period. Content that is not queued now
+// is not due before a grace period from now. Content that is due within three quarters of
+// a grace period is postponed in the catalogue before the answer. This stays true for a
+// quarter of a grace period, so the catalogue is asked only once in that time.
+// promiseShared returns false if the content is not there, which RAM may not know yet.
 func (r *Registry) promiseShared(ctx context.Context, k promise) (here bool, err error) {
 	p, grace := r.replica, r.opts.Grace
 	if p.promised.fresh(k, p.steady(), grace/4) {
 		return true, nil
 	}
 	for range promiseTries {
-		asked := p.steady() // before the catalogue is
+		asked := p.steady() // taken before the catalogue is asked
 		here, due, err := r.cat.Garbage.Due(ctx, k.repo, k.digest, k.manifest)
 		if err != nil {
 			return false, ClientError("look up what is promised", err)
@@ -76,7 +76,7 @@ func (r *Registry) promiseShared(ctx context.Context, k promise) (here bool, err
 			p.promised.confirm(k, asked, grace/4)
 			return true, nil
 		}
-		// The collector may be faster: so look again.
+		// The collector may be faster, so look again.
 		if err := r.cat.Garbage.Postpone(ctx, []catalog.Postponed{{Repo: k.repo, Digest: k.digest, Until: now.Add(grace)}}); err != nil {
 			return false, ClientError("keep what is promised", err)
 		}
@@ -84,7 +84,7 @@ func (r *Registry) promiseShared(ctx context.Context, k promise) (here bool, err
 	return false, &oci.Error{Code: oci.CodeUnavailable, Message: "the content is being changed all the time; ask again"}
 }
 
-// forgetGone drops from RAM what another replica has taken away.
+// forgetGone drops from RAM what another replica has removed.
 func (r *Registry) forgetGone(k promise) {
 	if k.manifest {
 		r.ram.Drop(manifestKey(k.repo, string(k.digest)))

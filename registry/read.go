@@ -12,7 +12,7 @@ import (
 )
 
 func blobUnknown(repo string, d oci.Digest) error {
-	if err := oci.CheckName(repo); err != nil { // here, where it costs hits nothing
+	if err := oci.CheckName(repo); err != nil { // checked here, where hits pay nothing for it
 		return err
 	}
 	return oci.Errorf(oci.CodeBlobUnknown, "repository %s has no blob %s", repo, d)
@@ -25,8 +25,8 @@ func manifestUnknown(repo, ref string) error {
 	return oci.Errorf(oci.CodeManifestUnknown, "repository %s has no manifest %s", repo, ref)
 }
 
-// ResolveBlob implements oci.Reader. It is what a pusher asks before it leaves
-// an upload out, so the blob is kept for a grace period from now on.
+// ResolveBlob implements oci.Reader. A pusher calls it before it skips an upload, so the
+// blob is kept for a grace period from now on.
 func (r *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error) {
 	if here, err := r.promise(ctx, promise{seenKey{repo, d}, false}); err != nil || !here {
 		return oci.Descriptor{}, orUnknown(err, blobUnknown(repo, d))
@@ -42,8 +42,9 @@ func (r *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (
 	return blobDescriptor(d, size), nil
 }
 
-// present looks a blob up and makes sure that the store has it: who is told so does not
-// push it. What is suspect counts as missing, so that it is pushed again.
+// present looks a blob up and makes sure that the store has it, because a client that is
+// told so does not push it. Suspect content counts as missing, so that it is pushed
+// again.
 func (r *Registry) present(ctx context.Context, repo string, d oci.Digest) (size int64, err error) {
 	b, err := r.blob(ctx, repo, d)
 	switch {
@@ -70,15 +71,15 @@ func (r *Registry) present(ctx context.Context, repo string, d oci.Digest) (size
 	return size, nil
 }
 
-// blobLost is the error for a blob that the catalogue knows and the store has lost, or
-// has damaged.
+// blobLost returns the error for a blob that the catalogue knows and the store has lost
+// or damaged.
 func blobLost(repo string, d oci.Digest) error {
 	return oci.Errorf(oci.CodeBlobUnknown, "blob %s of repository %s is missing from the storage, or damaged; push it again, or restore it from a backup", d, repo)
 }
 
-// promise makes sure that content of which a client is about to be told stays for a
-// while: what is not a copy, in which nobody names content that was not looked up in
-// the registry it is a copy of.
+// promise makes sure that content stays for a while before a client is told that it is
+// there. A copy needs no promise, because its content is looked up in the original
+// registry before anybody names it.
 func (r *Registry) promise(ctx context.Context, k promise) (here bool, err error) {
 	if r.partial(k.repo) {
 		return true, nil
@@ -86,10 +87,10 @@ func (r *Registry) promise(ctx context.Context, k promise) (here bool, err error
 	return r.promisePush(ctx, k)
 }
 
-// promisePush notes that a client is about to be told of content, before the content
-// is looked up: what the collector takes after that was found to be promised,
-// and what it is taking at this moment is waited for. here is false where the
-// content is known not to be there.
+// promisePush notes that a client is about to learn of content. It does so before the
+// content is looked up. From then on the collector finds the content promised. If the
+// collector is removing the content at this moment, promisePush waits until that is done.
+// here is false if the content is known not to be there.
 func (r *Registry) promisePush(ctx context.Context, k promise) (here bool, err error) {
 	for {
 		wait := r.seen.add(k.seenKey, r.now())
@@ -110,7 +111,7 @@ func (r *Registry) promisePush(ctx context.Context, k promise) (here bool, err e
 	return here, err
 }
 
-// orUnknown returns err or, where there is none, what says that content is unknown.
+// orUnknown returns err, or the error that content is unknown if err is nil.
 func orUnknown(err, unknown error) error {
 	if err != nil {
 		return err
@@ -132,8 +133,7 @@ func blobDescriptor(d oci.Digest, size int64) oci.Descriptor {
 	return oci.Descriptor{MediaType: oci.MediaTypeOctetStream, Digest: d, Size: size}
 }
 
-// blob looks a blob up in a repository. The result has the content of a small
-// one.
+// blob looks a blob up in a repository. The result includes the content of a small blob.
 func (r *Registry) blob(ctx context.Context, repo string, d oci.Digest) (ramBlob, error) {
 	k := blobKey(repo, d)
 	if v, ok := r.hot(k); ok {
@@ -157,7 +157,7 @@ func (r *Registry) blob(ctx context.Context, repo string, d oci.Digest) (ramBlob
 	return b, nil
 }
 
-// load reads the content of a small blob, wherever it is, and compares it with its
+// load reads the content of a small blob, wherever it is stored, and compares it with its
 // digest.
 func (r *Registry) load(ctx context.Context, d oci.Digest, row catalog.Blob) (b ramBlob, err error) {
 	b = ramBlob{size: row.Size, content: row.Content, suspect: row.Suspect, object: row.Content == nil && row.Size > 0}
@@ -170,7 +170,7 @@ func (r *Registry) load(ctx context.Context, d oci.Digest, row catalog.Blob) (b 
 			break
 		}
 		info, statErr := r.store.Stat(ctx, BlobKey(d))
-		if statErr != nil { // a push may have brought it there
+		if statErr != nil { // a push may have stored it there
 			return b, wrongBytes(d)
 		}
 		return ramBlob{size: info.Size, object: true, suspect: true}, r.doubt(ctx, d, wrongBytes(d))
@@ -262,8 +262,9 @@ func (r *Registry) openBlob(ctx context.Context, repo string, d oci.Digest, b ra
 }
 
 // rangeInOrder makes sure that the open object of which a client reads a range has the
-// digest. Whether the bytes of a range are right cannot be told from them alone, so the
-// client waits for the whole object to be compared, or is told to come again.
+// digest. The bytes of a range alone do not show whether they are right. So the client
+// waits until the whole object is compared with its digest, or learns that it should try
+// again.
 func (r *Registry) rangeInOrder(ctx context.Context, repo string, d oci.Digest, info objstore.Info) error {
 	here, err := r.inOrder(ctx, d, info)
 	switch {
@@ -279,8 +280,8 @@ func (r *Registry) rangeInOrder(ctx context.Context, repo string, d oci.Digest, 
 	return nil
 }
 
-// lost reports a blob the catalogue knows and the store cannot give, unless it
-// was deleted since the catalogue was asked.
+// lost reports a blob that the catalogue knows and the store cannot deliver, unless the
+// blob was deleted since the catalogue was asked.
 func (r *Registry) lost(ctx context.Context, repo string, d oci.Digest, err error) error {
 	if errors.Is(err, context.Canceled) {
 		return err
@@ -324,9 +325,9 @@ func (r *Registry) readObject(ctx context.Context, d oci.Digest, size int64) ([]
 	return b, nil
 }
 
-// ResolveManifest implements oci.Reader. It counts as a pull: a client that has the image
-// asks by HEAD whether it is current, and for nothing else. With [oci.ForPushing] an image
-// of which something is lost is unknown.
+// ResolveManifest implements oci.Reader. It counts as a pull, because a client that has
+// the image only sends a HEAD request to learn whether the image is current. With
+// [oci.ForPushing] it returns that an image is unknown if something of the image is lost.
 func (r *Registry) ResolveManifest(ctx context.Context, repo, ref string) (oci.Descriptor, error) {
 	byDigest := oci.IsDigest(ref) // what a tag points at is kept anyway
 	if byDigest {
@@ -387,7 +388,7 @@ func (r *Registry) manifest(ctx context.Context, repo, ref string) (oci.Manifest
 		if !oci.HasCode(err, oci.CodeManifestUnknown) {
 			return m, err
 		}
-		// The tag has just been moved, and what it pointed at deleted.
+		// The tag has just been moved, and the manifest that it pointed at was deleted.
 	}
 	epoch := r.ram.Epoch(k)
 	row, err := r.cat.Tag(ctx, repo, ref)
@@ -395,7 +396,7 @@ func (r *Registry) manifest(ctx context.Context, repo, ref string) (oci.Manifest
 		return oci.Manifest{}, r.manifestError(ctx, repo, ref, err)
 	}
 	r.remember(k, epoch, []byte(row.Digest))
-	// Only the tag is kept: the epoch of the manifest's own key was not taken
+	// Only the tag is kept in RAM. The epoch of the manifest's own key was not taken
 	// before the read, so the manifest may be gone by now.
 	return asManifest(row), r.checkManifest(ctx, repo, row)
 }
@@ -418,7 +419,7 @@ func (r *Registry) manifestByDigest(ctx context.Context, repo, d string) (oci.Ma
 	return m, nil
 }
 
-// checkManifest compares a manifest, as it was read from the catalogue, with its digest.
+// checkManifest compares a manifest that was read from the catalogue with its digest.
 func (r *Registry) checkManifest(ctx context.Context, repo string, row catalog.Manifest) error {
 	if row.Digest.Algorithm().FromBytes(row.Content) == row.Digest {
 		return nil
@@ -483,7 +484,7 @@ func cut(names []string, n int) ([]string, bool) {
 	return names, false
 }
 
-// ramContent is a blob, or a part of one, that lies in RAM.
+// ramContent is a blob, or a part of a blob, that lies in RAM.
 type ramContent struct {
 	digest oci.Digest
 	size   int64
@@ -508,7 +509,7 @@ func (c *ramContent) WriteTo(w io.Writer) (int64, error) {
 	return int64(n), err
 }
 
-// storeContent is a blob, or a part of one, that lies in the object store.
+// storeContent is a blob, or a part of a blob, that lies in the object store.
 type storeContent struct {
 	objstore.Object
 	r      *Registry

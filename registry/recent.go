@@ -10,39 +10,39 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// seenKey names content a client was told is there.
+// seenKey names content that a client was told is there.
 type seenKey struct {
 	repo   string
 	digest oci.Digest
 }
 
-// maxSeen bounds each generation of seen, about 15 MB.
+// maxSeen bounds each generation of seen, which takes about 15 MB.
 const maxSeen = 100_000
 
-// seen remembers for at least a grace period what clients were told is there,
-// because they now leave its upload out and name it in a manifest a moment
-// later. The collector asks it before it takes anything. Keeping it in RAM
-// spares a write per HEAD: once a minute, and at the end, what is still known
-// goes to the collector's queue in one write. After a crash the collector waits
-// a grace period.
+// seen remembers for at least a grace period what clients were told is there, because
+// they now skip its upload and name it in a manifest a moment later. The collector
+// consults seen before it removes anything. Keeping it in RAM saves a write per HEAD.
+// Once a minute, and at the end, what is still known goes to the collector's queue in one
+// write. After a crash the collector waits for a grace period.
 type seen struct {
 	mu        sync.Mutex
 	now, past map[seenKey]time.Time
 	// unsaved is what is new since the last write to the queue.
 	unsaved map[seenKey]time.Time
-	// full says since when a generation was too small to tell: then all is kept.
+	// full is the time since which a generation has been too small to remember
+	// everything. Then everything is kept.
 	full time.Time
 	// rotated is when now became empty, on a clock that nobody sets.
 	rotated time.Duration
-	// condemned is what the present step of a collection takes away. RAM may
-	// still have it until settled is closed.
+	// condemned is what the current step of a collection removes. RAM may still have it
+	// until settled is closed.
 	condemned map[seenKey]bool
 	settled   chan struct{}
 }
 
-// add notes what a client is about to be told. If the collector has just decided
-// to take it, add returns a channel that is closed when that is done, after
-// which the caller must look again.
+// add notes what a client is about to be told. If the collector has just decided to
+// remove the content, add returns a channel that is closed when that is done. The caller
+// must then look again.
 func (s *seen) add(k seenKey, at time.Time) (wait <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,8 +67,7 @@ func (s *seen) note(k seenKey, at time.Time) {
 	s.now[k], s.unsaved[k] = at, at
 }
 
-// flushSeen writes to the collector's queue what clients were told of since the
-// last time.
+// flushSeen writes to the collector's queue what clients were told since the last flush.
 func (r *Registry) flushSeen(ctx context.Context) error {
 	r.seen.mu.Lock()
 	unsaved := r.seen.unsaved
@@ -87,7 +86,7 @@ func (r *Registry) flushSeen(ctx context.Context) error {
 	if err == nil && len(list) > 0 {
 		err = r.cat.Garbage.Postpone(ctx, list)
 	}
-	if err != nil { // the next time, then
+	if err != nil { // it is tried again the next time
 		r.seen.mu.Lock()
 		defer r.seen.mu.Unlock()
 		if r.seen.unsaved == nil {
@@ -102,8 +101,8 @@ func (r *Registry) flushSeen(ctx context.Context) error {
 	return err
 }
 
-// complete reports whether all that clients were told within a grace period is
-// known, so that it can be handed on to the next process.
+// complete reports whether everything that clients were told within a grace period is
+// known, so that it can be passed on to the next process.
 func (s *seen) complete(at time.Time, grace time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,16 +118,16 @@ func (s *seen) rotate(steady, grace time.Duration) {
 	}
 }
 
-// until returns the time up to which content must be kept; keep is false when
-// nobody was told of it lately.
+// until returns the time up to which content must be kept. keep is false if no client was
+// told of it recently.
 func (s *seen) until(k seenKey, at time.Time, grace time.Duration) (t time.Time, keep bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last(k, at, grace)
 }
 
-// untilOrCondemn is until for a collector that takes what need not be kept, and
-// calls settle when RAM has followed.
+// untilOrCondemn is until for a collector that removes what need not be kept. The
+// collector calls settle when RAM has followed.
 func (s *seen) untilOrCondemn(k seenKey, at time.Time, grace time.Duration) (t time.Time, keep bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,7 +141,7 @@ func (s *seen) untilOrCondemn(k seenKey, at time.Time, grace time.Duration) (t t
 	return t, false
 }
 
-// forget takes a note back: the content turned out not to be there.
+// forget takes a note back because the content turned out not to be there.
 func (s *seen) forget(k seenKey) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,8 +171,8 @@ func (s *seen) last(k seenKey, at time.Time, grace time.Duration) (t time.Time, 
 	return t, ok && t.After(at)
 }
 
-// digestLocks serialise, for one digest, publishing its object and deleting it.
-// A push holds one lock, the collector takes several in order of index.
+// digestLocks serialise publishing and deleting the object of a digest. A push holds one
+// lock. The collector takes several, in the order of their index.
 type digestLocks struct {
 	stripes [256]sync.Mutex
 }
@@ -188,8 +187,8 @@ func (l *digestLocks) lock(d oci.Digest) (unlock func()) {
 	return m.Unlock
 }
 
-// lockAll locks the stripes of all digests, lowest first, so that two callers
-// cannot wait for each other.
+// lockAll locks the stripes of all digests, lowest first, so that two callers cannot wait
+// for each other.
 func (l *digestLocks) lockAll(digests []oci.Digest) (unlock func()) {
 	var held [256]bool
 	for _, d := range digests {
@@ -212,17 +211,17 @@ func (l *digestLocks) lockAll(digests []oci.Digest) (unlock func()) {
 // pullKey is a tag or digest of a repository.
 type pullKey struct{ repo, ref string }
 
-// maxPulls is how many times of pulls wait in RAM before they are written
-// early; about 2 MB.
+// maxPulls is how many times of pulls wait in RAM before they are written early. They
+// take about 2 MB.
 const maxPulls = 20_000
 
-// pulls collects the times of last pulls, to be written once a minute: a read
+// pulls collects the times of last pulls, which are written once a minute, because a read
 // must never cost a write.
 type pulls struct {
-	// full asks for an early flush.
+	// full receives requests for an early flush.
 	full chan struct{}
-	// flushing is held while times are written: who needs them written must not find
-	// them gone and the write not done.
+	// flushing is held while times are written. Callers that need the times written must
+	// not find them removed from RAM before the write is done.
 	flushing sync.Mutex
 	mu       sync.Mutex
 	pending  map[pullKey]int64 // Unix milliseconds
@@ -236,12 +235,12 @@ func (p *pulls) note(repo, ref string, at time.Time) {
 	if len(p.pending) >= maxPulls {
 		select {
 		case p.full <- struct{}{}:
-		default: // asked for already
+		default: // already requested
 		}
 	}
 }
 
-// takeAll takes the pending times away.
+// takeAll removes the pending times and returns them.
 func (p *pulls) takeAll() map[pullKey]int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -250,7 +249,8 @@ func (p *pulls) takeAll() map[pullKey]int64 {
 	return pending
 }
 
-// putBack adds times that could not be written, but for later ones of the same.
+// putBack adds times that could not be written, unless there is a later time for the same
+// key.
 func (p *pulls) putBack(left map[pullKey]int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -262,8 +262,8 @@ func (p *pulls) putBack(left map[pullKey]int64) {
 	}
 }
 
-// flushPulls writes the pending times, in steps that hold up no push for long. What
-// it returns an error for is written the next time.
+// flushPulls writes the pending times, in steps that do not delay pushes for long. If it
+// returns an error, the times that it could not write are written the next time.
 func (r *Registry) flushPulls(ctx context.Context) error {
 	r.pulls.flushing.Lock()
 	defer r.pulls.flushing.Unlock()

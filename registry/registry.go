@@ -1,11 +1,11 @@
-// Package registry is the stored registry: an [oci.Registry] whose contents lie
-// in an object store and whose facts lie in a catalogue.
+// Package registry is the stored registry: an [oci.Registry] whose contents lie in an
+// object store and whose facts lie in a catalogue.
 //
-// A pull is one straight line: RAM, else catalogue and object store. A push
-// hashes while it writes, and is answered when the bytes and the catalogue row
-// are durable. Nothing is visible in part at any time. Garbage is collected
-// while everything goes on (see [Registry.Collect]); DESIGN.md has the protocol
-// between pushes and the collector, and what a crash leaves behind.
+// A pull reads RAM, and otherwise the catalogue and the object store. A push hashes while
+// it writes, and is answered when the bytes and the catalogue row are durable. Nothing is
+// ever partly visible. Garbage is collected while everything goes on (see
+// [Registry.Collect]). DESIGN.md describes the protocol between pushes and the collector,
+// and what a crash leaves behind.
 package registry
 
 import (
@@ -28,7 +28,7 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Actions of an [Event], as Distribution's notifications name them.
+// The actions of an [Event] have the names that Distribution's notifications use.
 const (
 	ActionPush   = "push"
 	ActionPull   = "pull"
@@ -40,59 +40,58 @@ const (
 type Event struct {
 	Action string
 	Repo   string
-	// Tag is set where the request named one.
+	// Tag is set if the request named a tag.
 	Tag string
-	// Blob tells that Descriptor is a blob's and not a manifest's.
+	// Blob says that Descriptor describes a blob and not a manifest.
 	Blob bool
-	// Descriptor of the manifest or blob; of a deletion only the digest.
+	// Descriptor describes the manifest or blob. For a deletion it has only the digest.
 	Descriptor oci.Descriptor
-	// References are the contents a pushed manifest names.
+	// References are the contents that a pushed manifest names.
 	References []oci.Descriptor
-	// FromRepo is where a mounted blob came from.
+	// FromRepo is the repository that a mounted blob came from.
 	FromRepo string
-	// Mirrored says that no client pushed it: it came from the registry of which the
-	// repository is a copy; see Options.Partial.
+	// Mirrored says that the content was not pushed by a client but came from the
+	// registry of which the repository is a copy; see Options.Partial.
 	Mirrored bool
 	Time     time.Time
 }
 
-// Options of New. The zero value works.
+// Options are the options of New. The zero value works.
 type Options struct {
 	// Logger; default slog.Default.
 	Logger *slog.Logger
 	// Clock tells the time; default time.Now.
 	Clock func() time.Time
-	// Steady tells the time since a moment of its own choice and, other than
-	// Clock, is never set. Default: the system's monotonic clock, and with a
-	// Clock that Clock.
+	// Steady returns the time since an arbitrary moment. Unlike Clock, it is never set.
+	// Default: the system's monotonic clock, or Clock if that is set.
 	Steady func() time.Duration
-	// MemoryBytes bounds the RAM kept for manifests, small blobs and hot rows;
-	// default 16 MiB.
+	// MemoryBytes bounds the RAM kept for manifests, small blobs and frequently used
+	// rows; default 16 MiB.
 	MemoryBytes int64
-	// Memory is used instead, if it is not nil, and shared with others.
+	// Memory, if not nil, is used instead of MemoryBytes, and is shared with other users.
 	Memory *Memory
-	// MaxUploads is how many uploads may be open in RAM at once; default 100,000.
-	// Those that only have a row in the catalogue do not count.
+	// MaxUploads is how many uploads may be open in RAM at once; default 100,000. Uploads
+	// that only have a row in the catalogue do not count.
 	MaxUploads int
-	// MaxUploadsPerClient is how many of them may be of one client address (see
-	// oci.Actor); default a quarter of MaxUploads, and at least one.
+	// MaxUploadsPerClient is how many of the uploads in RAM may belong to one client
+	// address (see oci.Actor); default a quarter of MaxUploads, and at least one.
 	MaxUploadsPerClient int
-	// UploadMaxAge is how long an upload nobody continues is kept; default
-	// 168 h, as Distribution's.
+	// UploadMaxAge is how long an abandoned upload is kept; default 168 h, as in
+	// Distribution.
 	UploadMaxAge time.Duration
 	// MaxManifestBytes; default oci.MaxManifestSize.
 	MaxManifestBytes int64
 	// MissingPlatforms reports whether an index of a repository may name a
 	// manifest that is not there; default: none may.
 	MissingPlatforms func(repo string, d oci.Descriptor) bool
-	// MissingBlobs lets a manifest name a config and layers that are not there;
-	// default: it may not, because such an image cannot be pulled.
+	// MissingBlobs allows a manifest to name a config and layers that are not there. By
+	// default it may not, because such an image cannot be pulled.
 	MissingBlobs bool
-	// Partial tells of a repository that it is a copy of one in another registry, of
-	// which only what was asked for is here; default: none is. Its manifests may name
-	// what is not here, its tags move as they do there, and it is changed by
-	// AdoptBlob, Forget and the like. What nobody pushes there waits for no grace
-	// period.
+	// Partial reports whether a repository is a copy of a repository in another registry,
+	// and has only what was requested; default: none is. The manifests of a copy may name
+	// what is not here, its tags move as they do in the original, and AdoptBlob, Forget
+	// and similar methods change it. Nobody pushes to a copy, so its content has no
+	// grace period.
 	Partial func(repo string) bool
 	// Immutable reports whether a tag, once it exists, may not be moved or
 	// removed; default: every tag may.
@@ -100,41 +99,40 @@ type Options struct {
 	// ForeignURL reports whether a manifest may name content at this URL;
 	// default: any.
 	ForeignURL func(url string) bool
-	// OnEvent is called after each push, mount, delete and, with PullEvents,
-	// pull. An error makes the request fail, so that no event is lost once the
-	// client has its answer. It must not call the registry.
+	// OnEvent is called after each push, mount and delete, and after each pull if
+	// PullEvents is set. An error makes the request fail, so that no event is lost once
+	// the client has its answer. OnEvent must not call the registry.
 	OnEvent func(ctx context.Context, e Event) error
-	// PullEvents says that OnEvent wants pulls too.
+	// PullEvents says that OnEvent is also called for pulls.
 	PullEvents bool
-	// Tap watches blobs while they come in; default: nobody does.
+	// Tap watches blobs while they come in; default: none.
 	Tap Tap
-	// Grace is how long unreferenced content is kept; the catalogue must have
-	// been opened with the same. Default 1 h.
+	// Grace is how long unreferenced content is kept. The catalogue must have been opened
+	// with the same value. Default 1 h.
 	Grace time.Duration
-	// DeleteUntagged makes the collector take manifests nothing points at.
+	// DeleteUntagged makes the collector remove manifests that nothing points at.
 	DeleteUntagged bool
-	// DeleteDisabled answers UNSUPPORTED to every deletion.
+	// DeleteDisabled makes every deletion return UNSUPPORTED.
 	DeleteDisabled bool
-	// ReadOnly answers UNSUPPORTED to every write.
+	// ReadOnly makes every write return UNSUPPORTED.
 	ReadOnly bool
 
-	// What follows matters where other processes share the catalogue.
+	// The following options matter if other processes share the catalogue.
 
-	// Replica begins the name of this process in claims and leases, for whoever
-	// looks at them; default: it has a random name only.
+	// Replica begins the name of this process in claims and leases, so that operators
+	// recognise it. By default the name is only random.
 	Replica string
-	// Lease is how long what a replica has claimed stays its own when it dies;
-	// default 1 min.
+	// Lease is how long a replica keeps what it has claimed after it dies; default 1 min.
 	Lease time.Duration
-	// StrictTags asks the catalogue for each tag that is read, so that whoever was
-	// answered by one replica sees the change at all others at once.
+	// StrictTags makes each read of a tag ask the catalogue. A client that got an answer
+	// from one replica then sees the change at all other replicas at once.
 	StrictTags bool
-	// Watcher, if not nil, is told what other replicas change, once the registry
-	// has forgotten what it knew of that.
+	// Watcher, if not nil, receives the changes of other replicas, once the registry has
+	// forgotten what it knew about the changed keys.
 	Watcher engine.Watcher
 
-	// Anonymous says that the store has no identity of its own, as a backup's. It is not
-	// looked for then.
+	// Anonymous says that the store has no identity, like a backup's store. The identity
+	// is then not checked.
 	Anonymous bool
 }
 
@@ -187,13 +185,13 @@ type Registry struct {
 	opts  Options
 	log   *slog.Logger
 	ram   *cache.RAM
-	// keyed is store, if that has the ability, or nil.
+	// keyed is store if it has that ability, and otherwise nil.
 	keyed objstore.KeyedUploader
 	// distant says that each request to the store goes to another machine.
 	distant bool
-	// opener is store if that has the ability, or nil.
+	// opener is store if it has that ability, and otherwise nil.
 	opener objstore.Opener
-	// replica is nil where this process has the catalogue to itself.
+	// replica is nil if this process has the catalogue to itself.
 	replica *replica
 
 	uploads uploads
@@ -203,20 +201,20 @@ type Registry struct {
 	checks  checks
 	seen    seen
 	digests digestLocks
-	// parsing bounds how many large manifests are decoded at once; each takes
-	// up to 48 MiB for a moment.
+	// parsing bounds how many large manifests are decoded at once. Each takes up to 48
+	// MiB for a moment.
 	parsing  chan struct{}
 	collects collector
 	// mirrored is what MirrorAdded returns.
 	mirrored atomic.Int64
 	clock    clockWatch
-	// clockNoted is when noteClock did so, on a clock that nobody sets.
+	// clockNoted is when noteClock last noted the time, on a clock that nobody sets.
 	clockNoted time.Duration
 	metrics    metrics
-	// holdBack is until when the collector takes nothing; see keep.
+	// holdBack is the time before which the collector removes nothing; see keep.
 	holdBack time.Time
 	started  time.Time
-	// rebooted says that the machine went down under the last run.
+	// rebooted says that the machine went down during the last run.
 	rebooted bool
 	identity storeWatch
 
@@ -227,11 +225,11 @@ type Registry struct {
 
 var _ oci.Registry = (*Registry)(nil)
 
-// New returns a registry over an open catalogue and object store, which it does
-// not close. It first settles what a crash left behind, which takes time in
-// proportion to the uploads that were being published, and not to the store. Where
-// the store is away it does so when the store is back; see CheckStore. A catalogue
-// without a registry's id over the store of another registry is an error.
+// New returns a registry over an open catalogue and object store, which it does not
+// close. It first settles what a crash left behind. That takes time in proportion to the
+// uploads that were being published, and not to the size of the store. If the store is
+// away, New leaves this until the store is back; see CheckStore. It is an error if the
+// catalogue has no registry's id and the store belongs to another registry.
 func New(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o *Options) (*Registry, error) {
 	r := &Registry{cat: cat, store: store, opts: o.withDefaults(), stop: make(chan struct{}), parsing: make(chan struct{}, 4)}
 	r.log = r.opts.Logger
@@ -268,8 +266,8 @@ func New(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o *Opt
 	return r, nil
 }
 
-// Close ends the background work and saves what is only in RAM: the state of
-// open uploads, and the times of last pulls.
+// Close ends the background work and saves what is only in RAM: the state of open
+// uploads, and the times of last pulls.
 func (r *Registry) Close(ctx context.Context) error {
 	r.stopOnce.Do(func() { close(r.stop) })
 	r.uploads.close()
@@ -282,7 +280,7 @@ func (r *Registry) Close(ctx context.Context) error {
 	return err
 }
 
-// keepHouse does the small regular work.
+// keepHouse does small tasks at regular intervals.
 func (r *Registry) keepHouse() {
 	defer r.background.Done()
 	minute := time.NewTicker(time.Minute)
@@ -318,21 +316,21 @@ func (r *Registry) keepHouse() {
 			if err := r.noteClock(ctx); err != nil {
 				r.log.Error("note the time", "err", err)
 			}
-			r.judgingTime() // so that no step goes unnoticed for long
+			r.judgingTime() // so that every step of the clock is noticed soon
 			r.seen.rotate(r.opts.Steady(), r.opts.Grace)
 			cancel()
 		}
 	}
 }
 
-// begin notes that the process uses the catalogue, and looks at the store.
+// begin notes that the process uses the catalogue, and checks the store.
 func (r *Registry) begin(ctx context.Context) error {
 	if r.replica == nil {
 		b, err := r.cat.Settings.Begin(ctx, bootID(), r.started, r.opts.Grace, MaxIdle)
 		if err != nil {
 			return fmt.Errorf("begin to use the catalogue: %w", err)
 		}
-		// After a crash it is not known what clients were told of last.
+		// After a crash it is not known what clients were last told.
 		r.holdBack, r.rebooted = b.HoldBack, b.Rebooted
 		if b.Idle > MaxIdle {
 			r.log.Warn("the clock says that the registry has not run for long; in case the clock is wrong, garbage collection takes nothing for a grace period; slipway gc --now does not wait",
@@ -343,7 +341,7 @@ func (r *Registry) begin(ctx context.Context) error {
 		return r.recoverStore(ctx)
 	}
 	if err := r.seedClock(ctx); err != nil {
-		r.log.Warn("note the time of the newest push or pull", "err", err) // a full disk serves pulls
+		r.log.Warn("note the time of the newest push or pull", "err", err) // a full disk can serve pulls
 	}
 	err := r.CheckStore(ctx)
 	var away *StoreError
@@ -357,11 +355,11 @@ func (r *Registry) begin(ctx context.Context) error {
 	return err
 }
 
-// recoverStore settles the publications that were under way when the process ended:
-// an object nobody recorded is removed, and contents whose deletion began are
-// left to the collector.
+// recoverStore settles the publications that were in progress when the process ended. It
+// removes an object that nobody recorded, and leaves contents whose deletion began to the
+// collector.
 func (r *Registry) recoverStore(ctx context.Context) error {
-	if r.replica != nil { // others go on; whose claims have run out does not
+	if r.replica != nil { // other replicas go on; those with expired claims do not
 		return r.settleExpired(ctx)
 	}
 	left, err := r.cat.Uploads.Intents(ctx)
@@ -381,8 +379,8 @@ func (r *Registry) recoverStore(ctx context.Context) error {
 	return r.uploads.sweep(ctx, r.started)
 }
 
-// dropUnsynced ends the uploads of before a power cut: the digest of what was
-// received is known, but some of the bytes may never have reached the disk.
+// dropUnsynced ends the uploads from before a power cut. The digest of the received bytes
+// is known, but some of the bytes may never have reached the disk.
 func (r *Registry) dropUnsynced(ctx context.Context) error {
 	list, err := r.cat.Uploads.DropStored(ctx)
 	if err != nil {
@@ -397,8 +395,8 @@ func (r *Registry) dropUnsynced(ctx context.Context) error {
 	return nil
 }
 
-// bootID tells one run of the machine from another. Where it cannot be read
-// every start counts as one after a reboot, which only costs unfinished uploads.
+// bootID identifies one run of the machine. If it cannot be read, every start counts as a
+// start after a reboot, which only costs unfinished uploads.
 func bootID() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -407,12 +405,12 @@ func bootID() string {
 	return strings.TrimSpace(string(b))
 }
 
-// settle removes what the publication of an upload left behind. The upload
-// itself goes on where the client was last told it stood, if its bytes are there.
+// settle removes what the publication of an upload left behind. The upload itself goes on
+// from the position that the client last learnt, if its bytes are there.
 func (r *Registry) settle(ctx context.Context, u catalog.Upload) error {
-	// A push of the same content must not come between question and deletion.
+	// A push of the same content must not come between the question and the deletion.
 	defer r.digests.lock(u.Intent)()
-	// What an image lacks is left for fsck, which reads it and takes it back.
+	// Content that an image lacks is left for fsck, which reads it and restores it.
 	wanted, err := r.cat.Garbage.Wanted(ctx, u.Intent)
 	if err != nil {
 		return err
@@ -439,7 +437,7 @@ func (r *Registry) settle(ctx context.Context, u catalog.Upload) error {
 	return r.cat.Uploads.Delete(ctx, u.ID)
 }
 
-// reopen makes an upload that was being published one that can be continued.
+// reopen turns an upload that was being published into one that can be continued.
 func (r *Registry) reopen(ctx context.Context, u *catalog.Upload) (bool, error) {
 	if u.Size == 0 {
 		return false, nil
@@ -460,7 +458,7 @@ func (r *Registry) reopen(ctx context.Context, u *catalog.Upload) (bool, error) 
 	return true, r.cat.Uploads.Save(ctx, *u)
 }
 
-// Ready answers nil when the registry can serve.
+// Ready returns nil if the registry can serve.
 func (r *Registry) Ready(ctx context.Context) error {
 	if err := r.cat.Ping(ctx); err != nil {
 		return fmt.Errorf("read the catalogue: %w", err)
@@ -471,8 +469,8 @@ func (r *Registry) Ready(ctx context.Context) error {
 // Metrics returns the registry's Prometheus collectors.
 func (r *Registry) Metrics() []prometheus.Collector { return r.metrics.collectors() }
 
-// verifyKey is where an upload lies while its digest is being computed from the
-// store, when it could not be computed on the way in.
+// verifyKey is the key of an upload whose digest is being computed from the store because
+// it could not be computed while the bytes came in.
 func verifyKey(uploadID string) string { return "slipway/verify/" + uploadID }
 
 func (r *Registry) emit(ctx context.Context, e Event) error {
@@ -481,7 +479,7 @@ func (r *Registry) emit(ctx context.Context, e Event) error {
 	}
 	e.Time = r.now()
 	if e.Action != ActionPull {
-		// The change is made: a client that hangs up must not keep it secret.
+		// The change is made. Its event must be sent even if the client hangs up.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
@@ -492,8 +490,8 @@ func (r *Registry) emit(ctx context.Context, e Event) error {
 	return nil
 }
 
-// writable answers UNSUPPORTED while the registry is read-only, and UNAVAILABLE while
-// its object store is away.
+// writable returns UNSUPPORTED while the registry is read-only, and UNAVAILABLE while its
+// object store is away.
 func (r *Registry) writable() error {
 	if r.opts.ReadOnly {
 		return &oci.Error{Code: oci.CodeUnsupported, Message: "the registry is read-only (storage.maintenance.readonly)"}

@@ -12,37 +12,39 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Names of leases: each job is done by one replica at a time.
+// These are the names of leases. One replica at a time does each job.
 const (
-	LeaseCollect = "gc" // and whatever else would meet a collection
+	LeaseCollect = "gc" // also held for other jobs that would disturb a collection
 	LeaseRetain  = "retention"
 	leaseUploads = "uploads"
 )
 
-// replica is what a registry has in addition whose catalogue other processes
-// change too. DESIGN.md, "Several replicas", has the protocol.
+// replica is the additional state of a registry whose catalogue other processes also
+// change. DESIGN.md, "Several replicas", describes the protocol.
 type replica struct {
-	// owner names this process in claims and leases, and no other one ever.
+	// owner names this process in claims and leases. No other process ever has the same
+	// name.
 	owner string
-	// lease is how long a claim or lease lasts without being prolonged.
+	// lease is how long a claim or lease lasts without being renewed.
 	lease  time.Duration
 	steady func() time.Duration
 	// ahead is by how many nanoseconds the catalogue's clock is ahead of steady.
 	ahead atomic.Int64
-	// lost is one more than when, in nanoseconds of steady, this process ceased to
-	// be told of changes; 0 while it is told of all.
+	// lost is when this process stopped receiving changes, in nanoseconds of steady, plus
+	// one. It is 0 while the process receives all changes.
 	lost     atomic.Int64
 	promised promises
-	// swept is when this process last swept the store; of keepHouse only.
+	// swept is when this process last swept the store. Only keepHouse uses it.
 	swept time.Duration
 }
 
-// deletingFor is how many leases the right to delete an object lasts, of which one
-// is used: whatever of the request is still under way then has the rest to end in.
+// deletingFor is how many leases the right to delete an object lasts. One of them is used
+// for the deletion. Whatever part of the request is still in progress then has the rest
+// of the time to end.
 const deletingFor = 5
 
-// staleFor is how long blobs and manifests are served by digest from RAM that is
-// not told of changes any more. Tags are not at all.
+// staleFor is how long RAM that no longer receives changes serves blobs and manifests by
+// digest. It does not serve tags at all then.
 const staleFor = 5 * time.Second
 
 func newReplica(o *Options) *replica {
@@ -56,8 +58,8 @@ func newReplica(o *Options) *replica {
 	return p
 }
 
-// now is the time by the catalogue's clock, by which all that replicas agree on is
-// judged: of this machine's clock only the speed matters.
+// now returns the time by the catalogue's clock. Everything that replicas agree on is
+// judged by that clock. Only the speed of this machine's clock matters.
 func (r *Registry) now() time.Time {
 	if r.replica == nil {
 		return r.opts.Clock()
@@ -65,9 +67,8 @@ func (r *Registry) now() time.Time {
 	return time.Unix(0, r.replica.ahead.Load()+int64(r.replica.steady()))
 }
 
-// readClock compares the catalogue's clock with the one that nobody sets. The
-// catalogue told its time before the answer came, so the result is late rather
-// than early.
+// readClock compares the catalogue's clock with the steady clock. The catalogue read its
+// time before the answer arrived, so the result is late rather than early.
 func (r *Registry) readClock(ctx context.Context) error {
 	at, err := r.cat.DB.Now(ctx)
 	if err == nil {
@@ -76,9 +77,9 @@ func (r *Registry) readClock(ctx context.Context) error {
 	return err
 }
 
-// alone begins a job that one replica does at a time. mine is false where another
-// one does it. Else the job ends with held at the latest, and with a call of
-// release.
+// alone begins a job that only one replica may do at a time. mine is false if another
+// replica is doing it. Otherwise the job ends when release is called, and at the latest
+// when held ends.
 func (r *Registry) alone(ctx context.Context, name, as string) (held context.Context, release func(), mine bool, err error) {
 	if r.replica == nil {
 		return ctx, func() {}, true, nil
@@ -93,7 +94,8 @@ func (r *Registry) alone(ctx context.Context, name, as string) (held context.Con
 	return held, release, true, nil
 }
 
-// LeaseError returns err or, where that is only that a lease was lost, says so.
+// LeaseError returns err, or an error that a lease was lost if that is the only cause of
+// err.
 func LeaseError(held context.Context, err error) error {
 	if cause := context.Cause(held); err != nil && errors.Is(cause, engine.ErrLeaseLost) {
 		return cause
@@ -101,7 +103,7 @@ func LeaseError(held context.Context, err error) error {
 	return err
 }
 
-// aloneSoon is alone that waits until nobody else does the job.
+// aloneSoon is alone, but waits until no other replica does the job.
 func (r *Registry) aloneSoon(ctx context.Context, name, as string) (held context.Context, release func(), err error) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -118,7 +120,7 @@ func (r *Registry) aloneSoon(ctx context.Context, name, as string) (held context
 	}
 }
 
-// watch follows what other replicas change, until the registry is closed.
+// watch follows the changes of other replicas until the registry is closed.
 func (r *Registry) watch() {
 	defer r.background.Done()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -143,14 +145,14 @@ func (r *Registry) watch() {
 	}
 }
 
-// watcher makes RAM follow what other replicas change.
+// watcher makes RAM follow the changes of other replicas.
 type watcher struct{ r *Registry }
 
 var _ engine.Watcher = watcher{}
 
-// Changed implements engine.Watcher. Drop changes the epoch of a key's slot also
-// where the key is not in RAM, so that a reader who is about to put what was true
-// before the change cannot.
+// Changed implements engine.Watcher. Drop changes the epoch of a key's slot even if the
+// key is not in RAM. A reader that is about to put the value from before the change
+// therefore cannot do so.
 func (w watcher) Changed(list []engine.Change) {
 	for _, c := range list {
 		switch c.Kind {
@@ -184,7 +186,7 @@ func (w watcher) Again() {
 	}
 }
 
-// hot returns what RAM has, if that may be believed.
+// hot returns the value that RAM has, if RAM may be believed.
 func (r *Registry) hot(k cache.Key) ([]byte, bool) {
 	if r.replica != nil && !r.believes(k.Kind) {
 		return nil, false
@@ -201,7 +203,7 @@ func (r *Registry) believes(kind uint8) bool {
 	return lost == 0 || kind != kindTag && int64(r.replica.steady())-lost < int64(staleFor)
 }
 
-// remember puts what was read from the catalogue into RAM.
+// remember puts values that were read from the catalogue into RAM.
 func (r *Registry) remember(k cache.Key, epoch uint64, value ...[]byte) {
 	if r.replica == nil || r.replica.lost.Load() == 0 {
 		r.ram.Put(k, epoch, value...)

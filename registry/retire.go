@@ -7,7 +7,8 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// rehearse begins what only looks as retireTag would.
+// rehearse returns a rehearsal, which finds out what retireTag would do and changes
+// nothing.
 func (r *Registry) rehearse(ctx context.Context, repo string, now bool) *catalog.Rehearsal {
 	o := catalog.RetireOptions{Immutable: r.immutableIn(repo)}
 	if !now {
@@ -20,8 +21,8 @@ func (r *Registry) rehearse(ctx context.Context, repo string, now bool) *catalog
 	return r.cat.Retention.Rehearse(ctx, repo, o)
 }
 
-// retireTag removes a tag and what only that kept, unless a client was told of
-// it lately. Meanwhile nobody is told that what goes is there.
+// retireTag removes a tag and what only that tag kept, unless a client was told of it
+// recently. Meanwhile no client is told that the removed content is there.
 func (r *Registry) retireTag(ctx context.Context, repo string, t catalog.TagInfo, now bool) (catalog.Retired, error) {
 	o := catalog.RetireOptions{Immutable: r.immutableIn(repo)}
 	if !now {

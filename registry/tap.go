@@ -10,28 +10,27 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Tap watches blobs while they come in, so that work on one can go along with
-// its upload instead of beginning when it has ended.
+// Tap watches blobs while they come in, so that work on a blob can run during its upload
+// instead of beginning afterwards.
 type Tap interface {
-	// Follow is asked once the first bytes of a blob that will be an object of
-	// the store are there; nil: this one is of no interest.
+	// Follow is called once the first bytes of a blob that will be an object of the store
+	// are there. It returns nil if the blob is of no interest.
 	Follow(repo string, head []byte) Follower
 }
 
-// Follower follows one upload. Its methods are called one after the other, must
-// not block and must not fail the push. After Published or Dropped, exactly one
-// of which ends each Follower at the latest when the registry is closed, no other
-// is called.
+// Follower follows one upload. Its methods are called one after the other, must not block
+// and must not fail the push. Either Published or Dropped is the last call, exactly once,
+// at the latest when the registry is closed.
 type Follower interface {
-	// Write takes the next bytes. It must not keep p.
+	// Write receives the next bytes. It must not keep p.
 	Write(p []byte)
-	// Published tells that the bytes have become the blob d.
+	// Published says that the bytes have become the blob d.
 	Published(d oci.Digest, size int64)
-	// Dropped tells that they will not, or not by way of this process.
+	// Dropped says that the bytes will not become a blob, or not through this process.
 	Dropped()
 }
 
-// follow shows the tap bytes that were added to the upload. u.mu is held.
+// follow shows the tap the bytes that were added to the upload. u.mu is held.
 func (r *Registry) follow(u *upload, p []byte) {
 	if u.follower == nil {
 		if r.opts.Tap == nil || len(p) == 0 || u.size != int64(len(p)) { // not the first bytes
@@ -44,7 +43,8 @@ func (r *Registry) follow(u *upload, p []byte) {
 	u.follower.Write(p)
 }
 
-// followed ends what follows the upload: it has become a blob. u.mu is held.
+// followed ends the follower of the upload, because the upload has become a blob. u.mu is
+// held.
 func (u *upload) followed(d oci.Digest) {
 	if u.follower != nil {
 		u.follower.Published(d, u.size)
@@ -52,7 +52,7 @@ func (u *upload) followed(d oci.Digest) {
 	}
 }
 
-// unfollow ends what follows an upload that leaves memory. u.mu is held.
+// unfollow ends the follower of an upload that leaves memory. u.mu is held.
 func (u *upload) unfollow() {
 	if u.follower != nil {
 		u.follower.Dropped()
@@ -60,20 +60,20 @@ func (u *upload) unfollow() {
 	}
 }
 
-// unfollow ends what follows uploads when the registry is closed: they may be
-// continued after a restart, but not here.
+// unfollow ends the followers of all uploads when the registry is closed. Uploads may be
+// continued after a restart, but not in this process.
 func (us *uploads) unfollow() {
 	us.mu.Lock()
 	defer us.mu.Unlock()
 	for _, u := range us.byID {
-		if u.mu.TryLock() { // else by the request that could not be ended
+		if u.mu.TryLock() { // otherwise the request that could not be ended does it
 			u.unfollow()
 			u.mu.Unlock()
 		}
 	}
 }
 
-// OpenBlob opens a stored blob from a byte on, whichever repository shows it:
+// OpenBlob opens a stored blob at an offset, whichever repository shows the blob. It is
 // for work on contents, and never for clients. Errors: catalog.ErrNotFound.
 func OpenBlob(ctx context.Context, cat *catalog.Catalog, store objstore.Store, d oci.Digest, off int64) (io.ReadCloser, int64, error) {
 	b, err := cat.StoredBlob(ctx, d)

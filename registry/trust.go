@@ -21,10 +21,11 @@ import (
 )
 
 const (
-	// maxTrusted bounds each of the two generations of trust, some 4 MB in all.
+	// maxTrusted bounds each of the two generations of trust. Together they take some 4
+	// MB.
 	maxTrusted = 16384
-	// statFresh is how long a look at an object holds for those who read it, where it
-	// costs a request to another machine.
+	// statFresh is how long the result of a stat of an object is valid for readers, if a
+	// stat costs a request to another machine.
 	statFresh = time.Minute
 )
 
@@ -34,27 +35,27 @@ type witness struct {
 	modTime time.Time
 	tag     string        // as in objstore.Info
 	at      time.Duration // by Options.Steady
-	// recorded says that the object has the tag that the catalogue recorded when it was
-	// stored, if it recorded one.
+	// recorded says that the object has the tag that the catalogue recorded when the
+	// object was stored, if it recorded one.
 	recorded bool
 	// hashed says that the object's bytes were compared with its digest since it was
-	// last written, as far as size, modTime and tag tell.
+	// last written, as far as size, modTime and tag show.
 	hashed bool
 }
 
-// looksLike reports whether nothing shows that the object was written since. Caches tell
-// no tags.
+// looksLike reports whether nothing shows that the object was written since. Caches
+// provide no tags.
 func (w witness) looksLike(info objstore.Info) bool {
 	return w.size == info.Size && w.modTime.Equal(info.ModTime) && (w.tag == info.Tag || w.tag == "" || info.Tag == "")
 }
 
-// trust remembers what this process saw of objects lately.
+// trust remembers what this process recently saw of objects.
 type trust struct {
 	mu        sync.Mutex
 	now, past map[oci.Digest]witness
 
-	// marking is held until RAM has followed what doubt recorded: whoever finds that
-	// recorded already must not be ahead of it.
+	// marking is held until RAM has followed what doubt recorded. A caller that finds the
+	// doubt already recorded must not go on before RAM has followed.
 	marking sync.Mutex
 }
 
@@ -70,8 +71,8 @@ func (t *trust) get(d oci.Digest) (witness, bool) {
 	return w, ok
 }
 
-// put notes what was just seen of an object. What it was compared with stays known while
-// it looks the same.
+// put notes what was just seen of an object. Results of earlier comparisons stay valid
+// while the object looks the same.
 func (t *trust) put(d oci.Digest, info objstore.Info, w witness) {
 	w.size, w.modTime, w.tag = info.Size, info.ModTime, info.Tag
 	if before, ok := t.get(d); ok && before.looksLike(info) {
@@ -103,7 +104,7 @@ func (t *trust) drop(d oci.Digest) {
 	delete(t.past, d)
 }
 
-// saw notes what the store says of the object of d.
+// saw notes what the store says about the object of d.
 func (r *Registry) saw(d oci.Digest, info objstore.Info, hashed bool) {
 	r.trust.put(d, info, witness{at: r.opts.Steady(), hashed: hashed})
 }
@@ -128,8 +129,9 @@ func wrongBytes(d oci.Digest) error {
 	return &damagedError{"the stored bytes do not have the digest " + string(d)}
 }
 
-// IsDamage reports whether an error of the store says that it has lost the content, or
-// cannot read it: what passes by itself, or says nothing of the content, is not.
+// IsDamage reports whether an error of the store says that it has lost the content or
+// cannot read it. Temporary failures, and errors that say nothing about the content, do
+// not count.
 func IsDamage(err error) bool {
 	var damaged *damagedError
 	var busy *objstore.BusyError
@@ -145,20 +147,21 @@ func IsDamage(err error) bool {
 	return errors.As(err, &damaged)
 }
 
-// brokeOff reports whether an error may be of a connection and not of the object.
+// brokeOff reports whether the connection may be the cause of an error, and not the
+// object.
 func brokeOff(err error) bool {
 	return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, objstore.ErrNotExist)
 }
 
-// errReplaced ends the read of an object in whose place another came.
+// errReplaced ends the read of an object that was replaced by another.
 var errReplaced = errors.New("the object was stored anew while it was read")
 
-// sumDigest is the digest of what was hashed, by the algorithm of d.
+// sumDigest returns the digest of the hashed bytes, with the algorithm of d.
 func sumDigest(d oci.Digest, sum hash.Hash) oci.Digest {
 	return oci.Digest(algorithm(d) + ":" + hex.EncodeToString(sum.Sum(nil)))
 }
 
-// doubt makes a content suspect because of what the store said of it; see
+// doubt makes a content suspect because of what the store said about it; see
 // catalog.MarkSuspect. It returns an error only if the store as a whole is away.
 func (r *Registry) doubt(ctx context.Context, d oci.Digest, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
@@ -176,7 +179,7 @@ func (r *Registry) doubt(ctx context.Context, d oci.Digest, why error) error {
 	}
 	r.forgetShown(d, shown)
 	if !marked {
-		return nil // it was known, and said
+		return nil // it was known, and logged
 	}
 	r.log.Error("a content is damaged or missing; pushing it again mends it, and slipway fsck tells which images need it", "digest", d, "err", why)
 	return nil
@@ -192,7 +195,8 @@ func (r *Registry) forgetShown(d oci.Digest, s repair.Shown) {
 	}
 }
 
-// healed ends a content's being suspect: its bytes have just been read and are right.
+// healed ends the suspicion of a content, because its bytes have just been read and are
+// right.
 func (r *Registry) healed(d oci.Digest) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -201,10 +205,10 @@ func (r *Registry) healed(d oci.Digest) {
 	}
 }
 
-// look asks the store for the object of a content whose size the catalogue says, before a
-// client is told of it. here is false if it is missing, has another size or is damaged; then
-// the content is suspect. The size that is returned is right also where the caller's was
-// out of date.
+// look asks the store for the object of a content before a client is told of it. size is
+// the size that the catalogue has. here is false if the object is missing, has another
+// size or is damaged. The content is then suspect. The returned size is right even if the
+// caller's was out of date.
 func (r *Registry) look(ctx context.Context, d oci.Digest, size int64) (now int64, here bool, err error) {
 	if w, ok := r.trust.get(d); r.distant && oci.IsForReading(ctx) && ok && w.size == size && r.opts.Steady()-w.at < statFresh {
 		return size, true, nil
@@ -239,16 +243,17 @@ func (r *Registry) glance(ctx context.Context, d oci.Digest, size int64) (info o
 }
 
 // patience is how long a client waits for the comparison of an object before it is told
-// that the object is here: enough for some 5 GB, and less than clients wait.
+// that the object is here. It is enough for some 5 GB, and shorter than the timeout of
+// clients.
 const patience = 10 * time.Second
 
 // errChecking says that an object is still being compared with its digest.
 var errChecking = errors.New("the object is being compared with its digest, which takes a while")
 
 // inOrder compares an object with its digest before a client is told of it or reads a
-// range of it, unless that was done before. It returns errChecking if that takes longer
-// than patience, and the comparison goes on. What another machine has is only compared if
-// it has another tag than it was stored with.
+// range of it, unless that was done before. If the comparison takes longer than patience,
+// inOrder returns errChecking and the comparison goes on. An object on another machine is
+// compared only if its tag is not the one with which it was stored.
 func (r *Registry) inOrder(ctx context.Context, d oci.Digest, info objstore.Info) (bool, error) {
 	if info.Proven || r.hashedBefore(d, info) {
 		return true, nil
@@ -278,7 +283,7 @@ func (r *Registry) inOrder(ctx context.Context, d oci.Digest, info objstore.Info
 }
 
 // asRecorded reports whether an object has the tag with which it was stored, as far as
-// both are known.
+// both tags are known.
 func (r *Registry) asRecorded(ctx context.Context, d oci.Digest, info objstore.Info) (bool, error) {
 	if w, ok := r.trust.get(d); info.Tag == "" || ok && w.recorded && w.looksLike(info) {
 		return true, nil
@@ -294,8 +299,9 @@ func (r *Registry) asRecorded(ctx context.Context, d oci.Digest, info objstore.I
 	return true, nil
 }
 
-// recordTag notes the tag of an object that was just compared with its digest, because it
-// had another one than it was stored with: somebody copied it.
+// recordTag notes the tag of an object that was just compared with its digest. It was
+// compared because its tag was not the one with which it was stored: somebody had copied
+// the object.
 func (r *Registry) recordTag(ctx context.Context, d oci.Digest, info objstore.Info) {
 	if info.Tag == "" {
 		return
@@ -305,7 +311,7 @@ func (r *Registry) recordTag(ctx context.Context, d oci.Digest, info objstore.In
 	}
 }
 
-// missing returns those of the digests that the catalogue takes for stored and that are
+// missing returns the digests that the catalogue takes for stored and whose objects are
 // gone or damaged. It looks for several objects at once.
 func (r *Registry) missing(ctx context.Context, digests []oci.Digest) ([]oci.Digest, error) {
 	return r.missingBy(ctx, digests, func(ctx context.Context, b catalog.Blob) (here bool, err error) {
@@ -314,7 +320,7 @@ func (r *Registry) missing(ctx context.Context, digests []oci.Digest) ([]oci.Dig
 	})
 }
 
-// missingBy is missing with a way to look for an object.
+// missingBy is missing with a given way to look for an object.
 func (r *Registry) missingBy(ctx context.Context, digests []oci.Digest, look func(context.Context, catalog.Blob) (bool, error)) ([]oci.Digest, error) {
 	stored, err := r.cat.Stored(ctx, digests)
 	if err != nil {
@@ -342,9 +348,9 @@ func (r *Registry) missingBy(ctx context.Context, digests []oci.Digest, look fun
 	return list, err
 }
 
-// proveStored makes sure that the object of a content that was just put into the store
-// is there. Its bytes were hashed on their way. Stores behind a network have looked
-// for themselves.
+// proveStored makes sure that the object of a content that was just put into the store is
+// there. Its bytes were hashed on the way. Stores behind a network have made sure
+// themselves.
 func (r *Registry) proveStored(ctx context.Context, d oci.Digest, size int64) error {
 	if r.distant {
 		r.trust.put(d, objstore.Info{Size: size}, witness{at: r.opts.Steady()})
@@ -362,10 +368,10 @@ func (r *Registry) proveStored(ctx context.Context, d oci.Digest, size int64) er
 	return nil
 }
 
-// lookAtOnce is how many requests to the store a request of a client makes at once.
+// lookAtOnce is how many requests to the store a client's request makes concurrently.
 const lookAtOnce = 8
 
-// each calls fn for 0 to n-1, some at a time.
+// each calls fn for 0 to n-1, several at a time.
 func each(ctx context.Context, n int, fn func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(lookAtOnce)

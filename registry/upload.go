@@ -22,69 +22,69 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// upload is a blob on its way in. While it is no larger than
-// catalog.InlineMax its bytes are in RAM and end in the catalogue; beyond that
-// they go to the object store as they come.
+// upload is a blob on its way in. While it is no larger than catalog.InlineMax, its bytes
+// are in RAM and end up in the catalogue. The bytes of larger uploads go to the object
+// store as they come.
 type upload struct {
 	id, repo string
 
-	// mu is held for the length of a request that writes; the others answer
+	// mu is held for the duration of a request that writes. Other requests get the answer
 	// that the upload is busy.
 	mu   sync.Mutex
 	size int64
-	alg  string // of hash: "sha256" or "sha512"
+	alg  string // the algorithm of hash: "sha256" or "sha512"
 	hash hash.Hash
 	// hashing is closed when the piece that hashPiece handed over is in hash.
 	hashing chan struct{}
 	buf     []byte          // the bytes, while they are few
 	obj     objstore.Upload // open during a request
-	state   string          // of the object store's upload between requests
-	tag     string          // of the object, once it is committed
+	state   string          // the state of the object store's upload between requests
+	tag     string          // the tag of the object, once it is committed
 	gone    bool
-	inRow   bool // nothing has come since the row was written
-	// want is the digest that the present request commits the upload as, if it
-	// does; only is one that the object store's upload can become nothing but.
+	inRow   bool // no bytes have come since the row was written
+	// want is the digest that the present request commits the upload as, if it commits
+	// it. only, unless empty, is the only digest that the object store's upload can have.
 	want, only oci.Digest
-	// claim is the present request's, where replicas share the catalogue; private
-	// says that nobody else knows the upload.
+	// claim is the claim of the present request, if replicas share the catalogue. private
+	// says that only this request knows the upload.
 	claim   *claim
 	private bool
-	// follower watches the bytes come in, nil if nobody does.
+	// follower watches the bytes come in. It is nil if nobody does.
 	follower Follower
 
 	// guarded by uploads.mu
-	client  netip.Addr // whose share it counts in; zero: nobody's
-	saved   bool       // has a row in the catalogue
+	client  netip.Addr // the client whose share it counts in; zero: none
+	saved   bool       // it has a row in the catalogue
 	touched time.Time
-	// saving is closed when saveOpen, which holds mu for the length of a commit,
-	// has let go of it; nil while it does not hold it.
+	// saving is closed when saveOpen, which holds mu for the duration of a commit, has
+	// released it. It is nil while saveOpen does not hold mu.
 	saving chan struct{}
 }
 
-// uploads are the uploads known in RAM. One that is not may still have a row in
-// the catalogue, from before a restart or of an idle client.
+// uploads are the uploads known in RAM. Other uploads may still have a row in the
+// catalogue, from before a restart or from an idle client.
 type uploads struct {
 	r    *Registry
 	mu   sync.Mutex
 	byID map[string]*upload
-	// ofClient counts those in byID by client.
+	// ofClient counts the uploads in byID by client.
 	ofClient map[netip.Addr]int
-	// restoring is held from reading an upload's row until it is in byID. As a
-	// row is deleted before the upload leaves byID, a row read under it is never
-	// that of an upload that has ended. It is locked before mu.
+	// restoring is held from reading an upload's row until the upload is in byID. A row
+	// is deleted before its upload leaves byID, so a row that was read under restoring
+	// never belongs to an upload that has ended. restoring is locked before mu.
 	restoring sync.Mutex
 	// timer saves uploads that stay open; see saveAfter.
 	timer  *time.Timer
 	closed bool
 }
 
-// saveAfter is how long an upload may be open before it gets a row in the
-// catalogue. Most end sooner and never cost a write; one that a crash of the
-// process cuts off in this time has acknowledged nothing but its own id.
+// saveAfter is how long an upload may be open before it gets a row in the catalogue. Most
+// uploads end sooner and never cost a write. If a crash of the process cuts off an upload
+// in this time, only the upload's id has been acknowledged.
 const saveAfter = 100 * time.Millisecond
 
-// idleAfter is how long a saved upload stays in RAM with nobody asking; idleShared
-// where it may have ended at another replica.
+// idleAfter is how long a saved upload stays in RAM without a request. idleShared is the
+// same for an upload that may have ended at another replica.
 const (
 	idleAfter  = 5 * time.Minute
 	idleShared = time.Minute
@@ -106,7 +106,7 @@ func (r *Registry) StartUpload(ctx context.Context, repo string) (oci.UploadStat
 	}
 	u := r.newUpload(repo)
 	u.client = clientOf(ctx)
-	u.saved = r.replica != nil // a moment from now
+	u.saved = r.replica != nil // it gets its row in a moment
 	if err := r.uploads.add(u); err != nil {
 		return oci.UploadStatus{}, err
 	}
@@ -144,7 +144,8 @@ func (us *uploads) add(u *upload) error {
 	return nil
 }
 
-// find returns an upload of a repository, from the catalogue if need be.
+// find returns an upload of a repository. It reads the upload from the catalogue if
+// necessary.
 func (us *uploads) find(ctx context.Context, repo, id string) (*upload, error) {
 	u := us.inRAM(id)
 	if u == nil {
@@ -202,8 +203,8 @@ func (us *uploads) restore(row catalog.Upload) (*upload, error) {
 	return u, nil
 }
 
-// load makes the upload what its row says. Who followed other bytes than those
-// ceases to.
+// load sets the upload to the state in its row. A follower that followed other bytes is
+// ended.
 func (u *upload) load(row catalog.Upload) error {
 	if u.size != row.Size || u.state != row.State {
 		u.unfollow()
@@ -223,7 +224,7 @@ func (u *upload) load(row catalog.Upload) error {
 	return nil
 }
 
-// algorithm returns a digest's algorithm; sha256 where there is no digest yet.
+// algorithm returns a digest's algorithm, or sha256 if there is no digest yet.
 func algorithm(d oci.Digest) string {
 	if strings.HasPrefix(string(d), "sha512:") {
 		return "sha512"
@@ -240,7 +241,7 @@ func newHash(alg string) hash.Hash {
 	return sha256.New()
 }
 
-// acquire finds an upload and holds it for the caller alone.
+// acquire finds an upload and locks it for the caller.
 func (us *uploads) acquire(ctx context.Context, repo, id string) (*upload, error) {
 	if err := us.r.writable(); err != nil {
 		return nil, err
@@ -261,7 +262,7 @@ func (us *uploads) acquire(ctx context.Context, repo, id string) (*upload, error
 				}
 				continue
 			}
-			// saveOpen may have let go between the two looks.
+			// saveOpen may have released it between the two looks.
 			if u.mu.TryLock() {
 				u.mu.Unlock()
 				continue
@@ -296,8 +297,8 @@ func (r *Registry) UploadStatus(ctx context.Context, repo, id string) (oci.Uploa
 	return oci.UploadStatus{ID: id, Size: u.size}, nil
 }
 
-// letGo ends a request about an upload whose bytes are in the catalogue: there
-// may be any number of these, which must not add up to much RAM. u.mu is held.
+// letGo ends a request about an upload whose bytes are in the catalogue. There may be any
+// number of these uploads, and they must not take up much RAM together. u.mu is held.
 func (r *Registry) letGo(u *upload) {
 	if u.inRow && len(u.buf) > 0 {
 		r.finish(u)
@@ -316,28 +317,28 @@ func (r *Registry) AppendUpload(ctx context.Context, repo, id string, off, size 
 		return oci.UploadStatus{ID: id, Size: u.size}, err
 	}
 	if !isStorageFull(err) && !isUnknown(err) {
-		// What came is kept whether or not the request went wrong, so that the
-		// client can go on from there.
+		// The received bytes are kept even if the request failed, so that the client can
+		// continue from there.
 		if saveErr := r.park(ctx, u); err == nil {
 			err = saveErr
 		}
 	}
-	if isStorageFull(err) || isUnknown(err) { // what came would only keep the disk full
+	if isStorageFull(err) || isUnknown(err) { // the received bytes would only keep the disk full
 		r.drop(ctx, u)
 		return oci.UploadStatus{}, err
 	}
 	return oci.UploadStatus{ID: id, Size: u.size}, err
 }
 
-// park closes what the upload holds open and saves where it stands. It runs
-// also when the client has gone, hence the context of its own.
+// park closes what the upload holds open and saves where the upload stands. It also runs
+// when the client has gone, so it uses a separate context.
 func (r *Registry) park(ctx context.Context, u *upload) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	if u.obj != nil {
 		state, err := u.obj.Suspend(ctx)
 		u.obj = nil
-		if err != nil && u.claim != nil { // it stands where the request found it
+		if err != nil && u.claim != nil { // the upload stands where the request found it
 			u.unfollow()
 			return ClientError("keep the upload", err)
 		}
@@ -353,7 +354,7 @@ func (r *Registry) park(ctx context.Context, u *upload) error {
 	return nil
 }
 
-// row is the upload as the catalogue keeps it. u.mu is held.
+// row returns the upload in the form in which the catalogue keeps it. u.mu is held.
 func (u *upload) row(intent oci.Digest) (catalog.Upload, error) {
 	row := catalog.Upload{ID: u.id, Repo: u.repo, Size: u.size, State: u.state, Content: u.buf, Intent: intent}
 	if u.hash != nil {
@@ -391,8 +392,8 @@ func (r *Registry) save(ctx context.Context, u *upload, intent oci.Digest) error
 	return nil
 }
 
-// writeUpload adds bytes to the upload, moving it to the object store when it
-// gets too large for the catalogue. rest is how many bytes are expected behind
+// writeUpload adds bytes to the upload. It moves the upload to the object store when the
+// upload becomes too large for the catalogue. rest is how many bytes are expected after
 // p, or negative.
 func (r *Registry) writeUpload(ctx context.Context, u *upload, p []byte, rest int64) error {
 	if u.obj == nil && u.state == "" && u.size+int64(len(p))+max(rest, 0) <= catalog.InlineMax {
@@ -409,7 +410,7 @@ func (r *Registry) writeUpload(ctx context.Context, u *upload, p []byte, rest in
 	}
 	before := u.obj.Size()
 	_, err := u.obj.Write(p)
-	n := u.obj.Size() - before // after an error, what of p is in the upload
+	n := u.obj.Size() - before // after an error, the part of p that is in the upload
 	u.size += n
 	u.hashPiece(p[:n], rest == 0)
 	r.follow(u, p[:n])
@@ -446,8 +447,8 @@ func (r *Registry) openObject(ctx context.Context, u *upload, more int64, known 
 	return nil
 }
 
-// newObject begins the object of an upload: at its place, where the store can and
-// it is known.
+// newObject begins the object of an upload. It begins it under its final key, if the
+// store supports that and the key is known.
 func (r *Registry) newObject(ctx context.Context, u *upload, hint int64) (objstore.Upload, error) {
 	if r.keyed == nil || u.want == "" || u.hash != nil && u.alg != algorithm(u.want) {
 		return r.store.NewUpload(ctx, hint)
@@ -470,8 +471,8 @@ func (r *Registry) CancelUpload(ctx context.Context, repo, id string) error {
 	return nil
 }
 
-// drop ends an upload and frees what it holds. u.mu is held. What cannot be
-// freed now is found by the sweep of old uploads.
+// drop ends an upload and frees what it holds. u.mu is held. The sweep of old uploads
+// finds what cannot be freed now.
 func (r *Registry) drop(ctx context.Context, u *upload) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
@@ -480,7 +481,7 @@ func (r *Registry) drop(ctx context.Context, u *upload) {
 	saved := u.saved
 	r.uploads.mu.Unlock()
 	var errs []error
-	if !r.stillClaimed(ctx, u, saved) { // whoever has it goes on with what is in the store
+	if !r.stillClaimed(ctx, u, saved) { // whoever has it uses what is in the store
 		if u.obj != nil {
 			_, err := u.obj.Suspend(ctx)
 			errs, u.obj = append(errs, err), nil
@@ -497,7 +498,7 @@ func (r *Registry) drop(ctx context.Context, u *upload) {
 	if saved {
 		errs = append(errs, r.cat.Uploads.Delete(ctx, u.id))
 	}
-	r.finish(u) // last: while it is in RAM nobody restores it from its row
+	r.finish(u) // last, because nobody restores it from its row while it is in RAM
 	if err := errors.Join(errs...); err != nil {
 		r.log.Warn("free an upload", "upload", u.id, "repo", u.repo, "err", err)
 	}
