@@ -1,7 +1,7 @@
-// Package cache keeps what is asked for often where it is cheap to serve.
+// Package cache keeps frequently requested content where it is cheap to serve.
 //
-// [RAM] is a byte-bounded table of immutable values. It does no I/O and starts
-// no goroutine.
+// [RAM] is a byte-bounded table of immutable values. It does no I/O and starts no
+// goroutine.
 package cache
 
 import (
@@ -10,41 +10,42 @@ import (
 	"sync/atomic"
 )
 
-// Key names a cached value: a kind chosen by the user of the cache, and two
+// Key names a cached value. It has a kind chosen by the user of the cache, and two
 // strings, usually a repository and a tag or digest.
 type Key struct {
 	Kind      uint8
 	Repo, Ref string
 }
 
-// shardCount spreads lock contention; a power of two.
+// shardCount is the number of shards, which spread lock contention. It is a power of two.
 const shardCount = 16
 
-// epochCount is how many slots of keys have a count of changes of their own; a
-// multiple of shardCount, so that a slot belongs to one shard. 32 KB.
+// epochCount is how many slots keys are spread over. Each slot has a count of changes.
+// epochCount is a multiple of shardCount, so that a slot belongs to one shard. The counts
+// take 32 KB.
 const epochCount = 4096
 
-// RAM is a table of values, bounded by the bytes it takes in memory. It holds
-// them as bytes in blocks of many (see block), so that the garbage collector has
+// RAM is a table of values, bounded by the bytes it takes in memory. It stores values as
+// bytes in blocks that hold many of them (see block), so that the garbage collector has
 // next to nothing to mark however full the table is.
 //
-// What is put last is evicted last, and a value that was asked for since it was
-// put, or last spared, is spared: one-time reads do not displace hot values, and
-// a hit needs no lock stronger than a reader's.
+// The table evicts in the order in which values were put, oldest first. It spares a value
+// that was requested since it was put, or since it was last spared. So values that are
+// read once do not displace hot values, and a hit needs no stronger lock than a reader's.
 //
 // All methods may run concurrently.
 type RAM struct {
 	seed   maphash.Seed
 	shards [shardCount]shard
-	// epochs count the changes of the keys of each slot, so that a value read
-	// before a change cannot be put after it. Their number makes it rare that
-	// the change of one key spoils the fill of another.
+	// epochs count the changes of the keys of each slot, so that a value read before a
+	// change cannot be put after it. There are so many slots that a change of one key
+	// rarely spoils the fill of another.
 	epochs [epochCount]atomic.Uint64
 
 	hits, misses, evictions atomic.Int64
 }
 
-// NewRAM returns a table of at most limit bytes; 0 or less caches nothing.
+// NewRAM returns a table of at most limit bytes. With 0 or less it caches nothing.
 func NewRAM(limit int64) *RAM {
 	c := &RAM{seed: maphash.MakeSeed()}
 	for i := range c.shards {
@@ -53,16 +54,16 @@ func NewRAM(limit int64) *RAM {
 	return c
 }
 
-// shard returns where a key belongs, and its hash.
+// shard returns the shard that a key belongs to, and the key's hash.
 func (c *RAM) shard(k *Key) (*shard, uint64) {
 	h := maphash.String(c.seed, k.Ref)
 	h ^= bits.RotateLeft64(maphash.String(c.seed, k.Repo), 31) + uint64(k.Kind)
 	return &c.shards[h%shardCount], h
 }
 
-// Get returns a value. The caller must not change it. It stays what it is when
-// the table has dropped it, but holds its whole block in memory: it is for use at
-// once and not for keeping.
+// Get returns a value. The caller must not change it. The value stays valid after the
+// table has dropped it, but it holds its whole block in memory, so the caller must use it
+// at once and not keep it.
 func (c *RAM) Get(k Key) (value []byte, ok bool) {
 	s, h := c.shard(&k)
 	s.mu.RLock()
@@ -79,16 +80,16 @@ func (c *RAM) Get(k Key) (value []byte, ok bool) {
 	return value, ok
 }
 
-// Epoch is taken before a value is read from where it is stored, and given to
-// Put with the value.
+// Epoch returns the epoch of a key. The caller takes it before it reads a value from
+// where the value is stored, and passes it to Put with the value.
 func (c *RAM) Epoch(k Key) uint64 {
 	_, h := c.shard(&k)
 	return c.epochs[h%epochCount].Load()
 }
 
-// Put adds a value, given in one or more pieces that are copied, unless something
-// of its slot changed since epoch: then the value may be out of date. One that
-// needs more than a quarter of its shard (a 64th of the whole) is not taken.
+// Put adds a value, unless something in its slot changed since epoch, because the value
+// may then be out of date. The value is given in one or more pieces, which are copied.
+// Put ignores a value that needs more than a quarter of its shard (a 64th of the whole).
 func (c *RAM) Put(k Key, epoch uint64, value ...[]byte) {
 	s, h := c.shard(&k)
 	s.mu.Lock()
@@ -98,9 +99,9 @@ func (c *RAM) Put(k Key, epoch uint64, value ...[]byte) {
 	}
 }
 
-// Replace makes value the value of a key that the caller has just changed. epoch
-// was taken before the change. If something of the slot was dropped or replaced
-// since, the order of the changes is not known, and the key is only dropped.
+// Replace makes value the value of a key that the caller has just changed. epoch was
+// taken before the change. If something in the slot was dropped or replaced since, the
+// order of the changes is not known, and Replace only drops the key.
 func (c *RAM) Replace(k Key, epoch uint64, value ...[]byte) {
 	s, h := c.shard(&k)
 	s.mu.Lock()
@@ -111,8 +112,8 @@ func (c *RAM) Replace(k Key, epoch uint64, value ...[]byte) {
 	}
 }
 
-// Drop forgets a value, and every value of its slot that is being read at this
-// moment. It is called after the change that made the value untrue is durable.
+// Drop forgets a value, and every value of its slot that is being read at this moment. It
+// is called after the change that invalidated the value is durable.
 func (c *RAM) Drop(k Key) {
 	s, h := c.shard(&k)
 	s.mu.Lock()
@@ -121,8 +122,8 @@ func (c *RAM) Drop(k Key) {
 	s.drop(&k, h)
 }
 
-// Clear forgets all values, and those that are being read at this moment, as Drop
-// does for one.
+// Clear forgets all values, including values that are being read at this moment, as Drop
+// does for one value.
 func (c *RAM) Clear() {
 	for i := range c.shards {
 		s := &c.shards[i]
@@ -135,7 +136,7 @@ func (c *RAM) Clear() {
 	}
 }
 
-// Stats are counts since the start, and the bytes held now.
+// Stats are counts since the start, and the number of bytes held now.
 type Stats struct {
 	Hits, Misses, Evictions int64
 	Entries, Bytes          int64

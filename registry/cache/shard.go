@@ -8,50 +8,51 @@ import (
 )
 
 const (
-	// maxBlock is how many bytes a block of several records has at most.
+	// maxBlock bounds the bytes of a block of several records.
 	maxBlock = 32 << 10
-	// blockBytes is what a block costs besides its records.
+	// blockBytes is what a block costs in addition to its records.
 	blockBytes = 320
-	// indexBytes is what a record costs in the index: 20 when that is as full as it
-	// may be, 40 when it has just grown.
+	// indexBytes is what a record costs in the index: 20 bytes if the index is as full as
+	// it may be, 40 if it has just grown.
 	indexBytes = 34
-	// maxSpared bounds the blocks whose hot records one put carries over, and so
-	// how long it holds the lock: 256 KiB are copied in some 50 µs.
+	// maxSpared bounds the blocks whose hot records one put carries over, and so how long
+	// the put holds the lock. Copying 256 KiB takes some 50 µs.
 	maxSpared = 8
 )
 
-// shard is a part of the table with a lock of its own.
+// shard is a part of the table with a separate lock.
 type shard struct {
 	mu sync.RWMutex
-	// index finds a record by the hash of its key: hashing the key once finds
-	// both shard and record. Two keys with one hash, which a shard of 100,000
-	// records meets once in 10^9 look-ups, displace each other.
+	// index finds a record by the hash of its key. The key is hashed once to find both
+	// shard and record. Two keys with the same hash displace each other. A shard of
+	// 100,000 records sees that once in 10^9 look-ups.
 	index map[uint64]place
-	// blocks by slot; nil in the slots in free.
+	// blocks are the blocks by slot. Slots that are in free have nil.
 	blocks []*block
 	free   []uint32
-	// oldest is the next to be evicted; filling is the one of several records that
-	// has room for more, or nil.
+	// oldest is the block to be evicted next. filling is the block of several records
+	// that has room for more, or nil.
 	oldest, newest, filling *block
-	// bytes held, the most there may be, and the size of a block.
+	// bytes is how many bytes are held, limit is their maximum, and blockSize is the size
+	// of a block.
 	bytes, limit int64
 	blockSize    int
 }
 
-// place is where a record lies: the slot of its block and the offset in it.
+// place is the position of a record: the slot of its block and the offset in the block.
 type place struct{ block, off uint32 }
 
-// block holds records, one behind the other. A byte once written is never
-// changed and its memory not used again by the table, so readers may hold on to
-// values without a lock. A dropped record's bytes are free when the whole block
-// is: when it holds no other record, or is the oldest.
+// block holds records, one after the other. A byte that was written never changes, and
+// the table does not use its memory again, so readers may hold on to values without a
+// lock. The bytes of a dropped record are freed with the whole block. That happens when
+// the block holds no other record, or is the oldest.
 type block struct {
 	buf          []byte
 	slot         uint32
 	live         int // records that the index knows
 	older, newer *block
-	// asked has a bit for each record that was asked for since it was written, at
-	// its offset divided by the least size of a record.
+	// asked has a bit for each record that was requested since it was written. The bit's
+	// position is the record's offset divided by the least size of a record.
 	asked [maxBlock / minRecord / 32]atomic.Uint32
 }
 
@@ -62,7 +63,7 @@ func askedBit(off uint32) (word, bit uint32) {
 
 func (b *block) markAsked(off uint32) {
 	word, bit := askedBit(off)
-	if b.asked[word].Load()&bit == 0 { // a store on every hit would bounce the cache line
+	if b.asked[word].Load()&bit == 0 { // storing on every hit would bounce the cache line
 		b.asked[word].Or(bit)
 	}
 }
@@ -72,7 +73,7 @@ func (b *block) wasAsked(off uint32) bool {
 	return b.asked[word].Load()&bit != 0
 }
 
-// cost is what the block takes in memory.
+// cost returns what the block takes in memory.
 func (b *block) cost() int64 { return int64(cap(b.buf)) + blockBytes }
 
 func (s *shard) init(limit int64) {
@@ -81,7 +82,7 @@ func (s *shard) init(limit int64) {
 	s.blockSize = int(max(0, min(maxBlock, limit/8)))
 }
 
-// find returns a key's record and where it lies, or nil. mu is held.
+// find returns a key's record and its place, or nil. mu is held.
 func (s *shard) find(k *Key, h uint64) (place, record) {
 	p, ok := s.index[h]
 	if !ok {
@@ -94,10 +95,10 @@ func (s *shard) find(k *Key, h uint64) (place, record) {
 	return p, r
 }
 
-// record returns the record at a place, with what follows it in the block.
+// record returns the record at a place, and what follows it in the block.
 func (s *shard) record(p place) record { return record(s.blocks[p.block].buf[p.off:]) }
 
-// put adds a record and returns how many it evicted. mu is held.
+// put adds a record and returns how many records it evicted. mu is held.
 func (s *shard) put(k *Key, h uint64, value [][]byte) (evicted int64) {
 	size := headerBytes + len(k.Repo) + len(k.Ref)
 	for _, piece := range value {
@@ -107,7 +108,7 @@ func (s *shard) put(k *Key, h uint64, value [][]byte) (evicted int64) {
 		len(k.Repo) > math.MaxUint16 || len(k.Ref) > math.MaxUint16 {
 		return 0
 	}
-	if p, ok := s.index[h]; ok { // the same key, or one with its hash
+	if p, ok := s.index[h]; ok { // the same key, or another key with the same hash
 		s.remove(p, h)
 	}
 	for spared := 0; s.bytes+s.growth(size) > s.limit && s.oldest != nil; spared++ {
@@ -119,8 +120,8 @@ func (s *shard) put(k *Key, h uint64, value [][]byte) (evicted int64) {
 	return evicted
 }
 
-// alone reports whether a record gets a block of its own, because it would waste
-// much of one of several.
+// alone reports whether a record gets a separate block, because it would waste much of a
+// block of several records.
 func (s *shard) alone(size int) bool { return size > s.blockSize/4 }
 
 // fits reports whether a record can be added to the block that is being filled.
@@ -129,7 +130,7 @@ func (s *shard) fits(size int) bool {
 	return b != nil && !s.alone(size) && size <= cap(b.buf)-len(b.buf)
 }
 
-// growth is by how much bytes grows with a record of so many bytes.
+// growth returns by how much bytes grows with a record of the given size.
 func (s *shard) growth(size int) int64 {
 	switch {
 	case s.fits(size):
@@ -155,7 +156,7 @@ func (s *shard) room(size int) *block {
 	return s.filling
 }
 
-// add makes a block of so many bytes.
+// add makes a block of the given size.
 func (s *shard) add(size int) *block {
 	b := &block{buf: make([]byte, 0, size), older: s.newest}
 	if n := len(s.free); n > 0 {
@@ -176,14 +177,14 @@ func (s *shard) add(size int) *block {
 	return b
 }
 
-// enter adds a record that is about to be appended to a block to the index.
+// enter adds a record to the index. The record is about to be appended to the block.
 func (s *shard) enter(b *block, h uint64) {
 	s.index[h] = place{b.slot, uint32(len(b.buf))}
 	b.live++
 	s.bytes += indexBytes
 }
 
-// clear removes all. mu is held.
+// clear removes everything. mu is held.
 func (s *shard) clear() {
 	s.init(s.limit)
 	s.blocks, s.free = nil, nil
@@ -198,8 +199,8 @@ func (s *shard) drop(k *Key, h uint64) {
 	}
 }
 
-// remove forgets a record, and with the last one its block, unless that has room
-// for more.
+// remove forgets a record. If it was the last one of its block, remove also drops the
+// block, unless the block has room for more.
 func (s *shard) remove(p place, h uint64) {
 	b := s.blocks[p.block]
 	s.forget(b, h)
@@ -214,14 +215,14 @@ func (s *shard) forget(b *block, h uint64) {
 	s.bytes -= indexBytes
 }
 
-// release gives up a block.
+// release frees a block and its slot.
 func (s *shard) release(b *block) {
 	s.unlink(b)
 	s.freeSlot(b)
 }
 
-// unlink takes a block out of the order of eviction and of the bytes held. Its
-// memory is free when no reader holds a part of it.
+// unlink removes a block from the eviction order and from the count of bytes held. The
+// block's memory is free when no reader holds a part of it.
 func (s *shard) unlink(b *block) {
 	if b.older != nil {
 		b.older.newer = b.newer
@@ -244,9 +245,9 @@ func (s *shard) freeSlot(b *block) {
 	s.free = append(s.free, b.slot)
 }
 
-// evict gives up the oldest block. If spare is set, the records that were asked
-// for move to a newer one, as if they had just been put. It returns how many did
-// not.
+// evict gives up the oldest block. If spare is set, the records that were requested move
+// to a newer block, as if they had just been put. evict returns how many records did not
+// move.
 func (s *shard) evict(spare bool) (evicted int64) {
 	b := s.oldest
 	s.unlink(b)
@@ -278,13 +279,12 @@ func (s *shard) evict(spare bool) (evicted int64) {
 //	size of Ref       2
 //	Kind              1
 //
-// and goes on with Repo, Ref and the value. More may follow that is not part of
-// the record.
+// Then come Repo, Ref and the value. What follows them is not part of the record.
 type record []byte
 
 const (
 	headerBytes = 17
-	// minRecord is a power of two that no record is smaller than.
+	// minRecord is the least size of a record. It is a power of two.
 	minRecord = 16
 )
 
@@ -308,7 +308,8 @@ func appendRecord(b []byte, k *Key, h uint64, value [][]byte) []byte {
 
 func (r record) hash() uint64 { return binary.LittleEndian.Uint64(r) }
 
-// bounds are the offsets where Ref and the value begin, and where the value ends.
+// bounds returns the offsets at which Ref and the value begin, and at which the value
+// ends.
 func (r record) bounds() (ref, value, end int) {
 	ref = headerBytes + int(binary.LittleEndian.Uint16(r[12:]))
 	value = ref + int(binary.LittleEndian.Uint16(r[14:]))
@@ -320,7 +321,7 @@ func (r record) size() int {
 	return end
 }
 
-// is reports whether the record is that of a key.
+// is reports whether the record belongs to a key.
 func (r record) is(k *Key) bool {
 	ref, value, _ := r.bounds()
 	return r[16] == k.Kind && string(r[headerBytes:ref]) == k.Repo && string(r[ref:value]) == k.Ref

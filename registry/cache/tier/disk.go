@@ -23,16 +23,16 @@ import (
 
 // Names in Options.Dir.
 const (
-	tmpDir   = "tmp"   // files that are not whole yet
-	lockName = "lock"  // flocked by the Store that has the directory
-	markName = "clean" // of a shutdown in order, see snapshot.go
+	tmpDir   = "tmp"   // files that are not complete yet
+	lockName = "lock"  // locked (flock) by the Store that has the directory
+	markName = "clean" // mark of a clean shutdown, see snapshot.go
 )
 
-// errInUse tells that another Store has the directory.
+// errInUse says that another Store has the directory.
 var errInUse = errors.New("the cache's directory is in use by another process")
 
-// pieceSize is how much is read or written at once, in bytes. Of what is shorter than
-// smallPiece as much is, so that many clients that read slowly take little.
+// pieceSize is how many bytes are read or written at once. For objects shorter than
+// smallPiece it is smallPiece, so that many clients that read slowly take little memory.
 const (
 	pieceSize  = 256 << 10
 	smallPiece = 16 << 10
@@ -42,9 +42,10 @@ const (
 //
 //	<Dir>/<first 2 digits of the key>/<32 digits of the key>-<number>-<size>
 //
-// all hexadecimal; the number is that of the file among all that were ever written, so
-// that no name is used twice. It holds the object's bytes and a footer. Its modification
-// time is that of the object in whole seconds, which any later write would change.
+// The digits and numbers are hexadecimal. The number counts all files that were ever
+// written, so that no name is used twice. The file holds the object's bytes and a footer.
+// Its modification time is the object's, in whole seconds. Any later write would change
+// it.
 type disk struct {
 	dir    string
 	log    *slog.Logger
@@ -53,16 +54,16 @@ type disk struct {
 	errors atomic.Int64
 	pieces *pieces
 
-	mu   sync.Mutex // of mounting
+	mu   sync.Mutex // held while mounting
 	lock *os.File
-	said bool // that it cannot be mounted
+	said bool // the failure to mount was logged
 }
 
 // States of a disk.
 const (
-	unmounted int32 = iota // its files are not known
+	unmounted int32 = iota // the files are not known
 	inUse
-	aside // a write failed; files are read
+	aside // a write failed; files can still be read
 )
 
 // pieces lends buffers of two sizes.
@@ -89,7 +90,7 @@ func (p *pieces) putSmall(b *[smallPiece]byte) { p.small.Put(b) }
 // usable reports whether files can be written.
 func (d *disk) usable() bool { return d.state.Load() == inUse }
 
-// aside leaves the disk alone until it is mounted again, and says so once.
+// aside stops using the disk until it is mounted again, and logs that once.
 func (d *disk) aside(what string, err error) {
 	d.errors.Add(1)
 	if d.state.CompareAndSwap(inUse, aside) {
@@ -103,7 +104,8 @@ func (d *disk) newFile(size int64) *file {
 	return f
 }
 
-// create begins to write a file. Its bytes have room, or it is an error.
+// create begins to write a file. It is an error if the disk has no room for the file's
+// bytes.
 func (d *disk) create(f *file) (*os.File, error) {
 	w, err := os.OpenFile(f.path, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil || f.size < 1<<20 {
@@ -116,7 +118,7 @@ func (d *disk) create(f *file) (*os.File, error) {
 	return w, nil
 }
 
-// finish writes the footer behind the bytes, gives the file its name and closes it.
+// finish writes the footer after the bytes, gives the file its name and closes it.
 func (d *disk) finish(f *file, w *os.File, k policy.Key, mod time.Time, crc uint32) error {
 	ft := format.Footer{Key: k, Size: f.size, Mod: mod.UnixNano(), CRC: crc}
 	if y := mod.Year(); y < 1970 || y > 2200 {
@@ -179,25 +181,26 @@ func (d *disk) readSlab(f *file, k policy.Key) (*slab, error) {
 	return b, nil
 }
 
-// seal is what tells that a file is whole.
+// seal says whether a file is complete.
 type seal struct {
-	// doubtful tells that the bytes have to be read before the file is used: they were
-	// written before something that may have lost some.
+	// doubtful says that the bytes have to be read before the file is used. They were
+	// written before an event that may have lost some of them.
 	doubtful bool
-	// known tells that footer is read and the bytes are right; mtime is what the file's
-	// modification time, in nanoseconds, has to be for them to have stayed so.
+	// known says that the footer was read and the bytes are right. The bytes have stayed
+	// right if the file's modification time is still mtime, in nanoseconds.
 	known atomic.Bool
 	mtime atomic.Int64
 
-	mu     sync.Mutex // of all but the atomics, and of the file's path
+	mu     sync.Mutex // guards all but the atomics, and also the file's path
 	footer format.Footer
 }
 
-// modTime is the object's modification time. The seal is known.
+// modTime returns the object's modification time. The seal must be known.
 func (f *file) modTime() time.Time { return time.Unix(0, f.seal.footer.Mod) }
 
-// open opens a file that is whole. It is looked at first: always its length and its
-// modification time, at its first use its footer, and its bytes if there is a doubt.
+// open opens a complete file after checking it. It always checks the length and the
+// modification time. At the first use it also checks the footer, and if there is a doubt,
+// the bytes.
 func (d *disk) open(f *file, k policy.Key) (*os.File, error) {
 	h, err := os.OpenFile(f.path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -225,7 +228,7 @@ func (d *disk) check(f *file, k policy.Key, h *os.File) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.known.Load() && s.mtime.Load() == mtime {
-		return nil // by another, meanwhile
+		return nil // another request checked it meanwhile
 	}
 	var b [format.FooterSize]byte
 	if _, err := h.ReadAt(b[:], f.size); err != nil {
@@ -255,7 +258,7 @@ func (d *disk) check(f *file, k policy.Key, h *os.File) error {
 	return nil
 }
 
-// sum reads the first n bytes of a file.
+// sum returns the checksum of the first n bytes of a file.
 func (d *disk) sum(h io.ReaderAt, n int64) (uint32, error) {
 	p := d.pieces.get()
 	defer d.pieces.put(p)
@@ -270,7 +273,7 @@ func (d *disk) sum(h io.ReaderAt, n int64) (uint32, error) {
 	return crc, nil
 }
 
-// prepare takes the directory, and makes it if it is missing.
+// prepare takes over the directory. It makes the directory if necessary.
 func (d *disk) prepare() error {
 	if err := os.MkdirAll(filepath.Join(d.dir, tmpDir), 0o700); err != nil {
 		return err
@@ -292,7 +295,7 @@ func (d *disk) prepare() error {
 	return d.probe()
 }
 
-// probe writes as much as says something about the disk.
+// probe writes enough to show whether the disk works.
 func (d *disk) probe() error {
 	path := filepath.Join(d.dir, tmpDir, "probe")
 	err := os.WriteFile(path, bytes.Repeat([]byte{1}, 1<<20), 0o600)

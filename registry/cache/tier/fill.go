@@ -18,62 +18,62 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// fillTries is how often a fetch that broke off is continued from where it was.
+// fillTries is how often an interrupted fetch is continued from its position.
 const fillTries = 2
 
-// fill is an object being fetched, for all who ask for it. Its bytes go to one of three
-// places: RAM, a file, or, where the object is not to be kept, a window that moves over
-// it. Who reads it has no part in how fast it goes, except for a window.
+// fill is an object that is being fetched for all who request it. Its bytes go to RAM, to
+// a file, or, if the object is not to be kept, to a window that moves over the object.
+// Readers do not slow the fetch down, except with a window.
 type fill struct {
 	s      *Store
 	k      policy.Key
 	key    string
-	ctx    context.Context // of the fetch: it is nobody's who waits
+	ctx    context.Context // the context of the fetch, not of any waiter
 	cancel context.CancelFunc
 
 	// Guarded by Store.mu.
 	waiters int
-	warms   int       // those of them that are Warm, and read nothing
-	pending int       // requests that the policy is told of once the size is known
-	pinned  bool      // the same for a pin, which ends at until
+	warms   int       // the waiters that are calls of Warm, which read nothing
+	pending int       // requests to report to the policy once the size is known
+	pinned  bool      // a pin to report to the policy then; it ends at until
 	until   time.Time // zero: never
-	sized   bool      // the policy knows of it
-	stored  bool      // its bytes will stay, as far as it goes by itself
+	sized   bool      // the policy knows the object
+	stored  bool      // the bytes will stay, unless something else prevents it
 	ended   bool
 	size    int64
 	cost    float64
 
 	// Only the goroutine that fetches uses these.
 	slot bool     // it has one of Store.slots
-	w    *os.File // of file
+	w    *os.File // the opened file
 	at   int64    // bytes that have come
 	crc  uint32
 	sum  hash.Hash
 	want []byte
 
-	mu      sync.Mutex // of all below
+	mu      sync.Mutex // guards everything below
 	changed chan struct{}
 	opened  bool // info and the place of the bytes are known
 	info    objstore.Info
-	done    int64 // bytes that can be read
+	done    int64 // number of bytes that can be read
 	state   fillState
 	err     error
 	slab    *slab
 	file    *file
 	win     *window
-	// spare is the object as it was opened, if there is no place for its bytes at all:
-	// it is for the first who wants them from the beginning.
+	// spare is the opened object if there is no place at all for its bytes. It goes to
+	// the first reader that wants the bytes from the beginning.
 	spare objstore.Object
 }
 
-// fillState is how a fill stands.
+// fillState is the state of a fill.
 type fillState uint8
 
 const (
 	filling fillState = iota
 	whole
 	failed
-	// detour: no more bytes come, and who needs them gets them from the store inside.
+	// detour says that no more bytes come. Readers get the rest from the inner store.
 	detour
 )
 
@@ -107,7 +107,7 @@ func (f *fill) run() {
 	}
 	err := f.fetch()
 	f.end(err)
-	if !errors.Is(err, errNoPlace) { // else that is for whoever gets the object
+	if !errors.Is(err, errNoPlace) { // otherwise the reader that takes the spare object cancels
 		f.cancel()
 	}
 }
@@ -120,7 +120,7 @@ func (f *fill) freeSlot() {
 	}
 }
 
-// fetch gets the object, and continues if that breaks off.
+// fetch gets the object, and continues if the transfer breaks off.
 func (f *fill) fetch() error {
 	began := time.Now()
 	obj, err := f.s.inner.Get(f.ctx, f.key, 0, -1)
@@ -132,7 +132,7 @@ func (f *fill) fetch() error {
 	}
 	for try := 0; ; try++ {
 		err := f.pump(obj)
-		_ = obj.Close() // what came is what counts
+		_ = obj.Close() // only the received bytes count
 		if err == nil || f.ctx.Err() != nil || errors.Is(err, errStorage) || try == fillTries {
 			return err
 		}
@@ -147,8 +147,8 @@ func (f *fill) fetch() error {
 	}
 }
 
-// begin tells the policy of the object and finds a place for its bytes. If there is none,
-// the object is spare.
+// begin reports the object to the policy and finds a place for its bytes. If there is no
+// place, the object becomes spare.
 func (f *fill) begin(obj objstore.Object, wait time.Duration) bool {
 	s, info := f.s, obj.Info()
 	info.Key = f.key
@@ -165,7 +165,7 @@ func (f *fill) begin(obj objstore.Object, wait time.Duration) bool {
 	var win *window
 	if b == nil && file == nil {
 		win = f.newWindow()
-		f.freeSlot() // from here on it is as fast as its clients
+		f.freeSlot() // from here on the fetch is as fast as its clients
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -177,8 +177,9 @@ func (f *fill) begin(obj objstore.Object, wait time.Duration) bool {
 	return f.state == filling
 }
 
-// place takes room where the policy wants the object: a slab or a file, or neither if
-// there is none or the policy does not want it.
+// place takes room at the level that the policy chose for the object. It returns a slab
+// or a file. It returns neither if there is no room, or the policy does not want the
+// object.
 func (f *fill) place(mod time.Time) (*slab, *file) {
 	s := f.s
 	s.mu.Lock()
@@ -211,7 +212,8 @@ func (f *fill) place(mod time.Time) (*slab, *file) {
 	return nil, file
 }
 
-// admit tells the policy, in the order in which it was asked. mu of the Store is held.
+// admit reports the object and its requests to the policy, in the order of the requests.
+// mu of the Store is held.
 func (f *fill) admit() {
 	s := f.s
 	f.sized = true
@@ -231,8 +233,8 @@ func (f *fill) admit() {
 	}
 }
 
-// newWindow makes the fill one whose bytes do not stay. It returns nil if there is not
-// even room for a window: then everybody reads for himself.
+// newWindow makes this a fill whose bytes do not stay. It returns nil if there is no room
+// even for a window. Then every reader reads for itself.
 func (f *fill) newWindow() *window {
 	s := f.s
 	s.mu.Lock()
@@ -243,20 +245,20 @@ func (f *fill) newWindow() *window {
 		s.lose(e)
 	}
 	n := min(f.size, windowSize, s.ram.limit-s.two.RAM().Limit())
-	// Less than a piece is not worth it.
+	// A window of less than a piece is not worth it.
 	if f.waiters == f.warms || n < min(f.size, pieceSize) || n == 0 || !s.ram.take(n) {
 		return nil
 	}
 	return &window{buf: make([]byte, n)}
 }
 
-// errStorage tells that the bytes could not be put where they should.
+// errStorage says that the bytes could not be stored where they should be.
 var errStorage = errors.New("the cache cannot take the object in")
 
-// errNoPlace is that from the beginning.
+// errNoPlace is errStorage for an object that had no place from the beginning.
 var errNoPlace = fmt.Errorf("%w: no place", errStorage)
 
-// pump moves bytes from the store inside to where they can be read.
+// pump moves bytes from the inner store to where they can be read.
 func (f *fill) pump(obj objstore.Object) error {
 	var piece *[pieceSize]byte
 	if f.slab == nil {
@@ -290,8 +292,8 @@ func (f *fill) pump(obj objstore.Object) error {
 	return nil
 }
 
-// put takes bytes that have come and lets them be read, except for the last ones if there
-// is a sum to be checked first.
+// put stores received bytes and makes them readable. It holds back the last ones if a sum
+// has to be checked first.
 func (f *fill) put(p []byte) error {
 	f.crc = crc32.Update(f.crc, format.Castagnoli, p)
 	if f.sum != nil {
@@ -317,12 +319,12 @@ func (f *fill) put(p []byte) error {
 	}
 	f.mu.Unlock()
 	if begins {
-		runtime.Gosched() // to those who wait for their first bytes
+		runtime.Gosched() // let the waiters for the first bytes run
 	}
 	return nil
 }
 
-// wake lets everybody look again who waits for the fill. f.mu is held.
+// wake makes everybody who waits for the fill look again. f.mu is held.
 func (f *fill) wake() {
 	if f.changed != nil {
 		close(f.changed)
@@ -330,7 +332,7 @@ func (f *fill) wake() {
 	}
 }
 
-// wait returns what closes when the fill has changed. f.mu is held.
+// wait returns a channel that is closed when the fill has changed. f.mu is held.
 func (f *fill) wait() <-chan struct{} {
 	if f.changed == nil {
 		f.changed = make(chan struct{})
@@ -338,7 +340,7 @@ func (f *fill) wait() <-chan struct{} {
 	return f.changed
 }
 
-// end takes the object in, or gives it up.
+// end takes the object into the cache, or gives it up.
 func (f *fill) end(err error) {
 	s := f.s
 	if err == nil && f.sum != nil && !bytes.Equal(f.sum.Sum(nil), f.want) {
@@ -380,11 +382,12 @@ func (f *fill) end(err error) {
 	s.reap()
 }
 
-// ErrCorrupt is returned for an object whose bytes are not those that [Options.Verify]
-// says.
+// ErrCorrupt is returned for an object whose bytes do not have the sum from
+// [Options.Verify].
 var ErrCorrupt = fmt.Errorf("the bytes are not those of the key: %w", objstore.ErrCorrupt)
 
-// settle gives the bytes to the entry, if there still is one for them. Store.mu is held.
+// settle gives the bytes to the entry, if there still is an entry for them. Store.mu is
+// held.
 func (f *fill) settle(kept bool, err error) {
 	s := f.s
 	if s.fills[f.k] == f {
@@ -426,7 +429,7 @@ func (f *fill) settle(kept bool, err error) {
 	f.drop()
 }
 
-// drop lets go of the bytes once nobody reads them here any more. Store.mu is held.
+// drop releases the bytes once nobody reads them here any more. Store.mu is held.
 func (f *fill) drop() {
 	if !f.ended || f.waiters > 0 {
 		return
@@ -447,8 +450,8 @@ func (f *fill) drop() {
 	}
 }
 
-// leave is called by each who waited, once. A fill that nobody waits for any more goes on
-// if most of it is here, and is given up else.
+// leave is called once by each waiter. A fill without waiters goes on if most of it is
+// here. Otherwise it is given up.
 func (f *fill) leave() {
 	s := f.s
 	s.mu.Lock()
@@ -466,8 +469,8 @@ func (f *fill) leave() {
 	s.reap()
 }
 
-// takeSpare returns the object that there is no place for, or nil if there is no such, or
-// somebody has it.
+// takeSpare returns the spare object. It returns nil if there is none, or if somebody has
+// taken it.
 func (f *fill) takeSpare(want bool) objstore.Object {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -479,18 +482,18 @@ func (f *fill) takeSpare(want bool) objstore.Object {
 	return &spareObject{o, f.cancel}
 }
 
-// worthwhile reports whether a fill should go on without anybody. Store.mu is held.
+// worthwhile reports whether a fill should go on without waiters. Store.mu is held.
 func (f *fill) worthwhile() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.state != filling { // it is about to end, and what is spare is somebody's
+	if f.state != filling { // it is about to end, and a spare object has a reader
 		return true
 	}
 	left := f.info.Size - f.done
 	return f.opened && f.stored && (left <= keepFill || left <= f.done)
 }
 
-// abandon gives a fill up. Store.mu is held.
+// abandon gives up a fill. Store.mu is held.
 func (f *fill) abandon() {
 	s := f.s
 	if s.fills[f.k] == f {

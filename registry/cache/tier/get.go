@@ -13,12 +13,12 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Get opens a range of an object. See [objstore.Store]. ctx has to last until the object is
-// closed.
+// Get opens a range of an object. See [objstore.Store]. ctx has to last until the object
+// is closed.
 //
 // A range that begins more than 8 MiB into an object that is not kept is read from the
-// store inside and fetches nothing; the same while it is being fetched, for one that
-// begins as far behind what has come.
+// inner store, and no fetch begins. The same holds while the object is being fetched, for
+// a range that begins more than 8 MiB after the received bytes.
 func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
 	if off < 0 || !s.keeps(key) {
 		return s.inner.Get(ctx, key, off, n)
@@ -53,20 +53,20 @@ func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Obj
 	}
 }
 
-// hit tells the policy of a request for what is there, unless it was counted already. mu
-// is held.
+// hit reports to the policy a request for an object that is there, unless the request was
+// counted already. mu is held.
 func (s *Store) hit(e *entry, counted bool) {
 	if !counted {
 		s.request(e.k, nil)
 	}
 	e.used = s.tick
-	if len(s.garbage) > 0 { // rare: not at the expense of this request
+	if len(s.garbage) > 0 { // rare, and must not delay this request
 		s.down.kick()
 	}
 }
 
-// request tells the policy of a request, as a simulation does: if it has nothing, that is
-// offered, as far as a fill has it. mu is held.
+// request reports a request to the policy, as a simulation does. If the policy does not
+// have the object, request offers it, provided that f has it. mu is held.
 func (s *Store) request(k policy.Key, f *fill) {
 	s.tick++
 	if s.two.Get(k) == policy.Nowhere && f != nil && f.stored {
@@ -83,10 +83,10 @@ func newRAMObject(b *slab, key string, off, n int64) *ramObject {
 	return &ramObject{info: objstore.Info{Key: key, Size: size, ModTime: b.mod}, data: data, slab: b}
 }
 
-// openFile opens an entry's file, with the reference to it that the caller has. It returns
-// nil if that is not possible: the entry has moved meanwhile, or is dropped now. If this
-// process has too many files open, nothing is wrong with this one, and the store inside
-// is asked.
+// openFile opens an entry's file. It takes over the caller's reference to the file. It
+// returns nil if the entry has moved meanwhile, or if the file is bad and the entry is
+// now dropped. If this process has too many files open, the file is not at fault, and
+// openFile opens the object in the inner store.
 func (s *Store) openFile(ctx context.Context, e *entry, f *file, key string, off, n int64) (objstore.Object, error) {
 	h, err := s.disk.open(f, e.k)
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
@@ -108,7 +108,7 @@ func (s *Store) openFile(ctx context.Context, e *entry, f *file, key string, off
 }
 
 // getFilling opens a range of an object that is being fetched, or begins to fetch it. mu
-// is held, and released. The request may have been counted already.
+// is held, and is released. The request may have been counted already.
 func (s *Store) getFilling(ctx context.Context, k policy.Key, key string, off, n int64, counted bool) (objstore.Object, error) {
 	f := s.fills[k]
 	if f != nil {
@@ -143,16 +143,16 @@ func (s *Store) getFilling(ctx context.Context, k policy.Key, key string, off, n
 	o := &fillObject{f: f}
 	o.s, o.ctx, o.info = s, ctx, info
 	o.cut(off, n)
-	if f.file != nil && o.off < o.end && o.file() != nil { // it has just lost its name
+	if f.file != nil && o.off < o.end && o.file() != nil { // the file has just lost its name
 		return f.aside(ctx, off, n)
 	}
 	return o, nil
 }
 
-// aside opens a range that the fill is not the way to get. It leaves the fill.
+// aside opens a range that cannot be read from the fill. It leaves the fill.
 func (f *fill) aside(ctx context.Context, off, n int64) (objstore.Object, error) {
 	f.mu.Lock()
-	err := f.err // an object that is corrupt is so in the store inside
+	err := f.err // a corrupt object is also corrupt in the inner store
 	f.mu.Unlock()
 	spare := f.takeSpare(off == 0 && n < 0)
 	f.leave()
@@ -165,8 +165,8 @@ func (f *fill) aside(ctx context.Context, off, n int64) (objstore.Object, error)
 	return f.s.inner.Get(ctx, f.key, off, n)
 }
 
-// ready waits until a fill knows its object, and reports whether it is the way to get the
-// bytes at off.
+// ready waits until a fill knows its object, and reports whether the bytes at off can be
+// read from the fill.
 func (f *fill) ready(ctx context.Context, off int64) (info objstore.Info, here bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -194,11 +194,12 @@ func (f *fill) ready(ctx context.Context, off int64) (info objstore.Info, here b
 	return f.info, off-f.done <= ahead, nil
 }
 
-// Warm fetches an object that is expected to be asked for, unless it is here, and returns
-// when it is. It is no request to the policy. At most [Options.WarmLimit] objects are
-// fetched for it at once; who asks for one meanwhile shares the fetch. size is the
-// object's, or negative if it is not known. When ctx ends, so does the fetch, if nobody
-// else waits for it. Errors: [ErrNotKept], and those of the store inside.
+// Warm fetches an object that is likely to be requested, unless it is here, and returns
+// when it is here. Warm does not count as a request to the policy. At most
+// [Options.WarmLimit] objects are fetched for Warm at once. Requests for such an object
+// share the fetch. size is the object's size, or negative if it is not known. When ctx
+// ends, the fetch ends too, unless somebody else waits for it. Errors: [ErrNotKept], and
+// the errors of the inner store.
 func (s *Store) Warm(ctx context.Context, key string, size int64) error {
 	if !s.keeps(key) || size == 0 || size > max(s.two.RAM().Limit(), s.two.SSD().Limit()) {
 		return fmt.Errorf("object %s: %w", key, ErrNotKept)
@@ -240,7 +241,8 @@ func (s *Store) Warm(ctx context.Context, key string, size int64) error {
 	return err
 }
 
-// finished waits until a fill has ended, or it is known that nothing will stay of it.
+// finished waits until a fill has ended, or until it is known that nothing of it will
+// stay.
 func (f *fill) finished(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -261,10 +263,10 @@ func (f *fill) finished(ctx context.Context) error {
 	return f.err
 }
 
-// Pin keeps an object until a time, by [Options.Clock], whatever the policy thinks; the
-// zero time means until Unpin. A later Pin replaces it. At most half of a tier is ever
-// pinned. It reports whether the object is pinned now, or is on its way and will be if
-// there is room.
+// Pin keeps an object until a given time, by [Options.Clock], whatever the policy
+// decides. The zero time means until Unpin. A later Pin replaces an earlier one. At most
+// half of a tier is ever pinned. Pin reports whether the object is pinned now, or is on
+// its way and will be pinned if there is room.
 func (s *Store) Pin(key string, until time.Time) bool {
 	k := keyOf(key)
 	s.mu.Lock()
@@ -280,8 +282,8 @@ func (s *Store) Pin(key string, until time.Time) bool {
 	return true
 }
 
-// pin pins what the policy holds, unless half of the tier is pinned: the rest is for
-// what is asked for. mu is held.
+// pin pins an object that the policy holds, unless half of the tier is pinned. The other
+// half is for requested objects. mu is held.
 func (s *Store) pin(k policy.Key, until time.Time) bool {
 	for _, c := range []*policy.Cache{s.two.RAM(), s.two.SSD()} {
 		if e, ok := c.Lookup(k); ok {
@@ -305,16 +307,16 @@ func (s *Store) Unpin(key string) bool {
 	return was
 }
 
-// Holds tells where the policy has an object. It is not a request. Its bytes may still be
-// on their way.
+// Holds returns the level at which the policy has an object. It does not count as a
+// request. The object's bytes may still be on their way.
 func (s *Store) Holds(key string) policy.Level {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.two.Where(keyOf(key))
 }
 
-// Drop drops objects, pinned or not, and tells how many of them were here or on their way.
-// Who is reading one goes on.
+// Drop drops objects, pinned or not, and returns how many of them were here or on their
+// way. Readers of an object can go on reading it.
 func (s *Store) Drop(keys ...string) (n int) {
 	s.mu.Lock()
 	for _, key := range keys {
@@ -327,7 +329,7 @@ func (s *Store) Drop(keys ...string) (n int) {
 	return n
 }
 
-// DropAll drops everything, and tells how many objects that were.
+// DropAll drops everything, and returns the number of objects.
 func (s *Store) DropAll() (n int) {
 	s.mu.Lock()
 	for k := range s.fills {

@@ -11,33 +11,33 @@ import (
 	"example.org/slipway/internal/policy"
 )
 
-// entry is an object that the policy holds. Where the policy has it and where its bytes
-// are may differ for a while: settle sends the bytes after. It is guarded by Store.mu.
+// entry is an object that the policy holds. For a while its bytes may be at another place
+// than the policy says, until settle has moved them. Store.mu guards it.
 type entry struct {
 	k    policy.Key
 	size int64
-	at   policy.Level // Nowhere: given up, the entry is in no table any more
+	at   policy.Level // Nowhere: given up, and in no table any more
 
 	slab *slab // its bytes in RAM, or nil
 	file *file // its bytes on the SSD, or nil
-	fill *fill // what is bringing them, or nil
+	fill *fill // the fill that fetches its bytes, or nil
 	job  bool  // queued to be moved, or being moved
-	// leaving tells that its size counts in room.leaving of RAM.
+	// leaving says that its size counts in room.leaving of RAM.
 	leaving bool
 
 	used uint64 // Store.tick of the last request
 }
 
-// room counts the bytes of a tier that are taken. It is guarded by Store.mu.
+// room counts the bytes of a tier that are taken. Store.mu guards it.
 type room struct {
 	limit, used, most int64
-	// leaving is how much of used will be given back without anybody's doing: what is
-	// queued to be moved away.
+	// leaving is how much of used is already on its way out: the bytes that are queued to
+	// be moved away.
 	leaving int64
 	freed   chan struct{} // closed when bytes are given back; nil if nobody waits
 }
 
-// take takes n bytes if there are as many.
+// take takes n bytes if they are available.
 func (r *room) take(n int64) bool {
 	if n > r.limit-r.used {
 		return false
@@ -52,7 +52,7 @@ func (r *room) give(n int64) {
 	r.stir()
 }
 
-// stir wakes who waits for room.
+// stir wakes those who wait for room.
 func (r *room) stir() {
 	if r.freed != nil {
 		close(r.freed)
@@ -60,12 +60,12 @@ func (r *room) stir() {
 	}
 }
 
-// roomWait is how long a fill waits for what leaves RAM to be written to the SSD. An SSD
-// that is slower than that loses what is queued for it.
+// roomWait is how long a fill waits until bytes that leave RAM are written to the SSD. A
+// slower SSD loses what is queued for it.
 const roomWait = 250 * time.Millisecond
 
-// takeRAM takes n bytes of RAM, and waits for those on their way to the SSD to get there.
-// mu is held, and released while waiting.
+// takeRAM takes n bytes of RAM. If necessary, it waits for bytes that are on their way to
+// the SSD. mu is held, and is released during the wait.
 func (s *Store) takeRAM(ctx context.Context, n int64) bool {
 	if s.ram.take(n) {
 		return true
@@ -98,14 +98,15 @@ func (s *Store) takeRAM(ctx context.Context, n int64) bool {
 	return false
 }
 
-// slab is the bytes of an object in RAM. They never change once the object is whole.
+// slab is the bytes of an object in RAM. They never change once the object is complete.
 type slab struct {
 	s    *Store
 	data []byte
 	mod  time.Time
 	crc  uint32
-	// refs counts the entry, the fill and the open objects that use it. One can be
-	// added only by who has one, or under Store.mu by who finds it in an entry.
+	// refs counts the entry, the fill and the open objects that use the slab. Only a
+	// holder of a reference can add one, or, under Store.mu, a caller that finds the slab
+	// in an entry.
 	refs atomic.Int32
 }
 
@@ -124,16 +125,16 @@ func (b *slab) releaseLocked() {
 	}
 }
 
-// file is an object on the SSD, or one on its way there.
+// file is an object on the SSD, or on its way there.
 type file struct {
 	s    *Store
 	path string
 	seq  uint64
 	size int64
-	// refs is as in slab. The bytes are given back with the last one, after the name is
-	// gone: the file system keeps them as long.
+	// refs is as in slab. The bytes are given back with the last reference, after the
+	// name is removed, because the file system keeps them as long.
 	refs atomic.Int32
-	gone atomic.Bool // in garbage, so that it is no surprise if it cannot be opened
+	gone atomic.Bool // in garbage, so failure to open it is expected
 	seal seal
 }
 
@@ -145,7 +146,7 @@ func (f *file) release() {
 	}
 }
 
-// moved is told by the policy of each change of place. mu is held.
+// moved receives each change of place from the policy. mu is held.
 func (s *Store) moved(m policy.Move) {
 	e := s.objs[m.Key]
 	if e == nil {
@@ -161,8 +162,8 @@ func (s *Store) moved(m policy.Move) {
 	}
 }
 
-// settle makes the bytes of an entry follow to where the policy has it, or queues that.
-// mu is held.
+// settle moves the bytes of an entry to where the policy has it, or queues the move. mu
+// is held.
 func (s *Store) settle(e *entry) {
 	if e.at == policy.Nowhere {
 		s.leaveRAM(e)
@@ -170,7 +171,7 @@ func (s *Store) settle(e *entry) {
 		return
 	}
 	if e.job || e.fill != nil {
-		return // whoever ends that calls again
+		return // when that ends, settle is called again
 	}
 	switch {
 	case e.at == policy.RAM && e.slab != nil:
@@ -186,7 +187,7 @@ func (s *Store) settle(e *entry) {
 	}
 }
 
-// stay takes an entry out of what is about to leave RAM. mu is held.
+// stay says that an entry is no longer about to leave RAM. mu is held.
 func (s *Store) stay(e *entry) {
 	if e.leaving {
 		e.leaving = false
@@ -210,15 +211,15 @@ func (s *Store) leaveSSD(e *entry) {
 	}
 }
 
-// discard gives a file up, with the reference that the caller has of it. mu is held.
+// discard gives up a file, and takes over the caller's reference. mu is held.
 func (s *Store) discard(f *file) {
 	f.gone.Store(true)
 	s.garbage = append(s.garbage, f)
 }
 
-// reap unlinks what was given up. When it returns, whatever was given up before the call
-// is gone. It is called after whatever may have given something up, except for hits,
-// which leave it to the demoter.
+// reap unlinks files that were given up. When it returns, all files that were given up
+// before the call are removed. It is called after everything that may give up a file,
+// except for hits, which leave it to the demoter.
 func (s *Store) reap() {
 	if s.disk == nil {
 		return
@@ -233,7 +234,7 @@ func (s *Store) reap() {
 		if err := os.Remove(f.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			s.stepAside("remove a file", err)
 			s.mu.Lock()
-			s.stuck = append(s.stuck, f) // and its bytes stay taken
+			s.stuck = append(s.stuck, f) // its bytes stay taken
 			s.mu.Unlock()
 			continue
 		}
@@ -241,8 +242,8 @@ func (s *Store) reap() {
 	}
 }
 
-// forget drops what is kept of a key, and lets no new request join a fill of it. mu is
-// held.
+// forget drops what is kept of a key, and lets no new request join a fill of the key. mu
+// is held.
 func (s *Store) forget(k policy.Key) bool {
 	f := s.fills[k]
 	delete(s.fills, k)
@@ -250,7 +251,7 @@ func (s *Store) forget(k policy.Key) bool {
 	return held || f != nil
 }
 
-// lose takes an entry out whose bytes cannot be where they should. mu is held.
+// lose drops an entry whose bytes cannot be where they should be. mu is held.
 func (s *Store) lose(e *entry) {
 	if s.objs[e.k] == e {
 		s.two.Remove(e.k)

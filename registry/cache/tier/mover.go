@@ -7,8 +7,8 @@ import (
 	"example.org/slipway/internal/policy"
 )
 
-// queue is entries whose bytes are to be moved, first the one that came first. It is
-// guarded by Store.mu.
+// queue holds the entries whose bytes are to be moved, in the order in which they came.
+// Store.mu guards it.
 type queue struct {
 	list    []*entry
 	running bool
@@ -37,7 +37,7 @@ func (q *queue) kick() {
 	}
 }
 
-// each calls do for what is queued, with mu held, until the Store is closed.
+// each calls do for each queued entry, with mu held, until the Store is closed.
 func (s *Store) each(q *queue, do func(e *entry)) {
 	for {
 		select {
@@ -64,7 +64,7 @@ func (s *Store) each(q *queue, do func(e *entry)) {
 	}
 }
 
-// dropQueued gives up what waits for a slow SSD to take it. mu is held.
+// dropQueued gives up the entries that wait for a slow SSD. mu is held.
 func (s *Store) dropQueued() {
 	list := s.down.list
 	s.down.list = nil
@@ -79,11 +79,11 @@ func (s *Store) dropQueued() {
 	}
 }
 
-// demoter writes to the SSD what RAM gave up.
+// demoter writes entries that RAM gave up to the SSD.
 func (s *Store) demoter() { s.each(&s.down, s.demote) }
 
-// demote writes an entry to the SSD if it still should be there. mu is held, and
-// released meanwhile.
+// demote writes an entry to the SSD if the entry still should be there. mu is held, and
+// is released during the write.
 func (s *Store) demote(e *entry) {
 	if e.at != policy.SSD || e.slab == nil {
 		return
@@ -92,7 +92,7 @@ func (s *Store) demote(e *entry) {
 	b.refs.Add(1)
 	defer b.releaseLocked()
 	s.mu.Unlock()
-	s.reap() // what made room for this one
+	s.reap() // unlink the files that made room for this one
 	s.mu.Lock()
 	if e.at != policy.SSD {
 		return
@@ -118,11 +118,11 @@ func (s *Store) demote(e *entry) {
 	}
 }
 
-// promoter reads into RAM what was hit on the SSD.
+// promoter reads entries that were hit on the SSD into RAM.
 func (s *Store) promoter() { s.each(&s.up, s.promote) }
 
-// promote reads an entry's file if it should be in RAM. Requests are served from the file
-// meanwhile. mu is held, and released meanwhile.
+// promote reads an entry's file into RAM if the entry should be there. Meanwhile requests
+// are served from the file. mu is held, and is released during the read.
 func (s *Store) promote(e *entry) {
 	if e.at != policy.RAM || e.file == nil {
 		return
@@ -134,7 +134,7 @@ func (s *Store) promote(e *entry) {
 		}
 		return
 	}
-	if e.at != policy.RAM || e.file == nil { // takeRAM let go of the lock
+	if e.at != policy.RAM || e.file == nil { // takeRAM had released the lock
 		s.ram.give(e.size)
 		return
 	}
@@ -158,7 +158,7 @@ func (s *Store) promote(e *entry) {
 	e.slab = b
 }
 
-// damaged drops an entry whose file is not what it should be, or cannot be read. mu is
+// damaged drops an entry whose file is not as it should be, or cannot be read. mu is
 // held.
 func (s *Store) damaged(e *entry, f *file, err error) {
 	if f.gone.Load() || e.file != f {
@@ -173,13 +173,13 @@ func (s *Store) damaged(e *entry, f *file, err error) {
 	}
 }
 
-// Errors of the SSD.
+// These are errors of the SSD.
 var (
 	errNoRoom = errors.New("no room on the SSD")
 	errAside  = errors.New("the SSD is not in use")
 )
 
-// remountEvery is how long an SSD that failed is left alone.
+// remountEvery is how long a failed SSD is left alone.
 const remountEvery = 30 * time.Second
 
 // newFile takes room for a file. mu is held.
@@ -207,10 +207,10 @@ func (s *Store) dropFile(f *file, err error) {
 	}
 }
 
-// stepAside leaves the SSD alone for a while. It says so once.
+// stepAside leaves the SSD alone for a while. It logs that once.
 func (s *Store) stepAside(what string, err error) { s.disk.aside(what, err) }
 
-// remounter looks from time to time whether an SSD that failed works again.
+// remounter checks from time to time whether a failed SSD works again.
 func (s *Store) remounter() {
 	tick := time.NewTicker(remountEvery)
 	defer tick.Stop()
@@ -224,14 +224,14 @@ func (s *Store) remounter() {
 	}
 }
 
-// remount tries again what failed.
+// remount tries again to remove files and to mount the SSD.
 func (s *Store) remount() {
 	s.mu.Lock()
 	s.garbage = append(s.garbage, s.stuck...)
 	s.stuck = nil
 	s.mu.Unlock()
 	if !s.disk.usable() {
-		_ = s.mount() // it has told
+		_ = s.mount() // mount logs its failure
 	}
 	s.reap()
 }

@@ -10,15 +10,15 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// span is what is still to be read of an object, in all the ways that there are. The
-// context of Get has to last as long as the object is read: where the cache cannot go on,
-// the store inside does.
+// span is the part of an object that is still to be read, for all kinds of objects. The
+// context of Get has to last as long as the object is read, because the inner store takes
+// over if the cache cannot go on.
 type span struct {
 	s        *Store
 	ctx      context.Context
 	info     objstore.Info
 	off, end int64
-	rest     objstore.Object // from the store inside, or nil
+	rest     objstore.Object // from the inner store, or nil
 	closed   bool
 }
 
@@ -43,7 +43,7 @@ func (p *span) wrap(err error) error {
 	return fmt.Errorf("read object %s at %d: %w", p.info.Key, p.off, err)
 }
 
-// detour goes on with the store inside.
+// detour continues with the inner store.
 func (p *span) detour() error {
 	rest, err := p.s.inner.Get(p.ctx, p.info.Key, p.off, p.end-p.off)
 	if err != nil {
@@ -113,7 +113,7 @@ func (o *ramObject) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// WriteTo sends all in one Write.
+// WriteTo sends everything in one Write.
 func (o *ramObject) WriteTo(w io.Writer) (int64, error) {
 	if err := o.check(); err != nil || len(o.data) == 0 {
 		return 0, err
@@ -137,7 +137,7 @@ func (o *ramObject) Close() error {
 // fileObject is an object in a file of the SSD.
 type fileObject struct {
 	span
-	f *file // whose bytes count as long as this is open
+	f *file // its bytes count as taken while this is open
 	h *os.File
 	e *entry // to be dropped if the file cannot be read
 }
@@ -155,7 +155,7 @@ func (o *fileObject) Close() error {
 	return err
 }
 
-// broken drops the file and goes on with the store inside.
+// broken drops the file and continues with the inner store.
 func (o *fileObject) broken(err error) error {
 	o.s.mu.Lock()
 	o.s.damaged(o.e, o.f, err)
@@ -174,7 +174,7 @@ func (o *fileObject) Read(p []byte) (int, error) {
 	if o.rest == nil {
 		n, err := o.h.ReadAt(p[:min(int64(len(p)), o.end-o.off)], o.off)
 		o.off += int64(n)
-		if err == nil || n > 0 { // an error comes again
+		if err == nil || n > 0 { // the next read returns an error again
 			return n, nil
 		}
 		if err := o.broken(err); err != nil {
@@ -204,10 +204,10 @@ func (o *fileObject) WriteTo(w io.Writer) (int64, error) {
 	return n + m, err
 }
 
-// send writes n bytes of a file from off: a short range by one read and one Write, a long
-// one through w's ReadFrom, which for a socket is sendfile. The reader must be an
-// *io.LimitedReader on an *os.File: any other hides the file from net.TCPConn. broken is
-// what is wrong with the file, if it is not w that failed.
+// send writes n bytes of a file from off. It sends a short range with one read and one
+// Write, and a long range through w's ReadFrom, which for a socket is sendfile. The
+// reader must be an *io.LimitedReader on an *os.File, because any other type hides the
+// file from net.TCPConn. broken is the file's error, and is nil if w failed.
 func (s *Store) send(w io.Writer, h *os.File, off, n int64) (sent int64, broken, err error) {
 	rf, ok := w.(io.ReaderFrom)
 	if !ok || n <= pieceSize {
@@ -263,7 +263,7 @@ func (s *Store) sendPieces(w io.Writer, h *os.File, off, n int64) (sent int64, b
 type fillObject struct {
 	span
 	f *fill
-	h *os.File // of the fill's file, or nil
+	h *os.File // the opened file of the fill, or nil
 }
 
 var _ objstore.Object = (*fillObject)(nil)
@@ -281,8 +281,8 @@ func (o *fillObject) Close() error {
 	return err
 }
 
-// await waits for bytes at off and tells how many of those that are wanted are there. It
-// is 0 when the store inside has to be asked for them.
+// await waits for bytes at off and returns how many of the wanted bytes are there. The
+// result is 0 if the inner store has to provide them.
 func (o *fillObject) await() (int64, error) {
 	f := o.f
 	f.mu.Lock()
@@ -318,7 +318,8 @@ func (o *fillObject) await() (int64, error) {
 	return 0, nil
 }
 
-// window copies bytes out of a window that moves. It is 0 if they have just gone.
+// window copies bytes out of a moving window. It returns 0 if the bytes have just been
+// overwritten.
 func (o *fillObject) window(p []byte) int {
 	f := o.f
 	f.mu.Lock()
@@ -329,7 +330,7 @@ func (o *fillObject) window(p []byte) int {
 	return f.win.copyOut(p, o.off, min(o.end, f.done))
 }
 
-// file opens the fill's file for this reader, so that it has a position of its own.
+// file opens the fill's file for this reader, so that the reader has a separate position.
 func (o *fillObject) file() error {
 	if o.h != nil {
 		return nil
@@ -364,7 +365,7 @@ func (o *fillObject) Read(p []byte) (int, error) {
 	case o.f.win != nil:
 		n = o.window(p)
 	case o.file() == nil:
-		n, _ = o.h.ReadAt(p, o.off) // what is missing is asked for inside
+		n, _ = o.h.ReadAt(p, o.off) // the inner store provides the missing bytes
 	}
 	if n > 0 || len(p) == 0 {
 		o.off += int64(n)
@@ -396,7 +397,7 @@ func (o *fillObject) WriteTo(w io.Writer) (total int64, err error) {
 		n, err := o.send(w, avail)
 		o.off += n
 		if begins {
-			runtime.Gosched() // whoever has had no bytes yet goes first
+			runtime.Gosched() // readers without any bytes go first
 		}
 		if total += n; err != nil {
 			return total, err
@@ -410,7 +411,7 @@ func (o *fillObject) WriteTo(w io.Writer) (total int64, err error) {
 	return total, nil
 }
 
-// send sends bytes that have come. It sends none if they cannot be had here.
+// send sends bytes that have arrived. It sends none if they are not available here.
 func (o *fillObject) send(w io.Writer, n int64) (int64, error) {
 	switch {
 	case n == 0:
@@ -444,7 +445,8 @@ func (o *fillObject) sendWindow(w io.Writer, avail int64) (int64, error) {
 	return int64(m), err
 }
 
-// spareObject is an object of the store inside, fetched for the cache and handed on.
+// spareObject is an object of the inner store that was fetched for the cache and passed
+// on to a reader.
 type spareObject struct {
 	objstore.Object
 	cancel context.CancelFunc

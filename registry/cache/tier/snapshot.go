@@ -21,12 +21,12 @@ type found struct {
 	seq  uint64
 	size int64
 	path string
-	rank int // place in the order of use, first what was used longest ago
-	// doubtful tells that the bytes have to be read before they are used.
+	rank int // position in the order of use; the least recently used is first
+	// doubtful says that the bytes have to be read before they are used.
 	doubtful bool
 }
 
-// mount takes the SSD into use, for the first time or again after it failed.
+// mount starts to use the SSD, for the first time or again after it failed.
 func (s *Store) mount() error {
 	d := s.disk
 	d.mu.Lock()
@@ -59,12 +59,12 @@ func (s *Store) mount() error {
 	return nil
 }
 
-// adopt takes in a file that was there before. mu is held.
+// adopt adds a file that was there before. mu is held.
 func (s *Store) adopt(fd found) {
 	f := &file{s: s, path: fd.path, seq: fd.seq, size: fd.size}
 	f.refs.Store(1)
 	f.seal.doubtful = fd.doubtful
-	// The bytes are there, whether there is room or not.
+	// The bytes are there whether or not there is room for them.
 	s.ssd.used += fd.size
 	s.ssd.most = max(s.ssd.most, s.ssd.used)
 	if s.objs[fd.k] != nil || !s.two.SSD().Add(fd.k, fd.size, 1) {
@@ -75,7 +75,7 @@ func (s *Store) adopt(fd found) {
 	s.objs[fd.k] = &entry{k: fd.k, size: fd.size, at: policy.SSD, file: f, used: s.tick}
 }
 
-// unmount notes the order of use and that all is in order.
+// unmount writes the mark of a clean shutdown, with the order of use.
 func (s *Store) unmount() {
 	d := s.disk
 	d.mu.Lock()
@@ -107,8 +107,8 @@ func (s *Store) unmount() {
 	}
 }
 
-// load takes the directory and lists the files in it, in the order in which they should
-// be taken in. The mark is gone when it returns without an error. d.mu is held.
+// load takes over the directory and lists its files in the order in which to adopt them.
+// If it returns no error, the mark is removed. d.mu is held.
 func (d *disk) load() (list []found, clean bool, err error) {
 	if err := d.prepare(); err != nil {
 		return nil, false, err
@@ -162,7 +162,7 @@ func (d *disk) load() (list []found, clean bool, err error) {
 	return list, clean, err
 }
 
-// newest leaves the last one written of several files of a key, and removes the others.
+// newest keeps the last written one of several files of a key, and removes the others.
 func (d *disk) newest(list []found) ([]found, error) {
 	of := make(map[policy.Key]uint64, len(list))
 	for _, fd := range list {
@@ -200,7 +200,7 @@ func (d *disk) scan(list []found, sub string) ([]found, error) {
 	return list, nil
 }
 
-// emptyTmp removes what was never finished.
+// emptyTmp removes files that were never finished.
 func (d *disk) emptyTmp() error {
 	tmp := filepath.Join(d.dir, tmpDir)
 	if err := os.RemoveAll(tmp); err != nil {
@@ -209,8 +209,8 @@ func (d *disk) emptyTmp() error {
 	return os.Mkdir(tmp, 0o700)
 }
 
-// takeMark reads the mark of a shutdown in order. There is none if the machine was started
-// since: nothing here is synced, so that a power cut may have taken bytes and left names.
+// takeMark reads the mark of a clean shutdown. A mark from before the last boot does not
+// count. Files are not synced, so a power cut may have lost bytes and kept names.
 func (d *disk) takeMark() (format.Mark, bool) {
 	b, err := os.ReadFile(filepath.Join(d.dir, markName))
 	if err != nil {
@@ -232,7 +232,8 @@ func (d *disk) removeMark() error {
 	return err
 }
 
-// bootID is that of the running kernel; "" if it does not tell.
+// bootID identifies the boot of the running kernel. It returns "" if the kernel does not
+// say.
 func bootID() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

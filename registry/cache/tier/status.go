@@ -6,55 +6,57 @@ import (
 	"example.org/slipway/internal/policy"
 )
 
-// counts are what only the Store knows, from its start on. They are guarded by Store.mu.
+// counts are counts since the start that only the Store knows. Store.mu guards them.
 type counts struct {
 	fills, fillErrors, shared int64
 	bypassed, dropped         int64
 	damaged, ssdWritten       int64
 }
 
-// TierStatus is how one tier stands. Counts are from the start on.
+// TierStatus is the status of one tier. Its counts begin at the start.
 type TierStatus struct {
-	// Limit is how many bytes may be taken, Capacity how many of them the policy has to
-	// give away.
+	// Limit is how many bytes may be taken. Capacity is how many of them the policy has
+	// for objects.
 	Limit, Capacity int64
-	// Bytes is what the entries have, and PinnedBytes the pinned ones of them.
+	// Bytes is the size of the entries, and PinnedBytes the size of the pinned entries.
 	Bytes, PinnedBytes int64
 	Entries            int
-	// Taken is how many bytes are in use: those of the entries that are here, of what is
-	// on its way in or out, and of what was given up and is still being read. It is never
-	// above Limit, but right after a start with a smaller limit. Most is the most it was.
+	// Taken is how many bytes are in use. They belong to entries that are here, to
+	// objects on their way in or out, and to objects that were given up and are still
+	// being read. Taken is never above Limit, except right after a start with a smaller
+	// limit. Most is the maximum of Taken.
 	Taken, Most int64
-	// Hits and Misses are as the policy counts: an object on its way is where it is
-	// going. A miss in RAM may be a hit on the SSD.
+	// Hits and Misses count as the policy does: an object that is on its way counts as
+	// being at its destination. A miss in RAM may be a hit on the SSD.
 	Hits, Misses, HitBytes int64
 	Evictions              int64
 }
 
-// Status is how a cache stands. Counts are from the start on.
+// Status is the status of a cache. Its counts begin at the start.
 type Status struct {
 	RAM, SSD TierStatus
-	// Fills is how many objects are being fetched; Demotions and Promotions how many are
-	// queued to go down or up, or are on their way.
+	// Fills is how many objects are being fetched. Demotions and Promotions are how many
+	// are queued to go down or up, or are on their way.
 	Fills, Demotions, Promotions int
-	// Fetched counts the fetches, Shared the requests that joined one, FetchErrors the
-	// fetches that failed for another reason than that there is no such object.
+	// Fetched counts the fetches, and Shared the requests that joined a fetch.
+	// FetchErrors counts the fetches that failed, except for objects that do not exist.
 	Fetched, Shared, FetchErrors int64
-	// Bypassed counts the objects that were fetched and not taken in; Dropped those that
-	// were and could not be kept, for want of room or because the SSD is slow or fails.
+	// Bypassed counts the objects that were fetched and not taken into the cache. Dropped
+	// counts the objects that were taken in and could not be kept, because there was no
+	// room, or because the SSD is slow or fails.
 	Bypassed, Dropped int64
-	// Damaged counts the files that were not what they should be.
+	// Damaged counts the files that were not as they should be.
 	Damaged int64
-	// SSDWritten is how many bytes were written to the SSD, SSDBudget how many more may
-	// be now, or -1 without a limit.
+	// SSDWritten is how many bytes were written to the SSD. SSDBudget is how many more
+	// may be written now, or -1 if there is no limit.
 	SSDWritten, SSDBudget int64
-	// SSDErrors counts the failures of the SSD. SSDUsable reports whether it is written
-	// at present.
+	// SSDErrors counts the failures of the SSD. SSDUsable reports whether it can be
+	// written at present.
 	SSDErrors int64
 	SSDUsable bool
 }
 
-// Status tells how the cache stands.
+// Status returns the status of the cache.
 func (s *Store) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,14 +92,14 @@ func (s *Store) Metrics() []prometheus.Collector {
 	return []prometheus.Collector{collector{s}}
 }
 
-// collector tells a Status as metrics, all of one moment.
+// collector reports a Status as metrics, all from one moment.
 type collector struct{ s *Store }
 
 type metric struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
 	get  func(*Status) float64
-	tier func(*TierStatus) float64 // instead of get
+	tier func(*TierStatus) float64 // used instead of get
 }
 
 func metrics() []metric {

@@ -1,19 +1,19 @@
 // Package tier keeps objects of a store where they are cheap to serve: in RAM, and as
 // files on an SSD.
 //
-// [Store] wraps an [objstore.Store]. What is asked for and not there is fetched once,
-// however many ask for it meanwhile, and goes to all of them as it arrives. Which objects
-// stay, and where, is for [policy.TwoLevel] to say, in the same calls as in a simulation;
-// this package makes the bytes follow. Everything but Get of the keys that
-// [Options.Cacheable] names is passed on.
+// [Store] wraps an [objstore.Store], the inner store. An object that is requested and not
+// cached is fetched once, however many requests for it come meanwhile, and goes to all of
+// them as it arrives. [policy.TwoLevel] decides which objects stay, and where, with the
+// same calls as in a simulation. This package makes the bytes follow. It passes on all
+// calls except Get of the keys that [Options.Cacheable] names.
 //
-// Keys are content addresses: an object under a key never gets other bytes. A change
-// through the Store drops what it keeps all the same; a change behind its back is not
-// seen.
+// Keys are content addresses: an object under a key never gets other bytes. Even so, a
+// change through the Store drops what it keeps of the object. The Store does not notice
+// changes that bypass it.
 //
-// What it keeps may be lost at any time, at the price of a fetch. It never fails a
-// request that the store inside would have answered, and never serves bytes that are not
-// the object's: see DESIGN.md.
+// Cached bytes may be lost at any time, which costs a fetch. The Store never fails a
+// request that the inner store would have answered, and never serves bytes that are not
+// the object's. See DESIGN.md.
 package tier
 
 import (
@@ -32,58 +32,61 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Options of a Store. The zero value caches nothing.
+// Options are the options of a Store. The zero value caches nothing.
 type Options struct {
-	// RAMBytes is how much memory objects may take, with those that are on their way in
-	// or out and those that were given up but are still being sent. One part in 32 is
-	// kept for these; the policy has the rest. Default 0: none.
+	// RAMBytes is how much memory objects may take. It includes objects that are on their
+	// way in or out, and objects that were given up but are still being sent. One part in
+	// 32 is reserved for these, and the policy has the rest. Default 0: none.
 	RAMBytes int64
-	// SSDBytes is the same for the files below Dir. Default 0: none. What a file system adds to a file's bytes, and a footer of 48 bytes, is not counted.
+	// SSDBytes is the same for the files below Dir. Default 0: none. The overhead of the
+	// file system and the footer of 48 bytes do not count.
 	SSDBytes int64
-	// Dir is where the files are. It is made if it is missing, and belongs to one Store
-	// alone. Needed with SSDBytes.
+	// Dir is the directory of the files. It is created if it does not exist, and belongs
+	// to one Store alone. It is required with SSDBytes.
 	Dir string
-	// RAMPolicy and SSDPolicy are names of [policy.Names]. Default gdsf and lru: the best
-	// pair for registries that was measured.
+	// RAMPolicy and SSDPolicy are names of [policy.Names]. The default is gdsf and lru,
+	// the best pair for registries that was measured.
 	RAMPolicy, SSDPolicy string
-	// LargeObject is the size in bytes from which on an object never goes to RAM.
-	// Default the smaller of 100 MiB and 1 % of RAMBytes. FAST'18 has 100 MiB. Negative:
-	// whatever fits goes to RAM.
+	// LargeObject is the size in bytes from which an object never goes to RAM. The
+	// default is the smaller of 100 MiB and 1 % of RAMBytes. FAST'18 has 100 MiB. If it
+	// is negative, every object that fits goes to RAM.
 	LargeObject int64
-	// Admission says what may be written to the SSD. Default all.
+	// Admission says what may be written to the SSD. Default: all.
 	Admission policy.Admission
 	// SSDWritePerDay limits what is written to the SSD, in bytes a day. Default 0: no
-	// limit. SSDWriteBurst is how many bytes of it may add up; a larger object is never
-	// written. Default an hour's, and at least 4 GiB.
+	// limit. SSDWriteBurst is how many unused bytes of that limit may accumulate. A
+	// larger object is never written. The default is the bytes of an hour, and at least 4
+	// GiB.
 	SSDWritePerDay, SSDWriteBurst int64
-	// FillLimit is how many objects are fetched at once to be kept; others wait. Each that
-	// goes to the SSD takes a buffer of 256 KiB, which does not count in RAMBytes. Default
-	// 64.
+	// FillLimit is how many objects are fetched at once to be kept. Others wait. Each
+	// fetch to the SSD takes a buffer of 256 KiB, which does not count in RAMBytes.
+	// Default 64.
 	FillLimit int
-	// WarmLimit is how many of them may be fetched because of Warm. Default 4.
+	// WarmLimit is how many of these fetches may be for Warm. Default 4.
 	WarmLimit int
-	// Cacheable tells which keys to keep. Default: all.
+	// Cacheable reports whether to keep a key. Default: all.
 	Cacheable func(key string) bool
-	// Verify returns a hash and the sum that the bytes of a key must have, or nil where
-	// the key does not tell. Other bytes are not kept, and never sent to their end.
+	// Verify returns a hash and the sum that the bytes of a key must have, or nil if the
+	// key does not determine the sum. Other bytes are not kept, and are never sent to
+	// their end.
 	Verify func(key string) (h hash.Hash, want []byte)
-	// WriteThrough keeps what is uploaded as if it had been asked for. Default: it is
-	// fetched when it is.
+	// WriteThrough keeps uploaded objects as if they had been requested. By default an
+	// uploaded object is fetched when it is requested.
 	WriteThrough bool
-	// CheckUploads has what was uploaded in more than one piece compared with Verify
-	// before it is kept. It is needed where other processes upload to the store inside,
-	// and its state of an upload does not tell that one of them has written to it
-	// meanwhile: what was copied here may then not be what the object has.
+	// CheckUploads compares what was uploaded in more than one piece with Verify before
+	// it is kept. It is needed if other processes upload to the inner store and the inner
+	// store's state of an upload does not show that one of them has written to the upload
+	// meanwhile. The bytes copied here may then differ from the object's.
 	CheckUploads bool
-	// Cost is what it takes to get an object again, for policies that weigh that: of its
-	// size in bytes and of the time until the store inside gave its first answer. Default
-	// 1 for all, as in a simulation.
+	// Cost is the cost of getting an object again, for policies that weigh it. It depends
+	// on the object's size in bytes and on the time until the inner store's first answer.
+	// Default 1 for all, as in a simulation.
 	Cost func(size int64, wait time.Duration) float64
-	// Seed is for policies that choose at random. Default 0.
+	// Seed is the seed of policies that choose at random. Default 0.
 	Seed uint64
-	// Logger is told what an operator should know. Default: nobody is.
+	// Logger receives what an operator should know. Default: no log.
 	Logger *slog.Logger
-	// Clock is for pins and the write budget. Default time.Now.
+	// Clock is the clock for pins and the write budget. Default time.Now.
 	Clock func() time.Time
 }
 
@@ -91,16 +94,16 @@ type Options struct {
 var ErrNotKept = errors.New("the cache does not keep this object")
 
 const (
-	// ahead is how far behind the end of what has arrived a range may begin and still
-	// wait for the fill to get there, in bytes. What begins beyond it is read from the
-	// store inside at once. At 100 MB/s the wait is 80 ms at most.
+	// ahead bounds, in bytes, how far after the received bytes a range may begin and
+	// still wait for the fill. A range that begins later is read from the inner store at
+	// once. At 100 MB/s the wait is 80 ms at most.
 	ahead = 8 << 20
-	// keepFill is how much may be missing from a fill that nobody waits for any more
-	// for it to be finished nevertheless, in bytes; else half of it must be there.
+	// keepFill is, in bytes, how much may be missing from a fill without waiters so that
+	// it is still completed. If more is missing, half of the fill must be there.
 	keepFill = 4 << 20
 	// spare is the part of each tier, as 1/spare, that the policy does not know of. It
-	// lets an object go up while those it displaces come down, and holds uploads, windows
-	// and what slow clients still read.
+	// lets an object go up while the objects that it displaces come down. It also holds
+	// uploads, windows, and objects that slow clients still read.
 	spare = 32
 )
 
@@ -109,28 +112,28 @@ type Store struct {
 	inner objstore.Store
 	o     Options
 	log   *slog.Logger
-	disk  *disk // nil without an SSD
+	disk  *disk // nil if there is no SSD
 
-	ctx    context.Context // of what runs in the background
+	ctx    context.Context // the context of background work
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	slots  chan struct{} // FillLimit
 	warms  chan struct{} // WarmLimit
 	pieces pieces
-	reapMu sync.Mutex // held while files are unlinked; before mu
+	reapMu sync.Mutex // held while files are unlinked; locked before mu
 
-	// mu guards all below and the fields of entries, and is held for no I/O. A fill's
-	// own lock comes after it.
+	// mu guards everything below and the fields of entries. It is not held during I/O.
+	// The lock of a fill is locked after it.
 	mu       sync.Mutex
 	closed   bool
 	two      *policy.TwoLevel
-	objs     map[policy.Key]*entry // what two holds, and nothing else
-	fills    map[policy.Key]*fill  // those that requests may join
-	running  int                   // all fills
+	objs     map[policy.Key]*entry // exactly the objects that two holds
+	fills    map[policy.Key]*fill  // the fills that requests may join
+	running  int                   // number of all fills
 	changes  map[policy.Key]*change
 	ram, ssd room
 	garbage  []*file // given up, to be unlinked
-	stuck    []*file // those that could not be, to be tried again
+	stuck    []*file // files that could not be unlinked, to be tried again
 	down     queue   // demotions
 	up       queue   // promotions
 	tees     tees
@@ -143,9 +146,10 @@ var (
 	_ objstore.Adapter = (*Store)(nil)
 )
 
-// New returns a cache in front of a store, which it closes with itself. It knows the files
-// that an earlier one left in Dir without reading them. An SSD that cannot be used does
-// not keep it from working: it is tried again from time to time. o may be nil.
+// New returns a cache in front of a store. The cache closes the store when it is closed.
+// New finds the files that an earlier Store left in Dir without reading them. If the SSD
+// cannot be used, the cache works without it and tries again from time to time. o may be
+// nil.
 func New(inner objstore.Store, o *Options) (*Store, error) {
 	s := &Store{inner: inner, objs: map[policy.Key]*entry{}, fills: map[policy.Key]*fill{}, changes: map[policy.Key]*change{}}
 	if o != nil {
@@ -222,9 +226,9 @@ func (s *Store) newPolicy() error {
 	return nil
 }
 
-// keyOf is what the policies know an object by, and its file's name.
+// keyOf returns the key by which the policies know an object, and which names its file.
 func keyOf(key string) policy.Key {
-	var b [objstore.MaxKeyLength]byte // on the stack: the conversion of a string is not
+	var b [objstore.MaxKeyLength]byte // on the stack; the conversion of a string would not be
 	sum := sha256.Sum256(b[:copy(b[:], key)])
 	return policy.KeyOf(sum[:])
 }
@@ -234,10 +238,10 @@ func (s *Store) keeps(key string) bool {
 	return len(key) <= objstore.MaxKeyLength && (s.o.Cacheable == nil || s.o.Cacheable(key))
 }
 
-// Unwrap returns the store inside. See [objstore.As].
+// Unwrap returns the inner store. See [objstore.As].
 func (s *Store) Unwrap() objstore.Store { return s.inner }
 
-// Adapt takes part in moves, uploads and adoptions. See [objstore.Adapter].
+// Adapt wraps the inner store's moves, uploads and adoptions. See [objstore.Adapter].
 func (s *Store) Adapt(target any) bool {
 	switch t := target.(type) {
 	case *objstore.Mover:
@@ -278,7 +282,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	return s.inner.Delete(ctx, key)
 }
 
-// Put writes a small object whole. See [objstore.Store].
+// Put writes a whole small object. See [objstore.Store].
 func (s *Store) Put(ctx context.Context, key string, data []byte, ifAbsent bool) error {
 	c := s.change(key)
 	err := s.inner.Put(ctx, key, data, ifAbsent)
@@ -302,8 +306,8 @@ func (m mover) Move(ctx context.Context, from, to string) error {
 	return m.inner.Move(ctx, from, to)
 }
 
-// adopter drops what is kept under the key of an adopted file. The file's bytes are not
-// kept: they come in when they are asked for.
+// adopter drops what is kept under the key of an adopted file. It does not keep the
+// file's bytes. They are fetched when they are requested.
 type adopter struct {
 	s     *Store
 	inner objstore.Adopter
@@ -314,20 +318,21 @@ func (a adopter) AdoptFile(ctx context.Context, key, path string) error {
 	return a.inner.AdoptFile(ctx, key, path)
 }
 
-// change is one or more changes of an object under way.
+// change is one or more changes of an object that are in progress.
 type change struct {
 	n       int
-	overlap bool // there was more than one
+	overlap bool // more than one change was in progress at the same time
 }
 
-// changing is the part of a change that one caller has.
+// changing is one caller's part of a change.
 type changing struct {
 	s *Store
 	k policy.Key
 	c *change // nil for a key that is not kept
 }
 
-// change drops what is kept of an object and keeps nothing new of it until end.
+// change drops what is kept of an object. Until end is called, nothing new of the object
+// is kept.
 func (s *Store) change(key string) changing {
 	if !s.keeps(key) {
 		return changing{s: s}
@@ -347,8 +352,8 @@ func (s *Store) change(key string) changing {
 	return changing{s, k, c}
 }
 
-// end ends the change. If there was no other meanwhile, what was written is kept, if it
-// is given.
+// end ends the change. If there was no other change meanwhile, the written bytes are kept
+// if they are given.
 func (c changing) end(t *tee) {
 	if c.c != nil {
 		c.s.mu.Lock()
@@ -366,8 +371,8 @@ func (c changing) end(t *tee) {
 	}
 }
 
-// Close ends what is being fetched, notes what is kept for the next start, and closes the
-// store inside.
+// Close ends all fetches, notes what is kept for the next start, and closes the inner
+// store.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	first := !s.closed

@@ -24,7 +24,7 @@ func (s *Store) NewUpload(ctx context.Context, sizeHint int64) (objstore.Upload,
 	return &upload{u, s, s.newTee()}, nil
 }
 
-// keyedUploader keeps what is uploaded under a key that is known before.
+// keyedUploader keeps what is uploaded under a key that is known in advance.
 type keyedUploader struct {
 	s     *Store
 	inner objstore.KeyedUploader
@@ -64,7 +64,7 @@ func (s *Store) Abandon(ctx context.Context, state string) error {
 	return s.inner.Abandon(ctx, state)
 }
 
-// upload is an upload whose bytes may be kept when it is an object.
+// upload is an upload whose bytes may be kept when it becomes an object.
 type upload struct {
 	objstore.Upload
 	s *Store
@@ -107,19 +107,19 @@ func (u *upload) Cancel(ctx context.Context) error {
 	return u.Upload.Cancel(ctx)
 }
 
-// tee is a copy of the bytes of an upload: in RAM as long as they may go there and there
-// is room, else in a file. Where there is no room for it, it is dropped, and the object is
-// fetched when it is asked for. The methods do nothing on nil.
+// tee is a copy of the bytes of an upload. It is in RAM as long as the bytes may be there
+// and there is room, and otherwise in a file. If there is no room for it, the tee is
+// dropped, and the object is fetched when it is requested. The methods do nothing on nil.
 type tee struct {
 	s    *Store
 	size int64
 	crc  uint32
 	mod  time.Time
-	buf  []byte // its capacity is taken in RAM
-	file *file  // or this; its size is what is taken on the SSD
+	buf  []byte // its capacity counts as taken in RAM
+	file *file  // used instead of buf; its size counts as taken on the SSD
 	w    *os.File
 	dead bool
-	// resumed says that it was suspended in between.
+	// resumed says that the upload was suspended in between.
 	resumed bool
 }
 
@@ -134,7 +134,8 @@ func (s *Store) newTee() *tee {
 	return &tee{s: s}
 }
 
-// teeOf is the tee of a small object that is here whole. It is nil if there is no room.
+// teeOf returns the tee of a small object whose bytes are all here. It returns nil if
+// there is no room.
 func (c changing) teeOf(data []byte) *tee {
 	if c.c == nil || len(data) == 0 {
 		return nil
@@ -182,7 +183,7 @@ func (t *tee) grow() bool {
 	return ok
 }
 
-// resize moves the bytes to a buffer of n bytes, which are taken.
+// resize moves the bytes to a buffer of n bytes. The caller has taken these bytes.
 func (t *tee) resize(n int64) {
 	old := t.buf
 	t.buf = append(make([]byte, 0, n), old...)
@@ -191,7 +192,7 @@ func (t *tee) resize(n int64) {
 	t.s.mu.Unlock()
 }
 
-// spill writes what is in RAM, and p, to the file.
+// spill writes the bytes in RAM, and p, to the file.
 func (t *tee) spill(p []byte) error {
 	s := t.s
 	s.mu.Lock()
@@ -228,12 +229,13 @@ func (t *tee) spill(p []byte) error {
 	return err
 }
 
-// errNotAdmitted tells that the SSD is to be spared.
+// errNotAdmitted says that the SSD must be spared this write.
 var errNotAdmitted = errors.New("not admitted to the SSD")
 
-// admitted reports whether the policy would have as much written to the SSD of an object
-// that was asked for once. It decides when the upload is one; but by then the bytes have
-// been written, whether they are in the budget or not. mu is held.
+// admitted returns an error unless the policy would write this many bytes to the SSD for
+// an object that was requested once. The policy decides when the upload becomes an
+// object. But by then the bytes have been written, whether they are in the budget or not.
+// mu is held.
 func (t *tee) admitted() error {
 	o, budget := &t.s.o, int64(math.MaxInt64)
 	if o.SSDWritePerDay > 0 {
@@ -245,7 +247,8 @@ func (t *tee) admitted() error {
 	return nil
 }
 
-// finish makes the bytes what an entry can have. It reports whether there are any.
+// finish turns the bytes into what an entry can have. It reports whether there are any
+// bytes.
 func (t *tee) finish(k policy.Key) bool {
 	if t == nil || t.dead || t.size == 0 {
 		return false
@@ -276,8 +279,8 @@ func (t *tee) finish(k policy.Key) bool {
 	return true
 }
 
-// right reports whether what finish has made are the bytes of a key, as far as that is in
-// doubt.
+// right reports whether the bytes from finish are the bytes of a key. It checks only if
+// there is a doubt.
 func (t *tee) right(key string) bool {
 	o := &t.s.o
 	if !o.CheckUploads || !t.resumed || o.Verify == nil {
@@ -302,7 +305,7 @@ func (t *tee) right(key string) bool {
 	return err == nil && bytes.Equal(sum.Sum(nil), want)
 }
 
-// admitTee takes an upload in as if it had been asked for. mu is held.
+// admitTee adds an upload to the cache as if it had been requested. mu is held.
 func (s *Store) admitTee(k policy.Key, t *tee) {
 	if s.objs[k] != nil || s.fills[k] != nil {
 		return
@@ -345,7 +348,7 @@ func (t *tee) dropLocked() {
 	t.s.ram.give(int64(cap(t.buf)))
 	t.buf = nil
 	if t.w != nil {
-		_ = t.w.Close() // the file goes
+		_ = t.w.Close() // the file is removed
 		t.w = nil
 	}
 	if t.file != nil {
@@ -354,13 +357,13 @@ func (t *tee) dropLocked() {
 	}
 }
 
-// tees are those of suspended uploads, by state. They are guarded by Store.mu.
+// tees are the tees of suspended uploads, by state. Store.mu guards them.
 type tees struct {
 	of    map[string]*tee
 	order []string // oldest first; some are gone
 }
 
-// maxTees bounds how many there are.
+// maxTees bounds the number of tees.
 const maxTees = 1024
 
 func (ts *tees) put(s *Store, state string, t *tee) {
@@ -395,7 +398,7 @@ func (ts *tees) take(s *Store, state string) *tee {
 	return t
 }
 
-// dropOldest drops one, and reports whether there was one. mu is held.
+// dropOldest drops the oldest tee, and reports whether there was one. mu is held.
 func (ts *tees) dropOldest(s *Store) bool {
 	for len(ts.order) > 0 {
 		state := ts.order[0]
@@ -409,7 +412,7 @@ func (ts *tees) dropOldest(s *Store) bool {
 	return false
 }
 
-// dropTees drops all.
+// dropTees drops all tees.
 func (s *Store) dropTees() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -2,29 +2,29 @@ package tier
 
 import "context"
 
-// windowSize is how much of an object that is not kept can be read by those who share
-// its fetch, in bytes: who is further behind the first of them reads for himself.
+// windowSize is the size in bytes of the window over an object that is not kept. The
+// readers that share the fetch read from the window. A reader that is further behind the
+// first one reads for itself.
 const windowSize = 4 << 20
 
-// windowPiece is how much of it is copied at once, in bytes.
+// windowPiece is how much of the window is copied at once, in bytes.
 const windowPiece = 64 << 10
 
-// window is the last bytes of a fill that have come, in a ring. It is guarded by the
-// fill's mu.
+// window is a ring with the last bytes that a fill received. The fill's mu guards it.
 type window struct {
 	buf []byte
-	end int64 // bytes that were ever put in
-	// lead is where the first reader is. No more is fetched than the window takes beyond
-	// it.
+	end int64 // number of bytes that were ever put in
+	// lead is the position of the first reader. The fetch is ahead of it by at most the
+	// size of the window.
 	lead  int64
-	moved chan struct{} // closed when lead has; nil if nobody waits
+	moved chan struct{} // closed when lead has moved; nil if nobody waits
 }
 
-// tail is the first byte that is still there.
+// tail returns the position of the first byte that is still there.
 func (w *window) tail() int64 { return max(0, w.end-int64(len(w.buf))) }
 
-// copyOut copies bytes from off on into p, and tells how many; those that are not there
-// yet are missing. The caller has made sure that off is within the window.
+// copyOut copies bytes from off into p, and returns how many. It copies only bytes that
+// have arrived. The caller has made sure that off is within the window.
 func (w *window) copyOut(p []byte, off, end int64) int {
 	p = p[:min(int64(len(p)), end-off)]
 	at := off % int64(len(w.buf))
@@ -43,7 +43,7 @@ func (w *window) reached(off int64) {
 	}
 }
 
-// putWindow puts bytes into the window when the first reader has come near enough.
+// putWindow puts bytes into the window once the first reader has come near enough.
 func (f *fill) putWindow(p []byte) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

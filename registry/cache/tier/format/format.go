@@ -1,5 +1,5 @@
-// Package format is what the SSD tier of the cache writes beside the bytes of objects: the
-// names of files, their footers, and the mark of a shutdown in order.
+// Package format defines what the SSD tier of the cache writes in addition to the bytes
+// of objects: the names of files, their footers, and the mark of a clean shutdown.
 package format
 
 import (
@@ -15,17 +15,17 @@ import (
 	"example.org/slipway/internal/policy"
 )
 
-// ErrDamaged says that bytes are not those that were written.
+// ErrDamaged says that bytes are not as they were written.
 var ErrDamaged = errors.New("the bytes are not those that were written")
 
-// Castagnoli is the table of the checksums, CRC-32C. Nobody may change it.
+// Castagnoli is the table of the CRC-32C checksums. Nobody may change it.
 var Castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // FooterSize is the length of a footer in bytes.
 const FooterSize = 48
 
-// Footer stands behind an object's bytes in its file, so that the bytes begin where the
-// file does and can be sent by the kernel:
+// Footer follows an object's bytes in its file. So the bytes begin at the file's
+// beginning, and the kernel can send them:
 //
 //	 0  4  "SlwC"
 //	 4  4  1, the version
@@ -78,7 +78,7 @@ func DecodeFooter(b []byte) (Footer, error) {
 	return f, nil
 }
 
-// FileName is where the file of a key is below the directory.
+// FileName returns the path of a key's file, relative to the directory.
 func FileName(k policy.Key, seq uint64, size int64) string {
 	h := hex.EncodeToString(k[:])
 	return h[:2] + "/" + h + "-" + strconv.FormatUint(seq, 16) + "-" + strconv.FormatInt(size, 16)
@@ -105,7 +105,7 @@ func ParseName(name string) (k policy.Key, seq uint64, size int64, ok bool) {
 	return k, seq, size, FileName(k, seq, size) == key[:2]+"/"+name
 }
 
-// Mark says that a Store was closed in order. It is the file "clean":
+// Mark says that a Store was closed cleanly. It is the file "clean":
 //
 //	4  "SlwM"
 //	4  1, the version
@@ -116,7 +116,8 @@ func ParseName(name string) (k policy.Key, seq uint64, size int64, ok bool) {
 //
 // Numbers are little endian.
 type Mark struct {
-	// Boot is that of the running kernel, Order the numbers of files, with Doubt.
+	// Boot identifies the boot of the running kernel. Order has the numbers of files,
+	// with Doubt.
 	Boot  string
 	Order []uint64
 }
