@@ -15,11 +15,11 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// handlerPath is where the handler finds objects: the key follows.
+// handlerPath begins the paths of objects at the handler. The object's key follows.
 const handlerPath = "/_slipway/peer/blobs/"
 
-// failure is why a read from a peer failed: a label of the metric, and what it tells
-// of the peer.
+// failure is why a read from a peer failed. It has a label for the metric, and what the
+// failure says about the peer.
 type failure struct {
 	reason string
 	verdict
@@ -30,12 +30,12 @@ var (
 	failedSlow      = failure{"slow", verdictSlow}       // the store answered first
 	failedLate      = failure{"late", verdictFailure}    // no answer in time
 	failedStalled   = failure{"stalled", verdictFailure} // too slow in the middle
-	failedCut       = failure{"cut", verdictFailure}     // it ended too early
-	failedBusy      = failure{"busy", verdictBusy}       // it said so
-	failedAbsent    = failure{"absent", verdictNone}     // it does not have it, and cannot get it
-	failedRefused   = failure{"refused", verdictFailure} // it does not take us for a peer
-	failedForged    = failure{"forged", verdictFailure}  // whoever answers does not know the secret
-	failedWrong     = failure{"wrong", verdictWrong}     // other bytes than the digest's
+	failedCut       = failure{"cut", verdictFailure}     // the body ended too early
+	failedBusy      = failure{"busy", verdictBusy}       // the peer said so
+	failedAbsent    = failure{"absent", verdictNone}     // the peer lacks it, and cannot get it
+	failedRefused   = failure{"refused", verdictFailure} // the peer does not accept us as a peer
+	failedForged    = failure{"forged", verdictFailure}  // whoever answered lacks the secret
+	failedWrong     = failure{"wrong", verdictWrong}     // the bytes do not have the digest
 	failedAbandoned = failure{"abandoned", verdictNone}  // the caller gave up
 	failures        = [...]failure{failedGone, failedSlow, failedLate, failedStalled, failedCut, failedBusy, failedAbsent,
 		failedRefused, failedForged, failedWrong, failedAbandoned}
@@ -53,7 +53,7 @@ func (r *reading) fail(f failure, err error) error {
 	return fmt.Errorf("read %s from peer %s: %s: %w", r.key, r.peer.id, f.reason, err)
 }
 
-// broke tells apart why a request, or an answer's body, ended.
+// broke returns why a request, or the body of an answer, ended.
 func broke(ctx context.Context, otherwise failure) failure {
 	switch cause := context.Cause(ctx); {
 	case cause == nil:
@@ -69,8 +69,8 @@ func broke(ctx context.Context, otherwise failure) failure {
 	}
 }
 
-// open opens the object at the peer. It ends the reading on an error; otherwise the
-// object does. stop ends ctx.
+// open opens the object at the peer. After an error open ends the reading. Otherwise the
+// returned object ends it. stop ends ctx.
 func (r *reading) open(ctx context.Context, stop context.CancelCauseFunc) (_ objstore.Object, err error) {
 	defer func() {
 		if err != nil {
@@ -127,13 +127,14 @@ func (r *reading) request(ctx context.Context) (*http.Request, ticket, error) {
 	return req, t, nil
 }
 
-// judgeAnswer checks that an answer is the peer's, and what was asked for.
+// judgeAnswer checks that an answer comes from the peer and is for the object that was
+// requested.
 func (r *reading) judgeAnswer(resp *http.Response, t ticket) (objstore.Info, error) {
 	h := resp.Header
 	got, err := hex.DecodeString(h.Get(headerProof))
 	want := r.c.key.proof(t, resp.StatusCode, h.Get("Content-Length"), h.Get("Content-Range"), h.Get("Last-Modified"))
 	if err != nil || !hmac.Equal(got, want) {
-		// A peer that does not know us cannot prove anything to us either.
+		// A peer that does not accept us cannot prove anything to us either.
 		if resp.StatusCode == http.StatusUnauthorized {
 			return objstore.Info{}, r.fail(failedRefused, errors.New(resp.Status))
 		}
@@ -165,7 +166,7 @@ func (r *reading) judgeAnswer(resp *http.Response, t ticket) (objstore.Info, err
 		return objstore.Info{}, r.fail(failedCut, errors.New("another range than was asked for"))
 	}
 	if info.ModTime, err = http.ParseTime(h.Get("Last-Modified")); err != nil {
-		info.ModTime = time.Time{} // a store that does not know it
+		info.ModTime = time.Time{} // from a store that does not know it
 	}
 	return info, nil
 }

@@ -1,22 +1,22 @@
 // Package cluster lets several replicas of a registry use each other's caches.
 //
-// Each blob has a home: one of the replicas that are there, chosen by the digest
-// alone, so that all replicas choose the same one without asking. A replica that has
-// not cached a blob reads it from the blob's home, which reads it once from the
-// object store and keeps it. Without homes each replica caches the same popular
-// blobs, and the caches of N replicas together hold little more than one of them.
+// Each blob has a home: one of the replicas that are present. The digest alone determines
+// the home, so all replicas choose the same home without asking. A replica that has not
+// cached a blob reads it from the blob's home. The home reads the blob once from the
+// object store and caches it. Without homes each replica caches the same popular blobs,
+// and the caches of N replicas together hold little more than one of them.
 //
-// Terms: a member is a replica that has made itself known in the [Directory], the
-// shared catalogue, within the last seconds. A peer is a member other than this
-// replica. An incarnation is one life of a replica's process.
+// Terms: a member is a replica that has registered in the [Directory], the shared
+// catalogue, within the last seconds. A peer is a member other than this replica. An
+// incarnation is one life of a replica's process.
 //
 // What it promises: a peer makes reads cheaper, never wrong, and never impossible.
-// Whatever a peer does (slow, gone, busy, lying, cut off in the middle), the read goes
-// on at the object store. The one exception is a peer that sends a whole large blob
-// with wrong bytes in it: the read ends in an error before its last byte, because what
-// was passed on cannot be taken back, and the peer is not asked for a while. A request
-// of a peer is never passed on to another one, and no two replicas can wait for each
-// other (see [Cluster.Handler]).
+// Whatever a peer does (slow, gone, busy, lying, cut off in the middle), the read goes on
+// at the object store. There is one exception: a peer that sends a whole large blob with
+// wrong bytes in it. The read then ends in an error before its last byte, because the
+// bytes that were passed on cannot be taken back, and the peer is not used for a while. A
+// request of a peer is never passed on to another peer, and no two replicas can wait for
+// each other (see [Cluster.Handler]).
 //
 // What it leaves to others: what is cached and for how long, who may read which
 // repository, and that an object is in the store.
@@ -43,26 +43,27 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Directory is where replicas make themselves known to each other. A lease is a
-// name that one owner has for a time; it ends by itself, by the directory's clock.
-// All methods may run concurrently.
+// Directory is where replicas announce themselves to each other. A lease is a name that
+// one owner holds for a time. It expires by itself, by the directory's clock. All methods
+// may run concurrently.
 type Directory interface {
-	// Lease takes or prolongs a lease. ok is false while another owner has it.
+	// Lease takes or renews a lease. ok is false while another owner has it.
 	Lease(ctx context.Context, name, owner string, d time.Duration) (ok bool, err error)
-	// Unlease gives a lease back. One that the owner does not have is no error.
+	// Unlease gives a lease back. It is not an error if the owner does not have it.
 	Unlease(ctx context.Context, name, owner string) error
-	// Leases returns the leases that run whose name begins with prefix: name to owner.
+	// Leases returns the current leases whose names begin with prefix, as a map from name
+	// to owner.
 	Leases(ctx context.Context, prefix string) (map[string]string, error)
 }
 
-// Config says who this replica is. All of it is needed.
+// Config identifies this replica. All fields are required.
 type Config struct {
-	// ID names the replica among its peers: 1 to 64 of [A-Za-z0-9._-]. It should stay
-	// the same over restarts, because homes follow it.
+	// ID names the replica among its peers. It has 1 to 64 characters of [A-Za-z0-9._-].
+	// It should stay the same over restarts, because homes depend on it.
 	ID string
 	// URL is where peers reach the handler: http or https, host, no path.
 	URL string
-	// Secret is what all replicas share and nobody else knows, at least MinSecret
+	// Secret is known to all replicas and to nobody else. It has at least MinSecret
 	// bytes.
 	Secret []byte
 	// Digest returns the digest of the content of an object with the given key.
@@ -73,38 +74,38 @@ type Config struct {
 // MinSecret is the length of the shortest secret, in bytes: 128 bits.
 const MinSecret = 16
 
-// Options of New. The zero value works.
+// Options are the options of New. The zero value works.
 type Options struct {
-	// Lease is how long a member counts as there after it was last heard of; default
+	// Lease is how long a member counts as present after its last sign of life; default
 	// 10 s. It is renewed three times in that time.
 	Lease time.Duration
-	// HedgeAfter is how long a peer may take to begin its answer before the object
-	// store is asked as well; default 250 ms: above what a home needs to read from
-	// its store.
+	// HedgeAfter is how long a peer may take to begin its answer before the object store
+	// is also asked; default 250 ms. That is longer than a home needs to read from its
+	// store.
 	HedgeAfter time.Duration
-	// AnswerTimeout is how long a peer may take to begin its answer at all; default
-	// 5 s.
+	// AnswerTimeout is how long a peer may take to begin its answer before it is given
+	// up; default 5 s.
 	AnswerTimeout time.Duration
 	// StallTimeout is how long a peer may pause in the middle; default 3 s.
 	StallTimeout time.Duration
-	// MinRate is the least a peer must deliver in the long run, in bytes a second of
-	// waiting for it; default 1 MiB: slower than that, the store is the better source.
+	// MinRate is the least average rate of a peer, in bytes per second of waiting for it;
+	// default 1 MiB. If the peer is slower, the store is the better source.
 	MinRate int64
-	// LoadFactor bounds how much more than its share of the reads under way one peer
-	// may get; default 1.25. What is above it goes to the blob's next home.
+	// LoadFactor bounds how much more than its share of the current reads one peer may
+	// get; default 1.25. Further reads go to the blob's next home.
 	LoadFactor float64
-	// MaxPerPeer is how many reads from one peer may be under way; default 64.
+	// MaxPerPeer is how many concurrent reads from one peer are allowed; default 64.
 	MaxPerPeer int
-	// MaxServed is how many reads of peers are served at once; default 256. More are
-	// refused, and read from the store.
+	// MaxServed is how many reads of peers are served at once; default 256. Further reads
+	// are refused, and the peer reads from the store.
 	MaxServed int
 	// Skew is how far the clocks of two replicas may differ; default 5 min.
 	Skew time.Duration
-	// VerifyFirst is the size of the largest blob, in bytes, that is read and verified
-	// before its first byte is passed on; default 1 MiB. MaxPerPeer of them are held in
-	// memory for each peer.
+	// VerifyFirst is the size, in bytes, of the largest blob that is read and verified
+	// before its first byte is passed on; default 1 MiB. For each peer, up to MaxPerPeer
+	// such blobs are held in memory.
 	VerifyFirst int64
-	// TLS is how peers with https are spoken to; default the system's authorities.
+	// TLS is the configuration for peers with https; default the system's authorities.
 	TLS *tls.Config
 	// Clock tells the time; default time.Now.
 	Clock func() time.Time
@@ -112,8 +113,8 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// ownFloor is how many reads from one peer are always within its share: with few
-// reads under way a bound on shares only scatters them.
+// ownFloor is how many concurrent reads from one peer are always allowed. While there are
+// few reads, a bound on shares would only scatter them.
 const ownFloor = 8
 
 func (o *Options) withDefaults() Options {
@@ -161,22 +162,21 @@ type Cluster struct {
 	cfg  Config
 	opts Options
 	key  macKey
-	// self is the incarnation of this process, url where peers reach it.
+	// self is the incarnation of this process. url is where peers reach it.
 	self    string
 	url     string
 	client  *http.Client
 	windows windows
 	served  chan struct{}
 	metrics metrics
-	// background are the ends of reads that lost a race.
+	// background waits for the reads that lost a race.
 	background sync.WaitGroup
 
 	mu sync.Mutex
-	// members are all that are there, this replica among them.
+	// members are all members that are present, including this replica.
 	members []*peer
-	// asking and serving count, for a key, the reads under way from peers and for
-	// peers. One of them is always zero: that is what keeps replicas from waiting for
-	// each other.
+	// asking and serving count, for each key, the current reads from peers and for peers.
+	// One of the two is always zero, so that replicas do not wait for each other.
 	asking, serving map[string]int
 	// inFlight counts all reads from peers.
 	inFlight int
@@ -184,8 +184,8 @@ type Cluster struct {
 	count uint64
 }
 
-// New returns a cluster of this replica alone; Run finds the others. The caller
-// closes it.
+// New returns a cluster that consists of this replica alone. Run finds the others. The
+// caller must close the cluster.
 func New(dir Directory, cfg Config, o *Options) (*Cluster, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -202,7 +202,8 @@ func New(dir Directory, cfg Config, o *Options) (*Cluster, error) {
 	c.url, _ = parsePeerURL(cfg.URL) // checked above
 	c.client = &http.Client{
 		Transport: &http.Transport{
-			// No proxy from the environment: peers are next to each other.
+			// The proxy of the environment is not used, because peers are next to each
+			// other.
 			DialContext:         (&net.Dialer{Timeout: 2 * time.Second, KeepAlive: 10 * time.Second}).DialContext,
 			TLSClientConfig:     opts.TLS,
 			TLSHandshakeTimeout: 2 * time.Second,
@@ -243,11 +244,11 @@ func validID(id string) bool {
 	return 0 < len(id) && len(id) <= 64
 }
 
-// parsePeerURL returns what stands before the path of requests to a peer.
+// parsePeerURL returns the part of a URL that precedes the path in requests to a peer.
 func parsePeerURL(s string) (string, error) {
 	u, err := url.Parse(s)
 	if err != nil || len(s) > 512 {
-		return "", errors.New("is not a URL") // the parser's message repeats it all
+		return "", errors.New("is not a URL") // the parser's message repeats the whole URL
 	}
 	if (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
 		return "", fmt.Errorf("%q must be http:// or https:// and a host, no more", u.Redacted())
@@ -255,8 +256,8 @@ func parsePeerURL(s string) (string, error) {
 	return u.Scheme + "://" + u.Host, nil
 }
 
-// Run keeps this replica known to the others, and the others to it, until ctx ends.
-// The directory may be away meanwhile: the members known last are then kept.
+// Run keeps this replica registered with the others, and learns about the others, until
+// ctx ends. If the directory is away, Run keeps the members that it last learnt.
 func (c *Cluster) Run(ctx context.Context) error {
 	tick := time.NewTicker(c.opts.Lease / 3)
 	defer tick.Stop()
@@ -284,8 +285,8 @@ func (c *Cluster) Run(ctx context.Context) error {
 	}
 }
 
-// Close ends connections to peers and waits for what is under way in the background.
-// Objects that are still open may fail.
+// Close closes the connections to peers and waits for background work. Reads of objects
+// that are still open may fail.
 func (c *Cluster) Close() error {
 	c.background.Wait()
 	c.client.CloseIdleConnections()
@@ -295,7 +296,7 @@ func (c *Cluster) Close() error {
 // Metrics returns the collectors of the cluster.
 func (c *Cluster) Metrics() []prometheus.Collector { return c.metrics.all }
 
-// Members returns the ids of the replicas that are there, in order.
+// Members returns the ids of the members that are present, in order.
 func (c *Cluster) Members() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -306,8 +307,8 @@ func (c *Cluster) Members() []string {
 	return ids
 }
 
-// Home returns the id of the replica at which an object is cached while nobody is
-// overloaded or away. ok is false for objects without a home.
+// Home returns the id of the replica that caches an object while no replica is overloaded
+// or away. ok is false for objects without a home.
 func (c *Cluster) Home(key string) (id string, ok bool) {
 	if _, ok := c.cfg.Digest(key); !ok {
 		return "", false
@@ -320,9 +321,9 @@ func (c *Cluster) Home(key string) (id string, ok bool) {
 	return c.cfg.ID, true
 }
 
-// discard reads away the little that may be left of a body, so that its connection
-// can be used again, and closes it.
+// discard reads the rest of a body, which may be small, so that its connection can be
+// used again. Then it closes the body.
 func discard(body io.ReadCloser) {
-	_, _ = io.CopyN(io.Discard, body, 4<<10) // if it fails the connection is just not used again
+	_, _ = io.CopyN(io.Discard, body, 4<<10) // if it fails, the connection is not used again
 	body.Close()
 }

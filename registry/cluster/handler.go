@@ -15,22 +15,23 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Source is where peers are served from: this replica's cache, over [Cluster.Store].
+// Source is the store from which peers are served: this replica's cache, over
+// [Cluster.Store].
 type Source interface {
-	// Get is that of [objstore.Store].
+	// Get opens a range of an object, as in [objstore.Store].
 	Get(ctx context.Context, key string, off, n int64) (objstore.Object, error)
 }
 
-// Handler serves what peers ask for: GET /_slipway/peer/blobs/KEY, whole or one range.
-// It belongs on a listener that only replicas reach; whatever is not signed by one of
-// them is refused. It answers for objects that have a home, and nothing else.
+// Handler serves the requests of peers: GET /_slipway/peer/blobs/KEY, whole or one range.
+// It belongs on a listener that only replicas reach. It refuses requests that no replica
+// has signed. It answers only for objects that have a home.
 //
-// A peer's request never leads to one to another peer, and replicas cannot wait for
-// each other in a ring, also while they disagree about homes: a replica that is
-// serving a key to a peer reads it from the store itself, and one that is asking a peer
-// for a key refuses to serve it. (In a ring each has begun to ask before its successor
-// let it in, and each let its predecessor in before it began to ask; going round, each
-// came before itself.)
+// A peer's request never leads to a request to another peer. Replicas cannot wait for
+// each other in a ring, even while they disagree about homes: a replica that is serving a
+// key to a peer reads the key from the store itself, and a replica that is asking a peer
+// for a key refuses to serve it. (In a ring each replica would have begun to ask before
+// its successor admitted it, and would have admitted its predecessor before it began to
+// ask. Going round the ring, each would come before itself.)
 func (c *Cluster) Handler(from Source) http.Handler { return &handler{c, from} }
 
 type handler struct {
@@ -38,14 +39,14 @@ type handler struct {
 	from Source
 }
 
-// pieceBytes is how much must get through within the stall time of its receiver.
+// pieceBytes is how much the receiver must take within the stall time.
 const pieceBytes = 1 << 20
 
 // ServeHTTP implements http.Handler.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := h.c
 	rc := http.NewResponseController(w)
-	_ = rc.SetWriteDeadline(time.Now().Add(10 * c.opts.StallTimeout)) // fails in tests that have no connection
+	_ = rc.SetWriteDeadline(time.Now().Add(10 * c.opts.StallTimeout)) // tests lack a connection
 	defer rc.SetWriteDeadline(time.Time{})
 	t, err := c.verify(r.Method, r.URL.EscapedPath(), r.Header.Get("Range"), r.Header.Get(headerTicket))
 	if err != nil {
@@ -130,7 +131,8 @@ func (h *handler) send(w http.ResponseWriter, r *http.Request, t ticket, key str
 		if r.Context().Err() == nil {
 			c.opts.Logger.Warn("send an object to a peer", "key", key, "sent", sent, "length", length, "err", err)
 		}
-		// The connection ends here, so that the peer sees that something is missing.
+		// The connection is cut here, so that the peer notices that the answer is
+		// incomplete.
 		panic(http.ErrAbortHandler)
 	}
 	c.metrics.served.ok.Inc()
@@ -147,8 +149,8 @@ func (c *Cluster) prove(head http.Header, t ticket, status int) {
 	head.Set(headerProof, hex.EncodeToString(c.key.proof(t, status, head.Get("Content-Length"), head.Get("Content-Range"), head.Get("Last-Modified"))))
 }
 
-// serve notes that a key is being served to a peer; false while a peer is being asked
-// for it.
+// serve notes that a key is being served to a peer. It returns false while a peer is
+// being asked for the key.
 func (c *Cluster) serve(key string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -166,7 +168,7 @@ func (c *Cluster) unserve(key string) {
 }
 
 // parseRange reads a Range header of the two forms that peers send: bytes=A- and
-// bytes=A-B. Without one it is everything. n < 0 means to the end.
+// bytes=A-B. Without a header the range is the whole object. n < 0 means to the end.
 func parseRange(s string) (off, n int64, ranged bool, err error) {
 	if s == "" {
 		return 0, -1, false, nil
@@ -181,7 +183,7 @@ func parseRange(s string) (off, n int64, ranged bool, err error) {
 	return first, last - first + 1, true, nil
 }
 
-// paced writes to a receiver that must keep taking.
+// paced writes to a receiver that must keep reading.
 type paced struct {
 	w     http.ResponseWriter
 	rc    *http.ResponseController
@@ -205,14 +207,14 @@ func (p *paced) Write(b []byte) (int, error) {
 	return done, nil
 }
 
-// ReadFrom implements io.ReaderFrom, so that files go by sendfile.
+// ReadFrom implements io.ReaderFrom, so that files are sent by sendfile.
 func (p *paced) ReadFrom(r io.Reader) (done int64, err error) {
 	rf, ok := p.w.(io.ReaderFrom)
 	if !ok {
 		return io.Copy(struct{ io.Writer }{p}, r)
 	}
 	left := int64(-1)
-	if l, ok := r.(*io.LimitedReader); ok { // the kernel's copy sees through one of them
+	if l, ok := r.(*io.LimitedReader); ok { // sendfile sees through only one
 		r, left = l.R, l.N
 		defer func() { l.N -= done }()
 	}

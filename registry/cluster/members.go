@@ -10,18 +10,18 @@ import (
 	"time"
 )
 
-// leasePrefix begins the names of the leases of members: member/ID. The owner is
-// INCARNATION and URL for peers, with a space between.
+// leasePrefix begins the names of the leases of members: member/ID. The owner of such a
+// lease is INCARNATION and the URL for peers, separated by a space.
 const leasePrefix = "member/"
 
 func (c *Cluster) leaseName() string { return leasePrefix + c.cfg.ID }
 
 func (c *Cluster) leaseOwner() string { return c.self + " " + c.cfg.URL }
 
-// errTaken says that the id of this replica belongs to another one.
+// errTaken says that another replica has the id of this replica.
 var errTaken = errors.New("another replica has the same id; each needs one of its own")
 
-// refresh renews this replica's lease and learns who is there.
+// refresh renews this replica's lease and reads which members are present.
 func (c *Cluster) refresh(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.opts.Lease)
 	defer cancel()
@@ -37,7 +37,7 @@ func (c *Cluster) refresh(ctx context.Context) error {
 	if ok {
 		return nil
 	}
-	// It is this replica's own if the URL is: an earlier process here was killed.
+	// The lease is this replica's own if its URL is. An earlier process was killed here.
 	old := leases[c.leaseName()]
 	if p, err := parseMember(c.leaseName(), old); err != nil || p.url != c.url {
 		return fmt.Errorf("id %s: %w", c.cfg.ID, errTaken)
@@ -52,8 +52,8 @@ func (c *Cluster) refresh(ctx context.Context) error {
 	return err
 }
 
-// setMembers takes over what the directory says. Peers that stay keep what is known
-// of them.
+// setMembers adopts the members from the directory. It keeps what is known about peers
+// that stay.
 func (c *Cluster) setMembers(leases map[string]string) {
 	list := []*peer{{id: c.cfg.ID, incarnation: c.self, hash: hashString(c.cfg.ID), own: true}}
 	for name, owner := range leases {
@@ -91,7 +91,7 @@ func (c *Cluster) setMembers(leases map[string]string) {
 	}
 }
 
-// parseMember reads a lease of a member.
+// parseMember parses the lease of a member.
 func parseMember(name, owner string) (*peer, error) {
 	id := strings.TrimPrefix(name, leasePrefix)
 	incarnation, url, _ := strings.Cut(owner, " ")
@@ -105,7 +105,7 @@ func parseMember(name, owner string) (*peer, error) {
 	return &peer{id: id, incarnation: incarnation, url: base, hash: hashString(id)}, nil
 }
 
-// peer is a member. Its fields below the line are guarded by Cluster.mu.
+// peer is a member. Cluster.mu guards the fields below the line.
 type peer struct {
 	id, incarnation, url string
 	hash                 uint64
@@ -114,34 +114,34 @@ type peer struct {
 	inFlight int
 	// failures and slow count since the last good answer.
 	failures, slow int
-	// away is until when it is not asked.
+	// away is the time until which the peer is not asked.
 	away time.Time
 }
 
-// How long a peer is not asked.
+// These constants say for how long a peer is not asked.
 const (
-	firstPause = 500 * time.Millisecond // after a failure; doubled with each further one
+	firstPause = 500 * time.Millisecond // after a failure; doubled after each further failure
 	maxPause   = 30 * time.Second
-	busyPause  = 100 * time.Millisecond // after it said that it is busy
-	wrongPause = 10 * time.Minute       // after it sent wrong bytes: somebody should look at it
-	// maxSlow is how often in a row the object store may be faster than a peer, with
-	// the start that the peer has.
+	busyPause  = 100 * time.Millisecond // after the peer said that it is busy
+	wrongPause = 10 * time.Minute       // after wrong bytes: somebody should look at the peer
+	// maxSlow is how often in a row the object store may be faster than a peer, although
+	// the peer has a head start.
 	maxSlow = 3
 )
 
-// verdict is what a read tells of a peer.
+// verdict is what a read says about a peer.
 type verdict int
 
 const (
 	verdictNone    verdict = iota // nothing: the caller gave up, or the peer had a reason
-	verdictGood                   // it delivered
+	verdictGood                   // the peer delivered
 	verdictSlow                   // the object store was faster
-	verdictBusy                   // it said so
-	verdictFailure                // gone, cut off, too slow, refused, or an answer that is none
-	verdictWrong                  // it sent other bytes than the digest's
+	verdictBusy                   // the peer said so
+	verdictFailure                // gone, cut off, too slow, refused, or an invalid answer
+	verdictWrong                  // the peer sent bytes that do not have the digest
 )
 
-// judge notes what a read told of a peer. c.mu is held.
+// judge notes what a read said about a peer. c.mu is held.
 func (c *Cluster) judge(p *peer, v verdict) {
 	now := c.opts.Clock()
 	pause := func(d time.Duration) {
@@ -163,7 +163,7 @@ func (c *Cluster) judge(p *peer, v verdict) {
 		}
 		fallthrough
 	case verdictFailure:
-		// Reads that fail together count once: p is away already.
+		// Reads that fail together count once. p is already away.
 		if p.away.After(now) {
 			return
 		}
@@ -173,14 +173,14 @@ func (c *Cluster) judge(p *peer, v verdict) {
 	}
 }
 
-// choose returns the peer to read an object from and counts the read, or nil: then
-// this replica reads it itself. c.mu is held.
+// choose returns the peer to read an object from, and counts the read. It returns nil if
+// this replica is to read the object itself. c.mu is held.
 func (c *Cluster) choose(key uint64) *peer {
 	if len(c.members) < 2 {
 		return nil
 	}
 	now := c.opts.Clock()
-	// Bounded loads: nobody gets more than LoadFactor times its share.
+	// Loads are bounded: no peer gets more than LoadFactor times its share.
 	share := c.opts.LoadFactor * float64(c.inFlight+1) / float64(len(c.members)-1)
 	bound := min(max(int(math.Ceil(share)), ownFloor), c.opts.MaxPerPeer)
 	p, score := next(c.members, key, 0, true)
@@ -197,10 +197,10 @@ func (c *Cluster) choose(key uint64) *peer {
 	return nil
 }
 
-// next returns the member with the highest score for a key below a score, or the
-// highest of all: rendezvous hashing. A member that comes takes from each other one
-// the keys for which it scores highest, one that leaves gives its keys to all others,
-// and nothing else moves.
+// next returns the member with the highest score for a key below a given score. With
+// first it returns the highest of all. This is rendezvous hashing. A new member takes
+// from each other member the keys for which the new one scores highest. A member that
+// leaves gives its keys to all others. No other key moves.
 func next(members []*peer, key, below uint64, first bool) (best *peer, score uint64) {
 	for _, p := range members {
 		s := mix(p.hash ^ key)
@@ -211,7 +211,7 @@ func next(members []*peer, key, below uint64, first bool) (best *peer, score uin
 	return best, score
 }
 
-// hashString is FNV-1a, mixed: all replicas must agree on it for ever.
+// hashString returns FNV-1a, mixed. All replicas must agree on it for ever.
 func hashString(s string) uint64 {
 	h := uint64(14695981039346656037)
 	for i := range len(s) {
@@ -220,7 +220,7 @@ func hashString(s string) uint64 {
 	return mix(h)
 }
 
-// mix is the finaliser of splitmix64: each bit of the result depends on all of x.
+// mix is the finaliser of splitmix64. Each bit of the result depends on all bits of x.
 func mix(x uint64) uint64 {
 	x ^= x >> 30
 	x *= 0xbf58476d1ce4e5b9

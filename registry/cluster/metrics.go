@@ -2,7 +2,7 @@ package cluster
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// metrics are the collectors of a cluster; label sets are closed.
+// metrics are the collectors of a cluster. Their label sets are closed.
 type metrics struct {
 	reads     struct{ own, peer prometheus.Counter }
 	failed    map[string]prometheus.Counter // by the reason of a failure

@@ -14,28 +14,29 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// object is a read from a peer. When the peer fails, it goes on in the inner store, at
-// the same place. It is used by one goroutine; ctx and reading.ctx span its life.
+// object is a read from a peer. If the peer fails, the read goes on in the inner store at
+// the same position. One goroutine uses it. ctx and reading.ctx span its life.
 type object struct {
 	*reading
 	info objstore.Info
 	at   int64 // what is read next
 	end  int64 // where the range ends
 
-	// The peer's part, until body is nil. It began at begin, and waited is how long
-	// its bytes have been waited for.
+	// These fields are the peer's part, until body is nil. The part began at position
+	// begin. waited is how long the read has waited for its bytes.
 	body   io.ReadCloser
 	ctx    context.Context
 	stop   context.CancelCauseFunc
 	begin  int64
 	waited time.Duration
-	// rest is the inner store's part.
+	// rest is the part from the inner store.
 	rest objstore.Object
 
-	// sum is over all that was read, of a whole object whose digest must be want.
+	// sum is the hash of all bytes that were read. It is used for a whole object, whose
+	// digest must be want.
 	sum  hash.Hash
 	want string
-	err  error // what every further Read returns
+	err  error // the error of every further Read
 }
 
 var _ objstore.Object = (*object)(nil)
@@ -91,8 +92,8 @@ func (o *object) Read(p []byte) (n int, err error) {
 	}
 	if n > 0 && o.sum != nil {
 		o.sum.Write(p[:n])
-		// The last bytes of a wrong object are kept back, so that nobody takes it for
-		// whole.
+		// The last bytes of a wrong object are held back, so that nobody takes the object
+		// for complete.
 		if o.at+int64(n) == o.end && hex.EncodeToString(o.sum.Sum(nil)) != o.want {
 			n = 0
 			o.wrong()
@@ -102,7 +103,7 @@ func (o *object) Read(p []byte) (n int, err error) {
 	if n == 0 {
 		return 0, o.err
 	}
-	return n, nil // an error comes with the next call
+	return n, nil // the next call returns the error
 }
 
 func (o *object) wrong() {
@@ -111,15 +112,15 @@ func (o *object) wrong() {
 		o.err = o.leave(failedWrong, o.err)
 		return
 	}
-	// The peer's part was wrong, or the store's: the peer is not asked until somebody
-	// has looked.
+	// Either the peer's part or the store's part was wrong. The peer is not asked until
+	// somebody had time to look at it.
 	o.c.mu.Lock()
 	defer o.c.mu.Unlock()
 	o.c.judge(o.peer, verdictWrong)
 }
 
-// readSome reads from the peer, or, once that has failed, from the inner store. It may
-// return 0. Errors that end the read are left in o.err.
+// readSome reads from the peer or, once that has failed, from the inner store. It may
+// return 0. It stores errors that end the read in o.err.
 func (o *object) readSome(p []byte) int {
 	if o.body != nil {
 		n, err := o.readPeer(p)
@@ -150,7 +151,7 @@ func (o *object) readSome(p []byte) int {
 	return n
 }
 
-// readPeer reads from the peer within the bounds on its slowness.
+// readPeer reads from the peer within the limits on its slowness.
 func (o *object) readPeer(p []byte) (int, error) {
 	opts := &o.c.opts
 	begin := time.Now()
@@ -167,8 +168,8 @@ func (o *object) readPeer(p []byte) (int, error) {
 	return n, err
 }
 
-// readAhead reads a small object whole and checks it, so that not even a wrong one is
-// an error to the caller.
+// readAhead reads a whole small object and checks it, so that even a wrong object is no
+// error for the caller.
 func (o *object) readAhead() (objstore.Object, error) {
 	b := make([]byte, o.end)
 	for o.at < o.end {

@@ -14,19 +14,20 @@ import (
 
 // Headers between replicas.
 const (
-	// headerTicket is a request's signature: v1 TIME SENDER COUNT MAC.
+	// headerTicket carries a request's signature: v1 TIME SENDER COUNT MAC.
 	headerTicket = "Slipway-Peer"
-	// headerProof is an answer's: a MAC in hex. It proves that whoever answers knows
-	// the secret, so that nobody who took a replica's address can answer for it.
+	// headerProof carries an answer's signature, a MAC in hex. It proves that the sender
+	// of the answer knows the secret. So somebody who has taken over a replica's address
+	// cannot answer for the replica.
 	headerProof = "Slipway-Peer-Proof"
 )
 
-// errTicket says that a request is not signed as it must be. What is wrong is not
-// told to whom sent it.
+// errTicket says that a request is not signed correctly. The sender does not learn what
+// is wrong.
 var errTicket = errors.New("the request is not signed by a peer")
 
-// macKey is what requests and answers between replicas are signed with. It is derived
-// from the secret, so that the secret can serve nothing else by chance.
+// macKey is the key that signs requests and answers between replicas. It is derived from
+// the secret, so that the same key is never used for anything else by accident.
 type macKey [sha256.Size]byte
 
 func newMACKey(secret []byte) (k macKey) {
@@ -39,26 +40,27 @@ func newMACKey(secret []byte) (k macKey) {
 // String keeps the key out of logs.
 func (macKey) String() string { return "[secret]" }
 
-// sum is the MAC of lines, none of which holds a line feed.
+// sum returns the MAC of lines. No line may contain a line feed.
 func (k *macKey) sum(lines ...string) []byte {
 	m := hmac.New(sha256.New, k[:])
 	m.Write([]byte(strings.Join(lines, "\n")))
 	return m.Sum(nil)
 }
 
-// ticket is what a request is signed with. Sender and count, which never come
-// together twice, are its nonce.
+// ticket is the signed part of a request's identity. A pair of sender and count never
+// occurs twice, so the two are the nonce.
 type ticket struct {
 	// at is the sender's time, in seconds since 1970.
 	at int64
-	// sender is the incarnation that sends, and count the number of the request in it.
+	// sender is the incarnation that sends the request, and count is the number of the
+	// request in that incarnation.
 	sender string
 	count  uint64
 	mac    []byte
 }
 
-// sign makes the ticket of a request to target, an incarnation: another replica, or
-// the same one after a restart, does not take it.
+// sign makes the ticket of a request to target, which is an incarnation. Another replica
+// does not accept the ticket, nor does the same replica after a restart.
 func (k *macKey) sign(method, path, ranges, target string, t ticket) string {
 	return t.text() + " " + hex.EncodeToString(k.request(method, path, ranges, target, t))
 }
@@ -71,7 +73,7 @@ func (k *macKey) request(method, path, ranges, target string, t ticket) []byte {
 	return k.sum("request", method, path, ranges, target, t.text())
 }
 
-// parseTicket reads a ticket. It says nothing of whether it is genuine.
+// parseTicket parses a ticket. It does not check whether the ticket is genuine.
 func parseTicket(s string) (t ticket, err error) {
 	f := strings.Split(s, " ")
 	if len(f) != 5 || f[0] != "v1" || !validID(f[2]) || len(f[4]) != 2*sha256.Size {
@@ -90,8 +92,8 @@ func parseTicket(s string) (t ticket, err error) {
 	return t, nil
 }
 
-// verify checks that a request comes from a peer, now, for the first time, and to
-// this incarnation.
+// verify checks that a request comes from a peer, was sent now, arrives for the first
+// time, and is for this incarnation.
 func (c *Cluster) verify(method, path, ranges, text string) (ticket, error) {
 	t, err := parseTicket(text)
 	if err != nil {
@@ -118,9 +120,9 @@ func (k *macKey) proof(t ticket, status int, length, ranges, modified string) []
 // windowBits is how far the requests of a sender may overtake each other.
 const windowBits = 4096
 
-// windows remember which requests have come: for each sender the highest count, and
-// which of the windowBits before it. Only genuine requests are told to it, so there
-// are as many senders as incarnations; each takes about 600 bytes.
+// windows remember which requests have come: for each sender the highest count, and which
+// of the windowBits counts before it. Only genuine requests are entered, so there are as
+// many senders as incarnations. Each takes about 600 bytes.
 type windows struct {
 	keep time.Duration
 
@@ -137,12 +139,12 @@ type window struct {
 
 func (ws *windows) init(keep time.Duration) { ws.keep, ws.senders = keep, map[string]*window{} }
 
-// first reports whether a count of a sender comes for the first time. One that is too
-// far behind to tell counts as known.
+// first reports whether a count of a sender comes for the first time. It returns false
+// for a count that is too old to decide.
 func (ws *windows) first(sender string, count uint64, now time.Time) bool {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
-	// A ticket is refused for its time before its sender is forgotten.
+	// A ticket is rejected for its time before its sender is forgotten.
 	if now.Sub(ws.swept) > ws.keep {
 		ws.swept = now
 		for id, w := range ws.senders {

@@ -8,12 +8,12 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Store is an object store whose objects that have a home are read there. It belongs
-// below a cache, which asks it for what it does not hold, and above the store that all
-// replicas share.
+// Store is an object store that reads objects that have a home at that home. It belongs
+// below a cache, which asks it for objects that the cache does not hold, and above the
+// store that all replicas share.
 //
-// Everything but Get goes to the inner store. Its optional abilities are found by
-// [Store.Unwrap].
+// All calls except Get go to the inner store. [Store.Unwrap] gives access to the inner
+// store's optional abilities.
 type Store struct {
 	objstore.Store
 	c *Cluster
@@ -27,9 +27,9 @@ func (c *Cluster) Store(inner objstore.Store) *Store { return &Store{inner, c} }
 // Unwrap returns the inner store.
 func (s *Store) Unwrap() objstore.Store { return s.Store }
 
-// Get opens an object at its home, or in the inner store if this replica is the home,
-// the object has none, or the home does not answer well. The object uses ctx until it
-// is closed. See [objstore.Store].
+// Get opens an object at its home. It opens the object in the inner store if this replica
+// is the home, the object has none, or the home does not answer well. The object uses ctx
+// until it is closed. See [objstore.Store].
 func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
 	r := s.c.begin(key)
 	if r == nil || off < 0 || n == 0 {
@@ -40,7 +40,7 @@ func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Obj
 	return r.race(ctx)
 }
 
-// reading is a read from a peer under way. ctx spans its life.
+// reading is a read from a peer that is in progress. ctx spans its life.
 type reading struct {
 	c      *Cluster
 	peer   *peer
@@ -48,10 +48,11 @@ type reading struct {
 	key    string
 	off, n int64
 	count  uint64          // number of the request
-	ctx    context.Context // of the caller, for what is read from the inner store
+	ctx    context.Context // the caller's context, for reads from the inner store
 }
 
-// begin chooses a peer for a key and notes that it is being asked, or returns nil.
+// begin chooses a peer for a key and notes that the peer is being asked. It returns nil
+// if no peer is to be asked.
 func (c *Cluster) begin(key string) *reading {
 	if _, ok := c.cfg.Digest(key); !ok {
 		return nil
@@ -59,7 +60,7 @@ func (c *Cluster) begin(key string) *reading {
 	h := hashString(key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// While peers are served this key nobody else is asked for it: see Handler.
+	// While this key is served to peers, no peer is asked for it: see Handler.
 	if c.serving[key] > 0 {
 		c.metrics.reads.own.Inc()
 		return nil
@@ -74,7 +75,7 @@ func (c *Cluster) begin(key string) *reading {
 	return &reading{c: c, peer: p, key: key, count: c.count}
 }
 
-// end notes what a read told of its peer. A nil read is none.
+// end notes what a read said about its peer. It does nothing if r is nil.
 func (c *Cluster) end(r *reading, v verdict) {
 	if r == nil {
 		return
@@ -87,7 +88,7 @@ func (c *Cluster) end(r *reading, v verdict) {
 	c.judge(r.peer, v)
 }
 
-// count changes a count and forgets it at 0.
+// count changes a count and deletes it at 0.
 func count(m map[string]int, key string, by int) {
 	if m[key] += by; m[key] == 0 {
 		delete(m, key)
@@ -100,7 +101,8 @@ type opened struct {
 	err error
 }
 
-// Why a peer is not waited for any longer, as causes of its context.
+// These errors are the causes of a peer's context. They say why the peer is no longer
+// waited for.
 var (
 	errOutrun = errors.New("the object store was faster")
 	errLate   = errors.New("no answer in time")
@@ -117,7 +119,7 @@ func (c *Cluster) start(open func() (objstore.Object, error)) chan opened {
 	return done
 }
 
-// forget closes what is still being opened; nil is nothing.
+// forget closes an object that is still being opened. It does nothing if opening is nil.
 func (c *Cluster) forget(opening chan opened) {
 	if opening == nil {
 		return
@@ -129,10 +131,10 @@ func (c *Cluster) forget(opening chan opened) {
 	})
 }
 
-// race opens the object at the peer. If that takes too long, the inner store is asked
-// as well, and who answers first wins; if it fails, the inner store is asked alone.
-// At worst the store is read as often as if there were no homes, and once more for the
-// home itself.
+// race opens the object at the peer. If that takes too long, it also asks the inner
+// store, and the first answer wins. If the peer fails, race asks the inner store alone.
+// At worst the store is read as often as without homes, and once more for the home
+// itself.
 func (r *reading) race(ctx context.Context) (objstore.Object, error) {
 	c, begin := r.c, time.Now()
 	peerCtx, stopPeer := context.WithCancelCause(ctx)
@@ -174,7 +176,7 @@ func (r *reading) race(ctx context.Context) (objstore.Object, error) {
 			}
 			innerErr = in.err
 		case <-late.C:
-			stopPeer(errLate) // it fails now, and what the store says counts
+			stopPeer(errLate) // the peer's read fails now, and the store's answer counts
 		case <-ctx.Done():
 			stopInner()
 			c.forget(peer)
@@ -186,7 +188,7 @@ func (r *reading) race(ctx context.Context) (objstore.Object, error) {
 	return nil, innerErr
 }
 
-// held is an object that holds a context open.
+// held is an object that keeps a context open.
 type held struct {
 	objstore.Object
 	release func()
