@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	// batch is how many durable events are looked at at a time.
+	// batch is how many durable events are read at a time.
 	batch = 32
-	// queuePause is the wait after a queue could not be read or written.
+	// queuePause is the pause after a queue could not be read or written.
 	queuePause = time.Second
-	// maxAnswer is how many bytes of an answer are read, so that its
-	// connection can be used again.
+	// maxAnswer is how many bytes of an answer are read so that its connection can be
+	// used again.
 	maxAnswer = 64 << 10
 	userAgent = "slipway"
 )
@@ -31,7 +31,7 @@ const (
 type endpoint struct {
 	cfg    Endpoint
 	client *http.Client
-	wake   chan struct{} // has one when something may be queued
+	wake   chan struct{} // holds a value when something may be queued
 }
 
 func newEndpoint(cfg Endpoint, transport http.RoundTripper) *endpoint {
@@ -42,9 +42,9 @@ func newEndpoint(cfg Endpoint, transport http.RoundTripper) *endpoint {
 	}
 }
 
-// checkRedirect follows redirects that keep the method and the host. Others
-// would lose the body, or show headers and events to somebody who is not in
-// the configuration; they count as a failure.
+// checkRedirect follows redirects that keep the method and the host. Other redirects
+// count as a failure. They would lose the body, or show headers and events to a host that
+// is not in the configuration.
 func checkRedirect(req *http.Request, via []*http.Request) error {
 	first := via[0]
 	if len(via) >= 5 || req.Method != first.Method || req.URL.Scheme != first.URL.Scheme || !strings.EqualFold(req.URL.Host, first.URL.Host) {
@@ -67,12 +67,12 @@ type worker struct {
 
 	durable, pulls []queued // read ahead, the oldest first
 	failures       int      // in a row
-	refused        int      // of them, how often the event at hand was refused
-	at             int64    // the ID of the event at hand
+	refused        int      // how often the endpoint refused the event with the ID at
+	at             int64    // the ID of the current event
 	pauses         *backoff.ExponentialBackOff
 }
 
-// queued is an item with its event.
+// queued is an item together with its event.
 type queued struct {
 	item  Item
 	from  Queue
@@ -97,7 +97,7 @@ func (w *worker) run(ctx context.Context) {
 	w.leave()
 }
 
-// turnPause is the time between two looks for what other processes have queued.
+// turnPause is the time between two checks for what other processes have queued.
 const turnPause = time.Second
 
 // wait waits until there may be something to deliver.
@@ -115,8 +115,8 @@ func (w *worker) wait(ctx context.Context) {
 	}
 }
 
-// readDurable reads ahead in the durable queue if it is this process's turn. If not,
-// what was read is forgotten: another process delivers it.
+// readDurable reads ahead in the durable queue if it is this process's turn. Otherwise it
+// forgets what was read, because another process delivers it.
 func (w *worker) readDurable(ctx context.Context) error {
 	if turn := w.n.o.Turn; turn != nil {
 		mine, err := turn(ctx, w.ep.cfg.Name)
@@ -130,7 +130,7 @@ func (w *worker) readDurable(ctx context.Context) error {
 	return err
 }
 
-// leave counts the pulls that end with the process.
+// leave counts the pulls that are lost when the process ends.
 func (w *worker) leave() {
 	lost, _ := w.n.pulls.Len(context.Background(), w.ep.cfg.Name) // RAM does not fail
 	if lost > 0 {
@@ -156,8 +156,8 @@ func (w *worker) head(ctx context.Context) (queued, bool, error) {
 	return w.durable[0], true, nil
 }
 
-// refill reads ahead when nothing is left. An item that is no event, which
-// only another program can have put there, is removed.
+// refill reads ahead when nothing is left. It removes items that are not events. Only
+// another program can have put such an item there.
 func (w *worker) refill(ctx context.Context, have []queued, from Queue) ([]queued, error) {
 	if len(have) > 0 {
 		return have, nil
@@ -185,7 +185,7 @@ func (w *worker) refill(ctx context.Context, have []queued, from Queue) ([]queue
 	}
 }
 
-// handle delivers an event once, and waits if that went wrong too often.
+// handle tries to deliver an event once. It waits after too many failures.
 func (w *worker) handle(ctx context.Context, q queued) {
 	status, after, err := w.post(ctx, q.event)
 	w.count(status, err)
@@ -206,7 +206,8 @@ func (w *worker) handle(ctx context.Context, q queued) {
 		w.refused++
 	}
 	if w.refused >= w.ep.cfg.Threshold {
-		// It will never be taken, and would hold up all others for ever.
+		// The endpoint will never accept the event, which would hold up all others for
+		// ever.
 		w.n.metrics.event(typeDropped, w.ep.cfg.Name)
 		w.n.o.Logger.ErrorContext(ctx, "notification is dropped", "endpoint", w.ep.cfg.Name, "event", q.event.ID, "err", err)
 		w.done(ctx, q)
@@ -220,7 +221,7 @@ func (w *worker) handle(ctx context.Context, q queued) {
 		pause = w.pauses.NextBackOff()
 	}
 	sleep(ctx, max(pause, min(after, maxRetryAfter)))
-	if w.n.o.Turn != nil { // others may have had their turn meanwhile
+	if w.n.o.Turn != nil { // other processes may have had their turn meanwhile
 		w.durable = nil
 	}
 }
@@ -245,8 +246,8 @@ func (w *worker) count(status int, err error) {
 	}
 }
 
-// done removes an event from its queue. While that does not work nothing else
-// is delivered, as the event would come again out of order.
+// done removes an event from its queue. Until that works nothing else is delivered,
+// because the event would come again out of order.
 func (w *worker) done(ctx context.Context, q queued) {
 	w.refused = 0
 	if q.from == w.n.pulls {
@@ -255,7 +256,7 @@ func (w *worker) done(ctx context.Context, q queued) {
 		w.durable = w.durable[1:]
 	}
 	for {
-		// The event was delivered: that is noted also when ctx has ended.
+		// The event was delivered. That is recorded even if ctx has ended.
 		noted, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.ep.cfg.Timeout)
 		err := q.from.Delete(noted, w.ep.cfg.Name, q.item.ID)
 		cancel()
@@ -271,15 +272,15 @@ func (w *worker) done(ctx context.Context, q queued) {
 	}
 }
 
-// post sends an event. status is 0 without an answer; after is how long the
-// endpoint asks to be left alone.
+// post sends an event. status is 0 if there was no answer. after is how long the endpoint
+// asked to be left alone.
 func (w *worker) post(ctx context.Context, e Event) (status int, after time.Duration, err error) {
 	cfg := &w.ep.cfg
 	body, contentType, err := w.n.encode(e, cfg.Format)
 	if err != nil {
 		return 0, 0, fmt.Errorf("encode event %s: %w", e.ID, err)
 	}
-	// A delivery under way is finished when ctx ends: cut off, it would most
+	// A delivery in progress is finished when ctx ends. If it were cut off, it would most
 	// likely be made twice.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.Timeout)
 	defer cancel()
@@ -299,12 +300,12 @@ func (w *worker) post(ctx context.Context, e Event) (status int, after time.Dura
 	if err != nil {
 		var u *url.Error
 		if errors.As(err, &u) {
-			err = u.Err // without the URL, which may hold a token
+			err = u.Err // without the URL, which may contain a token
 		}
 		return 0, 0, fmt.Errorf("post event: %w", err)
 	}
 	defer resp.Body.Close()
-	_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer) // the status is what counts
+	_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer) // only the status matters
 	if resp.StatusCode/100 == 2 {
 		return resp.StatusCode, 0, nil
 	}

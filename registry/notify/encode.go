@@ -15,26 +15,26 @@ import (
 
 // Media types of the formats.
 const (
-	// MediaTypeDocker is what Distribution's receivers expect.
+	// MediaTypeDocker is the media type that Distribution's receivers expect.
 	MediaTypeDocker = "application/vnd.docker.distribution.events.v2+json"
-	// MediaTypeCloudEvents is CloudEvents' structured content mode.
+	// MediaTypeCloudEvents is the media type of CloudEvents' structured content mode.
 	MediaTypeCloudEvents = "application/cloudevents+json"
 )
 
 // SignatureHeader carries the signature of a body; see [Endpoint.Secret].
 const SignatureHeader = "X-Slipway-Signature"
 
-// Sign returns the value of SignatureHeader for a body. A receiver compares it
-// in constant time.
+// Sign returns the value of SignatureHeader for a body. A receiver must compare it in
+// constant time.
 func Sign(secret string, body []byte) string {
 	mac := hmac.New(sha256.New, []byte(secret))
 	mac.Write(body)
 	return "sha256=" + hex.EncodeToString(mac.Sum(nil))
 }
 
-// marshal returns the form in which events are queued. It is neither of the
-// formats on the wire, so that an endpoint's format may be changed while
-// events wait for it.
+// marshal returns the form in which events are queued. It is neither of the formats on
+// the wire, so that the format of an endpoint may be changed while events wait for the
+// endpoint.
 func (e Event) marshal() ([]byte, error) { return json.Marshal(e) }
 
 // unmarshalEvent reads a queued event.
@@ -49,7 +49,7 @@ func unmarshalEvent(b []byte) (Event, error) {
 	return e, nil
 }
 
-// dockerEnvelope is Distribution's notification, field for field.
+// dockerEnvelope is the envelope of Distribution's notifications, with the same fields.
 type dockerEnvelope struct {
 	Events []dockerEvent `json:"events"`
 }
@@ -94,7 +94,7 @@ type dockerSource struct {
 	InstanceID string `json:"instanceID,omitempty"`
 }
 
-// encode returns an event in a format, and the Content-Type.
+// encode returns an event in a format, and its Content-Type.
 func (n *Notifier) encode(e Event, f Format) (body []byte, contentType string, err error) {
 	if f == FormatCloudEvents {
 		body, err = json.Marshal(n.cloudEvent(e))
@@ -132,8 +132,8 @@ func requestOf(a *oci.Actor) dockerRequest {
 	return dockerRequest{ID: a.RequestID, Addr: a.Addr, Host: a.Host, Method: a.Method, UserAgent: a.UserAgent}
 }
 
-// link returns where the event's target is found, "" when that is unknown or
-// the target is gone.
+// link returns the URL of the event's target. It returns "" if the URL is unknown or the
+// target is gone.
 func (n *Notifier) link(e Event) string {
 	if n.o.ExternalURL == "" || e.Digest == "" || e.Action == ActionDelete {
 		return ""
@@ -187,7 +187,7 @@ func (n *Notifier) cloudEvent(e Event) cloudEvent {
 	return c
 }
 
-// source returns a URI that says which registry the event is from.
+// source returns a URI that identifies the registry of the event.
 func (n *Notifier) source() string {
 	switch {
 	case n.o.ExternalURL != "":

@@ -22,7 +22,8 @@ const (
 	FormatCloudEvents Format = "cloudevents"
 )
 
-// Endpoint configures a webhook, in the shape of Distribution's configuration.
+// Endpoint is the configuration of a webhook, in the shape of Distribution's
+// configuration.
 type Endpoint struct {
 	// Name is unique and names the endpoint's queue.
 	Name     string `yaml:"name"`
@@ -31,13 +32,13 @@ type Endpoint struct {
 	URL string `yaml:"url"`
 	// Headers are added to every request.
 	Headers http.Header `yaml:"headers,omitempty"`
-	// Timeout bounds one request, 0 means 5 s.
+	// Timeout bounds one request; 0 means 5 s.
 	Timeout time.Duration `yaml:"timeout,omitempty"`
-	// Threshold is how many deliveries in a row may fail and be tried again at
-	// once, 0 means 10.
+	// Threshold is how many deliveries in a row may fail and be retried at once; 0 means
+	// 10.
 	Threshold int `yaml:"threshold,omitempty"`
-	// Backoff is the first wait after that, 0 means 1 s. Each further wait is
-	// twice as long, give or take half, up to Options.MaxBackoff.
+	// Backoff is the first wait after that; 0 means 1 s. Each further wait is twice as
+	// long, plus or minus half, up to Options.MaxBackoff.
 	Backoff time.Duration `yaml:"backoff,omitempty"`
 	// IgnoredMediaTypes is the older name of Ignore.MediaTypes.
 	IgnoredMediaTypes []string `yaml:"ignoredmediatypes,omitempty"`
@@ -46,12 +47,12 @@ type Endpoint struct {
 
 	// Format defaults to FormatDocker.
 	Format Format `yaml:"format,omitempty"`
-	// Secret, if set, signs each body: the header X-Slipway-Signature is
-	// "sha256=" and the HMAC-SHA256 of the body in hex.
+	// Secret, if set, signs each body. The header X-Slipway-Signature is "sha256=" and
+	// the HMAC-SHA256 of the body in hex.
 	Secret string `yaml:"secret,omitempty"`
 }
 
-// Ignore names events by the target's media type and by action.
+// Ignore selects events by the target's media type and by action.
 type Ignore struct {
 	MediaTypes []string `yaml:"mediatypes,omitempty"`
 	Actions    []string `yaml:"actions,omitempty"`
@@ -63,10 +64,11 @@ const (
 	defaultBackoff   = time.Second
 )
 
-// LogValue implements slog.LogValuer: URL, headers and secret are credentials.
+// LogValue implements slog.LogValuer. It hides URL, headers and secret, because they are
+// credentials.
 func (e Endpoint) LogValue() slog.Value { return slog.StringValue(e.Name) }
 
-// check refuses a configuration that cannot work and fills in defaults. Its
+// check fills in defaults, and returns an error for a configuration that cannot work. Its
 // errors do not contain the URL.
 func (e *Endpoint) check() error {
 	u, err := url.Parse(e.URL)

@@ -10,17 +10,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Values of the label "type", as Distribution has them; Dropped is ours.
+// These are the values of the label "type". Distribution has the same, except for
+// Dropped.
 const (
 	typeEvents    = "Events"    // queued for an endpoint, or dropped
 	typeSuccesses = "Successes" // delivered
-	typeFailures  = "Failures"  // deliveries answered by an error status
+	typeFailures  = "Failures"  // deliveries answered with an error status
 	typeErrors    = "Errors"    // deliveries that got no answer, queue errors
-	typeDropped   = "Dropped"   // lost: queue of pulls full, refused for good, unreadable
+	typeDropped   = "Dropped"   // lost: queue of pulls full, refused permanently, unreadable
 )
 
-// metrics are the collectors. The label endpoint takes names from the
-// configuration only.
+// metrics are the collectors. The label endpoint only has names from the configuration.
 type metrics struct {
 	events *prometheus.CounterVec
 	status *prometheus.CounterVec
@@ -40,7 +40,7 @@ func newMetrics() *metrics {
 	}
 }
 
-// pending adds a gauge for each endpoint, which asks the queues.
+// pending adds a gauge for each endpoint. The gauge asks the queues.
 func (m *metrics) pending(n *Notifier) {
 	for _, ep := range n.endpoints {
 		m.gauges = append(m.gauges, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -63,7 +63,7 @@ func (m *metrics) pending(n *Notifier) {
 func (m *metrics) event(kind, endpoint string) { m.events.WithLabelValues(kind, endpoint).Inc() }
 
 func (m *metrics) answered(status int, endpoint string) {
-	// "200 OK", as Distribution labels it.
+	// The label is "200 OK", as in Distribution.
 	m.status.WithLabelValues(strconv.Itoa(status)+" "+http.StatusText(status), endpoint).Inc()
 }
 

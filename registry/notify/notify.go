@@ -1,19 +1,18 @@
 // Package notify tells webhooks what happens in a registry.
 //
-// An [Event] is published once and delivered to every endpoint that wants it,
-// in the form of Distribution's notifications or of CloudEvents. What changes
-// the registry (push, mount, tag, delete) goes through a durable [Queue] and
-// is delivered at least once: a receiver recognises a repetition by the
-// event's id. Pulls, of which there are many and which nobody must act on, go
-// through a bounded queue in RAM and are dropped and counted when it is full
-// or the process ends.
+// An [Event] is published once and delivered to every endpoint that wants it, in the form
+// of Distribution's notifications or of CloudEvents. Events that change the registry
+// (push, mount, tag, delete) go through a durable [Queue] and are delivered at least
+// once. A receiver recognises a repetition by the event's id. Pulls go through a bounded
+// queue in RAM, because there are many and nobody must act on them. They are dropped and
+// counted if the queue is full or the process ends.
 //
-// Each endpoint gets its events one after the other in the order in which they
-// were published. One that is down or slow holds up neither Publish nor the
-// other endpoints.
+// Each endpoint gets its events one after the other in the order in which they were
+// published. An endpoint that is down or slow delays neither Publish nor the other
+// endpoints.
 //
-// Where events come from and how the durable queue is stored is left to
-// others. The URLs of webhooks come from the configuration only.
+// The package does not decide where events come from or how the durable queue is stored.
+// The URLs of webhooks come from the configuration only.
 package notify
 
 import (
@@ -32,7 +31,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Action is what happened.
+// Action says what happened.
 type Action string
 
 // The actions.
@@ -41,14 +40,14 @@ const (
 	ActionPull   Action = "pull"
 	ActionMount  Action = "mount"
 	ActionDelete Action = "delete"
-	// ActionTag is a tag that was pointed at a manifest already there.
+	// ActionTag says that a tag was pointed at a manifest that was already there.
 	// Distribution's format has no such action and calls it a push.
 	ActionTag Action = "tag"
 )
 
 // Event is something that happened to a manifest, a blob or a tag.
 type Event struct {
-	// ID is unique; Publish makes one when it is empty.
+	// ID is unique. Publish makes an ID if it is empty.
 	ID string `json:"id"`
 	// Time defaults to the time of Publish.
 	Time   time.Time `json:"time"`
@@ -56,46 +55,47 @@ type Event struct {
 	// Repo is the repository; FromRepo is where a mounted blob came from.
 	Repo     string `json:"repo"`
 	FromRepo string `json:"fromRepo,omitempty"`
-	// Tag that was used, if any.
+	// Tag is the tag that was used, if any.
 	Tag string `json:"tag,omitempty"`
-	// Blob tells that Digest is a blob's and not a manifest's.
+	// Blob says that Digest is the digest of a blob and not of a manifest.
 	Blob bool `json:"blob,omitempty"`
-	// Digest is empty when only a tag was deleted.
+	// Digest is empty if only a tag was deleted.
 	Digest    oci.Digest `json:"digest,omitempty"`
 	MediaType string     `json:"mediaType,omitempty"`
-	// Size in bytes.
+	// Size is the size in bytes.
 	Size int64 `json:"size,omitempty"`
 	// References are what a manifest refers to. They are delivered only with
 	// Options.IncludeReferences.
 	References []oci.Descriptor `json:"references,omitempty"`
-	// Actor defaults to the one in the context of Publish.
+	// Actor defaults to the actor in the context of Publish.
 	Actor *oci.Actor `json:"actor,omitempty"`
 }
 
 // Options configure a Notifier. The zero value works.
 type Options struct {
-	// ExternalURL is where clients find the registry, such as
-	// "https://registry.example.com"; events then carry links.
+	// ExternalURL is the registry's URL for clients, such as
+	// "https://registry.example.com". If it is set, events contain links.
 	ExternalURL string
 	// Addr and InstanceID identify this registry process in events.
 	Addr, InstanceID string
 	// IncludeReferences delivers Event.References.
 	IncludeReferences bool
-	// PullQueue is how many pulls wait per endpoint, 0 means 1000.
+	// PullQueue is how many pulls wait for each endpoint; 0 means 1000.
 	PullQueue int
-	// MaxBackoff bounds the wait before a delivery is tried again, 0 means
-	// 5 min. A longer Retry-After is honoured up to 1 h.
+	// MaxBackoff bounds the wait before a delivery is retried; 0 means 5 min. A longer
+	// Retry-After is honoured up to 1 h.
 	MaxBackoff time.Duration
-	// Turn tells, where several processes share the durable queue, whether it is this
-	// one's turn to deliver what it holds for an endpoint. It is asked before each
-	// delivery, and now and then while there is none. Nil: always.
+	// Turn is for several processes that share the durable queue. It reports whether it
+	// is this process's turn to deliver the queued events of an endpoint. It is called
+	// before each delivery, and from time to time while there is none. Nil means that it
+	// always is.
 	Turn func(ctx context.Context, endpoint string) (bool, error)
-	// Transport sends requests; nil makes one.
+	// Transport sends requests; nil makes a new one.
 	Transport http.RoundTripper
-	// Logger gets a line when an endpoint goes down or comes back, and for an
-	// event that is lost; nil discards.
+	// Logger gets a line if an endpoint goes down or comes back, and for each lost event;
+	// nil discards the lines.
 	Logger *slog.Logger
-	// Now is the clock for Event.Time, nil means time.Now.
+	// Now is the clock for Event.Time; nil means time.Now.
 	Now func() time.Time
 }
 
@@ -112,12 +112,12 @@ type Notifier struct {
 	pulls     *MemQueue
 	endpoints []*endpoint
 	metrics   *metrics
-	own       *http.Transport // nil when the caller's is used
+	own       *http.Transport // nil if the caller's transport is used
 	running   atomic.Bool
 }
 
-// New returns a notifier for the endpoints that are not disabled. queue holds
-// what must not be lost. Nothing is delivered before Run.
+// New returns a notifier for the endpoints that are not disabled. queue holds the events
+// that must not be lost. Nothing is delivered before Run.
 func New(endpoints []Endpoint, queue Queue, o *Options) (*Notifier, error) {
 	n := &Notifier{queue: queue, metrics: newMetrics()}
 	if o != nil {
@@ -165,9 +165,9 @@ func New(endpoints []Endpoint, queue Queue, o *Options) (*Notifier, error) {
 	return n, nil
 }
 
-// Publish queues an event for every endpoint that wants it. It returns an
-// error when a durable queue could not take the event; a pull that finds its
-// queue full is dropped and counted.
+// Publish queues an event for every endpoint that wants it. It returns an error if a
+// durable queue could not take the event. A pull is dropped and counted if its queue is
+// full.
 func (n *Notifier) Publish(ctx context.Context, e Event) error {
 	if err := n.complete(ctx, &e); err != nil {
 		return err
@@ -221,19 +221,19 @@ func (n *Notifier) complete(ctx context.Context, e *Event) error {
 	return nil
 }
 
-// newID returns a random UUID (RFC 9562, version 4), which is what receivers
-// know from Distribution.
+// newID returns a random UUID (RFC 9562, version 4), the form that receivers know from
+// Distribution.
 func newID() string {
 	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails, says its documentation
+	_, _ = rand.Read(b[:]) // never fails, according to its documentation
 	b[6] = b[6]&0x0f | 0x40
 	b[8] = b[8]&0x3f | 0x80
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// Run delivers events until ctx ends. A delivery under way is then finished,
-// which takes at most the endpoint's timeout. What the durable queue holds
-// stays there for the next Run.
+// Run delivers events until ctx ends. Then it finishes a delivery in progress, which
+// takes at most the endpoint's timeout. What the durable queue holds stays there for the
+// next Run.
 func (n *Notifier) Run(ctx context.Context) error {
 	if !n.running.CompareAndSwap(false, true) {
 		return errors.New("the notifier is running already")
@@ -244,7 +244,7 @@ func (n *Notifier) Run(ctx context.Context) error {
 		wg.Go(func() { (&worker{n: n, ep: ep}).run(ctx) })
 	}
 	wg.Wait()
-	<-ctx.Done() // also without endpoints
+	<-ctx.Done() // waits even if there are no endpoints
 	if n.own != nil {
 		n.own.CloseIdleConnections()
 	}

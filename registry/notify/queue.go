@@ -10,7 +10,7 @@ import (
 
 // Item is a queued payload.
 type Item struct {
-	// ID grows with the order of Append within an endpoint.
+	// ID grows in the order of Append within an endpoint.
 	ID      int64
 	Payload []byte
 }
@@ -18,13 +18,13 @@ type Item struct {
 // Queue keeps payloads per endpoint, first in, first out. All methods may run
 // concurrently; ctx bounds the call.
 type Queue interface {
-	// Append adds a payload. When it returns nil, the payload is as durable as
-	// the queue is. It does not keep the slice.
+	// Append adds a payload. When it returns nil, the payload is as durable as the queue
+	// is. Append does not keep the slice.
 	Append(ctx context.Context, endpoint string, payload []byte) error
-	// Next returns up to n payloads, the oldest first, and leaves them queued.
-	// An endpoint without any, or never heard of, has none.
+	// Next returns up to n payloads, the oldest first, and leaves them queued. It returns
+	// none for an unknown endpoint.
 	Next(ctx context.Context, endpoint string, n int) ([]Item, error)
-	// Delete removes payloads. It is no error if they are not there.
+	// Delete removes payloads. It is not an error if they are not there.
 	Delete(ctx context.Context, endpoint string, ids ...int64) error
 	// Len returns how many payloads an endpoint has.
 	Len(ctx context.Context, endpoint string) (int, error)
@@ -74,7 +74,7 @@ func (q *MemQueue) Delete(_ context.Context, endpoint string, ids ...int64) erro
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	items := q.byEP[endpoint]
-	// The oldest goes first as a rule: that moves nothing.
+	// Usually the oldest item is removed first, and then nothing has to be moved.
 	for len(items) > 0 && slices.Contains(ids, items[0].ID) {
 		items[0] = Item{}
 		items = items[1:]
