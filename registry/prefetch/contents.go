@@ -9,11 +9,11 @@ import (
 	"example.org/slipway/oci"
 )
 
-// maxManifest is the largest manifest that is looked into, in bytes. One of 127 layers,
-// which is the most that container engines take, has some 30 KB.
+// maxManifest is the size in bytes of the largest manifest that is parsed. A manifest
+// with 127 layers, the most that container engines accept, has some 30 KB.
 const maxManifest = 1 << 20
 
-// contents is what a manifest names. Nobody may change it.
+// contents is what a manifest names. It must not be changed.
 type contents struct {
 	layers  []policy.Layer
 	digests map[policy.Key]oci.Digest
@@ -26,7 +26,7 @@ type child struct {
 	platform string
 }
 
-// digest returns that of a layer. Of a nil manifest none is known.
+// digest returns the digest of a layer. A nil manifest knows none.
 func (c *contents) digest(k policy.Key) (oci.Digest, bool) {
 	if c == nil {
 		return "", false
@@ -35,16 +35,16 @@ func (c *contents) digest(k policy.Key) (oci.Digest, bool) {
 	return d, ok
 }
 
-// keyOf is what the policies know a content by.
+// keyOf returns the key by which the policies know a content.
 func keyOf(d oci.Digest) policy.Key {
 	var b [16]byte
 	_, text, _ := strings.Cut(string(d), ":")
 	text = text[:min(len(text), 2*len(b))]
-	_, _ = hex.Decode(b[:], []byte(text)) // of what is no digest any key will do
+	_, _ = hex.Decode(b[:], []byte(text)) // any key will do for an invalid digest
 	return policy.Key(b)
 }
 
-// contents returns what a manifest names.
+// contents returns the contents that a manifest names.
 func (p *Prefetcher) contents(d oci.Digest, manifest []byte) *contents {
 	p.parsedMu.Lock()
 	c, ok := p.parsed.get(d)
@@ -59,8 +59,9 @@ func (p *Prefetcher) contents(d oci.Digest, manifest []byte) *contents {
 	return c
 }
 
-// parse reads a manifest or an index: what is above small bytes and kept here. What is
-// neither, or too large, names nothing.
+// parse reads a manifest or an index. It returns the named contents that are larger than
+// small bytes and stored here. It returns none if the bytes are neither a manifest nor an
+// index, or are too many.
 func parse(manifest []byte, small int64) *contents {
 	c := &contents{}
 	if len(manifest) > maxManifest {
@@ -89,7 +90,8 @@ func parse(manifest []byte, small int64) *contents {
 		c.layers = append(c.layers, policy.Layer{Key: k, Size: d.Size})
 	}
 	for _, d := range doc.Manifests {
-		// What has no platform, or an unknown one, is no image: attestations, say.
+		// Without a platform, or with an unknown one, it is not an image but, say, an
+		// attestation.
 		if d.Platform == nil || d.Platform.OS == "" || d.Platform.OS == "unknown" || d.Digest.Validate() != nil {
 			continue
 		}
@@ -99,8 +101,8 @@ func parse(manifest []byte, small int64) *contents {
 	return c
 }
 
-// recent is a map that forgets what was neither put nor asked for while as many others
-// were as it remembers for sure.
+// recent is a map that forgets old entries. It remembers at least the last limit entries
+// that were put or read.
 type recent[K comparable, V any] struct {
 	limit    int
 	now, old map[K]V

@@ -8,18 +8,18 @@ import (
 	"example.org/slipway/oci"
 )
 
-// state is how far the fetch of a layer is.
+// state is the progress of the fetch of a layer.
 type state uint8
 
 const (
 	queued state = iota
 	running
-	fetched // is in the cache because of the fetch
-	settled // nothing to gain: was in the cache, was overtaken by a request, has failed
+	fetched // in the cache because of the fetch
+	settled // nothing to gain: was cached, was overtaken by a request, or failed
 )
 
 // job is a layer to be fetched. It exists as long as the policy counts the layer as
-// fetched ahead. All fields but the first three are guarded by Prefetcher.mu.
+// fetched ahead. Prefetcher.mu guards all fields but the first three.
 type job struct {
 	layer  policy.Layer
 	digest oci.Digest
@@ -27,18 +27,18 @@ type job struct {
 
 	state state
 	used  bool
-	// dropped says that the policy counts it no longer.
+	// dropped says that the policy no longer counts it.
 	dropped bool
 	began   time.Time
 	took    time.Duration
 	cancel  context.CancelFunc // while it is running
 }
 
-// fetch has layers fetched in this order. mu is held.
+// fetch queues layers to be fetched in this order. mu is held.
 func (p *Prefetcher) fetch(layers []policy.Layer, digest func(policy.Key) (oci.Digest, bool)) {
 	for _, l := range layers {
 		d, ok := digest(l.Key)
-		if !ok { // its name was forgotten: there are too many
+		if !ok { // its name was forgotten, because there are too many
 			continue
 		}
 		j := &job{layer: l, digest: d, key: p.o.Key(d)}
@@ -81,7 +81,7 @@ func (p *Prefetcher) run(ctx context.Context, j *job) {
 	p.end(ctx, j, p.cache.Warm(ctx, j.key, j.layer.Size))
 }
 
-// begin reports whether a layer is still to be fetched.
+// begin reports whether a layer still has to be fetched.
 func (p *Prefetcher) begin(j *job, cancel context.CancelFunc) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,7 +98,7 @@ func (p *Prefetcher) begin(j *job, cancel context.CancelFunc) bool {
 	return true
 }
 
-// end notes what became of a fetch.
+// end notes the result of a fetch.
 func (p *Prefetcher) end(ctx context.Context, j *job, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -118,21 +118,21 @@ func (p *Prefetcher) end(ctx context.Context, j *job, err error) {
 	default:
 		j.state = settled
 		p.stats.Failed++
-		if !j.dropped { // so that it is tried again for the next who will want it
+		if !j.dropped { // so that it is tried again for the next client that will want it
 			p.fetched.Drop(j.layer.Key)
 		}
 		p.log.Debug("fetch a layer ahead", "digest", j.digest, "bytes", j.layer.Size, "err", err)
 	}
 }
 
-// taken notes that a layer is asked for. Without a job it was not fetched ahead. mu is
-// held.
+// taken notes that a layer was requested. A layer without a job was not fetched ahead. mu
+// is held.
 func (p *Prefetcher) taken(j *job, now time.Time) {
 	if j == nil {
 		return
 	}
 	switch j.state {
-	case queued: // the request itself fetches it
+	case queued: // the request itself fetches the layer
 		j.state = settled
 		p.stats.Overtaken++
 		return
@@ -153,8 +153,8 @@ func (p *Prefetcher) taken(j *job, now time.Time) {
 	p.stats.Saved += max(0, saved)
 }
 
-// dropped is told by the policy what it counts no longer as fetched ahead, and ends the
-// fetch if it is under way for nobody. mu is held.
+// dropped is called by the policy for a layer that it no longer counts as fetched ahead.
+// It ends the layer's fetch if no request has used the layer. mu is held.
 func (p *Prefetcher) dropped(l policy.Layer, used bool) {
 	j := p.jobs[l.Key]
 	if j == nil {

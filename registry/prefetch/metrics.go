@@ -8,12 +8,13 @@ import (
 	"example.org/slipway/internal/policy"
 )
 
-// Stats tell what prefetching was good for since the start.
+// Stats say how useful prefetching was since the start.
 type Stats struct {
-	// Planned counts the layers that were to be fetched ahead, Started the fetches that
-	// were begun. The others were Held by the cache already, Overtaken by the request
-	// they were meant for, Cancelled as nobody came for them, or Refused as too many
-	// wait. Of those that were started, some were Cancelled or have Failed.
+	// Planned counts the layers that were to be fetched ahead, and Started the fetches
+	// that began. The other layers were Held by the cache already, Overtaken by the
+	// request that they were meant for, Cancelled because no client came for them, or
+	// Refused because too many were waiting. Some of the started fetches were Cancelled
+	// or have Failed.
 	Planned   int64 `json:"planned"`
 	Started   int64 `json:"started"`
 	Held      int64 `json:"held"`
@@ -21,27 +22,29 @@ type Stats struct {
 	Cancelled int64 `json:"cancelled"`
 	Refused   int64 `json:"refused"`
 	Failed    int64 `json:"failed"`
-	// Fetched counts the layers fetched ahead, Bytes their sizes. Used counts the ones
-	// that were asked for, also before they were there, UsedBytes their sizes. WastedBytes are the sizes of
-	// those that nobody asked for in time.
+	// Fetched counts the layers that were fetched ahead, and Bytes their sizes. Used
+	// counts the layers that were requested, even before they were there, and UsedBytes
+	// their sizes. WastedBytes counts the sizes of the layers that nobody requested in
+	// time.
 	Fetched     int64 `json:"fetched"`
 	Used        int64 `json:"used"`
 	UsedBytes   int64 `json:"used_bytes"`
 	Bytes       int64 `json:"bytes"`
 	WastedBytes int64 `json:"wasted_bytes"`
-	// Requests counts those of clients for blobs, Hits those for layers fetched ahead.
+	// Requests counts the requests of clients for blobs. Hits counts the requests for
+	// layers that were fetched ahead.
 	Requests int64 `json:"requests"`
 	Hits     int64 `json:"hits"`
-	// Saved is by how much layers were ahead of their first request.
+	// Saved is the total time by which layers were ahead of their first request.
 	Saved time.Duration `json:"saved_ns"`
-	// Decisions are those of the manifest prefetcher.
+	// Decisions are the statistics of the manifest prefetcher's decisions.
 	Decisions policy.ManifestsStats `json:"decisions"`
 }
 
-// Precision is the share of the fetches begun whose layer was asked for.
+// Precision returns the share of the started fetches whose layer was requested.
 func (s Stats) Precision() float64 { return share(s.Used, s.Started) }
 
-// Recall is the share of the requests for blobs that were for a layer fetched ahead.
+// Recall returns the share of the requests for blobs that were for a layer fetched ahead.
 func (s Stats) Recall() float64 { return share(s.Hits, s.Requests) }
 
 func share(n, of int64) float64 {

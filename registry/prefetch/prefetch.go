@@ -1,18 +1,18 @@
 // Package prefetch fetches blobs into a cache before clients ask for them.
 //
-// It watches a registry ([Prefetcher.Registry]), tells a prefetcher of package
-// internal/policy what happens, in the same calls as a simulation does, and has the cache
-// do what that one says: warm these layers, the small first; keep those; give up what is
-// under way for a client that never came.
+// It watches a registry ([Prefetcher.Registry]) and reports events to a prefetcher of
+// package internal/policy, with the same calls as a simulation. Then it makes the cache
+// do what the prefetcher decides: warm some layers, the small ones first; keep others;
+// give up fetches for a client that never came.
 //
-// A client is who asks: the user's name and the address together, so that neither many
-// machines with one account nor many users behind one address pass for one client.
-// Requests without an actor (see oci.Actor), which come from this process, count for
-// nothing. Asking whether a manifest is there (HEAD) is a check for something new and
-// never begins anything.
+// A client is identified by the user's name and the address together. So many machines
+// with one account do not count as one client, and neither do many users behind one
+// address. Requests without an actor (see oci.Actor) come from this process and do not
+// count. A request that asks whether a manifest is there (HEAD) checks for something new,
+// and never starts a fetch.
 //
-// Whatever goes wrong here costs time and no request: a layer that is not fetched ahead
-// is fetched when it is asked for.
+// Failures here cost time but do not make requests fail: a layer that is not fetched
+// ahead is fetched when it is requested.
 package prefetch
 
 import (
@@ -29,53 +29,55 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Cache is what is filled; *tier.Store is one. All methods may run concurrently, and
-// all but Warm return at once.
+// Cache is the cache to fill, such as a *tier.Store. All methods may run concurrently,
+// and all except Warm return at once.
 type Cache interface {
-	// Warm fetches an object unless it is held or on its way, and returns when it is
-	// there. Who asks for it meanwhile gets it as it comes. ctx ends a fetch for which
-	// nobody else waits.
+	// Warm fetches an object unless it is held or on its way, and returns when the object
+	// is there. Requests for the object meanwhile get its bytes as they come. When ctx
+	// ends, the fetch ends unless somebody else waits for it.
 	Warm(ctx context.Context, key string, size int64) error
-	// Pin keeps an object until a time if it is here or on its way, which it tells. Unpin
-	// ends that, and reports whether there was anything to end.
+	// Pin keeps an object until a given time, and reports whether the object is here or
+	// on its way. Unpin ends a pin, and reports whether there was one.
 	Pin(key string, until time.Time) bool
 	Unpin(key string) bool
-	// Holds tells where an object is.
+	// Holds returns the level that an object is at.
 	Holds(key string) policy.Level
 }
 
-// Mode is the prefetcher that decides.
+// Mode is the prefetcher that makes the decisions.
 type Mode uint8
 
 // The modes.
 const (
-	// Manifest fetches the layers of a manifest that a client was given and has not
-	// seen before: policy.Manifests.
+	// Manifest fetches the layers of a manifest that a client got and had not seen
+	// before. It is policy.Manifests.
 	Manifest Mode = iota
-	// Algorithm1 fetches what was pushed lately to a repository from which a client
-	// asks for a manifest: policy.Algorithm1, that of FAST'18.
+	// Algorithm1 fetches what was recently pushed to a repository when a client requests
+	// a manifest of that repository. It is policy.Algorithm1, the algorithm of FAST'18.
 	Algorithm1
 )
 
-// Options of New. Key is needed.
+// Options are the options of New. Key is required.
 type Options struct {
 	// Mode decides what to fetch. Default Manifest.
 	Mode Mode
-	// Manifests and Algorithm1 are the settings of either.
+	// Manifests and Algorithm1 are the settings of the two prefetchers.
 	Manifests  policy.ManifestsOptions
 	Algorithm1 policy.Algorithm1Options
-	// Rate is how many bytes a second may be fetched ahead with Algorithm1, Burst how
-	// many at once; what is above waits. Default 0: no limit. Manifests has its own.
+	// Rate is how many bytes per second may be fetched ahead with Algorithm1, and Burst
+	// how many at once. Further fetches wait. Default 0: no limit. Manifests has a
+	// separate limit.
 	Rate, Burst int64
 	// Parallel is how many layers are fetched at once. Default 4.
 	Parallel int
-	// Small is the size in bytes up to which blobs do not matter, as they are never
+	// Small is the size in bytes up to which blobs do not matter, because they are never
 	// fetched from the cache. Default 0.
 	Small int64
 	// Key is the key of a blob's object.
 	Key func(d oci.Digest) string
-	// Manifest reads a manifest of a repository, for the one of an index that a client
-	// will ask for. Default: its layers wait until the client does.
+	// Manifest reads a manifest of a repository. It is used for the manifest of an index
+	// that a client will request. By default its layers wait until the client requests
+	// it.
 	Manifest func(ctx context.Context, repo string, d oci.Digest) ([]byte, error)
 	// Clock tells the time; default time.Now.
 	Clock func() time.Time
@@ -84,47 +86,49 @@ type Options struct {
 }
 
 const (
-	// maxQueued bounds the layers that wait to be fetched. Beyond it nothing is begun.
+	// maxQueued bounds the layers that wait to be fetched. Further layers are not fetched
+	// ahead.
 	maxQueued = 4096
 	// maxLookups bounds the manifests of indexes that wait to be read.
 	maxLookups = 256
-	// maxNames bounds what is remembered of names, in entries of at most 200 bytes
-	// each; see recent.
+	// maxNames bounds the remembered names, in entries of at most 200 bytes each; see
+	// recent.
 	maxNames = 1 << 16
-	// maxParsed bounds the manifests that are kept parsed, some kilobytes each.
+	// maxParsed bounds the parsed manifests that are kept. Each takes some kilobytes.
 	maxParsed = 2048
 )
 
-// Prefetcher fetches ahead. All methods may run concurrently.
+// Prefetcher fetches blobs ahead of requests. All methods may run concurrently.
 type Prefetcher struct {
 	cache   Cache
 	o       Options
 	log     *slog.Logger
 	seed    maphash.Seed
-	limit   *rate.Limiter // nil without one
+	limit   *rate.Limiter // nil if there is none
 	work    chan *job
 	lookups chan lookup
 
-	// parsedMu guards parsed. It is held together with no other.
+	// parsedMu guards parsed. It is not held together with any other lock.
 	parsedMu sync.Mutex
 	parsed   recent[oci.Digest, *contents]
 
-	// mu guards all below. It is held for no I/O but what the cache does to give up room;
-	// the cache's own locks come after it.
+	// mu guards everything below. It is not held during I/O, except for what the cache
+	// does to free room. The cache's own locks are locked after it.
 	mu  sync.Mutex
-	now time.Time // of the last event: the policies' time never goes back
+	now time.Time // time of the last event, because the policies' time must not go back
 	m   *policy.Manifests
 	a   *policy.Algorithm1
 	// fetched is what m or a counts as fetched ahead.
 	fetched *policy.Prefetched
-	// jobs are what the policy counts as fetched ahead.
+	// jobs are the layers that the policy counts as fetched ahead.
 	jobs map[policy.Key]*job
 	pins map[policy.Key]*pin
-	// names are the digests of layers that may be fetched later: that were pushed lately,
-	// for Algorithm1, or are large, of a manifest that a client was given lately.
+	// names are the digests of layers that may be fetched later. For Algorithm1 these are
+	// layers that were pushed recently. Otherwise they are large layers of a manifest
+	// that a client got recently.
 	names recent[policy.Key, oci.Digest]
-	// platforms are those of the manifests in indexes that were given to clients,
-	// pulls the platform that each client pulled last.
+	// platforms are the platforms of the manifests in indexes that clients got. pulls has
+	// the platform that each client pulled last.
 	platforms recent[oci.Digest, string]
 	pulls     recent[uint64, string]
 	stats     Stats
@@ -136,14 +140,14 @@ type pin struct {
 	count int
 }
 
-// lookup is a manifest of an index whose layers a client will ask for.
+// lookup is a manifest of an index, whose layers a client will request.
 type lookup struct {
 	repo   string
 	client uint64
 	digest oci.Digest
 }
 
-// New returns a prefetcher for a cache. Until Run runs it only collects.
+// New returns a prefetcher for a cache. Until Run is called it only collects.
 func New(cache Cache, o Options) (*Prefetcher, error) {
 	if cache == nil || o.Key == nil {
 		return nil, errors.New("prefetching needs a cache and the keys of its objects")
@@ -167,7 +171,7 @@ func New(cache Cache, o Options) (*Prefetcher, error) {
 	if o.Mode == Algorithm1 {
 		a := o.Algorithm1
 		if a.MaxEntries <= 0 {
-			a.MaxEntries = maxNames // more of them have no name here
+			a.MaxEntries = maxNames // further entries have no name here
 		}
 		p.a = policy.NewAlgorithm1(&a)
 		p.fetched = p.a.Prefetched()
@@ -182,7 +186,7 @@ func New(cache Cache, o Options) (*Prefetcher, error) {
 	return p, nil
 }
 
-// Run fetches until ctx ends, and returns when nothing is under way any more.
+// Run fetches until ctx ends, and returns when no fetch is in progress any more.
 func (p *Prefetcher) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for range p.o.Parallel {
@@ -202,7 +206,7 @@ func (p *Prefetcher) Run(ctx context.Context) error {
 	}
 }
 
-// advance ends what has had its time.
+// advance ends what has expired.
 func (p *Prefetcher) advance() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -213,7 +217,7 @@ func (p *Prefetcher) advance() {
 	}
 }
 
-// time is the clock's, but never before the last one. mu is held.
+// time returns the clock's time, but never a time before the last one. mu is held.
 func (p *Prefetcher) time() time.Time {
 	if now := p.o.Clock(); now.After(p.now) {
 		p.now = now
@@ -221,7 +225,7 @@ func (p *Prefetcher) time() time.Time {
 	return p.now
 }
 
-// clientOf names who makes a request; ok is false for this process.
+// clientOf identifies the client of a request. ok is false for requests of this process.
 func (p *Prefetcher) clientOf(ctx context.Context) (client uint64, ok bool) {
 	a := oci.ActorFrom(ctx)
 	if a == nil {
@@ -264,7 +268,7 @@ func (p *Prefetcher) PutManifest(ctx context.Context, repo string, d oci.Digest,
 	p.follow(p.m.PutManifest(p.time(), keyOf(d), c.layers), c)
 }
 
-// GetManifest notes that a client was given a manifest.
+// GetManifest notes that a client got a manifest.
 func (p *Prefetcher) GetManifest(ctx context.Context, repo string, d oci.Digest, manifest []byte) {
 	client, ok := p.clientOf(ctx)
 	if !ok {
@@ -289,7 +293,7 @@ func (p *Prefetcher) GetManifest(ctx context.Context, repo string, d oci.Digest,
 	}
 }
 
-// given plans for the layers of a manifest. mu is held.
+// given plans fetches for the layers of a manifest. mu is held.
 func (p *Prefetcher) given(repo string, client uint64, d oci.Digest, c *contents) {
 	held := func(k policy.Key) bool {
 		d, ok := c.digest(k)
@@ -298,8 +302,8 @@ func (p *Prefetcher) given(repo string, client uint64, d oci.Digest, c *contents
 	p.follow(p.m.GetManifest(p.time(), p.repo(repo), client, keyOf(d), c.layers, held), c)
 }
 
-// givenIndex has the manifest of an index read that the client will ask for, if it is
-// known which platform it pulls. mu is held.
+// givenIndex queues a look-up of the manifest of an index that the client will request,
+// if the platform that the client pulls is known. mu is held.
 func (p *Prefetcher) givenIndex(repo string, client uint64, c *contents) {
 	for _, child := range c.children {
 		p.platforms.put(child.digest, child.platform)
@@ -314,13 +318,13 @@ func (p *Prefetcher) givenIndex(repo string, client uint64, c *contents) {
 		}
 		select {
 		case p.lookups <- lookup{repo, client, child.digest}:
-		default: // its layers wait until the client asks for it
+		default: // the layers wait until the client requests it
 		}
 		return
 	}
 }
 
-// lookUpAll reads the manifests of indexes until ctx ends.
+// lookUpAll reads the queued manifests of indexes until ctx ends.
 func (p *Prefetcher) lookUpAll(ctx context.Context) {
 	for {
 		select {
@@ -333,11 +337,11 @@ func (p *Prefetcher) lookUpAll(ctx context.Context) {
 }
 
 func (p *Prefetcher) lookUp(ctx context.Context, l lookup) {
-	const patience = 10 * time.Second // the client will have asked by then
+	const patience = 10 * time.Second // the client will have requested it by then
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	b, err := p.o.Manifest(ctx, l.repo, l.digest)
-	if err != nil { // the index may name what is not here
+	if err != nil { // the index may name manifests that are not here
 		p.log.Debug("read a manifest ahead", "repo", l.repo, "digest", l.digest, "err", err)
 		return
 	}
@@ -347,7 +351,7 @@ func (p *Prefetcher) lookUp(ctx context.Context, l lookup) {
 	p.given(l.repo, l.client, l.digest, c)
 }
 
-// GetBlob notes that a client asks for a blob, or for its beginning.
+// GetBlob notes that a client requests a blob, or its beginning.
 func (p *Prefetcher) GetBlob(ctx context.Context, repo string, d oci.Digest, size int64) {
 	client, ok := p.clientOf(ctx)
 	if !ok || size <= p.o.Small && p.m == nil {
@@ -357,7 +361,7 @@ func (p *Prefetcher) GetBlob(ctx context.Context, repo string, d oci.Digest, siz
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.time()
-	if size <= p.o.Small { // most often the configuration, with which a pull begins
+	if size <= p.o.Small { // usually the configuration, with which a pull begins
 		p.follow(p.m.GetConfig(now, client), nil)
 		return
 	}
@@ -379,8 +383,8 @@ func (p *Prefetcher) Ahead(d oci.Digest) bool {
 	return j != nil && j.state == running
 }
 
-// follow does what a plan says; c is the manifest that the plan is about, if there is
-// one. What is to be dropped dropped tells already. mu is held.
+// follow carries out a plan. c is the manifest that the plan is about, if there is one.
+// The method dropped already handles the layers to be dropped. mu is held.
 func (p *Prefetcher) follow(plan policy.Plan, c *contents) {
 	for _, l := range plan.Pin {
 		d, ok := c.digest(l.Key)

@@ -7,11 +7,11 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Registry is a registry that the prefetcher watches: what clients do with it is what it
-// learns from.
+// Registry returns a registry that the prefetcher watches. The prefetcher learns from
+// what clients do with it.
 func (p *Prefetcher) Registry(inner oci.Registry) oci.Registry { return &watched{inner, p} }
 
-// watched passes everything on, and tells the prefetcher of what went well.
+// watched passes all calls on, and tells the prefetcher about successful ones.
 type watched struct {
 	oci.Registry
 	p *Prefetcher
@@ -35,8 +35,8 @@ func (w *watched) GetBlob(ctx context.Context, repo string, d oci.Digest) (oci.C
 	return c, err
 }
 
-// GetBlobRange implements oci.Reader. Only the range at the beginning counts: a blob in
-// ten ranges was asked for once.
+// GetBlobRange implements oci.Reader. Only the range at the beginning counts, so that a
+// blob read in ten ranges counts as one request.
 func (w *watched) GetBlobRange(ctx context.Context, repo string, d oci.Digest, off, n int64) (oci.Content, error) {
 	c, err := w.Registry.GetBlobRange(ctx, repo, d, off, n)
 	if err == nil && off == 0 {
