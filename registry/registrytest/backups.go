@@ -22,13 +22,13 @@ import (
 	"example.org/slipway/registry/objstore/objtest"
 )
 
-// BadSectors makes reads of objects fail until the objects are written anew.
+// BadSectors makes reads of objects fail until the objects are written again.
 type BadSectors struct {
 	mu  sync.Mutex
 	bad map[string]bool
 }
 
-// Set makes reads of an object fail, or not.
+// Set sets whether reads of an object fail.
 func (s *BadSectors) Set(key string, bad bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

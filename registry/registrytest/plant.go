@@ -43,8 +43,8 @@ func Kinds(rep check.Report) []string {
 	return out
 }
 
-// Planted is what a test of fsck may break: two images in two repositories that share their large
-// layer.
+// Planted is what a test of fsck may damage: two images in two repositories that share
+// their large layer.
 type Planted struct {
 	*Bed
 	A, B                 oci.Descriptor // manifests

@@ -37,7 +37,7 @@ func NewClock() *Clock {
 	return &Clock{now: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)}
 }
 
-// Now returns the time that it shows.
+// Now returns the time that the clock shows.
 func (c *Clock) Now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -68,7 +68,7 @@ type Bed struct {
 	Clock *Clock
 }
 
-// New makes a registry over a store in memory, unless one is given.
+// New makes a registry over store, or over a store in memory if store is nil.
 func New(t testing.TB, store objstore.Store, o registry.Options) *Bed {
 	t.Helper()
 	b := &Bed{T: t, Root: t.TempDir(), Clock: NewClock(), Store: store}

@@ -59,7 +59,7 @@ func (s *Shelf) Bytes(key string) []byte {
 	return b.Bytes()
 }
 
-// Take takes the chosen objects away, and leaves others in their place.
+// Take takes the chosen objects away, and puts other objects in their place.
 func (s *Shelf) Take(chosen func(key string) bool, instead map[string][]byte) {
 	s.T.Helper()
 	for _, key := range s.Keys() {
@@ -73,8 +73,8 @@ func (s *Shelf) Take(chosen func(key string) bool, instead map[string][]byte) {
 	}
 }
 
-// PutBack makes the store what it was when Take was called, as mounting a disk does: what was
-// written in between is gone.
+// PutBack restores the store to its state when Take was called, as mounting a disk does.
+// What was written in between is gone.
 func (s *Shelf) PutBack(chosen func(key string) bool) {
 	s.T.Helper()
 	for _, key := range s.Keys() {
@@ -128,8 +128,8 @@ func (b *Bed) WantBlob(repo string, data []byte) {
 // BadSector is a store on a disk that cannot read one object.
 type BadSector struct {
 	*fsstore.Store
-	Keys []string // of the file that holds the sector
-	Late bool     // opening it works, reading it fails
+	Keys []string // keys of the file that holds the bad sector
+	Late bool     // opening works, but reading fails
 }
 
 // Get implements objstore.Store.
