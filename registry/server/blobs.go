@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/registry/auth"
 )
 
-// contentHeaders sets what blobs and manifests have in common.
+// contentHeaders sets the headers that blobs and manifests have in common.
 func contentHeaders(h http.Header, d oci.Digest, size int64) {
 	v := &[3]string{strconv.FormatInt(size, 10), string(d), etag(d)} // one allocation for all
 	h["Content-Length"] = v[0:1:1]
@@ -24,10 +24,10 @@ func contentHeaders(h http.Header, d oci.Digest, size int64) {
 	h["X-Content-Type-Options"] = noSniff
 }
 
-// etag is a content's entity tag: contents never change, so the digest serves.
+// etag returns a content's entity tag. Contents never change, so it is the digest.
 func etag(d oci.Digest) string { return `"` + string(d) + `"` }
 
-// notModified reports whether If-None-Match holds the content's tag.
+// notModified reports whether If-None-Match contains the content's tag.
 func notModified(r *http.Request, d oci.Digest) bool {
 	list := r.Header["If-None-Match"]
 	for _, v := range list {
@@ -78,8 +78,8 @@ func (q *request) sendContent(c oci.Content) error {
 	return q.sendError(err)
 }
 
-// sendError sorts the errors of sending a body. A client that went away is
-// nobody's fault; a source that broke off is for the log.
+// sendError classifies the errors of sending a body. Nobody is at fault if the client
+// went away. An error of the source is logged.
 func (q *request) sendError(err error) error {
 	if err != nil && (q.ctx().Err() != nil || fromNetwork(err)) {
 		return errClientGone
@@ -87,8 +87,9 @@ func (q *request) sendError(err error) error {
 	return err
 }
 
-// fromNetwork reports whether an error came from the client's connection. The type
-// does not tell: sendfile reports a bad disk as the connection's error, too.
+// fromNetwork reports whether an error came from the client's connection. The type of the
+// error does not say so, because sendfile reports a bad disk as an error of the
+// connection, too.
 func fromNetwork(err error) bool {
 	for _, e := range []error{syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNABORTED, syscall.ETIMEDOUT, net.ErrClosed,
 		os.ErrDeadlineExceeded, io.ErrClosedPipe} {
@@ -143,7 +144,7 @@ func (q *request) wantedRange(d oci.Digest, size int64) (off, n int64, outcome i
 	return parseRange(q.r.Header.Get("Range"), size)
 }
 
-// badRange makes the answer to a range that a content of size bytes lacks.
+// badRange returns the answer to a range outside a content of size bytes.
 func (q *request) badRange(size int64) error {
 	h := q.w.Header()
 	h["Accept-Ranges"] = acceptBytes
@@ -151,7 +152,7 @@ func (q *request) badRange(size int64) error {
 	return oci.Errorf(oci.CodeRangeInvalid, "the content has %d bytes, which %q does not fit", size, q.r.Header.Get("Range"))
 }
 
-// beginPart begins the answer of n bytes from off on, of size.
+// beginPart begins the answer that has n bytes from off, of a content of size bytes.
 func (q *request) beginPart(off, n, size int64) {
 	q.w.Header()["Content-Range"] = []string{wire.ContentRange(off, n, size)}
 	q.w.WriteHeader(http.StatusPartialContent)
@@ -159,16 +160,16 @@ func (q *request) beginPart(off, n, size int64) {
 
 // Outcomes of parseRange.
 const (
-	rangeAll  = iota // no range, or one to be ignored: the whole content
+	rangeAll  = iota // no range, or an ignored one: the whole content
 	rangePart        // a part of the content
 	rangeBad         // a range outside the content
 )
 
-// parseRange reads a Range header for a content of size bytes. Several ranges at
-// once, other units and what is malformed are ignored, as RFC 9110 section 14.2
-// allows, and so is every range of an empty content: clients that ask for a part of
-// whatever they get can take nothing from 416. A range whose end lies before its
-// begin is answered 416, which tells a client more than the whole content would.
+// parseRange reads a Range header for a content of size bytes. It ignores several ranges
+// at once, other units and malformed headers, as RFC 9110 section 14.2 allows. It also
+// ignores every range of an empty content, because clients that ask for a part of
+// whatever they get cannot make use of a 416. A range whose end lies before its begin is
+// answered with 416, which tells a client more than the whole content would.
 func parseRange(v string, size int64) (off, n int64, outcome int) {
 	first, last, ok := wire.ParseRange(v)
 	switch {
@@ -238,9 +239,9 @@ func (s *Server) getManifest(q *request) error {
 }
 
 // headManifest answers HEAD /v2/<name>/manifests/<reference>. SPEC: end-3. Clients that
-// copy images push nothing if the manifest is there. So who may push hears 404 if
-// something of the image is lost. Nodes, which may only pull, hear 200: they may have
-// the layers.
+// copy images push nothing if the manifest is there. So a client that may push gets 404
+// if something of the image is lost. Nodes, which may only pull, get 200, because they
+// may have the layers.
 func (s *Server) headManifest(q *request) error {
 	ctx := q.ctx()
 	if s.open || s.opts.Auth.Allowed(q.id, q.Repo, auth.Push) {
@@ -260,8 +261,8 @@ func (s *Server) headManifest(q *request) error {
 	return nil
 }
 
-// putManifest answers PUT /v2/<name>/manifests/<reference>. SPEC: end-7. Several
-// tags come as ?tag= parameters beside a digest.
+// putManifest answers PUT /v2/<name>/manifests/<reference>. SPEC: end-7. If
+// the reference is a digest, ?tag= parameters may name tags.
 func (s *Server) putManifest(q *request) error {
 	b, err := s.readManifest(q)
 	if err != nil {
@@ -305,7 +306,8 @@ func auditRef(res oci.PutResult) string {
 	return strings.Join(res.Tags, ",") + "@" + string(res.Digest)
 }
 
-// readManifest reads a body that must not be larger than a manifest may be.
+// readManifest reads a body. It returns an error if the body is larger than a manifest
+// may be.
 func (s *Server) readManifest(q *request) ([]byte, error) {
 	most := s.opts.MaxManifestBytes
 	tooLarge := &oci.Error{Code: oci.CodeManifestInvalid, Status: http.StatusRequestEntityTooLarge,

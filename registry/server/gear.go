@@ -12,54 +12,53 @@ import (
 	"example.org/slipway/registry/auth"
 )
 
-// Gear is what the Gear extension serves: layers as indexes and files. A name is
-// the SHA-256 of a content. repo is always a valid repository name, for which the
-// client has the rights; whether the repository may see a layer or a file is for
-// the implementation to say.
+// Gear is what the Gear extension serves: layers as indexes and files. A name is the
+// SHA-256 of a content. repo is always a valid repository name, and the client has the
+// rights to it. The implementation must decide whether the repository may see a layer or
+// a file.
 //
-// All methods may run concurrently, and ctx bounds each call. What a repository
-// does not have, and what it has but this one may not see, is BLOB_UNKNOWN: the
-// client gets one and the same answer. Errors of another kind than [oci.Error]
-// are answered with status 500.
+// All methods may run concurrently, and ctx bounds each call. BLOB_UNKNOWN stands for
+// content that does not exist, and also for content that this repository may not see. The
+// client gets the same answer for both. Errors of another kind than [oci.Error] are
+// answered with status 500.
 type Gear interface {
-	// Layer opens the index of a layer. Errors: BLOB_UNKNOWN, and
-	// *GearPendingError for a layer of the repository that has no index (yet).
+	// Layer opens the index of a layer. Errors: BLOB_UNKNOWN, and *GearPendingError for a
+	// layer of the repository that has no index (yet).
 	Layer(ctx context.Context, repo string, layer oci.Digest) (GearIndex, error)
 	// File opens a file. Errors: BLOB_UNKNOWN.
 	File(ctx context.Context, repo string, name [32]byte) (GearContent, error)
-	// Fetch writes the files as one framed stream, in the order of names, of
-	// which there are at most 100,000. w holds back up to 64 KiB; it is an
-	// http.Flusher, which the implementation may use before it waits for
-	// something slow. An error before anything was sent is answered as an
-	// error, a later one cuts the connection.
+	// Fetch writes the files as one framed stream, in the order of names. There are at
+	// most 100,000 names. w holds back up to 64 KiB. It is an http.Flusher, which the
+	// implementation may use before it waits for something slow. An error before anything
+	// was sent is answered as an error. A later error cuts the connection.
 	Fetch(ctx context.Context, repo string, names [][32]byte, w io.Writer) error
-	// Missing tells of each name whether the repository needs it uploaded:
-	// the result has an element for each of names.
+	// Missing reports for each name whether the repository needs it uploaded. The result
+	// has an element for each of names.
 	Missing(ctx context.Context, repo string, names [][32]byte) ([]bool, error)
-	// PutFile stores a file of size bytes, negative if unknown. Errors:
-	// DIGEST_INVALID if the content is another one than name says, and
-	// SIZE_INVALID; in both cases nothing is stored.
+	// PutFile stores a file of size bytes, negative if unknown. Errors: DIGEST_INVALID if
+	// the content does not match name, and SIZE_INVALID. In both cases nothing is stored.
 	PutFile(ctx context.Context, repo string, name [32]byte, size int64, body io.Reader) error
-	// PutFiles stores the files of a framed stream and tells how many they
-	// were. After an error some may be stored.
+	// PutFiles stores the files of a framed stream and returns their number. After an
+	// error some may be stored.
 	PutFiles(ctx context.Context, repo string, stream io.Reader) (int, error)
-	// Profile returns which files a container of an image opens first. No names, or
-	// MANIFEST_UNKNOWN: none is known.
+	// Profile returns the files that a container of an image opens first. If none are
+	// known, it returns no names, or MANIFEST_UNKNOWN.
 	Profile(ctx context.Context, repo string, manifest oci.Digest) (GearProfile, error)
-	// ReportProfile takes in which files a container opened, at most 20,000. If
-	// that is not the whole start, it may have opened others, too. Whoever may
-	// pull may report: what the names are is to be checked.
-	// Errors: MANIFEST_UNKNOWN.
+	// ReportProfile records the files that a container opened, at most 20,000. If whole
+	// is false, the container may also have opened other files. Every client that may
+	// pull may report, so the implementation must check what the names are. Errors:
+	// MANIFEST_UNKNOWN.
 	ReportProfile(ctx context.Context, repo string, manifest oci.Digest, names [][32]byte, whole bool) error
 }
 
-// GearProfile says which files a container of an image opens first, in that order.
+// GearProfile lists the files that a container of an image opens first, in that order.
 type GearProfile struct {
 	Names [][32]byte
-	// Origins has a letter for each name that says why it is expected, as in
-	// docs/formats/gear-api.md; empty: containers of this image opened them all.
+	// Origins has a letter for each name. The letter says why the file is expected, as in
+	// docs/formats/gear-api.md. If Origins is empty, containers of this image opened all
+	// the files.
 	Origins string
-	// Donor is the manifest that names were inherited from, or empty.
+	// Donor is the manifest from which names were inherited, or empty.
 	Donor oci.Digest
 }
 
@@ -68,31 +67,31 @@ type GearProfile struct {
 type GearContent interface {
 	// Name is the content's SHA-256.
 	Name() [32]byte
-	// Size in bytes.
+	// Size is the size in bytes.
 	Size() int64
-	// WriteRange writes the n bytes from off on, which lie within the content:
-	// all in one Write if they are in RAM, through w's ReadFrom if they are in
-	// a file as they are. ctx is the one that the content was opened with.
+	// WriteRange writes n bytes from off. The range lies within the content. If the bytes
+	// are in RAM, WriteRange writes them in one Write. If they are in a file as they are,
+	// it uses w's ReadFrom. ctx is the context with which the content was opened.
 	WriteRange(ctx context.Context, w io.Writer, off, n int64) error
-	// WriteChunks writes n chunks of a content of 4 MiB or more from the first one
-	// as they are stored, after it has told begin how many bytes that are. Errors:
-	// RANGE_INVALID for chunks that the content lacks, and n < 1.
+	// WriteChunks writes n chunks of a content of 4 MiB or more, beginning with chunk
+	// first, in their stored form. Before that it calls begin with their number of bytes.
+	// Errors: RANGE_INVALID for chunks that the content lacks, and for n < 1.
 	WriteChunks(ctx context.Context, w io.Writer, first, n int, begin func(length int64)) error
-	// Close may be called again.
+	// Close closes the content. It may be called again.
 	Close() error
 }
 
 // GearIndex is the open index of a layer.
 type GearIndex interface {
 	GearContent
-	// DiffID is the SHA-256 of the uncompressed layer; zero: not known. Who has
-	// the image's configuration compares.
+	// DiffID is the SHA-256 of the uncompressed layer, or zero if it is not known.
+	// Clients that have the image's configuration compare the two.
 	DiffID() [32]byte
 }
 
 // GearPendingError says that a layer has no index, and whether one will come.
 type GearPendingError struct {
-	// RetryAfter is when to ask again; 0: the conversion has failed.
+	// RetryAfter is when to ask again. 0 means that the conversion has failed.
 	RetryAfter time.Duration
 	// Reason tells the client why it failed.
 	Reason string
@@ -106,17 +105,17 @@ func (e *GearPendingError) Error() string {
 	return "the layer could not be converted: " + e.Reason
 }
 
-// Limits of the extension, which GET /v2/_slipway/gear tells.
+// These are the limits of the extension, which GET /v2/_slipway/gear returns.
 const (
-	// maxGearNames is how many names a list has at most: 3.2 MB of them.
+	// maxGearNames is the largest number of names in a list. They take 3.2 MB.
 	maxGearNames = 100_000
-	// maxProfileNames is how many a profile has at most. A container opens a
+	// maxProfileNames is the largest number of names in a profile. A container opens a
 	// few hundred to a few thousand files while it starts.
 	maxProfileNames = 20_000
 	// maxGearFile is the size in bytes of the largest file.
 	maxGearFile = 64 << 30
-	// maxGearUpload is the size in bytes of the longest stream of files that
-	// is taken in one request, which would all be sent again if it broke.
+	// maxGearUpload is the size in bytes of the longest stream of files in one request.
+	// If the request broke, the client would have to send the whole stream again.
 	maxGearUpload = 1 << 30
 )
 
@@ -127,18 +126,18 @@ const (
 	gearChunksType = "application/vnd.slipway.gear.chunks.v1"
 )
 
-// extension is what the path of a request of oci.KindExtension means.
+// extension is the meaning of the path of a request of oci.KindExtension.
 type extension struct {
 	endpoint extEndpoint
 	// arg is the digest at the end of the path.
 	arg oci.Digest
-	// name is the same where it is a file's.
+	// name is the same digest if it is the digest of a file.
 	name [32]byte
-	// first and last are the chunks of it that are wanted.
+	// first and last are the requested chunks of the file.
 	first, last int
 }
 
-// extEndpoint is a kind of path of an extension.
+// extEndpoint is a kind of path in an extension.
 type extEndpoint uint8
 
 const (
@@ -164,8 +163,8 @@ func (e extEndpoint) String() string {
 		"volume_list", "volume_image", "volume_credential"}[e]
 }
 
-// extensions is the table of the extensions' endpoints, as handlers is of the
-// others. Those without an action see to access themselves.
+// extensions is the table of the extensions' endpoints. handlers is the same for the
+// other endpoints. Endpoints without an action check access themselves.
 var extensions = [volumeKey + 1]methodHandlers{
 	extDiscover: {{(*Server).discover, 0, false}},
 	gearInfo:    {{(*Server).gearInfo, 0, false}},
@@ -224,7 +223,7 @@ func findExtension(repo, path string) (e extEndpoint, arg string) {
 	return extUnknown, ""
 }
 
-// findVolumes is findExtension of what follows _slipway/volumes.
+// findVolumes is findExtension for the part of a path after _slipway/volumes.
 func findVolumes(rest string) (e extEndpoint, arg string) {
 	if rest == "" {
 		return volumeList, ""
@@ -239,7 +238,7 @@ func findVolumes(rest string) (e extEndpoint, arg string) {
 	return volumeImage, arg
 }
 
-// parseExtension finds out what the path of an extension means.
+// parseExtension determines what the path of an extension means.
 func (s *Server) parseExtension(q *request) error {
 	e, arg := findExtension(q.Repo, q.Ref)
 	switch {
@@ -283,8 +282,8 @@ func (e *extension) parseChunks(arg string) error {
 	return nil
 }
 
-// admitReader checks that the client may read what concerns a repository, or the
-// registry if none is named.
+// admitReader checks that the client may read information about a repository, or about
+// the registry if none is named.
 func (s *Server) admitReader(q *request) error {
 	if q.Repo == "" {
 		return s.admit(q)
@@ -292,7 +291,7 @@ func (s *Server) admitReader(q *request) error {
 	return s.authorize(q, q.Repo, auth.Pull)
 }
 
-// discovered is an extension as the OCI extension discovery describes it.
+// discovered is an extension in the form of the OCI extension discovery.
 type discovered struct {
 	Name        string   `json:"name"`
 	URL         string   `json:"url"`
@@ -327,7 +326,7 @@ func (s *Server) discover(q *request) error {
 	return q.sendJSON(map[string]any{"extensions": list})
 }
 
-// gearOffer is what a server offers of the extension.
+// gearOffer describes what a server offers of the extension.
 type gearOffer struct {
 	Version int        `json:"version"`
 	Index   []string   `json:"index"`

@@ -11,26 +11,26 @@ import (
 	"example.org/slipway/registry/server/edge"
 )
 
-// Shared header values of the extension, as those in server.go.
+// These are shared header values of the extension, like those in server.go.
 var (
 	indexType  = []string{gearIndexType}
 	streamType = []string{gearStreamType}
 	chunksType = []string{gearChunksType}
-	// Contents never change. Where access is controlled, a cache that several
-	// clients share must not answer in our place.
+	// Contents never change. If access is controlled, a cache that several clients share
+	// must not answer in place of this server.
 	publicForever  = []string{"public, max-age=31536000, immutable"}
 	privateForever = []string{"private, max-age=31536000, immutable"}
 	noStore        = []string{"no-store"}
 )
 
-// What is not there and what may not be seen is answered in the same words.
+// Content that is not there and content that may not be seen get the same answer.
 var (
 	errNoLayer   = &oci.Error{Code: oci.CodeBlobUnknown, Message: "the repository has no such layer, or no index of it"}
 	errNoFile    = &oci.Error{Code: oci.CodeBlobUnknown, Message: "the repository has no such file"}
 	errNoProfile = &oci.Error{Code: oci.CodeManifestUnknown, Message: "the repository has no such image, or no profile of it"}
 )
 
-// unless returns err, or absent if err says that something is not there.
+// unless returns absent if err says that something is not there, and otherwise err.
 func unless(err error, absent *oci.Error) error {
 	for _, code := range []oci.Code{oci.CodeBlobUnknown, oci.CodeManifestUnknown, oci.CodeNameUnknown} {
 		if oci.HasCode(err, code) {
@@ -60,14 +60,14 @@ func (s *Server) getGearLayer(q *request) error {
 	return s.sendGear(q, c, oci.Digest(d), indexType)
 }
 
-// pendingDetail is the detail of the error of a layer that has no index.
+// pendingDetail is the detail in the error for a layer that has no index.
 type pendingDetail struct {
 	// State is "converting" or "failed".
 	State  string `json:"state"`
 	Reason string `json:"reason,omitempty"`
 }
 
-// pending makes the answer for a layer that has no index.
+// pending returns the answer for a layer that has no index.
 func (q *request) pending(p *GearPendingError) error {
 	h := q.w.Header()
 	h["Cache-Control"] = noStore
@@ -95,7 +95,7 @@ func (s *Server) getGearChunks(q *request) error {
 		return unless(err, errNoFile)
 	}
 	defer c.Close()
-	// How a chunk is stored may change, what it holds does not.
+	// The stored form of a chunk may change, but its content does not.
 	return q.sendError(c.WriteChunks(q.ctx(), q.w, q.ext.first, q.ext.last-q.ext.first+1, func(length int64) {
 		h := q.w.Header()
 		h["Cache-Control"] = privateForever
@@ -140,7 +140,7 @@ func (s *Server) sendGear(q *request, c GearContent, d oci.Digest, mediaType []s
 	}
 	err := q.sendError(edge.InOnePiece(q.w.ResponseWriter, q.r, n, func() error { return c.WriteRange(q.ctx(), q.w, off, n) }))
 	if err != nil && q.w.status == 0 {
-		// It will be answered as an error, which nobody may keep.
+		// The answer will be an error, which nobody may cache.
 		for _, k := range []string{"Etag", "Docker-Content-Digest", "Slipway-Gear-Name", "Accept-Ranges"} {
 			delete(h, k)
 		}
@@ -149,7 +149,7 @@ func (s *Server) sendGear(q *request, c GearContent, d oci.Digest, mediaType []s
 	return err
 }
 
-// parseName reads the name of a file, "sha256:" and 64 lower-case hex digits.
+// parseName parses the name of a file: "sha256:" and 64 lower-case hex digits.
 func parseName[T string | []byte](s T) (name [32]byte, ok bool) {
 	const prefix = "sha256:"
 	if len(s) != len(prefix)+2*len(name) || string(s[:len(prefix)]) != prefix {
@@ -166,7 +166,7 @@ func parseName[T string | []byte](s T) (name [32]byte, ok bool) {
 	return name, true
 }
 
-// hexDigit returns the value of a digit, or more than 15.
+// hexDigit returns the value of a hex digit. For any other byte it returns more than 15.
 func hexDigit(c byte) byte {
 	switch {
 	case c >= '0' && c <= '9':
@@ -177,7 +177,7 @@ func hexDigit(c byte) byte {
 	return 255
 }
 
-// appendName appends the form that parseName reads.
+// appendName appends a name in the form that parseName reads.
 func appendName(b []byte, name [32]byte) []byte {
 	return hex.AppendEncode(append(b, "sha256:"...), name[:])
 }

@@ -12,7 +12,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// nameBuffer is what a list of names is read into, when it is of usual length.
+// nameBuffer holds the names of a list of usual length.
 type nameBuffer struct {
 	names [4 * nameBlock][32]byte
 	block [nameBlock * 32]byte
@@ -23,17 +23,17 @@ var nameBuffers = sync.Pool{New: func() any { return new(nameBuffer) }}
 // nameRequest is a body that lists names.
 type nameRequest struct {
 	names [][32]byte
-	// profile stands for the names of an image's profile; "": names are given.
+	// profile, if not empty, stands for the names of an image's profile.
 	profile oci.Digest
-	// part says that the names are a part of what there is to tell.
+	// part says that the list has only a part of the existing names.
 	part bool
 	// binary says that the list was not JSON.
 	binary bool
-	// buf is what names may lie in, to be released.
+	// buf is the buffer in which names may lie. It has to be released.
 	buf *nameBuffer
 }
 
-// release ends the use of the names.
+// release returns the buffer. The names must not be used afterwards.
 func (l *nameRequest) release() {
 	if l.buf != nil {
 		nameBuffers.Put(l.buf)
@@ -41,8 +41,8 @@ func (l *nameRequest) release() {
 	}
 }
 
-// namesOf reads a request's list of at most most names, and looks up the profile
-// that may stand for it.
+// namesOf reads a request's list of at most most names. If the request gives a profile
+// instead, namesOf looks up the names of the profile.
 func (s *Server) namesOf(q *request, most int) (nameRequest, error) {
 	list, err := s.readNames(q, most)
 	if err != nil || list.profile == "" {
@@ -53,7 +53,7 @@ func (s *Server) namesOf(q *request, most int) (nameRequest, error) {
 	return list, err
 }
 
-// profile returns a profile of at least one name.
+// profile returns a profile with at least one name.
 func (s *Server) profile(q *request, manifest oci.Digest) (GearProfile, error) {
 	p, err := s.opts.Gear.Profile(q.ctx(), q.Repo, manifest)
 	if err == nil && len(p.Names) == 0 {
@@ -62,8 +62,8 @@ func (s *Server) profile(q *request, manifest oci.Digest) (GearProfile, error) {
 	return p, unless(err, errNoProfile)
 }
 
-// readNames reads a body that lists names. Memory is taken as they come, whatever
-// Content-Length promises, and no more than for most names.
+// readNames reads a body that lists names. It takes memory as the names come, whatever
+// Content-Length says, and no more than most names need.
 func (s *Server) readNames(q *request, most int) (nameRequest, error) {
 	kind, _, _ := strings.Cut(q.r.Header.Get("Content-Type"), ";")
 	kind = strings.ToLower(strings.TrimSpace(kind))
@@ -96,7 +96,7 @@ func errTooManyNames(most int) error {
 		Message: "the list has more than " + strconv.Itoa(most) + " names; split it into several requests", Detail: map[string]int{"names": most}}
 }
 
-// brokeOff explains why a body could not be read.
+// brokeOff returns an error that explains why a body could not be read.
 func brokeOff(err error) error {
 	var e *oci.Error
 	if errors.As(err, &e) {
@@ -105,12 +105,12 @@ func brokeOff(err error) error {
 	return oci.Errorf(oci.CodeSizeInvalid, "the body broke off: %w", err)
 }
 
-// nameBlock is how many names are read at once: 32 KiB. Four times as many are
-// kept for the next request.
+// nameBlock is how many names are read at once. They take 32 KiB. A buffer for four times
+// as many is kept for the next request.
 const nameBlock = 1024
 
-// readBinaryNames reads a list of 32 bytes a name. size is that of the list in
-// bytes, negative if unknown. The result may lie in b.
+// readBinaryNames reads a list with 32 bytes for each name. size is the size of the list
+// in bytes, negative if unknown. The result may lie in b.
 func readBinaryNames(r io.Reader, size int64, most int, b *nameBuffer) ([][32]byte, error) {
 	const width = int64(len([32]byte{}))
 	if size > int64(most)*width {
@@ -137,8 +137,8 @@ func readBinaryNames(r io.Reader, size int64, most int, b *nameBuffer) ([][32]by
 	}
 }
 
-// readJSONNames reads {"names":[...]} or {"profile":"..."}. size is that of the
-// body in bytes, negative if unknown.
+// readJSONNames reads {"names":[...]} or {"profile":"..."}. size is the size of the body
+// in bytes, negative if unknown.
 func readJSONNames(r io.Reader, size int64, most int) (nameRequest, error) {
 	limit := int64(most)*80 + 4096 // a name has 74 bytes with its quotes and comma
 	if size > limit {
@@ -177,15 +177,15 @@ func readJSONNames(r io.Reader, size int64, most int) (nameRequest, error) {
 var errNameBody = &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusBadRequest,
 	Message: `the body is not what this endpoint takes: {"names":["sha256:..."]} or {"profile":"<manifest digest>"}`}
 
-// jsonNames reads a list of names without a string for each.
+// jsonNames decodes a list of names without allocating a string for each.
 type jsonNames [][32]byte
 
-// UnmarshalJSON implements json.Unmarshaler. That b is JSON was seen to.
+// UnmarshalJSON implements json.Unmarshaler. The caller has checked that b is JSON.
 func (l *jsonNames) UnmarshalJSON(b []byte) error {
 	if len(b) == 0 || b[0] != '[' {
 		return errNameBody
 	}
-	*l = (*l)[:0] // the last of two members of one name counts
+	*l = (*l)[:0] // of two members with the same name, the last counts
 	const quoted = len(`"sha256:"`) + 64
 	for b = b[1:]; ; b = b[quoted:] {
 		for len(b) > 0 && (b[0] == ' ' || b[0] == '\t' || b[0] == '\r' || b[0] == '\n' || b[0] == ',') {
@@ -211,7 +211,7 @@ func (q *request) sendNameList(key string, names [][32]byte) error {
 	return q.sendBytes(http.StatusOK, jsonType, append(b, '}'))
 }
 
-// appendNameList appends {"<key>":["sha256:...",...] without the end.
+// appendNameList appends {"<key>":["sha256:...",...] without the closing brace.
 func appendNameList(b []byte, key string, names [][32]byte) []byte {
 	b = append(append(append(b, `{"`...), key...), `":[`...)
 	for i, name := range names {
@@ -233,7 +233,7 @@ func (q *request) sendBytes(status int, mediaType []string, b []byte) error {
 	return ignoreClient(err)
 }
 
-// queryGear answers POST .../gear/query, in the form of the request.
+// queryGear answers POST .../gear/query in the form in which the request came.
 func (s *Server) queryGear(q *request) error {
 	list, err := s.namesOf(q, maxGearNames)
 	if err != nil {
@@ -293,7 +293,7 @@ func (s *Server) reportGearProfile(q *request) error {
 	}
 	k := vote{q.reporter() + " at " + oci.ClientOf(q.r.RemoteAddr).String(), string(q.ext.arg)}
 	if !s.votes.take(k, s.opts.Clock()) {
-		return q.accepted() // it is heard already
+		return q.accepted() // the client has already reported
 	}
 	if err := s.opts.Gear.ReportProfile(q.ctx(), q.Repo, q.ext.arg, list.names, !list.part); err != nil {
 		s.votes.giveBack(k)

@@ -20,8 +20,8 @@ func (s *Server) fetchGear(q *request) error {
 	defer w.release()
 	if err := s.opts.Gear.Fetch(q.ctx(), q.Repo, list.names, w); err != nil {
 		if q.w.status != 0 {
-			// The client must not take what it got for all of it, which an
-			// answer without a length would let it.
+			// The client must not take what it got for complete, as it would with an
+			// answer without a length.
 			q.abort = true
 		}
 		return q.sendError(unless(err, errNoFile))
@@ -34,9 +34,9 @@ const streamBuffer = 64 << 10
 
 var streamBuffers = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, streamBuffer) }}
 
-// streamWriter sends a stream in large pieces. Nothing leaves before the first
-// of them is full, so that an error until then has an answer of its own, and a
-// short stream has a Content-Length.
+// streamWriter sends a stream in large pieces. It sends nothing before the first piece is
+// full. So an error until then can still get an error answer, and a short stream has a
+// Content-Length.
 type streamWriter struct {
 	q   *request
 	buf *bufio.Writer
@@ -53,7 +53,7 @@ func newStreamWriter(q *request) *streamWriter {
 // Write implements io.Writer.
 func (w *streamWriter) Write(p []byte) (int, error) { return w.buf.Write(p) }
 
-// Flush implements http.Flusher. The next Write tells of an error.
+// Flush implements http.Flusher. The next Write returns its error.
 func (w *streamWriter) Flush() {
 	if w.buf.Flush() == nil && w.q.w.status != 0 {
 		_ = http.NewResponseController(w.q.w.ResponseWriter).Flush()
@@ -79,8 +79,8 @@ func (w *streamWriter) release() {
 	streamBuffers.Put(w.buf)
 }
 
-// piecesOf is where a streamWriter's pieces go. The source may take its time
-// between two of them: each has a deadline of its own.
+// piecesOf receives the pieces of a streamWriter. The source may take its time between
+// two pieces, so each piece has a separate deadline.
 type piecesOf struct{ q *request }
 
 func (w piecesOf) Write(p []byte) (int, error) {

@@ -48,8 +48,8 @@ func (s *Server) putGearFiles(q *request) error {
 	return q.sendBytes(http.StatusCreated, jsonType, append(b, '}'))
 }
 
-// uploadBody returns the request's body of at most most bytes, and claims a place
-// among the client's uploads. done must be called.
+// uploadBody returns the request's body, limited to most bytes, and claims a place among
+// the client's uploads. done must be called.
 func (s *Server) uploadBody(q *request, most int64) (b *uploadBody, done func(), err error) {
 	if q.r.ContentLength > most {
 		return nil, nil, errTooLarge(most)
@@ -70,8 +70,8 @@ func errTooLarge(most int64) error {
 		Message: "the body has more than the " + strconv.FormatInt(most, 10) + " bytes that are allowed in one request"}
 }
 
-// uploadBody is a body with a limit. It remembers why it could not be read, for
-// whoever reads it may say so in words that are not meant for a client.
+// uploadBody is a body with a limit. It remembers why the body could not be read, because
+// the reader may report the failure in words that are not meant for a client.
 type uploadBody struct {
 	src        io.Reader
 	most, left int64
@@ -97,7 +97,7 @@ func (b *uploadBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// explain returns the error to answer with, after storing failed with err.
+// explain returns the error for the answer after storing failed with err.
 func (b *uploadBody) explain(err error) error {
 	if b.err != nil {
 		return b.err

@@ -16,8 +16,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// page reads ?n= and ?last=. n is -1 when the client left it out or empty, which
-// are the same to Distribution.
+// page reads ?n= and ?last=. n is -1 if the client left it out or empty. Distribution
+// treats both alike.
 func page(query url.Values) (last string, n int, err error) {
 	last = query.Get("last")
 	v := query.Get("n")
@@ -54,7 +54,7 @@ func (q *request) sendJSON(v any) error {
 	return ignoreClient(err)
 }
 
-// names sends a page of names under a JSON key.
+// sendNames sends a page of names under a JSON key.
 func (s *Server) sendNames(q *request, head map[string]any, key string, names []string, more bool, n int) error {
 	if names == nil {
 		names = []string{} // "tags": null breaks clients
@@ -69,8 +69,8 @@ func (s *Server) sendNames(q *request, head map[string]any, key string, names []
 	return q.sendJSON(head)
 }
 
-// warn says in the answer why a list may not be whole. SPEC: registries may send warnings, in
-// this form; clients should show them.
+// warn adds a warning to the answer if a list may be incomplete. SPEC: registries may
+// send warnings, in this form; clients should show them.
 func (s *Server) warn(q *request) {
 	if s.opts.Incomplete == nil {
 		return
@@ -98,16 +98,16 @@ func (s *Server) listTags(q *request) error {
 }
 
 const (
-	// catalogBatch is how many names the catalogue is read in at least: a client
-	// that may see few of them must not cost a query each.
+	// catalogBatch is the least number of names that are read from the catalogue at once.
+	// A client that may see few of them must not cost a query for each.
 	catalogBatch = 200
-	// catalogScan is about how many names one request looks at, some 20 ms of
-	// work: a client that may see few of many must not hold the server up. Its
-	// page is short then, or empty, and has a link to go on from.
+	// catalogScan is about how many names one request looks at, some 20 ms of work. A
+	// client that may see few of many names must not delay the server. Its page is then
+	// short or empty, and has a link to continue.
 	catalogScan = 10_000
 )
 
-// listRepositories answers GET /v2/_catalog with the repositories the client may
+// listRepositories answers GET /v2/_catalog with the repositories that the client may
 // pull from.
 func (s *Server) listRepositories(q *request) error {
 	last, n, err := page(q.r.URL.Query())
@@ -126,7 +126,7 @@ func (s *Server) listRepositories(q *request) error {
 		if looked >= catalogScan {
 			return s.sendShortPage(q, names, last, n)
 		}
-		// One page from the registry may hold little that this client may see.
+		// A page from the registry may hold few names that this client may see.
 		var batch []string
 		batch, more, err = s.reg.Repositories(q.ctx(), last, max(n, catalogBatch))
 		if err != nil {
@@ -146,8 +146,8 @@ func (s *Server) listRepositories(q *request) error {
 	return s.sendNames(q, map[string]any{}, "repositories", names, more, n)
 }
 
-// sendShortPage ends a page of the catalogue behind a repository that the client
-// may not know of, whose name is therefore sealed.
+// sendShortPage ends a page of the catalogue after a repository that the client may not
+// know of. The link therefore has the sealed name of that repository.
 func (s *Server) sendShortPage(q *request, names []string, last string, n int) error {
 	if names == nil {
 		names = []string{}
@@ -157,11 +157,11 @@ func (s *Server) sendShortPage(q *request, names []string, last string, n int) e
 	return q.sendJSON(map[string]any{"repositories": names})
 }
 
-// places seals names that clients hand back and must not read. The key lives as
-// long as the process: a list that a restart cuts off is begun again.
+// places seals names that clients send back and must not read. The key lives as long as
+// the process. A client has to begin again with a list that a restart interrupts.
 type places struct{ aead cipher.AEAD }
 
-// sealMark begins a sealed name, and nothing a client would make up.
+// sealMark begins a sealed name. No client would make up a name that begins with it.
 const sealMark = "~place."
 
 func newPlaces() places {
@@ -174,14 +174,14 @@ func newPlaces() places {
 			return p
 		}
 	}
-	panic(err) // of the length of the key, which is right
+	panic(err) // the error is about the length of the key, which is right
 }
 
 func (p places) seal(name string) string {
 	return sealMark + base64.RawURLEncoding.EncodeToString(p.aead.Seal(nil, nil, []byte(name), nil))
 }
 
-// open returns the name that was sealed, and others as they are.
+// open returns the original of a sealed name, and other names unchanged.
 func (p places) open(s string) (string, error) {
 	sealed, ok := strings.CutPrefix(s, sealMark)
 	if !ok {
@@ -197,8 +197,8 @@ func (p places) open(s string) (string, error) {
 	return string(b), nil
 }
 
-// maxReferrers bounds one answer; an index of that many descriptors stays well
-// below the 4 MiB that clients must accept.
+// maxReferrers bounds one answer. An index of that many descriptors stays well below the
+// 4 MiB that clients must accept.
 const maxReferrers = 2000
 
 // listReferrers answers GET /v2/<name>/referrers/<digest>. SPEC: end-12a, end-12b.

@@ -12,8 +12,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// metrics are Distribution's, so that dashboards made for it go on working. The
-// children of the vectors are looked up once per combination and then cached:
+// metrics are Distribution's metrics, so that dashboards made for it keep working. The
+// children of the vectors are looked up once per combination and then cached, because
 // looking them up by label costs more than serving a small blob from RAM.
 type metrics struct {
 	requests  *prometheus.CounterVec
@@ -92,7 +92,7 @@ func (m *metrics) cell(k cellKey) *cell {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	method := "other" // a client may send any word: the label set stays closed
+	method := "other" // a client may send any word, and the label set must stay closed
 	if int(k.method) < len(methods) {
 		method = strings.ToLower(methods[k.method])
 	}

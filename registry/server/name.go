@@ -8,18 +8,18 @@ import (
 	"example.org/slipway/oci"
 )
 
-// RepositoryFunc returns the repository that a request means by a name, which is a
-// valid one. Its errors are answered once the client is known.
+// RepositoryFunc returns the repository that a request means by a valid name. Its errors
+// are answered only once the client is known.
 type RepositoryFunc func(r *http.Request, name string) (string, error)
 
 // DefaultedFunc reports whether a request means another repository by a name only because
-// there is none of that name.
+// no repository has that name.
 type DefaultedFunc func(r *http.Request, name string) bool
 
-// orAbsent makes a refusal of the manifest that a default would be into its absence,
-// where it is asked for with HEAD. Some clients do so before they push, to a repository
-// that the push makes; they go on only if nothing is there. A 401 stays: with other
-// credentials the answer may be another.
+// orAbsent turns the refusal of a HEAD request for a manifest of a defaulted repository
+// into the answer that the manifest is absent. Some clients send such a request before
+// they push to a repository that the push creates, and go on only if nothing is there. A
+// 401 stays, because the answer may be another with other credentials.
 func (s *Server) orAbsent(q *request, err error) error {
 	if err == nil || q.asked == "" || q.Kind != oci.KindManifest || q.r.Method != http.MethodHead || s.opts.Defaulted == nil {
 		return err
@@ -31,9 +31,9 @@ func (s *Server) orAbsent(q *request, err error) error {
 	return &oci.Error{Code: oci.CodeManifestUnknown, Message: "there is no such repository here", Err: err}
 }
 
-// resolveName makes the request's repository the one it means: rules, counters and
-// logs are asked and told of that one, whatever name it went by. The name must be
-// a valid one, or nobody is asked.
+// resolveName sets the request's repository to the one that the request means. Rules,
+// counters and logs use that repository, whatever name the client used. The name must be
+// valid, or it is not resolved.
 func (s *Server) resolveName(q *request) error {
 	if s.opts.Repository == nil || q.Repo == "" {
 		return nil
@@ -43,13 +43,13 @@ func (s *Server) resolveName(q *request) error {
 		return err
 	}
 	if err := oci.CheckName(name); err != nil {
-		return err // a mapping has made it too long
+		return err // a mapping has made the name too long
 	}
 	q.asked, q.Repo = q.Repo, name
 	return nil
 }
 
-// ownRepo is the repository's name as the client wrote it.
+// ownRepo returns the repository's name as the client wrote it.
 func (q *request) ownRepo() string {
 	if q.asked != "" {
 		return q.asked
@@ -57,16 +57,16 @@ func (q *request) ownRepo() string {
 	return q.Repo
 }
 
-// ownPath is the request's path as its client would write it, for links to more of
-// the same.
+// ownPath returns the request's path as its client would write it. It is for links to
+// further pages.
 func (q *request) ownPath() string {
 	as := q.Request
 	as.Repo = q.ownRepo()
 	return as.Path()
 }
 
-// ownQuery is the part of the request's query that says which repository is meant.
-// It belongs to links to more of the same.
+// ownQuery returns the part of the request's query that says which repository is meant.
+// It belongs in links to further pages.
 func (q *request) ownQuery() url.Values {
 	keep := url.Values{}
 	if q.r.URL.RawQuery == "" {
@@ -78,12 +78,11 @@ func (q *request) ownQuery() url.Values {
 	return keep
 }
 
-// namespaceParam is the query parameter in which clients of a mirror name the
-// registry they mean.
+// namespaceParam is the query parameter with which clients of a mirror name the registry
+// that they mean.
 const namespaceParam = "ns"
 
-// loggedURI is what the access log has as the request's: with the repository that
-// was meant.
+// loggedURI returns the URI for the access log, with the repository that was meant.
 func (s *Server) loggedURI(q *request) string {
 	if q.asked == "" {
 		return q.r.URL.RequestURI()

@@ -9,18 +9,18 @@ import (
 	"example.org/slipway/oci/fleet"
 )
 
-// Nodes takes what nodes report; *fleet.Book is one.
+// Nodes receives the reports of nodes; *fleet.Book is an implementation.
 type Nodes interface {
-	// Add notes a report of a client about an image of a repository. Errors are the
-	// report's fault, or say that there are too many.
+	// Add records a client's report about an image of a repository. An error says that
+	// the report is wrong or that there are too many reports.
 	Add(client, repo string, r *fleet.Report) error
 }
 
 // maxNodeReport is the size in bytes of the longest report.
 const maxNodeReport = 256 << 10
 
-// noteNode answers POST .../gear/nodes. It is no change of the registry, and not in the
-// audit log.
+// noteNode answers POST .../gear/nodes. The report does not change the registry, so it is
+// not in the audit log.
 func (s *Server) noteNode(q *request) error {
 	if err := s.mayReport(q); err != nil {
 		return err

@@ -10,20 +10,21 @@ import (
 	"example.org/slipway/oci"
 )
 
-// maxNamespaces is how many namespaces pulls are counted by. A registry for many teams
-// has more, and each is two series that Prometheus keeps for as long as its data.
+// maxNamespaces is how many namespaces have separate counts of pulls. A registry for many
+// teams has more. Each namespace is two series, which Prometheus keeps for as long as its
+// data.
 const maxNamespaces = 64
 
-// Values of the label namespace that no repository's name can begin with.
+// These are values of the label namespace that cannot begin the name of a repository.
 const (
-	noNamespace     = "-" // of repositories whose name has one part
-	otherNamespaces = "*" // those beyond the first maxNamespaces
+	noNamespace     = "-" // repositories whose names have one part
+	otherNamespaces = "*" // namespaces after the first maxNamespaces
 )
 
-// pulls counts what clients get, by the namespace: the first part of the repository's
-// name, which for mirrored ones is the upstream. The first maxNamespaces from which
-// something was pulled since the start are told apart. Only what exists is counted, so
-// clients cannot make names up.
+// pulls counts what clients get, by namespace. The namespace is the first part of the
+// repository's name, which for mirrored repositories is the upstream. The first
+// maxNamespaces namespaces from which something was pulled since the start have separate
+// counts. Only what exists is counted, so clients cannot make names up.
 type pulls struct {
 	count *prometheus.CounterVec
 
@@ -37,7 +38,7 @@ func newPulls() *pulls {
 	p := &pulls{cells: map[string]pullCell{}, count: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "slipway_server_pulls_total",
 		Help: "Manifests and blobs given to clients by GET, also those they are sent elsewhere for, by kind and namespace: the first part of the repository's name, - for none, * for all beyond the first 64. A blob asked for in parts counts once for each."},
 		[]string{"kind", "namespace"})}
-	p.cell(noNamespace) // there from the start on
+	p.cell(noNamespace) // there from the start
 	return p
 }
 
@@ -72,7 +73,7 @@ func (p *pulls) cell(namespace string) pullCell {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if _, ok := p.cells[namespace]; !ok && len(p.cells) > maxNamespaces { // one of them is noNamespace
+	if _, ok := p.cells[namespace]; !ok && len(p.cells) > maxNamespaces { // one is noNamespace
 		namespace = otherNamespaces
 	}
 	c, ok = p.cells[namespace]
@@ -83,11 +84,11 @@ func (p *pulls) cell(namespace string) pullCell {
 	return c
 }
 
-// apiErrors counts the errors that clients were told, by their code.
+// apiErrors counts the errors that were sent to clients, by code.
 type apiErrors map[oci.Code]prometheus.Counter
 
-// otherCode is of errors whose code the specification does not have, which an
-// upstream's answer may bring.
+// otherCode is the label for errors whose code is not in the specification. The answer of
+// an upstream may contain such a code.
 const otherCode = oci.Code("OTHER")
 
 func newAPIErrors() (apiErrors, *prometheus.CounterVec) {
@@ -98,7 +99,7 @@ func newAPIErrors() (apiErrors, *prometheus.CounterVec) {
 		oci.CodeManifestBlobUnknown, oci.CodeManifestInvalid, oci.CodeManifestUnknown, oci.CodeNameInvalid, oci.CodeNameUnknown,
 		oci.CodeSizeInvalid, oci.CodeUnauthorized, oci.CodeDenied, oci.CodeUnsupported, oci.CodeTooManyRequests, oci.CodeTagInvalid,
 		oci.CodeRangeInvalid, oci.CodePaginationNumber, oci.CodeUnavailable, oci.CodeUnknown, otherCode} {
-		e[code] = count.WithLabelValues(string(code)) // there from the start on
+		e[code] = count.WithLabelValues(string(code)) // there from the start
 	}
 	return e, count
 }

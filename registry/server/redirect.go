@@ -10,29 +10,30 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Redirect is a blob that a client asks for, and which it might fetch elsewhere.
+// Redirect is a client's request for a blob that the client might fetch elsewhere.
 type Redirect struct {
 	Repo string
-	// Blob is what is asked for, with its size.
+	// Blob is the requested blob, with its size.
 	Blob oci.Descriptor
-	// Part tells that only a part of it is asked for, Offset where in the blob that
-	// begins, in bytes.
+	// Part says that only a part of the blob is requested. Offset is where in the blob
+	// the part begins, in bytes.
 	Part   bool
 	Offset int64
-	// Client is the client's address, with or without a port, as trusted proxies
-	// tell it.
+	// Client is the client's address, with or without a port, as trusted proxies report
+	// it.
 	Client string
 }
 
 // Redirector sends clients elsewhere for blobs.
 type Redirector interface {
-	// Redirect returns where the client may fetch the blob, or "" if it gets it from
-	// here. It is asked once the client is known to have the right to the blob, and
-	// may run concurrently. After an error the client gets the blob from here.
+	// Redirect returns the URL from which the client may fetch the blob, or "" if the
+	// client gets the blob from here. It is called once the client is known to have the
+	// right to the blob, and may run concurrently. After an error the client gets the
+	// blob from here.
 	Redirect(ctx context.Context, r Redirect) (url string, err error)
 }
 
-// redirects counts what became of blobs that a Redirector was asked about.
+// redirects counts the results of asking a Redirector about blobs.
 type redirects struct {
 	count *prometheus.CounterVec
 	bytes prometheus.Counter
@@ -46,7 +47,7 @@ func newRedirects() redirects {
 		bytes: prometheus.NewCounter(prometheus.CounterOpts{Name: "slipway_server_redirected_bytes_total",
 			Help: "Sizes of the blobs for which clients were sent to the object store."}),
 	}
-	for _, outcome := range []string{"sent", "kept", "failed"} { // there from the start on
+	for _, outcome := range []string{"sent", "kept", "failed"} { // there from the start
 		m.count.WithLabelValues(outcome)
 	}
 	return m
@@ -56,7 +57,7 @@ func (m *redirects) collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.count, m.bytes}
 }
 
-// redirectBlob is redirect for a blob that has to be looked up first.
+// redirectBlob is redirect for a blob that must be looked up first.
 func (s *Server) redirectBlob(q *request, d oci.Digest) (done bool, err error) {
 	blob, err := s.reg.ResolveBlob(oci.ForReading(q.ctx()), q.Repo, d)
 	if err != nil {
@@ -65,9 +66,9 @@ func (s *Server) redirectBlob(q *request, d oci.Digest) (done bool, err error) {
 	return s.redirect(q, Redirect{Blob: blob}), nil
 }
 
-// redirect sends the client elsewhere for a blob, if that is wanted; done tells that
-// the request is answered. A part of a blob is asked for there with the same Range,
-// which clients repeat.
+// redirect sends the client elsewhere for a blob, if the Redirector wants that. done says
+// that the request is answered. Clients repeat their Range there, so they get the same
+// part of the blob.
 func (s *Server) redirect(q *request, asked Redirect) (done bool) {
 	m, blob := &s.metrics.redirects, asked.Blob
 	asked.Repo, asked.Client = q.Repo, q.r.RemoteAddr
@@ -88,8 +89,8 @@ func (s *Server) redirect(q *request, asked Redirect) (done bool) {
 	h := q.w.Header()
 	h["Location"] = []string{where}
 	h["Docker-Content-Digest"] = []string{string(blob.Digest)}
-	// The address is good for a while and for this client; who keeps the answer
-	// would send others there, and later.
+	// The address is valid for a while and only for this client. A cached answer would
+	// send other clients there, and later.
 	h["Cache-Control"] = []string{"no-store"}
 	h["Content-Length"] = zero
 	q.w.WriteHeader(http.StatusTemporaryRedirect)

@@ -20,9 +20,9 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// response counts what is sent, and gives each piece of a body a deadline of its
-// own, so that a client may be slow but not stand still. It forwards ReadFrom,
-// without which net/http could not use sendfile.
+// response counts what is sent, and gives each piece of a body a separate deadline, so
+// that a client may be slow but may not stall. It forwards ReadFrom, without which
+// net/http could not use sendfile.
 type response struct {
 	http.ResponseWriter
 	idle    time.Duration
@@ -30,7 +30,7 @@ type response struct {
 	written int64
 	// awaiting says that the request's body has not been read to its end.
 	awaiting bool
-	// since is how many bytes were written under the present deadline.
+	// since is how many bytes were written under the current deadline.
 	since int64
 }
 
@@ -47,7 +47,7 @@ func (w *response) release() {
 	responsePool.Put(w)
 }
 
-// Unwrap lets http.ResponseController through.
+// Unwrap gives http.ResponseController the writer below.
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // WriteHeader implements http.ResponseWriter.
@@ -58,9 +58,9 @@ func (w *response) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
-// begin notes the status and gives the answer its first deadline. Small answers
-// need one too: a client that sends requests and reads nothing fills the socket
-// with them. net/http takes the deadline back when the answer is out.
+// begin notes the status and gives the answer its first deadline. Small answers need a
+// deadline too, because a client that sends requests and reads nothing fills the socket
+// with them. net/http removes the deadline when the answer has been sent.
 func (w *response) begin(status int) {
 	w.status = status
 	w.setDeadline()
@@ -84,7 +84,7 @@ func (w *response) awaitBody() {
 // deadlineBytes is how much may be written under one deadline.
 const deadlineBytes = 64 << 10
 
-// extend gives the next n bytes a new deadline once the last is used up.
+// extend sets a new deadline for the next n bytes once the last deadline is used up.
 func (w *response) extend(n int64) {
 	if w.since += n; w.since >= deadlineBytes {
 		w.setDeadline()
@@ -109,9 +109,8 @@ func (w *response) Write(p []byte) (int, error) {
 	}
 }
 
-// piece is how much of a body is written under one deadline. 1 MiB
-// in 60 s lets a client be as slow as 17 KB/s, and costs one more system call a
-// megabyte.
+// piece is how much of a body is written under one deadline. 1 MiB in 60 s lets a client
+// be as slow as 17 KB/s, and costs one more system call per megabyte.
 const piece = 1 << 20
 
 // ReadFrom implements io.ReaderFrom for files and parts of files.
@@ -144,26 +143,28 @@ func (w *response) ReadFrom(src io.Reader) (int64, error) {
 	return total, nil
 }
 
-// finish settles the status of an answer that nobody wrote.
+// finish sets the status of an answer that nobody wrote.
 func (w *response) finish() {
 	if w.status == 0 {
 		w.begin(http.StatusOK)
 	}
 }
 
-// body is a request's body that a client may send slowly but must not stop
-// sending: each time it has had us wait for idle, at least so many bytes must
-// have come. A byte now and then would hold an upload for as long as it likes.
-// Time that we do not wait, because the disk is slow, does not count.
+// body is a request's body that a client may send slowly but must not stop sending. Each
+// time that the server has waited for idle in total, at least a given number of bytes
+// must have come. Otherwise a client could keep an upload open for ever with a byte now
+// and then. Time in which the server does not wait for the client, because the disk is
+// slow, does not count.
 type body struct {
 	src  io.Reader
 	rc   *http.ResponseController
 	idle time.Duration
 	n    *int64
 	w    *response
-	// least is how many bytes make left full again, due how many of them lack.
+	// least is how many bytes reset left to idle. due is how many of them are still
+	// missing.
 	least, due int64
-	// left is what remains of idle.
+	// left is the rest of idle.
 	left time.Duration
 }
 
@@ -179,8 +180,8 @@ func (b *body) Read(p []byte) (int, error) {
 		b.left -= time.Since(began)
 	}
 	if err == io.EOF {
-		// net/http now watches the connection for its end. A deadline that
-		// hits this watch would cancel the request, however busy we are.
+		// net/http now watches the connection for its end. If a deadline expires during
+		// this watch, net/http cancels the request, even if it is being processed.
 		b.w.awaiting = false
 		_ = b.rc.SetReadDeadline(time.Time{})
 		return n, err
@@ -197,9 +198,9 @@ func isTimeout(err error) bool {
 	return errors.As(err, &ne) && ne.Timeout()
 }
 
-// body returns the request's body, its size (negative: unknown) and a function
-// to be called when nothing more is read from it: what the client still sends
-// must then come in time, too.
+// body returns the request's body, its size (negative if unknown) and a function. The
+// caller calls the function when it no longer reads from the body. What the client still
+// sends must then come in time, too.
 func (s *Server) body(q *request) (io.Reader, int64, func()) {
 	if q.r.ContentLength == 0 || q.r.Body == nil || q.r.Body == http.NoBody {
 		return nil, 0, func() {}
@@ -215,8 +216,8 @@ func (s *Server) body(q *request) (io.Reader, int64, func()) {
 	}
 }
 
-// ignoreClient drops errors of writing to a client: it has gone, and nobody is
-// left to be told.
+// ignoreClient returns errClientGone for any error of writing to a client. The client has
+// gone, and nobody is left to receive an answer.
 func ignoreClient(err error) error {
 	if err == nil {
 		return nil
@@ -227,22 +228,22 @@ func ignoreClient(err error) error {
 // errClientGone says that the answer could not be sent.
 var errClientGone = errors.New("the client is gone")
 
-// statusClientGone is what logs and metrics have for a request whose client left
+// statusClientGone is the status in logs and metrics for a request whose client left
 // before there was an answer, as in nginx.
 const statusClientGone = 499
 
 // fail answers with an error.
 func (s *Server) fail(q *request, err error) {
 	if errors.Is(err, errClientGone) || q.w.status != 0 {
-		// The body is cut short. net/http closes the connection of an answer
-		// that is shorter than its Content-Length, so the client notices.
+		// The body is incomplete. net/http closes the connection of an answer that is
+		// shorter than its Content-Length, so the client notices.
 		if !errors.Is(err, errClientGone) {
 			s.log.Warn("answer cut short", "method", q.r.Method, "uri", q.r.URL.Path, "err", err)
 		}
 		return
 	}
 	if errors.Is(err, context.Canceled) && q.r.Context().Err() != nil {
-		q.w.status = statusClientGone // and nobody to tell it to
+		q.w.status = statusClientGone // there is no client to send it to
 		return
 	}
 	var e *oci.Error
@@ -272,11 +273,11 @@ func (s *Server) answer(q *request, e *oci.Error) {
 	h["Content-Length"] = []string{strconv.Itoa(len(b))}
 	q.w.WriteHeader(status)
 	if q.r.Method != http.MethodHead {
-		_, _ = q.w.Write(b) // an error says that nobody listens any more
+		_, _ = q.w.Write(b) // an error means that nobody is listening any more
 	}
 }
 
-// fullError adds the cause that a client does not see.
+// fullError returns an error's text with the cause that the client does not see.
 func fullError(err error) string {
 	msg := err.Error()
 	if cause := errors.Unwrap(err); cause != nil && !strings.Contains(msg, cause.Error()) {
@@ -285,7 +286,7 @@ func fullError(err error) string {
 	return msg
 }
 
-// requestID is the request's id, the same in all logs.
+// requestID returns the request's id, which is the same in all logs.
 func (q *request) requestID() string {
 	if q.idText == "" {
 		q.idText = requestID(q.r)
@@ -293,7 +294,7 @@ func (q *request) requestID() string {
 	return q.idText
 }
 
-// requestID returns the id a proxy gave the request, or a new one.
+// requestID returns the id that a proxy gave the request, or a new id.
 func requestID(r *http.Request) string {
 	const most = 64
 	if id := r.Header.Get("X-Request-Id"); id != "" && len(id) <= most && oci.ValidTag(id) {
@@ -313,14 +314,14 @@ func (s *Server) logAccess(q *request, start time.Time) {
 	rec := trace.Record{Host: s.opts.Name, Duration: s.opts.Clock().Sub(start), Method: q.r.Method, RemoteAddr: host,
 		URI: s.loggedURI(q), Proto: q.r.Proto, UserAgent: q.r.UserAgent(), Referer: q.r.Referer(),
 		Status: q.w.status, Written: q.w.written, Received: q.bodyRead, Time: start}
-	if q.pushed > 0 { // clients send most of it in earlier requests
+	if q.pushed > 0 { // clients send most of the blob in earlier requests
 		rec.Received = q.pushed
 	}
 	if q.id != nil {
 		rec.User = q.id.Name
 	}
-	// The answer names the content where the path does not: a tag's manifest, what an
-	// upload became.
+	// The answer names the content if the path does not: for example a tag's manifest, or
+	// the blob that an upload became.
 	if d := q.w.Header().Get("Docker-Content-Digest"); d != "" && !strings.HasSuffix(q.r.URL.Path, d) {
 		rec.Digest = d
 	}
@@ -343,8 +344,8 @@ func (s *Server) audit(q *request, event, ref string) {
 	s.opts.Audit.Record(e)
 }
 
-// withoutPrefix returns u without a path prefix; a path that lacks it becomes
-// one that is not found.
+// withoutPrefix returns u without a path prefix. If the path lacks the prefix, the result
+// is a path that is not found.
 func withoutPrefix(u *url.URL, prefix string) *url.URL {
 	v := *u
 	rest, ok := strings.CutPrefix(u.Path, prefix)
@@ -358,5 +359,5 @@ func withoutPrefix(u *url.URL, prefix string) *url.URL {
 	return &v
 }
 
-// location makes a Location value of a path below /v2/.
+// location returns the Location value for a path below /v2/.
 func (s *Server) location(path string) string { return s.opts.Host + s.opts.Prefix + path }

@@ -1,11 +1,11 @@
-// Package server puts an [oci.Registry] behind HTTP: the distribution protocol
-// with its headers, errors and conditional requests, access control, limits,
-// metrics and the access log.
+// Package server puts an [oci.Registry] behind HTTP: the distribution protocol with its
+// headers, errors and conditional requests, access control, limits, metrics and the
+// access log.
 //
-// The handler takes the path apart itself (oci.Parse) and never through a
-// ServeMux, which would answer unclean paths with redirects. Bodies that lie in
-// RAM are written in one piece, files are handed to the kernel (sendfile), which
-// the response writer here takes care not to prevent.
+// The handler parses the path itself (oci.Parse) and never uses a ServeMux, which would
+// answer unclean paths with redirects. It writes bodies that lie in RAM in one piece, and
+// leaves files to the kernel (sendfile). The response writer in this package takes care
+// not to prevent that.
 package server
 
 import (
@@ -28,9 +28,10 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// Authorizer decides who asks and what they may do; *auth.Auth is one.
+// Authorizer identifies clients and decides what they may do; *auth.Auth is an
+// implementation.
 type Authorizer interface {
-	// Open tells that everybody may do everything.
+	// Open reports whether everybody may do everything.
 	Open() bool
 	Authenticate(r *http.Request) (*auth.Identity, error)
 	Allowed(id *auth.Identity, repo string, act auth.Action) bool
@@ -38,49 +39,49 @@ type Authorizer interface {
 	Listed(id *auth.Identity, repo string) bool
 	// PingAllowed reports whether GET /v2/ answers 200.
 	PingAllowed(id *auth.Identity) bool
-	// Refuse returns the answer to a request that Allowed turned down, and the
-	// challenge to send with it.
+	// Refuse returns the answer to a request that Allowed rejected, and the challenge to
+	// send with it.
 	Refuse(r *http.Request, id *auth.Identity, repo string, act auth.Action) (*oci.Error, string)
-	// Challenge is the WWW-Authenticate value for credentials that are no good.
+	// Challenge returns the WWW-Authenticate value for invalid credentials.
 	Challenge(r *http.Request, repo string, act auth.Action) string
 }
 
-// Auditor records changes; *auth.AuditLog is one.
+// Auditor records changes; *auth.AuditLog is an implementation.
 type Auditor interface{ Record(auth.Event) }
 
-// AccessLog takes a record of every request; *trace.Writer is one. The record
-// is reused after Write returns.
+// AccessLog receives a record of every request; *trace.Writer is an implementation. The
+// record is reused after Write returns.
 type AccessLog interface{ Write(*trace.Record) }
 
-// Options of New. The zero value serves everybody.
+// Options are the options of New. The zero value serves everybody.
 type Options struct {
-	// Auth; nil: everybody may do everything.
+	// Auth controls access; nil: everybody may do everything.
 	Auth Authorizer
 	// Token serves the built-in token service at TokenPath; nil: none.
 	Token     http.Handler
 	TokenPath string
-	// Repository tells which repository a request means by a name, before anybody is
-	// asked for the right to it; nil: the one of that name.
+	// Repository returns the repository that a request means by a name, before the
+	// client's rights to it are checked; nil: the repository of that name.
 	Repository RepositoryFunc
-	// Defaulted tells of which names Repository says something only for want of a
-	// repository of that name; nil: of none.
+	// Defaulted reports for which names Repository returns a default because no
+	// repository has that name; nil: for none.
 	Defaulted DefaultedFunc
-	// Incomplete returns why lists of a repository may not be whole, "" where they are; nil:
-	// they always are. It is told in a Warning header.
+	// Incomplete returns why lists of a repository may be incomplete, or "" if they are
+	// complete; nil: they are always complete. The reason is sent in a Warning header.
 	Incomplete func(repo string) string
 	// Gear serves the Gear extension; nil: none.
 	Gear Gear
-	// Site tells pages of this server from those of others; default: one that is
-	// reached under any name.
+	// Site distinguishes pages of this server from pages of others; default: a site that
+	// is reached under any name.
 	Site *auth.Site
-	// Nodes takes what nodes report; nil: nobody does.
+	// Nodes receives the reports of nodes; nil: they are not accepted.
 	Nodes Nodes
-	// AnonymousReports takes what anonymous clients report of nodes and profiles, where
+	// AnonymousReports accepts reports on nodes and profiles from anonymous clients, if
 	// there are users.
 	AnonymousReports bool
 	// Volumes serves the volume extension; nil: none.
 	Volumes Volumes
-	// Web serves the web page, which the paths are that IsWeb names; nil: none.
+	// Web serves the web page, at the paths for which IsWeb returns true; nil: none.
 	Web   http.Handler
 	IsWeb func(path string) bool
 	// Redirect sends clients elsewhere for blobs; nil: they get all of them here.
@@ -91,37 +92,38 @@ type Options struct {
 	AccessLog AccessLog
 	// Audit; nil: none.
 	Audit Auditor
-	// Name of this server in the access log; default "slipway".
+	// Name is the name of this server in the access log; default "slipway".
 	Name string
-	// Headers are added to every answer. With Access-Control-Allow-Origin among them
+	// Headers are added to every answer. If they include Access-Control-Allow-Origin,
 	// browsers' preflight requests are answered, too.
 	Headers http.Header
-	// Host, as scheme://host, makes Locations absolute; default: paths only,
+	// Host, as scheme://host, makes Locations absolute. By default they are only paths,
 	// which pass through any proxy.
 	Host string
 	// Prefix is a path before /v2/, without a closing slash.
 	Prefix string
-	// MaxList is how many names a page of a list has at most; default 10,000
-	// for tags. The catalogue's pages are at most MaxCatalog, default 1,000.
+	// MaxList is the largest number of names on a page of a list; default 10,000 for
+	// tags. MaxCatalog is the same for the catalogue; default 1,000.
 	MaxList, MaxCatalog int
 	// MaxManifestBytes; default oci.MaxManifestSize.
 	MaxManifestBytes int64
-	// IdleTimeout is how long a client may neither send nor take a byte in the
-	// middle of a body; default 60 s.
+	// IdleTimeout is how long a client may neither send nor receive a byte in the middle
+	// of a body; default 60 s.
 	IdleTimeout time.Duration
-	// MinBodyRate is how many bytes a second of a request's body must come, on
-	// average over IdleTimeout; 0: a byte in that time is enough.
+	// MinBodyRate is how many bytes per second of a request's body must arrive, on
+	// average over IdleTimeout. 0 means that one byte in that time is enough.
 	MinBodyRate int64
 	// RequestsPerSecond and Burst limit each client address; 0: no limit.
 	RequestsPerSecond float64
 	Burst             int
-	// WithActor puts who asks into the context of reads too, for pull events.
+	// WithActor puts the client's identity into the context of reads too, for pull
+	// events.
 	WithActor bool
-	// MaxUploadsPerClient bounds the uploads one address sends at once; 0: no limit.
+	// MaxUploadsPerClient bounds the concurrent uploads of one address; 0: no limit.
 	MaxUploadsPerClient int
-	// TrustedProxies are the peers whose X-Forwarded-For is believed: the client
-	// is then the right-most address there that is not one of them. So are, of these
-	// peers only, the scheme and the host that they forward. Default: none.
+	// TrustedProxies are the peers whose X-Forwarded-For is believed. The client is then
+	// the right-most address in it that is not a trusted proxy. The scheme and the host
+	// that these peers forward are also believed. Default: none.
 	TrustedProxies []netip.Prefix
 	// TrustUnixPeers makes every peer of a unix socket a trusted proxy.
 	TrustUnixPeers bool
@@ -142,7 +144,7 @@ type Server struct {
 	proxies *edge.Proxies // nil: there are none
 	places  places
 	headers http.Header // of every answer
-	cors    *edge.CORS  // nil: no other origin may use the registry in a browser
+	cors    *edge.CORS  // nil if no other origin may use the registry in a browser
 }
 
 // New returns the handler of a registry.
@@ -202,11 +204,11 @@ func (s *Server) Metrics() []prometheus.Collector {
 	return list
 }
 
-// Served returns how many requests were answered.
+// Served returns the number of answered requests.
 func (s *Server) Served() int64 { return s.metrics.served.Load() }
 
-// Shared header values: a slice of one string each, so that setting a header
-// allocates nothing. Nobody may change them.
+// These are shared header values. Each is a slice of one string, so that setting a header
+// allocates nothing. They must not be changed.
 var (
 	apiVersion  = []string{"registry/2.0"}
 	octetStream = []string{oci.MediaTypeOctetStream}
@@ -216,26 +218,28 @@ var (
 	zero        = []string{"0"}
 )
 
-// request is a request on its way through the server.
+// request is a request that is being served.
 type request struct {
 	oci.Request
-	ext extension // of a request of oci.KindExtension
-	// asked is the repository's name as the client wrote it, where Repo is another.
+	ext extension // for a request of oci.KindExtension
+	// asked is the repository's name as the client wrote it, if it differs from Repo.
 	asked string
 	w     *response
 	r     *http.Request
-	// sentTo is the Host header as it arrived, where a proxy says that it was another.
+	// sentTo is the Host header as it arrived. A proxy may say that the client used
+	// another.
 	sentTo string
-	// id is who asks, nil while nobody may know.
+	// id identifies the client. It is nil until the client is authenticated.
 	id *auth.Identity
 	// bodyRead counts the bytes of the request's body.
 	bodyRead int64
-	// pushed is the size of the blob that the request completed, 0 if it completed none.
+	// pushed is the size of the blob that the request completed, or 0 if it completed
+	// none.
 	pushed int64
 	actor  *oci.Actor
-	// idText is the request's id once somebody needed it.
+	// idText is the request's id. It is set when the id is first needed.
 	idText string
-	// abort says that the connection is to be cut off.
+	// abort says that the connection has to be cut off.
 	abort bool
 }
 
@@ -250,8 +254,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rw := newResponse(w, s.opts.IdleTimeout)
 	q := request{w: rw, r: r, sentTo: sentTo}
 	if r.ContentLength != 0 {
-		// Also where nobody reads the body: net/http wants to see its end
-		// before it sends the answer.
+		// This is also for bodies that nobody reads, because net/http reads a body to its
+		// end before it sends the answer.
 		rw.awaitBody()
 	}
 	for k, v := range s.headers {
@@ -276,8 +280,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveSafely is serve, but a panic costs this request only: it is logged with
-// its stack, answered if that is still possible, and counted as any failure.
+// serveSafely is serve, but a panic only makes this request fail. The panic is logged
+// with its stack, answered if that is still possible, and counted as any failure.
 func (s *Server) serveSafely(q *request) error {
 	defer func() {
 		p := recover()
@@ -292,7 +296,7 @@ func (s *Server) serveSafely(q *request) error {
 				return
 			}
 		}
-		// The client must not take what it got so far for a whole answer.
+		// The client must not take what it received so far for a complete answer.
 		q.abort = true
 		if q.w.status == 0 {
 			q.w.status = http.StatusInternalServerError
@@ -301,7 +305,7 @@ func (s *Server) serveSafely(q *request) error {
 	return s.serve(q)
 }
 
-// serve answers a request, or returns the error to answer it with.
+// serve answers a request, or returns the error for the answer.
 func (s *Server) serve(q *request) error {
 	u := q.r.URL
 	if s.opts.Prefix != "" {
@@ -337,7 +341,7 @@ func (s *Server) serve(q *request) error {
 		}
 		q.id = id
 	}
-	if err != nil { // malformed, and now nobody unknown learns more than that
+	if err != nil { // a malformed request; only now, so that unknown clients do not learn more
 		return err
 	}
 	h := q.handlers()[methodIndex(q.r.Method)]
@@ -359,7 +363,7 @@ func (s *Server) serve(q *request) error {
 	return s.orAbsent(q, h.serve(s, q))
 }
 
-// fromHere refuses what a page of another site sends.
+// fromHere returns an error for requests from pages of another site.
 func (s *Server) fromHere(q *request) error {
 	if err := s.opts.Site.Check(q.r); err != nil {
 		return err
@@ -370,10 +374,10 @@ func (s *Server) fromHere(q *request) error {
 	return nil
 }
 
-// checkHost refuses a request under a name that is not this server's, where its Host
-// is all that tells it from that of another site's page. The name that a proxy
-// forwards must be one of the server's, and so must the one that the request itself
-// was sent to: a page can add X-Forwarded-Host in a browser beside the proxy.
+// checkHost returns an error for a request under a name that is not this server's, if
+// only the Host distinguishes the request from that of another site's page. Both the name
+// that a proxy forwards and the name that the request itself was sent to must be this
+// server's. A page in a browser can add X-Forwarded-Host and bypass the proxy.
 func (s *Server) checkHost(q *request) error {
 	if !auth.NeedsHost(q.r) {
 		return nil
@@ -381,7 +385,7 @@ func (s *Server) checkHost(q *request) error {
 	return cmp.Or(s.opts.Site.CheckHost(q.r.Host), s.opts.Site.CheckHost(q.sentTo))
 }
 
-// authorize checks that the client may do act on repo.
+// authorize checks that the client may perform act on repo.
 func (s *Server) authorize(q *request, repo string, act auth.Action) error {
 	if s.open || act == 0 || s.opts.Auth.Allowed(q.id, repo, act) {
 		return nil
@@ -393,7 +397,7 @@ func (s *Server) authorize(q *request, repo string, act auth.Action) error {
 	return err
 }
 
-// challengeFor adds the challenge to a 401 of Authenticate.
+// challengeFor adds the challenge to a 401 error from Authenticate.
 func (s *Server) challengeFor(q *request, err error) {
 	var e *oci.Error
 	if errors.As(err, &e) && e.HTTPStatus() == http.StatusUnauthorized {
@@ -402,7 +406,7 @@ func (s *Server) challengeFor(q *request, err error) {
 	}
 }
 
-// ctx is the context for calls to the registry.
+// ctx returns the context for calls to the registry.
 func (q *request) ctx() context.Context {
 	if q.actor == nil {
 		return q.r.Context()
@@ -418,14 +422,14 @@ func (s *Server) setActor(q *request) {
 	}
 }
 
-// handler is what an endpoint does and what it takes to be allowed to.
+// handler is the function of an endpoint, with the rights that it requires.
 type handler struct {
 	serve  func(*Server, *request) error
 	action auth.Action
 	writes bool
 }
 
-// Methods in the order of the handler table.
+// methods has the methods in the order of the handler table.
 var methods = [...]string{"GET", "HEAD", "PUT", "POST", "PATCH", "DELETE"}
 
 func methodIndex(m string) int {
@@ -437,12 +441,12 @@ func methodIndex(m string) int {
 	return len(methods)
 }
 
-// methodHandlers are the handlers of an endpoint by method. The last is for all
+// methodHandlers are the handlers of an endpoint by method. The last handler is for all
 // other methods and stays empty.
 type methodHandlers [len(methods) + 1]handler
 
-// handlers is the table of endpoints by kind of path. Extensions have a table of
-// their own.
+// handlers is the table of endpoints by kind of path. Extensions have a separate
+// table.
 var handlers = [oci.KindExtension]methodHandlers{
 	oci.KindPing:    {{(*Server).ping, 0, false}, {(*Server).ping, 0, false}},
 	oci.KindCatalog: {{(*Server).listRepositories, auth.Catalog, false}, {(*Server).listRepositories, auth.Catalog, false}},
@@ -457,7 +461,7 @@ var handlers = [oci.KindExtension]methodHandlers{
 	oci.KindReferrers: {{(*Server).listReferrers, auth.Pull, false}, {(*Server).listReferrers, auth.Pull, false}},
 }
 
-// handlers returns what may be done with the request's path.
+// handlers returns the handlers of the request's path.
 func (q *request) handlers() *methodHandlers {
 	if q.Kind == oci.KindExtension {
 		return &extensions[q.ext.endpoint]
@@ -488,7 +492,7 @@ func (s *Server) ping(q *request) error {
 	return ignoreClient(err)
 }
 
-// admit checks that the client may know what the registry can do.
+// admit checks that the client may learn what the registry can do.
 func (s *Server) admit(q *request) error {
 	if s.open || s.opts.Auth.PingAllowed(q.id) {
 		return nil
@@ -525,8 +529,8 @@ func (s *Server) serveOther(q *request, path string) error {
 	return &oci.Error{Code: oci.CodeNameUnknown, Message: "this is a container registry; its API is below /v2/"}
 }
 
-// methodsOf returns the methods of the request's path; nil for a path that the
-// registry does not have.
+// methodsOf returns the methods of the request's path, or nil if the registry does not
+// have the path.
 func (q *request) methodsOf(err error) []string {
 	if err != nil {
 		return nil

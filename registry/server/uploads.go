@@ -10,8 +10,9 @@ import (
 	"example.org/slipway/registry/auth"
 )
 
-// startUpload answers POST /v2/<name>/blobs/uploads/: a new upload (SPEC:
-// end-4a), a whole blob with ?digest= (end-4b), or a mount with ?mount= (end-11).
+// startUpload answers POST /v2/<name>/blobs/uploads/. It begins a new upload (SPEC:
+// end-4a), receives a whole blob with ?digest= (end-4b), or mounts a blob with ?mount=
+// (end-11).
 func (s *Server) startUpload(q *request) error {
 	query := q.r.URL.Query()
 	if d := query.Get("mount"); d != "" {
@@ -31,14 +32,14 @@ func (s *Server) startUpload(q *request) error {
 	return nil
 }
 
-// mount makes a blob of another repository visible here. Where that cannot be
-// done the client uploads instead, so only a malformed request is an error.
+// mount makes a blob of another repository visible here. If that is not possible, the
+// client uploads instead. So only a malformed request is an error.
 func (s *Server) mount(q *request, d oci.Digest, from string) (done bool, err error) {
 	if err := oci.CheckDigest(d); err != nil {
 		return false, err
 	}
 	if from == "" || !oci.ValidName(from) {
-		return false, nil // nowhere to look: a search would tell of private blobs
+		return false, nil // nowhere to look; a search would reveal private blobs
 	}
 	if !s.open && !s.opts.Auth.Allowed(q.id, from, auth.Pull) {
 		return false, nil
@@ -83,7 +84,7 @@ func (s *Server) blobCreated(q *request, desc oci.Descriptor) error {
 	return nil
 }
 
-// uploadHeaders tells where an upload is and stands.
+// uploadHeaders sets the headers that say where an upload is and how far it is.
 func (s *Server) uploadHeaders(q *request, st oci.UploadStatus) {
 	h := q.w.Header()
 	h["Location"] = []string{s.location(oci.Request{Kind: oci.KindUpload, Repo: q.Repo, Ref: st.ID}.Path())}
@@ -118,7 +119,7 @@ func (s *Server) appendUpload(q *request) error {
 	st, err := s.reg.AppendUpload(q.ctx(), q.Repo, q.Ref, off, size, src)
 	if err != nil {
 		if oci.HasCode(err, oci.CodeRangeInvalid) {
-			s.uploadHeaders(q, st) // the client can go on from there
+			s.uploadHeaders(q, st) // the client can continue from there
 		}
 		return err
 	}
@@ -158,8 +159,8 @@ func (s *Server) cancelUpload(q *request) error {
 	return nil
 }
 
-// chunk reads where the request's body belongs, and claims a place among the
-// client's concurrent uploads.
+// chunk reads the position to which the request's body belongs, and claims a place among
+// the client's concurrent uploads.
 func (s *Server) chunk(q *request) (off, size int64, release func(), err error) {
 	size = q.r.ContentLength
 	off = oci.AtEnd
@@ -177,8 +178,8 @@ func (s *Server) chunk(q *request) (off, size int64, release func(), err error) 
 	return off, size, release, err
 }
 
-// parseContentRange reads an upload's Content-Range. SPEC: "<start>-<end>", both
-// inclusive. The form of RFC 9110, "bytes <start>-<end>/<size>", is taken too.
+// parseContentRange parses an upload's Content-Range. SPEC: "<start>-<end>", both
+// inclusive. It also accepts the form of RFC 9110, "bytes <start>-<end>/<size>".
 func parseContentRange(v string) (off, n int64, err error) {
 	spec := strings.TrimPrefix(strings.TrimSpace(v), "bytes ")
 	spec, _, _ = strings.Cut(spec, "/")

@@ -12,57 +12,57 @@ import (
 	"example.org/slipway/registry/auth"
 )
 
-// Volumes is what the volume extension serves: where images are as block volumes.
-// repo is always a valid repository name, for which the client has the rights;
-// whether it shows the manifest is for the implementation to say.
+// Volumes is what the volume extension serves: the places of images as block volumes.
+// repo is always a valid repository name, and the client has the rights to it. The
+// implementation must decide whether the repository shows the manifest.
 //
-// All methods may run concurrently, and ctx bounds each call. Errors of another
-// kind than [oci.Error] are answered with status 500.
+// All methods may run concurrently, and ctx bounds each call. Errors of another kind than
+// [oci.Error] are answered with status 500.
 type Volumes interface {
-	// Image tells what is known of an image. Errors: MANIFEST_UNKNOWN.
+	// Image returns what is known about an image. Errors: MANIFEST_UNKNOWN.
 	Image(ctx context.Context, repo string, manifest oci.Digest) (VolumeImage, error)
-	// List returns at most n images of a repository behind the place after, and
-	// the place of the last one; a place is 0 or greater.
+	// List returns at most n images of a repository after the place after, and the place
+	// of the last one. A place is 0 or greater.
 	List(ctx context.Context, repo string, after int64, n int) (list []VolumeListed, last int64, err error)
-	// Queue asks for an image to be built, in a file system or with "" in those
-	// that are configured. Errors: MANIFEST_UNKNOWN, UNSUPPORTED.
+	// Queue requests that an image be built, in the file system fs, or in all configured
+	// ones if fs is "". Errors: MANIFEST_UNKNOWN, UNSUPPORTED.
 	Queue(ctx context.Context, repo string, manifest oci.Digest, fs string) error
-	// Drop gives up the volumes of an image, in a file system or with "" in all.
-	// Errors: MANIFEST_UNKNOWN, UNSUPPORTED.
+	// Drop gives up the volumes of an image, in the file system fs, or in all if fs is
+	// "". Errors: MANIFEST_UNKNOWN, UNSUPPORTED.
 	Drop(ctx context.Context, repo string, manifest oci.Digest, fs string) error
-	// Credential returns what a node needs to use the volumes of an image, with
-	// clones also to make clones of them. refused is the user of the last one, if the
-	// storage refused it. ctx says who asks (oci.WithActor). Errors: MANIFEST_UNKNOWN,
-	// UNSUPPORTED, DENIED, UNAVAILABLE.
+	// Credential returns what a node needs to use the volumes of an image. With clones it
+	// also allows making clones of them. refused is the user of the last credential, if
+	// the storage refused that credential. ctx identifies the client (oci.WithActor).
+	// Errors: MANIFEST_UNKNOWN, UNSUPPORTED, DENIED, UNAVAILABLE.
 	Credential(ctx context.Context, repo string, manifest oci.Digest, clones bool, refused string) (volref.Credential, error)
 }
 
-// VolumeImage is what is known of an image as volumes.
+// VolumeImage is what is known about the volumes of an image.
 type VolumeImage struct {
-	// Records, as volref.Record, of what can be used.
+	// Records are the usable volumes, as volref.Record.
 	Records []json.RawMessage `json:"records"`
-	// State is "waiting", "building" or "failed" while something is to be done, and
-	// Reason why it is not. Done bytes of Total are written.
+	// State is "waiting", "building" or "failed" while something has to be done, and
+	// Reason says why it is not done. Done is how many bytes of Total are written.
 	State  string `json:"state,omitempty"`
 	Reason string `json:"reason,omitempty"`
 	Done   int64  `json:"done,omitempty"`
 	Total  int64  `json:"total,omitempty"`
 }
 
-// VolumeListed is an image that is volumes, or is to be.
+// VolumeListed is an image that has volumes, or is to have them.
 type VolumeListed struct {
 	Manifest oci.Digest `json:"manifest"`
 	FS       string     `json:"fs"`
 	State    string     `json:"state,omitempty"`
 	Reason   string     `json:"reason,omitempty"`
 	Volume   string     `json:"volume,omitempty"`
-	// Size of the device and Used by all layers in bytes.
+	// Size is the size of the device, and Used how much all layers use, in bytes.
 	Size int64 `json:"size,omitempty"`
 	Used int64 `json:"used,omitempty"`
 }
 
 const (
-	// maxVolumeList is how many images a page of a list has.
+	// maxVolumeList is the largest number of images on a page of a list.
 	maxVolumeList = 1000
 	// maxVolumeBody is the size in bytes of the longest request.
 	maxVolumeBody = 4 << 10
@@ -120,7 +120,7 @@ type volumeRequest struct {
 	Refused string `json:"refused"`
 }
 
-// readVolumeRequest reads a body, which may be absent.
+// readVolumeRequest reads the body of a request. The body may be absent.
 func (s *Server) readVolumeRequest(q *request) (v volumeRequest, err error) {
 	src, _, done := s.body(q)
 	defer done()

@@ -9,24 +9,24 @@ import (
 )
 
 const (
-	// voteEvery is the time in which what one client reports of an image counts once.
+	// voteEvery is the period in which a client's reports about an image count once.
 	voteEvery = time.Hour
-	// maxVotes bounds what is remembered of votes, to about 30 MB.
+	// maxVotes bounds the number of remembered votes. They take about 30 MB.
 	maxVotes = 100_000
 )
 
-// vote is by whom a report is, and of what.
+// vote identifies the client of a report, and the image that the report is about.
 type vote struct{ client, image string }
 
-// votes remembers which clients have had their say, so that no client decides alone
-// what is done for all. Safe for concurrent use.
+// votes remembers which clients have voted, so that no single client decides what is done
+// for all. It is safe for concurrent use.
 type votes struct {
 	mu   sync.Mutex
 	cast map[vote]time.Time
 }
 
-// take reports whether a vote counts, and remembers that it was cast. When so many
-// are remembered that there is no room, none counts until some are over.
+// take reports whether a vote counts, and remembers that it was cast. If there is no room
+// for another vote, none counts until some have expired.
 func (v *votes) take(k vote, now time.Time) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -50,17 +50,17 @@ func (v *votes) take(k vote, now time.Time) bool {
 	return true
 }
 
-// giveBack forgets a vote that came to nothing.
+// giveBack forgets a vote that had no effect.
 func (v *votes) giveBack(k vote) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	delete(v.cast, k)
 }
 
-// mayReport checks that the client may say what nodes do with a repository's images.
-// Anonymous clients may where everybody may do everything, or the configuration says so.
-// A client that has a password sends it only when it is asked, so the refusal of an
-// anonymous one asks for it.
+// mayReport checks that the client may report what nodes do with a repository's images.
+// Anonymous clients may report if everybody may do everything, or if the configuration
+// allows it. A client that has a password sends it only on request, so the refusal of an
+// anonymous client asks for it.
 func (s *Server) mayReport(q *request) error {
 	if s.open || s.opts.AnonymousReports || !q.id.Anonymous() {
 		return nil
@@ -73,7 +73,8 @@ func (s *Server) mayReport(q *request) error {
 	return err
 }
 
-// reporter is who a node's report is by: the user, or without one the address.
+// reporter returns the author of a node's report: the user, or the address if there is no
+// user.
 func (q *request) reporter() string {
 	if q.id.Anonymous() {
 		return oci.ClientOf(q.r.RemoteAddr).String()

@@ -8,10 +8,10 @@ import (
 	"sync"
 )
 
-// Listener returns l, whose connections can hold back what net/http writes, so
-// that a small answer leaves in one piece: net/http gathers 4 KiB, and would send
-// the headers and the beginning of the body, and then the rest, each of which
-// wakes the client. It has an effect together with ConnContext, below TLS none.
+// Listener returns a listener whose connections can hold back what net/http writes, so
+// that a small answer is sent in one piece. net/http buffers only 4 KiB. It would first
+// send the headers and the beginning of the body, and then the rest, and each part wakes
+// the client. Listener has an effect only together with ConnContext, and none below TLS.
 func Listener(l net.Listener) net.Listener { return holdingListener{l} }
 
 type holdingListener struct{ net.Listener }
@@ -27,8 +27,8 @@ func (l holdingListener) Accept() (net.Conn, error) {
 
 type connKey struct{}
 
-// ConnContext lets the handler find a connection of Listener. It is the
-// http.Server's.
+// ConnContext lets the handler find a connection of Listener. It is for the field of the
+// same name in http.Server.
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	if h, ok := c.(*holdingConn); ok {
 		return context.WithValue(ctx, connKey{}, h)
@@ -37,24 +37,24 @@ func ConnContext(ctx context.Context, c net.Conn) context.Context {
 }
 
 const (
-	// heldBody is the longest body in bytes that is sent in one piece with its
-	// headers. A longer one gains nothing.
+	// heldBody is the size in bytes of the longest body that is sent in one piece with
+	// its headers. A longer body would gain nothing.
 	heldBody = 32 << 10
-	// heldBytes is how much a connection holds back at most, headers included.
+	// heldBytes is how many bytes a connection holds back at most, including headers.
 	heldBytes = heldBody + 8<<10
 )
 
 var heldBuffers = sync.Pool{New: func() any { return new([heldBytes]byte) }}
 
-// holdingConn is a connection that can hold back what is written. One goroutine
-// writes at a time, which is so in HTTP/1.
+// holdingConn is a connection that can hold back what is written. Only one goroutine may
+// write at a time, as is the case in HTTP/1.
 type holdingConn struct {
 	net.Conn
 	held []byte
-	buf  *[heldBytes]byte // nil: nothing is held back
+	buf  *[heldBytes]byte // nil if nothing is held back
 }
 
-// hold begins to hold back what is written, which release ends.
+// hold begins to hold back what is written. release ends that.
 func (c *holdingConn) hold() {
 	if c.buf == nil {
 		c.buf = heldBuffers.Get().(*[heldBytes]byte)
@@ -90,8 +90,7 @@ func (c *holdingConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// ReadFrom implements io.ReaderFrom, without which net/http could not use
-// sendfile.
+// ReadFrom implements io.ReaderFrom. Without it net/http could not use sendfile.
 func (c *holdingConn) ReadFrom(r io.Reader) (int64, error) {
 	if err := c.release(); err != nil {
 		return 0, err
@@ -102,8 +101,8 @@ func (c *holdingConn) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{c.Conn}, r)
 }
 
-// CloseWrite implements the interface by which net/http lets the client read the
-// last answer before the connection is closed.
+// CloseWrite implements the interface with which net/http lets the client read the last
+// answer before the connection is closed.
 func (c *holdingConn) CloseWrite() error {
 	if cw, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return cw.CloseWrite()
@@ -111,15 +110,17 @@ func (c *holdingConn) CloseWrite() error {
 	return nil
 }
 
-// InOnePiece sends the answer to r that write writes to w, whose body has n bytes and whose
-// Content-Length is set, with its headers in one piece if it is short enough.
+// InOnePiece sends the answer to r. write writes the answer to w. Its body has n bytes,
+// and its Content-Length must be set. If the answer is short enough, InOnePiece sends it
+// in one piece with its headers.
 func InOnePiece(w http.ResponseWriter, r *http.Request, n int64, write func() error) error {
 	c, _ := r.Context().Value(connKey{}).(*holdingConn)
 	if c == nil || n > heldBody || r.ProtoMajor != 1 {
 		return write()
 	}
 	c.hold()
-	// Also when write panics: the answer to that must not be held back.
+	// This also runs if write panics, because the answer to the panic must not be held
+	// back.
 	defer c.release()
 	if err := write(); err != nil {
 		return err
@@ -127,5 +128,5 @@ func InOnePiece(w http.ResponseWriter, r *http.Request, n int64, write func() er
 	if err := http.NewResponseController(w).Flush(); err != nil {
 		return err
 	}
-	return c.release() // which finds out whether the client is still there
+	return c.release() // it also finds out whether the client is still there
 }

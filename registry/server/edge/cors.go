@@ -6,25 +6,25 @@ import (
 	"strings"
 )
 
-// CORS lets pages of other origins use the registry from a browser. It takes its
-// policy from the Access-Control headers that are configured.
+// CORS lets pages of other origins use the registry from a browser. Its policy comes from
+// the configured Access-Control headers.
 type CORS struct {
-	// origins that are allowed; "*" is any.
+	// origins are the allowed origins; "*" allows any.
 	origins []string
-	// methods that http.headers allows to other origins.
+	// methods are the methods that http.headers allows to other origins.
 	methods []string
-	// fixed are the headers of every answer but those that depend on the origin.
+	// fixed are the headers of every answer, except those that depend on the origin.
 	fixed http.Header
 }
 
-// exposed are the headers of answers that pages may read besides the few that they
-// always may, unless Access-Control-Expose-Headers is configured.
+// exposed are the additional headers of answers that pages may read. A few others are
+// always allowed. exposed is used unless Access-Control-Expose-Headers is configured.
 const exposed = "Docker-Content-Digest, Docker-Distribution-Api-Version, Docker-Upload-UUID, Etag, Link, Location, " +
 	"OCI-Chunk-Min-Length, OCI-Filters-Applied, OCI-Subject, Range, Retry-After, WWW-Authenticate"
 
-// sendable are the headers of requests that pages may send besides the few that they
-// always may, unless Access-Control-Allow-Headers is configured. A list of manifests'
-// types in Accept is too long to be one of those few.
+// sendable are the additional headers that pages may send with requests. A few others are
+// always allowed. sendable is used unless Access-Control-Allow-Headers is configured. It
+// includes Accept, because a list of manifest types is too long to be always allowed.
 const sendable = "Accept, Authorization, Cache-Control, Content-Type, If-None-Match, Range"
 
 const (
@@ -33,7 +33,7 @@ const (
 	allowHeaders = "Access-Control-Allow-Headers"
 )
 
-// NewCORS returns nil if the headers allow no other origin.
+// NewCORS returns nil if the headers do not allow any other origin.
 func NewCORS(h http.Header) *CORS {
 	c := &CORS{origins: listed(h[allowOrigin]), methods: listed(h[allowMethods]), fixed: http.Header{}}
 	if len(c.origins) == 0 {
@@ -45,8 +45,8 @@ func NewCORS(h http.Header) *CORS {
 	if h.Get("Access-Control-Expose-Headers") == "" {
 		c.fixed.Set("Access-Control-Expose-Headers", exposed)
 	}
-	// A browser wants a list as one value: of several headers of one name it
-	// understands some and not others.
+	// A browser needs a list in one header. It understands several headers of the same
+	// name in some cases and not in others.
 	for k, v := range h {
 		if strings.HasPrefix(k, "Access-Control-") {
 			c.fixed[k] = []string{strings.Join(listed(v), ", ")}
@@ -59,7 +59,7 @@ func NewCORS(h http.Header) *CORS {
 	return c
 }
 
-// listed returns the elements of headers that are lists.
+// listed returns the elements of headers that contain lists.
 func listed(values []string) []string {
 	var list []string
 	for _, v := range values {
@@ -72,8 +72,8 @@ func listed(values []string) []string {
 	return list
 }
 
-// AddTo adds the headers of an answer to a request of this origin. An answer names
-// one origin at most; a single one that is configured is named to everybody.
+// AddTo adds the headers to an answer to a request from this origin. An answer names at
+// most one origin. If only one origin is configured, all answers name it.
 func (c *CORS) AddTo(h http.Header, origin string) {
 	for k, v := range c.fixed {
 		h[k] = v
@@ -90,9 +90,9 @@ func (c *CORS) AddTo(h http.Header, origin string) {
 	}
 }
 
-// Preflight answers OPTIONS, with which a browser asks whether a page of another
-// origin may send a request. The browser sends no credentials with it. has are the
-// methods of the path, nil if it is not known which.
+// Preflight answers an OPTIONS request, with which a browser asks whether a page of
+// another origin may send a request. The browser sends no credentials with it. has are
+// the methods of the path, or nil if they are not known.
 func (c *CORS) Preflight(w http.ResponseWriter, has []string) {
 	h := w.Header()
 	allow := c.methods
@@ -107,5 +107,5 @@ func (c *CORS) Preflight(w http.ResponseWriter, has []string) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// Asks reports whether Preflight is to answer the request. c may be nil.
+// Asks reports whether Preflight has to answer the request. c may be nil.
 func (c *CORS) Asks(r *http.Request) bool { return c != nil && r.Method == http.MethodOptions }

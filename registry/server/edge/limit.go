@@ -10,8 +10,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Limiter bounds what each client address does: requests per second, and things
-// at once. Its memory is bounded by forgetting addresses that have been idle.
+// Limiter limits each client address, both in requests per second and in concurrent
+// operations. It bounds its memory by forgetting addresses that have been idle.
 type Limiter struct {
 	perSecond rate.Limit
 	burst     int
@@ -24,11 +24,11 @@ type Limiter struct {
 
 type clientLimit struct {
 	bucket *rate.Limiter
-	now    int // things under way
+	now    int // operations in progress
 	seen   time.Time
 }
 
-// NewLimiter returns a limiter; nil, which allows everything, when there is
+// NewLimiter returns a limiter. It returns nil, which allows everything, if there is
 // nothing to limit.
 func NewLimiter(perSecond float64, burst, most int) *Limiter {
 	if perSecond <= 0 && most <= 0 {
@@ -56,7 +56,7 @@ func (l *Limiter) client(addr string, at time.Time) *clientLimit {
 	return c
 }
 
-// sweep forgets, once a minute, addresses whose bucket is full again.
+// sweep forgets addresses whose bucket is full again. It does so once a minute.
 func (l *Limiter) sweep(at time.Time) {
 	const every = time.Minute
 	if at.Sub(l.swept) < every {
@@ -70,7 +70,7 @@ func (l *Limiter) sweep(at time.Time) {
 	}
 }
 
-// Allow takes a request's token. The clock is read only where there is a limit.
+// Allow takes a token for a request. It reads the clock only if there is a limit.
 func (l *Limiter) Allow(addr string, clock func() time.Time) bool {
 	if l == nil || l.perSecond <= 0 {
 		return true
@@ -81,7 +81,7 @@ func (l *Limiter) Allow(addr string, clock func() time.Time) bool {
 	return l.client(addr, at).bucket.AllowN(at, 1)
 }
 
-// Enter begins something of which a client may do only so many at once.
+// Enter begins an operation of which a client may run only a limited number at once.
 func (l *Limiter) Enter(addr string) bool {
 	if l == nil || l.most <= 0 {
 		return true

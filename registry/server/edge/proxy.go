@@ -1,6 +1,6 @@
-// Package edge is what stands between a registry's handler and the network: who a client
-// behind proxies is, how much each address may ask for, which pages of other origins may
-// ask at all, and that a small answer leaves in one piece.
+// Package edge stands between a registry's handler and the network. It finds out who a
+// client behind proxies is, limits the requests of each address, decides which pages of
+// other origins may send requests, and sends small answers in one piece.
 package edge
 
 import (
@@ -12,20 +12,20 @@ import (
 	"strings"
 )
 
-// Proxies are the peers that are believed what they tell of a request.
+// Proxies are the peers whose statements about a request are trusted.
 type Proxies struct {
 	// Trusted addresses.
 	Trusted []netip.Prefix
-	// UnixPeers makes every peer of a unix socket one.
+	// UnixPeers makes every peer of a unix socket a trusted proxy.
 	UnixPeers bool
 }
 
-// Through returns the request as its client sent it, if it came through a
-// trusted proxy: RemoteAddr is then the client's address, without a port, Host is
-// the name that the client used, and X-Forwarded-Proto is its scheme alone.
-// Everything that asks who a client is or where it believes to be (limits, logs,
-// events, packages auth and web) reads it there, so this is the one place that
-// decides. What others than trusted proxies say of the scheme is removed.
+// Through returns the request as its client sent it, if the request came through a
+// trusted proxy. RemoteAddr is then the client's address, without a port, Host is the
+// name that the client used, and X-Forwarded-Proto is its scheme alone. Limits, logs,
+// events, and the packages auth and web read the client and the host there, so that this
+// is the only place that determines them. If the peer is not a trusted proxy, Through
+// removes what it says about the scheme.
 func (p *Proxies) Through(r *http.Request) *http.Request {
 	if !p.trustsPeer(r.RemoteAddr) {
 		if r.Header[forwardedProto] == nil {
@@ -54,7 +54,7 @@ func (p *Proxies) Through(r *http.Request) *http.Request {
 	return r
 }
 
-// withHeader copies a request and its header: net/http's own stays as it is.
+// withHeader copies a request and its header. The original of net/http does not change.
 func withHeader(r *http.Request) *http.Request {
 	r = r.WithContext(r.Context())
 	r.Header = maps.Clone(r.Header)
@@ -63,10 +63,10 @@ func withHeader(r *http.Request) *http.Request {
 
 const forwardedProto = "X-Forwarded-Proto"
 
-// forwardedOrigin returns the scheme and the host that the client used, as proxies
-// tell them; "" for what they do not tell. In a chain each proxy adds its own to the
-// end of the list, so the first element is of the proxy that the client spoke to.
-// X-Forwarded headers come before Forwarded (RFC 7239).
+// forwardedOrigin returns the scheme and the host that the client used, as reported by
+// proxies. A value that they do not report is "". In a chain each proxy appends its value
+// to the end of the list, so the first element comes from the proxy that the client spoke
+// to. X-Forwarded headers take precedence over Forwarded (RFC 7239).
 func forwardedOrigin(h http.Header) (proto, host string) {
 	proto, host = firstElement(h[forwardedProto]), firstElement(h["X-Forwarded-Host"])
 	if list := h["Forwarded"]; len(list) > 0 && (proto == "" || host == "") {
@@ -82,7 +82,7 @@ func forwardedOrigin(h http.Header) (proto, host string) {
 	return proto, host
 }
 
-// firstElement returns the first element of headers that are lists.
+// firstElement returns the first element of headers that contain lists.
 func firstElement(lines []string) string {
 	if len(lines) == 0 {
 		return ""
@@ -91,13 +91,13 @@ func firstElement(lines []string) string {
 	return strings.TrimSpace(first)
 }
 
-// forwardedPairs reads proto and host of the first element of a Forwarded header.
+// forwardedPairs reads proto and host from the first element of a Forwarded header.
 func forwardedPairs(s string) (proto, host string) {
 	for s != "" {
 		var name, value string
 		name, s, _ = strings.Cut(s, "=")
 		if strings.HasPrefix(s, `"`) {
-			value, s, _ = strings.Cut(s[1:], `"`) // a host has nothing that is escaped
+			value, s, _ = strings.Cut(s[1:], `"`) // hosts contain nothing that is escaped
 		} else if end := strings.IndexAny(s, ",;"); end >= 0 {
 			value, s = s[:end], s[end:]
 		} else {
@@ -118,7 +118,7 @@ func forwardedPairs(s string) (proto, host string) {
 	return proto, host
 }
 
-// validHost reports whether s is a host with or without a port, as URLs have it.
+// validHost reports whether s is a host with or without a port, in the form used in URLs.
 func validHost(s string) bool {
 	const most = 255 + len(":65535")
 	if s == "" || len(s) > most {
@@ -140,13 +140,13 @@ func validHost(s string) bool {
 	return strings.Count(s, ":") <= 1
 }
 
-// isHostByte reports whether c may be in a registered name or its port.
+// isHostByte reports whether c may occur in a registered name or its port.
 func isHostByte(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("-._~:", c) >= 0
 }
 
-// trustsPeer reports whether the peer of a connection is a trusted proxy. That of
-// a unix socket has no address.
+// trustsPeer reports whether the peer of a connection is a trusted proxy. The peer of a
+// unix socket has no address.
 func (p *Proxies) trustsPeer(remote string) bool {
 	ap, err := netip.ParseAddrPort(remote)
 	if err != nil {
@@ -164,10 +164,10 @@ func (p *Proxies) trusts(a netip.Addr) bool {
 	return false
 }
 
-// forwardedFor finds the client in X-Forwarded-For: the right-most address that
-// is no trusted proxy. What stands left of it anybody may have written. When all
-// are trusted it is the left-most, and before something that is no address, the
-// last one: that proxy names nobody.
+// forwardedFor finds the client in X-Forwarded-For: the right-most address that is not a
+// trusted proxy. Anybody may have written what stands left of it. If all addresses are
+// trusted, the client is the left-most. If the search meets an entry that is not an
+// address, the client is the address read before it, because that proxy names nobody.
 func (p *Proxies) forwardedFor(lines []string) (client netip.Addr, ok bool) {
 	for i := len(lines) - 1; i >= 0; i-- {
 		for rest, more := lines[i], true; more; {
@@ -190,7 +190,8 @@ func (p *Proxies) forwardedFor(lines []string) (client netip.Addr, ok bool) {
 	return client, ok
 }
 
-// parseForwarded reads an address, with or without a port, as proxies write it.
+// parseForwarded parses an address, with or without a port, in the form that proxies
+// write.
 func parseForwarded(s string) (netip.Addr, bool) {
 	if ap, err := netip.ParseAddrPort(s); err == nil {
 		return plainAddr(ap.Addr()), true
@@ -199,5 +200,5 @@ func parseForwarded(s string) (netip.Addr, bool) {
 	return plainAddr(a), err == nil
 }
 
-// plainAddr is an address in the one form in which addresses are compared.
+// plainAddr returns an address in the normal form in which addresses are compared.
 func plainAddr(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
