@@ -7,15 +7,14 @@ import (
 	"example.org/slipway/oci"
 )
 
-// maxAhead is of how many blobs of one image it is known beforehand that they will
-// be asked for: an image has one config and at most 127 layers, more than which no
-// node can mount.
+// maxAhead bounds how many blobs of one image are fetched before a client asks for them.
+// An image has one config and at most 127 layers, because no node can mount more.
 const maxAhead = 128
 
-// ahead begins to fetch the small blobs, if there are several, of an image whose
-// manifest a client was just given and the store does not have yet: the client is about
-// to ask for them, one after the other or a few at a time, and each would cost it a way
-// to the upstream and back.
+// ahead begins to fetch the small blobs of an image, if there are several. A client was
+// just given the image's manifest, which the store does not have yet. The client is about
+// to ask for these blobs one after the other, or a few at a time, and each request would
+// cost it a round trip to the upstream.
 func (m *Registry) ahead(s *source, name, repo string, mf *oci.Manifest) {
 	if m.opts.Ahead <= 0 || s.Offline || oci.IsIndex(mf.MediaType) {
 		return
@@ -32,7 +31,7 @@ func (m *Registry) ahead(s *source, name, repo string, mf *oci.Manifest) {
 		return d.Size > m.opts.Ahead || len(d.URLs) > 0 || oci.CheckDigest(d.Digest) != nil
 	})
 	if len(small) < 2 {
-		return // the client asks for it next by itself; the connection is for the layers
+		return // the client asks for this blob next anyway; leave the connection to the layers
 	}
 	for _, d := range small {
 		if _, admitted := m.fills.find(s.fillKey(d.Digest), repo); !admitted && m.lacks(s, repo, d.Digest) {
@@ -41,8 +40,7 @@ func (m *Registry) ahead(s *source, name, repo string, mf *oci.Manifest) {
 	}
 }
 
-// lacks reports whether a blob is not here, and the upstream was not asked for it in
-// vain lately.
+// lacks reports whether the store lacks a blob that the upstream has not refused lately.
 func (m *Registry) lacks(s *source, repo string, d oci.Digest) bool {
 	if s.negative[kindBlob].get(repo, string(d), m.now()) != nil {
 		return false
@@ -51,7 +49,8 @@ func (m *Registry) lacks(s *source, repo string, d oci.Digest) bool {
 	return oci.HasCode(err, oci.CodeBlobUnknown)
 }
 
-// begin has a blob fetched without a client. Its error is for who asks for the blob.
+// begin fetches a blob that no client has asked for yet. An error of the fetch is
+// reported to the clients that ask for the blob later.
 func (m *Registry) begin(s *source, name, repo string, d oci.Digest) {
 	f, how, err := m.join(s, name, repo, d, false)
 	if err != nil || how != beginner && how != follower {
@@ -59,7 +58,8 @@ func (m *Registry) begin(s *source, name, repo string, d oci.Digest) {
 	}
 	if !m.spawn(func() {
 		defer f.leave()
-		// What turns out to be larger than the manifest said is for clients to want.
+		// If the blob turns out to be larger than the manifest said, wait for a client to
+		// ask for it.
 		if size, err := f.whole(m.ctx); err == nil && size <= m.opts.Ahead {
 			_ = await(m.ctx, f.settled)
 		}

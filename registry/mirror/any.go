@@ -8,25 +8,25 @@ import (
 	"example.org/slipway/oci"
 )
 
-// AnyHosts are the registries that are mirrored without being listed: those whose hosts
-// fit a pattern. One on another port than the usual has a hyphen for the colon in the names of
-// its repositories: registry.example.com-5000/app.
+// AnyHosts says which registries are mirrored without being listed: those whose hosts
+// match a pattern. If a registry has a port other than 443, the names of its repositories
+// have a hyphen in place of the colon: registry.example.com-5000/app.
 type AnyHosts struct {
 	Patterns []oci.HostPattern
-	// Except has names of registries that are never mirrored so: those of this server, and
-	// of the upstreams that are listed.
+	// Except has the names of registries that are never mirrored this way: those of this
+	// server, and those of the listed upstreams.
 	Except map[string]bool
 }
 
-// hubName is what Docker Hub is called, also where somebody writes the name of one of its hosts.
+// hubName is the name of Docker Hub. It also stands for the names of Docker Hub's hosts.
 const hubName = "docker.io"
 
 func isHub(host string) bool {
 	return host == hubName || host == "index.docker.io" || host == "registry-1.docker.io"
 }
 
-// Name returns the name of a registry, HOST or HOST:PORT, with which its repositories
-// begin here. ok is false if it is not mirrored.
+// Name returns the first segment of the names that the repositories of a registry, HOST
+// or HOST:PORT, have here. ok is false if the registry is not mirrored.
 func (a *AnyHosts) Name(registry string) (name string, ok bool) {
 	host, port, _ := strings.Cut(strings.ToLower(registry), ":")
 	if port == "443" {
@@ -44,8 +44,8 @@ func (a *AnyHosts) Name(registry string) (name string, ok bool) {
 	return name, true
 }
 
-// Where returns the URL of the registry that a name stands for, or "". guarded says that whoever asked chose
-// the host, so that it must have a public address.
+// Where returns the URL of the registry that a name stands for, or "". guarded reports
+// whether a client chose the host, which then must have a public address.
 func (a *AnyHosts) Where(name string) (url string, guarded bool) {
 	if i := strings.LastIndexByte(name, '-'); i > 0 {
 		if url, guarded = a.where(name, name[:i], name[i+1:]); url != "" {
@@ -56,11 +56,12 @@ func (a *AnyHosts) Where(name string) (url string, guarded bool) {
 }
 
 func (a *AnyHosts) where(name, host, port string) (url string, guarded bool) {
-	// What has no dot is the name of a repository here: team/app.
+	// A host has a dot. Without a dot it is the first segment of a repository of this
+	// server: team/app.
 	if !strings.Contains(host, ".") && host != "localhost" || strings.Trim(port, "0123456789") != "" || len(port) > 5 {
 		return "", false
 	}
-	if port == "443" || strings.HasPrefix(port, "0") { // Except has what the registry is called else
+	if port == "443" || strings.HasPrefix(port, "0") { // Except has other spellings of the name
 		return "", false
 	}
 	if a.Except[name] || !oci.ValidName(name) || strings.Contains(name, "/") {
@@ -71,7 +72,7 @@ func (a *AnyHosts) where(name, host, port string) (url string, guarded bool) {
 			continue
 		}
 		if !p.Wild() {
-			return p.URL(host, port), false // somebody who configures us has chosen it
+			return p.URL(host, port), false // chosen by whoever wrote the configuration
 		}
 		if url == "" {
 			url, guarded = p.URL(host, port), true
@@ -80,7 +81,7 @@ func (a *AnyHosts) where(name, host, port string) (url string, guarded bool) {
 	return url, guarded
 }
 
-// Mirrored reports whether a repository is of one of the registries.
+// Mirrored reports whether a repository belongs to one of these registries.
 func (a *AnyHosts) Mirrored(repo string) bool {
 	first, _, ok := strings.Cut(repo, "/")
 	if !ok {
@@ -90,22 +91,26 @@ func (a *AnyHosts) Mirrored(repo string) bool {
 	return url != ""
 }
 
-// Any makes sources of registries that are not listed, when somebody asks for their content.
+// Any makes sources of registries that are not listed when a client asks for their
+// content.
 type Any struct {
 	AnyHosts
 	// Open makes the source of a registry.
 	Open func(name, url string, guarded bool) (*Source, error)
-	// Close is called for a source that is forgotten; reads of it may still be under way.
+	// Close is called with a source that is forgotten. Reads of the source may still be
+	// under way.
 	Close func(*Source)
-	// Stored lists the names of registries of which something is stored, listed or not.
+	// Stored lists the names of all registries, listed or not, of which the store has
+	// content.
 	Stored func(ctx context.Context) ([]string, error)
 }
 
-// anyMost is how many registries that are not listed are remembered, with what is known of
-// their tags. More cost no more than asking again.
+// anyMost bounds how many registries that are not listed are remembered, with what is
+// known of their tags. If there are more, the upstreams are only asked again.
 const anyMost = 64
 
-// anys are the sources that were made. The zero value is ready.
+// anys holds the sources that were made for registries that are not listed. The zero
+// value is ready.
 type anys struct {
 	mu      sync.Mutex // guards what follows
 	sources map[string]*anySource
@@ -120,7 +125,7 @@ type anySource struct {
 // unlisted returns the source of a registry that is not listed, or nil.
 func (m *Registry) unlisted(name string) *source {
 	o := m.opts.Any
-	if o == nil || !strings.ContainsAny(name, ".-") && name != "localhost" { // most names of repositories here
+	if o == nil || !strings.ContainsAny(name, ".-") && name != "localhost" { // like most names here
 		return nil
 	}
 	a := &m.any
@@ -156,8 +161,8 @@ func (m *Registry) unlisted(name string) *source {
 	return s.source
 }
 
-// forgetUnlisted forgets the registry that was used longest ago, one that never gave
-// anything before one that did. m.any.mu is held.
+// forgetUnlisted forgets the registry that was used longest ago. It prefers registries
+// that never gave anything. m.any.mu is held.
 func (m *Registry) forgetUnlisted() {
 	var out *anySource
 	for _, s := range m.any.sources {
@@ -174,7 +179,8 @@ func (m *Registry) forgetUnlisted() {
 
 func (s *anySource) gave() bool { return s.counts.pulled.Load() > 0 }
 
-// all returns the sources by name, those included that are not listed and were made.
+// all returns all sources by name, including those that were made for registries that are
+// not listed.
 func (m *Registry) all() map[string]*source {
 	if m.opts.Any == nil {
 		return m.sources
@@ -191,7 +197,8 @@ func (m *Registry) all() map[string]*source {
 	return list
 }
 
-// Prefixes returns what the names of all mirrored repositories begin with that are stored.
+// Prefixes returns the prefixes of the names of all mirrored repositories that the store
+// may have.
 func (m *Registry) Prefixes(ctx context.Context) ([]string, error) {
 	var list []string
 	for name := range m.sources {

@@ -9,7 +9,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// fillContent is a part of a blob that is being fetched. ctx spans its use.
+// fillContent is an open part of a blob that is being fetched. ctx spans its use.
 type fillContent struct {
 	ctx      context.Context
 	f        *fill
@@ -17,7 +17,7 @@ type fillContent struct {
 	size     int64
 	off, end int64
 	file     *os.File // nil for a blob in RAM
-	past     *passage // what goes on when the fill cannot
+	past     *passage // goes on when the fill cannot
 	closed   bool
 }
 
@@ -58,7 +58,8 @@ func (c *fillContent) Close() error {
 	return err
 }
 
-// ready waits for bytes and returns how many there are. 0: c.past has the rest.
+// ready waits for bytes and returns how many there are. It returns 0 if the rest comes
+// from c.past.
 func (c *fillContent) ready() (n int64, err error) {
 	if c.past != nil {
 		return 0, nil
@@ -69,12 +70,13 @@ func (c *fillContent) ready() (n int64, err error) {
 		c.past = newPassage(c)
 		return 0, nil
 	case errors.Is(err, errLookAgain), err != nil && c.ctx.Err() == nil && c.by.repo != c.f.repo:
-		err = errBrokenOff // the store has it, or why is said of another repository
+		err = errBrokenOff // the store has the blob, or the error is about another repository
 	}
 	return min(end, c.end) - c.off, err
 }
 
-// errBrokenOff ends the reader of a fill that ended for a reason that is not its own.
+// errBrokenOff ends a reader whose fill ended for a reason that has nothing to do with
+// the reader.
 var errBrokenOff = &oci.Error{Code: oci.CodeUnavailable, Message: "the blob broke off on its way from the upstream; ask again"}
 
 // Read implements io.Reader.
@@ -104,8 +106,8 @@ func (c *fillContent) Read(p []byte) (int, error) {
 	return got, err
 }
 
-// WriteTo implements io.WriterTo. A file goes through w's ReadFrom, which for a
-// socket is sendfile.
+// WriteTo implements io.WriterTo. It sends a file through w's ReadFrom, which is sendfile
+// for a socket.
 func (c *fillContent) WriteTo(w io.Writer) (sent int64, err error) {
 	for c.off < c.end {
 		n, err := c.ready()

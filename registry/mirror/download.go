@@ -12,18 +12,18 @@ import (
 	"example.org/slipway/registry/mirror/upstream"
 )
 
-// sink is where a download's bytes go.
+// sink receives the bytes of a download.
 type sink interface {
-	// begin is called at each connection with the size of the whole blob, or -1
-	// where the upstream does not tell.
+	// begin is called for each connection, with the size of the whole blob, or -1 if the
+	// upstream does not say it.
 	begin(ctx context.Context, size int64) error
-	// space returns where the next bytes are to be put; not empty.
+	// space returns the buffer for the next bytes. It is not empty.
 	space() []byte
-	// take takes the first n bytes of space.
+	// take takes the first n bytes of the buffer that space returned.
 	take(n int) error
 }
 
-// sinkError is an error that another connection would not help against.
+// sinkError is an error that another connection would not cure.
 type sinkError struct{ err error }
 
 // Error implements error.
@@ -32,33 +32,34 @@ func (e *sinkError) Error() string { return e.err.Error() }
 // Unwrap returns the cause.
 func (e *sinkError) Unwrap() error { return e.err }
 
-// download fetches a blob, over as many connections as it takes. It is not safe
-// for concurrent use.
+// download fetches a blob, over as many connections as that takes. It is not safe for
+// concurrent use.
 type download struct {
 	m      *Registry
 	s      *source
 	name   string // of the repository upstream
 	repo   string
 	digest oci.Digest
-	// at is how many bytes the sink has, size how many there are, or -1.
+	// at is how many bytes the sink has. size is the size of the blob, or -1 if it is not
+	// known.
 	at, size int64
-	// body is the last connection's, for the blame.
+	// body is the body of the last connection; a wrong answer is blamed on it.
 	body *upstream.Body
-	// noRanges says that the upstream does not give a part of the blob, so that it is
-	// fetched from its beginning and the sink is given what it lacks.
+	// noRanges says that the upstream does not send parts of the blob. The blob is then
+	// fetched from its beginning, and the sink is given only the bytes that it lacks.
 	noRanges bool
 }
 
 const (
-	// maxTries is how many connections in a row may bring next to nothing.
+	// maxTries bounds how many connections in a row may bring next to nothing.
 	maxTries = 8
-	// leastProgress is how many bytes make a connection one that brought something.
+	// leastProgress is how many bytes a connection must bring to count as progress.
 	leastProgress = 32 << 10
 	firstPause    = 100 * time.Millisecond
 	longestPause  = 2 * time.Second
 )
 
-// run brings the sink all bytes from at on.
+// run gives the sink all bytes from at on.
 func (d *download) run(ctx context.Context, to sink) error {
 	tries, left := 0, d.m.opts.Patience
 	for {
@@ -73,7 +74,7 @@ func (d *download) run(ctx context.Context, to sink) error {
 		}
 		pause := retryAfter(err)
 		if d.at-before >= leastProgress {
-			tries, left = 0, d.m.opts.Patience // and no pause: a new connection may be all it takes
+			tries, left = 0, d.m.opts.Patience // and no pause: a new connection may be enough
 		} else {
 			tries++
 			left -= time.Since(began)
@@ -90,7 +91,7 @@ func (d *download) run(ctx context.Context, to sink) error {
 	}
 }
 
-// passes reports whether another connection may fare better.
+// passes reports whether another connection may succeed after err.
 func passes(err error) bool {
 	var own *sinkError
 	if errors.As(err, &own) {
@@ -100,8 +101,8 @@ func passes(err error) bool {
 	return k == 0 || k == upstream.Busy || k == upstream.Unavailable
 }
 
-// rangeRefused reports whether an upstream may give the whole of a blob although it does not
-// give a part.
+// rangeRefused reports whether err may mean that an upstream refuses a part of a blob but
+// would send the whole.
 func rangeRefused(err error) bool {
 	var open *openError
 	var e *upstream.Error
@@ -121,7 +122,7 @@ func (e *openError) Error() string { return e.err.Error() }
 // Unwrap returns the cause.
 func (e *openError) Unwrap() error { return e.err }
 
-// connect brings what one connection gives. nil: the blob is whole.
+// connect reads what one connection gives. It returns nil if the blob is complete.
 func (d *download) connect(ctx context.Context, to sink) error {
 	from := d.at
 	if d.noRanges {
@@ -149,7 +150,7 @@ func (d *download) connect(ctx context.Context, to sink) error {
 	return d.receive(body, to)
 }
 
-// checkSize compares what the connection says with what is known.
+// checkSize compares what the answer says of the blob's size with what is known.
 func (d *download) checkSize(body *upstream.Body) error {
 	switch {
 	case body.Off != d.at && body.Off != 0:
@@ -166,7 +167,8 @@ func (d *download) checkSize(body *upstream.Body) error {
 	return nil
 }
 
-// skip passes over what an endpoint sends again that knows no ranges.
+// skip skips the bytes that the sink already has, which an upstream without ranges sends
+// again.
 func (d *download) skip(body *upstream.Body) error {
 	n := d.at - body.Off
 	if n <= 0 {
@@ -196,7 +198,7 @@ func (d *download) receive(body *upstream.Body, to sink) error {
 			if n > 0 {
 				return d.wrong(fmt.Errorf("blob %s goes on behind its %d bytes", d.digest, d.size))
 			}
-			return nil // what a connection says that has nothing more to give does not matter
+			return nil // nothing more was expected, so an error of the connection does not matter
 		}
 		if n > 0 {
 			d.at += int64(n)
@@ -216,12 +218,12 @@ func (d *download) receive(body *upstream.Body, to sink) error {
 	}
 }
 
-// brokenOff is the error of a connection that ended too early.
+// brokenOff returns the error for a connection that ended too early.
 func (d *download) brokenOff(err error) error {
 	return &upstream.Error{Kind: upstream.Unavailable, Upstream: d.s.Name, Err: fmt.Errorf("blob %s broke off at byte %d of %d: %w", d.digest, d.at, d.size, err)}
 }
 
-// wrong is the error of an upstream that sent something else, and tells it.
+// wrong returns the error for an upstream that sent something wrong, and reports it.
 func (d *download) wrong(err error) error {
 	if d.body != nil {
 		d.body.Blame(err)
@@ -230,7 +232,7 @@ func (d *download) wrong(err error) error {
 	return &upstream.Error{Kind: upstream.Wrong, Upstream: d.s.Name, Err: err}
 }
 
-// wrongDigest is wrong for bytes that are not the blob's.
+// wrongDigest returns the error for bytes that do not have the blob's digest.
 func (d *download) wrongDigest(got oci.Digest) error {
 	return d.wrong(fmt.Errorf("the %d bytes received as blob %s have the digest %s", d.at, d.digest, got))
 }

@@ -19,50 +19,50 @@ import (
 )
 
 const (
-	// smallBlob is the largest blob in bytes that is fetched into RAM.
+	// smallBlob is the size in bytes of the largest blob that is fetched into RAM.
 	smallBlob = 1 << 20
-	// heldBack is how many bytes at the end of a blob nobody is given before the
-	// digest is known to be right. A smaller blob is given as a whole.
+	// heldBack is how many bytes at the end of a blob are given to nobody before the
+	// digest is known to be right. A blob that is not larger is held back as a whole.
 	heldBack = 64 << 10
 )
 
-// fill is a blob on its way in. It is fetched once, by run, and read by everybody
-// who wants it behind the place where it is being written.
+// fill is a blob that is being fetched. run fetches it once. All who want the blob read
+// the bytes that have already been written.
 type fill struct {
 	m      *Registry
-	s      *source // whose repository asked first
+	s      *source // the source whose repository was asked first
 	name   string
 	repo   string
 	digest oci.Digest
 	// continues says that there is a file of an earlier fill.
 	continues bool
 	began     time.Time
-	settled   chan struct{} // closed when the fill is over, and the blob stored or not
-	// ctx is what run works in; it ends with the registry, and when quit cancels it.
+	settled   chan struct{} // closed when the fill is over, whether the blob was stored or not
+	// ctx is the context of run. It ends with the registry, or when quit cancels it.
 	ctx    context.Context
 	cancel context.CancelFunc
 
-	// Guarded by fills.mu:
-	repos  map[string]bool // whose readers are let in
-	closed bool            // to further ones
+	// The next fields are guarded by fills.mu:
+	repos  map[string]bool // the repositories whose readers are let in
+	closed bool            // no further repositories are let in
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed at the next change, nil while nobody waits
 	size     int64         // -1: unknown
-	buf      []byte        // of a blob in RAM
-	file     *spool        // of another one
-	based    bool          // either of the two is there
+	buf      []byte        // for a blob in RAM
+	file     *spool        // for any other blob
+	based    bool          // buf or file is set
 	written  int64
 	verified bool
-	// given says that somebody was given bytes that were not verified then.
+	// given says that a reader was given bytes before they were verified.
 	given   bool
 	err     error
 	readers int
-	idle    time.Time // since when nobody reads
-	ended   bool      // and out of the table, so that no reader comes any more
+	idle    time.Time // when the last reader left
+	ended   bool      // and no longer in the table, so that no more readers come
 }
 
-// reader is the repository that a fill is read for.
+// reader is the repository for which a fill is read.
 type reader struct {
 	s    *source
 	name string // of the repository upstream
@@ -79,10 +79,10 @@ func newFill(m *Registry, s *source, name, repo string, d oci.Digest) *fill {
 
 func (f *fill) key() fillKey { return f.s.fillKey(f.digest) }
 
-// path is the file of a blob that is not in RAM.
+// path returns the file of a blob that is not in RAM.
 func (f *fill) path() string { return f.m.fills.path(f.key()) }
 
-// enter adds a reader, which leaves with leave.
+// enter adds a reader. The reader later calls leave.
 func (f *fill) enter() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -99,19 +99,20 @@ func (f *fill) leave() {
 	switch {
 	case f.ended:
 		f.free()
-	case !f.based && f.err == nil: // nothing has come that would be lost
+	case !f.based && f.err == nil: // nothing has been fetched yet, so nothing is lost
 		f.quit()
 	}
 }
 
-// quit ends a fill that nobody reads. Whoever comes yet looks again. f.mu is held.
+// quit ends a fill that nobody reads. A reader that comes later looks again. f.mu is
+// held.
 func (f *fill) quit() {
 	f.err = errLookAgain
 	f.cancel()
 	f.notify()
 }
 
-// end notes that the fill is out of the table, and why if it failed.
+// end notes that the fill is no longer in the table, and the error if it failed.
 func (f *fill) end(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -122,15 +123,15 @@ func (f *fill) end(err error) {
 	f.notify()
 }
 
-// free gives the memory of the blob back. f.mu is held.
+// free releases the memory of the blob. f.mu is held.
 func (f *fill) free() { f.m.fills.memory.Add(-int64(cap(f.buf))) }
 
-// abandoned reports whether nobody has been reading for too long. f.mu is held.
+// abandoned reports whether the fill has been without readers for too long. f.mu is held.
 func (f *fill) abandoned() bool {
 	return f.readers == 0 && !f.idle.IsZero() && f.m.now().Sub(f.idle) > f.m.opts.Linger
 }
 
-// notify wakes all who wait. f.mu is held.
+// notify wakes all goroutines that wait for a change. f.mu is held.
 func (f *fill) notify() {
 	if f.changed != nil {
 		close(f.changed)
@@ -138,8 +139,8 @@ func (f *fill) notify() {
 	}
 }
 
-// waitFor waits until ready says so, or the fill has failed. f.mu is held, and is
-// on return.
+// waitFor waits until ready returns true or the fill has failed. f.mu must be held;
+// waitFor releases it while it waits.
 func (f *fill) waitFor(ctx context.Context, ready func() bool) error {
 	for !ready() {
 		if f.err != nil {
@@ -159,7 +160,7 @@ func (f *fill) waitFor(ctx context.Context, ready func() bool) error {
 	return nil
 }
 
-// limit is up to where readers may read. f.mu is held.
+// limit returns the offset up to which readers may read. f.mu is held.
 func (f *fill) limit() int64 {
 	switch {
 	case f.verified:
@@ -170,10 +171,10 @@ func (f *fill) limit() int64 {
 	return min(f.written, f.size-heldBack)
 }
 
-// errResized ends a reader that was told a size which was wrong.
+// errResized ends a reader that was given a wrong size.
 var errResized = &oci.Error{Code: oci.CodeUnavailable, Message: "the blob turned out to have another size than the upstream had said; ask again"}
 
-// wait waits until there are bytes for c and returns where they end.
+// wait waits until there are bytes for c and returns the offset of their end.
 func (f *fill) wait(c *fillContent) (end int64, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -188,7 +189,7 @@ func (f *fill) wait(c *fillContent) (end int64, err error) {
 	return f.limit(), err
 }
 
-// right reports whether the digest was found right, so that the blob is about to be
+// right reports whether the digest has been found right. The blob is then about to be
 // stored.
 func (f *fill) right() bool {
 	f.mu.Lock()
@@ -196,8 +197,8 @@ func (f *fill) right() bool {
 	return f.verified
 }
 
-// whole returns the blob's size. That of a blob of which nothing is given out
-// before it is checked is not certain until then, either.
+// whole returns the blob's size. A blob that is held back as a whole has no certain size
+// until it is verified, so whole waits for that.
 func (f *fill) whole(ctx context.Context) (int64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -208,15 +209,15 @@ func (f *fill) whole(ctx context.Context) (int64, error) {
 	return f.size, err
 }
 
-// open returns a part of the blob for a reader that has entered. Where it is of
-// another repository than the fill, what the upstream says of that one must not be
-// told it.
+// open opens a part of the blob for a reader that has entered. The reader may be of
+// another repository than the fill. Then it must not learn what the upstream says of the
+// fill's repository.
 func (f *fill) open(ctx context.Context, by reader, p span) (oci.Content, error) {
 	size, err := f.whole(ctx)
 	switch {
 	case isSpoolError(err):
 		return f.openPast(ctx, by, p)
-	case errors.Is(err, errLookAgain): // it is still in the table, perhaps
+	case errors.Is(err, errLookAgain): // the fill may still be in the table
 		return nil, f.over(ctx)
 	case err != nil:
 		return nil, err
@@ -243,8 +244,8 @@ func (f *fill) open(ctx context.Context, by reader, p span) (oci.Content, error)
 	return c, nil
 }
 
-// over waits until the fill is over and returns what became of it. errLookAgain: the
-// blob is in the store.
+// over waits until the fill is over and returns its error. It returns errLookAgain if the
+// fill succeeded: the blob is then in the store.
 func (f *fill) over(ctx context.Context) error {
 	if err := await(ctx, f.settled); err != nil {
 		return err
@@ -257,8 +258,8 @@ func (f *fill) over(ctx context.Context) error {
 	return errLookAgain
 }
 
-// openPast opens a part of the blob at the upstream, because the fill has nowhere
-// to put it.
+// openPast opens a part of the blob at the upstream, because the fill has nowhere to put
+// the blob.
 func (f *fill) openPast(ctx context.Context, by reader, p span) (oci.Content, error) {
 	size, _, err := f.m.askBlob(ctx, by.s, by.name, by.repo, f.digest)
 	if err != nil {
@@ -276,7 +277,7 @@ func (f *fill) openPast(ctx context.Context, by reader, p span) (oci.Content, er
 	return c, nil
 }
 
-// run fetches the blob, gives it to the readers and has it stored.
+// run fetches the blob, gives its bytes to the readers, and stores it.
 func (f *fill) run() {
 	defer f.cancel()
 	err := f.fetch(f.ctx)
@@ -296,8 +297,8 @@ func (f *fill) run() {
 	f.end(nil)
 }
 
-// fail ends a fill. What was fetched stays for the next, unless it is known to be
-// wrong or there is no room for it.
+// fail ends a fill with an error. It keeps what was fetched for the next fill, unless
+// that is known to be wrong or there is no room for it.
 func (f *fill) fail(err error) {
 	kind := upstream.KindOf(err)
 	keep := f.written > 0 && !isSpoolError(err) && !errors.Is(err, errLookAgain) &&
@@ -307,7 +308,7 @@ func (f *fill) fail(err error) {
 	case f.file != nil:
 		onDisk = true
 		f.file.close()
-	case f.written > 0: // in RAM, and nothing on disk
+	case f.written > 0: // the bytes are in RAM, and nothing is on disk
 		if keep {
 			onDisk = true
 			if werr := os.WriteFile(f.path(), f.buf[:f.written], 0o600); werr != nil {
@@ -315,7 +316,7 @@ func (f *fill) fail(err error) {
 				keep = false
 			}
 		}
-	case f.continues: // nothing was looked at
+	case f.continues: // the fill ended before it looked at the old file
 		keep = kind != upstream.NotFound && kind != upstream.Denied
 	}
 	if onDisk && !keep {
@@ -334,7 +335,7 @@ func (f *fill) fail(err error) {
 		f.m.refuse(f.s, kindBlob, f.repo, string(f.digest), err)
 		f.m.log.Warn("fetch a blob", "upstream", f.s.Name, "repo", f.repo, "digest", f.digest, "bytes", f.written, "size", f.size, "kept", keep, "err", err)
 	}
-	f.m.fills.remove(f, keep) // before anybody hears of it and comes again
+	f.m.fills.remove(f, keep) // before the readers learn of the error and come again
 	f.end(err)
 }
 
@@ -344,11 +345,11 @@ func (f *fill) removeFile() {
 	}
 }
 
-// maxRestarts is how often a blob is fetched anew that turned out to be wrong,
-// while nobody was given any of it.
+// maxRestarts is how many times a blob that turned out to be wrong is fetched anew, as
+// long as nobody was given any of it.
 const maxRestarts = 2
 
-// fetch brings the whole blob in and checks it.
+// fetch fetches the whole blob and checks it.
 func (f *fill) fetch(ctx context.Context) error {
 	for restarts := 0; ; restarts++ {
 		err := f.fetchOnce(ctx)
@@ -387,15 +388,16 @@ func (f *fill) fetchOnce(ctx context.Context) error {
 	return nil
 }
 
-// reset begins anew with what has a place already, if nobody has seen any of it. The
-// size may have been as wrong as the rest.
+// reset empties the fill so that the blob can be fetched anew. It returns false if
+// somebody was given bytes of the blob, or if there is nothing to empty. It forgets the
+// size, too, because that may have been as wrong as the bytes.
 func (f *fill) reset() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.given || !f.based {
 		return false
 	}
-	if f.file != nil { // the same file, because readers may have it open
+	if f.file != nil { // keep the same file, because readers may have it open
 		f.file.close()
 		file, err := newSpool(f.path(), f.digest, f.m.opts.KeepFree)
 		if err != nil {
@@ -407,8 +409,8 @@ func (f *fill) reset() bool {
 	return true
 }
 
-// resume goes on with the file of an earlier fill, once the upstream has said that
-// the blob is there, and for us.
+// resume continues the file of an earlier fill. First the upstream must confirm that it
+// has the blob and lets us have it.
 func (f *fill) resume(ctx context.Context, d *download) error {
 	var desc oci.Descriptor
 	err := f.m.patiently(ctx, func() (err error) {
@@ -431,20 +433,21 @@ func (f *fill) resume(ctx context.Context, d *download) error {
 	return nil
 }
 
-// begin implements sink: it decides where the blob is put.
+// begin implements sink. It decides where the blob is put.
 func (f *fill) begin(ctx context.Context, size int64) error {
 	if f.based && (f.file != nil || size == int64(len(f.buf))) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		if f.size != size { // it was not known
+		if f.size != size { // the size was not known before
 			f.size = size
 			f.notify()
 		}
 		return nil
 	}
 	if size > smallBlob && !f.s.guarded {
-		// The upstream has just shown that the repository has it. One that whoever asks
-		// chose could say so of any digest, and must send all of it.
+		// The upstream has just shown that the repository has the blob, so the copy of
+		// another repository may be shown. A registry that a client chose could claim to
+		// have any digest, so it must send the whole blob.
 		_, err := f.m.store.LinkStored(ctx, f.repo, f.digest)
 		if err == nil {
 			return errLookAgain
@@ -468,7 +471,7 @@ func (f *fill) begin(ctx context.Context, size int64) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.free() // of the wrong size, before reset
+	f.free() // a buffer of the wrong size, from before a reset
 	f.size, f.buf, f.file, f.based = size, buf, file, true
 	f.notify()
 	return nil
@@ -493,8 +496,8 @@ func (f *fill) take(n int) error {
 		}
 	}
 	if f.written == 0 {
-		// Who waits for the first bytes goes first: the bytes behind them and their digest
-		// would keep two processors busy.
+		// Let the readers that wait for the first bytes run first. Otherwise fetching and
+		// hashing the following bytes would keep two processors busy.
 		defer runtime.Gosched()
 	}
 	f.mu.Lock()
@@ -508,7 +511,7 @@ func (f *fill) take(n int) error {
 	return nil
 }
 
-// sum returns the digest of what was fetched.
+// sum returns the digest of the bytes that were fetched.
 func (f *fill) sum() (oci.Digest, error) {
 	if f.file != nil {
 		return f.file.finish()
@@ -518,8 +521,8 @@ func (f *fill) sum() (oci.Digest, error) {
 	return digestOf(f.digest, h), nil
 }
 
-// store has the blob stored, and shown in the repositories. left reports whether the
-// file is still there.
+// store stores the blob and makes it visible in the repositories. left reports whether
+// the file of the fill is still there.
 func (f *fill) store(repos []string) (left bool) {
 	if f.file == nil {
 		f.m.gate.pass(f.m.ctx)
@@ -538,7 +541,7 @@ func (f *fill) store(repos []string) (left bool) {
 			return false
 		}
 		_, statErr := os.Stat(f.path())
-		return statErr == nil // storing it is tried again when it is asked for
+		return statErr == nil // the next request for the blob tries to store it again
 	}
 	for _, repo := range repos {
 		if repo == f.repo {
@@ -559,7 +562,7 @@ func newHash(d oci.Digest) hash.Hash {
 	return sha256.New()
 }
 
-// digestOf returns the digest that h has, in the algorithm of d.
+// digestOf returns the digest of what h has hashed, in the algorithm of d.
 func digestOf(d oci.Digest, h hash.Hash) oci.Digest {
 	alg, _, _ := strings.Cut(string(d), ":")
 	return oci.Digest(alg + ":" + hex.EncodeToString(h.Sum(nil)))

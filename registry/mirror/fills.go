@@ -18,20 +18,19 @@ import (
 
 const (
 	partSuffix = ".part"
-	// partMaxAge is how long what was fetched of a blob is kept that nobody asks
-	// for any more.
+	// partMaxAge is how long the beginning of a blob is kept if nobody asks for the blob.
 	partMaxAge = 7 * 24 * time.Hour
 )
 
-// fillKey is what there is one fill of. Upstreams that the configuration chose share the
-// fills of a digest. One that was chosen by whoever asks has its own: it must not slow
-// down or spoil what others fetch, nor be given what they have fetched.
+// fillKey identifies a fill. All upstreams that the configuration chose share one fill of
+// a digest. An upstream that a client chose has a fill for itself: it must not slow down
+// or spoil what others fetch, and must not be given what others have fetched.
 type fillKey struct {
 	digest oci.Digest
-	alone  string // the name of such an upstream, or ""
+	alone  string // the name of an upstream that a client chose, or ""
 }
 
-// fillKey returns the key of a source's fill.
+// fillKey returns the key of the source's fill of a digest.
 func (s *source) fillKey(d oci.Digest) fillKey {
 	if s.guarded {
 		return fillKey{d, s.Name}
@@ -39,14 +38,14 @@ func (s *source) fillKey(d oci.Digest) fillKey {
 	return fillKey{digest: d}
 }
 
-// fills are the blobs that are being fetched, and what earlier fills left in the
-// directory.
+// fills are the blobs that are being fetched, and the files that earlier fills left in
+// the directory.
 type fills struct {
 	dir string
-	// count is how many there are: most of the time none, and then a reader need
-	// not look.
+	// count is the number of fills. It is mostly 0, and a reader then need not look for a
+	// fill.
 	count atomic.Int64
-	// memory is what those in RAM take together, in bytes.
+	// memory is the sum of the bytes of the fills in RAM.
 	memory atomic.Int64
 
 	mu    sync.RWMutex
@@ -54,7 +53,7 @@ type fills struct {
 	parts map[fillKey]bool
 }
 
-// init finds what an earlier process left.
+// init finds the files that an earlier process left.
 func (fs *fills) init(dir string, now time.Time) error {
 	fs.dir, fs.under, fs.parts = dir, map[fillKey]*fill{}, map[fillKey]bool{}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -67,8 +66,8 @@ func (fs *fills) init(dir string, now time.Time) error {
 	return fs.scan(now, booted)
 }
 
-// scan notes what there is of blobs that nobody is fetching, and removes what is too
-// old or of before the machine came up.
+// scan notes the files of blobs that nobody is fetching. It removes files that are too
+// old or were written before the machine booted.
 func (fs *fills) scan(now, booted time.Time) error {
 	list, err := os.ReadDir(fs.dir)
 	if err != nil {
@@ -82,7 +81,7 @@ func (fs *fills) scan(now, booted time.Time) error {
 			continue
 		}
 		info, err := e.Info()
-		if errors.Is(err, os.ErrNotExist) { // it has been stored since
+		if errors.Is(err, os.ErrNotExist) { // it has been stored meanwhile
 			delete(fs.parts, k)
 			continue
 		} else if err != nil {
@@ -100,7 +99,7 @@ func (fs *fills) scan(now, booted time.Time) error {
 	return nil
 }
 
-// bootTime is when the machine came up. What was written before may never have
+// bootTime returns when the machine booted. A file that was written before may never have
 // reached the disk.
 func bootTime() (time.Time, error) {
 	var info syscall.Sysinfo_t
@@ -110,7 +109,7 @@ func bootTime() (time.Time, error) {
 	return time.Now().Add(-time.Duration(info.Uptime) * time.Second), nil
 }
 
-// path is the file of a blob that is being fetched.
+// path returns the file of a blob that is being fetched.
 func (fs *fills) path(k fillKey) string {
 	name := k.digest.Algorithm().String() + "-" + k.digest.Encoded()
 	if k.alone != "" {
@@ -119,7 +118,7 @@ func (fs *fills) path(k fillKey) string {
 	return filepath.Join(fs.dir, name+partSuffix)
 }
 
-// partKey is the reverse of path.
+// partKey returns the key for a file name that path has made.
 func partKey(file string) (fillKey, bool) {
 	name, isPart := strings.CutSuffix(file, partSuffix)
 	alg, rest, ok := strings.Cut(name, "-")
@@ -128,8 +127,8 @@ func partKey(file string) (fillKey, bool) {
 	return k, isPart && ok && oci.ValidDigest(k.digest)
 }
 
-// find returns the fill of a blob, if there is one. admitted reports whether its
-// upstream has said that the repository has the blob.
+// find returns the fill of a blob, if there is one. admitted reports whether the upstream
+// has confirmed that the repository has the blob.
 func (fs *fills) find(k fillKey, repo string) (f *fill, admitted bool) {
 	if fs.count.Load() == 0 {
 		return nil, false
@@ -142,23 +141,25 @@ func (fs *fills) find(k fillKey, repo string) (f *fill, admitted bool) {
 	return f, f.repos[repo]
 }
 
-// joined is how somebody came to a fill.
+// joined says in which role a caller came to a fill.
 type joined int
 
 const (
-	// lookAgain: not at all. The store may have the blob by now.
+	// lookAgain means that the caller has not joined, and should look in the store again,
+	// which may have the blob by now.
 	lookAgain joined = iota
-	// stranger: the upstream has not said yet that the repository has the blob. That
-	// it is being fetched for another must not help anybody who has no access.
+	// stranger means that the upstream has not yet confirmed that the repository has the
+	// blob. A client without access must not profit from the fact that the blob is being
+	// fetched for another repository.
 	stranger
-	// follower: as a reader, of a fill that was there.
+	// follower means that the caller is a reader of a fill that was there before.
 	follower
-	// beginner: as its first reader.
+	// beginner means that the caller is the fill's first reader.
 	beginner
 )
 
-// join makes the caller a reader of the fill of a blob, and begins the fill where
-// there is none. again says that the store was asked twice.
+// join makes the caller a reader of the fill of a blob, and begins the fill if there is
+// none. again says that the caller has already asked the store twice.
 func (m *Registry) join(s *source, name, repo string, d oci.Digest, again bool) (*fill, joined, error) {
 	fs, k := &m.fills, s.fillKey(d)
 	fs.mu.Lock()
@@ -185,8 +186,9 @@ func (m *Registry) join(s *source, name, repo string, d oci.Digest, again bool) 
 	return f, beginner, nil
 }
 
-// admit lets the readers of one more repository at a fill. It is called when its
-// upstream has said that the blob is there. false: the fill has ended.
+// admit lets in the readers of one more repository, and makes the caller a reader. It is
+// called after the upstream has confirmed that this repository has the blob. It returns
+// false if the fill has ended.
 func (fs *fills) admit(f *fill, repo string) bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -198,7 +200,7 @@ func (fs *fills) admit(f *fill, repo string) bool {
 	return true
 }
 
-// close ends the admission to a fill, and returns the repositories it has.
+// close lets in no further repositories, and returns those that were let in.
 func (fs *fills) close(f *fill) []string {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -223,13 +225,13 @@ func (fs *fills) remove(f *fill, left bool) {
 	}
 }
 
-// wholeBlob is the part of a blob that is all of it.
+// wholeBlob is the span of a whole blob.
 var wholeBlob = span{0, -1}
 
-// span is n bytes from off; n < 0: all from there on.
+// span is n bytes from off on, or all bytes from off on if n < 0.
 type span struct{ off, n int64 }
 
-// in returns the span cut to a blob of size bytes.
+// in cuts the span to a blob of size bytes.
 func (p span) in(size int64) (off, end int64, err error) {
 	if p == wholeBlob {
 		return 0, size, nil
@@ -271,13 +273,14 @@ func (m *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (
 	}
 	size, began, err := m.askBlob(ctx, s, name, repo, d)
 	s.counts.fetched(kindBlob, began, err)
-	if err == nil && size < 0 { // the upstream does not say it
+	if err == nil && size < 0 { // the upstream does not say the size
 		return m.measureBlob(ctx, s, name, repo, d)
 	}
 	return blobDescriptor(d, size), err
 }
 
-// measureBlob fetches a blob to find out its size, which is certain at the end only.
+// measureBlob finds out the size of a blob by fetching it: the size is certain only at
+// the end.
 func (m *Registry) measureBlob(ctx context.Context, s *source, name, repo string, d oci.Digest) (oci.Descriptor, error) {
 	c, err := m.openBlob(ctx, s, name, repo, d, wholeBlob)
 	if err != nil {
@@ -288,7 +291,7 @@ func (m *Registry) measureBlob(ctx context.Context, s *source, name, repo string
 	return blobDescriptor(d, size), err
 }
 
-// askBlob asks the upstream whether a repository has a blob. Its size is -1 where the upstream
+// askBlob asks the upstream whether a repository has a blob. size is -1 if the upstream
 // does not say it.
 func (m *Registry) askBlob(ctx context.Context, s *source, name, repo string, d oci.Digest) (size int64, began bool, err error) {
 	mf, began, err := m.fly(ctx, flightKey{flyBlob, contentKey{repo, string(d)}}, func(ctx context.Context) (*oci.Manifest, error) {
@@ -329,7 +332,7 @@ func (m *Registry) GetBlobRange(ctx context.Context, repo string, d oci.Digest, 
 	}
 	p := span{off, n}
 	if p == wholeBlob {
-		// Of an empty blob there is no range, but all of it.
+		// An empty blob can be opened as a whole, but no range of it is valid.
 		desc, err := m.ResolveBlob(ctx, repo, d)
 		if err == nil {
 			_, _, err = span{off, max(1, desc.Size)}.in(desc.Size)
@@ -348,12 +351,12 @@ func (m *Registry) fromStore(ctx context.Context, repo string, d oci.Digest, p s
 	return m.store.GetBlobRange(ctx, repo, d, p.off, p.n)
 }
 
-// maxLooks is how often a content is looked for that others fetch, store and forget
-// at the same time.
+// maxLooks bounds how often a content is looked for if others keep fetching, storing and
+// forgetting it at the same time.
 const maxLooks = 5
 
-// openBlob opens a part of a blob of a mirrored repository: where it is being
-// fetched, or in the store, or else at the upstream.
+// openBlob opens a part of a blob of a mirrored repository. It takes the blob from a
+// fill, from the store or else from the upstream.
 func (m *Registry) openBlob(ctx context.Context, s *source, name, repo string, d oci.Digest, p span) (oci.Content, error) {
 	for look := range maxLooks {
 		if _, admitted := m.fills.find(s.fillKey(d), repo); !admitted {
@@ -375,7 +378,7 @@ func (m *Registry) openBlob(ctx context.Context, s *source, name, repo string, d
 	return nil, errChanging
 }
 
-// errChanging answers what others fetch and forget all the time.
+// errChanging answers a request for content that others keep fetching and forgetting.
 var errChanging = &oci.Error{Code: oci.CodeUnavailable, Message: "the content is being changed all the time; ask again"}
 
 // errLookAgain says that the store may have the blob by now.
@@ -408,7 +411,7 @@ func (m *Registry) openFill(ctx context.Context, s *source, name, repo string, d
 	if err != nil {
 		f.leave()
 		if ofFill := upstream.KindOf(err) != 0 || !oci.HasCode(err, oci.CodeRangeInvalid); ofFill && repo != f.repo && ctx.Err() == nil {
-			err = errLookAgain // the upstream has not said it of this repository
+			err = errLookAgain // the error is not about this repository
 		}
 		if !errors.Is(err, errLookAgain) {
 			s.counts.fetched(kindBlob, how == beginner, err)
@@ -420,8 +423,8 @@ func (m *Registry) openFill(ctx context.Context, s *source, name, repo string, d
 	return c, nil
 }
 
-// introduce makes the caller a reader of a fill of another repository, if the
-// upstream says that this one has the blob, too.
+// introduce makes the caller a reader of a fill that was begun for another repository, if
+// the upstream confirms that the caller's repository has the blob, too.
 func (m *Registry) introduce(ctx context.Context, f *fill, s *source, name, repo string) error {
 	if _, _, err := m.askBlob(ctx, s, name, repo, f.digest); err != nil {
 		s.counts.fetched(kindBlob, true, err)
@@ -433,11 +436,11 @@ func (m *Registry) introduce(ctx context.Context, f *fill, s *source, name, repo
 	if err := await(ctx, f.settled); err != nil {
 		return err
 	}
-	if s.guarded && !f.right() { // its word alone is no reason to show what others have stored
+	if s.guarded && !f.right() { // a mere claim does not show what others have stored
 		return errLookAgain
 	}
-	// It has come too late. If the blob was stored it only has to be linked, or else
-	// it is fetched once more.
+	// The fill ended before the repository was let in. If the blob was stored, it only
+	// has to be linked. Otherwise it is fetched once more.
 	if _, err := m.store.LinkStored(ctx, repo, f.digest); err != nil && !oci.HasCode(err, oci.CodeBlobUnknown) {
 		m.log.Warn("show a blob in a repository", "repo", repo, "digest", f.digest, "err", err)
 	}

@@ -14,26 +14,28 @@ import (
 	"example.org/slipway/oci"
 )
 
-// LoadOptions of Load. The zero value works.
+// LoadOptions are the options of Load. The zero value works.
 type LoadOptions struct {
-	// Platforms of an index that are loaded; default: those of the source.
+	// Platforms are the platforms of an index that are loaded. Default: those of the
+	// source.
 	Platforms []oci.Platform
-	// Concurrent is how many blobs are fetched at once; default 4.
+	// Concurrent is how many blobs are fetched at once. Default: 4.
 	Concurrent int
-	// Progress is told how far the image is. It is not called concurrently.
+	// Progress is called with the progress of the image. It is not called concurrently.
 	Progress func(Progress)
 }
 
-// Progress is how far the loading of an image is.
+// Progress says how far the loading of an image is.
 type Progress struct {
-	// Blobs and Bytes are here, of Total and TotalBytes that are known to belong to
-	// the image.
+	// Blobs and Bytes are stored here, out of Total and TotalBytes that are known to
+	// belong to the image.
 	Blobs, Total      int
 	Bytes, TotalBytes int64
 }
 
-// ParseReference reads name, name:tag, name@digest or name:tag@digest, where the
-// digest counts. Without either the tag is latest.
+// ParseReference reads name, name:tag, name@digest or name:tag@digest. If there is a
+// digest, it counts and the tag does not. If there is neither a tag nor a digest, the tag
+// is latest.
 func ParseReference(s string) (repo, ref string, err error) {
 	name, digest, byDigest := strings.Cut(s, "@")
 	repo, tag, tagged := name, "latest", false
@@ -53,9 +55,9 @@ func ParseReference(s string) (repo, ref string, err error) {
 	return repo, tag, nil
 }
 
-// Load fetches a whole image, so that it is here when it is asked for, and returns
-// when it is stored. What is here already costs next to nothing. ref is as in
-// ParseReference, and its name as clients write it.
+// Load fetches a whole image in advance. It returns when the image is stored. Content
+// that is stored already costs next to nothing. ParseReference parses ref. Its name may
+// be any that clients use for the repository.
 func (m *Registry) Load(ctx context.Context, ref string, o *LoadOptions) error {
 	var opts LoadOptions
 	if o != nil {
@@ -86,21 +88,21 @@ func (m *Registry) Load(ctx context.Context, ref string, o *LoadOptions) error {
 	return m.settle(ctx, repo)
 }
 
-// loading is an image on its way in.
+// loading is an image that is being loaded.
 type loading struct {
 	m          *Registry
 	s          *source
 	name, repo string
 	opts       LoadOptions
 	order      []oci.Digest
-	blobs      map[oci.Digest]int64 // sizes
-	seen       map[oci.Digest]bool  // manifests that indexes name, and whether they are there
+	blobs      map[oci.Digest]int64 // the blobs' sizes
+	seen       map[oci.Digest]bool  // manifests that indexes name, and whether they were found
 
 	mu       sync.Mutex
 	progress Progress
 }
 
-// manifest fetches a manifest and those below it, and notes the blobs.
+// manifest fetches a manifest and the manifests that it names, and notes their blobs.
 func (l *loading) manifest(ctx context.Context, ref string) error {
 	mf, err := l.m.GetManifest(ctx, l.repo, ref)
 	if err != nil {
@@ -121,7 +123,7 @@ func (l *loading) manifest(ctx context.Context, ref string) error {
 		layers = append(slices.Clone(layers), *doc.Config)
 	}
 	for _, d := range layers {
-		if _, known := l.blobs[d.Digest]; known || len(d.URLs) > 0 { // foreign ones are fetched from elsewhere
+		if _, known := l.blobs[d.Digest]; known || len(d.URLs) > 0 { // foreign layers are not fetched
 			continue
 		}
 		l.order = append(l.order, d.Digest)
@@ -136,7 +138,7 @@ func (l *loading) children(ctx context.Context, doc *document) error {
 	images, found := 0, false
 	for _, c := range doc.Manifests {
 		platform := oci.PlatformOf(c.Platform)
-		isImage := platform.OS != "unknown" // and no attestation, which nobody can run
+		isImage := platform.OS != "unknown" // an attestation cannot be run
 		if isImage {
 			images++
 		}
@@ -147,7 +149,8 @@ func (l *loading) children(ctx context.Context, doc *document) error {
 			found = found || there && isImage
 			continue
 		}
-		// An index may name what its registry lacks. The others are worth having.
+		// An index may name manifests that its registry lacks. The others are still worth
+		// having.
 		err := l.manifest(ctx, string(c.Digest))
 		l.seen[c.Digest] = err == nil
 		if oci.HasCode(err, oci.CodeManifestUnknown) {
@@ -164,7 +167,7 @@ func (l *loading) children(ctx context.Context, doc *document) error {
 	return nil
 }
 
-// fetch has all blobs fetched and stored.
+// fetch fetches all noted blobs and waits until they are stored.
 func (l *loading) fetch(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(l.opts.Concurrent)
@@ -191,7 +194,7 @@ func (l *loading) report(blobs int, bytes int64) {
 	}
 }
 
-// blob returns when the store has a blob.
+// blob fetches a blob and returns when the store has it.
 func (l *loading) blob(ctx context.Context, d oci.Digest) error {
 	if _, err := l.m.store.ResolveBlob(ctx, l.repo, d); !oci.HasCode(err, oci.CodeBlobUnknown) {
 		return err
@@ -209,7 +212,7 @@ func (l *loading) blob(ctx context.Context, d oci.Digest) error {
 		return err
 	}
 	if _, err := l.m.store.ResolveBlob(ctx, l.repo, d); err != nil {
-		if _, readErr := io.Copy(io.Discard, c); readErr != nil { // it says what went wrong
+		if _, readErr := io.Copy(io.Discard, c); readErr != nil { // readErr says what went wrong
 			return readErr
 		}
 		return fmt.Errorf("it was fetched and could not be stored: %w", err)

@@ -10,11 +10,11 @@ import (
 	"example.org/slipway/registry/mirror/upstream"
 )
 
-// What a flight asks.
+// The questions that a flight can ask.
 const (
 	flyManifest = iota // a manifest by tag or digest
 	flyBlob            // whether a repository has a blob
-	flyTag             // what a tag stands for that is here
+	flyTag             // what a tag that the store has stands for now
 )
 
 // ResolveManifest implements oci.Reader.
@@ -48,7 +48,7 @@ func (m *Registry) GetManifest(ctx context.Context, repo, ref string) (*oci.Mani
 	if err != nil {
 		return nil, err
 	}
-	if !noted { // it has not been stored yet
+	if !noted { // the store does not have the manifest yet
 		m.store.NotePull(repo, ref)
 		m.ahead(s, name, repo, mf)
 	}
@@ -59,23 +59,23 @@ func (m *Registry) GetManifest(ctx context.Context, repo, ref string) (*oci.Mani
 	return mf, nil
 }
 
-// read reads a manifest of the store.
+// read reads a manifest from the store.
 type read func(ctx context.Context, repo, ref string) (*oci.Manifest, error)
 
-// manifest returns a manifest of a mirrored repository, from the store if that is
-// all right.
+// manifest returns a manifest of a mirrored repository. It takes it from the store if the
+// stored one may be served.
 func (m *Registry) manifest(ctx context.Context, s *source, name, repo, ref string, stored read) (*oci.Manifest, error) {
 	if oci.IsDigest(ref) {
 		return m.ofDigest(ctx, s, name, repo, oci.Digest(ref), stored)
 	}
-	if !oci.ValidTag(ref) { // it would become part of a URL
+	if !oci.ValidTag(ref) { // ref would become part of a URL
 		return nil, unknownManifest(repo, ref, "")
 	}
 	return m.ofTag(ctx, s, name, repo, ref, stored)
 }
 
-// ofDigest returns a manifest by digest. What the store has is enough: it cannot
-// have changed.
+// ofDigest returns a manifest by digest. A manifest that the store has cannot have
+// changed, so the upstream is not asked for it.
 func (m *Registry) ofDigest(ctx context.Context, s *source, name, repo string, d oci.Digest, stored read) (*oci.Manifest, error) {
 	if mf := m.pending.get(repo, d); mf != nil {
 		s.counts.add(kindManifest, resultHit)
@@ -109,7 +109,8 @@ func (m *Registry) ofDigest(ctx context.Context, s *source, name, repo string, d
 	return mf, err
 }
 
-// arrived returns a manifest that was fetched since the store was asked.
+// arrived returns a manifest that has been fetched since the store was asked for it, or
+// nil.
 func (m *Registry) arrived(ctx context.Context, repo string, d oci.Digest) *oci.Manifest {
 	if mf := m.pending.get(repo, d); mf != nil {
 		return mf
@@ -122,8 +123,8 @@ func (m *Registry) arrived(ctx context.Context, repo string, d oci.Digest) *oci.
 	return nil
 }
 
-// ofTag returns a manifest by tag, which the upstream is asked for when it was not
-// asked lately.
+// ofTag returns a manifest by tag. It asks the upstream what the tag stands for unless it
+// did so lately.
 func (m *Registry) ofTag(ctx context.Context, s *source, name, repo, tag string, stored read) (*oci.Manifest, error) {
 	for range maxLooks {
 		now := m.now()
@@ -148,7 +149,7 @@ func (m *Registry) ofTag(ctx context.Context, s *source, name, repo, tag string,
 			s.counts.fetched(kindManifest, began, err)
 			return mf, err
 		}
-		// The store has it, unless it was forgotten just now.
+		// The store has the manifest, unless it was forgotten just now.
 		mf, err = m.confirmed(ctx, repo, tag, mf.Digest, stored)
 		if err == nil {
 			st, _ = s.tags.get(repo, tag)
@@ -163,7 +164,7 @@ func (m *Registry) ofTag(ctx context.Context, s *source, name, repo, tag string,
 	return nil, errChanging
 }
 
-// result is what a request is that the state answers.
+// result returns how a request that is answered from this state is counted.
 func (st tagState) result() result {
 	if st.stale {
 		return resultStale
@@ -171,8 +172,8 @@ func (st tagState) result() result {
 	return resultHit
 }
 
-// confirmed returns the manifest that a tag was last confirmed to stand for, or,
-// where that is not known, what the store has under the tag.
+// confirmed returns the manifest d that a tag was last confirmed to stand for. If d is
+// empty, it returns what the store has under the tag.
 func (m *Registry) confirmed(ctx context.Context, repo, tag string, d oci.Digest, stored read) (*oci.Manifest, error) {
 	if d != "" {
 		if mf := m.pending.get(repo, d); mf != nil {
@@ -181,7 +182,8 @@ func (m *Registry) confirmed(ctx context.Context, repo, tag string, d oci.Digest
 	}
 	mf, err := stored(ctx, repo, tag)
 	if d != "" && (err != nil || mf.Digest != d) {
-		// It is about to be stored, or another replica was told something newer.
+		// The manifest d is about to be stored, or another replica has learned something
+		// newer.
 		if other, otherErr := stored(ctx, repo, string(d)); otherErr == nil {
 			return other, nil
 		}
@@ -189,17 +191,17 @@ func (m *Registry) confirmed(ctx context.Context, repo, tag string, d oci.Digest
 	return mf, err
 }
 
-// revalidate asks the upstream what a tag stands for. The manifest it returns has
-// no bytes when the store has it.
+// revalidate asks the upstream what a tag stands for. The manifest that it returns has no
+// bytes if the store has them.
 func (m *Registry) revalidate(ctx context.Context, s *source, name, repo, tag string) (*oci.Manifest, error) {
 	st, known := s.tags.get(repo, tag)
-	known = known && m.now().Before(st.until) // by a flight that ended just now
+	known = known && m.now().Before(st.until) // confirmed by a flight that has just ended
 	if known {
 		if mf := m.arrived(ctx, repo, st.digest); mf != nil {
 			return mf, nil
 		}
 	}
-	coming := m.pending.get(repo, st.digest) // asked first: when it is not there any more the store has it
+	coming := m.pending.get(repo, st.digest) // before the store: a manifest leaves pending once stored
 	have, err := m.store.ResolveManifest(ctx, repo, tag)
 	answer := &oci.Manifest{Descriptor: have}
 	if coming != nil {
@@ -223,7 +225,7 @@ func (m *Registry) revalidate(ctx context.Context, s *source, name, repo, tag st
 	return m.follow(ctx, q, now.Digest, err)
 }
 
-// question is one about what a tag stands for that the store has.
+// question is the question what a tag that the store has stands for now.
 type question struct {
 	s         *source
 	name      string // of the repository upstream
@@ -231,7 +233,8 @@ type question struct {
 	have      oci.Descriptor
 }
 
-// follow does what the upstream's answer says: that the tag stands for something else, or an error.
+// follow acts on the upstream's answer that a tag stands for something else, or on its
+// error.
 func (m *Registry) follow(ctx context.Context, q question, now oci.Digest, err error) (*oci.Manifest, error) {
 	s, repo, tag := q.s, q.repo, q.tag
 	if err != nil {
@@ -245,7 +248,8 @@ func (m *Registry) follow(ctx context.Context, q question, now oci.Digest, err e
 		m.keep(s, repo, mf, tag)
 	} else {
 		mf, err = m.fetch(ctx, s, q.name, repo, string(now), tag)
-		// The tag has been moved again, or the registry gives nobody a manifest by digest.
+		// Either the tag has been moved again, or the registry refuses manifests by
+		// digest.
 		if k := upstream.KindOf(err); k == upstream.NotFound || k == upstream.Denied {
 			mf, err = m.fetch(ctx, s, q.name, repo, tag, tag)
 		}
@@ -258,15 +262,16 @@ func (m *Registry) follow(ctx context.Context, q question, now oci.Digest, err e
 }
 
 const (
-	// confirmWithin is how long a client waits for an upstream to confirm a tag that
+	// confirmWithin bounds how long a client waits for an upstream to confirm a tag that
 	// could be served as it was.
 	confirmWithin = 5 * time.Second
-	// confirmBehind is the same while the upstream owes somebody else such an answer for longer.
+	// confirmBehind replaces confirmWithin while the upstream has left another such
+	// question unanswered for longer than confirmWithin.
 	confirmBehind = 2 * time.Second
 )
 
-// ask asks the upstream what a tag stands for. An answer that comes when nobody waits for it any more
-// holds for those who come later.
+// ask asks the upstream what a tag stands for. If the answer comes when nobody waits for
+// it any more, it is noted for later requests.
 func (m *Registry) ask(ctx context.Context, q question) (oci.Descriptor, error) {
 	resolve := func(ctx context.Context) (oci.Descriptor, error) {
 		began := time.Now()
@@ -303,18 +308,18 @@ func (m *Registry) ask(ctx context.Context, q question) (oci.Descriptor, error) 
 	return oci.Descriptor{}, err
 }
 
-// late takes note of an answer for which nobody waited.
+// late notes an answer for which nobody waited.
 func (m *Registry) late(ctx context.Context, q question, now oci.Digest, err error) {
 	switch k := upstream.KindOf(err); {
 	case err == nil && now == q.have.Digest:
 		m.confirm(q.s, q.repo, q.tag, now)
 	case err == nil, k == upstream.NotFound, k == upstream.Denied:
-		_, _ = m.follow(ctx, q, now, err) // which takes note of what it finds
+		_, _ = m.follow(ctx, q, now, err) // follow notes what it finds
 	}
 }
 
-// fetch gets a manifest from the upstream, lets it in if the rules do, and has it
-// stored, under a tag unless that is empty.
+// fetch gets a manifest from the upstream, checks it against the rules, and has it
+// stored. It is stored under tag unless tag is empty.
 func (m *Registry) fetch(ctx context.Context, s *source, name, repo, ref, tag string) (*oci.Manifest, error) {
 	if err := s.allowed(name, tag); err != nil {
 		return nil, m.refused(s, kindManifest, repo, ref, err)
@@ -335,7 +340,7 @@ func (m *Registry) fetch(ctx context.Context, s *source, name, repo, ref, tag st
 	s.counts.pulled.Add(mf.Size)
 	if s.strict {
 		err := m.admit(ctx, s, name, repo, mf)
-		if upstream.KindOf(err) == upstream.NotFound { // and not the manifest itself
+		if upstream.KindOf(err) == upstream.NotFound { // something that the manifest names is missing
 			m.log.Warn("a manifest is incomplete upstream", "upstream", s.Name, "repo", repo, "digest", mf.Digest, "err", err)
 			err = refuse(oci.CodeManifestUnknown, "%s/%s@%s is incomplete upstream, so that the rules of %s cannot be applied", s.Name, name, mf.Digest, s.Name)
 		}
@@ -348,15 +353,15 @@ func (m *Registry) fetch(ctx context.Context, s *source, name, repo, ref, tag st
 	return mf, nil
 }
 
-// refuse remembers that the upstream does not have something, or not for us.
+// refuse remembers that the upstream does not have something, or does not let us have it.
 func (m *Registry) refuse(s *source, k kind, repo, ref string, err error) {
 	if why := upstream.KindOf(err); why == upstream.NotFound || why == upstream.Denied {
 		s.negative[k].set(repo, ref, err, m.now(), s.NegativeTTL)
 	}
 }
 
-// refused notes that the rules did not let something in, unless err is another
-// error.
+// refused notes that the rules did not let something in. It returns err, and notes
+// nothing if err is another error.
 func (m *Registry) refused(s *source, k kind, repo, ref string, err error) error {
 	if isRefusal(err) {
 		s.negative[k].set(repo, ref, err, m.now(), s.NegativeTTL)
@@ -365,8 +370,8 @@ func (m *Registry) refused(s *source, k kind, repo, ref string, err error) error
 	return err
 }
 
-// stale decides what becomes of a tag that the store has when the upstream does
-// not confirm it.
+// stale decides what to do about a tag that the store has and the upstream does not
+// confirm.
 func (m *Registry) stale(ctx context.Context, s *source, repo, tag string, have oci.Descriptor, err error) (*oci.Manifest, error) {
 	mf := &oci.Manifest{Descriptor: have}
 	if ctx.Err() != nil {
@@ -374,11 +379,11 @@ func (m *Registry) stale(ctx context.Context, s *source, repo, tag string, have 
 	}
 	now, again := m.now(), min(s.TTL, staleFor)
 	st, known := s.tags.get(repo, tag)
-	if !known { // not asked in this process: it has been good so far
+	if !known { // this process has not asked yet: treat the tag as confirmed when it started
 		st.confirmed = m.started
 	}
 	switch kind := upstream.KindOf(err); {
-	case isRefusal(err): // the tag was moved to what the rules keep out
+	case isRefusal(err): // the tag was moved to something that the rules keep out
 		m.log.Warn("tag stays where it was, because of what it was moved to", "upstream", s.Name, "repo", repo, "tag", tag, "err", err)
 		again = s.TTL // the upstream did answer
 	case kind == upstream.NotFound && s.KeepDeleted:
@@ -393,7 +398,7 @@ func (m *Registry) stale(ctx context.Context, s *source, repo, tag string, have 
 		return nil, err
 	case kind == upstream.Denied:
 		m.refuse(s, kindManifest, repo, tag, err)
-		st.digest, st.until = have.Digest, time.Time{} // it is asked for again
+		st.digest, st.until = have.Digest, time.Time{} // ask the upstream again next time
 		s.tags.set(repo, tag, st, now)
 		m.revoke(ctx, repo, tag)
 		return nil, err
@@ -403,14 +408,14 @@ func (m *Registry) stale(ctx context.Context, s *source, repo, tag string, have 
 		m.log.Warn("serve a tag that cannot be confirmed", "upstream", s.Name, "repo", repo, "tag", tag, "confirmed", st.confirmed, "err", err)
 	}
 	m.event(Event{Action: ActionStale, Upstream: s.Name, Repo: repo, Ref: tag, Digest: have.Digest, Err: err.Error()})
-	// Not each request is to wait for an upstream that is down.
+	// Keep further requests from waiting for an upstream that is down.
 	st.digest, st.stale, st.until = have.Digest, true, now.Add(max(retryAfter(err), again))
 	s.tags.set(repo, tag, st, now)
 	return mf, nil
 }
 
-// staleFor is how long a tag that could not be confirmed is served before the
-// upstream is asked again, unless the upstream said how long.
+// staleFor is how long a tag that could not be confirmed is served before the upstream is
+// asked again, unless the upstream said how long to wait.
 const staleFor = 10 * time.Second
 
 // confirm notes what a tag stands for.
@@ -423,7 +428,8 @@ func (m *Registry) confirm(s *source, repo, tag string, d oci.Digest) {
 	}
 }
 
-// revoke has a tag that the upstream has refused served by no failure, until it is confirmed.
+// revoke notes that the upstream has refused a tag. Until the upstream confirms the tag,
+// it is not served when the upstream fails.
 func (m *Registry) revoke(ctx context.Context, repo, tag string) {
 	err := m.revoked.set(contentKey{repo, tag}, true)
 	if err == nil {
@@ -435,11 +441,11 @@ func (m *Registry) revoke(ctx context.Context, repo, tag string) {
 	}
 }
 
-// keep has a manifest stored in the background: clients need not wait until it is
+// keep stores a manifest in the background, because clients need not wait until it is
 // durable.
 func (m *Registry) keep(s *source, repo string, mf *oci.Manifest, tag string) {
 	if mf.Digest.Algorithm().FromBytes(mf.Bytes) != mf.Digest {
-		return // of a signed schema 1 manifest the upstream's word is all there is
+		return // a signed schema 1 manifest, whose digest cannot be checked here
 	}
 	p := oci.PutManifest{Bytes: mf.Bytes, MediaType: mf.MediaType, Digest: mf.Digest}
 	m.pending.add(repo, mf)
@@ -451,7 +457,7 @@ func (m *Registry) keep(s *source, repo string, mf *oci.Manifest, tag string) {
 		defer m.pending.remove(repo, mf.Digest)
 		m.gate.pass(m.ctx)
 		if st, ok := s.tags.get(repo, tag); !ok || st.digest != mf.Digest {
-			p.Tags = nil // it is gone, or has been moved since
+			p.Tags = nil // the tag is gone, or has been moved since
 		}
 		ctx, cancel := m.storing()
 		defer cancel()
@@ -461,18 +467,19 @@ func (m *Registry) keep(s *source, repo string, mf *oci.Manifest, tag string) {
 			return
 		}
 		m.recent.add(contentKey{repo, string(mf.Digest)})
-		if _, ok := s.tags.get(repo, tag); !ok && len(p.Tags) > 0 { // it went meanwhile
+		if _, ok := s.tags.get(repo, tag); !ok && len(p.Tags) > 0 { // it was dropped meanwhile
 			if err := m.store.ForgetTag(ctx, repo, tag); err != nil {
 				m.log.Warn("drop a tag that is gone upstream", "repo", repo, "tag", tag, "err", err)
 			}
 		}
 	}
-	if !m.spawn(store) { // going down
+	if !m.spawn(store) { // the registry is being closed
 		m.pending.remove(repo, mf.Digest)
 	}
 }
 
-// cannotAsk returns why the upstream is not asked for something, or nil.
+// cannotAsk returns the error for a request about which the upstream is not asked, or nil
+// if it may be asked.
 func (s *source) cannotAsk(k kind, repo, ref string, now time.Time, unknown func(repo, ref, why string) error) error {
 	if s.Offline {
 		s.counts.add(k, resultOffline)
@@ -499,8 +506,9 @@ func unknownBlob(repo, ref, why string) error {
 	return oci.Errorf(oci.CodeBlobUnknown, "repository %s has no blob %.140s%s", repo, ref, why)
 }
 
-// patiently asks a busy upstream again when it wants to be asked, as long as the
-// client may be kept waiting. Other failures the upstream has dealt with.
+// patiently repeats a request to a busy upstream after the time that the upstream wants,
+// as long as a client may be kept waiting. It returns other errors at once: the upstream
+// package has dealt with them.
 func (m *Registry) patiently(ctx context.Context, ask func() error) error {
 	left := m.opts.Patience
 	for {
@@ -519,7 +527,7 @@ func (m *Registry) patiently(ctx context.Context, ask func() error) error {
 	}
 }
 
-// retryAfter is when an upstream wants to be asked again.
+// retryAfter returns how long an upstream wants to be left alone before the next request.
 func retryAfter(err error) time.Duration {
 	var e *upstream.Error
 	if errors.As(err, &e) {

@@ -9,7 +9,7 @@ import (
 	"example.org/slipway/registry/mirror/upstream"
 )
 
-// kind is what a client asked for.
+// kind is the kind of content that a client asked for.
 type kind int
 
 const (
@@ -22,24 +22,26 @@ const (
 
 var kindNames = [kinds]string{"manifest", "blob", "tags", "referrers"}
 
-// result is what became of it.
+// result is the outcome of a request.
 type result int
 
 const (
-	// resultHit: answered without the upstream, or together with somebody whose
-	// request was on its way there.
+	// resultHit means that the request was answered without the upstream, or together
+	// with another request that was already on its way there.
 	resultHit result = iota
-	// resultMiss: fetched.
+	// resultMiss means that the content was fetched.
 	resultMiss
-	// resultStale: answered from the store, because the upstream failed.
+	// resultStale means that the request was answered from the store, because the
+	// upstream failed.
 	resultStale
-	// resultNegative: the upstream does not have it, as it said now or lately.
+	// resultNegative means that the upstream does not have the content: it said so now or
+	// a short time ago.
 	resultNegative
-	// resultDenied: by the upstream, or by the rules.
+	// resultDenied means that the upstream or the rules refused the request.
 	resultDenied
-	// resultOffline: not here, and the upstream is not asked.
+	// resultOffline means that the content is not here, and the upstream is not asked.
 	resultOffline
-	// resultError: the upstream failed, and there was nothing to serve instead.
+	// resultError means that the upstream failed, and there was nothing to serve instead.
 	resultError
 	results
 )
@@ -49,15 +51,15 @@ var resultNames = [results]string{"hit", "miss", "stale", "negative", "denied", 
 // counts are the counters of a source. The zero value is ready.
 type counts struct {
 	requests [kinds][results]atomic.Int64
-	// pulled and pushed are bytes from the upstream, and to clients.
+	// pulled counts bytes from the upstream, pushed counts bytes to clients.
 	pulled, pushed atomic.Int64
 	resumed        atomic.Int64
 }
 
 func (c *counts) add(k kind, r result) { c.requests[k][r].Add(1) }
 
-// fetched counts a request that needed the upstream. began says that it was the one
-// that asked.
+// fetched counts a request that needed the upstream. began says that this request, and
+// not an earlier one, made us ask the upstream.
 func (c *counts) fetched(k kind, began bool, err error) {
 	switch kind := upstream.KindOf(err); {
 	case err == nil && began:
@@ -80,8 +82,8 @@ func (c *counts) send(p span, size int64) {
 	}
 }
 
-// metrics are the registry's collectors. It is one itself: the counters are read
-// when they are asked for.
+// metrics holds the registry's collectors. It is a collector itself, because the counters
+// of sources are read when they are collected.
 type metrics struct {
 	m        *Registry
 	requests *prometheus.Desc
@@ -108,7 +110,8 @@ func newMetrics(m *Registry) *metrics {
 	}
 }
 
-// Metrics returns the registry's Prometheus collectors, without the upstreams' own.
+// Metrics returns the registry's Prometheus collectors. Those of the upstreams are not
+// among them.
 func (m *Registry) Metrics() []prometheus.Collector {
 	return []prometheus.Collector{m.metrics, m.metrics.fetch}
 }
@@ -139,7 +142,7 @@ func (c *metrics) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(c.memory, prometheus.GaugeValue, float64(c.m.fills.memory.Load()))
 }
 
-// forget drops the series of a source that is no more.
+// forget drops the series of a source that no longer exists.
 func (c *metrics) forget(name string) {
 	c.fetch.DeletePartialMatch(prometheus.Labels{"upstream": name})
 }

@@ -15,29 +15,30 @@ import (
 	"example.org/slipway/registry/mirror/upstream"
 )
 
-// Upstream is one registry that is mirrored: an [upstream.Upstream]. repo is the
-// name the upstream knows. Errors are *upstream.Error, or the context's. All
-// methods may run concurrently.
+// Upstream is a registry that is mirrored: an [upstream.Upstream]. repo is the
+// repository's name at the upstream. Errors are *upstream.Error, or the context's. All
+// methods may be called concurrently.
 type Upstream interface {
 	// ResolveManifest asks what a tag or digest stands for now.
 	ResolveManifest(ctx context.Context, repo, ref string) (oci.Descriptor, error)
-	// Manifest fetches a manifest, whose digest was checked where ref is one.
+	// Manifest fetches a manifest. If ref is a digest, the manifest has been checked
+	// against it.
 	Manifest(ctx context.Context, repo, ref, have string) (m *oci.Manifest, etag string, unchanged bool, err error)
-	// ResolveBlob asks whether the repository has a blob. Its size is -1 where the upstream does
-	// not say it.
+	// ResolveBlob asks whether the repository has a blob. The size is -1 if the upstream
+	// does not say it.
 	ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error)
-	// Blob opens a blob at off. Its bytes are not checked.
+	// Blob opens a blob at the offset off. The bytes are not checked.
 	Blob(ctx context.Context, repo string, d oci.Digest, off int64) (*upstream.Body, error)
 	// Referrers lists all manifests whose subject is d, or fails.
 	Referrers(ctx context.Context, repo string, d oci.Digest) ([]oci.Descriptor, error)
-	// Tags lists at most n tags behind last.
+	// Tags lists at most n tags after last.
 	Tags(ctx context.Context, repo, last string, n int) (tags []string, more bool, err error)
-	// Status tells how the upstream is.
+	// Status returns the state of the upstream.
 	Status() upstream.Status
 }
 
-// Store is where mirrored content is kept: a [registry.Registry], whose Partial
-// option says that the repositories of the sources are mirrors (see [Names]).
+// Store is the store of mirrored content: a [registry.Registry]. Its Partial option must
+// report that the repositories of the sources are mirrors (see [Names]).
 type Store interface {
 	oci.Registry
 	keeper
@@ -46,7 +47,7 @@ type Store interface {
 	NamedBy(ctx context.Context, repo string, d oci.Digest) ([]oci.Digest, error)
 }
 
-// keeper takes what was fetched and checked.
+// keeper stores content that was fetched and checked.
 type keeper interface {
 	AdoptBlob(ctx context.Context, repo string, d oci.Digest, size int64, path string) (oci.Descriptor, error)
 	AdoptBytes(ctx context.Context, repo string, d oci.Digest, content []byte) (oci.Descriptor, error)
@@ -54,7 +55,7 @@ type keeper interface {
 	NotePull(repo, ref string)
 }
 
-// forgetter finds and drops what is not to be kept any longer.
+// forgetter finds and drops content that is no longer to be kept.
 type forgetter interface {
 	ForgetTag(ctx context.Context, repo, tag string) error
 	Forget(ctx context.Context, repo string, o registry.ForgetOptions, digests ...oci.Digest) (registry.Forgotten, error)
@@ -66,78 +67,83 @@ type forgetter interface {
 
 var _ Store = (*registry.Registry)(nil)
 
-// Source is an upstream and how its content is mirrored.
+// Source describes an upstream and how its content is mirrored.
 type Source struct {
-	// Name is the first segment of its repositories' names, such as docker.io.
+	// Name is the first segment of the names of its repositories, such as docker.io.
 	Name string
-	// Hosts are further names by which NameFor knows it.
+	// Hosts are further names by which NameFor knows the source.
 	Hosts []string
-	// Upstream fetches.
+	// Upstream fetches the content.
 	Upstream Upstream
-	// TTL is how long what a tag stands for is not asked again; 0: 1 h, negative:
-	// each read asks.
+	// TTL is how long the upstream is not asked again what a tag stands for. 0 means 1 h.
+	// A negative value means that each read asks.
 	TTL time.Duration
-	// NegativeTTL is how long it is remembered that something is not there, or not
-	// for us; 0: 10 s, negative: not at all.
+	// NegativeTTL is how long it is remembered that the upstream does not have something,
+	// or does not let us have it. 0 means 10 s. A negative value means not at all.
 	NegativeTTL time.Duration
-	// StaleIfError is how long after it was last confirmed a tag is served while
-	// the upstream fails; 0: 720 h, negative: not at all.
+	// StaleIfError is how long after its last confirmation a tag is served while the
+	// upstream fails. 0 means 720 h. A negative value means not at all.
 	StaleIfError time.Duration
-	// Offline never asks the upstream: what is here is served.
+	// Offline says that the upstream is never asked, and only stored content is served.
 	Offline bool
-	// Library puts library/ before names of one segment, as Docker Hub has it.
+	// Library adds library/ before names of one segment, as Docker Hub does.
 	Library bool
-	// KeepDeleted goes on to serve a tag that the upstream has no more.
+	// KeepDeleted says that a tag is still served after the upstream has deleted it.
 	KeepDeleted bool
-	// Allow, unless empty, has a rule for everything that may be fetched; Deny wins
-	// over it.
+	// Allow and Deny are rules. Unless Allow is empty, only content that one of its rules
+	// matches is fetched. Content that a rule of Deny matches is not fetched.
 	Allow, Deny []Rule
-	// Platforms of which images are fetched; default: all.
+	// Platforms are the platforms whose images are fetched. Default: all.
 	Platforms []oci.Platform
-	// MinAge is how old an image must be to be fetched, by the time in its config.
+	// MinAge is the least age of an image that is fetched, by the time in the image's
+	// config.
 	MinAge time.Duration
-	// OnlySigned fetches images only that have a signature upstream, of cosign or
-	// Notation. It is not verified here: that is for whoever runs the image.
+	// OnlySigned restricts fetching to images that have a signature of cosign or Notation
+	// at the upstream. The signature is not verified here: that is up to whoever runs the
+	// image.
 	OnlySigned bool
 }
 
-// Options of New. Dir is required.
+// Options are the options of New. Dir is required.
 type Options struct {
-	// Dir holds blobs while they come in, and is made where it is missing. On the
-	// store's file system a blob is moved from it and not copied.
+	// Dir holds blobs while they are being fetched. It is created if it is missing. If it
+	// is on the store's file system, finished blobs are moved into the store and not
+	// copied.
 	Dir string
-	// Sources are the upstreams.
+	// Sources describes the upstreams.
 	Sources []Source
-	// Any are registries that are mirrored and not in Sources; default: none.
+	// Any says which registries are mirrored although they are not in Sources. Default:
+	// none.
 	Any *Any
-	// Default is the source of names that are of none and not stored; default: none.
+	// Default is the name of the source for repository names that no source has and that
+	// are not stored. Default: none.
 	Default string
-	// Mappings rename repositories; the first that matches counts.
+	// Mappings rename repositories. The first that matches counts.
 	Mappings []Mapping
-	// Offline makes all sources so.
+	// Offline sets Offline for all sources.
 	Offline bool
-	// MemoryBytes is what small blobs may take in RAM while they come in; default
-	// 16 MiB. Beyond it they are written to Dir as large ones are.
+	// MemoryBytes bounds the RAM for small blobs that are being fetched. Default: 16 MiB.
+	// Beyond it, small blobs are written to Dir as large ones are.
 	MemoryBytes int64
-	// KeepFree is how many bytes of Dir's disk blobs that come in leave free; default 0.
-	// What would take more is not kept; see the package comment.
+	// KeepFree is how many bytes of Dir's disk must stay free. Default: 0. A blob that
+	// would need some of them is not kept; see the package comment.
 	KeepFree int64
-	// Ahead is the size in bytes of the largest blobs of an image that are fetched as
-	// soon as a client was given its manifest; default: none.
+	// Ahead is the largest size in bytes of the blobs of an image that are fetched as
+	// soon as a client was given the image's manifest. Default: no blobs are.
 	Ahead int64
-	// Linger is how long the fetching of a blob goes on that nobody reads any
-	// more; default 10 min. What was fetched is kept for the next. Where nothing
-	// has come yet the fetching ends at once.
+	// Linger is how long a blob is fetched on after its last reader has left. Default: 10
+	// min. What was fetched is kept for the next reader. If nothing has come yet, the
+	// fetching ends at once.
 	Linger time.Duration
-	// Patience is how long a client waits for an upstream that is busy or broken
-	// off; default 15 s.
+	// Patience is how long a client waits for an upstream that is busy or whose
+	// connection broke off. Default: 15 s.
 	Patience time.Duration
-	// MaxBytes of content that only mirrors have; above it the images used longest
-	// ago are forgotten. Default: no limit.
+	// MaxBytes bounds the content that only mirrors have. If there is more, the images
+	// that were used longest ago are forgotten. Default: no limit.
 	MaxBytes int64
-	// Clock tells the time; default time.Now.
+	// Clock returns the time. Default: time.Now.
 	Clock func() time.Time
-	// Logger; default slog.Default.
+	// Logger is the log. Default: slog.Default.
 	Logger *slog.Logger
 	// OnEvent is called for each Event. It must not block.
 	OnEvent func(Event)
@@ -163,24 +169,26 @@ func (o *Options) withDefaults() Options {
 	return v
 }
 
-// source is a Source at work.
+// source is a Source in use.
 type source struct {
 	Source
 	tags     tags
 	negative [kinds]negatives
 	children aging[childKey, child]
-	signed   aging[childKey, bool] // manifests that only_signed lets in
+	signed   aging[childKey, bool] // manifests that OnlySigned lets in
 	counts   counts
-	// strict says that manifests must be looked at before they are let in.
+	// strict says that a manifest's content must be checked against the rules before it
+	// is let in.
 	strict bool
-	// overdue is how many questions about tags have been with the upstream for longer than anybody waits.
+	// overdue is the number of questions about tags that the upstream has left unanswered
+	// for longer than confirmWithin.
 	overdue atomic.Int64
-	// guarded says that whoever asked chose the upstream. What it says it has, but has
-	// not sent, proves nothing.
+	// guarded says that a client chose the upstream. Then a claim of the upstream that it
+	// has some content proves nothing until it has sent the content.
 	guarded bool
 }
 
-// Registry is a pull-through registry over a stored one. All methods may run
+// Registry is a pull-through registry in front of a stored one. All methods may be called
 // concurrently.
 type Registry struct {
 	store   Store
@@ -200,8 +208,8 @@ type Registry struct {
 	started time.Time
 	usage   usage
 
-	// ctx ends with Close. What is in the background belongs to it and not to
-	// the request that began it.
+	// ctx ends with Close. Work in the background uses it, and not the context of the
+	// request that began the work.
 	ctx        context.Context
 	cancel     context.CancelFunc
 	mu         sync.Mutex // guards closed against background.Add
@@ -211,9 +219,9 @@ type Registry struct {
 
 var _ oci.Registry = (*Registry)(nil)
 
-// New returns a registry that mirrors sources into a store, which it does not
-// close. Fills that an earlier process left unfinished go on when they are asked
-// for.
+// New returns a registry that mirrors sources into a store. It does not close the store.
+// A fill that an earlier process left unfinished is continued when a client asks for the
+// blob.
 func New(store Store, o *Options) (*Registry, error) {
 	if o == nil || o.Dir == "" {
 		return nil, errors.New("a mirror needs a directory for what comes in")
@@ -271,7 +279,7 @@ func (m *Registry) addSource(v Source) error {
 	return nil
 }
 
-// newSource puts a source to work.
+// newSource makes the source for v.
 func (m *Registry) newSource(v Source) *source {
 	v.TTL = lifetime(v.TTL, time.Hour)
 	v.NegativeTTL = lifetime(v.NegativeTTL, 10*time.Second)
@@ -280,7 +288,7 @@ func (m *Registry) newSource(v Source) *source {
 	return &source{Source: v, strict: len(v.Platforms) > 0 || v.MinAge > 0 || v.OnlySigned}
 }
 
-// lifetime is a duration of a Source: 0 takes the default, negative is none.
+// lifetime returns a duration of a Source: def if d is 0, and 0 if d is negative.
 func lifetime(d, def time.Duration) time.Duration {
 	switch {
 	case d == 0:
@@ -291,8 +299,8 @@ func lifetime(d, def time.Duration) time.Duration {
 	return d
 }
 
-// Close ends what is being fetched and waits until what was fetched is stored, as
-// far as ctx allows. Fills go on in the next process.
+// Close ends the fills and waits until ctx ends or everything that was fetched is stored.
+// Unfinished fills are continued in the next process.
 func (m *Registry) Close(ctx context.Context) error {
 	m.mu.Lock()
 	m.closed = true
@@ -311,7 +319,8 @@ func (m *Registry) Close(ctx context.Context) error {
 	}
 }
 
-// spawn runs f in the background, unless the registry is closed.
+// spawn runs f in the background and returns true. If the registry is closed it returns
+// false.
 func (m *Registry) spawn(f func()) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -328,17 +337,18 @@ func (m *Registry) spawn(f func()) bool {
 
 func (m *Registry) now() time.Time { return m.opts.Clock() }
 
-// errClosed answers requests that come while the registry is being closed.
+// errClosed returns the answer to requests that come while the registry is being closed.
 func errClosed() error {
 	return &oci.Error{Code: oci.CodeUnavailable, Message: "the registry is going down"}
 }
 
-// storing is a context for what must be stored although Close was called.
+// storing returns a context for storing content, which goes on after Close was called.
 func (m *Registry) storing() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(m.ctx), 10*time.Minute)
 }
 
-// source returns the source of a repository and the upstream's name for it, or nil.
+// source returns the source of a repository and the repository's name at the upstream.
+// The source is nil if the repository is not mirrored.
 func (m *Registry) source(repo string) (s *source, name string) {
 	first, name, ok := strings.Cut(repo, "/")
 	if !ok {
@@ -350,14 +360,14 @@ func (m *Registry) source(repo string) (s *source, name string) {
 	return s, name
 }
 
-// Mirrored reports whether a repository, by its canonical name, is a mirror.
+// Mirrored reports whether a repository, given by its canonical name, is a mirror.
 func (m *Registry) Mirrored(repo string) bool {
 	first, _, ok := strings.Cut(repo, "/")
 	return ok && m.sources[first] != nil || m.opts.Any != nil && m.opts.Any.Mirrored(repo)
 }
 
-// Names returns what tells mirrored repositories of the sources of those names
-// from others, as the store needs it before there is a Registry.
+// Names returns a function that reports whether a repository is a mirror of one of the
+// sources with these names. The store needs it before there is a Registry.
 func Names(sources ...string) func(repo string) bool {
 	set := make(map[string]bool, len(sources))
 	for _, s := range sources {

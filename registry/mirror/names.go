@@ -10,8 +10,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Mapping renames repositories: From and To are names, or both end in "*", which
-// stands for the rest of the name.
+// Mapping renames repositories. From and To are names, or both end in "*", which stands
+// for the rest of the name.
 type Mapping struct {
 	From, To string
 }
@@ -36,8 +36,8 @@ func (p Mapping) apply(repo string) (string, bool) {
 	return strings.TrimSuffix(p.To, "*") + rest, ok && rest != ""
 }
 
-// NameToPush is the repository that a name stands for in a push. A name of no
-// upstream is one of ours, whatever the default is.
+// NameToPush returns the repository that a name stands for in a push. A name without the
+// name of an upstream stands for a repository of this server, whatever the default is.
 func (m *Registry) NameToPush(repo string) string {
 	for _, p := range m.opts.Mappings {
 		if name, ok := p.apply(repo); ok {
@@ -55,8 +55,8 @@ func (m *Registry) NameToPush(repo string) string {
 	return repo
 }
 
-// Name is the repository that a name stands for in a request that reads or
-// deletes. It is what access rules are to be asked for.
+// Name returns the repository that a name stands for in a request that reads or deletes.
+// Access rules are to be checked for that repository.
 func (m *Registry) Name(ctx context.Context, repo string) string {
 	repo = m.NameToPush(repo)
 	if m.opts.Default == "" || m.Mirrored(repo) {
@@ -68,8 +68,9 @@ func (m *Registry) Name(ctx context.Context, repo string) string {
 	return m.sources[m.opts.Default].canonical(repo)
 }
 
-// NameFor is the repository that a name stands for at a registry, HOST or HOST:PORT. Another port
-// is another registry. ok is false where no source has that name.
+// NameFor returns the repository here that stands for repo at a registry, HOST or
+// HOST:PORT. A registry on another port is another registry. ok is false if no source has
+// that registry.
 func (m *Registry) NameFor(registry, repo string) (name string, ok bool) {
 	registry = strings.ToLower(registry)
 	s := m.hosts[registry]
@@ -82,10 +83,10 @@ func (m *Registry) NameFor(registry, repo string) (name string, ok bool) {
 	return s.canonical(repo), true
 }
 
-// usualPort may be missing in the name of a registry.
+// usualPort is the port that the name of a registry may leave out.
 const usualPort = ":443"
 
-// NameForAny is NameFor for a registry that is mirrored and not listed.
+// NameForAny is like NameFor, for a registry that is mirrored and not listed.
 func (m *Registry) NameForAny(ns, repo string) (name string, ok bool) {
 	if m.opts.Any == nil {
 		return "", false
@@ -96,7 +97,7 @@ func (m *Registry) NameForAny(ns, repo string) (name string, ok bool) {
 
 func (s *source) canonical(name string) string { return canonical(s.Name, name, s.Library) }
 
-// canonical returns the name here of a registry's repository.
+// canonical returns the name that a registry's repository has here.
 func canonical(registry, name string, library bool) string {
 	if library && !strings.Contains(name, "/") {
 		return registry + "/library/" + name
@@ -104,12 +105,13 @@ func canonical(registry, name string, library bool) string {
 	return registry + "/" + name
 }
 
-// localNames remembers which names are repositories of ours, because a name
-// comes with every request and the store need not be asked each time.
+// localNames remembers which names are repositories of this server, because every request
+// has a name and the store need not be asked each time.
 type localNames struct {
 	mu    sync.RWMutex
 	known map[string]localName
-	// pushes counts them, so that what was read before one is not kept after it.
+	// pushes counts pushes. A result that was read before a push is not remembered after
+	// it.
 	pushes int64
 }
 
@@ -119,8 +121,8 @@ type localName struct {
 }
 
 const (
-	// localFor is how long another replica's first push of a name, or the deletion
-	// of its last content, may go unnoticed.
+	// localFor is how long a replica may fail to notice that another replica was given
+	// the first push under a name, or has deleted the last content under it.
 	localFor = 10 * time.Second
 	maxNames = 50_000 // about 8 MB
 )
@@ -144,7 +146,7 @@ func (l *localNames) set(repo string, local bool, until time.Time, pushes int64)
 	l.known[repo] = localName{local, until}
 }
 
-// forget is called when something is pushed under a name.
+// forget drops what is known of a name. It is called after a push under the name.
 func (l *localNames) forget(repo string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -161,8 +163,8 @@ func (m *Registry) isLocal(ctx context.Context, repo string) bool {
 	}
 	_, _, err := m.store.Tags(ctx, repo, "", 1)
 	if err != nil && !oci.HasCode(err, oci.CodeNameUnknown) {
-		// The store fails, and will say so to whoever reads. What is ours must
-		// not become somebody else's for it.
+		// The store fails, and the reader will get its error. A repository of this server
+		// must not be taken for an upstream's because of that.
 		return true
 	}
 	m.names.set(repo, err == nil, now.Add(localFor), pushes)

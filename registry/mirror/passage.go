@@ -9,10 +9,9 @@ import (
 	"example.org/slipway/oci"
 )
 
-// passage is a part of a blob that goes from the upstream to one reader and is
-// kept nowhere: what is done when the spool's disk is full. The blob is always
-// fetched from its beginning on, because its last bytes must not be given out
-// before its digest is known to be right.
+// passage sends a part of a blob from the upstream to one reader, without keeping it. It
+// is used when the spool's disk is full. It always fetches the blob from its beginning,
+// because the last bytes must not be given out before the digest is known to be right.
 type passage struct {
 	ctx      context.Context
 	m        *Registry
@@ -21,7 +20,7 @@ type passage struct {
 	size     int64
 	off, end int64
 
-	// Of the download under way:
+	// The next fields are about the download under way:
 	w    io.Writer
 	at   int64
 	sent int64
@@ -29,7 +28,7 @@ type passage struct {
 	buf  [64 << 10]byte
 	tail []byte
 
-	// Of a reader that uses Read:
+	// The next fields are for readers that use Read:
 	pipe   *io.PipeReader
 	done   chan struct{}
 	cancel context.CancelFunc
@@ -37,12 +36,12 @@ type passage struct {
 
 var _ sink = (*passage)(nil)
 
-// newPassage is for what is left of a content.
+// newPassage returns a passage for the rest of a content.
 func newPassage(c *fillContent) *passage {
 	return &passage{ctx: c.ctx, m: c.f.m, by: c.by, digest: c.f.digest, size: c.size, off: c.off, end: c.end}
 }
 
-// WriteTo sends the part.
+// WriteTo sends the part of the blob to w.
 func (p *passage) WriteTo(w io.Writer) (int64, error) {
 	p.w, p.at, p.sent, p.hash, p.tail = w, 0, 0, newHash(p.digest), nil
 	d := &download{m: p.m, s: p.by.s, name: p.by.name, repo: p.by.repo, digest: p.digest, size: p.size}
@@ -57,7 +56,7 @@ func (p *passage) WriteTo(w io.Writer) (int64, error) {
 	}
 	var own *sinkError
 	if errors.As(err, &own) {
-		err = own.err // the reader's
+		err = own.err // the error of w
 	}
 	return p.sent, err
 }
@@ -74,12 +73,12 @@ func (p *passage) take(n int) error {
 	p.hash.Write(b)
 	at := p.at
 	p.at += int64(n)
-	free := min(int64(n), max(0, p.size-heldBack-at)) // how many are not held back
+	free := min(int64(n), max(0, p.size-heldBack-at)) // how many of them are not held back
 	p.tail = append(p.tail, b[free:]...)
 	return p.emit(b[:free], at)
 }
 
-// emit sends what of b, which lies at a place of the blob, belongs to the part.
+// emit sends those bytes of b that belong to the part. at is the offset of b in the blob.
 func (p *passage) emit(b []byte, at int64) error {
 	from, to := max(p.off, at), min(p.end, at+int64(len(b)))
 	if from >= to {
@@ -105,7 +104,7 @@ func (p *passage) Read(b []byte) (int, error) {
 	return p.pipe.Read(b)
 }
 
-// close ends the reading and waits for its goroutine.
+// close ends the reading and waits for the passage's goroutine.
 func (p *passage) close() {
 	if p.pipe != nil {
 		p.cancel()

@@ -15,31 +15,31 @@ import (
 	"example.org/slipway/registry"
 )
 
-// PruneOptions say which images Prune forgets: those to which everything applies
-// that is set. With nothing set it forgets nothing.
+// PruneOptions say which images Prune forgets: those that meet all conditions that are
+// set. If no condition is set, Prune forgets nothing.
 type PruneOptions struct {
-	// OlderThan: they were fetched longer ago.
+	// OlderThan selects images that were fetched longer ago than this.
 	OlderThan time.Duration
-	// NotPulledSince: nobody has pulled them, nor were they fetched, for so long.
+	// NotPulledSince selects images that were neither pulled nor fetched for this long.
 	NotPulledSince time.Duration
-	// Pattern: their repository matches it, as path.Match has it, in which ** stands
-	// for any number of segments.
+	// Pattern selects images whose repository matches it, by the rules of path.Match. In
+	// addition ** stands for any number of segments.
 	Pattern string
-	// MaxBytes: of these, those used longest ago, until what only mirrors have is at
-	// most so many bytes.
+	// MaxBytes makes Prune forget the images that were used longest ago first, and stop
+	// when the content that only mirrors have takes at most so many bytes.
 	MaxBytes int64
-	// DryRun tells what would be forgotten and forgets nothing. What an image shares
-	// with others that stay it cannot tell, so Bytes is at most that many.
+	// DryRun makes Prune report what it would forget without forgetting it. It does not
+	// find out what an image shares with images that stay, so Bytes is an upper bound.
 	DryRun bool
-	// Each is called for each image, before it is forgotten.
+	// Each is called for each image before it is forgotten.
 	Each func(registry.MirrorImage)
 }
 
-// Pruned is what Prune has done.
+// Pruned is the result of Prune.
 type Pruned struct {
-	// Images that were forgotten.
+	// Images is how many images were forgotten.
 	Images int `json:"images"`
-	// Bytes that are free now, or will be with the next collection.
+	// Bytes is how many bytes are free now, or will be after the next collection.
 	Bytes int64 `json:"bytes"`
 }
 
@@ -86,13 +86,13 @@ func (m *Registry) Prune(ctx context.Context, o PruneOptions) (Pruned, error) {
 			done.Bytes += got.Bytes
 			return err
 		}
-		if o.MaxBytes > 0 { // what this one frees decides whether the next has to go
+		if o.MaxBytes > 0 { // what this frees decides whether the next image has to go
 			return forget()
 		}
 		g.Go(forget)
 		return nil
 	})
-	// Why one could not be forgotten is the reason why the walk ended, too.
+	// If an image could not be forgotten, return that error. It has also ended the walk.
 	if failed := g.Wait(); failed != nil {
 		return done, failed
 	}
@@ -102,7 +102,7 @@ func (m *Registry) Prune(ctx context.Context, o PruneOptions) (Pruned, error) {
 	return done, err
 }
 
-// prunedAtOnce is how many images are forgotten at once: those that wait for the disk
+// prunedAtOnce is how many images are forgotten at once. Those that wait for the disk
 // together take one transaction of the catalogue.
 const prunedAtOnce = 16
 
@@ -110,7 +110,7 @@ func (m *Registry) pruneImage(ctx context.Context, i registry.MirrorImage, dry b
 	if dry {
 		return Pruned{Images: 1, Bytes: i.Size}, nil
 	}
-	// Whoever pulls it at this moment keeps it.
+	// The image is kept if somebody pulls it at this moment.
 	got, err := m.forget(ctx, i.Repo, registry.ForgetOptions{UsedBefore: i.Used().Add(time.Millisecond)}, i.Digest)
 	if err != nil {
 		return Pruned{}, fmt.Errorf("forget %s@%s: %w", i.Repo, i.Digest, err)
@@ -121,8 +121,9 @@ func (m *Registry) pruneImage(ctx context.Context, i registry.MirrorImage, dry b
 // errEnough ends a walk over images.
 var errEnough = fmt.Errorf("enough was forgotten")
 
-// literal is what the names of all repositories that match a pattern begin with: the
-// catalogue looks at these only. ** stands for no segment, too, so that a/** is a.
+// literal returns the beginning that all repository names matching a pattern share, so
+// that the catalogue looks only at these names. ** also stands for no segment, so a/**
+// matches a.
 func literal(pattern string) string {
 	if pattern == "" {
 		return ""
@@ -138,7 +139,7 @@ func matches(pattern, repo string) bool {
 	return pattern == "" || oci.MatchSegments(path.Clean(pattern), repo)
 }
 
-// images calls f for each image that q asks for.
+// images calls f for each image that q selects.
 func (m *Registry) images(ctx context.Context, q registry.MirrorQuery, f func(registry.MirrorImage) error) error {
 	for {
 		list, next, err := m.store.MirrorImages(ctx, q)
@@ -157,17 +158,17 @@ func (m *Registry) images(ctx context.Context, q registry.MirrorQuery, f func(re
 	}
 }
 
-// usage is how many bytes only mirrors have: counted now and then, and kept up to
-// date by what came and went since.
+// usage is how many bytes only mirrors have. It is counted from time to time. In between,
+// it is updated by what was added and removed since.
 type usage struct {
 	mu      sync.Mutex
 	counted time.Time
-	bytes   int64 // then
-	added   int64 // MirrorAdded then
+	bytes   int64 // at that time
+	added   int64 // MirrorAdded at that time
 }
 
-// recountAfter is how long the count is trusted: other replicas, and what becomes
-// of content that is pushed, too, are not in it.
+// recountAfter is how long a count is trusted. The updates in between do not include
+// other replicas, nor mirrored content that is then also pushed.
 const recountAfter = time.Hour
 
 func (m *Registry) usedBytes(ctx context.Context) (int64, error) {
@@ -192,12 +193,12 @@ func (m *Registry) usedBytes(ctx context.Context) (int64, error) {
 const (
 	// houseEvery is how often the use is compared with MaxBytes.
 	houseEvery = 10 * time.Second
-	// partsEvery is how often it is looked for beginnings of blobs that nobody wants.
+	// partsEvery is how often Dir is searched for beginnings of blobs that nobody wants.
 	partsEvery = time.Hour
 )
 
-// keepHouse keeps the mirrors below MaxBytes, in steps of a twentieth, and what was
-// fetched of blobs that nobody asks for any more from staying.
+// keepHouse keeps the mirrors below MaxBytes, in steps of a twentieth. It also removes
+// the beginnings of blobs that nobody asks for any more.
 func (m *Registry) keepHouse() {
 	defer m.background.Done()
 	house, parts := time.NewTicker(houseEvery), time.NewTicker(partsEvery)
@@ -219,7 +220,8 @@ func (m *Registry) keepHouse() {
 	}
 }
 
-// sweep forgets the images used longest ago if there is more than MaxBytes.
+// sweep forgets the images that were used longest ago if the mirrors have more than
+// MaxBytes.
 func (m *Registry) sweep(ctx context.Context) error {
 	if m.opts.MaxBytes <= 0 {
 		return nil

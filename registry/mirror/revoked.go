@@ -11,14 +11,15 @@ import (
 	"sync"
 )
 
-// revokedFile is the file in Options.Dir that has the revocations.
+// revokedFile is the name of the file of revocations in Options.Dir.
 const revokedFile = "revoked"
 
-// revocations are the tags that their upstream has refused since it confirmed them last. They are
-// kept in a file, because a restart must not bring back what the upstream does not let us have.
+// revocations are the tags that their upstream has refused since it last confirmed them.
+// They are kept in a file, so that a refused tag is not served again after a restart.
 //
-// A line of the file is + or -, the repository, a space and the tag. The last line of a tag holds.
-// A line that was cut off is none. Call init before other methods.
+// A line of the file is + or -, the repository, a space and the tag. The last line about
+// a tag counts. A line that was cut off is ignored. init must be called before other
+// methods.
 type revocations struct {
 	mu    sync.RWMutex
 	path  string
@@ -40,7 +41,7 @@ func (r *revocations) init(dir string) error {
 	in := bufio.NewReader(file)
 	for {
 		line, err := in.ReadString('\n')
-		if errors.Is(err, io.EOF) { // a line without an end is none
+		if errors.Is(err, io.EOF) { // ignore a line without an end
 			break
 		}
 		if err != nil {
@@ -57,7 +58,7 @@ func (r *revocations) init(dir string) error {
 			delete(r.tags, k)
 		}
 	}
-	_ = r.rewrite() // it need not be short, and the disk may be full
+	_ = r.rewrite() // the file may stay long, and the disk may be full
 	return nil
 }
 
@@ -96,7 +97,7 @@ func (r *revocations) set(k contentKey, refused bool) error {
 	return errors.Join(err, file.Close())
 }
 
-// rewrite writes the file anew. r.mu is held, or nobody else has r.
+// rewrite writes the file anew. r.mu is held, or no other goroutine has r.
 func (r *revocations) rewrite() error {
 	var b strings.Builder
 	for k := range r.tags {

@@ -16,13 +16,14 @@ import (
 	"example.org/slipway/registry/mirror/upstream"
 )
 
-// Rule names contents of an upstream.
+// Rule matches contents of an upstream.
 type Rule struct {
-	// Name is a pattern for the upstream's repository, as path.Match has it, in
-	// which ** stands for any number of segments; default: every repository.
+	// Name is a pattern for the repository's name at the upstream, by the rules of
+	// path.Match. In addition ** stands for any number of segments. Default: every
+	// repository.
 	Name string
-	// Tag is what a tag must match; default: everything matches. With it the rule
-	// says nothing about what is asked for by digest.
+	// Tag is what a tag must match. Default: every tag matches. A rule with a Tag does
+	// not restrict requests by digest.
 	Tag *regexp.Regexp
 }
 
@@ -39,8 +40,9 @@ func (r Rule) matchesName(name string) bool {
 	return r.Name == "" || oci.MatchSegments(r.Name, name)
 }
 
-// wants reports whether one of the platforms is p. Where none is chosen all are, and
-// what has no platform, such as a build's attestation, belongs to each.
+// wants reports whether p is one of the platforms. If no platforms are given, all are
+// wanted. A manifest without a platform, such as a build's attestation, belongs to every
+// platform.
 func wants(platforms []oci.Platform, p oci.Platform) bool {
 	if len(platforms) == 0 || p.OS == "" || p.OS == "unknown" {
 		return true
@@ -53,13 +55,13 @@ func wants(platforms []oci.Platform, p oci.Platform) bool {
 	return false
 }
 
-// refusal is a rule's no.
+// refusal is the error by which a rule refuses something.
 type refusal struct{ reply *oci.Error }
 
 // Error implements error.
 func (r *refusal) Error() string { return r.reply.Error() }
 
-// Unwrap returns what the client is told.
+// Unwrap returns the error that the client gets.
 func (r *refusal) Unwrap() error { return r.reply }
 
 func refuse(code oci.Code, format string, args ...any) error {
@@ -71,7 +73,7 @@ func isRefusal(err error) bool {
 	return errors.As(err, &r)
 }
 
-// allowed applies the rules of names and tags. tag is empty for a digest.
+// allowed applies the rules about names and tags. tag is empty for a request by digest.
 func (s *source) allowed(name, tag string) error {
 	for _, r := range s.Deny {
 		if r.matchesName(name) && (r.Tag == nil || tag != "" && r.Tag.MatchString(tag)) {
@@ -96,7 +98,7 @@ func (s *source) notMirrored(name, tag string) error {
 	return refuse(oci.CodeDenied, "%s/%s is not mirrored here: the rules of %s do not allow it", s.Name, name, s.Name)
 }
 
-// document is what is read of a manifest.
+// document is the part of a manifest that is read here.
 type document struct {
 	Config      *oci.Descriptor   `json:"config"`
 	Layers      []oci.Descriptor  `json:"layers"`
@@ -108,8 +110,8 @@ func isSchema1(mediaType string) bool {
 	return mediaType == oci.MediaTypeDockerManifestV1 || mediaType == oci.MediaTypeDockerManifestV1S
 }
 
-// runs reports whether a manifest is an image: one that has a root file system. What
-// has none, such as a signature or a chart, cannot be run.
+// runs reports whether a manifest is an image: whether it has layers of a root file
+// system. A signature or a chart has none and cannot be run.
 func (d *document) runs() bool {
 	for _, l := range d.Layers {
 		if strings.HasPrefix(l.MediaType, "application/vnd.oci.image.layer.") || strings.HasPrefix(l.MediaType, "application/vnd.docker.image.rootfs.") {
@@ -119,23 +121,23 @@ func (d *document) runs() bool {
 	return false
 }
 
-// childKey is a manifest that an index of a repository names.
+// childKey identifies a manifest that an index of a repository names.
 type childKey struct {
 	repo   string
 	digest oci.Digest
 }
 
-// child is what is known of it.
+// child is what is known of a manifest that an index names.
 type child struct {
 	platform oci.Platform
-	// index names it.
+	// index is the digest of the index.
 	index oci.Digest
-	// wanted is false when its platform is not mirrored.
+	// wanted is false if the manifest's platform is not mirrored.
 	wanted bool
 }
 
-// noteChildren remembers what an index that was let in says of its manifests. It
-// is noted again whenever the index is read, because nothing else survives a
+// noteChildren remembers what an index that was let in says of its manifests. It is
+// called each time the index is read, because what it remembers does not survive a
 // restart.
 func (s *source) noteChildren(repo string, mf *oci.Manifest) {
 	if !oci.IsIndex(mf.MediaType) {
@@ -151,8 +153,8 @@ func (s *source) noteChildren(repo string, mf *oci.Manifest) {
 	}
 }
 
-// admit applies the rules that look at content. An index is as old and as well
-// signed as its images; an image whose index is signed is.
+// admit applies the rules about content. The age and signature of an index are those of
+// its images. An image counts as signed if its index is signed.
 func (m *Registry) admit(ctx context.Context, s *source, name, repo string, mf *oci.Manifest) error {
 	if isSchema1(mf.MediaType) {
 		return refuse(oci.CodeDenied, "%s/%s@%s is a manifest of Docker's schema 1, to which the rules of %s cannot be applied", s.Name, name, mf.Digest, s.Name)
@@ -185,8 +187,8 @@ func (m *Registry) admit(ctx context.Context, s *source, name, repo string, mf *
 	return nil
 }
 
-// admitFirst checks the age of an index by that of its first image that is wanted
-// and there. The others are checked when they are asked for.
+// admitFirst checks the age of an index by its first image that is wanted and available.
+// The other images are checked when they are requested.
 func (m *Registry) admitFirst(ctx context.Context, s *source, name, repo string, doc *document) error {
 	if s.MinAge <= 0 {
 		return nil
@@ -206,10 +208,10 @@ func (m *Registry) admitFirst(ctx context.Context, s *source, name, repo string,
 	return missing
 }
 
-// maxConfig is the largest image config that is read, in bytes.
+// maxConfig is the size in bytes of the largest image config that is read.
 const maxConfig = 4 << 20
 
-// checkConfig applies what the rules say of an image's config.
+// checkConfig applies the rules about an image's config.
 func (m *Registry) checkConfig(ctx context.Context, s *source, name, repo string, doc *document) error {
 	var config struct {
 		Created      *time.Time `json:"created"`
@@ -240,7 +242,8 @@ func (m *Registry) checkConfig(ctx context.Context, s *source, name, repo string
 	return nil
 }
 
-// readBlob returns a config of a mirrored repository, of at most most bytes.
+// readBlob returns a config of a mirrored repository. The config may have at most most
+// bytes.
 func (m *Registry) readBlob(ctx context.Context, s *source, name, repo string, d oci.Digest, most int64) ([]byte, error) {
 	c, err := m.openBlob(ctx, s, name, repo, d, wholeBlob)
 	if err != nil {
@@ -253,34 +256,36 @@ func (m *Registry) readBlob(ctx context.Context, s *source, name, repo string, d
 	return io.ReadAll(c)
 }
 
-// What is a signature in the referrers API.
+// Artifact types and annotations that mark a signature in the referrers API.
 const (
 	cosignType = "application/vnd.dev.cosign.artifact.sig."
 	notaryType = "application/vnd.cncf.notary.signature"
-	// A bundle of sigstore holds a signature of the image, or of some other statement about it: where it
-	// was built, what is in it. Annotations tell which. Cosign leaves them out where it lists the bundle
-	// under a tag, but not in the bundle's manifest.
+	// A sigstore bundle holds a signature of the image, or some other statement about it,
+	// such as how it was built or what is in it. Annotations say which. If cosign lists
+	// the bundle under a tag it leaves the annotations out of the list, but not out of
+	// the bundle's manifest.
 	bundleType       = "application/vnd.dev.sigstore.bundle"
 	bundleContent    = "dev.sigstore.bundle.content"
 	bundlePredicate  = "dev.sigstore.bundle.predicateType"
 	messageSignature = "message-signature"
 	cosignPredicate  = "https://sigstore.dev/cosign/sign/v1"
-	// maxBundles is how many manifests of bundles are asked for at most.
+	// maxBundles bounds how many manifests of bundles are fetched.
 	maxBundles = 32
 )
 
-// bundleSigns reports whether a bundle with these annotations is a signature. known is false where they do
-// not say it.
+// bundleSigns reports whether a bundle with these annotations is a signature. known is
+// false if the annotations do not say it.
 func bundleSigns(annotations map[string]string) (signs, known bool) {
 	content, predicate := annotations[bundleContent], annotations[bundlePredicate]
 	return content == messageSignature || predicate == cosignPredicate, content == messageSignature || predicate != ""
 }
 
-// maxNesting is how deep indexes are nested at most.
+// maxNesting bounds the nesting of indexes.
 const maxNesting = 8
 
-// checkSigned looks whether a manifest has a signature upstream, or belongs to an index that
-// has one. Which indexes there are the store knows also after a restart.
+// checkSigned checks whether a manifest has a signature at the upstream, or belongs to an
+// index that has one. The store knows which indexes name the manifest, also after a
+// restart.
 func (m *Registry) checkSigned(ctx context.Context, s *source, name, repo string, d oci.Digest, depth int) error {
 	if known, _ := s.signed.get(childKey{repo, d}); known {
 		return nil
@@ -303,7 +308,7 @@ func (m *Registry) checkSigned(ctx context.Context, s *source, name, repo string
 	if err != nil {
 		return err
 	}
-	if noted && !slices.Contains(indexes, c.index) { // it is not stored yet
+	if noted && !slices.Contains(indexes, c.index) { // the index is not stored yet
 		indexes = append(indexes, c.index)
 	}
 	for _, index := range indexes {
@@ -318,11 +323,11 @@ func (m *Registry) checkSigned(ctx context.Context, s *source, name, repo string
 	return no
 }
 
-// askSigned asks the upstream whether something has a signature: cosign's tag,
-// or a referrer.
+// askSigned asks the upstream whether a manifest has a signature, under cosign's tag or
+// among its referrers.
 func (m *Registry) askSigned(ctx context.Context, s *source, name string, d oci.Digest) error {
 	tag := d.Algorithm().String() + "-" + d.Encoded() + ".sig"
-	if oci.ValidTag(tag) { // a sha512 digest is too long for a tag
+	if oci.ValidTag(tag) { // with a sha512 digest the tag would be too long
 		_, err := s.Upstream.ResolveManifest(ctx, name, tag)
 		if err == nil || upstream.KindOf(err) != upstream.NotFound {
 			return err
@@ -358,7 +363,7 @@ func (m *Registry) askSigned(ctx context.Context, s *source, name string, d oci.
 	return refuse(oci.CodeDenied, "%s/%s@%s has no signature, and %s is mirrored only with one", s.Name, name, d, s.Name)
 }
 
-// readBundle asks the upstream whether a bundle is a signature.
+// readBundle fetches a bundle's manifest and reports whether the bundle is a signature.
 func (m *Registry) readBundle(ctx context.Context, s *source, name string, d oci.Digest) (signs bool, err error) {
 	mf, _, _, err := s.Upstream.Manifest(ctx, name, string(d), "")
 	if upstream.KindOf(err) == upstream.NotFound {

@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// chunk is how many bytes are written to the spool at once, and hashed beside the
-// next. Several of them stay in a core's cache.
+// chunk is how many bytes are written to the spool at once. They are hashed while the
+// next chunk is written. Several chunks fit into a core's cache.
 const chunk = 256 << 10
 
 // chunksAhead is how many chunks may wait to be hashed.
@@ -37,19 +37,21 @@ func isSpoolError(err error) bool {
 	return errors.As(err, &e)
 }
 
-// spool is the file of a blob that is being fetched. The digest is computed in a
-// goroutine beside the writing. It is not safe for concurrent use.
+// spool is the file of a blob that is being fetched. A goroutine computes the digest
+// while the file is written. It is not safe for concurrent use.
 type spool struct {
 	file *os.File
 	want oci.Digest
 	off  int64
 	cur  *[chunk]byte
-	// toHash are the pieces that were written; the goroutine gives their chunks back.
+	// toHash holds the pieces that were written. The goroutine puts their chunks back
+	// into the pool.
 	toHash chan piece
 	hash   hash.Hash
 	hashed chan struct{}
 	closed bool
-	// keep is how many bytes of the disk are left free. Up to checked that was looked at.
+	// keep is how many bytes of the disk must stay free. The free space has been checked
+	// for the file up to the offset checked.
 	keep, checked int64
 }
 
@@ -67,8 +69,9 @@ func newSpool(path string, d oci.Digest, keep int64) (*spool, error) {
 	return startSpool(file, d, newHash(d), 0, keep), nil
 }
 
-// resumeSpool goes on with a file, of a blob of size bytes or, for -1, of nobody knows how many.
-// It returns how many it has.
+// resumeSpool continues a file that holds the beginning of a blob. size is the size of
+// the blob in bytes, or -1 if nobody knows it. resumeSpool returns how many bytes the
+// file has.
 func resumeSpool(ctx context.Context, path string, d oci.Digest, size, keep int64) (*spool, int64, error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -76,7 +79,7 @@ func resumeSpool(ctx context.Context, path string, d oci.Digest, size, keep int6
 	}
 	h := newHash(d)
 	n, err := io.CopyBuffer(h, &contextReader{ctx, file}, make([]byte, chunk))
-	if err == nil && size >= 0 && n > size { // it cannot be of this blob
+	if err == nil && size >= 0 && n > size { // too long to be the beginning of this blob
 		h.Reset()
 		n = 0
 		err = file.Truncate(0)
@@ -137,8 +140,8 @@ func (s *spool) take(n int) error {
 	return nil
 }
 
-// leaveRoom refuses n more bytes that would leave less of the disk free than is to be
-// kept. It looks once a MiB.
+// leaveRoom returns an error if writing n more bytes would leave less of the disk free
+// than must stay free. It checks the disk once per MiB.
 func (s *spool) leaveRoom(n int64) error {
 	const step = 1 << 20
 	end := s.off + n
@@ -161,7 +164,7 @@ func (s *spool) finish() (oci.Digest, error) {
 	return digestOf(s.want, s.hash), nil
 }
 
-// close ends the writing. What was written stays.
+// close ends the writing. The bytes that were written stay.
 func (s *spool) close() error {
 	if s.closed {
 		return nil

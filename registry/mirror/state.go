@@ -12,12 +12,13 @@ import (
 // contentKey is a tag or digest in a repository.
 type contentKey struct{ repo, ref string }
 
-// maxKeys bounds each table of what is known of contents; about 25 MB at most,
-// and only where so many are asked for within a lifetime.
+// maxKeys bounds each table of facts about contents. That is at most about 25 MB, and
+// only if so many contents are requested within the lifetime of an entry.
 const maxKeys = 100_000
 
-// most is how many keys a table has at most: of registries that are not listed there may
-// be many, whose tables together are then as large as one.
+// most returns the largest number of keys of a table. There may be many registries that
+// are not listed, so their tables together are as large as one table of a listed
+// registry.
 func most(few bool) int {
 	if few {
 		return maxKeys / anyMost
@@ -25,15 +26,15 @@ func most(few bool) int {
 	return maxKeys
 }
 
-// tagState is what is known of a tag.
+// tagState is what is known about a tag.
 type tagState struct {
-	// digest the upstream last gave it.
+	// digest is the last digest that the upstream gave for the tag.
 	digest oci.Digest
-	// confirmed is when.
+	// confirmed is when the upstream gave it.
 	confirmed time.Time
 	// until is when the upstream is asked again.
 	until time.Time
-	// stale says that it failed to confirm it.
+	// stale says that the upstream failed to confirm the tag.
 	stale bool
 }
 
@@ -63,7 +64,7 @@ func (t *tags) set(repo, tag string, st tagState, now time.Time) {
 				delete(t.known, k)
 			}
 		}
-		if len(t.known) >= most(t.few) { // each costs one question to the upstream
+		if len(t.known) >= most(t.few) { // a dropped entry costs one question to the upstream
 			clear(t.known)
 		}
 	}
@@ -79,7 +80,7 @@ func (t *tags) drop(repo, tag string) {
 // negatives remembers what the upstream refused. The zero value is ready.
 type negatives struct {
 	few   bool         // see most
-	count atomic.Int64 // of known: most of the time none, and then nobody waits
+	count atomic.Int64 // entries in known; mostly 0, and then nobody waits for the lock
 	mu    sync.RWMutex
 	known map[contentKey]negative
 }
@@ -127,8 +128,8 @@ func (n *negatives) drop(repo, ref string) {
 	n.count.Store(int64(len(n.known)))
 }
 
-// aging is a table of bounded size that forgets what was noted longest ago. The
-// zero value is ready.
+// aging is a table of bounded size that forgets the entries that were set longest ago.
+// The zero value is ready.
 type aging[K comparable, V any] struct {
 	few       bool // see most
 	mu        sync.Mutex
@@ -154,8 +155,8 @@ func (a *aging[K, V]) get(k K) (V, bool) {
 	return v, ok
 }
 
-// recent has the contents that were stored a moment ago. Whoever found that the
-// store lacks one of them looks again, because it may have come since. The zero
+// recent remembers the contents that were stored a moment ago. A caller that found one of
+// them missing in the store looks there again, because it may have come since. The zero
 // value is ready.
 type recent struct {
 	mu    sync.Mutex
@@ -164,7 +165,7 @@ type recent struct {
 	next  int
 }
 
-// recentFor is longer than anybody takes from asking the store to asking recent.
+// recentFor is longer than any caller takes between asking the store and asking recent.
 const recentFor = 2 * time.Second
 
 func (r *recent) add(k contentKey) {
@@ -188,19 +189,19 @@ func (r *recent) has(k contentKey) bool {
 	return ok && time.Since(at) < recentFor
 }
 
-// pending has manifests that clients were given and that are being stored. The
-// zero value is ready.
+// pending holds the manifests that clients were given and that are still being stored.
+// The zero value is ready.
 type pending struct {
 	count atomic.Int64
 	mu    sync.RWMutex
 	puts  map[contentKey]*put
 }
 
-// put is a manifest being stored.
+// put is a manifest that is being stored.
 type put struct {
 	m     *oci.Manifest
-	users int           // tags may come one after the other
-	done  chan struct{} // closed when it is stored, or cannot be
+	users int           // the manifest may be put under several tags, one after the other
+	done  chan struct{} // closed when the manifest is stored, or cannot be
 }
 
 func (p *pending) get(repo string, d oci.Digest) *oci.Manifest {
@@ -241,7 +242,7 @@ func (p *pending) remove(repo string, d oci.Digest) {
 	}
 }
 
-// settle waits until what of a repository is being stored is stored.
+// settle waits until those manifests of a repository that are being stored are stored.
 func (p *pending) settle(ctx context.Context, repo string) error {
 	var wait []<-chan struct{}
 	p.mu.RLock()
@@ -259,19 +260,19 @@ func (p *pending) settle(ctx context.Context, repo string) error {
 	return nil
 }
 
-// gate lets those who store something wait a moment for each other: the store records
-// what comes at the same time with one transaction, and nobody waits for it to be
-// durable. The zero value is ready.
+// gate makes those who store something wait a moment for each other. The store then
+// records what comes at the same time in one transaction. No client waits for the content
+// to become durable. The zero value is ready.
 type gate struct {
 	mu   sync.Mutex
 	open chan struct{} // nil: nobody waits
 }
 
-// gateTime is how long it stays shut. In that time an image of a few small blobs is
-// pulled as a whole: one transaction for it instead of eight.
+// gateTime is how long the gate stays shut. In that time an image of a few small blobs is
+// pulled as a whole, so it takes one transaction and not eight.
 const gateTime = 25 * time.Millisecond
 
-// pass waits until the gate is opened.
+// pass waits until the gate opens.
 func (g *gate) pass(ctx context.Context) {
 	g.mu.Lock()
 	if g.open == nil {
@@ -280,7 +281,7 @@ func (g *gate) pass(ctx context.Context) {
 	}
 	open := g.open
 	g.mu.Unlock()
-	_ = await(ctx, open) // at the end nobody waits
+	_ = await(ctx, open) // when ctx ends there is nothing more to wait for
 }
 
 // unlock opens the gate for those who wait.
@@ -303,14 +304,14 @@ func await(ctx context.Context, done <-chan struct{}) error {
 	}
 }
 
-// flights makes all who ask the same question at the same time wait for one
-// answer. The zero value is ready.
+// flights lets all who ask the same question at the same time wait for one answer. The
+// zero value is ready.
 type flights struct {
 	mu    sync.Mutex
 	under map[flightKey]*flight
 }
 
-// flightKey is a question: what, of which content.
+// flightKey is a question about a content.
 type flightKey struct {
 	what byte
 	contentKey
@@ -322,8 +323,9 @@ type flight struct {
 	err  error
 }
 
-// fly returns the answer of ask, which runs in the background once for all and is
-// not ended because a client leaves. began tells that it was begun for the caller.
+// fly returns the answer of ask. ask runs once in the background for all callers with the
+// same key, and does not end when a client leaves. began reports whether ask was started
+// for this caller.
 func (m *Registry) fly(ctx context.Context, k flightKey, ask func(ctx context.Context) (*oci.Manifest, error)) (mf *oci.Manifest, began bool, err error) {
 	fs := &m.flights
 	fs.mu.Lock()

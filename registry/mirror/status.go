@@ -9,25 +9,26 @@ import (
 	"example.org/slipway/registry/mirror/upstream"
 )
 
-// Actions of an Event.
+// The actions of an Event.
 const (
-	// ActionFetched: a manifest or blob was fetched.
+	// ActionFetched means that a manifest or blob was fetched.
 	ActionFetched = "fetched"
-	// ActionMoved: a tag stands for something else than before.
+	// ActionMoved means that a tag stands for something else than before.
 	ActionMoved = "moved"
-	// ActionGone: a tag is gone upstream, and here.
+	// ActionGone means that a tag is gone upstream, and here.
 	ActionGone = "gone"
-	// ActionStale: a tag was served that could not be confirmed, or that was moved
-	// to something the rules refuse.
+	// ActionStale means that a tag was served although it could not be confirmed, or was
+	// moved to something that the rules refuse.
 	ActionStale = "stale"
-	// ActionRefused: the rules did not let something in.
+	// ActionRefused means that the rules did not let something in.
 	ActionRefused = "refused"
-	// ActionResumed: the download of a blob goes on after a break, at byte Bytes.
+	// ActionResumed means that the download of a blob was continued after a break, at
+	// byte Bytes.
 	ActionResumed = "resumed"
-	// ActionWrong: the upstream sent something else than it should have. Nobody was
-	// given it as a whole, and it was not stored.
+	// ActionWrong means that the upstream sent something other than it should have.
+	// Nobody was given it as a whole, and it was not stored.
 	ActionWrong = "wrong"
-	// ActionForgotten: an image was dropped from the mirror.
+	// ActionForgotten means that an image was dropped from the mirror.
 	ActionForgotten = "forgotten"
 )
 
@@ -37,13 +38,13 @@ type Event struct {
 	Action   string     `json:"action"`
 	Upstream string     `json:"upstream"`
 	Repo     string     `json:"repo"`
-	Ref      string     `json:"ref,omitempty"` // tag or digest that was asked for
+	Ref      string     `json:"ref,omitempty"` // the tag or digest in the request
 	Blob     bool       `json:"blob,omitempty"`
 	Digest   oci.Digest `json:"digest,omitempty"`
 	Bytes    int64      `json:"bytes,omitempty"`
-	// Duration is the time to fetch it.
+	// Duration is how long the fetching took.
 	Duration time.Duration `json:"duration,omitempty"`
-	// Err is why, where something failed.
+	// Err says why something failed.
 	Err string `json:"error,omitempty"`
 }
 
@@ -55,28 +56,30 @@ func (m *Registry) event(e Event) {
 	m.opts.OnEvent(e)
 }
 
-// Status is how the mirrors are.
+// Status is the state of the mirrors.
 type Status struct {
 	Sources []SourceStatus `json:"upstreams"` // by name
-	Fills   []FillStatus   `json:"fills"`     // those under way, the oldest first
+	Fills   []FillStatus   `json:"fills"`     // the fills under way, oldest first
 }
 
-// SourceStatus is how one is.
+// SourceStatus is the state of a source.
 type SourceStatus struct {
 	Name     string          `json:"name"`
 	Offline  bool            `json:"offline"`
 	State    upstream.State  `json:"state"`
 	Upstream upstream.Status `json:"upstream"`
-	// Requests of clients since the process began: by type, and by result.
+	// Requests counts the requests of clients since the process began, by type and by
+	// result.
 	Requests map[string]map[string]int64 `json:"requests"`
-	// PulledBytes came from the upstream, PushedBytes went to clients.
+	// PulledBytes is how many bytes came from the upstream. PushedBytes is how many went
+	// to clients.
 	PulledBytes int64 `json:"pulled_bytes"`
 	PushedBytes int64 `json:"pushed_bytes"`
-	// Resumed is how many downloads went on after a break.
+	// Resumed is how many downloads were continued after a break.
 	Resumed int64 `json:"resumed"`
 }
 
-// FillStatus is how far a blob is that is being fetched.
+// FillStatus says how much of a blob has been fetched.
 type FillStatus struct {
 	Repo    string     `json:"repo"`
 	Digest  oci.Digest `json:"digest"`
@@ -86,7 +89,7 @@ type FillStatus struct {
 	Began   time.Time  `json:"began"`
 }
 
-// Status tells how the mirrors are.
+// Status returns the state of the mirrors.
 func (m *Registry) Status() Status {
 	st := Status{Sources: []SourceStatus{}, Fills: []FillStatus{}}
 	for name, s := range m.all() {

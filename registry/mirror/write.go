@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/registry/mirror/upstream"
 )
 
-// ours refuses to write into a mirrored repository.
+// ours returns an error if a repository is mirrored, because nobody can write to it then.
 func (m *Registry) ours(repo string) error {
 	if m.Mirrored(repo) {
 		first, _, _ := strings.Cut(repo, "/")
@@ -20,7 +20,7 @@ func (m *Registry) ours(repo string) error {
 	return nil
 }
 
-// wrote notes that a repository of ours was written to.
+// wrote notes that a repository of this server was written to.
 func (m *Registry) wrote(repo string, err error) {
 	if err == nil && m.opts.Default != "" {
 		m.names.forget(repo)
@@ -37,7 +37,7 @@ func (m *Registry) PushBlob(ctx context.Context, repo string, d oci.Digest, size
 	return desc, err
 }
 
-// MountBlob implements oci.Writer. From a mirror what is stored can be mounted.
+// MountBlob implements oci.Writer. A blob of a mirror can be mounted if it is stored.
 func (m *Registry) MountBlob(ctx context.Context, to, from string, d oci.Digest) (oci.Descriptor, error) {
 	if err := m.ours(to); err != nil {
 		return oci.Descriptor{}, err
@@ -87,7 +87,7 @@ func (m *Registry) PutManifest(ctx context.Context, repo string, p oci.PutManife
 	return res, err
 }
 
-// DeleteBlob implements oci.Deleter. In a mirror the copy is forgotten.
+// DeleteBlob implements oci.Deleter. In a mirror it drops the stored copy.
 func (m *Registry) DeleteBlob(ctx context.Context, repo string, d oci.Digest) error {
 	if !m.Mirrored(repo) {
 		return m.store.DeleteBlob(ctx, repo, d)
@@ -101,8 +101,8 @@ func (m *Registry) DeleteBlob(ctx context.Context, repo string, d oci.Digest) er
 	return m.store.ForgetBlob(ctx, repo, d)
 }
 
-// DeleteManifest implements oci.Deleter. In a mirror the copy of the image is
-// forgotten, and its space is free at once.
+// DeleteManifest implements oci.Deleter. In a mirror it drops the stored copy of the
+// image and frees its space at once.
 func (m *Registry) DeleteManifest(ctx context.Context, repo string, d oci.Digest) error {
 	if !m.Mirrored(repo) {
 		return m.store.DeleteManifest(ctx, repo, d)
@@ -114,8 +114,8 @@ func (m *Registry) DeleteManifest(ctx context.Context, repo string, d oci.Digest
 	return err
 }
 
-// DeleteTag implements oci.Deleter. In a mirror the tag is forgotten, until
-// somebody asks for it.
+// DeleteTag implements oci.Deleter. In a mirror the tag is dropped until a client asks
+// for it again.
 func (m *Registry) DeleteTag(ctx context.Context, repo, tag string) error {
 	s, _ := m.source(repo)
 	if s == nil {
@@ -131,9 +131,9 @@ func (m *Registry) DeleteTag(ctx context.Context, repo, tag string) error {
 	return m.store.ForgetTag(ctx, repo, tag)
 }
 
-// Forget drops images of a mirrored repository: by tag, by digest or, with no
-// refs, all. What nobody else shows is gone at once. Readers that have content
-// open read on.
+// Forget drops images of a mirrored repository: those that refs give by tag or digest, or
+// all if there are no refs. Content that is visible nowhere else is gone at once. Readers
+// that have content open can read it to its end.
 func (m *Registry) Forget(ctx context.Context, repo string, refs ...string) (registry.Forgotten, error) {
 	if !m.Mirrored(repo) {
 		return registry.Forgotten{}, oci.Errorf(oci.CodeUnsupported, "%s is not a mirror", repo)
@@ -177,9 +177,9 @@ func (m *Registry) forget(ctx context.Context, repo string, o registry.ForgetOpt
 	return got, err
 }
 
-// settle waits until what was fetched of a repository is stored, so that it is not
-// forgotten first and stored then. What is still being fetched it does not wait
-// for.
+// settle waits until the content of a repository that has been fetched is stored.
+// Otherwise it could be forgotten first and stored afterwards. settle does not wait for
+// content that is still being fetched.
 func (m *Registry) settle(ctx context.Context, repo string) error {
 	m.gate.unlock()
 	if err := m.pending.settle(ctx, repo); err != nil {
@@ -201,13 +201,14 @@ func (m *Registry) settle(ctx context.Context, repo string) error {
 	return nil
 }
 
-// Repositories implements oci.Lister: ours, and what is here of mirrored ones.
+// Repositories implements oci.Lister. It lists the repositories of this server, and the
+// mirrored ones of which something is stored.
 func (m *Registry) Repositories(ctx context.Context, last string, n int) ([]string, bool, error) {
 	return m.store.Repositories(ctx, last, n)
 }
 
-// Incomplete returns why lists of a repository may lack some of what they are of, "" where they
-// do not.
+// Incomplete returns why lists of a repository may be incomplete, or "" if they are
+// complete.
 func (m *Registry) Incomplete(repo string) string {
 	if s, _ := m.source(repo); s != nil && s.Offline {
 		return "this is what is here of " + s.Name + ", which is not asked"
@@ -215,9 +216,10 @@ func (m *Registry) Incomplete(repo string) string {
 	return ""
 }
 
-// Tags implements oci.Lister. Of a mirrored repository it lists what the upstream has or, where
-// that is offline, what is here. While the upstream fails there is no list: what is here would
-// be a part of it that looks like all.
+// Tags implements oci.Lister. For a mirrored repository it lists the tags that the
+// upstream has. If the upstream is offline, it lists the stored ones. While the upstream
+// fails it returns an error, because the stored tags are only a part and would look like
+// all.
 func (m *Registry) Tags(ctx context.Context, repo, last string, n int) ([]string, bool, error) {
 	s, name := m.source(repo)
 	if s == nil {
@@ -236,7 +238,7 @@ func (m *Registry) Tags(ctx context.Context, repo, last string, n int) ([]string
 	return tags, more, err
 }
 
-// Referrers implements oci.Lister, as Tags does.
+// Referrers implements oci.Lister in the same way as Tags.
 func (m *Registry) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType, last string, n int) ([]oci.Descriptor, bool, error) {
 	s, name := m.source(repo)
 	if s == nil {
@@ -262,7 +264,7 @@ func (m *Registry) Referrers(ctx context.Context, repo string, d oci.Digest, art
 	return list, more, nil
 }
 
-// referrersPage returns a page of an upstream's list.
+// referrersPage returns one page of an upstream's list.
 func referrersPage(list []oci.Descriptor, artifactType, last string, n int) ([]oci.Descriptor, bool) {
 	list = slices.DeleteFunc(slices.Clone(list), func(d oci.Descriptor) bool {
 		return string(d.Digest) <= last || artifactType != "" && d.ArtifactType != artifactType

@@ -1,17 +1,17 @@
-// Package airgap carries images to where there is no network: [Write] puts images
-// of a registry into one tar file, [Open] reads such a file, and [Archive.Import]
-// puts what is in it into another registry.
+// Package airgap carries images to places without a network. [Write] writes images of a
+// registry into one tar file. [Open] reads such a file. [Archive.Import] puts the images
+// of the file into another registry.
 //
-// The file is an image layout of the OCI image specification, uncompressed, whose
-// index names each image in full, upstream and repository included, as the
-// annotation org.opencontainers.image.ref.name. So it can be read by other tools,
-// too, and what other tools write can be imported if it names its images in full: other
-// layouts, and what docker save writes.
+// The file is an uncompressed image layout of the OCI image specification. Its index
+// gives each image's full name, with the upstream and the repository, in the annotation
+// org.opencontainers.image.ref.name. So other tools can read the file, too. Files that
+// other tools write can be imported if they give the images' full names: other layouts,
+// and the output of docker save.
 //
-// Manifests stay byte for byte as they are. An index whose platforms are not all
-// there is written with those that are. An image that is not whole is left out,
-// and named. Whatever refers to a manifest (signatures,
-// SBOMs) goes with it. The same images give the same file.
+// Manifests stay byte for byte as they are. If some platforms of an index are missing,
+// the index is written with the platforms that are there. An image that is not whole is
+// left out, and the report names it. Whatever refers to a manifest (signatures, SBOMs) is
+// written with the manifest. The same images give the same file.
 package airgap
 
 import (
@@ -29,13 +29,13 @@ import (
 
 // Image names an image of a registry.
 type Image struct {
-	// Repo is the repository.
+	// Repo is the name of the repository.
 	Repo string
 	// Ref is a tag or a digest.
 	Ref string
 }
 
-// String is REPOSITORY:TAG or REPOSITORY@DIGEST.
+// String returns REPOSITORY:TAG or REPOSITORY@DIGEST.
 func (i Image) String() string {
 	if oci.IsDigest(i.Ref) {
 		return i.Repo + "@" + i.Ref
@@ -43,29 +43,32 @@ func (i Image) String() string {
 	return i.Repo + ":" + i.Ref
 }
 
-// ParseImage reads what String writes, as mirror.ParseReference does.
+// ParseImage parses the form that String returns, in the same way as
+// mirror.ParseReference.
 func ParseImage(s string) (Image, error) {
 	repo, ref, err := mirror.ParseReference(s)
 	return Image{repo, ref}, err
 }
 
-// Progress is how far an export or an import has come.
+// Progress says how far an export or an import has come.
 type Progress struct {
-	// Images are done, of ImagesTotal. What refers to an image counts as one, too.
+	// Images is the number of images that are done, out of ImagesTotal. An artifact that
+	// refers to an image counts as an image, too.
 	Images      int `json:"images"`
 	ImagesTotal int `json:"images_total"`
-	// Manifests and Blobs were written.
+	// Manifests and Blobs count what was written.
 	Manifests int `json:"manifests"`
 	Blobs     int `json:"blobs"`
-	// Present blobs were at the destination before.
+	// Present is the number of blobs that were at the destination before.
 	Present int `json:"present"`
-	// Absent are manifests of platforms that an index names and the source lacks, and
-	// layers that are kept elsewhere.
+	// Absent counts the manifests of platforms that an index names and the source lacks,
+	// and the layers that are kept elsewhere.
 	Absent int `json:"absent"`
-	// Bytes of blobs are written, or were present, of BytesTotal.
+	// Bytes is the number of bytes of blobs that are written or were already present, out
+	// of BytesTotal.
 	Bytes      int64 `json:"bytes"`
 	BytesTotal int64 `json:"bytes_total"`
-	// LeftOut are images that are not whole, at the end.
+	// LeftOut lists, at the end, the images that are not whole.
 	LeftOut []LeftOut `json:"left_out,omitempty"`
 }
 
@@ -76,16 +79,16 @@ const (
 	blobsDir   = ocispec.ImageBlobsDir + "/"
 	// containerdName is the annotation by which containerd names images.
 	containerdName = "io.containerd.image.name"
-	// maxIndex is the largest index.json in bytes: some 100,000 images.
+	// maxIndex bounds index.json in bytes: some 100,000 images.
 	maxIndex = 64 << 20
-	// maxDepth is how deep indexes are nested at most.
+	// maxDepth bounds the nesting of indexes.
 	maxDepth = 8
 )
 
-// entryOf is the name in the file of a content.
+// entryOf returns the name of a content's entry in the file.
 func entryOf(d oci.Digest) string { return blobsDir + d.Algorithm().String() + "/" + d.Encoded() }
 
-// digestOf is the digest that the name of an entry tells, or "".
+// digestOf returns the digest that the name of an entry stands for, or "".
 func digestOf(entry string) oci.Digest {
 	alg, sum, ok := strings.Cut(strings.TrimPrefix(entry, blobsDir), "/")
 	d := digest.NewDigestFromEncoded(digest.Algorithm(alg), sum)
@@ -95,16 +98,16 @@ func digestOf(entry string) oci.Digest {
 	return d
 }
 
-// parts are what a manifest names.
+// parts are the contents that a manifest names.
 type parts struct {
 	manifests, blobs []oci.Descriptor
 }
 
-// partsOf returns what a manifest needs, each once.
+// partsOf returns the contents that a manifest needs, each once.
 func partsOf(mediaType string, content []byte) (parts, error) {
 	var p parts
 	if !oci.IsIndex(mediaType) && mediaType != oci.MediaTypeOCIManifest && mediaType != oci.MediaTypeDockerManifest && mediaType != artifactType {
-		return p, nil // its own business
+		return p, nil // what other types need is not known
 	}
 	var m struct {
 		Manifests []oci.Descriptor `json:"manifests"`
@@ -136,14 +139,14 @@ func partsOf(mediaType string, content []byte) (parts, error) {
 	return p, nil
 }
 
-// artifactType is the artifact manifest that OCI has withdrawn.
+// artifactType is the media type of the artifact manifest, which OCI has withdrawn.
 const artifactType = "application/vnd.oci.artifact.manifest.v1+json"
 
 func isManifest(mediaType string) bool {
 	return oci.IsIndex(mediaType) || mediaType == oci.MediaTypeOCIManifest || mediaType == oci.MediaTypeDockerManifest || mediaType == artifactType
 }
 
-// isForeign reports whether a layer may lie elsewhere.
+// isForeign reports whether a layer may be kept somewhere other than in the registry.
 func isForeign(d oci.Descriptor) bool {
 	return len(d.URLs) > 0 || strings.Contains(d.MediaType, "nondistributable") || strings.Contains(d.MediaType, "rootfs.foreign")
 }

@@ -16,22 +16,22 @@ import (
 	"example.org/slipway/oci"
 )
 
-// dockerFile lists the images of a file as docker save writes it. Its layers are files that
-// are not named by a digest, and mostly not compressed; there are no manifests. Since
-// version 25 of Docker the same file is an image layout as well.
+// dockerFile is the file in which docker save lists the images of its output. In that
+// output the files of layers are not named by digests and mostly not compressed, and
+// there are no manifests. Since Docker 25 the output is an image layout as well.
 const dockerFile = "manifest.json"
 
-// dockerImage is an entry of that file.
+// dockerImage is an entry of dockerFile.
 type dockerImage struct {
 	Config   string
 	RepoTags []string
 	Layers   []string
 }
 
-// Limits of what is read of such a file.
+// Limits on the output of docker save that is read.
 const (
 	maxConfig = 4 << 20
-	// maxLinks is how many links are followed from a name to a file.
+	// maxLinks bounds how many links are followed from a name to a file.
 	maxLinks = 8
 )
 
@@ -59,12 +59,12 @@ func (a *Archive) readDocker() error {
 	return nil
 }
 
-// dockerTags returns the names that manifest.json has for images, by the digest of their
-// configs.
+// dockerTags returns the names that manifest.json gives to images, by the digests of
+// their configs.
 func (a *Archive) dockerTags() map[oci.Digest][]string {
 	var list []dockerImage
 	if a.readJSON(dockerFile, &list) != nil {
-		return nil // it is not needed in a layout
+		return nil // a layout does not need manifest.json
 	}
 	tags := make(map[oci.Digest][]string, len(list))
 	for _, im := range list {
@@ -75,8 +75,8 @@ func (a *Archive) dockerTags() map[oci.Digest][]string {
 	return tags
 }
 
-// configOf returns the digest of the config of a manifest, or of the first image of an index
-// that is there, or "".
+// configOf returns the digest of a manifest's config. For an index it returns the digest
+// for the first image that the file has. It returns "" if there is none.
 func (a *Archive) configOf(d oci.Descriptor, depth int) oci.Digest {
 	if !a.has(d.Digest) || depth > maxDepth {
 		return ""
@@ -103,7 +103,7 @@ func (a *Archive) configOf(d oci.Descriptor, depth int) oci.Digest {
 	return m.Config.Digest
 }
 
-// assemble makes the manifest of an image. Its layers stay as they are in the file.
+// assemble makes the manifest of an image. The layers stay in the file as they are.
 func (a *Archive) assemble(im dockerImage, layers map[span]oci.Descriptor) (oci.Descriptor, error) {
 	at, err := a.find(im.Config)
 	if err != nil {
@@ -150,7 +150,8 @@ func (a *Archive) assemble(im dockerImage, layers map[span]oci.Descriptor) (oci.
 	return d, nil
 }
 
-// layer describes a layer that has a diff ID, which for one that is not compressed is its digest.
+// layer describes a layer whose diff ID is diff. The diff ID of an uncompressed layer is
+// its digest.
 func (a *Archive) layer(name string, diff oci.Digest, known map[span]oci.Descriptor) (oci.Descriptor, error) {
 	if err := oci.CheckDigest(diff); err != nil {
 		return oci.Descriptor{}, err
@@ -187,7 +188,7 @@ func (a *Archive) describe(at span, diff oci.Digest) (oci.Descriptor, error) {
 	v := diff.Verifier()
 	_, err = io.Copy(v, plain)
 	if err == nil {
-		_, err = io.Copy(io.Discard, in) // what follows the compressed data
+		_, err = io.Copy(io.Discard, in) // the rest, behind the compressed data
 	}
 	if err != nil {
 		return oci.Descriptor{}, err
@@ -198,7 +199,7 @@ func (a *Archive) describe(at span, diff oci.Digest) (oci.Descriptor, error) {
 	return oci.Descriptor{MediaType: tarType + "." + string(how), Digest: sum.Digest(), Size: at.size}, nil
 }
 
-// find returns where a file is.
+// find returns the place of a file in the archive.
 func (a *Archive) find(name string) (span, error) {
 	for to, n := name, 0; n < maxLinks; n++ {
 		if at, ok := a.files[to]; ok {
@@ -216,7 +217,7 @@ func (a *Archive) find(name string) (span, error) {
 	return span{}, fmt.Errorf("the file lacks %.100q", name)
 }
 
-// Packing is how a stream is compressed; "" is not at all.
+// Packing is the compression of a stream; "" means none.
 type Packing string
 
 // The packings that Unpack knows.
@@ -226,11 +227,12 @@ const (
 	packedBzip2 Packing = "bzip2"
 )
 
-// maxWindow bounds what a zstd stream makes us keep in memory: what zstd --ultra needs.
+// maxWindow bounds the memory that a zstd stream can make the decoder use. It is as much
+// as zstd --ultra needs.
 const maxWindow = 128 << 20
 
-// Unpack returns what a stream holds, and how that was compressed. Errors: that it is compressed in a
-// way that is not known here, and those of r.
+// Unpack returns the decompressed content of a stream, and the compression of the stream.
+// It is an error if the compression is not known here. Errors of r are returned, too.
 func Unpack(r io.Reader) (io.ReadCloser, Packing, error) {
 	br := bufio.NewReader(r)
 	magic, err := br.Peek(6)

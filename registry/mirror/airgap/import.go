@@ -13,9 +13,9 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Destination is what images are put into: a registry.
+// Destination is a registry that images are put into.
 type Destination interface {
-	// ResolveBlob as oci.Reader has it, the others as oci.Writer.
+	// ResolveBlob is as in oci.Reader; the other methods are as in oci.Writer.
 	ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error)
 	MountBlob(ctx context.Context, to, from string, d oci.Digest) (oci.Descriptor, error)
 	PushBlob(ctx context.Context, repo string, d oci.Digest, size int64, r io.Reader) (oci.Descriptor, error)
@@ -25,10 +25,10 @@ type Destination interface {
 // parallel is how many blobs of a manifest are read at once.
 const parallel = 4
 
-// Import puts all images into dst. What is there is not sent again, so that an
-// import that broke off is continued by repeating it. An image that cannot be put
-// does not keep the others out; the errors are joined. progress may be nil; it is
-// called often, and never twice at the same time.
+// Import puts all images into dst. It does not send what dst already has, so repeating an
+// interrupted import continues it. If one image cannot be put, Import goes on with the
+// others and joins the errors. progress may be nil. It is called often, and never
+// concurrently.
 func (a *Archive) Import(ctx context.Context, dst Destination, progress func(Progress)) (Progress, error) {
 	x := &importing{a: a, dst: dst, show: progress, done: map[place]bool{}, held: map[oci.Digest]string{}}
 	x.progress.ImagesTotal = len(a.images) + len(a.problems)
@@ -53,7 +53,7 @@ func (a *Archive) Import(ctx context.Context, dst Destination, progress func(Pro
 	return x.progress, errors.Join(errs...)
 }
 
-// importing is one call of Import.
+// importing is the state of one call of Import.
 type importing struct {
 	a    *Archive
 	dst  Destination
@@ -61,8 +61,8 @@ type importing struct {
 
 	mu       sync.Mutex // guards what follows
 	progress Progress
-	done     map[place]bool        // that are at the destination
-	held     map[oci.Digest]string // by a repository of the destination
+	done     map[place]bool        // contents that are at the destination
+	held     map[oci.Digest]string // a repository of the destination that has the blob
 }
 
 // place is a content in a repository.
@@ -92,7 +92,8 @@ func (x *importing) setDone(p place) {
 	x.done[p] = true
 }
 
-// manifest puts a manifest with what it needs. ref is its tag, or its digest.
+// manifest puts a manifest and everything that it needs. ref is a tag or the manifest's
+// digest.
 func (x *importing) manifest(ctx context.Context, repo string, d oci.Descriptor, ref string, depth int) error {
 	if depth > maxDepth {
 		return fmt.Errorf("manifests are nested more than %d deep", maxDepth)
@@ -130,8 +131,9 @@ func (x *importing) manifest(ctx context.Context, repo string, d oci.Descriptor,
 	return nil
 }
 
-// children puts the manifests of an index that are there with all they need. Some tools save an
-// index with the manifests of other platforms and without their layers.
+// children puts those manifests of an index that the file has, with everything that they
+// need. Some tools save an index together with the manifests of other platforms, but
+// without the layers of those platforms.
 func (x *importing) children(ctx context.Context, repo string, list []oci.Descriptor, depth int) error {
 	var whole, images int
 	why := errors.New("the file has none of the images that the index names")
@@ -160,7 +162,7 @@ func (x *importing) children(ctx context.Context, repo string, list []oci.Descri
 	return nil
 }
 
-// absentError says that something is neither in the file nor at the destination.
+// absentError says that a content is neither in the file nor at the destination.
 type absentError struct {
 	what   string
 	digest oci.Digest
@@ -171,7 +173,8 @@ func (e *absentError) Error() string {
 	return fmt.Sprintf("%s %s is neither in the file nor at the destination", e.what, e.digest)
 }
 
-// need looks whether all blobs are in the file or at the destination, before any is sent.
+// need checks, before any blob is sent, that all blobs are in the file or at the
+// destination.
 func (x *importing) need(ctx context.Context, repo string, list []oci.Descriptor) error {
 	for _, d := range list {
 		if _, here := x.a.contents[d.Digest]; here || isForeign(d) {
@@ -236,8 +239,9 @@ func (x *importing) blob(ctx context.Context, repo string, d oci.Descriptor) err
 	return nil
 }
 
-// mount takes a blob from a repository that has got it before. If that does not
-// work, for whatever reason, it is sent.
+// mount mounts a blob from another repository of the destination that got the blob
+// earlier. It returns false if that does not work, for whatever reason, and the blob is
+// then sent.
 func (x *importing) mount(ctx context.Context, repo string, d oci.Digest) bool {
 	x.mu.Lock()
 	from := x.held[d]

@@ -15,18 +15,18 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Archive is an open tar file. Its methods may run concurrently, but Rename.
+// Archive is an open tar file. Its methods, except Rename, may be called concurrently.
 type Archive struct {
 	r        io.ReaderAt
 	contents map[oci.Digest]span
-	files    map[string]span       // what has no digest for a name
-	links    map[string]string     // names that stand for others
+	files    map[string]span       // files that are not named by a digest
+	links    map[string]string     // the targets of links, by name
 	made     map[oci.Digest][]byte // manifests that are not in the file
 	images   []named
-	problems []error // of images that cannot be imported
+	problems []error // why some images cannot be imported
 }
 
-// span is where in the file a content lies, in bytes.
+// span is the place of a content in the file, in bytes.
 type span struct{ off, size int64 }
 
 // named is an entry of the index.
@@ -35,9 +35,9 @@ type named struct {
 	desc oci.Descriptor
 }
 
-// Open reads the directory of a tar file of size bytes, which must stay as it is
-// while the archive is used. It is an OCI image layout or what docker save writes, or
-// both, and not compressed; see [Unpack]. What its contents are is checked when they are read.
+// Open reads the directory of a tar file of size bytes. The file must not change while
+// the archive is used. It must be an OCI image layout or the output of docker save, or
+// both, and not compressed; see [Unpack]. Contents are checked when they are read.
 func Open(r io.ReaderAt, size int64) (*Archive, error) {
 	a := &Archive{r: r, contents: map[oci.Digest]span{}, files: map[string]span{}, links: map[string]string{}, made: map[oci.Digest][]byte{}}
 	if err := a.readDirectory(io.NewSectionReader(r, 0, size), size); err != nil {
@@ -61,7 +61,7 @@ func Open(r io.ReaderAt, size int64) (*Archive, error) {
 	return a, nil
 }
 
-// readDirectory reads where everything is.
+// readDirectory finds the places of all contents in the file.
 func (a *Archive) readDirectory(sec *io.SectionReader, size int64) error {
 	tr := tar.NewReader(sec)
 	for {
@@ -84,7 +84,7 @@ func (a *Archive) readDirectory(sec *io.SectionReader, size int64) error {
 		default:
 			continue
 		}
-		off, err := sec.Seek(0, io.SeekCurrent) // a tar.Reader reads no further than headers
+		off, err := sec.Seek(0, io.SeekCurrent) // Next has read up to the end of the header
 		if err != nil {
 			return fmt.Errorf("read the tar file: %w", err)
 		}
@@ -99,7 +99,7 @@ func (a *Archive) readDirectory(sec *io.SectionReader, size int64) error {
 	}
 }
 
-// readLayout reads what images there are in an image layout.
+// readLayout reads which images an image layout has.
 func (a *Archive) readLayout() error {
 	var layout ocispec.ImageLayout
 	if err := a.readJSON(layoutFile, &layout); err != nil {
@@ -124,7 +124,7 @@ func (a *Archive) readLayout() error {
 		switch names := tags[a.configOf(d, 0)]; {
 		case isFullName(name):
 			a.add(name, d)
-		case len(names) > 0: // the index says less than the list beside it
+		case len(names) > 0: // manifest.json says more than the index does
 			for _, name := range names {
 				a.add(name, d)
 			}
@@ -135,10 +135,11 @@ func (a *Archive) readLayout() error {
 	return nil
 }
 
-// isFullName reports whether an annotation names a repository: some tools write a tag only.
+// isFullName reports whether an annotation names a repository. Some tools write only a
+// tag.
 func isFullName(name string) bool { return strings.ContainsAny(name, "/:@") }
 
-// add adds an image by a name.
+// add adds an image under a name. A problem is noted in a.problems.
 func (a *Archive) add(name string, d oci.Descriptor) {
 	im, err := parseName(name)
 	switch {
@@ -154,7 +155,8 @@ func (a *Archive) add(name string, d oci.Descriptor) {
 	}
 }
 
-// enter adds an image, once. The error is that its name is another's.
+// enter adds an image unless the archive has it already. It is an error if another image
+// has the name.
 func (a *Archive) enter(n named) error {
 	i := slices.IndexFunc(a.images, func(other named) bool { return other.Image == n.Image })
 	if i < 0 {
@@ -165,7 +167,7 @@ func (a *Archive) enter(n named) error {
 	return nil
 }
 
-// parseName reads the name of an image, whose registry may have a port.
+// parseName reads the name of an image. The registry in the name may have a port.
 func parseName(s string) (Image, error) {
 	host, rest, ok := strings.Cut(s, "/")
 	if !ok || !strings.Contains(host, ":") {
@@ -176,15 +178,15 @@ func parseName(s string) (Image, error) {
 	return im, err
 }
 
-// Rename gives the images other repositories. One for which there is an error is not imported, which
-// does not keep the others out.
+// Rename gives the images other repositories. If repo returns an error for an image, that
+// image is not imported, and the others are.
 func (a *Archive) Rename(repo func(Image) (string, error)) {
 	list := a.images
 	a.images = nil
 	for _, n := range list {
 		var err error
 		if n.Repo, err = repo(n.Image); err == nil {
-			err = a.enter(n) // names that were two may be one now
+			err = a.enter(n) // two different names may be the same now
 		}
 		if err != nil {
 			a.problems = append(a.problems, err)
@@ -210,7 +212,7 @@ func (a *Archive) readJSON(name string, v any) error {
 	return nil
 }
 
-// Images lists what is in the file.
+// Images lists the images in the file.
 func (a *Archive) Images() []Image {
 	list := make([]Image, len(a.images))
 	for i, n := range a.images {
@@ -228,7 +230,7 @@ func (a *Archive) read(at span) ([]byte, error) {
 	return b, nil
 }
 
-// has reports whether there is a manifest.
+// has reports whether the archive has a manifest.
 func (a *Archive) has(d oci.Digest) bool {
 	_, there := a.contents[d]
 	return there || a.made[d] != nil
@@ -248,7 +250,7 @@ func (a *Archive) manifest(d oci.Descriptor) ([]byte, error) {
 		return nil, fmt.Errorf("read the manifest %s: %w", d.Digest, err)
 	}
 	v := d.Digest.Verifier()
-	if _, _ = v.Write(b); !v.Verified() { // a hash takes everything
+	if _, _ = v.Write(b); !v.Verified() { // writing to a hash never fails
 		return nil, fmt.Errorf("the manifest %s is damaged", d.Digest)
 	}
 	return b, nil

@@ -17,32 +17,33 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Source is what images are taken from. Errors are those of [oci.Reader].
+// Source is a registry that images are read from. Its errors are those of [oci.Reader].
 type Source interface {
 	// GetManifest returns a manifest by tag or digest.
 	GetManifest(ctx context.Context, repo, ref string) (*oci.Manifest, error)
 	// ResolveBlob returns a blob's size.
 	ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error)
-	// OpenBlob opens a blob, which the caller closes. ctx bounds its use.
+	// OpenBlob opens a blob. The caller closes it. ctx bounds its use.
 	OpenBlob(ctx context.Context, repo string, d oci.Digest) (io.ReadCloser, error)
-	// Referrers as oci.Lister has it.
+	// Referrers is as in oci.Lister.
 	Referrers(ctx context.Context, repo string, d oci.Digest, artifactType, last string, n int) (list []oci.Descriptor, more bool, err error)
 }
 
-// LeftOut is an image that is not whole, and so not in the file.
+// LeftOut is an image that is not whole and so is not in the file.
 type LeftOut struct {
 	Image  string `json:"image"`
 	Reason string `json:"reason"`
 }
 
-// Write writes images of src as one tar file. An image that is not whole, or that cannot be
-// read, does not keep the others out: the report lists it in LeftOut. If none is whole,
-// that is an error, and nothing is written.
+// Write writes images of src into one tar file. If an image is not whole or cannot be
+// read, Write goes on with the others and lists that image in LeftOut. If no image is
+// whole, Write writes nothing and returns an error.
 //
-// begin returns where the file goes. It is called again if a blob turns out to be damaged while it
-// is being written: the file is then begun anew, without the images that need the blob.
+// begin returns the writer of the file. If a blob turns out to be damaged while it is
+// being written, Write calls begin again and begins the file anew, without the images
+// that need that blob.
 //
-// progress may be nil; it is called often, and never twice at the same time.
+// progress may be nil. It is called often, and never concurrently.
 func Write(ctx context.Context, begin func() (io.Writer, error), src Source, images []Image, progress func(Progress)) (Progress, error) {
 	bad := map[oci.Digest]error{}
 	for {
@@ -76,7 +77,7 @@ type export struct {
 	bad  map[oci.Digest]error // contents that could not be read, and why
 
 	index    ocispec.Index
-	named    map[Image]bool // that are in the index, or left out
+	named    map[Image]bool // images that are in the index, or left out
 	judged   map[place]*judgement
 	signed   map[place]bool // manifests whose referrers were looked for
 	left     map[string]bool
@@ -90,7 +91,8 @@ type content struct {
 	manifest bool
 }
 
-// judgement reports whether a manifest is whole, with all it needs.
+// judgement is the result of checking whether a manifest is whole, with everything that
+// it needs.
 type judgement struct {
 	parts  []content
 	absent int
@@ -100,12 +102,12 @@ type judgement struct {
 func (x *export) step() {
 	if x.show != nil {
 		p := x.done
-		p.LeftOut = nil // all of them at the end
+		p.LeftOut = nil // they are reported together at the end
 		x.show(p)
 	}
 }
 
-// leave notes that an image is not whole.
+// leave notes that an image is left out because it is not whole.
 func (x *export) leave(im Image, why error) {
 	if name := im.String(); !x.left[name] {
 		x.left[name] = true
@@ -113,7 +115,7 @@ func (x *export) leave(im Image, why error) {
 	}
 }
 
-// collect adds an image with what refers to it, if it is whole.
+// collect adds an image, and everything that refers to it, if the image is whole.
 func (x *export) collect(ctx context.Context, im Image) error {
 	if x.named[im] {
 		return nil
@@ -158,7 +160,7 @@ func (x *export) collect(ctx context.Context, im Image) error {
 	return nil
 }
 
-// judge looks whether a manifest is whole. The error is ctx's.
+// judge checks whether a manifest is whole. It returns an error only if ctx has ended.
 func (x *export) judge(ctx context.Context, repo string, m *oci.Manifest, depth int) (*judgement, error) {
 	at := place{repo, m.Digest}
 	if j := x.judged[at]; j != nil {
@@ -186,8 +188,8 @@ func (x *export) judge(ctx context.Context, repo string, m *oci.Manifest, depth 
 	return j, nil
 }
 
-// children adds the manifests of an index that are whole. Those that are not are left out; the index
-// is not whole if it has no other image.
+// children adds those manifests of an index that are whole, and leaves the others out.
+// The index is whole if at least one of its images is, or if it has no images.
 func (x *export) children(ctx context.Context, repo string, list []oci.Descriptor, j *judgement, depth int) error {
 	var whole, images int
 	var why error
@@ -234,7 +236,8 @@ func (x *export) children(ctx context.Context, repo string, list []oci.Descripto
 	return nil
 }
 
-// describe says which platform of an index is not whole.
+// describe adds the platform of an index's entry to the error that says why the entry is
+// not whole.
 func describe(d oci.Descriptor, why error) error {
 	if d.Platform == nil {
 		return why
@@ -242,7 +245,8 @@ func describe(d oci.Descriptor, why error) error {
 	return fmt.Errorf("for %s/%s: %w", d.Platform.OS, d.Platform.Architecture, why)
 }
 
-// isAttestation reports whether an entry of an index is no image, but says how one was built.
+// isAttestation reports whether an entry of an index is an attestation, which is not an
+// image but says how an image was built.
 func isAttestation(d oci.Descriptor) bool {
 	return d.Platform != nil && d.Platform.OS == "unknown" && d.Platform.Architecture == "unknown"
 }
@@ -267,14 +271,14 @@ func (x *export) blob(ctx context.Context, repo string, d oci.Descriptor, j *jud
 	return nil
 }
 
-// referrersPage is how many referrers are asked for at once.
+// referrersPage is how many referrers one request asks for.
 const referrersPage = 1000
 
-// signatureTags are the endings of the tags at which cosign keeps what belongs to a
-// manifest, behind its digest.
+// signatureTags are the suffixes of cosign's tags. Cosign keeps what belongs to a
+// manifest under a tag that consists of the manifest's digest and such a suffix.
 var signatureTags = []string{".sig", ".att", ".sbom"}
 
-// referrers adds what refers to a manifest, by its subject or by cosign's tags.
+// referrers adds what refers to a manifest, by its subject field or by cosign's tags.
 func (x *export) referrers(ctx context.Context, repo string, d oci.Digest) error {
 	if x.signed[place{repo, d}] {
 		return nil
@@ -306,7 +310,7 @@ func (x *export) referrers(ctx context.Context, repo string, d oci.Digest) error
 	return nil
 }
 
-// write writes what was collected, the small first.
+// write writes what was collected: the small contents first.
 func (x *export) write(ctx context.Context, w io.Writer) error {
 	known, tw := len(x.bad), tar.NewWriter(w)
 	x.index.SchemaVersion, x.index.MediaType = 2, ocispec.MediaTypeImageIndex
@@ -330,7 +334,7 @@ func (x *export) write(ctx context.Context, w io.Writer) error {
 		}
 	}
 	for _, c := range x.inOrder() {
-		if len(x.bad) > known { // the file is begun anew; see what else is damaged
+		if len(x.bad) > known { // the file is begun anew; find out what else is damaged
 			tw = tar.NewWriter(io.Discard)
 		}
 		if err := x.writeContent(ctx, tw, c); err != nil {
@@ -344,7 +348,8 @@ func (x *export) write(ctx context.Context, w io.Writer) error {
 	return tw.Close()
 }
 
-// inOrder sorts what is to be written: manifests before blobs, each by digest.
+// inOrder returns what is to be written in order: manifests before blobs, each sorted by
+// digest.
 func (x *export) inOrder() []content {
 	list := make([]content, 0, len(x.contents))
 	for _, c := range x.contents {
@@ -363,7 +368,7 @@ func (x *export) inOrder() []content {
 }
 
 func writeEntry(tw *tar.Writer, name string, size int64, body func() error) error {
-	// The time is always the same, so that the file is.
+	// The time is always the same, so that the same images give the same file.
 	h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: size, ModTime: time.Unix(0, 0)}
 	if err := tw.WriteHeader(h); err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
@@ -374,14 +379,14 @@ func writeEntry(tw *tar.Writer, name string, size int64, body func() error) erro
 	return nil
 }
 
-// writeContent writes a content. If it cannot be read, x.bad says why, and what was written is
-// good for nothing.
+// writeContent writes a content. If the content cannot be read, writeContent notes why in
+// x.bad, and what was written so far is useless.
 func (x *export) writeContent(ctx context.Context, tw *tar.Writer, c content) error {
 	body, err := x.open(ctx, c)
 	if err != nil {
 		return x.spoilt(ctx, c.Digest, err)
 	}
-	defer body.Close() // a reader has nothing to say at its end that Read has not said
+	defer body.Close() // Read has already reported any error
 	return writeEntry(tw, entryOf(c.Digest), c.Size, func() error {
 		v := c.Digest.Verifier()
 		r := &reading{r: io.TeeReader(io.LimitReader(body, c.Size), v)}
@@ -418,7 +423,7 @@ func (x *export) open(ctx context.Context, c content) (io.ReadCloser, error) {
 	return io.NopCloser(bytes.NewReader(m.Bytes)), nil
 }
 
-// spoilt notes that a content cannot be read. The error is ctx's.
+// spoilt notes that a content cannot be read. It returns an error only if ctx has ended.
 func (x *export) spoilt(ctx context.Context, d oci.Digest, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -427,7 +432,7 @@ func (x *export) spoilt(ctx context.Context, d oci.Digest, err error) error {
 	return nil
 }
 
-// reading remembers the error of a reader, to tell it from those of the writer.
+// reading remembers the error of a reader, to distinguish it from errors of the writer.
 type reading struct {
 	r   io.Reader
 	err error
