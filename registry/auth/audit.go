@@ -17,34 +17,34 @@ import (
 // maxAuditField bounds each field of an audit line, in bytes.
 const maxAuditField = 512
 
-// Event is one security-relevant event. Credentials are never part of it.
+// Event is a security-relevant event. It never contains credentials.
 type Event struct {
-	// Time of the event; zero: when it is recorded.
+	// Time is when the event happened. If it is zero, Record sets it to the present time.
 	Time time.Time `json:"time"`
-	// Event is what happened: login, token and denied come from this package;
-	// the server adds push, delete, tag and admin.
+	// Event is what happened. login, token and denied come from this package. The server
+	// adds push, delete, tag and admin.
 	Event string `json:"event"`
-	// Outcome is how it ended: issued, failure, denied, success.
+	// Outcome is the outcome of the event: issued, failure, denied or success.
 	Outcome string `json:"outcome"`
-	// Subject is who did it, empty for anonymous and unknown users.
+	// Subject is who did it. It is empty for anonymous and unknown users.
 	Subject string `json:"subject,omitempty"`
 	// Method is how the subject was authenticated.
 	Method string `json:"method,omitempty"`
 	// Addr is the client's address.
 	Addr string `json:"addr,omitempty"`
-	// Action is what was asked for: actions, scopes or an admin command.
+	// Action is what was requested: actions, scopes or an admin command.
 	Action string `json:"action,omitempty"`
 	// Repo is the repository.
 	Repo string `json:"repo,omitempty"`
-	// Reference is the tag or digest, or the id of an issued token.
+	// Reference is the tag or digest, or the id of the token that was issued.
 	Reference string `json:"reference,omitempty"`
-	// Reason tells why it failed.
+	// Reason says why the event failed.
 	Reason string `json:"reason,omitempty"`
-	// RequestID is the id that the access log has, too.
+	// RequestID is the id of the request, which is also in the access log.
 	RequestID string `json:"request_id,omitempty"`
 }
 
-// eventOf begins an event about a request.
+// eventOf returns an Event with the fields that come from the request.
 func eventOf(r *http.Request, event string) Event {
 	e := Event{Event: event, Addr: r.RemoteAddr}
 	if actor := oci.ActorFrom(r.Context()); actor != nil {
@@ -56,8 +56,8 @@ func eventOf(r *http.Request, event string) Event {
 	return e
 }
 
-// AuditLog writes events to a file, one JSON object a line. A nil AuditLog
-// drops them. Safe for concurrent use.
+// AuditLog writes events to a file, one JSON object per line. A nil AuditLog drops them.
+// It is safe for concurrent use.
 type AuditLog struct {
 	path  string
 	log   *slog.Logger
@@ -68,8 +68,8 @@ type AuditLog struct {
 	failing bool     // the last write failed, and that was logged
 }
 
-// OpenAuditLog opens path for appending and creates it with mode 0600. Of the
-// options it uses Logger and Clock. The caller closes the log.
+// OpenAuditLog opens path for appending. It creates the file with mode 0600 if there is
+// none. It uses only Logger and Clock of the options. The caller closes the log.
 func OpenAuditLog(path string, opts *Options) (*AuditLog, error) {
 	o := opts.orDefault()
 	f, err := openAudit(path)
@@ -87,9 +87,9 @@ func openAudit(path string) (*os.File, error) {
 	return f, nil
 }
 
-// Record writes an event as one line in one write. The line is with the
-// operating system when Record returns; it is not synced. A failure to write is
-// logged once until writing works again, and does not stop the registry.
+// Record writes an event as one line in one write. When Record returns, the operating
+// system has the line, but the file is not synced. If writing fails, that is logged once
+// until writing works again, and the registry goes on.
 func (l *AuditLog) Record(e Event) {
 	if l == nil {
 		return
@@ -119,8 +119,8 @@ func (l *AuditLog) Record(e Event) {
 	l.failing = err != nil
 }
 
-// Reopen opens the path anew, after the file was renamed by a log rotation.
-// When that fails the old file stays in use.
+// Reopen opens the path anew, after a log rotation has renamed the file. If that fails,
+// the old file stays in use.
 func (l *AuditLog) Reopen() error {
 	if l == nil {
 		return nil
@@ -142,8 +142,8 @@ func (l *AuditLog) Reopen() error {
 	return nil
 }
 
-// Close syncs and closes the file. Events recorded later are lost and logged
-// as such. It is idempotent.
+// Close syncs and closes the file. Events that are recorded later are lost, and the loss
+// is logged. Close is idempotent.
 func (l *AuditLog) Close() error {
 	if l == nil {
 		return nil

@@ -20,7 +20,7 @@ import (
 	"example.org/slipway/registry/auth/recent"
 )
 
-// The methods an Identity can be proved by.
+// The methods by which an Identity can be proved.
 const (
 	MethodHTPasswd = "htpasswd"
 	MethodOIDC     = "oidc"
@@ -29,36 +29,38 @@ const (
 )
 
 const (
-	// tokenCacheSize bounds the remembered tokens: about 10 MB.
+	// tokenCacheSize bounds the number of remembered tokens, which take about 10 MB.
 	tokenCacheSize = 20_000
-	// tokenCacheTTL bounds how long an issuer's withdrawn key still counts.
+	// tokenCacheTTL bounds how long a token is accepted after its issuer has withdrawn
+	// the key.
 	tokenCacheTTL = 15 * time.Minute
 )
 
-// Identity is who makes a request. The zero value is an anonymous client.
-// Identities are shared between requests and never change.
+// Identity says who makes a request. The zero value is an anonymous client. Identities
+// are shared between requests and are immutable.
 type Identity struct {
 	// Name is the subject, empty for an anonymous client.
 	Name string
-	// Groups the subject is in, each as SOURCE:GROUP, where the source is the name of an
-	// OIDC issuer or "mtls". So a group of one source is never that of another.
+	// Groups lists the groups of the subject, each as SOURCE:GROUP. The source is the
+	// name of an OIDC issuer or "mtls". So groups of different sources are never the
+	// same.
 	Groups []string
 	// Method is how the identity was proved, empty for an anonymous client.
 	Method string
-	// Expires is when the proof ends; zero: with the request.
+	// Expires is when the proof ends. If it is zero, the proof ends with the request.
 	Expires time.Time
 
 	limited bool    // a token: only scopes count
-	foreign bool    // an external service's token: scopes count whatever the rules say
-	scopes  []scope // what the token is for
+	foreign bool    // an external service's token: scopes count, whatever the rules say
+	scopes  []scope // the scopes of the token
 }
 
-// Anonymous reports whether nobody in particular is asking. That may be with a
-// token: token services give tokens to anonymous clients.
+// Anonymous reports whether the client is anonymous. It may still have a token, because
+// token services give tokens to anonymous clients.
 func (id *Identity) Anonymous() bool { return id == nil || id.Name == "" }
 
-// verifier checks the tokens of one issuer. An error that is an *oci.Error is
-// answered as it is, any other means that the token is no good.
+// verifier checks the tokens of one issuer. If its error is an *oci.Error, the client
+// gets that error. Any other error means that the token is not valid.
 type verifier interface {
 	verify(ctx context.Context, token string) (*Identity, error)
 }
@@ -69,15 +71,15 @@ var (
 	_ verifier = (*oidcIssuer)(nil)
 )
 
-// Auth authenticates and authorizes requests. Safe for concurrent use.
+// Auth authenticates and authorizes requests. It is safe for concurrent use.
 type Auth struct {
 	clock     func() time.Time
 	log       *slog.Logger
 	audit     *AuditLog
 	open      bool
 	grants    *grants
-	anonymous *Identity // what every anonymous client shares
-	// repository is Options.Repository, nil where there is none.
+	anonymous *Identity // shared by all anonymous clients
+	// repository is Options.Repository, or nil if that is not set.
 	repository func(r *http.Request, name string) string
 
 	htpasswd  *htpasswd           // nil: not configured
@@ -86,17 +88,17 @@ type Auth struct {
 	verifiers map[string]verifier // by iss claim
 	tokens    *recent.Cache[*Identity]
 	hasOIDC   bool
-	// sessions signs those of browsers; nil: nobody can log in. ended are those that were
-	// logged out of.
+	// sessions signs the tokens of browsers' sessions. It is nil if nobody can log in.
+	// ended has the sessions that were logged out of.
 	sessions *issuer
 	ended    *recent.Cache[struct{}]
 
 	challenge challenge
 }
 
-// New checks the configuration and reads the files it names. It does not talk
-// to OIDC issuers. Errors name the configuration key, or the file and line,
-// and never hold a secret. The caller closes the Auth.
+// New checks the configuration and reads the files that it names. It does not contact
+// OIDC issuers. An error gives the configuration key, or the file and line, and never
+// contains a secret. The caller closes the Auth.
 func New(cfg Config, opts *Options) (*Auth, error) {
 	o := opts.orDefault()
 	a := &Auth{
@@ -128,7 +130,7 @@ func New(cfg Config, opts *Options) (*Auth, error) {
 	return a, nil
 }
 
-// addMethods sets up what cfg configures.
+// addMethods sets up the methods that cfg configures.
 func (a *Auth) addMethods(cfg Config, mode tokenMode, o Options) (err error) {
 	if cfg.HTPasswd != nil {
 		if a.htpasswd, err = newHTPasswd(cfg.HTPasswd.Path, recent.NewFailures(cmp.Or(cfg.MaxFailuresPerMinute, DefaultMaxFailuresPerMinute)), o); err != nil {
@@ -186,24 +188,24 @@ func (a *Auth) addVerifier(issuer string, v verifier) error {
 	return nil
 }
 
-// Open tells that neither methods nor rules are configured: everything is
-// allowed to everybody.
+// Open reports whether neither methods nor rules are configured. Then everybody may do
+// everything.
 func (a *Auth) Open() bool { return a.open }
 
-// Close releases what the Auth holds. It is idempotent. The audit log belongs
-// to who opened it.
+// Close releases what the Auth holds. It is idempotent. It does not close the audit log.
 func (a *Auth) Close() error { return nil }
 
-// takesHeader reports whether any method looks at the Authorization header.
+// takesHeader reports whether any method uses the Authorization header.
 func (a *Auth) takesHeader() bool { return a.htpasswd != nil || len(a.verifiers) > 0 }
 
-// Authenticate returns who makes the request. Credentials in the Authorization
-// header go before a client certificate; a request with neither is anonymous,
-// which is no error. The identity is never nil without an error.
+// Authenticate returns the identity of the client that makes the request. Credentials in
+// the Authorization header take precedence over a client certificate. A request with
+// neither is anonymous, which is not an error. If the error is nil, the identity is not
+// nil.
 //
-// Errors are *oci.Error: UNAUTHORIZED (answer it with [Auth.Challenge]),
-// TOOMANYREQUESTS (with a *RetryError as cause), UNAVAILABLE when an identity
-// provider cannot be asked. The request's context bounds the call.
+// Errors are *oci.Error: UNAUTHORIZED (to be answered with [Auth.Challenge]),
+// TOOMANYREQUESTS (with a *RetryError as its cause), or UNAVAILABLE if an identity
+// provider cannot be reached. The request's context bounds the call.
 func (a *Auth) Authenticate(r *http.Request) (*Identity, error) {
 	if h := r.Header["Authorization"]; len(h) > 0 && a.takesHeader() {
 		if len(h) > 1 {
@@ -219,7 +221,7 @@ func (a *Auth) Authenticate(r *http.Request) (*Identity, error) {
 	return a.anonymous, nil
 }
 
-// header authenticates by an Authorization header.
+// header authenticates a client by an Authorization header.
 func (a *Auth) header(r *http.Request, h string) (*Identity, error) {
 	c, err := parseAuthorization(h)
 	if err != nil {
@@ -238,8 +240,8 @@ func (a *Auth) header(r *http.Request, h string) (*Identity, error) {
 	return a.password(r, c.user, c.secret)
 }
 
-// password authenticates by user and password, where the password may be an
-// OIDC token.
+// password authenticates a client by user and password. The password may be an OIDC
+// token.
 func (a *Auth) password(r *http.Request, name, secret string) (*Identity, error) {
 	id, err := a.checkPassword(r, name, secret)
 	if err == nil {
@@ -247,7 +249,7 @@ func (a *Auth) password(r *http.Request, name, secret string) (*Identity, error)
 	}
 	var known string
 	if a.htpasswd != nil {
-		// A name nobody has may be a password typed into the wrong field.
+		// A name that no user has may be a password that was typed into the wrong field.
 		if _, _, ok := a.htpasswd.lookup(name); ok {
 			known = name
 		}
@@ -276,7 +278,8 @@ func (a *Auth) checkPassword(r *http.Request, name, secret string) (*Identity, e
 
 var errUnknownIssuer = errors.New("the token's issuer is not known here")
 
-// bearer authenticates by a token, from the cache when it was seen before.
+// bearer authenticates a client by a token. It uses the cache if the token was seen
+// before.
 func (a *Auth) bearer(ctx context.Context, token string) (*Identity, error) {
 	key := sha256.Sum256([]byte(token))
 	if id, ok := a.tokens.Get(key, a.clock()); ok {
@@ -299,8 +302,8 @@ func (a *Auth) bearer(ctx context.Context, token string) (*Identity, error) {
 	return id, nil
 }
 
-// tokenError is what a client is told about a token that is no good. Expiry is
-// everyday and not recorded.
+// tokenError returns the error that a client gets for an invalid token. An expired token
+// is an everyday event and is not recorded.
 func (a *Auth) tokenError(r *http.Request, err error) error {
 	var wire *oci.Error
 	var expired *oidc.TokenExpiredError
@@ -316,8 +319,8 @@ func (a *Auth) tokenError(r *http.Request, err error) error {
 	return &oci.Error{Code: oci.CodeUnauthorized, Message: "the token is not valid", Err: err}
 }
 
-// issuerOf returns the iss claim of a JWT without any verification, or "". It
-// only chooses who verifies.
+// issuerOf returns the iss claim of a JWT without verifying anything, or "". The claim is
+// used only to choose the verifier.
 func issuerOf(token string) string {
 	_, rest, ok := strings.Cut(token, ".")
 	payload, signature, ok2 := strings.Cut(rest, ".")
@@ -359,9 +362,9 @@ func (a *Auth) Allowed(id *Identity, repo string, act Action) bool {
 	return id.foreign || a.grants.to(id, repo, missing) == missing
 }
 
-// Listed reports whether the catalogue shows repo to id: the repositories it may
-// pull, whatever single repository its token is for. An external token service
-// that lets somebody list the catalogue lets them list all of it.
+// Listed reports whether the catalogue shows repo to id. It shows the repositories that
+// id may pull, even if the token is for only one repository. If an external token service
+// lets a client list the catalogue, the client may list all of it.
 func (a *Auth) Listed(id *Identity, repo string) bool {
 	if a.open || a.grants.toAnonymous(repo, Pull) == Pull {
 		return true
@@ -375,8 +378,8 @@ func (a *Auth) Listed(id *Identity, repo string) bool {
 	return a.grants.to(id, repo, Pull) == Pull
 }
 
-// PingAllowed reports whether GET /v2/ is answered 200 rather than 401 with a
-// challenge. The package comment has the reasons.
+// PingAllowed reports whether GET /v2/ is answered with 200. Otherwise it is answered
+// with 401 and a challenge. The package comment gives the reasons.
 func (a *Auth) PingAllowed(id *Identity) bool {
 	if a.open || id != nil && (id.Name != "" || id.limited) {
 		return true
@@ -384,13 +387,13 @@ func (a *Auth) PingAllowed(id *Identity) bool {
 	return !a.takesHeader() && len(a.grants.anonymous) > 0
 }
 
-// Refuse returns the answer to a request of id that Allowed turned down, and
-// the challenge to send with it, which is empty unless other credentials could
-// help:
+// Refuse returns the error for a request of id that Allowed did not permit, and the
+// challenge to send with it. The challenge is empty unless other credentials could help.
+// The error is
 //
-//   - 401 UNAUTHORIZED to anonymous clients, and for a token that lacks scope
+//   - 401 UNAUTHORIZED for anonymous clients, and for a token that lacks scope
 //     which another token could have;
-//   - 403 DENIED to everybody else, and recorded in the audit log.
+//   - 403 DENIED for everybody else. This is recorded in the audit log.
 func (a *Auth) Refuse(r *http.Request, id *Identity, repo string, act Action) (*oci.Error, string) {
 	anonymous := id.Anonymous()
 	wider := id != nil && id.limited && (id.foreign || a.grants.to(id, repo, act) == act)

@@ -9,15 +9,16 @@ import (
 	"example.org/slipway/oci/wire"
 )
 
-// TokenPath is where [Auth.TokenHandler] is to be served, below Options.Prefix.
+// TokenPath is the path at which [Auth.TokenHandler] is to be served, below
+// Options.Prefix.
 const TokenPath = "/token"
 
-// challenge is how clients are told to authenticate.
+// challenge holds the values of the challenge that tells clients how to authenticate.
 type challenge struct {
 	bearer     bool
 	basicRealm string
-	realm      string // the token service's URL; empty: made from the request
-	path       string // of the token service, when realm is empty
+	realm      string // the token service's URL; if empty it is made from the request
+	path       string // of the token service, if realm is empty
 	service    string
 }
 
@@ -39,10 +40,10 @@ func newChallenge(cfg Config, mode tokenMode, o Options) challenge {
 	return c
 }
 
-// Challenge returns the WWW-Authenticate value for a request that needs other
-// credentials to do act on repo. With act 0 (GET /v2/) it names no scope. It
-// is Bearer when there is a token service, which every client understands,
-// and Basic otherwise.
+// Challenge returns the WWW-Authenticate value for a request that needs other credentials
+// to do act on repo. If act is 0 (GET /v2/) the challenge has no scope. If there is a
+// token service the challenge is Bearer, which every client understands. Otherwise it is
+// Basic.
 func (a *Auth) Challenge(r *http.Request, repo string, act Action) string {
 	c := &a.challenge
 	if !c.bearer {
@@ -54,7 +55,7 @@ func (a *Auth) Challenge(r *http.Request, repo string, act Action) string {
 	}
 	value := "Bearer realm=" + wire.Quote(realm) + ",service=" + wire.Quote(c.service)
 	if act&Push != 0 {
-		act |= Pull // a push looks first for what is there
+		act |= Pull // a push first looks up what is already there
 	}
 	var scopes []string
 	if onRepo := act & repositoryActions; onRepo != 0 && repo != "" {
@@ -72,11 +73,12 @@ func (a *Auth) Challenge(r *http.Request, repo string, act Action) string {
 	return value
 }
 
-// basicChallenge is what the token endpoint itself answers with.
+// basicChallenge returns the challenge of the token endpoint itself.
 func (a *Auth) basicChallenge() string { return "Basic realm=" + wire.Quote(a.challenge.basicRealm) }
 
-// tokenProblem tells what RFC 6750 calls the request's token: insufficient_scope
-// when it is valid, invalid_token when not, nothing when there is none.
+// tokenProblem returns the RFC 6750 error code for the request's token. It is
+// insufficient_scope if the token is valid, invalid_token if it is not, and empty if
+// there is no token.
 func (a *Auth) tokenProblem(r *http.Request) string {
 	c, err := parseAuthorization(r.Header.Get("Authorization"))
 	if err != nil || !c.bearer {
@@ -88,9 +90,9 @@ func (a *Auth) tokenProblem(r *http.Request) string {
 	return "invalid_token"
 }
 
-// origin is the URL of this server as the client named it. X-Forwarded-Proto
-// is believed: it comes back only to who sent it. Of a list the first element counts,
-// which is the scheme that the client used with the first proxy.
+// origin returns the URL of this server as the client wrote it. X-Forwarded-Proto may be
+// trusted here, because its value only goes back to the client that sent it. If it is a
+// list, the first element counts: the scheme that the client used with the first proxy.
 func origin(r *http.Request) string {
 	scheme := "http"
 	forwarded, _, _ := strings.Cut(r.Header.Get("X-Forwarded-Proto"), ",")

@@ -11,150 +11,158 @@ import (
 	"time"
 )
 
-// Defaults of [Config].
+// The defaults of [Config].
 const (
-	// DefaultTokenExpiration is the lifetime of an access token.
+	// DefaultTokenExpiration is the default lifetime of an access token.
 	DefaultTokenExpiration = 5 * time.Minute
-	// DefaultMaxFailuresPerMinute is how many wrong passwords one address may send.
+	// DefaultMaxFailuresPerMinute is the default for how many wrong passwords one address
+	// may send per minute.
 	DefaultMaxFailuresPerMinute = 20
-	// DefaultName is the realm, service and issuer where none is configured.
+	// DefaultName is the realm, service and issuer if none is configured.
 	DefaultName = "slipway"
 )
 
-// Config is the auth section of the configuration. Sections that Distribution
-// has keep its names and meaning. The zero value allows everything.
+// Config is the auth section of the configuration. The sections that Distribution also
+// has keep their names and meaning. The zero value allows everything.
 type Config struct {
 	// HTPasswd checks user names and passwords against a file.
 	HTPasswd *HTPasswdConfig `yaml:"htpasswd,omitempty"`
-	// Token is the built-in or an external token service.
+	// Token describes the built-in token service or an external one.
 	Token *TokenConfig `yaml:"token,omitempty"`
-	// OIDC are the OpenID Connect issuers whose tokens are accepted.
+	// OIDC lists the OpenID Connect issuers whose tokens are accepted.
 	OIDC []OIDCConfig `yaml:"oidc,omitempty"`
-	// MTLS makes identities of verified client certificates.
+	// MTLS, if set, makes identities from verified client certificates.
 	MTLS *MTLSConfig `yaml:"mtls,omitempty"`
-	// Access are the rules. They add up; their order does not matter.
+	// Access lists the rules. They add up, and their order does not matter.
 	Access []Rule `yaml:"access,omitempty"`
-	// MaxFailuresPerMinute is how many wrong passwords an address may send per
-	// minute before it is answered 429. Default 20; negative: no limit. IPv6
-	// addresses are counted by their /64.
+	// MaxFailuresPerMinute is how many wrong passwords an address may send per minute
+	// before it gets a 429. Default: 20. A negative value means no limit. An IPv6 address
+	// is counted by its /64.
 	MaxFailuresPerMinute int `yaml:"max_failures_per_minute,omitempty"`
 }
 
-// HTPasswdConfig names a password file. Only bcrypt entries are accepted
-// ("htpasswd -B"). The file is read again when it changes.
+// HTPasswdConfig names a password file. Only bcrypt entries are accepted ("htpasswd -B").
+// The file is read again when it changes.
 type HTPasswdConfig struct {
-	// Realm is shown to people by clients. Default "slipway".
+	// Realm is the text that clients show to people. Default: "slipway".
 	Realm string `yaml:"realm,omitempty"`
-	// Path of the file.
+	// Path is the path of the file.
 	Path string `yaml:"path"`
 }
 
 // TokenConfig describes the built-in token service or an external one.
 type TokenConfig struct {
-	// Builtin switches the built-in service on or off. Unset: off when an
-	// external service is described, else see the package comment.
+	// Builtin switches the built-in service on or off. If it is unset, the service is off
+	// when an external service is described. Otherwise see the package comment.
 	Builtin *bool `yaml:"builtin,omitempty"`
-	// Realm is the URL clients fetch tokens from. Required for an external
-	// service; the built-in one takes it from the request by default.
+	// Realm is the URL that clients fetch tokens from. It is required for an external
+	// service. By default the built-in service takes it from the request.
 	Realm string `yaml:"realm,omitempty"`
-	// Service is the tokens' audience. Default "slipway"; required for an
+	// Service is the audience of the tokens. Default: "slipway". It is required for an
 	// external service.
 	Service string `yaml:"service,omitempty"`
-	// Issuer is the tokens' iss claim. Default "slipway"; required for an
+	// Issuer is the iss claim of the tokens. Default: "slipway". It is required for an
 	// external service.
 	Issuer string `yaml:"issuer,omitempty"`
 
-	// Key is the built-in service's PEM file of PKCS #8 or SEC 1 private keys,
-	// Ed25519 or P-256. The first signs, all verify. It is created, mode 0600,
-	// when absent. Replicas must share it. Default "token.key" in Options.Dir,
-	// or a key in memory only where that is empty, too.
+	// Key is the PEM file of the built-in service's private keys: PKCS #8 or SEC 1,
+	// Ed25519 or P-256. The first key signs, and all keys verify. If there is no file it
+	// is created with mode 0600. Replicas must share it. Default: "token.key" in
+	// Options.Dir. If Options.Dir is empty, too, the key is only in memory.
 	Key string `yaml:"key,omitempty"`
-	// Expiration is the lifetime of access tokens. Default 5m, at least 1m,
-	// at most 24h.
+	// Expiration is the lifetime of access tokens. Default: 5m. It is at least 1m and at
+	// most 24h.
 	Expiration time.Duration `yaml:"expiration,omitempty"`
-	// RefreshExpiration is the lifetime of refresh tokens, which htpasswd users
-	// get when they ask for offline access. They die earlier with the user or
-	// the password. Default 0: none are given, because docker login stores one
-	// in place of the password, and other tools cannot use what it stored.
+	// RefreshExpiration is the lifetime of refresh tokens. htpasswd users get them when
+	// they ask for offline access. A refresh token ends early when the user is removed or
+	// the password changes. Default: 0, which means that no refresh tokens are given. The
+	// reason for the default is that docker login stores a refresh token in place of the
+	// password, and other tools cannot use it.
 	RefreshExpiration time.Duration `yaml:"refresh_expiration,omitempty"`
 
-	// RootCertBundle is a PEM file of certificates that an external service's
-	// keys are, or are certified by.
+	// RootCertBundle is a PEM file of certificates. An external service's key must be the
+	// key of one of them, or be certified by one of them.
 	RootCertBundle string `yaml:"rootcertbundle,omitempty"`
-	// JWKS is a file with an external service's public keys.
+	// JWKS is a file with the public keys of an external service.
 	JWKS string `yaml:"jwks,omitempty"`
-	// SigningAlgorithms accepted from an external service. Default: RS, PS, ES
-	// (256, 384, 512) and EdDSA.
+	// SigningAlgorithms are the algorithms that are accepted from an external service.
+	// Default: RS, PS, ES (256, 384, 512) and EdDSA.
 	SigningAlgorithms []string `yaml:"signingalgorithms,omitempty"`
-	// AutoRedirect makes the realm of an external service from the request's
+	// AutoRedirect says that the realm of an external service is made from the request's
 	// host and AutoRedirectPath.
 	AutoRedirect bool `yaml:"autoredirect,omitempty"`
-	// AutoRedirectPath is the path for AutoRedirect. Default "/auth/token".
+	// AutoRedirectPath is the path for AutoRedirect. Default: "/auth/token".
 	AutoRedirectPath string `yaml:"autoredirectpath,omitempty"`
 }
 
-// OIDCConfig describes an OpenID Connect issuer. Discovery happens at the
-// first use, so the issuer need not be up when the registry starts.
+// OIDCConfig describes an OpenID Connect issuer. Discovery happens at the first use, so
+// the issuer need not be up when the registry starts.
 type OIDCConfig struct {
-	// Name of the issuer in subjects, "oidc:<name>:<user>". Default: the
-	// issuer's host.
+	// Name is the issuer's name in subjects, "oidc:<name>:<user>". Default: the issuer's
+	// host.
 	Name string `yaml:"name,omitempty"`
-	// Issuer is the issuer's URL, https but for loopback hosts.
+	// Issuer is the issuer's URL. It must be https unless the host is a loopback host.
 	Issuer string `yaml:"issuer"`
-	// Audience and Audiences are what a token's aud must hold one of. At least
-	// one is required: an issuer's tokens are meant for many services.
+	// Audience and Audiences are the accepted audiences: a token's aud must contain one
+	// of them. At least one is required, because an issuer's tokens are meant for many
+	// services.
 	Audience  string   `yaml:"audience,omitempty"`
 	Audiences []string `yaml:"audiences,omitempty"`
 	// CA is a PEM file of the authorities that the issuer's certificate is checked
 	// against. Default: those of the system. JWKS is a file with the issuer's public
-	// keys, for one that cannot be asked; then it never is. They exclude each other.
+	// keys, for an issuer that cannot be reached; if it is set, the issuer is never
+	// contacted. CA and JWKS exclude each other.
 	CA   string `yaml:"ca,omitempty"`
 	JWKS string `yaml:"jwks,omitempty"`
-	// UsernameClaim is the claim with the user's name. Default "sub". Here and below,
-	// a name with a slash in front is a JSON pointer (RFC 6901) to a claim within
-	// others: a token of Kubernetes has its namespace at /kubernetes.io/namespace.
+	// UsernameClaim is the claim with the user's name. Default: "sub". Here and below, a
+	// name that begins with a slash is a JSON pointer (RFC 6901) to a claim within other
+	// claims. A token of Kubernetes, for example, has its namespace at
+	// /kubernetes.io/namespace.
 	UsernameClaim string `yaml:"username_claim,omitempty"`
-	// GroupsClaim is the claim with the user's groups, a string or a list.
-	// Default "groups".
+	// GroupsClaim is the claim with the user's groups, a string or a list of strings.
+	// Default: "groups".
 	GroupsClaim string `yaml:"groups_claim,omitempty"`
-	// RequiredClaims must be in the token with these values. A public issuer
-	// (a CI service) signs for everybody; this tells one's own from the rest.
+	// RequiredClaims are claims that a token must have with these values. A public
+	// issuer, such as a CI service, signs tokens for everybody. The required claims
+	// distinguish one's own tokens from the others.
 	RequiredClaims map[string]string `yaml:"required_claims,omitempty"`
-	// ClientID and ClientSecret are of the client that people log in with at the web
-	// page; empty: they cannot at this issuer. Its redirect URI is that of the page
-	// /ui/login/done. Scopes are asked for beside openid.
+	// ClientID and ClientSecret identify the client that people log in with at the web
+	// page. If they are empty, nobody can log in there with this issuer. The client's
+	// redirect URI is that of the page /ui/login/done. Scopes are requested in addition
+	// to openid.
 	ClientID     string   `yaml:"client_id,omitempty"`
 	ClientSecret string   `yaml:"client_secret,omitempty"`
 	Scopes       []string `yaml:"scopes,omitempty"`
 }
 
-// MTLSConfig tells which name of a verified client certificate is the subject.
-// Its organizational units are the groups.
+// MTLSConfig says which name of a verified client certificate is the subject. The
+// certificate's organizational units are the groups.
 type MTLSConfig struct {
-	// Subject is "cn", "uri" or "dns": the common name, the first URI or the
-	// first DNS name. Default: the first of these that the certificate has.
+	// Subject is "cn", "uri" or "dns": the common name, the first URI or the first DNS
+	// name. Default: the first of these that the certificate has.
 	Subject string `yaml:"subject,omitempty"`
 }
 
 // Rule grants actions on repositories to subjects.
 type Rule struct {
-	// Repositories are patterns: "*" stands for any characters within a path
-	// segment, "?" for one, and a segment "**" for any number of segments,
-	// also none. Everything else is exact.
+	// Repositories are patterns. "*" stands for any characters within a path segment, "?"
+	// for one character, and a segment "**" for any number of segments, including none.
+	// Everything else is matched exactly.
 	Repositories []string `yaml:"repositories,omitempty"`
-	// Subjects as the package comment lists them.
+	// Subjects are the subjects of the grant. The package comment lists their forms.
 	Subjects []string `yaml:"subjects"`
-	// Actions are pull, push, delete, or "*" for these three. volume (a credential for
-	// the storage of volumes) and clone (one that may make clones there, with volume)
-	// are always named. catalog (listing the repositories one may pull) and admin
-	// ignore Repositories. "*" on the repositories "**" includes catalog; admin is
-	// always named.
+	// Actions are pull, push and delete, or "*" for these three. volume permits getting a
+	// credential for the storage of volumes. clone, together with volume, permits getting
+	// a credential that may also make clones there. "*" includes neither. catalog
+	// (listing the repositories that the subject may pull) and admin ignore Repositories.
+	// "*" on the repositories "**" includes catalog, but not admin.
 	Actions []string `yaml:"actions"`
 }
 
-// ConfigError is a mistake in a Config, or in a file that it names.
+// ConfigError is a mistake in a Config, or in a file that the Config names.
 type ConfigError struct {
-	// Key is where the mistake is, such as auth.token.realm or auth.access[2].
+	// Key is the configuration key with the mistake, such as auth.token.realm or
+	// auth.access[2].
 	Key string
 	Err error
 }
@@ -165,7 +173,8 @@ func (e *ConfigError) Error() string { return e.Key + ": " + e.Err.Error() }
 // Unwrap returns Err.
 func (e *ConfigError) Unwrap() error { return e.Err }
 
-// mistake makes a ConfigError, of the innermost key that err tells already.
+// mistake returns a ConfigError. If the error in args is a ConfigError already, its key
+// is kept, because it is more precise.
 func mistake(key, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	var inner *ConfigError
@@ -175,27 +184,27 @@ func mistake(key, format string, args ...any) error {
 	return &ConfigError{key, err}
 }
 
-// Options are what New needs from its surroundings. The zero value works.
+// Options are the dependencies of New. The zero value works.
 type Options struct {
-	// Logger for operational messages. Default: discarded.
+	// Logger is for operational messages. Default: they are discarded.
 	Logger *slog.Logger
 	// Audit receives security-relevant events. Default: none.
 	Audit *AuditLog
-	// Clock tells the time. Default time.Now.
+	// Clock returns the time. Default: time.Now.
 	Clock func() time.Time
-	// Dir is where a token key is created that has no path of its own.
+	// Dir is the directory in which a token key without a configured path is created.
 	Dir string
-	// Host, as scheme://host, and Prefix, a path without a closing slash, are
-	// where clients find this server and with it the built-in token service.
-	// Default: the host each request names, and no prefix.
+	// Host, as scheme://host, and Prefix, a path without a closing slash, say where
+	// clients find this server and the built-in token service. Default: the host of each
+	// request, and no prefix.
 	Host, Prefix string
 	// HTTPClient reaches OIDC issuers. Default: http.DefaultTransport with a
 	// timeout of 10 s.
 	HTTPClient *http.Client
-	// Repository tells which repository a name stands for where tokens are asked for,
-	// if not the one of that name. Clients ask by the names they have and show one
-	// token all the time, while rights are checked for the repository. Default: no
-	// name stands for another.
+	// Repository returns the repository that a name in a token request stands for, if
+	// that is another one. Clients ask for tokens by the names that they use, and show
+	// the same token for all their requests, while rights are checked for the repository.
+	// Default: every name stands for the repository of that name.
 	Repository func(r *http.Request, name string) string
 }
 
@@ -216,7 +225,7 @@ func (o *Options) orDefault() Options {
 	return d
 }
 
-// tokenMode is which token service a configuration means.
+// tokenMode says which token service a configuration has.
 type tokenMode int
 
 const (
@@ -225,8 +234,8 @@ const (
 	tokenExternal
 )
 
-// tokenMode decides which service there is. anonymous reports whether the rules
-// grant anything to anonymous.
+// tokenMode returns which token service there is. anonymous says whether the rules grant
+// anything to anonymous.
 func (c *Config) tokenMode(anonymous bool) (tokenMode, error) {
 	passwords := c.HTPasswd != nil || len(c.OIDC) > 0
 	t := c.Token
@@ -301,7 +310,7 @@ func (c *OIDCConfig) check() error {
 	return nil
 }
 
-// name returns the issuer's name, "" where its URL has none.
+// name returns the issuer's name, or "" if the issuer's URL has no host.
 func (c *OIDCConfig) name() string {
 	if c.Name != "" {
 		return c.Name
@@ -313,10 +322,10 @@ func (c *OIDCConfig) name() string {
 	return u.Hostname()
 }
 
-// groupsOfCertificates is the source of groups that client certificates name.
+// groupsOfCertificates is the name of the source of groups for client certificates.
 const groupsOfCertificates = "mtls"
 
-// groupSources returns what tells of groups, by name.
+// groupSources returns the names of the sources of groups.
 func (c *Config) groupSources() (list []string) {
 	for i := range c.OIDC {
 		list = append(list, c.OIDC[i].name())
@@ -327,7 +336,7 @@ func (c *Config) groupSources() (list []string) {
 	return list
 }
 
-// groupsOf returns groups of a source as identities have them.
+// groupsOf returns the groups of a source in the form that identities have.
 func groupsOf(source string, groups []string) []string {
 	out := make([]string, len(groups))
 	for i, g := range groups {

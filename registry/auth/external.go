@@ -21,14 +21,14 @@ import (
 	"example.org/slipway/registry/auth/signing"
 )
 
-// externalLeeway is the clock difference to an external token service that is
-// tolerated. 60 s: what Distribution tolerates.
+// externalLeeway is the tolerated difference between our clock and that of an external
+// token service. Distribution also tolerates 60 s.
 const externalLeeway = time.Minute
 
-// maxChain bounds the certificates of an x5c header.
+// maxChain bounds the number of certificates in an x5c header.
 const maxChain = 8
 
-// external verifies the tokens of an external token service. It never changes.
+// external verifies the tokens of an external token service. It is immutable.
 type external struct {
 	issuer, service string
 	algorithms      []string
@@ -68,8 +68,8 @@ func newExternal(c *TokenConfig, o Options) (*external, error) {
 	return e, nil
 }
 
-// signingAlgorithms are the algorithms a token may be signed with: none with a
-// shared secret, and not "none".
+// signingAlgorithms returns the algorithms that a token may be signed with. Neither
+// "none" nor an algorithm with a shared secret is among them.
 func signingAlgorithms() []string {
 	return []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 }
@@ -102,9 +102,9 @@ func (e *external) loadBundle(path string) error {
 	return nil
 }
 
-// libtrustID is the key id that token services written for Distribution 2 put
-// into kid: 240 bits of the public key's SHA-256 in base32, in twelve groups
-// of four with colons between.
+// libtrustID returns the key id that token services written for Distribution 2 put into
+// kid. It is the first 240 bits of the public key's SHA-256 in base32, in twelve groups
+// of four letters with colons between them.
 func libtrustID(cert *x509.Certificate) string {
 	sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
 	text := base32.StdEncoding.EncodeToString(sum[:30])
@@ -135,7 +135,7 @@ func (e *external) verify(_ context.Context, token string) (*Identity, error) {
 	}, nil
 }
 
-// key finds the key of a token: that of its certificate chain, or the one its
+// key returns the key of a token: the key of its certificate chain, or the key that its
 // kid names.
 func (e *external) key(t *jwt.Token) (any, error) {
 	if chain, ok := t.Header["x5c"].([]any); ok && len(chain) > 0 {

@@ -9,7 +9,7 @@ import (
 // Action is a set of actions.
 type Action uint8
 
-// The actions.
+// The actions that exist.
 const (
 	// Pull reads blobs, manifests, tags and referrers of a repository.
 	Pull Action = 1 << iota
@@ -21,9 +21,10 @@ const (
 	Catalog
 	// Admin manages the registry. It is not tied to a repository.
 	Admin
-	// Volume gets a credential to read the storage of volumes, Clone with it one that
-	// may also make clones there. Such a credential opens the volumes of all
-	// repositories. Neither is ever an anonymous client's, and "*" holds neither.
+	// Volume permits getting a credential that can read the storage of volumes. Clone,
+	// together with Volume, permits getting a credential that can also make clones there.
+	// Such a credential opens the volumes of all repositories. Anonymous clients never
+	// have Volume or Clone, and "*" does not include them.
 	Volume
 	Clone
 
@@ -33,12 +34,13 @@ const (
 	allActions        = repositoryActions | registryActions
 )
 
-// actionNames in the order they are written in scopes and logs.
+// actionNames returns the names in the order in which they are written in scopes and
+// logs.
 func actionNames() [7]string {
 	return [7]string{"pull", "push", "delete", "catalog", "admin", "volume", "clone"}
 }
 
-// String returns the actions' names with commas between, "pull,push".
+// String returns the actions' names with commas between them, such as "pull,push".
 func (a Action) String() string {
 	var names []string
 	for i, name := range actionNames() {
@@ -49,8 +51,8 @@ func (a Action) String() string {
 	return strings.Join(names, ",")
 }
 
-// actionNamed returns the action of that name, 0 for an unknown one. It does
-// not know "*", which means different things in different places.
+// actionNamed returns the action with that name, or 0 if there is none. It does not know
+// "*", whose meaning depends on the place.
 func actionNamed(name string) Action {
 	for i, n := range actionNames() {
 		if n == name {
@@ -65,11 +67,11 @@ type grant struct {
 	patterns      []pattern
 	actions       Action
 	anonymous     bool // granted to everybody
-	authenticated bool // granted to everybody with a name
+	authenticated bool // granted to everybody who is authenticated
 	users, groups map[string]bool
 }
 
-// actionsOn returns those of want that the grant gives on repo, whoever asks.
+// actionsOn returns the actions of want that the grant gives on repo to its subjects.
 func (g *grant) actionsOn(repo string, want Action) Action {
 	got := g.actions & want & registryActions
 	if onRepo := g.actions & want & repositoryActions; onRepo != 0 {
@@ -101,15 +103,15 @@ func (g *grant) covers(id *Identity) bool {
 	return false
 }
 
-// grants are the compiled rules. They never change.
+// grants are the compiled rules. They are immutable.
 type grants struct {
 	all       []*grant
-	anonymous []*grant        // those of all that everybody has
+	anonymous []*grant        // the grants of all that everybody has
 	groups    map[string]bool // every group that some rule names
 }
 
-// compileRules returns the rules in the form requests are checked against. sources are
-// what tells of groups.
+// compileRules compiles the rules into the form that requests are checked against.
+// sources are the names of the sources of groups.
 func compileRules(rules []Rule, sources []string) (*grants, error) {
 	gs := &grants{groups: map[string]bool{}}
 	for i, r := range rules {
@@ -128,7 +130,7 @@ func compileRules(rules []Rule, sources []string) (*grants, error) {
 	return gs, nil
 }
 
-// everything is the rule set of a configuration with methods but no rules.
+// everything returns the rules for a configuration with methods and without rules.
 func everything() *grants {
 	all, _ := parsePattern("**")
 	return &grants{all: []*grant{{patterns: []pattern{all}, actions: allActions, authenticated: true}}}
@@ -199,8 +201,8 @@ func (g *grant) addSubjects(subjects, sources []string) error {
 	return nil
 }
 
-// qualified returns a rule's group as identities have it. A rule names the source
-// unless there is one only.
+// qualified returns the group of a rule in the form that identities have. A rule may
+// leave out the source if there is only one.
 func qualified(group string, sources []string) (string, error) {
 	source, _, named := strings.Cut(group, ":")
 	switch {
@@ -212,17 +214,17 @@ func qualified(group string, sources []string) (string, error) {
 	return "", fmt.Errorf("group:%s could be a group of %s: say which, as group:%s:%[1]s", group, strings.Join(sources, " or "), sources[0])
 }
 
-// toAnonymous returns those of want that everybody has on repo.
+// toAnonymous returns the actions of want that everybody has on repo.
 func (gs *grants) toAnonymous(repo string, want Action) Action {
 	return sum(gs.anonymous, nil, repo, want)
 }
 
-// to returns those of want that id has on repo.
+// to returns the actions of want that id has on repo.
 func (gs *grants) to(id *Identity, repo string, want Action) Action {
 	return sum(gs.all, id, repo, want)
 }
 
-// sum adds up grants until all of want is found. A nil id is covered by every grant.
+// sum adds up grants until all of want is found. If id is nil, every grant counts.
 func sum(list []*grant, id *Identity, repo string, want Action) Action {
 	var got Action
 	for _, g := range list {
@@ -236,8 +238,8 @@ func sum(list []*grant, id *Identity, repo string, want Action) Action {
 	return got
 }
 
-// known returns those of groups that some rule names. Only these travel in
-// tokens: people can be in hundreds of groups, and headers are bounded.
+// known returns the groups that some rule names. Only these are put into tokens, because
+// a person can be in hundreds of groups and headers are bounded.
 func (gs *grants) known(groups []string) []string {
 	var out []string
 	for _, g := range groups {

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// maxCredentialBytes bounds an Authorization header. Tokens with many groups
-// reach a few KiB.
+// maxCredentialBytes bounds an Authorization header. A token with many groups can have a
+// few KiB.
 const maxCredentialBytes = 32 << 10
 
 var (
@@ -17,15 +17,14 @@ var (
 	errHeaderLong   = errors.New("the Authorization header is too long")
 )
 
-// credentials are what an Authorization header holds.
+// credentials are the contents of an Authorization header.
 type credentials struct {
 	bearer bool
 	user   string // Basic only
 	secret string // the password or the token
 }
 
-// parseAuthorization takes an Authorization header apart. Its errors never
-// quote the header.
+// parseAuthorization parses an Authorization header. Its errors never quote the header.
 func parseAuthorization(h string) (credentials, error) {
 	if len(h) > maxCredentialBytes {
 		return credentials{}, errHeaderLong
@@ -44,8 +43,8 @@ func parseAuthorization(h string) (credentials, error) {
 	return credentials{}, errHeaderScheme
 }
 
-// parseBasic decodes user:password. RFC 7617: neither holds control
-// characters, and the user holds no colon.
+// parseBasic decodes user:password. By RFC 7617 neither part contains control characters,
+// and the user contains no colon.
 func parseBasic(s string) (credentials, error) {
 	b, err := base64.StdEncoding.DecodeString(s)
 	if err != nil {
@@ -63,7 +62,7 @@ func parseBasic(s string) (credentials, error) {
 	return credentials{user: user, secret: password}, nil
 }
 
-// token68 reports whether s is a token as RFC 6750 allows it.
+// token68 reports whether s has the syntax of a token in RFC 6750.
 func token68(s string) bool {
 	s = strings.TrimRight(s, "=")
 	for i := 0; i < len(s); i++ {

@@ -28,31 +28,32 @@ import (
 )
 
 const (
-	// htpasswdCheck is how often a use looks whether the file changed.
+	// htpasswdCheck is how often the file is checked for changes when it is used.
 	htpasswdCheck = time.Second
-	// verifiedTTL is how long a correct password need not be hashed again.
+	// verifiedTTL is how long a correct password is remembered, so that it need not be
+	// hashed again.
 	verifiedTTL = 5 * time.Minute
-	// verifiedMax bounds the remembered passwords: about 1 MB.
+	// verifiedMax bounds the number of remembered passwords, which take about 1 MB.
 	verifiedMax = 10_000
-	// maxHTPasswdBytes bounds the file: 70 bytes a user, 200,000 users.
+	// maxHTPasswdBytes bounds the file. With 70 bytes a user it may have 200,000 users.
 	maxHTPasswdBytes = 16 << 20
-	// maxBcryptCost bounds the work of one login: cost 16 takes about 4 s.
+	// maxBcryptCost bounds the work of one login. A cost of 16 takes about 4 s.
 	maxBcryptCost = 16
-	// bcryptQueue is how many logins may wait for each one that is computed.
+	// bcryptQueue is how many logins may wait for each login that is being computed.
 	bcryptQueue = 64
 )
 
-// errWrongPassword is the answer to unknown users and to wrong passwords.
+// errWrongPassword is the error for unknown users and for wrong passwords.
 var errWrongPassword = errors.New("wrong user name or password")
 
-// htpasswd checks passwords against a file that may change. Safe for
-// concurrent use.
+// htpasswd checks passwords against a file that may change. It is safe for concurrent
+// use.
 type htpasswd struct {
 	path     string
 	log      *slog.Logger
 	clock    func() time.Time
 	failures *recent.Failures
-	secret   [32]byte      // keys the remembered passwords, lives in RAM only
+	secret   [32]byte      // keys the hashes of remembered passwords; only in RAM
 	slots    chan struct{} // one element per bcrypt computation under way
 	waiting  atomic.Int64
 
@@ -63,12 +64,12 @@ type htpasswd struct {
 	refused os.FileInfo // the last version of the file that was not accepted
 }
 
-// userFile is one version of the file. What was verified against it is
-// forgotten with it.
+// userFile is one version of the file. When it is replaced, the passwords that were
+// verified against it are forgotten.
 type userFile struct {
 	info     os.FileInfo
 	users    map[string]user
-	costs    []int // every user's, in the order of names
+	costs    []int // the cost of each user's hash, in the order of names
 	verified *recent.Cache[*Identity]
 }
 
@@ -77,11 +78,12 @@ type user struct {
 	id   *Identity
 }
 
-// newHTPasswd reads the file. Errors name line and user, never a hash.
+// newHTPasswd reads the file. Errors give the line and the user, and never a hash.
 func newHTPasswd(path string, f *recent.Failures, o Options) (*htpasswd, error) {
 	h := &htpasswd{
 		path: path, log: o.Logger, clock: o.Clock, failures: f,
-		// All cores but one: serving must go on while passwords are hashed.
+		// Passwords use all cores but one, because serving must go on while they are
+		// hashed.
 		slots: make(chan struct{}, max(runtime.GOMAXPROCS(0)-1, 1)),
 	}
 	if _, err := rand.Read(h.secret[:]); err != nil {
@@ -96,8 +98,8 @@ func newHTPasswd(path string, f *recent.Failures, o Options) (*htpasswd, error) 
 	return h, nil
 }
 
-// load reads the file as it is now. The FileInfo is taken before the bytes, so
-// a write that comes between is seen as a change at the next check.
+// load reads the file as it is now. It gets the FileInfo before the bytes. So if the file
+// is written in between, the next check sees a change.
 func (h *htpasswd) load() (*userFile, error) {
 	f, err := os.Open(h.path)
 	if err != nil {
@@ -127,8 +129,8 @@ func (h *htpasswd) load() (*userFile, error) {
 	return file, nil
 }
 
-// parseHTPasswd reads user:hash lines. Empty lines and lines that begin with
-// "#" are skipped.
+// parseHTPasswd parses lines of the form user:hash. It skips empty lines and lines that
+// begin with "#".
 func parseHTPasswd(r io.Reader) (map[string]user, error) {
 	users := map[string]user{}
 	in := bufio.NewScanner(io.LimitReader(r, maxHTPasswdBytes+1))
@@ -142,8 +144,8 @@ func parseHTPasswd(r io.Reader) (map[string]user, error) {
 			continue
 		}
 		name, hash, ok := strings.Cut(line, ":")
-		// A line that begins with "$" is a hash whose user is missing, and a
-		// line without a colon may be one; neither may be shown.
+		// A line that begins with "$" is a hash without a user, and a line without a
+		// colon may be a hash. Neither may be quoted.
 		if !ok || name == "" || name[0] == '$' {
 			return nil, fmt.Errorf("line %d: not of the form user:hash", n)
 		}
@@ -167,7 +169,7 @@ var (
 	errBcryptCost = fmt.Errorf("the bcrypt cost is not between %d and %d", bcrypt.MinCost, maxBcryptCost)
 )
 
-// checkBcrypt tells what is wrong with a hash: $2y$NN$ and 53 characters.
+// checkBcrypt returns an error unless hash has the form $2y$NN$ and 53 characters.
 func checkBcrypt(hash string) error {
 	if len(hash) < 4 || hash[:2] != "$2" || strings.IndexByte("aby", hash[2]) < 0 || hash[3] != '$' {
 		return errNotBcrypt
@@ -189,9 +191,9 @@ func checkBcrypt(hash string) error {
 
 const bcryptAlphabet = "./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
-// file returns the users, after a look at the disk if the last one is old. A
-// changed file that cannot be used leaves the old users in place and is logged
-// once.
+// file returns the users. If the last check of the file is too long ago, it checks the
+// file first. If a changed file cannot be used, the old users stay and the error is
+// logged once.
 func (h *htpasswd) file() *userFile {
 	now := h.clock().UnixNano()
 	if due := h.nextCheck.Load(); now >= due && h.nextCheck.CompareAndSwap(due, now+int64(htpasswdCheck)) {
@@ -229,7 +231,8 @@ func (h *htpasswd) reload() {
 	h.log.Info("htpasswd file read again", "path", h.path, "users", len(file.users))
 }
 
-// missingFile stands for a file that is not there, so that it too is logged once.
+// missingFile stands for a file that does not exist, so that this error is logged only
+// once, too.
 type missingFile struct{ os.FileInfo }
 
 func sameVersion(a, b os.FileInfo) bool {
@@ -241,9 +244,9 @@ func sameVersion(a, b os.FileInfo) bool {
 	return a.Size() == b.Size() && a.ModTime().Equal(b.ModTime()) && os.SameFile(a, b)
 }
 
-// verify returns the user's identity. Errors: errWrongPassword, or an
-// *oci.Error TOOMANYREQUESTS with a *RetryError when addr has failed too often
-// or too many logins wait.
+// verify returns the user's identity. The error is errWrongPassword, or an *oci.Error
+// TOOMANYREQUESTS with a *RetryError. The latter means that addr has failed too often or
+// that too many logins are waiting.
 func (h *htpasswd) verify(ctx context.Context, addr netip.Addr, name, password string) (*Identity, error) {
 	key := h.key(name, password)
 	if id, ok := h.file().verified.Get(key, h.clock()); ok {
@@ -256,8 +259,9 @@ func (h *htpasswd) verify(ctx context.Context, addr netip.Addr, name, password s
 		return nil, err
 	}
 	defer func() { <-h.slots }()
-	// Both may have changed while waiting: the same credentials were verified
-	// for a parallel request, or the address has used up its attempts.
+	// Two things may have changed while this login was waiting. The same credentials may
+	// have been verified for a parallel request, or the address may have used up its
+	// attempts.
 	file := h.current.Load()
 	if id, ok := file.verified.Get(key, h.clock()); ok {
 		return id, nil
@@ -292,7 +296,7 @@ func (h *htpasswd) checkBlocked(addr netip.Addr) error {
 	}
 }
 
-// acquire waits for the right to compute one hash.
+// acquire waits until one hash may be computed.
 func (h *htpasswd) acquire(ctx context.Context) error {
 	if h.waiting.Add(1) > int64(cap(h.slots)*bcryptQueue) {
 		h.waiting.Add(-1)
@@ -311,7 +315,7 @@ func (h *htpasswd) acquire(ctx context.Context) error {
 	}
 }
 
-// key is what a verified password is remembered by.
+// key returns the key under which a verified password is remembered.
 func (h *htpasswd) key(name, password string) recent.Key {
 	mac := hmac.New(sha256.New, h.secret[:])
 	var n [8]byte
@@ -322,10 +326,10 @@ func (h *htpasswd) key(name, password string) recent.Key {
 	return recent.Key(mac.Sum(nil))
 }
 
-// decoy returns a hash to compare an unknown user's password with, so that it
-// takes as long as for a known one. Its cost is that of one of the users,
-// always the same for the same name: where costs differ, neither an average
-// nor a changing one would do.
+// decoy returns a hash to compare an unknown user's password with, so that the check
+// takes as long as for a known user. The cost of the hash is that of one of the users,
+// and it is always the same for the same name. If the users' costs differ, an average or
+// a changing cost would show that the user is unknown.
 func (h *htpasswd) decoy(file *userFile, name string) []byte {
 	sum := h.key(name, "")
 	cost := bcrypt.DefaultCost
@@ -339,15 +343,15 @@ func (h *htpasswd) decoy(file *userFile, name string) []byte {
 	return hash
 }
 
-// lookup returns a user's identity and hash without a password.
+// lookup returns a user's identity and hash. It needs no password.
 func (h *htpasswd) lookup(name string) (*Identity, []byte, bool) {
 	u, ok := h.file().users[name]
 	return u.id, u.hash, ok
 }
 
-// RetryError is the cause of a TOOMANYREQUESTS answer.
+// RetryError is the cause of a TOOMANYREQUESTS error.
 type RetryError struct {
-	// After is how long the client should wait: the Retry-After header.
+	// After is how long the client should wait. It becomes the Retry-After header.
 	After time.Duration
 }
 

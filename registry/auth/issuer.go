@@ -15,16 +15,17 @@ import (
 	"example.org/slipway/registry/auth/signing"
 )
 
-// notBeforeSlack lets a token be used at once at a replica whose clock is behind.
+// notBeforeSlack makes a token valid from a time before it was issued, so that it can be
+// used at once at a replica whose clock is behind.
 const notBeforeSlack = time.Minute
 
-// issuer is the built-in token service: it signs tokens and verifies its own.
-// Safe for concurrent use.
+// issuer is the built-in token service. It signs tokens and verifies its own tokens. It
+// is safe for concurrent use.
 type issuer struct {
 	name, service   string
 	expiration      time.Duration
 	refreshLifetime time.Duration  // 0 or less: no refresh tokens
-	keys            []*signing.Key // the first signs
+	keys            []*signing.Key // the first one signs
 	clock           func() time.Time
 }
 
@@ -53,8 +54,8 @@ func newIssuer(cfg *TokenConfig, o Options) (*issuer, error) {
 	return is, err
 }
 
-// accessClaims are the claims of a token as Docker's specification has them,
-// with the subject's groups and method beside them.
+// accessClaims are the claims of a token of Docker's specification, and in addition the
+// subject's groups and method.
 type accessClaims struct {
 	jwt.RegisteredClaims
 	Access []access `json:"access"`
@@ -75,7 +76,7 @@ type issued struct {
 	at, expire time.Time
 }
 
-// issue signs a token for what scopes hold. It never outlives id.
+// issue signs a token for scopes. The token never outlives id.
 func (is *issuer) issue(id *Identity, scopes []scope, groups []string) (issued, error) {
 	now := is.clock()
 	expire := now.Add(is.expiration)
@@ -96,7 +97,7 @@ func (is *issuer) issue(id *Identity, scopes []scope, groups []string) (issued, 
 	return is.sign(claims, id.Name, is.service, now, expire)
 }
 
-// refresh signs a refresh token for a user whose password has this hash.
+// refresh signs a refresh token for a user whose password has the given hash.
 func (is *issuer) refresh(name string, hash []byte) (string, error) {
 	now := is.clock()
 	claims := jwt.MapClaims{"binding": is.keys[0].Binding(name, hash)}
@@ -104,8 +105,8 @@ func (is *issuer) refresh(name string, hash []byte) (string, error) {
 	return t.token, err
 }
 
-// refreshAudience keeps refresh tokens from being taken for access tokens, and
-// the other way round.
+// refreshAudience returns the audience of refresh tokens. It keeps them from being taken
+// for access tokens, and access tokens from being taken for them.
 func (is *issuer) refreshAudience() string { return is.service + " refresh" }
 
 func (is *issuer) sign(claims jwt.MapClaims, subject, audience string, now, expire time.Time) (issued, error) {
@@ -141,8 +142,8 @@ func (is *issuer) verify(_ context.Context, token string) (*Identity, error) {
 
 var errRevoked = errors.New("the refresh token's user or password has changed")
 
-// verifyRefresh returns the user a refresh token was given to. lookup finds
-// the user's present hash.
+// verifyRefresh returns the user that a refresh token was given to. lookup finds the
+// user's present hash.
 func (is *issuer) verifyRefresh(token string, lookup func(string) (*Identity, []byte, bool)) (*Identity, error) {
 	var c refreshClaims
 	k, err := is.parse(token, is.refreshAudience(), &c)

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// mtls makes identities of verified client certificates.
+// mtls makes identities from verified client certificates.
 type mtls struct{ subject string }
 
 func newMTLS(c *MTLSConfig) (*mtls, error) {
@@ -17,8 +17,8 @@ func newMTLS(c *MTLSConfig) (*mtls, error) {
 	return nil, mistake("auth.mtls.subject", "%q is not one of cn, uri, dns", c.Subject)
 }
 
-// identity returns the identity of a connection, or nil without a verified
-// certificate that names somebody.
+// identity returns the identity of a connection. It returns nil if there is no verified
+// certificate with a usable name.
 func (m *mtls) identity(state *tls.ConnectionState) *Identity {
 	if state == nil || len(state.VerifiedChains) == 0 || len(state.VerifiedChains[0]) == 0 {
 		return nil

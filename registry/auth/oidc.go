@@ -27,15 +27,15 @@ import (
 const (
 	// issuerTimeout bounds one request to an issuer.
 	issuerTimeout = 10 * time.Second
-	// issuerInterval is the least time between two requests for one document
-	// of an issuer. Tokens with invented key ids cannot make us ask more often.
+	// issuerInterval is the least time between two requests for the same document of an
+	// issuer. It keeps tokens with invented key ids from causing more requests.
 	issuerInterval = 10 * time.Second
 	// maxIssuerDocument bounds discovery documents and key sets, in bytes.
 	maxIssuerDocument = 1 << 20
 )
 
-// oidcIssuer verifies the tokens of one OpenID Connect issuer. Safe for
-// concurrent use.
+// oidcIssuer verifies the tokens of one OpenID Connect issuer. It is safe for concurrent
+// use.
 type oidcIssuer struct {
 	cfg       OIDCConfig // with defaults filled in
 	audiences []string
@@ -48,7 +48,7 @@ type oidcIssuer struct {
 	endpoint oauth2.Endpoint // set with verifier
 }
 
-// newOIDCIssuer checks the configuration; it does not talk to the issuer.
+// newOIDCIssuer checks the configuration. It does not contact the issuer.
 func newOIDCIssuer(cfg OIDCConfig, o Options) (*oidcIssuer, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -87,7 +87,7 @@ func newOIDCIssuer(cfg OIDCConfig, o Options) (*oidcIssuer, error) {
 	return i, nil
 }
 
-// trusting returns a transport that trusts the authorities in a PEM file only.
+// trusting returns a transport that trusts only the authorities in a PEM file.
 func trusting(file string) (*http.Transport, error) {
 	roots, err := wire.Pool(file)
 	if err != nil {
@@ -101,14 +101,15 @@ func trusting(file string) (*http.Transport, error) {
 	return t, nil
 }
 
-// verify implements verifier. Errors: UNAVAILABLE while the issuer cannot be
-// asked; anything else means that the token is no good.
+// verify implements verifier. The error is UNAVAILABLE if the issuer cannot be reached.
+// Any other error means that the token is not valid.
 func (i *oidcIssuer) verify(ctx context.Context, token string) (*Identity, error) {
 	id, _, err := i.verifyFor(ctx, token, i.audiences)
 	return id, err
 }
 
-// verifyFor verifies a token that is meant for one of audiences, and returns its nonce, too.
+// verifyFor verifies a token that is meant for one of audiences, and also returns its
+// nonce.
 func (i *oidcIssuer) verifyFor(ctx context.Context, token string, audiences []string) (id *Identity, nonce string, err error) {
 	v, err := i.discovered(ctx)
 	if err != nil {
@@ -136,21 +137,20 @@ func (i *oidcIssuer) unavailable(err error) error {
 	return &oci.Error{
 		Code:    oci.CodeUnavailable,
 		Message: "the identity provider " + i.cfg.Name + " cannot be asked at the moment; try again",
-		// Only the beginning: the text may quote a whole error page.
+		// Only the beginning is kept, because the text may quote a whole error page.
 		Err: fmt.Errorf("ask issuer %s: %.300s", i.cfg.Issuer, err.Error()),
 	}
 }
 
-// discovered returns the verifier, after discovery at the first use. A failure
-// is not kept, but documents sees to it that the issuer is asked again only
-// after a while.
+// discovered returns the verifier. The first call does the discovery. A failure is not
+// remembered here, but documents keeps the issuer from being asked again too soon.
 func (i *oidcIssuer) discovered(ctx context.Context) (*oidc.IDTokenVerifier, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.verifier != nil {
 		return i.verifier, nil
 	}
-	// The outcome serves all requests, so the end of this one must not stop it.
+	// All requests use the result, so discovery must not stop when this request ends.
 	ctx = oidc.ClientContext(context.WithoutCancel(ctx), i.client)
 	p, err := oidc.NewProvider(ctx, i.cfg.Issuer)
 	if err != nil {
@@ -164,7 +164,7 @@ func (i *oidcIssuer) discovered(ctx context.Context) (*oidc.IDTokenVerifier, err
 	return i.verifier, nil
 }
 
-// identity makes an identity of verified claims.
+// identity makes an Identity of verified claims.
 func (i *oidcIssuer) identity(claims map[string]any, expires time.Time) (*Identity, error) {
 	for name, want := range i.cfg.RequiredClaims {
 		if !slices.Contains(texts(claim(claims, name)), want) {
@@ -175,7 +175,8 @@ func (i *oidcIssuer) identity(claims map[string]any, expires time.Time) (*Identi
 	if !printable(name) {
 		return nil, fmt.Errorf("the token has no usable claim %q", i.cfg.UsernameClaim)
 	}
-	// Whoever can enter any address at the issuer could take another's name.
+	// If the issuer lets people enter any e-mail address, they could take another
+	// person's name.
 	if verified, ok := claims["email_verified"]; ok && i.cfg.UsernameClaim == "email" && verified != true && verified != "true" {
 		return nil, errors.New("the token's email address is not verified")
 	}
@@ -185,8 +186,8 @@ func (i *oidcIssuer) identity(claims map[string]any, expires time.Time) (*Identi
 	}, nil
 }
 
-// claim returns the claim of a name, or where a JSON pointer leads through objects;
-// nil if there is none.
+// claim returns the claim with a name, or the value at a JSON pointer into the claims. It
+// returns nil if there is none.
 func claim(claims map[string]any, name string) any {
 	path, ok := strings.CutPrefix(name, "/")
 	if !ok {
@@ -203,7 +204,7 @@ func claim(claims map[string]any, name string) any {
 	return at
 }
 
-// texts returns a claim that is a string or a list of strings.
+// texts returns the strings of a claim that is a string or a list of strings.
 func texts(claim any) []string {
 	switch c := claim.(type) {
 	case string:
@@ -230,15 +231,15 @@ func printable(s string) bool {
 	return s != "" && len(s) <= 512
 }
 
-// documents is a RoundTripper for an issuer's few documents. It asks for each
-// at most once per issuerInterval and repeats the last answer, or error, in
+// documents is a RoundTripper for the few documents of an issuer. It requests each
+// document at most once per issuerInterval, and repeats the last answer or error in
 // between. Bodies are bounded.
 type documents struct {
 	next    http.RoundTripper
 	clock   func() time.Time
 	failing atomic.Bool // the last request for any document failed
 
-	mu   sync.Mutex // held while asking: all who wait want the same answer
+	mu   sync.Mutex // held during a request: all who wait want the same answer
 	kept map[string]document
 }
 

@@ -5,15 +5,15 @@ import (
 	"strings"
 )
 
-// pattern is a compiled repository pattern. A segment is a glob over one path
-// segment, or "**" for any number of them.
+// pattern is a compiled repository pattern. Each segment is a glob for one segment of a
+// name, or "**" for any number of segments.
 type pattern struct {
-	exact    string   // the whole pattern when it has no wildcard
+	exact    string   // the whole pattern if it has no wildcard
 	segments []string // otherwise its segments
 }
 
-// parsePattern compiles s. It refuses what no repository name can match, which
-// is then a mistake and not a rule.
+// parsePattern compiles s. It returns an error if no repository name can match s, because
+// such a pattern is a mistake.
 func parsePattern(s string) (pattern, error) {
 	if s == "" {
 		return pattern{}, fmt.Errorf("empty repository pattern")
@@ -36,10 +36,10 @@ func parsePattern(s string) (pattern, error) {
 	return pattern{segments: segments}, nil
 }
 
-// match reports whether the pattern matches all of name. It takes at most
-// len(name) * len(pattern) steps and does not allocate: for "**" as for "*"
-// only the last one met can still take more, so there is one place to go back
-// to and never a tree of them.
+// match reports whether the pattern matches all of name. It takes at most len(name) *
+// len(pattern) steps and does not allocate. After a mismatch, only the last "**" or "*"
+// can take more of the name. So there is always only one place to go back to, and never a
+// tree of places.
 func (p *pattern) match(name string) bool {
 	if p.exact != "" {
 		return p.exact == name
@@ -48,7 +48,7 @@ func (p *pattern) match(name string) bool {
 		return false
 	}
 	si, pos := 0, 0        // the segments of pattern and name to compare next
-	retry, taken := -1, 0  // after the last "**": the pattern's next segment, and the name's
+	retry, taken := -1, 0  // behind the last "**": where to go on in pattern and name
 	for pos <= len(name) { // pos == len(name)+1 is behind the last segment
 		if si < len(p.segments) && p.segments[si] == "**" {
 			si++
@@ -73,7 +73,7 @@ func (p *pattern) match(name string) bool {
 	return si == len(p.segments)
 }
 
-// segmentEnd returns where the segment that begins at pos ends.
+// segmentEnd returns the end of the segment that begins at pos.
 func segmentEnd(name string, pos int) int {
 	if i := strings.IndexByte(name[pos:], '/'); i >= 0 {
 		return pos + i
@@ -81,7 +81,7 @@ func segmentEnd(name string, pos int) int {
 	return len(name)
 }
 
-// glob reports whether pat with its "*" and "?" matches all of s.
+// glob reports whether pat, which may contain "*" and "?", matches all of s.
 func glob(pat, s string) bool {
 	pi, i := 0, 0
 	retry, taken := -1, 0
@@ -106,9 +106,9 @@ func glob(pat, s string) bool {
 	return pi == len(pat)
 }
 
-// CompilePattern returns the function that reports whether a repository name
-// matches a pattern as rules have them: "*" stands for any characters within a
-// segment, "?" for one, the segment "**" for any number of segments.
+// CompilePattern returns a function that reports whether a repository name matches a
+// pattern. The pattern is written as in rules: "*" stands for any characters within a
+// segment, "?" for one character, and the segment "**" for any number of segments.
 func CompilePattern(s string) (func(repo string) bool, error) {
 	p, err := parsePattern(s)
 	if err != nil {

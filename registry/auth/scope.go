@@ -7,12 +7,12 @@ import (
 	"example.org/slipway/oci"
 )
 
-// maxScopes bounds the resources of one token. A push that mounts from many
-// repositories names a few; more than this is no client's honest request.
+// maxScopes bounds the resources of one token. A push that mounts from many repositories
+// names a few resources. No honest client asks for more than maxScopes.
 const maxScopes = 128
 
-// access is an entry of a token's access claim, as Docker's token
-// specification writes it.
+// access is an entry of a token's access claim, in the form of Docker's token
+// specification.
 type access struct {
 	Type    string   `json:"type"`
 	Class   string   `json:"class,omitempty"`
@@ -20,18 +20,18 @@ type access struct {
 	Actions []string `json:"actions"`
 }
 
-// scope is an access entry compiled: actions on a repository, or, with an
-// empty repo, on the registry.
+// scope is a compiled access entry: actions on a repository, or on the registry if repo
+// is empty.
 type scope struct {
 	repo    string
 	actions Action
 }
 
-// parseScopes reads the scope parameters of a token request. Each holds any
-// number of "type(class):name:actions" with spaces between. What is malformed,
-// unknown or names no possible repository is left out, as the specification
-// wants; entries for one resource are merged. ok is false for more than
-// maxScopes resources.
+// parseScopes parses the scope parameters of a token request. Each parameter holds any
+// number of "type(class):name:actions" with spaces between them. As the specification
+// requires, a scope is left out if it is malformed or unknown, or if no repository can
+// have its name. Scopes for the same resource are merged. ok is false if there are more
+// than maxScopes resources.
 func parseScopes(params []string) (scopes []scope, ok bool) {
 	for _, p := range params {
 		for s := range strings.SplitSeq(p, " ") {
@@ -53,7 +53,7 @@ func parseScopes(params []string) (scopes []scope, ok bool) {
 	return scopes, true
 }
 
-// parseScope reads one scope. Names may hold colons, types and actions cannot.
+// parseScope parses one scope. A name may contain colons; types and actions cannot.
 func parseScope(s string) (scope, bool) {
 	kind, rest, ok := strings.Cut(s, ":")
 	i := strings.LastIndexByte(rest, ':')
@@ -66,8 +66,8 @@ func parseScope(s string) (scope, bool) {
 	return compileScope(kind, rest[:i], strings.Split(rest[i+1:], ","))
 }
 
-// compileScope returns the scope of one resource, and false where it means
-// nothing here.
+// compileScope returns the scope of one resource. It returns false if the scope has no
+// meaning here.
 func compileScope(kind, name string, actions []string) (scope, bool) {
 	switch kind {
 	case "repository":
@@ -89,7 +89,7 @@ func compileScope(kind, name string, actions []string) (scope, bool) {
 	return scope{}, false
 }
 
-// claim returns the access entries that say what s says.
+// claim returns the access entries that are equivalent to s.
 func (s scope) claim() []access {
 	if s.repo != "" {
 		return []access{{Type: "repository", Name: s.repo, Actions: strings.Split(s.actions.String(), ",")}}
@@ -101,7 +101,7 @@ func (s scope) claim() []access {
 	return out
 }
 
-// String returns the scope as a parameter or challenge writes it.
+// String returns the scope in the form of a parameter or challenge.
 func (s scope) String() string {
 	var parts []string
 	for _, a := range s.claim() {
@@ -121,7 +121,7 @@ func compileAccess(claim []access) []scope {
 	return out
 }
 
-// inScopes returns those of want that scopes hold for repo.
+// inScopes returns the actions of want that scopes contain for repo.
 func inScopes(scopes []scope, repo string, want Action) Action {
 	var got Action
 	for _, s := range scopes {

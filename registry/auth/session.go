@@ -13,15 +13,15 @@ import (
 	"example.org/slipway/registry/auth/recent"
 )
 
-// Audiences keep the tokens of sessions, and those of logins under way, from being
-// taken for any other of the same key.
+// The audiences keep the tokens of sessions, and those of logins under way, from being
+// taken for other tokens that the same key has signed.
 const (
 	sessionAudience = " web session"
 	loginAudience   = " web login"
 )
 
-// sessionClaims are the claims of a session's token. Binding ties that of an htpasswd
-// user to the password.
+// sessionClaims are the claims of a session's token. If the user is in the htpasswd file,
+// Binding ties the session to the user's password.
 type sessionClaims struct {
 	jwt.RegisteredClaims
 	Method  string   `json:"method"`
@@ -32,8 +32,8 @@ type sessionClaims struct {
 // PasswordLogin reports whether there are users with passwords.
 func (a *Auth) PasswordLogin() bool { return a.htpasswd != nil }
 
-// Login authenticates by user and password, as a request with both would be. Errors
-// are those of [Auth.Authenticate].
+// Login authenticates a user by name and password, like a request with both. Errors are
+// those of [Auth.Authenticate].
 func (a *Auth) Login(r *http.Request, user, password string) (*Identity, error) {
 	if a.htpasswd == nil {
 		return nil, errNoSessions
@@ -43,9 +43,10 @@ func (a *Auth) Login(r *http.Request, user, password string) (*Identity, error) 
 
 var errNoSessions = errors.New("nobody can log in here: auth configures neither htpasswd nor the client of an OIDC issuer")
 
-// NewSession returns a token that stands for id for a while. It is worth what the rules
-// grant to id when it is used, and ends earlier with the user or the password of
-// htpasswd. It holds no secret but itself.
+// NewSession returns a token that stands for id for the given lifetime. With the token,
+// the rules at the time of its use decide what id may do. If id is an htpasswd user, the
+// token ends early when the user is removed or the password changes. It holds no secret
+// but itself.
 func (a *Auth) NewSession(id *Identity, lifetime time.Duration) (token string, expires time.Time, err error) {
 	if a.sessions == nil || id.Anonymous() {
 		return "", time.Time{}, errNoSessions
@@ -66,7 +67,7 @@ func (a *Auth) NewSession(id *Identity, lifetime time.Duration) (token string, e
 	return t.token, t.expire, err
 }
 
-// Session returns who a session's token stands for.
+// Session returns the identity that a session's token stands for.
 func (a *Auth) Session(token string) (*Identity, error) {
 	if a.sessions == nil || len(token) > maxCredentialBytes {
 		return nil, errNoSessions
@@ -92,24 +93,24 @@ func (a *Auth) Session(token string) (*Identity, error) {
 	return &Identity{Name: id.Name, Groups: id.Groups, Method: id.Method, Expires: c.ExpiresAt.Time}, nil
 }
 
-// EndSession makes a session's token worthless at this server. Other servers of the
-// registry take it until it expires: whoever logs out forgets it.
+// EndSession makes a session's token invalid at this server. Other servers of the
+// registry accept it until it expires, so a client that logs out must forget it.
 func (a *Auth) EndSession(token string) {
 	if id, err := a.Session(token); err == nil {
 		a.ended.Put(sessionKey(token), struct{}{}, id.Expires, a.clock())
 	}
 }
 
-// sessionKey is what an ended session is known by: the signed part of its token, as one
-// signature can be written in several ways.
+// sessionKey returns the key under which an ended session is remembered. It is the hash
+// of the signed part of the token, because one signature can be written in several ways.
 func sessionKey(token string) [sha256.Size]byte {
 	return sha256.Sum256([]byte(token[:max(0, strings.LastIndexByte(token, '.'))]))
 }
 
-// endedSessions is how many sessions that were ended early are remembered.
+// endedSessions bounds how many sessions that were ended early are remembered.
 const endedSessions = 16 << 10
 
-// addSessions lets people log in with a browser, where they have what for.
+// addSessions sets up logins with a browser if the configuration has a way to log in.
 func (a *Auth) addSessions(cfg Config, o Options) (err error) {
 	login := a.htpasswd != nil
 	for _, c := range cfg.OIDC {
@@ -120,7 +121,8 @@ func (a *Auth) addSessions(cfg Config, o Options) (err error) {
 	}
 	a.ended = recent.NewCache[struct{}](endedSessions)
 	if a.sessions = a.issuer; a.sessions == nil {
-		// The key alone is of the token section: its other values may be of an external service.
+		// Only the key of the token section is used. Its other values may describe an
+		// external service.
 		var key TokenConfig
 		if cfg.Token != nil {
 			key.Key = cfg.Token.Key

@@ -11,29 +11,29 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Site tells this server from other sites. A browser lets the pages of any site
-// send requests to any server, with the credentials that it has for that server,
-// and a site can have its own name resolve to any address. Docker, containerd and
-// other clients that are no browsers are never taken for another site.
+// Site distinguishes pages of this server from pages of other sites. A browser lets the
+// pages of any site send requests to any server, with the credentials that the browser
+// has for that server. A site can also make its own name resolve to any address. Docker,
+// containerd and other clients that are not browsers are never taken for another site.
 type Site struct {
 	origins *http.CrossOriginProtection
 	names   map[string]bool
 	any     bool
 }
 
-// AnyName among the names of a Site admits every name.
+// AnyName makes a Site admit every name, if it is among the names of the Site.
 const AnyName = "*"
 
-// NewSite returns the Site of a server whose pages are at own, scheme://host or
-// empty, and which is also reached under names, host names without a port. Pages of
-// origins, each scheme://host, may change things here; what is no origin, such as
-// "*" or "null", lets nobody do so.
+// NewSite returns the Site of a server. The server's pages are at own, which is
+// scheme://host or empty. The server is also reached under names, which are host names
+// without a port. Pages of origins, each scheme://host, may change things here. An
+// element of origins that is not an origin, such as "*" or "null", has no effect.
 func NewSite(own string, names, origins []string) *Site {
 	s := &Site{origins: http.NewCrossOriginProtection(), names: map[string]bool{}}
 	for _, origin := range append([]string{own}, origins...) {
 		u, err := url.Parse(strings.TrimSpace(origin))
 		if err == nil && u.Host != "" {
-			// It refuses what is no origin, which then stays another site.
+			// AddTrustedOrigin refuses what is not an origin.
 			_ = s.origins.AddTrustedOrigin(u.Scheme + "://" + strings.ToLower(u.Host))
 		}
 	}
@@ -47,9 +47,9 @@ func NewSite(own string, names, origins []string) *Site {
 	return s
 }
 
-// Check refuses a request by which a page of another site would change something.
-// It goes by Sec-Fetch-Site and Origin, and not by credentials: a page can have the
-// browser add those. The error is DENIED.
+// Check returns an error for a request by which a page of another site would change
+// something. It looks at Sec-Fetch-Site and Origin. It does not look at credentials,
+// because a page can make the browser add them. The error is DENIED.
 func (s *Site) Check(r *http.Request) error {
 	if s.origins.Check(r) == nil {
 		return nil
@@ -62,8 +62,8 @@ func (s *Site) Check(r *http.Request) error {
 		"if it is to, name its origin in http.headers: Access-Control-Allow-Origin", from)}
 }
 
-// CheckHost refuses a request, for which nobody has to prove who they are, to a host
-// that is not known to be this server. The error is DENIED.
+// CheckHost returns an error if host is not known to be this server. It is for requests
+// for which nobody has to prove who they are. The error is DENIED.
 func (s *Site) CheckHost(host string) error {
 	if s.Knows(host) {
 		return nil
@@ -72,10 +72,10 @@ func (s *Site) CheckHost(host string) error {
 		"which asks nobody for a password; if it is one, add it to http.names", host)}
 }
 
-// Knows reports whether host, with or without a port, is an address, localhost, or
-// one of the server's names. Nobody can make one of these stand for another server.
+// Knows reports whether host, with or without a port, is an address, localhost, or one of
+// the server's names. Nobody can make one of these names stand for another server.
 func (s *Site) Knows(host string) bool {
-	if s.any || host == "" { // no browser leaves it out
+	if s.any || host == "" { // no browser leaves the host out
 		return true
 	}
 	name := plainName((&url.URL{Host: host}).Hostname())
@@ -83,13 +83,14 @@ func (s *Site) Knows(host string) bool {
 	return err == nil || name == "localhost" || strings.HasSuffix(name, ".localhost") || s.names[name]
 }
 
-// plainName returns the one form in which names are compared.
+// plainName returns a name in the form in which names are compared.
 func plainName(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
 
-// NeedsHost reports whether nothing but the Host header tells a request from that of
-// a page whose site had its own name resolve to this server: the page is in a browser
-// on this machine, or the request says that it is of a page and changes something.
-// Over TLS the browser compares names with the certificate.
+// NeedsHost reports whether the Host header must be checked for a request. Only the Host
+// header shows whether a request comes from a page whose site made its own name resolve
+// to this server. It must be checked if the client may be a browser on this machine, or
+// if the request says that a page sent it and may change something. Over TLS it need not
+// be checked, because the browser compares the name with the certificate.
 func NeedsHost(r *http.Request) bool {
 	if r.TLS != nil {
 		return false
@@ -98,7 +99,7 @@ func NeedsHost(r *http.Request) bool {
 	return ok && addr.IP.IsLoopback() || pageChanges(r)
 }
 
-// pageChanges reports whether a request says that it is of a page, and may change
+// pageChanges reports whether a request says that a page sent it, and may change
 // something.
 func pageChanges(r *http.Request) bool {
 	switch r.Method {

@@ -14,19 +14,19 @@ import (
 	"example.org/slipway/oci/wire"
 )
 
-// maxTokenForm bounds the body of POST /token. Scopes of a push with many
-// mounts and an OIDC token fit well.
+// maxTokenForm bounds the body of POST /token. It is ample for the scopes of a push with
+// many mounts and an OIDC token.
 const maxTokenForm = 64 << 10
 
-// TokenHandler returns the endpoint of the built-in token service, to be
-// served at TokenPath, or nil when there is none. It answers
+// TokenHandler returns the endpoint of the built-in token service, to be served at
+// TokenPath. It returns nil if there is no such service. The endpoint answers
 //
 //	GET  /token?service=...&scope=...&offline_token=true   Docker's token specification
 //	POST /token  grant_type=password|refresh_token          its OAuth 2 form
 //
-// A token is given for what was asked and is granted, which may be nothing:
-// clients log in that way. Errors have the specification's body, with OAuth's
-// error and error_description beside it.
+// The token is for those of the requested rights that are granted. These may be none,
+// because clients log in with such a request. An error has the body of Docker's
+// specification, and in addition OAuth's error and error_description.
 func (a *Auth) TokenHandler() http.Handler {
 	if a.issuer == nil {
 		return nil
@@ -36,7 +36,7 @@ func (a *Auth) TokenHandler() http.Handler {
 
 type tokenHandler struct{ a *Auth }
 
-// tokenRequest is what both forms of the request ask for.
+// tokenRequest is a request for a token, in either form.
 type tokenRequest struct {
 	id      *Identity
 	scopes  []scope
@@ -44,8 +44,8 @@ type tokenRequest struct {
 	oauth   bool
 }
 
-// tokenResponse answers both forms. Docker's clients read token or
-// access_token, OAuth's read access_token.
+// tokenResponse is the answer to both forms. Docker's clients read token or access_token,
+// OAuth clients read access_token.
 type tokenResponse struct {
 	Token        string `json:"token"`
 	AccessToken  string `json:"access_token"`
@@ -81,7 +81,7 @@ func (h tokenHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.write(w, http.StatusOK, answer)
 }
 
-// get reads the form of Docker's token specification.
+// get parses the form of Docker's token specification.
 func (h tokenHandler) get(r *http.Request) (tokenRequest, error) {
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -95,7 +95,7 @@ func (h tokenHandler) get(r *http.Request) (tokenRequest, error) {
 	if req.id, err = h.a.Authenticate(r); err != nil {
 		return req, err
 	}
-	if req.id.limited { // or tokens would renew themselves for ever
+	if req.id.limited { // otherwise a token could renew itself for ever
 		return req, &oci.Error{Code: oci.CodeUnauthorized, Message: "a token cannot be used to get another one"}
 	}
 	if req.id.Name == "" && len(h.a.grants.anonymous) == 0 {
@@ -104,7 +104,7 @@ func (h tokenHandler) get(r *http.Request) (tokenRequest, error) {
 	return req, nil
 }
 
-// post reads the OAuth 2 form.
+// post parses the OAuth 2 form.
 func (h tokenHandler) post(r *http.Request) (tokenRequest, error) {
 	if err := r.ParseForm(); err != nil {
 		return tokenRequest{}, badRequest("invalid_request", "the form is malformed or too large")
@@ -127,7 +127,7 @@ func (h tokenHandler) post(r *http.Request) (tokenRequest, error) {
 	return req, err
 }
 
-// common reads what both forms share.
+// common parses the parameters that both forms have.
 func (h tokenHandler) common(v url.Values) (req tokenRequest, err error) {
 	if s := v.Get("service"); s != "" && s != h.a.issuer.service {
 		return req, badRequest("invalid_request", "tokens are given for the service "+strconv.Quote(h.a.issuer.service)+" only")
@@ -139,7 +139,7 @@ func (h tokenHandler) common(v url.Values) (req tokenRequest, err error) {
 	return req, nil
 }
 
-// refreshed authenticates by a refresh token.
+// refreshed authenticates a client by a refresh token.
 func (a *Auth) refreshed(r *http.Request, token string) (*Identity, error) {
 	err := errors.New("refresh tokens are given to htpasswd users only")
 	if a.htpasswd != nil {
@@ -154,8 +154,9 @@ func (a *Auth) refreshed(r *http.Request, token string) (*Identity, error) {
 	return nil, &oci.Error{Code: oci.CodeUnauthorized, Message: "the refresh token is not valid; log in again", Err: err}
 }
 
-// withMeant adds the repositories that names of scopes stand for. Their rights are
-// looked up as those of the others, so this gives nothing that could not be asked for.
+// withMeant adds the repositories that the names in scopes stand for. Their rights are
+// looked up like all others, so the caller gets nothing that it could not have asked for
+// by the repository's own name.
 func (a *Auth) withMeant(r *http.Request, scopes []scope) []scope {
 	if a.repository == nil {
 		return scopes
@@ -215,7 +216,7 @@ type oauthError struct{ code string }
 
 func (e *oauthError) Error() string { return e.code }
 
-// badRequest is a 400 with OAuth's error code.
+// badRequest returns a 400 error with OAuth's error code.
 func badRequest(code, message string) *oci.Error {
 	return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusBadRequest, Message: message, Err: &oauthError{code}}
 }

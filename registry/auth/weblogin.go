@@ -18,10 +18,11 @@ import (
 	"example.org/slipway/oci"
 )
 
-// loginPatience is how long somebody may take at the issuer's page.
+// loginPatience is how long a person may take at the issuer's page.
 const loginPatience = 10 * time.Minute
 
-// loginClaims are what has to be known again when a browser comes back from an issuer.
+// loginClaims are the values that are needed again when a browser comes back from an
+// issuer.
 type loginClaims struct {
 	jwt.RegisteredClaims        // the subject is the issuer's name
 	State                string `json:"state"`
@@ -30,8 +31,8 @@ type loginClaims struct {
 	Next                 string `json:"next"`
 }
 
-// LoginIssuers are the names of the OIDC issuers at which people can log in with a
-// browser: those with a client_id.
+// LoginIssuers returns the names of the OIDC issuers at which people can log in with a
+// browser. These are the issuers with a client_id.
 func (a *Auth) LoginIssuers() []string {
 	var names []string
 	for _, v := range a.verifiers {
@@ -52,9 +53,10 @@ func (a *Auth) loginIssuer(name string) (*oidcIssuer, error) {
 	return nil, &oci.Error{Code: oci.CodeUnauthorized, Message: "nobody can log in at an issuer of that name"}
 }
 
-// BeginLogin starts a login at an issuer: the browser is to go to address, and to bring
-// state back to redirect, where [Auth.FinishLogin] wants it, which returns next. SPEC:
-// OpenID Connect Core 3.1, with PKCE.
+// BeginLogin starts a login at an issuer. The browser is to go to address. The issuer
+// then sends it to redirect, and there the browser must present state, which
+// [Auth.FinishLogin] needs. FinishLogin also returns next. SPEC: OpenID Connect Core 3.1,
+// with PKCE.
 func (a *Auth) BeginLogin(ctx context.Context, issuer, redirect, next string) (address, state string, err error) {
 	i, err := a.loginIssuer(issuer)
 	if err != nil {
@@ -74,8 +76,9 @@ func (a *Auth) BeginLogin(ctx context.Context, issuer, redirect, next string) (a
 	return client.AuthCodeURL(c.State, oidc.Nonce(c.Nonce), oauth2.S256ChallengeOption(c.Verifier)), t.token, nil
 }
 
-// FinishLogin returns who came back from an issuer with an answer, and the state that
-// BeginLogin gave. Errors are *oci.Error.
+// FinishLogin returns the identity of the person who came back from an issuer. answer is
+// the issuer's answer, and state is the state that BeginLogin returned. Errors are
+// *oci.Error.
 func (a *Auth) FinishLogin(r *http.Request, state string, answer url.Values, redirect string) (id *Identity, next string, err error) {
 	id, next, err = a.finishLogin(r.Context(), state, answer, redirect)
 	if err == nil {
@@ -114,26 +117,26 @@ func (a *Auth) finishLogin(ctx context.Context, state string, answer url.Values,
 	return id, c.Next, err
 }
 
-// oauth is the client of an issuer that a browser logs in with.
+// oauth returns the OAuth 2 client for logging in at an issuer with a browser.
 func (i *oidcIssuer) oauth(ctx context.Context, redirect string) (*oauth2.Config, error) {
 	if _, err := i.discovered(ctx); err != nil {
 		return nil, i.unavailable(err)
 	}
 	at := i.endpoint
 	if i.cfg.ClientSecret == "" {
-		at.AuthStyle = oauth2.AuthStyleInParams // a public client has nothing for a header
+		at.AuthStyle = oauth2.AuthStyleInParams // a public client has no secret to put into a header
 	}
 	return &oauth2.Config{ClientID: i.cfg.ClientID, ClientSecret: i.cfg.ClientSecret, RedirectURL: redirect,
 		Endpoint: at, Scopes: append([]string{oidc.ScopeOpenID}, i.cfg.Scopes...)}, nil
 }
 
-// redeem exchanges a code for an ID token, and returns whom that is of.
+// redeem exchanges a code for an ID token, and returns the identity in that token.
 func (i *oidcIssuer) redeem(ctx context.Context, code string, c *loginClaims, redirect string) (*Identity, error) {
 	client, err := i.oauth(ctx, redirect)
 	if err != nil {
 		return nil, err
 	}
-	// Not through documents, which repeats answers.
+	// This request does not go through documents, which repeats answers.
 	direct := &http.Client{Transport: i.documents.next, Timeout: i.client.Timeout}
 	t, err := client.Exchange(oidc.ClientContext(ctx, direct), code, oauth2.VerifierOption(c.Verifier))
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package recent remembers, in bounded memory, what was seen of late of who asks: credentials
-// that were verified, and wrong passwords.
+// Package recent remembers, in bounded memory, what clients showed a short time ago:
+// credentials that were verified, and wrong passwords.
 package recent
 
 import (
@@ -8,13 +8,14 @@ import (
 	"time"
 )
 
-// Key is a SHA-256 sum or HMAC; the secret it was made of is not kept.
+// Key is a SHA-256 sum or an HMAC. The secret that it was computed from is not kept.
 type Key = [sha256.Size]byte
 
-// cacheShards keeps many cores from meeting at one lock.
+// cacheShards is the number of shards. Each has its own lock, so that many cores rarely
+// wait for the same lock.
 const cacheShards = 16
 
-// Cache is a bounded map whose entries have an end. Safe for concurrent use.
+// Cache is a bounded map whose entries expire. It is safe for concurrent use.
 type Cache[V any] struct {
 	perShard int
 	shards   [cacheShards]struct {
@@ -37,7 +38,7 @@ func NewCache[V any](size int) *Cache[V] {
 	return c
 }
 
-// Get returns the entry that is still valid at now.
+// Get returns the entry for key if it is still valid at now.
 func (c *Cache[V]) Get(key Key, now time.Time) (value V, ok bool) {
 	s := &c.shards[key[0]%cacheShards]
 	s.mu.RLock()
@@ -49,8 +50,8 @@ func (c *Cache[V]) Get(key Key, now time.Time) (value V, ok bool) {
 	return e.value, true
 }
 
-// Put stores an entry. A full shard first loses what has expired, else any
-// entry: what is dropped is only verified once more.
+// Put stores an entry. If the shard is full, its expired entries are dropped first, and
+// then any entry. A credential whose entry was dropped is only verified once more.
 func (c *Cache[V]) Put(key Key, value V, until, now time.Time) {
 	s := &c.shards[key[0]%cacheShards]
 	s.mu.Lock()

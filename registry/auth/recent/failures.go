@@ -8,12 +8,12 @@ import (
 
 const (
 	failureWindow = time.Minute
-	// maxFailureAddrs bounds the memory for addresses: about 5 MB.
+	// maxFailureAddrs bounds the number of remembered addresses, which take about 5 MB.
 	maxFailureAddrs = 1 << 16
 )
 
-// Failures counts wrong passwords by client address in windows of a minute.
-// Safe for concurrent use.
+// Failures counts wrong passwords by client address in windows of a minute. It is safe
+// for concurrent use.
 type Failures struct {
 	max int // per window; negative: unlimited
 
@@ -26,7 +26,8 @@ type failureCount struct {
 	n     int
 }
 
-// NewFailures returns counts that allow an address so many failures a minute; negative: any.
+// NewFailures returns a Failures that allows each address perMinute failures a minute. A
+// negative perMinute allows any number.
 func NewFailures(perMinute int) *Failures {
 	return &Failures{max: perMinute, m: map[netip.Addr]failureCount{}}
 }
@@ -63,7 +64,8 @@ func (f *Failures) Add(addr netip.Addr, now time.Time) {
 	f.m[addr] = c
 }
 
-// evict makes room: windows that are over, or one in two if none are.
+// evict makes room by dropping the windows that are over. If none are over it drops every
+// second window.
 func (f *Failures) evict(now time.Time) {
 	for a, c := range f.m {
 		if now.Sub(c.since) >= failureWindow {

@@ -13,10 +13,10 @@ import (
 	"github.com/go-jose/go-jose/v4"
 )
 
-// minRSABits is the shortest RSA modulus that is trusted.
+// minRSABits is the length of the shortest RSA modulus that is trusted.
 const minRSABits = 2048
 
-// ReadJWKS returns the public keys in a file that configuration names jwks.
+// ReadJWKS returns the public keys in the file that the configuration gives as jwks.
 func ReadJWKS(file string) (map[string]crypto.PublicKey, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -29,9 +29,9 @@ func ReadJWKS(file string) (map[string]crypto.PublicKey, error) {
 	return keys, nil
 }
 
-// parseJWKS returns the public keys of a key set by their kid; a key without
-// one goes by its thumbprint. Keys for encryption and of unknown types are
-// left out, at least one must remain.
+// parseJWKS returns the public keys of a key set by their kid. A key without a kid is
+// returned under its thumbprint. Keys for encryption and keys of unknown types are left
+// out. It is an error if no key remains.
 func parseJWKS(b []byte) (map[string]crypto.PublicKey, error) {
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`
@@ -56,9 +56,8 @@ func parseJWKS(b []byte) (map[string]crypto.PublicKey, error) {
 	return keys, nil
 }
 
-// parseJWK returns the public key of a JSON web key. Errors:
-// errors.ErrUnsupported for one that is for encryption, or of an unknown type or
-// curve.
+// parseJWK returns the public key of a JSON web key. The error is errors.ErrUnsupported
+// if the key is for encryption, or if its type or curve is unknown.
 func parseJWK(raw []byte) (k jose.JSONWebKey, err error) {
 	var kind struct {
 		Use string `json:"use"`
@@ -86,7 +85,8 @@ func parseJWK(raw []byte) (k jose.JSONWebKey, err error) {
 	return k, nil
 }
 
-// Thumbprint is a key's RFC 7638 id, or "" for a key type it is not defined for.
+// Thumbprint returns a key's RFC 7638 thumbprint, or "" if that is not defined for the
+// key's type.
 func Thumbprint(key crypto.PublicKey) string {
 	k := jose.JSONWebKey{Key: key}
 	sum, err := k.Thumbprint(crypto.SHA256)

@@ -1,5 +1,5 @@
-// Package signing has the keys of tokens: those that the built-in token service signs with,
-// and the public ones of others.
+// Package signing manages the keys of tokens: the private keys that the built-in token
+// service signs with, and the public keys of other token services.
 package signing
 
 import (
@@ -28,7 +28,7 @@ type Key struct {
 	ID      string // the kid header
 	Method  jwt.SigningMethod
 	Private crypto.Signer
-	bind    []byte // keys the binding of refresh tokens to a password
+	bind    []byte // the HMAC key that binds refresh tokens to a password
 }
 
 // newSigningKey wraps an Ed25519 or P-256 key.
@@ -61,15 +61,16 @@ func newSigningKey(private any) (*Key, error) {
 	return k, nil
 }
 
-// Binding ties a refresh token to a user's password hash without telling it.
+// Binding returns a value that ties a refresh token to a user's password hash without
+// revealing the hash.
 func (k *Key) Binding(name string, hash []byte) string {
 	mac := hmac.New(sha256.New, k.bind)
 	fmt.Fprintf(mac, "%d:%s%s", len(name), name, hash)
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:16])
 }
 
-// LoadKeys reads the keys of a PEM file, which is created when absent. With an
-// empty path it makes a key that lives as long as the process.
+// LoadKeys reads the keys of a PEM file. It creates the file if there is none. If path is
+// empty, it makes a key that lives as long as the process.
 func LoadKeys(path string, log *slog.Logger) ([]*Key, error) {
 	if path == "" {
 		log.Info("token key is kept in memory only: tokens end with the process")
@@ -101,7 +102,7 @@ func LoadKeys(path string, log *slog.Logger) ([]*Key, error) {
 	return keys, nil
 }
 
-// parseKeys returns the private keys of PEM data, at least one.
+// parseKeys returns the private keys of PEM data. It is an error if there are none.
 func parseKeys(b []byte) ([]*Key, error) {
 	var keys []*Key
 	for block, rest := pem.Decode(b); block != nil; block, rest = pem.Decode(rest) {
@@ -130,8 +131,8 @@ func parseKeys(b []byte) ([]*Key, error) {
 	return keys, nil
 }
 
-// createKey writes a new Ed25519 key. It appears complete or not at all, and a
-// key that another process put there meanwhile wins.
+// createKey writes a new Ed25519 key. The file appears complete or not at all. If another
+// process has created the file meanwhile, that file stays.
 func createKey(path string) error {
 	_, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
