@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/oci/wire"
 )
 
-// ResolveBlob implements [oci.Reader] by HEAD, or by a GET whose body is left
-// unread where the registry has no HEAD or tells no size.
+// ResolveBlob implements [oci.Reader] with HEAD. If the registry has no HEAD or gives no
+// size, it uses a GET and does not read the body.
 func (c *Client) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error) {
 	if err := checkBlob(repo, d); err != nil {
 		return oci.Descriptor{}, err
@@ -23,7 +23,7 @@ func (c *Client) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oc
 	return c.resolve(ctx, c.blobCall(http.MethodHead, repo, d), d)
 }
 
-// resolve asks by l for the size of the content d.
+// resolve asks for the size of the content d with the call l.
 func (c *Client) resolve(ctx context.Context, l call, d oci.Digest) (oci.Descriptor, error) {
 	l.accept = []int{http.StatusMethodNotAllowed}
 	for _, l.method = range []string{http.MethodHead, http.MethodGet} {
@@ -44,8 +44,8 @@ func (c *Client) GetBlob(ctx context.Context, repo string, d oci.Digest) (oci.Co
 	return c.GetBlobRange(ctx, repo, d, 0, -1)
 }
 
-// GetBlobRange implements [oci.Reader]. The content is checked against the
-// digest when the range is the whole blob; a part of one cannot be.
+// GetBlobRange implements [oci.Reader]. If the range is the whole blob, the content is
+// checked against the digest. A part of a blob cannot be checked.
 func (c *Client) GetBlobRange(ctx context.Context, repo string, d oci.Digest, off, n int64) (oci.Content, error) {
 	if err := checkBlob(repo, d); err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func (c *Client) GetBlobRange(ctx context.Context, repo string, d oci.Digest, of
 	return c.openRange(ctx, repo, d, off, n, func(method string) call { return c.blobCall(method, repo, d) })
 }
 
-// openRange opens a part of the content d, for which get makes the calls.
+// openRange opens a part of the content d. get makes the calls for it.
 func (c *Client) openRange(ctx context.Context, repo string, d oci.Digest, off, n int64, get func(method string) call) (oci.Content, error) {
 	if off < 0 {
 		return nil, oci.Errorf(oci.CodeRangeInvalid, "a range cannot begin at %d", off)
@@ -62,7 +62,7 @@ func (c *Client) openRange(ctx context.Context, repo string, d oci.Digest, off, 
 	r.desc.Digest = d
 	if n >= 0 {
 		r.end = off + n
-		if r.end < off { // the sum is beyond int64
+		if r.end < off { // off + n overflows int64
 			r.end = -1
 		}
 	}
@@ -86,7 +86,7 @@ func (c *Client) openRange(ctx context.Context, repo string, d oci.Digest, off, 
 	return r, nil
 }
 
-// verify has a content that is read from its begin to its end checked.
+// verify arranges that a content which is read from its beginning to its end is checked.
 func (r *blobReader) verify() error {
 	if r.pos != 0 || r.end != r.desc.Size {
 		return nil
@@ -95,7 +95,7 @@ func (r *blobReader) verify() error {
 	if r.end > 0 {
 		return nil
 	}
-	if err := r.check(); err != nil { // there will be no last byte to check at
+	if err := r.check(); err != nil { // an empty content has no last byte at which to check
 		_ = r.Close()
 		return err
 	}
@@ -123,26 +123,26 @@ func (c *Client) blobCall(method, repo string, d oci.Digest) call {
 	}
 }
 
-// resumeProgress is how many bytes a connection must deliver to be good for
-// the count of tries. Without it a registry that delivers a byte per
-// connection would be asked for ever.
+// resumeProgress is how many bytes a connection must deliver to reset the count of tries.
+// Without that minimum, a registry that delivers one byte per connection would be tried
+// for ever.
 const resumeProgress = 1 << 20
 
-// blobReader is an open blob. It reads connection after connection.
+// blobReader is an open blob. It reads from one connection after the other.
 type blobReader struct {
 	c    *Client
-	ctx  context.Context // spans the handle's life, as oci.Reader says
+	ctx  context.Context // for the handle's life, as in oci.Reader
 	repo string
 	get  func(method string) call // makes a call for the content
 	desc oci.Descriptor
 
-	body   io.ReadCloser // nil when there is no connection
-	pos    int64         // in the blob, of the next byte
-	end    int64         // behind the last byte to read; -1 before it is known
-	sum    hash.Hash     // of a whole blob; nil for a part
+	body   io.ReadCloser // nil if there is no connection
+	pos    int64         // offset in the blob of the next byte
+	end    int64         // offset behind the last byte to read; -1 until it is known
+	sum    hash.Hash     // hash of a whole blob; nil for a part
 	fresh  int64         // bytes since the last resume
 	tries  int           // resumes left
-	failed error         // the error all further reads return
+	failed error         // the error that all further reads return
 }
 
 // Descriptor implements [oci.Content].
@@ -192,8 +192,8 @@ func (r *blobReader) Read(p []byte) (int, error) {
 	}
 }
 
-// took accounts for bytes read. The last bytes of a blob that is not what its
-// digest says are withheld, so that a reader who knows the size notices too.
+// took accounts for bytes that were read. If a blob does not match its digest, its last
+// bytes are withheld, so that a reader who knows the size and stops there notices, too.
 func (r *blobReader) took(p []byte) (int, error) {
 	r.pos += int64(len(p))
 	r.fresh += int64(len(p))
@@ -218,7 +218,7 @@ func (r *blobReader) check() error {
 	return oci.Errorf(oci.CodeDigestInvalid, "blob %s of %s: the registry delivered %d bytes with digest %s", r.desc.Digest, r.repo, r.pos, got)
 }
 
-// resume opens a new connection in place of a broken one, within bounds.
+// resume replaces a broken connection by a new one, within the limits on tries.
 func (r *blobReader) resume(broken error) error {
 	_ = r.body.Close()
 	r.body = nil
@@ -246,7 +246,7 @@ func (r *blobReader) resume(broken error) error {
 		}
 		var answered *oci.Error
 		if errors.As(err, &answered) || errors.Is(err, errRange) {
-			return r.fail(err) // do has repeated it where that is useful
+			return r.fail(err) // do has already repeated the request if that was useful
 		}
 		broken = err
 	}
@@ -267,11 +267,11 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// errRange is an answer that is not the part of the blob that was asked for.
+// errRange means that an answer is not the requested part of the blob.
 var errRange = errors.New("the registry delivers another part of the blob than it was asked for")
 
-// open connects, with the next byte at r.pos. The first time it finds out the
-// blob's size and r.end; later answers must agree.
+// open opens a connection whose next byte is at r.pos. The first call finds out the
+// blob's size and r.end. Later answers must agree with them.
 func (r *blobReader) open() error {
 	l := r.get(http.MethodGet)
 	if r.pos > 0 || r.end >= 0 {
@@ -288,7 +288,7 @@ func (r *blobReader) open() error {
 	return r.begin(resp)
 }
 
-// begin reads on from an answer, or closes it.
+// begin uses an answer as the new connection, or closes it.
 func (r *blobReader) begin(resp *http.Response) error {
 	if err := r.accept(resp); err != nil {
 		_ = resp.Body.Close()
@@ -298,11 +298,11 @@ func (r *blobReader) begin(resp *http.Response) error {
 	return nil
 }
 
-// accept checks what part of which size an answer has.
+// accept checks which part of the blob an answer has, and the size of the blob.
 func (r *blobReader) accept(resp *http.Response) error {
 	var begin, total int64
 	switch resp.StatusCode {
-	case http.StatusOK: // the registry ignores ranges, or was asked for everything
+	case http.StatusOK: // the registry ignores ranges, or the whole blob was requested
 		total = resp.ContentLength
 	case http.StatusPartialContent:
 		var last int64
@@ -325,7 +325,7 @@ func (r *blobReader) accept(resp *http.Response) error {
 	return nil
 }
 
-// setSize takes note of the blob's size, or compares it with the known one.
+// setSize notes the blob's size, or compares it with the size that is known.
 func (r *blobReader) setSize(total int64) error {
 	if r.desc.MediaType != "" { // known
 		if total >= 0 && total != r.desc.Size {

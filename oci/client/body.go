@@ -10,46 +10,47 @@ import (
 	"example.org/slipway/oci"
 )
 
-// body is a request's body. Authentication may send a request twice, so net/http
-// is given a GetBody: it rewinds a body that can be rewound, and hands out one
-// that was not yet read. To make the latter likely, a large stream waits for
-// "100 Continue" before it is sent.
+// body is the body of a request. Authentication may send a request twice, so net/http
+// gets a GetBody. GetBody rewinds the body if it can be rewound. Otherwise it returns the
+// body only if nothing was read from it yet. To make that likely, a large stream waits
+// for "100 Continue" before it is sent.
 type body struct {
-	size int64 // of src in bytes; negative when unknown
+	size int64 // of src in bytes; negative if unknown
 
 	mu    sync.Mutex // guards what follows
 	src   io.Reader
-	seek  io.Seeker // nil when src cannot be rewound
-	start int64     // where src stood at first
-	sent  int64     // bytes of src that the current reader has handed out
-	turn  int       // readers of earlier turns are dead
-	err   error     // why src could not be read
+	seek  io.Seeker // nil if src cannot be rewound
+	start int64     // the position of src at the beginning
+	sent  int64     // how many bytes of src the current reader has handed out
+	turn  int       // the number of the current turn; readers of earlier turns are dead
+	err   error     // the error of reading src
 }
 
-// errStale ends a reader whose request was given up.
+// errStale ends a reader whose request was abandoned.
 var errStale = errors.New("the request that read this body was given up")
 
-// newBody returns a body of r, which may be nil. size is negative when unknown.
+// newBody returns a body that reads r, which may be nil. size is negative if it is not
+// known.
 func newBody(r io.Reader, size int64) (*body, error) {
 	if r == nil {
 		r = http.NoBody
 	}
 	b := &body{size: size, src: r}
 	if s, ok := r.(io.Seeker); ok {
-		if at, err := s.Seek(0, io.SeekCurrent); err == nil { // a pipe is a Seeker that cannot
+		if at, err := s.Seek(0, io.SeekCurrent); err == nil { // fails for a pipe, although it is a Seeker
 			b.seek, b.start = s, at
 		}
 	}
-	if size == 0 { // net/http will not read it at all
+	if size == 0 { // net/http will not read the body at all
 		return b, b.ended()
 	}
 	return b, nil
 }
 
-// bytesBody returns a body of bytes in RAM.
+// bytesBody returns a body that reads bytes in RAM.
 func bytesBody(p []byte) (*body, error) { return newBody(bytes.NewReader(p), int64(len(p))) }
 
-// attach makes b the body of a request.
+// attach sets b as the body of a request.
 func (b *body) attach(req *http.Request) error {
 	if b.size == 0 {
 		req.Body, req.ContentLength = http.NoBody, 0
@@ -67,8 +68,8 @@ func (b *body) attach(req *http.Request) error {
 	return nil
 }
 
-// stop keeps net/http from the source: it may go on reading a body after the
-// request was answered, when the caller has the source back.
+// stop ends the current turn. After the request was answered, net/http may go on reading
+// the body, although the caller may use the source again.
 func (b *body) stop() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -99,19 +100,20 @@ func (b *body) count() int64 {
 	return b.sent
 }
 
-// cause returns why the stream could not be read, or nil.
+// cause returns the error of reading the stream, or nil.
 func (b *body) cause() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.err
 }
 
-// bodyReader is one turn. The lock is held while the source is read: a turn
-// that began may only end once the one before it has let go of the source.
+// bodyReader is one turn: it reads the body for one attempt at sending the request. The
+// lock is held while the source is read, so a new turn waits until the earlier one has
+// let go of the source.
 type bodyReader struct {
 	b    *body
 	turn int
-	// all tells that this turn has handed out all of the promised bytes.
+	// all reports whether this turn has handed out all of the promised bytes.
 	all bool
 }
 
@@ -123,9 +125,9 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 	defer b.mu.Unlock()
 	switch {
 	case r.all:
-		// net/http looks for the end once more, and may do so when the answer is
-		// already there and the turn is over. An error would make it close the
-		// connection, with what is still to come of the answer.
+		// net/http looks for the end once more. It may do so after the answer has come
+		// and the turn is over. An error would make it close the connection, and the rest
+		// of the answer would be lost.
 		return 0, io.EOF
 	case r.turn != b.turn:
 		return 0, errStale
@@ -147,8 +149,8 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 		b.err = err
 		return n, err
 	case err == nil && b.sent == b.size:
-		// Look for more before the last bytes are on the wire: a content
-		// longer than was said must not be stored in part.
+		// Look for further bytes before the last ones are sent. If the content is longer
+		// than promised, no part of it may be stored.
 		if err = b.ended(); err != nil {
 			return 0, err
 		}
@@ -157,7 +159,7 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// ended checks that nothing follows the promised bytes.
+// ended checks that no bytes follow the promised ones.
 func (b *body) ended() error {
 	var more [1]byte
 	n, err := io.ReadFull(b.src, more[:])

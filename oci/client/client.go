@@ -1,22 +1,22 @@
 // Package client is an [oci.Registry] over HTTP: it speaks the OCI
 // Distribution 1.1 protocol to any registry.
 //
-// What it promises beyond the protocol:
+// It promises more than the protocol:
 //
-//   - A blob whose connection breaks is continued by a Range request, and a
-//     whole blob is checked against its digest and size before its last bytes
-//     are handed out.
+//   - If the connection of a blob breaks, the blob is continued by a Range
+//     request. A whole blob is checked against its digest and size before its
+//     last bytes are handed out.
 //   - A manifest is checked against its digest.
-//   - Idempotent requests are repeated with growing pauses; Retry-After is
-//     honoured. Requests that carry a stream are never repeated once the
+//   - Idempotent requests are repeated with growing pauses, and Retry-After is
+//     honoured. A request that carries a stream is never repeated after the
 //     stream was read from.
-//   - Credentials go to the registry and to the token service it names, and to
-//     nobody else: not to where a redirect leads.
-//   - Errors are [oci.Error] values wherever the registry answered, and name
-//     the request without its query, which may hold signatures.
+//   - Credentials go to the registry and to the token service that it names,
+//     and to nobody else. In particular, they do not follow redirects.
+//   - If the registry answered, errors are [oci.Error] values. They name the
+//     request without its query, which may hold signatures.
 //
-// [Copy] copies images between any two registries. Choosing among mirrors and
-// caching are left to others.
+// Package imagecopy copies images between any two registries. Choosing among
+// mirrors and caching are left to others.
 package client
 
 import (
@@ -40,47 +40,48 @@ import (
 	"example.org/slipway/oci/wire"
 )
 
-// Options configure a Client. The zero value is an anonymous client.
+// Options configure a Client. The zero value makes an anonymous client.
 type Options struct {
-	// Credential is asked when the registry wants credentials. It goes before
-	// Username and Password, and those go before DockerConfig.
+	// Credential is called when the registry wants credentials. It takes precedence over
+	// Username and Password, which take precedence over DockerConfig.
 	Credential CredentialFunc
 	// Username and Password are a fixed credential for this registry.
 	Username, Password string
-	// DockerConfig takes credentials from Docker's config.json (in
-	// $DOCKER_CONFIG or ~/.docker) and the credential helpers it names.
+	// DockerConfig says that credentials are taken from Docker's config.json (in
+	// $DOCKER_CONFIG or ~/.docker) and from the credential helpers that it names.
 	DockerConfig bool
 
-	// Transport sends the requests; nil makes one of the TLS fields below,
-	// which must be empty when Transport is set.
+	// Transport sends the requests. If it is nil, a transport is made from the TLS fields
+	// below. They must be empty if Transport is set.
 	Transport http.RoundTripper
 	// InsecureSkipVerify accepts any server certificate.
 	InsecureSkipVerify bool
-	// RootCAs verify the server; nil means the system's.
+	// RootCAs are the authorities that the server's certificate is checked against; nil
+	// means the system's.
 	RootCAs *x509.CertPool
-	// Certificates are presented to a server that asks for one.
+	// Certificates are presented to a server that asks for a client certificate.
 	Certificates []tls.Certificate
 
 	// UserAgent defaults to "slipway".
 	UserAgent string
-	// Retries is how often a request is repeated and a broken blob is
-	// continued without progress; 0 means 4, negative never.
+	// Retries bounds how often a request is repeated, and how often a broken blob
+	// download is continued without progress. 0 means 4. A negative value means never.
 	Retries int
-	// RetryWait is the first pause before a repetition, 0 means 500 ms. Each
-	// further pause is twice as long, up to RetryMaxWait, give or take half.
+	// RetryWait is the first pause before a repetition. 0 means 500 ms. Each further
+	// pause is twice as long, up to RetryMaxWait. Pauses vary by up to half.
 	RetryWait time.Duration
-	// RetryMaxWait bounds a pause, 0 means 30 s. A registry whose Retry-After
-	// is longer is not asked again.
+	// RetryMaxWait bounds a pause. 0 means 30 s. If a registry's Retry-After is longer,
+	// the request is not repeated.
 	RetryMaxWait time.Duration
-	// StallTimeout is how long a blob may deliver no byte before its
-	// connection is given up and continued on another one; 0 means 1 min,
-	// negative for ever.
+	// StallTimeout is how long a blob may deliver no byte before its connection is given
+	// up and the blob is continued on another one. 0 means 1 min. A negative value means
+	// no limit.
 	StallTimeout time.Duration
-	// Logger gets a line for each repetition; nil discards.
+	// Logger gets a line for each repetition. nil discards it.
 	Logger *slog.Logger
 }
 
-// Defaults and limits.
+// The defaults and limits of a Client.
 const (
 	defaultRetries      = 4
 	defaultRetryWait    = 500 * time.Millisecond
@@ -88,49 +89,49 @@ const (
 	defaultStall        = time.Minute
 	defaultUserAgent    = "slipway"
 
-	// maxErrorBody is how many bytes of an error answer are read.
+	// maxErrorBody bounds how many bytes of an error answer are read.
 	maxErrorBody = 64 << 10
-	// maxListBody is how many bytes one page of a list may have. Registries
-	// that do not page answer with everything: 32 MiB are 250,000 long tags.
+	// maxListBody bounds the bytes of one page of a list. A registry that does not page
+	// answers with the whole list: 32 MiB are 250,000 long tags.
 	maxListBody = 32 << 20
-	// maxPages is how many pages of a list are followed in one call.
+	// maxPages bounds how many pages of a list are read in one call.
 	maxPages = 1000
 	// copyBuffer is the size in bytes of the buffers of Content.WriteTo.
 	copyBuffer = 128 << 10
 )
 
-// Client is one registry. It is safe for concurrent use.
+// Client is a client of one registry. It is safe for concurrent use.
 type Client struct {
 	base   *url.URL
 	auth   *auth.Client
 	log    *slog.Logger
-	own    *http.Transport // closed by Close; nil when the caller's is used
+	own    *http.Transport // closed by Close; nil if the caller gave the transport
 	tries  int             // at least 1
 	wait   time.Duration
 	most   time.Duration
 	stall  time.Duration // 0: never
 	upload *uploads
-	// answered is set once the registry gave an answer.
+	// answered says that the registry has answered a request.
 	answered atomic.Bool
 	bufs     sync.Pool // *[]byte of copyBuffer bytes
 
-	// referrers is held while the index of a referrers tag is rewritten. It is
-	// a channel and not a mutex so that waiting for it ends with the context.
+	// referrers is held while the index of a referrers tag is rewritten. It is a channel
+	// and not a mutex so that waiting for it ends with the context.
 	referrers chan struct{}
 }
 
 var _ oci.Registry = (*Client)(nil)
 
-// IsLoopback reports whether a registry's host, with or without a port, is this
-// machine: those are spoken to over HTTP unless somebody says otherwise.
+// IsLoopback reports whether a registry's host, with or without a port, is this machine.
+// Such a registry is used over HTTP unless the caller says otherwise.
 func IsLoopback(host string) bool {
 	name := (&url.URL{Host: host}).Hostname()
 	return name == "localhost" || net.ParseIP(name).IsLoopback()
 }
 
 // New returns a client for the registry at baseURL, such as
-// "https://registry.example.com" or "http://localhost:5000". A path in it
-// comes before /v2/. No request is made; see [Client.Ping].
+// "https://registry.example.com" or "http://localhost:5000". A path in baseURL is put
+// before /v2/. New makes no request; see [Client.Ping].
 func New(baseURL string, o *Options) (*Client, error) {
 	if o == nil {
 		o = &Options{}
@@ -183,8 +184,7 @@ func (c *Client) Close() error {
 // URL returns the address that the client was made with, without credentials.
 func (c *Client) URL() string { return c.base.String() }
 
-// Ping asks the registry whether it speaks the protocol and takes the
-// credentials.
+// Ping asks the registry whether it supports the protocol and accepts the credentials.
 func (c *Client) Ping(ctx context.Context) error {
 	resp, err := c.do(ctx, call{method: http.MethodGet, url: c.url(oci.Request{Kind: oci.KindPing}, nil), retry: retryAll, notFound: oci.CodeUnsupported})
 	if err != nil {
@@ -201,8 +201,8 @@ func orDefault[T comparable](v, def T) T {
 	return v
 }
 
-// parseBase checks a base URL. Its errors never contain the URL, because
-// people put passwords there.
+// parseBase checks a base URL. Its errors never quote the URL, because people put
+// passwords there.
 func parseBase(s string) (*url.URL, error) {
 	u, err := url.Parse(s)
 	if err != nil {
@@ -219,8 +219,8 @@ func parseBase(s string) (*url.URL, error) {
 	return &url.URL{Scheme: u.Scheme, Host: APIHost(strings.ToLower(u.Host)), Path: strings.TrimRight(u.Path, "/")}, nil
 }
 
-// APIHost returns the host of a registry's API. That of Docker Hub is not the one that
-// stands in names of images.
+// APIHost returns the host of a registry's API. For Docker Hub it differs from the host
+// in image names.
 func APIHost(host string) string {
 	if host == "docker.io" || host == "index.docker.io" {
 		return "registry-1.docker.io"
@@ -243,7 +243,7 @@ func (c *Client) transport(o *Options) (http.RoundTripper, error) {
 		IdleConnTimeout:       90 * time.Second,
 		TLSHandshakeTimeout:   10 * time.Second,
 		ExpectContinueTimeout: time.Second,
-		DisableCompression:    true, // digests are of the bytes as stored
+		DisableCompression:    true, // digests are of the bytes as they are stored
 		TLSClientConfig: &tls.Config{
 			MinVersion:         tls.VersionTLS12,
 			InsecureSkipVerify: o.InsecureSkipVerify,
@@ -255,8 +255,8 @@ func (c *Client) transport(o *Options) (http.RoundTripper, error) {
 	return t, nil
 }
 
-// challenged leaves one challenge in an answer of 401, in the plain spelling that
-// auth.Client reads: it looks at the first challenge of the first header only.
+// challenged reduces a 401 answer to one challenge, in the plain spelling that
+// auth.Client can read. auth.Client reads only the first challenge of the first header.
 type challenged struct{ next http.RoundTripper }
 
 var _ http.RoundTripper = challenged{}

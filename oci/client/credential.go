@@ -20,20 +20,21 @@ import (
 	"example.org/slipway/oci/wire"
 )
 
-// Credential is what a registry or its token service is shown. The zero value
-// means none. A RefreshToken is exchanged for access tokens (OAuth2); an
-// AccessToken is sent to the registry as it is.
+// Credential is what a client shows to a registry or its token service. The zero value
+// means none. A RefreshToken is exchanged for access tokens (OAuth2). An AccessToken is
+// sent to the registry as it is.
 type Credential struct {
 	Username, Password string
 	RefreshToken       string
 	AccessToken        string
 }
 
-// CredentialFunc returns the credential for a registry, named host[:port].
-// It may be called concurrently.
+// CredentialFunc returns the credential for a registry, which is named host[:port]. It
+// may be called concurrently.
 type CredentialFunc func(ctx context.Context, host string) (Credential, error)
 
-// credential picks the source of credentials; nil means anonymous.
+// credential returns the source of credentials that the options choose. nil means
+// anonymous.
 func credential(host string, o *Options) (auth.CredentialFunc, error) {
 	ask := o.Credential
 	switch {
@@ -54,8 +55,9 @@ func credential(host string, o *Options) (auth.CredentialFunc, error) {
 	}, nil
 }
 
-// StaticCredential is a user name and password for one host[:port], and nothing
-// for any other. The host docker.io stands for registry-1.docker.io.
+// StaticCredential returns a CredentialFunc with a user name and password for one
+// host[:port], and nothing for any other host. The host docker.io stands for
+// registry-1.docker.io.
 func StaticCredential(host, username, password string) CredentialFunc {
 	host = APIHost(host)
 	return func(_ context.Context, asked string) (Credential, error) {
@@ -66,10 +68,10 @@ func StaticCredential(host, username, password string) CredentialFunc {
 	}
 }
 
-// DockerCredential takes credentials from Docker's configuration and the
-// credential helpers that it names. file is its path; "" means config.json in
-// $DOCKER_CONFIG or ~/.docker. A file that is changed is read again, and one that
-// is missing holds no credentials.
+// DockerCredential returns a CredentialFunc that takes credentials from Docker's
+// configuration and the credential helpers that it names. file is the path of the
+// configuration; "" means config.json in $DOCKER_CONFIG or ~/.docker. If the file changes
+// it is read again. A file that is missing has no credentials.
 func DockerCredential(file string) (CredentialFunc, error) {
 	if file == "" {
 		dir := os.Getenv("DOCKER_CONFIG")
@@ -89,13 +91,14 @@ func DockerCredential(file string) (CredentialFunc, error) {
 	return d.credential, nil
 }
 
-// dockerConfig is a configuration file of Docker's.
+// dockerConfig is a configuration file of Docker.
 type dockerConfig struct {
 	file string
 
 	mu  sync.Mutex // guards what follows
 	ask auth.CredentialFunc
-	// What the file was when it was read; zero for one that is missing.
+	// changed and size are those of the file when it was read. They are zero if it was
+	// missing.
 	changed time.Time
 	size    int64
 }
@@ -109,7 +112,7 @@ func (d *dockerConfig) credential(ctx context.Context, host string) (Credential,
 	return Credential(cr), err
 }
 
-// current reads the file where it is not what it was.
+// current returns the credentials of the file. It reads the file again if it has changed.
 func (d *dockerConfig) current() (auth.CredentialFunc, error) {
 	var changed time.Time
 	var size int64
@@ -131,45 +134,46 @@ func (d *dockerConfig) current() (auth.CredentialFunc, error) {
 	return d.ask, nil
 }
 
-// CommandOptions say how a credential is got from a command.
+// CommandOptions say how a command gives a credential.
 type CommandOptions struct {
-	// Command is a program and its arguments; no shell is involved. It gets the
-	// host and a newline on its standard input, as Docker's credential helpers
-	// want it ("docker-credential-ecr-login get"), and writes the credential to
-	// its standard output: their JSON object with Username and Secret, or the
-	// password alone, on one line ("aws ecr get-login-password").
+	// Command is a program and its arguments. No shell is involved. The program gets the
+	// host and a newline on its standard input, as Docker's credential helpers do
+	// ("docker-credential-ecr-login get"). It writes the credential to its standard
+	// output. That is the JSON object of those helpers, with Username and Secret, or only
+	// the password, on one line ("aws ecr get-login-password").
 	Command []string
-	// Username goes with a password that comes without one, such as AWS.
+	// Username is the user name for a password that comes without one, such as AWS.
 	Username string
-	// Every is how long a credential is used before the command is run again;
-	// 0 means 6 h. The tokens of cloud registries are good for 1 to 12 h.
+	// Every is how long a credential is used before the command is run again. 0 means 6
+	// h. The tokens of cloud registries are valid for 1 to 12 h.
 	Every time.Duration
-	// Timeout bounds a run, 0 means 30 s.
+	// Timeout bounds a run of the command. 0 means 30 s.
 	Timeout time.Duration
-	// Clock tells the time, nil means time.Now.
+	// Clock returns the time. nil means time.Now.
 	Clock func() time.Time
-	// Logger hears of failures that an older credential makes up for; nil
-	// discards.
+	// Logger gets the failures of the command after which an older credential is used.
+	// nil discards them.
 	Logger *slog.Logger
 }
 
 const (
 	defaultCommandEvery   = 6 * time.Hour
 	defaultCommandTimeout = 30 * time.Second
-	// maxCommandOutput is how many bytes a command may write.
+	// maxCommandOutput bounds how many bytes a command may write.
 	maxCommandOutput = 64 << 10
-	// commandPause is how long a command that failed is left alone while there is
-	// a credential of an earlier run, and commandFailed while there is none.
+	// commandPause is the pause after a failed run of the command if an earlier run gave
+	// a credential. commandFailed is the pause if there is no credential.
 	commandPause  = time.Minute
 	commandFailed = 5 * time.Second
 )
 
-// CommandCredential is the credential that a command prints for one host[:port],
-// and nothing for any other. The command is run when the credential is asked for
-// the first time, and again every so often; where it fails then, the credential
-// of before is used on and the command is tried again a minute later. What it
-// prints never gets into errors or logs; its standard error does. A run is for all
-// who ask meanwhile and goes on, within its time, when they no longer wait.
+// CommandCredential returns a CredentialFunc with the credential that a command prints
+// for one host[:port], and nothing for any other host. The command is run when the
+// credential is first needed, and again after o.Every. If a later run fails, the earlier
+// credential is still used, and the command is tried again a minute later. The command's
+// standard output never gets into errors or logs, but its standard error does. All
+// callers that come during a run share it. The run goes on, up to its timeout, even if no
+// caller waits any longer.
 func CommandCredential(host string, o CommandOptions) (CredentialFunc, error) {
 	if len(o.Command) == 0 || o.Command[0] == "" {
 		return nil, errors.New("the credential command is empty")
@@ -186,16 +190,16 @@ func CommandCredential(host string, o CommandOptions) (CredentialFunc, error) {
 	return c.credential, nil
 }
 
-// credentialCommand is a command with what it said last.
+// credentialCommand is a command together with the result of its last run.
 type credentialCommand struct {
 	host string
 	o    CommandOptions
 
 	mu    sync.Mutex // guards what follows
 	last  Credential
-	err   error         // of the last run, where there is no credential
+	err   error         // error of the last run, if there is no credential
 	again time.Time     // when to run the command again
-	ended chan struct{} // is closed when the run under way ends; nil: there is none
+	ended chan struct{} // closed when the run under way ends; nil if none is
 }
 
 func (c *credentialCommand) credential(ctx context.Context, host string) (Credential, error) {
@@ -220,7 +224,7 @@ func (c *credentialCommand) credential(ctx context.Context, host string) (Creden
 	select {
 	case <-ended:
 	case <-ctx.Done():
-		if context.Cause(ctx) == wire.ErrStalled { // but it was not the registry
+		if context.Cause(ctx) == wire.ErrStalled { // the command has stalled, not the registry
 			return Credential{}, fmt.Errorf("credential command %s for %s has not ended yet", c.o.Command[0], c.host)
 		}
 		return Credential{}, ctx.Err()
@@ -230,7 +234,7 @@ func (c *credentialCommand) credential(ctx context.Context, host string) (Creden
 	return c.last, c.err
 }
 
-// refresh runs the command and notes what came of it.
+// refresh runs the command and notes the result.
 func (c *credentialCommand) refresh(ctx context.Context) {
 	cr, err := c.run(ctx)
 	c.mu.Lock()
@@ -274,7 +278,7 @@ func (c *credentialCommand) run(ctx context.Context) (Credential, error) {
 	return cr, nil
 }
 
-// parseCredential reads what a command printed. Its errors do not repeat it.
+// parseCredential parses the output of a command. Its errors do not quote the output.
 func parseCredential(b []byte, username string) (Credential, error) {
 	b = bytes.TrimSpace(b)
 	if len(b) == 0 {
@@ -304,8 +308,8 @@ func parseCredential(b []byte, username string) (Credential, error) {
 	return Credential{Username: username, Password: helper.Secret}, nil
 }
 
-// limitedBuffer keeps the first bytes that are written to it. It is no
-// bytes.Buffer, whose ReadFrom would know no limit.
+// limitedBuffer keeps the first bytes that are written to it. It does not embed a
+// bytes.Buffer, because the ReadFrom of a bytes.Buffer would ignore the limit.
 type limitedBuffer struct {
 	kept  []byte
 	limit int

@@ -17,18 +17,18 @@ import (
 
 // Media types of the Gear extension.
 const (
-	// MediaTypeGearIndex is the index of a layer.
+	// MediaTypeGearIndex is the media type of the index of a layer.
 	MediaTypeGearIndex = "application/vnd.slipway.gear.index.v1"
-	// MediaTypeGearStream is a framed stream of files.
+	// MediaTypeGearStream is the media type of a framed stream of files.
 	MediaTypeGearStream = "application/vnd.slipway.gear.stream.v1"
-	// MediaTypeGearChunks is some chunks of a large file.
+	// MediaTypeGearChunks is the media type of some chunks of a large file.
 	MediaTypeGearChunks = "application/vnd.slipway.gear.chunks.v1"
 )
 
-// GearInfo is what a registry offers of the Gear extension.
+// GearInfo says what a registry supports of the Gear extension.
 type GearInfo struct {
 	Version int `json:"version"`
-	// Index, Stream and Chunks are the media types the registry speaks.
+	// Index, Stream and Chunks are the media types that the registry supports.
 	Index  []string   `json:"index"`
 	Stream []string   `json:"stream"`
 	Chunks []string   `json:"chunks"`
@@ -37,21 +37,22 @@ type GearInfo struct {
 
 // GearLimits are the limits of one request.
 type GearLimits struct {
-	// Names is how many a list has at most, ProfileNames that of a profile.
+	// Names bounds the names of a list, ProfileNames those of a profile.
 	Names        int `json:"names"`
 	ProfileNames int `json:"profile_names"`
-	// FileBytes is the size of the largest file, UploadBytes that of a stream
-	// of files that is uploaded.
+	// FileBytes bounds the size of a file, UploadBytes the size of a stream of files that
+	// is uploaded.
 	FileBytes   int64 `json:"file_bytes"`
 	UploadBytes int64 `json:"upload_bytes"`
 }
 
-// GearPendingError says that a layer has no index, and whether one will come. It
+// GearPendingError says that a layer has no index, and whether there will be one. It
 // wraps the registry's BLOB_UNKNOWN.
 type GearPendingError struct {
-	// RetryAfter is when to ask again; 0: the conversion has failed.
+	// RetryAfter is how long to wait before asking again. It is 0 if the conversion has
+	// failed.
 	RetryAfter time.Duration
-	// Reason tells why it failed, where the registry says so.
+	// Reason says why the conversion failed, if the registry says it.
 	Reason string
 	// Err is the error of the answer.
 	Err error
@@ -68,8 +69,8 @@ func (e *GearPendingError) Error() string {
 // Unwrap returns the error of the answer.
 func (e *GearPendingError) Unwrap() error { return e.Err }
 
-// GearInfo asks the registry what it offers of the extension. Errors:
-// UNSUPPORTED if that is nothing.
+// GearInfo asks the registry what it supports of the extension. The error is UNSUPPORTED
+// if it supports nothing.
 func (c *Client) GearInfo(ctx context.Context) (*GearInfo, error) {
 	l := call{method: http.MethodGet, url: c.url(oci.Request{Kind: oci.KindExtension, Ref: gearPath}, nil), retry: retryAll, notFound: oci.CodeUnsupported}
 	var info GearInfo
@@ -79,16 +80,16 @@ func (c *Client) GearInfo(ctx context.Context) (*GearInfo, error) {
 	return &info, nil
 }
 
-// GearLayer is what a registry says of the index of a layer.
+// GearLayer is a registry's answer about the index of a layer.
 type GearLayer struct {
 	// Name is the SHA-256 of the index.
 	Name [32]byte
-	// DiffID is that of the uncompressed layer; zero if it is not known.
+	// DiffID is the SHA-256 of the uncompressed layer, or zero if it is not known.
 	DiffID [32]byte
 }
 
-// GearLayer opens the index of a layer, which is checked by its name as a blob is
-// by its digest. ctx spans the handle's life. Errors: *GearPendingError,
+// GearLayer opens the index of a layer. The index is checked against its name, as a blob
+// is checked against its digest. ctx spans the handle's life. Errors: *GearPendingError,
 // BLOB_UNKNOWN.
 func (c *Client) GearLayer(ctx context.Context, repo string, layer oci.Digest) (oci.Content, GearLayer, error) {
 	var l GearLayer
@@ -126,8 +127,8 @@ func (c *Client) GearLayer(ctx context.Context, repo string, layer oci.Digest) (
 	return r, l, nil
 }
 
-// pendingError finds out whether err, the 404 of a layer's index, says more than
-// that there is none.
+// pendingError returns a GearPendingError if err, the 404 for a layer's index, says
+// whether there will be an index. Otherwise it returns err.
 func pendingError(h http.Header, err error) error {
 	var e *oci.Error
 	if !errors.As(err, &e) {
@@ -135,7 +136,7 @@ func pendingError(h http.Header, err error) error {
 	}
 	var detail struct{ State, Reason string }
 	if raw, ok := e.Detail.(json.RawMessage); ok {
-		_ = json.Unmarshal(raw, &detail) // another registry's detail is none to us
+		_ = json.Unmarshal(raw, &detail) // detail stays empty if another registry sends something else
 	}
 	after := wire.RetryAfter(h.Get("Retry-After"), time.Now())
 	if after == 0 && detail.State != "failed" {
@@ -144,8 +145,8 @@ func pendingError(h http.Header, err error) error {
 	return &GearPendingError{RetryAfter: after, Reason: detail.Reason, Err: err}
 }
 
-// GearFile opens n bytes of a file from off; n < 0 means up to its end. It is
-// continued and checked as by [Client.GetBlobRange]. Errors: BLOB_UNKNOWN,
+// GearFile opens n bytes of a file from off on. If n < 0 it opens the file up to its end.
+// The content is continued and checked as in [Client.GetBlobRange]. Errors: BLOB_UNKNOWN,
 // RANGE_INVALID.
 func (c *Client) GearFile(ctx context.Context, repo string, name [32]byte, off, n int64) (oci.Content, error) {
 	if err := oci.CheckName(repo); err != nil {
@@ -155,10 +156,11 @@ func (c *Client) GearFile(ctx context.Context, repo string, name [32]byte, off, 
 	return c.openRange(ctx, repo, d, off, n, func(method string) call { return c.gearCall(method, repo, "files/"+string(d)) })
 }
 
-// GearChunks opens n chunks of a large file from the first one, as they are stored:
-// what it holds is for package gear to decode and to check. It is for registries
-// whose GearInfo has MediaTypeGearChunks. What breaks off ends in an error that is
-// not io.EOF. ctx spans its life. Errors: BLOB_UNKNOWN, RANGE_INVALID.
+// GearChunks opens n chunks of a large file, beginning with the chunk first, as they are
+// stored. Package gear decodes and checks them. It may only be called if the registry's
+// GearInfo has MediaTypeGearChunks. If the connection breaks off, reading ends with an
+// error that is not io.EOF. ctx spans the stream's life. Errors: BLOB_UNKNOWN,
+// RANGE_INVALID.
 func (c *Client) GearChunks(ctx context.Context, repo string, name [32]byte, first, n int) (io.ReadCloser, error) {
 	if err := oci.CheckName(repo); err != nil {
 		return nil, err
@@ -176,10 +178,10 @@ func (c *Client) GearChunks(ctx context.Context, repo string, name [32]byte, fir
 	return resp.Body, nil
 }
 
-// GearFetch opens the framed stream of files, in the order of names. What it
-// holds is for package gear to decode and to check. A stream that breaks off
-// ends in an error that is not io.EOF. ctx spans the stream's life. Errors:
-// SIZE_INVALID for more names than GearInfo allows.
+// GearFetch opens the framed stream of files, in the order of names. Package gear decodes
+// and checks it. If the connection breaks off, reading ends with an error that is not
+// io.EOF. ctx spans the stream's life. Errors: SIZE_INVALID for more names than GearInfo
+// allows.
 func (c *Client) GearFetch(ctx context.Context, repo string, names [][32]byte) (io.ReadCloser, error) {
 	resp, err := c.postList(ctx, repo, "fetch", "application/octet-stream", binaryNames(names), false)
 	if err != nil {
@@ -192,18 +194,19 @@ func (c *Client) GearFetch(ctx context.Context, repo string, names [][32]byte) (
 	return resp.Body, nil
 }
 
-// GearProfile says which files a container of an image opens first, in that order.
+// GearProfile lists the files that a container of an image opens first, in that order.
 type GearProfile struct {
 	Names [][32]byte
-	// Origins has a letter for each name that says why it is expected, as in
-	// docs/formats/gear-api.md; empty: containers of this image opened them all.
+	// Origins has one letter for each name. The letter says why the file is expected, as
+	// described in docs/formats/gear-api.md. If Origins is empty, containers of this
+	// image opened all the files.
 	Origins string
 	// Donor is the manifest that names were inherited from, or empty.
 	Donor oci.Digest
 }
 
-// GearProfile returns which files a container of an image opens first. Errors:
-// MANIFEST_UNKNOWN if that is not known.
+// GearProfile returns the profile of an image. The error is MANIFEST_UNKNOWN if there is
+// none.
 func (c *Client) GearProfile(ctx context.Context, repo string, manifest oci.Digest) (GearProfile, error) {
 	var p GearProfile
 	if err := checkBlob(repo, manifest); err != nil {
@@ -227,10 +230,10 @@ func (c *Client) GearProfile(ctx context.Context, repo string, manifest oci.Dige
 	return p, nil
 }
 
-// gearPath is where the extension is.
+// gearPath is the path of the extension.
 const gearPath = "_slipway/gear"
 
-// gearCall is a call that reads.
+// gearCall returns a call that reads.
 func (c *Client) gearCall(method, repo, path string) call {
 	return call{
 		method: method,
@@ -240,8 +243,8 @@ func (c *Client) gearCall(method, repo, path string) call {
 	}
 }
 
-// postList posts a list of names, which may be done again. writes tells that it
-// takes the right to push.
+// postList posts a list of names. The request may be repeated. writes says that it needs
+// the right to push.
 func (c *Client) postList(ctx context.Context, repo, path, mediaType string, list []byte, writes bool) (*http.Response, error) {
 	if err := oci.CheckName(repo); err != nil {
 		return nil, err
@@ -258,7 +261,7 @@ func (c *Client) postList(ctx context.Context, repo, path, mediaType string, lis
 	return c.do(ctx, l)
 }
 
-// gearName is a name as JSON has it.
+// gearName is a name in its JSON form.
 type gearName [32]byte
 
 // UnmarshalText implements encoding.TextUnmarshaler.
@@ -268,7 +271,7 @@ func (n *gearName) UnmarshalText(b []byte) error {
 	return err
 }
 
-// parseGearName reads "sha256:" and 64 digits.
+// parseGearName parses "sha256:" and 64 hexadecimal digits.
 func parseGearName(s string) (name [32]byte, err error) {
 	digits, ok := strings.CutPrefix(s, "sha256:")
 	if err := oci.CheckDigest(oci.Digest(s)); err != nil || !ok {
@@ -282,7 +285,7 @@ func gearDigest(name [32]byte) oci.Digest {
 	return oci.Digest("sha256:" + hex.EncodeToString(name[:]))
 }
 
-// binaryNames is a list of names as a body.
+// binaryNames returns a list of names in the form of a request's body.
 func binaryNames(names [][32]byte) []byte {
 	b := make([]byte, 0, len(names)*32)
 	for i := range names {

@@ -10,7 +10,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// GearQuery returns which of names the repository needs uploaded, in their order.
+// GearQuery returns those of names whose files the repository lacks, in the order of
+// names.
 func (c *Client) GearQuery(ctx context.Context, repo string, names [][32]byte) ([][32]byte, error) {
 	resp, err := c.postList(ctx, repo, "query", "application/octet-stream", binaryNames(names), true)
 	if err != nil {
@@ -30,9 +31,9 @@ func (c *Client) GearQuery(ctx context.Context, repo string, names [][32]byte) (
 	return missing, nil
 }
 
-// GearPutFile uploads a file of size bytes, negative if unknown. A reader that
-// can seek is read again where that helps. Errors: DIGEST_INVALID if the content
-// is not what name says, SIZE_INVALID.
+// GearPutFile uploads a file of size bytes. size is negative if it is not known. If r can
+// seek, it may be read again from its start. Errors: DIGEST_INVALID if the content does
+// not have the given name, SIZE_INVALID.
 func (c *Client) GearPutFile(ctx context.Context, repo string, name [32]byte, size int64, r io.Reader) error {
 	resp, err := c.putGear(ctx, http.MethodPut, repo, "files/"+string(gearDigest(name)), oci.MediaTypeOctetStream, size, r)
 	if err != nil {
@@ -42,9 +43,9 @@ func (c *Client) GearPutFile(ctx context.Context, repo string, name [32]byte, si
 	return nil
 }
 
-// GearPutFiles uploads a framed stream of files, of size bytes, negative if
-// unknown, and returns how many the registry stored. After an error some of them
-// may be stored; to upload them again does no harm.
+// GearPutFiles uploads a framed stream of files and returns how many of them the registry
+// stored. size is the stream's size in bytes, negative if it is not known. After an error
+// some files may have been stored. Uploading them again does no harm.
 func (c *Client) GearPutFiles(ctx context.Context, repo string, size int64, stream io.Reader) (int, error) {
 	resp, err := c.putGear(ctx, http.MethodPost, repo, "files", MediaTypeGearStream, size, stream)
 	if err != nil {
@@ -63,8 +64,8 @@ func (c *Client) GearPutFiles(ctx context.Context, repo string, size int64, stre
 	return answer.Stored, nil
 }
 
-// putGear sends files. They are named by what they are: a stream that can be
-// rewound may be sent again.
+// putGear sends files. The name of a file depends only on its content, so a stream that
+// can be rewound may be sent again.
 func (c *Client) putGear(ctx context.Context, method, repo, path, mediaType string, size int64, r io.Reader) (*http.Response, error) {
 	if err := oci.CheckName(repo); err != nil {
 		return nil, err
@@ -81,8 +82,8 @@ func (c *Client) putGear(ctx context.Context, method, repo, path, mediaType stri
 	return c.do(ctx, l)
 }
 
-// GearReportProfile reports which files a container of an image opened first, in
-// that order. whole says that it opened no others; else it may have. Errors:
+// GearReportProfile reports the files that a container of an image opened first, in that
+// order. whole says that it opened no other files; otherwise it may have. Errors:
 // MANIFEST_UNKNOWN, SIZE_INVALID for more names than GearInfo allows.
 func (c *Client) GearReportProfile(ctx context.Context, repo string, manifest oci.Digest, names [][32]byte, whole bool) error {
 	if err := oci.CheckDigest(manifest); err != nil {

@@ -19,15 +19,16 @@ import (
 )
 
 var (
-	// ErrNothingListed says that a list is an object that holds nothing, or only the name
-	// of the repository. Some registries answer so when there is nothing to list. To tell
-	// it from an answer that lost its list is up to the caller.
+	// ErrNothingListed says that the answer to a list request is a JSON object with
+	// nothing in it, or only with the name of the repository. Some registries answer so
+	// if there is nothing to list. The caller has to decide whether that is the case or
+	// the answer has lost its list.
 	ErrNothingListed = errors.New("the answer has neither a list nor anything else")
 
 	errNoList = errors.New("the answer has no list")
 )
 
-// Repositories implements [oci.Lister] by Docker's catalogue.
+// Repositories implements [oci.Lister] with Docker's catalogue.
 func (c *Client) Repositories(ctx context.Context, last string, n int) ([]string, bool, error) {
 	l := c.listCall(oci.Request{Kind: oci.KindCatalog}, []string{auth.ScopeRegistryCatalog})
 	l.notFound = oci.CodeUnsupported
@@ -46,8 +47,8 @@ func (c *Client) listCall(r oci.Request, scopes []string) call {
 	return call{method: http.MethodGet, url: c.url(r, nil), scopes: scopes, retry: retryAll, notFound: oci.CodeNameUnknown}
 }
 
-// list returns a page of names. Not all registries page, sort, or look at last
-// and n, so the answer is brought into the form that is promised.
+// list returns a page of names. Not all registries page, sort, or honour last and n. So
+// list brings the answer into the form that oci.Lister promises.
 func (c *Client) list(ctx context.Context, l call, last string, n int) ([]string, bool, error) {
 	if n < 0 {
 		return nil, false, oci.Errorf(oci.CodePaginationNumber, "a page cannot have %d names", n)
@@ -65,16 +66,17 @@ func (c *Client) list(ctx context.Context, l call, last string, n int) ([]string
 		slices.Sort(names)
 		names = slices.DeleteFunc(slices.Compact(names), func(s string) bool { return s <= last })
 	}
-	// The order of a registry that pages is kept even if it is another one: going on behind
-	// the last name then misses none.
+	// Keep the order of a registry that pages, even if that order is different. Then a
+	// request for the names after the last one misses none.
 	if len(names) > n {
 		return names[:n:n], true, nil
 	}
 	return names, next != nil, nil
 }
 
-// namesBehind gets one page that is not empty. It gets all pages of a registry that does not look
-// at last, which shows in what it answers, or in a link that goes on behind something else.
+// namesBehind gets one page that is not empty. If a registry does not honour last,
+// namesBehind gets all its pages. It recognises such a registry by its answer, or by a
+// next link without last.
 func (c *Client) namesBehind(ctx context.Context, l call, last string, n int) (names []string, next *url.URL, err error) {
 	been := map[string]bool{}
 	for {
@@ -93,7 +95,7 @@ func (c *Client) namesBehind(ctx context.Context, l call, last string, n int) (n
 	}
 }
 
-// namesPage gets one page of a catalogue or tag list.
+// namesPage gets one page of a catalogue or a tag list.
 func (c *Client) namesPage(ctx context.Context, l call) ([]string, *url.URL, error) {
 	var page map[string]json.RawMessage
 	resp, err := c.getJSON(ctx, l, maxListBody, &page)
@@ -104,7 +106,7 @@ func (c *Client) namesPage(ctx context.Context, l call) ([]string, *url.URL, err
 	if !ok {
 		list, ok = page["repositories"]
 	}
-	if !ok { // and not an empty one
+	if !ok { // the list is missing, not just empty
 		delete(page, "name")
 		err := errNoList
 		if len(page) == 0 {
@@ -136,7 +138,7 @@ func (c *Client) getJSON(ctx context.Context, l call, limit int64, v any) (http.
 	return resp.Header, nil
 }
 
-// nextPage returns where the Link header leads, nil at the end of a list.
+// nextPage returns the URL in the Link header, or nil at the end of a list.
 func (c *Client) nextPage(from *url.URL, h http.Header) (*url.URL, error) {
 	link := parseLink(h.Values("Link"))
 	if link == "" {
@@ -162,7 +164,7 @@ func parseLink(values []string) string {
 				break
 			}
 			params := rest
-			if i := strings.IndexByte(rest, '<'); i >= 0 { // parameters of the next link are not ours
+			if i := strings.IndexByte(rest, '<'); i >= 0 { // parameters of the next link do not belong to this one
 				params = rest[:i]
 			}
 			if isNext(params) {
@@ -174,8 +176,8 @@ func parseLink(values []string) string {
 	return ""
 }
 
-// isNext finds rel=next among a link's parameters. Some registries send a link
-// without any, which can be nothing else.
+// isNext reports whether rel=next is among a link's parameters. Some registries send a
+// link without parameters, which can only be the next one.
 func isNext(params string) bool {
 	params = strings.Trim(params, " ,;")
 	if params == "" {
@@ -190,9 +192,9 @@ func isNext(params string) bool {
 	return false
 }
 
-// Referrers implements [oci.Lister] by the referrers API, or by the referrers
-// tag where the registry has no such API. Registries page in orders of their
-// own, so each call reads the whole list: ask for many at once.
+// Referrers implements [oci.Lister] with the referrers API, or with the referrers tag if
+// the registry does not have that API. Registries page in different orders, so each call
+// reads the whole list. Therefore ask for many referrers at once.
 func (c *Client) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType, last string, n int) ([]oci.Descriptor, bool, error) {
 	all, err := c.allReferrers(ctx, repo, d, artifactType)
 	if err != nil {
@@ -248,15 +250,16 @@ func (c *Client) allReferrers(ctx context.Context, repo string, d oci.Digest, ar
 	return all, nil
 }
 
-// referrersPage gets one page of referrers of a type. ok is false when the
-// registry has no referrers API.
+// referrersPage gets one page of referrers of a type. ok is false if the registry has no
+// referrers API.
 func (c *Client) referrersPage(ctx context.Context, l call, artifactType string) (page []oci.Descriptor, next *url.URL, ok bool, err error) {
 	resp, err := c.do(ctx, l)
 	if err != nil {
 		return nil, nil, false, err
 	}
-	// SPEC: the answer of a registry with the API has the index's media type. Some say that it is
-	// JSON, and those without the API may answer with a page of their web interface.
+	// SPEC: a registry with the API answers with the index's media type. Some registries
+	// call the answer plain JSON. A registry without the API may answer with a page of
+	// its web interface.
 	if resp.StatusCode != http.StatusOK || isText(resp.Header) {
 		finish(resp)
 		return nil, nil, false, nil
@@ -287,7 +290,7 @@ func (c *Client) referrersPage(ctx context.Context, l call, artifactType string)
 	return page, next, true, err
 }
 
-// isText recognises an answer for people.
+// isText reports whether an answer is text for people.
 func isText(h http.Header) bool {
 	t, _, err := mime.ParseMediaType(h.Get("Content-Type"))
 	return err == nil && (strings.HasPrefix(t, "text/") || t == "application/xhtml+xml")
@@ -303,7 +306,7 @@ func splitList(values []string) []string {
 	return list
 }
 
-// ofType returns the descriptors of an artifact type, all of them for "".
+// ofType returns the descriptors with the given artifact type, or all if it is "".
 func ofType(list []oci.Descriptor, artifactType string) []oci.Descriptor {
 	if artifactType == "" {
 		return list

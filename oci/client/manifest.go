@@ -16,14 +16,14 @@ import (
 	"example.org/slipway/oci"
 )
 
-// AcceptManifests is the Accept header of a request for a manifest: the types
-// there are, and then any, for artifacts with types of their own.
+// AcceptManifests is the Accept header of a request for a manifest. It lists the known
+// types, and then accepts any type, because artifacts may have types of their own.
 const AcceptManifests = oci.MediaTypeOCIManifest + ", " + oci.MediaTypeOCIIndex + ", " +
 	oci.MediaTypeDockerManifest + ", " + oci.MediaTypeDockerIndex + ", " +
 	MediaTypeOCIArtifact + ", " +
 	oci.MediaTypeDockerManifestV1S + ";q=0.5, " + oci.MediaTypeDockerManifestV1 + ";q=0.4, */*;q=0.1"
 
-// MediaTypeOCIArtifact was part of OCI Image 1.1 release candidates.
+// MediaTypeOCIArtifact was part of the release candidates of OCI Image 1.1.
 const MediaTypeOCIArtifact = "application/vnd.oci.artifact.manifest.v1+json"
 
 func checkReference(repo, ref string) error {
@@ -47,8 +47,8 @@ func (c *Client) manifestCall(method, repo, ref string, q url.Values) call {
 	}
 }
 
-// ResolveManifest implements [oci.Reader] by HEAD, or by a GET where the
-// registry has no HEAD or does not say all that a descriptor needs.
+// ResolveManifest implements [oci.Reader] with HEAD. If the registry has no HEAD, or its
+// answer does not have everything that a descriptor needs, it uses a GET.
 func (c *Client) ResolveManifest(ctx context.Context, repo, ref string) (oci.Descriptor, error) {
 	if err := checkReference(repo, ref); err != nil {
 		return oci.Descriptor{}, err
@@ -70,8 +70,9 @@ func (c *Client) ResolveManifest(ctx context.Context, repo, ref string) (oci.Des
 	return m.Descriptor, nil
 }
 
-// DescribeManifest returns the descriptor that the answer to a HEAD for ref tells. ok is false
-// where it does not tell all of it, or that of another manifest.
+// DescribeManifest returns the descriptor in the answer to a HEAD for ref. ok is false if
+// the answer does not have a complete descriptor, or has the descriptor of another
+// manifest.
 func DescribeManifest(resp *http.Response, ref string) (desc oci.Descriptor, ok bool) {
 	desc = oci.Descriptor{
 		MediaType: contentType(resp.Header),
@@ -86,8 +87,8 @@ func DescribeManifest(resp *http.Response, ref string) (desc oci.Descriptor, ok 
 	return desc, ok && (!oci.IsDigest(ref) || string(desc.Digest) == ref)
 }
 
-// contentType returns an answer's media type without parameters, or "" when it
-// has none or one that says nothing about a manifest.
+// contentType returns an answer's media type without parameters. It returns "" if there
+// is none, or if the type does not say anything about a manifest.
 func contentType(h http.Header) string {
 	t, _, err := mime.ParseMediaType(h.Get("Content-Type"))
 	if err != nil {
@@ -117,10 +118,11 @@ func (c *Client) GetManifest(ctx context.Context, repo, ref string) (*oci.Manife
 	return m, nil
 }
 
-// ReadManifest takes the manifest out of an answer to a GET for ref, and closes
-// the answer. The digest is that of ref, or else that of the answer's header, or
-// else sha256, and is checked. Errors: MANIFEST_INVALID, DIGEST_INVALID,
-// SIZE_INVALID (larger than [oci.MaxManifestSize]), and those of the connection.
+// ReadManifest reads the manifest from the answer to a GET for ref, and closes the
+// answer. It checks the digest, which is ref if that is a digest, or else the digest in
+// the answer's header. If there is neither, it computes the sha256 digest. Errors:
+// MANIFEST_INVALID, DIGEST_INVALID, SIZE_INVALID (larger than [oci.MaxManifestSize]), and
+// those of the connection.
 func ReadManifest(resp *http.Response, ref string) (*oci.Manifest, error) {
 	b, err := readAll(resp, oci.MaxManifestSize)
 	if err != nil {
@@ -138,7 +140,7 @@ func ReadManifest(resp *http.Response, ref string) (*oci.Manifest, error) {
 			return nil, oci.Errorf(oci.CodeManifestInvalid, "it is compressed in the way %.20q, and nothing tells its digest", c)
 		}
 		if m.MediaType == oci.MediaTypeDockerManifestV1S && oci.ValidDigest(want) {
-			m.Digest = want // it is of the signed part only
+			m.Digest = want // this digest is of the signed part only
 			return m, nil
 		}
 	}
@@ -148,8 +150,8 @@ func ReadManifest(resp *http.Response, ref string) (*oci.Manifest, error) {
 	return m, nil
 }
 
-// verify returns the digest of b, which must be want; where there is no want,
-// the sha256 digest.
+// verify returns the digest of b. It is an error if want is a digest and does not match.
+// If want is not a digest, verify returns the sha256 digest.
 func verify(b []byte, want oci.Digest) (oci.Digest, error) {
 	if !oci.ValidDigest(want) {
 		return oci.SHA256(b), nil
@@ -160,9 +162,8 @@ func verify(b []byte, want oci.Digest) (oci.Digest, error) {
 	return want, nil
 }
 
-// manifestType returns a manifest's media type from the Content-Type and the
-// manifest's own field. SPEC: a client should reject a manifest where they
-// differ.
+// manifestType returns a manifest's media type, from the Content-Type and the manifest's
+// mediaType field. SPEC: a client should reject a manifest if the two differ.
 func manifestType(header string, b []byte) (string, error) {
 	var m struct {
 		MediaType     string          `json:"mediaType"`
@@ -194,23 +195,23 @@ func manifestType(header string, b []byte) (string, error) {
 	return "", oci.Errorf(oci.CodeManifestInvalid, "it has no media type")
 }
 
-// isJSON reports whether content of a media type is JSON, or else something other than it says,
-// such as compressed.
+// isJSON reports whether content of a media type must be JSON. If such content is not
+// JSON, it is not what its type says; it may be compressed, for example.
 func isJSON(mediaType string) bool {
 	return strings.HasSuffix(mediaType, "+json") || strings.HasSuffix(mediaType, "+prettyjws")
 }
 
-// maxTagQuery is how many bytes of tags one PUT carries; URLs longer than
-// about 8 KiB are refused by common proxies.
+// maxTagQuery bounds the bytes of the tags in one PUT. Common proxies refuse URLs longer
+// than about 8 KiB.
 const maxTagQuery = 4 << 10
 
-// PutManifest implements [oci.Writer]. A manifest with one tag and no digest
-// is put under the tag. Otherwise it is put under its digest with all tags as
-// parameters, and tags that the registry did not take that way are put one by
-// one: with such a registry not all of them may be there after an error.
+// PutManifest implements [oci.Writer]. A manifest with one tag and no digest is put under
+// the tag. Any other manifest is put under its digest, with all tags as parameters. Tags
+// that the registry did not accept as parameters are put one by one. With such a registry
+// only some of the tags may be set after an error.
 //
-// For a manifest with a subject, where the registry has no referrers API, the
-// index under the referrers tag is updated.
+// If the manifest has a subject and the registry has no referrers API, PutManifest
+// updates the index under the referrers tag.
 func (c *Client) PutManifest(ctx context.Context, repo string, m oci.PutManifest) (oci.PutResult, error) {
 	if err := checkPut(repo, &m); err != nil {
 		return oci.PutResult{}, err
@@ -251,7 +252,8 @@ func (c *Client) PutManifest(ctx context.Context, repo string, m oci.PutManifest
 	return res, err
 }
 
-// checkPut refuses what no registry would take, and fills in the media type.
+// checkPut returns an error for a manifest that no registry would accept. It fills in the
+// media type.
 func checkPut(repo string, m *oci.PutManifest) error {
 	if err := oci.CheckName(repo); err != nil {
 		return err
@@ -295,7 +297,8 @@ func (c *Client) put(ctx context.Context, repo, ref string, q url.Values, m oci.
 		return nil, err
 	}
 	finish(resp)
-	// A registry may name a manifest by sha256 that was pushed by sha512.
+	// A registry may use the sha256 digest for a manifest that was pushed by its sha512
+	// digest.
 	got := oci.Digest(resp.Header.Get("Docker-Content-Digest"))
 	if oci.ValidDigest(got) && got.Algorithm() == d.Algorithm() && got != d {
 		return nil, oci.Errorf(oci.CodeDigestInvalid, "the registry stored manifest %s of %s as %s", d, repo, got)
@@ -303,8 +306,8 @@ func (c *Client) put(ctx context.Context, repo, ref string, q url.Values, m oci.
 	return resp.Header, nil
 }
 
-// noteSubject returns the subject of a manifest that was put. Where the
-// registry did not say that it keeps referrers, this client does.
+// noteSubject returns the subject of a manifest that was put. If the registry did not say
+// that it lists the manifest among the referrers, noteSubject does that.
 func (c *Client) noteSubject(ctx context.Context, repo string, m oci.PutManifest, desc oci.Descriptor, told oci.Digest) (oci.Digest, error) {
 	if told != "" {
 		return told, nil
@@ -316,10 +319,10 @@ func (c *Client) noteSubject(ctx context.Context, repo string, m oci.PutManifest
 		Annotations  map[string]string `json:"annotations"`
 	}
 	if err := json.Unmarshal(m.Bytes, &parsed); err != nil || parsed.Subject == nil {
-		return "", nil // not JSON, so it has no subject; or it is without one
+		return "", nil // it is not JSON, or has no subject
 	}
 	if !oci.ValidDigest(parsed.Subject.Digest) {
-		return "", nil // the registry took it for something else
+		return "", nil // the registry took the field for something else
 	}
 	desc.ArtifactType = parsed.ArtifactType
 	if desc.ArtifactType == "" && parsed.Config != nil {
@@ -356,8 +359,8 @@ func (c *Client) DeleteTag(ctx context.Context, repo, tag string) error {
 	return c.delete(ctx, repo, c.manifestCall(http.MethodDelete, repo, tag, nil))
 }
 
-// delete sends a DELETE. A connection that broke is not tried again: the
-// second answer would be that there is no such thing.
+// delete sends a DELETE. If the connection breaks the request is not repeated, because
+// the second answer would be that the content does not exist.
 func (c *Client) delete(ctx context.Context, repo string, l call) error {
 	l.scopes, l.retry = remove(repo), retryStatus
 	resp, err := c.do(ctx, l)
@@ -368,9 +371,9 @@ func (c *Client) delete(ctx context.Context, repo string, l call) error {
 	return nil
 }
 
-// addReferrer enters a manifest into the index under the subject's referrers
-// tag. SPEC: "Referrers Tag Schema"; the registry offers nothing that would
-// keep two clients from overwriting each other's entry.
+// addReferrer adds a manifest to the index under the subject's referrers tag. SPEC:
+// "Referrers Tag Schema". The protocol has nothing that keeps two clients from
+// overwriting each other's entry.
 func (c *Client) addReferrer(ctx context.Context, repo string, subject oci.Digest, desc oci.Descriptor) error {
 	select {
 	case c.referrers <- struct{}{}:
@@ -400,8 +403,8 @@ func (c *Client) addReferrer(ctx context.Context, repo string, subject oci.Diges
 	return nil
 }
 
-// taggedReferrers returns the index under the subject's referrers tag, an
-// empty one where there is none.
+// taggedReferrers returns the index under the subject's referrers tag, or an empty index
+// if there is none.
 func (c *Client) taggedReferrers(ctx context.Context, repo string, subject oci.Digest) (*ocispec.Index, error) {
 	index := &ocispec.Index{Manifests: []oci.Descriptor{}}
 	m, err := c.GetManifest(ctx, repo, oci.ReferrersTag(subject))

@@ -9,8 +9,8 @@ import (
 	"example.org/slipway/oci/fleet"
 )
 
-// ReportNode tells a registry what this node has of an image of a repository. Errors:
-// UNSUPPORTED or NAME_UNKNOWN by a registry that does not want to know.
+// ReportNode tells a registry how much of an image of a repository this node has. Errors:
+// UNSUPPORTED or NAME_UNKNOWN if the registry does not accept such reports.
 func (c *Client) ReportNode(ctx context.Context, repo string, r *fleet.Report) error {
 	if err := oci.CheckName(repo); err != nil {
 		return err

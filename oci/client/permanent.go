@@ -11,12 +11,12 @@ import (
 	"syscall"
 )
 
-// ErrNeedsTLS is that of a registry which was spoken to over HTTP and speaks TLS.
+// ErrNeedsTLS is the error for a registry that expects TLS and was used over HTTP.
 var ErrNeedsTLS = errors.New("it speaks TLS")
 
-// Unreachable reports whether an error says that nobody answers at an address, or not in
-// the protocol that was spoken: asking again does not help, unless the server is about to
-// start.
+// Unreachable reports whether an error says that there is no server at an address, or
+// that the server uses another protocol. A repetition does not help, unless the server is
+// about to start.
 func Unreachable(err error) bool {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
@@ -29,12 +29,12 @@ func Unreachable(err error) bool {
 	return misdirected(err)
 }
 
-// misdirected reports whether an error says that the address is wrong, or the server's
-// certificate or protocol is: no server that starts later changes that.
+// misdirected reports whether an error says that the address, or the server's certificate
+// or protocol, is wrong. A server that starts later does not change that.
 func misdirected(err error) bool {
 	var cert *tls.CertificateVerificationError
 	var record tls.RecordHeaderError
-	var alert *net.OpError // crypto/tls has this one for what the other side complains of
+	var alert *net.OpError // crypto/tls uses this type for the peer's alerts
 	var dns *net.DNSError
 	switch {
 	case errors.As(err, &cert), errors.As(err, &record), errors.Is(err, http.ErrSchemeMismatch), errors.Is(err, ErrNeedsTLS):
@@ -45,8 +45,8 @@ func misdirected(err error) bool {
 	return errors.As(err, &dns) && dns.IsNotFound
 }
 
-// needsTLS marks the error of a connection without TLS on which the answer was a message of
-// TLS. The package net/http has no type for it.
+// needsTLS wraps the error of a connection without TLS on which the server answered with
+// a TLS message. Package net/http has no type for that error.
 func needsTLS(err error) error {
 	if strings.Contains(err.Error(), `malformed HTTP response "\x15\x03`) {
 		return fmt.Errorf("%w: %w", ErrNeedsTLS, err)
@@ -54,8 +54,8 @@ func needsTLS(err error) error {
 	return err
 }
 
-// saysNeedsTLS reports whether an answer is that of a server to a request without TLS, as
-// Go, Apache and nginx write it.
+// saysNeedsTLS reports whether an answer is what Go, Apache and nginx send for a request
+// without TLS to a server with TLS.
 func saysNeedsTLS(scheme string, status int, body []byte) bool {
 	if scheme != "http" || status != http.StatusBadRequest {
 		return false

@@ -22,15 +22,15 @@ import (
 	"example.org/slipway/oci/wire"
 )
 
-// retry says when a request may be sent again.
+// retry says when a request may be repeated.
 type retry uint8
 
 const (
-	// retryNone: the request has effects or carries a stream.
+	// retryNone means never: the request has effects or carries a stream.
 	retryNone retry = iota
-	// retryStatus: only when the registry answered that it did nothing.
+	// retryStatus means only if the registry answered that it did nothing.
 	retryStatus
-	// retryAll: also when the connection broke.
+	// retryAll means also if the connection broke.
 	retryAll
 )
 
@@ -38,19 +38,19 @@ const (
 type call struct {
 	method string
 	url    *url.URL
-	header http.Header // may be nil; is not changed
+	header http.Header // may be nil; is not modified
 	body   *body       // may be nil
-	scopes []string    // of a token, as hints that save a round trip
+	scopes []string    // scopes of the token, which may save a round trip
 	retry  retry
-	// stalls says that an answer may stand still on the way, as that of a GET.
+	// stalls says that the answer may stall, like the answer to a GET.
 	stalls bool
-	// notFound is what a 404 means where the registry gives no better code.
+	// notFound is the error code for a 404 if the registry gives no better code.
 	notFound oci.Code
-	// accept are statuses, besides 2xx, that are no error.
+	// accept lists statuses that are not errors, in addition to 2xx.
 	accept []int
 }
 
-// url builds the URL of a request.
+// url returns the URL of a request.
 func (c *Client) url(r oci.Request, q url.Values) *url.URL {
 	u := *c.base
 	u.Path += r.Path()
@@ -73,9 +73,8 @@ func volume(repo string, clones bool) []string {
 
 func remove(repo string) []string { return []string{auth.ScopeRepository(repo, auth.ActionDelete)} }
 
-// do makes a request, again where that is allowed and useful. The caller
-// closes the answer's body. An answer that is neither 2xx nor accepted is an
-// error.
+// do makes a request, and repeats it if that is allowed and useful. The caller closes the
+// answer's body. An answer whose status is neither 2xx nor accepted is an error.
 func (c *Client) do(ctx context.Context, l call) (*http.Response, error) {
 	var last error
 	op := func() (*http.Response, error) {
@@ -114,8 +113,8 @@ func (c *Client) pauses() *backoff.ExponentialBackOff {
 	return b
 }
 
-// once makes a request once. after tells the caller whether to do it again:
-// negative never, 0 after the usual pause, positive after that time.
+// once makes a request once. after says whether to repeat it: never if it is negative,
+// after the usual pause if it is 0, and otherwise after that time.
 func (c *Client) once(ctx context.Context, l call) (resp *http.Response, after time.Duration, err error) {
 	ctx = auth.AppendScopesForHost(ctx, c.base.Host, l.scopes...)
 	if c.stall > 0 && (l.stalls || l.method == http.MethodGet || l.method == http.MethodHead) {
@@ -130,7 +129,8 @@ func (c *Client) once(ctx context.Context, l call) (resp *http.Response, after t
 	for k, v := range l.header {
 		req.Header[k] = v
 	}
-	// Digests are of the bytes as stored: nobody may compress them on the way.
+	// Digests are of the bytes as they are stored, so nobody may compress them on the
+	// way.
 	req.Header.Set("Accept-Encoding", "identity")
 	if l.body != nil {
 		if err := l.body.attach(req); err != nil {
@@ -157,8 +157,8 @@ func (c *Client) once(ctx context.Context, l call) (resp *http.Response, after t
 	return nil, c.retryAfter(l, resp), err
 }
 
-// retryAfter tells when a request that was answered by an error may be made
-// again, as once does.
+// retryAfter says whether to repeat a request that got an error answer, in the form of
+// once's after.
 func (c *Client) retryAfter(l call, resp *http.Response) time.Duration {
 	if l.retry == retryNone {
 		return -1
@@ -179,10 +179,10 @@ func (c *Client) retryAfter(l call, resp *http.Response) time.Duration {
 	return after
 }
 
-// retryable reports whether a request that got no answer may succeed later:
-// not when credentials are missing or refused, a redirect was not followed, or
-// the server is the wrong one. A server that nobody listens at any more may be
-// about to start again; one that never answered is not waited for.
+// retryable reports whether a request that got no answer may succeed later. It cannot if
+// credentials are missing or refused, if a redirect was not followed, or if the server is
+// the wrong one. A server that has answered before and is now unreachable may be about to
+// start again. A server that has never answered is not waited for.
 func (c *Client) retryable(err error) bool {
 	var token *errcode.ErrorResponse
 	switch {
@@ -193,14 +193,14 @@ func (c *Client) retryable(err error) bool {
 	case errors.Is(err, auth.ErrBasicCredentialNotFound), errors.Is(err, errRedirect):
 		return false
 	}
-	var sent *url.Error // the request, or one for a token, reached for the network
+	var sent *url.Error // the request, or a request for a token, was sent to the network
 	return errors.As(err, &sent)
 }
 
-// sendError says which request got no answer, and why.
+// sendError returns an error that names the request which got no answer, and says why.
 func (c *Client) sendError(l call, err error) error {
 	if l.body != nil {
-		if cause := l.body.cause(); cause != nil { // it was the caller's stream that broke
+		if cause := l.body.cause(); cause != nil { // reading the caller's stream failed
 			err = cause
 		}
 	}
@@ -213,7 +213,7 @@ func (c *Client) sendError(l call, err error) error {
 	}
 	var u *url.Error
 	if errors.As(err, &u) && l.url.Host == hostOf(u.URL) {
-		err = u.Err // its URL would be said twice
+		err = u.Err // otherwise the URL would appear twice
 	}
 	return fmt.Errorf("%s %s: %w", l.method, bare(l.url), Redact(err))
 }
@@ -226,13 +226,13 @@ func hostOf(s string) string {
 	return u.Host
 }
 
-// answerError makes an error of an answer and closes it.
+// answerError returns the error for an answer and closes the answer.
 func answerError(l call, resp *http.Response) error {
 	return fmt.Errorf("%s %s: %d: %w", l.method, bare(l.url), resp.StatusCode, ReadError(resp, l.notFound))
 }
 
-// ReadError makes an error of an answer that is one, and closes it. notFound is
-// what a 404 means where the registry gives no code that says it better.
+// ReadError returns the error in an error answer and closes the answer. notFound is the
+// code for a 404 if the registry gives no better code.
 func ReadError(resp *http.Response, notFound oci.Code) *oci.Error {
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
@@ -244,13 +244,13 @@ func ReadError(resp *http.Response, notFound oci.Code) *oci.Error {
 		e.Err = ErrNeedsTLS
 	}
 	if resp.StatusCode == http.StatusNotFound && notFound != "" && !aboutContent(e.Code) {
-		// Registries also say NAME_UNKNOWN, NOT_FOUND or nothing.
+		// Instead, registries also send NAME_UNKNOWN, NOT_FOUND or no code.
 		e.Code = notFound
 	}
 	return e
 }
 
-// aboutContent reports whether a code says what it is that is missing.
+// aboutContent reports whether a code says which kind of content is missing.
 func aboutContent(c oci.Code) bool {
 	switch c {
 	case oci.CodeBlobUnknown, oci.CodeManifestUnknown, oci.CodeManifestBlobUnknown, oci.CodeBlobUploadUnknown:
@@ -259,19 +259,19 @@ func aboutContent(c oci.Code) bool {
 	return false
 }
 
-// bare returns a URL as it may be logged: without its query, which holds
-// upload states and signatures.
+// bare returns a URL in the form in which it may be logged: without its query, which
+// holds upload states and signatures.
 func bare(u *url.URL) string {
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }
 
 var queries = regexp.MustCompile(`(https?://[^\s"?]*)\?[^\s"]*`)
 
-// redacted is an error whose text has lost the queries of its URLs.
+// redacted is an error whose text has no queries of URLs.
 type redacted struct{ err error }
 
-// Redact takes the queries of URLs out of an error's text: they hold signatures
-// and the states of uploads. [errors.Is] and [errors.As] see the error as it was.
+// Redact removes the queries of URLs from an error's text, because they hold signatures
+// and the states of uploads. [errors.Is] and [errors.As] see the original error.
 func Redact(err error) error { return redacted{err} }
 
 func (r redacted) Error() string { return queries.ReplaceAllString(r.err.Error(), "$1") }
@@ -279,8 +279,8 @@ func (r redacted) Unwrap() error { return r.err }
 
 var errRedirect = errors.New("redirect is not followed")
 
-// checkRedirect bounds redirects. That Authorization does not leave the
-// registry's origin is seen to by auth.Client, on every hop.
+// checkRedirect bounds redirects. It need not remove Authorization, because auth.Client
+// does not send it to another origin than the registry's, on any hop.
 func checkRedirect(req *http.Request, via []*http.Request) error {
 	if len(via) >= 10 {
 		return fmt.Errorf("%w: there were %d before it", errRedirect, len(via))
@@ -291,9 +291,9 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// location resolves a Location or Link against the request that it answers and
-// insists on the registry's own host. A proxy that ends TLS makes registries
-// answer with http: the client's own scheme is kept.
+// location resolves a Location or Link against the request that it answers. It is an
+// error if the result is on another host than the registry's. Behind a proxy that ends
+// TLS, registries answer with http URLs, so location keeps the client's scheme.
 func (c *Client) location(from *url.URL, s string) (*url.URL, error) {
 	if s == "" {
 		return nil, errors.New("the registry answered without a Location")
@@ -309,7 +309,7 @@ func (c *Client) location(from *url.URL, s string) (*url.URL, error) {
 	return &url.URL{Scheme: c.base.Scheme, Host: c.base.Host, Path: u.Path, RawPath: u.RawPath, RawQuery: u.RawQuery}, nil
 }
 
-// hostPort returns a host without the port that its scheme has anyhow.
+// hostPort returns a host without its port if that is the default port of the scheme.
 func hostPort(host, scheme string) string {
 	if scheme == "http" {
 		return strings.TrimSuffix(host, ":80")
@@ -317,8 +317,9 @@ func hostPort(host, scheme string) string {
 	return strings.TrimSuffix(host, ":443")
 }
 
-// readAll reads a body of at most limit bytes and closes it. One that was compressed although
-// nobody asked for it is decompressed; one that is only said to be so stays as it is.
+// readAll reads a body of at most limit bytes and closes it. A body that was compressed
+// although the client did not ask for that is decompressed. A body that is only declared
+// to be compressed stays as it is.
 func readAll(resp *http.Response, limit int64) ([]byte, error) {
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
@@ -337,7 +338,7 @@ func readAll(resp *http.Response, limit int64) ([]byte, error) {
 	return b, nil
 }
 
-// contentEncoding returns in which way an answer says that it is compressed, or "".
+// contentEncoding returns the compression that an answer declares, or "".
 func contentEncoding(h http.Header) string {
 	c := strings.ToLower(strings.TrimSpace(h.Get("Content-Encoding")))
 	if c == "identity" {
@@ -346,9 +347,9 @@ func contentEncoding(h http.Header) string {
 	return c
 }
 
-// finish reads what is left of an answer nobody needs, so that its connection
-// can be used again, and closes it.
+// finish reads the rest of an answer that is not needed, so that its connection can be
+// used again, and closes the answer.
 func finish(resp *http.Response) {
-	_, _ = io.CopyN(io.Discard, resp.Body, maxErrorBody) // a broken connection is not reused, that is all
+	_, _ = io.CopyN(io.Discard, resp.Body, maxErrorBody) // after an error the connection is not reused
 	_ = resp.Body.Close()
 }

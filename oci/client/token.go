@@ -12,29 +12,30 @@ import (
 )
 
 const (
-	// MaxTokenAnswer is how many bytes a token service's answer may have. Docker
-	// Hub's have 5 KiB.
+	// MaxTokenAnswer bounds the bytes of a token service's answer. Those of Docker Hub
+	// have 5 KiB.
 	MaxTokenAnswer = 128 << 10
-	// LongestToken bounds for how long a token service says that a token is good.
+	// LongestToken bounds the lifetime that a token service may give a token.
 	LongestToken = 24 * time.Hour
-	// tokenLife is how long a token is good for where nobody says.
-	// SPEC (token authentication): "If omitted, this defaults to 60 seconds."
+	// tokenLife is the lifetime of a token if the token service does not say it. SPEC
+	// (token authentication): "If omitted, this defaults to 60 seconds."
 	tokenLife = time.Minute
 )
 
-// TokenRequest says what a token service is asked for, and who asks. It is for
-// clients that keep their tokens themselves.
+// TokenRequest is a request to a token service. It is for clients that keep their tokens
+// themselves.
 type TokenRequest struct {
 	Realm *url.URL
-	// Service and Scope are those of the challenge. Scope may hold several, with
+	// Service and Scope are those of the challenge. Scope may hold several scopes, with
 	// spaces between them.
 	Service, Scope string
-	// ClientID is who the program says it is when a refresh token is exchanged.
+	// ClientID is the name by which the program identifies itself when a refresh token is
+	// exchanged.
 	ClientID   string
 	Credential Credential
 }
 
-// HTTP makes the request: a GET, or a POST where a refresh token is exchanged
+// HTTP returns the HTTP request: a GET, or a POST if a refresh token is exchanged
 // (OAuth2).
 func (t *TokenRequest) HTTP(ctx context.Context) (*http.Request, error) {
 	u := *t.Realm
@@ -63,8 +64,8 @@ func (t *TokenRequest) HTTP(ctx context.Context) (*http.Request, error) {
 	return req, err
 }
 
-// ReadToken reads a token service's answer: the token, and for how long it is
-// good. Its errors do not repeat it.
+// ReadToken parses a token service's answer. It returns the token and its lifetime. Its
+// errors do not quote the answer.
 func ReadToken(r io.Reader) (value string, life time.Duration, err error) {
 	b, err := io.ReadAll(io.LimitReader(r, MaxTokenAnswer))
 	if err != nil {

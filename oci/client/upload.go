@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// PushBlob implements [oci.Writer] by a POST and one PUT of everything. The
-// upload is cancelled when that does not succeed.
+// PushBlob implements [oci.Writer] with a POST and one PUT of the whole content. If that
+// fails, the upload is cancelled.
 func (c *Client) PushBlob(ctx context.Context, repo string, d oci.Digest, size int64, r io.Reader) (oci.Descriptor, error) {
 	if err := checkBlob(repo, d); err != nil {
 		return oci.Descriptor{}, err
@@ -35,7 +35,7 @@ func (c *Client) PushBlob(ctx context.Context, repo string, d oci.Digest, size i
 	return blobDescriptor(d, b.count()), nil
 }
 
-// MountBlob implements [oci.Writer]. A registry that will not mount opens an
+// MountBlob implements [oci.Writer]. A registry that does not mount the blob opens an
 // upload instead, which is cancelled.
 func (c *Client) MountBlob(ctx context.Context, to, from string, d oci.Digest) (oci.Descriptor, error) {
 	if err := checkBlob(to, d); err != nil {
@@ -53,7 +53,7 @@ func (c *Client) MountBlob(ctx context.Context, to, from string, d oci.Digest) (
 	}
 	finish(resp)
 	if resp.StatusCode == http.StatusCreated {
-		return c.ResolveBlob(ctx, to, d) // for its size, which the answer lacks
+		return c.ResolveBlob(ctx, to, d) // for the blob's size, which the answer lacks
 	}
 	if loc, err := c.location(l.url, resp.Header.Get("Location")); err == nil {
 		c.abandon(ctx, to, loc)
@@ -102,7 +102,7 @@ func (c *Client) start(ctx context.Context, repo string) (upload, *http.Response
 	return upload{location: loc, minChunk: minChunk(resp.Header)}, resp, nil
 }
 
-// SPEC: OCI-Chunk-Min-Length.
+// minChunk returns the value of OCI-Chunk-Min-Length (SPEC), or 0.
 func minChunk(h http.Header) int64 {
 	n, err := strconv.ParseUint(h.Get("OCI-Chunk-Min-Length"), 10, 63)
 	if err != nil {
@@ -120,8 +120,9 @@ func (c *Client) UploadStatus(ctx context.Context, repo, id string) (oci.UploadS
 	return c.status(ctx, repo, id, up)
 }
 
-// find returns an upload that this client has begun, or where a registry that
-// builds upload URLs as the specification's examples do would have another's.
+// find returns an upload that this client has begun. For any other id it returns the URL
+// that the upload has if the registry builds upload URLs as in the specification's
+// examples.
 func (c *Client) find(repo, id string) (upload, error) {
 	if err := oci.CheckName(repo); err != nil {
 		return upload{}, err
@@ -153,15 +154,15 @@ func (c *Client) status(ctx context.Context, repo, id string, up upload) (oci.Up
 	case !ok: // "0--1", or nothing
 		size = 0
 	case size == 1:
-		// "0-0" is what registries say of no byte and of one. When a chunk
-		// went wrong no byte is by far the likelier.
+		// Registries answer "0-0" both for no byte and for one byte. After a chunk has
+		// failed, no byte is by far more likely.
 		size = min(max(0, up.size), 1)
 	}
 	up.size = size
 	return c.note(repo, id, up, l.url, resp.Header), nil
 }
 
-// note remembers where an upload is and how far it has come.
+// note remembers the location and the progress of an upload.
 func (c *Client) note(repo, id string, up upload, from *url.URL, h http.Header) oci.UploadStatus {
 	if loc, err := c.location(from, h.Get("Location")); err == nil {
 		up.location = loc // each answer may move the upload
@@ -179,8 +180,8 @@ func (c *Client) forgetUnknown(repo, id string, err error) {
 	}
 }
 
-// parseUploadRange reads the Range header of an upload, "0-<last byte>", and
-// returns how many bytes there are. "0-0" gives 1 and may also mean 0.
+// parseUploadRange parses the Range header of an upload, "0-<last byte>", and returns how
+// many bytes there are. For "0-0" it returns 1, although that may also mean 0.
 func parseUploadRange(s string) (int64, bool) {
 	s = strings.TrimPrefix(s, "bytes=")
 	from, to, ok := strings.Cut(s, "-")
@@ -234,8 +235,8 @@ func (c *Client) AppendUpload(ctx context.Context, repo, id string, off, size in
 	return st, nil
 }
 
-// at makes sure that an upload stands at off. Registries do not all look at
-// Content-Range, and would append a chunk at the wrong place.
+// at makes sure that the next byte of an upload is at off. Some registries ignore
+// Content-Range and would append a chunk at the wrong place.
 func (c *Client) at(ctx context.Context, repo, id string, up upload, off int64) (upload, error) {
 	if off == oci.AtEnd || off == up.size {
 		return up, nil
@@ -250,7 +251,7 @@ func (c *Client) at(ctx context.Context, repo, id string, up upload, off int64) 
 	return c.find(repo, id)
 }
 
-// lost forgets how far an upload has come: a part of the chunk may have
+// lost forgets how many bytes an upload has, because a part of the chunk may have
 // arrived.
 func (c *Client) lost(repo, id string, up upload, err error) {
 	c.forgetUnknown(repo, id, err)
@@ -303,7 +304,7 @@ func (c *Client) CommitUpload(ctx context.Context, repo, id string, off, size in
 // commit sends the last bytes of an upload and makes it the blob d.
 func (c *Client) commit(ctx context.Context, repo string, loc *url.URL, d oci.Digest, b *body, h http.Header) error {
 	u := *loc
-	// The registry's own query stays byte for byte, it may be signed.
+	// The registry's query stays byte for byte as it is, because it may be signed.
 	if u.RawQuery != "" {
 		u.RawQuery += "&"
 	}
@@ -342,11 +343,11 @@ func (c *Client) CancelUpload(ctx context.Context, repo, id string) error {
 	return nil
 }
 
-// abandonTimeout bounds the cancelling of an upload that went wrong.
+// abandonTimeout bounds the cancelling of an upload that failed.
 const abandonTimeout = 10 * time.Second
 
-// abandon cancels an upload nobody will go on with. That it could not be
-// cancelled is no news for the caller: registries sweep uploads.
+// abandon cancels an upload that nobody will continue. It reports no error, because
+// registries remove abandoned uploads anyway.
 func (c *Client) abandon(ctx context.Context, repo string, loc *url.URL) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonTimeout)
 	defer cancel()
@@ -361,7 +362,8 @@ func (c *Client) abandon(ctx context.Context, repo string, loc *url.URL) {
 	finish(resp)
 }
 
-// lastSegment returns what a Location calls an upload.
+// lastSegment returns the last segment of a Location, which is the registry's id of the
+// upload.
 func lastSegment(u *url.URL) string {
 	p := strings.TrimRight(u.Path, "/")
 	return p[strings.LastIndexByte(p, '/')+1:]

@@ -6,28 +6,28 @@ import (
 	"sync"
 )
 
-// maxUploads is how many open uploads are remembered. The longest unused is
-// forgotten first; it can still be found where the registry's upload URLs end
-// in their id.
+// maxUploads bounds how many open uploads are remembered. The upload that was unused longest
+// is forgotten first. It can still be found if the registry's upload URLs end in the
+// upload's id.
 const maxUploads = 10_000
 
-// sizeUnknown is the size of an upload of which the last chunk went wrong.
+// sizeUnknown is the size of an upload whose last chunk failed.
 const sizeUnknown = -1
 
-// upload is where an upload is and how far it has come.
+// upload is the location and the progress of an upload.
 type upload struct {
-	location *url.URL // is replaced and never changed
-	size     int64    // bytes the registry holds, or sizeUnknown
+	location *url.URL // replaced, but never modified
+	size     int64    // bytes that the registry has, or sizeUnknown
 	minChunk int64    // bytes, 0 means any
 }
 
-// uploads maps ids to uploads: on the wire an upload is an opaque Location.
+// uploads maps ids to uploads, because in the protocol an upload is an opaque Location.
 type uploads struct {
 	limit int
 
 	mu    sync.Mutex
 	byKey map[uploadKey]*list.Element
-	order *list.List // of *uploadEntry, last used first
+	order *list.List // of *uploadEntry, most recently used first
 }
 
 type uploadKey struct{ repo, id string }

@@ -13,38 +13,39 @@ import (
 	"example.org/slipway/oci/volref"
 )
 
-// VolumeStatus is what a registry tells of an image as volumes.
+// VolumeStatus is a registry's answer about the volumes of an image.
 type VolumeStatus struct {
-	// Records of what can be used. Each was checked: it is of the image that was
-	// asked for and has nothing that this client does not know.
+	// Records describe the volumes that can be used. Each record was checked: it is for
+	// the image in the request, and this client knows everything in it.
 	Records []volref.Record `json:"records"`
-	// State is "waiting", "building" or "failed" while something is to be done, and
-	// Reason why it is not, of what is furthest from done. Done bytes of Total are
-	// written, where that is known.
+	// State, Reason, Done and Total are about the volume that is furthest from done.
+	// State is "waiting", "building" or "failed" while there is something to do. Reason
+	// says why the volume is not done. Done is how many bytes of Total are written, if
+	// that is known.
 	State  string `json:"state,omitempty"`
 	Reason string `json:"reason,omitempty"`
 	Done   int64  `json:"done,omitempty"`
 	Total  int64  `json:"total,omitempty"`
 }
 
-// VolumeListed is an image of a repository that is volumes, or is to be.
+// VolumeListed is an image of a repository that has volumes, or is to have them.
 type VolumeListed struct {
 	Manifest oci.Digest `json:"manifest"`
 	FS       string     `json:"fs"`
-	// State and Reason as in VolumeStatus; both are empty for one that is built.
+	// State and Reason are as in VolumeStatus. Both are empty for a volume that is built.
 	State  string `json:"state,omitempty"`
 	Reason string `json:"reason,omitempty"`
-	// Volume with the whole tree, Size of its device and Used by all layers in
-	// bytes, of one that is built.
+	// For an image that is built, Volume is the volume with the whole tree, Size is the
+	// size of its device, and Used is what all layers use; both are in bytes.
 	Volume string `json:"volume,omitempty"`
 	Size   int64  `json:"size,omitempty"`
 	Used   int64  `json:"used,omitempty"`
 }
 
-// volumesPath is where the extension is.
+// volumesPath is the path of the extension.
 const volumesPath = "_slipway/volumes"
 
-// volumeCall is a call that concerns the volumes of a manifest.
+// volumeCall returns a call about the volumes of a manifest.
 func (c *Client) volumeCall(method, repo string, manifest oci.Digest, more string, q url.Values) call {
 	return call{
 		method: method, scopes: pull(repo), retry: retryAll,
@@ -52,15 +53,15 @@ func (c *Client) volumeCall(method, repo string, manifest oci.Digest, more strin
 	}
 }
 
-// Volumes asks where an image is as volumes. A record that this client cannot use
-// is left out, with the reason if there is no other. Errors: MANIFEST_UNKNOWN, and
+// Volumes asks for the volumes of an image. A record that this client cannot use is left
+// out. If there is no other record, the error says why. Errors: MANIFEST_UNKNOWN, and
 // UNSUPPORTED if the registry has no volumes.
 func (c *Client) Volumes(ctx context.Context, repo string, manifest oci.Digest) (*VolumeStatus, error) {
 	if err := checkBlob(repo, manifest); err != nil {
 		return nil, err
 	}
 	l := c.volumeCall(http.MethodGet, repo, manifest, "", nil)
-	l.notFound = oci.CodeUnsupported // of a registry that does not know the path
+	l.notFound = oci.CodeUnsupported // if the registry does not know the path
 	var answer struct {
 		VolumeStatus
 		Records []json.RawMessage `json:"records"`
@@ -85,8 +86,8 @@ func (c *Client) Volumes(ctx context.Context, repo string, manifest oci.Digest) 
 	return st, nil
 }
 
-// readRecord reads and checks a record of an image. One of another version may have
-// any form beside its version.
+// readRecord parses and checks a record of an image. A record of another version may have
+// any form, except for its version.
 func readRecord(raw []byte, manifest oci.Digest) (*volref.Record, error) {
 	var v struct{ Version int }
 	var r volref.Record
@@ -110,7 +111,7 @@ func readRecord(raw []byte, manifest oci.Digest) (*volref.Record, error) {
 	return &r, nil
 }
 
-// ListVolumes lists the images of a repository that are volumes, or are to be.
+// ListVolumes lists the images of a repository that have volumes, or are to have them.
 // Errors: UNSUPPORTED if the registry has no volumes.
 func (c *Client) ListVolumes(ctx context.Context, repo string) ([]VolumeListed, error) {
 	if err := oci.CheckName(repo); err != nil {
@@ -139,10 +140,10 @@ func (c *Client) ListVolumes(ctx context.Context, repo string) ([]VolumeListed, 
 	}
 }
 
-// VolumeCredential asks for what a node needs to use the volumes of an image, with
-// clones also to make clones of them. The registry may give the one that it gave
-// before; refused is the user of that if the storage does not take it. Errors:
-// MANIFEST_UNKNOWN also for an image without volumes that can be used, UNSUPPORTED,
+// VolumeCredential asks for the credential with which a node can use the volumes of an
+// image, and, if clones is true, also make clones of them. The registry may return the
+// same credential as before. If the storage has refused a credential, refused is its
+// user. Errors: MANIFEST_UNKNOWN, also for an image without usable volumes; UNSUPPORTED,
 // DENIED, UNAVAILABLE.
 func (c *Client) VolumeCredential(ctx context.Context, repo string, manifest oci.Digest, clones bool, refused string) (volref.Credential, error) {
 	var cred volref.Credential
@@ -157,14 +158,14 @@ func (c *Client) VolumeCredential(ctx context.Context, repo string, manifest oci
 		return cred, err
 	}
 	l.scopes = volume(repo, clones)
-	// One more is no harm: each ends by itself.
+	// A repeated request does no harm, because each credential expires by itself.
 	_, err = c.getJSON(ctx, l, maxErrorBody, &cred)
 	return cred, err
 }
 
-// BuildVolume asks for an image to be built, in a file system or with "" in those
-// that the registry is configured for. It does not wait. Errors: MANIFEST_UNKNOWN,
-// UNSUPPORTED.
+// BuildVolume asks the registry to build the volumes of an image with file system fs. If
+// fs is "", it asks for the file systems that the registry is configured for. It does not
+// wait for the volumes. Errors: MANIFEST_UNKNOWN, UNSUPPORTED.
 func (c *Client) BuildVolume(ctx context.Context, repo string, manifest oci.Digest, fs string) error {
 	if err := checkBlob(repo, manifest); err != nil {
 		return err
@@ -181,8 +182,8 @@ func (c *Client) BuildVolume(ctx context.Context, repo string, manifest oci.Dige
 	return resp.Body.Close()
 }
 
-// RemoveVolume gives up the volumes of an image, in a file system or with "" in
-// all; the image stays. Errors: MANIFEST_UNKNOWN also for an image that has none,
+// RemoveVolume removes the volumes of an image with file system fs, or all if fs is "".
+// The image stays. Errors: MANIFEST_UNKNOWN, also for an image without volumes;
 // UNSUPPORTED.
 func (c *Client) RemoveVolume(ctx context.Context, repo string, manifest oci.Digest, fs string) error {
 	if err := checkBlob(repo, manifest); err != nil {
@@ -197,7 +198,7 @@ func (c *Client) RemoveVolume(ctx context.Context, repo string, manifest oci.Dig
 	return c.delete(ctx, repo, l)
 }
 
-// withJSON is a call with a small body.
+// withJSON returns l with v in JSON as its body.
 func withJSON(l call, v any) (call, error) {
 	b, err := json.Marshal(v)
 	if err != nil {
