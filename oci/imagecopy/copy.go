@@ -19,67 +19,69 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// Image names images to copy.
+// Image names the images of a repository that are to be copied.
 type Image struct {
-	// From is the repository at the source.
+	// From is the name of the repository at the source.
 	From string
-	// To is the repository at the destination; "" means the same name.
+	// To is the name of the repository at the destination. "" means the same name.
 	To string
-	// References are tags and digests, copied in this order. None means all
-	// tags, with v9 before v10: registries do not tell when a tag was pushed, and
-	// the destination takes the last one for the newest.
+	// References are the tags and digests to copy, in this order. None means all tags,
+	// with v9 before v10. The order matters because registries do not say when a tag was
+	// pushed, and the destination treats the last one as the newest.
 	References []string
 }
 
-// Options say what to copy and how. The zero value copies every tag of
-// every repository of the source.
+// Options say what to copy and how. With the zero value every tag of every repository of
+// the source is copied.
 type Options struct {
-	// Images to copy, in this order; none means all repositories.
+	// Images lists the images to copy, in this order. None means all repositories.
 	Images []Image
-	// Referrers copies signatures, SBOMs and whatever else refers to a copied
-	// manifest, and what refers to those.
+	// Referrers says that signatures, SBOMs and whatever else refers to a copied manifest
+	// are copied, too, and also what refers to these.
 	Referrers bool
-	// Parallel is how many blobs of a manifest are copied at once, 0 means 4.
+	// Parallel is how many blobs of a manifest are copied at once. 0 means 4.
 	Parallel int
-	// ContinueOnError goes on with the next reference after an error. All
-	// errors are returned at the end, joined.
+	// ContinueOnError says that the copy goes on with the next reference after an error.
+	// At the end all errors are returned, joined.
 	ContinueOnError bool
-	// Check, if not nil, looks at contents that the destination may have, before it
-	// is asked for them: what is damaged there must count as missing from then on. It
-	// is called with a manifest's digest, and then with those of its blobs, and
-	// returns those that are damaged.
+	// Check, if not nil, checks contents that the destination may have and returns those
+	// that are damaged. From then on the destination must report damaged contents as
+	// missing. Check is called with the digest of a manifest, and then with the digests
+	// of its blobs, before the destination is asked for them.
 	Check func(ctx context.Context, contents []oci.Digest) (damaged []oci.Digest, err error)
-	// Partial, if not nil, tells which repositories of the destination may lack blobs that the
-	// source lacks too, because they are copies of ones elsewhere. They count as Foreign.
+	// Partial, if not nil, reports whether a repository of the destination is a copy of a
+	// repository elsewhere and may therefore lack blobs that the source lacks, too. Such
+	// blobs count as Foreign.
 	Partial func(repo string) bool
-	// Tagged, if not nil, is called when a tag of the destination was set. Its error is one
-	// of the reference.
+	// Tagged, if not nil, is called when a tag of the destination has been set. An error
+	// of Tagged is an error of that reference.
 	Tagged func(ctx context.Context, repo, tag string) error
-	// Progress is called after every step, never twice at the same time. It
-	// delays the copy.
+	// Progress is called after every step, and never concurrently. The copy waits for it.
 	Progress func(Progress)
-	// Logger gets a line for each reference; nil discards.
+	// Logger gets a line for each reference. nil discards it.
 	Logger *slog.Logger
 }
 
-// Progress is how far a copy has come.
+// Progress says how far a copy has come.
 type Progress struct {
-	// Repo and Reference are in hand, as the source calls them.
+	// Repo and Reference are being copied. They are the names at the source.
 	Repo, Reference string
-	// References that are done, and that failed.
+	// References is the number of references that are done, Failed the number that
+	// failed.
 	References, Failed int64
-	// Manifests and Blobs that were sent, and Bytes of blobs, also of those
-	// that are under way.
+	// Manifests and Blobs count what was sent. Bytes counts the bytes of blobs, including
+	// blobs under way.
 	Manifests, Blobs, Bytes int64
-	// Mounted blobs came from another repository of the destination.
+	// Mounted counts blobs that were mounted from another repository of the destination.
 	Mounted int64
-	// Present manifests and blobs were there already.
+	// Present counts manifests and blobs that the destination already had.
 	Present int64
-	// Foreign layers are not at the source either; they live elsewhere.
+	// Foreign counts layers that the source does not have either, because they are kept
+	// elsewhere.
 	Foreign int64
-	// Absent manifests are named by an index that the source has without them.
+	// Absent counts manifests that an index names and the source lacks.
 	Absent int64
-	// Damaged contents at the destination, which a copy replaces.
+	// Damaged counts damaged contents at the destination, which the copy replaces.
 	Damaged int64
 }
 
@@ -87,19 +89,19 @@ const (
 	defaultParallel = 4
 	// copyPage is how many names are listed at a time.
 	copyPage = 1000
-	// maxCopyDepth bounds indexes in indexes and referrers of referrers.
+	// maxCopyDepth bounds the nesting of indexes, and of referrers of referrers.
 	maxCopyDepth = 16
-	// copyStep is how many bytes of a blob make a call of Progress.
+	// copyStep is how many bytes of a blob are copied between two calls of Progress.
 	copyStep = 4 << 20
 )
 
-// Copy copies images from one registry to another, blobs before the manifests
-// that need them, manifests before the indexes. What the destination has is
-// not sent again, so a copy that was interrupted is resumed by repeating it. What a
-// manifest names is looked at also where the destination has the manifest.
+// Copy copies images from one registry to another. It copies blobs before the manifests
+// that need them, and manifests before the indexes that name them. It does not send what
+// the destination already has, so repeating an interrupted copy resumes it. If the
+// destination has a manifest, Copy still checks what the manifest names.
 //
-// References are copied one after the other. An error says which repository
-// and reference could not be copied. The progress returned is the final one.
+// References are copied one after the other. An error says which repository and reference
+// could not be copied. The progress that is returned is the final one.
 func Copy(ctx context.Context, dst, src oci.Registry, o Options) (Progress, error) {
 	c := &copier{dst: dst, src: src, o: o, held: make(map[oci.Digest]string), done: make(map[doneKey]bool), checked: make(map[oci.Digest]bool)}
 	if c.o.Parallel <= 0 {
@@ -117,20 +119,21 @@ func Copy(ctx context.Context, dst, src oci.Registry, o Options) (Progress, erro
 	return c.progress, err
 }
 
-// copier is one call of Copy.
+// copier is the state of one call of Copy.
 type copier struct {
 	dst, src oci.Registry
 	o        Options
-	same     bool // source and destination are one registry, so it can mount
-	// listed says that the source has listed the repositories. Distribution lists those
-	// whose tags were deleted, too, and then answers that it does not know them.
+	same     bool // source and destination are one registry, so blobs can be mounted
+	// listed says that the repositories come from the source's list. Distribution also
+	// lists repositories whose tags were all deleted, and then answers that it does not
+	// know them.
 	listed bool
 
 	mu       sync.Mutex // guards what follows
 	progress Progress
-	held     map[oci.Digest]string // blob to a repository of the destination
+	held     map[oci.Digest]string // a repository of the destination that has the blob
 	done     map[doneKey]bool      // blobs and manifests that are at the destination
-	checked  map[oci.Digest]bool   // contents of the destination that were looked at
+	checked  map[oci.Digest]bool   // contents of the destination that were checked
 }
 
 type doneKey struct {
@@ -138,7 +141,7 @@ type doneKey struct {
 	digest oci.Digest
 }
 
-// step changes the progress and shows it.
+// step changes the progress and reports it.
 func (c *copier) step(change func(*Progress)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -230,8 +233,8 @@ func (c *copier) image(ctx context.Context, im Image) error {
 	return errors.Join(errs...)
 }
 
-// byNumbers compares tags. Runs of digits are numbers, and a release follows its
-// candidates, which have a hyphen behind its name.
+// byNumbers compares tags. It compares runs of digits as numbers. A release comes after
+// its candidates, whose names are the release's name with a hyphen and more.
 func byNumbers(a, b string) int {
 	inBytes := strings.Compare(a, b)
 	for a != "" && b != "" {
@@ -257,11 +260,11 @@ func byNumbers(a, b string) int {
 	return cmp.Or(cmp.Compare(len(a), len(b)), inBytes)
 }
 
-// digits returns how many digits a tag begins with.
+// digits returns the number of digits at the beginning of a tag.
 func digits(s string) int { return len(s) - len(strings.TrimLeft(s, "0123456789")) }
 
-// reference copies one tag or digest. A tag is resolved once, so that it may
-// move meanwhile.
+// reference copies one tag or digest. It resolves a tag only once, so that the tag may
+// move during the copy.
 func (c *copier) reference(ctx context.Context, im Image, ref string) error {
 	desc, err := c.src.ResolveManifest(ctx, im.From, ref)
 	if err != nil {
@@ -283,7 +286,7 @@ func (c *copier) reference(ctx context.Context, im Image, ref string) error {
 	return c.o.Tagged(ctx, im.To, ref)
 }
 
-// manifest copies a manifest with all that it needs, tags it, and copies what
+// manifest copies a manifest with everything that it needs, tags it, and copies what
 // refers to it.
 func (c *copier) manifest(ctx context.Context, im Image, desc oci.Descriptor, tag string, depth int) error {
 	if depth > maxCopyDepth {
@@ -317,11 +320,11 @@ func (c *copier) manifest(ctx context.Context, im Image, desc oci.Descriptor, ta
 	return c.referrers(ctx, im, desc.Digest, depth)
 }
 
-// referrersPage is how many referrers are asked for at once: practically all,
-// because a [Client] reads the whole list for each page.
+// referrersPage is how many referrers one request asks for. It is practically all of
+// them, because a [client.Client] reads the whole list for each page.
 const referrersPage = 100_000
 
-// referrers copies what refers to a manifest.
+// referrers copies the manifests that refer to a manifest.
 func (c *copier) referrers(ctx context.Context, im Image, subject oci.Digest, depth int) error {
 	for last, more := "", true; more; {
 		var list []oci.Descriptor
@@ -341,7 +344,7 @@ func (c *copier) referrers(ctx context.Context, im Image, subject oci.Digest, de
 	return nil
 }
 
-// send copies what a manifest needs, and then puts it.
+// send copies everything that a manifest needs, and then puts the manifest.
 func (c *copier) send(ctx context.Context, im Image, m *oci.Manifest, tag string, present bool, depth int) error {
 	manifests, blobs, err := needs(m)
 	if err != nil {
@@ -353,8 +356,8 @@ func (c *copier) send(ctx context.Context, im Image, m *oci.Manifest, tag string
 		var unknown *absentError
 		switch {
 		case oci.HasCode(err, oci.CodeManifestUnknown) && !errors.As(err, &unknown):
-			// The source lacks this platform. Whether an index may, the
-			// destination decides.
+			// The source lacks this platform. The destination decides whether an index
+			// may lack it.
 			absent = append(absent, d)
 			c.step(func(p *Progress) { p.Absent++ })
 			c.o.Logger.WarnContext(ctx, "source lacks a manifest of an index", "repo", im.From, "index", m.Digest, "manifest", d.Digest, "platform", oci.PlatformOf(d.Platform).String())
@@ -369,7 +372,7 @@ func (c *copier) send(ctx context.Context, im Image, m *oci.Manifest, tag string
 	if tag != "" {
 		put.Tags = []string{tag}
 		if m.Digest == oci.SHA256(m.Bytes) {
-			put.Digest = "" // is the default, and lets a client do with one request
+			put.Digest = "" // the default digest; a client then needs only one request
 		}
 	}
 	if _, err := c.dst.PutManifest(ctx, im.To, put); err != nil {
@@ -382,8 +385,8 @@ func (c *copier) send(ctx context.Context, im Image, m *oci.Manifest, tag string
 	return nil
 }
 
-// absentError reports that the destination refused an index because the source lacks
-// some of its manifests.
+// absentError says that the destination refused an index because the source lacks some of
+// its manifests.
 type absentError struct {
 	index  oci.Digest
 	absent []oci.Descriptor
@@ -407,7 +410,7 @@ func (e *absentError) Error() string {
 
 func (e *absentError) Unwrap() error { return e.err }
 
-// blobs brings the blobs of a manifest to the destination.
+// blobs copies the blobs of a manifest.
 func (c *copier) blobs(ctx context.Context, im Image, blobs []oci.Descriptor) error {
 	digests := make([]oci.Digest, len(blobs))
 	for i, d := range blobs {
@@ -429,7 +432,7 @@ func (c *copier) blobs(ctx context.Context, im Image, blobs []oci.Descriptor) er
 	return g.Wait()
 }
 
-// check looks at contents of the destination that were not looked at before.
+// check calls Options.Check with those contents that have not been checked before.
 func (c *copier) check(ctx context.Context, digests ...oci.Digest) error {
 	if c.o.Check == nil {
 		return nil
@@ -456,20 +459,20 @@ func (c *copier) check(ctx context.Context, digests ...oci.Digest) error {
 	return nil
 }
 
-// isManifest reports whether a registry keeps content of this type as manifest.
-// Build caches are indexes whose entries are layers.
+// isManifest reports whether registries store content of this type as a manifest. The
+// indexes of build caches also name layers.
 func isManifest(mediaType string) bool {
 	return oci.IsIndex(mediaType) || mediaType == oci.MediaTypeOCIManifest ||
 		mediaType == oci.MediaTypeDockerManifest || mediaType == client.MediaTypeOCIArtifact
 }
 
-// needs returns what must be at a registry before a manifest, each once.
+// needs returns what a registry must have before it accepts a manifest, each once.
 func needs(m *oci.Manifest) (manifests, blobs []oci.Descriptor, err error) {
 	if m.MediaType == oci.MediaTypeDockerManifestV1 || m.MediaType == oci.MediaTypeDockerManifestV1S {
 		return nil, nil, oci.Errorf(oci.CodeUnsupported, "manifest %s has Docker's schema 1, which is not copied", m.Digest)
 	}
 	if !isManifest(m.MediaType) {
-		return nil, nil, nil // its own business
+		return nil, nil, nil // what other types need is not known
 	}
 	var parsed struct {
 		Manifests []oci.Descriptor `json:"manifests"`
@@ -502,7 +505,7 @@ func needs(m *oci.Manifest) (manifests, blobs []oci.Descriptor, err error) {
 	return manifests, blobs, nil
 }
 
-// isForeign reports whether a layer may be missing at a registry.
+// isForeign reports whether a registry may lack a layer.
 func isForeign(d oci.Descriptor) bool {
 	return len(d.URLs) > 0 || strings.Contains(d.MediaType, "nondistributable") || strings.Contains(d.MediaType, "rootfs.foreign")
 }
@@ -519,7 +522,7 @@ func (c *copier) setDone(repo string, d oci.Digest) {
 	c.done[doneKey{repo, d}] = true
 }
 
-// blob brings one blob to the destination.
+// blob copies one blob.
 func (c *copier) blob(ctx context.Context, im Image, d oci.Descriptor) error {
 	if c.isDone(im.To, d.Digest) {
 		return nil
@@ -556,8 +559,8 @@ func (c *copier) blob(ctx context.Context, im Image, d oci.Descriptor) error {
 	return nil
 }
 
-// mount tries to take a blob from another repository of the destination. If
-// that does not work, for whatever reason, the blob is sent.
+// mount tries to mount a blob from another repository of the destination. It returns
+// false if that does not work, for whatever reason, and the blob is then sent.
 func (c *copier) mount(ctx context.Context, im Image, d oci.Digest) bool {
 	c.mu.Lock()
 	from := c.held[d]
@@ -573,7 +576,7 @@ func (c *copier) mount(ctx context.Context, im Image, d oci.Digest) bool {
 }
 
 func (c *copier) push(ctx context.Context, to string, content oci.Content) error {
-	defer func() { _ = content.Close() }() // it was read to its end, or push failed already
+	defer func() { _ = content.Close() }() // read to its end, or the push has failed already
 	r := &progressReader{r: content, c: c}
 	defer r.flush()
 	desc := content.Descriptor()
@@ -581,11 +584,11 @@ func (c *copier) push(ctx context.Context, to string, content oci.Content) error
 	return err
 }
 
-// progressReader counts what is read of a blob.
+// progressReader counts the bytes that are read of a blob.
 type progressReader struct {
 	r    io.Reader
 	c    *copier
-	news int64 // bytes not shown yet
+	news int64 // bytes not reported yet
 }
 
 func (r *progressReader) Read(p []byte) (int, error) {
