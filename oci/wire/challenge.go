@@ -5,15 +5,15 @@ import (
 	"strings"
 )
 
-// Challenge is one way in which a server offers to authenticate its client. The
-// scheme and the parameters' names are in lower case.
+// Challenge is a way in which a server lets a client authenticate. The scheme and the
+// names of the parameters are in lower case.
 type Challenge struct {
 	Scheme string
 	Params map[string]string
 }
 
-// ParseChallenges reads WWW-Authenticate headers, each of which may hold several
-// challenges (RFC 9110, section 11.6.1). It skips what it cannot read, up to the
+// ParseChallenges parses WWW-Authenticate headers, each of which may hold several
+// challenges (RFC 9110, section 11.6.1). If it cannot parse something, it skips to the
 // next comma.
 func ParseChallenges(headers []string) []Challenge {
 	var list []Challenge
@@ -33,13 +33,13 @@ func ParseChallenges(headers []string) []Challenge {
 	return list
 }
 
-// scanner reads a header from its start; s is what is left of it.
+// scanner parses a header from its start. s is the rest of the header.
 type scanner struct{ s string }
 
-// skip drops the leading bytes that are in set.
+// skip drops leading bytes that are in set.
 func (p *scanner) skip(set string) { p.s = strings.TrimLeft(p.s, set) }
 
-// token reads a token, "" if there is none.
+// token parses a token. It returns "" if there is none.
 func (p *scanner) token() string {
 	i := 0
 	for i < len(p.s) && isTokenByte(p.s[i]) {
@@ -59,8 +59,8 @@ func isAlphanumeric(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
 }
 
-// challenge reads a scheme with its parameters. A name is a parameter if '='
-// follows it, and otherwise the next scheme.
+// challenge parses a scheme with its parameters. A name is a parameter if '=' follows it.
+// Otherwise it is the next scheme.
 func (p *scanner) challenge() (Challenge, bool) {
 	p.skip(" \t,")
 	c := Challenge{Scheme: strings.ToLower(p.token()), Params: map[string]string{}}
@@ -92,8 +92,8 @@ func (p *scanner) challenge() (Challenge, bool) {
 	}
 }
 
-// skipToken68 drops what stands in place of parameters in challenges of schemes
-// like Negotiate, and reports whether it was there.
+// skipToken68 drops the token68 that challenges of schemes like Negotiate have in place
+// of parameters. It reports whether there was one.
 func (p *scanner) skipToken68() bool {
 	rest := strings.TrimLeft(p.s, " ")
 	if len(rest) == len(p.s) {
@@ -114,9 +114,9 @@ func (p *scanner) skipToken68() bool {
 	return true
 }
 
-// value reads a parameter's value. Some servers leave out the quotes around URLs, or
-// write single ones, so one without quotes ends at a comma, semicolon or space and not
-// with a token's bytes.
+// value parses a parameter's value. Some servers write URLs without quotes or in single
+// quotes. So a value without quotes ends at a comma, a semicolon or a space, and may have
+// bytes that a token may not have.
 func (p *scanner) value() (string, bool) {
 	if strings.HasPrefix(p.s, `"`) {
 		return p.quoted()
@@ -136,7 +136,7 @@ func (p *scanner) value() (string, bool) {
 	return v, true
 }
 
-// quoted reads a quoted string, whose opening quote is next.
+// quoted parses a quoted string. The next byte is its opening quote.
 func (p *scanner) quoted() (string, bool) {
 	var b strings.Builder
 	for i := 1; i < len(p.s); i++ {
@@ -156,12 +156,12 @@ func (p *scanner) quoted() (string, bool) {
 	return "", false
 }
 
-// ChooseChallenge returns the challenge to meet of those in the WWW-Authenticate
-// headers of an answer from a server at a URL; the zero Challenge if it knows none of
-// them. It prefers Bearer, which also works for those without a password, to Basic,
-// and makes its realm absolute. A Bearer challenge whose token service must not be
-// shown credentials is taken only if there is no other, so that the error says what
-// is wrong with it.
+// ChooseChallenge returns the best challenge in the WWW-Authenticate headers of an answer
+// from the server at a URL. If it knows none of the challenges it returns the zero
+// Challenge. It prefers Bearer to Basic, because Bearer also works without a password. It
+// makes the realm of a Bearer challenge absolute. If credentials must not be sent to the
+// token service of a Bearer challenge, that challenge is returned only if there is no
+// other, so that the error can say what is wrong.
 func ChooseChallenge(headers []string, from *url.URL) Challenge {
 	var basic, refused Challenge
 	for _, c := range ParseChallenges(headers) {
@@ -183,8 +183,8 @@ func ChooseChallenge(headers []string, from *url.URL) Challenge {
 	return refused
 }
 
-// resolve makes the realm of a Bearer challenge absolute, and reports whether its
-// token service can be used from a registry at this URL.
+// resolve makes the realm of a Bearer challenge absolute. It reports whether a client of
+// the registry at this URL may use the token service.
 func (c Challenge) resolve(from *url.URL) (usable bool) {
 	u, err := from.Parse(c.Params["realm"])
 	if err != nil {

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// ErrStalled is the error of a request, or of reading its answer, that a
-// [StallGuard] has ended.
+// ErrStalled is the error of a request, or of reading its answer, that a [StallGuard] has
+// ended.
 var ErrStalled = errors.New("the registry delivered nothing for too long")
 
-// StallGuard ends a request whose answer does not come, or comes and then
-// delivers nothing for a time. Go's timeouts are for whole requests, which is
-// useless for blobs of any size. It is made for one request, and then it is the
-// body of the answer.
+// StallGuard ends a request whose answer does not come, or whose answer stops delivering
+// bytes. Go's timeouts are for whole requests, so they are no use for blobs, which may
+// have any size. A StallGuard is made for one request and then serves as the body of the
+// answer.
 type StallGuard struct {
 	rc     io.ReadCloser // the answer's body
 	limit  time.Duration
@@ -24,10 +24,9 @@ type StallGuard struct {
 	cancel context.CancelCauseFunc
 }
 
-// NewStallGuard begins to wait for an answer, which may take as long as answer
-// says; each read of its body may then take as long as read says. Both must be
-// positive. The request is to be made with the context returned, and Answered to
-// be called with what became of it.
+// NewStallGuard begins to wait for an answer. answer bounds the time until the answer
+// comes, and read bounds each read of its body. Both must be positive. The request must
+// be made with the returned context. Then Answered must be called with the result.
 func NewStallGuard(ctx context.Context, answer, read time.Duration) (*StallGuard, context.Context) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	g := &StallGuard{limit: read, ctx: ctx, cancel: cancel}
@@ -35,7 +34,8 @@ func NewStallGuard(ctx context.Context, answer, read time.Duration) (*StallGuard
 	return g, ctx
 }
 
-// Answered ends the wait, guards the body of an answer and explains an error.
+// Answered ends the wait for the answer, guards its body, and turns the error of a stall
+// into ErrStalled.
 func (g *StallGuard) Answered(resp **http.Response, err *error) {
 	g.timer.Stop()
 	if *err != nil {
@@ -47,7 +47,7 @@ func (g *StallGuard) Answered(resp **http.Response, err *error) {
 	(*resp).Body = g
 }
 
-// explain says of a read that was cut off by the guard that it was.
+// explain returns ErrStalled if the guard has ended the request, and otherwise err.
 func (g *StallGuard) explain(err error) error {
 	if errors.Is(err, context.Canceled) && context.Cause(g.ctx) == ErrStalled {
 		return ErrStalled
@@ -55,8 +55,8 @@ func (g *StallGuard) explain(err error) error {
 	return err
 }
 
-// Read implements io.Reader. The time runs during reads only: a slow consumer
-// is no stall.
+// Read implements io.Reader. The time runs only during reads: a slow consumer is not a
+// stall.
 func (g *StallGuard) Read(p []byte) (int, error) {
 	g.timer.Reset(g.limit)
 	defer g.timer.Stop()
@@ -67,7 +67,7 @@ func (g *StallGuard) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close implements io.Closer. Ending the request first saves reading the rest.
+// Close implements io.Closer. It ends the request first, which saves reading the rest.
 func (g *StallGuard) Close() error {
 	g.timer.Stop()
 	g.cancel(nil)

@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// Pool returns the certificates of files in PEM form.
+// Pool returns the certificates in PEM files.
 func Pool(files ...string) (*x509.CertPool, error) {
 	pool := x509.NewCertPool()
 	for _, file := range files {
@@ -18,12 +18,12 @@ func Pool(files ...string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// SystemPool returns the certificates of a file in PEM form, added to those that the
-// system trusts.
+// SystemPool returns the certificates in a PEM file together with those that the system
+// trusts.
 func SystemPool(file string) (*x509.CertPool, error) {
 	pool, err := x509.SystemCertPool()
 	if err != nil {
-		pool = x509.NewCertPool() // a system without any
+		pool = x509.NewCertPool() // the system has no pool
 	}
 	return pool, addCerts(pool, file)
 }
@@ -39,9 +39,9 @@ func addCerts(pool *x509.CertPool, file string) error {
 	return nil
 }
 
-// ClientTLS returns a client's TLS configuration: the authorities it trusts, and its
-// certificate with the key. Each file may be "": then the client trusts the system's
-// authorities, and shows no certificate.
+// ClientTLS returns a client's TLS configuration from the PEM files of the authorities,
+// the certificate and the key. If ca is "", the client trusts the system's authorities.
+// If cert and key are "", it shows no certificate.
 func ClientTLS(ca, cert, key string) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if ca != "" {

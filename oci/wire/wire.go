@@ -1,5 +1,5 @@
-// Package wire reads and writes the parts of HTTP that every client and server of a
-// registry, and every driver of an object store, needs: byte ranges, Retry-After,
+// Package wire reads and writes those parts of HTTP that every client and server of a
+// registry needs, and every driver of an object store: byte ranges, Retry-After,
 // challenges, answers that stall, and trusted certificates.
 package wire
 
@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// RetryAfter reads a Retry-After header, in seconds or as a date. It returns 0 if there
-// is none or it is past, and never a negative duration.
+// RetryAfter parses a Retry-After header, which holds seconds or a date. It returns 0 if
+// there is none or the date is past, and never a negative duration.
 func RetryAfter(s string, now time.Time) time.Duration {
 	if n, err := strconv.ParseUint(s, 10, 31); err == nil {
 		return time.Duration(n) * time.Second
@@ -23,29 +23,29 @@ func RetryAfter(s string, now time.Time) time.Duration {
 	return 0
 }
 
-// Seconds returns the value of a Retry-After header: whole seconds, at least one and at
-// most what an int32 holds.
+// Seconds returns the value of a Retry-After header in whole seconds. The value is at
+// least 1 and fits into an int32.
 func Seconds(d time.Duration) string {
 	return strconv.FormatInt(min(max(1, int64((d-1)/time.Second)+1), 1<<31-1), 10)
 }
 
-// Range returns the value of a Range header for n bytes from off on, or for everything
-// from there if n is not positive. It is empty for the whole content.
+// Range returns the value of a Range header for n bytes from off on, or for all bytes
+// from off on if n is not positive. It returns "" for the whole content.
 func Range(off, n int64) string {
 	last := off + n - 1
 	switch {
 	case n > 0 && last >= off:
 		return "bytes=" + strconv.FormatInt(off, 10) + "-" + strconv.FormatInt(last, 10)
-	case off > 0: // to the end, or so far behind any end that it does not matter
+	case off > 0: // up to the end, or off+n is beyond any end
 		return "bytes=" + strconv.FormatInt(off, 10) + "-"
 	}
 	return ""
 }
 
-// ParseRange reads a Range header with one range of bytes. last is -1 in "bytes=A-". In
-// "bytes=-N", which means the last N bytes, first is -1 and last is N. The unit may be in
-// any case. A number may be larger than any file, because clients that want the rest
-// write the largest number they have.
+// ParseRange parses a Range header with one range of bytes. For "bytes=A-" last is -1.
+// For "bytes=-N", which means the last N bytes, first is -1 and last is N. The unit may
+// be in upper or lower case. A number may be larger than any file, because clients that
+// want the rest of a file write the largest number they have.
 func ParseRange(s string) (first, last int64, ok bool) {
 	unit, spec, ok := strings.Cut(s, "=")
 	from, to, dash := strings.Cut(strings.TrimSpace(spec), "-")
@@ -62,8 +62,8 @@ func ParseRange(s string) (first, last int64, ok bool) {
 	return first, last, ok
 }
 
-// position reads digits and nothing else. A number that is too large becomes the largest
-// but one, so that the bytes up to it can be counted.
+// position parses digits and nothing else. For a number that is too large it returns the
+// second largest int64, so that the number of bytes up to it can be computed.
 func position(s string) (int64, bool) {
 	if s == "" || strings.Trim(s, "0123456789") != "" {
 		return 0, false
@@ -75,13 +75,15 @@ func position(s string) (int64, bool) {
 	return min(n, math.MaxInt64-1), true
 }
 
-// ContentRange returns the value of the Content-Range header of n bytes from off on, of size bytes.
+// ContentRange returns the value of the Content-Range header for n bytes from off on, out
+// of size bytes.
 func ContentRange(off, n, size int64) string {
 	return "bytes " + strconv.FormatInt(off, 10) + "-" + strconv.FormatInt(off+n-1, 10) + "/" + strconv.FormatInt(size, 10)
 }
 
-// ParseContentRange reads a Content-Range such as "bytes 0-9/10"; total is -1 when it is "*". Where ok is
-// true, 0 <= first <= last, and last < total where that is known.
+// ParseContentRange parses a Content-Range such as "bytes 0-9/10". total is -1 if the
+// header has "*" in its place. If ok is true, 0 <= first <= last, and last < total if
+// total is known.
 func ParseContentRange(s string) (first, last, total int64, ok bool) {
 	s, bytes := strings.CutPrefix(s, "bytes ")
 	span, size, slash := strings.Cut(s, "/")
@@ -99,7 +101,7 @@ func ParseContentRange(s string) (first, last, total int64, ok bool) {
 	return first, last, total, true
 }
 
-// Count reads digits and nothing else: no sign, no space. It takes up to 18 of them.
+// Count parses at most 18 digits and nothing else: no sign, no space.
 func Count(s string) (int64, bool) {
 	if s == "" || len(s) > 18 {
 		return 0, false
