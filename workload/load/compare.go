@@ -12,21 +12,22 @@ import (
 	"example.org/slipway/internal/report"
 )
 
-// Comparison is several results side by side. The first is the baseline.
+// Comparison compares several results. The first is the baseline.
 type Comparison struct {
 	Names []string `json:"names"`
-	// Levels have the numbers of pullers that one of the results has, going up.
+	// Levels has the numbers of pullers of the ways up of all results.
 	Levels []ComparedLevel `json:"levels"`
-	// Best are the highest rates. Ratios are the rates over those of the first result.
+	// Best has the highest rate of each result. Ratios has these rates divided by that of
+	// the first result.
 	Best   []Level   `json:"best"`
 	Ratios []float64 `json:"best_ratios"`
-	// Notes say what makes the results less comparable.
+	// Notes say why the results are not fully comparable.
 	Notes   []string `json:"notes,omitempty"`
 	results []*Result
 }
 
-// ComparedLevel holds the rates at one number of pullers, one for each result. A result
-// without that level has 0.
+// ComparedLevel has the rates at one number of pullers, one rate for each result. It is 0
+// for a result without that number.
 type ComparedLevel struct {
 	Pullers int       `json:"pullers"`
 	Rates   []float64 `json:"rates"`
@@ -72,7 +73,7 @@ func ratio(a, b float64) float64 {
 	return a / b
 }
 
-// unlike says how the results differ apart from the registry.
+// unlike returns how the results differ apart from the registry.
 func unlike(results []*Result) []string {
 	var notes []string
 	first := results[0]
@@ -108,7 +109,7 @@ func (c *Comparison) WriteJSON(w io.Writer) error {
 // WriteText writes the comparison for a terminal.
 func (c *Comparison) WriteText(w io.Writer) error { return c.page().WriteText(w) }
 
-// WriteHTML writes the comparison as one page that needs nothing else.
+// WriteHTML writes the comparison as one HTML page that refers to no other files.
 func (c *Comparison) WriteHTML(w io.Writer) error { return c.page().WriteHTML(w) }
 
 func (c *Comparison) page() *report.Page {

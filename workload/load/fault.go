@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// kindOf returns the kind as which an error is counted. answered reports whether an
+// kindOf returns the kind under which an error is counted. answered reports whether an
 // answer had begun.
 func kindOf(err error, answered bool) string {
 	var f *Fault
@@ -34,7 +34,7 @@ func kindOf(err error, answered bool) string {
 	return otherFault
 }
 
-// example returns what went wrong, without its kind.
+// example returns the text of an error without its kind.
 func example(err error) string {
 	var f *Fault
 	if errors.As(err, &f) {

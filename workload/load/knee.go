@@ -11,26 +11,27 @@ type Level struct {
 	Rate    float64 `json:"rate"`
 }
 
-// Knee is the number of pullers from which on more pullers bring hardly more.
+// Knee is the number of pullers above which more pullers bring hardly any increase.
 type Knee struct {
-	// Pullers is where the curve bends. It may lie between measured numbers.
+	// Pullers is the number of pullers at the bend of the curve. It may lie between
+	// measured numbers.
 	Pullers float64 `json:"pullers"`
-	// Rate is the rate of the fitted line there.
+	// Rate is the rate of the fitted line at the bend.
 	Rate float64 `json:"rate"`
 	// Peak is the measured level with the highest rate.
 	Peak Level `json:"peak"`
-	// Before and Behind are the rise of the rate for one more puller, before and behind
-	// the knee.
+	// Before and Behind are the increases of the rate for one more puller, below and
+	// above the knee.
 	Before float64 `json:"before"`
 	Behind float64 `json:"behind"`
 }
 
-// flat is the largest share of the rise before a knee that may be left behind it. A curve
-// that rises faster has no knee.
+// flat bounds the slope behind a knee, as a share of the slope before it. A steeper curve
+// has no knee.
 const flat = 0.3
 
-// FindKnee finds the knee of rates. It fits a line through the origin that bends once, by
-// least squares. ok is false if fewer than four levels were measured or the rate still
+// FindKnee finds the knee of rates. It fits, by least squares, a line through the origin
+// that bends once. ok is false if fewer than four levels were measured or the rate still
 // rises.
 func FindKnee(levels []Level) (k Knee, ok bool) {
 	levels = mean(levels)
@@ -99,8 +100,8 @@ func fit(levels []Level, bend float64) (before, behind, missed float64) {
 	return before, behind, missed
 }
 
-// saturated reports whether the measurement can stop: none of the last three levels was
-// more than a twentieth better than the levels before.
+// saturated reports whether the measurement can stop: whether none of the last three
+// levels was more than a twentieth better than the levels before.
 func saturated(levels []Level) bool {
 	const last = 3
 	if len(levels) < last+2 {
@@ -118,7 +119,8 @@ func saturated(levels []Level) bool {
 	return best > 0
 }
 
-// nextLevel returns the number of pullers after n, larger by a third to a half.
+// nextLevel returns the number of pullers that follows n. It is larger by a third to a
+// half.
 func nextLevel(n int) int {
 	if n < 4 {
 		return n + 1

@@ -19,7 +19,7 @@ import (
 	"example.org/slipway/workload/load/wire"
 )
 
-// Fault is why an operation failed.
+// Fault is the error of a failed operation.
 type Fault struct {
 	// Kind is the name under which failures are counted: "wrong content", "status 404",
 	// "timeout", "broken connection", "no connection".
@@ -33,7 +33,7 @@ func (f *Fault) Error() string { return f.Kind + ": " + f.Err.Error() }
 // Unwrap returns the cause.
 func (f *Fault) Unwrap() error { return f.Err }
 
-// Kinds of faults that are not statuses.
+// The kinds of faults that are not statuses.
 const (
 	wrongContent  = "wrong content"
 	timedOut      = "timeout"
@@ -43,12 +43,12 @@ const (
 	maxRedirects  = 5
 	maxListBytes  = 4 << 20
 	maxPages      = 1000
-	anyTag        = "latest" // there need not be one: credentials are shown before that is found out
+	anyTag        = "latest" // may not exist: the registry checks credentials first
 	manifestTypes = "Accept: " + oci.MediaTypeOCIIndex + ", " + oci.MediaTypeOCIManifest + ", " +
 		oci.MediaTypeDockerIndex + ", " + oci.MediaTypeDockerManifest + "\r\n"
 )
 
-// lane makes one request after another and checks the answers. It is not safe for
+// lane makes one request after the other and checks the answers. It is not safe for
 // concurrent use.
 type lane struct {
 	e    *endpoint
@@ -59,9 +59,9 @@ type lane struct {
 	sha256, sha512 hash.Hash
 
 	// The next fields are about the answer that is being read.
-	sum  hash.Hash // nil for one that is kept in kept
-	room int64     // bytes it may have
-	left int64     // and of these may still come
+	sum  hash.Hash // nil if the content goes into kept
+	room int64     // how many bytes the answer may have
+	left int64     // how many of these may still come
 	kept []byte
 	sink func(p []byte) error
 }
@@ -73,10 +73,10 @@ func newLane(ctx context.Context, e *endpoint, timeout time.Duration, rec *recor
 	return l
 }
 
-// errLong ends an answer that has more bytes than it should have.
+// errLong is the error for an answer that has more bytes than it should have.
 var errLong = errors.New("it has more bytes than it should have")
 
-// take checks a piece of an answer.
+// take checks or keeps a piece of an answer.
 func (l *lane) take(p []byte) error {
 	if l.left -= int64(len(p)); l.left < 0 {
 		return errLong
@@ -89,7 +89,7 @@ func (l *lane) take(p []byte) error {
 	return nil
 }
 
-// manifest fetches a manifest by a tag or its digest and checks it.
+// manifest fetches a manifest by tag or digest and checks it.
 func (l *lane) manifest(ctx context.Context, repo, ref string, want imageset.Part) error {
 	return l.content(ctx, "manifests/", repo, ref, manifestTypes, want)
 }
@@ -114,11 +114,11 @@ func (l *lane) content(ctx context.Context, kind, repo, ref, header string, want
 	return l.fault(a, err, "GET "+kind+ref+" of "+repo)
 }
 
-// judge compares what came with what should have.
+// judge checks the content that came.
 func (l *lane) judge(a wire.Answer, err error, want imageset.Part) error {
 	switch {
 	case a.Status != http.StatusOK:
-		return nil // fault tells
+		return nil // fault says what is wrong
 	case err != nil:
 		return &Fault{wrongContent, err}
 	case a.Size != want.Size:
@@ -133,7 +133,7 @@ func (l *lane) judge(a wire.Answer, err error, want imageset.Part) error {
 	return nil
 }
 
-// head asks for a manifest's size and digest, and compares them.
+// head asks for a manifest's size and digest and checks them.
 func (l *lane) head(ctx context.Context, repo, ref string, want imageset.Part) error {
 	a, err := l.do(ctx, http.MethodHead, "manifests/", repo, ref, manifestTypes)
 	if err == nil && a.Status == http.StatusOK {
@@ -147,8 +147,7 @@ func (l *lane) head(ctx context.Context, repo, ref string, want imageset.Part) e
 	return l.fault(a, err, "HEAD manifests/"+ref+" of "+repo)
 }
 
-// list asks for the tags of a repository, page by page, up to the page with the tag that
-// must be there.
+// list asks for the tags of a repository, page by page, until a page has the given tag.
 func (l *lane) list(ctx context.Context, repo, tag string) error {
 	l.sum, l.room = nil, maxListBytes
 	full, want := l.e.Prefix+repo, []byte(`"`+tag+`"`)
@@ -163,7 +162,8 @@ func (l *lane) list(ctx context.Context, repo, tag string) error {
 	return l.fault(a, err, "GET tags/list of "+repo)
 }
 
-// nextPage returns the next page of a list by its Link header, or "" if there is none.
+// nextPage returns the URL of the next page of a list from its Link header, or "" if
+// there is none.
 func nextPage(link string) string {
 	_, rest, _ := strings.Cut(link, "<")
 	to, parameters, _ := strings.Cut(rest, ">")
@@ -173,7 +173,7 @@ func nextPage(link string) string {
 	return to
 }
 
-// turn makes the next page of a list the target.
+// turn sets l.target to the next page of a list.
 func (l *lane) turn(next string) error {
 	at, err := l.place()
 	if err != nil {
@@ -194,7 +194,7 @@ func (l *lane) turn(next string) error {
 	return nil
 }
 
-// do makes a request about a repository as ask does.
+// do makes a request about a repository. See ask.
 func (l *lane) do(ctx context.Context, method, kind, repo, ref, header string) (wire.Answer, error) {
 	t := append(l.target[:0], l.e.url.Path...)
 	t = append(append(t, "/v2/"...), l.e.Prefix...)
@@ -210,7 +210,7 @@ func (l *lane) do(ctx context.Context, method, kind, repo, ref, header string) (
 	return l.ask(ctx, method, l.e.Prefix+repo, tag, header)
 }
 
-// ask sends the request in l.target and notes how long it took. It shows credentials and
+// ask sends the request in l.target and notes how long it took. It sends credentials and
 // follows redirects if the registry wants that.
 func (l *lane) ask(ctx context.Context, method, repo, tag, header string) (wire.Answer, error) {
 	begin := time.Now()
@@ -225,14 +225,15 @@ func (l *lane) ask(ctx context.Context, method, repo, tag, header string) (wire.
 		a, err = l.follow(method, header, a)
 	}
 	came := a.Size
-	if method == http.MethodHead { // it tells of bytes that do not come
+	if method == http.MethodHead { // its Size is Content-Length, and no bytes came
 		came = 0
 	}
 	l.rec.request(came, time.Since(begin))
 	return a, err
 }
 
-// show sends the request in l.target with the given credentials; "" sends none.
+// show sends the request in l.target with the given credentials, or with none if
+// authorization is "".
 func (l *lane) show(method, authorization, header string) (wire.Answer, error) {
 	h := append(l.header[:0], header...)
 	if authorization != "" {
@@ -281,7 +282,7 @@ func (l *lane) fetch(method string, to *url.URL, header string) (wire.Answer, er
 	return l.send(&wire.Request{Host: host, Method: method, Target: target, Header: []byte(header)})
 }
 
-// send makes one exchange.
+// send sends a request and reads the answer.
 func (l *lane) send(r *wire.Request) (wire.Answer, error) {
 	l.left, l.kept = l.room, l.kept[:0]
 	if l.sum != nil {
@@ -294,7 +295,7 @@ func (l *lane) send(r *wire.Request) (wire.Answer, error) {
 	return a, err
 }
 
-// fault returns what went wrong as a Fault, or nil if nothing did.
+// fault returns a Fault for what went wrong, or nil if nothing did.
 func (l *lane) fault(a wire.Answer, err error, what string) error {
 	var f *Fault
 	switch {

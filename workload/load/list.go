@@ -17,9 +17,9 @@ import (
 // listPage is the number of names in one page of a list.
 const listPage = 1000
 
-// listImages finds the images of a registry whose names one of the patterns is in, and
-// learns from the manifests what a client fetches of each. The first tag of each
-// repository counts, as in Ociregistry's driver, or with all every tag.
+// listImages finds the images of a registry whose names contain a match of one of the
+// patterns. It reads their manifests to find out what a client fetches. It uses the first
+// tag of each repository, as Ociregistry's driver does, or every tag if all is true.
 func listImages(ctx context.Context, e *endpoint, patterns []string, all bool, progress func(done, total int64)) ([]*imageset.Image, error) {
 	exprs := make([]*regexp.Regexp, len(patterns))
 	for i, p := range patterns {
@@ -40,7 +40,7 @@ func listImages(ctx context.Context, e *endpoint, patterns []string, all bool, p
 		more = m
 	}
 	var mu sync.Mutex
-	found := make([][]*imageset.Image, len(repos)) // in the order of the list, whoever is first
+	found := make([][]*imageset.Image, len(repos)) // in the order of repos, whichever is done first
 	var done int64
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(8)
@@ -71,7 +71,7 @@ func listImages(ctx context.Context, e *endpoint, patterns []string, all bool, p
 	return out, nil
 }
 
-// listRepo finds the images of a repository. One without tags has none.
+// listRepo finds the images of a repository. A repository without tags has none.
 func listRepo(ctx context.Context, e *endpoint, repo string, exprs []*regexp.Regexp, all bool) (out []*imageset.Image, err error) {
 	for last, more := "", true; more; {
 		tags, m, err := e.patient.Tags(ctx, repo, last, listPage)
@@ -103,7 +103,7 @@ func listRepo(ctx context.Context, e *endpoint, repo string, exprs []*regexp.Reg
 	return out, nil
 }
 
-// survey learns what a client fetches of an image.
+// survey finds out what a client fetches when it pulls an image.
 func survey(ctx context.Context, r oci.Reader, repo, tag string) (*imageset.Image, error) {
 	m := &imageset.Image{Repo: repo, Tag: tag}
 	for ref, depth := tag, 0; depth < 4; depth++ {
@@ -125,8 +125,9 @@ func survey(ctx context.Context, r oci.Reader, repo, tag string) (*imageset.Imag
 	return nil, errors.New("it is an index of indexes of indexes")
 }
 
-// contents reads a manifest: the manifest that an index leads a client of linux/amd64 to,
-// or else the blobs of an image. It is met as others wrote it.
+// contents parses a manifest that others wrote. If it is an index, contents returns the
+// digest of the manifest for a client of linux/amd64. Otherwise it returns the blobs of
+// the image.
 func contents(b []byte) (next oci.Digest, blobs []imageset.Part, err error) {
 	var doc struct {
 		Manifests []oci.Descriptor `json:"manifests"`
@@ -158,7 +159,7 @@ func contents(b []byte) (next oci.Digest, blobs []imageset.Part, err error) {
 		if d.Size < 0 {
 			return "", nil, errors.New("a size in the manifest is negative")
 		}
-		if i > 0 && len(d.URLs) > 0 || seen[d.Digest] { // it lies elsewhere, or a client has it already
+		if i > 0 && len(d.URLs) > 0 || seen[d.Digest] { // it is elsewhere, or the client has it already
 			continue
 		}
 		seen[d.Digest] = true

@@ -1,14 +1,14 @@
 // Package load measures how many images a second a registry serves.
 //
-// The images are either made, each with an index, a manifest, a configuration and some
-// layers, in batches that patterns of their names select; or they are found in a
-// registry. Pullers then fetch whole images, each from its own batch. Each step has one
-// puller more, and later one less, or the number rises until more pullers bring no more.
-// With pruning, each pass of a puller goes through a mirror to its upstream. Without
-// pruning, the registry serves what it has. Every manifest and layer is checked against
-// its digest.
+// The images are either made or found in a registry. Those that are made have an index, a
+// manifest, a configuration and some layers each. They are in batches, which patterns of
+// their names select. Pullers then fetch whole images, and each puller has its own batch.
+// Each step has one puller more than the step before, and later one less. Alternatively,
+// the number of pullers rises until more pullers bring no more. With pruning, each pass
+// of a puller goes through a mirror to its upstream. Without pruning, the registry serves
+// what it has. Every manifest and layer is checked against its digest.
 //
-// The driver counts the images itself. It also measures its own CPU time: if that was the
+// The driver counts the images itself. It also measures its own CPU time. If that was the
 // limit, the result says so. Results are files that can be compared.
 package load
 
@@ -31,7 +31,7 @@ import (
 	"example.org/slipway/workload/replay/result"
 )
 
-// Source is where the images come from.
+// Source says where the images come from.
 type Source string
 
 // The sources.
@@ -40,88 +40,89 @@ const (
 	PushedSet Source = "push"
 	// InPlace makes the same images but expects them to be there.
 	InPlace Source = "in-place"
-	// Listed takes the images that the upstream has.
+	// Listed takes the images that the upstream lists.
 	Listed Source = "list"
 )
 
-// Ramp is how the number of pullers changes.
+// Ramp says how the number of pullers changes.
 type Ramp string
 
 // The ramps.
 const (
-	// UpDown goes from 1 puller to the most, and back to 1.
+	// UpDown goes from 1 puller to the largest number, and back to 1.
 	UpDown Ramp = "up-down"
-	// Saturate goes up, in growing steps, until three of them bring no more.
+	// Saturate goes up, in growing steps, until three steps bring no increase.
 	Saturate Ramp = "saturate"
-	// Constant runs the most pullers at once, for one step.
+	// Constant runs the largest number of pullers, for one step.
 	Constant Ramp = "constant"
 )
 
-// Options of a run. All but Target may be left out.
+// Options are the options of a run. Only Target is required.
 type Options struct {
-	// Target is what is measured.
+	// Target is the registry that is measured.
 	Target Target
-	// Upstream is where images are pushed and listed. nil means the target.
+	// Upstream is the registry where images are pushed and listed. nil means the target.
 	Upstream *Target
 	Set      imageset.Options
-	// Source of the images, "" means PushedSet.
+	// Source says where the images come from. "" means PushedSet.
 	Source Source
-	// AllTags takes every tag of listed repositories, not just the first.
+	// AllTags says that every tag of a listed repository is used, and not only the first.
 	AllTags bool
-	// Patterns are regular expressions. A puller fetches the images whose names its
-	// pattern matches. Without patterns there is one for each batch, or one for all
+	// Patterns are regular expressions. A puller fetches the images whose names match its
+	// pattern. If there are no patterns, there is one for each batch, or one for all
 	// images if they are listed.
 	Patterns []string
-	// Pullers is the largest number of pullers. 0 means one for each pattern, or 64 to
-	// saturate.
+	// Pullers is the largest number of pullers. 0 means one puller for each pattern, or
+	// 64 for Saturate.
 	Pullers int
-	// Ramp, "" means UpDown.
+	// Ramp says how the number of pullers changes. "" means UpDown.
 	Ramp Ramp
-	// Step is how long a number of pullers lasts; 0 means 10 s. Tally is the interval of
-	// the counts; 0 means 1 s.
+	// Step is how long the number of pullers stays the same. 0 means 10 s. Tally is the
+	// interval of the tallies. 0 means 1 s.
 	Step, Tally time.Duration
-	// Prune is how the target is made to ask its upstream again.
+	// Prune says how the target is made to ask its upstream again.
 	Prune Prune
-	// PruneMirror prunes the images of the repositories that a pattern selects, as
-	// path.Match has it. PruneSlipway needs it.
+	// PruneMirror prunes the images of the repositories that a pattern selects, by the
+	// rules of path.Match. PruneSlipway needs it.
 	PruneMirror func(ctx context.Context, repositories string) error
 	Mix         Mix
-	// LayersAtOnce is how many layers a puller fetches at once; 0 means 1.
+	// LayersAtOnce is how many layers a puller fetches at once. 0 means 1.
 	LayersAtOnce int
-	// Timeout bounds a request, 0 means a minute.
+	// Timeout bounds a request. 0 means a minute.
 	Timeout time.Duration
-	// Shuffle changes the order of the images in each pass of a puller.
+	// Shuffle says that each pass of a puller has another order of images.
 	Shuffle bool
-	// Cold measures from the first pull on. Otherwise every image is pulled once before,
-	// unless it is pruned.
+	// Cold says that the measurement begins with the first pulls. Otherwise every image
+	// is pulled once before, unless it is pruned.
 	Cold bool
-	// PushAtOnce is how many images are pushed at once, 0 means 8.
+	// PushAtOnce is how many images are pushed at once. 0 means 8.
 	PushAtOnce int
-	// PID is the registry's process, if it runs on this machine. Its CPU time and memory
-	// are measured. 0 means none.
+	// PID is the process of the registry, if it runs on this machine. The CPU time and
+	// the memory of that process are measured. 0 means none.
 	PID int
-	// Version and Describe go into the result: the program's version and how it was
-	// called.
+	// Version is the program's version, and Describe is how it was called. Both go into
+	// the result.
 	Version  string
 	Describe map[string]string
-	// Progress is called now and then, not concurrently, and must not block.
+	// Progress is called from time to time, but not concurrently. It must not block.
 	Progress func(Status)
-	// Logger gets a line for each phase; nil discards.
+	// Logger gets a line for each phase. nil discards it.
 	Logger *slog.Logger
 }
 
-// Status is the progress of a run.
+// Status says how far a run is.
 type Status struct {
-	// Phase is "connecting", "making", "pushing", "listing", "pruning", "warming" or "running".
+	// Phase is "connecting", "making", "pushing", "listing", "pruning", "warming" or
+	// "running".
 	Phase string
-	// Done of Total is the progress of the phases before the last one.
+	// Done of Total is how far a phase before the last one is.
 	Done, Total int64
 	// Idle is how long nothing has been done, in phases before the last one.
 	Idle time.Duration
-	// Elapsed of Length is the progress of the last phase. Length is 0 if it is not
-	// known.
+	// Elapsed of Length is how far the last phase is. Length is 0 if it is not known.
 	Elapsed, Length time.Duration
-	// Tally is the latest one. Image is how long images have taken since the step began.
+	// Tally is the latest tally. Image is how long images have taken since the step
+	// began.
 	Tally          Tally
 	Image          result.Times
 	Images, Failed int64
@@ -129,7 +130,7 @@ type Status struct {
 	Steps          []Step
 }
 
-// run is a run under way.
+// run is the state of a run.
 type run struct {
 	o        Options
 	target   *endpoint
@@ -163,8 +164,8 @@ func begin(o *Options) (r *run, end func(), err error) {
 }
 
 // Run puts the images in place and measures. If ctx ends early, or an error ends the run,
-// Run returns what was measured until then beside the error. The result is nil if nothing
-// was measured.
+// Run returns the error together with what was measured until then. The result is nil if
+// nothing was measured.
 func Run(ctx context.Context, o *Options) (*Result, error) {
 	r, end, err := begin(o)
 	if err != nil {
@@ -188,7 +189,7 @@ func Run(ctx context.Context, o *Options) (*Result, error) {
 	return res, err
 }
 
-// complete fills in what was left out, and checks the rest.
+// complete sets the defaults of the options and checks the others.
 func (r *run) complete() error {
 	o := &r.o
 	def(&o.Source, PushedSet)
@@ -235,10 +236,10 @@ func sameURL(a, b string) bool {
 	return errX == nil && errY == nil && strings.EqualFold(x.Host, y.Host) && strings.TrimRight(x.Path, "/") == strings.TrimRight(y.Path, "/")
 }
 
-// maxPullers bounds them.
+// maxPullers bounds the number of pullers.
 const maxPullers = 10000
 
-// def fills in a value that was left out.
+// def sets a value to its default if it is zero.
 func def[T comparable](v *T, d T) {
 	var zero T
 	if *v == zero {
@@ -246,7 +247,7 @@ func def[T comparable](v *T, d T) {
 	}
 }
 
-// prepare puts the images in place and brings the target into the state that is to be
+// prepare puts the images in place and brings the target into the state in which it is
 // measured.
 func (r *run) prepare(ctx context.Context, res *Result) error {
 	var err error
@@ -256,7 +257,7 @@ func (r *run) prepare(ctx context.Context, res *Result) error {
 	if err == nil {
 		err = r.choose(ctx)
 	}
-	if err == nil && r.o.Source != Listed { // what is wrong with the options is said first
+	if err == nil && r.o.Source != Listed { // errors in the options are reported first
 		err = r.reach(ctx)
 	}
 	if err != nil {
@@ -287,8 +288,8 @@ func (r *run) reach(ctx context.Context) error {
 	})
 }
 
-// choose finds or makes the images, and gives each puller its own. It changes nothing in
-// a registry.
+// choose finds or makes the images, and gives each puller its images. It changes nothing
+// in a registry.
 func (r *run) choose(ctx context.Context) (err error) {
 	if r.o.Source == Listed {
 		err = r.phase("listing", func(tell func(done, total int64)) (err error) {
@@ -310,8 +311,8 @@ func (r *run) choose(ctx context.Context) (err error) {
 	return r.distribute()
 }
 
-// choosePushes says which images pushers make: like those of the set, but none that
-// another run has pushed.
+// choosePushes sets the options of the images that pushers make. These are like those of
+// the set, but different from those that any other run has pushed.
 func (r *run) choosePushes() error {
 	s := imageset.Set{Options: r.o.Set}
 	if err := s.Complete(); err != nil {
@@ -322,7 +323,7 @@ func (r *run) choosePushes() error {
 	return nil
 }
 
-// pushAll pushes the images that were made.
+// pushAll pushes the images of the set.
 func (r *run) pushAll(ctx context.Context) (*Pushed, error) {
 	var p Pushed
 	err := r.phase("pushing", func(tell func(done, total int64)) (err error) {
@@ -375,7 +376,7 @@ func (r *run) distribute() error {
 	return nil
 }
 
-// warm pulls every image once, so that no first pulls are measured.
+// warm pulls every image once, so that the first pull of an image is not measured.
 func (r *run) warm(ctx context.Context, tell func(done, total int64)) error {
 	const atOnce = 8
 	jobs := make(chan *imageset.Image)
@@ -425,7 +426,7 @@ func (r *run) warm(ctx context.Context, tell func(done, total int64)) error {
 }
 
 // pruneAll prunes what earlier runs have left in the target, so that the first pass of
-// each puller goes to the upstream, too.
+// each puller also goes to the upstream.
 func (r *run) pruneAll(ctx context.Context, tell func(done, total int64)) error {
 	for i, set := range r.sets {
 		if err := r.prune(ctx, r.patterns[i], set); err != nil {
@@ -436,7 +437,7 @@ func (r *run) pruneAll(ctx context.Context, tell func(done, total int64)) error 
 	return nil
 }
 
-// phase runs a phase before the measurement and shows its progress, at least once a
+// phase runs a phase before the measurement. It reports the progress at least once a
 // second, because a registry may not answer.
 func (r *run) phase(name string, do func(tell func(done, total int64)) error) error {
 	r.o.Logger.Info("phase begins", "phase", name)
@@ -482,7 +483,7 @@ func (r *run) report(s Status) {
 	r.o.Progress(s)
 }
 
-// schedule returns how the pullers change.
+// schedule returns a function that gives the number of pullers of the next step.
 func (r *run) schedule() func(done []Step) (int, bool) {
 	most := r.o.Pullers
 	switch r.o.Ramp {
@@ -527,7 +528,7 @@ func (r *run) length() time.Duration {
 	return time.Duration(2*r.o.Pullers-1) * r.o.Step
 }
 
-// levels returns the rates of the steps up.
+// levels returns the rates of the steps in which pullers were added.
 func levels(steps []Step, m Mix) []Level {
 	var out []Level
 	for _, s := range steps {
@@ -543,8 +544,8 @@ func levels(steps []Step, m Mix) []Level {
 	return out
 }
 
-// fixPatterns makes "*" in a pattern that is no regular expression mean everything, as who
-// writes "*" or "*-0001" means it.
+// fixPatterns replaces "*" by an expression that matches everything, in patterns that are
+// not regular expressions. Somebody who writes "*" or "*-0001" means that.
 func fixPatterns(patterns []string) ([]string, error) {
 	patterns = slices.Clone(patterns)
 	for i, p := range patterns {

@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// Mix is how often each operation is done, by weights. The zero value is pulls only.
+// Mix says how often each operation is done, by weights. The zero value means only pulls.
 type Mix struct {
 	weights [Pruning]float64
 }
 
-// ParseMix reads weights, such as "pull=90,push=5,head=4,list=1". "" is pulls only.
+// ParseMix parses weights such as "pull=90,push=5,head=4,list=1". "" means only pulls.
 func ParseMix(s string) (Mix, error) {
 	var m Mix
 	if s == "" {
@@ -38,7 +38,7 @@ func ParseMix(s string) (Mix, error) {
 	return m, nil
 }
 
-// PullsOnly reports whether there is nothing but pulls.
+// PullsOnly reports whether the only operation is a pull.
 func (m Mix) PullsOnly() bool {
 	for op, w := range m.weights {
 		if Op(op) != Pull && w > 0 {
@@ -56,7 +56,7 @@ func (m Mix) Has(o Op) bool {
 	return o < Pruning && m.weights[o] > 0
 }
 
-// String writes the weights as ParseMix reads them.
+// String returns the weights in the form that ParseMix parses.
 func (m Mix) String() string {
 	var parts []string
 	for op, w := range m.weights {

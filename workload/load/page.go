@@ -15,7 +15,7 @@ import (
 // WriteText writes the result for a terminal.
 func (r *Result) WriteText(w io.Writer) error { return r.page().WriteText(w) }
 
-// WriteHTML writes the result as one page that needs nothing else.
+// WriteHTML writes the result as one HTML page that refers to no other files.
 func (r *Result) WriteHTML(w io.Writer) error { return r.page().WriteHTML(w) }
 
 func (r *Result) page() *report.Page {
@@ -43,7 +43,7 @@ func (r *Result) page() *report.Page {
 
 func figure(x *chart.XY) report.Figure { return report.NewHalf(x.Title, x) }
 
-// facts are what a reader wants to know first.
+// facts returns what a reader wants to know first.
 func (r *Result) facts() []string {
 	t := &r.Total
 	mode := map[string]string{"cached": "pulls of what the registry has", "pull-through": "pulls through to the upstream, pruned after each pass",
@@ -82,7 +82,7 @@ func (r *Result) faultLines() []string {
 	return out
 }
 
-// serverEach is the CPU time of the server for each operation, in seconds.
+// serverEach returns the CPU time of the server per operation, in seconds.
 func serverEach(s *Step) float64 {
 	if s.Operations == 0 {
 		return 0
@@ -90,14 +90,14 @@ func serverEach(s *Step) float64 {
 	return s.ServerCPU / float64(s.Operations)
 }
 
-// curve is a figure of each step.
+// curve is a curve of one figure of each step.
 type curve struct {
 	name string
 	of   func(*Step) float64
 }
 
-// overPullers draws curves of the steps of results. With both, the way down has curves of
-// its own; otherwise it is left out.
+// overPullers draws a figure of the steps of results over the number of pullers. If both
+// is true the way down gets curves of its own; otherwise it is left out.
 func overPullers(title string, y chart.Axis, results []*Result, both bool, curves ...curve) *chart.XY {
 	x := &chart.XY{Title: title, Desc: title, X: chart.Axis{Title: "pullers"}, Y: y}
 	for _, r := range results {
@@ -127,7 +127,8 @@ func wayUp(steps []Step, of func(*Step) float64) (points []chart.Point) {
 	return points
 }
 
-// wayDown begins at the top, where the way up ends. Its points are in the order of pullers.
+// wayDown returns the points of the way down, in the order of pullers. It begins at the
+// top, where the way up ends.
 func wayDown(steps []Step, of func(*Step) float64) (points []chart.Point) {
 	for i := range steps {
 		if steps[i].Down && len(points) == 0 && i > 0 {
@@ -144,7 +145,7 @@ func wayDown(steps []Step, of func(*Step) float64) (points []chart.Point) {
 // maxPoints bounds the points of a curve over time.
 const maxPoints = 600
 
-// overTime draws a figure of tallies.
+// overTime draws a figure of the tallies over time.
 func overTime(results []*Result, title, y string, mark chart.Mark, of func(*Tally) float64) *chart.XY {
 	x := &chart.XY{Title: title, Desc: title, X: chart.Axis{Title: "time of the run", Unit: chart.Seconds}, Y: chart.Axis{Title: y}}
 	for _, r := range results {
@@ -164,7 +165,7 @@ func overTime(results []*Result, title, y string, mark chart.Mark, of func(*Tall
 	return x
 }
 
-// times draws how long images take.
+// times draws how long pulling an image takes.
 func (r *Result) times() *chart.XY {
 	return overPullers("Time of an image by the number of pullers", chart.Axis{Title: "time of a whole image", Unit: chart.Seconds, Log: true}, []*Result{r}, false,
 		curve{"p50", func(s *Step) float64 { return s.Image.P50 / 1e3 }},
@@ -172,7 +173,7 @@ func (r *Result) times() *chart.XY {
 		curve{"longest", func(s *Step) float64 { return s.Image.Max / 1e3 }})
 }
 
-// shares draws whose the processors were.
+// shares draws which processes used the processors.
 func (r *Result) shares() *chart.XY {
 	return overPullers("Processors of the driver's machine", chart.Axis{Title: "share of the processors", Unit: chart.Share, Full: true}, []*Result{r}, false,
 		curve{"the driver", func(s *Step) float64 { return min(s.ClientShare, 1) }},
@@ -211,7 +212,7 @@ func stepNotes(r *Result) []report.Note {
 	return notes
 }
 
-// kindTable has the operations by kind, over the whole run.
+// kindTable returns a table of the operations by kind, over the whole run.
 func (r *Result) kindTable() report.Table {
 	t := report.Table{Title: "Operations by kind", Caption: "A row for each kind and number of pullers", Names: 1, Head: []string{"kind", "pullers", "done", "failed", "mean", "p50", "p99", "longest"}}
 	for o := range ops {
@@ -242,7 +243,7 @@ func (r *Result) optionTable() report.Table {
 	return t
 }
 
-// rateText writes a number with three digits at least.
+// rateText formats a number with at least three digits.
 func rateText(v float64) string {
 	switch a := max(v, -v); {
 	case a >= 100:
@@ -253,10 +254,10 @@ func rateText(v float64) string {
 	return strconv.FormatFloat(v, 'f', 2, 64)
 }
 
-// ratioText writes how many times as much something is.
+// ratioText formats a ratio.
 func ratioText(v float64) string { return strconv.FormatFloat(v, 'g', 3, 64) }
 
-// msText writes milliseconds.
+// msText formats milliseconds.
 func msText(ms float64) string {
 	switch {
 	case ms >= 10000:

@@ -10,20 +10,21 @@ import (
 	"example.org/slipway/internal/report"
 )
 
-// Preview is what a run would do.
+// Preview describes what a run would do.
 type Preview struct {
 	Target   string `json:"target"`
 	Upstream string `json:"upstream,omitempty"`
-	// Images have so many Bytes; Push says that those are pushed which are not there.
+	// Images is the number of images, and Bytes is their size. Push says that images
+	// which the registry lacks are pushed.
 	Images int   `json:"images"`
 	Bytes  int64 `json:"bytes"`
 	Push   bool  `json:"push"`
-	// Pullers at most, each with the images of a pattern.
+	// Pullers is the largest number of pullers. Each pulls the images of one pattern.
 	Pullers  int              `json:"pullers"`
 	Patterns []PreviewPattern `json:"patterns"`
 	Ramp     Ramp             `json:"ramp"`
 	Prune    Prune            `json:"prune,omitempty"`
-	// Seconds are how long it would take; 0 if that is not known.
+	// Seconds is how long the run would take, or 0 if that is not known.
 	Seconds float64 `json:"seconds"`
 }
 
@@ -31,12 +32,12 @@ type Preview struct {
 type PreviewPattern struct {
 	Pattern string `json:"pattern"`
 	Images  int    `json:"images"`
-	// First is the name of the first of them.
+	// First is the name of the first image that the pattern selects.
 	First string `json:"first"`
 }
 
-// DryRun says what Run would do. It changes nothing in a registry; images that are listed
-// are asked for.
+// DryRun returns what Run would do. It changes nothing in a registry. If images are to be
+// listed, it lists them.
 func DryRun(ctx context.Context, o *Options) (*Preview, error) {
 	r, end, err := begin(o)
 	if err != nil {
@@ -61,7 +62,7 @@ func DryRun(ctx context.Context, o *Options) (*Preview, error) {
 	return p, nil
 }
 
-// WriteText writes what would be done.
+// WriteText writes the preview as text.
 func (p *Preview) WriteText(w io.Writer) error {
 	at := p.Target
 	if p.Upstream != "" {
@@ -93,7 +94,7 @@ func (p *Preview) WriteText(w io.Writer) error {
 	return nil
 }
 
-// WriteJSON writes it as JSON.
+// WriteJSON writes the preview as JSON.
 func (p *Preview) WriteJSON(w io.Writer) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")

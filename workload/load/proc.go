@@ -11,20 +11,20 @@ import (
 	"time"
 )
 
-// clockTick is the unit of CPU times in /proc: 1/100 s on every Linux.
+// clockTick is the unit of CPU times in /proc. It is 1/100 s on every Linux.
 const clockTick = 10 * time.Millisecond
 
-// usage is how much of the processors was used until now.
+// usage is the processor time that has been used until now.
 type usage struct {
-	// own is this process's.
+	// own is the processor time of this process.
 	own time.Duration
-	// busy and all are the machine's, 0 where that cannot be learnt.
+	// busy and all are the times of the machine, or 0 if they cannot be read.
 	busy, all time.Duration
-	// server is that of the process that is watched.
+	// server is the processor time of the watched process.
 	server time.Duration
 }
 
-// measureUsage measures; pid is a process to watch, 0 for none.
+// measureUsage measures the usage. pid is the process to watch, or 0 for none.
 func measureUsage(pid int) usage {
 	var u usage
 	var self syscall.Rusage
@@ -36,14 +36,14 @@ func measureUsage(pid int) usage {
 	}
 	if pid > 0 {
 		if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil {
-			u.server, _ = processCPU(b) // what is malformed counts as nothing
+			u.server, _ = processCPU(b) // a malformed line counts as 0
 		}
 	}
 	return u
 }
 
-// machine reads the first line of /proc/stat: user, nice, system, idle, iowait, irq,
-// softirq, steal; guests are in user already.
+// machine parses the first line of /proc/stat: user, nice, system, idle, iowait, irq,
+// softirq, steal. The time of guests is contained in user.
 func machine(stat []byte) (busy, all time.Duration) {
 	line, _, _ := bytes.Cut(stat, []byte("\n"))
 	fields := strings.Fields(string(line))
@@ -57,14 +57,15 @@ func machine(stat []byte) (busy, all time.Duration) {
 		}
 		d := time.Duration(n) * clockTick
 		all += d
-		if i != 3 && i != 4 { // idle, and idle for the disk
+		if i != 3 && i != 4 { // not idle, and not idle while waiting for the disk
 			busy += d
 		}
 	}
 	return busy, all
 }
 
-// processCPU reads /proc/PID/stat. The command's name may have spaces and brackets.
+// processCPU parses /proc/PID/stat. The command's name in it may contain spaces and
+// brackets.
 func processCPU(stat []byte) (time.Duration, error) {
 	i := bytes.LastIndexByte(stat, ')')
 	fields := strings.Fields(string(stat[i+1:]))
@@ -76,7 +77,7 @@ func processCPU(stat []byte) (time.Duration, error) {
 	return time.Duration(user+system) * clockTick, errors.Join(err1, err2)
 }
 
-// residentBytes is how much memory a process has now, 0 if that cannot be learnt.
+// residentBytes returns the memory that a process uses now, or 0 if that cannot be read.
 func residentBytes(pid int) int64 {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

@@ -15,24 +15,24 @@ import (
 	"example.org/slipway/workload/load/imageset"
 )
 
-// Prune is how what was pulled is taken out of a registry that mirrors another one, so
-// that the next pull goes through it again.
+// Prune is a way to remove what was pulled from a registry that mirrors another one, so
+// that the next pull goes through to the other registry again.
 type Prune string
 
 // The ways of pruning.
 const (
-	// NoPrune leaves it: pulls are of what the registry has.
+	// NoPrune removes nothing: pulls are of what the registry has.
 	NoPrune Prune = ""
-	// PruneDelete deletes the manifests through the registry's API. Slipway forgets its
-	// copy then; Distribution's mirrors refuse it.
+	// PruneDelete deletes the manifests through the registry's API. Slipway then forgets
+	// its copy. Mirrors of Distribution refuse it.
 	PruneDelete Prune = "delete"
 	// PruneOciregistry asks Ociregistry to prune by the pattern.
 	PruneOciregistry Prune = "ociregistry"
-	// PruneSlipway has all images of a pass pruned at once, by Options.PruneMirror.
+	// PruneSlipway prunes all images of a pass at once with Options.PruneMirror.
 	PruneSlipway Prune = "slipway"
 )
 
-// ParsePrune reads a way of pruning.
+// ParsePrune parses the name of a way of pruning.
 func ParsePrune(s string) (Prune, error) {
 	switch p := Prune(s); p {
 	case NoPrune, PruneDelete, PruneOciregistry, PruneSlipway:
@@ -43,7 +43,7 @@ func ParsePrune(s string) (Prune, error) {
 	return "", fmt.Errorf("unknown way of pruning %q: use delete, slipway, ociregistry or none", s)
 }
 
-// prune takes the images that a pattern selects out of the cache.
+// prune removes the images that a pattern selects from the target's cache.
 func (r *run) prune(ctx context.Context, pattern string, images []*imageset.Image) error {
 	switch r.o.Prune {
 	case PruneDelete:
@@ -60,8 +60,9 @@ func (r *run) prune(ctx context.Context, pattern string, images []*imageset.Imag
 	return nil
 }
 
-// globOf is a pattern, as path.Match has it, of the repositories of images: what their
-// names begin with up to a slash, and what they end in.
+// globOf returns a pattern, by the rules of path.Match, that selects the repositories of
+// images. The pattern is the beginning that all names share, up to a slash, then "*",
+// then the ending that all names share.
 func globOf(prefix string, images []*imageset.Image) (string, error) {
 	first := prefix + images[0].Repo
 	dir := first[:strings.LastIndexByte(first, '/')+1]
@@ -82,7 +83,8 @@ func globOf(prefix string, images []*imageset.Image) (string, error) {
 	return dir + "*" + end, nil
 }
 
-// checkGlobs makes sure that pruning the images of a puller leaves those of others.
+// checkGlobs checks that pruning the images of one puller does not prune those of
+// another.
 func (r *run) checkGlobs() error {
 	for i, set := range r.sets {
 		glob, err := globOf(r.target.Prefix, set)
@@ -100,14 +102,14 @@ func (r *run) checkGlobs() error {
 	return nil
 }
 
-// deleteImages deletes manifests, the one that a tag names first: then nobody can come in
-// between and find a half.
+// deleteImages deletes manifests. It deletes the manifest that a tag names first, so that
+// nobody can find an incomplete image meanwhile.
 func (e *endpoint) deleteImages(ctx context.Context, images []*imageset.Image) error {
 	for _, m := range images {
 		for _, p := range m.Manifests {
 			err := e.hasty.DeleteManifest(ctx, e.Prefix+m.Repo, p.Digest)
 			var answer *oci.Error
-			gone := errors.As(err, &answer) && answer.HTTPStatus() == http.StatusNotFound // whatever it is called
+			gone := errors.As(err, &answer) && answer.HTTPStatus() == http.StatusNotFound // whatever its code is
 			if err != nil && !gone {
 				return fmt.Errorf("prune %s: %w", m.Name(), err)
 			}
@@ -116,8 +118,9 @@ func (e *endpoint) deleteImages(ctx context.Context, images []*imageset.Image) e
 	return nil
 }
 
-// pruneOciregistry sends DELETE /cmd/prune?type=pattern&expr=PATTERN. Without a count it
-// would prune 50 images, and without dryRun=false say so only in some versions.
+// pruneOciregistry sends DELETE /cmd/prune?type=pattern&expr=PATTERN. Without count,
+// Ociregistry would prune 50 images. Without dryRun=false, some versions would only
+// report what they would prune.
 func (e *endpoint) pruneOciregistry(ctx context.Context, pattern string) error {
 	u := *e.url
 	u.Path += "/cmd/prune"
@@ -140,8 +143,8 @@ func (e *endpoint) pruneOciregistry(ctx context.Context, pattern string) error {
 	return nil
 }
 
-// rotated returns images in the order of a puller that begins elsewhere than others of
-// the same images do.
+// rotated returns the images in an order that begins elsewhere, so that pullers of the
+// same images begin with different ones.
 func rotated(images []*imageset.Image, by int) []*imageset.Image {
 	if by == 0 || len(images) < 2 {
 		return images

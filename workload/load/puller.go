@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/workload/load/imageset"
 )
 
-// puller does one operation after another on its images.
+// puller does one operation after the other on its images.
 type puller struct {
 	r       *run
 	id      int
@@ -22,13 +22,14 @@ type puller struct {
 	rnd     *rand.Rand
 	pushed  uint64
 	stop    atomic.Bool
-	// failures in a row, which slow it down.
+	// failures is how many operations have failed in a row. Failures slow the puller
+	// down.
 	failures int
 	done     chan struct{} // closed when run has returned
 }
 
-// Pauses after failures: they double from the first to the last. A registry that is gone
-// must not be asked a hundred thousand times a second.
+// Pauses after failures. They double from the first to the last. Otherwise a registry
+// that is down would be asked a hundred thousand times a second.
 const (
 	firstPause = 5 * time.Millisecond
 	lastPause  = time.Second
@@ -46,7 +47,7 @@ func (r *run) newPuller(ctx context.Context, id int) *puller {
 	return p
 }
 
-// run works until it is told to stop or ctx ends.
+// run works until the puller is told to stop or ctx ends.
 func (p *puller) run(ctx context.Context) {
 	defer close(p.done)
 	defer p.close()
@@ -75,7 +76,8 @@ func (p *puller) close() {
 	}
 }
 
-// shuffled returns images in another order. Those that were given are shared with others.
+// shuffled returns the images in another order. It does not change images, because other
+// pullers use it, too.
 func shuffled(images []*imageset.Image, rnd *rand.Rand) []*imageset.Image {
 	out := append([]*imageset.Image(nil), images...)
 	rnd.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
@@ -99,7 +101,8 @@ func (p *puller) do(ctx context.Context, o Op, m *imageset.Image) {
 	p.note(ctx, o, begin, err)
 }
 
-// note counts an operation. One that the end of the run broke off does not count.
+// note counts an operation. It does not count an operation that the end of the run broke
+// off.
 func (p *puller) note(ctx context.Context, o Op, begin time.Time, err error) {
 	if err != nil && ctx.Err() != nil {
 		return
@@ -117,8 +120,8 @@ func (p *puller) note(ctx context.Context, o Op, begin time.Time, err error) {
 	}
 }
 
-// pull fetches an image as its clients do: the manifest by its tag, the one of the
-// platform by its digest, then the configuration and the layers.
+// pull fetches an image as clients do: the manifest by its tag, the platform's manifest
+// by its digest, then the configuration and the layers.
 func (p *puller) pull(ctx context.Context, m *imageset.Image) error {
 	ref := m.Tag
 	for i := range m.Manifests {
@@ -140,7 +143,7 @@ func (p *puller) pull(ctx context.Context, m *imageset.Image) error {
 	return nil
 }
 
-// blobsAtOnce fetches the blobs of an image over all lanes. The first error counts.
+// blobsAtOnce fetches the blobs of an image over all lanes. It returns the first error.
 func (p *puller) blobsAtOnce(ctx context.Context, m *imageset.Image) error {
 	var next atomic.Int64
 	errs := make([]error, len(p.lanes))
@@ -161,8 +164,8 @@ func (p *puller) blobsAtOnce(ctx context.Context, m *imageset.Image) error {
 	return nil
 }
 
-// push pushes an image that nobody has pushed before. It belongs to no batch: no pattern
-// of batches selects it.
+// push pushes an image that nobody has pushed before. The image belongs to no batch, so
+// no pattern of a batch selects it.
 func (p *puller) push(ctx context.Context) error {
 	p.pushed++
 	s := &imageset.Set{Options: p.r.pushSet}

@@ -15,16 +15,16 @@ import (
 	"example.org/slipway/workload/load/imageset"
 )
 
-// Pushed is what was put in place before a run.
+// Pushed describes what was put in place before a run.
 type Pushed struct {
 	Images int64 `json:"images"`
-	// Present images were there before.
+	// Present is how many images were there before.
 	Present int64   `json:"present"`
 	Bytes   int64   `json:"bytes"`
 	Seconds float64 `json:"seconds"`
 }
 
-// pushSet pushes the images that a registry does not have, some at once.
+// pushSet pushes those images that a registry does not have, several at once.
 func pushSet(ctx context.Context, e *endpoint, s *imageset.Set, parallel int, progress func(done, total int64)) (Pushed, error) {
 	begin := time.Now()
 	var p Pushed
@@ -34,8 +34,8 @@ func pushSet(ctx context.Context, e *endpoint, s *imageset.Set, parallel int, pr
 		g.Go(func() error {
 			for i := next.Add(1) - 1; i < int64(len(s.Images)); i = next.Add(1) - 1 {
 				m := s.Images[i]
-				// A registry that cannot be asked will not be pushed to either, and says
-				// then why.
+				// If the registry cannot be asked, the push fails, too, and its error
+				// says why.
 				d, err := e.patient.ResolveManifest(ctx, m.Repo, m.Tag)
 				if err == nil && d.Digest == m.Manifests[0].Digest {
 					atomic.AddInt64(&p.Present, 1)
@@ -55,8 +55,8 @@ func pushSet(ctx context.Context, e *endpoint, s *imageset.Set, parallel int, pr
 	return p, err
 }
 
-// pushImage pushes a generated image: the blobs, then the manifest, then the index under
-// the tag.
+// pushImage pushes a generated image: first the blobs, then the manifest, then the index
+// under the tag.
 func pushImage(ctx context.Context, c *client.Client, s *imageset.Set, m *imageset.Image) error {
 	docs, err := imageset.Documents(m)
 	if err != nil {
@@ -84,7 +84,7 @@ func pushImage(ctx context.Context, c *client.Client, s *imageset.Set, m *images
 }
 
 // PushSet makes the images of o.Set and pushes those that o.Target does not have. Of the
-// other options PushAtOnce, Timeout, Progress and Logger matter.
+// other options it uses PushAtOnce, Timeout, Progress and Logger.
 func PushSet(ctx context.Context, o *Options) (*Pushed, error) {
 	r := &run{o: *o}
 	r.o.Source, r.o.Upstream, r.o.Prune, r.o.Mix = PushedSet, nil, NoPrune, Mix{}

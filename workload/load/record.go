@@ -7,10 +7,10 @@ import (
 	"example.org/slipway/workload/replay/result"
 )
 
-// Op is something that a puller does again and again.
+// Op is an operation that a puller repeats.
 type Op uint8
 
-// The operations.
+// The operations of a puller.
 const (
 	// Pull fetches a whole image.
 	Pull Op = iota
@@ -20,12 +20,12 @@ const (
 	Head
 	// List asks for the tags of a repository.
 	List
-	// Pruning takes what was pulled out of the registry's cache.
+	// Pruning removes what was pulled from the registry's cache.
 	Pruning
 	ops
 )
 
-// String returns the operation's name, as in reports.
+// String returns the operation's name as it appears in reports.
 func (o Op) String() string {
 	names := [ops]string{"pull", "push", "head", "list", "prune"}
 	if o < ops {
@@ -34,7 +34,7 @@ func (o Op) String() string {
 	return "unknown"
 }
 
-// timing counts times.
+// timing counts how long something takes.
 type timing struct {
 	spread result.Spread // in microseconds
 	max    int64
@@ -51,13 +51,13 @@ func (t *timing) merge(o *timing) {
 	t.max = max(t.max, o.max)
 }
 
-// times is the distribution, in milliseconds.
+// times returns the distribution in milliseconds.
 func (t *timing) times() result.Times {
 	q := func(p float64) float64 { return min(t.spread.Quantile(p), float64(t.max)) / 1e3 }
 	return result.Times{Mean: t.spread.Mean() / 1e3, P50: q(0.5), P90: q(0.9), P99: q(0.99), P999: q(0.999), Max: float64(t.max) / 1e3}
 }
 
-// counts is what was done in some time.
+// counts is what was counted in some period.
 type counts struct {
 	ops      [ops]timing
 	failed   [ops]int64
@@ -66,12 +66,12 @@ type counts struct {
 	faults   map[string]FaultCount
 }
 
-// FaultCount is how often something went wrong.
+// FaultCount says how often something went wrong.
 type FaultCount struct {
 	// Kind is what went wrong, such as "wrong content" or "status 404".
 	Kind  string `json:"kind"`
 	Count int64  `json:"count"`
-	// Example is the first of them.
+	// Example is the first fault of this kind.
 	Example string `json:"example"`
 }
 
@@ -99,11 +99,11 @@ func (c *counts) fault(kind string, n int64, example string) {
 	c.faults[kind] = f
 }
 
-// done is how many operations of a kind succeeded.
+// done returns how many operations of a kind succeeded.
 func (c *counts) done(o Op) int64 { return c.ops[o].spread.Count }
 
-// all is how many operations succeeded, and failed, without pruning, which is not
-// what is measured.
+// all returns how many operations succeeded and how many failed. It leaves out pruning,
+// which is not measured.
 func (c *counts) all() (done, failed int64) {
 	for o := range Pruning {
 		done += c.done(o)
@@ -112,13 +112,13 @@ func (c *counts) all() (done, failed int64) {
 	return done, failed
 }
 
-// totals are what is counted over the whole run.
+// totals are the counts of the whole run.
 type totals struct {
 	Done, Failed, Images, Requests, Bytes int64
 }
 
-// recorder counts what one puller does. It is safe for concurrent use; its lock is the
-// puller's own, so that pullers do not wait for each other.
+// recorder counts what one puller does. It is safe for concurrent use. Each puller has a
+// recorder with its own lock, so that pullers do not wait for each other.
 type recorder struct {
 	mu    sync.Mutex
 	now   *counts // since the last take
@@ -157,7 +157,7 @@ func (r *recorder) op(o Op, took time.Duration, err error) {
 	}
 }
 
-// take returns what was counted since the last time.
+// take returns what was counted since the last call of take.
 func (r *recorder) take() *counts {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -166,14 +166,14 @@ func (r *recorder) take() *counts {
 	return c
 }
 
-// soFar returns what was counted in all.
+// soFar returns what was counted since the beginning.
 func (r *recorder) soFar() totals {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.total
 }
 
-// peek merges what was counted since the last take into c.
+// peek adds to c what was counted since the last call of take.
 func (r *recorder) peek(c *counts) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

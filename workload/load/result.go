@@ -14,21 +14,22 @@ import (
 	"example.org/slipway/workload/replay/result"
 )
 
-// resultVersion is that of the form of results. A reader takes no other.
+// resultVersion is the version of the format of results. A reader accepts no other
+// version.
 const resultVersion = 1
 
-// Result is what a run measured. It is written as JSON.
+// Result is the result of a run. It is written as JSON.
 type Result struct {
 	Version int    `json:"version"`
 	Name    string `json:"name"`
-	// Target is the registry's host, Mode "cached", "pull-through" or "mixed".
+	// Target is the registry's host. Mode is "cached", "pull-through" or "mixed".
 	Target string    `json:"target"`
 	Mode   string    `json:"mode"`
 	Began  time.Time `json:"began"`
-	// Complete tells that the run came to its end.
+	// Complete says that the run was not cut short.
 	Complete    bool               `json:"complete"`
 	Environment result.Environment `json:"environment"`
-	// Options are those that were given.
+	// Options are the options that the user gave.
 	Options map[string]string `json:"options,omitempty"`
 	Images  ImagesInfo        `json:"images"`
 	Pushed  *Pushed           `json:"pushed,omitempty"`
@@ -37,23 +38,24 @@ type Result struct {
 	Total   Total             `json:"total"`
 	Knee    *Knee             `json:"knee,omitempty"`
 	Faults  []FaultCount      `json:"faults,omitempty"`
-	// Notes say what must be known to understand the figures.
+	// Notes say what a reader must know to understand the figures.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// ImagesInfo is what was pulled.
+// ImagesInfo describes the images that were pulled.
 type ImagesInfo struct {
 	Count int `json:"count"`
-	// Patterns is how many disjoint or overlapping parts they were given to pullers in.
+	// Patterns is the number of patterns. Each selects the images of one puller; these
+	// sets of images may overlap.
 	Patterns int `json:"patterns"`
-	// Requests and Bytes are those of an image, in the mean.
+	// Requests and Bytes are the mean numbers of requests and bytes per image.
 	Requests float64 `json:"requests_each"`
 	Bytes    float64 `json:"bytes_each"`
 	Seed     uint64  `json:"seed"`
 	Sizes    string  `json:"sizes,omitempty"`
 }
 
-// Total is the whole run.
+// Total has the figures of the whole run.
 type Total struct {
 	Seconds    float64      `json:"seconds"`
 	Images     int64        `json:"images"`
@@ -67,8 +69,8 @@ type Total struct {
 	Request    result.Times `json:"request_ms"`
 	// Best is the step with the highest rate.
 	Best Level `json:"best"`
-	// ClientCPU and ServerCPU are in milliseconds for each image, and operation where
-	// there are others than pulls; ServerMemory in bytes, at most.
+	// ClientCPU and ServerCPU are in milliseconds per image, or per operation if there
+	// are other operations than pulls. ServerMemory is the largest memory, in bytes.
 	ClientCPU    float64 `json:"client_cpu_ms_each"`
 	ServerCPU    float64 `json:"server_cpu_ms_each,omitempty"`
 	ServerMemory int64   `json:"server_memory_bytes,omitempty"`
@@ -100,7 +102,7 @@ func (r *run) describeImages(res *Result) {
 	res.Images = i
 }
 
-// finish fills in what was measured.
+// finish fills in the figures of the whole run.
 func (r *run) finish(res *Result, s *stepper) {
 	res.Steps, res.Tallies, res.Faults = s.steps, s.tallies, faultList(&s.sum)
 	c, t := &s.sum, &res.Total
@@ -131,15 +133,16 @@ func (r *run) finish(res *Result, s *stepper) {
 	res.Notes = r.notes(res)
 }
 
-// Shares of the processors above which they are the limit.
+// Shares of processor time above which the processors are the limit.
 const (
 	clientFull  = 0.85
 	machineFull = 0.9
-	// noticed is the share of a full machine that the driver takes from a server on it.
+	// noticed is the smallest share of a busy machine that counts as taken away from the
+	// server on it.
 	noticed = 0.25
 )
 
-// notes tell what the figures do not say by themselves.
+// notes returns explanations that the figures do not give themselves.
 func (r *run) notes(res *Result) []string {
 	var notes []string
 	var own, machine, others []int
@@ -177,7 +180,7 @@ func (r *run) notes(res *Result) []string {
 	return notes
 }
 
-// numbers writes a list of pullers, each once.
+// numbers formats a list of numbers of pullers, each once.
 func numbers(n []int) string {
 	slices.Sort(n)
 	var parts []string
@@ -191,7 +194,7 @@ func numbers(n []int) string {
 	return strings.Join(parts, ", ")
 }
 
-// firstFault is an example of what went wrong most often.
+// firstFault returns an example of the most frequent fault.
 func (r *Result) firstFault() string {
 	if len(r.Faults) == 0 {
 		return "nothing failed either"
@@ -199,7 +202,7 @@ func (r *Result) firstFault() string {
 	return r.Faults[0].Kind + ": " + r.Faults[0].Example
 }
 
-// Wrong is how often content came that was not what it should have been.
+// Wrong returns how often wrong content came.
 func (r *Result) Wrong() int64 {
 	for _, f := range r.Faults {
 		if f.Kind == wrongContent {
@@ -209,14 +212,14 @@ func (r *Result) Wrong() int64 {
 	return 0
 }
 
-// WriteJSON writes the result.
+// WriteJSON writes the result as JSON.
 func (r *Result) WriteJSON(w io.Writer) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", " ")
 	return e.Encode(r)
 }
 
-// maxResult is how large a result may be, in bytes: a day of tallies each second is a
+// maxResult bounds the size of a result in bytes. A day of tallies each second takes a
 // tenth of it.
 const maxResult = 256 << 20
 
@@ -250,7 +253,7 @@ func ReadResult(rd io.Reader) (*Result, error) {
 // pullsOnly reports whether the rates of the result are of images.
 func (r *Result) pullsOnly() bool { return r.Mode != "mixed" }
 
-// rate is what the step is measured by.
+// rate returns the rate by which the step is measured.
 func (r *Result) rate(s *Step) float64 {
 	if r.pullsOnly() {
 		return s.Rate
@@ -258,7 +261,7 @@ func (r *Result) rate(s *Step) float64 {
 	return s.OperationsRate
 }
 
-// what the rates are of.
+// what returns the name of what the rates count.
 func (r *Result) what() string {
 	if r.pullsOnly() {
 		return "images"

@@ -12,59 +12,64 @@ import (
 	"example.org/slipway/workload/replay/result"
 )
 
-// Step is a time with one number of pullers.
+// Step is a period with a constant number of pullers.
 type Step struct {
 	Pullers int `json:"pullers"`
-	// Down tells that pullers are being taken away.
+	// Down says that pullers are being removed.
 	Down bool `json:"down,omitempty"`
-	// Begin counts from the begin of the run, in seconds.
+	// Begin is when the step began, in seconds since the beginning of the run.
 	Begin   float64 `json:"begin"`
 	Seconds float64 `json:"seconds"`
-	// Images were pulled whole and are right; Rate is how many a second.
+	// Images is how many images were pulled as a whole and are right. Rate is the number
+	// of images per second.
 	Images int64   `json:"images"`
 	Rate   float64 `json:"rate"`
-	// Operations and OperationsRate are those of all kinds but pruning, which succeeded.
+	// Operations is how many operations of all kinds except pruning succeeded.
+	// OperationsRate is their number per second.
 	Operations     int64   `json:"operations"`
 	OperationsRate float64 `json:"operations_rate"`
 	Failed         int64   `json:"failed"`
 	Requests       int64   `json:"requests"`
 	Bytes          int64   `json:"bytes"`
-	// Image is how long a whole image took, Request a single one, in milliseconds.
+	// Image is how long a whole image took, and Request how long a single request took,
+	// in milliseconds.
 	Image   result.Times `json:"image_ms"`
 	Request result.Times `json:"request_ms"`
-	// Kinds has the operations by name, where there are others than pulls.
+	// Kinds has the operations by name, if there are other operations than pulls.
 	Kinds map[string]Kind `json:"kinds,omitempty"`
-	// ClientCPU is the driver's own, in seconds, and ClientShare its share of the
-	// processors that it may use. MachineShare is that of everybody on this machine.
+	// ClientCPU is the CPU time of the driver, in seconds. ClientShare is the share of
+	// the driver in the processors that it may use. MachineShare is the share of all
+	// processes on this machine.
 	ClientCPU    float64 `json:"client_cpu_seconds"`
 	ClientShare  float64 `json:"client_share"`
 	MachineShare float64 `json:"machine_share"`
-	// ServerCPU is that of the process that was watched, in seconds.
+	// ServerCPU is the CPU time of the watched process, in seconds.
 	ServerCPU float64 `json:"server_cpu_seconds,omitempty"`
 }
 
-// Kind is the operations of one kind in a step.
+// Kind describes the operations of one kind in a step.
 type Kind struct {
 	Done   int64        `json:"done"`
 	Failed int64        `json:"failed"`
 	Times  result.Times `json:"times_ms"`
 }
 
-// Tally is what was counted in a short time.
+// Tally is what was counted in a short period.
 type Tally struct {
-	// At is the end of that time, in seconds since the begin of the run, Seconds its
-	// length.
+	// At is the end of the period, in seconds since the beginning of the run. Seconds is
+	// the length of the period.
 	At      float64 `json:"at"`
 	Seconds float64 `json:"seconds"`
 	Pullers int     `json:"pullers"`
 	Images  int64   `json:"images"`
 	Failed  int64   `json:"failed"`
 	Bytes   int64   `json:"bytes"`
-	// Rate is images a second, or operations where there are other kinds than pulls.
+	// Rate is the number of images per second, or of operations if there are other
+	// operations than pulls.
 	Rate float64 `json:"rate"`
 }
 
-// stepper runs pullers, some at a time.
+// stepper runs pullers in steps.
 type stepper struct {
 	r       *run
 	ctx     context.Context // of the pullers, for the stepper's life
@@ -87,13 +92,15 @@ func (r *run) newStepper(ctx context.Context) *stepper {
 	return &stepper{r: r, ctx: ctx, begin: now, last: now, tick: time.NewTicker(r.o.Tally)}
 }
 
-// hopeless is how many failures in whole steps without any success end a run.
+// hopeless is how many failures end a run, if the steps in which they occurred had no
+// success.
 const hopeless = 5
 
 // errNothing ends a run in which nothing succeeds any more.
 var errNothing = errors.New("nothing succeeds")
 
-// run steps through numbers of pullers. next tells the next one, 0 to end.
+// run runs the steps. next returns the number of pullers of the next step, or 0 to end
+// the run.
 func (s *stepper) run(next func(done []Step) (pullers int, down bool)) (err error) {
 	defer s.tick.Stop()
 	for err == nil {
@@ -103,27 +110,27 @@ func (s *stepper) run(next func(done []Step) (pullers int, down bool)) (err erro
 		}
 		err = s.step(n, down)
 	}
-	for _, p := range s.pullers { // in case of an error
+	for _, p := range s.pullers { // stop them, also after an error
 		p.stop.Store(true)
 	}
 	for _, p := range s.pullers {
 		<-p.done
 	}
 	s.tally()
-	for _, p := range s.pullers { // what ended after the last step is in no step, but in the totals
+	for _, p := range s.pullers { // what ended after the last step counts only in the totals
 		s.sum.merge(p.rec.take())
 	}
 	return err
 }
 
-// set starts or stops pullers, the last ones first.
+// set starts or stops pullers until n are working. It stops the last ones first.
 func (s *stepper) set(n int) {
 	for i := n; i < s.active; i++ {
 		s.pullers[i].stop.Store(true)
 	}
 	for i := s.active; i < n; i++ {
 		p := s.r.newPuller(s.ctx, i)
-		if i < len(s.pullers) { // it was stopped before: what it does not count any more must not be lost
+		if i < len(s.pullers) { // stopped before: wait for it, so that its counts are not lost
 			<-s.pullers[i].done
 			p.rec = s.pullers[i].rec
 			for _, l := range p.lanes {
@@ -161,7 +168,7 @@ func (s *stepper) step(n int, down bool) error {
 	return err
 }
 
-// wait tallies until the step ends.
+// wait makes tallies until the step ends.
 func (s *stepper) wait(end <-chan time.Time) error {
 	for {
 		select {
@@ -175,7 +182,7 @@ func (s *stepper) wait(end <-chan time.Time) error {
 	}
 }
 
-// add appends a step.
+// add appends a step to the steps.
 func (s *stepper) add(c *counts, n int, down bool, begin time.Time, before usage) {
 	took := time.Since(begin)
 	after := measureUsage(s.r.o.PID)
@@ -200,7 +207,7 @@ func (s *stepper) add(c *counts, n int, down bool, begin time.Time, before usage
 	s.steps = append(s.steps, st)
 }
 
-// tally counts what was done since the last time.
+// tally counts what was done since the last tally.
 func (s *stepper) tally() {
 	now := time.Now()
 	var t totals
@@ -221,7 +228,7 @@ func (s *stepper) tally() {
 	s.show(y)
 }
 
-// show tells whoever watches.
+// show reports a tally to Options.Progress.
 func (s *stepper) show(y Tally) {
 	if s.r.o.Progress == nil {
 		return
@@ -234,7 +241,7 @@ func (s *stepper) show(y Tally) {
 		Failed: s.counted.Failed, Images: s.counted.Images, Tallies: s.tallies, Steps: s.steps})
 }
 
-// faultList sorts what went wrong, the most frequent first.
+// faultList returns what went wrong, the most frequent first.
 func faultList(c *counts) []FaultCount {
 	return slices.SortedFunc(maps.Values(c.faults), func(a, b FaultCount) int {
 		if a.Count != b.Count {

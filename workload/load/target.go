@@ -17,46 +17,47 @@ import (
 	"example.org/slipway/workload/load/wire"
 )
 
-// Target is a registry and how to reach it.
+// Target says which registry to use and how to reach it.
 type Target struct {
-	// Name is that of reports; "" means the URL's host.
+	// Name is the registry's name in reports. "" means the URL's host.
 	Name string
-	// URL is http://host or https://host, with a path before /v2/ if there is one.
+	// URL is http://host or https://host, followed by the path before /v2/, if there is
+	// one.
 	URL string
-	// Namespace is sent as ?ns= with requests that read or delete, as containerd does
-	// with a mirror; "" sends none.
+	// Namespace is sent as ?ns= with requests that read or delete, as containerd does for
+	// a mirror. If it is "", no ?ns= is sent.
 	Namespace string
-	// Prefix is put before the names of repositories, as a mirror may want it, such as
-	// "docker.io/". Registries that name an upstream by its address take
-	// "localhost:5000/" too.
+	// Prefix is put before the names of repositories, as a mirror may need, such as
+	// "docker.io/". Registries that name an upstream by its address also accept
+	// "localhost:5000/".
 	Prefix string
-	// TLS is for https; nil means the system's certificates.
+	// TLS is the configuration for https. nil means the system's certificates.
 	TLS *tls.Config
-	// Username and Password are shown to the registry or its token service. Without
-	// them DockerConfig takes credentials from Docker's config.json.
+	// Username and Password are sent to the registry or its token service. If they are
+	// empty and DockerConfig is true, credentials are taken from Docker's config.json.
 	Username, Password string
 	DockerConfig       bool
 }
 
-// endpoint is a target that can be used.
+// endpoint is a target that has been opened.
 type endpoint struct {
 	Target
 	url  *url.URL
 	host wire.Host
-	// ns is the query of requests that read, with its question mark.
+	// ns is the query of requests that read, including the question mark.
 	ns string
-	// patient repeats what failed, hasty counts it.
+	// patient repeats failed requests. hasty does not, so that failures are counted.
 	patient, hasty *client.Client
 	learner        *learner
 	transport      *http.Transport
 }
 
-// open checks a target and makes what speaks to it. No request is made.
+// open checks a target and makes the clients for it. It makes no request.
 func open(t *Target, timeout time.Duration) (*endpoint, error) {
 	e := &endpoint{Target: *t}
 	var err error
 	if e.url, err = url.Parse(t.URL); err != nil {
-		return nil, errors.New("the target's URL is malformed") // people put passwords there
+		return nil, errors.New("the target's URL is malformed") // people put passwords into it
 	}
 	e.url.Host, e.url.Path = client.APIHost(e.url.Host), strings.TrimRight(e.url.Path, "/")
 	if e.host, err = wire.HostOf(e.url); err != nil {
@@ -85,10 +86,10 @@ func open(t *Target, timeout time.Duration) (*endpoint, error) {
 	return e, err
 }
 
-// userAgent is what registries are told.
+// userAgent is the User-Agent of all requests.
 const userAgent = "slipway-load"
 
-// transport makes connections as they are needed and keeps them.
+// transport returns a transport that opens connections as needed and keeps them.
 func transport(conf *tls.Config, timeout time.Duration) *http.Transport {
 	t := &http.Transport{
 		DialContext:           (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
@@ -104,7 +105,7 @@ func transport(conf *tls.Config, timeout time.Duration) *http.Transport {
 	return t
 }
 
-// checkPrefix lets pass what can stand in a path as it is.
+// checkPrefix returns an error if s contains bytes that would need escaping in a path.
 func checkPrefix(s string) error {
 	for _, c := range []byte(s) {
 		switch {
@@ -116,11 +117,11 @@ func checkPrefix(s string) error {
 	return nil
 }
 
-// reachTime bounds how long it is tried whether a registry can be reached.
+// reachTime bounds the attempt to reach a registry.
 const reachTime = 10 * time.Second
 
-// reach returns an error if the registry cannot be reached at its address. Whatever else is
-// wrong is for those to say who want something of it.
+// reach returns an error if the registry cannot be reached at its address. Other errors
+// are left to later requests.
 func (e *endpoint) reach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, reachTime)
 	defer cancel()
@@ -132,12 +133,13 @@ func (e *endpoint) reach(ctx context.Context) error {
 
 func (e *endpoint) close() { e.transport.CloseIdleConnections() }
 
-// authorization is what to show the registry for a repository; "" if nothing is known.
+// authorization returns the credentials for a repository, or "" if they are not known.
 func (e *endpoint) authorization(repo string) string { return e.learner.get(repo) }
 
-// authorize learns what the registry wants to be shown for a repository in place of what
-// it refused, "" for nothing: the client package asks for a manifest, and what it shows is
-// noted. Others may have learned it meanwhile.
+// authorize finds out which credentials the registry wants for a repository. refused are
+// the credentials that it refused, or "" for none. The client package asks for a
+// manifest, and the learner notes the credentials that it sends. If other lanes have
+// learned newer credentials meanwhile, authorize does nothing.
 func (e *endpoint) authorize(ctx context.Context, repo, ref, refused string) error {
 	if now := e.learner.get(repo); now != "" && now != refused {
 		return nil
@@ -145,7 +147,7 @@ func (e *endpoint) authorize(ctx context.Context, repo, ref, refused string) err
 	e.learner.forget(repo, refused)
 	_, err := e.hasty.ResolveManifest(ctx, repo, ref)
 	if e.learner.get(repo) != "" {
-		return nil // whatever the registry said of the manifest
+		return nil // even if the manifest could not be read
 	}
 	if err == nil {
 		err = errors.New("the registry wants credentials for one request and not for another")
@@ -153,9 +155,9 @@ func (e *endpoint) authorize(ctx context.Context, repo, ref, refused string) err
 	return err
 }
 
-// learner is the transport of the clients. It names the upstream where one is to be
-// named, and notes the credentials that a registry took, so that requests can be made
-// without the work of finding them.
+// learner is the transport of the clients. It adds the namespace if there is one. It
+// notes the credentials that a registry accepted, so that lanes can send them without the
+// work of finding them.
 type learner struct {
 	next http.RoundTripper
 	e    *endpoint
@@ -208,7 +210,7 @@ func (l *learner) get(repo string) string {
 	return l.repos[repo]
 }
 
-// forget forgets what was refused, and nothing that was learned since.
+// forget forgets refused credentials. Credentials that were learned since stay.
 func (l *learner) forget(repo, refused string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,27 +10,27 @@ import (
 	"example.org/slipway/internal/report"
 )
 
-// View shows a run while it is under way: a few lines in place on a terminal, a line for
-// each tally elsewhere. It is not safe for concurrent use.
+// View shows a run while it is under way. On a terminal it updates a few lines in place.
+// Otherwise it writes a line for each tally. It is not safe for concurrent use.
 type View struct {
 	w        io.Writer
 	terminal bool
 	width    int
-	lines    int // that stand on the terminal
+	lines    int // lines that are on the terminal now
 	phase    string
-	counted  bool // how much the phase has to do was shown
+	counted  bool // whether the amount of work in the phase was shown
 	shown    time.Time
 	tallies  int
 	now      func() time.Time
 }
 
-// NewView returns a view that writes to w. width is that of the terminal in letters; 0
-// if w is none.
+// NewView returns a view that writes to w. width is the width of the terminal in letters,
+// or 0 if w is not a terminal.
 func NewView(w io.Writer, width int) *View {
 	return &View{w: w, terminal: width > 0, width: max(width, 20), now: time.Now}
 }
 
-// Show shows how far the run is. What cannot be written is not shown.
+// Show shows how far the run is. It ignores errors of writing.
 func (v *View) Show(s Status) {
 	if s.Phase != "running" {
 		v.prepare(s)
@@ -55,7 +55,8 @@ func (v *View) Show(s Status) {
 	})
 }
 
-// prepare shows a phase before the run: seldom, for it is seldom long.
+// prepare shows a phase before the run. It shows it seldom, because such a phase is
+// mostly short.
 func (v *View) prepare(s Status) {
 	every := 5 * time.Second
 	if v.terminal {
@@ -80,10 +81,10 @@ func (v *View) prepare(s Status) {
 	v.line("%s", text)
 }
 
-// idleAfter is when it is worth a word that nothing was done.
+// idleAfter is how long nothing must have been done before the view says so.
 const idleAfter = 3 * time.Second
 
-// idle says for how long nothing has come and nothing has failed.
+// idle returns a text that says for how long nothing has succeeded or failed.
 func idle(s *Status) string {
 	var seconds float64
 	for _, t := range slices.Backward(s.Tallies) {
@@ -98,16 +99,16 @@ func idle(s *Status) string {
 	return ""
 }
 
-// rates are the figures of the last tally.
+// rates returns the figures of the last tally as text.
 func rates(s *Status) string {
 	p50, p99 := "-", "-"
-	if s.Image.Max > 0 { // no image came in this step yet
+	if s.Image.Max > 0 { // no image came in during this step yet
 		p50, p99 = msText(s.Image.P50), msText(s.Image.P99)
 	}
 	return fmt.Sprintf("%8s/s  %9s/s  p50 %s  p99 %s  %d failed%s", rateText(s.Tally.Rate), report.Bytes(float64(s.Tally.Bytes)/max(s.Tally.Seconds, 1e-9)), p50, p99, s.Tally.Failed, idle(s))
 }
 
-// lastStep tells what the step before this one came to.
+// lastStep returns the result of the step before the present one.
 func lastStep(steps []Step) string {
 	if len(steps) == 0 {
 		return ""
@@ -116,7 +117,7 @@ func lastStep(steps []Step) string {
 	return fmt.Sprintf("; last step: %s/s with %d pullers, driver %.0f %% of the processors", rateText(s.OperationsRate), s.Pullers, 100*s.ClientShare)
 }
 
-// sparks draws the last rates as a line of bars.
+// sparks draws the latest rates as a line of bars.
 func sparks(tallies []Tally, width int) string {
 	if len(tallies) > width {
 		tallies = tallies[len(tallies)-width:]
@@ -137,7 +138,7 @@ func sparks(tallies []Tally, width int) string {
 	return b.String()
 }
 
-// draw puts lines in the place of those before.
+// draw replaces the lines on the terminal.
 func (v *View) draw(lines []string) {
 	var b strings.Builder
 	v.erase(&b)
@@ -162,7 +163,7 @@ func (v *View) line(format string, args ...any) {
 	_, _ = fmt.Fprintf(v.w, format+"\n", args...)
 }
 
-// End takes the lines off the terminal.
+// End removes the lines from the terminal.
 func (v *View) End() {
 	if !v.terminal {
 		return

@@ -1,5 +1,6 @@
-// Package imageset makes the images of a load test: which there are, what is in them, how
-// large their layers are, and which of them a pattern selects. Equal options make equal images.
+// Package imageset makes the images of a load test. It determines which images there are,
+// what is in them and how large their layers are, and which of them a pattern selects.
+// Equal options make equal images.
 package imageset
 
 import (
@@ -26,44 +27,44 @@ import (
 	"example.org/slipway/workload/replay/content"
 )
 
-// Options say which images are made. The zero value is a hundred of them in ten
-// batches, each with five layers of 2048 bytes. Equal options make equal images, to the
-// byte, whoever makes them.
+// Options say which images are made. The zero value makes a hundred images in ten
+// batches, each with five layers of 2048 bytes. Equal options make images that are equal
+// to the byte, in every process.
 type Options struct {
-	// Images is how many, 0 means 100.
+	// Images is the number of images. 0 means 100.
 	Images int
-	// Batches is the number of disjoint batches, which are part of the images' names. 0
-	// means 10.
+	// Batches is the number of disjoint batches. The batch is a part of an image's name.
+	// 0 means 10.
 	Batches int
-	// Blobs is how many layers each has, 0 means 5.
+	// Blobs is the number of layers of each image. 0 means 5.
 	Blobs int
 	Sizes Sizes
 	// Prefix is put before the names of repositories, such as "load/".
 	Prefix string
-	// Maker makes the content. Its seed also determines the names.
+	// Maker makes the contents. Its seed also determines the names.
 	Maker content.Maker
 }
 
-// Part is a content that a client of an image fetches.
+// Part is a content that a client fetches when it pulls an image.
 type Part struct {
 	Digest oci.Digest
-	// Size in bytes.
+	// Size is in bytes.
 	Size int64
 }
 
-// Image is what a client that pulls an image fetches.
+// Image describes what a client fetches when it pulls an image.
 type Image struct {
 	Repo, Tag string
-	// Manifests are the manifest that the tag names and, if that is an index, the
+	// Manifests has the manifest that the tag names and, if that is an index, the
 	// manifest of the platform.
 	Manifests []Part
-	// Blobs are the configuration and the layers.
+	// Blobs has the configuration and the layers.
 	Blobs []Part
-	// Layers are the keys of generated layers; nil for an image that was listed.
+	// Layers has the keys of generated layers. It is nil for a listed image.
 	Layers []uint64
 }
 
-// Name is REPOSITORY:TAG.
+// Name returns REPOSITORY:TAG.
 func (m *Image) Name() string { return m.Repo + ":" + m.Tag }
 
 // Bytes returns how many bytes a pull transfers.
@@ -78,21 +79,22 @@ func (m *Image) Bytes() int64 {
 	return n
 }
 
-// Set is images that are made.
+// Set is a set of images that are made.
 type Set struct {
-	// Options it is made by, without zero values.
+	// Options are the options of the set, with defaults in place of zero values.
 	Options Options
 	Images  []*Image
 }
 
-// Max bounds a set: its description takes about 1 kB of memory for each image.
+// Max bounds the images of a set. The description of each image takes about 1 kB of
+// memory.
 const Max = 1 << 20
 
-// Platform is the one that generated images are for.
+// Platform returns the platform of generated images.
 func Platform() ocispec.Platform { return ocispec.Platform{OS: "linux", Architecture: "amd64"} }
 
-// Generate describes the images of a set. Their layers are made to learn their digests,
-// and made again when they are pushed.
+// Generate describes the images of a set. It makes their layers to compute the digests.
+// The layers are made again when they are pushed.
 func Generate(ctx context.Context, o *Options) (*Set, error) {
 	s := &Set{}
 	if o != nil {
@@ -119,7 +121,7 @@ func Generate(ctx context.Context, o *Options) (*Set, error) {
 	return s, g.Wait()
 }
 
-// Complete sets the defaults of the options, and tells what is wrong with them.
+// Complete sets the defaults of the options. It returns an error if an option is wrong.
 func (s *Set) Complete() error {
 	o := &s.Options
 	for _, v := range []struct {
@@ -142,20 +144,21 @@ func (s *Set) Complete() error {
 	return o.Maker.Check()
 }
 
-// Batches is how many disjoint parts the set is in.
+// Batches returns the number of disjoint batches of the set.
 func (s *Set) Batches() int { return s.Options.Batches }
 
-// BatchPattern returns a pattern that selects one batch and no image of another. The
-// first batch is 1. The pattern also fits names with a digest: Ociregistry, when it
-// prunes, knows the manifests of an index by such names.
+// BatchPattern returns a pattern that selects the images of one batch and no others. The
+// first batch is 1. The pattern also matches names with a digest, because Ociregistry
+// uses such names for the manifests of an index when it prunes.
 func (s *Set) BatchPattern(batch int) string {
 	return fmt.Sprintf("-%0*d[:@]", s.batchDigits(), batch)
 }
 
-// batchDigits is the width of all numbers of batches: none is the begin of another.
+// batchDigits returns the number of digits of every batch number. As all have the same,
+// no number is the beginning of another.
 func (s *Set) batchDigits() int { return max(4, len(strconv.Itoa(s.Options.Batches))) }
 
-// batchOf is the batch of image i. Sizes of batches differ by one at most.
+// batchOf returns the batch of image i. The sizes of two batches differ by at most one.
 func (s *Set) batchOf(i int) int { return i*s.Options.Batches/s.Options.Images + 1 }
 
 // rand returns the random source of image i, which depends only on the seed and i.
@@ -163,9 +166,9 @@ func (s *Set) rand(i int) *rand.Rand {
 	return rand.New(rand.NewPCG(s.Options.Maker.Seed, uint64(i)))
 }
 
-// name draws the name of an image as Ociregistry's load test has it:
-// <random>-<random>-NNNN:v<n>.<n>. Random parts begin with a letter and have no dash, so
-// that "-NNNN" is in it once.
+// name returns a random name for an image, in the form of Ociregistry's load test:
+// <random>-<random>-NNNN:v<n>.<n>. The random parts begin with a letter and contain no
+// dash, so "-NNNN" occurs only once.
 func (s *Set) name(rnd *rand.Rand, i int) (repo, tag string) {
 	const letters, all = "abcdefghijklmnopqrstuvwxyz", "abcdefghijklmnopqrstuvwxyz0123456789"
 	b := []byte(s.Options.Prefix)
@@ -179,12 +182,12 @@ func (s *Set) name(rnd *rand.Rand, i int) (repo, tag string) {
 	return fmt.Sprintf("%s%0*d", b, s.batchDigits(), s.batchOf(i)), fmt.Sprintf("v%d.%d", rnd.IntN(1000), rnd.IntN(1000))
 }
 
-// Describe makes an image, and keeps of it what a pull asks for.
+// Describe makes an image and returns the description that a pull needs.
 func (s *Set) Describe(ctx context.Context, i int) (*Image, error) {
 	rnd := s.rand(i)
 	m := &Image{}
 	m.Repo, m.Tag = s.name(rnd, i)
-	m.Blobs = make([]Part, 1, 1+s.Options.Blobs) // the first is the configuration
+	m.Blobs = make([]Part, 1, 1+s.Options.Blobs) // the first is for the configuration
 	for j := range s.Options.Blobs {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -208,10 +211,10 @@ func (s *Set) Describe(ctx context.Context, i int) (*Image, error) {
 
 func partOf(b []byte) Part { return Part{oci.SHA256(b), int64(len(b))} }
 
-// Papers are the documents of an image.
+// Papers are the JSON documents of an image.
 type Papers struct{ Index, Manifest, Config []byte }
 
-// Documents makes the documents of an image from its layers.
+// Documents makes the JSON documents of an image from its layers.
 func Documents(m *Image) (p Papers, err error) {
 	type rootfs struct {
 		Type    string       `json:"type"`
@@ -248,7 +251,7 @@ func Documents(m *Image) (p Papers, err error) {
 	return p, err
 }
 
-// Layer reads a layer of a size: an archive of tar with one file.
+// Layer returns a reader of a layer with the given size: a tar archive with one file.
 func Layer(mk content.Maker, key uint64, size int64) (io.Reader, error) {
 	var head bytes.Buffer
 	tw := tar.NewWriter(&head)
@@ -274,9 +277,9 @@ func layerDigest(mk content.Maker, key uint64, size int64) (oci.Digest, error) {
 	return oci.Digest("sha256:" + hex.EncodeToString(h.Sum(nil))), nil
 }
 
-// Select distributes images over patterns: regular expressions that are looked for in
-// their names. Every pattern must select something. overlap is an image that several
-// patterns select, nil if there is none.
+// Select distributes images among patterns. A pattern is a regular expression that is
+// searched for in the images' names. It is an error if a pattern selects nothing. overlap
+// is an image that several patterns select, or nil if there is none.
 func Select(images []*Image, patterns []string) (sets [][]*Image, overlap *Image, err error) {
 	sets = make([][]*Image, len(patterns))
 	exprs := make([]*regexp.Regexp, len(patterns))

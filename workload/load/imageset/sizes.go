@@ -9,35 +9,36 @@ import (
 	"strings"
 )
 
-// Sizes of layers are multiples of a block of tar. The least one is a header, a block of
-// content and the two blocks that end an archive.
+// Sizes of layers are multiples of a tar block. The smallest layer has a header, a block
+// of content and the two blocks at the end of an archive.
 const (
 	tarBlock = 512
 	minLayer = 4 * tarBlock
-	// maxLayer is what the header of the oldest format of tar can say, about 8 GiB.
+	// maxLayer is the largest size that a header of the oldest tar format can hold, about
+	// 8 GiB.
 	maxLayer = 8<<30 - 8*tarBlock
 )
 
-// defaultLayer is the size of a layer where nothing is said: five of them and the
-// manifests are about 11 kB, as the images of Ociregistry's load test.
+// defaultLayer is the default size of a layer. Five such layers and the manifests have
+// about 11 kB, like the images of Ociregistry's load test.
 const defaultLayer = minLayer
 
-// Sizes is the distribution of the sizes of layers, in bytes. The zero value is 2048
-// bytes each.
+// Sizes is the distribution of the sizes of layers, in bytes. With the zero value each
+// layer has 2048 bytes.
 type Sizes struct {
-	// list is drawn from in turn.
+	// list has the sizes that are used in turn.
 	list []int64
-	// low and high bound a uniform distribution of the logarithm.
+	// low and high bound a distribution in which the logarithm of the size is uniform.
 	low, high int64
-	// median and sigma are those of a log-normal distribution, cut at high.
+	// median and sigma describe a log-normal distribution, which is cut off at high.
 	median, sigma float64
 	text          string
 }
 
-// ParseSizes reads a distribution: sizes such as "2KiB" or "1KB,64KiB,1MiB", which the
-// layers of an image have in turn; "1KiB-1MiB", each order of magnitude as likely; or
-// "lognormal:64KiB,2", with that median and standard deviation of the logarithm, and a
-// third number for the largest.
+// ParseSizes parses a distribution. Sizes such as "2KiB" or "1KB,64KiB,1MiB" are used in
+// turn by the layers of an image. In "1KiB-1MiB" each order of magnitude is as likely.
+// "lognormal:64KiB,2" has that median and that standard deviation of the logarithm, and
+// an optional third number gives the largest size.
 func ParseSizes(s string) (Sizes, error) {
 	z := Sizes{text: s}
 	var err error
@@ -88,8 +89,8 @@ func (z *Sizes) parseNormal(s string) error {
 	return err
 }
 
-// parseBytes reads 2048, 2KB, 2KiB, 2K or 1.5MiB: K, M and G with or without iB are
-// powers of 1024, with B of 1000.
+// parseBytes parses a size such as 2048, 2KB, 2KiB, 2K or 1.5MiB. K, M and G, with or
+// without iB, are powers of 1024. KB, MB and GB are powers of 1000.
 func parseBytes(s string) (int64, error) {
 	digits := strings.TrimRight(strings.TrimSpace(s), "KMGkiB")
 	unit := strings.ToUpper(strings.TrimSpace(s)[len(digits):])
@@ -105,7 +106,7 @@ func parseBytes(s string) (int64, error) {
 	return int64(v), nil
 }
 
-// String writes the distribution as ParseSizes reads it.
+// String returns the distribution in the form that ParseSizes parses.
 func (z Sizes) String() string {
 	if z.text == "" {
 		return strconv.Itoa(defaultLayer)
@@ -113,7 +114,7 @@ func (z Sizes) String() string {
 	return z.text
 }
 
-// draw is the size of layer i of an image. It is a multiple of a block.
+// draw returns the size of layer i of an image. It is a multiple of a tar block.
 func (z *Sizes) draw(rnd *rand.Rand, i int) int64 {
 	var n float64
 	switch {

@@ -9,25 +9,25 @@ import (
 	"net/http"
 )
 
-// errMalformed is an answer that is no HTTP.
+// errMalformed is the error for an answer that is not HTTP.
 var errMalformed = errors.New("malformed answer")
 
 func malformed(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", errMalformed, fmt.Sprintf(format, args...))
 }
 
-// head is the head of an answer, as far as it says how to read the rest.
+// head is the part of an answer's head that says how to read the rest.
 type head struct {
-	// length of the body, -1 if it is not told.
+	// length is the length of the body, or -1 if the head does not give it.
 	length  int64
 	chunked bool
-	// keep tells that the connection can be used again, old that the version is 1.0.
+	// keep says that the connection can be used again. old says that the version is 1.0.
 	keep, old bool
-	// bytes read of heads so far.
+	// bytes is how many bytes of heads have been read.
 	bytes int
 }
 
-// read reads a head, after those of interim answers.
+// read reads the head of an answer. It skips the heads of interim answers.
 func (h *head) read(r *bufio.Reader) (Answer, error) {
 	for {
 		a, err := h.one(r)
@@ -40,7 +40,7 @@ func (h *head) read(r *bufio.Reader) (Answer, error) {
 	}
 }
 
-// one reads one head.
+// one reads a single head.
 func (h *head) one(r *bufio.Reader) (a Answer, err error) {
 	h.length, h.chunked = -1, false
 	line, err := h.line(r)
@@ -62,7 +62,7 @@ func (h *head) one(r *bufio.Reader) (a Answer, err error) {
 			return a, err
 		}
 	}
-	if h.chunked { // RFC 9112, 6.3: a length beside it does not count
+	if h.chunked { // RFC 9112, 6.3: the length is ignored
 		h.length = -1
 		if h.old {
 			return a, malformed("HTTP/1.0 has no chunks")
@@ -71,7 +71,8 @@ func (h *head) one(r *bufio.Reader) (a Answer, err error) {
 	return a, nil
 }
 
-// line reads a line without its end. It is valid until the next read.
+// line reads a line and returns it without its end. The line is valid until the next
+// read.
 func (h *head) line(r *bufio.Reader) ([]byte, error) {
 	line, err := r.ReadSlice('\n')
 	if h.bytes += len(line); h.bytes > maxHead {
@@ -87,7 +88,8 @@ func (h *head) line(r *bufio.Reader) ([]byte, error) {
 	return bytes.TrimSuffix(line, []byte("\r")), nil
 }
 
-// statusLine reads "HTTP/1.1 200 OK"; keep is the version's default.
+// statusLine parses a line such as "HTTP/1.1 200 OK". keep is the default of the HTTP
+// version.
 func statusLine(line []byte) (status int, keep bool, err error) {
 	const prefix = "HTTP/1."
 	if len(line) < len(prefix)+5 || string(line[:len(prefix)]) != prefix || line[len(prefix)] > '1' || line[len(prefix)] < '0' || line[len(prefix)+1] != ' ' {
@@ -109,7 +111,7 @@ func statusLine(line []byte) (status int, keep bool, err error) {
 	return status, line[len(prefix)] == '1', nil
 }
 
-// field takes note of a header.
+// field notes a header.
 func (h *head) field(a *Answer, line []byte) error {
 	name, value, ok := bytes.Cut(line, []byte(":"))
 	if !ok || len(name) == 0 || !printable(name) {
@@ -152,7 +154,7 @@ func note(dst *string, value []byte) {
 	}
 }
 
-// is compares without case; name is ASCII.
+// is compares b with name, ignoring case. name is ASCII.
 func is(b []byte, name string) bool {
 	if len(b) != len(name) {
 		return false
@@ -165,9 +167,9 @@ func is(b []byte, name string) bool {
 	return true
 }
 
-// decimal reads a length.
+// decimal parses a length.
 func decimal(b []byte) (n int64, ok bool) {
-	if len(b) == 0 || len(b) > 18 { // 10^18 bytes are a mistake
+	if len(b) == 0 || len(b) > 18 { // 10^18 bytes must be a mistake
 		return 0, false
 	}
 	for _, c := range b {
@@ -179,7 +181,7 @@ func decimal(b []byte) (n int64, ok bool) {
 	return n, true
 }
 
-// body reads the body that belongs to the head.
+// body reads the body that follows the head.
 func (h *head) body(r *bufio.Reader, method string, a *Answer, to func([]byte) error) error {
 	switch {
 	case method == http.MethodHead:
@@ -192,7 +194,7 @@ func (h *head) body(r *bufio.Reader, method string, a *Answer, to func([]byte) e
 	case h.length >= 0:
 		return pieces(r, h.length, a, to)
 	}
-	h.keep = false // it ends with the connection
+	h.keep = false // the body ends with the connection
 	for {
 		if _, err := r.Peek(1); errors.Is(err, io.EOF) {
 			return nil
@@ -205,7 +207,7 @@ func (h *head) body(r *bufio.Reader, method string, a *Answer, to func([]byte) e
 	}
 }
 
-// pieces hands on the next n bytes.
+// pieces passes on the next n bytes.
 func pieces(r *bufio.Reader, n int64, a *Answer, to func([]byte) error) error {
 	for n > 0 {
 		if r.Buffered() == 0 {
@@ -231,7 +233,7 @@ func pieces(r *bufio.Reader, n int64, a *Answer, to func([]byte) error) error {
 	return nil
 }
 
-// chunks reads a body in chunks, and the trailer behind it.
+// chunks reads a chunked body and the trailer behind it.
 func (h *head) chunks(r *bufio.Reader, a *Answer, to func([]byte) error) error {
 	for {
 		h.bytes = 0
@@ -264,7 +266,7 @@ func (h *head) chunks(r *bufio.Reader, a *Answer, to func([]byte) error) error {
 	}
 }
 
-// chunkSize reads the line before a chunk; what follows the number are extensions.
+// chunkSize parses the line before a chunk. It ignores the extensions behind the number.
 func chunkSize(line []byte) (int64, error) {
 	digits, _, _ := bytes.Cut(line, []byte(";"))
 	digits = bytes.TrimRight(digits, " \t")

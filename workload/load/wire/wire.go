@@ -1,13 +1,13 @@
 // Package wire sends requests without a body over HTTP/1.1 with as little work as
-// possible, for programs that measure servers on the machine they run on: every
-// microsecond that the client takes is one the server does not have.
+// possible. It is for programs that measure servers on the machine they run on: every
+// microsecond that the client uses is one that the server does not have.
 //
-// A [Client] is one sequence of requests. It keeps a connection to each host, reads
-// into one buffer, hands a body on in pieces where it lies, and allocates nothing for
-// an answer but what of it is kept. It does not follow redirects, knows no proxies,
-// credentials or cookies, and decodes no compression: its caller sees what the server
-// sent. An answer that breaks the rules of RFC 9112 is an error and costs the
-// connection; what is valid is understood as net/http does.
+// A [Client] sends one request after the other. It keeps a connection to each host and
+// reads into one buffer. It hands on a body in pieces, without copying them, and
+// allocates only those parts of an answer that are kept. It does not follow redirects. It
+// does not use proxies, credentials or cookies, and does not decompress bodies: its
+// caller sees what the server sent. An answer that violates RFC 9112 is an error, and its
+// connection is closed. Valid answers are understood as net/http understands them.
 package wire
 
 import (
@@ -29,32 +29,33 @@ import (
 const (
 	defaultTimeout = time.Minute
 	dialTimeout    = 10 * time.Second
-	// bufferSize is that of the buffer that answers are read into, in bytes: what one
-	// read of a socket usually brings, and the longest line of a head.
+	// bufferSize is the size in bytes of the buffer that answers are read into. It is
+	// what one read of a socket usually brings, and bounds a line of a head.
 	bufferSize = 64 << 10
-	// maxHead is how many bytes the head of an answer may have, as in net/http.
+	// maxHead bounds the bytes of an answer's head, as in net/http.
 	maxHead = 1 << 20
 )
 
-// Options of a Client. The zero value is usable.
+// Options are the options of a Client. The zero value is usable.
 type Options struct {
-	// TLS is for https; nil means the system's certificates.
+	// TLS is the configuration for https. nil means the system's certificates.
 	TLS *tls.Config
-	// Timeout bounds a request with its answer, 0 means a minute.
+	// Timeout bounds a request together with its answer. 0 means a minute.
 	Timeout time.Duration
-	// UserAgent is sent with each request; "" sends none.
+	// UserAgent is sent with each request. If it is "", no User-Agent is sent.
 	UserAgent string
 }
 
 // Host is a server.
 type Host struct {
-	// Secure asks for TLS.
+	// Secure says that TLS is used.
 	Secure bool
 	// Name is host[:port], as in a URL.
 	Name string
 }
 
-// HostOf returns the server that a URL names. Only http and https have one.
+// HostOf returns the server that a URL names. It is an error if the scheme is not http or
+// https.
 func HostOf(u *url.URL) (Host, error) {
 	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return Host{}, errors.New("the address is neither http://HOST nor https://HOST")
@@ -65,7 +66,7 @@ func HostOf(u *url.URL) (Host, error) {
 	return Host{Secure: u.Scheme == "https", Name: u.Host}, nil
 }
 
-// address is where to connect to.
+// address returns the address to connect to.
 func (h Host) address() string {
 	u := url.URL{Host: h.Name}
 	port := u.Port()
@@ -82,26 +83,28 @@ func (h Host) address() string {
 // Request is a request without a body.
 type Request struct {
 	Host Host
-	// Method is GET, HEAD or another one that has no body.
+	// Method is GET, HEAD or another method without a body.
 	Method string
 	// Target is the path with the query, escaped as it is to be sent.
 	Target []byte
-	// Header is further lines, each ended by CR LF, or nothing.
+	// Header has further header lines, each ended by CR LF, or is empty.
 	Header []byte
 }
 
-// Answer is what a server answered, but for the body.
+// Answer is a server's answer without the body.
 type Answer struct {
 	Status int
-	// Size is how many bytes the body had; of an answer to HEAD it is Content-Length,
+	// Size is how many bytes the body had. For an answer to HEAD it is Content-Length, or
 	// -1 if there is none.
 	Size int64
-	// Location, Link, Challenge (WWW-Authenticate) and Digest (Docker-Content-Digest)
-	// are headers, "" where the server sent none. Of several the first counts.
+	// Location, Link, Challenge (WWW-Authenticate) and Digest (Docker-Content-Digest) are
+	// headers of the answer, or "" if the server did not send them. If there are several
+	// of the same name, the first counts.
 	Location, Link, Challenge, Digest string
 }
 
-// Client is a sequence of requests. It is not safe for concurrent use but for Close.
+// Client sends one request after the other. Only Close may be called concurrently with
+// other methods.
 type Client struct {
 	o       Options
 	ctx     context.Context // spans the client's life
@@ -113,15 +116,15 @@ type Client struct {
 	closed bool
 }
 
-// conn is a connection that is kept.
+// conn is a connection that is kept open.
 type conn struct {
 	net.Conn
 	r    *bufio.Reader
-	used bool // an answer came over it
+	used bool // an answer has come over it
 }
 
-// New returns a client. When ctx ends, its connections are closed and a request under
-// way fails. The caller closes it.
+// New returns a client. When ctx ends, the client's connections are closed and a request
+// under way fails. The caller closes the client.
 func New(ctx context.Context, o *Options) *Client {
 	c := &Client{ctx: ctx, conns: map[Host]*conn{}}
 	if o != nil {
@@ -130,11 +133,12 @@ func New(ctx context.Context, o *Options) *Client {
 	if c.o.Timeout == 0 {
 		c.o.Timeout = defaultTimeout
 	}
-	c.stop = context.AfterFunc(ctx, func() { _ = c.shut() }) // errors of closing concern nobody
+	c.stop = context.AfterFunc(ctx, func() { _ = c.shut() }) // nobody needs the errors of closing
 	return c
 }
 
-// Close closes the connections. A request under way fails, and so does every later one.
+// Close closes the connections. A request under way fails, and so does every later
+// request.
 func (c *Client) Close() error {
 	c.stop()
 	return c.shut()
@@ -152,15 +156,15 @@ func (c *Client) shut() error {
 	return errors.Join(errs...)
 }
 
-// errStale says that a connection that had been idle was closed by the server before it
-// saw the request: it is sent again over a new one.
+// errStale says that the server closed an idle connection before it saw the request. The
+// request is then sent again over a new connection.
 var errStale = errors.New("the server closed an idle connection")
 
-// Do sends a request and hands the body of its answer to body, piece by piece; nil drops
-// it. A piece is valid until body returns, and an error from body ends the request, with
-// that error. A request is sent once, but for connections that the server had closed.
-// The answer is filled in as far as it came, also with an error; Status is 0 if there was
-// none.
+// Do sends a request and passes the body of the answer to body, piece by piece. If body
+// is nil, the pieces are dropped. A piece is valid until body returns. If body returns an
+// error, the request ends with that error. A request is sent only once, unless the server
+// had closed an idle connection. If there is an error, the answer has the part that came
+// before it. Status is 0 if there was no answer.
 func (c *Client) Do(r *Request, body func(p []byte) error) (Answer, error) {
 	for try := 0; ; try++ {
 		a, err := c.once(r, body)
@@ -170,7 +174,7 @@ func (c *Client) Do(r *Request, body func(p []byte) error) (Answer, error) {
 	}
 }
 
-// cause tells a closed client from a broken connection.
+// cause returns the context's error if the client is closed, and otherwise err.
 func (c *Client) cause(err error) error {
 	if err != nil && c.ctx.Err() != nil {
 		return c.ctx.Err()
@@ -196,7 +200,7 @@ func (c *Client) once(r *Request, body func(p []byte) error) (a Answer, err erro
 	if _, err := k.Write(c.head(r)); err != nil {
 		return a, stale(err, reused)
 	}
-	if _, err := k.r.Peek(1); err != nil { // nothing of an answer came
+	if _, err := k.r.Peek(1); err != nil { // no byte of an answer came
 		return a, stale(err, reused)
 	}
 	var h head
@@ -210,7 +214,8 @@ func (c *Client) once(r *Request, body func(p []byte) error) (a Answer, err erro
 	return a, nil
 }
 
-// stale marks errors that an idle connection has when the server has closed it.
+// stale marks an error as errStale if it may come from a connection that the server
+// closed while it was idle.
 func stale(err error, reused bool) error {
 	if reused && !errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("%w: %w", errStale, err)
@@ -218,8 +223,8 @@ func stale(err error, reused bool) error {
 	return timely(err)
 }
 
-// timely names a timeout as everybody knows it, and the end of a connection where more
-// was to come as what it is.
+// timely returns context.DeadlineExceeded for a timeout, and io.ErrUnexpectedEOF if a
+// connection ended too early.
 func timely(err error) error {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
@@ -230,7 +235,7 @@ func timely(err error) error {
 	return err
 }
 
-// head writes the request.
+// head returns the head of the request.
 func (c *Client) head(r *Request) []byte {
 	b := append(c.request[:0], r.Method...)
 	b = append(b, ' ')
@@ -247,7 +252,7 @@ func (c *Client) head(r *Request) []byte {
 	return c.request
 }
 
-// connect returns the connection to a host, a new one if there is none.
+// connect returns the connection to a host. If there is none, it opens one.
 func (c *Client) connect(h Host) (*conn, error) {
 	c.mu.Lock()
 	k, closed := c.conns[h], c.closed
@@ -295,7 +300,7 @@ func (c *Client) drop(h Host, k *conn) {
 	_ = k.Close() // it is given up
 }
 
-// printable reports whether s can stand in a line of a head.
+// printable reports whether s may be part of a line of a head.
 func printable[T string | []byte](s T) bool {
 	for i := 0; i < len(s); i++ {
 		if s[i] <= ' ' || s[i] == 0x7f {
@@ -305,8 +310,8 @@ func printable[T string | []byte](s T) bool {
 	return true
 }
 
-// Clean reports whether target can be sent as that of a request: it begins with a slash
-// and has neither spaces nor control characters.
+// Clean reports whether target can be sent as the target of a request: whether it begins
+// with a slash and contains no spaces or control characters.
 func Clean(target []byte) bool {
 	return bytes.HasPrefix(target, []byte("/")) && printable(target)
 }
