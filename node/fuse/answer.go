@@ -1,7 +1,7 @@
 package fuse
 
-// Lengths of answers with their header. The functions below fill in all of an
-// answer but its header, in a buffer that was cleared.
+// These are the lengths of answers with their headers. The functions below fill in an
+// answer except for its header. The buffer must be zeroed.
 const (
 	EntryLen   = OutHeaderLen + 40 + attrLen
 	AttrLen    = OutHeaderLen + 16 + attrLen
@@ -9,14 +9,14 @@ const (
 	WriteLen   = OutHeaderLen + 8
 	StatfsLen  = OutHeaderLen + 80
 	initLen    = OutHeaderLen + 64
-	direntHead = 24 // of an entry of a directory, before its name
+	direntHead = 24 // of a directory entry, before its name
 )
 
-// Attr is what stat shows of a node; its owner is root.
+// Attr is what stat shows of a node. The owner is root.
 type Attr struct {
 	Node uint64
 	Size int64  // bytes
-	Mode uint32 // with the type bits
+	Mode uint32 // including the type bits
 }
 
 func (a Attr) put(b []byte) {
@@ -28,8 +28,8 @@ func (a Attr) put(b []byte) {
 	le.PutUint32(b[80:], 4096)
 }
 
-// PutEntry answers LOOKUP. The kernel may remember the name and the attributes
-// for so many seconds.
+// PutEntry answers LOOKUP. The kernel may cache the name for nameSeconds and the
+// attributes for attrSeconds.
 func PutEntry(b []byte, a Attr, nameSeconds, attrSeconds uint64) {
 	le.PutUint64(b[OutHeaderLen:], a.Node)
 	le.PutUint64(b[OutHeaderLen+16:], nameSeconds)
@@ -43,28 +43,28 @@ func PutAttr(b []byte, a Attr, seconds uint64) {
 	a.put(b[OutHeaderLen+16:])
 }
 
-// PutOpen answers OPEN; backing is 0, or the number of a file that the kernel
-// reads itself.
+// PutOpen answers OPEN. backing is 0, or the number of a file that the kernel reads
+// itself.
 func PutOpen(b []byte, handle uint64, flags uint32, backing int32) {
 	le.PutUint64(b[OutHeaderLen:], handle)
 	le.PutUint32(b[OutHeaderLen+8:], flags)
 	le.PutUint32(b[OutHeaderLen+12:], uint32(backing))
 }
 
-// PutWrite answers WRITE: so many bytes were written.
+// PutWrite answers WRITE: n bytes were written.
 func PutWrite(b []byte, n uint32) { le.PutUint32(b[OutHeaderLen:], n) }
 
-// PutStatfs answers STATFS of a file system whose blocks have 4,096 bytes and
-// which does not count them.
+// PutStatfs answers STATFS for a file system that has blocks of 4,096 bytes and does not
+// count them.
 func PutStatfs(b []byte, maxName uint32) {
 	le.PutUint32(b[OutHeaderLen+40:], 4096) // bsize
 	le.PutUint32(b[OutHeaderLen+44:], maxName)
 	le.PutUint32(b[OutHeaderLen+48:], 4096) // frsize
 }
 
-// AppendDirent appends an entry of a directory to an answer to READDIR unless
-// that would make it longer than limit bytes: then it is false. next is where a
-// READDIR goes on behind it.
+// AppendDirent appends a directory entry to an answer to READDIR and reports whether it
+// did. It does not if the answer would be longer than limit bytes. next is the offset at
+// which a later READDIR continues after the entry.
 func AppendDirent(b []byte, limit int, a Attr, next uint64, name string) ([]byte, bool) {
 	n := direntHead + len(name)
 	padded := (n + 7) &^ 7
@@ -81,7 +81,7 @@ func AppendDirent(b []byte, limit int, a Attr, next uint64, name string) ([]byte
 	return b, true
 }
 
-// initAnswer is what INIT settles.
+// initAnswer is what a connection agrees on in INIT.
 type initAnswer struct {
 	minor, maxReadahead, maxWrite       uint32
 	maxBackground, congestion, maxPages uint16
@@ -101,8 +101,9 @@ func putInit(b []byte, a initAnswer) {
 	le.PutUint16(o[28:], a.maxPages)
 	le.PutUint32(o[32:], uint32(a.flags>>32))
 	if a.flags&FlagPassthrough != 0 {
-		// The backing files lie on an ordinary file system. Without passthrough it
-		// stays 0, so that a file system may be mounted from a file of this one.
+		// This is the stacking depth of passthrough: the backing files lie on an ordinary
+		// file system. Without passthrough it stays 0, so that a file system may be
+		// mounted from a file of this one.
 		le.PutUint32(o[36:], 1)
 	}
 }

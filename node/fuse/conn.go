@@ -14,57 +14,59 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrAborted is returned by [Conn.Serve] when the connection was aborted: every
-// use of the mount fails from then on.
+// ErrAborted is returned by [Conn.Serve] if the connection was aborted. Every later use
+// of the mount fails.
 var ErrAborted = errors.New("the FUSE connection was aborted")
 
 // Conn is the server's end of a connection.
 type Conn struct {
-	// Number of the connection, as [Connection] tells it.
+	// Number is the number of the connection, as [Connection] returns it.
 	Number uint32
 
 	log    *slog.Logger
 	init   InitOptions
 	master *device // the connection
-	dev    *device // what requests are read from and answered on: master, or a clone of it
+	dev    *device // requests are read from it and answered on it: master, or a clone of it
 
-	base   context.Context // of all requests; ends with ErrStopping
+	base   context.Context // the parent of every request's context; ends with ErrStopping
 	cancel context.CancelCauseFunc
-	work   sync.WaitGroup // requests in goroutines of their own
+	work   sync.WaitGroup // requests that have their own goroutines
 
 	mu  sync.Mutex
-	ops map[uint64]*Op // in work, by number
+	ops map[uint64]*Op // being handled, by number
 
 	resent, interrupts atomic.Uint64
 }
 
-// Settled is what a connection agreed on in INIT: what a successor has to know.
+// Settled is what a connection agreed on in INIT. A successor has to know it.
 type Settled struct {
 	Minor, Flags uint64
 }
 
-// InitOptions are what a server wants of a connection.
+// InitOptions are a server's wishes for a connection.
 type InitOptions struct {
-	// Want are flags to take if the kernel offers them.
+	// Want holds the flags to set if the kernel offers them.
 	Want uint64
-	// NoResend behaves as on a kernel that cannot send requests again (below 6.9).
+	// NoResend makes the server behave as on a kernel that cannot resend requests (below
+	// 6.9).
 	NoResend bool
 	// MaxReadahead bounds how many bytes the kernel reads ahead of a process.
 	MaxReadahead uint32
-	// MaxBackground is how many requests the kernel sends at once of those that no
-	// process waits for, such as reading ahead and asynchronous direct I/O.
+	// MaxBackground bounds how many background requests the kernel sends at once. No
+	// process waits for these: they are, for example, readahead and asynchronous direct
+	// I/O.
 	MaxBackground uint16
-	// MaxRead and MaxWrite are the most bytes of one request. MaxWrite is at least
-	// 4,096; what a reader's buffer must hold follows from it.
+	// MaxRead and MaxWrite bound the bytes of one request. MaxWrite is at least 4,096.
+	// The size of a reader's buffer follows from it.
 	MaxRead, MaxWrite int
-	// Settled is what a predecessor agreed on, nil if there was none.
+	// Settled is what a predecessor agreed on, or nil if there was none.
 	Settled *Settled
-	// Save notes for a successor what was agreed on. It is called before the kernel
-	// is answered, and an error ends the server.
+	// Save stores what was agreed on, for a successor. It is called before the kernel is
+	// answered. If it returns an error, the server ends.
 	Save func(Settled) error
 }
 
-// Open makes the server's end of the connection of dev, which stays the caller's.
+// Open returns the server's end of the connection of dev. The caller still owns dev.
 // Close must be called.
 func Open(dev *os.File, log *slog.Logger) (*Conn, error) {
 	n, err := Connection(dev)
@@ -80,8 +82,8 @@ func Open(dev *os.File, log *slog.Logger) (*Conn, error) {
 	return c, nil
 }
 
-// Close lets go of the connection, if Serve was not called or has returned. The
-// mount stays, and needs a successor.
+// Close releases the connection. It is for a connection whose Serve was not called or has
+// returned. The mount stays and needs a successor.
 func (c *Conn) Close() error {
 	if c.master == nil {
 		return nil
@@ -96,22 +98,23 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// Context is that of all requests. It ends with ErrStopping.
+// Context returns the parent of every request's context. It ends with ErrStopping.
 func (c *Conn) Context() context.Context { return c.base }
 
-// FD is the descriptor of the connection for ioctls on it.
+// FD returns the descriptor of the connection, for ioctls.
 func (c *Conn) FD() int { return c.master.fd }
 
-// Resent is how many requests came again, Interrupts how many signals came to
-// processes whose requests were in work.
+// Resent returns how many requests the kernel sent again. Interrupts returns how many
+// signals came to processes whose requests were being handled.
 func (c *Conn) Resent() uint64 { return c.resent.Load() }
 
-// Interrupts is explained at Resent.
+// Interrupts is described at Resent.
 func (c *Conn) Interrupts() uint64 { return c.interrupts.Load() }
 
-// Negotiate brings the connection to where requests can be answered: it asks for
-// the requests that a predecessor left unanswered, and waits for INIT if there was
-// none yet. Its error ends Serve; [EndOf] says what it means.
+// Negotiate prepares the connection for answering requests. It asks the kernel to resend
+// the requests that a predecessor left unanswered, or waits for INIT if there was none
+// yet. After an error of Negotiate, do not call Serve: [EndOf] converts the error into
+// the one that Serve would return.
 func (c *Conn) Negotiate(ctx context.Context, o InitOptions) error {
 	c.init = o
 	resend := c.resend()
@@ -152,7 +155,8 @@ func (c *Conn) Negotiate(ctx context.Context, o InitOptions) error {
 	return nil
 }
 
-// resend asks the kernel to send again what it has no answer to. It is false where the kernel cannot.
+// resend asks the kernel to send all unanswered requests again. It reports whether the
+// kernel can.
 func (c *Conn) resend() bool {
 	if s := c.init.Settled; c.init.NoResend || s != nil && s.Flags&FlagHasResend == 0 {
 		return false
@@ -163,10 +167,11 @@ func (c *Conn) resend() bool {
 	return c.dev.write(b[:]) == nil
 }
 
-// Invalidate makes the kernel drop the pages and attributes that it remembers of a node. It waits for reads of the node
-// that are in work. A node that the kernel does not know is no error.
+// Invalidate makes the kernel drop the cached pages and attributes of a node. It waits
+// for reads of the node that are being handled. It is no error if the kernel does not
+// know the node.
 func (c *Conn) Invalidate(node uint64) error {
-	var b [OutHeaderLen + 24]byte // and the node, the first byte, and the number of bytes: 0 for all
+	var b [OutHeaderLen + 24]byte // then the node, the first byte, and the number of bytes: 0 means all
 	PutHeader(b[:], 0, 0)
 	le.PutUint32(b[4:], notifyInval) // as in resend
 	le.PutUint64(b[OutHeaderLen:], node)
@@ -176,8 +181,9 @@ func (c *Conn) Invalidate(node uint64) error {
 	return nil
 }
 
-// isolate lets this server work on a clone of the connection. Where requests cannot be sent again, those that a killed
-// server has in hand would never be answered; on a clone of its own they fail with it, and only they.
+// isolate makes this server work on its own clone of the connection. If the kernel cannot
+// resend requests, those that a killed server had read would never be answered. With a
+// clone, exactly those requests fail when the server dies.
 func (c *Conn) isolate() error {
 	d, err := c.master.clone()
 	if err == nil {
@@ -186,13 +192,14 @@ func (c *Conn) isolate() error {
 	return err
 }
 
-// answerInit answers INIT: of what the kernel offers, it takes what there is a use for.
+// answerInit answers INIT. It accepts those of the kernel's offers that the server can
+// use.
 func (c *Conn) answerInit(r *Request) error {
 	in, o := r.init, &c.init
 	if in.major > protoMajor {
 		var b [initLen]byte
 		putInit(b[:], initAnswer{})
-		c.Answer(r.Unique, b[:]) // it asks again with our major number
+		c.Answer(r.Unique, b[:]) // the kernel asks again with our major number
 		return nil
 	}
 	if in.major < protoMajor || in.minor < protoMinorMin {
@@ -226,20 +233,22 @@ func (c *Conn) answerInit(r *Request) error {
 	return nil
 }
 
-// bufferLen is what one reader needs: the kernel asks for at least 8192 bytes and for room for the largest write.
+// bufferLen returns the buffer size that one reader needs. The kernel demands at least
+// 8192 bytes and room for the largest write.
 func (c *Conn) bufferLen() int { return max(16<<10, c.init.MaxWrite+4096) }
 
-// Serve reads requests and has each answered by handle, which several readers
-// call concurrently and which must not wait for anything slow: a request that has
-// to wait is taken into work with [Conn.Begin]. Requests about the connection
-// itself do not come to handle.
+// Serve reads requests and calls handle for each. Several readers call handle
+// concurrently, and handle must not wait for anything slow: it passes a request that has
+// to wait to [Conn.Begin]. Serve answers requests about the connection itself and does
+// not pass them to handle.
 //
-// It returns when the file system is unmounted and unused (nil), the connection
-// is aborted ([ErrAborted]), or ctx ends (its error): then no further request is
-// taken, those in work get drain to end, and all others are left to the
-// successor. It can be called once, after Negotiate.
+// Serve returns nil when the file system is unmounted and unused, [ErrAborted] when the
+// connection is aborted, and the context's error when ctx ends. In the last case it reads
+// no further request, gives the requests being handled the time drain to end, and leaves
+// all others to the successor. Serve can be called once, after Negotiate.
 func (c *Conn) Serve(ctx context.Context, drain time.Duration, handle func(*Request)) error {
-	// A reader answers what needs no waiting itself, so a few are enough for any number of processes.
+	// A reader itself answers requests that need no waiting, so a few readers are enough
+	// for any number of processes.
 	n := min(max(runtime.GOMAXPROCS(0), 2), 8)
 	ends := make(chan error, n)
 	for range n {
@@ -261,7 +270,8 @@ func (c *Conn) Serve(ctx context.Context, drain time.Duration, handle func(*Requ
 	return EndOf(err)
 }
 
-// EndOf turns what ended the reading of requests into what Serve returns.
+// EndOf converts the error that ended the reading of requests into the error that Serve
+// returns.
 func EndOf(err error) error {
 	switch {
 	case errors.Is(err, unix.ENODEV):
@@ -272,8 +282,8 @@ func EndOf(err error) error {
 	return err
 }
 
-// drain waits for requests in work, then leaves them. What does not heed its context is not waited for longer than
-// twice d.
+// drain waits for the requests being handled, and then abandons them. It waits at most
+// 2d, even for requests that ignore their context.
 func (c *Conn) drain(d time.Duration) {
 	done := make(chan struct{})
 	go func() { c.work.Wait(); close(done) }()
@@ -288,7 +298,7 @@ func (c *Conn) drain(d time.Duration) {
 	}
 }
 
-// read is one reader. It ends without an error when the server stops.
+// read is the loop of one reader. It returns nil when the server stops.
 func (c *Conn) read(handle func(*Request)) error {
 	buf, free, err := residentBuffer(c.bufferLen())
 	if err != nil {
@@ -315,7 +325,7 @@ func (c *Conn) read(handle func(*Request)) error {
 			c.resent.Add(1)
 		}
 		switch r.Op {
-		case OpForget, OpBatchForget: // no answer; nothing is kept of a lookup
+		case OpForget, OpBatchForget: // they have no answer, and the server keeps no state of a lookup
 		case OpInterrupt:
 			c.interrupt(&r)
 		case OpInit: // a predecessor died before it answered
@@ -328,8 +338,8 @@ func (c *Conn) read(handle func(*Request)) error {
 	}
 }
 
-// Answer sends an answer whose body is in place. It reports whether the request
-// still was there to be answered.
+// Answer sends an answer whose body is already in b. It reports whether the request was
+// still waiting for an answer.
 func (c *Conn) Answer(unique uint64, b []byte) bool {
 	PutHeader(b, unique, 0)
 	return c.write(b)
@@ -344,7 +354,7 @@ func (c *Conn) Fail(unique uint64, errno unix.Errno) bool {
 
 func (c *Conn) write(b []byte) bool {
 	err := c.dev.write(b)
-	// ENOENT, ENODEV: the request or the mount is gone.
+	// ENOENT and ENODEV mean that the request or the mount is gone.
 	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
 		c.log.Error("answer a FUSE request", "err", err)
 	}

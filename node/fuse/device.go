@@ -11,22 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// device is a descriptor of /dev/fuse of our own.
+// device is our own descriptor of /dev/fuse.
 //
-// It stays out of Go's poller: a program that opens a file of the mount with package os adds it to its poller, for which
-// the kernel asks the server while it holds the poller's lock. Where this program is the server, it would never read
-// the question.
+// It is not in Go's poller. When a program opens a file of the mount with package os,
+// package os adds the file to the program's poller. While the kernel does so, it holds
+// the poller's lock and sends a request to the server. If the program is itself the
+// server, it could never read that request.
 type device struct {
 	fd      int
 	stopFD  int // an eventfd that becomes readable when the readers are to stop
 	stopped atomic.Bool
 
-	turn sync.Mutex // of the one reader that waits: more would all be woken by every request
+	turn sync.Mutex // held by the one reader that waits: every request would wake all waiting readers
 }
 
 var errStopped = errors.New("told to stop")
 
-// newDevice takes over a descriptor.
+// newDevice returns a device that owns the descriptor fd.
 func newDevice(fd int) (*device, error) {
 	err := unix.SetNonblock(fd, true)
 	stop := -1
@@ -52,8 +53,8 @@ func duplicate(f *os.File) (*device, error) {
 	return newDevice(n)
 }
 
-// clone returns another device of the same connection: what is read from it is answered on it, and fails when it is
-// closed.
+// clone returns another device of the same connection. A request that is read from the
+// clone is answered on the clone, and fails when the clone is closed.
 func (d *device) clone() (*device, error) {
 	fd, err := unix.Open(Device, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -70,7 +71,7 @@ func (d *device) close() error {
 	return errors.Join(unix.Close(d.fd), unix.Close(d.stopFD))
 }
 
-// stop ends every read, now and later, with errStopped. No request is lost to it.
+// stop ends every current and later read with errStopped. No request is lost.
 func (d *device) stop() {
 	if d.stopped.Swap(true) {
 		return
@@ -78,12 +79,12 @@ func (d *device) stop() {
 	one := [8]byte{1}
 	for {
 		if _, err := unix.Write(d.stopFD, one[:]); err != unix.EINTR {
-			return // the counter cannot be full
+			return // the counter cannot overflow
 		}
 	}
 }
 
-// read takes one request. It may be called concurrently.
+// read reads one request. It may be called concurrently.
 func (d *device) read(buf []byte) (int, error) {
 	for {
 		if d.stopped.Load() {
@@ -93,7 +94,7 @@ func (d *device) read(buf []byte) (int, error) {
 		switch err {
 		case nil:
 			return n, nil
-		case unix.EINTR, unix.ENOENT: // ENOENT: the request went away while it was read
+		case unix.EINTR, unix.ENOENT: // ENOENT: the request was withdrawn while it was read
 		case unix.EAGAIN:
 			d.wait()
 		default:
@@ -102,16 +103,16 @@ func (d *device) read(buf []byte) (int, error) {
 	}
 }
 
-// wait returns when there may be something to read, or when the readers are to stop.
+// wait returns when there may be something to read, or when the readers must stop.
 func (d *device) wait() {
 	d.turn.Lock()
 	defer d.turn.Unlock()
 	p := [2]unix.PollFd{{Fd: int32(d.fd), Events: unix.POLLIN}, {Fd: int32(d.stopFD), Events: unix.POLLIN}}
-	// An error is EINTR, or will show when reading.
+	// An error is EINTR, or the next read returns it.
 	_, _ = unix.Poll(p[:], -1)
 }
 
-// write sends an answer or a notification as one system call.
+// write sends an answer or a notification in one system call.
 func (d *device) write(b []byte) error {
 	for {
 		if _, err := unix.Write(d.fd, b); err != unix.EINTR {
@@ -120,21 +121,25 @@ func (d *device) write(b []byte) error {
 	}
 }
 
-// residentBuffer is memory for requests all of whose pages are there already. When the process is killed while the
-// kernel copies a request to a page that is not, the kernel ends the request with EIO and never sends it again.
+// residentBuffer returns a buffer for requests. All pages of the buffer are already
+// present in memory. If the process were killed while the kernel copied a request to a
+// page that is not present, the kernel would end the request with EIO and never resend
+// it.
 func residentBuffer(n int) (buf []byte, free func(), err error) {
 	buf, err = unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
 	if err != nil {
 		return nil, nil, fmt.Errorf("memory for FUSE requests: %w", err)
 	}
-	// Lest they are swapped out. Where that is not allowed it is only likely that they stay.
+	// Mlock keeps the pages from being swapped out. If it is not allowed, they probably
+	// still stay.
 	_ = unix.Mlock(buf)
 	return buf, func() { _ = unix.Munmap(buf) }, nil
 }
 
 const iocClone = 0x8004e500 // _IOR(229, 0, uint32)
 
-// RawFD is the number of a file's descriptor. Unlike File.Fd it never makes the descriptor blocking.
+// RawFD returns a file's descriptor. Unlike File.Fd, it never makes the descriptor
+// blocking.
 func RawFD(f *os.File) (int, error) {
 	c, err := f.SyscallConn()
 	if err != nil {

@@ -1,19 +1,17 @@
-// Package fuse is what the FUSE servers of a node have in common: the wire
-// format as far as they need it, the descriptor of /dev/fuse, the mounts, and
-// the connection with its requests in work and its hand-over from one process to
-// the next.
+// Package fuse is the common part of a node's FUSE servers: the wire format as far as
+// they need it, the descriptor of /dev/fuse, the mounts, and the connection with its
+// requests and its hand-over from one process to the next.
 //
-// The connection lives as long as some process holds the descriptor. A server
-// that is killed breaks nothing where the kernel can send the requests again that
-// were not answered (Linux 6.9): its successor asks for them with
-// [Conn.Negotiate]. What the files are, and what a successor must know of them,
-// is left to the packages that serve: poolfs the contents of images, volfs their
-// volumes.
+// The connection lives as long as some process holds the descriptor. If the kernel can
+// resend unanswered requests (Linux 6.9), killing a server breaks nothing: its successor
+// asks for them with [Conn.Negotiate]. The packages that serve decide what the files are
+// and what a successor must know of them: poolfs serves the contents of images, volfs
+// their volumes.
 //
-// A process that serves must not start a program that lies on what it serves,
-// must not map a file of it, and must not open one with package os, which adds it
-// to Go's poller: the kernel asks the server about each of them while it holds
-// what the server needs to answer.
+// A process that serves must not start a program that lies on its own mount, must not map
+// a file of the mount, and must not open such a file with package os, which adds the file
+// to Go's poller. In each case the kernel sends the server a request while it holds
+// something that the server needs to answer.
 package fuse
 
 import (
@@ -23,34 +21,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The FUSE protocol. Sizes and offsets are those of include/uapi/linux/fuse.h,
-// little endian on every machine Slipway runs on.
+// These constants belong to the FUSE protocol. Sizes and offsets are from
+// include/uapi/linux/fuse.h. Integers are little endian on every machine that Slipway
+// runs on.
 const (
 	protoMajor    = 7
 	protoMinor    = 40 // the newest revision these servers know: passthrough and RESEND
-	protoMinorMin = 31 // Linux 5.4; older kernels have other sizes of answers
+	protoMinorMin = 31 // Linux 5.4; answers of older kernels have other sizes
 
 	inHeaderLen = 40 // len u32, opcode u32, unique u64, node u64, uid u32, gid u32, pid u32, extensions u16 (8 bytes each), pad
 	attrLen     = 88
 
-	uniqueResend = 1 << 63 // set by the kernel in requests it sends again
+	uniqueResend = 1 << 63 // the kernel sets it in requests that it sends again
 	notifyInval  = 2       // FUSE_NOTIFY_INVAL_INODE
 	notifyResend = 7       // FUSE_NOTIFY_RESEND
 
-	// OutHeaderLen is what every answer begins with: len u32, negative errno i32,
-	// unique u64.
+	// OutHeaderLen is the length of the header of every answer: len u32, negative errno
+	// i32, unique u64.
 	OutHeaderLen = 16
 	// RootNode is the node id of the root directory.
 	RootNode = 1
-	// MaxRead and MaxWrite bytes at once: the most that kernels do as they come.
+	// MaxRead and MaxWrite are the most bytes in one request that kernels allow by
+	// default.
 	MaxRead  = 1 << 20
 	MaxWrite = 1 << 20
 )
 
-// Opcode says what a request asks for.
+// Opcode is the kind of a request.
 type Opcode uint32
 
-// The kinds of requests that a server of ours may tell apart.
+// These are the kinds of requests that our servers may distinguish.
 const (
 	OpLookup      Opcode = 1
 	OpForget      Opcode = 2
@@ -84,7 +84,7 @@ const (
 	OpRename2     Opcode = 45
 )
 
-// What a connection can agree on in INIT, and what an answer to OPEN can say.
+// These are flags that a connection can agree on in INIT, and flags of an answer to OPEN.
 const (
 	FlagAsyncRead      = 1 << 0
 	FlagBigWrites      = 1 << 5
@@ -100,37 +100,37 @@ const (
 	OpenNoFlush     = 1 << 5
 	OpenPassthrough = 1 << 7
 
-	// SetSize is the bit of Request.Valid for a new size.
+	// SetSize is the bit of Request.Valid that says that the size is to be set.
 	SetSize = 1 << 3
 )
 
 var le = binary.LittleEndian
 
-// Request is a decoded request. Name and Data are of the buffer it came in and
-// good until the function returns that was given it.
+// Request is a decoded request. Name and Data point into the buffer of the request. They
+// are valid until the function that received the request returns.
 type Request struct {
 	Op     Opcode
-	Unique uint64 // as received: with the bit of a resent one; see Handle
+	Unique uint64 // as received, so with the bit of a resent request; see HandleOf
 	Node   uint64
-	PID    uint32 // the asking thread as the mounter's pid namespace sees it, 0 if it does not
+	PID    uint32 // the requesting thread in the mounter's pid namespace, 0 if it is not visible there
 
-	Name   []byte // LOOKUP: what comes before the NUL
-	Handle uint64 // READ, WRITE, FLUSH, FSYNC, FALLOCATE, RELEASE; of OPEN: the number that it may be given
+	Name   []byte // LOOKUP: the bytes before the NUL
+	Handle uint64 // READ, WRITE, FLUSH, FSYNC, FALLOCATE, RELEASE; OPEN: the number it may get
 	Off    int64  // READ, READDIR, WRITE, FALLOCATE
 	Len    int64  // FALLOCATE
 	Size   uint32 // READ, READDIR
-	Flags  uint32 // OPEN: of open(2); FALLOCATE: its mode
+	Flags  uint32 // OPEN: the flags of open(2); FALLOCATE: its mode
 	Data   []byte // WRITE
-	Valid  uint32 // SETATTR: what is to be set
-	target uint64 // INTERRUPT: unique of the request meant
+	Valid  uint32 // SETATTR: the attributes to set
+	target uint64 // INTERRUPT: unique of the interrupted request
 	init   initRequest
 }
 
-// Resent reports whether the kernel sends a request again.
+// Resent reports whether the kernel has sent the request before.
 func (r *Request) Resent() bool { return r.Unique&uniqueResend != 0 }
 
-// HandleOf is the number that an OPEN, asked under unique, may be given as its
-// handle: it is the same when the request comes again, and no other has it.
+// HandleOf returns the number that the OPEN with this unique may use as its handle. The
+// number is the same if the kernel resends the request, and no other OPEN has it.
 func HandleOf(unique uint64) uint64 { return unique &^ uniqueResend }
 
 type initRequest struct {
@@ -140,9 +140,9 @@ type initRequest struct {
 
 var errShortRequest = errors.New("fuse: request is shorter than its kind needs")
 
-// Parse decodes one request as read from /dev/fuse. It never reads outside b.
-// After an error r.Unique is set if the header was complete, so that the request
-// can be refused.
+// Parse decodes one request that was read from /dev/fuse. It never reads outside b. If it
+// returns an error and the header was complete, r.Unique is set, so that the request can
+// be refused.
 func Parse(b []byte, r *Request) error {
 	*r = Request{}
 	if len(b) < inHeaderLen {
@@ -210,7 +210,7 @@ func (r *Request) parseInit(b []byte) {
 	}
 }
 
-// bodyLen is the least a request of this kind has behind its header.
+// bodyLen returns the minimum length of a request of this kind after its header.
 func (o Opcode) bodyLen() int {
 	switch o {
 	case OpSetattr:

@@ -10,20 +10,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MountOptions are the choices of [Mount].
+// MountOptions are the options of [Mount].
 type MountOptions struct {
 	// Source is what mountinfo shows as the mounted device.
 	Source string
-	// ReadaheadBytes is how far the kernel reads ahead of a process. Default 1 MiB: with the kernel's own 128 KiB the
-	// requests of a big sequential read are too small.
+	// ReadaheadBytes is how many bytes the kernel reads ahead of a process. The default
+	// is 1 MiB: with the kernel's own 128 KiB, the requests of a big sequential read are
+	// too small.
 	ReadaheadBytes int
-	// ReadOnly mounts it read-only.
+	// ReadOnly makes the mount read-only.
 	ReadOnly bool
-	// NoExec forbids to start programs from it.
+	// NoExec forbids starting programs from the mount.
 	NoExec bool
 }
 
-// Device is the device that connections are opened by.
+// Device is the device file through which connections are opened.
 const Device = "/dev/fuse"
 
 const (
@@ -31,12 +32,15 @@ const (
 	defaultReadhead = 1 << 20
 )
 
-// Mount mounts a FUSE file system at an existing directory and returns the descriptor that speaks for it: the mount
-// works as long as any process holds it. It needs CAP_SYS_ADMIN. Requests wait until somebody serves them.
+// Mount mounts a FUSE file system at an existing directory and returns the descriptor of
+// its connection. The mount works as long as any process holds the descriptor. Mount
+// needs CAP_SYS_ADMIN. Requests wait until a server answers them.
 //
-// The mount is without devices and set-user-id, and the kernel checks permissions by what the server says of a file.
+// The mount is nodev and nosuid. The kernel checks permissions by the attributes that the
+// server returns.
 func Mount(dir string, o MountOptions) (*os.File, error) {
-	// Blocking for now, so that NewFile keeps it out of Go's poller, which every request would wake.
+	// The descriptor is blocking for now, so that NewFile does not add it to Go's poller,
+	// which every request would wake.
 	fd, err := unix.Open(Device, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", Device, err)
@@ -67,7 +71,8 @@ func (o *MountOptions) flags() uintptr {
 	return flags
 }
 
-// setReadahead tells the kernel how far to read ahead. The server's answer to INIT can only lower it.
+// setReadahead sets how many bytes the kernel reads ahead. The server's answer to INIT
+// can only lower the value.
 func setReadahead(conn uint32, size int) error {
 	if size == 0 {
 		size = defaultReadhead
@@ -75,7 +80,7 @@ func setReadahead(conn uint32, size int) error {
 	path := fmt.Sprintf("/sys/class/bdi/0:%d/read_ahead_kb", conn)
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.EROFS) {
-		return nil // a kernel without it, or a container whose /sys is read-only: only slower
+		return nil // an older kernel, or a container whose /sys is read-only: reads are only slower
 	}
 	if err != nil {
 		return fmt.Errorf("set read-ahead: %w", err)
@@ -84,8 +89,9 @@ func setReadahead(conn uint32, size int) error {
 	return errors.Join(err, f.Close())
 }
 
-// Connection is the number of the connection a descriptor of /dev/fuse speaks for, as the kernel's control file system
-// names it. It is also the minor number of the mounted file system's device.
+// Connection returns the number of the connection of a descriptor of /dev/fuse, as the
+// kernel's control file system names it. It is also the minor number of the mounted file
+// system's device.
 func Connection(dev *os.File) (uint32, error) {
 	fd, err := RawFD(dev)
 	if err != nil {
@@ -107,8 +113,8 @@ func Connection(dev *os.File) (uint32, error) {
 	return 0, errors.New("the descriptor is not that of a mounted FUSE file system")
 }
 
-// ConnectionAt is the number of the connection mounted at dir, from mountinfo: it asks nothing of the file system and
-// so works when its server hangs.
+// ConnectionAt returns the number of the connection mounted at dir, from mountinfo. It
+// makes no request to the file system, so it works even if the server hangs.
 func ConnectionAt(dir string) (uint32, error) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -125,7 +131,7 @@ func ConnectionAt(dir string) (uint32, error) {
 		if conn, err = strconv.ParseUint(minor, 10, 32); err != nil {
 			return 0, fmt.Errorf("read mounts: %w", err)
 		}
-		found = true // the last one is on top
+		found = true // the last mount at dir is on top
 	}
 	if !found {
 		return 0, fmt.Errorf("no FUSE file system at %s: %w", dir, os.ErrNotExist)
@@ -133,7 +139,7 @@ func ConnectionAt(dir string) (uint32, error) {
 	return uint32(conn), nil
 }
 
-// unescapeMount undoes the octal escapes of mountinfo.
+// unescapeMount decodes the octal escapes of mountinfo.
 func unescapeMount(s string) string {
 	if !strings.Contains(s, `\`) {
 		return s
@@ -152,9 +158,9 @@ func unescapeMount(s string) string {
 	return b.String()
 }
 
-// Abort ends a connection whatever state its server and users are in: every waiting request fails and so does every
-// later one. It is the way out when a server hangs, and belongs to every teardown. A connection that is gone already
-// is no error.
+// Abort ends a connection, whatever state its server and users are in: every waiting
+// request and every later one fails. Use it when a server hangs, and in every teardown.
+// It is no error if the connection is already gone.
 func Abort(conn uint32) error {
 	ctl, err := control()
 	if err != nil {
@@ -172,8 +178,9 @@ func Abort(conn uint32) error {
 	return nil
 }
 
-// control is a descriptor of the control file system, mounted nowhere: where it is by custom, in /sys, it is in no
-// container whose /sys is read-only.
+// control returns a descriptor of the control file system without mounting it in a
+// directory. It cannot use the customary mount in /sys, because a container whose /sys is
+// read-only lacks it.
 func control() (int, error) {
 	ctx, err := unix.Fsopen("fusectl", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -186,7 +193,9 @@ func control() (int, error) {
 	return unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
 }
 
-// Unmount takes a FUSE mount away from dir. What uses it keeps it alive, and it must then go on being served. A directory on which nothing is mounted is no error.
+// Unmount unmounts the FUSE file system at dir. Processes that still use the mount keep
+// it alive, and it must be served until they end. It is no error if nothing is mounted at
+// dir.
 func Unmount(dir string) error {
 	if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("unmount %s: %w", dir, err)
@@ -194,8 +203,9 @@ func Unmount(dir string) error {
 	return nil
 }
 
-// Teardown aborts the connection mounted at dir and unmounts it: for the end of a node's service or of a test, when
-// nobody may be left hanging. Nothing mounted there is no error.
+// Teardown aborts the connection mounted at dir and unmounts it. It is for the end of a
+// node's service or of a test, after which no process may be left hanging. It is no error
+// if nothing is mounted there.
 func Teardown(dir string) error {
 	conn, err := ConnectionAt(dir)
 	if errors.Is(err, os.ErrNotExist) {

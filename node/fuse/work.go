@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Why the context of a request ended.
+// These are the reasons why the context of a request ended.
 var (
-	// ErrKilled says that the asking process is being killed.
+	// ErrKilled says that the requesting process is being killed.
 	ErrKilled = errors.New("the asking process is being killed")
 	// ErrStopping says that the server stops: the request is left to the next one.
 	ErrStopping = errors.New("the server stops")
@@ -22,29 +22,29 @@ var (
 	errDone = errors.New("the request is done")
 )
 
-// Op is a request that is answered in a goroutine of its own and may have to wait.
+// Op is a request that is answered in its own goroutine and may have to wait.
 type Op struct {
-	Ctx context.Context // of this request alone
+	Ctx context.Context // of this request only
 
 	unique   uint64 // as received
 	pid      uint32
 	cancel   context.CancelCauseFunc
 	answered atomic.Bool
-	recheck  *time.Timer // after a signal that did not kill; under Conn.mu
+	recheck  *time.Timer // set after a signal that did not kill; guarded by Conn.mu
 }
 
-// Claim gives the right to answer, once. A request that is left to a successor
-// must not be answered.
+// Claim reports whether the caller may answer the request. It returns true at most once.
+// A request that is left to a successor must not be answered.
 func (o *Op) Claim() bool {
 	return !errors.Is(context.Cause(o.Ctx), ErrStopping) && o.answered.CompareAndSwap(false, true)
 }
 
-// Unique is the number that the request is answered under.
+// Unique returns the number under which the request is answered.
 func (o *Op) Unique() uint64 { return o.unique }
 
-// Begin takes a request into work under a context that is derived from
-// [Conn.Context] and that cancel ends: with ErrKilled when its process is being
-// killed. End must be called.
+// Begin registers a request that is being handled under ctx, which is derived from
+// [Conn.Context]. Begin's cancel ends ctx, with ErrKilled if the request's process is
+// being killed. End must be called.
 func (c *Conn) Begin(r *Request, ctx context.Context, cancel context.CancelCauseFunc) *Op {
 	o := &Op{unique: r.Unique, pid: r.PID, Ctx: ctx, cancel: cancel}
 	c.work.Add(1)
@@ -54,7 +54,7 @@ func (c *Conn) Begin(r *Request, ctx context.Context, cancel context.CancelCause
 	return o
 }
 
-// End takes a request out of work, answered or left.
+// End unregisters a request, whether it was answered or left to a successor.
 func (c *Conn) End(o *Op) {
 	c.mu.Lock()
 	delete(c.ops, HandleOf(o.unique))
@@ -66,28 +66,29 @@ func (c *Conn) End(o *Op) {
 	c.work.Done()
 }
 
-// Go runs f in a goroutine that a server which stops waits for, as for requests.
+// Go runs f in a goroutine. A server that stops waits for it as it waits for requests.
 func (c *Conn) Go(f func()) { c.work.Go(f) }
 
-// interrupt handles INTERRUPT. The kernel sends it for any signal, and once. But
-// programs do not expect EINTR from files, so only a process that is being killed
-// is let go; for another the question is asked again now and then while its
-// request waits.
+// interrupt handles INTERRUPT. The kernel sends it for any signal, and only once. But
+// programs do not expect EINTR from files, so only the request of a process that is being
+// killed is interrupted. For another process, interrupt checks again from time to time
+// while the request waits.
 func (c *Conn) interrupt(r *Request) {
 	c.interrupts.Add(1)
 	c.mu.Lock()
 	o := c.ops[HandleOf(r.target)]
 	c.mu.Unlock()
 	if o == nil {
-		// Answered already, or read by another reader that has not come so far: the kernel knows which.
+		// The request is answered already, or another reader has read it but not
+		// registered it yet. The kernel knows which: EAGAIN makes it decide.
 		c.Fail(r.Unique, unix.EAGAIN)
 		return
 	}
 	c.checkKilled(o)
 }
 
-// killedPoll is how long a killed process may go on waiting after a signal that
-// did not kill it, in vain.
+// killedPoll bounds how long a killed process keeps waiting if an earlier signal did not
+// kill it.
 const killedPoll = 100 * time.Millisecond
 
 func (c *Conn) checkKilled(o *Op) {
@@ -102,9 +103,9 @@ func (c *Conn) checkKilled(o *Op) {
 	}
 }
 
-// killed reports whether a thread is about to die: the kernel marks every thread of
-// a process that was killed, by whatever signal, with a pending SIGKILL. A thread
-// that cannot be seen from here counts as alive.
+// killed reports whether a thread is about to die. When any signal kills a process, the
+// kernel marks each of its threads with a pending SIGKILL. A thread that is not visible
+// from here counts as alive.
 func killed(pid uint32) bool {
 	if pid == 0 {
 		return false
