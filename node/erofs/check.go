@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Path is what errors call a node of a sound tree, as in "usr/bin"; "." is the
-// root.
+// Path returns the path of a node of a sound tree as errors show it, for example
+// "usr/bin". The path of the root is ".".
 func Path(nodes []Node, i int) string {
 	if i == 0 {
 		return "."
@@ -23,9 +23,9 @@ func Path(nodes []Node, i int) string {
 	return strings.Join(segs, "/")
 }
 
-// Check reports whether the nodes are a tree and each can be in an image: what
-// Write checks, and of use to those who lay trees out otherwise. It takes some 12
-// bytes of memory for each node. Errors: *[Error].
+// Check returns an error unless the nodes are a tree and each can be in an image. Write
+// makes the same checks. Check is for callers that lay trees out in another way. It uses
+// about 12 bytes of memory for each node. Errors: *[Error].
 func Check(nodes []Node) error {
 	if err := check(nodes); err != nil {
 		return err
@@ -34,8 +34,8 @@ func Check(nodes []Node) error {
 	return p.sortChildren()
 }
 
-// check is Check but for names that are there twice, which the plan finds as it
-// sorts them.
+// check is Check without the search for duplicate names, which the plan finds as it
+// sorts.
 func check(nodes []Node) error {
 	switch {
 	case len(nodes) == 0:
@@ -64,8 +64,8 @@ func check(nodes []Node) error {
 	return nil
 }
 
-// checkPlace reports whether a node lies in a directory that came before it, so
-// that there are no cycles, under a name that can be.
+// checkPlace checks that a node has a valid name and lies in an earlier directory, so
+// that there are no cycles.
 func checkPlace(nodes []Node, i int) error {
 	n := &nodes[i]
 	if n.Parent < 0 || int(n.Parent) >= i {
@@ -139,8 +139,8 @@ func checkXattrs(n *Node) error {
 		if err := checkOwner(n, x.Name); err != nil {
 			return err
 		}
-		// Nodes have a few, so that to compare each with each is quickest; what
-		// has many is sorted first.
+		// Nodes have few attributes, so comparing all pairs is fastest. A longer list is
+		// sorted first.
 		if len(n.Xattrs) <= 8 {
 			for _, other := range n.Xattrs[:i] {
 				if other.Name == x.Name {
@@ -164,8 +164,8 @@ func checkXattrs(n *Node) error {
 	return nil
 }
 
-// checkOwner refuses attributes that Linux does not let a file of that type
-// have: listing would show them and reading would fail.
+// checkOwner refuses attributes that Linux does not allow on a file of that type: a
+// listing would show them and reading them would fail.
 func checkOwner(n *Node, name string) error {
 	t := n.Mode & TypeMask
 	switch {

@@ -2,15 +2,15 @@ package erofs
 
 import "encoding/binary"
 
-// dirent is an entry of a directory, "." and ".." included.
+// dirent is an entry of a directory, including "." and "..".
 type dirent struct {
 	name string
-	node int32 // that has the inode
+	node int32 // the node that has the inode
 }
 
-// dirents appends the entries of a directory in the order of their names'
-// bytes, in which the kernel searches. "." and ".." are among them: names such
-// as "-" come first.
+// dirents appends the entries of a directory in the byte order of their names, by which
+// the kernel searches. "." and ".." are sorted like other names: a name such as "-" comes
+// before them.
 func (p *plan) dirents(dst []dirent, dir int32) []dirent {
 	dots := []dirent{{".", dir}, {"..", p.nodes[dir].Parent}}
 	if dir == 0 {
@@ -25,8 +25,8 @@ func (p *plan) dirents(dst []dirent, dir int32) []dirent {
 	return append(dst, dots...)
 }
 
-// dirSize is the length of a directory: whole blocks, and what the last one
-// holds. No entry is in two blocks.
+// dirSize returns the length of a directory: whole blocks, and the used part of the last
+// one. No entry spans two blocks.
 func (p *plan) dirSize(dir int32) int64 {
 	blocks, used := int64(0), 0
 	add := func(name string) {
@@ -36,7 +36,7 @@ func (p *plan) dirSize(dir int32) int64 {
 		}
 		used += direntSize + len(name)
 	}
-	// As dirents, without making a list.
+	// This counts like dirents, without building a list.
 	dots := []string{".", ".."}
 	for _, c := range p.children[p.first[dir]:p.first[dir+1]] {
 		for len(dots) > 0 && dots[0] < p.nodes[c].Name {
@@ -51,8 +51,8 @@ func (p *plan) dirSize(dir int32) int64 {
 	return blocks*blockSize + int64(used)
 }
 
-// dirBlocks writes blocks from and up to, but not including, to of a directory.
-// All but its last are full length.
+// dirBlocks writes the blocks [from, to) of a directory. All but the directory's last
+// block have full length.
 func (e *encoder) dirBlocks(dir int32, from, to int64) error {
 	e.dir = e.dirents(e.dir[:0], dir)
 	rest := e.dir
@@ -72,7 +72,7 @@ func (e *encoder) dirBlocks(dir int32, from, to int64) error {
 	return nil
 }
 
-// dirBlock writes one block, with zeros to its end if it must be full.
+// dirBlock writes one block. If full is set, it pads the block with zeros.
 func (e *encoder) dirBlock(entries []dirent, full bool) error {
 	b, le := e.buf[:0], binary.LittleEndian
 	off := direntSize * len(entries)
@@ -106,7 +106,7 @@ func direntType(mode uint32) byte {
 		return 5
 	case Socket:
 		return 6
-	default: // a symbolic link: check has seen to it
+	default: // a symbolic link: check has refused everything else
 		return 7
 	}
 }

@@ -8,18 +8,18 @@ import (
 	"strings"
 )
 
-// Superblock, at byte 1,024. Fields that are not listed are zero.
+// The superblock is at byte 1,024. Fields that are not listed are zero.
 //
 //	 0 u32  magic
 //	 4 u32  CRC-32C of bytes 1,024 to 4,095 with this field zero, not inverted
 //	 8 u32  features that readers may ignore: checksum (1), times (2)
 //	12 u8   block size as a power of two
 //	14 u16  number of the root's inode
-//	16 u64  inodes
-//	36 u32  blocks
+//	16 u64  number of inodes
+//	36 u32  number of blocks
 //	40 u32  first block of the metadata
 //	48 [16] UUID
-//	80 u32  features that readers must know: chunks (4), but for images with room
+//	80 u32  features that readers must know: chunks (4), except in images with room
 //	        for all contents
 const (
 	superOffset     = 1024
@@ -30,8 +30,8 @@ const (
 	incompatChunked = 4
 )
 
-// Inode, in its long form; the short one has no time in kernels before 6.17 and
-// no owner above 65,535.
+// These are the fields of an inode in its long form. The short form has no time in
+// kernels before 6.17 and no owner above 65,535.
 //
 //	 0 u16 form and layout: 1 | layout<<1
 //	 2 u16 length of the attributes: 0, or (length - 12)/4 + 1
@@ -46,13 +46,14 @@ const (
 const (
 	inodeSize = 64
 	longForm  = 1
-	// A file is one chunk of 2^(12+31) bytes that is nowhere: a hole.
+	// A file is one chunk of 2^(12+31) bytes that has no data: a hole.
 	chunkFormat = 31
 	chunkEntry  = 4
 	nullChunk   = 0xffffffff
 )
 
-// Extended attributes: a header of 12 bytes, zeros here, then for each
+// Extended attributes begin with a header of 12 bytes, which are zeros here. Each
+// attribute follows as
 //
 //	0 u8  length of the name without its prefix
 //	1 u8  prefix
@@ -65,10 +66,11 @@ const (
 	aclDefault  = "system.posix_acl_default"
 )
 
-// Directory entry; behind all those of a block lie their names.
+// direntSize is the length of a directory entry. The names follow after all entries of a
+// block.
 //
 //	0 u64 number of the inode
-//	8 u16 offset of the name in the block; of the first: 12 * entries
+//	8 u16 offset of the name in the block; in the first entry: 12 * entries
 //	10 u8 type
 //	11    zero
 const direntSize = 12
@@ -93,12 +95,12 @@ func xattrPrefix(name string) (index byte, rest string, ok bool) {
 	return index, rest, index != 0 && rest != ""
 }
 
-// xattrEntry is the length of an attribute in the image.
+// xattrEntry returns the length of an attribute in the image.
 func xattrEntry(rest, value string) int {
 	return (4 + len(rest) + len(value) + 3) &^ 3
 }
 
-// xattrsSize is the length of all attributes of a node.
+// xattrsSize returns the length of all attributes of a node.
 func xattrsSize(xs []Xattr) int {
 	if len(xs) == 0 {
 		return 0
@@ -129,8 +131,8 @@ type encoder struct {
 	at  int64 // bytes written
 	buf []byte
 	dir []dirent
-	// zeros for gaps; here because what goes to a Writer would be allocated anew
-	// each time.
+	// zeros fills gaps. It is a field because an argument of a Writer's method would be
+	// allocated anew each time.
 	zeros [blockSize]byte
 }
 
@@ -140,7 +142,7 @@ func (e *encoder) write(b []byte) error {
 	return err
 }
 
-// skip writes zeros up to a place.
+// skip writes zeros up to a position.
 func (e *encoder) skip(to int64) error {
 	for e.at < to {
 		if err := e.write(e.zeros[:min(blockSize, to-e.at)]); err != nil {
@@ -192,7 +194,7 @@ func (e *encoder) super(id [16]byte) []byte {
 	return block
 }
 
-// inode writes the inode of a node and what lies behind it.
+// inode writes the inode of a node and what follows it in the metadata.
 func (e *encoder) inode(i int32, serial uint32) error {
 	n, pl := &e.nodes[i], &e.places[i]
 	b, le := append(e.buf[:0], make([]byte, inodeSize)...), binary.LittleEndian
@@ -250,7 +252,7 @@ func appendXattrs(b []byte, xs []Xattr) []byte {
 	return b
 }
 
-// blocks writes the data of a node that do not lie behind its inode.
+// blocks writes the data of a node that are not stored behind its inode.
 func (e *encoder) blocks(i int32) error {
 	n, pl := &e.nodes[i], &e.places[i]
 	blocks := e.ownBlocks(i)

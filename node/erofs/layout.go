@@ -8,46 +8,47 @@ import (
 	"slices"
 )
 
-// The image, in blocks of 4,096 bytes; integers are little endian.
+// The image consists of blocks of 4,096 bytes. Integers are little endian.
 //
 //	block 0            1,024 zeros, superblock (128 bytes), zeros
-//	block 1 ...        metadata: inodes in slots of 32 bytes, in the order of a
-//	                   walk by breadth, each followed by its extended attributes
+//	block 1 ...        metadata: inodes in slots of 32 bytes, in breadth-first
+//	                   order, each followed by its extended attributes
 //	                   and a tail of data
 //	after the last     data blocks of directories and symbolic links
 //	after those        contents of files, if there are any, each once
 //
-// Inodes of one directory lie side by side, so that listing it reads few
-// blocks. The root is first and has number 0: the superblock has 16 bits for it.
+// The inodes of one directory are adjacent, so that listing the directory reads few
+// blocks. The root is first and has number 0, because the superblock has only 16 bits for
+// its number.
 const (
 	blockSize = 4096
 	slotSize  = 32
 	metaBlock = 1 // where the metadata begin
 )
 
-// layout is how an inode says where its data are.
+// layout says how an inode refers to its data.
 type layout uint8
 
 const (
-	// plain: in whole blocks, or none.
+	// plain: the data are in whole blocks, or there are none.
 	plain layout = 0
-	// inline: all but the last block in whole blocks, the rest behind the inode.
+	// inline: the last part is behind the inode, the rest in whole blocks.
 	inline layout = 2
-	// chunked: behind the inode is a table with a place for each chunk.
+	// chunked: behind the inode is a table with the place of each chunk.
 	chunked layout = 4
 )
 
-// maxInlineDir is the longest part of a directory, in bytes, that is put behind
-// its inode. An inode with such a tail may not cross a block, so that long ones
-// leave gaps, on average tail²/8,192 bytes; as a block of its own a part of t
-// bytes wastes 4,096 - t. 3,000 is where the two are equal.
+// maxInlineDir is the longest last part of a directory, in bytes, that is stored behind
+// its inode. An inode with such a tail may not cross a block boundary, so a tail of t
+// bytes leaves gaps of t²/8,192 bytes on average. Stored in its own block, the tail
+// wastes 4,096 - t bytes. The two are equal at about 3,000.
 const maxInlineDir = 3000
 
-// place is what the plan knows of a node that has an inode.
+// place is what the plan knows about a node that has an inode.
 type place struct {
-	slot   uint64 // number of the inode, which is its place
+	slot   uint64 // number of the inode, which also is its position
 	size   int64  // of the data
-	block  uint32 // where the data blocks begin
+	block  uint32 // first data block
 	nlink  uint32
 	xattrs uint32 // length of the extended attributes
 	layout layout
@@ -56,22 +57,23 @@ type place struct {
 // plan is the layout of an image.
 type plan struct {
 	nodes []Node
-	// children holds the entries of all directories: those of node i, sorted by
+	// children holds the entries of all directories. The entries of node i, sorted by
 	// name, are children[first[i]:first[i+1]].
 	children []int32
 	first    []int32
-	order    []int32 // the nodes with an inode, as they lie in the image
+	order    []int32 // the nodes with an inode, in the order of the image
 	places   []place
-	// contents is nil, or has the content of each file, or -1; rooms is the first
-	// block of each content, 0 if it has none.
+	// contents is nil, or holds the content of each file, or -1. rooms holds the first
+	// block of each content, or 0 if it has none.
 	contents []int32
 	rooms    []uint32
-	chunks   bool   // whether there are files that are chunks
-	head     uint32 // blocks in the image without contents
+	chunks   bool   // whether there are chunked files
+	head     uint32 // blocks in the image, without contents
 	blocks   uint32 // in the image
 }
 
-// newPlan lays out an image; with contents, which may be nil, one with room.
+// newPlan plans the layout of an image. If contents is not nil, the image has room for
+// them.
 func newPlan(nodes []Node, contents []int32) (*plan, error) {
 	if err := check(nodes); err != nil {
 		return nil, err
@@ -119,7 +121,7 @@ func (p *plan) sortChildren() error {
 	return nil
 }
 
-// inode is the node that has the inode of node i.
+// inode returns the node whose inode node i uses.
 func (p *plan) inode(i int32) int32 {
 	if to := p.nodes[i].Link; to != 0 {
 		return to
@@ -127,7 +129,7 @@ func (p *plan) inode(i int32) int32 {
 	return i
 }
 
-// walk finds the order of the inodes and counts their names.
+// walk determines the order of the inodes and counts their names.
 func (p *plan) walk() {
 	p.order = append(make([]int32, 0, len(p.nodes)), 0)
 	p.places[0].nlink = 2 // itself and its "."
@@ -148,9 +150,9 @@ func (p *plan) walk() {
 	}
 }
 
-// lay gives the inodes and the blocks their places.
+// lay assigns places to the inodes and the blocks.
 func (p *plan) lay() error {
-	pos := int64(0) // within the metadata, in bytes
+	pos := int64(0) // offset within the metadata, in bytes
 	for _, i := range p.order {
 		n, pl := &p.nodes[i], &p.places[i]
 		pl.xattrs = uint32(xattrsSize(n.Xattrs))
@@ -163,8 +165,8 @@ func (p *plan) lay() error {
 		pl.slot = uint64(pos / slotSize)
 		pos += head + tail
 	}
-	// fsck.erofs looks for attributes behind every inode, also where there are
-	// none: their header must not lie behind the image.
+	// fsck.erofs looks for attributes behind every inode, even if it has none. That
+	// position must not lie beyond the end of the image.
 	next := metaBlock + (pos+xattrHeader+blockSize-1)/blockSize
 	for _, i := range p.order {
 		if n := p.ownBlocks(i); n > 0 {
@@ -184,8 +186,8 @@ func (p *plan) lay() error {
 	return nil
 }
 
-// layContents gives the contents their places from a block on, each once, in the
-// order of the files, and returns the first block behind them.
+// layContents assigns blocks to the contents, from block next on, each content once, in
+// the order of the files. It returns the first block after them.
 func (p *plan) layContents(next int64) (int64, error) {
 	if p.contents == nil {
 		return next, nil
@@ -208,7 +210,7 @@ func (p *plan) layContents(next int64) (int64, error) {
 	return next, nil
 }
 
-// content is that of a node, -1 if it has none.
+// content returns the content of a node, or -1 if it has none.
 func (p *plan) content(i int32) int32 {
 	if p.contents == nil || p.nodes[i].Mode&TypeMask != File {
 		return -1
@@ -216,8 +218,8 @@ func (p *plan) content(i int32) int32 {
 	return p.contents[i]
 }
 
-// layData decides where the data of a node go and returns the length of what
-// goes behind its inode, whose length with extended attributes is head.
+// layData decides where the data of a node go. head is the length of its inode with
+// extended attributes. layData returns the length of the data that follow the inode.
 func (p *plan) layData(i int32, head int64) (tail int64) {
 	n, pl := &p.nodes[i], &p.places[i]
 	longest := int64(0)
@@ -236,8 +238,8 @@ func (p *plan) layData(i int32, head int64) (tail int64) {
 	default:
 		return 0
 	}
-	// The kernel wants an inode with a tail in one block when it is that of a
-	// symbolic link; so do older ones for directories.
+	// The kernel requires that the inode of a symbolic link and its tail are in one
+	// block. Older kernels require this for directories, too.
 	tail = pl.size % blockSize
 	if tail > 0 && tail <= longest && head+tail <= blockSize {
 		pl.layout = inline
@@ -246,7 +248,7 @@ func (p *plan) layData(i int32, head int64) (tail int64) {
 	return 0
 }
 
-// ownBlocks is how many blocks behind the metadata a node has, other than those of
+// ownBlocks returns how many blocks behind the metadata a node has, without blocks of
 // contents.
 func (p *plan) ownBlocks(i int32) int64 {
 	if p.nodes[i].Mode&TypeMask == File {
@@ -255,7 +257,7 @@ func (p *plan) ownBlocks(i int32) int64 {
 	return p.places[i].dataBlocks()
 }
 
-// dataBlocks is how many blocks of their own the data take.
+// dataBlocks returns how many blocks the data occupy, without the part behind the inode.
 func (pl *place) dataBlocks() int64 {
 	switch pl.layout {
 	case plain:

@@ -1,6 +1,6 @@
-// Package geartree makes the nodes of a file system of a flat Gear index, and
-// says which content each file has. What lays trees out begins here: the EROFS
-// images of package view, the volumes of package block.
+// Package geartree converts a flat Gear index into the nodes of a file system, and says
+// which content each file has. The EROFS images of package view and the volumes of
+// package block are both built from its trees.
 package geartree
 
 import (
@@ -13,25 +13,24 @@ import (
 	"example.org/slipway/node/erofs"
 )
 
-// Tree is the flat tree of an image as nodes, each directory before what lies in
-// it, and which content each file has.
+// Tree is the flat tree of an image as nodes, each directory before its entries, with the
+// content of each file.
 type Tree struct {
-	// Nodes are the caller's to change, with their lists of attributes: they share
-	// no more than strings with the index.
+	// Nodes belongs to the caller, who may change the nodes and their attribute lists.
+	// They share only strings with the index.
 	Nodes []erofs.Node
-	// Files are the contents, those of the index.
+	// Files are the contents, as in the index.
 	Files []gear.File
-	// FileOf is, for each node, the place in Files of its content; -1 if it is no
-	// file or one more name of a node before it.
+	// FileOf holds, for each node, the position in Files of its content. It is -1 if the
+	// node is no file or is a further name of an earlier node.
 	FileOf []int32
 }
 
-// Of returns the tree of an index, which must be that of a whole one
-// ([gear.Index.Flat]). Directories that nothing describes are there with mode
-// 0755 of root and the epoch as time. Nothing is escaped, and left out is only what
-// [gear.Mountable] leaves out. That names
-// differ and that nodes can be in some file system is left to whoever writes
-// one. Errors: *[erofs.Error].
+// Of returns the tree of an index. The index must be that of a whole image
+// ([gear.Index.Flat]). A directory that no entry describes gets mode 0755, owner root and
+// the epoch as its time. Nothing is escaped. Only the entries that [gear.Mountable] omits
+// are omitted. Of does not check that names are unique or that a file system can hold the
+// nodes: the writer of the file system does. Errors: *[erofs.Error].
 func Of(x *gear.Index) (*Tree, error) {
 	b := &builder{
 		x:      x,
@@ -48,7 +47,7 @@ func Of(x *gear.Index) (*Tree, error) {
 	return b.tree, nil
 }
 
-// openDir is a directory on the way to the last entry.
+// openDir is a directory on the path to the last entry.
 type openDir struct {
 	name string // its whole path and a '/', empty for the root
 	node int32
@@ -61,20 +60,20 @@ type builder struct {
 	path   []openDir // root first
 }
 
-// append appends a node and returns its place.
+// append appends a node and returns its index.
 func (b *builder) append(n erofs.Node, file int32) int32 {
 	b.tree.Nodes = append(b.tree.Nodes, n)
 	b.tree.FileOf = append(b.tree.FileOf, file)
 	return int32(len(b.tree.Nodes) - 1)
 }
 
-// undescribed is a directory that no layer has an entry of.
+// undescribed returns a directory for which no layer has an entry.
 func undescribed(name string, parent int32) erofs.Node {
 	return erofs.Node{Name: name, Parent: parent, Mode: erofs.Dir | 0o755}
 }
 
-// add appends the node of an entry. What comes out of order is found by whoever
-// writes the tree: as a name that is there twice.
+// add appends the node of an entry. The writer of the tree finds entries that are out of
+// order, because their names then occur twice.
 func (b *builder) add(i int) error {
 	e := &b.x.Entries[i]
 	n, file, err := b.node(e)
@@ -96,7 +95,8 @@ func (b *builder) add(i int) error {
 	return nil
 }
 
-// parent finds the directory of a path, and makes those that nothing describes.
+// parent returns the directory of a path, and creates the directories that no entry
+// describes.
 func (b *builder) parent(path string) (dir int32, name string) {
 	for !strings.HasPrefix(path, b.path[len(b.path)-1].name) {
 		b.path = b.path[:len(b.path)-1]
@@ -115,7 +115,7 @@ func (b *builder) parent(path string) (dir int32, name string) {
 	}
 }
 
-// node is an entry but for its place, and its content.
+// node returns the node of an entry, without its place in the tree, and its content.
 func (b *builder) node(e *gear.Entry) (n erofs.Node, file int32, err error) {
 	if e.Type == rootfs.HardLink {
 		t, ok := b.x.Lookup(e.Link)
@@ -140,7 +140,7 @@ func (b *builder) node(e *gear.Entry) (n erofs.Node, file int32, err error) {
 		}
 		return n, e.File, nil
 	case rootfs.Symlink:
-		n.Mode = erofs.Symlink | 0o777 // Linux knows no other
+		n.Mode = erofs.Symlink | 0o777 // Linux has no other mode for it
 	case rootfs.CharDevice:
 		n.Mode |= erofs.Char
 	case rootfs.BlockDevice:
