@@ -8,14 +8,13 @@ import (
 	"example.org/slipway/gear"
 )
 
-// A large file is completed from what is there of it: only chunks that are missing
-// and that nobody else fetches are asked for, in requests that are short enough
-// for a reader to wait for whatever such a request brings. So no chunk comes twice,
-// however the file is read meanwhile.
+// A large file is completed from the chunks that are already there. Only missing chunks
+// that nobody else is fetching are requested. Each request is short enough for a reader
+// to wait for it. So no chunk is fetched twice, however the file is read meanwhile.
 
-// assembles reports whether a flight is of a file that comes in parts. A profile
-// brings a file that is not too large, and of which nothing is here, with others in
-// one request. mu is held.
+// assembles reports whether a flight's file is fetched in parts. A profile instead
+// fetches a file that is not too large, and of which no part is here, together with
+// others in one request. mu is held.
 func (c *scheduler) assembles(fl *flight) bool {
 	return fl.f.Size >= gear.LargeFile &&
 		(fl.prio != fromProfile || fl.f.Size > streamWhole || c.large[fl.img.key(fl.f.Name)] != nil || fl.img.view.HasPart(fl.f.Name))
@@ -26,8 +25,8 @@ func (c *scheduler) roomToAssemble(p priority) bool {
 	return p == onDemand || c.assembling[p] < profileStreams && p == fromProfile || c.assembling[p] == 0
 }
 
-// bring has a whole large file come, for a reader. A request that is under way for
-// it is waited for.
+// bring fetches a whole large file for a reader. It waits for a request for the file that
+// is already running.
 func (c *scheduler) bring(img *image, lf *large) {
 	fl := c.join(img, lf.f, onDemand, true)
 	c.mu.Lock()
@@ -43,8 +42,8 @@ func (c *scheduler) bring(img *image, lf *large) {
 	}
 }
 
-// assemble ends a flight with the file complete, or an error. c.assembling was
-// counted up.
+// assemble ends a flight with the complete file or an error. The caller has already
+// counted it in c.assembling.
 func (c *scheduler) assemble(fl *flight, p priority) {
 	err := c.complete(fl)
 	c.mu.Lock()
@@ -58,7 +57,7 @@ func (c *scheduler) assemble(fl *flight, p priority) {
 	c.wake()
 }
 
-// complete fetches what is missing of a flight's file, and publishes it.
+// complete fetches the missing parts of a flight's file and publishes the file.
 func (c *scheduler) complete(fl *flight) error {
 	lf, err := c.acquire(fl.img, fl.f)
 	if errors.Is(err, errComplete) {
@@ -68,7 +67,7 @@ func (c *scheduler) complete(fl *flight) error {
 		return err
 	}
 	defer c.release(lf)
-	lf.streaming(-1) // a request that was to bring it as a whole has failed
+	lf.streaming(-1) // the request for the whole file has failed
 	c.mu.Lock()
 	lf.wanted++
 	c.mu.Unlock()
@@ -92,7 +91,7 @@ func (c *scheduler) complete(fl *flight) error {
 			return errAbandoned
 		}
 		n := 1
-		if first+window/2 >= asked { // the next request is there before this one ends
+		if first+window/2 >= asked { // the next request starts before this one ends
 			n, asked = window, first+window
 		}
 		missing := lf.missing(first, n)
@@ -101,7 +100,7 @@ func (c *scheduler) complete(fl *flight) error {
 		}
 		if err := lf.want(missing, 0, prio); err != nil {
 			lf.mu.Lock()
-			clear(lf.failed) // readers try for themselves
+			clear(lf.failed) // readers try again themselves
 			lf.mu.Unlock()
 			return err
 		}
@@ -115,8 +114,9 @@ func (c *scheduler) complete(fl *flight) error {
 	}
 }
 
-// assembly is at which priority a file is assembled and how many chunks are asked
-// for at once: half a second of the link, and no more than a reader waits for.
+// assembly returns the priority at which a file is assembled and how many chunks one
+// request asks for: half a second's worth of the link, but no more than a reader waits
+// for.
 func (c *scheduler) assembly(fl *flight) (prio priority, chunks int, wanted bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -134,13 +134,14 @@ func (c *scheduler) assembly(fl *flight) (prio priority, chunks int, wanted bool
 	return fl.prio, chunks, (fl.waiters > 0 || fl.keep) && c.s.image(fl.img.chain) == fl.img
 }
 
-// missing lists which of n chunks are not there.
+// missing returns which of n chunks, from the first on, are missing.
 func (lf *large) missing(first, n int) []int {
 	return lf.p.Missing(int64(first)*gear.ChunkSize, int64(n)*gear.ChunkSize)
 }
 
-// spare makes a request of the background wait for whoever needs the processors
-// more, and for its rate, unless a reader waits for what it brings.
+// spare delays a background request while others need the processors more, and to keep to
+// the background rate. It does not delay a request while a reader waits for what it
+// brings.
 func (c *scheduler) spare(ctx context.Context, g *guard, lf *large, p *pace, n int) error {
 	urgent := func() bool { return lf.waiting.Load() > 0 }
 	g.hold()

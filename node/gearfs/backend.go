@@ -34,8 +34,8 @@ func (s *Service) Size(k poolfs.Key) (int64, bool) {
 	return 0, false
 }
 
-// Resolve implements poolfs.Resolver: it finds the content of a node without a
-// table of nodes of its own, since a node's number is a part of the name.
+// Resolve implements poolfs.Resolver. It finds the content of a node without its own
+// table of nodes, because a node's number is a part of the name.
 func (s *Service) Resolve(node uint64) (k poolfs.Key, size int64, ok bool) {
 	s.imagesMu.RLock()
 	defer s.imagesMu.RUnlock()
@@ -51,7 +51,7 @@ func (s *Service) Resolve(node uint64) (k poolfs.Key, size int64, ok bool) {
 	return poolfs.Key{}, 0, false
 }
 
-// lookup returns a file with its chunks and an image of its domain that holds it.
+// lookup returns a file with its chunks, and an image of its domain that has it.
 func (s *Service) lookup(k fileKey) (gear.File, *image, error) {
 	s.imagesMu.RLock()
 	defer s.imagesMu.RUnlock()
@@ -75,13 +75,13 @@ func (s *Service) lookup(k fileKey) (gear.File, *image, error) {
 	return gear.File{}, nil, fmt.Errorf("no image has file %x: %w", k.name, fs.ErrNotExist)
 }
 
-// maxReopen is how often a file that is evicted or found damaged between its
-// arrival and its opening is fetched again.
+// maxReopen bounds how often a file is fetched again because it was evicted or found
+// damaged between its arrival and its opening.
 const maxReopen = 3
 
-// Open implements poolfs.Backend. A large file that is not complete is open as
-// soon as it can be read from; one that no source has is an error, but not
-// fs.ErrNotExist, since the image does have it.
+// Open implements poolfs.Backend. A large file that is not complete is opened as soon as
+// it can be read. If no source has the file, Open returns an error that is not
+// fs.ErrNotExist, because the image does have the file.
 func (s *Service) Open(ctx context.Context, k poolfs.Key) (poolfs.Content, error) {
 	name := k.Name
 	f, img, err := s.lookup(keyOf(k))
@@ -121,7 +121,7 @@ func (s *Service) Open(ctx context.Context, k poolfs.Key) (poolfs.Content, error
 	return nil, fmt.Errorf("file %x is gone again as soon as it has arrived: %w", name, hideNotExist(err))
 }
 
-// demand waits for a file that is opened, and asks for its siblings behind it.
+// demand waits for a file that is being opened, and then requests its siblings.
 func (s *Service) demand(ctx context.Context, img *image, f gear.File) error {
 	fl := s.sched.join(img, f, onDemand, false)
 	defer s.sched.leave(fl)
@@ -129,8 +129,8 @@ func (s *Service) demand(ctx context.Context, img *image, f gear.File) error {
 	return s.sched.await(ctx, fl, true)
 }
 
-// hideNotExist keeps the text of an error that would be taken for "the image has
-// no such file".
+// hideNotExist keeps the text of an error but hides that it wraps fs.ErrNotExist, which
+// would mean that the image has no such file.
 func hideNotExist(err error) error {
 	if isNotExist(err) {
 		return errors.New(err.Error())
@@ -156,8 +156,8 @@ func (s *Service) openCached(img *image, f gear.File) (*os.File, error) {
 	return nil, fmt.Errorf("file %x: %w", f.Name, fs.ErrNotExist)
 }
 
-// openLarge opens the chunks of a large file. One that is not very large comes as
-// a whole.
+// openLarge opens the chunks of a large file. If the file is not very large, it is
+// fetched as a whole.
 func (s *Service) openLarge(img *image, f gear.File) (*partialContent, error) {
 	lf, err := s.sched.acquire(img, f)
 	if err != nil {
@@ -188,7 +188,8 @@ func (c *fileContent) ReadAt(_ context.Context, p []byte, off int64) (int, error
 // Close implements poolfs.Content.
 func (c *fileContent) Close() error { return c.f.Close() }
 
-// File implements poolfs.Content: a file that was opened partial stays that.
+// File implements poolfs.Content. It returns nil: a file that was opened partial stays
+// partial.
 func (pc *partialContent) File() *os.File { return nil }
 
 // Close implements poolfs.Content.

@@ -22,30 +22,30 @@ type batch struct {
 	bytes   int64
 	alone   bool
 
-	// Of run's goroutine.
+	// The fields up to pace belong to run's goroutine.
 	delivered []bool
-	at        int // whose content is being delivered, -1 for none
+	at        int // index of the flight whose content is being delivered, -1 for none
 	got       int64
 	paused    bool
 	began     time.Time
-	first     time.Time // when the first content came
+	first     time.Time // when the first content arrived
 	guard     *guard
-	pace      *pace // nil: it need not spare the processors, or does not know how
+	pace      *pace // nil: it need not spare the processors, or cannot measure them
 
-	// mu guards what came is about; it is called by another goroutine, too.
+	// mu guards what is known about arriving bytes. Another goroutine calls came, too.
 	mu      sync.Mutex
-	through int    // before it all flights are delivered
-	raw     int64  // bytes that arrived since the last delivery, in the same answer
-	lf      *large // what is being delivered, if that is large
+	through int    // all flights before this index are delivered
+	raw     int64  // bytes that arrived since the last delivery in the same answer
+	lf      *large // the large file that is being delivered, if any
 }
 
-// localError is a failure of this node, for which no source is to blame.
+// localError is a failure of this node. No source is to blame for it.
 type localError struct{ err error }
 
 func (e *localError) Error() string { return e.err.Error() }
 func (e *localError) Unwrap() error { return e.err }
 
-// guard ends a request whose source sends nothing.
+// guard ends a request if its source sends nothing.
 type guard struct {
 	d time.Duration
 
@@ -54,7 +54,7 @@ type guard struct {
 	held bool
 }
 
-// guarded returns a context that ends when nothing moves for d.
+// guarded returns a context that ends when there is no progress for d.
 func guarded(parent context.Context, d time.Duration) (context.Context, *guard, func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	g := &guard{d: d}
@@ -65,7 +65,7 @@ func guarded(parent context.Context, d time.Duration) (context.Context, *guard, 
 	}
 }
 
-// moved notes that something came.
+// moved restarts the clock, because bytes arrived.
 func (g *guard) moved() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -74,7 +74,7 @@ func (g *guard) moved() {
 	}
 }
 
-// hold stops the clock until resume: nothing need come.
+// hold stops the clock until resume, because no bytes are expected.
 func (g *guard) hold() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -89,14 +89,14 @@ func (g *guard) resume() {
 	g.t.Reset(g.d)
 }
 
-// run asks the source, and puts back what it did not deliver.
+// run makes the request, and puts the undelivered flights back in the queue.
 func (b *batch) run() {
 	ctx, g, end := guarded(b.c.s.ctx, b.c.s.opts.Stall)
 	defer end()
 	b.guard, b.at, b.began = g, -1, time.Now()
 	b.delivered = make([]bool, len(b.flights))
 	if !b.wanted() {
-		runtime.LockOSThread() // b.pace is of a thread
+		runtime.LockOSThread() // b.pace belongs to a thread
 		defer runtime.UnlockOSThread()
 		b.pace = newPace()
 		defer b.pace.close()
@@ -153,7 +153,7 @@ func (b *batch) deliver(ctx context.Context, i int, r io.Reader) error {
 	return nil
 }
 
-// came notes that bytes arrived, which may be a part of what is delivered next.
+// came notes that n bytes arrived. They may be a part of the next delivery.
 func (b *batch) came(n int) {
 	b.guard.moved()
 	b.mu.Lock()
@@ -175,7 +175,7 @@ func (b *batch) came(n int) {
 	}
 }
 
-// reading notes which large file is being delivered; nil: none.
+// reading notes which large file is being delivered. nil means none.
 func (b *batch) reading(lf *large) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -185,11 +185,11 @@ func (b *batch) reading(lf *large) {
 // copyBuffers are for reading contents.
 var copyBuffers = sync.Pool{New: func() any { return new([limitPiece]byte) }}
 
-// store reads a content into the cache, and has a view show it. Errors of the cache
-// are *localError.
+// store reads a content into the cache and shows it in a view. Errors of the cache are
+// *localError.
 func store(cache *cachedir.Dir, view *cachedir.View, f gear.File, r io.Reader) error {
 	var err error
-	if cache.Has(f.Name) { // what comes is the proof that the view needs
+	if cache.Has(f.Name) { // the bytes still are the proof that the view needs
 		if err = judge(f, io.LimitReader(r, f.Size+1)); errors.Is(err, ErrConflict) {
 			err = fmt.Errorf("%w: %w", gear.ErrContent, err)
 		}
@@ -199,7 +199,7 @@ func store(cache *cachedir.Dir, view *cachedir.View, f gear.File, r io.Reader) e
 	if err != nil {
 		return err
 	}
-	if err := view.Show(f.Name); err != nil && !isNotExist(err) { // who misses it fetches it again
+	if err := view.Show(f.Name); err != nil && !isNotExist(err) { // who misses the file fetches it again
 		return &localError{err}
 	}
 	return nil
@@ -228,7 +228,8 @@ func write(cache *cachedir.Dir, f gear.File, r io.Reader) error {
 	}
 }
 
-// ofCache marks an error of the cache unless it is about what was sent.
+// ofCache marks an error as one of the cache, unless it is about the bytes that were
+// sent.
 func ofCache(err error) error {
 	if err == nil || errors.Is(err, gear.ErrContent) {
 		return err
@@ -236,14 +237,14 @@ func ofCache(err error) error {
 	return &localError{err}
 }
 
-// storeLarge reads a large file into its chunks, which readers see as they come.
+// storeLarge reads a large file into its chunks. Readers see each chunk as it comes.
 func (b *batch) storeLarge(fl *flight, r *meter) error {
 	lf, err := b.c.acquire(fl.img, fl.f)
 	if errors.Is(err, errComplete) {
 		b.c.mu.Lock()
 		b.c.finish(fl, nil)
 		b.c.mu.Unlock()
-		return nil // the rest is the source's to skip
+		return nil // the source skips the rest
 	}
 	if err != nil {
 		return &localError{err}
@@ -274,7 +275,7 @@ func (b *batch) storeLarge(fl *flight, r *meter) error {
 	if n, _ := r.Read(buf[:1]); n > 0 {
 		return fmt.Errorf("file %x has more than %d bytes: %w", fl.f.Name, fl.f.Size, gear.ErrContent)
 	}
-	// Hashing the whole takes a while; the request goes on meanwhile.
+	// Hashing the whole file takes a while. The request continues meanwhile.
 	if lf, err = b.c.acquire(fl.img, fl.f); err != nil && !errors.Is(err, errComplete) {
 		return &localError{err}
 	}
@@ -291,9 +292,9 @@ func (b *batch) storeLarge(fl *flight, r *meter) error {
 	return nil
 }
 
-// yield lets what somebody waits for go first: a request of the background pauses
-// before its next file, unless that is what is waited for, or there is no other
-// stream that could bring it.
+// yield gives way to what somebody waits for: a background request pauses before its next
+// file. It does not pause if somebody waits for one of its own files, or if no other
+// stream could bring what is waited for.
 func (b *batch) yield(ctx context.Context) error {
 	if b.prio == inBackground && b.c.s.opts.Streams >= 2 {
 		if err := b.pause(ctx, func() bool { return b.c.urgent.Load() > 0 || time.Now().Before(b.c.restsAt()) }); err != nil {
@@ -303,8 +304,8 @@ func (b *batch) yield(ctx context.Context) error {
 	return b.breathe(ctx)
 }
 
-// breathe leaves the processors to whoever else wants them, if nobody waits for the
-// request, or for its end.
+// breathe leaves the processors to other users that want them, unless somebody waits for
+// the request or for its end.
 func (b *batch) breathe(ctx context.Context) error {
 	now := time.Now()
 	until, looked := now.Add(b.pace.due()), now
@@ -318,7 +319,7 @@ func (b *batch) breathe(ctx context.Context) error {
 	})
 }
 
-// pause waits as long as it must and nobody waits for a file of the request.
+// pause waits while must returns true and nobody waits for a file of the request.
 func (b *batch) pause(ctx context.Context, must func() bool) error {
 	for must() && !b.wanted() {
 		b.paused = true
@@ -333,8 +334,8 @@ func (b *batch) pause(ctx context.Context, must func() bool) error {
 	return nil
 }
 
-// yieldEvery is how often a paused request looks whether it may go on, crowdedEvery how
-// often through the queues, which may be long.
+// yieldEvery is how often a paused request checks whether it may continue. crowdedEvery
+// is how often it searches the queues, which may be long.
 const (
 	yieldEvery   = 5 * time.Millisecond
 	crowdedEvery = 50 * time.Millisecond
@@ -355,13 +356,13 @@ func (b *batch) wanted() bool {
 	return false
 }
 
-// meter counts what comes, and slows down the background.
+// meter counts the arriving bytes and slows down the background.
 type meter struct {
 	b   *batch
 	ctx context.Context
 	r   io.Reader
 	n   int64
-	lf  *large // whose readers wait for it, or nil
+	lf  *large // the large file whose readers wait for it, or nil
 }
 
 // Read implements io.Reader.
@@ -395,7 +396,7 @@ func (m *meter) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// finish accounts for the request and puts back what it did not deliver.
+// finish accounts for the request and requeues the flights that it did not deliver.
 func (b *batch) finish(err error) {
 	var left []*flight
 	files := 0
@@ -441,9 +442,9 @@ func (b *batch) finish(err error) {
 	}
 }
 
-// fault notes that a source failed with something. spare tells that it may be the
-// fault of that alone, since the request brought other things, or was a repetition
-// for it. mu is held.
+// fault notes that a source failed with a file or range. spare says that the file or
+// range itself may be at fault, because the request brought other files or only retried
+// this one. mu is held.
 func (c *scheduler) fault(t *tries, src *source, spare bool, err error) {
 	var local *localError
 	if errors.As(err, &local) {
@@ -460,5 +461,5 @@ func (c *scheduler) fault(t *tries, src *source, spare bool, err error) {
 	c.s.log.Warn("a source failed", "source", src.ref.String(), "failures", src.failures, "lies", src.lies, "err", err)
 }
 
-// aboutFile reports whether an error is about one file only.
+// aboutFile reports whether an error concerns only one file.
 func aboutFile(err error) bool { return errors.Is(err, gear.ErrContent) || isNotExist(err) }

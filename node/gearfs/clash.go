@@ -9,11 +9,12 @@ import (
 	"example.org/slipway/gear"
 )
 
-// nodeKey is what the pool knows a file of a view by: names that share it cannot be
-// told apart there.
+// nodeKey returns the key of a file in the pool. The pool cannot distinguish names with
+// the same key.
 func nodeKey(f *gear.File) uint64 { return binary.BigEndian.Uint64(f.Name[:]) >> 1 }
 
-// sorted lists the files that have a content, each once, by name. Errors: errNodeClash.
+// sorted returns the files that have a content, each once, sorted by name. Errors:
+// errNodeClash.
 func sorted(files []gear.File) ([]*gear.File, error) {
 	out := make([]*gear.File, 0, len(files))
 	for i := range files {
@@ -35,8 +36,8 @@ func sorted(files []gear.File) ([]*gear.File, error) {
 	return out, nil
 }
 
-// clash compares sorted files with a table. It returns those that the table does not
-// have, and the first of which it says something else.
+// clash compares sorted files with a table. It returns the files that the table does not
+// have, and the first file that the table describes differently.
 func (t *fileTable) clash(files []*gear.File) (rest []*gear.File, odd *gear.File, err error) {
 	rest = files[:0:0]
 	at := 0
@@ -63,7 +64,7 @@ func (t *fileTable) clash(files []*gear.File) (rest []*gear.File, odd *gear.File
 	return rest, nil, nil
 }
 
-// contradiction returns how what two indexes say of a file differs, or nil.
+// contradiction returns how two indexes differ about a file, or nil.
 func contradiction(a, b *gear.File) error {
 	switch {
 	case a.Name != b.Name:

@@ -5,18 +5,19 @@ import (
 	"time"
 )
 
-// Mode is how an image's files come.
+// Mode is how the files of an image are fetched.
 type Mode string
 
-// The modes.
+// These are the modes.
 const (
-	// Auto decides at each start.
+	// Auto chooses a mode at each start.
 	Auto Mode = ""
-	// Lazy: those of the profile before the start, others when they are opened.
+	// Lazy fetches the files of the profile before the start, and the others when they
+	// are opened.
 	Lazy Mode = "lazy"
-	// Eager: all are asked for before the start. If it was not decided here, or if
-	// it is a matter of an instant, the start waits for all, else for those of the
-	// profile.
+	// Eager requests all files before the start. The start waits for all of them if the
+	// mode was set rather than decided here, or if they take only an instant. Otherwise
+	// it waits for those of the profile.
 	Eager Mode = "eager"
 )
 
@@ -24,58 +25,59 @@ const (
 type Decision struct {
 	Mode   Mode   `json:"mode"`
 	Reason string `json:"reason"`
-	// What it was decided from: files of the image that are not local, those of
-	// them that the profile names, and the measured link; 0 if not known.
+	// These are the inputs of the decision: the image's files that are not local, those
+	// of them that the profile names, and the measured link. 0 means unknown.
 	MissingFiles int           `json:"missing_files"`
 	MissingBytes int64         `json:"missing_bytes"`
 	ProfileFiles int           `json:"profile_files"`
 	ProfileBytes int64         `json:"profile_bytes"`
 	RTT          time.Duration `json:"rtt_ns"`
 	RatePerSec   float64       `json:"rate_bytes_per_second"`
-	// HitShare is which share of the files opened at earlier starts the profile
-	// had; what is assumed, if there were none.
+	// HitShare is the share that the profile named of the files opened at earlier starts.
+	// It is an assumption if there were no earlier starts.
 	HitShare float64 `json:"hit_share"`
-	// Eager and Lazy are how long the start was expected to wait for files.
+	// Eager and Lazy are how long the start was expected to wait for files in each mode.
 	Eager time.Duration `json:"eager_ns"`
 	Lazy  time.Duration `json:"lazy_ns"`
 }
 
-// hits are how well profiles did at earlier starts.
+// hits records how well profiles did at earlier starts.
 type hits struct {
-	// Opened files, of which Covered were in the profile.
+	// Opened counts the opened files. Covered of them were in the profile.
 	Opened  int64 `json:"opened"`
 	Covered int64 `json:"covered"`
 }
 
-// share is the part that was covered, with a prior for few measurements.
+// share returns the covered share, with a prior for few measurements.
 func (h hits) share() float64 {
 	return (float64(h.Covered) + priorShare*priorWeight) / (float64(h.Opened) + priorWeight)
 }
 
 const (
-	// priorShare is the share of opens that a profile is assumed to have, with the
-	// weight of so many opens.
+	// priorShare is the share of opens that a profile is assumed to cover. The assumption
+	// has the weight of priorWeight opens.
 	priorShare, priorWeight = 0.95, 100
-	// neededBytes and neededFiles are which part of an image a start is assumed to
-	// need of which no profile is known: a warm-up of a usual image reads 6 to 30 %
-	// of it (FAST'16 Slacker: 6.4 %).
+	// neededBytes and neededFiles are the part of an image that a start without a known
+	// profile is assumed to need. A warm-up of a usual image reads 6 to 30 % of it
+	// (FAST'16 Slacker: 6.4 %).
 	neededBytes, neededFiles = 0.20, 0.05
-	// maxMisses bounds the opens assumed of a start without a profile.
+	// maxMisses bounds the number of opens that are assumed for a start without a
+	// profile.
 	maxMisses = 1000
-	// trivialBytes are fetched whatever else is known.
+	// trivialBytes are so few that they are always fetched.
 	trivialBytes = 256 << 10
-	// fileTime is what a file takes to be written (measured: node/gearfs/DESIGN.md).
+	// fileTime is how long it takes to write a file (measured: node/gearfs/DESIGN.md).
 	fileTime = 50 * time.Microsecond
-	// eagerGain is how much less than a lazy start one with all files must be
-	// expected to take: both are estimates, and what an eager one fetches in vain
-	// is in the way of what is opened.
+	// eagerGain bounds how long an eager start may be expected to take, as a share of the
+	// time of a lazy start. Both times are estimates, and what an eager start fetches in
+	// vain delays what is opened.
 	eagerGain = 0.7
-	// eagerPrice in bytes is what may be fetched in vain for each second that an
-	// eager start is expected to win: the line, the registry and the disk are other
-	// starts', too. Without a price a fast line has every image fetched whole.
+	// eagerPrice is how many bytes may be fetched in vain for each second that an eager
+	// start is expected to save. Other starts share the line, the registry and the disk.
+	// Without a price, every image would be fetched whole over a fast line.
 	eagerPrice = 32 << 20
-	// briefly is how long a start waits for all files at most; else they come while
-	// it goes on.
+	// briefly bounds how long a start waits for all files. If they take longer, they
+	// arrive while the start continues.
 	briefly = 150 * time.Millisecond
 )
 
@@ -85,16 +87,16 @@ type decisionInput struct {
 	files, missingFiles int
 	bytes, missingBytes int64
 	profiled            int // names in the profile
-	// guess says that the profile was made without an earlier version of the image: it
-	// names some of what is opened, and nobody knows which share.
+	// guess says that the profile was made without an earlier version of the image. It
+	// names some of the files that are opened, but the share is unknown.
 	guess        bool
-	profileFiles int // of them missing
+	profileFiles int // number of them that are missing
 	profileBytes int64
 	link         link
 	hits         hits
 }
 
-// decide chooses how a start is done.
+// decide chooses the mode of a start.
 func decide(in decisionInput) Decision {
 	d := Decision{
 		MissingFiles: in.missingFiles, MissingBytes: in.missingBytes, ProfileFiles: in.profileFiles, ProfileBytes: in.profileBytes,
@@ -128,7 +130,7 @@ func (d *Decision) waitsForAll(forced Mode) bool {
 	return forced == Eager || d.MissingBytes <= trivialBytes || d.RatePerSec > 0 && d.Eager <= briefly
 }
 
-// estimate is how long both ways wait for files.
+// estimate returns how long each mode waits for files.
 func (in *decisionInput) estimate(share float64) (eager, lazy time.Duration) {
 	take := func(files, bytes float64) time.Duration {
 		return time.Duration(bytes/in.link.rate*float64(time.Second)) + time.Duration(files*float64(fileTime))
@@ -138,14 +140,14 @@ func (in *decisionInput) estimate(share float64) (eager, lazy time.Duration) {
 	if in.profiled > 0 {
 		lazy = in.link.rtt + take(float64(in.profileFiles), float64(in.profileBytes))
 	}
-	// What the profile lacks comes file by file.
+	// Files that the profile lacks are fetched one by one.
 	lazy += time.Duration(missed*float64(in.link.rtt)) + take(missed, missedBytes)
 	round := func(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 	return round(eager), round(lazy)
 }
 
-// missed are the files that a start is expected to open which no profile names,
-// and their bytes.
+// missed returns the number and the bytes of the files that a start is expected to open
+// although no profile names them.
 func (in *decisionInput) missed(share float64) (files, bytes float64) {
 	if in.profiled == 0 || in.guess {
 		files = min(neededFiles*float64(in.missingFiles), maxMisses) - float64(in.profileFiles)
@@ -156,7 +158,7 @@ func (in *decisionInput) missed(share float64) (files, bytes float64) {
 	return files, files * float64(in.missingBytes-in.profileBytes) / float64(max(1, rest))
 }
 
-// vain is how many bytes an eager start is expected to fetch that a lazy one does
+// vain returns how many bytes an eager start is expected to fetch that a lazy start does
 // not.
 func (in *decisionInput) vain(share float64) int64 {
 	_, missed := in.missed(share)

@@ -12,7 +12,7 @@ import (
 	"example.org/slipway/node/poolfs"
 )
 
-// viewOf is the view of a trust domain; that of "" shows every file.
+// viewOf returns the view of a trust domain. The view of "" shows every file.
 func viewOf(domain string) cachedir.ViewID {
 	if domain == "" {
 		return 0
@@ -22,27 +22,27 @@ func viewOf(domain string) cachedir.ViewID {
 	return max(id, 1)
 }
 
-// DomainID is a short name of a trust domain, of hex digits.
+// DomainID returns a short name of a trust domain, made of hex digits.
 func DomainID(domain string) string { return viewOf(domain).String() }
 
-// fileKey names a file of a trust domain: what one domain has been sent is no proof
+// fileKey identifies a file of a trust domain. What was sent to one domain proves nothing
 // for another.
 type fileKey struct {
 	view cachedir.ViewID
 	name gear.Name
 }
 
-// key names a file of the image.
+// key returns the key of a file of the image.
 func (img *image) key(name gear.Name) fileKey { return fileKey{img.view.ID(), name} }
 
-// poolKey is what the pool calls it.
+// poolKey returns the file's key in the pool.
 func (k fileKey) poolKey() poolfs.Key { return poolfs.Key{View: uint64(k.view), Name: k.name} }
 
 func keyOf(k poolfs.Key) fileKey { return fileKey{cachedir.ViewID(k.View), k.Name} }
 
-// Data returns the directories in which the contents of an image's files are found:
-// the cache as the image's domain sees it, and below a pool's mount point the part of
-// that domain. Errors: ErrUnknown.
+// Data returns the directories that hold the contents of an image's files: the cache as
+// the image's domain sees it, and the domain's directory below a pool's mount point.
+// Errors: ErrUnknown.
 func (s *Service) Data(chain, pool string) ([]string, error) {
 	img := s.image(chain)
 	if img == nil {
@@ -54,15 +54,15 @@ func (s *Service) Data(chain, pool string) ([]string, error) {
 	return []string{img.view.Files(), filepath.Join(pool, poolfs.ViewDir(uint64(img.view.ID())))}, nil
 }
 
-// Views implements poolfs.Resolver. Those of images that are forgotten are among them,
-// whose files the pool may still hold.
+// Views implements poolfs.Resolver. The result includes the views of forgotten images,
+// because the pool may still hold their files.
 func (s *Service) Views() []uint64 {
 	s.imagesMu.RLock()
 	defer s.imagesMu.RUnlock()
 	return s.views
 }
 
-// noteView has a view among Views.
+// noteView adds a view to Views.
 func (s *Service) noteView(id cachedir.ViewID) {
 	s.imagesMu.Lock()
 	defer s.imagesMu.Unlock()

@@ -15,24 +15,24 @@ import (
 	"example.org/slipway/gear"
 )
 
-// The table of an image's files, on disk beside its index and made of it. All
-// numbers are little endian.
+// This is the table of an image's files. It is stored beside the image's index, from
+// which it is made. All numbers are little endian.
 //
 //	0   8        magic
 //	8   4        number of files F
 //	12  8        number of digests of chunks C
-//	20  4        CRC-32C of bytes 0 to 19 and of all behind byte 24
-//	24  48 * F   files in order of their names: name 32, size 8, and where the
-//	             digests of its chunks begin, 8, in digests
+//	20  4        CRC-32C of bytes 0 to 19 and of all bytes from 24 on
+//	24  48 * F   files in order of their names: name 32, size 8, and the index
+//	             of the first digest of its chunks 8
 //	    32 * C   digests of chunks
 //
-// Empty files are left out. In memory is only what finds a file: the first 8 bytes
-// of each name, so that fifty images of 13,000 files take 5 MB.
+// Empty files are omitted. Only what is needed to find a file is kept in memory: the
+// first 8 bytes of each name. So fifty images of 13,000 files take 5 MB.
 const (
 	tableMagic  = "SLGFTBL\x01"
 	tableHeader = 24
 	tableEntry  = 48
-	// maxTableFiles is more than an index may have entries.
+	// maxTableFiles is greater than the number of entries that an index may have.
 	maxTableFiles = 1 << 24
 )
 
@@ -41,12 +41,12 @@ type fileTable struct {
 	f      *os.File
 	keys   []uint64 // the first 8 bytes of each name, ascending
 	chunks int64
-	// bytes of all files, large of those that have chunks.
+	// bytes is the size of all files, large the size of those with chunks.
 	bytes int64
 	large int
 }
 
-// encodeTable makes the table of an index's files.
+// encodeTable returns the encoded table of an index's files.
 func encodeTable(files []gear.File) ([]byte, error) {
 	order := make([]int32, 0, len(files))
 	for i := range files {
@@ -89,7 +89,7 @@ func tableSum(b []byte) uint32 {
 	return crc32.Update(crc32.Checksum(b[:20], castagnoli), castagnoli, b[tableHeader:])
 }
 
-// parseTable checks an encoded table and returns what is kept in memory.
+// parseTable checks an encoded table and returns the part of it that is kept in memory.
 func parseTable(b []byte) (*fileTable, error) {
 	if len(b) < tableHeader || string(b[:8]) != tableMagic {
 		return nil, errors.New("not a table of files of version 1")
@@ -125,7 +125,7 @@ func parseTable(b []byte) (*fileTable, error) {
 	return t, nil
 }
 
-// chunkCount is how many digests of chunks a file has in an index.
+// chunkCount returns how many digests of chunks a file has in an index.
 func chunkCount(size int64) int {
 	if size < gear.LargeFile {
 		return 0
@@ -133,7 +133,7 @@ func chunkCount(size int64) int {
 	return gear.ChunkCount(size)
 }
 
-// parseEntry reads the 48 bytes of a file.
+// parseEntry decodes the 48 bytes of a file.
 func parseEntry(b []byte) (f gear.File, chunks int64, err error) {
 	f.Name = gear.Name(b[:32])
 	size, first := binary.LittleEndian.Uint64(b[32:]), binary.LittleEndian.Uint64(b[40:])
@@ -144,7 +144,7 @@ func parseEntry(b []byte) (f gear.File, chunks int64, err error) {
 	return f, int64(first), nil
 }
 
-// at returns a file by its place, and where its chunks are, without them.
+// at returns the file at index i, without its chunks, and the position of its chunks.
 func (t *fileTable) at(i int) (gear.File, int64, error) {
 	var b [tableEntry]byte
 	if _, err := t.f.ReadAt(b[:], tableHeader+tableEntry*int64(i)); err != nil {
@@ -153,12 +153,13 @@ func (t *fileTable) at(i int) (gear.File, int64, error) {
 	return parseEntry(b[:])
 }
 
-// seek is the place of the first file whose key is not below a key.
+// seek returns the index of the first file whose key is not less than key.
 func (t *fileTable) seek(key uint64) int {
 	return sort.Search(len(t.keys), func(i int) bool { return t.keys[i] >= key })
 }
 
-// find returns a file, without its chunks, and its place; -1 if it is not there.
+// find returns a file, without its chunks, and its index. The index is -1 if the file is
+// not there.
 func (t *fileTable) find(name gear.Name) (gear.File, int, error) {
 	key := binary.BigEndian.Uint64(name[:])
 	for i := t.seek(key); i < len(t.keys) && t.keys[i] == key; i++ {
@@ -173,7 +174,7 @@ func (t *fileTable) find(name gear.Name) (gear.File, int, error) {
 	return gear.File{}, -1, nil
 }
 
-// whole returns the file at a place with its chunks.
+// whole returns the file at index i with its chunks.
 func (t *fileTable) whole(i int) (gear.File, error) {
 	f, first, err := t.at(i)
 	if err != nil {
@@ -194,11 +195,10 @@ func (t *fileTable) whole(i int) (gear.File, error) {
 	return f, nil
 }
 
-// each calls do for every file, without its chunks, in order, until it returns
-// false.
+// each calls do for every file in order, without its chunks, until do returns false.
 func (t *fileTable) each(do func(i int, f gear.File) bool) error { return t.eachFrom(0, do) }
 
-// eachFrom is each from a place on.
+// eachFrom is each from an index on.
 func (t *fileTable) eachFrom(from int, do func(i int, f gear.File) bool) error {
 	r := bufio.NewReaderSize(io.NewSectionReader(t.f, tableHeader+tableEntry*int64(from), tableEntry*int64(len(t.keys)-from)), 1<<16)
 	var b [tableEntry]byte

@@ -1,23 +1,22 @@
-// Package gearfs is the file service of a node: it knows the images whose trees
-// are mounted, fetches the contents of their files when they are opened, before
-// that, or in the background, and keeps them in the cache directory.
+// Package gearfs is the file service of a node. It knows the images whose trees are
+// mounted. It fetches the contents of their files when they are opened, before that, or
+// in the background, and keeps them in the cache directory.
 //
-// Terms: an image is a tree, known by the chain ID of its layers, with the index
-// that names the contents of its files; a source is a repository of a registry
-// with the credential that the image was pulled with. A content is only ever
-// fetched from the sources of an image whose index holds it, so that whoever
-// could pull the image gets its files and nobody else.
+// Terms: an image is a tree with the index that names the contents of its files. The
+// chain ID of its layers identifies it. A source is a repository of a registry with the
+// credential that the image was pulled with. A content is only ever fetched from the
+// sources of an image whose index has it. So whoever could pull the image gets its files,
+// and nobody else does.
 //
-// What it promises: a content is fetched once however many ask for it at the same
-// time; what a process waits for goes before what a profile says will be needed,
-// and that before what merely completes an image; whatever a source sends is
-// compared with its name, and one that lies is passed over; an open ends with the
-// right bytes or with an error, in bounded time; everything but counters survives
-// a restart.
+// The service guarantees the following. A content is fetched once, however many callers
+// request it at the same time. What a process waits for goes before what a profile
+// predicts, and that goes before what merely completes an image. Everything that a source
+// sends is compared with its name, and a source that lies is skipped. An open ends with
+// the right bytes or an error, in bounded time. Everything but counters survives a
+// restart.
 //
-// How the trees are mounted is the business of package view, how opens come here
-// that of package poolfs; the connection to registries is made by a [Dialer] of
-// the caller.
+// Package view mounts the trees, and package poolfs passes opens to this package. A
+// [Dialer] of the caller connects to registries.
 package gearfs
 
 import (
@@ -35,81 +34,81 @@ import (
 	"example.org/slipway/node/cachedir"
 )
 
-// Source is one repository of one registry, asked with one credential. Errors
-// about one file only wrap fs.ErrNotExist when the source does not have the file,
-// or none for this credential, and gear.ErrContent when what it sent is not the
-// file; all others count against the source as a whole, which is asked again
-// later. Methods may be called concurrently; ctx bounds each, and a source that
-// delivers in pieces tells of what arrives meanwhile by [gear.Arriving].
+// Source is one repository of one registry, accessed with one credential. An error about
+// only one file wraps fs.ErrNotExist if the source does not have the file, or not for
+// this credential. It wraps gear.ErrContent if the bytes sent are not the file. Every
+// other error counts against the source as a whole, which is tried again later. Methods
+// may be called concurrently. ctx bounds each call. A source that delivers in pieces
+// reports the bytes that arrive meanwhile with [gear.Arriving].
 type Source interface {
-	// FileSource delivers many files for one round trip, in the order asked for.
-	// It need not repeat what fails. A content must come from its first byte on.
+	// FileSource delivers many files in one round trip, in the requested order. It need
+	// not retry files that fail. A content must come from its first byte on.
 	gear.FileSource
-	// Range opens n bytes of a file from off, which the caller closes. checked asks
-	// for bytes that the other side verifies first, as those it sent before were
+	// Range opens n bytes of a file from off. The caller closes the result. checked asks
+	// the other side to verify the bytes first, because bytes that it sent before were
 	// wrong.
 	Range(ctx context.Context, f gear.File, off, n int64, checked bool) (io.ReadCloser, error)
-	// Profile is which files a container of the source's image opens first, in
-	// order; fs.ErrNotExist, wrapped, if that is not known.
+	// Profile returns which files a container of the source's image opens first, in
+	// order. It returns fs.ErrNotExist, wrapped, if that is unknown.
 	Profile(ctx context.Context) (Profile, error)
-	// ReportProfile tells the registry which files a start opened. If it is not whole, the
-	// start may have opened more.
+	// ReportProfile reports to the registry which files a start opened. If whole is
+	// false, the start may have opened more.
 	ReportProfile(ctx context.Context, names []gear.Name, whole bool) error
 }
 
-// SourceRef says where a source is. It is kept on disk and must hold no secret.
+// SourceRef identifies a source. It is kept on disk and must hold no secret.
 type SourceRef struct {
-	// Registry is its base URL or host, as the Dialer understands it.
+	// Registry is the registry's base URL or host, as the Dialer understands it.
 	Registry string `json:"registry"`
 	Repo     string `json:"repository"`
-	// Manifest is the digest of the image's manifest, for its profile.
+	// Manifest is the digest of the image's manifest. The profile is stored under it.
 	Manifest string `json:"manifest,omitempty"`
-	// Credential tells which credential is used; its meaning is the Dialer's.
+	// Credential identifies the credential to use. The Dialer defines its meaning.
 	Credential string `json:"credential,omitempty"`
 }
 
-// String names the source in logs and in the status.
+// String returns the name of the source in logs and in the status.
 func (r SourceRef) String() string { return r.Registry + "/" + r.Repo }
 
-// Dialer makes a source of what is known of it. It should not wait for the
-// network; the source connects, and asks for credentials, when it is used.
+// Dialer returns the source for a SourceRef. It should not wait for the network: the
+// source connects, and requests credentials, when it is used.
 type Dialer func(ref SourceRef) (Source, error)
 
-// Options of New. The zero value works.
+// Options are the options of New. The zero value works.
 type Options struct {
-	// Streams is how many requests to sources run at a time; default 6. Profiles
-	// take at most 2 of them, background completion 1.
+	// Streams bounds how many requests to sources run at a time. The default is 6.
+	// Profiles use at most 2 of them, background completion 1.
 	Streams int
-	// Bound is how long an open or a read waits without a byte arriving before it
-	// fails; default 60 s.
+	// Bound is how long an open or a read waits without a byte arriving before it fails.
+	// The default is 60 s.
 	Bound time.Duration
-	// Stall is how long a source may deliver no byte before it is given up and
-	// another one, or the same again, is asked; default 15 s.
+	// Stall is how long a source may deliver no byte before the request is given up and
+	// another source, or the same one, is tried. The default is 15 s.
 	Stall time.Duration
-	// PrefetchWait bounds how long Prefetch waits; default 20 s. What has not
-	// arrived by then comes while the container runs.
+	// PrefetchWait bounds how long Prefetch waits. The default is 20 s. Files that have
+	// not arrived by then arrive while the container runs.
 	PrefetchWait time.Duration
-	// BackgroundRate bounds background completion, in bytes of content a second;
-	// 0 means no bound.
+	// BackgroundRate bounds background completion, in bytes of content a second. 0 means
+	// no bound.
 	BackgroundRate int64
-	// BackgroundRest is how long nobody must have waited for a file before the
-	// background goes on; 0: not at all. A container that starts opens one file after
-	// the other, and over a slow link what came between would be in the way.
+	// BackgroundRest is how long nobody must have waited for a file before the background
+	// continues. 0 means no rest. A starting container opens one file after the other,
+	// and over a slow link background requests in between would delay it.
 	BackgroundRest time.Duration
-	// RetryWait is the first pause after a source failed; default 100 ms. Each
-	// further one is half as long again, up to RetryMaxWait, default 10 s, give or
-	// take half.
+	// RetryWait is the first pause after a source failed. The default is 100 ms. Each
+	// further pause is half as long again, up to RetryMaxWait, whose default is 10 s.
+	// Every pause varies by up to half.
 	RetryWait, RetryMaxWait time.Duration
-	// RecordFor is how long after its start the opens of a container are
-	// recorded for the profile; default 15 s.
+	// RecordFor is how long after its start the opens of a container are recorded for the
+	// profile. The default is 15 s.
 	RecordFor time.Duration
-	// Mode forces eager or lazy; default is that each start is decided.
+	// Mode forces eager or lazy. By default, each start is decided separately.
 	Mode Mode
-	// Limits bound the indexes that are read back.
+	// Limits bound the indexes that are read from disk.
 	Limits *gear.Limits
-	// Clock tells the time; default time.Now.
+	// Clock returns the time. The default is time.Now.
 	Clock func() time.Time
-	// Logger is told of sources that fail or lie; nil discards.
+	// Logger logs sources that fail or lie. If it is nil, nothing is logged.
 	Logger *slog.Logger
 }
 
@@ -150,27 +149,28 @@ type Service struct {
 	log   *slog.Logger
 	limit *rate.Limiter // of the background
 
-	// ctx ends when the service is closed; work waits for its goroutines.
+	// ctx ends when the service is closed. work waits for its goroutines.
 	ctx    context.Context
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
-	// addMu is held while an image is added or removed. Before imagesMu.
+	// addMu is held while an image is added or removed. It is locked before imagesMu.
 	addMu sync.Mutex
-	// imagesMu guards images, and the containers; never held while waiting.
+	// imagesMu guards images and the containers. It is never held while waiting.
 	imagesMu   sync.RWMutex
 	images     map[string]*image
 	containers map[string]*container
-	// views are the cache's, as far as images have been of them. Replaced as a whole.
+	// views are the cache's views that have belonged to images. The slice is replaced as
+	// a whole.
 	views []uint64
 
-	pool  Pool // nil: nobody but the caller opens files
+	pool  Pool // nil: only the caller opens files
 	sched scheduler
 }
 
-// New opens the service. Its records are in dir, and what they say of images is
-// read back; an image whose records are damaged is left out, and logged, and can
-// be added again. The cache stays the caller's, who closes it after the service.
+// New opens the service. Its records are in dir. New reads back the records of images. It
+// omits and logs an image whose records are damaged; the image can be added again. The
+// caller still owns the cache and closes it after the service.
 func New(dir string, cache *cachedir.Dir, dial Dialer, o *Options) (*Service, error) {
 	if cache == nil || dial == nil {
 		return nil, errors.New("a file service needs a cache directory and a dialer")
@@ -203,8 +203,7 @@ func (s *Service) goWork(f func()) {
 	}()
 }
 
-// Close ends everything under way; whoever waits gets an error. The records of
-// images stay.
+// Close ends all running work. Waiting callers get an error. The records of images stay.
 func (s *Service) Close() error {
 	s.imagesMu.Lock()
 	running := make([]string, 0, len(s.containers))

@@ -20,9 +20,9 @@ import (
 	"example.org/slipway/node/poolfs"
 )
 
-// ErrConflict is returned, wrapped, by AddImage for an index that says something
-// else of a file than one that is known, and cannot prove it: one of the two lies,
-// and since a cached file serves all images, only the content itself is believed.
+// ErrConflict is returned, wrapped, by AddImage for an index that contradicts a known
+// index about a file and cannot prove its version. One of the two lies. Since a cached
+// file serves all images, only the content itself is believed.
 var ErrConflict = errors.New("contradicts another image")
 
 var errNodeClash = poolfs.ErrCollision
@@ -30,22 +30,23 @@ var errNodeClash = poolfs.ErrCollision
 // ErrUnknown is returned, wrapped, for an image that is not known.
 var ErrUnknown = errors.New("image is not known")
 
-// ImageSpec describes an image that is added.
+// ImageSpec describes an image to add.
 type ImageSpec struct {
-	// Chain is the chain ID of its layers, which names it.
+	// Chain is the chain ID of its layers, which identifies the image.
 	Chain string
-	// Ref is what people call it.
+	// Ref is the image's name for people.
 	Ref string
-	// Domain is the trust domain of its sources: the image shows only contents that a
-	// source of this domain has sent here. Images without one see the whole cache.
+	// Domain is the trust domain of its sources. The image shows only contents that a
+	// source of this domain has sent to this node. Images without a domain see the whole
+	// cache.
 	Domain string
-	// Sources that can deliver its files, the preferred one first.
+	// Sources are the sources that can deliver its files, the preferred one first.
 	Sources []SourceRef
-	// Layers are the digests of its layers, for the status.
+	// Layers are the digests of its layers. They are shown in the status.
 	Layers []string
 }
 
-// record is what is kept of an image, as JSON.
+// record is what is stored about an image, as JSON.
 type record struct {
 	Version int         `json:"version"`
 	Chain   string      `json:"chain"`
@@ -55,7 +56,8 @@ type record struct {
 	Sources []SourceRef `json:"sources"`
 	Layers  []string    `json:"layers,omitempty"`
 	Added   time.Time   `json:"added"`
-	// Background tells that it is to be completed; Hits how well profiles did.
+	// Background says that the image is to be completed. Hits records how well profiles
+	// did.
 	Background bool `json:"background,omitempty"`
 	Hits       hits `json:"hits"`
 }
@@ -68,7 +70,7 @@ const (
 	tableFile     = "files"
 )
 
-// parseRecord reads a record.
+// parseRecord decodes a record.
 func parseRecord(b []byte) (*record, error) {
 	if len(b) > maxRecord {
 		return nil, fmt.Errorf("record of %d bytes", len(b))
@@ -98,7 +100,7 @@ func parseHexName(s string) (gear.Name, bool) {
 	return name, err == nil
 }
 
-// dirOf is the directory of an image, "" for what cannot be a chain ID.
+// dirOf returns the directory of an image. It returns "" if chain cannot be a chain ID.
 func dirOf(chain string) string {
 	if len(chain) == 0 || len(chain) > 200 {
 		return ""
@@ -117,7 +119,7 @@ type image struct {
 	dir        string
 	table      *fileTable
 	view       *cachedir.View
-	// rec is replaced as a whole, under Service.imagesMu.
+	// rec is replaced as a whole. It is guarded by Service.imagesMu.
 	rec       *record
 	st        imageStats
 	observing observing
@@ -130,22 +132,22 @@ func (img *image) close() error {
 	return img.table.f.Close()
 }
 
-// Has implements cachedir.Set: a lease of the whole image.
+// Has implements cachedir.Set, for a lease of the whole image.
 func (img *image) Has(name gear.Name) bool {
 	_, i, err := img.table.find(name)
 	return err != nil || i >= 0
 }
 
-// Holds reports whether an image has any of the files. One that is not known has.
+// Holds reports whether an image has any of the files. It returns true for an unknown
+// image.
 func (s *Service) Holds(chain string, names []gear.Name) bool {
 	img := s.image(chain)
 	return img == nil || slices.ContainsFunc(names, img.Has)
 }
 
-// AddImage makes an image known whose index, which must be flat, was verified by
-// the caller. It is durable when AddImage returns. An image that is known already
-// gets the sources it did not have. Errors: ErrConflict; poolfs.ErrCollision;
-// gear.ErrInvalid.
+// AddImage adds an image. The caller has verified its index, which must be flat. The
+// image is durable when AddImage returns. If the image is already known, it gets the
+// sources that it lacked. Errors: ErrConflict; poolfs.ErrCollision; gear.ErrInvalid.
 func (s *Service) AddImage(spec ImageSpec, x *gear.Index) error {
 	base := dirOf(spec.Chain)
 	if base == "" {
@@ -178,7 +180,7 @@ func (s *Service) AddImage(spec ImageSpec, x *gear.Index) error {
 	if err != nil {
 		return fmt.Errorf("add image %s: %w", spec.Chain, err)
 	}
-	s.renew(v, largeOf(others)) // a small one is shown only when all of it is right
+	s.renew(v, largeOf(others)) // a small file is shown only when all of it is right
 	dir := filepath.Join(s.dir, base)
 	if err := s.storeImage(dir, rec, enc.Bytes(), table); err != nil {
 		return fmt.Errorf("store image %s: %w", spec.Chain, err)
@@ -190,7 +192,7 @@ func (s *Service) AddImage(spec ImageSpec, x *gear.Index) error {
 	s.imagesMu.Lock()
 	s.images[spec.Chain] = img
 	s.imagesMu.Unlock()
-	s.askProfile(img) // to be there when a container starts
+	s.askProfile(img) // so that the profile is there when a container starts
 	return nil
 }
 
@@ -205,7 +207,7 @@ func uniqueRefs(refs []SourceRef) []SourceRef {
 	return out
 }
 
-// storeImage writes what is kept of an image, the record last.
+// storeImage writes the files of an image, the record last.
 func (s *Service) storeImage(dir string, rec *record, index, table []byte) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return err
@@ -233,7 +235,7 @@ func writeRecord(dir string, rec *record) error {
 	return durable.WriteFile(filepath.Join(dir, recordFile), append(b, '\n'))
 }
 
-// openImage reads back what is kept of an image.
+// openImage reads back the stored files of an image.
 func (s *Service) openImage(dir string) (*image, error) {
 	b, err := os.ReadFile(filepath.Join(dir, recordFile))
 	if err != nil {
@@ -261,7 +263,7 @@ func (s *Service) openImage(dir string) (*image, error) {
 	return img, nil
 }
 
-// openTable reads a table and leaves its file open.
+// openTable reads a table and keeps its file open.
 func openTable(path string) (*fileTable, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -285,7 +287,7 @@ func openTable(path string) (*fileTable, error) {
 	return t, nil
 }
 
-// remakeTable makes the table of the index again.
+// remakeTable rebuilds the table from the index.
 func (s *Service) remakeTable(img *image) (*fileTable, error) {
 	x, err := s.readIndex(img)
 	if err != nil {
@@ -302,7 +304,7 @@ func (s *Service) remakeTable(img *image) (*fileTable, error) {
 	return openTable(path)
 }
 
-// readIndex reads back an image's index and compares it with its name.
+// readIndex reads back an image's index and compares it with its hash.
 func (s *Service) readIndex(img *image) (*gear.Index, error) {
 	b, err := os.ReadFile(filepath.Join(img.dir, indexFile))
 	if err != nil {
@@ -329,7 +331,7 @@ func (s *Service) loadImages() error {
 		}
 		dir := filepath.Join(s.dir, e.Name())
 		img, err := s.openImage(dir)
-		if errors.Is(err, fs.ErrNotExist) { // it was being added or removed
+		if errors.Is(err, fs.ErrNotExist) { // the image was being added or removed
 			if err := os.RemoveAll(dir); err != nil {
 				return err
 			}
@@ -344,8 +346,8 @@ func (s *Service) loadImages() error {
 	return nil
 }
 
-// RemoveImage forgets an image. Its files stay in the cache until they are
-// evicted. One that is not known is no error.
+// RemoveImage forgets an image. Its files stay in the cache until they are evicted. It is
+// no error if the image is not known.
 func (s *Service) RemoveImage(chain string) error {
 	s.addMu.Lock()
 	defer s.addMu.Unlock()
@@ -362,8 +364,8 @@ func (s *Service) remove(chain string) error {
 		return nil
 	}
 	s.cache.Unlease(leaseOf(chain))
-	// The record goes first: without it the rest is a leftover. The table's
-	// descriptor is left to the garbage collector, since a fetch may use it.
+	// The record is removed first: files without a record are leftovers. The table's
+	// descriptor is left to the garbage collector, because a fetch may be using it.
 	err := os.Remove(filepath.Join(img.dir, recordFile))
 	if err = errors.Join(err, os.RemoveAll(img.dir), durable.SyncDir(s.dir)); err != nil {
 		return fmt.Errorf("remove image %s: %w", chain, err)
@@ -371,8 +373,8 @@ func (s *Service) remove(chain string) error {
 	return nil
 }
 
-// addSources adds sources to an image; the new ones are preferred, as they are
-// those of the last pull.
+// addSources adds sources to an image. The new ones are preferred, because they belong to
+// the last pull.
 func (s *Service) addSources(img *image, refs []SourceRef) error {
 	s.imagesMu.RLock()
 	rec := *img.rec
@@ -385,7 +387,7 @@ func (s *Service) addSources(img *image, refs []SourceRef) error {
 	return s.replaceRecord(img, &rec)
 }
 
-// replaceRecord changes what is kept of an image.
+// replaceRecord replaces the stored record of an image.
 func (s *Service) replaceRecord(img *image, rec *record) error {
 	if err := writeRecord(img.dir, rec); err != nil {
 		return fmt.Errorf("record of image %s: %w", rec.Chain, err)
@@ -403,7 +405,7 @@ func (s *Service) image(chain string) *image {
 	return s.images[chain]
 }
 
-// allImages lists the images by chain.
+// allImages returns the images sorted by chain.
 func (s *Service) allImages() []*image {
 	s.imagesMu.RLock()
 	defer s.imagesMu.RUnlock()
@@ -418,7 +420,7 @@ func (s *Service) allImages() []*image {
 // HasImage reports whether an image is known.
 func (s *Service) HasImage(chain string) bool { return s.image(chain) != nil }
 
-// Spec is what an image was added with, and since.
+// Spec returns the specification with which an image was added, including later changes.
 func (s *Service) Spec(chain string) (ImageSpec, bool) {
 	s.imagesMu.RLock()
 	defer s.imagesMu.RUnlock()

@@ -18,60 +18,64 @@ import (
 )
 
 const (
-	// streamWhole is up to which size in bytes a large file that is opened comes as
-	// a whole, in a stream: programs read most of it, and a range costs a round trip.
+	// streamWhole is the size in bytes up to which an opened large file is fetched as a
+	// whole, in a stream. Programs read most of such a file, and each range costs a round
+	// trip.
 	streamWhole = 16 << 20
 	// maxAhead is the longest read-ahead in chunks.
 	maxAhead = 32
-	// maxReread is how often chunks are fetched again for a read that were given up
-	// when they had just come, since the disk is full.
+	// maxReread bounds how often a read fetches chunks again that were given up right
+	// after they came because the disk is full.
 	maxReread = 8
-	// nearStream is how many chunks behind a stream's place are waited for.
+	// nearStream is the distance in chunks up to which a reader waits for a stream that
+	// will bring its chunk.
 	nearStream = 8
 )
 
-// errComplete: the whole file is in the cache.
+// errComplete says that the whole file is in the cache.
 var errComplete = fs.ErrExist
 
-// errOtherChunks: the file is in use as an image describes it that is not believed.
+// errOtherChunks says that the file is in use with the chunks of an image that is no
+// longer believed.
 var errOtherChunks = errors.New("the file is in use with other chunks")
 
 func isNotExist(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
-// large is a large file of which chunks are being fetched, one for all who have
-// it open.
+// large is a large file whose chunks are being fetched. All who have the file open share
+// it.
 type large struct {
 	c   *scheduler
 	img *image
 	f   gear.File
 	p   *cachedir.Partial
-	// refs count all who use p, readers those of them who have the file open, wanted
-	// those who complete it. Guarded by the scheduler's mu.
+	// refs counts all users of p, readers those of them who have the file open, and
+	// wanted those who complete it. The scheduler's mu guards them.
 	refs, readers, wanted int
 
-	// mu guards all below.
+	// mu guards all fields below.
 	mu sync.Mutex
-	// changed is closed and made anew whenever waiters should look again.
+	// changed is closed and replaced whenever waiters should look again.
 	changed chan struct{}
-	// coming are the chunks that a job is for.
+	// coming holds the chunks that a job is fetching.
 	coming map[int]*rangeJob
-	// failed are chunks whose job failed, until somebody was told.
+	// failed holds the errors of chunks whose job failed, until an error is returned to a
+	// reader.
 	failed map[int]error
-	stream int   // the next chunk of a stream under way, -1 for none
-	ending bool  // the whole is being hashed
-	err    error // why a job failed last
-	// disowned is why nobody may read from it any more.
+	stream int   // the next chunk of a running stream, -1 for none
+	ending bool  // the whole file is being hashed
+	err    error // why the last failed job failed
+	// disowned is the reason why nobody may read the file any more, or nil.
 	disowned error
-	// moved changes when bytes come that had not come in an earlier try.
+	// moved changes when bytes arrive that no earlier try brought.
 	moved atomic.Int64
-	// tight is set once the disk had no room for all of it.
+	// tight is set once the disk had no room for the whole file.
 	tight atomic.Bool
-	// waiting is how many readers wait for chunks.
+	// waiting is the number of readers that wait for chunks.
 	waiting atomic.Int32
 }
 
-// acquire returns a large file's chunks; release gives them back. Errors:
-// errComplete, errOtherChunks; ErrUnknown if no image says so of the file any more.
+// acquire returns a large file's chunks. release gives them back. Errors: errComplete;
+// errOtherChunks; ErrUnknown if no image describes the file like this any more.
 func (c *scheduler) acquire(img *image, f gear.File) (*large, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,7 +104,7 @@ func (c *scheduler) release(lf *large) {
 	c.drop(lf)
 }
 
-// drop is release while mu is held.
+// drop is release for a caller that holds mu.
 func (c *scheduler) drop(lf *large) {
 	if lf.refs--; lf.refs > 0 {
 		return
@@ -117,7 +121,7 @@ func (lf *large) notify() {
 	lf.changed = make(chan struct{})
 }
 
-// streaming notes which chunk a stream brings next, -1 when it ends.
+// streaming notes which chunk a stream brings next. -1 means that the stream has ended.
 func (lf *large) streaming(next int) {
 	lf.mu.Lock()
 	defer lf.mu.Unlock()
@@ -125,8 +129,8 @@ func (lf *large) streaming(next int) {
 	lf.notify()
 }
 
-// put stores a chunk. If somebody reads the file and the disk is full, other chunks of
-// it make room.
+// put stores a chunk. If somebody reads the file and the disk is full, put gives up other
+// chunks of the file to make room.
 func (lf *large) put(i int, b []byte, prio priority) error {
 	err := lf.p.PutChunk(i, b)
 	for prio == onDemand && errors.Is(err, cachedir.ErrFull) {
@@ -143,8 +147,7 @@ func (lf *large) put(i int, b []byte, prio priority) error {
 	return err
 }
 
-// fail ends a job that no source can do, or nobody wants. The scheduler's mu is
-// held.
+// fail ends a job that no source can do or that nobody wants. The scheduler's mu is held.
 func (lf *large) fail(j *rangeJob, err error) {
 	defer lf.c.drop(lf)
 	lf.mu.Lock()
@@ -158,9 +161,9 @@ func (lf *large) fail(j *rangeJob, err error) {
 	lf.notify()
 }
 
-// want makes jobs for chunks that are missing and do not come yet, together with
-// those missing among the ahead chunks from the first one, and returns the error
-// of a job for them that failed.
+// want creates jobs for missing chunks that are not being fetched, and for further
+// missing chunks among the ahead chunks from the first one on. If a job for these chunks
+// has failed, want returns its error.
 func (lf *large) want(missing []int, ahead int, prio priority) error {
 	first, last := missing[0], missing[len(missing)-1]
 	if end := min(first+ahead, len(lf.f.Chunks)) - 1; end > last {
@@ -184,7 +187,7 @@ func (lf *large) want(missing []int, ahead int, prio priority) error {
 			}
 			continue
 		}
-		// It may have come since the caller looked.
+		// The chunk may have arrived since the caller looked.
 		if lf.p.Has(i) || lf.stream >= 0 && i >= lf.stream && i < lf.stream+nearStream {
 			continue
 		}
@@ -202,7 +205,8 @@ func (lf *large) want(missing []int, ahead int, prio priority) error {
 	return nil
 }
 
-// queue gives jobs to the scheduler, and puts those forward that wait for less.
+// queue passes jobs to the scheduler. It raises the priority of waiting jobs that have a
+// lower one.
 func (lf *large) queue(jobs, under []*rangeJob, prio priority) {
 	if len(jobs)+len(under) == 0 {
 		return
@@ -229,7 +233,7 @@ func (c *scheduler) runRange(j *rangeJob, src *source) {
 	began, was := time.Now(), j.n
 	var p *pace
 	if j.prio == inBackground {
-		runtime.LockOSThread() // p is of a thread
+		runtime.LockOSThread() // p belongs to a thread
 		defer runtime.UnlockOSThread()
 		p = newPace()
 		defer p.close()
@@ -271,8 +275,8 @@ func (c *scheduler) runRange(j *rangeJob, src *source) {
 	c.ranges[j.prio] = append(c.ranges[j.prio], j)
 }
 
-// readRange reads the chunks of a job, which becomes shorter with each, and
-// returns when the first byte came and how many did.
+// readRange reads the chunks of a job. The job gets shorter with each chunk. readRange
+// returns the time when the first byte came, and how many bytes came.
 func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *source, p *pace) (first time.Time, got int64, err error) {
 	from, err := c.dialled(src)
 	if err != nil {
@@ -281,7 +285,7 @@ func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *s
 	lf := j.lf
 	off := int64(j.first) * gear.ChunkSize
 	n := min(int64(j.first+j.n)*gear.ChunkSize, lf.f.Size) - off
-	arrived := 0 // of the chunk that is being read
+	arrived := 0 // bytes of the chunk that is being read
 	came := func(n int) {
 		g.moved()
 		if n == 0 {
@@ -297,7 +301,8 @@ func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *s
 		return first, 0, err
 	}
 	defer r.Close()
-	// The source has answered; a chunk is decoded, so its bytes come at once.
+	// The source has answered. Chunks are decoded whole, so the bytes of one arrive
+	// together.
 	first = time.Now()
 	buf := make([]byte, gear.ChunkSize)
 	for j.n > 0 {
@@ -339,7 +344,7 @@ func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *s
 	return first, got, nil
 }
 
-// tryComplete publishes a large file whose chunks are all there.
+// tryComplete publishes a large file if all its chunks are there.
 func (s *Service) tryComplete(lf *large) {
 	if lf.p.Left() > 0 {
 		return
@@ -362,15 +367,15 @@ func (s *Service) tryComplete(lf *large) {
 	})
 }
 
-// partialContent is a large file that somebody has open.
+// partialContent is an open large file.
 type partialContent struct {
 	s  *Service
 	lf *large
 
 	mu     sync.Mutex
 	closed bool
-	// next is where a sequential reader would go on, ahead how many chunks are
-	// fetched for it.
+	// next is the offset where a sequential reader would continue. ahead is how many
+	// chunks are fetched for it in advance.
 	next  int64
 	ahead int
 }
@@ -390,24 +395,26 @@ func (pc *partialContent) ReadAt(ctx context.Context, p []byte, off int64) (int,
 		n, err = pc.lf.p.ReadAt(p, off)
 	}
 	if entered && ahead > 1 {
-		// The next window is asked for before the reader is there.
+		// The next window is requested before the reader gets there.
 		end := (off/gear.ChunkSize + 1) * gear.ChunkSize
 		if missing := pc.lf.p.Missing(end, int64(ahead/2)*gear.ChunkSize); len(missing) > 0 {
-			_ = pc.lf.want(missing, ahead, onDemand) // whoever reads it asks again
+			_ = pc.lf.want(missing, ahead, onDemand) // a reader of the chunk asks again
 		}
 	}
-	// After a start the last chunk to be good may be one that is compared by a read.
+	// After a start, the last chunk to become good may be one that a read has just
+	// verified.
 	pc.s.tryComplete(pc.lf)
 	return n, err
 }
 
-// advance notes a read. It returns how many chunks to fetch from there on if it
-// misses: twice as many in each chunk for a reader that goes on where it was, one
-// for one that jumps; and whether the read is the first of its chunk.
+// advance notes a read. ahead is how many chunks to fetch from there on if the read
+// misses. It doubles in each chunk for a reader that continues where it was, and is one
+// for a reader that jumps. entered reports whether the read is the first one in its
+// chunk.
 func (pc *partialContent) advance(off, n int64) (ahead int, entered bool) {
 	pc.mu.Lock()
 	defer pc.mu.Unlock()
-	// The kernel's own read-ahead reorders a little.
+	// The kernel's own readahead reorders reads slightly.
 	sequential := pc.next > 0 && off <= pc.next+gear.ChunkSize && off+gear.ChunkSize >= pc.next
 	end := off + n
 	entered = pc.next == 0 || !sequential || (end-1)/gear.ChunkSize > (pc.next-1)/gear.ChunkSize

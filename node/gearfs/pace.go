@@ -9,31 +9,31 @@ import (
 )
 
 // pace tells work that nobody waits for when others want the processors. Priorities
-// cannot: they count among the processes of one control group only, and containers
-// are in others. The kernel does tell how long a thread was ready to run and had no
-// processor. It is the thread that stores what comes; chunks of large files are
-// decoded by another one, about as much again.
+// cannot do that: they count only among the processes of one control group, and
+// containers are in others. But the kernel reports how long a thread was ready to run and
+// had no processor. The measured thread is the one that stores what arrives. Another
+// thread decodes the chunks of large files, which takes about as much time again.
 type pace struct {
 	times     func() (run, wait time.Duration, err error)
 	end       func() error
-	run, wait time.Duration // when they were asked for last
+	run, wait time.Duration // as of the last measurement
 }
 
 const (
-	// paceSample is how much of a thread's time is looked at at once.
+	// paceSample is how much of a thread's time one measurement covers.
 	paceSample = 5 * time.Millisecond
-	// paceBusy is the part of its time on a processor that a thread may wait for one
-	// and they are not taken for busy.
+	// paceBusy is how long a thread may wait for a processor, as a share of its time on
+	// one, before the processors count as busy.
 	paceBusy = 0.25
-	// paceRest is how long it rests for its time on a busy processor: it takes a tenth
-	// of one.
+	// paceRest is how many times as long a thread rests as it ran on a busy processor. It
+	// then uses a tenth of a processor.
 	paceRest = 9
 	// maxPaceRest bounds a rest.
 	maxPaceRest = time.Second
 )
 
-// newPace is for the calling goroutine, which is locked to its thread. It is nil
-// where the kernel does not tell.
+// newPace returns the pace of the calling goroutine, which is locked to its thread. It
+// returns nil if the kernel does not report the times.
 func newPace() *pace {
 	p := &pace{}
 	var err error
@@ -47,15 +47,15 @@ func newPace() *pace {
 	return p
 }
 
-// close ends it; nil is fine.
+// close releases the pace. It accepts nil.
 func (p *pace) close() {
 	if p != nil && p.end != nil {
 		_ = p.end() // was read only
 	}
 }
 
-// threadTimes tells, whenever it is asked, how long the calling thread has run and how
-// long it was ready and had no processor. Tests put another in its place.
+// threadTimes returns a function that returns how long the calling thread has run, and
+// how long it was ready without a processor. Tests replace it.
 var threadTimes = func() (times func() (run, wait time.Duration, err error), end func() error, err error) {
 	f, err := os.Open("/proc/thread-self/schedstat")
 	if err != nil {
@@ -72,7 +72,7 @@ var threadTimes = func() (times func() (run, wait time.Duration, err error), end
 	}, f.Close, nil
 }
 
-// due is how long to rest now; nothing for nil.
+// due returns how long to rest now. It returns 0 for nil.
 func (p *pace) due() time.Duration {
 	if p == nil {
 		return 0

@@ -9,15 +9,15 @@ import (
 	"example.org/slipway/gear"
 )
 
-// maxPrefetch is the largest file in bytes that a profile brings as a whole. Of a
-// larger one a program mostly reads some parts, which come on demand.
+// maxPrefetch is the size in bytes of the largest file that a profile fetches as a whole.
+// Programs mostly read only parts of a larger file, and those are fetched on demand.
 const maxPrefetch = 32 << 20
 
-// Prefetched is what Prefetch did.
+// Prefetched is the result of Prefetch.
 type Prefetched struct {
 	Decision Decision `json:"decision"`
-	// Files of Bytes were asked for, since they were not local; Left of them had
-	// not come when it ended.
+	// Files is how many files were requested because they were not local. Bytes is their
+	// size. Left is how many of them had not come when the prefetch ended.
 	Files int   `json:"files"`
 	Bytes int64 `json:"bytes"`
 	Left  int   `json:"left"`
@@ -25,12 +25,12 @@ type Prefetched struct {
 	Took time.Duration `json:"took_ns"`
 }
 
-// Prefetch brings the files that a container of an image will open, before it
-// starts: those of the profile, by default (nil) the one that is known, and asks
-// for all others too when that is quicker. It returns when those of the profile
-// are there, or after a bound, when no source answers, or when ctx ends; what is
-// missing then still comes. A file that cannot be had is no error here: its open
-// will tell. Errors: ErrUnknown.
+// Prefetch fetches the files that a container of an image will open, before the container
+// starts. These are the files of the profile; nil means the known profile. Prefetch also
+// requests all other files if that is faster. It returns when the profile's files are
+// there, when its bound has passed, when no source answers, or when ctx ends. Files that
+// are missing by then still come. A file that cannot be fetched is no error here, because
+// its open will fail. Errors: ErrUnknown.
 func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Name) (Prefetched, error) {
 	img := s.image(chain)
 	if img == nil {
@@ -39,7 +39,7 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, s.opts.PrefetchWait)
 	defer cancel()
-	if s.hasAll(img) { // nobody need be asked what a container will open
+	if s.hasAll(img) { // then it does not matter what a container will open
 		d := decide(s.decisionOf(img, Profile{}))
 		s.noteDecision(img, d)
 		return Prefetched{Decision: d, Took: time.Since(began)}, nil
@@ -62,7 +62,7 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 		res.Bytes += plan.ask[i].Size
 	}
 	for _, fl := range s.sched.joinAll(img, plan.rest, fromProfile, true) {
-		s.sched.leave(fl) // it comes, and nobody waits
+		s.sched.leave(fl) // the fetch continues, and nobody waits for it
 	}
 	s.awaitAll(ctx, img, flights)
 	for _, fl := range flights {
@@ -76,8 +76,8 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 	return res, nil
 }
 
-// awaitAll waits for flights until ctx ends, or as long as there is hope: a
-// container whose registry is away starts with what is local.
+// awaitAll waits for flights until ctx ends or no source works: a container whose
+// registry is unreachable starts with the local files.
 func (s *Service) awaitAll(ctx context.Context, img *image, flights []*flight) {
 	tick := time.NewTicker(completeEvery)
 	defer tick.Stop()
@@ -100,8 +100,8 @@ func (s *Service) awaitAll(ctx context.Context, img *image, flights []*flight) {
 	}
 }
 
-// awayAfter is how many requests in a row bring nothing from a source that is taken
-// for away.
+// awayAfter is how many requests in a row must bring nothing before a source counts as
+// unreachable.
 const awayAfter = 3
 
 // away reports whether no source of an image works at present.
@@ -118,14 +118,14 @@ func (c *scheduler) away(img *image) bool {
 	return true
 }
 
-// prefetchPlan is what a start needs.
+// prefetchPlan is what a start fetches.
 type prefetchPlan struct {
 	decision Decision
-	ask      []gear.File // before the start
-	rest     []gear.File // at the same time
+	ask      []gear.File // requested before the start
+	rest     []gear.File // requested at the same time
 }
 
-// plan decides between eager and lazy, and lists what is to be fetched.
+// plan chooses between eager and lazy, and lists the files to fetch.
 func (s *Service) plan(img *image, profile Profile) (prefetchPlan, error) {
 	var p prefetchPlan
 	in := s.decisionOf(img, profile)
@@ -144,7 +144,7 @@ func (s *Service) plan(img *image, profile Profile) (prefetchPlan, error) {
 			return p, err
 		}
 		if at < 0 {
-			continue // of another version of the image
+			continue // a file of another version of the image
 		}
 		f, err := img.table.whole(at)
 		if err != nil {
@@ -176,21 +176,21 @@ func (s *Service) plan(img *image, profile Profile) (prefetchPlan, error) {
 	return p, err
 }
 
-// decisionOf is what is known before a start without looking for files.
+// decisionOf returns what is known before a start without looking for files.
 func (s *Service) decisionOf(img *image, profile Profile) decisionInput {
 	in := decisionInput{forced: s.opts.Mode, profiled: len(profile.Files), guess: profile.guess(), files: len(img.table.keys), bytes: img.table.bytes}
 	in.link, in.hits = s.linkOf(img)
 	return in
 }
 
-// hasAll reports whether all files of an image are local. It looks for each only
-// after some were removed from the cache, and else for one that is missing.
+// hasAll reports whether all files of an image are local. It looks for each file only if
+// files were removed from the cache. Otherwise it looks only for a file that was missing.
 func (s *Service) hasAll(img *image) bool {
 	return s.covers(img, removals(s.cache.Stats()), len(img.table.keys)+1)
 }
 
-// lacking is how much of an image is not local, as long as the cache has had as
-// many files published, shown and removed.
+// lacking is how much of an image is not local. It is valid while the cache's counts of
+// published, shown and removed files stay the same.
 type lacking struct {
 	known          bool
 	shown, removed int64
@@ -198,8 +198,8 @@ type lacking struct {
 	bytes          int64
 }
 
-// lacks counts the files of an image that are not local, unless nothing has
-// changed since they were counted.
+// lacks returns the number and the bytes of an image's files that are not local. It
+// counts them only if something has changed since the last count.
 func (s *Service) lacks(img *image) (files int, bytes int64, err error) {
 	st := s.cache.Stats()
 	now := lacking{known: true, shown: st.Published + st.Shown, removed: removals(st)}
@@ -218,8 +218,8 @@ func (s *Service) lacks(img *image) (files int, bytes int64, err error) {
 	return now.files, now.bytes, nil
 }
 
-// missing counts the files of an image that are not local, and calls each, if
-// set, for every one until it returns false.
+// missing counts the files of an image that are not local. If each is not nil, it is
+// called for every such file until it returns false.
 func (s *Service) missing(img *image, each func(f gear.File) bool) (files int, bytes int64, err error) {
 	var failed error
 	err = img.table.each(func(i int, f gear.File) bool {
@@ -239,7 +239,7 @@ func (s *Service) missing(img *image, each func(f gear.File) bool) (files int, b
 	return files, bytes, errors.Join(err, failed)
 }
 
-// linkOf is what was measured of the way to an image's first source that works,
+// linkOf returns what was measured of the connection to an image's first working source,
 // and how well profiles of the image did.
 func (s *Service) linkOf(img *image) (link, hits) {
 	s.imagesMu.RLock()
@@ -276,18 +276,18 @@ func (s *Service) Background(chain string, on bool) error {
 }
 
 const (
-	// completeEvery is how often it is looked for images to complete, and how long
-	// one that could not be completed is left alone at first.
+	// completeEvery is how often the service looks for images to complete, and the first
+	// pause after an image could not be completed.
 	completeEvery = 250 * time.Millisecond
-	// maxCompletePause is how long at most.
+	// maxCompletePause is the longest such pause.
 	maxCompletePause = 5 * time.Minute
-	// tooLargePause is how long an image is left alone that does not fit.
+	// tooLargePause is the pause for an image that does not fit in the cache.
 	tooLargePause = 24 * time.Hour
-	// window is how many files of the background are queued at a time.
+	// window is how many background files are queued at a time.
 	window = 4096
 )
 
-// completeImages fetches what is missing of images, one after the other.
+// completeImages fetches the missing files of images, one image after the other.
 func (s *Service) completeImages() {
 	tick := time.NewTicker(completeEvery)
 	defer tick.Stop()
@@ -308,11 +308,11 @@ func (s *Service) completeImages() {
 	}
 }
 
-// errTooLarge: what is fetched of an image throws out what was fetched before.
+// errTooLarge says that fetching more of an image evicts what was fetched before.
 var errTooLarge = errors.New("the cache has no room for the whole image (cache.max_bytes)")
 
-// complete fetches what is missing of an image. One that has no room in the cache is
-// left as it is: its files would come again and again.
+// complete fetches the missing files of an image. It stops at an image that does not fit
+// in the cache, because its files would be fetched again and again.
 func (s *Service) complete(img *image) {
 	lost := removals(s.cache.Stats())
 	for left := len(img.table.keys); s.ctx.Err() == nil; {
@@ -361,7 +361,7 @@ func (s *Service) completing(img *image) bool {
 	return s.images[img.chain] == img && img.rec.Background
 }
 
-// awaitQuietly waits for a flight without being urgent, as long as wanted.
+// awaitQuietly waits for a flight without being urgent, while wanted returns true.
 func (c *scheduler) awaitQuietly(fl *flight, wanted func() bool) error {
 	for {
 		select {

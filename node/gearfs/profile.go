@@ -16,14 +16,14 @@ import (
 	"example.org/slipway/internal/durable"
 )
 
-// A profile on disk, all numbers little endian:
+// This is the format of a stored profile. All numbers are little endian.
 //
 //	0   8     magic
-//	8   4     number of names
-//	12  4     CRC-32C of bytes 0 to 11 and of all behind byte 16
+//	8   4     number of names N
+//	12  4     CRC-32C of bytes 0 to 11 and of all bytes from 16 on
 //	16  32*N  names, in the order of their first opens
-//	    N     a letter for each that says why it is expected: predict.Origin
-//	    rest  the manifest that names were inherited from
+//	    N     for each name, a letter for the reason to expect it: predict.Origin
+//	    rest  the manifest from which names were inherited
 //
 // Version 1 ends with the names.
 const (
@@ -31,43 +31,45 @@ const (
 	profileMagic1 = "SLGPROF\x01"
 	profileHeader = 16
 	profileFile   = "profile"
-	// maxProfile is how many names a profile has at most, as in a registry.
+	// maxProfile bounds the names in a profile. A registry has the same bound.
 	maxProfile = 20_000
-	// profileAge is how old a profile may be before the registry is asked again.
+	// profileAge is the age at which a profile is requested from the registry again.
 	profileAge = time.Hour
-	// profileWait bounds that question, firstWait how long a start waits for it.
+	// profileWait bounds that request. firstWait bounds how long a start waits for it.
 	profileWait = 10 * time.Second
 	firstWait   = 2 * time.Second
-	// profileRetry is when a registry that did not answer is asked again, noProfile
-	// when one that had none is: the first start anywhere makes it.
+	// profileRetry is the pause before a registry that did not answer is asked again.
+	// noProfile is the pause for a registry that had no profile: the first start anywhere
+	// makes one.
 	profileRetry = 10 * time.Second
 	noProfile    = time.Minute
-	// leastRTT is what a question over a network takes at least; a source that is
-	// quicker had asked before.
+	// leastRTT is the shortest time of a request over a network. If a source answers
+	// faster, it had the answer already.
 	leastRTT = 100 * time.Microsecond
-	// maxDonor is how many bytes the name of a manifest has at most.
+	// maxDonor bounds the length in bytes of a manifest's name.
 	maxDonor = 200
 )
 
-// Profile says which files a container of an image opens first, in that order.
+// Profile lists the files that a container of an image opens first, in that order.
 type Profile struct {
 	Files []predict.File
-	// Donor is the manifest of the image that files were inherited from, if any were.
+	// Donor is the manifest of the image from which files were inherited, or empty if
+	// none were.
 	Donor string
 }
 
-// ownProfile is a profile that containers of the image itself have made.
+// ownProfile returns a profile that was made by containers of the image itself.
 func ownProfile(names []gear.Name) Profile { return Profile{Files: predict.Files(names, "")} }
 
-// inferred reports whether no container of the image is known to have made it.
+// inferred reports whether no container of the image is known to have made the profile.
 func (p *Profile) inferred() bool { return predict.Inferred(p.Files) }
 
-// guess reports whether it was made without an earlier version of the image.
+// guess reports whether the profile was made without an earlier version of the image.
 func (p *Profile) guess() bool {
 	return p.inferred() && !slices.ContainsFunc(p.Files, func(f predict.File) bool { return f.From == predict.Series })
 }
 
-// encodeProfile makes a profile's file.
+// encodeProfile encodes a profile.
 func encodeProfile(p Profile) []byte {
 	b := make([]byte, profileHeader, profileHeader+33*len(p.Files)+len(p.Donor))
 	copy(b, profileMagic)
@@ -85,7 +87,7 @@ func profileSum(b []byte) uint32 {
 	return crc32.Update(crc32.Checksum(b[:12], castagnoli), castagnoli, b[profileHeader:])
 }
 
-// parseProfile reads it.
+// parseProfile decodes a profile.
 func parseProfile(b []byte) (Profile, error) {
 	if len(b) < profileHeader || string(b[:8]) != profileMagic && string(b[:8]) != profileMagic1 {
 		return Profile{}, errors.New("not a profile of version 1 or 2")
@@ -117,8 +119,8 @@ func parseProfile(b []byte) (Profile, error) {
 	return Profile{predict.Files(names, string(rest[:n])), string(rest[n:])}, nil
 }
 
-// readProfile returns the profile that is kept of an image, and how old it is;
-// nil if there is none.
+// readProfile returns the stored profile of an image and its age, or nil if there is
+// none.
 func (s *Service) readProfile(img *image) (Profile, time.Duration) {
 	path := filepath.Join(img.dir, profileFile)
 	b, err := os.ReadFile(path)
@@ -137,9 +139,8 @@ func (s *Service) readProfile(img *image) (Profile, time.Duration) {
 	return p, s.opts.Clock().Sub(st.ModTime())
 }
 
-// profileOf returns an image's profile: the one that is kept, and for lack of that
-// the registry's. One that is old, or was only inferred, is asked for again, for the next
-// start.
+// profileOf returns an image's stored profile, or the registry's if none is stored. A
+// profile that is old or only inferred is requested again, for the next start.
 func (s *Service) profileOf(ctx context.Context, img *image) Profile {
 	p, age := s.readProfile(img)
 	if p.Files != nil && age < profileAge && (!p.inferred() || age < noProfile) {
@@ -160,8 +161,8 @@ func (s *Service) profileOf(ctx context.Context, img *image) Profile {
 	return p
 }
 
-// askProfile asks the registry for an image's profile, unless that was done lately,
-// and returns a channel that is closed when it is over.
+// askProfile requests an image's profile from the registry, unless that was done lately.
+// It returns a channel that is closed when the request is done.
 func (s *Service) askProfile(img *image) <-chan struct{} {
 	img.st.mu.Lock()
 	defer img.st.mu.Unlock()
@@ -193,8 +194,8 @@ func (s *Service) askProfile(img *image) <-chan struct{} {
 	return done
 }
 
-// takeProfile keeps what the registry says, unless that is less than what is known here:
-// what was inferred does not replace what containers of this node have opened.
+// takeProfile stores the registry's profile, unless it is worth less than the known one:
+// an inferred profile does not replace what containers of this node have opened.
 func (s *Service) takeProfile(img *image, p Profile) error {
 	if p.inferred() {
 		if kept, _ := s.readProfile(img); kept.Files != nil && !kept.inferred() {
@@ -204,7 +205,8 @@ func (s *Service) takeProfile(img *image, p Profile) error {
 	return s.setProfile(img.chain, p)
 }
 
-// pullProfile returns the profile of the first source that has one; an empty one if none.
+// pullProfile returns the profile of the first source that has one, or an empty profile
+// if none has.
 func (s *Service) pullProfile(img *image) (Profile, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, profileWait)
 	defer cancel()
@@ -235,7 +237,7 @@ func (s *Service) pullProfile(img *image) (Profile, error) {
 	return Profile{}, failed
 }
 
-// Profile returns the profile that is kept of an image, an empty one if there is none.
+// Profile returns the stored profile of an image, or an empty one if there is none.
 // Errors: ErrUnknown.
 func (s *Service) Profile(chain string) (Profile, error) {
 	img := s.image(chain)
@@ -246,8 +248,9 @@ func (s *Service) Profile(chain string) (Profile, error) {
 	return p, nil
 }
 
-// SetProfile replaces the profile that is kept of an image by files that its containers
-// open; none removes it. Names the image does not have are left out. Errors: ErrUnknown.
+// SetProfile replaces the stored profile of an image by files that its containers open.
+// An empty list removes the profile. Names that the image does not have are omitted.
+// Errors: ErrUnknown.
 func (s *Service) SetProfile(chain string, names []gear.Name) error {
 	return s.setProfile(chain, ownProfile(names))
 }

@@ -13,13 +13,13 @@ import (
 	"example.org/slipway/node/cachedir"
 )
 
-// proofTime bounds how long an image is given to prove one file: one of 1 GiB comes
-// in that time at 30 Mbit/s.
+// proofTime bounds how long an image may take to prove one file. In that time, a file of
+// 1 GiB arrives at 30 Mbit/s.
 const proofTime = 5 * time.Minute
 
-// Check returns why an image with these files, perhaps among others, could not be
-// added; tree are all files that the image has so far. It is asked before the image
-// is promised to anybody. Errors: those of AddImage.
+// Check returns why an image with these files, perhaps among others, could not be added.
+// tree holds all files that the image has so far. Check is called before the image is
+// promised to anybody. Errors: those of AddImage.
 func (s *Service) Check(spec ImageSpec, files, tree []gear.File) error {
 	v, err := s.cache.View(viewOf(spec.Domain))
 	if err != nil {
@@ -34,12 +34,13 @@ func (s *Service) Check(spec ImageSpec, files, tree []gear.File) error {
 	return err
 }
 
-// settle compares the files of a new image with all others of its domain. Where two
-// contradict each other, one of them lies, and who came first is no reason to believe
-// it: the new one must prove what it says of the file. If it can, the other is
-// forgotten, which harms only containers of that image; if not, the new one is refused.
-// What other domains say does not matter: they have views of their own. It returns the
-// files that no known image of the domain has. addMu is held.
+// settle compares the files of a new image with those of all other images of its domain.
+// If two images contradict each other, one of them lies, and coming first is no reason to
+// be believed: the new image must prove what it says about the file. If it can, the other
+// image is forgotten, which harms only containers of that image. If it cannot, the new
+// image is refused. Images of other domains do not matter, because each domain has its
+// own view. settle returns the files that no known image of the domain has. addMu is
+// held.
 func (s *Service) settle(v *cachedir.View, sources []SourceRef, files []gear.File) (rest []*gear.File, err error) {
 	if rest, err = sorted(files); err != nil {
 		return nil, err
@@ -60,20 +61,20 @@ func (s *Service) settle(v *cachedir.View, sources []SourceRef, files []gear.Fil
 		if err != nil {
 			return nil, fmt.Errorf("%w (image %s)", err, o.chain)
 		}
-		rest = left // images that are known agree with each other
+		rest = left // known images agree with each other
 	}
 	return rest, nil
 }
 
-// prove returns why it is not known that a file is what a new image says: by what is in
-// the cache, or else by what the image's own sources deliver.
+// prove returns nil if a file is proved to be what a new image says. The proof is a file
+// in the cache, or else what the image's own sources deliver.
 func (s *Service) prove(v *cachedir.View, sources []SourceRef, f gear.File) error {
 	if file, err := v.OpenFile(f.Name); err == nil {
 		proof := judge(f, file)
 		if err := file.Close(); err != nil {
 			return err
 		}
-		if !errors.Is(proof, errOther) { // else the disk has damaged it
+		if !errors.Is(proof, errOther) { // otherwise the file was damaged on disk
 			return proof
 		}
 	}
@@ -96,11 +97,11 @@ func (s *Service) prove(v *cachedir.View, sources []SourceRef, f gear.File) erro
 	return proof
 }
 
-// errOther is returned, wrapped, for bytes that are not the file's.
+// errOther is returned, wrapped, for bytes that do not belong to the file.
 var errOther = errors.New("other bytes")
 
-// judge reports whether bytes are a file's, with the size and the chunks it is said to
-// have.
+// judge returns an error unless the bytes are the file with the size and the chunks that
+// f states.
 func judge(f gear.File, r io.Reader) error {
 	whole := sha256.New()
 	var size counter
@@ -132,7 +133,7 @@ func judge(f gear.File, r io.Reader) error {
 
 func sum(h hash.Hash) gear.Name { return gear.Name(h.Sum(nil)) }
 
-// counter counts what is written to it.
+// counter counts the bytes written to it.
 type counter int64
 
 // Write implements io.Writer.

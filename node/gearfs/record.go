@@ -24,19 +24,19 @@ type container struct {
 	decision Decision
 }
 
-// recording collects what a container opens at its start.
+// recording collects what a container opens during its start.
 type recording struct {
-	profile Profile // the one there was
+	profile Profile // as it was before the start
 	seen    map[gear.Name]bool
 	names   []gear.Name
 	timer   *time.Timer
-	watch   *opensWatch // nil without a mount that can be watched
-	// siblings is nil until the tree is read. Where opens are not watched, most that come of
-	// use are not seen, so they end soon.
+	watch   *opensWatch // nil if there is no mount that can be watched
+	// siblings is nil until the tree is read. If opens are not watched, most uses of
+	// siblings are not seen, so the guesses end soon.
 	siblings *predict.Siblings
 }
 
-// add notes an open. The container's mu is held.
+// add records an open. The container's mu is held.
 func (r *recording) add(name gear.Name) {
 	if r.siblings != nil {
 		r.siblings.Opened(name)
@@ -47,18 +47,19 @@ func (r *recording) add(name gear.Name) {
 	}
 }
 
-// maxWatched is how many recordings of an image see all opens: later ones would
-// tell little that is new, and each costs its container some time. As long as the profile is
-// inferred all starts are watched: the first report replaces it.
+// maxWatched bounds how many recordings of an image see all opens. Later ones would
+// reveal little that is new, and each costs its container some time. While the profile is
+// only inferred, all starts are watched, because the first report replaces the profile.
 const maxWatched = 3
 
-// leaseOf is the lease of an image that has containers.
+// leaseOf returns the ID of the lease for an image that has containers.
 func leaseOf(chain string) string { return "image " + chain }
 
-// ContainerStarted notes that a container of an image runs, or is about to: its
-// files are evicted last, and for a while its opens are recorded. mount is where
-// its overlay is mounted; "" if only opens that reach the pool can be seen. The
-// overlay must not be unmounted before ContainerStopped. A container that is known is no error. Errors: ErrUnknown.
+// ContainerStarted notes that a container of an image runs or is about to run. The
+// image's files are then evicted last, and the container's opens are recorded for a
+// while. mount is where the container's overlay is mounted, or "" if only opens that
+// reach the pool can be seen. The overlay must not be unmounted before ContainerStopped
+// is called. It is no error if the container is already known. Errors: ErrUnknown.
 func (s *Service) ContainerStarted(id, chain, mount string) error {
 	img := s.image(chain)
 	if img == nil {
@@ -74,7 +75,7 @@ func (s *Service) ContainerStarted(id, chain, mount string) error {
 	s.imagesMu.Unlock()
 	s.cache.LeaseSet(leaseOf(chain), img)
 	profile, _ := s.readProfile(img)
-	s.cache.Touch(predict.Names(profile.Files)...) // it opens them now
+	s.cache.Touch(predict.Names(profile.Files)...) // the container opens them now
 	img.st.trace.begin(time.Now(), profile)
 	r := &recording{profile: profile, seen: map[gear.Name]bool{}}
 	var watch *opensWatch
@@ -96,7 +97,7 @@ func (s *Service) ContainerStarted(id, chain, mount string) error {
 	return nil
 }
 
-// noteProfile notes the profile that a start goes by, for containers that were started
+// noteProfile records the profile that a start uses, for containers that were started
 // before it was known.
 func (s *Service) noteProfile(img *image, p Profile) {
 	s.imagesMu.RLock()
@@ -110,7 +111,7 @@ func (s *Service) noteProfile(img *image, p Profile) {
 	}
 }
 
-// guessSiblings has what a container misses bring its siblings from now on.
+// guessSiblings makes every file that a container misses bring its siblings from now on.
 func (s *Service) guessSiblings(c *container, r *recording) {
 	if s.hasAll(c.img) {
 		return
@@ -127,7 +128,7 @@ func (s *Service) guessSiblings(c *container, r *recording) {
 	r.siblings = guess
 }
 
-// missed asks for the siblings of a file that a container waits for.
+// missed requests the siblings of a file that a container waits for.
 func (s *Service) missed(img *image, name gear.Name) {
 	var files []gear.File
 	s.imagesMu.RLock()
@@ -149,12 +150,12 @@ func (s *Service) missed(img *image, name gear.Name) {
 		img.st.trace.sibling(files[i].Name)
 	}
 	for _, fl := range s.sched.joinAll(img, files, fromProfile, true) {
-		s.sched.leave(fl) // it comes, and nobody waits
+		s.sched.leave(fl) // the fetch continues, and nobody waits for it
 	}
 }
 
-// Adopt notes a container that was started before this service was: its files are
-// leased, nothing is recorded. Errors: ErrUnknown.
+// Adopt notes a container that was started before this service. Its files are leased, and
+// nothing is recorded. Errors: ErrUnknown.
 func (s *Service) Adopt(id, chain string) error {
 	img := s.image(chain)
 	if img == nil {
@@ -169,8 +170,8 @@ func (s *Service) Adopt(id, chain string) error {
 	return nil
 }
 
-// ContainerStopped notes that a container is gone; one that is not known is no
-// error. What was recorded of its start is reported.
+// ContainerStopped notes that a container is gone, and reports what was recorded of its
+// start. It is no error if the container is not known.
 func (s *Service) ContainerStopped(id string) {
 	s.endRecording(id, true)
 	s.imagesMu.Lock()
@@ -191,22 +192,23 @@ func (s *Service) ContainerStopped(id string) {
 }
 
 const (
-	// observeFor is how long the end of a container waits for the cache to see what it
-	// has read: 13,000 files take some 80 ms, and the rest is looked at later.
+	// observeFor bounds how long the end of a container waits while the cache checks
+	// which files were read. 13,000 files take about 80 ms. The rest is checked later.
 	observeFor = 20 * time.Millisecond
-	// observeShare bounds what containers cost that end all the time: of this many
-	// parts of the time one at most goes into looking at the files of their image.
+	// observeShare bounds the cost of containers that end all the time: at most one part
+	// in observeShare of the time is spent on checking the files of their image.
 	observeShare = 11
 )
 
-// observing says who looks at the files of an image.
+// observing records who checks the files of an image.
 type observing struct {
 	mu    sync.Mutex
-	busy  bool // somebody looks, or rests afterwards
-	again bool // a container has ended since
+	busy  bool // somebody checks them, or rests afterwards
+	again bool // another container has ended since
 }
 
-// begin reports whether the caller is to look. If not, who looks does it again.
+// begin reports whether the caller must check the files. If not, the goroutine that is
+// checking them checks them again.
 func (o *observing) begin() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -218,7 +220,7 @@ func (o *observing) begin() bool {
 	return true
 }
 
-// more reports whether who has looked is to look again.
+// more reports whether the goroutine that has checked the files must check them again.
 func (o *observing) more() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -226,7 +228,7 @@ func (o *observing) more() bool {
 	return o.busy
 }
 
-// observe has the cache see which files of an image have been read.
+// observe makes the cache check which files of an image have been read.
 func (s *Service) observe(img *image) {
 	if !img.observing.begin() {
 		return
@@ -238,8 +240,8 @@ func (s *Service) observe(img *image) {
 	}
 }
 
-// observeOn is observe from a place in the table on, and again for as long as
-// containers have ended meanwhile.
+// observeOn is observe from a position in the table on. It repeats while containers have
+// ended meanwhile.
 func (s *Service) observeOn(img *image, began time.Time, next int) {
 	for {
 		if _, err := s.observeFrom(img, next, func() bool { return s.ctx.Err() == nil }); err != nil {
@@ -257,8 +259,8 @@ func (s *Service) observeOn(img *image, began time.Time, next int) {
 	}
 }
 
-// observeFrom is observe from a place in the table on, as long as more says so. It
-// returns where it stopped.
+// observeFrom is observe from a position in the table on, while more returns true. It
+// returns the position where it stopped.
 func (s *Service) observeFrom(img *image, from int, more func() bool) (next int, err error) {
 	err = img.table.eachFrom(from, func(i int, f gear.File) bool {
 		s.cache.Observe(f.Name)
@@ -268,8 +270,8 @@ func (s *Service) observeFrom(img *image, from int, more func() bool) (next int,
 	return next, err
 }
 
-// opened notes that the pool was asked for a file, which any container of the domain
-// whose image has it may have opened.
+// opened notes that the pool was asked for a file. Any container of the domain whose
+// image has the file may have opened it.
 func (s *Service) opened(k fileKey) {
 	s.imagesMu.RLock()
 	defer s.imagesMu.RUnlock()
@@ -282,13 +284,13 @@ func (s *Service) opened(k fileKey) {
 	}
 }
 
-// saw notes that the container opened a file. c.mu is held, and c.rec not nil.
+// saw records that the container opened a file. c.mu is held, and c.rec is not nil.
 func (c *container) saw(name gear.Name) {
 	c.rec.add(name)
 	c.img.st.trace.wanted(name)
 }
 
-// endRecording ends the recording of a container, and reports it if asked to.
+// endRecording ends the recording of a container, and reports it if report is set.
 func (s *Service) endRecording(id string, report bool) {
 	s.imagesMu.RLock()
 	c := s.containers[id]
@@ -304,7 +306,7 @@ func (s *Service) endRecording(id string, report bool) {
 	}
 	r.timer.Stop()
 	if r.watch != nil {
-		r.watch.stop() // it delivers what it has got; c.mu must be free
+		r.watch.stop() // stop delivers the remaining events, for which c.mu must be free
 	}
 	c.mu.Lock()
 	mine := c.rec == r
@@ -315,9 +317,10 @@ func (s *Service) endRecording(id string, report bool) {
 	}
 }
 
-// report keeps what was recorded, and tells the registry. Of a start whose opens were not all
-// watched only those count that were seen, and it says nothing of the others: else a file would
-// count as wanted because it was fetched, and it was fetched because it counted as wanted.
+// report stores what was recorded and reports it to the registry. If not all opens of a
+// start were watched, only the opens that were seen count, and the start says nothing
+// about other files. Otherwise a file would count as wanted because it was fetched, and
+// it was fetched because it counted as wanted.
 func (s *Service) report(img *image, r *recording) {
 	img.st.trace.end(r.watch != nil)
 	had := make(map[gear.Name]bool, len(r.profile.Files))
@@ -351,7 +354,7 @@ func (s *Service) report(img *image, r *recording) {
 	s.reportTo(img, r.names, watched)
 }
 
-// mergeProfile adds what is new to a profile, which stays in its order.
+// mergeProfile appends new names to a profile and keeps its order.
 func mergeProfile(old Profile, names []gear.Name) Profile {
 	have := make(map[gear.Name]bool, len(old.Files))
 	for _, f := range old.Files {
@@ -366,7 +369,7 @@ func mergeProfile(old Profile, names []gear.Name) Profile {
 	return out
 }
 
-// addHits counts how well a profile did. Old starts count less and less.
+// addHits counts how well a profile did. Older starts have less and less weight.
 func (s *Service) addHits(img *image, opened, covered int64) error {
 	s.addMu.Lock()
 	defer s.addMu.Unlock()
@@ -385,8 +388,8 @@ func (s *Service) addHits(img *image, opened, covered int64) error {
 	return s.replaceRecord(img, &rec)
 }
 
-// reportTo tells the image's sources, until one takes it. whole says that a start opened
-// nothing else.
+// reportTo sends the profile to the image's sources in turn, until one accepts it. whole
+// says that the start opened nothing else.
 func (s *Service) reportTo(img *image, names []gear.Name, whole bool) {
 	ctx, cancel := context.WithTimeout(s.ctx, profileWait)
 	defer cancel()

@@ -9,22 +9,22 @@ import (
 	"example.org/slipway/node/poolfs"
 )
 
-// Pool is who serves opens, and has the kernel remember what it has read.
+// Pool serves the opens of files. It also lets the kernel cache what was read.
 type Pool interface {
-	// Renew says that what was said of a content does not count any more. Reads of it
-	// that are under way fail soon, and may be waited for.
+	// Renew invalidates everything that was reported about a content. Running reads of
+	// the content fail soon. Renew may wait for them.
 	Renew(k poolfs.Key)
 }
 
-// SetPool says who serves opens. It is called once, before images are added.
+// SetPool sets the pool that serves opens. It is called once, before images are added.
 func (s *Service) SetPool(p Pool) { s.pool = p }
 
-// errDisowned is returned for what an index said that is not believed any more.
+// errDisowned is returned for a file whose description in an index is no longer believed.
 var errDisowned = errors.New("its image's index does not say what the file is")
 
-// renew prepares for files that no known image of the view has. Images that are
-// forgotten had them, perhaps, and said something else of them: the parts that came for
-// those, and what the kernel has read of these, must not be shown for the new ones.
+// renew prepares for files that no known image of the view has. A forgotten image may
+// have described the same names differently. Its partial chunks, and what the kernel has
+// cached of them, must not be shown for the new files.
 func (s *Service) renew(v *cachedir.View, files []*gear.File) {
 	var again []fileKey
 	c := &s.sched
@@ -36,7 +36,7 @@ func (s *Service) renew(v *cachedir.View, files []*gear.File) {
 		}
 		lf := c.large[k]
 		if lf != nil && contradiction(f, &lf.f) == nil {
-			continue // the kernel has read what is right
+			continue // what the kernel has cached is right
 		}
 		if lf != nil {
 			delete(c.large, k)
@@ -52,7 +52,7 @@ func (s *Service) renew(v *cachedir.View, files []*gear.File) {
 	}
 }
 
-// disown ends a large file for all who have it open.
+// disown ends a large file for all callers that have it open.
 func (lf *large) disown() {
 	err := fmt.Errorf("file %x: %w", lf.f.Name, errDisowned)
 	lf.p.Disown(err)
@@ -62,7 +62,7 @@ func (lf *large) disown() {
 	lf.notify()
 }
 
-// largeOf returns the files that come in chunks.
+// largeOf returns the files that are fetched in chunks.
 func largeOf(files []*gear.File) []*gear.File {
 	var out []*gear.File
 	for _, f := range files {
@@ -73,8 +73,8 @@ func largeOf(files []*gear.File) []*gear.File {
 	return out
 }
 
-// stands reports whether a known image of the view says of a file what f does. The one
-// that is asked for it first may have been forgotten meanwhile.
+// stands reports whether a known image of the view describes a file as f does. The image
+// for which the file was requested first may have been forgotten meanwhile.
 func (s *Service) stands(img *image, f gear.File) bool {
 	s.imagesMu.RLock()
 	defer s.imagesMu.RUnlock()

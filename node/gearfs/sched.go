@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/node/poolfs"
 )
 
-// priority of a fetch; a lower one goes first.
+// priority is the priority of a fetch. A lower value goes first.
 type priority uint8
 
 const (
@@ -23,24 +23,23 @@ const (
 	priorities
 )
 
-// What a request asks for at most. The rest of a queue goes into the next one;
-// a file in a request that is under way cannot be put forward any more.
+// These bound one request. The rest of a queue goes into the next request. A file in a
+// running request can no longer be moved forward.
 const (
 	demandBytes, demandFiles = 8 << 20, 256
 	batchFiles               = 4096
-	// A request of a profile or of the background is as long as the link takes for
-	// about a second, within bounds.
+	// A request for a profile or in the background takes about a second on the measured
+	// link, within these bounds.
 	batchTime                = time.Second
 	minBatch, maxBatch       = 1 << 20, 64 << 20
 	profileStreams           = 2
-	assumedRate              = 4 << 20 // bytes a second, before anything was measured
+	assumedRate              = 4 << 20 // in bytes a second, before the first measurement
 	limitPiece               = 64 << 10
 	maxBackground      int64 = 16 << 20
 )
 
 var (
-	// ErrTimeout is returned, wrapped, when nothing arrived for as long as the
-	// bound.
+	// ErrTimeout is returned, wrapped, if nothing arrived within the bound.
 	ErrTimeout = errors.New("nothing arrived in time")
 	// ErrClosed is returned, wrapped, after Close.
 	ErrClosed = errors.New("file service is closed")
@@ -49,32 +48,32 @@ var (
 	errStalled   = errors.New("the source sent nothing for too long")
 )
 
-// flight is the fetch of a whole file, one for all who want it.
+// flight is the fetch of a whole file. All callers that want the file share it.
 type flight struct {
 	f    gear.File
-	img  *image // for which it was asked first
+	img  *image // the image for which the file was requested first
 	done chan struct{}
-	err  error // good once done is closed
-	// moved changes as the fetch gets on: bytes of it come that had not come in an
-	// earlier try, or those of another file that comes before it.
+	err  error // valid once done is closed
+	// moved changes as the fetch progresses: when bytes arrive that no earlier try
+	// brought, or bytes of another file that comes before it.
 	moved atomic.Int64
-	best  int64 // the most bytes that a try brought; of the batch that runs it
-	// arrived is the most that arrived in a try before it was delivered; of that
-	// batch's mu.
+	best  int64 // the most bytes that one try brought; owned by the batch that runs the flight
+	// arrived is the most bytes that arrived in one try before the delivery. It is
+	// guarded by that batch's mu.
 	arrived int64
 
 	// Guarded by the scheduler's mu.
 	prio    priority
 	running bool
-	parts   bool // it is assembled, and not a part of a request
+	parts   bool // the file is assembled by ranges, and is not part of a batch
 	over    bool
 	waiters int
-	keep    bool // goes on without waiters
+	keep    bool // continues without waiters
 	tries   tries
 }
 
-// awaited reports whether somebody waits for the file who is no completion of an
-// image. mu is held.
+// awaited reports whether a caller other than an image's completion waits for the file.
+// mu is held.
 func (fl *flight) awaited() bool {
 	return fl.prio == onDemand || fl.prio == fromProfile && fl.waiters > 0
 }
@@ -84,22 +83,22 @@ type rangeJob struct {
 	lf       *large
 	first, n int
 	prio     priority
-	best     int   // the most bytes of the first chunk that a try brought, or that arrived for it
+	best     int   // the most bytes of the first chunk that one try brought or received
 	checked  bool  // a source sent wrong bytes
 	tries    tries // guarded by the scheduler's mu
 }
 
-// scheduler decides what is fetched when.
+// scheduler decides what is fetched, and when.
 type scheduler struct {
 	s    *Service
 	kick chan struct{} // capacity 1
-	// urgent is how many callers wait for something at this moment.
+	// urgent is the number of callers that currently wait for something.
 	urgent atomic.Int64
-	// calmed is when the last of them had what it waited for, in nanoseconds since
-	// 1970; 0: nobody waited yet.
+	// calmed is when the last of these callers got its file, in nanoseconds since 1970.
+	// It is 0 if nobody has waited yet.
 	calmed atomic.Int64
 
-	// mu guards all below. Before Service.imagesMu and large.mu.
+	// mu guards all fields below. It is locked before Service.imagesMu and large.mu.
 	mu      sync.Mutex
 	flights map[fileKey]*flight
 	queues  [priorities][]*flight
@@ -108,8 +107,8 @@ type scheduler struct {
 	sources map[SourceRef]*source
 	links   map[string]*link
 	large   map[fileKey]*large
-	flip    bool // ranges go first, in turns
-	// assembling is how many large files are being completed by ranges.
+	flip    bool // ranges go first; it alternates
+	// assembling is the number of large files that are being completed by ranges.
 	assembling [priorities]int
 }
 
@@ -122,7 +121,7 @@ func (c *scheduler) init(s *Service) {
 	c.large = map[fileKey]*large{}
 }
 
-// wake makes run look at the queues.
+// wake makes run check the queues.
 func (c *scheduler) wake() {
 	select {
 	case c.kick <- struct{}{}:
@@ -130,7 +129,7 @@ func (c *scheduler) wake() {
 	}
 }
 
-// run starts requests as there is work and room for them.
+// run starts requests when there is work and room for them.
 func (c *scheduler) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -152,13 +151,14 @@ func (c *scheduler) run() {
 	}
 }
 
-// join returns the fetch of a file, a new one if there is none, at a priority at
-// least as high. keep makes it go on when nobody waits. A waiter calls leave.
+// join returns the fetch of a file with at least the given priority. It creates the fetch
+// if there is none. keep makes the fetch continue when nobody waits. A waiter calls
+// leave.
 func (c *scheduler) join(img *image, f gear.File, prio priority, keep bool) *flight {
 	return c.joinAll(img, []gear.File{f}, prio, keep)[0]
 }
 
-// joinAll is join of many files, which go together in one request if they can.
+// joinAll is join for many files, which share one request if possible.
 func (c *scheduler) joinAll(img *image, files []gear.File, prio priority, keep bool) []*flight {
 	out := make([]*flight, len(files))
 	c.mu.Lock()
@@ -169,15 +169,15 @@ func (c *scheduler) joinAll(img *image, files []gear.File, prio priority, keep b
 		case fl == nil:
 			fl = &flight{f: f, img: img, prio: prio, done: make(chan struct{})}
 			c.flights[img.key(f.Name)] = fl
-			// Another flight may have ended since the caller looked: a file is in the
-			// cache before its flight is gone from here.
+			// Another flight may have ended since the caller looked: a file is added to
+			// the cache before its flight is removed.
 			if img.view.Has(f.Name) {
 				c.finish(fl, nil)
 			} else {
 				c.queues[prio] = append(c.queues[prio], fl)
 			}
 		case prio < fl.prio:
-			fl.prio = prio // where it stood before it is passed over
+			fl.prio = prio // its entry in the old queue is skipped
 			if !fl.running {
 				c.queues[prio] = append(c.queues[prio], fl)
 			}
@@ -207,11 +207,11 @@ func (c *scheduler) finish(fl *flight, err error) {
 	delete(c.flights, fl.img.key(fl.f.Name))
 	close(fl.done)
 	if lf := c.large[fl.img.key(fl.f.Name)]; lf != nil {
-		lf.streaming(-1) // readers that waited for it have to ask themselves
+		lf.streaming(-1) // readers that waited for it have to request chunks themselves
 	}
 }
 
-// await waits for a flight as long as it gets on.
+// await waits for a flight as long as the flight makes progress.
 func (c *scheduler) await(ctx context.Context, fl *flight, urgent bool) error {
 	if urgent {
 		c.urgent.Add(1)
@@ -247,7 +247,7 @@ func (c *scheduler) await(ctx context.Context, fl *flight, urgent bool) error {
 	}
 }
 
-// calm notes that one caller less waits.
+// calm notes that one caller fewer is waiting.
 func (c *scheduler) calm() {
 	c.calmed.Store(time.Now().UnixNano())
 	if c.urgent.Add(-1) == 0 {
@@ -255,8 +255,8 @@ func (c *scheduler) calm() {
 	}
 }
 
-// restsAt is from when on the background may run, unless somebody waits for a file
-// until then.
+// restsAt returns the time from which the background may run, unless somebody waits for a
+// file before then.
 func (c *scheduler) restsAt() time.Time {
 	return time.Unix(0, c.calmed.Load()).Add(c.s.opts.BackgroundRest)
 }
@@ -275,8 +275,8 @@ func (c *scheduler) room(p priority, now time.Time) bool {
 		len(c.queues[fromProfile]) == 0 && c.urgent.Load() == 0 && !now.Before(c.restsAt())
 }
 
-// crowded reports whether something that somebody waits for has to wait until a request
-// ends.
+// crowded reports whether something that somebody waits for has to wait for a request to
+// end.
 func (c *scheduler) crowded() bool {
 	now := time.Now()
 	c.mu.Lock()
@@ -294,8 +294,8 @@ func (c *scheduler) crowded() bool {
 	return false
 }
 
-// dispatch starts what can be started, and returns when to look again; never, if
-// that is zero. mu is held.
+// dispatch starts everything that can be started. It returns the time at which to look
+// again, or the zero time for never. mu is held.
 func (c *scheduler) dispatch(now time.Time) time.Time {
 	var wake time.Time
 	sooner := func(t time.Time) {
@@ -332,7 +332,7 @@ func (c *scheduler) dispatch(now time.Time) time.Time {
 	return wake
 }
 
-// startRange starts the first range job that has a source. mu is held.
+// startRange starts the first range job for which a source is available. mu is held.
 func (c *scheduler) startRange(p priority, now time.Time) (bool, time.Time) {
 	var wake time.Time
 	q := c.ranges[p]
@@ -361,7 +361,7 @@ func (c *scheduler) startRange(p priority, now time.Time) (bool, time.Time) {
 	return false, wake
 }
 
-// batchBytes is how many bytes a request of a priority asks for.
+// batchBytes returns how many bytes a request of a priority asks for.
 func (c *scheduler) batchBytes(p priority, src *source) int64 {
 	if p == onDemand {
 		return demandBytes
@@ -380,7 +380,7 @@ func (c *scheduler) batchBytes(p priority, src *source) int64 {
 	return n
 }
 
-// startBatch starts one request for as many queued files as fit. mu is held.
+// startBatch starts one request for as many queued files as fit in it. mu is held.
 func (c *scheduler) startBatch(p priority, now time.Time) (bool, time.Time) {
 	var wake time.Time
 	var b *batch
@@ -430,7 +430,8 @@ func (c *scheduler) startBatch(p priority, now time.Time) (bool, time.Time) {
 				keep = append(keep, fl)
 				continue
 			}
-			// What failed before goes alone: it must not spoil the others again.
+			// A file that failed before is requested alone, so that it cannot spoil the
+			// others again.
 			b = &batch{c: c, src: src, prio: p, alone: len(fl.tries.faults) > 0}
 			most = c.batchBytes(p, src)
 		}
@@ -450,7 +451,7 @@ func (c *scheduler) startBatch(p priority, now time.Time) (bool, time.Time) {
 	return true, wake
 }
 
-// delivers reports whether a batch's source is one of a flight's image.
+// delivers reports whether a batch's source is a source of a flight's image.
 func (c *scheduler) delivers(b *batch, fl *flight) bool {
 	if fl.img == b.flights[0].img {
 		return true
@@ -465,8 +466,8 @@ func (c *scheduler) delivers(b *batch, fl *flight) bool {
 	return false
 }
 
-// requeue puts flights that a request did not deliver at the head of their
-// queues. mu is held.
+// requeue puts the flights that a request did not deliver at the head of their queues. mu
+// is held.
 func (c *scheduler) requeue(flights []*flight) {
 	for i := len(flights) - 1; i >= 0; i-- {
 		fl := flights[i]

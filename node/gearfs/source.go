@@ -12,22 +12,21 @@ import (
 	"example.org/slipway/gear"
 )
 
-// source is what is known of a source. All but ref are guarded by the
-// scheduler's mu.
+// source is what is known about a source. The scheduler's mu guards all fields but ref.
 type source struct {
 	ref SourceRef
-	src Source // nil until it is used first
-	// lies counts contents that were not what they should have been, failures
-	// those requests in a row that brought nothing; it is not asked before until.
+	src Source // nil until the first use
+	// lies counts contents that did not match their names. failures counts the latest
+	// requests in a row that brought nothing. The source gets no request before until.
 	lies, failures int
 	until          time.Time
 	pause          *backoff.ExponentialBackOff
-	ok             time.Time // when the last request began that brought something
+	ok             time.Time // when the last successful request began
 	err            error     // the last one
 	files, bytes   int64
 }
 
-// failed notes that a request brought nothing at all.
+// failed notes that a request brought nothing.
 func (src *source) failed(now time.Time, err error) {
 	src.failures++
 	src.err = err
@@ -44,32 +43,33 @@ func (src *source) delivered(began time.Time) {
 	src.pause.Reset()
 }
 
-// fault is what went wrong with one file at one source.
+// fault records how one source failed with one file.
 type fault struct {
 	src   *source
-	n     int // of all kinds
+	n     int // failures of all kinds
 	lies  int // wrong contents
 	first time.Time
-	after time.Time // not again before
-	out   bool      // not again at all
+	after time.Time // not to be used again before
+	out   bool      // not to be used again at all
 }
 
 const (
-	// lieTries is how often a source that sent wrong bytes of a file is asked for
-	// it: twice, as a broken proxy or memory may spoil one answer.
+	// lieTries bounds how often a file is requested from a source that sends wrong bytes
+	// for it. It is two because a broken proxy or memory may spoil one answer.
 	lieTries = 2
-	// faultTries is how often a source that delivers other files may fail with
-	// one.
+	// faultTries bounds how often a source that delivers other files may fail with the
+	// same file.
 	faultTries = 3
 )
 
-// tries are what was tried for a file or range. Guarded by the scheduler's mu.
+// tries records the attempts to fetch a file or range. It is guarded by the scheduler's
+// mu.
 type tries struct {
 	faults []fault
 	err    error // the last one
 }
 
-// blame notes that a source failed with it.
+// blame notes that a source failed with the file or range.
 func (t *tries) blame(src *source, now time.Time, pause time.Duration, err error) {
 	t.err = err
 	i := slices.IndexFunc(t.faults, func(f fault) bool { return f.src == src })
@@ -92,7 +92,7 @@ func (t *tries) blame(src *source, now time.Time, pause time.Duration, err error
 	}
 }
 
-// usable reports whether a source may be asked, and if so from when on.
+// usable reports whether a source may be used, and if so from when on.
 func (t *tries) usable(src *source) (time.Time, bool) {
 	for i := range t.faults {
 		if f := &t.faults[i]; f.src == src {
@@ -105,8 +105,8 @@ func (t *tries) usable(src *source) (time.Time, bool) {
 	return src.until, true
 }
 
-// choose returns the best source of an image, or when there may be one, or the
-// error that there is none any more. mu is held.
+// choose returns the best source of an image. If none is usable now, it returns the time
+// when one may be. If none is left, it returns an error. mu is held.
 func (c *scheduler) choose(img *image, name gear.Name, t *tries, now time.Time) (*source, time.Time, error) {
 	var best *source
 	var wake time.Time
@@ -134,7 +134,7 @@ func (c *scheduler) choose(img *image, name gear.Name, t *tries, now time.Time) 
 	return nil, wake, fmt.Errorf("there is no source for it: %w", fs.ErrNotExist)
 }
 
-// sourcesOf lists the sources of an image, then those of other images of its
+// sourcesOf returns the sources of an image, and after them those of other images of its
 // domain that have the file.
 func (c *scheduler) sourcesOf(img *image, name gear.Name) []*source {
 	var out []*source
@@ -158,7 +158,7 @@ func (c *scheduler) sourcesOf(img *image, name gear.Name) []*source {
 	return out
 }
 
-// source finds or makes what is known of a source. mu is held.
+// source returns the record of a source, and creates it if necessary. mu is held.
 func (c *scheduler) source(ref SourceRef) *source {
 	src := c.sources[ref]
 	if src == nil {
@@ -170,7 +170,7 @@ func (c *scheduler) source(ref SourceRef) *source {
 	return src
 }
 
-// dialled returns the Source of a source.
+// dialled returns the Source of a source, and dials it if necessary.
 func (c *scheduler) dialled(src *source) (Source, error) {
 	c.mu.Lock()
 	have := src.src
@@ -190,26 +190,26 @@ func (c *scheduler) dialled(src *source) (Source, error) {
 	return src.src, nil
 }
 
-// link is what was measured of the way to a registry.
+// link is what was measured of the connection to a registry.
 type link struct {
 	rtt  time.Duration
 	rate float64 // bytes of content a second
 }
 
-// smooth is the weight of a new measurement.
+// smooth is the weight of a new measurement in the average.
 const smooth = 0.3
 
-// ObserveLink adds a measurement of the way to a registry made elsewhere, such as
-// when an index was pulled: the time to the first byte, and how long so many bytes
-// took after that. Zeros say nothing.
+// ObserveLink adds a measurement of the connection to a registry that was made elsewhere,
+// for example when an index was pulled: the time to the first byte, and how long the
+// given number of bytes took after it. A zero means that a value is unknown.
 func (s *Service) ObserveLink(registry string, rtt time.Duration, bytes int64, took time.Duration) {
 	s.sched.mu.Lock()
 	defer s.sched.mu.Unlock()
 	s.sched.observe(registry, rtt, bytes, took)
 }
 
-// minSample is from how many bytes on a rate means something: less may have lain
-// in a shaper's bucket or a socket's buffer.
+// minSample is the fewest bytes from which a rate is computed. Fewer bytes may have come
+// from a shaper's bucket or a socket's buffer.
 const minSample = 512 << 10
 
 func (c *scheduler) observe(registry string, rtt time.Duration, bytes int64, took time.Duration) {

@@ -12,7 +12,7 @@ import (
 	"example.org/slipway/node/cachedir"
 )
 
-// imageStats are what happened to an image since the service was opened.
+// imageStats counts what happened to an image since the service was opened.
 type imageStats struct {
 	opens, errors          atomic.Int64
 	files, bytes           [priorities]atomic.Int64 // fetched, by priority
@@ -20,13 +20,13 @@ type imageStats struct {
 	watched                atomic.Int64
 	coverage               coverage
 	complete               atomic.Bool
-	// retryAt is guarded by Service.imagesMu, pause is of one goroutine.
+	// retryAt is guarded by Service.imagesMu. pause is used by one goroutine only.
 	retryAt time.Time
 	pause   time.Duration
 
-	// mu guards all below, and the writing of the profile.
+	// mu guards all fields below, and the writing of the profile.
 	mu       sync.Mutex
-	asking   chan struct{} // closed when the profile has been asked for
+	asking   chan struct{} // closed when the request for the profile is done
 	askAgain time.Time
 	decision Decision
 	lacking  lacking
@@ -34,10 +34,10 @@ type imageStats struct {
 	trace trace // of the last start
 }
 
-// stallFrom is how long a wait must be to count as a stall.
+// stallFrom is the shortest wait that counts as a stall.
 const stallFrom = time.Millisecond
 
-// stalled notes that somebody waited.
+// stalled counts a caller's wait.
 func (s *Service) stalled(img *image, d time.Duration) {
 	if d < stallFrom {
 		return
@@ -52,14 +52,14 @@ func (s *Service) stalled(img *image, d time.Duration) {
 	}
 }
 
-// fetched notes that a whole file came.
+// fetched counts the arrival of a whole file.
 func (s *Service) fetched(fl *flight, p priority) {
 	fl.img.st.trace.here(fl.f.Name)
 	fl.img.st.files[p].Add(1)
 	fl.img.st.bytes[p].Add(fl.f.Size)
 }
 
-// fetchedRange notes that a part of a large file came.
+// fetchedRange counts the arrival of a part of a large file.
 func (s *Service) fetchedRange(lf *large, n int64, p priority) { lf.img.st.bytes[p].Add(n) }
 
 func (s *Service) noteDecision(img *image, d Decision) {
@@ -68,14 +68,14 @@ func (s *Service) noteDecision(img *image, d Decision) {
 	img.st.decision = d
 }
 
-// lastDecision is how the last start was done.
+// lastDecision returns the decision about the last start.
 func (img *image) lastDecision() Decision {
 	img.st.mu.Lock()
 	defer img.st.mu.Unlock()
 	return img.st.decision
 }
 
-// name is how people call the image.
+// name returns the image's name for people.
 func (img *image) name() string { return cmp.Or(img.ref, img.chain) }
 
 // Status is the state of the service.
@@ -85,88 +85,89 @@ type Status struct {
 	Sources    []SourceStatus    `json:"sources"`
 	Links      []LinkStatus      `json:"links"`
 	Cache      cachedir.Stats    `json:"cache"`
-	// Queued and Running requests, by priority: on demand, of profiles, in the
-	// background. Waiting is how many callers wait for something.
+	// Queued and Running count requests by priority: on demand, for profiles, and in the
+	// background. Waiting is the number of callers that wait for something.
 	Queued  [3]int `json:"queued"`
 	Running [3]int `json:"running"`
 	Waiting int64  `json:"waiting"`
 }
 
-// ImageStatus is an image's part of the status.
+// ImageStatus is the status of an image.
 type ImageStatus struct {
 	Chain   string      `json:"chain"`
 	Ref     string      `json:"ref,omitempty"`
 	Added   time.Time   `json:"added"`
 	Sources []SourceRef `json:"sources"`
-	// Files with content, of which LocalFiles are in the cache.
+	// Files counts the files with content. LocalFiles of them are in the cache.
 	Files      int   `json:"files"`
 	Bytes      int64 `json:"bytes"`
 	LocalFiles int   `json:"local_files"`
 	LocalBytes int64 `json:"local_bytes"`
-	// Decision is how the last start was done; its mode is empty if there was none.
+	// Decision is the decision about the last start. Its mode is empty if there was none.
 	Decision Decision `json:"decision"`
-	// Background tells that the image is being completed, Complete that it was.
+	// Background says that the image is being completed. Complete says that it has been
+	// completed.
 	Background bool `json:"background"`
 	Complete   bool `json:"complete"`
 	ImageCounts
 }
 
-// ImageCounts are what happened to an image since the service was opened.
+// ImageCounts counts what happened to an image since the service was opened.
 type ImageCounts struct {
-	// Opens reached the pool; Errors of them failed.
+	// Opens counts the opens that reached the pool. Errors counts those that failed.
 	Opens  int64 `json:"opens"`
 	Errors int64 `json:"errors"`
-	// Files and bytes of content that were fetched for this image.
+	// These count the files and the bytes of content that were fetched for this image.
 	DemandFiles     int64 `json:"demand_files"`
 	DemandBytes     int64 `json:"demand_bytes"`
 	ProfileFiles    int64 `json:"profile_files"`
 	ProfileBytes    int64 `json:"profile_bytes"`
 	BackgroundFiles int64 `json:"background_files"`
 	BackgroundBytes int64 `json:"background_bytes"`
-	// FetchedShare is the bytes fetched as a share of the image.
+	// FetchedShare is the fetched bytes divided by the bytes of the image.
 	FetchedShare float64 `json:"fetched_share"`
-	// Stalls are waits of a millisecond or more, Stalled is how long they took
-	// together, LongestStall the longest.
+	// Stalls counts waits of a millisecond or more. Stalled is their total length, and
+	// LongestStall the longest.
 	Stalls       int64         `json:"stalls"`
 	Stalled      time.Duration `json:"stalled_ns"`
 	LongestStall time.Duration `json:"longest_stall_ns"`
 }
 
-// ContainerStatus is a container's part of the status.
+// ContainerStatus is the status of a container.
 type ContainerStatus struct {
 	ID      string    `json:"id"`
 	Chain   string    `json:"chain"`
 	Started time.Time `json:"started"`
-	// Decision is how its start was done.
+	// Decision is the decision about its start.
 	Decision Decision `json:"decision"`
-	// Recording tells that its opens are being recorded, Recorded how many files
-	// it has opened so far.
+	// Recording says that its opens are being recorded. Recorded is how many files it has
+	// opened so far.
 	Recording bool `json:"recording"`
 	Recorded  int  `json:"recorded"`
 }
 
-// SourceStatus is a source's part of the status.
+// SourceStatus is the status of a source.
 type SourceStatus struct {
 	Source SourceRef `json:"source"`
 	Files  int64     `json:"files"`
 	Bytes  int64     `json:"bytes"`
-	// Lies are contents that were not what they should have been; Failures
-	// requests in a row that brought nothing; it is not asked before Until.
+	// Lies counts contents that did not match their names. Failures counts the latest
+	// requests in a row that brought nothing. No request goes to the source before Until.
 	Lies     int       `json:"lies"`
 	Failures int       `json:"failures"`
 	Until    time.Time `json:"until"`
 	Error    string    `json:"error,omitempty"`
 }
 
-// LinkStatus is what was measured of the way to a registry.
+// LinkStatus is what was measured of the connection to a registry.
 type LinkStatus struct {
 	Registry   string        `json:"registry"`
 	RTT        time.Duration `json:"rtt_ns"`
 	RatePerSec float64       `json:"rate_bytes_per_second"`
 }
 
-// Status tells the state. It asks the cache for every file of every image, so it
-// is for people; those who ask often take Summary.
+// Status returns the state. It looks for every file of every image in the cache, so it is
+// for people. Frequent callers use Summary.
 func (s *Service) Status() Status {
 	st := s.rest()
 	for _, img := range s.allImages() {
@@ -177,14 +178,14 @@ func (s *Service) Status() Status {
 	return st
 }
 
-// summaryLooks is for how many files Summary asks the cache at most, and
-// summaryLeast for how many of each image even so: 10 ms in all.
+// summaryLooks bounds how many files Summary looks for in the cache. summaryLeast is how
+// many it looks for in each image even beyond that bound. Both together take 10 ms.
 const summaryLooks, summaryLeast = 100_000, 1000
 
-// Summary is Status without how many files of each image are local, and tells
-// instead how many images are complete. That is as of the last time when each of
-// their files was looked for: it looks for a bounded number of them, and goes on
-// with the next call.
+// Summary is Status without the number of local files of each image. Instead it returns
+// how many images are complete. An image counts as complete according to the last round
+// of looking for its files. One call looks for a bounded number of them, and the next
+// call continues.
 func (s *Service) Summary() (st Status, complete int) {
 	st = s.rest()
 	all := s.allImages()
@@ -198,10 +199,10 @@ func (s *Service) Summary() (st Status, complete int) {
 	return st, complete
 }
 
-// removals is how many files the cache has lost, for whatever reason.
+// removals returns how many files the cache has lost, for whatever reason.
 func removals(st cachedir.Stats) int64 { return st.Evicted + st.Damaged + st.Gone }
 
-// Image is an image's part of the status. Errors: ErrUnknown.
+// Image returns the status of an image. Errors: ErrUnknown.
 func (s *Service) Image(chain string) (ImageStatus, error) {
 	img := s.image(chain)
 	if img == nil {
@@ -212,19 +213,19 @@ func (s *Service) Image(chain string) (ImageStatus, error) {
 	return o, nil
 }
 
-// coverage is whether the cache has every file of an image. Files are looked for
-// in rounds from the first to the last, so that one that is missing is looked for
-// again and again, and all others once.
+// coverage records whether the cache has every file of an image. It looks for the files
+// in rounds from the first to the last. While a file is missing, only that file is looked
+// for again.
 type coverage struct {
 	mu       sync.Mutex
-	at       int   // the file to look for next
-	began    int64 // how many files had been removed when this round began
-	complete bool  // since the last round
-	removed  int64 // how many had been when that began
+	at       int   // index of the file to look for next
+	began    int64 // number of files removed when this round began
+	complete bool  // as of the last round
+	removed  int64 // value of began in the last complete round
 }
 
-// covers reports whether the cache has every file of an image, as of the last round,
-// and looks for so many of them.
+// covers reports whether the cache has every file of an image, according to the last
+// round. It looks for at most looks files.
 func (s *Service) covers(img *image, removed int64, looks int) bool {
 	c := &img.st.coverage
 	c.mu.Lock()
@@ -252,7 +253,7 @@ func (s *Service) covers(img *image, removed int64, looks int) bool {
 	return c.complete
 }
 
-// rest is the status but for the images.
+// rest returns the status without the images.
 func (s *Service) rest() Status {
 	var st Status
 	st.Containers = s.containerStatus()
@@ -281,7 +282,7 @@ func (s *Service) rest() Status {
 	return st
 }
 
-// imageStatus is an image's part but for what is local.
+// imageStatus returns the status of an image without the numbers of local files.
 func (s *Service) imageStatus(img *image) ImageStatus {
 	s.imagesMu.RLock()
 	rec := img.rec
@@ -292,14 +293,14 @@ func (s *Service) imageStatus(img *image) ImageStatus {
 	}
 }
 
-// countLocal asks the cache for every file of an image.
+// countLocal looks for every file of an image in the cache.
 func (s *Service) countLocal(img *image, o *ImageStatus) {
 	if files, bytes, err := s.missing(img, nil); err == nil {
 		o.LocalFiles, o.LocalBytes = o.Files-files, o.Bytes-bytes
 	}
 }
 
-// counts are the counters of an image.
+// counts returns the counters of an image.
 func (img *image) counts() ImageCounts {
 	st := &img.st
 	o := ImageCounts{

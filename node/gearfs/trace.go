@@ -11,27 +11,27 @@ import (
 	"example.org/slipway/gear/predict"
 )
 
-// trace is when what happened to the files of an image at its last start. The zero value is
-// that of an image that was not started.
+// trace records what happened to the files of an image at its last start, and when. The
+// zero value is the trace of an image that was not started.
 type trace struct {
 	mu    sync.Mutex
 	began time.Time
 	over  bool
-	// watched says that all opens were seen, and not just those that reached the pool.
+	// watched says that all opens were seen, not only those that reached the pool.
 	watched bool
 	donor   string
 	files   map[gear.Name]*traced
 }
 
-// traced is one file. Times are zero as long as nothing has happened.
+// traced is one file. A time is zero if the event has not happened.
 type traced struct {
 	from                predict.Origin // 0: not predicted
 	sibling             bool
 	wanted, asked, here time.Time
 }
 
-// begin notes that a start begins. If one is under way, what is predicted now as well belongs
-// to it.
+// begin notes that a start begins. If a start is already running, the new predictions are
+// added to it.
 func (t *trace) begin(at time.Time, p Profile) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -51,10 +51,10 @@ func (t *trace) begin(at time.Time, p Profile) {
 	}
 }
 
-// startFor is how long at most a start is under way whose container never came.
+// startFor bounds how long a start lasts if its container never appears.
 const startFor = time.Minute
 
-// note has change note what happens to a file now, as long as the start goes on.
+// note calls change to record what happens to a file now, while the start is running.
 func (t *trace) note(name gear.Name, change func(f *traced, now time.Time)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -72,7 +72,7 @@ func (t *trace) note(name gear.Name, change func(f *traced, now time.Time)) {
 	change(f, time.Now())
 }
 
-// maxTraced is of how many files a start is told at most.
+// maxTraced bounds how many files of a start are reported.
 const maxTraced = 2 * maxProfile
 
 func first(at *time.Time, now time.Time) {
@@ -104,48 +104,50 @@ func (t *trace) end(watched bool) {
 	t.over, t.watched = true, watched
 }
 
-// Start tells of the last start of an image.
+// Start describes the last start of an image.
 type Start struct {
 	Began time.Time `json:"began"`
-	// Over says that the start is over; Watched that all opens were seen. If not, files
-	// that were here already may have been opened unseen, and Quality is not known.
+	// Over says that the start is over. Watched says that all opens were seen. If they
+	// were not, files that were already local may have been opened unseen, and Quality is
+	// unknown.
 	Over    bool `json:"over"`
 	Watched bool `json:"watched"`
-	// Donor is the manifest of the image that the prediction was inherited from.
+	// Donor is the manifest of the image from which the prediction was inherited.
 	Donor   string      `json:"donor,omitempty"`
 	Quality Quality     `json:"quality"`
 	Files   []StartFile `json:"files"`
 }
 
-// StartFile is what happened to a file at a start. Times are since the start began, nil for
-// what did not happen.
+// StartFile is what happened to a file at a start. Times are relative to the beginning of
+// the start. A time is nil if the event did not happen.
 type StartFile struct {
 	Name gear.Name `json:"-"`
 	Path string    `json:"path"`
 	Size int64     `json:"size"`
-	// From says why the file was predicted: an origin of package predict, sibling, or
-	// nothing.
+	// From is the reason for predicting the file: an origin of package predict,
+	// "sibling", or empty.
 	From   string         `json:"from,omitempty"`
 	Wanted *time.Duration `json:"wanted_ns,omitempty"`
 	Asked  *time.Duration `json:"asked_ns,omitempty"`
 	Here   *time.Duration `json:"here_ns,omitempty"`
 }
 
-// Quality is how good a prediction was.
+// Quality says how good a prediction was.
 type Quality struct {
-	// Predicted files of so many bytes, of which Hit were wanted; Missed were wanted and
-	// not predicted.
+	// Predicted counts the predicted files, which have PredictedBytes. Hit of them were
+	// wanted. Missed counts files that were wanted but not predicted.
 	Predicted      int   `json:"predicted"`
 	PredictedBytes int64 `json:"predicted_bytes"`
 	Hit            int   `json:"hit"`
 	HitBytes       int64 `json:"hit_bytes"`
 	Missed         int   `json:"missed"`
 	MissedBytes    int64 `json:"missed_bytes"`
-	// WastedBytes were fetched for the start, and nobody wanted them.
+	// WastedBytes counts bytes that were fetched for the start and that nobody wanted.
 	WastedBytes int64 `json:"wasted_bytes"`
 }
 
-// Precision is which share of the predicted bytes was wanted; 1 if none were predicted.
+// Precision returns the share of the predicted bytes that was wanted. It is 1 if nothing
+// was predicted.
 func (q *Quality) Precision() float64 {
 	if q.PredictedBytes == 0 {
 		return 1
@@ -153,7 +155,7 @@ func (q *Quality) Precision() float64 {
 	return float64(q.HitBytes) / float64(q.PredictedBytes)
 }
 
-// add takes in a file of a start.
+// add counts a file of a start.
 func (q *Quality) add(f *StartFile) {
 	if f.From != "" {
 		q.Predicted++
@@ -171,8 +173,8 @@ func (q *Quality) add(f *StartFile) {
 	}
 }
 
-// Start returns what is known of the last start of an image; nil if it was not started since
-// the service was opened. Errors: ErrUnknown.
+// Start returns what is known about the last start of an image. It returns nil if the
+// image was not started since the service was opened. Errors: ErrUnknown.
 func (s *Service) Start(chain string) (*Start, error) {
 	img := s.image(chain)
 	if img == nil {
@@ -208,7 +210,7 @@ func (s *Service) Start(chain string) (*Start, error) {
 	return out, nil
 }
 
-// told is a file as a start tells of it.
+// told returns the file in the form in which a start reports it.
 func (f *traced) told(began time.Time, of *gear.File, path string) StartFile {
 	out := StartFile{Name: of.Name, Path: path, Size: of.Size}
 	switch {
@@ -227,7 +229,7 @@ func (f *traced) told(began time.Time, of *gear.File, path string) StartFile {
 	return out
 }
 
-// begins is when the first thing happened to a file.
+// begins returns when the first thing happened to a file.
 func (f *StartFile) begins() time.Duration {
 	least := time.Duration(1<<63 - 1)
 	for _, d := range []*time.Duration{f.Wanted, f.Asked, f.Here} {

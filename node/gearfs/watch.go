@@ -20,28 +20,28 @@ const (
 	// eventBytes is the fixed part of a fanotify event: length 4, version 1,
 	// reserved 1, length of the fixed part 2, mask 8, descriptor 4, process 4.
 	eventBytes = 24
-	// maxEvents is how many opens of one container are looked at: each costs some
+	// maxEvents bounds how many opens of one container are processed. Each costs some
 	// microseconds.
 	maxEvents = 100_000
 )
 
-// opensWatch sees the opens of a container's overlay by fanotify, also of files
-// that the kernel opens without asking the pool.
+// opensWatch sees the opens in a container's overlay by fanotify, including opens of
+// files that the kernel opens without asking the pool.
 type opensWatch struct {
 	s     *Service
 	c     *container
 	mount string
-	// index is read at the first open: a start does not wait for it. It is nil too if it
-	// could not be read.
+	// index is read at the first open, so that a start does not wait for it. It returns
+	// nil if the index could not be read.
 	index func() *gear.Index
 	// fd is the descriptor of f, which stays in non-blocking mode.
 	fd   int
 	f    *os.File
-	self int // our process, whose opens are not the container's
+	self int // our process, whose opens are not counted as the container's
 	done chan struct{}
 }
 
-// watchOpens begins to watch the file system mounted at a path.
+// watchOpens starts to watch the file system mounted at a path.
 func (s *Service) watchOpens(c *container, mount string) (*opensWatch, error) {
 	fd, err := unix.FanotifyInit(unix.FAN_CLASS_NOTIF|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY|unix.O_LARGEFILE|unix.O_CLOEXEC|unix.O_NOATIME)
 	if err != nil {
@@ -62,14 +62,14 @@ func (s *Service) watchOpens(c *container, mount string) (*opensWatch, error) {
 	return w, nil
 }
 
-// stop ends it when what has happened so far is accounted for.
+// stop ends the watch after the events so far are processed.
 func (w *opensWatch) stop() {
 	_ = w.f.SetReadDeadline(time.Now())
 	<-w.done
 }
 
-// run takes events until it is stopped, and then those that are still there: as
-// long as one waits, the overlay cannot be unmounted.
+// run processes events until the watch is stopped, and then those that are still queued:
+// as long as one is queued, the overlay cannot be unmounted.
 func (w *opensWatch) run() {
 	defer close(w.done)
 	defer w.f.Close()
@@ -92,7 +92,7 @@ func (w *opensWatch) run() {
 	}
 }
 
-// events notes what one read has brought, and returns how many events that was.
+// events notes the events of one read and returns how many there were.
 func (w *opensWatch) events(b []byte) int {
 	n := 0
 	for ; len(b) >= eventBytes; n++ {
@@ -112,7 +112,7 @@ func (w *opensWatch) events(b []byte) int {
 	return n + 1
 }
 
-// event notes the open of what fd is open for.
+// event notes the open of the file that fd refers to.
 func (w *opensWatch) event(fd int) {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size == 0 {
@@ -124,7 +124,7 @@ func (w *opensWatch) event(fd int) {
 	}
 	name, ok := w.resolve(path, &st)
 	if !ok {
-		return // not of the image, or changed since
+		return // not a file of the image, or changed since
 	}
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
@@ -133,10 +133,10 @@ func (w *opensWatch) event(fd int) {
 	}
 }
 
-// resolve finds the content of a path. The kernel gives it as seen from the mount
-// that was used: below ours, as the container sees it, or below some bind mount
-// that its runtime made; so parts are taken off the front until the rest is a file
-// of that size and time.
+// resolve finds the content of a path. The kernel reports the path below the mount that
+// was used. This is our mount, the container's root, or a bind mount that the container's
+// runtime made. So resolve removes leading parts until the rest is a file of that size
+// and time.
 func (w *opensWatch) resolve(path string, st *unix.Stat_t) (gear.Name, bool) {
 	x := w.index()
 	if x == nil {
