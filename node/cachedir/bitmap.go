@@ -18,17 +18,17 @@ import (
 // mapMagic begins the bitmap of a partial file; its last byte is the version.
 const mapMagic = "SLGPMAP\x01"
 
-// mapHeader is the length in bytes of what comes before the bits:
+// mapHeader is the length in bytes of the header before the bits:
 //
 //	0   8   magic
 //	8   32  name of the file
 //	40  8   its size, little endian
-//	48  32  SHA-256 of the digests of its chunks, one after the other
-//	80  4   CRC-32C of all before, little endian
+//	48  32  SHA-256 of the concatenated digests of its chunks
+//	80  4   CRC-32C of all bytes before, little endian
 //	84      a bit for each chunk, the low ones of a byte first
 const mapHeader = 84
 
-// mapRecord is the bitmap of a partial file. The bits have no checksum: they say
+// mapRecord is the bitmap of a partial file. The bits have no checksum: they only say
 // which chunks are worth comparing.
 type mapRecord struct {
 	name gear.Name
@@ -47,7 +47,7 @@ func (m mapRecord) append(b []byte) []byte {
 	return append(b, m.bits...)
 }
 
-// parseMap reads a bitmap.
+// parseMap decodes a bitmap.
 func parseMap(b []byte) (mapRecord, error) {
 	var m mapRecord
 	if len(b) < mapHeader || string(b[:8]) != mapMagic {
@@ -73,8 +73,8 @@ func parseMap(b []byte) (mapRecord, error) {
 	return m, nil
 }
 
-// loadPartials finds the partial files and counts their space. One without a
-// bitmap is removed, and the other way round.
+// loadPartials finds the partial files and counts their disk space. It removes chunks
+// without a bitmap, and bitmaps without chunks.
 func (d *Dir) loadPartials() error {
 	dir := filepath.Join(d.root, partialDir)
 	entries, err := os.ReadDir(dir)
@@ -105,7 +105,7 @@ func (d *Dir) loadPartials() error {
 			}
 			continue
 		}
-		if isMap { // st is that of the chunks
+		if isMap { // st describes the chunks
 			p := &Partial{d: d, view: key.view, stamp: max(st.Mtim.Nano(), st.Atim.Nano()), bytes: st.Blocks * 512}
 			p.f.Name, p.f.Size = key.name, st.Size
 			d.partials[key] = p

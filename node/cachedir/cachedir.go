@@ -1,19 +1,19 @@
-// Package cachedir is the directory of a node's cached files: complete and
-// verified contents, each under its name, which the kernel reads without asking
-// anybody, and beside them large contents of which a part is there.
+// Package cachedir is the directory of a node's cached files. It holds complete and
+// verified contents, each under its name, which the kernel reads without asking a server.
+// Beside them it holds large contents that are partly there.
 //
-// A file appears in the directory of [Dir.Files] only when all of it has been
-// written and its SHA-256 is its name; it never changes afterwards and only
-// disappears by being unlinked, so whoever has it open or mapped is not
-// disturbed. It is read-only, and the directories are root's alone.
+// A file appears in the directory of [Dir.Files] only when all of it has been written and
+// its SHA-256 equals its name. It never changes afterwards, and it disappears only by
+// being unlinked, so a process that has it open or mapped is not disturbed. The file is
+// read-only, and only root can access the directories.
 //
-// What was published survives the death of the process at any moment, and a
-// power cut too once a checkpoint has passed, a few seconds later; what is
-// younger is hashed again before the directory is used, see [Open]. A byte budget
-// is kept by evicting what was not used for longest, or came first, and what
-// running containers need last.
+// A published file survives the death of the process at any moment. It survives a power
+// cut after the next checkpoint, a few seconds later. Younger files are hashed again
+// before the directory is used, see [Open]. A byte budget is kept by evicting the files
+// that were unused for longest, or came first. Files that running containers need are
+// evicted last.
 //
-// Where contents come from, and who may have them, is left to others.
+// Other packages decide where contents come from and who may have them.
 package cachedir
 
 import (
@@ -34,47 +34,47 @@ import (
 	"example.org/slipway/gear"
 )
 
-// ErrInUse is returned, wrapped, by Open for a directory that another process,
-// or another Dir, has open.
+// ErrInUse is returned, wrapped, by Open if another process, or another Dir, has the
+// directory open.
 var ErrInUse = errors.New("cache directory is in use")
 
-// ErrFull is returned, wrapped, when the disk is full and nothing is left to
-// evict.
+// ErrFull is returned, wrapped, if the disk is full and nothing is left to evict.
 var ErrFull = errors.New("no space left for the cache")
 
-// Policy is which files are evicted first.
+// Policy determines which files are evicted first.
 type Policy uint8
 
-// The policies.
+// These are the policies.
 const (
-	// LRU: the one that was not used for longest. A use is an OpenFile, a Touch, or
-	// what Observe finds.
+	// LRU evicts the file that was unused for longest. A use is an OpenFile, a Touch, or
+	// a use that Observe finds.
 	LRU Policy = iota
-	// FIFO: the one that was published first.
+	// FIFO evicts the file that was published first.
 	FIFO
 )
 
-// Options of Open. The zero value works.
+// Options are the options of Open. The zero value works.
 type Options struct {
-	// MaxBytes is the budget in bytes of disk space; 0 means none. It counts
-	// complete and partial files, what is being written, and evicted files that
-	// somebody still has open.
+	// MaxBytes is the budget in bytes of disk space. 0 means no budget. It covers
+	// complete and partial files, files being written, and evicted files that a process
+	// still has open.
 	MaxBytes int64
-	// Policy is which files go first; default LRU.
+	// Policy determines which files are evicted first. The default is LRU.
 	Policy Policy
-	// SyncEvery is how long a published file may wait for the checkpoint that
-	// makes it safe from a power cut; default 5 s. Until then a cut costs hashing
-	// it again, or fetching it again. Negative: only Sync and Close make one.
+	// SyncEvery is how long a published file may wait for the checkpoint that makes it
+	// safe from a power cut. The default is 5 s. If the power is cut before that, the
+	// file is hashed again or fetched again. If SyncEvery is negative, only Sync and
+	// Close make checkpoints.
 	SyncEvery time.Duration
-	// SyncBytes is after how many published bytes a checkpoint is made at once;
-	// default 256 MiB, about a second of hashing at the next start.
+	// SyncBytes is the number of published bytes after which a checkpoint is made at
+	// once. The default is 256 MiB, about a second of hashing at the next start.
 	SyncBytes int64
-	// Clock tells the time; default time.Now.
+	// Clock returns the time. The default is time.Now.
 	Clock func() time.Time
-	// Boot identifies the run of the kernel: files published in the same one
-	// cannot have been lost to a power cut. Default the kernel's boot ID.
+	// Boot identifies the run of the kernel. A power cut cannot have lost files that were
+	// published in the same run. The default is the kernel's boot ID.
 	Boot string
-	// Logger is told of damage and of failed checkpoints; nil discards.
+	// Logger logs damage and failed checkpoints. If it is nil, nothing is logged.
 	Logger *slog.Logger
 }
 
@@ -83,23 +83,24 @@ type Dir struct {
 	root string
 	opts Options
 	log  *slog.Logger
-	// fd is the root directory, for syncfs and handles; lock is held locked.
+	// fd is the root directory, for syncfs and for handles. lock holds the lock on the
+	// directory.
 	fd   int
 	lock *os.File
 
-	// pub is held for reading while a file gets its generation and its name, and
-	// for writing to begin a new generation. Before mu.
+	// pub is held for reading while a file gets its generation and its name, and for
+	// writing when a new generation begins. It is locked before mu.
 	pub sync.RWMutex
 	gen uint32
-	// unsynced are the bytes published since the last checkpoint, dirty tells
-	// that there were any files.
+	// unsynced counts the bytes published since the last checkpoint. dirty says whether
+	// any files were published since.
 	unsynced int64
 	dirty    bool
 
-	// syncMu is held during a checkpoint. Before pub.
+	// syncMu is held during a checkpoint. It is locked before pub.
 	syncMu  sync.Mutex
 	durable uint32
-	// failed tells that the disk reported an error.
+	// failed says that the disk reported an error.
 	failed atomic.Bool
 
 	wake chan struct{} // a checkpoint is due soon; capacity 1
@@ -107,57 +108,57 @@ type Dir struct {
 	stop chan struct{}
 	done chan struct{}
 
-	// mu guards all below.
+	// mu guards all fields below.
 	mu       sync.Mutex
 	closed   bool
 	files    *table
 	views    map[ViewID]*View
 	partials map[partialKey]*Partial
 	leases   map[string]Set
-	// Disk space in bytes: of complete files, of partial ones, set aside for what
-	// is being written, and of evicted files that are still open somewhere.
-	// Of the last, hoped may come back as soon as overlays forget them.
+	// These count disk space in bytes: of complete files, of partial files, reserved for
+	// files being written, and of evicted files that are still open. hoped is the part of
+	// late that may be freed as soon as overlays release the files.
 	used, partial, reserved, late, hoped int64
 	ghosts                               []ghost
 	ghostsAt                             time.Time
 	holders                              Holders           // nil: unknown
-	pins                                 map[gear.Name]int // who is about to open a file
-	// queue has candidates for eviction, the next one first, with leased files or
-	// without. barren is set while only leased files are left.
+	pins                                 map[gear.Name]int // counts callers that are about to open a file
+	// queue holds the candidates for eviction, the next one first. They include leased
+	// files or not. barren is set while only leased files are left.
 	queue               []candidate
 	queueLeased, barren bool
 	stats               Stats
 }
 
-// Stats are what a cache directory holds and has done since it was opened.
+// Stats is what a cache directory holds, and what it has done since it was opened.
 type Stats struct {
-	// Files are complete, and take Bytes of disk space.
+	// Files counts the complete files. Bytes is their disk space.
 	Files int   `json:"files"`
 	Bytes int64 `json:"bytes"`
-	// Partial files take PartialBytes.
+	// Partial counts the partial files. PartialBytes is their disk space.
 	Partial      int   `json:"partial"`
 	PartialBytes int64 `json:"partial_bytes"`
-	// ReservedBytes are set aside for files being written, LateBytes taken by
-	// evicted files that somebody still has open.
+	// ReservedBytes is reserved for files being written. LateBytes is taken by evicted
+	// files that a process still has open.
 	ReservedBytes int64 `json:"reserved_bytes"`
 	LateBytes     int64 `json:"late_bytes"`
 	// MaxBytes is the budget, 0 for none.
 	MaxBytes int64 `json:"max_bytes"`
-	// Shown files were added to a view.
+	// Shown counts the files that were added to a view.
 	Shown int64 `json:"shown"`
-	// Published, Evicted and Damaged files; the latter were removed because their
-	// bytes were not those of their name any more.
+	// Published, Evicted and Damaged count files. Damaged files were removed because
+	// their bytes no longer matched their name.
 	Published    int64 `json:"published"`
 	Evicted      int64 `json:"evicted"`
 	EvictedBytes int64 `json:"evicted_bytes"`
 	Damaged      int64 `json:"damaged"`
-	// Gone files were removed by somebody else.
+	// Gone counts the files that somebody else removed.
 	Gone int64 `json:"gone"`
-	// Rehashed files were hashed again by Open after an unclean stop.
+	// Rehashed counts the files that Open hashed again after an unclean stop.
 	Rehashed int64 `json:"rehashed"`
-	// Checkpoints that were made; CheckpointFailed tells that the disk reported an
-	// error, after which none is made until the next Open has hashed again what
-	// is younger than the last one.
+	// Checkpoints counts the checkpoints made. CheckpointFailed says that the disk
+	// reported an error. After that no checkpoint is made until the next Open has hashed
+	// everything published after the last one.
 	Checkpoints      int64 `json:"checkpoints"`
 	CheckpointFailed bool  `json:"checkpoint_failed"`
 }
@@ -189,11 +190,11 @@ func (o *Options) withDefaults() (Options, error) {
 	return r, nil
 }
 
-// Open opens a cache directory and makes it if need be. It lists the files but
-// does not read them, except those that a power cut may have damaged: published
-// after the last checkpoint of an earlier run of the kernel, or written to by
-// somebody. These are hashed, and removed if they are not what their name says.
-// What was being written is removed; partial files stay. Errors: ErrInUse.
+// Open opens a cache directory and creates it if necessary. It lists the files but does
+// not read them, except for files that a power cut may have damaged: those published
+// after the last checkpoint of an earlier run of the kernel, and those that somebody has
+// written to. It hashes these files and removes those that do not match their names. It
+// removes incompletely written files, and keeps partial files. Errors: ErrInUse.
 func Open(dir string, o *Options) (*Dir, error) {
 	opts, err := o.withDefaults()
 	if err != nil {
@@ -215,7 +216,7 @@ func Open(dir string, o *Options) (*Dir, error) {
 	return d, nil
 }
 
-// open does what can fail in Open.
+// open does the part of Open that can fail.
 func (d *Dir) open() error {
 	for _, dir := range []string{"", filesDir, viewsDir, partialDir, tmpDir} {
 		if err := os.MkdirAll(filepath.Join(d.root, dir), 0o700); err != nil {
@@ -241,18 +242,18 @@ func (d *Dir) open() error {
 	return d.recover()
 }
 
-// release frees what is not memory.
+// release frees everything but memory.
 func (d *Dir) release() {
 	if d.fd >= 0 {
 		_ = unix.Close(d.fd)
 	}
 	if d.lock != nil {
-		_ = d.lock.Close() // and with it the lock
+		_ = d.lock.Close() // this releases the lock
 	}
 }
 
-// Close makes a last checkpoint and closes the directory. Handles of partial
-// files must have been closed. Files that were handed out stay open.
+// Close makes a last checkpoint and closes the directory. All handles of partial files
+// must have been closed before. Files that were handed out stay open.
 func (d *Dir) Close() error {
 	d.mu.Lock()
 	if d.closed {
@@ -268,18 +269,18 @@ func (d *Dir) Close() error {
 	return err
 }
 
-// Directories below the root, and the form of names in them.
+// These are the directories below the root.
 const (
 	filesDir   = "files"
 	partialDir = "partial"
 	tmpDir     = "tmp"
 )
 
-// Files is the directory of the complete files: two hex digits of the name, a
-// slash, the other 62.
+// Files returns the directory of the complete files. A file's path in it is two hex
+// digits of the name, a slash, and the other 62.
 func (d *Dir) Files() string { return filepath.Join(d.root, filesDir) }
 
-// path is where a complete file is.
+// path returns the path of a complete file.
 func (d *Dir) path(name gear.Name) string {
 	var b [65]byte
 	hex.Encode(b[1:], name[:])
@@ -294,8 +295,8 @@ func (d *Dir) Has(name gear.Name) bool {
 	return d.files.get(&name) != nil
 }
 
-// OpenFile opens a complete file, which counts as a use. A file that somebody has
-// written to is removed. Errors: fs.ErrNotExist.
+// OpenFile opens a complete file, which counts as a use. It removes a file that somebody
+// has written to. Errors: fs.ErrNotExist.
 func (d *Dir) OpenFile(name gear.Name) (*os.File, error) {
 	d.mu.Lock()
 	there := d.files.get(&name) != nil
@@ -326,7 +327,7 @@ func (d *Dir) OpenFile(name gear.Name) (*os.File, error) {
 	return f, nil
 }
 
-// forget drops a file that is not there any more from the table.
+// forget removes a file that is gone from the table.
 func (d *Dir) forget(name gear.Name) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -340,8 +341,8 @@ func (d *Dir) forget(name gear.Name) {
 	}
 }
 
-// Damaged removes a file whose bytes turned out not to be those of its name, so
-// that it is fetched again. Why is for the log.
+// Damaged removes a file whose bytes did not match its name, so that it is fetched again.
+// why is logged.
 func (d *Dir) Damaged(name gear.Name, why string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -355,7 +356,7 @@ func (d *Dir) Damaged(name gear.Name, why string) {
 	d.log.Warn("cached file is damaged and was removed", "file", hex.EncodeToString(name[:]), "why", why)
 }
 
-// Touch counts as a use of each of the files that is there.
+// Touch counts as a use of each of the files that is in the cache.
 func (d *Dir) Touch(names ...gear.Name) {
 	if d.opts.Policy != LRU {
 		return
@@ -370,10 +371,10 @@ func (d *Dir) Touch(names ...gear.Name) {
 	}
 }
 
-// stamp is the present time in an entry.
+// stamp returns the current time in the form used in an entry.
 func (d *Dir) stamp() int64 { return d.opts.Clock().UnixNano() }
 
-// Stats tells what the directory holds.
+// Stats returns what the directory holds and has done.
 func (d *Dir) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -14,26 +14,27 @@ import (
 	"example.org/slipway/internal/durable"
 )
 
-// A published file's modification time is the number of its generation, in
-// seconds: nobody sees it, because containers get times from the image. A
-// checkpoint begins a new generation, flushes the file system, and records that
-// all older ones are durable. A file that somebody wrote to, or that a crash left
-// half made, has a time that is no generation.
+// The modification time of a published file is the number of its generation, in seconds.
+// Nobody sees it, because containers get times from the image. A checkpoint begins a new
+// generation, flushes the file system, and records that all older generations are
+// durable. If somebody wrote to a file, or a crash left it incomplete, its time is not
+// that of a generation.
 
-// maxGeneration is beyond every generation and below every time of day, in
-// seconds: 2004.
+// maxGeneration is greater than every generation and less than every time of day, in
+// seconds. As a time, it lies in 2004.
 const maxGeneration = 1 << 30
 
 func isGeneration(sec int64) bool { return sec > 0 && sec < maxGeneration }
 
-// state is what is recorded of the checkpoints.
+// state is what is recorded about the checkpoints.
 type state struct {
 	Version int `json:"version"`
-	// Boot is the run of the kernel in which files were published last.
+	// Boot is the run of the kernel in which files were last published.
 	Boot string `json:"boot"`
-	// Durable: files of this generation and older survive a power cut.
+	// Durable is the youngest generation whose files, like those of older generations,
+	// survive a power cut.
 	Durable uint32 `json:"durable"`
-	// Failed: the disk reported an error, so that files younger than that may be
+	// Failed says that the disk reported an error. Files younger than Durable may then be
 	// lost although the kernel still runs.
 	Failed bool `json:"failed,omitempty"`
 }
@@ -44,7 +45,7 @@ const (
 	maxState     = 4 << 10 // bytes
 )
 
-// parseState reads a state. One that is damaged is an error.
+// parseState parses a state. It is an error if the state is damaged.
 func parseState(b []byte) (state, error) {
 	var s state
 	if len(b) > maxState {
@@ -62,8 +63,8 @@ func parseState(b []byte) (state, error) {
 	return s, nil
 }
 
-// readState returns the state; the zero value if there is none that can be read,
-// which trusts no file.
+// readState returns the state. If no state can be read, it returns the zero value, which
+// trusts no file.
 func (d *Dir) readState() state {
 	b, err := os.ReadFile(filepath.Join(d.root, stateFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -94,7 +95,7 @@ func (d *Dir) writeState(s state) error {
 	return nil
 }
 
-// published notes that a file of so many bytes waits for a checkpoint.
+// published notes that a file of n bytes waits for a checkpoint.
 func (d *Dir) published(n int64) {
 	d.pub.Lock()
 	d.dirty = true
@@ -111,7 +112,7 @@ func (d *Dir) published(n int64) {
 	}
 }
 
-// checkpoints makes them when they are due, until the directory is closed.
+// checkpoints makes checkpoints when they are due, until the directory is closed.
 func (d *Dir) checkpoints() {
 	defer close(d.done)
 	var due <-chan time.Time
@@ -141,9 +142,9 @@ func (d *Dir) checkpoints() {
 	}
 }
 
-// Sync makes a checkpoint: whatever was published before the call survives a
-// power cut when it returns nil. Once the disk has reported an error all further
-// calls fail, since the kernel reports what it lost only once.
+// Sync makes a checkpoint. If it returns nil, everything that was published before the
+// call survives a power cut. After the disk has reported an error, all later calls fail,
+// because the kernel reports a loss only once.
 func (d *Dir) Sync() error {
 	d.syncMu.Lock()
 	defer d.syncMu.Unlock()
@@ -166,7 +167,7 @@ func (d *Dir) Sync() error {
 	}
 	if err := d.writeState(s); err != nil {
 		d.pub.Lock()
-		d.dirty = true // to be tried again
+		d.dirty = true // so that it is tried again
 		d.pub.Unlock()
 		return err
 	}
@@ -177,8 +178,8 @@ func (d *Dir) Sync() error {
 	return nil
 }
 
-// flush writes back the file system. The kernel reports a lost write once only,
-// so the error is remembered.
+// flush writes back the file system. The kernel reports a lost write only once, so flush
+// remembers the error.
 func (d *Dir) flush() error {
 	if err := unix.Syncfs(d.fd); err != nil {
 		d.failed.Store(true)

@@ -11,13 +11,13 @@ import (
 	"example.org/slipway/gear"
 )
 
-// Set tells which files a lease is for. It is called while the directory is
-// locked: it must be quick and call nothing of this package.
+// Set is the set of files that a lease covers. It is called while the directory is
+// locked, so it must be fast and must not call this package.
 type Set interface {
 	Has(name gear.Name) bool
 }
 
-// names is a Set of a few.
+// names is a Set of a few names.
 type names map[gear.Name]struct{}
 
 // Has implements Set.
@@ -27,21 +27,21 @@ func (s names) Has(name gear.Name) bool {
 }
 
 const (
-	// batchEvict is how many candidates one search through the table finds: it
-	// takes some 10 ns a file.
+	// batchEvict is how many candidates one search through the table collects. A search
+	// takes about 10 ns a file.
 	batchEvict = 1024
-	// fullTries is how often a write that finds the disk full is tried.
+	// fullTries bounds how often a write is tried while the disk is full.
 	fullTries = 8
-	// fullExtra is how many bytes are freed on a full disk beyond those needed,
-	// for what the file system itself has to write.
+	// fullExtra is how many bytes are freed on a full disk beyond the needed ones, for
+	// the file system's own writes.
 	fullExtra = 1 << 20
-	// maxKept is how many files that are in use are passed over in a row before
-	// no more are looked at: each costs some 10 µs.
+	// maxKept bounds how many files in use are skipped in a row before the search ends.
+	// Each costs about 10 µs.
 	maxKept = 4096
 )
 
-// Lease marks files that a running container needs, whether they are there or
-// not yet: they are evicted last. A lease of the same id is replaced.
+// Lease marks files that a running container needs, whether or not they are in the cache
+// yet. They are evicted last. Lease replaces an earlier lease with the same id.
 func (d *Dir) Lease(id string, files []gear.Name) {
 	s := make(names, len(files))
 	for _, name := range files {
@@ -50,7 +50,7 @@ func (d *Dir) Lease(id string, files []gear.Name) {
 	d.LeaseSet(id, s)
 }
 
-// LeaseSet is Lease of files that need not be listed.
+// LeaseSet is Lease for files that need not be listed.
 func (d *Dir) LeaseSet(id string, s Set) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -58,7 +58,7 @@ func (d *Dir) LeaseSet(id string, s Set) {
 	d.queue, d.barren = nil, false
 }
 
-// Unlease ends a lease; one that is not there is no error.
+// Unlease ends a lease. It is no error if there is no such lease.
 func (d *Dir) Unlease(id string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -76,11 +76,11 @@ func (d *Dir) leased(name gear.Name) bool {
 	return false
 }
 
-// Evict evicts files until so many bytes are free of them, or nothing is left but
-// files that are leased or in use, and returns how many it freed.
+// Evict evicts files until it has freed n bytes, or only files that are leased or in use
+// are left. It returns how many bytes it freed.
 func (d *Dir) Evict(n int64) int64 { return d.free(n, false) }
 
-// reserve sets n bytes of the budget aside, or gives them back.
+// reserve reserves n bytes of the budget, or returns them if n is negative.
 func (d *Dir) reserve(n int64) {
 	d.mu.Lock()
 	d.reserved += n
@@ -90,10 +90,11 @@ func (d *Dir) reserve(n int64) {
 	}
 }
 
-// total is the disk space that counts for the budget. mu is held.
+// total returns the disk space that counts towards the budget. mu is held.
 func (d *Dir) total() int64 { return d.used + d.partial + d.reserved + d.late }
 
-// makeRoom keeps the budget. It may take its time, and no lock is held.
+// makeRoom evicts files until the budget is met. It may take long. The caller holds no
+// lock.
 func (d *Dir) makeRoom() {
 	if d.opts.MaxBytes <= 0 {
 		return
@@ -102,7 +103,7 @@ func (d *Dir) makeRoom() {
 	for d.total() > d.opts.MaxBytes {
 		d.layGhosts()
 		over := func() bool { return d.total()-d.hoped > d.opts.MaxBytes }
-		for _, leased := range [2]bool{false, true} { // files nobody needs go first
+		for _, leased := range [2]bool{false, true} { // unleased files first
 			d.evict(over, leased)
 		}
 		if !d.exorcise() {
@@ -112,8 +113,9 @@ func (d *Dir) makeRoom() {
 	d.mu.Unlock()
 }
 
-// free evicts files until n bytes are free of them, if there are as many, with
-// those that containers need or without, and returns how many it freed.
+// free evicts files until it has freed n bytes or has no more candidates. leased says
+// whether files that containers need are candidates, too. free returns how many bytes it
+// freed.
 func (d *Dir) free(n int64, leased bool) int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -127,14 +129,14 @@ func (d *Dir) free(n int64, leased bool) int64 {
 	}
 }
 
-// candidate is a file that may go.
+// candidate is a file that may be evicted.
 type candidate struct {
 	name    gear.Name
 	stamp   int64
 	partial *Partial // nil: a complete file
 }
 
-// oldest is a heap of the batchEvict oldest candidates, the youngest on top.
+// oldest is a heap of the batchEvict oldest candidates. The youngest of them is on top.
 type oldest []candidate
 
 func (h oldest) Len() int           { return len(h) }
@@ -148,7 +150,7 @@ func (h *oldest) Pop() any {
 	return x
 }
 
-// candidates returns the oldest files that may go, the oldest first.
+// candidates returns the oldest files that may be evicted, the oldest first.
 func (d *Dir) candidates(leased bool) []candidate {
 	h := make(oldest, 0, batchEvict)
 	offer := func(c candidate) {
@@ -176,9 +178,9 @@ func (d *Dir) candidates(leased bool) []candidate {
 	return out
 }
 
-// next returns the file to go next, if there is one. Candidates are searched for
-// when those of the last search are used up: what was used meanwhile has another
-// stamp, and all that is new is younger. mu is held.
+// next returns the file to evict next, if there is one. It searches for candidates when
+// those of the last search are used up. A candidate that was used meanwhile has another
+// stamp, and every new file is younger. mu is held.
 func (d *Dir) next(leased bool) (candidate, bool) {
 	for searched := false; ; searched = true {
 		if leased != d.queueLeased {
@@ -202,9 +204,9 @@ func (d *Dir) next(leased bool) (candidate, bool) {
 	}
 }
 
-// evict unlinks files, the oldest first, as long as more says so. A file that is
-// in use is passed over: its space would not come back, and whoever opens it next
-// would fetch it a second time. mu is held.
+// evict unlinks files, the oldest first, while more returns true. It skips a file that is
+// in use: its space would not be freed, and the next open would fetch it a second time.
+// mu is held.
 func (d *Dir) evict(more func() bool, leased bool) {
 	for kept := 0; more() && kept < maxKept && kept <= d.files.n; {
 		c, ok := d.next(leased)
@@ -239,14 +241,14 @@ func (d *Dir) unlink(name gear.Name) bool {
 	return true
 }
 
-// Room evicts files until n bytes of the disk are free, as far as that is possible. Who
-// keeps other things on the same disk calls it before writing them: a file of the cache
-// is worth less.
+// Room evicts files until n bytes of the disk are free, as far as possible. A package
+// that stores other things on the same disk calls it before writing them, because a
+// cached file is worth less.
 func (d *Dir) Room(n int64) {
 	if d.plenty(n) {
 		return
 	}
-	// What is free for whom only the file system knows, which has reserves.
+	// Only the file system knows how much space a user may use, because it has reserves.
 	err := d.withRoom(n, func() error {
 		fd, err := unix.Open(filepath.Join(d.root, tmpDir), unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 		if err != nil {
@@ -260,18 +262,18 @@ func (d *Dir) Room(n int64) {
 	}
 }
 
-// fewInodes is how many free inodes are enough for anybody.
+// fewInodes is a number of free inodes that is always enough.
 const fewInodes = 64
 
-// plenty reports whether n bytes are free without doubt.
+// plenty reports whether n bytes are certainly free.
 func (d *Dir) plenty(n int64) bool {
 	var st unix.Statfs_t
 	err := unix.Fstatfs(d.fd, &st)
 	return err == nil && int64(st.Bavail) >= n/st.Bsize+1 && (st.Files == 0 || st.Ffree >= fewInodes)
 }
 
-// withRoom does what may find the disk full, evicts n bytes and a few more in
-// that case, and tries again. p.mu of partial files may be held, and pub.
+// withRoom calls do, which may find the disk full. In that case it evicts n bytes and a
+// few more, and tries again. The caller may hold pub and the p.mu of partial files.
 func (d *Dir) withRoom(n int64, do func() error) error {
 	for try := 1; ; try++ {
 		err := do()
@@ -282,14 +284,15 @@ func (d *Dir) withRoom(n int64, do func() error) error {
 			return fmt.Errorf("%w: %w", ErrFull, err)
 		}
 		freed := d.free(n+fullExtra, false)
-		if freed == 0 { // now also what running containers may need again
+		if freed == 0 { // now evict also what running containers may need again
 			freed = d.free(n+fullExtra, true)
 		}
 		if freed == 0 {
 			return fmt.Errorf("%w: %w", ErrFull, err)
 		}
 		d.log.Warn("disk of the cache is full", "evicted_bytes", freed)
-		// A journalling file system gives blocks back once the unlink is written.
+		// A journalling file system frees the blocks only when the unlink has been
+		// written.
 		if err := d.flush(); err != nil {
 			return err
 		}

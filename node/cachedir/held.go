@@ -11,20 +11,20 @@ import (
 	"example.org/slipway/gear"
 )
 
-// Holders know who else may hold a file whose name is gone, so that its space
-// does not come back.
+// Holders represents those who may still hold a deleted file, so that its space is not
+// freed.
 type Holders interface {
-	// Release lets go of a file that is kept open for the next open although
-	// nobody uses it. It is called while the directory is locked: it must be quick
-	// and call nothing of this package.
+	// Release closes a file that is kept open for the next open although nobody uses it.
+	// It is called while the directory is locked, so it must be fast and must not call
+	// this package.
 	Release(name gear.Name)
-	// Forget makes the kernel forget where file systems above found these files,
-	// which are deleted. It may wait.
+	// Forget makes the kernel forget where the file systems above found these deleted
+	// files. It may wait.
 	Forget(names []gear.Name)
 }
 
-// SetHolders says who may hold files, nil for nobody that could let go of them, and
-// evicts what is too much. Without holders no file is evicted that they have open.
+// SetHolders sets who may hold files, and evicts files beyond the budget. nil means that
+// nobody could release files. Files that are held open are then not evicted.
 func (d *Dir) SetHolders(h Holders) {
 	d.mu.Lock()
 	d.holders = h
@@ -32,8 +32,8 @@ func (d *Dir) SetHolders(h Holders) {
 	d.makeRoom()
 }
 
-// Pin keeps a file, or one that is about to come, from being evicted until Unpin:
-// whoever fetches a file to open it must find it.
+// Pin keeps a file from being evicted until Unpin, even if the file is yet to come. A
+// caller that fetches a file to open it must find it.
 func (d *Dir) Pin(name gear.Name) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -49,8 +49,8 @@ func (d *Dir) Unpin(name gear.Name) {
 	}
 }
 
-// inUse reports whether evicting a file would free nothing, because somebody has
-// it open or mapped, or is about to open it. mu is held.
+// inUse reports whether evicting a file would free no space, because a process has it
+// open or mapped, or is about to open it. mu is held.
 func (d *Dir) inUse(name gear.Name) bool {
 	if d.pins[name] > 0 {
 		return true
@@ -63,9 +63,9 @@ func (d *Dir) inUse(name gear.Name) bool {
 		return false
 	}
 	defer unix.Close(fd)
-	// The kernel grants the lease only if there is no other open file of the inode,
-	// and a mapping is one. An open that meets the lease waits for the microsecond
-	// until it is given back.
+	// The kernel grants the lease only if the inode has no other open file. A mapping
+	// counts as an open file. An open that meets the lease waits for about a microsecond
+	// until the lease is released.
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
 		return errors.Is(err, unix.EAGAIN)
 	}
@@ -74,27 +74,27 @@ func (d *Dir) inUse(name gear.Name) bool {
 }
 
 const (
-	// ghostCost is about how long it takes to ask whether an evicted file is gone.
-	// A twentieth of the time may be spent on that.
+	// ghostCost is about how long it takes to check whether an evicted file is gone. At
+	// most a twentieth of the time is spent on these checks.
 	ghostCost = 3 * time.Microsecond
-	// maxGhosts bounds their number; the oldest are taken for gone.
+	// maxGhosts bounds the number of ghosts. Beyond it, the oldest are assumed to be
+	// gone.
 	maxGhosts = 1 << 14
 )
 
-// ghost is an evicted file whose inode may live on, because it is open, mapped,
-// or known to an overlay that found its data there. Only then its handle can be
-// opened.
+// ghost is an evicted file whose inode may live on, because it is open or mapped, or
+// because an overlay still refers to it. While the inode lives, and only then, its handle
+// can be opened.
 type ghost struct {
 	handle unix.FileHandle
 	bytes  int64
 	name   gear.Name
-	// hope is set while an overlay alone may know it, and was not made to
-	// forget it yet.
+	// hope is set while only an overlay may refer to the file and has not been made to
+	// forget it.
 	hope bool
 }
 
-// remove deletes a file of so many bytes, and counts them as long as somebody has
-// it. mu is held.
+// remove deletes a file and counts its bytes while somebody still has it. mu is held.
 func (d *Dir) remove(name gear.Name, path string, bytes int64) {
 	h, _, err := unix.NameToHandleAt(unix.AT_FDCWD, path, 0)
 	if err := os.Remove(path); err != nil {
@@ -118,17 +118,17 @@ func (d *Dir) remove(name gear.Name, path string, bytes int64) {
 	}
 }
 
-// alive reports whether the inode is still there.
+// alive reports whether the inode still exists.
 func (d *Dir) alive(g ghost) bool {
 	fd, err := unix.OpenByHandleAt(d.fd, g.handle, unix.O_PATH|unix.O_CLOEXEC)
 	if err != nil {
-		return false // ESTALE; or the file system cannot tell
+		return false // ESTALE, or a file system without handles
 	}
 	_ = unix.Close(fd)
 	return true
 }
 
-// lay takes an evicted file off the books.
+// lay removes an evicted file from the accounts.
 func (d *Dir) lay(g ghost) {
 	d.late -= g.bytes
 	if g.hope {
@@ -136,7 +136,7 @@ func (d *Dir) lay(g ghost) {
 	}
 }
 
-// layGhosts finds out which evicted files are gone by now. mu is held.
+// layGhosts finds the evicted files that are gone by now. mu is held.
 func (d *Dir) layGhosts() {
 	now := time.Now()
 	if len(d.ghosts) == 0 || now.Sub(d.ghostsAt) < 20*ghostCost*time.Duration(len(d.ghosts)) {
@@ -154,8 +154,8 @@ func (d *Dir) layGhosts() {
 	d.ghosts = left
 }
 
-// exorcise makes overlays forget the evicted files that they know, and reports
-// whether there were any. mu is held, but not while it waits.
+// exorcise makes overlays forget the evicted files to which they refer. It reports
+// whether there were any. mu is held, but released while exorcise waits.
 func (d *Dir) exorcise() bool {
 	var names []gear.Name
 	for i := range d.ghosts {

@@ -20,41 +20,42 @@ import (
 	"example.org/slipway/gear"
 )
 
-// ErrMissing is returned, wrapped, for bytes of a partial file that are not there
+// ErrMissing is returned, wrapped, for bytes of a partial file whose chunk is not there
 // yet.
 var ErrMissing = errors.New("chunk is not there yet")
 
-// Partial is a large file of which some chunks are there. All who ask for the
-// same file share one. What a chunk holds is compared with its digest before it
-// counts: when it arrives, and, since a crash may have lost some of it, when it
-// is used for the first time after a start. It may be used concurrently.
+// Partial is a large file of which some chunks are there. All callers for the same file
+// share one Partial. A chunk counts only after its bytes were compared with its digest.
+// That happens when the chunk arrives. It happens again at the first use after a start,
+// because a crash may have lost a part of the chunk. A Partial may be used concurrently.
 type Partial struct {
 	d    *Dir
 	view ViewID
 	f    gear.File
 	sum  gear.Name // of the list of chunks
 
-	// Guarded by d.mu. stamp is when it was closed last.
+	// These are guarded by d.mu. stamp is the time of the last close.
 	refs  int
 	stamp int64
-	bytes int64 // disk space as it is counted in d.partial
+	bytes int64 // disk space as counted in d.partial
 
-	// finish is held while the whole is hashed and published. Before mu.
+	// finish is held while the whole file is hashed and published. It is locked before
+	// mu.
 	finish sync.Mutex
-	// io is held for reading while bytes are read or written that must not be given
-	// up meanwhile. After finish and before mu.
+	// io is held for reading while bytes are read or written, so that their chunks are
+	// not given up meanwhile. It is locked after finish and before mu.
 	io sync.RWMutex
-	// mu guards all below; after finish and before d.mu.
+	// mu guards all fields below. It is locked after finish and before d.mu.
 	mu        sync.Mutex
-	data, bm  *os.File // nil while nobody has it open
-	have      bitmap   // what the bitmap on disk says
-	good      bitmap   // what was compared
-	left      int      // chunks that are not good
+	data, bm  *os.File // nil while no handle is open
+	have      bitmap   // the contents of the bitmap on disk
+	good      bitmap   // chunks that were compared with their digests
+	left      int      // number of chunks that are not good
 	published bool
 	broken    error
 }
 
-// bitmap has a bit for each chunk.
+// bitmap has one bit for each chunk.
 type bitmap []byte
 
 func (b bitmap) get(i int) bool { return b[i/8]>>(i%8)&1 != 0 }
@@ -66,8 +67,8 @@ func (b bitmap) set(i int, to bool) {
 	}
 }
 
-// partialKey names a partial file. Each view has its own, as a chunk is a proof for
-// those only whose sources have sent it.
+// partialKey identifies a partial file. Each view has its own, because a chunk is a proof
+// only for those whose sources have sent it.
 type partialKey struct {
 	view ViewID
 	name gear.Name
@@ -75,7 +76,7 @@ type partialKey struct {
 
 func (p *Partial) key() partialKey { return partialKey{p.view, p.f.Name} }
 
-// String is what the file with the chunks is called.
+// String returns the name of the file with the chunks.
 func (k partialKey) String() string {
 	digits := hex.EncodeToString(k.name[:])
 	if k.view == 0 {
@@ -84,7 +85,7 @@ func (k partialKey) String() string {
 	return k.view.String() + "-" + digits
 }
 
-// parsePartial is the reverse of partialKey.String.
+// parsePartial is the inverse of partialKey.String.
 func parsePartial(s string) (k partialKey, ok bool) {
 	view, digits, inView := strings.Cut(s, "-")
 	if !inView {
@@ -96,14 +97,14 @@ func parsePartial(s string) (k partialKey, ok bool) {
 	return k, ok && k.String() == s
 }
 
-// path is where the chunks are; the bitmap is beside them.
+// path returns the path of the file with the chunks. The bitmap is beside it.
 func (p *Partial) path() string { return filepath.Join(p.d.root, partialDir, p.key().String()) }
 
 const bitmapSuffix = ".map"
 
-// Partial opens a large file for its chunks to be put there, whatever is there of
-// it. Each handle must be closed. Errors: fs.ErrExist, wrapped, when the whole
-// file is there; gear.ErrContent when the file is open with other chunks.
+// Partial opens a large file for storing its chunks, whether or not some are already
+// there. Each handle must be closed. Errors: fs.ErrExist, wrapped, if the whole file is
+// there; gear.ErrContent if the file is open with other chunks.
 func (d *Dir) Partial(f gear.File) (*Partial, error) {
 	v, err := d.View(0)
 	if err != nil {
@@ -112,7 +113,7 @@ func (d *Dir) Partial(f gear.File) (*Partial, error) {
 	return v.Partial(f)
 }
 
-// Partial is [Dir.Partial] of a file that the view is to show when it is complete.
+// Partial is [Dir.Partial] for a file that the view shows when the file is complete.
 func (v *View) Partial(f gear.File) (*Partial, error) {
 	d, key := v.d, partialKey{v.id, f.Name}
 	if f.Size < gear.LargeFile || f.Size > gear.MaxFile || len(f.Chunks) != gear.ChunkCount(f.Size) {
@@ -126,7 +127,7 @@ func (v *View) Partial(f gear.File) (*Partial, error) {
 	}
 	p := d.partials[key]
 	if p != nil && p.refs == 0 && (p.f.Size != f.Size || p.sum != sum && p.sum != gear.Name{}) {
-		d.dropPartial(p) // of an index that is not believed any more
+		d.dropPartial(p) // it belongs to an index that is no longer believed
 		p = nil
 	}
 	if p == nil {
@@ -151,14 +152,14 @@ func (v *View) Partial(f gear.File) (*Partial, error) {
 	return p, nil
 }
 
-// HasPart reports whether there is a part of a large file for the view.
+// HasPart reports whether the view has a part of a large file.
 func (v *View) HasPart(name gear.Name) bool {
 	v.d.mu.Lock()
 	defer v.d.mu.Unlock()
 	return v.d.partials[partialKey{v.id, name}] != nil
 }
 
-// chunksSum identifies a list of chunks.
+// chunksSum returns the hash of a list of chunks.
 func chunksSum(chunks []gear.Name) gear.Name {
 	h := sha256.New()
 	for i := range chunks {
@@ -167,7 +168,7 @@ func chunksSum(chunks []gear.Name) gear.Name {
 	return gear.Name(h.Sum(nil))
 }
 
-// open opens the two files unless they are.
+// open opens the two files unless they are open.
 func (p *Partial) open() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -203,7 +204,8 @@ func (p *Partial) openFiles() error {
 	return nil
 }
 
-// load reads the bitmap, or begins anew if it is not that of the file.
+// load reads the bitmap. If the bitmap does not belong to the file, load starts with an
+// empty one.
 func (p *Partial) load(data, bm *os.File) error {
 	if p.good != nil { // it was open before
 		return nil
@@ -228,7 +230,7 @@ func (p *Partial) load(data, bm *os.File) error {
 	return nil
 }
 
-// begin makes both files those of a content of which nothing is there.
+// begin resets both files for a content that has no chunks yet.
 func (p *Partial) begin(data, bm *os.File, none bitmap) error {
 	if err := data.Truncate(0); err != nil {
 		return err
@@ -243,7 +245,7 @@ func (p *Partial) begin(data, bm *os.File, none bitmap) error {
 	return err
 }
 
-// Close gives the handle back. What is there stays.
+// Close releases the handle. The stored chunks stay.
 func (p *Partial) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -266,9 +268,9 @@ func (p *Partial) Close() {
 	}
 }
 
-// Disown ends a file whose index is not believed any more: whoever has it open gets
-// the error, and who asks for the file from now on another one. A file that has been
-// completed is what its name says, and stays.
+// Disown ends a file whose index is no longer believed. Reads through handles that are
+// open return err, and later calls of Dir.Partial return another Partial. A completed
+// file matches its name, and stays.
 func (p *Partial) Disown(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -286,10 +288,10 @@ func (p *Partial) Disown(err error) {
 	}
 }
 
-// File is the content.
+// File returns the description of the file.
 func (p *Partial) File() gear.File { return p.f }
 
-// Missing lists the chunks of the n bytes from off that are not there.
+// Missing returns those chunks of the n bytes from off that are not there.
 func (p *Partial) Missing(off, n int64) []int {
 	if n <= 0 || off >= p.f.Size || off < 0 {
 		return nil
@@ -303,22 +305,22 @@ func (p *Partial) Missing(off, n int64) []int {
 	return out
 }
 
-// Has reports whether a chunk is there and has been compared.
+// Has reports whether a chunk is there and was compared with its digest.
 func (p *Partial) Has(i int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.good.get(i)
 }
 
-// Left is how many chunks have not come, or have not been compared since the
-// start.
+// Left returns how many chunks have not come, or were not compared since the start.
 func (p *Partial) Left() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.left
 }
 
-// ready reports whether a chunk is there, and compares it if that was not done yet.
+// ready reports whether a chunk is there. It compares the chunk with its digest if that
+// was not done yet.
 func (p *Partial) ready(i int) bool {
 	p.mu.Lock()
 	good, have, data := p.good.get(i), p.have.get(i), p.data
@@ -342,7 +344,8 @@ func (p *Partial) ready(i int) bool {
 	if !p.have.get(i) {
 		return false
 	}
-	// Lost in a crash, or damaged: blocks that a new copy leaves out must be zero.
+	// The chunk was lost in a crash, or damaged. It is cleared because a new copy omits
+	// zero blocks.
 	if err := clearChunk(data, p.f.Size, i); err != nil {
 		p.broken = fmt.Errorf("clear chunk %d of partial file %x: %w", i, p.f.Name, err)
 		return false
@@ -351,14 +354,14 @@ func (p *Partial) ready(i int) bool {
 	return false
 }
 
-// clearChunk makes a hole of a chunk.
+// clearChunk replaces a chunk by a hole.
 func clearChunk(data *os.File, size int64, i int) error {
 	const how = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 	return unix.Fallocate(int(data.Fd()), how, int64(i)*gear.ChunkSize, int64(gear.ChunkLen(size, i)))
 }
 
-// PutChunk adds a chunk. One that is there already is ignored. Errors:
-// gear.ErrContent for bytes that are not the chunk's; ErrFull.
+// PutChunk adds a chunk. It ignores a chunk that is already there. Errors:
+// gear.ErrContent if the bytes are not those of the chunk; ErrFull.
 func (p *Partial) PutChunk(i int, b []byte) error {
 	if i < 0 || i >= len(p.f.Chunks) || len(b) != gear.ChunkLen(p.f.Size, i) {
 		return fmt.Errorf("chunk %d of file %x with %d bytes: %w", i, p.f.Name, len(b), gear.ErrContent)
@@ -372,9 +375,9 @@ func (p *Partial) PutChunk(i int, b []byte) error {
 	return p.account()
 }
 
-// write is PutChunk of a chunk that has been compared.
+// write is PutChunk for bytes that were compared with the chunk's digest.
 func (p *Partial) write(i int, b []byte) error {
-	p.io.RLock() // or what was written could be given up before all of it is
+	p.io.RLock() // otherwise the chunk could be given up before all of it is written
 	defer p.io.RUnlock()
 	if p.ready(i) {
 		return nil
@@ -388,7 +391,7 @@ func (p *Partial) write(i int, b []byte) error {
 	if data == nil {
 		return fs.ErrClosed
 	}
-	// Two writers of one chunk write the same bytes.
+	// Two concurrent writers of the same chunk write the same bytes.
 	if _, err := p.d.writeSparse(int(data.Fd()), b, int64(i)*gear.ChunkSize); err != nil {
 		return fmt.Errorf("partial file %x: %w", p.f.Name, err)
 	}
@@ -398,9 +401,9 @@ func (p *Partial) write(i int, b []byte) error {
 	return nil
 }
 
-// GiveUp makes room on a full disk for chunk i by giving up some of the others, first
-// those that a reader who goes on from i comes to last. They are missing then. It
-// reports whether there were any.
+// GiveUp gives up some chunks to make room for chunk i on a full disk. It begins with
+// those that a reader who continues from i reaches last. The chunks are missing
+// afterwards. GiveUp reports whether there were any.
 func (p *Partial) GiveUp(i int) (bool, error) {
 	p.io.Lock()
 	n, err := p.punch(i)
@@ -415,8 +418,8 @@ func (p *Partial) GiveUp(i int) (bool, error) {
 }
 
 const (
-	// giveUp is how many chunks are given up at a time, keepAhead how many from the
-	// one that is to come are given up last: the longest read-ahead.
+	// giveUp is how many chunks are given up at a time. keepAhead is how many chunks from
+	// chunk i on are given up last. It is the longest read-ahead.
 	giveUp, keepAhead = 8, 32
 )
 
@@ -445,9 +448,9 @@ func (p *Partial) punch(i int) (n int, err error) {
 	return n, err
 }
 
-// lastRead lists the chunks that are there, but for chunk i, in the order in which
-// they are given up for it: those far ahead, those behind, and if there are no others
-// those just ahead, the farthest first. mu is held.
+// lastRead returns the chunks that are there, except for chunk i, in the order in which
+// to give them up: first those far ahead of i, then those behind it, and last those just
+// ahead, the farthest of them first. mu is held.
 func (p *Partial) lastRead(i int) (out []int) {
 	add := func(from, to int) {
 		for j := max(from, 0); j < min(to, len(p.f.Chunks)); j++ {
@@ -465,7 +468,7 @@ func (p *Partial) lastRead(i int) (out []int) {
 	return out
 }
 
-// put notes that a chunk was written.
+// put records that a chunk was written.
 func (p *Partial) put(i int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -484,7 +487,7 @@ func (p *Partial) put(i int) error {
 	})
 }
 
-// account counts the disk space it takes by now.
+// account updates the disk space that the file is charged for.
 func (p *Partial) account() error {
 	defer p.d.makeRoom()
 	p.mu.Lock()
@@ -504,7 +507,7 @@ func (p *Partial) account() error {
 	return nil
 }
 
-// ReadAt reads bytes whose chunks are there, and io.EOF at the end of the file.
+// ReadAt reads bytes whose chunks are there. It returns io.EOF at the end of the file.
 // Errors: ErrMissing, with the number of bytes before the first missing chunk.
 func (p *Partial) ReadAt(b []byte, off int64) (int, error) {
 	if off < 0 {
@@ -538,15 +541,15 @@ func (p *Partial) ReadAt(b []byte, off int64) (int, error) {
 	case n == len(want):
 		return n, nil
 	case errors.Is(err, io.EOF):
-		err = io.ErrUnexpectedEOF // cut by somebody
+		err = io.ErrUnexpectedEOF // somebody truncated the file
 	}
 	return n, err
 }
 
-// Complete publishes the file when all chunks are there. It reads the whole of
-// it, since chunks that are what an index says need not be the content that it
-// names. The handle stays usable. Errors: ErrMissing; gear.ErrContent, after
-// which nothing can be read from it any more.
+// Complete publishes the file if all chunks are there. It reads the whole file, because
+// chunks that match an index need not form the content that the index names. The handle
+// stays usable. Errors: ErrMissing; gear.ErrContent, after which reads through the handle
+// fail.
 func (p *Partial) Complete(ctx context.Context) error {
 	p.finish.Lock()
 	defer p.finish.Unlock()
@@ -559,7 +562,7 @@ func (p *Partial) Complete(ctx context.Context) error {
 	return nil
 }
 
-// complete is Complete without making room for the file.
+// complete is Complete, but does not make room for the file.
 func (p *Partial) complete(ctx context.Context) error {
 	p.io.RLock()
 	defer p.io.RUnlock()
@@ -590,7 +593,7 @@ func (p *Partial) complete(ctx context.Context) error {
 	return p.publish(data)
 }
 
-// hash returns the SHA-256 of the whole.
+// hash returns the SHA-256 of the whole file.
 func (p *Partial) hash(ctx context.Context, data *os.File) (gear.Name, error) {
 	h := sha256.New()
 	r := io.NewSectionReader(data, 0, p.f.Size)
@@ -617,10 +620,10 @@ func (p *Partial) publish(data *os.File) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.broken != nil { // the name may be another file's by now
+	if p.broken != nil { // the name may belong to another file by now
 		return p.broken
 	}
-	// The chunks are removed if the file had been published by another.
+	// publish removes the chunks if the file was already published by somebody else.
 	err := d.publish(p.f.Name, int(data.Fd()), link, func() { d.dropPartial(p) })
 	if err != nil {
 		return err
@@ -631,12 +634,12 @@ func (p *Partial) publish(data *os.File) error {
 		err = v.Show(p.f.Name)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // evicted at once: it is fetched again when it is opened again
+		return nil // the file was evicted at once: the next open fetches it again
 	}
 	return err
 }
 
-// dropPartial removes a partial file. Whoever has it open can go on. mu is held.
+// dropPartial removes a partial file. Handles that are open keep working. mu is held.
 func (d *Dir) dropPartial(p *Partial) {
 	d.partial -= p.bytes
 	path := p.path()

@@ -18,16 +18,16 @@ import (
 	"example.org/slipway/gear"
 )
 
-// readBuffer is how many bytes are read at a time to hash a file.
+// readBuffer is how many bytes are read at a time when hashing a file.
 const readBuffer = 256 << 10
 
-// recover fills the table from the directory. Nobody else has the Dir yet.
+// recover fills the table from the directory. No other goroutine has the Dir yet.
 func (d *Dir) recover() error {
 	s := d.readState()
 	if err := emptyDir(filepath.Join(d.root, tmpDir)); err != nil {
 		return err
 	}
-	// What this run of the kernel published is in its memory, if not on disk.
+	// Files published in this run of the kernel are in its memory, if not on disk.
 	sound := s.Durable
 	if s.Boot == d.opts.Boot && !s.Failed {
 		sound = maxGeneration
@@ -46,8 +46,9 @@ func (d *Dir) recover() error {
 	if d.gen >= maxGeneration {
 		return fmt.Errorf("the cache directory has used up its %d generations", maxGeneration)
 	}
-	// The state says in which boot files are published from now on. One of another boot
-	// only costs hashing them again, so that a full disk is no reason to fail.
+	// The state records the boot in which files are published from now on. If it cannot
+	// be written, a later Open takes these files for files of another boot, and only has
+	// to hash them again. So a full disk is no reason to fail.
 	err := d.writeState(state{Boot: d.opts.Boot, Durable: s.Durable})
 	if errors.Is(err, ErrFull) {
 		d.log.Warn("the cache is used although its state cannot be written", "err", err)
@@ -62,7 +63,7 @@ func (d *Dir) recover() error {
 	return nil
 }
 
-// emptyDir removes what lies in a directory.
+// emptyDir removes the contents of a directory.
 func emptyDir(dir string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -71,16 +72,16 @@ func emptyDir(dir string) error {
 	return err
 }
 
-// walk lists the complete files.
+// walk collects the complete files.
 type walk struct {
 	d *Dir
-	// sound is the last generation that needs no hashing, youngest the last there
-	// is.
+	// sound is the last generation that needs no hashing. youngest is the last generation
+	// found.
 	sound, youngest uint32
 	suspects        []suspect
 }
 
-// suspect is a file whose content may not be what its name says.
+// suspect is a file whose content may not match its name.
 type suspect struct {
 	name  gear.Name
 	stamp int64
@@ -158,7 +159,7 @@ func (w *walk) file(dirfd int, sub, base string) error {
 	return nil
 }
 
-// parseName reads 64 lower-case hex digits.
+// parseName parses 64 lower-case hex digits.
 func parseName(s string) (gear.Name, bool) {
 	var name gear.Name
 	if len(s) != 2*len(name) || strings.ToLower(s) != s {
@@ -168,7 +169,7 @@ func parseName(s string) (gear.Name, bool) {
 	return name, err == nil
 }
 
-// check hashes a file, and keeps it as one of the generation to come or removes
+// check hashes a file. It either keeps it, as a file of the next generation, or removes
 // it.
 func (w *walk) check(s suspect) error {
 	path := w.d.path(s.name)
@@ -194,15 +195,16 @@ func (w *walk) check(s suspect) error {
 	return os.Remove(path)
 }
 
-// hashFile returns the SHA-256 of a file as it is on disk. spend, when set, is
-// asked before each read.
+// hashFile returns the SHA-256 of a file as it is on disk. If spend is not nil, it is
+// called before each read.
 func hashFile(ctx context.Context, path string, spend func(ctx context.Context, n int) error) (gear.Name, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOATIME, 0) // it is no use of the file
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOATIME, 0) // hashing is not a use of the file
 	if err != nil {
 		return gear.Name{}, err
 	}
 	defer f.Close()
-	// Memory may have what the disk has lost. This drops what no process maps.
+	// The page cache may have data that the disk has lost. This drops the pages that no
+	// process maps.
 	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 	h := sha256.New()
 	buf := make([]byte, readBuffer)
@@ -226,10 +228,10 @@ func hashFile(ctx context.Context, path string, spend func(ctx context.Context, 
 	}
 }
 
-// Verify hashes every complete file and removes those that are damaged. spend,
-// when set, is asked after each piece read, at most 256 KiB, and may wait, to
-// bound the rate. It returns how many were read and how many were damaged; a file
-// that cannot be read counts as damaged.
+// Verify hashes every complete file and removes damaged ones. If spend is not nil, it is
+// called after each read of at most 256 KiB and may wait, to limit the rate. Verify
+// returns how many files were read and how many were damaged. A file that cannot be read
+// counts as damaged.
 func (d *Dir) Verify(ctx context.Context, spend func(ctx context.Context, n int) error) (files, damaged int, err error) {
 	for i := range 256 {
 		for _, name := range d.under(byte(i)) {
@@ -254,7 +256,7 @@ func (d *Dir) Verify(ctx context.Context, spend func(ctx context.Context, n int)
 	return files, damaged, nil
 }
 
-// under lists the files whose name begins with a byte.
+// under returns the files whose name begins with byte b.
 func (d *Dir) under(b byte) []gear.Name {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -6,37 +6,38 @@ import (
 	"example.org/slipway/gear"
 )
 
-// entry is a complete file: 48 bytes, without pointers, so that the garbage
-// collector does not look into them.
+// entry is a complete file. It takes 48 bytes and has no pointers, so that the garbage
+// collector does not scan it.
 type entry struct {
 	name gear.Name
-	// stamp is when it was used last, or published, in nanoseconds since 1970; of
-	// an entry not in use, the number of the next one of those.
+	// stamp is the time of the last use or of publication, in nanoseconds since 1970. In
+	// an unused entry it is the number of the next unused entry.
 	stamp int64
-	// blocks of 512 bytes that it takes; freeEntry for an entry not in use.
+	// blocks is the number of 512-byte blocks that the file takes. It is freeEntry in an
+	// unused entry.
 	blocks uint32
 }
 
 const (
-	// freeEntry marks an entry that is not in use; no file takes 2 TiB.
+	// freeEntry marks an unused entry. No file takes 2 TiB.
 	freeEntry = 1<<32 - 1
-	// pageEntries is how many entries are allocated together: 48 KiB. A slice
-	// that doubles would leave up to half of it unused.
+	// pageEntries is how many entries are allocated together: 48 KiB. A slice that
+	// doubles would leave up to half of its memory unused.
 	pageEntries = 1024
-	// noEntry ends the list of entries not in use.
+	// noEntry ends the list of unused entries.
 	noEntry = 1<<32 - 1
 )
 
-// table finds files by name. Per file it takes 48 bytes and 5 to 11 for the slot.
+// table finds files by name. It takes 48 bytes for each file, and 5 to 11 for the slot.
 type table struct {
 	pages []*[pageEntries]entry
-	// slots are open addressing by the first 8 bytes of the name, mixed with mix,
-	// since whoever makes an image can choose contents whose names share some
-	// bits. They hold the number of an entry plus 1, or 0.
+	// slots use open addressing by the first 8 bytes of the name. These are mixed with
+	// mix, because the maker of an image can choose contents whose names share some bits.
+	// A slot holds the number of an entry plus 1, or 0.
 	slots []uint32
 	mix   uint64
-	// n files are in it, top entries have ever been, free is the first of those
-	// not in use any more.
+	// n is the number of files in the table. top is the number of entries that were ever
+	// used. free is the first entry that is unused again.
 	n, top int
 	free   uint32
 }
@@ -48,13 +49,13 @@ func newTable(mix uint64) *table {
 
 func (t *table) entry(id uint32) *entry { return &t.pages[id/pageEntries][id%pageEntries] }
 
-// home is the slot where a name belongs.
+// home returns the slot where a name belongs.
 func (t *table) home(name *gear.Name) int {
 	h := (binary.LittleEndian.Uint64(name[:]) ^ t.mix) * (t.mix<<1 | 1)
 	return int(h>>32) & (len(t.slots) - 1)
 }
 
-// find returns the slot of a name, or the empty one where it would be.
+// find returns the slot of a name, or the empty slot where it would be added.
 func (t *table) find(name *gear.Name) (slot int, ok bool) {
 	for i := t.home(name); ; i = (i + 1) & (len(t.slots) - 1) {
 		id := t.slots[i]
@@ -76,7 +77,8 @@ func (t *table) get(name *gear.Name) *entry {
 	return t.entry(t.slots[i] - 1)
 }
 
-// id is the number of a file's entry, which it has until it is removed.
+// id returns the number of a file's entry. The number stays the same until the file is
+// removed.
 func (t *table) id(name *gear.Name) (uint32, bool) {
 	i, ok := t.find(name)
 	if !ok {
@@ -85,7 +87,7 @@ func (t *table) id(name *gear.Name) (uint32, bool) {
 	return t.slots[i] - 1, true
 }
 
-// add adds a file that is not there.
+// add adds a file that is not in the table.
 func (t *table) add(name *gear.Name, blocks uint32, stamp int64) {
 	if t.n*4 >= len(t.slots)*3 {
 		t.grow()
@@ -106,7 +108,7 @@ func (t *table) add(name *gear.Name, blocks uint32, stamp int64) {
 	t.n++
 }
 
-// remove removes a file and returns what its entry was.
+// remove removes a file and returns its former entry.
 func (t *table) remove(name *gear.Name) (entry, bool) {
 	i, ok := t.find(name)
 	if !ok {
@@ -117,7 +119,8 @@ func (t *table) remove(name *gear.Name) (entry, bool) {
 	*t.entry(id) = entry{blocks: freeEntry, stamp: int64(t.free)}
 	t.free = id
 	t.n--
-	// Close the gap: what stands behind and belongs at or before it moves up.
+	// The gap is closed: a later slot whose name belongs at or before the gap moves into
+	// it.
 	mask := len(t.slots) - 1
 	for j := (i + 1) & mask; t.slots[j] != 0; j = (j + 1) & mask {
 		home := t.home(&t.entry(t.slots[j] - 1).name)
@@ -140,7 +143,7 @@ func (t *table) grow() {
 	}
 }
 
-// each calls f for every file until it returns false.
+// each calls f for every file until f returns false.
 func (t *table) each(f func(id uint32, e *entry) bool) {
 	for id := range uint32(t.top) {
 		if e := t.entry(id); e.blocks != freeEntry && !f(id, e) {

@@ -8,13 +8,13 @@ import (
 	"example.org/slipway/gear"
 )
 
-// The kernel opens cached files without telling anybody: an overlay opens the
-// files below it with O_NOATIME and without events. What can be seen afterwards is
-// which files are in its page cache.
+// The kernel opens cached files without notice: an overlay opens the files below it with
+// O_NOATIME and without events. But one can see afterwards which files are in the page
+// cache.
 
-// Observe counts as a use of a file if it is there and the kernel has any of it in
-// memory, because somebody read it lately or it has just come. It takes some
-// microseconds.
+// Observe counts a use of a file if the file is in the cache and the kernel has any of it
+// in memory. This means that somebody has read it lately, or that it has just come.
+// Observe takes some microseconds.
 func (d *Dir) Observe(name gear.Name) {
 	if d.opts.Policy != LRU || !d.Has(name) {
 		return
@@ -29,8 +29,8 @@ func (d *Dir) Observe(name gear.Name) {
 	}
 }
 
-// inMemory reports whether the page cache has any of a file. Kernels before Linux
-// 6.5 cannot tell; there it counts as used.
+// inMemory reports whether the page cache has any of a file. Before Linux 6.5 the kernel
+// cannot tell, and inMemory returns true.
 func inMemory(fd int) bool {
 	var all unix.CachestatRange
 	var st unix.Cachestat_t
@@ -38,8 +38,8 @@ func inMemory(fd int) bool {
 	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) || st.Cache > 0
 }
 
-// markUsed counts a use of a file, and notes it in its access time, which is what
-// the next start goes by.
+// markUsed counts a use of a file and records it in the file's access time, which the
+// next start reads.
 func (d *Dir) markUsed(name gear.Name, fd int) {
 	d.mu.Lock()
 	at := d.stamp()
@@ -48,5 +48,5 @@ func (d *Dir) markUsed(name gear.Name, fd int) {
 	}
 	d.mu.Unlock()
 	times := []unix.Timespec{unix.NsecToTimespec(at), {Nsec: unix.UTIME_OMIT}}
-	_ = unix.UtimesNanoAt(fd, "", times, unix.AT_EMPTY_PATH) // it only guides the order
+	_ = unix.UtimesNanoAt(fd, "", times, unix.AT_EMPTY_PATH) // the time only guides the order of eviction
 }

@@ -16,28 +16,27 @@ import (
 	"example.org/slipway/gear"
 )
 
-// ViewID names a view. The zero value is the view that shows every complete file.
+// ViewID identifies a view. The zero value is the view that shows every complete file.
 type ViewID uint64
 
 // viewDigits is the length of the name of a view's directory.
 const viewDigits = 12
 
-// MaxViewID is the greatest: 48 bits.
+// MaxViewID is the greatest ViewID: it has 48 bits.
 const MaxViewID = ViewID(1)<<(4*viewDigits) - 1
 
-// String is what the directory of a view is called.
+// String returns the name of the view's directory.
 func (id ViewID) String() string { return fmt.Sprintf("%0*x", viewDigits, uint64(id)) }
 
-// viewsDir is where the views are.
+// viewsDir is the directory of the views.
 const viewsDir = "views"
 
-// View shows some of the complete files: those of which somebody has proved that he
-// holds them. It is a directory of hard links, so views share disk space and page
-// cache. It may be used concurrently.
+// View shows those complete files that somebody has proved to hold. It is a directory of
+// hard links, so views share disk space and page cache. It may be used concurrently.
 type View struct {
 	d     *Dir
 	id    ViewID
-	shown bitset // by number of the entry; guarded by d.mu
+	shown bitset // by index of the entry; guarded by d.mu
 }
 
 // bitset is a set of small numbers that grows as needed.
@@ -58,7 +57,7 @@ func (b bitset) remove(i uint32) {
 	}
 }
 
-// View returns a view, and makes its directory if it is not there.
+// View returns a view, and creates its directory if necessary.
 func (d *Dir) View(id ViewID) (*View, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -83,19 +82,19 @@ func (d *Dir) view(id ViewID) (*View, error) {
 	return v, nil
 }
 
-// Views lists the views that there are.
+// Views returns the existing views.
 func (d *Dir) Views() []ViewID {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Collect(maps.Keys(d.views))
 }
 
-// ID is the number of the view.
+// ID returns the number of the view.
 func (v *View) ID() ViewID { return v.id }
 
-// Files is the directory of the files that it shows, laid out as [Dir.Files]. The
-// directories below it are made with their first file: all 256 take 1 MiB of the disk, and
-// on a busy machine a tenth of a second of the first start.
+// Files returns the directory of the files that the view shows, laid out as [Dir.Files].
+// Each directory below it is created with its first file. All 256 of them take 1 MiB of
+// disk space and, on a busy machine, a tenth of a second of the first start.
 func (v *View) Files() string {
 	if v.id == 0 {
 		return v.d.Files()
@@ -103,7 +102,7 @@ func (v *View) Files() string {
 	return filepath.Join(v.d.root, viewsDir, v.id.String())
 }
 
-// path is where a file is in the view.
+// path returns the path of a file in the view.
 func (v *View) path(name gear.Name) string {
 	digits := hex.EncodeToString(name[:])
 	return v.Files() + "/" + digits[:2] + "/" + digits[2:]
@@ -122,7 +121,7 @@ func (v *View) has(name gear.Name) bool {
 	return ok && (v.id == 0 || v.shown.has(id))
 }
 
-// OpenFile is [Dir.OpenFile] of a file that the view shows. Errors: fs.ErrNotExist.
+// OpenFile is [Dir.OpenFile] for a file that the view shows. Errors: fs.ErrNotExist.
 func (v *View) OpenFile(name gear.Name) (*os.File, error) {
 	if !v.Has(name) {
 		return nil, fmt.Errorf("file %x: %w", name, fs.ErrNotExist)
@@ -130,9 +129,9 @@ func (v *View) OpenFile(name gear.Name) (*os.File, error) {
 	return v.d.OpenFile(name)
 }
 
-// Show makes the view show a complete file. The caller must have seen all of its
-// bytes come from somebody the view is for. Errors: fs.ErrNotExist if the file is
-// not in the cache, or not any more.
+// Show makes the view show a complete file. The caller must have received all of its
+// bytes from a source that the view is for. Errors: fs.ErrNotExist if the file is not in
+// the cache, or not any more.
 func (v *View) Show(name gear.Name) error {
 	if v.id == 0 {
 		return nil
@@ -161,7 +160,7 @@ func (v *View) link(name gear.Name) error {
 	from, to := v.d.path(name), v.path(name)
 	err := os.Link(from, to)
 	switch {
-	case errors.Is(err, fs.ErrExist): // a file that was evicted, and could not be removed here
+	case errors.Is(err, fs.ErrExist): // the link of a file that was evicted and could not be removed here
 		err = os.Remove(to)
 	case errors.Is(err, fs.ErrNotExist):
 		if err = os.Mkdir(filepath.Dir(to), 0o700); errors.Is(err, fs.ErrExist) {
@@ -176,8 +175,8 @@ func (v *View) link(name gear.Name) error {
 	return os.Link(from, to)
 }
 
-// hide removes a file from all views. It goes before the file itself: a crash between
-// the two must not leave it in a view. mu is held.
+// hide removes a file from all views. It is called before the file itself is removed, so
+// that a crash between the two does not leave the file in a view. mu is held.
 func (d *Dir) hide(name gear.Name) {
 	id, ok := d.files.id(&name)
 	if !ok {
@@ -194,7 +193,7 @@ func (d *Dir) hide(name gear.Name) {
 	}
 }
 
-// loadViews finds out what the views show. Nobody else has the Dir yet.
+// loadViews reads what the views show. No other goroutine has the Dir yet.
 func (d *Dir) loadViews() error {
 	dir := filepath.Join(d.root, viewsDir)
 	entries, err := os.ReadDir(dir)
@@ -220,7 +219,8 @@ func (d *Dir) loadViews() error {
 	return nil
 }
 
-// load reads back what a view shows, and removes what is no link to a complete file.
+// load reads what a view shows, and removes everything that is no link to a complete
+// file.
 func (v *View) load() error {
 	subs, err := os.ReadDir(v.Files())
 	if err != nil {
@@ -251,13 +251,13 @@ func (v *View) load() error {
 	return nil
 }
 
-// sameFile reports whether two paths are links to one file.
+// sameFile reports whether two paths are links to the same file.
 func sameFile(a, b string) bool {
 	var x, y unix.Stat_t
 	return unix.Lstat(a, &x) == nil && unix.Lstat(b, &y) == nil && x.Ino == y.Ino && x.Dev == y.Dev
 }
 
-// Owns reports whether a directory is that of the complete files or of a view.
+// Owns reports whether a directory is the directory of the complete files or of a view.
 func (d *Dir) Owns(dir string) bool {
 	return dir == d.Files() || filepath.Dir(dir) == filepath.Join(d.root, viewsDir)
 }

@@ -17,21 +17,21 @@ import (
 )
 
 const (
-	// writeBuffer is how many bytes are gathered for one write: most files need
-	// one.
+	// writeBuffer is how many bytes are collected for one write. Most files need one
+	// write.
 	writeBuffer = 128 << 10
-	// holeBytes is the unit in which zeros become holes: a block of the usual
-	// file systems.
+	// holeBytes is the unit in which zeros become holes. It is the block size of the
+	// usual file systems.
 	holeBytes = 4 << 10
 )
 
 var zeros [holeBytes]byte
 
-// buffers are those of writers at rest.
+// buffers holds the buffers of finished writers.
 var buffers = sync.Pool{New: func() any { return new([writeBuffer]byte) }}
 
-// Writer takes the content of a file. Nothing of it is visible before Commit. It
-// is used by one goroutine.
+// Writer writes the content of a file. Nothing of the file is visible before Commit. A
+// Writer is used by one goroutine.
 type Writer struct {
 	d    *Dir
 	f    gear.File
@@ -39,13 +39,14 @@ type Writer struct {
 	hash hash.Hash
 	buf  *[writeBuffer]byte
 	fill int
-	// n bytes came in, the buffer has those from off on, end is behind the last
-	// that was written.
+	// n counts the bytes received. The buffer holds those from off on. end is the end of
+	// the last bytes written.
 	n, off, end int64
 	reserved    int64
 }
 
-// Create begins a file. Room for it is made in the budget. Errors: ErrFull.
+// Create starts to write a file. It makes room for the file in the budget. Errors:
+// ErrFull.
 func (d *Dir) Create(f gear.File) (*Writer, error) {
 	if f.Size < 0 || f.Size > gear.MaxFile {
 		return nil, fmt.Errorf("file %x of %d bytes: %w", f.Name, f.Size, gear.ErrContent)
@@ -64,7 +65,7 @@ func (d *Dir) Create(f gear.File) (*Writer, error) {
 	return w, nil
 }
 
-// Write takes the next bytes. More than the file's size are gear.ErrContent.
+// Write appends bytes. More bytes than the file's size are an error, gear.ErrContent.
 func (w *Writer) Write(p []byte) (int, error) {
 	if w.fd < 0 {
 		return 0, fs.ErrClosed
@@ -96,8 +97,8 @@ func (w *Writer) flush() error {
 	return err
 }
 
-// writeSparse writes bytes at a multiple of holeBytes, leaving out blocks of
-// zeros, and returns the end of what it wrote, 0 for nothing.
+// writeSparse writes bytes at an offset that is a multiple of holeBytes. It omits blocks
+// of zeros. It returns the end of what it wrote, or 0 if it wrote nothing.
 func (d *Dir) writeSparse(fd int, b []byte, off int64) (int64, error) {
 	end := int64(0)
 	for len(b) > 0 {
@@ -120,7 +121,7 @@ func (d *Dir) writeSparse(fd int, b []byte, off int64) (int64, error) {
 	return end, nil
 }
 
-// zeroBlocks is how many bytes b begins with that are whole blocks of zeros; the
+// zeroBlocks returns how many bytes at the beginning of b are whole blocks of zeros. The
 // last block may be shorter.
 func zeroBlocks(b []byte) int {
 	n := 0
@@ -134,7 +135,7 @@ func zeroBlocks(b []byte) int {
 	return n
 }
 
-// dataBlocks is how many bytes b begins with before such a block.
+// dataBlocks returns how many bytes of b precede the first block of zeros.
 func dataBlocks(b []byte) int {
 	n := 0
 	for n < len(b) {
@@ -147,9 +148,9 @@ func dataBlocks(b []byte) int {
 	return n
 }
 
-// Commit publishes the file if it is what its name says; if it is there already,
-// that one stays. The writer is done, whatever is returned. Errors:
-// gear.ErrContent, ErrFull.
+// Commit publishes the file if it matches its name. If the file already exists, the
+// existing one stays. The writer cannot be used afterwards, whatever Commit returns.
+// Errors: gear.ErrContent, ErrFull.
 func (w *Writer) Commit() error {
 	defer w.Cancel()
 	if w.fd < 0 {
@@ -173,7 +174,7 @@ func (w *Writer) Commit() error {
 	link := func(to string) error {
 		return unix.Linkat(unix.AT_FDCWD, proc, unix.AT_FDCWD, to, unix.AT_SYMLINK_FOLLOW)
 	}
-	// It may be larger than the budget, and is to be there nevertheless.
+	// The pin keeps the file from being evicted even if it is larger than the budget.
 	w.d.Pin(w.f.Name)
 	defer w.d.Unpin(w.f.Name)
 	err := w.d.publish(w.f.Name, w.fd, link, func() {
@@ -184,10 +185,10 @@ func (w *Writer) Commit() error {
 	return err
 }
 
-// Cancel throws away what was written. After Commit it does nothing.
+// Cancel discards what was written. After Commit it does nothing.
 func (w *Writer) Cancel() {
 	if w.fd >= 0 {
-		_ = unix.Close(w.fd) // it has no name: its blocks are free
+		_ = unix.Close(w.fd) // the file has no name, so its blocks are freed
 		w.fd = -1
 	}
 	if w.buf != nil {
@@ -197,9 +198,9 @@ func (w *Writer) Cancel() {
 	}
 }
 
-// publish gives a verified file, open as fd, its mode, its generation and, by
-// link, its name. settle, called while the directory is locked, takes what was
-// counted for it so far off the books.
+// publish gives a verified file, open as fd, its mode and its generation, and calls link
+// to give it its name. It calls settle while the directory is locked. settle removes what
+// was counted for the file so far.
 func (d *Dir) publish(name gear.Name, fd int, link func(to string) error, settle func()) error {
 	if err := unix.Fchmod(fd, 0o444); err != nil {
 		return fmt.Errorf("set the mode: %w", err)
@@ -221,7 +222,7 @@ func (d *Dir) publish(name gear.Name, fd int, link func(to string) error, settle
 	return d.account(name, fd, settle)
 }
 
-// adopt enters the file that has the name already in the table, if it is not.
+// adopt adds a file that already has the name to the table, unless it is there.
 func (d *Dir) adopt(name gear.Name, path string, settle func()) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -231,7 +232,7 @@ func (d *Dir) adopt(name gear.Name, path string, settle func()) error {
 	return d.account(name, fd, settle)
 }
 
-// account enters a published file, open as fd, in the table.
+// account adds a published file, open as fd, to the table.
 func (d *Dir) account(name gear.Name, fd int, settle func()) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -250,5 +251,5 @@ func (d *Dir) account(name gear.Name, fd int, settle func()) error {
 	return nil
 }
 
-// blocksOf cuts a number of blocks to what an entry holds.
+// blocksOf limits a number of blocks to the range of an entry.
 func blocksOf(n int64) uint32 { return uint32(min(max(n, 0), freeEntry-1)) }
