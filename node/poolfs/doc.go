@@ -1,29 +1,35 @@
-// Package poolfs serves the pool of a lazy node: a FUSE file system of files named ab/cdef… (the SHA-256 of their
-// content in hex, 2+62 digits) that lies as the last data-only layer below the overlay of every container.
+// Package poolfs serves the pool of a lazy node. The pool is a FUSE file system of files
+// named ab/cdef… (the SHA-256 of their content in hex, 2+62 digits). It is the last
+// data-only layer below the overlay of every container.
 //
-// The kernel asks the pool only for a file that is not yet in the cache directory above it. The pool asks its [Backend]
-// for the content, which may take as long as a fetch, and answers with FUSE passthrough: the kernel then reads the
-// complete, verified file itself. A content that is still partial is opened in cached mode instead and its reads come
-// to [Content].ReadAt. One inode is never in both modes: it stays in the mode of its first open until its last user
-// has closed it.
+// The kernel asks the pool only for a file that is not yet in the cache directory, which
+// is the layer above. The pool requests the content from its [Backend], which may take as
+// long as a fetch, and answers with FUSE passthrough: the kernel then reads the complete,
+// verified file itself. A content that is still partial is opened in cached mode instead,
+// and reads of it go to [Content].ReadAt. An inode is never in both modes at once. It
+// stays in the mode of its first open until its last user has closed it.
 //
 // # Hand-over
 //
-// The connection lives as long as somebody holds the descriptor of /dev/fuse, which is why a tiny [Holder] (or systemd)
-// keeps it and a worker serves it. Nothing breaks when the worker is killed: node ids are a function of the digest,
-// backing ids and open files are in a state file on tmpfs, and the kernel sends the requests again that were not
-// answered. See DESIGN.md, section "Pool".
+// The connection lives as long as some process holds the descriptor of /dev/fuse.
+// Therefore a tiny [Holder] (or systemd) keeps the descriptor, and a worker serves it.
+// Killing the worker breaks nothing: node ids are a function of the digest, backing ids
+// and open files are in a state file on tmpfs, and the kernel resends the requests that
+// were not answered. See DESIGN.md, section "Pool".
 //
-// # What it promises
+// # Guarantees
 //
-// A reader gets the right bytes, or EIO after a bound without progress; never wrong bytes and never an endless wait.
-// Neither EIO nor ENOENT is remembered. What it leaves to others: fetching, verification, the cache directory, and who
+// A reader gets the right bytes, or EIO after a bound without progress. It never gets
+// wrong bytes and never waits endlessly. Neither EIO nor ENOENT is cached. Other packages
+// are responsible for fetching, verification, the cache directory, and the decision who
 // may see which content.
 //
-// # What a process that serves a pool must not do with it
+// # Restrictions on the serving process
 //
-// It must not start a program that lies on the pool: between fork and exec Go's runtime waits for the kernel, the kernel
-// for the server, and the server for the runtime. It must not map a file of it. And it must not open one with package
-// os, which adds it to Go's poller: the kernel asks the server about that while it holds the poller's lock, which every
-// os.Open of the server needs. (A file seen through an overlay is not affected by the last.)
+// The process that serves a pool must not start a program that lies on the pool: between
+// fork and exec Go's runtime waits for the kernel, the kernel for the server, and the
+// server for the runtime. The process must not map a file of the pool. And it must not
+// open such a file with package os, which adds the file to Go's poller: the kernel then
+// sends the server a request while it holds the poller's lock, which every os.Open of the
+// server needs. (This last restriction does not apply to a file seen through an overlay.)
 package poolfs

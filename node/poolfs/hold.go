@@ -17,38 +17,45 @@ import (
 	"example.org/slipway/node/fuse"
 )
 
-// WorkerFD is the number under which a worker finds the descriptor of its pool; see [Inherited].
+// WorkerFD is the number of the descriptor of the pool in a worker; see [Inherited].
 const WorkerFD = 3
 
-// HolderOptions are the choices of [NewHolder]. The zero value works.
+// HolderOptions are the options of [NewHolder]. The zero value works.
 type HolderOptions struct {
-	// State is the workers' Options.State. Default none: then nobody answers while no worker runs.
+	// State is the workers' Options.State. By default there is none, and then nobody
+	// answers while no worker runs.
 	State string
-	// Refuse answers in place of a worker until its context ends: with an error where a worker would be needed. Default:
-	// with State the pool's own, else nobody does.
+	// Refuse answers requests in place of a worker until its context ends. It fails
+	// requests that would need a worker. By default, the holder does this itself if State
+	// is set, and nobody does otherwise.
 	Refuse func(ctx context.Context) error
-	// Healthy is how long a worker must have run for the next one to be started at once when it dies. Default 500 ms: who is
-	// killed every second still serves.
+	// Healthy is how long a worker must have run for its successor to be started at once
+	// when it dies. The default is 500 ms, so that a worker that is killed every second
+	// still serves.
 	Healthy time.Duration
-	// MaxBackoff bounds the pause before a worker is started after others that died early. It begins with 20 ms and
-	// doubles. Default 2 s: meanwhile every open of a new file waits.
+	// MaxBackoff bounds the pause before a worker is started after others died early. The
+	// pause starts at 20 ms and doubles. The default is 2 s. Every open of a new file
+	// waits during the pause.
 	MaxBackoff time.Duration
-	// Bound is how long no worker may have been healthy before the holder fails with EIO, between attempts, what would
-	// need one: nobody waits for ever for an agent that cannot start. Files that the kernel reads itself go on
-	// working. Default 60 s.
+	// Bound is how long no worker may have been healthy before the holder fails requests
+	// that would need a worker with EIO, between attempts to start one. So no process
+	// waits forever for an agent that cannot start. Files that the kernel reads itself
+	// keep working. The default is 60 s.
 	Bound time.Duration
-	// Grace is how long a worker that is told to end may take before it is killed. Default 10 s.
+	// Grace is how long a worker may take to end after it was asked to, before it is
+	// killed. The default is 10 s.
 	Grace time.Duration
-	// Busy reports whether the mount is still in use. The holder does not end while it says so. Default: never busy.
+	// Busy reports whether the mount is still in use. The holder does not end while Busy
+	// returns true. By default the mount is never busy.
 	Busy func() bool
-	// Started is told the process id of each worker. Default none.
+	// Started is called with the process id of each worker. By default nothing is called.
 	Started func(pid int)
-	// Log gets what an operator would want to know. Default none.
+	// Log logs events for operators. By default nothing is logged.
 	Log *slog.Logger
 }
 
-// Holder keeps the descriptor of a pool and a worker that serves it. It is meant for a process of its own that does
-// nothing else and so has no reason to die.
+// Holder keeps the descriptor of a pool and runs a worker that serves the pool. It is
+// meant for a separate process that does nothing else and so has no reason to die.
 type Holder struct {
 	dev     *os.File
 	command func() *exec.Cmd
@@ -58,10 +65,11 @@ type Holder struct {
 	worker *os.Process
 }
 
-// NewHolder returns a holder of dev, which stays the caller's, and may be nil: then it keeps a worker that has no pool,
-// and which [Inherited] tells so. command makes the command of a worker: a program that
-// does not lie on the pool, which takes dev from [Inherited], serves until SIGTERM and then exits. The holder adds the
-// descriptor.
+// NewHolder returns a holder of dev. The caller still owns dev. If dev is nil, the holder
+// runs a worker that has no pool; [Inherited] tells the worker so. command returns the
+// command of a worker. Its program must not lie on the pool. It gets dev from
+// [Inherited], serves until SIGTERM, and then exits. The holder adds the descriptor to
+// the command.
 func NewHolder(dev *os.File, command func() *exec.Cmd, o *HolderOptions) *Holder {
 	h := &Holder{dev: dev, command: command}
 	if o != nil {
@@ -85,11 +93,12 @@ func NewHolder(dev *os.File, command func() *exec.Cmd, o *HolderOptions) *Holder
 	return h
 }
 
-// firstBackoff is the first pause after a worker that died early.
+// firstBackoff is the first pause after a worker died early.
 const firstBackoff = 20 * time.Millisecond
 
-// Run keeps a worker running until the file system is gone (nil), or until ctx ended and nothing uses the mount: then
-// the worker is told to end, and ctx's error returned. Whoever holds no descriptor any more leaves a dead mount behind.
+// Run keeps a worker running. It returns nil when the file system is gone. When ctx has
+// ended and nothing uses the mount, Run ends the worker and returns ctx's error. When no
+// process holds the descriptor any more, the mount is dead.
 func (h *Holder) Run(ctx context.Context) error {
 	pause := time.Duration(0)
 	healthy := time.Now()
@@ -132,10 +141,10 @@ func (h *Holder) Gone() bool {
 	return err == nil && n > 0 && p[0].Revents&unix.POLLERR != 0
 }
 
-// busyPoll is how often a holder that was told to end asks whether it may.
+// busyPoll is how often a holder that was asked to end checks whether it may.
 const busyPoll = 500 * time.Millisecond
 
-// runWorker runs one worker to its end.
+// runWorker runs one worker until the worker ends.
 func (h *Holder) runWorker(ctx context.Context) error {
 	cmd := h.command()
 	cmd.ExtraFiles = append([]*os.File{h.dev}, cmd.ExtraFiles...)
@@ -177,7 +186,7 @@ func (h *Holder) setWorker(p *os.Process) {
 	h.worker = p
 }
 
-// Pid is the worker's process id, 0 between workers.
+// Pid returns the worker's process id. It returns 0 between workers.
 func (h *Holder) Pid() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -187,7 +196,7 @@ func (h *Holder) Pid() int {
 	return h.worker.Pid
 }
 
-// Signal passes a signal on to the worker, if there is one.
+// Signal sends a signal to the worker, if there is one.
 func (h *Holder) Signal(sig os.Signal) {
 	h.mu.Lock()
 	p := h.worker
@@ -200,10 +209,11 @@ func (h *Holder) Signal(sig os.Signal) {
 	}
 }
 
-// wait pauses; meanwhile it fails what needs a worker if there was none for too long.
+// wait pauses. If there was no worker for too long, it meanwhile fails requests that need
+// one.
 func (h *Holder) wait(ctx context.Context, d time.Duration, refuse bool) {
 	if ctx.Err() != nil {
-		ctx = context.WithoutCancel(ctx) // told to end, but the mount is in use
+		ctx = context.WithoutCancel(ctx) // the holder was asked to end, but the mount is in use
 	}
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -216,7 +226,8 @@ func (h *Holder) wait(ctx context.Context, d time.Duration, refuse bool) {
 	<-ctx.Done()
 }
 
-// refuse serves in place of a worker, with what the last one left and nothing more.
+// refuse serves in place of a worker. It knows only what the last worker left in its
+// state.
 func (h *Holder) refuse(ctx context.Context) error {
 	s, err := New(h.dev, nil, nothing{}, &Options{State: h.o.State, Log: h.o.Log, Drain: time.Millisecond})
 	if err != nil {
@@ -226,7 +237,7 @@ func (h *Holder) refuse(ctx context.Context) error {
 	return errors.Join(s.Serve(ctx), s.Close())
 }
 
-// nothing is what who refuses every request knows of contents.
+// nothing is the [Resolver] of a server that refuses every request: it knows no contents.
 type nothing struct{}
 
 // Resolve implements [Resolver].
@@ -235,12 +246,13 @@ func (nothing) Resolve(uint64) (k Key, size int64, ok bool) { return k, 0, false
 // Views implements [Resolver].
 func (nothing) Views() []uint64 { return nil }
 
-// passedOn is the variable by which a program gets descriptors of the one that its process executed before: the
-// process, and NAME=NUMBER of each.
+// passedOn is the environment variable through which a program gets descriptors from the
+// program that its process executed before. It holds the process id and NAME=NUMBER for
+// each descriptor.
 const passedOn = "SLIPWAY_POOLS"
 
-// PassOn leaves copies of the descriptors, by their names, to the program that this process executes next, which finds
-// them with [Inherited].
+// PassOn leaves copies of the named descriptors to the program that this process executes
+// next. That program finds them with [Inherited].
 func PassOn(devs map[string]*os.File) error {
 	list := []string{strconv.Itoa(os.Getpid())}
 	for name, dev := range devs {
@@ -248,7 +260,7 @@ func PassOn(devs map[string]*os.File) error {
 		if err != nil {
 			return err
 		}
-		if fd, err = unix.Dup(fd); err != nil { // which stays open when a program is executed
+		if fd, err = unix.Dup(fd); err != nil { // the copy stays open when a program is executed
 			return fmt.Errorf("pass on %s: %w", name, err)
 		}
 		list = append(list, name+"="+strconv.Itoa(fd))
@@ -256,10 +268,10 @@ func PassOn(devs map[string]*os.File) error {
 	return os.Setenv(passedOn, strings.Join(list, ":"))
 }
 
-// passed returns the number of a descriptor that was passed on.
+// passed returns the number of a descriptor that was passed on under name.
 func passed(name string) (fd int, found bool) {
 	list := strings.Split(os.Getenv(passedOn), ":")
-	if list[0] != strconv.Itoa(os.Getpid()) { // of another process, whose child this is
+	if list[0] != strconv.Itoa(os.Getpid()) { // the variable is from another process, whose child this is
 		return 0, false
 	}
 	for _, entry := range list[1:] {
@@ -271,9 +283,11 @@ func passed(name string) (fd int, found bool) {
 	return 0, false
 }
 
-// Inherited returns the descriptor of a pool that this process was started with: one that was passed on under name
-// ([PassOn]), else the one systemd keeps under it (LISTEN_FDS, after [Store]), else the one a [Holder] passed.
-// os.ErrNotExist if there is none: mount then.
+// Inherited returns the descriptor of a pool that this process was started with. It tries
+// three sources in turn: a descriptor that was passed on under name ([PassOn]), a
+// descriptor that systemd keeps under name (LISTEN_FDS, after [Store]), and a descriptor
+// from a [Holder]. If there is none, Inherited returns os.ErrNotExist, and the caller
+// should mount the pool.
 func Inherited(name string) (*os.File, error) {
 	if fd, found := passed(name); found {
 		return poolAt(fd)
@@ -294,23 +308,25 @@ func Inherited(name string) (*os.File, error) {
 	return poolAt(fd)
 }
 
-// poolAt makes a file of a descriptor of a pool.
+// poolAt returns a file for the descriptor of a pool.
 func poolAt(fd int) (*os.File, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(10, 229) {
 		return nil, fmt.Errorf("descriptor %d is not that of a pool: %w", fd, os.ErrNotExist)
 	}
 	unix.CloseOnExec(fd)
-	// Blocking for now, so that NewFile keeps it out of Go's poller, which every request would wake.
+	// The descriptor is blocking for now, so that NewFile does not add it to Go's poller,
+	// which every request would wake.
 	if err := unix.SetNonblock(fd, false); err != nil {
 		return nil, fmt.Errorf("descriptor of the pool: %w", err)
 	}
 	return os.NewFile(uintptr(fd), fuse.Device), nil
 }
 
-// Store gives a copy of the descriptor to systemd (FileDescriptorStoreMax= of the unit must allow it), which passes it
-// to the next process of the unit under name: a holder without a process of our own. It is false when systemd did not
-// start this process.
+// Store gives a copy of the descriptor to systemd, which passes it under name to the next
+// process of the unit. FileDescriptorStoreMax= of the unit must allow this. systemd then
+// serves as a holder, and no separate process is needed. Store returns false if systemd
+// did not start this process.
 func Store(dev *os.File, name string) (bool, error) {
 	return notify("FDSTORE=1\nFDNAME="+name, dev)
 }
@@ -332,7 +348,7 @@ func notify(message string, f *os.File) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("notify systemd: %w", err)
 	}
-	// A leading @ stands for an abstract address, here as in the variable.
+	// A leading @ denotes an abstract address, here as in the variable.
 	err = unix.Sendmsg(s, []byte(message), rights, &unix.SockaddrUnix{Name: path}, unix.MSG_NOSIGNAL)
 	if err = errors.Join(err, unix.Close(s)); err != nil {
 		return false, fmt.Errorf("notify systemd: %w", err)

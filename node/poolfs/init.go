@@ -6,15 +6,16 @@ import (
 
 const (
 	maxReadahead  = 1 << 20
-	maxBackground = 64 // requests of read-ahead and the like that the kernel sends at once
+	maxBackground = 64 // readahead and similar requests that the kernel sends at once
 )
 
-// initOptions are what the pool wants of its connection: of what the kernel offers, what it has a use for.
+// initOptions returns the pool's wishes for its connection. It accepts those of the
+// kernel's offers that the pool can use.
 func (s *Server) initOptions() fuse.InitOptions {
 	o := fuse.InitOptions{
 		Want: fuse.FlagAsyncRead | fuse.FlagParallelDirops, NoResend: s.o.NoResend,
 		MaxReadahead: maxReadahead, MaxBackground: maxBackground, MaxRead: s.o.MaxReadBytes,
-		MaxWrite: 4096, // the least the kernel takes: it keeps the read buffers small
+		MaxWrite: 4096, // the least that the kernel accepts: it keeps the read buffers small
 		Settled:  s.table.settled(), Save: s.table.setInit,
 	}
 	if !s.o.NoPassthrough {

@@ -6,18 +6,21 @@ import (
 	"example.org/slipway/node/fuse"
 )
 
-// MountOptions are the choices of [Mount]. The zero value is right.
+// MountOptions are the options of [Mount]. The zero value works.
 type MountOptions struct {
-	// Source is what mountinfo shows as the mounted device. Default "slipway-pool".
+	// Source is what mountinfo shows as the mounted device. The default is
+	// "slipway-pool".
 	Source string
-	// ReadaheadBytes is how far the kernel reads ahead of a process in cached mode. Default 1 MiB.
+	// ReadaheadBytes is how many bytes the kernel reads ahead of a process in cached
+	// mode. The default is 1 MiB.
 	ReadaheadBytes int
 }
 
-// Mount mounts a pool at an existing directory and returns the descriptor that speaks for it: the mount works as long
-// as any process holds it. It needs CAP_SYS_ADMIN. Requests wait until somebody serves them.
+// Mount mounts a pool at an existing directory and returns the descriptor of its
+// connection. The mount works as long as any process holds the descriptor. Mount needs
+// CAP_SYS_ADMIN. Requests wait until a server answers them.
 //
-// The mount is read-only, without devices and set-user-id, and its root may be entered by root alone.
+// The mount is read-only, nodev and nosuid. Only root may enter its root directory.
 func Mount(dir string, o *MountOptions) (*os.File, error) {
 	if o == nil {
 		o = &MountOptions{}
@@ -29,7 +32,7 @@ func Mount(dir string, o *MountOptions) (*os.File, error) {
 	return fuse.Mount(dir, fuse.MountOptions{Source: source, ReadaheadBytes: o.ReadaheadBytes, ReadOnly: true})
 }
 
-// Available returns why no pool can be mounted here, as far as the device tells.
+// Available returns why no pool can be mounted here, or nil. It checks only the device.
 func Available() error {
 	f, err := os.OpenFile(fuse.Device, os.O_RDWR, 0)
 	if err != nil {
@@ -38,6 +41,7 @@ func Available() error {
 	return f.Close()
 }
 
-// Teardown aborts the connection of the pool mounted at dir and unmounts it: for the end of a node's service or of a
-// test, when nobody may be left hanging. Nothing mounted there is no error.
+// Teardown aborts the connection of the pool mounted at dir and unmounts the pool. It is
+// for the end of a node's service or of a test, after which no process may be left
+// hanging. It is no error if nothing is mounted there.
 func Teardown(dir string) error { return fuse.Teardown(dir) }

@@ -7,11 +7,11 @@ import (
 	"fmt"
 )
 
-// Key names a content as some containers see it. Views do not share nodes: an open in
-// one must not be answered from what another may see.
+// Key names a content as some containers see it. Views do not share nodes, because an
+// open in one view must not be answered with something that only another view may see.
 type Key struct {
-	// View is 0 for what lies directly below the mount point, or that of the directory
-	// [ViewDir]. It has up to 48 bits.
+	// View is 0 for files directly below the mount point. Otherwise it is the view whose
+	// directory is [ViewDir]. It has up to 48 bits.
 	View uint64
 	Name [32]byte
 }
@@ -20,20 +20,20 @@ const (
 	viewDigits = 12 // hex digits of a view
 	maxView    = 1<<(4*viewDigits) - 1
 
-	// The node id of view v's directory is viewBit+v<<9, that of "ab" in it
-	// viewBit+v<<9+subBit+0xab. View 0 is the root, and has no viewBit.
+	// The node id of the directory of view v is viewBit+v<<9. That of its subdirectory
+	// "ab" is viewBit+v<<9+subBit+0xab. View 0 is the root and has no viewBit.
 	subBit  = 1 << 8
 	viewBit = 1 << 62
 	fileBit = 1 << 63
 )
 
-// ViewDir is the directory of a view below the mount point.
+// ViewDir returns the name of a view's directory below the mount point.
 func ViewDir(view uint64) string { return fmt.Sprintf("%0*x", viewDigits, view) }
 
-// viewNode is the node id of a view's directory.
+// viewNode returns the node id of a view's directory.
 func viewNode(view uint64) uint64 { return viewBit | view<<9 }
 
-// subNode is the node id of a directory of files.
+// subNode returns the node id of a directory of files.
 func subNode(view uint64, sub byte) uint64 {
 	if view == 0 {
 		return subBit | uint64(sub)
@@ -41,7 +41,7 @@ func subNode(view uint64, sub byte) uint64 {
 	return viewNode(view) | subBit | uint64(sub)
 }
 
-// isDir reports whether a node is a directory of files, or that of a view.
+// isDir reports whether a node is a directory of files or a view's directory.
 func isDir(node uint64) bool { return isSub(node) || isView(node) }
 
 func isView(node uint64) bool {
@@ -52,19 +52,20 @@ func isSub(node uint64) bool {
 	return node&fileBit == 0 && node&subBit != 0 && (node&viewBit != 0) == (viewOf(node) != 0) && viewOf(node) <= maxView
 }
 
-// viewOf is the view of a directory.
+// viewOf returns the view of a directory.
 func viewOf(node uint64) uint64 { return node &^ viewBit >> 9 }
 
-// NodeID is the FUSE node id of a content: the first 63 bits of its digest, changed by its view, behind a set bit. It
-// means the same to every worker of a connection, so nothing about lookups has to survive one.
+// NodeID returns the FUSE node id of a content. It is the first 63 bits of the content's
+// digest, modified by the view, after a bit that is set. A node id means the same to
+// every worker of a connection, so no state about lookups has to survive a worker.
 func NodeID(k Key) uint64 {
 	return (binary.BigEndian.Uint64(k.Name[:])>>1 ^ mask(k.View)) | fileBit
 }
 
-// NameBits returns the first 63 bits of the digest that a node of a view has.
+// NameBits returns the first 63 bits of the digest of a view's node.
 func NameBits(view, node uint64) uint64 { return (node ^ mask(view)) &^ fileBit }
 
-// mask is what node ids of a view differ by from digests.
+// mask returns the difference between the node ids of a view and the digests.
 func mask(view uint64) uint64 {
 	if view == 0 {
 		return 0
@@ -75,6 +76,6 @@ func mask(view uint64) uint64 {
 	return binary.BigEndian.Uint64(sum[:]) >> 1
 }
 
-// ErrCollision is returned when two different contents would have the same node id. The files of the image that was
-// to be added must then be had in another way than through the pool (unpacked).
+// ErrCollision is returned if two different contents would have the same node id. The
+// image that was to be added must then get its files without the pool (unpacked).
 var ErrCollision = errors.New("another content has the same node id")

@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/node/fuse"
 )
 
-// open answers OPEN: at once if the inode is in use or known to the kernel, else in a goroutine that waits for the
-// backend.
+// open answers OPEN. It answers at once if the inode is in use or registered with the
+// kernel. Otherwise it starts a goroutine that waits for the backend.
 func (s *Server) open(r *fuse.Request) {
 	s.stats.opens.Add(1)
 	t := &s.table
@@ -52,7 +52,7 @@ func (s *Server) openSlowly(o *fuse.Op, node uint64) {
 		return
 	}
 	t.unlock()
-	// A resent request may have been counted by the predecessor.
+	// The predecessor may have counted a resent request.
 	t.released(fuse.HandleOf(o.Unique()))
 	s.openFailed(o.Unique(), node, err)
 }
@@ -65,7 +65,8 @@ func (s *Server) openFailed(unique, node uint64, err error) {
 	s.conn.Fail(unique, errnoOf(err))
 }
 
-// answerOpen counts a file handle of an inode that is held and ready, and answers. It takes over the lock and the hold.
+// answerOpen counts a file handle of an inode that is held and ready, and answers the
+// request. It releases the caller's lock and hold.
 func (s *Server) answerOpen(unique uint64, ino *inode) {
 	t := &s.table
 	fh := fuse.HandleOf(unique)
@@ -87,12 +88,13 @@ func (s *Server) answerOpen(unique uint64, ino *inode) {
 	var b [fuse.OpenLen]byte
 	fuse.PutOpen(b[:], fh, flags, backing)
 	if !s.conn.Answer(unique, b[:]) {
-		t.released(fh) // the request is gone, so nobody will release it
+		t.released(fh) // the request is gone, so the kernel will send no RELEASE
 	}
 }
 
-// join waits until an inode can be used: until it has a backing file or its content is open, or with needContent until
-// its content is open. It returns it held. The lock is held before and after, but not meanwhile.
+// join waits until an inode can be used, and returns it held. An inode can be used when
+// it has a backing file or its content is open. With needContent its content must be
+// open. The lock is held before and after, but released while join waits.
 func (s *Server) join(ctx context.Context, node uint64, needContent bool) (*inode, error) {
 	t := &s.table
 	ino := t.get(node)
@@ -138,7 +140,7 @@ func (s *Server) join(ctx context.Context, node uint64, needContent bool) (*inod
 	return ino, nil
 }
 
-// identify finds out which content an inode is. The lock is held.
+// identify determines the content of an inode. The lock is held.
 func (s *Server) identify(ino *inode) bool {
 	if !ino.named {
 		ino.key, ino.size, ino.named = s.resolver.Resolve(ino.node)
@@ -146,7 +148,7 @@ func (s *Server) identify(ino *inode) bool {
 	return ino.named
 }
 
-// launch starts the opening of a content. The lock is held.
+// launch starts to open a content. The lock is held.
 func (s *Server) launch(ino *inode) error {
 	if s.refuse {
 		return errors.New("no worker serves the pool")
@@ -161,7 +163,7 @@ func (s *Server) launch(ino *inode) error {
 	ctx, cancel := watched(s.conn.Context(), s.o.Bound)
 	f := &flight{done: make(chan struct{}), cancel: cancel}
 	ino.flight = f
-	// The waiters get their answer at the bound whether Open returns or not.
+	// The waiting requests are answered at the bound, even if Open does not return.
 	stop := context.AfterFunc(ctx, func() { s.deliver(ino, f, nil, context.Cause(ctx)) })
 	s.conn.Go(func() {
 		c, err := s.backend.Open(ctx, key)
@@ -175,7 +177,8 @@ func (s *Server) launch(ino *inode) error {
 	return nil
 }
 
-// deliver ends a flight with a content or an error. What comes too late is closed.
+// deliver ends a flight with a content or an error. It closes a content that comes too
+// late.
 func (s *Server) deliver(ino *inode, f *flight, c Content, err error) {
 	t := &s.table
 	t.mu.Lock()
@@ -190,11 +193,11 @@ func (s *Server) deliver(ino *inode, f *flight, c Content, err error) {
 	ino.flight = nil
 	close(f.done)
 	if err != nil {
-		return // those who waited let go of the inode
+		return // the waiting requests release the inode
 	}
 	file := c.File()
 	if ino.opens > 0 || file == nil || !t.passthrough() {
-		ino.content = c // a mode is kept as long as the inode is open
+		ino.content = c // the mode stays while the inode is open
 		return
 	}
 	if err := t.register(ino, file); err != nil {
@@ -210,21 +213,23 @@ func (s *Server) release(r *fuse.Request) {
 	s.conn.Fail(r.Unique, 0)
 }
 
-// Evict says that the file of a content is about to be deleted or was. The kernel is made to let go of it, at once if
-// no process has it open, else with its last user; a later open asks the backend again.
+// Evict is called when the file of a content is about to be deleted or was deleted. It
+// makes the kernel release the file, at once if no process has it open, or else with its
+// last user. A later open calls the backend again.
 func (s *Server) Evict(name [32]byte) {
 	for _, view := range s.resolver.Views() {
 		s.table.evictNode(NodeID(Key{view, name}))
 	}
 }
 
-// errRenewed ends what waits for a content that is renewed.
+// errRenewed ends the waits for a content that is renewed.
 var errRenewed = errors.New("what is known of the content has changed")
 
-// Renew says that what an index said of a content is not believed any more. Who has a part of it open reads from then
-// on what the backend opens for it next, and the kernel forgets the pages and the size it remembers. Reads that are
-// under way are waited for: the backend makes them fail first. A complete file that the kernel reads itself is its
-// content whatever an index says, and stays.
+// Renew is called when an index's description of a content is no longer believed. A
+// process that has a part of the content open then reads what the backend opens for it
+// next, and the kernel forgets the cached pages and the size. Renew waits for running
+// reads. The backend makes them fail first. A complete file that the kernel reads itself
+// stays, because it is the right content whatever an index says.
 func (s *Server) Renew(k Key) {
 	node := NodeID(k)
 	s.table.renew(node)
@@ -236,7 +241,8 @@ func (s *Server) Renew(k Key) {
 	}
 }
 
-// startRead answers READ in a goroutine: even a complete file may have to wait for the disk.
+// startRead answers READ in a goroutine, because even a complete file may have to wait
+// for the disk.
 func (s *Server) startRead(r *fuse.Request) {
 	s.stats.reads.Add(1)
 	ctx, cancel := watched(s.conn.Context(), s.o.Bound)
@@ -244,7 +250,7 @@ func (s *Server) startRead(r *fuse.Request) {
 	go s.serveRead(o, r.Node, r.Off, r.Size)
 }
 
-// endRead answers a read that cannot be answered with data.
+// endRead answers a read that failed.
 func (s *Server) endRead(o *fuse.Op, node uint64, err error) {
 	if !o.Claim() {
 		return
@@ -254,7 +260,7 @@ func (s *Server) endRead(o *fuse.Op, node uint64, err error) {
 	}
 	errno := errnoOf(err)
 	if errno == unix.ENOENT {
-		errno = unix.EIO // a read is not the place to learn that a file is missing
+		errno = unix.EIO // a process does not expect a read to report a missing file
 	}
 	s.conn.Fail(o.Unique(), errno)
 }

@@ -11,7 +11,8 @@ import (
 
 func (s *Server) serveRead(o *fuse.Op, node uint64, off int64, size uint32) {
 	defer s.conn.End(o)
-	// The process gets its answer at the bound, or its death, whether the content heeds the context or not.
+	// The process gets its answer when the bound passes or the process is killed, even if
+	// the content ignores the context.
 	stop := context.AfterFunc(o.Ctx, func() { s.endRead(o, node, context.Cause(o.Ctx)) })
 	defer stop()
 	t := &s.table
@@ -32,8 +33,8 @@ func (s *Server) serveRead(o *fuse.Op, node uint64, off int64, size uint32) {
 	t.unlock()
 }
 
-// readContent reads and answers. Anything short of all bytes is an error: the kernel would take it for the end of the
-// file and show zeros.
+// readContent reads and answers. It is an error if bytes are missing, because the kernel
+// would take a short answer for the end of the file and show zeros.
 func (s *Server) readContent(o *fuse.Op, c Content, total, off int64, size uint32) error {
 	if off < 0 || int64(size) > int64(s.o.MaxReadBytes) {
 		return fmt.Errorf("read of %d bytes at %d", size, off)

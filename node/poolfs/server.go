@@ -16,64 +16,76 @@ import (
 
 // Backend makes contents readable.
 type Backend interface {
-	// Size tells the size of a content in bytes and whether the node knows of it, from the index of any image. It is
-	// asked for every lookup and must not wait for anything slow. It may be called concurrently.
+	// Size returns the size of a content in bytes and whether the node knows the content
+	// from the index of any image. It is called for every lookup and must not wait for
+	// anything slow. It may be called concurrently.
 	Size(k Key) (int64, bool)
-	// Open makes a content readable, which may take as long as a fetch: it calls [Progress] whenever the fetch gets
-	// on. ctx ends when every process that waits is being killed, after the bound without progress, or when the
-	// server stops; Open then returns soon. An fs.ErrNotExist is shown as ENOENT, any other error as EIO, and neither
-	// is remembered. It may be called concurrently, for one name by one call at a time as a rule.
+	// Open makes a content readable. This may take as long as a fetch. Open calls
+	// [Progress] whenever the fetch makes progress. ctx ends when every waiting process
+	// is being killed, after the bound without progress, or when the server stops. Open
+	// then returns soon. fs.ErrNotExist becomes ENOENT, any other error EIO, and neither
+	// is cached. Open may be called concurrently, but as a rule only one call at a time
+	// has the same name.
 	Open(ctx context.Context, k Key) (Content, error)
 }
 
-// Content is an open content. The server closes it once, when no process uses it any more or, for passthrough, as soon
-// as the kernel holds the file.
+// Content is an open content. The server closes it once: when no process uses it any
+// more, or, for passthrough, as soon as the kernel holds the file.
 type Content interface {
-	// File is the complete, verified file, or nil while the content is partial. It stays open until Close. Once it was
-	// not nil it stays what it is.
+	// File returns the complete, verified file, or nil while the content is partial. The
+	// file stays open until Close. After File has returned a file, it returns the same
+	// file always.
 	File() *os.File
-	// ReadAt reads verified bytes like io.ReaderAt and may wait for them to be fetched, calling [Progress]; ctx is
-	// that of one request, as for Open. It may be called concurrently. Whatever it cannot deliver in full is EIO to
-	// the process.
+	// ReadAt reads verified bytes like io.ReaderAt. It may wait for them to be fetched,
+	// and then calls [Progress]. ctx belongs to one request and ends as for Open. ReadAt
+	// may be called concurrently. If it cannot deliver all bytes, the process gets EIO.
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
-	// Close lets go of the content.
+	// Close releases the content.
 	Close() error
 }
 
-// Resolver turns node ids back into contents. It may be called concurrently and must not wait for anything slow.
+// Resolver converts node ids back into contents. It may be called concurrently and must
+// not wait for anything slow.
 type Resolver interface {
 	// Resolve returns the content whose [NodeID] is node, if it is known.
 	Resolve(node uint64) (k Key, size int64, ok bool)
-	// Views lists the views of which contents are known, or were.
+	// Views returns the views that have, or had, known contents.
 	Views() []uint64
 }
 
-// Options are the choices of [New]. The zero value works, but cannot be handed over.
+// Options are the options of [New]. The zero value works, but such a server cannot be
+// handed over.
 type Options struct {
-	// State is the file that a successor of this server needs, on tmpfs. Default none: a killed server then takes the
-	// open files with it.
+	// State is the file that a successor of this server needs. It is on tmpfs. By default
+	// there is none, and then the open files are lost if the server is killed.
 	State string
-	// Bound is how long an open or a read may wait without progress before it fails with EIO. Default 60 s.
+	// Bound is how long an open or a read may wait without progress before it fails with
+	// EIO. The default is 60 s.
 	Bound time.Duration
-	// Drain is how long a server that is told to stop waits for requests it works on. What is not done then is left
-	// to the successor. Default 2 s.
+	// Drain is how long a server that was asked to stop waits for the requests that it is
+	// handling. It leaves the rest to the successor. The default is 2 s.
 	Drain time.Duration
-	// IdleBacking is how many files without users stay known to the kernel for the next open. Each pins an inode, and
-	// its disk space if the file is deleted without [Server.Evict]. Default 4096.
+	// IdleBacking is how many files without users stay registered with the kernel for the
+	// next open. Each pins an inode, and its disk space if the file is deleted without
+	// [Server.Evict]. The default is 4096.
 	IdleBacking int
-	// MaxReadBytes is the largest read the kernel is to ask for in cached mode. Default 1 MiB, the most it does: 500 MB
-	// took 0.5 s, with 256 KiB 0.6 s to 1 s.
+	// MaxReadBytes bounds a read request of the kernel in cached mode. The default is 1
+	// MiB, which is the kernel's maximum: 500 MB took 0.5 s, compared with 0.6 s to 1 s
+	// for 256 KiB.
 	MaxReadBytes int
-	// ReadMemory bounds the buffers of all reads in cached mode together. Default 64 MiB.
+	// ReadMemory bounds the total size of all read buffers in cached mode. The default is
+	// 64 MiB.
 	ReadMemory int64
-	// NoPassthrough behaves as on a kernel without FUSE passthrough (below 6.9).
+	// NoPassthrough makes the server behave as on a kernel without FUSE passthrough
+	// (below 6.9).
 	NoPassthrough bool
-	// NoResend behaves as on a kernel that cannot send requests again (below 6.9).
+	// NoResend makes the server behave as on a kernel that cannot resend requests (below
+	// 6.9).
 	NoResend bool
-	// Opened is told of every open that was answered without asking the backend, for start-up profiles and the order
-	// of eviction. It must not wait. Default none.
+	// Opened is called for every open that was answered without the backend, for start-up
+	// profiles and the order of eviction. It must not wait. By default nothing is called.
 	Opened func(name [32]byte)
-	// Log gets what an operator would want to know. Default none.
+	// Log logs events for operators. By default nothing is logged.
 	Log *slog.Logger
 }
 
@@ -106,7 +118,8 @@ func (o *Options) withDefaults() Options {
 	return r
 }
 
-// ErrAborted is returned by [Server.Serve] when the connection was aborted: every use of the mount fails from then on.
+// ErrAborted is returned by [Server.Serve] if the connection was aborted. Every later use
+// of the mount fails.
 var ErrAborted = fuse.ErrAborted
 
 // Server serves one pool.
@@ -121,13 +134,14 @@ type Server struct {
 	readMem *semaphore.Weighted
 	readBuf sync.Pool // *[]byte of fuse.OutHeaderLen+MaxReadBytes
 
-	refuse bool // answer EIO where the backend would be asked
+	refuse bool // answer EIO instead of calling the backend
 	table  table
 	stats  counters
 }
 
-// New prepares to serve the connection of dev, which stays the caller's, from the state that a predecessor left. The
-// contents r knows must be complete by then: a file that a process has open is looked for there.
+// New prepares to serve the connection of dev, starting from the state that a predecessor
+// left. The caller still owns dev. r must already know all of its contents, because the
+// files that processes have open are looked up there.
 func New(dev *os.File, b Backend, r Resolver, o *Options) (*Server, error) {
 	s := &Server{backend: b, resolver: r, o: o.withDefaults()}
 	s.log = s.o.Log
@@ -147,16 +161,19 @@ func New(dev *os.File, b Backend, r Resolver, o *Options) (*Server, error) {
 	return s, nil
 }
 
-// Fresh reports whether nobody has served the pool before. It is asked before Serve.
+// Fresh reports whether the pool has never been served before. It must be called before
+// Serve.
 func (s *Server) Fresh() bool { return s.table.settled() == nil }
 
-// Close lets go of what New took, if Serve was not called or has returned. The mount stays, and needs a successor.
+// Close releases what New acquired. It is for a server whose Serve was not called or has
+// returned. The mount stays and needs a successor.
 func (s *Server) Close() error { return errors.Join(s.table.close(), s.conn.Close()) }
 
-// Serve answers requests until the file system is unmounted and unused (nil), the connection is aborted
-// ([ErrAborted]), or ctx ends (its error): then no further request is taken, those in work get Options.Drain to end,
-// and all others are left to the successor. It can be called once. Contents whose opening does not heed its context
-// are not waited for longer than twice Options.Drain.
+// Serve answers requests. It returns nil when the file system is unmounted and unused,
+// [ErrAborted] when the connection is aborted, and the context's error when ctx ends. In
+// the last case it reads no further request, gives the requests being handled the time
+// Options.Drain to end, and leaves all others to the successor. It can be called once. It
+// waits at most twice Options.Drain, even for contents whose opening ignores its context.
 func (s *Server) Serve(ctx context.Context) error {
 	if err := s.conn.Negotiate(ctx, s.initOptions()); err != nil {
 		return fuse.EndOf(err)
@@ -165,7 +182,8 @@ func (s *Server) Serve(ctx context.Context) error {
 	return s.conn.Serve(ctx, s.o.Drain, s.handle)
 }
 
-// handle answers one request, here or in a goroutine of its own when it may have to wait.
+// handle answers one request. If the request may have to wait, handle answers it in a
+// separate goroutine.
 func (s *Server) handle(r *fuse.Request) {
 	var buf [fuse.EntryLen]byte
 	out := buf[:]
@@ -188,7 +206,7 @@ func (s *Server) handle(r *fuse.Request) {
 	case fuse.OpReaddir, fuse.OpReleasedir, fuse.OpAccess, fuse.OpDestroy:
 		s.conn.Fail(r.Unique, 0)
 	default:
-		s.conn.Fail(r.Unique, unix.ENOSYS) // the kernel does not ask again
+		s.conn.Fail(r.Unique, unix.ENOSYS) // the kernel does not send this request again
 	}
 }
 
@@ -205,7 +223,8 @@ func (s *Server) lookup(r *fuse.Request, out []byte) {
 		return
 	}
 	if !isDir(node) {
-		// The resolver has the last word: what opens cannot turn back into this name must not be found under it.
+		// The resolver decides. An open only has the node, so a name must not be found
+		// unless the resolver converts its node back into the same name.
 		size, known := s.backend.Size(key)
 		if known {
 			var resolved Key

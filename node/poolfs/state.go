@@ -11,17 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The state file keeps what a successor of a killed worker cannot know: which features the connection has, which
-// backing id an inode has, and which opens are live. It is a log of 24-byte records, written before the answer they
-// belong to:
+// The state file stores what a successor of a killed worker could not find out: the
+// features of the connection, the backing ids of inodes, and the live opens. It is a log
+// of 24-byte records. Each record is written before the answer to which it belongs:
 //
 //	0  kind u8, 3 zero bytes
 //	4  CRC-32C of the other 20 bytes, u32
 //	8  a u64
 //	16 b u64
 //
-// A torn record at the end was never answered and is dropped. The file belongs on tmpfs: it has to survive the process
-// but not the machine, so it is never synced.
+// A torn record at the end is dropped, because its request was never answered. The file
+// belongs on tmpfs: it has to survive the process but not the machine, so it is never
+// synced.
 const recordLen = 24
 
 var le = binary.LittleEndian
@@ -30,15 +31,15 @@ type recordKind byte
 
 const (
 	recConn    recordKind = 'C' // a: number of the connection; the first record
-	recInit    recordKind = 'I' // a: revision, b: flags that INIT settled
+	recInit    recordKind = 'I' // a: revision, b: flags agreed on in INIT
 	recLastID  recordKind = 'L' // a: highest backing id seen
 	recBacking recordKind = 'B' // a: node, b: backing id
-	recClosed  recordKind = 'b' // a: node, whose backing id was closed
+	recClosed  recordKind = 'b' // a: node whose backing id was closed
 	recOpen    recordKind = 'O' // a: node, b: file handle
 	recRelease recordKind = 'R' // b: file handle
 )
 
-// snapshot is the state a log amounts to.
+// snapshot is the state that a log describes.
 type snapshot struct {
 	minor   uint64
 	flags   uint64
@@ -48,7 +49,7 @@ type snapshot struct {
 	opens   map[uint64]uint64 // file handle to node
 }
 
-// stateLog appends to the state file. Its caller serialises the calls.
+// stateLog appends to the state file. Its caller serializes the calls.
 type stateLog struct {
 	path    string
 	conn    uint32
@@ -59,11 +60,13 @@ type stateLog struct {
 	buf     [recordLen]byte
 }
 
-// compactFloor is the length of the log, in records, below which it is left alone: 1.5 MB.
+// compactFloor is the length of the log, in records, below which the log is not
+// compacted: 1.5 MB.
 const compactFloor = 65536
 
-// openState reads the state of a connection; live gives the whole state when the log is written anew. A file that
-// belongs to another connection is emptied. Without a path the log keeps nothing.
+// openState reads the state of a connection. live returns the whole state when the log is
+// rewritten. openState empties a file that belongs to another connection. If path is
+// empty, the log stores nothing.
 func openState(path string, conn uint32, live func() snapshot) (*stateLog, snapshot, error) {
 	l := &stateLog{path: path, conn: conn, live: live}
 	snap := snapshot{backing: map[uint64]int32{}, opens: map[uint64]uint64{}}
@@ -91,7 +94,8 @@ func openState(path string, conn uint32, live func() snapshot) (*stateLog, snaps
 	return l, snap, nil
 }
 
-// parseState replays the records of one connection and returns how many are good.
+// parseState replays the records of one connection and returns how many records are
+// valid.
 func parseState(b []byte, conn uint32, s *snapshot) int {
 	n := 0
 	for ; len(b) >= recordLen; n++ {
@@ -141,7 +145,8 @@ func putRecord(r []byte, kind recordKind, a, b uint64) {
 	le.PutUint32(r[4:], checksum(r))
 }
 
-// append writes one record. After an error the log is as before: what was half written is overwritten by the next.
+// append writes one record. After an error the log is as before: the next record
+// overwrites a half-written one.
 func (l *stateLog) append(kind recordKind, a, b uint64) error {
 	if l.f == nil {
 		return nil
@@ -155,18 +160,18 @@ func (l *stateLog) append(kind recordKind, a, b uint64) error {
 	return nil
 }
 
-// allot takes the disk space of a log that is about to be compacted, as far as it can be had, so that a full disk
-// is no reason to fail an open.
+// allot allocates the disk space for a log that is about to be compacted, as far as
+// possible, so that a full disk does not make an open fail.
 func (l *stateLog) allot(f *os.File) {
 	_ = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, (compactFloor+1)*recordLen)
 }
 
-// due reports whether the log is much longer than what it says.
+// due reports whether the log is much longer than the state that it describes.
 func (l *stateLog) due(live int) bool {
 	return l.f != nil && l.records > compactFloor && l.records > 4*live
 }
 
-// compact writes the whole state to a new file, which replaces the old one at once or not at all.
+// compact writes the whole state to a new file, which replaces the old one atomically.
 func (l *stateLog) compact() error {
 	s := l.live()
 	b := make([]byte, 0, recordLen*(3+len(s.backing)+len(s.opens)))

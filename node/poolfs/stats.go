@@ -11,25 +11,26 @@ type counters struct {
 	waiting                                                       atomic.Int64
 }
 
-// Stats are the figures of one server; a successor begins anew but for the last four, which belong to the connection.
+// Stats are the counters of one server. A successor starts from zero, except for the last
+// four fields, which belong to the connection.
 type Stats struct {
 	Lookups          uint64 // names looked up
 	Opens            uint64 // opens asked for
 	OpensPassthrough uint64 // answered with a file that the kernel reads itself
 	OpensCached      uint64 // answered in cached mode
-	OpensFailed      uint64 // answered with an error, or EINTR because the process was being killed
-	Reads            uint64 // reads asked for in cached mode
+	OpensFailed      uint64 // answered with an error, or with EINTR because the process was being killed
+	Reads            uint64 // read requests in cached mode
 	ReadBytes        uint64 // delivered in cached mode
 	Resent           uint64 // requests left by a predecessor
-	Interrupts       uint64 // signals to processes whose requests waited
-	Waiting          int64  // opens that wait for the backend now
+	Interrupts       uint64 // signals to processes whose requests were waiting
+	Waiting          int64  // opens that currently wait for the backend
 	Open             int    // files open now
-	Backing          int    // files known to the kernel now
+	Backing          int    // files that are currently registered with the kernel
 	Passthrough      bool   // new files are opened in passthrough mode
 	Resend           bool   // the kernel can send requests again
 }
 
-// Stats tells the figures of this moment.
+// Stats returns the current counters.
 func (s *Server) Stats() Stats {
 	c := &s.stats
 	r := Stats{

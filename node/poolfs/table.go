@@ -14,18 +14,19 @@ import (
 	"example.org/slipway/node/fuse"
 )
 
-// table is what the server knows of files that are open or known to the kernel. An inode is in passthrough mode while
-// it has a backing id, else in cached mode while it has opens; only an inode without users changes.
+// table is what the server knows about files that are open or registered with the kernel.
+// An inode is in passthrough mode while it has a backing id. Otherwise it is in cached
+// mode while it has opens. Only an inode without users can change its mode.
 type table struct {
 	o   *Options
 	slg *slog.Logger
 
-	mu     sync.Mutex // held over system calls that do not wait: registering files, writing the log
+	mu     sync.Mutex // held over system calls that do not wait: those that register files or write the log
 	log    *stateLog
 	conn   struct{ minor, flags uint64 }
-	ready  bool // INIT is settled
+	ready  bool // INIT is done
 	master int  // descriptor for registering files
-	broken bool // registering fails for good: every new inode is in cached mode
+	broken bool // files cannot be registered at all: every new inode is in cached mode
 	lastID uint64
 
 	inodes map[uint64]*inode
@@ -38,22 +39,22 @@ type table struct {
 // inode is a file with users, or one with a backing id.
 type inode struct {
 	node    uint64
-	backing int32     // > 0: passthrough
-	content Content   // cached mode; nil after a hand-over or a renewal until it is needed
-	stale   []Content // that were renewed, and which reads may still use
+	backing int32     // > 0: passthrough mode
+	content Content   // cached mode; nil after a hand-over or a renewal, until it is needed
+	stale   []Content // replaced by a renewal; reads may still use them
 	key     Key
 	size    int64
-	named   bool    // name and size are known, as they are beside a content
+	named   bool    // key and size are known, as they are when there is a content
 	opens   int     // live file handles
-	pending int     // requests that are about to use it
+	pending int     // requests that are about to use the inode
 	flight  *flight // opening of the content
 	evict   bool    // the file was deleted: close the backing id with the last user
 	elem    *list.Element
 }
 
-// flight is one call of Backend.Open, which all that need the content wait for.
+// flight is one call of Backend.Open. All requests that need the content wait for it.
 type flight struct {
-	done    chan struct{} // closed when err is set, or the inode has what it needs
+	done    chan struct{} // closed when err is set or the inode has what the requests need
 	err     error
 	over    bool // delivered or abandoned
 	waiters int
@@ -86,7 +87,7 @@ func (t *table) load(path string, conn uint32, o *Options) error {
 	return nil
 }
 
-// snapshot is the whole state. The lock is held.
+// snapshot returns the whole state. The lock is held.
 func (t *table) snapshot() snapshot {
 	s := snapshot{minor: t.conn.minor, flags: t.conn.flags, inited: t.ready, lastID: t.lastID,
 		backing: make(map[uint64]int32), opens: make(map[uint64]uint64, len(t.opens))}
@@ -101,7 +102,7 @@ func (t *table) snapshot() snapshot {
 	return s
 }
 
-// settled is what a predecessor agreed on in INIT, nil if there was none.
+// settled returns what a predecessor agreed on in INIT, or nil if there was none.
 func (t *table) settled() *fuse.Settled {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -147,7 +148,7 @@ func (t *table) get(node uint64) *inode {
 	return ino
 }
 
-// hold keeps an inode as it is until settle. The lock is held.
+// hold keeps an inode unchanged until letGo. The lock is held.
 func (t *table) hold(ino *inode) {
 	ino.pending++
 	if ino.elem != nil {
@@ -165,7 +166,7 @@ func (t *table) letGo(ino *inode) {
 	t.settle(ino)
 }
 
-// settle does what is to be done when an inode has lost its last user. The lock is held.
+// settle updates an inode that may have lost its last user. The lock is held.
 func (t *table) settle(ino *inode) {
 	if ino.pending > 0 || ino.opens > 0 || ino.flight != nil {
 		return
@@ -189,10 +190,12 @@ func (t *table) trim(n int) {
 	}
 }
 
-// forget drops an inode without users, and its backing id. It is false if the inode has to stay. The lock is held.
+// forget drops an inode without users, and its backing id. It returns false if the inode
+// has to stay. The lock is held.
 func (t *table) forget(ino *inode) bool {
 	if ino.backing > 0 {
-		// Log first: an id that is closed but not logged would be used by a successor and fail.
+		// The log is written first: a successor would use an id that is closed in the
+		// kernel but not in the log, and fail.
 		err := t.log.append(recClosed, ino.node, 0)
 		if err == nil {
 			err = t.closeID(uint32(ino.backing))
@@ -221,7 +224,8 @@ func (t *table) compact() {
 	}
 }
 
-// register makes a complete file the backing file of an inode without users. The lock is held.
+// register makes a complete file the backing file of an inode without users. The lock is
+// held.
 func (t *table) register(ino *inode, f *os.File) error {
 	fd, err := fuse.RawFD(f)
 	if err != nil {
@@ -234,7 +238,8 @@ func (t *table) register(ino *inode, f *os.File) error {
 	}{fd: int32(fd)}
 	id, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(t.master), iocBackingOpen, uintptr(unsafe.Pointer(&m)))
 	if errno != 0 {
-		// Without the privilege, or with a cache directory on a stacked file system, it fails for every file.
+		// If the privilege is missing, or the cache directory lies on a stacked file
+		// system, registering fails for every file.
 		t.broken = errno == unix.EPERM || errno == unix.ELOOP || errno == unix.EOPNOTSUPP || errno == unix.ENOTTY
 		return errno
 	}
@@ -253,13 +258,15 @@ func (t *table) closeID(id uint32) error {
 	return nil
 }
 
-// lostIDs is how many ids beyond the last known one are tried: a killed server can have left one that it registered and
-// did not write down, and so can each of its predecessors that wrote nothing down either.
+// lostIDs is how many ids after the last known one are tried. A killed server can have
+// left one id that it registered and did not log. So can each of its predecessors that
+// logged nothing either.
 const lostIDs = 64
 
-// reclaim closes backing files that a killed predecessor registered and did not live to write down; the kernel gives
-// ids in ascending order, and one at a time is registered. It also closes what is registered without users when
-// passthrough is no longer wanted.
+// reclaim closes backing files that a killed predecessor registered but did not log. This
+// works because the kernel assigns ids in ascending order and files are registered one at
+// a time. If passthrough is no longer wanted, reclaim also closes the backing files
+// without users.
 func (t *table) reclaim() {
 	t.mu.Lock()
 	defer t.unlock()
@@ -282,8 +289,9 @@ func (t *table) reclaim() {
 	}
 }
 
-// opened counts a file handle, durably for a successor, which must happen before the open is answered. The lock and a
-// hold on the inode are held. The handle is the number of the request, so a request that comes again counts once.
+// opened counts a file handle and logs it for a successor. Both must happen before the
+// open is answered. The lock and a hold on the inode are held. The handle is derived from
+// the number of the request, so a resent request counts once.
 func (t *table) opened(fh uint64, ino *inode) error {
 	if t.opens[fh] != nil {
 		return nil
@@ -297,7 +305,7 @@ func (t *table) opened(fh uint64, ino *inode) error {
 	return nil
 }
 
-// released undoes opened. Unknown handles are released already.
+// released undoes opened. An unknown handle has been released already.
 func (t *table) released(fh uint64) {
 	t.mu.Lock()
 	defer t.unlock()
@@ -306,7 +314,7 @@ func (t *table) released(fh uint64) {
 		return
 	}
 	if err := t.log.append(recRelease, 0, fh); err != nil {
-		t.slg.Error("note the release of a file", "err", err) // a successor will think it is open
+		t.slg.Error("note the release of a file", "err", err) // a successor will believe that it is open
 	}
 	delete(t.opens, fh)
 	ino.opens--
@@ -314,7 +322,7 @@ func (t *table) released(fh uint64) {
 	t.compact()
 }
 
-// evictNode lets go of the backing file of a node, now or with its last user.
+// evictNode closes the backing file of a node, either now or with the node's last user.
 func (t *table) evictNode(node uint64) {
 	t.mu.Lock()
 	defer t.unlock()
@@ -327,7 +335,8 @@ func (t *table) evictNode(node uint64) {
 	}
 }
 
-// renew makes a node ask for its content again, unless the kernel reads it itself.
+// renew makes a node request its content again, unless the kernel reads the content
+// itself.
 func (t *table) renew(node uint64) {
 	t.mu.Lock()
 	defer t.unlock()

@@ -12,18 +12,19 @@ import (
 )
 
 const (
-	maxNameLen = 62 // the longest name that can exist
+	maxNameLen = 62 // the longest possible name
 
 	iocBackingOpen  = 0x4010e501 // _IOW(229, 1, struct fuse_backing_map)
 	iocBackingClose = 0x4004e502 // _IOW(229, 2, uint32)
 )
 
-// attrTTL is how long the kernel may remember a name and its attributes, in seconds. They are functions of the digest
-// and never change; a day only bounds what a mistake could cost.
+// attrTTL is how long the kernel may cache a name and its attributes, in seconds. They
+// are functions of the digest and never change. The bound of a day only limits the damage
+// of a mistake.
 const attrTTL = 86400
 
-// lookupNode returns the node that a LOOKUP asks for: a directory of a view or of files, or a file, with its key. ok is
-// false when no such name can exist.
+// lookupNode returns the node that a LOOKUP names: a directory of a view, a directory of
+// files, or a file with its key. ok is false if the name cannot exist.
 func lookupNode(r *fuse.Request) (node uint64, k Key, ok bool) {
 	switch {
 	case r.Node == fuse.RootNode && len(r.Name) == viewDigits:
@@ -52,7 +53,7 @@ func lookupNode(r *fuse.Request) (node uint64, k Key, ok bool) {
 	return 0, k, false
 }
 
-// decodeHex decodes lower-case hex only: one name per content.
+// decodeHex decodes lower-case hex only, so that each content has one name.
 func decodeHex(dst, src []byte) bool {
 	for _, c := range src {
 		if c >= 'A' && c <= 'F' {
@@ -63,7 +64,7 @@ func decodeHex(dst, src []byte) bool {
 	return err == nil
 }
 
-// errnoOf is what a process sees of a backend's error.
+// errnoOf returns the error number that a process gets for a backend's error.
 func errnoOf(err error) unix.Errno {
 	switch {
 	case err == nil:
