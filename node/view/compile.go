@@ -11,9 +11,9 @@ import (
 	"example.org/slipway/node/erofs/geartree"
 )
 
-// Attributes that steer overlayfs, and those that take their place where an
-// image has them: an overlay inside a container sees the latter by the names of
-// the former.
+// These are the prefixes of attributes that control overlayfs, and of the attributes that
+// replace them if an image has them. An overlay inside a container sees the replacements
+// under the original names.
 const (
 	marks        = "trusted.overlay."
 	escapedMarks = "trusted.overlay.overlay."
@@ -22,19 +22,19 @@ const (
 	metacopy = marks + "metacopy"
 	redirect = marks + "redirect"
 
-	// redirectLen is the length in bytes of "/ab/cdef...".
+	// redirectLen is the length in bytes of a path "/ab/cdef...".
 	redirectLen = 2 + 2*len(gear.Name{})
 )
 
-// ObjectPath is where a content lies in a data-only layer: "ab/cdef...", 2 and
-// 62 digits.
+// ObjectPath returns the path of a content in a data-only layer: "ab/cdef...", 2 and 62
+// digits.
 func ObjectPath(name gear.Name) string {
 	digits := hex.EncodeToString(name[:])
 	return digits[:2] + "/" + digits[2:]
 }
 
-// tree makes the nodes of a flat index: what overlayfs must find, escaped where
-// the image's own attributes would steer it.
+// tree returns the nodes of a flat index, with the attributes that overlayfs needs. It
+// escapes the image's own attributes that would control overlayfs.
 func tree(ctx context.Context, x *gear.Index) ([]erofs.Node, error) {
 	t, err := geartree.Of(x)
 	if err != nil {
@@ -68,7 +68,8 @@ func Fits(ctx context.Context, x *gear.Index) error {
 	return erofs.Check(nodes)
 }
 
-// redirects are the two attributes of each content, which all its files share.
+// redirects returns the two attributes of each content. All files with the content share
+// them.
 func redirects(files []gear.File) []erofs.Xattr {
 	text := make([]byte, 0, len(files)*redirectLen)
 	for i := range files {
@@ -86,15 +87,16 @@ func redirects(files []gear.File) []erofs.Xattr {
 	return xs
 }
 
-// isWhiteout reports whether a node is what overlayfs takes for a whiteout. In
-// an archive it is a device like any other. It becomes an empty file that an
-// overlay inside the container takes for a whiteout, and nobody else.
+// isWhiteout reports whether overlayfs would take a node for a whiteout. In an archive
+// such a node is an ordinary device. It becomes an empty file that only an overlay inside
+// the container takes for a whiteout.
 func isWhiteout(n *erofs.Node) bool {
 	return n.Link == 0 && n.Mode&erofs.TypeMask == erofs.Char && n.Major == 0 && n.Minor == 0
 }
 
-// markWhiteouts gives a directory the attributes that make an overlay inside
-// the container look for such files in it, unless the image says otherwise.
+// markWhiteouts gives a directory the attributes that make an overlay inside the
+// container look for such files in the directory. It does not replace attributes of the
+// image.
 func markWhiteouts(n *erofs.Node) {
 	mark(n,
 		erofs.Xattr{Name: escapedMarks + "whiteouts"}, // Linux 6.7
@@ -103,7 +105,7 @@ func markWhiteouts(n *erofs.Node) {
 		erofs.Xattr{Name: userMarks + "opaque", Value: "x"})
 }
 
-// mark gives a node those attributes that it does not have.
+// mark adds the attributes that a node does not have yet.
 func mark(n *erofs.Node, xs ...erofs.Xattr) {
 	for _, x := range xs {
 		if !slices.ContainsFunc(n.Xattrs, func(old erofs.Xattr) bool { return old.Name == x.Name }) {
@@ -112,8 +114,8 @@ func mark(n *erofs.Node, xs ...erofs.Xattr) {
 	}
 }
 
-// escape renames the attributes that would steer the overlay. One whose name is
-// then too long means nothing to any overlay, and is left out.
+// escape renames the attributes that would control the overlay. It omits an attribute
+// whose new name is too long, because no overlay uses an attribute with such a name.
 func escape(xs []erofs.Xattr) []erofs.Xattr {
 	for i, x := range xs {
 		if rest, ok := strings.CutPrefix(x.Name, marks); ok {
@@ -123,7 +125,7 @@ func escape(xs []erofs.Xattr) []erofs.Xattr {
 	return slices.DeleteFunc(xs, func(x erofs.Xattr) bool { return len(x.Name) > erofs.MaxName })
 }
 
-// join is append for lists that may be shared.
+// join is append for slices that may be shared.
 func join(a, b []erofs.Xattr) []erofs.Xattr {
 	if len(a) == 0 {
 		return b

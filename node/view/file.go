@@ -18,22 +18,22 @@ import (
 	"example.org/slipway/node/erofs"
 )
 
-// Suffix ends the names of image files.
+// Suffix is the end of the names of image files.
 const Suffix = ".img"
 
-// Compile writes the tree of a flat index into the directory dir as an image
-// file and returns its path. The file is called by the SHA-256 of its bytes: the
-// same tree has the same name, and Compile of one that is there leaves it as it
-// is, after comparing its bytes. It appears whole, on disk, or not at all, and a
-// crash leaves nothing behind; dir must be on a file system with O_TMPFILE.
+// Compile writes the tree of a flat index into the directory dir as an image file and
+// returns the path of the file. The file is named after the SHA-256 of its bytes, so the
+// same tree has the same name. If the file already exists, Compile compares its bytes and
+// leaves it unchanged. The file appears complete and durable, or not at all, and a crash
+// leaves nothing behind. dir must be on a file system with O_TMPFILE.
 //
-// Owners, modes and attributes are those of the index. Attributes that would
-// steer overlayfs are escaped, and a character device 0:0 becomes an empty file
-// which only an overlay inside the container takes for a whiteout. Directories
-// that are not described have mode 0755, owner root and the epoch as time.
+// Owners, modes and attributes are those of the index. Attributes that would control
+// overlayfs are escaped. A character device 0:0 becomes an empty file that only an
+// overlay inside the container takes for a whiteout. A directory that the index does not
+// describe has mode 0755, owner root and the epoch as its time.
 //
-// Errors: those of *[erofs.Error] for what an image cannot hold, an index that
-// is not flat, and those of ctx and of the file system.
+// Errors: *[erofs.Error] for what an image cannot hold, an index that is not flat, and
+// the errors of ctx and of the file system.
 func Compile(ctx context.Context, x *gear.Index, dir string) (string, error) {
 	nodes, err := tree(ctx, x)
 	if err != nil {
@@ -46,7 +46,7 @@ func Compile(ctx context.Context, x *gear.Index, dir string) (string, error) {
 	return file, nil
 }
 
-// store writes the image of the nodes.
+// store writes the image of the nodes to a file in dir.
 func store(ctx context.Context, nodes []erofs.Node, dir string) (string, error) {
 	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o444)
 	if err != nil {
@@ -75,10 +75,10 @@ func store(ctx context.Context, nodes []erofs.Node, dir string) (string, error) 
 	return file, durable.SyncDir(dir)
 }
 
-// publish gives f its name, unless a file with the same bytes has it.
+// publish gives f its name, unless a file with the same bytes already has the name.
 func publish(f *os.File, file string, name [sha256.Size]byte) error {
 	for {
-		// By way of /proc this needs no capability.
+		// Linking through /proc needs no capability.
 		err := unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), unix.AT_FDCWD, file, unix.AT_SYMLINK_FOLLOW)
 		if !errors.Is(err, unix.EEXIST) {
 			return err
@@ -87,14 +87,14 @@ func publish(f *os.File, file string, name [sha256.Size]byte) error {
 		if same || err != nil {
 			return err
 		}
-		// Damaged on disk. Whoever has it mounted keeps it.
+		// The file was damaged on disk. Existing mounts keep the old file.
 		if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}
 }
 
-// holds reports whether a file has bytes of that SHA-256.
+// holds reports whether the SHA-256 of a file's bytes is name.
 func holds(file string, name [sha256.Size]byte) (bool, error) {
 	f, err := os.Open(file)
 	if errors.Is(err, os.ErrNotExist) {
@@ -111,8 +111,8 @@ func holds(file string, name [sha256.Size]byte) (bool, error) {
 	return bytes.Equal(sum.Sum(nil), name[:]), nil
 }
 
-// identified reports an image without a UUID, as versions before 0.2 wrote them:
-// overlays above it take the names of a hard link apart.
+// identified returns an error for an image without a UUID, as versions before 0.2 wrote
+// them. Overlays above such an image treat the names of a hard link as different files.
 func identified(file string) error {
 	f, err := os.Open(file)
 	if err != nil {
@@ -126,9 +126,9 @@ func identified(file string) error {
 	return err
 }
 
-// Check reports whether an image file still has the bytes it is called by, and a
-// UUID. A kernel should not be given one that was not made here or has changed since:
-// after a crash or before the first mount, check.
+// Check returns an error unless an image file still has the bytes after which it is
+// named, and a UUID. A kernel should only get images that were made here and have not
+// changed since. So call Check after a crash and before the first mount.
 func Check(file string) error {
 	var name [sha256.Size]byte
 	digits, ok := bytes.CutSuffix([]byte(filepath.Base(file)), []byte(Suffix))

@@ -7,13 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Forget makes the overlay mounted at a directory forget the names and inodes that
-// nobody uses at present. An inode knows where its data was found and holds that
-// file, also when it has been deleted meanwhile; the next use looks for it again.
-// What is open, mapped or a working directory stays as it is.
+// Forget makes the overlay mounted at a directory forget all unused names and inodes. An
+// inode remembers where its data was found and holds that file, even if the file has been
+// deleted since. After Forget, the next use looks for the data again. Files that are open
+// or mapped, and working directories, are not affected.
 func Forget(dir string) error {
 	err := reconfigure(dir)
-	if errors.Is(err, unix.EROFS) { // an overlay without an upper directory insists on it
+	if errors.Is(err, unix.EROFS) { // an overlay without an upper directory must stay read-only
 		err = reconfigure(dir, "ro")
 	}
 	if err != nil {
@@ -22,8 +22,8 @@ func Forget(dir string) error {
 	return nil
 }
 
-// reconfigure sets options of a mounted file system. Without any it changes
-// nothing, but the kernel drops all unused names on the way.
+// reconfigure sets options of a mounted file system. Without options it changes nothing,
+// but as a side effect the kernel drops all unused names.
 func reconfigure(dir string, flags ...string) error {
 	fs, err := unix.Fspick(unix.AT_FDCWD, dir, unix.FSPICK_CLOEXEC|unix.FSPICK_NO_AUTOMOUNT|unix.FSPICK_SYMLINK_NOFOLLOW)
 	if err != nil {

@@ -10,24 +10,24 @@ import (
 
 // ImageOptions adjust how an image is mounted.
 type ImageOptions struct {
-	// Loop mounts by way of a loop device even where the kernel reads image
-	// files itself (Linux 6.12). That is slower: a walk takes a quarter longer.
+	// Loop mounts the image through a loop device even if the kernel can read image files
+	// itself (Linux 6.12). This is slower: a walk takes a quarter longer.
 	Loop bool
 }
 
-// imageFlags of an image's mount: nobody is meant to use it but by an overlay,
-// which has flags of its own.
+// imageFlags are the flags of an image's mount. The image is only used through an
+// overlay, which has its own flags.
 const imageFlags = unix.MS_RDONLY | unix.MS_NODEV | unix.MS_NOSUID | unix.MS_NOEXEC
 
-// MountImage mounts an image file, read-only, at a directory, with the help of a
-// loop device if the kernel needs one. The loop device goes when the mount goes.
+// MountImage mounts an image file read-only at a directory. If the kernel needs a loop
+// device, MountImage creates one, which is removed with the mount.
 func MountImage(file, dir string, opts *ImageOptions) error {
 	err := error(unix.ENOTBLK)
 	if opts == nil || !opts.Loop {
 		err = unix.Mount(file, dir, "erofs", imageFlags, "")
 	}
-	// The kernel wants a block device: it is an older one, or the file lies on a
-	// file system that is itself stacked on another.
+	// The kernel requires a block device, because it is older or because the file lies on
+	// a file system that is itself stacked.
 	if errors.Is(err, unix.ENOTBLK) {
 		err = mountLoop(file, dir)
 	}
@@ -47,19 +47,22 @@ func mountLoop(file, dir string) error {
 	if err != nil {
 		return fmt.Errorf("loop device: %w", err)
 	}
-	// Once mounted, the mount holds the device; if not, closing frees it.
+	// After a successful mount, the mount holds the device. Otherwise closing it frees
+	// the device.
 	defer loop.Close()
 	return unix.Mount(loop.Name(), dir, "erofs", imageFlags, "")
 }
 
-// attachLoop makes a loop device of an image, good until nobody holds it open.
+// attachLoop returns a loop device of an image. The device exists until nobody holds it
+// open.
 func attachLoop(image *os.File) (*os.File, error) {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer control.Close()
-	// Others may take the device between the two calls; so many do not.
+	// Another process may take the device between the two calls, but not 64 times in a
+	// row.
 	for range 64 {
 		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 		if err != nil {

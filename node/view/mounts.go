@@ -14,26 +14,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mount is a line of mountinfo: something mounted in the mount namespace of
-// this process.
+// Mount is a line of mountinfo: a mount in the mount namespace of this process.
 type Mount struct {
-	// ID is unique as long as it is mounted, Parent that of the mount it lies on.
+	// ID is unique while the mount exists. Parent is the ID of the mount on which it
+	// lies.
 	ID, Parent int
-	// Dir is where it is mounted.
+	// Dir is the directory where it is mounted.
 	Dir string
-	// Type is that of the file system, such as "erofs", "overlay" or
-	// "fuse.slipway".
+	// Type is the type of the file system, such as "erofs", "overlay" or "fuse.slipway".
 	Type string
-	// Source is what is mounted: of an image its file, or a loop device.
+	// Source is what is mounted. For an image it is the image file or a loop device.
 	Source   string
 	ReadOnly bool
-	// Options of the file system as the kernel writes them, split at commas.
+	// Options are the options of the file system as the kernel writes them, split at
+	// commas.
 	Options []string
 }
 
-// Mounts lists what is mounted at root or below, in an order in which what lies
-// on a mount comes behind it. Nothing that is mounted is touched, so that it does
-// not matter whether file systems in user space answer.
+// Mounts returns the mounts at root or below. A mount on top of another one comes after
+// it. Mounts does not access the mounted file systems, so it works even if file systems
+// in user space do not answer.
 func Mounts(root string) ([]Mount, error) {
 	root, err := realPath(root)
 	if err != nil {
@@ -53,7 +53,7 @@ func Mounts(root string) ([]Mount, error) {
 	}), nil
 }
 
-// Mounted tells what is mounted at a directory, on top if there are several.
+// Mounted returns the mount at a directory, or the topmost if there are several.
 func Mounted(dir string) (Mount, bool, error) {
 	all, err := Mounts(dir)
 	if err != nil {
@@ -71,8 +71,8 @@ func Mounted(dir string) (Mount, bool, error) {
 	return Mount{}, false, nil
 }
 
-// realPath is the path as mountinfo has it. The last segment is not looked at:
-// what is mounted there may not answer.
+// realPath returns the path in the form of mountinfo. It does not access the last
+// segment, because what is mounted there may not answer.
 func realPath(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil || path == "/" {
@@ -80,12 +80,12 @@ func realPath(path string) (string, error) {
 	}
 	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if errors.Is(err, os.ErrNotExist) {
-		return path, nil // then nothing is mounted there
+		return path, nil // nothing is mounted there
 	}
 	return filepath.Join(parent, filepath.Base(path)), err
 }
 
-// parseMounts reads a mountinfo file.
+// parseMounts parses a mountinfo file.
 func parseMounts(r io.Reader) ([]Mount, error) {
 	var all []Mount
 	lines := bufio.NewReader(r)
@@ -107,7 +107,7 @@ func parseMounts(r io.Reader) ([]Mount, error) {
 	}
 }
 
-// parseMount reads one line:
+// parseMount parses one line:
 //
 //	36 35 98:0 / /mnt rw,noatime master:1 - ext3 /dev/root rw,errors=continue
 func parseMount(line string) (Mount, error) {
@@ -133,7 +133,7 @@ func parseMount(line string) (Mount, error) {
 	return m, nil
 }
 
-// unescape takes away the octal escapes of the kernel: "\040" is a blank.
+// unescape decodes the octal escapes of the kernel: "\040" is a space.
 func unescape(s string) string {
 	if strings.IndexByte(s, '\\') < 0 {
 		return s
@@ -152,8 +152,8 @@ func unescape(s string) string {
 	return b.String()
 }
 
-// Layers reads the directories of an overlay back, as far as its options tell
-// them; what has no data-only or upper directory has none here.
+// Layers returns the directories of an overlay, as far as its options show them. If the
+// overlay has no data-only or upper directory, the result has none either.
 func (m *Mount) Layers() OverlayOptions {
 	o := OverlayOptions{ReadOnly: m.ReadOnly}
 	for _, opt := range m.Options {
@@ -174,7 +174,7 @@ func (m *Mount) Layers() OverlayOptions {
 			o.Metacopy = value == "on"
 		case "volatile":
 			o.Volatile = true
-		case "fsync": // what newer kernels make of it
+		case "fsync": // the form in which newer kernels show it
 			o.Volatile = value == "volatile"
 		case "userxattr":
 			o.UserXattr = true
@@ -183,8 +183,8 @@ func (m *Mount) Layers() OverlayOptions {
 	return o
 }
 
-// splitLower splits the option of mount(2): a:b::data, with backslashes before
-// what is not meant so.
+// splitLower splits the option of mount(2): a:b::data, with a backslash before each
+// character that is not a separator.
 func splitLower(s string) (lower, data []string) {
 	for i, part := range splitUnescaped(s, "::") {
 		if i > 0 {
@@ -212,7 +212,7 @@ func splitUnescaped(s, sep string) (parts []string) {
 	return append(parts, s[from:])
 }
 
-// unslash takes a backslash away from before any byte.
+// unslash removes the backslash before each escaped byte.
 func unslash(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {
@@ -224,9 +224,9 @@ func unslash(s string) string {
 	return b.String()
 }
 
-// Unmount takes away what is mounted on top at a directory. What is in use is
-// taken out of sight and goes when it is not used any more: lazy tells so. That
-// nothing is mounted there is no error.
+// Unmount unmounts the topmost mount at a directory. A mount that is in use is detached
+// and disappears when it is no longer used; lazy reports this. It is no error if nothing
+// is mounted there.
 func Unmount(dir string) (lazy bool, err error) {
 	err = unix.Unmount(dir, unix.UMOUNT_NOFOLLOW)
 	if errors.Is(err, unix.EBUSY) {
@@ -242,9 +242,8 @@ func Unmount(dir string) (lazy bool, err error) {
 	return lazy, nil
 }
 
-// UnmountBelow takes away all that is mounted at root and below, the last
-// mounted first: what a process that is gone has left behind. It tries all and
-// returns the errors joined.
+// UnmountBelow unmounts everything at root and below, the last mounted first. It cleans
+// up after a process that is gone. It tries all mounts and returns the joined errors.
 func UnmountBelow(root string) error {
 	all, err := Mounts(root)
 	if err != nil {

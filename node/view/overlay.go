@@ -10,56 +10,55 @@ import (
 
 // OverlayOptions are the parts of an overlay.
 type OverlayOptions struct {
-	// Lower are the directories of the tree, the nearest first; at least one.
-	// The mounted image is the last, unless Metacopy is set: above other trees
-	// its files could not be opened.
+	// Lower are the directories of the tree, the topmost first. There is at least one.
+	// The mounted image is the last, unless Metacopy is set: without Metacopy, the files
+	// of an image above other trees could not be opened.
 	Lower []string
-	// Data are the directories with the contents, the first to be searched
-	// first. They are not shown.
+	// Data are the directories with the contents, in the order in which they are
+	// searched. They are not shown.
 	Data []string
-	// Upper takes what is written and Work, on the same file system and empty,
-	// is for the kernel. Both or none: without them the overlay is read-only.
+	// Upper receives what is written. Work is for the kernel: it is empty and on the same
+	// file system. Set both or neither. Without them the overlay is read-only.
 	Upper, Work string
-	// ReadOnly makes the mount read-only though it has an upper directory.
+	// ReadOnly makes the mount read-only even if it has an upper directory.
 	ReadOnly bool
-	// NoSuid takes the power from set-user-id programs and file capabilities, NoDev
-	// from devices.
+	// NoSuid disables set-user-id programs and file capabilities. NoDev disables devices.
 	NoSuid, NoDev bool
-	// Metacopy sets metacopy=on and redirect_dir=on: what kernels before 6.16
-	// need to find data, and what lets images lie above other trees. The upper
-	// directory then holds files without their data and directories that are
-	// elsewhere, which only this overlay understands.
+	// Metacopy sets metacopy=on and redirect_dir=on. Kernels before 6.16 need this to
+	// find data, and it allows images to lie above other trees. The upper directory then
+	// holds files without their data and directories that are elsewhere. Only this
+	// overlay understands them.
 	Metacopy bool
-	// Volatile spares the upper directory every sync. It is good for nothing
-	// after a crash of the machine and cannot be mounted again before its work
-	// directory is removed.
+	// Volatile saves the upper directory every sync. After a crash of the machine the
+	// upper directory is useless. It cannot be mounted again before its work directory is
+	// removed.
 	Volatile bool
-	// UserXattr makes the overlay keep its marks in user.overlay.*, for a user
+	// UserXattr makes the overlay store its marks in user.overlay.*, for a user
 	// namespace. Images of Compile have theirs in trusted.overlay.*.
 	UserXattr bool
 }
 
-// maxString is the longest string in bytes that fsconfig(2) takes.
+// maxString is the length in bytes of the longest string that fsconfig(2) accepts.
 const maxString = 255
 
-// maxOptions is the longest list of options that mount(2) takes: one page with
-// a final NUL.
+// maxOptions is the length of the longest list of options that mount(2) accepts: one page
+// with a final NUL.
 const maxOptions = 4095
 
-// option is a mount option; without '=' if it has no value.
+// option is a mount option. It has no '=' if it has no value.
 type option struct {
 	key, value string
-	path       bool // the value is one, verbatim
+	path       bool // the value is a path, verbatim
 }
 
-// settings are the options that hold for any way of mounting. Defaults are set,
-// too, because distributions and module parameters change them.
+// settings returns the options that apply to every way of mounting. Defaults are set
+// explicitly, because distributions and module parameters change them.
 func (o *OverlayOptions) settings() []option {
 	var opts []option
 	add := func(key, value string) { opts = append(opts, option{key: key, value: value}) }
 	switch {
 	case o.UserXattr:
-		// The kernel refuses to have these two set along with userxattr.
+		// The kernel refuses these two together with userxattr.
 		add("userxattr", "")
 	case o.Metacopy:
 		add("metacopy", "on")
@@ -96,10 +95,10 @@ func (o *OverlayOptions) check() error {
 	return nil
 }
 
-// Overlay mounts an overlay at a directory. The number of lower directories is
-// bounded by the kernel alone, which takes 500; before Linux 6.7 (data-only and
-// many lower directories one by one) and 6.13 (paths longer than 255 bytes) by
-// what a page holds.
+// Overlay mounts an overlay at a directory. Only the kernel bounds the number of lower
+// directories: it accepts 500. On older kernels all directories must fit in one page:
+// before Linux 6.7, which first accepts data-only and many lower directories one by one,
+// and before Linux 6.13 if a path is longer than 255 bytes.
 func Overlay(dir string, o OverlayOptions) error {
 	if err := o.check(); err != nil {
 		return fmt.Errorf("mount overlay at %s: %w", dir, err)
@@ -114,10 +113,10 @@ func Overlay(dir string, o OverlayOptions) error {
 	return nil
 }
 
-// errUnknownParts: the kernel does not take directories one by one.
+// errUnknownParts says that the kernel does not accept directories one by one.
 var errUnknownParts = errors.New("not known to the kernel")
 
-// mountByParts hands the directories over one by one.
+// mountByParts passes the directories to the kernel one by one.
 func (o *OverlayOptions) mountByParts(dir string) error {
 	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if errors.Is(err, unix.ENOSYS) {
@@ -179,22 +178,23 @@ func set(fs int, o option) error {
 		defer unix.Close(fd)
 		return unix.FsconfigSetFd(fs, o.key, fd)
 	case o.key == "upperdir" || o.key == "workdir":
-		// Of these two the kernel takes backslashes away, of the others not.
+		// For these two options the kernel removes backslashes, for the others it does
+		// not.
 		return unix.FsconfigSetString(fs, o.key, strings.ReplaceAll(o.value, `\`, `\\`))
 	}
 	return unix.FsconfigSetString(fs, o.key, o.value)
 }
 
-// explain adds to an error what the kernel says about it.
+// explain adds the kernel's message to an error.
 func explain(fs int, err error) error {
 	var said []string
 	buf := make([]byte, 4096)
-	for range 16 { // it keeps fewer messages
+	for range 16 { // the kernel keeps fewer messages
 		n, readErr := unix.Read(fs, buf)
 		if readErr != nil || n <= 0 {
 			break
 		}
-		// "e overlay: ...": the first letter is the severity.
+		// A message is "e overlay: ...". The first letter is the severity.
 		said = append(said, strings.TrimSpace(string(buf[min(2, n):n])))
 	}
 	if len(said) == 0 {
@@ -203,7 +203,7 @@ func explain(fs int, err error) error {
 	return fmt.Errorf("%w (%s)", err, strings.Join(said, "; "))
 }
 
-// mountByPage hands all over as one string.
+// mountByPage passes all options as one string.
 func (o *OverlayOptions) mountByPage(dir string) error {
 	var b strings.Builder
 	b.WriteString("lowerdir=")
@@ -229,11 +229,11 @@ func (o *OverlayOptions) mountByPage(dir string) error {
 	if b.Len() > maxOptions {
 		return fmt.Errorf("the options have %d bytes and this kernel takes %d: %w", b.Len(), maxOptions, unix.E2BIG)
 	}
-	// The flags of mount(2) have the values of these attributes.
+	// The flags of mount(2) have the same values as these attributes.
 	return unix.Mount("overlay", dir, "overlay", uintptr(o.attributes()), b.String())
 }
 
-// attributes are those of the mount.
+// attributes returns the attributes of the mount.
 func (o *OverlayOptions) attributes() (attrs int) {
 	if o.ReadOnly || o.Upper == "" {
 		attrs |= unix.MOUNT_ATTR_RDONLY
@@ -247,7 +247,7 @@ func (o *OverlayOptions) attributes() (attrs int) {
 	return attrs
 }
 
-// escapePath is a path as the options of an overlay need it.
+// escapePath returns a path in the form that the options of an overlay need.
 func escapePath(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `:`, `\:`, `,`, `\,`).Replace(path)
 }

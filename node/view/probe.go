@@ -16,21 +16,21 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// Tier is a way to give containers their files before their image is here; each
-// is good for older kernels than the one before.
+// Tier is a way to give containers their files before their image is on the node. Each
+// tier works with older kernels than the one before.
 type Tier int
 
-// The tiers. Auto is none: it asks for the best.
+// These are the tiers. Auto is not a tier but requests the best one.
 const (
 	Auto Tier = iota
-	// Full: the kernel mounts image files itself and finds data with default
-	// options of overlayfs. Linux 6.16.
+	// Full: the kernel mounts image files itself and finds data with the default options
+	// of overlayfs. It needs Linux 6.16.
 	Full
-	// Metacopy: the same with metacopy=on. Linux 6.12.
+	// Metacopy: like Full, but with metacopy=on. It needs Linux 6.12.
 	Metacopy
-	// Loop: the image on a loop device. Linux 6.5.
+	// Loop: like Metacopy, but the image is on a loop device. It needs Linux 6.5.
 	Loop
-	// FUSE: the tree itself comes from user space, with an overlay above it.
+	// FUSE: the tree itself comes from user space, and an overlay lies above it.
 	FUSE
 	// Plain: images are unpacked.
 	Plain
@@ -38,7 +38,7 @@ const (
 
 var tierNames = [...]string{"auto", "full", "metacopy", "loop", "fuse", "plain"}
 
-// String is the name that ParseTier knows.
+// String returns the name that ParseTier accepts.
 func (t Tier) String() string {
 	if t < 0 || int(t) >= len(tierNames) {
 		return fmt.Sprintf("Tier(%d)", int(t))
@@ -46,7 +46,7 @@ func (t Tier) String() string {
 	return tierNames[t]
 }
 
-// ParseTier reads the name of a tier.
+// ParseTier returns the tier with a name.
 func ParseTier(name string) (Tier, error) {
 	for i, n := range tierNames {
 		if n == name {
@@ -56,23 +56,23 @@ func ParseTier(name string) (Tier, error) {
 	return Auto, fmt.Errorf("unknown tier %q; there are %s", name, strings.Join(tierNames[:], ", "))
 }
 
-// Support is what was found to work.
+// Support is what Probe found to work.
 type Support struct {
 	Tier Tier
-	// Loop and Metacopy are how to mount images and overlays.
+	// Loop and Metacopy are the options for mounting images and overlays.
 	Loop, Metacopy bool
-	// Reasons says of each tier that was tried, in order, what came of it.
+	// Reasons describes the result for each tier that was tried, in order.
 	Reasons []string
 }
 
-// Image is the options for images.
+// Image returns the options for mounting images.
 func (s *Support) Image() *ImageOptions { return &ImageOptions{Loop: s.Loop} }
 
-// Probe finds the best tier by mounting a tiny image as containers would have
-// it, with an ordinary directory above and two with data, and reading, changing
-// and comparing files of it. dir is where the state of the agent will be, as it
-// matters what file system that is; nothing stays behind. With force other than
-// Auto only that tier is tried, and that it does not work is an error.
+// Probe finds the best tier. It mounts a tiny image in the way containers use it, with an
+// ordinary directory above it and two data directories, and reads, changes and compares
+// files. dir is where the state of the agent will be, because the type of its file system
+// matters. Probe leaves nothing behind. If force is not Auto, only that tier is tried,
+// and it is an error if it does not work.
 func Probe(ctx context.Context, dir string, force Tier) (*Support, error) {
 	type try struct {
 		tier           Tier
@@ -110,8 +110,8 @@ func Probe(ctx context.Context, dir string, force Tier) (*Support, error) {
 	return nil, fmt.Errorf("tier %s does not work: %s", force, strings.Join(s.Reasons, "; "))
 }
 
-// probeFUSE reports whether there is FUSE. It does not serve any request: a mount
-// needs no answer.
+// probeFUSE returns an error if there is no FUSE. It does not serve any request, because
+// a mount needs no answer.
 func probeFUSE(dir string) (err error) {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -130,14 +130,14 @@ func probeFUSE(dir string) (err error) {
 	return unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 }
 
-// probeOverlay mounts an image and an overlay in a directory of its own.
+// probeOverlay mounts an image and an overlay in a temporary directory.
 func probeOverlay(ctx context.Context, dir string, loop, metacopy bool) (err error) {
 	at, err := os.MkdirTemp(dir, ".probe-*")
 	if err != nil {
 		return err
 	}
 	defer func() {
-		// Not RemoveAll before it is certain that nothing is mounted there.
+		// RemoveAll must wait until it is certain that nothing is mounted there.
 		if e := UnmountBelow(at); e != nil {
 			err = errors.Join(err, e)
 			return
@@ -164,17 +164,18 @@ func probeOverlay(ctx context.Context, dir string, loop, metacopy bool) (err err
 	return p.use()
 }
 
-// probe is a tree to be mounted.
+// probe is a tree for mounting.
 type probe struct {
 	dir, image string
 }
 
-// The contents of the probe, each in the directory that is its name.
+// probeContents are the contents of the probe. Each is in the directory with the same
+// name.
 var probeContents = []string{"cache", "pool"}
 
 func (p *probe) in(name string) string { return filepath.Join(p.dir, name) }
 
-// prepare makes the directories, the image and the contents.
+// prepare creates the directories, the image and the contents.
 func (p *probe) prepare(ctx context.Context) error {
 	for _, name := range []string{"erofs", "merged", "above", "cache", "pool", "upper", "work"} {
 		if err := os.Mkdir(p.in(name), 0o700); err != nil {
@@ -199,7 +200,7 @@ func (p *probe) prepare(ctx context.Context) error {
 	return err
 }
 
-// use reads the files through the overlay, appends to them and reads again.
+// use reads the files through the overlay, appends to them and reads them again.
 func (p *probe) use() error {
 	for _, text := range probeContents {
 		file := filepath.Join(p.in("merged"), text)

@@ -9,16 +9,16 @@ import (
 
 // Root identifies a mount by the root directory that it shows.
 type Root struct {
-	// Mount is the mount's number: since Linux 6.8 one that is never given again,
-	// before that one that is when the mount is gone.
+	// Mount is the mount's number. Since Linux 6.8 it is never reused. Before 6.8, it is
+	// reused after the mount is gone.
 	Mount uint64
-	// Dev and Ino are those of stat(2).
+	// Dev and Ino are the values of stat(2).
 	Dev, Ino uint64
 }
 
-// RootAt tells what is mounted at a directory, on top if there are several, and
-// false if nothing is. It costs one system call, however much is mounted on the
-// machine, and does not ask file systems in user space.
+// RootAt returns the mount at a directory, or the topmost if there are several. It
+// returns false if nothing is mounted there. It costs one system call, however many
+// mounts the machine has, and sends no request to file systems in user space.
 func RootAt(dir string) (Root, bool, error) {
 	st, err := look(dir, unix.AT_SYMLINK_NOFOLLOW)
 	if err != nil {
@@ -33,8 +33,8 @@ func RootAt(dir string) (Root, bool, error) {
 	return r, mounted, err
 }
 
-// Identity is the device and inode number of a file, those of stat(2). It does
-// not ask file systems in user space.
+// Identity returns the device and inode number of a file, as in stat(2). It sends no
+// request to file systems in user space.
 func Identity(path string) (dev, ino uint64, err error) {
 	st, err := look(path, 0)
 	if err != nil {
@@ -43,7 +43,7 @@ func Identity(path string) (dev, ino uint64, err error) {
 	return unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino, nil
 }
 
-// look is statx(2) with what the kernel knows by itself.
+// look calls statx(2) for the values that the kernel knows by itself.
 func look(path string, flags int) (*unix.Statx_t, error) {
 	var st unix.Statx_t
 	flags |= unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PrepareUpper makes the directories an overlay writes to, and gives upper, if
-// it is new, the owner, mode, time and attributes of lower, the root of the tree
-// below: the overlay shows the root of the upper directory instead.
+// PrepareUpper creates the directories that an overlay writes to. If upper is new, it
+// gets the owner, mode, time and attributes of lower, the root of the tree below, because
+// the overlay shows the root of the upper directory instead of lower.
 func PrepareUpper(lower, upper, work string) error {
 	if err := os.MkdirAll(work, 0o700); err != nil {
 		return fmt.Errorf("prepare upper directory: %w", err)
@@ -30,7 +30,7 @@ func PrepareUpper(lower, upper, work string) error {
 	return nil
 }
 
-// copyRoot copies what stat and attributes say of a directory.
+// copyRoot copies the stat values and the attributes of a directory.
 func copyRoot(from, to string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(from, &st); err != nil {
@@ -51,19 +51,20 @@ func copyRoot(from, to string) error {
 	return nil
 }
 
-// unheld is what a file system says that cannot hold an attribute.
+// unheld are the errors of a file system that cannot hold an attribute.
 var unheld = []error{unix.ENOTSUP, unix.ENOSPC, unix.E2BIG, unix.ERANGE}
 
-// copyXattrs copies all attributes but the marks of overlayfs, and what the file system
-// of the upper directory cannot hold, as ext4 no long ones. Escaped ones are
-// copied as they are: the overlay looks for them in any of its layers.
+// copyXattrs copies all attributes, except the marks of overlayfs and attributes that the
+// file system of the upper directory cannot hold (ext4, for example, cannot hold long
+// ones). Escaped attributes are copied unchanged: the overlay looks for them in all of
+// its layers.
 func copyXattrs(from, to string) error {
-	list := make([]byte, 64<<10) // the most that Linux lists
+	list := make([]byte, 64<<10) // the longest list that Linux returns
 	n, err := unix.Listxattr(from, list)
 	if err != nil && !errors.Is(err, unix.ENOTSUP) {
 		return &os.PathError{Op: "listxattr", Path: from, Err: err}
 	}
-	value := make([]byte, 64<<10) // the longest there is
+	value := make([]byte, 64<<10) // the longest value possible
 	for name := range strings.SplitSeq(string(list[:max(n, 0)]), "\x00") {
 		if name == "" || strings.HasPrefix(name, marks) && !strings.HasPrefix(name, escapedMarks) {
 			continue

@@ -1,15 +1,15 @@
-// Package view turns the index of an image into a mounted tree whose files are
-// found elsewhere when they are opened.
+// Package view turns the index of an image into a mounted tree. The contents of the
+// tree's files are found elsewhere when the files are opened.
 //
-// [Compile] writes the flat index of an image as an EROFS image file: all names,
-// modes, owners, times and attributes, and for each file that is not empty the
-// attributes by which overlayfs finds its data, as ab/cdef... in directories
-// that hold nothing but data. [MountImage] mounts that file, once for all
-// containers of the image, and [Overlay] puts one overlay for each container
-// over it. [Mounts] reads back what is mounted, [Unmount] and [UnmountBelow]
-// end it, and [Probe] finds out which of this the kernel can do.
+// [Compile] writes the flat index of an image as an EROFS image file. It contains all
+// names, modes, owners, times and attributes. Each file that is not empty has the
+// attributes by which overlayfs finds its data, as ab/cdef... in directories that hold
+// only data. [MountImage] mounts the image file once for all containers of the image.
+// [Overlay] mounts one overlay over it for each container. [Mounts] returns what is
+// mounted, [Unmount] and [UnmountBelow] unmount it, and [Probe] finds out which of these
+// features the kernel supports.
 //
-// Nothing here runs in the path of a file access, and nothing needs this process
-// once a tree is mounted. Mounting needs CAP_SYS_ADMIN. DESIGN.md of gearfs says
-// why the tree is built this way.
+// Nothing here runs when a file is accessed, and a mounted tree does not need this
+// process. Mounting needs CAP_SYS_ADMIN. DESIGN.md of gearfs explains why the tree is
+// built this way.
 package view
