@@ -1,5 +1,5 @@
-// Package fusetest is for tests of FUSE servers. The test binary plays every part that needs a process of its
-// own, and another process takes down the mounts of tests that hang.
+// Package fusetest is for tests of FUSE servers. The test binary plays every role that
+// needs a separate process. Another process takes down the mounts of tests that hang.
 package fusetest
 
 import (
@@ -59,7 +59,7 @@ func Command(role string, env []string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Need skips a test where no FUSE file system can be mounted.
+// Need skips a test if no FUSE file system can be mounted.
 func Need(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -70,9 +70,9 @@ func Need(t testing.TB) {
 	}
 }
 
-// Guard tears down the mount of dev at mnt when the test ends. A process of its own does so if the test takes
-// longer than limit or dies: this one may hang in the kernel or be killed. Guard returns the number of the
-// connection.
+// Guard tears down the mount of dev at mnt when the test ends. A separate process does so
+// if the test takes longer than limit or dies, because the test's process may hang in the
+// kernel or be killed. Guard returns the number of the connection.
 func Guard(t testing.TB, dev *os.File, mnt string, limit time.Duration) (conn uint32) {
 	t.Helper()
 	conn, err := fuse.Connection(dev)
@@ -80,7 +80,7 @@ func Guard(t testing.TB, dev *os.File, mnt string, limit time.Duration) (conn ui
 		t.Fatal(err)
 	}
 	dog := Command(watchdog, nil, strconv.Itoa(int(conn)), mnt, limit.String())
-	dog.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what ends the test must not end it
+	dog.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a signal to the test must not end the watchdog
 	leash, err := dog.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func Guard(t testing.TB, dev *os.File, mnt string, limit time.Duration) (conn ui
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_, _ = leash.Write([]byte("ok")) // fails if it has ended, which Wait reports
+		_, _ = leash.Write([]byte("ok")) // the write fails if the watchdog has ended, which Wait reports
 		leash.Close()
 		if err := dog.Wait(); err != nil {
 			t.Errorf("the test hung: its connection was aborted: %v", err)
@@ -141,8 +141,9 @@ func StateFile(t testing.TB) string {
 	return filepath.Join(dir, "state")
 }
 
-// Open opens a file without adding it to Go's poller, which os.Open does. The kernel would ask this process
-// about it, which would wait for itself if it is the server.
+// Open opens a file without adding it to Go's poller. os.Open adds a file to the poller,
+// and the kernel then sends a request to the file's server. If this process is the
+// server, it would wait for itself.
 func Open(path string, flags int) (*os.File, error) {
 	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
 	if err != nil {
