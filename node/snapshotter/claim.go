@@ -17,8 +17,8 @@ import (
 	"example.org/slipway/internal/durable"
 )
 
-// Labels of a layer that is about to be unpacked, besides those that package
-// snapshots has names for.
+// These are the labels of a layer that is about to be unpacked, except for those that
+// package snapshots names.
 const (
 	labelImageRef = "containerd.io/snapshot/cri.image-ref"
 	labelManifest = "containerd.io/snapshot/cri.manifest-digest"
@@ -26,15 +26,16 @@ const (
 	labelLayers   = "containerd.io/snapshot/cri.image-layers"
 )
 
-// claimedUsage is what a claimed record has in place of its usage. So the
-// mark is written in the transaction that makes the record, and nobody else
-// can set or lose it, as they could a label: labels come from manifests.
+// claimedUsage returns the usage that marks the record of a claimed snapshot. As a part
+// of the usage, the mark is written in the transaction that creates the record, and
+// nobody else can set or remove it. A label would not be safe, because labels come from
+// manifests.
 func claimedUsage() snapshots.Usage { return snapshots.Usage{Size: -1, Inodes: -1} }
 
 func isClaimed(u snapshots.Usage) bool { return u == claimedUsage() }
 
-// claim asks Lower for the layer that a snapshot is prepared to unpack, and
-// makes the record of a claimed one. True with an error: the layer is there.
+// claim asks Lower to claim the layer for which a snapshot is prepared, and creates the
+// record of a claimed layer. If it returns true with an error, the layer already exists.
 func (s *Snapshotter) claim(ctx context.Context, key, parent string, labels map[string]string, opts []snapshots.Opt) (bool, error) {
 	if parent != "" {
 		_, _, usage, err := s.get(ctx, parent)
@@ -51,8 +52,8 @@ func (s *Snapshotter) claim(ctx context.Context, key, parent string, labels map[
 		return false, nil
 	}
 	defer s.chains.lock(l.ChainID)()
-	// Whatever happens from here on, Lower is told to drop a chain that ends
-	// up without a record.
+	// Whatever happens from here on, Drop is called for a chain that ends up without a
+	// record.
 	if err := s.notePending(l.ChainID); err != nil {
 		return false, fmt.Errorf("snapshot %s: %w", key, err)
 	}
@@ -74,8 +75,8 @@ func (s *Snapshotter) claim(ctx context.Context, key, parent string, labels map[
 	return recorded, nil
 }
 
-// recordClaim commits a claimed layer under its chain ID, unless it is there.
-// False: the name belongs to something else.
+// recordClaim commits a claimed layer under its chain ID, unless it exists. It returns
+// false if the name belongs to something else.
 func (s *Snapshotter) recordClaim(ctx context.Context, key string, l Layer, opts []snapshots.Opt) (ok bool, err error) {
 	err = s.meta.WithTransaction(ctx, true, func(ctx context.Context) error {
 		_, info, usage, err := storage.GetInfo(ctx, l.ChainID)
@@ -108,9 +109,9 @@ func layerOf(parent string, labels map[string]string) Layer {
 	return l
 }
 
-// checkChain makes sure that a chain ID is one, and that it names this layer
-// over this parent. It need not: with a snapshotter that can change parents
-// containerd prepares all layers without one.
+// checkChain checks that a chain ID is valid and that it names this layer over this
+// parent. Labels can fail this check: for a snapshotter that can change parents,
+// containerd prepares all layers without a parent.
 func checkChain(l Layer) error {
 	chain, err := digest.Parse(l.ChainID)
 	if err != nil {
@@ -129,12 +130,12 @@ func checkChain(l Layer) error {
 	return nil
 }
 
-// A chain is noted as pending before Lower hears of it and before its record
-// goes, and settled afterwards. The note is an empty file whose name is the
-// chain: nothing else to be damaged.
+// A chain is noted as pending before Lower hears of it and before its record is removed,
+// and it is settled afterwards. The note is an empty file named after the chain, so
+// nothing else can be damaged.
 
-// note is the file of a note. What is committed from a container may have any
-// name, with slashes too.
+// note returns the path of a note. A snapshot that is committed from a container may have
+// any name, including slashes.
 func (s *Snapshotter) note(chain string) string {
 	return filepath.Join(s.chainDir(), url.PathEscape(chain))
 }
@@ -147,7 +148,7 @@ func (s *Snapshotter) notePending(chain string) error {
 	return errors.Join(f.Close(), durable.SyncDir(s.chainDir()))
 }
 
-// settle drops a noted chain that has no record and removes the note. The
+// settle calls Drop for a noted chain that has no record, and removes the note. The
 // caller holds the chain's lock.
 func (s *Snapshotter) settle(ctx context.Context, chain string) {
 	_, _, usage, err := s.get(ctx, chain)
@@ -162,9 +163,9 @@ func (s *Snapshotter) settle(ctx context.Context, chain string) {
 	}
 }
 
-// settleAll settles the chains that were left pending. Those that are worked
-// on are settled by who does: a claim may wait for a registry, and containerd's
-// garbage collection must not wait with it.
+// settleAll settles the chains that were left pending. It skips a chain that is in use,
+// because its user settles it: a claim may wait for a registry, and containerd's garbage
+// collection must not wait for that.
 func (s *Snapshotter) settleAll(ctx context.Context) error {
 	entries, err := os.ReadDir(s.chainDir())
 	if err != nil {
@@ -173,13 +174,13 @@ func (s *Snapshotter) settleAll(ctx context.Context) error {
 	for _, e := range entries {
 		chain, err := url.PathUnescape(e.Name())
 		if err != nil {
-			chain = e.Name() // never was a note of ours
+			chain = e.Name() // not one of our notes
 		}
 		unlock := s.chains.tryLock(chain)
 		if unlock == nil {
 			continue
 		}
-		// Another may have settled it since the listing.
+		// It may have been settled since the listing.
 		if _, err := os.Lstat(s.note(chain)); err == nil {
 			s.settle(ctx, chain)
 		}
@@ -188,8 +189,8 @@ func (s *Snapshotter) settleAll(ctx context.Context) error {
 	return nil
 }
 
-// needLower is Lower, or for a root with claimed layers that is opened without
-// one, a Lower that fails with the way out.
+// needLower returns Lower. If there is none, because a directory with claimed layers was
+// opened without one, it returns a Lower whose errors say what to do.
 func (s *Snapshotter) needLower() Lower {
 	if s.lower == nil {
 		return noLower{}

@@ -19,14 +19,14 @@ import (
 	"example.org/slipway/internal/durable"
 )
 
-// Prepare makes an active snapshot on parent. When containerd is about to
-// unpack a layer into it and Lower has the layer, the answer is
-// errdefs.ErrAlreadyExists, and the layer is there under its chain ID.
+// Prepare creates an active snapshot on parent. If containerd is about to unpack a layer
+// into it and Lower has the layer, Prepare returns errdefs.ErrAlreadyExists. The layer
+// then exists under its chain ID.
 func (s *Snapshotter) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
 	return s.create(ctx, snapshots.KindActive, key, parent, opts)
 }
 
-// View makes a snapshot that shows parent read-only.
+// View creates a snapshot that shows parent read-only.
 func (s *Snapshotter) View(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
 	return s.create(ctx, snapshots.KindView, key, parent, opts)
 }
@@ -71,18 +71,18 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 	return mounts, nil
 }
 
-// snapshot is what mounting a snapshot needs to know of it.
+// snapshot holds what is needed to mount a snapshot.
 type snapshot struct {
 	id     string
 	key    string
 	kind   snapshots.Kind
 	labels map[string]string
 	lowers []string // ids of the ordinary snapshots below, nearest first
-	chain  string   // the claimed chain below those, or ""
-	rooted bool     // new, and to have a root of Lower's
+	chain  string   // the claimed chain below these, or ""
+	rooted bool     // new, and gets a root from Lower
 }
 
-// below finds out what is under a snapshot whose parent is given.
+// below sets what is under a snapshot with the given parent.
 func (s *Snapshotter) below(ctx context.Context, n *snapshot, parent string) error {
 	return s.meta.WithTransaction(ctx, false, func(ctx context.Context) error {
 		return n.follow(ctx, parent)
@@ -110,9 +110,9 @@ func (n *snapshot) follow(ctx context.Context, parent string) error {
 // unpacks reports whether containerd prepared the snapshot to unpack a layer.
 func (n *snapshot) unpacks() bool { return n.labels[snapshots.LabelSnapshotRef] != "" }
 
-// container reports whether the snapshot may become the root of a container
-// that Lower should hear of. Views that containerd takes for a moment, to
-// compare two trees, are none: they need no profile fetched.
+// container reports whether the snapshot may become the root of a container that concerns
+// Lower. Views that containerd creates briefly to compare two trees do not: they need no
+// profile to be fetched.
 func (n *snapshot) container() bool {
 	if n.chain == "" || n.unpacks() {
 		return false
@@ -120,9 +120,9 @@ func (n *snapshot) container() bool {
 	return n.kind == snapshots.KindActive || !strings.HasSuffix(n.key, "-view-key") && !strings.Contains(n.key, "-parent-view-")
 }
 
-// owner is who owns the root directory of a new snapshot: the root of the
-// user ids that the container gets, else who owns that of the parent. It is
-// nil when root does.
+// owner returns the owner of the root directory of a new snapshot. This is root in the
+// container's user ids if they are mapped, and otherwise the owner of the parent's root
+// directory. owner returns nil if that is root.
 func (s *Snapshotter) owner(ctx context.Context, n *snapshot) (*ids, error) {
 	if mapped, err := mappedRoot(n.labels); err != nil || mapped != nil {
 		if err == nil && s.wantsRoot(n) {
@@ -143,14 +143,14 @@ func (s *Snapshotter) owner(ctx context.Context, n *snapshot) (*ids, error) {
 	return nil, nil
 }
 
-// record makes directory and record of a snapshot, the directory first. A
-// crash in between leaves a directory that no record knows, perhaps with its
-// overlay mounted. The record is durable when record returns. The directory need
-// not be: after a power cut that takes it, restoreLost makes it again as it was.
+// record creates the directory and the record of a snapshot, the directory first. A crash
+// in between leaves a directory without a record, perhaps with its overlay mounted. The
+// record is durable when record returns. The directory need not be durable: if a power
+// cut takes it, restoreLost recreates it as it was.
 //
-// The overlay of a new snapshot, if it has one, is mounted while the disk takes the
-// record: either takes a millisecond, and a container waits for both. What came of it
-// is returned; nil if it has none.
+// The overlay of a new snapshot, if it has one, is mounted while the record is written to
+// the disk. Each takes a millisecond, and a container waits for both. record returns the
+// result of the mount, or nil if the snapshot has no overlay.
 func (s *Snapshotter) record(ctx context.Context, n *snapshot, parent string, owner *ids, opts []snapshots.Opt) (*overlaid, error) {
 	var (
 		made  string
@@ -159,7 +159,8 @@ func (s *Snapshotter) record(ctx context.Context, n *snapshot, parent string, ow
 	)
 	request := ctx
 	err := s.meta.WithTransaction(ctx, true, func(ctx context.Context) (err error) {
-		// Inside of the transaction, so that no cleaning sees it half made.
+		// The directory is created inside of the transaction, so that no cleaning finds
+		// it incomplete.
 		made, err = os.MkdirTemp(s.dir(), "new-")
 		if err != nil {
 			return err
@@ -168,13 +169,13 @@ func (s *Snapshotter) record(ctx context.Context, n *snapshot, parent string, ow
 		if err != nil {
 			return err
 		}
-		// What is below cannot have changed but by going and coming back.
+		// What is below can only have changed by being removed and created again.
 		if err := n.follow(ctx, parent); err != nil {
 			return err
 		}
 		n.id = sn.ID
-		// A number is given again if its record could not be committed. Whoever had it
-		// then waits for no transaction any more.
+		// A number is reused if its record could not be committed. The request that used
+		// the number before no longer waits for a transaction.
 		free = s.ids.lock(n.id)
 		if err := s.fill(made, n, owner); err != nil {
 			return err
@@ -208,8 +209,8 @@ func (s *Snapshotter) record(ctx context.Context, n *snapshot, parent string, ow
 	return o, err
 }
 
-// discard deletes the directory of a snapshot that could not be recorded, on which an
-// overlay may be mounted.
+// discard deletes the directory of a snapshot that could not be recorded. An overlay may
+// be mounted on it.
 func (s *Snapshotter) discard(dir string) error {
 	table, err := readMounts()
 	if err == nil {
@@ -221,10 +222,10 @@ func (s *Snapshotter) discard(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// place gives a directory that is filled its number. What a crash left under
-// that number is retired.
+// place renames a filled directory to its number. It retires what a crash left under that
+// number.
 func (s *Snapshotter) place(made, id string) error {
-	// rename(2) replaces an empty directory; os.Rename would not.
+	// rename(2) replaces an empty directory. os.Rename would not.
 	err := unix.Rename(made, s.path(id))
 	if err == nil {
 		return nil
@@ -235,7 +236,7 @@ func (s *Snapshotter) place(made, id string) error {
 	return os.Rename(made, s.path(id))
 }
 
-// fill makes what is in a snapshot's directory, as far as it is not there.
+// fill creates the contents of a snapshot's directory, except for what already exists.
 func (s *Snapshotter) fill(dir string, n *snapshot, owner *ids) error {
 	upper := filepath.Join(dir, "fs")
 	made, err := mkdirMode(upper, 0o755)
@@ -249,7 +250,7 @@ func (s *Snapshotter) fill(dir string, n *snapshot, owner *ids) error {
 		_, err = mkdirMode(filepath.Join(dir, "mnt"), 0o700)
 	}
 	if err == nil && n.container() {
-		// A symbolic link, because it is whole as soon as it is there.
+		// This is a symbolic link because a link is complete as soon as it exists.
 		if err = os.Symlink(n.key, s.container(dir)); errors.Is(err, fs.ErrExist) {
 			err = nil
 		}
@@ -257,8 +258,8 @@ func (s *Snapshotter) fill(dir string, n *snapshot, owner *ids) error {
 	return err
 }
 
-// mkdirMode makes a directory and reports whether it did; one that is there is no
-// error. The mode is set after making, because it must not depend on the umask.
+// mkdirMode creates a directory and reports whether it did. It is no error if the
+// directory exists. The mode is set afterwards, because it must not depend on the umask.
 func mkdirMode(dir string, mode os.FileMode) (made bool, err error) {
 	err = os.Mkdir(dir, mode)
 	if errors.Is(err, fs.ErrExist) {
@@ -270,8 +271,8 @@ func mkdirMode(dir string, mode os.FileMode) (made bool, err error) {
 	return err == nil, err
 }
 
-// Commit makes an active snapshot a layer with a name. Labels are those given
-// now; as with all snapshotters they are not inherited.
+// Commit makes a named layer of an active snapshot. Its labels are those given now. As
+// with all snapshotters, labels are not inherited.
 func (s *Snapshotter) Commit(ctx context.Context, name, key string, opts ...snapshots.Opt) error {
 	id, _, _, err := s.get(ctx, key)
 	if err != nil {
@@ -290,7 +291,7 @@ func (s *Snapshotter) Commit(ctx context.Context, name, key string, opts ...snap
 	if err != nil {
 		return fmt.Errorf("commit snapshot %s: usage: %w", key, err)
 	}
-	// A layer that a power cut takes away cannot be made again.
+	// The sync comes first because a layer that a power cut takes cannot be recreated.
 	if err := durable.SyncDir(s.dir()); err != nil {
 		return fmt.Errorf("commit snapshot %s: %w", key, err)
 	}
@@ -301,7 +302,7 @@ func (s *Snapshotter) Commit(ctx context.Context, name, key string, opts ...snap
 	if err != nil {
 		return fmt.Errorf("commit snapshot %s as %s: %w", key, name, err)
 	}
-	// The commit stands; what fails now is done again at the next cleaning.
+	// The snapshot is committed. If a step fails now, the next cleaning repeats it.
 	if err := s.letGo(context.WithoutCancel(ctx), id); err != nil {
 		s.log.Warn("committed snapshot stays mounted for now", "snapshot", name, "error", err)
 	}

@@ -12,10 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// idmapped mounts directories again below that of a snapshot, with the user ids that its
-// labels want, and returns where. An overlay that was made of them needs them no more: done
-// takes them away. Without such labels the directories are those that were given. What a
-// crash leaves goes with the snapshot.
+// idmapped mounts directories again below the snapshot's directory, with the user ids
+// that the snapshot's labels request, and returns the new paths. An overlay that was
+// mounted from them does not need them any more, and done removes them. Without such
+// labels, idmapped returns the given directories. What a crash leaves behind is removed
+// with the snapshot.
 func (s *Snapshotter) idmapped(n *snapshot, dirs []string) (mapped []string, done func() error, err error) {
 	done = func() error {
 		var errs []error

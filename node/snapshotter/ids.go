@@ -12,7 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// ids is who owns a file.
+// ids is the owner of a file.
 type ids struct{ uid, gid int }
 
 func ownerOf(dir string) (*ids, error) {
@@ -27,8 +27,8 @@ func ownerOf(dir string) (*ids, error) {
 	return &ids{int(st.Uid), int(st.Gid)}, nil
 }
 
-// mappedRoot is what root of a container is on this machine when containerd
-// asks for mapped user ids, else nil.
+// mappedRoot returns the ids on this machine of the container's root if containerd
+// requests mapped user ids, and otherwise nil.
 func mappedRoot(labels map[string]string) (*ids, error) {
 	uids, isUID := labels[snapshots.LabelSnapshotUIDMapping]
 	gids, isGID := labels[snapshots.LabelSnapshotGIDMapping]
@@ -46,8 +46,8 @@ func mappedRoot(labels map[string]string) (*ids, error) {
 	return &ids{uid, gid}, nil
 }
 
-// rootOf finds id 0 in a mapping, CONTAINER:HOST:SIZE separated by commas.
-// Without a mapping ids stay what they are.
+// rootOf returns the host id of id 0 in a mapping, which consists of CONTAINER:HOST:SIZE
+// parts separated by commas. Without a mapping, ids are unchanged.
 func rootOf(mapping string) (int, error) {
 	if mapping == "" {
 		return 0, nil
@@ -60,7 +60,7 @@ func rootOf(mapping string) (int, error) {
 		var n [3]uint64
 		for i, f := range fields {
 			var err error
-			// The highest id means "none" to the kernel.
+			// The kernel uses the highest id for "none".
 			if n[i], err = strconv.ParseUint(f, 10, 32); err != nil || n[i] == math.MaxUint32 {
 				return 0, fmt.Errorf("mapping %q: number %q: %w", part, f, errdefs.ErrInvalidArgument)
 			}

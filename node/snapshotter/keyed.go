@@ -2,7 +2,7 @@ package snapshotter
 
 import "sync"
 
-// keyed is a mutex for each of any number of names. The zero value is ready.
+// keyed is a mutex for each of any number of names. The zero value is ready to use.
 type keyed struct {
 	mu   sync.Mutex
 	held map[string]*holder
@@ -10,10 +10,10 @@ type keyed struct {
 
 type holder struct {
 	sync.Mutex
-	users int // who holds it or waits for it
+	users int // how many hold the lock or wait for it
 }
 
-// lock waits for the name and returns the function that gives it back.
+// lock waits for the lock of a name and returns the function that releases it.
 func (k *keyed) lock(name string) (unlock func()) {
 	k.mu.Lock()
 	h := k.join(name)
@@ -22,8 +22,8 @@ func (k *keyed) lock(name string) (unlock func()) {
 	return k.leave(name, h)
 }
 
-// tryLock is lock for who need not wait; it returns nil if somebody has the
-// name or waits for it.
+// tryLock is lock without waiting. It returns nil if somebody holds the lock of the name
+// or waits for it.
 func (k *keyed) tryLock(name string) (unlock func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -35,7 +35,7 @@ func (k *keyed) tryLock(name string) (unlock func()) {
 	return k.leave(name, h)
 }
 
-// join makes the caller, who holds k.mu, one of the users of a name.
+// join registers the caller as a user of a name. The caller holds k.mu.
 func (k *keyed) join(name string) *holder {
 	if k.held == nil {
 		k.held = map[string]*holder{}

@@ -19,8 +19,8 @@ import (
 	"example.org/slipway/node/view"
 )
 
-// Mounts returns how to mount an active snapshot or a view, and makes the
-// overlay over a claimed chain again if it is not there any more.
+// Mounts returns how to mount an active snapshot or a view. It mounts the overlay over a
+// claimed chain again if the overlay is gone.
 func (s *Snapshotter) Mounts(ctx context.Context, key string) ([]mount.Mount, error) {
 	n := snapshot{key: key}
 	err := s.meta.WithTransaction(ctx, false, func(ctx context.Context) error {
@@ -41,8 +41,8 @@ func (s *Snapshotter) Mounts(ctx context.Context, key string) ([]mount.Mount, er
 	return s.mounts(ctx, &n, nil)
 }
 
-// mounts mounts what is over a claimed chain, unless it was mounted early, and
-// describes how to mount the snapshot.
+// mounts returns how to mount the snapshot. If the snapshot lies over a claimed chain and
+// was not mounted early, mounts mounts it.
 func (s *Snapshotter) mounts(ctx context.Context, n *snapshot, early *overlaid) ([]mount.Mount, error) {
 	if n.chain == "" {
 		return s.ordinary(n), nil
@@ -69,9 +69,9 @@ func bind(dir string, writable bool, options ...string) []mount.Mount {
 	return []mount.Mount{{Type: "bind", Source: dir, Options: append(options, mode, "rbind")}}
 }
 
-// ordinary describes a snapshot that has nothing claimed below it, the way
-// containerd's overlayfs snapshotter does: its differ, for one, knows these
-// forms and unpacks into the upper directory without mounting.
+// ordinary returns the mounts of a snapshot without a claimed chain below it, in the form
+// of containerd's overlayfs snapshotter. containerd's differ, for example, knows this
+// form and unpacks into the upper directory without mounting.
 func (s *Snapshotter) ordinary(n *snapshot) []mount.Mount {
 	var options []string
 	if s.idmap {
@@ -99,7 +99,7 @@ func (s *Snapshotter) ordinary(n *snapshot) []mount.Mount {
 	return []mount.Mount{{Type: "overlay", Source: "overlay", Options: append(options, s.options...)}}
 }
 
-// layers asks Lower for the directories of a chain.
+// layers returns the directories of a chain, from Lower.
 func (s *Snapshotter) layers(ctx context.Context, chain string) (Layers, error) {
 	l, err := s.needLower().Mount(ctx, chain)
 	if err == nil && len(l.Lower) == 0 {
@@ -114,9 +114,9 @@ func (s *Snapshotter) layers(ctx context.Context, chain string) (Layers, error) 
 	return l, nil
 }
 
-// attach mounts the overlay of a snapshot over a claimed chain, unless it is
-// mounted and made of what it should be made of, and returns where. A read-only
-// view of a single directory is that directory.
+// attach mounts the overlay of a snapshot over a claimed chain and returns the mount
+// point. It does nothing if the overlay is mounted already and consists of the right
+// directories. For a read-only view of a single directory it returns that directory.
 func (s *Snapshotter) attach(ctx context.Context, n *snapshot) (string, error) {
 	defer s.ids.lock(n.id)()
 	if id, _, _, err := s.get(ctx, n.key); err != nil {
@@ -130,14 +130,14 @@ func (s *Snapshotter) attach(ctx context.Context, n *snapshot) (string, error) {
 	return s.mountOverlay(ctx, n)
 }
 
-// overlaid is where the overlay of a snapshot is mounted, or why it is not.
+// overlaid is where the overlay of a snapshot is mounted, or the error of mounting it.
 type overlaid struct {
 	dir string
 	err error
 }
 
-// mountOverlay is attach for who holds the snapshot's lock and knows that it has
-// no root of Lower's.
+// mountOverlay is attach for a caller that holds the snapshot's lock and knows that the
+// snapshot has no root from Lower.
 func (s *Snapshotter) mountOverlay(ctx context.Context, n *snapshot) (string, error) {
 	layers, err := s.layers(ctx, n.chain)
 	if err != nil {
@@ -179,12 +179,12 @@ func (s *Snapshotter) mountOverlay(ctx context.Context, n *snapshot) (string, er
 	return dir, errors.Join(view.Overlay(dir, o), done())
 }
 
-// madeOf names the file that says what a mounted overlay was made of. It is
-// read only while the overlay is mounted, so it need not outlast a reboot.
+// madeOf returns the path of the file that describes a mounted overlay's parts. It is
+// read only while the overlay is mounted, so it need not survive a reboot.
 func (s *Snapshotter) madeOf(id string) string { return filepath.Join(s.path(id), "layers") }
 
-// partsOf describes what an overlay is made of. It differs for directories of
-// the same name in which something else is mounted than was.
+// partsOf describes the parts of an overlay. The description changes if something else is
+// mounted in a directory of the same name.
 func partsOf(o *view.OverlayOptions) (string, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "metacopy %t\n", o.Metacopy)
@@ -200,9 +200,9 @@ func partsOf(o *view.OverlayOptions) (string, error) {
 	return b.String(), nil
 }
 
-// removeStale takes an overlay away whose layers are not those of today: one
-// of a run whose file service is gone. It says false when the overlay must
-// stay because somebody uses it.
+// removeStale unmounts an overlay whose layers are no longer the current ones, because it
+// belongs to a run whose file service is gone. It returns false if the overlay must stay
+// because somebody uses it.
 func (s *Snapshotter) removeStale(n *snapshot) (gone bool, err error) {
 	table, err := readMounts()
 	if err != nil {
@@ -218,24 +218,24 @@ func (s *Snapshotter) removeStale(n *snapshot) (gone bool, err error) {
 		s.log.Info("stale mount was replaced", "snapshot", n.key, "mount", s.mnt(n.id))
 		return true, nil
 	case errors.Is(err, unix.EBUSY):
-		// A second overlay over the same upper directory would corrupt it.
+		// A second overlay over the same upper directory would corrupt that directory.
 		s.log.Warn("stale mount is in use and stays; stop the container and start it again", "snapshot", n.key, "mount", s.mnt(n.id), "error", err)
 		return false, nil
 	}
 	return false, err
 }
 
-// users returns where the file system of a snapshot is mounted besides its own
-// place, by a container for instance. Where directories are shared its own
-// place can have several names, and unmounting one unmounts all.
+// users returns the other places where the file system of a snapshot is mounted, for
+// example by a container. If directories are shared, the snapshot's own mount point can
+// have several names, and unmounting one unmounts all.
 func (s *Snapshotter) users(table mountTable, id string) []string {
 	return slices.DeleteFunc(table.users(s.path(id), s.mnt(id), s.upper(id)), func(point string) bool {
 		return strings.HasSuffix(point, filepath.Join("/snapshots", id, "mnt"))
 	})
 }
 
-// letGo ends what a snapshot had as a container: its overlay, and that Lower
-// takes it for one. The caller holds the snapshot's lock.
+// letGo ends the use of a snapshot as a container: it unmounts the overlay and calls
+// Stopped of Lower. The caller holds the snapshot's lock.
 func (s *Snapshotter) letGo(ctx context.Context, id string) error {
 	table, err := readMounts()
 	if err != nil {
@@ -243,15 +243,16 @@ func (s *Snapshotter) letGo(ctx context.Context, id string) error {
 	}
 	err = unmount(table, s.path(id))
 	if errors.Is(err, unix.EBUSY) {
-		// Somebody still looks into the tree. It goes with the last of them;
-		// no new one gets there, and the name is free.
+		// Somebody still uses the tree. After the detach it disappears with its last
+		// user. No new user can reach it, and the mount point is free.
 		err = unix.Unmount(s.mnt(id), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 	}
 	return errors.Join(err, s.stopped(ctx, s.path(id)))
 }
 
-// started tells Lower of a container. If the container is gone when Lower has
-// heard of it, Lower might have heard of its end before.
+// started calls Started of Lower for a container. If the container is gone afterwards,
+// Lower may have been called for its end before Started returned. So started calls
+// Stopped again.
 func (s *Snapshotter) started(ctx context.Context, n *snapshot, running bool) {
 	c := Container{Key: n.key, Chain: n.chain, Mount: s.mnt(n.id), Running: running}
 	if err := s.needLower().Started(ctx, c); err != nil {
@@ -266,7 +267,7 @@ func (s *Snapshotter) started(ctx context.Context, n *snapshot, running bool) {
 	}
 }
 
-// stopped tells Lower that the container whose directory is given is no more.
+// stopped calls Stopped of Lower for the container with the given directory.
 func (s *Snapshotter) stopped(ctx context.Context, dir string) error {
 	if err := s.dropRoot(ctx, dir); err != nil {
 		return err
@@ -278,8 +279,8 @@ func (s *Snapshotter) stopped(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	// The key may be that of a younger snapshot by now, whose start told
-	// Lower all that matters.
+	// The key may belong to a younger snapshot by now. The start of that snapshot has
+	// brought Lower up to date.
 	if id, info, _, err := s.get(ctx, key); err != nil && !errdefs.IsNotFound(err) {
 		return err
 	} else if err == nil && info.Kind != snapshots.KindCommitted && s.path(id) != dir {

@@ -14,13 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// trash is how the names of directories begin that only wait for deletion.
+// trash is the prefix of the names of directories that wait for deletion.
 const trash = "trash-"
 
-// Remove forgets a snapshot. Its files go with the next Cleanup, which
-// containerd calls after it removed something. A snapshot whose overlay is
-// still mounted elsewhere or in use stays: errdefs.ErrFailedPrecondition, and
-// Cleanup tries again.
+// Remove forgets a snapshot. Its files are deleted by the next Cleanup, which containerd
+// calls after removals. A snapshot whose overlay is in use or still mounted elsewhere
+// stays: Remove returns errdefs.ErrFailedPrecondition, and Cleanup tries again.
 func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 	id, info, usage, err := s.get(ctx, key)
 	if err != nil {
@@ -65,7 +64,7 @@ func (s *Snapshotter) removeOrdinary(ctx context.Context, key, id string, kind s
 	if err := s.removeRecord(ctx, key); err != nil {
 		return err
 	}
-	// The removal stands; what fails now is done again at the next cleaning.
+	// The snapshot is removed. If a step fails now, the next cleaning repeats it.
 	s.setBusy(key, "")
 	if err := s.stopped(context.WithoutCancel(ctx), s.path(id)); err != nil {
 		s.log.Warn("removed container is still looked after", "snapshot", key, "error", err)
@@ -76,7 +75,7 @@ func (s *Snapshotter) removeOrdinary(ctx context.Context, key, id string, kind s
 	return nil
 }
 
-// release unmounts the overlay of a snapshot that is to be removed.
+// release unmounts the overlay of a snapshot that is about to be removed.
 func (s *Snapshotter) release(id string) error {
 	table, err := readMounts()
 	if err != nil {
@@ -97,8 +96,8 @@ func (s *Snapshotter) release(id string) error {
 	return nil
 }
 
-// setBusy notes a snapshot whose removal is to be tried again, or with id ""
-// that it is not.
+// setBusy notes a snapshot whose removal is to be tried again. With an empty id it
+// deletes the note.
 func (s *Snapshotter) setBusy(key, id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,14 +108,14 @@ func (s *Snapshotter) setBusy(key, id string) {
 	}
 }
 
-// retire renames the directory of a snapshot that has no record, if there is
-// one, so that its number is free and nobody finds it any more.
+// retire renames the directory of a snapshot without a record, if the directory exists,
+// so that its number is free and nobody finds it.
 func (s *Snapshotter) retire(id string) error {
-	name, err := os.MkdirTemp(s.dir(), trash) // a name that nothing has
+	name, err := os.MkdirTemp(s.dir(), trash) // an unused name
 	if err != nil {
 		return err
 	}
-	// rename(2) replaces an empty directory; os.Rename would not.
+	// rename(2) replaces an empty directory. os.Rename would not.
 	if err := unix.Rename(s.path(id), name); errors.Is(err, unix.ENOENT) {
 		return os.Remove(name)
 	} else if err != nil {
@@ -125,10 +124,12 @@ func (s *Snapshotter) retire(id string) error {
 	return nil
 }
 
-// retireOrphans retires all directories without a record that needs one.
+// retireOrphans retires all directories that belong to no record, or to a record that
+// needs no directory.
 func (s *Snapshotter) retireOrphans(ctx context.Context) error {
-	// A write transaction, because directories are made inside of one. It changes
-	// nothing and is rolled back: a commit would sync, and containers wait for it.
+	// The transaction is a write transaction because directories are created inside of
+	// one. It changes nothing and is rolled back: a commit would sync, and containers
+	// would wait for it.
 	err := s.meta.WithTransaction(ctx, true, func(ctx context.Context) error {
 		known, err := storage.IDMap(ctx)
 		if err != nil && !errdefs.IsNotFound(err) {
@@ -143,7 +144,8 @@ func (s *Snapshotter) retireOrphans(ctx context.Context) error {
 				continue
 			}
 			if key, ok := known[e.Name()]; ok {
-				// A root that was committed leaves a directory that its snapshot has no use for.
+				// When a root is committed, a directory stays that its snapshot does not
+				// need.
 				if _, _, usage, err := storage.GetInfo(ctx, key); err != nil || !isClaimed(usage) {
 					continue
 				}
@@ -160,13 +162,12 @@ func (s *Snapshotter) retireOrphans(ctx context.Context) error {
 	return err
 }
 
-// errUnchanged rolls a transaction back that has nothing to commit.
+// errUnchanged rolls back a transaction that has nothing to commit.
 var errUnchanged = errors.New("nothing was changed")
 
-// Cleanup deletes the files of removed snapshots, and does again what did not
-// succeed before: removals that met with somebody using the snapshot, and
-// telling Lower. What does not succeed now either is logged and left for the
-// next time.
+// Cleanup deletes the files of removed snapshots. It also repeats what failed before:
+// removals of snapshots that were in use, and calls of Lower. If something fails again,
+// it is logged and left for the next time.
 func (s *Snapshotter) Cleanup(ctx context.Context) error {
 	s.clean.Lock()
 	defer s.clean.Unlock()
@@ -193,7 +194,7 @@ func (s *Snapshotter) removeBusy(ctx context.Context) {
 	for key, id := range again {
 		now, info, _, err := s.get(ctx, key)
 		if err != nil || now != id || info.Kind == snapshots.KindCommitted {
-			s.setBusy(key, "") // removed or committed, and perhaps made anew
+			s.setBusy(key, "") // the snapshot was removed or committed, and perhaps created anew
 			continue
 		}
 		if err := s.Remove(ctx, key); err != nil {
@@ -218,8 +219,8 @@ func (s *Snapshotter) emptyTrash(ctx context.Context) error {
 	return nil
 }
 
-// deleteTrash deletes a directory in which nothing is mounted any more. Only
-// this process knows its name, so nothing gets mounted meanwhile.
+// deleteTrash deletes a directory in which nothing is mounted. Only this process knows
+// its name, so nothing can be mounted there meanwhile.
 func (s *Snapshotter) deleteTrash(ctx context.Context, dir string) error {
 	table, err := readMounts()
 	if err != nil {

@@ -15,14 +15,14 @@ import (
 	"example.org/slipway/internal/durable"
 )
 
-// restoreLost makes the directories again that a power cut has taken from
-// recorded snapshots. A record is durable before its directory is; but whatever
-// somebody made durable in a directory, that made the directory durable with it.
-// So what is lost held nothing but what a new snapshot has.
+// restoreLost recreates the directories of recorded snapshots that a power cut has taken.
+// A record is durable before its directory is. But when a writer made something in a
+// directory durable, the directory became durable, too. So a lost directory held only
+// what a new snapshot has.
 //
-// A committed snapshot, whose directory was durable before it was committed, can
-// only have lost it to somebody else. It is reported: an empty layer in its
-// place would be another layer.
+// The directory of a committed snapshot was durable before the commit, so only somebody
+// else can have removed it. This is reported, because an empty layer in its place would
+// be a different layer.
 func (s *Snapshotter) restoreLost(ctx context.Context) error {
 	lost, err := s.lost(ctx)
 	if err != nil {
@@ -52,7 +52,7 @@ type lostSnapshot struct {
 	parent string
 }
 
-// lost lists the snapshots that lack something.
+// lost returns the snapshots that lack something.
 func (s *Snapshotter) lost(ctx context.Context) (lost []lostSnapshot, err error) {
 	err = s.meta.WithTransaction(ctx, false, func(ctx context.Context) error {
 		return storage.WalkInfo(ctx, func(ctx context.Context, info snapshots.Info) error {
@@ -80,7 +80,7 @@ func (s *Snapshotter) lost(ctx context.Context) (lost []lostSnapshot, err error)
 	return lost, nil
 }
 
-// whole reports whether a snapshot has all that fill makes and that is needed.
+// whole reports whether a snapshot has everything that fill creates and that is needed.
 func (s *Snapshotter) whole(n *snapshot) (bool, error) {
 	names := []string{"fs"}
 	if n.kind == snapshots.KindActive {
@@ -102,7 +102,7 @@ func (s *Snapshotter) whole(n *snapshot) (bool, error) {
 	return true, nil
 }
 
-// restore makes what a snapshot lacks.
+// restore creates what a snapshot lacks.
 func (s *Snapshotter) restore(ctx context.Context, n *snapshot, parent string) error {
 	owner, err := s.owner(ctx, n)
 	if err != nil {
@@ -111,7 +111,8 @@ func (s *Snapshotter) restore(ctx context.Context, n *snapshot, parent string) e
 	if _, err := os.Lstat(s.path(n.id)); err == nil {
 		return s.fill(s.path(n.id), n, owner)
 	}
-	// Under another name first, so that it is never there without its owner.
+	// The directory is created under another name first, so that it never exists under
+	// its own name with the wrong owner.
 	made, err := os.MkdirTemp(s.dir(), "new-")
 	if err != nil {
 		return err

@@ -9,9 +9,9 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// resume brings the containers of an earlier run and Lower together: those
-// whose file system is still mounted may be running, so Lower is told of them,
-// and snapshots that were committed in the moment of a crash are let go.
+// resume brings Lower up to date about the containers of an earlier run. A container
+// whose file system is still mounted may be running, so Started is called for it. A
+// snapshot that was committed just before a crash is released.
 func (s *Snapshotter) resume(ctx context.Context) {
 	table, err := readMounts()
 	if err != nil {
@@ -43,7 +43,7 @@ func (s *Snapshotter) resume(ctx context.Context) {
 	}
 }
 
-// known lists the ordinary snapshots over claimed chains by their ids.
+// known returns the ordinary snapshots over claimed chains, by id.
 func (s *Snapshotter) known(ctx context.Context) (map[string]*snapshot, error) {
 	all := map[string]*snapshot{}
 	err := s.meta.WithTransaction(ctx, false, func(ctx context.Context) error {

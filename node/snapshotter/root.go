@@ -17,36 +17,37 @@ import (
 	"example.org/slipway/internal/durable"
 )
 
-// Rooter is what a Lower is too that gives containers whole root file systems of
-// their own, to write to, in place of an overlay over a tree that they share.
+// Rooter is a Lower that can also give containers complete, writable root file systems of
+// their own, in place of an overlay over a shared tree.
 //
-// The key of a root is that of its snapshot with the snapshot's number: no two
-// snapshots ever have the same. All methods may run concurrently, those of one
-// key do not.
+// The key of a root consists of the key and the number of its snapshot. No two snapshots
+// ever have the same. Methods may run concurrently for different keys, but not for the
+// same key.
 type Rooter interface {
-	// Roots reports whether a container that is made now on a claimed chain is to
-	// have such a root. It must be quick, and decides once: later changes of mind
-	// do not touch the container.
+	// Roots reports whether a container that is created now on a claimed chain gets its
+	// own root. It must be fast. The decision is final for the container, even if Roots
+	// later returns something else.
 	Roots(chain string) bool
 
-	// Root makes the root of a container available, if it is not, and tells its
-	// directory. What was written to it before is there.
+	// Root makes the root of a container available, unless it is, and returns its
+	// directory. The directory has everything that was written to it before.
 	Root(ctx context.Context, key, chain string) (dir string, err error)
 
-	// DropRoot deletes a root. It is called at least once, also when a crash kept
-	// the root from being made, and must take an unknown key for success. An
-	// error is logged and DropRoot called again at the next cleaning.
+	// DropRoot deletes a root. It is called at least once, also if a crash prevented the
+	// root from being created. It must succeed for an unknown key. An error is logged,
+	// and DropRoot is called again at the next cleaning.
 	DropRoot(ctx context.Context, key string) error
 
-	// RootUsage is what was written to a root.
+	// RootUsage returns the disk usage of what was written to a root.
 	RootUsage(ctx context.Context, key string) (sizeBytes, inodes int64, err error)
 
-	// CommitRoot makes a new chain of a root as it is now, which was made on
-	// parent. Mount and Root then take it like a claimed one, and Drop forgets it.
+	// CommitRoot makes a new chain from the present state of a root, which was created on
+	// parent. Mount and Root then accept the new chain like a claimed one, and Drop
+	// forgets it.
 	CommitRoot(ctx context.Context, key, parent, chain string) error
 }
 
-// rooter is Lower as a Rooter, if it is one.
+// rooter returns Lower as a Rooter. It is an error if Lower is none.
 func (s *Snapshotter) rooter() (Rooter, error) {
 	if r, ok := s.lower.(Rooter); ok {
 		return r, nil
@@ -54,11 +55,12 @@ func (s *Snapshotter) rooter() (Rooter, error) {
 	return nil, errNoLower
 }
 
-// rootMark names the file that says that a snapshot has a root of Lower's, or may
-// have one. It holds the root's key, and is durable before the root is made.
+// rootMark returns the path of the file that marks a snapshot that has, or may have, a
+// root from Lower. The file holds the root's key, and is durable before the root is
+// created.
 func rootMark(dir string) string { return filepath.Join(dir, "root") }
 
-// rootKey reads a mark; "" if there is none.
+// rootKey reads a mark. It returns "" if there is none.
 func rootKey(dir string) (string, error) {
 	b, err := os.ReadFile(rootMark(dir))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -67,7 +69,7 @@ func rootKey(dir string) (string, error) {
 	return string(b), err
 }
 
-// wantsRoot decides for a new snapshot whether it has a root of Lower's.
+// wantsRoot decides whether a new snapshot gets a root from Lower.
 func (s *Snapshotter) wantsRoot(n *snapshot) bool {
 	if n.kind != snapshots.KindActive || !n.container() || len(n.lowers) > 0 {
 		return false
@@ -76,7 +78,7 @@ func (s *Snapshotter) wantsRoot(n *snapshot) bool {
 	return err == nil && r.Roots(n.chain)
 }
 
-// markRoot notes for a new snapshot that it has a root of Lower's, if it has.
+// markRoot writes the mark of a new snapshot if the snapshot gets a root from Lower.
 func (s *Snapshotter) markRoot(n *snapshot) error {
 	if !n.rooted {
 		return nil
@@ -84,8 +86,8 @@ func (s *Snapshotter) markRoot(n *snapshot) error {
 	return durable.WriteFile(rootMark(s.path(n.id)), []byte(n.key+"#"+n.id))
 }
 
-// ownRoot returns the directory of a snapshot's root, "" if it has none. The caller
-// holds the snapshot's lock.
+// ownRoot returns the directory of a snapshot's root, or "" if the snapshot has none. The
+// caller holds the snapshot's lock.
 func (s *Snapshotter) ownRoot(ctx context.Context, n *snapshot) (string, error) {
 	key, err := rootKey(s.path(n.id))
 	if err != nil || key == "" {
@@ -102,7 +104,7 @@ func (s *Snapshotter) ownRoot(ctx context.Context, n *snapshot) (string, error) 
 	return dir, durable.WriteFile(s.madeOf(n.id), []byte(dir))
 }
 
-// rootUsage is Usage of a snapshot with a root, unless err.
+// rootUsage returns the usage of a snapshot with a root, unless err is set.
 func (s *Snapshotter) rootUsage(ctx context.Context, key, root string, err error) (snapshots.Usage, error) {
 	var r Rooter
 	if err == nil {
@@ -118,7 +120,7 @@ func (s *Snapshotter) rootUsage(ctx context.Context, key, root string, err error
 	return u, nil
 }
 
-// freeRoot makes sure that nobody uses the root of a snapshot that is to go.
+// freeRoot checks that nobody uses the root of a snapshot that is about to be removed.
 func (s *Snapshotter) freeRoot(table mountTable, id string) error {
 	key, err := rootKey(s.path(id))
 	if err != nil || key == "" {
@@ -137,7 +139,7 @@ func (s *Snapshotter) freeRoot(table mountTable, id string) error {
 	return nil
 }
 
-// dropRoot deletes the root of a snapshot whose directory is given.
+// dropRoot deletes the root of the snapshot with the given directory.
 func (s *Snapshotter) dropRoot(ctx context.Context, dir string) error {
 	key, err := rootKey(dir)
 	if err != nil || key == "" {
@@ -153,8 +155,8 @@ func (s *Snapshotter) dropRoot(ctx context.Context, dir string) error {
 	return removeFile(rootMark(dir))
 }
 
-// commitRoot is Commit of a snapshot with a root of Lower's: the root becomes a
-// chain of Lower's, and the snapshot a claimed one.
+// commitRoot is Commit for a snapshot with a root from Lower. The root becomes a chain of
+// Lower, and the snapshot becomes a claimed one.
 func (s *Snapshotter) commitRoot(ctx context.Context, name, key, id, root string, opts []snapshots.Opt) error {
 	r, err := s.rooter()
 	if err != nil {
@@ -185,7 +187,7 @@ func (s *Snapshotter) commitRoot(ctx context.Context, name, key, id, root string
 	if err != nil {
 		return err
 	}
-	// The commit stands; what fails now is done again at the next cleaning.
+	// The snapshot is committed. If a step fails now, the next cleaning repeats it.
 	if err := s.stopped(context.WithoutCancel(ctx), s.path(id)); err != nil {
 		s.log.Warn("committed container is still looked after", "snapshot", name, "error", err)
 	}
@@ -195,8 +197,9 @@ func (s *Snapshotter) commitRoot(ctx context.Context, name, key, id, root string
 	return nil
 }
 
-// chainName is what Lower calls the chain of a claimed snapshot: its name if that
-// is a chain ID, as those of pulls are, else a digest of it.
+// chainName returns the name of a claimed snapshot's chain in Lower. This is the
+// snapshot's name if the name is a chain ID, as after a pull. Otherwise it is a digest of
+// the name.
 func chainName(snapshot string) string {
 	if _, err := digest.Parse(snapshot); err == nil {
 		return snapshot

@@ -15,12 +15,13 @@ import (
 	"google.golang.org/grpc"
 )
 
-// stopTimeout is how long Close waits for requests that are being answered.
-// A pull that waits for a registry is not waited for: containerd repeats it.
+// stopTimeout bounds how long Close waits for requests that are being answered. Close
+// does not wait for a pull that waits for a registry, because containerd repeats the
+// pull.
 const stopTimeout = 5 * time.Second
 
-// Serve answers containerd on l until Close, and closes l. It returns nil
-// after Close.
+// Serve answers containerd on l until Close is called. It closes l and returns nil after
+// Close.
 func (s *Snapshotter) Serve(l net.Listener) error {
 	g := grpc.NewServer()
 	snapshotsapi.RegisterSnapshotsServer(g, snapshotservice.FromSnapshotter(s))
@@ -50,9 +51,9 @@ func (s *Snapshotter) stopServing() {
 	}
 }
 
-// checkPropagation finds out whether mounts made here can be seen elsewhere,
-// and warns when this process is not in the machine's own mount namespace and
-// they cannot.
+// checkPropagation determines whether mounts made here are visible in other mount
+// namespaces. It warns if they are not and this process is not in the machine's mount
+// namespace.
 func (s *Snapshotter) checkPropagation() error {
 	table, err := readMounts()
 	if err != nil {
@@ -64,7 +65,7 @@ func (s *Snapshotter) checkPropagation() error {
 	if err != nil {
 		return err
 	}
-	// Not every container lets one see process 1; callers are checked later.
+	// Some containers hide process 1 from their processes. Callers are checked later.
 	if host, err := mountNamespace("1"); err == nil && host != here && !s.shared {
 		s.log.Warn("containers will not see the mounts made here: this process has a mount namespace of its own and does not share mounts; "+
 			"run it in the machine's, or bind-mount the directory with shared propagation (rshared)", "dir", s.root)
@@ -74,7 +75,7 @@ func (s *Snapshotter) checkPropagation() error {
 
 func mountNamespace(pid string) (string, error) { return os.Readlink("/proc/" + pid + "/ns/mnt") }
 
-// callers is a listener that looks at who connects: containerd must see the
+// callers is a listener that checks the connecting processes: containerd must see the
 // mounts made here.
 type callers struct {
 	net.Listener

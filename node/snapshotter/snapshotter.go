@@ -19,24 +19,24 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Options are what a Snapshotter can do without. The zero value is right.
+// Options are the optional parts of a Snapshotter. The zero value works.
 type Options struct {
-	// Logger gets what an operator should know. Default: nothing is logged.
+	// Logger logs events for operators. By default nothing is logged.
 	Logger *slog.Logger
 }
 
 // Snapshotter is containerd's Snapshotter and Cleaner over one directory:
 //
-//	lock            held while the directory is open
-//	metadata.db     names, labels, parents; containerd's format
-//	snapshots/N     one ordinary snapshot, N its number in metadata.db
+//	lock            locked while the directory is open
+//	metadata.db     names, labels, parents; in containerd's format
+//	snapshots/N     one ordinary snapshot; N is its number in metadata.db
 //	    fs          the files that it adds: the upper directory, later a lower one
 //	    work        the overlay's work directory of an active snapshot
-//	    mnt         where the overlay is mounted, over a claimed chain
-//	    layers      what that overlay was made of
-//	    container   symbolic link to the key that Lower was told of
-//	    root        key of the root that it has of Lower's, in place of the above
-//	chains/X        the chain X may be known to Lower without a record
+//	    mnt         mount point of the overlay over a claimed chain
+//	    layers      the parts of that overlay
+//	    container   symbolic link to the key for which Started was called
+//	    root        key of the root from Lower that is used in place of the above
+//	chains/X        Lower may know the chain X without a record of it
 //
 // All methods may run concurrently.
 type Snapshotter struct {
@@ -48,21 +48,21 @@ type Snapshotter struct {
 
 	options   []string // of overlays that containerd mounts
 	userxattr bool     // overlays keep their marks in user.*
-	idmap     bool     // containerd can give a mount mapped user ids
+	idmap     bool     // containerd can map the user ids of a mount
 	shared    bool     // mounts made here show in other mount namespaces
 
-	chains keyed // serializes Claim and Drop of a chain; taken before ids
+	chains keyed // serializes Claim and Drop of a chain; locked before ids
 	ids    keyed // serializes mounting, unmounting and removal of a snapshot
 	clean  sync.Mutex
 
 	life   context.Context // ends with Close
 	end    context.CancelFunc
-	begun  sync.WaitGroup // what runs after New
+	begun  sync.WaitGroup // work that continues after New
 	closed sync.Once
 
 	mu      sync.Mutex
 	ended   bool
-	busy    map[string]string // keys whose removal found them in use, with their ids
+	busy    map[string]string // keys and ids of snapshots whose removal failed because they were in use
 	servers map[*grpc.Server]struct{}
 }
 
@@ -71,11 +71,10 @@ var (
 	_ snapshots.Cleaner     = (*Snapshotter)(nil)
 )
 
-// New opens the snapshots in root, a directory that is made if need be and
-// belongs to one process at a time. lower may be nil: then every layer is
-// unpacked. What a crash left behind is put right; what takes longer, and
-// telling lower of containers whose file systems are still mounted, goes on
-// after New returns.
+// New opens the snapshots in root. It creates the directory if necessary. The directory
+// belongs to one process at a time. lower may be nil, and then every layer is unpacked.
+// New repairs what a crash left behind. Slower work continues after New returns. This
+// includes calling Started of lower for containers whose file systems are still mounted.
 func New(root string, lower Lower, o *Options) (*Snapshotter, error) {
 	if o == nil {
 		o = &Options{}
@@ -107,7 +106,7 @@ func (s *Snapshotter) open() (err error) {
 			return err
 		}
 	}
-	// The names in mountinfo have no symbolic links.
+	// The paths in mountinfo have no symbolic links.
 	if s.root, err = filepath.EvalSymlinks(s.root); err != nil {
 		return err
 	}
@@ -137,9 +136,9 @@ func (s *Snapshotter) open() (err error) {
 	return s.restoreLost(s.life)
 }
 
-// setOptions finds the options that containerd's overlayfs snapshotter would
-// use: overlays share layers, which index=on would refuse, and in a user
-// namespace the overlay's marks must be user.* attributes.
+// setOptions determines the options that containerd's overlayfs snapshotter would use.
+// Overlays share layers, which index=on would refuse. In a user namespace the overlay's
+// marks must be user.* attributes.
 func (s *Snapshotter) setOptions() {
 	var err error
 	if s.userxattr, err = overlayutils.NeedsUserXAttr(s.root); err != nil {
@@ -156,7 +155,7 @@ func (s *Snapshotter) setOptions() {
 	}
 }
 
-// lockFile takes the directory for this process, until the file is closed.
+// lockFile locks the directory for this process until the file is closed.
 func lockFile(name string) (*os.File, error) {
 	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -172,8 +171,8 @@ func lockFile(name string) (*os.File, error) {
 	return f, nil
 }
 
-// Close ends Serve, waits for what runs and closes the metadata. Mounts stay:
-// containers go on, and the next New finds them. Close may be called again.
+// Close ends Serve, waits for running work and closes the metadata. Mounts stay:
+// containers keep running, and the next New finds the mounts. Close may be called again.
 func (s *Snapshotter) Close() (err error) {
 	s.closed.Do(func() {
 		s.end()
@@ -197,7 +196,7 @@ func (s *Snapshotter) mnt(id string) string      { return filepath.Join(s.path(i
 func (s *Snapshotter) chainDir() string          { return filepath.Join(s.root, "chains") }
 func (s *Snapshotter) container(d string) string { return filepath.Join(d, "container") }
 
-// Stat returns what is recorded of a snapshot.
+// Stat returns the record of a snapshot.
 func (s *Snapshotter) Stat(ctx context.Context, key string) (info snapshots.Info, err error) {
 	err = s.meta.WithTransaction(ctx, false, func(ctx context.Context) error {
 		_, info, _, err = storage.GetInfo(ctx, key)
@@ -215,8 +214,8 @@ func (s *Snapshotter) Update(ctx context.Context, info snapshots.Info, fields ..
 	return updated, err
 }
 
-// Walk calls fn for each snapshot that the filters let through. It lists them
-// first, so fn may call whatever it likes.
+// Walk calls fn for each snapshot that matches the filters. It lists the snapshots first,
+// so fn may call any method.
 func (s *Snapshotter) Walk(ctx context.Context, fn snapshots.WalkFunc, filters ...string) error {
 	var infos []snapshots.Info
 	err := s.meta.WithTransaction(ctx, false, func(ctx context.Context) error {
@@ -236,9 +235,9 @@ func (s *Snapshotter) Walk(ctx context.Context, fn snapshots.WalkFunc, filters .
 	return nil
 }
 
-// Usage returns what a snapshot takes on disk without those below it: counted
-// now for an active one, recorded for a committed one, asked of Lower for a
-// claimed one.
+// Usage returns the disk usage of a snapshot without the snapshots below it. The usage of
+// an active snapshot is counted now, that of a committed one is recorded, and that of a
+// claimed one comes from Lower.
 func (s *Snapshotter) Usage(ctx context.Context, key string) (snapshots.Usage, error) {
 	id, info, usage, err := s.get(ctx, key)
 	switch {
@@ -263,7 +262,7 @@ func (s *Snapshotter) Usage(ctx context.Context, key string) (snapshots.Usage, e
 	return usage, nil
 }
 
-// get reads a record in a transaction of its own.
+// get reads a record in its own transaction.
 func (s *Snapshotter) get(ctx context.Context, key string) (id string, info snapshots.Info, usage snapshots.Usage, err error) {
 	err = s.meta.WithTransaction(ctx, false, func(ctx context.Context) error {
 		id, info, usage, err = storage.GetInfo(ctx, key)

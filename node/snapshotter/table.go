@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountTable is what is mounted in this mount namespace, in the order in which
-// the kernel lists it.
+// mountTable holds the mounts of this mount namespace, in the kernel's order.
 type mountTable []*mountinfo.Info
 
 func readMounts() (mountTable, error) {
@@ -22,7 +21,7 @@ func readMounts() (mountTable, error) {
 	return t, nil
 }
 
-// at returns what is mounted exactly there, the topmost, or nil.
+// at returns the topmost mount exactly at point, or nil.
 func (t mountTable) at(point string) *mountinfo.Info {
 	for _, m := range slices.Backward(t) {
 		if m.Mountpoint == point {
@@ -32,7 +31,7 @@ func (t mountTable) at(point string) *mountinfo.Info {
 	return nil
 }
 
-// over returns the mount that a path lies in, or nil.
+// over returns the mount that contains a path, or nil.
 func (t mountTable) over(path string) (over *mountinfo.Info) {
 	for _, m := range t {
 		if within(path, m.Mountpoint) && (over == nil || len(m.Mountpoint) >= len(over.Mountpoint)) {
@@ -49,13 +48,13 @@ func (t mountTable) below(dir string) (points []string) {
 			points = append(points, m.Mountpoint)
 		}
 	}
-	// Order of mounting is not order of depth once something was moved.
+	// If a mount was moved, the order of mounting differs from the order of depth.
 	slices.SortStableFunc(points, func(a, b string) int { return len(b) - len(a) })
 	return points
 }
 
-// users returns where outside of dir the overlay that is mounted at point, if
-// any, is mounted too, and all overlays that write to upper.
+// users returns the mount points outside of dir of two kinds of overlays: the overlay
+// that is mounted at point, if any, and all overlays that write to upper.
 func (t mountTable) users(dir, point, upper string) (points []string) {
 	own := t.at(point)
 	for _, m := range t {
@@ -72,8 +71,8 @@ func within(path, dir string) bool {
 	return path == dir || dir == "/" || strings.HasPrefix(path, dir+"/")
 }
 
-// unmount takes away what is mounted at dir and below. It stops at what is in
-// use, and says what that is.
+// unmount unmounts everything at dir and below. It stops at a mount that is in use, and
+// returns an error that names it.
 func unmount(t mountTable, dir string) error {
 	for _, point := range t.below(dir) {
 		if err := unix.Unmount(point, unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
