@@ -1,16 +1,16 @@
-// Package agent is the node side put together: it learns from containerd or from
-// people which images are to run, fetches their indexes, mounts their trees and
-// has their files come, from the registry to the cache that all share.
+// Package agent is the part of Slipway that runs on a node. It learns from containerd or
+// from users which images are to run, fetches their indexes, mounts their trees, and
+// fetches their files from the registry into a cache that all images share.
 //
-// It runs as two processes, or as one under systemd. The keeper holds the
-// descriptor of the FUSE pool and the listening sockets, does nothing else, and
-// starts the worker, which does everything; when the worker dies, the next one
-// goes on where it stopped, and no container notices more than a pause. Under
-// systemd the descriptor lies in systemd's store instead.
+// It runs as two processes, or as one process under systemd. The keeper holds the
+// descriptor of the FUSE pool and the listening sockets, and starts the worker, which
+// does everything else. When the worker dies, the next worker continues at the same
+// point, and containers notice only a pause. Under systemd, systemd's descriptor store
+// holds the descriptor instead.
 //
-// Everything that containers need is in the kernel (mounts) and on disk (files,
-// indexes, image files), so containers that have their files go on without the
-// agent, and come back after a reboot without the registry.
+// Everything that containers need is in the kernel (mounts) and on disk (files, indexes,
+// image files). So containers that have their files continue without the agent, and come
+// back after a reboot without the registry.
 package agent
 
 import (
@@ -58,9 +58,10 @@ type Agent struct {
 	api     *http.Server
 	metrics *http.Server
 	support *view.Support
-	stale   []view.Mount // overlays over a pool that is gone
+	stale   []view.Mount // overlays over a pool that no longer exists
 
-	// ender ends all of the agent, its keeper told twice; nil: systemd does.
+	// ender ends the whole agent; twice says that the keeper gets two signals. It is nil
+	// if systemd ends the agent.
 	ender func(twice bool) error
 
 	listeners Listeners
@@ -75,15 +76,15 @@ type Agent struct {
 	closed  error
 }
 
-// layout is where everything lies.
+// layout is where the agent's files are.
 type layout struct {
 	cache, images, chains, trees, snapshots, mounts string // on disk
-	unpacked                                        string // trees where none can be mounted lazily
-	probe                                           string // for trying things out
-	reserve                                         string // takes space that the next start may need
-	volumeRecords                                   string // what is mounted of volumes
-	run, pool, views, state, keys, api              string // gone with a reboot
-	volumes, volumeMounts, volumeState              string // so are these
+	unpacked                                        string // trees, if none can be mounted lazily
+	probe                                           string // for the probes of the kernel
+	reserve                                         string // a file that holds disk space for the next start
+	volumeRecords                                   string // records of mounted volumes
+	run, pool, views, state, keys, api              string // lost at a reboot
+	volumes, volumeMounts, volumeState              string // these, too
 	volumeSocket                                    string
 }
 
@@ -100,9 +101,9 @@ func layoutOf(cfg *config.Agent) layout {
 	}
 }
 
-// makeDirs makes the directories. They are root's alone: who could look into
-// them would see the files of all images. Mounts of snapshots pass through bind
-// mounts of containerd's, which need no way in.
+// makeDirs creates the directories. Only root has access: anybody who could read them
+// would see the files of all images. Mounts of snapshots pass through containerd's bind
+// mounts, which do not need access.
 func (l *layout) makeDirs() error {
 	for _, dir := range []string{l.cache, l.images, l.chains, l.trees, l.snapshots, l.mounts, l.unpacked, l.run, l.pool, l.views, l.volumes} {
 		if dir == l.pool || dir == l.volumes {
@@ -117,9 +118,9 @@ func (l *layout) makeDirs() error {
 	return nil
 }
 
-// New makes the worker of a pool: dev is its descriptor, nil where there can be no
-// pool: then images are unpacked. What a worker before it left is taken over. The
-// listeners become the worker's.
+// New creates the worker of a pool. dev is the descriptor of the pool, or nil if there
+// can be no pool; then images are unpacked. New takes over what an earlier worker left.
+// The listeners become the worker's.
 func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log *slog.Logger) (_ *Agent, err error) {
 	run, cancel := context.WithCancel(context.Background())
 	a := &Agent{cfg: cfg, log: log, lay: layoutOf(cfg), began: time.Now(), listeners: ls, cancel: cancel, poolEnded: make(chan struct{})}
@@ -155,7 +156,7 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 	if err := recs.clean(); err != nil {
 		log.Warn("what a crash left of images' records stays for now", "err", err)
 	}
-	if dev != nil { // else nobody serves them
+	if dev != nil { // otherwise nobody serves them
 		if a.volumes, err = openVolumes(ctx, run, cfg, a.regs, recs, log); err != nil {
 			return nil, err
 		}
@@ -197,7 +198,7 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 	return a, nil
 }
 
-// freeReserve gives the disk space back that an agent before this one kept.
+// freeReserve releases the disk space that an earlier agent reserved.
 func (l *layout) freeReserve() error {
 	if err := os.Remove(l.reserve); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -205,8 +206,8 @@ func (l *layout) freeReserve() error {
 	return nil
 }
 
-// keepReserve keeps disk space for the next start, as much as there is of it: on a full
-// disk of whose files none can be evicted an agent would not start.
+// keepReserve reserves disk space for the next start, as much as is free. Without it, an
+// agent could not start on a full disk if no file can be evicted.
 func (l *layout) keepReserve() {
 	f, err := os.OpenFile(l.reserve, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -220,20 +221,20 @@ func (l *layout) keepReserve() {
 	}
 }
 
-// diskUse is what images have on the disk beside their snapshots.
+// diskUse returns what images use on the disk in addition to their snapshots.
 func (a *Agent) diskUse() diskUse {
 	st := a.cache.Stats()
 	return diskUse{dir: a.lay.snapshots, bytes: uint64(st.Bytes + st.PartialBytes + st.LateBytes), inodes: uint64(st.Files + st.Partial)}
 }
 
-// giveBack frees disk space of the cache, as kubelet removes images only to get some. What
-// running containers need stays.
+// giveBack frees disk space of the cache, because kubelet removes images only to gain
+// space. It keeps what running containers need.
 func (a *Agent) giveBack(bytes int64) {
 	freed := a.cache.Evict(bytes)
 	a.log.Info("an image was removed, and its share of the cache with it", "image_bytes", bytes, "evicted_bytes", freed)
 }
 
-// openFiles opens the cache and the file service on it.
+// openFiles opens the cache, and the file service that uses it.
 func (a *Agent) openFiles() (err error) {
 	policy := cachedir.LRU
 	if a.cfg.Cache.Policy == "fifo" {
@@ -258,16 +259,16 @@ func (a *Agent) openFiles() (err error) {
 	return nil
 }
 
-// backgroundRest is how long nobody must have waited for a file before the rest of
-// images is fetched.
+// backgroundRest is how long nobody must have waited for a file before the agent fetches
+// the rest of images.
 const backgroundRest = 2 * time.Second
 
-// startRoom is how many bytes of the disk the start of an agent takes at most, with what it
-// tries out and the state of its pool. A full cache must not keep it from that.
+// startRoom is the most bytes of disk that the start of an agent takes, for its probes
+// and the state of its pool. A full cache must not prevent a start.
 const startRoom = 4 << 20
 
-// supportOf finds out how images are mounted. What cannot be done lazily is unpacked,
-// also where the configuration asks for a way that does not work: a node without its
+// supportOf finds out how images are mounted. Images are unpacked if lazy mounts do not
+// work, even if the configuration asks for a way that does not work: a node without its
 // agent starts no containers at all.
 func supportOf(ctx context.Context, cfg *config.Agent, dir string, dev *os.File, log *slog.Logger) (*view.Support, error) {
 	tier, err := view.ParseTier(cfg.Kernel.Tier)
@@ -300,8 +301,8 @@ func supportOf(ctx context.Context, cfg *config.Agent, dir string, dev *os.File,
 	return s, nil
 }
 
-// probe tries what the kernel can do. What a worker that was killed while it did so left
-// in dir is taken away.
+// probe tries what the kernel can do. It first removes what a worker left in dir if it
+// was killed during a probe.
 func probe(ctx context.Context, dir string, tier view.Tier) (*view.Support, error) {
 	if err := view.UnmountBelow(dir); err != nil {
 		return nil, fmt.Errorf("take away what was tried out before: %w", err)
@@ -312,7 +313,7 @@ func probe(ctx context.Context, dir string, tier view.Tier) (*view.Support, erro
 	return view.Probe(ctx, dir, tier)
 }
 
-// whyNoPool says why there is no pool.
+// whyNoPool returns why there is no pool.
 func whyNoPool() string {
 	if err := poolfs.Available(); err != nil {
 		return fmt.Sprintf("there is no FUSE (%v)", err)
@@ -323,8 +324,7 @@ func whyNoPool() string {
 // errPoolGone says that somebody has unmounted the pool.
 var errPoolGone = errors.New("it was unmounted")
 
-// Run serves until ctx ends, and then closes. ready is called once everything
-// answers.
+// Run serves until ctx ends, and then closes. It calls ready once everything answers.
 func (a *Agent) Run(ctx context.Context, ready func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -338,7 +338,7 @@ func (a *Agent) Run(ctx context.Context, ready func()) error {
 			}
 		}()
 	}
-	// The pool goes first and ends last: all else may open files in it.
+	// The pool starts first and ends last, because everything else may open files in it.
 	if a.pool != nil {
 		a.poolServed = true
 		serve("pool", a.servePool)
@@ -401,18 +401,17 @@ func serveHTTP(s *http.Server, l net.Listener) error {
 	return nil
 }
 
-// Close ends everything but the mounts, which containers use.
+// Close ends everything except the mounts, which containers use.
 func (a *Agent) Close() error {
 	a.closing.Do(func() { a.closed = a.close() })
 	return a.closed
 }
 
-// shutdown is how long calls of the local API that are being answered may take
-// when the agent ends.
+// shutdown is how long calls in progress of the local API may take when the agent ends.
 const shutdown = 3 * time.Second
 
-// close ends what may ask for files first, the pool next, and last what gets the
-// files: an open that waits is left to the next worker and does not fail.
+// close first ends what may request files, then the pool, and last what fetches the
+// files. So an open that waits is left to the next worker and does not fail.
 func (a *Agent) close() error {
 	var errs []error
 	end := func(err error) { errs = append(errs, err) }
@@ -444,8 +443,7 @@ func (a *Agent) close() error {
 	return errors.Join(errs...)
 }
 
-// stopAnswering ends the servers. Calls being answered are waited for, but not
-// for long.
+// stopAnswering ends the servers. It waits for calls in progress, but not for long.
 func (a *Agent) stopAnswering() error {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdown)
 	defer cancel()

@@ -31,14 +31,15 @@ type Status struct {
 	PID     int       `json:"pid"`
 	Started time.Time `json:"started"`
 	Root    string    `json:"root"`
-	// Tier is how images are mounted, Reasons what came of each that was tried.
+	// Tier is how images are mounted. Reasons says what became of each tier that was
+	// tried.
 	Tier    string   `json:"tier"`
 	Reasons []string `json:"reasons"`
 	// Snapshotter is the socket for containerd.
 	Snapshotter string        `json:"snapshotter"`
 	Mounts      []MountStatus `json:"mounts"`
 	Pool        poolfs.Stats  `json:"pool"`
-	// Volumes is nil where none are configured.
+	// Volumes is nil if none are configured.
 	Volumes *VolumesStatus `json:"volumes,omitempty"`
 	gearfs.Status
 }
@@ -49,21 +50,21 @@ type MountStatus struct {
 	Dir   string `json:"dir"`
 	Upper string `json:"upper,omitempty"`
 	Chain string `json:"chain"`
-	// Way is gear or volume; Clone tells that it is one of the volume.
+	// Way is gear or volume. Clone reports whether it is a clone of the volume.
 	Way   string `json:"way,omitempty"`
 	Clone bool   `json:"clone,omitempty"`
-	// Mapped tells that it is no directory, but an image that slipway volume map
+	// Mapped reports whether this is not a directory but an image that slipway volume map
 	// keeps as a volume.
 	Mapped bool `json:"mapped,omitempty"`
 }
 
-// ProfileAnswer is the start-up profile that is known of an image.
+// ProfileAnswer is the known start-up profile of an image.
 type ProfileAnswer struct {
 	Image string         `json:"image"`
 	Chain string         `json:"chain"`
 	Files []ProfileEntry `json:"files"`
 	Bytes int64          `json:"bytes"`
-	// Donor is the manifest of the image that files were inherited from, if any were.
+	// Donor is the manifest of the image from which files were inherited, if any were.
 	Donor string `json:"donor,omitempty"`
 }
 
@@ -82,8 +83,7 @@ const (
 	apiStatus  = "/v1/status"
 	apiProfile = "/v1/profile"
 	apiVerify  = "/v1/verify"
-	// maxRequest and maxAPI bound what is read of a request and of an answer, in
-	// bytes.
+	// maxRequest and maxAPI bound how many bytes of a request and of an answer are read.
 	maxRequest = 1 << 20
 	maxAPI     = 64 << 20
 )
@@ -111,7 +111,7 @@ func (a *Agent) apiHandler() http.Handler {
 	return mux
 }
 
-// answer makes a handler of a function from JSON to JSON.
+// answer makes a handler from a function that takes and returns JSON.
 func answer[In, Out any](do func(*http.Request, In) (Out, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var in In
@@ -130,7 +130,7 @@ func answer[In, Out any](do func(*http.Request, In) (Out, error)) http.HandlerFu
 			http.Error(w, err.Error(), http.StatusUnprocessableEntity)
 		default:
 			w.Header().Set("Content-Type", "application/json")
-			_ = json.NewEncoder(w).Encode(out) // who asked is gone
+			_ = json.NewEncoder(w).Encode(out) // the caller is gone
 		}
 	}
 }
@@ -144,7 +144,7 @@ func (a *Agent) status(ctx context.Context) Status {
 	return s
 }
 
-// poolStats are zero without a pool.
+// poolStats returns the counters of the pool; they are zero without a pool.
 func (a *Agent) poolStats() (s poolfs.Stats) {
 	if a.pool != nil {
 		s = a.pool.Stats()
@@ -152,8 +152,8 @@ func (a *Agent) poolStats() (s poolfs.Stats) {
 	return s
 }
 
-// find returns an image, given by its name, by the beginning of its chain ID, or
-// by a container. Of a tag that moved it is the one that was pulled last.
+// find returns an image by its name, by the beginning of its chain ID, or by a container.
+// If a tag has moved, it returns the image that was pulled last.
 func (a *Agent) find(name string) (gearfs.ImageStatus, error) {
 	st, _ := a.files.Summary()
 	for _, c := range st.Containers {
@@ -163,7 +163,7 @@ func (a *Agent) find(name string) (gearfs.ImageStatus, error) {
 	}
 	last := newest(st.Images, name)
 	for _, m := range a.mounts.list() {
-		if last == nil && m.Image == name { // known by the name of another one with the same layers
+		if last == nil && m.Image == name { // known by the name of another image with the same layers
 			last = newest(st.Images, m.Chain)
 		}
 	}
@@ -173,7 +173,7 @@ func (a *Agent) find(name string) (gearfs.ImageStatus, error) {
 	return a.files.Image(last.Chain)
 }
 
-// newest returns the image that was added last of those with a name, or nil.
+// newest returns the image with a name that was added last, or nil.
 func newest(images []gearfs.ImageStatus, name string) (last *gearfs.ImageStatus) {
 	for i := range images {
 		img := &images[i]
@@ -185,7 +185,8 @@ func newest(images []gearfs.ImageStatus, name string) (last *gearfs.ImageStatus)
 	return last
 }
 
-// notHere says that an image is not on this node, and how to name those that are.
+// notHere returns an error that says that an image is not on this node, and how to name
+// the images that are.
 func notHere(name string, images []gearfs.ImageStatus) error {
 	here := "none is here now"
 	if len(images) > 0 {
@@ -247,7 +248,7 @@ func (a *Agent) dropProfile(image string) error {
 	return a.files.SetProfile(img.Chain, nil)
 }
 
-// VerifyAnswer tells what a check of the cache found.
+// VerifyAnswer says what a check of the cache found.
 type VerifyAnswer struct {
 	Files   int `json:"files"`
 	Damaged int `json:"damaged"`
@@ -261,7 +262,7 @@ func (a *Agent) verify(ctx context.Context) (v VerifyAnswer, err error) {
 // Caller calls the API of an agent on this machine.
 type Caller struct{ http *http.Client }
 
-// ErrNoAgent is in the chain of errors when no agent answers.
+// ErrNoAgent is in the chain of an error if no agent answers.
 var ErrNoAgent = errors.New("no agent is running here")
 
 // NewCaller returns a Caller of the agent with a configuration.
@@ -277,38 +278,38 @@ func NewCaller(cfg *config.Agent) *Caller {
 	}}}}
 }
 
-// Status asks for the state.
+// Status returns the state of the agent.
 func (c *Caller) Status(ctx context.Context) (s Status, err error) {
 	return s, c.call(ctx, http.MethodGet, apiStatus, nil, &s)
 }
 
-// Mount asks for an image at a directory.
+// Mount asks the agent to mount an image at a directory.
 func (c *Caller) Mount(ctx context.Context, req MountRequest) (m MountAnswer, err error) {
 	return m, c.call(ctx, http.MethodPost, apiMount, req, &m)
 }
 
-// Umount takes a mount away.
+// Umount unmounts the image at a directory.
 func (c *Caller) Umount(ctx context.Context, dir string) error {
 	return c.call(ctx, http.MethodPost, apiUmount, MountRequest{Dir: dir}, nil)
 }
 
-// Profile asks for the profile of an image or container.
+// Profile returns the profile of an image or container.
 func (c *Caller) Profile(ctx context.Context, image string) (p ProfileAnswer, err error) {
 	return p, c.call(ctx, http.MethodGet, apiProfile+"?image="+url.QueryEscape(image), nil, &p)
 }
 
-// DropProfile has a profile forgotten on this node.
+// DropProfile makes this node forget a profile.
 func (c *Caller) DropProfile(ctx context.Context, image string) error {
 	return c.call(ctx, http.MethodDelete, apiProfile+"?image="+url.QueryEscape(image), nil, nil)
 }
 
-// Verify has every file of the cache read and compared with its name.
+// Verify makes the agent read every file of the cache and compare it with its name.
 func (c *Caller) Verify(ctx context.Context) (v VerifyAnswer, err error) {
 	return v, c.call(ctx, http.MethodPost, apiVerify, nil, &v)
 }
 
-// Ready waits until the agent answers, for no longer than one may take to start. Errors:
-// ErrNoAgent.
+// Ready waits until the agent answers, for no longer than an agent may take to start.
+// Errors: ErrNoAgent.
 func (c *Caller) Ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyWithin)
 	defer cancel()
@@ -318,7 +319,7 @@ func (c *Caller) Ready(ctx context.Context) error {
 
 const readyWithin = 30 * time.Second
 
-// stateOf says what state an agent is in that gives no answer.
+// stateOf returns an error that says in what state an agent is that does not answer.
 func stateOf(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, ErrNoAgent), errors.Is(err, fs.ErrPermission):

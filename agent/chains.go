@@ -23,15 +23,15 @@ import (
 	"example.org/slipway/node/view"
 )
 
-// chains make the trees of images available without their blobs: they fetch the
-// indexes of layers, mount what these are together, and have the files come.
-// They are the Lower of the snapshotter.
+// chains makes the trees of images available without their blobs. It fetches the indexes
+// of layers, mounts the trees that they form, and fetches the files. It is the Lower of
+// the snapshotter.
 type chains struct {
 	records *records
 	trees   string // image files
-	mounts  string // where these are mounted
+	mounts  string // where image files are mounted
 	pool    string // where the pool is mounted
-	// unpacked is where trees are that cannot be mounted lazily.
+	// unpacked is the directory of trees that cannot be mounted lazily.
 	unpacked string
 	files    *gearfs.Service
 	cache    *cachedir.Dir
@@ -40,40 +40,40 @@ type chains struct {
 	opts     chainOptions
 	log      *slog.Logger
 	pulls    *pulls
-	volumes  *volumes // nil: none are configured
+	volumes  *volumes // nil if none are configured
 	choice   config.AgentChoice
-	plain    choices // of images that no chain stands for
+	plain    choices // of images for which there is no chain
 
-	// changing is held while records are changed, from reading them on.
+	// changing is held while records are changed, including the read before.
 	changing sync.Mutex
 
-	// ctx ends with the agent; work is what goes on behind the calls.
+	// ctx ends with the agent. work counts background work.
 	ctx  context.Context
 	work sync.WaitGroup
-	// inUse reports whether a chain is mounted without containerd, alone or as a
-	// part of another one.
+	// inUse reports whether a chain is mounted without containerd, alone or as part of
+	// another chain.
 	inUse func(chain string) bool
 
-	flights singleflight.Group // by chain: preparing its tree
+	flights singleflight.Group // by chain: the preparation of its tree
 	mu      sync.Mutex
 	mounted map[string]mountedTree // by chain
-	tower   tower                  // of the pull that is under way
+	tower   tower                  // of the pull in progress
 	later   map[string]*time.Timer // by chain: completion in the background
 }
 
-// mountedTree is a chain's tree as it was mounted.
+// mountedTree is the tree of a chain as it was mounted.
 type mountedTree struct {
 	layers snapshotter.Layers
 	root   view.Root
 }
 
-// still reports whether the tree is mounted, and nothing else in its place.
+// still reports whether the tree is mounted and nothing else is in its place.
 func (t *mountedTree) still() bool {
 	root, mounted, err := view.RootAt(t.layers.Lower[0])
 	return err == nil && mounted && root == t.root
 }
 
-// chainOptions are the choices of chains.
+// chainOptions are the options of chains.
 type chainOptions struct {
 	record          bool
 	background      bool
@@ -82,7 +82,7 @@ type chainOptions struct {
 
 var _ snapshotter.Lower = (*chains)(nil)
 
-// background does something that the caller does not wait for.
+// background runs a function for which the caller does not wait.
 func (c *chains) background(do func()) {
 	c.work.Add(1)
 	go func() {
@@ -91,12 +91,12 @@ func (c *chains) background(do func()) {
 	}()
 }
 
-// smallRoom is how many bytes of the disk the records of an image and the directories of a
-// container take at most, but for what roomFor counts.
+// smallRoom is the most bytes of disk that the records of an image and the directories of
+// a container take, apart from what roomFor counts.
 const smallRoom = 1 << 20
 
-// roomFor is how many bytes of the disk are enough for what is kept of a tree: its index,
-// the table of its files, or its image file, each at a time.
+// roomFor returns how many bytes of disk are enough for any one file that is kept of a
+// tree: its index, the table of its files, or its image file.
 func roomFor(x *gear.Index) int64 {
 	n := int64(smallRoom)
 	for i := range x.Entries {
@@ -112,8 +112,8 @@ func roomFor(x *gear.Index) int64 {
 	return n
 }
 
-// prepare mounts the tree of an image that has been pulled and has the files of
-// its profile fetched, so that both are there when a container starts.
+// prepare mounts the tree of a pulled image and fetches the files of its profile, so that
+// both are ready when a container starts.
 func (c *chains) prepare(chain, ref string) {
 	if _, err := c.Mount(c.ctx, chain); err != nil {
 		if c.ctx.Err() == nil {
@@ -122,7 +122,7 @@ func (c *chains) prepare(chain, ref string) {
 		return
 	}
 	if !c.files.HasImage(chain) || c.eager() {
-		return // a volume, or all is here
+		return // it is a volume, or everything is on the node
 	}
 	if _, err := c.files.Prefetch(c.ctx, chain, nil); err != nil && c.ctx.Err() == nil {
 		c.log.Warn("the profile's files of an image are not fetched", "image", ref, "err", err)
@@ -138,7 +138,7 @@ func (c *chains) Mount(ctx context.Context, chain string) (snapshotter.Layers, e
 	if ok && t.still() {
 		return t.layers, nil
 	}
-	// Whoever comes first works for all, so none of them ends it.
+	// The first caller works for all, so no caller may cancel the work.
 	done := c.flights.DoChan(chain, func() (any, error) { return c.mount(c.ctx, chain) })
 	select {
 	case r := <-done:
@@ -151,7 +151,7 @@ func (c *chains) Mount(ctx context.Context, chain string) (snapshotter.Layers, e
 	}
 }
 
-// mount compiles and mounts the tree of a chain, as far as that is not done.
+// mount compiles and mounts the tree of a chain, unless that is already done.
 func (c *chains) mount(ctx context.Context, chain string) (snapshotter.Layers, error) {
 	var none snapshotter.Layers
 	c.mend(chain)
@@ -173,7 +173,8 @@ func (c *chains) mount(ctx context.Context, chain string) (snapshotter.Layers, e
 	return l, nil
 }
 
-// mountWay is Mount in a way that need not be that of the chain's image; "" is.
+// mountWay is Mount in a way that may differ from the chain's own; "" is the chain's own
+// way.
 func (c *chains) mountWay(ctx context.Context, chain, way string) (snapshotter.Layers, error) {
 	rec, err := c.sound(chain)
 	if err != nil {
@@ -206,7 +207,7 @@ func (c *chains) mountBy(ctx context.Context, rec *chainRecord, way string) (sna
 	return snapshotter.Layers{Lower: []string{dir}}, err
 }
 
-// mountGear mounts the tree of a chain from indexes.
+// mountGear mounts the tree of a chain with the help of its indexes.
 func (c *chains) mountGear(ctx context.Context, rec *chainRecord) (snapshotter.Layers, error) {
 	var none snapshotter.Layers
 	if err := c.fill(ctx, rec.Chain); err != nil {
@@ -243,8 +244,8 @@ func (c *chains) mountGear(ctx context.Context, rec *chainRecord) (snapshotter.L
 	return snapshotter.Layers{Lower: []string{dir}, Data: data, Metacopy: c.support.Metacopy}, nil
 }
 
-// know makes the file service know an image. The tree is returned if it was read
-// for that.
+// know registers an image with the file service. It returns the tree if it had to read
+// it.
 func (c *chains) know(chain string, rec *chainRecord) (*gear.Index, error) {
 	if c.files.HasImage(chain) {
 		return nil, nil
@@ -261,8 +262,8 @@ func (c *chains) know(chain string, rec *chainRecord) (*gear.Index, error) {
 	return x, nil
 }
 
-// compiled returns the image file of a chain, compiling it if there is none or
-// if its bytes are not those it is called by.
+// compiled returns the image file of a chain. It compiles the file if there is none or if
+// its bytes do not match its name.
 func (c *chains) compiled(ctx context.Context, rec *chainRecord, x *gear.Index) (string, error) {
 	if rec.Image != "" {
 		file := filepath.Join(c.trees, rec.Image)
@@ -297,16 +298,16 @@ func (c *chains) compiled(ctx context.Context, rec *chainRecord, x *gear.Index) 
 	return file, c.records.update(rec)
 }
 
-// Started implements snapshotter.Lower. The opens of these containers are
-// recorded as far as they reach the pool. Whoever watches all of them opens what
-// was opened himself, in the pool too: a worker that were killed while it does
-// would wait for the next worker, which begins when it has ended.
+// Started implements snapshotter.Lower. It records the opens of these containers as far
+// as they reach the pool. A watcher of all opens would have to open each file itself, in
+// the pool too. A worker that is killed during such an open would wait for the next
+// worker, and the next worker starts only when the old one has ended.
 func (c *chains) Started(ctx context.Context, n snapshotter.Container) error {
 	n.Mount = ""
 	return c.started(ctx, n)
 }
 
-// started is Started for a container whose opens are watched, if it says where
+// started is Started for a container whose opens are watched, if the container says where
 // it is mounted.
 func (c *chains) started(ctx context.Context, n snapshotter.Container) error {
 	way := ""
@@ -316,7 +317,7 @@ func (c *chains) started(ctx context.Context, n snapshotter.Container) error {
 	return c.startedBy(ctx, n, way)
 }
 
-// startedBy is started for a container whose tree is mounted in a way.
+// startedBy is started for a container whose tree is mounted in the given way.
 func (c *chains) startedBy(ctx context.Context, n snapshotter.Container, way string) error {
 	if way == config.WayVolume && c.volumes != nil {
 		c.volumes.started(n.Key, n.Chain)
@@ -327,7 +328,7 @@ func (c *chains) startedBy(ctx context.Context, n snapshotter.Container, way str
 	}
 	mount := n.Mount
 	if !c.opts.record {
-		mount = "" // nobody asks for what it opens
+		mount = "" // nobody needs to know what it opens
 	}
 	if err := c.files.ContainerStarted(n.Key, n.Chain, mount); err != nil {
 		return err
@@ -339,13 +340,13 @@ func (c *chains) startedBy(ctx context.Context, n snapshotter.Container, way str
 	return err
 }
 
-// adopt tells of a mount that an agent before this one made.
+// adopt registers a mount that an earlier agent made.
 func (c *chains) adopt(r *mountRecord) error {
 	return c.startedBy(c.ctx, snapshotter.Container{Key: r.key(), Chain: r.Chain, Mount: r.Dir, Running: true}, r.Way)
 }
 
-// completeLater has the rest of an image fetched some time after the start of a
-// container of it.
+// completeLater fetches the rest of an image some time after the start of one of its
+// containers.
 func (c *chains) completeLater(chain string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -369,8 +370,8 @@ func (c *chains) Stopped(_ context.Context, container string) error {
 	return nil
 }
 
-// Usage implements snapshotter.Lower: the index, and the image file if there is
-// one. Files are in the cache that all images share.
+// Usage implements snapshotter.Lower. It counts the index, and the image file if there is
+// one. Files are not counted, because they are in the cache that all images share.
 func (c *chains) Usage(_ context.Context, chain string) (size, inodes int64, err error) {
 	rec, err := c.records.load(chain)
 	if err != nil {
@@ -393,7 +394,7 @@ func (c *chains) Usage(_ context.Context, chain string) (size, inodes int64, err
 	return size, inodes, nil
 }
 
-// Drop implements snapshotter.Lower. What is mounted without containerd stays.
+// Drop implements snapshotter.Lower. It keeps what is mounted without containerd.
 func (c *chains) Drop(_ context.Context, chain string) error {
 	c.changing.Lock()
 	defer c.changing.Unlock()
@@ -420,7 +421,7 @@ func (c *chains) dropUnless(chain string, needed func() bool) (bool, error) {
 	return true, c.drop(chain)
 }
 
-// drop forgets a chain. changing is held.
+// drop forgets a chain. The caller holds changing.
 func (c *chains) drop(chain string) error {
 	rec, err := c.records.load(chain)
 	if errors.Is(err, errNoRecord) {
@@ -456,8 +457,8 @@ func (c *chains) drop(chain string) error {
 	return c.dropImage(rec.Image)
 }
 
-// dropImage unmounts and removes an image file that no chain has any more.
-// Overlays above it keep what they need.
+// dropImage unmounts and removes an image file that no chain uses any more. Overlays
+// above it keep what they need.
 func (c *chains) dropImage(image string) error {
 	others, err := c.records.all(func(string, error) {})
 	if err != nil {
@@ -479,7 +480,7 @@ func (c *chains) dropImage(image string) error {
 	return nil
 }
 
-// close waits for what goes on.
+// close cancels the planned completions and waits for background work.
 func (c *chains) close() {
 	c.mu.Lock()
 	for chain, t := range c.later {

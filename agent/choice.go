@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// ways tells the ways in which an image is to come here, in the order in which
+// ways returns the ways in which an image may come to this node, in the order in which
 // they are tried.
 func ways(c *config.AgentChoice, ref reference) []string {
 	name := ref.host + "/" + ref.repo
@@ -27,8 +27,8 @@ func ways(c *config.AgentChoice, ref reference) []string {
 	return c.Default
 }
 
-// trusts tells why what a registry says of volumes is not believed; "" if it is.
-// Who can change an answer on its way could have a node read any volume of the
+// trusts returns why a registry is not trusted about volumes, or "" if it is trusted.
+// Somebody who can change an answer in transit could make a node use any volume of the
 // storage as the root of a container.
 func trusts(settings []config.AgentRegistry, host string) string {
 	for i := range settings {
@@ -54,15 +54,15 @@ func trusts(settings []config.AgentRegistry, host string) string {
 	return "it is not among the agent's registries, and records of volumes are believed of those only"
 }
 
-// choices remember why images that are not known otherwise were unpacked in the
-// ordinary way. The zero value is empty.
+// choices remembers why images were unpacked in the ordinary way, if nothing else records
+// it. The zero value is empty.
 type choices struct {
 	mu    sync.Mutex
 	why   map[string][]string // by reference
 	order []string            // the oldest first
 }
 
-// maxChoices bounds what is remembered.
+// maxChoices bounds how many images are remembered.
 const maxChoices = 1000
 
 func (c *choices) put(image string, why []string) {
@@ -81,7 +81,7 @@ func (c *choices) put(image string, why []string) {
 	c.why[image] = why
 }
 
-// drop forgets an image that comes in another way now.
+// drop forgets an image that now comes in another way.
 func (c *choices) drop(image string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

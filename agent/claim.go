@@ -21,8 +21,8 @@ func (c *chains) Claim(ctx context.Context, l snapshotter.Layer) (bool, error) {
 	return ok, err
 }
 
-// claim is Claim for a snapshot, or for a mount without one: the ways of the
-// configuration are tried in order.
+// claim is Claim for a snapshot, or for a mount without one. It tries the ways of the
+// configuration in order.
 func (c *chains) claim(ctx context.Context, l snapshotter.Layer, snapshot bool) (bool, error) {
 	if l.ImageRef == "" || l.Manifest == "" || l.Digest == "" {
 		return false, nil
@@ -35,15 +35,15 @@ func (c *chains) claim(ctx context.Context, l snapshotter.Layer, snapshot bool) 
 	return ok, err
 }
 
-// claimBy is claim with the ways to try; fs is the file system of a volume, "" if
-// any will do. It returns what became of each way that was tried.
+// claimBy is claim with the ways to try. fs is the file system that a volume must have,
+// or "" if any will do. It returns what became of each way that it tried.
 func (c *chains) claimBy(ctx context.Context, l snapshotter.Layer, ref reference, snapshot bool, use []string, fs string) (why []string, ok bool, err error) {
 	reg, err := c.regs.of(ref)
 	if err != nil {
 		return nil, false, err
 	}
 	for _, chain := range []string{l.ChainID, l.Parent} {
-		_, _ = c.sound(chain) // each way tells what it lacks
+		_, _ = c.sound(chain) // each way reports what it lacks
 	}
 	for _, way := range use {
 		if way == config.WayPlain {
@@ -75,7 +75,7 @@ func (c *chains) claimBy(ctx context.Context, l snapshotter.Layer, ref reference
 			return why, true, err
 		}
 	}
-	if !snapshot { // nobody unpacks it; who tries again is told what is so then
+	if !snapshot { // nobody unpacks it; a retry gets the reason that then applies
 		c.volumes.settled(reg, ref, oci.Digest(l.Manifest), fs)
 		return why, false, err
 	}
@@ -86,7 +86,7 @@ func (c *chains) claimBy(ctx context.Context, l snapshotter.Layer, ref reference
 	return why, false, err
 }
 
-// used says how a way that was taken is gone.
+// used says how a way was taken.
 func (c *chains) used(way string) string {
 	if way == config.WayGear && c.eager() {
 		return "unpacked by the agent, as " + c.whyEager()
@@ -99,8 +99,8 @@ func (c *chains) whyEager() string {
 	return "this machine cannot mount it lazily: " + strings.Join(c.support.Reasons, "; ")
 }
 
-// settle notes of the last layer of an image how containers of it get its tree, and
-// has that prepared.
+// settle records, with the last layer of an image, how containers get the tree of the
+// image, and starts to prepare the tree.
 func (c *chains) settle(l snapshotter.Layer, way string, why []string, snapshot bool) error {
 	if len(l.Layers) != 1 {
 		return nil
@@ -121,7 +121,7 @@ func (c *chains) settle(l snapshotter.Layer, way string, why []string, snapshot 
 	return err
 }
 
-// claimVolume claims a layer of an image that is a volume, or tells why not.
+// claimVolume claims a layer of an image that is a volume, or returns why it cannot.
 func (c *chains) claimVolume(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool, fs string) (reason string, err error) {
 	var below []string
 	if l.Parent != "" {
@@ -165,7 +165,7 @@ func (c *chains) claimVolume(ctx context.Context, l snapshotter.Layer, ref refer
 	return "", c.records.update(rec)
 }
 
-// claimGear claims a layer that has an index, or tells why not.
+// claimGear claims a layer that has an index, or returns why it cannot.
 func (c *chains) claimGear(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool) (reason string, err error) {
 	if snapshot && c.eager() { // containerd unpacks it
 		return c.whyEager(), nil
@@ -203,8 +203,8 @@ func (c *chains) claimGear(ctx context.Context, l snapshotter.Layer, ref referen
 	return "", c.claimAgain(l.ChainID, c.regs.domain(ref.host), reg.refs(ref, l.Manifest), snapshot)
 }
 
-// fill fetches the indexes of a chain's layers that came with an image that is a
-// volume. The chain of "" has none.
+// fill fetches the indexes of those layers of a chain that came with an image that is a
+// volume. The chain "" has no layers.
 func (c *chains) fill(ctx context.Context, chain string) error {
 	if chain == "" {
 		return nil
@@ -224,7 +224,7 @@ func (c *chains) fill(ctx context.Context, chain string) error {
 	return nil
 }
 
-// fetchIndex gets the index of a layer that is here without one.
+// fetchIndex fetches the index of a layer that is on the node without an index.
 func (c *chains) fetchIndex(ctx context.Context, rec *chainRecord) error {
 	ref, err := parseReference(rec.Ref)
 	if err != nil {
@@ -253,8 +253,8 @@ func (c *chains) fetchIndex(ctx context.Context, rec *chainRecord) error {
 	return c.records.addIndex(now, got.x)
 }
 
-// claimNew fetches the index of a layer and keeps it if its tree can be mounted.
-// Without one, for which it returns the reason, there is no record.
+// claimNew fetches the index of a layer and keeps it if its tree can be mounted. If it
+// has no index to keep, it returns the reason and makes no record.
 func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool) (reason string, err error) {
 	var below []string
 	if l.Parent != "" {
@@ -264,7 +264,7 @@ func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref referenc
 		}
 		below = parent.Layers
 	}
-	for _, d := range l.Layers { // those above are asked for at the same time
+	for _, d := range l.Layers { // the layers above are requested at the same time
 		c.pulls.begin(reg, ref, oci.Digest(d))
 	}
 	c.pulls.ahead(reg, ref, oci.Digest(l.Manifest))
@@ -285,7 +285,7 @@ func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref referenc
 	c.changing.Lock()
 	defer c.changing.Unlock()
 	if err := c.merge(l.ChainID, domain, sources, snapshot); !errors.Is(err, errNoRecord) {
-		return "", err // somebody was quicker
+		return "", err // another claim was faster
 	}
 	if l.Parent != "" { // it may have been dropped meanwhile
 		if _, err := c.records.load(l.Parent); err != nil {
@@ -300,11 +300,11 @@ func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref referenc
 	return "", nil
 }
 
-// noLayers is what the chain of an image without layers is called, which has an empty tree.
+// noLayers is the name of the chain of an image without layers. Its tree is empty.
 var noLayers = string(oci.SHA256(nil))
 
-// claimNothing makes the tree of an image without layers known, and says in l what its
-// chain is called.
+// claimNothing registers the tree of an image without layers, and sets the chain of l to
+// its name.
 func (c *chains) claimNothing(l *snapshotter.Layer, ref reference) error {
 	domain := c.regs.domain(ref.host)
 	l.ChainID = c.keyIn(noLayers, domain)
@@ -317,15 +317,15 @@ func (c *chains) claimNothing(l *snapshotter.Layer, ref reference) error {
 	return err
 }
 
-// claimAgain notes who else of its domain has a chain that is known. Errors:
-// errNoRecord, errOtherDomain.
+// claimAgain adds sources of the same domain to a known chain. Errors: errNoRecord,
+// errOtherDomain.
 func (c *chains) claimAgain(chain, domain string, sources []gearfs.SourceRef, snapshot bool) error {
 	c.changing.Lock()
 	defer c.changing.Unlock()
 	return c.merge(chain, domain, sources, snapshot)
 }
 
-// merge is claimAgain. changing is held.
+// merge is claimAgain for a caller that holds changing.
 func (c *chains) merge(chain, domain string, sources []gearfs.SourceRef, snapshot bool) error {
 	rec, err := c.records.load(chain)
 	if err != nil {

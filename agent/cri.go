@@ -23,15 +23,19 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// maxCRI is the largest message passed on, in bytes; kubelet's own limit.
+// maxCRI is the size in bytes of the largest message that is forwarded. It is kubelet's
+// own limit.
 const maxCRI = 16 << 20
 
-// imageProxy passes every call of kubelet on to containerd as it is, and learns
-// on the way which credential an image is pulled with: nothing else tells a
-// snapshotter. What containerd says of the disk it completes: no snapshot has the
-// files that all images share. When an image is removed it has as much of these
-// given back as kubelet counts for the image. It implements no service, so that it fits
-// any version of either.
+// imageProxy forwards every call of kubelet to containerd unchanged. On the way it learns
+// with which credential an image is pulled, because a snapshotter learns that nowhere
+// else.
+//
+// It adds to what containerd reports of disk use, because no snapshot contains the files
+// that all images share. When an image is removed, it frees as many bytes of these files
+// as kubelet counts for the image.
+//
+// It implements no service, so it works with any version of kubelet and containerd.
 type imageProxy struct {
 	keys *keychain
 	disk func() diskUse
@@ -41,14 +45,14 @@ type imageProxy struct {
 	conn *grpc.ClientConn
 }
 
-// diskUse is what the shared files take, and the directory by which containerd names the
-// file system that they are on.
+// diskUse is what the shared files use, and the directory by which containerd names their
+// file system.
 type diskUse struct {
 	dir           string
 	bytes, inodes uint64
 }
 
-// newImageProxy makes a proxy to the socket of containerd.
+// newImageProxy creates a proxy to the socket of containerd.
 func newImageProxy(containerd string, keys *keychain, disk func() diskUse, free func(bytes int64), log *slog.Logger) (*imageProxy, error) {
 	conn, err := grpc.NewClient("unix://"+containerd,
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // a socket of this machine
@@ -62,7 +66,7 @@ func newImageProxy(containerd string, keys *keychain, disk func() diskUse, free 
 	return p, nil
 }
 
-// serve answers kubelet on l until close.
+// serve answers kubelet on l until close is called.
 func (p *imageProxy) serve(l net.Listener) error {
 	if err := p.srv.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve the image service on %s: %w", l.Addr(), err)
@@ -75,7 +79,7 @@ func (p *imageProxy) close() error {
 	return p.conn.Close()
 }
 
-// pass carries one call.
+// pass forwards one call.
 func (p *imageProxy) pass(_ any, in grpc.ServerStream) error {
 	method, ok := grpc.MethodFromServerStream(in)
 	if !ok {
@@ -91,7 +95,7 @@ func (p *imageProxy) pass(_ any, in grpc.ServerStream) error {
 		return err
 	}
 	requests := make(chan error, 1)
-	var done outcome // forward sets it before it ends
+	var done outcome // forward sets it before it returns
 	go func() { requests <- p.forward(method, in, out, &done) }()
 	err = p.backward(method, out, in)
 	cancel()
@@ -100,7 +104,7 @@ func (p *imageProxy) pass(_ any, in grpc.ServerStream) error {
 	}
 	switch {
 	case err == nil && done.removed > 0:
-		p.free(done.removed) // before kubelet has its answer, after which it looks at the disk
+		p.free(done.removed) // before kubelet gets its answer, because it looks at the disk after that
 	case err != nil && done.forget != nil:
 		if err := done.forget(); err != nil {
 			p.log.Warn("the credential of a pull that failed is kept", "err", err)
@@ -109,10 +113,10 @@ func (p *imageProxy) pass(_ any, in grpc.ServerStream) error {
 	return err
 }
 
-// outcome is what a call has to do when containerd has answered.
+// outcome is what remains to be done for a call when containerd has answered.
 type outcome struct {
-	removed int64        // bytes of an image, if it is removed
-	forget  func() error // the credential of a pull, if it fails
+	removed int64        // bytes of an image, if the call removes it
+	forget  func() error // forgets the credential of a pull, if the pull fails
 }
 
 func (p *imageProxy) forward(method string, in grpc.ServerStream, out grpc.ClientStream, done *outcome) error {
@@ -130,7 +134,7 @@ func (p *imageProxy) forward(method string, in grpc.ServerStream, out grpc.Clien
 			done.removed = p.sizeOf(out.Context(), service+".ImageService/ImageStatus", m.data)
 		}
 		if err := out.SendMsg(&m); err != nil {
-			return nil // backward gets the reason
+			return nil // backward returns the reason
 		}
 	}
 }
@@ -164,7 +168,8 @@ func (p *imageProxy) backward(method string, out grpc.ClientStream, in grpc.Serv
 	}
 }
 
-// learn takes the credential out of a PullImageRequest, and returns how it is forgotten.
+// learn takes the credential out of a PullImageRequest, and returns a function that
+// forgets it.
 func (p *imageProxy) learn(request []byte) (forget func() error) {
 	image, cred, err := pullRequest(request)
 	if err != nil {
@@ -185,8 +190,9 @@ func (p *imageProxy) learn(request []byte) (forget func() error) {
 }
 
 // sizeOf returns how many bytes an image has that is about to be removed, as containerd
-// tells kubelet; 0 if there is none. A RemoveImageRequest asks for its status just as well:
-// both are {image = 1}, and the answer is {image = 1 {size = 4}}.
+// reports to kubelet; it is 0 if there is none. It sends the RemoveImageRequest as a
+// request for the status, because both are {image = 1}. The answer is {image = 1 {size =
+// 4}}.
 func (p *imageProxy) sizeOf(ctx context.Context, method string, request []byte) (size int64) {
 	var answer rawMessage
 	err := p.conn.Invoke(ctx, method, &rawMessage{request}, &answer)
@@ -217,9 +223,9 @@ func (p *imageProxy) completed(response []byte) []byte {
 	return out
 }
 
-// addDiskUse changes one of the file systems of images, image_filesystems = 1 {fs_id = 2
-// {mountpoint = 1}, used_bytes = 3 {value = 1}, inodes_used = 4 {value = 1}}. Of a field
-// that occurs twice in a message the last counts.
+// addDiskUse changes one of the image file systems, image_filesystems = 1 {fs_id = 2
+// {mountpoint = 1}, used_bytes = 3 {value = 1}, inodes_used = 4 {value = 1}}. If a field
+// occurs twice in a message, the last one counts.
 func addDiskUse(response []byte, add diskUse) (out []byte, err error) {
 	for b := response; len(b) > 0; {
 		num, typ, n := protowire.ConsumeField(b)
@@ -264,10 +270,10 @@ func addDiskUse(response []byte, add diskUse) (out []byte, err error) {
 	return out, nil
 }
 
-// wireNumber reads a message {value = 1}; none is 0.
+// wireNumber reads a message {value = 1}. A missing value is 0.
 func wireNumber(b []byte) (uint64, error) { return varint(b, 1) }
 
-// varint reads a field of a message that is a number; none is 0.
+// varint reads a numeric field of a message. A missing field is 0.
 func varint(b []byte, field protowire.Number) (v uint64, err error) {
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)
@@ -286,18 +292,18 @@ func varint(b []byte, field protowire.Number) (v uint64, err error) {
 	return v, nil
 }
 
-// appendWireNumber adds a field that is a message {value = 1}.
+// appendWireNumber appends a field that is a message {value = 1}.
 func appendWireNumber(b []byte, field protowire.Number, v uint64) []byte {
 	m := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), v)
 	return protowire.AppendBytes(protowire.AppendTag(b, field, protowire.BytesType), m)
 }
 
-// errWire says that bytes are no message of the wanted form.
+// errWire says that bytes are not a message of the expected form.
 var errWire = errors.New("malformed message")
 
-// pullRequest reads image and credential of a PullImageRequest of the CRI, v1:
-// image = 1 {image = 1}, auth = 2 {username = 1, password = 2, auth = 3,
-// server_address = 4, identity_token = 5, registry_token = 6}.
+// pullRequest reads the image and the credential of a PullImageRequest of the CRI, v1:
+// image = 1 {image = 1}, auth = 2 {username = 1, password = 2, auth = 3, server_address =
+// 4, identity_token = 5, registry_token = 6}.
 func pullRequest(b []byte) (image string, c client.Credential, err error) {
 	err = eachText(b, func(n protowire.Number, v []byte) error {
 		switch n {
@@ -332,7 +338,7 @@ func pullRequest(b []byte) (image string, c client.Credential, err error) {
 	return image, c, err
 }
 
-// eachText calls do with each field of a message that is a text or a message.
+// eachText calls do for each field of a message that is a text or a message.
 func eachText(b []byte, do func(protowire.Number, []byte) error) error {
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)
@@ -359,8 +365,7 @@ func eachText(b []byte, do func(protowire.Number, []byte) error) error {
 	return nil
 }
 
-// decodeBasic reads the base64 of user:password, as docker's configuration has
-// it.
+// decodeBasic decodes the base64 of user:password, the form of docker's configuration.
 func decodeBasic(s string) (user, pass string, ok bool) {
 	b, err := base64.StdEncoding.DecodeString(s)
 	if err != nil {
@@ -370,11 +375,11 @@ func decodeBasic(s string) (user, pass string, ok bool) {
 	return user, pass, ok
 }
 
-// rawMessage is a message that is passed on as it is.
+// rawMessage is a message that is forwarded unchanged.
 type rawMessage struct{ data []byte }
 
-// rawCodec neither encodes nor decodes. It bears the name of the codec whose
-// messages it carries.
+// rawCodec neither encodes nor decodes. It has the name of the codec whose messages it
+// carries.
 type rawCodec struct{}
 
 // Marshal implements encoding.CodecV2.

@@ -14,19 +14,19 @@ import (
 	"example.org/slipway/node/gearfs"
 )
 
-// Explanation tells how an image is started, in sentences.
+// Explanation says in sentences how an image is started.
 type Explanation struct {
 	Image string   `json:"image"`
 	Chain string   `json:"chain"`
 	Lines []string `json:"lines"`
-	// Start is the last start, if there was one since the worker started; Chart draws it as
-	// text, SVG as a picture.
+	// Start is the last start, if there was one since the worker started. Chart draws it
+	// as text, SVG as a picture.
 	Start *gearfs.Start `json:"start,omitempty"`
 	Chart []string      `json:"chart,omitempty"`
 	SVG   string        `json:"svg,omitempty"`
 }
 
-// explain tells how an image or container is started, and why so.
+// explain says how an image or container is started, and why.
 func (a *Agent) explain(ctx context.Context, name string) (Explanation, error) {
 	if x, ok := a.explainVolume(ctx, name); ok {
 		return x, nil
@@ -92,10 +92,10 @@ func (a *Agent) explain(ctx context.Context, name string) (Explanation, error) {
 	return x, nil
 }
 
-// tried tells what became of the ways in which an image could have come.
+// tried says what became of the ways in which an image could have come.
 func tried(why []string) string { return "It came so because: " + strings.Join(why, "; ") + "." }
 
-// explainVolume is explain for what is a volume; false if it is none.
+// explainVolume is explain for a volume. It returns false if the name is not a volume.
 func (a *Agent) explainVolume(ctx context.Context, name string) (Explanation, bool) {
 	rec := a.volumeOf(name)
 	if rec == nil {
@@ -143,8 +143,8 @@ func nonEmpty(list ...string) []string {
 	return slices.DeleteFunc(list, func(s string) bool { return s == "" })
 }
 
-// volumeOf returns the record of a volume, by the name of its image, the
-// beginning of its chain ID, a container or a directory. Nil if there is none.
+// volumeOf returns the record of a volume by the name of its image, the beginning of its
+// chain ID, a container or a directory. It returns nil if there is none.
 func (a *Agent) volumeOf(name string) (found *chainRecord) {
 	if a.volumes == nil || name == "" {
 		return nil
@@ -179,7 +179,7 @@ func (a *Agent) volumeChain(chain string) *chainRecord {
 
 const apiExplain = "/v1/explain"
 
-// Explain asks how an image or container is started, and why so.
+// Explain asks the agent how an image or container is started, and why.
 func (c *Caller) Explain(ctx context.Context, name string) (x Explanation, err error) {
 	return x, c.call(ctx, http.MethodGet, apiExplain+"?image="+url.QueryEscape(name), nil, &x)
 }

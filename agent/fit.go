@@ -16,9 +16,9 @@ import (
 // errOtherDomain says that a chain is known from registries of another trust domain.
 var errOtherDomain = errors.New("it is known from a registry of another trust domain")
 
-// keyIn returns what the record of a chain is called that is claimed for a domain: its
-// ID, unless another domain has that. What one says of a chain is not believed for
-// another.
+// keyIn returns the name of the record of a chain that is claimed for a domain. The name
+// is the chain ID, unless another domain has that. What one domain says of a chain is not
+// trusted for another domain.
 func (c *chains) keyIn(chain, domain string) string {
 	rec, err := c.sound(chain)
 	if err != nil || rec.Domain == domain {
@@ -27,13 +27,13 @@ func (c *chains) keyIn(chain, domain string) string {
 	return chain + "-" + gearfs.DomainID(domain)
 }
 
-// idOf is the chain ID that a key of keyIn is for.
+// idOf returns the chain ID of a key that keyIn made.
 func idOf(key string) string {
 	id, _, _ := strings.Cut(key, "-")
 	return id
 }
 
-// tower is the tree of a chain that a layer is about to be put on: a pull asks for one
+// tower is the tree of the chain on which the next layer is put. A pull requests one
 // layer after the other.
 type tower struct {
 	chain string
@@ -41,7 +41,7 @@ type tower struct {
 	timer *time.Timer
 }
 
-// put keeps a tree for as long as a pull waits for the next layer. mu is held.
+// put keeps a tree for as long as a pull waits for the next layer. The caller holds mu.
 func (t *tower) put(chain string, x *gear.Index, forget func()) {
 	if t.timer != nil {
 		t.timer.Stop()
@@ -80,8 +80,8 @@ func flatten(layers ...*gear.Index) (*gear.Index, error) {
 	return x, nil
 }
 
-// mountable returns why a tree could not be mounted; files are those that were not looked
-// at yet.
+// mountable returns why a tree could not be mounted. files are the files that were not
+// checked yet.
 func (c *chains) mountable(ctx context.Context, tree *gear.Index, files []gear.File, domain string, sources []gearfs.SourceRef) error {
 	if err := view.Fits(ctx, tree); err != nil {
 		return err
@@ -89,8 +89,8 @@ func (c *chains) mountable(ctx context.Context, tree *gear.Index, files []gear.F
 	return c.files.Check(gearfs.ImageSpec{Domain: domain, Sources: sources}, files, tree.Files)
 }
 
-// fits returns why the tree of a layer and those below it could not be mounted. It is
-// asked before the layer is claimed: then it can still be unpacked.
+// fits returns why the tree of a layer and the layers below it could not be mounted. It
+// is called before the layer is claimed, while the layer can still be unpacked.
 func (c *chains) fits(ctx context.Context, l snapshotter.Layer, x *gear.Index, domain string, sources []gearfs.SourceRef) error {
 	layers := []*gear.Index{x}
 	if l.Parent != "" {

@@ -15,22 +15,23 @@ import (
 	"example.org/slipway/oci/fleet"
 )
 
-// Version is the program's, for reports to registries; whoever runs an agent sets it before.
+// Version is the version of the program in reports to registries. A program that runs an
+// agent sets it first.
 var Version = "dev"
 
-// unwanted is how long a registry that does not want reports gets none.
+// unwanted is how long no reports are sent to a registry that does not want them.
 const unwanted = time.Hour
 
-// lookEvery is how often it is looked whether something began or ended that registries
-// are told at once.
+// lookEvery is how often the agent checks whether a container started or ended, which is
+// reported to registries at once.
 const lookEvery = 5 * time.Second
 
-// tellRegistries reports images that containers run from to the registries they are
-// from, every [fleet.Interval] and when a container comes or goes, until ctx ends.
+// tellRegistries reports images that containers run from to their registries, every
+// [fleet.Interval] and when a container starts or ends, until ctx ends.
 func (a *Agent) tellRegistries(ctx context.Context) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
-	spared := map[string]time.Time{} // by source: until when
+	spared := map[string]time.Time{} // by source: the end of the pause
 	var told time.Time
 	var before uint64
 	for {
@@ -48,7 +49,8 @@ func (a *Agent) tellRegistries(ctx context.Context) {
 	}
 }
 
-// fingerprint is another one, but for chance, when other containers run.
+// fingerprint returns a number that changes, except by rare coincidence, when other
+// containers run.
 func fingerprint(running map[string][]fleet.Container) (sum uint64) {
 	for chain, list := range running {
 		for i := range list {
@@ -60,8 +62,8 @@ func fingerprint(running map[string][]fleet.Container) (sum uint64) {
 	return sum
 }
 
-// tellAll reports each image to the first of its sources that takes it. spared are those
-// that are not asked until then.
+// tellAll reports each image to the first of its sources that accepts the report. spared
+// holds the sources that are skipped, and until when.
 func (a *Agent) tellAll(ctx context.Context, st *gearfs.Status, running map[string][]fleet.Container, spared map[string]time.Time) {
 	node, err := os.Hostname()
 	if err != nil {
@@ -82,9 +84,10 @@ func (a *Agent) tellAll(ctx context.Context, st *gearfs.Status, running map[stri
 	}
 }
 
-// countFiles fills in how much of an image is here. Not ok: it is gone.
+// countFiles fills in how much of an image is on the node. It returns false if the image
+// is gone.
 func (a *Agent) countFiles(img *gearfs.ImageStatus) (ok bool) {
-	if img.Complete { // spares asking the cache for each file
+	if img.Complete { // saves a cache lookup for each file
 		img.LocalFiles, img.LocalBytes = img.Files, img.Bytes
 		return true
 	}
@@ -93,7 +96,7 @@ func (a *Agent) countFiles(img *gearfs.ImageStatus) (ok bool) {
 	return err == nil
 }
 
-// tellOne sends a report to the first of an image's sources that takes it.
+// tellOne sends a report to the first of an image's sources that accepts it.
 func (a *Agent) tellOne(ctx context.Context, sources []gearfs.SourceRef, r *fleet.Report, spared map[string]time.Time) {
 	for _, ref := range sources {
 		if time.Now().Before(spared[ref.String()]) {
@@ -112,7 +115,7 @@ func (a *Agent) tellOne(ctx context.Context, sources []gearfs.SourceRef, r *flee
 	}
 }
 
-// tellPatience bounds one report.
+// tellPatience bounds the time for one report.
 const tellPatience = 10 * time.Second
 
 func (a *Agent) tell(ctx context.Context, ref gearfs.SourceRef, r *fleet.Report) error {
@@ -129,7 +132,8 @@ func (a *Agent) tell(ctx context.Context, ref gearfs.SourceRef, r *fleet.Report)
 	return s.p.reg.ReportNode(ctx, s.repo, r)
 }
 
-// containers are those that run, and mounts without containerd, by the chain of their image.
+// containers returns the running containers and the mounts without containerd, by the
+// chain of their image.
 func (a *Agent) containers(st gearfs.Status) map[string][]fleet.Container {
 	by := map[string][]fleet.Container{}
 	for _, c := range st.Containers {

@@ -9,9 +9,9 @@ import (
 	"example.org/slipway/node/view"
 )
 
-// holders is who holds files of the cache while no process uses them: the pool
-// keeps them for the next open, and overlays know where they found them. A file
-// that is evicted takes space until both let go of it.
+// holders knows what holds files of the cache while no process uses them. The pool keeps
+// files for the next open, and overlays remember where they found files. An evicted file
+// takes space until both release it.
 type holders struct {
 	pool   *poolfs.Server
 	chains *chains
@@ -45,7 +45,7 @@ func (h *holders) Forget(names []gear.Name) {
 	}
 }
 
-// treesWithout are the mounted trees that are known to have none of the files.
+// treesWithout returns the mounted trees that are known to have none of the files.
 func (c *chains) treesWithout(names []gear.Name) map[string]bool {
 	out := map[string]bool{}
 	c.mu.Lock()

@@ -22,7 +22,7 @@ import (
 	"example.org/slipway/node/view"
 )
 
-// Listeners are the sockets of an agent. Those that are not configured are nil.
+// Listeners are the sockets of an agent. A socket that is not configured is nil.
 type Listeners struct {
 	Snapshots, API, CRI, Metrics net.Listener
 }
@@ -34,7 +34,7 @@ func (l *Listeners) all() []*net.Listener {
 	return []*net.Listener{&l.Snapshots, &l.API, &l.CRI, &l.Metrics}
 }
 
-// Close closes them.
+// Close closes all sockets.
 func (l *Listeners) Close() error {
 	var errs []error
 	for _, ln := range l.all() {
@@ -45,7 +45,7 @@ func (l *Listeners) Close() error {
 	return errors.Join(errs...)
 }
 
-// Listen opens the sockets of an agent. They are root's alone.
+// Listen opens the sockets of an agent. Only root has access to them.
 func Listen(cfg *config.Agent) (_ Listeners, err error) {
 	var ls Listeners
 	defer func() {
@@ -76,11 +76,12 @@ func Listen(cfg *config.Agent) (_ Listeners, err error) {
 // errServed says that another process listens on a socket.
 var errServed = errors.New("is served already: is another agent running?")
 
-// dying is how long a socket may outlive the agent that was killed: a process that dies
-// gives up its memory first, which may be much, and its sockets after that.
+// dying is how long a socket may outlive a killed agent. A dying process first releases
+// its memory, which may be large, and then its sockets.
 const dying = 3 * time.Second
 
-// whenFree listens as soon as nobody else does, or returns the error of the last attempt.
+// whenFree listens as soon as nobody else does. It returns the error of the last attempt
+// if that does not succeed.
 func whenFree(listen func() (net.Listener, error)) (net.Listener, error) {
 	for end := time.Now().Add(dying); ; time.Sleep(20 * time.Millisecond) {
 		l, err := listen()
@@ -90,7 +91,7 @@ func whenFree(listen func() (net.Listener, error)) (net.Listener, error) {
 	}
 }
 
-// listenUnix listens on a socket, in place of one that nobody answers on. Errors:
+// listenUnix listens on a socket. It replaces a socket on which nobody answers. Errors:
 // errServed.
 func listenUnix(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -121,7 +122,7 @@ func listenUnix(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// files are copies of the descriptors, for another process.
+// files returns copies of the descriptors for another process.
 func (l *Listeners) files() (fds []*os.File, names []string, err error) {
 	for i, ln := range l.all() {
 		f, ok := (*ln).(interface{ File() (*os.File, error) })
@@ -157,7 +158,7 @@ func InheritListeners(names []string) (_ Listeners, err error) {
 			return ls, fmt.Errorf("socket for %s: %w", name, err)
 		}
 		if u, ok := l.(*net.UnixListener); ok {
-			u.SetUnlinkOnClose(false) // the next worker goes on with it
+			u.SetUnlinkOnClose(false) // the next worker continues to use it
 		}
 		placed := false
 		for k, known := range socketNames {
@@ -172,8 +173,8 @@ func InheritListeners(names []string) (_ Listeners, err error) {
 	return ls, nil
 }
 
-// MountPool mounts the pool of an agent, in place of one that a process left
-// behind that is gone, and returns its descriptor.
+// MountPool mounts the pool of an agent and returns its descriptor. It replaces a pool
+// whose process is gone.
 func MountPool(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
 	lay := layoutOf(cfg)
 	if _, there, err := view.Mounted(lay.pool); err != nil {
@@ -194,8 +195,8 @@ func MountPool(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
 	return dev, nil
 }
 
-// poolOrNone returns the descriptor of the pool, or nil where none can be mounted:
-// images are unpacked then, and volumes are not used. A node without its agent would
+// poolOrNone returns the descriptor of the pool, or nil if none can be mounted. Without a
+// pool, images are unpacked and volumes are not used. A node without its agent would
 // start no containers at all.
 func poolOrNone(mount func(*config.Agent, *slog.Logger) (*os.File, error), cfg *config.Agent, log *slog.Logger) *os.File {
 	dev, err := mount(cfg, log)
@@ -206,10 +207,11 @@ func poolOrNone(mount func(*config.Agent, *slog.Logger) (*os.File, error), cfg *
 	return dev
 }
 
-// Keep mounts the pool, opens the sockets, and keeps a worker running until ctx
-// ends. worker makes the command of a worker that was handed the sockets with
-// these names, volumeWorker that of a volume worker. While containers use files of the agent it goes on in spite of
-// ctx, until stop ends, too: they would get errors.
+// Keep mounts the pool, opens the sockets, and keeps a worker running until ctx ends.
+// worker returns the command of a worker that gets the sockets with these names,
+// volumeWorker that of a volume worker. While containers use files of the agent, Keep
+// continues after the end of ctx until stop ends, too, because the containers would get
+// errors.
 func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []string) *exec.Cmd, volumeWorker func() *exec.Cmd, log *slog.Logger) error {
 	ls, err := Listen(cfg)
 	if err != nil {
@@ -229,7 +231,7 @@ func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []st
 	started := spareFromOOM(log)
 	var vols *volumeKeeper
 	if dev != nil {
-		defer func() { _ = dev.Close() }() // of the last one; nil has an error
+		defer func() { _ = dev.Close() }() // of the last worker; a nil file returns an error
 		if vols, err = keepVolumes(cfg, mountVolumes, volumeWorker, started, log); err != nil {
 			return err
 		}
@@ -261,8 +263,8 @@ func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []st
 	return err
 }
 
-// busyUntil returns what reports whether containers use files of the agent, and never does
-// so once stop has ended.
+// busyUntil returns a function that reports whether containers use files of the agent.
+// The function returns false once stop has ended.
 func busyUntil(stop context.Context, cfg *config.Agent, log *slog.Logger) func() bool {
 	told := false
 	return func() bool {
@@ -288,11 +290,11 @@ func release(cfg *config.Agent, log *slog.Logger) error {
 	return errors.Join(poolfs.Teardown(lay.pool), view.UnmountBelow(lay.views))
 }
 
-// usersOf counts the overlays of an agent: the root file systems of containers.
+// usersOf counts the overlays of an agent, which are the root file systems of containers.
 func usersOf(root string) int {
 	list, err := overlaysOf(root)
 	if err != nil {
-		return 1 // not known, so none may be harmed
+		return 1 // unknown, so it assumes a user
 	}
 	return len(list)
 }

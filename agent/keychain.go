@@ -13,12 +13,12 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// maxKeys bounds the credentials that are kept; each is of one repository.
+// maxKeys bounds how many credentials are kept. Each belongs to one repository.
 const maxKeys = 4096
 
-// keychain holds the credentials that images were pulled with, by repository,
-// as containerd's callers tell them. It is kept in a file of root's on a tmpfs:
-// an agent that starts again goes on fetching, and a reboot forgets them.
+// keychain holds, by repository, the credentials that images were pulled with.
+// containerd's callers supply them. They are kept in a file on a tmpfs that only root can
+// read: so an agent that restarts continues to fetch, and a reboot forgets them.
 type keychain struct {
 	file string
 
@@ -27,7 +27,7 @@ type keychain struct {
 	order []string // the oldest first
 }
 
-// keyFile is the form of the file.
+// keyFile is the format of the file.
 type keyFile struct {
 	Keys []keyEntry `json:"keys"`
 }
@@ -37,8 +37,8 @@ type keyEntry struct {
 	Credential client.Credential `json:"credential"`
 }
 
-// openKeychain reads what is in file, which need not be there. A file that is
-// not good is left out: then images are fetched as if nobody had logged in.
+// openKeychain reads file, which need not exist. It ignores a damaged file; images are
+// then fetched as if nobody had logged in.
 func openKeychain(file string) (*keychain, error) {
 	k := &keychain{file: file, keys: map[string]client.Credential{}}
 	b, err := os.ReadFile(file)
@@ -58,7 +58,7 @@ func openKeychain(file string) (*keychain, error) {
 	return k, nil
 }
 
-// credential returns the credential for an image and whether there is one.
+// credential returns the credential for an image, and reports whether there is one.
 func (k *keychain) credential(ref reference) (client.Credential, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -66,15 +66,15 @@ func (k *keychain) credential(ref reference) (client.Credential, bool) {
 	return c, ok
 }
 
-// learn keeps the credential that an image is being pulled with.
+// learn keeps the credential with which an image is being pulled.
 func (k *keychain) learn(ref reference, c client.Credential) error {
 	_, err := k.try(ref, c)
 	return err
 }
 
-// try is learn for a pull that may be refused: back then brings the credential from before
-// again. Otherwise whoever pulls an image that he may not have would take from the
-// containers of others what they fetch their files with.
+// try is learn for a pull that may be refused. If it is, back restores the earlier
+// credential. Otherwise a user who pulls an image without permission would take away the
+// credential with which other users' containers fetch their files.
 func (k *keychain) try(ref reference, c client.Credential) (back func() error, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -14,10 +14,10 @@ const (
 	// credentialAPI is the version of kubelet's protocol that carries tokens of
 	// service accounts.
 	credentialAPI = "credentialprovider.kubelet.k8s.io/v1"
-	// credentialMargin is how long before its end a token is no longer given out, so
-	// that the pull it is for gets through.
+	// credentialMargin is how long before its expiry a token is no longer given out. It
+	// lets the pull that uses the token finish.
 	credentialMargin = time.Minute
-	// maxCredentialRequest bounds what is read of kubelet, in bytes.
+	// maxCredentialRequest bounds how many bytes are read from kubelet.
 	maxCredentialRequest = 1 << 20
 )
 
@@ -26,12 +26,12 @@ type credentialRequest struct {
 	Kind       string `json:"kind"`
 	APIVersion string `json:"apiVersion"`
 	Image      string `json:"image"`
-	// ServiceAccountToken is of the account of the pod; "" unless tokenAttributes ask
-	// for one.
+	// ServiceAccountToken is a token of the pod's account. It is "" unless
+	// tokenAttributes request one.
 	ServiceAccountToken string `json:"serviceAccountToken"`
 }
 
-// credentialResponse is what it reads.
+// credentialResponse is what kubelet reads.
 type credentialResponse struct {
 	Kind          string                   `json:"kind"`
 	APIVersion    string                   `json:"apiVersion"`
@@ -40,17 +40,17 @@ type credentialResponse struct {
 	Auth          map[string]kubeletSecret `json:"auth"`
 }
 
-// kubeletSecret logs in at a registry.
+// kubeletSecret is the user and password for a registry.
 type kubeletSecret struct {
 	Username string `json:"username"`
 	Password string `json:"password"`
 }
 
-// ProvideCredential answers one request of kubelet's credential-provider protocol: the
-// token of the pod's service account is the password for the image's registry, which
-// has the cluster among its OIDC issuers. Nothing is asked over the network.
+// ProvideCredential answers one request of kubelet's credential-provider protocol. The
+// token of the pod's service account becomes the password for the image's registry, which
+// has the cluster among its OIDC issuers. No network request is made.
 //
-// An error is what an administrator must change; kubelet logs it, and pulls without a
+// An error is for an administrator to fix. kubelet logs it, and pulls without a
 // credential.
 func ProvideCredential(r io.Reader, w io.Writer, now time.Time) error {
 	var req credentialRequest
@@ -78,8 +78,8 @@ func ProvideCredential(r io.Reader, w io.Writer, now time.Time) error {
 	})
 }
 
-// tokenEnd returns when a JSON web token ends; zero for what is none, or has no end.
-// Nothing is verified: that does the registry.
+// tokenEnd returns when a JSON web token expires. It returns the zero time if s is not a
+// token or does not expire. It verifies nothing; the registry does that.
 func tokenEnd(token string) time.Time {
 	_, rest, _ := strings.Cut(token, ".")
 	payload, _, ok := strings.Cut(rest, ".")

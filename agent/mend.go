@@ -11,9 +11,9 @@ import (
 	"example.org/slipway/node/gearfs"
 )
 
-// sound loads the record of a chain. A damaged one is made anew of what else is known of
-// the chain. If that is too little, it is put aside, and the layer is then as if it had
-// never been here. Errors: errNoRecord.
+// sound loads the record of a chain. It rebuilds a damaged record from what else is known
+// of the chain. If that is too little, it puts the record aside, and the layer then
+// counts as never claimed. Errors: errNoRecord.
 func (c *chains) sound(chain string) (*chainRecord, error) {
 	rec, err := c.records.load(chain)
 	if errors.Is(err, errDamaged) {
@@ -22,9 +22,10 @@ func (c *chains) sound(chain string) (*chainRecord, error) {
 	return rec, err
 }
 
-// mend is sound for a chain and all below it. Whoever needs what is missing then is told.
+// mend is sound for a chain and all chains below it. It ignores errors: code that later
+// needs what is missing gets the error.
 func (c *chains) mend(chain string) {
-	for range 1000 { // a line has an end, but a damaged one need not
+	for range 1000 { // a line is finite, but a damaged line may not be
 		if chain == "" {
 			return
 		}
@@ -36,12 +37,12 @@ func (c *chains) mend(chain string) {
 	}
 }
 
-// remake is sound of a damaged record; damage says what is wrong with it.
+// remake is sound for a damaged record. damage says what is wrong with the record.
 func (c *chains) remake(chain string, damage error) (*chainRecord, error) {
 	c.changing.Lock()
 	defer c.changing.Unlock()
 	if rec, err := c.records.load(chain); !errors.Is(err, errDamaged) {
-		return rec, err // somebody was quicker
+		return rec, err // another claim was faster
 	}
 	rec, x, err := c.remembered(chain)
 	if aside := c.records.putAside(chain); aside != nil {
@@ -58,9 +59,9 @@ func (c *chains) remake(chain string, damage error) (*chainRecord, error) {
 	return rec, nil
 }
 
-// remembered is the record of a chain as far as others tell: the file service knows the
-// images that were mounted, and records tell of the layers below theirs. The layer's
-// index lies beside the record, or is fetched when it is needed.
+// remembered returns the record of a chain as far as other sources know it. The file
+// service knows the images that were mounted, and other records know the layers below
+// their own. The layer's index is next to the record, or is fetched when it is needed.
 func (c *chains) remembered(chain string) (*chainRecord, *gear.Index, error) {
 	all, err := c.records.all(func(string, error) {})
 	if err != nil {
@@ -76,7 +77,8 @@ func (c *chains) remembered(chain string) (*chainRecord, *gear.Index, error) {
 	if !known || n == 0 {
 		return nil, nil, errors.New("nothing else tells of it")
 	}
-	// A snapshot may stand for it: nobody knows, and what is kept too long does no harm.
+	// A snapshot may need this layer, which cannot be known here. A layer that is kept
+	// too long does no harm.
 	rec := &chainRecord{Chain: chain, Digest: spec.Layers[n-1], Ref: spec.Ref, Domain: spec.Domain, Sources: spec.Sources, Layers: spec.Layers, Snapshot: true}
 	if n > 1 {
 		i := slices.IndexFunc(all, func(r *chainRecord) bool { return r.Domain == spec.Domain && slices.Equal(r.Layers, spec.Layers[:n-1]) })
@@ -91,12 +93,12 @@ func (c *chains) remembered(chain string) (*chainRecord, *gear.Index, error) {
 	}
 	f, err := os.Open(filepath.Join(dir, "index"))
 	if err != nil {
-		return rec, nil, nil //nolint:nilerr // it is fetched
+		return rec, nil, nil //nolint:nilerr // the index is fetched later
 	}
 	defer f.Close()
 	x, err := gear.Decode(f, c.records.limits)
 	if err != nil {
-		return rec, nil, nil //nolint:nilerr // it is fetched
+		return rec, nil, nil //nolint:nilerr // the index is fetched later
 	}
 	return rec, x, nil
 }

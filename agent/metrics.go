@@ -10,8 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// collector turns the agent's state into metrics when it is asked for them. No
-// label has values from outside: an image or a file is in the status, not here.
+// collector exports the agent's state as metrics on each scrape. No label has values from
+// outside: images and files appear in the status and not here.
 type collector struct{ a *Agent }
 
 // family describes one metric.
@@ -61,7 +61,7 @@ var descs = struct {
 	started:           family("start_time_seconds", "When this worker started, in seconds since the epoch."),
 }
 
-// Describe implements prometheus.Collector: what there is depends on nothing.
+// Describe implements prometheus.Collector. The set of metrics is fixed.
 func (c collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
 
 // Collect implements prometheus.Collector.
@@ -128,11 +128,11 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectVolumes(gauge, count)
 }
 
-// collectVolumes tells of volumes; all is 0 where there are none.
+// collectVolumes exports the metrics of volumes. All are 0 if there are no volumes.
 func (c collector) collectVolumes(gauge, count func(*prometheus.Desc, float64, ...string)) {
 	states := map[string]int{}
 	steps := newStepTimes()
-	if s := c.a.volumes.status(context.Background()); s != nil { // which bounds itself
+	if s := c.a.volumes.status(context.Background()); s != nil { // status limits its own time
 		steps = c.a.volumes.steps
 		for i := range s.Volumes {
 			states[s.Volumes[i].State]++

@@ -24,26 +24,27 @@ import (
 	"example.org/slipway/oci"
 )
 
-// MountRequest asks for an image at a directory, without containerd.
+// MountRequest is a request to mount an image at a directory without containerd.
 type MountRequest struct {
 	Image string `json:"image"`
-	// Dir must exist and is where the tree is to be.
+	// Dir is where the tree is mounted. It must exist.
 	Dir string `json:"dir"`
-	// Upper takes what is written; empty mounts read-only. Beside it the kernel
-	// needs a directory of its own, Upper with ".work" behind it.
+	// Upper is the directory for changes; if it is empty, the mount is read-only. The
+	// kernel needs another directory next to it, whose name is Upper with ".work"
+	// appended.
 	Upper    string `json:"upper,omitempty"`
 	Platform string `json:"platform,omitempty"`
-	// Mode is in which way: gear, volume-local, volume-network; empty or auto: as
-	// the configuration says. With volume-network what is written goes to a clone in
-	// the storage, which umount deletes, and Upper must be empty.
+	// Mode is gear, volume-local or volume-network. If it is empty or auto, the
+	// configuration decides. With volume-network, changes go to a clone in the storage,
+	// which umount deletes, and Upper must be empty.
 	Mode string `json:"mode,omitempty"`
-	// Suid gives the image's set-user-id programs and file capabilities their power
-	// on this machine, Dev its devices.
+	// Suid makes the image's set-user-id programs and file capabilities effective on this
+	// machine. Dev does so for its devices.
 	Suid bool `json:"suid,omitempty"`
 	Dev  bool `json:"dev,omitempty"`
 }
 
-// attributes are those that a mount for the request has.
+// attributes returns the attributes of a mount for the request.
 func (r *MountRequest) attributes() (attrs uint64) {
 	if !r.Suid {
 		attrs |= unix.MOUNT_ATTR_NOSUID
@@ -54,58 +55,58 @@ func (r *MountRequest) attributes() (attrs uint64) {
 	return attrs
 }
 
-// MountAnswer tells what was mounted.
+// MountAnswer says what was mounted.
 type MountAnswer struct {
 	Image    string          `json:"image"`
 	Manifest oci.Digest      `json:"manifest"`
 	Chain    string          `json:"chain"`
 	Config   json.RawMessage `json:"config"`
-	// Why tells what became of each way that was tried; the last was used.
+	// Why says what became of each way that was tried; the last one was used.
 	Why []string `json:"why,omitempty"`
 }
 
-// mountRecord is what is kept of such a mount.
+// mountRecord is the record of a mount without containerd.
 type mountRecord struct {
 	Image string `json:"image"`
 	Dir   string `json:"dir"`
 	Upper string `json:"upper,omitempty"`
 	Chain string `json:"chain"`
-	// Way is how it was mounted; empty stands for gear.
+	// Way is how it was mounted; empty means gear.
 	Way string `json:"way,omitempty"`
-	// Clone tells that it is one of the image's volume.
+	// Clone reports whether it is a clone of the image's volume.
 	Clone bool `json:"clone,omitempty"`
-	// Mapped tells that nothing is mounted at Dir, which then is no directory: the
+	// Mapped reports that nothing is mounted at Dir, which is then not a directory: the
 	// image is kept as a volume.
 	Mapped bool `json:"mapped,omitempty"`
 }
 
-// there reports whether what the record stands for still is.
+// there reports whether the mount of the record still exists.
 func (r *mountRecord) there() bool {
 	if r.Mapped {
 		return true
 	}
 	mnt, there, err := view.Mounted(r.Dir)
-	// A volume is mounted itself where nothing is written.
+	// A read-only volume is mounted directly, without an overlay.
 	return err == nil && there && (mnt.Type == "overlay" || r.Way == config.WayVolume && r.Upper == "")
 }
 
-// key is what the container of a mount is called.
+// key returns the container name of a mount.
 func (r *mountRecord) key() string { return "mount:" + r.Dir }
 
-// mounts are the images mounted without containerd.
+// mounts holds the images that are mounted without containerd.
 type mounts struct {
 	dir    string
 	chains *chains
 
-	// claiming is held while chains are claimed that no record holds yet, so that
-	// they are not taken for left over.
+	// claiming is held while chains are claimed that no record holds yet, so that they do
+	// not look like leftovers.
 	claiming sync.RWMutex
 	mu       sync.Mutex
 	all      map[string]*mountRecord // by directory
-	making   map[string]bool         // directories of those that are about to be mounted
+	making   map[string]bool         // directories that are about to be mounted
 }
 
-// openMounts reads back what is mounted; what no longer is, is forgotten.
+// openMounts reads the records of mounts. It forgets those that are no longer mounted.
 func openMounts(dir string, c *chains) (*mounts, error) {
 	m := &mounts{dir: dir, chains: c, all: map[string]*mountRecord{}, making: map[string]bool{}}
 	entries, err := os.ReadDir(dir)
@@ -138,7 +139,7 @@ func openMounts(dir string, c *chains) (*mounts, error) {
 	return m, nil
 }
 
-// letGo forgets a mount that somebody else has unmounted.
+// letGo forgets a mount that somebody else unmounted.
 func (m *mounts) letGo(r *mountRecord) {
 	c := m.chains
 	if r.Clone {
@@ -151,7 +152,7 @@ func (m *mounts) letGo(r *mountRecord) {
 	}
 }
 
-// sweep forgets what was mounted and is not any more: by umount(8) as a rule.
+// sweep forgets mounts that no longer exist, usually because of umount(8).
 func (m *mounts) sweep(ctx context.Context) {
 	m.mu.Lock()
 	var gone []*mountRecord
@@ -207,7 +208,7 @@ func (m *mounts) mount(ctx context.Context, req MountRequest) (*MountAnswer, err
 	return &MountAnswer{Image: req.Image, Manifest: img.Manifest.Digest, Chain: r.Chain, Config: img.Config, Why: why}, nil
 }
 
-// reserve claims the layers of an image and notes that they are for a directory.
+// reserve claims the layers of an image and records that they are for a directory.
 func (m *mounts) reserve(ctx context.Context, req *MountRequest, use []string, fs string) (*gearclient.Image, []string, *mountRecord, error) {
 	m.claiming.RLock()
 	defer m.claiming.RUnlock()
@@ -234,7 +235,7 @@ func checkMount(req *MountRequest) error {
 	if err != nil {
 		return err
 	}
-	req.Dir = dir // by which the kernel knows it
+	req.Dir = dir // the name by which the kernel knows it
 	st, err := os.Stat(req.Dir)
 	if err != nil {
 		return err
@@ -250,8 +251,8 @@ func checkMount(req *MountRequest) error {
 	return nil
 }
 
-// claim makes the layers of an image available in one of the ways, and tells what
-// became of those that were tried.
+// claim makes the layers of an image available in one of the ways. It says what became of
+// each way that it tried.
 func (m *mounts) claim(ctx context.Context, image, platform string, use []string, fs string) (*gearclient.Image, *snapshotter.Layer, []string, error) {
 	ref, err := parseReference(image)
 	if err != nil {
@@ -292,7 +293,7 @@ func (m *mounts) claim(ctx context.Context, image, platform string, use []string
 	return img, l, why, nil
 }
 
-// resolve asks the registry for an image.
+// resolve looks an image up in the registry.
 func (m *mounts) resolve(ctx context.Context, ref reference, platform string) (*gearclient.Image, error) {
 	reg, err := m.chains.regs.of(ref)
 	if err != nil {
@@ -320,8 +321,8 @@ func (m *mounts) resolve(ctx context.Context, ref reference, platform string) (*
 	return img, nil
 }
 
-// chainID names a layer together with those below it, as the image specification
-// says.
+// chainID names a layer together with the layers below it, as the image specification
+// defines it.
 func chainID(parent, diffID string) string {
 	if parent == "" {
 		return diffID
@@ -329,7 +330,7 @@ func chainID(parent, diffID string) string {
 	return string(oci.SHA256([]byte(parent + " " + diffID)))
 }
 
-// overlay mounts what a record says, with the powers that were asked for.
+// overlay mounts the tree of a record with the attributes that were requested.
 func (m *mounts) overlay(ctx context.Context, r *mountRecord, req *MountRequest) error {
 	layers, err := m.chains.mountWay(ctx, r.Chain, r.Way)
 	if err != nil {
@@ -361,7 +362,7 @@ func (m *mounts) overlay(ctx context.Context, r *mountRecord, req *MountRequest)
 	return nil
 }
 
-// save makes a record durable.
+// save writes a record durably.
 func (m *mounts) save(r *mountRecord) error {
 	b, err := json.MarshalIndent(r, "", " ")
 	if err != nil {
@@ -370,7 +371,7 @@ func (m *mounts) save(r *mountRecord) error {
 	return durable.WriteFile(m.file(r.Dir), append(b, '\n'))
 }
 
-// at returns the mount at a directory, of which links may be a part.
+// at returns the mount at a directory. The path may contain links.
 func (m *mounts) at(dir string) *mountRecord {
 	real, err := filepath.EvalSymlinks(dir)
 	m.mu.Lock()
@@ -381,14 +382,14 @@ func (m *mounts) at(dir string) *mountRecord {
 	return m.all[real]
 }
 
-// umount takes a mount away, and what was only kept for it. The upper directory
-// and the files stay.
+// umount unmounts a mount, and removes what was only kept for it. The upper directory and
+// the files stay.
 func (m *mounts) umount(dir string) error {
 	r := m.at(dir)
 	if r == nil || r.Mapped {
 		return fmt.Errorf("no image is mounted at %s by this agent: %w", dir, fs.ErrNotExist)
 	}
-	// What is still to be told of its opens holds the mount.
+	// Opens that are not reported yet hold the mount.
 	if err := m.chains.Stopped(context.Background(), r.key()); err != nil {
 		return err
 	}
@@ -410,8 +411,8 @@ func (m *mounts) umount(dir string) error {
 	return m.forget(r)
 }
 
-// unmount takes a mount away, later if it is in use. A tree that was unpacked is deleted
-// when its last mount goes, so such a mount stays while it is in use.
+// unmount unmounts a mount, lazily if it is in use. An unpacked tree is deleted when its
+// last mount goes, so a mount of such a tree stays while it is in use.
 func (m *mounts) unmount(r *mountRecord) (lazy bool, err error) {
 	if !m.chains.eager() || r.Way == config.WayVolume {
 		return view.Unmount(r.Dir)
@@ -423,8 +424,8 @@ func (m *mounts) unmount(r *mountRecord) (lazy bool, err error) {
 	return false, err
 }
 
-// forget removes the record of a mount, and its chain and those below if nothing
-// else has them.
+// forget removes the record of a mount. It also removes the chain and the chains below if
+// nothing else needs them.
 func (m *mounts) forget(r *mountRecord) error {
 	m.claiming.Lock()
 	defer m.claiming.Unlock()
@@ -433,7 +434,7 @@ func (m *mounts) forget(r *mountRecord) error {
 	}
 	line, err := m.chains.records.line(r.Chain)
 	if err != nil {
-		return nil //nolint:nilerr // what is not known needs no removal
+		return nil //nolint:nilerr // an unknown chain needs no removal
 	}
 	slices.Reverse(line)
 	for _, rec := range line {
@@ -447,18 +448,18 @@ func (m *mounts) forget(r *mountRecord) error {
 	return nil
 }
 
-// uses reports whether a chain is a part of what is mounted.
+// uses reports whether a chain is part of a mount.
 func (m *mounts) uses(chain string) bool {
 	for _, r := range m.list() {
 		line, err := m.chains.records.line(r.Chain)
 		if err != nil || slices.ContainsFunc(line, func(rec *chainRecord) bool { return rec.Chain == chain }) {
-			return true // or not known
+			return true // or unknown
 		}
 	}
 	return false
 }
 
-// list returns the mounts, by directory.
+// list returns the mounts, sorted by directory.
 func (m *mounts) list() []mountRecord {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -10,16 +10,16 @@ import (
 	"syscall"
 )
 
-// Outlive makes this process survive the end of its terminal and of whoever reads its log,
-// and signals that mean nothing to an agent. All processes of an agent call it: the pool
-// goes with its keeper, and with it what containers can open.
+// Outlive makes this process survive the end of its terminal and of its log reader, and
+// signals that mean nothing to an agent. All processes of an agent call it: the pool ends
+// with its keeper, and then containers cannot open files.
 func Outlive() {
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
 }
 
-// SecondSignal returns a context that ends with the first signal to end after ctx did,
-// which the first one ended. It takes signals from their defaults then, so that this one
-// ends the process in order, too.
+// SecondSignal returns a context that ends with the first termination signal after the
+// end of ctx, which the first signal ended. From then on the signals do not have their
+// default effect, so that the second one ends the process in order, too.
 func SecondSignal(ctx context.Context) (context.Context, context.CancelFunc) {
 	stop, ended := context.WithCancel(context.Background())
 	context.AfterFunc(ctx, func() {
@@ -38,9 +38,9 @@ func SecondSignal(ctx context.Context) (context.Context, context.CancelFunc) {
 
 const oomScoreAdj = "/proc/%s/oom_score_adj"
 
-// spareFromOOM has the kernel end almost anything else before this process when memory is
-// short, and returns what gives a process that it starts the score that this one had. The
-// keeper holds a few megabytes; what serves is started again.
+// spareFromOOM makes the kernel end almost any other process before this one when memory
+// is short. It returns a function that gives a child process the score that this process
+// had before. The keeper holds a few megabytes, and the serving processes are restarted.
 func spareFromOOM(log *slog.Logger) func(child int) {
 	before, err := os.ReadFile(fmt.Sprintf(oomScoreAdj, "self"))
 	if err == nil {

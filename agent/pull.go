@@ -14,19 +14,19 @@ import (
 )
 
 const (
-	// pullStreams is how many indexes are fetched at a time.
+	// pullStreams is how many indexes are fetched at the same time.
 	pullStreams = 8
-	// pullKeep is how long a fetched index waits for its layer to be asked for.
+	// pullKeep is how long a fetched index is kept until its layer is requested.
 	pullKeep = time.Minute
 	// noGearFor is how long a registry without Gear is not asked again.
 	noGearFor = time.Minute
 )
 
-// pulls fetch the indexes of layers. containerd asks for one layer after the
-// other; all of an image are fetched with the first.
+// pulls fetches the indexes of layers. containerd requests one layer after the other; the
+// indexes of all layers of an image are fetched with the first.
 type pulls struct {
 	limits *gear.Limits
-	// wait is how long a layer that is being converted is waited for.
+	// convertWait is how long to wait for a layer that is being converted.
 	convertWait time.Duration
 	log         *slog.Logger
 	observe     func(registry string, rtt time.Duration, bytes int64, took time.Duration)
@@ -37,7 +37,7 @@ type pulls struct {
 
 	mu   sync.Mutex
 	all  map[pullKey]*pull
-	none map[string]time.Time // registries without Gear, until when
+	none map[string]time.Time // registries without Gear, and until when
 }
 
 type pullKey struct {
@@ -46,11 +46,11 @@ type pullKey struct {
 	digest oci.Digest
 }
 
-// fetched is what a registry has given for a layer.
+// fetched is what a registry returned for a layer.
 type fetched struct {
-	x      *gear.Index // nil: there is none
-	why    string      // there is none, and what helps
-	diffID string      // "" if the registry does not tell
+	x      *gear.Index // nil if there is none
+	why    string      // why there is no index, and what helps
+	diffID string      // "" if the registry does not say
 }
 
 // pull is an index being fetched.
@@ -58,7 +58,7 @@ type pull struct {
 	done chan struct{}
 	fetched
 	err error
-	// expire forgets it when nobody asks.
+	// expire forgets the pull if nobody requests it.
 	expire *time.Timer
 }
 
@@ -68,7 +68,7 @@ func newPulls(ctx context.Context, work *sync.WaitGroup, convertWait time.Durati
 		slots: make(chan struct{}, pullStreams), all: map[pullKey]*pull{}, none: map[string]time.Time{}}
 }
 
-// begin starts to fetch an index unless that is under way.
+// begin starts to fetch an index unless a fetch is in progress.
 func (p *pulls) begin(reg *registry, ref reference, d oci.Digest) *pull {
 	key := pullKey{reg, ref.repo, d}
 	p.mu.Lock()
@@ -88,9 +88,9 @@ func (p *pulls) begin(reg *registry, ref reference, d oci.Digest) *pull {
 	return q
 }
 
-// ahead asks for what a start of the image needs besides its indexes, at the same
-// time as these: its profile, and what the registry offers. That saves the start
-// two round trips.
+// ahead requests what a start of the image needs besides its indexes, at the same time as
+// the indexes: its profile and the capabilities of the registry. That saves the start two
+// round trips.
 func (p *pulls) ahead(reg *registry, ref reference, manifest oci.Digest) {
 	if len(reg.places) == 0 || p.without(reg) {
 		return
@@ -104,7 +104,7 @@ func (p *pulls) ahead(reg *registry, ref reference, manifest oci.Digest) {
 	p.work.Add(2)
 	go func() {
 		defer p.work.Done()
-		_ = at.gear.Check(p.ctx) // who needs it asks again
+		_ = at.gear.Check(p.ctx) // an error shows again when the answer is needed
 	}()
 	go func() {
 		defer p.work.Done()
@@ -129,13 +129,13 @@ func (p *pulls) forget(key pullKey, q *pull) {
 	}
 }
 
-// wait returns the index of a layer, or why the registry has none, and the diff ID of
-// what it was made of if the registry tells.
+// wait returns the index of a layer, or why the registry has none. It also returns the
+// diff ID of the layer from which the index was made, if the registry says.
 func (p *pulls) wait(ctx context.Context, reg *registry, ref reference, d oci.Digest) (fetched, error) {
 	q := p.begin(reg, ref, d)
 	select {
 	case <-q.done:
-		q.expire.Stop() // it would hold the index until then
+		q.expire.Stop() // the timer would keep the index until it fires
 		p.forget(pullKey{reg, ref.repo, d}, q)
 		return q.fetched, q.err
 	case <-ctx.Done():
@@ -170,12 +170,12 @@ func (p *pulls) fetch(reg *registry, ref reference, d oci.Digest, q *pull) {
 	}
 }
 
-// noGear says that a registry has no indexes at all.
+// noGear returns a reason that says that a registry has no indexes at all.
 func noGear(reg *registry) string {
 	return fmt.Sprintf("registry %s does not offer Gear, or not for this repository: use one that does, such as Slipway with gear.convert, or its mirror", reg.host)
 }
 
-// unconverted says why a layer has no index, as far as the registry tells.
+// unconverted returns why a layer has no index, as far as the registry says.
 func unconverted(at *place, e *client.GearPendingError) string {
 	if e.RetryAfter > 0 {
 		return fmt.Sprintf("%s is still converting it: pull again later, or raise fetch.convert_timeout", at.url)

@@ -19,8 +19,8 @@ import (
 	"example.org/slipway/node/gearfs"
 )
 
-// chainRecord is what is kept of a claimed layer: with those below it, all that
-// is needed to mount it without the registry.
+// chainRecord is the record of a claimed layer. Together with the records of the layers
+// below, it suffices to mount the layer without the registry.
 type chainRecord struct {
 	Version int    `json:"version"`
 	Chain   string `json:"chain"`
@@ -30,27 +30,27 @@ type chainRecord struct {
 	// Domain is the trust domain of the sources. Records of older versions have none,
 	// and their images see the whole cache.
 	Domain string `json:"domain,omitempty"`
-	// Index is the SHA-256 of the layer's index, which lies beside the record; empty
-	// where the layer came with an image that is a volume.
+	// Index is the SHA-256 of the layer's index, which is next to the record. It is empty
+	// if the layer came with an image that is a volume.
 	Index   string             `json:"index,omitempty"`
 	Sources []gearfs.SourceRef `json:"sources"`
 	// Layers are the digests of all layers of the chain, the lowest first.
 	Layers []string `json:"layers"`
-	// Snapshot tells that a snapshot of containerd's stands for it; others are
-	// there for mounts without containerd.
+	// Snapshot reports whether a snapshot of containerd's needs the record. Other records
+	// are for mounts without containerd.
 	Snapshot bool `json:"snapshot,omitempty"`
 	// Image is the name of the compiled image file, once there is one.
 	Image string `json:"image,omitempty"`
-	// Way is how the tree is mounted, config.WayGear or config.WayVolume, and Why
-	// what became of the ways that were tried before, and of this one. Both are
-	// those of the first image that ends with this layer; empty if none does.
+	// Way is how the tree is mounted, config.WayGear or config.WayVolume. Why says what
+	// became of this way and of the ways that were tried before. Both come from the first
+	// image that ends with this layer, and are empty if no image does.
 	Way string   `json:"way,omitempty"`
 	Why []string `json:"why,omitempty"`
-	// Volume is the chain as a volume; nil if it is none.
+	// Volume is the volume of the chain, or nil if there is none.
 	Volume *volumeRecord `json:"volume,omitempty"`
 }
 
-// way is how the tree of the chain is mounted.
+// way returns how the tree of the chain is mounted.
 func (r *chainRecord) way() string {
 	switch {
 	case r.Way != "":
@@ -69,20 +69,20 @@ const (
 var (
 	// errNoRecord says that a chain is not known.
 	errNoRecord = errors.New("layer is not known here")
-	// errDamaged says that the record of a chain is not what was written.
+	// errDamaged says that the record of a chain differs from what was written.
 	errDamaged = errors.New("the record is damaged")
-	// errNewer says that a record is of another version of the agent.
+	// errNewer says that another version of the agent wrote a record.
 	errNewer = errors.New("another version of the agent wrote it")
 )
 
-// records are the directory of chain records.
+// records is the directory of chain records.
 type records struct {
 	dir    string
 	limits *gear.Limits
 }
 
-// path is the directory of a chain's record. Chain IDs come from containerd, and those
-// made by [keyIn] have a suffix.
+// path returns the directory of a chain's record. Chain IDs come from containerd. Those
+// from [keyIn] may have a suffix.
 func (r *records) path(chain string) (string, error) {
 	alg, hex, ok := strings.Cut(chain, ":")
 	if !ok || len(hex) < 32 || len(chain) > 200 || strings.Trim(alg, "abcdefghijklmnopqrstuvwxyz0123456789") != "" ||
@@ -138,7 +138,7 @@ func parseChainRecord(b []byte) (*chainRecord, error) {
 	return &rec, nil
 }
 
-// check refuses what an agent never wrote.
+// check rejects a record that an agent never writes.
 func (r *chainRecord) check() error {
 	switch {
 	case r.Way != "" && r.Way != config.WayGear && r.Way != config.WayVolume:
@@ -149,7 +149,7 @@ func (r *chainRecord) check() error {
 	return nil
 }
 
-// create makes a record durable, and the layer's index if there is one.
+// create writes a record durably, and the layer's index if there is one.
 func (r *records) create(rec *chainRecord, x *gear.Index) error {
 	dir, err := r.path(rec.Chain)
 	if err != nil {
@@ -157,7 +157,7 @@ func (r *records) create(rec *chainRecord, x *gear.Index) error {
 	}
 	rec.Version = chainVersion
 	if _, err := os.Lstat(dir + damagedSuffix); err == nil {
-		rec.Snapshot = true // one may have stood for what was put aside, too
+		rec.Snapshot = true // the record that was put aside may have been for a snapshot, too
 	}
 	tmp := dir + ".new"
 	if err := os.RemoveAll(tmp); err != nil {
@@ -181,8 +181,8 @@ func (r *records) create(rec *chainRecord, x *gear.Index) error {
 	return durable.SyncDir(r.dir)
 }
 
-// writeIndex makes an index durable in the directory of a record, which does not
-// say so yet.
+// writeIndex writes an index durably to the directory of a record. The record on disk
+// does not mention it yet.
 func (r *records) writeIndex(dir string, rec *chainRecord, x *gear.Index) error {
 	if x == nil {
 		return nil
@@ -196,7 +196,7 @@ func (r *records) writeIndex(dir string, rec *chainRecord, x *gear.Index) error 
 	return durable.WriteFile(filepath.Join(dir, "index"), enc.Bytes())
 }
 
-// addIndex gives a record the index that it was made without.
+// addIndex adds an index to a record that was made without one.
 func (r *records) addIndex(rec *chainRecord, x *gear.Index) error {
 	dir, err := r.path(rec.Chain)
 	if err != nil {
@@ -228,7 +228,7 @@ func (r *records) write(dir string, rec *chainRecord) error {
 	return durable.WriteFile(filepath.Join(dir, "record.json"), append(b, '\n'))
 }
 
-// index reads back a layer's index. Errors: errNoIndex.
+// index reads a layer's index. Errors: errNoIndex.
 func (r *records) index(rec *chainRecord) (*gear.Index, error) {
 	if rec.Index == "" {
 		return nil, fmt.Errorf("layer %s: %w", rec.Digest, errNoIndex)
@@ -247,7 +247,7 @@ func (r *records) index(rec *chainRecord) (*gear.Index, error) {
 	return gear.Decode(bytes.NewReader(b), r.limits)
 }
 
-// line returns the records of a chain and of all below it, the lowest first.
+// line returns the records of a chain and of all chains below it, the lowest first.
 func (r *records) line(chain string) ([]*chainRecord, error) {
 	var out []*chainRecord
 	for chain != "" {
@@ -265,11 +265,11 @@ func (r *records) line(chain string) ([]*chainRecord, error) {
 	return out, nil
 }
 
-// damagedSuffix ends the name of what was put aside.
+// damagedSuffix ends the name of a record that was put aside.
 const damagedSuffix = ".damaged"
 
-// putAside keeps what is left of a damaged record for whoever wants to look at it, where
-// nobody takes it for one.
+// putAside keeps what is left of a damaged record for inspection, under a name that is
+// not a record's.
 func (r *records) putAside(chain string) error {
 	dir, err := r.path(chain)
 	if err != nil {
@@ -285,21 +285,21 @@ func (r *records) putAside(chain string) error {
 	return durable.SyncDir(r.dir)
 }
 
-// remove forgets a chain; one that is not known is no error.
+// remove forgets a chain. A chain that is not known is not an error.
 func (r *records) remove(chain string) error {
 	dir, err := r.path(chain)
 	if err != nil {
-		return nil //nolint:nilerr // never was a record's name
+		return nil //nolint:nilerr // never a valid name of a record
 	}
-	// The record goes first: without it the rest is a leftover.
+	// The record is removed first, because without it the rest counts as a leftover.
 	if err := os.Remove(filepath.Join(dir, "record.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return errors.Join(os.RemoveAll(dir), os.RemoveAll(dir+damagedSuffix))
 }
 
-// all lists the records that can be read. What is damaged is passed to bad. Records
-// may be changed meanwhile.
+// all lists the readable records. It passes damaged ones to bad. Records may be changed
+// meanwhile.
 func (r *records) all(bad func(dir string, err error)) ([]*chainRecord, error) {
 	entries, err := os.ReadDir(r.dir)
 	if err != nil {
@@ -313,7 +313,7 @@ func (r *records) all(bad func(dir string, err error)) ([]*chainRecord, error) {
 		}
 		rec, err := r.load(chain)
 		switch {
-		case errors.Is(err, errNoRecord): // it is just being removed, or was left by a crash
+		case errors.Is(err, errNoRecord): // it is being removed, or a crash left it
 		case err != nil:
 			bad(e.Name(), err)
 		default:
@@ -323,15 +323,15 @@ func (r *records) all(bad func(dir string, err error)) ([]*chainRecord, error) {
 	return out, nil
 }
 
-// chainOf is the chain that a directory is of.
+// chainOf returns the chain to which a directory belongs.
 func (r *records) chainOf(name string) (string, bool) {
 	chain := strings.Replace(name, "-", ":", 1)
 	dir, err := r.path(chain)
 	return chain, err == nil && filepath.Base(dir) == name
 }
 
-// clean removes what was left by a crash. Nobody may change records meanwhile: what
-// is being made looks the same.
+// clean removes what a crash left. Nobody may change records meanwhile, because an
+// unfinished record looks the same.
 func (r *records) clean() error {
 	entries, err := os.ReadDir(r.dir)
 	if err != nil {

@@ -21,14 +21,14 @@ import (
 	"example.org/slipway/oci/wire"
 )
 
-// reference is an image as containerd writes it, with the registry in front.
+// reference is an image in the form that containerd uses, with the registry in front.
 type reference struct {
 	host, repo string
-	// ref is the tag or digest; a digest beside a tag is what counts.
+	// ref is the tag or digest. If there are both, it is the digest.
 	ref string
 }
 
-// parseReference takes HOST/REPOSITORY[:TAG][@DIGEST] apart.
+// parseReference parses HOST/REPOSITORY[:TAG][@DIGEST].
 func parseReference(s string) (reference, error) {
 	host, rest, ok := strings.Cut(s, "/")
 	if !ok || host != "localhost" && !strings.ContainsAny(host, ".:") {
@@ -62,31 +62,31 @@ type place struct {
 	url  string
 	reg  *client.Client
 	gear *gearclient.Client
-	// early are profiles that were asked for before a start needs them.
+	// early holds profiles that were requested before a start needs them.
 	early earlyProfiles
 }
 
-// registry is a registry with the credential that some images were pulled with.
+// registry is a registry together with the credential that some images were pulled with.
 type registry struct {
 	host   string
 	prefix string
 	places []*place
-	// login is how images log in that were pulled with a credential, nil for others;
-	// ends is when that ends, zero if it does not say.
+	// login is the credential function for images that were pulled with a credential, and
+	// nil for others. ends is when the credential expires, or zero if it does not say.
 	login client.CredentialFunc
 	ends  time.Time
 }
 
-// repo is what a repository is called at its places.
+// repo returns the name of a repository at the registry's places.
 func (r *registry) repo(name string) string { return r.prefix + name }
 
 // registries opens registries and keeps them open.
 type registries struct {
 	settings []config.AgentRegistry
 	keys     *keychain
-	any      bool // those that are not in the settings may have Gear
+	any      bool // registries that are not in the settings may have Gear
 	limits   *gear.Limits
-	silent   bool // tells registries nothing of what containers open
+	silent   bool // tells registries nothing about what containers open
 	log      *slog.Logger
 
 	mu   sync.Mutex
@@ -97,14 +97,14 @@ func newRegistries(settings []config.AgentRegistry, keys *keychain, limits *gear
 	return &registries{settings: settings, keys: keys, limits: limits, log: log, open: map[[sha256.Size]byte]*registry{}}
 }
 
-// of returns the registry of an image, with the credential for that image.
-// Images with different credentials never share connections or tokens.
+// of returns the registry of an image with the credential for that image. Images with
+// different credentials never share connections or tokens.
 func (r *registries) of(ref reference) (*registry, error) {
 	cred, own := r.keys.credential(ref)
 	parts := []string{ref.host, cred.Username, cred.Password, cred.RefreshToken, cred.AccessToken}
 	ends := credentialEnd(cred)
 	if !ends.IsZero() {
-		parts = append(parts, ref.repo) // which says what takes its place
+		parts = append(parts, ref.repo) // the repository determines which credential replaces an expired one
 	}
 	key := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
 	r.mu.Lock()
@@ -126,8 +126,8 @@ func (r *registries) of(ref reference) (*registry, error) {
 	return reg, nil
 }
 
-// prune forgets registries whose credential has ended, as tokens of service accounts do
-// every hour. Who uses one goes on with it. The caller holds mu.
+// prune forgets registries whose credential has expired, as tokens of service accounts do
+// every hour. A caller that already uses one continues with it. The caller holds mu.
 func (r *registries) prune(now time.Time) {
 	for key, reg := range r.open {
 		if !reg.ends.IsZero() && now.After(reg.ends) {
@@ -137,9 +137,9 @@ func (r *registries) prune(now time.Time) {
 	}
 }
 
-// login returns what an image that was pulled with cred is fetched with at the host that
-// is asked: cred, or when it has ended the one that the image was last pulled with, or that
-// of the configuration.
+// login returns the credential to use at host for an image that was pulled with cred.
+// That is cred. If cred has expired, it is the credential with which the image was last
+// pulled, or the one of the configuration.
 func (r *registries) login(ctx context.Context, ref reference, cred client.Credential, asked string) (client.Credential, error) {
 	now := time.Now()
 	if !ended(cred, now) {
@@ -159,7 +159,8 @@ func (r *registries) login(ctx context.Context, ref reference, cred client.Crede
 	return ask(ctx, asked)
 }
 
-// credentialEnd returns when a credential ends that is a token; zero if it is none.
+// credentialEnd returns when a credential expires that is a token. It returns the zero
+// time for other credentials.
 func credentialEnd(c client.Credential) time.Time {
 	for _, token := range []string{c.Password, c.AccessToken} {
 		if ends := tokenEnd(token); !ends.IsZero() {
@@ -169,21 +170,21 @@ func credentialEnd(c client.Credential) time.Time {
 	return time.Time{}
 }
 
-// ended reports whether a credential is of no more use.
+// ended reports whether a credential is no longer useful.
 func ended(c client.Credential, now time.Time) bool {
 	ends := credentialEnd(c)
 	return !ends.IsZero() && !now.Before(ends)
 }
 
-// domain is the trust domain of a registry.
+// domain returns the trust domain of a registry.
 func (r *registries) domain(host string) string {
 	if d := r.setting(host).Domain; d != "" {
 		return d
 	}
-	return "host " + host // which no domain can be called, as it has a blank
+	return "host " + host // not a possible domain name, because it has a blank
 }
 
-// believed returns why an index of a registry is not believed; "" if it is.
+// believed returns why an index of a registry is not trusted, or "" if it is.
 func (r *registries) believed(host string) string {
 	known := slices.ContainsFunc(r.settings, func(s config.AgentRegistry) bool { return s.Host == host })
 	if r.any || known || client.IsLoopback(host) {
@@ -192,7 +193,7 @@ func (r *registries) believed(host string) string {
 	return fmt.Sprintf("registry %s is not listed under registries, and any_registry is false", host)
 }
 
-// setting is what the configuration says of a host, or what holds without.
+// setting returns the settings of a host, or the defaults.
 func (r *registries) setting(host string) config.AgentRegistry {
 	for _, s := range r.settings {
 		if s.Host == host {
@@ -206,8 +207,8 @@ func (r *registries) setting(host string) config.AgentRegistry {
 	return config.AgentRegistry{Host: host, URLs: []string{scheme + "://" + host}}
 }
 
-// connect makes the clients of a registry. How its images log in goes before the
-// credentials of the configuration and of docker.
+// connect creates the clients of a registry. The credentials of its images take
+// precedence over those of the configuration and of docker.
 func (r *registries) connect(reg *registry, s config.AgentRegistry) error {
 	o := client.Options{InsecureSkipVerify: s.InsecureSkipVerify, UserAgent: "slipway-agent", Retries: 1, Logger: r.log}
 	switch {
@@ -241,7 +242,7 @@ func (r *registry) close() {
 	}
 }
 
-// close closes them all.
+// close closes all registries.
 func (r *registries) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -251,8 +252,8 @@ func (r *registries) close() {
 	clear(r.open)
 }
 
-// try asks the places of a registry in order until one answers. What a registry
-// says of an image counts as an answer, also when it is no.
+// try asks the places of a registry in order until one answers. A registry's statement
+// about an image counts as an answer, even if it is a refusal.
 func (r *registry) try(ctx context.Context, ask func(*place) error) error {
 	var errs []error
 	for _, p := range r.places {
@@ -265,8 +266,8 @@ func (r *registry) try(ctx context.Context, ask func(*place) error) error {
 	return cmp.Or(errors.Join(errs...), fmt.Errorf("registry %s has no place", r.host))
 }
 
-// isAnswer reports whether an error is what a registry says of an image, and not
-// that this server cannot say anything now.
+// isAnswer reports whether an error is a registry's statement about an image. It returns
+// false if this server merely cannot answer now.
 func isAnswer(err error) bool {
 	var said *oci.Error
 	return errors.As(err, &said) && said.HTTPStatus() < http.StatusInternalServerError && said.HTTPStatus() != http.StatusTooManyRequests

@@ -12,8 +12,8 @@ import (
 	"example.org/slipway/node/poolfs"
 )
 
-// RunWorker is the worker of a keeper, which handed over the sockets with these
-// names. It serves until ctx ends.
+// RunWorker runs the worker of a keeper, which handed over the sockets with these names.
+// It serves until ctx ends.
 func RunWorker(ctx context.Context, cfg *config.Agent, sockets []string, log *slog.Logger, ready func()) error {
 	ender := keeperEnder() // its keeper is its parent now
 	if len(sockets) == 0 {
@@ -40,15 +40,15 @@ func RunWorker(ctx context.Context, cfg *config.Agent, sockets []string, log *sl
 	return a.Run(ctx, ready)
 }
 
-// poolName is what systemd keeps the descriptor of the pool under.
+// poolName is the name under which systemd keeps the descriptor of the pool.
 const poolName = "pool"
 
-// RunStored is an agent of one process below systemd, which keeps the descriptor
-// of the pool when the agent dies or is restarted. When again is closed it ends, and leaves
-// the descriptors to the program that this process executes next.
-// The volume worker is a second process all the same, and goes with the first.
+// RunStored runs an agent of one process under systemd, which keeps the descriptor of the
+// pool when the agent dies or is restarted. When again is closed, the agent ends and
+// leaves the descriptors to the program that this process executes next. The volume
+// worker is nevertheless a second process, and ends with the first.
 func RunStored(ctx context.Context, cfg *config.Agent, volumeWorker func() *exec.Cmd, again <-chan struct{}, log *slog.Logger, ready func()) error {
-	// Who has the sockets has the pool: another agent's is not touched.
+	// The owner of the sockets owns the pool, so another agent's pool is not touched.
 	ls, err := Listen(cfg)
 	if err != nil {
 		return err
@@ -95,7 +95,7 @@ func passOn(dev *os.File, vols *volumeKeeper) error {
 	return poolfs.PassOn(all)
 }
 
-// storedPool is the pool that systemd kept, or a new one that it is to keep.
+// storedPool returns the pool that systemd kept, or creates one for it to keep.
 func storedPool(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
 	dev, err := poolfs.Inherited(poolName)
 	if !errors.Is(err, fs.ErrNotExist) {

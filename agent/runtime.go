@@ -21,24 +21,24 @@ import (
 type RunOptions struct {
 	// Root is where its tree is mounted.
 	Root string
-	// Command replaces the image's arguments, behind its entry point; if the image
-	// has none it is the command.
+	// Command replaces the image's arguments, after its entry point. If the image has no
+	// entry point, it is the command.
 	Command []string
-	// Env are added to the image's, WorkingDir replaces its.
+	// Env is added to the image's environment, and WorkingDir replaces the image's.
 	Env        []string
 	WorkingDir string
-	// HostNetwork uses the machine's network; else there is loopback only.
+	// HostNetwork uses the machine's network. Otherwise there is only loopback.
 	HostNetwork bool
 }
 
-// capabilities are those that containers usually have.
+// capabilities are the usual capabilities of containers.
 var capabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID",
 	"CAP_SETUID", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
 }
 
-// RuntimeSpec makes the configuration of a container, as the runtime
-// specification has it, of the configuration of an image.
+// RuntimeSpec makes the configuration of a container, as defined by the runtime
+// specification, from the configuration of an image.
 func RuntimeSpec(image []byte, o RunOptions) (*specs.Spec, error) {
 	var img ocispec.Image
 	if err := json.Unmarshal(image, &img); err != nil {
@@ -102,7 +102,7 @@ func runLinux(hostNetwork bool) *specs.Linux {
 	return l
 }
 
-// userOf resolves USER[:GROUP] of an image, each a name or a number.
+// userOf resolves the USER[:GROUP] of an image. Each part is a name or a number.
 func userOf(root, s string) (specs.User, error) {
 	var u specs.User
 	if s == "" {
@@ -149,11 +149,11 @@ func parseID(s string) (uint32, bool) {
 	return uint32(n), err == nil
 }
 
-// maxPasswd bounds what is read of such a file, in bytes.
+// maxPasswd bounds how many bytes of such a file are read.
 const maxPasswd = 4 << 20
 
-// findEntry looks for a line of a file of the image, cut at its colons. The file
-// is opened as the container would see it: no link of the image leads out of it.
+// findEntry looks for a line in a file of the image, split at its colons. It opens the
+// file as the container would see it: no link of the image leads outside.
 func findEntry(root, file string, fields int, match func([]string) bool) ([]string, error) {
 	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

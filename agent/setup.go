@@ -14,28 +14,28 @@ import (
 	"example.org/slipway/config"
 )
 
-// Change is a file that a set-up writes, or a step that a person must take.
+// Change is a file that a set-up writes, or a step that the user must take.
 type Change struct {
-	// File is what is written; empty for a step.
+	// File is the file to write. It is empty for a step.
 	File string `json:"file,omitempty"`
-	// Content is what it is to hold.
+	// Content is the new content of the file.
 	Content string `json:"content,omitempty"`
-	// Say tells what the change is for, or what is to be done.
+	// Say says what the change is for, or what to do.
 	Say string `json:"say"`
 }
 
-// Paths are where the programs of a node have their settings; tests have others.
+// Paths says where the programs of a node keep their settings. Tests use other paths.
 type Paths struct {
 	Root           string // directory of the node's files; default /
 	Containerd     string // default /etc/containerd/config.toml
-	ContainerdDir  string // files it imports; default /etc/containerd/conf.d
+	ContainerdDir  string // files that containerd imports; default /etc/containerd/conf.d
 	Hosts          string // its registries; default /etc/containerd/certs.d
 	Docker         string // default /etc/docker/daemon.json
 	KubeletDropIn  string // default /etc/systemd/system/kubelet.service.d/10-slipway.conf
 	SnapshotterKey string // name of the snapshotter; default slipway
 }
 
-// of fills in what a distribution says.
+// of fills in the paths of a distribution.
 func (p *Paths) of(l distribution) {
 	def := func(s *string, d string) {
 		if *s == "" {
@@ -52,7 +52,7 @@ func (p *Paths) of(l distribution) {
 	}
 }
 
-// defaults fills in where containerd and Docker are without Kubernetes.
+// defaults fills in the paths of containerd and Docker without Kubernetes.
 func (p *Paths) defaults() {
 	all := distributions()
 	p.of(all[len(all)-1])
@@ -60,8 +60,9 @@ func (p *Paths) defaults() {
 
 const managed = "# Written by slipway agent setup; slipway agent setup --undo removes it.\n"
 
-// SetupContainerd tells containerd of the agent: a file that its configuration
-// imports, and one for each registry that the agent has at another place.
+// SetupContainerd returns the changes that make containerd use the agent: a file that its
+// configuration imports, and one file for each registry that the agent reaches at another
+// place.
 func SetupContainerd(cfg *config.Agent, p Paths) []Change {
 	p.defaults()
 	return append(containerdFiles(cfg, p), Change{Say: fmt.Sprintf("%s must import it: imports = [%q] near its top, then restart containerd", p.Containerd, filepath.Join(p.ContainerdDir, "*.toml"))})
@@ -75,7 +76,7 @@ func containerdFiles(cfg *config.Agent, p Paths) []Change {
 		p.SnapshotterKey, filepath.Join(cfg.Root, "snapshots"))
 	fmt.Fprintf(&b, "[plugins.\"io.containerd.cri.v1.images\"]\n  snapshotter = %q\n  disable_snapshot_annotations = false\n\n", p.SnapshotterKey)
 	registries := hosts(cfg, p.Hosts)
-	if len(registries) > 0 { // which containerd 2.4 looks for nowhere by itself
+	if len(registries) > 0 { // containerd 2.4 does not look in the directory without it
 		fmt.Fprintf(&b, "[plugins.\"io.containerd.cri.v1.images\".registry]\n  config_path = %q\n\n", p.Hosts)
 		fmt.Fprintf(&b, "[plugins.\"io.containerd.transfer.v1.local\"]\n  config_path = %q\n\n", p.Hosts)
 	}
@@ -86,14 +87,14 @@ func containerdFiles(cfg *config.Agent, p Paths) []Change {
 	return append(out, registries...)
 }
 
-// hosts are containerd's settings of the registries that are elsewhere than their
-// names say, so that names of images stay as they are.
+// hosts returns containerd's settings for registries whose location differs from their
+// name, so that image names stay the same.
 func hosts(cfg *config.Agent, dir string) []Change {
 	var out []Change
 	for i := range cfg.Registries {
 		r := &cfg.Registries[i]
 		if len(r.URLs) == 1 && r.URLs[0] == "https://"+r.Host && r.Prefix == "" && r.CA == "" && !r.InsecureSkipVerify && r.Certificate == "" {
-			continue // as containerd does by itself
+			continue // containerd does the same by default
 		}
 		server := "https://" + r.Host
 		if r.Host == "docker.io" {
@@ -124,8 +125,8 @@ func hosts(cfg *config.Agent, dir string) []Change {
 	return out
 }
 
-// SetupDocker tells Docker Engine, from 29 on, to keep images with containerd and
-// the agent. What stands in its configuration stays.
+// SetupDocker returns the changes that make Docker Engine, from version 29, keep images
+// with containerd and the agent. It keeps the rest of Docker's configuration.
 func SetupDocker(cfg *config.Agent, p Paths) ([]Change, error) {
 	p.defaults()
 	settings := map[string]any{}
@@ -162,12 +163,11 @@ func SetupDocker(cfg *config.Agent, p Paths) ([]Change, error) {
 	return append(changes, Change{Say: "Docker's containerd needs the agent too (slipway agent setup --containerd); then restart docker"}), nil
 }
 
-// backupSuffix is put behind the name of a file of somebody else's that is
-// changed.
+// backupSuffix is appended to the name of another program's file before it is changed.
 const backupSuffix = ".before-slipway"
 
-// Apply writes the files of a set-up. A file that was there and is not ours is
-// kept beside it, once.
+// Apply writes the files of a set-up. It keeps a copy next to an existing file that is
+// not ours, once.
 func Apply(changes []Change) error {
 	for _, c := range changes {
 		if c.File == "" {
@@ -197,8 +197,8 @@ func Apply(changes []Change) error {
 	return nil
 }
 
-// Undo takes back what Apply did: files that were there before come back, others
-// go. A file that somebody has changed since is left alone, and is an error.
+// Undo reverts what Apply did. It restores files that existed before, and removes the
+// others. It leaves a file alone that somebody has changed since, and returns an error.
 func Undo(changes []Change) error {
 	var errs []error
 	for _, c := range changes {
@@ -225,7 +225,7 @@ func Undo(changes []Change) error {
 	return errors.Join(errs...)
 }
 
-// writeFile replaces a file; others may read it, as those programs' own.
+// writeFile replaces a file. Others may read it, like the other files of those programs.
 func writeFile(name, content string) error {
 	tmp := name + ".new"
 	if err := os.WriteFile(tmp, []byte(content), 0o644); err != nil {

@@ -11,24 +11,25 @@ import (
 	"example.org/slipway/config"
 )
 
-// distribution is where a distribution of Kubernetes has on its nodes what a set-up writes.
+// distribution says where a distribution of Kubernetes keeps the files of a node that a
+// set-up writes.
 type distribution struct {
 	name string
-	// sign is a path by which such a node is known.
+	// sign is a path that identifies such a node.
 	sign string
-	// config is the configuration of containerd, which imports the files in dir; hosts has
-	// its registries, and socket is where it listens.
+	// config is the configuration of containerd, which imports the files in dir. hosts is
+	// the directory of its registries, and socket is where it listens.
 	config, dir, hosts, socket string
-	// imports says how config comes to import dir if it does not.
+	// imports says how to make config import dir if it does not.
 	imports string
-	// args is a file that gives kubelet arguments; "" where a drop-in of systemd does.
+	// args is a file that gives kubelet arguments. It is "" if a systemd drop-in does.
 	args string
-	// restart is the command by which both notice.
+	// restart is the command that makes both programs notice the change.
 	restart string
 }
 
-// distributions are the known ones. The last has no sign, and is that of kubeadm and others
-// whose containerd and kubelet are services of systemd.
+// distributions returns the known distributions. The last has no sign. It is for kubeadm
+// and others whose containerd and kubelet are systemd services.
 func distributions() []distribution {
 	rancher := func(name, units string) distribution {
 		etc := "/var/lib/rancher/" + name + "/agent/etc/containerd"
@@ -51,8 +52,8 @@ func distributions() []distribution {
 	return []distribution{rancher("k3s", "k3s, or k3s-agent"), rancher("rke2", "rke2-server, or rke2-agent"), eks, plain}
 }
 
-// closed returns why containerd of a system, by its ID in os-release, cannot be told of an
-// agent by files of the node; "" if it can.
+// closed returns why files of the node cannot make the containerd of a system use an
+// agent, or "" if they can. id is the system's ID in os-release.
 func closed(id string) string {
 	switch id {
 	case "talos":
@@ -78,7 +79,7 @@ func distributionOf(root string) (distribution, error) {
 	return all[i], nil
 }
 
-// systemID is the ID in the node's os-release; "" if there is none.
+// systemID returns the ID in the node's os-release, or "" if there is none.
 func systemID(root string) string {
 	b, err := os.ReadFile(filepath.Join(root, "/etc/os-release"))
 	if err != nil {
@@ -93,7 +94,7 @@ func systemID(root string) string {
 }
 
 // imported reports whether containerd's configuration imports the files of a directory.
-// It is read as text: what a file imports need not be there yet.
+// It reads the configuration as text, because an imported file may not exist yet.
 func imported(file, dir string) bool {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -107,10 +108,10 @@ func imported(file, dir string) bool {
 	return false
 }
 
-// SetupKubernetes has kubelet pull through the agent, which so learns the
-// credentials of pull secrets. It knows the nodes of kubeadm, EKS, k3s and RKE2 by what
-// is on them. Errors: nodes of others, which cannot have an agent; no socket to pull
-// through.
+// SetupKubernetes returns the changes that make kubelet pull through the agent, which
+// thereby learns the credentials of pull secrets. It recognises nodes of kubeadm, EKS,
+// k3s and RKE2 by their files. It is an error if the node belongs to another
+// distribution, which cannot have an agent, or if there is no socket to pull through.
 func SetupKubernetes(cfg *config.Agent, p Paths) ([]Change, error) {
 	if cfg.CRI.Address == "" {
 		return nil, errors.New("cri.address is not set in the agent's configuration; kubelet pulls through that socket")
@@ -150,18 +151,19 @@ func SetupKubernetes(cfg *config.Agent, p Paths) ([]Change, error) {
 	return append(out, Change{Say: "then " + l.restart}), nil
 }
 
-// extraArgs is the variable by which units of kubelet take more arguments.
+// extraArgs is the variable with which kubelet's units take more arguments.
 const extraArgs = "KUBELET_EXTRA_ARGS"
 
 // kubeletUnit is what systemd knows of kubelet.
 type kubeletUnit struct {
-	takes bool   // its command has extraArgs
-	args  string // the value of extraArgs without ours
+	takes bool   // its command uses extraArgs
+	args  string // the value of extraArgs without our part
 }
 
 // readKubeletUnit reads the unit and its drop-ins as systemd does: in the order of their
-// names, where a file of variables goes before a variable that the unit sets itself. So
-// what others set there stays, and ours is not lost to a file that sets it to nothing.
+// names. A variable in a file of variables takes precedence over one that the unit sets
+// itself. So the values that others set are kept, and a file with an empty value does not
+// lose ours.
 func readKubeletUnit(root, own string) (u kubeletUnit) {
 	var files []string
 	for _, name := range unitFiles(root, own) {
@@ -201,8 +203,8 @@ func readKubeletUnit(root, own string) (u kubeletUnit) {
 	return u
 }
 
-// unitFiles are the unit of kubelet and its drop-ins but ours, in the order in which
-// systemd reads them. A file of a directory hides those of its name in later ones.
+// unitFiles returns the unit of kubelet and its drop-ins except ours, in the order in
+// which systemd reads them. A file hides files of the same name in later directories.
 func unitFiles(root, own string) (out []string) {
 	dirs := []string{"/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"}
 	for _, dir := range dirs {
@@ -215,7 +217,7 @@ func unitFiles(root, own string) (out []string) {
 	byName := map[string]string{}
 	var names []string
 	for _, dir := range dirs {
-		found, _ := filepath.Glob(filepath.Join(root, dir, "kubelet.service.d", "*.conf")) // the pattern is good
+		found, _ := filepath.Glob(filepath.Join(root, dir, "kubelet.service.d", "*.conf")) // the pattern is valid
 		for _, file := range found {
 			name := filepath.Base(file)
 			if name != own && byName[name] == "" {
@@ -231,8 +233,8 @@ func unitFiles(root, own string) (out []string) {
 	return out
 }
 
-// variable returns extraArgs of what a unit says of Environment=, where an assignment may
-// be quoted as a whole, or its value.
+// variable returns the value of extraArgs in a line of Environment=. The quotes may be
+// around the whole assignment or around its value.
 func variable(s string) (string, bool) {
 	before, value, ok := strings.Cut(s, extraArgs+"=")
 	if !ok {
@@ -249,7 +251,7 @@ func variable(s string) (string, bool) {
 	return value, true
 }
 
-// unquote takes off quotes around a whole value.
+// unquote removes quotes around a whole value.
 func unquote(s string) string {
 	s = strings.TrimSpace(s)
 	if len(s) >= 2 && (s[0] == '"' || s[0] == '\'') && s[len(s)-1] == s[0] {

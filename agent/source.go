@@ -27,7 +27,7 @@ type source struct {
 
 var _ gearfs.Source = (*source)(nil)
 
-// dial makes a source of what was written down of it.
+// dial makes a source from its stored reference.
 func (r *registries) dial(ref gearfs.SourceRef) (gearfs.Source, error) {
 	name, err := parseReference(ref.Credential)
 	if err != nil {
@@ -46,7 +46,7 @@ func (r *registries) dial(ref gearfs.SourceRef) (gearfs.Source, error) {
 	return nil, fmt.Errorf("registry %s is at %s no more, says the configuration", name.host, ref.Registry)
 }
 
-// refs are the sources of an image of a registry.
+// refs returns the sources of an image of a registry.
 func (r *registry) refs(ref reference, manifest string) []gearfs.SourceRef {
 	var out []gearfs.SourceRef
 	for _, p := range r.places {
@@ -97,8 +97,8 @@ func profileOf(p client.GearProfile) gearfs.Profile {
 	return gearfs.Profile{Files: predict.Files(p.Names, p.Origins), Donor: string(p.Donor)}
 }
 
-// earlyProfiles are those that were asked for with the indexes of their images.
-// The zero value is empty.
+// earlyProfiles holds profiles that were requested together with the indexes of their
+// images. The zero value is empty.
 type earlyProfiles struct {
 	mu  sync.Mutex
 	all map[profileKey]*earlyProfile
@@ -109,15 +109,15 @@ type profileKey struct {
 	manifest oci.Digest
 }
 
-// earlyProfile is a profile that is on its way, or has come.
+// earlyProfile is a profile that is being fetched or has arrived.
 type earlyProfile struct {
 	done    chan struct{} // closed when profile and err are set
 	profile client.GearProfile
 	err     error
-	taken   bool // by the one who needed it; guarded by earlyProfiles.mu
+	taken   bool // by the caller that needed it; guarded by earlyProfiles.mu
 }
 
-// begin returns a profile that is to be asked for, nil if that was done lately.
+// begin returns a profile that is to be requested, or nil if it was requested recently.
 func (p *earlyProfiles) begin(key profileKey) *earlyProfile {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -132,7 +132,8 @@ func (p *earlyProfiles) begin(key profileKey) *earlyProfile {
 	return e
 }
 
-// take returns what was asked for, once: who asks again wants what is new.
+// take returns a requested profile, but only once: a caller that asks again wants a new
+// one.
 func (p *earlyProfiles) take(key profileKey) *earlyProfile {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -160,8 +161,8 @@ func (s *source) ReportProfile(ctx context.Context, names []gear.Name, whole boo
 	return gone(s.p.reg.GearReportProfile(ctx, s.repo, s.manifest, names, whole), oci.CodeManifestUnknown)
 }
 
-// gone makes an error of the registry's that something is not there one of
-// gearfs' kind.
+// gone converts a registry's error that something does not exist to gearfs' kind of
+// error.
 func gone(err error, code oci.Code) error {
 	if oci.HasCode(err, code) {
 		return fmt.Errorf("%w: %w", fs.ErrNotExist, err)

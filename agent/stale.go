@@ -10,13 +10,13 @@ import (
 	"example.org/slipway/node/view"
 )
 
-// refreshEvery is how often overlays over a pool that is gone are refreshed: a file that
-// was in use before is found in the cache that long after nobody uses it any more.
+// refreshEvery is how often overlays over a pool that is gone are refreshed. A file that
+// was in use when the pool went is found in the cache that long after its last use.
 const refreshEvery = 5 * time.Second
 
-// refresh has files that are here found in the cache, in overlays over a pool that is
-// gone: the kernel remembers where it found a file, and in that pool it finds none any
-// more.
+// refresh makes overlays over a pool that is gone find files in the cache if they are on
+// the node. The kernel remembers where it found a file, and it no longer finds files in
+// that pool.
 func refresh(stale []view.Mount, log *slog.Logger) {
 	var errs []error
 	for i := range stale {
@@ -27,8 +27,8 @@ func refresh(stale []view.Mount, log *slog.Logger) {
 	}
 }
 
-// refreshAgain goes on to refresh overlays over a pool that is gone, until they are
-// unmounted, or ctx ends.
+// refreshAgain continues to refresh overlays over a pool that is gone, until they are
+// unmounted or ctx ends.
 func (a *Agent) refreshAgain(ctx context.Context, stale []view.Mount) {
 	tick := time.NewTicker(refreshEvery)
 	defer tick.Stop()

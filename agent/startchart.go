@@ -10,16 +10,16 @@ import (
 )
 
 const (
-	// textRows and pictureRows are how many files a chart has at most: those of which
-	// something happened first.
+	// textRows and pictureRows bound how many files a chart has. It shows the files with
+	// the earliest events.
 	textRows, pictureRows = 60, 400
-	// chartCells is how many characters a line of the text has for the time.
+	// chartCells is how many characters a line of the text chart has for the time axis.
 	chartCells = 48
-	// chartPath is how many characters of a path are shown, its end.
+	// chartPath is how many characters of the end of a path are shown.
 	chartPath = 48
 )
 
-// ends is when the last thing happened at a start.
+// ends returns the time of the last event of a start.
 func ends(s *gearfs.Start) time.Duration {
 	last := time.Millisecond
 	for i := range s.Files {
@@ -32,7 +32,8 @@ func ends(s *gearfs.Start) time.Duration {
 	return last
 }
 
-// told are at most most files of a start to which something happened.
+// told returns at most most files of a start that had an event, and how many more there
+// are.
 func told(s *gearfs.Start, most int) (files []*gearfs.StartFile, more int) {
 	for i := range s.Files {
 		f := &s.Files[i]
@@ -48,7 +49,7 @@ func told(s *gearfs.Start, most int) (files []*gearfs.StartFile, more int) {
 	return files, more
 }
 
-// tail is the end of a path.
+// tail returns the end of a path.
 func tail(p string) string {
 	r := []rune(strings.ToValidUTF8(p, "?"))
 	if len(r) <= chartPath {
@@ -57,8 +58,9 @@ func tail(p string) string {
 	return "…" + string(r[len(r)-chartPath+1:])
 }
 
-// textChart draws a start as text, a line for each file: a for asked for, then dashes until
-// h for here, w for wanted, = while somebody waited.
+// textChart draws a start as text with one line for each file. a is when the file was
+// asked for; dashes follow until h, when it was here; w is when it was wanted; = is while
+// somebody waited.
 func textChart(s *gearfs.Start) []string {
 	files, more := told(s, textRows)
 	if len(files) == 0 {
@@ -96,7 +98,7 @@ func textChart(s *gearfs.Start) []string {
 	return out
 }
 
-// svgChart draws a start as a picture that needs nothing else.
+// svgChart draws a start as a picture that needs no other file.
 func svgChart(s *gearfs.Start, title string) string {
 	const left, width, row, top = 340, 560, 12, 44
 	files, _ := told(s, pictureRows)
@@ -128,7 +130,7 @@ func svgChart(s *gearfs.Start, title string) string {
 	return b.String()
 }
 
-// explainStart tells of the last start of an image, and how good its prediction was.
+// explainStart describes the last start of an image, and how good its prediction was.
 func explainStart(s *gearfs.Start, say func(format string, args ...any)) {
 	from := map[string]int{}
 	for i := range s.Files {

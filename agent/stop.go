@@ -14,20 +14,20 @@ import (
 
 const apiStop = "/v1/stop"
 
-// StopRequest asks an agent to end.
+// StopRequest is a request to end an agent.
 type StopRequest struct {
-	// Now ends it although containers or mounts use its files.
+	// Now ends the agent even if containers or mounts use its files.
 	Now bool `json:"now,omitempty"`
 }
 
-// errService says that somebody else looks after the agent.
+// errService says that a service manager controls the agent.
 var errService = errors.New("the agent is a service of systemd, which would start it again: use systemctl stop slipway-agent")
 
-// againAfter is the time between two signals to a keeper. The first is to be known as
-// the first.
+// againAfter is the time between two signals to a keeper, so that it can recognise the
+// first one.
 const againAfter = 300 * time.Millisecond
 
-// stop has the agent end. It refuses while its files are in use, unless it is to end now.
+// stop ends the agent. It refuses if the agent's files are in use, unless Now is set.
 func (a *Agent) stop(req StopRequest) error {
 	if a.ender == nil {
 		return errService
@@ -53,8 +53,8 @@ func (a *Agent) stop(req StopRequest) error {
 		"or end the agent at once with --now, after which they can open only what is here", strings.Join(used, ", "))
 }
 
-// keeperEnder returns what ends the keeper of this worker, or the worker where its keeper
-// is gone.
+// keeperEnder returns a function that ends the keeper of this worker, or the worker
+// itself if its keeper is gone.
 func keeperEnder() func(twice bool) error {
 	keeper := os.Getppid()
 	return func(twice bool) error {
@@ -71,8 +71,8 @@ func keeperEnder() func(twice bool) error {
 	}
 }
 
-// Stop has the agent end, and waits until it has. Errors: ErrNoAgent if none runs; that
-// of ctx, and that its files are in use.
+// Stop ends the agent and waits until it has ended. Errors: ErrNoAgent if none runs; the
+// error of ctx; an error if the agent's files are in use.
 func (c *Caller) Stop(ctx context.Context, now bool) error {
 	if err := c.call(ctx, http.MethodPost, apiStop, StopRequest{now}, nil); err != nil {
 		return err

@@ -21,19 +21,19 @@ import (
 )
 
 // eager reports whether trees are unpacked, because this machine cannot mount images
-// whose files are not here yet.
+// without their files.
 func (c *chains) eager() bool { return c.support.Tier == view.Plain }
 
-// unpackedAt is where the tree of a chain is unpacked.
+// unpackedAt returns where the tree of a chain is unpacked.
 func (c *chains) unpackedAt(chain string) string {
 	return filepath.Join(c.unpacked, strings.ReplaceAll(chain, ":", "-"))
 }
 
-// unpack makes the tree of a chain an ordinary directory, unless it is one. All files
+// unpack makes the tree of a chain an ordinary directory, unless it already is. All files
 // come from the image's own sources.
 func (c *chains) unpack(ctx context.Context, rec *chainRecord, x *gear.Index) (snapshotter.Layers, error) {
 	dir, nothing := c.unpackedAt(rec.Chain), filepath.Join(c.unpacked, ".nothing")
-	// An overlay that is read-only has two lower directories at least.
+	// A read-only overlay needs at least two lower directories.
 	layers := snapshotter.Layers{Lower: []string{dir, nothing}}
 	if err := os.MkdirAll(nothing, 0o700); err != nil {
 		return layers, err
@@ -67,7 +67,7 @@ func (c *chains) unpack(ctx context.Context, rec *chainRecord, x *gear.Index) (s
 	return layers, errors.Join(err, os.RemoveAll(tmp))
 }
 
-// unpackingPrefix begins the name of a tree that is not complete.
+// unpackingPrefix begins the name of an incomplete tree.
 const unpackingPrefix = ".unpacking-"
 
 // cleanUnpacked removes trees that a crash left incomplete.
@@ -79,7 +79,7 @@ func cleanUnpacked(dir string) error {
 	return err
 }
 
-// syncTree makes a tree durable before it gets its name.
+// syncTree makes a tree durable before it gets its final name.
 func syncTree(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -92,7 +92,8 @@ func syncTree(dir string) error {
 	return nil
 }
 
-// unpackSource fetches files from the sources of a chain, the next where one fails.
+// unpackSource fetches files from the sources of a chain. It tries the next source if one
+// fails.
 type unpackSource struct {
 	c   *chains
 	rec *chainRecord
@@ -108,7 +109,7 @@ func (s *unpackSource) Fetch(ctx context.Context, files []gear.File, deliver fun
 	}
 	var failed error
 	for _, ref := range s.rec.Sources {
-		var ended error // by the one who takes the files
+		var ended error // set by the caller that takes the files
 		done := map[int]bool{}
 		err := s.fetch(ctx, ref, files, left, func(i int, content io.Reader) error {
 			done[i] = true
@@ -133,7 +134,7 @@ func (s *unpackSource) Fetch(ctx context.Context, files []gear.File, deliver fun
 	return fmt.Errorf("no source of %s has its files: %w", s.rec.Ref, failed)
 }
 
-// fetch asks one source for those of the files that are left.
+// fetch asks one source for the remaining files.
 func (s *unpackSource) fetch(ctx context.Context, ref gearfs.SourceRef, files []gear.File, left []int, deliver func(int, io.Reader) error) error {
 	src, err := s.c.regs.dial(ref)
 	if err != nil {

@@ -17,10 +17,10 @@ import (
 	"example.org/slipway/volume/volfs"
 )
 
-// The agent's worker asks the volume worker over a socket, with JSON on HTTP:
-// what the one mounts the other serves, and neither does both.
+// The agent's worker calls the volume worker over a socket, with JSON over HTTP. One
+// process mounts the volumes and the other serves them; neither does both.
 
-// storageRequest is what a call names; which of it depends on the call.
+// storageRequest holds the arguments of a call. Which fields are set depends on the call.
 type storageRequest struct {
 	Name       string            `json:"name,omitempty"`
 	Place      volref.Place      `json:"place,omitzero"`
@@ -29,7 +29,7 @@ type storageRequest struct {
 	Parent     string            `json:"parent,omitempty"`
 }
 
-// storageAnswer is what a call returns; of an error, Code says which of package
+// storageAnswer is the result of a call. For an error, Code says which error of package
 // block it is.
 type storageAnswer struct {
 	Exists bool           `json:"exists,omitempty"`
@@ -38,7 +38,7 @@ type storageAnswer struct {
 	Code   string         `json:"code,omitempty"`
 }
 
-// storageErrors are the errors that callers tell apart, as they are written.
+// storageErrors maps codes to the errors that callers distinguish.
 var storageErrors = map[string]error{
 	"not_found": block.ErrNotFound, "exists": block.ErrExists, "not_committed": block.ErrNotCommitted, "committed": block.ErrCommitted,
 	"in_use": block.ErrInUse, "full": block.ErrFull, "away": block.ErrAway, "denied": block.ErrDenied, "not_connected": errNotConnected,
@@ -62,7 +62,7 @@ type remoteError struct {
 func (e *remoteError) Error() string { return e.text }
 func (e *remoteError) Unwrap() error { return e.is }
 
-// storageHandler serves what a volumeStorage asks.
+// storageHandler serves the calls of a volumeStorage.
 func storageHandler(s *volfs.Server, stores *volumeStores) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /map", answerStorage(func(ctx context.Context, m block.Mapping) (a storageAnswer, err error) {
@@ -114,7 +114,7 @@ func clone(ctx context.Context, s block.Store, r *storageRequest, _ *storageAnsw
 	return v.Close()
 }
 
-// answerStorage makes a handler of a call.
+// answerStorage makes the handler of a call.
 func answerStorage[In any](do func(context.Context, In) (storageAnswer, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var in In
@@ -130,12 +130,11 @@ func answerStorage[In any](do func(context.Context, In) (storageAnswer, error)) 
 			out = storageAnswer{Error: err.Error(), Code: codeOf(err)}
 			w.WriteHeader(http.StatusUnprocessableEntity)
 		}
-		_ = json.NewEncoder(w).Encode(out) // who asked is gone
+		_ = json.NewEncoder(w).Encode(out) // the caller is gone
 	}
 }
 
-// volumeStorage is the storage of a node's volumes, which another process has
-// open.
+// volumeStorage is the storage of a node's volumes, which another process holds open.
 type volumeStorage struct {
 	dir  string // where it serves the volumes
 	http *http.Client
@@ -147,8 +146,8 @@ var (
 )
 
 func newVolumeStorage(socket, dir string) *volumeStorage {
-	// A connection for each call: one that is kept may be to a worker that was
-	// killed. The socket stays, and a call to the next one waits in it.
+	// Each call has its own connection, because a kept connection may lead to a worker
+	// that was killed. The socket stays, and a call to the next worker waits in it.
 	return &volumeStorage{dir, &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", socket)
@@ -189,7 +188,7 @@ func (s *volumeStorage) Refused(ctx context.Context) ([]string, error) {
 	return names, err
 }
 
-// list tells of all that is mapped.
+// list returns the status of everything that is mapped.
 func (s *volumeStorage) list(ctx context.Context) ([]volfs.Status, error) {
 	a, err := s.call(ctx, http.MethodGet, "/list", nil)
 	return a.List, err
@@ -221,11 +220,11 @@ func (s *volumeStorage) Exists(ctx context.Context, p volref.Place, c volref.Cre
 
 func (s *volumeStorage) close() { s.http.CloseIdleConnections() }
 
-// storageTries is how often the volume worker is asked when it dies of it.
+// storageTries is how many times a call is tried if the volume worker dies during it.
 const storageTries = 3
 
-// call asks the volume worker; when it dies meanwhile, the next one. Only a clone
-// is not asked for twice: the second would find the first in its way.
+// call calls the volume worker, and calls the next one if it dies meanwhile. Only a clone
+// is not tried twice, because the second try would find the first clone in its way.
 func (s *volumeStorage) call(ctx context.Context, method, path string, in any) (a storageAnswer, err error) {
 	b, err := json.Marshal(in)
 	if err != nil {
@@ -240,7 +239,7 @@ func (s *volumeStorage) call(ctx context.Context, method, path string, in any) (
 	}
 }
 
-// once is one try of a call. It reports whether the worker did not get to answer.
+// once is one try of a call. It reports whether the worker ended before it answered.
 func (s *volumeStorage) once(ctx context.Context, method, path string, in []byte) (a storageAnswer, died bool, err error) {
 	var body io.Reader = http.NoBody
 	if method == http.MethodPost {

@@ -21,13 +21,13 @@ import (
 	"example.org/slipway/volume/volfs"
 )
 
-// volumesName is what systemd keeps the descriptor of the volumes under.
+// volumesName is the name under which systemd keeps the descriptor of the volumes.
 const volumesName = "volumes"
 
-// volumeKeeper keeps the descriptor of the file system of volumes, the socket of
-// who serves it, and a process that does: the volume worker. It is another one
-// than the worker, which mounts what it serves: a process that were killed while
-// it waits for itself would never end.
+// volumeKeeper keeps the descriptor of the file system of volumes, the socket of its
+// server, and the process that serves it: the volume worker. The volume worker is
+// separate from the worker, which mounts what the volume worker serves. A process that is
+// killed while it waits for itself would never end.
 type volumeKeeper struct {
 	dev    *os.File
 	socket *os.File
@@ -35,8 +35,9 @@ type volumeKeeper struct {
 	ended  chan error
 }
 
-// keepVolumes begins to keep the volumes of an agent; nil if it is to have none.
-// command makes the command of a volume worker, started is told its process id.
+// keepVolumes starts to keep the volumes of an agent. It returns nil if the agent has
+// none. command makes the command of a volume worker, and started is called with its
+// process id.
 func keepVolumes(cfg *config.Agent, dev func(*config.Agent, *slog.Logger) (*os.File, error), command func() *exec.Cmd,
 	started func(pid int), log *slog.Logger) (_ *volumeKeeper, err error) {
 	if !cfg.Volumes.Configured() {
@@ -52,7 +53,7 @@ func keepVolumes(cfg *config.Agent, dev func(*config.Agent, *slog.Logger) (*os.F
 	if err != nil {
 		return nil, err
 	}
-	u := l.(*net.UnixListener) // listenUnix makes no other
+	u := l.(*net.UnixListener) // listenUnix returns no other type
 	u.SetUnlinkOnClose(false)
 	k.socket, err = u.File()
 	if err = errors.Join(err, u.Close()); err != nil {
@@ -73,8 +74,8 @@ func keepVolumes(cfg *config.Agent, dev func(*config.Agent, *slog.Logger) (*os.F
 	return k, nil
 }
 
-// close ends the volume worker. What is still mounted of its volumes keeps what
-// it has in memory, and fails for the rest until an agent runs again.
+// close ends the volume worker. Mounts of its volumes keep what they have in memory, and
+// other accesses fail until an agent runs again.
 func (k *volumeKeeper) close() error {
 	if k == nil {
 		return nil
@@ -97,8 +98,8 @@ func (k *volumeKeeper) closeFiles() error {
 	return errors.Join(errs...)
 }
 
-// mountVolumes mounts the file system of an agent's volumes, in place of one that
-// a process left behind that is gone, and returns its descriptor.
+// mountVolumes mounts the file system of an agent's volumes and returns its descriptor.
+// It replaces a file system whose process is gone.
 func mountVolumes(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
 	lay := layoutOf(cfg)
 	if err := lay.makeDirs(); err != nil {
@@ -122,7 +123,8 @@ func mountVolumes(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
 	return dev, nil
 }
 
-// storedVolumes is what systemd kept of them, or new ones that it is to keep.
+// storedVolumes returns the descriptor of the volumes that systemd kept, or creates one
+// for it to keep.
 func storedVolumes(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
 	dev, err := poolfs.Inherited(volumesName)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -137,8 +139,8 @@ func storedVolumes(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
 	return dev, nil
 }
 
-// releaseVolumes unmounts what is mounted of volumes if no container uses it. The
-// volume worker must still be there: what was written goes to the storage now.
+// releaseVolumes unmounts the mounts of volumes if no container uses them. The volume
+// worker must still run, because changes are written to the storage now.
 func releaseVolumes(cfg *config.Agent, log *slog.Logger) (free bool, err error) {
 	if !cfg.Volumes.Configured() {
 		return false, nil
@@ -154,12 +156,12 @@ func releaseVolumes(cfg *config.Agent, log *slog.Logger) (free bool, err error) 
 	return true, nil
 }
 
-// volumeUsers counts the root file systems of containers on volumes that are
-// mounted below a directory: overlays over them, and mounts of clones elsewhere.
+// volumeUsers counts the root file systems of containers on volumes that are mounted
+// below a directory: overlays over volumes, and mounts of clones elsewhere.
 func volumeUsers(dir string) int {
 	list, err := view.Mounts("/")
 	if err != nil {
-		return 1 // not known, so none may be harmed
+		return 1 // unknown, so it assumes a user
 	}
 	below := func(d string) bool { return strings.HasPrefix(d, dir+"/") }
 	var sources []string
@@ -180,7 +182,7 @@ func volumeUsers(dir string) int {
 	return n
 }
 
-// inheritSocket is the socket that a keeper handed to a volume worker.
+// inheritSocket returns the socket that a keeper handed to a volume worker.
 func inheritSocket() (net.Listener, error) {
 	const fd = poolfs.WorkerFD + 1
 	unix.CloseOnExec(fd)
@@ -193,13 +195,14 @@ func inheritSocket() (net.Listener, error) {
 		return nil, fmt.Errorf("socket of the volume worker: %w", err)
 	}
 	if u, ok := l.(*net.UnixListener); ok {
-		u.SetUnlinkOnClose(false) // the next one goes on with it
+		u.SetUnlinkOnClose(false) // the next worker continues to use it
 	}
 	return l, nil
 }
 
-// RunVolumeWorker is the volume worker of a keeper, which handed over a descriptor
-// and a socket. It serves until ctx ends, and what waits is left to the next one.
+// RunVolumeWorker runs the volume worker of a keeper, which handed over a descriptor and
+// a socket. It serves until ctx ends. Requests that still wait are left to the next
+// worker.
 func RunVolumeWorker(ctx context.Context, cfg *config.Agent, log *slog.Logger) (err error) {
 	dev, err := poolfs.Inherited(volumesName)
 	if err != nil {

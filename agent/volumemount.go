@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/oci/volref"
 )
 
-// Modes of a mount without containerd.
+// These are modes of a mount without containerd.
 const (
 	ModeAuto    = "auto"
 	ModeGear    = "gear"
@@ -22,8 +22,8 @@ const (
 	ModePlain   = "plain"
 )
 
-// modeOf tells which ways a request allows, nil if the configuration says, and
-// which file system a volume must have.
+// modeOf returns which ways a request allows, or nil if the configuration decides. It
+// also returns which file system a volume must have.
 func (m *mounts) modeOf(req *MountRequest) (use []string, fs string, err error) {
 	switch cmp.Or(req.Mode, ModeAuto) {
 	case ModeAuto:
@@ -63,8 +63,8 @@ func (m *mounts) clone(ctx context.Context, r *mountRecord, attrs uint64) (err e
 	return m.chains.adopt(r)
 }
 
-// bindTo mounts a directory at another one, too, there with more attributes. The
-// mount has them before anybody can see it.
+// bindTo mounts a directory at another path as well, with more attributes there. The
+// mount has the attributes before anybody can see it.
 func bindTo(dir, at string, attrs uint64) error {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err == nil {
@@ -80,25 +80,25 @@ func bindTo(dir, at string, attrs uint64) error {
 	return nil
 }
 
-// MapRequest asks for an image as a volume that is mapped and mounted, and stays
-// so until it is given back.
+// MapRequest is a request to map and mount an image as a volume. It stays mapped until it
+// is given back.
 type MapRequest struct {
 	Image    string `json:"image"`
 	Platform string `json:"platform,omitempty"`
 }
 
-// MapAnswer tells where it is.
+// MapAnswer says where the volume is.
 type MapAnswer struct {
 	Image  string       `json:"image"`
 	Volume string       `json:"volume"`
 	FS     string       `json:"fs"`
 	Place  volref.Place `json:"place"`
-	// File is the volume as a file or a device, Dir where it is mounted read-only.
+	// File is the volume as a file or a device. Dir is where it is mounted read-only.
 	File string `json:"file"`
 	Dir  string `json:"dir"`
 }
 
-// mapped is the name that a mapped image has among the mounts.
+// mapped returns the name of a mapped image among the mounts.
 func mapped(image string) string { return "volume:" + image }
 
 // mapVolume maps and mounts an image as a volume.
@@ -134,8 +134,8 @@ func (m *mounts) mapVolume(ctx context.Context, req MapRequest) (*MapAnswer, err
 	return a, err
 }
 
-// reserveMap is reserve for an image that is mapped; one that is already stays, and
-// is not fresh.
+// reserveMap is reserve for an image that is to be mapped. An image that is already
+// mapped stays, and fresh is false.
 func (m *mounts) reserveMap(ctx context.Context, req *MapRequest) (r *mountRecord, fresh bool, err error) {
 	m.mu.Lock()
 	r = m.all[mapped(req.Image)]
@@ -154,7 +154,7 @@ func (m *mounts) reserveMap(ctx context.Context, req *MapRequest) (r *mountRecor
 	return r, true, nil
 }
 
-// unmapVolume gives a mapped image back.
+// unmapVolume releases a mapped image.
 func (m *mounts) unmapVolume(image string) error {
 	m.mu.Lock()
 	r := m.all[mapped(image)]
@@ -171,12 +171,12 @@ const (
 	apiUnmap = "/v1/volume/unmap"
 )
 
-// MapVolume asks for an image as a volume.
+// MapVolume asks the agent to map an image as a volume.
 func (c *Caller) MapVolume(ctx context.Context, req MapRequest) (a MapAnswer, err error) {
 	return a, c.call(ctx, "POST", apiMap, req, &a)
 }
 
-// UnmapVolume gives it back.
+// UnmapVolume releases a mapped image.
 func (c *Caller) UnmapVolume(ctx context.Context, image string) error {
 	return c.call(ctx, "POST", apiUnmap, MapRequest{Image: image}, nil)
 }

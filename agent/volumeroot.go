@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/volume/node"
 )
 
-// Containers in mode network: each has a clone of its image's volume.
+// This file is for containers in mode network: each has a clone of its image's volume.
 
 var _ snapshotter.Rooter = (*chains)(nil)
 
@@ -51,8 +51,8 @@ func (c *chains) DropRoot(ctx context.Context, key string) error {
 	return c.volumes.mgr.DropNetwork(ctx, key)
 }
 
-// RootUsage implements snapshotter.Rooter: by how much the clone has more in it
-// than the image. What replaced something of the image is not seen.
+// RootUsage implements snapshotter.Rooter. It returns by how much the clone's content
+// exceeds the image's. It does not see content that replaced some of the image's.
 func (c *chains) RootUsage(ctx context.Context, key string) (size, inodes int64, err error) {
 	if c.volumes == nil {
 		return 0, 0, errNoVolumes
@@ -63,7 +63,7 @@ func (c *chains) RootUsage(ctx context.Context, key string) (size, inodes int64,
 	}
 	i := slices.IndexFunc(s.Volumes, func(u node.VolumeStatus) bool { return u.Container == key && u.Dir != "" })
 	if i < 0 {
-		return 0, 0, nil // not mounted: it is when it is used
+		return 0, 0, nil // it is not mounted; it is mounted when it is used
 	}
 	own := &s.Volumes[i]
 	k := slices.IndexFunc(s.Volumes, func(u node.VolumeStatus) bool {
@@ -77,7 +77,7 @@ func (c *chains) RootUsage(ctx context.Context, key string) (size, inodes int64,
 	return max(size-below, 0), max(inodes-files, 0), err
 }
 
-// usedOf is what a file system says that it holds.
+// usedOf returns how much a file system says that it holds.
 func usedOf(dir string) (size, inodes int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -86,8 +86,8 @@ func usedOf(dir string) (size, inodes int64, err error) {
 	return int64(st.Blocks-st.Bfree) * st.Bsize, int64(st.Files - st.Ffree), nil
 }
 
-// CommitRoot implements snapshotter.Rooter. The new volume lies beside the
-// container's clone and has the image's as a parent; only this node knows it.
+// CommitRoot implements snapshotter.Rooter. The new volume is next to the container's
+// clone and has the image's volume as its parent. Only this node knows it.
 func (c *chains) CommitRoot(ctx context.Context, key, parent, chain string) error {
 	if c.volumes == nil {
 		return errNoVolumes
@@ -102,7 +102,7 @@ func (c *chains) CommitRoot(ctx context.Context, key, parent, chain string) erro
 	var random [12]byte
 	rand.Read(random[:]) // never fails
 	id := "c-image-" + hex.EncodeToString(random[:])
-	digest := oci.SHA256([]byte(id)) // it has no blob
+	digest := oci.SHA256([]byte(id)) // no blob has this digest
 	own := *base.Volume
 	own.Own = true
 	own.Record.Layers = append(slices.Clone(own.Record.Layers),
@@ -111,7 +111,8 @@ func (c *chains) CommitRoot(ctx context.Context, key, parent, chain string) erro
 		Layers:   append(slices.Clone(base.Layers), string(digest)),
 		Snapshot: true, Way: config.WayVolume, Why: []string{"volume: it was committed from a container on this node"}, Volume: &own}
 	c.changing.Lock()
-	// Before the volume is made, so that it is found when that breaks off.
+	// The record comes before the volume, so that the volume is found if this is
+	// interrupted.
 	err = c.records.create(rec, nil)
 	c.changing.Unlock()
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"example.org/slipway/volume/node"
 )
 
-// volumes are the images that come to this node as volumes. A nil *volumes has
-// none.
+// volumes are the images that come to this node as volumes. A nil *volumes is valid and
+// empty.
 type volumes struct {
 	cfg     *config.AgentVolumes
 	storage *volumeStorage
@@ -31,8 +31,8 @@ type volumes struct {
 	ctx  context.Context // ends with the agent
 	work sync.WaitGroup
 
-	// gate is held while it is looked whether a volume is needed, and while one
-	// begins to be.
+	// gate is held while the agent checks whether a volume is needed, and while the need
+	// for a volume begins.
 	gate    sync.Mutex
 	trying  map[string]int // volumes of images that are being pulled
 	decided map[decisionKey]*decision
@@ -47,21 +47,22 @@ type volumeContainer struct {
 	started time.Time
 }
 
-// volumeRecord is what is kept of a chain that can come as a volume.
+// volumeRecord is the record of a chain that can come as a volume.
 type volumeRecord struct {
-	// Record of the image that the chain was claimed with, cut to the chain.
-	Record volref.Record `json:"record"`
-	// Ref is that image.
-	Ref string `json:"ref"`
-	// Own tells that it was made on this node, of a container, and goes with the
+	// Record belongs to the image with which the chain was claimed. It is cut to the
 	// chain.
+	Record volref.Record `json:"record"`
+	// Ref is the reference of that image.
+	Ref string `json:"ref"`
+	// Own reports whether the volume was made from a container on this node. It is
+	// deleted with the chain.
 	Own bool `json:"own,omitempty"`
 }
 
-// usable reports whether the tree of the chain itself is a volume.
+// usable reports whether there is a volume that holds the tree of this very chain.
 func (r *volumeRecord) usable() bool { return r != nil && r.Record.Volume() != "" }
 
-// openVolumes takes over what an agent before this one mounted.
+// openVolumes takes over what an earlier agent mounted.
 func openVolumes(ctx, life context.Context, cfg *config.Agent, regs *registries, recs *records, log *slog.Logger) (*volumes, error) {
 	if !cfg.Volumes.Configured() {
 		return nil, nil
@@ -79,13 +80,13 @@ func openVolumes(ctx, life context.Context, cfg *config.Agent, regs *registries,
 	return v, nil
 }
 
-// sweepOf is how often volumes are looked at: so often that one whose credential is
-// refused has another before what waits for it gets an error.
+// sweepOf returns how often volumes are checked. It is so often that a volume whose
+// credential is refused gets a new one before waiting requests fail.
 func sweepOf(outage time.Duration) time.Duration {
 	return min(30*time.Second, max(outage/2, 500*time.Millisecond))
 }
 
-// begin drops what no image needs. It is called once mounts without containerd
+// begin drops volumes that no image needs. It is called once mounts without containerd
 // are known again.
 func (v *volumes) begin() {
 	if v == nil {
@@ -112,7 +113,7 @@ func (v *volumes) background(do func()) {
 	}()
 }
 
-// close ends the use of volumes; what is mounted stays.
+// close ends the use of volumes. Mounts stay.
 func (v *volumes) close() error {
 	if v == nil {
 		return nil
@@ -123,8 +124,8 @@ func (v *volumes) close() error {
 	return err
 }
 
-// claimed cuts the record of an image to the chain of a layer of it: all but the
-// last above layers. Nil if the layer is not the record's.
+// claimed cuts the record of an image to the chain of one of its layers: all layers
+// except the last above ones. It returns nil if the layer is not in the record.
 func claimed(r *volref.Record, image, digest string, above int) *volumeRecord {
 	n := len(r.Layers) - above
 	if n < 1 || string(r.Layers[n-1].Digest) != digest {
@@ -135,14 +136,15 @@ func claimed(r *volref.Record, image, digest string, above int) *volumeRecord {
 	return &volumeRecord{Record: cut, Ref: image}
 }
 
-// heldCredential is the last credential of an image, and since when it is held.
+// heldCredential is the last credential of an image, and the time since when it is held.
 type heldCredential struct {
 	volref.Credential
 	since time.Time
 }
 
-// refused returns the user of a credential that the storage does not take: it is asked
-// for another in the first half of its time for no other reason.
+// refused returns the user of a credential that the storage does not accept, or "". A
+// refusal is the only reason to ask for another credential in the first half of its
+// lifetime.
 func (h *heldCredential) refused(now time.Time) string {
 	if h.since.IsZero() || !now.Before(h.since.Add(h.Expires.Sub(h.since)/2)) {
 		return ""
@@ -150,14 +152,14 @@ func (h *heldCredential) refused(now time.Time) string {
 	return h.User
 }
 
-// credential is how leave to use an image is got.
+// credential returns a function that gets a credential for an image.
 func (v *volumes) credential(image string, r *volref.Record) func(context.Context, bool) (volref.Credential, error) {
 	if r.Place.Driver == "file" {
-		return nil // a directory that is mounted here, or not
+		return nil // a directory that is mounted on this node, or not
 	}
 	manifest := r.Manifest
 	var mu sync.Mutex
-	held := map[bool]*heldCredential{false: {}, true: {}} // by clones
+	held := map[bool]*heldCredential{false: {}, true: {}} // by whether it includes clones
 	return func(ctx context.Context, clones bool) (c volref.Credential, err error) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -184,8 +186,8 @@ func (v *volumes) credential(image string, r *volref.Record) func(context.Contex
 	}
 }
 
-// credentialOf gets leave to use a volume of an image that was pulled before this
-// agent began.
+// credentialOf gets a credential for a volume of an image that was pulled before this
+// agent started.
 func (v *volumes) credentialOf(ctx context.Context, r *volref.Record, volume string, clones bool) (volref.Credential, error) {
 	if r.Place.Driver == "file" {
 		return volref.Credential{}, nil
@@ -194,7 +196,7 @@ func (v *volumes) credentialOf(ctx context.Context, r *volref.Record, volume str
 	if err != nil {
 		return volref.Credential{}, err
 	}
-	var other *volumeRecord // of the same storage, which lets into all of it
+	var other *volumeRecord // of the same storage, whose credential is valid for all of it
 	for _, rec := range all {
 		o := rec.Volume
 		if o == nil || o.Record.Place != r.Place {
@@ -215,11 +217,11 @@ func (v *volumes) image(r *volumeRecord) node.Image {
 	if get == nil || !r.Own {
 		return node.Image{Record: r.Record, Credential: get}
 	}
-	// What was committed here lies among the clones.
+	// A volume that was committed on this node is among the clones.
 	return node.Image{Record: r.Record, Credential: func(ctx context.Context, _ bool) (volref.Credential, error) { return get(ctx, true) }}
 }
 
-// errNoVolumes says that an image is here as a volume, and volumes are off.
+// errNoVolumes says that an image is on the node as a volume, but volumes are off.
 var errNoVolumes = errors.New("the image was pulled as a volume, and the agent has no volumes: its configuration has no storage of them any more, or there is no FUSE; mend that, or remove the image and pull it again")
 
 // local mounts a volume for all containers of the node.
@@ -246,7 +248,7 @@ func (v *volumes) network(ctx context.Context, key string, r *volumeRecord) (str
 	return dir, nil
 }
 
-// wayOut tells what can be done about an error of the storage.
+// wayOut says what can be done about an error of the storage.
 func wayOut(err error) string {
 	switch {
 	case errors.Is(err, block.ErrNotFound):
@@ -261,7 +263,7 @@ func wayOut(err error) string {
 	return "; it is tried again when the container is started again"
 }
 
-// dropWait bounds how long a volume that goes is waited for.
+// dropWait bounds how long to wait for the removal of a volume.
 const dropWait = 5 * time.Second
 
 // dropUnneeded ends the use of a volume unless an image or a pull needs it.
@@ -275,8 +277,8 @@ func (v *volumes) dropUnneeded(volume string) {
 	if err != nil || slices.ContainsFunc(all, func(r *chainRecord) bool { return r.Volume.usable() && r.Volume.Record.Volume() == volume }) {
 		return
 	}
-	// Pulls wait for the gate, and must not wait for the storage: what takes longer
-	// goes on by itself.
+	// Pulls wait for the gate and must not wait for the storage. Work that takes longer
+	// continues in the background.
 	ctx, cancel := context.WithTimeout(v.ctx, dropWait)
 	defer cancel()
 	if err := v.mgr.DropLocal(ctx, volume); err != nil && v.ctx.Err() == nil {
@@ -284,7 +286,7 @@ func (v *volumes) dropUnneeded(volume string) {
 	}
 }
 
-// release is told that a chain that had a volume is gone.
+// release notes that a chain that had a volume is gone.
 func (v *volumes) release(r *volumeRecord) {
 	if v == nil || !r.usable() {
 		return
@@ -292,7 +294,7 @@ func (v *volumes) release(r *volumeRecord) {
 	v.background(func() { v.dropUnneeded(r.Record.Volume()) })
 }
 
-// remove deletes the volume of a chain that was made here.
+// remove deletes the volume of a chain that was made on this node.
 func (v *volumes) remove(ctx context.Context, r *volumeRecord) error {
 	if v == nil {
 		return errNoVolumes
@@ -329,8 +331,8 @@ func (v *volumes) stopped(key string) {
 	delete(v.containers, key)
 }
 
-// chainOf is that of a container, by its key or the last part of it; "" if there
-// is none.
+// chainOf returns the chain of a container, by its key or by the last part of the key. It
+// returns "" if there is none.
 func (v *volumes) chainOf(container string) string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -351,16 +353,16 @@ type VolumeUse struct {
 	LastError    string `json:"last_error,omitempty"`
 }
 
-// VolumesStatus is what an agent has of volumes.
+// VolumesStatus is the state of an agent's volumes.
 type VolumesStatus struct {
 	Mode    string      `json:"mode"`
 	Mapping []string    `json:"mapping"`
 	Volumes []VolumeUse `json:"volumes"`
-	// Problem says why what was read of them is not known.
+	// Problem says why the read counters of the volumes are not known.
 	Problem string `json:"problem,omitempty"`
 }
 
-// statusWait bounds how long the state of the volume worker is waited for.
+// statusWait bounds how long to wait for the state of the volume worker.
 const statusWait = 2 * time.Second
 
 func (v *volumes) status(ctx context.Context) *VolumesStatus {

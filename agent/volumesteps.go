@@ -7,25 +7,25 @@ import (
 	"example.org/slipway/volume/volfs"
 )
 
-// volumeSteps are those of package node, in the order of their first use.
+// volumeSteps are the steps of package node, in the order of their first use.
 var volumeSteps = []string{"credential", "clone", "map", "attach", "mount", "unmount", "unmap", "remove", "copy", "commit"}
 
-// stepTimes add up how long the steps of using volumes took, and what was read of
-// these.
+// stepTimes adds up how long the steps of using volumes took, and how much was read from
+// volumes.
 type stepTimes struct {
 	mu   sync.Mutex
 	took map[string]stepTime
-	last map[string]volumeIO // by mapping, as it was told last
+	last map[string]volumeIO // by mapping, as last reported
 	sum  volumeIO
 }
 
-// stepTime is how often a step was done and how long that took together.
+// stepTime is how often a step was done, and how long all of them took together.
 type stepTime struct {
 	n    int64
 	took time.Duration
 }
 
-// volumeIO counts what a mapping, or all, did.
+// volumeIO counts the I/O of one mapping or of all mappings.
 type volumeIO struct{ read, written, errors, failed int64 }
 
 func newStepTimes() *stepTimes {
@@ -47,8 +47,8 @@ func (t *stepTimes) of(step string) stepTime {
 	return t.took[step]
 }
 
-// count adds what the volume worker tells, whose counters begin anew with every
-// mapping and every worker, to sums that only grow.
+// count adds the volume worker's counters to sums that only grow. The worker's counters
+// begin at zero with every mapping and every worker.
 func (t *stepTimes) count(list []volfs.Status) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

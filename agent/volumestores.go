@@ -15,9 +15,9 @@ import (
 	"example.org/slipway/volume/rbd"
 )
 
-// volumeStores opens the storage of volumes that a node is connected to. A store
-// is open while something of it is, and some time longer: credentials differ and
-// change, and to connect takes time.
+// volumeStores opens the volume storage that a node is connected to. A store stays open
+// while anything in it is open, and some time longer: credentials differ and change, and
+// connecting takes time.
 type volumeStores struct {
 	cfg *config.AgentVolumes
 	log *slog.Logger
@@ -26,7 +26,7 @@ type volumeStores struct {
 	all map[storeKey]*openStore
 }
 
-// storeKey is a place as it is used with a credential.
+// storeKey is a place together with a credential.
 type storeKey struct {
 	place volref.Place
 	user  string
@@ -35,13 +35,13 @@ type storeKey struct {
 	clones string
 }
 
-// openStore is a store and how many use it. users is guarded by volumeStores.mu.
+// openStore is a store and the number of its users. users is guarded by volumeStores.mu.
 type openStore struct {
 	ready chan struct{} // closed when store and err are set
 	store block.Store
 	err   error
 	users int
-	idle  *time.Timer // closes it
+	idle  *time.Timer // closes the store
 }
 
 // storeIdle is how long a store that nobody uses stays open.
@@ -54,8 +54,8 @@ func newVolumeStores(cfg *config.AgentVolumes, log *slog.Logger) *volumeStores {
 // errNotConnected says that this node has no way to a place.
 var errNotConnected = errors.New("this node is not connected to that storage")
 
-// connected tells why a place cannot be reached by what is configured, without
-// asking it; nil if it may be.
+// connected returns an error that says why the configuration does not let this node reach
+// a place, or nil if it may. It does not contact the place.
 func connected(cfg *config.AgentVolumes, p volref.Place) error {
 	switch {
 	case p.Driver == "file" && cfg.File.Dir == "":
@@ -70,8 +70,8 @@ func connected(cfg *config.AgentVolumes, p volref.Place) error {
 	return nil
 }
 
-// use returns the store of a place, and how to give it back. A credential is what
-// it was when the store was opened.
+// use returns the store of a place, and a function that releases it. Its credential stays
+// the one with which the store was opened.
 func (s *volumeStores) use(ctx context.Context, p volref.Place, c volref.Credential) (block.Store, func(), error) {
 	if err := connected(s.cfg, p); err != nil {
 		return nil, nil, err
@@ -104,7 +104,7 @@ func (s *volumeStores) use(ctx context.Context, p volref.Place, c volref.Credent
 	return o.store, give, nil
 }
 
-// open connects to a place, and makes sure that it is the one that is meant.
+// open connects to a place, and verifies that it is the expected one.
 func (s *volumeStores) open(ctx context.Context, key storeKey, o *openStore, c volref.Credential) {
 	defer close(o.ready)
 	store, err := s.connect(ctx, key.place, c)
@@ -118,7 +118,7 @@ func (s *volumeStores) open(ctx context.Context, key storeKey, o *openStore, c v
 	o.err = fmt.Errorf("connect to the storage of volumes: %w", err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.all[key] == o { // the next one tries again
+	if s.all[key] == o { // the next caller tries again
 		delete(s.all, key)
 	}
 }
@@ -148,12 +148,12 @@ func (s *volumeStores) giveBack(key storeKey, o *openStore) {
 		s.mu.Unlock()
 		<-o.ready
 		if o.store != nil {
-			_ = o.store.Close() // nothing of it is open
+			_ = o.store.Close() // nothing in it is open
 		}
 	})
 }
 
-// close closes the stores. What is open of them must be closed before.
+// close closes the stores. Everything open in them must be closed before.
 func (s *volumeStores) close() error {
 	s.mu.Lock()
 	all := s.all
@@ -169,7 +169,7 @@ func (s *volumeStores) close() error {
 	return errors.Join(errs...)
 }
 
-// volume opens a volume as it is mapped.
+// volume opens a volume for a mapping.
 func (s *volumeStores) volume(ctx context.Context, m block.Mapping) (block.Volume, error) {
 	store, give, err := s.use(ctx, m.Place, m.Credential)
 	if err != nil {
@@ -187,7 +187,7 @@ func (s *volumeStores) volume(ctx context.Context, m block.Mapping) (block.Volum
 	return &storeVolume{v, give}, nil
 }
 
-// storeVolume keeps its store open.
+// storeVolume is a volume that keeps its store open.
 type storeVolume struct {
 	block.Volume
 	give func()

@@ -18,27 +18,27 @@ type decisionKey struct {
 	reg      *registry // one for each credential
 	repo     string
 	manifest oci.Digest
-	fs       string // the only one that will do; "" if any
+	fs       string // the required file system; "" if any will do
 }
 
-// decision is whether an image comes as a volume.
+// decision says whether an image comes as a volume.
 type decision struct {
-	done   chan struct{}  // closed when the others are set
-	record *volref.Record // nil: it does not
+	done   chan struct{}  // closed when the other fields are set
+	record *volref.Record // nil if it does not
 	reason string
 	volume string // is kept as long as the decision holds; "" if there is none
 }
 
 const (
-	// volumeTrial bounds how long a pull waits for the first mount of a volume; it
-	// comes in another way after that.
+	// volumeTrial bounds how long a pull waits for the first mount of a volume. After
+	// that, the image comes in another way.
 	volumeTrial = 20 * time.Second
 	// decisionKeep is how long a decision holds for the layers of one pull.
 	decisionKeep = time.Minute
 )
 
-// decide finds out whether an image comes as a volume, by mapping and mounting it.
-// Layers of one pull get one answer.
+// decide finds out whether an image comes as a volume by mapping and mounting it. All
+// layers of one pull get the same answer.
 func (v *volumes) decide(ctx context.Context, reg *registry, ref reference, image string, manifest oci.Digest, fs string) (*volref.Record, string) {
 	if v == nil {
 		return nil, "no storage of volumes is configured on this node"
@@ -60,7 +60,7 @@ func (v *volumes) decide(ctx context.Context, reg *registry, ref reference, imag
 	}
 }
 
-// try makes a decision, which holds for a while.
+// try makes a decision and keeps it for a while.
 func (v *volumes) try(key decisionKey, d *decision, image string) {
 	ctx, cancel := context.WithTimeout(v.ctx, volumeTrial)
 	defer cancel()
@@ -81,8 +81,7 @@ func (v *volumes) try(key decisionKey, d *decision, image string) {
 	time.AfterFunc(decisionKeep, func() { v.expire(key, d) })
 }
 
-// expire ends a decision, if that was not done. Its volume goes if no image came
-// of it.
+// expire ends a decision, unless it has ended. Its volume is dropped if no image uses it.
 func (v *volumes) expire(key decisionKey, d *decision) {
 	v.gate.Lock()
 	if v.decided[key] != d || v.ctx.Err() != nil {
@@ -99,8 +98,9 @@ func (v *volumes) expire(key decisionKey, d *decision) {
 	}
 }
 
-// settled ends the decision of an image that has all its layers now, or will not
-// get them: what it holds goes with the image from now on, and not some time later.
+// settled ends the decision of an image that now has all its layers, or will not get
+// them. From then on its volume is dropped together with the image, and not some time
+// later.
 func (v *volumes) settled(reg *registry, ref reference, manifest oci.Digest, fs string) {
 	if v == nil {
 		return
@@ -114,16 +114,16 @@ func (v *volumes) settled(reg *registry, ref reference, manifest oci.Digest, fs 
 	}
 	select {
 	case <-d.done:
-		if d.volume == "" { // nothing is to be dropped, which may take time
+		if d.volume == "" { // nothing to drop; dropping may take time
 			v.expire(key, d)
 			return
 		}
 		v.background(func() { v.expire(key, d) })
-	default: // somebody has just begun anew
+	default: // somebody has just started again
 	}
 }
 
-// offered asks the registry for the record of an image that this node can use.
+// offered asks the registry for the image's record that this node can use.
 func (v *volumes) offered(ctx context.Context, key decisionKey) (*volref.Record, error) {
 	if why := trusts(v.regs.settings, key.reg.host); why != "" {
 		return nil, fmt.Errorf("of registry %s: %s", key.reg.host, why)
@@ -153,8 +153,9 @@ func because(reason string) string {
 	return ", " + reason
 }
 
-// pick takes the record, of those that were checked when they came, that suits this
-// node best: a compact image where nobody writes to it, else one that can be cloned.
+// pick returns the record that suits this node best. The records were checked when they
+// arrived. It prefers a compact image if nobody writes to it, and otherwise one that can
+// be cloned.
 func (v *volumes) pick(records []volref.Record, key decisionKey) (*volref.Record, error) {
 	want := []string{volref.EROFS, volref.Ext4}
 	if key.fs != "" {
