@@ -12,10 +12,9 @@ import (
 	"example.org/slipway/config/yamlfile"
 )
 
-// Agent is the configuration of the node agent. Make one with ParseAgent or
-// LoadAgent: the zero value lacks the defaults. Its file is written as the
-// server's is, but has no version and no variables of the environment are laid
-// over it.
+// Agent is the configuration of the node agent. Make one with ParseAgent or LoadAgent,
+// because the zero value lacks the defaults. Its file has the same form as the server's,
+// but it has no version, and no environment variables are overlaid.
 type Agent struct {
 	Root        string          `yaml:"root" default:"/var/lib/slipway-agent" doc:"Directory of the agent: files, indexes and containers' own changes. It must not lie on an overlay or a network file system."`
 	Run         string          `yaml:"run" doc:"Directory for sockets, mounts and what need not outlive a reboot, best on a tmpfs. Empty means /run/slipway-agent for the usual root, else a directory run in the root."`
@@ -48,7 +47,7 @@ type AgentMetrics struct {
 	InsecureOpenToNetwork bool   `yaml:"insecure_open_to_network" doc:"True takes an address that other machines reach. They are asked for no password."`
 }
 
-// AgentRegistry says how a registry is reached.
+// AgentRegistry says how to reach a registry.
 type AgentRegistry struct {
 	Host                   string   `yaml:"host" doc:"Name of the registry in images, with its port if it has one." example:"registry.example.com"`
 	URLs                   []string `yaml:"urls" doc:"Where Slipway serves its images, the first that answers being used. Empty means https and the host." example:"https://registry.example.com"`
@@ -69,7 +68,7 @@ type AgentCache struct {
 	Policy   string `yaml:"policy" default:"lru" enum:"lru|fifo" doc:"What goes first: lru, what was not used for longest; fifo, what came first."`
 }
 
-// AgentFetch configures fetching.
+// AgentFetch configures the fetching of files.
 type AgentFetch struct {
 	Mode            string        `yaml:"mode" default:"auto" enum:"auto|lazy|eager" doc:"lazy starts a container with its profile's files; eager with all files; auto decides for each image by its size, the speed of the link and the profile."`
 	OpenTimeout     time.Duration `yaml:"open_timeout" default:"60s" min:"1s" doc:"How long the open of a file that is not here may go without progress before it fails with EIO."`
@@ -87,7 +86,7 @@ type AgentProfiles struct {
 	Duration time.Duration `yaml:"duration" default:"20s" min:"1s" doc:"How long after the start of a container that is watched."`
 }
 
-// AgentKernel configures what the kernel is used for.
+// AgentKernel configures the use of kernel features.
 type AgentKernel struct {
 	Tier        string `yaml:"tier" default:"auto" enum:"auto|full|metacopy|loop|plain" doc:"auto takes the best way to mount images that works; the others force one, and where that does not work everything is unpacked, as with plain."`
 	Passthrough bool   `yaml:"passthrough" default:"true" doc:"Lets the kernel read a fetched file itself, where it can."`
@@ -121,7 +120,7 @@ type AgentVolumesRBD struct {
 // Configured reports whether there may be volumes.
 func (v *AgentVolumes) Configured() bool { return v.File.Dir != "" || v.RBD.Conf != "" }
 
-// AgentChoice configures in which way images come.
+// AgentChoice configures in which way images come to a node.
 type AgentChoice struct {
 	Default []string          `yaml:"default" doc:"The ways to try, of volume, gear and plain. Empty means gear and plain." example:"[volume, gear, plain]"`
 	Rules   []AgentChoiceRule `yaml:"rules" doc:"Exceptions for some images. The first rule for an image holds."`
@@ -133,16 +132,16 @@ type AgentChoiceRule struct {
 	Use    []string `yaml:"use" doc:"The ways to try." example:"volume"`
 }
 
-// Ways in which an image comes to a node.
+// These are the ways in which an image comes to a node.
 const (
 	WayVolume = "volume"
 	WayGear   = "gear"
 	WayPlain  = "plain"
 )
 
-// LoadAgent reads the file at path and lays overrides over it. An empty path
-// stands for an empty file. The error is Problems when the configuration is
-// wrong; warnings may come with or without one.
+// LoadAgent reads the file at path and overlays overrides. If path is empty, the file
+// counts as empty. The error is Problems if the configuration is wrong. Warnings may come
+// with or without an error.
 func LoadAgent(path string, overrides []Override) (*Agent, Warnings, error) {
 	if path == "" {
 		return ParseAgent(eof{}, &Options{Name: "agent", Overrides: overrides})
@@ -178,11 +177,11 @@ func ParseAgent(r io.Reader, o *Options) (*Agent, Warnings, error) {
 	return a, rep.Warnings, nil
 }
 
-// maxRun is the longest path in bytes of a directory in which Linux lets the agent's
-// sockets be, whose addresses have 107 at most.
+// maxRun is the length in bytes of the longest possible path of the directory of the
+// agent's sockets. Linux limits the address of a socket to 107 bytes.
 const maxRun = 107 - len("/snapshotter.sock")
 
-// runDir is the directory of the agent's sockets.
+// runDir returns the directory of the agent's sockets.
 func (a *Agent) runDir() string {
 	switch {
 	case a.Run != "":
@@ -193,7 +192,7 @@ func (a *Agent) runDir() string {
 	return a.Root + "/run"
 }
 
-// complete fills in what depends on other keys.
+// complete fills in values that depend on other keys.
 func (a *Agent) complete() {
 	a.Run = a.runDir()
 	if a.Address == "" {
@@ -293,7 +292,7 @@ func (v *validator) ways(key string, list []string) {
 	}
 }
 
-// hostPort is the address in what follows the scheme of a URL.
+// hostPort returns the address in the part of a URL after its scheme.
 func hostPort(rest string) string {
 	host, _, _ := strings.Cut(rest, "/")
 	if i := strings.LastIndexByte(host, ':'); i < 0 || strings.HasSuffix(host, "]") {
@@ -302,8 +301,8 @@ func hostPort(rest string) string {
 	return host
 }
 
-// AgentExample returns an agent's configuration file with every key, its
-// meaning and its default.
+// AgentExample returns a configuration file of an agent with every key, its meaning and
+// its default.
 func AgentExample() string {
 	a := &Agent{}
 	yamlfile.SetDefaults(reflect.ValueOf(a).Elem())

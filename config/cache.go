@@ -18,7 +18,7 @@ type BlobCache struct {
 	Large        *Size  `yaml:"large" doc:"Blobs from this size on are never kept in memory. Unset: 100MiB, and at most a hundredth of the memory for blobs." example:"100MiB"`
 }
 
-// Redirect configures sending clients to the object store.
+// Redirect configures when clients are redirected to the object store.
 type Redirect struct {
 	Disable bool           `yaml:"disable" doc:"True sends all content through this server, whatever mode and rules say. The drivers filesystem and inmemory always do."`
 	Mode    string         `yaml:"mode" default:"never" enum:"never|uncached|always|large" doc:"When a client that asks for a blob is sent to the object store for it: never; large, from min_size on; uncached, when the cache does not hold it and it is not smaller than min_size; always, with every blob above 64KiB. The client must be able to reach the store."`
@@ -34,7 +34,7 @@ type RedirectRule struct {
 	Mode         string   `yaml:"mode" default:"never" enum:"never|uncached|always|large" doc:"As storage.redirect.mode, for these."`
 }
 
-// Prefixes returns networks as such. Validate has refused those that are none.
+// Prefixes returns the networks of the rule. Validate has refused invalid networks.
 func (r *RedirectRule) Prefixes() []netip.Prefix {
 	var list []netip.Prefix
 	for _, s := range r.Networks {
@@ -45,10 +45,11 @@ func (r *RedirectRule) Prefixes() []netip.Prefix {
 	return list
 }
 
-// MaxRedirectExpiry is the longest life of an address: S3 signs none for longer.
+// MaxRedirectExpiry is the longest validity of an address, because S3 signs none for
+// longer.
 const MaxRedirectExpiry = 7 * 24 * time.Hour
 
-// Prefetch configures fetching blobs into the cache before they are asked for.
+// Prefetch configures how blobs are fetched into the cache before they are requested.
 type Prefetch struct {
 	Mode       string        `yaml:"mode" default:"manifest" enum:"off|algorithm1|manifest" doc:"manifest fetches the layers of a manifest that a client was given and has not seen before; algorithm1 is that of the FAST'18 paper, which fetches what was pushed to the repository lately; off fetches nothing. Without a cache nothing is fetched."`
 	LM         time.Duration `yaml:"lm" default:"12h" min:"1s" doc:"With algorithm1, how long a pushed layer counts as new."`

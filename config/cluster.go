@@ -7,8 +7,8 @@ import (
 	"regexp"
 )
 
-// Cluster configures what several servers that share a catalogue and an object store
-// do for each other.
+// Cluster configures what servers that share a catalogue and an object store do for each
+// other.
 type Cluster struct {
 	Addr       string `yaml:"addr" doc:"Address on which other servers read what this one has cached, HOST:PORT. Only they should reach it. Empty: each server caches for itself." example:"10.0.0.5:5002"`
 	URL        string `yaml:"url" doc:"URL under which the others reach addr, http or https. Empty means http:// and addr. With https the certificate of http.tls is used." example:"http://10.0.0.5:5002"`
@@ -21,7 +21,7 @@ type Cluster struct {
 // Enabled reports whether servers read from each other.
 func (c *Cluster) Enabled() bool { return c.Addr != "" }
 
-// Where is the URL under which other servers reach this one.
+// Where returns the URL under which other servers reach this one.
 func (c *Cluster) Where() string {
 	if c.URL == "" && c.Addr != "" {
 		return "http://" + c.Addr
@@ -29,7 +29,7 @@ func (c *Cluster) Where() string {
 	return c.URL
 }
 
-// Name is the server's among the others.
+// Name returns the server's name in the cluster.
 func (c *Cluster) Name() string {
 	if c.ID != "" {
 		return c.ID
@@ -41,12 +41,12 @@ func (c *Cluster) Name() string {
 	return name
 }
 
-// minClusterSecret is the shortest secret, in bytes: 128 bits.
+// minClusterSecret is the length of the shortest secret, in bytes: 128 bits.
 const minClusterSecret = 16
 
 var clusterID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
-// clusterValues checks the section cluster, and what it needs of the others.
+// clusterValues checks the section cluster, and what it requires of other sections.
 func (v *validator) clusterValues(c *Cluster, s *Storage) {
 	if !c.Enabled() {
 		return

@@ -13,10 +13,10 @@ import (
 	"example.org/slipway/registry/notify"
 )
 
-// Config is the whole configuration. Make one with Default, Parse or Load: the
+// Config is the whole configuration. Make one with Default, Parse or Load, because the
 // zero value lacks the defaults.
 //
-// Printed, logged or marshalled it shows no secret: see Redacted.
+// It shows no secret when it is printed, logged or marshalled: see Redacted.
 type Config struct {
 	Version       string        `yaml:"version" default:"0.1" enum:"0.1" doc:"Version of the shape of this file. A file must begin with it."`
 	Log           Log           `yaml:"log" doc:"What is logged, how and where to."`
@@ -50,7 +50,7 @@ type Log struct {
 func (l *Log) SlogLevel() slog.Level {
 	var lv slog.Level
 	if err := lv.UnmarshalText([]byte(l.Level)); err != nil {
-		return slog.LevelInfo // Validate has refused it
+		return slog.LevelInfo // Validate refuses other values
 	}
 	return lv
 }
@@ -165,16 +165,16 @@ type Tracing struct {
 	Timeout     time.Duration     `yaml:"timeout" default:"10s" min:"0s" doc:"Longest time sending may take."`
 }
 
-// Default returns the configuration that holds without a file: a registry on
-// loopback, on the file system. Each call returns a new one.
+// Default returns the configuration that applies without a file: a registry on loopback
+// that stores content in the file system. Each call returns a new one.
 func Default() *Config {
 	c := new(Config)
 	yamlfile.SetDefaults(reflect.ValueOf(c).Elem())
 	return c
 }
 
-// Redacted returns the configuration as a YAML file in which each secret, each
-// header sent to another server and each password in a URL reads "******".
+// Redacted returns the configuration as a YAML file. Each secret, each header that is
+// sent to another server and each password in a URL reads "******".
 func (c Config) Redacted() ([]byte, error) {
 	return yamlfile.RedactedYAML(reflect.ValueOf(c))
 }

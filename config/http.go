@@ -44,7 +44,7 @@ type TLS struct {
 // Enabled reports whether the server speaks TLS.
 func (t *TLS) Enabled() bool { return t.Certificate != "" || t.Key != "" }
 
-// MinVersion returns minimumtls as crypto/tls numbers it.
+// MinVersion returns minimumtls as a number of crypto/tls.
 func (t *TLS) MinVersion() uint16 {
 	switch t.MinimumTLS {
 	case "tls1.0":
@@ -58,8 +58,8 @@ func (t *TLS) MinVersion() uint16 {
 	}
 }
 
-// ClientAuthType returns clientauth for crypto/tls, which is
-// tls.NoClientCert when there are no clientcas.
+// ClientAuthType returns clientauth as a value of crypto/tls. It is tls.NoClientCert if
+// there are no clientcas.
 func (t *TLS) ClientAuthType() tls.ClientAuthType {
 	if len(t.ClientCAs) == 0 {
 		return tls.NoClientCert
@@ -76,8 +76,8 @@ func (t *TLS) ClientAuthType() tls.ClientAuthType {
 	}
 }
 
-// Proxies returns trusted_proxies as networks, and whether the peers of a unix
-// socket are among them.
+// Proxies returns trusted_proxies as networks, and reports whether they include the peers
+// of a unix socket.
 func (h *HTTP) Proxies() (networks []netip.Prefix, unix bool) {
 	for _, s := range h.TrustedProxies {
 		if s == proxyUnix {
@@ -105,7 +105,7 @@ func parseProxy(s string) (netip.Prefix, error) {
 	return p.Masked(), nil
 }
 
-// CipherSuiteIDs returns the numbers of the cipher suites, nil for Go's choice.
+// CipherSuiteIDs returns the numbers of the cipher suites, or nil for Go's choice.
 func (t *TLS) CipherSuiteIDs() []uint16 {
 	var ids []uint16
 	for _, name := range t.CipherSuites {
@@ -153,7 +153,7 @@ type H2C struct {
 	Enabled bool `yaml:"enabled" doc:"Speaks it."`
 }
 
-// RateLimit bounds what one client may do.
+// RateLimit bounds the requests of one client.
 type RateLimit struct {
 	RequestsPerSecond float64 `yaml:"requests_per_second" default:"0" min:"0" doc:"Requests per second in the long run. 0 means no limit."`
 	Burst             int     `yaml:"burst" default:"0" min:"0" doc:"Requests that may come at once. 0 means as many as requests_per_second."`
@@ -161,7 +161,7 @@ type RateLimit struct {
 	MaxConnections    int     `yaml:"max_connections" default:"0" min:"0" doc:"Connections the server holds open in all. 0 means no limit."`
 }
 
-// Limits bounds what requests may take.
+// Limits bounds the resources of requests.
 type Limits struct {
 	ManifestBytes   Size          `yaml:"manifest_bytes" default:"4MiB" min:"1KiB" doc:"Largest manifest, in bytes."`
 	UploadSessions  int           `yaml:"upload_sessions" default:"100000" min:"1" doc:"Unfinished uploads in memory. One leaves it when it ends, when nobody has asked for it for 5 minutes, and after a few bytes; it can be continued all the same. One client may hold a quarter of them."`
@@ -169,8 +169,8 @@ type Limits struct {
 	BodyMinRate     Size          `yaml:"body_min_rate" default:"1KiB" min:"0" doc:"Least bytes a second of a request's body, on average over body_idle_timeout. 0 asks for one byte in that time."`
 }
 
-// beyondLoopback reports whether an address can be reached from other machines.
-// A name other than localhost may resolve to anything, so it counts as if.
+// beyondLoopback reports whether an address can be reached from other machines. It
+// returns true for a name other than localhost, because the name may resolve to anything.
 func beyondLoopback(network, addr string) bool {
 	if network == "unix" {
 		return false

@@ -9,11 +9,11 @@ import (
 	"example.org/slipway/config/yamlfile"
 )
 
-// Options are what Parse knows besides the file. The zero value works.
+// Options are the inputs of Parse besides the file. The zero value works.
 type Options struct {
-	// Name of the file in messages. Default "config".
+	// Name is the name of the file in messages. Default "config".
 	Name string
-	// Env are variables as os.Environ returns them. Default: none.
+	// Env holds variables in the form of os.Environ. Default: none.
 	Env []string
 	// Overrides are values of the command line. Default: none.
 	Overrides []Override
@@ -22,12 +22,12 @@ type Options struct {
 	ReadFile func(path string) ([]byte, error)
 }
 
-// Load reads the file at path, lays env and overrides over it and validates the
-// outcome. An empty path stands for an empty file, so that everything comes
-// from the defaults, env and overrides.
+// Load reads the file at path, overlays env and overrides, and validates the result. If
+// path is empty, the file counts as empty, so that all values come from the defaults, env
+// and overrides.
 //
-// The error is Problems when the configuration is wrong. Warnings may come with
-// or without an error, and should be logged.
+// The error is Problems if the configuration is wrong. Warnings may come with or without
+// an error, and should be logged.
 func Load(path string, env []string, overrides []Override) (*Config, Warnings, error) {
 	opts := &Options{Name: path, Env: env, Overrides: overrides}
 	if path == "" {
@@ -87,7 +87,7 @@ func readTree(r io.Reader, o *Options) (*Options, *yamlfile.Report, *yamlfile.No
 	return &opts, rep, root, nil
 }
 
-// build makes a Config of the file's tree and the layers above it.
+// build makes a Config from the file's tree and the layers above it.
 func build(root *yamlfile.Node, o *Options, rep *yamlfile.Report) *Config {
 	if root.Kind == yamlfile.DictNode && root.Child("version") == nil {
 		rep.AddProblem(root.At, "version", `is missing: begin the file with "version: 0.1"`)
@@ -109,8 +109,8 @@ func build(root *yamlfile.Node, o *Options, rep *yamlfile.Report) *Config {
 	v := &validator{Report: rep, places: c.places, c: c}
 	v.values()
 	if decoded {
-		// Of a file with unknown keys one cannot tell what goes together: the
-		// mistyped key is often the one that would be missed.
+		// In a file with unknown keys the relations are unclear: the mistyped key is
+		// often the key that would be missing.
 		v.relations()
 	}
 	v.warnings()

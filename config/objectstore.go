@@ -1,6 +1,6 @@
 package config
 
-// S3 configures the s3 driver: Amazon S3, and what speaks its protocol (Ceph RGW,
+// S3 configures the s3 driver: Amazon S3, and other services with its protocol (Ceph RGW,
 // MinIO, versitygw, Google Cloud Storage with an interoperability key).
 type S3 struct {
 	AccessKey      string `yaml:"accesskey" doc:"Name of the key. Empty takes the credentials of the environment: the AWS_ variables, the shared credentials file, or the role of the machine or pod."`

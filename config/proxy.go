@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/config/yamlfile"
 )
 
-// Proxy configures mirrors: repositories of other registries that are fetched when
-// somebody asks for them, and kept.
+// Proxy configures mirrors: repositories of other registries that are fetched on demand
+// and kept.
 type Proxy struct {
 	Upstreams []Upstream     `yaml:"upstreams" doc:"Registries that are mirrored, beside the repositories pushed here. The mirrored repositories begin with the upstream's name: docker.io/library/nginx."`
 	Any       []string       `yaml:"any" doc:"Hosts of registries that are mirrored as well, although they are not listed: HOST or HOST:PORT, where * in the host stands for any number of characters, dots too, and as the port for any. Without a port it is the usual one of https. Their repositories begin with the host, with a hyphen for the colon before a port. Hosts of a pattern with * must have public addresses." example:"*.example.com"`
@@ -34,7 +34,7 @@ type Proxy struct {
 	Anonymous bool      `yaml:"insecure_open_to_anonymous" doc:"As that of an upstream, for remoteurl."`
 }
 
-// ProxyExec configures a credential helper as Distribution does.
+// ProxyExec configures a credential helper in Distribution's way.
 type ProxyExec struct {
 	Command  string        `yaml:"command" doc:"Credential helper, run with the argument get." example:"/usr/local/bin/docker-credential-ecr-login"`
 	Lifetime time.Duration `yaml:"lifetime" default:"6h" min:"0s" doc:"How long what it printed is used. 0 runs it each time a password is needed."`
@@ -104,19 +104,19 @@ type ProxyMapping struct {
 	To   string `yaml:"to" doc:"Name here, which begins with that of an upstream; with /* at its end where from has it." example:"docker.io/*"`
 }
 
-// DockerHub is the name of Docker Hub, as image names and containerd have it.
+// DockerHub is the name of Docker Hub in image names and in containerd.
 const DockerHub = "docker.io"
 
-// dockerHubNames are what people call Docker Hub.
+// dockerHubNames are the names that people use for Docker Hub.
 var dockerHubNames = []string{DockerHub, "index.docker.io", "registry-1.docker.io"}
 
-// dockerHubURL is where Docker Hub is.
+// dockerHubURL is the URL of Docker Hub.
 const dockerHubURL = "https://registry-1.docker.io"
 
 // Enabled reports whether there are mirrors.
 func (p *Proxy) Enabled() bool { return len(p.Upstreams) > 0 || len(p.Any) > 0 || p.RemoteURL != "" }
 
-// All lists the upstreams, remoteurl as the last of them, each with its URL.
+// All lists the upstreams, each with its URL. The upstream of remoteurl is the last.
 func (p *Proxy) All() []Upstream {
 	list := make([]Upstream, 0, len(p.Upstreams)+1)
 	list = append(list, p.Upstreams...)
@@ -127,7 +127,7 @@ func (p *Proxy) All() []Upstream {
 		if p.Exec.Command != "" {
 			u.Command.Command, u.Command.Every = []string{p.Exec.Command, "get"}, max(p.Exec.Lifetime, time.Nanosecond)
 		}
-		u.TTL = 0 // as Distribution
+		u.TTL = 0 // as Distribution does
 		list = append(list, u)
 	}
 	for i := range list {
@@ -136,7 +136,8 @@ func (p *Proxy) All() []Upstream {
 	return list
 }
 
-// Unlisted is an upstream that is not listed, with the defaults of those that are.
+// Unlisted returns an upstream that is not in the configuration, with the defaults of
+// listed ones.
 func Unlisted(name, url string) Upstream {
 	var u Upstream
 	yamlfile.SetDefaults(reflect.ValueOf(&u).Elem())
@@ -147,7 +148,7 @@ func Unlisted(name, url string) Upstream {
 	return u
 }
 
-// Hosts returns the host names of this server under which it looks like an upstream.
+// Hosts returns the host names under which this server looks like an upstream.
 func (p *Proxy) Hosts() []string {
 	var list []string
 	for i := range p.Upstreams {
@@ -156,9 +157,10 @@ func (p *Proxy) Hosts() []string {
 	return list
 }
 
-// Namespaces has the upstreams' names by what clients call them in ?ns= beside their names and
-// hosts: by the hosts of their URLs, as image names have them, and by all names of Docker Hub. What
-// could mean several upstreams is missing.
+// Namespaces returns upstream names by the additional names that clients send in ?ns=:
+// the hosts of the upstreams' URLs, in the form of image names, and all names of Docker
+// Hub. Names and hosts from the configuration are not included, and neither is a name
+// that could mean several upstreams.
 func (p *Proxy) Namespaces() map[string]string {
 	all := p.All()
 	hub := slices.ContainsFunc(all, func(u Upstream) bool { return u.Name == DockerHub })
@@ -176,7 +178,7 @@ func (p *Proxy) Namespaces() map[string]string {
 			found[ns] = u.Name
 		}
 	}
-	for i := range all { // what is configured goes before what is derived
+	for i := range all { // configured names precede derived names
 		delete(found, all[i].Name)
 		for _, h := range all[i].Hosts {
 			delete(found, strings.ToLower(h))
@@ -186,8 +188,9 @@ func (p *Proxy) Namespaces() map[string]string {
 	return found
 }
 
-// Namespaces are the names that follow from an upstream's name and URL. A registry that is not at
-// the root of its host, or of which a part is mirrored, is none that image names could mean.
+// Namespaces returns the names that follow from an upstream's name and URL. It returns
+// none for a registry that is not at the root of its host, or of which only a part is
+// mirrored, because image names cannot mean it.
 func (u *Upstream) Namespaces() []string {
 	var list []string
 	if at, err := url.Parse(u.URL); err == nil && (strings.Trim(at.Path, "/") == "" || strings.Trim(at.Path, "/") == "v2") {
@@ -207,7 +210,7 @@ func (u *Upstream) Namespaces() []string {
 	return list
 }
 
-// DefaultName is the name of the default upstream, or "".
+// DefaultName returns the name of the default upstream, or "".
 func (p *Proxy) DefaultName() string {
 	if p.Default == "" && p.RemoteURL != "" {
 		return remoteName(p.RemoteURL)
@@ -215,7 +218,8 @@ func (p *Proxy) DefaultName() string {
 	return p.Default
 }
 
-// Where is the URL of an upstream. At docker.io itself, which people write, is no registry.
+// Where returns the URL of an upstream. It replaces docker.io, which people write,
+// because there is no registry at docker.io.
 func (u *Upstream) Where() string {
 	switch {
 	case strings.TrimRight(strings.ToLower(u.URL), "/") == "https://"+DockerHub, u.URL == "" && u.Name == DockerHub:
@@ -234,7 +238,7 @@ func (u *Upstream) UsesLibrary() bool {
 	return u.Name == DockerHub
 }
 
-// Credentialed reports whether the upstream is told who asks.
+// Credentialed reports whether this server authenticates itself to the upstream.
 func (u *Upstream) Credentialed() bool {
 	return u.Username != "" || u.Password != "" || u.DockerConfig != "" || len(u.Command.Command) > 0 || u.TLS.Certificate != ""
 }
@@ -250,7 +254,7 @@ func (u *Upstream) Networks() []netip.Prefix {
 	return list
 }
 
-// remoteName makes the name of an upstream of its URL.
+// remoteName makes the name of an upstream from its URL.
 func remoteName(remote string) string {
 	u, err := url.Parse(remote)
 	if err != nil {
@@ -260,7 +264,7 @@ func remoteName(remote string) string {
 	if slices.Contains(dockerHubNames, host) {
 		return DockerHub
 	}
-	if strings.HasPrefix(host, "[") { // an IPv6 address is no name
+	if strings.HasPrefix(host, "[") { // an IPv6 address is not a name
 		return ""
 	}
 	return strings.ReplaceAll(host, ":", "-")

@@ -2,7 +2,8 @@ package config
 
 import "time"
 
-// Rebuild configures which layers are dropped, and rebuilt from their files for whoever pulls them.
+// Rebuild configures which layers are dropped. A dropped layer is rebuilt from its files
+// for anybody who pulls it.
 type Rebuild struct {
 	ColdAfter    time.Duration `yaml:"cold_after" min:"0s" doc:"Drops layers of images that nobody has pulled for so long; each is rebuilt from its files, byte for byte, when somebody pulls it. 0 drops none. Only with storage.filesystem and one server: docs/rebuilding.md." example:"30d"`
 	Repositories []string      `yaml:"repositories" doc:"Patterns of repositories, as in immutable_tags. A layer is dropped only if all repositories that show it match. Empty means all." example:"archive/**"`
@@ -14,7 +15,7 @@ type Rebuild struct {
 	Share        int           `yaml:"share" default:"25" min:"1" doc:"Share of one processor's time that looking after recipes may take, in percent, at most 100."`
 }
 
-// rebuildRelations refuses dropping layers where it is not safe yet.
+// rebuildRelations refuses to drop layers if that is not safe yet.
 func (v *validator) rebuildRelations(s *Storage) {
 	r := &s.Rebuild
 	v.patterns("storage.rebuild.repositories", r.Repositories)

@@ -6,9 +6,9 @@ import (
 	"example.org/slipway/config/yamlfile"
 )
 
-// Schema returns the JSON Schema (draft 2020-12) of a configuration file, for
-// editors and for checks before a file is rolled out. Keys of Distribution that
-// have no meaning here are in it, marked deprecated.
+// Schema returns the JSON Schema (draft 2020-12) of a configuration file, for editors and
+// for checks before a file is rolled out. It includes Distribution's keys that have no
+// meaning here, and marks them as deprecated.
 func Schema() []byte {
 	return yamlfile.SchemaOf("Slipway registry server configuration", reflect.TypeFor[Config](), "", "version")
 }
@@ -16,13 +16,13 @@ func Schema() []byte {
 // AgentSchema returns the JSON Schema (draft 2020-12) of a configuration file of the
 // node agent.
 func AgentSchema() []byte {
-	// The path keeps Distribution's keys out, which are found by theirs.
+	// The path keeps Distribution's keys out, because they are found by their paths.
 	return yamlfile.SchemaOf("Slipway node agent configuration", reflect.TypeFor[Agent](), "agent")
 }
 
-// Example returns a configuration file with every key, its meaning and its
-// default. Read back it is Default. What has no default (optional sections,
-// entries of lists) is shown in comments.
+// Example returns a configuration file with every key, its meaning and its default. When
+// it is read, it gives Default. Keys without a default (optional sections, entries of
+// lists) are shown in comments.
 func Example() string {
 	return yamlfile.ExampleOf(reflect.ValueOf(Default()).Elem(), "Configuration of the Slipway registry server, with every key and its default.",
 		"Keys that are commented out have none.")

@@ -13,17 +13,17 @@ import (
 type Setting struct {
 	// Key is the full key, like http.tls.key; list entries have an index in brackets.
 	Key string
-	// Value is as a file has it; secrets read as in Config.Redacted.
+	// Value is written as in a file. Secrets are hidden as in Config.Redacted.
 	Value string
-	// Doc is what the key does.
+	// Doc says what the key does.
 	Doc string
 	// From says where it was set: FILE:LINE, or the name of a variable or a flag. It is
 	// empty for a default.
 	From string
 }
 
-// Settings lists all values, in the order of the example file. Optional sections that
-// are not there are left out.
+// Settings lists all values in the order of the example file. It omits optional sections
+// that are not set.
 func (c *Config) Settings() []Setting {
 	l := &lister{places: c.places}
 	l.section(reflect.ValueOf(c).Elem(), "", false)
@@ -46,7 +46,7 @@ func (l *lister) section(v reflect.Value, path string, secret bool) {
 	}
 }
 
-// value lists v, or what is in it.
+// value lists v, or the values in it.
 func (l *lister) value(v reflect.Value, path, doc string, secret bool) {
 	if v.Kind() == reflect.Pointer {
 		if v.IsNil() {
@@ -78,13 +78,13 @@ func (l *lister) value(v reflect.Value, path, doc string, secret bool) {
 	s := Setting{Key: path, Value: plainText(v, secret), Doc: doc}
 	if at, ok := l.places[path]; ok {
 		s.From = at.String()
-	} else if at, ok := l.places[path+"[0]"]; ok { // entries of a list, set one by one
+	} else if at, ok := l.places[path+"[0]"]; ok { // entries of a list that were set individually
 		s.From = at.String()
 	}
 	l.out = append(l.out, s)
 }
 
-// plainText writes a scalar, or a list of them, on one line.
+// plainText writes a scalar or a list of scalars on one line.
 func plainText(v reflect.Value, secret bool) string {
 	switch yamlfile.ShapeOf(v.Type()) {
 	case yamlfile.ShapeMap:

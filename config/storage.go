@@ -6,7 +6,7 @@ import (
 	"example.org/slipway/config/yamlfile"
 )
 
-// Storage configures where content is kept and when it goes away.
+// Storage configures where content is kept and when it is removed.
 type Storage struct {
 	FileSystem        FileSystem           `yaml:"filesystem" doc:"Keeps content in a directory. storage.root is short for its rootdirectory."`
 	InMemory          yamlfile.Present     `yaml:"inmemory" doc:"Keeps content in memory instead, for tests: it is gone when the server stops."`
@@ -39,7 +39,7 @@ type Delete struct {
 	Enabled bool `yaml:"enabled" default:"true" doc:"Lets clients delete manifests, tags and blobs, if they have the right to."`
 }
 
-// Maintenance configures upkeep.
+// Maintenance configures maintenance.
 type Maintenance struct {
 	UploadPurging UploadPurging `yaml:"uploadpurging" doc:"Removes uploads that nobody continued."`
 	ReadOnly      ReadOnly      `yaml:"readonly" doc:"Refuses every write. Backups do not need it."`
@@ -76,7 +76,7 @@ type ImmutableTags struct {
 	Tags         []string `yaml:"tags" doc:"Regular expressions that must match a tag as a whole. Empty means all." example:"v[0-9]+\\.[0-9]+\\.[0-9]+"`
 }
 
-// Retention is a rule for tags that go away by themselves.
+// Retention is a rule by which tags are removed automatically.
 type Retention struct {
 	Repositories     []string      `yaml:"repositories" doc:"Patterns of repositories, as in immutable_tags. Empty means all." example:"ci/**"`
 	KeepNewest       int           `yaml:"keep_newest" min:"0" doc:"Keeps this many of the tags pushed last. Tags of signatures and the like do not count. 0 keeps none for that reason." example:"10"`
@@ -98,11 +98,11 @@ func (s *Storage) Driver() string {
 	return "filesystem"
 }
 
-// Remote tells that content is not on this machine.
+// Remote reports whether content is on other machines.
 func (s *Storage) Remote() bool { return s.S3 != nil || s.Swift != nil }
 
-// Root is the local directory of the server. With the driver inmemory it is made
-// anew by the server.
+// Root returns the local directory of the server. With the driver inmemory, the server
+// creates it anew.
 func (s *Storage) Root() string {
 	if s.Remote() {
 		return s.Directory

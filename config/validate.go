@@ -16,11 +16,11 @@ import (
 	"example.org/slipway/registry/auth"
 )
 
-// Validate checks what a single key cannot tell by its type: ranges, patterns,
-// addresses, and what belongs together. Load and Parse have done it; call it
-// after changing a Config by hand. The error is Problems.
+// Validate checks what the type of a single key cannot ensure: ranges, patterns,
+// addresses, and which keys fit together. Load and Parse call it; call it again after
+// changing a Config in code. The error is Problems.
 //
-// Files named by the configuration are not opened.
+// It does not open files that the configuration names.
 func (c *Config) Validate() error {
 	v := &validator{Report: new(yamlfile.Report), places: c.places, c: c}
 	v.values()
@@ -35,15 +35,15 @@ type validator struct {
 	c      *Config // nil for an agent's
 }
 
-// Problem makes a problem with a key, in the place where that was set, of what
-// only those who use the configuration find.
+// Problem makes a problem with a key, located where the key was set. It is for problems
+// that only users of the configuration can find.
 func (c *Config) Problem(key, message string) Problem {
 	return Problem{Where: c.places.Of(key).String(), Key: key, Message: message}
 }
 
 func (v *validator) bad(key, message string) { v.AddProblem(v.places.Of(key), key, message) }
 
-// check reports err, if there is one, for key.
+// check reports err for key, unless err is nil.
 func (v *validator) check(key string, err error) {
 	if err != nil {
 		v.bad(key, err.Error())
@@ -136,7 +136,7 @@ func (v *validator) healthValues(h *Health) {
 	}
 }
 
-// relations checks what belongs together.
+// relations checks that keys fit together.
 func (v *validator) relations() {
 	c := v.c
 	if t := &c.HTTP.TLS; (t.Certificate == "") != (t.Key == "") {
@@ -167,9 +167,9 @@ func (v *validator) relations() {
 	}
 }
 
-// openToNetwork reports whether somebody on another machine may do everything
-// without proving who they are. Client certificates that are required and
-// verified prove it.
+// openToNetwork reports whether somebody on another machine may do everything without
+// authentication. Client certificates that are required and verified count as
+// authentication.
 func (c *Config) openToNetwork() bool {
 	verified := c.HTTP.TLS.Enabled() && len(c.HTTP.TLS.ClientCAs) > 0 &&
 		c.HTTP.TLS.ClientAuth == "require-and-verify-client-cert"
@@ -182,7 +182,7 @@ func noAuth(a *auth.Config) bool {
 	return a.HTPasswd == nil && a.Token == nil && len(a.OIDC) == 0 && a.MTLS == nil && len(a.Access) == 0
 }
 
-// warnings finds what is valid and yet hardly meant.
+// warnings warns of what is valid but hardly intended.
 func (v *validator) warnings() {
 	h := &v.c.HTTP
 	warn := func(key, reason string) { v.AddWarning(v.places.Of(key), key, reason) }
@@ -270,8 +270,8 @@ func (v *validator) patterns(key string, patterns []string) {
 	}
 }
 
-// checkPattern refuses a repository pattern that no repository can match, which
-// is then a mistake and not a pattern.
+// checkPattern refuses a repository pattern that cannot match any repository, because it
+// must be a mistake.
 func checkPattern(p string) error {
 	if p == "" || strings.HasPrefix(p, "/") || strings.HasSuffix(p, "/") || strings.Contains(p, "//") {
 		return errors.New("matches no repository: a part between slashes is empty")

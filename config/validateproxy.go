@@ -21,7 +21,7 @@ func (v *validator) proxyValues(p *Proxy) {
 		v.upstreamName(key, p.Upstreams[i].Name, names)
 		v.upstreamValues(key, &p.Upstreams[i])
 	}
-	for name := range names { // they are in ?ns= what hosts are
+	for name := range names { // clients send them in ?ns= as they send hosts
 		hosts[name] = true
 	}
 	if p.RemoteURL != "" {
@@ -29,7 +29,7 @@ func (v *validator) proxyValues(p *Proxy) {
 	}
 	for i := range p.Upstreams {
 		u := &p.Upstreams[i]
-		delete(hosts, u.Name) // its own, which it may repeat
+		delete(hosts, u.Name) // its own name, which it may repeat
 		v.hostNames(fmt.Sprintf("proxy.upstreams[%d].hosts", i), u.Hosts, hosts)
 		hosts[u.Name] = true
 	}
@@ -58,7 +58,7 @@ func (v *validator) proxyValues(p *Proxy) {
 	v.mappings(p.Mappings, names)
 }
 
-// keepsForGood refuses to remove what no upstream would be asked for again.
+// keepsForGood refuses removals of content that no upstream would be asked for again.
 func (v *validator) keepsForGood(p *Proxy) {
 	const reason = "cannot be used with %s, which removes images: they could not be fetched again; leave it out and use slipway mirror prune"
 	for _, limit := range []struct {
@@ -106,7 +106,7 @@ func (v *validator) upstreamName(key, name string, names map[string]bool) {
 
 func validUpstreamName(name string) bool { return oci.ValidName(name) && !strings.Contains(name, "/") }
 
-// upstreamValues checks an upstream but for its name.
+// upstreamValues checks an upstream except for its name.
 func (v *validator) upstreamValues(key string, u *Upstream) {
 	if u.URL != "" {
 		v.check(key+".url", checkUpstreamURL(u.URL))
@@ -136,10 +136,10 @@ func (v *validator) upstreamValues(key string, u *Upstream) {
 	}
 }
 
-// NoProxy as http_proxy of an upstream uses none.
+// NoProxy as http_proxy of an upstream disables proxies.
 const NoProxy = "none"
 
-// credentials checks that an upstream has at most one source of them.
+// credentials checks that an upstream has at most one source of credentials.
 func (v *validator) credentials(key string, u *Upstream) {
 	command := len(u.Command.Command) > 0
 	if command {
@@ -178,7 +178,7 @@ func (v *validator) imageRules(key string, rules []ImageRule) {
 	}
 }
 
-// hostNames checks names of hosts, and notes them: each may lead to one place only.
+// hostNames checks host names and records them. Each name may lead to one place only.
 func (v *validator) hostNames(key string, list []string, seen map[string]bool) {
 	for i, h := range list {
 		at, name := fmt.Sprintf("%s[%d]", key, i), strings.ToLower(h)
@@ -191,7 +191,7 @@ func (v *validator) hostNames(key string, list []string, seen map[string]bool) {
 	}
 }
 
-// mappings checks that each leads to an upstream, and that none hides another.
+// mappings checks that each mapping leads to an upstream, and that none hides another.
 func (v *validator) mappings(list []ProxyMapping, names map[string]bool) {
 	for i, m := range list {
 		key := fmt.Sprintf("proxy.mappings[%d]", i)
@@ -213,8 +213,8 @@ func (v *validator) mappings(list []ProxyMapping, names map[string]bool) {
 	}
 }
 
-// hidden reports whether a mapping is never asked for: one of those before it fits each
-// name that it fits.
+// hidden reports whether a mapping is never used, because an earlier mapping matches
+// every name that it matches.
 func hidden(from string, before []ProxyMapping) bool {
 	return slices.ContainsFunc(before, func(b ProxyMapping) bool {
 		prefix, any := strings.CutSuffix(b.From, "*")
@@ -222,7 +222,7 @@ func hidden(from string, before []ProxyMapping) bool {
 	})
 }
 
-// proxyRelations checks what mirrors need of other sections.
+// proxyRelations checks what mirrors require of other sections.
 func (v *validator) proxyRelations(p *Proxy) {
 	if !p.Enabled() {
 		return
@@ -257,12 +257,12 @@ func (p *Proxy) mirrorsAny(name string) bool {
 	})
 }
 
-// offlineOnly reports whether no upstream is ever asked.
+// offlineOnly reports whether no upstream is ever contacted.
 func (p *Proxy) offlineOnly() bool {
 	return p.Offline || p.RemoteURL == "" && len(p.Any) == 0 && !slices.ContainsFunc(p.Upstreams, func(u Upstream) bool { return !u.Offline })
 }
 
-// proxyKey is the key that makes mirrors.
+// proxyKey returns the key of the configuration that sets up mirrors.
 func (v *validator) proxyKey(p *Proxy) string {
 	if len(p.Upstreams) > 0 {
 		return "proxy.upstreams"
@@ -273,7 +273,7 @@ func (v *validator) proxyKey(p *Proxy) string {
 	return "proxy.remoteurl"
 }
 
-// eachCredentialed visits the upstreams that are told who asks.
+// eachCredentialed visits the upstreams to which this server authenticates itself.
 func (v *validator) eachCredentialed(p *Proxy, do func(key string, u *Upstream)) {
 	for i, u := range p.All() {
 		key := "proxy"
@@ -286,8 +286,8 @@ func (v *validator) eachCredentialed(p *Proxy, do func(key string, u *Upstream))
 	}
 }
 
-// anonymousPulls reports whether somebody on another machine who does not prove who
-// they are may pull repositories that begin with a name.
+// anonymousPulls reports whether an unauthenticated client on another machine may pull
+// repositories that begin with a name.
 func (v *validator) anonymousPulls(name string) bool {
 	c := v.c
 	if noAuth(&c.Auth) {
@@ -312,7 +312,7 @@ func reaches(pattern, name string) bool {
 	return err == nil && rest != "" && match(name)
 }
 
-// proxyWarnings finds what is valid and yet hardly meant.
+// proxyWarnings warns of what is valid but hardly intended.
 func (v *validator) proxyWarnings(p *Proxy, warn func(key, reason string)) {
 	for i, s := range p.Any {
 		if pattern, err := oci.ParseHostPattern(s); err == nil && pattern.Broad() {

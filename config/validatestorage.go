@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/config/yamlfile"
 )
 
-// storageValues checks the values of the section storage, each by itself.
+// storageValues checks each value of the section storage by itself.
 func (v *validator) storageValues(s *Storage) {
 	switch {
 	case s.S3 != nil:
@@ -72,7 +72,7 @@ func (v *validator) s3Values(s *S3) {
 	v.prefix("storage.s3.rootdirectory", s.RootDirectory)
 }
 
-// s3Relations checks what must be there, and what belongs together.
+// s3Relations checks that required keys are set, and that keys fit together.
 func (v *validator) s3Relations(s *S3) {
 	if s.Bucket == "" {
 		v.bad("storage.s3.bucket", "is missing")
@@ -88,7 +88,7 @@ func (v *validator) s3Relations(s *S3) {
 	}
 }
 
-// swiftRelations checks what must be there.
+// swiftRelations checks that required keys are set.
 func (v *validator) swiftRelations(s *Swift) {
 	for _, f := range []struct{ key, value string }{
 		{"authurl", s.AuthURL}, {"username", s.Username}, {"password", s.Password.Reveal()}, {"container", s.Container},
@@ -112,9 +112,9 @@ func (v *validator) swiftValues(s *Swift) {
 	v.prefix("storage.swift.prefix", s.Prefix)
 }
 
-// checkConnection tells a connection string from what is none, such as a password alone
-// or a URL of another kind. The driver would show such a text: it knows of no password
-// in it that it could leave out.
+// checkConnection rejects a text that is not a connection string, such as a bare password
+// or a URL of another kind. The driver would show such a text, because it finds no
+// password in it to leave out.
 func checkConnection(dsn string) error {
 	if dsn == "" {
 		return nil
@@ -128,7 +128,7 @@ func checkConnection(dsn string) error {
 	return errors.New("must be postgres://USER@HOST/DATABASE, or words like host=HOST dbname=DATABASE")
 }
 
-// prefix checks what is put before the keys of objects.
+// prefix checks the prefix of the keys of objects.
 func (v *validator) prefix(key, prefix string) {
 	for seg := range strings.SplitSeq(strings.Trim(prefix, "/"), "/") {
 		if seg == "" && strings.Trim(prefix, "/") == "" {
@@ -143,7 +143,7 @@ func (v *validator) prefix(key, prefix string) {
 	}
 }
 
-// storageRelations checks what of the section storage belongs together.
+// storageRelations checks that keys of the section storage fit together.
 func (v *validator) storageRelations(s *Storage) {
 	v.oneDriver(s)
 	if s.S3 != nil {
@@ -166,8 +166,8 @@ func (v *validator) storageRelations(s *Storage) {
 	}
 }
 
-// oneDriver checks that a file chooses one storage driver. The filesystem driver is
-// there without being named, so that only its section counts.
+// oneDriver checks that a file selects one storage driver. The filesystem driver is the
+// default, so it counts only if it has a section.
 func (v *validator) oneDriver(s *Storage) {
 	var chosen []string
 	for _, d := range []struct {
@@ -187,11 +187,11 @@ func (v *validator) oneDriver(s *Storage) {
 	}
 }
 
-// defaultRoot is where content, and what is local, is without a word: see the tags of
+// defaultRoot is the default directory for content and for local data: see the tags of
 // Storage and FileSystem.
 const defaultRoot = "/var/lib/registry"
 
-// storageWarnings finds what of the section storage is valid and yet hardly meant.
+// storageWarnings warns of what is valid in the section storage but hardly intended.
 func (v *validator) storageWarnings(s *Storage, warn func(key, reason string)) {
 	if s.S3 != nil && s.S3.SkipVerify {
 		warn("storage.s3.skipverify", "whoever is between this server and the object store can read and change everything")

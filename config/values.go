@@ -2,7 +2,7 @@ package config
 
 import "example.org/slipway/config/yamlfile"
 
-// What keys are made of, and what is said of them.
+// These are the types of values, and of what is reported about keys.
 type (
 	// Size is a number of bytes.
 	Size = yamlfile.Size

@@ -39,7 +39,7 @@ type VolumesRule struct {
 	Build        string   `yaml:"build" default:"off" enum:"off|push" doc:"As volumes.build, for these repositories."`
 }
 
-// FileSystems are the names of those that volumes are built with.
+// FileSystems returns the names of the file systems that volumes are built with.
 func (c *Volumes) FileSystems() []string {
 	if c.FS == "both" {
 		return []string{"ext4", "erofs"}

@@ -1,14 +1,14 @@
 package yamlfile
 
-// note stands in for the tags of field on a struct of another package.
+// note replaces the tags of a field of a struct of another package.
 type note struct {
 	doc, example, min string
 	enum              []string
 	secret            bool
 }
 
-// borrowed describes the sections whose structs belong to the packages that
-// use them, by type and key.
+// borrowed describes, by type and key, the sections whose structs belong to other
+// packages, which use them.
 var borrowed = map[string]note{
 	"auth.Config.htpasswd":                {doc: "User names and passwords from a file."},
 	"auth.HTPasswdConfig.realm":           {doc: "Name that clients show when they ask for a password. Empty means slipway."},

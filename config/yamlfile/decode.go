@@ -18,12 +18,12 @@ type Decoder struct {
 	Places Places // of every key that was set
 }
 
-// maxSuggested bounds the unknown keys for which a known one is sought: a file
-// with more of them is not one of ours at all.
+// maxSuggested bounds the unknown keys for which a known key is suggested. A file with
+// more unknown keys is not a configuration of this program.
 const maxSuggested = 50
 
-// Value sets v from n. A null leaves the default, but an optional section that
-// is named, though empty, is there: whoever writes "htpasswd:" wants it.
+// Value sets v from n. A null leaves the default. But an optional section that is named
+// counts as set even if it is empty: a user who writes "htpasswd:" wants it.
 func (d *Decoder) Value(n *Node, v reflect.Value, f Field, path string) {
 	d.Places[path] = n.At
 	optional := v.Kind() == reflect.Pointer && ShapeOf(v.Type()) == ShapeSection
@@ -110,7 +110,7 @@ func (d *Decoder) unknown(t reflect.Type, path string, e entry) {
 	d.AddProblem(e.at, "", msg)
 }
 
-// suggest returns the key that was probably meant, by its full path.
+// suggest returns the full path of the key that was probably meant.
 func (d *Decoder) suggest(t reflect.Type, path, key string) string {
 	if s := nearest(key, ownKeys(t, path)); s != "" {
 		return Join(path, s)
@@ -128,7 +128,7 @@ func (d *Decoder) freeMap(n *Node, v reflect.Value, path string) {
 		d.Places[at] = e.at
 		key := e.key
 		if v.Type() == reflect.TypeFor[http.Header]() {
-			key = http.CanonicalHeaderKey(key) // the environment has them in other cases
+			key = http.CanonicalHeaderKey(key) // names of variables have other cases
 		}
 		m.SetMapIndex(reflect.ValueOf(key).Convert(v.Type().Key()), elem)
 	}
@@ -203,7 +203,7 @@ func SetScalar(text string, v reflect.Value, f Field) string {
 		v.SetUint(u)
 	case reflect.Float32, reflect.Float64:
 		fl, err := strconv.ParseFloat(text, v.Type().Bits())
-		if err != nil || fl != fl || fl-fl != 0 { // NaN and infinities are no limits
+		if err != nil || fl != fl || fl-fl != 0 { // NaN and infinities are not valid limits
 			return "must be a number"
 		}
 		v.SetFloat(fl)
@@ -213,7 +213,7 @@ func SetScalar(text string, v reflect.Value, f Field) string {
 	return ""
 }
 
-// canonical gives a word of an enum in its own case: Distribution writes "List"
+// canonical returns a word of an enum in the enum's own case. Distribution writes "List"
 // in one place and "list" in another.
 func canonical(text string, enum []string) string {
 	for _, e := range enum {
@@ -224,8 +224,8 @@ func canonical(text string, enum []string) string {
 	return text
 }
 
-// SetDefaults sets every field below v that has a default tag. A wrong tag is a
-// programmer's mistake that Default meets at once.
+// SetDefaults sets every field below v that has a default tag. It panics on a wrong tag,
+// which is a programming error that every call of Default finds.
 func SetDefaults(v reflect.Value) {
 	if v.Kind() != reflect.Struct || ShapeOf(v.Type()) != ShapeSection {
 		return
@@ -243,7 +243,7 @@ func SetDefaults(v reflect.Value) {
 	}
 }
 
-// FormatScalar writes a scalar as a file has it.
+// FormatScalar writes a scalar as in a file.
 func FormatScalar(v reflect.Value) string {
 	switch x := v.Interface().(type) {
 	case time.Duration:

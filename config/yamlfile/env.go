@@ -8,18 +8,19 @@ import (
 	"strings"
 )
 
-// Prefixes of the variables that set keys. The second, ours, outweighs the
-// first, which is Distribution's.
+// These are prefixes of the variables that set keys. Variables with the second prefix,
+// ours, override those with the first, which is Distribution's.
 const (
 	prefixDistribution = "REGISTRY_"
 	prefixOwn          = "SLIPWAY_"
 )
 
-// kubernetesVar matches what Kubernetes puts into every container for a service
-// called "registry" or "slipway". Those are nobody's configuration.
+// kubernetesVar matches variables that Kubernetes sets in every container for a service
+// with the name "registry" or "slipway". They are not meant as configuration.
 var kubernetesVar = regexp.MustCompile(`_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
-// EnvMap turns the strings of os.Environ into a map; the last of a name counts.
+// EnvMap converts the strings of os.Environ to a map. If a name occurs twice, the last
+// value counts.
 func EnvMap(env []string) map[string]string {
 	m := make(map[string]string, len(env))
 	for _, kv := range env {
@@ -30,7 +31,7 @@ func EnvMap(env []string) map[string]string {
 	return m
 }
 
-// ApplyEnv lays the environment over the tree, the weakest names first.
+// ApplyEnv overlays the environment on the tree, in the order of rising precedence.
 func (o *Overlay) ApplyEnv(env map[string]string) {
 	o.applyOTel(env)
 	names := slices.SortedFunc(maps.Keys(env), compareNames)
@@ -51,7 +52,7 @@ func (o *Overlay) applyVar(name, prefix, rest, value string) {
 		o.Normalize()
 		return
 	}
-	// REGISTRY_AUTH_FILE is where podman, skopeo and buildah keep credentials.
+	// podman, skopeo and buildah use REGISTRY_AUTH_FILE for the location of credentials.
 	if kubernetesVar.MatchString(name) || value == "" || name == "REGISTRY_AUTH_FILE" {
 		return
 	}
@@ -63,8 +64,8 @@ func (o *Overlay) applyVar(name, prefix, rest, value string) {
 	case prefix == prefixOwn && indexOf(FieldsOf(o.Type), strings.ToLower(section)) >= 0:
 		o.AddProblem(at, "", "sets no key there is"+hint)
 	case hint != "" || indexOf(FieldsOf(o.Type), strings.ToLower(section)) >= 0:
-		// Distribution passes over names it does not know, and so a container
-		// may be full of them.
+		// Distribution ignores names that it does not know, so a container may have many
+		// of them.
 		o.AddWarning(at, "", "ignored: it sets no key there is"+hint)
 	}
 }
@@ -82,8 +83,8 @@ func envNames(t reflect.Type, prefix string) []string {
 	return names
 }
 
-// applyOTel takes over the standard variables of OpenTelemetry. They have no
-// effect unless tracing is switched on, here or by OTEL_TRACES_EXPORTER=otlp.
+// applyOTel applies the standard variables of OpenTelemetry. They have no effect unless
+// tracing is switched on, here or by OTEL_TRACES_EXPORTER=otlp.
 func (o *Overlay) applyOTel(env map[string]string) {
 	set := func(name, key, value string) {
 		o.set(route{steps: named(key), typ: typeAt(o.Type, named(key))}, value, Place{Name: "environment variable " + name})

@@ -7,10 +7,10 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// exampleWidth is where comments are wrapped, in columns.
+// exampleWidth is the column at which comments are wrapped.
 const exampleWidth = 90
 
-// ExampleOf returns a file with every key of a configuration, below comments.
+// ExampleOf returns a file with every key of a configuration. comments are at its top.
 func ExampleOf(v reflect.Value, comments ...string) string {
 	w := &exampleWriter{}
 	for _, c := range comments {
@@ -23,13 +23,13 @@ func ExampleOf(v reflect.Value, comments ...string) string {
 
 type exampleWriter struct {
 	b strings.Builder
-	// off is set below what is commented out, where off holds its indentation.
+	// off is set while commented-out lines are written. offAt is their indentation.
 	off   bool
 	offAt int
 }
 
-// line writes one line at a depth; below what is commented out the "# " stands
-// where that begins, so that removing it leaves correct YAML.
+// line writes one line at a depth. In a commented-out part, "# " is at the indentation of
+// the part, so that removing it gives valid YAML.
 func (w *exampleWriter) line(depth int, s string) {
 	if w.off {
 		w.b.WriteString(strings.Repeat("  ", w.offAt) + "# " + strings.Repeat("  ", depth-w.offAt) + s + "\n")
@@ -123,7 +123,7 @@ func (w *exampleWriter) sectionKey(v reflect.Value, f Field, path string, depth 
 	})
 }
 
-// sample runs fn with all it writes commented out.
+// sample calls fn and comments out everything that fn writes.
 func (w *exampleWriter) sample(depth int, fn func()) {
 	if !w.off {
 		w.off, w.offAt = true, depth
@@ -148,7 +148,8 @@ func (w *exampleWriter) listSample(f Field, path string, depth int) {
 	w.section(elem, path+"[]", depth+2)
 }
 
-// quoteScalar writes a scalar as YAML, or text in its place if there is one.
+// quoteScalar writes a scalar as YAML. If text is not empty, it is the text of the
+// scalar.
 func quoteScalar(v reflect.Value, text string) string {
 	if text == "" {
 		text = FormatScalar(v)
@@ -158,7 +159,7 @@ func quoteScalar(v reflect.Value, text string) string {
 	}
 	b, err := yaml.Dump(text)
 	if err != nil {
-		return `""` // no text fails to dump
+		return `""` // every text can be dumped
 	}
 	return strings.TrimSpace(string(b))
 }

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// maxSecretBytes bounds a file named by ${file:...}. A key or token is far
-// smaller; a wrong path to something big must not fill the memory.
+// maxSecretBytes bounds the size of a file that ${file:...} names. A key or token is far
+// smaller. A wrong path to a large file must not fill the memory.
 const maxSecretBytes = 64 << 10
 
 // ReadSecretFile reads a small regular file.
@@ -44,8 +44,8 @@ type Expander struct {
 
 var errUnclosed = errors.New("${file: or ${env: without a closing brace")
 
-// expand returns s with its references replaced. Its errors name files and
-// variables, never what they hold.
+// expand returns s with its references replaced. Its errors name files and variables, but
+// never their content.
 func (x *Expander) expand(s string) (string, error) {
 	var b strings.Builder
 	for {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Field is one key of a section, as the tags of its struct field tell:
+// Field is one key of a section. The tags of its struct field describe it:
 //
 //	yaml     the key
 //	doc      what it does, with its unit
@@ -17,10 +17,10 @@ import (
 //	example  a value to show in the documentation when there is no default
 //	secret   "true" when it must not be shown
 //
-// A struct of another package has notes in borrowed instead.
+// For a struct of another package, the notes in borrowed take the place of the tags.
 //
-// The file, the environment, the flags, the defaults, the JSON Schema and the
-// annotated example all come from this one description.
+// The file, the environment, the flags, the defaults, the JSON Schema and the annotated
+// example are all derived from this one description.
 type Field struct {
 	Key     string
 	Index   []int
@@ -77,7 +77,7 @@ func FieldsOf(t reflect.Type) []Field {
 	return fs
 }
 
-// Shape is how a type is written in YAML.
+// Shape is the form in which a type is written in YAML.
 type Shape int
 
 const (
@@ -88,7 +88,7 @@ const (
 	shapePresent
 )
 
-// ShapeOf tells a type's shape; pointers count as what they point at.
+// ShapeOf returns a type's shape. A pointer has the shape of the type that it points to.
 func ShapeOf(t reflect.Type) Shape {
 	t = deref(t)
 	switch {
@@ -132,8 +132,8 @@ func Join(path, key string) string {
 	return path + "." + key
 }
 
-// ownKeys lists the keys that mean something in the section at path: fields and
-// short forms.
+// ownKeys lists the keys of the section at path that have a meaning: fields and short
+// forms.
 func ownKeys(t reflect.Type, path string) []string {
 	var keys []string
 	for _, f := range FieldsOf(t) {
@@ -147,8 +147,8 @@ func ownKeys(t reflect.Type, path string) []string {
 	return keys
 }
 
-// knownKeys lists the keys that may stand in the section at path: ownKeys, and
-// those of Distribution that have no meaning here.
+// knownKeys lists the keys that the section at path may have: ownKeys, and Distribution's
+// keys that have no meaning here.
 func knownKeys(t reflect.Type, path string) []string {
 	keys := ownKeys(t, path)
 	for _, k := range foreignKeys {
@@ -167,9 +167,8 @@ func splitKey(path string) (parent, key string) {
 	return "", path
 }
 
-// elsewhere finds the one key of that name in another section, so that a
-// misplaced key can be named by its full path. It returns "" when there is
-// none, or more than one.
+// elsewhere finds the key with that name in another section, so that a message can name a
+// misplaced key by its full path. It returns "" if there is none or more than one.
 func elsewhere(t reflect.Type, key string) string {
 	var found []string
 	var walk func(t reflect.Type, path string)
@@ -191,5 +190,5 @@ func elsewhere(t reflect.Type, key string) string {
 	return found[0]
 }
 
-// Version is the version of the file's shape, Distribution's.
+// Version is the version of the file's format, which is Distribution's.
 const Version = "0.1"

@@ -1,27 +1,27 @@
 package yamlfile
 
-// fate is what happens to a key of Distribution that has no meaning here.
+// fate says what happens to a key of Distribution that has no meaning here.
 type fate int
 
 const (
-	// ignored: the key changes nothing a client or an operator relies on.
+	// ignored means that the key changes nothing that a client or an operator relies on.
 	//lint:ignore U1000 it is what a key is if nothing is said of it
 	ignored fate = iota
-	// refused: going on without it would be dangerous or a surprise.
+	// refused means that it would be dangerous or surprising to continue without the key.
 	refused
-	// refusedAlways: as refused, also when the key stands there empty, because
-	// its presence alone chooses something.
+	// refusedAlways is refused even for an empty key, because its presence alone selects
+	// something.
 	refusedAlways
 )
 
-// foreignKey is a key of Distribution's configuration without a field of ours.
-// Such a key below which nothing is asked for (node.inert) is never mentioned.
+// foreignKey is a key of Distribution's configuration without a field here. It is never
+// reported if its value requests nothing (node.inert).
 type foreignKey struct {
 	path   string
 	fate   fate
 	why    string
-	silent []string // values that hold here anyway
-	// trigger, when set, is the entry that makes a refused section matter.
+	silent []string // values that are in effect here anyway
+	// trigger is the entry that makes a refused section matter, if it is set.
 	trigger string
 }
 
@@ -30,7 +30,7 @@ const (
 	ownCopies = "ignored: an upload is written to its place in parts of chunksize"
 )
 
-// foreignKeys lists them all; what lies below them is free.
+// foreignKeys lists all foreign keys. Anything may be below them.
 var foreignKeys = []foreignKey{
 	{path: "log.hooks", why: "log hooks are not supported: collect the log on standard error instead"},
 	{path: "log.reportcaller", why: "ignored: log lines do not name their place in the source"},
@@ -79,23 +79,23 @@ type alias struct{ from, to, doc string }
 // aliasRoot is the one alias whose target depends on the storage driver.
 const aliasRoot = "storage.root"
 
-// aliases are resolved while a layer is read, so that a flag that uses one
-// name outweighs a file that uses the other.
+// aliases are resolved while a layer is read. So a flag with one name overrides a file
+// with the other name.
 var aliases = []alias{
 	{aliasRoot, "storage.filesystem.rootdirectory", "Short for filesystem.rootdirectory, and with s3 and swift for storage.directory."},
 	{"storage.s3aws", "storage.s3", "Another name of s3."},
 	{"loglevel", "log.level", "Deprecated: write log.level."},
 }
 
-// scalarForms are sections that may be given as one word that names their only
-// entry, as in REGISTRY_AUTH=htpasswd. The word takes the place of the rivals,
-// and leaves the rest of the section as it is.
+// scalarForms are sections that may be given as one word that names their only entry, as
+// in REGISTRY_AUTH=htpasswd. The word replaces the rival entries, and leaves the rest of
+// the section unchanged.
 var scalarForms = map[string][]string{
 	"auth":    {"htpasswd", "token", "silly", "none"},
 	"storage": {"filesystem", "inmemory", "s3", "s3aws", "swift", "azure", "gcs", "oss"},
 }
 
-// aliasOf returns the key that path is another name of, or path itself.
+// aliasOf returns the key for which path is another name, or path itself.
 func aliasOf(path string) string {
 	for _, a := range aliases {
 		if a.from == path {
@@ -105,7 +105,7 @@ func aliasOf(path string) string {
 	return path
 }
 
-// foreign finds the entry for a path.
+// foreign finds the foreign key with a path.
 func foreign(path string) (foreignKey, bool) {
 	for _, k := range foreignKeys {
 		if k.path == path {
@@ -122,8 +122,8 @@ func (k foreignKey) judge(n *Node, at Place, r *Report) {
 			return
 		}
 	}
-	// "enabled: false" is no wish for nothing but one to switch off: say that
-	// it does not.
+	// "enabled: false" does not request nothing: it tries to switch validation off. The
+	// warning says that this does not work.
 	if k.path == "validation.enabled" {
 		r.AddWarning(at, k.path, "deprecated and ignored: validation stays on; write validation.disabled: true to switch it off")
 		return

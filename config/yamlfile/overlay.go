@@ -10,28 +10,28 @@ import (
 	"strings"
 )
 
-// Override is a value given on the command line. It outweighs everything else.
+// Override is a value from the command line. It overrides all other values.
 type Override struct {
-	// Key is the full key, like http.addr. An entry of a list is its index:
+	// Key is the full key, like http.addr. An entry of a list is given by its index:
 	// http.tls.clientcas.0.
 	Key string
 	// Value is the value as text; lists and sections are YAML.
 	Value string
-	// Source names it in messages, like "--addr". Default "flag".
+	// Source is the name of the override in messages, like "--addr". Default "flag".
 	Source string
 }
 
-// step is one level of a key: a name, or the index of a list.
+// step is one level of a key: a name, or an index of a list.
 type step struct {
 	key   string
 	index int // -1 for a name
 }
 
-// route is a key found by its name in the environment or on the command line.
+// route is a key that was found by its name in the environment or on the command line.
 type route struct {
 	steps []step
-	typ   reflect.Type // nil below a key that is free or foreign
-	alias string       // the other name it was found by
+	typ   reflect.Type // nil below a free or foreign key
+	alias string       // the alias by which it was found
 }
 
 func (r route) path() string {
@@ -57,13 +57,13 @@ func named(path string) []step {
 	return steps
 }
 
-// router finds keys whose levels are joined by sep. Our keys contain '_' like
-// the names of variables, so a name is matched against the keys that exist,
-// the longest first, and not cut at each '_'.
+// router finds keys whose levels are joined by sep. Our keys contain '_', as the names of
+// variables do. So a name is compared with the existing keys, the longest first, instead
+// of being split at each '_'.
 type router struct {
 	root reflect.Type // of the configuration
 	sep  string
-	fold func(string) string // how a key is written in a name
+	fold func(string) string // how a key is written in a variable or flag name
 }
 
 func envRouter(root reflect.Type) router { return router{root, "_", strings.ToUpper} }
@@ -72,7 +72,7 @@ func flagRouter(root reflect.Type) router {
 	return router{root, ".", func(s string) string { return s }}
 }
 
-// find returns the key that name names, below the steps already taken.
+// find returns the key that name denotes below the steps already taken.
 func (r router) find(t reflect.Type, steps []step, name string) (route, bool) {
 	if name == "" {
 		return route{}, false
@@ -131,7 +131,7 @@ func (r router) findKey(t reflect.Type, steps []step, name string) (route, bool)
 			}
 			return route{steps: below}, true
 		}
-		typ := typeAt(r.root, below) // of what it is another name of
+		typ := typeAt(r.root, below) // of its target
 		if i >= 0 {
 			typ = fields[i].Type
 		}
@@ -142,9 +142,9 @@ func (r router) findKey(t reflect.Type, steps []step, name string) (route, bool)
 	return route{}, false
 }
 
-// findFree takes the rest of a name as the key of a map, but for an index at
-// its end when the map holds lists. Variables are upper case by custom, keys of
-// such maps (header names, log fields) lower.
+// findFree takes the rest of a name as the key of a map. If the map holds lists, it
+// splits off an index at the end. Variables are upper case by custom, and keys of such
+// maps (header names, log fields) are lower case.
 func (r router) findFree(t reflect.Type, steps []step, name string) (route, bool) {
 	typ, index := t.Elem(), -1
 	if ShapeOf(typ) == ShapeList {
@@ -164,7 +164,8 @@ func (r router) findFree(t reflect.Type, steps []step, name string) (route, bool
 	return route{steps: steps, typ: typ}, true
 }
 
-// typeAt returns the type of the key that steps name below a root, nil when it has none.
+// typeAt returns the type of the key that steps denote below a root, or nil if it has no
+// type.
 func typeAt(root reflect.Type, steps []step) reflect.Type {
 	t := root
 	for _, s := range steps {
@@ -181,15 +182,15 @@ func typeAt(root reflect.Type, steps []step) reflect.Type {
 	return t
 }
 
-// Overlay lays values over the tree of the file.
+// Overlay overlays values on the tree of the file.
 type Overlay struct {
 	*Report
 	Root *Node
 	Type reflect.Type // of the configuration
 }
 
-// rootKey is what storage.root means with the storage driver that the layers so
-// far choose.
+// rootKey returns the key that storage.root means with the storage driver that the layers
+// so far select.
 func (o *Overlay) rootKey() string {
 	if st := o.Root.Child("storage"); st != nil && (st.Child("s3") != nil || st.Child("swift") != nil) {
 		return "storage.directory"
@@ -197,7 +198,7 @@ func (o *Overlay) rootKey() string {
 	return aliasOf(aliasRoot)
 }
 
-// set puts a value, given as text, at a route.
+// set sets the value at a route from a text.
 func (o *Overlay) set(rt route, text string, at Place) {
 	if rt.alias == aliasRoot {
 		rt.steps = named(o.rootKey())
@@ -206,7 +207,7 @@ func (o *Overlay) set(rt route, text string, at Place) {
 	if rt.typ != nil {
 		shape := ShapeOf(rt.typ)
 		if text == "" && (shape != ShapeScalar || deref(rt.typ).Kind() != reflect.String) {
-			return // an empty variable is one that is not set
+			return // an empty variable counts as not set
 		}
 		if shape != ShapeScalar && shape != shapePresent {
 			if val = Parse([]byte(text), at.Name, o.Report); val == nil {
@@ -235,7 +236,7 @@ func (o *Overlay) set(rt route, text string, at Place) {
 	}
 }
 
-// unline gives a value out of a variable, which has no lines, its place.
+// unline sets the place of a value from a variable, which has no lines.
 func unline(n *Node, at Place) {
 	n.At = at
 	for _, it := range n.items {
@@ -247,8 +248,8 @@ func unline(n *Node, at Place) {
 	}
 }
 
-// enter makes n a section or list, as the step needs, and returns what stands
-// at the step, nil for nothing. An index may be the one behind the last.
+// enter makes n a section or a list, as the step requires. It returns what is at the
+// step, or nil if there is nothing. An index may be one past the last.
 func (o *Overlay) enter(n *Node, s step, at Place) (*Node, bool) {
 	want := DictNode
 	if s.index >= 0 {
@@ -284,8 +285,9 @@ func (o *Overlay) place(parent *Node, s step, old, val *Node, path string) {
 	}
 }
 
-// choose turns a section given as one word into a section with that entry. Its
-// rivals go; the other entries, and those of the entry itself, stay.
+// choose converts a section that is given as one word into a section with that entry. It
+// removes the rival entries. It keeps all other entries, and the content of the entry
+// itself.
 func choose(old, word *Node, rivals []string) *Node {
 	n := &Node{Kind: DictNode, At: word.At}
 	if old != nil && old.Kind == DictNode {
@@ -301,8 +303,8 @@ func choose(old, word *Node, rivals []string) *Node {
 	return n
 }
 
-// Normalize rewrites short and old forms in the tree to the ones that decode
-// knows. It is called after each change, so no layer sees another's.
+// Normalize rewrites short and old forms in the tree to the forms that decode knows. It
+// is called after each change, so that no layer sees another layer's forms.
 func (o *Overlay) Normalize() {
 	for section, rivals := range scalarForms {
 		for i, e := range o.Root.entries {
@@ -311,7 +313,7 @@ func (o *Overlay) Normalize() {
 			}
 		}
 	}
-	for _, a := range slices.Backward(aliases) { // the drivers' before the root's
+	for _, a := range slices.Backward(aliases) { // the aliases of drivers before the root's
 		if a.from == aliasRoot {
 			a.to = o.rootKey()
 		}
@@ -319,7 +321,7 @@ func (o *Overlay) Normalize() {
 	}
 }
 
-// resolve moves the value of an alias to the key it stands for.
+// resolve moves the value of an alias to the key that the alias stands for.
 func (o *Overlay) resolve(a alias) {
 	parent := o.Root
 	section, key := splitKey(a.from)
@@ -354,7 +356,7 @@ func (o *Overlay) resolve(a alias) {
 	}
 }
 
-// ApplyOverrides lays the command line over the tree.
+// ApplyOverrides overlays the command line on the tree.
 func (o *Overlay) ApplyOverrides(overrides []Override) {
 	sorted := slices.Clone(overrides)
 	slices.SortStableFunc(sorted, func(a, b Override) int { return compareNames(a.Key, b.Key) })
@@ -370,11 +372,11 @@ func (o *Overlay) ApplyOverrides(overrides []Override) {
 	}
 }
 
-// digits are the runs that compareNames compares as numbers.
+// digits matches the digits that compareNames compares as numbers.
 var digits = regexp.MustCompile(`[0-9]+`)
 
-// compareNames orders names so that a section comes before what is in it, and
-// entry 2 of a list before entry 10.
+// compareNames orders names so that a section precedes its content, and entry 2 of a list
+// precedes entry 10.
 func compareNames(a, b string) int {
 	pad := func(s string) string {
 		return digits.ReplaceAllStringFunc(s, func(n string) string { return fmt.Sprintf("%020s", n) })

@@ -7,11 +7,11 @@ import (
 
 // Problem is one thing wrong with a configuration.
 type Problem struct {
-	// Where it stands: "config.yml:12", or the name of a variable or flag.
-	// Empty when the value was set by a program.
+	// Where is the location: "config.yml:12", or the name of a variable or flag. It is
+	// empty if a program set the value.
 	Where string
-	// Key is the full key, like http.tls.key or notifications.endpoints[0].url.
-	// Empty when the text could not be read at all.
+	// Key is the full key, like http.tls.key or notifications.endpoints[0].url. It is
+	// empty if the text could not be read at all.
 	Key string
 	// Message says what is wrong. It never contains the value.
 	Message string
@@ -23,7 +23,7 @@ func (p Problem) Error() string { return joinParts(p.Where, p.Key, p.Message) }
 // Problems is the error that lists everything wrong with a configuration.
 type Problems []Problem
 
-// Error implements error, one problem a line.
+// Error implements error. It writes one problem per line.
 func (ps Problems) Error() string {
 	lines := make([]string, len(ps))
 	for i, p := range ps {
@@ -34,7 +34,7 @@ func (ps Problems) Error() string {
 
 // Warning is a key that works but does not do what its author may think.
 type Warning struct {
-	// Where and Key are as those of a Problem.
+	// Where and Key are like those of a Problem.
 	Where, Key string
 	// Reason says what the key does or does not do.
 	Reason string
@@ -60,10 +60,10 @@ func joinParts(parts ...string) string {
 	return b.String()
 }
 
-// Place is where a value comes from: a line of a file, or something named.
+// Place is the origin of a value: a line of a file, or a named source.
 type Place struct {
 	Name string
-	line int // 0 when name has no lines
+	line int // 0 if name has no lines
 }
 
 // String returns the place as FILE:LINE, or its name.
@@ -74,16 +74,17 @@ func (p Place) String() string {
 	return p.Name + ":" + strconv.Itoa(p.line)
 }
 
-// Report collects what is found while a configuration is read.
+// Report collects problems and warnings while a configuration is read.
 type Report struct {
 	Problems Problems
 	Warnings Warnings
 }
 
-// maxProblems bounds what is reported of a file that is no configuration.
+// maxProblems bounds the problems that are reported for a file that is not a
+// configuration.
 const maxProblems = 200
 
-// AddProblem notes what is wrong with a key.
+// AddProblem records what is wrong with a key.
 func (r *Report) AddProblem(at Place, key, message string) {
 	if len(r.Problems) == maxProblems {
 		r.Problems = append(r.Problems, Problem{Message: "there are more problems; these are the first"})
@@ -94,7 +95,7 @@ func (r *Report) AddProblem(at Place, key, message string) {
 	r.Problems = append(r.Problems, Problem{Where: at.String(), Key: key, Message: message})
 }
 
-// AddWarning notes what a key does not do.
+// AddWarning records what a key does not do.
 func (r *Report) AddWarning(at Place, key, reason string) {
 	if len(r.Warnings) >= maxProblems {
 		return
@@ -110,9 +111,9 @@ func (r *Report) Err() error {
 	return r.Problems
 }
 
-// nearest returns the candidate that word was probably meant to be, or "".
-// Words may differ in a third of their letters, in two at least when they have
-// four, and in three at most: "adr" is "addr", but "net" is not "key".
+// nearest returns the candidate that word was probably meant to be, or "". Words may
+// differ in a third of their letters, but in at least two if they have four letters, and
+// in at most three: "adr" is "addr", but "net" is not "key".
 func nearest(word string, candidates []string) string {
 	word = strings.ToLower(word)
 	limit := max(1, len(word)/3)
@@ -128,8 +129,8 @@ func nearest(word string, candidates []string) string {
 	return best
 }
 
-// maxSuggest bounds the words that are compared, in bytes: no key is longer,
-// and the comparison takes the product of both lengths.
+// maxSuggest bounds the length in bytes of the words that are compared. No key is longer,
+// and the cost of a comparison is the product of both lengths.
 const maxSuggest = 64
 
 // distance counts the letters to insert, remove, replace or swap with their
@@ -162,11 +163,11 @@ func distance(a, b string) int {
 	return rows[len(a)][len(b)]
 }
 
-// Places are where keys were set.
+// Places says where keys were set.
 type Places map[string]Place
 
-// Of finds where a key was set, or else the section it would stand in. A
-// default has no place.
+// Of returns where a key was set, or else where its section was set. A default has no
+// place.
 func (p Places) Of(key string) Place {
 	for key != "" {
 		if at, ok := p[key]; ok {

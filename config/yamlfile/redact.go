@@ -19,7 +19,7 @@ func RedactedYAML(v reflect.Value) ([]byte, error) {
 	return b, nil
 }
 
-// RedactedNode turns a value into YAML. With secret set every text is hidden.
+// RedactedNode converts a value to YAML. If secret is set, it hides every text.
 func RedactedNode(v reflect.Value, secret bool) *yaml.Node {
 	if v.Kind() == reflect.Pointer {
 		if v.IsNil() {
@@ -57,7 +57,7 @@ func RedactedNode(v reflect.Value, secret bool) *yaml.Node {
 	return RedactedScalar(v, secret)
 }
 
-// RedactedScalar turns a scalar into YAML. With secret set a text is hidden.
+// RedactedScalar converts a scalar to YAML. If secret is set, it hides a text.
 func RedactedScalar(v reflect.Value, secret bool) *yaml.Node {
 	text := FormatScalar(v)
 	if v.Kind() != reflect.String {
@@ -75,7 +75,7 @@ func RedactedScalar(v reflect.Value, secret bool) *yaml.Node {
 			u.User = url.User(redacted)
 			text = u.String()
 		} else if err != nil {
-			text = redacted // what cannot be read may hold anything
+			text = redacted // an unreadable value may contain anything
 		}
 	}
 	return textNode(text)

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// redacted is what a secret looks like wherever it is printed.
+// redacted is the text that is printed in place of a secret.
 const redacted = "******"
 
-// Secret is text that must not be shown. However it is printed, logged or
-// marshalled it reads "******", or nothing when it is empty.
+// Secret is text that must not be shown. Printed, logged or marshalled, it reads
+// "******", or "" if it is empty.
 type Secret string
 
 // Reveal returns the secret itself.
@@ -31,7 +31,7 @@ func (s Secret) String() string {
 // GoString implements fmt.GoStringer.
 func (s Secret) GoString() string { return strconv.Quote(s.String()) }
 
-// Format implements fmt.Formatter, so that no verb at all shows the secret.
+// Format implements fmt.Formatter, so that no verb shows the secret.
 func (s Secret) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(s.String())) }
 
 // MarshalText implements encoding.TextMarshaler, which encoding/json uses.
@@ -46,8 +46,8 @@ func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 // Size is an amount of data in bytes.
 type Size int64
 
-// sizeUnits are the units a size may have. Distribution reads "8mb" as 8 MiB,
-// so the short forms are powers of 1024 too.
+// sizeUnits are the units of a size. Distribution reads "8mb" as 8 MiB, so the short
+// forms are powers of 1024 here, too.
 var sizeUnits = map[string]int64{
 	"": 1, "b": 1,
 	"k": 1 << 10, "kb": 1 << 10, "kib": 1 << 10,
@@ -58,8 +58,8 @@ var sizeUnits = map[string]int64{
 
 var errSize = errors.New("not a size (like 8mb, 200MiB or a number of bytes)")
 
-// ParseSize reads a size: a number, which may have a fraction when a unit
-// follows, and a unit in any case.
+// ParseSize reads a size: a number and a unit in any case. The number may have a fraction
+// if a unit follows.
 func ParseSize(s string) (Size, error) {
 	s = strings.TrimSpace(s)
 	num := strings.TrimRight(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -100,14 +100,14 @@ func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 // MarshalYAML implements yaml.Marshaler.
 func (s Size) MarshalYAML() (any, error) { return s.String(), nil }
 
-// Present is true when its key is there, whatever stands below it, as with
-// Distribution's "inmemory:".
+// Present is true if its key is present, whatever its value is, as with Distribution's
+// "inmemory:".
 type Present bool
 
 var errDuration = errors.New("not a duration (like 30s, 5m, 12h or 7d)")
 
-// ParseDuration reads a duration as time.ParseDuration does, and knows the unit
-// d for days of 24 hours as well. A number without a unit counts nanoseconds.
+// ParseDuration reads a duration like time.ParseDuration, and also accepts the unit d for
+// days of 24 hours. A number without a unit counts nanoseconds.
 func ParseDuration(s string) (time.Duration, error) {
 	s = strings.TrimSpace(s)
 	if n, err := strconv.ParseInt(s, 10, 64); err == nil {
@@ -155,7 +155,7 @@ func FormatDuration(d time.Duration) string {
 	return s
 }
 
-// parseBool reads YAML's booleans, the old words among them.
+// parseBool reads YAML's booleans, including the old words.
 func parseBool(s string) (value, ok bool) {
 	switch strings.ToLower(strings.TrimSpace(s)) {
 	case "true", "yes", "on":
@@ -166,6 +166,6 @@ func parseBool(s string) (value, ok bool) {
 	return false, false
 }
 
-// ForeignOnly is a section of Distribution of which no key means anything here.
-// Its known keys are accepted, and warned of where they ask for something.
+// ForeignOnly is a section of Distribution in which no key means anything here. Its known
+// keys are accepted, with a warning if they request something.
 type ForeignOnly struct{}

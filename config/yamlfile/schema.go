@@ -6,15 +6,15 @@ import (
 	"strconv"
 )
 
-// Patterns of the values that are text in YAML and something else here.
+// These patterns are for values that are text in YAML and have another type here.
 const (
 	durationPattern = `^[+-]?([0-9]+(\.[0-9]+)?d)?([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))*$`
 	sizePattern     = `^[0-9]+(\.[0-9]+)? *([kKmMgGtT]?[bB]?|[kKmMgGtT][iI][bB])$`
 )
 
-// SchemaOf returns the JSON Schema (draft 2020-12) of a file that is read into a type. The
-// keys that required names must be there. path is where the type stands in the configuration of
-// a server, whose foreign keys are found by it.
+// SchemaOf returns the JSON Schema (draft 2020-12) of a file that is read into a type.
+// The keys in required must be present. path is the place of the type in the
+// configuration of a server; it determines the foreign keys.
 func SchemaOf(title string, t reflect.Type, path string, required ...string) []byte {
 	s := sectionSchema(t, t, path)
 	if len(required) > 0 {
@@ -25,7 +25,7 @@ func SchemaOf(title string, t reflect.Type, path string, required ...string) []b
 	s["type"] = "object"
 	b, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
-		// Maps of strings, numbers and lists, built here, always marshal.
+		// The maps are built here of strings, numbers and lists, so they always marshal.
 		panic("config: schema: " + err.Error())
 	}
 	return append(b, '\n')
@@ -61,7 +61,7 @@ func sectionSchema(root, t reflect.Type, path string) map[string]any {
 	return s
 }
 
-// foreignProps adds the keys of Distribution that have no field.
+// foreignProps adds Distribution's keys that have no field.
 func foreignProps(props map[string]any, path string) {
 	for _, k := range foreignKeys {
 		if parent, key := splitKey(k.path); parent == path {
@@ -120,7 +120,7 @@ func scalarSchema(t reflect.Type, f Field) map[string]any {
 	return s
 }
 
-// jsonValue gives a tag's text the JSON type of the field.
+// jsonValue converts a tag's text to the JSON type of the field.
 func jsonValue(t reflect.Type, text string) any {
 	switch t.Kind() {
 	case reflect.Bool:

@@ -1,7 +1,8 @@
-// Package yamlfile reads YAML of the shape of Distribution's config.yml into structs whose
-// tags describe the keys: with the lines that values stand in, the environment and the command line
-// laid over them, the keys of Distribution that mean nothing here, and all problems at once. Of the
-// same tags it makes the schema, the annotated example, and the file without its secrets.
+// Package yamlfile reads YAML in the shape of Distribution's config.yml into structs
+// whose tags describe the keys. It remembers the line of each value, overlays the
+// environment and the command line, handles Distribution's keys that have no meaning
+// here, and reports all problems at once. From the same tags it makes the schema, the
+// annotated example, and the file without its secrets.
 package yamlfile
 
 import (
@@ -12,14 +13,14 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Limits of a configuration file. A file within them takes little memory,
-// whatever its aliases say.
+// These are the limits of a configuration file. A file within them takes little memory,
+// whatever its aliases are.
 const (
 	// MaxFileBytes is the largest configuration file that is read, in bytes.
 	MaxFileBytes = 1 << 20
-	// maxNodes bounds the values of a file after its aliases are expanded.
+	// maxNodes bounds the number of values of a file after its aliases are expanded.
 	maxNodes = 100_000
-	// maxDepth bounds the nesting; the deepest key we know lies 6 deep.
+	// maxDepth bounds the nesting. The deepest known key is 6 levels deep.
 	maxDepth = 64
 )
 
@@ -36,8 +37,8 @@ func (k NodeKind) String() string {
 	return [...]string{"nothing", "a single value", "a list", "a section"}[k]
 }
 
-// Node is a value before it has a type. Unlike a yaml.Node it has no aliases
-// and knows which source it came from, so that layers can be laid over it.
+// Node is a value before it has a type. Unlike a yaml.Node it has no aliases and knows
+// its source, so that layers can be overlaid.
 type Node struct {
 	Kind    NodeKind
 	text    string // of a scalar
@@ -52,7 +53,7 @@ type entry struct {
 	val *Node
 }
 
-// Child is the value of a key of a section, nil where there is none.
+// Child returns the value of a key of a section, or nil if there is none.
 func (n *Node) Child(key string) *Node {
 	for _, e := range n.entries {
 		if e.key == key {
@@ -62,7 +63,7 @@ func (n *Node) Child(key string) *Node {
 	return nil
 }
 
-// put sets an entry, in place of the one of that name if there is one.
+// put sets an entry. It replaces an entry with the same name.
 func (n *Node) put(key string, at Place, val *Node) {
 	for i := range n.entries {
 		if n.entries[i].key == key {
@@ -73,7 +74,7 @@ func (n *Node) put(key string, at Place, val *Node) {
 	n.entries = append(n.entries, entry{key, at, val})
 }
 
-// remove takes an entry out and returns it.
+// remove removes an entry and returns it.
 func (n *Node) remove(key string) (entry, bool) {
 	for i, e := range n.entries {
 		if e.key == key {
@@ -84,8 +85,8 @@ func (n *Node) remove(key string) (entry, bool) {
 	return entry{}, false
 }
 
-// inert reports whether a value asks for nothing: it is empty or false, or a
-// section that says disabled: true, or consists of such values only.
+// inert reports whether a value requests nothing. Such a value is empty or false, is a
+// section with disabled: true, or consists only of such values.
 func (n *Node) inert() bool {
 	switch n.Kind {
 	case nullNode:
@@ -114,7 +115,7 @@ func (n *Node) inert() bool {
 	return true
 }
 
-// Parse reads one YAML document. An empty one is a null node.
+// Parse reads one YAML document. An empty document gives a null node.
 func Parse(text []byte, name string, r *Report) *Node {
 	var doc yaml.Node
 	err := yaml.Load(text, &doc, yaml.WithPlugin(depthLimit{}))
@@ -141,7 +142,7 @@ func onlyComments(text []byte) bool {
 	return true
 }
 
-// depthLimit makes the YAML parser give up on nesting that no configuration has.
+// depthLimit makes the YAML parser reject nesting that no configuration has.
 type depthLimit struct{}
 
 // CheckDepth implements yaml.LoaderLimitsPlugin.
@@ -152,12 +153,12 @@ func (depthLimit) CheckDepth(depth int, _ *yaml.DepthContext) error {
 	return nil
 }
 
-// CheckAlias implements yaml.LoaderLimitsPlugin. Aliases are expanded, and
-// counted, by treeBuilder.
+// CheckAlias implements yaml.LoaderLimitsPlugin. It allows everything, because
+// treeBuilder expands and counts aliases.
 func (depthLimit) CheckAlias(int, int) error { return nil }
 
-// yamlFault finds the line of a YAML error and its text, without the values
-// that the parser quotes in some of them.
+// yamlFault returns the line of a YAML error and its text. It omits the values that the
+// parser quotes in some errors.
 func yamlFault(err error, name string) (Place, string) {
 	at := Place{Name: name}
 	var le *yaml.LoadError
@@ -172,14 +173,14 @@ func yamlFault(err error, name string) (Place, string) {
 	return at, "not valid YAML: " + msg
 }
 
-// treeBuilder turns a yaml.Node into a node, aliases expanded into copies.
+// treeBuilder converts a yaml.Node into a Node, and expands aliases into copies.
 type treeBuilder struct {
 	name   string
 	report *Report
 	left   int // values that may still be made
 }
 
-// build returns nil after it reported why the document cannot be used.
+// build returns nil if the document cannot be used, after it reports why.
 func (b *treeBuilder) build(y *yaml.Node, depth int) *Node {
 	for y.Kind == yaml.AliasNode || y.Kind == yaml.DocumentNode {
 		if y.Kind == yaml.DocumentNode {
@@ -233,8 +234,8 @@ func (b *treeBuilder) list(y *yaml.Node, at Place, depth int) *Node {
 	return n
 }
 
-// dict adds the entries of a mapping to n, those merged by "<<" last: they do
-// not replace what is there.
+// dict adds the entries of a mapping to n. Entries merged by "<<" are added last, and do
+// not replace existing ones.
 func (b *treeBuilder) dict(y *yaml.Node, n *Node, depth int) bool {
 	seen := make(map[string]int, len(y.Content)/2)
 	var merges []*yaml.Node
@@ -271,7 +272,7 @@ func (b *treeBuilder) dict(y *yaml.Node, n *Node, depth int) bool {
 	return true
 }
 
-// merge adds what "<<" names, a section or a list of them, to n.
+// merge adds to n what "<<" names: a section or a list of sections.
 func (b *treeBuilder) merge(y *yaml.Node, n *Node, seen map[string]int, depth int) bool {
 	src := b.build(y, depth+1)
 	if src == nil {
