@@ -1,5 +1,5 @@
-// Command slipway is a container-image distribution system: a registry, and the
-// tools to look after it.
+// Command slipway is a container-image distribution system: a registry, and the tools to
+// manage it.
 package main
 
 import (
@@ -25,7 +25,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	agent.Version = command.Version
-	if systemd.ToJournal() { // what is logged before a configuration is read
+	if systemd.ToJournal() { // for what is logged before a configuration is read
 		slog.SetDefault(slog.New(command.LogHandler(os.Stderr, false, nil)))
 	}
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once

@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/cmd/slipway/command"
 )
 
-// manCommand writes what is packaged with the program.
+// manCommand returns the command that writes files which are packaged with the program.
 func manCommand() *cobra.Command {
 	var format string
 	cmd := &cobra.Command{
@@ -49,7 +49,7 @@ func manCommand() *cobra.Command {
 	return cmd
 }
 
-// manDate is the date that reproducible builds want, or the epoch.
+// manDate returns the date for reproducible builds if it is set, or else the epoch.
 func manDate() time.Time {
 	n, err := strconv.ParseInt(os.Getenv("SOURCE_DATE_EPOCH"), 10, 64)
 	if err != nil {

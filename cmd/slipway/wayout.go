@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// wayOut adds to the error of a command what can be done about it, where the error is of
-// the network and does not tell itself.
+// wayOut returns advice for a network error of a command that does not contain advice
+// itself.
 func wayOut(err error) string {
 	var op *net.OpError
 	var host *net.DNSError

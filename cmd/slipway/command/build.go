@@ -7,11 +7,11 @@ import (
 	"runtime/debug"
 )
 
-// Version is set by the linker (make build), and commit where the build is told nothing
-// of the repository (make release).
+// Version is set by the linker (make build). commit is set, too, if the build has no
+// information about the repository (make release).
 var Version, commit = "dev", ""
 
-// Build tells what the program was built from and for.
+// Build says from what and for what the program was built.
 type Build struct {
 	Version string `json:"version"`
 	Commit  string `json:"commit"`
@@ -20,7 +20,7 @@ type Build struct {
 	Arch    string `json:"arch"`
 }
 
-// About tells what this program was built from and for.
+// About returns from what and for what this program was built.
 func About() Build {
 	b := Build{Version: Version, Commit: commit, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
 	if bi, ok := debug.ReadBuildInfo(); ok && b.Commit == "" {
@@ -34,7 +34,7 @@ func About() Build {
 	return b
 }
 
-// LongVersion is the version with what it was built from and for.
+// LongVersion returns the version, and from what and for what it was built.
 func LongVersion() string {
 	b := About()
 	return fmt.Sprintf("%s (commit %s, %s, %s/%s)", b.Version, b.Commit, b.Go, b.OS, b.Arch)

@@ -4,7 +4,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// completionExamples are where shells look for what completes commands.
+// completionExamples says where each shell looks for completions.
 var completionExamples = map[string]string{
 	"completion": "  slipway completion bash > /etc/bash_completion.d/slipway",
 	"bash":       "  slipway completion bash > /etc/bash_completion.d/slipway",
@@ -12,7 +12,8 @@ var completionExamples = map[string]string{
 	"zsh":        "  slipway completion zsh > /usr/local/share/zsh/site-functions/_slipway",
 }
 
-// addCompletion adds the commands that write completions, for the shells there are on Linux.
+// addCompletion adds the commands that write completions, for the shells that exist on
+// Linux.
 func addCompletion(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	cmd, _, err := root.Find([]string{"completion"})
@@ -27,7 +28,7 @@ func addCompletion(root *cobra.Command) {
 	}
 }
 
-// nameCompletions lets shells complete the values of flags that have few.
+// nameCompletions lets shells complete the values of flags that have few values.
 func nameCompletions(cmd *cobra.Command) {
 	for _, c := range cmd.Commands() {
 		nameCompletions(c)
@@ -36,7 +37,7 @@ func nameCompletions(cmd *cobra.Command) {
 			"fs": {"ext4", "erofs", "both"}, "platform": {"linux/amd64", "linux/arm64"},
 		} {
 			if c.Flags().Lookup(name) != nil {
-				_ = c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // who has one of its own keeps it
+				_ = c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // a flag that has a completion keeps it
 			}
 		}
 		for _, name := range []string{"config", "ca"} {

@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/serve"
 )
 
-// builtin is the configuration of a server that was given none.
+// builtin is the configuration of a server that has no configuration file.
 const builtin = `version: 0.1
 storage: {filesystem: {rootdirectory: ./slipway-data}}
 http: {addr: "127.0.0.1:5000", debug: {addr: "127.0.0.1:5001"}}
@@ -27,11 +27,11 @@ http: {addr: "127.0.0.1:5000", debug: {addr: "127.0.0.1:5001"}}
 // ServerFlags are the flags of every command that needs the configuration.
 type ServerFlags struct {
 	File, Root, addr, debugAddr string
-	Builtin                     bool // never the system's file
+	Builtin                     bool // never use the system's file
 }
 
-// systemConfig and SystemAgentConfig are where packages have the configurations of the server
-// and the agent of a machine. Commands that are told of no other use them.
+// systemConfig and SystemAgentConfig are where packages put the configurations of a
+// machine's server and agent. Commands use them by default.
 const (
 	systemConfig      = "/etc/slipway/config.yml"
 	SystemAgentConfig = "/etc/slipway/agent.yml"
@@ -40,26 +40,27 @@ const (
 // ownRoot is the data directory of a server without a configuration.
 const ownRoot = "./slipway-data"
 
-// Exists reports whether a file exists, or may exist where it must not be looked at.
+// Exists reports whether a file exists. It returns true if this user may not find out.
 func Exists(name string) bool {
 	_, err := os.Stat(name)
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// orSystem returns the configuration file that is meant where none is named: the system's,
-// unless a directory is named, or the data of a server without a configuration are here.
+// orSystem returns the configuration file. If none is named, it returns the system's. It
+// returns "" if a directory is named, or if the data of a server without a configuration
+// are here.
 func (f *ServerFlags) orSystem() string {
 	if f.File != "" || f.Builtin || f.Root != "" || !Exists(systemConfig) {
 		return f.File
 	}
-	// In a directory that may not be looked into nobody has a server of his own.
+	// A directory that the user may not read does not contain the user's own server.
 	if _, err := os.Stat(ownRoot); err == nil {
 		return ""
 	}
 	return systemConfig
 }
 
-// WhoseConfig adds to the error of a system's file that may not be read what can be done.
+// WhoseConfig adds advice to the error of a system file that this user may not read.
 func WhoseConfig(err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%w; it is of this machine's service: be root, or name your own directory with --root", err)
@@ -74,7 +75,8 @@ func (f *ServerFlags) defaultFile() string {
 	return systemConfig + " if it is there and " + ownRoot + " is not, else built-in"
 }
 
-// Add adds the flags to a command; listening, also those of where a server listens.
+// Add adds the flags to a command. If listening is set, it also adds the flags for where
+// a server listens.
 func (f *ServerFlags) Add(cmd *cobra.Command, listening bool) {
 	cmd.Flags().StringVar(&f.File, "config", "", "configuration file (default: "+f.defaultFile()+", see slipway config example)")
 	cmd.Flags().StringVar(&f.Root, "root", "", "data directory (default ./slipway-data)")
@@ -112,7 +114,8 @@ func (f *ServerFlags) Load() (*config.Config, error) {
 	return cfg, err
 }
 
-// SchemaCommand prints the schema of a configuration; of is the command above it.
+// SchemaCommand returns the command that prints the schema of a configuration. of is its
+// parent command.
 func SchemaCommand(of string, schema func() []byte) *cobra.Command {
 	return &cobra.Command{
 		Use:     "schema",
@@ -126,8 +129,8 @@ func SchemaCommand(of string, schema func() []byte) *cobra.Command {
 	}
 }
 
-// WithAdmin runs do on the data root, through the server that uses it if one
-// does. With create there need not be one yet.
+// WithAdmin calls do with the data root. If a server uses the data root, the calls go
+// through that server. If create is set, the data root need not exist yet.
 func WithAdmin(cmd *cobra.Command, f *ServerFlags, create bool, do func(*serve.Admin) error) (err error) {
 	cfg, err := f.Load()
 	if err != nil {
@@ -138,7 +141,8 @@ func WithAdmin(cmd *cobra.Command, f *ServerFlags, create bool, do func(*serve.A
 		return err
 	}
 	defer func() {
-		// Also after an interrupt: closing saves what is only in RAM.
+		// This also happens after an interrupt, because closing saves what is only in
+		// RAM.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), time.Minute)
 		defer cancel()
 		err = errors.Join(err, a.Close(ctx))
@@ -146,8 +150,8 @@ func WithAdmin(cmd *cobra.Command, f *ServerFlags, create bool, do func(*serve.A
 	return do(a)
 }
 
-// LogHandler writes a log to w, which is standard error, and tells the journal how grave each
-// line is if that is read by it.
+// LogHandler returns a handler that writes a log to w, which is standard error. If the
+// journal reads w, each line also has its priority.
 func LogHandler(w io.Writer, json bool, o *slog.HandlerOptions) slog.Handler {
 	base := func(w io.Writer) slog.Handler {
 		if json {

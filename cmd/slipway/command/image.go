@@ -30,12 +30,12 @@ func (f *ImageFlags) AddReach(cmd *cobra.Command) {
 	f.source.AddTo(cmd.Flags(), "the registry", "it")
 }
 
-// AddPlatform adds the choice of one platform.
+// AddPlatform adds the flag that selects one platform.
 func (f *ImageFlags) AddPlatform(cmd *cobra.Command) {
 	cmd.Flags().StringSliceVar(&f.Platforms, "platform", nil, "os/architecture[/variant] of the image, where there are several (default: Linux on this machine's architecture)")
 }
 
-// Platform is the one platform that was chosen, or nil.
+// Platform returns the one platform that was chosen, or nil.
 func (f *ImageFlags) Platform() (*oci.Platform, error) {
 	sel, err := f.Selection(false)
 	if err != nil || len(sel.Platforms) == 0 {
@@ -47,7 +47,8 @@ func (f *ImageFlags) Platform() (*oci.Platform, error) {
 	return &sel.Platforms[0], nil
 }
 
-// Selection is what the flags choose of an image for several platforms; all of them with all.
+// Selection returns what the flags select of an image for several platforms. With all, it
+// selects all platforms.
 func (f *ImageFlags) Selection(all bool) (sel gearclient.Selection, err error) {
 	if all && len(f.Platforms) > 0 {
 		return sel, Usagef("--platform and --all-platforms exclude each other")
@@ -63,7 +64,7 @@ func (f *ImageFlags) Selection(all bool) (sel gearclient.Selection, err error) {
 	return sel, nil
 }
 
-// Image is an image of a registry that a command was given.
+// Image is an image of a registry that was given to a command.
 type Image struct {
 	Arg, Host, Repo, Ref string
 	Reg                  *client.Client
@@ -74,7 +75,7 @@ type Image struct {
 // Close closes the connection to the registry.
 func (r *Image) Close() { r.Waiting.End(); r.Reg.Close() }
 
-// Open takes REGISTRY/REPOSITORY[:TAG|@DIGEST] apart and opens the registry.
+// Open parses REGISTRY/REPOSITORY[:TAG|@DIGEST] and opens the registry.
 func (f *ImageFlags) Open(arg string) (*Image, error) {
 	bare := arg[strings.Index(arg, "://")+1:]
 	host, _, _ := strings.Cut(strings.TrimLeft(bare, "/"), "/")
@@ -93,7 +94,7 @@ func (f *ImageFlags) Open(arg string) (*Image, error) {
 	if refs := images[0].References; len(refs) > 0 {
 		r.Ref = refs[0]
 	}
-	if oci.IsDigest(r.Ref) { // a tag beside a digest says nothing more
+	if oci.IsDigest(r.Ref) { // a tag beside a digest adds nothing
 		r.Repo, _, _ = strings.Cut(r.Repo, ":")
 	}
 	r.Gear = gearclient.New(reg, &gearclient.Options{Wait: f.Wait, Waiting: func(w gearclient.Waiting) {

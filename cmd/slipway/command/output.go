@@ -16,13 +16,13 @@ func AddJSON(cmd *cobra.Command, asJSON *bool) {
 	cmd.Flags().BoolVar(asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
 }
 
-// formValue is a flag that says in which form a command answers.
+// formValue is a flag that selects the format of a command's answer.
 type formValue struct {
 	form  *string
 	forms []string
 }
 
-// AddForm adds the flag --name, the form of an answer: text unless something else is asked for.
+// AddForm adds the flag --name for the format of an answer. The default is text.
 func AddForm(fl *pflag.FlagSet, form *string, name string, others ...string) {
 	*form = "text"
 	v := &formValue{form, append([]string{"text"}, others...)}
@@ -70,8 +70,8 @@ func (v *pathValue) String() string {
 	return *v.path
 }
 
-// Set implements pflag.Value. The name of a form is refused: who writes "-o json" wants the
-// form and not a file of that name.
+// Set implements pflag.Value. It refuses the name of a format, because a user who writes
+// "-o json" wants the format and not a file of that name.
 func (v *pathValue) Set(s string) error {
 	if slices.Contains([]string{"text", "json", "yaml", "html", "csv", "junit"}, s) {
 		return fmt.Errorf("-o names what is written; the form is --output %s, and a file of that name is ./%s", s, s)
@@ -83,8 +83,8 @@ func (v *pathValue) Set(s string) error {
 // Type implements pflag.Value.
 func (v *pathValue) Type() string { return "path" }
 
-// oneOutputFlag gives the flag --output to every command that answers in a form a
-// machine reads and calls the flag for it otherwise.
+// oneOutputFlag adds the flag --output to every command that can answer in a
+// machine-readable format but has another flag for it.
 func oneOutputFlag(cmd *cobra.Command) {
 	for _, c := range cmd.Commands() {
 		oneOutputFlag(c)
@@ -92,7 +92,7 @@ func oneOutputFlag(cmd *cobra.Command) {
 		if fl.Lookup("output") != nil {
 			continue
 		}
-		if f := fl.Lookup("format"); f != nil && f.Value.Type() == "form" { // others are of what is read
+		if f := fl.Lookup("format"); f != nil && f.Value.Type() == "form" { // other types are formats of input
 			fl.Var(f.Value, "output", "the same as --format")
 		} else if f := fl.Lookup("json"); f != nil {
 			fl.Var(&jsonValue{f.Value}, "output", "form of the answer: text or json, which is --json")
@@ -100,7 +100,7 @@ func oneOutputFlag(cmd *cobra.Command) {
 	}
 }
 
-// jsonValue is a flag text|json that is the boolean flag --json.
+// jsonValue is a flag text|json that sets the boolean flag --json.
 type jsonValue struct{ json pflag.Value }
 
 // String implements pflag.Value.
@@ -136,7 +136,7 @@ func PrintReport(w io.Writer, asJSON bool, rep any, text func()) error {
 	return enc.Encode(rep)
 }
 
-// Printable keeps control characters of a name away from the terminal.
+// Printable replaces control characters, so that they do not reach the terminal.
 func Printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == '\ufffd' {

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/term"
 )
 
-// Progress shows how far long work has come, on standard error: in place on a
-// terminal, a line every ten seconds elsewhere.
+// Progress shows the progress of long work on standard error. On a terminal it updates
+// one line; elsewhere it prints a line every ten seconds.
 type Progress struct {
-	// Doing begins every line.
+	// Doing is the beginning of every line.
 	Doing    string
 	terminal bool
 	// Every is the time between two lines.
@@ -23,7 +23,7 @@ type Progress struct {
 	shown bool
 }
 
-// NewProgress returns the progress of work that begins now. End it.
+// NewProgress returns the progress of work that begins now. The caller must end it.
 func NewProgress(doing string) *Progress {
 	p := &Progress{Doing: doing, terminal: term.IsTerminal(int(os.Stderr.Fd())), Every: 10 * time.Second, Start: time.Now(), last: time.Now()}
 	if p.terminal {
@@ -32,7 +32,7 @@ func NewProgress(doing string) *Progress {
 	return p
 }
 
-// Show prints a line if it is time for one.
+// Show prints a line if one is due.
 func (p *Progress) Show(format string, args ...any) {
 	if time.Since(p.last) < p.Every {
 		return
@@ -46,7 +46,7 @@ func (p *Progress) Show(format string, args ...any) {
 	}
 }
 
-// Share shows done of total bytes with the rate and the time that is left.
+// Share shows done of total bytes with the rate and the remaining time.
 func (p *Progress) Share(done, total int64, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	took := time.Since(p.Start)
@@ -69,7 +69,7 @@ func (p *Progress) End() {
 	}
 }
 
-// Size writes bytes for people, in powers of 1024.
+// Size formats bytes for people, in powers of 1024.
 func Size(n int64) string {
 	const unit = 1024
 	if n < unit {

@@ -12,13 +12,13 @@ import (
 	"example.org/slipway/oci/imagecopy"
 )
 
-// RegistryFlags say how to reach a registry.
+// RegistryFlags says how to reach a registry.
 type RegistryFlags struct {
 	plainHTTP, Insecure bool
 	UserFile            string
 }
 
-// Open takes REGISTRY[/REPOSITORY[:TAG|@DIGEST]] apart and opens it.
+// Open parses REGISTRY[/REPOSITORY[:TAG|@DIGEST]] and opens the registry.
 func (f *RegistryFlags) Open(s string) (*client.Client, []imagecopy.Image, error) {
 	url, path := f.Address(s)
 	o := &client.Options{DockerConfig: f.UserFile == "", InsecureSkipVerify: f.Insecure, Logger: slog.Default()}
@@ -39,7 +39,7 @@ func (f *RegistryFlags) Open(s string) (*client.Client, []imagecopy.Image, error
 	return c, []imagecopy.Image{img}, nil
 }
 
-// Address takes a registry's URL and the path behind it apart.
+// Address splits an address into a registry's URL and the path after it.
 func (f *RegistryFlags) Address(s string) (url, path string) {
 	scheme := ""
 	for _, known := range []string{"http", "https", "docker"} {
@@ -74,7 +74,8 @@ func (f *RegistryFlags) User() (name, password string, err error) {
 	return name, password, nil
 }
 
-// AddTo adds the flags of a command that reaches one registry, which its help calls who.
+// AddTo adds the flags of a command that reaches one registry. The help text calls the
+// registry who.
 func (f *RegistryFlags) AddTo(fl *pflag.FlagSet, who, pronoun string) {
 	fl.BoolVar(&f.plainHTTP, "plain-http", false, who+" speaks HTTP (the default for this machine's own addresses, unless "+pronoun+" is written with https://)")
 	fl.BoolVar(&f.Insecure, "insecure", false, who+" speaks HTTPS, and its certificate is not checked")

@@ -8,19 +8,19 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// ExitUsage is the exit status of a command that was called wrongly.
+// ExitUsage is the exit status of a command that was used wrongly.
 const ExitUsage = 2
 
-// exitCode is an error with an exit status of its own.
+// exitCode is an error together with an exit status.
 type exitCode struct {
 	code int
 	err  error
 }
 
-// ExitWith gives an error an exit status of its own.
+// ExitWith gives an exit status to an error.
 func ExitWith(code int, err error) error { return exitCode{code, err} }
 
-// ExitStatus is the exit status of a command that failed.
+// ExitStatus returns the exit status of a command that failed.
 func ExitStatus(err error) int {
 	var code exitCode
 	if errors.As(err, &code) {
@@ -35,16 +35,16 @@ func (e exitCode) Error() string { return e.err.Error() }
 // Unwrap implements what errors.Is and errors.As need.
 func (e exitCode) Unwrap() error { return e.err }
 
-// usageError tells that a command was called wrongly.
+// usageError says that a command was used wrongly.
 type usageError struct{ error }
 
-// Usagef is an error that tells that a command was called wrongly.
+// Usagef returns an error that says that a command was used wrongly.
 func Usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
 // Unwrap implements what errors.Is and errors.As need.
 func (e usageError) Unwrap() error { return e.error }
 
-// Finish gives all commands what they have in common: hints after wrong use, the flag
+// Finish adds to all commands what they have in common: hints after wrong use, the flag
 // --output, and completions.
 func Finish(root *cobra.Command) {
 	root.SetFlagErrorFunc(WithHint)
@@ -54,19 +54,18 @@ func Finish(root *cobra.Command) {
 	nameCompletions(root)
 }
 
-// WithHint adds to a usage error where the usage is told, and what it does to the exit
-// status.
+// WithHint adds to a usage error how to get help, and sets the exit status ExitUsage.
 func WithHint(cmd *cobra.Command, err error) error {
 	return ExitWith(ExitUsage, fmt.Errorf("%w; see %s --help", err, cmd.CommandPath()))
 }
 
-// hintAtHelp makes wrong use of a command, and of those below it, come with a hint.
+// hintAtHelp adds a hint to the usage errors of a command and of all commands below it.
 func hintAtHelp(cmd *cobra.Command) {
 	check, run := cmd.Args, cmd.RunE
 	if check == nil && cmd.HasSubCommands() {
 		check = cobra.NoArgs
 	}
-	if !cmd.Runnable() { // only a group of others
+	if !cmd.Runnable() { // it only groups other commands
 		run = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	}
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
@@ -91,8 +90,8 @@ func hintAtHelp(cmd *cobra.Command) {
 	}
 }
 
-// wrongArgs tells what is wrong with the number of arguments, or with the name of a command
-// that there is not; of that, those that were perhaps meant.
+// wrongArgs returns an error about the number of arguments, or about a command name that
+// does not exist. In the second case it suggests similar names.
 func wrongArgs(cmd *cobra.Command, args []string) error {
 	if !cmd.HasSubCommands() {
 		if cmd.Args != nil && !strings.Contains(cmd.Use, " ") {

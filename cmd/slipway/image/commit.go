@@ -12,7 +12,7 @@ import (
 	gearclient "example.org/slipway/gear/client"
 )
 
-// commitFlags of slipway commit.
+// commitFlags are the flags of slipway commit.
 type commitFlags struct {
 	remote command.ImageFlags
 	layers bool
@@ -48,7 +48,7 @@ and one more. Stop what writes to the directory first. Reading it needs root.`,
 	return cmd
 }
 
-// target reads where a new image goes: a tag, or an image of the same registry.
+// target parses the destination of a new image: a tag, or an image of the same registry.
 func (f *commitFlags) target(base *command.Image, arg string) error {
 	if !strings.ContainsAny(arg, "/:@") {
 		f.o.Repo, f.o.Tag = base.Repo, arg

@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/serve"
 )
 
-// convertFlags of slipway convert.
+// convertFlags are the flags of slipway convert.
 type convertFlags struct {
 	command.ServerFlags
 	remote                  command.ImageFlags

@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// dedupFlags of slipway dedup.
+// dedupFlags are the flags of slipway dedup.
 type dedupFlags struct {
 	source                   command.RegistryFlags // how to reach a registry
 	platform                 string
@@ -93,8 +93,8 @@ func runDedup(cmd *cobra.Command, f *dedupFlags, args []string) error {
 	return f.write(cmd, rep)
 }
 
-// collect adds the images of an argument. The client, if there is one, must stay
-// open.
+// collect adds the images of an argument to the set. If it returns a client, the client
+// must stay open.
 func (f *dedupFlags) collect(ctx context.Context, set *dedup.Set, arg string) (*client.Client, error) {
 	if info, err := os.Stat(arg); err == nil && info.IsDir() {
 		return nil, set.AddLayouts(ctx, arg)
@@ -120,7 +120,7 @@ func (f *dedupFlags) collect(ctx context.Context, set *dedup.Set, arg string) (*
 	return c, err
 }
 
-// write writes what was found; images that are left out make it an error.
+// write writes the findings. It returns an error if images were left out.
 func (f *dedupFlags) write(cmd *cobra.Command, rep *dedup.Report) error {
 	write := rep.WriteText
 	if f.json {
@@ -148,7 +148,7 @@ func (f *dedupFlags) write(cmd *cobra.Command, rep *dedup.Report) error {
 	return nil
 }
 
-// readFile parses a file, if one is named.
+// readFile parses a file if name is not empty.
 func readFile[T any](name string, parse func(io.Reader) (T, error)) (v T, err error) {
 	if name == "" {
 		return v, nil

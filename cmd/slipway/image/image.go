@@ -1,10 +1,10 @@
-// Package image has the commands that work on images in a registry: as files and as
-// volumes.
+// Package image has the commands that work on images in a registry: on images as files
+// and on images as volumes.
 package image
 
 import "github.com/spf13/cobra"
 
-// Commands returns the commands of this package. onNode are commands of a node that belong
+// Commands returns the commands of this package. onNode are a node's commands that belong
 // below slipway volume.
 func Commands(onNode ...*cobra.Command) []*cobra.Command {
 	return []*cobra.Command{convertCommand(), statusCommand(), settleCommand(), inspectCommand(), exportCommand(), commitCommand(), pushModelCommand(),

@@ -17,14 +17,14 @@ import (
 	"example.org/slipway/oci"
 )
 
-// inspectFlags of slipway inspect.
+// inspectFlags are the flags of slipway inspect.
 type inspectFlags struct {
 	remote     command.ImageFlags
 	tree, json bool
 	top, tags  int
 }
 
-// inspected is a report as JSON.
+// inspected is the JSON form of a report.
 type inspected struct {
 	*gearclient.Report
 	Tree []gearclient.Node `json:"tree,omitempty"`
@@ -170,7 +170,8 @@ func printInspected(w io.Writer, r *gearclient.Report) {
 	}
 }
 
-// leftOutLines bounds what is printed: some archivers give every file such attributes.
+// leftOutLines bounds the lines that are printed, because some archivers give every file
+// such attributes.
 const leftOutLines = 10
 
 func stats(s *gearclient.Stats) string {
@@ -200,7 +201,7 @@ func printTree(w io.Writer, r *gearclient.Report) {
 	}
 }
 
-// modeText is a mode as ls writes it.
+// modeText formats a mode as ls does.
 func modeText(n *gearclient.Node) string {
 	kind := map[string]string{"directory": "d", "symlink": "l", "hardlink": "h", "chardev": "c", "blockdev": "b", "fifo": "p", "socket": "s"}[n.Type]
 	if kind == "" {

@@ -12,7 +12,7 @@ import (
 	"example.org/slipway/oci/model"
 )
 
-// modelFlags of slipway push-model.
+// modelFlags are the flags of slipway push-model.
 type modelFlags struct {
 	remote command.ImageFlags
 	from   string

@@ -15,13 +15,13 @@ import (
 	"example.org/slipway/gear/rebuild"
 )
 
-// recipeFlags of slipway recipe.
+// recipeFlags are the flags of slipway recipe.
 type recipeFlags struct {
 	check, json bool
 	tempDir     string
 }
 
-// checked is a layer as JSON.
+// checked is the JSON form of a layer.
 type checked struct {
 	Layer string `json:"layer"`
 	*rebuild.Report
@@ -118,7 +118,7 @@ func share(part, whole int64) string {
 	return fmt.Sprintf("%.3f %%", 100*float64(part)/float64(whole))
 }
 
-// rate is how fast so many bytes went.
+// rate formats the speed at which so many bytes were processed.
 func rate(bytes int64, d time.Duration) string {
 	return fmt.Sprintf("%.1f MB/s", float64(bytes)/1e6/max(d.Seconds(), 1e-9))
 }

@@ -58,9 +58,9 @@ func statusCommand() *cobra.Command {
 // statusReport is the state as JSON.
 type statusReport struct {
 	gearregistry.Status
-	// Recipes are of layers that are dropped.
+	// Recipes is the state of dropped layers.
 	Recipes recipes.Status `json:"recipes"`
-	// Volumes is nil where images are not built as volumes.
+	// Volumes is nil if images are not built as volumes.
 	Volumes *volumeregistry.Status `json:"volumes,omitempty"`
 }
 

@@ -17,7 +17,8 @@ import (
 	volumeregistry "example.org/slipway/volume/service"
 )
 
-// volumeCommand takes the commands below it that a node has.
+// volumeCommand returns the command slipway volume. onNode are its subcommands for a
+// node.
 func volumeCommand(onNode []*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "volume",
@@ -33,7 +34,7 @@ touched.`,
 	return cmd
 }
 
-// volumeFlags are those of the commands that work on one image.
+// volumeFlags are the flags of commands that work on one image.
 type volumeFlags struct {
 	remote command.ImageFlags
 	fs     string
@@ -42,7 +43,7 @@ type volumeFlags struct {
 
 func (f *volumeFlags) add(cmd *cobra.Command, fs string) {
 	f.remote.Add(cmd)
-	cmd.Flags().Lookup("wait").Hidden = true // nothing here waits for layers
+	cmd.Flags().Lookup("wait").Hidden = true // no command here waits for layers
 	f.remote.AddPlatform(cmd)
 	if fs != "" {
 		cmd.Flags().StringVar(&f.fs, "fs", "", fs)
@@ -93,7 +94,7 @@ func volumeInfoCommand() *cobra.Command {
 	return cmd
 }
 
-// printVolumes prints what a registry tells of an image.
+// printVolumes prints what a registry reports about an image.
 func printVolumes(w io.Writer, image string, st *client.VolumeStatus) {
 	for i := range st.Records {
 		r := &st.Records[i]
@@ -112,7 +113,7 @@ func printVolumes(w io.Writer, image string, st *client.VolumeStatus) {
 	}
 }
 
-// placeText is a place for people.
+// placeText formats a place for people.
 func placeText(p volref.Place) string {
 	if p.Driver == "rbd" {
 		return fmt.Sprintf("pool %s, namespace %s of Ceph cluster %s", p.Pool, p.Namespace, p.Cluster)
@@ -160,7 +161,7 @@ registry's configuration says so.`,
 	return cmd
 }
 
-// lsFlags of slipway volume ls.
+// lsFlags are the flags of slipway volume ls.
 type lsFlags struct {
 	command.ServerFlags
 	remote command.ImageFlags
@@ -247,9 +248,9 @@ func (t volumeTable) row(repo, manifest, fs, state, reason, volume string, devic
 	fmt.Fprintf(t.w, "%s\t%.19s\t%s\t%s\t%s\t%s\t%s\n", repo, manifest, fs, state, sizes[0], sizes[1], volume)
 }
 
-func (t volumeTable) end() { _ = t.w.Flush() } // to standard output, whose errors nobody could be told
+func (t volumeTable) end() { _ = t.w.Flush() } // ignored, because errors of standard output cannot be reported
 
-// printVolumeStatus prints the state of the volume side of a registry.
+// printVolumeStatus prints the state of a registry's volumes.
 func printVolumeStatus(w io.Writer, st *volumeregistry.Status) {
 	if st.Away != "" {
 		fmt.Fprintf(w, "volumes: %s\n", st.Away)

@@ -15,7 +15,7 @@ import (
 	volumeregistry "example.org/slipway/volume/service"
 )
 
-// buildFlags of slipway volume build.
+// buildFlags are the flags of slipway volume build.
 type buildFlags struct {
 	volumeFlags
 	detach bool
@@ -78,8 +78,8 @@ func buildVolume(cmd *cobra.Command, f *buildFlags, arg string) error {
 	return command.PrintReport(cmd.OutOrStdout(), f.json, st, func() { printVolumes(cmd.OutOrStdout(), arg, st) })
 }
 
-// waitForVolumes waits until an image is built in a file system, or with "" in all
-// that it is to be, and shows how far that is.
+// waitForVolumes waits until an image is built in a file system, or in all required ones
+// if fs is "". It shows the progress.
 func waitForVolumes(ctx context.Context, r *command.Image, d oci.Digest, fs string) (*client.VolumeStatus, error) {
 	p := command.NewProgress("building")
 	defer p.End()
@@ -121,9 +121,9 @@ func waitForVolumes(ctx context.Context, r *command.Image, d oci.Digest, fs stri
 	}
 }
 
-// failureOf tells why the build of an image in a file system failed, with "" in any:
-// that of a status may be of another one. "": it did not. there reports whether a
-// record in it is served.
+// failureOf returns why the build of an image in a file system failed, or "" if it did
+// not fail. If fs is "", any file system counts. reason comes from a status and may be
+// about another file system. there reports whether a record in the file system is served.
 func failureOf(ctx context.Context, r *command.Image, d oci.Digest, fs, reason string, there bool) (string, error) {
 	if fs == "" {
 		return reason, nil

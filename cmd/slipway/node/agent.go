@@ -22,7 +22,7 @@ import (
 	"example.org/slipway/internal/systemd"
 )
 
-// agentFlags are the flags of all commands that have to do with an agent.
+// agentFlags are the flags of all commands that concern an agent.
 type agentFlags struct {
 	file, root, address string
 }
@@ -87,7 +87,7 @@ configuration again.`,
 			}
 			log := agentLogger(cfg, cmd.ErrOrStderr())
 			ctx := cmd.Context()
-			hangup := !signal.Ignored(syscall.SIGHUP) // not below nohup
+			hangup := !signal.Ignored(syscall.SIGHUP) // it is ignored below nohup
 			agent.Outlive()
 			switch {
 			case cmd.Flags().Changed("worker"):
@@ -95,7 +95,7 @@ configuration again.`,
 			case systemd.IsManager():
 				return storedAgent(ctx, cfg, &f, log)
 			default:
-				if hangup { // the end of the terminal is as good as a signal to end
+				if hangup { // the end of the terminal counts as a signal to end
 					var stop context.CancelFunc
 					ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP)
 					defer stop()
@@ -108,7 +108,7 @@ configuration again.`,
 	cmd.Flags().StringVar(&f.address, "address", "", "socket for containerd (default snapshotter.sock in the run directory)")
 	cmd.Flags().StringVar(&worker, "worker", "", "")
 	if err := cmd.Flags().MarkHidden("worker"); err != nil {
-		panic(err) // the flag is there
+		panic(err) // the flag exists
 	}
 	cmd.AddCommand(volumeWorkerCommand(), agentStatusCommand(), agentStopCommand(), agentExplainCommand(),
 		agentConfigCommand(), agentVerifyCommand(), agentSetupCommand())
@@ -123,8 +123,8 @@ func agentLogger(cfg *config.Agent, w io.Writer) *slog.Logger {
 	return slog.New(command.LogHandler(w, cfg.Log.Formatter == "json", &slog.HandlerOptions{Level: level}))
 }
 
-// storedAgent is an agent below systemd. SIGHUP makes it begin anew with the configuration as
-// it is then, in the same process, and with what containers need in its hands.
+// storedAgent runs an agent under systemd. On SIGHUP it restarts with the configuration
+// at that time, in the same process, and keeps what containers need.
 func storedAgent(ctx context.Context, cfg *config.Agent, f *agentFlags, log *slog.Logger) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -157,11 +157,11 @@ func storedAgent(ctx context.Context, cfg *config.Agent, f *agentFlags, log *slo
 		return err
 	}
 	log.Info("the agent begins anew")
-	signal.Ignore(syscall.SIGHUP) // until it has
+	signal.Ignore(syscall.SIGHUP) // until it has restarted
 	return syscall.Exec(self, os.Args, os.Environ())
 }
 
-// keepAgent is the keeper: it starts workers, this same program.
+// keepAgent is the keeper. It starts workers, which run this same program.
 func keepAgent(ctx context.Context, cfg *config.Agent, f *agentFlags, log *slog.Logger) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the agent mounts file systems and must be root")
@@ -179,7 +179,7 @@ func keepAgent(ctx context.Context, cfg *config.Agent, f *agentFlags, log *slog.
 		}
 		cmd := exec.Command(self, args...)
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-		// A signal for the terminal's foreground is the keeper's to pass on.
+		// The keeper passes on signals for the terminal's foreground.
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		return cmd
 	}, volumeWorker(cfg, f, self, false), log)
@@ -195,7 +195,7 @@ func runWorker(ctx context.Context, cfg *config.Agent, sockets string, log *slog
 	})
 }
 
-// callFlags are the flags of commands that ask a running agent.
+// callFlags are the flags of commands that call a running agent.
 type callFlags struct {
 	agentFlags
 	json bool
@@ -214,7 +214,7 @@ func (f *callFlags) caller() (*agent.Caller, error) {
 	return agent.NewCaller(cfg), nil
 }
 
-// withAgentHint tells how an agent is started where none runs, and who may ask one.
+// withAgentHint adds to an error how to start an agent if none runs, and who may call it.
 func withAgentHint(err error) error {
 	switch {
 	case errors.Is(err, agent.ErrNoAgent):

@@ -14,7 +14,8 @@ import (
 	"example.org/slipway/config"
 )
 
-// volumeWorkerCommand is what an agent starts to serve volumes.
+// volumeWorkerCommand returns the command with which an agent starts the process that
+// serves volumes.
 func volumeWorkerCommand() *cobra.Command {
 	var f agentFlags
 	cmd := &cobra.Command{
@@ -35,8 +36,8 @@ func volumeWorkerCommand() *cobra.Command {
 	return cmd
 }
 
-// volumeWorker makes the command of a volume worker: this same program. If it is
-// to go with this process it is killed when this one dies.
+// volumeWorker makes the command of a volume worker, which runs this same program. If
+// along is set, the worker is killed when this process dies.
 func volumeWorker(cfg *config.Agent, f *agentFlags, self string, along bool) func() *exec.Cmd {
 	return func() *exec.Cmd {
 		args := []string{"agent", "volume-worker", "--root", cfg.Root}
@@ -45,7 +46,7 @@ func volumeWorker(cfg *config.Agent, f *agentFlags, self string, along bool) fun
 		}
 		cmd := exec.Command(self, args...)
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-		// A signal for the terminal's foreground is not meant for it.
+		// Signals for the terminal's foreground must not reach it.
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		if along {
 			cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
@@ -54,7 +55,7 @@ func volumeWorker(cfg *config.Agent, f *agentFlags, self string, along bool) fun
 	}
 }
 
-// printNodeVolumes prints what an agent has of volumes.
+// printNodeVolumes prints the state of an agent's volumes.
 func printNodeVolumes(w io.Writer, v *agent.VolumesStatus) {
 	fmt.Fprintf(w, "volumes: mode %s\n", v.Mode)
 	for i := range v.Volumes {

@@ -20,7 +20,7 @@ import (
 	"example.org/slipway/config"
 )
 
-// absolute makes a path absolute; an empty one stays empty.
+// absolute makes a path absolute. An empty path stays empty.
 func absolute(path string) (string, error) {
 	if path == "" {
 		return "", nil
@@ -28,8 +28,8 @@ func absolute(path string) (string, error) {
 	return filepath.Abs(path)
 }
 
-// ensure returns the running agent of a configuration, or starts one, which then
-// goes on by itself: mounts need it as long as they are there.
+// ensure returns the running agent of a configuration. If there is none, it starts one
+// that continues after this command, because mounts need it as long as they exist.
 func ensure(ctx context.Context, f *agentFlags) (*agent.Caller, error) {
 	cfg, err := f.load()
 	if err != nil {
@@ -98,10 +98,10 @@ func startAgent(ctx context.Context, c *agent.Caller, cfg *config.Agent, f *agen
 	}
 }
 
-// maxTail is how much of a log is shown, in bytes.
+// maxTail bounds how many bytes of a log are shown.
 const maxTail = 2 << 10
 
-// tail is the end of what was logged from an offset on.
+// tail returns the end of what was logged after an offset.
 func tail(name string, from int64) string {
 	f, err := os.Open(name)
 	if err != nil {
@@ -181,7 +181,7 @@ func addMode(cmd *cobra.Command, mode *string) {
 	cmd.Flags().StringVar(mode, "mode", agent.ModeAuto, "way the image comes: gear, volume-local, volume-network, or auto, as the agent's configuration says")
 }
 
-// how tells of ways that were tried in vain, or of another one than gear.
+// how describes the ways that were tried, unless the only one was gear and it worked.
 func how(why []string) string {
 	if len(why) == 0 || len(why) == 1 && why[0] == "gear: used" {
 		return ""
@@ -213,7 +213,7 @@ func umountCommand() *cobra.Command {
 	return cmd
 }
 
-// runFlags of slipway run.
+// runFlags are the flags of slipway run.
 type runFlags struct {
 	agentFlags
 	platform, runtime string
@@ -256,11 +256,11 @@ behind the image's entry point if it has one.`,
 	return cmd
 }
 
-// runHooks are told of a run. Either may be nil.
+// runHooks are called during a run. Either may be nil.
 type runHooks struct {
 	mounted func(*agent.MountAnswer)
-	// ended is called while the container, whose mount has this directory, is still
-	// known to the agent.
+	// ended is called while the agent still knows the container. dir is the directory of
+	// the container's mount.
 	ended func(ctx context.Context, c *agent.Caller, dir string)
 }
 
@@ -291,14 +291,14 @@ func runContainer(cmd *cobra.Command, f *runFlags, image string, args []string, 
 	if err := os.Mkdir(root, 0o755); err != nil {
 		return err
 	}
-	if root, err = filepath.EvalSymlinks(root); err != nil { // as the agent calls it
+	if root, err = filepath.EvalSymlinks(root); err != nil { // the agent uses the resolved path, too
 		return err
 	}
 	upper := filepath.Join(bundle, "upper")
 	if f.mode == agent.ModeNetwork {
-		upper = "" // a clone takes what is written
+		upper = "" // changes go to a clone
 	}
-	// The container's own namespaces bound what these programs and devices can do.
+	// The container's own namespaces limit these programs and devices.
 	m, err := c.Mount(ctx, agent.MountRequest{Image: image, Dir: root, Upper: upper, Platform: f.platform, Mode: f.mode, Suid: true, Dev: true})
 	if err != nil {
 		return err
@@ -310,7 +310,7 @@ func runContainer(cmd *cobra.Command, f *runFlags, image string, args []string, 
 		if hooks.ended != nil {
 			hooks.ended(context.WithoutCancel(ctx), c, root)
 		}
-		if uerr := c.Umount(context.WithoutCancel(ctx), root); uerr != nil { // what is mounted must not be deleted
+		if uerr := c.Umount(context.WithoutCancel(ctx), root); uerr != nil { // the mounted tree must not be deleted
 			err = errors.Join(err, uerr)
 			bundle = filepath.Join(bundle, "nothing")
 		}

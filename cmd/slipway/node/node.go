@@ -1,5 +1,5 @@
-// Package node has the commands that run the agent of a node, and those that have it do
-// something.
+// Package node has the commands that run the agent of a node, and the commands that use
+// the agent.
 package node
 
 import "github.com/spf13/cobra"

@@ -106,10 +106,10 @@ registry has no profile of the image.`,
 }
 
 const (
-	// reportTime is how long the agent's report may take to be in the registry,
+	// reportTime is how long the agent's report may take to reach the registry.
 	reportTime = 10 * time.Second
-	// knownTime the same for a registry that has a profile: what it knows already
-	// is not reported again.
+	// knownTime is the same for a registry that already has a profile. What the registry
+	// already knows is not reported again.
 	knownTime = 2 * time.Second
 )
 
@@ -130,7 +130,7 @@ func recordProfile(cmd *cobra.Command, f *runFlags, image string, command []stri
 	err = runContainer(cmd, f, image, command, runHooks{
 		mounted: func(m *agent.MountAnswer) {
 			manifest = m.Manifest
-			before, _ = ask(ctx, manifest) // asked again below
+			before, _ = ask(ctx, manifest) // it is called again below
 		},
 		ended: func(ctx context.Context, c *agent.Caller, dir string) {
 			s, err := c.Status(ctx)
@@ -161,7 +161,8 @@ func recordProfile(cmd *cobra.Command, f *runFlags, image string, command []stri
 	return err
 }
 
-// awaitProfile asks until a profile is another than before, or has had time to be.
+// awaitProfile asks for a profile until it differs from before, or until it has had
+// enough time to change.
 func awaitProfile(ctx context.Context, ask func() ([][32]byte, error), before [][32]byte) ([][32]byte, error) {
 	wait := reportTime
 	if len(before) > 0 {
@@ -180,8 +181,9 @@ func awaitProfile(ctx context.Context, ask func() ([][32]byte, error), before []
 	}
 }
 
-// profileAsker makes a function that asks an image's registry, where the agent has
-// it, for a profile; nil is that there is none.
+// profileAsker returns a function that gets a profile from an image's registry, at the
+// place where the agent reaches the registry. That function returns nil if there is no
+// profile.
 func profileAsker(cfg *config.Agent, image string) (func(context.Context, oci.Digest) ([][32]byte, error), error) {
 	host, rest, _ := strings.Cut(image, "/")
 	var urls []string
@@ -225,13 +227,13 @@ func profileAsker(cfg *config.Agent, image string) (func(context.Context, oci.Di
 // profileIn asks one registry.
 func profileIn(ctx context.Context, reg *client.Client, repo string, manifest oci.Digest) ([][32]byte, error) {
 	p, err := reg.GearProfile(ctx, repo, manifest)
-	if oci.HasCode(err, oci.CodeManifestUnknown) || p.Origins != "" { // what is inferred is nobody's report
+	if oci.HasCode(err, oci.CodeManifestUnknown) || p.Origins != "" { // an inferred profile comes from no report
 		return nil, nil
 	}
 	return p.Names, err
 }
 
-// registryOptions are the agent's settings of a registry, for a client.
+// registryOptions converts the agent's settings of a registry to options of a client.
 func registryOptions(r *config.AgentRegistry) (*client.Options, error) {
 	o := &client.Options{InsecureSkipVerify: r.InsecureSkipVerify, Username: r.Username, Password: r.Password, DockerConfig: r.Username == ""}
 	c, err := wire.ClientTLS(r.CA, r.Certificate, r.Key)

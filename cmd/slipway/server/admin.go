@@ -125,7 +125,7 @@ Exit status 0: clean, or all was repaired; 4: problems remain.`,
 	return cmd
 }
 
-// fsckAdvice says what to do about the problems that a check has left.
+// fsckAdvice says what to do about the problems that remain after a check.
 func fsckAdvice(repair bool, rep check.Report) error {
 	left := func(kinds ...check.Kind) bool {
 		return slices.ContainsFunc(kinds, func(k check.Kind) bool { return rep.Counts[k] > rep.Repaired[k] })

@@ -72,7 +72,7 @@ command line is.`,
 	return cmd
 }
 
-// connection returns a connection string that stands in a flag or in a file.
+// connection returns a connection string that is given by a flag or in a file.
 func connection(text, file string) (string, error) {
 	if (text == "") == (file == "") {
 		return "", command.Usagef("say where to: --to DSN or --to-file FILE")

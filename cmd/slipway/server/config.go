@@ -27,7 +27,7 @@ func configCheckCommand() *cobra.Command {
 		}
 		result := struct {
 			Good     bool     `json:"good"`
-			Problems []string `json:"problems,omitempty"` // FILE:LINE: what, where a line is wrong
+			Problems []string `json:"problems,omitempty"` // FILE:LINE: what, if a line is wrong
 		}{Good: err == nil}
 		if err != nil {
 			result.Problems = strings.Split(err.Error(), "\n")
@@ -49,8 +49,8 @@ func configShowCommand() *cobra.Command {
 		}
 		type setting struct {
 			Key   string `json:"key"`
-			Value string `json:"value"`          // as a file has it
-			From  string `json:"from,omitempty"` // FILE:LINE, a variable or a flag; none: the default
+			Value string `json:"value"`          // written as in a file
+			From  string `json:"from,omitempty"` // FILE:LINE, a variable or a flag; empty for the default
 		}
 		var list []setting
 		for _, s := range cfg.Settings() {
@@ -65,8 +65,8 @@ func configShowCommand() *cobra.Command {
 	})
 }
 
-// configFileCommand is a command that does something with the configuration, which load
-// loads, from FILE where one is given.
+// configFileCommand returns a command that calls do with the configuration. load loads
+// it, from FILE if that is given.
 func configFileCommand(name, short string, do func(cmd *cobra.Command, asJSON bool, load func() (*config.Config, error)) error) *cobra.Command {
 	var f command.ServerFlags
 	var asJSON bool

@@ -11,9 +11,9 @@ import (
 	"example.org/slipway/serve"
 )
 
-// fsckSource says where a repair gets good copies: from a backup where there is such a
-// directory, else from a registry. The server that repairs need not be able to read
-// this user's credentials, so they are looked up here.
+// fsckSource returns where a repair gets good copies: from a backup if from is a
+// directory, and otherwise from a registry. It looks up this user's credentials here,
+// because the repairing server may not be able to read them.
 func fsckSource(ctx context.Context, f *command.RegistryFlags, from string) (*serve.FsckSource, error) {
 	if from == "" {
 		return nil, nil

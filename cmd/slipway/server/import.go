@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/serve"
 )
 
-// importFlags of slipway import.
+// importFlags are the flags of slipway import.
 type importFlags struct {
 	command.ServerFlags
 	command.RegistryFlags
@@ -121,7 +121,7 @@ func adoptInPlace(cmd *cobra.Command, f *importFlags, args []string) error {
 
 func importFrom(cmd *cobra.Command, f *importFlags, dst *serve.Admin, sources []string) error {
 	w := cmd.OutOrStdout()
-	var reports []copyReport // for JSON, which is one list
+	var reports []copyReport // reports for JSON, which prints one list
 	for _, s := range sources {
 		src, images, err := f.Open(s)
 		if err != nil {
@@ -154,7 +154,7 @@ func copyImages(ctx context.Context, dst *serve.Admin, src oci.Registry, o image
 	return dst.Copy(ctx, src, o, quick)
 }
 
-// showCopied shows how far a copy of images is.
+// showCopied shows the progress of a copy of images.
 func showCopied(p *command.Progress) func(imagecopy.Progress) {
 	return func(c imagecopy.Progress) {
 		p.Show("%s:%s, %d references, %d blobs, %s", c.Repo, c.Reference, c.References, c.Blobs, command.Size(c.Bytes))

@@ -8,7 +8,7 @@ import (
 	"example.org/slipway/registry/backup"
 )
 
-// copyReport is what was copied from a source, for machines.
+// copyReport says what was copied from a source, in JSON.
 type copyReport struct {
 	Source     string `json:"source,omitempty"`
 	References int64  `json:"references"`
@@ -27,14 +27,14 @@ func copyReportOf(source string, c imagecopy.Progress) copyReport {
 	return copyReport{source, c.References, c.Failed, c.Manifests, c.Blobs, c.Bytes, c.Mounted, c.Present, c.Foreign, c.Absent, c.Damaged}
 }
 
-// restoreReport has Copied where a backup was merged, and Restored otherwise.
+// restoreReport has Copied if a backup was merged, and Restored otherwise.
 type restoreReport struct {
 	Merged   bool           `json:"merged"`
 	Restored *backup.Report `json:"restored,omitempty"`
 	Copied   *copyReport    `json:"copied,omitempty"`
 }
 
-// adoption is what was found in a Distribution storage, for machines.
+// adoption says what was found in a Distribution storage, in JSON.
 type adoption struct {
 	Repositories int            `json:"repositories"`
 	Manifests    int            `json:"manifests"`

@@ -29,7 +29,7 @@ configuration names. With a server that uses the data directory it does the work
 	return cmd
 }
 
-// mirrorFlags are those of all commands on mirrors.
+// mirrorFlags are the flags of all mirror commands.
 type mirrorFlags struct {
 	command.ServerFlags
 	output string
@@ -40,8 +40,8 @@ func (f *mirrorFlags) add(cmd *cobra.Command) {
 	command.AddForm(cmd.Flags(), &f.output, "output", "json")
 }
 
-// run does something with the data root, which with create is made, and prints what it gives, also after an
-// error that left something to tell.
+// run calls do with the data root, and prints the report that it returns, even after an
+// error. If create is set, it creates a missing data root.
 func (f *mirrorFlags) run(cmd *cobra.Command, create bool, do func(*serve.Admin) (rep any, text func(io.Writer), err error)) error {
 	return command.WithAdmin(cmd, &f.ServerFlags, create, func(a *serve.Admin) error {
 		rep, text, err := do(a)
@@ -157,7 +157,7 @@ func printLoaded(w io.Writer, rep serve.MirrorLoadReport) {
 	fmt.Fprintf(w, "%d of %d images are here, with %d blobs of %s, in %s\n", rep.Images-rep.Failed, rep.ImagesTotal, rep.Blobs, command.Size(rep.Bytes), rep.Took.Round(1e6))
 }
 
-// imagesOf reads what files list, and takes other arguments as they are.
+// imagesOf reads the images that files list, and returns other arguments unchanged.
 func imagesOf(args []string, stdin io.Reader) (images []string, err error) {
 	for _, arg := range args {
 		if arg == "-" {

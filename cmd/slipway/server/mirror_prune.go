@@ -75,11 +75,11 @@ func printMirrored(w io.Writer, images []serve.MirrorImage, now time.Time) {
 		}
 		fmt.Fprintf(tw, "%s\t%.19s\t%s\t%s\t%s\t%s\n", name, i.Digest, command.Size(i.Size), ago(now.Sub(i.Stored)), pulled, missing)
 	}
-	_ = tw.Flush() // as Fprintf to a terminal
+	_ = tw.Flush() // ignored as for Fprintf to a terminal
 	fmt.Fprintf(w, "%d images of %s; what they share is counted for each\n", len(images), command.Size(bytes))
 }
 
-// ago writes how long ago something was.
+// ago formats how long ago something was.
 func ago(d time.Duration) string {
 	switch {
 	case d < time.Minute:
@@ -92,7 +92,7 @@ func ago(d time.Duration) string {
 	return fmt.Sprintf("%d days ago", d/(24*time.Hour))
 }
 
-// span is a duration that is written as in the configuration, with days.
+// span is a flag for a duration that is written as in the configuration, with days.
 type span struct{ d *time.Duration }
 
 // Set implements pflag.Value.

@@ -69,7 +69,7 @@ func runServer(ctx context.Context, cfg *config.Config) error {
 	return nil
 }
 
-// newLogger makes the log the configuration asks for, on standard error.
+// newLogger creates the log that the configuration asks for, on standard error.
 func newLogger(cfg *config.Config) *slog.Logger {
 	log := slog.New(command.LogHandler(os.Stderr, cfg.Log.Formatter != "text", &slog.HandlerOptions{Level: cfg.Log.SlogLevel()}))
 	for k, v := range cfg.Log.Fields {

@@ -1,5 +1,5 @@
-// Package server has the commands that run a registry and look after its data, of a
-// server that runs or of a directory.
+// Package server has the commands that run a registry, and the commands that manage the
+// data of a running server or of a directory.
 package server
 
 import "github.com/spf13/cobra"

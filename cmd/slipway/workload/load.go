@@ -23,7 +23,7 @@ import (
 	"example.org/slipway/workload/load/imageset"
 )
 
-// loadFlags of slipway load.
+// loadFlags are the flags of slipway load.
 type loadFlags struct {
 	o                             load.Options
 	upstream                      load.Target
@@ -44,7 +44,7 @@ type accessFlags struct {
 
 func loadCommand() *cobra.Command {
 	var f loadFlags
-	f.server.Builtin = true // what is pruned is named
+	f.server.Builtin = true // the images to prune are named
 	cmd := &cobra.Command{
 		Use:   "load URL",
 		Short: "Find out how many images a second a registry serves",
@@ -148,7 +148,7 @@ func (a *accessFlags) apply(t *load.Target) error {
 	return err
 }
 
-// complete turns flags into options.
+// complete converts flags to options.
 func (f *loadFlags) complete(cmd *cobra.Command, url string) (err error) {
 	o := &f.o
 	o.Target.URL, o.Target.Name, o.Patterns, o.Version = url, f.name, f.patterns, command.LongVersion()
@@ -224,7 +224,7 @@ func (f *loadFlags) run(cmd *cobra.Command, url string) error {
 	})
 }
 
-// preview says what would be done.
+// preview prints what would be done.
 func (f *loadFlags) preview(cmd *cobra.Command) error {
 	f.o.PruneMirror = func(context.Context, string) error { return nil } // nothing is pruned
 	p, err := load.DryRun(cmd.Context(), &f.o)
@@ -237,7 +237,7 @@ func (f *loadFlags) preview(cmd *cobra.Command) error {
 	return p.WriteText(cmd.OutOrStdout())
 }
 
-// newLoadView shows runs on standard error.
+// newLoadView returns a view that shows runs on standard error.
 func newLoadView() *load.View {
 	width := 0
 	if fd := int(os.Stderr.Fd()); term.IsTerminal(fd) {
@@ -249,7 +249,7 @@ func newLoadView() *load.View {
 	return load.NewView(os.Stderr, width)
 }
 
-// write writes the result wherever it is wanted.
+// write writes the result to each requested output.
 func (f *loadFlags) write(cmd *cobra.Command, res *load.Result) error {
 	if f.out != "" {
 		if err := writeReport(f.out, func(w *os.File) error { return res.WriteJSON(w) }); err != nil {
@@ -264,7 +264,7 @@ func (f *loadFlags) write(cmd *cobra.Command, res *load.Result) error {
 	return writeForm(cmd.OutOrStdout(), res, f.form)
 }
 
-// loadVerdict is the exit status that a run deserves which came to its end.
+// loadVerdict returns the exit status of a complete run.
 func loadVerdict(res *load.Result, err error) error {
 	switch {
 	case res.Wrong() > 0:
@@ -275,7 +275,7 @@ func loadVerdict(res *load.Result, err error) error {
 	return nil
 }
 
-// readLoads reads results, and names them so that they can be told apart.
+// readLoads reads results, and gives them distinct names.
 func readLoads(paths []string) ([]*load.Result, error) {
 	var out []*load.Result
 	for _, path := range paths {
@@ -308,14 +308,14 @@ func readLoad(path string) (*load.Result, error) {
 	return load.ReadResult(f)
 }
 
-// writable is a report in all its forms.
+// writable is a report that can be written in all formats.
 type writable interface {
 	WriteText(io.Writer) error
 	WriteJSON(io.Writer) error
 	WriteHTML(io.Writer) error
 }
 
-// writeForm writes a report in a form.
+// writeForm writes a report in a format.
 func writeForm(w io.Writer, r writable, format string) error {
 	switch format {
 	case "json":

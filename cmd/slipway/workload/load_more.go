@@ -52,7 +52,7 @@ slipway load --in-place pulls them.`,
 	return cmd
 }
 
-// formFlags are where a report goes, and in which form.
+// formFlags say where a report is written and in which format.
 type formFlags struct{ format, out string }
 
 func (f *formFlags) add(cmd *cobra.Command) {

@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// planFlags of slipway plan.
+// planFlags are the flags of slipway plan.
 type planFlags struct {
 	simulateFlags
 	trace, of, latency, growth string
@@ -60,7 +60,7 @@ use. What is assumed and what the trace cannot tell is said, too.`,
 	return cmd
 }
 
-// addCache makes the flags of caches and latencies.
+// addCache adds the flags for caches and latencies.
 func (f *planFlags) addCache(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.StringVar(&f.trace, "trace", "", "the store of traces, instead of the argument")
@@ -85,7 +85,7 @@ func (f *planFlags) addCache(cmd *cobra.Command) {
 	fl.Float64Var(&f.rho, "rho", 0, "correlation of modelled size and popularity, -1 to 1")
 }
 
-// addReplica makes the flags of servers.
+// addReplica adds the flags for servers.
 func (f *planFlags) addReplica(cmd *cobra.Command) {
 	fl, r := cmd.Flags(), &f.c.Replica
 	fl.IntVar(&f.c.MaxReplicas, "replicas-max", 16, "most replicas there may be")
@@ -103,7 +103,7 @@ func (f *planFlags) addReplica(cmd *cobra.Command) {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// store returns the directory that is asked for, in either way.
+// store returns the directory that was given, by an argument or by a flag.
 func (f *planFlags) store(args []string) (string, error) {
 	if f.json {
 		f.format = "json"
@@ -161,7 +161,7 @@ func (f *planFlags) zone(ctx context.Context, s *store.Store, w simulate.Window,
 	return p, nil
 }
 
-// config reads the flags that are words.
+// config parses the flags that have words as values.
 func (f *planFlags) config() (simulate.PlanConfig, error) {
 	c := f.c
 	fail := func(err error) (simulate.PlanConfig, error) { return c, err }
@@ -172,7 +172,8 @@ func (f *planFlags) config() (simulate.PlanConfig, error) {
 	if c.Growth, err = strconv.ParseFloat(strings.TrimSuffix(f.growth, "x"), 64); err != nil || !(c.Growth > 0) {
 		return fail(command.Usagef("--growth is %q; write 2x or 1.5x", f.growth))
 	}
-	// The registry's adaptive admission depends on its write budget; without one it is all.
+	// The registry's adaptive admission depends on its write budget. Without a budget, it
+	// is the same as all.
 	if c.Admission, err = policy.ParseAdmission(f.admit); err != nil || c.Admission == policy.Adaptive {
 		return fail(command.Usagef("--admit is %q; there are all and second-touch", f.admit))
 	}
@@ -195,7 +196,8 @@ func (f *planFlags) config() (simulate.PlanConfig, error) {
 	return c, err
 }
 
-// model reads how long layers take: what is known, the profile and what is said of a tier.
+// model returns how long layers take. It combines known values, the profile and the flags
+// for a tier.
 func (f *planFlags) model() (simulate.Model, error) {
 	m := simulate.DefaultModel()
 	if f.profile != "" {
@@ -233,13 +235,13 @@ func (f *planFlags) model() (simulate.Model, error) {
 	return m, nil
 }
 
-// curves are the sizes to try, a list for each size of the SSD.
+// curves returns the sizes to try, one list for each size of the SSD.
 func (f *planFlags) curves(r *simulate.Requests, growth float64) ([][]simulate.Size, error) {
 	whole := r.Ingress
 	switch {
 	case f.of != "ingress" && f.of != "footprint":
 		return nil, command.Usagef("--of is %q; there are footprint and ingress", f.of)
-	case f.of == "footprint" || whole == 0 || r.Unsized > 0: // a part of the ingress tells nothing
+	case f.of == "footprint" || whole == 0 || r.Unsized > 0: // a part of the ingress says nothing
 		whole = r.Footprint()
 	}
 	whole = int64(float64(whole) * growth)

@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// analyzeFlags of slipway trace analyze.
+// analyzeFlags are the flags of slipway trace analyze.
 type analyzeFlags struct {
 	out, from, to, sizes, location, layers, form string
 	o                                            analyze.Options
@@ -96,13 +96,13 @@ func runTraceAnalyze(cmd *cobra.Command, f *analyzeFlags, dir string) error {
 	return nil
 }
 
-// reportDir makes the directory of a report and sees that files can be written into it:
-// before the pass, not after. drop removes what was made.
+// reportDir creates the directory of a report, and checks before the pass that files can
+// be written there. drop removes what it created.
 func reportDir(dir string) (drop func(), err error) {
 	_, err = os.Stat(dir)
 	drop = func() {}
 	if errors.Is(err, fs.ErrNotExist) {
-		drop = func() { _ = os.Remove(dir) } // only if it is empty
+		drop = func() { _ = os.Remove(dir) } // fails unless it is empty
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func reportDir(dir string) (drop func(), err error) {
 	return drop, errors.Join(probe.Close(), os.Remove(probe.Name()))
 }
 
-// options reads the flags that are words.
+// options parses the flags that have words as values.
 func (f *analyzeFlags) options() (err error) {
 	if f.out == "" && f.form == "text" {
 		return command.Usagef("-o tells where the report goes, and is needed unless --output json prints it")
@@ -134,7 +134,7 @@ func (f *analyzeFlags) options() (err error) {
 	return err
 }
 
-// showRecords shows how far a pass has come, with its rate and the time left.
+// showRecords shows the progress of a pass, with its rate and the remaining time.
 func showRecords(p *command.Progress, start time.Time, n analyze.Progress) {
 	took := time.Since(start).Seconds()
 	if took <= 0 || n.Records == 0 {

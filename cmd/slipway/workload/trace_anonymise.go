@@ -20,7 +20,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// anonymiseFlags of slipway trace anonymise.
+// anonymiseFlags are the flags of slipway trace anonymise.
 type anonymiseFlags struct {
 	input               traceInputFlags
 	out, keepKey, shift string
@@ -91,13 +91,14 @@ func (f *anonymiseFlags) run(cmd *cobra.Command, args []string) error {
 	return f.logs(cmd, args, a)
 }
 
-// checkMixed reports whether two keys, one of them lost, would meet in one store.
+// checkMixed returns an error if a store would contain pseudonyms of two keys, of which
+// one is lost.
 func (f *anonymiseFlags) checkMixed() error {
 	if f.keepKey != "" {
 		return nil
 	}
 	s, err := store.Open(f.out)
-	if err != nil { // nothing there, or what the writer will complain of
+	if err != nil { // no store, or an error that the writer will report
 		return nil
 	}
 	defer s.Close()
@@ -128,7 +129,7 @@ func (f *anonymiseFlags) logs(cmd *cobra.Command, args []string, a *ingest.Anony
 	return err
 }
 
-// parseShift reads how far times are moved.
+// parseShift parses by how much times are moved.
 func parseShift(s string) (time.Duration, error) {
 	const week, mostWeeks = 7 * 24 * time.Hour, 200
 	switch s {
@@ -143,7 +144,8 @@ func parseShift(s string) (time.Duration, error) {
 // keySize is the number of bytes of a new key.
 const keySize = 32
 
-// anonymiseKey makes a key, or reads it from a file, or makes it and keeps it there.
+// anonymiseKey returns a key. It creates the key, or reads it from a file. If file is
+// named but does not exist, it keeps the new key there.
 func anonymiseKey(file string) ([]byte, error) {
 	if file != "" {
 		text, err := os.ReadFile(file)

@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/workload/replay/result"
 )
 
-// gateFlags are the regressions that are let pass.
+// gateFlags are the regressions that are allowed.
 type gateFlags struct {
 	regressions []string
 }

@@ -44,7 +44,7 @@ repository, such as pings, are left out where repositories are named.`,
 	return cmd
 }
 
-// copyStore copies with progress and says what was done.
+// copyStore copies a store with progress, and prints what was done.
 func copyStore(cmd *cobra.Command, s *store.Store, out, doing string, o *store.CopyOptions) error {
 	if err := checkStore(out); err != nil {
 		return err
@@ -77,7 +77,7 @@ func copyStore(cmd *cobra.Command, s *store.Store, out, doing string, o *store.C
 	return err
 }
 
-// sameFile reports whether two paths are the same place; one of them may not exist.
+// sameFile reports whether two paths mean the same file. One of the files may not exist.
 func sameFile(a, b string) (bool, error) {
 	a, err := filepath.Abs(a)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/workload/trace/synth"
 )
 
-// generateFlags of slipway trace generate.
+// generateFlags are the flags of slipway trace generate.
 type generateFlags struct {
 	zone, start, output, like, archive string
 	requests                           int64
@@ -91,7 +91,7 @@ func runGenerate(cmd *cobra.Command, f *generateFlags) error {
 	return nil
 }
 
-// profiles to generate from.
+// profiles returns the profiles from which to generate.
 func (f *generateFlags) profiles(ctx context.Context) ([]*synth.Profile, error) {
 	zones, profile := synth.Zones(), synth.Zone
 	if f.like != "" {
@@ -120,7 +120,7 @@ func (f *generateFlags) profiles(ctx context.Context) ([]*synth.Profile, error) 
 	return out, nil
 }
 
-// countProgress shows how many of total requests are done until it is stopped.
+// countProgress shows how many of total requests are done, until stop is called.
 func countProgress(doing string, done *atomic.Int64, total int64) (stop func()) {
 	p := command.NewProgress(doing)
 	end, ended := make(chan struct{}), make(chan struct{})

@@ -22,7 +22,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// traceInputFlags say how logs are read.
+// traceInputFlags says how logs are read.
 type traceInputFlags struct {
 	format, zone, start string
 	rate                float64
@@ -36,7 +36,7 @@ func (f *traceInputFlags) add(cmd *cobra.Command) {
 	fl.Float64Var(&f.rate, "rate", 10, "records a second of format uris")
 }
 
-// input reads logs. With identify, records without ids get some.
+// input returns the logs to read. If identify is set, records without ids get new ids.
 func (f *traceInputFlags) input(identify bool) (*logs.Input, error) {
 	format, err := formats.Parse(f.format)
 	if err != nil {
@@ -101,8 +101,8 @@ With --drop-duplicates a record without an id gets one that is made of its conte
 			if err != nil {
 				return err
 			}
-			// Most of the memory is records that stay until they are written: to look
-			// through them as often as by default takes a tenth of the time.
+			// Most of the memory holds records that stay until they are written. Scanning
+			// them as often as by default takes a tenth of the time.
 			if os.Getenv("GOGC") == "" {
 				defer debug.SetGCPercent(debug.SetGCPercent(250))
 			}
@@ -136,10 +136,11 @@ With --drop-duplicates a record without an id gets one that is made of its conte
 	return cmd
 }
 
-// maxMemory for records that are not in files yet, in MiB: more than any machine has.
+// maxMemory bounds the memory in MiB for records that are not in files yet. It is more
+// than any machine has.
 const maxMemory = 1 << 24
 
-// checkStore reports whether it was said where a store goes.
+// checkStore returns an error if the destination of a store is not given.
 func checkStore(dir string) error {
 	if dir == "" {
 		return command.Usagef("-o tells which directory the store goes to, and is needed")
@@ -154,7 +155,7 @@ func printJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// duplicates tells of them, if there are any.
+// duplicates describes the duplicates, if there are any.
 func duplicates(w *store.Written) string {
 	if w.Duplicates == 0 {
 		return ""
@@ -179,7 +180,7 @@ func printImported(out io.Writer, im *ingest.Imported, files int, took time.Dura
 	printSkipped(out, im.Skipped)
 }
 
-// printSkipped tells what was left out and why.
+// printSkipped prints what was left out and why.
 func printSkipped(out io.Writer, skipped []logs.Skipped) {
 	for _, s := range skipped {
 		fmt.Fprintf(out, "skipped %d: %s; the first are\n", s.Count, s.Kind)
@@ -193,7 +194,7 @@ func printSkipped(out io.Writer, skipped []logs.Skipped) {
 	}
 }
 
-// printShares prints what requests there are of each kind.
+// printShares prints how many requests there are of each kind.
 func printShares(w io.Writer, c *store.Counts) {
 	printCounts(w, "kind", c.Kinds, c.Records)
 	printCounts(w, "method", c.Methods, c.Records)
@@ -208,7 +209,7 @@ func printShares(w io.Writer, c *store.Counts) {
 	printCounts(w, "status", statuses, c.Records)
 }
 
-// printCounts prints counts with their shares, most first.
+// printCounts prints counts with their shares, the largest first.
 func printCounts(w io.Writer, what string, counts map[string]int64, total int64) {
 	names := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
 		return cmp.Or(cmp.Compare(counts[b], counts[a]), strings.Compare(a, b))

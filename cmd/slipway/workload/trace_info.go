@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// traceRangeFlags say which part of a store a command is about.
+// traceRangeFlags select the part of a store for a command.
 type traceRangeFlags struct {
 	zones    []string
 	from, to string
@@ -29,7 +29,7 @@ func (f *traceRangeFlags) add(cmd *cobra.Command) {
 
 func (f *traceRangeFlags) times() (from, to time.Time, err error) { return parseSpan(f.from, f.to) }
 
-// parseSpan reads the flags --from and --to.
+// parseSpan parses the flags --from and --to.
 func parseSpan(fromText, toText string) (from, to time.Time, err error) {
 	if from, err = parseMoment(fromText); err != nil {
 		return from, to, command.Usagef("--from: %w", err)
@@ -43,7 +43,7 @@ func parseSpan(fromText, toText string) (from, to time.Time, err error) {
 	return from, to, nil
 }
 
-// parseMoment reads a time, or a day for its first moment in UTC; "" is none.
+// parseMoment parses a time. A day means its first moment in UTC, and "" means no time.
 func parseMoment(s string) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
@@ -56,7 +56,7 @@ func parseMoment(s string) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("%q is neither a time such as 2017-06-20T12:00:00Z nor a day such as 2017-06-20", s)
 }
 
-// zoneReport is what slipway trace info tells of a zone.
+// zoneReport is the report of slipway trace info on a zone.
 type zoneReport struct {
 	*store.ZoneInfo
 	Figures *figures.Figures `json:"figures,omitempty"`

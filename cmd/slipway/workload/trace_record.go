@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// recordFlags of slipway trace record.
+// recordFlags are the flags of slipway trace record.
 type recordFlags struct {
 	out, zone, format string
 	all               bool
@@ -52,7 +52,7 @@ lines but no request is an error.`,
 	return cmd
 }
 
-// timedFormats are the formats whose records have times.
+// timedFormats returns the formats whose records have times.
 func timedFormats() []string {
 	return slices.DeleteFunc(formats.Names(), func(name string) bool { return name == string(formats.URIs) })
 }
@@ -83,7 +83,8 @@ func (f *recordFlags) run(cmd *cobra.Command, path string) error {
 	}
 	var log io.Reader
 	if path == "-" {
-		// A read of standard input cannot be interrupted: the copy ends with the process.
+		// A read of standard input cannot be interrupted, so the copy ends with the
+		// process.
 		r, w := io.Pipe()
 		go func() {
 			_, err := io.Copy(w, cmd.InOrStdin())

@@ -24,7 +24,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// replayFlags of slipway trace replay.
+// replayFlags are the flags of slipway trace replay.
 type replayFlags struct {
 	o                                 replay.Options
 	targets                           []string
@@ -177,7 +177,7 @@ func (f *replayFlags) run(cmd *cobra.Command, dir string) error {
 				continue
 			}
 			if _, err := os.Stat(o.Dir); o.Resume && errors.Is(err, os.ErrNotExist) {
-				o.Resume = false // the earlier run did not come so far
+				o.Resume = false // the earlier run did not get this far
 			}
 			if err := f.once(cmd, s, o); err != nil {
 				return fmt.Errorf("%s: %w", t.Name, err)
@@ -191,7 +191,7 @@ func (f *replayFlags) run(cmd *cobra.Command, dir string) error {
 	return f.report(cmd, dirs, gates)
 }
 
-// finished reports whether a run that is resumed has one target's result already.
+// finished reports whether a resumed run already has the result of one target.
 func (f *replayFlags) finished(o *replay.Options) bool {
 	if !o.Resume {
 		return false
@@ -230,7 +230,7 @@ func (f *replayFlags) once(cmd *cobra.Command, s *store.Store, o replay.Options)
 	return err
 }
 
-// showReplay is the live view of a replay.
+// showReplay shows the state of a running replay.
 func showReplay(p *command.Progress, s replay.Status) {
 	p.Doing = s.Phase
 	count, left := fmt.Sprint(s.Done), ""
@@ -238,7 +238,7 @@ func showReplay(p *command.Progress, s replay.Status) {
 		count += fmt.Sprintf(" of %d", s.Total)
 	}
 	switch {
-	case s.Length > 0: // it takes as long as it took
+	case s.Length > 0: // the replay takes as long as the recording
 		left = max(0, s.Length-s.Position).Round(time.Second).String() + " left"
 	case s.Done > 0 && s.Total > s.Done:
 		left = time.Duration(float64(s.Elapsed)/float64(s.Done)*float64(s.Total-s.Done)).Round(time.Second).String() + " left"
@@ -251,7 +251,7 @@ func showReplay(p *command.Progress, s replay.Status) {
 		s.P50.Round(10*time.Microsecond), s.P99.Round(10*time.Microsecond), s.Errors, s.Unsent, s.Lag.Round(10*time.Microsecond), left, problem)
 }
 
-// report writes the reports of finished runs and judges them.
+// report writes the reports of finished runs and evaluates them.
 func (f *replayFlags) report(cmd *cobra.Command, dirs []string, gates []result.Gate) error {
 	results, err := loadResults(dirs)
 	if err != nil {
@@ -290,7 +290,7 @@ func printReplay(w io.Writer, results []*result.Result, comparisons []*result.Co
 	return err
 }
 
-// replayReport is what --output json prints.
+// replayReport is the output of --output json.
 type replayReport struct {
 	Results     []replayResult       `json:"results"`
 	Comparisons []*result.Comparison `json:"comparisons,omitempty"`
@@ -310,7 +310,7 @@ func newReplayReport(results []*result.Result, comparisons []*result.Comparison,
 	return r
 }
 
-// verdict is the exit status that results deserve.
+// verdict returns the exit status for the results.
 func verdict(results []*result.Result, comparisons []*result.Comparison) error {
 	if slices.ContainsFunc(comparisons, (*result.Comparison).Failed) {
 		return command.ExitWith(3, errors.New("a gate failed"))
@@ -323,7 +323,7 @@ func verdict(results []*result.Result, comparisons []*result.Comparison) error {
 	return nil
 }
 
-// replayPlan is what would be sent.
+// replayPlan describes what would be sent.
 type replayPlan struct {
 	Requests   int64           `json:"requests"`
 	First      time.Time       `json:"first,omitzero"`
@@ -394,7 +394,7 @@ func (d *replayPlan) print(w io.Writer) {
 	fmt.Fprintf(w, "put in place before: %d blobs in their repositories, %d manifests\n", d.WarmBlobs, d.WarmImages)
 }
 
-// complete turns flags into options.
+// complete converts flags to options.
 func (f *replayFlags) complete(cmd *cobra.Command, s *store.Store) (err error) {
 	o := &f.o
 	o.Version = command.LongVersion()
@@ -440,7 +440,7 @@ func (f *replayFlags) complete(cmd *cobra.Command, s *store.Store) (err error) {
 	return nil
 }
 
-// setSpeed reads --speed.
+// setSpeed parses --speed.
 func (f *replayFlags) setSpeed() error {
 	if f.speed == "max" {
 		if f.o.ClosedLoop == 0 {
@@ -455,7 +455,8 @@ func (f *replayFlags) setSpeed() error {
 	return nil
 }
 
-// readSecret reads a file without the line's end; nothing for no file.
+// readSecret reads a file without the line break at its end. It returns "" if path is
+// empty.
 func readSecret(path string) (string, error) {
 	if path == "" {
 		return "", nil
@@ -474,7 +475,7 @@ func readSecret(path string) (string, error) {
 	return s, nil
 }
 
-// onlyZone is the zone that is named, or the only one.
+// onlyZone returns the named zone. If name is empty, it returns the only zone.
 func onlyZone(s *store.Store, name string) (string, error) {
 	var names []string
 	for _, z := range s.Zones() {

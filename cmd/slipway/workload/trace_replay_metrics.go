@@ -13,8 +13,7 @@ import (
 	"example.org/slipway/workload/replay"
 )
 
-// serveMetrics makes the replay's metrics and serves them until the function is called
-// that it returns.
+// serveMetrics creates the replay's metrics and serves them until stop is called.
 func (f *replayFlags) serveMetrics() (stop func(), err error) {
 	f.o.Metrics = replay.NewMetrics()
 	reg := prometheus.NewRegistry()
@@ -30,7 +29,7 @@ func (f *replayFlags) serveMetrics() (stop func(), err error) {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		_ = srv.Serve(ln) // until it is closed; a replay does not end because nobody can watch it
+		_ = srv.Serve(ln) // until it is closed; an error here must not end a replay
 	}()
 	return func() {
 		_ = srv.Close()

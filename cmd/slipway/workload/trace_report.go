@@ -49,7 +49,7 @@ registry's.`,
 	return cmd
 }
 
-// loadResults reads results, and names them so that they can be told apart.
+// loadResults reads results, and gives them distinct names.
 func loadResults(dirs []string) ([]*result.Result, error) {
 	var out []*result.Result
 	for _, d := range dirs {

@@ -30,7 +30,7 @@ func traceSimulateCommand() *cobra.Command {
 	return cmd
 }
 
-// simulateFlags are those of both simulations.
+// simulateFlags are the flags that both simulations have.
 type simulateFlags struct {
 	zones       []string
 	from, to    string
@@ -76,7 +76,7 @@ func (f *simulateFlags) run(cmd *cobra.Command, dir string, one zoneSimulation) 
 	if f.out == "" {
 		return f.each(cmd.Context(), cmd.OutOrStdout(), s, zones, w, one)
 	}
-	// A file is not touched before there is something to write.
+	// The output file is not touched before there is something to write.
 	var b bytes.Buffer
 	if err := f.each(cmd.Context(), &b, s, zones, w, one); err != nil {
 		return err
@@ -87,13 +87,13 @@ func (f *simulateFlags) run(cmd *cobra.Command, dir string, one zoneSimulation) 
 	})
 }
 
-// window reads the flags that are words.
+// window parses the flags that have words as values.
 func (f *simulateFlags) window() (w simulate.Window, err error) {
 	w.From, w.To, err = parseSpan(f.from, f.to)
 	return w, err
 }
 
-// among returns the names of the zones that are asked for.
+// among returns the names of the requested zones.
 func (f *simulateFlags) among(all []store.Zone) ([]string, error) {
 	var names []string
 	for _, z := range all {
@@ -136,7 +136,7 @@ func (f *simulateFlags) each(ctx context.Context, out io.Writer, s *store.Store,
 	return nil
 }
 
-// simulating shows how far a simulation is, from its first call on.
+// simulating shows the progress of a simulation from the first call of show on.
 func simulating(zone string) (show func(done, total int64), end func()) {
 	var p *command.Progress
 	show = func(done, total int64) {
@@ -164,7 +164,7 @@ func (f *simulateFlags) print(w io.Writer, r simulateReport) error {
 	return r.WriteText(w)
 }
 
-// cacheFlags of slipway trace simulate cache.
+// cacheFlags are the flags of slipway trace simulate cache.
 type cacheFlags struct {
 	simulateFlags
 	policies, sizes, ssd       []string
@@ -263,7 +263,7 @@ func (f *cacheFlags) zone(ctx context.Context, s *store.Store, w simulate.Window
 	}, nil
 }
 
-// configs are all combinations of policies and sizes.
+// configs returns all combinations of policies and sizes.
 func (f *cacheFlags) configs(r *simulate.Requests) ([]simulate.CacheConfig, error) {
 	base := simulate.CacheConfig{SSDPolicy: f.ssdPolicy, Shards: f.shards, Seed: f.seed}
 	var err error
@@ -323,7 +323,7 @@ func (f *cacheFlags) configs(r *simulate.Requests) ([]simulate.CacheConfig, erro
 	return out, nil
 }
 
-// shareOf reads a number with a suffix as a share of whole, or else as bytes.
+// shareOf parses a number with a suffix as a share of whole, and other text as bytes.
 func shareOf(text, suffix string, unit float64, whole int64) (int64, error) {
 	n, ok := strings.CutSuffix(strings.TrimSpace(text), suffix)
 	if !ok {
@@ -342,14 +342,16 @@ func shareOf(text, suffix string, unit float64, whole int64) (int64, error) {
 	return 0, fmt.Errorf("%s of %d bytes is too much", text, whole)
 }
 
-// leastPlain is the least number of bytes of a cache that is taken without a unit: who
-// writes less means a share.
+// leastPlain is the smallest number of bytes of a cache that is accepted without a unit.
+// A user who writes a smaller number means a share.
 const leastPlain = 1 << 20
 
-// maxByteCount is more bytes than anything has, and sums of a few such do not overflow.
+// maxByteCount is larger than any real number of bytes, and sums of a few such numbers do
+// not overflow.
 const maxByteCount = 1 << 60
 
-// parseByteCount reads a number of bytes with a unit of 1000 (MB) or 1024 (MiB), or none.
+// parseByteCount parses a number of bytes with a unit of 1000 (MB) or 1024 (MiB), or
+// without a unit.
 func parseByteCount(text string) (int64, error) {
 	s := strings.TrimSpace(text)
 	digits := strings.TrimRight(s, "kKMGTPiB")
@@ -364,7 +366,7 @@ func parseByteCount(text string) (int64, error) {
 	return int64(v * unit), nil
 }
 
-// prefetchFlags of slipway trace simulate prefetch.
+// prefetchFlags are the flags of slipway trace simulate prefetch.
 type prefetchFlags struct {
 	simulateFlags
 	algorithms []string
@@ -448,7 +450,7 @@ func (f *prefetchFlags) zone(ctx context.Context, s *store.Store, w simulate.Win
 	for _, a := range f.algorithms {
 		lms := f.lm
 		if a == simulate.Manifest {
-			lms = []time.Duration{0} // it has no such threshold
+			lms = []time.Duration{0} // this algorithm has no such threshold
 		}
 		for _, lm := range lms {
 			for _, ml := range f.ml {

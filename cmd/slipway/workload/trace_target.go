@@ -59,11 +59,12 @@ func (f *replayFlags) setTargets(ctx context.Context) error {
 	return nil
 }
 
-// reachTime bounds how long it is tried whether a target can be reached.
+// reachTime bounds how long a check may take whether a target can be reached.
 const reachTime = 10 * time.Second
 
-// reach returns an error if a target cannot be reached from this machine, which sends what
-// no workers are named for. What else is wrong is what a replay finds out.
+// reach returns an error if this machine cannot reach a target. It checks nothing if
+// there are workers, because then they send the requests. The replay finds all other
+// problems.
 func (f *replayFlags) reach(ctx context.Context) error {
 	if len(f.o.Workers) > 0 {
 		return nil
@@ -81,7 +82,7 @@ func (f *replayFlags) reach(ctx context.Context) error {
 		ask, cancel := context.WithTimeout(ctx, reachTime)
 		err = c.Ping(ask)
 		cancel()
-		_ = c.Close() // nothing is under way
+		_ = c.Close() // no request is in progress
 		if client.Unreachable(err) {
 			return fmt.Errorf("target %s cannot be reached: %w", t.Name, err)
 		}
@@ -89,7 +90,8 @@ func (f *replayFlags) reach(ctx context.Context) error {
 	return nil
 }
 
-// dockerCredential fills in what Docker's configuration has for a target, if anything.
+// dockerCredential fills in the credential that Docker's configuration has for a target,
+// if any.
 func dockerCredential(ctx context.Context, t *replay.Target) error {
 	u, err := url.Parse(t.URL)
 	if err != nil {
@@ -107,8 +109,8 @@ func dockerCredential(ctx context.Context, t *replay.Target) error {
 	return nil
 }
 
-// targetName is the name of a target without one: its host and path. Where somebody has
-// put a password into the URL it is not in the name, which messages have.
+// targetName returns a name for a target that has none: its host and path. The name omits
+// a password in the URL, because names appear in messages.
 func targetName(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" {

@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/workload/replay"
 )
 
-// workerFlags of slipway trace worker.
+// workerFlags are the flags of slipway trace worker.
 type workerFlags struct {
 	listen, secretFile  string
 	cert, key, clientCA string
@@ -78,7 +78,7 @@ func (f *workerFlags) run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() {
 		end, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		_ = srv.Shutdown(end) // what does not end by then ends with the process
+		_ = srv.Shutdown(end) // requests that take longer end with the process
 	})
 	defer stop()
 	if conf != nil {

@@ -1,5 +1,5 @@
-// Package workload has the commands that measure registries, and those that plan and try
-// them out with traces.
+// Package workload has the commands that measure registries, and the commands that use
+// traces to plan and test registries.
 package workload
 
 import "github.com/spf13/cobra"
