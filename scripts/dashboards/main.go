@@ -1,9 +1,9 @@
-// Command dashboards writes the Grafana boards of package dashboard into a directory,
-// or with -check fails if what is there is not current.
+// Command dashboards writes the Grafana boards of package dashboard into a directory.
+// With -check it writes nothing, and fails if the files in the directory are not current.
 //
 //	go run ./scripts/dashboards [-check] [DIRECTORY]
 //
-// The directory is deploy/grafana unless another is named.
+// The default directory is deploy/grafana.
 package main
 
 import (

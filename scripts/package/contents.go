@@ -11,15 +11,16 @@ import (
 	"strings"
 )
 
-// completions are the files of extras/completions, and where a Debian system looks for them.
+// completions lists the files of extras/completions, and where a Debian system looks for
+// each.
 var completions = []struct{ file, debian string }{
 	{"slipway.bash", "usr/share/bash-completion/completions/slipway"},
 	{"slipway.fish", "usr/share/fish/vendor_completions.d/slipway.fish"},
 	{"_slipway", "usr/share/zsh/vendor-completions/_slipway"},
 }
 
-// examples adds the files of deploy/ that are there to be copied: configurations in dir,
-// what is for other programs in directories named after these.
+// examples adds the files of deploy/ that users may copy. Configurations go to dir. Files
+// for other programs go to directories with the names of these programs.
 func examples(t *tree, dir string) error {
 	for from, to := range map[string]string{"examples": "", "nginx": "nginx", "haproxy": "haproxy", "prometheus": "prometheus", "grafana": "grafana"} {
 		var patterns []string
@@ -33,8 +34,8 @@ func examples(t *tree, dir string) error {
 	return nil
 }
 
-// licences adds the texts of the licences of what is linked, without which it may not be
-// handed on.
+// licences adds the licences of all linked code, because the code may not be distributed
+// without them.
 func (r *release) licences(t *tree, name string) error {
 	return t.copied(name, 0o644, filepath.Join(r.extras, "licences.txt"))
 }
@@ -81,7 +82,7 @@ func (r *release) tarball(arch string) error {
 	return r.write(top+".tar.gz", archive)
 }
 
-// repackChart gives the archive that helm made the times of the release.
+// repackChart sets the times in helm's archive to the time of the release.
 func (r *release) repackChart() error {
 	data, err := os.ReadFile(r.chart)
 	if err != nil {
@@ -100,7 +101,8 @@ func (r *release) repackChart() error {
 	return r.write(filepath.Base(r.chart), data)
 }
 
-// sums lists the SHA-256 of everything in the output directory, as sha256sum -c reads it.
+// sums lists the SHA-256 of everything in the output directory, in the format of
+// sha256sum -c.
 func (r *release) sums() error {
 	const name = "SHA256SUMS"
 	entries, err := os.ReadDir(r.out)

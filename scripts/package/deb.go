@@ -15,15 +15,15 @@ import (
 	"time"
 )
 
-// debianDir has the sources of the Debian package: control and changelog with @NAMES@ to
-// be filled in, scripts of the maintainer, copyright, and below etc the configuration.
+// debianDir contains the sources of the Debian package: control and changelog with
+// @NAMES@ to fill in, maintainer scripts, copyright, and the configuration below etc.
 const debianDir = "deploy/debian"
 
 // maintainerScripts are run by dpkg.
 var maintainerScripts = []string{"postinst", "prerm", "postrm"}
 
-// deb makes the Debian package with dpkg-deb. Debian calls the architectures that are
-// built as Go does.
+// deb makes the Debian package with dpkg-deb. Debian and Go use the same names for the
+// architectures that are built.
 func (r *release) deb(arch string) error {
 	t, err := r.debianFiles(arch)
 	if err != nil {
@@ -45,7 +45,7 @@ func (r *release) deb(arch string) error {
 		return err
 	}
 	name := fmt.Sprintf("slipway_%s_%s.deb", debianVersion(r.version, r.epoch), arch)
-	// One thread and a fixed level, so that the bytes do not depend on the machine.
+	// One thread and a fixed level make the bytes independent of the machine.
 	compression := []string{"-Zxz", "-z6"}
 	if r.quick {
 		compression = []string{"-Znone"}
@@ -63,7 +63,7 @@ func (r *release) deb(arch string) error {
 	return r.write(name, data)
 }
 
-// debianFiles is what the package installs.
+// debianFiles returns the files that the package installs.
 func (r *release) debianFiles(arch string) (tree, error) {
 	const doc = "usr/share/doc/slipway"
 	var t tree
@@ -114,7 +114,8 @@ func (t *tree) zippedFile(name string, data []byte) error {
 	return nil
 }
 
-// zippedCopies adds the files that a pattern matches, compressed, as Debian wants manuals.
+// zippedCopies adds the files that match a pattern, compressed, as Debian requires for
+// manuals.
 func (t *tree) zippedCopies(dir, pattern string) error {
 	names, err := matched(pattern)
 	if err != nil {
@@ -132,10 +133,10 @@ func (t *tree) zippedCopies(dir, pattern string) error {
 	return nil
 }
 
-// headOfUnit is the comment that tells how to install a unit by hand.
+// headOfUnit matches the comment that says how to install a unit by hand.
 var headOfUnit = regexp.MustCompile(`\A(#.*\n)+`)
 
-// units adds the units of systemd, with the paths of the package.
+// units adds the systemd units, with the paths of the package.
 func (r *release) units(t *tree) error {
 	for _, name := range []string{"slipway.service", "slipway-agent.service"} {
 		data, err := os.ReadFile(filepath.Join("deploy", "systemd", name))
@@ -191,8 +192,9 @@ var (
 	prerelease = regexp.MustCompile(`^([0-9][^-]*)-(alpha|beta|rc)`)
 )
 
-// debianVersion is a version of ours as dpkg orders it: a candidate before its release,
-// commits after the tag they follow, and what follows no tag before everything, by time.
+// debianVersion converts a version so that dpkg orders it correctly: a candidate comes
+// before its release, and commits come after the tag that they follow. A version that
+// follows no tag comes before all others; such versions are ordered by time.
 func debianVersion(version string, at time.Time) string {
 	dirty := strings.HasSuffix(version, "-dirty")
 	version = strings.TrimSuffix(version, "-dirty")
@@ -201,23 +203,23 @@ func debianVersion(version string, at time.Time) string {
 		version, changed = m[1]+"+"+m[2]+"."+m[3], ".dirty"
 	}
 	version = prerelease.ReplaceAllString(version, "$1~$2")
-	if version[0] < '0' || version[0] > '9' || !strings.Contains(version, ".") { // a commit alone, or a word
+	if version[0] < '0' || version[0] > '9' || !strings.Contains(version, ".") { // only a commit, or a word
 		version = "0~" + at.Format("20060102150405") + "." + version
 	}
-	version = strings.ReplaceAll(version, "-", ".") // it would begin a revision of Debian's
+	version = strings.ReplaceAll(version, "-", ".") // a hyphen would begin a Debian revision
 	if dirty {
 		version += changed
 	}
 	return version
 }
 
-// md5sums is the list by which dpkg --verify finds files that were changed since.
-// Configuration is meant to be changed and not in it.
+// md5sums returns the list with which dpkg --verify finds changed files. The list omits
+// configuration, because users may change it.
 func (t tree) md5sums() []byte {
 	var list bytes.Buffer
 	for _, n := range t {
 		if !n.dir && !strings.HasPrefix(n.path, "etc/") {
-			fmt.Fprintf(&list, "%x  %s\n", md5.Sum(n.data), n.path) // the format of dpkg, which protects from nothing
+			fmt.Fprintf(&list, "%x  %s\n", md5.Sum(n.data), n.path) // the format of dpkg, which is not for security
 		}
 	}
 	return list.Bytes()

@@ -14,22 +14,22 @@ import (
 )
 
 const (
-	// imageUser owns the data and runs the server: the number that images without a shell
-	// have come to use for nobody in particular.
+	// imageUser owns the data and runs the server. Images without a shell customarily use
+	// this number for an unprivileged user.
 	imageUser = 65532
 	dataDir   = "var/lib/slipway"
 )
 
-// accounts give the user's number a name, which programs ask for.
+// accounts gives the user's number a name, because programs look it up.
 const (
 	passwd = "root:x:0:0:root:/:/sbin/nologin\nslipway:x:65532:65532:slipway:/var/lib/slipway:/sbin/nologin\n"
 	group  = "root:x:0:\nslipway:x:65532:\n"
 )
 
-// layout is an OCI image layout in the making.
+// layout is an OCI image layout under construction.
 type layout struct{ files tree }
 
-// blob adds a content and describes it.
+// blob adds a blob and returns its descriptor.
 func (l *layout) blob(mediaType string, data []byte) v1.Descriptor {
 	d := digest.FromBytes(data)
 	l.files.file("blobs/sha256/"+d.Encoded(), 0o644, data)
@@ -46,7 +46,7 @@ func (l *layout) document(mediaType string, v any) (v1.Descriptor, error) {
 }
 
 // image makes the container image: an archive of an OCI layout with one index for all
-// architectures, which has a name with the version.
+// architectures. The name of the image contains the version.
 func (r *release) image() error {
 	base, err := r.baseTree()
 	if err != nil {
@@ -69,7 +69,8 @@ func (r *release) image() error {
 	if err != nil {
 		return err
 	}
-	// podman load takes the first for a name, docker load and ctr image import the second.
+	// podman load uses the first annotation as the name. docker load and ctr image import
+	// use the second.
 	name := "localhost/slipway:" + r.version
 	top.Annotations = map[string]string{v1.AnnotationRefName: name, "io.containerd.image.name": name}
 	entry, err := json.Marshal(v1.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex, Manifests: []v1.Descriptor{top}})
@@ -128,9 +129,10 @@ func (r *release) platform(l *layout, arch string, common layerBlob) (v1.Descrip
 	return m, err
 }
 
-// config tells how the image is run. Without an account or the key that permits it the
-// server refuses to listen where the command tells it to, and says what to do: nobody
-// opens a registry to the world by leaving something out.
+// config returns the configuration with which the image is run. Unless there is an
+// account, or the key that permits running without one, the server refuses to listen at
+// the address in the command, and says what to do. So nobody opens a registry to the
+// world by an omission.
 func (r *release) config(arch string, layers ...layerBlob) v1.Image {
 	c := v1.Image{
 		Created:  &r.epoch,
@@ -169,7 +171,7 @@ func (r *release) labels() map[string]string {
 	return l
 }
 
-// baseTree is what every architecture has beside the program.
+// baseTree returns what every architecture has besides the program.
 func (r *release) baseTree() (tree, error) {
 	var t tree
 	t.file("etc/passwd", 0o644, []byte(passwd))
@@ -188,9 +190,10 @@ func (r *release) baseTree() (tree, error) {
 	return t, r.licences(&t, "usr/share/doc/slipway/licences.txt")
 }
 
-// authorities are the certificate authorities that Mozilla trusts without conditions, as
-// the Go project publishes them: a version in go.mod, not what the machine happens to
-// have. Conditions, as that a certificate be older than a date, cannot be said in PEM.
+// authorities returns the certificate authorities that Mozilla trusts without conditions,
+// as the Go project publishes them. They come from a version in go.mod and not from the
+// machine. PEM cannot express conditions, such as that a certificate must be older than a
+// date.
 func authorities() []byte {
 	var buf bytes.Buffer
 	for root := range bundle.Roots() {

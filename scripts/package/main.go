@@ -1,12 +1,13 @@
-// Command package makes what a release of Slipway consists of from binaries that are
-// built already: tarballs, Debian packages, the container image, bills of material, the
-// Helm chart and the list of checksums. scripts/release.sh builds the binaries and calls it.
+// Command package makes the parts of a release of Slipway from binaries that are already
+// built: tarballs, Debian packages, the container image, bills of material, the Helm
+// chart and the list of checksums. scripts/release.sh builds the binaries and calls it.
 //
 //	go run ./scripts/package [FLAG...] KIND...
 //
-// Kinds are tarball, deb, sbom, image, chart and sums, which lists what lies in the output
-// directory and so comes last. Everything is a function of its inputs: times are those of
-// -epoch, owners are fixed, entries are sorted. It is run in the root of the source tree.
+// Kinds are tarball, deb, sbom, image, chart and sums. sums lists the files in the output
+// directory and therefore comes last. The output depends only on the inputs: times are
+// those of -epoch, owners are fixed, entries are sorted. Run the command in the root of
+// the source tree.
 package main
 
 import (
@@ -20,7 +21,7 @@ import (
 	"time"
 )
 
-// release is what every kind of package is made from.
+// release holds what every kind of package is made from.
 type release struct {
 	version  string // as the binary prints it, without a leading v
 	revision string // commit, empty if unknown
@@ -28,7 +29,7 @@ type release struct {
 	arches   []string // of Go
 	binaries string   // directory of slipway-ARCH
 	extras   string   // directory of man/, completions/ and licences.txt
-	chart    string   // archive that helm package made
+	chart    string   // the archive that helm package made
 	out      string
 	quick    bool // compress little, for tests
 }
@@ -55,7 +56,7 @@ func main() {
 	}
 }
 
-// versions are what git describe prints and what tags are called. They become parts of
+// versions matches the output of git describe and the names of tags. They become parts of
 // file names and control files.
 var versions = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z.+~-]*$`)
 
@@ -94,7 +95,7 @@ func (r *release) make(kinds []string) error {
 	return nil
 }
 
-// each calls do for every architecture.
+// each calls do for each architecture.
 func (r *release) each(do func(arch string) error) error {
 	for _, arch := range r.arches {
 		if err := do(arch); err != nil {
@@ -106,8 +107,8 @@ func (r *release) each(do func(arch string) error) error {
 
 func (r *release) binary(arch string) string { return filepath.Join(r.binaries, "slipway-"+arch) }
 
-// write makes a file of the release. It is written under another name and renamed, so
-// that an interrupt leaves none that is incomplete.
+// write writes a file of the release. It writes under another name and renames the file,
+// so that an interrupt leaves no incomplete file.
 func (r *release) write(name string, data []byte) error {
 	path := filepath.Join(r.out, name)
 	if err := os.WriteFile(path+".part", data, 0o644); err != nil {

@@ -10,9 +10,9 @@ import (
 	cdx "github.com/CycloneDX/cyclonedx-go"
 )
 
-// sbom writes the bill of materials of a binary in CycloneDX's form: the modules that the
-// linker recorded in it, and the standard library. It bears no serial number and the time
-// of the release, so that the same binary has the same bill.
+// sbom writes the bill of materials of a binary in CycloneDX format: the modules that the
+// linker recorded in the binary, and the standard library. It has the time of the release
+// and no serial number, so that the same binary has the same bill.
 func (r *release) sbom(arch string) error {
 	info, err := buildinfo.ReadFile(r.binary(arch))
 	if err != nil {
@@ -52,7 +52,7 @@ func purl(path, version string) string {
 func module(m *debug.Module, kind cdx.ComponentType) cdx.Component {
 	c := cdx.Component{Type: kind, Name: m.Path, Version: m.Version, PackageURL: purl(m.Path, m.Version), Scope: cdx.ScopeRequired}
 	c.BOMRef = c.PackageURL
-	if m.Sum != "" { // as go.sum has it; a hash of a list of files, not of one
+	if m.Sum != "" { // as in go.sum: a hash of a list of files, not of one file
 		c.Properties = &[]cdx.Property{{Name: "go:sum", Value: m.Sum}}
 	}
 	return c

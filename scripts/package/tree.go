@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// node is a file or directory of a package. Nothing that is packaged is of another kind.
+// node is a file or directory of a package. Packages contain nothing else.
 type node struct {
 	path     string // relative, without a trailing slash
 	dir      bool
@@ -25,7 +25,7 @@ type node struct {
 	data     []byte
 }
 
-// tree is what a package contains; no path is in it twice.
+// tree is the content of a package. Each path is in it once.
 type tree []node
 
 // file adds a file.
@@ -43,8 +43,8 @@ func (t *tree) copied(name string, mode int64, from string) error {
 	return nil
 }
 
-// matched returns the files that any of the patterns matches. It is an error that there are
-// none: something was renamed, and would be missing without notice.
+// matched returns the files that match any of the patterns. It is an error if there are
+// none: a file that was renamed would otherwise be missing without notice.
 func matched(patterns ...string) (names []string, err error) {
 	for _, p := range patterns {
 		some, err := filepath.Glob(p)
@@ -59,7 +59,7 @@ func matched(patterns ...string) (names []string, err error) {
 	return names, nil
 }
 
-// matching adds the files that any of the patterns matches, below dir under their own names.
+// matching adds the files that match any of the patterns. They keep their names, in dir.
 func (t *tree) matching(dir string, patterns ...string) error {
 	names, err := matched(patterns...)
 	if err != nil {
@@ -73,7 +73,7 @@ func (t *tree) matching(dir string, patterns ...string) error {
 	return nil
 }
 
-// complete sorts the tree and adds the directories that its paths need, mode 0755.
+// complete sorts the tree and adds the directories that its paths need, with mode 0755.
 func (t tree) complete() tree {
 	have := map[string]bool{".": true}
 	for _, n := range t {
@@ -89,7 +89,7 @@ func (t tree) complete() tree {
 	return t
 }
 
-// tar is the tree as an archive, in which everything bears one time.
+// tar returns the tree as an archive in which everything has the same time.
 func (t tree) tar(at time.Time) ([]byte, error) {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
@@ -105,14 +105,14 @@ func (t tree) tar(at time.Time) ([]byte, error) {
 			return nil, err
 		}
 	}
-	err := w.Close() // it writes, so the bytes are complete only after it
+	err := w.Close() // Close writes, so the bytes are complete only after it
 	return buf.Bytes(), err
 }
 
 // zipped compresses without a name or a time in the header, as gzip -9n does.
 func zipped(data []byte) ([]byte, error) { return compressed(data, gzip.BestCompression) }
 
-// zipped is for what is large.
+// zipped is like the function zipped, but for large data: with -quick it compresses fast.
 func (r *release) zipped(data []byte) ([]byte, error) {
 	if r.quick {
 		return compressed(data, gzip.BestSpeed)
@@ -133,8 +133,8 @@ func compressed(data []byte, level int) ([]byte, error) {
 	return buf.Bytes(), err
 }
 
-// writeTo makes the tree below an empty directory, with the times and permissions it
-// has in the package. Owners are left to who packs it.
+// writeTo creates the tree in an empty directory, with the times and permissions of the
+// package. The packing program sets the owners.
 func (t tree) writeTo(dir string, at time.Time) error {
 	t = t.complete()
 	for _, n := range t {
@@ -152,7 +152,7 @@ func (t tree) writeTo(dir string, at time.Time) error {
 			return err
 		}
 	}
-	for _, n := range slices.Backward(t) { // what is made in a directory changes its time
+	for _, n := range slices.Backward(t) { // creating an entry changes the time of its directory
 		if err := os.Chtimes(filepath.Join(dir, filepath.FromSlash(n.path)), at, at); err != nil {
 			return err
 		}
@@ -160,7 +160,7 @@ func (t tree) writeTo(dir string, at time.Time) error {
 	return os.Chtimes(dir, at, at)
 }
 
-// unzipTar reads an archive of files, as helm makes them.
+// unzipTar reads a compressed archive of files, such as helm makes.
 func unzipTar(data []byte) (tree, error) {
 	z, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
