@@ -1,9 +1,10 @@
 package policy
 
 // S3FIFO (Yang and others, SOSP 2023) has three queues in the order of arrival: a small
-// one for newcomers, a main one for what was asked for at least twice in the small one or
-// comes back soon after it left that, and one of ghosts. In the main queue what was asked
-// for since it was last at the end goes round again, at most three times.
+// queue for newcomers, a main queue, and a queue of ghosts. An entry gets into the main
+// queue if it is requested at least twice in the small queue, or if it comes back soon
+// after it left the small queue. An entry at the end of the main queue goes round again
+// if it was requested since it was there last, at most three times.
 type S3FIFO struct {
 	small, main         list
 	ghost               ghosts
@@ -16,8 +17,8 @@ const (
 	s3Main
 )
 
-// The settings of the paper: a tenth of the room for the small queue, two more requests
-// to get into the main one.
+// These are the settings of the paper: the small queue has a tenth of the room, and an
+// entry needs two more requests to get into the main queue.
 const (
 	s3SmallShare = 0.1
 	s3Promote    = 2
@@ -36,15 +37,15 @@ func (p *S3FIFO) SetLimit(limit int64) {
 	p.ghost.limit = p.mainRoom
 }
 
-// Offer implements [Policy]. A newcomer that would fill the small queue by itself would
-// push out all that is in it, and is refused.
+// Offer implements [Policy]. It refuses a newcomer that would fill the small queue by
+// itself, because the newcomer would push out everything in it.
 func (p *S3FIFO) Offer(e *Entry) bool {
 	p.again = p.ghost.take(e.Key)
 	return p.again || e.Size < p.smallRoom
 }
 
-// Add implements [Policy]. As long as nothing had to go, the main queue takes what the
-// small one has no room for.
+// Add implements [Policy]. Until the first eviction, the main queue takes entries for
+// which the small queue has no room.
 func (p *S3FIFO) Add(e *Entry) {
 	e.freq = 0
 	if p.again || !p.evicted && p.small.bytes >= p.smallRoom {
@@ -85,7 +86,7 @@ func (p *S3FIFO) Evict(*Entry) *Entry {
 	return nil
 }
 
-// evictSmall returns nil when all that was in the queue moved to the main one.
+// evictSmall returns nil if everything in the queue moved to the main queue.
 func (p *S3FIFO) evictSmall() *Entry {
 	for {
 		e := p.small.popBack()
@@ -114,25 +115,26 @@ func (p *S3FIFO) evictMain() *Entry {
 
 // ARCOptions are the settings of ARC. The zero value works.
 type ARCOptions struct {
-	// Step is how many bytes the target moves with a request for a ghost, times the
-	// ratio of the two lists of ghosts if that is above 1. Default 0: the size of what
-	// was asked for, which is the published rule (one page) for contents of different
-	// sizes. 1 is the published number taken literally: the target then hardly moves,
-	// and what was asked for once only is always given up first.
+	// Step is how many bytes the target moves with a request for a ghost. If the ratio of
+	// the two lists of ghosts is above 1, the step is multiplied by it. Default 0: the
+	// size of the requested content, which is the published rule (one page) adapted to
+	// contents of different sizes. A step of 1 is the published number taken literally.
+	// The target then hardly moves, and contents that were requested only once are always
+	// given up first.
 	Step int64
 }
 
-// ARC is the adaptive replacement cache (Megiddo and Modha, FAST 2003): an LRU of what
-// was asked for once, one of what was asked for more often, and ghosts of both, which
-// tell which of the two ought to be larger.
+// ARC is the adaptive replacement cache (Megiddo and Modha, FAST 2003). It has an LRU of
+// contents that were requested once, another of contents that were requested more often,
+// and ghosts of both. The ghosts show which LRU should be larger.
 type ARC struct {
 	step        int64
 	limit       int64
-	target      int64 // bytes for what was asked for once
+	target      int64 // bytes for contents that were requested once
 	once, often list
 	ghost1      ghosts
 	ghost2      ghosts
-	from        uint8 // where the offered entry was remembered
+	from        uint8 // the list in which the offered entry was remembered
 }
 
 const (
@@ -178,7 +180,7 @@ func (p *ARC) Offer(e *Entry) bool {
 	return true
 }
 
-// scaled is step times a/b, at least step. b is above 0.
+// scaled returns step times a/b, but at least step. b is above 0.
 func scaled(step, a, b int64) int64 {
 	if a <= b {
 		return step
@@ -232,7 +234,8 @@ func (p *ARC) Evict(forEntry *Entry) *Entry {
 	return p.replace()
 }
 
-// replace gives up from the list that is above its target, and remembers the key.
+// replace gives up an entry from the list that is above its target, and remembers the
+// key.
 func (p *ARC) replace() *Entry {
 	over := p.once.bytes > p.target || p.once.bytes == p.target && p.from == arcOften
 	if p.once.tail != nil && (over || p.often.tail == nil) {
@@ -249,20 +252,20 @@ func (p *ARC) replace() *Entry {
 
 // TinyLFUOptions are the settings of TinyLFU. The zero value works.
 type TinyLFUOptions struct {
-	// Window is the share of the limit for newcomers. Default 0.01, as published.
+	// Window is the share of the limit that newcomers get. Default 0.01, as published.
 	Window float64
-	// Counters is how many contents the sketch can tell apart, rounded up to a power of
+	// Counters is how many contents the sketch can distinguish, rounded up to a power of
 	// two. Default 1<<20: 4 MiB of memory. It should be several times the number of
 	// entries.
 	Counters int
-	// Sample is after how many requests for each entry that is held the past fades: all
-	// counts are halved. Default 10, as published.
+	// Sample is the number of requests, per entry that is held, after which the past
+	// fades: all counts are halved. Default 10, as published.
 	Sample int
 }
 
-// TinyLFU is W-TinyLFU (Einziger, Friedman and Manes, 2017): newcomers pass through a
-// small LRU, and take a place in the main one (in two segments, 20 and 80 %) only if a
-// sketch says that they were asked for more often than what would go for them.
+// TinyLFU is W-TinyLFU (Einziger, Friedman and Manes, 2017). Newcomers pass through a
+// small LRU. They get into the main LRU (in two segments, 20 and 80 %) only if a sketch
+// says that they were requested more often than the entry that would have to go.
 type TinyLFU struct {
 	window      list
 	windowRoom  int64
@@ -305,8 +308,8 @@ func (p *TinyLFU) SetLimit(limit int64) {
 	p.main.SetLimit(p.mainRoom)
 }
 
-// Offer implements [Policy]. What does not fit into the window or the main part's lower
-// segment is refused, but counted.
+// Offer implements [Policy]. It counts every entry, but refuses one that does not fit
+// into the window or the main part's lower segment.
 func (p *TinyLFU) Offer(e *Entry) bool {
 	p.count(e.Key)
 	return e.Size <= p.windowRoom && p.main.Offer(e)
@@ -348,7 +351,8 @@ func (p *TinyLFU) Evict(*Entry) *Entry {
 	return e
 }
 
-// victim gives up an entry: the window's oldest, or what that takes the place of.
+// victim gives up an entry: the oldest of the window, or the entry of the main part that
+// it replaces.
 func (p *TinyLFU) victim() *Entry {
 	for {
 		candidate := p.window.tail
@@ -371,8 +375,8 @@ func (p *TinyLFU) victim() *Entry {
 	}
 }
 
-// count counts a request. The past fades faster the fewer entries there are, but not
-// before a thousand requests.
+// count counts a request. The past fades faster if there are fewer entries, but not
+// before about a thousand requests.
 func (p *TinyLFU) count(k Key) {
 	p.sketch.add(k)
 	if p.sketch.added >= p.sample*max(p.entries, 1024) {
@@ -382,8 +386,9 @@ func (p *TinyLFU) count(k Key) {
 
 func (p *TinyLFU) mainBytes() int64 { return p.main.segments[0].bytes + p.main.segments[1].bytes }
 
-// sketch counts keys in 4 rows of counters of up to 15 and tells the least of a key's
-// four: never too few, seldom too many. A byte for each counter.
+// sketch counts keys in 4 rows of counters of up to 15. The count of a key is the lowest
+// of its four counters. It is never too low, and seldom too high. A counter takes one
+// byte.
 type sketch struct {
 	rows  [4][]uint8
 	mask  uint64
@@ -404,7 +409,7 @@ func newSketch(counters int) *sketch {
 
 const sketchMax = 15
 
-// at is the place of a hash in a row.
+// at returns the place of a hash in a row.
 func (s *sketch) at(h uint64, row int) uint64 {
 	return (h + uint64(row)*(h>>32|1)) & s.mask
 }
@@ -413,7 +418,8 @@ func (s *sketch) add(k Key) {
 	h := k.hash()
 	least := s.least(h)
 	if least < sketchMax {
-		// Only the least are raised: the others count someone else.
+		// Only the lowest counters are raised, because the others include requests for
+		// other keys.
 		for i := range s.rows {
 			if c := &s.rows[i][s.at(h, i)]; *c == least {
 				*c++

@@ -5,30 +5,31 @@ import (
 	"time"
 )
 
-// Options of a cache. The zero value works.
+// Options are the options of a cache. The zero value works.
 type Options struct {
 	// Now is the clock that ends pins; nil means that pins end only by Unpin.
 	Now func() time.Time
-	// OnEvict is called for every entry that the cache gives up to make room, before
-	// the call that needed the room returns. It is not called for what was never taken
-	// in, and not for Remove. It must not call the cache.
+	// OnEvict is called for every entry that the cache gives up to make room, before the
+	// call that needed the room returns. It is not called for a content that was never
+	// added, and not for Remove. It must not call the cache.
 	OnEvict func(e Entry)
 }
 
 // Stats counts what a cache did since its start.
 type Stats struct {
-	// Hits and Misses count the calls of Get, HitBytes the sizes of what was hit.
+	// Hits and Misses count the calls of Get. HitBytes adds up the sizes of the hits.
 	Hits, Misses int64
 	HitBytes     int64
-	// Adds counts the entries taken in, Refused those that were not.
+	// Adds counts the entries that were added. Refused counts the contents that were not.
 	Adds, Refused int64
-	// Evictions counts the entries given up to make room, EvictedBytes their sizes.
+	// Evictions counts the entries that were given up to make room. EvictedBytes adds up
+	// their sizes.
 	Evictions, EvictedBytes int64
-	// Removed counts the entries that Remove took out.
+	// Removed counts the entries that Remove removed.
 	Removed int64
 }
 
-// Cache is one level of a cache: at most so many bytes, ordered by a policy.
+// Cache is one level of a cache. It holds at most a limit of bytes, ordered by a policy.
 type Cache struct {
 	limit   int64
 	policy  Policy
@@ -43,8 +44,8 @@ type Cache struct {
 	stats  Stats
 }
 
-// NewCache returns an empty cache of at most limit bytes. The policy must not be in use
-// by another.
+// NewCache returns an empty cache of at most limit bytes. No other cache may use the
+// policy.
 func NewCache(limit int64, p Policy, o *Options) *Cache {
 	c := &Cache{limit: max(limit, 0), policy: p, index: map[Key]*Entry{}}
 	if o != nil {
@@ -54,28 +55,28 @@ func NewCache(limit int64, p Policy, o *Options) *Cache {
 	return c
 }
 
-// Limit is how many bytes the cache may hold.
+// Limit returns how many bytes the cache may hold.
 func (c *Cache) Limit() int64 { return c.limit }
 
-// Bytes is how many bytes it holds.
+// Bytes returns how many bytes the cache holds.
 func (c *Cache) Bytes() int64 { return c.bytes }
 
-// PinnedBytes is how many of them are pinned.
+// PinnedBytes returns how many bytes of the cache are pinned.
 func (c *Cache) PinnedBytes() int64 { return c.pinned }
 
-// Len is the number of entries.
+// Len returns the number of entries.
 func (c *Cache) Len() int { return len(c.index) }
 
 // Stats returns the counts.
 func (c *Cache) Stats() Stats { return c.stats }
 
-// Has reports whether a key is held. It is not a request: nothing changes.
+// Has reports whether a key is held. It does not count as a request, and changes nothing.
 func (c *Cache) Has(k Key) bool {
 	_, ok := c.index[k]
 	return ok
 }
 
-// Lookup returns a copy of what is known of a key. It is not a request.
+// Lookup returns a copy of the entry of a key. It does not count as a request.
 func (c *Cache) Lookup(k Key) (Entry, bool) {
 	e, ok := c.index[k]
 	if !ok {
@@ -84,7 +85,7 @@ func (c *Cache) Lookup(k Key) (Entry, bool) {
 	return e.public(), true
 }
 
-// public is a copy without what belongs to the policy.
+// public returns a copy without the policy's fields.
 func (e *Entry) public() Entry {
 	return Entry{Key: e.Key, Size: e.Size, Cost: e.Cost, Hits: e.Hits}
 }
@@ -106,11 +107,11 @@ func (c *Cache) Get(k Key) bool {
 	return true
 }
 
-// Add takes a content of size bytes in after a request for it missed, and gives up
-// others for it. It reports whether the content is held now: not, if the size is not
-// positive or above what is not pinned, or if the policy finds it worth less than what it
-// would push out. A cost of 0 or less counts as 1. A key that is held already stays as it
-// is.
+// Add adds a content of size bytes after a request for it missed, and gives up others for
+// it. It reports whether the content is held now. It returns false if the size is not
+// positive, if the size exceeds the bytes that are not pinned, or if the policy finds the
+// content worth less than what it would push out. A cost of 0 or less counts as 1. A key
+// that is already held is not changed.
 func (c *Cache) Add(k Key, size int64, cost float64) bool {
 	c.expire()
 	if c.Has(k) {
@@ -119,7 +120,7 @@ func (c *Cache) Add(k Key, size int64, cost float64) bool {
 	return c.add(k, size, cost, 1)
 }
 
-// add is Add for an entry that was asked for hits times.
+// add is Add for an entry that was requested hits times.
 func (c *Cache) add(k Key, size int64, cost float64, hits int64) bool {
 	if size <= 0 || size > c.limit-c.pinned {
 		c.stats.Refused++
@@ -154,7 +155,7 @@ func (c *Cache) makeRoom(e *Entry) bool {
 	return true
 }
 
-// drop takes an entry out that the policy has given up.
+// drop removes an entry that the policy has given up.
 func (c *Cache) drop(v *Entry) {
 	delete(c.index, v.Key)
 	c.bytes -= v.Size
@@ -167,13 +168,13 @@ func (c *Cache) drop(v *Entry) {
 	}
 }
 
-// Remove takes a content out, pinned or not, and reports whether it was held.
+// Remove removes a content, even if it is pinned, and reports whether it was held.
 func (c *Cache) Remove(k Key) bool {
 	_, ok := c.take(k)
 	return ok
 }
 
-// take is Remove that tells what was taken out.
+// take is Remove, but also returns what was removed.
 func (c *Cache) take(k Key) (Entry, bool) {
 	e, ok := c.index[k]
 	if !ok {
@@ -194,11 +195,11 @@ func (c *Cache) take(k Key) (Entry, bool) {
 	return out, true
 }
 
-// forever ends a pin that has no end.
+// forever is the end of a pin without an end.
 const forever = math.MaxInt64
 
-// Pin keeps an entry until a time, whatever the policy thinks; the zero time means until
-// Unpin. A second pin replaces the first. It reports whether the key is held.
+// Pin keeps an entry until a time, regardless of the policy. The zero time means until
+// Unpin. A second pin replaces the first. Pin reports whether the key is held.
 func (c *Cache) Pin(k Key, until time.Time) bool {
 	e, ok := c.index[k]
 	if !ok {
@@ -220,8 +221,8 @@ func (c *Cache) Pin(k Key, until time.Time) bool {
 	return true
 }
 
-// Unpin ends an entry's pin: it becomes one that was asked for just now. It reports whether
-// there was a pin.
+// Unpin ends an entry's pin. The entry then counts as just requested. Unpin reports
+// whether there was a pin.
 func (c *Cache) Unpin(k Key) bool {
 	e, ok := c.index[k]
 	if !ok || e.pinned == 0 {
@@ -235,8 +236,8 @@ func (c *Cache) unpin(e *Entry) {
 	c.pins.remove(e)
 	c.pinned -= e.Size
 	c.policy.SetLimit(c.limit - c.pinned)
-	// The entry has its room already. A policy that would refuse it, because of its
-	// size or because it is worth nothing, lets it go.
+	// The entry already has its room. If the policy refuses it, because of its size or
+	// because it is worth nothing, it is dropped.
 	if !c.policy.Offer(e) {
 		c.drop(e)
 		return
@@ -262,7 +263,7 @@ func (c *Cache) expire() {
 	}
 }
 
-// alloc returns an empty entry, one of those that were dropped if there is any.
+// alloc returns an empty entry. It reuses a dropped entry if there is one.
 func (c *Cache) alloc() *Entry {
 	e := c.free
 	if e == nil {
@@ -278,8 +279,8 @@ func (c *Cache) release(e *Entry) {
 	c.free = e
 }
 
-// pinHeap has the pinned entries, first that whose pin ends first. An entry's place is
-// its field pinned, less 1.
+// pinHeap holds the pinned entries, ordered by the end of the pin. An entry's field
+// pinned is its place plus 1.
 type pinHeap []*Entry
 
 func (h pinHeap) less(i, j int) bool { return h[i].until < h[j].until }

@@ -1,12 +1,12 @@
 package policy
 
-// GDSF is Greedy-Dual-Size-Frequency (Cherkasova, 1998): an entry is worth
+// GDSF is Greedy-Dual-Size-Frequency (Cherkasova, 1998). The worth of an entry is
 //
 //	L + frequency x cost / size
 //
-// where L is the worth of the last victim, so that what was worth much long ago ages
-// against what comes in now, and frequency counts from 1 again when an entry comes back.
-// The order is exact. A newcomer that is worth less than all that is held is not kept.
+// L is the worth of the last victim, so entries that were valuable long ago lose to new
+// entries over time. The frequency starts at 1 again when an entry comes back. The order
+// is exact. A newcomer is not kept if it is worth less than every entry that is held.
 type GDSF struct {
 	heap  rankHeap
 	aged  float64 // L
@@ -28,7 +28,7 @@ func (p *GDSF) Offer(e *Entry) bool {
 	return true
 }
 
-// rank counts a request for an entry.
+// rank counts a request for an entry and sets its rank.
 func (p *GDSF) rank(e *Entry) {
 	p.clock++
 	e.freq++
@@ -63,7 +63,7 @@ func (p *GDSF) Hit(e *Entry) {
 // Remove implements [Policy].
 func (p *GDSF) Remove(e *Entry) { p.heap.remove(e) }
 
-// LFUDA is least frequently used with dynamic aging: with each request an entry's worth
+// LFUDA is least frequently used with dynamic aging. With each request, an entry's worth
 // becomes L + frequency, where L is the worth of the last victim. Sizes do not count.
 type LFUDA struct {
 	heap  rankHeap
@@ -113,11 +113,11 @@ func (p *LFUDA) Hit(e *Entry) {
 // Remove implements [Policy].
 func (p *LFUDA) Remove(e *Entry) { p.heap.remove(e) }
 
-// rankHeap has entries by Rank, the least first, among equals that with the oldest
-// stamp. An entry's place is its field Slot.
+// rankHeap holds entries ordered by Rank, the lowest first. Entries of equal rank are
+// ordered by stamp, the oldest first. An entry's Slot is its place.
 type rankHeap []*Entry
 
-// ranksBelow reports whether a goes before b.
+// ranksBelow reports whether a precedes b.
 func ranksBelow(a, b *Entry) bool {
 	if a.Rank != b.Rank {
 		return a.Rank < b.Rank

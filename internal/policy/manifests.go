@@ -8,34 +8,34 @@ import (
 
 // ManifestsOptions are the settings of Manifests. The zero value works.
 type ManifestsOptions struct {
-	// Keep is how long a layer that was fetched ahead is kept. Default 10 min.
+	// Keep is how long a prefetched layer is kept. Default 10 min.
 	Keep time.Duration
-	// Forget is after how long a client that was given a manifest or a layer counts as
-	// one that was not. Default 24 h.
+	// Forget is how long it is remembered that a client was given a manifest or a layer.
+	// Default 24 h.
 	Forget time.Duration
-	// Cancel is how long a client may take to ask for its first layer; then what was
-	// fetched for it and used by nobody is dropped. Default 60 s.
+	// Cancel is how long a client may take to ask for its first layer. After that, layers
+	// that were fetched for it and used by nobody are dropped. Default 60 s.
 	Cancel time.Duration
-	// Eager is the size in bytes up to which a layer is fetched when a client is given the
-	// manifest. Larger ones are fetched when the client asks for a first blob: most
-	// clients that look at a manifest fetch nothing (FAST'18 figure 12), and the few large
-	// layers are most of the bytes. Default 0: all are fetched at once.
+	// Eager is the size in bytes up to which a layer is fetched when a client is given
+	// the manifest. Larger layers are fetched when the client asks for a first blob. Most
+	// clients that look at a manifest fetch nothing (FAST'18 figure 12), and the few
+	// large layers are most of the bytes. Default 0: all layers are fetched at once.
 	Eager int64
-	// Remember bounds the pairs of client and manifest, or of client and layer, that
-	// are remembered. Default 1<<20, about 60 MB. The oldest goes first.
+	// Remember bounds how many pairs of client and manifest, or of client and layer, are
+	// remembered. Default 1<<20, about 60 MB. The oldest pair is forgotten first.
 	Remember int
-	// Rate is how many bytes per second may be fetched ahead, Burst how many at once.
-	// A layer that is not in the budget is not fetched ahead. Default 0: no limit.
+	// Rate bounds how many bytes per second are prefetched, and Burst how many at once. A
+	// layer that exceeds the budget is not prefetched. Default 0: no limit.
 	Rate, Burst int64
-	// Precision is the share of prefetched layers that must be used: a repository with
-	// less is left alone for Rest. It is looked at after Judge layers were used or
-	// dropped; then older ones fade, so that about the last Judge layers count. Default
-	// 0.1 of 32 layers, 1 h. A negative precision switches this off.
+	// Precision is the share of prefetched layers that must be used. A repository with a
+	// lower share is left alone for Rest. The share is checked after Judge layers were
+	// used or dropped. Older layers then fade, so that about the last Judge layers count.
+	// Default 0.1 of 32 layers, 1 h. A negative precision switches this off.
 	Precision float64
 	Judge     int
 	Rest      time.Duration
-	// Pin is how long the layers of a manifest that was pushed are pinned, unless
-	// PinClients distinct clients have asked for it before. Default 1 h, 16 clients.
+	// Pin is how long the layers of a pushed manifest are pinned, unless PinClients
+	// distinct clients have asked for the manifest before. Default 1 h, 16 clients.
 	Pin        time.Duration
 	PinClients int
 }
@@ -65,16 +65,17 @@ func (o *ManifestsOptions) defaults() {
 	}
 }
 
-// Manifests is the prefetcher that reads manifests: a client that asks for one it was not
-// given before is about to ask for its layers, but for those it has. HEAD of a manifest
-// is a check for something new and never told to it. It only decides; times must not go
-// back.
+// Manifests is the prefetcher that reads manifests. When a client asks for a manifest
+// that it was not given before, it is about to ask for the layers that it does not have.
+// Manifests must not be called for a HEAD of a manifest, which is only a check for
+// something new. It only decides. Times must not go back.
 type Manifests struct {
 	o       ManifestsOptions
 	given   recentKeys
 	fetched Prefetched
 	budget  bucket
-	// waiting are the clients that were given a manifest and have asked for no layer.
+	// waiting holds the clients that were given a manifest and have not asked for a layer
+	// yet.
 	waiting map[uint64]*waitingClient
 	ends    dueHeap[*waitingClient]
 	repos   map[uint64]*repoRecord
@@ -83,12 +84,12 @@ type Manifests struct {
 	stats   ManifestsStats
 }
 
-// ManifestsStats counts what Manifests decided, besides [PrefetchStats].
+// ManifestsStats counts what Manifests decided, in addition to [PrefetchStats].
 type ManifestsStats struct {
-	// Known counts the requests for manifests that the client was given before,
-	// Cancelled those after which no request for a layer came. OverBudget counts layers
-	// that the budget did not allow, Resting the requests in repositories that are left
-	// alone.
+	// Known counts the requests for manifests that the client had been given before.
+	// Cancelled counts the requests that were not followed by a request for a layer.
+	// OverBudget counts layers that the budget did not allow. Resting counts the requests
+	// in repositories that are left alone.
 	Known      int64 `json:"known"`
 	Cancelled  int64 `json:"cancelled"`
 	OverBudget int64 `json:"over_budget"`
@@ -107,7 +108,7 @@ type waitingClient struct {
 func (w *waitingClient) when() time.Time { return w.due }
 func (w *waitingClient) at(i int)        { w.place = i }
 
-// repoRecord is what prefetching for a repository was good for lately.
+// repoRecord says how useful prefetching for a repository was recently.
 type repoRecord struct {
 	used, judged float64
 	restsUntil   time.Time
@@ -124,8 +125,9 @@ type pinnedManifest struct {
 func (p *pinnedManifest) when() time.Time { return p.due }
 func (p *pinnedManifest) at(i int)        { p.place = i }
 
-// maxRepos and maxPins bound the repositories and the pushed manifests that are known;
-// beyond, all records of repositories start anew, and the pin that ends next goes.
+// maxRepos bounds the known repositories; beyond it, all records of repositories are
+// cleared. maxPins bounds the known pushed manifests; beyond it, the pin that ends next
+// is removed.
 const (
 	maxRepos = 1 << 16
 	maxPins  = 1 << 16
@@ -143,31 +145,32 @@ func NewManifests(o *ManifestsOptions) *Manifests {
 	return m
 }
 
-// Prefetched is what was fetched ahead and is still kept.
+// Prefetched returns the layers that were prefetched and are still kept.
 func (m *Manifests) Prefetched() *Prefetched { return &m.fetched }
 
 // Stats returns the counts.
 func (m *Manifests) Stats() ManifestsStats { return m.stats }
 
-// Plan is what to do after a request.
+// Plan says what to do after a request.
 type Plan struct {
-	// Fetch is what to fetch ahead, in this order: the small first.
+	// Fetch is what to prefetch, in this order: the smallest first.
 	Fetch []Layer
 	// Later is what may be fetched when the client asks for a first blob.
 	Later []Layer
-	// Drop is what was fetched ahead and is not needed: to cancel, if it is under way.
+	// Drop holds prefetched layers that are not needed. Fetches in progress are to be
+	// cancelled.
 	Drop []Layer
-	// Pin is what to keep until PinUntil, Unpin what need not be kept any longer. A layer
-	// in both was pushed again: it is kept.
+	// Pin is what to keep until PinUntil. Unpin is what need not be kept any longer. A
+	// layer in both was pushed again, and is kept.
 	Pin, Unpin []Layer
 	PinUntil   time.Time
 }
 
-// PutManifest notes that a manifest was pushed. Its layers were pushed just before, so
+// PutManifest notes that a manifest was pushed. Its layers were pushed just before. So
 // they are held and need only be kept.
 func (m *Manifests) PutManifest(now time.Time, manifest Key, layers []Layer) Plan {
 	plan := m.Advance(now)
-	if old := m.pins[manifest]; old != nil { // or whoever counts pins never comes to 0
+	if old := m.pins[manifest]; old != nil { // otherwise a caller that counts pins would never reach 0
 		plan.Unpin = append(plan.Unpin, m.unpin(old)...)
 	}
 	if len(m.pinEnds) >= maxPins {
@@ -180,8 +183,8 @@ func (m *Manifests) PutManifest(now time.Time, manifest Key, layers []Layer) Pla
 	return plan
 }
 
-// GetManifest notes that a client was given a manifest, and plans for the layers. Held
-// tells which of them need not be fetched; nil means none is held.
+// GetManifest notes that a client was given a manifest, and plans for its layers. held
+// reports whether a layer need not be fetched; if it is nil, no layer is held.
 func (m *Manifests) GetManifest(now time.Time, repo, client uint64, manifest Key, layers []Layer, held func(Key) bool) Plan {
 	plan := m.Advance(now)
 	if p := m.pins[manifest]; p != nil {
@@ -221,7 +224,8 @@ func (m *Manifests) GetManifest(now time.Time, repo, client uint64, manifest Key
 	return plan
 }
 
-// take reports whether a layer is to be fetched: it is not yet, and the budget allows it.
+// take reports whether a layer is to be fetched, which it is if it is not kept yet and
+// the budget allows it.
 func (m *Manifests) take(now time.Time, repo uint64, l Layer) bool {
 	if !m.fetched.Has(l.Key) && m.o.Rate > 0 && !m.budget.take(float64(l.Size)) {
 		m.stats.OverBudget++
@@ -230,8 +234,8 @@ func (m *Manifests) take(now time.Time, repo uint64, l Layer) bool {
 	return m.fetched.Add(l, repo, now.Add(m.o.Keep))
 }
 
-// wait notes what is cancelled if a client asks for no layer. A client that waits for
-// another manifest already gets the time of the later one for both.
+// wait notes what is cancelled if the client asks for no layer. If the client already
+// waits for another manifest, the later time applies to both.
 func (m *Manifests) wait(w *waitingClient) {
 	if len(w.layers)+len(w.later) == 0 {
 		return
@@ -246,8 +250,9 @@ func (m *Manifests) wait(w *waitingClient) {
 	heap.Push(&m.ends, w)
 }
 
-// GetLayer notes a request for a layer and reports whether it was fetched ahead. It plans
-// for the large layers of the manifest that the client was given, but for this one.
+// GetLayer notes a request for a layer and reports whether the layer was prefetched. It
+// plans for the large layers of the manifest that the client was given, except for this
+// layer.
 func (m *Manifests) GetLayer(now time.Time, client uint64, k Key) (hit bool, plan Plan) {
 	plan = m.pulls(now, client, k)
 	m.given.add(pair(client, k), now)
@@ -258,12 +263,12 @@ func (m *Manifests) GetLayer(now time.Time, client uint64, k Key) (hit bool, pla
 	return m.fetched.Use(k), plan
 }
 
-// GetConfig notes a request for a blob that is no layer to be fetched ahead, and plans for
-// the large layers of the manifest that the client was given.
+// GetConfig notes a request for a blob that is not a layer to prefetch, and plans for the
+// large layers of the manifest that the client was given.
 func (m *Manifests) GetConfig(now time.Time, client uint64) Plan { return m.pulls(now, client, Key{}) }
 
-// pulls notes that a client does pull what it was given the manifest of, and asks for a
-// layer itself.
+// pulls notes that a client does pull the image of the manifest that it was given. The
+// client asks for the layer asked itself.
 func (m *Manifests) pulls(now time.Time, client uint64, asked Key) Plan {
 	plan := m.Advance(now)
 	w := m.waiting[client]
@@ -281,7 +286,7 @@ func (m *Manifests) pulls(now time.Time, client uint64, asked Key) Plan {
 	return plan
 }
 
-// Advance tells what to drop and to unpin because its time has come.
+// Advance returns what to drop and unpin because its time has come.
 func (m *Manifests) Advance(now time.Time) Plan {
 	var plan Plan
 	for len(m.ends) > 0 && !m.ends[0].due.After(now) {
@@ -310,15 +315,15 @@ func (m *Manifests) Advance(now time.Time) Plan {
 	return plan
 }
 
-// unpin ends the pin of a manifest and returns its layers: another manifest may pin some of
-// them still, and whoever holds the pins counts them.
+// unpin ends the pin of a manifest and returns its layers. Another manifest may still pin
+// some of them; the holder of the pins counts pins.
 func (m *Manifests) unpin(p *pinnedManifest) []Layer {
 	heap.Remove(&m.pinEnds, p.place)
 	delete(m.pins, p.key)
 	return p.layers
 }
 
-// judge notes whether a layer fetched for a repository was of use.
+// judge notes whether a layer that was fetched for a repository was used.
 func (m *Manifests) judge(repo uint64, used bool) {
 	r := m.repos[repo]
 	if r == nil {
@@ -328,7 +333,7 @@ func (m *Manifests) judge(repo uint64, used bool) {
 		r = &repoRecord{}
 		m.repos[repo] = r
 	}
-	// Old judgements fade: the record is worth about Judge layers.
+	// Old judgements fade, so that the record reflects about Judge layers.
 	keep := 1 - 1/float64(m.o.Judge)
 	if r.judged >= float64(m.o.Judge) {
 		r.used, r.judged = r.used*keep, r.judged*keep
@@ -339,7 +344,7 @@ func (m *Manifests) judge(repo uint64, used bool) {
 	}
 }
 
-// trusts reports whether prefetching for a repository is of use, as far as is known.
+// trusts reports whether prefetching for a repository is useful, as far as is known.
 func (m *Manifests) trusts(repo uint64, now time.Time) bool {
 	r := m.repos[repo]
 	if r == nil || m.o.Precision < 0 {
@@ -359,7 +364,7 @@ func (m *Manifests) trusts(repo uint64, now time.Time) bool {
 	return false
 }
 
-// pair names what a client was given.
+// pair returns a key for a content that a client was given.
 func pair(client uint64, k Key) Key {
 	var out Key
 	a := mix64(client)
@@ -368,13 +373,13 @@ func pair(client uint64, k Key) Key {
 	return out
 }
 
-// recentKeys remembers keys for a while, limit of them at most.
+// recentKeys remembers keys for some time. It remembers at most limit keys.
 type recentKeys struct {
 	limit int
 	ttl   time.Duration
-	index map[Key]int64 // when it was added, in nanoseconds
-	// ring has the keys in the order in which they were added, for the limit: a key may
-	// be there more than once, then the last counts.
+	index map[Key]int64 // the time at which it was added, in nanoseconds
+	// ring holds the keys in the order in which they were added, to apply the limit. If a
+	// key is in it more than once, the last place counts.
 	ring []stampedKey
 	at   int
 }
@@ -384,7 +389,7 @@ type stampedKey struct {
 	at  int64
 }
 
-// add remembers a key from now on, and reports whether it was remembered.
+// add remembers a key from now on, and reports whether it was already remembered.
 func (s *recentKeys) add(k Key, now time.Time) bool {
 	known := s.has(k, now)
 	if s.index == nil {

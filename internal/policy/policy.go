@@ -1,14 +1,14 @@
-// Package policy decides what a cache keeps. It knows keys, sizes and times, and no
-// bytes: whoever holds the bytes asks it, and moves or drops them as it is told.
+// Package policy decides what a cache keeps. It knows keys, sizes and times, but no
+// bytes. The owner of the bytes calls it, and moves or drops bytes as it decides.
 //
-// A [Cache] is one level: so many bytes, a [Policy] that picks what goes when room is
-// needed, and pins, which keep an entry whatever the policy thinks. [TwoLevel] puts a
-// second, larger level below: what memory has no room for goes to the disk. [Algorithm1]
-// and [Manifests] tell what is worth fetching before it is asked for.
+// A [Cache] is one level. It has a limit in bytes, a [Policy] that chooses victims when
+// room is needed, and pins, which keep an entry regardless of the policy. [TwoLevel] adds
+// a second, larger level below: contents for which memory has no room go to the disk.
+// [Algorithm1] and [Manifests] decide what is worth fetching before it is requested.
 //
-// Nothing here does I/O, starts a goroutine, reads a clock or a source of randomness
-// of its own: the same calls give the same answers. Nothing here is safe for concurrent
-// use; a cache that is shared between goroutines is guarded by whoever shares it.
+// Nothing here does I/O, starts a goroutine, or reads a clock or a source of randomness
+// by itself: the same calls give the same answers. Nothing here is safe for concurrent
+// use. The owner of a cache that is shared between goroutines must guard it.
 package policy
 
 import (
@@ -16,9 +16,9 @@ import (
 	"fmt"
 )
 
-// Key names a content: the first 16 bytes of its digest. Two contents with the same 128
-// bits do not occur by chance. Malice does not find them either, while the digest's
-// function stands: finding any pair takes 2^64 attempts.
+// Key names a content by the first 16 bytes of its digest. Two contents do not have the
+// same 128 bits by chance. An attacker does not find such a pair either, as long as the
+// digest's function is not broken, because that takes 2^64 attempts.
 type Key [16]byte
 
 // KeyOf returns the key of a digest's bytes (not of its hexadecimal form). Missing bytes
@@ -29,7 +29,7 @@ func KeyOf(sum []byte) Key {
 	return k
 }
 
-// NumberKey returns the key of the n-th content of something that numbers its contents.
+// NumberKey returns the key of the n-th content of a source that numbers its contents.
 func NumberKey(n uint64) Key {
 	var k Key
 	binary.LittleEndian.PutUint64(k[:], n)
@@ -50,20 +50,21 @@ func mix64(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// Entry is what a cache knows of a content that it holds.
+// Entry is what a cache knows about a content that it holds.
 type Entry struct {
 	Key Key
-	// Size is what the content takes, in bytes; at least 1.
+	// Size is the size of the content in bytes. It is at least 1.
 	Size int64
-	// Cost is the cost of getting the content again, in any unit that is the same for all
+	// Cost is the cost of getting the content again. Its unit must be the same for all
 	// entries of a cache: seconds, or 1 if all misses cost the same. It is above 0.
 	Cost float64
-	// Hits counts the requests for the entry since it came in, including the first.
+	// Hits counts the requests for the entry since it was added, including the first
+	// request.
 	Hits int64
 
-	// The rest belongs to the policy that holds the entry.
+	// The other fields belong to the policy that holds the entry.
 
-	// Rank and Slot are for a policy outside of this package.
+	// Rank and Slot are for policies outside this package, too.
 	Rank float64
 	Slot int
 
@@ -72,7 +73,7 @@ type Entry struct {
 	last       int64
 	freq       int64
 	queue      uint8
-	pinned     int32 // place in the heap of pins, from 1; 0 is not pinned
+	pinned     int32 // place in the heap of pins, from 1; 0 means not pinned
 	until      int64 // when the pin ends
 }
 
@@ -86,11 +87,11 @@ type Policy interface {
 	// policy refuses it by returning false. Otherwise calls of Evict and then Add follow,
 	// with nothing in between.
 	Offer(e *Entry) bool
-	// Evict gives up the entry that is worth least and forgets it. forEntry is the entry
-	// that needs the room. A policy that finds it worth less than all it holds returns
-	// it. nil means that the policy holds nothing.
+	// Evict gives up and forgets the entry of least worth. forEntry is the entry that
+	// needs the room. If the policy finds that forEntry is worth less than all entries
+	// that it holds, it returns forEntry. nil means that the policy holds nothing.
 	Evict(forEntry *Entry) *Entry
-	// Add takes an entry in.
+	// Add adds an entry.
 	Add(e *Entry)
 	// Hit notes a request for an entry.
 	Hit(e *Entry)
@@ -103,7 +104,7 @@ func Names() []string {
 	return []string{"2q", "arc", "arc-unit", "fifo", "gdsf", "hyperbolic", "lfuda", "lhd", "lru", "s3-fifo", "sieve", "slru", "w-tinylfu"}
 }
 
-// New returns a policy by its name, with its default settings. The seed is for those
+// New returns a policy by its name, with its default settings. The seed is for policies
 // that choose at random: the same seed gives the same choices.
 func New(name string, seed uint64) (Policy, error) {
 	switch name {
@@ -185,16 +186,16 @@ func (l *list) popBack() *Entry {
 	return e
 }
 
-// ghosts remembers keys of contents that are gone, up to limit bytes of contents and
-// maxGhosts keys.
+// ghosts remembers keys of contents that are gone. It is limited to limit bytes of
+// contents and to maxGhosts keys.
 type ghosts struct {
 	limit int64
 	list  list
 	index map[Key]*Entry
 }
 
-// maxGhosts bounds the memory of a list of ghosts however small the contents are:
-// about 150 bytes a key, 150 MB.
+// maxGhosts bounds the memory of a list of ghosts even if the contents are small. A key
+// takes about 150 bytes, so the bound is 150 MB.
 const maxGhosts = 1 << 20
 
 // add remembers a key, unless its content is larger than the limit.

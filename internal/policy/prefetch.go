@@ -7,28 +7,28 @@ import (
 	"time"
 )
 
-// Layer is a content that an image is made of.
+// Layer is a content that is part of an image.
 type Layer struct {
 	Key Key
-	// Size in bytes.
+	// Size is the size in bytes.
 	Size int64
 }
 
-// Algorithm1Options are the settings of Algorithm1. Without the thresholds nothing is
+// Algorithm1Options are the settings of Algorithm1. Without the thresholds, nothing is
 // ever prefetched.
 type Algorithm1Options struct {
-	// LM is how long a pushed layer counts as new (LMthresh), ML how long a prefetched
-	// one is kept without a request for its manifest (MLthresh).
+	// LM is how long a pushed layer counts as new (LMthresh). ML is how long a prefetched
+	// layer is kept without a request for its manifest (MLthresh).
 	LM, ML time.Duration
-	// MaxEntries bounds the pushed layers that are remembered, and the clients noted for
-	// each. Default 1<<20 and 1<<10. The oldest layer goes first; a client that is not
-	// noted has a layer prefetched that was prefetched for it before.
+	// MaxEntries bounds the pushed layers that are remembered, and MaxClients the clients
+	// that are noted for each layer. Default 1<<20 and 1<<10. The oldest layer is
+	// forgotten first. For a client that is not noted, a layer may be prefetched again.
 	MaxEntries, MaxClients int
 }
 
-// Algorithm1 is the prefetcher of FAST'18: who asks for the manifest of a repository to
-// which layers were pushed lately, by others, will ask for these. It only decides; times
-// must not go back.
+// Algorithm1 is the prefetcher of FAST'18. It assumes that a client that asks for the
+// manifest of a repository will ask for the layers that others recently pushed to the
+// repository. It only decides. Times must not go back.
 type Algorithm1 struct {
 	o       Algorithm1Options
 	repos   map[uint64][]*pushedLayer
@@ -60,11 +60,11 @@ func NewAlgorithm1(o *Algorithm1Options) *Algorithm1 {
 	return a
 }
 
-// Prefetched is what was prefetched and is still kept.
+// Prefetched returns the layers that were prefetched and are still kept.
 func (a *Algorithm1) Prefetched() *Prefetched { return &a.fetched }
 
-// PutLayer notes that a client has pushed a layer. Repositories and clients are named
-// by numbers: a hash of the name will do.
+// PutLayer notes that a client has pushed a layer. Repositories and clients are
+// identified by numbers, such as a hash of the name.
 func (a *Algorithm1) PutLayer(now time.Time, repo, client uint64, l Layer) {
 	a.Advance(now)
 	for _, p := range a.repos[repo] {
@@ -81,8 +81,8 @@ func (a *Algorithm1) PutLayer(now time.Time, repo, client uint64, l Layer) {
 	heap.Push(&a.pushed, p)
 }
 
-// GetManifest notes that a client asks for a manifest and returns what to fetch for it,
-// which counts as prefetched from now on.
+// GetManifest notes that a client asks for a manifest, and returns what to fetch for it.
+// The returned layers count as prefetched from now on.
 func (a *Algorithm1) GetManifest(now time.Time, repo, client uint64) []Layer {
 	a.Advance(now)
 	var fetch []Layer
@@ -107,8 +107,8 @@ func (a *Algorithm1) GetLayer(now time.Time, k Key) bool {
 }
 
 // Advance forgets what is too old and returns the prefetched layers to drop. The other
-// methods do so too, but then the layers to drop are told by the option OnDrop of
-// [Prefetched] only.
+// methods do so, too, but they report the layers to drop only through the option OnDrop
+// of [Prefetched].
 func (a *Algorithm1) Advance(now time.Time) []Layer {
 	for len(a.pushed) > 0 && !a.pushed[0].due.After(now) {
 		a.forget(a.pushed[0])
@@ -129,11 +129,11 @@ func (a *Algorithm1) forget(p *pushedLayer) {
 func (p *pushedLayer) when() time.Time { return p.due }
 func (p *pushedLayer) at(i int)        { p.place = i }
 
-// Prefetched are the layers that were fetched ahead and are kept for a while, with the
-// account of what they were good for. The zero value is empty and ready.
+// Prefetched holds the layers that were prefetched and are kept for some time, and counts
+// how useful they were. The zero value is empty and ready.
 type Prefetched struct {
-	// OnDrop, if not nil, is told every layer that is kept no longer, and whether it was
-	// ever asked for.
+	// OnDrop, if not nil, is called for every layer that is no longer kept. used reports
+	// whether the layer was ever requested.
 	OnDrop func(l Layer, used bool)
 
 	index map[Key]*fetchedLayer
@@ -141,20 +141,20 @@ type Prefetched struct {
 	stats PrefetchStats
 }
 
-// PrefetchStats counts what prefetching was good for.
+// PrefetchStats counts how useful prefetching was.
 type PrefetchStats struct {
-	// Prefetches counts what was fetched ahead, Bytes its sizes.
+	// Prefetches counts the prefetched layers. Bytes adds up their sizes.
 	Prefetches, Bytes int64
-	// Hits counts the requests that were served by it.
+	// Hits counts the requests that prefetched layers served.
 	Hits int64
-	// Used counts the prefetches with at least one hit. WastedBytes are the sizes of
-	// those that were dropped without.
+	// Used counts the prefetched layers with at least one hit. WastedBytes adds up the
+	// sizes of layers that were dropped without a hit.
 	Used, WastedBytes int64
-	// Resident and Peak are the bytes kept now and at most.
+	// Resident is how many bytes are kept now. Peak is the maximum so far.
 	Resident, Peak int64
 }
 
-// fetchedLayer is a prefetched layer; repo is for whom it was fetched.
+// fetchedLayer is a prefetched layer. repo is the repository for which it was fetched.
 type fetchedLayer struct {
 	layer Layer
 	repo  uint64
@@ -166,14 +166,15 @@ type fetchedLayer struct {
 func (f *fetchedLayer) when() time.Time { return f.due }
 func (f *fetchedLayer) at(i int)        { f.place = i }
 
-// Stats returns the counts. What is still kept and was never asked for is not wasted yet.
+// Stats returns the counts. A layer that is still kept and was never requested does not
+// count as wasted yet.
 func (p *Prefetched) Stats() PrefetchStats { return p.stats }
 
 // Has reports whether a layer is kept.
 func (p *Prefetched) Has(k Key) bool { return p.index[k] != nil }
 
-// Add notes that a layer is fetched for a repository and kept until a time, and tells
-// whether it is to be fetched: one that is kept already is kept longer.
+// Add notes that a layer is fetched for a repository and kept until a time. It reports
+// whether the layer is to be fetched. A layer that is already kept is kept longer.
 func (p *Prefetched) Add(l Layer, repo uint64, until time.Time) bool {
 	if f := p.index[l.Key]; f != nil {
 		f.due = until
@@ -214,7 +215,7 @@ func (p *Prefetched) Drop(k Key) {
 	}
 }
 
-// Expire drops what was kept long enough.
+// Expire drops layers that were kept long enough.
 func (p *Prefetched) Expire(now time.Time) []Layer {
 	var out []Layer
 	for len(p.order) > 0 && !p.order[0].due.After(now) {
@@ -242,7 +243,7 @@ type due interface {
 	at(place int)
 }
 
-// dueHeap has things by when they end, the first first.
+// dueHeap is a heap of items, ordered by when they end, the earliest first.
 type dueHeap[T due] []T
 
 func (h dueHeap[T]) Len() int           { return len(h) }
@@ -271,7 +272,7 @@ func (h *dueHeap[T]) Pop() any {
 	return v
 }
 
-// bySize sorts layers, the small ones first.
+// bySize sorts layers, the smallest first.
 func bySize(layers []Layer) {
 	slices.SortStableFunc(layers, func(a, b Layer) int { return cmp.Compare(a.Size, b.Size) })
 }

@@ -1,6 +1,6 @@
 package policy
 
-// LRU gives up what was not asked for the longest.
+// LRU gives up the entry whose last request is the oldest.
 type LRU struct{ entries list }
 
 // NewLRU returns an empty LRU.
@@ -26,7 +26,7 @@ func (p *LRU) Hit(e *Entry) { p.entries.toFront(e) }
 // Remove implements [Policy].
 func (p *LRU) Remove(e *Entry) { p.entries.remove(e) }
 
-// FIFO gives up what came in first.
+// FIFO gives up the oldest entry.
 type FIFO struct{ LRU }
 
 // NewFIFO returns an empty FIFO.
@@ -37,9 +37,10 @@ var _ Policy = (*FIFO)(nil)
 // Hit implements [Policy].
 func (p *FIFO) Hit(*Entry) {}
 
-// SIEVE (Zhang and others, NSDI 2024) is a queue in the order of arrival with a hand
-// that moves from the oldest to the newest: it takes away the mark of what was asked for
-// since the hand last passed, and gives up what has none. Nothing moves in the queue.
+// SIEVE (Zhang and others, NSDI 2024) is a queue in the order of arrival with a hand that
+// moves from the oldest entry to the newest. A request marks an entry. The hand removes
+// the marks that it passes, and gives up the first entry without a mark. Entries do not
+// move in the queue.
 type SIEVE struct {
 	entries list
 	hand    *Entry
@@ -93,11 +94,12 @@ func (p *SIEVE) Evict(*Entry) *Entry {
 	return e
 }
 
-// SLRU is an LRU in segments of equal size: a hit moves an entry up a segment, and what a
-// segment has no room for goes down one. The lowest segment gives up first.
+// SLRU is an LRU in segments of equal size. A hit moves an entry up one segment. An entry
+// for which a segment has no room moves down one segment. Victims come from the lowest
+// segment.
 type SLRU struct {
 	segments []list
-	// share of each segment in the limit; room is in bytes.
+	// share is each segment's share of the limit. room is in bytes.
 	share []float64
 	room  []int64
 }
@@ -118,11 +120,11 @@ func (p *SLRU) SetLimit(limit int64) {
 	}
 }
 
-// Offer implements [Policy]. An entry larger than the lowest segment's room would push
-// all of the segment out and is refused.
+// Offer implements [Policy]. It refuses an entry that is larger than the lowest segment,
+// because the entry would push out everything in it.
 func (p *SLRU) Offer(e *Entry) bool { return e.Size <= p.room[0] }
 
-// Add implements [Policy]: an entry goes into the lowest segment that has room.
+// Add implements [Policy]. The entry goes into the lowest segment that has room.
 func (p *SLRU) Add(e *Entry) {
 	e.queue = 0
 	for i := range p.segments {
@@ -144,7 +146,8 @@ func (p *SLRU) Hit(e *Entry) {
 	p.segments[q].remove(e)
 	e.queue++
 	p.segments[q+1].pushFront(e)
-	// What has no room goes down, which may push out of the segment below in turn.
+	// An entry without room moves down, which may in turn push entries out of the segment
+	// below.
 	for i := q + 1; i > 0; i-- {
 		for p.segments[i].bytes > p.room[i] {
 			v := p.segments[i].popBack()
@@ -160,7 +163,7 @@ func (p *SLRU) Remove(e *Entry) { p.segments[e.queue].remove(e) }
 // Evict implements [Policy].
 func (p *SLRU) Evict(*Entry) *Entry { return p.victim(true) }
 
-// victim is what goes next; it is taken out if asked.
+// victim returns the next victim, and removes it if out is set.
 func (p *SLRU) victim(out bool) *Entry {
 	for i := range p.segments {
 		if e := p.segments[i].tail; e != nil {
@@ -173,9 +176,9 @@ func (p *SLRU) victim(out bool) *Entry {
 	return nil
 }
 
-// TwoQ (Johnson and Shasha, VLDB 1994) has newcomers pass through a FIFO of a quarter of
-// the room. What is asked for again after it left that queue, as long as its key is
-// remembered, is kept in an LRU.
+// TwoQ (Johnson and Shasha, VLDB 1994) lets newcomers pass through a FIFO of a quarter of
+// the room. It remembers for some time the keys that left that queue. An entry that is
+// requested again while its key is remembered is kept in an LRU.
 type TwoQ struct {
 	in, main list
 	out      ghosts
@@ -193,8 +196,8 @@ const (
 	twoQIn
 )
 
-// SetLimit implements [Policy]. The shares are those of the paper: a quarter for the
-// queue, half of the room's bytes to remember.
+// SetLimit implements [Policy]. The shares are those of the paper: a quarter of the room
+// for the queue, and remembered keys for half of the room's bytes.
 func (p *TwoQ) SetLimit(limit int64) {
 	p.inRoom = limit / 4
 	p.out.limit = limit / 2
@@ -220,7 +223,7 @@ func (p *TwoQ) Add(e *Entry) {
 	p.in.pushFront(e)
 }
 
-// Hit implements [Policy]. A hit in the first queue says nothing yet.
+// Hit implements [Policy]. It ignores hits in the first queue.
 func (p *TwoQ) Hit(e *Entry) {
 	if e.queue == twoQMain {
 		p.main.toFront(e)

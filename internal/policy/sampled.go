@@ -2,8 +2,7 @@ package policy
 
 import "math/rand/v2"
 
-// bag has entries in no order, to draw from at random. An entry's place is its field
-// Slot.
+// bag holds entries in no order, for random draws. An entry's Slot is its place.
 type bag []*Entry
 
 func (b *bag) add(e *Entry) {
@@ -19,11 +18,11 @@ func (b *bag) remove(e *Entry) {
 	*b = (*b)[:n]
 }
 
-// random is a source that gives the same numbers for the same seed.
+// random returns a source that gives the same numbers for the same seed.
 func random(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 0x51697077)) }
 
-// Hyperbolic (Blankstein and others, ATC 2017) gives up, of 64 entries drawn at random,
-// that with the fewest requests per time since it came in. Sizes do not count.
+// Hyperbolic (Blankstein and others, ATC 2017) draws 64 entries at random and gives up
+// the entry with the fewest requests per time since it was added. Sizes do not count.
 type Hyperbolic struct {
 	bag   bag
 	rnd   *rand.Rand
@@ -82,19 +81,19 @@ func (p *Hyperbolic) Evict(*Entry) *Entry {
 
 // LHDOptions are the settings of LHD. The zero value works.
 type LHDOptions struct {
-	// Seed of the choices at random.
+	// Seed is the seed of the random choices.
 	Seed uint64
-	// Reconfigure is the number of requests after which the policy learns anew what
-	// its entries are worth. Default 1<<20, as published. Before the first time it
-	// ranks by a guess that is close to GDSF.
+	// Reconfigure is the number of requests after which the policy learns again how much
+	// its entries are worth. Default 1<<20, as published. Until the first time, it ranks
+	// by a guess that is close to GDSF.
 	Reconfigure int
 }
 
-// LHD is least hit density (Beckmann, Chen and Cidon, NSDI 2018): what is given up is
-// that of 32 entries drawn at random which is expected to bring the fewest hits for the
-// bytes and the time that it will still take. The expectation is learnt from the ages at
-// which entries of the same class were hit and given up; the class is the age at an
-// entry's last two hits.
+// LHD is least hit density (Beckmann, Chen and Cidon, NSDI 2018). It draws 32 entries at
+// random, and gives up the entry that is expected to bring the fewest hits for the bytes
+// and the time that it will still take. The expectation is learnt from the ages at which
+// entries of the same class were hit and given up. The class comes from the ages at an entry's
+// last two hits.
 type LHD struct {
 	bag     bag
 	rnd     *rand.Rand
@@ -104,7 +103,7 @@ type LHD struct {
 	every, left, rounds int
 	shift               uint
 	limit, budget       int64
-	recent              [lhdRecent]*Entry // newcomers that look bad, tried with each victim
+	recent              [lhdRecent]*Entry // newcomers that look bad, which are candidates for each victim
 	recentAt            int
 	victimWorth         float64 // moving average
 	objects, mass       float64 // moving average of the number of entries
@@ -115,17 +114,17 @@ type lhdClass struct {
 	hits, gone, density []float32
 }
 
-// The settings of the paper and of its authors' simulator.
+// These are the settings of the paper and of its authors' simulator.
 const (
 	lhdClasses     = 16
 	lhdMaxAge      = 20000
 	lhdSample      = 32
-	lhdFirstSample = 8 // until rounds exceeds lhdSettled
+	lhdFirstSample = 8 // the size of the sample until rounds exceeds lhdSettled
 	lhdSettled     = 50
 	lhdRecent      = 8
 	lhdDecay       = 0.9
-	lhdExplore     = 32   // one in so many newcomers is kept for exploration
-	lhdBudget      = 0.01 // of the limit, for those
+	lhdExplore     = 32   // one in this many newcomers is kept for exploration
+	lhdBudget      = 0.01 // share of the limit for these newcomers
 	lhdAgeError    = 0.01
 )
 
@@ -160,8 +159,9 @@ func (p *LHD) SetLimit(limit int64) {
 // Offer implements [Policy].
 func (p *LHD) Offer(*Entry) bool { return true }
 
-// An LHD uses the fields of an entry so: stamp is the time of its last request, last the
-// age at its last hit, Rank that at the hit before, freq 1 means exploration.
+// An LHD uses the fields of an entry as follows: stamp is the time of its last request,
+// last is its age at its last hit, Rank is its age at the hit before that, and freq 1
+// means exploration.
 
 // Add implements [Policy].
 func (p *LHD) Add(e *Entry) {
@@ -187,8 +187,8 @@ func (p *LHD) Hit(e *Entry) {
 	p.tick()
 }
 
-// requested stamps an entry and draws whether it is kept for exploration: it tells what
-// was drawn, whether there is budget for it or not.
+// requested stamps an entry and draws whether it is kept for exploration. It returns the
+// result of the draw, even if there is no budget for it.
 func (p *LHD) requested(e *Entry) bool {
 	e.stamp, e.freq = p.clock, 0
 	explore := p.rnd.Uint32N(lhdExplore) == 0
@@ -251,12 +251,13 @@ func (p *LHD) Evict(*Entry) *Entry {
 	return victim
 }
 
-// age is the time since an entry's last request, in units that adapt.
+// age returns the time since an entry's last request, in units that adapt.
 func (p *LHD) age(e *Entry) int64 {
 	return min((p.clock-e.stamp)>>p.shift, lhdMaxAge-1)
 }
 
-// class is that of an entry: the younger at its last two hits, the higher.
+// class returns the class of an entry. The class is higher if the entry was younger at
+// its last two hits.
 func (p *LHD) class(e *Entry) *lhdClass {
 	age := e.last + int64(e.Rank)
 	c := 0
@@ -269,7 +270,7 @@ func (p *LHD) class(e *Entry) *lhdClass {
 	return &p.classes[c]
 }
 
-// worst is what an entry is worth that is older than any age that is counted.
+// worst is the worth of an entry that is older than any age that is counted.
 const worst = -1e300
 
 func (p *LHD) worth(e *Entry) float64 {
@@ -284,7 +285,7 @@ func (p *LHD) worth(e *Entry) float64 {
 	return d
 }
 
-// reconfigure learns from what was counted; what was counted long ago weighs less.
+// reconfigure learns from what was counted. Older counts have less weight.
 func (p *LHD) reconfigure() {
 	for c := range p.classes {
 		cl := &p.classes[c]
@@ -295,8 +296,8 @@ func (p *LHD) reconfigure() {
 	}
 	p.objects = p.objects*lhdDecay + float64(len(p.bag))
 	p.mass = p.mass*lhdDecay + 1
-	// The unit of ages needs to be right within a factor of two only: it is set early
-	// and once more.
+	// The unit of ages needs to be right only within a factor of two. It is set early and
+	// once more.
 	if p.rounds == 5 || p.rounds == 25 {
 		p.rescale()
 	}
@@ -305,8 +306,8 @@ func (p *LHD) reconfigure() {
 	}
 }
 
-// rescale chooses the unit of ages by the number of entries, and what was counted is
-// moved to the new ages.
+// rescale chooses the unit of ages by the number of entries, and moves the counts to the
+// new ages.
 func (p *LHD) rescale() {
 	shift := uint(1)
 	for float64(int64(1)<<shift) < p.objects/p.mass/(lhdAgeError*lhdMaxAge) {
@@ -321,7 +322,7 @@ func (p *LHD) rescale() {
 	p.shift = shift
 }
 
-// rescaled spreads counts by age over 2^-delta ages each, or puts 2^delta into one.
+// rescaled spreads each count over 2^-delta ages, or adds up 2^delta counts into one.
 func rescaled(counts []float32, delta int) []float32 {
 	out := make([]float32, len(counts))
 	last := len(counts) - 1
@@ -341,9 +342,10 @@ func rescaled(counts []float32, delta int) []float32 {
 	return out
 }
 
-// learn computes the hits to expect for each unit of time, of an entry that has reached
-// an age, from the oldest age down: the hits at this or any later age through the time
-// that all those who reached this age will stay.
+// learn computes, for each age, the hits to expect per unit of time of an entry that has
+// reached the age. It goes from the oldest age down. The value is the number of hits at
+// this age or later, divided by the total time that all entries which reached this age
+// will stay.
 func (cl *lhdClass) learn() {
 	last := len(cl.hits) - 1
 	hits := cl.hits[last]

@@ -8,13 +8,13 @@ import (
 // Level is a place of a two-level cache.
 type Level uint8
 
-// The levels.
+// These are the levels.
 const (
-	// Nowhere is outside of the cache.
+	// Nowhere means outside the cache.
 	Nowhere Level = iota
 	// RAM is the first level.
 	RAM
-	// SSD is the second, larger one.
+	// SSD is the second, larger level.
 	SSD
 )
 
@@ -29,7 +29,7 @@ func (l Level) String() string {
 	return "nowhere"
 }
 
-// Move tells that a content changes its place: the bytes have to follow.
+// Move says that a content changes its place. The caller has to move the bytes.
 type Move struct {
 	Key      Key
 	Size     int64
@@ -39,15 +39,15 @@ type Move struct {
 // Admission says what may be written to the SSD.
 type Admission uint8
 
-// The admissions.
+// These are the admissions.
 const (
-	// AdmitAll writes all that memory gives up or is too small for.
+	// AdmitAll writes everything that memory gives up or that is too large for memory.
 	AdmitAll Admission = iota
-	// SecondTouch writes only what was asked for at least twice, as far as is
+	// SecondTouch writes only contents that were requested at least twice, as far as is
 	// remembered.
 	SecondTouch
-	// Adaptive is AdmitAll as long as more than half of the write budget's burst is
-	// left, and SecondTouch below.
+	// Adaptive is AdmitAll while more than half of the write budget's burst is left, and
+	// SecondTouch otherwise.
 	Adaptive
 )
 
@@ -80,44 +80,48 @@ func (a Admission) MarshalText() ([]byte, error) { return []byte(a.String()), ni
 
 // TwoLevelOptions are the settings of a two-level cache. The zero value works.
 type TwoLevelOptions struct {
-	// Now is the clock for pins and the write budget. It is needed for either.
+	// Now is the clock for pins and the write budget. Both need it.
 	Now func() time.Time
-	// Split is the size in bytes from which on a content never goes into memory.
-	// Default 0: whatever is not larger than memory goes there. FAST'18 has 100 MiB.
+	// Split is the size in bytes from which on a content never goes into memory. Default
+	// 0: contents that are not larger than memory go there. FAST'18 has 100 MiB.
 	Split int64
-	// Admission says what is written to the SSD.
+	// Admission says what may be written to the SSD.
 	Admission Admission
-	// Remember is how many contents outside of the cache are remembered as asked for,
-	// for SecondTouch and Adaptive. Default 1<<18, about 40 MB.
+	// Remember is for SecondTouch and Adaptive. It is how many contents outside the cache
+	// are remembered as requested. Default 1<<18, about 40 MB.
 	Remember int
-	// WriteRate is the write budget of the SSD in bytes per second, which adds up to
-	// WriteBurst bytes. What is not in the budget is not written, so what is larger than
-	// the burst never is. Default 0: no limit. One drive write a day of 1 TB is 11.6 MB/s.
+	// WriteRate is the write budget of the SSD in bytes per second. Unused budget adds up
+	// to WriteBurst bytes. A content that exceeds the budget is not written, so a content
+	// larger than the burst is never written. Default 0: no limit. One drive write a day
+	// of 1 TB is 11.6 MB/s.
 	WriteRate  int64
 	WriteBurst int64
-	// OnMove is told of every change of place, in the order in which the bytes can
+	// OnMove is called for every change of place, in an order in which the bytes can
 	// follow. It must not call the cache.
 	OnMove func(Move)
 }
 
 // TwoLevelStats counts what a two-level cache did.
 type TwoLevelStats struct {
-	// RAMHits, SSDHits and Misses count the requests, the bytes their sizes.
+	// RAMHits, SSDHits and Misses count the requests. The fields for bytes add up their
+	// sizes.
 	RAMHits, SSDHits, Misses int64
 	RAMHitBytes, SSDHitBytes int64
-	// RAMEvictions counts what memory gave up, SSDEvictions what the SSD gave up.
+	// RAMEvictions counts what memory gave up, and SSDEvictions what the SSD gave up.
 	RAMEvictions, SSDEvictions int64
-	// SSDWrites counts the contents written to the SSD, SSDBytes their sizes.
+	// SSDWrites counts the contents that were written to the SSD. SSDBytes adds up their
+	// sizes.
 	SSDWrites, SSDBytes int64
-	// Bypassed counts the contents that were taken in nowhere; NotAdmitted those that
-	// had no business on the SSD or no budget there, whether they came from memory or
-	// not.
+	// Bypassed counts the contents that were added nowhere. NotAdmitted counts the
+	// contents that were not admitted to the SSD or exceeded its budget, whether they
+	// came from memory or not.
 	Bypassed, NotAdmitted int64
 }
 
-// TwoLevel is memory above an SSD. A content is in one of them at most: what memory gives
-// up goes down, and what is hit below goes up, if it may be there. What is too large for
-// memory goes to the SSD at once, and what is larger than that passes by.
+// TwoLevel is memory above an SSD. A content is in at most one of them. What memory gives
+// up moves down. What is hit on the SSD moves up, if memory may hold it. A content that
+// is too large for memory goes to the SSD at once. A content that is too large for the
+// SSD, too, is not kept.
 type TwoLevel struct {
 	ram, ssd *Cache
 	o        TwoLevelOptions
@@ -126,8 +130,8 @@ type TwoLevel struct {
 	stats    TwoLevelStats
 }
 
-// NewTwoLevel returns an empty cache of two levels with a limit in bytes and a policy
-// each. An SSD limit of 0 or less makes it one level.
+// NewTwoLevel returns an empty cache of two levels. Each level has a limit in bytes and a
+// policy. With an SSD limit of 0 or less there is only one level.
 func NewTwoLevel(ramLimit int64, ram Policy, ssdLimit int64, ssd Policy, o *TwoLevelOptions) *TwoLevel {
 	t := &TwoLevel{}
 	if o != nil {
@@ -143,17 +147,17 @@ func NewTwoLevel(ramLimit int64, ram Policy, ssdLimit int64, ssd Policy, o *TwoL
 	return t
 }
 
-// RAM is the first level, to look at and to pin in.
+// RAM returns the first level, for inspection and for pins.
 func (t *TwoLevel) RAM() *Cache { return t.ram }
 
-// SSD is the second level, to look at and to pin in.
+// SSD returns the second level, for inspection and for pins.
 func (t *TwoLevel) SSD() *Cache { return t.ssd }
 
 // Stats returns the counts.
 func (t *TwoLevel) Stats() TwoLevelStats { return t.stats }
 
-// WriteBudget is how many bytes may be written to the SSD now; without a limit it says
-// nothing.
+// WriteBudget returns how many bytes may be written to the SSD now. Without a limit, the
+// value is meaningless.
 func (t *TwoLevel) WriteBudget() int64 {
 	if t.o.Now != nil {
 		t.budget.fill(t.o.Now())
@@ -161,7 +165,7 @@ func (t *TwoLevel) WriteBudget() int64 {
 	return int64(t.budget.tokens)
 }
 
-// Where tells where a content is. It is not a request.
+// Where returns where a content is. It does not count as a request.
 func (t *TwoLevel) Where(k Key) Level {
 	switch {
 	case t.ram.Has(k):
@@ -172,8 +176,8 @@ func (t *TwoLevel) Where(k Key) Level {
 	return Nowhere
 }
 
-// Get notes a request and tells where the content was found. What was found on the SSD
-// and may be in memory is there afterwards, unless it is pinned below.
+// Get notes a request and returns where the content was found. If it was found on the SSD
+// and memory may hold it, it moves to memory, unless it is pinned on the SSD.
 func (t *TwoLevel) Get(k Key) Level {
 	if t.ram.Get(k) {
 		t.stats.RAMHits++
@@ -199,21 +203,21 @@ func (t *TwoLevel) forRAM(size int64) bool {
 	return size <= t.ram.limit && (t.o.Split <= 0 || size < t.o.Split)
 }
 
-// promote moves an entry from the SSD into memory. It leaves the SSD first, so that there
-// is room for what memory gives up in exchange.
+// promote moves an entry from the SSD into memory. It removes the entry from the SSD
+// first, so that there is room for what memory gives up in exchange.
 func (t *TwoLevel) promote(e Entry) {
 	t.ssd.Remove(e.Key)
 	if t.ram.add(e.Key, e.Size, e.Cost, e.Hits) {
 		t.move(e.Key, e.Size, SSD, RAM)
 		return
 	}
-	// Memory found it worth less than what is there. Its bytes are on the SSD already.
+	// Memory found it worth less than its entries. Its bytes are still on the SSD.
 	if !t.ssd.add(e.Key, e.Size, e.Cost, e.Hits) {
 		t.evicted(e)
 	}
 }
 
-// Add takes a content in after a request for it missed and tells where it is now. A cost
+// Add adds a content after a request for it missed, and returns where it is now. A cost
 // of 0 or less counts as 1.
 func (t *TwoLevel) Add(k Key, size int64, cost float64) Level {
 	if at := t.Where(k); at != Nowhere {
@@ -234,7 +238,7 @@ func (t *TwoLevel) Add(k Key, size int64, cost float64) Level {
 	return Nowhere
 }
 
-// demote takes what memory gives up.
+// demote handles an entry that memory gives up.
 func (t *TwoLevel) demote(e Entry) {
 	t.stats.RAMEvictions++
 	if !t.toSSD(e, RAM) {
@@ -259,8 +263,8 @@ func (t *TwoLevel) toSSD(e Entry, from Level) bool {
 	return true
 }
 
-// admit decides by what is known of an entry and what is left of the budget, and takes
-// the entry's bytes from that.
+// admit decides with what is known of an entry and with the remaining budget. It takes
+// the entry's bytes from the budget.
 func (t *TwoLevel) admit(e Entry) bool {
 	if t.o.WriteRate > 0 && t.o.Now != nil {
 		t.budget.fill(t.o.Now())
@@ -273,7 +277,7 @@ func (t *TwoLevel) admit(e Entry) bool {
 	return t.o.WriteRate <= 0 || t.budget.take(float64(e.Size))
 }
 
-// evicted notes what the SSD gives up.
+// evicted notes that the SSD gives up an entry.
 func (t *TwoLevel) evicted(e Entry) {
 	t.stats.SSDEvictions++
 	t.remember(e.Key)
@@ -286,7 +290,7 @@ func (t *TwoLevel) remember(k Key) {
 	}
 }
 
-// Remove takes a content out wherever it is, and reports whether it was held.
+// Remove removes a content wherever it is, and reports whether it was held.
 func (t *TwoLevel) Remove(k Key) bool {
 	if e, ok := t.ram.take(k); ok {
 		t.move(k, e.Size, RAM, Nowhere)
@@ -305,7 +309,7 @@ func (t *TwoLevel) move(k Key, size int64, from, to Level) {
 	}
 }
 
-// seen remembers the keys that were added last, limit of them at most: a ring and an
+// seen remembers the keys that were added last, at most limit of them, in a ring and an
 // index.
 type seen struct {
 	limit int
@@ -340,7 +344,8 @@ func (s *seen) take(k Key) bool {
 	return ok
 }
 
-// bucket is a token bucket: it fills by rate a second up to burst, and is full at first.
+// bucket is a token bucket. It fills at rate tokens per second up to burst, and starts
+// full.
 type bucket struct {
 	rate, burst float64
 	tokens      float64
@@ -358,7 +363,7 @@ func (b *bucket) fill(now time.Time) {
 	b.at = now
 }
 
-// take takes n tokens if there are as many.
+// take takes n tokens if there are that many.
 func (b *bucket) take(n float64) bool {
 	if n > b.tokens {
 		return false
