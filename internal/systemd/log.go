@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Prefixes by which the journal knows how grave a line is; see sd-daemon(3).
+// These prefixes tell the journal the priority of a line; see sd-daemon(3).
 const (
 	errPrefix     = "<3>"
 	warningPrefix = "<4>"
@@ -15,8 +15,8 @@ const (
 	debugPrefix   = "<7>"
 )
 
-// Failure returns the text that a process prints, and does not log, to say why it fails. For
-// the journal each line of it is an error.
+// Failure returns the text that a process prints, and does not log, to say why it fails.
+// For the journal, it marks each line as an error.
 func Failure(text string) string {
 	if !ToJournal() {
 		return text
@@ -24,13 +24,14 @@ func Failure(text string) string {
 	return errPrefix + strings.ReplaceAll(text, "\n", "\n"+errPrefix)
 }
 
-// handler has a handler for each level, which differ in the prefix of their lines.
+// handler has one handler per level. They differ in the prefix of their lines.
 type handler struct{ debug, info, warning, err slog.Handler }
 
 var _ slog.Handler = (*handler)(nil)
 
-// NewHandler returns a handler that writes what those of base write, a line for each
-// record, with the prefixes of the journal. base is called for each of them.
+// NewHandler returns a handler that writes one line for each record, with the prefixes of
+// the journal. It writes through the handlers that base returns, and calls base once for
+// each level.
 func NewHandler(w io.Writer, base func(io.Writer) slog.Handler) slog.Handler {
 	with := func(prefix string) slog.Handler { return base(&prefixed{w, prefix}) }
 	return &handler{with(debugPrefix), with(infoPrefix), with(warningPrefix), with(errPrefix)}
@@ -73,7 +74,7 @@ func (h *handler) each(do func(slog.Handler) slog.Handler) slog.Handler {
 	return &handler{do(h.debug), do(h.info), do(h.warning), do(h.err)}
 }
 
-// prefixed writes each line in one piece, as several handlers share the file below.
+// prefixed writes each line in one write, because several handlers share the file below.
 type prefixed struct {
 	w      io.Writer
 	prefix string

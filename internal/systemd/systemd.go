@@ -1,6 +1,6 @@
-// Package systemd is what a service tells systemd: that it is ready, that it is alive, and
-// how grave each line of its log is. Without systemd there is nobody to tell, which is no
-// error.
+// Package systemd sends a service's messages to systemd: that it is ready, that it is
+// alive, and the priority of each line of its log. Without systemd it does nothing, which
+// is not an error.
 package systemd
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/coreos/go-systemd/v22/journal"
 )
 
-// Messages of [Notify].
+// These are messages for [Notify].
 const (
 	Ready     = daemon.SdNotifyReady
 	Reloading = daemon.SdNotifyReloading
@@ -25,15 +25,16 @@ func IsManager() bool { return os.Getenv("NOTIFY_SOCKET") != "" }
 
 // Notify sends a message.
 func Notify(message string) {
-	if message == Reloading { // which systemd takes with the time alone
+	if message == Reloading { // systemd accepts it only with the time
 		message += "\n" + daemon.SdNotifyMonotonicUsec()
 	}
 	_, _ = daemon.SdNotify(false, message)
 }
 
-// FeedWatchdog tells systemd that this process is alive, three times in WatchdogSec= of the
-// unit, until stop is called. Where none is set it does nothing. A process that is stopped,
-// or that gets no time for so long, does not tell it: systemd ends it and starts it again.
+// FeedWatchdog tells systemd that this process is alive, three times per WatchdogSec= of
+// the unit, until stop is called. It does nothing if WatchdogSec= is not set. A process
+// that is stopped, or that gets no CPU time for that long, sends no message. systemd then
+// ends it and starts it again.
 func FeedWatchdog(log *slog.Logger) (stop func()) {
 	limit, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
