@@ -50,9 +50,9 @@ func startCeph(t testing.TB, disk bool) *Ceph {
 		Client: "admin_socket = " + dir + "/$name.$pid.$cctid.sock\nrados_osd_op_timeout = 30\nclient_mount_timeout = 30\n"}
 	if disk {
 		c.seed.DiskBytes = 16 << 30
-		// The OSD says how full it is with each heartbeat. A client that has gone is waited for no
-		// longer than the second, when others are told of a change to an image. Those that are there
-		// say so every 5 s.
+		// The OSD reports in each heartbeat how full it is. The watch timeout bounds how
+		// long a client that is gone delays the notification of others about a change to
+		// an image. Live clients report every 5 s.
 		c.seed.Global = "osd_heartbeat_interval = 1\nosd_client_watch_timeout = 11\n"
 	}
 	c.Conf = c.seed.Conf()

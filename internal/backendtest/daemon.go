@@ -151,9 +151,9 @@ func (d *Daemon) output() string {
 }
 
 // FreePort returns a TCP port of 127.0.0.1 on which nothing listens. The port is below
-// those that the kernel assigns: another test that asks for any port must not get this
-// one before its server has started. FreePort does not return it again while this process
-// lives.
+// the ports that the kernel assigns, because another test that asks for any port must not
+// get this one before its server has started. FreePort does not return the same port
+// again while this process lives.
 func FreePort() (int, error) {
 	for range 100 {
 		port := 10000 + rand.IntN(10000)

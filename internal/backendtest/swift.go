@@ -52,9 +52,9 @@ const SwiftMaxSegments = 10
 // wherever their other configuration lies.
 var swiftPrograms = [...]string{"swift-proxy-server", "swift-account-server", "swift-container-server", "swift-object-server", "memcached"}
 
-// Swift starts Swift with an empty account, and stops it when the test ends. That takes a
-// few seconds, so a package should start it once. Without the programs the test is
-// skipped.
+// Swift starts Swift with an empty account, and stops it when the test ends. The start
+// takes a few seconds, so a package should start it once. The test is skipped if the
+// programs are missing.
 func Swift(t testing.TB) *SwiftServer {
 	t.Helper()
 	paths := make(map[string]string)
