@@ -27,34 +27,34 @@ import (
 	"example.org/slipway/registry/retention"
 )
 
-// GCArgs of [Admin.Collect]; see registry.CollectOptions.
+// GCArgs are the arguments of [Admin.Collect]; see registry.CollectOptions.
 type GCArgs struct{ DryRun, Now, Untagged bool }
 
-// FsckArgs of [Admin.Fsck]; see check.Options.
+// FsckArgs are the arguments of [Admin.Fsck]; see check.Options.
 type FsckArgs struct {
 	Quick, Repair, EmptyQuarantine, GiveUpMany, AdoptStore bool
-	// From is where a repair gets good copies; nil for nowhere.
+	// From is the source of good copies for a repair. If it is nil, there is none.
 	From *FsckSource
-	// Rebuild first records the packs of Gear files that the catalogue does not
-	// know.
+	// Rebuild makes the check first record the packs of Gear files that the catalogue
+	// does not know.
 	Rebuild  bool
 	Parallel int
 }
 
-// BackupArgs of [Admin.Backup].
+// BackupArgs are the arguments of [Admin.Backup].
 type BackupArgs struct {
 	// Dir is an absolute path.
 	Dir string
-	// As in backup.Options.
+	// These are as in backup.Options.
 	Verify, ReplaceOther, AllowShrink bool
 }
 
-// RetainArgs of [Admin.Retain]; see retention.Options.
+// RetainArgs are the arguments of [Admin.Retain]; see retention.Options.
 type RetainArgs struct{ DryRun, Now, TrustClock bool }
 
-// Admin is a data root to look after: opened by this process, or, while a server
-// uses it, reached through that server's administration socket. Either way the
-// same code does the work.
+// Admin administers a data root. The data root is opened by this process or, while a
+// server uses it, reached through that server's administration socket. The same code does
+// the work in both cases.
 type Admin struct {
 	cfg   *config.Config
 	log   *slog.Logger
@@ -63,18 +63,18 @@ type Admin struct {
 	reg   oci.Registry
 }
 
-// AdminOptions of OpenAdmin. The zero value works.
+// AdminOptions are options of OpenAdmin. The zero value works.
 type AdminOptions struct {
-	// Create makes the data root where there is none; default: an error, since
-	// there would be nothing to look after.
+	// Create creates the data root if it does not exist. By default that is an error,
+	// because there would be nothing to administer.
 	Create bool
-	// Logger; default slog.Default.
+	// Logger defaults to slog.Default.
 	Logger *slog.Logger
-	// wrap puts something in front of the object store; nil leaves it as it is.
+	// wrap wraps the object store. If it is nil, the store is used as it is.
 	wrap func(objstore.Store) objstore.Store
 }
 
-// OpenAdmin opens the data root of a configuration. The caller closes it.
+// OpenAdmin opens the data root of a configuration. The caller must close it.
 func OpenAdmin(ctx context.Context, cfg *config.Config, o *AdminOptions) (*Admin, error) {
 	if o == nil {
 		o = &AdminOptions{}
@@ -92,12 +92,13 @@ func OpenAdmin(ctx context.Context, cfg *config.Config, o *AdminOptions) (*Admin
 			return nil, err
 		}
 	}
-	// Through a server that uses the directory nobody writes as another user.
+	// If a server is running, it does the writing itself. Then it does not matter who
+	// owns the directory.
 	if err := checkOwner(dir); err != nil && !rootInUse(dir) {
 		return nil, err
 	}
 	a := &Admin{cfg: cfg, log: log}
-	n := newNotifier(cfg, log) // only queues: the next server delivers
+	n := newNotifier(cfg, log) // it only queues events; the next server delivers them
 	r, err := openRoot(ctx, cfg, rootOptions{log: log, onEvent: n.hook(), wrap: o.wrap})
 	if err == nil {
 		if err := n.start(r.cat); err != nil {
@@ -121,7 +122,8 @@ func OpenAdmin(ctx context.Context, cfg *config.Config, o *AdminOptions) (*Admin
 	return a, nil
 }
 
-// diskRoot is the directory of a configuration that keeps its data in one.
+// diskRoot returns the data directory of a configuration that keeps its data in a
+// directory.
 func diskRoot(cfg *config.Config) (string, error) {
 	if cfg.Storage.Driver() == "inmemory" {
 		return "", errors.New("storage.inmemory keeps nothing to look after; configure another storage driver")
@@ -129,8 +131,8 @@ func diskRoot(cfg *config.Config) (string, error) {
 	return cfg.Storage.Root(), nil
 }
 
-// checkRoot refuses a directory that is no data root, where opening it would
-// only litter. With the catalogue elsewhere nothing needs to be in it.
+// checkRoot refuses a directory that is not a data root, because opening it would only
+// leave files in it. If the catalogue is elsewhere, the directory may be empty.
 func checkRoot(dir string, elsewhere bool) error {
 	if elsewhere {
 		return nil
@@ -151,8 +153,8 @@ func checkRoot(dir string, elsewhere bool) error {
 	return fmt.Errorf("%s is not a data directory, it has no %s; name the right one (storage.filesystem.rootdirectory, storage.directory, --root)", dir, registry.CatalogFile)
 }
 
-// dialIn connects to a socket in a directory whose path may be too long for a
-// socket address.
+// dialIn connects to a socket in a directory, even if the directory's path is too long
+// for a socket address.
 func dialIn(ctx context.Context, dir, name string) (net.Conn, error) {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -183,7 +185,7 @@ func (a *Admin) Close(ctx context.Context) error {
 	return nil
 }
 
-// Registry is the data root as a registry, without access control.
+// Registry returns the data root as a registry without access control.
 func (a *Admin) Registry() oci.Registry { return a.reg }
 
 // Collect collects garbage.
@@ -233,13 +235,13 @@ func makeBackup(ctx context.Context, r *root, args BackupArgs, progress func(bac
 		backup.Options{Progress: progress, Verify: args.Verify, ReplaceOther: args.ReplaceOther, AllowShrink: args.AllowShrink})
 }
 
-// within reports whether path, which may not exist yet, lies in dir or is it.
+// within reports whether path is dir or lies in it. The path need not exist yet.
 func within(path, dir string) (bool, error) {
 	top, err := os.Stat(dir)
 	if err != nil {
 		return false, err
 	}
-	// What exists of the path decides, with its links followed.
+	// The longest part of the path that exists decides, with its links followed.
 	for {
 		real, err := filepath.EvalSymlinks(path)
 		if err == nil {
@@ -282,14 +284,14 @@ func retain(ctx context.Context, cfg *config.Config, r *registry.Registry, args 
 	return retention.Apply(ctx, r, rules, retention.Options{DryRun: args.DryRun, Now: args.Now, TrustClock: args.TrustClock})
 }
 
-// line is one line of the answer to an administration request.
+// line is a line of the answer to an administration request.
 type line[R any] struct {
 	Progress *R     `json:"progress,omitempty"`
 	Report   *R     `json:"report,omitempty"`
 	Error    string `json:"error,omitempty"`
 }
 
-// askServer has the server that uses the data root do it.
+// askServer asks the server that uses the data root to do the work.
 func askServer[A, R any](ctx context.Context, a *Admin, what string, args A, progress func(R)) (rep R, err error) {
 	body, err := json.Marshal(args)
 	if err != nil {

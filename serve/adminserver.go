@@ -27,9 +27,9 @@ import (
 	"example.org/slipway/registry/server"
 )
 
-// adminServer serves administration on a socket in the data root, to the user
-// the server runs as and to root. Beside the tasks it has the whole registry,
-// without access control.
+// adminServer serves administration on a socket in the data root, to root and to the user
+// that the server runs as. It offers the tasks and also the whole registry, without
+// access control.
 type adminServer struct {
 	ln     net.Listener
 	srv    *http.Server
@@ -44,7 +44,8 @@ func newAdminServer(s *Server) (*adminServer, error) {
 	}
 	defer dir.Close()
 	path := fdPath(dir, adminSocket)
-	// The lock on the data root says that nobody else uses a socket found here.
+	// This process holds the lock on the data root, so nobody else uses a socket found
+	// here.
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove the old administration socket: %w", err)
 	}
@@ -52,7 +53,7 @@ func newAdminServer(s *Server) (*adminServer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for administration: %w", err)
 	}
-	ln.(*net.UnixListener).SetUnlinkOnClose(false) // the path names this process's descriptor
+	ln.(*net.UnixListener).SetUnlinkOnClose(false) // the path goes through a descriptor of this process
 	if err := os.Chmod(path, 0o600); err != nil {
 		ln.Close()
 		return nil, err
@@ -178,8 +179,8 @@ func (s *Server) handleMirrors(mux *http.ServeMux) {
 
 func (a *adminServer) serve() error { return a.srv.Serve(a.ln) }
 
-// stop ends the tasks under way: all of them can be cut off at any point. It
-// does not wait for them; the gate does.
+// stop ends the tasks under way, which can all be interrupted at any point. It does not
+// wait for them; the gate does.
 func (a *adminServer) stop() {
 	a.once.Do(func() {
 		a.cancel()
@@ -188,8 +189,8 @@ func (a *adminServer) stop() {
 	})
 }
 
-// ownerOnly accepts connections of this process's user and of root; the mode of
-// the socket says the same, but only from the moment it is set.
+// ownerOnly accepts connections of this process's user and of root. The mode of the
+// socket has the same effect, but only from the moment it is set.
 type ownerOnly struct{ net.Listener }
 
 // Accept implements net.Listener.
@@ -217,15 +218,17 @@ func allowedPeer(c net.Conn) bool {
 	return err == nil && credErr == nil && (cred.Uid == 0 || int(cred.Uid) == os.Geteuid())
 }
 
-// clientPatience is how long a client may leave the answer unread. One that is
-// stopped must not hold up the task, which may hold up others.
+// clientPatience is how long a client may leave the answer unread. A stopped client must
+// not hold up the task, because the task may hold up others.
 const clientPatience = 10 * time.Second
 
-// maxArgs is the size in bytes of the largest request: a list of images to fetch.
+// maxArgs is the size in bytes of the largest request, which is a list of images to
+// fetch.
 const maxArgs = 32 << 20
 
-// mayWrite adds to the error of a directory that this server may not write what can be done,
-// since it is not whoever asked for it that writes.
+// mayWrite adds to an error of a directory what the user can do, if the error says that
+// this server may not write there. The server writes the directory, not the user who made
+// the request.
 func mayWrite(err error, dir string) error {
 	var at *fs.PathError
 	if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, unix.EROFS) || !errors.As(err, &at) ||
@@ -244,7 +247,7 @@ func task[A, R any](do func(context.Context, A, func(R)) (R, error)) http.Handle
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var args A
 		dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxArgs))
-		dec.DisallowUnknownFields() // of another version: what it limits must not be ignored
+		dec.DisallowUnknownFields() // an unknown limit of another version must not be ignored
 		if err := dec.Decode(&args); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
@@ -258,7 +261,7 @@ func task[A, R any](do func(context.Context, A, func(R)) (R, error)) http.Handle
 		send := func(l line[R]) {
 			_ = rc.SetWriteDeadline(time.Now().Add(clientPatience)) // a socket has deadlines
 			if err := errors.Join(enc.Encode(l), rc.Flush()); err != nil {
-				cancel() // nobody is left to be told
+				cancel() // nobody is left to report to
 			}
 		}
 		var mu sync.Mutex

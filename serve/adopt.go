@@ -18,15 +18,17 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// RefusedError says that a directory cannot be adopted as it is, and that nothing was.
+// RefusedError says that a directory cannot be adopted as it is, and that nothing was
+// adopted.
 type RefusedError struct{ Err error }
 
 func (e *RefusedError) Error() string { return e.Err.Error() }
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// AdoptInPlace makes the storage of a Distribution registry, a directory or an object
-// store, that of a configuration, without moving anything. A dry run does the same to a
-// copy of the catalogue, which it throws away: so it counts what the run would.
+// AdoptInPlace makes the storage of a Distribution registry (a directory or an object
+// store) the storage of a configuration, without moving anything. A dry run works on a
+// copy of the catalogue and throws the copy away, so it counts what a real run would
+// adopt.
 func AdoptInPlace(ctx context.Context, cfg *config.Config, dryRun bool, o adopt.Options) (_ adopt.Report, err error) {
 	if cfg.Storage.Driver() == "filesystem" {
 		if err := checkAdoptable(cfg.Storage.FileSystem.RootDirectory); err != nil {
@@ -41,7 +43,7 @@ func AdoptInPlace(ctx context.Context, cfg *config.Config, dryRun bool, o adopt.
 		defer func() { err = errors.Join(err, os.RemoveAll(scratch)) }()
 	}
 	catalogDir := ""
-	if dryRun && !hasCatalog(cfg) { // one left behind would make the storage look adopted
+	if dryRun && !hasCatalog(cfg) { // a catalogue left behind would make the storage look adopted
 		catalogDir = scratch
 	}
 	r, err := openStorage(ctx, cfg, catalogDir)
@@ -67,9 +69,9 @@ func AdoptInPlace(ctx context.Context, cfg *config.Config, dryRun bool, o adopt.
 	return adopt.Run(ctx, cat, r.inner, o)
 }
 
-// checkOwned refuses a storage of this registry, or of another one, whose catalogue is not
-// here: what was pushed since it was adopted would be nobody's, and the new catalogue
-// would not fit the store.
+// checkOwned refuses a storage that belongs to this registry, or to another registry of
+// this program, and whose catalogue is not here. What was pushed since its adoption would
+// belong to no repository, and the new catalogue would not match the store.
 func (r *root) checkOwned(ctx context.Context) error {
 	owner, err := registry.StoreOwner(ctx, r.inner)
 	if err != nil || owner == "" {
@@ -92,7 +94,7 @@ func hasCatalog(cfg *config.Config) bool {
 	return err == nil || cfg.Storage.Catalog.Postgres != ""
 }
 
-// copyCatalog opens a copy of a catalogue, made at path.
+// copyCatalog copies a catalogue to path and opens the copy.
 func copyCatalog(ctx context.Context, cat *catalog.Catalog, path string, cfg *config.Config) (*catalog.Catalog, error) {
 	if err := cat.DB.Backup(ctx, path); err != nil {
 		return nil, err
@@ -100,8 +102,8 @@ func copyCatalog(ctx context.Context, cat *catalog.Catalog, path string, cfg *co
 	return catalog.Open(ctx, path, &catalog.Options{Grace: cfg.Storage.GC.Grace})
 }
 
-// checkAdoptable refuses a directory that is no storage of a Distribution registry, or
-// one of which the object store could not see everything.
+// checkAdoptable refuses a directory that is not the storage of a Distribution registry.
+// It also refuses a storage that the object store could not see completely.
 func checkAdoptable(dir string) error {
 	if err := checkFiles(dir); err != nil {
 		return &RefusedError{err}
@@ -112,16 +114,17 @@ func checkAdoptable(dir string) error {
 	if err := checkRestored(dir); err != nil {
 		return err
 	}
-	if backup.CatalogLost(dir) && registry.HasStoreID(dir) { // before a new one is made
+	if backup.CatalogLost(dir) && registry.HasStoreID(dir) { // before a new catalogue is made
 		return errOwned()
 	}
 	return checkOwner(dir)
 }
 
-// checkFiles refuses a storage with a symbolic link in it, or with a file that this
-// process may not read. The object store follows no links, as whoever may write to one
-// place of the disk could let it read another; what is behind a link would be missing
-// without a word. A blob that cannot be read would be adopted, and fail when it is pulled.
+// checkFiles refuses a storage that contains a symbolic link, or a file that this process
+// may not read. The object store follows no links, because a user who may write to one
+// place of the disk could otherwise make it read another. Without this check, the content
+// behind a link would be missing without a message, and a blob that cannot be read would
+// be adopted and fail when it is pulled.
 func checkFiles(dir string) error {
 	top := filepath.Join(dir, "docker")
 	return filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
@@ -139,7 +142,8 @@ func checkFiles(dir string) error {
 	})
 }
 
-// linkError tells the way out where a symbolic link stands for a part of the storage.
+// linkError says what the user can do when a symbolic link stands for a part of the
+// storage.
 func linkError(path string) error {
 	target, err := os.Readlink(path)
 	if err != nil {
@@ -149,11 +153,12 @@ func linkError(path string) error {
 		"move what it points at to its place, or have the whole data directory on the other disk and name that", path, target)
 }
 
-// checkReadable tells the way out where this process may not read a file.
+// checkReadable returns an error that says what the user can do if this process may not
+// read a file.
 func checkReadable(path string) error {
 	err := unix.Faccessat(unix.AT_FDCWD, path, unix.R_OK, unix.AT_EACCESS)
 	if errors.Is(err, unix.EACCES) {
 		return fmt.Errorf("%s cannot be read by user #%d: give that user the files first, such as with chown -R, or run this as their owner", path, os.Geteuid())
 	}
-	return nil // what else is wrong shows when it is read
+	return nil // other errors show when the file is read
 }

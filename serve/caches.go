@@ -22,19 +22,19 @@ import (
 )
 
 const (
-	// cacheDir is the disk's share of the cache within a data root.
+	// cacheDir is the directory in a data root for the cache's share of the disk.
 	cacheDir = "slipway/cache"
 	// smallBlob is the size in bytes up to which the registry keeps blobs in its own
-	// memory, or in the catalogue: those never reach the object store's cache.
+	// memory or in the catalogue. Such blobs never reach the object store's cache.
 	smallBlob = 64 << 10
-	// defaultCacheRAM is the share of memory for blobs where it is not configured, and
-	// maxCacheRAM the most of it, in bytes.
+	// defaultCacheRAM is the default share of memory for blobs, and maxCacheRAM is the
+	// largest such default in bytes.
 	defaultCacheRAM = 0.1
 	maxCacheRAM     = 1 << 30
 )
 
-// openCaches puts what a server keeps near in front of its object store: first what
-// the other servers have, then what this one has.
+// openCaches puts the caches of a server in front of its object store: first the blobs of
+// the other servers, then the server's own cache.
 func (r *root) openCaches(cfg *config.Config, log *slog.Logger) error {
 	if cfg.Cluster.Enabled() {
 		if err := r.openCluster(&cfg.Cluster, log); err != nil {
@@ -50,7 +50,7 @@ func (r *root) openCaches(cfg *config.Config, log *slog.Logger) error {
 	return r.openPrefetch(&cfg.Storage, log)
 }
 
-// openCluster makes this server known to the others that share its catalogue.
+// openCluster registers this server with the others that share its catalogue.
 func (r *root) openCluster(c *config.Cluster, log *slog.Logger) error {
 	trust, err := clusterTLS(c)
 	if err != nil {
@@ -66,7 +66,8 @@ func (r *root) openCluster(c *config.Cluster, log *slog.Logger) error {
 	return nil
 }
 
-// clusterTLS is how other servers are checked; nil is the system's way.
+// clusterTLS returns the TLS configuration for verifying other servers. nil means the
+// system's authorities.
 func clusterTLS(c *config.Cluster) (*tls.Config, error) {
 	if c.CAFile == "" {
 		return nil, nil
@@ -78,7 +79,7 @@ func clusterTLS(c *config.Cluster) (*tls.Config, error) {
 	return &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, nil
 }
 
-// openCache puts the cache of blobs in front of the store, if there is to be one.
+// openCache puts the cache of blobs in front of the store if one is configured.
 func (r *root) openCache(cfg *config.Config, log *slog.Logger) error {
 	c := &cfg.Storage.BlobCache
 	ram := cacheRAM(&cfg.Storage, machineMemory())
@@ -97,7 +98,8 @@ func (r *root) openCache(cfg *config.Config, log *slog.Logger) error {
 		RAMBytes: ram, SSDBytes: int64(c.SSD), Dir: c.Directory, RAMPolicy: c.RAMPolicy, SSDPolicy: c.SSDPolicy,
 		Admission: admission, SSDWritePerDay: int64(c.WriteBudget), WriteThrough: c.WriteThrough,
 		WarmLimit: cfg.Storage.Prefetch.Parallel + warmParallel,
-		// Swift's state of an upload is its name, whoever has written to it.
+		// Swift stores an upload under its name alone, so another server may have written
+		// to it.
 		CheckUploads: cfg.Storage.Swift != nil && cfg.Storage.Catalog.Postgres != "",
 		Cacheable:    isBlob, Verify: verifyBlob,
 		Logger: log,
@@ -107,7 +109,7 @@ func (r *root) openCache(cfg *config.Config, log *slog.Logger) error {
 	}
 	if c.Large != nil {
 		if o.LargeObject = int64(*c.Large); o.LargeObject == 0 {
-			o.LargeObject = 1 // nothing goes to memory; to the cache 0 is its default
+			o.LargeObject = 1 // no blob goes to memory; the cache would take 0 as its default
 		}
 	}
 	if r.cache, err = tier.New(r.store, o); err != nil {
@@ -118,8 +120,8 @@ func (r *root) openCache(cfg *config.Config, log *slog.Logger) error {
 	return nil
 }
 
-// isBlob reports whether a key is that of a blob's object, as blobOf does, but at a cost
-// that each hit can bear.
+// isBlob reports whether a key is the key of a blob's object. It decides as blobOf does,
+// but is cheap enough for each cache hit.
 func isBlob(key string) bool {
 	rest, ok := strings.CutPrefix(key, blobsDir)
 	alg, rest, _ := strings.Cut(rest, "/")
@@ -144,7 +146,8 @@ func isBlob(key string) bool {
 	return true
 }
 
-// cacheRAM is how much memory blobs may take, of a machine with so many bytes.
+// cacheRAM returns how many bytes of memory blobs may take on a machine that has the
+// given number of bytes.
 func cacheRAM(st *config.Storage, machine int64) int64 {
 	switch {
 	case st.BlobCache.RAM != nil:
@@ -155,7 +158,7 @@ func cacheRAM(st *config.Storage, machine int64) int64 {
 	return min(int64(float64(machine)*defaultCacheRAM), maxCacheRAM)
 }
 
-// openPrefetch sets up what fills the cache.
+// openPrefetch sets up the prefetching into the cache.
 func (r *root) openPrefetch(st *config.Storage, log *slog.Logger) error {
 	c, redirect := &st.Prefetch, &st.Redirect
 	bypassed := redirect.Mode == "always" && len(redirect.Rules) == 0 && !redirect.Disable && st.Remote()
@@ -176,7 +179,7 @@ func (r *root) openPrefetch(st *config.Storage, log *slog.Logger) error {
 		},
 	}
 	if c.Precision == 0 {
-		o.Manifests.Precision = -1 // no bound; to the policy 0 is its default
+		o.Manifests.Precision = -1 // no bound; the policy would take 0 as its default
 	}
 	if c.Mode == "algorithm1" {
 		o.Mode = prefetch.Algorithm1
@@ -189,13 +192,13 @@ func (r *root) openPrefetch(st *config.Storage, log *slog.Logger) error {
 	return nil
 }
 
-// peerServer serves what other servers read from this one's cache.
+// peerServer serves blobs from this server's cache to other servers.
 type peerServer struct {
 	ln  net.Listener
 	srv *http.Server
 }
 
-// listenPeers listens for other servers, if there are to be any.
+// listenPeers opens the listener for other servers if one is configured.
 func (s *Server) listenPeers() (err error) {
 	c := &s.cfg.Cluster
 	if !c.Enabled() {
@@ -209,7 +212,7 @@ func (s *Server) listenPeers() (err error) {
 	return nil
 }
 
-// servePeers sets up the answers to other servers.
+// servePeers sets up the HTTP server that answers other servers.
 func (s *Server) servePeers() {
 	if s.peers == nil {
 		return
@@ -227,7 +230,7 @@ func (s *Server) servePeers() {
 
 func (p *peerServer) serve() error { return p.srv.Serve(p.ln) }
 
-// close is for a peerServer that may be nil.
+// close closes the server. p may be nil.
 func (p *peerServer) close() {
 	if p == nil {
 		return
@@ -235,5 +238,5 @@ func (p *peerServer) close() {
 	if p.srv != nil {
 		p.srv.Close()
 	}
-	p.ln.Close() // which the server may have done already
+	p.ln.Close() // the server may have closed it already
 }

@@ -21,84 +21,86 @@ import (
 	"example.org/slipway/registry/prefetch"
 )
 
-// CacheTier is how memory, or the disk's share, of a server's cache stands. Counts are
+// CacheTier is the state of one tier of a server's cache: memory or disk. Counts are
 // since the server's start.
 type CacheTier struct {
-	// Limit is how many bytes it may take, Bytes what its contents have, Pinned the
-	// bytes of those that stay whatever else comes.
+	// Limit is how many bytes the tier may take. Bytes is the size of its contents, and
+	// Pinned is the size of the contents that are never evicted.
 	Limit   int64 `json:"limit"`
 	Bytes   int64 `json:"bytes"`
 	Pinned  int64 `json:"pinned"`
 	Entries int   `json:"entries"`
-	// Hits and HitBytes count requests served, Misses those that were not, Evictions
-	// the contents given up.
+	// Hits and HitBytes count the requests that were served, Misses the requests that
+	// were not, and Evictions the contents that were evicted.
 	Hits      int64 `json:"hits"`
 	HitBytes  int64 `json:"hit_bytes"`
 	Misses    int64 `json:"misses"`
 	Evictions int64 `json:"evictions"`
 }
 
-// CacheStatus is how a server's cache stands.
+// CacheStatus is the state of a server's cache.
 type CacheStatus struct {
 	RAM CacheTier `json:"ram"`
 	SSD CacheTier `json:"ssd"`
 	// Fetching is how many contents are being fetched from the object store. Fetched
-	// counts all of them, Shared the requests that joined a fetch, Failed the fetches
-	// that failed, Damaged the files that were not what they should be.
+	// counts all fetches, Shared the requests that joined a fetch, Failed the fetches
+	// that failed, and Damaged the files whose content was wrong.
 	Fetching int   `json:"fetching"`
 	Fetched  int64 `json:"fetched"`
 	Shared   int64 `json:"shared"`
 	Failed   int64 `json:"failed"`
 	Damaged  int64 `json:"damaged"`
-	// Written is how many bytes were written to the disk, Budget how many more may be
-	// now, or -1 without a limit. Usable reports whether the disk is written at present.
+	// Written is how many bytes were written to the disk. Budget is how many more may be
+	// written now, or -1 without a limit. Usable reports whether the disk is currently
+	// written to.
 	Written int64 `json:"written"`
 	Budget  int64 `json:"budget"`
 	Usable  bool  `json:"usable"`
-	// Prefetch is nil where nothing is fetched ahead.
+	// Prefetch is nil if nothing is prefetched.
 	Prefetch *prefetch.Stats `json:"prefetch,omitempty"`
-	// Servers are those that read from each other, this one among them.
+	// Servers lists the servers that read from each other, including this one.
 	Servers []string `json:"servers,omitempty"`
 }
 
-// CacheDropArgs of [Admin.DropCached]: these contents, or all.
+// CacheDropArgs are the arguments of [Admin.DropCached]: the contents to drop, or all.
 type CacheDropArgs struct {
 	Digests []oci.Digest
 	All     bool
 }
 
-// CacheDropReport tells how many contents were dropped.
+// CacheDropReport says how many contents were dropped.
 type CacheDropReport struct {
 	Dropped int `json:"dropped"`
 }
 
-// CacheWarmArgs of [Admin.WarmCache].
+// CacheWarmArgs are the arguments of [Admin.WarmCache].
 type CacheWarmArgs struct {
-	// Images are REPOSITORY[:TAG|@DIGEST]; without either it is the tag latest.
+	// Images are written REPOSITORY[:TAG|@DIGEST]. The default tag is latest.
 	Images []string
-	// Platform takes only that of an index, OS/ARCHITECTURE[/VARIANT]; empty: all.
+	// Platform selects a platform of an index, OS/ARCHITECTURE[/VARIANT]. If it is empty,
+	// all platforms are warmed.
 	Platform string
 }
 
-// CacheWarmReport is how far the warming of a cache is. Layers and Bytes are done, of
-// the totals.
+// CacheWarmReport is the progress of warming a cache. Layers and Bytes are the amounts
+// done, out of the totals.
 type CacheWarmReport struct {
 	Layers      int   `json:"layers"`
 	LayersTotal int   `json:"layers_total"`
 	Bytes       int64 `json:"bytes"`
 	BytesTotal  int64 `json:"bytes_total"`
-	// Held layers were there before. NotKept are those that the cache has no room for,
-	// Failed those that could not be fetched.
+	// Held counts layers that were cached before. NotKept counts layers that the cache
+	// has no room for, and Failed layers that could not be fetched.
 	Held    int           `json:"held"`
 	NotKept int           `json:"not_kept"`
 	Failed  int           `json:"failed"`
 	Took    time.Duration `json:"took"`
 }
 
-// errNoServer says that a command needs a server that runs.
+// errNoServer says that a command needs a running server.
 var errNoServer = errors.New("no server uses this data directory: a cache is its server's, and is looked after while that runs")
 
-// CacheStatus tells how the cache of the server stands that uses the data root.
+// CacheStatus returns the state of the cache of the server that uses the data root.
 func (a *Admin) CacheStatus(ctx context.Context) (CacheStatus, error) {
 	if a.local != nil {
 		return CacheStatus{}, errNoServer
@@ -106,7 +108,7 @@ func (a *Admin) CacheStatus(ctx context.Context) (CacheStatus, error) {
 	return askServer[struct{}, CacheStatus](ctx, a, "cache-status", struct{}{}, nil)
 }
 
-// DropCached drops contents from the server's cache. Whoever reads one goes on.
+// DropCached drops contents from the server's cache. Reads under way continue.
 func (a *Admin) DropCached(ctx context.Context, args CacheDropArgs) (CacheDropReport, error) {
 	if a.local != nil {
 		return CacheDropReport{}, errNoServer
@@ -122,7 +124,7 @@ func (a *Admin) WarmCache(ctx context.Context, args CacheWarmArgs, progress func
 	return askServer(ctx, a, "cache-warm", args, progress)
 }
 
-// needCache refuses work on a cache that is not there.
+// needCache returns an error if there is no cache.
 func (r *root) needCache() error {
 	if r.cache == nil {
 		return errors.New("the server has no cache of blobs; storage.blob_cache gives it one")
@@ -171,7 +173,7 @@ func (r *root) dropCached(args CacheDropArgs) (CacheDropReport, error) {
 	return CacheDropReport{Dropped: r.cache.Drop(keys...)}, nil
 }
 
-// warmParallel is how many layers a command fetches at once.
+// warmParallel is how many layers a command fetches at a time.
 const warmParallel = 4
 
 func (r *root) warmCache(ctx context.Context, args CacheWarmArgs, progress func(CacheWarmReport)) (rep CacheWarmReport, err error) {
@@ -192,7 +194,7 @@ func (r *root) warmLayers(ctx context.Context, layers []oci.Descriptor, progress
 		rep.BytesTotal += l.Size
 	}
 	var mu sync.Mutex
-	var first error // of the fetches that failed
+	var first error // the first error of a failed fetch
 	var g errgroup.Group
 	g.SetLimit(warmParallel)
 	for _, l := range layers {
@@ -220,7 +222,7 @@ func (r *root) warmLayers(ctx context.Context, layers []oci.Descriptor, progress
 	return rep, err
 }
 
-// note adds what became of a layer.
+// note records the outcome of a layer.
 func (rep *CacheWarmReport) note(size int64, held bool, err error) {
 	rep.Layers++
 	rep.Bytes += size
@@ -234,7 +236,8 @@ func (rep *CacheWarmReport) note(size int64, held bool, err error) {
 	}
 }
 
-// layersOf lists what images are made of, each layer once, the small first.
+// layersOf lists the layers and configurations of images, each once and the smallest
+// first.
 func (r *root) layersOf(ctx context.Context, args CacheWarmArgs) ([]oci.Descriptor, error) {
 	w := &warmList{root: r, platform: args.Platform, seen: map[oci.Digest]bool{}}
 	for _, image := range args.Images {
@@ -306,7 +309,7 @@ func (w *warmList) addManifest(ctx context.Context, repo string, content []byte,
 		w.seen[d.Digest] = true
 		m, err := w.root.cat.Manifest(ctx, repo, d.Digest)
 		if errors.Is(err, catalog.ErrNotFound) {
-			continue // a platform that was left out
+			continue // a platform that is not here
 		}
 		if err != nil {
 			return err
@@ -318,7 +321,7 @@ func (w *warmList) addManifest(ctx context.Context, repo string, content []byte,
 	return nil
 }
 
-// wants reports whether a manifest of an index is of the wanted platform.
+// wants reports whether a manifest in an index is of the wanted platform.
 func (w *warmList) wants(d oci.Descriptor) bool {
 	if w.platform == "" {
 		return true

@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/registry/notify"
 )
 
-// authProblem says where in the configuration the mistake is that auth.New found.
+// authProblem says to which place in the configuration an error of auth.New belongs.
 func authProblem(cfg *config.Config, err error) error {
 	var m *auth.ConfigError
 	if errors.As(err, &m) {
@@ -19,8 +19,8 @@ func authProblem(cfg *config.Config, err error) error {
 	return fmt.Errorf("set up auth: %w", err)
 }
 
-// CheckFiles opens what a valid configuration names (certificates, password
-// files, keys, rules) and tells what is wrong with it. It changes nothing.
+// CheckFiles opens the files that a valid configuration names (certificates, password
+// files, keys, rules) and reports what is wrong with them. It changes nothing.
 func CheckFiles(cfg *config.Config) error {
 	if _, err := registryOptions(cfg, slog.New(slog.DiscardHandler)); err != nil {
 		return err
@@ -45,7 +45,7 @@ func CheckFiles(cfg *config.Config) error {
 	}
 	whole := cfg
 	if t := cfg.Auth.Token; t != nil && t.Key != "" {
-		// auth.New would make a key that is absent.
+		// auth.New would create a missing key.
 		token := *t
 		token.Key = ""
 		cfg = &config.Config{Auth: cfg.Auth, Notifications: cfg.Notifications}

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keepFree is how much of a disk uploads leave free: the last bytes are for what the
-// catalogue writes of them.
+// keepFree returns how many bytes of a disk uploads leave free. The catalogue needs the
+// last bytes to record the uploads.
 func keepFree(dir string) int64 {
 	const most, share = 64 << 20, 32
 	var st unix.Statfs_t
@@ -19,7 +19,7 @@ func keepFree(dir string) int64 {
 	return min(most, int64(st.Blocks/share)*st.Bsize)
 }
 
-// full returns why what is new is refused, or nil while there is room for it.
+// full returns why new content is refused, or nil while there is room for it.
 func (r *root) full() error {
 	if err := r.cat.DB.Room(); err != nil {
 		return err
@@ -34,14 +34,14 @@ func (r *root) full() error {
 	return nil
 }
 
-// impaired returns what keeps the data directory's disk from being used as it should
-// be: it is read-only, without inodes, or files cannot be opened.
+// impaired returns the reason why the data directory's disk cannot be used properly: it
+// is read-only, has no free inodes, or files on it cannot be opened.
 func (r *root) impaired() error {
 	f, err := os.Open(r.dir)
 	if err != nil {
 		return fmt.Errorf("open the data directory: %w", err)
 	}
-	defer f.Close() // nothing is written through it
+	defer f.Close() // nothing is written to it
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
 		return fmt.Errorf("look at the disk of %s: %w", r.dir, err)

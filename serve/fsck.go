@@ -13,19 +13,21 @@ import (
 	"example.org/slipway/registry/check"
 )
 
-// FsckSource is where a repair gets good copies of what is damaged or missing: a backup,
+// FsckSource is where a repair gets good copies of damaged or missing content: a backup
 // or another registry.
 type FsckSource struct {
-	// Backup is the absolute path of a backup's directory; "" for a registry.
+	// Backup is the absolute path of a backup's directory. It is empty if the source is a
+	// registry.
 	Backup string
-	// Registry is its URL. With Repo everything is looked for in that repository,
-	// otherwise in those of the same names.
+	// Registry is the URL of the registry. If Repo is set, all content is looked up in
+	// that repository. Otherwise content is looked up in repositories of the same names
+	// as here.
 	Registry, Repo string
 	Credential     client.Credential
-	Insecure       bool // do not check the certificate
+	Insecure       bool // do not verify the certificate
 }
 
-// open opens the source. close must be called.
+// open opens the source. The caller must call close.
 func (s *FsckSource) open(ctx context.Context) (src check.Source, close func(context.Context) error, err error) {
 	if s.Backup != "" {
 		r, close, err := backup.Open(ctx, s.Backup, slog.New(slog.DiscardHandler))

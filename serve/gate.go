@@ -7,10 +7,10 @@ import (
 	"sync"
 )
 
-// gate keeps account of the requests under way, so that what they use is not
-// closed under them: http.Server.Close cuts connections and waits for nobody.
+// gate counts the requests under way, so that what they use is not closed while they run.
+// http.Server.Close cuts connections and waits for nobody.
 type gate struct {
-	// mu is read-locked by each request and locked for good by shut.
+	// mu is read-locked by each request. shut locks it and never unlocks it.
 	mu   sync.RWMutex
 	once sync.Once
 	done chan struct{}
@@ -29,8 +29,8 @@ func (g *gate) guard(h http.Handler) http.Handler {
 	})
 }
 
-// shut refuses what still comes, and waits until nothing is under way or ctx
-// ends. It is idempotent.
+// shut refuses further requests, and waits until none is under way or ctx ends. It is
+// idempotent.
 func (g *gate) shut(ctx context.Context) error {
 	g.once.Do(func() {
 		g.done = make(chan struct{})

@@ -22,12 +22,12 @@ import (
 	"example.org/slipway/registry/server"
 )
 
-// gearTemp is the directory in a data root for large files during their
-// conversion. It is emptied at every start.
+// gearTemp is the directory in a data root for large files during their conversion. It is
+// emptied at every start.
 const gearTemp = "slipway/gear/tmp"
 
-// openGear opens the Gear side of a data root. Small files that are often asked
-// for are kept in memory.
+// openGear opens the Gear side of a data root. Small files that are often requested are
+// kept in memory.
 func (r *root) openGear(cfg *config.Config, log *slog.Logger, memory *registry.Memory) error {
 	mode, err := gearModes(&cfg.Gear)
 	if err != nil {
@@ -58,8 +58,9 @@ func (r *root) openGear(cfg *config.Config, log *slog.Logger, memory *registry.M
 	return nil
 }
 
-// ownerOf tells whose a repository is: where there are users, those of one owner have the
-// first part of the name in common. Where everybody may do everything, all are one owner's.
+// ownerOf returns a function that returns the owner of a repository. If users are
+// configured, the first part of the repository's name is its owner. If everybody may do
+// everything, all repositories have the same owner.
 func ownerOf(c *auth.Config) func(repo string) string {
 	if c.HTPasswd == nil && c.Token == nil && len(c.OIDC) == 0 && c.MTLS == nil {
 		return nil
@@ -70,7 +71,7 @@ func ownerOf(c *auth.Config) func(repo string) string {
 	}
 }
 
-// layerLimits are the bounds of what is converted.
+// layerLimits returns the limits for layers to convert.
 func layerLimits(c *config.Gear) *rootfs.Options {
 	return &rootfs.Options{
 		MaxEntries: int64(c.MaxEntries), MaxBytes: int64(c.MaxLayerBytes), MaxFileSize: int64(c.MaxFileBytes),
@@ -79,7 +80,7 @@ func layerLimits(c *config.Gear) *rootfs.Options {
 	}
 }
 
-// gearModes compiles when which repository is converted.
+// gearModes compiles the rules that say which repositories are converted, and when.
 func gearModes(c *config.Gear) (func(repo string) gearregistry.Mode, error) {
 	modes := map[string]gearregistry.Mode{"off": gearregistry.Off, "async": gearregistry.Async, "sync": gearregistry.Sync}
 	type rule struct {
@@ -104,17 +105,17 @@ func gearModes(c *config.Gear) (func(repo string) gearregistry.Mode, error) {
 	}, nil
 }
 
-// storedBlobs opens the blobs of a data root.
+// storedBlobs reads the blobs of a data root.
 type storedBlobs struct{ r *root }
 
 func (b storedBlobs) OpenBlob(ctx context.Context, d oci.Digest, off int64) (io.ReadCloser, int64, error) {
 	return registry.OpenBlob(ctx, b.r.cat, b.r.store, d, off)
 }
 
-// gearEvents has the Gear side take in an event after others did: it may wait for
-// conversions, longer than ctx lasts, and what others record must neither be
-// late nor fail because of that. Others learn of what mirrors fetch only if they
-// are to.
+// gearEvents passes an event to next and then to the Gear side. The Gear side is last
+// because it may wait for conversions for longer than ctx lasts, and the records of
+// others must neither be late nor fail because of that. Others receive events of what
+// mirrors fetch only if they are configured to.
 func gearEvents(g *gearregistry.Service, next func(context.Context, registry.Event) error, mirrored bool) func(context.Context, registry.Event) error {
 	return func(ctx context.Context, e registry.Event) error {
 		var err error

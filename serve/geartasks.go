@@ -14,34 +14,35 @@ import (
 	"example.org/slipway/registry/check"
 )
 
-// ConvertArgs of [Admin.Convert].
+// ConvertArgs are the arguments of [Admin.Convert].
 type ConvertArgs struct {
-	// Again also converts layers whose conversion has failed before.
+	// Again also converts layers whose conversion failed before.
 	Again bool
 }
 
-// ConvertReport is how far a conversion of everything is.
+// ConvertReport is the progress of converting everything.
 type ConvertReport struct {
-	// Queued layers had no index at the beginning.
+	// Queued is how many layers had no index at the beginning.
 	Queued int `json:"queued"`
-	// Waiting layers, and those being converted.
+	// Waiting is how many layers wait or are being converted.
 	Waiting int64                 `json:"waiting"`
 	Active  []gearregistry.Active `json:"active"`
-	// Converted layers since the beginning, Failed all that cannot be converted.
+	// Converted counts the layers converted since the beginning. Failed counts all layers
+	// that cannot be converted.
 	Converted int64 `json:"converted"`
 	Failed    int64 `json:"failed"`
-	// Failures are some of these.
+	// Failures lists some of the failures.
 	Failures []gearregistry.Failure `json:"failures"`
 	Took     time.Duration          `json:"took"`
 }
 
-// SettleArgs of [Admin.Settle].
+// SettleArgs are the arguments of [Admin.Settle].
 type SettleArgs struct {
-	// All packs, also those that have not changed since they were settled.
+	// All also settles packs that have not changed since they were last settled.
 	All bool
 }
 
-// SettleReport is what settling did to the packs.
+// SettleReport says how packs were changed by settling them.
 type SettleReport struct {
 	PacksBefore     int64         `json:"packs_before"`
 	PackBytesBefore int64         `json:"pack_bytes_before"`
@@ -50,25 +51,25 @@ type SettleReport struct {
 	Took            time.Duration `json:"took"`
 }
 
-// Kinds of problems of the Gear side, beside those of package registry.
+// These are the kinds of problems of the Gear side. Package registry has others.
 const (
-	// ProblemGear: a pack or a content in it is damaged. Repair records the
+	// ProblemGear means that a pack, or a content in it, is damaged. A repair records the
 	// content as lost, and it is made again from a layer that holds it.
 	ProblemGear check.Kind = "gear-damaged"
-	// ProblemGearUnknown: the store has a pack the catalogue does not know.
-	// Repair deletes it.
+	// ProblemGearUnknown means that the store has a pack that the catalogue does not
+	// know. A repair deletes it.
 	ProblemGearUnknown check.Kind = "gear-pack-unknown"
 )
 
 const (
-	// watchEvery is the time between two looks at how far work is.
+	// watchEvery is how often progress is read.
 	watchEvery = 200 * time.Millisecond
-	// maxGearProblems is how many problems of packs a report lists; the counts
-	// go on. As many as of package registry.
+	// maxGearProblems is how many problems of packs a report lists; further problems are
+	// only counted. Package registry has the same limit.
 	maxGearProblems = 1000
 )
 
-// Convert converts the layers of all images that have no index.
+// Convert converts the layers that have no index, of all images.
 func (a *Admin) Convert(ctx context.Context, args ConvertArgs, progress func(ConvertReport)) (ConvertReport, error) {
 	if a.local == nil {
 		return askServer(ctx, a, "convert", args, progress)
@@ -76,10 +77,10 @@ func (a *Admin) Convert(ctx context.Context, args ConvertArgs, progress func(Con
 	if err := gearWritable(a.cfg); err != nil {
 		return ConvertReport{}, err
 	}
-	// No server works off the queue.
+	// No server processes the queue.
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = a.local.gear.Run(ctx) }) // ends with ctx and has no errors
+	wg.Go(func() { _ = a.local.gear.Run(ctx) }) // ends with ctx and returns no error
 	defer wg.Wait()
 	defer cancel()
 	return convertAll(ctx, a.local.gear, args, progress)
@@ -116,7 +117,7 @@ func convertAll(ctx context.Context, g *gearregistry.Service, args ConvertArgs, 
 	}
 }
 
-// GearStatus tells the state of the Gear side.
+// GearStatus returns the state of the Gear side.
 func (a *Admin) GearStatus(ctx context.Context) (gearregistry.Status, error) {
 	if a.local == nil {
 		return askServer[struct{}, gearregistry.Status](ctx, a, "status", struct{}{}, nil)
@@ -124,7 +125,7 @@ func (a *Admin) GearStatus(ctx context.Context) (gearregistry.Status, error) {
 	return a.local.gear.Status(ctx)
 }
 
-// Settle rewrites packs, and frees the space of contents that nothing needs.
+// Settle rewrites packs and frees the space of contents that nothing needs any more.
 func (a *Admin) Settle(ctx context.Context, args SettleArgs) (SettleReport, error) {
 	if a.local == nil {
 		return askServer[SettleArgs, SettleReport](ctx, a, "settle", args, nil)
@@ -135,7 +136,7 @@ func (a *Admin) Settle(ctx context.Context, args SettleArgs) (SettleReport, erro
 	return settle(ctx, a.local.gear, args)
 }
 
-// gearWritable refuses work on packs where nothing may be changed.
+// gearWritable returns an error if packs may not be changed.
 func gearWritable(cfg *config.Config) error {
 	if cfg.Storage.Maintenance.ReadOnly.Enabled {
 		return errors.New("storage.maintenance.readonly is enabled, so nothing is converted or settled")
@@ -156,13 +157,13 @@ func settle(ctx context.Context, g *gearregistry.Service, args SettleArgs) (rep 
 	return SettleReport{before.Packs, before.PackBytes, after.Packs, after.PackBytes, time.Since(began)}, err
 }
 
-// gearCheck adds to a report what is wrong with packs.
+// gearCheck adds the problems of packs to a report.
 type gearCheck struct {
 	rep    *check.Report
 	repair bool
 	listed int
-	// pack is the last pack that is damaged as such, at is where rep lists it,
-	// or -1.
+	// pack is the last pack that is damaged as a whole. at is its place in rep's list, or
+	// -1.
 	pack string
 	at   int
 }
@@ -177,7 +178,7 @@ func (g *gearCheck) found(p filestore.Problem) {
 		out.Kind = ProblemGearUnknown
 	case p.Name != "":
 		out.Digest = oci.Digest("sha256:" + p.Name)
-		if out.Repaired && p.Pack == g.pack { // then that is what the pack suffers from
+		if out.Repaired && p.Pack == g.pack { // the contents are damaged because the pack is
 			g.repaired(ProblemGear)
 			if g.at >= 0 {
 				g.rep.Problems[g.at].Repaired = true
@@ -204,14 +205,14 @@ func (g *gearCheck) found(p filestore.Problem) {
 
 func (g *gearCheck) repaired(kind check.Kind) { g.rep.Repaired[kind]++ }
 
-// rebuild records the packs that the catalogue does not know, and then checks
-// everything.
+// rebuild records the packs that the catalogue does not know and then checks everything.
 func rebuild(ctx context.Context, r *root, args FsckArgs, progress func(check.Report)) (check.Report, error) {
 	began := time.Now()
 	if err := r.reg.CheckStore(ctx); err != nil {
 		return check.Report{}, err
 	}
-	// Those that are damaged the check finds again, among the unknown ones.
+	// Damaged packs are not reported here, because the check finds them again among the
+	// unknown packs.
 	packs, files, err := r.files.Rebuild(ctx, func(filestore.Problem) {})
 	if err != nil {
 		return check.Report{}, fmt.Errorf("record the packs that the catalogue does not know: %w", err)
@@ -223,8 +224,8 @@ func rebuild(ctx context.Context, r *root, args FsckArgs, progress func(check.Re
 	return rep, err
 }
 
-// fsckAll checks everything, packs included: those last, so that what a repair
-// makes room for has been made.
+// fsckAll checks everything. Packs come last, because by then the repairs before them
+// have freed space.
 func fsckAll(ctx context.Context, r *root, args FsckArgs, progress func(check.Report)) (check.Report, error) {
 	ctx = pastCache(ctx)
 	if args.Rebuild {

@@ -25,7 +25,7 @@ type health struct {
 	drain   atomic.Bool
 }
 
-// healthCheck is one configured health check, run at its own interval.
+// healthCheck is a configured health check, which runs at its own interval.
 type healthCheck struct {
 	name      string
 	every     time.Duration
@@ -64,7 +64,7 @@ func newHealth(cfg *config.Config, r *root, log *slog.Logger) *health {
 		})
 	}
 	for _, c := range cfg.Health.HTTP {
-		// Each check takes a new connection: an old one tells little.
+		// Each check opens a new connection, because an old connection proves little.
 		client := &http.Client{Timeout: c.Timeout, Transport: &http.Transport{DisableKeepAlives: true, Proxy: http.ProxyFromEnvironment}}
 		add("http "+c.URI, c.Interval, c.Threshold, func(ctx context.Context) error { return headURL(ctx, client, c) })
 	}
@@ -129,14 +129,15 @@ func (h *health) runOnce(ctx context.Context, c *healthCheck) {
 	}
 }
 
-// stopping makes the server unready, so that balancers send nothing more.
+// stopping makes the server unready, so that load balancers send no more requests.
 func (h *health) stopping() { h.drain.Store(true) }
 
 // live answers 200 as long as the process can answer at all.
 func (h *health) live(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }
 
-// ready answers 200 when the registry can serve. An upstream that cannot be reached,
-// or a full disk, is told, and no reason to serve nothing: what is here can be pulled.
+// ready answers 200 when the registry can serve. An upstream that cannot be reached, or a
+// full disk, is reported but does not make the registry unready, because stored content
+// can still be pulled.
 func (h *health) ready(w http.ResponseWriter, r *http.Request) {
 	if err := h.problem(r.Context()); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)

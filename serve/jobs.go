@@ -9,8 +9,8 @@ import (
 	"example.org/slipway/registry/mirror"
 )
 
-// runJobs does the regular work of a server until ctx ends: collections, and
-// the retention rules.
+// runJobs does the regular work of a server until ctx ends: garbage collections and the
+// retention rules.
 func (s *Server) runJobs(ctx context.Context) {
 	st := &s.cfg.Storage
 	if st.Maintenance.ReadOnly.Enabled {
@@ -36,7 +36,7 @@ func (s *Server) runJobs(ctx context.Context) {
 	if !st.GC.Disabled {
 		every(st.GC.Interval, func() { s.collectGarbage(ctx) })
 	}
-	wg.Go(func() { s.dropLayers(ctx) }) // also where none are dropped: some may have been
+	wg.Go(func() { s.dropLayers(ctx) }) // always: layers may have been dropped before
 	every(st.Rebuild.Interval, func() { s.dropLayers(ctx) })
 	if len(st.Retention) > 0 {
 		every(st.RetentionInterval, func() { s.applyRetention(ctx) })
@@ -47,7 +47,7 @@ func (s *Server) runJobs(ctx context.Context) {
 	wg.Wait()
 }
 
-// pruneEvery is the longest time between two looks for mirrored images that nobody
+// pruneEvery is the longest time between two searches for mirrored images that nobody
 // pulls any more.
 const pruneEvery = time.Hour
 

@@ -26,8 +26,8 @@ import (
 	"example.org/slipway/registry/server/edge"
 )
 
-// newHTTPServer makes the registry's HTTP server. Bodies have deadlines of their
-// own in package server; here are those of everything around them.
+// newHTTPServer returns the registry's HTTP server. Package server sets the deadlines of
+// bodies; this function sets all others.
 func newHTTPServer(h *config.HTTP, log *slog.Logger, handler http.Handler) *http.Server {
 	srv := &http.Server{
 		Handler:           handler,
@@ -45,7 +45,7 @@ func newHTTPServer(h *config.HTTP, log *slog.Logger, handler http.Handler) *http
 	return srv
 }
 
-// listenAll opens the listeners. Who connects waits until the server runs.
+// listenAll opens the listeners. Clients that connect wait until the server runs.
 func (s *Server) listenAll() (err error) {
 	h := &s.cfg.HTTP
 	if h.Net == "unix" {
@@ -71,8 +71,8 @@ func (s *Server) listenAll() (err error) {
 	return nil
 }
 
-// encrypt puts TLS on the registry's listener, if it is configured; otherwise what
-// sends small answers in one piece.
+// encrypt adds TLS to the registry's listener if TLS is configured. Otherwise it adds a
+// wrapper that sends small answers in one piece.
 func (s *Server) encrypt() (err error) {
 	h := &s.cfg.HTTP
 	if !h.TLS.Enabled() {
@@ -94,7 +94,7 @@ func (s *Server) encrypt() (err error) {
 	return nil
 }
 
-// removeStaleSocket removes a socket nobody listens on any more.
+// removeStaleSocket removes a socket that nobody listens on any more.
 func removeStaleSocket(path string) error {
 	fi, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -113,7 +113,7 @@ func removeStaleSocket(path string) error {
 	return os.Remove(path)
 }
 
-// limited is a listener with a bound on open connections.
+// limited is a listener that bounds the number of open connections.
 type limited struct {
 	net.Listener
 	slots     chan struct{}
@@ -125,15 +125,15 @@ func limitConnections(l net.Listener, n int) net.Listener {
 	return &limited{Listener: l, slots: make(chan struct{}, n), closed: make(chan struct{})}
 }
 
-// Close implements net.Listener. It also ends an Accept that waits for a place,
-// without which http.Server could not stop while all places are taken.
+// Close implements net.Listener. It also ends an Accept that waits for a free place.
+// Otherwise http.Server could not stop while all places are taken.
 func (l *limited) Close() error {
 	l.closeOnce.Do(func() { close(l.closed) })
 	return l.Listener.Close()
 }
 
-// Accept waits for a free place before it takes a connection from the kernel's
-// queue, so that clients wait there instead of being refused.
+// Accept waits for a free place before it takes a connection from the kernel's queue. So
+// clients wait there instead of being refused.
 func (l *limited) Accept() (net.Conn, error) {
 	select {
 	case l.slots <- struct{}{}:
@@ -154,12 +154,11 @@ type limitedConn struct {
 	release func()
 }
 
-// ReadFrom implements io.ReaderFrom, without which net/http could not use
-// sendfile.
+// ReadFrom implements io.ReaderFrom. net/http needs it to use sendfile.
 func (c *limitedConn) ReadFrom(r io.Reader) (int64, error) { return io.Copy(c.Conn, r) }
 
-// CloseWrite implements the interface by which net/http lets the client read the
-// last answer before the connection is closed.
+// CloseWrite implements the interface that net/http uses to let the client read the last
+// answer before the connection is closed.
 func (c *limitedConn) CloseWrite() error {
 	if cw, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return cw.CloseWrite()
@@ -175,7 +174,7 @@ func (c *limitedConn) Close() error {
 	return err
 }
 
-// setUpDebug makes the second server: metrics, health and profiles.
+// setUpDebug creates the second HTTP server, for metrics, health and profiles.
 func (s *Server) setUpDebug() {
 	if s.debugLn == nil {
 		return
@@ -202,9 +201,9 @@ func (s *Server) setUpDebug() {
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)}
 }
 
-// onlyOwnNames refuses requests of other sites' pages to the debug listener, which
-// asks nobody for a password. Metrics and health are answered under any name to other
-// machines, where a scraper or a load balancer has its own.
+// onlyOwnNames refuses requests that pages of other sites send to the debug listener,
+// which requires no password. For other machines, metrics and health are served under any
+// host name, because a scraper or a load balancer may use its own name for the server.
 func (s *Server) onlyOwnNames(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := s.site.Check(r)
@@ -220,7 +219,7 @@ func (s *Server) onlyOwnNames(next http.Handler) http.Handler {
 	})
 }
 
-// certificates are the server's certificate and the client authorities, read
+// certificates holds the server's certificate and the client authorities. They are read
 // again when their files change.
 type certificates struct {
 	cfg     *config.TLS
@@ -265,7 +264,7 @@ func (c *certificates) load() (*loadedCert, error) {
 	return l, nil
 }
 
-// stamp changes when one of the files does.
+// stamp returns a string that changes when one of the files changes.
 func (c *certificates) stamp() string {
 	var s string
 	for _, file := range append([]string{c.cfg.Certificate, c.cfg.Key}, c.cfg.ClientCAs...) {
@@ -280,7 +279,7 @@ func (c *certificates) watch() {
 	defer close(c.done)
 	tick := time.NewTicker(c.every)
 	defer tick.Stop()
-	var refused string // files that cannot be loaded, complained about once
+	var refused string // the files that could not be loaded, so that each failure is logged once
 	for {
 		select {
 		case <-c.stop:
@@ -292,7 +291,7 @@ func (c *certificates) watch() {
 			continue
 		}
 		l, err := c.load()
-		if err != nil { // a renewal caught half way: the old one serves on
+		if err != nil { // a renewal that is only half done; the old certificate stays in use
 			if stamp != refused {
 				c.log.Error("certificates changed but cannot be loaded; the old ones stay in use", "err", err)
 			}

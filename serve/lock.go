@@ -17,16 +17,16 @@ import (
 	"example.org/slipway/registry"
 )
 
-// ErrInUse says that another process serves the data root.
+// ErrInUse says that another process uses the data root.
 var ErrInUse = errors.New("the data directory is in use by another slipway process")
 
-// lockFile keeps a data root to one process. The kernel releases it with the
-// process, however that ends.
+// lockFile is the lock that reserves a data root for one process. The kernel releases it
+// when the process ends, however it ends.
 type lockFile struct {
 	f         *os.File // registry.LockFile
-	root      *os.File // the directory, locked as well: the file can be removed
+	root      *os.File // the directory is locked too, because the file can be removed
 	dir       string
-	removeDir bool // an in-memory root's directory goes with it
+	removeDir bool // the directory of an in-memory root is removed on release
 }
 
 func lockRoot(dir string) (*lockFile, error) {
@@ -37,8 +37,8 @@ func lockRoot(dir string) (*lockFile, error) {
 	switch err := flock(root); err {
 	case nil:
 	case unix.EBADF, unix.EINVAL, unix.ENOLCK, unix.ENOSYS, unix.EOPNOTSUPP:
-		// The file alone has to do: NFS, for one, locks only what is open for
-		// writing, and a directory never is.
+		// The lock on the file has to be enough. NFS, for one, locks only files that are
+		// open for writing, and a directory never is.
 	default:
 		root.Close()
 		return nil, lockError(dir, err)
@@ -69,7 +69,7 @@ func lockError(dir string, err error) error {
 	return fmt.Errorf("lock the data directory %s: %w", dir, err)
 }
 
-// rootInUse reports whether a process uses a data root, without touching it.
+// rootInUse reports whether a process uses a data root. It changes nothing there.
 func rootInUse(dir string) bool {
 	root, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -89,12 +89,13 @@ func (l *lockFile) release() error {
 	return err
 }
 
-// checkOwner refuses to work as root on a directory of another user: the files
-// made would be unreadable to the server that runs as that user.
+// checkOwner returns an error if this process runs as root and the directory belongs to
+// another user. The files it would create could not be read by a server that runs as that
+// user.
 func checkOwner(dir string) error {
 	fi, err := os.Stat(dir)
 	if err != nil {
-		return nil // opening it will say what is wrong
+		return nil // opening it will report the error
 	}
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok || os.Geteuid() != 0 || st.Uid == 0 {
@@ -114,8 +115,8 @@ type logFile struct {
 	f    *os.File
 }
 
-// openLogFile opens a log for appending; others may read what the operator
-// lets them.
+// openLogFile opens a log for appending. The umask decides whether the file's group may
+// read it.
 func openLogFile(path string) (*logFile, error) {
 	l := &logFile{path: path}
 	return l, l.reopen()
@@ -150,7 +151,7 @@ func (l *logFile) Close() error {
 	return l.f.Close()
 }
 
-// freeSpace is the free space of the file system a directory is on, as a metric.
+// freeSpace returns a metric: the free space of the file system that a directory is on.
 func freeSpace(dir string) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "slipway_storage_free_bytes",
 		Help: "Bytes free for this process on the file system of the data directory."}, func() float64 {
@@ -162,5 +163,6 @@ func freeSpace(dir string) prometheus.Collector {
 	})
 }
 
-// noSlash turns the configured "/registry/" or URL into what goes before "/v2/".
+// noSlash returns the configured path or URL, such as "/registry/", without its trailing
+// slash, so that "/v2/" can follow.
 func noSlash(p string) string { return strings.TrimRight(p, "/") }

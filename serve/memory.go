@@ -17,28 +17,27 @@ import (
 	"example.org/slipway/internal/footprint"
 )
 
-// A registry whose caches are small stays within smallLimit. One whose caches
-// have grown beyond what that can hold gets room for garbage beside what is live,
-// and some more of it the more that is: most of it are the blocks of the RAM
-// cache and tables of compression, which cost the collector little to pass over,
-// but not all.
+// A registry with small caches stays within smallLimit. A registry with larger caches
+// gets room for garbage beside its live heap, and this room grows slowly with the live
+// heap. Most of a large heap is blocks of the RAM cache and tables of compression.
+// Scanning these costs the collector little, but not nothing.
 const (
 	gcPercent = 300
-	// smallLimit is the least soft limit of Go's memory, in bytes: with the
-	// executable and SQLite below 40 MB of resident memory.
+	// smallLimit is the least soft limit of Go's memory, in bytes. With the executable
+	// and SQLite, the process then stays below 40 MB of resident memory.
 	smallLimit = 19 << 20
-	// leastRoom is the least room for garbage, in bytes: some 1,500 requests.
+	// leastRoom is the least room for garbage, in bytes. It is enough for some 1,500
+	// requests.
 	leastRoom = 4 << 20
 )
 
-// idleFor is how long no request may have come before memory is given back.
+// idleFor is how long the server must have had no request before memory is given back.
 const idleFor = 5 * time.Second
 
-// keepSmall holds the process's memory down until ctx ends: it bounds the heap
-// by what is live, drops pages of the executable that are no longer used, and
-// after each burst of requests gives back what the burst left behind. served
-// returns how many requests were served so far. GOGC and GOMEMLIMIT in the
-// environment switch the first off.
+// keepSmall keeps the process's memory small until ctx ends. It bounds the heap by the
+// live data, drops pages of the executable that are no longer used, and gives memory back
+// after each burst of requests. served returns how many requests were served so far. GOGC
+// and GOMEMLIMIT in the environment switch off the bound of the heap.
 func keepSmall(ctx context.Context, served func() int64) {
 	tune := os.Getenv("GOGC") == "" && os.Getenv("GOMEMLIMIT") == ""
 	if tune {
@@ -50,15 +49,15 @@ func keepSmall(ctx context.Context, served func() int64) {
 	var seen, trimmed int64
 	var idle time.Duration
 	limit := int64(smallLimit)
-	// Not at once: the first requests are those that waited for the start, and the
-	// collection beside them was seen to cost them some 4 ms each.
+	// The loop waits before its first round. The first requests are those that waited for
+	// the start, and a collection beside them was seen to cost each request some 4 ms.
 	for started := false; ; started = true {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		if l := memoryLimit(memoryInUse()); tune && l != limit { // setting it stops the world
+		if l := memoryLimit(memoryInUse()); tune && l != limit { // setting the limit stops the world
 			limit = l
 			debug.SetMemoryLimit(limit)
 		}
@@ -80,15 +79,15 @@ func keepSmall(ctx context.Context, served func() int64) {
 	}
 }
 
-// memoryLimit is the soft limit for so many bytes of live heap, and so many that
-// the limit counts beside the heap and that no collection gives back: the
+// memoryLimit returns the soft limit for the given bytes of live heap. beside is memory
+// that the limit counts in addition to the heap and that no collection frees: the
 // runtime's tables, and the stacks of what may be thousands of connections.
 func memoryLimit(live, beside int64) int64 {
 	return max(smallLimit, live+min(live/4, 16<<20+live/16)+beside+leastRoom)
 }
 
-// memoryInUse is what the last collection found in use, and what the process has
-// beside the heap, in bytes.
+// memoryInUse returns how many bytes the last collection found live, and how many the
+// process has beside the heap.
 func memoryInUse() (live, beside int64) {
 	s := []metrics.Sample{
 		{Name: "/gc/heap/live:bytes"},
@@ -108,29 +107,29 @@ func memoryInUse() (live, beside int64) {
 	return v[0], max(0, v[1]-v[2]-v[3]-v[4]-v[5])
 }
 
-// machineMemory is how much memory this process may use, in bytes: the machine's, or
-// what its control groups or GOMEMLIMIT allow if that is less.
+// machineMemory returns how many bytes of memory this process may use: the machine's
+// memory, or the limit of its control groups or of GOMEMLIMIT if that is less.
 func machineMemory() int64 {
 	var info unix.Sysinfo_t
-	total := int64(1) << 30 // where nobody tells
+	total := int64(1) << 30 // if nothing says how much there is
 	if unix.Sysinfo(&info) == nil {
 		total = int64(info.Totalram) * int64(info.Unit)
 	}
 	return min(total, cgroupMemory("/"), goMemory())
 }
 
-// goMemory is what GOMEMLIMIT allows, in bytes.
+// goMemory returns the limit of GOMEMLIMIT in bytes.
 func goMemory() int64 {
 	if os.Getenv("GOMEMLIMIT") == "" {
-		return math.MaxInt64 // keepSmall's limit follows what is in use
+		return math.MaxInt64 // a limit that keepSmall has set follows the use and does not count
 	}
 	return debug.SetMemoryLimit(-1)
 }
 
-// cgroupMemory is the least of what the control groups allow that this process is in,
-// in bytes: its own and those above it, of version 1 or 2. The file system begins at
-// root. In a container the path that the process is told may be the host's, of which
-// only the end of the way up is there to be read: the container's own group.
+// cgroupMemory returns the least memory limit, in bytes, of the control groups that this
+// process is in: its own group and those above it, of version 1 or 2. root is where the
+// file system begins. In a container, the process may see the host's path of its group.
+// Then only the last part of that path can be read, which is the container's own group.
 func cgroupMemory(root string) int64 {
 	least := int64(math.MaxInt64)
 	list, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))

@@ -19,8 +19,8 @@ import (
 	"example.org/slipway/registry/mirror/airgap"
 )
 
-// storedImages is the data root as what images are exported from. Reading from it
-// is no pull: an export must not make every image look used.
+// storedImages is the source of images for an export. Reading from it does not count as a
+// pull, so that an export does not make every image look used.
 type storedImages struct{ r *root }
 
 var _ airgap.Source = storedImages{}
@@ -80,7 +80,7 @@ func (r *root) exportMirrors(ctx context.Context, args MirrorExportArgs, progres
 	return rep, err
 }
 
-// toExport lists the images that are meant.
+// toExport lists the images to export.
 func (r *root) toExport(ctx context.Context, args MirrorExportArgs) (images []airgap.Image, err error) {
 	if len(args.Images) > 0 {
 		for _, text := range args.Images {
@@ -119,14 +119,15 @@ func (r *root) toExport(ctx context.Context, args MirrorExportArgs) (images []ai
 	return images, nil
 }
 
-// writeFile has a file written beside its place and moves it there when it is whole.
+// writeFile lets write fill a temporary file beside path, and renames it to path when it
+// is complete.
 func writeFile[R any](path string, write func(*os.File) (R, error)) (rep R, err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.part")
 	if err != nil {
 		return rep, fmt.Errorf("make the file: %w", err)
 	}
 	defer func() {
-		f.Close() // closed already, unless something failed before
+		f.Close() // already closed, unless something failed before
 		if err != nil {
 			os.Remove(f.Name())
 		}
@@ -178,8 +179,8 @@ func (r *root) importMirrors(ctx context.Context, args MirrorImportArgs, progres
 	return a.Import(ctx, r.reg, progress)
 }
 
-// imported returns the repository of an image that was carried here. Other tools name it by the host
-// of its registry, or leave out docker.io/library/.
+// imported returns the repository of an image that was carried here in a file. Other
+// tools put the host of the registry before its name, or leave out docker.io/library/.
 func (m *mirrors) imported(im airgap.Image) (string, error) {
 	if m.Mirrored(im.Repo) {
 		return m.NameToPush(im.Repo), nil
@@ -194,7 +195,7 @@ func (m *mirrors) imported(im airgap.Image) (string, error) {
 	return "", fmt.Errorf("image %s is of no registry that is mirrored here; proxy.upstreams of the configuration names them", im)
 }
 
-// at returns the repository of a name at a registry, as ?ns= has it.
+// at returns the repository for a name at the registry that a client gives as ?ns=.
 func (m *mirrors) at(registry, name string) (string, bool) {
 	repo, ok := m.named(m.NameFor, registry, name)
 	if !ok {
@@ -203,8 +204,8 @@ func (m *mirrors) at(registry, name string) (string, bool) {
 	return repo, ok
 }
 
-// unpacked returns a file as it is, or what a compressed one holds, in a file without a name beside the
-// blobs that come in.
+// unpacked returns a file as it is or, if it is compressed, its uncompressed contents.
+// These go into an unnamed file beside the incoming blobs.
 func (r *root) unpacked(ctx context.Context, f *os.File) (*os.File, error) {
 	in, how, err := airgap.Unpack(f)
 	if err != nil {
@@ -229,7 +230,7 @@ func (r *root) unpacked(ctx context.Context, f *os.File) (*os.File, error) {
 	return out, nil
 }
 
-// roomy writes a file as long as its disk has room to spare.
+// roomy writes to a file as long as its disk has room to spare.
 type roomy struct {
 	ctx  context.Context
 	f    *os.File

@@ -14,17 +14,17 @@ import (
 	"example.org/slipway/registry/mirror"
 )
 
-// feed hands the events of mirrors to whoever listens. The zero value is ready.
+// feed passes the events of mirrors to its listeners. The zero value is ready to use.
 type feed struct {
 	mu        sync.Mutex
 	listeners map[chan mirror.Event]bool
 }
 
-// feedBuffer is how many events a listener may be behind. One that is further
-// behind loses some: mirroring waits for nobody.
+// feedBuffer is how many events a listener may be behind. A listener that is further
+// behind loses some, because mirroring waits for no listener.
 const feedBuffer = 1024
 
-// publish tells everybody who listens.
+// publish passes an event to all listeners.
 func (f *feed) publish(e mirror.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -36,7 +36,7 @@ func (f *feed) publish(e mirror.Event) {
 	}
 }
 
-// listen returns a channel of events, and what ends it.
+// listen returns a channel of events and a function that ends it.
 func (f *feed) listen() (events <-chan mirror.Event, end func()) {
 	c := make(chan mirror.Event, feedBuffer)
 	f.mu.Lock()
@@ -53,7 +53,7 @@ func (f *feed) listen() (events <-chan mirror.Event, end func()) {
 }
 
 // serveEvents streams events as lines of JSON until the client leaves or the server
-// stops. Empty lines tell the client that nothing has happened.
+// stops. Empty lines tell the client that the stream is alive but nothing has happened.
 func (m *mirrors) serveEvents(w http.ResponseWriter, r *http.Request) {
 	events, end := m.feed.listen()
 	defer end()
@@ -79,9 +79,9 @@ func (m *mirrors) serveEvents(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// MirrorEvents calls each for what the server's mirrors do from now on, until ctx
-// ends, which is no error, or each returns one. Who takes them slower than they come
-// misses some.
+// MirrorEvents calls each for every event of the server's mirrors from now on. It returns
+// when ctx ends, which is no error, or when each returns an error. If each is slower than
+// the events come, some events are lost.
 func (a *Admin) MirrorEvents(ctx context.Context, each func(mirror.Event) error) error {
 	if a.local != nil {
 		return errors.New("no server uses this data directory: events are told while one runs")
@@ -96,7 +96,7 @@ func (a *Admin) MirrorEvents(ctx context.Context, each func(mirror.Event) error)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1024)) // what could be read is told
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1024)) // whatever could be read goes into the error
 		return fmt.Errorf("the server answered %s: %s", resp.Status, bytes.TrimSpace(text))
 	}
 	for dec := json.NewDecoder(resp.Body); ; {

@@ -13,15 +13,16 @@ import (
 	"example.org/slipway/config"
 )
 
-// mirroredFile lists the upstreams of the last start, one in a line, in mirrorDir.
+// mirroredFile is a file in mirrorDir. It lists the upstreams of the last start, one on
+// each line.
 const mirroredFile = "upstreams"
 
 // warnedRepositories is how many repositories a warning names.
 const warnedRepositories = 10
 
-// warnOfPushed looks for repositories below the names of upstreams that are new since
-// the last start. Whoever pushed them hardly wants them to be mirrors, which take no
-// pushes and are removed to save space.
+// warnOfPushed looks for repositories below the names of upstreams that are new since the
+// last start, and warns of them. Users who pushed them hardly want them to be mirrors,
+// which accept no pushes and are removed to save space.
 func (r *root) warnOfPushed(ctx context.Context, log *slog.Logger) error {
 	if r.mirrors == nil {
 		return nil
@@ -70,7 +71,8 @@ func (r *root) warnOfPushed(ctx context.Context, log *slog.Logger) error {
 	return nil
 }
 
-// warnOfHosts looks for repositories whose names begin with hosts that proxy.any fits.
+// warnOfHosts looks for repositories whose names begin with hosts that match proxy.any,
+// and warns of them.
 func (r *root) warnOfHosts(ctx context.Context, log *slog.Logger) error {
 	parts, err := r.firstParts(ctx)
 	if err != nil {
@@ -90,7 +92,7 @@ func (r *root) warnOfHosts(ctx context.Context, log *slog.Logger) error {
 	return nil
 }
 
-// below lists the first repositories whose names begin with a prefix.
+// below returns the first repositories whose names begin with a prefix.
 func (r *root) below(ctx context.Context, prefix string) ([]string, error) {
 	list, err := r.cat.Repositories(ctx, prefix, warnedRepositories)
 	if i := slices.IndexFunc(list, func(name string) bool { return !strings.HasPrefix(name, prefix) }); i >= 0 {

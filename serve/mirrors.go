@@ -30,28 +30,29 @@ import (
 	"example.org/slipway/registry/mirror/upstream"
 )
 
-// mirrorDir is the directory in a data root for blobs of upstreams while they come in.
+// mirrorDir is the directory in a data root for incoming blobs of upstreams.
 const mirrorDir = "slipway/mirror"
 
-// mirrors are the mirrored registries of a data root.
+// mirrors holds the mirrored registries of a data root.
 type mirrors struct {
 	*mirror.Registry
 	cfg       *config.Proxy
 	upstreams []*upstream.Upstream
-	// own are the host names of this registry itself, in lower case.
+	// own contains the host names of this registry itself, in lower case.
 	own map[string]bool
-	// virtual are those under which it looks like one of the upstreams.
+	// virtual contains the host names under which this registry acts as one of the
+	// upstreams.
 	virtual map[string]bool
-	// namespaces has upstreams by what else they are called in ?ns=.
+	// namespaces maps the other names of upstreams in ?ns= to the upstreams' names.
 	namespaces map[string]string
 	feed       feed
 
-	mu sync.Mutex // guards what follows
-	// unlisted are upstreams that are not in the configuration, by name.
+	mu sync.Mutex // guards the fields below
+	// unlisted contains the upstreams that are not in the configuration, by name.
 	unlisted map[string]*upstream.Upstream
 }
 
-// mirrored tells which repositories are mirrors.
+// mirrored returns a function that reports whether a repository is a mirror.
 func mirrored(cfg *config.Config) func(repo string) bool {
 	if !cfg.Proxy.Enabled() {
 		return nil
@@ -64,8 +65,8 @@ func mirrored(cfg *config.Config) func(repo string) bool {
 	return func(repo string) bool { return listed(repo) || others.Mirrored(repo) }
 }
 
-// openMirrors puts the mirrored registries in front of the stored one, if there are
-// any. What they write goes through the gate.
+// openMirrors puts the mirrored registries, if there are any, in front of the stored
+// registry. Their writes go through the gate.
 func (r *root) openMirrors(cfg *config.Config, gate *writeGate, log *slog.Logger) (err error) {
 	c := &cfg.Proxy
 	if !c.Enabled() || r.mirrors != nil {
@@ -104,7 +105,7 @@ func (r *root) openMirrors(cfg *config.Config, gate *writeGate, log *slog.Logger
 	return nil
 }
 
-// ownNames are the names under which clients may mean this registry itself.
+// ownNames returns the names under which clients may mean this registry itself.
 func ownNames(cfg *config.Config) map[string]bool {
 	own := make(map[string]bool)
 	for _, h := range slices.Concat(cfg.Proxy.OwnNames, cfg.HTTP.Names) {
@@ -116,7 +117,7 @@ func ownNames(cfg *config.Config) map[string]bool {
 	return own
 }
 
-// openListed makes an upstream that is listed.
+// openListed opens an upstream that the configuration lists.
 func (m *mirrors) openListed(u *config.Upstream, log *slog.Logger) (*mirror.Source, error) {
 	s, up, err := openSource(u, false, log)
 	if err != nil {
@@ -129,8 +130,8 @@ func (m *mirrors) openListed(u *config.Upstream, log *slog.Logger) (*mirror.Sour
 	return s, nil
 }
 
-// openSource makes an upstream and what is to be done with it. It is guarded if whoever asks
-// chooses where it is.
+// openSource opens an upstream and compiles its rules. guarded is set if the client
+// chooses the upstream's address.
 func openSource(u *config.Upstream, guarded bool, log *slog.Logger) (_ *mirror.Source, up *upstream.Upstream, err error) {
 	o, err := upstreamOptions(u, log)
 	if err != nil {
@@ -166,7 +167,7 @@ func openSource(u *config.Upstream, guarded bool, log *slog.Logger) (_ *mirror.S
 	return s, up, nil
 }
 
-// orNone writes a duration as package mirror does, to which 0 is the default.
+// orNone converts a duration for package mirror, which would take 0 as its default.
 func orNone(d time.Duration) time.Duration {
 	if d == 0 {
 		return -1
@@ -174,7 +175,7 @@ func orNone(d time.Duration) time.Duration {
 	return d
 }
 
-// mirrorRules makes a rule of each repository with each tag.
+// mirrorRules makes a rule of each combination of a repository and a tag.
 func mirrorRules(list []config.ImageRule) ([]mirror.Rule, error) {
 	var rules []mirror.Rule
 	for _, r := range list {
@@ -216,15 +217,15 @@ func upstreamOptions(u *config.Upstream, log *slog.Logger) (_ *upstream.Options,
 	default:
 		at, err := url.Parse(u.HTTPProxy)
 		if err != nil {
-			return nil, errors.New("http_proxy is not a URL") // the error itself may quote a password
+			return nil, errors.New("http_proxy is not a URL") // the original error may quote a password
 		}
 		o.Proxy = http.ProxyURL(at)
 	}
 	return o, nil
 }
 
-// upstreamTLS reads the files of a section. The upstream may send us to others, so
-// its authorities are good for these beside the system's.
+// upstreamTLS reads the files of a section. The upstream may redirect to other servers,
+// so its authorities are accepted for these in addition to the system's.
 func upstreamTLS(c *config.UpstreamTLS, o *upstream.Options) error {
 	if *c == (config.UpstreamTLS{}) {
 		return nil
@@ -251,7 +252,7 @@ func upstreamTLS(c *config.UpstreamTLS, o *upstream.Options) error {
 	return nil
 }
 
-// upstreamCredential returns where the credentials for an upstream come from, or nil.
+// upstreamCredential returns the source of the credentials for an upstream, or nil.
 func upstreamCredential(u *config.Upstream, log *slog.Logger) (client.CredentialFunc, error) {
 	at, err := url.Parse(u.URL)
 	if err != nil {
@@ -272,7 +273,7 @@ func upstreamCredential(u *config.Upstream, log *slog.Logger) (client.Credential
 	return nil, nil
 }
 
-// checkMirrors opens what the section proxy names, and nothing else.
+// checkMirrors opens what the section proxy names, to check it, and nothing else.
 func checkMirrors(cfg *config.Config) error {
 	m := &mirrors{virtual: map[string]bool{}}
 	defer m.closeUpstreams()
@@ -299,7 +300,7 @@ func (m *mirrors) closeUpstreams() {
 	}
 }
 
-// close ends what is being fetched. m may be nil.
+// close ends the fetches under way. m may be nil.
 func (m *mirrors) close(ctx context.Context) error {
 	if m == nil {
 		return nil
@@ -309,7 +310,7 @@ func (m *mirrors) close(ctx context.Context) error {
 	return err
 }
 
-// metrics are the collectors of the mirrors and their upstreams. m may be nil.
+// metrics returns the collectors of the mirrors and their upstreams. m may be nil.
 func (m *mirrors) metrics() []prometheus.Collector {
 	if m == nil {
 		return nil
@@ -321,7 +322,7 @@ func (m *mirrors) metrics() []prometheus.Collector {
 	return list
 }
 
-// failing has a line for each upstream that cannot be asked. m may be nil.
+// failing returns a line for each upstream that cannot be reached. m may be nil.
 func (m *mirrors) failing() []string {
 	if m == nil {
 		return nil
@@ -335,12 +336,12 @@ func (m *mirrors) failing() []string {
 	return lines
 }
 
-// namespaceParam is the query parameter with which clients of a mirror name the
-// registry they mean.
+// namespaceParam is the query parameter in which clients of a mirror name the registry
+// that they mean.
 const namespaceParam = "ns"
 
-// repository implements server.RepositoryFunc. The parameter goes before the host
-// that was asked, and that before names.
+// repository implements server.RepositoryFunc. The query parameter has priority over the
+// host of the request, and the host over the name.
 func (m *mirrors) repository(r *http.Request, name string) (string, error) {
 	repo, plain, err := m.meant(r, name)
 	if err != nil || !plain || writes(r) {
@@ -355,8 +356,9 @@ func (m *mirrors) byDefault(r *http.Request, name string) bool {
 	return err == nil && plain && m.cfg.DefaultName() != "" && !m.Mirrored(repo)
 }
 
-// forToken returns the repository that a name in a token's scope stands for. Whether
-// the token is to read or to push is not said; it is good for the name itself anyway.
+// forToken returns the repository that a name in a token's scope stands for. The request
+// does not say whether the token is for reading or for pushing, but the token is valid
+// for the name itself anyway.
 func (m *mirrors) forToken(r *http.Request, name string) string {
 	repo, plain, err := m.meant(r, name)
 	if err != nil || !plain {
@@ -365,9 +367,9 @@ func (m *mirrors) forToken(r *http.Request, name string) string {
 	return m.Name(r.Context(), name)
 }
 
-// writes reports whether a request is part of a push, which never means the default
-// upstream: its answers would be about somebody else's repository. Whoever pushes asks
-// for a blob with HEAD whether it must be sent, and for uploads with GET and DELETE.
+// writes reports whether a request is part of a push. A push never means the default
+// upstream, whose answers would be about a different repository. A client that pushes
+// uses HEAD to find out whether a blob must be sent, and GET and DELETE for uploads.
 func writes(r *http.Request) bool {
 	switch r.Method {
 	case http.MethodPost, http.MethodPut, http.MethodPatch:
@@ -377,8 +379,8 @@ func writes(r *http.Request) bool {
 	return strings.HasSuffix(dir, "/blobs/uploads") || r.Method == http.MethodHead && strings.HasSuffix(dir, "/blobs")
 }
 
-// meant returns the repository that a request means by a name, whatever the default
-// is. plain tells that nothing but the name says so.
+// meant returns the repository that a request means by a name, without regard to the
+// default upstream. plain reports that only the name says so.
 func (m *mirrors) meant(r *http.Request, name string) (repo string, plain bool, err error) {
 	asOurs := false
 	if strings.Contains(r.URL.RawQuery, namespaceParam+"=") {
@@ -403,8 +405,9 @@ func (m *mirrors) meant(r *http.Request, name string) (repo string, plain bool, 
 	return m.NameToPush(name), true, nil
 }
 
-// looksLike returns the host of an upstream that a name is, or "". The client has reached this
-// server under another name or the same one, whose port such a host need not have.
+// looksLike returns the host of the upstream that a name stands for, or "". reached is
+// the name under which the client has reached this server; it may be the same name. The
+// upstream's host need not have the port of reached.
 func (m *mirrors) looksLike(name, reached string) string {
 	name = strings.ToLower(name)
 	host, port := splitPort(name)
@@ -418,8 +421,8 @@ func (m *mirrors) looksLike(name, reached string) string {
 	return ""
 }
 
-// named returns the repository of a name at a registry that is mirrored. A client
-// that is given a path of this server for that registry names it twice.
+// named returns the repository for a name at a mirrored registry. A client that is
+// configured with a path of this server for that registry names the registry twice.
 func (m *mirrors) named(look func(registry, name string) (string, bool), registry, name string) (string, bool) {
 	registry = strings.ToLower(registry)
 	for _, ns := range []string{registry, strings.TrimSuffix(registry, ":443")} {
@@ -432,22 +435,22 @@ func (m *mirrors) named(look func(registry, name string) (string, bool), registr
 	if !ok {
 		return "", false
 	}
-	// Mappings hold for names in full. As they are there, names may look like others here.
+	// Mappings apply to complete names. Mapped names may look like other names here.
 	if source, _, _ := strings.Cut(repo, "/"); strings.HasPrefix(name, source+"/") {
 		return m.NameToPush(name), true
 	}
 	return m.NameToPush(repo), true
 }
 
-// isOwn reports whether a name of a registry is this one's. host is the name that the
-// client has reached it under.
+// isOwn reports whether a name of a registry is a name of this registry. host is the name
+// under which the client has reached it.
 func (m *mirrors) isOwn(name, host string) bool {
 	name = strings.ToLower(name)
 	bare, _ := splitPort(name)
 	return m.own[name] || m.own[bare] || name == strings.ToLower(host)
 }
 
-// splitPort takes the port off a host, "" if it has none.
+// splitPort splits a host from its port, which is "" if there is none.
 func splitPort(s string) (host, port string) {
 	if host, port, err := net.SplitHostPort(s); err == nil {
 		return host, port
@@ -455,8 +458,8 @@ func splitPort(s string) (host, port string) {
 	return s, ""
 }
 
-// mirrorStore is the registry in which mirrored content is kept. While writes are
-// stopped nothing is kept.
+// mirrorStore is the registry that stores mirrored content. While writes are stopped, it
+// stores nothing.
 type mirrorStore struct {
 	stoppable
 	stored *registry.Registry

@@ -14,11 +14,11 @@ import (
 	"example.org/slipway/registry/mirror/upstream"
 )
 
-// anyHosts are the registries that are mirrored without being listed.
+// anyHosts returns the registries that are mirrored without being listed.
 func anyHosts(cfg *config.Config) *mirror.AnyHosts {
 	a := &mirror.AnyHosts{Except: map[string]bool{}}
 	for _, s := range cfg.Proxy.Any {
-		if p, err := oci.ParseHostPattern(s); err == nil { // Validate has refused the others
+		if p, err := oci.ParseHostPattern(s); err == nil { // Validate has refused patterns that do not parse
 			a.Patterns = append(a.Patterns, p)
 		}
 	}
@@ -26,7 +26,7 @@ func anyHosts(cfg *config.Config) *mirror.AnyHosts {
 	for own := range ownNames(cfg) {
 		except(own)
 	}
-	for _, u := range cfg.Proxy.All() { // its rules hold whatever it is called
+	for _, u := range cfg.Proxy.All() { // the rules of a listed upstream apply under all its names
 		for _, name := range slices.Concat(u.Hosts, u.Namespaces(), []string{u.Name}) {
 			except(name)
 		}
@@ -34,7 +34,7 @@ func anyHosts(cfg *config.Config) *mirror.AnyHosts {
 	return a
 }
 
-// openAny has registries that are not listed opened when they are asked for.
+// openAny makes the mirrors open unlisted registries when they are requested.
 func (m *mirrors) openAny(r *root, cfg *config.Config, log *slog.Logger) *mirror.Any {
 	return &mirror.Any{
 		AnyHosts: *anyHosts(cfg),
@@ -59,7 +59,8 @@ func (m *mirrors) openAny(r *root, cfg *config.Config, log *slog.Logger) *mirror
 	}
 }
 
-// firstParts lists what the names of stored repositories begin with, up to the first slash.
+// firstParts lists the first parts of the names of stored repositories, up to the first
+// slash.
 func (r *root) firstParts(ctx context.Context) ([]string, error) {
 	const page = 100
 	var list []string
@@ -75,12 +76,13 @@ func (r *root) firstParts(ctx context.Context) ([]string, error) {
 		}
 		last = names[len(names)-1]
 		if first, _, ok := strings.Cut(names[0], "/"); ok && strings.HasPrefix(last, first+"/") {
-			last = first + "0" // which follows all of that part, because '0' follows '/'
+			last = first + "0" // '0' follows '/', so this follows all names with that first part
 		}
 	}
 }
 
-// Describe implements prometheus.Collector. Which upstreams there are is not known beforehand.
+// Describe implements prometheus.Collector. It describes nothing, because the upstreams
+// are not known beforehand.
 func (m *mirrors) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector, for upstreams that are not listed.

@@ -19,14 +19,14 @@ import (
 	"example.org/slipway/registry/mirror/airgap"
 )
 
-// MirrorLoadArgs of [Admin.LoadMirrors].
+// MirrorLoadArgs are the arguments of [Admin.LoadMirrors].
 type MirrorLoadArgs struct {
-	// Images are REPOSITORY[:TAG|@DIGEST], by names as clients may write them.
+	// Images are written REPOSITORY[:TAG|@DIGEST], with names as clients may write them.
 	Images []string
-	// Platforms, OS/ARCHITECTURE[/VARIANT], of which images are fetched; empty: those
-	// that are configured.
+	// Platforms are the platforms of images to fetch, OS/ARCHITECTURE[/VARIANT]. If it is
+	// empty, the configured platforms are fetched.
 	Platforms []string
-	// Parallel is how many images are fetched at once; default 4.
+	// Parallel is how many images are fetched at a time; default 4.
 	Parallel int
 }
 
@@ -36,29 +36,29 @@ type MirrorFailure struct {
 	Reason string `json:"reason"`
 }
 
-// MirrorLoadReport is how far the fetching of images is.
+// MirrorLoadReport is the progress of fetching images.
 type MirrorLoadReport struct {
-	// Images are done or have failed, of ImagesTotal.
+	// Images is how many of ImagesTotal are done or have failed.
 	Images      int `json:"images"`
 	ImagesTotal int `json:"images_total"`
 	Failed      int `json:"failed"`
-	// Blobs and Bytes are here, of the totals as far as they are known.
+	// Blobs and Bytes are the amounts that are here, out of the totals known so far.
 	Blobs      int   `json:"blobs"`
 	BlobsTotal int   `json:"blobs_total"`
 	Bytes      int64 `json:"bytes"`
 	BytesTotal int64 `json:"bytes_total"`
-	// Failures are all images that failed.
+	// Failures lists all images that failed.
 	Failures []MirrorFailure `json:"failures,omitempty"`
 	Took     time.Duration   `json:"took"`
 }
 
-// MirrorListArgs of [Admin.ListMirrors].
+// MirrorListArgs are the arguments of [Admin.ListMirrors].
 type MirrorListArgs struct {
-	// Pattern of repositories, as in access rules; empty: all.
+	// Pattern selects repositories, as in access rules. If it is empty, all are selected.
 	Pattern string
-	// After is Next of the page before.
+	// After is Next of the previous page.
 	After string
-	// LeastUsed puts the images first that were used longest ago.
+	// LeastUsed lists the images first that were used longest ago.
 	LeastUsed bool
 }
 
@@ -68,63 +68,66 @@ type MirrorImage struct {
 	Digest     oci.Digest `json:"digest"`
 	MediaType  string     `json:"media_type"`
 	Tags       []string   `json:"tags"`
-	// Size is how many bytes of it are here, Missing how many of its parts are not.
+	// Size is how many bytes of the image are here. Missing is how many of its parts are
+	// not.
 	Size    int64 `json:"size"`
 	Missing int64 `json:"missing"`
-	// Stored is when it came, Pulled when it was pulled last, zero if never.
+	// Stored is when the image came. Pulled is when it was last pulled, or zero if never.
 	Stored time.Time `json:"stored"`
 	Pulled time.Time `json:"pulled,omitzero"`
 }
 
-// MirrorListReport is a page of mirrored images. Next is empty at the end.
+// MirrorListReport is a page of mirrored images. Next is empty on the last page.
 type MirrorListReport struct {
 	Images []MirrorImage `json:"images"`
 	Next   string        `json:"next,omitempty"`
 }
 
-// MirrorPruneArgs of [Admin.PruneMirrors]. An image goes if all hold that are given.
+// MirrorPruneArgs are the arguments of [Admin.PruneMirrors]. An image is removed if it
+// meets all conditions that are set.
 type MirrorPruneArgs struct {
-	// OlderThan: it came before so long; 0: whenever.
+	// OlderThan is how long ago the image must have come; 0 means any time.
 	OlderThan time.Duration
-	// NotPulledSince: nobody has pulled it for so long; 0: whenever.
+	// NotPulledSince is how long the image must not have been pulled; 0 means any time.
 	NotPulledSince time.Duration
-	// Pattern of repositories; empty: all.
+	// Pattern selects repositories. If it is empty, all are selected.
 	Pattern string
 	DryRun  bool
 }
 
-// MirrorPruneReport tells what was removed, or would be.
+// MirrorPruneReport says what was removed or would be removed.
 type MirrorPruneReport struct {
 	Images []MirrorImage `json:"images"`
-	// Bytes is what that frees: content that nothing else has.
+	// Bytes is how much content this frees, which is the content that nothing else has.
 	Bytes int64         `json:"bytes"`
 	Took  time.Duration `json:"took"`
 }
 
-// MirrorStatus is how the mirrors stand.
+// MirrorStatus is the state of the mirrors.
 type MirrorStatus struct {
 	mirror.Status
-	// Usage of the store by mirrors, and its limit, 0 for none.
+	// Usage is what mirrors take of the store. MaxBytes is the limit, or 0 for none.
 	Usage    registry.MirrorUsage `json:"usage"`
 	MaxBytes int64                `json:"max_bytes"`
 }
 
-// MirrorExportArgs of [Admin.ExportMirrors].
+// MirrorExportArgs are the arguments of [Admin.ExportMirrors].
 type MirrorExportArgs struct {
-	// Path of the file, absolute.
+	// Path is the absolute path of the file.
 	Path string
-	// Images, REPOSITORY[:TAG|@DIGEST]; empty: all that Pattern matches.
+	// Images are written REPOSITORY[:TAG|@DIGEST]. If it is empty, all images that match
+	// Pattern are exported.
 	Images  []string
 	Pattern string
 }
 
-// MirrorImportArgs of [Admin.ImportMirrors].
+// MirrorImportArgs are the arguments of [Admin.ImportMirrors].
 type MirrorImportArgs struct {
-	// Path of the file, absolute.
+	// Path is the absolute path of the file.
 	Path string
 }
 
-// openedMirrors are the mirrors of a data root that no server uses.
+// openedMirrors returns the mirrors of a data root that no server uses.
 func (a *Admin) openedMirrors() (*mirrors, error) {
 	if err := a.local.openMirrors(a.cfg, newWriteGate(), a.log); err != nil {
 		return nil, err
@@ -132,7 +135,7 @@ func (a *Admin) openedMirrors() (*mirrors, error) {
 	return a.local.needMirrors()
 }
 
-// needMirrors refuses work on mirrors where there are none.
+// needMirrors returns the mirrors, or an error if there are none.
 func (r *root) needMirrors() (*mirrors, error) {
 	if r.mirrors == nil {
 		return nil, errors.New("no registry is mirrored here; proxy.upstreams of the configuration names them")
@@ -140,8 +143,8 @@ func (r *root) needMirrors() (*mirrors, error) {
 	return r.mirrors, nil
 }
 
-// LoadMirrors fetches images from upstreams. Those that cannot be fetched do not keep
-// the others out; the report names them.
+// LoadMirrors fetches images from upstreams. An image that cannot be fetched does not
+// stop the others; the report names it.
 func (a *Admin) LoadMirrors(ctx context.Context, args MirrorLoadArgs, progress func(MirrorLoadReport)) (MirrorLoadReport, error) {
 	if a.local == nil {
 		return askServer(ctx, a, "mirror-load", args, progress)
@@ -173,7 +176,7 @@ func (a *Admin) PruneMirrors(ctx context.Context, args MirrorPruneArgs) (MirrorP
 	return m.prune(ctx, args)
 }
 
-// MirrorStatus tells how the mirrors of the server stand that uses the data root.
+// MirrorStatus returns the state of the mirrors of the server that uses the data root.
 func (a *Admin) MirrorStatus(ctx context.Context) (MirrorStatus, error) {
 	if a.local == nil {
 		return askServer[struct{}, MirrorStatus](ctx, a, "mirror-status", struct{}{}, nil)
@@ -184,7 +187,7 @@ func (a *Admin) MirrorStatus(ctx context.Context) (MirrorStatus, error) {
 	return a.local.mirrorStatus(ctx)
 }
 
-// ExportMirrors writes mirrored images into a file, for a server without network.
+// ExportMirrors writes mirrored images into a file, for a server without a network.
 func (a *Admin) ExportMirrors(ctx context.Context, args MirrorExportArgs, progress func(airgap.Progress)) (airgap.Progress, error) {
 	if a.local == nil {
 		return askServer(ctx, a, "mirror-export", args, progress)
@@ -192,7 +195,7 @@ func (a *Admin) ExportMirrors(ctx context.Context, args MirrorExportArgs, progre
 	return a.local.exportMirrors(ctx, args, progress)
 }
 
-// ImportMirrors puts the images of such a file into the mirrors.
+// ImportMirrors adds the images of a file written by ExportMirrors to the mirrors.
 func (a *Admin) ImportMirrors(ctx context.Context, args MirrorImportArgs, progress func(airgap.Progress)) (airgap.Progress, error) {
 	if a.local == nil {
 		return askServer(ctx, a, "mirror-import", args, progress)
@@ -203,7 +206,7 @@ func (a *Admin) ImportMirrors(ctx context.Context, args MirrorImportArgs, progre
 	return a.local.importMirrors(ctx, args, progress)
 }
 
-// loadParallel is how many images are fetched at once where it is not said.
+// loadParallel is the default number of images that are fetched at a time.
 const loadParallel = 4
 
 func (m *mirrors) load(ctx context.Context, args MirrorLoadArgs, progress func(MirrorLoadReport)) (MirrorLoadReport, error) {
@@ -241,8 +244,9 @@ func (m *mirrors) load(ctx context.Context, args MirrorLoadArgs, progress func(M
 	return l.rep, err
 }
 
-// reference returns an image by the name that its repository has here, if its registry is called as in
-// ?ns=: with a port, or as Docker Hub is called else.
+// reference returns an image under the repository name that is used here. It changes the
+// name only if the image's registry is written as in ?ns=: with a port, or as one of the
+// other names of Docker Hub.
 func (m *mirrors) reference(image string) string {
 	host, rest, ok := strings.Cut(image, "/")
 	name := rest
@@ -258,17 +262,17 @@ func (m *mirrors) reference(image string) string {
 	return image
 }
 
-// loading adds up the progress of images.
+// loading adds up the progress of several images.
 type loading struct {
 	show  func(MirrorLoadReport)
 	began time.Time
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	rep   MirrorLoadReport
 	under map[string]mirror.Progress // images under way
 }
 
-// note takes in how far an image has come.
+// note records the progress of an image.
 func (l *loading) note(image string, p mirror.Progress) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -281,7 +285,7 @@ func (l *loading) note(image string, p mirror.Progress) {
 	l.tell()
 }
 
-// end takes in what became of an image.
+// end records the outcome of an image.
 func (l *loading) end(image string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -296,12 +300,12 @@ func (l *loading) end(image string, err error) {
 func (l *loading) tell() {
 	if l.show != nil {
 		rep := l.rep
-		rep.Failures, rep.Took = nil, time.Since(l.began) // all of them at the end
+		rep.Failures, rep.Took = nil, time.Since(l.began) // failures are all reported at the end
 		l.show(rep)
 	}
 }
 
-// mirrorPage is how many images are listed at once.
+// mirrorPage is how many images are listed at a time.
 const mirrorPage = 500
 
 func (r *root) listMirrors(ctx context.Context, args MirrorListArgs) (rep MirrorListReport, err error) {

@@ -14,26 +14,27 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// MoveArgs of [Admin.MoveCatalog].
+// MoveArgs are the arguments of [Admin.MoveCatalog].
 type MoveArgs struct {
 	// To is the connection string of an empty PostgreSQL database.
 	To string
 }
 
-// MoveReport is how far a move of the catalogue is.
+// MoveReport is the progress of moving the catalogue.
 type MoveReport struct {
-	// Table that is being copied, or read back with Checking, and Rows of it so far.
+	// Table is the table that is being copied or, if Checking is set, read back. Rows is
+	// how many of its rows are done.
 	Table    string `json:"table"`
 	Checking bool   `json:"checking"`
 	Rows     int64  `json:"rows"`
-	// Served tells that a server goes on, for reading only, until it is restarted.
+	// Served reports that a server keeps running, read-only, until it is restarted.
 	Served bool          `json:"served"`
 	Took   time.Duration `json:"took"`
 }
 
 // MoveCatalog copies the catalogue into a PostgreSQL database. A server that uses the
-// data root answers reads meanwhile and refuses writes; after a success it goes on so,
-// since what it would change would be missing in the new catalogue.
+// data root answers reads meanwhile and refuses writes. It stays read-only after a
+// success, because its changes would be missing in the new catalogue.
 func (a *Admin) MoveCatalog(ctx context.Context, args MoveArgs, progress func(MoveReport)) (MoveReport, error) {
 	if a.local == nil {
 		return askServer(ctx, a, "catalog-move", args, progress)
@@ -45,11 +46,13 @@ func (a *Admin) MoveCatalog(ctx context.Context, args MoveArgs, progress func(Mo
 	return rep, err
 }
 
-// movedMarker, in a data root, tells that the catalogue there was moved elsewhere.
+// movedMarker is a file in a data root which says that the catalogue there was moved
+// elsewhere.
 const movedMarker = registry.CatalogFile + ".moved"
 
-// markMoved has no server write to the catalogue any more by mistake, as after a
-// restart with the old configuration: what it would change is missing in the new one.
+// markMoved keeps servers from writing to the old catalogue by mistake, for example after
+// a restart with the old configuration. Such changes would be missing in the new
+// catalogue.
 func (r *root) markMoved() error {
 	err := durable.WriteFile(filepath.Join(r.dir, movedMarker), []byte(time.Now().UTC().Format(time.RFC3339)+"\n"))
 	if err != nil {
@@ -58,7 +61,7 @@ func (r *root) markMoved() error {
 	return nil
 }
 
-// checkMoved refuses a catalogue that was moved elsewhere.
+// checkMoved returns an error if the catalogue was moved elsewhere.
 func (r *root) checkMoved() error {
 	path := filepath.Join(r.dir, movedMarker)
 	if _, err := os.Stat(path); err != nil {
@@ -87,7 +90,7 @@ func moveCatalog(ctx context.Context, r *root, args MoveArgs, progress func(Move
 	return rep, err
 }
 
-// moveServed moves the catalogue of a server that goes on reading.
+// moveServed moves the catalogue of a server, which continues to serve reads.
 func (s *Server) moveServed(ctx context.Context, args MoveArgs, progress func(MoveReport)) (MoveReport, error) {
 	if err := s.writes.stop(ctx); err != nil {
 		return MoveReport{}, fmt.Errorf("wait for what is being written: %w", err)

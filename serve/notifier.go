@@ -17,13 +17,13 @@ import (
 	"example.org/slipway/registry/notify"
 )
 
-// notifier hands the registry's events to the configured webhooks. Without any
-// it does nothing.
+// notifier passes the registry's events to the configured webhooks. Without webhooks it
+// does nothing.
 type notifier struct {
 	cfg *config.Config
 	log *slog.Logger
 	n   *notify.Notifier
-	// turns is nil where no other process delivers from the same queue.
+	// turns is nil if no other process delivers from the same queue.
 	turns *turns
 }
 
@@ -31,7 +31,7 @@ func newNotifier(cfg *config.Config, log *slog.Logger) *notifier {
 	return &notifier{cfg: cfg, log: log}
 }
 
-// enabled reports whether any endpoint wants events.
+// enabled reports whether any endpoint is configured to receive events.
 func (n *notifier) enabled() bool {
 	for _, e := range n.cfg.Notifications.Endpoints {
 		if !e.Disabled {
@@ -41,7 +41,7 @@ func (n *notifier) enabled() bool {
 	return false
 }
 
-// hook is what the registry calls for each event, or nil.
+// hook returns the function that the registry calls for each event, or nil.
 func (n *notifier) hook() func(context.Context, registry.Event) error {
 	if !n.enabled() {
 		return nil
@@ -49,7 +49,8 @@ func (n *notifier) hook() func(context.Context, registry.Event) error {
 	return n.publish
 }
 
-// start makes the notifier over the catalogue's queue, before the first request.
+// start creates the notifier on the catalogue's queue. It is called before the first
+// request.
 func (n *notifier) start(cat *catalog.Catalog) (err error) {
 	if !n.enabled() {
 		return nil
@@ -101,23 +102,24 @@ func (n *notifier) publish(ctx context.Context, e registry.Event) error {
 	})
 }
 
-// turns says which of several processes delivers the events of an endpoint, so that they
-// arrive in order and once.
+// turns decides which of several processes delivers the events of an endpoint, so that
+// they arrive in order and once.
 type turns struct {
 	cat   *catalog.Catalog
 	owner string
 
 	mu sync.Mutex
-	// until is how long the turn at an endpoint is surely this process's, and theirs
-	// until when one that is not is not asked for again.
+	// until is the time until which an endpoint's turn is certainly this process's.
+	// theirs is the time until which this process does not ask again for a turn that
+	// another process has.
 	until, theirs map[string]time.Time
 }
 
-// turnLease is for how long a turn is taken. It is prolonged when half of it has gone, so
-// a delivery that began in time has the other half.
+// turnLease is for how long a turn is taken. It is extended when half of it has passed,
+// so a delivery that began in time has the other half.
 const turnLease = 30 * time.Second
 
-// mine takes or keeps the turn at an endpoint.
+// mine takes or keeps the turn for an endpoint, and reports whether this process has it.
 func (t *turns) mine(ctx context.Context, endpoint string) (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -138,7 +140,7 @@ func (t *turns) mine(ctx context.Context, endpoint string) (bool, error) {
 	return true, nil
 }
 
-// end gives the turns back, so that others need not wait for them to run out.
+// end gives up the turns, so that others need not wait for them to expire.
 func (t *turns) end(ctx context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -146,7 +148,7 @@ func (t *turns) end(ctx context.Context) {
 	defer cancel()
 	for endpoint := range t.until {
 		if t.cat.DB.Unlease(ctx, queueName(endpoint), t.owner) != nil {
-			return // they run out
+			return // the turns expire by themselves
 		}
 	}
 	clear(t.until)

@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/registry/retention"
 )
 
-// repositories compiles patterns; none at all match every repository.
+// repositories compiles patterns. Without patterns, every repository matches.
 func repositories(patterns []string) (func(repo string) bool, error) {
 	if len(patterns) == 0 {
 		return func(string) bool { return true }, nil
@@ -33,7 +33,7 @@ func repositories(patterns []string) (func(repo string) bool, error) {
 	}, nil
 }
 
-// wholeMatches compiles regular expressions that must match a text as a whole.
+// wholeMatches compiles regular expressions that must match the whole text.
 func wholeMatches(exprs []string) ([]*regexp.Regexp, error) {
 	var list []*regexp.Regexp
 	for _, e := range exprs {
@@ -85,7 +85,8 @@ func immutableTags(rules []config.ImmutableTags) (func(repo, tag string) bool, e
 	}, nil
 }
 
-// missingPlatforms tells which manifests of an index need not be there.
+// missingPlatforms returns a function that reports whether a manifest of an index may be
+// missing.
 func missingPlatforms(rules config.IndexRules) func(string, oci.Descriptor) bool {
 	switch rules.Platforms {
 	case "none":
@@ -103,8 +104,9 @@ func missingPlatforms(rules config.IndexRules) func(string, oci.Descriptor) bool
 	return nil
 }
 
-// foreignURLs tells which URLs a layer that lies elsewhere may have. Without
-// rules every URL may be: nothing here ever fetches it.
+// foreignURLs returns a function that reports whether the external location of a layer
+// may have a URL. Without rules every URL is allowed, because nothing here ever fetches
+// it.
 func foreignURLs(rules config.URLRules) (func(string) bool, error) {
 	if len(rules.Allow) == 0 && len(rules.Deny) == 0 {
 		return nil, nil

@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/registry/check"
 )
 
-// recheckArgs ask for a look at contents; see [check.Contents].
+// recheckArgs are the arguments for checking contents; see [check.Contents].
 type recheckArgs struct {
 	Contents []oci.Digest
 	Quick    bool
@@ -33,8 +33,9 @@ func (a *Admin) recheck(ctx context.Context, args recheckArgs) (recheckReport, e
 	return recheck(ctx, a.local.reg, args)
 }
 
-// Copy copies images from another registry into the data root. What is damaged there is
-// replaced: it is read to find out, or with quick only its size is looked at.
+// Copy copies images from another registry into the data root, and replaces what is
+// damaged there. To find damage it reads the contents or, if quick is set, compares only
+// their sizes.
 func (a *Admin) Copy(ctx context.Context, src oci.Registry, o imagecopy.Options, quick bool) (imagecopy.Progress, error) {
 	o.Check = func(ctx context.Context, contents []oci.Digest) ([]oci.Digest, error) {
 		rep, err := a.recheck(ctx, recheckArgs{Contents: contents, Quick: quick})
@@ -43,7 +44,7 @@ func (a *Admin) Copy(ctx context.Context, src oci.Registry, o imagecopy.Options,
 	return imagecopy.Copy(registry.Unnoticed(ctx), a.reg, src, o)
 }
 
-// tagTimesArgs ask to give a tag the times that it had in a backup; see
+// tagTimesArgs are the arguments for giving a tag the times that it had in a backup; see
 // [catalog.Retention.SetTagTimes].
 type tagTimesArgs struct {
 	Repo string
@@ -63,14 +64,16 @@ func (a *Admin) setTagTimes(ctx context.Context, args tagTimesArgs) (err error) 
 	return err
 }
 
-// continueArgs say that the registry has got all images of a backup of the one with ID.
+// continueArgs say that the registry has received all images of a backup whose registry
+// had the ID.
 type continueArgs struct{ ID string }
 
 func continues(ctx context.Context, r *registry.Registry, args continueArgs) (struct{}, error) {
 	return struct{}{}, r.Continue(ctx, args.ID)
 }
 
-// continues records that the registry, which was empty, continues that of a backup.
+// continues records that the registry, which was empty, continues the registry of a
+// backup.
 func (a *Admin) continues(ctx context.Context, dir string) error {
 	id, err := backup.RegistryOf(ctx, dir)
 	if err != nil || id == "" {

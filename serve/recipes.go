@@ -14,7 +14,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// openRecipes lets dropped layers be read like others, whatever the configuration says now.
+// openRecipes makes dropped layers readable like others, whatever the configuration now
+// says.
 func (r *root) openRecipes(log *slog.Logger) (err error) {
 	r.recipes, err = recipes.New(r.cat, r.inner, &recipes.Options{Log: log, TempDir: filepath.Join(r.dir, gearTemp),
 		OnCorrupt: func(e *filestore.CorruptError) {
@@ -30,7 +31,7 @@ func (r *root) openRecipes(log *slog.Logger) (err error) {
 	return nil
 }
 
-// newKeeper makes what drops layers and brings them back.
+// newKeeper creates the keeper, which drops layers and restores them.
 func (r *root) newKeeper(c *config.Rebuild, enter func() (func(), error)) (*recipes.Keeper, error) {
 	repos, err := repositories(c.Repositories)
 	if err != nil {
@@ -42,12 +43,12 @@ func (r *root) newKeeper(c *config.Rebuild, enter func() (func(), error)) (*reci
 	}), nil
 }
 
-// dropLayers looks once for layers that may be dropped.
+// dropLayers looks once for layers that may be dropped, and drops them.
 func (s *Server) dropLayers(ctx context.Context) {
 	began := time.Now()
 	rep, err := s.root.keeper.Pass(ctx)
 	switch {
-	case ctx.Err() != nil || unavailable(err): // writes are stopped, or the store is away
+	case ctx.Err() != nil || unavailable(err): // writes are stopped, or the object store is unavailable
 	case err != nil:
 		s.log.Error("layers cannot be dropped; it is tried again at the next run", "err", err)
 	case rep.Made+rep.Refused+rep.Dropped+rep.Failed > 0:
@@ -56,17 +57,17 @@ func (s *Server) dropLayers(ctx context.Context) {
 	}
 }
 
-// unavailable reports whether an error passes by itself.
+// unavailable reports whether an error is temporary.
 func unavailable(err error) bool {
 	var e *oci.Error
 	return errors.As(err, &e) && e.Code == oci.CodeUnavailable
 }
 
-// RehydrateArgs of [Admin.Rehydrate].
+// RehydrateArgs are the arguments of [Admin.Rehydrate].
 type RehydrateArgs struct {
-	// Images, as NAME, NAME:TAG or NAME@DIGEST; none with All.
+	// Images are written NAME, NAME:TAG or NAME@DIGEST. With All there are none.
 	Images []string
-	// All layers.
+	// All selects all layers.
 	All bool
 }
 
@@ -88,7 +89,7 @@ func (r *root) rehydrate(ctx context.Context, args RehydrateArgs, progress func(
 	return r.keeper.Rehydrate(ctx, progress, layers...)
 }
 
-// Rehydrate makes dropped layers objects again.
+// Rehydrate restores dropped layers as objects.
 func (a *Admin) Rehydrate(ctx context.Context, args RehydrateArgs, progress func(recipes.Rehydrated)) (recipes.Rehydrated, error) {
 	if args.All && a.cfg.Storage.Rebuild.ColdAfter > 0 {
 		return recipes.Rehydrated{}, errors.New("storage.rebuild.cold_after is set, so layers would be dropped again; take it out and restart the server first")
@@ -99,7 +100,7 @@ func (a *Admin) Rehydrate(ctx context.Context, args RehydrateArgs, progress func
 	return a.local.rehydrate(ctx, args, progress)
 }
 
-// Recipes tells which layers are dropped.
+// Recipes returns the state of the dropped layers.
 func (a *Admin) Recipes(ctx context.Context) (recipes.Status, error) {
 	if a.local == nil {
 		return askServer[struct{}, recipes.Status](ctx, a, "recipes", struct{}{}, nil)

@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/registry/server"
 )
 
-// served is the registry for clients.
+// served returns the registry for clients.
 func (r *root) served() oci.Registry {
 	if r.mirrors == nil {
 		return r.watched()
@@ -24,8 +24,8 @@ func (r *root) served() oci.Registry {
 	return r.mirrors.Registry
 }
 
-// watched is the stored registry for clients: prefetching learns from what they do
-// with it.
+// watched returns the stored registry for clients. Prefetching learns from their
+// requests.
 func (r *root) watched() oci.Registry {
 	if r.prefetch == nil {
 		return r.reg
@@ -33,20 +33,21 @@ func (r *root) watched() oci.Registry {
 	return r.prefetch.Registry(r.reg)
 }
 
-// redirector decides which clients are sent to the object store for which blobs.
+// redirector decides which clients are redirected to the object store, and for which
+// blobs.
 type redirector struct {
 	store objstore.Redirector
-	// holds and ahead tell whether the cache has a blob, or will soon.
+	// holds and ahead report whether the cache has a blob or will soon have it.
 	holds func(key string) bool
 	ahead *prefetch.Prefetcher // may be nil
-	// away is not nil while the object store is not the registry's.
+	// away returns an error while the object store is not the registry's.
 	away func() error
-	// stored reports whether a blob of a repository is in the object store, where it
-	// may still be coming; nil: it always is.
+	// stored reports whether a blob of a repository is in the object store; it may still
+	// be on its way there. If stored is nil, blobs always are.
 	stored func(ctx context.Context, repo string, d oci.Digest) bool
-	// pulled records the pull of a blob; nil where nobody wants to know.
+	// pulled records the pull of a blob. It is nil if nobody needs the record.
 	pulled func(context.Context, registry.Event) error
-	rules  []redirectRule // the last is for all that no other is for
+	rules  []redirectRule // the last rule is for all blobs that match no other
 	min    int64
 	expiry time.Duration
 }
@@ -54,13 +55,13 @@ type redirector struct {
 // redirectRule is a compiled rule.
 type redirectRule struct {
 	repos    func(repo string) bool
-	networks []netip.Prefix // empty: all
+	networks []netip.Prefix // if empty, all networks match
 	mode     string
 }
 
 var _ server.Redirector = (*redirector)(nil)
 
-// redirector returns what the configuration says of redirects, nil for none.
+// redirector returns the configured redirector, or nil if there is none.
 func (s *Server) redirector() (server.Redirector, error) {
 	c := &s.cfg.Storage.Redirect
 	rules, err := redirectRules(c)
@@ -71,7 +72,7 @@ func (s *Server) redirector() (server.Redirector, error) {
 		return nil, nil
 	}
 	store, ok := objstore.As[objstore.Redirector](s.root.inner)
-	if !ok { // a warning of the configuration says so
+	if !ok { // the configuration check warns of this
 		return nil, nil
 	}
 	r := &redirector{store: store, away: s.root.reg.StoreAway, ahead: s.root.prefetch, pulled: s.notifier.hook(),
@@ -101,7 +102,7 @@ func redirectRules(c *config.Redirect) ([]redirectRule, error) {
 	return append(rules, redirectRule{func(string) bool { return true }, nil, c.Mode}), nil
 }
 
-// ever reports whether any rule sends clients elsewhere.
+// ever reports whether any rule redirects clients.
 func ever(rules []redirectRule) bool {
 	for _, r := range rules {
 		if r.mode != "never" {
@@ -120,7 +121,7 @@ func (r *redirectRule) isFor(repo, client string) bool {
 	}
 	addr, ok := addrOf(client)
 	if !ok {
-		return false // of a unix socket
+		return false // a client of a unix socket
 	}
 	for _, n := range r.networks {
 		if n.Contains(addr) {
@@ -130,7 +131,7 @@ func (r *redirectRule) isFor(repo, client string) bool {
 	return false
 }
 
-// addrOf reads an address with or without a port.
+// addrOf parses an address with or without a port.
 func addrOf(s string) (netip.Addr, bool) {
 	if ap, err := netip.ParseAddrPort(s); err == nil {
 		return ap.Addr().Unmap().WithZone(""), true
@@ -151,8 +152,8 @@ func (r *redirector) Redirect(ctx context.Context, q server.Redirect) (string, e
 	if err != nil {
 		return "", fmt.Errorf("make an address for a client: %w", err)
 	}
-	// As where the blob goes through this server: a part is no pull, and a blob in many
-	// parts was asked for once.
+	// This counts as it does for a blob that goes through this server: a part is not a
+	// pull, and a blob fetched in many parts was requested once.
 	if r.pulled != nil && !q.Part {
 		err := r.pulled(ctx, registry.Event{Action: registry.ActionPull, Repo: q.Repo, Blob: true, Descriptor: q.Blob, Time: time.Now()})
 		if err != nil {
@@ -165,7 +166,7 @@ func (r *redirector) Redirect(ctx context.Context, q server.Redirect) (string, e
 	return url, nil
 }
 
-// wants reports whether a client is to be sent to the object store.
+// wants reports whether a client is to be redirected to the object store.
 func (r *redirector) wants(q server.Redirect) bool {
 	for i := range r.rules {
 		if !r.rules[i].isFor(q.Repo, q.Client) {

@@ -15,37 +15,36 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// RestoreOptions of Restore. The zero value works.
+// RestoreOptions are options of Restore. The zero value works.
 type RestoreOptions struct {
-	// AllowDamaged restores what can be restored of a damaged backup into an
-	// empty root.
+	// AllowDamaged restores what is intact in a damaged backup into an empty root.
 	AllowDamaged bool
-	// Quick compares only the sizes of what is here already with the catalogue's,
-	// where a backup is merged. Otherwise its bytes are read.
+	// Quick compares only the sizes of existing blobs with the catalogue when a backup is
+	// merged. Otherwise their contents are read.
 	Quick bool
-	// Progress, if not nil, is told how far a restore into an empty root is,
-	// MergeProgress how far a merge is.
+	// Progress, if not nil, receives the progress of a restore into an empty root.
+	// MergeProgress receives the progress of a merge.
 	Progress      func(backup.Report)
 	MergeProgress func(imagecopy.Progress)
-	// Logger; default slog.Default.
+	// Logger defaults to slog.Default.
 	Logger *slog.Logger
-	// wrap is for the root that a backup is merged into; see AdminOptions.
+	// wrap is for the root into which a backup is merged; see AdminOptions.
 	wrap func(objstore.Store) objstore.Store
 }
 
-// RestoreReport is what Restore did.
+// RestoreReport says what Restore did.
 type RestoreReport struct {
-	// Merged reports whether there was a registry already. If so, the backup's images were
-	// added to it: Copied counts these. Otherwise Restored counts objects.
+	// Merged reports whether there was a registry already. If so, the backup's images
+	// were added to it, and Copied counts them. Otherwise Restored counts objects.
 	Merged   bool
 	Restored backup.Report
 	Copied   imagecopy.Progress
 }
 
-// Restore restores the backup in the directory dir. Where there is no registry, or one
-// that has lost its catalogue, everything comes back as it was. To any other registry the
-// backup's images are added, through the server that uses it if one does. The report says
-// how far it came also when there is an error.
+// Restore restores the backup in the directory dir. If there is no registry, or one that
+// has lost its catalogue, everything is restored as it was. Otherwise the backup's images
+// are added to the registry, through the server that uses it if there is one. The report
+// says how far the restore came even if there is an error.
 func Restore(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions) (rep RestoreReport, err error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -70,8 +69,8 @@ func Restore(ctx context.Context, cfg *config.Config, dir string, o RestoreOptio
 	return rep, err
 }
 
-// restoreRoot restores a backup into a data root. Errors: backup.ErrNotEmpty where a
-// registry is there already.
+// restoreRoot restores a backup into a data root. It returns backup.ErrNotEmpty if a
+// registry is already there.
 func restoreRoot(ctx context.Context, root, dir string, o backup.RestoreOptions) (rep backup.Report, err error) {
 	if err := backup.CheckRestorable(root); err != nil {
 		return rep, fmt.Errorf("look into the data directory: %w", err)
@@ -86,13 +85,13 @@ func restoreRoot(ctx context.Context, root, dir string, o backup.RestoreOptions)
 	return backup.Restore(ctx, dir, root, o)
 }
 
-// restoreRemote restores a backup into an object store, whose catalogue is new or was
-// lost. Errors: backup.ErrNotEmpty where a registry is there already.
+// restoreRemote restores a backup into an object store whose catalogue is new or was
+// lost. It returns backup.ErrNotEmpty if a registry is already there.
 func restoreRemote(ctx context.Context, cfg *config.Config, dir string, o backup.RestoreOptions) (backup.Report, error) {
 	o.Into = func(ctx context.Context, fill func(backup.Target) error) (err error) {
 		r, err := openStorage(ctx, cfg, "")
 		if errors.Is(err, ErrInUse) {
-			return backup.ErrNotEmpty // by a server, whose registry it is then
+			return backup.ErrNotEmpty // a server uses it, so it is a registry
 		}
 		if err != nil {
 			return err
@@ -107,7 +106,7 @@ func restoreRemote(ctx context.Context, cfg *config.Config, dir string, o backup
 			owner, err = registry.StoreOwner(ctx, r.inner)
 		}
 		if err == nil && owner == "" {
-			err = r.checkCatalog(ctx, cfg) // blobs in it would be nobody's
+			err = r.checkCatalog(ctx, cfg) // blobs in the store would belong to no repository
 		}
 		if err != nil {
 			return err
@@ -117,7 +116,7 @@ func restoreRemote(ctx context.Context, cfg *config.Config, dir string, o backup
 	return backup.Restore(ctx, dir, "", o)
 }
 
-// began reports whether the catalogue is that of a registry, and not new.
+// began reports whether the catalogue belongs to a registry and is not new.
 func (r *root) began(ctx context.Context) (bool, error) {
 	if id, _, err := r.cat.Settings.RegistryID(ctx); err != nil || id != "" {
 		return id != "", err
@@ -125,7 +124,8 @@ func (r *root) began(ctx context.Context) (bool, error) {
 	return r.knowsBlobs(ctx)
 }
 
-// setCatalog makes the catalogue in a file that of the root, whose own is new.
+// setCatalog makes the catalogue in a file the catalogue of the root, whose own catalogue
+// is new.
 func (r *root) setCatalog(ctx context.Context, file string) error {
 	if r.cat.DB.Shared() {
 		return backup.MoveCatalog(ctx, file, r.cat)
@@ -138,10 +138,10 @@ func (r *root) setCatalog(ctx context.Context, file string) error {
 	return backup.PlaceCatalog(file, r.dir)
 }
 
-// merge adds a backup's images to a data root, and replaces what is damaged there. The
-// backup is opened first, so that one that cannot be used changes nothing.
+// merge adds a backup's images to a data root, and replaces what is damaged there. It
+// opens the backup first, so that an unusable backup changes nothing.
 func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions) (_ imagecopy.Progress, err error) {
-	// Also after an interrupt: closing saves what is only in RAM.
+	// This happens even after an interrupt, because closing saves what is only in RAM.
 	closing := func(f func(context.Context) error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
@@ -173,9 +173,9 @@ func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions
 	return rep, err
 }
 
-// backedUp returns all images of a backup, with those that have no tag, and what gives a
-// tag that was restored the times that it had. Otherwise it would be newer than all tags
-// that are here, and retention would keep it in their place.
+// backedUp returns all images of a backup, including those without a tag. It also returns
+// a function that gives a restored tag the times that it had. Otherwise the tag would be
+// newer than all tags that are here, and retention would keep it in their place.
 func (a *Admin) backedUp(ctx context.Context, src *registry.Registry) (images []imagecopy.Image,
 	tagged func(context.Context, string, string) error, err error) {
 	repos, err := backup.Repositories(ctx, src)
@@ -203,13 +203,13 @@ func (a *Admin) backedUp(ctx context.Context, src *registry.Registry) (images []
 	}, nil
 }
 
-// checkRestored refuses a directory into which a restore has not come to its
-// end. Errors: ErrInUse while it is under way.
+// checkRestored refuses a directory whose restore has not finished. It returns ErrInUse
+// while the restore is under way.
 func checkRestored(dir string) error {
 	if !backup.RestoreCutOff(dir) {
-		return nil // also where it cannot be looked at; whoever opens the root will say so
+		return nil // also if the directory cannot be read; opening the root will report that
 	}
-	l, err := lockRoot(dir) // held as long as the restore is under way
+	l, err := lockRoot(dir) // the lock is held as long as the restore is under way
 	if err != nil {
 		return err
 	}

@@ -25,50 +25,53 @@ import (
 )
 
 // root is a data root that this process has to itself, with the object store and the
-// catalogue, which it may share with others.
+// catalogue. It may share the catalogue with other processes.
 type root struct {
 	dir  string
 	lock *lockFile
 	cat  *catalog.Catalog
-	// inner is the object store, store what the registry uses: the same with the caches
+	// inner is the object store. store is what the registry uses: inner with the caches
 	// of a server in front. Closing store closes both.
 	inner, store objstore.Store
-	// local says that the objects are in dir.
+	// local reports that the objects are in dir.
 	local bool
-	// cache, cluster and prefetch are nil where there is none.
+	// cache, cluster and prefetch are nil if they are not configured.
 	cache    *tier.Store
 	cluster  *cluster.Cluster
 	prefetch *prefetch.Prefetcher
 
 	files *filestore.Store
 	gear  *gearregistry.Service
-	// recipes is part of inner; keeper fills it.
+	// recipes is part of inner. keeper fills it.
 	recipes *recipes.Store
 	keeper  *recipes.Keeper
-	// volumes is nil where images are not built as volumes.
+	// volumes is nil if images are not built as volumes.
 	volumes *volumeregistry.Service
 	reg     *registry.Registry
-	// mirrors is nil where nothing is mirrored, and outside a server until it is needed.
+	// mirrors is nil if nothing is mirrored. Outside a server it is nil until it is
+	// needed.
 	mirrors *mirrors
-	// isMirror tells which repositories are mirrors; nil where none are.
+	// isMirror reports whether a repository is a mirror. It is nil if there are no
+	// mirrors.
 	isMirror func(repo string) bool
-	// collectors of the stores.
+	// collectors are the metrics of the stores.
 	collectors []prometheus.Collector
 }
 
 // adminSocket is the administration socket's name within a data root.
 const adminSocket = "admin.sock"
 
-// rootOptions of openRoot.
+// rootOptions are options of openRoot.
 type rootOptions struct {
 	log     *slog.Logger
 	onEvent func(context.Context, registry.Event) error
-	// wrap puts something in front of the object store; nil leaves it as it is.
+	// wrap wraps the object store. If it is nil, the store is used as it is.
 	wrap func(objstore.Store) objstore.Store
-	// serving opens what only a server has: caches, and peers. Administration has no
-	// use for them.
+	// serving opens what only a server needs: caches and peers. Administration has no use
+	// for them.
 	serving bool
-	// enter is asked before layers are dropped; nil: it is always allowed.
+	// enter is called before layers are dropped. If it is nil, dropping is always
+	// allowed.
 	enter func() (leave func(), err error)
 }
 
@@ -124,9 +127,9 @@ func openRoot(ctx context.Context, cfg *config.Config, o rootOptions) (_ *root, 
 	return r, err
 }
 
-// checkAdopted refuses a Distribution storage without a catalogue: it would look
-// empty, and pushes to it would be unknown to Distribution. Likewise what an
-// interrupted restore left, which would look empty too.
+// checkAdopted refuses a Distribution storage without a catalogue. It would look empty,
+// and Distribution would not know of pushes to it. It also refuses what an interrupted
+// restore left, which would look empty too.
 func checkAdopted(cfg *config.Config) error {
 	dir := cfg.Storage.FileSystem.RootDirectory
 	if cfg.Storage.Driver() != "filesystem" {
@@ -141,8 +144,8 @@ func checkAdopted(cfg *config.Config) error {
 	return lostCatalog(dir)
 }
 
-// lostCatalog tells the way out where a directory has the objects of a registry, of
-// Distribution or of this program, and no catalogue.
+// lostCatalog returns an error that says what to do, if a directory has the objects of a
+// registry, of Distribution or of this program, and no catalogue.
 func lostCatalog(dir string) error {
 	adopt := "slipway import --in-place " + dir
 	_, links := os.Stat(filepath.Join(dir, distributionDir, "repositories")) // Distribution's; we have none
@@ -157,7 +160,7 @@ func lostCatalog(dir string) error {
 	return nil
 }
 
-// distributionDir is where a Distribution registry keeps everything.
+// distributionDir is the directory in which a Distribution registry keeps everything.
 const distributionDir = "docker/registry/v2"
 
 func (r *root) close(ctx context.Context) error {

@@ -1,6 +1,6 @@
-// Package serve is the composition root of the registry server: it chooses the
-// drivers the configuration names, wires catalogue, store, registry, access
-// control and listeners together, and runs them.
+// Package serve is the composition root of the registry server. It chooses the drivers
+// that the configuration names, connects catalogue, store, registry, access control and
+// listeners, and runs them.
 package serve
 
 import (
@@ -29,15 +29,15 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// Options of New beside the configuration.
+// Options are the options of New in addition to the configuration.
 type Options struct {
-	// Logger; default slog.Default.
+	// Logger defaults to slog.Default.
 	Logger *slog.Logger
-	// Stdout is where the access log goes that names no file; default os.Stdout.
+	// Stdout receives the access log if that names no file; default os.Stdout.
 	Stdout *os.File
-	// Version of the program, for the web page.
+	// Version is the version of the program, for the web page.
 	Version string
-	// CertificateCheck is how often the certificate files are looked at;
+	// CertificateCheck is how often the certificate files are checked for changes;
 	// default 10 s.
 	CertificateCheck time.Duration
 }
@@ -49,7 +49,8 @@ type Server struct {
 	root  *root
 	auth  *auth.Auth
 	audit *auth.AuditLog
-	// access is nil without an access log, accessFile where it is no file.
+	// access is nil without an access log. accessFile is nil if the access log is not a
+	// file.
 	access     *trace.Writer
 	accessFile *logFile
 
@@ -66,20 +67,20 @@ type Server struct {
 	web             *web.Handler // nil without a web page
 	page            *pageSystem  // nil without a web page
 	health          *health
-	site            *auth.Site // of pages and of the debug listener
+	site            *auth.Site // for the web page and the debug listener
 	certCheck       time.Duration
 	version         string
-	// requests and admin tasks under way, which Close waits for.
+	// requests counts the requests and admin tasks under way. Close waits for them.
 	requests gate
-	// writes can be stopped while reads go on.
+	// writes can stop writes while reads continue.
 	writes *writeGate
 
 	closeOnce sync.Once
 	closeErr  error
 }
 
-// New opens everything the configuration names and binds the listeners, so that
-// whatever is wrong is known now. The caller runs the server and closes it.
+// New opens everything that the configuration names and binds the listeners, so that
+// errors show at once. The caller must run the server and close it.
 func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err error) {
 	if o == nil {
 		o = &Options{}
@@ -93,8 +94,8 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 			s.Close()
 		}
 	}()
-	// What is cheap to find wrong comes first: a start that fails because of it
-	// leaves no data directory behind.
+	// Checks that are cheap come first. If one of them fails, no data directory is left
+	// behind.
 	if err := CheckFiles(cfg); err != nil {
 		return nil, err
 	}
@@ -159,8 +160,8 @@ func (s *Server) openLogs(o *Options) (err error) {
 	return nil
 }
 
-// ReopenLogs opens the access and audit log files again by name, after a log
-// rotation moved them away.
+// ReopenLogs opens the access and audit log files again by name, after a log rotation has
+// moved them away.
 func (s *Server) ReopenLogs() error {
 	var errs []error
 	if s.accessFile != nil {
@@ -172,12 +173,12 @@ func (s *Server) ReopenLogs() error {
 	return errors.Join(errs...)
 }
 
-// keepOpen hides Close: standard output is not ours to close.
+// keepOpen hides Close, because standard output is not ours to close.
 type keepOpen struct{ f *os.File }
 
 func (k keepOpen) Write(p []byte) (int, error) { return k.f.Write(p) }
 
-// registryOptions translates the configuration for the registry.
+// registryOptions converts the configuration into options of the registry.
 func registryOptions(cfg *config.Config, log *slog.Logger) (*registry.Options, error) {
 	st := &cfg.Storage
 	o := &registry.Options{
@@ -194,7 +195,7 @@ func registryOptions(cfg *config.Config, log *slog.Logger) (*registry.Options, e
 		StrictTags:       cfg.Cluster.StrictTags,
 	}
 	if o.MemoryBytes == 0 {
-		o.MemoryBytes = -1 // no cache; to the registry 0 is its default
+		o.MemoryBytes = -1 // no cache; the registry would take 0 as its default
 	}
 	if !st.Maintenance.UploadPurging.Enabled {
 		o.UploadMaxAge = 100 * 365 * 24 * time.Hour
@@ -213,7 +214,7 @@ func registryOptions(cfg *config.Config, log *slog.Logger) (*registry.Options, e
 	return o, err
 }
 
-// setUpHTTP makes the handlers and the servers on the listeners.
+// setUpHTTP creates the handlers, and the servers on the listeners.
 func (s *Server) setUpHTTP() error {
 	h := &s.cfg.HTTP
 	so := &server.Options{
@@ -275,7 +276,7 @@ func (s *Server) setUpHTTP() error {
 	return err
 }
 
-// registerMetrics registers the metrics of all parts but volumes.
+// registerMetrics registers the metrics of all parts except volumes.
 func (s *Server) registerMetrics() {
 	s.metrics.MustRegister(s.handler.Metrics()...)
 	s.metrics.MustRegister(s.root.reg.Metrics()...)
@@ -287,8 +288,8 @@ func (s *Server) registerMetrics() {
 	s.metrics.MustRegister(freeSpace(s.root.dir))
 }
 
-// siteOf returns what is known of the names of a server, where pages of origins may
-// change things, too.
+// siteOf returns what is known about the names of a server. Pages of origins may change
+// things, too.
 func siteOf(cfg *config.Config, origins []string) *auth.Site {
 	var names []string
 	if name, err := os.Hostname(); err == nil {
@@ -301,7 +302,8 @@ func siteOf(cfg *config.Config, origins []string) *auth.Site {
 	return auth.NewSite(cfg.HTTP.Host, names, origins)
 }
 
-// corsOrigins returns the sites whose pages may use the API by the headers configured.
+// corsOrigins returns the sites whose pages may use the API according to the configured
+// headers.
 func corsOrigins(headers http.Header) (origins []string) {
 	for key, values := range headers {
 		if http.CanonicalHeaderKey(key) == "Access-Control-Allow-Origin" {
@@ -311,10 +313,10 @@ func corsOrigins(headers http.Header) (origins []string) {
 	return origins
 }
 
-// Addr is where the registry listens.
+// Addr returns the address on which the registry listens.
 func (s *Server) Addr() net.Addr { return s.listen.Addr() }
 
-// DebugAddr is where metrics and health listen, or nil.
+// DebugAddr returns the address on which metrics and health listen, or nil.
 func (s *Server) DebugAddr() net.Addr {
 	if s.debugLn == nil {
 		return nil
@@ -328,7 +330,7 @@ func (s *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
-	failed := make(chan error, 16) // more than there is below
+	failed := make(chan error, 16) // larger than the number of senders below
 	run := func(what string, f func() error) {
 		wg.Add(1)
 		go func() {
@@ -375,8 +377,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// drain ends the listeners. Uploads under way may finish; what is left then can
-// be continued after the restart.
+// drain closes the listeners. Uploads under way may finish. Unfinished uploads can be
+// continued after the restart.
 func (s *Server) drain() error {
 	wait := s.cfg.HTTP.DrainTimeout
 	s.log.Info("stopping; requests under way may finish", "within", wait)
@@ -384,7 +386,7 @@ func (s *Server) drain() error {
 	defer cancel()
 	s.health.stopping()
 	if s.web != nil {
-		s.web.EndStreams() // which end by themselves in minutes only
+		s.web.EndStreams() // by themselves they end only after minutes
 	}
 	err := s.http.Shutdown(ctx)
 	if err != nil { // the time is over
@@ -421,8 +423,8 @@ func (s *Server) Close() error {
 			s.web.Close()
 		}
 		s.page.close()
-		// Nobody may still use what is closed next, and no other process may
-		// open the data root while somebody here writes to it.
+		// Nothing may still use what is closed next, and no other process may open the
+		// data root while this one writes to it.
 		errs = append(errs, s.requests.shut(ctx))
 		if s.root != nil {
 			errs = append(errs, s.root.close(ctx))

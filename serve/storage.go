@@ -28,9 +28,9 @@ import (
 	"example.org/slipway/registry/objstore/swiftstore"
 )
 
-// openStorage locks a data root and opens its catalogue and object store.
-// catalogDir is where the catalogue is if it is to be in a directory other than the
-// configured place, else "".
+// openStorage locks a data root and opens its catalogue and object store. catalogDir is
+// the directory of the catalogue if that is not at its configured place; otherwise it is
+// "".
 func openStorage(ctx context.Context, cfg *config.Config, catalogDir string) (_ *root, err error) {
 	inMemory := cfg.Storage.Driver() == "inmemory"
 	r := &root{dir: cfg.Storage.Root()}
@@ -45,7 +45,7 @@ func openStorage(ctx context.Context, cfg *config.Config, catalogDir string) (_ 
 		}
 	}()
 	if _, err := os.Stat(filepath.Join(r.dir, backup.Marker)); err == nil {
-		// Its catalogue may be hard-linked with those of other backups.
+		// Its catalogue may be hard-linked to the catalogues of other backups.
 		return nil, fmt.Errorf("%s is a backup, which nobody may write to; restore it first: slipway restore %s --root DIR", r.dir, r.dir)
 	}
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
@@ -88,10 +88,10 @@ func (r *root) openStore(ctx context.Context, st *config.Storage) (objstore.Stor
 	return s, nil
 }
 
-// objectDirs are where a file system store has its objects.
+// objectDirs are the directories in which a file system store has its objects.
 var objectDirs = []string{blobsDir + "sha256", blobsDir + "sha512", "slipway/gear/packs", "slipway/verify"}
 
-// openRemote opens a store behind a network.
+// openRemote opens a store that is reached over a network.
 func openRemote(ctx context.Context, st *config.Storage, retry *remote.Retry) (objstore.Store, error) {
 	if c := st.Swift; c != nil {
 		return swiftstore.New(ctx, swiftstore.Options{
@@ -115,13 +115,13 @@ func openRemote(ctx context.Context, st *config.Storage, retry *remote.Retry) (o
 			o.Encrypt = "aws:kms"
 		}
 	}
-	if !strings.EqualFold(c.StorageClass, "NONE") { // Distribution's word for the bucket's
+	if !strings.EqualFold(c.StorageClass, "NONE") { // Distribution's word for the bucket's default
 		o.StorageClass = c.StorageClass
 	}
 	return s3store.New(ctx, o)
 }
 
-// amazon is the address of Amazon S3 in a region.
+// amazon returns the address of Amazon S3 in a region.
 func amazon(region string) string {
 	switch {
 	case region == "":
@@ -132,7 +132,7 @@ func amazon(region string) string {
 	return "s3." + region + ".amazonaws.com"
 }
 
-// openCatalog opens the catalogue where the configuration, or else dir, says.
+// openCatalog opens the catalogue at its configured place, or else in dir.
 func (r *root) openCatalog(ctx context.Context, st *config.Storage, dir string) (err error) {
 	if st.Catalog.Postgres != "" && dir == "" {
 		r.cat, err = catalog.OpenPostgres(ctx, st.Catalog.Postgres.Reveal(), &catalog.Options{Grace: st.GC.Grace, Readers: st.Catalog.Connections})
@@ -146,21 +146,21 @@ func (r *root) openCatalog(ctx context.Context, st *config.Storage, dir string) 
 	return err
 }
 
-// blobsDir and linksDir are where blobs are and where a Distribution registry keeps
-// its links, which we have none of.
+// blobsDir is where blobs are. linksDir is where a Distribution registry keeps its links;
+// this registry has none.
 const (
 	blobsDir = distributionDir + "/blobs/"
 	linksDir = distributionDir + "/repositories/"
 )
 
 // checkCatalog refuses an object store that holds blobs of which the catalogue knows
-// nothing: it would look empty, and its blobs would be nobody's. It asks the store
-// only where the catalogue is empty.
+// nothing. The registry would look empty, and the blobs would belong to no repository. It
+// asks the store only if the catalogue is empty.
 func (r *root) checkCatalog(ctx context.Context, cfg *config.Config) error {
 	if !cfg.Storage.Remote() {
 		return nil // checkAdopted has looked
 	}
-	// A registry that has begun is told from another one by its id, also when it is empty.
+	// A registry that has begun is recognized by its id, even if it is empty.
 	if began, err := r.began(ctx); err != nil || began {
 		return err
 	}
@@ -179,7 +179,7 @@ func boolError(is bool, text string) error {
 	return errors.New(text)
 }
 
-// knowsBlobs reports whether the catalogue has anything in it.
+// knowsBlobs reports whether the catalogue has any entry.
 func (r *root) knowsBlobs(ctx context.Context) (bool, error) {
 	names, err := r.cat.Repositories(ctx, "", 1)
 	if err != nil || len(names) > 0 {
@@ -192,8 +192,8 @@ func (r *root) knowsBlobs(ctx context.Context) (bool, error) {
 	if len(list) > 0 {
 		return true, nil
 	}
-	// A server that was killed may have left objects of a push that was not recorded,
-	// or of a deletion that was not ended.
+	// A server that was killed may have left objects of a push that was not recorded, or
+	// of a deletion that did not finish.
 	const ever = 365 * 24 * time.Hour
 	uploads, err := r.cat.Uploads.Stale(ctx, time.Now().Add(ever), 1)
 	if err != nil || len(uploads) > 0 {
@@ -214,7 +214,7 @@ func (r *root) any(ctx context.Context, prefix string) (bool, error) {
 	return false, nil
 }
 
-// blobOf returns the digest of the blob whose object has a key.
+// blobOf returns the digest of the blob whose object has the key.
 func blobOf(key string) (oci.Digest, bool) {
 	rest, ok := strings.CutPrefix(key, blobsDir)
 	if !ok {
@@ -231,7 +231,8 @@ func blobOf(key string) (oci.Digest, bool) {
 	return d, true
 }
 
-// verifyBlob returns what checks the bytes of a blob's object.
+// verifyBlob returns the hash and the sum with which the bytes of a blob's object are
+// verified.
 func verifyBlob(key string) (hash.Hash, []byte) {
 	d, ok := blobOf(key)
 	if !ok {
@@ -250,16 +251,16 @@ func verifyBlob(key string) (hash.Hash, []byte) {
 	return nil, nil
 }
 
-// uncached is the context key of work that must see what the object store has, and not
-// what a cache remembers of it.
+// uncached is the context key for work that must see what the object store has, not what
+// a cache remembers of it.
 type uncached struct{}
 
-// pastCache returns a context whose reads go to the object store itself.
+// pastCache returns a context whose reads bypass the cache and go to the object store.
 func pastCache(ctx context.Context) context.Context {
 	return context.WithValue(ctx, uncached{}, true)
 }
 
-// cachedStore is a store with caches in front of an inner one.
+// cachedStore is a store that has caches in front of an inner store.
 type cachedStore struct {
 	objstore.Store
 	inner objstore.Store

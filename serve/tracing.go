@@ -15,8 +15,8 @@ import (
 	"example.org/slipway/config"
 )
 
-// startTracing sets up OpenTelemetry where it is asked for; it is off otherwise,
-// and then costs nothing: the provider is nil. Its Shutdown sends what is left.
+// startTracing sets up OpenTelemetry if it is configured. Otherwise the provider is nil,
+// and tracing costs nothing. The provider's Shutdown sends the remaining spans.
 func startTracing(ctx context.Context, cfg *config.Config) (*sdktrace.TracerProvider, error) {
 	if !cfg.Tracing.Enabled {
 		return nil, nil
@@ -43,7 +43,7 @@ func startTracing(ctx context.Context, cfg *config.Config) (*sdktrace.TracerProv
 		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", t.ServiceName)))), nil
 }
 
-// traced wraps the handler where tracing is on.
+// traced wraps the handler if tracing is on.
 func traced(provider *sdktrace.TracerProvider, h http.Handler) http.Handler {
 	if provider == nil {
 		return h

@@ -20,14 +20,15 @@ import (
 )
 
 // openVolumes opens the volume side of a data root, if there is one. Its storage is
-// opened when it is needed first: a registry serves while that is away.
+// opened when it is first needed, so a registry can serve while that storage is
+// unavailable.
 func (r *root) openVolumes(cfg *config.Config, log *slog.Logger) error {
 	c := &cfg.Volumes
 	if c.Driver == "" {
 		return nil
 	}
 	if c.Driver == "rbd" && !rbd.Available {
-		_, err := rbd.Open(context.Background(), rbd.Options{}) // says how to have it
+		_, err := rbd.Open(context.Background(), rbd.Options{}) // the error says how to get support for it
 		return fmt.Errorf("volumes.driver: %w", err)
 	}
 	build, err := volumePolicy(c)
@@ -55,7 +56,8 @@ func openVolumeStore(ctx context.Context, c *config.Volumes, log *slog.Logger) (
 	return nil, fmt.Errorf("there is no driver %q of volumes", c.Driver)
 }
 
-// volumePolicy compiles which repositories' images are built when they are pushed.
+// volumePolicy compiles the rules that say which repositories' images are built when they
+// are pushed.
 func volumePolicy(c *config.Volumes) (func(repo string) bool, error) {
 	type rule struct {
 		repos func(string) bool
@@ -79,8 +81,8 @@ func volumePolicy(c *config.Volumes) (func(repo string) bool, error) {
 	}, nil
 }
 
-// besideImages puts records beside images. The registry is opened behind the volume
-// side, which takes in its events.
+// besideImages stores records beside images. It exists because the registry is opened
+// after the volume side, which receives the registry's events.
 type besideImages struct{ r *root }
 
 // PushBlob implements volumeregistry.Registry.
@@ -98,7 +100,7 @@ func (b besideImages) DeleteManifest(ctx context.Context, repo string, d oci.Dig
 	return b.r.reg.DeleteManifest(ctx, repo, d)
 }
 
-// volumeEvents has the volume side take in an event after others did.
+// volumeEvents passes an event to next and then to the volume side.
 func volumeEvents(v *volumeregistry.Service, next func(context.Context, registry.Event) error) func(context.Context, registry.Event) error {
 	if v == nil {
 		return next
@@ -109,8 +111,8 @@ func volumeEvents(v *volumeregistry.Service, next func(context.Context, registry
 	}
 }
 
-// collectVolumes removes the volumes that nothing needs, behind a collection of
-// garbage. What fails is tried again by the volume side itself.
+// collectVolumes removes the volumes that nothing needs any more, after a garbage
+// collection. The volume side itself retries what fails.
 func (r *root) collectVolumes(ctx context.Context, now bool, log *slog.Logger) {
 	if r.volumes == nil {
 		return
@@ -165,23 +167,23 @@ func (a volumeAPI) Credential(ctx context.Context, repo string, manifest oci.Dig
 // VolumesReport is what a data root has of volumes.
 type VolumesReport struct {
 	volumeregistry.Status
-	// Images are all of them, where they were asked for.
+	// Images lists all images, if they were requested.
 	Images []volumeregistry.Listed `json:"images,omitempty"`
 }
 
-// VolumesArgs of [Admin.Volumes].
+// VolumesArgs are the arguments of [Admin.Volumes].
 type VolumesArgs struct {
-	// List asks for all images.
+	// List requests the list of all images.
 	List bool
 }
 
-// errNoVolumes says that no image is a volume here.
+// errNoVolumes says that images are not built as volumes here.
 var errNoVolumes = errors.New("images are not built as volumes here: volumes.driver is empty")
 
 // HasVolumes reports whether images are built as volumes.
 func (a *Admin) HasVolumes() bool { return a.cfg.Volumes.Driver != "" }
 
-// Volumes tells the state of the volume side. It is an error if there is none.
+// Volumes returns the state of the volume side. It is an error if there is none.
 func (a *Admin) Volumes(ctx context.Context, args VolumesArgs) (*VolumesReport, error) {
 	if !a.HasVolumes() {
 		return nil, errNoVolumes

@@ -6,7 +6,7 @@ import (
 	"example.org/slipway/web"
 )
 
-// webPage makes the handler of the web page.
+// webPage creates the handler of the web page.
 func (s *Server) webPage() (http.Handler, error) {
 	o := &web.Options{Access: s.auth, Logger: s.log, Prefix: noSlash(s.cfg.HTTP.Prefix), Host: noSlash(s.cfg.HTTP.Host), Site: s.site, Title: s.cfg.Web.Title,
 		Logins: s.auth, Session: s.cfg.Web.Session, Version: s.version, System: s.webSystem(), Browse: s.webBrowse(), Files: webFiles{s}}

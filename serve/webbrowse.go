@@ -13,8 +13,9 @@ import (
 	"example.org/slipway/web"
 )
 
-// pageBrowse is what the web page shows of repositories. It reads the catalogue and what
-// is stored: to look at an image is not to pull it, and fetches nothing from upstreams.
+// pageBrowse is what the web page shows of repositories. It reads the catalogue and the
+// stored content. Looking at an image does not count as a pull and fetches nothing from
+// upstreams.
 type pageBrowse struct {
 	*catalog.Catalog
 	browse.Store
@@ -38,7 +39,7 @@ func (b *pageBrowse) Content(ctx context.Context, repo string, d oci.Digest, mos
 	case blob.Size > most:
 		return nil, fmt.Errorf("it has %d bytes, and up to %d are shown", blob.Size, most)
 	}
-	c, err := b.s.root.reg.GetBlobRange(ctx, repo, d, 0, most) // which counts as no pull
+	c, err := b.s.root.reg.GetBlobRange(ctx, repo, d, 0, most) // this counts as no pull
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +59,7 @@ func (b *pageBrowse) Layer(ctx context.Context, repo string, d oci.Digest) (web.
 		if errors.Is(err, catalog.ErrNotFound) {
 			err = nil
 		}
-		return l, err // what other repositories have is not told
+		return l, err // nothing about other repositories is revealed
 	}
 	l.Here = true
 	g, err := gearfacts.NewLayers(b.DB).Layer(ctx, d)
@@ -117,5 +118,5 @@ func (b *pageBrowse) DeleteManifest(ctx context.Context, repo string, d oci.Dige
 	return b.registry().DeleteManifest(ctx, repo, d)
 }
 
-// registry is what clients change.
+// registry returns the registry through which clients delete.
 func (b *pageBrowse) registry() oci.Deleter { return stoppable{b.s.root.served(), b.s.writes} }

@@ -15,35 +15,36 @@ import (
 )
 
 const (
-	// surveyAge is how old a survey gets before the next look at it has another made.
+	// surveyAge is how old a survey must be for a look at it to start a new one.
 	surveyAge = 5 * time.Minute
-	// surveyShare is the most of the time that surveys take: one in 20.
+	// surveyShare bounds the time that surveys take: at most one part in 20.
 	surveyShare = 20
-	// surveyEvery is how often one is made once somebody has looked, to see the growth.
+	// surveyEvery is how often a survey is made once somebody has looked, to record the
+	// growth.
 	surveyEvery = time.Hour
 	// maxGrowth is how many earlier surveys are remembered.
 	maxGrowth = 500
-	// surveyStep is how many repositories are measured at once.
+	// surveyStep is how many repositories are measured at a time.
 	surveyStep = 200
 )
 
-// surveyor makes surveys in the background when somebody looks. The zero value lacks
+// surveyor makes surveys in the background when somebody looks. The zero value lacks only
 // measure.
 type surveyor struct {
 	measure func(context.Context) (*web.Survey, error)
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	closed  bool
-	ticker  *time.Timer // of the next that nobody asks for
+	ticker  *time.Timer // starts the next survey if nobody requests it
 	survey  *web.Survey
-	old     bool // something was changed since
+	old     bool // something has changed since
 	running bool
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
 	failed  time.Time
 }
 
-// last returns the last survey, and begins another if that is out of date.
+// last returns the last survey, and starts another if it is out of date.
 func (v *surveyor) last() (*web.Survey, bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -65,7 +66,7 @@ func (v *surveyor) last() (*web.Survey, bool) {
 		defer v.mu.Unlock()
 		v.running = false
 		if err != nil {
-			// What there is from before may be out of date, and the next may succeed.
+			// The last survey may be out of date, and the next one may succeed.
 			v.failed, v.old = time.Now(), true
 			v.later()
 			return
@@ -80,21 +81,21 @@ func (v *surveyor) last() (*web.Survey, bool) {
 	return v.survey, true
 }
 
-// known returns the last survey and whether another is being made, and begins none.
+// known returns the last survey and whether another is being made. It starts none.
 func (v *surveyor) known() (*web.Survey, bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.survey, v.running
 }
 
-// later has the next survey made in an hour. The caller holds mu.
+// later schedules the next survey in an hour. The caller holds mu.
 func (v *surveyor) later() {
 	if v.ticker == nil && !v.closed {
 		v.ticker = time.AfterFunc(surveyEvery, func() {
 			v.mu.Lock()
 			v.ticker = nil
 			v.mu.Unlock()
-			if _, pending := v.last(); !pending { // somebody has just had one made
+			if _, pending := v.last(); !pending { // somebody has just started one
 				v.mu.Lock()
 				defer v.mu.Unlock()
 				v.later()
@@ -103,19 +104,19 @@ func (v *surveyor) later() {
 	}
 }
 
-// outdate says that something has changed.
+// outdate marks the last survey as out of date.
 func (v *surveyor) outdate() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.old = true
 }
 
-// close ends a survey under way. It is for a surveyor that may never have run.
+// close ends a survey under way. It also works if the surveyor has never run.
 func (v *surveyor) close() {
 	v.mu.Lock()
 	v.closed = true
 	if v.ticker != nil {
-		v.ticker.Stop() // one that has begun finds it closed
+		v.ticker.Stop() // a timer that has already fired finds it closed
 	}
 	if v.cancel != nil {
 		v.cancel()
@@ -184,7 +185,7 @@ func (p *pageSystem) measureRepositories(ctx context.Context, s *web.Survey) err
 	return nil
 }
 
-// close ends what the page does in the background. p may be nil.
+// close ends the page's work in the background. p may be nil.
 func (p *pageSystem) close() {
 	if p != nil {
 		p.survey.close()

@@ -14,7 +14,8 @@ import (
 	"example.org/slipway/web"
 )
 
-// webSystem is what the web page shows of the server itself, and does with it.
+// webSystem returns what the web page shows of the server itself and what it can do with
+// it.
 func (s *Server) webSystem() web.System {
 	page := &pageSystem{s: s, began: time.Now()}
 	sys := web.System{Storage: page, Settings: page.settings, Reports: s.cfg.Web.Reports, Hot: page.hot}
@@ -32,7 +33,7 @@ func (s *Server) webSystem() web.System {
 	return sys
 }
 
-// pageSystem serves package web.
+// pageSystem implements the interfaces of package web.
 type pageSystem struct {
 	s      *Server
 	began  time.Time
@@ -61,7 +62,7 @@ func (p *pageSystem) Gear(ctx context.Context) (gearregistry.Status, error) {
 // errReadOnly says that nothing may be changed.
 var errReadOnly = errors.New("storage.maintenance.readonly is enabled, so nothing is changed")
 
-// change does what changes the storage, unless that is not allowed now.
+// change calls do, which changes the storage, unless changes are not allowed now.
 func (p *pageSystem) change(do func() error) error {
 	if p.s.cfg.Storage.Maintenance.ReadOnly.Enabled {
 		return errReadOnly
@@ -91,7 +92,7 @@ func (p *pageSystem) Collect(ctx context.Context, dry bool, progress func(regist
 
 // Check implements web.Storage.
 func (p *pageSystem) Check(ctx context.Context, progress func(check.Report)) (rep check.Report, err error) {
-	leave, err := p.s.writes.enter() // as the command's check
+	leave, err := p.s.writes.enter() // as for the command's check
 	if err != nil {
 		return rep, err
 	}
@@ -190,7 +191,7 @@ func (p *pageSystem) PruneMirrors(ctx context.Context, unused time.Duration, pat
 	return images, bytes, err
 }
 
-// settings is the configuration, and the program that runs with it.
+// settings returns the configuration and facts about the running program.
 func (p *pageSystem) settings() web.Settings {
 	s := p.s
 	out := web.Settings{Rules: s.cfg.Auth.Access, Started: p.began, Build: []web.Fact{{Name: "Version", Value: s.version}, {Name: "Go", Value: runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH}}}
@@ -226,7 +227,7 @@ func (p *pageSystem) settings() web.Settings {
 	return out
 }
 
-// authMethods names the ways by which clients prove who they are.
+// authMethods names the methods by which clients authenticate.
 func authMethods(s *Server) []string {
 	var list []string
 	a := &s.cfg.Auth

@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/web"
 )
 
-// webFiles is what the web page reads of the files of images.
+// webFiles is how the web page reads the files of images.
 type webFiles struct{ s *Server }
 
 var _ web.Files = webFiles{}

@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// writeGate lets writes be stopped for a while.
+// writeGate can stop writes for a while.
 type writeGate struct {
 	// busy is read-locked by each write and locked while writes are stopped.
 	busy sync.RWMutex
@@ -21,20 +21,21 @@ type writeGate struct {
 
 func newWriteGate() *writeGate { return &writeGate{stopped: make(chan struct{})} }
 
-// errStopped is the answer to a write while there may be none.
+// errStopped returns the error for a write while writes are stopped.
 func errStopped() error {
 	return &oci.Error{Code: oci.CodeUnavailable, RetryAfter: 30 * time.Second,
 		Message: "the registry takes no writes while its catalogue is moved to another database"}
 }
 
-// stopping is closed when writes are to stop.
+// stopping returns a channel that is closed when writes are to stop.
 func (g *writeGate) stopping() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.stopped
 }
 
-// enter begins a write, whose end leave is, or says that there may be none.
+// enter begins a write, and the caller ends it with leave. It returns an error while
+// writes are stopped.
 func (g *writeGate) enter() (leave func(), err error) {
 	select {
 	case <-g.stopping():
@@ -47,10 +48,11 @@ func (g *writeGate) enter() (leave func(), err error) {
 	return g.busy.RUnlock, nil
 }
 
-// errMoving says that writes are stopped already.
+// errMoving says that writes are already stopped.
 var errMoving = errors.New("the catalogue is being moved, or has been")
 
-// stop has all writes refused once it returns nil; those under way have ended.
+// stop stops all writes. When it returns nil, the writes that were under way have ended
+// and new ones are refused.
 func (g *writeGate) stop(ctx context.Context) error {
 	g.mu.Lock()
 	select {
@@ -75,7 +77,7 @@ func (g *writeGate) stop(ctx context.Context) error {
 	return nil
 }
 
-// resume lets writes happen again after stop.
+// resume allows writes again after stop.
 func (g *writeGate) resume() {
 	g.busy.Unlock()
 	g.open()
@@ -87,7 +89,7 @@ func (g *writeGate) open() {
 	g.stopped = make(chan struct{})
 }
 
-// whileWritable does f unless writes are stopped, and keeps them from being stopped
+// whileWritable runs f unless writes are stopped, and keeps them from being stopped
 // meanwhile.
 func whileWritable[A, R any](g *writeGate, f func(context.Context, A, func(R)) (R, error)) func(context.Context, A, func(R)) (R, error) {
 	return func(ctx context.Context, args A, progress func(R)) (R, error) {
@@ -101,8 +103,8 @@ func whileWritable[A, R any](g *writeGate, f func(context.Context, A, func(R)) (
 	}
 }
 
-// convert runs the conversion to Gear, and the building of volumes, until ctx ends,
-// but not while writes are stopped or the object store is away.
+// convert runs the conversion to Gear and the building of volumes until ctx ends. It
+// pauses while writes are stopped or the object store is unavailable.
 func (s *Server) convert(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -145,7 +147,7 @@ func (s *Server) convertUntil(ctx context.Context, stop <-chan struct{}) error {
 		cancel()
 	})
 	if v := s.root.volumes; v != nil {
-		wg.Go(func() { _ = v.Run(ctx) }) // ends with ctx and has no errors
+		wg.Go(func() { _ = v.Run(ctx) }) // ends with ctx and returns no error
 	}
 	return s.root.gear.Run(ctx)
 }
@@ -156,7 +158,7 @@ type stoppable struct {
 	gate *writeGate
 }
 
-// guarded does a write unless writes are stopped.
+// guarded runs the write f unless writes are stopped.
 func guarded[T any](g *writeGate, f func() (T, error)) (T, error) {
 	leave, err := g.enter()
 	if err != nil {
