@@ -7,20 +7,21 @@ import (
 	"strings"
 )
 
-// action is something that may be done at a page of the system, at /ui/PAGE/NAME: a GET
-// explains it and shows the last run, a POST begins it.
+// action is an operation that a page of the system offers, at /ui/PAGE/NAME. A GET
+// explains it and shows the last run; a POST begins it.
 type action struct {
 	page, name  string
 	title, verb string
-	// text explains what will happen, and what cannot be undone.
+	// text explains what the action does and what cannot be undone.
 	text []string
-	// preview tells that it can be tried without changing anything; danger, that it
-	// takes something away.
+	// preview reports that the action can be tried without changing anything. danger
+	// reports that it removes something.
 	preview, danger bool
 	inputs          []input
-	// there reports whether it can be done here; nil: always.
+	// there returns why the action cannot be done here, or "" if it can. If it is nil,
+	// the action can always be done.
 	there func(*Handler) string
-	// work returns what is to be done with a form. dry is a preview.
+	// work returns the work that a form requests. dry is set for a preview.
 	work func(h *Handler, form url.Values, dry bool) (work, error)
 }
 
@@ -30,12 +31,12 @@ type input struct {
 	Required                       bool
 }
 
-// actions are all of them.
+// actions returns all actions.
 func actions() []action {
 	return append(append(storageActions(), cacheActions()...), mirrorActions()...)
 }
 
-// action finds the one of a path.
+// action returns the action at the path of the request.
 func (q *request) action() (*action, bool) {
 	page := q.pageName()
 	for i := range q.h.actions {
@@ -59,13 +60,14 @@ type actionData struct {
 	Text                    []string
 	Preview, Danger         bool
 	Inputs                  []input
-	// Absent is why it cannot be done here, Problem what was wrong with the form.
+	// Absent says why the action cannot be done here. Problem says what was wrong with
+	// the form.
 	Absent, Problem string
-	// Job is the last run, Other another job that runs.
+	// Job is the last run. Other is another job that is running.
 	Job, Other *Job
 }
 
-// showAction is the page of an action: the confirmation, and the last run.
+// showAction shows the page of an action: the confirmation and the last run.
 func (q *request) showAction(a *action, status int, problem string) error {
 	d := &actionData{Page: a.page, Name: a.name, Title: a.title, Verb: a.verb, Text: a.text, Preview: a.preview, Danger: a.danger, Problem: problem}
 	if a.there != nil {
@@ -85,7 +87,7 @@ func (q *request) showAction(a *action, status int, problem string) error {
 	return nil
 }
 
-// doAction begins an action, or stops it, and shows its page.
+// doAction begins or stops an action, and shows its page.
 func (q *request) doAction() error {
 	a, ok := q.action()
 	if !ok {
@@ -131,7 +133,7 @@ func (q *request) doAction() error {
 	return nil
 }
 
-// reference is what the audit log has of a form.
+// reference returns what the audit log records of a form.
 func reference(a *action, form url.Values) string {
 	v := url.Values{}
 	for _, i := range a.inputs {

@@ -15,51 +15,53 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Caches is the server's cache of blobs.
+// Caches gives access to the server's cache of blobs.
 type Caches interface {
-	// Cache returns how it stands. It is cheap.
+	// Cache returns the state of the cache. It is cheap.
 	Cache() CacheState
-	// Drop drops the layers of an image, or with "" everything, and tells how many
-	// contents that were.
+	// Drop drops the layers of an image, or everything if image is "". It returns how
+	// many contents it dropped.
 	Drop(ctx context.Context, image string) (int, error)
 	// Warm fetches the layers of an image.
 	Warm(ctx context.Context, image string, progress func(CacheWarmth)) (CacheWarmth, error)
 }
 
-// CacheTier is memory's, or the disk's, part of a cache. Sizes are in bytes, counts since
-// the server's start.
+// CacheTier is a tier of a cache: memory or disk. Sizes are in bytes, and counts are
+// since the server's start.
 type CacheTier struct {
 	Limit, Bytes, Pinned              int64
 	Entries                           int
 	Hits, HitBytes, Misses, Evictions int64
 }
 
-// CacheState is how a cache stands.
+// CacheState is the state of a cache. Sizes are in bytes, and counts are since the
+// server's start.
 type CacheState struct {
 	RAM, SSD CacheTier
-	// Fetching contents now. Fetched, Shared, Failed and Damaged are counts.
+	// Fetching is how many contents are being fetched now. Fetched, Shared, Failed and
+	// Damaged are counts.
 	Fetching                         int
 	Fetched, Shared, Failed, Damaged int64
-	// Written bytes on the disk, and Budget that may be written now, or -1. Usable tells
-	// whether the disk is written.
+	// Written is how many bytes were written to the disk. Budget is how many more may be
+	// written now, or -1 without a limit. Usable reports whether the disk is written to.
 	Written, Budget int64
 	Usable          bool
-	// Servers that read from each other.
+	// Servers are the servers that read from each other.
 	Servers  []string
 	Prefetch *PrefetchState
 }
 
-// HotImage is how often a manifest was asked for by a name.
+// HotImage says how often a manifest was requested by a name.
 type HotImage struct {
-	// Repo and Ref, a tag or digest, are what was asked for.
+	// Repo and Ref are what was requested. Ref is a tag or a digest.
 	Repo, Ref string
 	Pulls     int64
 }
 
-// ByDigest reports whether the manifest was asked for by digest.
+// ByDigest reports whether the manifest was requested by digest.
 func (i HotImage) ByDigest() bool { return oci.IsDigest(i.Ref) }
 
-// Link is the rest of the image page's address.
+// Link returns the rest of the address of the image's page.
 func (i HotImage) Link() string {
 	if i.ByDigest() {
 		return linkRef(i.Repo, i.Ref)
@@ -67,16 +69,16 @@ func (i HotImage) Link() string {
 	return i.Repo + ":" + i.Ref
 }
 
-// PrefetchState is what fetching ahead was good for.
+// PrefetchState says how useful prefetching was.
 type PrefetchState struct {
 	Fetched, Used, Cancelled, Failed int64
 	Bytes, UsedBytes, WastedBytes    int64
-	// Precision is the share of what was fetched that was asked for, Recall the share of
-	// what was asked for that had been fetched ahead.
+	// Precision is the share of the prefetched content that was requested. Recall is the
+	// share of the requested content that had been prefetched.
 	Precision, Recall float64
 }
 
-// CacheWarmth is how far the warming of an image is.
+// CacheWarmth is the progress of warming an image.
 type CacheWarmth struct {
 	Layers, Total            int
 	Bytes, TotalBytes        int64
@@ -84,15 +86,16 @@ type CacheWarmth struct {
 }
 
 const (
-	// sampleEvery is how often the cache is looked at for the graph, which has samples.
+	// sampleEvery is how often the cache is sampled for the graph, which shows the given
+	// number of samples.
 	sampleEvery = 5 * time.Second
 	samples     = 180
 )
 
-// cacheSample is a moment of a cache.
+// cacheSample is the state of a cache at a moment.
 type cacheSample struct {
 	at       time.Time
-	ram, ssd int64 // requests served by each, so far
+	ram, ssd int64 // requests served by each since the start
 	misses   int64
 	bytes    int64
 }
@@ -113,7 +116,7 @@ func (r *cacheRing) add(at time.Time, c *CacheState) {
 	r.list = append(r.list, cacheSample{at: at, ram: c.RAM.Hits, ssd: c.SSD.Hits, misses: c.misses(), bytes: c.RAM.Bytes + c.SSD.Bytes})
 }
 
-// misses are the requests that no tier served.
+// misses returns the number of requests that no tier served.
 func (c *CacheState) misses() int64 {
 	if c.SSD.Limit > 0 {
 		return c.SSD.Misses
@@ -121,7 +124,8 @@ func (c *CacheState) misses() int64 {
 	return c.RAM.Misses
 }
 
-// lately returns the hit ratio of the last minute, or -1 without requests, and the graph.
+// lately returns the graph, and the hit ratio of the last minute or -1 if there were no
+// requests.
 func (r *cacheRing) lately(now time.Time) (ratio float64, graph template.HTML) {
 	r.mu.Lock()
 	list := append([]cacheSample(nil), r.list...)
@@ -137,7 +141,7 @@ func (r *cacheRing) lately(now time.Time) (ratio float64, graph template.HTML) {
 		return ratio, ""
 	}
 	s := chart.Series{Name: "hits of requests"}
-	const step = 3 // samples to a point
+	const step = 3 // how many samples make a point
 	for i := step; i < len(list); i += step {
 		if v := hitRatio(list[i-step], list[i]); v >= 0 {
 			s.Points = append(s.Points, chart.Point{X: list[i].at.Sub(now).Minutes(), Y: v})
@@ -151,7 +155,8 @@ func (r *cacheRing) lately(now time.Time) (ratio float64, graph template.HTML) {
 	return ratio, template.HTML(c.SVG(&chart.Options{Inline: true})) // which escapes all text
 }
 
-// hitRatio is that of the requests between two samples, -1 without any.
+// hitRatio returns the hit ratio of the requests between two samples, or -1 if there were
+// none.
 func hitRatio(a, b cacheSample) float64 {
 	hits, misses := b.ram-a.ram+b.ssd-a.ssd, b.misses-a.misses
 	if hits+misses <= 0 {
@@ -160,7 +165,7 @@ func hitRatio(a, b cacheSample) float64 {
 	return share(hits, hits+misses)
 }
 
-// sampleCache fills the ring until the handler is closed.
+// sampleCache adds samples to the ring until the handler is closed.
 func (h *Handler) sampleCache(ctx context.Context) {
 	tick := time.NewTicker(h.timing.sample)
 	defer tick.Stop()
@@ -179,29 +184,30 @@ func (h *Handler) sampleCache(ctx context.Context) {
 type cachesData struct {
 	CacheState
 	Tiers []tierRow
-	// Now and Overall are hit ratios; -1 without requests.
+	// Now and Overall are hit ratios, or -1 if there were no requests.
 	Now, Overall float64
 	Graph        template.HTML
 	Job          *Job
-	// Hot are the manifests that were asked for most since HotSince, the most first.
+	// Hot lists the manifests that were requested most since HotSince, the most requested
+	// first.
 	Hot      []HotImage
 	HotSince time.Time
 }
 
-// hotImages is how many of them are shown.
+// hotImages is how many hot images are shown.
 const hotImages = 20
 
-// OfMost is the part of what the first was asked for.
+// OfMost returns the requests for an image as a share of the requests for the first.
 func (d *cachesData) OfMost(i HotImage) float64 { return share(i.Pulls, d.Hot[0].Pulls) }
 
-// tierRow is a part of the cache.
+// tierRow is a row of the table of the cache's tiers.
 type tierRow struct {
 	Name string
 	CacheTier
 	Fill, Ratio float64
 }
 
-// cachesData is what the page shows now.
+// cachesData returns what the page shows now.
 func (q *request) cachesData() *cachesData {
 	d := &cachesData{Job: q.h.jobs.current()}
 	if hot := q.h.opts.System.Hot; hot != nil {
@@ -226,7 +232,7 @@ func (q *request) cachesData() *cachesData {
 	return d
 }
 
-// caches shows the page of the cache, or that of an action.
+// caches shows the page of the cache, or the page of an action.
 func (q *request) caches() error {
 	if q.rest != "" {
 		if a, ok := q.action(); ok {

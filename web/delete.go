@@ -8,18 +8,19 @@ import (
 	"example.org/slipway/registry/catalog/browse"
 )
 
-// deleteData is what the confirmation shows.
+// deleteData is what the confirmation page shows.
 type deleteData struct {
 	Repo, Ref, Tag string
 	Digest         oci.Digest
 	Use            browse.ManifestUse
-	// Others are the tags that go, or stay, beside the named one.
+	// Others are the other tags, which are deleted too, or stay.
 	Others []string
-	// Kept is why it cannot be deleted.
+	// Kept says why the image or tag cannot be deleted.
 	Kept string
 }
 
-// toDelete returns what a request is about to delete; nil where the answer has been given.
+// toDelete returns what a request is about to delete, or nil if it has already answered
+// the request.
 func (q *request) toDelete() (*deleteData, error) {
 	at, ok := parseImage(q.rest)
 	if !ok {
@@ -52,7 +53,7 @@ func (q *request) toDelete() (*deleteData, error) {
 	return d, err
 }
 
-// confirmDelete shows what will happen.
+// confirmDelete shows what will be deleted.
 func (q *request) confirmDelete() error {
 	d, err := q.toDelete()
 	if d == nil || err != nil {

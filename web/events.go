@@ -11,27 +11,30 @@ import (
 	"example.org/slipway/registry/auth"
 )
 
-// The live parts of pages: a stream of server-sent events whose data is, as a string of
-// JSON, the part's HTML, whenever it has changed. Browsers connect again when a stream
-// has ended; an event "done" tells them not to, and to load the page.
+// Pages have live parts, which come as a stream of server-sent events. The data of an
+// event is the part's HTML as a JSON string, sent whenever the HTML has changed. Browsers
+// reconnect when a stream ends. An event "done" tells them not to reconnect but to load
+// the page.
 const (
-	// maxStreams bounds the streams of all clients.
+	// maxStreams bounds the number of streams of all clients together.
 	maxStreams = 64
-	// streamLife is when a stream ends.
+	// streamLife is the longest life of a stream.
 	streamLife = 15 * time.Minute
-	// streamEvery is how often a part is made anew, beatEvery how often a client that has
-	// nothing to be told is sent a comment, and whether it still may look is asked.
+	// streamEvery is how often a part is rendered again. beatEvery is how often a client
+	// without news gets a comment, and how often its right to see the part is checked
+	// again.
 	streamEvery = 2 * time.Second
 	beatEvery   = 10 * time.Second
 	// streamPatience is how long a client may leave an event unread.
 	streamPatience = 20 * time.Second
 )
 
-// live is a part of a page that changes by itself.
+// live is a part of a page that updates by itself.
 type live struct {
-	// page and part are the names of the template's file and of the template in it.
+	// page is the name of the template's file, and part is the name of the template in
+	// it.
 	page, part string
-	// data is what the template gets; done, that it will not change any more.
+	// data returns what the template gets. done reports that it will not change any more.
 	data func(q *request) (data any, done bool, err error)
 }
 
@@ -54,13 +57,13 @@ func (l *live) render(q *request, data any) ([]byte, error) {
 	}
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
-	enc.SetEscapeHTML(false) // it is not put into HTML
+	enc.SetEscapeHTML(false) // the text is not put into HTML
 	err := enc.Encode(b.String())
 	return bytes.TrimSuffix(out.Bytes(), []byte("\n")), err
 }
 
-// events streams a live part until the client leaves, may not look any more, the
-// stream's life is over, or the server stops.
+// events streams a live part. It ends when the client leaves or may not see the part any
+// more, when streamLife is over, or when the server stops.
 func (q *request) events() error {
 	topic, ok := topics[q.r.FormValue("topic")]
 	if !ok {
@@ -76,7 +79,7 @@ func (q *request) events() error {
 	ctx, cancel := context.WithTimeout(q.ctx(), q.h.timing.life)
 	defer cancel()
 	q.w.Header().Set("Content-Type", "text/event-stream")
-	q.w.Header().Set("X-Accel-Buffering", "no") // of nginx, which would gather them
+	q.w.Header().Set("X-Accel-Buffering", "no") // for nginx, which would buffer the events
 	if q.r.Method == http.MethodHead {
 		return nil
 	}
@@ -99,7 +102,7 @@ func (q *request) events() error {
 	return nil
 }
 
-// stillMay reports whether the one who asked is still logged in and manages the registry.
+// stillMay reports whether the user is still logged in and may still manage the registry.
 func (q *request) stillMay() bool {
 	if q.h.access == nil {
 		return q.may("", auth.Admin)
@@ -108,14 +111,14 @@ func (q *request) stillMay() bool {
 	return fresh.identify() == nil && fresh.may("", auth.Admin)
 }
 
-// discardHeader takes what must not be written into an answer that has begun.
+// discardHeader discards headers, which cannot be written into an answer that has begun.
 type discardHeader struct{}
 
 func (discardHeader) Header() http.Header         { return http.Header{} }
 func (discardHeader) Write(p []byte) (int, error) { return len(p), nil }
 func (discardHeader) WriteHeader(int)             {}
 
-// stream is one client's.
+// stream is the stream of one client.
 type stream struct {
 	q     *request
 	rc    *http.ResponseController
@@ -123,7 +126,7 @@ type stream struct {
 	last  []byte
 }
 
-// update sends the part if it has changed, and reports whether the stream goes on.
+// update sends the part if it has changed. It reports whether the stream continues.
 func (s *stream) update() bool {
 	data, done, err := s.topic.data(s.q)
 	if err != nil {
@@ -146,13 +149,13 @@ func (s *stream) update() bool {
 }
 
 func (s *stream) send(text string) bool {
-	_ = s.rc.SetWriteDeadline(time.Now().Add(streamPatience)) // recorders in tests have none
+	_ = s.rc.SetWriteDeadline(time.Now().Add(streamPatience)) // recorders in tests have no deadline
 	if _, err := io.WriteString(s.q.w, text); err != nil {
 		return false
 	}
 	return s.rc.Flush() == nil
 }
 
-// EndStreams ends the streams of events, for good: a server that stops waits for its
-// answers.
+// EndStreams ends the streams of events for good, because a server that stops waits for
+// its answers.
 func (h *Handler) EndStreams() { h.endStreams.Do(func() { close(h.streamsEnd) }) }

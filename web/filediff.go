@@ -14,42 +14,44 @@ import (
 	"example.org/slipway/oci"
 )
 
-// diffData is what the page of the difference of two images shows.
+// diffData is what the page that compares two images shows.
 type diffData struct {
 	Repo, From, To string
-	// Platform is the one that was asked for, Platforms those to choose from.
+	// Platform is the requested platform. Platforms are the platforms to choose from.
 	Platform  string
 	Platforms []string
-	// FromName and ToName are the images as addresses name them; FromTree and ToTree the addresses of
-	// their files; FromPlatform and ToPlatform which of an index's they are for.
+	// FromName and ToName are the images' names as they appear in addresses. FromTree and
+	// ToTree are the addresses of their files. FromPlatform and ToPlatform are the
+	// platforms that were chosen from their indexes.
 	FromName, ToName, FromTree, ToTree string
 	FromPlatform, ToPlatform           string
 	Problem                            *noFiles
 	Asked                              bool
 
 	Added, Removed, Changed diffSum
-	// Touched are entries of which only the time changed, shown with Times.
+	// Touched counts entries of which only the time changed. They are shown if Times is
+	// set.
 	Touched     diffSum
 	Times       bool
 	ToggleTimes string
 	Same        int
 	Before, Now fileSum
-	// NewContents are the contents that the first image has not, with their sizes;
-	// LayerBytes are those of the layers that it has not, as pushed.
+	// NewContents are the contents that the first image lacks, with their sizes.
+	// LayerBytes is the size of the layers that the first image lacks, as pushed.
 	NewContents fileSum
 	LayerBytes  int64
 	NewLayers   int
 	Layers      int
 	Config      []configChange
-	// ConfigProblem is why configs are not compared.
+	// ConfigProblem says why configs are not compared.
 	ConfigProblem string
 	Dirs          []dirChange
 	MoreDirs      int
-	// Uncounted tells that more directories have changes than are counted one by one.
+	// Uncounted reports that more directories have changes than are counted individually.
 	Uncounted bool
 
-	// Path is what is shown of the list, with Only what lies directly in it; Whole is the
-	// address without.
+	// Path is the path to which the list is restricted. Only restricts the list to
+	// entries directly in Path. Whole is the address without these restrictions.
 	Path       string
 	Only       bool
 	Whole      string
@@ -58,47 +60,48 @@ type diffData struct {
 	Next, Prev string
 }
 
-// diffSum is a number of entries with their bytes.
+// diffSum is a number of entries and the sum of their bytes.
 type diffSum struct {
 	Entries int
 	Bytes   int64
 }
 
-// dirChange is what changed below a directory, or directly in it.
+// dirChange counts the changes below a directory, or directly in it.
 type dirChange struct {
 	Name, Href              string
 	Added, Removed, Changed int
-	// Bytes are those of what is new or changed, Share their share of the most.
+	// Bytes is the size of what is new or changed. Share is its share of the largest such
+	// size.
 	Bytes int64
 	Share float64
 }
 
-// diffGroup is changes in one directory, that follow each other.
+// diffGroup is a run of consecutive changes in the same directory.
 type diffGroup struct {
 	Dir  string
 	Rows []diffRow
 }
 
-// diffRow is a change.
+// diffRow is a row for a change.
 type diffRow struct {
 	Name, Kind string
-	// What is added, removed, changed or touched; Details say what changed.
+	// What is "added", "removed", "changed" or "touched". Details says what changed.
 	What, Details string
 	Before, Now   int64
 }
 
-// configChange is a difference of two images' configs.
+// configChange is a difference between two images' configs.
 type configChange struct{ Name, Before, Now string }
 
 const (
-	// maxDiffDirs is how many directories the summary of a difference has, of as many as
-	// maxCountedDirs.
+	// maxDiffDirs is how many directories the summary of a difference lists.
+	// maxCountedDirs is how many directories are counted for it.
 	maxDiffDirs, maxCountedDirs = 20, 10_000
 	// maxDiffAt bounds where a page of rows may begin.
 	maxDiffAt = 1 << 30
 )
 
-// diff compares the files of two images of a repository.
+// diff shows the page that compares the files of two images of a repository.
 func (q *request) diff() error {
 	repo := q.rest
 	if may, err := q.mayBrowse(repo); !may {
@@ -120,7 +123,7 @@ func (q *request) diff() error {
 	return nil
 }
 
-// fillDiff compares. Errors: *noFiles.
+// fillDiff compares the images. It returns *noFiles if there are no files to show.
 func (q *request) fillDiff(d *diffData) error {
 	from, to, err := q.sides(d)
 	if err != nil {
@@ -157,7 +160,7 @@ func (q *request) fillDiff(d *diffData) error {
 	return q.fillChanges(d, from.tree.x, to.tree.x)
 }
 
-// compareConfigs compares the settings of two images, if both can be read.
+// compareConfigs compares the settings of two images if both configs can be read.
 func (q *request) compareConfigs(d *diffData, from, to *side) error {
 	var configs [2]*imageConfig
 	for i, s := range []*side{from, to} {
@@ -175,7 +178,7 @@ func (q *request) compareConfigs(d *diffData, from, to *side) error {
 	return nil
 }
 
-// newContents are the contents that the first tree has not.
+// newContents returns the contents that the first tree lacks.
 func newContents(from, to *gear.Index) (n fileSum) {
 	had := make(map[gear.Name]struct{}, len(from.Files))
 	for i := range from.Files {
@@ -190,7 +193,7 @@ func newContents(from, to *gear.Index) (n fileSum) {
 	return n
 }
 
-// fillChanges walks both trees and keeps the changes of the page that is asked for.
+// fillChanges walks both trees and keeps the changes of the requested page.
 func (q *request) fillChanges(d *diffData, from, to *gear.Index) error {
 	at, _ := strconv.Atoi(q.r.FormValue("at"))
 	d.At = min(max(0, at), maxDiffAt)
@@ -216,7 +219,7 @@ func (q *request) fillChanges(d *diffData, from, to *gear.Index) error {
 	return nil
 }
 
-// count adds a change to the sums, and reports whether it is one of those that are listed.
+// count adds a change to the sums, and reports whether the change is listed.
 func (d *diffData) count(c change, dirs map[string]*dirChange, path string, a, b *gear.Entry) bool {
 	n := changeBytes(a, b)
 	switch c.what {
@@ -244,7 +247,7 @@ func (d *diffData) count(c change, dirs map[string]*dirChange, path string, a, b
 	return true
 }
 
-// lists reports whether a path is among those that the list is to show.
+// lists reports whether the list includes a path.
 func (d *diffData) lists(path string) bool {
 	if d.Only {
 		dir, _ := cutName(path)
@@ -258,7 +261,7 @@ func (s *diffSum) add(n int64) {
 	s.Bytes += n
 }
 
-// changeBytes are those of the file that is new, or gone.
+// changeBytes returns the size of the file that is new or gone.
 func changeBytes(a, b *gear.Entry) int64 {
 	switch {
 	case b != nil && b.Type == rootfs.File:
@@ -269,8 +272,9 @@ func changeBytes(a, b *gear.Entry) int64 {
 	return 0
 }
 
-// dirOf returns the directory of the summary that a path belongs to: its first two
-// segments if it has three, else the one that it lies directly in.
+// dirOf returns the directory of the summary to which a path belongs. This is the path's
+// first two segments if it has three. Otherwise it is the directory that directly
+// contains the path.
 func (d *diffData) dirOf(dirs map[string]*dirChange, path string) *dirChange {
 	name := path
 	if parts := strings.SplitN(path, "/", 4); len(parts) > 2 {
@@ -281,7 +285,7 @@ func (d *diffData) dirOf(dirs map[string]*dirChange, path string) *dirChange {
 	c := dirs[name]
 	if c == nil {
 		c = &dirChange{Name: name}
-		if len(dirs) >= maxCountedDirs { // it counts in the whole only
+		if len(dirs) >= maxCountedDirs { // the change counts only in the totals
 			d.Uncounted = true
 			return c
 		}
@@ -290,7 +294,7 @@ func (d *diffData) dirOf(dirs map[string]*dirChange, path string) *dirChange {
 	return c
 }
 
-// fillDirs puts the directories where most changed into the summary.
+// fillDirs puts the directories with the most changes into the summary.
 func (q *request) fillDirs(d *diffData, dirs map[string]*dirChange) {
 	list := slices.SortedFunc(maps.Values(dirs), func(a, b *dirChange) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(b.Added+b.Removed+b.Changed, a.Added+a.Removed+a.Changed), cmp.Compare(a.Name, b.Name))

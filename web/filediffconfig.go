@@ -9,7 +9,7 @@ import (
 // maxConfigChanges is how many differences of configs are listed.
 const maxConfigChanges = 100
 
-// changes lists what differs.
+// changes lists the differences between two configs.
 func (c *imageConfig) changes(to *imageConfig) []configChange {
 	a, b := c.settings(), to.settings()
 	keys := slices.Sorted(maps.Keys(a))
@@ -28,7 +28,7 @@ func (c *imageConfig) changes(to *imageConfig) []configChange {
 	return out
 }
 
-// settings are what is set in a config, by name. When it was made is no setting.
+// settings returns the settings of a config by name. The creation time is not a setting.
 func (c *imageConfig) settings() map[string]string {
 	undated := *c
 	undated.Created = nil

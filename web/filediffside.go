@@ -6,14 +6,14 @@ import (
 	"slices"
 )
 
-// side is one of the images that are compared.
+// side is one of the two images that are compared.
 type side struct {
 	ref  imageRef
 	img  *image
 	tree *fileTree
 }
 
-// says adds to a problem which of the images it is of.
+// says adds to an error the image to which it belongs.
 func (s *side) says(err error) error {
 	var p *noFiles
 	if errors.As(err, &p) {
@@ -22,7 +22,7 @@ func (s *side) says(err error) error {
 	return err
 }
 
-// address is that of the image's files.
+// address returns the address of the image's files.
 func (s *side) address(q *request) string {
 	to := q.h.render.base + "tree/" + s.ref.String()
 	if s.img.Platform != "" {
@@ -46,8 +46,9 @@ func (q *request) readImages(d *diffData, platform string, sides ...*side) (err 
 	return nil
 }
 
-// sides reads both images and their files. Where nobody chose a platform, and one image has
-// not what is shown of the other, it is one that both have. Errors: *noFiles.
+// sides reads both images and their files. If no platform was requested, and one image
+// lacks the platform that is shown of the other image, it uses a platform that both have.
+// It returns *noFiles if there are no files to show.
 func (q *request) sides(d *diffData) (from, to *side, err error) {
 	from, to = &side{ref: imageRef{d.Repo, d.From}}, &side{ref: imageRef{d.Repo, d.To}}
 	for _, s := range []*side{from, to} {

@@ -11,11 +11,11 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// compareTrees calls each for every path of two trees, in their order; a or b is nil
-// where a tree has not the path. The error is that nobody waits any more.
+// compareTrees calls each for every path of two trees, in order. a or b is nil if that
+// tree lacks the path. It returns an error only if ctx has ended.
 func compareTrees(ctx context.Context, from, to *gear.Index, each func(path string, a, b *gear.Entry)) error {
 	for i, k := 0, 0; i < len(from.Entries) || k < len(to.Entries); {
-		if (i+k)%checkEvery < 2 && ctx.Err() != nil { // a step goes on by one or two
+		if (i+k)%checkEvery < 2 && ctx.Err() != nil { // a step advances by one or two
 			return ctx.Err()
 		}
 		c := 0
@@ -45,11 +45,14 @@ func compareTrees(ctx context.Context, from, to *gear.Index, each func(path stri
 	return nil
 }
 
-// change is what became of an entry. The words for it are made of those that are shown.
+// change is what happened to an entry. The page makes words of it only for the changes
+// that it shows.
 type change struct {
-	// what is added, removed, changed, touched if only the time is another, "" if nothing.
+	// what is "added", "removed", "changed", "touched" if only the time differs, or "" if
+	// nothing differs.
 	what string
-	// differs is in what, as bits; was and is are the files that the entry is a name of.
+	// differs says in what the entries differ, as bits. was and is are the files that the
+	// entry names.
 	differs int
 	was, is *gear.Entry
 }
@@ -65,7 +68,7 @@ const (
 	inTime
 )
 
-// changeOf tells what became of an entry.
+// changeOf returns what happened to an entry.
 func changeOf(from, to *gear.Index, a, b *gear.Entry) change {
 	switch {
 	case a == nil:
@@ -79,7 +82,7 @@ func changeOf(from, to *gear.Index, a, b *gear.Entry) change {
 			c.differs |= bit
 		}
 	}
-	if note(inType, c.was.Type != c.is.Type); c.differs == 0 { // else the rest does not compare
+	if note(inType, c.was.Type != c.is.Type); c.differs == 0 { // otherwise the rest is not comparable
 		note(inContent, c.was.File >= 0 && c.is.File >= 0 && from.Files[c.was.File].Name != to.Files[c.is.File].Name)
 		note(inLink, c.was.Link != c.is.Link)
 		note(inMode, c.was.Mode != c.is.Mode)
@@ -98,7 +101,7 @@ func changeOf(from, to *gear.Index, a, b *gear.Entry) change {
 	return c
 }
 
-// details says in words what differs.
+// details describes in words what differs.
 func (c *change) details() string {
 	if c.what == "touched" {
 		return "time " + formatTime(time.Unix(c.was.Sec, 0)) + ", now " + formatTime(time.Unix(c.is.Sec, 0))
@@ -121,7 +124,7 @@ func (c *change) details() string {
 	return strings.Join(list, "; ")
 }
 
-// behind is the file that an entry is a name of.
+// behind returns the file that an entry names.
 func behind(x *gear.Index, e *gear.Entry) *gear.Entry {
 	if e.Type == rootfs.HardLink {
 		if i, ok := x.Lookup(e.Link); ok {

@@ -8,26 +8,27 @@ import (
 	"example.org/slipway/oci"
 )
 
-// image is an image whose files are shown: of an index that for one platform.
+// image is an image whose files are shown. If it comes from an index, it is the image for
+// one platform.
 type image struct {
 	manifest
 	Digest oci.Digest
-	// Platform is that which was chosen of an index's, Platforms are those to choose from;
-	// MorePlatforms are not listed.
+	// Platform is the platform that was chosen from the index. Platforms are the
+	// platforms to choose from, and MorePlatforms is how many are not listed.
 	Platform      string
 	Platforms     []string
 	MorePlatforms int
 }
 
 const (
-	// usualPlatform is shown of an index where nobody chose.
+	// usualPlatform is the platform that is shown of an index by default.
 	usualPlatform = "linux/amd64"
-	// maxChoices is how many platforms of an index can be chosen by a link.
+	// maxChoices is how many platforms of an index are offered as links.
 	maxChoices = 100
 )
 
-// imageOf returns the image of a reference: of an index that for a platform. Errors:
-// *noFiles.
+// imageOf returns the image that a reference names. For an index, it is the image for the
+// platform. It returns *noFiles if there are no files to show.
 func (q *request) imageOf(repo, ref, platform string) (*image, error) {
 	if q.h.opts.Files == nil {
 		return nil, &noFiles{Title: "No files", Text: "This server does not show the files of images."}
@@ -60,8 +61,9 @@ func (q *request) imageOf(repo, ref, platform string) (*image, error) {
 	return i, nil
 }
 
-// choose returns the manifest of an index for a platform; without one for linux/amd64,
-// or the first there is. Of several for the same it is the first, as runtimes take it.
+// choose returns the manifest of an index for a platform. By default it returns the
+// manifest for linux/amd64 or, if there is none, the first manifest. If several manifests
+// are for the same platform, it returns the first of them, as runtimes do.
 func (i *image) choose(platform string) (oci.Digest, error) {
 	var d oci.Digest
 	seen := map[string]bool{}
@@ -92,7 +94,8 @@ func (i *image) choose(platform string) (oci.Digest, error) {
 	return d, nil
 }
 
-// gearLayers are the layers, the lowest first. Errors: *noFiles.
+// gearLayers returns the layers, the lowest first. It returns *noFiles if there are no
+// files to show.
 func (i *image) gearLayers() ([]oci.Digest, error) {
 	if len(i.Layers) == 0 {
 		return nil, &noFiles{Title: "No layers", Text: "This image has no layers, so it has no files."}
@@ -110,7 +113,7 @@ func (i *image) gearLayers() ([]oci.Digest, error) {
 	return out, nil
 }
 
-// noLayer says why what a manifest names at a place among its layers has no files to show.
+// noLayer says why an entry among a manifest's layers has no files to show.
 func noLayer(number int, mediaType string) error {
 	layer, of := "Layer "+formatCount(int64(number))+" of this image", " is of the type "+showName(mediaType)
 	switch {

@@ -15,55 +15,58 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
-// Files is what the pages of images' files read, beside Browse. Nothing of it counts as a
-// pull, asks an upstream, or begins a conversion.
+// Files is what the pages of images' files read, in addition to Browse. None of its
+// methods counts as a pull, asks an upstream, or begins a conversion.
 type Files interface {
-	// MayLook and Look are those of gearregistry.Service.
+	// MayLook and Look are methods of gearregistry.Service.
 	MayLook(ctx context.Context, repo string, d oci.Digest) error
 	Look(ctx context.Context, repo string, d oci.Digest) (*gear.Index, error)
-	// Profile is gearregistry.Service's LookProfile: which files containers open first.
+	// Profile is gearregistry.Service's LookProfile. It returns the files that containers
+	// open first.
 	Profile(ctx context.Context, repo string, manifest oci.Digest) ([]gear.Name, error)
-	// Share and Holders are those of gearfacts.Layers.
+	// Share and Holders are methods of gearfacts.Layers.
 	Share(ctx context.Context, image oci.Digest, layers []oci.Digest, repo string) (gearfacts.Share, error)
 	Holders(ctx context.Context, names []gear.Name, n int) ([]gearfacts.Holders, error)
-	// Converts reports whether layers of a repository are converted by themselves.
+	// Converts reports whether layers of a repository are converted automatically.
 	Converts(repo string) bool
 }
 
 const (
-	// maxTreeEntries is how many entries the layers of an image may have together, and the
-	// tree that they are, for its files to be shown.
+	// maxTreeEntries is how many entries an image's layers may have together, and also
+	// its tree. The files of larger images are not shown.
 	maxTreeEntries = 1_200_000
 	// maxTreeBytes is how many bytes of memory the layers may take together. A million
-	// entries of usual names take some 300 MB; the tree takes about as much again.
+	// entries with names of usual length take some 300 MB, and the tree takes about as
+	// much again.
 	maxTreeBytes = 512 << 20
-	// maxTreeLayers is how many layers it may have: what runtimes can stack, and more.
+	// maxTreeLayers is how many layers an image may have. It is more than runtimes can
+	// stack.
 	maxTreeLayers = gearfacts.MaxShareLayers
-	// treesBytes is how many bytes of trees are kept; the last one in any case.
+	// treesBytes is how many bytes of trees are kept. The last tree is kept in any case.
 	treesBytes = 128 << 20
-	// makePatience is how long who asks for a tree waits while another one is made.
+	// makePatience is how long a request for a tree waits while another tree is made.
 	makePatience = 2 * time.Second
-	// walkers is how many pages walk trees at once: comparing two of a million entries
-	// takes a second and some 200 MB.
+	// walkers is how many pages walk trees at once. Comparing two trees of a million
+	// entries takes a second and some 200 MB.
 	walkers = 2
-	// maxCounts is how many images may wait at once to be told what they share, the one
-	// that is being counted included.
+	// maxCounts is how many images may wait for a count of what they share, including the
+	// image that is being counted.
 	maxCounts = 16
 )
 
-// trees are the file trees that were shown last, and the places of who works at them.
+// trees holds the file trees that were shown last, and the places for work on trees.
 type trees struct {
-	// making is taken by who puts a tree together: one at a time, so that memory is
-	// bounded; who asks for the same waits and gets it.
+	// making is taken while a tree is built. Only one tree is built at a time, so that
+	// memory is bounded. A request for the same tree waits and gets it.
 	making   chan struct{}
 	patience time.Duration
-	// walking is taken by pages that look at all of a tree, counting by who counts what an
-	// image shares, and waiting by who does that or waits for it.
+	// walking is taken by pages that read all of a tree. counting is taken while what an
+	// image shares is counted. waiting is taken by all who count or wait to count.
 	walking, counting, waiting chan struct{}
 
 	mu    sync.Mutex
-	byKey map[string]*list.Element // of *fileTree
-	order *list.List               // the last used first
+	byKey map[string]*list.Element // elements hold *fileTree
+	order *list.List               // the most recently used first
 	bytes int64
 }
 
@@ -72,7 +75,7 @@ func newTrees() *trees {
 		waiting: make(chan struct{}, maxCounts), byKey: map[string]*list.Element{}, order: list.New()}
 }
 
-// take waits for one of the places; done gives it back.
+// take waits for one of the places. done gives it back.
 func take(ctx context.Context, places chan struct{}) (done func(), err error) {
 	select {
 	case places <- struct{}{}:
@@ -104,7 +107,7 @@ func (t *trees) put(f *fileTree) {
 	t.shrink()
 }
 
-// grew takes into account that a tree takes so many bytes more, or less, than before.
+// grew records that a tree takes the given bytes more, or less, than before.
 func (t *trees) grew(f *fileTree, bytes int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -115,7 +118,7 @@ func (t *trees) grew(f *fileTree, bytes int64) {
 	}
 }
 
-// shrink gives up trees, from the one that was used longest ago.
+// shrink drops trees, the least recently used first.
 func (t *trees) shrink() {
 	for t.bytes > treesBytes && t.order.Len() > 1 {
 		old := t.order.Remove(t.order.Back()).(*fileTree)
@@ -124,7 +127,7 @@ func (t *trees) shrink() {
 	}
 }
 
-// noFiles says why the files of an image cannot be shown, and what to do.
+// noFiles says why the files of an image cannot be shown, and what the user can do.
 type noFiles struct {
 	Title, Text, Command string
 }
@@ -134,7 +137,7 @@ func (e *noFiles) Error() string { return e.Title + ": " + e.Text }
 // imageRef is an image as an address names it.
 type imageRef struct{ Repo, Ref string }
 
-// parseImage takes REPOSITORY:TAG or REPOSITORY@DIGEST apart.
+// parseImage splits REPOSITORY:TAG or REPOSITORY@DIGEST.
 func parseImage(s string) (imageRef, bool) {
 	repo, ref, digest := strings.Cut(s, "@")
 	if !digest {
@@ -148,7 +151,7 @@ func parseImage(s string) (imageRef, bool) {
 	return imageRef{repo, ref}, valid
 }
 
-// String is the form that parseImage takes.
+// String returns the form that parseImage reads.
 func (i imageRef) String() string {
 	if oci.IsDigest(i.Ref) {
 		return i.Repo + "@" + i.Ref
@@ -156,13 +159,13 @@ func (i imageRef) String() string {
 	return i.Repo + ":" + i.Ref
 }
 
-// noImage is the answer for images that are not there, or are somebody else's.
+// noImage returns the error for images that do not exist or that the user may not see.
 func noImage() error {
 	return notFound("There is no such image here, or you may not see it.")
 }
 
-// seesRepository reports whether who asks may see the images of a repository. Where it
-// does not, the answer has been given, or is the error.
+// seesRepository reports whether the user may see the images of a repository. If not, it
+// has answered the request or returns the error to answer with.
 func (q *request) seesRepository(repo string) (bool, error) {
 	if q.may(repo, auth.Pull) {
 		return true, nil
@@ -173,13 +176,13 @@ func (q *request) seesRepository(repo string) (bool, error) {
 	return false, noImage()
 }
 
-// treeOf returns the files of an image. Errors: *noFiles.
+// treeOf returns the files of an image. It returns *noFiles if there are none to show.
 func (h *Handler) treeOf(ctx context.Context, repo string, img *image) (*fileTree, error) {
 	layers, err := img.gearLayers()
 	if err != nil {
 		return nil, err
 	}
-	for i, d := range layers { // also of a tree that is kept: the right to see it may have gone
+	for i, d := range layers { // also for a cached tree: the right to see it may have ended
 		if err := h.opts.Files.MayLook(ctx, repo, d); err != nil {
 			return nil, h.whyNoFiles(repo, &img.Layers[i], err)
 		}
@@ -219,8 +222,8 @@ func (h *Handler) treeOf(ctx context.Context, repo string, img *image) (*fileTre
 	return t, nil
 }
 
-// indexesOf reads the indexes of an image's layers; of one that it has several times the
-// same each time. Errors: *noFiles.
+// indexesOf reads the indexes of an image's layers. A layer that occurs several times
+// gets the same index each time. It returns *noFiles if an index is missing.
 func (h *Handler) indexesOf(ctx context.Context, repo string, img *image) ([]*gear.Index, error) {
 	read := map[oci.Digest]*gear.Index{}
 	var out []*gear.Index
@@ -255,7 +258,7 @@ func treeKey(layers []oci.Digest) string {
 	return b.String()
 }
 
-// whyNoFiles puts into words why a layer's index is not there.
+// whyNoFiles explains in words why a layer's index is missing.
 func (h *Handler) whyNoFiles(repo string, l *oci.Descriptor, err error) error {
 	const again = "slipway convert --all --again --config CONFIG"
 	short := shortDigest(string(l.Digest))

@@ -7,9 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// showName writes somebody's text so that all of it is seen, and no two look the same:
-// what is no UTF-8, steers a terminal or turns the direction of text is written as its
-// number. In such a text, and in one that looks as if it were one, a backslash is double.
+// showName makes untrusted text fully visible, and different texts look different. It
+// replaces invalid UTF-8, and characters that control a terminal or change the direction
+// of text, by their numbers. In such a text, and in a text that looks like its result, it
+// doubles backslashes.
 func showName(s string) string {
 	if isPlain(s) {
 		return s
@@ -28,7 +29,7 @@ func showName(s string) string {
 			b.WriteString(`\\`)
 		case r > 0xffff && !unicode.IsPrint(r):
 			fmt.Fprintf(&b, `\U%08x`, r)
-		case r == utf8.RuneError || !unicode.IsPrint(r): // the former also stands for what is no UTF-8
+		case r == utf8.RuneError || !unicode.IsPrint(r): // RuneError also stands for invalid UTF-8
 			fmt.Fprintf(&b, `\u%04x`, r)
 		default:
 			b.WriteRune(r)
@@ -38,8 +39,8 @@ func showName(s string) string {
 	return b.String()
 }
 
-// isPlain reports whether a text is shown as it is: all of it is seen, and nothing of it
-// looks like what showName writes.
+// isPlain reports whether a text can be shown as it is: all of it is visible, and nothing
+// in it looks like output of showName.
 func isPlain(s string) bool {
 	escape := false
 	for _, r := range s {

@@ -16,34 +16,36 @@ import (
 	"example.org/slipway/oci"
 )
 
-// fileTree is the files of an image, with sums. All but cost, profiles and shares never
+// fileTree holds the files of an image, with sums. Only cost, profiles and shares ever
 // change.
 type fileTree struct {
 	key    string
 	layers []oci.Digest
 	x      *gear.Index
-	// first is the place of the first entry that is not the root; end of each entry that
-	// behind the last one below it; layer the layer it comes from, or -1.
+	// first is the place of the first entry that is not the root. end is, for each entry,
+	// the place behind the last entry below it. layer is the layer that an entry comes
+	// from, or -1.
 	first int
 	end   []int32
 	layer []int16
-	// bytes and files are sums over the entries before each, hard links counting nothing.
+	// bytes and files are sums over the entries before each entry. Hard links do not
+	// count.
 	bytes []int64
 	files []int32
-	// largest are the places of the largest files.
+	// largest holds the places of the largest files.
 	largest []int32
-	// perLayer are the bytes and files that each layer has in the tree.
+	// perLayer holds how many bytes and files of the tree come from each layer.
 	perLayer []fileSum
-	// cost is about how many bytes of memory it takes, with its profiles. When the tree is
-	// kept, the mutex of trees guards it.
+	// cost is about how many bytes of memory the tree takes, with its profiles. While the
+	// tree is kept, the mutex of trees guards it.
 	cost int64
 
 	mu       sync.Mutex
 	profiles map[string]*profile  // by repository and manifest
-	shares   map[string]*shareSum // likewise; of all repositories under ""
+	shares   map[string]*shareSum // by repository and image; the repository "" stands for all
 }
 
-// fileSum is a number of files with their bytes.
+// fileSum is a number of files and the sum of their bytes.
 type fileSum struct {
 	Files int
 	Bytes int64
@@ -51,20 +53,20 @@ type fileSum struct {
 
 const (
 	largestFiles = 10
-	// maxKept is how many profiles and shares a tree keeps: one for each repository that
-	// is looked at.
+	// maxKept is how many profiles and shares a tree keeps: one for each repository in
+	// which it is viewed.
 	maxKept = 16
-	// checkEvery is how many entries are looked at before the next look whether somebody
-	// still waits for the page.
+	// checkEvery is how many entries are processed between two checks that somebody still
+	// waits for the page.
 	checkEvery = 4096
 )
 
-// indexBytes is how many bytes of memory an index takes: its tables, and the texts and
-// chunks that they lead to. These were read in a few pieces, each of which lives as long as
-// anything of it is used.
+// indexBytes returns how many bytes of memory an index takes: its tables, and the texts
+// and chunks that the tables refer to. Texts and chunks were read in a few pieces, and
+// each piece lives as long as any part of it is used.
 func indexBytes(x *gear.Index) (tables, texts int64) {
 	tables = int64(cap(x.Entries))*int64(unsafe.Sizeof(gear.Entry{})) + int64(cap(x.Files))*int64(unsafe.Sizeof(gear.File{}))
-	had := map[*rootfs.Xattr]bool{} // entries with the same attributes share them
+	had := map[*rootfs.Xattr]bool{} // entries with equal attributes share them
 	for i := range x.Entries {
 		e := &x.Entries[i]
 		texts += int64(len(e.Path) + len(e.Link))
@@ -82,7 +84,7 @@ func indexBytes(x *gear.Index) (tables, texts int64) {
 	return tables, texts
 }
 
-// newFileTree puts the tree of layers together, the lowest first.
+// newFileTree merges layers into a tree. The lowest layer comes first.
 func newFileTree(key string, layers []*gear.Index) (*fileTree, error) {
 	x, err := gear.Flatten(layers...)
 	if err != nil {
@@ -101,11 +103,11 @@ func newFileTree(key string, layers []*gear.Index) (*fileTree, error) {
 	for _, l := range layers {
 		if !had[l] {
 			had[l] = true
-			_, texts := indexBytes(l) // also those of what is hidden, as long as something shows
+			_, texts := indexBytes(l) // also the texts of hidden entries, as long as any entry shows
 			t.cost += texts
 		}
 	}
-	var open []int32 // the directories that the entry lies in
+	var open []int32 // the directories that contain the entry
 	for i := range x.Entries {
 		e := &x.Entries[i]
 		t.end[i] = int32(i + 1)
@@ -138,7 +140,8 @@ func below(path, dir string) bool {
 	return len(path) > len(dir) && path[len(dir)] == '/' && path[:len(dir)] == dir
 }
 
-// origins finds the layer that describes each entry: the topmost that has its path.
+// origins finds the layer that each entry comes from: the topmost layer that has its
+// path.
 func (t *fileTree) origins(layers []*gear.Index) {
 	for i := range t.layer {
 		t.layer[i] = -1
@@ -150,7 +153,8 @@ func (t *fileTree) origins(layers []*gear.Index) {
 			if e.Type == rootfs.Whiteout || e.Type == rootfs.Opaque {
 				continue
 			}
-			// Both are in the same order; of a small layer most are skipped.
+			// Both are in the same order. Most entries of the tree are skipped for a
+			// small layer.
 			step := 1
 			for at < len(t.x.Entries) && gear.ComparePaths(t.x.Entries[min(at+step, len(t.x.Entries))-1].Path, e.Path) < 0 {
 				at, step = min(at+step, len(t.x.Entries)), step*2
@@ -171,7 +175,7 @@ func (t *fileTree) origins(layers []*gear.Index) {
 	}
 }
 
-// note keeps a file if it is among the largest.
+// note records a file if it is among the largest.
 func (t *fileTree) note(i int32, size int64) {
 	l := t.largest
 	if len(l) == largestFiles && t.x.Entries[l[len(l)-1]].Size >= size {
@@ -181,7 +185,7 @@ func (t *fileTree) note(i int32, size int64) {
 	t.largest = slices.Insert(l, at, i)[:min(len(l)+1, largestFiles)]
 }
 
-// dir returns the range of the entries below a directory, "" being the root.
+// dir returns the range of the entries below a directory. "" is the root.
 func (t *fileTree) dir(path string) (from, to int, ok bool) {
 	if path == "" {
 		return t.first, len(t.x.Entries), true
@@ -193,7 +197,7 @@ func (t *fileTree) dir(path string) (from, to int, ok bool) {
 	return i + 1, int(t.end[i]), true
 }
 
-// children are the places of what lies directly in a range.
+// children returns the places of the entries directly in a range.
 func (t *fileTree) children(from, to int) []int32 {
 	var out []int32
 	for i := from; i < to; i = int(t.end[i]) {
@@ -202,20 +206,20 @@ func (t *fileTree) children(from, to int) []int32 {
 	return out
 }
 
-// sum is the files of an entry and below it.
+// sum counts the files of an entry and below it.
 func (t *fileTree) sum(i int32) fileSum { return t.between(int(i), int(t.end[i])) }
 
 func (t *fileTree) between(from, to int) fileSum {
 	return fileSum{int(t.files[to] - t.files[from]), t.bytes[to] - t.bytes[from]}
 }
 
-// bySize orders places by the size of what is there, the largest first.
+// bySize sorts places by the size of their entries, the largest first.
 func (t *fileTree) bySize(places []int32) {
 	slices.SortStableFunc(places, func(a, b int32) int { return cmp.Compare(t.sum(b).Bytes, t.sum(a).Bytes) })
 }
 
-// search returns the places of the entries whose names, or paths if text has a slash,
-// hold a text, whatever the case of its letters.
+// search returns the places of the entries whose names contain a text. If the text has a
+// slash, it searches paths instead of names. Case does not matter.
 func (t *fileTree) search(ctx context.Context, text string) ([]int32, error) {
 	text = strings.ToLower(text)
 	whole := strings.Contains(text, "/")
@@ -235,22 +239,24 @@ func (t *fileTree) search(ctx context.Context, text string) ([]int32, error) {
 	return out, nil
 }
 
-// profile is what containers open of a tree.
+// profile says which files of a tree containers open.
 type profile struct {
 	at     time.Time
-	opened []bool // of x.Files
-	// files and bytes are sums over the entries before each, as those of the tree.
+	opened []bool // by index in x.Files
+	// files and bytes are sums over the entries before each entry, like the sums of the
+	// tree.
 	files []int32
 	bytes []int64
-	// Contents and Bytes are those of the whole tree that are opened, AllContents and AllBytes all; each
-	// content once.
+	// Contents and Bytes count the opened contents of the whole tree. AllContents and
+	// AllBytes count all of its contents. Each content counts once.
 	Contents, AllContents int
 	Bytes, AllBytes       int64
 }
 
-// newProfile finds what containers open first in a tree; nil if nothing of it is there.
+// newProfile finds the files of a tree that containers open first. It returns nil if the
+// tree has none of them.
 func (t *fileTree) newProfile(names []gear.Name) *profile {
-	if len(names) == 0 { // as for most images: what follows takes 13 bytes an entry
+	if len(names) == 0 { // as for most images; the rest takes 13 bytes for each entry
 		return nil
 	}
 	had := make(map[gear.Name]bool, len(names))
@@ -283,7 +289,7 @@ func (t *fileTree) newProfile(names []gear.Name) *profile {
 	return p
 }
 
-// between is what is opened of a range.
+// between sums the opened files of a range.
 func (p *profile) between(from, to int) fileSum {
 	if p == nil {
 		return fileSum{}
@@ -291,7 +297,7 @@ func (p *profile) between(from, to int) fileSum {
 	return fileSum{int(p.files[to] - p.files[from]), p.bytes[to] - p.bytes[from]}
 }
 
-// cost is how many bytes of memory it takes.
+// cost returns how many bytes of memory the profile takes.
 func (p *profile) cost() int64 {
 	if p == nil {
 		return 0
@@ -299,7 +305,7 @@ func (p *profile) cost() int64 {
 	return int64(len(p.opened) + 4*len(p.files) + 8*len(p.bytes))
 }
 
-// keep keeps a profile, and returns how many bytes more all of them take.
+// keep keeps a profile, and returns by how many bytes the memory of all profiles grew.
 func (t *fileTree) keep(key string, p *profile) int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()

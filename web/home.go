@@ -11,41 +11,46 @@ import (
 	"example.org/slipway/registry/catalog/browse"
 )
 
-// Browse is what the pages of repositories show, and delete. To ask is not to pull.
+// Browse is what the pages of repositories show and delete. Its reads do not count as
+// pulls.
 type Browse interface {
-	// SearchRepositories lists at most n names behind last that hold a text.
+	// SearchRepositories lists at most n names after last that contain a text.
 	SearchRepositories(ctx context.Context, text, last string, n int) ([]string, error)
-	// RepositoryInfo describes a repository by at most so many of its tags, manifests
-	// and blobs. Errors: catalog.ErrNoRepository.
+	// RepositoryInfo describes a repository by at most the given number of its tags,
+	// manifests and blobs. It returns catalog.ErrNoRepository if there is no such
+	// repository.
 	RepositoryInfo(ctx context.Context, repo string, most int) (browse.RepositoryInfo, error)
-	// ListTags lists tags. Errors: catalog.ErrNoRepository.
+	// ListTags lists tags. It returns catalog.ErrNoRepository if there is no such
+	// repository.
 	ListTags(ctx context.Context, repo string, q browse.TagQuery) ([]browse.TagEntry, error)
-	// Tag and Manifest return a manifest. Errors: catalog.ErrNotFound.
+	// Tag and Manifest return a manifest, or catalog.ErrNotFound.
 	Tag(ctx context.Context, repo, tag string) (catalog.Manifest, error)
 	Manifest(ctx context.Context, repo string, d oci.Digest) (catalog.Manifest, error)
-	// ManifestUse tells more of one, with at most n tags and indexes.
+	// ManifestUse returns where a manifest is used, with at most n tags and indexes.
 	ManifestUse(ctx context.Context, repo string, d oci.Digest, n int) (browse.ManifestUse, error)
-	// Content returns a blob of at most so many bytes. Errors: catalog.ErrNotFound.
+	// Content returns a blob of at most the given number of bytes, or
+	// catalog.ErrNotFound.
 	Content(ctx context.Context, repo string, d oci.Digest, most int64) ([]byte, error)
 	// Attached lists at most n of the manifests whose subject is d.
 	Attached(ctx context.Context, repo string, d oci.Digest, n int) (list []oci.Descriptor, more bool, err error)
-	// Layer tells what became of a layer of a repository.
+	// Layer returns the state of a layer of a repository.
 	Layer(ctx context.Context, repo string, d oci.Digest) (LayerState, error)
-	// Mirrored reports whether a repository is a copy of one elsewhere.
+	// Mirrored reports whether a repository is a copy of a repository elsewhere.
 	Mirrored(repo string) bool
-	// Undeletable is why a manifest with these tags, or one of the tags, cannot be
-	// deleted, whoever asks; empty if it can.
+	// Undeletable returns the reason why no user can delete a manifest with these tags,
+	// or one of the tags. It returns "" if they can be deleted.
 	Undeletable(repo string, tags []string) (string, error)
 	DeleteTag(ctx context.Context, repo, tag string) error
 	DeleteManifest(ctx context.Context, repo string, d oci.Digest) error
 }
 
 const (
-	// homePage is how many repositories are listed at once, and homeLook how many names
-	// a request looks at to find them among those that are not shown to who asks.
+	// homePage is how many repositories are listed on a page. homeLook is how many names
+	// a request reads to find these, because some are not shown to the user.
 	homePage, homeLook = 50, 50_000
 	homeStep           = 1000
-	// homeCount is how much of each is counted, repoCount how much of one at its page.
+	// homeCount bounds what is counted of each listed repository. repoCount bounds what
+	// is counted of a repository on its own page.
 	homeCount, repoCount = 2000, 50_000
 )
 
@@ -60,7 +65,7 @@ type repoRow struct {
 type homeData struct {
 	Query, Last, Next string
 	Rows              []repoRow
-	// Host is what to push to.
+	// Host is the host to push to.
 	Host string
 }
 
@@ -94,7 +99,7 @@ func (q *request) home() error {
 	return nil
 }
 
-// listed returns a page of names that who asks may see, and where the next one goes on.
+// listed returns a page of names that the user may see, and where the next page begins.
 func (q *request) listed(text, last string) (names []string, next string, err error) {
 	for looked := 0; looked < homeLook; {
 		step := homeStep
@@ -122,7 +127,8 @@ func (q *request) listed(text, last string) (names []string, next string, err er
 	return names, last, nil
 }
 
-// searched is a text to search for: what people typed, without what no name has.
+// searched returns the text to search for: what the user typed, without characters that
+// no name has.
 func searched(s string) string {
 	s = strings.TrimSpace(s)
 	if len(s) > oci.MaxNameLength || !utf8.ValidString(s) {

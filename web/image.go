@@ -17,50 +17,51 @@ import (
 	"example.org/slipway/registry/catalog/browse"
 )
 
-// LayerState is what became of a layer.
+// LayerState is the state of a layer.
 type LayerState struct {
-	// Here tells that the repository has it.
+	// Here reports that the repository has the layer.
 	Here bool
-	// Converted to Files distinct contents of so many bytes together; or Waiting to be,
-	// with the Failure of the last attempt.
+	// Converted reports that the layer was converted to Files distinct contents, of the
+	// given bytes together. Waiting reports that it waits for its conversion, and Failure
+	// is the error of the last attempt.
 	Converted, Waiting bool
 	Files, Bytes       int64
 	Failure            string
 }
 
 const (
-	// maxShownConfig and maxShownManifest are how many bytes are read of a config, and
-	// shown of a manifest.
+	// maxShownConfig is how many bytes are read of a config. maxShownManifest is how many
+	// bytes are shown of a manifest.
 	maxShownConfig, maxShownManifest = 4 << 20, 256 << 10
-	// maxAttached is how many manifests that refer to an image are listed, and
-	// maxPointers how many tags and indexes.
+	// maxAttached is how many manifests that refer to an image are listed. maxPointers is
+	// how many tags and indexes are listed.
 	maxAttached, maxPointers = 100, 100
-	// maxIndented is how deep a manifest may be that is indented: each level costs two bytes
-	// for each bracket of it.
+	// maxIndented is the greatest depth of a manifest that is indented. Each level adds
+	// two bytes for each bracket in it.
 	maxIndented = 32
 	// maxLayerStates is how many layers are looked up.
 	maxLayerStates = 200
 )
 
-// partRow is a manifest of an index.
+// partRow is a row for a manifest of an index.
 type partRow struct {
 	oci.Descriptor
 	Platform, Ref string
-	// Of is the digest of the manifest that it attests.
+	// Of is the digest of the manifest that an attestation is about.
 	Of string
 }
 
-// layerRow is a layer, or another content of an artifact.
+// layerRow is a row for a layer, or for another content of an artifact.
 type layerRow struct {
 	oci.Descriptor
 	Number int
 	Title  string
 	State  LayerState
-	// Known tells that State was looked up.
+	// Known reports that State was looked up.
 	Known bool
 }
 
-// attachedRow is a manifest that refers to the image.
+// attachedRow is a row for a manifest that refers to the image.
 type attachedRow struct {
 	Kind, Type, Ref string
 	Digest          oci.Digest
@@ -71,7 +72,7 @@ type attachedRow struct {
 // imageData is what the page of an image shows.
 type imageData struct {
 	Repo, Ref, Tag string
-	// Self is the image by its digest, as an address.
+	// Self is the address of the image by digest.
 	Self     string
 	Manifest catalog.Manifest
 	Use      browse.ManifestUse
@@ -105,7 +106,7 @@ type imageData struct {
 	MayDelete       bool
 }
 
-// image shows an image, or whatever else a manifest is of.
+// image shows an image, or whatever else a manifest describes.
 func (q *request) image() error {
 	at, ok := parseImage(q.rest)
 	if !ok {
@@ -148,7 +149,7 @@ func (q *request) describe(d *imageData) (err error) {
 	m := readManifest(d.Manifest.Content)
 	d.Kind, d.Type = kindOf(d.Manifest.MediaType, d.Manifest.ArtifactType, m), d.Manifest.ArtifactType
 	if d.Kind.Image {
-		d.Type = "" // that of the config, which says nothing
+		d.Type = "" // that is the type of the config, which says nothing
 	}
 	d.Annotations, d.MoreAnnotations = sortedFacts(m.Annotations)
 	if m.Subject != nil {
@@ -170,7 +171,7 @@ func (q *request) describe(d *imageData) (err error) {
 	return nil
 }
 
-// parts are the manifests of an index.
+// parts lists the manifests of an index.
 func (d *imageData) parts(m manifest) {
 	list, more := someOf(m.Manifests)
 	d.MoreParts = more
@@ -184,7 +185,7 @@ func (d *imageData) parts(m manifest) {
 	}
 }
 
-// layers are the contents of a manifest, with what became of them.
+// layers lists the contents of a manifest, with the states of the layers.
 func (q *request) layers(d *imageData, m manifest) error {
 	list, more := someOf(m.Layers)
 	d.MoreLayers = more
@@ -206,8 +207,9 @@ func (q *request) layers(d *imageData, m manifest) error {
 	return nil
 }
 
-// toldFailure is why a layer could not be converted, for who does not manage the registry:
-// what is wrong with the layer, but nothing of the server's paths and stores.
+// toldFailure returns why a layer could not be converted, for users who do not manage the
+// registry. It says what is wrong with the layer, but nothing about the server's paths
+// and stores.
 func (q *request) toldFailure(repo string, d oci.Digest) string {
 	var pending *gearregistry.PendingError
 	if f := q.h.opts.Files; f != nil && errors.As(f.MayLook(q.ctx(), repo, d), &pending) && pending.Reason != "" {
@@ -216,8 +218,8 @@ func (q *request) toldFailure(repo string, d oci.Digest) string {
 	return "it is tried again"
 }
 
-// plus adds a size that somebody put into a manifest, where nothing keeps it from being
-// negative or so large that the sum is none.
+// plus adds a size from a manifest to a sum. The size is untrusted: it may be negative,
+// or so large that the sum overflows.
 func plus(sum, size int64) int64 {
 	size = max(0, size)
 	if sum > math.MaxInt64-size {
@@ -226,7 +228,7 @@ func plus(sum, size int64) int64 {
 	return sum + size
 }
 
-// config reads the config of an image; one that cannot be read is told of.
+// config reads the config of an image. If it cannot be read, the page says so.
 func (q *request) config(d *imageData, m manifest) error {
 	if !d.Kind.Image || d.Kind.Index || m.Config == nil {
 		return nil
@@ -245,8 +247,8 @@ func (q *request) config(d *imageData, m manifest) error {
 	return nil
 }
 
-// attached finds what was attached to the image: by its subject, and by a tag as cosign
-// makes them.
+// attached finds what was attached to the image: by its subject, and by a tag like the
+// tags that cosign makes.
 func (q *request) attached(d *imageData) error {
 	b := q.h.opts.Browse
 	list, more, err := b.Attached(q.ctx(), d.Repo, d.Manifest.Digest, maxAttached)
@@ -282,7 +284,7 @@ func (q *request) attached(d *imageData) error {
 	return nil
 }
 
-// pretty indents a manifest for reading, as much of it as is shown.
+// pretty indents a manifest for reading, up to the size that is shown.
 func pretty(content []byte) (text string, cut bool) {
 	if len(content) <= maxShownManifest {
 		var b bytes.Buffer
@@ -296,9 +298,9 @@ func pretty(content []byte) (text string, cut bool) {
 	return strings.ToValidUTF8(string(content), "\uFFFD"), cut
 }
 
-// showText writes somebody's text of several lines so that all of it is seen: what steers
-// a terminal or turns the direction of text is written as its number. Unlike showName it
-// leaves backslashes alone, of which commands and JSON are full.
+// showText makes untrusted text of several lines fully visible. It replaces characters
+// that control a terminal, or change the direction of text, by their numbers. Unlike
+// showName it leaves backslashes alone, because commands and JSON contain many of them.
 func showText(s string) string {
 	if !strings.ContainsFunc(s, unseen) {
 		return s
@@ -317,10 +319,10 @@ func showText(s string) string {
 	return b.String()
 }
 
-// unseen reports whether a character of a text is not seen as itself.
+// unseen reports whether a character is invisible or appears as something else.
 func unseen(r rune) bool { return r != '\n' && r != '\t' && !unicode.IsPrint(r) }
 
-// commands are the ways to get the image.
+// commands lists the commands that pull the image.
 func (q *request) commands(d *imageData) []Fact {
 	host, plain := q.host(), !q.encrypted()
 	ref := host + "/" + d.Repo + ":" + d.Tag

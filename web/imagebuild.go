@@ -37,8 +37,8 @@ type historyEntry struct {
 	Empty     bool   `json:"empty_layer"`
 }
 
-// readConfig reads the config of an image, in which nothing is set where it cannot be
-// read; then problem tells why.
+// readConfig reads the config of an image. If it cannot be read, the config is empty and
+// problem says why.
 func (q *request) readConfig(repo string, m manifest) (c *imageConfig, problem string, err error) {
 	c = &imageConfig{}
 	if m.Config == nil || !oci.ValidDigest(m.Config.Digest) {
@@ -63,7 +63,7 @@ func (q *request) readConfig(repo string, m manifest) (c *imageConfig, problem s
 // maxListed bounds each list of a page.
 const maxListed = 1000
 
-// someOf returns what of a list is shown, and how many are not.
+// someOf returns the part of a list that is shown, and how many elements are left out.
 func someOf[T any](list []T) ([]T, int) {
 	if len(list) > maxListed {
 		return list[:maxListed], len(list) - maxListed
@@ -71,7 +71,7 @@ func someOf[T any](list []T) ([]T, int) {
 	return list, 0
 }
 
-// sortedFacts are the entries of a map in order of their names.
+// sortedFacts returns the entries of a map, sorted by name.
 func sortedFacts(m map[string]string) ([]Fact, int) {
 	list := make([]Fact, 0, len(m))
 	for k, v := range m {
@@ -81,7 +81,8 @@ func sortedFacts(m map[string]string) ([]Fact, int) {
 	return someOf(list)
 }
 
-// configFacts are the settings that a container begins with. Absent ones are left out.
+// configFacts lists the settings with which a container begins. It leaves out those that
+// are not set.
 func configFacts(c *imageConfig) []Fact {
 	var out []Fact
 	add := func(name, value string) {
@@ -107,7 +108,7 @@ func configFacts(c *imageConfig) []Fact {
 	return out
 }
 
-// words writes a command as the exec form of a Dockerfile.
+// words formats a command as the exec form of a Dockerfile.
 func words(list []string) string {
 	if len(list) == 0 {
 		return ""
@@ -131,13 +132,14 @@ func names(m map[string]json.RawMessage) []string {
 	return list
 }
 
-// step is a step of the build, or a layer of which no step is known.
+// step is a step of the build, or a layer whose step is not known.
 type step struct {
 	Keyword, Text, Comment string
-	// Layer is the number of the layer it made, from 1, or 0 for none; Size is its own.
+	// Layer is the number of the layer that the step made, counted from 1, or 0 for none.
+	// Size is the size of that layer.
 	Layer int
 	Size  int64
-	// Share of the largest layer.
+	// Share is relative to the largest layer.
 	Share float64
 }
 
@@ -172,10 +174,10 @@ func build(history []historyEntry, layers []oci.Descriptor) []step {
 	return out
 }
 
-// keywords are those of a Dockerfile.
+// keywords are the keywords of a Dockerfile.
 var keywords = []string{"ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "MAINTAINER", "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR"}
 
-// instruction makes a line of a Dockerfile of what builders put into the history.
+// instruction converts a history entry of a builder into a line of a Dockerfile.
 func instruction(by string) (keyword, text string) {
 	by = strings.TrimSpace(by)
 	by = strings.TrimSpace(strings.TrimSuffix(by, "# buildkit"))
@@ -211,7 +213,7 @@ func instruction(by string) (keyword, text string) {
 	if args != "" {
 		text += "  # with " + args
 	}
-	// Long commands are of several parts.
+	// Long commands get a line for each of their parts.
 	if keyword == "RUN" && !strings.Contains(text, "\n") {
 		text = strings.ReplaceAll(text, " && ", " \\\n && ")
 	}

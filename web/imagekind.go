@@ -7,8 +7,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// manifest is what pages read of a manifest, index or image. Whoever pushed it decides
-// what is in it.
+// manifest is what pages read of a manifest, whether of an index or an image. Its content
+// is untrusted, because the user who pushed it chose it.
 type manifest struct {
 	MediaType    string            `json:"mediaType"`
 	ArtifactType string            `json:"artifactType"`
@@ -19,7 +19,7 @@ type manifest struct {
 	Annotations  map[string]string `json:"annotations"`
 }
 
-// readManifest reads a manifest; of one that cannot be read nothing is known.
+// readManifest reads a manifest. If it cannot be read, the result is empty.
 func readManifest(content []byte) manifest {
 	var m manifest
 	if json.Unmarshal(content, &m) != nil {
@@ -28,18 +28,18 @@ func readManifest(content []byte) manifest {
 	return m
 }
 
-// kind is what a manifest is, in words. Image tells that containers can be made of it, or
-// of its parts if it is an Index.
+// kind says in words what a manifest is. Image reports that containers can run it or, if
+// it is an Index, its parts.
 type kind struct {
 	Name         string
 	Image, Index bool
 	Chart        bool
-	// Platforms of an index; MorePlatforms are not listed.
+	// Platforms are the platforms of an index. MorePlatforms is how many are not listed.
 	Platforms     []string
 	MorePlatforms int
 }
 
-// Media types of what is not an image.
+// These are the media types of manifests that are not images.
 const (
 	typeHelmConfig = "application/vnd.cncf.helm.config.v1+json"
 	typeOCIConfig  = "application/vnd.oci.image.config.v1+json"
@@ -50,7 +50,7 @@ const (
 // maxPlatforms is how many platforms a row names.
 const maxPlatforms = 8
 
-// kindOf tells what a manifest is.
+// kindOf returns the kind of a manifest.
 func kindOf(mediaType, artifactType string, m manifest) kind {
 	switch mediaType {
 	case oci.MediaTypeOCIIndex, oci.MediaTypeDockerIndex:
@@ -94,8 +94,8 @@ func indexKind(m manifest) kind {
 	return k
 }
 
-// entryPlatform names the platform of an entry of an index: empty without one, as that of
-// attestations.
+// entryPlatform returns the platform of an entry of an index. It is empty if the entry
+// has none, as entries of attestations do.
 func entryPlatform(d *oci.Descriptor) string {
 	p := d.Platform
 	if p == nil || p.OS == "unknown" || p.OS == "" && p.Architecture == "" {
@@ -111,7 +111,8 @@ func entryPlatform(d *oci.Descriptor) string {
 	return s
 }
 
-// attachment tells of a media type what well-known thing it is of; empty if none.
+// attachment returns which well-known kind of attachment a media type is, or "" if it is
+// none.
 func attachment(mediaType string) string {
 	t := strings.ToLower(mediaType)
 	has := func(parts ...string) bool {

@@ -10,11 +10,11 @@ import (
 	"example.org/slipway/registry/auth"
 )
 
-// outcome is what work has come to, in a form for people.
+// outcome is the result of work, in a form for people.
 type outcome struct {
 	Text  string
 	Facts []Fact
-	// Head and Rows are a table; Lacking rows are not in it.
+	// Head and Rows are a table. Lacking counts rows that were left out of it.
 	Head    []string
 	Rows    [][]string
 	Lacking int
@@ -23,7 +23,7 @@ type outcome struct {
 // maxRows is how many rows the table of an outcome has at most.
 const maxRows = 200
 
-// row adds a row to the table, or counts it.
+// row adds a row to the table, or only counts it if the table is full.
 func (o *outcome) row(cells ...string) {
 	if len(o.Rows) == maxRows {
 		o.Lacking++
@@ -32,14 +32,14 @@ func (o *outcome) row(cells ...string) {
 	o.Rows = append(o.Rows, cells)
 }
 
-// work is what a job does. It tells its progress as a phrase.
+// work is what a job does. It reports its progress as a phrase.
 type work func(ctx context.Context, progress func(string)) (*outcome, error)
 
-// Job is work that somebody has begun at a page. It goes on when they leave; the last of
-// each name is remembered.
+// Job is work that a user began on a page. It continues when the user leaves. The last
+// job of each name is remembered.
 type Job struct {
 	Name, Title string
-	// By is who began it.
+	// By is the user who began the job.
 	By           string
 	Began, Ended time.Time
 	Progress     string
@@ -52,10 +52,10 @@ type Job struct {
 // Running reports whether the job has not ended.
 func (j *Job) Running() bool { return j.Ended.IsZero() }
 
-// Took is how long the job took.
+// Took returns how long the job took.
 func (j *Job) Took() time.Duration { return j.Ended.Sub(j.Began) }
 
-// errBusy says that there is another job.
+// errBusy says that another job is running.
 type errBusy struct{ title string }
 
 func (e *errBusy) Error() string {
@@ -69,7 +69,7 @@ type jobs struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	closed  bool
 	running *Job
 	last    map[string]*Job
@@ -88,7 +88,7 @@ func (s *jobs) get(name string) *Job {
 	return s.last[name].copy()
 }
 
-// current returns a copy of the job that runs, or nil.
+// current returns a copy of the running job, or nil.
 func (s *jobs) current() *Job {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,7 +103,8 @@ func (j *Job) copy() *Job {
 	return &c
 }
 
-// begin starts a job, whose end done is told. Errors: *errBusy.
+// begin starts a job. When the job ends, done is called with the job's error. begin
+// returns *errBusy if another job is running.
 func (s *jobs) begin(name, title, by string, do work, done func(error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,7 +138,7 @@ func (s *jobs) begin(name, title, by string, do work, done func(error)) error {
 	return nil
 }
 
-// end stops the job of a name if it runs.
+// end stops the job of a name if it is running.
 func (s *jobs) end(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,7 +147,7 @@ func (s *jobs) end(name string) {
 	}
 }
 
-// close stops what runs, and waits for it.
+// close stops the running job and waits for it.
 func (s *jobs) close() {
 	s.mu.Lock()
 	s.closed = true
@@ -155,7 +156,8 @@ func (s *jobs) close() {
 	s.wg.Wait()
 }
 
-// beginJob starts a job for who asks, and records it with how it ended.
+// beginJob starts a job for the user, and records the job and its outcome in the audit
+// log.
 func (q *request) beginJob(name, title, action, reference string, do work) error {
 	e := auth.Event{Event: "admin", Action: action, Reference: reference, Addr: q.r.RemoteAddr}
 	if actor := oci.ActorFrom(q.ctx()); actor != nil {

@@ -15,22 +15,23 @@ import (
 
 // Mirrors are the mirrored registries.
 type Mirrors interface {
-	// Mirrors returns how they stand. It is cheap.
+	// Mirrors returns the state of the mirrors. It is cheap.
 	Mirrors() MirrorState
-	// MirrorImages lists what is here, from behind after on.
+	// MirrorImages lists the mirrored images that are here, beginning behind after.
 	MirrorImages(ctx context.Context, after string, n int) (images []registry.MirrorImage, next string, err error)
-	// PruneMirrors removes images that nobody has pulled for so long, 0 whenever, in
-	// repositories that match a pattern, "" all.
+	// PruneMirrors removes images that nobody has pulled for the given time, or all
+	// images if it is 0. It removes them from the repositories that match the pattern, or
+	// from all if it is "".
 	PruneMirrors(ctx context.Context, unused time.Duration, pattern string, dry bool) (images []registry.MirrorImage, bytes int64, err error)
 }
 
-// MirrorState is how mirrors stand. MaxBytes is their limit, 0 for none.
+// MirrorState is the state of mirrors. MaxBytes is their limit, or 0 for none.
 type MirrorState struct {
 	mirror.Status
 	MaxBytes int64
 }
 
-// mirrorsPage is how many images are listed at once.
+// mirrorsPage is how many images are listed on a page.
 const mirrorsPage = 100
 
 // mirrorsData is what the page shows.
@@ -38,7 +39,7 @@ type mirrorsData struct {
 	MirrorState
 	None      bool
 	Upstreams []upstreamRow
-	// Survey has what mirrors take, if it is known.
+	// Survey says what mirrors take, if that is known.
 	Survey *Survey
 	Job    *Job
 }
@@ -47,12 +48,12 @@ type mirrorsData struct {
 type upstreamRow struct {
 	mirror.SourceStatus
 	Hits, Misses, Stale, Errs int64
-	// Saved bytes went to clients and did not come from the upstream.
+	// Saved is how many bytes went to clients without coming from the upstream.
 	Saved int64
 }
 
-// mirrorsData is what the page shows now. A page that is loaded may begin a survey; its
-// live part, which is made anew every other second, may not.
+// mirrorsData returns what the page shows now. Loading the page may begin a survey. Its
+// live part, which is rendered every other second, may not.
 func (q *request) mirrorsData(begin bool) *mirrorsData {
 	d := &mirrorsData{None: q.h.opts.System.Mirrors == nil, Job: q.h.jobs.current()}
 	if d.None {
@@ -89,7 +90,7 @@ func (q *request) mirrors() error {
 	return nil
 }
 
-// mirrorImages lists what is here of upstreams.
+// mirrorImages lists the images of upstreams that are here.
 func (q *request) mirrorImages() error {
 	m := q.h.opts.System.Mirrors
 	if m == nil {

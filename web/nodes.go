@@ -7,46 +7,47 @@ import (
 	"example.org/slipway/oci/fleet"
 )
 
-// Nodes knows what nodes report; *fleet.Book does.
+// Nodes gives access to what nodes report. *fleet.Book implements it.
 type Nodes interface {
-	// Nodes returns what counts now, by name.
+	// Nodes returns the current reports, by name.
 	Nodes() []fleet.Node
 }
 
-// nodesPage is how many nodes, or images of a node, are listed at once.
+// nodesPage is how many nodes, or images of a node, are listed on a page.
 const nodesPage = 100
 
-// nodeRow is a node of the list.
+// nodeRow is a row for a node.
 type nodeRow struct {
 	fleet.Node
 	Containers, Lazy, Fetching int
-	// Share of its cache that is taken; -1 without a limit.
+	// Share is the share of the node's cache that is in use, or -1 without a limit.
 	Share float64
 }
 
-// nodesData is what the page of nodes shows: all, or the images of one.
+// nodesData is what the page of nodes shows: all nodes, or the images of a single node.
 type nodesData struct {
 	Nodes []nodeRow
-	// Total nodes there are, Last the name that the next page begins behind.
+	// Total is how many nodes there are. Last is the name behind which the next page
+	// begins.
 	Total int
 	Last  string
-	// Node is set where one is shown.
+	// Node is set if the page shows a single node.
 	Node   *nodeRow
 	Images []imageRow
 	More   int
 }
 
-// imageRow is an image on a node.
+// imageRow is a row for an image on a node.
 type imageRow struct {
 	fleet.Image
-	// Ref leads to the image's page; empty where the digest is none.
+	// Ref leads to the image's page. It is empty if the digest is invalid.
 	Ref string
-	// State is how much of it is there, in a word.
+	// State says in a word how much of the image is there.
 	State string
 	Share float64
 }
 
-// nodes shows the nodes, or with ?node= one.
+// nodes shows all nodes or, with ?node=, a single node.
 func (q *request) nodes() error {
 	if q.rest != "" {
 		return notFound("There is no page of that name.")

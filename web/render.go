@@ -15,8 +15,9 @@ import (
 //go:embed all:templates
 var templateFiles embed.FS
 
-// renderer has the pages' templates: each page's own, with the frame and the shared
-// parts, which are the files whose names begin with an underscore.
+// renderer holds the templates of pages. Each page has its own template, combined with
+// the frame and the shared parts. The files of the shared parts have names that begin
+// with an underscore.
 type renderer struct {
 	base  string
 	pages map[string]*template.Template
@@ -59,19 +60,20 @@ func newRenderer(base string, a assets) (*renderer, error) {
 	return r, nil
 }
 
-// frame is what every page's template gets: Data is the page's own.
+// frame is what every page's template gets. Data is specific to the page.
 type frame struct {
-	// Site is the title of all pages, Title the page's own, Here the name of the entry
-	// of the navigation that it belongs to.
+	// Site is the title of all pages, and Title is the title of this page. Here is the
+	// name of the navigation entry to which the page belongs.
 	Site, Title, Here string
 	Version           string
-	// User is who is logged in; Admin: may manage the registry; Login: there are users.
+	// User is the user who is logged in. Admin reports whether the user may manage the
+	// registry, and Login whether there are users at all.
 	User         string
 	Admin, Login bool
 	Data         any
 }
 
-// show answers with a page: the template of a name, within the frame.
+// show answers with a page: the template of the given name, within the frame.
 func (q *request) show(status int, name, title string, data any) {
 	var b bytes.Buffer
 	f := frame{Site: q.h.opts.Title, Title: title, Here: q.here(name), Version: q.h.opts.Version,
@@ -93,7 +95,7 @@ func (q *request) show(status int, name, title string, data any) {
 	}
 }
 
-// formatBytes writes a size in bytes for people, in powers of 1024: "12.3 MiB".
+// formatBytes formats a size in bytes for people, in powers of 1024: "12.3 MiB".
 func formatBytes(n int64) string {
 	const units = "KMGTPE"
 	if n < 1024 {
@@ -106,7 +108,7 @@ func formatBytes(n int64) string {
 	return strconv.FormatFloat(v, 'f', 1, 64) + " " + units[u:u+1] + "iB"
 }
 
-// formatTime writes a time for people, in UTC to the minute; the zero time is "never".
+// formatTime formats a time for people, in UTC to the minute. The zero time is "never".
 func formatTime(t time.Time) string {
 	if t.IsZero() {
 		return "never"
@@ -114,7 +116,7 @@ func formatTime(t time.Time) string {
 	return t.UTC().Format("2006-01-02 15:04")
 }
 
-// shortDigest leaves of a digest what people compare.
+// shortDigest returns the part of a digest that people compare.
 func shortDigest(d string) string {
 	if len(d) > 19 {
 		return d[:19]

@@ -13,14 +13,14 @@ import (
 	"example.org/slipway/registry/catalog/browse"
 )
 
-// tagsPage is how many tags are listed at once.
+// tagsPage is how many tags are listed on a page.
 const tagsPage = 50
 
-// tagRow is a tag in the list.
+// tagRow is a row for a tag.
 type tagRow struct {
 	browse.TagEntry
 	Kind kind
-	// Ref is the tag as the address of the image's page has it.
+	// Ref is the tag as it appears in the address of the image's page.
 	Ref string
 }
 
@@ -30,10 +30,11 @@ type repoData struct {
 	Mirror            bool
 	Info              browse.RepositoryInfo
 	Tags              []tagRow
-	// From is the number of the first tag; Before and After are those of the pages
-	// beside it, -1 without one.
+	// From is the number of the first tag. Before and After are the numbers of the first
+	// tags of the adjacent pages, or -1 if there is no such page.
 	From, Before, After int
-	// MayDelete: who asks may, and nothing forbids it; Kept is what does.
+	// MayDelete reports that the user may delete tags and that nothing forbids it. Kept
+	// says what forbids it.
 	MayDelete bool
 	Kept      string
 	Host      string
@@ -78,8 +79,8 @@ func (q *request) repo() error {
 	return nil
 }
 
-// mayBrowse reports whether who asks may see a repository. Where not, the answer has been
-// given or is the error: the one for a repository that is not there.
+// mayBrowse reports whether the user may see a repository. If not, it has answered the
+// request, or returns the error for a repository that does not exist.
 func (q *request) mayBrowse(repo string) (bool, error) {
 	if q.h.opts.Browse == nil || !oci.ValidName(repo) {
 		return false, noImage()
@@ -87,13 +88,14 @@ func (q *request) mayBrowse(repo string) (bool, error) {
 	return q.seesRepository(repo)
 }
 
-// isAbsent tells of an error that something is not there.
+// isAbsent reports whether an error says that something does not exist.
 func isAbsent(err error) bool {
 	return errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNoRepository) ||
 		oci.HasCode(err, oci.CodeBlobUnknown) || oci.HasCode(err, oci.CodeManifestUnknown) || oci.HasCode(err, oci.CodeNameUnknown)
 }
 
-// orNoImage makes of an error that something is not there the answer for images.
+// orNoImage replaces an error that says that something does not exist by the error for
+// images.
 func orNoImage(err error) error {
 	if isAbsent(err) {
 		return noImage()
@@ -101,8 +103,8 @@ func orNoImage(err error) error {
 	return err
 }
 
-// tagRef is REPOSITORY:TAG, which has no character that an address must escape, or empty
-// where one of them is malformed.
+// tagRef returns REPOSITORY:TAG, in which an address need not escape any character. It
+// returns "" if either part is malformed.
 func tagRef(repo, tag string) string {
 	if !oci.ValidName(repo) || !oci.ValidTag(tag) {
 		return ""
@@ -110,8 +112,8 @@ func tagRef(repo, tag string) string {
 	return repo + ":" + tag
 }
 
-// host is what clients name the registry by: the configured one, or what the browser
-// asked for if it looks like one.
+// host returns the host by which clients name the registry. This is the configured host.
+// Otherwise it is the host in the browser's request, if that looks like a host.
 func (q *request) host() string {
 	if u, err := url.Parse(q.h.opts.Host); err == nil && u.Host != "" {
 		return u.Host

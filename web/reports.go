@@ -18,24 +18,25 @@ import (
 )
 
 const (
-	// maxReports is how many entries of the directory are listed, maxReportFiles how
-	// many files of one report.
+	// maxReports is how many entries of the directory are listed, and maxReportFiles is
+	// how many files of a report are listed.
 	maxReports     = 1000
 	maxReportFiles = 200
 )
 
-// reportPolicy shuts a report in: it may show itself and nothing else. It is made of
-// traces and names that anybody may have sent here.
+// reportPolicy isolates a report: the report may show itself and nothing else. Reports
+// are made of traces and names that anybody may have sent here.
 const reportPolicy = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self' data:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'; sandbox"
 
-// reportTypes are the files of reports that are served, by the ends of their names. All
-// but pages and pictures are shown as text.
+// reportTypes are the types of the report files that are served, by file name extension.
+// All except pages and pictures are shown as text.
 var reportTypes = map[string]string{
 	".html": "text/html; charset=utf-8", ".svg": "image/svg+xml", ".csv": "text/plain; charset=utf-8", ".json": "text/plain; charset=utf-8",
 	".txt": "text/plain; charset=utf-8", ".md": "text/plain; charset=utf-8", ".jsonl": "text/plain; charset=utf-8",
 }
 
-// reportRow is a report, or a file of one. Path is below the page, escaped for an address.
+// reportRow is a row for a report or one of its files. Path is below the page and escaped
+// for an address.
 type reportRow struct {
 	Name, Path string
 	Dir        bool
@@ -43,7 +44,7 @@ type reportRow struct {
 	Time       time.Time
 }
 
-// reports lists the reports, those of a directory, or serves a file.
+// reports lists all reports or the reports of a directory, or serves a file.
 func (q *request) reports() error {
 	d := struct {
 		Configured bool
@@ -92,12 +93,13 @@ func (q *request) reports() error {
 	return nil
 }
 
-// hidden reports whether a path has a name that begins with a dot. Only the path that is
-// asked for counts: whoever links a directory of the reports to a hidden one shows that.
+// hidden reports whether a path has a name that begins with a dot. Only the requested
+// path counts. A user who links a directory of the reports to a hidden directory makes
+// the hidden one visible.
 func hidden(name string) bool { return strings.HasPrefix(name, ".") || strings.Contains(name, "/.") }
 
-// reportRows lists directories, and files that are served, the newest first. Where there
-// is more than limit it is some of them, in no order of the directory's: perhaps without
+// reportRows lists directories and the files that are served, the newest first. If there
+// are more than limit, it lists some of them in an arbitrary selection, which may lack
 // the newest.
 func reportRows(root *os.Root, dir string, limit int) (rows []reportRow, more bool, err error) {
 	f, err := root.Open(dir)
@@ -113,14 +115,14 @@ func reportRows(root *os.Root, dir string, limit int) (rows []reportRow, more bo
 	for _, e := range entries[:min(len(entries), limit)] {
 		fi, err := e.Info()
 		if err != nil || hidden(e.Name()) {
-			continue // it has just gone
+			continue // it has just been deleted
 		}
 		if !fi.IsDir() && (!fi.Mode().IsRegular() || reportTypes[path.Ext(e.Name())] == "") {
 			continue
 		}
 		row := reportRow{Name: e.Name(), Path: path.Join(dir, e.Name()), Dir: fi.IsDir(), Size: fi.Size(), Time: fi.ModTime()}
 		if row.Dir {
-			// A directory made by slipway has one page that shows all of it.
+			// A directory that slipway made has one page that shows all of it.
 			if page, err := root.Lstat(path.Join(row.Path, "index.html")); err == nil && page.Mode().IsRegular() {
 				row.Path, row.Time = path.Join(row.Path, "index.html"), page.ModTime()
 			}
@@ -132,13 +134,14 @@ func reportRows(root *os.Root, dir string, limit int) (rows []reportRow, more bo
 	return rows, more, nil
 }
 
-// reportFile serves a file of a report, shut in.
+// reportFile serves a file of a report, with the policy that isolates it.
 func (q *request) reportFile(root *os.Root, name string) error {
 	mime, ok := reportTypes[path.Ext(name)]
 	if !ok {
 		return notFound("There is no report of that name.")
 	}
-	// Whoever writes the directory may have put a FIFO there since, which would be waited for.
+	// Somebody who can write the directory may have put a FIFO there meanwhile. Opening a
+	// FIFO would block without O_NONBLOCK.
 	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return notFound("There is no report of that name.")
@@ -155,6 +158,6 @@ func (q *request) reportFile(root *os.Root, name string) error {
 	if q.r.Method == http.MethodHead {
 		return nil
 	}
-	_, _ = io.CopyN(q.w, f, fi.Size()) // the client has gone
+	_, _ = io.CopyN(q.w, f, fi.Size()) // an error means that the client has gone
 	return nil
 }

@@ -2,8 +2,8 @@ package web
 
 import "net/http"
 
-// policy is the content security policy of every page: nothing from elsewhere, no
-// script or style within a page, no frame around it, no form to anybody else.
+// policy is the content security policy of every page. It allows nothing from elsewhere,
+// no inline script or style, no frame around the page, and no form to another site.
 const policy = "default-src 'none'; img-src 'self' data:; style-src 'self'; script-src 'self'; connect-src 'self'; " +
 	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
@@ -18,7 +18,7 @@ func (h *Handler) secure(to http.Header) {
 	to.Set("Cache-Control", "no-store")
 }
 
-// ownForm refuses a POST that another site's page sent.
+// ownForm refuses a POST that a page of another site sent.
 func (q *request) ownForm() error {
 	if err := q.h.opts.Site.Check(q.r); err != nil {
 		return &problem{status: http.StatusForbidden, text: "This form was sent by another site. Open the page here and try again.", err: err}

@@ -13,10 +13,10 @@ import (
 	"example.org/slipway/registry/auth"
 )
 
-// Logins lets people log in; *auth.Auth is one.
+// Logins lets users log in. *auth.Auth implements it.
 type Logins interface {
-	// PasswordLogin reports whether there are users with passwords, LoginIssuers at which
-	// others people can log in.
+	// PasswordLogin reports whether there are users with passwords. LoginIssuers returns
+	// the issuers with which other users can log in.
 	PasswordLogin() bool
 	LoginIssuers() []string
 	Login(r *http.Request, user, password string) (*auth.Identity, error)
@@ -27,14 +27,15 @@ type Logins interface {
 	EndSession(token string)
 }
 
-// The cookies, below the page's root: of a session, and of a login at an issuer.
+// These are the cookies, below the page's root: one for a session, and one for a login at
+// an issuer.
 const (
 	sessionCookie = "slipway_session"
 	loginCookie   = "slipway_login"
 )
 
-// identify finds out who asks: by the session, else as in any request. A session that
-// has ended is forgotten, and its owner a stranger.
+// identify finds out who the user is, by the session or else as in any request. If the
+// session has ended, it is dropped and the user is anonymous.
 func (q *request) identify() error {
 	if q.h.access == nil {
 		return nil
@@ -60,12 +61,12 @@ func (q *request) setCookie(name, value string, expires time.Time) {
 	http.SetCookie(q.w, c)
 }
 
-// encrypted reports whether the browser speaks TLS, with this server or a proxy.
+// encrypted reports whether the browser speaks TLS, either to this server or to a proxy.
 func (q *request) encrypted() bool {
 	return q.r.TLS != nil || strings.HasPrefix(q.h.opts.Host, "https://")
 }
 
-// origin is the address of this server as the browser knows it, scheme://host.
+// origin returns the address of this server as the browser knows it, scheme://host.
 func (q *request) origin() string {
 	switch {
 	case q.h.opts.Host != "":
@@ -82,7 +83,7 @@ type loginForm struct {
 	Passwords     bool
 	Issuers       []string
 	User, Problem string
-	// Next is where to go afterwards, a path below the page's root.
+	// Next is the page to go to afterwards, as a path below the page's root.
 	Next string
 }
 
@@ -92,11 +93,12 @@ func (q *request) showLogin(status int, user, problem string) error {
 	return nil
 }
 
-// next is the path below the page's root that the request asks to go to after a login.
+// next returns the page to which the request asks to go after a login, as a path below
+// the page's root.
 func (q *request) next() string { return q.ownPath(q.r.FormValue("next")) }
 
-// ownPath returns next if it is a path below the page's root, else the first page's:
-// nobody is sent elsewhere.
+// ownPath returns next if it is a path below the page's root. Otherwise it returns the
+// path of the first page, so that nobody is sent to another site.
 func (q *request) ownPath(next string) string {
 	u, err := url.Parse(next)
 	root := q.h.opts.Prefix + Root
@@ -106,10 +108,10 @@ func (q *request) ownPath(next string) string {
 	return next
 }
 
-// maxForm bounds the forms of the page, in bytes.
+// maxForm is the size limit of the page's forms in bytes.
 const maxForm = 64 << 10
 
-// doLogin takes the form: a user and a password.
+// doLogin logs in with the form, which has a user and a password.
 func (q *request) doLogin() error {
 	if q.h.logins == nil {
 		return notFound("Nobody needs to log in here.")
@@ -132,7 +134,7 @@ func (q *request) doLogin() error {
 	return q.enter(id, q.next())
 }
 
-// loginFailed shows the form again with what was wrong.
+// loginFailed shows the form again, with the error.
 func (q *request) loginFailed(user string, err error) error {
 	var reply *oci.Error
 	if !errors.As(err, &reply) {
@@ -156,11 +158,12 @@ func (q *request) leave(issuer string) error {
 	return nil
 }
 
-// returnTo is where issuers send the browser back to.
+// returnTo returns the address to which issuers send the browser back.
 func (q *request) returnTo() string { return q.origin() + q.h.opts.Prefix + Root + "login/done" }
 
-// loginPage serves the form, the way to issuers, and what these send browsers back to.
-// The way there is a link, not a form: the policy lets forms go nowhere else.
+// loginPage serves the form, the way to issuers, and the address to which issuers send
+// browsers back. The way to an issuer is a link and not a form, because the policy does
+// not let forms go to other sites.
 func (q *request) loginPage() error {
 	if q.h.logins == nil {
 		return notFound("Nobody needs to log in here.")
@@ -177,7 +180,7 @@ func (q *request) loginPage() error {
 	return notFound("There is no page of that name.")
 }
 
-// comeBack ends a login at an issuer.
+// comeBack completes a login at an issuer.
 func (q *request) comeBack() error {
 	c, err := q.r.Cookie(loginCookie)
 	if err != nil {
@@ -191,7 +194,7 @@ func (q *request) comeBack() error {
 	return q.enter(id, q.ownPath(next))
 }
 
-// enter begins a session, and goes to a page.
+// enter begins a session and redirects to a page.
 func (q *request) enter(id *auth.Identity, next string) error {
 	token, expires, err := q.h.logins.NewSession(id, q.h.opts.Session)
 	if err != nil {

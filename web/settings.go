@@ -10,17 +10,20 @@ import (
 
 // Settings is how a server is configured, without secrets.
 type Settings struct {
-	// Values in the order of the configuration.
+	// Values are in the order of the configuration.
 	Values []Setting
-	// Rules of access, and Methods by which clients prove who they are.
+	// Rules are the access rules, and Methods are the methods by which clients
+	// authenticate.
 	Rules   []auth.Rule
 	Methods []string
-	// Build facts, and the addresses the server listens on.
+	// Build holds facts about the build. Listeners are the addresses on which the server
+	// listens.
 	Build, Listeners []Fact
 	Started          time.Time
 }
 
-// Setting is one value. From says where it was set; empty: it is the default.
+// Setting is a value of the configuration. From says where it was set; it is empty for a
+// default.
 type Setting struct{ Key, Value, Doc, From string }
 
 // settingsData is what the page shows.
@@ -28,7 +31,7 @@ type settingsData struct {
 	Settings
 	Groups []settingGroup
 	Search string
-	// Set: only what is not the default.
+	// Set leaves out values that are the default.
 	Set    bool
 	Uptime time.Duration
 	Open   bool

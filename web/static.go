@@ -17,8 +17,8 @@ import (
 //go:embed static
 var staticFiles embed.FS
 
-// assets are the files beside the pages, by name. Their addresses hold a hash of their
-// content, so that browsers may keep them for ever.
+// assets are the static files by name. Their addresses contain a hash of their content,
+// so that browsers may cache them for ever.
 type assets map[string]asset
 
 type asset struct {

@@ -18,38 +18,39 @@ import (
 	"example.org/slipway/registry/retention"
 )
 
-// Storage is what the registry keeps, and the work on it. What changes something fails
-// where that is not allowed.
+// Storage gives access to what the registry keeps, and to the work on it. Methods that
+// change something fail if that is not allowed.
 type Storage interface {
-	// Survey returns the last survey, or nil before there is one, and whether the next
-	// is being made. It does not wait: with begin, one that is out of date is made in the
-	// background.
+	// Survey returns the last survey, or nil if there is none yet, and whether the next
+	// one is being made. It does not wait. With begin, it starts a new survey in the
+	// background if the last one is out of date.
 	Survey(begin bool) (s *Survey, pending bool)
 	Gear(ctx context.Context) (gearregistry.Status, error)
 	Collect(ctx context.Context, dry bool, progress func(registry.CollectReport)) (registry.CollectReport, error)
-	// Check is quick: it does not read the contents.
+	// Check is the quick check, which does not read the contents.
 	Check(ctx context.Context, progress func(check.Report)) (check.Report, error)
 	Retain(ctx context.Context, dry bool) (retention.Report, error)
 }
 
-// Survey is what is stored, as of a moment. Sizes are in bytes.
+// Survey describes what is stored at one moment. Sizes are in bytes.
 type Survey struct {
 	Time time.Time
 	Took time.Duration
-	// Blobs are stored contents, Bytes theirs. ImageBytes is what it would be if each
-	// image had its own.
+	// Blobs is the number of stored contents, and Bytes is their size. ImageBytes would
+	// be their size if each image had its own copy.
 	Manifests, Tags, Blobs   int64
 	Bytes, ImageBytes        int64
-	LayerBytes, PackBytes    int64 // of the layers that have an index, and of their files, each once
+	LayerBytes, PackBytes    int64 // of the layers that have an index, and of their files; each counts once
 	Packs, Files, Indexes    int64
-	FreeBytes, DiskBytes     int64 // of the data directory's file system; DiskBytes 0: unknown
-	MirrorBytes, MirrorsOnly int64 // of mirrors, and of mirrors alone
+	FreeBytes, DiskBytes     int64 // of the data directory's file system; DiskBytes is 0 if unknown
+	MirrorBytes, MirrorsOnly int64 // of content in mirrors, and of content in mirrors alone
 	Repositories             []RepositorySize
 	// Growth is what earlier surveys found, the oldest first.
 	Growth []GrowthPoint
 }
 
-// RepositorySize is what a repository shows. OnlyBytes no other has.
+// RepositorySize is the size of a repository. OnlyBytes is the size of what no other
+// repository has.
 type RepositorySize struct {
 	Name             string
 	Manifests        int64
@@ -62,15 +63,15 @@ type GrowthPoint struct {
 	Bytes, PackBytes int64
 }
 
-// sizesPage is how many repositories are listed at once.
+// sizesPage is how many repositories are listed on a page.
 const sizesPage = 50
 
 // storageData is what the page shows.
 type storageData struct {
 	Survey  *Survey
 	Pending bool
-	// Repositories of the page, from the From-th on; Next is where the next page begins,
-	// or 0.
+	// Repositories are the repositories on the page. From is the number of the first.
+	// Next is where the next page begins, or 0.
 	Repositories []RepositorySize
 	From, Next   int
 	Sort         string
@@ -80,14 +81,14 @@ type storageData struct {
 	Job          *Job
 }
 
-// dedupRow is a way to store the same images.
+// dedupRow is a row for a way to store the same images.
 type dedupRow struct {
 	Name  string
 	Bytes int64
 	Share float64
 }
 
-// gearState is how the conversion stands.
+// gearState returns the state of the conversion.
 func (q *request) gearState() (*gearregistry.Status, error) {
 	if q.h.opts.System.Storage == nil {
 		return nil, noStorage()
@@ -101,7 +102,7 @@ func (q *request) gearState() (*gearregistry.Status, error) {
 
 func noStorage() error { return notFound("The storage is not looked after here.") }
 
-// storage shows the page of what is stored, or that of an action.
+// storage shows the page of what is stored, or the page of an action.
 func (q *request) storage() error {
 	if q.h.opts.System.Storage == nil {
 		return noStorage()
@@ -127,9 +128,9 @@ func (q *request) storage() error {
 	return nil
 }
 
-// page picks the repositories to show.
+// page selects the repositories to show.
 func (d *storageData) page(from string) {
-	list := d.Survey.Repositories // in order of their sizes
+	list := d.Survey.Repositories // sorted by size
 	if d.Sort == "only" {
 		list = slices.Clone(list)
 		slices.SortFunc(list, func(a, b RepositorySize) int {
@@ -147,14 +148,14 @@ func (d *storageData) page(from string) {
 	d.Repositories = list
 }
 
-// dedup compares what is stored with what it would be otherwise.
+// dedup compares the stored size with the sizes under other ways of storing.
 func dedup(s *Survey) []dedupRow {
 	rows := []dedupRow{
 		{"Each image with layers of its own", s.ImageBytes, 1},
 		{"Each layer once", s.Bytes, share(s.Bytes, s.ImageBytes)},
 	}
 	if s.Indexes > 0 {
-		// As if the layers that have an index were stored as files alone.
+		// This assumes that the layers with an index were stored only as files.
 		files := max(0, s.Bytes-s.LayerBytes) + s.PackBytes
 		rows = append(rows, dedupRow{"Each file once", files, share(files, s.ImageBytes)})
 	}

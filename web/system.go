@@ -10,28 +10,28 @@ import (
 	"example.org/slipway/oci"
 )
 
-// System is what the pages for who manages the registry are about. Each part is nil, or
-// empty, where there is none.
+// System is what the pages for administrators show. A part that does not exist is nil or
+// empty.
 type System struct {
 	Storage Storage
 	Caches  Caches
-	// Hot returns the manifests that were asked for most of late, at most n, and since when
-	// they were counted.
+	// Hot returns at most n of the manifests that were requested most of late, and since
+	// when they were counted.
 	Hot      func(n int) ([]HotImage, time.Time)
 	Mirrors  Mirrors
 	Nodes    Nodes
 	Settings func() Settings
-	// Reports is a directory whose reports are shown.
+	// Reports is the directory of the reports to show.
 	Reports string
 }
 
 // Fact is a name with a value, as pages list them.
 type Fact struct{ Name, Value string }
 
-// timing is how often the live parts do what.
+// timing is how often the live parts do their regular work, and how long they live.
 type timing struct{ every, beat, life, sample time.Duration }
 
-// openSystem adds the pages of System, and begins what they do in the background.
+// openSystem adds the pages of System and begins their work in the background.
 func (h *Handler) openSystem() {
 	maps.Copy(h.pages, map[string]page{
 		"storage":  {get: (*request).storage, post: (*request).doAction, admin: true},
@@ -51,7 +51,8 @@ func (h *Handler) openSystem() {
 	}
 }
 
-// begin does work in the background until Close, unless that was called.
+// begin runs work in the background until Close. It reports false if Close was already
+// called.
 func (h *Handler) begin(work func(context.Context)) bool {
 	h.beginning.Lock()
 	defer h.beginning.Unlock()
@@ -62,8 +63,8 @@ func (h *Handler) begin(work func(context.Context)) bool {
 	return true
 }
 
-// here is the entry of the navigation that a page belongs to: of those of the system, the
-// one that leads to it.
+// here returns the navigation entry to which a page belongs. For a page of the system, it
+// is the entry that leads to that page.
 func (q *request) here(name string) string {
 	switch p := q.pageName(); p {
 	case "repo", "image", "tree", "diff", "delete":
@@ -76,8 +77,8 @@ func (q *request) here(name string) string {
 	return name
 }
 
-// Close ends streams and work under way, and waits for the work. The handler answers
-// requests after that too, but begins no work.
+// Close ends streams and work under way, and waits for the work. The handler still
+// answers requests after that, but begins no work.
 func (h *Handler) Close() {
 	h.EndStreams()
 	h.jobs.close()
@@ -87,7 +88,7 @@ func (h *Handler) Close() {
 	h.background.Wait()
 }
 
-// share is a part of a whole, from 0 to 1.
+// share returns a part's share of a whole, from 0 to 1.
 func share(part, whole int64) float64 {
 	if whole <= 0 {
 		return 0
@@ -95,7 +96,7 @@ func share(part, whole int64) float64 {
 	return min(1, max(0, float64(part)/float64(whole)))
 }
 
-// percent writes a share for people.
+// percent formats a share for people.
 func percent(v float64) string {
 	if v > 0.995 && v < 1 || v > 0 && v < 0.095 {
 		return strconv.FormatFloat(v*100, 'f', 1, 64) + " %"
@@ -103,7 +104,7 @@ func percent(v float64) string {
 	return strconv.FormatFloat(v*100, 'f', 0, 64) + " %"
 }
 
-// formatCount writes a number for people, with thin spaces between thousands.
+// formatCount formats a number for people, with thin spaces between thousands.
 func formatCount(n int64) string {
 	s := strconv.FormatInt(n, 10)
 	head := len(s) % 3
@@ -120,8 +121,8 @@ func formatCount(n int64) string {
 	return out
 }
 
-// formatTook writes a duration for people: at most two units, none below a second but
-// alone.
+// formatTook formats a duration for people, in at most two units. Units below a second
+// appear only alone.
 func formatTook(d time.Duration) string {
 	switch {
 	case d < 0:
@@ -138,8 +139,8 @@ func formatTook(d time.Duration) string {
 	return fmt.Sprintf("%d days", int(d.Hours()/24))
 }
 
-// linkRef is REPOSITORY@DIGEST, which has no character that an address must escape, or
-// empty where the digest is none.
+// linkRef returns REPOSITORY@DIGEST, in which an address need not escape any character.
+// It returns "" if the digest is invalid.
 func linkRef[D ~string](repo string, digest D) string {
 	if !oci.ValidDigest(oci.Digest(digest)) || !oci.ValidName(repo) {
 		return ""

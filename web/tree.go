@@ -19,23 +19,25 @@ import (
 const (
 	// treeRows is how many rows a page of files has.
 	treeRows = 200
-	// maxHolders is how many repositories are looked at that share a file.
+	// maxHolders is how many repositories are checked for sharing a file.
 	maxHolders = 50
-	// treemapParts is how many parts a treemap has; the rest is one more.
+	// treemapParts is how many parts a treemap has. One more part stands for the rest.
 	treemapParts = 24
 )
 
 // treeData is what the page of an image's files shows.
 type treeData struct {
 	Repo, Ref, Name string
-	// Image, Diff are addresses: of the image's page, and of the comparison with another.
+	// Image and Diff are addresses: of the image's page, and of the comparison with
+	// another image.
 	Image, Diff string
 	Digest      oci.Digest
-	// Platform is the one that was chosen of Platforms; MorePlatforms are not listed.
+	// Platform is the platform that was chosen from Platforms. MorePlatforms is how many
+	// are not listed.
 	Platform      string
 	Platforms     []link
 	MorePlatforms int
-	// Problem is set where there are no files to show, and the rest is not.
+	// Problem is set if there are no files to show. Then the rest is not set.
 	Problem *noFiles
 
 	All     fileSum
@@ -50,7 +52,7 @@ type treeData struct {
 	Path, Search string
 	Crumbs       []link
 	Here         fileSum
-	// Count is how many rows there are, From the first that is shown.
+	// Count is how many rows there are. From is the number of the first that is shown.
 	Count, From int
 	Rows        []fileRow
 	Sort        string
@@ -58,16 +60,16 @@ type treeData struct {
 	SortSize    string
 	Next, Prev  string
 	Treemap     template.HTML
-	// Shared tells that rows have what others share.
+	// Shared reports that rows say what they share with other repositories.
 	Shared bool
 	// Back leads from a search to the directories.
 	Back string
 }
 
-// link is a text with an address; an empty one is where the reader is.
+// link is a text with an address. The address is empty for the current page.
 type link struct{ Text, Href string }
 
-// treeLayer is a layer's part of a tree.
+// treeLayer is what a layer contributes to a tree.
 type treeLayer struct {
 	Number int
 	Digest string
@@ -85,9 +87,10 @@ type fileRow struct {
 	Marks       []string
 	Layer       int
 	Opened      fileSum
-	// Share is of a directory's bytes those that are opened.
+	// Share is the share of a directory's bytes that containers open.
 	Share float64
-	// Others are how many other repositories have the file; More, that there may be more.
+	// Others is how many other repositories have the file. More reports that there may be
+	// more.
 	Others int
 	More   bool
 	place  int32
@@ -96,11 +99,12 @@ type fileRow struct {
 // shareView is what the image shares with others.
 type shareView struct {
 	gearfacts.Share
-	// Counting: the numbers are not there yet.
+	// Counting reports that the numbers are not ready.
 	Counting bool
-	// Everywhere: with all images of the registry; else with those of the repository.
+	// Everywhere reports that all images of the registry were compared. Otherwise only
+	// the images of the repository were.
 	Everywhere bool
-	// LayerBytes are those of the layers as pushed.
+	// LayerBytes is the size of the layers as pushed.
 	LayerBytes int64
 }
 
@@ -123,7 +127,8 @@ func (q *request) tree() error {
 	return nil
 }
 
-// diffWith is the address of the comparison of another tag with an image, for a platform.
+// diffWith returns the address of the page that compares another tag with an image, for a
+// platform.
 func (q *request) diffWith(to imageRef, platform string) string {
 	v := url.Values{"to": {to.Ref}}
 	if platform != "" {
@@ -132,7 +137,7 @@ func (q *request) diffWith(to imageRef, platform string) string {
 	return q.h.render.base + "diff/" + to.Repo + "?" + v.Encode()
 }
 
-// fillTree fills a page. Errors: *noFiles.
+// fillTree fills a page. It returns *noFiles if there are no files to show.
 func (q *request) fillTree(d *treeData, ref imageRef) error {
 	img, err := q.imageOf(ref.Repo, ref.Ref, q.r.FormValue("platform"))
 	if err != nil {
@@ -172,8 +177,8 @@ func (q *request) fillTree(d *treeData, ref imageRef) error {
 	return q.leaveOut("who else has the files", q.fillShared(d, t))
 }
 
-// leaveOut logs why a part of a page could not be made: the rest is shown without it. The
-// error is that nobody waits for the page any more.
+// leaveOut logs why a part of a page could not be made. The rest is shown without that
+// part. It returns an error only if nobody waits for the page any more.
 func (q *request) leaveOut(part string, err error) error {
 	if err == nil || q.ctx().Err() != nil {
 		return q.ctx().Err()
@@ -182,7 +187,7 @@ func (q *request) leaveOut(part string, err error) error {
 	return nil
 }
 
-// fillRows puts the files of a directory, or those that a search found, into a page.
+// fillRows puts the files of a directory, or the files that a search found, into a page.
 func (q *request) fillRows(d *treeData, t *fileTree) error {
 	done, err := take(q.ctx(), q.h.trees.walking)
 	if err != nil {
@@ -227,7 +232,7 @@ func (q *request) fillRows(d *treeData, t *fileTree) error {
 	return nil
 }
 
-// page reads where a page of rows begins, and returns where it ends.
+// page reads from the request where a page of rows begins, and returns where it ends.
 func (q *request) page(count int, from *int, prev, next *string) (to int) {
 	n, _ := strconv.Atoi(q.r.FormValue("from"))
 	*from = min(max(n, 0), max(0, count-1))
@@ -241,11 +246,12 @@ func (q *request) page(count int, from *int, prev, next *string) (to int) {
 	return to
 }
 
-// self is the page's own address with some parameters changed, or left out if empty.
+// self returns the page's own address with some parameters changed. Empty parameters are
+// left out.
 func (q *request) self(change ...string) string {
 	v := url.Values{}
 	for _, k := range []string{"path", "q", "sort", "platform", "from", "to", "at", "times", "only"} {
-		if s := q.r.FormValue(k); s != "" { // which was parsed once: pages have hundreds of links
+		if s := q.r.FormValue(k); s != "" { // parsed once, because pages have hundreds of links
 			v.Set(k, s)
 		}
 	}
@@ -260,7 +266,7 @@ func (q *request) self(change ...string) string {
 	return q.r.URL.EscapedPath()
 }
 
-// cutName parts a path into its directory, "" being the root, and its name.
+// cutName splits a path into its directory and its name. The directory "" is the root.
 func cutName(path string) (dir, name string) {
 	i := strings.LastIndexByte(path, '/')
 	if i < 0 {
@@ -280,11 +286,11 @@ func (q *request) crumbs(path string) []link {
 	return out
 }
 
-// kinds are words for types.
+// kinds names the types of entries.
 var kinds = [...]string{rootfs.Dir: "directory", rootfs.File: "file", rootfs.Symlink: "symbolic link", rootfs.HardLink: "file", rootfs.CharDevice: "character device",
 	rootfs.BlockDevice: "block device", rootfs.Fifo: "pipe", rootfs.Socket: "socket", rootfs.Whiteout: "whiteout", rootfs.Opaque: "opaque"}
 
-// fileRow describes an entry. whole: with its whole path.
+// fileRow describes an entry. If whole is set, the row shows the complete path.
 func (q *request) fileRow(t *fileTree, p *profile, i int32, whole bool) fileRow {
 	e := &t.x.Entries[i]
 	r := fileRow{Kind: kinds[e.Type], Dir: e.Type == rootfs.Dir, fileSum: t.sum(i), Link: showName(e.Link),
@@ -306,7 +312,8 @@ func (q *request) fileRow(t *fileTree, p *profile, i int32, whole bool) fileRow 
 				r.Opened = fileSum{1, meta.Size}
 			}
 		}
-		// Its bytes count where the file is, so that those of a directory are the sum of its rows.
+		// The bytes count only where the file is, so that a directory's bytes are the sum
+		// of its rows.
 		r.Marks = append(r.Marks, "the same file as "+r.Link+", "+formatBytes(meta.Size))
 		r.Link = ""
 	}
@@ -315,7 +322,7 @@ func (q *request) fileRow(t *fileTree, p *profile, i int32, whole bool) fileRow 
 	return r
 }
 
-// marks are what stands out of a file.
+// marks lists what is unusual about a file.
 func marks(e *rootfs.Entry) (out []string) {
 	for _, m := range []struct {
 		bit  uint32

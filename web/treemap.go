@@ -6,23 +6,23 @@ import (
 	"strings"
 )
 
-// part is a part of a treemap: its name and bytes, and those of them that are opened.
+// part is a part of a treemap: its name, its bytes, and how many of these are opened.
 type part struct {
 	name          string
 	bytes, opened int64
 }
 
-// rect is a place in a treemap.
+// rect is a rectangle in a treemap.
 type rect struct{ x, y, w, h float64 }
 
-// Size of a treemap in its own units.
+// These constants are the size of a treemap in its own units.
 const (
 	treemapWidth  = 960
 	treemapHeight = 220
 )
 
-// treemap draws what lies in a directory, the largest first, by size; "" where there is
-// little to see. All of it is in the table, too.
+// treemap draws the entries of a directory by size, the largest first. It returns "" if
+// there is little to see. The table shows all of it, too.
 func treemap(t *fileTree, p *profile, places []int32) template.HTML {
 	var parts []part
 	for k, i := range places {
@@ -70,7 +70,7 @@ func drawTreemap(parts []part) template.HTML {
 		b.WriteString(`</g>`)
 	}
 	b.WriteString(`</svg>`)
-	return template.HTML(b.String()) // which escapes all text
+	return template.HTML(b.String()) // all text in it is escaped
 }
 
 // clipText cuts a text to n characters.
@@ -82,12 +82,13 @@ func clipText(s string, n int) string {
 	return string(r[:n-1]) + "…"
 }
 
-// squarify gives each part, the largest first, an area in proportion to its bytes, in
-// rows of parts as square as they can be (Bruls, Huizing, van Wijk: Squarified Treemaps).
+// squarify gives each part an area in proportion to its bytes. The largest part comes
+// first. The parts lie in rows and are as square as possible (Bruls, Huizing, van Wijk:
+// Squarified Treemaps).
 func squarify(parts []part, in rect) []rect {
 	out := make([]rect, 0, len(parts))
 	for at := 0; at < len(parts); {
-		rest := 0.0 // anew each time: what is left of a large sum is not exact
+		rest := 0.0 // summed anew each time, because subtracting from a large sum is inexact
 		for _, p := range parts[at:] {
 			rest += float64(p.bytes)
 		}
@@ -125,5 +126,5 @@ func squarify(parts []part, in rect) []rect {
 	return out
 }
 
-// strip is how many units of 300 a part of a whole takes, as the strip of a profile.
+// strip returns how many units of 300 a part of a whole takes in the strip of a profile.
 func strip(part, whole int64) int { return int(300 * share(part, whole)) }

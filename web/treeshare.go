@@ -14,19 +14,22 @@ import (
 )
 
 const (
-	// profileFor is how long a tree's profile is kept, and that what it shares could not be
-	// counted.
+	// profileFor is how long a tree's profile is kept, and also how long it is remembered
+	// that a count of what the tree shares has failed.
 	profileFor = time.Minute
-	// shareFor is how long what a tree shares is kept. Pushes and conversions change it.
+	// shareFor is how long the count of what a tree shares is kept. Pushes and
+	// conversions change it.
 	shareFor = 5 * time.Minute
-	// sharePatience is how long a page waits for what an image shares to be counted. That
-	// takes half a second of an image of 100,000 files; the next page has it.
+	// sharePatience is how long a page waits for the count of what an image shares.
+	// Counting takes half a second for an image of 100,000 files, so the next page has
+	// the result.
 	sharePatience = 15 * time.Millisecond
-	// shareLimit is how long that may take: it has one of the catalogue's few connections.
+	// shareLimit is how long that count may take. The count holds one of the catalogue's
+	// few connections.
 	shareLimit = time.Minute
 )
 
-// profileOf returns a tree's profile; nil where there is none.
+// profileOf returns a tree's profile, or nil if there is none.
 func (q *request) profileOf(t *fileTree, repo string, manifest oci.Digest) (*profile, error) {
 	key, now := repo+"@"+string(manifest), q.h.opts.Clock()
 	t.mu.Lock()
@@ -49,12 +52,13 @@ func (q *request) profileOf(t *fileTree, repo string, manifest oci.Digest) (*pro
 	return p, nil
 }
 
-// everywhere reports whether who asks is told of all repositories: who manages the
-// registry, and everybody where all is open.
+// everywhere reports whether the user may learn about all repositories. Administrators
+// may, and everybody may if access is open.
 func (q *request) everywhere() bool { return q.h.access == nil || q.may("", auth.Admin) }
 
-// shareOf tells what the image shares: who manages the registry is told of all images,
-// others of the repository's, which they may see. It is nil where that cannot be told.
+// shareOf returns what the image shares. For administrators it compares all images. For
+// others it compares only the images of the repository, which they may see. It returns
+// nil if the result is not known.
 func (q *request) shareOf(t *fileTree, repo string, image oci.Digest, layerBytes int64) *shareView {
 	v := &shareView{Everywhere: q.everywhere(), LayerBytes: layerBytes}
 	if v.Everywhere {
@@ -75,14 +79,15 @@ func (q *request) shareOf(t *fileTree, repo string, image oci.Digest, layerBytes
 		return nil
 	}
 	if s.err != nil {
-		return nil // it is in the log
+		return nil // the error is in the log
 	}
 	v.Share = s.Share
 	return v
 }
 
-// countShare returns what an image shares, counted or being counted: once for all who
-// ask, and of one image at a time. It is nil where too many wait.
+// countShare returns what an image shares, counted or still being counted. All who ask
+// share one count, and only one image is counted at a time. It returns nil if too many
+// images wait.
 func (h *Handler) countShare(t *fileTree, repo string, image oci.Digest) *shareSum {
 	now := h.opts.Clock()
 	key := repo + "@" + string(image)
@@ -108,7 +113,7 @@ func (h *Handler) countShare(t *fileTree, repo string, image oci.Digest) *shareS
 			h.log.Warn("what an image shares could not be counted", "image", image, "repository", repo, "error", s.err)
 		}
 	})
-	if !begun { // the server stops
+	if !begun { // the server is stopping
 		<-h.trees.waiting
 		return nil
 	}
@@ -129,16 +134,16 @@ func (h *Handler) count(ctx context.Context, s *shareSum, image oci.Digest, laye
 	return err
 }
 
-// shareSum is what the layers share with others, of a moment.
+// shareSum is what the layers of an image share with others at one moment.
 type shareSum struct {
 	at time.Time
-	// counted is closed when the rest is set.
+	// counted is closed when the other fields are set.
 	counted chan struct{}
 	gearfacts.Share
 	err error
 }
 
-// done tells that it was counted, in vain perhaps.
+// done reports whether the count has ended, even if it failed.
 func (s *shareSum) done() bool {
 	select {
 	case <-s.counted:
@@ -148,7 +153,7 @@ func (s *shareSum) done() bool {
 	}
 }
 
-// old tells that it is to be counted again.
+// old reports whether to count again.
 func (s *shareSum) old(now time.Time) bool {
 	switch {
 	case !s.done():
@@ -159,9 +164,10 @@ func (s *shareSum) old(now time.Time) bool {
 	return now.Sub(s.at) > shareFor
 }
 
-// fillShared tells of each row how many other repositories have the file. Only who may
-// be told of all of them is: as no more than some are looked at, numbers of those that
-// others may see would tell of those that they may not.
+// fillShared sets for each row how many other repositories have the file. It does so only
+// for users who may learn about all repositories. Only a few repositories are checked, so
+// for other users a number of visible repositories would reveal something about the
+// hidden ones.
 func (q *request) fillShared(d *treeData, t *fileTree) error {
 	if !q.everywhere() {
 		return nil

@@ -1,14 +1,15 @@
-// Package web is the registry's web page: what people look at and click. It is made of
-// pages of HTML from templates in the binary; a browser without JavaScript can read and
-// do everything, live figures excepted.
+// Package web is the registry's web page, which people view and click. It consists of
+// HTML pages made from templates in the binary. A browser without JavaScript can read and
+// do everything except live figures.
 //
-// Every page asks the same access rules as the registry's API does. Changes are POSTs of
-// the page's own forms, which [Handler] tells from those of other sites, and go into the
-// audit log.
+// Every page applies the same access rules as the registry's API. Changes are POSTs of
+// the page's own forms, which [Handler] distinguishes from forms of other sites. Changes
+// are recorded in the audit log.
 //
-// Nothing a page shows is trusted: names of tags, labels and files come from whoever
-// pushed them. Templates escape them, and the pages' content security policy allows
-// scripts, styles and pictures of the registry itself only, none within a page.
+// Pages treat all content as untrusted, because the user who pushed it chose the names of
+// tags, labels and files. Templates escape these names. The pages' content security
+// policy allows only scripts, styles and pictures of the registry itself, and none
+// inline.
 package web
 
 import (
@@ -30,57 +31,61 @@ import (
 // Root is the path of the first page, below the server's prefix.
 const Root = "/ui/"
 
-// Access decides who asks and what they may see and do; *auth.Auth is one.
+// Access decides who a user is and what the user may see and do. *auth.Auth implements
+// it.
 type Access interface {
-	// Open tells that neither users nor rules are configured.
+	// Open reports that neither users nor rules are configured.
 	Open() bool
 	Authenticate(r *http.Request) (*auth.Identity, error)
 	Allowed(id *auth.Identity, repo string, act auth.Action) bool
 	Listed(id *auth.Identity, repo string) bool
 }
 
-// Auditor records changes; *auth.AuditLog is one.
+// Auditor records changes. *auth.AuditLog implements it.
 type Auditor interface{ Record(auth.Event) }
 
-// Options of New.
+// Options are options of New.
 type Options struct {
-	// Access; nil: everybody may see and do everything.
+	// Access decides who may do what. If it is nil, everybody may see and do everything.
 	Access Access
-	// Logins; nil: nobody can log in, and rules go by the request alone.
+	// Logins lets users log in. If it is nil, nobody can log in, and rules apply to the
+	// request alone.
 	Logins Logins
 	// Session is how long a login lasts; default 12 h.
 	Session time.Duration
-	// Audit; nil: none.
+	// Audit receives the audit events. If it is nil, they are not recorded.
 	Audit Auditor
-	// Logger; default slog.Default.
+	// Logger defaults to slog.Default.
 	Logger *slog.Logger
-	// Prefix is a path before Root, without a closing slash.
+	// Prefix is a path before Root, without a trailing slash.
 	Prefix string
-	// Host, as scheme://host, is where browsers reach the server, if that is configured.
+	// Host is the address at which browsers reach the server, as scheme://host, if that
+	// is configured.
 	Host string
-	// Site tells pages of this server from those of others; default: one that knows no
-	// names but that in Host.
+	// Site distinguishes pages of this server from pages of other sites. By default it
+	// knows no names but the one in Host.
 	Site *auth.Site
-	// Title of the pages; default "Slipway".
+	// Title is the title of the pages; default "Slipway".
 	Title string
-	// Version of the program, shown at the foot.
+	// Version is the version of the program, shown at the foot.
 	Version string
-	// Clock; default time.Now.
+	// Clock defaults to time.Now.
 	Clock func() time.Time
-	// System is what the pages for who manages the registry show.
+	// System is what the pages for administrators show.
 	System System
-	// Browse is what the pages of repositories show; nil: there are none.
+	// Browse is what the pages of repositories show. If it is nil, there are no such
+	// pages.
 	Browse Browse
-	// Files are those of images; nil: none are shown.
+	// Files gives access to the files of images. If it is nil, no files are shown.
 	Files Files
 }
 
-// Handler serves the page. Make one with New.
+// Handler serves the page. New creates one.
 type Handler struct {
 	opts   Options
 	log    *slog.Logger
-	access Access // nil where everything is open
-	logins Logins // nil where nobody can log in
+	access Access // nil if everything is open
+	logins Logins // nil if nobody can log in
 	pages  map[string]page
 	assets assets
 	render *renderer
@@ -90,41 +95,41 @@ type Handler struct {
 	actions []action
 	ring    cacheRing
 	timing  timing
-	// streams has an entry for each stream of events; streamsEnd is closed by endStreams.
+	// streams has an entry for each stream of events. endStreams closes streamsEnd.
 	streams    chan struct{}
 	streamsEnd chan struct{}
 	endStreams sync.Once
-	// ctx is of background, which stop ends and Close waits for; beginning keeps more from
-	// being begun then.
+	// ctx is the context of background work. stop ends that work, and Close waits for it.
+	// beginning prevents more work from beginning then.
 	ctx        context.Context
 	stop       context.CancelFunc
 	background sync.WaitGroup
 	beginning  sync.Mutex
 }
 
-// page is what stands at /ui/NAME or /ui/NAME/...: what it shows on GET and HEAD, and
-// what it does on POST.
+// page is what is at /ui/NAME or /ui/NAME/...: what it shows on GET and HEAD, and what it
+// does on POST.
 type page struct {
 	get, post func(*request) error
-	// admin: only for who may manage the registry.
+	// admin restricts the page to administrators.
 	admin bool
-	// exact: nothing stands below it.
+	// exact means that the page has no paths below it.
 	exact bool
 }
 
-// request is a request on its way through the handler.
+// request is a request that the handler is processing.
 type request struct {
 	w  http.ResponseWriter
 	r  *http.Request
 	id *auth.Identity
-	// rest is the path behind the page's name, without a slash before it.
+	// rest is the path after the page's name, without a leading slash.
 	rest string
 	h    *Handler
 }
 
 func (q *request) ctx() context.Context { return q.r.Context() }
 
-// New returns the handler of the page. The caller closes it.
+// New returns the handler of the page. The caller must close it.
 func New(o *Options) (*Handler, error) {
 	h := &Handler{}
 	if o != nil {
@@ -216,7 +221,7 @@ func (q *request) serve(path string) error {
 	return do(q)
 }
 
-// method returns what a page does for the request's method.
+// method returns the function of a page for the request's method.
 func (q *request) method(p page) (func(*request) error, error) {
 	switch {
 	case q.r.Method == http.MethodPost && p.post != nil:
@@ -227,9 +232,10 @@ func (q *request) method(p page) (func(*request) error, error) {
 	return nil, &problem{status: http.StatusMethodNotAllowed, text: "This page does not take " + q.r.Method + "."}
 }
 
-// may reports whether who asks may do act on a repository. Where there are no users, only
-// somebody at this machine manages the registry, and no site that has a browser there
-// take its own name for this server's.
+// may reports whether the user may do act on a repository. If there are no users, only a
+// client on this machine manages the registry, and only if it reaches the server by one
+// of the server's own names. Otherwise a site that is open in a browser on this machine
+// could pass off its own name as this server's.
 func (q *request) may(repo string, act auth.Action) bool {
 	if q.h.access != nil {
 		return q.h.access.Allowed(q.id, repo, act)
@@ -237,8 +243,8 @@ func (q *request) may(repo string, act auth.Action) bool {
 	return act != auth.Admin || q.local() && q.h.opts.Site.Knows(q.r.Host)
 }
 
-// local reports whether the client is on this machine, and not a proxy that forwards for
-// others.
+// local reports whether the client is on this machine and is not a proxy that forwards
+// requests of others.
 func (q *request) local() bool {
 	for _, name := range []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded", "X-Real-Ip", "Via"} {
 		if q.r.Header.Get(name) != "" {
@@ -256,7 +262,8 @@ func (q *request) local() bool {
 	return err == nil && a.Unmap().IsLoopback()
 }
 
-// refuse is the answer to who may not see something: a login where that could help.
+// refuse returns the answer for a user who may not see something. The answer is a login
+// page if a login could help.
 func (q *request) refuse(text string) error {
 	if q.h.logins != nil && q.id.Anonymous() && q.r.Method == http.MethodGet {
 		http.Redirect(q.w, q.r, q.h.opts.Prefix+Root+"login?next="+url.QueryEscape(q.r.URL.RequestURI()), http.StatusSeeOther)
@@ -266,7 +273,7 @@ func (q *request) refuse(text string) error {
 	return &problem{status: http.StatusForbidden, text: text}
 }
 
-// problem is an error that is shown to people.
+// problem is an error that is shown to the user.
 type problem struct {
 	status int
 	text   string
@@ -287,7 +294,7 @@ func (q *request) fail(err error) {
 	case errors.As(err, &wire) && wire.HTTPStatus() < 500:
 		p = &problem{status: wire.HTTPStatus(), text: wire.Message}
 	case q.r.Context().Err() != nil:
-		return // nobody is left to be told
+		return // nobody is left to answer
 	default:
 		q.h.log.Error("a page of the web failed", "path", q.r.URL.Path, "error", err)
 	}
