@@ -1,5 +1,5 @@
-// Command bench measures Slipway. Its first argument is a suite. What it writes is in docs/bench*.md,
-// and scripts/bench*.sh run a suite as those pages say.
+// Command bench measures Slipway. Its first argument is a suite. The results are in
+// docs/bench*.md. The scripts scripts/bench*.sh run a suite as these pages describe.
 package main
 
 import (

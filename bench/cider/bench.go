@@ -107,7 +107,7 @@ func (b *bench) prepare(ctx context.Context) (err error) {
 	return err
 }
 
-// makeDir makes a directory below that of the bench.
+// makeDir makes a directory below the directory of the bench.
 func (b *bench) makeDir() string {
 	dir := b.NewDir()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -137,8 +137,9 @@ func (b *bench) clear() error {
 	return errors.Join(append(errs, b.Close())...)
 }
 
-// chosen returns the images of a scenario: those of the command line, or else the last version of
-// each of the given series that the corpus has. If series is nil, all series count.
+// chosen returns the images of a scenario: the images of the command line or, without
+// any, the last version of each of the given series that the corpus has. If series is
+// nil, all series count.
 func (b *bench) chosen(series []string) ([]*corpus.Image, error) {
 	wanted := b.all.Series()
 	if series != nil {

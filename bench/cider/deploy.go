@@ -12,8 +12,8 @@ import (
 	"example.org/slipway/integration/internal/ctrnode"
 )
 
-// Deployment is one start from nothing: containers of one image, the same number on each of some
-// new nodes.
+// Deployment is one start from nothing: containers of one image, the same number on each
+// of several new nodes.
 type Deployment struct {
 	Image      string `json:"image"`
 	Way        string `json:"way"`
@@ -25,8 +25,8 @@ type Deployment struct {
 	PullSec float64 `json:"pull_sec"`
 	RunSec  float64 `json:"run_sec"`
 	WallSec float64 `json:"wall_sec"`
-	// LinkBytes came over the nodes' links, and CephBytes from the OSD. CephWritten is what clients
-	// wrote to the OSD.
+	// LinkBytes is how many bytes came over the nodes' links, and CephBytes how many came
+	// from the OSD. CephWritten is how many bytes clients wrote to the OSD.
 	LinkBytes   int64 `json:"link_bytes"`
 	CephBytes   int64 `json:"ceph_bytes"`
 	CephWritten int64 `json:"ceph_written"`
@@ -68,7 +68,7 @@ func (b *bench) deployments(ctx context.Context, im *corpus.Image, nodes, contai
 
 // deploy measures one deployment.
 func (b *bench) deploy(ctx context.Context, im *corpus.Image, d *Deployment) (err error) {
-	syscall.Sync() // nothing must wait for earlier writes
+	syscall.Sync() // pending writes must not slow the measurement
 	if err := b.cluster.DropCache(); err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func (b *bench) deploy(ctx context.Context, im *corpus.Image, d *Deployment) (er
 	return errors.Join(err, d.asWanted(ctx, b, im, nodes))
 }
 
-// asWanted returns an error unless the image came in the way that is being measured.
+// asWanted returns an error unless the image came in the way that is measured.
 func (d *Deployment) asWanted(ctx context.Context, b *bench, im *corpus.Image, nodes []*ctrnode.Node) error {
 	if d.Way == ctrnode.Plain {
 		return nil

@@ -142,7 +142,7 @@ func (b *bench) compare(ctx context.Context, im *corpus.Image, chain string, pla
 // Title returns the heading.
 func (e *Equality) Title() string { return "Equality" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (e *Equality) Head() string { return e.Run.Head() }
 
 // About says what was done.
@@ -150,7 +150,7 @@ func (e *Equality) About() string {
 	return "Each image is pushed, built as a chain of ext4 clones and as one EROFS volume, and pulled by three nodes: plainly, with volumes in local mode and in network mode. What a container would see is compared with the overlay of the plain pull: names, contents, links, owners, modes, times, devices, extended attributes. Left out are the time of the root directory, which is that of unpacking where no layer describes it, and ext4's own `lost+found`."
 }
 
-// Targets returns the target of no differences.
+// Targets returns the target that there are no differences.
 func (e *Equality) Targets() []measure.Target {
 	var n, failed int
 	for _, im := range e.Images {

@@ -103,7 +103,7 @@ func cephBytes(d *Deployment) float64 {
 // Title returns the heading.
 func (x *Node10) Title() string { return "Several containers on one node" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (x *Node10) Head() string {
 	return x.Run.Head() + fmt.Sprintf("\n- Links of %d Mbit/s", x.Mbit)
 }
@@ -113,7 +113,7 @@ func (x *Node10) About() string {
 	return "A new node pulls an image once and runs as many containers of it at once; the figures are means over the containers, from nothing until their tasks are done, and over the images. Cider's own (10 at once of nginx, 109 MB, postgres, 269 MB, python, 684 MB): network -52 %, local -63 %."
 }
 
-// Targets returns the paper's targets, and the target that bytes do not grow.
+// Targets returns the paper's targets, and the target that the bytes read do not grow.
 func (x *Node10) Targets() []measure.Target {
 	most := lastOf(counts(x.Deployments, containersOf))
 	one := mean(x.Deployments, cell{way: ctrnode.VolumeLocal, containers: 1}, cephBytes)
@@ -154,7 +154,7 @@ func (x *Node10) Pictures() []measure.Picture {
 // Title returns the heading.
 func (x *Nodes) Title() string { return "Several nodes" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (x *Nodes) Head() string {
 	return x.Run.Head() + fmt.Sprintf("\n- Links of %d Mbit/s, an uplink of %d Mbit/s for registry and Ceph together", x.Mbit, x.Uplink)
 }

@@ -19,8 +19,8 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// PageCache says how much of this machine's page cache containers of one image use on one node
-// while they run.
+// PageCache says how much of this machine's page cache is used by containers of one image
+// on one node, while they run.
 type PageCache struct {
 	Run     measure.Run       `json:"run"`
 	Image   string            `json:"image"`
@@ -75,7 +75,8 @@ func runPageCache(b *bench, ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// pageCache runs containers that stay after their task, and measures while they run.
+// pageCache runs containers that stay after their task, and measures the page cache while
+// they run.
 func (b *bench) pageCache(ctx context.Context, im *corpus.Image, way string, containers int) (grown int64, err error) {
 	n, err := b.node(ctx, way, 0)
 	if err != nil {
@@ -111,7 +112,8 @@ func (b *bench) pageCache(ctx context.Context, im *corpus.Image, way string, con
 	return after - before, err
 }
 
-// holding runs containers. It calls do when all have done their task and still run.
+// holding runs containers. It calls do when all have done their task and are still
+// running.
 func (b *bench) holding(ctx context.Context, n *ctrnode.Node, im *corpus.Image, containers int, do func() error) error {
 	var arrived, wait sync.WaitGroup
 	arrived.Add(containers)
@@ -180,7 +182,8 @@ func lasting(t tasks.Task) (tasks.Task, func(ctx context.Context, pid int) error
 	}
 }
 
-// cached returns the size of this machine's page cache in bytes, including that of block devices.
+// cached returns the size of this machine's page cache in bytes, including the page cache
+// of block devices.
 func cached() (int64, error) {
 	f, err := os.Open("/proc/meminfo")
 	if err != nil {
@@ -197,7 +200,7 @@ func cached() (int64, error) {
 		switch name {
 		case "Cached:", "Buffers:":
 			sum += kib << 10
-		case "Shmem:": // counted as cached, and nobody's file
+		case "Shmem:": // counts as cached, but belongs to no file
 			sum -= kib << 10
 		}
 	}
@@ -207,7 +210,7 @@ func cached() (int64, error) {
 // Title returns the heading.
 func (p *PageCache) Title() string { return "Page cache" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (p *PageCache) Head() string { return p.Run.Head() }
 
 // About says what was done.

@@ -23,7 +23,7 @@ func (r *Results) Parts() []measure.Part {
 	return measure.Measured(r.Equality, r.Series, r.Single, r.Node10, r.Nodes, r.PageCache, r.Throughput)
 }
 
-// Fill takes from old what was not measured this time.
+// Fill takes from old the results of scenarios that were not measured this time.
 func (r *Results) Fill(old *Results) {
 	r.Equality = cmp.Or(r.Equality, old.Equality)
 	r.Series = cmp.Or(r.Series, old.Series)
@@ -101,8 +101,8 @@ func (c cell) spread(list []Deployment, of func(*Deployment) float64) measure.Sp
 	return measure.SpreadOf(v)
 }
 
-// mean returns the mean over images of the medians of a cell's deployments. It covers only the
-// images that all ways have; without any it is 0.
+// mean returns the mean, over images, of the medians of a cell's deployments. It covers
+// only the images that all ways have. If there are none, it is 0.
 func mean(list []Deployment, c cell, of func(*Deployment) float64) float64 {
 	var sum float64
 	var n int

@@ -11,7 +11,8 @@ import (
 	"example.org/slipway/integration/internal/corpus"
 )
 
-// Series says what the cluster stores for a series of versions, together and each alone.
+// Series says how much the cluster stores for a series of versions: for all together, and
+// for each alone.
 type Series struct {
 	Run  measure.Run `json:"run"`
 	List []SeriesOne `json:"list"`
@@ -116,7 +117,7 @@ func (b *bench) stored(ctx context.Context, list []*corpus.Image) (grown int64, 
 // Title returns the heading.
 func (s *Series) Title() string { return "Series of versions" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (s *Series) Head() string { return s.Run.Head() }
 
 // About says what was done.
@@ -124,7 +125,7 @@ func (s *Series) About() string {
 	return fmt.Sprintf("Up to %d versions of each series are built as ext4 chains in one registry, and each version in a registry and a namespace of its own. Stored is what the OSD's store has more than before (`bluestore_stored`), metadata of the images with it.", mostVersions)
 }
 
-// Targets returns the target of 0.6 times.
+// Targets returns the target that the versions together take 0.6 times the space.
 func (s *Series) Targets() []measure.Target {
 	var together, apart int64
 	for _, one := range s.List {

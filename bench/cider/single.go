@@ -52,8 +52,9 @@ func (s *Single) slope(way string) (secPerMB float64, ok bool) {
 	var xs, ys []float64
 	for _, im := range imagesIn(s.Deployments) {
 		if sp := (cell{image: im, way: way}).spread(s.Deployments, (*Deployment).TotalSec); sp.N > 0 {
-			// The task's own time does not depend on how the image came. The plain run shows what
-			// it takes with a local image; that time is subtracted from all ways alike.
+			// The task's own time does not depend on how the image came. The plain run
+			// shows how long the task takes with a local image. That time is subtracted
+			// from all ways alike.
 			run := (cell{image: im, way: ctrnode.Plain}).spread(s.Deployments, func(d *Deployment) float64 { return d.RunSec })
 			xs, ys = append(xs, float64(s.Sizes[im])/1e6), append(ys, sp.Median-run.Median)
 		}
@@ -75,7 +76,7 @@ func (s *Single) slope(way string) (secPerMB float64, ok bool) {
 // Title returns the heading.
 func (s *Single) Title() string { return "One container" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (s *Single) Head() string {
 	return s.Run.Head() + fmt.Sprintf("\n- Links of %d Mbit/s", s.Mbit)
 }

@@ -1,14 +1,17 @@
-// Package cider measures images as volumes on its own Ceph cluster, beside containerd's plain
-// pull and the files of Gear. It measures the deployment of one container over the images of a
-// corpus, of many containers on one node and on several, the bytes read from Ceph, the page cache,
-// and the throughput of applications. It also checks that every tree equals the plain one.
+// Package cider measures images as volumes on its own Ceph cluster, beside containerd's
+// plain pull and the files of Gear. It measures the deployment of one container over the
+// images of a corpus, of many containers on one node and on several, the bytes read from
+// Ceph, the page cache, and the throughput of applications. It also checks that every
+// tree equals the plain one.
 //
-// The images are OCI layouts SERIES/VERSION below a directory (-corpus). Package tasks defines what
-// their containers do. A bridge leads to the registry and to Ceph. Each node is a network namespace
-// with its own link, and has a containerd and an agent that start from nothing. Root only.
+// The images are OCI layouts SERIES/VERSION below a directory (-corpus). Package tasks
+// defines what their containers do. A bridge leads to the registry and to Ceph. Each node
+// is a network namespace with its own link, and has a containerd and an agent that start
+// from nothing. Root only.
 //
-// Results go to a JSON file (-out). The report can be made again from it (-from). The exit status
-// is 1 if something could not be measured, or if -check finds a target missed.
+// Results go to a JSON file (-out). The report can be made again from the file (-from).
+// The exit status is 1 if something could not be measured, or if -check finds a target
+// missed.
 package cider
 
 import (
@@ -89,7 +92,7 @@ func (o *options) validate(fl *flag.FlagSet) error {
 	return nil
 }
 
-// quicken reduces the work where the command line does not say how much to do.
+// quicken reduces the amount of work that the command line does not set.
 func (o *options) quicken(given map[string]bool) {
 	if !given["rounds"] {
 		o.Rounds = 1

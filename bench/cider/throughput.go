@@ -27,12 +27,12 @@ type Throughput struct {
 type ThroughputOne struct {
 	Name   string               `json:"name"`
 	PerSec map[string][]float64 `json:"per_sec"`
-	// Why says why it was not measured.
+	// Why says why the rates were not measured.
 	Why string `json:"why,omitempty"`
 }
 
-// application is one of the applications. It is a program of this machine that measures a service
-// of an image, or a script in the image that prints how fast it was.
+// application is an application whose speed is measured. A program of this machine
+// measures a service of an image, or a script in the image prints how fast it was.
 type application struct {
 	series, name string
 	program      string
@@ -57,8 +57,8 @@ func applications(quick bool) []application {
 	}
 }
 
-// solver places queens and loads modules again and again, as a program of some size does when it
-// starts.
+// solver places queens and loads modules again and again, as larger programs do when they
+// start.
 const solver = `cat >/tmp/solver.py <<'X'
 import time, subprocess, sys
 def queens(n, row=0, cols=0, d1=0, d2=0):
@@ -198,7 +198,7 @@ func (a *application) find(out string) (float64, error) {
 // Title returns the heading.
 func (t *Throughput) Title() string { return "Throughput of applications" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (t *Throughput) Head() string { return t.Run.Head() }
 
 // About says what was done.
@@ -206,7 +206,7 @@ func (t *Throughput) About() string {
 	return "A node in each way, with the image and after one run that is not counted. In each round a new container, in turn in all ways. nginx and postgres are asked by programs of this machine in the container's network; postgres keeps its data in the container. Ratios are those of medians. Cider's own (Figure 11, five minutes each): nginx and postgres very close to overlay, the solver loses less than 0.3 %."
 }
 
-// Targets returns the target of 0.97 of overlay's rate.
+// Targets returns the target that rates reach 0.97 of overlay's rate.
 func (t *Throughput) Targets() (list []measure.Target) {
 	for _, one := range t.List {
 		plain, own := measure.SpreadOf(one.PerSec[ctrnode.Plain]), measure.SpreadOf(one.PerSec[ctrnode.VolumeLocal])

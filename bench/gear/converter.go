@@ -33,7 +33,8 @@ type look struct {
 	uncompressed, newBytes int64
 	// isNew says for each regular file, in order, whether its content is the first of its kind.
 	isNew []bool
-	// distinct is the number of different non-empty contents, which a conversion must find too.
+	// distinct is the number of different non-empty contents. A conversion must find the
+	// same number.
 	distinct int
 }
 
@@ -60,8 +61,8 @@ func firstLook(path string) (*look, error) {
 	return k, err
 }
 
-// eachFile passes the regular files of a layer to do, and writes all its bytes to also. It returns
-// the number of those bytes.
+// eachFile passes the regular files of a layer to do. It writes all bytes of the layer to
+// also, and returns their number.
 func eachFile(path string, also io.Writer, do func(h *tar.Header, r io.Reader) error) (int64, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -90,7 +91,7 @@ func eachFile(path string, also io.Writer, do func(h *tar.Header, r io.Reader) e
 			return 0, err
 		}
 	}
-	_, err = io.Copy(io.Discard, all) // the rest behind the archive
+	_, err = io.Copy(io.Discard, all) // the rest after the archive
 	return count.n, err
 }
 
@@ -104,8 +105,9 @@ func (c *counter) Write(b []byte) (int, error) {
 	return c.w.Write(b)
 }
 
-// limit does the work that every conversion must do: inflate, hash the tar and the contents, and
-// compress what is new, in the pieces in which it is stored.
+// limit does the work that every conversion must do. It inflates the layer, hashes the
+// tar and the contents, and compresses new contents in the pieces in which they are
+// stored.
 func limit(path string, k *look) error {
 	z, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(freshLevel), zstd.WithEncoderCRC(false), zstd.WithEncoderConcurrency(1))
 	if err != nil {

@@ -16,9 +16,9 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// These constants shape the generated set: three states of a system, and versions of two
-// applications on it. The set has what layers can hold (links, devices, attributes, whiteouts,
-// opaque directories) and files of the usual sizes.
+// These constants determine the generated set: three states of a system, and versions of
+// two applications on it. The set has everything that layers can hold (links, devices,
+// attributes, whiteouts, opaque directories), and files of the usual sizes.
 const (
 	systemFiles, programFiles = 3000, 700
 	changedPerState           = 8 // one file in this many changes from a state of the system to the next

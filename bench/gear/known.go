@@ -13,7 +13,8 @@ import (
 	"example.org/slipway/gear"
 )
 
-// known says, for one image, how the program that unpacks for comparison is known to differ.
+// known says, for one image, in what the program that unpacks for comparison is known to
+// differ.
 type known struct {
 	entries int64
 	// root says that a layer describes the root directory.

@@ -34,12 +34,12 @@ func (s *Sample) cpuPerGB() float64 { return s.ServerCPU / float64(s.Bytes) * 1e
 // rate returns the rate in MB/s.
 func (s *Sample) rate() float64 { return float64(s.Bytes) / 1e6 / s.Seconds }
 
-// operation carries out number i of a load, counted over all clients. It returns the number of
-// bytes that it moved. buf belongs to the client.
+// operation carries out operation i of a load, counted over all clients. It returns the
+// number of bytes that it moved. buf belongs to the client.
 type operation func(ctx context.Context, buf []byte, i int) (int64, error)
 
-// underLoad makes clients do operations for a time. Before that they run unmeasured for a tenth of
-// it.
+// underLoad makes clients carry out operations for a time. Before that, they run
+// unmeasured for a tenth of that time.
 func underLoad(ctx context.Context, s *server, clients int, least time.Duration, do operation) (Sample, error) {
 	l := measure.Clients{N: clients, Least: least / 10, Do: func(ctx context.Context, w *measure.Worker, i int) (int64, error) { return do(ctx, w.Chunk, i) }}
 	if _, err := l.Run(ctx); err != nil {

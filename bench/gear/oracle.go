@@ -17,7 +17,8 @@ import (
 	"example.org/slipway/integration/internal/treecmp"
 )
 
-// Oracle compares trees that the registry gives back with those that another program unpacks.
+// Oracle compares the trees that the registry returns with the trees that another program
+// unpacks.
 type Oracle struct {
 	Run     Run    `json:"run"`
 	Against string `json:"against"`
@@ -28,7 +29,7 @@ type Oracle struct {
 	Different []Different `json:"different,omitempty"`
 }
 
-// Different is an image that is not what it should be.
+// Different is an image whose trees differ, or that could not be compared.
 type Different struct {
 	Image string   `json:"image"`
 	Lines []string `json:"lines"`

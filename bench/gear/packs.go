@@ -56,8 +56,8 @@ func (s *server) listPacks() (map[string]int64, error) {
 	return out, err
 }
 
-// livePacks returns the packs of a server that are in use. Packs that settling has replaced stay on
-// the disk for some minutes; newer ones hold everything in them.
+// livePacks returns the packs of a server that are in use. Packs that settling has
+// replaced stay on the disk for some minutes, but newer packs hold everything in them.
 func (s *server) livePacks() ([]*pack, error) {
 	ids, err := s.listPacks()
 	if err != nil {

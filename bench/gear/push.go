@@ -40,7 +40,7 @@ func (s *server) do(ctx context.Context, want int, method, url string, header ht
 		return nil, err
 	}
 	if resp.StatusCode != want {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000)) // the status is what matters
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000)) // only the status matters
 		resp.Body.Close()
 		return nil, &wire.StatusError{Method: method, Path: url, Status: resp.StatusCode, Body: string(text)}
 	}
@@ -96,7 +96,7 @@ func (s *server) upload(ctx context.Context, repo, digest string, body io.Reader
 	return resp.Body.Close()
 }
 
-// location returns the URL where, by an answer, an upload continues.
+// location returns the URL at which an upload continues according to an answer.
 func (s *server) location(resp *http.Response) (string, error) {
 	u, err := url.Parse("http://" + s.addr)
 	if err != nil {

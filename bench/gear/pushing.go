@@ -42,7 +42,8 @@ type After struct {
 type Next struct {
 	Image string `json:"image"`
 	Next  string `json:"next"`
-	// Bytes is the size of all layers of the first image, New of those that only the second has.
+	// Bytes is the size of all layers of the first image. New is the size of the layers
+	// that only the second image has.
 	Bytes int64 `json:"bytes"`
 	New   int64 `json:"new_bytes"`
 	// Full and Again are CPU seconds of the server, from the beginning of the push until all
@@ -173,8 +174,9 @@ func (b *bench) after(ctx context.Context, im *image, a *After) error {
 	return nil
 }
 
-// pairs returns images and their next versions, one pair of each series. It takes those with few
-// bytes in new layers for their size, the fewest first.
+// pairs returns images and their next versions. For each series it takes the pair whose
+// new layers are smallest relative to the first image. It sorts the pairs by that share,
+// the smallest first.
 func pairs(images []*image) [][2]*image {
 	best := map[string][2]*image{}
 	share := func(p [2]*image) float64 { return float64(newBytes(p[0], p[1])) / float64(p[0].Bytes()) }
@@ -194,7 +196,8 @@ func pairs(images []*image) [][2]*image {
 	return out[:min(nextPairs, len(out))]
 }
 
-// newBytes returns the size of the layers that an image has and the one before does not.
+// newBytes returns the size of the layers that an image has and the image before it
+// lacks.
 func newBytes(before, im *image) (n int64) {
 	for _, l := range im.Layers {
 		if !slices.ContainsFunc(before.Layers, func(o wire.Descriptor) bool { return o.Digest == l.Digest }) {

@@ -127,8 +127,8 @@ func (s *server) rangeSample(ctx context.Context, url string, size int64) (Sampl
 	if err != nil {
 		return Sample{}, err
 	}
-	// The bytes read include the requests, among them those of the unmeasured tenth. Their number
-	// is known from the first and the last.
+	// The bytes read include the requests, also the requests of the unmeasured tenth. The
+	// number of requests is known from the first and the last.
 	var all int
 	counted := func(ctx context.Context, buf []byte, i int) (int64, error) { all++; return do(ctx, buf, i) } // there is only one client
 	x, err := underLoad(ctx, s, 1, servingSlice/2, counted)

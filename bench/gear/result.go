@@ -30,7 +30,7 @@ func (r *Results) Parts() []measure.Part {
 	return measure.Measured(r.Storage, r.Oracle, r.Speed, r.Push, r.Serving, r.Determinism)
 }
 
-// Fill takes from old what was not measured this time.
+// Fill takes from old the results of scenarios that were not measured this time.
 func (r *Results) Fill(old *Results) {
 	r.Storage = cmp.Or(r.Storage, old.Storage)
 	r.Oracle = cmp.Or(r.Oracle, old.Oracle)

@@ -31,8 +31,8 @@ const (
 	stopTimeout  = 60 * time.Second
 )
 
-// start starts a server and returns when it answers. args gets two free addresses, and returns the
-// arguments and the URL to ask.
+// start starts a server and returns when it answers. args receives two free addresses,
+// and returns the arguments and the URL at which to check readiness.
 func start(ctx context.Context, s *server, env []string, args func(addr, other string) (list []string, ready string, err error)) error {
 	var err error
 	// Somebody can take the port after it was found free and before the server starts.

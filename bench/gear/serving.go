@@ -209,7 +209,7 @@ func (s *server) count(ctx context.Context, method, url string, header http.Head
 	}
 }
 
-// fetchSet is what one fetch asks for.
+// fetchSet is what a fetch requests.
 type fetchSet struct {
 	url, static string
 	names       []byte
@@ -328,7 +328,7 @@ func (s *Serving) find(name string) *ServingCase {
 	return &s.Cases[i]
 }
 
-// ratios divides a figure of Slipway by that of nginx, round by round.
+// ratios divides a figure of Slipway by the same figure of nginx, round by round.
 func (c *ServingCase) ratios(of func(*Sample) float64) []float64 {
 	if c == nil {
 		return nil

@@ -25,7 +25,7 @@ type Speed struct {
 // LayerSpeed is one layer.
 type LayerSpeed struct {
 	Layer        string          `json:"layer"`
-	Image        string          `json:"image"` // the first that has it
+	Image        string          `json:"image"` // the first image that has it
 	Compressed   int64           `json:"compressed"`
 	Uncompressed int64           `json:"uncompressed"`
 	NewBytes     int64           `json:"new_bytes"`
@@ -113,7 +113,7 @@ func (b *bench) layerSpeed(ctx context.Context, src source) (*LayerSpeed, error)
 	return l, nil
 }
 
-// ratios returns the rates of the conversion divided by that of the limit, by round.
+// ratios returns the rates of the conversion divided by the rates of the limit, by round.
 func (l *LayerSpeed) ratios() (one, two []float64) {
 	for i := range l.Limit {
 		one = append(one, l.Limit[i].Wall/l.One[i].Wall)

@@ -21,10 +21,12 @@ type Storage struct {
 	Images int   `json:"images"`
 	Layers int   `json:"layers"`
 	Bytes  int64 `json:"layer_bytes"` // of the distinct layers, compressed as pushed
-	// Fresh is the state when everything was converted, Dense the state after settling.
+	// Fresh is the state when everything was converted. Dense is the state after
+	// settling.
 	Fresh State `json:"fresh"`
 	Dense State `json:"dense"`
-	// Push is the work of pushing and converting everything, Settle that of settling it.
+	// Push is the cost of pushing and converting everything. Settle is the cost of
+	// settling it.
 	Push   Work  `json:"push"`
 	Settle Work  `json:"settle"`
 	Sets   []Set `json:"sets"`
@@ -42,7 +44,7 @@ type State struct {
 	TableBytes int64 `json:"table_bytes"`
 }
 
-// Work is what something cost the server.
+// Work is what an operation cost the server.
 type Work struct {
 	Seconds   float64 `json:"sec"`
 	ServerCPU float64 `json:"server_cpu_sec"`
@@ -111,7 +113,8 @@ func (b *bench) unload() {
 	}
 }
 
-// pushAll pushes the images one after the other, each as soon as the one before is converted.
+// pushAll pushes the images one after the other. It pushes each image as soon as the one
+// before is converted.
 func (b *bench) pushAll(ctx context.Context, l *loaded) error {
 	work, err := l.measured(func() error {
 		for i, im := range b.images {
@@ -287,7 +290,8 @@ func (l *loaded) set(category, series string, images []*image) Set {
 	return out
 }
 
-// withShare adds to a part of the contents its share of what else is in packs.
+// withShare adds to the size of some contents their share of what packs hold beside
+// contents.
 func (c *contents) withShare(stored int64) int64 {
 	var all int64
 	for _, n := range c.stored {

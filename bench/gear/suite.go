@@ -1,14 +1,15 @@
-// Package gear measures the Gear side of Slipway on a set of images: how much it stores in how
-// much space, whether it gives back what was pushed, how fast it converts and serves, and whether
-// it always does the same.
+// Package gear measures the Gear side of Slipway on a set of images. It measures how much
+// space the images take, whether the registry returns what was pushed, how fast it
+// converts and serves, and whether it always produces the same result.
 //
-// The images are OCI layouts SERIES/VERSION below a directory (-corpus). Without one, a small set
-// is generated: savings and rates mean little on it, but everything runs. Servers are real
-// processes on free loopback ports, each with its own directory.
+// The images are OCI layouts SERIES/VERSION below a directory (-corpus). Without a
+// directory, a small set is generated. Savings and rates mean little on it, but
+// everything runs. Servers are real processes on free loopback ports, each with its own
+// directory.
 //
-// Results go to a JSON file (-out). Scenarios that did not run keep what the file already says of
-// them. The report can be made again from it (-from). The exit status is 1 if something could not
-// be measured, or if -check finds a target missed.
+// Results go to a JSON file (-out). Results of scenarios that did not run stay in the
+// file as they are. The report can be made again from the file (-from). The exit status
+// is 1 if something could not be measured, or if -check finds a target missed.
 package gear
 
 import (

@@ -109,9 +109,9 @@ func (b *Bench) Sample(dir string) ([]string, error) {
 	return []string{"trace", "import", path, "--format", "uris", "--start", "2017-06-20", "--rate", "2.8", "--zone", "sample", "-o"}, nil
 }
 
-// RunAll runs scenarios one after the other, and calls before ahead of each unless it is nil. A
-// scenario that fails does not keep the others from running. RunAll returns the errors of those
-// that failed.
+// RunAll runs scenarios one after the other. Unless before is nil, it calls before ahead
+// of each scenario. A scenario that fails does not keep the others from running. RunAll
+// returns the errors of the scenarios that failed.
 func RunAll[B interface{ Logf(string, ...any) }](ctx context.Context, b B, list []Scenario[B], before func(name string)) error {
 	var errs []error
 	for i, sc := range list {

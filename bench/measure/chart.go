@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// Chart shows figures on a logarithmic scale, because the servers lie too far apart for any other.
-// With lines, the figures go up and the series go across the columns. Otherwise the figures go to
-// the right and each series has a row.
+// Chart shows figures on a logarithmic scale, because the servers differ too much for any
+// other scale. If it has lines, the figures go up and the series go across the columns.
+// Otherwise the figures go to the right and each series has a row.
 type Chart struct {
 	Title   string
 	Across  string // what the columns stand for
@@ -18,7 +18,7 @@ type Chart struct {
 	Lines   bool
 }
 
-// Series is one of the things compared. N is 0 if it was not measured.
+// Series is one of the things that a chart compares. N is 0 if it was not measured.
 type Series struct {
 	Name   string
 	Points []Spread
@@ -73,7 +73,8 @@ func dot(b *strings.Builder, x, y float64, fill string) {
 	fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="5" fill="%s"/>`+"\n", x, y, fill)
 }
 
-// axis is a logarithmic scale. Each end is a power of ten, or two or five times one.
+// axis is a logarithmic scale. Each end is a power of ten, or two or five times a power
+// of ten.
 type axis struct {
 	ticks    []float64
 	from, to float64 // pixels

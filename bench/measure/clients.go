@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// Clients are what does operations at the same time during a measurement.
+// Clients carry out operations at the same time during a measurement.
 type Clients struct {
 	N int
-	// Least is the time during which new operations begin; 0 means until the limit. Each client
-	// begins one, however late it gets to it.
+	// Least is the time during which new operations begin; 0 means until the limit. Each
+	// client begins at least one operation, however late.
 	Least time.Duration
 	// Limit is the maximum number of operations; 0 means any number.
 	Limit int

@@ -6,16 +6,17 @@ import (
 	"strings"
 )
 
-// Crowded is what many clients got that asked for one thing at once, and what it cost.
+// Crowded is what many clients received that asked for one thing at once, and what that
+// cost.
 type Crowded struct {
 	Clients int   `json:"clients"`
 	Size    int64 `json:"size"`
-	// Reads is the number of times that the source behind the server was asked for the thing.
-	// ReadBytes is what it sent of it.
+	// Reads is how often the source behind the server was asked for the thing. ReadBytes
+	// is how many bytes of it the source sent.
 	Reads     int64 `json:"reads"`
 	ReadBytes int64 `json:"read_bytes"`
-	// First holds the times to each client's first byte, All the times to the last byte, in
-	// milliseconds.
+	// First holds the times to each client's first byte, and All the times to the last
+	// byte, in milliseconds.
 	First []float64 `json:"first_ms"`
 	All   []float64 `json:"all_ms"`
 	// Idle is the server's resident set before, and Peak its largest resident set afterwards, in

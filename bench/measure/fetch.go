@@ -27,7 +27,8 @@ type Content struct {
 	seed uint64
 }
 
-// NewContent returns a blob whose content differs from those of other numbers.
+// NewContent returns a blob whose content is determined by a number and differs for every
+// number.
 func NewContent(seed uint64, size int64) Content {
 	c := Content{Size: size, seed: seed}
 	h := sha256.New()
@@ -80,8 +81,8 @@ func Get(ctx context.Context, client *http.Client, url string, size int64, buf [
 	return f, nil
 }
 
-// Crowd makes many clients ask a registry, "http://host:port", for a path at once. When it calls
-// ready, all are connected; they ask when ready has returned.
+// Crowd makes many clients ask a registry, "http://host:port", for a path at once. It
+// calls ready when all are connected, and they ask when ready has returned.
 func Crowd(ctx context.Context, clients int, registry, path string, size int64, ready func() error) ([]Fetched, error) {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients, DisableCompression: true}}
 	defer client.CloseIdleConnections()
@@ -121,7 +122,7 @@ func connect(ctx context.Context, client *http.Client, n int, url string) error 
 			}
 			resp, err := client.Do(req)
 			begun.Done()
-			begun.Wait() // so that no connection is used twice
+			begun.Wait() // keeps any connection from being used twice
 			if errs[i] = err; err == nil {
 				_, _ = io.Copy(io.Discard, resp.Body)
 				resp.Body.Close()
@@ -162,7 +163,7 @@ func (c *Counter) Serve(ctx context.Context, l net.Listener, target string) {
 			return nil
 		},
 	}
-	proxy.ErrorLog = log.New(io.Discard, "", 0) // reads that the client gives up are its own business
+	proxy.ErrorLog = log.New(io.Discard, "", 0) // clients give up reads on purpose
 	server := &http.Server{Handler: proxy}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()

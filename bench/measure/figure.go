@@ -15,7 +15,7 @@ type Spread struct {
 	Median, Min, Max float64
 }
 
-// SpreadOf returns the spread of the finite figures. Without any, its N is 0.
+// SpreadOf returns the spread of the finite figures. If there are none, its N is 0.
 func SpreadOf(figures []float64) Spread {
 	v := slices.DeleteFunc(slices.Clone(figures), func(f float64) bool { return math.IsNaN(f) || math.IsInf(f, 0) })
 	n := len(v)

@@ -21,8 +21,8 @@ type Machine struct {
 	Go   string `json:"go"`
 }
 
-// ThisMachine describes the machine and the disk below dir. What it cannot find out is "unknown": a
-// missing description is no reason to fail.
+// ThisMachine describes the machine and the disk below dir. It reports what it cannot
+// find out as "unknown", because a missing description is no reason to fail.
 func ThisMachine(dir string) Machine {
 	m := Machine{CPU: "unknown", Cores: runtime.NumCPU(), Kernel: "unknown", OS: "unknown", Disk: "unknown", Go: runtime.Version()}
 	if v, ok := field("/proc/cpuinfo", "model name", ":"); ok {
@@ -73,7 +73,7 @@ func mountOf(mountinfo, path string) string {
 		}
 		point := f[4]
 		if path == point || point == "/" || strings.HasPrefix(path, point+"/") {
-			if len(point) >= best { // a later mount on the same point hides the earlier
+			if len(point) >= best { // a later mount on the same point hides the earlier one
 				best, disk = len(point), g[0]+" on "+g[1]
 			}
 		}

@@ -32,8 +32,8 @@ type Usage struct {
 	OtherCPUs float64
 }
 
-// NewMeter begins to measure a server that starts later. The caller adds its processes to PIDs;
-// everything that they use counts.
+// NewMeter begins to measure a server that starts later. The caller adds the server's
+// processes to PIDs. Everything that they use counts.
 func NewMeter() (*Meter, error) {
 	m := &Meter{}
 	var err error
@@ -102,8 +102,8 @@ func CPUTime(pid int) (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// busyTime returns the time during which the CPUs were not idle, from /proc/stat. Time stolen by
-// the hypervisor counts as busy, because this machine did not get it.
+// busyTime returns the time during which the CPUs were not idle, from /proc/stat. Time
+// that the hypervisor took counts as busy, because this machine did not get it.
 func busyTime(stat []byte) (time.Duration, error) {
 	line, _, _ := strings.Cut(string(stat), "\n")
 	f := strings.Fields(line)
@@ -123,7 +123,7 @@ func busyTime(stat []byte) (time.Duration, error) {
 	return time.Duration(ticks) * tick, nil
 }
 
-// Family returns a process and its children: servers such as nginx work in children.
+// Family returns a process and its children. Servers such as nginx work in children.
 func Family(pid int) ([]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {

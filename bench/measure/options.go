@@ -32,7 +32,7 @@ type Defaults struct {
 	Scenarios string // names of all scenarios
 	Rounds    int    // the default number of rounds
 	Dir       string // what the directory is for
-	Quick     string // what a quick look leaves out; empty: there is none
+	Quick     string // what a quick look leaves out; empty if there is none
 }
 
 // Add defines the flags.
@@ -70,8 +70,8 @@ func Given(fl *flag.FlagSet) map[string]bool {
 	return given
 }
 
-// Described returns a command line without this machine's details: a script with those of the
-// listed flags that were given, with their values or as switches.
+// Described returns a command line without this machine's details. It consists of a
+// script and those of the listed flags that were given, with their values or as switches.
 func Described(fl *flag.FlagSet, script string, valued, switches []string) string {
 	out := script
 	fl.Visit(func(f *flag.Flag) {

@@ -10,10 +10,10 @@ import (
 
 // Part is the outcome of a scenario, as a document shows it.
 type Part interface {
-	// Title is a heading. About says what was done.
+	// Title returns a heading. About returns what was done.
 	Title() string
 	About() string
-	// Head is a Markdown list that says how, when and on what it was measured.
+	// Head returns a Markdown list that says how, when and on what the part was measured.
 	Head() string
 	Targets() []Target
 	// Write writes the tables and the text.
@@ -36,8 +36,8 @@ func CheckParts(w io.Writer, parts []Part) bool {
 	return Check(w, targets)
 }
 
-// Report returns the Markdown of a document: the verdict on the targets, and the parts. Pictures
-// lie in the directory img beside the document.
+// Report returns the Markdown of a document: the verdict on the targets, and the parts.
+// The pictures are in the directory img beside the document.
 func Report(verdict string, parts []Part) string {
 	var w strings.Builder
 	fmt.Fprintf(&w, "### Targets\n\n```text\n%s```\n", verdict)

@@ -55,7 +55,7 @@ func (o *Output) Add(fl *flag.FlagSet) {
 	fl.StringVar(&o.Pictures, "img", "", "`directory` for the pictures")
 }
 
-// Filled are results that can take from older results what was not measured this time.
+// Filled are results that can be completed from older results.
 type Filled[T any] interface {
 	*T
 	Fill(old *T)
@@ -68,9 +68,10 @@ type Results[T any] interface {
 	Parts() []Part
 }
 
-// Carry reads results, or calls measure and keeps its results beside what the file already holds of
-// other scenarios. Then it reports. It returns whether all targets are met. Results that come with
-// an error do not go into a document; without results there is nothing to report.
+// Carry reads results, or calls measure and stores its results in the file, which keeps
+// its results of other scenarios. Then it reports. It returns whether all targets are
+// met. Results that come with an error do not go into a document. Without results there
+// is nothing to report.
 func Carry[T any, R Results[T]](o *Output, m Marks, measure func() (R, error)) (met bool, err error) {
 	return CarryTo(o, measure, func(shown *Output, r R) (bool, error) { return shown.publish(m, r.Parts()) })
 }

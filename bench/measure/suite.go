@@ -21,8 +21,8 @@ type Suite struct {
 // usageError is the error of a wrong command line.
 type usageError struct{ error }
 
-// NewSuite returns a suite from the functions that read its command line and that run what it asks
-// for.
+// NewSuite returns a suite from two functions. One reads the suite's command line, and
+// the other runs what the command line requests.
 func NewSuite[O any](name, about string, parse func(args []string) (O, error), run func(o O, ctx context.Context) (good bool, err error)) Suite {
 	return Suite{Name: name, About: about, Run: func(ctx context.Context, args []string) (good bool, err error) {
 		o, err := parse(args)
@@ -36,9 +36,9 @@ func NewSuite[O any](name, about string, parse func(args []string) (O, error), r
 	}}
 }
 
-// Measuring returns the function that runs a suite whose results have parts. It measures or reads
-// earlier results, and reports on them between the marks of a document. It reports whether all
-// targets are met, or none were to be checked.
+// Measuring returns the function that runs a suite whose results have parts. The function
+// measures or reads earlier results, and reports on them between the marks of a document.
+// It reports whether all targets are met, or were not to be checked.
 func Measuring[O interface{ Common() *Options }, T any, R Results[T]](m Marks,
 	measure func(o O, ctx context.Context) (R, error)) func(O, context.Context) (bool, error) {
 	return func(o O, ctx context.Context) (good bool, err error) {

@@ -5,7 +5,7 @@ import (
 	"io"
 )
 
-// Target is a figure that the project promises.
+// Target is a limit for a figure that the project promises to keep.
 type Target struct {
 	Scenario, What string
 	// Limit is the maximum of the figure. With AtLeast it is the minimum.
@@ -19,7 +19,8 @@ type Target struct {
 	Missing bool
 }
 
-// TargetOf returns a target for the median of some figures. Without figures it is missing.
+// TargetOf returns a target for the median of some figures. Without figures, the target
+// is marked as missing.
 func TargetOf(scenario, what string, limit float64, atLeast bool, figures []float64) Target {
 	s := SpreadOf(figures)
 	return Target{Scenario: scenario, What: what, Limit: limit, AtLeast: atLeast, Figure: s.Median, Rounds: s, Missing: s.N == 0}

@@ -132,7 +132,7 @@ func pushContent(ctx context.Context, c *wire.Client, repo string, content measu
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusCreated {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 500)) // the status is what matters
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 500)) // only the status matters
 		return fmt.Errorf("push of %s: status %d: %s", content.Digest, resp.StatusCode, text)
 	}
 	return nil

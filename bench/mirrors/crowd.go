@@ -75,7 +75,7 @@ func runCrowd(b *bench, ctx context.Context) error {
 // Title is the heading.
 func (c *Crowd) Title() string { return "Many clients and one blob that nobody has pulled before" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (c *Crowd) Head() string { return c.Run.Head() }
 
 // About says what was done.
@@ -83,7 +83,7 @@ func (c *Crowd) About() string {
 	return fmt.Sprintf("%d clients, connected before, ask a Slipway that has nothing at once for one layer of %d MiB. A proxy before the upstream counts what is asked for there.", c.Clients, c.Size>>20)
 }
 
-// Targets returns the target of one download.
+// Targets returns the target that the blob is downloaded once.
 func (c *Crowd) Targets() []measure.Target {
 	return []measure.Target{
 		{Scenario: "crowd", What: "downloads of the blob from the upstream", Limit: 1, Figure: float64(c.Reads)},

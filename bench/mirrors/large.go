@@ -93,7 +93,7 @@ func (b *bench) direct(ctx context.Context, l *Link, addr string, im *large) err
 	return err
 }
 
-// through downloads through a Slipway with an empty store.
+// through downloads the image through a Slipway with an empty store.
 func (b *bench) through(ctx context.Context, l *Link, addr string, im *large) error {
 	s, err := b.slipway(ctx, addr)
 	if err != nil {
@@ -174,7 +174,7 @@ func shape(ctx context.Context, l net.Listener, target string, perSecond int64) 
 			var d net.Dialer
 			far, err := d.DialContext(ctx, "tcp", target)
 			if err != nil {
-				return // the client sees a connection that ends
+				return // the client sees that the connection ends
 			}
 			defer far.Close()
 			stop := context.AfterFunc(ctx, func() { near.Close(); far.Close() })
@@ -188,8 +188,8 @@ func shape(ctx context.Context, l net.Listener, target string, perSecond int64) 
 	}
 }
 
-// paced copies at most perSecond bytes a second. It does not make up for time in which it copied
-// less.
+// paced copies at most perSecond bytes a second. It does not make up for periods in which
+// it copied less.
 func paced(to io.Writer, from io.Reader, perSecond int64) {
 	buf := make([]byte, 128<<10)
 	var free time.Time
@@ -212,7 +212,8 @@ func paced(to io.Writer, from io.Reader, perSecond int64) {
 	}
 }
 
-// later returns by how many milliseconds the first byte comes later through Slipway.
+// later returns by how many milliseconds the first byte is later through Slipway than
+// directly.
 func (l *Link) later() []float64 {
 	var out []float64
 	for i := range min(len(l.Direct), len(l.Through)) {
@@ -242,7 +243,7 @@ func (l *Link) share() []float64 {
 // Title is the heading.
 func (x *Large) Title() string { return "A large blob that nobody has pulled before" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (x *Large) Head() string { return x.Run.Head() }
 
 // About says what was done.

@@ -94,7 +94,7 @@ func runLoad(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// set returns the images: the number asked for, each with five layers of 2 KiB.
+// set returns the requested number of images, each with five layers of 2 KiB.
 func (b *bench) set() imageset.Options {
 	return imageset.Options{Images: b.o.images, Batches: b.o.batches}
 }
@@ -109,7 +109,7 @@ func patterns(batches int) []string {
 	return out
 }
 
-// putInPlace pushes those images to the upstream that are not there yet.
+// putInPlace pushes to the upstream the images that are not there yet.
 func (b *bench) putInPlace(ctx context.Context) error {
 	b.Logf("putting %d images into the upstream", b.o.images)
 	r, err := load.Run(ctx, &load.Options{Target: load.Target{URL: "http://" + b.upstream.Addr}, Set: b.set(), Cold: true,
@@ -120,7 +120,7 @@ func (b *bench) putInPlace(ctx context.Context) error {
 	return err
 }
 
-// target says how the driver reaches a mirror.
+// target returns how the driver reaches a mirror.
 func target(s *rival.Server, upstream string) load.Target {
 	t := load.Target{Name: s.Name, URL: "http://" + s.Addr, Prefix: upstreamName + "/"}
 	if s.Name == nameOciregistry {
@@ -129,8 +129,8 @@ func target(s *rival.Server, upstream string) load.Target {
 	return t
 }
 
-// pruned makes a mirror forget the images of a pass with one call, as its own command does:
-// Ociregistry through its API, Slipway through slipway mirror prune.
+// pruned makes a mirror forget the images of a pass with one call, in the server's own
+// way. This is Ociregistry's API, and slipway mirror prune for Slipway.
 func (b *bench) pruned(s *rival.Server, o *load.Options) {
 	if s.Name == nameOciregistry {
 		o.Prune = load.PruneOciregistry
@@ -230,7 +230,7 @@ func firstFault(r *load.Result) string {
 // Title is the heading.
 func (l *Load) Title() string { return "Many pulls of small images" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (l *Load) Head() string {
 	return fmt.Sprintf("%s\n- %d images in %d batches, each an index, a manifest, a configuration and five layers of 2 KiB; 1 to %d pullers and back, %s s each",
 		l.Run.Head(), l.Images, l.Batches, l.Batches, measure.Figure(l.StepSec))
@@ -252,7 +252,7 @@ func (l *Load) figures(server, mode string, of func(*Ramp) float64) []float64 {
 	return out
 }
 
-// ratios divides a figure of a by that of b within each round.
+// ratios divides a figure of a by the same figure of b within each round.
 func (l *Load) ratios(a, b, mode string, of func(*Ramp) float64) []float64 {
 	x, y := l.figures(a, mode, of), l.figures(b, mode, of)
 	var out []float64
@@ -285,7 +285,8 @@ func dipOf(r *Ramp) float64  { return r.dip() }
 func badOf(r *Ramp) float64  { return float64(r.Failed + r.NotPruned) }
 func rssOf(r *Ramp) float64  { return float64(r.PeakRSS) / 1e6 }
 
-// noDip is the least value of dip that counts as no dip. The rest is the spread of short steps.
+// noDip is the least value of dip that counts as no dip. The difference from 1 allows for
+// the spread of short steps.
 const noDip = 0.9
 
 // Targets returns the project's targets.
@@ -335,7 +336,7 @@ func (l *Load) Write(w *strings.Builder) {
 	}
 }
 
-// servers returns those with results, Slipway first.
+// servers returns the servers that have results, Slipway first.
 func (l *Load) servers() []string {
 	return slices.DeleteFunc([]string{nameSlipway, nameOciregistry}, func(name string) bool {
 		return !slices.ContainsFunc(l.Ramps, func(r Ramp) bool { return r.Server == name })

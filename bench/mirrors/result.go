@@ -16,7 +16,7 @@ type Results struct {
 // Parts returns what was measured.
 func (r *Results) Parts() []measure.Part { return measure.Measured(r.Load, r.Large, r.Crowd) }
 
-// Fill takes from old what was not measured this time.
+// Fill takes from old the results of scenarios that were not measured this time.
 func (r *Results) Fill(old *Results) {
 	r.Load = cmp.Or(r.Load, old.Load)
 	r.Large = cmp.Or(r.Large, old.Large)

@@ -1,15 +1,15 @@
-// Package mirrors measures Slipway as a mirror of another registry. It runs the load test of
-// Ociregistry, with Ociregistry beside it. It measures how soon a large blob that nobody has pulled
-// before begins to arrive, and how fast it comes. It also measures what many clients of one such
-// blob do.
+// Package mirrors measures Slipway as a mirror of another registry. It runs the load test
+// of Ociregistry, with Ociregistry beside it. It measures how soon a large blob that
+// nobody has pulled before begins to arrive, and how fast it comes. It also measures what
+// happens when many clients ask for such a blob at once.
 //
-// Servers are real processes on free loopback ports, each with its own directory. The upstream is
-// Distribution: version 3 if SLIPWAY_BENCH_DISTRIBUTION names it, otherwise Debian's version.
-// Ociregistry takes part if SLIPWAY_BENCH_OCIREGISTRY names it.
+// Servers are real processes on free loopback ports, each with its own directory. The
+// upstream is Distribution: version 3 if SLIPWAY_BENCH_DISTRIBUTION names it, otherwise
+// Debian's version. Ociregistry takes part if SLIPWAY_BENCH_OCIREGISTRY names it.
 //
-// Results go to a JSON file (-out). Scenarios that did not run keep what the file already says of
-// them. The report can be made again from it (-from). The exit status is 1 if something could not
-// be measured, or if -check finds a target missed.
+// Results go to a JSON file (-out). Results of scenarios that did not run stay in the
+// file as they are. The report can be made again from the file (-from). The exit status
+// is 1 if something could not be measured, or if -check finds a target missed.
 package mirrors
 
 import (
@@ -28,7 +28,7 @@ type options struct {
 	prepared                 string
 	images, batches, clients int
 	step                     time.Duration
-	check                    time.Duration // how long mirrors pull to prove that they pull through
+	check                    time.Duration // how long mirrors pull to prove that they use the upstream
 	sizeMiB                  int64
 }
 
@@ -58,7 +58,7 @@ func parse(args []string) (*options, error) {
 	return o, o.Validate(fl)
 }
 
-// quicken reduces the work where the command line does not say how much to do.
+// quicken reduces the amount of work that the command line does not set.
 func (o *options) quicken(given map[string]bool) {
 	less := func(name string, change func()) {
 		if !given[name] {

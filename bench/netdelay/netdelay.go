@@ -1,13 +1,14 @@
-// Package netdelay forwards TCP connections as if the way to their target took longer. It serves
-// machines whose kernel has no netem.
+// Package netdelay forwards TCP connections as if the way to their target took longer. It
+// serves machines whose kernel has no netem.
 //
-// It adds half of the round trip in each direction to every piece of data, from the time it came
-// in. Pieces that follow each other keep their distance, so the bandwidth stays the same, and
-// connections do not wait for each other. The handshake counts too. The kernel accepts at once, so
-// what a client sends within a connection's first round trip is treated as sent at its end.
+// It delays every piece of data by half of the round trip in each direction, counted from
+// the time at which the piece arrived. Consecutive pieces keep their distance in time, so
+// the bandwidth stays the same, and connections do not wait for each other. The handshake
+// is delayed too. The kernel accepts a connection at once, so what a client sends within
+// a connection's first round trip is treated as sent at the end of that round trip.
 //
-// The package does not imitate TCP's own reaction to a long way, such as the growth of its window
-// at the start. All transfers are therefore faster than on a real network.
+// The package does not imitate TCP's own reaction to a long way, such as the growth of
+// its window at the start. All transfers are therefore faster than on a real network.
 package netdelay
 
 import (
@@ -20,7 +21,7 @@ import (
 )
 
 const (
-	// pieceBytes is the most that one read takes.
+	// pieceBytes is the maximum size of one read.
 	pieceBytes = 32 << 10
 	// queueBytes is the maximum in flight in one direction of a connection: 30 ms at 4 Gbit/s, more
 	// than any limited link needs.
@@ -63,7 +64,7 @@ func (p *Proxy) forward(ctx context.Context, near net.Conn, accepted time.Time) 
 	var d net.Dialer
 	far, err := d.DialContext(ctx, "tcp", p.Target)
 	if err != nil {
-		return // the client sees its connection closed
+		return // the client sees that its connection is closed
 	}
 	defer far.Close()
 	stop := context.AfterFunc(ctx, func() {

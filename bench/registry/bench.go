@@ -19,7 +19,7 @@ type bench struct {
 	slice   time.Duration
 	results *Results
 
-	failed bool // an available server could not be measured
+	failed bool // a server that is available could not be measured
 	fleet  *fleet
 	large  map[int]*image
 }
@@ -108,7 +108,7 @@ func (b *bench) stop(servers ...*server) {
 	}
 }
 
-// arm is one of the things that take turns: a case on a server.
+// arm is a case on a server. Arms take turns.
 type arm struct {
 	cas string
 	s   *server
@@ -174,7 +174,8 @@ func (b *bench) slices(ctx context.Context, sc *scenario, list []arm, clients in
 	})
 }
 
-// largeOf returns the image with one layer of the given size, which is made only once.
+// largeOf returns the image with one layer of the given size. It makes each image only
+// once.
 func (b *bench) largeOf(size int) *image {
 	if b.large[size] == nil {
 		b.large[size] = largeImage(size)

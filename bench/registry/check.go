@@ -7,7 +7,7 @@ import (
 	"example.org/slipway/integration/bench/measure"
 )
 
-// target is a figure of speed or size that the project promises.
+// target is a limit for a figure of speed or size that the project promises to keep.
 type target struct {
 	scenario string
 	what     string
@@ -24,7 +24,8 @@ type value struct {
 	spread measure.Spread
 }
 
-// ratio returns a function that compares two servers in one case.
+// ratio returns a function that divides a figure of one server by the same figure of
+// another, in one case.
 func ratio(scenario, cas string, m metric, server, other string) func(*Results) (value, bool) {
 	return func(r *Results) (value, bool) {
 		c, ok := m.compare(r.group(scenario, cas, server), r.group(scenario, cas, other))
@@ -48,7 +49,7 @@ func worst(scenario, cas string, m metric) func(*Results) (value, bool) {
 	}
 }
 
-// targets returns everything that is promised.
+// targets returns all targets that are promised.
 func targets(scale Scale) []target {
 	list := []target{
 		{scenario: "pull", what: "CPU of a pull, C=10, slipway / nginx", limit: 1.5,

@@ -64,8 +64,8 @@ func (s *server) pull(ctx context.Context, im *image, buf *bytes.Buffer) (int64,
 	return n, nil
 }
 
-// head asks for a manifest by tag. If the answer has a digest, which a web server does not send, it
-// must be the right one.
+// head asks for a manifest by tag. If the answer has a digest, it must be the right one.
+// A web server does not send a digest.
 func (s *server) head(ctx context.Context, repo, tag, digest string) error {
 	path := "/v2/" + repo + "/manifests/" + tag
 	req, err := http.NewRequestWithContext(ctx, http.MethodHead, "http://"+s.Addr+path, nil)
@@ -85,7 +85,7 @@ func (s *server) head(ctx context.Context, repo, tag, digest string) error {
 	return nil
 }
 
-// download reads a blob and checks nothing but its size, so that the client costs as little as
+// download reads a blob. It checks only the size, so that the client costs as little as
 // possible.
 func (s *server) download(ctx context.Context, repo string, b blob, chunk []byte) error {
 	path := "/v2/" + repo + "/blobs/" + b.digest

@@ -41,8 +41,8 @@ type image struct {
 // smallLayers are the sizes of a small image's layers, in bytes.
 var smallLayers = [...]int{1 << 10, 1 << 10, 1 << 10, 1 << 10, 1 << 10}
 
-// smallImage returns small image i of a set. Its content follows from the two numbers, so that one
-// run can verify what another has stored.
+// smallImage returns small image i of a set. The two numbers determine its content, so
+// that one run can verify what another run has stored.
 func smallImage(set, i int) *image {
 	layers := make([]blob, len(smallLayers))
 	for n, size := range smallLayers {
@@ -100,8 +100,8 @@ func largeImage(size int) *image {
 	return newImage(fmt.Sprintf("bench/large-%d", size), []blob{newBlob(noise(1, uint64(size), size))})
 }
 
-// another returns an image like im whose layers differ from those of every other number. It does
-// not generate all their bytes anew.
+// another returns an image like im whose layers differ from the layers for every other
+// number. It does not generate all their bytes anew.
 func (im *image) another(repo string, number uint64) *image {
 	layers := make([]blob, len(im.blobs)-1)
 	for i, b := range im.blobs[:len(layers)] {
@@ -168,7 +168,8 @@ func (t tree) tags(s *tagSet) error {
 	return nil
 }
 
-// write makes a file that everybody may read: a web server that root started reads as nobody.
+// write makes a file that everybody may read, because a web server that root started
+// reads files as the user nobody.
 func (t tree) write(repo, kind, name string, data []byte) error {
 	dir := filepath.Join(t.root, "v2", repo, kind)
 	if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -115,9 +115,9 @@ func (s *server) collect(ctx context.Context) (collection, error) {
 	return rep, nil
 }
 
-// objectShare makes every tenth blob of a generated store a file. The others are in the catalogue,
-// as small blobs are. Millions of files would take longer to make and to remove than everything
-// else.
+// objectShare makes every tenth blob of a generated store a file. The others are in the
+// catalogue, as small blobs are. Making and removing millions of files would take longer
+// than everything else.
 const objectShare = 10
 
 // blobsPerManifest is the number of layers in each image of a generated store.
@@ -164,8 +164,8 @@ func storeBlob(i int) blob { return newBlob(fmt.Appendf(nil, "blob %d of a large
 
 func storeConfig() blob { return newBlob([]byte("{}")) }
 
-// storeManifest returns the manifest of an image. Its layers are the blobs of the store from one
-// number up to, but not including, another.
+// storeManifest returns the manifest of an image. Its layers are the blobs of the store
+// whose numbers are at least from and less than to.
 func storeManifest(from, to int) blob {
 	config := storeConfig()
 	doc := wire.Document{SchemaVersion: 2, MediaType: manifestType,

@@ -23,8 +23,8 @@ const (
 
 func manyRepo(i int) string { return fmt.Sprintf("many/r%07d", i) }
 
-// emptyIndex returns an index of no image, the smallest thing that a tag can point at. It differs
-// from that of every other number.
+// emptyIndex returns an index of no image, which is the smallest thing that a tag can
+// point at. The index differs for every number.
 func emptyIndex(kind string, i int) blob {
 	return newBlob(fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"manifests":[],"annotations":{"%s":"%d"}}`, indexType, kind, i))
 }
@@ -69,7 +69,7 @@ const (
 	caseStartCold  = "all tags, files not in the page cache"
 )
 
-// runStart starts a server on an empty store and on one with many tags.
+// runStart starts a server on an empty store and on a store with many tags.
 func runStart(b *bench, ctx context.Context, sc *scenario) error {
 	for _, sp := range b.available(sc) {
 		dir, err := b.manyCatalogue(ctx, sp)
@@ -115,7 +115,7 @@ func (b *bench) timeStart(ctx context.Context, sp *rival.Spec, dir, cas string) 
 			return Sample{}, err
 		}
 	}
-	m.PIDs = []int{s.Process.Pid()} // everything that it has used so far counts
+	m.PIDs = []int{s.Process.Pid()} // everything that the process has used so far counts
 	u, err := m.Stop()
 	if err != nil {
 		return Sample{}, err

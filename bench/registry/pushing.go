@@ -41,7 +41,7 @@ func (b *bench) pushSmall(ctx context.Context, sc *scenario, cas string, servers
 	return b.interleave(ctx, sc, arms(cas, servers), func(ctx context.Context, a arm) (Sample, error) {
 		s := a.s
 		set := b.Serial()
-		// The next server must not wait for what the one before has left to write.
+		// Data that the previous server left to write must not slow the next one.
 		syscall.Sync()
 		return measureLoad(ctx, s, measure.Clients{N: clients, Least: b.slice, Do: func(ctx context.Context, _ *measure.Worker, i int) (int64, error) {
 			im := smallImage(set, i)

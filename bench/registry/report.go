@@ -69,7 +69,7 @@ func figures(b *strings.Builder, r *Results, sc *scenario) {
 			fmt.Fprintf(b, "| %s | %s |", cas, name)
 			samples := r.group(sc.name, cas, name)
 			if len(samples) == 0 && name == nameAccessLog {
-				continue // a variant that does not matter in every case
+				continue // a variant that is not of interest in this case
 			}
 			if len(samples) == 0 {
 				why := "not measured"

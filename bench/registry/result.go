@@ -60,7 +60,8 @@ type Sample struct {
 	Ops     int     `json:"ops"`
 	Bytes   int64   `json:"bytes,omitempty"`
 	Seconds float64 `json:"sec"`
-	// These are the CPU times of the server's processes and of the client.
+	// ServerCPU is the CPU time of the server's processes, and ClientCPU is the CPU time
+	// of the client.
 	ServerCPU float64 `json:"server_cpu_sec"`
 	ClientCPU float64 `json:"client_cpu_sec"`
 	// OtherCPUs is the number of CPUs that everything else on the machine kept busy.
@@ -202,7 +203,8 @@ type comparison struct {
 	rounds measure.Spread
 }
 
-// compare divides a metric of a by that of b. ok is false if either was not measured.
+// compare divides a metric of a by the same metric of b. ok is false if either was not
+// measured.
 func (m metric) compare(a, b []Sample) (c comparison, ok bool) {
 	sa, sb := m.spread(a), m.spread(b)
 	if sa.N == 0 || sb.N == 0 || sb.Median == 0 {

@@ -11,7 +11,7 @@ type scenario struct {
 	title string
 	// about says, for the document, what is done.
 	about string
-	// main is the figure that servers are compared by. The tables show more figures.
+	// main is the figure by which servers are compared. The tables show more figures.
 	main metric
 	more []metric
 	// servers are the names of the servers, in the order of the tables.

@@ -23,8 +23,8 @@ const (
 // variant is another build of Slipway to measure beside the first.
 type variant struct{ name, binary string }
 
-// specs returns all servers: those that are compared, whether installed or not, and the variants,
-// which are other builds of Slipway.
+// specs returns all servers: the servers that are compared, whether installed or not, and
+// the variants, which are other builds of Slipway.
 func specs(binary string, variants []variant) []*rival.Spec {
 	list := []*rival.Spec{rival.Slipway(nameSlipway, binary, true)}
 	for _, v := range variants {

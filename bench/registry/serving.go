@@ -194,14 +194,15 @@ func (b *bench) headTags(ctx context.Context, sc *scenario, f *fleet) error {
 	return b.slices(ctx, sc, list, headClients, func(a arm) func(context.Context, *measure.Worker, int) (int64, error) {
 		set := sets[a.cas]
 		return func(ctx context.Context, _ *measure.Worker, i int) (int64, error) {
-			// Any order will do that differs from the list's.
+			// Any order is suitable that differs from the list's order.
 			k := rand.New(rand.NewPCG(uint64(i), uint64(set.n))).IntN(set.n)
 			return 0, a.s.head(ctx, set.image.repo, tagName(k), set.digests[k])
 		}
 	})
 }
 
-// needTags makes sure that the servers have the repository with n tags, and returns those that do.
+// needTags makes sure that the servers have the repository with n tags. It returns the
+// servers that have it.
 func (b *bench) needTags(ctx context.Context, sc *scenario, f *fleet, n int) ([]*server, error) {
 	var servers []*server
 	for _, s := range f.of(sc, b.results) {

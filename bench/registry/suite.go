@@ -85,7 +85,8 @@ func Suite() measure.Suite {
 	return measure.NewSuite("registry", "Slipway beside other registries and a web server", parse, (*options).run)
 }
 
-// run measures, or reads earlier results, and reports. It returns whether all is well.
+// run measures or reads earlier results, and reports on them. It returns whether all is
+// well.
 func (o *options) run(ctx context.Context) (good bool, err error) {
 	if o.Output.From != "" {
 		r, err := o.read()

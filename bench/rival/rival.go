@@ -34,8 +34,8 @@ type Spec struct {
 	// args are the arguments of the program. "{config}", "{dir}", "{addr}" and "{debug}", a second
 	// address, are replaced.
 	args []string
-	// ready is the path that answers 200 when the server is ready. debugReady says that it is on
-	// the second address.
+	// ready is the path that answers 200 when the server is ready. debugReady says that
+	// this path is on the second address.
 	ready      string
 	debugReady bool
 	env        []string
@@ -65,8 +65,8 @@ func fromSystem(name string) (binary, why string) {
 	return path, ""
 }
 
-// Slipway returns a build of Slipway with its defaults. A quiet one writes no access log, as the
-// other servers write none.
+// Slipway returns a build of Slipway with its defaults. A quiet build writes no access
+// log, because the other servers write none.
 func Slipway(name, binary string, quiet bool) *Spec {
 	return &Spec{
 		Name: name, Binary: binary, SinglePost: true, Quick: true,
@@ -190,7 +190,7 @@ func (s *Spec) Version(ctx context.Context) string {
 	var parts []string
 	out, err := exec.CommandContext(ctx, s.Binary, s.version...).CombinedOutput()
 	line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
-	if err == nil && !strings.HasPrefix(line, "{") { // a line of a log says nothing to a reader
+	if err == nil && !strings.HasPrefix(line, "{") { // a line of a log is useless to a reader
 		parts = append(parts, strings.TrimPrefix(line, s.Binary+" "))
 	}
 	if info, err := buildinfo.ReadFile(s.Binary); err == nil {

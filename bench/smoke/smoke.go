@@ -1,4 +1,4 @@
-// Package smoke makes what a look at a suite on the smallest scale needs.
+// Package smoke makes what a run of a suite on the smallest scale needs.
 package smoke
 
 import (
@@ -18,8 +18,8 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// Corpus makes a corpus of two versions of an image with a shell, in which containers can do the
-// first task of the series debian. It skips the test where containers cannot run.
+// Corpus makes a corpus of two versions of an image with a shell, in which containers can
+// do the first task of the series debian. It skips the test if containers cannot run.
 func Corpus(t testing.TB) string {
 	t.Helper()
 	tool.NeedRoot(t)

@@ -24,7 +24,7 @@ type bench struct {
 	net      *network
 	registry *registry
 	results  *Results
-	tested   []Link // what the self-test found of the links
+	tested   []Link // the self-test's results for the links
 }
 
 // scenarios returns all scenarios, in the order in which they run.

@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/integration/internal/corpus"
 )
 
-// Bytes is the outcome of the scenario: what comes over the wire until the task is done, for each
-// version of a series.
+// Bytes is the outcome of the scenario: the bytes that come over the wire until the task
+// is done, for each version of a series.
 type Bytes struct {
 	Run      Run       `json:"run"`
 	Versions []Version `json:"versions"`
@@ -26,8 +26,9 @@ type Version struct {
 	// of the layers that no earlier version had.
 	Plain int64 `json:"plain"`
 	New   int64 `json:"new"`
-	// Warm and Empty are the bytes that came over the link with the agent: on a node with what
-	// earlier versions have left, and on an empty node. 0 means not measured.
+	// Warm and Empty are the bytes that came over the link with the agent. Warm is for a
+	// node that has what earlier versions left, and Empty is for an empty node. 0 means
+	// not measured.
 	Warm  int64 `json:"warm"`
 	Empty int64 `json:"empty"`
 }
@@ -36,7 +37,7 @@ type Version struct {
 // node and on an empty one.
 func runBytes(b *bench, ctx context.Context) error {
 	began := time.Now()
-	s := slipway(b.Binary, agentSettings{}) // the rest of the image is not part of a start
+	s := slipway(b.Binary, agentSettings{}) // a start does not include the rest of the image
 	if b.system(slipwayName) == nil {
 		b.Logf("nothing to measure without the agent: bytes of plain pulls are known")
 		return nil
@@ -180,8 +181,8 @@ func (by *Bytes) write(w *strings.Builder) {
 	measure.Table(w, 1, []string{"series", "images", "warm, % of plain", "empty, % of plain", "warm, % of layers that are new to the node"}, rows)
 }
 
-// These are the shares of the plain pull's bytes that may come over the wire. Gear's own: 16.2 and
-// 29.1 %.
+// These are the largest shares of the plain pull's bytes that may come over the wire.
+// Gear's own shares are 16.2 and 29.1 %.
 const (
 	mostWarm  = 0.16
 	mostEmpty = 0.29

@@ -40,8 +40,8 @@ func (v *verdict) open(what string) {
 	fmt.Fprintf(v.w, "OPEN    %s: not measured\n", what)
 }
 
-// leastSpeedUp says how many times as fast as a plain pull a start has to be on average, by the
-// rate in Mbit/s. Gear's own: 1.64, 2.61, 3.45, 5.01.
+// leastSpeedUp returns how many times as fast as a plain pull a start must be on average,
+// by the rate in Mbit/s. Gear's own speed-ups are 1.64, 2.61, 3.45 and 5.01.
 func leastSpeedUp() map[int]float64 { return map[int]float64{1000: 3, 100: 8, 20: 12, 5: 15} }
 
 // mostOverLimit is the largest permitted ratio of a start to the limit at 100 Mbit/s and below.

@@ -29,7 +29,7 @@ type Local struct {
 	Containers              int
 }
 
-// LocalTest is one thing timed on both file systems in turn.
+// LocalTest is an operation that is timed on both file systems in turn.
 type LocalTest struct {
 	Name   string    `json:"name"`
 	PerSec bool      `json:"per_sec,omitempty"` // more is better
@@ -87,8 +87,9 @@ func runLocal(b *bench, ctx context.Context) (err error) {
 	return errors.Join(errs...)
 }
 
-// localImages pushes the images of the tests: one with generated files on top of the newest python,
-// the newest of some series if there are any, and memcached.
+// localImages pushes the images of the tests. These are an image with generated files on
+// top of the newest python, the newest image of some series if there are any, and
+// memcached.
 func (b *bench) localImages(ctx context.Context) (out []*corpus.Image, err error) {
 	newest := map[string]*corpus.Image{}
 	for _, im := range b.all {
@@ -198,7 +199,7 @@ func (b *bench) fileTests(ctx context.Context, p *pair, images []*corpus.Image, 
 		}
 	}
 	java := slices.IndexFunc(images, func(im *corpus.Image) bool { return im.Series == "tomcat" })
-	if err := p.readAll(ctx, chains); err != nil { // nothing comes over the link from here on
+	if err := p.readAll(ctx, chains); err != nil { // from here on, nothing comes over the link
 		return err
 	}
 	for round := range max(localRounds, b.o.Rounds) {
@@ -349,7 +350,8 @@ func (l *Local) write(w *strings.Builder) {
 	}
 }
 
-// local adds the local targets: the largest ratios of times, and the least of rates.
+// local adds the local targets: upper limits for ratios of times, and lower limits for
+// ratios of rates.
 func (v *verdict) local(l *Local) {
 	if l == nil || l.System != slipwayName {
 		v.open("local speed")

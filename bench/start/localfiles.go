@@ -108,8 +108,9 @@ func mapLarge(root string) error {
 	return errors.Join(err, unix.Munmap(m))
 }
 
-// inTree runs a program in a tree that has /proc and the machine's /dev: Python starts only where
-// it can read /dev/urandom. It is an error if the output does not contain want.
+// inTree runs a program in a tree that has /proc and the machine's /dev, because Python
+// starts only if it can read /dev/urandom. It is an error if the output does not contain
+// want.
 func inTree(root, want string, args ...string) (err error) {
 	for _, m := range []struct {
 		source, dir, kind string
@@ -175,7 +176,7 @@ func generate(dir string, base *corpus.Image, source *rand.ChaCha8) (*corpus.Ima
 	}
 	ids, _ := rootfs["diff_ids"].([]any)
 	rootfs["diff_ids"] = append(ids, fmt.Sprintf("sha256:%x", diff.Sum(nil)))
-	delete(config, "history") // it would lack the new layer
+	delete(config, "history") // the history would lack the new layer
 	if b, err = json.Marshal(config); err != nil {
 		return nil, err
 	}
@@ -272,8 +273,9 @@ func writeFiles(w io.Writer, source *rand.ChaCha8) error {
 	return t.Close()
 }
 
-// sharedPages reads the large file in one container's tree and then in those of other containers of
-// the same image. It records how much more the page cache holds after the others.
+// sharedPages reads the large file in the tree of a container, and then in the trees of
+// other containers of the same image. It records how much more the page cache holds after
+// the others.
 func (b *bench) sharedPages(ctx context.Context, p *pair, im *corpus.Image, out *Local) error {
 	const more = 19
 	chain, err := im.ChainID()

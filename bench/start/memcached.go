@@ -59,7 +59,7 @@ func memcachedImage(dir string) (*corpus.Image, error) {
 		"architecture": runtime.GOARCH, "os": "linux",
 		"config": map[string]any{
 			"Env": []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"},
-			// There is one thread, because the load has the other CPU.
+			// There is one thread, because the load uses the other CPU.
 			"Cmd": []string{"memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", "11211", "-t", "1", "-m", "256"},
 		},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", diff.Sum(nil))}},

@@ -18,19 +18,20 @@ import (
 	"example.org/slipway/integration/internal/tasks"
 )
 
-// Need is what a task needs of its image, found by watching it on overlayfs: the regular files that
-// it opens or executes, each content once. Of a large file it counts what was in memory afterwards,
-// because such files can be read in parts.
+// Need is what a task needs of its image. It is found by watching the task on overlayfs.
+// It consists of the regular files that the task opens or executes, each content once. A
+// large file can be read in parts, so only the part that was in memory afterwards counts.
 type Need struct {
 	Image string `json:"image"`
 	Task  string `json:"task"`
 	Files int    `json:"files"`
-	// Bytes is the size of these files. Touched is the part of it that counts as needed, and
-	// Compressed its size with each file compressed separately.
+	// Bytes is the size of these files. Touched is the part of it that counts as needed.
+	// Compressed is the size of that part, with each file compressed separately.
 	Bytes      int64 `json:"bytes"`
 	Touched    int64 `json:"touched"`
 	Compressed int64 `json:"compressed"`
-	// Index is the size of the layers' indexes, Meta that of manifest and configuration.
+	// Index is the size of the layers' indexes. Meta is the size of the manifest and the
+	// configuration.
 	Index int64 `json:"index"`
 	Meta  int64 `json:"meta"`
 }
@@ -44,8 +45,8 @@ func (n Need) String() string {
 }
 
 const (
-	// largeFile is the size from which a file is counted in parts, and partBytes the size of those
-	// parts: the sizes of docs/formats/gear-index.md.
+	// largeFile is the size from which a file is counted in parts, and partBytes is the
+	// size of the parts. Both sizes are from docs/formats/gear-index.md.
 	largeFile = 4 << 20
 	partBytes = 1 << 20
 )
@@ -162,7 +163,8 @@ func (n *node) layersOf(mount string) ([]string, error) {
 	return nil, fmt.Errorf("%s is no overlay", mount)
 }
 
-// count adds up the opened files that come from a layer. The task has made the others itself.
+// count adds up the opened files that come from a layer. The task itself has made the
+// other files.
 func (n *Need) count(layers []string, paths map[string]bool) error {
 	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithEncoderConcurrency(1))
 	if err != nil {
@@ -194,7 +196,8 @@ func (n *Need) count(layers []string, paths map[string]bool) error {
 	return nil
 }
 
-// touchedOf returns how much of a file counts as needed, and the compressed size of that.
+// touchedOf returns how much of a file counts as needed, and the compressed size of that
+// part.
 func touchedOf(path string, size int64, enc *zstd.Encoder) (touched, compressed int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -75,7 +75,7 @@ func run(ctx context.Context, program string, args ...string) error {
 // close ends what runs in the namespace and removes it.
 func (n *network) close() error {
 	for _, p := range n.children {
-		_ = p.Stop(stopTimeout) // how it ends does not matter any more
+		_ = p.Stop(stopTimeout) // it no longer matters how it ends
 	}
 	n.children = nil
 	var errs []error
@@ -162,8 +162,9 @@ func waitFor(ctx context.Context, p *proc.Process, ready func() error) error {
 type Link struct {
 	Mbit  int     `json:"mbit"`
 	RTTms float64 `json:"rtt_ms"`
-	// ConnectMs and ExchangeMs are the milliseconds of the first exchange over a new connection and
-	// of a later one, of the fastest of several. They are twice and once the round trip.
+	// ConnectMs and ExchangeMs are times in milliseconds: of the first exchange over a
+	// new connection, and of a later exchange. Each is the fastest of several. They are
+	// twice the round trip and once the round trip.
 	ConnectMs  float64 `json:"connect_ms"`
 	ExchangeMs float64 `json:"exchange_ms"`
 	// DownMbit is the rate at which content arrives.
@@ -192,7 +193,8 @@ func (n *network) test(ctx context.Context, mbit, rttMs int) (Link, error) {
 	if rttMs > 0 {
 		port = farPeerPort
 	}
-	// What else the machine does can only make an exchange slower, so that the fastest shows the link.
+	// Other work on the machine can only make an exchange slower, so the fastest exchange
+	// shows the link.
 	l.ConnectMs, l.ExchangeMs = math.Inf(1), math.Inf(1)
 	var ask func(size int) (float64, error)
 	for range 5 {
@@ -217,9 +219,9 @@ func (n *network) test(ctx context.Context, mbit, rttMs int) (Link, error) {
 		}
 		l.ExchangeMs = min(l.ExchangeMs, 1e3*sec)
 	}
-	// The test transfers content for about a second, without the time of the round trip. A slow
-	// link gets more, because otherwise what the shaper lets through at once would distort the
-	// rate.
+	// The test transfers content for about a second, without the time of the round trip.
+	// On a slow link it transfers more, because the burst that the shaper lets through at
+	// once would otherwise distort the rate.
 	size := max(mbit*125_000, 2_000_000)
 	sec, err := ask(size)
 	if err != nil {
@@ -242,8 +244,8 @@ func asker(conn net.Conn) func(size int) (float64, error) {
 	}
 }
 
-// check returns an error if the link is not what was asked for: nothing measured over such a link
-// means anything.
+// check returns an error if the link is not as requested, because measurements over such
+// a link mean nothing.
 func (l Link) check() error {
 	const slackMs = 15 // allowance for a busy machine
 	switch {

@@ -29,8 +29,8 @@ const (
 	pullTimeout = 30 * time.Minute
 )
 
-// node is the container side of a machine that starts from nothing: a containerd with its own
-// directory, and what a system's snapshotter needs beside it.
+// node is the container side of a machine that starts from nothing: a containerd with its
+// own directory, and the processes that a system's snapshotter needs.
 type node struct {
 	dir        string
 	system     *system
@@ -183,7 +183,7 @@ func (n *node) stop() error {
 		_ = n.containerd.Stop(stopTimeout) // how it ends is not measured
 	}
 	errs = append(errs, endProcesses(n.dir, "containerd-shim"))
-	// Snapshotters are stopped when nothing uses their mounts any more.
+	// Snapshotters are stopped when their mounts are no longer in use.
 	errs = append(errs, unmountBelow(n.path("state")))
 	for _, p := range slices.Backward(n.processes) {
 		p.Signal(syscall.SIGTERM)

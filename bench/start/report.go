@@ -64,7 +64,7 @@ func (st *Start) write(w *strings.Builder) {
 	}
 }
 
-// summary summarises one link and task.
+// summary summarises the results of one link and task.
 type summary struct {
 	task string
 	link
@@ -79,8 +79,9 @@ type summary struct {
 	computed, missing int
 }
 
-// subject returns the system that the others are compared with: Slipway, or if that did not take
-// part the rival, so that a run of the rival alone says something.
+// subject returns the system with which the others are compared. It is Slipway or, if
+// Slipway did not take part, the rival, so that a run of the rival alone still has a
+// result.
 func (st *Start) subject() string {
 	for _, name := range []string{slipwayName, stargzName, plainName} {
 		if slices.ContainsFunc(st.Samples, func(s Sample) bool { return s.System == name && s.Failure == "" }) {
@@ -207,7 +208,7 @@ func (st *Start) writeNeeds(w *strings.Builder) {
 	measure.Table(w, 2, []string{"image", "task", "files", "MB", "MB needed", "compressed", "indexes", "native run, s"}, rows)
 }
 
-// writeCells writes the totals of all cells.
+// writeCells writes the total of each cell.
 func (st *Start) writeCells(w *strings.Builder) {
 	w.WriteString("\nPull and first run until the task is done, seconds: median of the rounds (least to greatest); c: computed from bytes and rate, not measured.\n\n")
 	names := st.systems()
@@ -227,7 +228,7 @@ func (st *Start) writeCells(w *strings.Builder) {
 	measure.Table(w, 3, append(append([]string{"image", "task", "link"}, names...), "limit"), rows)
 }
 
-// writeDetails writes what the totals consist of.
+// writeDetails writes the parts of the totals.
 func (st *Start) writeDetails(w *strings.Builder) {
 	w.WriteString("\nOf these: pull + first run / second run in a new container, seconds, and MB received by the end of the first run (medians).\n\n")
 	names := st.systems()

@@ -19,7 +19,7 @@ type Results struct {
 	Local *Local `json:"local,omitempty"`
 }
 
-// Fill takes from old what was not measured this time.
+// Fill takes from old the results of scenarios that were not measured this time.
 func (r *Results) Fill(old *Results) {
 	r.Start = cmp.Or(r.Start, old.Start)
 	r.Bytes = cmp.Or(r.Bytes, old.Bytes)

@@ -37,17 +37,20 @@ type Sample struct {
 	Cell
 	System string `json:"system"`
 	Round  int    `json:"round"`
-	// PullSec is the time of the pull, RunSec that of the first run until the task is done, and
-	// SecondSec that of another container's run afterwards, in seconds.
+	// PullSec is the time of the pull. RunSec is the time of the first run until the task
+	// is done. SecondSec is the same time for another container that runs afterwards. All
+	// are in seconds.
 	PullSec   float64 `json:"pull_sec"`
 	RunSec    float64 `json:"run_sec"`
 	SecondSec float64 `json:"second_sec"`
-	// PullBytes and RunBytes are the bytes that came over the link by the end of the pull and of
-	// the first run. They include the headers of all network layers.
+	// PullBytes and RunBytes are the bytes that had come over the link at the end of the
+	// pull and at the end of the first run. They include the headers of all network
+	// layers.
 	PullBytes int64 `json:"pull_bytes"`
 	RunBytes  int64 `json:"run_bytes"`
-	// Computed says that nobody waited for the start. The pull is then the time that the image's
-	// compressed bytes take at the full rate, and the run is the median of the measured runs.
+	// Computed says that the start was not measured but computed. The pull is then the
+	// time that the image's compressed bytes take at the full rate. The run is the median
+	// of the measured runs.
 	Computed bool   `json:"computed,omitempty"`
 	Failure  string `json:"failure,omitempty"`
 }
@@ -63,8 +66,8 @@ type Start struct {
 	Needs []Need `json:"needs"`
 }
 
-// runReady brings everything into the registry that the scenario start needs. This takes long, but
-// is done only once.
+// runReady puts everything that the scenario start needs into the registry. This takes
+// long, but is done only once.
 func runReady(b *bench, ctx context.Context) error {
 	if err := b.push(ctx, b.images); err != nil {
 		return err
@@ -173,7 +176,7 @@ func (b *bench) once(ctx context.Context, im *corpus.Image, s *system, out *Samp
 	if err != nil {
 		return err
 	}
-	syscall.Sync() // nothing must wait for earlier writes
+	syscall.Sync() // pending writes must not slow the measurement
 	n, err := startNode(ctx, b.NewDir(), s, b.hosts())
 	if err != nil {
 		return err
@@ -223,8 +226,8 @@ func (b *bench) timed(ctx context.Context, n *node, ref string, task tasks.Task,
 	return nil
 }
 
-// slower returns how much longer a task may take if its files come over a link: as long as 500 MB
-// take on it.
+// slower returns how much longer a task may take if its files come over a link. It is the
+// time that 500 MB take on the link.
 func slower(mbit int) time.Duration {
 	return time.Duration(transferSec(500e6, mbit) * float64(time.Second))
 }
@@ -233,10 +236,11 @@ func slower(mbit int) time.Duration {
 // tasks take when everything is local.
 const profileDuration = 40 * time.Second
 
-// recordProfiles runs each first task once with an agent that reports to the registry what the
-// container opens first. The link has no limits. Stargz learns the same from its optimizer.
-// Profiles that the registry already has are kept. With -profiles earlier it does so for the
-// versions before each image only, which then starts as a new version does.
+// recordProfiles runs each first task once with an agent that reports to the registry
+// what the container opens first. The link has no limits. Stargz learns the same from its
+// optimizer. Profiles that the registry already has are kept. With -profiles earlier,
+// recordProfiles runs only the versions before each image. The image then starts as a new
+// version does.
 func (b *bench) recordProfiles(ctx context.Context) error {
 	if b.system(slipwayName) == nil {
 		return nil
@@ -273,7 +277,7 @@ func (b *bench) earlier() []*corpus.Image {
 	})
 }
 
-// hasProfile reports whether the registry has reports about an image itself.
+// hasProfile reports whether the registry has reports about the image itself.
 func (b *bench) hasProfile(ctx context.Context, im *corpus.Image) bool {
 	_, body, err := b.registry.read(ctx, http.MethodGet, "/v2/"+im.Repo()+"/_slipway/gear/profiles/"+im.Digest, "")
 	return err == nil && !bytes.Contains(body, []byte(`"origins"`))
@@ -342,8 +346,9 @@ func (st *Start) native(image, task string) measure.Spread {
 	return measure.SpreadOf(runs)
 }
 
-// limit returns the least time that a cell could take: the unavoidable round trips, the needed
-// bytes at the full rate, and the task itself. It returns 0 if that is not known.
+// limit returns the least time that a cell could take. It consists of the unavoidable
+// round trips, the time of the needed bytes at the full rate, and the task itself. It is
+// 0 if that is not known.
 func (st *Start) limit(c Cell) float64 {
 	native := st.native(c.Image, c.Task)
 	i := slices.IndexFunc(st.Needs, func(n Need) bool { return n.Image == c.Image && n.Task == c.Task })
@@ -386,8 +391,9 @@ func (st *Start) cells() []Cell {
 	return out
 }
 
-// expectation is what a series' first task is known to need, for estimates: its share of the
-// compressed image, and its seconds when everything is local.
+// expectation is what a series' first task is known to need. It is used for estimates.
+// share is the share of the compressed image that the task needs, and runSec is how many
+// seconds the task takes when everything is local.
 type expectation struct{ share, runSec float64 }
 
 func expected(series string) expectation {

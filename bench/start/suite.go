@@ -1,16 +1,17 @@
-// Package start measures how containers start. It measures how long it takes from nothing on a
-// node until a container has done its task, over links of several rates and distances, with
-// containerd's plain pull, with the stargz snapshotter and with Slipway's node agent. It measures
-// how many bytes come over the wire for that, and how fast the containers' file systems are when
-// everything is local.
+// Package start measures how containers start. It measures the time from an empty node
+// until a container has done its task, over links of several rates and distances. It does
+// so with containerd's plain pull, with the stargz snapshotter and with Slipway's node
+// agent. It also measures how many bytes come over the wire meanwhile, and how fast the
+// containers' file systems are when everything is local.
 //
-// The images are OCI layouts SERIES/VERSION below a directory (-corpus). Package tasks defines what
-// their containers do. One Slipway serves them to all systems from a network namespace behind a
-// veth that is rate-limited at both ends. Each start begins with a new containerd on an empty
-// directory. Root only.
+// The images are OCI layouts SERIES/VERSION below a directory (-corpus). Package tasks
+// defines what their containers do. One Slipway serves them to all systems from a network
+// namespace behind a veth that is rate-limited at both ends. Each start begins with a new
+// containerd on an empty directory. Root only.
 //
-// Results go to a JSON file (-out). The report can be made again from it (-from). The exit status
-// is 1 if something could not be measured, or if -check finds a target missed.
+// Results go to a JSON file (-out). The report can be made again from the file (-from).
+// The exit status is 1 if something could not be measured, or if -check finds a target
+// missed.
 package start
 
 import (
@@ -39,7 +40,7 @@ type options struct {
 	prepared               string
 	estimate               bool
 	watch                  time.Duration // how long the agent watches a container for its profile
-	anyLink                bool          // goes on with a link that is not as it should be
+	anyLink                bool          // continues even if a link is not as it should be
 }
 
 func parse(args []string) (*options, error) {
@@ -69,7 +70,7 @@ func parse(args []string) (*options, error) {
 	return o, o.validate(fl)
 }
 
-// The images whose profiles are recorded before anything is measured.
+// These say the profiles of which images are recorded before anything is measured.
 const (
 	ownProfiles     = "own"
 	earlierProfiles = "earlier"
@@ -105,7 +106,7 @@ func (o *options) validate(fl *flag.FlagSet) error {
 	return nil
 }
 
-// quicken reduces the work where the command line does not say how much to do.
+// quicken reduces the amount of work that the command line does not set.
 func (o *options) quicken(fl *flag.FlagSet) {
 	given := measure.Given(fl)
 	if !given["images"] {
@@ -194,8 +195,8 @@ func (p *peer) run(ctx context.Context) (good bool, err error) {
 	return true, serveDelay(ctx, p.listen, p.target, p.rtt)
 }
 
-// run measures, or reads earlier results, and reports. It reports whether all targets are met, or
-// none were to be checked.
+// run measures or reads earlier results, and reports on them. It reports whether all
+// targets are met, or were not to be checked.
 func (o *options) run(ctx context.Context) (good bool, err error) {
 	met, err := measure.CarryTo(&o.Output, func() (*Results, error) { return o.measure(ctx) }, publish)
 	return met || !o.Check, err
@@ -208,7 +209,7 @@ func publish(to *measure.Output, r *Results) (met bool, err error) {
 	return met, to.Publish(marks(), verdict.String(), report(r, verdict.String()), r.Start.pictures())
 }
 
-// preparedDir returns the directory where the registry's data stays.
+// preparedDir returns the directory in which the registry's data stays.
 func (o *options) preparedDir() (string, error) {
 	if o.prepared != "" {
 		return filepath.Abs(o.prepared)

@@ -60,12 +60,13 @@ func stargz(bin string) *system {
 	}
 }
 
-// agentSettings are the settings that differ from the agent's defaults and from one scenario to the
-// next.
+// agentSettings are the settings of the agent that differ from its defaults and that vary
+// between scenarios.
 type agentSettings struct {
 	// record makes the agent report to the registry what containers open first.
 	record bool
-	// watch is how long the agent then watches a container, if not for the usual time.
+	// watch is how long the agent watches a container to record its profile. If it is 0,
+	// profileDuration applies.
 	watch time.Duration
 	// background makes the agent fetch the rest of the image by itself.
 	background bool

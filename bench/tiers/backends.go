@@ -15,7 +15,7 @@ type backend struct {
 	Missing string
 	// driver is the part of the configuration below "storage:".
 	driver string
-	// addr is where the store listens, HOST:PORT.
+	// addr is the address on which the store listens, HOST:PORT.
 	addr string
 }
 

@@ -62,7 +62,8 @@ func runCrowd(b *bench, ctx context.Context) error {
 	if err := r.push(ctx, "bench/crowd", layer); err != nil {
 		return err
 	}
-	// The memory that the push took would count as idle, so the registry is restarted.
+	// The memory that the push took would count as idle memory, so the registry is
+	// restarted.
 	r.stop()
 	if r, err = b.serve(ctx, "crowd", dir, storage); err != nil {
 		return err
@@ -105,7 +106,7 @@ func (c *Crowd) ask(ctx context.Context, r *server, layer measure.Content, count
 // Title is the heading.
 func (c *Crowd) Title() string { return "Many clients and one uncached layer" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (c *Crowd) Head() string { return c.Run.Head() }
 
 // About says what was done.
@@ -113,7 +114,8 @@ func (c *Crowd) About() string {
 	return fmt.Sprintf("%d clients ask at once for one layer of %s that no tier holds: neither memory, where it has no room, nor the SSD. The store is versitygw, %.0f ms away, behind a proxy that counts what is read. The clients are connected before. Memory is the largest resident set of the registry since its start, less that before they ask.", c.Clients, binary(c.Size), storeRTT.Seconds()*1e3)
 }
 
-// Targets returns the targets of one read, first bytes close to each other, and little memory.
+// Targets returns three targets: one read, first bytes that are close to each other, and
+// little memory.
 func (c *Crowd) Targets() []measure.Target {
 	spread := measure.SpreadOf(c.First)
 	ratio := 0.0

@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// Fig16 shows latency against the size of layers, by the place that they come from.
+// Fig16 shows the latency of layers by size, for each place from which they come.
 type Fig16 struct {
 	Run measure.Run `json:"run"`
 	// Requests is the number of requests of the trace that were replayed. Scale is the factor by
@@ -32,7 +32,7 @@ type Fig16 struct {
 // Place is one way to keep layers.
 type Place struct {
 	Name string `json:"name"`
-	// Missing says why it was not measured.
+	// Missing says why the place was not measured.
 	Missing string `json:"missing,omitempty"`
 	// Errors is the number of requests that went wrong.
 	Errors int64 `json:"errors"`
@@ -97,7 +97,8 @@ func runFig16(b *bench, ctx context.Context) error {
 		name    string
 		be      backend
 		storage string
-		// The first of the two passes brings everything into memory.
+		// passes is the number of passes. The first of two passes brings everything into
+		// memory.
 		passes int
 	}{
 		{localName, filesystem(), noCache, 1},
@@ -120,7 +121,7 @@ func runFig16(b *bench, ctx context.Context) error {
 			passes  int
 		}{s.name, be, noCache, 1})
 	}
-	dirs := map[string]string{} // by store: a bucket belongs to the catalogue that filled it
+	dirs := map[string]string{} // by store, because a bucket belongs to the catalogue that filled it
 	for _, l := range list {
 		if dirs[l.be.Name] == "" {
 			dirs[l.be.Name] = b.NewDir()
@@ -156,8 +157,8 @@ func (h *host) gateway(name string, ceph bool) (backend, error) {
 	return s3(name, s.Endpoint, bucket, s), nil
 }
 
-// measure replays to one place. It first stores everything that is read. If there is a cache, a
-// first pass fills it.
+// measure replays to one place. Before that, it stores everything that is read. If there
+// is a cache, a first pass fills it.
 func (f *Fig16) measure(b *bench, ctx context.Context, p *Place, dir, storage, traces string, passes int) error {
 	r, err := b.serve(ctx, p.Name, dir, storage)
 	if err != nil {
@@ -295,7 +296,7 @@ func (f *Fig16) About() string {
 		f.Requests, f.Scale, f.AtOnce)
 }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (f *Fig16) Head() string {
 	out := f.Run.Head()
 	for _, p := range f.Places {

@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/internal/backendtest"
 )
 
-// Hits is the cost of hits in both tiers, beside the least possible cost.
+// Hits compares the cost of hits in both tiers with the least possible cost.
 type Hits struct {
 	Run measure.Run `json:"run"`
 	RAM []HitCase   `json:"ram"`
@@ -26,7 +26,8 @@ type Hits struct {
 // HitCase is a size of blobs with the figures of two servers, by round.
 type HitCase struct {
 	Size int64 `json:"size"`
-	// Floor is the storage in memory, or nginx.
+	// Cache holds the figures of the cache. Floor holds the figures of the storage in
+	// memory, or of nginx.
 	Cache HitRounds `json:"cache"`
 	Floor HitRounds `json:"floor"`
 }
@@ -154,7 +155,7 @@ func writeFile(path string, c measure.Content) error {
 	return f.Close()
 }
 
-// hitServer is a server that is asked for one thing.
+// hitServer is a server that is asked for the same blob again and again.
 type hitServer struct {
 	*server               // nil for nginx
 	web     *rival.Server // nil for a registry
@@ -182,8 +183,8 @@ func (s *hitServer) share(ctx context.Context, tier string) (float64, error) {
 	return (now[name] - s.before[name]) / float64(s.asked), nil
 }
 
-// compareHits asks two servers in turn. It first asks each once or twice, so that its cache holds
-// what is measured.
+// compareHits sends requests to two servers in turn. Before that, it sends each one or
+// two requests, so that its cache holds what is measured.
 func compareHits(b *bench, ctx context.Context, size int64, cache, floor *hitServer) (HitCase, error) {
 	out := HitCase{Size: size, Cache: HitRounds{Name: "cache"}, Floor: HitRounds{Name: "floor", Hits: -1}}
 	each := pick(b, 3*time.Second, 500*time.Millisecond)
@@ -221,7 +222,7 @@ func compareHits(b *bench, ctx context.Context, size int64, cache, floor *hitSer
 	return out, nil
 }
 
-// hammer makes some clients ask for one thing for a time.
+// hammer makes some clients ask for the same blob for a time.
 func hammer(ctx context.Context, s *hitServer, size int64, long time.Duration) (cpuMs, rate float64, n int, err error) {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: hitClients, DisableCompression: true}}
 	defer client.CloseIdleConnections()
@@ -268,7 +269,7 @@ func ratios(a, b []float64) []float64 {
 // Title is the heading.
 func (x *Hits) Title() string { return "Hits in memory and on the SSD" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (x *Hits) Head() string { return x.Run.Head() }
 
 // About says what was done.

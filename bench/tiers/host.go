@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// host stands in for a test, because package backendtest starts its servers for tests. close ends
-// what would end with a test.
+// host takes the place of a test, because package backendtest starts its servers for
+// tests. close ends what would end with a test.
 type host struct {
 	testing.TB // methods that are not defined below are not called
 	b          *bench

@@ -23,7 +23,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// Prefetch shows what the prefetchers are worth if the store is far away.
+// Prefetch shows how useful the prefetchers are if the store is far away.
 type Prefetch struct {
 	Run      measure.Run    `json:"run"`
 	Requests int            `json:"requests"`
@@ -128,15 +128,15 @@ func runPrefetch(b *bench, ctx context.Context) error {
 // prefetchModes are the values of storage.prefetch.mode.
 var prefetchModes = []string{"off", "algorithm1", "manifest"}
 
-// measure replays with one prefetcher. First a registry without a cache stores what the replay
-// needs, over the short way to the store. Then another registry starts, with an empty cache and the
-// long way to the store.
+// measure replays with one prefetcher. First, a registry without a cache stores what the
+// replay needs, over a connection to the store without the delay. Then another registry
+// starts, with an empty cache and the delayed connection.
 func (x *Prefetch) measure(b *bench, ctx context.Context, m *PrefetchMode, traces string, near, far backend) error {
 	scale, err := strconv.ParseFloat(x.Scale, 64)
 	if err != nil {
 		return err
 	}
-	eager := int64(scale * (32 << 20)) // reduced as much as the layers were
+	eager := int64(scale * (32 << 20)) // reduced by the same factor as the layers
 	dir := b.NewDir()
 	defer b.Remove(dir)
 	res := filepath.Join(dir, "result")
@@ -176,7 +176,7 @@ func (x *Prefetch) measure(b *bench, ctx context.Context, m *PrefetchMode, trace
 	return m.count(ctx, r)
 }
 
-// verdict returns a replay's own objection to its result, or "" if it has none.
+// verdict returns the replay's own objection to its result, or "" if it has none.
 func verdict(dir string) (string, error) {
 	var s struct {
 		Valid   bool
@@ -195,7 +195,7 @@ func verdict(dir string) (string, error) {
 	return s.Verdict, nil
 }
 
-// trustUs makes the registry trust what the replay says about whose requests it sends.
+// trustUs makes the registry trust the replay's statements about whose requests it sends.
 const trustUs = "http:\n  trusted_proxies: [127.0.0.1]\n"
 
 // read reads what the replay measured.
@@ -256,8 +256,8 @@ func (m *PrefetchMode) count(ctx context.Context, r *server) error {
 	m.Fetched += now[`slipway_prefetch_layers_total{outcome="fetched"}`]
 	m.Used += now["slipway_prefetch_used_total"]
 	m.Hits += now["slipway_prefetch_hits_total"]
-	// Content that nobody has asked for counts as wasted only when its time is over, and the replay
-	// is shorter than that. So everything that was not used counts as wasted here.
+	// Unused content counts as wasted only when its time is over, and the replay is
+	// shorter than that. So everything that was not used counts as wasted here.
 	fetched := now["slipway_prefetch_bytes_total"]
 	m.Bytes += fetched
 	m.Wasted += max(0, fetched-now["slipway_prefetch_used_bytes_total"])
@@ -276,7 +276,7 @@ func (x *Prefetch) mode(name string) *PrefetchMode {
 // Title is the heading.
 func (x *Prefetch) Title() string { return "Prefetching from a distant store" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (x *Prefetch) Head() string { return x.Run.Head() }
 
 // About says what was done.

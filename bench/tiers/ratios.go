@@ -19,12 +19,12 @@ import (
 	"example.org/slipway/workload/simulate"
 )
 
-// Ratios compares hit ratios of a running registry with those of the simulator, and adds
-// simulations on the real sample.
+// Ratios compares hit ratios of a running registry with hit ratios of the simulator, and
+// adds simulations on the real sample.
 type Ratios struct {
 	Run measure.Run `json:"run"`
-	// Requests is the number of requests for objects, and Footprint the size of those objects. The
-	// sizes of the levels are in bytes.
+	// Requests is the number of requests for objects. Footprint is the size of these
+	// objects. The sizes of the levels are in bytes.
 	Requests  int64        `json:"requests"`
 	Footprint int64        `json:"footprint"`
 	RAM       int64        `json:"ram"`
@@ -37,8 +37,9 @@ type Ratios struct {
 // LiveRatios are shares of the requests for objects, from 0 to 1.
 type LiveRatios struct {
 	Policy string `json:"policy"`
-	// Live ratios are what the registry counted; Simulated ratios are the simulator's for the same
-	// requests. They are for memory, and for both levels.
+	// LiveRAM and LiveAll are the ratios that the registry counted, in memory and in both
+	// levels. SimulatedRAM and SimulatedAll are the simulator's ratios for the same
+	// requests.
 	LiveRAM      float64 `json:"live_ram"`
 	LiveAll      float64 `json:"live_all"`
 	SimulatedRAM float64 `json:"simulated_ram"`
@@ -50,8 +51,8 @@ type LiveRatios struct {
 // SampleRatios are simulated on the real sample.
 type SampleRatios struct {
 	Requests int64 `json:"requests"`
-	// LRU2 and GDSF2 have memory of 2 % of what was pushed, and GDSF10 of 10 %. Ceiling is a cache
-	// without a limit.
+	// LRU2 and GDSF2 are for a memory of 2 % of what was pushed, and GDSF10 is for 10 %.
+	// Ceiling is for a cache without a limit.
 	LRU2    simulated `json:"lru_2"`
 	GDSF2   simulated `json:"gdsf_2"`
 	GDSF10  simulated `json:"gdsf_10"`
@@ -65,8 +66,8 @@ type simulated struct {
 }
 
 const (
-	// inlineMax is the largest size of contents whose bytes the catalogue keeps, so that they are
-	// not objects: docs/architecture.md.
+	// inlineMax is the largest size of contents whose bytes the catalogue keeps, so that
+	// they are not objects (docs/architecture.md).
 	inlineMax = 16 << 10
 	// sampleIngress is what was pushed in the three days of the sample, in bytes: 307.0 GiB. The
 	// sample itself has no pushes.
@@ -109,8 +110,8 @@ func (x *Ratios) live(b *bench, ctx context.Context) error {
 			"--size-scale", pick(b, "0.05", "0.02"), "--quiet", "--no-docker-config")
 		return err
 	}
-	// A first run without a cache finds the total size. Each run has its own registry, because a
-	// push of content that exists already reads it.
+	// A first run without a cache finds the total size. Each run has its own registry,
+	// because pushing content that already exists reads it.
 	for i, name := range append([]string{""}, livePolicies(b.Run.Quick)...) {
 		storage := noCache
 		if i > 0 {
@@ -163,7 +164,7 @@ func (x *Ratios) one(b *bench, ctx context.Context, storage, name string, replay
 	return x.compare(b, ctx, name, requests, now)
 }
 
-// compare puts what a registry counted beside a simulation of its requests.
+// compare adds to the counts of a registry the result of simulating its requests.
 func (x *Ratios) compare(b *bench, ctx context.Context, name string, requests *simulate.Requests, now map[string]float64) error {
 	at := func(what, tier string) float64 {
 		return now[fmt.Sprintf("slipway_cache_tier_%s_total{tier=%q}", what, tier)]
@@ -270,7 +271,7 @@ func (x *Ratios) sample(b *bench, ctx context.Context) error {
 // Title is the heading.
 func (x *Ratios) Title() string { return "Hit ratios, live and simulated" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (x *Ratios) Head() string { return x.Run.Head() }
 
 // About says what was done.
@@ -279,8 +280,8 @@ func (x *Ratios) About() string {
 		"Of %d requests for objects; contents of up to 16 KiB are in the catalogue and none.", measure.Megabytes(x.Footprint), x.Requests)
 }
 
-// Targets returns the targets that live and simulated ratios agree, and the gains on the real
-// sample.
+// Targets returns the targets that live and simulated ratios agree, and the targets for
+// the gains on the real sample.
 func (x *Ratios) Targets() []measure.Target {
 	apart := 0.0
 	for _, p := range x.Policies {

@@ -18,7 +18,8 @@ import (
 	"example.org/slipway/internal/backendtest"
 )
 
-// Replicas is the cost of pulls from caches if three replicas serve them instead of one.
+// Replicas compares the cost of pulls from the caches of three replicas with the cost of
+// pulls from one.
 type Replicas struct {
 	Run   measure.Run    `json:"run"`
 	Cases []ReplicasCase `json:"cases"`
@@ -109,7 +110,7 @@ func (x *Replicas) one(b *bench, ctx context.Context, how shared, storage string
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: replicaPulls * replicaCount, DisableCompression: true}}
 	defer client.CloseIdleConnections()
 	buf := make([]byte, 256<<10)
-	for range 2 { // so that each cache holds what it will be asked for
+	for range 2 { // so that each cache holds what is requested later
 		for _, r := range all {
 			for _, m := range images {
 				if err := m.pull(ctx, client, r, buf); err != nil {
@@ -265,7 +266,7 @@ func pulls(ctx context.Context, client *http.Client, from []*server, images []re
 // Title is the heading.
 func (x *Replicas) Title() string { return "Three replicas and one" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (x *Replicas) Head() string { return x.Run.Head() }
 
 // About says what was done.
@@ -274,7 +275,7 @@ func (x *Replicas) About() string {
 		"CPU is that of the registries that were asked, together. With homes each blob is cached by one of the three, and the two others read two of three blobs from their peers.", replicaPulls, replicaImages, replicaLayers+1)
 }
 
-// Targets returns the target that three replicas cost what one does.
+// Targets returns the target that three replicas cost as much as one.
 func (x *Replicas) Targets() []measure.Target {
 	var t measure.Target
 	if len(x.Cases) > 0 {

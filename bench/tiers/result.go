@@ -22,7 +22,7 @@ func (r *Results) Parts() []measure.Part {
 	return measure.Measured(r.Fig16, r.Hits, r.Ratios, r.Prefetch, r.Crowd, r.Start, r.Replicas)
 }
 
-// Fill takes from old what was not measured this time.
+// Fill takes from old the results of scenarios that were not measured this time.
 func (r *Results) Fill(old *Results) {
 	r.Fig16 = cmp.Or(r.Fig16, old.Fig16)
 	r.Hits = cmp.Or(r.Hits, old.Hits)

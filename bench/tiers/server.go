@@ -39,10 +39,10 @@ const (
 	accessLog    = "access.log"
 )
 
-// serve starts a registry on a directory, which may be new or used. storage is the indented part of
-// the configuration below "storage:", and what may follow it. Unless it says otherwise, the
-// registry keeps no manifests and small blobs in memory. The registry writes its access log as a
-// trace.
+// serve starts a registry on a directory, which may be new or used. storage is the
+// indented part of the configuration below "storage:", and may be followed by further
+// sections. Unless storage says otherwise, the registry keeps no manifests and small
+// blobs in memory. The registry writes its access log as a trace.
 func (b *bench) serve(ctx context.Context, name, dir, storage string) (*server, error) {
 	return b.serveAt(ctx, name, dir, storage, "")
 }

@@ -24,8 +24,8 @@ type Start struct {
 	Blobs int         `json:"blobs"`
 	// Note says why there are fewer blobs than there should be.
 	Note string `json:"note,omitempty"`
-	// Ready holds the times by round, in milliseconds, with the files in the page cache. Empty
-	// holds those for an empty bucket.
+	// Ready holds the times by round, in milliseconds, with the files in the page cache.
+	// Empty holds the times for an empty bucket.
 	Ready   []float64 `json:"ready_ms"`
 	Empty   []float64 `json:"empty_ms"`
 	PeakRSS int64     `json:"peak_rss"`
@@ -33,13 +33,13 @@ type Start struct {
 
 const (
 	startRepo = "bench/start"
-	// blobSpace is the disk space that a small object in its own directory takes.
+	// blobSpace is the disk space that a small object takes together with its directory.
 	blobSpace = 9 << 10
 	adoptEach = 5000
 )
 
-// startBlob returns the bytes of a blob. It is large enough to be an object in principle, and small
-// enough to make a million of them.
+// startBlob returns the bytes of a blob. It is large enough to be an object in principle,
+// and small enough to make a million of them.
 func startBlob(i int) []byte { return fmt.Appendf(nil, "blob %d of a large bucket", i) }
 
 func runStart(b *bench, ctx context.Context) error {
@@ -101,8 +101,8 @@ func (x *Start) start(b *bench, ctx context.Context, dir string, store backend, 
 	return err
 }
 
-// fill makes blobs in a bucket of versitygw, where an object is a file, and rows for them in the
-// catalogue of a registry that has never run.
+// fill makes blobs in a bucket of versitygw, which stores an object as a file. It also
+// makes rows for the blobs in the catalogue of a registry that has never run.
 func fill(b *bench, ctx context.Context, dir, bucket string, blobs int) error {
 	b.Logf("making %d blobs", blobs)
 	if err := os.MkdirAll(filepath.Join(dir, "root"), 0o700); err != nil {
@@ -112,7 +112,7 @@ func fill(b *bench, ctx context.Context, dir, bucket string, blobs int) error {
 	if err != nil {
 		return err
 	}
-	defer cat.Close() //nolint:errcheck // closed below; here only after another error
+	defer cat.Close() //nolint:errcheck // closes after an error; otherwise it is closed below
 	var rows []catalog.AdoptRow
 	for i := range blobs {
 		data := startBlob(i)
@@ -147,7 +147,7 @@ func free(dir string) (int64, error) {
 // Title is the heading.
 func (x *Start) Title() string { return "Start on a large bucket" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (x *Start) Head() string {
 	if x.Note != "" {
 		return x.Run.Head() + "\n- " + x.Note
@@ -160,7 +160,7 @@ func (x *Start) About() string {
 	return fmt.Sprintf("A registry is started on a bucket of versitygw with %d blobs, each an object, with a catalogue on the local disk that knows them all, and asked until `/readyz` says yes: time from the start of the process. Then it is asked for one of the blobs. Rows and objects are made by the program, the rows through package catalog.", x.Blobs)
 }
 
-// Targets returns the target of two seconds.
+// Targets returns the target of a start within two seconds.
 func (x *Start) Targets() []measure.Target {
 	t := measure.TargetOf("start", fmt.Sprintf("ready on %d blobs", x.Blobs), 2000, false, x.Ready)
 	t.Unit, t.Figure = " ms", t.Rounds.Max

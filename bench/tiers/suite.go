@@ -1,13 +1,14 @@
 // Package tiers measures the tiers of slipway serve: memory and SSD in front of an object
-// store, the prefetchers, and how many clients and many blobs affect them.
+// store, the prefetchers, and the effect of many clients and many blobs on them.
 //
-// The binary does all the work, in separate processes, on real object stores (Swift, versitygw, and
-// Ceph's gateway if it is installed). They run on free loopback ports, each with its own directory.
-// Traces are generated. If the real sample is at hand (-traces), caches are simulated on it too.
+// The binary does all the work, in separate processes, on real object stores (Swift,
+// versitygw, and Ceph's gateway if it is installed). They run on free loopback ports,
+// each with its own directory. Traces are generated. If the real sample is at hand
+// (-traces), caches are simulated on it too.
 //
-// Results go to a JSON file (-out). Scenarios that did not run keep what the file already says of
-// them. The report can be made again from it (-from). The exit status is 1 if something could not
-// be measured, or if -check finds a target missed.
+// Results go to a JSON file (-out). Results of scenarios that did not run stay in the
+// file as they are. The report can be made again from the file (-from). The exit status
+// is 1 if something could not be measured, or if -check finds a target missed.
 package tiers
 
 import (

@@ -19,13 +19,14 @@ type Analyse struct {
 	Analyze    []measure.Spent `json:"analyze"`
 }
 
-// analysed is what the scenario leaves for the scenario figures.
+// analysed is what this scenario leaves for the scenario figures.
 type analysed struct {
 	requests int64
 	dir      string // directory of the report
 }
 
-// storeBytesPerRequest is the maximum size of a request while a store is written.
+// storeBytesPerRequest is the maximum number of bytes of disk space that a request takes
+// while a store is written.
 const storeBytesPerRequest = 100
 
 func runAnalyse(b *bench, ctx context.Context) error {
@@ -72,7 +73,7 @@ func runAnalyse(b *bench, ctx context.Context) error {
 // Title is the heading.
 func (a *Analyse) Title() string { return "Analysis" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (a *Analyse) Head() string {
 	return fmt.Sprintf("%s\n- %d requests of seven zones, a store of %s MB", a.Run.Head(), a.Requests, measure.Megabytes(a.StoreBytes))
 }

@@ -36,7 +36,7 @@ type Rival struct {
 	PeakRSS int64   `json:"peak_rss"`
 }
 
-// Compared is a server compared with the first.
+// Compared is the comparison of a server with the first server.
 type Compared struct {
 	Base    string   `json:"base"`
 	Other   string   `json:"other"`
@@ -197,7 +197,7 @@ func (c *Compare) replay(b *bench, ctx context.Context, store, result string, se
 // Title is the heading.
 func (c *Compare) Title() string { return "One trace, several registries" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (c *Compare) Head() string {
 	out := c.Run.Head()
 	for _, s := range c.Servers {
@@ -221,7 +221,7 @@ func (c *Compare) About() string {
 		c.Minutes, c.Speed, compareScale, page)
 }
 
-// Targets returns what is promised of a replay: that there is a comparison.
+// Targets returns the promise about a replay: that there is a comparison.
 func (c *Compare) Targets() []measure.Target {
 	none := 0
 	for _, s := range c.Servers {

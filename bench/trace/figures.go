@@ -11,23 +11,24 @@ import (
 	"example.org/slipway/integration/bench/measure"
 )
 
-// Figures compares the published figures with those that the analysis finds in synthetic traces.
+// Figures compares the published figures with the figures that the analysis finds in
+// synthetic traces.
 type Figures struct {
 	Run    measure.Run  `json:"run"`
 	Traces []FigureList `json:"traces"`
 }
 
-// FigureList are the figures of one set of traces.
+// FigureList holds the figures of one set of traces.
 type FigureList struct {
 	Name string `json:"name"`
-	// Met is the number of figures within their tolerance. Missed lists those that are not, and
-	// NotFound those that the analysis does not have.
+	// Met is the number of figures within their tolerance. Missed lists the figures
+	// outside it, and NotFound lists the figures that the analysis does not have.
 	Met      int      `json:"met"`
 	Missed   []Found  `json:"missed,omitempty"`
 	NotFound []string `json:"not_found,omitempty"`
 }
 
-// Found is a published figure with what was found.
+// Found is a published figure with the value that was found.
 type Found struct {
 	Published
 	Got float64 `json:"got"`
@@ -124,7 +125,7 @@ func (r *report) judge(name string, published []Published) *FigureList {
 // Title is the heading.
 func (f *Figures) Title() string { return "Published figures" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (f *Figures) Head() string { return f.Run.Head() }
 
 // About says what was done.

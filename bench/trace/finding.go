@@ -34,12 +34,14 @@ func firstTouches(r *report, zone string) (float64, bool) {
 	return items / float64(f.Requests), ok && f.Requests > 0
 }
 
-// layersAfter returns a finder of a quantile of the layers after a manifest, where there are any.
+// layersAfter returns a finder of a quantile of the number of layers after a manifest. It
+// ignores manifests that no layers follow.
 func layersAfter(q float64) finder {
 	return func(r *report, zone string) (float64, bool) { return r.figure("12a", zone).above0("sessions", q) }
 }
 
-// night returns the mean of an hour from 2 to 6 divided by that of an hour from 13 to 19.
+// night returns the mean of an hour from 2 to 6 divided by the mean of an hour from 13 to
+// 19.
 func night(r *report, zone string) (float64, bool) {
 	mean := func(from, to int) (float64, bool) {
 		sum := 0.0

@@ -17,14 +17,15 @@ import (
 	"example.org/slipway/integration/bench/measure"
 )
 
-// Import is how fast files in the form of the public archive become a store.
+// Import says how fast files in the format of the public archive are converted to a
+// store.
 type Import struct {
 	Run     measure.Run `json:"run"`
 	Records int64       `json:"records"`
 	Files   int         `json:"files"`
 	Bytes   int64       `json:"bytes"`
-	// Scan is the time of the limit. Decode is what encoding/json takes for the records of the
-	// files from which it read DecodedBytes. Both run on one core.
+	// Scan holds the times of the limit. Decode holds the times that encoding/json takes
+	// for the records of some files, DecodedBytes in all. Both run on one core.
 	Scan         []measure.Times `json:"scan"`
 	Decode       []measure.Times `json:"decode"`
 	DecodedBytes int64           `json:"decoded_bytes"`
@@ -36,7 +37,8 @@ const (
 	// bytesPerRecord is the space that a record takes while it is imported: in the archive, in
 	// sorted runs on the disk, and in the store.
 	bytesPerRecord = 600
-	// leastRecords is the number below which starting and ending take a good part of the time.
+	// leastRecords is the number of records below which starting and ending take a
+	// considerable part of the time.
 	leastRecords = 1_000_000
 	// decodeFiles is the number of files that encoding/json reads: it is slow.
 	decodeFiles = 4
@@ -157,8 +159,8 @@ func filesOf(dir string) (out []file, err error) {
 	return out, err
 }
 
-// scanAll reads files and steps from quote to quote. No reader of JSON can do without that: it has
-// to know where strings end.
+// scanAll reads files and steps from quote to quote. Every reader of JSON must do that,
+// because it has to know where strings end.
 func scanAll(ctx context.Context, files []file) error {
 	buf := make([]byte, 1<<20)
 	quotes := 0
@@ -246,7 +248,7 @@ func (im *Import) perCore(list []measure.Spent, cores float64) []float64 {
 // Title is the heading.
 func (im *Import) Title() string { return "Import" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (im *Import) Head() string {
 	return fmt.Sprintf("%s\n- %d records of seven zones, %d files, %s MB of JSON", im.Run.Head(), im.Records, im.Files, measure.Megabytes(im.Bytes))
 }
@@ -292,7 +294,8 @@ func (im *Import) Write(w *strings.Builder) {
 	measure.Table(w, 1, []string{"", "M records/s/core", "MB/s", "CPU / limit's", "CPU ns/record", "peak RSS MB", "other CPUs"}, rows)
 }
 
-// timesLimit returns the import's CPU time divided by that of the limit, by round.
+// timesLimit returns the import's CPU time divided by the CPU time of the limit, by
+// round.
 func (im *Import) timesLimit(list []measure.Spent) []float64 {
 	var out []float64
 	for i, u := range list {

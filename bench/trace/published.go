@@ -95,8 +95,9 @@ type report struct {
 		ID    string
 		Zones []zoneFigure
 	}
-	// partial says that the zones' sizes are not those of the archive but of three days of dal.
-	// Nothing can then be said of all zones together. See also ofThreeDays.
+	// partial says that the zones have the sizes of three days of dal and not the sizes
+	// of the archive. In that case nothing can be said about all zones together. See also
+	// ofThreeDays.
 	partial bool
 }
 
@@ -160,7 +161,7 @@ func (z *zoneFigure) below(series string, x float64) (float64, bool) {
 	return 0, false
 }
 
-// above0 returns a quantile of the counts above 0 in a distribution.
+// above0 returns a quantile of the counts in a distribution that are greater than 0.
 func (z *zoneFigure) above0(series string, q float64) (float64, bool) {
 	for _, s := range z.Series {
 		zero := 0.0

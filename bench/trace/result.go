@@ -21,7 +21,7 @@ func (r *Results) Parts() []measure.Part {
 	return measure.Measured(r.Import, r.Analyse, r.Figures, r.Timely, r.Compare, r.Simulate)
 }
 
-// Fill takes from old what was not measured this time.
+// Fill takes from old the results of scenarios that were not measured this time.
 func (r *Results) Fill(old *Results) {
 	r.Import = cmp.Or(r.Import, old.Import)
 	r.Analyse = cmp.Or(r.Analyse, old.Analyse)

@@ -10,13 +10,13 @@ import (
 	"example.org/slipway/integration/bench/measure"
 )
 
-// Simulate is how fast caches are simulated, with their ratios on the real sample.
+// Simulate says how fast caches are simulated, and gives their ratios on the real sample.
 type Simulate struct {
 	Run measure.Run `json:"run"`
 	// Requests is the number of requests for layers of a synthetic dal.
 	Requests int64         `json:"requests"`
 	Policies []PolicySpeed `json:"policies"`
-	// Sample holds the ratios on the real sample. It is empty without the sample.
+	// Sample holds the ratios on the real sample. It is empty if the sample is missing.
 	SampleRequests  int64          `json:"sample_requests,omitempty"`
 	SampleLayers    int64          `json:"sample_layers,omitempty"`
 	SampleFootprint int64          `json:"sample_footprint,omitempty"`
@@ -99,8 +99,8 @@ func runSimulate(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// policy runs a policy with one size and with all sizes. The difference is the cost of the sizes
-// alone, without reading the store.
+// policy runs a policy with one size and with all sizes. The difference is the cost of
+// the additional sizes alone, without reading the store.
 func (s *Simulate) policy(b *bench, ctx context.Context, store string, p *PolicySpeed) error {
 	run := func(sizes []string) (measure.Spent, error) {
 		var got simulated
@@ -156,7 +156,7 @@ func (s *Simulate) sample(b *bench, ctx context.Context, list []string) error {
 // Title is the heading.
 func (s *Simulate) Title() string { return "Simulation of caches" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (s *Simulate) Head() string {
 	return fmt.Sprintf("%s\n- %d requests for layers of a synthetic dal", s.Run.Head(), s.Requests)
 }

@@ -1,14 +1,15 @@
-// Package trace measures slipway trace: how fast it imports, analyses and simulates logs,
-// whether synthetic traces have the published figures, whether a replay sends requests on time, and
-// what a replay says of several registries.
+// Package trace measures slipway trace. It measures how fast the program imports,
+// analyses and simulates logs, whether synthetic traces have the published figures,
+// whether a replay sends requests on time, and what a replay finds about several
+// registries.
 //
-// The binary does all the work, in separate processes. Traces are generated. If the real sample is
-// at hand (-traces), caches are simulated on it too. Servers run on free loopback ports, each with
-// its own directory.
+// The binary does all the work, in separate processes. Traces are generated. If the real
+// sample is at hand (-traces), caches are simulated on it too. Servers run on free
+// loopback ports, each with its own directory.
 //
-// Results go to a JSON file (-out). Scenarios that did not run keep what the file already says of
-// them. The report can be made again from it (-from). The exit status is 1 if something could not
-// be measured, or if -check finds a target missed.
+// Results go to a JSON file (-out). Results of scenarios that did not run stay in the
+// file as they are. The report can be made again from the file (-from). The exit status
+// is 1 if something could not be measured, or if -check finds a target missed.
 package trace
 
 import (
@@ -56,7 +57,7 @@ func parse(args []string) (*options, error) {
 	return o, o.Validate(fl)
 }
 
-// quicken reduces the work where the command line does not say how much to do.
+// quicken reduces the amount of work that the command line does not set.
 func (o *options) quicken(fl *flag.FlagSet) {
 	given := measure.Given(fl)
 	if !given["records"] && !o.full {

@@ -110,13 +110,13 @@ func (b *bench) replay(ctx context.Context, store string, into *replaySummary, u
 	result := b.NewDir()
 	defer b.Remove(result)
 	_, u, err := b.Slipway(ctx, 0, "trace", "replay", store, "-o", result, "--phase", "run", "--quiet", "--no-docker-config", "--target", "sink="+url)
-	if err != nil && !measure.Judged(err) { // late requests are what is counted here
+	if err != nil && !measure.Judged(err) { // late requests are a result here, not an error
 		return u, err
 	}
 	return u, measure.ReadJSON(into, result, "summary.json")
 }
 
-// sink is a server that answers everything at once.
+// sink is a server that answers every request at once.
 type sink struct {
 	*http.Server
 	url string
@@ -138,7 +138,7 @@ func startSink() (*sink, error) {
 // Title is the heading.
 func (t *Timely) Title() string { return "Replay at recorded times" }
 
-// Head says how it was measured.
+// Head says how the part was measured.
 func (t *Timely) Head() string { return t.Run.Head() }
 
 // About says what was done.
