@@ -37,7 +37,7 @@ type Lab struct {
 	disks int
 }
 
-// NewLab makes a lab, or skips the test where it cannot be made.
+// NewLab makes a lab, or skips the test if it cannot be made.
 func NewLab(t testing.TB) *Lab {
 	t.Helper()
 	tool.NeedRoot(t)
@@ -168,13 +168,13 @@ func UnmountBelow(t testing.TB, dir string) {
 	}
 }
 
-// busyFor is how long a mount or device may stay busy after its last use here. A process that
-// copied the mounts into its own namespace, as container runtimes do, keeps what lies below a loop
-// device until it ends.
+// busyFor is how long a mount or device may stay busy after its last use here. A process
+// that copied the mounts into its own namespace, as container runtimes do, keeps
+// everything below a loop device until the process ends.
 const busyFor = 30 * time.Second
 
-// unmount waits while a mount is busy. It detaches a mount that stays busy, because nothing else
-// would ever do so.
+// unmount waits while a mount is busy. If the mount stays busy, it detaches the mount,
+// because nothing else would.
 func unmount(dir string) error {
 	var err error
 	for end := time.Now().Add(busyFor); ; time.Sleep(50 * time.Millisecond) {

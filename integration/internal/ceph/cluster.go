@@ -25,8 +25,8 @@ const (
 	stopTimeout = 10 * time.Second
 )
 
-// Cluster is a running Ceph cluster. Only one goroutine at a time may call its methods, except
-// those that only ask.
+// Cluster is a running Ceph cluster. Methods that change it may be called by only one
+// goroutine at a time.
 type Cluster struct {
 	// Dir holds everything. Conf is its ceph.conf, which lets client.admin do anything. FSID is the
 	// cluster's identity, and Host is the address of its daemons.
@@ -99,9 +99,9 @@ func (c *Cluster) AddNamespace(ctx context.Context, name string) error {
 	return err
 }
 
-// ClientConf writes a configuration file like that of a node into the cluster's directory and
-// returns its path. The file names the monitors and no key. A non-empty fsid replaces the cluster's
-// real identity.
+// ClientConf writes a configuration file, like a node's, into the cluster's directory and
+// returns its path. The file names the monitors and no key. A non-empty fsid replaces the
+// cluster's real identity.
 func (c *Cluster) ClientConf(fsid string) (string, error) {
 	name := filepath.Join(c.Dir, "client"+fsid+".conf")
 	text := fmt.Sprintf("[global]\nfsid = %s\nmon_host = [v2:%s:%d/0,v1:%s:%d/0]\nobjecter_tick_interval = 1\n", cmp.Or(fsid, c.FSID), c.Host, c.seed.MonV2, c.Host, c.seed.MonV1)

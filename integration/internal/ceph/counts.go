@@ -15,8 +15,8 @@ import (
 
 // Traffic holds counters of the OSD. They begin at 0 when it starts.
 type Traffic struct {
-	// ReadOps counts read requests of clients, ReadBytes the bytes of the answers. WrittenBytes
-	// counts what clients wrote.
+	// ReadOps counts read requests of clients. ReadBytes counts the bytes of the answers.
+	// WrittenBytes counts the bytes that clients wrote.
 	ReadOps, ReadBytes, WrittenBytes int64
 	// StoredBytes is how much data the OSD holds in all pools, without its store's own overhead.
 	StoredBytes int64
@@ -117,7 +117,7 @@ func (c *Cluster) Watchers(ctx context.Context, namespace string) ([]string, err
 	for _, im := range images {
 		text, err := c.Run(ctx, "rbd", "status", "--pool", c.Pool, "--namespace", namespace, "--image", im, "--format", "json")
 		if err != nil && strings.Contains(err.Error(), "No such file") {
-			continue // removed meanwhile, or only its name is left
+			continue // the image was removed meanwhile, or only its name is left
 		}
 		if err != nil {
 			return nil, err

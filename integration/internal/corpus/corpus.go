@@ -46,8 +46,9 @@ func (im *Image) Bytes() (n int64) {
 	return n
 }
 
-// Read reads the layouts SERIES/VERSION below a directory. It sorts them by series and then by
-// version, where runs of digits compare as numbers. It skips names that begin with a dot.
+// Read reads the layouts SERIES/VERSION below a directory. It sorts them by series and
+// then by version, and compares runs of digits in versions as numbers. It skips names
+// that begin with a dot.
 func Read(dir string) (Set, error) {
 	series, err := names(dir)
 	if err != nil {
@@ -107,7 +108,8 @@ func (s Set) Choose(names []string) ([]*Image, error) {
 	return out, nil
 }
 
-// names returns the directories in a directory, including those that symbolic links lead to.
+// names returns the directories in a directory, including directories to which symbolic
+// links lead.
 func names(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

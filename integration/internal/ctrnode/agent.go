@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Used returns how an image came to the node (Plain, Gear, or Way for a volume) and what the agent
-// says of it.
+// Used returns how an image came to the node (Plain, Gear, or Way for a volume) and what
+// the agent reports about the image.
 func (n *Node) Used(ctx context.Context, ref string) (way, said string, err error) {
 	said, err = n.Slipway(ctx, "agent", "explain", ref)
 	if err != nil {

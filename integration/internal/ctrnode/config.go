@@ -47,7 +47,7 @@ func (o *Options) agentConfig() string {
 	return b.String()
 }
 
-// writeHosts tells containerd which certificate its registries use.
+// writeHosts configures which certificate containerd accepts from its registries.
 func (n *Node) writeHosts() error {
 	if n.o.CA == "" {
 		return nil

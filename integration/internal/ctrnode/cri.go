@@ -45,8 +45,8 @@ func (n *Node) Cgroup() string {
 	return "/slipway-" + strings.ReplaceAll(strings.Trim(n.Dir, "/"), "/", "-")
 }
 
-// setUpCRI writes containerd's settings: this package's own and those that the product generates
-// for it.
+// setUpCRI writes containerd's settings: this package's own settings, and the settings
+// that the product generates for it.
 func (n *Node) setUpCRI(ctx context.Context) error {
 	text := fmt.Sprintf(`version = 3
 root = %q
@@ -83,7 +83,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
   BinaryName = %q
 `, n.path("root"), n.path("state"), n.path("conf.d/*.toml"), n.RuntimeSocket(), n.RuntimeSocket()+".ttrpc", n.path("opt"),
 		n.path("hosts"), n.o.CRI.Sandbox, tool.Dir(), n.path("cni"), filepath.Join(tool.Dir(), "runc"))
-	// Pods with a user namespace open their files as nobody.
+	// Pods with a user namespace open their files as the user nobody.
 	err := errors.Join(os.Chmod(n.Dir, 0o711), os.MkdirAll(n.path("conf.d"), 0o700), os.MkdirAll(n.path("cni"), 0o700),
 		os.WriteFile(n.path("containerd.toml"), []byte(text), 0o600), n.writeNetwork())
 	if err != nil || n.o.Way == Plain {

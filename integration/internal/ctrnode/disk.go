@@ -12,12 +12,13 @@ import (
 // diskBytes is the size of a NewDisk disk. Only what is written takes space.
 const diskBytes = 24 << 30
 
-// NewDisk makes a directory and mounts an unused file system at it: ext4 in a file beside it, which
-// bypasses that file's page cache. An emptied directory is no substitute. For some minutes ext4
-// skips each deleted inode whenever it makes a file, so a program that makes many files pays for
-// what ran before (a plain pull of 13,000 files took 27 seconds instead of 9).
+// NewDisk makes a directory and mounts an unused file system at it. The file system is
+// ext4 in a file beside the directory, and bypasses that file's page cache. An emptied
+// directory would not do. For some minutes ext4 skips each deleted inode whenever it
+// makes a file, so a program that makes many files would pay for what ran before (a plain
+// pull of 13,000 files took 27 seconds instead of 9).
 //
-// Whoever unmounts the directory calls DropDisk. Root only.
+// The caller unmounts the directory and then calls DropDisk. Root only.
 func NewDisk(ctx context.Context, dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -38,7 +39,7 @@ func NewDisk(ctx context.Context, dir string) error {
 	}
 	// With noinit_itable, ext4 does not initialise its tables during the measurement.
 	_, err = printed(ctx, "mount", "-o", "noinit_itable", device, dir)
-	// Detached now, the device goes away with the mount.
+	// The device is detached now and goes away with the mount.
 	_, detach := printed(context.WithoutCancel(ctx), "losetup", "--detach", device)
 	return errors.Join(err, detach)
 }

@@ -96,7 +96,7 @@ func loopsBelow(dir string) (map[string]string, error) {
 	return out, nil
 }
 
-// abortBelow makes everybody who waits for a FUSE server below a directory get an error.
+// abortBelow makes everyone who waits for a FUSE server below a directory get an error.
 func abortBelow(dir string) error {
 	mounts, err := mountsBelow(dir)
 	if err != nil {
@@ -145,7 +145,7 @@ func detachBelow(dir string) error {
 			errs = append(errs, err)
 			continue
 		}
-		// ENXIO means that the device went by itself, with its last mount.
+		// ENXIO means that the device has already gone with its last mount.
 		if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
 			errs = append(errs, fmt.Errorf("detach %s: %w", device, err))
 		}

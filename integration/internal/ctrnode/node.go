@@ -1,7 +1,7 @@
-// Package ctrnode runs machines that start containers. Each has its own containerd and its own
-// directory, the node agent unless images are pulled in the ordinary way, and a network namespace
-// if it has a network. The package finds what such a machine leaves behind: mounts, loop devices
-// and processes.
+// Package ctrnode runs machines that start containers. Each machine has its own
+// containerd and its own directory. It has the node agent unless images are pulled in the
+// ordinary way, and a network namespace if it has a network. The package also finds what
+// such a machine leaves behind: mounts, loop devices and processes.
 //
 // It serves tests and benchmarks alike, so it returns errors. It needs root.
 package ctrnode
@@ -71,7 +71,8 @@ type Options struct {
 	Only bool
 	// Before is prepended to the agent's command line: a program that runs the rest.
 	Before []string
-	// Metrics is the loopback address where the agent serves its metrics; default none.
+	// Metrics is the loopback address on which the agent serves its metrics; default
+	// none.
 	Metrics string
 	// Agent is appended to the agent's configuration.
 	Agent string
@@ -79,8 +80,8 @@ type Options struct {
 	CRI *CRI
 }
 
-// Node is a running machine. Its methods may be called concurrently, except those that start, stop
-// and kill.
+// Node is a running machine. Its methods may be called concurrently, except the methods
+// that start, stop and kill.
 type Node struct {
 	// Dir holds everything that belongs to the node.
 	Dir string
@@ -303,7 +304,7 @@ func (n *Node) Stop() error {
 	}
 	errs = append(errs, n.clear())
 	if err := errors.Join(errs...); err != nil {
-		return err // the directory may hold somebody's mount, so it stays
+		return err // the directory may hold another user's mount, so it stays
 	}
 	return DropDisk(n.Dir)
 }

@@ -23,12 +23,13 @@ type RegistryOptions struct {
 	// Dir is made for the configuration and the log. It also holds the data unless Root names
 	// another directory. Binary is the path of slipway, and Addr is host:port.
 	Dir, Root, Binary, Addr string
-	// TLS makes the registry speak HTTPS. Nodes require that of a registry on another machine whose
-	// volumes they use.
+	// TLS makes the registry speak HTTPS. Nodes that use volumes of a registry on another
+	// machine require HTTPS.
 	TLS bool
-	// Ceph is the configuration of a cluster; User and Keyring may make volumes in Pool, in the
-	// namespaces Namespace and Clones. Shared is a directory instead. Without Ceph and Shared there
-	// are no volumes.
+	// Ceph is the path of a cluster's configuration. User and Keyring may make volumes in
+	// Pool, in the namespaces Namespace and Clones. Shared is the directory of the file
+	// driver, which is used instead of Ceph. Without Ceph and Shared there are no
+	// volumes.
 	Ceph, User, Keyring, Pool, Namespace, Clones, Shared string
 	// FS is ext4, erofs or both; default both.
 	FS string
@@ -47,8 +48,8 @@ func (o *RegistryOptions) Volumes() string {
 	return ""
 }
 
-// nodeUser is the user of nodes that need credentials for Ceph. The registry gives them to known
-// users only.
+// nodeUser is the user of nodes that need credentials for Ceph. The registry gives
+// credentials only to known users.
 const (
 	nodeUser     = "node"
 	nodePassword = "node-secret"
@@ -162,7 +163,7 @@ type VolumeStatus struct {
 	Records []VolumeRecord `json:"records"`
 }
 
-// VolumeRecord says in which volumes an image lies (docs/formats/volume.md).
+// VolumeRecord says which volumes hold an image (docs/formats/volume.md).
 type VolumeRecord struct {
 	Version  int    `json:"version"`
 	Manifest string `json:"manifest"`

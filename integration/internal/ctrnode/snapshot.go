@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// collectedFor is how long containerd's garbage collector may take a new snapshot before it is
-// named. A pull causes a collection soon after it.
+// collectedFor is how long to retry in case containerd's garbage collector removes a new
+// snapshot before it is named. A pull causes a collection soon after it.
 const collectedFor = 30 * time.Second
 
 // Shown mounts what a container of an image would see, calls do on it, and unmounts it. The image

@@ -1,9 +1,10 @@
-// Package daemon runs private container daemons: Docker with the graph driver, Docker with the
-// containerd image store, and containerd by itself.
+// Package daemon runs private container daemons: Docker with the graph driver, Docker
+// with the containerd image store, and containerd by itself.
 //
-// Each has its own data, state and socket in a short temporary directory, and touches neither
-// bridges nor iptables. It ends with the test, together with everything that it started. The
-// package finds shims by the directory in their command line, and mounts by their path.
+// Each daemon has its own data, state and socket in a short temporary directory, and
+// touches neither bridges nor iptables. It ends with the test, together with everything
+// that it started. The package finds shims by the directory in their command line, and
+// mounts by their path.
 package daemon
 
 import (
@@ -166,8 +167,8 @@ func (c *Containerd) RunFailing(t testing.TB, args ...string) string {
 	return c.env.RunFailing(t, c.ctr, append([]string{"-a", c.socket()}, args...)...)
 }
 
-// newDir returns a directory for a daemon. When the test ends, it first ends whatever still runs or
-// is mounted from the directory.
+// newDir returns a directory for a daemon. When the test ends, it ends everything that
+// still runs from the directory and unmounts everything that is mounted in it.
 func newDir(t testing.TB) string {
 	t.Helper()
 	dir := tool.ShortTempDir(t)

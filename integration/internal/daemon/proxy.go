@@ -28,8 +28,9 @@ func (p Proxy) config() string {
 `, p.Name, p.Address)
 }
 
-// unpackOverlayfs keeps containerd's own snapshotter among those that pulls can unpack for, because
-// an entry for another snapshotter replaces the default.
+// unpackOverlayfs keeps containerd's own snapshotter among the snapshotters for which
+// pulls can unpack. Otherwise an entry for another snapshotter would replace this
+// default.
 const unpackOverlayfs = `[[plugins."io.containerd.transfer.v1.local".unpack_config]]
   platform = "linux"
   snapshotter = "overlayfs"

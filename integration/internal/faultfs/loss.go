@@ -17,12 +17,13 @@ const pageSize = 4096
 
 type fileID struct{ dev, ino uint64 }
 
-// unsynced holds what the disk has of one file's pages while the page cache has something else. Its
-// methods work on nil, for files of which nothing is kept.
+// unsynced holds the content on the disk of those pages of a file that differ from the
+// page cache. Its methods work on nil, for files of which nothing is kept.
 //
-// It does what Linux does. A successful fsync writes a page to the disk. After a failed fsync the
-// page is clean, though the disk has the old content: the next fsync skips it, and only another
-// write to the page gives it a new chance. Names and sizes are durable at once here.
+// It does what Linux does. A successful fsync writes a page to the disk. After a failed
+// fsync the page is clean, although the disk has the old content. The next fsync skips
+// the page, and only another write to the page gives it a new chance. Names and sizes are
+// durable at once here.
 type unsynced struct {
 	mu    sync.Mutex
 	disk  *os.File // the backing file; nil while there is no page
@@ -83,7 +84,7 @@ func (u *unsynced) write(fd int, off, n int64, do func() syscall.Errno) syscall.
 	return do()
 }
 
-// sync records an fsync and whether it succeeded.
+// sync records an fsync and its success or failure.
 func (u *unsynced) sync(ok bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -110,7 +111,7 @@ func (u *unsynced) truncate(size int64) {
 	u.shut()
 }
 
-// released records the end of a handle. A file without a name is gone.
+// released records that a handle was closed. A file without a name is then gone.
 func (u *unsynced) released() {
 	if u == nil {
 		return
@@ -143,9 +144,9 @@ type Loss struct {
 	Names int
 }
 
-// PowerCut unmounts and gives the backing directory the content that a loss of power leaves. Pages
-// whose fsync failed get their old content; unsynced pages get the old or the new one, by chance.
-// The server must have been killed.
+// PowerCut unmounts the file system and gives the backing directory the content that a
+// loss of power leaves. Pages whose fsync failed get their old content. Unsynced pages
+// get the old or the new content, by chance. The server must have been killed.
 func (f *FS) PowerCut(random *rand.Rand) (Loss, error) {
 	var loss Loss
 	if !f.opts.Volatile {

@@ -42,8 +42,8 @@ func (n *names) made(path string) {
 	n.changed(filepath.Dir(path), func() error { return os.RemoveAll(path) }, "")
 }
 
-// keeping gives what is at a path a second name before the first one goes. It returns "" if nothing
-// is there.
+// keeping gives what is at a path a second name before the first name goes. It returns ""
+// if nothing is there.
 func (n *names) keeping(path string) string {
 	if n == nil {
 		return ""
@@ -91,8 +91,8 @@ func (n *names) synced(dir string) {
 	})
 }
 
-// lose takes back changes that are not durable: in each directory a random number of the last ones.
-// It returns how many it took back.
+// lose takes back changes that are not durable. In each directory, it takes back a random
+// number of the last changes. It returns how many it took back.
 func (n *names) lose(random *rand.Rand) (lost int, err error) {
 	if n == nil {
 		return 0, nil

@@ -207,9 +207,10 @@ var (
 func (f *FS) newFile(n *node, fh fs.FileHandle, name string) (*file, uint32) {
 	h := &file{LoopbackFile: fh.(*fs.LoopbackFile), n: n}
 	if strings.HasSuffix(name, "-shm") {
-		// Several connections map this file at once. Its content must stay in the kernel's cache,
-		// through which they see each other's writes, when another one opens it. Other files are
-		// read anew after each open, so that rules for Read can strike.
+		// Several connections map this file at once. They see each other's writes through
+		// the kernel's cache, so its content must stay there when another connection
+		// opens it. Other files are read anew after each open, so that rules for Read can
+		// strike.
 		return h, fuse.FOPEN_KEEP_CACHE
 	}
 	if f.opts.Volatile {

@@ -40,7 +40,7 @@ type Rule struct {
 	// Path matches the path below the root of the file system, without a leading slash; nil matches
 	// all paths.
 	Path *regexp.Regexp
-	// After is the number of matching operations that pass before the rule strikes.
+	// After is the number of matching operations that pass before the rule first strikes.
 	After int
 	// Times is how often the rule strikes; 0 means without end.
 	Times int

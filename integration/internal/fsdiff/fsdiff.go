@@ -24,7 +24,7 @@ type Options struct {
 	Seed uint64
 	// Ops is the number of operations to run.
 	Ops int
-	// Without names operations to leave out.
+	// Without lists the names of operations to leave out.
 	Without []string
 }
 
@@ -104,7 +104,7 @@ func Run(a, b string, o Options) error {
 		}
 		past = append(past, what+": "+brief(answers[0]))
 		if op.many {
-			if err := same(a, b, "mtime", "content"); err != nil { // contents would be fetched by that
+			if err := same(a, b, "mtime", "content"); err != nil { // comparing contents would fetch them
 				return &Difference{Seed: o.Seed, Op: i, What: what, A: err.Error(), Past: past}
 			}
 		}

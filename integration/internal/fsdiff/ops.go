@@ -24,11 +24,12 @@ type operation struct {
 	name   string
 	weight int
 	make   func(rng *rand.Rand) (what string, run func(t *tree) string)
-	// many says that it may change many files, which are compared after it.
+	// many says that the operation may change many files. These are compared after it.
 	many bool
 }
 
-// letters are the names in paths. They are few, so that operations meet on the same files.
+// letters are the names in paths. There are few, so that operations often meet on the
+// same files.
 var letters = []string{"a", "b", "c", "d", "e"}
 
 // name returns a random path of at most three names.
@@ -166,7 +167,7 @@ func fileOps() []operation {
 			return fmt.Sprintf("%d, %d", off, whence), func(_ *tree, fd int) (any, error) {
 				var st unix.Stat_t
 				if unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
-					return "a directory's", nil // places in a directory are the file system's own
+					return "a directory's", nil // places in a directory are specific to the file system
 				}
 				return wrap2(unix.Seek(fd, off, whence))
 			}
@@ -188,8 +189,9 @@ func fileOps() []operation {
 			advice := rng.IntN(6)
 			return fmt.Sprint(advice), func(_ *tree, fd int) (any, error) { return "", unix.Fadvise(fd, 0, 0, advice) }
 		}),
-		// Between file systems the kernel answers EXDEV. A file that can only be read may not have
-		// been copied up, so copying from one is a different operation.
+		// The kernel answers EXDEV for copies between file systems. A file that can only
+		// be read may not have been copied up, so copying from such a file is a different
+		// operation.
 		betweenFiles("copy_file_range", 2, func(to, from int, n int) (int, error) {
 			if flags, err := unix.FcntlInt(uintptr(from), unix.F_GETFL, 0); err != nil || flags&unix.O_ACCMODE == unix.O_RDONLY {
 				return 0, err
@@ -230,8 +232,8 @@ func fileOps() []operation {
 	}
 }
 
-// openat opens a file without waiting for the other end of a FIFO. It does wait for whoever holds a
-// lease, as an open without O_NONBLOCK does.
+// openat opens a file without waiting for the other end of a FIFO. Like an open without
+// O_NONBLOCK, it does wait for the holder of a lease.
 func openat(top int, p string, flags int, mode uint32) (fd int, err error) {
 	for range 1000 {
 		fd, err = unix.Openat(top, p, flags|unix.O_NONBLOCK|unix.O_CLOEXEC, mode)
@@ -359,7 +361,8 @@ func nameOps() []operation {
 	}
 }
 
-// list reads a directory: the names, the types, and whether the inode numbers are those of stat.
+// list reads a directory: the names, the types, and whether the inode numbers are the
+// numbers that stat returns.
 func (t *tree) list(p string) (any, error) {
 	entries, err := os.ReadDir(t.path(p))
 	if err != nil {
@@ -421,8 +424,9 @@ func attributeOps() []operation {
 			p, attr := name(rng), lists[rng.IntN(len(lists))]
 			value := valueOf(rng, attr)
 			return p + " " + attr, func(t *tree) string {
-				// An overlay asks the lower file system whether it could set an ACL, so the file is
-				// copied up first. Setting one without that is "acl-lower".
+				// An overlay asks the lower file system whether it could set an ACL, so
+				// the file is copied up first. The operation "acl-lower" sets an ACL
+				// without that.
 				if err := unix.Fchownat(t.top, p, -1, -1, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 					return answer("", err)
 				}
@@ -465,8 +469,8 @@ func attributeOps() []operation {
 	}
 }
 
-// valueOf returns a value for an extended attribute. If the kernel checks the attribute's value, it
-// is one that the kernel accepts.
+// valueOf returns a value for an extended attribute. If the kernel checks the attribute's
+// values, the value is one that it accepts.
 func valueOf(rng *rand.Rand, attr string) []byte {
 	switch attr {
 	case "security.capability": // version 2, some bits
@@ -512,9 +516,10 @@ func otherOps() []operation {
 				return "", unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Start: at, Len: n})
 			}
 		}),
-		// An overlay identifies a lower file that has several names by a number that it keeps in
-		// memory only. When the kernel reclaims that memory, or a full cache asks for it, the file
-		// becomes a different one, which nobody watches. Watching such a file is "watch-linked".
+		// An overlay identifies a lower file that has several names by a number that it
+		// keeps only in memory. When the kernel reclaims that memory, or a full cache
+		// requests that, the file becomes a different file that nobody watches. The
+		// operation "watch-linked" watches such files.
 		simple("watch", 1, func(t *tree, p string) (any, error) {
 			var st unix.Stat_t
 			if unix.Lstat(t.path(p), &st) == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR && st.Nlink > 1 {
@@ -530,7 +535,7 @@ func otherOps() []operation {
 	}
 }
 
-// watchPath watches a path for everything but reads.
+// watchPath watches a path for all events except reads.
 func (t *tree) watchPath(p string) (any, error) {
 	const events = unix.IN_ALL_EVENTS &^ (unix.IN_ACCESS | unix.IN_OPEN | unix.IN_CLOSE)
 	return wrap2(unix.InotifyAddWatch(t.watch, t.path(p), events|unix.IN_DONT_FOLLOW))
@@ -561,9 +566,10 @@ func (t *tree) events() (any, error) {
 	}
 }
 
-// tools are programs that walk trees, each given two paths. Their output is compared. None
-// preserves hard links: in an overlay, names that were links below still have the same number after
-// one of them was changed, so the result would depend on the order of a directory.
+// tools are programs that walk trees, each with two paths as arguments. Their output is
+// compared. None of them preserves hard links. In an overlay, names that were links below
+// still have the same number after one of them was changed, so the result would depend on
+// the order of a directory.
 var tools = []string{
 	`cp -aT --no-preserve=links --remove-destination -- "$1" "$2"`,
 	`cp -rT --sparse=always --remove-destination -- "$1" "$2"`,

@@ -23,9 +23,9 @@ type Archive struct {
 	times map[string]time.Time // by path
 }
 
-// Add appends an entry. Its size is that of data. Unless h sets them, its mode is 0644, or 0755 for
-// a directory, and its time differs from that of other entries; a hard link has the time of its
-// target.
+// Add appends an entry whose content is data. Unless h sets them, its mode is 0644, or
+// 0755 for a directory, and its time differs from the times of other entries. A hard link
+// has the time of its target.
 func (a *Archive) Add(h tar.Header, data []byte) *Archive {
 	a.count++
 	h.Size = int64(len(data))
@@ -93,8 +93,9 @@ func (a *Archive) Layer() Layer {
 // Compression says how a layer's blob is compressed.
 type Compression int
 
-// These are the forms that runtimes read. GzipMembers and ZstdFrames hold several members or frames
-// one after the other; they are not cut at boundaries of entries.
+// These are the forms that runtimes read. GzipMembers and ZstdFrames hold several members
+// or frames one after the other. The members and frames do not end at boundaries of
+// entries.
 const (
 	Gzip Compression = iota
 	GzipMembers
@@ -121,8 +122,9 @@ func (l Layer) Blob(c Compression) Blob {
 	panic(fmt.Sprintf("imagetest: compression %d", c))
 }
 
-// Compose returns an image of layers for a platform. run is the "config" of its configuration. The
-// compressions apply to the layers in turn and start over when there are fewer of them; none means
+// Compose returns an image of layers for a platform. run is the "config" of its
+// configuration. The compressions apply to the layers in turn, and start over if there
+// are fewer compressions than layers. Without compressions, layers are compressed with
 // gzip.
 func Compose(arch string, run map[string]any, layers []Layer, compressions ...Compression) *Bundle {
 	if len(compressions) == 0 {

@@ -20,7 +20,7 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// Media types of the OCI image specification.
+// These are media types of the OCI image specification.
 const (
 	TypeManifest = "application/vnd.oci.image.manifest.v1+json"
 	TypeIndex    = "application/vnd.oci.image.index.v1+json"
@@ -45,7 +45,7 @@ func NewBlob(mediaType string, data []byte) Blob {
 type Bundle struct {
 	// Top is the manifest that a tag will name.
 	Top Blob
-	// Manifests are the other manifests, children before parents; Blobs are
+	// Manifests are the other manifests, children before parents. Blobs are
 	// configurations and layers. Content that occurs twice is listed twice.
 	Manifests, Blobs []Blob
 }
@@ -138,8 +138,8 @@ func Repetitive(t testing.TB) *Image {
 	return im
 }
 
-// MultiArch returns an index of two images, for amd64 and arm64. The one for
-// this machine is im; the other has the same data and no program.
+// MultiArch returns an index of two images, for amd64 and arm64. The image for this
+// machine is im. The other image has the same data and no program.
 func MultiArch(im *Image) *Bundle {
 	b := &Bundle{}
 	doc := wire.Document{SchemaVersion: 2, MediaType: TypeIndex}

@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// File is an entry of a layer. A name that ends in a slash is a directory.
+// File is an entry of a layer. It is a directory if its name ends in a slash.
 type File struct {
 	Name string
 	// Mode is the permission; 0 means 0644, or 0755 for a directory.
@@ -28,7 +28,7 @@ type Layer struct {
 	Gzip []byte
 }
 
-// DiffID is the digest of the uncompressed layer.
+// DiffID returns the digest of the uncompressed layer.
 func (l Layer) DiffID() string { return wire.Digest(l.Tar) }
 
 // NewLayer returns a layer of the files, in the given order. The same files give the same bytes:
@@ -63,8 +63,8 @@ func compress(b []byte) []byte {
 	return out.Bytes()
 }
 
-// must panics on an error that cannot happen: a failed write to memory, or a header made wrong
-// above.
+// must panics on an error that cannot happen: a failed write to memory, or a wrong header
+// made above.
 func must(err error) {
 	if err != nil {
 		panic(fmt.Sprintf("imagetest: %v", err))

@@ -16,8 +16,8 @@ import (
 // applets are the busybox programs in an image of [Summed].
 var applets = strings.Fields("sh sha256sum sleep cat id head wc dd touch ls echo true wget nslookup")
 
-// Verify is the shell command that reads every file of a [Summed] image. It fails if a file has
-// other content.
+// Verify is the shell command that reads every file of a [Summed] image. It fails if the
+// content of a file has changed.
 const Verify = "cd / && sha256sum -c -s sums"
 
 // VerifyLarge is the shell command that reads the large file.

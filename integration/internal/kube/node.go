@@ -68,8 +68,8 @@ func (n *Node) StartKubelet(ctx context.Context) (err error) {
 	return nil
 }
 
-// config returns kubelet's configuration. Nodes share a machine, so none may clean up outside its
-// own cgroup, or judge by how full the disk is.
+// config returns kubelet's configuration. Nodes share a machine, so no node may clean up
+// outside its own cgroup, or react to how full the disk is.
 func (n *Node) config() string {
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration

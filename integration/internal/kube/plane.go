@@ -39,7 +39,8 @@ const (
 	stopTimeout  = 30 * time.Second
 )
 
-// Programs lists the programs that a cluster needs beside those of ctrnode.
+// Programs lists the programs that a cluster needs in addition to the programs of
+// ctrnode.
 var Programs = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl", "bridge", "loopback", "host-local"}
 
 // Plane is the control plane of a cluster.

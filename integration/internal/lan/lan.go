@@ -1,8 +1,10 @@
-// Package lan makes a small network on one machine: a bridge that servers listen on, and network
-// namespaces that rate-limited links join to it. It counts what crosses a link.
+// Package lan makes a small network on one machine. A bridge has an address on which
+// servers listen, and rate-limited links join network namespaces to the bridge. The
+// package counts what crosses a link.
 //
-// Servers run beside the caller and listen on the bridge's address. Everything that they send to
-// the nodes goes through the uplink, whose rate is limited too. The package needs root.
+// Servers run beside the caller and listen on the bridge's address. Everything that they
+// send to the nodes goes through the uplink, whose rate is limited too. The package needs
+// root.
 package lan
 
 import (
@@ -91,7 +93,7 @@ func (n *Node) Cut(ctx context.Context, cut bool) error {
 	return run(ctx, "ip", "link", "set", n.near, state)
 }
 
-// Uplink limits what all nodes together receive from the servers.
+// Uplink limits the rate at which all nodes together receive data from the servers.
 func (l *LAN) Uplink(ctx context.Context, mbit int) error {
 	return run(ctx, "tc", append([]string{"qdisc", "replace", "dev", l.bridge, "root"}, limit(mbit)...)...)
 }

@@ -1,5 +1,5 @@
-// Package node starts the node agent under test: real processes with their own state directory.
-// Their mounts are gone when the test ends, whatever happened in it.
+// Package node starts the node agent under test: real processes with their own state
+// directory. Their mounts are always gone when the test ends.
 package node
 
 import (
@@ -23,8 +23,8 @@ import (
 const (
 	startTimeout = 30 * time.Second
 	stopTimeout  = 15 * time.Second
-	// hang is the time after which a test counts as hung, unless Allow extends it. Whatever then
-	// waits for the pool gets an error.
+	// hang is the time after which a test counts as hung, unless Allow extends it.
+	// Everything that waits for the pool then gets an error.
 	hang = 5 * time.Minute
 )
 
@@ -96,7 +96,7 @@ func New(t testing.TB, config string) *Agent {
 	return a
 }
 
-// Allow gives the test d in addition to hang, from now on, before it counts as hung.
+// Allow extends the time until the test counts as hung. From now on, it is hang plus d.
 func (a *Agent) Allow(d time.Duration) { a.watchdog.Reset(hang + d) }
 
 // Start starts an agent and waits until it answers.
@@ -323,7 +323,7 @@ func (a *Agent) Mounts() (list []string) {
 	return list
 }
 
-// abort makes everybody who waits for a pool below dir get an error.
+// abort makes everyone who waits for a pool below dir get an error.
 func abort(t testing.TB, dir string) {
 	for _, m := range below(t, dir) {
 		if !strings.HasPrefix(m.kind, "fuse") {

@@ -1,9 +1,11 @@
-// Package proc runs the long-lived child processes of a test: servers and container daemons.
+// Package proc runs the long-lived child processes of a test: servers and container
+// daemons.
 //
-// A process is a direct child that is waited for. Its end is never guessed from signal 0, because
-// an ended process may remain a zombie for seconds. Its output goes to a file, so that a grandchild
-// that inherits the descriptor cannot keep Wait from returning. The output is printed if the test
-// fails. The kernel kills the child when the test process dies.
+// A process is a direct child, and the package waits for it. The end of a process is
+// never guessed from signal 0, because an ended process may remain a zombie for seconds.
+// Its output goes to a file, so that a grandchild that inherits the descriptor cannot
+// keep Wait from returning. The output is printed if the test fails. The kernel kills the
+// child when the test process dies.
 package proc
 
 import (
@@ -110,9 +112,9 @@ func (p *Process) State() string {
 // Signal sends a signal unless the process has ended.
 func (p *Process) Signal(s syscall.Signal) {
 	select {
-	case <-p.done: // the pid may belong to somebody else by now
+	case <-p.done: // the pid may belong to another process by now
 	default:
-		_ = syscall.Kill(p.pid, s) // ESRCH: it ended meanwhile, which Wait will notice
+		_ = syscall.Kill(p.pid, s) // ESRCH: the process ended meanwhile, which Wait will notice
 	}
 }
 
@@ -162,9 +164,9 @@ func (p *Process) AwaitURL(ctx context.Context, url string, timeout time.Duratio
 	}
 }
 
-// Log returns the last n bytes of the process's output. They are preceded by at most the first n
-// bytes of the warnings and errors in the part that is left out, because much else often follows an
-// error.
+// Log returns the last n bytes of the process's output. If output is left out, Log puts
+// the warnings and errors of that part in front, up to n bytes of them. These matter
+// because much other output often follows an error.
 func (p *Process) Log(n int) string {
 	b, err := os.ReadFile(p.log)
 	if err != nil {
@@ -199,7 +201,7 @@ func excerpt(b []byte, n int) string {
 	return string(append(out, b[start:]...))
 }
 
-// PeakRSS returns the largest resident set the process has had, in bytes.
+// PeakRSS returns the largest resident set that the process has had, in bytes.
 func (p *Process) PeakRSS() (int64, error) { return p.status("VmHWM:") }
 
 // RSS returns the process's resident set, in bytes.
@@ -239,8 +241,8 @@ func Gone(pid int) bool {
 	return false
 }
 
-// Poll calls ok every few milliseconds until it returns true. If the deadline passes first, it
-// fails the test with what it was waiting for.
+// Poll calls ok every few milliseconds until ok returns true. If the deadline passes
+// first, it fails the test and says what it was waiting for.
 func Poll(t testing.TB, deadline time.Duration, what string, ok func() bool) {
 	t.Helper()
 	end := time.Now().Add(deadline)

@@ -13,8 +13,9 @@ import (
 // epoch is the time of everything in the packages: 2023-11-14.
 const epoch = "1700000000"
 
-// Make makes packages of the given kinds and version in a directory, with the program in them. It
-// must be called from a directory two levels below the root of the repository.
+// Make makes packages that contain the program, of the given kinds and version, in a
+// directory. It must be called from a directory two levels below the root of the
+// repository.
 func Make(ctx context.Context, program, version, dir string, kinds ...string) error {
 	binaries, err := os.MkdirTemp("", "slipway-binaries")
 	if err != nil {

@@ -111,7 +111,7 @@ func Program(ctx context.Context, t testing.TB, args ...string) (string, error) 
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, Binary(t), args...)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	// The command gets no credentials or settings of whoever runs the test.
+	// The command gets no credentials or settings of the user who runs the test.
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent"}
 	if err := cmd.Run(); err != nil {
 		return "", &CommandError{args, stderr.String() + stdout.String(), err}

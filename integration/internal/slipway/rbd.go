@@ -17,9 +17,9 @@ import (
 // librbd is the header that a build with the driver needs.
 const librbd = "/usr/include/rbd/librbd.h"
 
-// RBDBinary returns the path of a binary with the rbd driver. It is SLIPWAY_CEPH_BIN, or
-// SLIPWAY_BIN if that has the driver, or else one built from the source tree once per test process.
-// RBDBinary skips the test if librbd is missing.
+// RBDBinary returns the path of a binary with the rbd driver. This is SLIPWAY_CEPH_BIN,
+// or SLIPWAY_BIN if that has the driver. Otherwise it is a binary built from the source
+// tree, once per test process. RBDBinary skips the test if librbd is missing.
 func RBDBinary(t testing.TB) string {
 	t.Helper()
 	path, err := buildRBD()
@@ -49,7 +49,7 @@ var buildRBD = sync.OnceValues(func() (string, error) {
 	cmd := exec.Command("go", "build", "-tags", "ceph pacific", "-o", path, "./cmd/slipway")
 	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build slipway: %s\n%s", err, out) // whatever it is, it is no missing librbd
+		return "", fmt.Errorf("build slipway: %s\n%s", err, out) // whatever the reason is, librbd is not missing
 	}
 	return path, nil
 })

@@ -68,8 +68,8 @@ func Start(t testing.TB, root string, opts *Options) *Server {
 	if opts != nil {
 		s.opts = *opts
 	}
-	// Somebody can take a port after it was found free and before the server binds it. Then another
-	// pair is tried.
+	// Another process can take a port after it was found free and before the server binds
+	// it. Then another pair is tried.
 	for try := 1; ; try++ {
 		s.Addr, s.DebugAddr = FreeAddr(t), FreeAddr(t)
 		if s.opts.Host != "" {
@@ -185,9 +185,9 @@ func ok(ctx context.Context, url string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// Run runs a subcommand of the binary, such as fsck, on the server's root, and returns what it
-// printed. It fails the test unless the exit status is 0. With another registry than Slipway it
-// does nothing, because that has no subcommands.
+// Run runs a subcommand of the binary, such as fsck, on the server's root, and returns
+// what it printed. It fails the test unless the exit status is 0. If another registry
+// than Slipway is tested, it does nothing, because that registry has no subcommands.
 func (s *Server) Run(subcommand string, args ...string) string {
 	s.t.Helper()
 	if s.foreign() {
@@ -209,8 +209,8 @@ func Command(t testing.TB, args ...string) (string, error) {
 	return string(out), err
 }
 
-// Binary returns the path of the binary under test: SLIPWAY_BIN, or one built
-// from the source tree, once per test process.
+// Binary returns the path of the binary under test. This is SLIPWAY_BIN, or a binary
+// built from the source tree, once per test process.
 func Binary(t testing.TB) string {
 	t.Helper()
 	if b := os.Getenv("SLIPWAY_BIN"); b != "" {
@@ -223,8 +223,8 @@ func Binary(t testing.TB) string {
 	return path
 }
 
-// build links the binary into a directory that belongs to the checkout, not to one test process.
-// The next process finds it up to date.
+// build links the binary into a directory that belongs to the checkout, not to one test
+// process. So the next process finds the binary up to date.
 var build = sync.OnceValues(func() (string, error) {
 	root, err := moduleRoot()
 	if err != nil {
@@ -265,9 +265,9 @@ func FreeAddr(t testing.TB) string {
 	return addr
 }
 
-// FindAddr returns a loopback address that nothing listens on. The port lies below the range from
-// which the kernel takes the ports of outgoing connections, so that none of those can take it
-// meanwhile.
+// FindAddr returns a loopback address on which nothing listens. The port is below the
+// range from which the kernel takes the ports of outgoing connections, so that no such
+// connection can take it meanwhile.
 func FindAddr() (string, error) {
 	for range 100 {
 		addr := fmt.Sprintf("127.0.0.1:%d", 20000+rand.IntN(10000))

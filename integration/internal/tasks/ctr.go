@@ -17,7 +17,7 @@ import (
 
 // Ctr runs tasks through containerd's command-line client.
 type Ctr struct {
-	// Program is ctr; Socket is containerd's.
+	// Program is the path of ctr. Socket is the path of containerd's socket.
 	Program, Socket string
 	// Snapshotter is the snapshotter that holds the images.
 	Snapshotter string
@@ -161,9 +161,9 @@ func (c *Ctr) end(id string, ended <-chan error) error {
 		kill.Env = c.Env
 		said, killErr := kill.CombinedOutput()
 		select {
-		case <-ended: // ctr reports no success, because the container was killed
+		case <-ended: // ctr does not report success, because the container was killed
 			return nil
-		case <-time.After(2 * time.Second): // it had not started when the signal came
+		case <-time.After(2 * time.Second): // the container had not started when the signal came
 		case <-ctx.Done():
 			return fmt.Errorf("end container %s: %w: %v: %s", id, ctx.Err(), killErr, said)
 		}

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// retryEvery is how long a probe waits after a failure: short compared with the time that any
-// service takes to start, and long enough to leave the CPU to it.
+// retryEvery is how long a probe waits after a failure. It is short compared with the
+// time that any service takes to start, and long enough to leave the CPU to the service.
 const retryEvery = 3 * time.Millisecond
 
 // until connects and calls ask until ask succeeds or the context ends.
@@ -121,8 +121,8 @@ func redis(address string) func(context.Context, Dialer) (string, error) {
 	}
 }
 
-// pgStatements are the statements of a postgres task. The last one returns the number and the sum
-// of the remaining rows: 10 to 1001.
+// pgStatements are the statements of a postgres task. The last statement returns the
+// number and the sum of the remaining rows, which are 10 to 1001.
 const pgStatements = `create table t(a int);
 insert into t select generate_series(1,1000);
 update t set a=a+1;

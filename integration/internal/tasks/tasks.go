@@ -1,11 +1,12 @@
-// Package tasks defines what containers of the image corpus are started for. For each series of
-// images there is one real piece of work with a known outcome, and a second one that opens other
-// files.
+// Package tasks defines the work for which containers of the image corpus are started.
+// For each series of images there is one real piece of work with a known outcome, and a
+// second one that opens other files.
 //
-// A task is a command or a service. A command runs to its end and prints something. A service is
-// the image's own command, which is done when it has answered requests correctly. This process
-// makes the requests, in the network namespace of the container, so that an image needs no client
-// and opens no file for one. Tasks use no network but the container's own loopback.
+// A task is a command or a service. A command runs to its end and prints something. A
+// service is the image's own command, and is done when it has answered requests
+// correctly. This process makes the requests, in the network namespace of the container,
+// so that an image needs no client and opens no file for one. Tasks use no network but
+// the container's own loopback.
 package tasks
 
 import (
@@ -16,15 +17,16 @@ import (
 	"time"
 )
 
-// Task is what one container is started for.
+// Task is the work for which a container is started.
 type Task struct {
-	// Series names the images that the task is for. Name is a word for what it does.
+	// Series names the images for which the task is. Name is a word for what the task
+	// does.
 	Series, Name string
 	// Args replace the arguments of the image's own command; they still go through its entrypoint.
 	// Without Args, the image's own command runs.
 	Args []string
-	// Probe sends the requests to a service until one succeeds, and returns the answer. If it is
-	// nil, the task is a command.
+	// Probe sends the requests to a service until a request succeeds, and returns the
+	// answer. If it is nil, the task is a command.
 	Probe func(ctx context.Context, dial Dialer) (answer string, err error)
 	// Want lists texts that the output of a command or the answer of a service must contain, in
 	// this order.
@@ -99,8 +101,8 @@ func first() []Task {
 	}
 }
 
-// second returns tasks that use the same images in other ways. What an image was prepared for by
-// its first task does not cover them.
+// second returns tasks that use the same images in other ways. They are not covered by
+// what an image was prepared for with its first task.
 func second() []Task {
 	return []Task{
 		{Series: "debian", Name: "lists its packages", Args: shell("dpkg-query -W -f '${Package} ${Status}\\n' | grep -c 'install ok installed' >/tmp/n; test $(cat /tmp/n) -gt 50; perl -e 'print join(\",\", map { $_*$_ } 1..5), \"\\n\"'"),

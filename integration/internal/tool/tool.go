@@ -1,9 +1,8 @@
-// Package tool finds the programs that the tests run and runs the short-lived
-// ones.
+// Package tool finds the programs that the tests run, and runs the short-lived ones.
 //
-// A tool that is absent makes its test skip with a reason that begins "tool
-// not installed: NAME", which the test summary treats as a failure unless the
-// tool is named in SLIPWAY_ALLOW_SKIP.
+// If a tool is absent, its test is skipped with a reason that begins "tool not installed:
+// NAME". The test summary treats this as a failure unless SLIPWAY_ALLOW_SKIP names the
+// tool.
 package tool
 
 import (
@@ -81,8 +80,8 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
-// Env is the environment in which a test's commands run. It holds nothing of the user's
-// configuration or credentials, only what the test sets.
+// Env is the environment in which a test's commands run. It contains only what the test
+// sets, and nothing of the user's configuration or credentials.
 type Env struct {
 	dir  string
 	vars []string
@@ -135,7 +134,7 @@ func (e *Env) Try(ctx context.Context, name string, args ...string) (string, err
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env, cmd.Dir = e.vars, e.dir
-	// A child left behind must not hold the pipes open for ever.
+	// A child that is left behind must not hold the pipes open for ever.
 	cmd.WaitDelay = 5 * time.Second
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -26,12 +26,13 @@ type Options struct {
 	Ignore func(path, aspect string) bool
 }
 
-// Compare returns the differences between the trees at a and b, one on each line, in order of path.
-// None means that the trees are equal in names, types, contents, modes, owners, sizes of files and
-// symbolic links, times of last change to the nanosecond, extended attributes, targets of symbolic
-// links, device numbers, and in which names are the same file. Paths are relative, and the root is
-// ".". If a or b itself is a symbolic link, it is followed. Compare should run as root: otherwise
-// unreadable files are errors and trusted attributes are not visible.
+// Compare returns the differences between the trees at a and b, one on each line, in
+// order of path. If there are none, the trees are equal in names, types, contents, modes,
+// owners, sizes of files and symbolic links, times of last change to the nanosecond,
+// extended attributes, targets of symbolic links, device numbers, and in which names are
+// the same file. Paths are relative, and the root is ".". If a or b itself is a symbolic
+// link, it is followed. Compare should run as root. Otherwise unreadable files are
+// errors, and trusted attributes are not visible.
 func Compare(a, b string, opts *Options) ([]string, error) {
 	c := &comparer{links: [2]map[inode]string{{}, {}}, max: 100}
 	if opts != nil {
@@ -346,8 +347,8 @@ func xattrs(path string) (map[string]string, error) {
 	return out, nil
 }
 
-// grow calls a function that fills a buffer, with a buffer that is large enough; Linux needs 64 KiB
-// at most.
+// grow calls a function that fills a buffer, with larger and larger buffers until one is
+// large enough. Linux needs 64 KiB at most.
 func grow(call func([]byte) (int, error)) ([]byte, error) {
 	for b := make([]byte, 1<<10); ; b = make([]byte, 8*len(b)) {
 		n, err := call(b)

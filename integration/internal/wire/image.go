@@ -16,14 +16,14 @@ type Descriptor struct {
 	Annotations  map[string]string `json:"annotations,omitempty"`
 }
 
-// Platform is what an image in an index runs on.
+// Platform is the platform on which an image in an index runs.
 type Platform struct {
 	Architecture string `json:"architecture"`
 	OS           string `json:"os"`
 }
 
-// Document is a manifest or an index; which of the fields are set depends on
-// the media type.
+// Document is a manifest or an index. The media type determines which of the fields are
+// set.
 type Document struct {
 	SchemaVersion int               `json:"schemaVersion"`
 	MediaType     string            `json:"mediaType,omitempty"`
@@ -35,8 +35,8 @@ type Document struct {
 	Annotations   map[string]string `json:"annotations,omitempty"`
 }
 
-// CheckImage downloads everything that a tag or digest leads to (for an index, every image in it)
-// and verifies digests and sizes. It returns the manifest.
+// CheckImage downloads everything to which a tag or digest leads, and verifies digests
+// and sizes. For an index, this includes every image in it. It returns the manifest.
 func (c *Client) CheckImage(ctx context.Context, repo, ref string) (*Manifest, error) {
 	m, err := c.GetManifest(ctx, repo, ref)
 	if err != nil {

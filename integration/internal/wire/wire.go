@@ -1,6 +1,6 @@
-// Package wire is a small client of the distribution protocol that the tests use to see for
-// themselves. It sends exactly what the test asks for, never retries, and checks every byte that it
-// receives against the digest that it asked for.
+// Package wire is a small client of the distribution protocol, with which the tests check
+// a registry themselves. It sends exactly what the test asks for, never retries, and
+// checks every byte that it receives against the requested digest.
 package wire
 
 import (
@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// requestTimeout bounds one exchange: only a hung server takes longer.
+// requestTimeout bounds one exchange. Only a hung server takes longer.
 const requestTimeout = 2 * time.Minute
 
 // Client talks to one registry over plain HTTP. Its methods may run
@@ -37,8 +37,8 @@ func New(addr string) *Client {
 		base: "http://" + addr,
 		http: &http.Client{
 			Timeout: requestTimeout,
-			// Each client has its own connections: a registry that was killed leaves none behind in
-			// a pool shared with its successor.
+			// Each client has its own connections. So a registry that was killed leaves
+			// no connections in a pool that is shared with its successor.
 			Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true},
 			CheckRedirect: func(*http.Request, []*http.Request) error {
 				return http.ErrUseLastResponse
@@ -72,12 +72,12 @@ type Response struct {
 	Body   []byte
 }
 
-// StatusError is an answer with another status than the method needs.
+// StatusError is an answer whose status is not the one that the method needs.
 type StatusError struct {
 	Method, Path string
 	Status       int
-	// Codes are the error codes of the specification's error body. They are empty if the body is
-	// not one.
+	// Codes are the error codes in the body, if the body has the specification's form of
+	// an error. Otherwise they are empty.
 	Codes []string
 	Body  string
 }
@@ -143,7 +143,7 @@ func (c *Client) expect(ctx context.Context, status int, method, path string, he
 	return resp, nil
 }
 
-// Unexpected returns the error for an answer with another status than needed.
+// Unexpected returns the error for an answer whose status is not the needed one.
 func Unexpected(method, path string, resp *Response) *StatusError {
 	e := &StatusError{Method: method, Path: path, Status: resp.Status, Body: string(resp.Body)}
 	var body struct{ Errors []struct{ Code string } }
@@ -234,8 +234,8 @@ var acceptAll = []string{
 	"*/*",
 }
 
-// GetManifest fetches a manifest by tag or digest. The bytes must match the digest that was asked
-// for and the digest in the registry's header.
+// GetManifest fetches a manifest by tag or digest. The bytes must match the requested
+// digest and the digest in the registry's header.
 func (c *Client) GetManifest(ctx context.Context, repo, ref string) (*Manifest, error) {
 	resp, err := c.expect(ctx, http.StatusOK, http.MethodGet, manifestPath(repo, ref),
 		http.Header{"Accept": acceptAll}, nil)
@@ -266,7 +266,7 @@ func (c *Client) CheckBlob(ctx context.Context, repo, digest string, sizeBytes i
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		body, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // the status is what matters
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // only the status matters
 		return Unexpected(http.MethodGet, path, &Response{resp.StatusCode, resp.Header, body})
 	}
 	h := sha256.New()

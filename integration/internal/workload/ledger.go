@@ -1,9 +1,10 @@
-// Package workload pushes to a registry from several goroutines at once and keeps a ledger of what
-// the registry acknowledged. After a fault it checks the registry against the ledger.
+// Package workload pushes to a registry from several goroutines at once and keeps a
+// ledger of what the registry acknowledged. After a fault it checks the registry against
+// the ledger.
 //
-// The rule is the one that users rely on. What was acknowledged is there, with every byte. What was
-// acknowledged as deleted is gone. What was under way has either happened or not, but never by
-// half.
+// The rule is the one on which users rely. What was acknowledged is there, with every
+// byte. What was acknowledged as deleted is gone. What was under way has either happened
+// completely or not at all.
 package workload
 
 import (
@@ -21,15 +22,16 @@ import (
 // absent is the value of a cell whose content does not exist.
 const absent = ""
 
-// cell is one thing that a registry can be asked for: a blob, or a manifest by
-// tag or by digest. Its value is the digest of its content.
+// cell is a thing that a registry can be asked for: a blob, or a manifest by tag or by
+// digest. Its value is the digest of its content.
 type cell struct {
 	blob      bool
 	repo, ref string
 	sizeBytes int64 // only for a blob
 
-	// history holds every value that the cell was told to take, in order. acked is the index of the
-	// last acknowledged one. The value in the registry must be history[acked] or a later one.
+	// history holds every value that the cell was told to take, in order. acked is the
+	// index of the last acknowledged value. The value in the registry must be
+	// history[acked] or a later one.
 	history []string
 	acked   int
 }
@@ -105,14 +107,15 @@ func (l *Ledger) Mark() Mark {
 	return m
 }
 
-// claim holds the values that a cell may have, copied so that the load can go on.
+// claim holds the values that a cell may have. They are copied so that the load can
+// continue.
 type claim struct {
 	*cell
 	allowed []string
 }
 
-// claims returns what the registry may hold if its state is that of some time between the mark and
-// now.
+// claims returns what the registry may hold if its state is from some time between the
+// mark and now.
 func (l *Ledger) claims(since Mark) []claim {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -127,15 +130,15 @@ func (l *Ledger) claims(since Mark) []claim {
 	return all
 }
 
-// Check asks the registry for everything in the ledger. It returns an error for each thing that
-// contradicts what had been acknowledged at the mark.
+// Check asks the registry for everything in the ledger. It returns an error for each
+// thing that contradicts what was acknowledged at the mark.
 func (l *Ledger) Check(ctx context.Context, client *wire.Client, since Mark) error {
 	return l.check(ctx, client, since, func(claim, string) {})
 }
 
-// Settle is Check with everything that has been acknowledged by now. In addition, what it finds
-// becomes the truth: the outcome of a request that was under way must stay the same from then on.
-// No load may be running.
+// Settle does what Check does, with everything that has been acknowledged by now. In
+// addition, what it finds becomes the truth: from then on, the outcome of a request that
+// was under way must stay the same. No load may be running.
 func (l *Ledger) Settle(ctx context.Context, client *wire.Client) error {
 	return l.check(ctx, client, l.Mark(), func(c claim, value string) {
 		l.mu.Lock()

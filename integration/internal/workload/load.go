@@ -28,7 +28,8 @@ type Load struct {
 
 	// calm is set while every request should succeed.
 	calm atomic.Bool
-	// judge, if not nil, decides on errors instead. drained ends each worker after its step.
+	// judge, if not nil, decides about errors instead. drained ends each worker after its
+	// step.
 	judge   atomic.Pointer[func(error) error]
 	drained atomic.Bool
 
@@ -36,10 +37,10 @@ type Load struct {
 	errs []error
 }
 
-// Start makes the workers push images to the registry until Stop. Each worker pushes into its own
-// repository, whose name begins with prefix. A prefix must not be used twice with one ledger. Each
-// worker pushes small images whole and in chunks, mounts a blob of another repository, moves a tag,
-// and deletes. All of it follows from the seed.
+// Start makes the workers push images to the registry until Stop. Each worker pushes into
+// its own repository, whose name begins with prefix. A prefix must not be used twice with
+// one ledger. Each worker pushes small images whole and in chunks, mounts a blob of
+// another repository, moves a tag, and deletes. The seed determines all of this.
 func Start(client *wire.Client, ledger *Ledger, prefix string, workers int, seed uint64) *Load {
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &Load{ledger: ledger, client: client, cancel: cancel}
@@ -57,13 +58,13 @@ func Start(client *wire.Client, ledger *Ledger, prefix string, workers int, seed
 	return l
 }
 
-// ExpectErrors announces that the registry is about to fail. From now on an error is no surprise;
-// it only ends the worker that met it.
+// ExpectErrors announces that the registry is about to fail. From now on an error is
+// expected. It only ends the worker that met it.
 func (l *Load) ExpectErrors() { l.calm.Store(false) }
 
-// Judge sets a function that judges errors. If it returns nil, the worker goes on with its next
-// image. Otherwise the worker ends and what judge returned is reported. Several goroutines may call
-// judge at once.
+// Judge sets a function that judges errors. If the function returns nil, the worker
+// continues with its next image. Otherwise the worker ends, and the error that the
+// function returned is reported. Several goroutines may call the function at once.
 func (l *Load) Judge(judge func(error) error) { l.judge.Store(&judge) }
 
 // Drain ends each worker after its current image, and returns the errors that the workers met.
@@ -84,7 +85,7 @@ func (l *Load) Stop() error {
 	return shorten(l.errs)
 }
 
-// image is one that a worker has pushed and may delete again.
+// image is an image that a worker has pushed and may delete again.
 type image struct {
 	digest string
 	cells  []*cell
@@ -124,7 +125,8 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// step pushes one image. Now and then it moves or deletes a tag, or deletes an earlier image.
+// step pushes an image. Now and then it moves or deletes a tag, or deletes an earlier
+// image.
 func (w *worker) step(ctx context.Context) error {
 	w.count++
 	doc := wire.Document{SchemaVersion: 2, MediaType: manifestType}
@@ -152,8 +154,8 @@ func (w *worker) step(ctx context.Context) error {
 	return nil
 }
 
-// layer returns the content of a layer, of 1 KiB to 1 MiB. Small layers are more frequent, and one
-// in four is the same as other workers push.
+// layer returns the content of a layer, of 1 KiB to 1 MiB. Small layers are more
+// frequent. One layer in four is a layer that other workers push, too.
 func (w *worker) layer() []byte {
 	if w.rand.IntN(4) == 0 {
 		b := make([]byte, 20_000)
@@ -208,7 +210,8 @@ func (w *worker) mount(ctx context.Context, d wire.Descriptor) error {
 	return wire.Unexpected(http.MethodPost, path, resp)
 }
 
-// pushManifest pushes the manifest under a new tag, and every third one under the moving tag too.
+// pushManifest pushes the manifest under a new tag. It pushes every third manifest under
+// the moving tag too.
 func (w *worker) pushManifest(ctx context.Context, doc wire.Document) error {
 	b, err := json.Marshal(doc)
 	if err != nil {
@@ -270,8 +273,8 @@ func (w *worker) deleteImage(ctx context.Context) error {
 	return nil
 }
 
-// PushUntilError pushes single images from one goroutine until the registry refuses, and returns
-// the refusal. The ledger holds what was acknowledged.
+// PushUntilError pushes images one after the other from one goroutine until the registry
+// refuses one, and returns the refusal. The ledger holds what was acknowledged.
 func PushUntilError(ctx context.Context, client *wire.Client, ledger *Ledger, prefix string, seed uint64) error {
 	l := Start(client, ledger, prefix, 1, seed)
 	l.wg.Wait()

@@ -24,8 +24,8 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// Trees keeps the pushed images with their files, so that a test can ask a registry for every one
-// of those files. Its methods may be called concurrently.
+// Trees keeps the pushed images with their files, so that a test can ask a registry for
+// each of these files. Its methods may be called concurrently.
 type Trees struct {
 	mu     sync.Mutex
 	images []*Tree
@@ -92,7 +92,7 @@ func (l *Trees) push(ctx context.Context, client *wire.Client, repo, tag string,
 // layer makes a layer and applies it to the files of the image.
 func (i *Tree) layer(random *rand.Rand) imagetest.Layer {
 	a := new(imagetest.Archive)
-	added := map[string]bool{} // a whiteout only affects the layers below
+	added := map[string]bool{} // a whiteout affects only the layers below
 	files := 5 + random.IntN(40)
 	if random.IntN(6) == 0 { // a layer whose conversion takes a while
 		files = 400
@@ -115,8 +115,8 @@ func (i *Tree) layer(random *rand.Rand) imagetest.Layer {
 	return a.Layer()
 }
 
-// content returns a text of up to 20 KB, or now and then one that is stored in chunks. Every other
-// one comes from a few that all workers share.
+// content returns a text of up to 20 KB, or now and then a text that is stored in chunks.
+// Every other text is one of a few that all workers share.
 func content(random *rand.Rand) string {
 	id := random.Uint64()
 	if random.IntN(2) == 0 {
