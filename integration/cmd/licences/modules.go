@@ -34,14 +34,15 @@ type module struct {
 	texts              []text
 }
 
-// text is a file with a licence, or with what must accompany one.
+// text is a file that holds a licence, or something that must accompany a licence.
 type text struct {
 	name    string // relative to the module
 	content string
 }
 
-// allowed are the licences that may be linked into a binary under Apache-2.0: permissive ones, and
-// MPL-2.0, which asks only for the sources of its own files, unchanged here.
+// allowed are the licences that may be linked into a binary under Apache-2.0. They are
+// permissive licences and MPL-2.0. MPL-2.0 requires only the sources of its own files,
+// which are unchanged here.
 var allowed = []string{"0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC", "MIT", "MPL-2.0", "public domain", "Unlicense", "Zlib"}
 
 // byHand lists files that licensecheck cannot know, as a person read them, with the licences that
@@ -54,7 +55,8 @@ var byHand = map[string][]string{
 	"modernc.org/sqlite/LICENSE-SQLITE":                {"public domain"},
 }
 
-// files matches names of licence files; along matches names of files that accompany them.
+// files matches the names of licence files. along matches the names of files that
+// accompany them.
 var (
 	files = regexp.MustCompile(`(?i)^(un)?(licen[cs]e|copying)s?([-._].*)?$|^(apache|mit)-licen[cs]e$`)
 	along = regexp.MustCompile(`(?i)^(notice|copyright|patents|authors)([-._].*)?$`)
@@ -141,8 +143,9 @@ func toolchain(root string) (version, dir string, err error) {
 	return version, dir, nil
 }
 
-// read finds the licences of a module: at its root, and in and above the directories of the linked
-// packages, because some hold code of others under its own licence.
+// read finds the licences of a module. It looks at the module's root, and in and above
+// the directories of the linked packages, because some of these hold code of others under
+// its own licence.
 func (m *module) read() error {
 	dirs := map[string]bool{m.dir: true}
 	for d := range m.dirs {
@@ -171,7 +174,7 @@ func (m *module) read() error {
 			}
 			m.texts = append(m.texts, text{name, strings.ReplaceAll(string(b), "\r\n", "\n")})
 			if !is {
-				continue // accompanies a licence, but is none
+				continue // accompanies a licence, but is not a licence
 			}
 			found, read := byHand[m.path+"/"+filepath.ToSlash(name)]
 			if !read {

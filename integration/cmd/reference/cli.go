@@ -16,7 +16,7 @@ func commands(binary string) (string, error) {
 	return made + "# Commands\n\nWhat `slipway COMMAND --help` prints, of each command.\n\n" + toc.String() + body.String(), nil
 }
 
-// command adds a command and those below it. short is its text in the list.
+// command adds a command and the commands below it. short is its text in the list.
 func command(binary string, path []string, short string, toc, body *strings.Builder) error {
 	var errs bytes.Buffer
 	cmd := exec.Command(binary, append(append([]string{}, path...), "--help")...)
@@ -41,8 +41,8 @@ func command(binary string, path []string, short string, toc, body *strings.Buil
 // listed is a command as its parent's help lists it.
 type listed struct{ name, short string }
 
-// subcommands returns the commands that a help text lists below its headings of commands. It leaves
-// out those that the command-line library adds, which explain themselves.
+// subcommands returns the commands that a help text lists under its command headings. It
+// leaves out the commands that the command-line library adds, which explain themselves.
 func subcommands(help string) []listed {
 	var list []listed
 	listing := false

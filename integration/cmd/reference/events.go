@@ -38,7 +38,7 @@ With ` + "`secret`" + ` a request has the header ` + "`" + notify.SignatureHeade
 the body in hex. Receivers compare it in constant time.
 `
 
-// events returns the page of the webhooks, with each event as an endpoint gets it.
+// events returns the page of the webhooks, with each event as an endpoint receives it.
 func events() (string, error) {
 	var b strings.Builder
 	b.WriteString(made + eventsHead)

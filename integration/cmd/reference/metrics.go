@@ -14,8 +14,9 @@ Servers have theirs at ` + "`/metrics`" + ` of ` + "`http.debug.addr`" + `, node
 configured has none. [Dashboards and rules](../dashboards.md) use them.
 `
 
-// programs are the parts of the page. Each covers a package that runs a program and everything
-// below it. The first also gets the metrics that no other part has.
+// programs are the parts of the page. Each part covers a package that runs a program, and
+// everything below that package. The first part also gets the metrics that no other part
+// has.
 var programs = []struct{ title, pkg string }{
 	{"Registry", ""},
 	{"Node agent", "agent"},
@@ -64,7 +65,8 @@ type metric struct {
 	labels                []string
 }
 
-// merge sorts metrics by name and merges those that are defined in several places.
+// merge sorts metrics by name and merges the definitions of a metric that is defined in
+// several places.
 func merge(list []metric) ([]metric, error) {
 	slices.SortStableFunc(list, func(a, b metric) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.help, b.help)) })
 	var out []metric

@@ -14,11 +14,12 @@ import (
 	"strings"
 )
 
-// A metric is defined where its options are written, or where a function is called that writes
-// them: `counter := func(name, help string) ... Opts{Name: "slipway_x_" + name, Help: help}`. So a
-// definition begins at the options. As long as it depends on parameters of the function around it,
-// it continues at the calls of that function. Anything that cannot be read in this way is an error,
-// so that no metric goes missing unnoticed.
+// A metric is defined where its options are written, or where a function is called that
+// writes the options: `counter := func(name, help string) ... Opts{Name: "slipway_x_" +
+// name, Help: help}`. So a definition begins at the options. As long as it depends on
+// parameters of the function around it, it continues at the calls of that function.
+// Anything that cannot be read in this way is an error, so that no metric goes missing
+// unnoticed.
 
 // definition is a metric. Some of its parts may still depend on parameters.
 type definition struct {
@@ -299,7 +300,7 @@ func (f *finder) finish(d *definition) {
 	for _, e := range d.open {
 		m.labels = append(m.labels, f.labels(e, d.at)...)
 	}
-	if m.kind == "" { // the library learns it with the value; names tell by convention
+	if m.kind == "" { // the library learns the type with the value; by convention the name tells it
 		m.kind = "gauge"
 		if strings.HasSuffix(m.name, "_total") {
 			m.kind = "counter"

@@ -9,8 +9,9 @@ import (
 	"example.org/slipway/config"
 )
 
-// valuesSchema returns the schema of the chart's values in file, in which config and
-// agent.config have the schemas of the configurations, of which the chart sets a part.
+// valuesSchema returns the schema of the chart's values in file. In it, config and
+// agent.config have the schemas of the two configurations, because the chart sets parts
+// of these.
 func valuesSchema(file string) (string, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -52,8 +53,8 @@ func valuesSchema(file string) (string, error) {
 	return out.String(), err
 }
 
-// lean takes out of a schema what no value is checked with: Helm keeps the chart in every
-// release, and docs/config.md has the descriptions.
+// lean removes from a schema everything that is not used to check values. Helm stores the
+// chart in every release, and docs/config.md has the descriptions.
 func lean(schema map[string]any) map[string]any {
 	for _, key := range []string{"description", "default", "deprecated"} {
 		delete(schema, key)

@@ -23,7 +23,7 @@ var markdown = goldmark.New(goldmark.WithExtensions(extension.Table, extension.L
 
 // document is a parsed page.
 type document struct {
-	// source is the page's path in the repository, target its path in the site.
+	// source is the page's path in the repository. target is its path in the site.
 	source, target string
 	title          string
 	anchors        map[string]bool

@@ -76,7 +76,8 @@ func build(root, out string) (int, error) {
 	return len(s.docs), errors.Join(bad...)
 }
 
-// read parses the pages: those of docs/, those at the top, and the DESIGN.md of packages.
+// read parses the pages: the pages of docs/, the pages at the top, and the DESIGN.md of
+// packages.
 func (s *site) read() error {
 	return filepath.WalkDir(s.root, func(file string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -224,7 +225,7 @@ func fileTarget(source string) string {
 		return rest
 	}
 	if strings.HasSuffix(source, ".go") {
-		source += ".txt" // browsers show it, and a site within the repository is no Go package
+		source += ".txt" // browsers show it, and the site's directory holds no Go package
 	}
 	return "project/" + source
 }

@@ -12,8 +12,9 @@ import (
 // maxAgain is the maximum number of tests that are run again. If more failed, something is broken.
 const maxAgain = 5
 
-// isGrave reports whether a line of output belongs to a failure that may happen by chance but is
-// always a fault: a data race, a panic, including that of a time limit, or a crash.
+// isGrave reports whether a line of output belongs to a failure that may happen by chance
+// but is always a fault. Such failures are data races, crashes, and panics, including the
+// panic of a time limit.
 func isGrave(line string) bool {
 	return strings.Contains(line, "WARNING: DATA RACE") || strings.HasPrefix(line, "panic: ") ||
 		strings.HasPrefix(line, "fatal error: ") || strings.HasPrefix(line, "SIG") || strings.HasPrefix(line, "signal: ")
@@ -28,9 +29,9 @@ type group struct {
 // pattern returns the value of go test's flag -run.
 func (g group) pattern() string { return "^(" + strings.Join(g.tests, "|") + ")$" }
 
-// failed returns the failed tests, without their subtests, by package. It returns none if they must
-// not be run again: because more than maxAgain failed, or because a package failed for more reasons
-// than its tests.
+// failed returns the failed tests, without their subtests, by package. It returns none if
+// they must not be run again. This is so if more than maxAgain failed, or if a package
+// failed for more reasons than its tests.
 func (s *summary) failed() []group {
 	s.settle()
 	var groups []group

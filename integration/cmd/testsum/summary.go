@@ -198,13 +198,14 @@ func (s *summary) finish() bool {
 	return failed == 0 && unexpected == 0 && passed > 0
 }
 
-// These constants bound the list of slow tests: its length, and the least time of an entry.
+// These constants bound the list of slow tests: its length, and the least duration of an
+// entry.
 const (
 	slowTests   = 25
 	slowSeconds = 10
 )
 
-// slowest prints which tests took longest. They are the ones to look at when all tests together
+// slowest prints which tests took longest. They are worth a look when all tests together
 // take too long.
 func (s *summary) slowest() {
 	var slow []*test
@@ -234,9 +235,9 @@ func (s *summary) settle() {
 	}
 }
 
-// isFailure reports whether a failed entry counts. Each test counts; a package counts only if none
-// of its tests failed. If a package's tests did not end, which the package's own output explains,
-// both are printed.
+// isFailure reports whether a failed entry counts. Each test counts. A package counts
+// only if none of its tests failed. If a package's tests did not end, both they and the
+// package are printed, because the package's own output explains why.
 func (s *summary) isFailure(t *test) bool {
 	if t.name != "" {
 		return true
@@ -252,8 +253,8 @@ func (s *summary) isFailure(t *test) bool {
 	return true
 }
 
-// ranElsewhere reports whether another kind of run ran the test to its end, for which one kind may
-// skip it.
+// ranElsewhere reports whether another kind of run ran the test to its end. If so, this
+// kind may skip it.
 func (s *summary) ranElsewhere(t *test) bool {
 	for _, kind := range s.kinds {
 		if other := s.tests[key{place{kind, t.pkg}, t.name}]; other != nil && (other.result == "pass" || other.result == "fail") {
