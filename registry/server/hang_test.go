@@ -143,6 +143,7 @@ func TestTricklingBody(t *testing.T) {
 // TestSlowButAlive sends a body that is slow but steady, and lets an answer take longer than a
 // client may stall.
 func TestSlowButAlive(t *testing.T) {
+	const idle = 4 * idle // other tests on the machine may hold up the sender
 	b := newBed(t, setup{
 		server: server.Options{IdleTimeout: idle},
 		registry: registry.Options{OnEvent: func(ctx context.Context, e registry.Event) error {
