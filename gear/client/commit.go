@@ -15,19 +15,19 @@ import (
 	"example.org/slipway/oci"
 )
 
-// CommitOptions of [Client.Commit] and [Client.CommitLayer].
+// CommitOptions are the options of [Client.Commit] and [Client.CommitLayer].
 type CommitOptions struct {
-	// Repo and Tag are what is pushed to; Repo by default the base image's. Tag
-	// is needed.
+	// Repo and Tag say where the image is pushed. Repo defaults to the repository of the
+	// base image. Tag is required.
 	Repo, Tag string
-	// Upper says how the upper directory is to be read.
+	// Upper says how to read the upper directory.
 	Upper upper.Options
 	// Author and Comment are recorded if they are not empty.
 	Author, Comment string
-	// Created is recorded as the time; default now.
+	// Created is recorded as the time of creation; default now.
 	Created time.Time
-	// Progress, when set, is told how many files of how many bytes were
-	// uploaded, or how many bytes of the layer were written.
+	// Progress, when set, is called with the number of files and bytes uploaded, or with
+	// the number of bytes of the layer written.
 	Progress func(files int, bytes int64)
 }
 
@@ -67,7 +67,7 @@ func (o *CommitOptions) stamp(config object) error {
 	return config.set("created", o.Created)
 }
 
-// host is the registry's address as image references have it.
+// host returns the registry's address in the form that image references use.
 func (c *Client) host() string {
 	u, err := url.Parse(c.reg.URL())
 	if err != nil {
@@ -76,9 +76,9 @@ func (c *Client) host() string {
 	return u.Host
 }
 
-// Commit makes a Gear image of a base image and what the upper directory of an
-// overlay on it says, and pushes it. Only the contents that the repository lacks
-// are uploaded. Errors: those of upper.Tar and of Index.
+// Commit makes a Gear image of a base image and the changes in the upper directory of an
+// overlay on it, and pushes it. It uploads only the contents that the repository lacks.
+// Errors: those of upper.Tar and of Index.
 func (c *Client) Commit(ctx context.Context, dir string, base *Image, o CommitOptions) (Pushed, error) {
 	if err := o.fill(base, c.opts.Clock()); err != nil {
 		return Pushed{}, err
@@ -87,7 +87,7 @@ func (c *Client) Commit(ctx context.Context, dir string, base *Image, o CommitOp
 	if err != nil {
 		return Pushed{}, err
 	}
-	if o.Repo != base.Repo { // a repository begins with its first blob
+	if o.Repo != base.Repo { // the first blob creates the repository
 		if _, err := c.reg.MountBlob(ctx, o.Repo, base.Repo, base.ConfigDesc.Digest); err != nil {
 			return Pushed{}, fmt.Errorf("begin repository %s: %w", o.Repo, err)
 		}
@@ -116,7 +116,7 @@ func (c *Client) Commit(ctx context.Context, dir string, base *Image, o CommitOp
 	return p, err
 }
 
-// convertUpper converts an upper directory as it is read.
+// convertUpper converts an upper directory while it reads it.
 func convertUpper(ctx context.Context, dir string, o *upper.Options, sink convert.Sink) (*gear.Index, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -139,7 +139,7 @@ func convertUpper(ctx context.Context, dir string, o *upper.Options, sink conver
 	return out.Index, nil
 }
 
-// gearConfig is the base's configuration for an image that has no original.
+// gearConfig returns the base's configuration for an image that has no original.
 func (o *CommitOptions) gearConfig(base *Image) ([]byte, error) {
 	return edit(base.Config, func(top object) error {
 		if raw := top["config"]; len(raw) > 0 && string(raw) != "null" {
@@ -160,13 +160,13 @@ func (o *CommitOptions) gearConfig(base *Image) ([]byte, error) {
 	})
 }
 
-// gearHistory says in the configuration of a Gear image how it came to be.
+// gearHistory records in the configuration of a Gear image how the image was made.
 func (o *CommitOptions) gearHistory(config []byte) ([]byte, error) {
 	return edit(config, func(top object) error { return top.set("history", []historyEntry{o.history()}) })
 }
 
-// layered is the ordinary image that a layer can be put on: base, or what it was
-// made of.
+// layered returns the ordinary image on which a layer can be put: base, or the image that
+// base was made of.
 func (c *Client) layered(ctx context.Context, base *Image) (*Image, error) {
 	if !base.Gear {
 		return base, nil
@@ -181,10 +181,10 @@ func (c *Client) layered(ctx context.Context, base *Image) (*Image, error) {
 	return img, nil
 }
 
-// CommitLayer makes an ordinary image of a base image and one more layer, which
-// is what the upper directory of an overlay on it says, and pushes it. The layer
-// goes on top of the original if base is a Gear image. It needs no Gear of the
-// registry.
+// CommitLayer makes an ordinary image of a base image and one more layer, and pushes it.
+// The layer holds the changes in the upper directory of an overlay. If base is a Gear
+// image, the layer goes on top of its original. CommitLayer does not need the registry to
+// support Gear.
 func (c *Client) CommitLayer(ctx context.Context, dir string, base *Image, o CommitOptions) (Pushed, error) {
 	if err := o.fill(base, c.opts.Clock()); err != nil {
 		return Pushed{}, err

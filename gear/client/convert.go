@@ -11,12 +11,12 @@ import (
 	"example.org/slipway/oci"
 )
 
-// ConvertOptions of [Client.Convert]. The zero value works.
+// ConvertOptions are the options of [Client.Convert]. The zero value works.
 type ConvertOptions struct {
-	// Tag for the Gear image; default the original's with "-gear" behind it.
+	// Tag is the tag of the Gear image; default the original's tag followed by "-gear".
 	Tag string
-	// Select says which images of an index are converted. If that may be
-	// several, what is pushed is an index again.
+	// Select says which images of an index are converted. If it may select several, an
+	// index is pushed again.
 	Select Selection
 }
 
@@ -25,19 +25,18 @@ type Converted struct {
 	Repo   string     `json:"repository"`
 	Tag    string     `json:"tag"`
 	Digest oci.Digest `json:"digest"`
-	// Original is what was converted.
+	// Original is the image that was converted.
 	Original oci.Digest `json:"original"`
-	// Images are the Gear images, one for each platform.
+	// Images has the Gear images, one for each platform.
 	Images []Pushed `json:"images"`
 }
 
-// GearTag is the tag for the Gear image of a tagged image.
+// GearTag returns the tag of the Gear image of a tagged image.
 func GearTag(tag string) string { return tag + "-gear" }
 
-// Convert makes a Gear image of an image and pushes it to the same repository.
-// It waits until the registry has converted the layers, and taken in the result.
-// What the same image becomes is the same each time, to the digest. Errors: as
-// of Index.
+// Convert makes a Gear image of an image and pushes it to the same repository. It waits
+// until the registry has converted the layers and accepted the result. The result for the
+// same image is always the same, to the digest. Errors: as of Index.
 func (c *Client) Convert(ctx context.Context, repo, ref string, o ConvertOptions) (Converted, error) {
 	out := Converted{Repo: repo, Tag: o.Tag}
 	switch {

@@ -1,12 +1,10 @@
-// Package gearclient is what a client does with Gear against a registry that
-// offers it: it reads images as trees of files, writes them out, converts them
-// to Gear images, commits what changed in a container, and tells what images
-// hold and share.
+// Package gearclient implements what a client does with Gear against a registry that
+// offers it. It reads images as trees of files, writes them out, converts them to Gear
+// images, commits the changes of a container, and reports what images contain and share.
 //
-// An image is read through its layers' indexes, which the registry makes, or, if
-// it is a Gear image, through the index in it. Contents come in streams of many
-// files; a stream that breaks is continued where it stopped. Nothing here mounts
-// or runs anything.
+// An image is read through its layers' indexes, which the registry makes. A Gear image is
+// read through the index in it. Contents come in streams of many files. A stream that
+// breaks is continued where it stopped. Nothing here mounts or runs anything.
 package client
 
 import (
@@ -24,33 +22,33 @@ import (
 // ErrNoGear is returned, wrapped, for a registry without the extension.
 var ErrNoGear = errors.New("this registry does not offer Gear")
 
-// Options of New. The zero value works.
+// Options are the options of New. The zero value works.
 type Options struct {
-	// Wait is how long a call waits in all for layers that the registry is
-	// still converting; default 30 min.
+	// Wait is how long a call waits in total for layers that the registry is still
+	// converting; default 30 min.
 	Wait time.Duration
-	// AskEvery is the longest pause between two questions whether a layer is
-	// converted, whatever the registry asks for; default 30 s.
+	// AskEvery is the longest pause between two questions whether a layer is converted,
+	// whatever pause the registry asks for; default 30 s.
 	AskEvery time.Duration
-	// Waiting, when set, is told before each pause. Calls do not overlap.
+	// Waiting, when set, is called before each pause. Calls do not overlap.
 	Waiting func(Waiting)
 	// Limits bound the indexes that are read.
 	Limits *gear.Limits
-	// RetryWait is the first pause before a stream that broke is continued;
-	// default 500 ms. Each further one without progress is twice as long.
+	// RetryWait is the first pause before a broken stream is continued; default 500 ms.
+	// Each further pause without progress is twice as long.
 	RetryWait time.Duration
-	// Clock tells the time; default time.Now.
+	// Clock returns the time; default time.Now.
 	Clock func() time.Time
 }
 
-// Waiting is a layer that is waited for.
+// Waiting describes a layer that a call waits for.
 type Waiting struct {
 	Layer oci.Digest
-	// For is how long already.
+	// For is how long the call has waited already.
 	For time.Duration
 }
 
-// streamTries is how often a stream is continued without a file in between.
+// streamTries is how often a stream is continued without receiving a file in between.
 const streamTries = 4
 
 // Client uses one registry. It is safe for concurrent use.
@@ -84,14 +82,14 @@ func New(reg *client.Client, o *Options) *Client {
 	return c
 }
 
-// Check asks whether the registry offers Gear, unless that is known: calls that
-// need to know then do not wait for it. Errors: ErrNoGear.
+// Check asks whether the registry offers Gear, unless that is known. Later calls that
+// need the answer do not wait for it. Errors: ErrNoGear.
 func (c *Client) Check(ctx context.Context) error {
 	_, err := c.offered(ctx)
 	return err
 }
 
-// offered returns what the registry offers, asking once. Errors: ErrNoGear.
+// offered returns what the registry offers. It asks the registry once. Errors: ErrNoGear.
 func (c *Client) offered(ctx context.Context) (*client.GearInfo, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

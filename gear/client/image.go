@@ -16,25 +16,26 @@ import (
 // Image is an image for one platform.
 type Image struct {
 	Repo string
-	// Ref is the tag or digest it was asked for by.
+	// Ref is the tag or digest by which the image was requested.
 	Ref      string
 	Platform oci.Platform
 	Manifest *oci.Manifest
-	// Desc is the entry of the index it was found in, or describes Manifest.
+	// Desc is the image's entry in the index that lists it. Without an index, it
+	// describes Manifest.
 	Desc   oci.Descriptor
 	Layers []oci.Descriptor
-	// Config is the configuration as it is stored, ConfigDesc describes it.
+	// Config is the configuration as it is stored. ConfigDesc describes it.
 	Config     []byte
 	ConfigDesc oci.Descriptor
-	// DiffIDs of the layers, as the configuration has them.
+	// DiffIDs are the diff IDs of the layers in the configuration.
 	DiffIDs []oci.Digest
-	// Gear tells that it is a Gear image; Original is then the manifest it was
-	// made of, if that is known.
+	// Gear says whether it is a Gear image. If so, Original is the manifest it was made
+	// of, if that is known.
 	Gear     bool
 	Original oci.Digest
 }
 
-// Name is how people call the image.
+// Name returns the image's name as people write it.
 func (img *Image) Name() string {
 	sep := ":"
 	if oci.IsDigest(img.Ref) {
@@ -43,20 +44,19 @@ func (img *Image) Name() string {
 	return img.Repo + sep + img.Ref
 }
 
-// Set is what a reference names: one image, or those of an index that were
-// selected.
+// Set is what a reference names: one image, or the selected images of an index.
 type Set struct {
 	Repo, Ref string
-	// Manifest is what the reference names itself.
+	// Manifest is the manifest that the reference itself names.
 	Manifest *oci.Manifest
-	// Index tells that it is an index.
+	// Index says whether Manifest is an index.
 	Index  bool
 	Images []*Image
 }
 
 const (
-	// maxConfig is the size in bytes of the largest configuration that is read.
-	// The largest in public registries have some 100 KB.
+	// maxConfig is the size in bytes of the largest configuration that is read. The
+	// largest configurations in public registries have some 100 KB.
 	maxConfig = 8 << 20
 	// maxNested is how deep indexes in indexes are followed.
 	maxNested = 3
@@ -65,8 +65,8 @@ const (
 	ociConfig    = "application/vnd.oci.image.config.v1+json"
 )
 
-// Resolve finds out what a tag or digest names. Errors: MANIFEST_UNKNOWN; one
-// that lists the platforms there are when none of them was selected.
+// Resolve finds out what a tag or digest names. Errors: MANIFEST_UNKNOWN. If sel selects
+// a platform that is not available, the error lists the available platforms.
 func (c *Client) Resolve(ctx context.Context, repo, ref string, sel Selection) (*Set, error) {
 	m, err := c.reg.GetManifest(ctx, repo, ref)
 	if err != nil {
@@ -109,7 +109,7 @@ func (c *Client) Resolve(ctx context.Context, repo, ref string, sel Selection) (
 	return set, nil
 }
 
-// One is Resolve of one platform, nil being this machine's.
+// One is Resolve for one platform. If p is nil, it is this machine's platform.
 func (c *Client) One(ctx context.Context, repo, ref string, p *oci.Platform) (*Image, error) {
 	var sel Selection
 	if p != nil {
@@ -122,7 +122,7 @@ func (c *Client) One(ctx context.Context, repo, ref string, p *oci.Platform) (*I
 	return set.Images[0], nil
 }
 
-// choose takes those that are meant out of the images of an index.
+// choose returns the selected images of an index.
 func (s *Selection) choose(list []oci.Descriptor) ([]oci.Descriptor, error) {
 	if len(list) == 0 {
 		return nil, errors.New("it is an index without images")
@@ -151,8 +151,8 @@ func (s *Selection) choose(list []oci.Descriptor) ([]oci.Descriptor, error) {
 	return out, nil
 }
 
-// members returns the images of an index and of those in it. Entries that are no
-// images, such as attestations, have the platform unknown/unknown by custom.
+// members returns the images of an index and of the indexes in it. Entries that are not
+// images, such as attestations, have the platform unknown/unknown by convention.
 func (c *Client) members(ctx context.Context, repo string, m *oci.Manifest, depth int) ([]oci.Descriptor, error) {
 	var index struct {
 		Manifests []oci.Descriptor `json:"manifests"`
@@ -187,14 +187,14 @@ func isImage(mediaType string) bool {
 	return mediaType == oci.MediaTypeOCIManifest || mediaType == oci.MediaTypeDockerManifest
 }
 
-// imageManifest is what is read of a manifest.
+// imageManifest has the fields that are read of a manifest.
 type imageManifest struct {
 	Config      oci.Descriptor    `json:"config"`
 	Layers      []oci.Descriptor  `json:"layers"`
 	Annotations map[string]string `json:"annotations"`
 }
 
-// imageConfig is what is read of a configuration.
+// imageConfig has the fields that are read of a configuration.
 type imageConfig struct {
 	OS           string `json:"os"`
 	Architecture string `json:"architecture"`
@@ -231,7 +231,7 @@ func (c *Client) open(ctx context.Context, repo, ref string, m *oci.Manifest, de
 	}
 	img.DiffIDs = cfg.RootFS.DiffIDs
 	img.Platform = oci.Platform{OS: cfg.OS, Architecture: cfg.Architecture, Variant: cfg.Variant}
-	if desc.Platform != nil { // what it was chosen by
+	if desc.Platform != nil { // the platform by which it was chosen
 		img.Platform = oci.PlatformOf(desc.Platform)
 	}
 	switch err := gear.IsImageConfig(img.Config); {

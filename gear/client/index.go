@@ -12,9 +12,9 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// Index returns the whole tree of an image. It waits for layers that are still
-// being converted. Errors: ErrNoGear; *client.GearPendingError for a layer that
-// is not converted in time, or cannot be.
+// Index returns the whole tree of an image. It waits for layers that are still being
+// converted. Errors: ErrNoGear; *client.GearPendingError for a layer that is not
+// converted in time or cannot be converted.
 func (c *Client) Index(ctx context.Context, img *Image) (*gear.Index, error) {
 	if _, err := c.offered(ctx); err != nil {
 		return nil, err
@@ -47,8 +47,8 @@ func (c *Client) embedded(ctx context.Context, img *Image) (*gear.Index, error) 
 	return x, nil
 }
 
-// Layers returns the indexes of an image's layers, the lowest first. It waits
-// and fails as Index does. Of a Gear image it is the one index.
+// Layers returns the indexes of an image's layers, the lowest first. It waits and fails
+// as Index does. For a Gear image it returns the image's one index.
 func (c *Client) Layers(ctx context.Context, img *Image) ([]*gear.Index, error) {
 	if img.Gear {
 		x, err := c.embedded(ctx, img)
@@ -65,7 +65,7 @@ func (c *Client) Layers(ctx context.Context, img *Image) ([]*gear.Index, error) 
 	out := make([]*gear.Index, len(img.Layers))
 	for i, l := range img.Layers {
 		if out[i] = known[l.Digest]; out[i] != nil {
-			continue // as of instructions that change nothing
+			continue // as for instructions that change nothing
 		}
 		x, err := c.layer(ctx, img.Repo, l.Digest, img.DiffIDs[i], began)
 		if err != nil {
@@ -76,15 +76,15 @@ func (c *Client) Layers(ctx context.Context, img *Image) ([]*gear.Index, error) 
 	return out, nil
 }
 
-// layer reads the index of a layer. began is since when is waited.
+// layer reads the index of a layer. began is when the waiting began.
 func (c *Client) layer(ctx context.Context, repo string, d, diffID oci.Digest, began time.Time) (*gear.Index, error) {
 	r, l, err := c.awaitLayer(ctx, repo, d, began)
 	if err != nil {
 		return nil, err
 	}
 	defer r.Close()
-	// The client checks the bytes against their name. That the index is of this
-	// layer is seen by what tar it was made of, where the registry says that.
+	// The client checks the bytes against their name. The digest of the tar shows that
+	// the index is of this layer, if the registry reports that digest.
 	if got := oci.Digest(fmt.Sprintf("sha256:%x", l.DiffID)); l.DiffID != ([32]byte{}) && got != diffID {
 		return nil, fmt.Errorf("the registry gives the index of another layer, or the configuration of the image is wrong: %w",
 			&gear.MismatchError{What: "diff ID", Want: diffID, Got: got})
@@ -96,7 +96,7 @@ func (c *Client) layer(ctx context.Context, repo string, d, diffID oci.Digest, b
 	return x, nil
 }
 
-// awaitLayer opens the index of a layer as soon as there is one.
+// awaitLayer opens the index of a layer as soon as the index exists.
 func (c *Client) awaitLayer(ctx context.Context, repo string, d oci.Digest, began time.Time) (oci.Content, client.GearLayer, error) {
 	for {
 		r, l, err := c.reg.GearLayer(ctx, repo, d)
@@ -128,7 +128,7 @@ func (c *Client) awaitLayer(ctx context.Context, repo string, d oci.Digest, bega
 	}
 }
 
-// pathOf is where an index mentions a content first.
+// pathOf returns the first path at which an index mentions a content.
 func pathOf(x *gear.Index, name gear.Name) string {
 	for i := range x.Entries {
 		e := &x.Entries[i]

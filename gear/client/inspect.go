@@ -13,19 +13,19 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// Stats are what a layer or image consists of.
+// Stats describes what a layer or image consists of.
 type Stats struct {
 	Dirs      int `json:"directories"`
 	Files     int `json:"files"`
 	Symlinks  int `json:"symlinks"`
 	HardLinks int `json:"hard_links"`
-	// Special are devices, fifos and sockets.
+	// Special is the number of devices, fifos and sockets.
 	Special int `json:"special"`
-	// Whiteouts and Opaque hide what lies below a layer.
+	// Whiteouts and Opaque count the entries that hide something in the layers below.
 	Whiteouts int `json:"whiteouts"`
 	Opaque    int `json:"opaque"`
-	// Bytes of all regular files, each path counted; hard links count for
-	// nothing. Distinct are the contents, each once.
+	// Bytes is the size of all regular files. Each path counts; hard links do not.
+	// Distinct counts each content once.
 	Bytes         int64 `json:"bytes"`
 	Distinct      int   `json:"distinct_files"`
 	DistinctBytes int64 `json:"distinct_bytes"`
@@ -65,24 +65,26 @@ type Report struct {
 	Image    string     `json:"image"`
 	Digest   oci.Digest `json:"digest"`
 	Platform string     `json:"platform"`
-	// Gear tells that it is a Gear image, Original what it was made of.
+	// Gear says whether it is a Gear image. Original is the image that it was made of.
 	Gear     bool       `json:"gear"`
 	Original oci.Digest `json:"original,omitempty"`
-	// Layers, the lowest first.
+	// Layers has the layers, the lowest first.
 	Layers []LayerReport `json:"layers"`
-	// Whole is the image as a container sees it. IndexBytes is what a node
+	// Whole describes the image as a container sees it. IndexBytes is how much a node
 	// fetches to mount it.
 	Whole      Stats `json:"whole"`
 	IndexBytes int64 `json:"index_bytes"`
-	// Duplicates are contents at several paths, Largest the largest files.
+	// Duplicates has the contents that occur at several paths. Largest has the largest
+	// files.
 	Duplicates []Duplicate `json:"duplicates"`
 	Largest    []FileSize  `json:"largest"`
-	// LeftOut is what the layers have and a mounted tree has not.
+	// LeftOut is what the layers contain and a mounted tree lacks.
 	LeftOut []LeftOut `json:"left_out,omitempty"`
-	// Shared is what each of the other images has too, SharedAny what any has.
+	// Shared is what the image shares with each of the other images. SharedAny is what it
+	// shares with any of them.
 	Shared    []Shared `json:"shared"`
 	SharedAny *Shared  `json:"shared_any,omitempty"`
-	// Skipped are images that could not be compared, and why.
+	// Skipped names the images that could not be compared, and why.
 	Skipped []string `json:"skipped,omitempty"`
 
 	index *gear.Index
@@ -105,7 +107,7 @@ type FileSize struct {
 	Size int64  `json:"size"`
 }
 
-// LeftOut is something of a file that a mounted tree cannot have, and why.
+// LeftOut is a property of a file that a mounted tree cannot have, and why.
 type LeftOut struct {
 	Path string `json:"path"`
 	What string `json:"what"`
@@ -124,13 +126,14 @@ type Shared struct {
 	Bytes int64  `json:"bytes"`
 }
 
-// InspectOptions of [Client.Inspect]. The zero value works.
+// InspectOptions are the options of [Client.Inspect]. The zero value works.
 type InspectOptions struct {
-	// Top is how many duplicates and largest files are listed; default 10.
+	// Top is how many duplicates and how many of the largest files are listed; default
+	// 10.
 	Top int
 }
 
-// Inspect tells what an image consists of. It waits and fails as Index does.
+// Inspect reports what an image consists of. It waits and fails as Index does.
 func (c *Client) Inspect(ctx context.Context, img *Image, o InspectOptions) (*Report, error) {
 	if o.Top <= 0 {
 		o.Top = 10
@@ -187,7 +190,7 @@ func largest(x *gear.Index, top int) []FileSize {
 	return out[:min(top, len(out))]
 }
 
-// duplicates are the contents at several paths that take the most.
+// duplicates returns the contents at several paths that take the most space.
 func duplicates(x *gear.Index, top int) []Duplicate {
 	paths := make([]int, len(x.Files))
 	for i := range x.Entries {
@@ -223,10 +226,10 @@ type Other struct {
 	Index *gear.Index
 }
 
-// CompareAll adds to the report what each of several images shares with this
-// one, and what any of them does.
+// CompareAll adds to the report what this image shares with each of several images, and
+// what it shares with any of them.
 func (r *Report) CompareAll(others []Other) {
-	mine := make(map[gear.Name]bool, len(r.index.Files)) // and whether it is shared
+	mine := make(map[gear.Name]bool, len(r.index.Files)) // the value says whether the content is shared
 	for i := range r.index.Files {
 		mine[r.index.Files[i].Name] = false
 	}
@@ -251,17 +254,17 @@ func (r *Report) CompareAll(others []Other) {
 	}
 }
 
-// CompareTags adds to the report what the image shares with the last most tags
-// of its repository. Those of the same image, or of its Gear form or original,
-// are left out; those that have no image for its platform, or none that is
-// converted by now, are named as skipped; when these are twice as many, it ends.
+// CompareTags adds to the report what the image shares with the last most tags of its
+// repository. It leaves out tags of the same image, of its Gear form and of its original.
+// It reports as skipped the tags that have no image for the platform and the tags whose
+// images are not converted yet. It stops once it has skipped 2*most tags.
 func (c *Client) CompareTags(ctx context.Context, r *Report, img *Image, most int) error {
 	tags, err := c.allTags(ctx, img.Repo)
 	if err != nil {
 		return err
 	}
 	now := &Client{reg: c.reg, opts: c.opts}
-	now.opts.Wait = 0 // what is not converted is skipped
+	now.opts.Wait = 0 // images that are not converted are skipped
 	seen := map[oci.Digest]bool{img.Manifest.Digest: true}
 	if img.Original != "" {
 		seen[img.Original] = true
@@ -293,7 +296,7 @@ func (c *Client) CompareTags(ctx context.Context, r *Report, img *Image, most in
 	return nil
 }
 
-// briefly is why an image was skipped.
+// briefly says in a few words why an image was skipped.
 func briefly(err error) string {
 	var pending *client.GearPendingError
 	if errors.As(err, &pending) && pending.RetryAfter > 0 {
@@ -302,7 +305,7 @@ func briefly(err error) string {
 	return err.Error()
 }
 
-// maxTags bounds the tags that are listed.
+// maxTags bounds the number of tags that are listed.
 const maxTags = 10_000
 
 func (c *Client) allTags(ctx context.Context, repo string) (tags []string, err error) {

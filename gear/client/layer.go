@@ -18,9 +18,9 @@ import (
 
 const dockerLayer = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 
-// pushUpper pushes an upper directory as a layer for an image like base, and
-// tells the digest of the uncompressed tar. The layer is written to a temporary
-// file first, because a digest goes before the bytes.
+// pushUpper pushes an upper directory as a layer for an image like base, and returns the
+// digest of the uncompressed tar. It writes the layer to a temporary file first, because
+// the registry needs the digest before the bytes.
 func (c *Client) pushUpper(ctx context.Context, dir string, base *Image, o *CommitOptions) (_ oci.Descriptor, diffID oci.Digest, err error) {
 	f, err := os.CreateTemp("", "slipway-layer-")
 	if err != nil {
@@ -54,7 +54,7 @@ func (c *Client) pushUpper(ctx context.Context, dir string, base *Image, o *Comm
 
 func sum(h hash.Hash) oci.Digest { return oci.Digest("sha256:" + hex.EncodeToString(h.Sum(nil))) }
 
-// tellingWriter counts bytes and tells how many.
+// tellingWriter counts bytes and reports the count.
 type tellingWriter struct {
 	w    io.Writer
 	n    int64

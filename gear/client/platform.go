@@ -8,32 +8,32 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Selection says which images of an index are meant. The zero value is the one
+// Selection says which images of an index are selected. The zero value selects the image
 // for HostPlatform.
 type Selection struct {
-	// All are all images, whatever they are for.
+	// All selects all images, whatever platform they are for.
 	All bool
-	// Platforms are one image for each.
+	// Platforms selects one image for each platform.
 	Platforms []oci.Platform
 }
 
-// explicit reports whether somebody asked for certain platforms.
+// explicit reports whether certain platforms were requested.
 func (s *Selection) explicit() bool { return !s.All && len(s.Platforms) > 0 }
 
-// several reports whether several images may come of it.
+// several reports whether the selection may have several images.
 func (s *Selection) several() bool { return s.All || len(s.Platforms) > 1 }
 
-// takes reports whether an image for a platform is among those that are meant.
+// takes reports whether an image for a platform is selected.
 func (s *Selection) takes(have oci.Platform) bool {
 	will := func(p oci.Platform) bool { ok, _ := p.Matches(have); return ok }
 	host := oci.HostPlatform()
 	return s.All || slices.ContainsFunc(s.Platforms, will) || len(s.Platforms) == 0 && (will(host) || will(host.Fallback()))
 }
 
-// pick returns the place of the image for a platform among those of an index, or -1. As
-// containerd does, it takes the first that does not say what it is for if no other is
-// for the platform; where nobody asked for a platform, what the machine runs as well
-// goes before that.
+// pick returns the position of the image for a platform in an index, or -1. If no image
+// is for the platform, pick takes the first one that does not name a platform, as
+// containerd does. If no platform was requested, an image for another platform that the
+// machine can run takes precedence over that.
 func (s *Selection) pick(want oci.Platform, have []ocispec.Descriptor) int {
 	i := pick(want, have)
 	if older := want.Fallback(); i < 0 && !s.explicit() && older.OS != "" {
@@ -45,8 +45,8 @@ func (s *Selection) pick(want oci.Platform, have []ocispec.Descriptor) int {
 	return i
 }
 
-// pick returns the place of the image for a platform among those of an index, or
-// -1. One of the usual variant goes before others.
+// pick returns the position of the image for a platform in an index, or -1. It prefers an
+// image of the usual variant.
 func pick(want oci.Platform, have []ocispec.Descriptor) int {
 	best := -1
 	for i := range have {

@@ -13,14 +13,15 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Pushed is a Gear image, or another one, that was pushed.
+// Pushed is a Gear image, or another image, that was pushed.
 type Pushed struct {
 	Repo     string     `json:"repository"`
 	Tag      string     `json:"tag,omitempty"`
 	Digest   oci.Digest `json:"digest"`
 	Platform string     `json:"platform,omitempty"`
-	// Entries of the whole tree, Files of them with content, and their Bytes,
-	// each path counted; 0 of an image that is no Gear image.
+	// Entries is the number of entries in the whole tree, Files the number of files with
+	// content, and Bytes their size. Each path counts. All are 0 for an image that is not
+	// a Gear image.
 	Entries int   `json:"entries,omitempty"`
 	Files   int   `json:"files,omitempty"`
 	Bytes   int64 `json:"bytes,omitempty"`
@@ -42,10 +43,11 @@ func (c *Client) putBlob(ctx context.Context, repo, mediaType string, b []byte) 
 	return d, nil
 }
 
-// gearImage is a Gear image to push.
+// gearImage is a Gear image that is to be pushed.
 type gearImage struct {
 	index *gear.Index
-	// config is that of the original, original its manifest, "" if it has none.
+	// config is the configuration of the original. original is its manifest, or "" if
+	// there is no original.
 	config   []byte
 	original oci.Digest
 	// change, when set, changes the finished configuration.
@@ -54,8 +56,8 @@ type gearImage struct {
 	platform    oci.Platform
 }
 
-// pushGear pushes a Gear image, under a tag unless that is empty, and waits until
-// the registry has taken in its index. The same image has the same digest.
+// pushGear pushes a Gear image, under a tag unless tag is empty, and waits until the
+// registry has accepted its index. The same image has the same digest.
 func (c *Client) pushGear(ctx context.Context, repo, tag string, g gearImage) (oci.Descriptor, Pushed, error) {
 	fail := func(err error) (oci.Descriptor, Pushed, error) {
 		return oci.Descriptor{}, Pushed{}, fmt.Errorf("make a Gear image: %w", err)
@@ -95,7 +97,7 @@ func (c *Client) pushGear(ctx context.Context, repo, tag string, g gearImage) (o
 	return desc, p, r.Close()
 }
 
-// putManifest pushes a manifest given as what JSON is made of.
+// putManifest pushes a manifest. v is marshaled to JSON.
 func (c *Client) putManifest(ctx context.Context, repo, tag, mediaType string, m any) (oci.Descriptor, error) {
 	b, err := json.Marshal(m)
 	if err != nil {
@@ -111,8 +113,8 @@ func (c *Client) putManifest(ctx context.Context, repo, tag, mediaType string, m
 	return oci.Descriptor{MediaType: mediaType, Digest: oci.SHA256(b), Size: int64(len(b))}, nil
 }
 
-// baseAnnotations say what an image was made on top of, as the image
-// specification has it.
+// baseAnnotations returns the annotations that name the base image, as the image
+// specification defines them.
 func (c *Client) baseAnnotations(base *Image) map[string]string {
 	out := map[string]string{ocispec.AnnotationBaseImageDigest: string(base.Manifest.Digest)}
 	if !oci.IsDigest(base.Ref) {

@@ -13,8 +13,8 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// MissingError says that a registry does not have a content of an image, or none
-// that the image's repository may see.
+// MissingError says that a registry lacks a content of an image, or that the image's
+// repository may not see the content.
 type MissingError struct {
 	Image, Path string
 	Name        gear.Name
@@ -26,7 +26,7 @@ func (e *MissingError) Error() string {
 		e.Path, e.Image, e.Name)
 }
 
-// Source is the contents of an image. It may be used concurrently.
+// Source provides the contents of an image. It may be used concurrently.
 type Source struct {
 	c   *Client
 	img *Image
@@ -38,8 +38,8 @@ var _ gear.FileSource = (*Source)(nil)
 // Files returns the contents of an image whose index is x.
 func (c *Client) Files(img *Image, x *gear.Index) *Source { return &Source{c, img, x} }
 
-// Fetch implements [gear.FileSource]. A stream that breaks is continued with the
-// first file it did not deliver, a large file where it stopped. Errors:
+// Fetch implements [gear.FileSource]. A broken stream is continued with the first file
+// that it did not deliver. A large file is continued where it stopped. Errors:
 // *MissingError.
 func (s *Source) Fetch(ctx context.Context, files []gear.File, deliver func(i int, content io.Reader) error) error {
 	info, err := s.c.offered(ctx)
@@ -58,8 +58,8 @@ func (s *Source) Fetch(ctx context.Context, files []gear.File, deliver func(i in
 	for len(ask) > 0 {
 		var n int
 		var err error
-		// A way that spoils every stream at its beginning would be asked for all of the
-		// rest after each file.
+		// Without this limit, a path that damages the beginning of every stream would
+		// have all remaining files requested again after each file.
 		if wrongs <= streamTries {
 			n, err = s.stream(ctx, files, ask[:min(len(ask), info.Limits.Names)], deliver)
 		}
@@ -89,10 +89,10 @@ func (s *Source) Fetch(ctx context.Context, files []gear.File, deliver func(i in
 	return nil
 }
 
-// Range opens n bytes of a file from off. Whole chunks of a large file come
-// compressed and not verified, if the registry can send them so, and what breaks off
-// is not continued then. checked asks for bytes that the registry verifies, and thus
-// sees that it has to mend them. Errors: BLOB_UNKNOWN.
+// Range opens n bytes of a file from off. If the registry can, it sends whole chunks of a
+// large file compressed and unverified. An interrupted transfer of such chunks is not
+// continued. checked asks for bytes that the registry verifies, so that the registry sees
+// that it has to repair them. Errors: BLOB_UNKNOWN.
 func (s *Source) Range(ctx context.Context, f gear.File, off, n int64, checked bool) (io.ReadCloser, error) {
 	info, err := s.c.offered(ctx)
 	if err != nil {
@@ -106,7 +106,7 @@ func (s *Source) Range(ctx context.Context, f gear.File, off, n int64, checked b
 	first, count := int(off/gear.ChunkSize), gear.ChunkCount(n)
 	body, err := s.c.reg.GearChunks(ctx, s.img.Repo, f.Name, first, count)
 	for _, code := range []oci.Code{oci.CodeDigestInvalid, oci.CodeNameUnknown, oci.CodeUnsupported} {
-		if oci.HasCode(err, code) { // a replica that is older than the one that was asked
+		if oci.HasCode(err, code) { // a replica of an older version than the one that was asked
 			return s.c.reg.GearFile(ctx, s.img.Repo, f.Name, off, n)
 		}
 	}
@@ -120,27 +120,27 @@ func (s *Source) Range(ctx context.Context, f gear.File, off, n int64, checked b
 	return chunkBody{r, body}, nil
 }
 
-// chunkBody closes what its chunks come from.
+// chunkBody reads chunks and closes the body that they come from.
 type chunkBody struct {
 	*gear.ChunkReader
 	io.Closer
 }
 
-// brokenError is what may go better the next time.
+// brokenError is an error that a retry may not meet again.
 type brokenError struct{ err error }
 
 func (e *brokenError) Error() string { return fmt.Sprintf("stream of files: %v", e.err) }
 func (e *brokenError) Unwrap() error { return e.err }
 
-// wrongError is that what came is not what it should be. Registries do not verify what
-// they send in streams.
+// wrongError says that the received bytes are not the expected ones. Registries do not
+// verify what they send in streams.
 type wrongError struct{ err error }
 
 func (e *wrongError) Error() string { return e.err.Error() }
 func (e *wrongError) Unwrap() error { return e.err }
 
-// checked delivers a content that the registry verifies first: it sees then that it
-// has to mend it, and may have it elsewhere.
+// checked delivers a content that the registry verifies first. The registry then sees
+// that it has to repair the content, and may have another copy elsewhere.
 func (s *Source) checked(ctx context.Context, f *gear.File, deliver func(io.Reader) error) error {
 	r, err := s.c.reg.GearFile(ctx, s.img.Repo, f.Name, 0, -1)
 	if oci.HasCode(err, oci.CodeBlobUnknown) {
@@ -153,8 +153,8 @@ func (s *Source) checked(ctx context.Context, f *gear.File, deliver func(io.Read
 	return deliver(gear.Arriving(ctx, r))
 }
 
-// stream delivers those files that ask has the places of, and returns how many
-// it did.
+// stream delivers the files whose positions are in ask, and returns how many it
+// delivered.
 func (s *Source) stream(ctx context.Context, files []gear.File, ask []int, deliver func(i int, content io.Reader) error) (int, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -201,8 +201,8 @@ func (s *Source) stream(ctx context.Context, files []gear.File, ask []int, deliv
 	return len(ask), nil
 }
 
-// large delivers a large file from the stream, and from where that breaks by
-// itself.
+// large delivers a large file from the stream. If the stream breaks, it requests the rest
+// of the file alone.
 func (s *Source) large(ctx context.Context, it *gear.StreamItem, deliver func(io.Reader) error) error {
 	pr, pw := io.Pipe()
 	sent := make(chan struct{})
@@ -221,8 +221,8 @@ func (s *Source) large(ctx context.Context, it *gear.StreamItem, deliver func(io
 	return err
 }
 
-// largeReader reads a content from a stream, and on in another way when the
-// stream breaks.
+// largeReader reads a content from a stream. If the stream breaks, it reads the rest in
+// another way.
 type largeReader struct {
 	ctx       context.Context // the stream's
 	s         *Source

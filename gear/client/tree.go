@@ -17,14 +17,14 @@ type Node struct {
 	Mode uint32 `json:"mode"`
 	UID  uint32 `json:"uid"`
 	GID  uint32 `json:"gid"`
-	// Size in bytes of a file; of a directory, of all files below it.
+	// Size is the size in bytes. For a directory it is the size of all files below it.
 	Size int64  `json:"size"`
 	Link string `json:"link,omitempty"`
-	// Depth is how many directories it lies in below the root.
+	// Depth is the number of directories between the root and the entry.
 	Depth int `json:"-"`
 }
 
-// Tree lists a whole tree in order, directories before what lies in them.
+// Tree lists a whole tree in order: directories come before their contents.
 func Tree(x *gear.Index) iter.Seq[Node] {
 	below := map[string]int64{}
 	for i := range x.Entries {
@@ -78,5 +78,5 @@ func typeName(t rootfs.Type) string {
 	case rootfs.Socket:
 		return "socket"
 	}
-	return "mark" // of a layer; a whole tree has none
+	return "mark" // only layers have marks; a whole tree has none
 }

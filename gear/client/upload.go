@@ -13,11 +13,11 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// uploadBatch is how many bytes of small files go in one request, so that what
-// is sent again after a failure is little.
+// uploadBatch is how many bytes of small files go in one request. It is small so that
+// little has to be sent again after a failure.
 const uploadBatch = 8 << 20
 
-// uploader gives a repository the files that it lacks.
+// uploader uploads to a repository the files that it lacks.
 type uploader struct {
 	c    *Client
 	repo string
@@ -27,7 +27,8 @@ type uploader struct {
 	w    *gear.StreamWriter // nil: nothing is in buf
 	raw  []byte
 	zip  []byte
-	// files and bytes that were sent, uncompressed; told after each.
+	// files and bytes count what was sent, uncompressed. They are reported after each
+	// request.
 	files int
 	bytes int64
 	tell  func(files int, bytes int64)
@@ -68,7 +69,7 @@ func (u *uploader) Missing(ctx context.Context, names []gear.Name) ([]bool, erro
 	return out, nil
 }
 
-// Put implements [convert.Sink]. It keeps nothing of content.
+// Put implements [convert.Sink]. It does not keep content after it returns.
 func (u *uploader) Put(ctx context.Context, f gear.File, content convert.Content) error {
 	defer content.Release()
 	if f.Size >= gear.LargeFile {
@@ -81,7 +82,8 @@ func (u *uploader) Put(ctx context.Context, f gear.File, content convert.Content
 	return u.small(ctx, f.Name, u.raw)
 }
 
-// large sends a large file by itself; body can seek where it may be sent again.
+// large sends a large file in a request for itself. body must be able to seek if it may
+// have to be sent again.
 func (u *uploader) large(ctx context.Context, f gear.File, body io.Reader) error {
 	if err := u.c.reg.GearPutFile(ctx, u.repo, f.Name, f.Size, body); err != nil {
 		return fmt.Errorf("upload file %x of %d bytes: %w", f.Name, f.Size, err)
@@ -90,7 +92,7 @@ func (u *uploader) large(ctx context.Context, f gear.File, body io.Reader) error
 	return nil
 }
 
-// small adds a file to the stream that is sent next.
+// small adds a file to the next stream to be sent.
 func (u *uploader) small(ctx context.Context, name gear.Name, content []byte) error {
 	if u.w == nil {
 		u.buf.Reset()
@@ -123,7 +125,7 @@ func (u *uploader) sent(size int64) {
 	}
 }
 
-// flush sends what waits to be sent.
+// flush sends the files that wait in the buffer.
 func (u *uploader) flush(ctx context.Context) error {
 	if u.w == nil {
 		return nil
@@ -138,7 +140,8 @@ func (u *uploader) flush(ctx context.Context) error {
 	return nil
 }
 
-// complete gives the repository those files of x that it lacks and a source has.
+// complete uploads to the repository the files of x that the repository lacks and the
+// source has.
 func (u *uploader) complete(ctx context.Context, x *gear.Index, src gear.FileSource) error {
 	if err := u.flush(ctx); err != nil {
 		return err
