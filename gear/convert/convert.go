@@ -21,79 +21,81 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Sink takes the files of a layer. Its methods are called by one goroutine.
-// What it was given counts only once the caller of Layer, on success, commits
-// it; that is not part of this interface.
+// Sink takes the files of a layer. Its methods are called by one goroutine. The files
+// that it was given count only once the caller of Layer, on success, commits them. The
+// commit is not part of this interface.
 type Sink interface {
-	// Missing tells of each name whether the sink wants the file, and claims
-	// those for this conversion. No name is asked twice, and never that of
-	// gear.Empty.
+	// Missing reports for each name whether the sink wants the file, and claims the
+	// wanted names for this conversion. No name is asked twice, and the name of
+	// gear.Empty is never asked.
 	Missing(ctx context.Context, names []gear.Name) ([]bool, error)
-	// Put hands over a file that is missing. Files come in the order in which
-	// they first appear in the layer. The content is the sink's from here on,
-	// also when Put fails: it must be released, and that must not wait for
-	// further calls, because the memory may be needed to go on.
+	// Put hands over a file that is missing. Files come in the order in which they first
+	// appear in the layer. From here on the sink owns the content, even if Put fails. It
+	// must release the content. The release must not wait for further calls, because the
+	// conversion may need the memory to go on.
 	Put(ctx context.Context, f gear.File, content Content) error
 }
 
-// Content is the content of a file for as long as it is not released. ReadAt
-// may run concurrently. Release may be called more than once.
+// Content is the content of a file. It is valid until it is released. ReadAt may run
+// concurrently. Release may be called more than once.
 type Content interface {
 	io.ReaderAt
 	Release()
 }
 
-// Want is what a layer must turn out to be; what is empty is not known.
+// Want says what a layer must turn out to be. Empty fields are not known.
 type Want struct {
-	// Digest is that of the layer as it comes, DiffID that of the tar in it,
-	// which must be SHA-256.
+	// Digest is the digest of the layer as it arrives. DiffID is the digest of the tar in
+	// it, which must be SHA-256.
 	Digest, DiffID oci.Digest
 }
 
 // Options adjust a conversion.
 type Options struct {
-	// Workers is how many files are hashed at a time; default GOMAXPROCS. The
-	// result does not depend on it.
+	// Workers is how many files are hashed at a time; default GOMAXPROCS. The result does
+	// not depend on it.
 	Workers int
-	// MemoryBytes bounds the contents held in memory, in bytes, including those
-	// the sink has not released; default 128 MiB, least 8 MiB. A file of more
-	// than a quarter of it, or of more than 16 MiB, goes to a temporary file.
+	// MemoryBytes bounds the contents held in memory, in bytes, including the contents
+	// that the sink has not released; default 128 MiB, minimum 8 MiB. A file of more than
+	// a quarter of it, or of more than 16 MiB, goes to a temporary file.
 	MemoryBytes int64
-	// TempDir is where; default os.TempDir. The files have no name.
+	// TempDir is the directory for temporary files; default os.TempDir. The files have no
+	// name.
 	TempDir string
-	// Layer bounds what a layer may cost to read.
+	// Layer bounds how much work and memory reading a layer may cost.
 	Layer *rootfs.Options
-	// Index bounds its index.
+	// Index bounds the layer's index.
 	Index *gear.Limits
-	// Progress, when set, is told how many bytes of the layer have been read
-	// and how many entries found, at least every few MiB and at the end. Calls
+	// Progress, when set, is called with the number of bytes of the layer that have been
+	// read and the number of entries found, at least every few MiB and at the end. Calls
 	// do not overlap.
 	Progress func(bytes, entries int64)
-	// IndexOnly, when set, is asked again and again. Once it has said yes it must not
-	// say no any more, and the sink must want no further file: large ones are then
-	// hashed without being kept. It may be called while the sink's methods are.
+	// IndexOnly, when set, is called again and again. After it has returned true, it must
+	// not return false again, and the sink must want no further file. Large files are
+	// then hashed without being kept. It may be called while a method of the sink runs.
 	IndexOnly func() bool
 }
 
-// Result is what became of a layer.
+// Result describes a converted layer.
 type Result struct {
 	Index *gear.Index
 	Sums  rootfs.Sums
-	// New and NewBytes count the files that the sink was given, and their
-	// sizes.
+	// New and NewBytes are the number and the total size of the files that the sink was
+	// given.
 	New      int
 	NewBytes int64
 }
 
-// Layer turns a layer, compressed or not, into its index and gives the sink
-// the files that it lacks. Calls of the sink and result are the same for the
-// same layer and the same answers of the sink. The layer is read to its end,
-// and its digests are compared with want.
+// Layer turns a layer, compressed or not, into its index and gives the sink the files
+// that it lacks. For the same layer and the same answers of the sink, the calls of the
+// sink and the result are the same. The layer is read to its end, and its digests are
+// compared with want.
 //
-// ctx bounds the call; a Read of layer that blocks is waited for. On failure the
-// sink keeps what it was given and the caller must throw that away. Errors:
-// *gear.MismatchError, gear.ErrConflict, gear.ErrTooLarge, those of package rootfs for a layer
-// that is damaged or too large, and those of the sink, of layer and of ctx.
+// ctx bounds the call, but Layer waits for a Read of layer that blocks. On failure the
+// sink keeps what it was given, and the caller must discard that. Errors:
+// *gear.MismatchError, gear.ErrConflict, gear.ErrTooLarge, the errors of package rootfs
+// for a layer that is damaged or too large, and the errors of the sink, of layer and of
+// ctx.
 func Layer(ctx context.Context, layer io.Reader, want Want, sink Sink, opts *Options) (*Result, error) {
 	if opts == nil {
 		opts = &Options{}
@@ -135,8 +137,8 @@ func (w Want) compare(sums rootfs.Sums, sum512 hash.Hash) error {
 	return nil
 }
 
-// countingReader counts the bytes of a layer as they are read, and hashes them
-// where nobody else does.
+// countingReader counts the bytes of a layer as they are read, and hashes them if nothing
+// else does.
 type countingReader struct {
 	r   io.Reader
 	n   atomic.Int64
@@ -152,17 +154,19 @@ func (c *countingReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// A batch is what the sink is asked about at once. Its bounds depend on the
-// layer only, so that the questions are the same whatever the speed.
+// A batch has the files that the sink is asked about in one call. The bounds of a batch
+// depend only on the layer, so that the questions are the same at any speed.
 const (
-	askFiles = 256 // a round trip to a catalogue is small beside so many
-	// askBlocks is how many blocks at most, so that what is to be compressed was
-	// written and hashed a moment ago and is still in the processor's cache.
+	askFiles = 256 // a round trip to a catalogue is short compared with the work for so many files
+	// askBlocks is the maximum number of blocks. It is small, so that bytes to be
+	// compressed were written and hashed a moment ago and are still in the processor's
+	// cache.
 	askBlocks    = 4
 	askTempBytes = 256 << 20 // in temporary files
 )
 
-// item is an entry on its way; file and content are those of a File.
+// item is an entry on its way through the converter. file and content are set for a
+// regular file.
 type item struct {
 	entry   *rootfs.Entry
 	file    gear.File
@@ -179,7 +183,7 @@ type batch struct {
 	hashing sync.WaitGroup
 }
 
-// release releases what is left of a batch, once nobody reads it any more.
+// release releases the remaining contents of a batch, once nobody reads it any more.
 func (b *batch) release() {
 	b.hashing.Wait()
 	for _, it := range b.items {
@@ -189,8 +193,8 @@ func (b *batch) release() {
 	}
 }
 
-// converter is one conversion: read fills batches, feed empties them, in step
-// with each other but for one batch; hash gives files their names in between.
+// converter is one conversion. read fills batches and feed empties them. The two are
+// never more than one batch apart. In between, hash gives files their names.
 type converter struct {
 	opts  *Options
 	sink  Sink
@@ -266,7 +270,7 @@ func (c *converter) read(ctx context.Context, src *countingReader) error {
 		c.progress(src, 1<<20)
 		if b.files >= askFiles || len(b.items) >= 4*askFiles || b.temp >= askTempBytes || b.memory >= min(askBlocks, c.spool.blocks/4) {
 			full := b
-			b = &batch{} // what is sent is the other side's, or released
+			b = &batch{} // the sent batch belongs to the other side, or was released
 			if err := c.send(ctx, full); err != nil {
 				return err
 			}
@@ -290,7 +294,7 @@ func (c *converter) send(ctx context.Context, b *batch) error {
 	}
 }
 
-// progress reports when step bytes have been read since it last did.
+// progress reports if step bytes have been read since the last report.
 func (c *converter) progress(src *countingReader, step int64) {
 	n := src.n.Load()
 	if c.opts.Progress != nil && n >= c.reported+step {
@@ -299,7 +303,7 @@ func (c *converter) progress(src *countingReader, step int64) {
 	}
 }
 
-// file spools the content of a file and has it hashed.
+// file spools the content of a file and gets it hashed.
 func (c *converter) file(ctx context.Context, b *batch, it *item, r io.Reader) error {
 	b.files++
 	it.file.Size = it.entry.Size
@@ -337,11 +341,11 @@ func (c *converter) file(ctx context.Context, b *batch, it *item, r io.Reader) e
 	return nil
 }
 
-// inlineHash is the size in bytes below which handing a file to another
-// goroutine takes about as long as hashing it: 10 µs at 1.7 GB/s.
+// inlineHash is the size in bytes below which handing a file to another goroutine takes
+// about as long as hashing it: 10 µs at 1.7 GB/s.
 const inlineHash = 16 << 10
 
-// feed puts a batch into the index and gives the sink what it lacks.
+// feed adds a batch to the index and gives the sink the files that it lacks.
 func (c *converter) feed(ctx context.Context, b *batch) error {
 	defer b.release()
 	b.hashing.Wait()

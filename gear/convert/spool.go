@@ -13,31 +13,31 @@ import (
 	"example.org/slipway/gear"
 )
 
-// Contents are kept in blocks of one size that are used again and again, so that
-// the memory for them is bounded by their number and not by when the collector
-// runs. A block is as large as a chunk, and a file of at least that size begins
-// with a block: its chunks are then its blocks.
+// Contents are kept in blocks of one size that are reused. So the number of blocks bounds
+// the memory, and not the time at which the garbage collector runs. A block is as large
+// as a chunk. A file of at least that size begins at the start of a block, so that its
+// chunks are its blocks.
 const (
 	blockSize   = gear.ChunkSize
 	leastBlocks = 8
-	// memoryFile is the greatest size in bytes of a file kept in memory.
+	// memoryFile is the maximum size in bytes of a file kept in memory.
 	memoryFile    = 16 << 20
 	defaultMemory = 128 << 20
 )
 
-// block is a piece of memory that one or several contents, and the spooler
-// while it fills it, refer to.
+// block is a piece of memory. Contents refer to it, and so does the spooler while it
+// fills the block.
 type block struct {
 	data []byte
 	refs atomic.Int32
 }
 
 type spooler struct {
-	blocks int // how many there may be
+	blocks int // the maximum number of blocks
 	made   int
 	free   chan *block // holds all of them
 	dir    string
-	cur    *block // being filled, up to used
+	cur    *block // the block being filled; used bytes of it are full
 	used   int
 	tick   func() // is called for every block read
 }
@@ -50,12 +50,12 @@ func newSpooler(memory int64, dir string) *spooler {
 	return &spooler{blocks: n, free: make(chan *block, n), dir: dir, tick: func() {}}
 }
 
-// inMemory is the greatest size in bytes of a file kept in memory. With a batch
-// of a quarter of the memory that is not handed over yet, half of it is always
-// free or about to be released.
+// inMemory returns the maximum size in bytes of a file kept in memory. The batch that is
+// not handed over yet takes at most another quarter of the memory. So half of the memory
+// is always free or about to be released.
 func (s *spooler) inMemory() int64 { return min(memoryFile, int64(s.blocks)*blockSize/4) }
 
-// get waits for a free block. It has one reference.
+// get waits for a free block and returns it with one reference.
 func (s *spooler) get(ctx context.Context) (*block, error) {
 	s.tick()
 	var b *block
@@ -79,7 +79,7 @@ func (s *spooler) get(ctx context.Context) (*block, error) {
 
 func (s *spooler) put(b *block) {
 	if b.refs.Add(-1) == 0 {
-		s.free <- b // never blocks: it holds them all
+		s.free <- b // never blocks: the channel has room for all blocks
 	}
 }
 
@@ -90,7 +90,7 @@ func (s *spooler) close() {
 	}
 }
 
-// toMemory reads a file of size bytes, more than none.
+// toMemory reads a file of size bytes; size is more than 0.
 func (s *spooler) toMemory(ctx context.Context, r io.Reader, size int64) (*memContent, error) {
 	if size >= blockSize {
 		s.close()
@@ -122,7 +122,7 @@ func (s *spooler) toMemory(ctx context.Context, r io.Reader, size int64) (*memCo
 	return c, nil
 }
 
-// noEOF makes the end of a content before its size an error like any other.
+// noEOF turns an end of a content before its full size into an ordinary error.
 func noEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -130,7 +130,8 @@ func noEOF(err error) error {
 	return err
 }
 
-// memContent is a content in memory: size bytes from off of the first block.
+// memContent is a content in memory. It has size bytes and begins at off in the first
+// block.
 type memContent struct {
 	spool   *spooler
 	blocks  []*block
@@ -154,8 +155,8 @@ func (c *memContent) ReadAt(p []byte, off int64) (n int, err error) {
 	return n, err
 }
 
-// Peek returns n bytes from off on where they lie, until c is released, or nil if
-// that is in more than one block.
+// Peek returns n bytes from off on without copying them. They are valid until c is
+// released. Peek returns nil if they are in more than one block.
 func (c *memContent) Peek(off, n int64) []byte {
 	if off < 0 || n < 0 || n > c.size-off {
 		return nil
@@ -176,7 +177,7 @@ func (c *memContent) Release() {
 	})
 }
 
-// hash names the content and its chunks.
+// hash computes the names of the content and of its chunks.
 func (c *memContent) hash(f *gear.File) {
 	whole := sha256.New()
 	off, left := c.off, c.size
@@ -192,15 +193,15 @@ func (c *memContent) hash(f *gear.File) {
 	whole.Sum(f.Name[:0])
 }
 
-// diskContent is a content in a file without a name.
+// diskContent is a content in a file that has no name.
 type diskContent struct{ *os.File }
 
 // Release closes the file, which frees its space.
 func (c diskContent) Release() { c.File.Close() }
 
-// toDisk reads a file of f.Size bytes and names it. It is hashed while it is
-// read: a layer may well be this one file. Once indexOnly, if not nil, says so, it is
-// not kept, and there is no content.
+// toDisk reads a file of f.Size bytes and computes its name. It hashes the file while
+// reading it, because a layer may well consist of this one file. Once indexOnly returns
+// true, if it is not nil, the file is not kept and there is no content.
 func (s *spooler) toDisk(ctx context.Context, r io.Reader, f *gear.File, indexOnly func() bool) (_ Content, err error) {
 	tmp, err := os.CreateTemp(s.dir, "slipway-spool-*")
 	if err != nil {
