@@ -24,10 +24,11 @@ type Options struct {
 	// Progress, if set, is called with the state after every file and once at the end. Calls do not
 	// overlap.
 	Progress func(Progress)
-	// Lost, if set, is called for each owner, mode, attribute or device that the file system or the
-	// privileges of the process do not allow, and for what [gear.Mountable] leaves out or changes,
-	// and the export continues without it. By default that is an error, because the tree would not
-	// be the image's. Calls do not overlap.
+	// Lost, if set, is called for each owner, mode, attribute or device that the file
+	// system or the privileges of the process do not allow, and for what [gear.Mountable]
+	// leaves out or changes. The export then continues without it. If Lost is nil, such a
+	// loss is an error, because the tree would differ from the image. Calls do not
+	// overlap.
 	Lost func(path, what string, err error)
 }
 
@@ -40,23 +41,25 @@ type Progress struct {
 }
 
 const (
-	// A batch is what one Fetch asks for. Its limits keep all fetches busy until the end, while an
-	// image of 2 GB still needs only some thirty round trips.
+	// A batch is the set of contents that one Fetch requests. These limits keep all
+	// fetches busy until the end, while an image of 2 GB still needs only some thirty
+	// round trips.
 	batchBytes = 64 << 20
 	batchFiles = 4096
 
 	defaultParallel = 4
 )
 
-// Tree writes the tree of a flattened index, one without whiteouts, into dir, which is made or must
-// be empty. Content, modes, owners, times, extended attributes, hard links and devices become those
-// of the index. Content is verified, and fetched once however many paths hold it. Long runs of
-// zeros become holes. Directories that are needed but not described are as in [Flatten]. A root
-// that is not described is left as it is.
+// Tree writes the tree of a flattened index, which has no whiteouts, into dir. It creates
+// dir, or dir must be empty. Content, modes, owners, times, extended attributes, hard
+// links and devices become those of the index. Content is verified, and fetched once
+// however many paths hold it. Long runs of zeros become holes. Directories that are
+// needed but not described are as in [Flatten]. A root that is not described is left as
+// it is.
 //
-// No name in the index leads out of dir, whatever symbolic links the tree holds. If the export
-// fails, dir is left incomplete, for inspection only. Devices, foreign owners and attributes
-// outside "user." need root.
+// No name in the index leads out of dir, whatever symbolic links the tree holds. If the
+// export fails, dir is left incomplete, for inspection only. Devices, foreign owners and
+// attributes outside "user." need root.
 func Tree(ctx context.Context, x *gear.Index, src gear.FileSource, dir string, opts *Options) error {
 	if opts == nil {
 		opts = &Options{}
@@ -96,9 +99,10 @@ type exporter struct {
 	progress Progress
 }
 
-// run first makes directories, so that everything has its place. Then it makes everything that has
-// content or is a node, and then the links to these. It sets the directories' modes and times last:
-// the times would not survive anything earlier, and the modes might forbid it.
+// run first makes directories, so that every entry has a parent. Then it makes everything
+// that has content or is a node, and then the hard links to these. It sets the
+// directories' modes and times last: making entries would change the times, and the modes
+// might forbid it.
 func (w *exporter) run(ctx context.Context, root *tree) error {
 	for _, d := range w.plan.dirs {
 		if err := w.makeDir(ctx, root, d.Path); err != nil {
@@ -226,8 +230,8 @@ func (w *exporter) report(change func(*Progress)) {
 	}
 }
 
-// lose decides about something that an entry could not get. It returns nil if the caller of Tree
-// accepts the loss.
+// lose handles a property that an entry could not get. It returns nil if the caller of
+// Tree accepts the loss.
 func (w *exporter) lose(e *gear.Entry, what string, err error) error {
 	if err == nil {
 		return nil

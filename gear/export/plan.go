@@ -14,8 +14,8 @@ import (
 type exportPlan struct {
 	// dirs holds all directories, parents before their children.
 	dirs []*gear.Entry
-	// contents holds the regular files that have content, by content, in the order of first
-	// appearance, which is the order in which they are stored.
+	// contents holds the regular files that have content, grouped by content, in the
+	// order of first appearance, in which they are stored.
 	contents []content
 	// nodes holds symbolic links, devices, fifos, sockets and empty files.
 	nodes []*gear.Entry
@@ -32,12 +32,12 @@ type content struct {
 	entries []*gear.Entry
 }
 
-// planExport checks an index and sorts it. It trusts nothing: an index may come from elsewhere, and
-// a name in it must not lead out of the tree.
+// planExport checks an index and sorts it. It trusts nothing: an index may come from
+// elsewhere, and a name in it must not lead out of the tree.
 func planExport(x *gear.Index) (*exportPlan, error) {
 	p := &exportPlan{}
 	byPath := make(map[string]*gear.Entry, len(x.Entries))
-	byFile := make([]int, len(x.Files)) // place in contents, plus 1
+	byFile := make([]int, len(x.Files)) // position in contents, plus 1
 	for i := range x.Entries {
 		e := &x.Entries[i]
 		if err := checkPath(e.Path); err != nil {
@@ -132,7 +132,7 @@ func (p *exportPlan) addParents(x *gear.Index, byPath map[string]*gear.Entry) er
 				if e.Type != rootfs.Dir {
 					return fmt.Errorf("%q lies in %q, which is not a directory", x.Entries[i].Path, path)
 				}
-				break // its own parents are checked in its turn
+				break // the directory's own parents are checked in another iteration
 			}
 			if implied[path] {
 				break

@@ -49,8 +49,8 @@ func (t *tree) close() {
 
 func (t *tree) root() int { return t.open[0].fd }
 
-// parent returns the directory that path lies in, valid until the next call, and the name of path
-// in it.
+// parent returns the directory that contains path, and the name of path in it. The
+// directory is valid until the next call.
 func (t *tree) parent(path string) (fd int, name string, err error) {
 	depth := 1
 	for {
@@ -107,7 +107,7 @@ func (t *tree) takeEmpty() error {
 func (t *tree) link(target, path string) error {
 	from, oldName, err := t.parent(target)
 	if err == nil {
-		// The next call closes directories that are not on its way.
+		// The next call closes directories that are not above its path.
 		from, err = unix.FcntlInt(uintptr(from), unix.F_DUPFD_CLOEXEC, 0)
 	}
 	if err != nil {
@@ -175,12 +175,13 @@ func (w *exporter) setMeta(dir int, name string, fd int, e *gear.Entry) error {
 // errNotHeld is returned, wrapped, for what a file system cannot hold.
 var errNotHeld = errors.New("no file can have it here")
 
-// impossible marks the error of an attribute that the file system of dir cannot hold, such as an
-// access control list that is none, or more bytes than it has for all attributes of a file.
+// impossible marks the error of an attribute that the file system of dir cannot hold.
+// Examples are an invalid access control list, and more bytes than the file system has
+// for all attributes of a file.
 func impossible(dir int, err error) error {
 	switch {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.E2BIG), errors.Is(err, unix.ERANGE):
-	case errors.Is(err, unix.ENOSPC): // which stands for too many bytes, too
+	case errors.Is(err, unix.ENOSPC): // it stands for too many bytes, too
 		var st unix.Statfs_t
 		if unix.Fstatfs(dir, &st) != nil || st.Bavail < attributeBlocks {
 			return err // it is full
@@ -191,5 +192,5 @@ func impossible(dir int, err error) error {
 	return fmt.Errorf("%w: %w", errNotHeld, err)
 }
 
-// attributeBlocks are more blocks of a file system than the attributes of a file can take.
+// attributeBlocks is more blocks of a file system than the attributes of a file can take.
 const attributeBlocks = 1024

@@ -21,7 +21,8 @@ const (
 	// holeSize is the shortest aligned run of zeros that becomes a hole. It is a multiple of all
 	// usual block sizes, and long enough that the rest of a file is not fragmented.
 	holeSize = 64 << 10
-	// copyBuffer is what a worker reads at a time, 256 KiB. It divides ChunkSize.
+	// copyBuffer is how many bytes a worker reads at a time, 256 KiB. It divides
+	// ChunkSize.
 	copyBuffer = 4 * holeSize
 )
 
@@ -45,7 +46,8 @@ func (w *exporter) makeDir(ctx context.Context, t *tree, path string) error {
 	return nil
 }
 
-// finishDir sets what making a directory's contents would have changed.
+// finishDir sets the properties of a directory that adding entries to it would have
+// changed.
 func (w *exporter) finishDir(ctx context.Context, t *tree, e *gear.Entry) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -126,8 +128,8 @@ func (w *exporter) finishFile(dir int, name string, f *os.File, e *gear.Entry) e
 	return err
 }
 
-// writeContent writes one content to all its paths. It writes the first from r, and copies the
-// others from there while the content is in the page cache.
+// writeContent writes one content to all its paths. It writes the first file from r, and
+// copies the other files from the first one while the content is in the page cache.
 func (w *exporter) writeContent(ctx context.Context, t *tree, c content, r io.Reader, buf []byte) error {
 	first := c.entries[0]
 	dir, name, err := t.parent(first.Path)
@@ -149,7 +151,7 @@ func (w *exporter) writeContent(ctx context.Context, t *tree, c content, r io.Re
 			return err
 		}
 	}
-	if len(c.entries) > 1 { // the others may have entered other directories
+	if len(c.entries) > 1 { // making the others may have entered other directories
 		if dir, name, err = t.parent(first.Path); err != nil {
 			f.Close()
 			return fmt.Errorf("file %q: %w", first.Path, err)
@@ -158,7 +160,8 @@ func (w *exporter) writeContent(ctx context.Context, t *tree, c content, r io.Re
 	return w.finishFile(dir, name, f, first)
 }
 
-// duplicate makes a file with the content of from. It shares the blocks if the file system can.
+// duplicate makes a file with the content of from. It shares the blocks if the file
+// system can do that.
 func (w *exporter) duplicate(ctx context.Context, t *tree, from *os.File, e *gear.Entry, buf []byte) error {
 	dir, name, err := t.parent(e.Path)
 	if err != nil {
@@ -178,8 +181,8 @@ func (w *exporter) duplicate(ctx context.Context, t *tree, from *os.File, e *gea
 	return w.finishFile(dir, name, f, e)
 }
 
-// verifier checks a content against its name or, if there are chunks, against their names. These
-// cover every byte as well, and show where one is wrong.
+// verifier checks a content against its name or, if there are chunks, against the names
+// of the chunks. These cover every byte as well, and show where a wrong byte is.
 type verifier struct {
 	file *gear.File
 	sum  hash.Hash
