@@ -10,32 +10,33 @@ import (
 // name is the SHA-256 of a content.
 type name = [sha256.Size]byte
 
-// contents is the table of all distinct contents, files and chunks alike: a
-// chunk that is the same as a small file is one content with it.
+// contents is the table of all distinct contents, files and chunks alike: a chunk that
+// equals a small file is the same content.
 //
-// It takes about 66 bytes for each: 16 in list and, at the usual load of a map,
-// about 50 in ids; a file of several chunks 24 and 4 for each chunk besides.
+// The table takes about 66 bytes for each content: 16 in list and, at the usual load of a
+// map, about 50 in ids. A file of several chunks takes another 24 bytes, and 4 for each
+// chunk.
 type contents struct {
 	mu   sync.Mutex
 	ids  map[name]uint32
 	list []content
-	// pieces are the chunks of the files that have more than one.
+	// pieces has the chunks of the files that have more than one chunk.
 	pieces map[uint32][]uint32
 }
 
-// content is one entry; both sizes in bytes.
+// content is one entry of the table. Both sizes are in bytes.
 type content struct {
 	size   int64
-	stored int64 // compressed, or size where that is less
+	stored int64 // compressed, or size if that is less
 }
 
 func newContents() *contents {
 	return &contents{ids: map[name]uint32{}, pieces: map[uint32][]uint32{}}
 }
 
-// claim returns the content's number. To the first who asks it says that
-// storing it is theirs to find out; they call settle, and because nobody reads
-// a size before all layers are read, nobody has to wait for them.
+// claim returns the content's number. mine is true for the first caller, who must find
+// out how much space the content takes and call settle. Nobody reads a size before all
+// layers are read, so nobody has to wait for the first caller.
 func (c *contents) claim(n name, size int64) (id uint32, mine bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -48,21 +49,21 @@ func (c *contents) claim(n name, size int64) (id uint32, mine bool) {
 	return id, true
 }
 
-// settle notes the compressed size of a content.
+// settle records the compressed size of a content.
 func (c *contents) settle(id uint32, compressed int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.list[id].stored = min(compressed, c.list[id].size)
 }
 
-// cut notes the chunks of a content.
+// cut records the chunks of a content.
 func (c *contents) cut(id uint32, pieces []uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.pieces[id] = pieces
 }
 
-// chunks returns the chunks of files.
+// chunks returns the chunks of the given files.
 func (c *contents) chunks(files set) set {
 	var out set
 	for id := range files.all() {
@@ -77,7 +78,7 @@ func (c *contents) chunks(files set) set {
 	return out
 }
 
-// amount sums contents up.
+// amount returns the number and sizes of contents.
 func (c *contents) amount(of set) (a amount) {
 	for id := range of.all() {
 		a.objects++
@@ -87,7 +88,7 @@ func (c *contents) amount(of set) (a amount) {
 	return a
 }
 
-// set is a set of small numbers, a bit for each.
+// set is a set of small numbers, one bit for each number.
 type set []uint64
 
 func (s *set) add(id uint32) {

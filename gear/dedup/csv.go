@@ -9,9 +9,9 @@ import (
 	"strconv"
 )
 
-// WriteCSV writes the report into a directory, which is made if it is missing:
-// table2.csv, figure7.csv, sizes.csv and, where it is known what the images
-// need, figure2.csv. Shares have four digits and are not in percent.
+// WriteCSV writes the report into a directory, which it creates if necessary: table2.csv,
+// figure7.csv, sizes.csv and, if it is known what the images need, figure2.csv. Shares
+// have four digits and are not in percent.
 func (r *Report) WriteCSV(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

@@ -1,22 +1,22 @@
-// Package dedup tells how much room a set of images takes under four ways of
-// sharing: none (each image by itself), layers (as a registry does), files (as
-// Gear does) and chunks of 128 KiB.
+// Package dedup reports how much space a set of images takes with four ways of sharing:
+// none (each image by itself), layers (as a registry does), files (as Gear does) and
+// chunks of 128 KiB.
 //
-// A [Set] collects images from OCI image layouts and registries; [Analyse]
-// reads each of their layers once and makes a [Report], which writes itself as
-// a table, as CSV files and as charts.
+// A [Set] collects images from OCI image layouts and registries. [Analyse] reads each of
+// their layers once and makes a [Report]. A Report can be written as a table, as CSV files
+// and as charts.
 //
-// What is counted:
-//   - none and layer: the layers' blobs as they are stored; uncompressed, the
-//     tar archives in them. Configurations and manifests are not counted.
-//   - file: the distinct contents of the regular files that are visible in at
-//     least one image, each compressed singly, or as it is where compression
-//     does not make it smaller.
-//   - chunk: the same contents cut every [ChunkSize] bytes, the distinct chunks
+// The levels count the following:
+//   - none and layer: the layers' blobs as they are stored. Their uncompressed size is the
+//     size of the tar archives in them. Configurations and manifests are not counted.
+//   - file: the distinct contents of the regular files that are visible in at least one
+//     image. Each is compressed singly, or stored uncompressed if compression does not
+//     make it smaller.
+//   - chunk: the same contents cut every [ChunkSize] bytes. The distinct chunks are
 //     compressed singly. A file up to that size is one chunk.
 //
-// Directories, links and metadata (Gear's index) are not counted in either. A
-// hard link is a path like any other.
+// No level counts directories, links and metadata (Gear's index). A hard link is a path
+// like any other.
 package dedup
 
 import (
@@ -33,39 +33,41 @@ import (
 	"example.org/slipway/oci"
 )
 
-// ChunkSize is the size in bytes that files are cut into: Gear, Table II.
+// ChunkSize is the size in bytes of the chunks that files are cut into, as in Table II of
+// the Gear paper.
 const ChunkSize = 128 << 10
 
-// Options of an analysis. The zero value works.
+// Options are the options of an analysis. The zero value works.
 type Options struct {
-	// Workers is how many layers are read at once; default: one for each core.
-	// Each needs about 100 MB (measured with 2).
+	// Workers is how many layers are read at the same time; default: one for each core.
+	// Each worker needs about 100 MB (measured with 2).
 	Workers int
-	// Level of zstd, 1 to 22; default 3.
+	// Level is the compression level of zstd, 1 to 22; default 3.
 	Level int
-	// TempDir is where files of more than 16 MiB lie while they are looked at,
-	// one for each worker; default: the system's.
+	// TempDir is the directory for files of more than 16 MiB while they are examined, one
+	// file for each worker; default: the system's directory for temporary files.
 	TempDir string
-	// Categories is the category of each series that has one.
+	// Categories maps each series that has a category to it.
 	Categories map[string]string
-	// Used is what the images need, for [Report.Redundancy].
+	// Used says what the images need, for [Report.Redundancy].
 	Used []Used
-	// Progress is told how far the work is. Calls do not overlap.
+	// Progress, when set, is called as the work proceeds. Calls do not overlap.
 	Progress func(Progress)
 }
 
-// Progress is how far an analysis is.
+// Progress says how far an analysis is.
 type Progress struct {
-	// Bytes of stored layers read, and to read.
+	// Bytes is how many bytes of stored layers have been read, and TotalBytes how many
+	// are to be read.
 	Bytes, TotalBytes int64
-	// Layers read, and to read.
+	// Layers is how many layers have been read, and TotalLayers how many are to be read.
 	Layers, TotalLayers int
 }
 
-// Analyse reads the layers of a set and reports on them. An image whose layers
-// cannot all be read is left out and a [Problem] of the report; an error is
-// returned only when there is nothing to report: ctx ended, no image is left,
-// or the temporary directory cannot be used.
+// Analyse reads the layers of a set and reports on them. An image is left out if one of
+// its layers cannot be read; the report then has a [Problem] for it. Analyse returns an
+// error only if there is nothing to report: ctx ended, no image is left, or the temporary
+// directory cannot be used.
 func Analyse(ctx context.Context, s *Set, o *Options) (*Report, error) {
 	var opts Options
 	if o != nil {
@@ -98,7 +100,8 @@ func Analyse(ctx context.Context, s *Set, o *Options) (*Report, error) {
 	return rep, nil
 }
 
-// noImages says that there is nothing to analyse, and why where that is known.
+// noImages returns an error which says that there is nothing to analyse, and why if that
+// is known.
 func noImages(problems []Problem) error {
 	if len(problems) == 0 {
 		return errors.New("no images found")
@@ -116,7 +119,7 @@ type analysis struct {
 
 	mu       sync.Mutex
 	problems []Problem
-	broken   map[int]bool // images to leave out, by their place in images
+	broken   map[int]bool // images to leave out, by their index in images
 
 	progressMu sync.Mutex
 	progress   Progress
@@ -126,15 +129,15 @@ type analysis struct {
 type layer struct {
 	id   uint32
 	desc oci.Descriptor
-	// places are where it can be read, with the images that have it there.
+	// places says where the layer can be read, and which images have it there.
 	places []layerPlace
-	// raw is the size in bytes of its tar archive, and files what is in it;
-	// set once it is read.
+	// raw is the size in bytes of the layer's tar archive, and files has the files in it.
+	// Both are set once the layer is read.
 	raw   int64
 	files recording
 }
 
-// layerPlace is one store of a layer.
+// layerPlace is a place that has a layer, and the images that have it there.
 type layerPlace struct {
 	place  place
 	images []int
@@ -168,8 +171,8 @@ func (l *layer) addPlace(p place, img int) {
 	l.places = append(l.places, layerPlace{p, []int{img}})
 }
 
-// scanLayers reads all layers, the largest first so that the workers end
-// together.
+// scanLayers reads all layers. It begins with the largest, so that the workers finish at
+// about the same time.
 func (a *analysis) scanLayers(ctx context.Context) error {
 	queue := slices.Clone(a.layers)
 	slices.SortStableFunc(queue, func(x, y *layer) int { return int(min(max(y.desc.Size-x.desc.Size, -1), 1)) })
@@ -204,9 +207,8 @@ func (a *analysis) scanLayers(ctx context.Context) error {
 	return g.Wait()
 }
 
-// scanLayer reads a layer from the first of its places that has it whole; in
-// the others it only looks whether it is there. The error is one that ends the
-// analysis.
+// scanLayer reads a layer from the first of its places that has it whole. In the other
+// places it only checks whether the layer is there. An error ends the analysis.
 func (a *analysis) scanLayer(ctx context.Context, sc *scanner, l *layer) error {
 	read, found := int64(0), false
 	for _, p := range l.places {
@@ -229,11 +231,11 @@ func (a *analysis) scanLayer(ctx context.Context, sc *scanner, l *layer) error {
 			a.fail(p, l, err)
 		}
 	}
-	a.count(l.desc.Size-read, 1) // a layer read in part or twice counts once
+	a.count(l.desc.Size-read, 1) // a layer counts once, even if it was read in part or twice
 	return nil
 }
 
-// fail leaves out the images that have a layer at a place where it is damaged.
+// fail leaves out the images that have a layer at a place where the layer is damaged.
 func (a *analysis) fail(p layerPlace, l *layer, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -247,7 +249,7 @@ func (a *analysis) fail(p layerPlace, l *layer, err error) {
 	a.problems = append(a.problems, problem)
 }
 
-// count adds to the progress and shows it.
+// count adds to the progress and reports it.
 func (a *analysis) count(bytes int64, layers int) {
 	a.progressMu.Lock()
 	defer a.progressMu.Unlock()

@@ -15,12 +15,12 @@ import (
 	"example.org/slipway/oci"
 )
 
-// AddLayouts adds the images of an OCI image layout, or of all layouts below a
-// directory. The one image of a layout SERIES/VERSION is called so; a layout
-// with several is a series, and its images have their reference names.
+// AddLayouts adds the images of an OCI image layout, or of all layouts below a directory.
+// If a layout in a directory SERIES/VERSION has one image, that is the image's name. A
+// layout with several images is a series, and its images have their reference names.
 //
-// A layout or image that cannot be read becomes a [Problem]; the error is for a
-// directory that cannot be read or has no layout below it.
+// A layout or image that cannot be read becomes a [Problem]. AddLayouts returns an error
+// if a directory cannot be read or has no layout below it.
 func (s *Set) AddLayouts(ctx context.Context, dir string) error {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
@@ -56,7 +56,7 @@ func (s *Set) AddLayouts(ctx context.Context, dir string) error {
 	return nil
 }
 
-// layoutName is the name of a layout's only image.
+// layoutName returns the name of a layout's only image.
 func layoutName(path string) string {
 	return filepath.Base(filepath.Dir(path)) + "/" + filepath.Base(path)
 }
@@ -75,7 +75,7 @@ func (s *Set) addLayout(ctx context.Context, l layout) error {
 	if err := json.Unmarshal(b, &index); err != nil {
 		return fmt.Errorf("read %s: %w", ocispec.ImageIndexFile, err)
 	}
-	seen := map[oci.Digest]bool{} // two names for one image are one image
+	seen := map[oci.Digest]bool{} // one image with two names is one image
 	for _, d := range index.Manifests {
 		if seen[d.Digest] {
 			continue
@@ -131,7 +131,8 @@ func (l layout) look(d oci.Descriptor) error {
 	return nil
 }
 
-// path is where a blob lies. A digest that is checked leads nowhere else.
+// path returns the path of a blob. It checks the digest, so that the path stays inside
+// the layout.
 func (l layout) path(d oci.Descriptor) (string, error) {
 	if err := oci.CheckDigest(d.Digest); err != nil {
 		return "", err
@@ -139,7 +140,7 @@ func (l layout) path(d oci.Descriptor) (string, error) {
 	return filepath.Join(l.dir, ocispec.ImageBlobsDir, d.Digest.Algorithm().String(), d.Digest.Encoded()), nil
 }
 
-// missing says plainly what it is for a blob not to exist.
+// missing returns an error that says plainly that a blob does not exist.
 func missing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return errors.New("the blob is missing")

@@ -8,9 +8,9 @@ import (
 	"example.org/slipway/internal/chart"
 )
 
-// WriteSVG draws the report into a directory, which is made if it is missing:
-// table2-bytes.svg, table2-objects.svg (on a logarithmic scale), figure7.svg
-// and, where it is known what the images need, figure2.svg.
+// WriteSVG draws the report into a directory, which it creates if necessary:
+// table2-bytes.svg, table2-objects.svg (on a logarithmic scale), figure7.svg and, if it
+// is known what the images need, figure2.svg.
 func (r *Report) WriteSVG(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -64,7 +64,7 @@ func (r *Report) charts() map[string]*chart.Bars {
 	return charts
 }
 
-// bar is a bar with its label at the end.
+// bar returns a bar with its label at the end.
 func bar(name string, value float64, label string, weak bool) chart.Row {
 	return chart.Row{Name: name, Values: []float64{value}, Label: label, Weak: weak}
 }

@@ -10,7 +10,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Registry is what is needed of a registry; every [oci.Registry] has it.
+// Registry has the methods of a registry that the analysis needs. Every [oci.Registry]
+// has them.
 type Registry interface {
 	GetManifest(ctx context.Context, repo, ref string) (*oci.Manifest, error)
 	GetBlob(ctx context.Context, repo string, d oci.Digest) (oci.Content, error)
@@ -18,13 +19,13 @@ type Registry interface {
 	Tags(ctx context.Context, repo, last string, n int) (tags []string, more bool, err error)
 }
 
-// listPage is how many names are asked for at once.
+// listPage is how many names are requested at a time.
 const listPage = 1000
 
-// AddRegistry adds the tagged images of all repositories of a registry, each
-// repository a series. host is how the registry is called in messages. reg must
-// stay open until the analysis is done. The error is for a registry that cannot
-// be listed; an image that cannot be read becomes a [Problem].
+// AddRegistry adds the tagged images of all repositories of a registry, each repository
+// as a series. host is the name of the registry in messages. reg must stay open until the
+// analysis is done. AddRegistry returns an error if the registry cannot be listed. An
+// image that cannot be read becomes a [Problem].
 func (s *Set) AddRegistry(ctx context.Context, reg Registry, host string) error {
 	for last := ""; ; {
 		names, more, err := reg.Repositories(ctx, last, listPage)
@@ -43,9 +44,9 @@ func (s *Set) AddRegistry(ctx context.Context, reg Registry, host string) error 
 	}
 }
 
-// AddRepository adds images of one repository by tag or digest; without refs,
-// all that are tagged. Several tags of one image are one image, called by the
-// first of them. Errors are as of [Set.AddRegistry].
+// AddRepository adds images of one repository by tag or digest. Without refs it adds all
+// tagged images. An image with several tags is added once, under its first tag. Errors
+// are as for [Set.AddRegistry].
 func (s *Set) AddRepository(ctx context.Context, reg Registry, host, repo string, refs []string) error {
 	if refs == nil {
 		var err error
@@ -98,11 +99,12 @@ func allTags(ctx context.Context, reg Registry, repo string) (tags []string, err
 	}
 }
 
-// repository is a repository of a registry.
+// repository is a place: a repository of a registry.
 type repository struct {
 	reg        Registry
 	host, repo string
-	// read are manifests that were read already; only while images are added.
+	// read has the manifests that were read already. It is set only while images are
+	// added.
 	read []*oci.Manifest
 }
 
@@ -127,5 +129,5 @@ func (r *repository) blob(ctx context.Context, d oci.Descriptor) (io.ReadCloser,
 	return r.reg.GetBlob(ctx, r.repo, d.Digest)
 }
 
-// look trusts a registry to have what its manifests name.
+// look assumes that a registry has what its manifests name.
 func (r *repository) look(oci.Descriptor) error { return nil }

@@ -5,10 +5,10 @@ import (
 	"io"
 )
 
-// Level is a way of sharing. Each one's number is its place in [Group.Rows].
+// Level is a way of sharing. Its number is the index of its row in [Group.Rows].
 type Level int
 
-// The ways of sharing.
+// These are the ways of sharing.
 const (
 	None Level = iota
 	Layer
@@ -29,7 +29,7 @@ func (l Level) String() string {
 // MarshalText implements [encoding.TextMarshaler].
 func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
-// objects is what there is a number of.
+// objects returns the name of the objects that are counted at this level.
 func (l Level) objects() string {
 	names := [levels]string{"images", "layers", "files", "chunks"}
 	return names[l]
@@ -37,39 +37,42 @@ func (l Level) objects() string {
 
 // Report is what an analysis found.
 type Report struct {
-	// Level of zstd by which files and chunks were compressed.
+	// Level is the zstd level with which files and chunks were compressed.
 	Level int `json:"zstd_level"`
-	// Images analysed, and those left out because of a problem.
+	// Images is the number of images analysed, and LeftOut the number left out because of
+	// a problem.
 	Images  int `json:"images"`
 	LeftOut int `json:"left_out"`
-	// Skipped are references to something else than an image for the platform.
+	// Skipped is the number of references to something other than an image for the
+	// platform.
 	Skipped int `json:"skipped"`
 
-	// All is the images together, pooled: what two series share counts once.
-	// Categories is the same for each category, if there are any, sorted by
-	// name, and Series for each series, sorted by category and name.
+	// All pools all images: what two series share counts once. Categories has a group for
+	// each category, if there are any, sorted by name. Series has a group for each
+	// series, sorted by category and name.
 	All        Group   `json:"all"`
 	Categories []Group `json:"categories,omitempty"`
 	Series     []Group `json:"series"`
 
-	// Paths are the files at all paths of all images by size, and Unique the
+	// Paths counts the files at all paths of all images by size. Unique counts the
 	// distinct contents among them.
 	Paths  Sizes `json:"paths"`
 	Unique Sizes `json:"unique"`
 
-	// Redundancy of what the images of a series need, for those of which it is
-	// known; the last one, "all", is all of them if there are several.
+	// Redundancy has the redundancy of what the images of a series need, for each series
+	// for which that is known. If there are several, the last element, "all", is for all
+	// of them.
 	Redundancy []Redundancy `json:"redundancy,omitempty"`
-	// UsedImages of the set are known, and UsedUnknown paths in them were no
-	// files of the image.
+	// UsedImages is the number of images in the set whose needs are known. UsedUnknown is
+	// the number of used paths that were not files of the image.
 	UsedImages  int `json:"used_images,omitempty"`
 	UsedUnknown int `json:"used_unknown,omitempty"`
 
-	// Problems, sorted; each names the images left out for it.
+	// Problems is sorted. Each problem names the images that were left out because of it.
 	Problems []Problem `json:"problems,omitempty"`
 }
 
-// Group is some of the images: Gear's Table II for them.
+// Group describes some of the images as Gear's Table II does.
 type Group struct {
 	Name     string      `json:"name"`
 	Category string      `json:"category,omitempty"`
@@ -77,32 +80,33 @@ type Group struct {
 	Rows     [levels]Row `json:"rows"`
 }
 
-// Row is how much images take with one way of sharing.
+// Row is how much space images take with one way of sharing.
 type Row struct {
 	Dedup Level `json:"dedup"`
-	// Objects stored: images, layers, files or chunks.
+	// Objects is the number of stored images, layers, files or chunks.
 	Objects int64 `json:"objects"`
-	// StoredBytes are compressed, RawBytes are not.
+	// StoredBytes is the compressed size, RawBytes the uncompressed size.
 	StoredBytes int64 `json:"stored_bytes"`
 	RawBytes    int64 `json:"raw_bytes"`
-	// SavedOfNone is the share of the stored bytes without sharing that this
-	// saves; SavedOfLayer the share of those with shared layers, which is
-	// Figure 7(a) for files. The latter is 0 for none and layer, and both are
-	// negative where single compression costs more than sharing saves.
+	// SavedOfNone is the share that this level saves of the bytes stored without sharing.
+	// SavedOfLayer is the share that it saves of the bytes stored with shared layers; for
+	// files this is Figure 7(a). SavedOfLayer is 0 for none and layer. Both are negative
+	// if compressing each object singly costs more than sharing saves.
 	SavedOfNone  float64 `json:"saved_of_none"`
 	SavedOfLayer float64 `json:"saved_of_layer"`
 }
 
-// SizeClass is the files of a class.
+// SizeClass counts the files of a class.
 type SizeClass struct {
 	Files int64 `json:"files"`
 	Bytes int64 `json:"bytes"`
 }
 
-// Sizes are the files below 4 KiB, 64 KiB, 1 MiB, and all larger ones.
+// Sizes has the classes of files below 4 KiB, below 64 KiB, below 1 MiB, and of all
+// larger files.
 type Sizes [4]SizeClass
 
-// sizeClasses are the names of Sizes.
+// sizeClasses returns the names of the classes of Sizes.
 func sizeClasses() [4]string {
 	return [4]string{"<4 KiB", "4-64 KiB", "64 KiB-1 MiB", ">=1 MiB"}
 }
@@ -127,14 +131,14 @@ func (s Sizes) total() (t SizeClass) {
 	return t
 }
 
-// Redundancy is how much of what images need is the same: Gear's Figure 2. All
+// Redundancy is how much of what images need is the same, as in Gear's Figure 2. All
 // sizes are uncompressed.
 type Redundancy struct {
 	Name   string `json:"name"`
 	Images int    `json:"images"`
-	// HeldBytes are all files of the images, NeededBytes the distinct contents
-	// that each image needs, one image after the other, and DistinctBytes the
-	// distinct ones among these.
+	// HeldBytes is the size of all files of the images. NeededBytes is the size of the
+	// distinct contents that each image needs, summed over the images. DistinctBytes
+	// counts the contents that several images need once.
 	HeldBytes     int64 `json:"held_bytes"`
 	NeededBytes   int64 `json:"needed_bytes"`
 	DistinctBytes int64 `json:"distinct_bytes"`
@@ -150,7 +154,7 @@ func (r *Report) WriteJSON(w io.Writer) error {
 	return enc.Encode(r)
 }
 
-// groups returns all groups with what kind of group each is.
+// groups calls fn for all groups with the kind of each group.
 func (r *Report) groups(fn func(kind string, g Group)) {
 	fn("all", r.All)
 	for _, g := range r.Categories {

@@ -16,30 +16,30 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// inMemory is the size in bytes up to which a file is looked at in memory.
+// inMemory is the size in bytes up to which a file is examined in memory.
 const inMemory = 16 << 20
 
-// scanner reads layers, one at a time. A worker has one of its own.
+// scanner reads layers, one at a time. Each worker has its own scanner.
 type scanner struct {
 	table *contents
 	enc   *zstd.Encoder
 	count func(bytes int64, layers int)
 	temp  string
 
-	mem   []byte   // the file being looked at, if it fits
-	spill *os.File // the file being looked at otherwise; it has no name on disk
+	mem   []byte   // the file being examined, if it fits
+	spill *os.File // the file being examined, if it does not fit in mem; it has no name on disk
 	out   []byte   // what EncodeAll wrote last
 	chunk []byte
 }
 
-// scannerError is an error of the scanner itself and not of what it reads.
+// scannerError is an error of the scanner itself and not of the layer that it reads.
 type scannerError struct{ err error }
 
 func (e *scannerError) Error() string { return e.err.Error() }
 func (e *scannerError) Unwrap() error { return e.err }
 
 func newScanner(table *contents, level int, temp string, count func(int64, int)) (*scanner, error) {
-	// The checksum of zstd's frame is left out: a content's name is one.
+	// The encoder writes no checksum in frames, because a content's name is a checksum.
 	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.EncoderLevelFromZstd(level)), zstd.WithEncoderConcurrency(1), zstd.WithEncoderCRC(false))
 	if err != nil {
 		return nil, fmt.Errorf("set up zstd: %w", err)
@@ -54,8 +54,7 @@ func (s *scanner) close() {
 	}
 }
 
-// scan reads a layer at a place into l, and returns how much of the blob was
-// read.
+// scan reads a layer at a place into l, and returns how many bytes of the blob were read.
 func (s *scanner) scan(ctx context.Context, p place, l *layer) (int64, error) {
 	if err := l.desc.Digest.Validate(); err != nil {
 		return 0, err
@@ -84,8 +83,7 @@ func (s *scanner) scan(ctx context.Context, p place, l *layer) (int64, error) {
 	return in.n, nil
 }
 
-// entries reads the entries of a layer. When it returns nothing reads in any
-// more.
+// entries reads the entries of a layer. When it returns, nothing reads from in any more.
 func (s *scanner) entries(ctx context.Context, in io.Reader) (sums rootfs.Sums, files recording, err error) {
 	r, err := rootfs.Open(ctx, in, nil)
 	if err != nil {
@@ -113,8 +111,8 @@ func (s *scanner) entries(ctx context.Context, in io.Reader) (sums rootfs.Sums, 
 	return sums, rec.finish(s.enc), nil
 }
 
-// file reads a file and returns its number. A content nobody had before is
-// compressed, whole and by chunks.
+// file reads a file and returns its number. If the content is new, file compresses it
+// whole and by chunks.
 func (s *scanner) file(r io.Reader, size int64) (uint32, error) {
 	n, err := s.spool(r, size)
 	if err != nil {
@@ -159,7 +157,7 @@ func (s *scanner) spool(r io.Reader, size int64) (name, error) {
 	return name(h.Sum(nil)), nil
 }
 
-// unexpected makes the end of a file that should go on an error that is not
+// unexpected turns an end of a file before its full size into an error that is not
 // mistaken for the end of a layer.
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
@@ -168,8 +166,8 @@ func unexpected(err error) error {
 	return err
 }
 
-// openSpill makes the temporary file. It is removed at once, so nothing is left
-// behind however the process ends, and used again for the next large file.
+// openSpill creates the temporary file and removes its name at once, so that nothing
+// remains however the process ends. The file is reused for the next large file.
 func (s *scanner) openSpill() error {
 	if s.spill != nil {
 		return nil
@@ -185,8 +183,8 @@ func (s *scanner) openSpill() error {
 	return nil
 }
 
-// spillWriter writes a file from its beginning and keeps its own error, which
-// io.Copy would not tell from the source's.
+// spillWriter writes a file from its beginning and keeps its own error, which io.Copy
+// would not distinguish from an error of the source.
 type spillWriter struct {
 	f   *os.File
 	off int64
@@ -217,7 +215,7 @@ func (s *scanner) compressed(size int64) (int64, error) {
 	return int64(w), nil
 }
 
-// cut names and compresses the chunks of the spooled file.
+// cut computes the names and compressed sizes of the chunks of the spooled file.
 func (s *scanner) cut(id uint32, size int64) error {
 	pieces := make([]uint32, 0, (size+ChunkSize-1)/ChunkSize)
 	for off := int64(0); off < size; off += ChunkSize {
@@ -246,8 +244,8 @@ func (w *countingWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// blobReader counts what is read of a blob, and hashes it where the layer
-// reader's own SHA-256 is not what is asked for.
+// blobReader counts the bytes read of a blob. It hashes them if the digest needs an
+// algorithm other than the layer reader's SHA-256.
 type blobReader struct {
 	r     io.Reader
 	hash  hash.Hash // or nil

@@ -15,13 +15,13 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Set is the images to analyse. The zero value is an empty set whose images are
-// those for linux/amd64.
+// Set is the set of images to analyse. The zero value is an empty set for images for
+// linux/amd64.
 type Set struct {
-	// Platform chooses from images for several, as os/architecture or
-	// os/architecture/variant; default linux/amd64.
+	// Platform selects images by platform, as os/architecture or os/architecture/variant;
+	// default linux/amd64.
 	Platform string
-	// AllPlatforms takes all of them; each is then an image of its own.
+	// AllPlatforms selects the images for all platforms. Each counts as a separate image.
 	AllPlatforms bool
 
 	images   []image
@@ -31,12 +31,12 @@ type Set struct {
 
 // Problem is an image or layer that cannot be read.
 type Problem struct {
-	// Where it is: a directory or a repository.
+	// Where is a directory or a repository.
 	Where string `json:"where"`
-	// Digest of the layer, or of the manifest that cannot be read; empty where
-	// not even that is known.
+	// Digest is the digest of the layer or manifest that cannot be read. It is empty if
+	// not even the digest is known.
 	Digest oci.Digest `json:"digest,omitempty"`
-	// Images that are left out for it.
+	// Images has the images that are left out because of the problem.
 	Images []string `json:"images"`
 	// Err is what is wrong.
 	Err string `json:"error"`
@@ -60,7 +60,7 @@ type image struct {
 
 func (i image) String() string { return i.series + "/" + i.version }
 
-// place is where images are: a layout or a repository. Implementations are
+// place is a place that has images: a layout or a repository. Implementations are
 // comparable, and their methods may run concurrently.
 type place interface {
 	fmt.Stringer
@@ -68,7 +68,7 @@ type place interface {
 	manifest(ctx context.Context, d oci.Descriptor) ([]byte, error)
 	// blob opens a blob. The caller closes it.
 	blob(ctx context.Context, d oci.Descriptor) (io.ReadCloser, error)
-	// look reports whether a blob is there, as far as that costs no round trip.
+	// look reports whether a blob is there, if it can find out without a round trip.
 	look(d oci.Descriptor) error
 }
 
@@ -84,12 +84,11 @@ type document struct {
 	desc      oci.Descriptor
 }
 
-// errNoImage is of a manifest that is something else than an image for the
-// platform wanted.
+// errNoImage says that a manifest is not an image for a selected platform.
 var errNoImage = errors.New("no image")
 
-// addReference adds the image, or with AllPlatforms the images, that a manifest
-// or index describes. It returns their number.
+// addReference adds the image that a manifest or index describes, or with AllPlatforms
+// the images. It returns their number.
 func (s *Set) addReference(ctx context.Context, p place, series, version string, d oci.Descriptor) int {
 	chosen, err := s.choose(ctx, p, d, 0)
 	switch {
@@ -110,7 +109,7 @@ func (s *Set) addReference(ctx context.Context, p place, series, version string,
 	return len(chosen)
 }
 
-// choose reads a manifest or index and returns the images wanted.
+// choose reads a manifest or index and returns the selected images.
 func (s *Set) choose(ctx context.Context, p place, d oci.Descriptor, depth int) ([]document, error) {
 	const maxDepth = 4 // of indexes in indexes
 	if depth > maxDepth {
@@ -154,7 +153,7 @@ func (s *Set) choose(ctx context.Context, p place, d oci.Descriptor, depth int) 
 	return found, nil
 }
 
-// chooseManifest returns a manifest if it is an image for a platform wanted.
+// chooseManifest returns a manifest if it is an image for a selected platform.
 func (s *Set) chooseManifest(ctx context.Context, p place, doc document) ([]document, error) {
 	switch doc.Config.MediaType {
 	case ocispec.MediaTypeImageConfig, "application/vnd.docker.container.image.v1+json", oci.MediaTypeOctetStream:
@@ -173,7 +172,7 @@ func (s *Set) chooseManifest(ctx context.Context, p place, doc document) ([]docu
 			return nil, fmt.Errorf("read configuration %s: %w", doc.Config.Digest, err)
 		}
 		if json.Unmarshal(b, &doc.Platform) != nil {
-			doc.Platform = nil // what is no configuration says nothing against the image
+			doc.Platform = nil // a blob that is not a configuration does not exclude the image
 		}
 	}
 	if doc.Platform != nil && doc.Platform.OS != "" && !s.wants(doc.Platform) {
@@ -182,8 +181,8 @@ func (s *Set) chooseManifest(ctx context.Context, p place, doc document) ([]docu
 	return []document{doc}, nil
 }
 
-// wants reports whether images for a platform are wanted. Signatures and
-// attestations in an index are for the platform "unknown".
+// wants reports whether images for a platform are selected. Signatures and attestations
+// in an index are for the platform "unknown".
 func (s *Set) wants(p *ocispec.Platform) bool {
 	if p.OS == "unknown" || p.Architecture == "unknown" {
 		return false
@@ -210,7 +209,7 @@ func platformName(p *ocispec.Platform) string {
 	return name
 }
 
-// readBlob reads a small blob whole and checks it.
+// readBlob reads a whole small blob and checks it.
 func readBlob(ctx context.Context, p place, d oci.Descriptor) ([]byte, error) {
 	r, err := p.blob(ctx, d)
 	if err != nil {

@@ -18,24 +18,25 @@ type amount struct {
 	stored, raw int64
 }
 
-// tally is what was counted in a series, a category, or all images.
+// tally has the counts of a series, of a category, or of all images.
 type tally struct {
 	name, category string
-	// none is all images each by itself; its objects are the images.
+	// none counts all images without sharing. Its objects are the images.
 	none   amount
 	layers set
 	files  set // contents visible in at least one image
 	paths  Sizes
 
-	// Of the images of which it is known what they need: their number, the
-	// bytes they hold, what they need one by one in bytes, and all together.
+	// These fields cover the images whose needs are known: the number of images, the
+	// bytes they hold, the bytes each of them needs, summed, and the contents they need
+	// together.
 	usedImages         int
 	usedHold, usedNeed int64
 	needed             set
-	usedUnknown        int // what is said to be used and is no file of the image
+	usedUnknown        int // used paths and names that are not files of the image
 }
 
-// add adds another tally with nothing counted twice that both share.
+// add adds another tally. What both have in common counts once.
 func (t *tally) add(u *tally) {
 	t.none.objects += u.none.objects
 	t.none.stored += u.none.stored
@@ -53,8 +54,8 @@ func (t *tally) add(u *tally) {
 	t.usedUnknown += u.usedUnknown
 }
 
-// tallySeries counts the images that are not broken, the series side by side.
-// The result is sorted by category and name.
+// tallySeries counts the images that are not broken. It counts several series at the same
+// time. The result is sorted by category and name.
 func (a *analysis) tallySeries(ctx context.Context) ([]*tally, error) {
 	bySeries := map[string][]image{}
 	for i, img := range a.images {
@@ -159,7 +160,7 @@ func (a *analysis) group(t *tally) Group {
 	return g
 }
 
-// saved is the share of whole that part saves; nothing is saved of nothing.
+// saved returns the share of whole that part saves. If whole is 0, nothing is saved.
 func saved(part, whole int64) float64 {
 	if whole == 0 {
 		return 0
@@ -167,7 +168,8 @@ func saved(part, whole int64) float64 {
 	return 1 - float64(part)/float64(whole)
 }
 
-// appendRedundancy adds what is known of a tally's needs, if anything is.
+// appendRedundancy appends what is known about the needs of a tally, if anything is
+// known.
 func (a *analysis) appendRedundancy(list []Redundancy, t *tally) []Redundancy {
 	if t.usedImages == 0 {
 		return list
@@ -179,17 +181,17 @@ func (a *analysis) appendRedundancy(list []Redundancy, t *tally) []Redundancy {
 	})
 }
 
-// usedIndex finds what is used by image and by content.
+// usedIndex finds used files by image and by content.
 type usedIndex struct {
 	images map[string]Used
-	// byPrefix has the contents by the first half of their names.
+	// byPrefix maps the first half of a content's name to the content.
 	byPrefix map[prefix]uint32
 }
 
 // need is what an image needs.
 type need struct {
 	ids     set
-	unknown int // paths and names that are no files of the image
+	unknown int // paths and names that are not files of the image
 }
 
 func newUsedIndex(list []Used, c *contents) usedIndex {

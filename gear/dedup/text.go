@@ -44,8 +44,8 @@ func (r *Report) textTotal(b *bytes.Buffer) {
 	t.write(b)
 }
 
-// textGroups writes Table II and Figure 7(a) by group; what is saved is of the
-// bytes of shared layers.
+// textGroups writes Table II and Figure 7(a) by group. Savings are relative to the bytes
+// of shared layers.
 func textGroups(b *bytes.Buffer, kind string, groups []Group) {
 	if len(groups) == 0 {
 		return
@@ -96,8 +96,8 @@ func (r *Report) textRedundancy(b *bytes.Buffer) {
 	}
 }
 
-// table is lines of cells; the first cell is set to the left, the others to the
-// right, but for one that begins with "-", which is set to the left without it.
+// table is a list of lines of cells. The first cell is aligned left, and the others are
+// aligned right. A cell that begins with "-" is aligned left and loses the "-".
 type table [][]string
 
 // write writes an empty line and the table.
@@ -136,7 +136,7 @@ func pad(s string, width int) string {
 	return s + strings.Repeat(" ", max(width-utf8.RuneCountInString(s), 0))
 }
 
-// bytesText writes bytes for people, in powers of 1000 with three digits.
+// bytesText formats bytes for people, in powers of 1000 with three digits.
 func bytesText(n int64) string {
 	if n < 1000 {
 		return fmt.Sprintf("%d B", n)
@@ -155,7 +155,7 @@ func bytesText(n int64) string {
 	return fmt.Sprintf("%.*f %cB", digits, f, "kMGTP"[i])
 }
 
-// thousands writes a number with its digits in groups of three.
+// thousands formats a number with its digits in groups of three.
 func thousands(n int64) string {
 	s := strconv.FormatInt(n, 10)
 	for i := len(s) - 3; i > 0; i -= 3 {

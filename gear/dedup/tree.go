@@ -11,11 +11,11 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// recording is what a layer says about paths, compressed: about 15 bytes for
-// each entry, so that all layers of a large registry fit into memory.
+// recording is the list of a layer's entries in compressed form. It takes about 15 bytes
+// for each entry, so that all layers of a large registry fit into memory.
 type recording []byte
 
-// entry is one entry of a recording. link is set for links, id for files.
+// entry is one entry of a recording. link is set for links, and id for files.
 type entry struct {
 	kind rootfs.Type
 	path string
@@ -25,8 +25,8 @@ type entry struct {
 
 type recorder struct{ b []byte }
 
-// add notes an entry: its type, its path with length, and its link with length
-// or its number.
+// add records an entry: its type, its path with length, and its link with length or its
+// number.
 func (r *recorder) add(e *rootfs.Entry, id uint32) {
 	r.b = append(r.b, byte(e.Type))
 	r.text(e.Path)
@@ -98,8 +98,8 @@ func cutNumber(s string) (n uint64, rest string, ok bool) {
 // tree is an image's file tree.
 type tree struct{ root *node }
 
-// node is a file, with its number, a symbolic link, a directory, or something
-// else. Only directories have children.
+// node is a file with its number, a symbolic link, a directory, or something else. Only
+// directories have children.
 type node struct {
 	kind     rootfs.Type
 	id       uint32
@@ -111,8 +111,8 @@ func newDir() *node { return &node{kind: rootfs.Dir, children: map[string]*node{
 
 func newTree() *tree { return &tree{root: newDir()} }
 
-// apply lays a layer over the tree. What the layer removes is removed first.
-// SPEC: image-spec layer.md, "Whiteouts": they apply to lower layers only.
+// apply puts a layer on top of the tree. It first removes what the layer removes. SPEC:
+// image-spec layer.md, "Whiteouts": they apply to lower layers only.
 func (t *tree) apply(list []entry) {
 	for _, e := range list {
 		switch e.kind {
@@ -142,7 +142,7 @@ func (t *tree) apply(list []entry) {
 	}
 }
 
-// put sets a path. A directory that is there already keeps its children.
+// put sets the node at a path. A directory that exists already keeps its children.
 func (t *tree) put(path string, n *node) {
 	dir, base := splitPath(path)
 	if base == "." {
@@ -150,7 +150,7 @@ func (t *tree) put(path string, n *node) {
 	}
 	d := t.walk(dir, true, true)
 	if d == nil {
-		return // below a symbolic link that leads in a circle
+		return // below a symbolic link that is part of a loop
 	}
 	if old := d.children[base]; old != nil && old.kind == rootfs.Dir && n.kind == rootfs.Dir {
 		return
@@ -165,9 +165,9 @@ func splitPath(path string) (dir, base string) {
 	return "", path
 }
 
-// walk finds a path in the way a process whose root is the tree does: symbolic
-// links are followed, the last one if follow is set. With create, directories
-// that are missing are made. It returns nil for a path that is not there.
+// walk finds a path as a process whose root is the tree would. It follows symbolic links,
+// and the last one only if follow is set. With create it makes missing directories. It
+// returns nil for a path that does not exist.
 func (t *tree) walk(path string, create, follow bool) *node {
 	const maxLinks = 40 // as Linux
 	at := []*node{t.root}

@@ -12,12 +12,13 @@ import (
 	"strings"
 )
 
-// Used is what an image needs for its task.
+// Used says what an image needs for its task.
 type Used struct {
-	// Image is the image as series/version.
+	// Image is the image in the form series/version.
 	Image string `json:"image"`
-	// Files are the paths opened in it. Symbolic links are followed; what is no
-	// file of the image, such as /proc/stat, is counted and passed over.
+	// Files are the paths that are opened in the image. Symbolic links are followed. A
+	// path that is not a file of the image, such as /proc/stat, is counted and otherwise
+	// ignored.
 	Files []string `json:"files"`
 
 	contents []prefix
@@ -30,12 +31,12 @@ type prefix [16]byte
 //
 //	{"image":"nginx/1.26","files":["/usr/sbin/nginx","/etc/nginx/nginx.conf"]}
 //
-// or one object with all images, whose files are told by content:
+// or one object with all images, which identifies files by content:
 //
 //	{"nginx/1.26":{"rc":0,"fps":["<the first 32 hex digits of the SHA-256>:<size>"]}}
 //
-// In the latter images whose task failed (rc is not 0) are passed over. An
-// image told of twice needs both.
+// In the second form, images whose task failed (rc is not 0) are ignored. If an image
+// occurs twice, it needs the files of both.
 func ReadUsed(r io.Reader) ([]Used, error) {
 	byImage := map[string]*Used{}
 	dec := json.NewDecoder(r)
@@ -105,11 +106,11 @@ func parseUsed(raw map[string]json.RawMessage) ([]Used, error) {
 	return list, nil
 }
 
-// NoCategory is the category of the series that have none when others do.
+// NoCategory is the category of the series that have none if other series have one.
 const NoCategory = "(none)"
 
-// ReadCategories reads the category of each series from CSV lines
-// "series,category". A first line with just these words is passed over.
+// ReadCategories reads the category of each series from CSV lines "series,category". A
+// first line with exactly these words is skipped.
 func ReadCategories(r io.Reader) (map[string]string, error) {
 	b, err := io.ReadAll(r)
 	if err != nil {
