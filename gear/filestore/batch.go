@@ -14,41 +14,41 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Bounds of what Stream does at once.
+// These constants bound what Stream does at the same time.
 const (
-	// planNames is how many contents are looked up at once.
+	// planNames is how many contents are looked up together.
 	planNames = gear.StreamRun
-	// batchBytes is about how many bytes are read together and sent by one write.
-	// They are to stay in the processor's cache in between.
+	// batchBytes is about how many bytes are read together and sent by one write. They
+	// should stay in the processor's cache in between.
 	batchBytes = 512 << 10
-	// alongBytes is the longest content, as stored, that is read together with
+	// alongBytes is the stored size of the longest content that is read together with
 	// others.
 	alongBytes = batchBytes / 2
-	// headRoom is what a window's buffer has before the contents for what the
-	// stream says of them, so that both are one write.
+	// headRoom is the space in a window's buffer before the contents. It holds what the
+	// stream says about them, so that both are one write.
 	headRoom = 56 << 10
-	// mergeGap in bytes: reading that much for nothing is cheaper than another
-	// request, where each range of a pack is one.
+	// mergeGap is how many unneeded bytes may be read to save a request, if each range of
+	// a pack is one request. Reading that many is cheaper than another request.
 	mergeGap = 64 << 10
-	// slowWindow is how long a window may take to be read before the next one is
-	// read while it is sent. Where the bytes are in RAM already, handing them from
-	// one goroutine to another costs more than it saves.
+	// slowWindow is the time that reading a window may take. If it takes longer, the next
+	// window is read while this one is sent. If the bytes are in RAM already, handing
+	// them from one goroutine to another costs more than it saves.
 	slowWindow = 4 * time.Millisecond
-	// openPacks is how many packs a batch keeps open.
+	// openPacks is the number of packs that a batch keeps open.
 	openPacks = 8
 )
 
-// StreamOptions of Stream. The zero value works.
+// StreamOptions are the options of Stream. The zero value works.
 type StreamOptions struct {
-	// Allow tells which contents the reader may have; the others are missing to
-	// it. It is asked for many at a time. Default: all.
+	// Allow reports which contents the reader may have. The others count as missing. It
+	// is called with many names at a time. Default: all are allowed.
 	Allow func(ctx context.Context, names []gear.Name) ([]bool, error)
 }
 
-// Stream writes contents as a Gear stream, in the order of names, each as it is
-// stored: the reader verifies. Neighbours in a pack are read and sent together.
-// An error means that the stream was cut off; a content that cannot be read is a
-// record in the stream.
+// Stream writes contents as a Gear stream, in the order of names, each in its stored
+// form. The reader verifies them. Neighbours in a pack are read and sent together. An
+// error means that the stream was cut off. A content that cannot be read becomes a record
+// in the stream.
 func (s *Store) Stream(ctx context.Context, w io.Writer, names []gear.Name, o *StreamOptions) error {
 	b := s.batches.take(s, w, names)
 	defer s.batches.give(b)
@@ -85,13 +85,13 @@ func (s *Store) Stream(ctx context.Context, w io.Writer, names []gear.Name, o *S
 	return out.flush(nil)
 }
 
-// window is a run of the names asked for, and what is stored of them.
+// window is a run of the requested names, with what is stored of them.
 type window struct {
 	items []entry
 	buf   *[headRoom + batchBytes + alongBytes]byte
 	took  time.Duration
 	err   error
-	// dicts are those that contents in buf need.
+	// dicts has the dictionaries that contents in buf need.
 	dicts [][]byte
 }
 
@@ -100,8 +100,8 @@ type entry struct {
 	name gear.Name
 	at   place
 	how  sending
-	pos  int // of its bytes in the window's buffer
-	dict int // the one it needs, in the window's dicts; -1: none
+	pos  int // position of its bytes in the window's buffer
+	dict int // index of the dictionary it needs, in the window's dicts; -1: none
 }
 
 // sending is how a content gets into a stream.
@@ -111,9 +111,10 @@ const (
 	asMissing sending = iota
 	asUnknown         // not yet looked up
 	asLost
-	// alone: because it is large, or could not be read with others.
+	// alone: the content is sent alone, because it is large or could not be read with
+	// others.
 	alone
-	// along: with its neighbours in the window's buffer.
+	// along: the content is sent with its neighbours in the window's buffer.
 	along
 )
 
@@ -121,19 +122,19 @@ const (
 type batchReader struct {
 	s     *Store
 	allow func(ctx context.Context, names []gear.Name) ([]bool, error)
-	// rest of the names are not looked up yet; of planned they are.
+	// rest has the names that are not looked up yet. planned has names that are.
 	rest    []gear.Name
 	planned []entry
-	// plans take turns, as a window may still be sent from one when the next is
-	// made.
+	// plans has two buffers that are used in turn, because a window may still be sent
+	// from one while the next window is made.
 	plans  [2][]entry
 	turn   int
-	along  []int32    // in planned, in the order of packs
-	open   []openPack // the one used last at the end
+	along  []int32    // indexes into planned, in the order of packs
+	open   []openPack // the pack used last is at the end
 	looked int        // names that were planned
 	keys   []sortKey  // are reused by sortAlong
 	packs  []gear.Name
-	// bare are packs whose dictionaries are not sent.
+	// bare has the packs whose dictionaries are not sent.
 	bare        []gear.Name
 	raw, packed []byte // are reused by recode
 }
@@ -149,9 +150,9 @@ func (b *batchReader) close() {
 	}
 }
 
-// read makes the next window; nil: there is none.
+// read makes the next window. It returns nil if there is none.
 func (b *batchReader) read(ctx context.Context) *window {
-	began := time.Now() // of the disk and not of Options.Clock
+	began := time.Now() // it measures the disk, so it does not use Options.Clock
 	w := &window{}
 	if len(b.planned) == 0 {
 		if len(b.rest) == 0 {
@@ -182,7 +183,7 @@ func (b *batchReader) read(ctx context.Context) *window {
 	return w
 }
 
-// plan looks up the first of the rest of the names.
+// plan looks up the first of the remaining names.
 func (b *batchReader) plan(ctx context.Context) error {
 	names := b.rest[:min(len(b.rest), planNames)]
 	b.rest = b.rest[len(names):]
@@ -198,7 +199,8 @@ func (b *batchReader) plan(ctx context.Context) error {
 	b.plans[b.turn], b.planned = items, items
 	for i, n := range names {
 		items[i] = entry{name: n}
-		// What is not allowed is not even looked up, so that the time tells nothing.
+		// What is not allowed is not even looked up, so that the response time reveals
+		// nothing.
 		if allowed == nil || allowed[i] {
 			items[i].how = asUnknown
 		}
@@ -215,7 +217,7 @@ func (b *batchReader) plan(ctx context.Context) error {
 	return nil
 }
 
-// lookUp asks the catalogue for what is unknown.
+// lookUp asks the catalogue for the places that are unknown.
 func (b *batchReader) lookUp(ctx context.Context, items []entry) error {
 	var names []gear.Name
 	for i := range items {
@@ -250,7 +252,7 @@ func (b *batchReader) lookUp(ctx context.Context, items []entry) error {
 	return nil
 }
 
-// found notes where a content is.
+// found records where a content is.
 func (it *entry) found(p place) {
 	it.at, it.how = p, along
 	if p.encoding == gear.Chunked || p.stored > alongBytes {
@@ -258,8 +260,8 @@ func (it *entry) found(p place) {
 	}
 }
 
-// readAlong reads what the window's buffer is to hold. What cannot be read is
-// left to be sent alone, which finds out why.
+// readAlong reads the contents that the window's buffer is to hold. A content that cannot
+// be read is left to be sent alone, which finds out why.
 func (b *batchReader) readAlong(ctx context.Context, w *window, buf []byte) {
 	b.sortAlong(w.items)
 	for list := (alongside{w.items, b.along}); list.len() > 0; {
@@ -291,8 +293,8 @@ func (b *batchReader) readAlong(ctx context.Context, w *window, buf []byte) {
 	}
 }
 
-// sortAlong puts what is read into the order of packs, by keys of integers: to
-// compare the names of packs each time takes longer.
+// sortAlong sorts what is read into the order of packs. It uses integer keys, because
+// comparing the names of packs each time takes longer.
 func (b *batchReader) sortAlong(items []entry) {
 	b.keys, b.packs = b.keys[:0], b.packs[:0]
 	last, sorted := 0, true
@@ -317,7 +319,7 @@ func (b *batchReader) sortAlong(items []entry) {
 	}
 }
 
-// keyOffBits are those of an offset in a sortKey.
+// keyOffBits is the number of bits of the offset in a sortKey.
 const keyOffBits = 48
 
 type sortKey struct {
@@ -325,7 +327,7 @@ type sortKey struct {
 	i  int32  // in the window's items
 }
 
-// alongside are some of a window's contents, in the order of packs.
+// alongside is some of a window's contents, in the order of packs.
 type alongside struct {
 	items []entry
 	order []int32
@@ -336,15 +338,15 @@ func (l alongside) at(i int) *entry        { return &l.items[l.order[i]] }
 func (l alongside) first(n int) alongside  { return alongside{l.items, l.order[:n]} }
 func (l alongside) behind(n int) alongside { return alongside{l.items, l.order[n:]} }
 
-// leave leaves contents to be sent alone.
+// leave leaves the contents to be sent alone.
 func (l alongside) leave() {
 	for i := range l.order {
 		l.at(i).how = alone
 	}
 }
 
-// adjacent returns how many of the first are one behind the other both in their
-// pack and in the window, and how many bytes they are.
+// adjacent returns how many of the first contents directly follow each other both in
+// their pack and in the window, and how many bytes they have.
 func (l alongside) adjacent() (count int, bytes int64) {
 	first := l.at(0)
 	for count, bytes = 1, first.at.stored; count < l.len(); count++ {
@@ -357,7 +359,7 @@ func (l alongside) adjacent() (count int, bytes int64) {
 	return count, bytes
 }
 
-// readPlaces reads contents of one pack where a read costs no request.
+// readPlaces reads contents of one pack if a read does not cost a request.
 func (b *batchReader) readPlaces(ctx context.Context, pack gear.Name, list alongside, buf []byte) {
 	o, err := b.pack(ctx, pack)
 	if err != nil {
@@ -409,7 +411,7 @@ func (b *batchReader) readRanges(ctx context.Context, pack gear.Name, list along
 	}
 }
 
-// readRange reads contents, and what lies between them, up to end.
+// readRange reads contents, and the bytes between them, up to end.
 func (b *batchReader) readRange(ctx context.Context, pack gear.Name, end int64, list alongside, buf []byte) error {
 	off := list.at(0).at.off
 	o, err := b.s.objs.Get(ctx, packKey(pack), off, end-off)
@@ -420,7 +422,7 @@ func (b *batchReader) readRange(ctx context.Context, pack gear.Name, end int64, 
 	for i := range list.len() {
 		it := list.at(i)
 		place := buf[it.pos : it.pos+int(it.at.stored)]
-		if it.at.off < off { // asked for twice, so the one before is the same
+		if it.at.off < off { // it was requested twice, so its bytes are those of the content before
 			copy(place, buf[list.at(i-1).pos:])
 			continue
 		}
@@ -443,7 +445,7 @@ type batchWriter struct {
 	out []byte // records that go before what is sent next
 }
 
-// flush sends what is in out, and bytes behind it.
+// flush sends the records in out, and then bytes.
 func (b *batchWriter) flush(bytes []byte) error {
 	for _, p := range [][]byte{b.out, bytes} {
 		if len(p) == 0 {
@@ -457,7 +459,7 @@ func (b *batchWriter) flush(bytes []byte) error {
 	return nil
 }
 
-// send sends a window. Its error is that of the stream.
+// send sends a window. It returns an error if the stream fails.
 func (b *batchWriter) send(ctx context.Context, w *window) error {
 	for i := 0; i < len(w.items); {
 		switch it := &w.items[i]; it.how {
@@ -486,7 +488,7 @@ func (b *batchWriter) send(ctx context.Context, w *window) error {
 	return b.flush(nil)
 }
 
-// sendRun sends the contents from the i-th on that are along, as one record.
+// sendRun sends the contents from index i on that are along, as one record.
 func (b *batchWriter) sendRun(w *window, i int) (n int, err error) {
 	items, held := w.items[i:], -1
 	for ; n < len(items) && items[n].how == along; n++ {
@@ -504,7 +506,7 @@ func (b *batchWriter) sendRun(w *window, i int) (n int, err error) {
 			return 0, err
 		}
 	}
-	// What is before the bytes in the buffer was sent, and makes room.
+	// What is before these bytes in the buffer was sent already, so its space is free.
 	start, end := items[0].pos, items[n-1].pos+int(items[n-1].at.stored)
 	if head := len(b.out) + b.enc.ContentsLen(n); head <= start {
 		before := append(w.buf[start-head:start-head:start], b.out...)
@@ -520,7 +522,7 @@ func (b *batchWriter) sendRun(w *window, i int) (n int, err error) {
 	return n, b.flush(w.buf[start:end])
 }
 
-// describe returns what a stream says of items.
+// describe returns a function that describes items for the stream.
 func describe(items []entry) func(i int) gear.StreamFile {
 	return func(i int) gear.StreamFile { return streamFile(items[i].name, &items[i].at) }
 }
@@ -529,9 +531,9 @@ func streamFile(name gear.Name, at *place) gear.StreamFile {
 	return gear.StreamFile{Name: name, Size: at.size, Encoding: at.encoding, Stored: at.stored, Dict: at.pack}
 }
 
-// fail says that a content cannot be sent.
+// fail records that a content cannot be sent.
 func (b *batchWriter) fail(name gear.Name, err error) {
-	if !errors.Is(err, ErrLost) { // of which the log speaks already
+	if !errors.Is(err, ErrLost) { // the log mentions it already if it is lost
 		b.s.log.Error("read a content for a batch", "name", fmt.Sprintf("%x", name), "err", err)
 	}
 	b.out = b.enc.AppendFailure(b.out, name, "the content cannot be read") // the rest is for the log

@@ -8,13 +8,13 @@ import (
 	"example.org/slipway/gear"
 )
 
-// claims say which writer of this process brings a content that the catalogue
-// lacks, and which contents writers under way rely on.
+// claims says which writer of this process provides a content that the catalogue lacks,
+// and on which contents active writers rely.
 type claims struct {
 	mu sync.Mutex
-	// by has the writer that is to put a content.
+	// by maps a content to the writer that will put it.
 	by map[gear.Name]*Writer
-	// pins count the writers that rely on a content.
+	// pins counts the writers that rely on a content.
 	pins map[gear.Name]int
 }
 
@@ -23,8 +23,8 @@ func (c *claims) init() {
 	c.pins = map[gear.Name]int{}
 }
 
-// take gives w the names that nobody has claimed. It tells which of them are
-// w's to put since now.
+// take claims for w the names that nobody has claimed. It reports for each name whether w
+// has to put it from now on.
 func (c *claims) take(w *Writer, names []gear.Name) []bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -43,14 +43,14 @@ func (c *claims) take(w *Writer, names []gear.Name) []bool {
 	return mine
 }
 
-// pin notes that w relies on a name, which it brings without a claim.
+// pin records that w relies on a name that it provides without a claim.
 func (c *claims) pin(w *Writer, name gear.Name) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.add(w, name)
 }
 
-// add notes that w relies on a name. c.mu is held.
+// add records that w relies on a name. c.mu is held.
 func (c *claims) add(w *Writer, name gear.Name) {
 	if !w.names[name] && !w.ended {
 		w.names[name] = true
@@ -59,7 +59,7 @@ func (c *claims) add(w *Writer, name gear.Name) {
 	}
 }
 
-// giveBack ends w's claim on names that are here already.
+// giveBack ends w's claims on names that are stored already.
 func (c *claims) giveBack(w *Writer, names []gear.Name) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -70,7 +70,7 @@ func (c *claims) giveBack(w *Writer, names []gear.Name) {
 	}
 }
 
-// end ends all claims of w, and its pins too.
+// end ends all claims of w, and with pins also its pins.
 func (c *claims) end(w *Writer, pins bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -90,15 +90,15 @@ func (c *claims) end(w *Writer, pins bool) {
 	}
 }
 
-// pinned reports whether a writer under way relies on a content.
+// pinned reports whether an active writer relies on a content.
 func (c *claims) pinned(name gear.Name) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.pins[name] > 0
 }
 
-// wait waits until all writers that w depends on have recorded their contents.
-// None of them waits for another before it has done so, so there is no circle.
+// wait waits until all writers that w depends on have recorded their contents. No writer
+// waits for another before it has recorded its own contents, so there is no cycle.
 func (w *Writer) wait(ctx context.Context) error {
 	for other := range w.waits {
 		select {

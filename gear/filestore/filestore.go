@@ -1,15 +1,15 @@
-// Package filestore keeps Gear files: contents named by their SHA-256, many of
-// them in one object.
+// Package filestore stores Gear files: contents named by their SHA-256, many of them in
+// one object.
 //
-// A pack is an object of contents one after the other, each compressed by
-// itself, in the order in which they were first needed. Conversions write packs
-// through a [Writer]; [Store.Settle] rewrites those later, densely and without
-// what nothing needs any more; [Store.Open] and [Store.Stream] read. Where each
-// content lies is in the catalogue, in one transaction with the layer that needs
-// it; docs/formats/gear-pack.md has the format and DESIGN.md the reasons.
+// A pack is an object with one content after the other, each compressed by itself, in the
+// order in which they were first needed. Conversions write packs through a [Writer].
+// [Store.Settle] later rewrites these packs densely and without contents that nothing
+// needs any more. [Store.Open] and [Store.Stream] read. The catalogue says where each
+// content is. It records that in one transaction with the layer that needs the content.
+// docs/formats/gear-pack.md has the format and DESIGN.md the reasons.
 //
-// The package decides nothing about access: who may read a content is known by
-// [gearfacts.Files.Visible].
+// The package decides nothing about access. [gearfacts.Files.Visible] knows who may read
+// a content.
 package filestore
 
 import (
@@ -36,21 +36,21 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Errors that callers branch on.
+// Callers branch on these errors.
 var (
-	// ErrNotFound: there is no such content.
+	// ErrNotFound says that there is no such content.
 	ErrNotFound = catalog.ErrNotFound
-	// ErrLost: the content's bytes were found damaged and it was not made again
-	// yet.
+	// ErrLost says that the content's bytes were found damaged and that the content was
+	// not made again yet.
 	ErrLost = errors.New("content is damaged and waits for being made again")
-	// ErrRetry: a conversion depended on something that went away. The whole
-	// conversion done again succeeds.
+	// ErrRetry says that a conversion depended on something that went away. Repeating the
+	// whole conversion succeeds.
 	ErrRetry = errors.New("contents changed during the conversion")
 )
 
-// CorruptError says that the bytes of a content are not what was written.
+// CorruptError says that the bytes of a content differ from what was written.
 type CorruptError struct {
-	// Pack and Name in hex.
+	// Pack and Name are in hex.
 	Pack, Name string
 	Err        error
 }
@@ -60,50 +60,50 @@ func (e *CorruptError) Error() string {
 	return fmt.Sprintf("content %s in pack %s is damaged: %v", e.Name, e.Pack, e.Err)
 }
 
-// Unwrap returns what was found wrong.
+// Unwrap returns the error that was found.
 func (e *CorruptError) Unwrap() error { return e.Err }
 
-// keyPrefix is where packs are in the object store.
+// keyPrefix is the prefix of the keys of packs in the object store.
 const keyPrefix = "slipway/gear/packs/"
 
 func packKey(digest gear.Name) string { return keyPrefix + hex.EncodeToString(digest[:]) }
 
-// Cache keeps decoded contents. Values must not be changed. Both methods may run
+// Cache keeps decoded contents. Callers must not change values. Both methods may run
 // concurrently.
 type Cache interface {
 	Get(name gear.Name) ([]byte, bool)
 	Put(name gear.Name, content []byte)
 }
 
-// Options of New. The zero value works.
+// Options are the options of New. The zero value works.
 type Options struct {
-	// Log takes what an operator would want to know; default: discarded.
+	// Log receives what an operator should know; default: discarded.
 	Log *slog.Logger
-	// Clock tells the time; default time.Now.
+	// Clock returns the time; default time.Now.
 	Clock func() time.Time
-	// Workers compress at once; default: the number of processors. What they
-	// write does not depend on it.
+	// Workers is how many workers compress at the same time; default: the number of
+	// processors. The packs written do not depend on it.
 	Workers int
-	// PackSize in bytes is how large a pack gets; default 64 MiB. Below one
-	// object per 2,000 files at the usual 25 KB a file, and large enough that an
+	// PackSize is the size of a full pack in bytes; default 64 MiB. At the usual 25 KB a
+	// file, that is less than one object per 2,000 files. It is large enough that an
 	// object store's price for a request does not matter.
 	PackSize int64
-	// Cache of small contents; default 16 MiB of RAM.
+	// Cache caches small contents; default 16 MiB of RAM.
 	Cache Cache
-	// Locations is how many contents' places are kept in RAM; default 65,536,
-	// at about 95 bytes each.
+	// Locations is how many contents' places are kept in RAM; default 65,536, at about 95
+	// bytes each.
 	Locations int
-	// DeleteAfter is how long a replaced pack stays for readers that have begun;
-	// default 10 min. One that comes too late looks the content up again.
+	// DeleteAfter is how long a replaced pack is kept for readers that have begun;
+	// default 10 min. A reader that comes too late looks the content up again.
 	DeleteAfter time.Duration
-	// Lease is how long, where other processes share the catalogue, what the writers
-	// of one that died have begun is left alone; default 1 min.
+	// Lease is how long the unfinished work of a dead process's writers is left alone if
+	// other processes share the catalogue; default 1 min.
 	Lease time.Duration
-	// OnCorrupt is told of damaged contents, so that a layer that holds them can
-	// be converted again; see gearfacts.Layers.LayersOf. It must not block.
+	// OnCorrupt is called with damaged contents, so that a layer that holds them can be
+	// converted again; see gearfacts.Layers.LayersOf. It must not block.
 	OnCorrupt func(*CorruptError)
-	// Proof reads packs from where they are stored and from no cache; default: the store
-	// itself. Settling reads back with it.
+	// Proof reads packs from where they are stored and not from a cache; default: the
+	// store itself. Settling reads its packs back through it.
 	Proof *Store
 }
 
@@ -115,38 +115,38 @@ type Store struct {
 	opts  Options
 	log   *slog.Logger
 
-	// opener is objs if that has the ability, or nil.
+	// opener is objs if objs implements objstore.Opener, or nil.
 	opener objstore.Opener
 
 	cache  Cache
 	places *placeTable
 	dicts  *hot.Table[*dictionary]
-	// storedDicts are more of them, as they are stored.
+	// storedDicts has more dictionaries, in their stored form.
 	storedDicts *hot.Table[[]byte]
 	plain       *gear.FrameDecoder
 
 	windows windowBuffers
 	batches batches
-	// recoders are encoders lent to batches, until the collector takes them.
+	// recoders has encoders that are lent to batches, until the garbage collector takes
+	// them.
 	recoders sync.Pool
 
-	// instance makes the names of writers those of this process.
+	// instance is the part of the names of writers that identifies this process.
 	instance string
 	writers  atomic.Int64
 
 	claims   claims
 	presence presence
-	// budget bounds what all presses have under way, in bytes, which is in
-	// buffers. fresh compresses for all writers: it has a window
-	// of some MiB for each worker.
+	// budget bounds the bytes that all presses are working on, which are in buffers.
+	// fresh compresses for all writers. It has a window of some MiB for each worker.
 	budget  *semaphore.Weighted
 	buffers buffers
 	fresh   *zstd.Encoder
-	// dense has encoders for settling, until the collector takes them.
+	// dense has encoders for settling, until the garbage collector takes them.
 	dense sync.Pool
-	// settling is held by the one Settle there may be.
+	// settling is held during Settle, which runs at most once at a time.
 	settling sync.Mutex
-	// deleting is held while objects of packs are deleted. It is taken last.
+	// deleting is held while objects of packs are deleted. It is locked last.
 	deleting sync.Mutex
 }
 
@@ -202,16 +202,15 @@ func New(cat *catalog.Catalog, objs objstore.Store, o *Options) (*Store, error) 
 	return s, nil
 }
 
-// newWriterID names a writer of this process.
+// newWriterID returns a name for a writer of this process.
 func (s *Store) newWriterID() string {
 	return s.instance + "-" + strconv.FormatInt(s.writers.Add(1), 10)
 }
 
-// Housekeep reclaims what writers of processes that died left behind, releases
-// the contents of layers that are gone, and deletes replaced packs. Its cost
-// depends on what changed since the last run. It is to run at the start and then
-// now and then. Where another process that shares the catalogue is at it, it does
-// nothing.
+// Housekeep reclaims what the writers of dead processes left behind, releases the
+// contents of removed layers, and deletes replaced packs. Its cost depends on what
+// changed since the last run. It should run at the start and then from time to time. It
+// does nothing while another process that shares the catalogue does it.
 func (s *Store) Housekeep(ctx context.Context) error {
 	ctx, release, err := s.housekeeping(ctx)
 	if errors.Is(err, engine.ErrLeased) {
@@ -239,8 +238,8 @@ func (s *Store) Housekeep(ctx context.Context) error {
 	return nil
 }
 
-// reclaim ends the intents of writers that are not of this process, and of no other
-// that is alive.
+// reclaim ends the intents of writers that belong neither to this process nor to another
+// one that is alive.
 func (s *Store) reclaim(ctx context.Context) error {
 	if s.cat.DB.Shared() {
 		return s.reclaimShared(ctx)
@@ -261,7 +260,7 @@ func (s *Store) reclaim(ctx context.Context) error {
 	return nil
 }
 
-// deletePacks deletes the objects of packs that are out of use.
+// deletePacks deletes the objects of packs that are no longer used.
 func (s *Store) deletePacks(ctx context.Context) error {
 	s.deleting.Lock()
 	defer s.deleting.Unlock()

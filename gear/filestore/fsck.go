@@ -17,35 +17,37 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// VerifyOptions of Verify. The zero value compares the tables of the packs with
-// the catalogue and changes nothing.
+// VerifyOptions are the options of Verify. The zero value compares the tables of the
+// packs with the catalogue and changes nothing.
 type VerifyOptions struct {
 	// Contents reads all packs and decodes every content.
 	Contents bool
-	// Repair records damaged contents as lost, and has objects deleted that the
-	// catalogue does not name.
+	// Repair records damaged contents as lost, and deletes objects that the catalogue
+	// does not name.
 	Repair bool
-	// Found is told of every problem.
+	// Found is called with every problem.
 	Found func(Problem)
 }
 
 // Problem is something that Verify found.
 type Problem struct {
-	// Pack in hex.
+	// Pack is the name of the pack in hex.
 	Pack string
-	// Name of a content in hex; empty if it is the whole pack.
+	// Name is the name of a content in hex. It is empty if the problem concerns the whole
+	// pack.
 	Name string `json:",omitempty"`
-	// Orphan: the object is not in the catalogue.
+	// Orphan says that the object is not in the catalogue.
 	Orphan bool `json:",omitempty"`
-	// Needed: a dropped layer consists of the content, so a repair leaves it where it was.
+	// Needed says that a layer whose blob was dropped consists of the content, so that a
+	// repair leaves the content where it was.
 	Needed bool `json:",omitempty"`
 	What   string
 }
 
-// VerifyReport is what Verify looked at.
+// VerifyReport counts what Verify examined.
 type VerifyReport struct {
 	Packs, Files int
-	// Bytes of the objects.
+	// Bytes is the size of the objects.
 	Bytes    int64
 	Problems int
 }
@@ -140,8 +142,9 @@ func (s *Store) verifyPack(ctx context.Context, p *gearfacts.Pack, o VerifyOptio
 	return len(rows), nil
 }
 
-// rescue moves what is left of a damaged pack into a new one. It leaves alone a pack that
-// a conversion relies on, and all where another process keeps house.
+// rescue moves the sound contents of a damaged pack into a new one. It leaves a pack
+// alone if a conversion relies on it. It does nothing while another process does the
+// housekeeping.
 func (s *Store) rescue(ctx context.Context, p *gearfacts.Pack) error {
 	s.settling.Lock()
 	defer s.settling.Unlock()
@@ -166,14 +169,14 @@ func (s *Store) rescue(ctx context.Context, p *gearfacts.Pack) error {
 	return err
 }
 
-// replaced tells that a pack went out of use meanwhile.
+// replaced reports whether a pack was replaced meanwhile.
 func (s *Store) replaced(ctx context.Context, p *gearfacts.Pack) (bool, error) {
 	now, err := s.facts.Packs(ctx, p.ID-1, 1)
 	return err == nil && (len(now) == 0 || now[0].ID != p.ID), err
 }
 
-// verifyFile checks a content by the pack's table, unless that is damaged, and
-// by its bytes.
+// verifyFile checks a content by the pack's table, unless the table is damaged, and by
+// the content's bytes.
 func (s *Store) verifyFile(ctx context.Context, f *gearfacts.File, table map[gear.Name]gearfacts.File, noTable, contents bool) error {
 	if t, ok := table[f.Name]; !noTable && (!ok || placeOf(&t) != (place{f.Size, f.Off, f.Stored, gear.Name{}, gear.Encoding(f.Encoding)})) {
 		return fmt.Errorf("the pack's table does not say so: %w", packfile.ErrFormat)
@@ -218,7 +221,7 @@ func (s *Store) verifyDigest(ctx context.Context, digest gear.Name) error {
 	return nil
 }
 
-// readTable reads what a pack says about itself.
+// readTable reads the table of a pack.
 func (s *Store) readTable(ctx context.Context, digest gear.Name) (files []gearfacts.File, size int64, err error) {
 	info, err := s.objs.Stat(ctx, packKey(digest))
 	if err != nil {
@@ -280,7 +283,7 @@ func (s *Store) verifyOrphans(ctx context.Context, o VerifyOptions, found func(P
 		}
 		found(Problem{Pack: hex.EncodeToString(digest[:]), Orphan: true, What: "the catalogue does not name it"})
 		if o.Repair {
-			err = s.facts.Intend(ctx, id, digest) // and then not to do it
+			err = s.facts.Intend(ctx, id, digest) // the intent is recorded but never carried out
 		}
 		return err
 	})
@@ -293,14 +296,13 @@ func (s *Store) verifyOrphans(ctx context.Context, o VerifyOptions, found func(P
 	return s.deletePacks(ctx)
 }
 
-// rebuildGrace is how long all layers may take to be converted again.
+// rebuildGrace is the time within which all layers must be converted again.
 const rebuildGrace = 30 * 24 * time.Hour
 
-// Rebuild records all packs in the object store that the catalogue does not
-// name, for a catalogue that was lost. Their contents are dead until the layers
-// that hold them are converted again, which then writes nothing; Settle leaves
-// them alone for rebuildGrace. Packs that are damaged are passed over and
-// reported.
+// Rebuild records all packs in the object store that the catalogue does not name. It is
+// for a catalogue that was lost. The contents of the packs are dead until the layers that
+// hold them are converted again; these conversions then write nothing. Settle leaves the
+// contents alone for rebuildGrace. Damaged packs are skipped and reported.
 func (s *Store) Rebuild(ctx context.Context, found func(Problem)) (packs, files int, err error) {
 	now, err := s.now(ctx)
 	if err != nil {

@@ -7,13 +7,13 @@ import (
 	"example.org/slipway/gear"
 )
 
-// batch is what a call of Stream needs, which is some 300 KB for 1,000 names.
+// batch is the memory that a call of Stream needs, which is some 300 KB for 1,000 names.
 type batch struct {
 	in  batchReader
 	out batchWriter
 }
 
-// batches are lent to calls of Stream. The zero value is ready.
+// batches lends batches to calls of Stream. The zero value is ready.
 type batches struct{ pool sync.Pool }
 
 func (p *batches) take(s *Store, w io.Writer, names []gear.Name) *batch {
@@ -38,10 +38,10 @@ func (p *batches) give(b *batch) {
 	p.pool.Put(b)
 }
 
-// windowBuffers are lent to windows. The zero value is ready.
+// windowBuffers lends buffers to windows. The zero value is ready.
 type windowBuffers struct{ pool sync.Pool }
 
-// take returns a buffer of the size that all windows have.
+// take returns a buffer. All buffers have the same size.
 func (p *windowBuffers) take() *[headRoom + batchBytes + alongBytes]byte {
 	if b, ok := p.pool.Get().(*[headRoom + batchBytes + alongBytes]byte); ok {
 		return b

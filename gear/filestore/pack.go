@@ -15,18 +15,18 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// packBuffer is how many bytes are written to the object store at once.
+// packBuffer is how many bytes are written to the object store at a time.
 const packBuffer = 256 << 10
 
-// packWriter writes one pack. Its digest is the SHA-256 of the object, so equal
-// contents in equal order make one pack, whoever writes it.
+// packWriter writes one pack. The pack's digest is the SHA-256 of the object, so equal
+// contents in equal order make the same pack, whoever writes it.
 type packWriter struct {
 	s     *Store
 	up    objstore.Upload
 	hash  hash.Hash
 	buf   []byte
 	off   int64
-	dict  []byte // as stored
+	dict  []byte // in its stored form
 	files []gearfacts.File
 }
 
@@ -68,7 +68,7 @@ func (p *packWriter) flush() error {
 	return nil
 }
 
-// add makes a content of the bytes written since start.
+// add adds a content that consists of the bytes written since start.
 func (p *packWriter) add(name gear.Name, size int64, e gear.Encoding, start int64) error {
 	f := gearfacts.File{Name: name, Size: size, Off: start, Stored: p.off - start, Encoding: uint8(e)}
 	if err := gear.CheckStored(f.Size, e, f.Stored); err != nil {
@@ -78,14 +78,14 @@ func (p *packWriter) add(name gear.Name, size int64, e gear.Encoding, start int6
 	return nil
 }
 
-// full tells that the pack takes no more contents.
+// full reports whether the pack is full.
 func (p *packWriter) full() bool {
 	return p.off >= p.s.opts.PackSize || len(p.files) >= min(packfile.MaxFiles, math.MaxInt32)
 }
 
-// finish makes the pack an object. Before that its writer's intent is recorded,
-// so that the object is known whatever happens next. The packWriter cannot be
-// used afterwards.
+// finish stores the pack as an object. Before that it records the writer's intent, so
+// that the object is known whatever happens next. The packWriter cannot be used
+// afterwards.
 func (p *packWriter) finish(ctx context.Context, writer string) (gearfacts.NewPack, error) {
 	defer p.cancel(ctx)
 	if err := errors.Join(p.write(packfile.Footer(p.dict, p.files)), p.flush()); err != nil {
@@ -103,12 +103,12 @@ func (p *packWriter) finish(ctx context.Context, writer string) (gearfacts.NewPa
 		if !errors.Is(err, gearfacts.ErrDeleting) || ctx.Err() != nil || time.Now().After(end) {
 			return pack, fmt.Errorf("announce pack %x: %w", pack.Digest, err)
 		}
-		// An equal one is being deleted. Its object must be gone before this
-		// one comes.
+		// An equal pack is being deleted. Its object must be gone before this object is
+		// stored.
 		if err := p.s.deletePacks(ctx); err != nil {
 			return pack, fmt.Errorf("make room for pack %x: %w", pack.Digest, err)
 		}
-		if p.s.cat.DB.Shared() { // another process may be at it
+		if p.s.cat.DB.Shared() { // another process may be deleting it
 			time.Sleep(wait)
 		}
 	}

@@ -8,31 +8,32 @@ import (
 	"example.org/slipway/gear"
 )
 
-// placeTable keeps the places of contents that were asked for, as many as limit.
-// One that was asked for since the hand last passed is not evicted.
+// placeTable keeps the places of the contents that were requested, up to limit of them. A
+// content that was requested since the clock hand last passed it is not evicted.
 //
-// Contents that were put one after the other lie so, and lists of contents are
-// asked for in the same order again and again: the next one is looked for behind
-// the one found last, which takes a tenth of the time of a look-up.
+// Contents that were put one after the other have neighbouring slots, and lists of
+// contents are requested in the same order again and again. So the table first looks for
+// the next content behind the one found last, which takes a tenth of the time of a
+// look-up.
 //
 // All methods may run concurrently.
 type placeTable struct {
 	limit int
 
 	mu sync.RWMutex
-	// at finds a slot by the beginning of a name. Two names that begin alike, of
-	// which one had to look for years, displace each other.
+	// at finds a slot by the beginning of a name. Two names with the same beginning
+	// displace each other, but it would take years to find such a pair.
 	at    map[uint64]int32
 	slots []placeSlot
 	free  []int32
 	hand  int
-	// packs are those that slots are in, with the number of these.
+	// packs has the packs of the slots, and for each pack the number of its slots.
 	packs     []packRef
 	packAt    map[gear.Name]uint32
 	freePacks []uint32
 }
 
-// placeSlot is a content's: 72 bytes. The index has some 20 more.
+// placeSlot is the slot of a content. It takes 72 bytes; the index takes some 20 more.
 type placeSlot struct {
 	name              gear.Name
 	size, off, stored int64
@@ -51,11 +52,11 @@ func newPlaceTable(limit int) *placeTable {
 	return &placeTable{limit: max(1, limit), at: map[uint64]int32{}, packAt: map[gear.Name]uint32{}}
 }
 
-// prefix is what a content is found by. Names are hashes.
+// prefix returns the key of a content in the table. Names are hashes.
 func prefix(name *gear.Name) uint64 { return binary.LittleEndian.Uint64(name[:]) }
 
-// find returns a content's slot, which may be the hint; -1: there is none. mu is
-// held.
+// find returns the index of a content's slot, which may be the hint, or -1 if there is
+// none. mu is held.
 func (t *placeTable) find(name *gear.Name, hint int32) int32 {
 	if int(hint) < len(t.slots) && t.slots[hint].used && t.slots[hint].name == *name {
 		return hint
@@ -67,10 +68,10 @@ func (t *placeTable) find(name *gear.Name, hint int32) int32 {
 	return i
 }
 
-// place returns what a slot says. mu is held.
+// place returns the place recorded in a slot. mu is held.
 func (t *placeTable) place(i int32) place {
 	s := &t.slots[i]
-	if !s.asked.Load() { // a store each time would bounce the cache line
+	if !s.asked.Load() { // an unconditional store would bounce the cache line
 		s.asked.Store(true)
 	}
 	return place{s.size, s.off, s.stored, t.packs[s.pack].name, s.encoding}
@@ -86,8 +87,8 @@ func (t *placeTable) get(name gear.Name) (place, bool) {
 	return t.place(i), true
 }
 
-// locate fills in the places of items that are unknown, and tells how many still
-// are.
+// locate fills in the places of items whose place is unknown, and returns how many remain
+// unknown.
 func (t *placeTable) locate(items []entry) (unknown int) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -131,7 +132,7 @@ func (t *placeTable) put(name gear.Name, p place) {
 	t.at[prefix(&name)] = i
 }
 
-// refer returns the number of a pack that one slot more is in.
+// refer counts one more slot of a pack and returns the pack's number.
 func (t *placeTable) refer(pack gear.Name) uint32 {
 	i, ok := t.packAt[pack]
 	if !ok {
@@ -147,7 +148,7 @@ func (t *placeTable) refer(pack gear.Name) uint32 {
 	return i
 }
 
-// evict removes one content. There is one.
+// evict removes one content. The table must have one.
 func (t *placeTable) evict() {
 	for {
 		t.hand = (t.hand + 1) % len(t.slots)

@@ -15,49 +15,51 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
-// What is under way in bytes before compression; the same number again may be held
-// compressed. It is compressed and appended without waiting for another press.
+// These budgets bound the work in progress, in bytes before compression. The same number
+// of bytes again may be held compressed. Work in progress is compressed and appended
+// without waiting for another press.
 const (
-	// pressBudget is for all presses of conversions together: twice the largest piece
-	// at least, so that two workers always have something to do.
+	// pressBudget is the budget of all presses of conversions together. It is at least
+	// twice the largest piece, so that two workers always have something to do.
 	pressBudget = 4 * gear.LargeFile
-	// settleBudget is beside it when packs are settled, of whose large pieces one is
-	// compressed at a time.
+	// settleBudget is a separate budget for settling packs. Settling compresses one large
+	// piece at a time.
 	settleBudget = gear.LargeFile + gear.ChunkSize
 )
 
 // codec compresses pieces.
 type codec struct {
-	// whole is for contents below gear.LargeFile and for chunks, small for small
-	// contents and middle for the longer ones of them, if they are not nil.
+	// whole is for contents below gear.LargeFile and for chunks. If they are not nil,
+	// small is for small contents and middle for the longer small contents.
 	whole, small, middle *zstd.Encoder
-	// dictFrame is the dictionary of small and middle as stored, or nil.
+	// dictFrame is the dictionary of small and middle in its stored form, or nil.
 	dictFrame []byte
 }
 
-// smallFile is the size in bytes below which a content is compressed with the
-// dictionary, if there is one. Above, it gains little, and training on such contents costs much.
-// It must not be more than zstd's block of 128 KiB.
+// smallFile is the size in bytes below which a content is compressed with the dictionary,
+// if there is one. A larger content gains little, and training on such contents costs
+// much. smallFile must not be more than zstd's block of 128 KiB.
 const smallFile = 128 << 10
 
-// middleFile is the size in bytes from which on a small content is compressed with
-// the best level: before each content all of its tables are set to those of the
-// dictionary, 34 MB, which takes milliseconds.
+// middleFile is the size in bytes from which on a small content is compressed with the
+// best level. Before each content, that level copies the tables of the dictionary to its
+// own tables. The tables have 34 MB, so this takes milliseconds.
 const middleFile = 8 << 10
 
-// newEncoder makes an encoder of pieces of up to window bytes, a power of two, of
-// so many at once. A larger window would change nothing but the memory, which is
-// that of the window and of the level's tables for each worker: 34 MiB with the
-// best level.
+// newEncoder returns an encoder for pieces of up to window bytes, a power of two. It
+// encodes up to workers pieces at a time. A larger window would only take more memory.
+// The memory is the window and the level's tables for each worker: 34 MiB with the best
+// level.
 func newEncoder(level zstd.EncoderLevel, window, workers int, more ...zstd.EOption) (*zstd.Encoder, error) {
-	// No checksum: names and chunk digests are better ones.
+	// The encoder writes no checksum, because names and chunk digests are better
+	// checksums.
 	return zstd.NewWriter(nil, append(more, zstd.WithEncoderLevel(level), zstd.WithEncoderCRC(false),
 		zstd.WithWindowSize(window), zstd.WithLowerEncoderMem(true), zstd.WithEncoderConcurrency(workers))...)
 }
 
-// encode returns the stored form of a piece of a content of size bytes. What it
-// returns is in buf, or is raw itself. Chunks have no dictionary, however short
-// the last one is.
+// encode returns the stored form of a piece of a content of size bytes. The result is in
+// buf, or is raw itself. Chunks are compressed without a dictionary, however short the
+// last one is.
 func (c *codec) encode(size int64, raw, buf []byte) ([]byte, gear.Encoding) {
 	z, e := c.whole, gear.Zstd
 	if c.small != nil && size < smallFile {
@@ -90,9 +92,9 @@ type piece struct {
 	done          chan struct{}
 }
 
-// inMemory is a content of which pieces may be used where they lie.
+// inMemory is a content in memory whose pieces can be used without copying them.
 type inMemory interface {
-	// Peek returns n bytes from off on, or nil if they do not lie together.
+	// Peek returns n bytes from off on, or nil if they are not contiguous in memory.
 	Peek(off, n int64) []byte
 }
 
@@ -108,19 +110,19 @@ func (h *held) drop() {
 	}
 }
 
-// buffers are used again and again, each for pieces of more than half its size:
-// small pieces must not hold large buffers.
+// buffers reuses buffers. Each buffer is used only for pieces of more than half its size,
+// so that small pieces do not hold large buffers.
 type buffers struct{ class [32]sync.Pool }
 
 // leastClass is the class of the smallest buffers, of 512 bytes.
 const leastClass = 9
 
-// room is how large a buffer of a class is: for 1<<class bytes, and for what
-// becomes of them when they are compressed and do not get smaller, which is 3
-// bytes a block of 128 KiB and the header.
+// room returns the size of a buffer of a class. The buffer holds 1<<class bytes. It also
+// holds their compressed form if compression does not make them smaller, which adds 3
+// bytes for each block of 128 KiB and the header.
 func room(class int) int { return 1<<class + 1<<class>>15 + 64 }
 
-// get returns a buffer of size bytes, of at most gear.LargeFile.
+// get returns a buffer of size bytes. size is at most gear.LargeFile.
 func (p *buffers) get(size int64) []byte {
 	k := max(bits.Len64(uint64(max(size, 1)-1)), leastClass)
 	if b, ok := p.class[k].Get().(*[]byte); ok {
@@ -137,30 +139,30 @@ func (p *buffers) put(b []byte) {
 	}
 }
 
-// press compresses contents with several workers and appends them to packs in
-// the order in which they came.
+// press compresses contents with several workers and appends them to packs in the order
+// in which they came.
 type press struct {
 	s      *Store
 	writer string
 	codec  *codec
-	roll   bool // to a new pack when one is full
+	roll   bool // begin a new pack when one is full
 
 	ctx    context.Context
 	cancel context.CancelFunc
 	budget *semaphore.Weighted
 	work   chan *piece // to the workers
-	order  chan *piece // to the one who appends
+	order  chan *piece // to the goroutine that appends
 	wg     sync.WaitGroup
 
 	failed atomic.Pointer[error]
-	// packs that are finished, and the present one; the appender's, and after
-	// close the caller's.
+	// packs has the finished packs, and pack is the current one. They belong to the
+	// appender, and after close to the caller.
 	packs []gearfacts.NewPack
 	pack  *packWriter
-	// closed tells that close was called, intended that a pack may have been
+	// closed says that close was called. intended says that a pack may have been
 	// announced.
 	closed, intended bool
-	// of the present large content
+	// start and chunks describe the current large content.
 	start  int64
 	chunks []gear.Chunk
 }
@@ -176,7 +178,7 @@ func (s *Store) newPress(ctx context.Context, writer string, c *codec, budget *s
 	return p
 }
 
-// put hands a content over. It returns an earlier failure.
+// put hands a content over. It returns an earlier failure, if there was one.
 func (p *press) put(f *gear.File, c convert.Content) error {
 	h := &held{Content: c}
 	h.holders.Store(1)
@@ -196,7 +198,7 @@ func (p *press) put(f *gear.File, c convert.Content) error {
 	return nil
 }
 
-// send hands a piece over, which takes size bytes of the budget.
+// send hands a piece over. The piece takes size bytes of the budget.
 func (p *press) send(x *piece, size int64) error {
 	if err := p.failure(); err != nil {
 		return err
@@ -210,7 +212,7 @@ func (p *press) send(x *piece, size int64) error {
 	x.size = size
 	x.done = make(chan struct{})
 	x.content.holders.Add(1)
-	p.order <- x // the appender takes all, whatever fails
+	p.order <- x // the appender takes all pieces, whatever fails
 	p.work <- x
 	return nil
 }
@@ -222,7 +224,7 @@ func (p *press) failure() error {
 	return nil
 }
 
-// fail keeps the first failure and stops the rest.
+// fail records the first failure and stops the other work.
 func (p *press) fail(err error) {
 	if p.failed.CompareAndSwap(nil, &err) {
 		p.cancel()
@@ -245,7 +247,7 @@ func (p *press) compress() {
 	}
 }
 
-// read returns the bytes of a piece, which stay until its content is released.
+// read returns the bytes of a piece. They stay valid until its content is released.
 func (p *press) read(x *piece) ([]byte, error) {
 	off := int64(x.chunk) * gear.ChunkSize
 	if m, ok := x.content.Content.(inMemory); ok {
@@ -261,7 +263,7 @@ func (p *press) read(x *piece) ([]byte, error) {
 	return x.raw, err
 }
 
-// appendAll writes the pieces in order. After a failure it goes on to take them,
+// appendAll writes the pieces in order. After a failure it continues to receive pieces,
 // so that nobody waits for it.
 func (p *press) appendAll() {
 	for x := range p.order {
@@ -315,7 +317,7 @@ func (p *press) append(x *piece) error {
 	return nil
 }
 
-// finish ends the present pack, if there is one.
+// finish ends the current pack, if there is one.
 func (p *press) finish() error {
 	if p.pack == nil {
 		return nil
@@ -329,8 +331,8 @@ func (p *press) finish() error {
 	return nil
 }
 
-// close waits for what is under way, ends the last pack and returns all of them,
-// or the first failure. Packs that are finished stay.
+// close waits for the work in progress, ends the last pack and returns all packs, or the
+// first failure. Finished packs stay stored.
 func (p *press) close() ([]gearfacts.NewPack, error) {
 	p.closed = true
 	close(p.work)

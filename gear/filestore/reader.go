@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// place is where a content lies.
+// place says where a content is.
 type place struct {
 	size, off, stored int64
 	pack              gear.Name
@@ -28,20 +28,20 @@ func placeOf(f *gearfacts.File) place {
 	return place{f.Size, f.Off, f.Stored, f.Pack, gear.Encoding(f.Encoding)}
 }
 
-// table is where the chunk table of a chunked content lies.
+// table returns where the chunk table of a chunked content is.
 func (p place) table() (off, n int64) {
 	n = int64(gear.ChunkCount(p.size)) * gear.ChunkEntry
 	return p.off + p.stored - n, n
 }
 
-// dictionary is a pack's, as stored and ready to decode with.
+// dictionary is a pack's dictionary, in its stored form and ready for decoding.
 type dictionary struct {
 	stored  []byte
 	decoder *gear.FrameDecoder
 }
 
-// tries is how often a content is looked up anew when its pack has gone, or is
-// read again when it seems damaged, before that is believed.
+// tries is how often a content is looked up again if its pack has gone, or read again if
+// it seems damaged, before the failure is believed.
 const tries = 3
 
 // find looks a content up. Errors: ErrNotFound, ErrLost.
@@ -61,8 +61,8 @@ func (s *Store) find(ctx context.Context, name gear.Name) (place, error) {
 	return p, nil
 }
 
-// File is a content to be read. It holds nothing open. It is used by one
-// goroutine at a time.
+// File is a content to be read. It keeps nothing open. It may be used by one goroutine at
+// a time.
 type File struct {
 	s      *Store
 	name   gear.Name
@@ -79,8 +79,8 @@ func (s *Store) Open(ctx context.Context, name gear.Name) (*File, error) {
 	return &File{s: s, name: name, at: p}, nil
 }
 
-// Cached returns a content that is in RAM, verified, which must not be changed or
-// kept; nil: it is not there.
+// Cached returns the verified content if it is in RAM, and nil otherwise. The caller must
+// not change or keep it.
 func (s *Store) Cached(name gear.Name) []byte {
 	b, ok := s.cache.Get(name)
 	if !ok {
@@ -89,12 +89,12 @@ func (s *Store) Cached(name gear.Name) []byte {
 	return b
 }
 
-// Size in bytes of the content.
+// Size returns the size of the content in bytes.
 func (f *File) Size() int64 { return f.at.size }
 
-// read calls do until it succeeds: where the content lies may change between two
-// calls. An error of do that says that bytes are not what was written makes the
-// content lost when it comes again.
+// read calls do until it succeeds. The place of the content may change between two calls.
+// If do repeatedly returns an error which says that bytes differ from what was written,
+// read marks the content as lost.
 func (f *File) read(ctx context.Context, do func() error) error {
 	var err error
 	for range tries {
@@ -117,7 +117,8 @@ func (f *File) read(ctx context.Context, do func() error) error {
 	return f.s.damaged(ctx, f.name, f.at.pack, err)
 }
 
-// isDamage tells that bytes are not what was written from a failure to read.
+// isDamage reports whether an error says that bytes differ from what was written.
+// Otherwise the error is a failure to read.
 func isDamage(err error) bool {
 	return errors.Is(err, gear.ErrFormat) || errors.Is(err, gear.ErrContent) || errors.Is(err, packfile.ErrFormat) || errors.Is(err, errShort)
 }
@@ -139,8 +140,8 @@ func (s *Store) damaged(ctx context.Context, name, pack gear.Name, found error) 
 	return e
 }
 
-// Content returns the verified content, which must be smaller than
-// gear.LargeFile and must not be changed. Errors: *CorruptError, ErrLost.
+// Content returns the verified content. It must be smaller than gear.LargeFile, and the
+// caller must not change it. Errors: *CorruptError, ErrLost.
 func (f *File) Content(ctx context.Context) ([]byte, error) {
 	if f.at.encoding == gear.Chunked {
 		return nil, fmt.Errorf("content of %d bytes is not read whole", f.at.size)
@@ -170,7 +171,7 @@ func (s *Store) readPack(ctx context.Context, pack gear.Name, off, n int64) ([]b
 		return nil, fmt.Errorf("read pack: %w", err)
 	}
 	defer o.Close()
-	if o.Info().Size < off+n { // before there is memory for it
+	if o.Info().Size < off+n { // checked before memory is allocated for it
 		return nil, fmt.Errorf("%d bytes at %d of %d: %w", n, off, o.Info().Size, errShort)
 	}
 	b := make([]byte, n)
@@ -180,8 +181,7 @@ func (s *Store) readPack(ctx context.Context, pack gear.Name, off, n int64) ([]b
 	return b, nil
 }
 
-// windowBytes is how many bytes of contents that are next to each other are read
-// at once.
+// windowBytes is how many bytes of adjacent contents are read at a time.
 const windowBytes = 8 << 20
 
 // item is a content whose stored bytes are to be read.
@@ -193,7 +193,7 @@ type item struct {
 	err    error
 }
 
-// readAll reads the stored bytes of contents, neighbours together.
+// readAll reads the stored bytes of contents, and reads neighbours together.
 func (s *Store) readAll(ctx context.Context, items []*item) {
 	slices.SortFunc(items, func(a, b *item) int {
 		return cmp.Or(slices.Compare(a.at.pack[:], b.at.pack[:]), cmp.Compare(a.at.off, b.at.off))
@@ -218,7 +218,7 @@ func (s *Store) readAll(ctx context.Context, items []*item) {
 	}
 }
 
-// short makes the end of an object that should go on errShort.
+// short turns an unexpected end of an object into errShort.
 func short(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return errShort
@@ -226,8 +226,8 @@ func short(err error) error {
 	return err
 }
 
-// decode makes the content, which is not chunked, of its stored bytes, and
-// verifies it. The result may be in buf, or be stored.
+// decode makes a content that is not chunked from its stored bytes, and verifies it. The
+// result may be in buf, or be stored itself.
 func (s *Store) decode(ctx context.Context, name gear.Name, p place, stored, buf []byte) (out []byte, err error) {
 	switch p.encoding {
 	case gear.Plain:
@@ -273,8 +273,8 @@ func (s *Store) dict(ctx context.Context, pack gear.Name) (*dictionary, error) {
 	return d, nil
 }
 
-// storedDict returns a pack's dictionary as it is stored. It was decoded once, so
-// it is sound.
+// storedDict returns a pack's dictionary in its stored form. The dictionary was decoded
+// once, so it is sound.
 func (s *Store) storedDict(ctx context.Context, pack gear.Name) ([]byte, error) {
 	if stored, ok := s.storedDicts.Get(pack); ok {
 		return stored, nil
@@ -283,7 +283,7 @@ func (s *Store) storedDict(ctx context.Context, pack gear.Name) ([]byte, error) 
 	if err != nil {
 		return nil, err
 	}
-	// It may be in RAM ready for decoding only.
+	// The dictionary may be in RAM only in the form that is ready for decoding.
 	s.storedDicts.Put(pack, d.stored, int64(len(d.stored)))
 	return d.stored, nil
 }
@@ -301,16 +301,16 @@ func (s *Store) readDict(ctx context.Context, pack gear.Name) ([]byte, error) {
 }
 
 const (
-	// dictsInRAM is how many packs' dictionaries are kept ready for decoding; each
-	// takes about 0.5 MB.
+	// dictsInRAM is how many packs' dictionaries are kept ready for decoding. Each takes
+	// about 0.5 MB.
 	dictsInRAM = 2 * hot.Shards
-	// storedDictBytes is how much of dictionaries as they are stored is kept, for
-	// streams: those of 100 packs, which are 6 GB of contents.
+	// storedDictBytes is how many bytes of stored dictionaries are kept for streams. It
+	// suffices for the dictionaries of 100 packs, which hold 6 GB of contents.
 	storedDictBytes = 8 << 20
 )
 
-// Chunks are the SHA-256 of the chunks of a content of gear.LargeFile bytes or
-// more, and nil of a smaller one. Errors: *CorruptError, ErrLost.
+// Chunks returns the SHA-256 of the chunks of a content of gear.LargeFile bytes or more,
+// and nil for a smaller content. Errors: *CorruptError, ErrLost.
 func (f *File) Chunks(ctx context.Context) ([]gear.Name, error) {
 	if f.at.encoding != gear.Chunked {
 		return nil, nil
@@ -349,8 +349,8 @@ func (f *File) readTable(ctx context.Context) error {
 	return nil
 }
 
-// tableName is what a content's chunk table is called in the cache. It is no
-// content's name, being made of two hashes.
+// tableName returns the name of a content's chunk table in the cache. It is not the name
+// of a content, because it is made of two hashes.
 func tableName(name, pack gear.Name) gear.Name {
 	for i := range name {
 		name[i] ^= ^pack[i]
@@ -358,10 +358,10 @@ func tableName(name, pack gear.Name) gear.Name {
 	return name
 }
 
-// WriteRange writes n bytes of the content from off to w, each chunk once it is
-// verified, and tells how many it wrote; n < 0 means to the end. A range that
-// ends behind the content is cut. Of a large content only the chunks that the
-// range touches are read. Errors: *CorruptError, ErrLost.
+// WriteRange writes n bytes of the content from off to w, and returns how many it wrote.
+// It writes each chunk once the chunk is verified. If n < 0, the range extends to the end
+// of the content. A range beyond the end of the content is cut. Of a large content only
+// the chunks that the range touches are read. Errors: *CorruptError, ErrLost.
 func (f *File) WriteRange(ctx context.Context, w io.Writer, off, n int64) (int64, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("offset %d is negative", off)
@@ -396,12 +396,13 @@ func (f *File) WriteRange(ctx context.Context, w io.Writer, off, n int64) (int64
 // ErrNoChunk is returned, wrapped, for chunks that a content does not have.
 var ErrNoChunk = errors.New("the content has no such chunk")
 
-// WriteChunks writes n chunks of a content of gear.LargeFile bytes or more from the
-// first one as they are stored, and before them how long each is: what a
-// gear.ChunkReader reads. Nothing is verified, which would cost what sending chunks
-// as they are stored spares: whoever gets wrong ones asks for the bytes by WriteRange,
-// where damage is noticed. begin is told how many bytes will be written. Errors:
-// ErrNoChunk, ErrLost; *CorruptError of the table.
+// WriteChunks writes n chunks of a content of gear.LargeFile bytes or more, beginning
+// with the chunk first, in their stored form. It writes the length of each chunk before
+// them. A gear.ChunkReader reads the result. WriteChunks verifies nothing, because that
+// would cost as much as sending stored chunks saves. A reader that gets wrong chunks
+// requests the bytes through WriteRange, which notices the damage. begin is called with
+// the number of bytes that will be written. Errors: ErrNoChunk, ErrLost; *CorruptError if
+// the table is damaged.
 func (f *File) WriteChunks(ctx context.Context, w io.Writer, first, n int, begin func(length int64)) error {
 	if f.at.encoding != gear.Chunked || first < 0 || n < 1 || n > gear.ChunkCount(f.at.size)-first {
 		return fmt.Errorf("%d from chunk %d on, of %d bytes: %w", n, first, f.at.size, ErrNoChunk)
@@ -429,8 +430,8 @@ func (f *File) WriteChunks(ctx context.Context, w io.Writer, first, n int, begin
 	return nil
 }
 
-// stored opens n chunks from the first one as they are stored, and tells how many
-// bytes they are.
+// stored opens n chunks in their stored form, beginning with the chunk first, and returns
+// how many bytes they have.
 func (f *File) stored(ctx context.Context, first, n int) (o objstore.Object, length int64, err error) {
 	from := f.at.off
 	for i, c := range f.chunks[:first+n] {
@@ -449,9 +450,8 @@ func (f *File) stored(ctx context.Context, first, n int) (o objstore.Object, len
 	return o, length, nil
 }
 
-// eachChunk reads the chunks that hold the bytes from off to end, with one read
-// of the pack, and gives each to do when it is verified. It is good for the
-// length of the call.
+// eachChunk reads the chunks that hold the bytes from off to end, with one read of the
+// pack, and calls do with each verified chunk. The chunk is valid during the call.
 func (f *File) eachChunk(ctx context.Context, off, end int64, do func(i int, chunk []byte) error) error {
 	if err := f.readTable(ctx); err != nil {
 		return err

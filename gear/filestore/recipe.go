@@ -9,9 +9,10 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
-// PutRecipe stores the recipe of a layer as one of its contents. When it returns nil the recipe is
-// durable. Of l the digest, the index and the size are used. Errors: gearfacts.ErrStale if the layer is
-// not the one that the recipe was made of any more, or has a recipe.
+// PutRecipe stores the recipe of a layer as one of the layer's contents. When it returns
+// nil, the recipe is durable. It uses the digest, the index and the size of l. Errors:
+// gearfacts.ErrStale if the layer is no longer the one that the recipe was made from, or
+// already has a recipe.
 func (s *Store) PutRecipe(ctx context.Context, l gearfacts.LayerRecipe, recipe []byte) error {
 	w, err := s.NewWriter(ctx)
 	if err != nil {
@@ -25,9 +26,9 @@ func (s *Store) PutRecipe(ctx context.Context, l gearfacts.LayerRecipe, recipe [
 	return w.end(ctx, gearfacts.Record{Recipe: &l})
 }
 
-// readBack reads the contents of packs that were just written, from where they are stored, and verifies
-// them: once they are in the place of others, they may be all that is left of layers. It does nothing
-// as long as no layer has a recipe.
+// readBack reads the contents of packs that were just written, from where they are
+// stored, and verifies them. Once they have replaced other contents, they may be all that
+// is left of layers. readBack does nothing as long as no layer has a recipe.
 func (s *Store) readBack(ctx context.Context, packs []gearfacts.NewPack) error {
 	needed, err := gearfacts.NewRecipes(s.cat.DB).AnyRecipe(ctx, gearfacts.RecipeMade)
 	if err != nil || !needed {
@@ -48,8 +49,8 @@ func (s *Store) readBack(ctx context.Context, packs []gearfacts.NewPack) error {
 	return nil
 }
 
-// unsettleable returns the number of the pack in a group that has a damaged content whose place must not
-// be forgotten.
+// unsettleable returns the number of the pack in a group that has a damaged content whose
+// place must not be forgotten.
 func unsettleable(err error, group []gearfacts.Pack) (id int64, ok bool) {
 	var corrupt *CorruptError
 	if !errors.Is(err, gearfacts.ErrNeeded) || !errors.As(err, &corrupt) {

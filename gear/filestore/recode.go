@@ -9,14 +9,14 @@ import (
 	"example.org/slipway/gear"
 )
 
-// recodeMost is how many stored bytes of a batch are compressed anew at most, so
-// that no dictionary needs to be sent. It bounds the time that takes.
+// recodeMost is the maximum number of stored bytes of a batch that are recompressed so
+// that no dictionary needs to be sent. It bounds the time that this takes.
 const recodeMost = 256 << 10
 
-// withoutDicts chooses the packs whose dictionaries are not to be sent: a batch
-// of a few small contents would mostly be dictionary. One that is longer than all
-// contents that need it, as stored, is more than they gain by it. items are all
-// that the batch will have.
+// withoutDicts chooses the packs whose dictionaries are not sent. Without it, a batch of
+// a few small contents would consist mostly of dictionary. If a dictionary is longer than
+// the stored form of all contents that need it, it costs more than these contents gain by
+// it. items has all contents of the batch.
 func (b *batchReader) withoutDicts(ctx context.Context, items []entry) {
 	type need struct {
 		pack  gear.Name
@@ -40,15 +40,15 @@ func (b *batchReader) withoutDicts(ctx context.Context, items []entry) {
 		needs[k].bytes += it.at.stored
 	}
 	for _, n := range needs {
-		// A dictionary that cannot be read is left to whoever reads the contents.
+		// A dictionary that cannot be read is left to the code that reads the contents.
 		if d, err := b.s.storedDict(ctx, n.pack); err == nil && n.bytes < int64(len(d)) {
 			b.bare = append(b.bare, n.pack)
 		}
 	}
 }
 
-// recoder lends an encoder. The one of the writers has a window of some MiB, which
-// a process that only serves is not to need.
+// recoder lends an encoder. The writers' encoder has a window of some MiB, which a
+// process that only serves should not need.
 func (s *Store) recoder() (*zstd.Encoder, error) {
 	if z, ok := s.recoders.Get().(*zstd.Encoder); ok {
 		return z, nil
@@ -61,7 +61,7 @@ func (b *batchReader) isBare(it *entry) bool {
 	return it.at.encoding == gear.ZstdDict && len(b.bare) > 0 && slices.Contains(b.bare, it.at.pack)
 }
 
-// room is how many bytes a content may take in a window's buffer.
+// room returns how many bytes a content may take in a window's buffer.
 func (b *batchReader) room(it *entry) int {
 	if b.isBare(it) {
 		return int(max(it.at.size, it.at.stored))
@@ -69,9 +69,9 @@ func (b *batchReader) room(it *entry) int {
 	return int(it.at.stored)
 }
 
-// recode compresses contents that were read without their dictionaries, and
-// closes the gaps that are then between them. What is damaged is left to be sent
-// alone, as it is.
+// recode recompresses, without a dictionary, the contents whose dictionaries are not
+// sent. It closes the gaps that this leaves. A damaged content is left to be sent alone,
+// as it is.
 func (b *batchReader) recode(ctx context.Context, w *window) {
 	if len(b.bare) == 0 || w.buf == nil {
 		return

@@ -12,31 +12,33 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Names of leases of processes that share a catalogue.
+// These are the names of the leases of processes that share a catalogue.
 const (
-	// leaseHouse: to clean up, and to settle.
+	// leaseHouse is the lease to do housekeeping and to settle.
 	leaseHouse = "gear-settle"
-	// leaseDelete: to delete the objects of packs.
+	// leaseDelete is the lease to delete the objects of packs.
 	leaseDelete = "gear-delete"
-	// leaseWriters, and the name of a process: that its writers live.
+	// leaseWriters, followed by the name of a process, is the lease which says that the
+	// process's writers are alive.
 	leaseWriters = "gear-writers/"
 )
 
-// deletingFor is how many leases the right to delete objects of packs lasts, of
-// which one is used: what of a request is under way then has the rest to end in.
+// deletingFor is the duration of the right to delete objects of packs, as a multiple of
+// the lease. Only the first lease of that time is used for deleting. A request that is
+// under way then has the rest of the time to end.
 const deletingFor = 5
 
-// presence tells other processes that writers of this one are at work.
+// presence shows other processes that writers of this process are at work.
 type presence struct {
 	mu      sync.Mutex
 	writers int
-	// held ends when the others may take the writers for dead.
+	// held ends when the other processes may consider the writers dead.
 	held    context.Context
 	release func()
 }
 
-// enter begins the work of a writer. held ends, where others share the catalogue,
-// when they may take it for dead. leave ends the work, and is idempotent.
+// enter begins the work of a writer. If others share the catalogue, held ends when they
+// may consider the writer dead. leave ends the work, and is idempotent.
 func (s *Store) enter(ctx context.Context) (held context.Context, leave func(), err error) {
 	if !s.cat.DB.Shared() {
 		return ctx, func() {}, nil
@@ -45,7 +47,7 @@ func (s *Store) enter(ctx context.Context) (held context.Context, leave func(), 
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.writers == 0 || p.held.Err() != nil {
-		if p.writers > 0 { // they end one by one; who comes now does not end with them
+		if p.writers > 0 { // existing writers end one by one; a new writer does not end with them
 			p.release()
 		}
 		if err := s.announce(ctx); err != nil {
@@ -66,8 +68,9 @@ func (s *Store) enter(ctx context.Context) (held context.Context, leave func(), 
 	}), nil
 }
 
-// announce takes the lease of this process. Another one may have it for a moment
-// that clears up after writers which could not. presence.mu is held.
+// announce takes the lease of this process. Another process may hold it for a moment
+// while it cleans up after writers that could not do that themselves. presence.mu is
+// held.
 func (s *Store) announce(ctx context.Context) error {
 	p := &s.presence
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -89,15 +92,15 @@ func (s *Store) announce(ctx context.Context) error {
 	}
 }
 
-// instanceOf is the process that a writer belongs to.
+// instanceOf returns the process that a writer belongs to.
 func instanceOf(writer string) string {
 	instance, _, _ := strings.Cut(writer, "-")
 	return instance
 }
 
-// reclaimShared ends the intents of the writers of processes that died: those whose
-// lease this one can get. A process that is not dead after all records nothing any
-// more that these writers made.
+// reclaimShared ends the intents of the writers of dead processes. A process is dead if
+// this one can get its lease. A process that is not dead after all no longer records
+// anything that these writers made.
 func (s *Store) reclaimShared(ctx context.Context) error {
 	writers, err := s.facts.Writers(ctx)
 	if err != nil {
@@ -129,7 +132,7 @@ func (s *Store) reclaimShared(ctx context.Context) error {
 	return nil
 }
 
-// housekeeping takes the lease to clean up and settle, where others share the
+// housekeeping takes the lease to do housekeeping and to settle, if others share the
 // catalogue. Errors: engine.ErrLeased.
 func (s *Store) housekeeping(ctx context.Context) (held context.Context, release func(), err error) {
 	if !s.cat.DB.Shared() {
@@ -138,17 +141,18 @@ func (s *Store) housekeeping(ctx context.Context) (held context.Context, release
 	return s.cat.DB.Hold(ctx, leaseHouse, s.instance, s.opts.Lease)
 }
 
-// deleteShared is deletePacks where others share the catalogue. Where one of them
-// does it, it does nothing. s.deleting is held.
+// deleteShared is deletePacks if others share the catalogue. It does nothing while
+// another process deletes. s.deleting is held.
 func (s *Store) deleteShared(ctx context.Context) error {
 	for {
-		// No object is deleted after within, so that nothing that is under way then
-		// can meet the object of one who makes the same pack again later.
+		// No object is deleted after within ends. So a request that is still under way
+		// then cannot delete the object of a process that makes the same pack again
+		// later.
 		within, cancel := context.WithTimeout(ctx, s.opts.Lease)
 		n, err := s.deleteSome(within)
 		cancel()
 		if err != nil {
-			return err // the lease ends by itself: what failed may still happen
+			return err // the lease ends by itself: a failed request may still take effect
 		}
 		if n == 0 {
 			end, stop := context.WithTimeout(context.WithoutCancel(ctx), s.opts.Lease)
@@ -173,7 +177,7 @@ func (s *Store) deleteSome(ctx context.Context) (n int, err error) {
 			n++
 		}
 	}
-	if n > 0 { // also those before one that failed, or nothing would ever get behind that
+	if n > 0 { // this includes the packs before a failed one; otherwise nothing would ever get past that one
 		rest, stop := context.WithTimeout(context.WithoutCancel(ctx), s.opts.Lease)
 		defer stop()
 		err = errors.Join(err, s.facts.Forget(rest, packs[:n]...))
@@ -186,7 +190,7 @@ func (s *Store) forgetDicts(pack gear.Name) {
 	s.storedDicts.Drop(pack)
 }
 
-// now is the time by which packs are left alone and deleted.
+// now returns the time by which packs are left alone and deleted.
 func (s *Store) now(ctx context.Context) (time.Time, error) {
 	if !s.cat.DB.Shared() {
 		return s.opts.Clock(), nil

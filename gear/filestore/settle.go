@@ -14,40 +14,40 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
-// Levels of settled packs. What is below smallFile is compressed with a
-// dictionary, and what is below middleFile not with the best level. See DESIGN.md.
+// These are the levels of settled packs. Contents below smallFile are compressed with a
+// dictionary, and contents below middleFile not with the best level. See DESIGN.md.
 const (
 	denseLevel = zstd.SpeedBestCompression
 	smallLevel = zstd.SpeedBetterCompression
-	// denseWorkers is how many workers compress with the best level, which takes
-	// some 40 MB for each, and as much again for a dictionary. Settling is in no
-	// hurry.
+	// denseWorkers is how many workers compress with the best level. Each takes some 40
+	// MB, and as much again for a dictionary. Settling is in no hurry.
 	denseWorkers = 1
 )
 
-// SettleOptions of Settle. The zero value works.
+// SettleOptions are the options of Settle. The zero value works.
 type SettleOptions struct {
-	// All also settles what does not fill a pack yet.
+	// All also settles packs that do not fill a new pack yet.
 	All bool
 	// Progress, if not nil, is called after each pack written.
 	Progress func(SettleReport)
 }
 
-// SettleReport is what a Settle did.
+// SettleReport says what a call of Settle did.
 type SettleReport struct {
-	// Replaced packs and the bytes of their objects.
+	// Replaced is the number of replaced packs, and ReplacedBytes the size of their
+	// objects.
 	Replaced      int
 	ReplacedBytes int64
-	// Written packs and the bytes of their objects.
+	// Written is the number of written packs, and WrittenBytes the size of their objects.
 	Written      int
 	WrittenBytes int64
 }
 
-// Settle rewrites packs as conversions wrote them, small ones, and those with
-// much dead in them, in the order in which they came, into dense ones. What it
-// writes depends on the packs alone. Readers and writers go on meanwhile. It may
-// be cut off at any point; the next call goes on. Errors: engine.ErrLeased where
-// another process that shares the catalogue is at it.
+// Settle rewrites packs into dense ones, in the order in which they came. It rewrites
+// packs that conversions wrote, small packs, and packs with many dead bytes. What it
+// writes depends only on the packs. Readers and writers continue meanwhile. Settle may be
+// interrupted at any point, and the next call continues the work. Errors:
+// engine.ErrLeased if another process that shares the catalogue is settling.
 func (s *Store) Settle(ctx context.Context, o SettleOptions) (rep SettleReport, err error) {
 	s.settling.Lock()
 	defer s.settling.Unlock()
@@ -77,14 +77,14 @@ func (s *Store) Settle(ctx context.Context, o SettleOptions) (rep SettleReport, 
 		case errors.As(err, &busy):
 			skip[int64(busy)] = true
 			continue
-		case errors.Is(err, gearfacts.ErrNeeded): // what is left of the pack stays as it is
+		case errors.Is(err, gearfacts.ErrNeeded): // the rest of the pack stays as it is
 			id, ok := unsettleable(err, group)
 			if !ok {
 				return rep, fmt.Errorf("settle %d packs from number %d: %w", len(group), group[0].ID, err)
 			}
 			skip[id] = true
 			continue
-		case errors.As(err, &corrupt): // it is recorded as lost, so the next try is without it
+		case errors.As(err, &corrupt): // it is recorded as lost, so the next attempt leaves it out
 			continue
 		case errors.Is(err, gearfacts.ErrStale) && again < tries:
 			again++
@@ -107,19 +107,20 @@ func (s *Store) Settle(ctx context.Context, o SettleOptions) (rep SettleReport, 
 	}
 }
 
-// wasteful tells that more than a quarter of a pack is dead.
+// wasteful reports whether more than a quarter of a pack is dead.
 func wasteful(p *gearfacts.Pack) bool {
 	return p.LiveFiles == 0 || p.Bytes-p.LiveBytes > p.Bytes/4
 }
 
-// settled tells that a pack is as it should be. That a group fills more than half
-// a pack and dense ones take a fifth less than others is why it need not be large.
+// settled reports whether a pack is as it should be. A third of PackSize is enough,
+// because a group fills only more than half a pack, and dense packs take a fifth less
+// than others.
 func (s *Store) settled(p *gearfacts.Pack) bool {
 	return p.Dense && !wasteful(p) && p.Size >= s.opts.PackSize/3
 }
 
-// nextGroup returns the first packs that are to be settled together.
-// Packs to skip, and those to be left alone for now, are passed over.
+// nextGroup returns the first packs that are to be settled together. It ignores the packs
+// in skip and packs that must be left alone for now.
 func (s *Store) nextGroup(ctx context.Context, all bool, skip map[int64]bool) ([]gearfacts.Pack, error) {
 	var group []gearfacts.Pack
 	var live, after int64
@@ -140,7 +141,7 @@ func (s *Store) nextGroup(ctx context.Context, all bool, skip map[int64]bool) ([
 				continue
 			}
 			if len(group) > 0 && live+p.LiveBytes > s.opts.PackSize/8*9 {
-				if p.LiveBytes > live { // what is small waits for more of its kind
+				if p.LiveBytes > live { // a small pack waits for more of its kind
 					return []gearfacts.Pack{*p}, nil
 				}
 				return group, nil
@@ -162,7 +163,8 @@ func (s *Store) nextGroup(ctx context.Context, all bool, skip map[int64]bool) ([
 	return s.emptyPacks(group), nil
 }
 
-// emptyPacks are those of which nothing is needed, and that take no writing.
+// emptyPacks returns the packs from which nothing is needed. Replacing them takes no
+// writing.
 func (s *Store) emptyPacks(packs []gearfacts.Pack) []gearfacts.Pack {
 	var out []gearfacts.Pack
 	for _, p := range packs {
@@ -173,14 +175,14 @@ func (s *Store) emptyPacks(packs []gearfacts.Pack) []gearfacts.Pack {
 	return out
 }
 
-// busyError is the number of a pack with contents on which a conversion relies
-// that has not ended.
+// busyError is the number of a pack with contents on which an unfinished conversion
+// relies.
 type busyError int64
 
 func (e busyError) Error() string { return fmt.Sprintf("a conversion needs pack number %d", int64(e)) }
 
-// settleGroup writes the live contents of packs into a new one and puts that in
-// their place.
+// settleGroup writes the live contents of packs into a new pack, which then replaces
+// them.
 func (s *Store) settleGroup(ctx context.Context, group []gearfacts.Pack) (written []gearfacts.NewPack, err error) {
 	var files []gearfacts.File
 	var names []gear.Name
@@ -236,9 +238,9 @@ func (s *Store) writeDense(ctx context.Context, writer string, files []gearfacts
 		return nil, err
 	}
 	defer s.dense.Put(c.whole)
-	// The encoders take as much memory as all else. What was needed before, samples,
-	// the encoders of the last pack and what conversions keep in pools, goes first;
-	// of pools it takes two collections.
+	// The encoders take as much memory as everything else. So the memory that was needed
+	// before is freed first: samples, the encoders of the last pack, and what conversions
+	// keep in pools. Freeing pools takes two collections.
 	for range 2 {
 		runtime.GC()
 	}
@@ -269,7 +271,7 @@ func (s *Store) writeDense(ctx context.Context, writer string, files []gearfacts
 	return packs, nil
 }
 
-// denseCodec learns a dictionary from the small ones of the contents.
+// denseCodec trains a dictionary on the small contents.
 func (s *Store) denseCodec(ctx context.Context, files []gearfacts.File) (*codec, error) {
 	var small []gearfacts.File
 	var total int64
@@ -279,8 +281,8 @@ func (s *Store) denseCodec(ctx context.Context, files []gearfacts.File) (*codec,
 			total += f.Size
 		}
 	}
-	// Evenly from all of them, so that the dictionary is as good for the last
-	// as for the first.
+	// The samples are spread evenly over all small contents, so that the dictionary is as
+	// good for the last contents as for the first.
 	var chosen []gearfacts.File
 	var taken, seen int64
 	for _, f := range small {
@@ -302,7 +304,7 @@ func (s *Store) denseCodec(ctx context.Context, files []gearfacts.File) (*codec,
 		return nil, err
 	}
 	dict := packfile.Train(all, samples, smallLevel)
-	c := &codec{} // the encoders take their memory when they are first used
+	c := &codec{} // the encoders allocate their memory on first use
 	if c.small, err = newEncoder(smallLevel, 2*packfile.DictSize, 1); err != nil {
 		return nil, err
 	}
@@ -322,8 +324,8 @@ func (s *Store) denseCodec(ctx context.Context, files []gearfacts.File) (*codec,
 	return c, err
 }
 
-// eachStored reads the stored bytes of contents, neighbours together, and gives
-// each to do in the order of files. Of chunked contents nothing is read.
+// eachStored reads the stored bytes of contents, reads neighbours together, and calls do
+// with each in the order of files. It reads nothing of chunked contents.
 func (s *Store) eachStored(ctx context.Context, files []gearfacts.File, do func(*item) error) error {
 	for len(files) > 0 {
 		var items []item
@@ -355,21 +357,21 @@ func (s *Store) eachStored(ctx context.Context, files []gearfacts.File, do func(
 	return nil
 }
 
-// packed is a content that lies in a pack.
+// packed is a content that is stored in a pack.
 type packed struct {
-	ctx  context.Context // of the Settle it is for
+	ctx  context.Context // the context of the Settle call
 	s    *Store
 	it   item
-	file *File // of a chunked one, its table read
+	file *File // set for a chunked content, whose table was read
 }
 
-// Release does nothing: nothing is held.
+// Release does nothing, because nothing is held.
 func (p *packed) Release() {}
 
-// ReadAt reads the whole content into b or, of a chunked one, the chunk at off.
+// ReadAt reads the whole content into b or, if the content is chunked, the chunk at off.
 func (p *packed) ReadAt(b []byte, off int64) (int, error) {
 	if p.file != nil {
-		f := *p.file // the table is shared, the rest changes when it is read
+		f := *p.file // the table is shared; the other fields change when it is read
 		err := f.read(p.ctx, func() error {
 			return f.eachChunk(p.ctx, off, off+int64(len(b)), func(_ int, chunk []byte) error {
 				copy(b, chunk)
@@ -384,7 +386,7 @@ func (p *packed) ReadAt(b []byte, off int64) (int, error) {
 			return copy(b, out), nil
 		}
 	}
-	// Once more, to be sure before it is declared lost.
+	// The content is read once more, to be sure before it is declared lost.
 	f := File{s: p.s, name: p.it.name, at: p.it.at}
 	out, err := f.Content(p.ctx)
 	return copy(b, out), err

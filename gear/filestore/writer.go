@@ -15,32 +15,32 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
-// freshLevel is for packs written while somebody waits: 265 MB/s, and settling
-// does better later. See DESIGN.md.
+// freshLevel is the level for packs written while somebody waits. It compresses 265 MB/s,
+// and settling compresses better later. See DESIGN.md.
 const freshLevel = zstd.SpeedFastest
 
-// Writer writes the contents of one layer that the store lacks. It is used by
-// one goroutine, and ended by Commit, Stage or Abort.
+// Writer writes the contents of one layer that the store lacks. It is used by one
+// goroutine, and ended by Commit, Stage or Abort.
 //
-// Several writers at once share what they bring: a content is put by the first
-// that asks for it, and the others wait for that one at their end.
+// Several writers at the same time share the contents that they put. The first writer
+// that asks for a content puts it, and the others wait at their end for that writer.
 type Writer struct {
 	s     *Store
 	id    string
 	press *press
 	index gear.Name
 
-	// names are all that were asked for, in that order; waits are the writers
-	// that bring some of them. Both are guarded by claims.mu.
+	// names has all names that the writer asked for. order has them in the order of
+	// asking. waits has the writers that put some of them. They are guarded by claims.mu.
 	names map[gear.Name]bool
 	order []gear.Name
 	waits map[*Writer]bool
 
 	ended bool
-	// recorded is closed when others may rely on what this one brought, if ok.
+	// recorded is closed when others may rely on what this writer put, if ok is true.
 	recorded chan struct{}
 	ok       bool
-	leave    func() // ends its part in the store's presence
+	leave    func() // ends the writer's part in the store's presence
 }
 
 var _ convert.Sink = (*Writer)(nil)
@@ -57,8 +57,8 @@ func (s *Store) NewWriter(ctx context.Context) (*Writer, error) {
 	return w, nil
 }
 
-// Missing tells which contents are to be given to Put, and makes that the
-// writer's duty. All of them are contents of the layer.
+// Missing reports which contents have to be given to Put, and obliges the writer to put
+// them. All names are contents of the layer.
 func (w *Writer) Missing(ctx context.Context, names []gear.Name) ([]bool, error) {
 	missing := w.s.claims.take(w, names)
 	ask := make([]gear.Name, 0, len(names))
@@ -87,9 +87,9 @@ func (w *Writer) Missing(ctx context.Context, names []gear.Name) ([]bool, error)
 	return missing, nil
 }
 
-// Put writes a content that Missing named. The order of the calls decides the
-// order in the packs. The bytes are read until c is released, also when Put
-// fails; that they are what f says was checked by the caller.
+// Put writes a content that Missing reported. The order of the calls determines the order
+// in the packs. Put reads the bytes until c is released, even if Put fails. The caller
+// has checked that the bytes match f.
 func (w *Writer) Put(_ context.Context, f gear.File, c convert.Content) error {
 	if w.ended {
 		c.Release()
@@ -98,10 +98,10 @@ func (w *Writer) Put(_ context.Context, f gear.File, c convert.Content) error {
 	return w.press.put(&f, c)
 }
 
-// Keep puts a content that was not asked for with Missing. It is written whether
-// or not it is here already, or on its way by another writer: the time it takes
-// tells nothing of either, and the end of this writer waits for no other. What
-// was here keeps its place.
+// Keep puts a content without a previous call of Missing for it. It writes the content
+// even if it is stored already or another writer is putting it. So the time that Keep
+// takes reveals neither, and the end of this writer waits for no other. A content that
+// was stored already keeps its place.
 func (w *Writer) Keep(ctx context.Context, f gear.File, c convert.Content) error {
 	w.s.claims.pin(w, f.Name)
 	return w.Put(ctx, f, c)
@@ -109,7 +109,7 @@ func (w *Writer) Keep(ctx context.Context, f gear.File, c convert.Content) error
 
 var errEnded = errors.New("the writer has ended")
 
-// PutIndex writes the layer's index, which is a content like others.
+// PutIndex writes the layer's index, which is stored as a content.
 func (w *Writer) PutIndex(ctx context.Context, index []byte) (gear.Name, error) {
 	f := gear.File{Name: sha256.Sum256(index), Size: int64(len(index))}
 	missing, err := w.Missing(ctx, []gear.Name{f.Name})
@@ -133,9 +133,9 @@ type inRAM struct{ *bytes.Reader }
 
 func (inRAM) Release() {}
 
-// Commit makes the layer known, with the index given to PutIndex. When it
-// returns nil all of it is durable. Errors: ErrRetry, catalog.ErrNotStored if
-// the layer's blob is gone. The writer has ended in any case.
+// Commit makes the layer known, with the index given to PutIndex. When it returns nil,
+// all of it is durable. Errors: ErrRetry, catalog.ErrNotStored if the layer's blob is
+// gone. The writer has ended in any case.
 func (w *Writer) Commit(ctx context.Context, l gearfacts.Layer) error {
 	if w.index == (gear.Name{}) {
 		w.Abort(ctx)
@@ -145,13 +145,13 @@ func (w *Writer) Commit(ctx context.Context, l gearfacts.Layer) error {
 	return w.end(ctx, gearfacts.Record{Layer: &gearfacts.NewLayer{Layer: l, Names: w.order}})
 }
 
-// Stage keeps the contents for a repository until a time, so that a client can
-// upload them before a layer's index that holds them.
+// Stage keeps the contents for a repository until a time, so that a client can upload
+// them before the index of a layer that holds them.
 func (w *Writer) Stage(ctx context.Context, repo string, until time.Time) error {
 	return w.end(ctx, gearfacts.Record{Repo: repo, Staged: w.order, Until: until})
 }
 
-// end records packs and what holds their contents: in one change, unless it
+// end records packs and what holds their contents. It does so in one change, unless it
 // depends on other writers.
 func (w *Writer) end(ctx context.Context, rec gearfacts.Record) error {
 	if w.ended {
@@ -184,7 +184,7 @@ func (w *Writer) end(ctx context.Context, rec gearfacts.Record) error {
 	return nil
 }
 
-// tell lets those who depend on the writer go on.
+// tell lets the writers that depend on this writer continue.
 func (w *Writer) tell(ok bool) {
 	select {
 	case <-w.recorded:
@@ -196,8 +196,8 @@ func (w *Writer) tell(ok bool) {
 	close(w.recorded)
 }
 
-// Abort ends a writer that was not committed, and drops what it wrote. After
-// Commit or Stage it is a no-op.
+// Abort ends a writer that was not committed, and drops what it wrote. After Commit or
+// Stage it does nothing.
 func (w *Writer) Abort(ctx context.Context) {
 	if w.ended {
 		return
@@ -205,10 +205,10 @@ func (w *Writer) Abort(ctx context.Context) {
 	w.ended = true
 	if !w.press.closed {
 		w.press.fail(errEnded)
-		_, _ = w.press.close() // it says what fail was told
+		_, _ = w.press.close() // the error is the one that fail recorded
 	}
 	if w.press.intended && !w.ok {
-		// Objects that nothing names are deleted by the next Housekeep.
+		// The next Housekeep deletes objects that nothing names.
 		if err := w.s.facts.EndIntents(context.WithoutCancel(ctx), w.id); err != nil {
 			w.s.log.Warn("give up the packs of a conversion; they are reclaimed at the next start", "writer", w.id, "err", err)
 		}

@@ -1,4 +1,4 @@
-// Package hot is a table in memory of values by the names of contents.
+// Package hot provides a table in memory that maps the names of contents to values.
 package hot
 
 import (
@@ -8,11 +8,11 @@ import (
 	"example.org/slipway/gear"
 )
 
-// Shards spreads lock contention; a power of two.
+// Shards is the number of shards, which spread lock contention. It is a power of two.
 const Shards = 16
 
 // Table is a table of values bounded by the sum of their costs. A value that was
-// asked for since the hand last passed is not evicted. All methods may run
+// requested since the clock hand last passed it is not evicted. All methods may run
 // concurrently.
 type Table[V any] struct {
 	shards [Shards]shard[V]
@@ -20,13 +20,13 @@ type Table[V any] struct {
 
 type shard[V any] struct {
 	mu sync.Mutex
-	// at finds a slot by the beginning of a name. Two names that begin alike, of
-	// which one had to look for years, displace each other.
+	// at finds a slot by the beginning of a name. Two names with the same beginning
+	// displace each other, but it would take years to find such a pair.
 	at    map[uint64]int32
 	slots []slot[V]
 	free  []int32
 	hand  int
-	// cost of all values, and its bound
+	// cost is the cost of all values, and limit bounds it.
 	cost, limit int64
 }
 
@@ -37,7 +37,7 @@ type slot[V any] struct {
 	asked bool
 }
 
-// New returns a table whose values may cost so much together.
+// New returns a table that holds values of at most limit total cost.
 func New[V any](limit int64) *Table[V] {
 	h := &Table[V]{}
 	for i := range h.shards {
@@ -47,8 +47,7 @@ func New[V any](limit int64) *Table[V] {
 	return h
 }
 
-// of returns where a name belongs, and what it is found by there. Names are
-// hashes.
+// of returns the shard of a name, and the key of the name in it. Names are hashes.
 func (h *Table[V]) of(name *gear.Name) (*shard[V], uint64) {
 	return &h.shards[name[8]%Shards], binary.LittleEndian.Uint64(name[:])
 }
@@ -66,8 +65,8 @@ func (h *Table[V]) Get(name gear.Name) (v V, ok bool) {
 	return s.slots[i].value, true
 }
 
-// Put adds a value of a cost of at least 1, unless that is more than half of
-// what its shard may hold.
+// Put adds a value. Its cost is at least 1. Put ignores a value that costs more than half
+// of what its shard may hold.
 func (h *Table[V]) Put(name gear.Name, v V, cost int64) {
 	s, k := h.of(&name)
 	s.mu.Lock()
@@ -92,7 +91,7 @@ func (h *Table[V]) Put(name gear.Name, v V, cost int64) {
 	s.cost += cost
 }
 
-// evict removes one value. There is one, as the cost is above 0.
+// evict removes one value. There is at least one, because the cost is above 0.
 func (s *shard[V]) evict() {
 	for {
 		s.hand = (s.hand + 1) % len(s.slots)
@@ -125,16 +124,16 @@ func (h *Table[V]) Drop(name gear.Name) {
 	}
 }
 
-// Contents is a table of small contents, which cost what they take.
+// Contents is a table of small contents. The cost of a content is the memory it takes.
 type Contents struct{ table *Table[[]byte] }
 
-// slotBytes is about what an entry costs besides its content.
+// slotBytes is about the cost of an entry besides its content.
 const slotBytes = 160
 
-// NewContents returns a table of contents of so many bytes together.
+// NewContents returns a table that holds at most limit bytes of contents.
 func NewContents(limit int64) *Contents { return &Contents{New[[]byte](limit)} }
 
-// Get returns a content, which nobody may change.
+// Get returns a content. Callers must not change it.
 func (c *Contents) Get(name gear.Name) ([]byte, bool) { return c.table.Get(name) }
 
 // Put keeps a content.

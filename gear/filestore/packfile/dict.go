@@ -7,15 +7,17 @@ import (
 )
 
 const (
-	// DictSize is how long the text of a dictionary is, in bytes. Measured on
-	// the small files of twelve images: without 50.8 MB, with 112 KiB 46.7,
-	// 256 KiB 45.4, 512 KiB 44.5; each reader needs all of it.
+	// DictSize is the length of the text of a dictionary in bytes. The small files of
+	// twelve images take 50.8 MB without a dictionary, 46.7 MB with 112 KiB, 45.4 MB with
+	// 256 KiB and 44.5 MB with 512 KiB (measured). Each reader needs the whole
+	// dictionary.
 	DictSize = 256 << 10
-	// SampleBytes is how much is learnt from.
+	// SampleBytes is how many bytes a dictionary is trained on.
 	SampleBytes = 64 * DictSize
-	// minSamples: a dictionary costs more than it saves in a pack of few.
+	// minSamples is the minimum number of samples. In a pack with fewer, a dictionary
+	// costs more than it saves.
 	minSamples = 64
-	// segment is how many bytes of a sample are taken at once.
+	// segment is how many bytes of a sample are taken at a time.
 	segment = 1024
 	// Gram is how many bytes count as a repetition.
 	Gram = 8
@@ -23,14 +25,14 @@ const (
 	gramBits = 20
 )
 
-// dictID is the number of all dictionaries: which one a frame needs is known by
-// the pack it is in. It is the lowest of the range for private use.
+// dictID is the ID of all dictionaries. The pack of a frame determines which dictionary
+// the frame needs. The number is the lowest of the range for private use.
 const dictID = 32768
 
-// Train makes a dictionary of contents smaller than a reader decodes whole, which lie one
-// after the other in all. The result is a function of samples alone; that of the
-// compression library's own trainer is not. It returns nil if a dictionary makes
-// no sense.
+// Train makes a dictionary from contents so small that a reader decodes them whole. The
+// contents follow each other in all. The result is a function of samples alone, unlike
+// the result of the compression library's own trainer. Train returns nil if a dictionary
+// is not worthwhile.
 func Train(all []byte, samples [][]byte, level zstd.EncoderLevel) []byte {
 	if len(samples) < minSamples {
 		return nil
@@ -40,7 +42,7 @@ func Train(all []byte, samples [][]byte, level zstd.EncoderLevel) []byte {
 		return nil
 	}
 	dict, err := zstd.BuildDict(zstd.BuildDictOptions{ID: dictID, Contents: samples, History: text, Offsets: [3]int{1, 4, 8}, Level: level})
-	if err != nil { // such as samples that are all the same
+	if err != nil { // for example if all samples are the same
 		return nil
 	}
 	return dict
@@ -50,10 +52,10 @@ func gramHash(b []byte) uint32 {
 	return uint32((binary.LittleEndian.Uint64(b) * 0x9E3779B185EBCA87) >> (64 - gramBits))
 }
 
-// cover chooses the segments of the samples whose grams occur in most samples,
-// each Gram counted once (the COVER algorithm: Liao, Petri, Moffat, Wirth,
-// "Effective Construction of Relative Lempel-Ziv Dictionaries", WWW'16). The
-// best come last, where matches are cheapest.
+// cover chooses the segments of the samples whose grams occur in most samples, and counts
+// each gram once (the COVER algorithm: Liao, Petri, Moffat, Wirth, "Effective
+// Construction of Relative Lempel-Ziv Dictionaries", WWW'16). The best segments come
+// last, where matches are cheapest.
 func cover(all []byte, samples [][]byte) []byte {
 	weights := weigh(samples)
 	epochs := DictSize / segment
@@ -82,7 +84,8 @@ func cover(all []byte, samples [][]byte) []byte {
 	return dict[tail:]
 }
 
-// weigh counts in how many samples each Gram is; one sample is no reason.
+// weigh counts for each gram the samples in which it occurs. Occurring in a single sample
+// gives it no weight.
 func weigh(samples [][]byte) []uint32 {
 	weights := make([]uint32, 1<<gramBits)
 	last := make([]int32, 1<<gramBits)
@@ -102,8 +105,8 @@ func weigh(samples [][]byte) []uint32 {
 	return weights
 }
 
-// bestSegment returns where the segment of the greatest weight begins, or -1 if
-// none has any. seen is all zero before and after.
+// bestSegment returns the start of the segment with the greatest weight, or -1 if no
+// segment has any weight. seen is all zero before and after the call.
 func bestSegment(b []byte, weights []uint32, seen []uint16) int {
 	const grams = segment - Gram + 1
 	var weight, best uint64

@@ -1,5 +1,6 @@
-// Package packfile is the format of packs, objects of many contents, and the dictionary that
-// the small ones in a pack share; docs/formats/gear-pack.md describes the format.
+// Package packfile implements the format of packs, which are objects of many contents. It
+// also trains the dictionary that the small contents of a pack share.
+// docs/formats/gear-pack.md describes the format.
 package packfile
 
 import (
@@ -12,24 +13,26 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
-// Parts of a pack.
+// These constants describe the parts of a pack.
 const (
 	packMagic = "SLGPACK\x01"
 	packEnd   = "SLGPEND\x01"
-	// HeaderSize: magic 8, stored length of the dictionary 4.
+	// HeaderSize is the size of the header: magic 8, stored length of the dictionary 4.
 	HeaderSize = 12
-	// EntrySize: name 32, size 8, stored length 8, encoding 1.
+	// EntrySize is the size of an entry: name 32, size 8, stored length 8, encoding 1.
 	EntrySize = 49
-	// TrailerSize: count 4, stored length of the dictionary 4, checksum 32, magic 8.
+	// TrailerSize is the size of the trailer: count 4, stored length of the dictionary 4,
+	// checksum 32, magic 8.
 	TrailerSize = 48
-	// MaxFiles bounds what a reader of a footer takes on, about 100 MB.
+	// MaxFiles bounds the number of contents that a reader of a footer accepts; the
+	// footer then takes about 100 MB.
 	MaxFiles = 2 << 20
 )
 
 // ErrFormat is in the chain of errors about bytes that are not a pack.
 var ErrFormat = errors.New("malformed pack")
 
-// Header returns what a pack begins with.
+// Header returns the beginning of a pack.
 func Header(dict []byte) []byte {
 	b := binary.LittleEndian.AppendUint32([]byte(packMagic), uint32(len(dict)))
 	return append(b, dict...)
@@ -53,7 +56,7 @@ func Footer(dict []byte, files []gearfacts.File) []byte {
 	return append(b, packEnd...)
 }
 
-// footerSum is the checksum over everything but the contents.
+// footerSum returns the checksum over everything except the contents.
 func footerSum(dict, table, counts []byte) (sum [32]byte) {
 	h := sha256.New()
 	h.Write([]byte(packMagic))
@@ -64,9 +67,10 @@ func footerSum(dict, table, counts []byte) (sum [32]byte) {
 	return sum
 }
 
-// Shape is what the trailer tells.
+// Shape is what the trailer says.
 type Shape struct {
-	// Files is how many contents it has, Dict the length of its dictionary in bytes.
+	// Files is the number of contents in the pack. Dict is the length of its dictionary
+	// in bytes.
 	Files, Dict int
 	trailer     []byte
 }
@@ -83,14 +87,13 @@ func ParseTrailer(b []byte, size int64) (Shape, error) {
 	return Shape{int(n), int(dict), b}, nil
 }
 
-// FooterOff is where the table of a pack of size bytes begins.
+// FooterOff returns the offset of the table of a pack of size bytes.
 func (s Shape) FooterOff(size int64) int64 {
 	return size - TrailerSize - int64(s.Files)*EntrySize
 }
 
-// Parse reads the header with the dictionary, and the table, of a pack of size
-// bytes, and checks them by the trailer. Contents of size bytes lie where the
-// files say.
+// Parse reads the header with the dictionary, and the table, of a pack of size bytes, and
+// checks them against the trailer. files says where the contents are in the pack.
 func (s Shape) Parse(header, table []byte, size int64) (dict []byte, files []gearfacts.File, err error) {
 	if len(header) != HeaderSize+s.Dict || len(table) != s.Files*EntrySize || string(header[:8]) != packMagic ||
 		binary.LittleEndian.Uint32(header[8:]) != uint32(s.Dict) {
@@ -123,7 +126,7 @@ func (s Shape) Parse(header, table []byte, size int64) (dict []byte, files []gea
 	return dict, files, nil
 }
 
-// DictLen reads the header of a pack.
+// DictLen reads the header of a pack and returns the length of the dictionary.
 func DictLen(header []byte) (int, error) {
 	n := binary.LittleEndian.Uint32(header[8:])
 	if string(header[:8]) != packMagic || n > gear.MaxDict {
