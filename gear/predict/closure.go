@@ -11,28 +11,28 @@ import (
 	"example.org/slipway/gear"
 )
 
-// Open opens the content of a file of the tree. It may fail: what cannot be read loads
-// nothing.
+// Open opens the content of a file of the tree. It may fail. A file that cannot be read
+// loads nothing.
 type Open func(f gear.File) (io.ReaderAt, error)
 
-// Command is how the containers of an image are started.
+// Command says how the containers of an image are started.
 type Command struct {
 	// Args are the entry point and its arguments.
 	Args []string
-	// Env is the environment, of which PATH counts.
+	// Env is the environment. Only PATH is used.
 	Env []string
 	// Dir is the working directory.
 	Dir string
 }
 
 const (
-	// maxLooks is into how many contents a closure looks.
+	// maxLooks is how many contents a closure looks into.
 	maxLooks = 1000
 	// maxModules is how many modules are looked for.
 	maxModules = 10_000
-	// maxText is how much of a script is read.
+	// maxText is how many bytes of a script are read.
 	maxText = 256 << 10
-	// usualPath is PATH where an image sets none.
+	// usualPath is the PATH if an image sets none.
 	usualPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
@@ -40,13 +40,13 @@ const (
 type closure struct {
 	*list
 	open Open
-	look func(entry int) bool // whether an entry's content is worth a look
+	look func(entry int) bool // reports whether an entry's content is worth reading
 	path []string             // PATH
-	libs func() []string      // where libraries are looked for
-	// modules is where Python looks for modules.
+	libs func() []string      // returns the directories of libraries
+	// modules returns the directories in which Python looks for modules.
 	modules func() []string
-	left    int // looks
-	names   int // modules that may still be looked for
+	left    int // how many more contents may be looked into
+	names   int // how many more modules may be looked for
 }
 
 func newClosure(l *list, env []string, look func(int) bool, open Open) *closure {
@@ -63,7 +63,7 @@ func newClosure(l *list, env []string, look func(int) bool, open Open) *closure 
 	return c
 }
 
-// lazily calls make at most once.
+// lazily returns a function that calls make at most once.
 func lazily[T any](make func() T) func() T {
 	var v T
 	done := false
@@ -75,9 +75,9 @@ func lazily[T any](make func() T) func() T {
 	}
 }
 
-// Complete adds to a prediction what its files load: libraries, interpreters, modules. Files
-// whose content the donor opened are passed over, since what they load it opened, too. d may
-// be nil.
+// Complete adds to a prediction what its files load: libraries, interpreters, modules. It
+// skips files whose content the donor opened, because the donor also opened what they
+// load. d may be nil.
 func Complete(t *Tree, d *Donor, files []File, cmd Command, open Open) []File {
 	l := newList(t)
 	for _, f := range files {
@@ -89,8 +89,8 @@ func Complete(t *Tree, d *Donor, files []File, cmd Command, open Open) []File {
 	return l.files
 }
 
-// Static returns what the command of an image opens as far as that can be told without
-// running it. It is small where the program is.
+// Static returns what the command of an image opens, as far as that can be determined
+// without running it. If the program is small, the result is small.
 func Static(t *Tree, cmd Command, open Open) []File {
 	l := newList(t)
 	c := newClosure(l, cmd.Env, func(int) bool { return true }, open)
@@ -112,7 +112,8 @@ func script(arg string) bool {
 	return false
 }
 
-// program finds what a word of a command starts: a path, or a name in PATH.
+// program finds the program that a word of a command starts. The word is a path, or a
+// name in PATH.
 func (c *closure) program(word, dir string) (int, bool) {
 	switch {
 	case word == "" || strings.HasPrefix(word, "-"):
@@ -133,8 +134,8 @@ func (c *closure) program(word, dir string) (int, bool) {
 	return 0, false
 }
 
-// follow looks into the files from a place of the list on, and adds what they load, until
-// nothing new comes.
+// follow looks into the files of the list, beginning with index from, and adds what they
+// load, until nothing new is found.
 func (c *closure) follow(from int) {
 	for i := from; i < len(c.files) && c.left > 0; i++ {
 		e := int(c.at[i])
@@ -151,7 +152,7 @@ func (c *closure) follow(from int) {
 	}
 }
 
-// loads adds what one file loads.
+// loads adds what a file loads.
 func (c *closure) loads(entry int, r io.ReaderAt, size int64) {
 	p := c.t.x.Entries[entry].Path
 	if strings.HasSuffix(p, ".py") {
@@ -173,7 +174,7 @@ func (c *closure) loads(entry int, r io.ReaderAt, size int64) {
 // head reads the beginning of a text.
 func head(r io.ReaderAt, size int64) []byte {
 	b := make([]byte, min(size, maxText))
-	n, _ := r.ReadAt(b, 0) // a short text loads less
+	n, _ := r.ReadAt(b, 0) // after a short read, only less is found
 	return b[:n]
 }
 
@@ -207,7 +208,7 @@ func (c *closure) addPath(p string) bool {
 	return ok && c.add(e, Closure)
 }
 
-// linked adds what the dynamic linker opens of a program or a library.
+// linked adds what the dynamic linker opens for a program or a library.
 func (c *closure) linked(p string, r io.ReaderAt) {
 	f, err := elf.NewFile(r)
 	if err != nil {
@@ -243,7 +244,7 @@ func (c *closure) linked(p string, r io.ReaderAt) {
 	}
 }
 
-// runPath lists where the libraries of a file are looked for.
+// runPath lists the directories in which the linker looks for the libraries of a file.
 func (c *closure) runPath(f *elf.File, p string) []string {
 	var dirs []string
 	for _, tag := range []elf.DynTag{elf.DT_RPATH, elf.DT_RUNPATH} {
@@ -261,8 +262,8 @@ func (c *closure) runPath(f *elf.File, p string) []string {
 	return append(dirs, c.libs()...)
 }
 
-// libDirs are the directories of ld.so.conf and those that are searched anyway, with those
-// of Debian's architectures.
+// libDirs returns the directories of ld.so.conf and the default directories, including
+// those of Debian's architectures.
 func (c *closure) libDirs() []string {
 	var dirs []string
 	for _, e := range c.t.dirs()["etc/ld.so.conf.d"] {
@@ -289,18 +290,18 @@ func (c *closure) libDirs() []string {
 	return dirs
 }
 
-// python reports whether a path is that of the interpreter.
+// python reports whether a path is a path of the Python interpreter.
 func python(p string) bool {
 	base := path.Base(p)
 	return strings.HasPrefix(base, "python") && strings.Trim(base[len("python"):], "0123456789.") == ""
 }
 
-// startModules are what Python imports before any program runs.
+// startModules are the modules that Python imports before any program runs.
 var startModules = []string{"encodings", "encodings.aliases", "encodings.utf_8", "codecs", "io", "abc", "site", "os", "stat", "posixpath",
 	"genericpath", "_collections_abc", "_sitebuiltins", "types", "warnings"}
 
-// pythonDirs are where modules are looked for: the standard libraries of the image, and
-// what is installed beside them.
+// pythonDirs returns the directories in which Python looks for modules: the standard
+// libraries of the image, and the packages installed next to them.
 func (t *Tree) pythonDirs() []string {
 	var dirs []string
 	named := t.group(path.Base)
@@ -315,8 +316,8 @@ func (t *Tree) pythonDirs() []string {
 	return dirs
 }
 
-// imports adds the modules that a text imports at its beginning, as far as that can be seen:
-// statements that are not indented.
+// imports adds the modules that a text imports at its beginning. It sees only statements
+// that are not indented.
 func (c *closure) imports(p string, text []byte) {
 	in := bufio.NewScanner(bytes.NewReader(text))
 	in.Buffer(nil, maxText)
@@ -337,14 +338,14 @@ func (c *closure) imports(p string, text []byte) {
 				continue
 			}
 			c.module(w[0], dir)
-			for _, name := range w[2:] { // a module of the package, or anything else in it
+			for _, name := range w[2:] { // a module of the package, or another name in it
 				c.module(strings.TrimSuffix(w[0], ".")+"."+name, dir)
 			}
 		}
 	}
 }
 
-// module adds a module and the packages that it lies in.
+// module adds a module and the packages that contain it.
 func (c *closure) module(name, dir string) {
 	if c.names--; c.names < 0 {
 		return
@@ -370,7 +371,8 @@ func (c *closure) module(name, dir string) {
 	}
 }
 
-// moduleIn adds a module that lies in a directory; false if the directory does not have it.
+// moduleIn adds a module that is in a directory. It returns false if the directory does
+// not have it.
 func (c *closure) moduleIn(dir string, parts []string) bool {
 	found := false
 	for _, part := range parts {
@@ -386,7 +388,7 @@ func (c *closure) moduleIn(dir string, parts []string) bool {
 	return found
 }
 
-// source adds a module's source, or what it was compiled into: that is opened instead.
+// source adds a module's source, or its compiled form, which is opened instead.
 func (c *closure) source(dir, name string) bool {
 	e, ok := c.t.regularAt(inDir(dir, name+".py"))
 	if !ok {
@@ -397,7 +399,7 @@ func (c *closure) source(dir, name string) bool {
 		at = int32(e)
 	}
 	if c.add(int(at), Closure) && at != int32(e) && c.left > 0 {
-		c.left-- // what it imports is written in the source
+		c.left-- // the source shows what it imports
 		if f, ok := c.t.file(e); ok {
 			if r, err := c.open(f); err == nil {
 				c.imports(c.t.x.Entries[e].Path, head(r, f.Size))

@@ -18,23 +18,25 @@ import (
 	"example.org/slipway/gear"
 )
 
-// Donor is what is kept of an image that was started: enough to find what it opened in
-// another version, without its index. It takes about 5 kB for some hundred files.
+// Donor is what is kept of an image that was started. It is enough to find the files that
+// the image opened in another version, without the image's index. It takes about 5 kB for
+// some hundred files.
 type Donor struct {
 	Version int `json:"version"`
-	// Manifest of the image; Platform and Command tell what it is for.
+	// Manifest is the image's manifest. Platform and Command say what the image is for.
 	Manifest string    `json:"manifest"`
 	Platform string    `json:"platform"`
 	Command  string    `json:"command"`
 	Learnt   time.Time `json:"learnt"`
-	// Part says that no start of the image was seen as a whole: what its program loads may be
-	// missing.
+	// Part says that no complete start of the image was seen, so that files which its
+	// program loads may be missing.
 	Part bool `json:"part,omitempty"`
-	// Sketch is a sample of the hashes of all paths: the smallest ones.
+	// Sketch is a sample of the hashes of all paths: the smallest hashes.
 	Sketch []uint64 `json:"sketch"`
-	// Opened are the files that were opened, in order.
+	// Opened has the files that were opened, in order.
 	Opened []Opened `json:"opened"`
-	// Whole are the directories of which containers opened nearly all files of a suffix.
+	// Whole has the directories in which containers opened nearly all files with a
+	// suffix.
 	Whole []Whole `json:"whole,omitempty"`
 }
 
@@ -42,16 +44,17 @@ type Donor struct {
 type Opened struct {
 	// Path has no leading slash.
 	Path string `json:"p"`
-	// Key is the beginning of the content's name. Eight bytes are enough to find a content
-	// in a tree, and names do not compress.
+	// Key is the beginning of the content's name. Eight bytes are enough to find a
+	// content in a tree, and names do not compress.
 	Key uint64 `json:"k"`
-	// Alike is how many files of the donor had the same path with dotted versions, and with
-	// all digits, left out; of which AlikeOpened were opened.
+	// Alike is how many files of the donor had the same path after leaving out dotted
+	// versions (the first element) and all digits (the second). AlikeOpened is how many
+	// of these files were opened.
 	Alike       [len(looseners)]int `json:"a"`
 	AlikeOpened [len(looseners)]int `json:"o"`
 }
 
-// Whole is a directory that is read as a whole, as far as one suffix goes.
+// Whole is a directory of which all files with one suffix are read.
 type Whole struct {
 	Dir    string `json:"d"`
 	Suffix string `json:"s"`
@@ -60,18 +63,19 @@ type Whole struct {
 const (
 	donorVersion = 1
 	sketchSize   = 128
-	// wholeFiles and wholeShare are from how many files on, and from which share of them, a
-	// directory counts as read as a whole.
+	// wholeFiles and wholeShare say when a directory counts as read as a whole: if it has
+	// at least wholeFiles files, and at least the share wholeShare of them was opened.
 	wholeFiles = 5
 	wholeShare = 0.8
-	// maxDonor is how large a donor is when it is decoded.
+	// maxDonor is the maximum size of a decoded donor.
 	maxDonor = 16 << 20
-	// likely is from which share on what was true of some files is expected of others.
+	// likely is the share of some files from which on a property of theirs is expected of
+	// others, too.
 	likely = 0.5
 )
 
 // NewDonor returns what is kept of an image whose containers opened some files, given in
-// order. Names that the tree does not have are left out.
+// order. It leaves out names that the tree does not have.
 func NewDonor(t *Tree, manifest, platform string, command []string, opened []gear.Name, now time.Time) *Donor {
 	d := &Donor{Version: donorVersion, Manifest: manifest, Platform: platform, Command: commandKey(command), Learnt: now.UTC(), Sketch: t.sketch()}
 	had := make(map[int32]bool, len(opened))
@@ -91,7 +95,7 @@ func NewDonor(t *Tree, manifest, platform string, command []string, opened []gea
 	return d
 }
 
-// commandKey tells commands apart that start different programs.
+// commandKey returns a key that differs between commands that start different programs.
 func commandKey(command []string) string {
 	if len(command) == 0 {
 		return ""
@@ -101,7 +105,7 @@ func commandKey(command []string) string {
 
 func keyOf(n gear.Name) uint64 { return binary.BigEndian.Uint64(n[:]) }
 
-// count fills in how many files look like each one that was opened.
+// count sets how many files look like each file that was opened.
 func (d *Donor) count(t *Tree) {
 	for level, leave := range looseners {
 		all := t.loose[level]()
@@ -147,7 +151,7 @@ func (t *Tree) sketch() []uint64 {
 	return slices.Clone(all[:min(len(all), sketchSize)])
 }
 
-// similarity is about which share of two sets of paths is common to both.
+// similarity returns an estimate of the share of two sets of paths that both have.
 func similarity(a, b []uint64) float64 {
 	union, both := 0, 0
 	for i, j := 0, 0; (i < len(a) || j < len(b)) && union < sketchSize; union++ {
@@ -167,9 +171,9 @@ func similarity(a, b []uint64) float64 {
 	return float64(both) / float64(union)
 }
 
-// Likest returns the donor that is most like an image, nil if none is for its platform.
-// One with the same command goes first: another program opens other files. Among donors
-// that are equally alike the one learnt last is taken.
+// Likest returns the donor that is most similar to an image, or nil if none is for its
+// platform. A donor with the same command is preferred, because another program opens
+// other files. Among equally similar donors, the one learnt last is chosen.
 func Likest(t *Tree, platform string, command []string, donors []*Donor) *Donor {
 	var best *Donor
 	var most float64
@@ -190,7 +194,7 @@ func Likest(t *Tree, platform string, command []string, donors []*Donor) *Donor 
 	return best
 }
 
-// keys are the beginnings of the names of the tree's contents, each with an entry.
+// keys maps the beginnings of the names of the tree's contents to an entry each.
 func (t *Tree) keys() map[uint64]int32 {
 	m := make(map[uint64]int32, len(t.x.Files))
 	for n, e := range t.byName() {
@@ -199,7 +203,8 @@ func (t *Tree) keys() map[uint64]int32 {
 	return m
 }
 
-// found is which share of the donor's files the tree has, half by path and half by content.
+// found returns the share of the donor's files that the tree has. Half of it counts paths
+// and half contents.
 func (d *Donor) found(t *Tree, keys map[uint64]int32) float64 {
 	n := 0
 	for i := range d.Opened {
@@ -227,7 +232,7 @@ func (d *Donor) Encode() ([]byte, error) {
 	return enc.EncodeAll(b, nil), nil
 }
 
-// ErrDonor is returned, wrapped, for bytes that are no donor of this version.
+// ErrDonor is returned, wrapped, for bytes that are not a donor of this version.
 var ErrDonor = errors.New("not what is kept of an image's starts")
 
 // DecodeDonor reads the stored form.

@@ -2,8 +2,8 @@ package predict
 
 import "strings"
 
-// Inherit returns the files of a tree that correspond to those that a donor opened, in its
-// order, each followed by nothing else. What they load is for [Complete] to add.
+// Inherit returns the files of a tree that correspond to the files that a donor opened,
+// in the donor's order. It does not add what these files load; [Complete] does.
 func Inherit(t *Tree, d *Donor) []File {
 	l := newList(t)
 	keys := t.keys()
@@ -23,10 +23,11 @@ func Inherit(t *Tree, d *Donor) []File {
 	return l.files
 }
 
-// counterparts are the entries that took the place of a file. A path that is there as it
-// was decides; then a path without versions, which may fit several files and is believed
-// only if most of those that it fitted in the donor were opened; then the content, which
-// may have moved. Paths without versions are answered once and are then in done.
+// counterparts returns the entries that replaced a file. If the path exists unchanged,
+// its entry is the answer. Next comes the path without versions, which may match several
+// files. It is believed only if most of the files that it matched in the donor were
+// opened. The last resort is the content, which may have moved. Each path without
+// versions is answered once and is then in done.
 func (t *Tree) counterparts(o *Opened, keys map[uint64]int32, done map[string]bool) []int32 {
 	if e, ok := t.regularAt(o.Path); ok {
 		return []int32{int32(e)}
@@ -53,12 +54,12 @@ func (t *Tree) counterparts(o *Opened, keys map[uint64]int32, done map[string]bo
 	return nil
 }
 
-// dirsLike are the directories that took the place of one.
+// dirsLike returns the directories that replaced a directory.
 func (t *Tree) dirsLike(dir string) []string {
 	if len(t.dirs()[dir]) > 0 {
 		return []string{dir}
 	}
-	if e, ok := t.Resolve(dir); ok { // it is a link now
+	if e, ok := t.Resolve(dir); ok { // it is a symbolic link now
 		if to := t.x.Entries[e].Path; len(t.dirs()[to]) > 0 {
 			return []string{to}
 		}
@@ -70,7 +71,8 @@ func (t *Tree) dirsLike(dir string) []string {
 	return like
 }
 
-// changed reports whether the content of an entry is none that the donor opened.
+// changed returns a function that reports whether the donor did not open the content of
+// an entry.
 func changed(t *Tree, d *Donor) func(entry int) bool {
 	known := map[uint64]bool{}
 	if d != nil {

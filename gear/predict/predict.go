@@ -1,19 +1,19 @@
-// Package predict tells which files a container will open first of an image that nobody
-// has started yet.
+// Package predict predicts which files a container will open first in an image that
+// nobody has started yet.
 //
-// Terms: a donor is an image that was started, with the files that it opened (a [Donor]
-// holds just what is needed of it, so that it outlives its manifest); the tree is that of
-// the image to be started. [Inherit] finds the donor's files again in the tree, by path,
-// through symbolic links, with version numbers left out, and by content. [Complete] adds
-// what these files load: shared libraries, interpreters, imported modules. Without a donor
-// [Static] begins with the command of the image.
+// A donor is an image that was started, with the files that it opened. A [Donor] holds
+// only what is needed of it, so that it outlives the image's manifest. The tree is the
+// tree of the image that is to be started. [Inherit] finds the donor's files in the tree:
+// by path, through symbolic links, without version numbers, and by content. [Complete]
+// adds what these files load: shared libraries, interpreters and imported modules. If
+// there is no donor, [Static] begins with the command of the image.
 //
-// What it promises: a prediction names files of the tree only, each once, and never more
-// than [MaxFiles]. So whatever a donor says, it can cost an image no more than some of its
-// own files. Trees, donors and contents come from strangers; none of them makes it panic
-// or run for long.
+// A prediction names only files of the tree, each once, and at most [MaxFiles]. So
+// whatever a donor says, it can cost an image no more than fetching some of its own
+// files. Trees, donors and contents come from strangers. None of them can make the
+// package panic or run for long.
 //
-// It leaves to others who may read what, and how reports become donors.
+// The package does not decide who may read what, or how reports become donors.
 package predict
 
 import (
@@ -23,25 +23,25 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// MaxFiles is how many files a prediction has at most, as many as a profile.
+// MaxFiles is the maximum number of files in a prediction, as many as in a profile.
 const MaxFiles = 20_000
 
-// Origin is why a file is expected to be opened.
+// Origin says why a file is expected to be opened.
 type Origin byte
 
-// The origins, as the letters that stand for them in profiles.
+// These are the origins. Profiles store them as these letters.
 const (
-	// Own: containers of this very image opened it.
+	// Own: containers of this very image opened the file.
 	Own Origin = 'o'
-	// Series: containers of another version of the image opened its counterpart.
+	// Series: containers of another version of the image opened the file's counterpart.
 	Series Origin = 's'
-	// Closure: the command of the image, or another file of the list, loads it.
+	// Closure: the command of the image, or another file of the list, loads the file.
 	Closure Origin = 'c'
-	// Vote: containers of unrelated images that have the same content opened it.
+	// Vote: containers of unrelated images that have the same content opened the file.
 	Vote Origin = 'v'
 )
 
-// String is the origin in words.
+// String returns the origin in words.
 func (o Origin) String() string {
 	switch o {
 	case Own:
@@ -69,15 +69,15 @@ type File struct {
 type list struct {
 	t     *Tree
 	files []File
-	// at is the entry by which each file came in.
+	// at has the entry for which each file was added.
 	at  []int32
 	had map[gear.Name]bool
 }
 
 func newList(t *Tree) *list { return &list{t: t, had: map[gear.Name]bool{}} }
 
-// add takes in the content of an entry, and reports whether it is new. Empty files need
-// no prediction: nobody ever fetches them.
+// add adds the content of an entry, and reports whether it is new. Empty files need no
+// prediction, because nobody ever fetches them.
 func (l *list) add(entry int, from Origin) bool {
 	f, ok := l.t.file(entry)
 	if !ok || l.had[f.Name] || len(l.files) >= MaxFiles {
@@ -89,9 +89,9 @@ func (l *list) add(entry int, from Origin) bool {
 	return true
 }
 
-// Votes adds to a prediction the files for which other images spoke, the best first, as
-// long as each has at most maxVoteFile and all have at most maxVoteBytes. Votes are cast by
-// strangers: two of them together must not be able to spend more than that.
+// Votes adds to a prediction the files that other images voted for, the best first. Each
+// has at most maxVoteFile bytes and all together at most maxVoteBytes. Strangers cast the
+// votes. Two strangers who cooperate must not be able to cost more than that.
 func Votes(t *Tree, files []File, voted []gear.Name) []File {
 	had := make(map[gear.Name]bool, len(files))
 	for _, f := range files {
@@ -115,13 +115,13 @@ func Votes(t *Tree, files []File, voted []gear.Name) []File {
 }
 
 const (
-	// Without these bounds two owners who vote together make others fetch 17 to 30 MB in
-	// vain, with them 3 MB at most.
+	// Two owners who vote together make others fetch 17 to 30 MB in vain without these
+	// bounds, and 3 MB at most with them.
 	maxVoteFile  = 1 << 20
 	maxVoteBytes = 4 << 20
 )
 
-// Names are the names of files, in order.
+// Names returns the names of files, in order.
 func Names(files []File) []gear.Name {
 	out := make([]gear.Name, len(files))
 	for i := range files {
@@ -130,7 +130,7 @@ func Names(files []File) []gear.Name {
 	return out
 }
 
-// Origins are the letters of the origins of files, in order.
+// Origins returns the letters of the origins of files, in order.
 func Origins(files []File) string {
 	out := make([]byte, len(files))
 	for i := range files {
@@ -139,8 +139,8 @@ func Origins(files []File) string {
 	return string(out)
 }
 
-// Files puts names and the letters of their origins together. Without letters, and with one
-// that is not known, a file counts as one that the image itself opened.
+// Files combines names and the letters of their origins. If the letters are missing or
+// unknown, a file counts as opened by the image itself.
 func Files(names []gear.Name, origins string) []File {
 	out := make([]File, len(names))
 	for i, n := range names {
@@ -152,8 +152,8 @@ func Files(names []gear.Name, origins string) []File {
 	return out
 }
 
-// Inferred reports whether files were predicted that containers of the image were not seen
-// to open.
+// Inferred reports whether the prediction has files that containers of the image were not
+// seen to open.
 func Inferred(files []File) bool {
 	return slices.ContainsFunc(files, func(f File) bool { return f.From != Own })
 }

@@ -7,32 +7,35 @@ import (
 )
 
 const (
-	// siblingFile is the largest file that comes with another one.
+	// siblingFile is the size of the largest file that is fetched along with another
+	// file.
 	siblingFile = 64 << 10
-	// siblingMost is how many bytes come with one file at most, siblingLeast at least.
+	// siblingLeast and siblingMost bound how many bytes are fetched along with one file.
 	siblingLeast, siblingMost = 16 << 10, 2 << 20
-	// siblingLoss is how many bytes may come in vain before the siblings end, besides
-	// three for each one that was opened.
+	// siblingLoss is how many bytes may be fetched in vain before siblings are no longer
+	// fetched. Three more bytes are allowed for each byte that was opened.
 	siblingLoss  = 1 << 20
 	siblingShare = 3
 )
 
-// Siblings says what is worth fetching with a file that nobody predicted: files of the same
-// directory and suffix. A program that opens one of them often opens the next, and they cost
-// less than the round trip that each would. It is used by one goroutine at a time.
+// Siblings decides what is worth fetching along with a file that nobody predicted: files
+// with the same directory and suffix. A program that opens one of them often opens the
+// next, and fetching them costs less than a round trip for each. It may be used by one
+// goroutine at a time.
 type Siblings struct {
 	t *Tree
-	// budget is what the next miss may bring.
+	// budget is how many bytes the next miss may fetch.
 	budget int64
-	// brought has the size of each file that came so and was not opened yet.
+	// brought has the size of each file that was fetched this way and not opened yet.
 	brought     map[gear.Name]int64
 	spent, used int64
 }
 
-// NewSiblings returns those of an image whose files come over a link of a round trip in
-// seconds and a rate in bytes a second: while a file is asked for, so much could come.
+// NewSiblings returns the Siblings of an image whose files are fetched over a link. The
+// link has a round trip in seconds and a rate in bytes per second. The first budget is
+// what the link could transfer during a round trip.
 func NewSiblings(t *Tree, roundTrip, ratePerSec float64) *Siblings {
-	t.byName() // now, and not when somebody waits for a file
+	t.byName() // at once, and not while somebody waits for a file
 	t.wholes()
 	return &Siblings{t: t, budget: min(max(int64(roundTrip*ratePerSec), siblingLeast), siblingMost), brought: map[gear.Name]int64{}}
 }
@@ -40,7 +43,7 @@ func NewSiblings(t *Tree, roundTrip, ratePerSec float64) *Siblings {
 // Open reports whether guessing still pays.
 func (s *Siblings) Open() bool { return s.spent-s.used-siblingShare*s.used < siblingLoss }
 
-// Opened notes that a file was opened, however it came.
+// Opened records that a file was opened, whether or not it was predicted.
 func (s *Siblings) Opened(n gear.Name) {
 	if size, ok := s.brought[n]; ok {
 		delete(s.brought, n)
@@ -48,8 +51,8 @@ func (s *Siblings) Opened(n gear.Name) {
 	}
 }
 
-// Missed returns what is to come with a file that was opened and is not here: files that are
-// wanted and fit into the budget, which doubles with each miss.
+// Missed returns what to fetch along with a file that was opened and is missing: wanted
+// files that fit into the budget, which doubles with each miss.
 func (s *Siblings) Missed(n gear.Name, wanted func(gear.File) bool) []gear.File {
 	e, ok := s.t.byName()[n]
 	if !ok || !s.Open() {
@@ -72,8 +75,8 @@ func (s *Siblings) Missed(n gear.Name, wanted func(gear.File) bool) []gear.File 
 	return out
 }
 
-// nearest lists at most maxSiblings of the entries of a directory, those that follow one
-// first: programs go through directories in order.
+// nearest returns at most maxSiblings of the entries of a directory. It begins with the
+// entries that follow e, because programs go through directories in order.
 func nearest(all []int32, e int32) []int32 {
 	at := 0
 	for at < len(all) && all[at] < e {
@@ -85,5 +88,5 @@ func nearest(all []int32, e int32) []int32 {
 	return append(after[:len(after):len(after)], before...)
 }
 
-// maxSiblings is how many files are looked at for one miss.
+// maxSiblings is how many files are considered for one miss.
 const maxSiblings = 1024

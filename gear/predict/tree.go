@@ -12,15 +12,16 @@ import (
 // Tree is the tree of an image. It may be used by one goroutine at a time.
 type Tree struct {
 	x *gear.Index
-	// byName has an entry of each content; dirs has the entries of files in each directory,
-	// by its path; loose has the entries of files by path with versions left out.
+	// byName has an entry for each content. dirs has the entries of the files in each
+	// directory, by the directory's path. loose has the entries of files by their paths
+	// without versions.
 	byName func() map[gear.Name]int32
 	dirs   func() map[string][]int32
 	loose  [2]func() map[string][]int32
-	// looseDirs has the paths of directories by path with versions left out.
+	// looseDirs has the paths of directories by their paths without versions.
 	looseDirs func() map[string][]string
-	// wholes has the entries of files by directory and suffix, compiled those of compiled
-	// modules of Python by directory and module, with a slash between.
+	// wholes has the entries of files by directory and suffix. compiled has the entries
+	// of compiled Python modules by directory and module, separated by a slash.
 	wholes   func() map[Whole][]int32
 	compiled func() map[string]int32
 }
@@ -63,7 +64,7 @@ func NewTree(x *gear.Index) *Tree {
 		t.each(func(i int, e *gear.Entry) {
 			dir, ok := strings.CutSuffix(path.Dir(e.Path), "/__pycache__")
 			name, version, dotted := strings.Cut(path.Base(e.Path), ".cpython-")
-			if ok && dotted && strings.Count(version, ".") == 1 { // more for other levels of optimisation
+			if ok && dotted && strings.Count(version, ".") == 1 { // the name has more parts for other levels of optimisation
 				m[dir+"/"+name] = int32(i)
 			}
 		})
@@ -81,7 +82,7 @@ func (t *Tree) each(do func(i int, e *gear.Entry)) {
 	}
 }
 
-// group sorts the entries that have a content by what key makes of their paths.
+// group groups the entries that have a content by key, called with their paths.
 func (t *Tree) group(key func(string) string) map[string][]int32 {
 	m := map[string][]int32{}
 	t.each(func(i int, e *gear.Entry) {
@@ -91,7 +92,8 @@ func (t *Tree) group(key func(string) string) map[string][]int32 {
 	return m
 }
 
-// file returns the content of an entry, false if it has none or an empty one.
+// file returns the content of an entry. It returns false if the entry has none or an
+// empty one.
 func (t *Tree) file(entry int) (gear.File, bool) {
 	e := &t.x.Entries[entry]
 	if !regular(e) || t.x.Files[e.File].Size == 0 {
@@ -100,10 +102,11 @@ func (t *Tree) file(entry int) (gear.File, bool) {
 	return t.x.Files[e.File], true
 }
 
-// maxLinks is how many symbolic links a path is followed through, as in Linux.
+// maxLinks is how many symbolic links a path is followed through. Linux has the same
+// limit.
 const maxLinks = 40
 
-// Resolve returns the entry of a path, through symbolic links. The path is taken from the
+// Resolve returns the entry of a path and follows symbolic links. The path starts at the
 // root, whether or not it begins with a slash.
 func (t *Tree) Resolve(p string) (entry int, ok bool) {
 	rest := strings.Split(p, "/")
@@ -122,7 +125,7 @@ func (t *Tree) Resolve(p string) (entry int, ok bool) {
 		at = append(at, part)
 		i, ok := t.x.Lookup(strings.Join(at, "/"))
 		if !ok || t.x.Entries[i].Type != rootfs.Symlink {
-			continue // directories need no entry of their own
+			continue // a directory need not have an entry
 		}
 		if links++; links > maxLinks {
 			return 0, false
@@ -139,7 +142,7 @@ func (t *Tree) Resolve(p string) (entry int, ok bool) {
 	return t.x.Lookup(strings.Join(at, "/"))
 }
 
-// maxParts bounds what links may make of a path.
+// maxParts bounds how many parts symbolic links may give a path.
 const maxParts = 4096
 
 // regularAt returns the entry of the file that a path leads to.
@@ -148,7 +151,8 @@ func (t *Tree) regularAt(p string) (int, bool) {
 	return i, ok && regular(&t.x.Entries[i])
 }
 
-// looseners leave out more and more of what changes in paths from one version to the next.
+// looseners remove more and more of the parts of paths that change from one version to
+// the next.
 var looseners = [...]func(string) string{withoutVersions, withoutDigits}
 
 // withoutVersions replaces dotted numbers, as in libssl.so.1.1 and python3.9.
@@ -158,7 +162,7 @@ func withoutVersions(p string) string {
 	}, func(c byte) bool { return digit(c) || c == '.' })
 }
 
-// withoutDigits replaces all numbers, dotted or not, and what looks like a hash.
+// withoutDigits replaces all numbers, dotted or not, and runs that look like a hash.
 func withoutDigits(p string) string {
 	p = replaceRuns(p, func(run string) bool {
 		return len(run) >= hashDigits && strings.ContainsAny(run, "0123456789")
@@ -166,13 +170,14 @@ func withoutDigits(p string) string {
 	return replaceRuns(withoutVersions(p), func(string) bool { return true }, digit)
 }
 
-// hashDigits is how long a run of hexadecimal digits is that is taken for a hash.
+// hashDigits is the minimum length of a run of hexadecimal digits that is considered a
+// hash.
 const hashDigits = 8
 
 func digit(c byte) bool { return '0' <= c && c <= '9' }
 
-// replaceRuns replaces by # the runs of bytes of a kind that begin and end with no dot and
-// that match.
+// replaceRuns replaces by # the runs of bytes of a kind that match. A run does not begin
+// or end with a dot.
 func replaceRuns(p string, match func(run string) bool, kind func(byte) bool) string {
 	var b strings.Builder
 	for i := 0; i < len(p); {
