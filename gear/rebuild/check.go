@@ -10,36 +10,41 @@ import (
 	"time"
 )
 
-// Report is what a recipe of a layer would be, and what rebuilding the layer costs.
+// Report says how large a recipe of a layer would be, and what rebuilding the layer
+// costs.
 type Report struct {
-	// Size of the layer, and of the tar in it, in bytes.
+	// Size is the size of the layer in bytes, and Plain the size of the tar in it.
 	Size  int64 `json:"layer_bytes"`
 	Plain int64 `json:"tar_bytes"`
-	// Recipe is the size of the recipe. Its parts are Choices, what the encoder did, and Skeleton,
-	// what of the tar is no file's content.
+	// Recipe is the size of the recipe. Its parts are Choices, the encoder's choices, and
+	// Skeleton, the parts of the tar that are not contents of files.
 	Recipe   int64 `json:"recipe_bytes"`
 	Choices  int64 `json:"choices_bytes"`
 	Skeleton int64 `json:"skeleton_bytes"`
-	// Files is how many different contents the layer has, and FileBytes what they take uncompressed.
+	// Files is how many different contents the layer has, and FileBytes their
+	// uncompressed size.
 	Files     int   `json:"files"`
 	FileBytes int64 `json:"file_bytes"`
-	// Encoder is the one that the layer was predicted with, and Segments how many parts are rebuilt
-	// by themselves.
+	// Encoder is the encoder that the layer was predicted with. Segments is the number of
+	// parts that are rebuilt independently.
 	Encoder  string `json:"encoder"`
 	Segments int    `json:"segments"`
-	// Make is how long the recipe took, Rebuild how long the layer did, with one worker.
+	// Make is how long making the recipe took, and Rebuild how long rebuilding the layer
+	// took, with one worker.
 	Make    time.Duration `json:"make_ns"`
 	Rebuild time.Duration `json:"rebuild_ns"`
 }
 
 // CheckOptions adjust a check. The zero value works.
 type CheckOptions struct {
-	// TempDir is where the uncompressed layer lies, in a file without a name; default: the system's.
+	// TempDir is the directory of the file that holds the uncompressed layer; default:
+	// the system's directory for temporary files. The file has no name.
 	TempDir string
 }
 
-// Check makes the recipe of a layer, rebuilds the layer with it and compares the digest. Nothing is
-// kept. Errors: ErrUnsupported for a layer that would stay as it is, and those of layer and ctx.
+// Check makes the recipe of a layer, rebuilds the layer with it and compares the digest.
+// It keeps nothing. Errors: ErrUnsupported for a layer that would stay as it is, and the
+// errors of layer and ctx.
 func Check(ctx context.Context, layer io.Reader, o CheckOptions) (*Report, error) {
 	f, err := os.CreateTemp(o.TempDir, "slipway-recipe-")
 	if err != nil {
@@ -80,7 +85,7 @@ func Check(ctx context.Context, layer io.Reader, o CheckOptions) (*Report, error
 	return rep, err
 }
 
-// rebuildStored rebuilds a layer from its recipe as it is stored.
+// rebuildStored rebuilds a layer from the stored form of its recipe.
 func rebuildStored(ctx context.Context, stored []byte, plain io.ReaderAt) error {
 	r, err := Parse(stored)
 	if err == nil {
@@ -89,7 +94,7 @@ func rebuildStored(ctx context.Context, stored []byte, plain io.ReaderAt) error 
 	if err == nil {
 		err = r.Rebuild(ctx, io.Discard, plain, nil)
 	}
-	if errors.Is(err, ErrDamaged) { // no fault of the layer, but of this package
+	if errors.Is(err, ErrDamaged) { // the fault is in this package and not in the layer
 		return fmt.Errorf("%w: it was not rebuilt as it is: %w", ErrUnsupported, err)
 	}
 	return err

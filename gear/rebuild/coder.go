@@ -2,12 +2,12 @@ package rebuild
 
 import "math/bits"
 
-// chance is the adaptive probability of a 0, of 65,536.
+// chance is the adaptive probability of a 0, in units of 1/65,536.
 type chance uint16
 
 const (
 	even = 1 << 15
-	// adapt: a chance moves by 1/32 of what it was wrong.
+	// adapt is the rate of adaptation: each bit moves a chance by 1/32 of its error.
 	adapt = 5
 )
 
@@ -27,13 +27,14 @@ func (p *chance) saw(b int) {
 	}
 }
 
-// split divides the interval of a coder: the bit 0 has what is up to the result.
+// split divides the interval of a coder. The bit 0 gets the part up to the result.
 func (p chance) split(low, high uint32) uint32 {
 	return low + uint32(uint64(high-low)*uint64(p)>>16)
 }
 
-// encoder is a binary arithmetic coder: an interval of 32-bit numbers that becomes narrower with
-// each bit, and whose leading bytes are written once they are the same at both ends.
+// encoder is a binary arithmetic coder. Its state is an interval of 32-bit numbers, which
+// becomes narrower with each bit. Once the leading bytes of both ends are equal, they are
+// written.
 type encoder struct {
 	out       []byte
 	low, high uint32
@@ -67,7 +68,7 @@ func (e *encoder) flag(p *chance, b bool) {
 	}
 }
 
-// plain codes the low n bits of v, each as likely 0 as 1.
+// plain codes the low n bits of v. Each bit is equally likely to be 0 or 1.
 func (e *encoder) plain(v uint32, n int) {
 	for n--; n >= 0; n-- {
 		e.narrow(chance(even).split(e.low, e.high), int(v>>n&1))
@@ -80,8 +81,8 @@ func (e *encoder) bytes(b []byte) {
 	}
 }
 
-// finish returns what was written. It ends with the shortest number of the interval, as a decoder
-// reads zeros behind it.
+// finish returns what was written. It ends with the shortest number of the interval,
+// because a decoder reads zeros behind it.
 func (e *encoder) finish() []byte {
 	for shift := 32; ; shift -= 8 {
 		unit := uint64(1) << shift
@@ -94,7 +95,8 @@ func (e *encoder) finish() []byte {
 	}
 }
 
-// decoder reads what an encoder wrote. Behind the end of its input there are zeros; over counts them.
+// decoder reads the output of an encoder. It reads zeros behind the end of its input, and
+// over counts them.
 type decoder struct {
 	in        []byte
 	over      int
@@ -161,10 +163,11 @@ func (d *decoder) bytes(n int) []byte {
 	return b
 }
 
-// maxOver is more than a decoder reads behind the end of a valid input: it is four bytes ahead.
+// maxOver is more than a decoder reads beyond the end of a valid input. It reads four
+// bytes ahead.
 const maxOver = 8
 
-// symbols codes numbers below a power of two, each with a chance of its own.
+// symbols codes numbers below a power of two. Each number has a separate chance.
 type symbols []chance
 
 func newSymbols(bits int) symbols { return newChances(1 << bits) }
@@ -189,13 +192,13 @@ func (s symbols) get(d *decoder) int {
 	return at - len(s)
 }
 
-// number codes numbers below maxNumber: how many bits they have has a chance, and so have the two
-// bits behind the first.
+// number codes numbers below maxNumber. Their number of bits has a chance, and so have
+// the two bits behind the first.
 type number struct {
 	size []chance
 	high [33][4]chance
 	last uint32
-	same chance // that it is what it was the last time
+	same chance // that the number is the same as the last time
 }
 
 func newNumber() *number {

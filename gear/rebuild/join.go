@@ -10,14 +10,14 @@ import (
 	"example.org/slipway/gear"
 )
 
-// Contents is where the contents of files are read.
+// Contents provides the contents of files.
 type Contents interface {
-	// ReadContent fills p with the content of f from off on, which lie within it. It may be called
-	// concurrently.
+	// ReadContent fills p with the content of f from off on. These bytes are within the
+	// content. It may be called concurrently.
 	ReadContent(f gear.File, p []byte, off int64) error
 }
 
-// Archive is a tar archive, put together as it is read.
+// Archive is a tar archive that is put together while it is read.
 type Archive struct {
 	k     *Skeleton
 	files []gear.File
@@ -27,10 +27,12 @@ type Archive struct {
 	size  int64
 }
 
-// markEvery is how many entries are passed over at most to find a place in the archive.
+// markEvery is the maximum number of entries that are skipped to find a position in the
+// archive.
 const markEvery = 64
 
-// Open checks a skeleton and makes its archive readable. files are those that the Splitter was given.
+// Open checks a skeleton and makes its archive readable. files are the files that the
+// Splitter was given.
 func (k *Skeleton) Open(files []gear.File, src Contents) (*Archive, error) {
 	a := &Archive{k: k, files: files, src: src}
 	c := cursor{scan: scan{-1}, last: -1}
@@ -57,10 +59,10 @@ func (k *Skeleton) Open(files []gear.File, src Contents) (*Archive, error) {
 
 var errSkeleton = fmt.Errorf("%w: a skeleton whose columns contradict each other", ErrDamaged)
 
-// Size returns how many bytes the archive has.
+// Size returns the size of the archive in bytes.
 func (a *Archive) Size() int64 { return a.size }
 
-// cursor is a place in the columns.
+// cursor is a position in the columns.
 type cursor struct {
 	entry int
 	off   int64 // in the archive
@@ -73,16 +75,16 @@ type cursor struct {
 type entry struct {
 	h    header
 	size int64
-	file int    // place among the files; -1: body is all
+	file int    // index of the file; -1: body has the whole content
 	body []byte // of size bytes
 	pad  []byte // nil: zeros
 	off  int64  // in the archive
 }
 
-// end is where the entry ends.
+// end returns where the entry ends.
 func (e *entry) end() int64 { return e.off + record + e.size + int64(padding(e.size)) }
 
-// take returns n bytes of a column.
+// take returns the next n bytes of a column.
 func (a *Archive) take(c *cursor, col int, n int64) ([]byte, error) {
 	from := c.at[col]
 	if n > int64(len(a.k.cols[col])-from) {
@@ -159,7 +161,7 @@ func (a *Archive) header(c *cursor, h *header, form byte) error {
 	return nil
 }
 
-// content finds the content of a file.
+// content finds the content of an entry that is a file.
 func (a *Archive) content(c *cursor, e *entry) (err error) {
 	v, n := binary.Uvarint(a.k.cols[colFile][c.at[colFile]:])
 	if n <= 0 || v > 1<<32 {
@@ -178,7 +180,7 @@ func (a *Archive) content(c *cursor, e *entry) (err error) {
 	return nil
 }
 
-// ReadAt reads bytes of the archive, and may be called concurrently.
+// ReadAt reads bytes of the archive. It may be called concurrently.
 func (a *Archive) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("read an archive at %d", off)
@@ -217,7 +219,7 @@ func (a *Archive) ReadAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// read copies what of an entry is at off and behind it.
+// read copies the bytes of an entry from off on.
 func (a *Archive) read(e *entry, p []byte, off int64) (n int, err error) {
 	at := off - e.off
 	if at < record {

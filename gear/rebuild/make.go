@@ -14,22 +14,23 @@ import (
 	"example.org/slipway/gear/rebuild/deflate"
 )
 
-// ErrUnsupported is returned, wrapped, for a layer that is no gzip stream, and for one whose recipe
-// would exceed its bounds. Such a layer is kept as it is.
+// ErrUnsupported is returned, wrapped, for a layer that is not a gzip stream, and for a
+// layer whose recipe would exceed its bounds. Such a layer is kept as it is.
 var ErrUnsupported = errors.New("layer cannot be rebuilt")
 
-// MakeOptions adjust how a recipe is made.
+// MakeOptions adjust the making of a recipe.
 type MakeOptions struct {
-	// SegmentBytes is how many plain bytes a segment has, or somewhat more; default 2 MiB, most
-	// 4 MiB. A range costs a segment at least, and each segment some hundred bytes of recipe.
+	// SegmentBytes is the number of plain bytes in a segment, which may have somewhat
+	// more; default 2 MiB, maximum 4 MiB. Reading a range rebuilds at least one segment,
+	// and each segment adds some hundred bytes to the recipe.
 	SegmentBytes int
-	// Plain, when set, is given the uncompressed layer.
+	// Plain, when set, receives the uncompressed layer.
 	Plain io.Writer
 }
 
 const (
 	defaultSegment = 2 << 20
-	// maxEvents is how many blocks and members are held for a segment.
+	// maxEvents is the maximum number of blocks and members that are held for a segment.
 	maxEvents = 1 << 16
 	slack     = deflate.Slack
 )
@@ -42,17 +43,17 @@ type maker struct {
 	base   int64 // plain offset of in.Out[0]
 	plain  int64 // plain bytes so far
 	diffID hash.Hash
-	events []*deflate.Event // that are in no segment yet
-	member int64            // plain offset of the member that events[0] is in
+	events []*deflate.Event // the events that are in no segment yet
+	member int64            // plain offset of the member in which events[0] is
 	model  deflate.Model
 	chosen bool
-	again  int // how often another model was looked for
+	again  int // how often another model was searched for
 	r      Recipe
 }
 
-// Make reads a layer, compressed with gzip, and makes its recipe. It needs some 20 MB of memory,
-// and more only for layers with blocks that no common encoder writes. Errors: ErrUnsupported, those
-// of layer, Plain and ctx.
+// Make reads a layer that is compressed with gzip, and makes its recipe. It needs some 20
+// MB of memory, and more only for layers with blocks that no common encoder writes.
+// Errors: ErrUnsupported, and the errors of layer, Plain and ctx.
 func Make(ctx context.Context, layer io.Reader, opts *MakeOptions) (*Recipe, error) {
 	m := &maker{work: newWork(), diffID: sha256.New()}
 	if opts != nil {
@@ -99,7 +100,7 @@ func (m *maker) run(ctx context.Context) error {
 		}
 		for n := m.cut(); n > 0; n = m.cut() {
 			if m.plain < m.events[n].Plain+ahead {
-				break // the segment sees plain bytes that are not yet there
+				break // the segment needs plain bytes that have not been read yet
 			}
 			if err := m.segment(n, m.events[n].Bit, m.events[n].Plain); err != nil {
 				return err
@@ -108,7 +109,7 @@ func (m *maker) run(ctx context.Context) error {
 	}
 }
 
-// take takes what was read.
+// take adds an event that was read.
 func (m *maker) take(e *deflate.Event) error {
 	fresh := m.in.Out[len(m.in.Out)-e.Block.Plain:]
 	m.plain += int64(len(fresh))
@@ -124,7 +125,7 @@ func (m *maker) take(e *deflate.Event) error {
 	return nil
 }
 
-// cut returns how many events make a segment; 0: there are not enough.
+// cut returns how many events make a segment, or 0 if there are not enough.
 func (m *maker) cut() int {
 	if len(m.events) == 0 {
 		return 0
@@ -140,7 +141,7 @@ func (m *maker) cut() int {
 	return n
 }
 
-// finish makes segments of what is left. The last one ends at the given bit.
+// finish makes segments of the remaining events. The last segment ends at the given bit.
 func (m *maker) finish(end int64) error {
 	for len(m.events) > 0 {
 		n, bit, plain := m.cut(), end, m.plain
@@ -156,7 +157,7 @@ func (m *maker) finish(end int64) error {
 	return nil
 }
 
-// segment makes a segment of the first n events, which ends at the given places.
+// segment makes a segment of the first n events. It ends at the given positions.
 func (m *maker) segment(n int, endBit, endPlain int64) error {
 	events := m.events[:n]
 	first := events[0]
@@ -167,7 +168,7 @@ func (m *maker) segment(n int, endBit, endPlain int64) error {
 	data := m.encode(m.model, events, endPlain, math.MaxInt)
 	bits := endBit - first.Bit
 	if known && int64(len(data))*8 > bits/128 && m.again < maxAgain {
-		// The encoder is not that one, or not any more.
+		// The stream is not from that encoder, or no longer.
 		m.again++
 		if before := m.model; m.choose(events, endPlain) != before {
 			data = m.encode(m.model, events, endPlain, math.MaxInt)
@@ -191,11 +192,12 @@ func (m *maker) segment(n int, endBit, endPlain int64) error {
 	return nil
 }
 
-// maxAgain is how often another model is looked for when the one in use predicts badly.
+// maxAgain is how often another model is searched for when the current one predicts
+// badly.
 const maxAgain = 4
 
-// encode codes events with a model, as if they were all up to endPlain. It returns nil if that takes
-// more than limit bytes.
+// encode codes events with a model. It assumes that they are all events up to endPlain.
+// It returns nil if the result has more than limit bytes.
 func (m *maker) encode(model deflate.Model, events []*deflate.Event, endPlain int64, limit int) []byte {
 	from := events[0].Plain
 	off := max(0, from-int64(model.History()))
@@ -206,7 +208,8 @@ func (m *maker) encode(model deflate.Model, events []*deflate.Event, endPlain in
 	return encodeSegment(m.work, s, from-m.member, m.horizons(off, from, end), events, limit)
 }
 
-// horizons returns where, between two places, the encoder had to finish what it had.
+// horizons returns the places between from and end at which the encoder had to finish
+// what it had.
 func (m *maker) horizons(off, from, end int64) (places []int) {
 	last := from - 1
 	for _, e := range m.events {
@@ -220,8 +223,8 @@ func (m *maker) horizons(off, from, end int64) (places []int) {
 }
 
 const (
-	// probeBytes is how many plain bytes all models are tried on, and of those that were near to
-	// the best one all of the segment.
+	// probeBytes is how many plain bytes all models are tried on. The models that were
+	// close to the best one are then tried on the whole segment.
 	probeBytes = 96 << 10
 	finalists  = 4
 )

@@ -1,17 +1,21 @@
-// Package rebuild makes recipes: small records from which, with the contents of its files, the exact
-// bytes of a compressed layer are written again.
+// Package rebuild makes recipes. A recipe is a small record from which, with the contents
+// of its files, the exact bytes of a compressed layer are written again.
 //
-// A layer is a tar archive in a gzip stream. What of it is not the contents of its files is the
-// archive's [Skeleton] (headers, padding, order) and the choices of the encoder that compressed it.
-// [Make] predicts these choices with models of the common encoders (package deflate) and keeps only
-// those that were others: about 0.01 % of a layer whose encoder is known, some percent of any other.
+// A layer is a tar archive in a gzip stream. Besides the contents of its files, it
+// consists of the archive's [Skeleton] (headers, padding, order) and the choices of the
+// encoder that compressed it. [Make] predicts these choices with models of the common
+// encoders (package deflate) and keeps only the choices that differ from the prediction.
+// These take about 0.01 % of the layer if the encoder is known, and some percent
+// otherwise.
 //
-// A [Recipe] consists of segments, which are rebuilt independently of each other: in parallel, and
-// without those before it for a range of the layer. Nothing that is predicted has to be right when a
-// recipe is made. What a recipe predicts must stay what it was; the package therefore depends on no
-// encoder that is linked with it, and its models never change.
+// A [Recipe] consists of segments, which are rebuilt independently of each other. So
+// segments can be rebuilt in parallel, and a range of the layer can be rebuilt without
+// the segments before it. When a recipe is made, no prediction has to be right. But what
+// a recipe predicts must never change. Therefore the package depends on no encoder that
+// is linked with it, and its models never change.
 //
-// Which layers have recipes, and when a layer's own bytes are given up, is decided elsewhere.
+// Other packages decide which layers have recipes, and when a layer's own bytes are given
+// up.
 package rebuild
 
 import (
@@ -25,24 +29,26 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// ErrDamaged is returned, wrapped, for a recipe that is malformed, or that does not rebuild the layer
-// it is of from the plain bytes given.
+// ErrDamaged is returned, wrapped, for a recipe that is malformed, or that does not
+// rebuild its layer from the given plain bytes.
 var ErrDamaged = errors.New("damaged recipe")
 
 var errDamaged = fmt.Errorf("%w: it does not fit its layer", ErrDamaged)
 
 // Options adjust a rebuild.
 type Options struct {
-	// Workers is how many segments are rebuilt at a time; default 1. Each takes 1.7 MB, two
-	// segments of plain bytes and what the segment is compressed.
+	// Workers is how many segments are rebuilt at a time; default 1. Each worker takes
+	// 1.7 MB, two segments of plain bytes and the compressed size of the segment.
 	Workers int
 }
 
-// Rebuild writes the layer. It holds the last segment back until the SHA-256 of the whole is what it
-// must be, so that whoever reads w never takes other bytes for the layer.
+// Rebuild writes the layer. It holds the last segment back until the SHA-256 of the whole
+// layer is known to be right, so that a reader of w never takes other bytes for the
+// layer.
 //
-// plain holds the uncompressed layer. It is read by several goroutines, and must not be used any more
-// by the time ctx has ended and Rebuild has returned. Errors: ErrDamaged, those of plain, w and ctx.
+// plain has the uncompressed layer. Several goroutines read it. They no longer use it
+// once ctx has ended and Rebuild has returned. Errors: ErrDamaged, and the errors of
+// plain, w and ctx.
 func (r *Recipe) Rebuild(ctx context.Context, w io.Writer, plain io.ReaderAt, opts *Options) error {
 	sum := sha256.New()
 	var last []byte
@@ -70,8 +76,8 @@ func (r *Recipe) Rebuild(ctx context.Context, w io.Writer, plain io.ReaderAt, op
 	return err
 }
 
-// WriteRange writes n bytes of the layer from off on. Unlike Rebuild it cannot compare a digest. The
-// range must lie within the layer.
+// WriteRange writes n bytes of the layer from off on. Unlike Rebuild, it cannot compare a
+// digest. The range must be within the layer.
 func (r *Recipe) WriteRange(ctx context.Context, w io.Writer, plain io.ReaderAt, off, n int64, opts *Options) error {
 	if off < 0 || n < 0 || off+n > r.Size {
 		return fmt.Errorf("rebuild %d bytes from %d on: the layer has %d", n, off, r.Size)
@@ -91,15 +97,16 @@ func (r *Recipe) WriteRange(ctx context.Context, w io.Writer, plain io.ReaderAt,
 	return err
 }
 
-// clip returns what of b, which begins at at, lies between from and to.
+// clip returns the part of b between from and to. b begins at at.
 func clip(b []byte, at, from, to int64) []byte {
 	a := min(max(from-at, 0), int64(len(b)))
 	z := min(max(to-at, a), int64(len(b)))
 	return b[a:z]
 }
 
-// covering returns the first segment with bytes between off and end, and the first behind them. A
-// byte that two segments share belongs to the later one, and takes both.
+// covering returns the first segment with bytes between off and end, and the first
+// segment behind them. A byte that two segments share belongs to the later one, and needs
+// both.
 func (r *Recipe) covering(off, end int64) (from, to int) {
 	for from < len(r.segments) && (r.segments[from].bit+r.segments[from].bits+7)/8 <= off {
 		from++
@@ -111,15 +118,16 @@ func (r *Recipe) covering(off, end int64) (from, to int) {
 	return from, to
 }
 
-// rebuilt is a segment as a worker gives it back.
+// rebuilt is a segment as a worker returns it.
 type rebuilt struct {
 	b   []byte
 	err error
 }
 
-// each rebuilds segments and calls do for the bytes of each in order, with where they are in the
-// layer. What do gets is its own, and never empty. Of the byte that the first shares with one before,
-// only the part of the first is there.
+// each rebuilds segments and calls do with the bytes of each segment and their position
+// in the layer, in order. do owns the bytes, which are never empty. If the first segment
+// shares its first byte with a segment before, that byte has only the bits of the first
+// segment.
 func (r *Recipe) each(ctx context.Context, from, to int, plain io.ReaderAt, opts *Options, do func(int64, []byte) error) error {
 	workers := 1
 	if opts != nil {
@@ -131,7 +139,7 @@ func (r *Recipe) each(ctx context.Context, from, to int, plain io.ReaderAt, opts
 	for i := range results {
 		results[i] = make(chan rebuilt, 1)
 	}
-	room := make(chan struct{}, workers+1) // segments that are not yet written
+	room := make(chan struct{}, workers+1) // bounds the segments that are not yet written
 	g.Go(func() error {
 		defer close(todo)
 		for i := from; i < to; i++ {
@@ -162,9 +170,9 @@ func (r *Recipe) each(ctx context.Context, from, to int, plain io.ReaderAt, opts
 	return g.Wait()
 }
 
-// inOrder joins the segments where they meet within a byte.
+// inOrder joins segments that meet within a byte.
 func (r *Recipe) inOrder(ctx context.Context, from int, results []chan rebuilt, room chan struct{}, do func(int64, []byte) error) error {
-	var shared byte // the bits of the last segment in the byte it shares with the next
+	var shared byte // the bits of the last segment in the byte that it shares with the next
 	for i, c := range results {
 		var res rebuilt
 		select {
@@ -182,7 +190,7 @@ func (r *Recipe) inOrder(ctx context.Context, from int, results []chan rebuilt, 
 		}
 		if (s.bit+s.bits)%8 != 0 && from+i+1 < len(r.segments) {
 			shared = b[len(b)-1]
-			if i+1 < len(results) { // else the range ends in this byte or before
+			if i+1 < len(results) { // otherwise the range ends in this byte or before
 				b = b[:len(b)-1]
 			}
 		}

@@ -11,40 +11,43 @@ import (
 
 const (
 	magic = "SLRECIP\x01"
-	// maxSegmentTarget is the most that a segment has before the block that ends it.
+	// maxSegmentTarget is the maximum number of plain bytes that a segment has before the
+	// block that ends it.
 	maxSegmentTarget = 4 << 20
 	maxSegmentPlain  = maxSegmentTarget + deflate.MaxPlain
 	maxSegmentBits   = 8 * (maxSegmentPlain + 4<<20)
-	// maxLayer is the greatest size, of a layer and of its tar. 1 TiB is what the index takes.
+	// maxLayer is the maximum size of a layer and of its tar. An index has the same limit
+	// of 1 TiB.
 	maxLayer = 1 << 40
 )
 
 // Recipe rebuilds one layer.
 type Recipe struct {
-	// Size of the layer in bytes, and of the tar in it.
+	// Size is the size of the layer in bytes, and Plain the size of the tar in it.
 	Size, Plain int64
-	// Digest is the SHA-256 of the layer, DiffID that of the tar.
+	// Digest is the SHA-256 of the layer, and DiffID the SHA-256 of the tar.
 	Digest, DiffID [sha256.Size]byte
 
-	// Skeleton is that of the tar, as Skeleton.Append makes it; empty: the recipe has none.
+	// Skeleton is the skeleton of the tar, in the form that Skeleton.Append writes. If it
+	// is empty, the recipe has none.
 	Skeleton []byte
 
 	segments []segment
 	tail     []byte // bytes behind the last gzip member
 }
 
-// segment is a part of a layer that is rebuilt by itself.
+// segment is a part of a layer that is rebuilt independently.
 type segment struct {
-	bit, bits int64 // where it is in the layer
-	at, plain int64 // where its plain bytes are
+	bit, bits int64 // position and length in the layer
+	at, plain int64 // position and length of its plain bytes
 	model     deflate.Model
 	data      []byte
 }
 
-// Segments returns how many parts the recipe has that are rebuilt by themselves.
+// Segments returns the number of parts that are rebuilt independently.
 func (r *Recipe) Segments() int { return len(r.segments) }
 
-// Encoder names the encoder that most of the layer was predicted with.
+// Encoder returns the name of the encoder that most of the layer was predicted with.
 func (r *Recipe) Encoder() string {
 	plain := map[deflate.Model]int64{}
 	var most deflate.Model
@@ -58,7 +61,7 @@ func (r *Recipe) Encoder() string {
 	return most.String()
 }
 
-// Append appends the recipe as it is stored: docs/formats/recipe.md.
+// Append appends the stored form of the recipe: docs/formats/recipe.md.
 func (r *Recipe) Append(b []byte) []byte {
 	b = append(b, magic...)
 	b = append(append(b, r.Digest[:]...), r.DiffID[:]...)
@@ -84,7 +87,7 @@ func appendBytes(b, v []byte) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(v))), v...)
 }
 
-// Parse reads a recipe. It keeps b. It returns ErrDamaged, wrapped, for what is none.
+// Parse reads a recipe. It keeps b. It returns ErrDamaged, wrapped, if b is not a recipe.
 func Parse(b []byte) (*Recipe, error) {
 	p := &parser{b: b}
 	r := new(Recipe)
@@ -120,10 +123,10 @@ func Parse(b []byte) (*Recipe, error) {
 	return r, nil
 }
 
-// leastSegment is how many bytes at least describe a segment.
+// leastSegment is the minimum number of bytes that describe a segment.
 const leastSegment = 6
 
-// parser reads fields; bad says that one was not there.
+// parser reads fields. bad says that a field was missing.
 type parser struct {
 	b   []byte
 	bad bool
@@ -148,7 +151,8 @@ func (p *parser) number(limit int64) int64 {
 	return int64(v)
 }
 
-// segment reads the description of a segment; only the length of its data means something then.
+// segment reads the description of a segment. Of the segment's data, it sets only the
+// length.
 func (p *parser) segment(s *segment) {
 	m := p.take(3)
 	if p.bad {

@@ -8,14 +8,15 @@ import (
 	"example.org/slipway/gear/rebuild/deflate"
 )
 
-// ahead is how many plain bytes behind its own end a segment sees: a search looks at up to 258 from
-// the next position on.
+// ahead is how many plain bytes behind its own end a segment sees. A search looks at up
+// to 258 bytes from the next position on.
 const ahead = 512
 
-// leastHeader is the length in bytes of a gzip header without options: RFC 1952 section 2.3.
+// leastHeader is the length in bytes of a gzip header without options (RFC 1952 section
+// 2.3).
 const leastHeader = 10
 
-// What a segment consists of, in the order in which it is coded.
+// These are the parts of a segment, in the order in which they are coded.
 const (
 	doBlock = iota
 	doHeader
@@ -23,7 +24,7 @@ const (
 	doEnd
 )
 
-// Corrections of a guess.
+// These are the corrections of a guess.
 const (
 	fixLiteral  = iota
 	fixDistance // the length was right
@@ -31,16 +32,16 @@ const (
 	fixBoth
 )
 
-// span is what both sides know of a segment.
+// span has what both encoder and decoder know about a segment.
 type span struct {
 	model deflate.Model
-	// buf holds history, the plain bytes of the segment from at to end, up to ahead of the bytes
-	// that follow, and deflate.Slack zeros.
+	// buf has history, then the plain bytes of the segment from at to end, then up to
+	// ahead of the bytes that follow, and then deflate.Slack zeros.
 	buf     []byte
 	at, end int
 }
 
-// models are the chances of all that is coded of a segment.
+// models has the chances of everything that is coded in a segment.
 type models struct {
 	event            [4]symbols // by the one before
 	inMember         chance
@@ -56,7 +57,7 @@ type models struct {
 	chunks            *number
 	style             symbols
 	headerBits        *number
-	miss              [2]chance // by whether there was one
+	miss              [2]chance // indexed by whether there was a miss before
 	gap               *number
 	fix               symbols
 	length            [2]symbols
@@ -77,8 +78,9 @@ func newModels() *models {
 	return m
 }
 
-// intoMember folds how far into its member a segment begins into what matters: all of it where it is
-// less than 1 GiB, then the place in windows of 32 KiB.
+// intoMember reduces the distance between the start of a segment and the start of its
+// member to what matters. Below 1 GiB that is the whole distance. Above, it is the
+// position within windows of 32 KiB.
 func intoMember(n int64) int {
 	const limit = 1 << 30
 	if n >= limit {
@@ -99,8 +101,8 @@ type segmentEncoder struct {
 	limit   int // bytes
 }
 
-// encodeSegment codes what the events are, given the plain bytes. It stops when the result has more
-// than limit bytes, and returns nil.
+// encodeSegment codes the events, given the plain bytes. It stops and returns nil when
+// the result has more than limit bytes.
 func encodeSegment(w *work, s span, into int64, horizons []int, events []*deflate.Event, limit int) []byte {
 	e := &segmentEncoder{work: w, span: s, enc: newEncoder(), m: newModels(), member: -1, limit: limit}
 	begin := deflate.Span{Buf: s.buf, At: s.at, Member: s.at, Horizons: horizons}
@@ -188,11 +190,12 @@ func (e *segmentEncoder) block(b *deflate.Block) {
 	}
 }
 
-// maxChunks is how many chunks a block may have to be told by their number.
+// maxChunks is the maximum number of chunks in a block whose end is coded as a number of
+// chunks.
 const maxChunks = 256
 
-// chunks codes how many chunks end with the block that begins at the encoder's place; it reports
-// false if the last one does not.
+// chunks codes how many chunks end with the block that begins at the encoder's position.
+// It returns false if the last chunk does not end with the block.
 func (e *segmentEncoder) chunks(end int) bool {
 	k := 1
 	for k < maxChunks && e.pred.Chunk(k) < end {
@@ -221,7 +224,7 @@ func (e *segmentEncoder) tokens(toks []deflate.Token) {
 	e.enc.bit(&e.m.miss[missed], 0)
 }
 
-// fixToken codes a token that is not what was guessed.
+// fixToken codes a token that differs from the guess.
 func (e *segmentEncoder) fixToken(guess, t deflate.Token) {
 	fix, guessed := fixBoth, 0
 	if guess != 0 {
@@ -251,7 +254,7 @@ func (e *segmentEncoder) fixToken(guess, t deflate.Token) {
 // kept is the coding of a header whose bits are in the recipe.
 const kept = 2
 
-// codesOf codes the header of a dynamic block, whose first chunk ends at first in plain.
+// codesOf codes the header of a dynamic block. Its first chunk ends at first in plain.
 func (e *segmentEncoder) codesOf(b *deflate.Block, plain []byte, first int) {
 	for i, c := range e.model.Codings() {
 		e.codes.Build(b.Tokens, coded(c, plain, first), c.Style)
@@ -267,7 +270,7 @@ func (e *segmentEncoder) codesOf(b *deflate.Block, plain []byte, first int) {
 	e.enc.bytes(b.Header.Bits)
 }
 
-// coded returns the plain bytes that a code is made for.
+// coded returns the plain bytes for which a code is made.
 func coded(c deflate.Coding, plain []byte, first int) []byte {
 	if c.First {
 		return plain[:max(0, min(first, len(plain)))]
@@ -275,8 +278,8 @@ func coded(c deflate.Coding, plain []byte, first int) []byte {
 	return plain
 }
 
-// work is the memory of one goroutine that encodes or decodes segments: 1.7 MB and what a segment
-// takes.
+// work is the memory of one goroutine that encodes or decodes segments. It takes 1.7 MB
+// and the memory for a segment.
 type work struct {
 	pred  *deflate.Predictor
 	codes deflate.Codes
@@ -308,8 +311,9 @@ type segmentDecoder struct {
 	limit  int64 // bits of the result
 }
 
-// decodeSegment writes the bits of a segment from its plain bytes. The result begins at the given
-// bit of its first byte, and has endBit bits; it is good until w is used again.
+// decodeSegment writes the bits of a segment from its plain bytes. The result begins at
+// the given bit of its first byte, and has endBit bits. It is valid until w is used
+// again.
 func decodeSegment(w *work, s span, data []byte, bit uint, endBit int64) ([]byte, error) {
 	d := &segmentDecoder{work: w, span: s, dec: newDecoder(data), m: newModels(), member: -1, limit: endBit}
 	w.w.Reset(bit)
@@ -440,7 +444,7 @@ func (d *segmentDecoder) dynamic(plain []byte, first int) error {
 		return nil
 	}
 	n := int(d.m.headerBits.get(d.dec))
-	if n > 8<<10 { // three times what the longest header has
+	if n > 8<<10 { // three times the length of the longest header
 		return errDamaged
 	}
 	kept := d.dec.bytes((n + 7) / 8)
@@ -453,7 +457,8 @@ func (d *segmentDecoder) dynamic(plain []byte, first int) error {
 	return nil
 }
 
-// extent reads where a block ends: at a plain byte, or after so many tokens; -1: as many as it takes.
+// extent reads where a block ends: at a plain byte, or after a number of tokens. tokens
+// is -1 if the number is not limited.
 func (d *segmentDecoder) extent(chunked bool) (end, tokens int, err error) {
 	if chunked {
 		k := d.m.chunks.get(d.dec)
@@ -506,7 +511,8 @@ func (d *segmentDecoder) tokens(chunked bool) error {
 	return nil
 }
 
-// nextMiss reads which token is the next that was not guessed; -1: none.
+// nextMiss reads which token is the next that differs from the guess. It returns -1 if
+// there is none.
 func (d *segmentDecoder) nextMiss(from, missed int) int {
 	if d.dec.bit(&d.m.miss[missed]) == 0 {
 		return -1

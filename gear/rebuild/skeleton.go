@@ -11,14 +11,15 @@ import (
 	"example.org/slipway/gear"
 )
 
-// The columns of a skeleton: those of the fields of a header, then these.
+// These are the columns of a skeleton: first the fields of a header, then the columns
+// below.
 const (
 	colForm   = len(fields) + iota // a byte for each header
-	colSum                         // checksums that are not the usual
+	colSum                         // checksums in an unusual form
 	colRaw                         // headers as they are
-	colMeta                        // what follows headers that are no file's
+	colMeta                        // the bodies of headers that are not files
 	colPad                         // padding that is not zero
-	colFile                        // contents, by their place among the files
+	colFile                        // contents, by their index among the files
 	colInline                      // contents that are here
 	colEnd                         // what follows the last entry
 	columns
@@ -26,18 +27,19 @@ const (
 
 // Bits of colForm.
 const (
-	formSum = 1 << iota // the checksum is not the usual
+	formSum = 1 << iota // the checksum has an unusual form
 	formRaw             // the header is in colRaw
 	formPad             // the padding is in colPad
 )
 
 const (
-	// maxInline is the largest content that a skeleton has in itself: one that is in the archive but
-	// not in the layer's index, because a later entry takes its place.
+	// maxInline is the size of the largest content that a skeleton itself holds. Such a
+	// content is in the archive but not in the layer's index, because a later entry
+	// replaces it.
 	maxInline = 64 << 10
-	// maxMeta is the largest body of a header that is no file's.
+	// maxMeta is the maximum size of the body of a header that is not a file's.
 	maxMeta = 1 << 20
-	// maxSkeleton is the most that all columns take, in full.
+	// maxSkeleton is the maximum uncompressed size of all columns.
 	maxSkeleton = 256 << 20
 	maxEnd      = 1 << 20
 	maxEntries  = 4 << 20
@@ -54,11 +56,11 @@ type Skeleton struct {
 type Splitter struct {
 	sk    Skeleton
 	files map[gear.Name]int
-	// collected are the contents that were met, if they are not known beforehand.
+	// collected has the contents that were found, if they are not known beforehand.
 	collect   bool
 	collected []gear.File
 	scan      scan
-	last      int // place of the last content among the files
+	last      int // index of the last content among the files
 	err       error
 	bytes     int
 
@@ -67,7 +69,7 @@ type Splitter struct {
 	n     int // bytes of it
 	form  byte
 	size  int64 // of what follows it
-	left  int64 // bytes of that, or of padding, that are missing
+	left  int64 // missing bytes of that content, or of padding
 	sum   hash.Hash
 	body  []byte
 }
@@ -82,8 +84,8 @@ const (
 	inEnd
 )
 
-// NewSplitter makes a Splitter for an archive whose contents are the given ones, in the order of the
-// layer's index. Opening the skeleton takes the same files.
+// NewSplitter returns a Splitter for an archive whose contents are the given files, in
+// the order of the layer's index. Opening the skeleton needs the same files.
 func NewSplitter(files []gear.File) *Splitter {
 	s := &Splitter{files: make(map[gear.Name]int, len(files)), scan: scan{-1}, last: -1, sum: sha256.New()}
 	for i := range files {
@@ -92,19 +94,19 @@ func NewSplitter(files []gear.File) *Splitter {
 	return s
 }
 
-// NewCollector makes a Splitter that takes each content as one of the layer's files, in the order of
-// the archive. Opening the skeleton takes those that Files returns.
+// NewCollector returns a Splitter that considers each content one of the layer's files,
+// in the order of the archive. Opening the skeleton needs the files that Files returns.
 func NewCollector() *Splitter {
 	s := NewSplitter(nil)
 	s.collect = true
 	return s
 }
 
-// Files returns the contents that a collector has met.
+// Files returns the contents that a collector has found.
 func (s *Splitter) Files() []gear.File { return s.collected }
 
-// Write takes the next bytes of the archive. An archive that has no skeleton is an error,
-// ErrUnsupported, of this call or of Skeleton.
+// Write takes the next bytes of the archive. For an archive that has no skeleton, this
+// call or Skeleton returns ErrUnsupported.
 func (s *Splitter) Write(b []byte) (int, error) {
 	n := len(b)
 	for len(b) > 0 && s.err == nil {
@@ -130,13 +132,13 @@ func (s *Splitter) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// Skeleton returns the skeleton of all that was written.
+// Skeleton returns the skeleton of everything that was written.
 func (s *Splitter) Skeleton() (*Skeleton, error) {
 	switch {
 	case s.err != nil:
 		return nil, s.err
 	case s.state == inHeader:
-		s.takeEnd(s.h[:s.n]) // perhaps an archive without an end
+		s.takeEnd(s.h[:s.n]) // the archive may have no end
 	case s.state != inEnd:
 		s.fail("it ends within an entry")
 	}
@@ -196,7 +198,7 @@ func (s *Splitter) takeHeader(b []byte) int {
 	return k
 }
 
-// addHeader puts the header into its columns.
+// addHeader adds the header to its columns.
 func (s *Splitter) addHeader() {
 	s.form = 0
 	if !s.h.plain() {
@@ -242,7 +244,8 @@ func (s *Splitter) takeFile(b []byte) int {
 	}
 	switch {
 	case ok:
-		// 0 is a content that is here; then differences from the one that is expected.
+		// 0 means a content that is in the skeleton. Other values are differences from
+		// the expected content.
 		s.add(colFile, binary.AppendUvarint(nil, zigzag(i-s.last-1)+1))
 		s.last = i
 	case s.size <= maxInline:
@@ -303,7 +306,8 @@ func allZero(b []byte) bool {
 	return true
 }
 
-// takeEnd takes what follows the last entry: zeros, which are counted, and what may follow them.
+// takeEnd takes what follows the last entry. It counts zeros and keeps what may follow
+// them.
 func (s *Splitter) takeEnd(b []byte) {
 	if len(s.sk.cols[colEnd]) == 0 {
 		n := 0
@@ -320,7 +324,7 @@ func (s *Splitter) takeEnd(b []byte) {
 	s.add(colEnd, b)
 }
 
-// Append appends the skeleton as it is stored: docs/formats/recipe.md.
+// Append appends the stored form of the skeleton: docs/formats/recipe.md.
 func (k *Skeleton) Append(b []byte) ([]byte, error) {
 	z, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedBetterCompression), zstd.WithEncoderConcurrency(1), zstd.WithSingleSegment(true))
 	if err != nil {
@@ -343,7 +347,7 @@ func (k *Skeleton) Append(b []byte) ([]byte, error) {
 	return b, z.Close()
 }
 
-// ParseSkeleton reads a skeleton. It returns ErrDamaged, wrapped, for what is none.
+// ParseSkeleton reads a skeleton. It returns ErrDamaged, wrapped, if b is not a skeleton.
 func ParseSkeleton(b []byte) (*Skeleton, error) {
 	p := &parser{b: b}
 	k := &Skeleton{entries: int(p.number(maxEntries)), zeros: p.number(maxLayer)}
@@ -365,7 +369,7 @@ func ParseSkeleton(b []byte) (*Skeleton, error) {
 	for i := range k.cols {
 		c := p.take(int(stored[i]))
 		if stored[i] < full[i] {
-			// Memory for what is announced, and not for more.
+			// The memory is limited to the announced size.
 			var h zstd.Header
 			if err := h.Decode(c); err != nil || !h.HasFCS || h.FrameContentSize != uint64(full[i]) {
 				return nil, fmt.Errorf("%w: a column that is no frame of its length", ErrDamaged)

@@ -5,14 +5,15 @@ import (
 	"strconv"
 )
 
-// record is a block of a tar archive: headers, contents and padding come in whole ones.
+// record is the size of a block of a tar archive. Headers, contents and padding fill
+// whole records.
 const record = 512
 
 // header is a header of a tar archive.
 type header [record]byte
 
-// The fields of a header, each of which is a column of a skeleton: POSIX ustar. What follows the
-// prefix belongs to it.
+// fields are the fields of a header, after POSIX ustar. Each is a column of a skeleton.
+// The bytes that follow the prefix belong to the prefix.
 var fields = [...]struct {
 	from, to int
 	text     bool // ends with NULs
@@ -39,8 +40,8 @@ const (
 	typeAt         = 156
 )
 
-// sums returns the sum of the bytes as it is in a header: as everyone computes it, and as those do
-// whose bytes have a sign.
+// sums returns the sum of a header's bytes in two forms: as unsigned bytes, which is
+// usual, and as signed bytes, which some archivers use.
 func (h *header) sums() (unsigned, signed int64) {
 	for i, c := range h {
 		if i >= sumFrom && i < sumTo {
@@ -52,7 +53,7 @@ func (h *header) sums() (unsigned, signed int64) {
 	return unsigned, signed
 }
 
-// usualSum is the checksum as most archivers write it: six digits, NUL, space.
+// usualSum returns the checksum as most archivers write it: six digits, NUL, space.
 func (h *header) usualSum() (b [sumTo - sumFrom]byte) {
 	v, _ := h.sums()
 	for i := 5; i >= 0; i-- {
@@ -70,7 +71,7 @@ func (h *header) valid() bool {
 	return ok && (v == unsigned || v == signed)
 }
 
-// plain reports whether the header is no more than its fields up to their NULs say.
+// plain reports whether the header has nothing besides its fields up to their NULs.
 func (h *header) plain() bool {
 	for _, f := range fields {
 		if f.text && bytes.IndexByte(bytes.TrimRight(h[f.from:f.to], "\x00"), 0) >= 0 {
@@ -80,7 +81,8 @@ func (h *header) plain() bool {
 	return true
 }
 
-// number8 reads a number: octal digits, or a binary number with the first bit set.
+// number8 reads a number. It consists of octal digits, or is binary with the first bit
+// set.
 func number8(b []byte) (int64, bool) {
 	if b[0]&0x80 != 0 {
 		v := int64(b[0] & 0x7f)
@@ -103,16 +105,17 @@ func number8(b []byte) (int64, bool) {
 	return int64(v), err == nil
 }
 
-// what an entry has behind its header.
+// body says what follows the header of an entry.
 type body uint8
 
 const (
 	noBody   body = iota
 	fileBody      // the content of a file
-	metaBody      // what says more of the next entry, or of one we do not know
+	metaBody      // metadata of the next entry, or the body of an entry of an unknown type
 )
 
-// scan follows the headers of an archive: what one says of the size of the next.
+// scan follows the headers of an archive and keeps what one header says about the size of
+// the next entry.
 type scan struct {
 	override int64 // -1: none
 }
@@ -140,7 +143,7 @@ func (s *scan) next(h *header) (body, int64, bool) {
 	return metaBody, size, true
 }
 
-// meta takes what a header's body says.
+// meta processes the body of a header.
 func (s *scan) meta(h *header, b []byte) {
 	if h[typeAt] != 'x' {
 		return
@@ -163,5 +166,5 @@ func (s *scan) meta(h *header, b []byte) {
 	}
 }
 
-// padding is how many bytes follow a content up to the next record.
+// padding returns how many bytes follow a content up to the next record.
 func padding(size int64) int { return int(-size & (record - 1)) }

@@ -5,25 +5,27 @@ import (
 	"math/bits"
 )
 
-// Slack is how many bytes there must be behind the plain bytes that a [Predictor] works on, so that
-// whole words can be read. They are zero.
+// Slack is how many bytes must follow the plain bytes that a [Predictor] works on, so
+// that whole words can be read. They are zero.
 const Slack = 8
 
-// chains find what an encoder's search finds, in less time.
+// chains finds what an encoder's search finds, in less time.
 //
-// An encoder keeps the positions of the last 32 KiB in chains by a hash of the next three or four
-// bytes, and looks at up to so many of a chain, the nearest first. Here each position also has an
-// ordinal in that chain. Whether the encoder would have looked at a candidate follows from the
-// difference of two ordinals, so the chain itself need not be walked: matches of five and of eight
-// bytes and more are found in chains of their own, which are much shorter.
+// An encoder keeps the positions of the last 32 KiB in chains by a hash of the next three
+// or four bytes. It looks at up to a certain number of positions of a chain, the nearest
+// first. Here each position also has an ordinal in that chain. The difference of two
+// ordinals shows whether the encoder would have looked at a candidate, so chains need not
+// walk the encoder's chain. It finds matches of five bytes and more, and of eight bytes
+// and more, in separate chains, which are much shorter.
 //
-// What is found is what the encoder finds, but for strings that share a hash with many others. It
-// need not be the same, because choices are corrected; it only must never change.
+// The result is what the encoder finds, except for strings that share a hash with many
+// other strings. It need not be the same, because wrong predictions are corrected. But it
+// must never change.
 type chains struct {
 	search
 	buf    []byte // plain bytes and Slack
-	end    int    // the search sees nothing from there on
-	member int    // where the member begins; may be negative
+	end    int    // the search sees nothing from here on
+	member int    // start of the member; may be negative
 	ins    int    // positions before it are in the chains
 
 	own   []head // by the encoder's hash
@@ -34,19 +36,20 @@ type chains struct {
 	link4 [window]uint16
 }
 
-// head is the last position of a chain + 1, and how many there were.
+// head is the last position of a chain + 1, and the number of positions in the chain.
 type head struct {
 	pos   int32
 	count uint32
 }
 
-// node is a position: how far back the one before it is in each chain, and its ordinal.
+// node is a position. It has the distance to the previous position in each chain, and its
+// ordinal.
 type node struct{ own, five, eight, ord uint16 }
 
 const (
 	wmask     = window - 1
 	tableBits = 15
-	goBits    = 17 // of the hash of Go's encoder
+	goBits    = 17 // bits of the hash of Go's encoder
 )
 
 func newChains() *chains {
@@ -54,7 +57,7 @@ func newChains() *chains {
 		five: make([]int32, 1<<tableBits), eight: make([]int32, 1<<tableBits)}
 }
 
-// start begins at buf[at:], with what is before as history.
+// start begins at buf[at:]. The bytes before are history.
 func (c *chains) start(s search, buf []byte, end, at, member int) {
 	c.search, c.buf, c.end, c.member = s, buf, end, member
 	c.ins = max(0, member, at-window)
@@ -64,7 +67,7 @@ func (c *chains) start(s search, buf []byte, end, at, member int) {
 	clear(c.eight)
 }
 
-// begin begins a member: nothing before it can be copied.
+// begin begins a member. Nothing before it can be copied.
 func (c *chains) begin(at int) { c.member, c.ins = at, at }
 
 func load64(b []byte, i int) uint64 { return binary.LittleEndian.Uint64(b[i:]) }
@@ -90,10 +93,11 @@ func hash5(v uint64) uint32 { return uint32((v << 24) * 0x9e3779b185ebca87 >> (6
 
 func hash8(v uint64) uint32 { return uint32(v * 0x9e3779b185ebca87 >> (64 - tableBits)) }
 
-// back is how far before i a chain's last position is; more than the window: there is none.
+// back returns how far before i a chain's last position is. A result larger than the
+// window means that there is none.
 func back(i int, pos int32) uint16 { return uint16(min(i+1-int(pos), 1<<16-1)) }
 
-// insert puts the positions before i into the chains.
+// insert adds the positions before i to the chains.
 func (c *chains) insert(i int) {
 	limit := min(i, c.end-c.minLen+1)
 	if c.zlib {
@@ -131,7 +135,7 @@ func (c *chains) insertGo(limit int) {
 	}
 }
 
-// matchLen returns how many bytes at a and b are the same, at most n.
+// matchLen returns how many bytes at a and b are equal, at most n.
 func matchLen(buf []byte, a, b, n int) int {
 	for i := 0; i < n; i += 8 {
 		if x := load64(buf, a+i) ^ load64(buf, b+i); x != 0 {
@@ -141,14 +145,14 @@ func matchLen(buf []byte, a, b, n int) int {
 	return n
 }
 
-// low is the first position that a match at i may reach back to.
+// low returns the first position that a match at i may reach back to.
 func (c *chains) low(i int) int {
 	if c.zlib {
-		// zlib's window begins anew with the member, and position 0 means "none" there.
+		// zlib's window begins anew with each member, and position 0 means "none" there.
 		return max(i-c.maxDist, c.member+1, 0)
 	}
-	// Go moves its window by 32 KiB when less than 262 bytes of it are left, and forgets what is
-	// before it.
+	// When fewer than 262 bytes of its window are left, Go moves the window by 32 KiB and
+	// forgets what is before it.
 	dist := window
 	if r := (i - c.member) & wmask; r > window-maxMatch-4 {
 		dist = r
@@ -156,7 +160,8 @@ func (c *chains) low(i int) int {
 	return max(i-dist, c.member, 0)
 }
 
-// find returns the match the encoder finds at i if it is longer than prev; else the distance is 0.
+// find returns the match that the encoder finds at i if it is longer than prev. Otherwise
+// the distance is 0.
 func (c *chains) find(i, prev int) (length, dist int) {
 	c.insert(i)
 	look := min(maxMatch, c.end-i)
@@ -174,7 +179,7 @@ func (c *chains) find(i, prev int) (length, dist int) {
 		w.tries >>= 2
 	}
 	if c.zlib && w.low == i-c.maxDist && nearest != w.low {
-		w.low++ // zlib takes its greatest distance from the nearest candidate only
+		w.low++ // zlib accepts its greatest distance only for the nearest candidate
 	}
 	if look > 4 {
 		if length, dist = c.long(&w, max(prev, 4)); dist != 0 {
@@ -194,8 +199,8 @@ func (c *chains) find(i, prev int) (length, dist int) {
 	return prev, 0
 }
 
-// walk is a search: at i, where the bytes v are, for no more than look bytes, not before low, among
-// the first tries of count candidates.
+// walk is a search at i, where the bytes v are. It compares at most look bytes, does not
+// go before low, and considers only the first tries of count candidates.
 type walk struct {
 	i, look, low int
 	v            uint64
@@ -209,7 +214,8 @@ func (c *chains) seen(w *walk, j int) bool { return w.count-c.nodes[j&wmask].ord
 func (c *chains) long(w *walk, best int) (length, dist int) {
 	buf, nice := c.buf, min(c.nice, w.look)
 	want := load32(buf, w.i+best-3)
-	// Other strings of the same hash are steps as well, so that the last candidates may be missed.
+	// Other strings with the same hash count as steps, too, so the last candidates may be
+	// missed.
 	steps := int(w.tries) + 8
 	j := int(c.eight[hash8(w.v)]) - 1
 	if best < 7 {
@@ -225,7 +231,7 @@ func (c *chains) long(w *walk, best int) (length, dist int) {
 						return length, dist
 					}
 					want = load32(buf, w.i+best-3)
-					if n >= 8 { // longer ones have these eight bytes
+					if n >= 8 { // longer matches have these eight bytes
 						j -= int(at.eight)
 						break
 					}
@@ -294,11 +300,11 @@ func (c *chains) short3(w *walk, nearest int) (dist int) {
 	return 0
 }
 
-// maxRank is how many candidates are looked at to name a distance by its rank.
+// maxRank is how many candidates are considered to find the rank of a distance.
 const maxRank = 1 << 10
 
-// candidates calls do for positions that match at i in at least length bytes, the nearest first,
-// until it returns false.
+// candidates calls do for positions that match at least length bytes at i, the nearest
+// first, until do returns false.
 func (c *chains) candidates(i, length int, do func(dist int) bool) {
 	c.insert(i)
 	low := max(i-window, c.member, 0)
@@ -311,7 +317,8 @@ func (c *chains) candidates(i, length int, do func(dist int) bool) {
 	}
 }
 
-// rank returns how many nearer candidates a match at i has, -1 if it is not among them.
+// rank returns how many nearer candidates the match t at i has, or -1 if t is not among
+// the candidates.
 func (c *chains) rank(i int, t Token) int {
 	rank, found := 0, false
 	c.candidates(i, t.Len(), func(dist int) bool {
@@ -327,7 +334,7 @@ func (c *chains) rank(i int, t Token) int {
 	return rank
 }
 
-// ranked is the inverse of rank; 0: there is no such match.
+// ranked is the inverse of rank. It returns 0 if there is no such match.
 func (c *chains) ranked(i, length, rank int) (found int) {
 	c.candidates(i, length, func(dist int) bool {
 		if rank == 0 {

@@ -1,12 +1,14 @@
 package deflate
 
 const (
-	// chunkSize is how many plain bytes an encoder of this kind takes at once: maxStoreBlockSize of
-	// compress/flate and of klauspost/compress.
+	// chunkSize is how many plain bytes an encoder of this kind takes at a time:
+	// maxStoreBlockSize of compress/flate and of klauspost/compress.
 	chunkSize = 1<<16 - 1
-	// warmChunks are encoded before the first one, so that the tables are what they were.
+	// warmChunks is how many chunks are encoded before the first one, so that the tables
+	// have the content that they had in the encoder.
 	warmChunks = 3
-	// blockDict is how much of a block pgzip gives to the encoder of the next: tailSize there.
+	// blockDict is how much of a block pgzip gives to the encoder of the next block:
+	// tailSize in pgzip.
 	blockDict = 16 << 10
 )
 
@@ -14,32 +16,34 @@ const (
 type engine interface {
 	// reset forgets all strings.
 	reset()
-	// more appends the next tokens of a chunk: literals and the matches that follow them, or what is
-	// left of the chunk.
+	// more appends the next tokens of a chunk: either literals and the matches that
+	// follow them, or the rest of the chunk.
 	more(c *chunked)
 }
 
-// chunked predicts encoders that take a chunk of plain bytes at a time, and that cannot be asked for
-// single tokens, because their tables hold what they did before. So they are run: over a chunk as a
-// whole, and from wherever the real one chose something else.
+// chunked predicts encoders that take a chunk of plain bytes at a time. They cannot
+// return single tokens, because their tables depend on what they did before. So chunked
+// runs them over a whole chunk, and again from each place at which the real encoder made
+// another choice.
 type chunked struct {
 	engine
 	buf  []byte
 	base int // the first position that may be copied
 	from int // where the chunk begins,
 	to   int // and ends
-	emit int // what is before has been made into tokens
+	emit int // the bytes before it have been made into tokens
 	scan int // where the next search begins
 	toks []Token
 	used int // of toks
 }
 
-// begin makes at the end of the last chunk. Nothing before base can be copied.
+// begin begins at at, as if the last chunk ended there. Nothing before base can be
+// copied.
 func (c *chunked) begin(base, at int) {
 	c.base, c.from, c.to, c.emit, c.scan, c.toks, c.used = base, at, at, at, at, c.toks[:0], 0
 }
 
-// next encodes the chunk from the end of the last one up to the given place.
+// next encodes the chunk from the end of the last chunk to the position to.
 func (c *chunked) next(to int) {
 	from := c.to
 	c.begin(c.base, from)
@@ -47,20 +51,20 @@ func (c *chunked) next(to int) {
 	for c.emit < c.to {
 		c.more(c)
 	}
-	if n := to - from; len(c.toks) > n-n>>4 { // it was not worth it
+	if n := to - from; len(c.toks) > n-n>>4 { // compression was not worthwhile
 		c.toks = c.toks[:0]
 		c.literals(n)
 	}
 }
 
-// literals appends n of them.
+// literals appends n literals.
 func (c *chunked) literals(n int) {
 	for range n {
 		c.toks = append(c.toks, 0)
 	}
 }
 
-// rest makes what is left of the chunk literals.
+// rest turns the rest of the chunk into literals.
 func (c *chunked) rest() {
 	c.literals(c.to - c.emit)
 	c.emit = c.to
@@ -80,7 +84,7 @@ func (c *chunked) guess() Token {
 	return c.toks[c.used]
 }
 
-// took says which token it was, and that it ended before at.
+// took records the actual token, which ended before at.
 func (c *chunked) took(t Token, at int) {
 	if c.used < len(c.toks) && c.toks[c.used] == t {
 		c.used++
@@ -89,7 +93,7 @@ func (c *chunked) took(t Token, at int) {
 	c.resume(at)
 }
 
-// resume goes on at a place that the encoder did not expect.
+// resume continues at a position that the encoder did not expect.
 func (c *chunked) resume(at int) {
 	c.toks, c.used, c.emit, c.scan = c.toks[:0], 0, at, at
 }
@@ -107,11 +111,11 @@ type goFastEntry struct {
 
 const (
 	goFastBits = 14
-	// goFastMargin: a search ends so many bytes before its chunk.
+	// goFastMargin is how many bytes before the end of its chunk a search ends.
 	goFastMargin = 15
-	// goFastLeast is the least that is searched.
+	// goFastLeast is the length of the shortest chunk that is searched.
 	goFastLeast = 17
-	// nowhere is the position of no string; far before any that is.
+	// nowhere is the position of no string. It is far before any real position.
 	nowhere = -1 << 30
 )
 
@@ -123,7 +127,7 @@ func (g *goFast) reset() {
 	}
 }
 
-// swap returns what was stored for the bytes v, and stores them.
+// swap returns what was stored for the bytes v, and stores v and at instead.
 func (g *goFast) swap(v uint32, at int) goFastEntry {
 	e := &g.table[goFastHash(v)]
 	old := *e
@@ -181,7 +185,7 @@ type klauspost5 struct {
 	long  [1 << tableBits]lastTwo
 }
 
-// lastTwo are the last two positions of a string.
+// lastTwo has the last two positions of a string.
 type lastTwo struct{ last, before int32 }
 
 const (
@@ -202,7 +206,7 @@ func (k *klauspost5) reset() {
 	}
 }
 
-// put stores the position of a string, of which v are the first bytes.
+// put stores the position of a string that begins with the bytes v.
 func (k *klauspost5) put(v uint64, at int) {
 	k.short[klauspostHash4(v)] = int32(at)
 	k.putLong(v, at)
@@ -213,10 +217,11 @@ func (k *klauspost5) putLong(v uint64, at int) {
 	*e = lastTwo{int32(at), e.last}
 }
 
-// near reports whether t is as far before s as a match may be.
+// near reports whether t is before s, at a distance that a match may have.
 func near(s, t int) bool { return s-t < window && t < s }
 
-// found is a match from s on, from t. A length of 0 is not yet known.
+// found is a match of the bytes at s with those at t. A length of 0 means that the length
+// is not known yet.
 type found struct{ s, t, n int }
 
 func (k *klauspost5) more(c *chunked) {
@@ -238,7 +243,7 @@ func (k *klauspost5) more(c *chunked) {
 	}
 }
 
-// search looks for a match at s, or at next if that is better.
+// search looks for a match at s, or at next if the match there is better.
 func (k *klauspost5) search(c *chunked, s, next int) (f found, ok bool) {
 	v, nv := load64(c.buf, s), load64(c.buf, next)
 	short := int(k.short[klauspostHash4(v)])
@@ -282,7 +287,7 @@ func (k *klauspost5) search(c *chunked, s, next int) (f found, ok bool) {
 	return f, true
 }
 
-// better makes a match as long as it can be, and looks for another at its end.
+// better extends a match as far as possible, and looks for another match at its end.
 func (k *klauspost5) better(c *chunked, f found, limit int) found {
 	all := func(s, t int) int { return matchLen(c.buf, s, t, c.to-s) }
 	switch f.n {
@@ -305,11 +310,11 @@ func (k *klauspost5) better(c *chunked, f found, limit int) found {
 	return f
 }
 
-// take appends a match and what is before it, and stores some of its strings. next was to be
-// searched next.
+// take appends a match and the literals before it, and stores some of its strings. next
+// is where the search would have continued.
 func (k *klauspost5) take(c *chunked, f found, next, limit int) {
 	c.literals(f.s - c.emit)
-	for left := f.n; left > 0; { // the last piece has three bytes at least
+	for left := f.n; left > 0; { // the last piece has at least three bytes
 		n := left
 		if n > maxMatch+3 {
 			n = maxMatch

@@ -2,21 +2,22 @@ package deflate
 
 import "slices"
 
-// Style is how an encoder makes codes from frequencies, and headers from codes. Codes of the same
-// total length can differ, so that this is a part of the model.
+// Style says how an encoder makes codes from frequencies, and headers from codes.
+// Different codes can have the same total length, so the style is a part of the model.
 type Style uint8
 
-// The known styles.
+// These are the known styles.
 const (
-	// ZlibStyle is that of zlib and of all that descends from Gailly's deflate: GNU gzip, pigz, Java.
+	// ZlibStyle is the style of zlib and of all descendants of Gailly's deflate: GNU
+	// gzip, pigz, Java.
 	ZlibStyle Style = iota
-	// GoStyle is that of Go's compress/flate.
+	// GoStyle is the style of Go's compress/flate.
 	GoStyle
-	// Styles is how many there are.
+	// Styles is the number of styles.
 	Styles
 )
 
-// Codes are the codes of a dynamic block, and how its header tells them.
+// Codes has the codes of a dynamic block, and their encoding in the block's header.
 type Codes struct {
 	Lit, Dist Lengths
 	meta      [19]uint8 // lengths of the code of code lengths
@@ -32,7 +33,8 @@ type Codes struct {
 // run is a symbol of the code of code lengths, with the value of its extra bits.
 type run struct{ sym, extra uint8 }
 
-// Build makes the codes of a block. Its first tokens decode to plain; what is behind does not count.
+// Build makes the codes of a block. Its first tokens decode to plain. Tokens behind these
+// are ignored.
 func (c *Codes) Build(toks []Token, plain []byte, style Style) {
 	c.count(toks, plain)
 	c.Lit, c.Dist, c.meta, c.metaFreq, c.runs = Lengths{}, Lengths{}, [19]uint8{}, [19]int32{}, c.runs[:0]
@@ -72,19 +74,19 @@ func (c *Codes) run(s, extra int) {
 	c.runs = append(c.runs, run{uint8(s), uint8(extra)})
 }
 
-// heapCoder makes lengths as zlib's trees.c does: with a heap, in which the order of equal
-// frequencies is decided by the depth of their trees and by the moves of the heap itself.
+// heapCoder computes lengths with a heap, as zlib's trees.c does. The depth of the trees
+// and the moves of the heap itself decide the order of equal frequencies.
 type heapCoder struct {
 	freq, parent [2*286 + 1]int32
 	length       [2*286 + 1]uint8
 	depth        [2*286 + 1]uint8
-	heap         [286 + 2]int // heap[1] is the least; n are in it
+	heap         [286 + 2]int // heap[1] is the least; n of them are in the heap
 	n            int
 	sorted       [2*286 + 1]int // nodes from the rarest to the most frequent, filled from the front
 }
 
-// lengths writes the lengths of codes and returns how many symbols there are up to the last that has
-// one. There are always two codes at least.
+// lengths writes the lengths of codes and returns how many symbols there are up to the
+// last symbol with a code. There are always at least two codes.
 func (h *heapCoder) lengths(freq []int32, limit int, out []uint8) int {
 	h.n = 0
 	last := -1
@@ -138,7 +140,7 @@ func (h *heapCoder) sink(k int) {
 	h.heap[k] = v
 }
 
-// join makes the tree and returns its nodes in order; the last is the root.
+// join makes the tree and returns its nodes in order. The last node is the root.
 func (h *heapCoder) join(node int) []int {
 	sorted := h.sorted[:0]
 	for {
@@ -160,7 +162,8 @@ func (h *heapCoder) join(node int) []int {
 	}
 }
 
-// limit sets the lengths of all nodes from the root on, and shortens what is too long.
+// limit sets the lengths of all nodes from the root on, and shortens lengths that are too
+// long.
 func (h *heapCoder) limit(sorted []int, last, limit int) {
 	var count [16]int
 	over := 0
@@ -202,7 +205,7 @@ func (h *heapCoder) limit(sorted []int, last, limit int) {
 	}
 }
 
-// runsZlib tells the lengths of one code.
+// runsZlib encodes the lengths of one code as runs.
 func (c *Codes) runsZlib(l []uint8) {
 	for i := 0; i < len(l); {
 		n := 1
@@ -307,8 +310,8 @@ type mergeLeaf struct {
 	sym  uint16
 }
 
-// mergeLengths is the boundary package-merge of compress/flate. Rarer symbols have longer codes, and
-// of equally rare ones the first.
+// mergeLengths is the boundary package-merge of compress/flate. Rarer symbols have longer
+// codes. Of equally rare symbols, the first ones have the longer codes.
 func (c *Codes) mergeLengths(freq []int32, limit int, out []uint8) {
 	leaves := c.merge[:0]
 	for s, f := range freq {
@@ -340,13 +343,14 @@ func (c *Codes) mergeLengths(freq []int32, limit int, out []uint8) {
 	}
 }
 
-// mergeCounts returns how many codes of each length the optimal code of at most limit bits has. It
-// is the package-merge of Larmore and Hirschberg: the list of each level holds the leaves, merged
-// with pairs of the list before, and a pair comes before a leaf of the same frequency.
+// mergeCounts returns how many codes of each length the optimal code of at most limit
+// bits has. It is the package-merge algorithm of Larmore and Hirschberg. The list of each
+// level has the leaves, merged with pairs of items of the list before. A pair comes
+// before a leaf of the same frequency.
 func mergeCounts(leaves []mergeLeaf, limit int) (count [16]int) {
 	n := len(leaves)
 	limit = min(limit, n-1)
-	// Of each list, how many of its first items are leaves.
+	// leavesIn says for each list how many of its first items are leaves.
 	var leavesIn [16][2 * 286]uint16
 	var lists [2][2 * 286]int64
 	size := 0
@@ -364,8 +368,9 @@ func mergeCounts(leaves []mergeLeaf, limit int) (count [16]int) {
 			leavesIn[level][size] = uint16(leaf)
 		}
 	}
-	// The code consists of the first items of the last list, of what their pairs are made of in the
-	// list before, and so on. A leaf has as many bits as lists it is taken from.
+	// The code consists of the first items of the last list, of the items of the list
+	// before that their pairs are made of, and so on. A leaf has as many bits as there
+	// are lists from which it is taken.
 	take := size
 	for level := limit; level > 0 && take > 0; level-- {
 		in := int(leavesIn[level][take-1])

@@ -1,13 +1,14 @@
-// Package deflate takes gzip streams apart into the choices of the encoder that wrote them, writes
-// streams from such choices, and predicts them.
+// Package deflate analyses gzip streams into the choices of the encoder that wrote them,
+// writes streams from such choices, and predicts the choices.
 //
-// A deflate stream (RFC 1951) says less than it seems to: to someone who knows the plain bytes, it
-// tells only how the encoder cut them into blocks, which of them it copied from earlier ones, and
-// which codes it used. A [Reader] lists these choices, a [Writer] turns them into the same bits
-// again. A [Predictor] guesses them as the encoder described by its [Model] would have made them.
+// A deflate stream (RFC 1951) has little information for a reader who knows the plain
+// bytes. It says only how the encoder cut the bytes into blocks, which of them it copied
+// from earlier ones, and which codes it used. A [Reader] lists these choices, and a
+// [Writer] turns them into the same bits again. A [Predictor] guesses the choices that
+// the encoder described by its [Model] would have made.
 //
-// Models are part of a stored format: what they predict must never change. Tests compare them with
-// digests that were taken when they were written.
+// Models are part of a stored format: what they predict must never change. Tests compare
+// the predictions with digests that were taken when the models were written.
 package deflate
 
 import (
@@ -18,18 +19,21 @@ import (
 var (
 	// ErrFormat is returned, wrapped, for a stream that is damaged.
 	ErrFormat = errors.New("malformed gzip stream")
-	// ErrUnsupported is returned, wrapped, for a stream that may be valid but has what this package
-	// does not keep: blocks beyond its limits, or an odd way to write a length.
+	// ErrUnsupported is returned, wrapped, for a stream that may be valid but has
+	// features that this package does not preserve: blocks beyond its limits, or an
+	// unusual encoding of a length.
 	ErrUnsupported = errors.New("gzip stream beyond what can be rebuilt")
 )
 
 const (
-	// MaxTokens is how many tokens a block may have. Encoders write 65,536 at most.
+	// MaxTokens is the maximum number of tokens in a block. Encoders write at most
+	// 65,536.
 	MaxTokens = 1 << 20
-	// MaxPlain is how many plain bytes a block may have: zlib's largest block of nothing but
-	// zeros has 8.5 MB.
+	// MaxPlain is the maximum number of plain bytes in a block. zlib's largest block of
+	// nothing but zeros has 8.5 MB.
 	MaxPlain = 16 << 20
-	// MaxHeader is the most that the header of a gzip member, or what follows the last one, may take.
+	// MaxHeader is the maximum size of the header of a gzip member, and of what follows
+	// the last member.
 	MaxHeader = 1 << 20
 
 	// window is how far back a match may reach.
@@ -38,10 +42,11 @@ const (
 	maxMatch = 258
 )
 
-// Token is a step of a block: a literal, which is 0 because its value is in the plain bytes, or a match.
+// Token is a step of a block: either a match, or a literal. A literal is 0, because its
+// value is in the plain bytes.
 type Token uint32
 
-// Match makes the token of a match of 3 to 258 bytes, 1 to 32,768 bytes back.
+// Match returns the token of a match of 3 to 258 bytes, 1 to 32,768 bytes back.
 func Match(length, dist int) Token { return Token(length)<<16 | Token(dist) }
 
 // Len returns how many plain bytes the token stands for.
@@ -55,23 +60,24 @@ func (t Token) Len() int {
 // Dist returns the distance of a match.
 func (t Token) Dist() int { return int(t & 0xffff) }
 
-// Kind of a block, by its number in the stream.
+// Kind is the kind of a block. The values are the numbers in the stream.
 type Kind uint8
 
-// The kinds of blocks.
+// These are the kinds of blocks.
 const (
 	Stored Kind = iota
 	Fixed
 	Dynamic
 )
 
-// Lengths of a code, by symbol; N symbols of it are in the header.
+// Lengths has the lengths of a code, by symbol. N of its symbols are in the header.
 type Lengths struct {
 	N int
 	L [320]uint8
 }
 
-// Header of a dynamic block: its bits behind the block's type, and what they say.
+// Header is the header of a dynamic block. It has the bits that follow the block's type,
+// and their meaning.
 type Header struct {
 	Bits []byte
 	N    int // bits
@@ -79,28 +85,28 @@ type Header struct {
 	Dist Lengths
 }
 
-// Block of a deflate stream.
+// Block is a block of a deflate stream.
 type Block struct {
 	Kind  Kind
 	Final bool
-	// Plain is how many plain bytes it has.
+	// Plain is the number of plain bytes in the block.
 	Plain int
-	// Tokens of a Fixed or Dynamic block.
+	// Tokens has the tokens of a Fixed or Dynamic block.
 	Tokens []Token
-	// Header of a Dynamic one.
+	// Header is the header of a Dynamic block.
 	Header *Header
-	// Pad holds the bits that precede the length of a Stored one.
+	// Pad has the bits that precede the length of a Stored block.
 	Pad byte
 }
 
-// The symbols of lengths and distances, after RFC 1951 section 3.2.5.
+// symbols has the symbols of lengths and distances, after RFC 1951 section 3.2.5.
 type symbols struct {
 	lenBase  [29]uint16
 	lenExtra [29]uint8
 	lenOf    [maxMatch + 1]uint8 // symbol less 257
 	disBase  [30]uint16
 	disExtra [30]uint8
-	disOf    [512]uint8 // of distances - 1 below 256, then of the others by their high bits
+	disOf    [512]uint8 // indexed by distance - 1 below 256, then by the high bits of larger distances
 }
 
 var sym = makeSymbols()
@@ -135,7 +141,7 @@ func makeSymbols() *symbols {
 	return s
 }
 
-// disSlot is the place of a distance in disOf.
+// disSlot returns the index of a distance in disOf.
 func disSlot(dist int) int {
 	if dist <= 256 {
 		return dist - 1
@@ -143,7 +149,7 @@ func disSlot(dist int) int {
 	return 256 + (dist-1)>>7
 }
 
-// clOrder is the order in which a header gives the lengths of the code of code lengths.
+// clOrder is the order of the lengths of the code of code lengths in a header.
 var clOrder = [19]uint8{16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15}
 
 var fixedLit, fixedDist = fixedCodes()
@@ -184,5 +190,6 @@ func firstCodes(lengths []uint8) (first [16]uint16, err error) {
 	return first, nil
 }
 
-// reverse turns a code of n bits around, as a stream has its codes.
+// reverse reverses a code of n bits, because a stream has the bits of codes in reverse
+// order.
 func reverse(code uint16, n uint8) uint16 { return bits.Reverse16(code) >> (16 - n) }

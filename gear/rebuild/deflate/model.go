@@ -5,37 +5,39 @@ import (
 	"slices"
 )
 
-// Model names an encoder with its parameters. Its numbers are part of the format of recipes.
+// Model identifies an encoder with its parameters. Its numbers are part of the format of
+// recipes.
 type Model struct {
 	Family Family
-	// Level of compression, as the encoder calls it.
+	// Level is the encoder's level of compression.
 	Level uint8
-	// Variant of a zlib model: memLevel, 1 to 9, and from the fifth bit on its strategy. Of a
-	// Klauspost model: 0 or Pgzip.
+	// Variant depends on the family. For a zlib model it is memLevel, 1 to 9, and from
+	// the fifth bit on its strategy. For a Klauspost model it is 0 or Pgzip.
 	Variant uint8
 }
 
-// Family of encoders.
+// Family is a family of encoders.
 type Family uint8
 
-// Families of encoders.
+// These are the families of encoders.
 const (
-	// Zlib of levels 1 to 9, and what descends from it.
+	// Zlib is zlib at levels 1 to 9, and its descendants.
 	Zlib Family = 1
-	// Go is compress/flate of levels 1 to 9.
+	// Go is compress/flate at levels 1 to 9.
 	Go Family = 2
-	// Other is no encoder in particular: a search for the longest match, to which every other
-	// encoder's choices are corrections.
+	// Other is not a particular encoder. It searches for the longest match, and the
+	// choices of all other encoders are corrections of its choices.
 	Other Family = 3
-	// Klauspost is klauspost/compress/flate of level 5.
+	// Klauspost is klauspost/compress/flate at level 5.
 	Klauspost Family = 4
 )
 
-// Pgzip is the variant of Klauspost whose blocks are compressed by themselves, each with the end of
-// the one before as its dictionary: klauspost/pgzip, which podman and skopeo use.
+// Pgzip is the variant of Klauspost that compresses blocks independently, each with the
+// end of the block before as its dictionary. It is klauspost/pgzip, which podman and
+// skopeo use.
 const Pgzip = 1
 
-// zlib's strategies, by their numbers there.
+// These are zlib's strategies, with zlib's numbers.
 const (
 	Default = iota
 	Filtered
@@ -43,7 +45,7 @@ const (
 	RLE
 )
 
-// String names the model as it is shown to people.
+// String returns the name of the model for people.
 func (m Model) String() string {
 	switch m.Family {
 	case Zlib:
@@ -82,7 +84,7 @@ func (m Model) Valid() bool {
 	return false
 }
 
-// History is how many plain bytes before its start a [Predictor] wants to see.
+// History returns how many plain bytes before its start a [Predictor] needs.
 func (m Model) History() int {
 	if m.chunked() {
 		return warmChunks * chunkSize
@@ -90,17 +92,17 @@ func (m Model) History() int {
 	return window
 }
 
-// MaxHistory is the most that any model wants.
+// MaxHistory is the maximum that any model needs.
 const MaxHistory = warmChunks * chunkSize
 
-// Coding is how an encoder makes the code of a block.
+// Coding says how an encoder makes the code of a block.
 type Coding struct {
 	Style Style
-	// First: the code is made for the first chunk of the block only.
+	// First says that the code is made only for the first chunk of the block.
 	First bool
 }
 
-// Codings returns how the encoder makes codes, and what else is tried.
+// Codings returns how the encoder makes codes, and an alternative to try.
 func (m Model) Codings() [2]Coding {
 	switch m.Family {
 	case Go:
@@ -114,7 +116,8 @@ func (m Model) Codings() [2]Coding {
 // chunked reports whether the encoder works by chunks.
 func (m Model) chunked() bool { return m.Family == Go && m.Level == 1 || m.Family == Klauspost }
 
-// Models returns what is worth trying on a stream of an unknown encoder, what is most common first.
+// Models returns the models that are worth trying on a stream of an unknown encoder, the
+// most common first.
 func Models() []Model {
 	models := []Model{{Go, 6, 0}, {Zlib, 6, 8}, {Klauspost, 5, Pgzip}, {Go, 1, 0}, {Zlib, 9, 8}}
 	for level := uint8(1); level <= 9; level++ {
@@ -128,19 +131,21 @@ func Models() []Model {
 		Model{Zlib, 6, 8 | RLE<<4}, Model{Other, 0, 0}, Model{Other, 1, 0})
 }
 
-// search is how an encoder looks for matches.
+// search describes how an encoder looks for matches.
 type search struct {
-	zlib    bool // three bytes are hashed, else four as Go does
+	zlib    bool // three bytes are hashed, as in zlib; otherwise four, as in Go
 	minLen  int  // of a match
-	greedy  bool // a match is taken without a look at the next position
+	greedy  bool // a match is taken without trying the next position
 	filter  int  // matches up to this length are not taken
 	far     int  // the greatest distance of a match of minLen
 	maxDist int  // of any match
-	// From good on a quarter of the candidates is looked at, from lazy on the next position is not,
-	// nice is good enough, and chain is how many candidates there are. Of a greedy search, lazy is
-	// the longest match whose positions can all be found later.
+	// From the length good on, only a quarter of the candidates is tried. From lazy on,
+	// the next position is not tried. nice is long enough to end a search, and chain is
+	// the number of candidates. For a greedy search, lazy is the longest match whose
+	// positions can all be found later.
 	good, lazy, nice, chain int
-	// The hash of zlib: how many bits it has, and how far it moves with each byte.
+	// hashBits is how many bits the hash of zlib has, and hashShift how far it moves with
+	// each byte.
 	hashBits, hashShift uint
 }
 
@@ -154,15 +159,17 @@ var zlibLevels = [10][4]int{
 	7: {8, 32, 128, 256}, 8: {32, 128, 258, 1024}, 9: {32, 258, 258, 4096},
 }
 
-// goLevels is the table of levels of Go's compress/flate. It calls what greedy levels insert
-// fastSkipHashing. Its good is never reached, because each search starts from nothing.
+// goLevels is the table of levels of Go's compress/flate. What greedy levels insert is
+// called fastSkipHashing there. good is never reached, because each search starts from
+// nothing.
 var goLevels = [10][4]int{
 	2: {never, 5, 16, 8}, 3: {never, 6, 32, 32},
 	4: {never, 4, 16, 16}, 5: {never, 16, 32, 32}, 6: {never, 16, 128, 128},
 	7: {never, 32, 128, 256}, 8: {never, 128, 258, 1024}, 9: {never, 258, 258, 4096},
 }
 
-// otherLevels: what several other encoders approximate. The second is for those that look long.
+// otherLevels has searches that approximate several other encoders. The second one is for
+// encoders that search long.
 var otherLevels = [2][4]int{{never, 16, 64, 8}, {never, 64, 258, 64}}
 
 func (m Model) search() search {

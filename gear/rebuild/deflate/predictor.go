@@ -1,48 +1,48 @@
 package deflate
 
-// Predictor guesses the tokens of a stream, one after the other. It needs 2.5 MB and is used by one
-// goroutine.
+// Predictor guesses the tokens of a stream, one after the other. It needs 2.5 MB and may
+// be used by one goroutine.
 type Predictor struct {
 	model    Model
 	strategy uint8
 	pgzip    bool
 	fresh    int // where the last block of pgzip began
 	c        *chains
-	run      *chunked // of a chunked encoder; else nil
+	run      *chunked // set for a chunked encoder; otherwise nil
 	engines  *engines
 	buf      []byte
 	n        int   // plain bytes in buf
-	horizons []int // that are still to come
+	horizons []int // the horizons that are still to come
 	at       int
 
-	// What the search at at found, if it was done already; and at the next position, if a better one
-	// there was the reason for a literal.
+	// known says that the search at the position at was already done. nextKnown says that
+	// for the next position, if a better match there was the reason for a literal.
 	known, nextKnown     bool
 	length, dist         int
 	nextLength, nextDist int
 }
 
-// engines are the tables of chunked encoders, of which one is used at a time.
+// engines has the tables of chunked encoders. One of them is used at a time.
 type engines struct {
 	chunked
 	goFast
 	klauspost5
 }
 
-// NewPredictor makes one.
+// NewPredictor returns a Predictor.
 func NewPredictor() *Predictor { return &Predictor{c: newChains(), engines: new(engines)} }
 
-// Span is where a Predictor begins.
+// Span says where a Predictor begins.
 type Span struct {
-	// Buf holds plain bytes, and behind them Slack zeros.
+	// Buf has the plain bytes, followed by Slack zeros.
 	Buf []byte
-	// At is where the first token begins. What is before is history, as much as Model.History wants
-	// or there is.
+	// At is where the first token begins. The bytes before are history, as much as
+	// Model.History needs or as there is.
 	At int
-	// Member is where the member begins in Buf; it may be negative.
+	// Member is where the member begins in Buf. It may be negative.
 	Member int
-	// Horizons are the places from At on, in order, where the encoder was told to finish what it had
-	// before it saw more: the ends of members and empty stored blocks.
+	// Horizons has the places from At on, in order, at which the encoder had to finish
+	// what it had before it saw more: the ends of members and empty stored blocks.
 	Horizons []int
 }
 
@@ -80,7 +80,7 @@ func (p *Predictor) startRun(s Span) {
 	}
 }
 
-// At is where the next token begins.
+// At returns where the next token begins.
 func (p *Predictor) At() int { return p.at }
 
 // see sets how far the encoder sees.
@@ -91,7 +91,7 @@ func (p *Predictor) see() {
 		case p.pgzip:
 			p.freshBlock()
 		case p.run == nil && !p.c.zlib:
-			// Go never puts the last three bytes into its chains.
+			// Go never adds the last three bytes to its chains.
 			p.c.insert(p.at)
 			p.c.ins = max(p.c.ins, p.at)
 		}
@@ -102,11 +102,11 @@ func (p *Predictor) see() {
 	}
 }
 
-// freshBlock begins a block of pgzip: an encoder of its own, which has seen the end of the block
-// before.
+// freshBlock begins a block of pgzip. It uses a new encoder, which has seen the end of
+// the block before.
 func (p *Predictor) freshBlock() {
 	if p.fresh > 0 && p.at-p.fresh < blockDict {
-		return // no blocks of pgzip, but a stream that costs much
+		return // the stream is not from pgzip, and costs much
 	}
 	p.fresh = p.at
 	base := max(0, p.c.member, p.at-blockDict)
@@ -126,8 +126,8 @@ func (p *Predictor) Member() {
 	}
 }
 
-// Chunk returns where the k-th chunk of the encoder from At on ends, k being 1 or more. It returns 0
-// if the encoder does not work by chunks.
+// Chunk returns the end of the k-th chunk that the encoder takes from At on. k is at
+// least 1. Chunk returns 0 if the encoder does not work by chunks.
 func (p *Predictor) Chunk(k int) int {
 	if p.run == nil {
 		return 0
@@ -148,7 +148,7 @@ func (p *Predictor) Chunk(k int) int {
 	return end
 }
 
-// follow makes the chunk at At the one that is encoded.
+// follow makes sure that the chunk at At is the chunk being encoded.
 func (p *Predictor) follow() {
 	for p.run.to <= p.at && p.run.to < p.c.end {
 		p.run.next(min(p.run.to+chunkSize, p.c.end))
@@ -158,7 +158,7 @@ func (p *Predictor) follow() {
 	}
 }
 
-// Skip passes over the n bytes of a stored block.
+// Skip skips the n bytes of a stored block.
 func (p *Predictor) Skip(n int) {
 	if p.run != nil && n > 0 {
 		p.follow()
@@ -218,7 +218,7 @@ func (p *Predictor) find(i, prev int) (length, dist int) {
 	return length, dist
 }
 
-// runLength is zlib's deflate_rle: the byte before, again and again.
+// runLength is zlib's deflate_rle: it only repeats the byte before.
 func (p *Predictor) runLength() Token {
 	i, look := p.at, min(maxMatch, p.c.end-p.at)
 	if look < 3 || i <= max(p.c.member, 0) {
@@ -230,7 +230,7 @@ func (p *Predictor) runLength() Token {
 	return 0
 }
 
-// Took says which token it was in fact. It must not reach beyond the plain bytes.
+// Took records which token it was in fact. It must not reach beyond the plain bytes.
 func (p *Predictor) Took(t Token) {
 	if p.run != nil {
 		p.run.took(t, p.at+t.Len())
@@ -250,9 +250,10 @@ func (p *Predictor) Took(t Token) {
 	p.move(p.at+n, false)
 }
 
-// Rank names the distance of a match at At by how many nearer ones are possible; -1: it has no rank.
+// Rank returns the number of possible matches at At that are nearer than t. The rank
+// identifies the distance of t. Rank returns -1 if t has no rank.
 func (p *Predictor) Rank(t Token) int { return p.c.rank(p.at, t) }
 
-// Ranked returns the distance of a match at At of the given length and rank; 0: there is none.
-// The match must not reach beyond the plain bytes.
+// Ranked returns the distance of a match at At with the given length and rank, or 0 if
+// there is none. The match must not reach beyond the plain bytes.
 func (p *Predictor) Ranked(length, rank int) int { return p.c.ranked(p.at, length, rank) }

@@ -7,10 +7,11 @@ import (
 	"io"
 )
 
-// EventKind is what a [Reader] found.
+// EventKind says what a [Reader] found.
 type EventKind uint8
 
-// What a gzip stream consists of, in order: members of a header, blocks and a trailer; then a tail.
+// These are the parts of a gzip stream, in order: each member has a header, blocks and a
+// trailer. A tail may follow the last member.
 const (
 	MemberHeader EventKind = iota
 	BlockData
@@ -21,30 +22,33 @@ const (
 // Event is one part of a stream.
 type Event struct {
 	Kind EventKind
-	// Bit is where it begins in the stream, and Plain where its plain bytes begin.
+	// Bit is where the part begins in the stream, and Plain where its plain bytes begin.
 	Bit, Plain int64
-	// Raw holds the bytes of a MemberHeader or Tail.
+	// Raw has the bytes of a MemberHeader or Tail.
 	Raw []byte
-	// Block of BlockData. It is the event's own.
+	// Block is the block of BlockData. It belongs to the event.
 	Block Block
-	// Of a MemberTrailer: the bits up to the next byte, and what it says of the plain bytes.
+	// These fields are set for a MemberTrailer: the bits up to the next byte, and what
+	// the trailer says about the plain bytes.
 	Pad       byte
 	CRC, Size uint32
 }
 
-// Reader takes a stream of gzip members apart. It needs memory for one block and its input's buffer.
+// Reader splits a stream of gzip members into its parts. It needs memory for one block
+// and its input's buffer.
 type Reader struct {
 	src  io.Reader
 	in   []byte // in[pos:end] was read and is not yet in acc
 	pos  int
 	end  int
-	base int64 // of in[0] in the stream
+	base int64 // position of in[0] in the stream
 	eof  bool
 	err  error
-	acc  uint64 // the next n bits; those above are the same as will follow
+	acc  uint64 // the next n bits; the bits above them are equal to the bits that follow
 	n    uint
 
-	// Out is where plain bytes are appended. Its user may take bytes away from its front with Drop.
+	// Out is the slice to which plain bytes are appended. The caller may remove bytes
+	// from its front with Drop.
 	Out    []byte
 	plain  int64 // bytes appended so far
 	member int   // where the member begins in Out; negative once that was dropped
@@ -60,14 +64,14 @@ func NewReader(src io.Reader) *Reader {
 	return &Reader{src: src, in: make([]byte, 64<<10)}
 }
 
-// Drop takes n bytes from the front of Out. The last 32 KiB must stay.
+// Drop removes n bytes from the front of Out. The last 32 KiB must stay.
 func (r *Reader) Drop(n int) {
 	r.Out = r.Out[:copy(r.Out, r.Out[n:])]
 	r.member -= n
 }
 
-// Next returns the next part of the stream, io.EOF at its end. Errors are those of the source,
-// ErrFormat and ErrUnsupported.
+// Next returns the next part of the stream, or io.EOF at its end. The errors are those of
+// the source, ErrFormat and ErrUnsupported.
 func (r *Reader) Next() (*Event, error) {
 	e := &Event{Bit: r.bit(), Plain: r.plain}
 	err := r.next(e)
@@ -93,10 +97,11 @@ func (r *Reader) next(e *Event) error {
 	return r.trailer(e)
 }
 
-// bit is how many bits were taken.
+// bit returns how many bits were taken.
 func (r *Reader) bit() int64 { return (r.base+int64(r.pos))*8 - int64(r.n) }
 
-// more reads until 8 bytes are there, or all there are. It keeps the bytes that acc holds.
+// more reads until 8 bytes are available, or until the end. It keeps the bytes that acc
+// holds.
 func (r *Reader) more() {
 	if r.end-r.pos >= 8 || r.eof {
 		return
@@ -150,7 +155,7 @@ func (r *Reader) take(k uint) (uint32, error) {
 	return v, nil
 }
 
-// raw appends bytes to dst, from a byte's boundary.
+// raw appends n bytes to dst. The position must be at the boundary of a byte.
 func (r *Reader) raw(dst []byte, n int) ([]byte, error) {
 	for range n {
 		v, err := r.take(8)
@@ -331,7 +336,7 @@ func (r *Reader) header(b *Block) error {
 	return r.dist.build(all[h.Lit.N : h.Lit.N+h.Dist.N])
 }
 
-// lengthRun reads one symbol of the code of code lengths: n times val.
+// lengthRun reads one symbol of the code of code lengths, which means n times val.
 func (r *Reader) lengthRun(h *Header, before []uint8) (n int, val uint8, err error) {
 	r.refill()
 	s, k := r.lit.symbol(r.acc)
@@ -359,7 +364,7 @@ func (r *Reader) lengthRun(h *Header, before []uint8) (n int, val uint8, err err
 	return int(v) + 11, 0, err
 }
 
-// keep takes bits and appends them to those of the header.
+// keep takes k bits and appends them to the bits of the header.
 func (r *Reader) keep(h *Header, k uint) (uint32, error) {
 	v, err := r.take(k)
 	if err != nil {
@@ -375,7 +380,7 @@ func (r *Reader) keep(h *Header, k uint) (uint32, error) {
 	return v, nil
 }
 
-// ParseHeader reads the bits of a header, as [Header] keeps them.
+// ParseHeader reads the bits of a header as [Header] keeps them.
 func ParseHeader(kept []byte, n int) (*Header, error) {
 	r := &Reader{src: bytes.NewReader(kept), in: make([]byte, 64)}
 	var b Block
@@ -388,7 +393,7 @@ func ParseHeader(kept []byte, n int) (*Header, error) {
 	return b.Header, nil
 }
 
-// tokens reads what a block has behind its header.
+// tokens reads the part of a block that follows its header.
 func (r *Reader) tokens(b *Block) error {
 	out, toks := r.Out, make([]Token, 0, 16<<10)
 	limit := len(out) + MaxPlain
@@ -421,7 +426,7 @@ func (r *Reader) tokens(b *Block) error {
 		x := uint(sym.lenExtra[s-257])
 		length := int(sym.lenBase[s-257]) + int(acc&(1<<x-1))
 		if s == 284 && length == maxMatch {
-			return ErrUnsupported // the longest length has a symbol of its own
+			return ErrUnsupported // the greatest length has its own symbol
 		}
 		acc >>= x
 		s, k = r.dist.symbol(acc)
@@ -443,7 +448,7 @@ func (r *Reader) tokens(b *Block) error {
 	}
 }
 
-// appendMatch copies what lies dist bytes back; it may overlap what it copies.
+// appendMatch copies bytes that are dist bytes back. The copy may overlap its source.
 func appendMatch(out []byte, length, dist int) []byte {
 	from := len(out) - dist
 	for length > dist {
@@ -454,7 +459,7 @@ func appendMatch(out []byte, length, dist int) []byte {
 	return append(out, out[from:from+length]...)
 }
 
-// fastBits is how long codes may be that are found in one step.
+// fastBits is the length of the longest codes that are found in one step.
 const fastBits = 10
 
 // decoder finds symbols.
@@ -495,7 +500,8 @@ func (d *decoder) build(lengths []uint8) error {
 	return nil
 }
 
-// symbol returns the symbol whose code comes first in acc, and its length; 0: there is none.
+// symbol returns the symbol whose code comes first in acc, and the length of the code. A
+// length of 0 means that there is none.
 func (d *decoder) symbol(acc uint64) (s int, n uint) {
 	if e := d.fast[acc&(1<<fastBits-1)]; e != 0 {
 		return int(e >> 4), uint(e & 15)

@@ -2,25 +2,26 @@ package deflate
 
 import "encoding/binary"
 
-// Writer writes the parts of a stream. What it writes may begin anywhere within a byte.
+// Writer writes the parts of a stream. Its output may begin at any bit of a byte.
 type Writer struct {
 	buf   []byte
 	acc   uint64
 	n     uint
 	lit   [288]uint32 // code << 4 | length
 	dist  [32]uint32
-	match [maxMatch + 1]uint64 // code and extra bits of a length << 8 | how many
+	match [maxMatch + 1]uint64 // code and extra bits of a length << 8 | number of bits
 }
 
-// Reset begins anew at the given bit of a byte, whose lower bits will be 0. The buffer of what was
-// written before is used again.
+// Reset begins anew at the given bit of a byte, whose lower bits will be 0. It reuses the
+// buffer of earlier output.
 func (w *Writer) Reset(bit uint) { w.buf, w.acc, w.n = w.buf[:0], 0, bit }
 
-// Bits returns how many bits there are, with those of the first byte that are skipped.
+// Bits returns the number of bits, including the skipped bits of the first byte.
 func (w *Writer) Bits() int64 { return int64(len(w.buf))*8 + int64(w.n) }
 
-// Bytes returns all that was written; the bits of the last byte behind the end are 0. It is good
-// until the next call of Reset, and nothing may be written before.
+// Bytes returns everything that was written. In the last byte, the bits behind the end
+// are 0. The result is valid until the next call of Reset, and nothing may be written
+// before that.
 func (w *Writer) Bytes() []byte {
 	if w.n > 0 {
 		w.buf = append(w.buf, byte(w.acc))
@@ -44,13 +45,13 @@ func (w *Writer) Raw(b []byte) {
 	}
 }
 
-// Pad fills the byte that was begun.
+// Pad fills the last byte with the given bits.
 func (w *Writer) Pad(bits byte) {
 	k := -w.n & 7
 	w.put(uint64(bits)&(1<<k-1), k)
 }
 
-// Begin writes what every block begins with.
+// Begin writes the beginning of a block, which is the same for all kinds.
 func (w *Writer) Begin(k Kind, final bool) {
 	v := uint64(k) << 1
 	if final {
@@ -67,7 +68,7 @@ func (w *Writer) Stored(plain []byte, pad byte) {
 	w.buf = append(w.buf, plain...)
 }
 
-// Kept writes the bits of a header as they were kept.
+// Kept writes the kept bits of a header.
 func (w *Writer) Kept(b []byte, n int) {
 	for ; n >= 8; n -= 8 {
 		w.put(uint64(b[0]), 8)
@@ -103,7 +104,8 @@ func (w *Writer) Header(c *Codes) {
 	}
 }
 
-// Tokens writes the tokens of plain and the end of their block. Without lengths it uses the fixed code.
+// Tokens writes the tokens of plain and the end of their block. If the lengths are nil,
+// it uses the fixed code.
 func (w *Writer) Tokens(toks []Token, plain []byte, lit, dist *Lengths) {
 	if lit == nil {
 		lit, dist = fixedLit, fixedDist
@@ -121,7 +123,7 @@ func (w *Writer) Tokens(toks []Token, plain []byte, lit, dist *Lengths) {
 }
 
 func (w *Writer) tokens(toks []Token, plain []byte) {
-	// A token has at most 48 bits, and words of 8 bytes are written.
+	// A token has at most 48 bits, and the loop writes words of 8 bytes.
 	if need := len(w.buf) + 6*len(toks) + 16; cap(w.buf) < need {
 		grown := make([]byte, len(w.buf), need+need/4)
 		copy(grown, w.buf)
@@ -147,7 +149,7 @@ func (w *Writer) tokens(toks []Token, plain []byte) {
 			acc |= (uint64(e>>4) | uint64(d-int(sym.disBase[s]))<<(e&15)) << n
 			n += uint(e&15) + uint(sym.disExtra[s])
 		}
-		if n >= 16 { // else the next token's 48 bits fit above these
+		if n >= 16 { // otherwise the next token's 48 bits fit above these
 			binary.LittleEndian.PutUint64(buf[at:], acc)
 			at += int(n >> 3)
 			acc >>= n &^ 7
@@ -157,7 +159,7 @@ func (w *Writer) tokens(toks []Token, plain []byte) {
 	w.buf, w.acc, w.n = buf[:at], acc, n
 }
 
-// assign gives each symbol its code, turned around, << 4 | its length.
+// assign sets for each symbol its reversed code << 4 | its length.
 func assign(lengths []uint8, codes []uint32) {
 	first, _ := firstCodes(lengths)
 	for s, n := range lengths {
