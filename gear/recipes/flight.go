@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// flight is one rebuild of a layer, which all who read the layer share.
+// flight is one rebuild of a layer. All readers of the layer share it.
 type flight struct {
 	s      *Store
 	l      gearfacts.LayerRecipe
@@ -23,16 +23,17 @@ type flight struct {
 	cancel context.CancelFunc
 
 	refs  int         // guarded by s.mu
-	timer *time.Timer // until it is forgotten; guarded by s.mu
+	timer *time.Timer // set until the flight is forgotten; guarded by s.mu
 
 	mu      sync.Mutex
-	n       int64 // bytes that may be read from the beginning
-	done    bool  // all of them, and the digest was right
+	n       int64 // number of bytes that may be read from the beginning
+	done    bool  // all bytes are there, and the digest was right
 	err     error
-	changed chan struct{} // closed when one of these has changed
+	changed chan struct{} // closed when one of these fields has changed
 }
 
-// acquire returns the rebuild of a layer, and begins it if there is none. The caller releases it.
+// acquire returns the rebuild of a layer, and begins one if there is none. The caller
+// releases it.
 func (s *Store) acquire(l *gearfacts.LayerRecipe) (*flight, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,7 +60,7 @@ func (s *Store) acquire(l *gearfacts.LayerRecipe) (*flight, error) {
 	return f, nil
 }
 
-// nameless makes a file that is gone when it is closed.
+// nameless creates a file that has no name and disappears when it is closed.
 func nameless(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "slipway-layer-")
 	if err != nil {
@@ -71,8 +72,8 @@ func nameless(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// release ends the use of a flight. One that nobody waits for is ended, and what came of it is kept for
-// a while.
+// release ends the use of a flight. A flight that nobody waits for is ended, and its
+// result is kept for a while.
 func (f *flight) release() {
 	s := f.s
 	s.mu.Lock()
@@ -109,7 +110,7 @@ func (f *flight) forget() {
 	}
 }
 
-// forgetAll drops what is kept, when nothing is rebuilt any more.
+// forgetAll drops the kept results. It is called when nothing is rebuilt any more.
 func (s *Store) forgetAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,7 +130,7 @@ func (f *flight) run() {
 	f.s.metrics.rebuilt(f.l.Size, time.Since(began), err)
 	f.s.mu.Lock()
 	if err != nil && f.s.flights[f.l.Digest] == f {
-		delete(f.s.flights, f.l.Digest) // who comes next tries again
+		delete(f.s.flights, f.l.Digest) // the next reader tries again
 	}
 	unused := f.refs == 0
 	f.mu.Lock()
@@ -155,7 +156,8 @@ func (f *flight) rebuild() error {
 	return asDamage(f.l.Digest, rebuildLayer(f.ctx, f.s.files, &f.l, f, f.s.opts.Workers))
 }
 
-// asDamage makes of what went wrong the error of an object. A missing pack is not a missing layer.
+// asDamage turns an error of a rebuild into the error of an object. A missing pack does
+// not mean that the layer is missing.
 func asDamage(d oci.Digest, err error) error {
 	var busy *objstore.BusyError
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, objstore.ErrNoSpace) || errors.As(err, &busy) || errors.Is(err, errSpool) {
@@ -164,7 +166,8 @@ func asDamage(d oci.Digest, err error) error {
 	return fmt.Errorf("rebuild layer %s: %v: %w", d, err, objstore.ErrCorrupt)
 }
 
-// errSpool is of the file that a layer is rebuilt into, and says nothing of the layer.
+// errSpool is an error of the temporary file into which a layer is rebuilt. It says
+// nothing about the layer.
 var errSpool = errors.New("keep a rebuilt layer in a temporary file")
 
 // Write takes the next bytes of the layer.
@@ -180,7 +183,7 @@ func (f *flight) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// wake tells who waits that something has changed. mu is held.
+// wake tells the waiting readers that something has changed. mu is held.
 func (f *flight) wake() {
 	close(f.changed)
 	f.changed = make(chan struct{})
@@ -192,8 +195,8 @@ func (f *flight) state() (n int64, done bool, err error) {
 	return f.n, f.done, f.err
 }
 
-// await waits until bytes behind off are there, or with whole the verified layer. It returns how far
-// the layer may be read.
+// await waits until bytes behind off are there, or with whole until the whole layer is
+// there and verified. It returns how far the layer may be read.
 func (f *flight) await(ctx context.Context, off int64, whole bool) (int64, error) {
 	for {
 		f.mu.Lock()
@@ -213,7 +216,8 @@ func (f *flight) await(ctx context.Context, off int64, whole bool) (int64, error
 	}
 }
 
-// open opens a range of a dropped layer, when the first byte of it is there.
+// open opens a range of a dropped layer. It returns when the first byte of the range is
+// there.
 func (s *Store) open(ctx context.Context, key string, l *gearfacts.LayerRecipe, off, n int64) (objstore.Object, error) {
 	if off < 0 {
 		return nil, fmt.Errorf("offset %d is negative", off)
@@ -242,8 +246,8 @@ type object struct {
 	info objstore.Info
 	at   int64
 	end  int64
-	// whole says that the layer must be verified before any byte is given out: of a range nobody could
-	// tell that it is wrong.
+	// whole says that the layer must be verified before any byte is returned, because a
+	// reader of a range could not notice that it is wrong.
 	whole  bool
 	closed bool
 }
@@ -282,7 +286,7 @@ func (o *object) Close() error {
 	return nil
 }
 
-// places reads a dropped layer at places.
+// places reads a dropped layer at arbitrary offsets.
 type places struct {
 	f    *flight
 	once sync.Once

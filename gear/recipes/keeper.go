@@ -19,60 +19,67 @@ import (
 
 // Policy says which layers are dropped.
 type Policy struct {
-	// ColdAfter is how long nobody has pulled an image with the layer; 0: no layer is dropped.
+	// ColdAfter is how long nobody must have pulled an image with a layer before the
+	// layer is dropped; 0: no layer is dropped.
 	ColdAfter time.Duration
-	// Again is how long a layer is kept after its recipe has rebuilt it, until it is rebuilt once more
-	// and then dropped.
+	// Again is how long a layer is kept after its recipe has rebuilt it. Then it is
+	// rebuilt once more and dropped.
 	Again time.Duration
-	// Repositories tells which may show a layer that is dropped; nil: all.
+	// Repositories reports whether a repository may show a layer that is dropped; nil:
+	// all may.
 	Repositories func(repo string) bool
 	// LeastBytes is the size of the smallest layer that is dropped.
 	LeastBytes int64
-	// LeastRate is how many bytes of a layer a processor must rebuild in a second.
+	// LeastRate is the minimum number of bytes of a layer that a processor must rebuild
+	// in a second.
 	LeastRate int64
-	// MostRecipe is the size of the largest recipe, in percent of its layer.
+	// MostRecipe is the maximum size of a recipe, in percent of its layer.
 	MostRecipe int64
-	// Share of one processor that making and proving recipes may take, in percent; 0 is all of it.
+	// Share is how much of one processor the making and proving of recipes may take, in
+	// percent; 0 means all of it.
 	Share int
-	// Enter, if not nil, is asked before the work on each layer, and leave is called after it. Its error
-	// ends a pass.
+	// Enter, if not nil, is called before the work on each layer, and leave after it. An
+	// error of Enter ends a pass.
 	Enter func() (leave func(), err error)
 }
 
 // Keeper makes recipes and drops layers.
 type Keeper struct {
 	s     *Store
-	files *filestore.Store // that writes
+	files *filestore.Store // used to write recipes
 	reg   *registry.Registry
 	p     Policy
 	now   func() time.Time
 
-	mu   sync.Mutex    // held by a pass, and by Rehydrate
+	mu   sync.Mutex    // held during a pass, and during Rehydrate
 	busy time.Duration // work since the last rest
-	// step is told of each step that is done, for tests that end the process there; nil: nobody.
+	// step is called after each step, for tests that end the process there. It may be
+	// nil.
 	step func(string) error
 }
 
-// NewKeeper returns the keeper of a registry, whose recipes are written with files. Nothing is done
-// before Pass or Rehydrate is called.
+// NewKeeper returns the keeper of a registry. It writes recipes with files. It does
+// nothing before Pass or Rehydrate is called.
 func NewKeeper(s *Store, files *filestore.Store, reg *registry.Registry, p Policy) *Keeper {
 	return &Keeper{s: s, files: files, reg: reg, p: p, now: reg.Upkeep().Now}
 }
 
-// Report is what a pass did.
+// Report says what a pass did.
 type Report struct {
-	// Made recipes, and layers that were refused one.
+	// Made is the number of recipes made, and Refused the number of layers that got no
+	// recipe.
 	Made    int `json:"made"`
 	Refused int `json:"refused"`
-	// Dropped layers and their bytes.
+	// Dropped is the number of dropped layers, and DroppedBytes their size.
 	Dropped      int   `json:"dropped"`
 	DroppedBytes int64 `json:"dropped_bytes"`
-	// Failed layers: they are as they were, and the log says why.
+	// Failed is the number of layers with which something failed. They are as they were,
+	// and the log says why.
 	Failed int `json:"failed"`
 }
 
-// Pass looks once at all layers. It may be cut off at any point; the next one goes on. One layer that
-// cannot be dropped does not keep others from it.
+// Pass considers all layers once. It may be interrupted at any point; the next pass
+// continues the work. A layer that cannot be dropped does not stop the work on others.
 func (k *Keeper) Pass(ctx context.Context) (rep Report, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -107,8 +114,8 @@ func (k *Keeper) did(step string) error {
 // page is how many layers are listed at a time.
 const page = 256
 
-// each calls do for the layers from one state to another. An error of do is of its layer only, and
-// counts as a failure.
+// each calls do for the layers in the states from one to another. An error of do concerns
+// only its layer, and counts as a failure.
 func (k *Keeper) each(ctx context.Context, from, to gearfacts.RecipeState, rep *Report, do func(*gearfacts.LayerRecipe) error) error {
 	for after := oci.Digest(""); ; {
 		list, err := gearfacts.NewRecipes(k.s.cat.DB).LayerRecipes(ctx, from, to, after, page)
@@ -124,7 +131,8 @@ func (k *Keeper) each(ctx context.Context, from, to gearfacts.RecipeState, rep *
 	}
 }
 
-// alone works on one layer, and rests. If that fails the layer stays as it is for now.
+// alone works on one layer, and then rests. If the work fails, the layer stays as it is
+// for now.
 func (k *Keeper) alone(ctx context.Context, rep *Report, d oci.Digest, do func() error) error {
 	err := k.entered(do)
 	var cut errCut
@@ -142,7 +150,7 @@ func (k *Keeper) alone(ctx context.Context, rep *Report, d oci.Digest, do func()
 	return k.rest(ctx)
 }
 
-// entered does something between Enter and leave.
+// entered calls do between Enter and leave.
 func (k *Keeper) entered(do func() error) error {
 	if k.p.Enter == nil {
 		return do()
@@ -158,11 +166,12 @@ func (k *Keeper) entered(do func() error) error {
 // errCut ends a pass.
 type errCut struct{ error }
 
-// Unwrap implements what errors.Is and errors.As need.
+// Unwrap is for errors.Is and errors.As.
 func (e errCut) Unwrap() error { return e.error }
 
-// returned looks for dropped layers whose objects are there: of a drop that was cut off, of a push, or
-// because a backup was restored. They are proven anew before the objects go.
+// returned looks for dropped layers whose objects exist. An object may remain from an
+// interrupted drop, or come from a push or from a restored backup. The layers are proven
+// again before the objects are deleted.
 func (k *Keeper) returned(ctx context.Context) error {
 	var rep Report
 	return k.each(ctx, gearfacts.RecipeStands, gearfacts.RecipeAlone, &rep, func(l *gearfacts.LayerRecipe) error {
@@ -177,14 +186,14 @@ func (k *Keeper) returned(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if !right { // the recipe goes on standing for the layer
+		if !right { // the recipe continues to stand for the layer
 			return fmt.Errorf("the object of the dropped layer %s is there and damaged; it is deleted once the layer was rebuilt: %w", l.Digest, k.redrop(ctx, l))
 		}
 		return gearfacts.NewRecipes(k.s.cat.DB).ProveRecipe(ctx, l.Digest, l.Rate, k.now().Add(k.p.Again))
 	})
 }
 
-// objectRight reports whether the object of a layer has its digest.
+// objectRight reports whether the object of a layer has the layer's digest.
 func (k *Keeper) objectRight(ctx context.Context, l *gearfacts.LayerRecipe) (bool, error) {
 	obj, err := k.s.Store.Get(ctx, registry.BlobKey(l.Digest), 0, -1)
 	if err != nil {
@@ -198,7 +207,7 @@ func (k *Keeper) objectRight(ctx context.Context, l *gearfacts.LayerRecipe) (boo
 	return match, err
 }
 
-// redrop deletes the damaged object of a layer for which its recipe stands.
+// redrop deletes the damaged object of a layer whose recipe stands for it.
 func (k *Keeper) redrop(ctx context.Context, l *gearfacts.LayerRecipe) error {
 	if _, err := k.prove(ctx, l); err != nil {
 		return err
@@ -226,7 +235,7 @@ func (k *Keeper) makeAll(ctx context.Context, rep *Report) error {
 	}
 }
 
-// matches reports whether a layer that is shown by repositories may be dropped.
+// matches reports whether a layer that these repositories show may be dropped.
 func (k *Keeper) matches(repos []string) bool {
 	for _, r := range repos {
 		if k.p.Repositories != nil && !k.p.Repositories(r) {
@@ -253,7 +262,7 @@ func (k *Keeper) makeOne(ctx context.Context, d oci.Digest, rep *Report) error {
 		return gearfacts.NewRecipes(k.s.cat.DB).RefuseRecipe(ctx, d, fmt.Sprintf("its recipe takes %d bytes, and may take %d", len(stored), most))
 	}
 	err = k.files.PutRecipe(ctx, l, stored)
-	if errors.Is(err, gearfacts.ErrStale) { // it was deleted, or somebody else was faster
+	if errors.Is(err, gearfacts.ErrStale) { // it was deleted, or another process was faster
 		return nil
 	}
 	if err != nil {
@@ -305,7 +314,8 @@ func (k *Keeper) first(ctx context.Context, d oci.Digest, rep *Report) error {
 	rate, err := k.prove(ctx, &l)
 	switch {
 	case err != nil:
-		// What is stored, or this program, does not give what was pushed. The object stays.
+		// Either the stored data or this program does not produce what was pushed. The
+		// object stays.
 		return errors.Join(fmt.Errorf("rebuild it from what is stored: %w", err), gearfacts.NewRecipes(k.s.cat.DB).EndRecipe(ctx, d))
 	case rate < k.p.LeastRate:
 		rep.Refused++
@@ -320,7 +330,7 @@ func (k *Keeper) first(ctx context.Context, d oci.Digest, rep *Report) error {
 	return k.did("proven")
 }
 
-// prove rebuilds a layer from what the object store has, with caches of its own.
+// prove rebuilds a layer from what the object store has. It uses separate caches.
 func (k *Keeper) prove(ctx context.Context, l *gearfacts.LayerRecipe) (rate int64, err error) {
 	began := time.Now()
 	files, err := k.s.proof()
@@ -333,7 +343,8 @@ func (k *Keeper) prove(ctx context.Context, l *gearfacts.LayerRecipe) (rate int6
 	return int64(float64(l.Size) / max(took.Seconds(), 1e-9)), err
 }
 
-// rest makes the work since the last rest take no more of a processor than its share.
+// rest pauses so that the work since the last rest takes no more than its share of a
+// processor.
 func (k *Keeper) rest(ctx context.Context) error {
 	busy := k.busy
 	k.busy = 0
@@ -350,8 +361,8 @@ func (k *Keeper) rest(ctx context.Context) error {
 	}
 }
 
-// dropAll proves again, and drops, what has waited long enough. Recipes that were stored and not proven
-// are of a process that ended.
+// dropAll proves again the layers that have waited long enough, and drops them. Recipes
+// that are stored but not proven come from a process that ended.
 func (k *Keeper) dropAll(ctx context.Context, rep *Report) error {
 	return k.each(ctx, gearfacts.RecipeMade, gearfacts.RecipeProven, rep, func(l *gearfacts.LayerRecipe) error {
 		if l.State == gearfacts.RecipeMade {
@@ -364,7 +375,7 @@ func (k *Keeper) dropAll(ctx context.Context, rep *Report) error {
 		if err != nil {
 			return err
 		}
-		if !cold || !k.matches(repos) { // the recipe is kept for when it is cold again
+		if !cold || !k.matches(repos) { // the recipe is kept until the layer is cold again
 			return gearfacts.NewRecipes(k.s.cat.DB).ProveRecipe(ctx, l.Digest, l.Rate, k.now().Add(k.p.Again))
 		}
 		if _, err := k.prove(ctx, l); err != nil {
@@ -374,7 +385,7 @@ func (k *Keeper) dropAll(ctx context.Context, rep *Report) error {
 			return err
 		}
 		err = k.remove(ctx, l)
-		if errors.Is(err, gearfacts.ErrStale) { // it is being deleted, or is not what it was
+		if errors.Is(err, gearfacts.ErrStale) { // it is being deleted, or has changed
 			return nil
 		}
 		if err == nil {
@@ -385,8 +396,9 @@ func (k *Keeper) dropAll(ctx context.Context, rep *Report) error {
 	})
 }
 
-// remove makes the recipe stand for a layer that was just proven, and deletes the object. Nobody else
-// deletes objects, or relies on them, meanwhile; and nobody publishes the layer.
+// remove makes the recipe stand for a layer that was just proven, and deletes the object.
+// Meanwhile nobody else deletes objects or relies on them, and nobody publishes the
+// layer.
 func (k *Keeper) remove(ctx context.Context, l *gearfacts.LayerRecipe) error {
 	up := k.reg.Upkeep()
 	if up.Shared() {

@@ -14,11 +14,13 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
-// indexLimits bound an index of a layer that this registry has converted. They are wider than any that
-// a conversion may have had: what the configuration says now must not keep a layer from being rebuilt.
+// indexLimits bounds an index of a layer that this registry has converted. The limits are
+// wider than those of any conversion, because the current configuration must not prevent
+// a layer from being rebuilt.
 var indexLimits = gear.Limits{Entries: 64 << 20, Bytes: 16 << 30}
 
-// rebuildLayer writes a layer from its recipe and its files, the last segment when the digest is right.
+// rebuildLayer writes a layer from its recipe and its files. It writes the last segment
+// when the digest is known to be right.
 func rebuildLayer(ctx context.Context, files *filestore.Store, l *gearfacts.LayerRecipe, w io.Writer, workers int) error {
 	stored, err := content(ctx, files, l.Recipe)
 	if err != nil {
@@ -71,7 +73,7 @@ func content(ctx context.Context, files *filestore.Store, name gear.Name) ([]byt
 	return b.Bytes(), err
 }
 
-// contents are the files of a layer in the file store.
+// contents provides the files of a layer from the file store.
 type contents struct {
 	ctx   context.Context // of the rebuild
 	files *filestore.Store
@@ -96,7 +98,7 @@ func (c contents) ReadContent(f gear.File, p []byte, off int64) error {
 	return nil
 }
 
-// filler fills a slice with what is written to it.
+// filler fills a slice with the bytes written to it.
 type filler struct{ left []byte }
 
 // Write implements io.Writer.

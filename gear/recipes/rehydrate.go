@@ -14,16 +14,16 @@ import (
 
 // Rehydrated is what Rehydrate did.
 type Rehydrated struct {
-	// Layers that have objects again, and their bytes.
+	// Layers is the number of layers that have objects again, and Bytes their size.
 	Layers int   `json:"layers"`
 	Bytes  int64 `json:"bytes"`
-	// Left are layers that were not rebuilt; the log says why.
+	// Left has the layers that were not rebuilt. The log says why.
 	Left []oci.Digest `json:"left,omitempty"`
 }
 
-// Rehydrate makes layers objects again and gives up their recipes: those that are given, or with none of
-// them all. Layers that have no recipe are passed over. It may be cut off at any point. progress may be
-// nil.
+// Rehydrate makes layers objects again and gives up their recipes. It does so for the
+// given layers, or for all layers if none are given. It skips layers that have no recipe.
+// It may be interrupted at any point. progress may be nil.
 func (k *Keeper) Rehydrate(ctx context.Context, progress func(Rehydrated), layers ...oci.Digest) (rep Rehydrated, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -66,12 +66,13 @@ func (k *Keeper) Rehydrate(ctx context.Context, progress func(Rehydrated), layer
 	return rep, errors.Join(err, k.s.metrics.count(ctx, k.s.cat))
 }
 
-// rehydrate makes a layer an object again. The recipe is given up when the object is durable.
+// rehydrate makes a layer an object again. It gives up the recipe once the object is
+// durable.
 func (k *Keeper) rehydrate(ctx context.Context, l *gearfacts.LayerRecipe) (err error) {
 	key := registry.BlobKey(l.Digest)
 	if !l.Dropped() {
 		if _, err := k.s.Store.Stat(ctx, key); err != nil {
-			return err // with a recipe something can still be done
+			return err // as long as there is a recipe, the layer is not lost
 		}
 		return gearfacts.NewRecipes(k.s.cat.DB).EndRecipe(ctx, l.Digest)
 	}

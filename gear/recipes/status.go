@@ -12,21 +12,23 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
-// Status is what is kept as recipes.
+// Status describes what is kept as recipes.
 type Status struct {
-	// Layers that are dropped, their bytes and those of their recipes.
+	// Layers is the number of dropped layers. The other fields are their size and the
+	// size of their recipes, in bytes.
 	Layers      int64 `json:"layers"`
 	Bytes       int64 `json:"bytes"`
 	RecipeBytes int64 `json:"recipe_bytes"`
-	// Waiting layers have a recipe beside their object, and WaitingBytes.
+	// Waiting is the number of layers that have a recipe as well as an object, and
+	// WaitingBytes their size.
 	Waiting      int64 `json:"waiting"`
 	WaitingBytes int64 `json:"waiting_bytes"`
-	// Refused layers stay as they are.
+	// Refused is the number of layers that got no recipe. They stay as they are.
 	Refused      int64 `json:"refused"`
 	RefusedBytes int64 `json:"refused_bytes"`
 }
 
-// Status returns what is kept as recipes now.
+// Status returns what is currently kept as recipes.
 func (s *Store) Status(ctx context.Context) (st Status, err error) {
 	n, err := gearfacts.NewRecipes(s.cat.DB).RecipeCounts(ctx)
 	if err != nil {
@@ -48,7 +50,7 @@ func (s *Store) Status(ctx context.Context) (st Status, err error) {
 	return st, nil
 }
 
-// metrics of a Store and its Keeper.
+// metrics has the metrics of a Store and its Keeper.
 type metrics struct {
 	layers, bytes, recipeBytes prometheus.Gauge
 	rebuilds                   *prometheus.CounterVec

@@ -1,13 +1,15 @@
-// Package recipes keeps layers as recipes: a layer that nobody pulls is dropped, and rebuilt from its
-// files, byte for byte, for whoever asks for it.
+// Package recipes keeps layers as recipes. A layer that nobody pulls is dropped. When
+// somebody requests it, it is rebuilt from its files, byte for byte.
 //
-// [Store] lies directly on the object store, below caches. A dropped layer is an object in it like any
-// other: who reads it gets the bytes while they are rebuilt, and never the last of them before the
-// digest of the whole is right. All who read a layer share one rebuild.
+// [Store] is directly above the object store, below caches. A dropped layer is an object
+// in it like any other. A reader gets the bytes while they are rebuilt, but never the
+// last bytes before the digest of the whole layer is known to be right. All readers of a
+// layer share one rebuild.
 //
-// [Keeper] makes recipes and drops layers. What a recipe is, and how a layer is rebuilt with it, is up to
-// package rebuild; which layers have one, and since when it stands for the layer, is in the catalogue.
-// See DESIGN.md for the order of the steps and for what a crash leaves after each of them.
+// [Keeper] makes recipes and drops layers. Package rebuild defines what a recipe is and
+// how it rebuilds a layer. The catalogue records which layers have a recipe, and since
+// when the recipe stands for the layer. DESIGN.md describes the order of the steps and
+// what a crash leaves after each of them.
 package recipes
 
 import (
@@ -29,22 +31,24 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Options of New. The zero value works.
+// Options are the options of New. The zero value works.
 type Options struct {
-	// Log takes what an operator would want to know; default: discarded.
+	// Log receives what an operator should know; default: discarded.
 	Log *slog.Logger
-	// TempDir is where layers lie while they are rebuilt and read, in files without a name; default:
-	// the system's.
+	// TempDir is the directory of the files that hold layers while they are rebuilt and
+	// read; default: the system's directory for temporary files. The files have no name.
 	TempDir string
-	// Workers is how many segments of a layer are rebuilt at once; default: the number of processors.
+	// Workers is how many segments of a layer are rebuilt at the same time; default: the
+	// number of processors.
 	Workers int
-	// Rebuilds is how many layers are rebuilt at once; default 2. Others wait.
+	// Rebuilds is how many layers are rebuilt at the same time; default 2. Other rebuilds
+	// wait.
 	Rebuilds int
-	// KeepFor is how long a rebuilt layer is kept for those who come next; default 1 min.
+	// KeepFor is how long a rebuilt layer is kept for later readers; default 1 min.
 	KeepFor time.Duration
-	// KeepBytes is how much of such layers is kept at most; default 1 GiB.
+	// KeepBytes bounds the total size of the layers kept; default 1 GiB.
 	KeepBytes int64
-	// OnCorrupt is told of damaged contents, as by filestore.Options.
+	// OnCorrupt is called with damaged contents, as in filestore.Options.
 	OnCorrupt func(*filestore.CorruptError)
 }
 
@@ -56,14 +60,14 @@ type Store struct {
 	opts  Options
 	log   *slog.Logger
 
-	slots chan struct{} // taken by rebuilds under way
+	slots chan struct{} // taken by rebuilds in progress
 	stop  context.Context
 	end   context.CancelFunc
 	wg    sync.WaitGroup
 
 	mu      sync.Mutex
 	flights map[oci.Digest]*flight
-	kept    int64 // bytes of those that nobody reads
+	kept    int64 // size of the layers that nobody reads
 	closed  bool
 
 	metrics *metrics
@@ -74,7 +78,8 @@ var (
 	_ objstore.Adapter = (*Store)(nil)
 )
 
-// New puts rebuilding on top of a store. Closing the result closes the store.
+// New returns a Store that adds rebuilding to the store inner. Closing the result closes
+// inner.
 func New(cat *catalog.Catalog, inner objstore.Store, o *Options) (*Store, error) {
 	s := &Store{Store: inner, cat: cat, flights: map[oci.Digest]*flight{}, metrics: newMetrics()}
 	if o != nil {
@@ -104,7 +109,8 @@ func New(cat *catalog.Catalog, inner objstore.Store, o *Options) (*Store, error)
 	return s, nil
 }
 
-// proof returns a file store that reads packs from the object store, and remembers no content.
+// proof returns a file store that reads packs from the object store, and caches no
+// content.
 func (s *Store) proof() (*filestore.Store, error) {
 	return filestore.New(s.cat, s.Store, &filestore.Options{Log: s.log, Cache: forgetful{}, OnCorrupt: s.opts.OnCorrupt})
 }
@@ -118,7 +124,8 @@ func (forgetful) Get(gear.Name) ([]byte, bool) { return nil, false }
 // Put implements filestore.Cache.
 func (forgetful) Put(gear.Name, []byte) {}
 
-// Proof is a file store that reads packs from where they are stored: see filestore.Options.
+// Proof returns a file store that reads packs from where they are stored: see
+// filestore.Options.
 func (s *Store) Proof() *filestore.Store { return s.files }
 
 // Unwrap implements objstore.Wrapper.
@@ -134,7 +141,7 @@ func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Obj
 	if lookErr != nil {
 		return nil, lookErr
 	}
-	if !dropped { // it may have come back between the two looks
+	if !dropped { // it may have come back between the two look-ups
 		return s.Store.Get(ctx, key, off, n)
 	}
 	return s.open(ctx, key, &l, off, n)
@@ -156,7 +163,7 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	return infoOf(key, &l), nil
 }
 
-// dropped looks whether a key is that of a dropped layer.
+// dropped reports whether a key is the key of a dropped layer.
 func (s *Store) dropped(ctx context.Context, key string) (l gearfacts.LayerRecipe, is bool, err error) {
 	d, ok := registry.DigestOfKey(key)
 	if !ok {
@@ -176,7 +183,8 @@ func infoOf(key string, l *gearfacts.LayerRecipe) objstore.Info {
 	return objstore.Info{Key: key, Size: l.Size, ModTime: l.Changed, Proven: true}
 }
 
-// List implements objstore.Store. Dropped layers are not listed: they are no objects.
+// List implements objstore.Store. It does not list dropped layers, because they are not
+// objects.
 func (s *Store) List(ctx context.Context, prefix, after string) iter.Seq2[objstore.Info, error] {
 	return s.Store.List(ctx, prefix, after)
 }
@@ -237,13 +245,15 @@ func (o opener) OpenAt(ctx context.Context, key string) (objstore.ReadAtCloser, 
 	return &places{f: fl}, nil
 }
 
-// redirector sends nobody to an object that is gone, or may be before the address is not good any more.
+// redirector does not redirect to an object that is gone, or may be deleted before the
+// URL expires.
 type redirector struct {
 	s     *Store
 	inner objstore.Redirector
 }
 
-// URL implements objstore.Redirector. Errors: objstore.ErrNotExist for a layer that is dropped or soon will be.
+// URL implements objstore.Redirector. It returns objstore.ErrNotExist for a layer that is
+// dropped or soon will be.
 func (r redirector) URL(ctx context.Context, key string, valid time.Duration) (string, error) {
 	d, ok := registry.DigestOfKey(key)
 	if !ok {
