@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// Prefixes of PAX records. libarchive writes its own form next to star's, the
-// name percent-encoded and the value in base64; runtimes read star's only.
+// These are prefixes of PAX records. libarchive writes its own form next to star's: the
+// name is percent-encoded and the value is in base64. Runtimes read only star's form.
 const (
 	schilyXattr     = "SCHILY.xattr."
 	libarchiveXattr = "LIBARCHIVE.xattr."
@@ -23,13 +23,13 @@ const (
 // maxXattrName is Linux's XATTR_NAME_MAX in bytes.
 const maxXattrName = 255
 
-// entryOf is the entry of a header, or nil if the member is to be ignored.
+// entryOf returns the entry of a header, or nil if the member is to be ignored.
 //
-// archive/tar does nearly all that is needed. What it leaves over: it hands out
-// global headers as members, gives away the memory of whole PAX headers with
-// each string, drops attributes with an empty value, does not know libarchive's,
-// cuts no member of an unknown type or sparse version off, and lets NUL through
-// in the names of sparse files.
+// archive/tar does nearly everything that is needed. But it returns global headers as
+// members. Each string that it returns keeps the memory of a whole PAX header. It drops
+// attributes with an empty value, and does not know libarchive's attributes. It does not
+// reject members of an unknown type or sparse version, and it accepts NUL in the names of
+// sparse files. entryOf handles these cases.
 func entryOf(h *tar.Header, o *Options) (*Entry, error) {
 	if h.Typeflag == tar.TypeXGlobalHeader {
 		return nil, nil
@@ -42,8 +42,8 @@ func entryOf(h *tar.Header, o *Options) (*Entry, error) {
 		return &Entry{Path: strings.Clone(p), Type: kind}, nil
 	}
 	if len(h.PAXRecords) > 0 {
-		// Strings of a PAX header are parts of one of up to 1 MiB, which a kept
-		// entry must not keep alive.
+		// The strings of a PAX header are parts of one string of up to 1 MiB. A kept
+		// entry must not keep that string alive.
 		p, h.Linkname = strings.Clone(p), strings.Clone(h.Linkname)
 	}
 	e := &Entry{Path: p, Mode: uint32(h.Mode & 0o7777), Sec: h.ModTime.Unix(), Nsec: uint32(h.ModTime.Nanosecond())}
@@ -83,7 +83,7 @@ func setType(e *Entry, h *tar.Header) (err error) {
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
 		if v := h.PAXRecords[sparseMajor]; v != "" && v != "0" && v != "1" {
-			// archive/tar would give the map out as part of the content.
+			// archive/tar would return the map as part of the content.
 			return fmt.Errorf("sparse file of the unknown version %.20q", v)
 		}
 		e.Type, e.Size = File, h.Size
@@ -138,9 +138,9 @@ func setHardLink(e *Entry, target string) error {
 	return nil
 }
 
-// owner is a user or group id as chown(2) takes it. Archivers write ids of
-// 2^31 and more as negative numbers too. -1 tells chown to change nothing,
-// which leaves root.
+// owner returns a user or group id in the form of chown(2). Archivers write ids of 2^31
+// and more also as negative numbers. -1 tells chown to change nothing, so the owner
+// remains root.
 func owner(what string, id int) (uint32, error) {
 	if int64(id) < math.MinInt32 || int64(id) > math.MaxUint32 {
 		return 0, fmt.Errorf("%s id %d is not of 32 bits", what, id)
@@ -158,8 +158,8 @@ func device(what string, n int64) (uint32, error) {
 	return uint32(n), nil
 }
 
-// xattrs are the extended attributes in PAX records, by name. archive/tar leaves
-// those with an empty value out of Header.Xattrs, hence the records.
+// xattrs returns the extended attributes in PAX records, by name. It reads the records
+// because archive/tar omits attributes with an empty value from Header.Xattrs.
 func xattrs(records map[string]string) ([]Xattr, error) {
 	var list []Xattr
 	for key, value := range records {
@@ -173,14 +173,15 @@ func xattrs(records map[string]string) ([]Xattr, error) {
 		}
 		x, ok := libarchive(name, value)
 		if !ok {
-			// Runtimes do not look at these records, so that one that cannot be read
-			// is no fault of the layer. It stays what it is, under its own name.
+			// Runtimes do not look at these records, so a record that cannot be decoded
+			// is not an error of the layer. It is kept as it is, under its own name.
 			if len(key) <= maxXattrName {
 				list = append(list, Xattr{strings.Clone(key), strings.Clone(value)})
 			}
 			continue
 		}
-		// star's form wins as for runtimes, with the name encoded or not.
+		// star's form takes precedence, as in runtimes, whether or not the name is
+		// encoded.
 		_, plain := records[schilyXattr+x.Name]
 		_, encoded := records[schilyXattr+name]
 		if !plain && !encoded {
@@ -190,7 +191,7 @@ func xattrs(records map[string]string) ([]Xattr, error) {
 	slices.SortFunc(list, func(a, b Xattr) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Value, b.Value))
 	})
-	// Two encodings of one name; which of them came last is not known.
+	// These are two encodings of one name. It is not known which of them came last.
 	list = slices.CompactFunc(list, func(a, b Xattr) bool { return a.Name == b.Name })
 	for _, x := range list {
 		if !validXattrName(x.Name) {
@@ -200,8 +201,8 @@ func xattrs(records map[string]string) ([]Xattr, error) {
 	return list, nil
 }
 
-// libarchive decodes an extended attribute in libarchive's form, if it can be. It has been
-// written with and without padding and in both alphabets.
+// libarchive decodes an extended attribute in libarchive's form, if possible. Such
+// attributes exist with and without padding and in both alphabets.
 func libarchive(name, value string) (x Xattr, ok bool) {
 	plain, err := url.PathUnescape(name)
 	if err != nil || !validXattrName(plain) {

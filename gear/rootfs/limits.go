@@ -5,50 +5,49 @@ import (
 	"fmt"
 )
 
-// Options bounds what one layer may cost. The zero value is the defaults; a
-// field that is zero or less means its default. The tags are what the configuration of
-// a registry calls the fields, and [LimitError] as well. Fixed are the bounds of
-// archive/tar, 1 MiB for a PAX header, a GNU long name and the map of a sparse
-// file, and those of [CleanPath].
+// Options bounds what one layer may cost. The zero value means the defaults, and so does
+// a field that is zero or less. The tags are the names of the fields in the configuration
+// of a registry and in [LimitError]. Some bounds are fixed: those of archive/tar, 1 MiB
+// for a PAX header, a GNU long name and the map of a sparse file, and those of
+// [CleanPath].
 type Options struct {
-	// MaxEntries is how many members a layer may have, ignored ones included.
+	// MaxEntries is the maximum number of members of a layer, including ignored ones.
 	// Default 1,000,000.
 	MaxEntries int64 `limit:"max_entries"`
-	// MaxBytes bounds the uncompressed stream and, on its own, the sum of the
-	// sizes of the files with the holes of sparse ones written out.
-	// Default 256 GiB, more than any layer of model weights in use.
+	// MaxBytes bounds the uncompressed stream. It also bounds, separately, the sum of the
+	// sizes of the files, including the holes of sparse files. Default 256 GiB, more than
+	// any layer of model weights in use.
 	MaxBytes int64 `limit:"max_layer_bytes"`
-	// MaxFileSize bounds one file, holes included. Default 256 GiB.
+	// MaxFileSize bounds one file, including holes. Default 256 GiB.
 	MaxFileSize int64 `limit:"max_file_bytes"`
-	// MaxRatio is how many uncompressed bytes (counted as for MaxBytes) one
-	// compressed byte may stand for once the layer is past RatioFree. It is
-	// compared with the compressed bytes read so far, not with those to come.
+	// MaxRatio is the maximum number of uncompressed bytes (counted as for MaxBytes) for
+	// each compressed byte, once the layer exceeds RatioFree. It is compared with the
+	// compressed bytes read so far, and not with the remaining ones.
 	//
-	// Default 200. Text and logs stay below 50, so what is refused is runs of
-	// one byte. Deflate cannot do better than 1032:1 and so a bound near that
-	// would only ever catch zstd and sparse files.
+	// Default 200. Text and logs stay below 50, so only runs of one byte are refused.
+	// Deflate cannot do better than 1032:1, so a bound near that would only ever catch
+	// zstd and sparse files.
 	MaxRatio int64 `limit:"max_ratio"`
-	// RatioFree is the number of uncompressed bytes for which MaxRatio does not
-	// hold, because images do contain files of zeros (lastlog, disk images, swap
-	// files). Default 16 GiB, half a minute of work.
+	// RatioFree is the number of uncompressed bytes to which MaxRatio does not apply,
+	// because images do contain files of zeros (lastlog, disk images, swap files).
+	// Default 16 GiB, half a minute of work.
 	RatioFree int64 `limit:"ratio_free"`
-	// MaxMetadataBytes bounds what a consumer that keeps all entries has to
-	// hold: paths, link targets and extended attributes of the layer together.
-	// Default 128 MiB, which is 134 bytes for each of 1,000,000 entries.
+	// MaxMetadataBytes bounds what a consumer that keeps all entries has to hold: the
+	// paths, link targets and extended attributes of the whole layer. Default 128 MiB,
+	// which is 134 bytes for each of 1,000,000 entries.
 	MaxMetadataBytes int64 `limit:"max_metadata_bytes"`
-	// MaxXattrs is how many extended attributes an entry may have. Default 256.
+	// MaxXattrs is the maximum number of extended attributes of an entry. Default 256.
 	MaxXattrs int64 `limit:"max_xattrs"`
-	// MaxXattrBytes bounds the names and values of the extended attributes of
-	// an entry together. Default 128 KiB; Linux allows 64 KiB a value.
+	// MaxXattrBytes bounds the total size of the names and values of an entry's extended
+	// attributes. Default 128 KiB; Linux allows 64 KiB for each value.
 	MaxXattrBytes int64 `limit:"max_xattr_bytes"`
-	// MaxWindow is the largest zstd window in bytes, at most 2 GiB. So much
-	// memory is held while decoding. Default 128 MiB, which is what zstd needs for
-	// --ultra -22 and --long; --long=31 needs 2 GiB.
-	// Without --ultra and --long zstd stays at or below 8 MiB.
+	// MaxWindow is the size in bytes of the largest zstd window, at most 2 GiB. Decoding
+	// holds that much memory. Default 128 MiB, which zstd needs for --ultra -22 and
+	// --long; --long=31 needs 2 GiB. Without --ultra and --long zstd needs at most 8 MiB.
 	MaxWindow int64 `limit:"max_window"`
 }
 
-// withDefaults is a copy of o, which may be nil, with every field set.
+// withDefaults returns a copy of o, which may be nil, with every field set.
 func (o *Options) withDefaults() Options {
 	var f Options
 	if o != nil {
@@ -67,31 +66,31 @@ func (o *Options) withDefaults() Options {
 	return f
 }
 
-// Defaults are the bounds that hold where none are set.
+// Defaults returns the bounds that apply if none are set.
 func Defaults() Options { return (*Options)(nil).withDefaults() }
 
-// checkBytes reports whether n uncompressed bytes, holes included, are allowed for
-// as many compressed ones.
+// checkBytes returns an error unless n uncompressed bytes, including holes, are allowed
+// for that many compressed ones.
 func (o *Options) checkBytes(n, compressed int64) error {
 	if n > o.MaxBytes {
 		return &LimitError{Limit: "max_layer_bytes", Max: o.MaxBytes}
 	}
-	// A quotient, because the product could overflow.
+	// The code divides, because a product could overflow.
 	if n > o.RatioFree && (n-o.RatioFree)/o.MaxRatio > compressed {
 		return &LimitError{Limit: "max_ratio", Max: o.MaxRatio}
 	}
 	return nil
 }
 
-// LimitError says that a layer is beyond one of the [Options]. The layer may be
-// sound; trying again without changing the option is of no use.
+// LimitError says that a layer exceeds one of the [Options]. The layer may be sound.
+// Trying again without changing the option is useless.
 type LimitError struct {
 	Limit string // the tag of the field of Options, such as "max_entries"
 	Max   int64  // its value
-	Entry string // path of the entry, or of the last one before; may be empty
+	Entry string // path of the entry, or of the entry before it; may be empty
 }
 
-// Error names the limit, the entry and the way out.
+// Error names the limit, the entry and the remedy.
 func (e *LimitError) Error() string {
 	var what, hint string
 	switch e.Limit {
@@ -119,15 +118,15 @@ func (e *LimitError) Error() string {
 	return fmt.Sprintf("layer has "+what+"%s: %s or raise gear.%s", e.Max, at, hint, e.Limit)
 }
 
-// FormatError says that a layer is damaged, or holds what no layer may. Trying
-// again with the same bytes is of no use.
+// FormatError says that a layer is damaged, or contains something that no layer may
+// contain. Trying again with the same bytes is useless.
 type FormatError struct {
-	Entry  string // path of the entry, or of the last one before; may be empty
-	Offset int64  // bytes of the uncompressed stream read before the place
+	Entry  string // path of the entry, or of the entry before it; may be empty
+	Offset int64  // bytes of the uncompressed stream read before the error
 	Err    error
 }
 
-// Error names the place and the reason.
+// Error names the position and the reason.
 func (e *FormatError) Error() string {
 	if e.Entry == "" {
 		return fmt.Sprintf("layer at uncompressed byte %d: %v", e.Offset, e.Err)

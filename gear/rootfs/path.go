@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// What Linux takes, in bytes: PATH_MAX counts a closing NUL. It bounds how deep a
-// tree is, too: 2,048 directories.
+// These are the limits of Linux in bytes. PATH_MAX counts a closing NUL. It also bounds
+// the depth of a tree: 2,048 directories.
 const (
 	maxPath    = 4095
 	maxSegment = 255
@@ -16,8 +16,8 @@ const (
 
 const (
 	whiteoutPrefix = ".wh."
-	// aufsPrefix begins AUFS's own files, such as .wh..wh.plnk; of these only
-	// opaqueName means something in an image.
+	// aufsPrefix begins the names of AUFS's own files, such as .wh..wh.plnk. Only
+	// opaqueName has a meaning in an image.
 	aufsPrefix = ".wh..wh."
 	opaqueName = ".wh..wh..opq"
 )
@@ -28,15 +28,15 @@ var (
 	errWhiteout = errors.New("malformed whiteout name")
 )
 
-// CleanPath gives the form of [Entry].Path to the name of a member or the target
-// of a hard link: relative to the root, with "." and ".." resolved by text as
-// container runtimes do. A leading '/' is dropped and the empty name is the
-// root, ".". An Entry read by [Reader] has CleanPath(Path) == Path.
+// CleanPath converts the name of a member or the target of a hard link to the form of
+// [Entry].Path: relative to the root, with "." and ".." resolved lexically as container
+// runtimes do. It drops a leading '/'. The empty name becomes the root, ".". For an Entry
+// read by [Reader], CleanPath(Path) == Path.
 //
-// A name that leads out of the root ("../x", "/../x", "a/../../x") is an error,
-// as in Docker; containerd would confine it, but no archiver writes such names.
-// So is a name with a NUL byte, of more than 4,095 bytes, or with a segment of more
-// than 255.
+// A name that leads out of the root ("../x", "/../x", "a/../../x") is an error, as in
+// Docker. containerd would confine it, but no archiver writes such names. It is also an
+// error if a name has a NUL byte, more than 4,095 bytes, or a segment of more than 255
+// bytes.
 func CleanPath(name string) (string, error) {
 	p, err := resolve(name)
 	if err != nil {
@@ -45,7 +45,7 @@ func CleanPath(name string) (string, error) {
 	return p, checkShape(p)
 }
 
-// resolve is CleanPath without the bounds that hold for what can be stored.
+// resolve is CleanPath without the bounds on what can be stored.
 func resolve(name string) (string, error) {
 	if strings.IndexByte(name, 0) >= 0 {
 		return "", errNUL
@@ -69,10 +69,9 @@ func checkShape(p string) error {
 	return nil
 }
 
-// parsePath cleans the name of a member and reads what it says of the layers
-// below. It returns Whiteout or Opaque with the path concerned, or 0 and the
-// path of an ordinary entry; the path "" means that the member is AUFS's own
-// and to be ignored.
+// parsePath cleans the name of a member and reads what the name says about the layers
+// below. It returns Whiteout or Opaque with the path concerned, or 0 and the path of an
+// ordinary entry. The path "" means that the member belongs to AUFS and is to be ignored.
 func parsePath(name string) (string, Type, error) {
 	p, err := resolve(name)
 	if err != nil {

@@ -16,31 +16,31 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Buffers of one Reader: 5.5 MiB when the layer is larger than that. They are
-// large because each hand-over may have to wake a thread, which on two cores cost
-// a tenth of the time with 256 KiB. The first ones are small because many layers
-// are.
+// These are the sizes of the buffers of one Reader: 5.5 MiB if the layer is larger than
+// that. The buffers are large because each hand-over may have to wake a thread; on two
+// cores that cost a tenth of the time with buffers of 256 KiB. The first buffers are
+// small because many layers are.
 const (
 	outSize, outCount = 1 << 20, 4   // uncompressed
 	inSize, inCount   = 512 << 10, 3 // compressed
 	firstSize         = 32 << 10
 )
 
-// zstdWindow is the largest window the zstd tool can use, in bytes.
+// zstdWindow is the size in bytes of the largest window that the zstd tool can use.
 const zstdWindow = 2 << 30
 
-// chunk is a piece of one of the two streams. It is read by two sides, of which
-// the last gives it back.
+// chunk is a piece of one of the two streams. Two goroutines read it. The last one to
+// finish returns it to the pool.
 type chunk struct {
 	data []byte // cap(data) is the size of the buffer
-	in   int64  // for uncompressed data: compressed bytes read before it was full
+	in   int64  // for uncompressed data: number of compressed bytes read before it was full
 	refs atomic.Int32
 	home *pool
 }
 
 func (c *chunk) release() {
 	if c.refs.Add(-1) == 0 {
-		c.home.free <- c // never blocks: it holds them all
+		c.home.free <- c // never blocks: the channel has room for all chunks
 	}
 }
 
@@ -48,15 +48,15 @@ func (c *chunk) release() {
 type pool struct {
 	free chan *chunk
 	size int
-	next int // bytes of the next buffer to be allocated
-	left int // chunks still to be made
+	next int // size in bytes of the next buffer to be allocated
+	left int // number of chunks that may still be made
 }
 
 func newPool(size, count int) *pool {
 	return &pool{free: make(chan *chunk, count), size: size, next: firstSize, left: count}
 }
 
-// get is an empty chunk of two references, or nil once done is closed.
+// get returns an empty chunk with two references, or nil once done is closed.
 func (p *pool) get(done <-chan struct{}) *chunk {
 	var c *chunk
 	select {
@@ -88,8 +88,8 @@ type job struct {
 	sum hash.Hash
 }
 
-// pipe is what runs beside the consumer: inflate reads the source and fills
-// chunks, which go to the consumer over out and to digest over jobs.
+// pipe runs concurrently with the consumer. inflate reads the source and fills chunks,
+// which go to the consumer through out and to digest through jobs.
 type pipe struct {
 	opts *Options
 	kind Compression
@@ -97,12 +97,12 @@ type pipe struct {
 	jobs chan job
 	outs *pool
 
-	// Written by inflate, to be read once out is closed.
+	// inflate writes these fields. They may be read once out is closed.
 	err        error // nil: the stream ended as it should
 	size       int64 // uncompressed
 	compressed int64
 
-	// Written by digest, to be read once hashed is closed.
+	// digest writes these fields. They may be read once hashed is closed.
 	hashed       chan struct{}
 	diffID, blob [sha256.Size]byte
 }
@@ -147,7 +147,7 @@ func (p *pipe) inflate(ctx context.Context, src io.Reader) {
 	p.compressed = in.total
 }
 
-// decompress inflates in, all of it: members and frames may follow each other.
+// decompress inflates all of in. Several members or frames may follow each other.
 func (p *pipe) decompress(ctx context.Context, in *tee, diff hash.Hash) error {
 	// flate has a faster path for bufio.Reader.
 	br := bufio.NewReaderSize(in, 32<<10)
@@ -172,13 +172,13 @@ func (p *pipe) decompress(ctx context.Context, in *tee, diff hash.Hash) error {
 	case err == nil:
 		return nil
 	case in.src.err != nil && in.src.err != io.EOF:
-		return in.src.err // what the decompressor makes of it says less
+		return in.src.err // the decompressor's version of this error says less
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case errors.As(err, &limit):
 		return err
-	// A block larger than the window of its frame gives this too, but only in
-	// frames made to do so.
+	// A block larger than the window of its frame gives this error, too, but only in
+	// frames that were made to do so.
 	case errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, zstd.ErrDecoderSizeExceeded):
 		return &LimitError{Limit: "max_window", Max: p.opts.MaxWindow}
 	case err == io.EOF:
@@ -190,8 +190,8 @@ func (p *pipe) decompress(ctx context.Context, in *tee, diff hash.Hash) error {
 	return &FormatError{Err: fmt.Errorf("%s at compressed byte %d: %w", p.kind, at, err)}
 }
 
-// fill turns dec into chunks up to its end. The number of compressed bytes read
-// so far is what compressed returns.
+// fill reads dec to its end into chunks. compressed returns the number of compressed
+// bytes read so far.
 func (p *pipe) fill(ctx context.Context, dec io.Reader, diff hash.Hash, compressed func() int64) error {
 	for {
 		c := p.outs.get(ctx.Done())
@@ -207,7 +207,7 @@ func (p *pipe) fill(ctx context.Context, dec io.Reader, diff hash.Hash, compress
 		if err == nil {
 			err = p.opts.checkBytes(p.size, c.in)
 		}
-		p.jobs <- job{c, diff} // neither blocks: they hold all chunks there are
+		p.jobs <- job{c, diff} // neither send blocks: the channels have room for all chunks
 		p.out <- c
 		switch {
 		case err == io.EOF:
@@ -220,7 +220,7 @@ func (p *pipe) fill(ctx context.Context, dec io.Reader, diff hash.Hash, compress
 	}
 }
 
-// readFull fills b. The error is that of r and is given with the bytes before.
+// readFull fills b. It returns an error of r together with the bytes before it.
 func readFull(r io.Reader, b []byte) (n int, err error) {
 	for idle := 0; n < len(b) && err == nil; {
 		var m int
@@ -234,7 +234,7 @@ func readFull(r io.Reader, b []byte) (n int, err error) {
 	return n, err
 }
 
-// source reads what the caller gave and says which errors were its.
+// source reads the caller's reader and records which errors came from it.
 type source struct {
 	r   io.Reader
 	n   int64
@@ -259,7 +259,7 @@ type tee struct {
 	sum   hash.Hash
 	pool  *pool
 	cur   *chunk
-	rest  []byte // of cur, still to be given out
+	rest  []byte // the part of cur that is still to be returned
 	err   error  // follows rest
 	total int64  // bytes read
 }
@@ -291,18 +291,18 @@ func (t *tee) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// Compression is how a layer was found to be compressed.
+// Compression is the detected compression of a layer.
 type Compression uint8
 
-// The compressions of layers. They are told from each other by the first bytes
-// as in container runtimes; media types are often wrong.
+// These are the compressions of layers. They are distinguished by the first bytes, as in
+// container runtimes, because media types are often wrong.
 const (
 	Plain Compression = iota
 	Gzip
 	Zstd
 )
 
-// String is the name used in media types, or "tar".
+// String returns the name used in media types, or "tar".
 func (c Compression) String() string {
 	return [...]string{"tar", "gzip", "zstd"}[c]
 }
@@ -310,8 +310,9 @@ func (c Compression) String() string {
 // headSize is how many bytes detect needs.
 const headSize = 6
 
-// detect tells the compression from the first bytes of a layer. Compressions
-// that only archives use are errors, lest they be taken for a broken tar.
+// detect determines the compression from the first bytes of a layer. It returns an error
+// for compressions that only archives use, so that they are not mistaken for a broken
+// tar.
 func detect(head []byte) (Compression, error) {
 	switch has := func(magic string) bool { return bytes.HasPrefix(head, []byte(magic)) }; {
 	case has("\x1f\x8b\x08"):
@@ -319,7 +320,7 @@ func detect(head []byte) (Compression, error) {
 	case has("\x28\xb5\x2f\xfd"):
 		return Zstd, nil
 	case len(head) >= 4 && head[0]&0xf0 == 0x50 && string(head[1:4]) == "\x2a\x4d\x18":
-		return Zstd, nil // a skippable frame, with which pzstd begins
+		return Zstd, nil // a skippable frame; pzstd begins with one
 	case has("BZh"):
 		return 0, errors.New("layer is compressed with bzip2; use gzip or zstd")
 	case has("\xfd7zXZ\x00"):
@@ -328,15 +329,15 @@ func detect(head []byte) (Compression, error) {
 	return Plain, nil
 }
 
-// stream is the uncompressed stream as the consumer reads it.
+// stream is the uncompressed stream that the consumer reads.
 type stream struct {
 	pipe  *pipe
 	done  <-chan struct{}
 	cause func() error // why done is closed
 	cur   *chunk
-	rest  []byte // of cur, still to be given out
+	rest  []byte // the part of cur that is still to be returned
 	pos   int64  // bytes given out
-	in    int64  // compressed bytes read for what has been given out
+	in    int64  // number of compressed bytes read for what has been returned
 	err   error  // follows rest
 }
 
@@ -352,7 +353,7 @@ func (s *stream) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// next goes to the following chunk.
+// next moves on to the next chunk.
 func (s *stream) next() error {
 	if s.err != nil {
 		return s.err
@@ -362,7 +363,7 @@ func (s *stream) next() error {
 		s.cur = nil
 	}
 	select {
-	case <-s.done: // before what has been read ahead
+	case <-s.done: // this takes precedence over what has been read ahead
 		s.err = s.cause()
 		return s.err
 	default:

@@ -13,27 +13,26 @@ import (
 	"sync"
 )
 
-// Reader gives the entries of a layer in their order and the content of its
-// files. It must be closed and is for one goroutine at a time.
+// Reader returns the entries of a layer in order, and the content of its files. It must
+// be closed. It may be used by one goroutine at a time.
 //
-// Entries are as the archive has them, in the form [Entry] describes. It is for
-// the consumer to let the later of two entries with one path win, to make
-// parents that are missing, to follow symbolic links among parents, and to find
-// the target of a hard link, which may lie in a lower layer or nowhere; a hard
-// link to itself is the only cycle that is an error here.
+// Entries are as the archive has them, in the form that [Entry] describes. The consumer
+// must let the later of two entries with the same path win, create missing parents,
+// follow symbolic links among parents, and find the target of a hard link, which may be
+// in a lower layer or nowhere. A hard link to itself is the only cycle that is an error
+// here.
 //
-// A member .wh.NAME is a [Whiteout] of NAME and .wh..wh..opq an [Opaque],
-// whatever its type. Other names with .wh..wh. are AUFS's own and left out, as
-// in Docker. A character device 0:0, overlayfs's whiteout, is a device: runtimes
-// give it no meaning in an archive. Left out as well are global PAX headers and
-// the records SCHILY.acl.* and RHT.security.*, which runtimes ignore;
-// access control lists come as system.posix_acl_access and the like.
+// A member .wh.NAME is a [Whiteout] of NAME, and .wh..wh..opq is an [Opaque], whatever
+// its type. Other names with .wh..wh. belong to AUFS and are omitted, as in Docker. A
+// character device 0:0, which is overlayfs's whiteout, is a device, because runtimes give
+// it no meaning in an archive. Global PAX headers and the records SCHILY.acl.* and
+// RHT.security.*, which runtimes ignore, are omitted as well. Access control lists are
+// returned as system.posix_acl_access and the like.
 //
-// A stream that ends between two members, or in the padding after the last, is
-// a whole archive even without end-of-archive blocks, as in Docker and
-// containerd. What follows those blocks is no part of the archive but of the
-// sums. Bytes that are not gzip or zstd after the last member or frame are an
-// error.
+// A stream that ends between two members, or in the padding after the last member, is a
+// complete archive even without end-of-archive blocks, as in Docker and containerd. What
+// follows those blocks does not belong to the archive, but the sums include it. Bytes
+// after the last member or frame that are neither gzip nor zstd are an error.
 type Reader struct {
 	opts    Options
 	kind    Compression
@@ -42,20 +41,20 @@ type Reader struct {
 	pipe    *pipe
 	s       stream
 	tar     *tar.Reader
-	err     error  // the first one; io.EOF after the last entry
+	err     error  // the first error; io.EOF after the last entry
 	path    string // of the last member, for errors
 	content bool   // whether the last entry is a file
 	copyBuf []byte
 
-	// So far, for the limits.
+	// These fields count what was returned so far, for the limits.
 	entries int64
 	sizes   int64 // of files
-	given   int64 // bytes of files, holes included
+	given   int64 // number of bytes of files, including holes
 	meta    int64 // bytes of metadata
 }
 
-// Sums are the size and SHA-256 of a layer as it came and uncompressed; the
-// latter is the DiffID of an image configuration.
+// Sums are the size and SHA-256 of a layer, both as it came and uncompressed. The
+// uncompressed SHA-256 is the DiffID of an image configuration.
 type Sums struct {
 	Compression  Compression
 	Digest       [sha256.Size]byte
@@ -64,17 +63,17 @@ type Sums struct {
 	Uncompressed int64 // bytes
 }
 
-// Open begins to read a layer. It reads src up to its end, and ahead of the
-// entries asked for by at most 5.5 MiB and the window of the compression, in a
-// goroutine; a second one hashes.
+// Open begins to read a layer. A goroutine reads src to its end. It reads ahead of the
+// requested entries by at most 5.5 MiB and the window of the compression. A second
+// goroutine hashes.
 //
-// The end of ctx makes calls fail with its cause, at the latest after another
-// MiB, and frees everything. Neither it nor Close can interrupt a Read of src:
-// where one may block for long, close src first. Open itself waits for the first
-// bytes; src is not closed.
+// When ctx ends, calls fail with its cause, at the latest after another MiB, and
+// everything is freed. Neither ctx nor Close can interrupt a Read of src. If a Read may
+// block for long, close src first. Open itself waits for the first bytes. It does not
+// close src.
 //
-// Errors of Open and of the methods of Reader are [*FormatError], [*LimitError],
-// the context's, or those of src, wrapped.
+// The errors of Open and of the methods of Reader are [*FormatError], [*LimitError], the
+// context's error, or an error of src, wrapped.
 func Open(ctx context.Context, src io.Reader, opts *Options) (*Reader, error) {
 	head := make([]byte, headSize)
 	from := &source{r: src}
@@ -96,9 +95,9 @@ func Open(ctx context.Context, src io.Reader, opts *Options) (*Reader, error) {
 	return r, nil
 }
 
-// Next is the next entry, whose content Read and WriteTo then give. After the
-// last one it reads the layer to its end and returns [io.EOF], which says that
-// the layer is sound and that Sums are known. The entry is the caller's.
+// Next returns the next entry. Read and WriteTo then return its content. After the last
+// entry, Next reads the layer to its end and returns [io.EOF], which means that the layer
+// is sound and that Sums are known. The caller owns the entry.
 func (r *Reader) Next() (*Entry, error) {
 	for r.err == nil {
 		e, err := r.next()
@@ -114,7 +113,7 @@ func (r *Reader) Next() (*Entry, error) {
 	return nil, r.err
 }
 
-// next is Next with nil for a member that is left out.
+// next is Next, but returns nil for a member that is omitted.
 func (r *Reader) next() (*Entry, error) {
 	r.content = false
 	h, err := r.tar.Next()
@@ -152,8 +151,8 @@ func (r *Reader) finish() error {
 	return io.EOF
 }
 
-// Read reads the content of the last entry Next gave, up to [io.EOF]. Holes of a
-// sparse file read as zeros. Entries other than files have no content.
+// Read reads the content of the last entry that Next returned, up to [io.EOF]. Holes of a
+// sparse file read as zeros. Only files have content.
 func (r *Reader) Read(b []byte) (int, error) {
 	if r.err != nil {
 		return 0, r.err
@@ -164,7 +163,7 @@ func (r *Reader) Read(b []byte) (int, error) {
 	n, err := r.tar.Read(b)
 	r.given += int64(n)
 	if err == nil || err == io.EOF {
-		// Holes are bytes that the pipe has not seen.
+		// The pipe has not seen the bytes of holes.
 		if limit := r.opts.checkBytes(r.given, r.s.in); limit != nil {
 			err = limit
 		}
@@ -176,8 +175,8 @@ func (r *Reader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// WriteTo writes to w what is still to be read of the content of the last entry
-// Next gave. An error of w is returned as it is and does not end the Reader.
+// WriteTo writes to w the unread rest of the content of the last entry that Next
+// returned. An error of w is returned unchanged and does not end the Reader.
 func (r *Reader) WriteTo(w io.Writer) (n int64, err error) {
 	if r.copyBuf == nil {
 		r.copyBuf = make([]byte, 64<<10)
@@ -203,7 +202,8 @@ func (r *Reader) WriteTo(w io.Writer) (n int64, err error) {
 	}
 }
 
-// Sums are known, and the second result true, once Next has returned [io.EOF].
+// Sums returns the sums of the layer. They are known, and the second result is true, once
+// Next has returned [io.EOF].
 func (r *Reader) Sums() (Sums, bool) {
 	if r.err != io.EOF {
 		return Sums{}, false
@@ -216,8 +216,8 @@ func (r *Reader) Sums() (Sums, bool) {
 	}, true
 }
 
-// Close ends the goroutines and waits for them, at any time and any number of
-// times.
+// Close ends the goroutines and waits for them. It may be called at any time and any
+// number of times.
 func (r *Reader) Close() error {
 	if r.err == nil {
 		r.err = fs.ErrClosed
@@ -228,7 +228,7 @@ func (r *Reader) Close() error {
 	return nil
 }
 
-// fail keeps the first error, with the place if it has none.
+// fail records the first error, and adds the position if the error has none.
 func (r *Reader) fail(err error) {
 	var format *FormatError
 	var limit *LimitError
@@ -241,7 +241,7 @@ func (r *Reader) fail(err error) {
 		format.Entry, format.Offset = r.path, r.s.pos
 		err = format
 	case r.s.err != nil && r.s.err != io.EOF:
-		err = r.s.err // of the source or the context
+		err = r.s.err // an error of the source or the context
 	default:
 		err = &FormatError{Entry: r.path, Offset: r.s.pos, Err: err}
 	}
@@ -249,7 +249,7 @@ func (r *Reader) fail(err error) {
 	r.cancel()
 }
 
-// clip bounds a name of up to 1 MiB for the text of an error.
+// clip shortens a name of up to 1 MiB for the text of an error.
 func clip(name string) string {
 	const most = 512
 	if len(name) > most {
