@@ -19,12 +19,13 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
-// retryAfter is when a client should ask again for an index in the making.
+// retryAfter is how long a client should wait before it asks again for an index that is
+// being made.
 const retryAfter = time.Second
 
 // PendingError says that a layer has no index.
 type PendingError struct {
-	// RetryAfter is when to ask again; 0: the conversion has failed.
+	// RetryAfter is how long to wait before asking again; 0: the conversion has failed.
 	RetryAfter time.Duration
 	Reason     string
 }
@@ -37,20 +38,19 @@ func (e *PendingError) Error() string {
 	return "the layer could not be converted: " + e.Reason
 }
 
-// holdFor is how long a request for an index in the making is held: most layers
-// are converted in that time, and their clients need not ask again.
+// holdFor is how long a request for an index that is being made is held. Most layers are
+// converted in that time, so that their clients need not ask again.
 const holdFor = 2 * time.Second
 
-// Layer opens the index of a layer that a repository shows. If it is in the
-// making, Layer waits for it for at most two seconds. Errors: BLOB_UNKNOWN,
-// *PendingError.
+// Layer opens the index of a layer that a repository shows. If the index is being made,
+// Layer waits for it for at most two seconds. Errors: BLOB_UNKNOWN, *PendingError.
 func (s *Service) Layer(ctx context.Context, repo string, d oci.Digest) (*Content, error) {
 	c, err := s.heldLayer(ctx, repo, d)
 	return c, registry.Unavailable(err)
 }
 
 func (s *Service) heldLayer(ctx context.Context, repo string, d oci.Digest) (*Content, error) {
-	_, changed := s.isActive(d) // before the look, so that no end is missed
+	_, changed := s.isActive(d) // before the look-up, so that no end of a conversion is missed
 	c, err := s.layer(ctx, repo, d)
 	if !inTheMaking(err) {
 		return c, err
@@ -67,7 +67,7 @@ func (s *Service) heldLayer(ctx context.Context, repo string, d oci.Digest) (*Co
 		case <-t.C:
 			return nil, err
 		case <-idle:
-			// Nobody works off the queue, but what is active ends by itself.
+			// Nobody works on the queue, but an active conversion ends by itself.
 			if active, _ := s.isActive(d); !active {
 				return s.layer(ctx, repo, d)
 			}
@@ -77,7 +77,7 @@ func (s *Service) heldLayer(ctx context.Context, repo string, d oci.Digest) (*Co
 		}
 		var active bool
 		if active, changed = s.isActive(d); active && s.earlyIndex(d) == nil {
-			continue // another one's end
+			continue // another conversion has ended
 		}
 		if c, err = s.layer(ctx, repo, d); !inTheMaking(err) {
 			return c, err
@@ -114,7 +114,7 @@ func (s *Service) layer(ctx context.Context, repo string, d oci.Digest) (*Conten
 		}
 	}
 	c, err := s.open(ctx, l.Index)
-	var damaged *filestore.CorruptError // for the first who reads it
+	var damaged *filestore.CorruptError // only the first reader gets it
 	if errors.Is(err, filestore.ErrLost) || errors.As(err, &damaged) {
 		return nil, s.remaking(ctx, d)
 	}
@@ -125,7 +125,8 @@ func (s *Service) layer(ctx context.Context, repo string, d oci.Digest) (*Conten
 	return c, nil
 }
 
-// pending says why a layer has no index. One that nobody asked for is queued.
+// pending returns an error that says why a layer has no index. It queues the layer if
+// nobody asked for it yet.
 func (s *Service) pending(ctx context.Context, repo string, d oci.Digest) error {
 	wait := &PendingError{RetryAfter: retryAfter}
 	if active, _ := s.isActive(d); active {
@@ -138,7 +139,7 @@ func (s *Service) pending(ctx context.Context, repo string, d oci.Digest) error 
 	case errors.Is(err, catalog.ErrNotFound) && s.opts.ReadOnly:
 		return &PendingError{Reason: "the registry is read-only, so that nothing is converted"}
 	case errors.Is(err, catalog.ErrNotFound):
-		// Of what somebody asks for it is not known that it is a layer.
+		// A client may ask for any blob, so it is not known whether this one is a layer.
 		if like, err := s.likeLayer(ctx, d); err != nil || !like {
 			return cmp.Or(err, error(&PendingError{Reason: "it is no layer"}))
 		}
@@ -152,9 +153,9 @@ func (s *Service) pending(ctx context.Context, repo string, d oci.Digest) error 
 	return s.whyFailed(job)
 }
 
-// whyFailed makes the answer for a layer whose conversion waits or has failed.
-// What is wrong with the layer the client may know; other reasons are for the
-// operator, who finds them in the log and in the status.
+// whyFailed returns the answer for a layer whose conversion waits or has failed. The
+// client may know what is wrong with the layer. Other reasons are for the operator, who
+// finds them in the log and in the status.
 func (s *Service) whyFailed(job gearfacts.Job) error {
 	switch {
 	case job.Attempts == 0:
@@ -165,13 +166,13 @@ func (s *Service) whyFailed(job gearfacts.Job) error {
 	return &PendingError{Reason: "for a reason that may pass; it will be tried again"}
 }
 
-// ofLayer reports whether a conversion failed for what is wrong with the layer, which
-// clients may know. Errors of the server name its files and stores.
+// ofLayer reports whether a conversion failed because of the layer itself. Clients may
+// know such a reason. Errors of the server name its files and stores.
 func (s *Service) ofLayer(job gearfacts.Job) bool {
 	return job.Failure == errForeign.Error() || s.final(job)
 }
 
-// told is what a client may know of why a conversion failed.
+// told returns what a client may know about why a conversion failed.
 func (s *Service) told(job gearfacts.Job) string {
 	if s.ofLayer(job) {
 		return job.Failure
@@ -179,8 +180,8 @@ func (s *Service) told(job gearfacts.Job) string {
 	return "the registry could not read or store it; its log tells why"
 }
 
-// waiting is the answer for a layer whose job is in the queue: when to ask again, if that
-// helps, and why it has failed so far.
+// waiting returns the answer for a layer whose job is in the queue. It says when to ask
+// again, if that helps, and why the conversion has failed so far.
 func (s *Service) waiting(job gearfacts.Job) error {
 	switch {
 	case job.Attempts == 0:
@@ -191,13 +192,13 @@ func (s *Service) waiting(job gearfacts.Job) error {
 	return &PendingError{RetryAfter: max(retryAfter, job.Due.Sub(s.opts.Clock())), Reason: s.told(job)}
 }
 
-// remaking says how far it is with an index that was damaged.
+// remaking returns an error that says how far the repair of a damaged index is.
 func (s *Service) remaking(ctx context.Context, d oci.Digest) error {
 	if active, _ := s.isActive(d); active {
 		return &PendingError{RetryAfter: retryAfter}
 	}
 	job, err := s.facts.Job(ctx, d)
-	if errors.Is(err, catalog.ErrNotFound) { // it is being queued, or was made again just now
+	if errors.Is(err, catalog.ErrNotFound) { // it is being queued, or was repaired just now
 		return &PendingError{RetryAfter: retryAfter}
 	}
 	if err != nil {
@@ -245,13 +246,13 @@ func (s *Service) File(ctx context.Context, repo string, name gear.Name) (*Conte
 
 var errNoFile = &oci.Error{Code: oci.CodeBlobUnknown, Message: "the repository has no such file"}
 
-// visible tells which files a repository may read. Those that are being stored are
-// waited for.
+// visible reports which files a repository may read. It waits for files that are being
+// stored.
 func (s *Service) visible(ctx context.Context, repo string, names []gear.Name) ([]bool, error) {
 	return s.look(ctx, repo, names, true)
 }
 
-// look is visible, which waits if it may.
+// look is visible, but waits only if wait is set.
 func (s *Service) look(ctx context.Context, repo string, names []gear.Name, wait bool) ([]bool, error) {
 	out := make([]bool, len(names))
 	unknown := s.seen.has(repo, names, out)
@@ -289,15 +290,16 @@ func (s *Service) look(ctx context.Context, repo string, names []gear.Name, wait
 	return out, nil
 }
 
-// Looking up a file that another repository has takes a few microseconds longer
-// than one that nobody has. An answer that refuses some is therefore given at a
-// multiple of hushStep for each so many files, which is more than either takes.
+// hushStep and hushFiles hide a difference in time: looking up a file that another
+// repository has takes a few microseconds longer than looking up a file that nobody has.
+// Therefore an answer that refuses some files is given at a multiple of hushStep for
+// every hushFiles files. That is more time than either look-up takes.
 const (
 	hushStep  = 5 * time.Millisecond
 	hushFiles = 64
 )
 
-// hush waits until the time since began tells nothing about n look-ups.
+// hush waits until the time since began reveals nothing about n look-ups.
 func hush(ctx context.Context, began time.Time, n int) error {
 	step := hushStep * time.Duration((n+hushFiles-1)/hushFiles)
 	left := step - time.Since(began)%step
@@ -311,16 +313,16 @@ func hush(ctx context.Context, began time.Time, n int) error {
 	}
 }
 
-// Fetch writes files as a stream; those that the repository may not read are
-// missing in it.
+// Fetch writes files as a stream. Files that the repository may not read are marked as
+// missing.
 func (s *Service) Fetch(ctx context.Context, repo string, names []gear.Name, w io.Writer) error {
 	return s.files.Stream(ctx, w, names, &filestore.StreamOptions{Allow: func(ctx context.Context, names []gear.Name) ([]bool, error) {
 		return s.visible(ctx, repo, names)
 	}})
 }
 
-// Missing tells which files a repository needs uploaded: those it may not read,
-// wherever else they are, and those that were found damaged.
+// Missing reports which files must be uploaded to a repository: files that it may not
+// read, wherever else they are, and files that were found damaged.
 func (s *Service) Missing(ctx context.Context, repo string, names []gear.Name) ([]bool, error) {
 	out, err := s.visible(ctx, repo, names)
 	if err != nil {
@@ -328,7 +330,7 @@ func (s *Service) Missing(ctx context.Context, repo string, names []gear.Name) (
 	}
 	var ask []gear.Name
 	for i, may := range out {
-		if out[i] = !may && names[i] != gear.Empty().Name; may { // the empty one nobody needs to send
+		if out[i] = !may && names[i] != gear.Empty().Name; may { // nobody needs to send the empty file
 			ask = append(ask, names[i])
 		}
 	}
@@ -348,7 +350,7 @@ func (s *Service) Missing(ctx context.Context, repo string, names []gear.Name) (
 	return out, nil
 }
 
-// open opens a file whoever may read it.
+// open opens a file without checking who may read it.
 func (s *Service) open(ctx context.Context, name gear.Name) (*Content, error) {
 	if b := s.files.Cached(name); b != nil {
 		return &Content{name: name, size: int64(len(b)), small: b}, nil
@@ -371,20 +373,20 @@ type Content struct {
 	name   gear.Name
 	diffID [32]byte
 	size   int64
-	file   *filestore.File // nil if it was in RAM
-	small  []byte          // all of it, if it is small
+	file   *filestore.File // nil if the content was in RAM
+	small  []byte          // the whole content, if it is small
 }
 
 // Name is the content's SHA-256.
 func (c *Content) Name() gear.Name { return c.name }
 
-// DiffID of an index is the SHA-256 of the uncompressed layer.
+// DiffID returns the SHA-256 of the uncompressed layer of an index.
 func (c *Content) DiffID() [32]byte { return c.diffID }
 
-// Size in bytes.
+// Size returns the size of the content in bytes.
 func (c *Content) Size() int64 { return c.size }
 
-// WriteRange writes the n bytes from off on, which lie within the content.
+// WriteRange writes the n bytes from off on. The range must be within the content.
 func (c *Content) WriteRange(ctx context.Context, w io.Writer, off, n int64) error {
 	if off < 0 || n < 0 || n > c.Size()-off {
 		return fmt.Errorf("%d bytes from %d on are not within a content of %d", n, off, c.Size())
@@ -397,8 +399,8 @@ func (c *Content) WriteRange(ctx context.Context, w io.Writer, off, n int64) err
 	return err
 }
 
-// WriteChunks writes n chunks from the first one as they are stored. Errors:
-// RANGE_INVALID.
+// WriteChunks writes n chunks in their stored form, beginning with the chunk first.
+// Errors: RANGE_INVALID.
 func (c *Content) WriteChunks(ctx context.Context, w io.Writer, first, n int, begin func(length int64)) error {
 	if c.file == nil {
 		return errNoChunk
@@ -424,17 +426,18 @@ func parseName(s string) (n gear.Name, err error) {
 	return n, err
 }
 
-// Bounds of what is remembered of access. What a repository may read changes when
-// something is deleted, which forgets all, or collected, hence the time; and where
-// other processes delete too, which is not noticed here, that is short.
+// These constants bound the cache of access rights. What a repository may read changes if
+// something is deleted, which clears the cache, or collected, which only time limits. The
+// time is short if other processes delete, too, because this process does not notice
+// that.
 const (
 	seenEntries = 32 << 10
 	seenFor     = 30 * time.Second
 	seenShared  = 5 * time.Second
 )
 
-// visible remembers which files which repositories may read, so that a hot file
-// costs no look-up.
+// visible remembers which files the repositories may read, so that a hot file needs no
+// look-up.
 type visible struct {
 	clock    func() time.Time
 	lasts    time.Duration
@@ -450,16 +453,17 @@ type seen struct {
 	n     int
 }
 
-// seenFiles are files in the order in which they were added, in which they are
-// mostly asked for again.
+// seenFiles has files in the order in which they were added. They are mostly requested
+// again in this order.
 type seenFiles struct {
 	names []gear.Name
-	// at finds a file by the beginning of its name: two that begin alike displace
-	// each other.
+	// at finds a file by the beginning of its name. Two names with the same beginning
+	// displace each other.
 	at map[uint64]int32
 }
 
-// find returns where a file is, which may be the hint; -1: nowhere.
+// find returns the index of a file, which may be the hint, or -1 if the file is not
+// there.
 func (f *seenFiles) find(name *gear.Name, hint int) int {
 	if f == nil {
 		return -1
@@ -497,8 +501,8 @@ func (v *visible) init(clock func() time.Time, shared bool) {
 	}
 }
 
-// has tells of names, of which out has as many elements, which a repository is
-// known to may read, and of how many that is not known.
+// has sets an element of out for each name that a repository is known to be allowed to
+// read. It returns for how many names that is not known. out is as long as names.
 func (v *visible) has(repo string, names []gear.Name, out []bool) (unknown int) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -520,21 +524,22 @@ func (v *visible) has(repo string, names []gear.Name, out []bool) (unknown int) 
 	return unknown
 }
 
-// epoch is taken before a look-up and given to add with what it said.
+// epoch returns the state to pass to add. It is called before a look-up whose result is
+// added.
 func (v *visible) epoch() uint64 {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	return v.changes
 }
 
-// add takes in which of the names a repository may read.
+// add records which of the names a repository may read.
 func (v *visible) add(repo string, names []gear.Name, may []bool, epoch uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.changes != epoch {
 		return
 	}
-	if now := v.clock(); now.Sub(v.turn) > v.lasts { // also what is in now may be older than that
+	if now := v.clock(); now.Sub(v.turn) > v.lasts { // entries in now may be older than that, too
 		v.now, v.old, v.turn = seen{}, seen{}, now
 	}
 	for i := range names {

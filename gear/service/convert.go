@@ -22,7 +22,7 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
-// Follow implements registry.Tap: it converts a layer while it is uploaded.
+// Follow implements registry.Tap. It converts a layer while the layer is uploaded.
 func (s *Service) Follow(repo string, head []byte) registry.Follower {
 	if !isLayer(head) || s.opts.Mode(repo) == Off {
 		return nil
@@ -30,7 +30,7 @@ func (s *Service) Follow(repo string, head []byte) registry.Follower {
 	select {
 	case s.slots <- struct{}{}:
 	default:
-		return nil // the queue will have it
+		return nil // the queue converts it
 	}
 	if !s.begin() {
 		<-s.slots
@@ -48,7 +48,7 @@ func (s *Service) Follow(repo string, head []byte) registry.Follower {
 		defer s.work.Done()
 		defer func() { <-s.slots }()
 		behind := f.behind
-		if s.opts.Mode(repo) == Sync { // who pushes waits for the files as well
+		if s.opts.Mode(repo) == Sync { // the client waits for the files, too
 			behind = nil
 		}
 		s.followUpload(f, c, behind)
@@ -56,15 +56,15 @@ func (s *Service) Follow(repo string, head []byte) registry.Follower {
 	return f
 }
 
-// followUpload converts what a follower reads. A failure is nobody's business
-// yet: if an image needs the layer, the queue has it and says why it fails.
+// followUpload converts what a follower reads. A failure is not reported: if an image
+// needs the layer, the queue has it and says why it fails.
 func (s *Service) followUpload(f *follower, c *conversion, behind func() bool) {
 	s.lead(1)
 	body := f.reader(s.ctx, s.opts.Patience)
 	err := s.convert(s.ctx, body, convert.Want{}, c, behind, func() (oci.Digest, int64, error) {
 		d, size, err := f.published(s.ctx)
 		if err == nil {
-			// Another upload of it may have been faster, and have ended.
+			// Another upload of the layer may have been faster, and have ended.
 			var todo bool
 			if todo, err = s.todo(s.ctx, d); err == nil && !todo {
 				err = errTaken
@@ -81,14 +81,14 @@ func (s *Service) followUpload(f *follower, c *conversion, behind func() bool) {
 		return
 	}
 	if errors.Is(err, errEarly) && s.attended() {
-		// The files come from the queue, behind the indexes of other layers.
+		// The queue stores the files, after the indexes of other layers.
 		if err = s.facts.Queue(s.ctx, d); err == nil {
 			s.end(d)
 			s.wake()
 			return
 		}
 	}
-	if errors.Is(err, filestore.ErrRetry) || errors.Is(err, errEarly) { // one that brought some of its files has failed
+	if errors.Is(err, filestore.ErrRetry) || errors.Is(err, errEarly) { // a conversion that was to store some of its files has failed
 		err = s.convertStored(s.ctx, d, c, nil)
 	}
 	s.endEarly(d)
@@ -99,11 +99,11 @@ func (s *Service) followUpload(f *follower, c *conversion, behind func() bool) {
 		s.log.Debug("convert a layer while it is pushed", "layer", d, "err", err)
 	}
 	s.end(d)
-	s.wake() // the queue may have it
+	s.wake() // the queue may have the layer
 }
 
-// isLayer reports whether the first bytes of a blob may be those of a layer:
-// gzip, zstd, also with a skippable frame first as of pzstd, or tar.
+// isLayer reports whether the first bytes of a blob may be those of a layer: gzip, zstd
+// or tar. zstd may begin with a skippable frame, as pzstd writes it.
 func isLayer(head []byte) bool {
 	const ustarAt = 257
 	return bytes.HasPrefix(head, []byte{0x1f, 0x8b}) || bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}) ||
@@ -111,9 +111,9 @@ func isLayer(head []byte) bool {
 		len(head) >= ustarAt+5 && string(head[ustarAt:ustarAt+5]) == "ustar"
 }
 
-// convert converts the layer that body reads and records the outcome. done is
-// called when it was read, and returns the blob it is. Once behind, if not nil,
-// is true, no more files are stored. Errors: errEarly if that was so.
+// convert converts the layer that body reads and records the outcome. It calls done when
+// the layer was read; done returns the blob that it is. Once behind returns true, if
+// behind is not nil, no more files are stored. Errors: errEarly if that happened.
 func (s *Service) convert(ctx context.Context, body io.Reader, want convert.Want, c *conversion, behind func() bool,
 	done func() (oci.Digest, int64, error)) error {
 	began := s.opts.Clock()
@@ -122,7 +122,7 @@ func (s *Service) convert(ctx context.Context, body io.Reader, want convert.Want
 		return err
 	}
 	defer w.Abort(ctx)
-	if s.cat.DB.Shared() { // another process, which is asked for the files, would not wait for them
+	if s.cat.DB.Shared() { // a request for the files may go to another process, which would not wait for them
 		behind = nil
 	}
 	sink := &leading{Writer: w, behind: behind}
@@ -145,7 +145,7 @@ func (s *Service) convert(ctx context.Context, body io.Reader, want convert.Want
 		return s.announce(d, out)
 	}
 	if holdsIndex(out.Index) {
-		w.Abort(ctx) // what a node needs is the index in it, and not a file that holds it
+		w.Abort(ctx) // a node needs the index in it, and not a file that holds the index
 		return s.takeIndex(ctx, d, out.Sums.DiffID)
 	}
 	if err := commitIndex(ctx, w, out.Index, gearfacts.Layer{Digest: d, Bytes: total(out.Index), DiffID: out.Sums.DiffID}); err != nil {
@@ -158,15 +158,15 @@ func (s *Service) convert(ctx context.Context, body io.Reader, want convert.Want
 	return nil
 }
 
-// bounded reads a layer for at most so much work: the time between two reads, in which
-// what was read is inflated, hashed and stored. The time in which bytes are waited for
-// does not count, nor does that before the first read.
+// bounded bounds the work on a layer. The work is the time between two reads, in which
+// the bytes are decompressed, hashed and stored. The time before the first read and the
+// time spent waiting for bytes do not count.
 type bounded struct {
 	r     io.Reader
 	clock func() time.Time
-	// left of max.
+	// left is the rest of the time max.
 	left, max time.Duration
-	last      time.Time // the end of the last read; zero: there was none
+	last      time.Time // the end of the last read; zero before the first read
 }
 
 // Read implements io.Reader.
@@ -182,7 +182,7 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// costlyError says that a layer takes more work than one may.
+// costlyError says that a layer takes more work than is allowed.
 type costlyError struct{ max time.Duration }
 
 // Error implements error.
@@ -202,7 +202,7 @@ func commitIndex(ctx context.Context, w *filestore.Writer, x *gear.Index, l gear
 	return w.Commit(ctx, l)
 }
 
-// total is the size in bytes of all distinct contents.
+// total returns the size in bytes of all distinct contents.
 func total(x *gear.Index) (n int64) {
 	for i := range x.Files {
 		n += x.Files[i].Size
@@ -210,8 +210,8 @@ func total(x *gear.Index) (n int64) {
 	return n
 }
 
-// permanent reports whether a conversion would fail the same way again, if the
-// layer's bytes are those that were pushed.
+// permanent reports whether a conversion would fail again in the same way, if the layer's
+// bytes are the bytes that were pushed.
 func permanent(err error) bool {
 	var format *rootfs.FormatError
 	var limit *rootfs.LimitError
@@ -220,7 +220,7 @@ func permanent(err error) bool {
 		errors.Is(err, gear.ErrConflict) || errors.Is(err, gear.ErrTooLarge) || errors.Is(err, gear.ErrInvalid) || errors.Is(err, gear.ErrNotGear)
 }
 
-// intact reports whether a stored layer still is what was pushed.
+// intact returns an error if a stored layer differs from what was pushed.
 func (s *Service) intact(ctx context.Context, d oci.Digest) error {
 	body, _, err := s.blobs.OpenBlob(ctx, d, 0)
 	if err != nil {
@@ -230,7 +230,7 @@ func (s *Service) intact(ctx context.Context, d oci.Digest) error {
 	return newSum(d).check(body)
 }
 
-// sum computes the digest of a blob of which the digest is known.
+// sum computes the digest of a blob whose digest is known.
 type sum struct {
 	hash.Hash
 	want oci.Digest
@@ -268,7 +268,7 @@ func (s *Service) index(ctx context.Context, name gear.Name) (*gear.Index, error
 	return gear.Decode(&buf, s.opts.Index)
 }
 
-// stored are the contents of an index that the file store has: all but the empty
+// stored returns the contents of an index that the file store has: all except the empty
 // one.
 func stored(x *gear.Index) []gear.Name {
 	names := make([]gear.Name, 0, len(x.Files))

@@ -20,19 +20,19 @@ import (
 )
 
 const (
-	// earlyFiles is how many files the layers may have together whose index is
-	// given out before the files are stored: some 20 MB of RAM.
+	// earlyFiles bounds the number of files of all layers whose index is published before
+	// the files are stored. They take some 20 MB of RAM.
 	earlyFiles = 200_000
-	// earlyWait is how long a request for such a file waits for it at most.
+	// earlyWait is the maximum time that a request for such a file waits for it.
 	earlyWait = 30 * time.Second
-	// earlyFor is how long after a push a layer that waits in the queue gets its
-	// index first. Later its files come at the same time, which costs less.
+	// earlyFor is how long after a push a queued layer gets its index before its files.
+	// Later, both come at the same time, which costs less.
 	earlyFor = 10 * time.Second
-	// earlySize in bytes is what a layer must have for that to be worth it.
+	// earlySize is the minimum size in bytes of a layer for which that is worthwhile.
 	earlySize = 4 << 20
-	// The files of such layers come when no index has come for earlyPause and none
-	// is being made, as other layers of the image are likely to be on their way; or
-	// when somebody asks for one; or after earlyLongest.
+	// The files of such layers are stored when no index was published for earlyPause and
+	// none is being made, because other layers of the image are likely to follow. They
+	// are stored sooner if somebody asks for one, and at the latest after earlyLongest.
 	earlyPause   = 300 * time.Millisecond
 	earlyLongest = 5 * time.Second
 )
@@ -43,31 +43,33 @@ type early struct {
 	names   map[gear.Name]struct{}
 	since   time.Time
 	wanted  bool // somebody waits for a file
-	// stored is closed when the files are there, or will not come.
+	// stored is closed when the files are stored, or when it is known that they will not
+	// be.
 	stored chan struct{}
 }
 
 // errEarly ends a conversion that made an index and stored no file.
 var errEarly = errors.New("the index is there; the files are to follow")
 
-// leading is the sink of a conversion that stores files as long as it is not
-// behind. From then on it makes the index only, which takes half the time.
+// leading is the sink of a conversion. It stores files as long as the conversion is not
+// behind. From then on it makes only the index, which takes half the time.
 type leading struct {
 	*filestore.Writer
 	behind func() bool // nil: never
 	alone  atomic.Bool // without the files
 }
 
-// gaveUp reports whether files are not stored any more.
+// gaveUp reports whether files are no longer stored.
 func (l *leading) gaveUp(ctx context.Context) bool {
 	if !l.indexOnly() {
 		return false
 	}
-	l.Abort(ctx) // the first time
+	l.Abort(ctx) // it has an effect only the first time
 	return true
 }
 
-// indexOnly is gaveUp for who reads the layer, concurrently with the other methods.
+// indexOnly is gaveUp for the reader of the layer. It may be called concurrently with the
+// other methods.
 func (l *leading) indexOnly() bool {
 	if !l.alone.Load() && l.behind != nil && l.behind() {
 		l.alone.Store(true)
@@ -92,8 +94,8 @@ func (l *leading) Put(ctx context.Context, f gear.File, c convert.Content) error
 	return l.Writer.Put(ctx, f, c)
 }
 
-// announce gives out the index of a layer whose files are not stored. Errors:
-// errEarly if that is done.
+// announce publishes the index of a layer whose files are not stored. It returns errEarly
+// if it did so.
 func (s *Service) announce(d oci.Digest, out *convert.Result) error {
 	var buf bytes.Buffer
 	if err := out.Index.Encode(&buf); err != nil {
@@ -119,7 +121,7 @@ func (s *Service) announce(d oci.Digest, out *convert.Result) error {
 	return errEarly
 }
 
-// earlyIndex returns the index of a layer whose files are to follow, or nil.
+// earlyIndex returns the index of a layer whose files will follow, or nil.
 func (s *Service) earlyIndex(d oci.Digest) *Content {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,8 +131,8 @@ func (s *Service) earlyIndex(d oci.Digest) *Content {
 	return nil
 }
 
-// endEarly ends the wait for the files of a layer: they are stored, or the layer
-// could not be converted and its index is none any more.
+// endEarly ends the wait for the files of a layer. Either they are stored, or the layer
+// could not be converted and its index is no longer valid.
 func (s *Service) endEarly(d oci.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,9 +142,8 @@ func (s *Service) endEarly(d oci.Digest) {
 	}
 }
 
-// arriving waits for those of the names that are files of a layer which the
-// repository shows and whose files are being stored. It reports whether there were
-// any.
+// arriving waits for the named files that belong to a layer which the repository shows
+// and whose files are being stored. It reports whether there were any.
 func (s *Service) arriving(ctx context.Context, repo string, names []gear.Name) (bool, error) {
 	s.mu.Lock()
 	of := map[oci.Digest]*early{}
@@ -186,7 +187,7 @@ func (s *Service) indexFirst(j gearfacts.Job, size int64) bool {
 	return !s.cat.DB.Shared() && j.Attempts == 0 && size >= earlySize && s.opts.Clock().Sub(j.Due) < earlyFor && s.earlyIndex(j.Digest) == nil
 }
 
-// filesLater reports whether the files of a layer are left to wait.
+// filesLater reports whether the files of a layer should still wait.
 func (s *Service) filesLater(d oci.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,7 +195,7 @@ func (s *Service) filesLater(d oci.Digest) bool {
 	return e != nil && !e.wanted && time.Since(e.since) < earlyLongest && (s.leads > 0 || time.Since(s.announced) < earlyPause)
 }
 
-// lead counts the conversions that may give out an index before the files.
+// lead adds n to the number of conversions that may publish an index before the files.
 func (s *Service) lead(n int) {
 	s.mu.Lock()
 	s.leads += n
@@ -204,7 +205,7 @@ func (s *Service) lead(n int) {
 	}
 }
 
-// earlyWaiting are the layers whose files are to come from the queue.
+// earlyWaiting returns the layers whose files the queue has still to store.
 func (s *Service) earlyWaiting() []oci.Digest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -217,10 +218,10 @@ func (s *Service) earlyWaiting() []oci.Digest {
 	return out
 }
 
-// indexesFirst puts the jobs of layers that have an early index behind the others,
-// and of these the ones that came just now in the order of their sizes: the index
-// of an image is there when that of its largest layer is, which one processor makes.
-// A small one is passed over for no longer than earlyFor.
+// indexesFirst sorts the jobs of layers that have an early index behind the others. It
+// sorts the layers that came just now by size, the largest first. The reason is that the
+// index of an image is complete when the index of its largest layer is, and one processor
+// makes that. A small layer is passed over for no longer than earlyFor.
 func (s *Service) indexesFirst(jobs []gearfacts.Job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -244,9 +245,9 @@ func (s *Service) indexesFirst(jobs []gearfacts.Job) {
 	s.takeTurns(jobs, func(j *gearfacts.Job) bool { return rank(j) == 2 })
 }
 
-// takeTurns puts jobs in the order in which repositories take turns, each in the order
-// that its jobs have; later ones come behind all others. What is being converted counts
-// as a turn that its repository has had. The caller holds mu.
+// takeTurns orders jobs so that repositories take turns. Each repository's jobs stay in
+// order. Jobs for which later returns true come after all others. A layer being converted
+// counts as a turn of its repository. The caller holds mu.
 func (s *Service) takeTurns(jobs []gearfacts.Job, later func(*gearfacts.Job) bool) {
 	had := map[int64]int{}
 	for i := range jobs {

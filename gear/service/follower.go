@@ -13,38 +13,37 @@ import (
 // errDropped ends the conversion of an upload that did not become a blob.
 var errDropped = errors.New("the upload has ended without becoming a blob")
 
-// errTaken ends one of a layer that is converted, or being converted, already.
+// errTaken ends the conversion of a layer that is converted, or being converted, already.
 var errTaken = errors.New("the layer is being converted already")
 
-// errSlow ends one that has waited too long for bytes.
+// errSlow ends a conversion that has waited too long for bytes.
 var errSlow = errors.New("the upload is slow; its layer is converted when it is there")
 
-// follower is the layer of one conversion while it is being uploaded: what the
-// registry writes is read here a moment later. It never holds up the upload:
-// once more than limit bytes wait to be read, it stops taking them, and the rest
-// is read from the object store when the blob is there. Nor does it wait for a
-// slow one for ever: a slot for conversions, and other layers that need the same
-// files, would wait as well.
+// follower provides the layer to one conversion while the layer is uploaded. It reads
+// what the registry writes a moment later. It never delays the upload: once more than
+// limit bytes wait to be read, it takes no more, and reads the rest from the object store
+// when the blob is there. It does not wait forever for a slow upload either, because a
+// slot for conversions, and other layers that need the same files, would wait as well.
 type follower struct {
 	limit int
-	// open opens the published blob from a byte on.
+	// open opens the published blob at an offset.
 	open func(ctx context.Context, d oci.Digest, off int64) (io.ReadCloser, error)
-	// claim is asked when the upload has become a blob whether its conversion is
-	// for this follower to do.
+	// claim is called when the upload has become a blob. It reports whether this follower
+	// should do the conversion.
 	claim func(d oci.Digest, size int64) bool
 
 	mu sync.Mutex
 	// changed is signalled when waiting or state grows.
 	changed *sync.Cond
 	waiting []byte
-	// taken is how many bytes were ever put into waiting; full that there was
-	// no room for what came behind them.
+	// taken is how many bytes were ever put into waiting. full says that there was no
+	// room for the bytes after them.
 	taken int64
 	full  bool
 	ended bool
-	blob  oci.Digest // what it became, "" while or if it did not
+	blob  oci.Digest // the resulting blob; "" if there is none, or none yet
 	size  int64
-	// claimed is what claim said; given up, that nobody reads any more.
+	// claimed is the result of claim. givenUp says that nobody reads any more.
 	claimed, givenUp bool
 }
 
@@ -87,7 +86,7 @@ func (f *follower) Dropped() {
 	f.changed.Broadcast()
 }
 
-// published waits until the upload has ended and returns what it became.
+// published waits until the upload has ended and returns the resulting blob.
 func (f *follower) published(ctx context.Context) (oci.Digest, int64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -105,15 +104,15 @@ func (f *follower) published(ctx context.Context) (oci.Digest, int64, error) {
 	return f.blob, f.size, nil
 }
 
-// behind tells that the conversion is slower than the upload.
+// behind reports whether the conversion is slower than the upload.
 func (f *follower) behind() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.full || len(f.waiting) > f.limit/2
 }
 
-// giveUp says that nobody reads any more, and returns the blob whose conversion
-// was claimed until now, or "".
+// giveUp says that nobody reads any more. It returns the blob whose conversion was
+// claimed until now, or "".
 func (f *follower) giveUp() oci.Digest {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -125,8 +124,9 @@ func (f *follower) giveUp() oci.Digest {
 	return f.blob
 }
 
-// reader reads the layer, from its first byte on, and waits no longer than
-// patience for it in all. There is one at most, and it must be closed.
+// reader returns a reader of the layer, from its first byte on. The reader waits for
+// bytes for at most patience in total. There is at most one reader, and it must be
+// closed.
 func (f *follower) reader(ctx context.Context, patience time.Duration) io.ReadCloser {
 	r := &followReader{f: f, ctx: ctx, patience: patience, awake: context.AfterFunc(ctx, f.wake)}
 	r.timer = time.AfterFunc(time.Hour, func() {
@@ -145,10 +145,10 @@ type followReader struct {
 	buf  []byte // taken from the follower
 	have []byte // the part of buf that was not read yet
 	rest io.ReadCloser
-	// awake stops waking the follower when ctx ends.
+	// awake stops the wake-up that happens when ctx ends.
 	awake func() bool
-	// patience is what is left of it. timer runs while the reader waits, and
-	// sets late, which f.mu guards, when it is used up.
+	// patience is the remaining time. timer runs while the reader waits. When the time is
+	// used up, it sets late, which f.mu guards.
 	patience time.Duration
 	timer    *time.Timer
 	late     bool
@@ -172,7 +172,7 @@ func (r *followReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// next waits for bytes, or opens what was published behind those that were taken.
+// next waits for bytes. After the bytes that were taken, it opens the published blob.
 func (r *followReader) next() error {
 	f := r.f
 	f.mu.Lock()
@@ -180,7 +180,7 @@ func (r *followReader) next() error {
 		f.mu.Unlock()
 		return err
 	}
-	// The two buffers take turns, so that a long layer allocates no more.
+	// The two buffers are used in turn, so that a long layer allocates no more.
 	r.buf, f.waiting = f.waiting, r.buf[:0]
 	r.have = r.buf
 	blob, size, taken := f.blob, f.size, f.taken
@@ -235,7 +235,7 @@ func (r *followReader) Close() error {
 	return nil
 }
 
-// wake lets a reader whose context has ended notice it.
+// wake makes a reader notice that its context has ended.
 func (f *follower) wake() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

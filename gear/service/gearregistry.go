@@ -1,11 +1,11 @@
-// Package gearregistry is the registry's side of Gear: it converts the layers
-// that are pushed, keeps account of what waits and what failed, and decides
-// which repository may read which file.
+// Package gearregistry implements the registry's side of Gear. It converts pushed layers,
+// records which conversions wait and which failed, and decides which repository may read
+// which file.
 //
-// A layer is converted while it is uploaded ([Service.Follow]) or, where that was
-// not possible, from a durable queue in the catalogue. Nothing of it ever fails a
-// push. A file is read through a repository that shows a layer which holds it:
-// to know a name gives nothing.
+// A layer is converted while it is uploaded ([Service.Follow]) or, if that was not
+// possible, from a durable queue in the catalogue. No failure of a conversion makes a
+// push fail. A file is read through a repository that shows a layer with the file.
+// Knowing the name of a file gives no access.
 package service
 
 import (
@@ -27,70 +27,72 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
-// Mode is when the images of a repository are converted.
+// Mode says when the images of a repository are converted.
 type Mode uint8
 
-// The modes of conversion.
+// These are the modes of conversion.
 const (
 	// Async converts while the image is pushed and soon after.
 	Async Mode = iota
-	// Sync answers the push of a manifest when its layers are converted.
+	// Sync answers the push of a manifest after its layers are converted.
 	Sync
-	// Off converts nothing by itself.
+	// Off converts nothing without a request.
 	Off
 )
 
-// Blobs opens what is stored, whichever repository shows it.
+// Blobs opens stored blobs, whichever repository shows them.
 type Blobs interface {
-	// OpenBlob opens a blob from a byte on. Errors: catalog.ErrNotFound.
+	// OpenBlob opens a blob at an offset. Errors: catalog.ErrNotFound.
 	OpenBlob(ctx context.Context, d oci.Digest, off int64) (body io.ReadCloser, size int64, err error)
 }
 
-// Options of New. The zero value works.
+// Options are the options of New. The zero value works.
 type Options struct {
-	// Logger; default slog.Default.
+	// Logger is the logger; default slog.Default.
 	Logger *slog.Logger
-	// Clock tells the time; default time.Now.
+	// Clock returns the time; default time.Now.
 	Clock func() time.Time
-	// Mode of a repository; default Async for all.
+	// Mode returns the mode of a repository; default Async for all.
 	Mode func(repo string) Mode
-	// SyncTimeout is how long a push waits at most with Sync; default 5 min.
+	// SyncTimeout is the maximum time that a push waits with Sync; default 5 min.
 	SyncTimeout time.Duration
-	// Workers is how many layers are converted at once; default 2.
+	// Workers is how many layers are converted at the same time; default 2.
 	Workers int
-	// TempDir is where large files lie while they are converted; default
-	// os.TempDir. They have no name.
+	// TempDir is the directory for large files while they are converted; default
+	// os.TempDir. The files have no name.
 	TempDir string
 	// Layer and Index bound what a layer may cost.
 	Layer *rootfs.Options
 	Index *gear.Limits
-	// LayerTime bounds the work of a conversion; default 1 h. The time in which it waits
-	// for bytes does not count.
+	// LayerTime bounds the work of a conversion; default 1 h. The time spent waiting for
+	// bytes does not count.
 	LayerTime time.Duration
-	// Patience is how long in all a conversion waits for the bytes of an upload
-	// that it goes along with; default 30 s. An upload that is slower than that is
-	// converted from the queue when it is there: others must not wait for it.
+	// Patience is how long in total a conversion waits for the bytes of an upload that it
+	// follows; default 30 s. A slower upload is converted from the queue when it is
+	// complete, because others must not wait for it.
 	Patience time.Duration
-	// StagedFor is how long a file that a client uploaded waits for the index
-	// that holds it; default 24 h.
+	// StagedFor is how long a file that a client uploaded is kept before an index holds
+	// it; default 24 h.
 	StagedFor time.Duration
-	// SettleEvery is the time between two looks for packs to settle; 0: never.
-	// SettleShare, in percent, is how much of one processor it may use; default 50.
+	// SettleEvery is the time between two searches for packs to settle; 0: never.
+	// SettleShare is how much of one processor settling may use, in percent; default 50.
 	SettleEvery time.Duration
 	SettleShare int
-	// Lease is how long, where other processes share the catalogue, a conversion of
-	// one that died is left alone; default 1 min.
+	// Lease is how long a conversion of a dead process is left alone if other processes
+	// share the catalogue; default 1 min.
 	Lease time.Duration
 	// ReadOnly refuses uploads and reports, and queues nothing.
 	ReadOnly bool
-	// Owner tells whose a repository is. What the images of one owner open is believed for
-	// images of another only if a second owner's do, too. Default: all are one owner's.
+	// Owner returns the owner of a repository. What the images of one owner open is
+	// believed for images of another owner only if the images of a second owner open it,
+	// too. Default: one owner owns all repositories.
 	Owner func(repo string) string
 }
 
-// Memory in bytes of all conversions together: for contents, and for what was
-// uploaded and not read yet, of which each may hold twice its share. With what
-// compresses and what decodes them a process stays below 256 MB; see DESIGN.md.
+// These constants are the memory in bytes of all conversions together. conversionMemory
+// is for contents, and followerMemory for what was uploaded and not read yet. Each may
+// use twice its share. Together with compression and decompression, a process stays below
+// 256 MB; see DESIGN.md.
 const (
 	conversionMemory = 96 << 20
 	followerMemory   = 16 << 20
@@ -109,47 +111,46 @@ type Service struct {
 	opts     Options
 	log      *slog.Logger
 
-	// slots bounds the conversions at work.
+	// slots bounds the number of running conversions.
 	slots chan struct{}
 	// queued wakes the workers.
 	queued chan struct{}
-	// mounts bounds how many mounts wait for a conversion. Gear images are
-	// converted in a moment, and one that finds no place is granted at the push of
-	// its manifest, or not.
+	// mounts bounds how many mounts wait for a conversion. Gear images are converted in a
+	// moment. A mount that finds no place is granted when its manifest is pushed, or not
+	// at all.
 	mounts chan struct{}
 
 	mu sync.Mutex
-	// active are the layers being converted, by digest; a layer that is still
-	// being uploaded is not in it yet.
+	// active has the layers being converted, by digest. It does not have layers that are
+	// still being uploaded.
 	active map[oci.Digest]*conversion
 	// awaits has the layers of Gear images that wait in the queue, each with the layer
 	// whose conversion it waits for.
 	awaits map[oci.Digest]oci.Digest
-	// early are the indexes of layers whose files are not stored yet.
+	// early has the indexes of layers whose files are not stored yet.
 	early map[oci.Digest]*early
-	// announced is when the last of them came; leads counts the conversions that
-	// may give out another.
+	// announced is when the last early index was published. leads counts the conversions
+	// that may publish another.
 	announced time.Time
 	leads     int
-	// changed is closed and made anew whenever a conversion ends or an index is
-	// there.
+	// changed is closed and replaced whenever a conversion ends or an index is published.
 	changed chan struct{}
 	closed  bool
-	// runs counts the calls of Run at work; idle is closed when there is none.
+	// runs counts the running calls of Run. idle is closed when there are none.
 	runs int
 	idle chan struct{}
-	// pause is until when nothing is begun from the queue, because how the last
-	// conversion ended could not be recorded.
+	// pause is the time until which nothing is begun from the queue, because the outcome
+	// of the last conversion could not be recorded.
 	pause time.Time
 
 	seen    visible
 	metrics metrics
-	// predicted is what was inferred of starts; predicting bounds how many are at work,
-	// and is taken before ballots.mu.
+	// predicted has what was inferred about starts. predicting bounds how many inferences
+	// run, and is acquired before ballots.mu.
 	predicted  predictions
 	predicting chan struct{}
 	ballots    ballots
-	// owner names this process in leases.
+	// owner identifies this process in leases.
 	owner string
 
 	ctx    context.Context // ends with Close
@@ -157,23 +158,23 @@ type Service struct {
 	work   sync.WaitGroup
 }
 
-// conversion is the conversion of one layer while it goes on.
+// conversion is a conversion of one layer while it runs.
 type conversion struct {
 	since time.Time
-	// bytes of the layer read so far, of size, which is 0 while it is unknown.
+	// mu guards the fields below. bytes is how many bytes of the layer were read so far.
+	// size is the size of the layer, or 0 while it is unknown.
 	mu          sync.Mutex
 	bytes, size int64
 }
 
-// progress records how far the conversion is; 0 leaves a value as it is.
+// progress records how far the conversion is. 0 leaves a value unchanged.
 func (c *conversion) progress(bytes, size int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.bytes, c.size = max(c.bytes, bytes), max(c.size, size)
 }
 
-// New returns the service. It reads nothing; Run does the work that no request
-// asks for.
+// New returns the service. It reads nothing. Run does the work that no request asks for.
 func New(cat *catalog.Catalog, blobs Blobs, files *filestore.Store, o *Options) *Service {
 	s := &Service{cat: cat, contents: gearfacts.NewFiles(cat.DB), facts: gearfacts.NewLayers(cat.DB), blobs: blobs, files: files, active: map[oci.Digest]*conversion{}, early: map[oci.Digest]*early{}, awaits: map[oci.Digest]oci.Digest{},
 		changed: make(chan struct{}), queued: make(chan struct{}, 1), mounts: make(chan struct{}, 64), idle: make(chan struct{}),
@@ -225,8 +226,8 @@ func New(cat *catalog.Catalog, blobs Blobs, files *filestore.Store, o *Options) 
 	return s
 }
 
-// Run converts what is queued, and settles, until ctx ends. The conversions that
-// it began end with Close. It returns nil.
+// Run converts queued layers, and settles, until ctx ends. The conversions that it began
+// end with Close. It returns nil.
 func (s *Service) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -250,7 +251,7 @@ func (s *Service) Run(ctx context.Context) error {
 	return nil
 }
 
-// running counts the calls of Run.
+// running adds n to the number of running calls of Run.
 func (s *Service) running(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -262,22 +263,22 @@ func (s *Service) running(n int) {
 	}
 }
 
-// unattended is closed when nobody works off the queue.
+// unattended returns a channel that is closed when nobody works on the queue.
 func (s *Service) unattended() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.idle
 }
 
-// attended reports whether somebody works off the queue.
+// attended reports whether somebody works on the queue.
 func (s *Service) attended() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.runs > 0
 }
 
-// Close ends the conversions under way, which the next start takes up again. The
-// catalogue and the store must stay open until it returns.
+// Close ends the running conversions. The next start resumes them. The catalogue and the
+// store must stay open until it returns.
 func (s *Service) Close() {
 	s.mu.Lock()
 	s.closed = true
@@ -286,7 +287,7 @@ func (s *Service) Close() {
 	s.work.Wait()
 }
 
-// begin counts work that Close waits for; false: the service is closed.
+// begin counts work that Close waits for. It returns false if the service is closed.
 func (s *Service) begin() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -297,7 +298,8 @@ func (s *Service) begin() bool {
 	return true
 }
 
-// start notes that a layer is being converted; false: it is already.
+// start records that a layer is being converted. It returns false if the layer is being
+// converted already.
 func (s *Service) start(d oci.Digest, c *conversion) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -308,7 +310,8 @@ func (s *Service) start(d oci.Digest, c *conversion) bool {
 	return true
 }
 
-// end notes that it is not any more, and has the queue look again at what waited for it.
+// end records that a layer is no longer being converted, and makes the queue look again
+// at what waited for it.
 func (s *Service) end(d oci.Digest) {
 	s.mu.Lock()
 	delete(s.active, d)
@@ -326,21 +329,21 @@ func (s *Service) end(d oci.Digest) {
 	}
 }
 
-// tell wakes those who wait for a change. s.mu is held.
+// tell wakes the goroutines that wait for a change. s.mu is held.
 func (s *Service) tell() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// isActive reports whether a layer is being converted, and what to wait on for the
-// end of some conversion.
+// isActive reports whether a layer is being converted. It also returns a channel that is
+// closed when any conversion ends.
 func (s *Service) isActive(d oci.Digest) (bool, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.active[d] != nil, s.changed
 }
 
-// keepHouse cleans up, and rewrites packs if that is wanted, now and then.
+// keepHouse cleans up from time to time, and rewrites packs if that is wanted.
 func (s *Service) keepHouse(ctx context.Context) {
 	every := s.opts.SettleEvery
 	if every <= 0 {
@@ -366,13 +369,13 @@ func (s *Service) keepHouse(ctx context.Context) {
 	}
 }
 
-// Settle cleans up and rewrites packs. It rests between two of them, so that it
-// takes no more than its share of time, and while layers are converted.
+// Settle cleans up and rewrites packs. It rests after each pack, so that it takes no more
+// than its share of time, and while layers are converted.
 func (s *Service) Settle(ctx context.Context, all bool) error {
 	if err := s.files.Housekeep(ctx); err != nil {
 		return fmt.Errorf("clean up: %w", err)
 	}
-	last := time.Now() // of processor time and not of Options.Clock
+	last := time.Now() // it measures work, so it does not use Options.Clock
 	rep, err := s.files.Settle(ctx, filestore.SettleOptions{All: all, Progress: func(filestore.SettleReport) {
 		worked := time.Since(last)
 		s.rest(ctx, worked*time.Duration(100-s.opts.SettleShare)/time.Duration(s.opts.SettleShare))
@@ -385,11 +388,11 @@ func (s *Service) Settle(ctx context.Context, all bool) error {
 	return err
 }
 
-// longestRest is how long at most settling stands back behind conversions.
+// longestRest is how long settling waits at most for conversions to end.
 const longestRest = 30 * time.Second
 
-// rest waits for a time, and until no layer is being converted or longestRest is
-// over: on a registry that converts all day packs are settled, too.
+// rest waits for a time, and then until no layer is being converted or longestRest is
+// over. So packs are settled even on a registry that converts all day.
 func (s *Service) rest(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()

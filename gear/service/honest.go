@@ -8,8 +8,8 @@ import (
 	"example.org/slipway/gear"
 )
 
-// honest returns how the index that a Gear image brings with it contradicts what is
-// stored of its files, all of which the repository may read. Errors: gear.ErrInvalid.
+// honest returns an error if the index in a Gear image contradicts what is stored about
+// its files. The repository may read all of these files. Errors: gear.ErrInvalid.
 func (s *Service) honest(ctx context.Context, x *gear.Index) error {
 	known, err := s.contents.Files(ctx, stored(x))
 	if err != nil {
@@ -22,7 +22,7 @@ func (s *Service) honest(ctx context.Context, x *gear.Index) error {
 	for i := range x.Files {
 		f := &x.Files[i]
 		size, ok := sizes[f.Name]
-		if f.Size == 0 || !ok { // the empty file is not stored, and recording tells what is gone
+		if f.Size == 0 || !ok { // the empty file is not stored, and recording detects missing files
 			continue
 		}
 		if size != f.Size {

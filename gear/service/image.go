@@ -15,17 +15,18 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
-// holdsIndex reports whether a layer looks like that of a Gear image.
+// holdsIndex reports whether a layer looks like the layer of a Gear image.
 func holdsIndex(x *gear.Index) bool {
 	_, ok := x.Lookup(".slipway/index")
 	return ok && len(x.Entries) == 3
 }
 
-// takeIndex records the index in the layer of a Gear image as that layer's, if a
-// repository that shows the layer may read every file of it already, and if it says of
-// these files what they are. It counts in such repositories only. Errors:
-// gear.ErrInvalid; errForeign if there is none, whether or not the
-// files are somewhere else: to be told that would be to be told what others have.
+// takeIndex records the index in the layer of a Gear image as that layer's index. It
+// requires that a repository which shows the layer may already read every file of the
+// index, and that the index describes these files correctly. The index counts only in
+// such repositories. Errors: gear.ErrInvalid; errForeign if there is no such repository,
+// whether or not the files are stored elsewhere. A different answer would reveal what
+// others have.
 func (s *Service) takeIndex(ctx context.Context, d oci.Digest, diffID [32]byte) error {
 	x, err := s.embedded(ctx, d)
 	if err != nil {
@@ -63,17 +64,18 @@ func (s *Service) takeIndex(ctx context.Context, d oci.Digest, diffID [32]byte) 
 	return cmp.Or(s.grantTo(ctx, d, granted), later)
 }
 
-// grantees returns which of the repositories that show the layer of a Gear image may
-// read all of its files. later is an awaitsError if others still may when the layers
-// that they push are converted: whoever converts an image makes the Gear image of
-// indexes that are given out before the files are stored.
+// grantees returns the repositories that show the layer of a Gear image and may read all
+// of its files. later is an awaitsError if other repositories may become able to once
+// layers that they push are converted. That happens because a client can make a Gear
+// image from indexes that are published before the files are stored.
 func (s *Service) grantees(ctx context.Context, d oci.Digest, names []gear.Name) (granted []string, later, err error) {
 	repos, err := s.facts.Repositories(ctx, d)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, repo := range repos {
-		// Before the look at the files, so that no end of a conversion is missed.
+		// This comes before the look at the files, so that no end of a conversion is
+		// missed.
 		awaited, err := s.facts.Awaited(ctx, repo, d)
 		if err != nil && !errors.Is(err, catalog.ErrNotFound) {
 			return nil, nil, err
@@ -100,8 +102,8 @@ func (s *Service) grantTo(ctx context.Context, d oci.Digest, repos []string) err
 	return nil
 }
 
-// grantMore lets further repositories use the layer of a Gear image that is recorded.
-// Of other layers it changes nothing.
+// grantMore lets further repositories use the recorded layer of a Gear image. It changes
+// nothing for other layers.
 func (s *Service) grantMore(ctx context.Context, d oci.Digest) error {
 	l, err := s.facts.Layer(ctx, d)
 	if err != nil || !l.Embedded {
@@ -126,11 +128,11 @@ func (e *awaitsError) Error() string {
 	return "the Gear image waits for the conversion of " + string(e.layer)
 }
 
-// errForeign is why the layer of a Gear image is of no use in a repository.
+// errForeign says why a repository cannot use the layer of a Gear image.
 var errForeign = errors.New("the Gear image holds files that the repository does not; convert the original image in it")
 
-// embedded reads the index in the layer of a Gear image. That its bytes are still
-// those that were pushed is checked, as the index decides who is given what.
+// embedded reads the index in the layer of a Gear image. It checks that the bytes are
+// still the bytes that were pushed, because the index decides who is given what.
 func (s *Service) embedded(ctx context.Context, d oci.Digest) (*gear.Index, error) {
 	body, _, err := s.blobs.OpenBlob(ctx, d, 0)
 	if err != nil {
@@ -148,21 +150,21 @@ func (s *Service) embedded(ctx context.Context, d oci.Digest) (*gear.Index, erro
 	return x, nil
 }
 
-// mayAll reports whether a repository may read all files of a Gear image by other
-// ways than that image. Else whoever knows an index could make himself an image
-// of other people's files.
+// mayAll reports whether a repository may read all files of a Gear image in other ways
+// than through that image. Otherwise a client who knows an index could make an image of
+// other people's files.
 func (s *Service) mayAll(ctx context.Context, repo string, names []gear.Name) (bool, error) {
 	may, err := s.contents.Visible(ctx, repo, names)
 	return err == nil && !slices.Contains(may, false), err
 }
 
-// grantOne lets a repository use the layer of a Gear image that is known already, now or
-// when layers that the repository pushes are converted.
+// grantOne lets a repository use the layer of a Gear image that is recorded already. It
+// does so now, or once layers that the repository pushes are converted.
 func (s *Service) grantOne(ctx context.Context, repo string, l gearfacts.Layer) error {
 	if granted, err := s.facts.Granted(ctx, repo, l.Digest); err != nil || granted {
 		return err
 	}
-	_, awaited := s.facts.Awaited(ctx, repo, l.Digest) // before the look, so that no end is missed
+	_, awaited := s.facts.Awaited(ctx, repo, l.Digest) // before the look-up, so that no end of a conversion is missed
 	if awaited != nil && !errors.Is(awaited, catalog.ErrNotFound) {
 		return awaited
 	}
@@ -183,8 +185,8 @@ func (s *Service) grantOne(ctx context.Context, repo string, l gearfacts.Layer) 
 	return nil
 }
 
-// maxAwaits bounds for how many Gear images it is known what they wait for. The others
-// are looked at again when they are due.
+// maxAwaits bounds the number of Gear images for which the awaited layer is remembered.
+// The others are considered again when they are due.
 const maxAwaits = 4096
 
 // postpone leaves a Gear image in the queue until a layer is converted.
@@ -208,7 +210,7 @@ func (s *Service) postpone(ctx context.Context, d, layer oci.Digest) error {
 	return nil
 }
 
-// lookAgain makes Gear images due that were postponed.
+// lookAgain makes postponed Gear images due.
 func (s *Service) lookAgain(ctx context.Context, layers ...oci.Digest) {
 	now, err := s.now(ctx)
 	if err == nil {
@@ -219,17 +221,17 @@ func (s *Service) lookAgain(ctx context.Context, layers ...oci.Digest) {
 	}
 }
 
-// mayUse reports, as an error, that a repository may not use the layer of a Gear image,
-// or not yet. Errors: *PendingError.
+// mayUse returns an error if a repository may not use the layer of a Gear image, or not
+// yet. Errors: *PendingError.
 func (s *Service) mayUse(ctx context.Context, repo string, d oci.Digest) error {
 	ok, err := s.facts.Granted(ctx, repo, d)
 	if err != nil || ok {
 		return err
 	}
-	if s.coming(ctx, d) { // it is recorded before it is known who may use it
+	if s.coming(ctx, d) { // the layer is recorded before it is known who may use it
 		return &PendingError{RetryAfter: retryAfter}
 	}
-	// It may have ended in between, with a grant.
+	// The conversion may have ended in between, with a grant.
 	if ok, err = s.facts.Granted(ctx, repo, d); err == nil && !ok {
 		err = &PendingError{Reason: errForeign.Error()}
 	}

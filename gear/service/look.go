@@ -15,23 +15,23 @@ import (
 // ErrNotConverted says that a layer has no index and that nobody has asked for one.
 var ErrNotConverted = errors.New("the layer is not converted to Gear")
 
-// MayLook reports whether a repository shows a layer whose index can be read. Unlike
-// StoredIndex it queues nothing: it is for who only looks. Errors: BLOB_UNKNOWN,
-// ErrNotConverted, *PendingError.
+// MayLook returns an error unless a repository shows a layer whose index can be read.
+// Unlike StoredIndex it queues nothing. It is for callers that only look. Errors:
+// BLOB_UNKNOWN, ErrNotConverted, *PendingError.
 func (s *Service) MayLook(ctx context.Context, repo string, d oci.Digest) error {
 	_, err := s.lookAt(ctx, repo, d)
 	return err
 }
 
 // Look returns the index of a layer that a repository shows, and queues nothing. Errors:
-// as of MayLook.
+// as for MayLook.
 func (s *Service) Look(ctx context.Context, repo string, d oci.Digest) (*gear.Index, error) {
 	l, err := s.lookAt(ctx, repo, d)
 	if err != nil {
 		return nil, err
 	}
 	x, err := s.index(ctx, l.Index)
-	var damaged *filestore.CorruptError // for the first who reads it
+	var damaged *filestore.CorruptError // only the first reader gets it
 	if errors.Is(err, filestore.ErrLost) || errors.As(err, &damaged) {
 		return nil, &PendingError{RetryAfter: retryAfter, Reason: "its index is damaged and made again"}
 	}
@@ -56,7 +56,7 @@ func (s *Service) lookAt(ctx context.Context, repo string, d oci.Digest) (gearfa
 	return l, err
 }
 
-// whyNot says why a layer has no index.
+// whyNot returns an error that says why a layer has no index.
 func (s *Service) whyNot(ctx context.Context, d oci.Digest) error {
 	if active, _ := s.isActive(d); active {
 		return &PendingError{RetryAfter: retryAfter}

@@ -20,38 +20,45 @@ import (
 )
 
 const (
-	// keepDonors is how many donors a repository has of each kind: platform and program.
+	// keepDonors is how many donors a repository keeps for each combination of platform
+	// and program.
 	keepDonors = 8
-	// learnAgain is how often a donor is made again at most, from all reports so far.
+	// learnAgain is the minimum time after which a donor is made again from all reports
+	// so far.
 	learnAgain = 10 * time.Minute
-	// predictions are kept for a while: the nodes of a cluster ask at the same time.
+	// predictedFor and predictedFiles bound how long and how many predictions are kept.
+	// They are kept because the nodes of a cluster ask at the same time.
 	predictedFor   = 10 * time.Minute
 	predictedFiles = 200_000
-	// predictAtOnce is how many are made at a time, each with the index of an image in RAM.
+	// predictAtOnce is how many predictions are made at a time. Each has the index of an
+	// image in RAM.
 	predictAtOnce = 2
-	// predictTime and predictBytes bound what one may cost: bytes are those of contents
-	// that are looked into.
+	// predictTime and predictBytes bound what a prediction may cost. predictBytes bounds
+	// the contents that it reads.
 	predictTime  = 10 * time.Second
 	predictBytes = 256 << 20
-	// maxConfig in bytes is how large the configuration of an image may be.
+	// maxConfig is the maximum size in bytes of the configuration of an image.
 	maxConfig = 4 << 20
 )
 
-// Prediction is what is known of which files containers of an image open first.
+// Prediction says which files containers of an image are expected to open first.
 type Prediction struct {
-	// Files in the order of their opens, each with why it is expected to be opened.
+	// Files has the files in the order in which they are opened, each with the reason why
+	// it is expected to be opened.
 	Files []predict.File
-	// Donor is the manifest that the files of a series were inherited from; or empty.
+	// Donor is the manifest from which the files of a series were inherited, or empty.
 	Donor oci.Digest
 }
 
-// Inferred reports whether it is of another origin than reports about the image itself.
+// Inferred reports whether the prediction has files that do not come from reports about
+// the image itself.
 func (p *Prediction) Inferred() bool { return predict.Inferred(p.Files) }
 
-// Predict returns the image's own profile, as [Service.Profile] does, and for want of one
-// what can be inferred, beside the files that were seen to be opened: from other images of the repository, the program that the image
-// starts, and what images with the same contents opened. What is inferred is kept nowhere
-// for long and never counts as a report. Errors: MANIFEST_UNKNOWN.
+// Predict returns the image's own profile, as [Service.Profile] does. If there is no
+// complete profile, it adds to the files that were seen to be opened what can be
+// inferred: from other images of the repository, from the program that the image starts,
+// and from what images with the same contents opened. Inferred predictions are kept only
+// for a while and never count as reports. Errors: MANIFEST_UNKNOWN.
 func (s *Service) Predict(ctx context.Context, repo string, manifest oci.Digest) (Prediction, error) {
 	own, whole, err := s.knownOf(ctx, repo, manifest, true)
 	if err != nil {
@@ -63,7 +70,7 @@ func (s *Service) Predict(ctx context.Context, repo string, manifest oci.Digest)
 	}
 	p, err := s.inferred(ctx, repo, manifest)
 	if err != nil && ctx.Err() == nil {
-		// A start without a prediction is slower, no more.
+		// A start without a prediction is only slower.
 		s.log.Warn("what an image opens first cannot be inferred", "repo", repo, "manifest", manifest, "err", err)
 		return Prediction{Files: known}, nil
 	}
@@ -71,7 +78,7 @@ func (s *Service) Predict(ctx context.Context, repo string, manifest oci.Digest)
 	return p, err
 }
 
-// joined are the files of both lists, each once.
+// joined returns the files of both lists, each once.
 func joined(a, b []predict.File) []predict.File {
 	had := make(map[gear.Name]bool, len(a))
 	for _, f := range a {
@@ -87,12 +94,13 @@ func joined(a, b []predict.File) []predict.File {
 	return out
 }
 
-// predictions are what was inferred lately. The zero value is empty.
+// predictions has what was inferred lately. The zero value is empty.
 type predictions struct {
 	mu    sync.Mutex
 	all   map[imageKey]predicted
 	files int
-	// changes counts what has been learnt: what was inferred before is not kept.
+	// changes counts what has been learnt. A prediction that was inferred before a change
+	// is not kept.
 	changes int
 	learnt  map[imageKey]time.Time
 }
@@ -107,7 +115,8 @@ type predicted struct {
 	at time.Time
 }
 
-// get returns what was inferred of an image, and the changes so far, to be given to put.
+// get returns what was inferred about an image, and the number of changes so far, which
+// the caller passes to put.
 func (c *predictions) get(k imageKey, now time.Time) (Prediction, int, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -142,10 +151,10 @@ func (c *predictions) learn(k imageKey, now time.Time) bool {
 	return true
 }
 
-// maxLearnt bounds of how many images it is remembered when they were learnt last.
+// maxLearnt bounds for how many images the time of the last learning is remembered.
 const maxLearnt = 4096
 
-// forget drops what was inferred of the images of a repository.
+// forget drops what was inferred about the images of a repository.
 func (c *predictions) forget(repo string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,8 +167,8 @@ func (c *predictions) forget(repo string) {
 	}
 }
 
-// inferred is what can be told of an image without a report. It is empty as long as the
-// image is not converted.
+// inferred returns what can be predicted about an image without a report. It is empty as
+// long as the image is not converted.
 func (s *Service) inferred(ctx context.Context, repo string, manifest oci.Digest) (Prediction, error) {
 	k := imageKey{repo, manifest}
 	if p, _, ok := s.predicted.get(k, s.opts.Clock()); ok {
@@ -171,7 +180,7 @@ func (s *Service) inferred(ctx context.Context, repo string, manifest oci.Digest
 	case <-ctx.Done():
 		return Prediction{}, ctx.Err()
 	}
-	p, changes, ok := s.predicted.get(k, s.opts.Clock()) // it may have been made meanwhile
+	p, changes, ok := s.predicted.get(k, s.opts.Clock()) // another call may have made it meanwhile
 	if ok {
 		return p, nil
 	}
@@ -210,7 +219,8 @@ func (s *Service) infer(ctx context.Context, repo string, manifest oci.Digest) (
 			return out, nil
 		}
 	}
-	// A donor most of whose files are not found tells little: the image is another one now.
+	// A donor says little if most of its files are not found, because the image is a
+	// different one now.
 	out.Files = joined(out.Files, predict.Static(img.tree, img.command, open))
 	voted, err := s.voted(ctx, repo, img)
 	if err != nil {
@@ -220,7 +230,7 @@ func (s *Service) infer(ctx context.Context, repo string, manifest oci.Digest) (
 	return out, nil
 }
 
-// start is what an image is started from.
+// start is what a prediction needs to know about the start of an image.
 type start struct {
 	tree     *predict.Tree
 	names    []gear.Name // the contents of the tree
@@ -228,11 +238,11 @@ type start struct {
 	command  predict.Command
 }
 
-// errNoImage says that a manifest is not that of one image.
+// errNoImage says that a manifest does not describe a single image.
 var errNoImage = errors.New("the manifest is not that of an image")
 
-// startOf reads what a prediction needs of an image. Errors: errNoImage, ErrNotConverted,
-// *PendingError.
+// startOf reads what a prediction needs to know about an image. Errors: errNoImage,
+// ErrNotConverted, *PendingError.
 func (s *Service) startOf(ctx context.Context, repo string, manifest oci.Digest) (*start, error) {
 	m, err := s.cat.Manifest(ctx, repo, manifest)
 	if err != nil {
@@ -290,7 +300,7 @@ func (s *Service) readConfig(ctx context.Context, d oci.Digest, out *start) erro
 	return nil
 }
 
-// donors reads the donors of a repository. One that is damaged is passed over.
+// donors reads the donors of a repository. It skips a donor that is damaged.
 func (s *Service) donors(ctx context.Context, repo string) ([]*predict.Donor, error) {
 	rows, err := s.facts.Donors(ctx, repo)
 	if err != nil {
@@ -342,7 +352,8 @@ func (s *Service) learn(ctx context.Context, repo string, manifest oci.Digest) e
 		return err
 	}
 	if !whole {
-		// What the start was given it was not seen to open: that is still known from before.
+		// Files that the start was given could not be seen to be opened. They are known
+		// from the earlier prediction.
 		inferred, err := s.infer(ctx, repo, manifest)
 		if err != nil {
 			return err
@@ -367,7 +378,8 @@ func (s *Service) learn(ctx context.Context, repo string, manifest oci.Digest) e
 	return nil
 }
 
-// opener opens contents for a prediction, up to its bounds in all.
+// opener returns a function that opens contents for a prediction, up to the bounds of the
+// prediction.
 func (s *Service) opener(ctx context.Context) predict.Open {
 	left := int64(predictBytes)
 	take := func(n int64) error {
@@ -395,7 +407,7 @@ func (s *Service) opener(ctx context.Context) predict.Open {
 // errCostly says that a prediction has read enough.
 var errCostly = errors.New("too much was read for one prediction")
 
-// blocks reads a large content by its chunks, as far as they are asked for.
+// blocks reads the chunks of a large content on demand.
 type blocks struct {
 	ctx  context.Context // of the prediction
 	f    *filestore.File
@@ -441,5 +453,5 @@ func (b *blocks) read(i int64) ([]byte, error) {
 	return b.have[i], nil
 }
 
-// maxBlocks is how many chunks of a content are in RAM.
+// maxBlocks is how many chunks of a content are kept in RAM.
 const maxBlocks = 8

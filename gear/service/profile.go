@@ -10,14 +10,14 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// Profile returns which files containers of an image open first, in that order:
-// those that at least a quarter of the reports had. Errors: MANIFEST_UNKNOWN.
+// Profile returns the files that containers of an image open first, in that order. It has
+// the files that at least a quarter of the reports had. Errors: MANIFEST_UNKNOWN.
 func (s *Service) Profile(ctx context.Context, repo string, manifest oci.Digest) ([]gear.Name, error) {
 	return s.profileOf(ctx, repo, manifest, true)
 }
 
-// LookProfile is Profile for who only looks: files that are still being stored are
-// left out. It does not wait for them, nor have them stored sooner.
+// LookProfile is Profile for callers that only look. It leaves out files that are still
+// being stored. It neither waits for them nor has them stored sooner.
 func (s *Service) LookProfile(ctx context.Context, repo string, manifest oci.Digest) ([]gear.Name, error) {
 	return s.profileOf(ctx, repo, manifest, false)
 }
@@ -27,7 +27,7 @@ func (s *Service) profileOf(ctx context.Context, repo string, manifest oci.Diges
 	return names, err
 }
 
-// knownOf is profileOf that says as well whether any report was of a whole start.
+// knownOf is profileOf, but also reports whether any report was of a complete start.
 func (s *Service) knownOf(ctx context.Context, repo string, manifest oci.Digest, wait bool) (names []gear.Name, whole bool, err error) {
 	if err := s.shows(ctx, repo, manifest); err != nil {
 		return nil, false, err
@@ -42,7 +42,7 @@ func (s *Service) knownOf(ctx context.Context, repo string, manifest oci.Digest,
 		return nil, false, nil
 	}
 	names = p.Order()
-	// Reports may have come by way of another repository that shows the image.
+	// Reports may have come through another repository that shows the image.
 	may, err := s.look(ctx, repo, names, wait)
 	if err != nil {
 		return nil, false, err
@@ -56,15 +56,16 @@ func (s *Service) knownOf(ctx context.Context, repo string, manifest oci.Digest,
 	return kept, p.Whole(), nil
 }
 
-// ReportProfile takes in which files a container opened, in that order. Names
-// that the repository may not read are left out, so that a report can do no more
-// than change an order. Errors: MANIFEST_UNKNOWN.
+// ReportProfile records which files a container opened, in that order. It ignores names
+// that the repository may not read, so that a report can do no more than change an order.
+// Errors: MANIFEST_UNKNOWN.
 func (s *Service) ReportProfile(ctx context.Context, repo string, manifest oci.Digest, names []gear.Name) error {
 	return s.report(ctx, repo, manifest, names, (*profile.Profile).Add)
 }
 
-// ReportSeen is ReportProfile of a container that may have opened other files as well, which
-// nobody saw. It speaks for its names, and not against others. Errors: MANIFEST_UNKNOWN.
+// ReportSeen is ReportProfile for a container that may have opened other files as well,
+// which nobody saw. The report counts for its names, and not against other names. Errors:
+// MANIFEST_UNKNOWN.
 func (s *Service) ReportSeen(ctx context.Context, repo string, manifest oci.Digest, names []gear.Name) error {
 	return s.report(ctx, repo, manifest, names, (*profile.Profile).AddSeen)
 }
@@ -105,7 +106,7 @@ func (s *Service) report(ctx context.Context, repo string, manifest oci.Digest, 
 	return err
 }
 
-// shows checks that a repository shows a manifest.
+// shows returns an error unless a repository shows a manifest.
 func (s *Service) shows(ctx context.Context, repo string, manifest oci.Digest) error {
 	_, err := s.cat.Manifest(ctx, repo, manifest)
 	if errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNoRepository) {

@@ -18,23 +18,25 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
-// Retries of conversions that failed for a reason that may pass: the second after
-// firstRetry, then at twice the distance each time up to lastRetry, for ever.
+// These constants control the retries of conversions that failed for a temporary reason.
+// The first retry comes after firstRetry. The distance then doubles each time up to
+// lastRetry, without end.
 const (
 	firstRetry = 10 * time.Second
 	lastRetry  = 6 * time.Hour
-	// never is when a conversion is tried again that would fail the same way.
+	// never is the delay of a retry that would fail in the same way.
 	never = 100 * 365 * 24 * time.Hour
-	// atOnce is how often one is done again that depended on another which failed.
+	// atOnce is how often a conversion is tried if another conversion on which it depends
+	// fails.
 	atOnce = 3
-	// maxReason in bytes is how much of an error is kept.
+	// maxReason is how many bytes of an error are kept.
 	maxReason = 1000
 )
 
-// OnEvent takes in what happened to a repository: it queues the layers of pushed
-// images, and with mode Sync waits for them. Of a mirrored image each layer is queued
-// when it is there, and nobody waits. It never fails a push. ctx bounds it
-// but for that wait, which has a limit of its own.
+// OnEvent handles an event in a repository. It queues the layers of pushed images, and
+// with mode Sync waits for them. The layers of a mirrored image are queued as they
+// arrive, and nobody waits for them. OnEvent never makes a push fail. ctx bounds it
+// except for that wait, which has a separate limit.
 func (s *Service) OnEvent(ctx context.Context, e registry.Event) {
 	switch {
 	case e.Action == registry.ActionDelete:
@@ -48,7 +50,7 @@ func (s *Service) OnEvent(ctx context.Context, e registry.Event) {
 	}
 }
 
-// pushed queues the layers of an image, and waits for them where that is wanted.
+// pushed queues the layers of an image, and waits for them if that is wanted.
 func (s *Service) pushed(ctx context.Context, e registry.Event) {
 	mode := s.opts.Mode(e.Repo)
 	layers := layersOf(e.References)
@@ -81,17 +83,18 @@ func (s *Service) pushed(ctx context.Context, e registry.Event) {
 	}
 }
 
-// here returns those of the layers that a repository shows.
+// here returns those layers that a repository shows.
 func (s *Service) here(ctx context.Context, repo string, layers []oci.Digest) ([]oci.Digest, error) {
 	linked, err := s.cat.Linked(ctx, repo, layers)
 	return slices.DeleteFunc(layers, func(d oci.Digest) bool { return !linked[d] }), err
 }
 
-// arrivedNaming is in how many manifests a blob that has come is looked up.
+// arrivedNaming is how many manifests that name an arrived blob are looked at.
 const arrivedNaming = 8
 
-// arrived queues a blob of a mirrored repository if it is a layer. Its manifest, which
-// says so, has usually come before; one that comes later queues the layers that are there.
+// arrived queues a blob of a mirrored repository if it is a layer. The manifest that says
+// so has usually come before. A manifest that comes later queues the layers that are
+// there.
 func (s *Service) arrived(ctx context.Context, e registry.Event) {
 	d := e.Descriptor.Digest
 	if s.opts.ReadOnly || s.opts.Mode(e.Repo) == Off {
@@ -106,8 +109,8 @@ func (s *Service) arrived(ctx context.Context, e registry.Event) {
 	}
 }
 
-// layersIn picks the layers among what an image manifest names, none where it is of
-// another form.
+// layersIn returns the layers that an image manifest names. It returns none if the
+// manifest has another form.
 func layersIn(manifest []byte) []oci.Digest {
 	var image struct {
 		Layers []oci.Descriptor `json:"layers"`
@@ -118,8 +121,8 @@ func layersIn(manifest []byte) []oci.Digest {
 	return layersOf(image.Layers)
 }
 
-// mounted lets a repository use the layer of a Gear image that was mounted from
-// another one that may. One that is still being converted is waited for.
+// mounted lets a repository use the layer of a Gear image that was mounted from another
+// repository that may use it. It waits for a layer that is still being converted.
 func (s *Service) mounted(ctx context.Context, e registry.Event) {
 	d := e.Descriptor.Digest
 	_, err := s.facts.Layer(ctx, d)
@@ -144,7 +147,7 @@ func (s *Service) mounted(ctx context.Context, e registry.Event) {
 	s.copyGrant(ctx, e)
 }
 
-// beginMount is begin with a place among s.mounts, which the caller gives back.
+// beginMount is begin, but also takes a place in s.mounts, which the caller gives back.
 func (s *Service) beginMount() bool {
 	select {
 	case s.mounts <- struct{}{}:
@@ -173,7 +176,7 @@ func (s *Service) copyGrant(ctx context.Context, e registry.Event) {
 	}
 }
 
-// layersOf picks the layers among what a manifest names, each once.
+// layersOf returns the layers among the descriptors of a manifest, each once.
 func layersOf(named []oci.Descriptor) []oci.Digest {
 	var out []oci.Digest
 	had := map[oci.Digest]bool{}
@@ -186,8 +189,8 @@ func layersOf(named []oci.Descriptor) []oci.Digest {
 	return out
 }
 
-// IsLayer reports whether a media type is that of a layer that can be converted: a
-// tar that is here, and not encrypted.
+// IsLayer reports whether a media type is the type of a layer that can be converted: a
+// tar that is stored here, and not encrypted.
 func IsLayer(mediaType string) bool {
 	for _, tar := range []string{"application/vnd.oci.image.layer.v1.tar", "application/vnd.docker.image.rootfs.diff.tar"} {
 		if rest, ok := strings.CutPrefix(mediaType, tar); ok {
@@ -200,8 +203,8 @@ func IsLayer(mediaType string) bool {
 	return false
 }
 
-// Queue asks for the conversion of layers of a repository; those that have an
-// index are passed over.
+// Queue requests the conversion of layers of a repository. It skips layers that have an
+// index.
 func (s *Service) Queue(ctx context.Context, repo string, layers []oci.Digest) error {
 	var queue, again []oci.Digest
 	for _, d := range layers {
@@ -216,7 +219,7 @@ func (s *Service) Queue(ctx context.Context, repo string, layers []oci.Digest) e
 		if !errors.Is(err, catalog.ErrNotFound) {
 			return err
 		}
-		// A Gear image that was of no use elsewhere may be of use here.
+		// A Gear image that could not be used elsewhere may be usable here.
 		job, err := s.facts.Job(ctx, d)
 		switch {
 		case err == nil && job.Failure == errForeign.Error():
@@ -248,13 +251,13 @@ func (s *Service) wake() {
 	}
 }
 
-// Wait waits until a layer of the queue has its index. Errors: *PendingError
-// with the reason when the conversion failed, or that of ctx.
+// Wait waits until a queued layer has its index. If the conversion failed, it returns a
+// *PendingError with the reason. If ctx ends, it returns the error of ctx.
 func (s *Service) Wait(ctx context.Context, d oci.Digest) error { return s.wait(ctx, d, nil) }
 
 var errStopping = errors.New("the conversions have stopped")
 
-// wait is Wait that ends with errStopping when stop is closed.
+// wait is Wait, but ends with errStopping when stop is closed.
 func (s *Service) wait(ctx context.Context, d oci.Digest, stop <-chan struct{}) error {
 	var elsewhere <-chan time.Time // another process may convert it
 	if s.cat.DB.Shared() {
@@ -271,7 +274,7 @@ func (s *Service) wait(ctx context.Context, d oci.Digest, stop <-chan struct{}) 
 		if !active {
 			job, err := s.facts.Job(ctx, d)
 			if errors.Is(err, catalog.ErrNotFound) {
-				// It may have been converted since, which ended the job.
+				// It may have been converted in the meantime, which ended the job.
 				if _, err := s.facts.Layer(ctx, d); !errors.Is(err, catalog.ErrNotFound) {
 					return err
 				}
@@ -297,10 +300,11 @@ func (s *Service) wait(ctx context.Context, d oci.Digest, stop <-chan struct{}) 
 	}
 }
 
-// lookEvery is the time between two looks for what other processes have converted.
+// lookEvery is the time between two checks for layers that other processes have
+// converted.
 const lookEvery = 500 * time.Millisecond
 
-// workQueue converts what is queued until ctx ends.
+// workQueue converts queued layers until ctx ends.
 func (s *Service) workQueue(ctx context.Context) {
 	due := time.NewTicker(firstRetry)
 	defer due.Stop()
@@ -319,7 +323,7 @@ func (s *Service) workQueue(ctx context.Context) {
 func (s *Service) drainQueue(ctx context.Context) {
 	for ctx.Err() == nil && !s.pausing() {
 		waiting := s.earlyWaiting()
-		jobs, err := s.facts.Jobs(ctx, max(64, 2*cap(s.slots))) // no more than half are active
+		jobs, err := s.facts.Jobs(ctx, max(64, 2*cap(s.slots))) // at most half of them are active
 		if err != nil {
 			if ctx.Err() == nil {
 				s.log.Error("read the queue of conversions", "err", err)
@@ -335,7 +339,7 @@ func (s *Service) drainQueue(ctx context.Context) {
 		begun := 0
 		for _, j := range jobs {
 			if begun == cap(s.slots) {
-				break // others may have come, whose turn it is
+				break // others may have come whose turn it is
 			}
 			if active, _ := s.isActive(j.Digest); active || s.filesLater(j.Digest) {
 				continue
@@ -357,8 +361,9 @@ func (s *Service) drainQueue(ctx context.Context) {
 	}
 }
 
-// beginQueued begins the conversion of a layer of the queue, with a slot that the
-// caller took and that is given back when it ends. false: it is not begun.
+// beginQueued begins the conversion of a queued layer. The caller took a slot for it,
+// which is given back when the conversion ends. It returns false if the conversion was
+// not begun.
 func (s *Service) beginQueued(j gearfacts.Job) bool {
 	c := &conversion{since: s.opts.Clock()}
 	if !s.begin() {
@@ -384,9 +389,9 @@ func (s *Service) beginQueued(j gearfacts.Job) bool {
 	return true
 }
 
-// leaseJob makes sure that no other process that shares the catalogue converts the
-// same layer meanwhile: what they made would be the same, but twice the work. ctx
-// ends with that.
+// leaseJob makes sure that no other process that shares the catalogue converts the same
+// layer meanwhile. The result would be the same, but the work would be done twice. ctx
+// ends when the lease is lost.
 func (s *Service) leaseJob(d oci.Digest) (ctx context.Context, release func(), ok bool) {
 	if !s.cat.DB.Shared() {
 		return s.ctx, func() {}, true
@@ -405,8 +410,8 @@ func (s *Service) pausing() bool {
 	return s.opts.Clock().Before(s.pause)
 }
 
-// convertQueued converts a layer of the queue, of which so many attempts have
-// failed, and records how that went.
+// convertQueued converts a queued layer and records the outcome. attempts is the number
+// of failed attempts.
 func (s *Service) convertQueued(ctx context.Context, d oci.Digest, attempts int, c *conversion) {
 	follows := false
 	defer func() {
@@ -414,8 +419,8 @@ func (s *Service) convertQueued(ctx context.Context, d oci.Digest, attempts int,
 			s.endEarly(d)
 		}
 	}()
-	// The queue was read a while ago. Since this layer became active nobody else
-	// changes its job but by asking for it again.
+	// The queue was read a while ago. Since this layer became active, nobody else changes
+	// its job except by requesting the layer again.
 	j, err := s.facts.Job(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) || err == nil && j.Attempts != attempts {
 		return
@@ -428,7 +433,7 @@ func (s *Service) convertQueued(ctx context.Context, d oci.Digest, attempts int,
 			err = nil
 		}
 	}
-	if follows = errors.Is(err, errEarly); follows || ctx.Err() != nil { // the next look, or start, takes it up
+	if follows = errors.Is(err, errEarly); follows || ctx.Err() != nil { // the next look at the queue, or the next start, continues it
 		return
 	}
 	var awaits *awaitsError
@@ -450,7 +455,7 @@ func (s *Service) convertQueued(ctx context.Context, d oci.Digest, attempts int,
 	}
 }
 
-// errGone: a layer that was queued is not here any more.
+// errGone says that a queued layer no longer exists.
 var errGone = errors.New("the layer is gone")
 
 // failed records that a conversion failed.
@@ -461,7 +466,7 @@ func (s *Service) failed(ctx context.Context, j gearfacts.Job, err error) error 
 		wait = firstRetry << n
 	}
 	if permanent(err) {
-		// A layer that is damaged in the store may be mended there.
+		// A layer that is damaged in the store may be repaired there.
 		if damage := s.intact(ctx, j.Digest); damage != nil {
 			err = damage
 		} else {
@@ -473,7 +478,7 @@ func (s *Service) failed(ctx context.Context, j gearfacts.Job, err error) error 
 		level = slog.LevelInfo
 	}
 	s.log.Log(ctx, level, "a layer could not be converted", "layer", j.Digest, "err", err, "attempt", j.Attempts+1, "final", wait == never)
-	reason := err.Error() // for who manages the registry; clients get what told makes of it
+	reason := err.Error() // it is for the operator of the registry; clients get the result of told
 	reason = strings.ToValidUTF8(reason[:min(len(reason), maxReason)], "")
 	now, err := s.now(ctx)
 	if err != nil {
@@ -482,7 +487,7 @@ func (s *Service) failed(ctx context.Context, j gearfacts.Job, err error) error 
 	return s.facts.DeferJob(ctx, j.Digest, reason, now.Add(wait))
 }
 
-// now is the time by which what is in the catalogue becomes due.
+// now returns the time by which jobs in the catalogue become due.
 func (s *Service) now(ctx context.Context) (time.Time, error) {
 	if !s.cat.DB.Shared() {
 		return s.opts.Clock(), nil
@@ -490,11 +495,10 @@ func (s *Service) now(ctx context.Context) (time.Time, error) {
 	return s.cat.DB.Now(ctx)
 }
 
-// final reports whether a conversion that failed is not tried again.
+// final reports whether a failed conversion is not tried again.
 func (s *Service) final(j gearfacts.Job) bool { return j.Due.After(s.opts.Clock().Add(never / 2)) }
 
-// todo reports whether a layer has no index, or holds a content that was found
-// damaged.
+// todo reports whether a layer has no index, or has a content that was found damaged.
 func (s *Service) todo(ctx context.Context, d oci.Digest) (bool, error) {
 	_, err := s.facts.Layer(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) {
@@ -506,8 +510,8 @@ func (s *Service) todo(ctx context.Context, d oci.Digest) (bool, error) {
 	return s.facts.LayerLost(ctx, d)
 }
 
-// convertStored converts a layer that is stored, if that is still to do. j is its
-// job, or nil if its files are wanted at once. Errors: errGone, errEarly.
+// convertStored converts a stored layer, unless that was done already. j is its job, or
+// nil if its files are wanted at once. Errors: errGone, errEarly.
 func (s *Service) convertStored(ctx context.Context, d oci.Digest, c *conversion, j *gearfacts.Job) error {
 	todo, err := s.todo(ctx, d)
 	if err != nil {
@@ -555,7 +559,7 @@ func (s *Service) Remake(e *filestore.CorruptError) {
 	}()
 }
 
-// remakeFrom is from how many layers at most a content is made again.
+// remakeFrom is the maximum number of layers from which a content is made again.
 const remakeFrom = 4
 
 func (s *Service) remake(ctx context.Context, e *filestore.CorruptError) error {
@@ -563,7 +567,8 @@ func (s *Service) remake(ctx context.Context, e *filestore.CorruptError) error {
 	if err != nil {
 		return err
 	}
-	// One will do, but it may be damaged, too. Those behind it find nothing to do.
+	// One layer is enough, but it may be damaged, too. The conversions of the other
+	// layers then find nothing to do.
 	layers, err := s.facts.LayersOf(ctx, name, remakeFrom)
 	if err != nil {
 		return err
@@ -579,9 +584,9 @@ func (s *Service) remake(ctx context.Context, e *filestore.CorruptError) error {
 	return nil
 }
 
-// finished forgets the job of a layer that was converted. Whoever asked for the layer
-// while it was converted found that job, so finished looks at what they asked for:
-// contents that were found damaged, and further repositories of a Gear image.
+// finished forgets the job of a layer that was converted. A request for the layer during
+// its conversion found that job. So finished checks for what such requests want: contents
+// that were found damaged, and further repositories of a Gear image.
 func (s *Service) finished(ctx context.Context, d oci.Digest) error {
 	if err := s.facts.EndJob(ctx, d); err != nil {
 		return err
@@ -593,5 +598,5 @@ func (s *Service) finished(ctx context.Context, d oci.Digest) error {
 	if !lost && s.grantMore(ctx, d) == nil {
 		return nil
 	}
-	return s.facts.Requeue(ctx, d) // which says what the error was
+	return s.facts.Requeue(ctx, d) // the conversion records what the error was
 }

@@ -14,13 +14,13 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// absentAgain is when to look again for a layer that is not here yet.
+// absentAgain is the time until the next look for a layer that has not arrived yet.
 const absentAgain = 30 * time.Second
 
-// StoredIndex returns the index of a layer that a repository shows, once all of its
-// files are stored, for whoever makes something else of it. A layer that is not
-// converted is queued, whatever the mode. embedded tells that it is the layer of a
-// Gear image. Errors: *PendingError.
+// StoredIndex returns the index of a layer that a repository shows, once all of its files
+// are stored. It is for callers that convert the layer into something else. A layer that
+// is not converted is queued, whatever the mode. embedded says that the layer belongs to
+// a Gear image. Errors: *PendingError.
 func (s *Service) StoredIndex(ctx context.Context, repo string, d oci.Digest) (x *gear.Index, embedded bool, err error) {
 	l, err := s.facts.Layer(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) {
@@ -35,14 +35,15 @@ func (s *Service) StoredIndex(ctx context.Context, repo string, d oci.Digest) (x
 		}
 	}
 	x, err = s.index(ctx, l.Index)
-	var damaged *filestore.CorruptError // for the first who reads it
+	var damaged *filestore.CorruptError // only the first reader gets it
 	if errors.Is(err, filestore.ErrLost) || errors.As(err, &damaged) {
 		return nil, l.Embedded, s.remaking(ctx, d)
 	}
 	return x, l.Embedded, err
 }
 
-// wanted queues a layer that has no index, and says why it has none.
+// wanted queues a layer that has no index, and returns an error that says why it has
+// none.
 func (s *Service) wanted(ctx context.Context, repo string, d oci.Digest) error {
 	job, err := s.facts.Job(ctx, d)
 	switch {
@@ -67,8 +68,8 @@ func (s *Service) wanted(ctx context.Context, repo string, d oci.Digest) error {
 	return &PendingError{RetryAfter: retryAfter}
 }
 
-// Contents is the file store as a source, whoever may read the files: it is for
-// what goes by an index of StoredIndex.
+// Contents returns the file store as a source, without checking who may read the files.
+// It is for callers that use an index of StoredIndex.
 func (s *Service) Contents() gear.FileSource { return contents{s.files} }
 
 type contents struct{ files *filestore.Store }
@@ -102,7 +103,8 @@ func (c contents) Fetch(ctx context.Context, files []gear.File, deliver func(i i
 	return err
 }
 
-// receive delivers those of files that ask has the places of from a stream of them.
+// receive delivers files from a stream of them. ask has the positions of these files in
+// files.
 func receive(in *gear.StreamReader, files []gear.File, ask []int, deliver func(i int, content io.Reader) error) error {
 	for k, i := range ask {
 		it, err := in.Next()
@@ -132,7 +134,7 @@ func receive(in *gear.StreamReader, files []gear.File, ask []int, deliver func(i
 	return nil
 }
 
-// piped lets a large file be read as it comes.
+// piped passes a large file to deliver while the file arrives.
 func piped(it *gear.StreamItem, deliver func(io.Reader) error) error {
 	pr, pw := io.Pipe()
 	sent := make(chan error, 1)
@@ -143,7 +145,8 @@ func piped(it *gear.StreamItem, deliver func(io.Reader) error) error {
 	}()
 	err := deliver(pr)
 	pr.Close()
-	// Who reads just the bytes that are due does not see that they are wrong.
+	// A reader that reads only the expected number of bytes does not see that they are
+	// wrong.
 	if bad := <-sent; err == nil && !errors.Is(bad, io.ErrClosedPipe) {
 		err = bad
 	}

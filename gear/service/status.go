@@ -16,44 +16,46 @@ import (
 
 // Status is the state of the Gear side.
 type Status struct {
-	// Layers that have an index, the distinct files they hold together and the
-	// bytes these take as stored, in so many packs of so many bytes.
+	// Layers is the number of layers that have an index. Files is the number of distinct
+	// files in them, and StoredBytes their stored size. Packs is the number of packs, and
+	// PackBytes their size.
 	Layers      int64 `json:"layers"`
 	Files       int64 `json:"files"`
 	StoredBytes int64 `json:"stored_bytes"`
 	Packs       int64 `json:"packs"`
 	PackBytes   int64 `json:"pack_bytes"`
-	// Waiting and Failed conversions.
+	// Waiting and Failed count the conversions that wait and have failed.
 	Waiting int64 `json:"waiting"`
 	Failed  int64 `json:"failed"`
-	// Active are the layers being converted, longest first.
+	// Active has the layers being converted, the longest-running first.
 	Active []Active `json:"active"`
-	// Failures are some of those that failed.
+	// Failures has some of the failed conversions.
 	Failures []Failure `json:"failures"`
 }
 
 // Active is a layer being converted.
 type Active struct {
 	Layer oci.Digest `json:"layer"`
-	// Bytes of the layer read so far, of Size.
+	// Bytes is how many of the Size bytes of the layer have been read.
 	Bytes int64         `json:"bytes"`
 	Size  int64         `json:"size"`
 	Took  time.Duration `json:"took"`
 }
 
-// Failure is a conversion that failed.
+// Failure is a failed conversion.
 type Failure struct {
 	Layer    oci.Digest `json:"layer"`
 	Attempts int        `json:"attempts"`
 	Reason   string     `json:"reason"`
-	// Retry is when it is tried again; zero: only when somebody asks for it.
+	// Retry is when it is tried again. If it is zero, that happens only when somebody
+	// requests the layer.
 	Retry time.Time `json:"retry,omitzero"`
 }
 
 // maxFailures is how many failures a status lists.
 const maxFailures = 100
 
-// Status returns the state as it is now.
+// Status returns the current state.
 func (s *Service) Status(ctx context.Context) (Status, error) {
 	var st Status
 	n, err := s.contents.Counts(ctx)
@@ -92,8 +94,8 @@ func (s *Service) activeNow() []Active {
 	return out
 }
 
-// QueueAll queues the layers of every image that have no index, and with again
-// also those whose conversion has failed. It returns how many there are.
+// QueueAll queues all layers of images that have no index, and with again also the layers
+// whose conversion has failed. It returns how many there are.
 func (s *Service) QueueAll(ctx context.Context, again bool) (n int, err error) {
 	for after := int64(0); ; {
 		rows, err := repair.New(s.cat.DB).ManifestRows(ctx, after, 256)
@@ -120,7 +122,7 @@ func (s *Service) queueManifest(ctx context.Context, row repair.ManifestRow, aga
 	if err != nil {
 		return 0, err
 	}
-	layers, err := s.here(ctx, row.Repo, layersIn(m.Content)) // of a mirrored image some may be missing
+	layers, err := s.here(ctx, row.Repo, layersIn(m.Content)) // a mirrored image may lack some of its layers
 	if err != nil {
 		return 0, err
 	}
@@ -148,7 +150,7 @@ func (s *Service) queueManifest(ctx context.Context, row repair.ManifestRow, aga
 	return n, nil
 }
 
-// metrics are the service's Prometheus collectors.
+// metrics has the service's Prometheus collectors.
 type metrics struct {
 	converted, failed   prometheus.Counter
 	readBytes, newBytes prometheus.Counter

@@ -24,16 +24,16 @@ import (
 const (
 	// maxFile is the size in bytes of the largest file that a client may upload.
 	maxFile = 64 << 30
-	// maxStream is how many files one stream may bring.
+	// maxStream is the maximum number of files in one stream.
 	maxStream = 1 << 20
-	// inMemory is the size in bytes up to which an uploaded file is in RAM. There
-	// may be many uploads at once.
+	// inMemory is the size in bytes up to which an uploaded file is kept in RAM. There
+	// may be many uploads at the same time.
 	inMemory = 1 << 20
 )
 
-// PutFile stores a file that a client of a repository uploads, size bytes of it,
-// or as many as come if that is negative. Until an image of the repository holds
-// it, it is kept for Options.StagedFor. Errors: DIGEST_INVALID, SIZE_INVALID,
+// PutFile stores a file that a client of a repository uploads. It has size bytes, or any
+// number if size is negative. The file is kept for Options.StagedFor, and longer if an
+// image of the repository holds it by then. Errors: DIGEST_INVALID, SIZE_INVALID,
 // UNSUPPORTED, TOOMANYREQUESTS.
 func (s *Service) PutFile(ctx context.Context, repo string, name gear.Name, size int64, body io.Reader) error {
 	limit := size
@@ -48,7 +48,7 @@ func (s *Service) PutFile(ctx context.Context, repo string, name gear.Name, size
 	}
 	sp := &spool{dir: s.opts.TempDir}
 	defer sp.abort()
-	// One more than it may have, to see whether there is more.
+	// It reads one byte more than allowed, to see whether there are more.
 	n, err := io.Copy(sp, io.LimitReader(body, limit+1))
 	switch {
 	case sp.err != nil:
@@ -72,7 +72,7 @@ func tooLarge(size int64) error {
 	return oci.Errorf(oci.CodeSizeInvalid, "the file has %d bytes, at most %d are taken", size, int64(maxFile))
 }
 
-// writable answers UNSUPPORTED while the registry is read-only.
+// writable returns UNSUPPORTED while the registry is read-only.
 func (s *Service) writable() error {
 	if s.opts.ReadOnly {
 		return &oci.Error{Code: oci.CodeUnsupported, Message: "the registry is read-only (storage.maintenance.readonly)"}
@@ -80,8 +80,8 @@ func (s *Service) writable() error {
 	return nil
 }
 
-// PutFiles stores the files of a stream and returns how many there were. Errors:
-// those of PutFile, and BLOB_UPLOAD_INVALID; then nothing is stored.
+// PutFiles stores the files of a stream and returns how many there were. Errors: those of
+// PutFile, and BLOB_UPLOAD_INVALID. If it returns an error, nothing is stored.
 func (s *Service) PutFiles(ctx context.Context, repo string, stream io.Reader) (n int, err error) {
 	if err := s.writable(); err != nil {
 		return 0, err
@@ -118,7 +118,7 @@ func (s *Service) PutFiles(ctx context.Context, repo string, stream io.Reader) (
 	return n, err
 }
 
-// badStream turns what is wrong with a client's stream into its error.
+// badStream turns an error in a client's stream into the error for the client.
 func badStream(err error) error {
 	switch {
 	case errors.Is(err, gear.ErrContent):
@@ -129,9 +129,9 @@ func badStream(err error) error {
 	return err
 }
 
-// stage stores the files that do gives to its argument, for a repository. All of
-// them are written, also those that are here already by way of another repository:
-// the time it takes must not tell a client that somebody has what he guessed.
+// stage stores for a repository the files that do passes to its argument. It writes all
+// of them, even files that are stored already through another repository. So the time it
+// takes does not reveal to a client that somebody has a file which the client guessed.
 func (s *Service) stage(ctx context.Context, repo string, do func(put func(gear.File, convert.Content) error) error) error {
 	if !s.begin() {
 		return oci.Errorf(oci.CodeUnknown, "the registry is stopping")
@@ -163,7 +163,8 @@ func (s *Service) stage(ctx context.Context, repo string, do func(put func(gear.
 	return putError(err)
 }
 
-// putError says what a client can do about a failure to store files.
+// putError turns a failure to store files into an error that tells the client what it can
+// do.
 func putError(err error) error {
 	switch {
 	case errors.Is(err, filestore.ErrRetry):
@@ -192,12 +193,12 @@ func (c *spooled) ReadAt(p []byte, off int64) (int, error) {
 // Release implements convert.Content.
 func (c *spooled) Release() {
 	if c.file != nil {
-		c.file.Close() // of a file that is gone, after reading only
+		c.file.Close() // the file has no name any more, and was only read
 	}
 }
 
-// spoolItem keeps a verified content of a stream, which is good only until the
-// next one is read.
+// spoolItem copies a verified content of a stream, which is valid only until the next one
+// is read.
 func (s *Service) spoolItem(it *gear.StreamItem) (gear.File, convert.Content, error) {
 	if it.Size > maxFile {
 		return gear.File{}, nil, tooLarge(it.Size)
@@ -213,16 +214,16 @@ func (s *Service) spoolItem(it *gear.StreamItem) (gear.File, convert.Content, er
 	return f, c, nil
 }
 
-// spool takes a content, and names it. It is in RAM up to inMemory bytes, and
-// then in a file without a name.
+// spool receives a content and computes its name. The content is in RAM up to inMemory
+// bytes, and beyond that in a file without a name.
 type spool struct {
 	dir string
-	// err is what went wrong here, and not with what was to be written.
+	// err is an error of the spool itself, and not of the bytes written to it.
 	err  error
 	f    gear.File
 	head []byte
 	tmp  *os.File
-	// whole names the content, once it is in a file, and chunk the present chunk.
+	// whole hashes the content once it is in a file. chunk hashes the current chunk.
 	whole, chunk hash.Hash
 }
 
@@ -284,7 +285,7 @@ func (sp *spool) endChunk() {
 	sp.chunk.Reset()
 }
 
-// done returns the content, which is the caller's to release.
+// done returns the content. The caller releases it.
 func (sp *spool) done() (gear.File, convert.Content) {
 	if sp.tmp == nil {
 		return gear.File{Name: sha256.Sum256(sp.head), Size: int64(len(sp.head))}, &spooled{Reader: bytes.NewReader(sp.head)}
@@ -308,7 +309,7 @@ func (sp *spool) abort() {
 	}
 }
 
-// clientError says that a body broke off.
+// clientError returns the error for a body that broke off.
 func clientError(err error) error {
 	var known *oci.Error
 	if errors.As(err, &known) {

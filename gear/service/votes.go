@@ -14,23 +14,23 @@ import (
 )
 
 const (
-	// maxBallots is how many donors vote, the last that were learnt; ballotsFor how long
-	// they are not read again.
+	// maxBallots is how many donors vote: the ones that were learnt last. ballotsFor is
+	// how long they are not read again.
 	maxBallots = 1000
 	ballotsFor = 5 * time.Minute
 	// leastOwners is how many owners must have opened a content before that counts for
-	// images of others. One alone could spend other people's bytes.
+	// images of other owners. A single owner could otherwise waste other people's bytes.
 	leastOwners = 2
-	// leastShare is which share of the repositories that have a content and were started
-	// must have opened it.
+	// leastShare is the share of the repositories that must have opened a content, among
+	// those that have it and were started.
 	leastShare = 0.8
-	// maxAsked is for how many contents it is looked up who has them, maxHolders how many
-	// are looked at of each.
+	// maxAsked is for how many contents the holders are looked up. maxHolders is how many
+	// holders of each are considered.
 	maxAsked   = 500
 	maxHolders = 1000
 )
 
-// ballots are which contents the images of which repositories opened.
+// ballots says which contents the images of which repositories opened.
 type ballots struct {
 	mu     sync.Mutex
 	read   time.Time
@@ -38,13 +38,13 @@ type ballots struct {
 	opened map[uint64][]ballot
 }
 
-// ballot says that a repository opened a content, and where in the order.
+// ballot says that a repository opened a content, and at which position.
 type ballot struct {
 	repo string
 	rank int
 }
 
-// readBallots reads the donors of all repositories, unless that was done lately.
+// readBallots reads the donors of all repositories, unless that was done recently.
 func (s *Service) readBallots(ctx context.Context) (*ballots, error) {
 	b := &s.ballots
 	if now := s.opts.Clock(); b.voters == nil || now.Sub(b.read) > ballotsFor {
@@ -56,7 +56,7 @@ func (s *Service) readBallots(ctx context.Context) (*ballots, error) {
 		for i := range rows {
 			d, err := predict.DecodeDonor(rows[i].Data)
 			if err != nil {
-				continue // told when its repository asks
+				continue // it is reported when its repository asks
 			}
 			b.voters[rows[i].Repo] = true
 			for rank := range d.Opened {
@@ -70,8 +70,8 @@ func (s *Service) readBallots(ctx context.Context) (*ballots, error) {
 	return b, nil
 }
 
-// voted returns the contents of an image that images of other repositories opened wherever
-// they had them, in about the order in which they did.
+// voted returns the contents of an image that images of other repositories opened
+// wherever they had them. They are in about the order in which those images opened them.
 func (s *Service) voted(ctx context.Context, repo string, img *start) ([]gear.Name, error) {
 	s.ballots.mu.Lock()
 	defer s.ballots.mu.Unlock()
@@ -119,8 +119,9 @@ func (s *Service) voted(ctx context.Context, repo string, img *start) ([]gear.Na
 	return out, nil
 }
 
-// enough reports whether the owners who opened a content may speak for a repository: its
-// own one alone, others only together. A repository does not vote for itself.
+// enough reports whether the owners who opened a content may speak for a repository. The
+// repository's own owner may do so alone, and other owners only together. A repository
+// does not vote for itself.
 func (s *Service) enough(repo string, votes []ballot) bool {
 	own := s.opts.Owner(repo)
 	var others []string
