@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/volume/chain"
 )
 
-// build is the build of one image while it goes on.
+// build is a build of one image while it runs.
 type build struct {
 	since time.Time
 
@@ -40,7 +40,7 @@ func (b *build) state() (done, of int64) {
 }
 
 // build builds an image and records it. Errors: *waitingError, errNotAsked,
-// catalog.ErrNotFound if the image is wanted no more, and those of chain.Build.
+// catalog.ErrNotFound if the image is no longer wanted, and the errors of chain.Build.
 func (s *Service) build(ctx context.Context, v volumefacts.Image, b *build) error {
 	m, err := s.cat.Manifest(ctx, v.Repo, v.Manifest)
 	if errors.Is(err, catalog.ErrNoRepository) {
@@ -74,7 +74,7 @@ func (s *Service) build(ctx context.Context, v volumefacts.Image, b *build) erro
 	return s.record(ctx, v, m, place, rec)
 }
 
-// removing turns the error of a volume that is being removed into one that passes.
+// removing turns an error about a volume that is being removed into a temporary one.
 func removing(err error) error {
 	if errors.Is(err, volumefacts.ErrRemoving) {
 		return &waitingError{err.Error()}
@@ -108,7 +108,7 @@ func (s *Service) indexes(ctx context.Context, repo string, digests []oci.Digest
 	return layers, nil
 }
 
-// volumesOf are the volumes of an image, each behind its parent.
+// volumesOf returns the volumes of an image, each after its parent.
 func volumesOf(fs string, layers []oci.Digest) []volumefacts.Volume {
 	if fs != volref.Ext4 {
 		return []volumefacts.Volume{{Name: volref.VolumeName(fs, layers)}}
@@ -123,24 +123,25 @@ func volumesOf(fs string, layers []oci.Digest) []volumefacts.Volume {
 	return out
 }
 
-// placeName is how the catalogue knows a place.
+// placeName returns the name of a place in the catalogue.
 func placeName(p volref.Place) string {
 	b, err := json.Marshal(p)
 	if err != nil {
-		panic(err) // of strings only
+		panic(err) // the value has only strings
 	}
 	return string(b)
 }
 
-// Media types of a record beside its image.
+// These are the media types of a record beside its image.
 const (
-	// ArtifactType is that of the referrer, and the media type of the record in it.
+	// ArtifactType is the artifact type of the referrer, and the media type of the record
+	// in it.
 	ArtifactType = "application/vnd.slipway.volumes.v1+json"
 	emptyType    = "application/vnd.oci.empty.v1+json"
 )
 
-// record puts a record beside its image and into the catalogue. A referrer with
-// another record before it goes.
+// record stores a record beside its image and in the catalogue. It removes an earlier
+// referrer with another record.
 func (s *Service) record(ctx context.Context, v volumefacts.Image, m catalog.Manifest, place string, rec *volref.Record) error {
 	body, err := json.Marshal(rec)
 	if err != nil {
@@ -153,7 +154,7 @@ func (s *Service) record(ctx context.Context, v volumefacts.Image, m catalog.Man
 		}
 	}
 	if err := s.facts.Record(ctx, v.ID, out); err != nil {
-		if errors.Is(err, catalog.ErrNotFound) && out.Referrer != "" { // given up meanwhile, and nobody knows what was pushed
+		if errors.Is(err, catalog.ErrNotFound) && out.Referrer != "" { // the image was given up meanwhile, and the pushed referrer is recorded nowhere
 			s.dropReferrer(ctx, v.ID, v.Repo, out.Referrer)
 		}
 		return removing(err)
@@ -183,7 +184,7 @@ type referrer struct {
 	Subject       oci.Descriptor   `json:"subject"`
 }
 
-// pushReferrer puts a record beside its image and returns the digest of the
+// pushReferrer pushes a record as a referrer of an image and returns the digest of the
 // manifest that holds it. The same record gives the same manifest.
 func (s *Service) pushReferrer(ctx context.Context, repo string, m catalog.Manifest, record []byte) (oci.Digest, error) {
 	empty := []byte("{}")
@@ -204,8 +205,8 @@ func (s *Service) pushReferrer(ctx context.Context, repo string, m catalog.Manif
 	return put.Digest, err
 }
 
-// dropReferrer removes what stands beside an image, unless that of another file
-// system is the same. What cannot be removed says nothing wrong, and may stay.
+// dropReferrer removes a referrer of an image, unless another file system has the same
+// one. If it cannot be removed, it may stay, because what it says is not wrong.
 func (s *Service) dropReferrer(ctx context.Context, id int64, repo string, d oci.Digest) {
 	used, err := s.facts.ReferrerUsed(ctx, repo, d, id)
 	if err == nil && !used {

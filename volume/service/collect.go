@@ -12,27 +12,28 @@ import (
 )
 
 const (
-	// collectStep is how many rows or volumes one step of a collection looks at.
+	// collectStep is how many rows or volumes one step of a collection considers.
 	collectStep = 64
-	// inUseAgain is when to try again to remove a volume that is in use.
+	// inUseAgain is the time until the next attempt to remove a volume that is in use.
 	inUseAgain = 10 * time.Minute
-	// collectLease is the name of the lease of who collects.
+	// collectLease is the name of the lease of the process that collects.
 	collectLease = "volume-collect"
 )
 
-// Collected is what a collection removed.
+// Collected says what a collection removed.
 type Collected struct {
-	// Images that are gone or not wanted as volumes any more, and Volumes that
-	// nothing needed.
+	// Images is the number of images that are gone or no longer wanted as volumes.
+	// Volumes is the number of volumes that nothing needed.
 	Images  int `json:"images"`
 	Volumes int `json:"volumes"`
-	// InUse are volumes that something still uses, a node or a container's clone.
+	// InUse is the number of volumes that are still in use by a node or a container's
+	// clone.
 	InUse int `json:"in_use"`
-	// Credentials that were over.
+	// Credentials is the number of expired credentials that were ended.
 	Credentials int `json:"credentials"`
 }
 
-// keepHouse collects now and then until ctx ends.
+// keepHouse collects from time to time until ctx ends.
 func (s *Service) keepHouse(ctx context.Context) {
 	tick := time.NewTicker(s.opts.CollectEvery)
 	defer tick.Stop()
@@ -53,13 +54,13 @@ func (s *Service) keepHouse(ctx context.Context) {
 	}
 }
 
-// Collect forgets the images that their repositories do not show any more, or that
-// are not wanted as volumes, and removes volumes that no image has needed for the
-// grace period of the catalogue, or with now at once. Errors: engine.ErrLeased
-// while another process collects; one of this process is waited for.
+// Collect forgets the images that their repositories no longer show, or that are not
+// wanted as volumes. It removes volumes that no image has needed for the grace period of
+// the catalogue, or with now at once. It waits for another collection of this process.
+// Errors: engine.ErrLeased while another process collects.
 func (s *Service) Collect(ctx context.Context, now bool) (c Collected, err error) {
-	// What one has removed may be made again, and must not go by an older list of
-	// another.
+	// A volume that one collection has removed may be made again. Another collection must
+	// not remove it because of an older list.
 	select {
 	case s.collecting <- struct{}{}:
 		defer func() { <-s.collecting }()
@@ -107,7 +108,7 @@ func (s *Service) forgetImages(ctx context.Context, c *Collected) error {
 		for _, v := range list {
 			after = v.ID
 			held, release, ok := s.hold(ctx, v.ID, nil)
-			if !ok { // being built; the next collection finds it
+			if !ok { // it is being built; the next collection finds it
 				continue
 			}
 			err := s.forgetImage(held, v.ID, c)
@@ -119,7 +120,7 @@ func (s *Service) forgetImages(ctx context.Context, c *Collected) error {
 	}
 }
 
-// forgetImage forgets one image, which nobody else works on.
+// forgetImage forgets one image. Nobody else works on the image.
 func (s *Service) forgetImage(ctx context.Context, id int64, c *Collected) error {
 	v, err := s.facts.Image(ctx, id)
 	if errors.Is(err, catalog.ErrNotFound) {
@@ -139,13 +140,13 @@ func (s *Service) forgetImage(ctx context.Context, id int64, c *Collected) error
 	return err
 }
 
-// removeVolumes removes what nothing needs, children before their parents. One that
-// cannot be removed does not hold up others.
+// removeVolumes removes the volumes that nothing needs, children before their parents. A
+// volume that cannot be removed does not stop the removal of others.
 func (s *Service) removeVolumes(ctx context.Context, store block.Store, now bool, c *Collected) (failed error) {
 	place := placeName(store.Place())
-	kept := map[string]bool{} // which with now would be found again
+	kept := map[string]bool{} // with now, these would be found again
 	for {
-		// Those that are kept may come first each time, and must leave room for others.
+		// Kept volumes may come first each time, and must leave room for others.
 		names, err := s.facts.Removing(ctx, place, now, collectStep+len(kept))
 		if err != nil {
 			return err
@@ -203,7 +204,7 @@ func (s *Service) removeVolume(ctx context.Context, store block.Store, place, na
 	return s.facts.Forget(ctx, place, name)
 }
 
-// keep lets a volume be used again, until it is tried again to remove it.
+// keep allows a volume to be used again, until the next attempt to remove it.
 func (s *Service) keep(ctx context.Context, place, name string) error {
 	at, err := s.now(ctx)
 	if err != nil {

@@ -11,19 +11,19 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// maxRefused is how many credentials a caller gets in place of one that the storage
-// refused, before half of the time of a credential is over.
+// maxRefused is how many credentials a caller gets as replacements of refused ones before
+// half of the lifetime of a credential is over.
 const maxRefused = 3
 
-// credentials are those that were issued lately. A caller gets the same one until
-// half of its time is over, so that it is always good for the other half, and so
-// that asking often makes no more of them.
+// credentials has the credentials that were issued recently. A caller gets the same
+// credential until half of its lifetime is over. So each credential is valid for at least
+// the other half, and frequent requests do not create more credentials.
 type credentials struct {
 	mu     sync.Mutex
 	issued map[caller]*issued
 }
 
-// caller is who asks, and what for.
+// caller identifies who asks, and for what.
 type caller struct {
 	name   string
 	clones bool
@@ -31,26 +31,26 @@ type caller struct {
 
 // issued is the last credential of a caller.
 type issued struct {
-	mu      sync.Mutex // held while one is issued
+	mu      sync.Mutex // held while a credential is issued
 	c       volref.Credential
 	renew   time.Time // zero: there is none
 	refused int
 }
 
-// lock returns the entry of a caller, which the caller of lock unlocks.
+// lock returns the locked entry of a caller. The caller of lock unlocks it.
 func (k *credentials) lock(who caller, now time.Time) *issued {
 	for {
 		e := k.of(who, now)
 		e.mu.Lock()
-		if k.of(who, now) == e { // and stays it while it is locked
+		if k.of(who, now) == e { // it remains the entry while it is locked
 			return e
 		}
 		e.mu.Unlock()
 	}
 }
 
-// of returns the entry of a caller as it is at the moment. For a new one it makes
-// room: it forgets those that are over and not locked.
+// of returns the current entry of a caller. Before it adds a new entry, it removes the
+// expired entries that are not locked.
 func (k *credentials) of(who caller, now time.Time) *issued {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -73,12 +73,12 @@ func (k *credentials) of(who caller, now time.Time) *issued {
 	return e
 }
 
-// Credential returns what a node needs to use the volumes of an image, which a
-// repository shows and which is built; with clones it may make clones. It is the one
-// that the caller has already, if that is good for a while and its user is not
-// refused, by what the caller says of the storage. Where the storage has credentials,
-// callers are told apart by the name in ctx (oci.WithActor), and need one. Errors:
-// MANIFEST_UNKNOWN, UNSUPPORTED, DENIED, UNAVAILABLE.
+// Credential returns what a node needs to use the volumes of an image. A repository must
+// show the image, and the image must be built. With clones, the node may make clones.
+// Credential returns the credential that the caller already has, if it is valid for long
+// enough and the caller does not report that the storage refuses its user. If the storage
+// has credentials, callers are distinguished by the name in ctx (oci.WithActor), and need
+// one. Errors: MANIFEST_UNKNOWN, UNSUPPORTED, DENIED, UNAVAILABLE.
 func (s *Service) Credential(ctx context.Context, repo string, d oci.Digest, clones bool, refused string) (volref.Credential, error) {
 	st, err := s.Image(ctx, repo, d)
 	if err != nil {

@@ -19,21 +19,22 @@ import (
 	"example.org/slipway/registry/catalog/volumefacts"
 )
 
-// Retries of builds that failed for a reason that may pass: the second after
-// firstRetry, then at twice the distance each time up to lastRetry, for ever.
+// These constants control the retries of builds that failed for a temporary reason. The
+// first retry comes after firstRetry. The distance then doubles each time up to
+// lastRetry, without end.
 const (
 	firstRetry = 10 * time.Second
 	lastRetry  = time.Hour
-	// never is when a build is tried again that would fail the same way.
+	// never is the delay of a retry that would fail in the same way.
 	never = 100 * 365 * 24 * time.Hour
-	// maxReason in bytes is how much of an error is kept.
+	// maxReason is how many bytes of an error are kept.
 	maxReason = 1000
 	// lookEvery is the longest time between two looks at the queue.
 	lookEvery = time.Second
 )
 
-// OnEvent takes in what happened to a repository: it queues pushed images where
-// that is wanted. It never fails a push.
+// OnEvent handles an event in a repository. It queues pushed images if that is wanted. It
+// never makes a push fail.
 func (s *Service) OnEvent(ctx context.Context, e registry.Event) {
 	switch {
 	case e.Action == registry.ActionDelete && !e.Blob:
@@ -50,7 +51,7 @@ func (s *Service) OnEvent(ctx context.Context, e registry.Event) {
 	}
 }
 
-// wake makes one who waits for a channel of one element go on.
+// wake sends to a channel of one element, so that the receiver goes on.
 func wake(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -58,14 +59,14 @@ func wake(c chan struct{}) {
 	}
 }
 
-// image is what a manifest says of an image.
+// image has the parts of a manifest that are read here.
 type image struct {
 	ArtifactType string           `json:"artifactType"`
 	Layers       []oci.Descriptor `json:"layers"`
 }
 
-// isImage reports whether a manifest is that of an image that can be volumes, as far
-// as it says itself.
+// isImage reports whether a manifest describes an image that can be stored as volumes, as
+// far as the manifest shows it.
 func isImage(m catalog.Manifest) bool {
 	_, err := layersOf(m.Content)
 	return err == nil
@@ -91,9 +92,9 @@ func layersOf(manifest []byte) ([]oci.Digest, error) {
 	return out, nil
 }
 
-// Queue asks for an image of a repository as volumes in a file system, or with ""
-// in those that are configured, also if it is built: what is missing of it then is
-// made again. Errors: MANIFEST_UNKNOWN, UNSUPPORTED.
+// Queue requests that an image of a repository be built as volumes in a file system, or
+// with "" in the configured file systems. It does so even if the image is built; missing
+// parts are then made again. Errors: MANIFEST_UNKNOWN, UNSUPPORTED.
 func (s *Service) Queue(ctx context.Context, repo string, d oci.Digest, fs string) error {
 	if err := s.writable(); err != nil {
 		return err
@@ -117,9 +118,9 @@ func (s *Service) Queue(ctx context.Context, repo string, d oci.Digest, fs strin
 	return registry.Unavailable(err)
 }
 
-// Drop says that an image of a repository is not wanted as volumes any more, in one
-// file system or with "" in all. Errors: MANIFEST_UNKNOWN, also for an image that
-// is no volume, UNSUPPORTED.
+// Drop records that an image of a repository is no longer wanted as volumes in one file
+// system, or with "" in all. Errors: MANIFEST_UNKNOWN, also for an image that has no
+// volumes, UNSUPPORTED.
 func (s *Service) Drop(ctx context.Context, repo string, d oci.Digest, fs string) error {
 	if err := s.writable(); err != nil {
 		return err
@@ -147,7 +148,7 @@ func (s *Service) writable() error {
 	return nil
 }
 
-// workQueue builds what is queued until ctx ends, and waits for what it began.
+// workQueue builds queued images until ctx ends, and waits for the builds that it began.
 func (s *Service) workQueue(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -176,7 +177,7 @@ func (s *Service) drainQueue(ctx context.Context, wg *sync.WaitGroup) {
 		}
 		others, err := s.elsewhere(ctx, list)
 		if err != nil {
-			return // nothing is lost by looking again
+			return // the queue is read again later, so nothing is lost
 		}
 		begun := false
 		for _, v := range list {
@@ -200,8 +201,8 @@ func (s *Service) drainQueue(ctx context.Context, wg *sync.WaitGroup) {
 	}
 }
 
-// beginBuild begins the build of an image of the queue, with a slot that the caller
-// took and that is given back when it ends. false: it is not begun.
+// beginBuild begins the build of a queued image. The caller took a slot for it, which is
+// given back when the build ends. It returns false if the build was not begun.
 func (s *Service) beginBuild(ctx context.Context, v volumefacts.Image, wg *sync.WaitGroup) bool {
 	b := &build{since: s.opts.Clock()}
 	held, release, ok := s.hold(ctx, v.ID, b)
@@ -219,8 +220,9 @@ func (s *Service) beginBuild(ctx context.Context, v volumefacts.Image, wg *sync.
 	return true
 }
 
-// hold makes sure that nobody else works on an image, neither here nor in another
-// process that shares the catalogue. The context ends with that.
+// hold makes sure that nobody else works on an image, neither in this process nor in
+// another one that shares the catalogue. The returned context ends when that is no longer
+// certain.
 func (s *Service) hold(ctx context.Context, id int64, b *build) (held context.Context, release func(), ok bool) {
 	s.mu.Lock()
 	_, busy := s.active[id]
@@ -250,7 +252,7 @@ func (s *Service) hold(ctx context.Context, id int64, b *build) (held context.Co
 	return held, func() { unlease(); end() }, true
 }
 
-// leasePrefix begins the names of the leases on images.
+// leasePrefix is the prefix of the names of the leases on images.
 const leasePrefix = "volume-image/"
 
 func leaseName(id int64) string { return fmt.Sprintf("%s%d", leasePrefix, id) }
@@ -262,15 +264,15 @@ func (s *Service) isActive(id int64) bool {
 	return ok
 }
 
-// waitingError says that a build cannot begin yet, which is no failure.
+// waitingError says that a build cannot begin yet, which is not a failure.
 type waitingError struct{ reason string }
 
 func (e *waitingError) Error() string { return e.reason }
 
-// errNotAsked: what a push has queued is nothing to be built.
+// errNotAsked says that an image queued by a push need not be built.
 var errNotAsked = errors.New("it is a Gear image, whose volumes are those of the image it was made from")
 
-// buildQueued builds an image of the queue and records how that went.
+// buildQueued builds a queued image and records the outcome.
 func (s *Service) buildQueued(ctx context.Context, v volumefacts.Image, b *build) {
 	// The queue was read a while ago.
 	now, err := s.facts.Image(ctx, v.ID)
@@ -288,13 +290,13 @@ func (s *Service) buildQueued(ctx context.Context, v volumefacts.Image, b *build
 		s.endPause(v.ID)
 	}
 	switch {
-	case ctx.Err() != nil: // the next look, or start, takes it up
+	case ctx.Err() != nil: // the next look at the queue, or the next start, continues it
 		return
 	case err == nil:
 		s.metrics.built.Inc()
 		s.metrics.took.Observe(s.opts.Clock().Sub(began).Seconds())
 		return
-	case errors.Is(err, catalog.ErrNotFound): // the image is gone; the collector sees to what is left
+	case errors.Is(err, catalog.ErrNotFound): // the image is gone; the collector removes the rest
 		wake(s.gone)
 		return
 	case waiting != nil:
@@ -310,8 +312,8 @@ func (s *Service) buildQueued(ctx context.Context, v volumefacts.Image, b *build
 	}
 }
 
-// lostOutcome says that the catalogue did not take in how a build ended. The build is
-// still due, so that nothing more is begun for a while.
+// lostOutcome handles the case that the catalogue did not record the outcome of a build.
+// The build is still due, so nothing more is begun for a while.
 func (s *Service) lostOutcome(ctx context.Context, v volumefacts.Image, err error) {
 	if ctx.Err() != nil {
 		return
@@ -329,14 +331,14 @@ func (s *Service) resting() bool {
 	return s.opts.Clock().Before(s.rest)
 }
 
-// Pauses between two looks whether a build can begin: most layers are converted in
-// a moment.
+// firstPause and lastPause bound the pause between two checks whether a build can begin.
+// They are short because most layers are converted in a moment.
 const (
 	firstPause = 50 * time.Millisecond
 	lastPause  = 2 * time.Second
 )
 
-// putOff has a build looked at again soon.
+// putOff makes a build due again soon.
 func (s *Service) putOff(ctx context.Context, id int64) error {
 	s.mu.Lock()
 	pause := min(max(firstPause, 2*s.pauses[id]), lastPause)
@@ -373,12 +375,12 @@ func (s *Service) failed(ctx context.Context, v volumefacts.Image, err error) er
 	return s.facts.Defer(ctx, v.ID, reason, now.Add(wait))
 }
 
-// final reports whether a build that failed is not tried again.
+// final reports whether a failed build is not tried again.
 func (s *Service) final(v volumefacts.Image) bool {
 	return v.Due.After(s.opts.Clock().Add(never / 2))
 }
 
-// elsewhere tells which images other processes work on.
+// elsewhere returns the images that other processes work on.
 func (s *Service) elsewhere(ctx context.Context, list []volumefacts.Image) (map[int64]bool, error) {
 	due := slices.ContainsFunc(list, func(v volumefacts.Image) bool { return !v.Due.IsZero() })
 	if !due || !s.cat.DB.Shared() {

@@ -20,25 +20,25 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// States of an image that is not (only) built.
+// These are the states of an image that is not built, or not only built.
 const (
 	StateWaiting  = "waiting"
 	StateBuilding = "building"
 	StateFailed   = "failed"
 )
 
-// ImageStatus is what is known of an image as volumes.
+// ImageStatus is what is known about the volumes of an image.
 type ImageStatus struct {
-	// Records of what can be used, by file system.
+	// Records has the records of the usable volumes, one for each file system.
 	Records []json.RawMessage
-	// State is empty where nothing is to be done; else that of the file system that
-	// is furthest from done, and Reason why it is not.
+	// State is empty if nothing is to be done. Otherwise it is the state of the file
+	// system that is furthest from done, and Reason says why it is not done.
 	State, Reason string
-	// Done bytes of Total are written; 0 where that is not known.
+	// Done is how many of the Total bytes are written. Both are 0 if that is not known.
 	Done, Total int64
 }
 
-// Image returns what is known of an image that a repository shows. Errors:
+// Image returns what is known about an image that a repository shows. Errors:
 // MANIFEST_UNKNOWN.
 func (s *Service) Image(ctx context.Context, repo string, d oci.Digest) (ImageStatus, error) {
 	st := ImageStatus{Records: []json.RawMessage{}}
@@ -92,8 +92,8 @@ func notServed(v volumefacts.Image, away error) string {
 	return fmt.Sprintf("its volumes are in other storage (%s of cluster %s) than the registry uses now; slipway volume build builds them again", p.Driver, p.Cluster)
 }
 
-// stateOf tells the state of one image in one file system, to whoever may pull it
-// or to the operator.
+// stateOf returns the state of one image in one file system. If public is set, the answer
+// is for clients that may pull the image, and otherwise for the operator.
 func (s *Service) stateOf(v volumefacts.Image, others map[int64]bool, public bool) (state, reason string) {
 	switch {
 	case s.buildOf(v.ID) != nil || others[v.ID]:
@@ -112,12 +112,12 @@ func (s *Service) stateOf(v volumefacts.Image, others map[int64]bool, public boo
 	return StateFailed, reason + " (it is tried again)"
 }
 
-// publicReason is what clients are told of why a build failed that may succeed
-// later. What is wrong with the image they may know; the rest, such as paths of the
-// storage, is for the operator, who finds it in the log and in the status.
+// publicReason returns what clients are told about why a build failed that may succeed
+// later. They may know what is wrong with the image. Other details, such as paths of the
+// storage, are for the operator, who finds them in the log and in the status.
 func publicReason(failure string) string {
 	for _, e := range []error{block.ErrFull, block.ErrDenied, block.ErrAway} {
-		if strings.Contains(failure, e.Error()) { // only the text was kept
+		if strings.Contains(failure, e.Error()) { // only the text of the error was kept
 			return e.Error()
 		}
 	}
@@ -127,34 +127,35 @@ func publicReason(failure string) string {
 	return "for a reason that may pass"
 }
 
-// buildOf is the build of an image that this process is at, or nil.
+// buildOf returns the build of an image that runs in this process, or nil.
 func (s *Service) buildOf(id int64) *build {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.active[id]
 }
 
-// Listed is an image that is volumes, or is to be.
+// Listed is an image that is stored as volumes, or will be.
 type Listed struct {
 	// ID orders images.
 	ID       int64      `json:"-"`
 	Repo     string     `json:"repository"`
 	Manifest oci.Digest `json:"manifest"`
 	FS       string     `json:"fs"`
-	// State is empty for one that is built.
+	// State is empty if the image is built.
 	State  string `json:"state,omitempty"`
 	Reason string `json:"reason,omitempty"`
-	// Volume with the whole tree, Size of its device and Used by all of its layers
-	// in bytes, of one that is built.
+	// These fields are set if the image is built. Volume is the volume with the whole
+	// tree. Size is the size of its device in bytes, and Used the bytes used by all of
+	// its layers.
 	Volume string `json:"volume,omitempty"`
 	Size   int64  `json:"size,omitempty"`
 	Used   int64  `json:"used,omitempty"`
-	// Place is where that is.
+	// Place is where the volume is.
 	Place volref.Place `json:"place,omitzero"`
 }
 
-// List returns at most n images behind the id after, of a repository or, for the
-// operator, with "" of all.
+// List returns at most n images with ids greater than after. It lists the images of a
+// repository or, for the operator, with "" the images of all repositories.
 func (s *Service) List(ctx context.Context, repo string, after int64, n int) ([]Listed, error) {
 	list, err := s.facts.Images(ctx, repo, after, n)
 	if err != nil {
@@ -184,28 +185,29 @@ func (s *Service) List(ctx context.Context, repo string, after int64, n int) ([]
 	return out, nil
 }
 
-// unavailable is the answer where the storage of volumes is away.
+// unavailable returns the error for a request while the storage of volumes is away.
 func unavailable(err error) error {
 	return &oci.Error{Code: oci.CodeUnavailable, RetryAfter: openAgain, Message: errAway.Error(), Err: err}
 }
 
 // Status is the state of the volume side.
 type Status struct {
-	// Place of the volumes, unless Away says why it is not known.
+	// Place is the place of the volumes. If it is not known, Away says why.
 	Place volref.Place `json:"place,omitzero"`
 	Away  string       `json:"away,omitempty"`
-	// Images that are built, in each file system, wait and have failed.
+	// Built, Waiting and Failed count the images that are built, wait and have failed. An
+	// image counts once for each file system.
 	Built   int64 `json:"built"`
 	Waiting int64 `json:"waiting"`
 	Failed  int64 `json:"failed"`
-	// Volumes of the place, those of them that no image needs any more, and those
-	// of places that were used before.
+	// Volumes is the number of volumes in the place, and Unused how many of them no image
+	// needs any more. Elsewhere is the number of volumes in places that were used before.
 	Volumes   int64 `json:"volumes"`
 	Unused    int64 `json:"unused"`
 	Elsewhere int64 `json:"elsewhere"`
-	// Active are the builds of this server, longest first.
+	// Active has the builds of this server, the longest-running first.
 	Active []Active `json:"active"`
-	// Failures are some of those that failed.
+	// Failures has some of the failed builds.
 	Failures []Failure `json:"failures"`
 }
 
@@ -214,7 +216,8 @@ type Active struct {
 	Repo     string     `json:"repository"`
 	Manifest oci.Digest `json:"manifest"`
 	FS       string     `json:"fs"`
-	// Done bytes of Total; 0 while that is not known.
+	// Done is how many of the Total bytes are written. Both are 0 while that is not
+	// known.
 	Done  int64         `json:"done"`
 	Total int64         `json:"total"`
 	Took  time.Duration `json:"took"`
@@ -227,14 +230,15 @@ type Failure struct {
 	FS       string     `json:"fs"`
 	Attempts int        `json:"attempts"`
 	Reason   string     `json:"reason"`
-	// Retry is when it is tried again; zero: only when somebody asks for it.
+	// Retry is when it is tried again. If it is zero, that happens only when somebody
+	// requests the image.
 	Retry time.Time `json:"retry,omitzero"`
 }
 
 // maxFailures is how many failures a status lists.
 const maxFailures = 100
 
-// Status returns the state as it is now.
+// Status returns the current state.
 func (s *Service) Status(ctx context.Context) (Status, error) {
 	st := Status{Active: []Active{}, Failures: []Failure{}}
 	place := ""
@@ -293,7 +297,7 @@ func (s *Service) activeNow(ctx context.Context) ([]Active, error) {
 	return out, nil
 }
 
-// metrics are the service's Prometheus collectors.
+// metrics has the service's Prometheus collectors.
 type metrics struct {
 	built, failed        prometheus.Counter
 	removed, credentials prometheus.Counter

@@ -1,16 +1,16 @@
-// Package volumeregistry is the registry's side of Cider: it has images built as
-// volumes, keeps account of what waits and what failed, tells nodes where an image
-// is, gives them credentials, and has volumes removed that no image needs.
+// Package volumeregistry implements the registry's side of Cider. It builds images as
+// volumes, records which builds wait and which failed, tells nodes where an image is,
+// gives them credentials, and removes volumes that no image needs.
 //
-// What is to be built stands in a durable queue in the catalogue. A build begins
-// when all layers of its image have their Gear index, and takes contents from the
-// file store; nothing of it ever fails a push. What was built is a record
-// (volref.Record): in the catalogue, from where it is served to who may pull the
-// image, and beside the image as an OCI referrer.
+// Builds wait in a durable queue in the catalogue. A build begins when all layers of its
+// image have their Gear index, and takes contents from the file store. No failure of a
+// build makes a push fail. The result of a build is a record (volref.Record). It is
+// stored in the catalogue, from where it is served to clients that may pull the image,
+// and beside the image as an OCI referrer.
 //
-// The catalogue knows every volume before it is made. So one that a build leaves
-// half made is known, too: the next attempt makes it anew, and where there is none
-// it is removed as any other.
+// The catalogue records every volume before it is made. So it also knows a volume that an
+// interrupted build leaves incomplete. The next attempt makes the volume again. If there
+// is no further attempt, the volume is removed like any other.
 package service
 
 import (
@@ -32,58 +32,58 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// Layers is where the layers of images come from: the Gear side of the registry.
+// Layers provides the layers of images: it is the Gear side of the registry.
 type Layers interface {
-	// StoredIndex returns the index of a layer whose files are all stored, and
-	// whether it is that of a Gear image. Errors: *gearregistry.PendingError.
+	// StoredIndex returns the index of a layer whose files are all stored, and whether
+	// the layer belongs to a Gear image. Errors: *gearregistry.PendingError.
 	StoredIndex(ctx context.Context, repo string, d oci.Digest) (x *gear.Index, embedded bool, err error)
-	// Contents of these files.
+	// Contents returns the contents of these files.
 	Contents() gear.FileSource
 }
 
-// Registry is where the records go that stand beside images.
+// Registry stores the records beside images.
 type Registry interface {
 	PushBlob(ctx context.Context, repo string, d oci.Digest, size int64, r io.Reader) (oci.Descriptor, error)
 	PutManifest(ctx context.Context, repo string, m oci.PutManifest) (oci.PutResult, error)
 	DeleteManifest(ctx context.Context, repo string, d oci.Digest) error
 }
 
-// Issuer is what a store can that gives out credentials; others need none.
+// Issuer is implemented by stores that issue credentials. Other stores need none.
 type Issuer interface {
-	// Credential is one to read volumes, and to make clones of them, for ttl;
-	// ReadCredential one to read them only.
+	// Credential returns a credential to read volumes and to make clones of them, which
+	// is valid for ttl. ReadCredential returns one that only permits reading.
 	Credential(ctx context.Context, ttl time.Duration) (volref.Credential, error)
 	ReadCredential(ctx context.Context, ttl time.Duration) (volref.Credential, error)
-	// Expire ends those whose time is over, and tells how many.
+	// Expire ends the credentials whose time is over, and returns how many there were.
 	Expire(ctx context.Context) (int, error)
 }
 
-// Options of New. The zero value works.
+// Options are the options of New. The zero value works.
 type Options struct {
-	// Logger; default slog.Default.
+	// Logger is the logger; default slog.Default.
 	Logger *slog.Logger
-	// Clock tells the time; default time.Now.
+	// Clock returns the time; default time.Now.
 	Clock func() time.Time
-	// Build tells of a repository whether its images are built when they are
-	// pushed; default: those of none are.
+	// Build reports whether the images of a repository are built when they are pushed;
+	// default: never.
 	Build func(repo string) bool
-	// FS are the file systems of what is built; default ext4.
+	// FS has the file systems in which images are built; default ext4.
 	FS []string
-	// Workers is how many images are built at once; default 1. A build keeps one
+	// Workers is how many images are built at the same time; default 1. A build keeps one
 	// processor and the network to the storage busy.
 	Workers int
-	// CredentialTTL is how long a credential is good for; default 24 h.
+	// CredentialTTL is how long a credential is valid; default 24 h.
 	CredentialTTL time.Duration
-	// CollectEvery is the time between two looks for volumes that no image needs;
+	// CollectEvery is the time between two searches for volumes that no image needs;
 	// default 1 min.
 	CollectEvery time.Duration
-	// Lease is how long, where other processes share the catalogue, a build of one
-	// that died is left alone; default 1 min.
+	// Lease is how long a build of a dead process is left alone if other processes share
+	// the catalogue; default 1 min.
 	Lease time.Duration
-	// Copied tells of a repository that it is a copy of one in another registry:
-	// nothing is put beside its images; default: none is.
+	// Copied reports whether a repository is a copy of a repository in another registry.
+	// Nothing is put beside the images of such a repository. Default: never.
 	Copied func(repo string) bool
-	// ReadOnly builds nothing and refuses requests to.
+	// ReadOnly builds nothing and refuses requests to build.
 	ReadOnly bool
 }
 
@@ -95,7 +95,7 @@ type Service struct {
 	reg    Registry
 	opts   Options
 	log    *slog.Logger
-	// owner names this process in leases.
+	// owner identifies this process in leases.
 	owner string
 
 	storage     storage
@@ -103,16 +103,18 @@ type Service struct {
 	slots       chan struct{}
 	queued      chan struct{} // wakes the workers
 	gone        chan struct{} // wakes the collector
-	// collecting is held by the one collection of this process.
+	// collecting is held by a collection, which runs at most once at a time in this
+	// process.
 	collecting chan struct{}
 
 	mu sync.Mutex
-	// active are the builds at work, by the ids of their images. A nil one is held
-	// by the collector.
+	// active has the running builds by the ids of their images. A nil entry is held by
+	// the collector.
 	active map[int64]*build
-	// pauses are how long those that wait were put off the last time.
+	// pauses says for how long each waiting build was put off the last time.
 	pauses map[int64]time.Duration
-	// rest is until when nothing is begun, as the catalogue takes in no outcome.
+	// rest is the time until which nothing is begun, because the catalogue does not
+	// record outcomes.
 	rest time.Time
 
 	metrics metrics
@@ -120,9 +122,9 @@ type Service struct {
 	cancel  context.CancelFunc
 }
 
-// New returns the service. open opens the storage of volumes; it is called when
-// that is needed first, and again some time after it failed, as a registry is to
-// serve while that storage is away.
+// New returns the service. open opens the storage of volumes. It is called when the
+// storage is needed for the first time, and again some time after it failed, because a
+// registry must also serve while that storage is away.
 func New(cat *catalog.Catalog, layers Layers, reg Registry, open func(context.Context) (block.Store, error), o *Options) *Service {
 	s := &Service{cat: cat, facts: volumefacts.New(cat.DB), layers: layers, reg: reg, owner: rand.Text(), queued: make(chan struct{}, 1),
 		gone: make(chan struct{}, 1), collecting: make(chan struct{}, 1), active: map[int64]*build{}, pauses: map[int64]time.Duration{}}
@@ -165,9 +167,9 @@ func New(cat *catalog.Catalog, layers Layers, reg Registry, open func(context.Co
 	return s
 }
 
-// Run builds what is queued, and removes what is not needed, until ctx ends and
-// what it began has ended. What that cuts off is taken up by the next call. It
-// returns nil.
+// Run builds queued images and removes unneeded volumes until ctx ends. It returns when
+// the work that it began has ended. The next call resumes interrupted work. It returns
+// nil.
 func (s *Service) Run(ctx context.Context) error {
 	if s.opts.ReadOnly {
 		return nil
@@ -175,7 +177,7 @@ func (s *Service) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.ctx, cancel)()
-	wake(s.gone) // for what was left before
+	wake(s.gone) // for what remained from before
 	var wg sync.WaitGroup
 	wg.Go(func() { s.keepHouse(ctx) })
 	s.workQueue(ctx)
@@ -183,8 +185,8 @@ func (s *Service) Run(ctx context.Context) error {
 	return nil
 }
 
-// Close ends what is under way and closes the storage. Calls of Run must have
-// ended, or be about to, and no request may come behind it.
+// Close ends the running work and closes the storage. Calls of Run must have ended, or be
+// about to end, and no request may follow.
 func (s *Service) Close() error {
 	s.cancel()
 	return s.storage.close()
@@ -193,28 +195,29 @@ func (s *Service) Close() error {
 // storage opens the store of volumes when it is needed.
 type storage struct {
 	open func(context.Context) (block.Store, error)
-	ctx  context.Context // bounds the tries to open it
+	ctx  context.Context // bounds the attempts to open it
 
 	mu sync.Mutex
-	// store is nil while it is not open; err is why the last try failed, at a time.
+	// store is nil while the store is not open. err is why the last attempt failed, and
+	// at is when.
 	store block.Store
 	err   error
 	at    time.Time
-	// trying is closed when the try under way ends; nil: there is none.
+	// trying is closed when the running attempt ends. It is nil if no attempt is running.
 	trying chan struct{}
 	closed bool
 }
 
 const (
-	// openAgain is the time between two tries to open the storage.
+	// openAgain is the time between two attempts to open the storage.
 	openAgain = 5 * time.Second
-	// openWithin is how long one may take.
+	// openWithin is how long an attempt may take.
 	openWithin = 30 * time.Second
 	// quickly is how long a request waits for the storage to be opened.
 	quickly = 3 * time.Second
 )
 
-// openFailed begins the error of storage that cannot be opened.
+// openFailed is the beginning of the error for storage that cannot be opened.
 const openFailed = "open the storage of volumes"
 
 var (
@@ -247,8 +250,7 @@ func (g *storage) get(ctx context.Context) (block.Store, error) {
 	}
 }
 
-// soon is get for a request, which has better to do than to wait for storage that
-// is away.
+// soon is get for a request, which must not wait long for storage that is away.
 func (g *storage) soon(ctx context.Context) (block.Store, error) {
 	limited, cancel := context.WithTimeout(ctx, quickly)
 	defer cancel()
@@ -259,7 +261,7 @@ func (g *storage) soon(ctx context.Context) (block.Store, error) {
 	return s, err
 }
 
-// try opens the store once.
+// try attempts once to open the store.
 func (g *storage) try(done chan struct{}) {
 	ctx, cancel := context.WithTimeout(g.ctx, openWithin)
 	defer cancel()
@@ -303,7 +305,7 @@ func (s *Service) shows(ctx context.Context, repo string, d oci.Digest) (catalog
 	return m, registry.Unavailable(err)
 }
 
-// now is the time by which what is in the catalogue becomes due.
+// now returns the time by which builds in the catalogue become due.
 func (s *Service) now(ctx context.Context) (time.Time, error) {
 	if !s.cat.DB.Shared() {
 		return s.opts.Clock(), nil
