@@ -111,7 +111,7 @@ func (u *upperReader) stream(ctx context.Context, f *os.File, path string, befor
 	return nil
 }
 
-// unchanged reports whether a file is still what it was. Changes of owner, mode and attributes
+// unchanged reports whether a file has not changed. Changes of owner, mode and attributes
 // change the ctime.
 func unchanged(f *os.File, before *unix.Stat_t) (bool, error) {
 	var after unix.Stat_t
@@ -168,8 +168,8 @@ type upperMarks struct {
 	redirected bool // the directory's contents are below, under another name
 }
 
-// hostXattrs are the attributes that describe the host instead of the file: its policy's labels,
-// and signatures under its key.
+// hostXattrs are the attributes that describe the host instead of the file: the labels of
+// its policy, and signatures under its key.
 var hostXattrs = map[string]bool{
 	"security.selinux": true,
 	"security.SMACK64": true,
@@ -177,9 +177,9 @@ var hostXattrs = map[string]bool{
 	"system.nfs4_acl":  true,
 }
 
-// splitXattrs separates overlayfs's marks, whose names begin with prefix, from the attributes that
-// belong to the file. The overlay has escaped those of the file's attributes that begin with prefix
-// too, with one more "overlay.".
+// splitXattrs separates overlayfs's marks, whose names begin with prefix, from the
+// attributes that belong to the file. If the name of an attribute of the file also begins
+// with prefix, the overlay has escaped it with one more "overlay.".
 func splitXattrs(prefix string, all []rootfs.Xattr) (m upperMarks, own []rootfs.Xattr) {
 	for _, x := range all {
 		mark, ok := strings.CutPrefix(x.Name, prefix)
@@ -195,7 +195,7 @@ func splitXattrs(prefix string, all []rootfs.Xattr) (m upperMarks, own []rootfs.
 		}
 		switch mark {
 		case "opaque":
-			m.opaque = x.Value == "y" // "x": there may be whiteouts that are attributes
+			m.opaque = x.Value == "y" // "x": some whiteouts may be attributes
 		case "whiteout":
 			m.whiteout = true
 		case "metacopy":
@@ -270,7 +270,7 @@ func sized(call func([]byte) (int, error)) ([]byte, error) {
 		if err == nil {
 			return b[:n], nil
 		}
-		if !errors.Is(err, unix.ERANGE) || len(b) >= 64<<10 { // Linux has no larger ones
+		if !errors.Is(err, unix.ERANGE) || len(b) >= 64<<10 { // Linux has no larger attributes
 			return nil, err
 		}
 		b = make([]byte, 4*len(b))

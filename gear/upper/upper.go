@@ -41,21 +41,22 @@ const (
 	whiteoutPrefix = ".wh."
 	opaqueName     = ".wh..wh..opq"
 
-	// steadyFile is the greatest size in bytes of a file that is read before its header is written,
-	// and read again if it changes meanwhile. It bounds the memory that one layer may take. A
-	// larger file is streamed, and has only one try.
+	// steadyFile is the size in bytes up to which a file is read before its header is
+	// written, and read again if it changes meanwhile. It bounds the memory that one
+	// layer may take. A larger file is streamed, and there is only one attempt.
 	steadyFile = 16 << 20
 )
 
-// Tar writes the changes in an overlay's upper directory as an OCI layer: an uncompressed PAX tar
-// with whiteouts, sorted by path, and the same for the same directory. Converting that tar gives
-// the index of the same layer.
+// Tar writes the changes in an overlay's upper directory as an OCI layer: an uncompressed
+// PAX tar with whiteouts, sorted by path. The tar is always the same for the same
+// directory. Converting it gives the index of the same layer.
 //
-// Overlayfs's marks become whiteouts or are left out. Attributes that it had to escape get their
-// names back. Labels that belong to the host are left out, and so are sockets. Files with several
-// names in the directory become hard links. No symbolic link is followed. The upper directory of a
-// mounted overlay may be read, but a file that changes meanwhile is ErrChanged, after a second try
-// if that is possible. As with any error, w has then received part of a tar.
+// Overlayfs's marks become whiteouts or are left out. Attributes that the overlay had to
+// escape get their names back. Labels that belong to the host are left out, and so are
+// sockets. Files with several names in the directory become hard links. No symbolic link
+// is followed. The upper directory of a mounted overlay may be read. If a file changes
+// meanwhile, Tar tries a second time if possible, and then returns ErrChanged. As with
+// any error, w has then received part of a tar.
 //
 // Reading the marks of an overlay mounted without userxattr needs root.
 func Tar(ctx context.Context, dir string, w io.Writer, opts *Options) error {
@@ -82,7 +83,7 @@ type upperReader struct {
 	opts  *Options
 	marks string // prefix of the names of overlayfs's own attributes
 	tw    *tar.Writer
-	names map[inode]string // the first path of each file that has several
+	names map[inode]string // the first path of each file that has several paths
 	buf   []byte
 }
 
@@ -121,9 +122,10 @@ func openDirectory(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// checkTrusted fails if the process cannot see trusted attributes. They are hidden, not refused, so
-// that an opaque directory would pass for an ordinary one. Replacing an attribute that does not
-// exist changes nothing, and its error shows which is the case.
+// checkTrusted returns an error if the process cannot see trusted attributes. The kernel
+// hides them and does not refuse, so that an opaque directory would look like an ordinary
+// one. checkTrusted tries to replace an attribute that does not exist. That changes
+// nothing, and its error shows whether the attributes are visible.
 func checkTrusted(up *os.File) error {
 	err := unix.Fsetxattr(int(up.Fd()), "trusted.overlay.none", nil, unix.XATTR_REPLACE)
 	if errors.Is(err, unix.EPERM) {
@@ -305,8 +307,8 @@ func statAt(dir *os.File, name, path string) (st unix.Stat_t, err error) {
 	return st, nil
 }
 
-// vanished wraps the error of a call on a name that existed a moment ago. If it is something else
-// by now, that is a change.
+// vanished wraps the error of a call on a name that existed a moment ago. If the name is
+// gone or is something else by now, it counts as a change.
 func vanished(what, path string, err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 		return fmt.Errorf("%s %q: %w: %w", what, path, ErrChanged, err)
