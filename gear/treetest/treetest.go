@@ -1,4 +1,5 @@
-// Package treetest makes and describes trees, for tests of code that writes and reads them.
+// Package treetest makes and describes trees for tests of code that writes and reads
+// them.
 package treetest
 
 import (
@@ -33,7 +34,8 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
-// Describe reads a tree as the operating system shows it. It returns one line for each path.
+// Describe reads a tree as the operating system shows it. It returns one line for each
+// path.
 func Describe(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -115,7 +117,7 @@ type Flat struct {
 	Entries map[string]gear.Entry
 	data    map[gear.Name][]byte
 	names   map[string]gear.Name // of the files in Entries
-	inodes  map[string]int       // of all entries; entries with the same one are names of one file
+	inodes  map[string]int       // of all entries; entries with the same inode are names of one file
 	made    int                  // number of inodes so far
 }
 
@@ -124,7 +126,7 @@ func NewFlat() *Flat {
 	return &Flat{Entries: map[string]gear.Entry{}, data: map[gear.Name][]byte{}, names: map[string]gear.Name{}, inodes: map[string]int{}}
 }
 
-// Apply applies a layer on top, as the image specification says.
+// Apply applies a layer on top of the tree, as the image specification says.
 func (f *Flat) Apply(t testing.TB, layer []byte) {
 	t.Helper()
 	tr := tar.NewReader(bytes.NewReader(layer))
@@ -234,7 +236,7 @@ func (f *Flat) Index() (*gear.Index, *Source) {
 	return x, &Source{Data: f.data}
 }
 
-// FileOf returns the file of a content.
+// FileOf returns the file with a content.
 func FileOf(b []byte) gear.File {
 	f := gear.File{Name: sha256.Sum256(b), Size: int64(len(b))}
 	if len(b) >= gear.LargeFile {
@@ -245,7 +247,7 @@ func FileOf(b []byte) gear.File {
 	return f
 }
 
-// Source delivers contents from memory, last first.
+// Source delivers contents from memory, the last one first.
 type Source struct {
 	Data map[gear.Name][]byte
 	Got  chan gear.Name // receives the name of each delivered content, if not nil
@@ -261,8 +263,8 @@ func (s *Source) Fetch(ctx context.Context, files []gear.File, deliver func(int,
 		if s.Got != nil {
 			s.Got <- f.Name
 		}
-		// This hides the reader's other methods, so that it delivers a little at a time, as a
-		// network does.
+		// The struct hides the reader's other methods, so that it delivers a little at a
+		// time, as a network does.
 		if err := deliver(i, struct{ io.Reader }{bytes.NewReader(b)}); err != nil {
 			return err
 		}
@@ -285,7 +287,7 @@ func Write(name, content string) error {
 	return errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(content), 0o644))
 }
 
-// Stamp sets the time of last change of a path itself, to the nanosecond.
+// Stamp sets the time of the last change of a path itself, to the nanosecond.
 func Stamp(name string, sec, nsec int64) error {
 	ts := []unix.Timespec{{Sec: 7}, {Sec: sec, Nsec: nsec}}
 	return unix.UtimesNanoAt(unix.AT_FDCWD, name, ts, unix.AT_SYMLINK_NOFOLLOW)
@@ -302,7 +304,8 @@ func AsNobody(t *testing.T, dir string) bool {
 	out, w, err := os.Pipe()
 	Must(t, err)
 	defer out.Close()
-	// The executable may lie where only root may look. This path works without a look-up.
+	// The executable may be in a directory that only root may read. This path works
+	// without a look-up.
 	p, err := os.StartProcess("/proc/self/exe", []string{"gear.test", "-test.run=^" + t.Name() + "$", "-test.v"}, &os.ProcAttr{
 		Dir:   "/",
 		Env:   append(os.Environ(), "SLIPWAY_TEST_DIR="+dir, "TMPDIR="+dir),
@@ -328,7 +331,7 @@ const Capability = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00
 const ACL = "\x02\x00\x00\x00\x01\x00\x06\x00\xff\xff\xff\xff\x02\x00\x04\x00\xe8\x03\x00\x00" +
 	"\x04\x00\x00\x00\xff\xff\xff\xff\x10\x00\x04\x00\xff\xff\xff\xff\x20\x00\x00\x00\xff\xff\xff\xff"
 
-// Build makes a tree with one of everything.
+// Build makes a tree with one entry of every kind.
 func Build(t testing.TB, dir string) {
 	t.Helper()
 	in := func(name string) string { return filepath.Join(dir, name) }
