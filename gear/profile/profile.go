@@ -1,5 +1,5 @@
-// Package profile merges reports of which files the containers of an image open first into
-// one order.
+// Package profile merges reports into one order. A report lists the files that a
+// container of an image opened first.
 package profile
 
 import (
@@ -12,20 +12,20 @@ import (
 	"example.org/slipway/gear"
 )
 
-// Bounds of profiles.
+// These are the bounds of profiles.
 const (
-	// MaxFiles is how many files a profile has at most.
+	// MaxFiles is the maximum number of files in a profile.
 	MaxFiles = 20_000
-	// MaxReports is how many reports weigh in: when there are more, all count
-	// half, so that a profile follows what images are used for.
+	// MaxReports is the number of reports from which on all counts are halved when
+	// another report is merged. So a profile follows changes in how images are used.
 	MaxReports = 256
-	// leastCount is below what a file is forgotten: one report that was halved more than
-	// twice, of at least MaxReports/2.
+	// leastCount is the count below which a file is forgotten: the count of one report
+	// that was halved more than twice, among at least MaxReports/2.
 	leastCount = 1.0 / 4
 )
 
-// Profile merges reports: how many had a file, and where in them it came on
-// average. The zero value is one without reports.
+// Profile merges reports. For each file it has the number of reports that had the file,
+// and the file's average position in them. The zero value is a profile without reports.
 type Profile struct {
 	reports float32
 	files   map[gear.Name]opened
@@ -42,7 +42,7 @@ func (p *Profile) Add(names []gear.Name) {
 		p.reports /= 2
 		for n, o := range p.files {
 			if o.count /= 2; o.count < leastCount {
-				delete(p.files, n) // nobody had it for a long time
+				delete(p.files, n) // no report has had it for a long time
 				continue
 			}
 			p.files[n] = o
@@ -67,16 +67,17 @@ func (p *Profile) Add(names []gear.Name) {
 	}
 }
 
-// AddSeen merges the report of a start that was seen in part. A file that is not in the profile's
-// list counts as if one whole report more had had it. Of those in the list nothing can be told:
-// they were there before they were opened.
+// AddSeen merges the report of a start that was only partly seen. A file that is not in
+// the profile's list counts as if one more whole report had had it. Files in the list do
+// not count: the container had them before it opened them, so that nothing can be
+// concluded about them.
 func (p *Profile) AddSeen(names []gear.Name) {
 	if p.files == nil {
 		p.files = make(map[gear.Name]opened, len(names))
 	}
 	left := MaxFiles
 	if len(p.files) > 0 {
-		left = loneFiles // what nobody else has had must not outnumber the rest by far
+		left = loneFiles // what nobody else has had must not far outnumber the rest
 	}
 	had := make(map[gear.Name]bool, len(names))
 	for i, n := range names {
@@ -94,9 +95,9 @@ func (p *Profile) AddSeen(names []gear.Name) {
 	}
 }
 
-// Order returns the files that at least a quarter of the reports had. Those that one report
-// alone had are bounded by the others: else one false report among a few is enough to have
-// all nodes fetch the whole image.
+// Order returns the files that at least a quarter of the reports had. The number of files
+// that only one report had is bounded by the number of the others. Otherwise one false
+// report among a few would be enough to have all nodes fetch the whole image.
 func (p *Profile) Order() []gear.Name {
 	names := p.sorted(func(a, b opened) int { return cmp.Compare(a.rank, b.rank) })
 	names = slices.DeleteFunc(names, func(n gear.Name) bool { return p.files[n].count*4 < p.reports })
@@ -119,14 +120,14 @@ func (p *Profile) Order() []gear.Name {
 	})
 }
 
-// What one report alone says counts for so many files, and so many more for each file that
-// another report had, too.
+// loneFiles and loneShare bound the files that only one report has: loneFiles of them
+// count, and loneShare more for each file that another report had, too.
 const loneFiles, loneShare = 1000, 4
 
 // Len returns the number of files.
 func (p *Profile) Len() int { return len(p.files) }
 
-// Whole reports whether any report was of a whole start.
+// Whole reports whether any report was of a complete start.
 func (p *Profile) Whole() bool { return p.reports > 0 }
 
 func (p *Profile) sorted(by func(a, b opened) int) []gear.Name {
@@ -145,8 +146,8 @@ const (
 	entryBytes = 32 + 4 + 4
 )
 
-// Encode writes the version, the number of reports, and of each file its name,
-// count and rank, as little-endian floats of 32 bits.
+// Encode writes the version, the number of reports, and the name, count and rank of each
+// file. Count and rank are little-endian floats of 32 bits.
 func (p *Profile) Encode() []byte {
 	out := make([]byte, 0, 5+len(p.files)*entryBytes)
 	out = append(out, version)
@@ -162,7 +163,7 @@ func (p *Profile) Encode() []byte {
 
 var errFormat = errors.New("it is not a profile of version 1")
 
-// Decode is the reverse of Encode. No bytes are an empty profile.
+// Decode is the reverse of Encode. An empty input is an empty profile.
 func (p *Profile) Decode(data []byte) error {
 	if len(data) == 0 {
 		return nil
