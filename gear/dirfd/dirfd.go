@@ -1,5 +1,5 @@
-// Package dirfd reaches files by an open directory, so that nobody can put another
-// directory in between.
+// Package dirfd accesses files through an open directory, so that nobody can substitute
+// another directory.
 package dirfd
 
 import (
@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open opens a file and, unlike the system call, is not stopped by signals,
-// as it would be on a file system in user space.
+// Open opens a file. Unlike the system call, it is not interrupted by signals, as it
+// would be on a file system in user space.
 func Open(dir int, name string, flags int) (int, error) {
 	for {
 		fd, err := unix.Openat(dir, name, flags|unix.O_CLOEXEC, 0o600)
@@ -20,8 +20,8 @@ func Open(dir int, name string, flags int) (int, error) {
 	}
 }
 
-// Path is a path to name in an open directory, for the calls that have no
-// form with a descriptor. Only name itself is looked up.
+// Path returns a path to name in an open directory, for system calls that have no variant
+// with a descriptor. Only name itself is looked up.
 func Path(dir int, name string) string {
 	return "/proc/self/fd/" + strconv.Itoa(dir) + "/" + name
 }
