@@ -7,17 +7,19 @@ import (
 
 type arrivalKey struct{}
 
-// WithArrival returns a context under which a FileSource tells came how many bytes
-// have arrived, as they do: contents and chunks are delivered whole, and a slow link
-// takes long for one, in which nobody could tell it from a dead one. The bytes are as
-// they are sent, compressed and with what describes them; 0 says that an answer begins,
-// which may repeat what broke off. came is called by whatever goroutine reads, and by
-// one at a time for each request.
+// WithArrival returns a context under which a FileSource calls came with the number of
+// bytes that have arrived, as they arrive. Contents and chunks are delivered whole. A
+// slow link takes long for a whole content, and meanwhile nobody could distinguish it
+// from a dead link. The bytes are counted as they are sent, compressed and with their
+// descriptions. 0 says that an answer begins, which may repeat bytes of an interrupted
+// answer. came is called by whatever goroutine reads. Calls for the same request do not
+// overlap.
 func WithArrival(ctx context.Context, came func(n int)) context.Context {
 	return context.WithValue(ctx, arrivalKey{}, came)
 }
 
-// Arriving returns a reader of r, an answer, that tells whoever asked by WithArrival.
+// Arriving returns a reader of r, an answer, that reports to the function given to
+// WithArrival.
 func Arriving(ctx context.Context, r io.Reader) io.Reader {
 	if came, ok := ctx.Value(arrivalKey{}).(func(int)); ok {
 		came(0)

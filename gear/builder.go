@@ -9,29 +9,31 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// ErrConflict is returned, wrapped, for a layer that no runtime could unpack:
-// a path in what is no directory, a hard link to itself or to a directory.
+// ErrConflict is returned, wrapped, for a layer that no runtime could unpack: for
+// example, a path leads through something that is not a directory, or a hard link leads
+// to itself or to a directory.
 var ErrConflict = errors.New("layer contradicts itself")
 
 const (
-	// maxLinks is how many symbolic links a path may lead through, as in Linux.
+	// maxLinks is how many symbolic links a path may lead through. Linux has the same
+	// limit.
 	maxLinks = 40
-	// How many names of directories may be looked up behind symbolic links in a
-	// layer: so many, and stepsEach for each entry so far. Without a bound a
-	// layer of a few megabytes could cost hours.
+	// stepsFree and stepsEach bound how many names of directories may be looked up behind
+	// symbolic links in a layer: stepsFree, and stepsEach for each entry so far. Without
+	// a bound a layer of a few megabytes could cost hours.
 	stepsFree = 1 << 20
 	stepsEach = 16
 )
 
-// Builder makes the index of a layer from its entries in the order of the
-// archive, as unpacking it would: a later entry takes the place of an earlier
-// one, two directories merge, what is no directory removes what lay below its
-// path, symbolic links among the parents of a path are followed as far as the
-// layer itself made them, and a hard link to what the layer has made so far is
-// another name for that, whatever becomes of its first name.
+// Builder makes the index of a layer from its entries in the order of the archive. The
+// result is as unpacking would leave it. A later entry replaces an earlier one, and two
+// directories merge. An entry that is not a directory removes what was below its path.
+// Symbolic links among the parents of a path are followed if the layer itself made them.
+// A hard link to something that the layer has made so far is another name for it,
+// whatever happens to its first name.
 //
-// Whiteouts concern the layers below only, wherever they stand. A directory
-// that takes the place of a whiteout is opaque.
+// Whiteouts affect only the layers below, wherever they are in the archive. A directory
+// that replaces a whiteout is opaque.
 type Builder struct {
 	limits Limits
 	nodes  []node
@@ -39,31 +41,31 @@ type Builder struct {
 	files  []File           // in order of first appearance
 	fileAt map[Name]int32
 
-	// dir is a directory whose path is known to lead through no symbolic link:
-	// the last one that was found to be so, because the next entry most often
-	// lies in the same.
+	// dir is a directory whose path is known to lead through no symbolic link. It is the
+	// last directory that was checked, because the next entry is most often in the same
+	// directory.
 	dir   string
 	walk  []level // for use by resolveDir
-	steps int     // behind symbolic links so far
+	steps int     // looked up behind symbolic links so far
 }
 
-// node is what an entry of the archive made. One that was replaced stays,
-// because it may have other names.
+// node is what an entry of the archive made. A node that was replaced stays, because it
+// may have other names.
 type node struct {
-	Entry // File is the place in Builder.files
-	// of is the node whose other name this is, or -1.
+	Entry // File is an index into Builder.files
+	// of is the node that this node is another name of, or -1.
 	of int32
-	// Times, counted in entries from 1; 0 is never. Something made at a path
-	// at a time before a directory above it was cleared is gone.
+	// made, whiteout, opaque and cleared are times, counted in entries from 1; 0 means
+	// never. What was made at a path before a directory above it was cleared is gone.
 	made, whiteout, opaque, cleared int32
 }
 
-// NewBuilder begins a layer. Limits bound the entries added; nil is the default.
+// NewBuilder begins a layer. limits bounds the entries added; nil means the defaults.
 func NewBuilder(limits *Limits) *Builder {
 	return &Builder{limits: limits.orDefault(), at: map[string]int32{}, fileAt: map[Name]int32{}, dir: "."}
 }
 
-// Add adds an entry. f is the content of a File and means nothing for others.
+// Add adds an entry. f is the content of a regular file and is ignored for other entries.
 // Errors: ErrConflict, ErrInvalid, ErrTooLarge.
 func (b *Builder) Add(e rootfs.Entry, f File) error {
 	if err := b.add(e, f); err != nil {
@@ -119,14 +121,14 @@ func (b *Builder) add(e rootfs.Entry, f File) error {
 	return nil
 }
 
-// checkAdded checks what the caller promised.
+// checkAdded checks that the caller kept its promises.
 func checkAdded(e *rootfs.Entry, f File) error {
 	kind, err := e.Type, validPath(e.Path)
 	if err == nil && kind == rootfs.HardLink {
 		if err = validPath(e.Link); err == nil && e.Link == "." {
 			err = errors.New("a hard link to the root")
 		}
-		// Unlike that of an index, a hard link of an archive has metadata.
+		// Unlike a hard link of an index, a hard link of an archive has metadata.
 		file := *e
 		file.Type, file.Link = rootfs.File, ""
 		e = &file
@@ -146,7 +148,7 @@ func checkAdded(e *rootfs.Entry, f File) error {
 // now is the time of the entry being added.
 func (b *Builder) now() int32 { return int32(len(b.nodes)) + 1 }
 
-// put makes n the node of its path.
+// put makes n the node at its path.
 func (b *Builder) put(n node) {
 	if n.Type != rootfs.Dir && (n.Path == b.dir || within(b.dir, n.Path)) {
 		b.dir = "."
@@ -173,13 +175,13 @@ func (b *Builder) addWhiteout(e rootfs.Entry) error {
 		b.put(n)
 		return nil
 	}
-	b.nodes[i] = n // which keeps other names of it valid
+	b.nodes[i] = n // it stays valid for its other names
 	b.nodes = append(b.nodes, node{of: -1})
 	return nil
 }
 
-// live finds the latest node of a path, unless it was removed with a directory
-// above it. It may be of a whiteout only: then its made is 0.
+// live returns the latest node of a path, unless it was removed with a directory above
+// it. The node may be only a whiteout; its made is then 0.
 func (b *Builder) live(path string) (int32, bool) {
 	i, ok := b.at[path]
 	if !ok {
@@ -195,8 +197,8 @@ func (b *Builder) live(path string) (int32, bool) {
 	return i, true
 }
 
-// level is a directory on the way to another one. What was made in it before
-// the time cleared is gone.
+// level is a directory on the way to another one. What was made in it before the time
+// cleared is gone.
 type level struct {
 	path    string
 	cleared int32
@@ -257,8 +259,8 @@ func (b *Builder) resolveDir(dir string) (string, error) {
 	return above[len(above)-1].path, nil
 }
 
-// descend reports whether there is anything but a directory at a path, and what.
-// It brings the time up to date otherwise.
+// descend reports whether something other than a directory is at a path, and returns its
+// node. Otherwise it updates the time of l.
 func (b *Builder) descend(l *level) (*node, bool) {
 	i, ok := b.at[l.path]
 	if !ok {
@@ -276,7 +278,7 @@ func (b *Builder) descend(l *level) (*node, bool) {
 	return n, true
 }
 
-// link finds what a hard link is a name of.
+// link finds the file that a hard link names.
 func (b *Builder) link(n *node) error {
 	dir, err := b.resolveDir(parent(n.Link))
 	if err != nil {
@@ -293,14 +295,14 @@ func (b *Builder) link(n *node) error {
 	}
 	i, ok := b.live(target)
 	if !ok || b.nodes[i].made == 0 {
-		return nil // it may come later, or be in a layer below
+		return nil // the target may come later, or be in a layer below
 	}
 	t := &b.nodes[i]
 	switch {
 	case t.Type == rootfs.Dir:
 		return fmt.Errorf("%w: a hard link to the directory %q", ErrConflict, target)
 	case t.Type == rootfs.HardLink && t.of < 0:
-		n.Link = t.Link // a name of a file that is not in this layer
+		n.Link = t.Link // the target is a name of a file that is not in this layer
 		if n.Link == n.Path {
 			return fmt.Errorf("%w: a hard link to itself", ErrConflict)
 		}
@@ -310,14 +312,14 @@ func (b *Builder) link(n *node) error {
 	default:
 		n.of = i
 	}
-	// What a runtime does to the new name, it does to the file.
+	// A runtime that changes the new name changes the file.
 	t = &b.nodes[n.of]
 	t.Mode, t.UID, t.GID, t.Sec, t.Nsec = from.Mode, from.UID, from.GID, from.Sec, from.Nsec
 	t.Xattrs = mergeXattrs(t.Xattrs, from.Xattrs)
 	return nil
 }
 
-// file returns the place of a content.
+// file returns the index of a content in b.files.
 func (b *Builder) file(f File) int32 {
 	i, ok := b.fileAt[f.Name]
 	if !ok {
@@ -328,7 +330,8 @@ func (b *Builder) file(f File) int32 {
 	return i
 }
 
-// mergeXattrs returns old with those of set in place of those of the same name.
+// mergeXattrs returns the attributes of old and set. Those of set replace those of old
+// with the same name.
 func mergeXattrs(old, set []rootfs.Xattr) []rootfs.Xattr {
 	switch {
 	case len(old) == 0:
@@ -351,7 +354,7 @@ func mergeXattrs(old, set []rootfs.Xattr) []rootfs.Xattr {
 	return slices.Concat(out, old, set)
 }
 
-// Knows reports whether a file added has this content.
+// Knows reports whether an added file has this content.
 func (b *Builder) Knows(n Name) bool {
 	_, ok := b.fileAt[n]
 	return ok

@@ -15,8 +15,8 @@ func (b *Builder) Index() (*Index, error) {
 		return nil, err
 	}
 	x := &Index{Entries: make([]Entry, 0, len(order))}
-	place := make([]int32, len(b.files)) // of a file in x.Files, plus 1
-	names := map[int32]int32{}           // node with several names: its first entry, plus 1
+	place := make([]int32, len(b.files)) // position of a file in x.Files, plus 1
+	names := map[int32]int32{}           // from a node with several names to its first entry, plus 1
 	for i := range b.nodes {
 		if of := b.nodes[i].of; of >= 0 {
 			names[of] = 0
@@ -63,14 +63,14 @@ func opaqueOf(path string) Entry {
 	return Entry{rootfs.Entry{Path: path, Type: rootfs.Opaque}, -1}
 }
 
-// ImpliedDir is a directory that nothing describes. Runtimes make these with
-// mode 0755 of root; the time is theirs, and here the epoch.
+// ImpliedDir returns a directory that no entry describes. Runtimes make such directories
+// with mode 0755, owned by root. They choose the time; here it is the epoch.
 func ImpliedDir(path string) Entry {
 	return Entry{rootfs.Entry{Path: path, Type: rootfs.Dir, Mode: 0o755}, -1}
 }
 
-// whiteoutOnly adds what a path has that the layer only hides. If there are
-// entries below it nevertheless, it is a new directory.
+// whiteoutOnly adds the mark for a path that the layer only hides. If there are entries
+// below the path nevertheless, it is a new directory.
 func (b *Builder) whiteoutOnly(x *Index, n *node, parent bool) {
 	switch {
 	case n.whiteout > 0 && (parent || n.opaque > 0):
@@ -82,7 +82,7 @@ func (b *Builder) whiteoutOnly(x *Index, n *node, parent bool) {
 	}
 }
 
-// survivors returns the nodes that are left at the end, in canonical order.
+// survivors returns the nodes that remain at the end, in canonical order.
 func (b *Builder) survivors() []int32 {
 	order := make([]int32, 0, len(b.at))
 	for _, i := range b.at {
@@ -117,8 +117,8 @@ func (b *Builder) survivors() []int32 {
 	return out
 }
 
-// lateLinks gives the hard links that found no target when they came the one
-// that came later. b.at holds survivors only by now.
+// lateLinks resolves the hard links whose targets came after them. By now b.at holds only
+// survivors.
 func (b *Builder) lateLinks(order []int32) error {
 	for _, i := range order {
 		n := &b.nodes[i]

@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// AppendChunkLengths appends what chunks begin with when some of them are sent: how
-// many bytes each takes.
+// AppendChunkLengths appends the header of a run of chunks to be sent: how many bytes
+// each chunk takes.
 func AppendChunkLengths(dst []byte, chunks []Chunk) []byte {
 	for _, c := range chunks {
 		dst = binary.LittleEndian.AppendUint32(dst, c.Stored)
@@ -17,10 +17,10 @@ func AppendChunkLengths(dst []byte, chunks []Chunk) []byte {
 	return dst
 }
 
-// ChunkReader reads n chunks of a large content as they are sent: their stored
-// lengths, 4 bytes each, and then the chunks as a pack has them. What it returns is
-// as long as it should be, and not verified: the reader has the chunks' digests.
-// Errors of what was sent wrap io.ErrUnexpectedEOF or, where a chunk is none,
+// ChunkReader reads n chunks of a large content as they are sent: first their stored
+// lengths, 4 bytes each, and then the chunks as a pack stores them. The bytes that it
+// returns have the right length but are not verified, because the reader has the chunks'
+// digests. Errors about what was sent wrap io.ErrUnexpectedEOF or, if a chunk is invalid,
 // ErrFormat and ErrContent.
 type ChunkReader struct {
 	r       io.Reader
@@ -28,11 +28,11 @@ type ChunkReader struct {
 	next    int   // chunk
 	lengths []byte
 	in, buf []byte
-	out     []byte // of buf, what was not read yet
+	out     []byte // the part of buf that was not read yet
 }
 
-// NewChunkReader reads the lengths of n chunks from the first one of a content of
-// size bytes.
+// NewChunkReader reads the lengths of n chunks, beginning with the chunk first, of a
+// content of size bytes.
 func NewChunkReader(r io.Reader, size int64, first, n int) (*ChunkReader, error) {
 	if size < LargeFile || size > MaxFile || first < 0 || n < 1 || n > ChunkCount(size)-first {
 		return nil, fmt.Errorf("%d chunks from chunk %d of a content of %d bytes: %w", n, first, size, ErrFormat)
@@ -44,7 +44,8 @@ func NewChunkReader(r io.Reader, size int64, first, n int) (*ChunkReader, error)
 	return &ChunkReader{r: r, size: size, next: first, lengths: lengths}, nil
 }
 
-// plainFrames decodes frames without a dictionary, for all readers of chunks.
+// plainFrames returns the decoder for frames without a dictionary that all chunk readers
+// share.
 var plainFrames = sync.OnceValues(func() (*FrameDecoder, error) { return NewFrameDecoder(nil) })
 
 // Read implements io.Reader.
@@ -75,7 +76,7 @@ func (c *ChunkReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// chunk reads the next chunk, into p if it is long enough.
+// chunk reads the next chunk. It uses p as the buffer if p is long enough.
 func (c *ChunkReader) chunk(p []byte) ([]byte, error) {
 	stored, size := binary.LittleEndian.Uint32(c.lengths), ChunkLen(c.size, c.next)
 	if stored == 0 || int64(stored) > int64(size) {

@@ -16,14 +16,14 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// Limits bound an index.
+// Limits are the bounds of an index.
 type Limits struct {
-	// Entries is the most entries; default 1,000,000, as many as package rootfs
-	// takes of a layer.
+	// Entries is the maximum number of entries; default 1,000,000, as many as package
+	// rootfs accepts for a layer.
 	Entries int
-	// Bytes is the most memory that decoding may take, in bytes, columns and
-	// result together; default 512 MiB. An index of a million entries of usual
-	// names needs some 300 MB.
+	// Bytes is the maximum memory that decoding may take, in bytes, including the columns
+	// and the result; default 512 MiB. An index of a million entries with typical names
+	// needs some 300 MB.
 	Bytes int64
 }
 
@@ -43,10 +43,10 @@ func (l *Limits) orDefault() Limits {
 	return out
 }
 
-// Decode reads an index, to the end of r. Every length is compared with the
-// limits before memory is taken for it, and the result is in canonical form.
-// Its bytes carry no checksum: they are addressed by their digest, which the
-// caller compares. Errors: ErrVersion, ErrInvalid, ErrTooLarge.
+// Decode reads an index, to the end of r. It compares every length with the limits before
+// it allocates memory for it. The result is in canonical form. The encoding has no
+// checksum, because an index is addressed by its digest, which the caller compares.
+// Errors: ErrVersion, ErrInvalid, ErrTooLarge.
 func Decode(r io.Reader, limits *Limits) (*Index, error) {
 	d := &decoder{limits: limits.orDefault()}
 	d.left = d.limits.Bytes
@@ -69,7 +69,7 @@ type decoder struct {
 	pathBytes int64
 }
 
-// take claims memory for n things of size bytes.
+// take reserves memory for n things of size bytes.
 func (d *decoder) take(n, size int64) error {
 	if n < 0 || n > d.left/size {
 		return fmt.Errorf("%w: it needs more than %d bytes of memory", ErrTooLarge, d.limits.Bytes)
@@ -115,7 +115,7 @@ func (d *decoder) decode(r io.Reader) (*Index, error) {
 	return x, x.check()
 }
 
-// header checks the numbers that tell how much memory is needed.
+// header checks the numbers that determine how much memory is needed.
 func (d *decoder) header(head []byte) error {
 	entries, files := binary.LittleEndian.Uint32(head[12:]), binary.LittleEndian.Uint32(head[16:])
 	pathBytes := binary.LittleEndian.Uint64(head[20:])
@@ -176,7 +176,7 @@ func (d *decoder) readColumns(r io.Reader, table []byte) error {
 	return nil
 }
 
-// number takes the next number, at most limit, off a column.
+// number returns the next number of a column. The number must be at most limit.
 func (d *decoder) number(col int, limit uint64) (uint64, error) {
 	v, n := binary.Uvarint(d.cols[col])
 	if n <= 0 || v > limit {
@@ -186,7 +186,7 @@ func (d *decoder) number(col int, limit uint64) (uint64, error) {
 	return v, nil
 }
 
-// text takes the next NUL-terminated string off a column, without copying it.
+// text returns the next NUL-terminated string of a column, without copying it.
 func (d *decoder) text(col int) ([]byte, error) {
 	i := bytes.IndexByte(d.cols[col], 0)
 	if i < 0 {
@@ -197,7 +197,7 @@ func (d *decoder) text(col int) ([]byte, error) {
 	return s, nil
 }
 
-// paths builds all paths in one piece of memory.
+// paths builds all paths in one allocation.
 func (d *decoder) paths(x *Index) error {
 	var all strings.Builder
 	all.Grow(int(d.pathBytes))
@@ -226,7 +226,7 @@ func (d *decoder) paths(x *Index) error {
 	return nil
 }
 
-// attributes gives entries type, mode, owner and extended attributes.
+// attributes sets the type, mode, owner and extended attributes of entries.
 func (d *decoder) attributes(x *Index) error {
 	var rows []rootfs.Entry
 	for len(d.cols[colAttrRows]) > 0 {
@@ -322,7 +322,7 @@ func (d *decoder) times(x *Index) error {
 	return nil
 }
 
-// sizes gives files their size and room for their chunks.
+// sizes sets the sizes of files and allocates room for their chunks.
 func (d *decoder) sizes(x *Index) error {
 	total := int64(0)
 	for i := range x.Files {
@@ -346,7 +346,7 @@ func (d *decoder) sizes(x *Index) error {
 	return nil
 }
 
-// rest gives entries what only those of some types have.
+// rest sets the fields that only entries of some types have.
 func (d *decoder) rest(x *Index) error {
 	files := int32(0)
 	for i := range x.Entries {

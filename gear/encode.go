@@ -17,9 +17,9 @@ const (
 	indexVersion = 1
 )
 
-// The columns of an index, in their order.
+// These are the columns of an index, in order.
 const (
-	colPrefix    = iota // per entry: bytes shared with the path before
+	colPrefix    = iota // per entry: number of bytes shared with the path before
 	colSuffix           // per entry: the rest of the path
 	colAttrRows         // distinct type, mode, owner and attributes
 	colAttr             // per entry: its row
@@ -33,13 +33,13 @@ const (
 	columnsCount        // how many there are
 )
 
-// headerSize in bytes: magic 8, version 4, entries 4, files 4, path bytes 8,
-// and per column the length in full 4 and as stored 4.
+// headerSize is the size of the header in bytes: magic 8, version 4, entries 4, files 4,
+// path bytes 8, and per column its full length 4 and its stored length 4.
 const headerSize = 8 + 4 + 4 + 4 + 8 + columnsCount*8
 
-// Encode writes an index. The same index gives the same bytes as long as the
-// compressor is the same; readers must not count on more. An index that is not
-// in canonical form is ErrInvalid.
+// Encode writes an index. The same index gives the same bytes as long as the compressor
+// is the same. Readers must not rely on more than that. Encode returns ErrInvalid if the
+// index is not in canonical form.
 func (x *Index) Encode(w io.Writer) error {
 	if err := x.check(); err != nil {
 		return err
@@ -63,7 +63,7 @@ func (x *Index) Encode(w io.Writer) error {
 	return writeNames(w, x.Files)
 }
 
-// attrKey is a row of attributes. xattrs is as it is stored.
+// attrKey is a row of attributes. xattrs has the stored form.
 type attrKey struct {
 	kind           rootfs.Type
 	mode, uid, gid uint32
@@ -88,7 +88,7 @@ type encoder struct {
 // put appends a number to a column.
 func (e *encoder) put(col int, v uint64) { e.cols[col] = binary.AppendUvarint(e.cols[col], v) }
 
-// text appends a string that has no NUL to a column.
+// text appends a string without NUL bytes to a column.
 func (e *encoder) text(col int, s string) { e.cols[col] = append(append(e.cols[col], s...), 0) }
 
 func (e *encoder) columns(x *Index) error {
@@ -141,7 +141,8 @@ func (e *encoder) hardLink(x *Index, i int) {
 	e.put(colHardLink, uint64(i-t))
 }
 
-// attributes appends the rows of an entry, which most often are there already.
+// attributes appends the rows of an entry, unless they exist already, as they most often
+// do.
 func (e *encoder) attributes(n *rootfs.Entry) {
 	e.scratch = e.scratch[:0]
 	for i := range n.Xattrs {
@@ -174,23 +175,23 @@ func (e *encoder) attributes(n *rootfs.Entry) {
 	e.put(colTime, row)
 }
 
-// What the compressor is worth: below leastColumn bytes a frame is no shorter
-// than what is in it, and up to smallColumns bytes of columns in all clearing
-// the 8 MB of tables of the better level takes longer than everything else.
+// These bounds say when the compressor is worth its cost. Below leastColumn bytes a frame
+// is no shorter than its content. If all columns together have up to smallColumns bytes,
+// clearing the 8 MB of tables of the better level takes longer than everything else.
 const (
 	leastColumn  = 48
 	smallColumns = 128 << 10
 )
 
-// compress replaces each column by its stored form and returns the header. Each
-// is a frame of its own because their statistics have nothing in common.
+// compress replaces each column by its stored form and returns the header. Each column is
+// a separate frame because the columns' statistics have nothing in common.
 func (e *encoder) compress(x *Index) ([]byte, error) {
 	total := 0
 	for _, c := range e.cols {
 		total += len(c)
 	}
-	// The level between fast and best: best saves another 0.3 bytes per entry
-	// of some 38, in six times the time (measured on image layers).
+	// This level lies between fast and best. The best level would save another 0.3 bytes
+	// per entry of some 38, but takes six times as long (measured on image layers).
 	level := zstd.SpeedBetterCompression
 	if total <= smallColumns {
 		level = zstd.SpeedDefault
@@ -223,7 +224,7 @@ func (e *encoder) compress(x *Index) ([]byte, error) {
 	return head, nil
 }
 
-// writeNames writes the names of files, then those of chunks, as they are:
+// writeNames writes the names of files and then the names of chunks, uncompressed:
 // digests do not compress.
 func writeNames(w io.Writer, files []File) error {
 	buf := make([]byte, 0, 64<<10)

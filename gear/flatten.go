@@ -9,20 +9,20 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// Flatten returns the tree that layers, the lowest first, are together, as an
-// overlay of them shows it: whiteouts and opaque directories hide what lies
-// below and are gone from the result; directories that nothing describes are
-// there, with the properties that the nearest layer below gives them, else mode
-// 0755 of root and the epoch as time. Names of one file stay names of one file
-// across layers; when the first one is hidden the next is the file. The root is
-// described when a layer describes it.
+// Flatten merges layers, the lowest first, into the tree that an overlay of them shows.
+// Whiteouts and opaque directories hide what is below them and are not in the result.
+// Directories that no entry describes are added, with the properties that the nearest
+// layer below gives them, or else mode 0755, root as owner and the epoch as time. Names
+// of one file remain names of one file across layers. If the first name is hidden, the
+// next name becomes the file. The root is described if a layer describes it.
 //
-// The layers must be in canonical form, as Decode and Builder give them. A hard
-// link to what no layer below has is ErrConflict; layers that contradict each other
-// about a file are ErrInvalid.
+// The layers must be in canonical form, as Decode and Builder return them. Flatten
+// returns ErrConflict for a hard link to something that no layer below has, and
+// ErrInvalid for layers that contradict each other about a file.
 //
-// It takes time in proportion to the entries and the layers that hold each
-// directory, and memory for the result and the names of its files.
+// The time it takes is proportional to the number of entries and to the number of layers
+// that hold each directory. It needs memory for the result and for the names of its
+// files.
 func Flatten(layers ...*Index) (*Index, error) {
 	m := &merger{layers: layers, pos: make([]int, len(layers)), places: make([][]int32, len(layers))}
 	entries, files := 0, 0
@@ -32,7 +32,8 @@ func Flatten(layers ...*Index) (*Index, error) {
 	}
 	m.names = make(map[Name]int32, files) // growing it would take as much again
 	m.out = &Index{Entries: make([]Entry, 0, entries+entries/16), Files: make([]File, 0, files)}
-	// Deep paths and no directories could make a large result of a small layer.
+	// Without this limit, deep paths without entries for their directories could make a
+	// large result of a small layer.
 	m.most = 4*entries + 4096
 	m.resolveLinks()
 	active := m.root()
@@ -45,24 +46,24 @@ func Flatten(layers ...*Index) (*Index, error) {
 	return m.out, nil
 }
 
-// inodeRef is an entry of a layer that stands for a file.
+// inodeRef refers to the entry of a layer that stands for a file.
 type inodeRef struct{ layer, entry int32 }
 
 type merger struct {
 	layers []*Index
-	pos    []int     // the next entry of each layer
-	places [][]int32 // of the files of each layer in the result, plus 1
+	pos    []int     // index of the next entry of each layer
+	places [][]int32 // for each file of each layer: its position in the result, plus 1
 	names  map[Name]int32
 	out    *Index
-	most   int   // entries that the result may have
-	odd    error // of files about which layers contradict each other
-	stack  []int // of lists of layers, one below the other
+	most   int   // maximum number of entries in the result
+	odd    error // about files on which layers contradict each other
+	stack  []int // holds lists of layers, one on top of the other
 
 	linkTo map[inodeRef]inodeRef // the file that each hard link is a name of
-	first  map[inodeRef]int32    // of files with several names: its first in the result, plus 1
+	first  map[inodeRef]int32    // for a file with several names: its first entry in the result, plus 1
 }
 
-// root puts the root into the result and returns the layers that show below it.
+// root adds the root to the result and returns the layers that are visible below it.
 func (m *merger) root() []int {
 	described := false
 	bottom := 0
@@ -87,9 +88,9 @@ func (m *merger) root() []int {
 	return m.stack
 }
 
-// dir merges what lies below a directory, "" being the root, in the given
-// layers, the lowest first. Their positions are at the first entry below it, and
-// behind the last one afterwards.
+// dir merges what is below a directory in the layers of active, the lowest first. "" is
+// the root. Before the call, the position of each layer is at the first entry below the
+// directory, and afterwards behind the last one.
 func (m *merger) dir(path string, active []int) error {
 	base := 0
 	if path != "" {
@@ -107,7 +108,7 @@ func (m *merger) dir(path string, active []int) error {
 			if path != "" && !within(p, path) {
 				continue
 			}
-			active[n] = i // others have nothing more here
+			active[n] = i // the other layers have nothing more here
 			n++
 			end := len(p)
 			if k := strings.IndexByte(p[base:], '/'); k >= 0 {
@@ -127,16 +128,16 @@ func (m *merger) dir(path string, active []int) error {
 	}
 }
 
-// found is what the layers say of one path, gathered from the top.
+// found is what the layers say about one path, collected from the top.
 type found struct {
 	layer, entry int  // what describes it
 	described    bool // whether anything does
 	dir          bool // it is a directory
-	closed       bool // what lies below it in lower layers is hidden
-	done         bool // lower layers have no say at all
+	closed       bool // lower layers are hidden below the path
+	done         bool // lower layers no longer matter
 }
 
-// node merges one path and what lies below it.
+// node merges one path and what is below it.
 func (m *merger) node(path string, active []int) error {
 	var f found
 	base := len(m.stack)
@@ -179,12 +180,12 @@ func (m *merger) node(path string, active []int) error {
 	return err
 }
 
-// look takes into account what layer i says of a path, and moves behind it.
+// look takes into account what layer i says about a path, and moves past it.
 func (m *merger) look(f *found, i int, path string) {
 	x := m.layers[i]
 	e := &x.Entries[m.pos[i]]
 	switch {
-	case e.Path != path: // a directory because something lies in it
+	case e.Path != path: // a directory that is implied by a path in it
 		f.dir = true
 		return
 	case e.Type == rootfs.Whiteout:
@@ -210,7 +211,7 @@ func (m *merger) look(f *found, i int, path string) {
 	f.done = f.done || f.closed && f.described
 }
 
-// skip moves layer i behind a path and all that lies below it.
+// skip moves layer i past a path and everything below it.
 func (m *merger) skip(i int, path string) {
 	x := m.layers[i]
 	for m.pos[i] < len(x.Entries) && (x.Entries[m.pos[i]].Path == path || within(x.Entries[m.pos[i]].Path, path)) {
@@ -247,7 +248,7 @@ func (m *merger) emit(path string, from inodeRef) error {
 	return nil
 }
 
-// file returns the place in the result of a file of a layer.
+// file returns the position in the result of a file of a layer.
 func (m *merger) file(layer, file int32) int32 {
 	place := &m.places[layer][file]
 	if *place == 0 {
@@ -267,8 +268,8 @@ func (m *merger) file(layer, file int32) int32 {
 	return *place - 1
 }
 
-// resolveLinks finds the files that hard links are names of, from the lowest
-// layer up, so that a link to a link below is known already.
+// resolveLinks finds the files that hard links name. It goes from the lowest layer up, so
+// that a link to a link below is resolved already.
 func (m *merger) resolveLinks() {
 	m.linkTo, m.first = map[inodeRef]inodeRef{}, map[inodeRef]int32{}
 	for i, x := range m.layers {
@@ -281,7 +282,7 @@ func (m *merger) resolveLinks() {
 			if t, ok := x.target(e.Link); ok {
 				to = inodeRef{int32(i), int32(t)}
 			} else if to, ok = m.find(i, e.Link); !ok {
-				continue // an error if it turns out to be visible
+				continue // it becomes an error if the link is visible
 			}
 			m.linkTo[inodeRef{int32(i), int32(k)}] = to
 			m.first[to] = 0
@@ -289,7 +290,7 @@ func (m *merger) resolveLinks() {
 	}
 }
 
-// find returns the file that the layers below n together show at a path.
+// find returns the file that the layers below layer n together show at a path.
 func (m *merger) find(n int, path string) (inodeRef, bool) {
 	for i := n - 1; i >= 0; i-- {
 		x := m.layers[i]
@@ -320,7 +321,7 @@ func (x *Index) hides(path string) bool {
 			continue
 		}
 		if x.Entries[k].Type != rootfs.Dir || k+1 < len(x.Entries) && x.Entries[k+1].Path == dir {
-			return true // an Opaque, a whiteout or no directory
+			return true // an Opaque, a whiteout or something that is not a directory
 		}
 	}
 	return false

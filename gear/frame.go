@@ -12,33 +12,34 @@ import (
 // Encoding is how the bytes of a content are stored and sent.
 type Encoding uint8
 
-// The encodings. Their numbers are part of the formats of packs and streams.
+// These are the encodings. Their numbers are part of the formats of packs and streams.
 const (
-	// Plain: the content itself.
+	// Plain is the content itself.
 	Plain Encoding = 0
-	// Zstd: one zstd frame.
+	// Zstd is one zstd frame.
 	Zstd Encoding = 1
-	// ZstdDict: one zstd frame that needs a dictionary.
+	// ZstdDict is one zstd frame that needs a dictionary.
 	ZstdDict Encoding = 2
-	// Chunked: chunks of ChunkSize bytes, each a zstd frame of its own or plain,
-	// and a table of them.
+	// Chunked is a sequence of chunks of ChunkSize bytes, each either a separate zstd
+	// frame or plain, and a table of the chunks.
 	Chunked Encoding = 3
 )
 
 const (
-	// MaxFile is the largest content in bytes: 1 TiB.
+	// MaxFile is the size in bytes of the largest content: 1 TiB.
 	MaxFile = 1 << 40
-	// MaxDict is the largest dictionary in bytes, stored and unpacked.
+	// MaxDict is the size in bytes of the largest dictionary, both stored and
+	// decompressed.
 	MaxDict = 1 << 20
 	// ChunkEntry is the length in bytes of an entry of a chunk table.
 	ChunkEntry = 36
 )
 
-// ErrFormat is returned, wrapped, for bytes that are not of the format.
+// ErrFormat is returned, wrapped, for bytes that do not have the format.
 var ErrFormat = errors.New("malformed Gear data")
 
-// CheckStored returns an error unless a content of size bytes may be stored in
-// that encoding with that many bytes.
+// CheckStored returns an error unless the stored form of a content of size bytes may have
+// the encoding e and stored bytes.
 func CheckStored(size int64, e Encoding, stored int64) error {
 	ok := false
 	switch e {
@@ -58,15 +59,16 @@ func CheckStored(size int64, e Encoding, stored int64) error {
 	return nil
 }
 
-// ChunkCount is how many chunks a content of size bytes has.
+// ChunkCount returns how many chunks a content of size bytes has.
 func ChunkCount(size int64) int { return int((size + ChunkSize - 1) / ChunkSize) }
 
-// ChunkLen is the length in bytes of chunk i of a content of size bytes.
+// ChunkLen returns the length in bytes of chunk i of a content of size bytes.
 func ChunkLen(size int64, i int) int { return int(min(ChunkSize, size-int64(i)*ChunkSize)) }
 
 // Chunk is an entry of a chunk table.
 type Chunk struct {
-	// Stored is how many bytes the chunk takes; as many as it has if it is plain.
+	// Stored is how many bytes the stored chunk takes. For a plain chunk that is its
+	// length.
 	Stored uint32
 	// Name is the SHA-256 of the chunk.
 	Name Name
@@ -81,8 +83,8 @@ func AppendChunkTable(dst []byte, chunks []Chunk) []byte {
 	return dst
 }
 
-// ParseChunkTable reads the table of a content of size bytes that is stored in
-// stored bytes together with it.
+// ParseChunkTable reads the table of a content of size bytes. stored is the stored size
+// of the content including the table.
 func ParseChunkTable(table []byte, size, stored int64) ([]Chunk, error) {
 	if err := CheckStored(size, Chunked, stored); err != nil {
 		return nil, err
@@ -112,12 +114,12 @@ func ParseChunkTable(table []byte, size, stored int64) ([]Chunk, error) {
 // concurrently.
 type FrameDecoder struct{ z *zstd.Decoder }
 
-// NewFrameDecoder returns a decoder for frames that need the dictionary, which
-// is given as it is stored: itself one zstd frame. nil: without. A decoder with a
-// dictionary takes about twice the dictionary's size.
+// NewFrameDecoder returns a decoder for frames that need the dictionary dict, given in
+// its stored form, which is one zstd frame. If dict is nil, the decoder has no
+// dictionary. A decoder with a dictionary takes about twice the dictionary's size.
 func NewFrameDecoder(dict []byte) (*FrameDecoder, error) {
 	opts := []zstd.DOption{
-		// 0: as many at once as there are processors.
+		// 0 means as many at the same time as there are processors.
 		zstd.WithDecoderConcurrency(0), zstd.WithDecoderLowmem(true),
 		zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderMaxWindow(2 * LargeFile), zstd.WithDecoderMaxMemory(LargeFile),
 	}
@@ -150,9 +152,9 @@ func unpackDict(stored []byte) ([]byte, error) {
 	return d.Decode(nil, stored, int(h.FrameContentSize))
 }
 
-// Decode decodes one frame whose content has exactly size bytes, at most
-// LargeFile, into buf if that is large enough. A frame that has more is an error
-// before it takes more memory.
+// Decode decodes one frame whose content has exactly size bytes, at most LargeFile. It
+// decodes into buf if buf is large enough. A frame with more bytes is an error, which is
+// returned before more memory is used.
 func (d *FrameDecoder) Decode(buf, frame []byte, size int) ([]byte, error) {
 	if size < 0 || size > LargeFile {
 		return nil, fmt.Errorf("frame of %d bytes: %w", size, ErrFormat)
@@ -170,7 +172,7 @@ func (d *FrameDecoder) Decode(buf, frame []byte, size int) ([]byte, error) {
 	return out, nil
 }
 
-// appendRead appends n bytes read from r to dst, which grows only as they come.
+// appendRead appends n bytes read from r to dst. It grows dst only as the bytes arrive.
 func appendRead(dst []byte, r io.Reader, n int) ([]byte, error) {
 	const step = 256 << 10
 	for n > 0 {
@@ -185,7 +187,7 @@ func appendRead(dst []byte, r io.Reader, n int) ([]byte, error) {
 	return dst, nil
 }
 
-// unexpected makes the end of the input an error where more must follow.
+// unexpected turns the end of the input into an error if more must follow.
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

@@ -15,17 +15,17 @@ import (
 	"example.org/slipway/oci"
 )
 
-// A Gear image is an ordinary image of one layer that holds the index of the
-// image it stands for; docs/formats/gear-image.md specifies it.
+// A Gear image is an ordinary image of one layer. The layer holds the index of the image
+// that the Gear image represents. docs/formats/gear-image.md specifies it.
 const (
-	// ImageLayerType is the media type of that layer: a tar that is not
-	// compressed, as nine tenths of it are digests. Its digest is its diff ID.
+	// ImageLayerType is the media type of that layer, a tar. The tar is not compressed,
+	// because nine tenths of it are digests. Its digest is its diff ID.
 	ImageLayerType = "application/vnd.oci.image.layer.v1.tar"
-	// LabelVersion is the label in the configuration of a Gear image; its value
-	// is the version of the format, ImageVersion.
+	// LabelVersion is the label in the configuration of a Gear image that holds the
+	// version of the format, ImageVersion.
 	LabelVersion = "dev.slipway.gear.version"
-	// LabelOriginal is the label for the digest of the manifest that the image
-	// was made of.
+	// LabelOriginal is the label with the digest of the manifest that the image was made
+	// from.
 	LabelOriginal = "dev.slipway.gear.original"
 	// ImageVersion is the version that is written and read.
 	ImageVersion = 1
@@ -42,12 +42,12 @@ the agent the image has nothing to run.
 `
 )
 
-// ErrNotGear is returned, wrapped, for a layer or configuration that is not that
-// of a Gear image.
+// ErrNotGear is returned, wrapped, for a layer or configuration that does not belong to a
+// Gear image.
 var ErrNotGear = errors.New("not a Gear image")
 
-// ImageLayer returns the layer of a Gear image, the same for the same index,
-// which must be flat.
+// ImageLayer returns the layer of a Gear image. It is always the same for the same index.
+// The index must be flat.
 func ImageLayer(x *Index) ([]byte, error) {
 	if !x.Flat() {
 		return nil, fmt.Errorf("%w: an image's index has neither whiteouts nor links to other layers", ErrInvalid)
@@ -83,10 +83,10 @@ func ImageLayer(x *Index) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// ReadImageLayer returns the index in the layer of a Gear image, which may have
-// been compressed since it was written. Of another layer it reads little more
-// than the first header and returns ErrNotGear. The caller compares the digest
-// of the layer.
+// ReadImageLayer returns the index in the layer of a Gear image. The layer may have been
+// compressed since it was written. If it is another layer, ReadImageLayer reads little
+// more than the first header and returns ErrNotGear. The caller compares the digest of
+// the layer.
 func ReadImageLayer(ctx context.Context, layer io.Reader, limits *Limits) (*Index, error) {
 	r, err := rootfs.Open(ctx, layer, nil)
 	if err != nil {
@@ -123,10 +123,10 @@ func ReadImageLayer(ctx context.Context, layer io.Reader, limits *Limits) (*Inde
 	return x, nil
 }
 
-// ImageConfig returns the configuration of the Gear image whose only layer has
-// the given diff ID, made of the configuration of the original and the digest of
-// its manifest. Whatever the configuration has stays, known or not, but for the
-// list of layers and the history.
+// ImageConfig returns the configuration of a Gear image whose only layer has the given
+// diff ID. It is made from the configuration of the original and the digest of the
+// original's manifest. All members of the configuration are kept, known or not, except
+// the list of layers and the history.
 func ImageConfig(config []byte, original, diffID oci.Digest) ([]byte, error) {
 	top, run, labels, err := splitConfig(config)
 	if err != nil {
@@ -161,8 +161,9 @@ func ImageConfig(config []byte, original, diffID oci.Digest) ([]byte, error) {
 	return out, nil
 }
 
-// IsImageConfig reports whether a configuration is that of a Gear image: nil, or
-// ErrNotGear, or ErrVersion for one of a version this code does not read.
+// IsImageConfig returns nil if a configuration belongs to a Gear image. Otherwise it
+// returns ErrNotGear, or ErrVersion if this code does not read the configuration's
+// version.
 func IsImageConfig(config []byte) error {
 	_, _, labels, err := splitConfig(config)
 	switch v, ok := labels[LabelVersion]; {
@@ -176,7 +177,7 @@ func IsImageConfig(config []byte) error {
 	return nil
 }
 
-// splitConfig takes an image configuration apart as far as it is changed here.
+// splitConfig splits an image configuration into the parts that are changed here.
 func splitConfig(config []byte) (top, run map[string]json.RawMessage, labels map[string]string, err error) {
 	if err := json.Unmarshal(config, &top); err != nil {
 		return nil, nil, nil, fmt.Errorf("%w: image configuration: %w", ErrInvalid, err)
@@ -203,8 +204,8 @@ func splitConfig(config []byte) (top, run map[string]json.RawMessage, labels map
 	return top, run, labels, nil
 }
 
-// MismatchError says that a layer is not the one it should be. Whatever a
-// conversion has given its sink must be thrown away.
+// MismatchError says that a layer is not the expected one. The caller must discard
+// whatever the conversion has given its sink.
 type MismatchError struct {
 	What      string // "digest" or "diff ID"
 	Want, Got oci.Digest

@@ -11,57 +11,56 @@ import (
 )
 
 var (
-	// ErrVersion is returned, wrapped, for an index of a version this code does
-	// not know.
+	// ErrVersion is returned, wrapped, for an index of a version that this code does not
+	// know.
 	ErrVersion = errors.New("unknown version of the gear index format")
-	// ErrInvalid is returned, wrapped, for bytes that are no index, and for an
-	// index whose entries contradict each other.
+	// ErrInvalid is returned, wrapped, for bytes that are not an index, and for an index
+	// whose entries contradict each other.
 	ErrInvalid = errors.New("invalid gear index")
-	// ErrTooLarge is returned, wrapped, for an index beyond the limits.
+	// ErrTooLarge is returned, wrapped, for an index that exceeds the limits.
 	ErrTooLarge = errors.New("gear index is too large")
 )
 
 // Entry is a member of an index.
 type Entry struct {
 	rootfs.Entry
-	// File is the content: for a File its place in Index.Files, for a HardLink
-	// to a File of the same index the place of that one's, otherwise -1.
+	// File is the content. For a File it is an index into Index.Files. For a HardLink to
+	// a File of the same index it is that File's value. Otherwise it is -1.
 	File int32
 }
 
 // Index is the tree of a layer, or of a whole image, in canonical form:
 //
-//   - Entries are in the order of [ComparePaths], each path once, except that a
-//     directory may be followed by the Opaque of its path. Directories that
-//     nothing describes are left out. Nothing lies below an entry that is not a
-//     directory.
-//   - Fields that mean nothing for the type are zero. That goes for all of a
-//     HardLink but Path and Link: what it is lies with its target.
-//   - Of several names of one file the first in order is the file, and each
-//     other one a HardLink whose Link is that first one. A HardLink whose Link
-//     is no entry (or a Whiteout) is to a file of a layer below.
-//   - Files are in order of first mention by Entries, each mentioned.
+//   - Entries are in the order of [ComparePaths]. Each path occurs once, except that a
+//     directory may be followed by the Opaque of its path. Directories that no archive
+//     entry describes are left out. Nothing is below an entry that is not a directory.
+//   - Fields that have no meaning for the type are zero. In a HardLink, all fields but
+//     Path and Link are zero, because its target has them.
+//   - If a file has several names, the first in order is the file. Each other name is a
+//     HardLink whose Link is that first name. A HardLink whose Link is not an entry, or is
+//     a Whiteout, leads to a file of a layer below.
+//   - Files are in the order in which Entries first mention them. Each is mentioned.
 //
-// The same tree is therefore the same Index, however it was archived. Xattrs
-// and Chunks may be shared between entries; nobody may change them.
+// The same tree is therefore always the same Index, however it was archived. Entries may
+// share Xattrs and Chunks, so nobody may change them.
 type Index struct {
 	Entries []Entry
 	Files   []File
 }
 
-// Empty is the content of empty files. It is in Files as any other content is,
-// but is never stored and never asked of a [Sink].
+// Empty returns the content of empty files. It is in Files like any other content, but it
+// is never stored, and a [Sink] is never asked about it.
 func Empty() File { return File{Name: sha256.Sum256(nil)} }
 
-// Lookup returns the place in Entries of the first entry of a path, or where
+// Lookup returns the index in Entries of the first entry with a path, or the index where
 // it would be.
 func (x *Index) Lookup(path string) (int, bool) {
 	i := sort.Search(len(x.Entries), func(i int) bool { return ComparePaths(x.Entries[i].Path, path) >= 0 })
 	return i, i < len(x.Entries) && x.Entries[i].Path == path
 }
 
-// Flat reports whether the index stands for a whole tree, as that of an image
-// does: it has no whiteouts and no links to layers below.
+// Flat reports whether the index describes a whole tree, as the index of an image does.
+// Such an index has no whiteouts and no links to layers below.
 func (x *Index) Flat() bool {
 	for i := range x.Entries {
 		switch e := &x.Entries[i]; e.Type {
@@ -76,7 +75,7 @@ func (x *Index) Flat() bool {
 	return true
 }
 
-// chunksOf is how many chunks a file of size bytes has in its table.
+// chunksOf returns how many chunks the table of a file of size bytes has.
 func chunksOf(size int64) int64 {
 	if size < LargeFile {
 		return 0
@@ -84,7 +83,7 @@ func chunksOf(size int64) int64 {
 	return (size-1)/ChunkSize + 1
 }
 
-// check reports whether the index is in canonical form.
+// check returns an error unless the index is in canonical form.
 func (x *Index) check() error {
 	for i := range x.Files {
 		f := &x.Files[i]
@@ -133,7 +132,7 @@ func checkOrder(before, e *Entry) error {
 	return nil
 }
 
-// checkFields reports whether an entry has the fields of its type and no others.
+// checkFields returns an error unless an entry has exactly the fields of its type.
 func checkFields(e *rootfs.Entry) error {
 	if e.Type < rootfs.Dir || e.Type > rootfs.Opaque {
 		return fmt.Errorf("has unknown type %d", e.Type)
@@ -170,8 +169,8 @@ func hasMetadata(t rootfs.Type) bool {
 	return t != rootfs.HardLink && t != rootfs.Whiteout && t != rootfs.Opaque
 }
 
-// checkFile checks what an entry says of its content. seen counts the files
-// that the entries before it mention.
+// checkFile checks what an entry says about its content. seen counts the files that the
+// entries before it mention.
 func (x *Index) checkFile(i int, seen *int32) error {
 	e := &x.Entries[i]
 	switch e.Type {
@@ -212,7 +211,7 @@ func (x *Index) checkLink(i int) error {
 	return nil
 }
 
-// target returns the place of what a hard link is to, if it is in the index.
+// target returns the index of the entry that a hard link leads to, if it is in x.
 func (x *Index) target(link string) (int, bool) {
 	t, ok := x.Lookup(link)
 	if !ok {

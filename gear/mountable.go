@@ -8,17 +8,19 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// What a mounted tree can have of an entry. Indexes keep more: what other systems'
-// archivers write is a part of the layer, but no file system here can hold it, and
-// an image must not be refused for it.
+// A mounted tree can have only some properties of an entry. Indexes keep more: what other
+// systems' archivers write is a part of the layer, but no file system here can hold it,
+// and an image must not be refused because of it.
 const (
-	// maxXattrValue in bytes; EROFS has 16 bits for a length, and Linux one byte more.
+	// maxXattrValue is the maximum size of a value in bytes. EROFS has 16 bits for a
+	// length, and Linux allows one byte more.
 	maxXattrValue = 65535
 	maxXattrName  = 255
-	// maxXattrsSize is the most bytes that all attributes of a file take in an EROFS
-	// image, 65,534 words, without 4 KiB for those that steer overlayfs.
+	// maxXattrsSize is the maximum number of bytes that all attributes of a file take in
+	// an EROFS image: 65,534 words, less 4 KiB for the attributes that control overlayfs.
 	maxXattrsSize = 65534*4 - 4096
-	// Linux has 12 and 20 bits for a device, and mknod(2) drops the others.
+	// Linux has 12 and 20 bits for the numbers of a device, and mknod(2) drops the other
+	// bits.
 	majorMask, minorMask = 1<<12 - 1, 1<<20 - 1
 
 	aclAccess  = "system.posix_acl_access"
@@ -26,8 +28,9 @@ const (
 )
 
 // Mountable returns the extended attributes and the device number of an entry as a
-// mounted tree has them, and a note for each that it leaves out or changes: what
-// container runtimes ignore when they unpack a layer, and what Linux cannot hold.
+// mounted tree has them. It also returns a note for each property that it leaves out or
+// changes. These are properties that container runtimes ignore when they unpack a layer,
+// or that Linux cannot hold.
 func Mountable(e *rootfs.Entry) (xattrs []rootfs.Xattr, major, minor uint32, notes []string) {
 	xattrs, major, minor = e.Xattrs, e.Major&majorMask, e.Minor&minorMask
 	if major != e.Major || minor != e.Minor {

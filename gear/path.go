@@ -5,17 +5,18 @@ import (
 	"strings"
 )
 
-// Bounds of a path, those of package rootfs: what Linux takes in bytes (PATH_MAX
-// counts a closing NUL, NAME_MAX), and the depth that follows.
+// These are the bounds of a path, as in package rootfs: the number of bytes that Linux
+// accepts (PATH_MAX counts a closing NUL, NAME_MAX does not), and the depth that follows
+// from that.
 const (
 	maxPath    = 4095
 	maxSegment = 255
 	maxDepth   = (maxPath + 1) / 2
 )
 
-// ComparePaths orders paths as a walk of the tree meets them: the root, then
-// each directory before what lies in it, and the names in a directory by their
-// bytes. All that lies below a directory follows it without a gap.
+// ComparePaths orders paths as a walk of the tree visits them: first the root, then each
+// directory before its contents, and the names in a directory by their bytes. Everything
+// below a directory follows it without a gap.
 func ComparePaths(a, b string) int {
 	n := min(len(a), len(b))
 	i := 0
@@ -39,12 +40,12 @@ func ComparePaths(a, b string) int {
 	return 1
 }
 
-// within reports whether path lies below the directory dir, which is not the root.
+// within reports whether path is below the directory dir. dir is not the root.
 func within(path, dir string) bool {
 	return len(path) > len(dir) && path[len(dir)] == '/' && path[:len(dir)] == dir
 }
 
-// parent returns the directory that holds path; that of the root is the root.
+// parent returns the directory that holds path. The parent of the root is the root.
 func parent(path string) string {
 	if i := strings.LastIndexByte(path, '/'); i >= 0 {
 		return path[:i]
@@ -52,7 +53,7 @@ func parent(path string) string {
 	return "."
 }
 
-// validPath reports whether a path has the form that rootfs.Entry promises.
+// validPath returns an error unless a path has the form that rootfs.Entry promises.
 func validPath(p string) error {
 	if p == "." {
 		return nil

@@ -12,13 +12,13 @@ import (
 // streamMagic begins a stream; its last byte is the version.
 const streamMagic = "SLGSTRM\x01"
 
-// StreamSlots is how many dictionaries a stream has at once.
+// StreamSlots is the number of dictionaries that a stream has at the same time.
 const StreamSlots = 16
 
-// maxFailure is the longest text of a failure in bytes.
+// maxFailure is the maximum length in bytes of the text of a failure.
 const maxFailure = 1 << 10
 
-// Types of records.
+// These are the types of records.
 const (
 	recordDict     = 1
 	recordContents = 2
@@ -27,7 +27,7 @@ const (
 	recordEnd      = 5
 )
 
-// StreamRun is how many contents a record has at most.
+// StreamRun is the maximum number of contents in a record.
 const StreamRun = 1024
 
 // runEntry is the length in bytes of a content's entry in a record: name, size,
@@ -37,14 +37,14 @@ const runEntry = 32 + 8 + 1 + 1 + 8
 // StreamItem is one answer of a stream.
 type StreamItem struct {
 	Name Name
-	// Missing: there is no such content, or none the reader may have.
+	// Missing says that there is no such content, or that the reader may not have it.
 	Missing bool
-	// Failure, if not empty, is why the content could not be sent.
+	// Failure, if not empty, says why the content could not be sent.
 	Failure string
-	// Size in bytes of the content.
+	// Size is the size of the content in bytes.
 	Size int64
-	// Chunks are the SHA-256 of each chunk of a content of LargeFile bytes or
-	// more, as the sender tells; whoever has the layer's index compares.
+	// Chunks has the SHA-256 of each chunk of a content of LargeFile bytes or more, as
+	// the sender states them. A reader that has the layer's index compares them.
 	Chunks []Name
 
 	s      *StreamReader
@@ -52,8 +52,8 @@ type StreamItem struct {
 	chunks []Chunk
 }
 
-// StreamReader reads a stream and verifies the contents. It holds at most one
-// content, or chunk, and StreamSlots dictionaries. It is used by one goroutine.
+// StreamReader reads a stream and verifies the contents. It holds at most one content, or
+// chunk, and StreamSlots dictionaries. It may be used by one goroutine.
 type StreamReader struct {
 	r     *bufio.Reader
 	begun bool
@@ -62,11 +62,11 @@ type StreamReader struct {
 	plain *FrameDecoder
 	dicts [StreamSlots]*FrameDecoder
 	item  *StreamItem
-	// run are the entries of the present record whose contents come next.
+	// run has the entries of the current record whose contents come next.
 	run []byte
 	// in and out are reused: what Next returned is valid until the next call.
 	in, out []byte
-	left    int64 // unread bytes of the present item's chunks
+	left    int64 // unread bytes of the current item's chunks
 }
 
 // NewStreamReader returns a reader of the stream.
@@ -74,11 +74,11 @@ func NewStreamReader(r io.Reader) *StreamReader {
 	return &StreamReader{r: bufio.NewReaderSize(r, 64<<10)}
 }
 
-// Next returns the next answer, in the order of the request. A content smaller
-// than LargeFile is verified by then; a larger one by its WriteTo. The item is
-// valid until the next call. After the last one it returns io.EOF; a stream
-// that is cut off is io.ErrUnexpectedEOF, one that is malformed ErrFormat, and
-// one whose content has another name ErrContent.
+// Next returns the next answer, in the order of the request. A content smaller than
+// LargeFile is already verified; WriteTo verifies a larger one. The item is valid until
+// the next call. After the last item, Next returns io.EOF. It returns io.ErrUnexpectedEOF
+// if the stream is cut off, ErrFormat if it is malformed, and ErrContent if a content
+// does not match its name.
 func (s *StreamReader) Next() (*StreamItem, error) {
 	if s.done {
 		return nil, io.EOF
@@ -173,7 +173,7 @@ func (s *StreamReader) readRun() error {
 	return nil
 }
 
-// content reads the next content of the present record.
+// content reads the next content of the current record.
 func (s *StreamReader) content() (*StreamItem, error) {
 	s.count++
 	it := &StreamItem{s: s}
@@ -187,7 +187,7 @@ func (s *StreamReader) content() (*StreamItem, error) {
 	return it, nil
 }
 
-// fixed reads n bytes, at most the size of the reader's buffer.
+// fixed reads n bytes. n is at most the size of the reader's buffer.
 func (s *StreamReader) fixed(n int) ([]byte, error) {
 	b, err := s.r.Peek(n)
 	if err != nil {
@@ -265,7 +265,7 @@ func (s *StreamReader) readFile(it *StreamItem, b []byte) error {
 		it.small, err = s.dicts[slot].Decode(s.out, s.in, int(size))
 		s.keep(it.small)
 	}
-	if errors.Is(err, ErrFormat) { // a frame that is none
+	if errors.Is(err, ErrFormat) { // an invalid frame
 		err = fmt.Errorf("content %x: %w: %w", it.Name, ErrContent, err)
 	}
 	if err == nil && sha256.Sum256(it.small) != it.Name {
@@ -312,13 +312,14 @@ func (s *StreamReader) readTable(it *StreamItem, stored int64) error {
 	return nil
 }
 
-// Bytes are the verified content of an item smaller than LargeFile, valid until
-// the next call of Next; nil of another.
+// Bytes returns the verified content of an item smaller than LargeFile. It is valid until
+// the next call of Next. For a larger item, Bytes returns nil.
 func (it *StreamItem) Bytes() []byte { return it.small }
 
-// WriteTo writes the content. That of LargeFile bytes or more can be written
-// once: each chunk after it was verified by the table, and the whole by its
-// name at the end, so that what was written is not to be used after an error.
+// WriteTo writes the content. A content of LargeFile bytes or more can be written only
+// once. WriteTo writes each chunk after it was verified against the table, and verifies
+// the whole content against its name at the end. So after an error, the written bytes
+// must not be used.
 func (it *StreamItem) WriteTo(w io.Writer) (int64, error) {
 	if it.chunks == nil {
 		n, err := w.Write(it.small)

@@ -10,23 +10,23 @@ import (
 // StreamFile describes a content in a stream.
 type StreamFile struct {
 	Name Name
-	// Size in bytes of the content.
+	// Size is the size of the content in bytes.
 	Size     int64
 	Encoding Encoding
 	// Stored is how many bytes are sent for it.
 	Stored int64
-	// Dict names the dictionary of a content of ZstdDict.
+	// Dict is the name of the dictionary that a content with the encoding ZstdDict needs.
 	Dict Name
 }
 
-// StreamEncoder appends what is between the contents of a stream to buffers whose
-// owner adds the contents. A copy of it is the state of the stream at that place,
-// to go back to. It is used by one goroutine.
+// StreamEncoder appends to buffers everything in a stream except the contents, which the
+// owner of the buffers adds. A copy of a StreamEncoder is the state of the stream at that
+// point, to which the owner can return. It may be used by one goroutine.
 type StreamEncoder struct {
 	begun bool
 	count uint64
-	// slots have the dictionaries the reader holds; used tells when each was
-	// needed last.
+	// slots has the dictionaries that the reader holds. used says when each was needed
+	// last.
 	slots [StreamSlots]Name
 	used  [StreamSlots]uint64
 }
@@ -40,7 +40,7 @@ func (e *StreamEncoder) begin(dst []byte) []byte {
 	return append(dst, streamMagic...)
 }
 
-// slot returns where the reader has a dictionary.
+// slot returns the slot in which the reader has a dictionary.
 func (e *StreamEncoder) slot(id Name) (slot int, ok bool) {
 	for i := range e.slots {
 		if e.used[i] > 0 && e.slots[i] == id {
@@ -56,8 +56,8 @@ func (e *StreamEncoder) HasDict(id Name) bool {
 	return ok
 }
 
-// AppendDict gives the reader a dictionary, as it is stored in a pack, in place
-// of that which was not needed for the longest time.
+// AppendDict sends the reader a dictionary, in the form that a pack stores. It replaces
+// the dictionary that was not needed for the longest time.
 func (e *StreamEncoder) AppendDict(dst []byte, id Name, dict []byte) ([]byte, error) {
 	if len(dict) == 0 || len(dict) > MaxDict {
 		return dst, fmt.Errorf("dictionary of %d bytes: %w", len(dict), ErrFormat)
@@ -74,7 +74,7 @@ func (e *StreamEncoder) AppendDict(dst []byte, id Name, dict []byte) ([]byte, er
 	return append(dst, dict...), nil
 }
 
-// ContentsLen is how many bytes AppendContents appends for so many contents.
+// ContentsLen returns how many bytes AppendContents appends for n contents.
 func (e *StreamEncoder) ContentsLen(n int) int {
 	magic := len(streamMagic)
 	if e.begun {
@@ -83,9 +83,9 @@ func (e *StreamEncoder) ContentsLen(n int) int {
 	return magic + 3 + n*runEntry
 }
 
-// AppendContents announces 1 to StreamRun contents, which file describes one
-// after the other. The bytes of all of them must follow: of a chunked one the
-// chunk table goes before the chunks. The reader must hold their dictionaries.
+// AppendContents announces 1 to StreamRun contents, which file describes one after the
+// other. The bytes of all of them must follow. For a chunked content, the chunk table
+// precedes the chunks. The reader must hold their dictionaries.
 func (e *StreamEncoder) AppendContents(dst []byte, n int, file func(i int) StreamFile) ([]byte, error) {
 	if n <= 0 || n > StreamRun {
 		return dst, fmt.Errorf("stream record of %d contents: %w", n, ErrFormat)
@@ -109,7 +109,7 @@ func (e *StreamEncoder) AppendContents(dst []byte, n int, file func(i int) Strea
 		if f.Encoding != ZstdDict {
 			continue
 		}
-		if e.used[slot] == 0 || e.slots[slot] != f.Dict { // mostly it is that of the one before
+		if e.used[slot] == 0 || e.slots[slot] != f.Dict { // mostly it is the same as for the content before
 			var ok bool
 			if slot, ok = e.slot(f.Dict); !ok {
 				return dst, fmt.Errorf("the reader lacks the dictionary of content %x", f.Name)
@@ -120,14 +120,14 @@ func (e *StreamEncoder) AppendContents(dst []byte, n int, file func(i int) Strea
 	return dst, nil
 }
 
-// AppendMissing says that there is no such content, or none the reader may have.
+// AppendMissing says that there is no such content, or that the reader may not have it.
 func (e *StreamEncoder) AppendMissing(dst []byte, name Name) []byte {
 	e.count++
 	return append(append(e.begin(dst), recordMissing), name[:]...)
 }
 
-// AppendFailure says why a content cannot be sent now. The text is shown to the
-// reader, and cut to 1,024 bytes.
+// AppendFailure says why a content cannot be sent now. The text is shown to the reader,
+// and cut to 1,024 bytes.
 func (e *StreamEncoder) AppendFailure(dst []byte, name Name, text string) []byte {
 	e.count++
 	text = text[:min(len(text), maxFailure)]
@@ -136,18 +136,18 @@ func (e *StreamEncoder) AppendFailure(dst []byte, name Name, text string) []byte
 	return append(dst, text...)
 }
 
-// AppendEnd ends the stream: without it the reader takes it for cut off.
+// AppendEnd ends the stream. Without the end, the reader considers the stream cut off.
 func (e *StreamEncoder) AppendEnd(dst []byte) []byte {
 	return binary.LittleEndian.AppendUint64(append(e.begin(dst), recordEnd), e.count)
 }
 
-// StreamWriter writes a stream of contents one by one, as they are stored. It
-// does not buffer. It is used by one goroutine.
+// StreamWriter writes a stream of contents one by one, in their stored form. It does not
+// buffer. It may be used by one goroutine.
 type StreamWriter struct {
 	w    io.Writer
 	enc  StreamEncoder
 	buf  []byte
-	left int64 // bytes of the present content still to be written
+	left int64 // bytes of the current content still to be written
 }
 
 // NewStreamWriter begins a stream with the first record.
@@ -163,9 +163,9 @@ func (s *StreamWriter) write(b []byte) error {
 	return err
 }
 
-// Begin announces a content; its bytes follow through Write: a chunk table goes
-// before its chunks. The content of ZstdDict needs its dictionary, which is sent
-// if the reader does not hold it.
+// Begin announces a content. Its bytes follow through Write, with a chunk table before
+// its chunks. A content with the encoding ZstdDict needs its dictionary, which is sent if
+// the reader does not hold it.
 func (s *StreamWriter) Begin(f StreamFile, dict []byte) error {
 	b := s.buf[:0]
 	var err error
@@ -192,15 +192,15 @@ func (s *StreamWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Missing says that there is no such content, or none the reader may have.
+// Missing says that there is no such content, or that the reader may not have it.
 func (s *StreamWriter) Missing(name Name) error {
 	return s.write(s.enc.AppendMissing(s.buf[:0], name))
 }
 
-// Failure says why a content cannot be sent now, as AppendFailure.
+// Failure says why a content cannot be sent now; see AppendFailure.
 func (s *StreamWriter) Failure(name Name, text string) error {
 	return s.write(s.enc.AppendFailure(s.buf[:0], name, text))
 }
 
-// End ends the stream: without it the reader takes it for cut off.
+// End ends the stream. Without the end, the reader considers the stream cut off.
 func (s *StreamWriter) End() error { return s.write(s.enc.AppendEnd(s.buf[:0])) }
