@@ -310,7 +310,10 @@ func (s *Service) readIndex(img *image) (*gear.Index, error) {
 	if err != nil {
 		return nil, err
 	}
-	if sum := sha256.Sum256(b); hex.EncodeToString(sum[:]) != img.rec.Index {
+	s.imagesMu.RLock()
+	want := img.rec.Index
+	s.imagesMu.RUnlock()
+	if sum := sha256.Sum256(b); hex.EncodeToString(sum[:]) != want {
 		return nil, fmt.Errorf("index of image %s is damaged: %w", img.chain, gear.ErrContent)
 	}
 	return gear.Decode(bytes.NewReader(b), s.opts.Limits)
