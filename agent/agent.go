@@ -251,7 +251,7 @@ func (a *Agent) openFiles() (err error) {
 	a.files, err = gearfs.New(a.lay.images, a.cache, a.regs.dial, &gearfs.Options{
 		Streams: a.cfg.Fetch.Streams, Bound: a.cfg.Fetch.OpenTimeout, PrefetchWait: a.cfg.Fetch.ProfileTimeout,
 		BackgroundRate: int64(a.cfg.Fetch.BackgroundRate), BackgroundRest: min(backgroundRest, a.cfg.Fetch.BackgroundDelay),
-		RecordFor: a.cfg.Profiles.Duration, Mode: mode, Logger: a.log,
+		RecordFor: a.cfg.Profiles.Duration, Siblings: a.cfg.Profiles.Siblings, Mode: mode, Logger: a.log,
 	})
 	if err != nil {
 		return fmt.Errorf("file service: %w", err)

@@ -102,6 +102,9 @@ type Options struct {
 	// RecordFor is how long after its start the opens of a container are recorded for the
 	// profile. The default is 15 s.
 	RecordFor time.Duration
+	// Siblings makes a file that a starting container misses bring small files of its
+	// directory.
+	Siblings bool
 	// Mode forces eager or lazy. By default, each start is decided separately.
 	Mode Mode
 	// Limits bound the indexes that are read from disk.

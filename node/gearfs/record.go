@@ -93,7 +93,9 @@ func (s *Service) ContainerStarted(id, chain, mount string) error {
 	if watch != nil {
 		s.goWork(watch.run)
 	}
-	s.goWork(func() { s.guessSiblings(c, r) })
+	if s.opts.Siblings {
+		s.goWork(func() { s.guessSiblings(c, r) })
+	}
 	return nil
 }
 

@@ -220,7 +220,7 @@ func TestSiblingsCome(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 400)...)
 	mnt := overlay(t, tr)
 	for _, watched := range []bool{false, true} {
-		n := newNode(t, gearfs.Options{RecordFor: time.Minute, Mode: gearfs.Lazy}, map[string]gearfs.Source{"a": newSource(tr)})
+		n := newNode(t, gearfs.Options{RecordFor: time.Minute, Mode: gearfs.Lazy, Siblings: true}, map[string]gearfs.Source{"a": newSource(tr)})
 		n.add("sha256:1", tr, "a")
 		at := ""
 		if watched {
