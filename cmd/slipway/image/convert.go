@@ -34,7 +34,7 @@ only the index is sent. The same image becomes the same Gear image, to the diges
 
 With --all, have all layers in a data directory converted that are not yet, also while a
 server uses it. A running server does that by itself with what is pushed, unless gear.convert
-in its configuration is off. Exit status 1 tells that some cannot be converted.`,
+in its configuration is off. Exit status 1 means that some cannot be converted.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
@@ -105,7 +105,7 @@ func convertAll(cmd *cobra.Command, f *convertFlags) error {
 			fmt.Fprintf(cmd.OutOrStdout(), "%d layers had to be converted, %d were, %d cannot be, in %s\n", rep.Queued, rep.Converted, rep.Failed, rep.Took.Round(1e6))
 		})
 		if err == nil && rep.Failed > 0 {
-			err = fmt.Errorf("%d layers cannot be converted, for the reasons above; their images can be pulled as ever (--again tries once more)", rep.Failed)
+			err = fmt.Errorf("%d layers cannot be converted, for the reasons above; their images can still be pulled (--again tries once more)", rep.Failed)
 		}
 		return err
 	})

@@ -39,7 +39,7 @@ func importCommand() *cobra.Command {
 		Long: `With --in-place, adopt the storage directory of a Distribution registry as the data
 directory: nothing is moved or changed, and "slipway serve --root DIR" serves it. Of one
 in an object store the configuration file says where it is.
-Exit status 1 tells that images in it are damaged; the others are adopted all the same.
+Exit status 1 means that images in it are damaged; the others are adopted all the same.
 Exit status 2 means that the storage has a symbolic link, and that nothing was adopted.
 
 Otherwise copy repositories with all their tags, one repository, or one tag from

@@ -125,7 +125,7 @@ them. A FILE lists them, one in a line; empty lines and lines that begin with # 
 over, and - is the standard input. What is here already is not fetched again, so that a
 load that broke off is continued by repeating it.
 
-An image that cannot be fetched does not keep the others out. Exit status 1 tells that
+An image that cannot be fetched does not keep the others out. Exit status 1 means that
 there was one.`,
 		Example: `  slipway mirror load docker.io/library/nginx:1.27 quay.io/prometheus/prometheus
   slipway mirror load images.txt --platform linux/amd64`,
