@@ -48,7 +48,7 @@ func Range(off, n int64) string {
 // want the rest of a file write the largest number they have.
 func ParseRange(s string) (first, last int64, ok bool) {
 	unit, spec, ok := strings.Cut(s, "=")
-	from, to, dash := strings.Cut(strings.TrimSpace(spec), "-")
+	from, to, dash := strings.Cut(strings.Trim(spec, " \t"), "-")
 	if !ok || !strings.EqualFold(unit, "bytes") || !dash || from == "" && to == "" {
 		return 0, 0, false
 	}
