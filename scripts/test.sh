@@ -16,6 +16,7 @@
 #
 # Up to five tests that failed are run once more, each package alone. What passes then is
 # listed as FLAKY and does not fail the run; bin/flaky.txt has what it printed when it failed.
+# bin/test.txt has all that this prints.
 #
 #   scripts/test.sh                             everything
 #   scripts/test.sh again KIND PACKAGE PATTERN  the second run of a package's failed tests
@@ -145,5 +146,5 @@ all() {
 }
 
 mkdir -p bin
-rm -f bin/flaky.txt bin/coverage
-all | "$work/testsum" -expected-skips integration/expected-skips.txt -flaky bin/flaky.txt scripts/test.sh again
+rm -f bin/flaky.txt bin/test.txt bin/coverage
+all | "$work/testsum" -expected-skips integration/expected-skips.txt -flaky bin/flaky.txt scripts/test.sh again | tee bin/test.txt
