@@ -154,8 +154,7 @@ func (c *chains) Mount(ctx context.Context, chain string) (snapshotter.Layers, e
 // mount compiles and mounts the tree of a chain, unless that is already done.
 func (c *chains) mount(ctx context.Context, chain string) (snapshotter.Layers, error) {
 	var none snapshotter.Layers
-	c.mend(chain)
-	rec, err := c.records.load(chain)
+	rec, err := c.sound(chain)
 	if err != nil {
 		return none, err
 	}

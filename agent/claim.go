@@ -42,9 +42,6 @@ func (c *chains) claimBy(ctx context.Context, l snapshotter.Layer, ref reference
 	if err != nil {
 		return nil, false, err
 	}
-	for _, chain := range []string{l.ChainID, l.Parent} {
-		_, _ = c.sound(chain) // each way reports what it lacks
-	}
 	for _, way := range use {
 		if way == config.WayPlain {
 			err = nil
@@ -125,7 +122,7 @@ func (c *chains) settle(l snapshotter.Layer, way string, why []string, snapshot 
 func (c *chains) claimVolume(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool, fs string) (reason string, err error) {
 	var below []string
 	if l.Parent != "" {
-		parent, err := c.records.load(l.Parent)
+		parent, err := c.sound(l.Parent)
 		if err != nil {
 			return "", err
 		}
@@ -144,6 +141,9 @@ func (c *chains) claimVolume(ctx context.Context, l snapshotter.Layer, ref refer
 	v := claimed(r, l.ImageRef, l.Digest, len(l.Layers)-1)
 	if v == nil {
 		return fmt.Sprintf("its record does not have layer %s where the image has it", l.Digest), nil
+	}
+	if _, err := c.sound(l.ChainID); err != nil && !errors.Is(err, errNoRecord) {
+		return "", err
 	}
 	sources := reg.refs(ref, l.Manifest)
 	c.changing.Lock()
@@ -173,12 +173,13 @@ func (c *chains) claimGear(ctx context.Context, l snapshotter.Layer, ref referen
 	if reason := c.regs.believed(ref.host); reason != "" {
 		return reason, nil
 	}
-	if err := c.fill(ctx, l.Parent); err != nil {
-		return "", err
-	}
-	rec, err := c.records.load(l.ChainID)
+	// With an index of its own, the layer was claimed on top of indexes.
+	rec, err := c.sound(l.ChainID)
 	switch {
 	case errors.Is(err, errNoRecord):
+		if err := c.fill(ctx, l.Parent); err != nil {
+			return "", err
+		}
 		reason, err := c.claimNew(ctx, l, ref, reg, snapshot)
 		if reason != "" {
 			reason = fmt.Sprintf("layer %s has no index: %s", l.Digest, reason)
@@ -209,7 +210,7 @@ func (c *chains) fill(ctx context.Context, chain string) error {
 	if chain == "" {
 		return nil
 	}
-	line, err := c.records.line(chain)
+	line, err := c.line(chain)
 	if err != nil {
 		return err
 	}
@@ -258,7 +259,7 @@ func (c *chains) fetchIndex(ctx context.Context, rec *chainRecord) error {
 func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool) (reason string, err error) {
 	var below []string
 	if l.Parent != "" {
-		parent, err := c.records.load(l.Parent)
+		parent, err := c.sound(l.Parent)
 		if err != nil {
 			return "", err
 		}

@@ -57,7 +57,7 @@ func (c *chains) flat(chain string) (*gear.Index, error) {
 		return c.tower.x, nil
 	}
 	c.mu.Unlock()
-	line, err := c.records.line(chain)
+	line, err := c.line(chain)
 	if err != nil {
 		return nil, err
 	}

@@ -22,19 +22,10 @@ func (c *chains) sound(chain string) (*chainRecord, error) {
 	return rec, err
 }
 
-// mend is sound for a chain and all chains below it. It ignores errors: code that later
-// needs what is missing gets the error.
-func (c *chains) mend(chain string) {
-	for range 1000 { // a line is finite, but a damaged line may not be
-		if chain == "" {
-			return
-		}
-		rec, err := c.sound(chain)
-		if err != nil {
-			return
-		}
-		chain = rec.Parent
-	}
+// line is sound for a chain and all chains below it. It returns their records, the lowest
+// first.
+func (c *chains) line(chain string) ([]*chainRecord, error) {
+	return lineOf(chain, c.sound)
 }
 
 // remake is sound for a damaged record. damage says what is wrong with the record.

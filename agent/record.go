@@ -249,9 +249,14 @@ func (r *records) index(rec *chainRecord) (*gear.Index, error) {
 
 // line returns the records of a chain and of all chains below it, the lowest first.
 func (r *records) line(chain string) ([]*chainRecord, error) {
+	return lineOf(chain, r.load)
+}
+
+// lineOf is line with records from load.
+func lineOf(chain string, load func(string) (*chainRecord, error)) ([]*chainRecord, error) {
 	var out []*chainRecord
 	for chain != "" {
-		rec, err := r.load(chain)
+		rec, err := load(chain)
 		if err != nil {
 			return nil, err
 		}
