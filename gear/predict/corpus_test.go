@@ -290,7 +290,7 @@ func voters(all []*sample, to *sample) []gear.Name {
 	var out []gear.Name
 	for i := range to.x.Files {
 		n := to.x.Files[i].Name
-		if o := len(opened[n]); o > 0 && float64(o) >= 0.8*float64(len(has[n])) {
+		if o := len(opened[n]); o >= 2 && float64(o) >= 0.8*float64(len(has[n])) {
 			out = append(out, n)
 		}
 	}

@@ -155,8 +155,8 @@ func TestPredictInPart(t *testing.T) {
 	want(t, "of the one after that", got, "closure run.sh", "series app-1.3", "series lib/same")
 }
 
-// TestVotesOfOwners checks who may speak for an image: its own owner's images, and images of
-// others only if two owners agree; whoever has the file and did not open it speaks against.
+// TestVotesOfOwners checks who may speak for an image: two repositories, of its own owner or of
+// two owners. Whoever has the file and did not open it speaks against.
 func TestVotesOfOwners(t *testing.T) {
 	shared := file{"lib/shared", []byte("shared content")}
 	rest := func(repo string) file { return file{"lib/rest", []byte("only in " + repo)} }
@@ -167,7 +167,9 @@ func TestVotesOfOwners(t *testing.T) {
 		{[]string{"b/1"}, nil, false},
 		{[]string{"b/1", "b/2", "b/3"}, nil, false},
 		{[]string{"b/1", "c/1"}, nil, true},
-		{[]string{"a/1"}, nil, true},
+		{[]string{"a/1"}, nil, false},
+		{[]string{"a/1", "a/2"}, nil, true},
+		{[]string{"a/1", "b/1"}, nil, true},
 		{[]string{"b/1", "c/1"}, []string{"d/1"}, false},
 		{[]string{"b/1", "c/1", "d/1", "e/1"}, []string{"f/1"}, true},
 	} {

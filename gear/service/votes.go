@@ -21,6 +21,10 @@ const (
 	// leastOwners is how many owners must have opened a content before that counts for
 	// images of other owners. A single owner could otherwise waste other people's bytes.
 	leastOwners = 2
+	// leastVotes is how many repositories must have opened a content. What a single
+	// program opens says little about another program: with one vote, an image of the
+	// corpus fetched 5.5 MB in vain.
+	leastVotes = 2
 	// leastShare is the share of the repositories that must have opened a content, among
 	// those that have it and were started.
 	leastShare = 0.8
@@ -107,7 +111,7 @@ func (s *Service) voted(ctx context.Context, repo string, img *start) ([]gear.Na
 				opened, rank = opened+1, rank+cast[i].rank
 			}
 		}
-		if opened > 0 && float64(opened) >= leastShare*float64(have) {
+		if opened >= leastVotes && float64(opened) >= leastShare*float64(have) {
 			list = append(list, candidate{n, rank / opened})
 		}
 	}
