@@ -173,13 +173,13 @@ func (c *chains) claimGear(ctx context.Context, l snapshotter.Layer, ref referen
 	if reason := c.regs.believed(ref.host); reason != "" {
 		return reason, nil
 	}
-	// With an index of its own, the layer was claimed on top of indexes.
+	// Also for a layer that has an index: a record below it may have been lost since.
+	if err := c.fill(ctx, l.Parent); err != nil {
+		return "", err
+	}
 	rec, err := c.sound(l.ChainID)
 	switch {
 	case errors.Is(err, errNoRecord):
-		if err := c.fill(ctx, l.Parent); err != nil {
-			return "", err
-		}
 		reason, err := c.claimNew(ctx, l, ref, reg, snapshot)
 		if reason != "" {
 			reason = fmt.Sprintf("layer %s has no index: %s", l.Digest, reason)
