@@ -297,18 +297,8 @@ func (c *chains) compiled(ctx context.Context, rec *chainRecord, x *gear.Index) 
 	return file, c.records.update(rec)
 }
 
-// Started implements snapshotter.Lower. It records the opens of these containers as far
-// as they reach the pool. A watcher of all opens would have to open each file itself, in
-// the pool too. A worker that is killed during such an open would wait for the next
-// worker, and the next worker starts only when the old one has ended.
+// Started implements snapshotter.Lower.
 func (c *chains) Started(ctx context.Context, n snapshotter.Container) error {
-	n.Mount = ""
-	return c.started(ctx, n)
-}
-
-// started is Started for a container whose opens are watched, if the container says where
-// it is mounted.
-func (c *chains) started(ctx context.Context, n snapshotter.Container) error {
 	way := ""
 	if rec, err := c.records.load(n.Chain); err == nil {
 		way = rec.way()
@@ -316,7 +306,7 @@ func (c *chains) started(ctx context.Context, n snapshotter.Container) error {
 	return c.startedBy(ctx, n, way)
 }
 
-// startedBy is started for a container whose tree is mounted in the given way.
+// startedBy is Started for a container whose tree is mounted in the given way.
 func (c *chains) startedBy(ctx context.Context, n snapshotter.Container, way string) error {
 	if way == config.WayVolume && c.volumes != nil {
 		c.volumes.started(n.Key, n.Chain)

@@ -113,8 +113,9 @@ func content(rng *rand.ChaCha8, size int) (name string, data []byte) {
 	return hex.EncodeToString(sum[:]), data
 }
 
-// image returns an image of three layers: the program, and files in two directories.
-func image(t testing.TB, seed byte, files int) *imagetest.Bundle {
+// image returns an image of three layers: the program, and files in two directories. Images
+// that differ only in env have the same layers.
+func image(t testing.TB, seed byte, files int, env ...string) *imagetest.Bundle {
 	t.Helper()
 	program, err := checkerBuilt()
 	if err != nil {
@@ -137,7 +138,7 @@ func image(t testing.TB, seed byte, files int) *imagetest.Bundle {
 		}
 		layers = append(layers, a.Layer())
 	}
-	return imagetest.Compose(runtime.GOARCH, map[string]any{"Entrypoint": []string{"/bin/check"}, "Env": []string{"PATH=/bin"}}, layers)
+	return imagetest.Compose(runtime.GOARCH, map[string]any{"Entrypoint": []string{"/bin/check"}, "Env": append(env, "PATH=/bin")}, layers)
 }
 
 // good returns what the program prints if every file is as it should be.

@@ -1,6 +1,9 @@
 package agent_test
 
 import (
+	"encoding/json"
+	"fmt"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -223,6 +226,48 @@ func TestProfile(t *testing.T) {
 	c.Run("umount", got)
 	if out, err := c.Try("profile", "show", ref); err == nil || !strings.Contains(err.Error(), "is on this node") || !strings.Contains(err.Error(), "none is here now") {
 		t.Errorf("the profile of an image that is not mounted any more: %s, error %v", out, err)
+	}
+}
+
+// TestProfileOfNewVersion starts versions of an image in all ways, each on a new node with the
+// profile of the version before. The registry must learn exactly what the first start of a
+// version opens: a file that was only predicted must not count as opened.
+func TestProfileOfNewVersion(t *testing.T) {
+	const files = 40
+	s := slipway.Start(t, t.TempDir(), nil)
+	runc := tool.Built(t, "runc")
+	for i, start := range []struct {
+		containerd bool
+		task       []string
+		opened     int
+	}{
+		{false, nil, files + 1},
+		{true, []string{"one"}, files/2 + 1},
+		{true, nil, files + 1},
+		{false, []string{"one"}, files/2 + 1},
+		{true, []string{"one"}, files/2 + 1},
+	} {
+		im := image(t, 1, files, fmt.Sprintf("VERSION=%d", i))
+		ref := push(t, s, fmt.Sprintf("team/app:v%d", i), im)
+		if start.containerd {
+			_, c := withContainerd(t, quiet)
+			pull(t, c, ref)
+			run(t, c, ref, "first", start.task...)
+		} else {
+			node.Start(t, quiet).Run(append([]string{"run", "--runtime", runc, ref, "--"}, start.task...)...)
+		}
+		var profile struct {
+			Names   []string
+			Origins string
+		}
+		proc.Poll(t, 30*time.Second, "a profile of the version's own", func() bool {
+			got, err := s.Client.Do(t.Context(), http.MethodGet, "/v2/team/app/_slipway/gear/profiles/"+im.Top.Digest, nil, nil)
+			profile.Names, profile.Origins = nil, ""
+			return err == nil && got.Status == http.StatusOK && json.Unmarshal(got.Body, &profile) == nil && profile.Origins == ""
+		})
+		if len(profile.Names) != start.opened {
+			t.Errorf("version %d, by containerd %t: the profile has %d files, want the %d that %q opens", i, start.containerd, len(profile.Names), start.opened, start.task)
+		}
 	}
 }
 

@@ -28,7 +28,8 @@ type Prefetched struct {
 // Prefetch fetches the files that a container of an image will open, before the container
 // starts. These are the files of the profile; nil means the known profile. Prefetch also
 // requests all other files if that is faster. It returns when the profile's files are
-// there, when its bound has passed, when no source answers, or when ctx ends. Files that
+// there, when its bound has passed, when no source answers, or when ctx ends. It also waits
+// until the opens of new containers are watched, for watchWait at most. Files that
 // are missing by then still come. A file that cannot be fetched is no error here, because
 // its open will fail. Errors: ErrUnknown.
 func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Name) (Prefetched, error) {
@@ -39,6 +40,7 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, s.opts.PrefetchWait)
 	defer cancel()
+	defer s.awaitWatches(ctx, img)
 	if s.hasAll(img) { // then it does not matter what a container will open
 		d := decide(s.decisionOf(img, Profile{}))
 		s.noteDecision(img, d)
@@ -53,7 +55,8 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 		return Prefetched{}, err
 	}
 	s.noteDecision(img, plan.decision)
-	img.st.trace.begin(began, known)
+	img.st.trace.begin(began)
+	img.st.trace.expect(known)
 	s.noteProfile(img, known)
 	res := Prefetched{Decision: plan.decision}
 	flights := s.sched.joinAll(img, plan.ask, fromProfile, true)

@@ -26,11 +26,19 @@ type container struct {
 
 // recording collects what a container opens during its start.
 type recording struct {
-	profile Profile // as it was before the start
+	// known is closed when profile is set, which is what was known before the start. It is
+	// nil if nothing needs the profile during the start.
+	known   chan struct{}
+	profile Profile
 	seen    map[gear.Name]bool
 	names   []gear.Name
 	timer   *time.Timer
-	watch   *opensWatch // nil if there is no mount that can be watched
+	// ready is closed when opens are watched, or when it is known that they will not be.
+	ready chan struct{}
+	// awaited says that Prefetch waited for ready, and early that this came before the
+	// wait ended. Otherwise the container may have opened files unseen.
+	awaited, early bool
+	watch          *opensWatch // nil if opens are not watched
 	// siblings is nil until the tree is read. If opens are not watched, most uses of
 	// siblings are not seen, so the guesses end soon.
 	siblings *predict.Siblings
@@ -47,10 +55,14 @@ func (r *recording) add(name gear.Name) {
 	}
 }
 
-// maxWatched bounds how many recordings of an image see all opens. Later ones would
-// reveal little that is new, and each costs its container some time. While the profile is
-// only inferred, all starts are watched, because the first report replaces the profile.
-const maxWatched = 3
+const (
+	// maxWatched bounds how many recordings of an image see all opens. Later ones would
+	// reveal little that is new, and each costs its container some time. While the profile
+	// is only inferred, all starts are watched, because the first report replaces it.
+	maxWatched = 3
+	// watchWait bounds how long a start waits until its opens are watched.
+	watchWait = 100 * time.Millisecond
+)
 
 // leaseOf returns the ID of the lease for an image that has containers.
 func leaseOf(chain string) string { return "image " + chain }
@@ -58,8 +70,8 @@ func leaseOf(chain string) string { return "image " + chain }
 // ContainerStarted notes that a container of an image runs or is about to run. The
 // image's files are then evicted last, and the container's opens are recorded for a
 // while. mount is where the container's overlay is mounted, or "" if only opens that
-// reach the pool can be seen. The overlay must not be unmounted before ContainerStopped
-// is called. It is no error if the container is already known. Errors: ErrUnknown.
+// reach the pool shall be recorded. Other opens are recorded by the time Prefetch returns.
+// It is no error if the container is already known. Errors: ErrUnknown.
 func (s *Service) ContainerStarted(id, chain, mount string) error {
 	img := s.image(chain)
 	if img == nil {
@@ -74,29 +86,95 @@ func (s *Service) ContainerStarted(id, chain, mount string) error {
 	s.containers[id] = c
 	s.imagesMu.Unlock()
 	s.cache.LeaseSet(leaseOf(chain), img)
-	profile, _ := s.readProfile(img)
-	s.cache.Touch(predict.Names(profile.Files)...) // the container opens them now
-	img.st.trace.begin(time.Now(), profile)
-	r := &recording{profile: profile, seen: map[gear.Name]bool{}}
-	var watch *opensWatch
-	if mount != "" && (img.st.watched.Add(1) <= maxWatched || profile.inferred()) {
-		var err error
-		if watch, err = s.watchOpens(c, mount); err != nil {
-			s.log.Info("opens of a container's cached files cannot be recorded", "container", id, "err", err)
-		}
+	img.st.trace.begin(time.Now())
+	r := &recording{ready: make(chan struct{}), seen: map[gear.Name]bool{}}
+	if mount == "" {
+		close(r.ready)
+	}
+	record := mount != "" || !s.hasAll(img)
+	if record {
+		r.known = make(chan struct{})
 	}
 	c.mu.Lock()
-	r.watch = watch
 	r.timer = time.AfterFunc(s.opts.RecordFor, func() { s.endRecording(id, true) })
 	c.rec = r
 	c.mu.Unlock()
-	if watch != nil {
-		s.goWork(watch.run)
+	if record {
+		s.goWork(func() { s.record(c, r, mount) })
 	}
 	if s.opts.Siblings {
 		s.goWork(func() { s.guessSiblings(c, r) })
 	}
 	return nil
+}
+
+// record reads the profile for a recording, and watches the opens of its container. It runs
+// beside the start, because a profile may have many files.
+func (s *Service) record(c *container, r *recording, mount string) {
+	p, _ := s.readProfile(c.img)
+	s.cache.Touch(predict.Names(p.Files)...) // the container opens them now
+	c.img.st.trace.expect(p)
+	c.mu.Lock()
+	if len(r.profile.Files) == 0 {
+		r.profile = p
+	}
+	p = r.profile
+	c.mu.Unlock()
+	close(r.known)
+	if mount == "" {
+		return
+	}
+	defer close(r.ready)
+	if c.img.st.watched.Add(1) > maxWatched && !p.inferred() {
+		return
+	}
+	watch, err := s.watchOpens(c, mount, &p)
+	if err != nil {
+		s.log.Info("opens of a container's cached files cannot be recorded", "container", c.id, "err", err)
+		return
+	}
+	s.goWork(watch.run)
+	c.mu.Lock()
+	if c.rec == r {
+		r.watch = watch
+	} else { // the recording is over
+		_ = watch.f.SetReadDeadline(time.Now())
+	}
+	c.mu.Unlock()
+}
+
+// awaitWatches waits until the opens of an image's new containers are watched, for a short
+// time at most.
+func (s *Service) awaitWatches(ctx context.Context, img *image) {
+	ctx, cancel := context.WithTimeout(ctx, watchWait)
+	defer cancel()
+	s.imagesMu.RLock()
+	var of []*container
+	for _, c := range s.containers {
+		if c.img == img {
+			of = append(of, c)
+		}
+	}
+	s.imagesMu.RUnlock()
+	for _, c := range of {
+		c.mu.Lock()
+		r := c.rec
+		wait := r != nil && !r.awaited
+		if wait {
+			r.awaited = true
+		}
+		c.mu.Unlock()
+		if !wait {
+			continue
+		}
+		select {
+		case <-r.ready:
+			c.mu.Lock()
+			r.early = true
+			c.mu.Unlock()
+		case <-ctx.Done():
+		}
+	}
 }
 
 // noteProfile records the profile that a start uses, for containers that were started
@@ -307,24 +385,32 @@ func (s *Service) endRecording(id string, report bool) {
 		return
 	}
 	r.timer.Stop()
-	if r.watch != nil {
-		r.watch.stop() // stop delivers the remaining events, for which c.mu must be free
+	c.mu.Lock()
+	watch, whole := r.watch, r.early
+	c.mu.Unlock()
+	if watch == nil || !watch.stop() { // stop delivers the remaining events, for which c.mu must be free
+		whole = false
 	}
 	c.mu.Lock()
 	mine := c.rec == r
 	c.rec = nil
 	c.mu.Unlock()
 	if mine && report && s.ctx.Err() == nil {
-		s.goWork(func() { s.report(c.img, r) })
+		s.goWork(func() { s.report(c.img, r, whole) })
 	}
 }
 
-// report stores what was recorded and reports it to the registry. If not all opens of a
-// start were watched, only the opens that were seen count, and the start says nothing
+// report stores what was recorded and reports it to the registry. If opens of a start may
+// have been missed, only the opens that were seen count, and the start says nothing
 // about other files. Otherwise a file would count as wanted because it was fetched, and
 // it was fetched because it counted as wanted.
-func (s *Service) report(img *image, r *recording) {
-	img.st.trace.end(r.watch != nil)
+func (s *Service) report(img *image, r *recording, watched bool) {
+	if r.known != nil {
+		<-r.known
+	} else if len(r.names) > 0 {
+		r.profile, _ = s.readProfile(img)
+	}
+	img.st.trace.end(watched)
 	had := make(map[gear.Name]bool, len(r.profile.Files))
 	for _, f := range r.profile.Files {
 		had[f.Name] = true
@@ -335,7 +421,7 @@ func (s *Service) report(img *image, r *recording) {
 			covered++
 		}
 	}
-	watched, own := r.watch != nil, !r.profile.inferred()
+	own := !r.profile.inferred()
 	if len(r.names) == 0 {
 		return
 	}

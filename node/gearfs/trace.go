@@ -30,25 +30,30 @@ type traced struct {
 	wanted, asked, here time.Time
 }
 
-// begin notes that a start begins. If a start is already running, the new predictions are
-// added to it.
-func (t *trace) begin(at time.Time, p Profile) {
+// begin notes that a start begins, unless one is already running.
+func (t *trace) begin(at time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.files != nil && !t.over && at.Sub(t.began) < startFor {
-		for _, f := range p.Files {
-			if t.files[f.Name] == nil {
-				t.files[f.Name] = &traced{from: f.From}
-			}
-		}
-		t.donor = cmp.Or(t.donor, p.Donor)
+	if t.files == nil || t.over || at.Sub(t.began) >= startFor {
+		t.began, t.over, t.watched, t.donor, t.files = at, false, false, "", map[gear.Name]*traced{}
+	}
+}
+
+// expect adds predictions to a start that is running.
+func (t *trace) expect(p Profile) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.over || t.files == nil {
 		return
 	}
-	t.began, t.over, t.watched, t.donor = at, false, false, p.Donor
-	t.files = make(map[gear.Name]*traced, len(p.Files))
 	for _, f := range p.Files {
-		t.files[f.Name] = &traced{from: f.From}
+		if known := t.files[f.Name]; known == nil {
+			t.files[f.Name] = &traced{from: f.From}
+		} else if known.from == 0 {
+			known.from = f.From
+		}
 	}
+	t.donor = cmp.Or(t.donor, p.Donor)
 }
 
 // startFor bounds how long a start lasts if its container never appears.

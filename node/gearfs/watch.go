@@ -1,75 +1,90 @@
 package gearfs
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
+	"path"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/gear/rootfs"
 )
 
 const (
 	// eventBytes is the fixed part of a fanotify event: length 4, version 1,
 	// reserved 1, length of the fixed part 2, mask 8, descriptor 4, process 4.
 	eventBytes = 24
+	// infoBytes is the fixed part of the information that names a file in an event: type 1,
+	// padding 1, length 2, file system 8. The directory's handle and the name follow.
+	infoBytes = 12
+	// handleBytes is the fixed part of a handle: length of the rest 4, type 4.
+	handleBytes = 8
 	// maxEvents bounds how many opens of one container are processed. Each costs some
 	// microseconds.
 	maxEvents = 100_000
+	// maxWatchedDirs bounds how many directories of a container are watched. Each keeps an
+	// inode in memory, and takes about 15 microseconds to begin with.
+	maxWatchedDirs = 20_000
+	// handleFID makes name_to_handle_at return the handle that events have: AT_HANDLE_FID of
+	// Linux 6.5.
+	handleFID = 0x200
 )
 
 // opensWatch sees the opens in a container's overlay by fanotify, including opens of
-// files that the kernel opens without asking the pool.
+// files that the kernel opens without asking the pool. It watches directories, and the
+// events name files by their directory and name. Events that carry an open file would make
+// this process open the file in its own pool, and if the process were killed meanwhile, it
+// could not end before another process serves the pool. Needs Linux 6.6.
 type opensWatch struct {
 	s     *Service
 	c     *container
 	mount string
-	// index is read at the first open, so that a start does not wait for it. It returns
-	// nil if the index could not be read.
-	index func() *gear.Index
-	// fd is the descriptor of f, which stays in non-blocking mode.
-	fd   int
-	f    *os.File
-	self int // our process, whose opens are not counted as the container's
+	f     *os.File
+	fd    int // of f, which stays in non-blocking mode
+	self  int // our process, whose opens are not counted as the container's
+	index *gear.Index
+	// dirs has the paths of the watched directories by their handles.
+	dirs map[string]string
 	done chan struct{}
+	// partial says that opens may have been missed. It is written before done is closed.
+	partial bool
 }
 
-// watchOpens starts to watch the file system mounted at a path.
-func (s *Service) watchOpens(c *container, mount string) (*opensWatch, error) {
-	fd, err := unix.FanotifyInit(unix.FAN_CLASS_NOTIF|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY|unix.O_LARGEFILE|unix.O_CLOEXEC|unix.O_NOATIME)
+// watchOpens starts to watch the file system mounted at a path, and sees the opens of files
+// that are local. Files of the profile count as local, because they are fetched before they
+// are opened. Its run must be called.
+func (s *Service) watchOpens(c *container, mount string, profile *Profile) (*opensWatch, error) {
+	index, err := s.readIndex(c.img)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.FanotifyInit(unix.FAN_CLASS_NOTIF|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK|unix.FAN_UNLIMITED_MARKS|unix.FAN_REPORT_DIR_FID|unix.FAN_REPORT_NAME, 0)
 	if err != nil {
 		return nil, fmt.Errorf("fanotify: %w", err)
 	}
-	w := &opensWatch{s: s, c: c, mount: strings.TrimSuffix(mount, "/"), fd: fd, self: os.Getpid(),
-		f: os.NewFile(uintptr(fd), "fanotify"), done: make(chan struct{})}
-	w.index = sync.OnceValue(func() *gear.Index {
-		x, err := s.readIndex(c.img)
-		if err != nil {
-			s.log.Warn("opens of a container's cached files cannot be recorded", "container", c.id, "err", err)
-		}
-		return x
-	})
-	if err := unix.FanotifyMark(fd, unix.FAN_MARK_ADD|unix.FAN_MARK_FILESYSTEM, unix.FAN_OPEN, unix.AT_FDCWD, mount); err != nil {
-		return nil, errors.Join(fmt.Errorf("watch %s: %w", mount, err), w.f.Close())
+	w := &opensWatch{s: s, c: c, index: index, mount: mount, fd: fd, f: os.NewFile(uintptr(fd), "fanotify"), self: os.Getpid(),
+		dirs: map[string]string{}, done: make(chan struct{})}
+	if err := w.begin(profile); err != nil {
+		return nil, errors.Join(err, w.f.Close())
 	}
 	return w, nil
 }
 
-// stop ends the watch after the events so far are processed.
-func (w *opensWatch) stop() {
+// stop ends the watch after the events so far are processed. It reports whether every open
+// was seen since the watch began.
+func (w *opensWatch) stop() bool {
 	_ = w.f.SetReadDeadline(time.Now())
 	<-w.done
+	return !w.partial
 }
 
-// run processes events until the watch is stopped, and then those that are still queued:
-// as long as one is queued, the overlay cannot be unmounted.
+// run processes events until the watch is stopped, and then the events that are still
+// queued.
 func (w *opensWatch) run() {
 	defer close(w.done)
 	defer w.f.Close()
@@ -90,6 +105,63 @@ func (w *opensWatch) run() {
 		}
 		seen += w.events(buf[:n])
 	}
+	w.partial = true
+}
+
+// begin watches the directories that have a local file or a file of the profile. An open of
+// any other file asks the pool for it.
+func (w *opensWatch) begin(profile *Profile) error {
+	expected := make(map[gear.Name]bool, len(profile.Files))
+	for i := range profile.Files {
+		expected[profile.Files[i].Name] = true
+	}
+	root, err := unix.Open(w.mount, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", w.mount, err)
+	}
+	defer unix.Close(root)
+	watched := map[string]bool{}
+	for i := range w.index.Entries {
+		e := &w.index.Entries[i]
+		dir := path.Dir(e.Path)
+		name, ok := w.content(e)
+		if !ok || watched[dir] || !expected[name] && !w.c.img.view.Has(name) {
+			continue
+		}
+		if len(watched) == maxWatchedDirs {
+			return fmt.Errorf("more than %d directories have local files", maxWatchedDirs)
+		}
+		watched[dir] = true
+		if err := w.watch(root, dir); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ELOOP) {
+			return fmt.Errorf("watch %s in %s: %w", dir, w.mount, err)
+		}
+	}
+	return nil
+}
+
+// watch begins to watch one directory. The container may have replaced parts of its path by
+// symbolic links, which must not lead anywhere.
+func (w *opensWatch) watch(root int, dir string) error {
+	fd, err := unix.Openat2(root, dir, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC | unix.O_NOATIME,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	h, _, err := unix.NameToHandleAt(fd, "", unix.AT_EMPTY_PATH|handleFID)
+	if err != nil {
+		return err
+	}
+	if err := unix.FanotifyMark(w.fd, unix.FAN_MARK_ADD|unix.FAN_MARK_ONLYDIR, unix.FAN_OPEN|unix.FAN_EVENT_ON_CHILD, fd, ""); err != nil {
+		return err
+	}
+	w.dirs[handleKey(h.Type(), h.Bytes())] = dir
+	return nil
+}
+
+// handleKey returns the key of a file handle in opensWatch.dirs.
+func handleKey(kind int32, handle []byte) string {
+	return string(binary.NativeEndian.AppendUint32(nil, uint32(kind))) + string(handle)
 }
 
 // events notes the events of one read and returns how many there were.
@@ -97,34 +169,37 @@ func (w *opensWatch) events(b []byte) int {
 	n := 0
 	for ; len(b) >= eventBytes; n++ {
 		size := int(binary.NativeEndian.Uint32(b))
-		fd, pid := int(int32(binary.NativeEndian.Uint32(b[16:]))), int(int32(binary.NativeEndian.Uint32(b[20:])))
-		if fd >= 0 {
-			if pid != w.self {
-				w.event(fd)
-			}
-			_ = unix.Close(fd)
-		}
 		if size < eventBytes || size > len(b) {
 			break
+		}
+		mask, pid := binary.NativeEndian.Uint64(b[8:]), int(int32(binary.NativeEndian.Uint32(b[20:])))
+		if mask&unix.FAN_Q_OVERFLOW != 0 {
+			w.partial = true
+		} else if pid != w.self {
+			w.event(b[eventBytes:size])
 		}
 		b = b[size:]
 	}
 	return n + 1
 }
 
-// event notes the open of the file that fd refers to.
-func (w *opensWatch) event(fd int) {
-	var st unix.Stat_t
-	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size == 0 {
-		return
-	}
-	path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
-	if err != nil {
-		return
-	}
-	name, ok := w.resolve(path, &st)
+// event notes the open of the file that an event names.
+func (w *opensWatch) event(info []byte) {
+	dir, base, ok := parseEvent(info)
 	if !ok {
-		return // not a file of the image, or changed since
+		return
+	}
+	at, ok := w.dirs[dir]
+	if !ok {
+		return
+	}
+	i, ok := w.index.Lookup(strings.TrimPrefix(path.Join(at, base), "./"))
+	if !ok {
+		return // the container made it
+	}
+	name, ok := w.content(&w.index.Entries[i])
+	if !ok {
+		return
 	}
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
@@ -133,32 +208,29 @@ func (w *opensWatch) event(fd int) {
 	}
 }
 
-// resolve finds the content of a path. The kernel reports the path below the mount that
-// was used. This is our mount, the container's root, or a bind mount that the container's
-// runtime made. So resolve removes leading parts until the rest is a file of that size
-// and time.
-func (w *opensWatch) resolve(path string, st *unix.Stat_t) (gear.Name, bool) {
-	x := w.index()
-	if x == nil {
+// parseEvent returns the key of the directory and the name of the file that an event
+// names.
+func parseEvent(info []byte) (dir, base string, ok bool) {
+	if len(info) < infoBytes+handleBytes || info[0] != unix.FAN_EVENT_INFO_TYPE_DFID_NAME {
+		return "", "", false
+	}
+	h := info[infoBytes:min(len(info), max(infoBytes, int(binary.NativeEndian.Uint16(info[2:]))))]
+	if len(h) < handleBytes {
+		return "", "", false
+	}
+	n := binary.NativeEndian.Uint32(h)
+	kind, rest := int32(binary.NativeEndian.Uint32(h[4:])), h[handleBytes:]
+	if uint64(n) > uint64(len(rest)) {
+		return "", "", false
+	}
+	name, _, ok := bytes.Cut(rest[n:], []byte{0})
+	return handleKey(kind, rest[:n]), string(name), ok
+}
+
+// content returns the content of an entry, or false if the entry is no file or is empty.
+func (w *opensWatch) content(e *gear.Entry) (gear.Name, bool) {
+	if e.File < 0 || w.index.Files[e.File].Size == 0 {
 		return gear.Name{}, false
 	}
-	rest := strings.TrimPrefix(strings.TrimPrefix(path, w.mount), "/")
-	for {
-		if i, ok := x.Lookup(rest); ok {
-			e := &x.Entries[i]
-			if e.Type == rootfs.HardLink {
-				if t, ok := x.Lookup(e.Link); ok {
-					e = &x.Entries[t]
-				}
-			}
-			if e.Type == rootfs.File && e.Size == st.Size && e.Sec == st.Mtim.Sec && e.File >= 0 {
-				return x.Files[e.File].Name, true
-			}
-		}
-		slash := strings.IndexByte(rest, '/')
-		if slash < 0 {
-			return gear.Name{}, false
-		}
-		rest = rest[slash+1:]
-	}
+	return w.index.Files[e.File].Name, true
 }

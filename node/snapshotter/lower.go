@@ -55,7 +55,7 @@ type Container struct {
 	Key   string
 	Chain string
 	// Mount is where its overlay is mounted. The overlay is unmounted before Stopped is
-	// called, so nothing may be kept open there.
+	// called, so no file may be kept open there.
 	Mount string
 	// Running says that the overlay was found mounted after a restart.
 	Running bool
