@@ -5,13 +5,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/agent"
+	"example.org/slipway/agent/setup"
 	"example.org/slipway/cmd/slipway/command"
 )
 
 func agentSetupCommand() *cobra.Command {
 	var f agentFlags
-	var p agent.Paths
+	var p setup.Paths
 	var containerd, docker, kubernetes, apply, undo bool
 	cmd := &cobra.Command{
 		Use:   "setup {--containerd | --docker | --kubernetes} [--apply | --undo]",
@@ -29,12 +29,12 @@ the same flags and configuration as --apply. What is left to do by hand is print
 			if err != nil {
 				return err
 			}
-			var changes []agent.Change
+			var changes []setup.Change
 			switch {
 			case kubernetes:
-				changes, err = agent.SetupKubernetes(cfg, p)
+				changes, err = setup.Kubernetes(cfg, p)
 			case containerd:
-				changes = agent.SetupContainerd(cfg, p)
+				changes = setup.Containerd(cfg, p)
 			case !docker:
 				err = command.Usagef("say what for: --containerd, --docker or --kubernetes")
 			}
@@ -42,7 +42,7 @@ the same flags and configuration as --apply. What is left to do by hand is print
 				return err
 			}
 			if docker {
-				more, err := agent.SetupDocker(cfg, p)
+				more, err := setup.Docker(cfg, p)
 				if err != nil {
 					return err
 				}
@@ -50,9 +50,9 @@ the same flags and configuration as --apply. What is left to do by hand is print
 			}
 			switch {
 			case undo:
-				return agent.Undo(changes)
+				return setup.Undo(changes)
 			case apply:
-				err = agent.Apply(changes)
+				err = setup.Apply(changes)
 			}
 			for _, c := range changes {
 				out := cmd.OutOrStdout()

@@ -1,4 +1,6 @@
-package agent
+// Package setup writes the settings by which containerd, Docker and kubelet use the agent of a
+// node.
+package setup
 
 import (
 	"bytes"
@@ -60,10 +62,10 @@ func (p *Paths) defaults() {
 
 const managed = "# Written by slipway agent setup; slipway agent setup --undo removes it.\n"
 
-// SetupContainerd returns the changes that make containerd use the agent: a file that its
+// Containerd returns the changes that make containerd use the agent: a file that its
 // configuration imports, and one file for each registry that the agent reaches at another
 // place.
-func SetupContainerd(cfg *config.Agent, p Paths) []Change {
+func Containerd(cfg *config.Agent, p Paths) []Change {
 	p.defaults()
 	return append(containerdFiles(cfg, p), Change{Say: fmt.Sprintf("%s must import it: imports = [%q] near its top, then restart containerd", p.Containerd, filepath.Join(p.ContainerdDir, "*.toml"))})
 }
@@ -125,9 +127,9 @@ func hosts(cfg *config.Agent, dir string) []Change {
 	return out
 }
 
-// SetupDocker returns the changes that make Docker Engine, from version 29, keep images
+// Docker returns the changes that make Docker Engine, from version 29, keep images
 // with containerd and the agent. It keeps the rest of Docker's configuration.
-func SetupDocker(cfg *config.Agent, p Paths) ([]Change, error) {
+func Docker(cfg *config.Agent, p Paths) ([]Change, error) {
 	p.defaults()
 	settings := map[string]any{}
 	b, err := os.ReadFile(p.Docker)

@@ -1,4 +1,4 @@
-package agent
+package setup
 
 import (
 	"encoding/json"
@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/config"
 )
 
-func setupConfig() *config.Agent {
+func testConfig() *config.Agent {
 	return &config.Agent{Root: "/var/lib/x", Address: "/run/x/s.sock", CRI: config.AgentCRI{Address: "/run/x/cri.sock", Containerd: "/run/containerd/containerd.sock"},
 		Registries: []config.AgentRegistry{
 			{Host: "docker.io", URLs: []string{"https://mirror.example"}},
@@ -48,11 +48,11 @@ func TestSetup(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := tree(t, dir)
-	changes, err := SetupKubernetes(setupConfig(), p)
+	changes, err := Kubernetes(testConfig(), p)
 	if err != nil {
 		t.Fatal(err)
 	}
-	more, err := SetupDocker(setupConfig(), p)
+	more, err := Docker(testConfig(), p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestSetupChangedMeanwhile(t *testing.T) {
 	if err := os.WriteFile(p.Docker, []byte("{}"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	changes, err := SetupDocker(setupConfig(), p)
+	changes, err := Docker(testConfig(), p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,10 +125,10 @@ func TestSetupChangedMeanwhile(t *testing.T) {
 	if err := os.WriteFile(p.Docker, []byte("{ no JSON"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := SetupDocker(setupConfig(), p); err == nil {
+	if _, err := Docker(testConfig(), p); err == nil {
 		t.Error("settings that cannot be read are replaced")
 	}
-	if _, err := SetupKubernetes(&config.Agent{}, p); err == nil {
+	if _, err := Kubernetes(&config.Agent{}, p); err == nil {
 		t.Error("kubelet is told of a socket that there is not")
 	}
 }

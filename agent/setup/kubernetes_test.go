@@ -1,4 +1,4 @@
-package agent
+package setup
 
 import (
 	"os"
@@ -135,7 +135,7 @@ func TestSetupNodes(t *testing.T) {
 			}
 			plant(t, root, c.has)
 			before := tree(t, root)
-			changes, err := SetupKubernetes(setupConfig(), Paths{Root: root})
+			changes, err := Kubernetes(testConfig(), Paths{Root: root})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -172,7 +172,7 @@ func TestSetupNodes(t *testing.T) {
 					t.Errorf("left to do is\n%s, want nothing of %q", &steps, no)
 				}
 			}
-			again, err := SetupKubernetes(setupConfig(), Paths{Root: root})
+			again, err := Kubernetes(testConfig(), Paths{Root: root})
 			if d := cmp.Diff(changes, again); err != nil || d != "" {
 				t.Errorf("the second time other things are written, error %v (-first +second):\n%s", err, d)
 			}
@@ -192,13 +192,13 @@ func TestSetupClosedNodes(t *testing.T) {
 	for id, want := range map[string]string{"talos": "Talos", "cos": "Container-Optimized", `"bottlerocket"`: "Bottlerocket"} {
 		root := t.TempDir()
 		plant(t, root, map[string]string{"etc/os-release": "NAME=x\nID=" + id + "\nVERSION_ID=1\n", "etc/containerd/config.toml": "version = 3\n"})
-		if _, err := SetupKubernetes(setupConfig(), Paths{Root: root}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Kubernetes(testConfig(), Paths{Root: root}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %q in it", id, err, want)
 		}
 	}
 	root := t.TempDir()
 	plant(t, root, map[string]string{"etc/os-release": "ID=ubuntu\n"})
-	if _, err := SetupKubernetes(setupConfig(), Paths{Root: root}); err != nil {
+	if _, err := Kubernetes(testConfig(), Paths{Root: root}); err != nil {
 		t.Error(err)
 	}
 }

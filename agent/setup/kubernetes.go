@@ -1,4 +1,4 @@
-package agent
+package setup
 
 import (
 	"errors"
@@ -108,11 +108,11 @@ func imported(file, dir string) bool {
 	return false
 }
 
-// SetupKubernetes returns the changes that make kubelet pull through the agent, which
+// Kubernetes returns the changes that make kubelet pull through the agent, which
 // thereby learns the credentials of pull secrets. It recognises nodes of kubeadm, EKS,
 // k3s and RKE2 by their files. It is an error if the node belongs to another
 // distribution, which cannot have an agent, or if there is no socket to pull through.
-func SetupKubernetes(cfg *config.Agent, p Paths) ([]Change, error) {
+func Kubernetes(cfg *config.Agent, p Paths) ([]Change, error) {
 	if cfg.CRI.Address == "" {
 		return nil, errors.New("cri.address is not set in the agent's configuration; kubelet pulls through that socket")
 	}
