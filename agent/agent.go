@@ -29,6 +29,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/agent/registries"
 	"example.org/slipway/config"
 	"example.org/slipway/internal/footprint"
 	"example.org/slipway/node/cachedir"
@@ -45,8 +46,8 @@ type Agent struct {
 	lay   layout
 	began time.Time
 
-	keys    *keychain
-	regs    *registries
+	keys    *registries.Keychain
+	regs    *registries.Set
 	cache   *cachedir.Dir
 	files   *gearfs.Service
 	chains  *chains
@@ -133,12 +134,10 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 	if err := a.lay.makeDirs(); err != nil {
 		return nil, err
 	}
-	if a.keys, err = openKeychain(a.lay.keys); err != nil {
+	if a.keys, err = registries.OpenKeychain(a.lay.keys); err != nil {
 		log.Warn("credentials of images", "err", err)
 	}
-	a.regs = newRegistries(cfg.Registries, a.keys, nil, log)
-	a.regs.any = cfg.AnyRegistry
-	a.regs.silent = !cfg.Profiles.Record
+	a.regs = registries.New(cfg, a.keys, log)
 	if err := a.lay.freeReserve(); err != nil {
 		return nil, err
 	}
@@ -167,7 +166,7 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 		opts:    chainOptions{cfg.Profiles.Record, cfg.Fetch.Background, cfg.Fetch.BackgroundDelay},
 		mounted: map[string]mountedTree{}, later: map[string]*time.Timer{},
 	}
-	a.chains.pulls = newPulls(run, &a.chains.work, cfg.Fetch.ConvertTimeout, nil, log, a.files.ObserveLink)
+	a.chains.indexes = registries.NewIndexes(run, a.chains.background, cfg.Fetch.ConvertTimeout, log, a.files.ObserveLink)
 	if dev != nil {
 		if a.pool, err = poolfs.New(dev, a.files, a.files, &poolfs.Options{
 			State: a.lay.state, Bound: cfg.Fetch.OpenTimeout, NoPassthrough: !cfg.Kernel.Passthrough, Opened: func(n [32]byte) { a.cache.Touch(n) }, Log: log}); err != nil {
@@ -248,7 +247,7 @@ func (a *Agent) openFiles() (err error) {
 	if a.cfg.Fetch.Mode == "auto" {
 		mode = gearfs.Auto
 	}
-	a.files, err = gearfs.New(a.lay.images, a.cache, a.regs.dial, &gearfs.Options{
+	a.files, err = gearfs.New(a.lay.images, a.cache, a.regs.Dial, &gearfs.Options{
 		Streams: a.cfg.Fetch.Streams, Bound: a.cfg.Fetch.OpenTimeout, PrefetchWait: a.cfg.Fetch.ProfileTimeout,
 		BackgroundRate: int64(a.cfg.Fetch.BackgroundRate), BackgroundRest: min(backgroundRest, a.cfg.Fetch.BackgroundDelay),
 		RecordFor: a.cfg.Profiles.Duration, Siblings: a.cfg.Profiles.Siblings, Mode: mode, Logger: a.log,
@@ -438,7 +437,7 @@ func (a *Agent) close() error {
 		end(a.cache.Close())
 	}
 	if a.regs != nil {
-		a.regs.close()
+		a.regs.Close()
 	}
 	return errors.Join(errs...)
 }

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
+	"example.org/slipway/agent/registries"
 	"example.org/slipway/config"
 	"example.org/slipway/gear"
 	"example.org/slipway/node/cachedir"
@@ -35,11 +36,11 @@ type chains struct {
 	unpacked string
 	files    *gearfs.Service
 	cache    *cachedir.Dir
-	regs     *registries
+	regs     *registries.Set
 	support  *view.Support
 	opts     chainOptions
 	log      *slog.Logger
-	pulls    *pulls
+	indexes  *registries.Indexes
 	volumes  *volumes // nil if none are configured
 	choice   config.AgentChoice
 	plain    choices // of images for which there is no chain

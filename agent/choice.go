@@ -2,56 +2,27 @@ package agent
 
 import (
 	"slices"
-	"strings"
 	"sync"
 
+	"example.org/slipway/agent/registries"
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
-	"example.org/slipway/oci/client"
 )
 
 // ways returns the ways in which an image may come to this node, in the order in which
 // they are tried.
-func ways(c *config.AgentChoice, ref reference) []string {
-	name := ref.host + "/" + ref.repo
+func ways(c *config.AgentChoice, ref registries.Reference) []string {
 	for _, r := range c.Rules {
 		if len(r.Images) == 0 {
 			return r.Use
 		}
 		for _, p := range r.Images {
-			if oci.MatchSegments(p, name) {
+			if oci.MatchSegments(p, ref.Name()) {
 				return r.Use
 			}
 		}
 	}
 	return c.Default
-}
-
-// trusts returns why a registry is not trusted about volumes, or "" if it is trusted.
-// Somebody who can change an answer in transit could make a node use any volume of the
-// storage as the root of a container.
-func trusts(settings []config.AgentRegistry, host string) string {
-	for i := range settings {
-		r := &settings[i]
-		if r.Host != host {
-			continue
-		}
-		if r.InsecureSkipVerify {
-			return "its certificate is not verified (insecure_skip_verify), so it is not believed"
-		}
-		for _, u := range r.URLs {
-			at, plain := strings.CutPrefix(u, "http://")
-			at, _, _ = strings.Cut(at, "/")
-			if plain && !client.IsLoopback(at) {
-				return "it is reached in the clear, so it is not believed"
-			}
-		}
-		return ""
-	}
-	if client.IsLoopback(host) {
-		return ""
-	}
-	return "it is not among the agent's registries, and records of volumes are believed of those only"
 }
 
 // choices remembers why images were unpacked in the ordinary way, if nothing else records

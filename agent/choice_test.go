@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"example.org/slipway/agent/registries"
 	"example.org/slipway/config"
 	"example.org/slipway/oci/volref"
 	"example.org/slipway/volume/block"
@@ -30,7 +31,7 @@ func TestWays(t *testing.T) {
 		"r.example:5000/x/tool-10":      "gear plain",
 		"other.example:5000/x/y/tool-1": "gear plain",
 	} {
-		ref, err := parseReference(image)
+		ref, err := registries.Parse(image)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -39,25 +40,8 @@ func TestWays(t *testing.T) {
 		}
 	}
 	c.Rules = append(c.Rules, config.AgentChoiceRule{Use: []string{"volume", "gear"}})
-	if got := ways(c, reference{host: "any", repo: "image"}); !slices.Equal(got, []string{"volume", "gear"}) {
+	if got := ways(c, registries.Reference{Host: "any", Repo: "image"}); !slices.Equal(got, []string{"volume", "gear"}) {
 		t.Errorf("a rule without images is left out: %v", got)
-	}
-}
-
-func TestTrusts(t *testing.T) {
-	settings := []config.AgentRegistry{
-		{Host: "good.example", URLs: []string{"https://good.example"}},
-		{Host: "near.example", URLs: []string{"http://127.0.0.1:5000"}},
-		{Host: "plain.example", URLs: []string{"https://good.example", "http://10.0.0.1:5000/x"}, InsecureAllowPlaintext: true},
-		{Host: "any.example", URLs: []string{"https://any.example"}, InsecureSkipVerify: true},
-	}
-	for host, want := range map[string]string{
-		"good.example": "", "near.example": "", "127.0.0.1:5000": "", "localhost:5000": "", "[::1]:5000": "",
-		"plain.example": "in the clear", "any.example": "not verified", "other.example": "not among",
-	} {
-		if got := trusts(settings, host); (got == "") != (want == "") || !strings.Contains(got, want) {
-			t.Errorf("%s: got %q, want %q", host, got, want)
-		}
 	}
 }
 

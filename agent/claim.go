@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"example.org/slipway/agent/registries"
 	"example.org/slipway/config"
 	"example.org/slipway/gear"
 	"example.org/slipway/node/gearfs"
@@ -27,7 +28,7 @@ func (c *chains) claim(ctx context.Context, l snapshotter.Layer, snapshot bool) 
 	if l.ImageRef == "" || l.Manifest == "" || l.Digest == "" {
 		return false, nil
 	}
-	ref, err := parseReference(l.ImageRef)
+	ref, err := registries.Parse(l.ImageRef)
 	if err != nil {
 		return false, err
 	}
@@ -37,8 +38,8 @@ func (c *chains) claim(ctx context.Context, l snapshotter.Layer, snapshot bool) 
 
 // claimBy is claim with the ways to try. fs is the file system that a volume must have,
 // or "" if any will do. It returns what became of each way that it tried.
-func (c *chains) claimBy(ctx context.Context, l snapshotter.Layer, ref reference, snapshot bool, use []string, fs string) (why []string, ok bool, err error) {
-	reg, err := c.regs.of(ref)
+func (c *chains) claimBy(ctx context.Context, l snapshotter.Layer, ref registries.Reference, snapshot bool, use []string, fs string) (why []string, ok bool, err error) {
+	reg, err := c.regs.Of(ref)
 	if err != nil {
 		return nil, false, err
 	}
@@ -119,7 +120,7 @@ func (c *chains) settle(l snapshotter.Layer, way string, why []string, snapshot 
 }
 
 // claimVolume claims a layer of an image that is a volume, or returns why it cannot.
-func (c *chains) claimVolume(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool, fs string) (reason string, err error) {
+func (c *chains) claimVolume(ctx context.Context, l snapshotter.Layer, ref registries.Reference, reg *registries.Registry, snapshot bool, fs string) (reason string, err error) {
 	var below []string
 	if l.Parent != "" {
 		parent, err := c.sound(l.Parent)
@@ -145,10 +146,10 @@ func (c *chains) claimVolume(ctx context.Context, l snapshotter.Layer, ref refer
 	if _, err := c.sound(l.ChainID); err != nil && !errors.Is(err, errNoRecord) {
 		return "", err
 	}
-	sources := reg.refs(ref, l.Manifest)
+	sources := reg.Sources(ref, l.Manifest)
 	c.changing.Lock()
 	defer c.changing.Unlock()
-	domain := c.regs.domain(ref.host)
+	domain := c.regs.Domain(ref.Host)
 	err = c.merge(l.ChainID, domain, sources, snapshot)
 	if errors.Is(err, errNoRecord) {
 		return "", c.records.create(&chainRecord{Chain: l.ChainID, Parent: l.Parent, Digest: l.Digest, Ref: l.ImageRef, Snapshot: snapshot,
@@ -166,11 +167,11 @@ func (c *chains) claimVolume(ctx context.Context, l snapshotter.Layer, ref refer
 }
 
 // claimGear claims a layer that has an index, or returns why it cannot.
-func (c *chains) claimGear(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool) (reason string, err error) {
+func (c *chains) claimGear(ctx context.Context, l snapshotter.Layer, ref registries.Reference, reg *registries.Registry, snapshot bool) (reason string, err error) {
 	if snapshot && c.eager() { // containerd unpacks it
 		return c.whyEager(), nil
 	}
-	if reason := c.regs.believed(ref.host); reason != "" {
+	if reason := c.regs.Believed(ref.Host); reason != "" {
 		return reason, nil
 	}
 	// Also for a layer that has an index: a record below it may have been lost since.
@@ -187,7 +188,7 @@ func (c *chains) claimGear(ctx context.Context, l snapshotter.Layer, ref referen
 		return reason, err
 	case err != nil:
 		return "", err
-	case rec.Domain != c.regs.domain(ref.host):
+	case rec.Domain != c.regs.Domain(ref.Host):
 		return "", fmt.Errorf("layer %s: %w", l.Digest, errOtherDomain)
 	case rec.Index == "":
 		if err := c.fill(ctx, l.ChainID); err != nil {
@@ -201,7 +202,7 @@ func (c *chains) claimGear(ctx context.Context, l snapshotter.Layer, ref referen
 			return "", err
 		}
 	}
-	return "", c.claimAgain(l.ChainID, c.regs.domain(ref.host), reg.refs(ref, l.Manifest), snapshot)
+	return "", c.claimAgain(l.ChainID, c.regs.Domain(ref.Host), reg.Sources(ref, l.Manifest), snapshot)
 }
 
 // fill fetches the indexes of those layers of a chain that came with an image that is a
@@ -227,23 +228,23 @@ func (c *chains) fill(ctx context.Context, chain string) error {
 
 // fetchIndex fetches the index of a layer that is on the node without an index.
 func (c *chains) fetchIndex(ctx context.Context, rec *chainRecord) error {
-	ref, err := parseReference(rec.Ref)
+	ref, err := registries.Parse(rec.Ref)
 	if err != nil {
 		return err
 	}
-	reg, err := c.regs.of(ref)
+	reg, err := c.regs.Of(ref)
 	if err != nil {
 		return err
 	}
-	got, err := c.pulls.wait(ctx, reg, ref, oci.Digest(rec.Digest))
+	got, err := c.indexes.Wait(ctx, reg, ref, oci.Digest(rec.Digest))
 	if err != nil {
 		return err
 	}
-	if got.x == nil {
-		return fmt.Errorf("%w, and registry %s has none: %s", errNoIndex, reg.host, got.why)
+	if got.Index == nil {
+		return fmt.Errorf("%w, and registry %s has none: %s", errNoIndex, reg.Host, got.Why)
 	}
-	if got.diffID != "" && chainID(idOf(rec.Parent), got.diffID) != idOf(rec.Chain) {
-		return fmt.Errorf("registry %s gives the index of another layer", reg.host)
+	if got.DiffID != "" && chainID(idOf(rec.Parent), got.DiffID) != idOf(rec.Chain) {
+		return fmt.Errorf("registry %s gives the index of another layer", reg.Host)
 	}
 	c.changing.Lock()
 	defer c.changing.Unlock()
@@ -251,12 +252,12 @@ func (c *chains) fetchIndex(ctx context.Context, rec *chainRecord) error {
 	if err != nil || now.Index != "" {
 		return err
 	}
-	return c.records.addIndex(now, got.x)
+	return c.records.addIndex(now, got.Index)
 }
 
 // claimNew fetches the index of a layer and keeps it if its tree can be mounted. If it
 // has no index to keep, it returns the reason and makes no record.
-func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool) (reason string, err error) {
+func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref registries.Reference, reg *registries.Registry, snapshot bool) (reason string, err error) {
 	var below []string
 	if l.Parent != "" {
 		parent, err := c.sound(l.Parent)
@@ -265,20 +266,17 @@ func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref referenc
 		}
 		below = parent.Layers
 	}
-	for _, d := range l.Layers { // the layers above are requested at the same time
-		c.pulls.begin(reg, ref, oci.Digest(d))
+	c.indexes.Ahead(reg, ref, oci.Digest(l.Manifest), l.Layers) // the layers above are requested at the same time
+	got, err := c.indexes.Wait(ctx, reg, ref, oci.Digest(l.Digest))
+	if err != nil || got.Index == nil {
+		return got.Why, err
 	}
-	c.pulls.ahead(reg, ref, oci.Digest(l.Manifest))
-	got, err := c.pulls.wait(ctx, reg, ref, oci.Digest(l.Digest))
-	if err != nil || got.x == nil {
-		return got.why, err
+	x := got.Index
+	if got.DiffID != "" && l.DiffID != "" && got.DiffID != l.DiffID {
+		return "", fmt.Errorf("registry %s gives the index of another layer for %s: %w", reg.Host, l.Digest,
+			&gear.MismatchError{What: "diff ID", Want: oci.Digest(l.DiffID), Got: oci.Digest(got.DiffID)})
 	}
-	x := got.x
-	if got.diffID != "" && l.DiffID != "" && got.diffID != l.DiffID {
-		return "", fmt.Errorf("registry %s gives the index of another layer for %s: %w", reg.host, l.Digest,
-			&gear.MismatchError{What: "diff ID", Want: oci.Digest(l.DiffID), Got: oci.Digest(got.diffID)})
-	}
-	sources, domain := reg.refs(ref, l.Manifest), c.regs.domain(ref.host)
+	sources, domain := reg.Sources(ref, l.Manifest), c.regs.Domain(ref.Host)
 	if err := c.fits(ctx, l, x, domain, sources); err != nil {
 		return "", fmt.Errorf("layer %s, with those below it, cannot be mounted: %w", l.Digest, err)
 	}
@@ -306,8 +304,8 @@ var noLayers = string(oci.SHA256(nil))
 
 // claimNothing registers the tree of an image without layers, and sets the chain of l to
 // its name.
-func (c *chains) claimNothing(l *snapshotter.Layer, ref reference) error {
-	domain := c.regs.domain(ref.host)
+func (c *chains) claimNothing(l *snapshotter.Layer, ref registries.Reference) error {
+	domain := c.regs.Domain(ref.Host)
 	l.ChainID = c.keyIn(noLayers, domain)
 	c.changing.Lock()
 	defer c.changing.Unlock()

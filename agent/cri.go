@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"example.org/slipway/agent/registries"
 	"example.org/slipway/oci/client"
 )
 
@@ -37,7 +38,7 @@ const maxCRI = 16 << 20
 //
 // It implements no service, so it works with any version of kubelet and containerd.
 type imageProxy struct {
-	keys *keychain
+	keys *registries.Keychain
 	disk func() diskUse
 	free func(bytes int64)
 	log  *slog.Logger
@@ -53,7 +54,7 @@ type diskUse struct {
 }
 
 // newImageProxy creates a proxy to the socket of containerd.
-func newImageProxy(containerd string, keys *keychain, disk func() diskUse, free func(bytes int64), log *slog.Logger) (*imageProxy, error) {
+func newImageProxy(containerd string, keys *registries.Keychain, disk func() diskUse, free func(bytes int64), log *slog.Logger) (*imageProxy, error) {
 	conn, err := grpc.NewClient("unix://"+containerd,
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // a socket of this machine
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(maxCRI), grpc.MaxCallSendMsgSize(maxCRI)))
@@ -179,9 +180,9 @@ func (p *imageProxy) learn(request []byte) (forget func() error) {
 	if cred == (client.Credential{}) || image == "" {
 		return nil
 	}
-	ref, err := parseReference(image)
+	ref, err := registries.Parse(image)
 	if err == nil {
-		forget, err = p.keys.try(ref, cred)
+		forget, err = p.keys.Try(ref, cred)
 	}
 	if err != nil {
 		p.log.Warn("the credential of a pull is not kept", "image", image, "err", err)

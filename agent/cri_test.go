@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"example.org/slipway/agent/registries"
 	"example.org/slipway/oci/client"
 )
 
@@ -60,12 +61,12 @@ func echo(_ any, s grpc.ServerStream) error {
 }
 
 // criBed is a proxy between a client and echo.
-func criBed(t *testing.T) (*grpc.ClientConn, *keychain, *bytes.Buffer) {
+func criBed(t *testing.T) (*grpc.ClientConn, *registries.Keychain, *bytes.Buffer) {
 	t.Helper()
 	return criBedWith(t, func(int64) { t.Error("space is freed although no image is removed") })
 }
 
-func criBedWith(t *testing.T, free func(int64)) (*grpc.ClientConn, *keychain, *bytes.Buffer) {
+func criBedWith(t *testing.T, free func(int64)) (*grpc.ClientConn, *registries.Keychain, *bytes.Buffer) {
 	t.Helper()
 	dir := t.TempDir()
 	listen := func(name string) net.Listener {
@@ -79,7 +80,7 @@ func criBedWith(t *testing.T, free func(int64)) (*grpc.ClientConn, *keychain, *b
 	back := grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(echo))
 	l := listen("back")
 	go func() { ended <- back.Serve(l) }()
-	keys, err := openKeychain(filepath.Join(dir, "keys"))
+	keys, err := registries.OpenKeychain(filepath.Join(dir, "keys"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,13 +126,13 @@ func TestImageProxy(t *testing.T) {
 	if head.Get("called")[0] != method || head.Get("token")[0] != "of-the-caller" || len(trail.Get("ended")) != 1 {
 		t.Errorf("header %v, trailer %v", head, trail)
 	}
-	if c, ok := keys.credential(reference{host: "r.example", repo: "team/app"}); !ok || c != (client.Credential{Username: "alice", Password: "hunter2"}) {
+	if c, ok := keys.Credential(registries.Reference{Host: "r.example", Repo: "team/app"}); !ok || c != (client.Credential{Username: "alice", Password: "hunter2"}) {
 		t.Error("the credential was not learnt")
 	}
 	if err := conn.Invoke(ctx, "/runtime.v1.ImageService/RemoveImage", &rawMessage{pullMessage("r.example/team/other:v1", "bob", "secret")}, &out); err != nil {
 		t.Error(err)
 	}
-	if _, ok := keys.credential(reference{host: "r.example", repo: "team/other"}); ok {
+	if _, ok := keys.Credential(registries.Reference{Host: "r.example", Repo: "team/other"}); ok {
 		t.Error("a credential was learnt from a call that pulls nothing")
 	}
 	err := conn.Invoke(ctx, method, &rawMessage{[]byte("fail")}, &out)
@@ -223,56 +224,6 @@ func TestImageProxySizes(t *testing.T) {
 	if bad := text(nil, 1, "\xff"); !bytes.Equal(ask(bad), bad) || !strings.Contains(log.String(), "could not be read") {
 		t.Errorf("an answer that cannot be read is changed, or nothing is said of it: %s", log)
 	}
-}
-
-// TestImageProxyRefusals checks that a pull that fails leaves the credential of one that worked, and
-// no credential where none worked.
-func TestImageProxyRefusals(t *testing.T) {
-	keys, err := openKeychain(filepath.Join(t.TempDir(), "keys"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ref := reference{host: "r.example", repo: "team/app"}
-	alice, bob := client.Credential{Username: "alice", Password: "a"}, client.Credential{Username: "bob", Password: "b"}
-	want := func(when string, c client.Credential, ok bool) {
-		t.Helper()
-		again, err := openKeychain(keys.file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, k := range []*keychain{keys, again} {
-			if got, had := k.credential(ref); got != c || had != ok || len(k.order) != len(k.keys) {
-				t.Errorf("%s: the credential is %q, %v; %d of %d in order", when, got.Username, had, len(k.order), len(k.keys))
-			}
-		}
-	}
-	try := func(c client.Credential) func() error {
-		t.Helper()
-		back, err := keys.try(ref, c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return back
-	}
-	if err := try(bob)(); err != nil {
-		t.Error(err)
-	}
-	want("a first pull was refused", client.Credential{}, false)
-	try(alice)
-	if err := try(bob)(); err != nil {
-		t.Error(err)
-	}
-	want("a later pull was refused", alice, true)
-	if err := try(alice)(); err != nil {
-		t.Error(err)
-	}
-	want("the same pull was refused", alice, true)
-	refused := try(bob)
-	try(alice)
-	if err := refused(); err != nil {
-		t.Error(err)
-	}
-	want("somebody else pulled before the refusal", alice, true)
 }
 
 // TestImageProxyRemoval checks that a removed image's bytes are freed before the answer comes, and

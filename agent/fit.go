@@ -41,12 +41,15 @@ type tower struct {
 	timer *time.Timer
 }
 
+// towerKeep is how long a tree is kept until the next layer is put on it.
+const towerKeep = time.Minute
+
 // put keeps a tree for as long as a pull waits for the next layer. The caller holds mu.
 func (t *tower) put(chain string, x *gear.Index, forget func()) {
 	if t.timer != nil {
 		t.timer.Stop()
 	}
-	t.chain, t.x, t.timer = chain, x, time.AfterFunc(pullKeep, forget)
+	t.chain, t.x, t.timer = chain, x, time.AfterFunc(towerKeep, forget)
 }
 
 // flat returns the tree of a chain.

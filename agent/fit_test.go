@@ -3,12 +3,11 @@ package agent
 import (
 	"crypto/sha256"
 	"errors"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 
-	"example.org/slipway/config"
+	"example.org/slipway/agent/registries"
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/node/gearfs"
@@ -119,29 +118,12 @@ func TestFits(t *testing.T) {
 	}
 }
 
-// TestBelieved checks whose indexes are believed.
-func TestBelieved(t *testing.T) {
-	r := newRegistries([]config.AgentRegistry{{Host: "known.example"}, {Host: "shared.example", Domain: "d"}, {Host: "too.example:5000", Domain: "d"}}, &keychain{}, nil, slog.New(slog.DiscardHandler))
-	for host, want := range map[string]bool{"known.example": true, "known.example:443": false, "other.example": false, "localhost:5000": true,
-		"127.0.0.1": true, "[::1]:5000": true, "127.0.0.1.example": false, "too.example:5000": true, "too.example": false} {
-		for _, any := range []bool{false, true} {
-			r.any = any
-			if reason := r.believed(host); (reason == "") != (want || any) {
-				t.Errorf("%s, any_registry %v: %q", host, any, reason)
-			}
-		}
-	}
-	if r.domain("shared.example") != r.domain("too.example:5000") || r.domain("known.example") == r.domain("other.example") || r.domain("d") == r.domain("shared.example") {
-		t.Error("domains are mixed up")
-	}
-}
-
 // TestUnlisted checks that a layer of an unlisted registry is not requested, and that the reason is
 // given.
 func TestUnlisted(t *testing.T) {
 	c := bareChains(t, t.TempDir())
 	c.support = &view.Support{Tier: view.Full}
-	reason, err := c.claimGear(t.Context(), snapshotter.Layer{ChainID: testRecord("", "a").Chain}, reference{host: "other.example", repo: "app", ref: "v1"}, nil, true)
+	reason, err := c.claimGear(t.Context(), snapshotter.Layer{ChainID: testRecord("", "a").Chain}, registries.Reference{Host: "other.example", Repo: "app", Ref: "v1"}, nil, true)
 	if err != nil || !strings.Contains(reason, "other.example") || !strings.Contains(reason, "any_registry") {
 		t.Errorf("%q, error %v", reason, err)
 	}

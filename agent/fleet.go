@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"hash/fnv"
 	"io"
 	"os"
@@ -121,15 +120,7 @@ const tellPatience = 10 * time.Second
 func (a *Agent) tell(ctx context.Context, ref gearfs.SourceRef, r *fleet.Report) error {
 	ctx, cancel := context.WithTimeout(ctx, tellPatience)
 	defer cancel()
-	from, err := a.regs.dial(ref)
-	if err != nil {
-		return err
-	}
-	s, ok := from.(*source)
-	if !ok {
-		return errors.ErrUnsupported
-	}
-	return s.p.reg.ReportNode(ctx, s.repo, r)
+	return a.regs.Report(ctx, ref, r)
 }
 
 // containers returns the running containers and the mounts without containerd, by the

@@ -1,13 +1,13 @@
 package agent
 
 import (
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"time"
+
+	"example.org/slipway/agent/registries"
 )
 
 const (
@@ -63,38 +63,17 @@ func ProvideCredential(r io.Reader, w io.Writer, now time.Time) error {
 	if req.ServiceAccountToken == "" {
 		return fmt.Errorf("kubelet sent no token of a service account for %s: set tokenAttributes for this provider", req.Image)
 	}
-	ref, err := parseReference(req.Image)
+	ref, err := registries.Parse(req.Image)
 	if err != nil {
 		return err
 	}
-	ends := tokenEnd(req.ServiceAccountToken)
+	ends := registries.TokenEnd(req.ServiceAccountToken)
 	if ends.IsZero() {
 		return errors.New("what kubelet sent for the service account is no token with an end")
 	}
 	return json.NewEncoder(w).Encode(credentialResponse{
 		Kind: "CredentialProviderResponse", APIVersion: credentialAPI,
 		CacheKeyType: "Registry", CacheDuration: max(ends.Sub(now)-credentialMargin, 0).Truncate(time.Second).String(),
-		Auth: map[string]kubeletSecret{ref.host: {Username: "kubernetes", Password: req.ServiceAccountToken}},
+		Auth: map[string]kubeletSecret{ref.Host: {Username: "kubernetes", Password: req.ServiceAccountToken}},
 	})
-}
-
-// tokenEnd returns when a JSON web token expires. It returns the zero time if s is not a
-// token or does not expire. It verifies nothing; the registry does that.
-func tokenEnd(token string) time.Time {
-	_, rest, _ := strings.Cut(token, ".")
-	payload, _, ok := strings.Cut(rest, ".")
-	if !ok {
-		return time.Time{}
-	}
-	b, err := base64.RawURLEncoding.DecodeString(payload)
-	if err != nil {
-		return time.Time{}
-	}
-	var claims struct {
-		Exp float64 `json:"exp"` // seconds since 1970
-	}
-	if json.Unmarshal(b, &claims) != nil || claims.Exp <= 0 || claims.Exp > 1<<40 {
-		return time.Time{}
-	}
-	return time.Unix(int64(claims.Exp), 0)
 }

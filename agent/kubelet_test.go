@@ -5,18 +5,11 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"log/slog"
-	"net/http"
-	"net/http/httptest"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"example.org/slipway/config"
-	"example.org/slipway/oci/client"
 )
 
 // tokenUntil returns the form of a token; nobody here verifies its signature.
@@ -76,85 +69,5 @@ func TestProvideCredential(t *testing.T) {
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("%s (-want +got):\n%s", name, d)
 		}
-	}
-}
-
-func FuzzTokenEnd(f *testing.F) {
-	f.Add(tokenUntil(time.Now(), "1"))
-	f.Add("..")
-	f.Add("a.eyJleHAiOjFlMzB9.b")
-	f.Fuzz(func(t *testing.T, s string) {
-		if ends := tokenEnd(s); !ends.IsZero() && ends.Before(time.Unix(1, 0)) {
-			t.Errorf("%q ends at %v", s, ends)
-		}
-	})
-}
-
-// TestTokensAreRenewed has an image pulled with tokens that end. What is fetched after the end is
-// fetched with the token that came last, or else as the configuration says; and registries do not
-// add up.
-func TestTokensAreRenewed(t *testing.T) {
-	t.Parallel()
-	shown := make(chan string, 8) // passwords
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, pass, ok := r.BasicAuth(); ok {
-			shown <- pass
-			return
-		}
-		w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
-		w.WriteHeader(http.StatusUnauthorized)
-	}))
-	defer srv.Close()
-	keys, err := openKeychain(filepath.Join(t.TempDir(), "k"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	app := reference{host: "r.example", repo: "team/app", ref: "1"}
-	settings := []config.AgentRegistry{{Host: "r.example", URLs: []string{srv.URL}, Username: "node", Password: "of the node"}}
-	r := newRegistries(settings, keys, nil, slog.New(slog.DiscardHandler))
-	defer r.close()
-	learn := func(token string) {
-		t.Helper()
-		if err := keys.learn(app, client.Credential{Username: "kubernetes", Password: token}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	// fetch logs in anew, as it must when a registry refuses what it took before.
-	fetch := func(reg *registry) string {
-		t.Helper()
-		fresh, err := client.New(srv.URL, &client.Options{Credential: reg.login})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer fresh.Close()
-		if err := fresh.Ping(t.Context()); err != nil || len(shown) != 1 {
-			t.Fatalf("the registry was shown %d passwords, error %v", len(shown), err)
-		}
-		return <-shown
-	}
-	learn(tokenUntil(time.Now().Add(-time.Minute), "first"))
-	mounted, err := r.of(app)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := fetch(mounted); got != "of the node" {
-		t.Errorf("when all tokens have ended, %q is shown", got)
-	}
-	second := tokenUntil(time.Now().Add(time.Hour), "second")
-	learn(second)
-	if got := fetch(mounted); got != second {
-		t.Errorf("an image whose token has ended is fetched with %q, not with the last one", got)
-	}
-	if reg, err := r.of(app); err != nil || fetch(reg) != second {
-		t.Errorf("the last token is not used, error %v", err)
-	}
-	for i := range 50 {
-		learn(tokenUntil(time.Now().Add(-time.Minute), fmt.Sprint(i)))
-		if _, err := r.of(app); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if len(r.open) > 2 {
-		t.Errorf("%d registries are open after 50 tokens, want the last and the good one", len(r.open))
 	}
 }

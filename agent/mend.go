@@ -87,7 +87,7 @@ func (c *chains) remembered(chain string) (*chainRecord, *gear.Index, error) {
 		return rec, nil, nil //nolint:nilerr // the index is fetched later
 	}
 	defer f.Close()
-	x, err := gear.Decode(f, c.records.limits)
+	x, err := gear.Decode(f, nil)
 	if err != nil {
 		return rec, nil, nil //nolint:nilerr // the index is fetched later
 	}

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/agent/registries"
 	"example.org/slipway/config"
 	gearclient "example.org/slipway/gear/client"
 	"example.org/slipway/internal/durable"
@@ -254,7 +255,7 @@ func checkMount(req *MountRequest) error {
 // claim makes the layers of an image available in one of the ways. It says what became of
 // each way that it tried.
 func (m *mounts) claim(ctx context.Context, image, platform string, use []string, fs string) (*gearclient.Image, *snapshotter.Layer, []string, error) {
-	ref, err := parseReference(image)
+	ref, err := registries.Parse(image)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -280,7 +281,7 @@ func (m *mounts) claim(ctx context.Context, image, platform string, use []string
 	l := &snapshotter.Layer{Manifest: string(img.Manifest.Digest), ImageRef: image}
 	for i, d := range digests {
 		l.Parent, l.Digest, l.DiffID, l.Layers = l.ChainID, d, string(img.DiffIDs[i]), digests[i:]
-		l.ChainID = m.chains.keyIn(chainID(idOf(l.Parent), l.DiffID), m.chains.regs.domain(ref.host))
+		l.ChainID = m.chains.keyIn(chainID(idOf(l.Parent), l.DiffID), m.chains.regs.Domain(ref.Host))
 		var ok bool
 		why, ok, err = m.chains.claimBy(ctx, *l, ref, false, use, fs)
 		if err != nil && len(use) == 1 {
@@ -294,8 +295,8 @@ func (m *mounts) claim(ctx context.Context, image, platform string, use []string
 }
 
 // resolve looks an image up in the registry.
-func (m *mounts) resolve(ctx context.Context, ref reference, platform string) (*gearclient.Image, error) {
-	reg, err := m.chains.regs.of(ref)
+func (m *mounts) resolve(ctx context.Context, ref registries.Reference, platform string) (*gearclient.Image, error) {
+	reg, err := m.chains.regs.Of(ref)
 	if err != nil {
 		return nil, err
 	}
@@ -307,16 +308,12 @@ func (m *mounts) resolve(ctx context.Context, ref reference, platform string) (*
 		}
 		p = &parsed
 	}
-	var img *gearclient.Image
-	err = reg.try(ctx, func(at *place) (err error) {
-		img, err = at.gear.One(ctx, reg.repo(ref.repo), ref.ref, p)
-		return err
-	})
+	img, err := reg.Image(ctx, ref, p)
 	if err != nil {
 		return nil, err
 	}
 	if len(img.Layers) != len(img.DiffIDs) {
-		return nil, fmt.Errorf("%s/%s has %d layers, and its configuration lists %d", ref.host, ref.repo, len(img.Layers), len(img.DiffIDs))
+		return nil, fmt.Errorf("%s/%s has %d layers, and its configuration lists %d", ref.Host, ref.Repo, len(img.Layers), len(img.DiffIDs))
 	}
 	return img, nil
 }

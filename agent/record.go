@@ -77,8 +77,7 @@ var (
 
 // records is the directory of chain records.
 type records struct {
-	dir    string
-	limits *gear.Limits
+	dir string
 }
 
 // path returns the directory of a chain's record. Chain IDs come from containerd. Those
@@ -244,7 +243,7 @@ func (r *records) index(rec *chainRecord) (*gear.Index, error) {
 	if sum := sha256.Sum256(b); hex.EncodeToString(sum[:]) != rec.Index {
 		return nil, fmt.Errorf("index of layer %s is damaged on disk; remove the image and pull it again", rec.Digest)
 	}
-	return gear.Decode(bytes.NewReader(b), r.limits)
+	return gear.Decode(bytes.NewReader(b), nil)
 }
 
 // line returns the records of a chain and of all chains below it, the lowest first.

@@ -27,6 +27,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"example.org/slipway/agent/registries"
+	"example.org/slipway/config"
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/node/cachedir"
@@ -200,11 +202,11 @@ func ownNode(b *testing.B, dir string) (socket, chain string, labels map[string]
 	const host = "127.0.0.1:1" // nobody listens there
 	manifest := "sha256:" + fmt.Sprintf("%064x", 3)
 	diff := "sha256:" + fmt.Sprintf("%064x", 4)
-	reg, err := c.regs.of(reference{host: host, repo: "app", ref: "v1"})
+	reg, err := c.regs.Of(registries.Reference{Host: host, Repo: "app", Ref: "v1"})
 	if err != nil {
 		b.Fatal(err)
 	}
-	sources := reg.refs(reference{host: host, repo: "app", ref: "v1"}, manifest)
+	sources := reg.Sources(registries.Reference{Host: host, Repo: "app", Ref: "v1"}, manifest)
 	rec := &chainRecord{Chain: diff, Digest: diff, Ref: host + "/app:v1", Snapshot: true, Sources: sources, Layers: []string{diff}}
 	if err := c.records.create(rec, x); err != nil {
 		b.Fatal(err)
@@ -261,8 +263,12 @@ func bareChains(b testing.TB, dir string) *chains {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = cache.Close() })
-	regs := newRegistries(nil, &keychain{}, nil, log)
-	files, err := gearfs.New(at("images"), cache, regs.dial, nil)
+	keys, err := registries.OpenKeychain(at("keys.json"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	regs := registries.New(&config.Agent{}, keys, log)
+	files, err := gearfs.New(at("images"), cache, regs.Dial, nil)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -136,7 +136,7 @@ func (s *unpackSource) Fetch(ctx context.Context, files []gear.File, deliver fun
 
 // fetch asks one source for the remaining files.
 func (s *unpackSource) fetch(ctx context.Context, ref gearfs.SourceRef, files []gear.File, left []int, deliver func(int, io.Reader) error) error {
-	src, err := s.c.regs.dial(ref)
+	src, err := s.c.regs.Dial(ref)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"example.org/slipway/agent/registries"
 	"example.org/slipway/config"
 	"example.org/slipway/oci/volref"
 	"example.org/slipway/volume/block"
@@ -23,7 +24,7 @@ type volumes struct {
 	cfg     *config.AgentVolumes
 	storage *volumeStorage
 	mgr     *node.Manager
-	regs    *registries
+	regs    *registries.Set
 	records *records
 	steps   *stepTimes
 	log     *slog.Logger
@@ -63,7 +64,7 @@ type volumeRecord struct {
 func (r *volumeRecord) usable() bool { return r != nil && r.Record.Volume() != "" }
 
 // openVolumes takes over what an earlier agent mounted.
-func openVolumes(ctx, life context.Context, cfg *config.Agent, regs *registries, recs *records, log *slog.Logger) (*volumes, error) {
+func openVolumes(ctx, life context.Context, cfg *config.Agent, regs *registries.Set, recs *records, log *slog.Logger) (*volumes, error) {
 	if !cfg.Volumes.Configured() {
 		return nil, nil
 	}
@@ -164,21 +165,18 @@ func (v *volumes) credential(image string, r *volref.Record) func(context.Contex
 		mu.Lock()
 		defer mu.Unlock()
 		last := held[clones]
-		ref, err := parseReference(image)
+		ref, err := registries.Parse(image)
 		if err != nil {
 			return c, err
 		}
-		reg, err := v.regs.of(ref)
+		reg, err := v.regs.Of(ref)
 		if err != nil {
 			return c, err
 		}
-		if why := trusts(v.regs.settings, reg.host); why != "" {
-			return c, fmt.Errorf("of registry %s: %s", reg.host, why)
+		if why := v.regs.Trusts(reg.Host); why != "" {
+			return c, fmt.Errorf("of registry %s: %s", reg.Host, why)
 		}
-		err = reg.try(ctx, func(at *place) (err error) {
-			c, err = at.reg.VolumeCredential(ctx, reg.repo(ref.repo), manifest, clones, last.refused(time.Now()))
-			return err
-		})
+		c, err = reg.VolumeCredential(ctx, ref.Repo, manifest, clones, last.refused(time.Now()))
 		if err == nil {
 			*last = heldCredential{c, time.Now()}
 		}

@@ -7,15 +7,15 @@ import (
 	"strings"
 	"time"
 
+	"example.org/slipway/agent/registries"
 	"example.org/slipway/oci"
-	"example.org/slipway/oci/client"
 	"example.org/slipway/oci/volref"
 	"example.org/slipway/volume/node"
 )
 
 // decisionKey is an image as it is pulled.
 type decisionKey struct {
-	reg      *registry // one for each credential
+	reg      *registries.Registry // one for each credential
 	repo     string
 	manifest oci.Digest
 	fs       string // the required file system; "" if any will do
@@ -39,11 +39,11 @@ const (
 
 // decide finds out whether an image comes as a volume by mapping and mounting it. All
 // layers of one pull get the same answer.
-func (v *volumes) decide(ctx context.Context, reg *registry, ref reference, image string, manifest oci.Digest, fs string) (*volref.Record, string) {
+func (v *volumes) decide(ctx context.Context, reg *registries.Registry, ref registries.Reference, image string, manifest oci.Digest, fs string) (*volref.Record, string) {
 	if v == nil {
 		return nil, "no storage of volumes is configured on this node"
 	}
-	key := decisionKey{reg, ref.repo, manifest, fs}
+	key := decisionKey{reg, ref.Repo, manifest, fs}
 	v.gate.Lock()
 	d := v.decided[key]
 	if d == nil {
@@ -101,11 +101,11 @@ func (v *volumes) expire(key decisionKey, d *decision) {
 // settled ends the decision of an image that now has all its layers, or will not get
 // them. From then on its volume is dropped together with the image, and not some time
 // later.
-func (v *volumes) settled(reg *registry, ref reference, manifest oci.Digest, fs string) {
+func (v *volumes) settled(reg *registries.Registry, ref registries.Reference, manifest oci.Digest, fs string) {
 	if v == nil {
 		return
 	}
-	key := decisionKey{reg, ref.repo, manifest, fs}
+	key := decisionKey{reg, ref.Repo, manifest, fs}
 	v.gate.Lock()
 	d := v.decided[key]
 	v.gate.Unlock()
@@ -125,14 +125,10 @@ func (v *volumes) settled(reg *registry, ref reference, manifest oci.Digest, fs 
 
 // offered asks the registry for the image's record that this node can use.
 func (v *volumes) offered(ctx context.Context, key decisionKey) (*volref.Record, error) {
-	if why := trusts(v.regs.settings, key.reg.host); why != "" {
-		return nil, fmt.Errorf("of registry %s: %s", key.reg.host, why)
+	if why := v.regs.Trusts(key.reg.Host); why != "" {
+		return nil, fmt.Errorf("of registry %s: %s", key.reg.Host, why)
 	}
-	var st *client.VolumeStatus
-	err := key.reg.try(ctx, func(at *place) (err error) {
-		st, err = at.reg.Volumes(ctx, key.reg.repo(key.repo), key.manifest)
-		return err
-	})
+	st, err := key.reg.Volumes(ctx, key.repo, key.manifest)
 	switch {
 	case oci.HasCode(err, oci.CodeUnsupported):
 		return nil, errors.New("the registry has no volumes")

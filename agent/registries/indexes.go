@@ -1,4 +1,4 @@
-package agent
+package registries
 
 import (
 	"context"
@@ -22,18 +22,16 @@ const (
 	noGearFor = time.Minute
 )
 
-// pulls fetches the indexes of layers. containerd requests one layer after the other; the
+// Indexes fetches the indexes of layers. containerd requests one layer after the other; the
 // indexes of all layers of an image are fetched with the first.
-type pulls struct {
-	limits *gear.Limits
-	// convertWait is how long to wait for a layer that is being converted.
+type Indexes struct {
 	convertWait time.Duration
 	log         *slog.Logger
 	observe     func(registry string, rtt time.Duration, bytes int64, took time.Duration)
 
-	ctx   context.Context
-	work  *sync.WaitGroup
-	slots chan struct{}
+	ctx        context.Context
+	background func(func())
+	slots      chan struct{}
 
 	mu   sync.Mutex
 	all  map[pullKey]*pull
@@ -41,36 +39,39 @@ type pulls struct {
 }
 
 type pullKey struct {
-	reg    *registry // one for each credential
+	reg    *Registry // one for each credential
 	repo   string
 	digest oci.Digest
 }
 
-// fetched is what a registry returned for a layer.
-type fetched struct {
-	x      *gear.Index // nil if there is none
-	why    string      // why there is no index, and what helps
-	diffID string      // "" if the registry does not say
+// Layer is what a registry returned for a layer.
+type Layer struct {
+	Index  *gear.Index // nil if there is none
+	Why    string      // why there is no index, and what helps
+	DiffID string      // of the layer from which the index was made; "" if the registry does not say
 }
 
 // pull is an index being fetched.
 type pull struct {
-	done chan struct{}
-	fetched
-	err error
+	done  chan struct{}
+	layer Layer
+	err   error
 	// expire forgets the pull if nobody requests it.
 	expire *time.Timer
 }
 
-func newPulls(ctx context.Context, work *sync.WaitGroup, convertWait time.Duration, limits *gear.Limits, log *slog.Logger,
-	observe func(string, time.Duration, int64, time.Duration)) *pulls {
-	return &pulls{limits: limits, convertWait: convertWait, log: log, observe: observe, ctx: ctx, work: work,
+// NewIndexes returns Indexes that fetch until ctx ends. background runs a function for
+// which the caller does not wait. convertWait is how long to wait for a layer that is
+// being converted. observe is told how fast a registry answered.
+func NewIndexes(ctx context.Context, background func(func()), convertWait time.Duration, log *slog.Logger,
+	observe func(registry string, rtt time.Duration, bytes int64, took time.Duration)) *Indexes {
+	return &Indexes{convertWait: convertWait, log: log, observe: observe, ctx: ctx, background: background,
 		slots: make(chan struct{}, pullStreams), all: map[pullKey]*pull{}, none: map[string]time.Time{}}
 }
 
 // begin starts to fetch an index unless a fetch is in progress.
-func (p *pulls) begin(reg *registry, ref reference, d oci.Digest) *pull {
-	key := pullKey{reg, ref.repo, d}
+func (p *Indexes) begin(reg *Registry, ref Reference, d oci.Digest) *pull {
+	key := pullKey{reg, ref.Repo, d}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if had := p.all[key]; had != nil {
@@ -78,50 +79,48 @@ func (p *pulls) begin(reg *registry, ref reference, d oci.Digest) *pull {
 	}
 	q := &pull{done: make(chan struct{})}
 	p.all[key] = q
-	p.work.Add(1)
-	go func() {
-		defer p.work.Done()
+	p.background(func() {
 		p.fetch(reg, ref, d, q)
 		q.expire = time.AfterFunc(pullKeep, func() { p.forget(key, q) })
 		close(q.done)
-	}()
+	})
 	return q
 }
 
-// ahead requests what a start of the image needs besides its indexes, at the same time as
-// the indexes: its profile and the capabilities of the registry. That saves the start two
-// round trips.
-func (p *pulls) ahead(reg *registry, ref reference, manifest oci.Digest) {
+// Ahead requests the indexes of layers, and at the same time what else a start of the image
+// needs: its profile and the capabilities of the registry. That saves the start two round
+// trips.
+func (p *Indexes) Ahead(reg *Registry, ref Reference, manifest oci.Digest, layers []string) {
+	for _, d := range layers {
+		p.begin(reg, ref, oci.Digest(d))
+	}
 	if len(reg.places) == 0 || p.without(reg) {
 		return
 	}
 	at := reg.places[0]
-	key := profileKey{reg.repo(ref.repo), manifest}
+	key := profileKey{reg.repo(ref.Repo), manifest}
 	e := at.early.begin(key)
 	if e == nil {
 		return
 	}
-	p.work.Add(2)
-	go func() {
-		defer p.work.Done()
+	p.background(func() {
 		_ = at.gear.Check(p.ctx) // an error shows again when the answer is needed
-	}()
-	go func() {
-		defer p.work.Done()
+	})
+	p.background(func() {
 		e.profile, e.err = at.reg.GearProfile(p.ctx, key.repo, key.manifest)
 		close(e.done)
 		time.AfterFunc(pullKeep, func() { at.early.forget(key, e) })
-	}()
+	})
 }
 
 // without reports whether a registry is known not to have Gear.
-func (p *pulls) without(reg *registry) bool {
+func (p *Indexes) without(reg *Registry) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return time.Now().Before(p.none[reg.host])
+	return time.Now().Before(p.none[reg.Host])
 }
 
-func (p *pulls) forget(key pullKey, q *pull) {
+func (p *Indexes) forget(key pullKey, q *pull) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.all[key] == q {
@@ -129,23 +128,22 @@ func (p *pulls) forget(key pullKey, q *pull) {
 	}
 }
 
-// wait returns the index of a layer, or why the registry has none. It also returns the
-// diff ID of the layer from which the index was made, if the registry says.
-func (p *pulls) wait(ctx context.Context, reg *registry, ref reference, d oci.Digest) (fetched, error) {
+// Wait returns the index of a layer, or why the registry has none.
+func (p *Indexes) Wait(ctx context.Context, reg *Registry, ref Reference, d oci.Digest) (Layer, error) {
 	q := p.begin(reg, ref, d)
 	select {
 	case <-q.done:
 		q.expire.Stop() // the timer would keep the index until it fires
-		p.forget(pullKey{reg, ref.repo, d}, q)
-		return q.fetched, q.err
+		p.forget(pullKey{reg, ref.Repo, d}, q)
+		return q.layer, q.err
 	case <-ctx.Done():
-		return fetched{}, ctx.Err()
+		return Layer{}, ctx.Err()
 	}
 }
 
-func (p *pulls) fetch(reg *registry, ref reference, d oci.Digest, q *pull) {
+func (p *Indexes) fetch(reg *Registry, ref Reference, d oci.Digest, q *pull) {
 	if p.without(reg) {
-		q.why = noGear(reg)
+		q.layer.Why = noGear(reg)
 		return
 	}
 	select {
@@ -156,23 +154,23 @@ func (p *pulls) fetch(reg *registry, ref reference, d oci.Digest, q *pull) {
 		return
 	}
 	q.err = reg.try(p.ctx, func(at *place) (err error) {
-		q.fetched, err = p.layer(at, reg.repo(ref.repo), d)
+		q.layer, err = p.layer(at, reg.repo(ref.Repo), d)
 		return err
 	})
 	switch { // another kind of registry, whose images are unpacked
 	case oci.HasCode(q.err, oci.CodeUnsupported):
 		p.mu.Lock()
-		p.none[reg.host] = time.Now().Add(noGearFor)
+		p.none[reg.Host] = time.Now().Add(noGearFor)
 		p.mu.Unlock()
-		q.why, q.err = noGear(reg), nil
+		q.layer.Why, q.err = noGear(reg), nil
 	case oci.HasCode(q.err, oci.CodeNameUnknown):
-		q.why, q.err = noGear(reg), nil
+		q.layer.Why, q.err = noGear(reg), nil
 	}
 }
 
 // noGear returns a reason that says that a registry has no indexes at all.
-func noGear(reg *registry) string {
-	return fmt.Sprintf("registry %s does not offer Gear, or not for this repository: use one that does, such as Slipway with gear.convert, or its mirror", reg.host)
+func noGear(reg *Registry) string {
+	return fmt.Sprintf("registry %s does not offer Gear, or not for this repository: use one that does, such as Slipway with gear.convert, or its mirror", reg.Host)
 }
 
 // unconverted returns why a layer has no index, as far as the registry says.
@@ -184,7 +182,7 @@ func unconverted(at *place, e *client.GearPendingError) string {
 }
 
 // layer reads the index of a layer at one place.
-func (p *pulls) layer(at *place, repo string, d oci.Digest) (got fetched, err error) {
+func (p *Indexes) layer(at *place, repo string, d oci.Digest) (got Layer, err error) {
 	began := time.Now()
 	for {
 		asked := time.Now()
@@ -200,20 +198,20 @@ func (p *pulls) layer(at *place, repo string, d oci.Digest) (got fetched, err er
 			}
 		case errors.As(err, &pending):
 			p.log.Info("a layer is unpacked, as the registry has not converted it", "layer", d, "repository", repo, "reason", pending)
-			return fetched{why: unconverted(at, pending)}, nil
+			return Layer{Why: unconverted(at, pending)}, nil
 		case oci.HasCode(err, oci.CodeBlobUnknown):
-			return fetched{why: fmt.Sprintf("%s has no index for it and makes none: have it convert the image with slipway convert", at.url)}, nil
+			return Layer{Why: fmt.Sprintf("%s has no index for it and makes none: have it convert the image with slipway convert", at.url)}, nil
 		case err != nil:
 			return got, err
 		}
 		rtt := time.Since(asked)
-		got.x, err = gear.Decode(r, p.limits)
+		got.Index, err = gear.Decode(r, nil)
 		if err = errors.Join(err, r.Close()); err != nil {
-			return fetched{}, fmt.Errorf("index of layer %s from %s: %w", d, at.url, err)
+			return Layer{}, fmt.Errorf("index of layer %s from %s: %w", d, at.url, err)
 		}
 		p.observe(at.url, rtt, r.Descriptor().Size, time.Since(asked)-rtt)
 		if l.DiffID != ([32]byte{}) {
-			got.diffID = fmt.Sprintf("sha256:%x", l.DiffID)
+			got.DiffID = fmt.Sprintf("sha256:%x", l.DiffID)
 		}
 		return got, nil
 	}

@@ -1,4 +1,4 @@
-package agent
+package registries
 
 import (
 	"encoding/json"
@@ -16,10 +16,10 @@ import (
 // maxKeys bounds how many credentials are kept. Each belongs to one repository.
 const maxKeys = 4096
 
-// keychain holds, by repository, the credentials that images were pulled with.
+// Keychain holds, by repository, the credentials that images were pulled with.
 // containerd's callers supply them. They are kept in a file on a tmpfs that only root can
 // read: so an agent that restarts continues to fetch, and a reboot forgets them.
-type keychain struct {
+type Keychain struct {
 	file string
 
 	mu    sync.Mutex
@@ -37,10 +37,10 @@ type keyEntry struct {
 	Credential client.Credential `json:"credential"`
 }
 
-// openKeychain reads file, which need not exist. It ignores a damaged file; images are
+// OpenKeychain reads file, which need not exist. It ignores a damaged file; images are
 // then fetched as if nobody had logged in.
-func openKeychain(file string) (*keychain, error) {
-	k := &keychain{file: file, keys: map[string]client.Credential{}}
+func OpenKeychain(file string) (*Keychain, error) {
+	k := &Keychain{file: file, keys: map[string]client.Credential{}}
 	b, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return k, nil
@@ -58,27 +58,21 @@ func openKeychain(file string) (*keychain, error) {
 	return k, nil
 }
 
-// credential returns the credential for an image, and reports whether there is one.
-func (k *keychain) credential(ref reference) (client.Credential, bool) {
+// Credential returns the credential for an image, and reports whether there is one.
+func (k *Keychain) Credential(ref Reference) (client.Credential, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	c, ok := k.keys[ref.host+"/"+ref.repo]
+	c, ok := k.keys[ref.Name()]
 	return c, ok
 }
 
-// learn keeps the credential with which an image is being pulled.
-func (k *keychain) learn(ref reference, c client.Credential) error {
-	_, err := k.try(ref, c)
-	return err
-}
-
-// try is learn for a pull that may be refused. If it is, back restores the earlier
+// Try keeps the credential of a pull that may be refused. If it is, back restores the earlier
 // credential. Otherwise a user who pulls an image without permission would take away the
 // credential with which other users' containers fetch their files.
-func (k *keychain) try(ref reference, c client.Credential) (back func() error, err error) {
+func (k *Keychain) Try(ref Reference, c client.Credential) (back func() error, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	repo := ref.host + "/" + ref.repo
+	repo := ref.Name()
 	old, had := k.keys[repo]
 	if had && old == c {
 		return func() error { return nil }, nil
@@ -100,7 +94,7 @@ func (k *keychain) try(ref reference, c client.Credential) (back func() error, e
 	}, k.save()
 }
 
-func (k *keychain) put(repo string, c client.Credential) {
+func (k *Keychain) put(repo string, c client.Credential) {
 	if _, ok := k.keys[repo]; !ok {
 		if len(k.order) >= maxKeys {
 			delete(k.keys, k.order[0])
@@ -111,7 +105,7 @@ func (k *keychain) put(repo string, c client.Credential) {
 	k.keys[repo] = c
 }
 
-func (k *keychain) save() error {
+func (k *Keychain) save() error {
 	var f keyFile
 	for _, repo := range k.order {
 		f.Keys = append(f.Keys, keyEntry{repo, k.keys[repo]})

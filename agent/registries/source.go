@@ -1,4 +1,4 @@
-package agent
+package registries
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"example.org/slipway/node/gearfs"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/fleet"
 )
 
 // source is an image's repository at a place.
@@ -27,13 +28,30 @@ type source struct {
 
 var _ gearfs.Source = (*source)(nil)
 
-// dial makes a source from its stored reference.
-func (r *registries) dial(ref gearfs.SourceRef) (gearfs.Source, error) {
-	name, err := parseReference(ref.Credential)
+// Dial makes a source from its stored reference.
+func (r *Set) Dial(ref gearfs.SourceRef) (gearfs.Source, error) {
+	s, err := r.source(ref)
 	if err != nil {
 		return nil, err
 	}
-	reg, err := r.of(name)
+	return s, nil
+}
+
+// Report sends a report on this node to a source.
+func (r *Set) Report(ctx context.Context, ref gearfs.SourceRef, report *fleet.Report) error {
+	s, err := r.source(ref)
+	if err != nil {
+		return err
+	}
+	return s.p.reg.ReportNode(ctx, s.repo, report)
+}
+
+func (r *Set) source(ref gearfs.SourceRef) (*source, error) {
+	name, err := Parse(ref.Credential)
+	if err != nil {
+		return nil, err
+	}
+	reg, err := r.Of(name)
 	if err != nil {
 		return nil, err
 	}
@@ -43,14 +61,14 @@ func (r *registries) dial(ref gearfs.SourceRef) (gearfs.Source, error) {
 			return &source{p, ref.Repo, oci.Digest(ref.Manifest), p.gear.Files(img, &gear.Index{}), r.silent}, nil
 		}
 	}
-	return nil, fmt.Errorf("registry %s is at %s no more, says the configuration", name.host, ref.Registry)
+	return nil, fmt.Errorf("registry %s is at %s no more, says the configuration", name.Host, ref.Registry)
 }
 
-// refs returns the sources of an image of a registry.
-func (r *registry) refs(ref reference, manifest string) []gearfs.SourceRef {
+// Sources returns the sources of an image of a registry.
+func (r *Registry) Sources(ref Reference, manifest string) []gearfs.SourceRef {
 	var out []gearfs.SourceRef
 	for _, p := range r.places {
-		out = append(out, gearfs.SourceRef{Registry: p.url, Repo: r.repo(ref.repo), Manifest: manifest, Credential: ref.host + "/" + ref.repo})
+		out = append(out, gearfs.SourceRef{Registry: p.url, Repo: r.repo(ref.Repo), Manifest: manifest, Credential: ref.Name()})
 	}
 	return out
 }
