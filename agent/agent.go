@@ -29,6 +29,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/agent/kubelet"
 	"example.org/slipway/agent/registries"
 	"example.org/slipway/config"
 	"example.org/slipway/internal/footprint"
@@ -55,7 +56,7 @@ type Agent struct {
 	volumes *volumes
 	pool    *poolfs.Server
 	snaps   *snapshotter.Snapshotter
-	cri     *imageProxy
+	cri     *kubelet.Proxy
 	api     *http.Server
 	metrics *http.Server
 	support *view.Support
@@ -189,7 +190,7 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 	a.chains.inUse = a.mounts.uses
 	a.volumes.begin()
 	if cfg.CRI.Address != "" {
-		if a.cri, err = newImageProxy(cfg.CRI.Containerd, a.keys, a.diskUse, a.giveBack, log); err != nil {
+		if a.cri, err = kubelet.NewProxy(cfg.CRI.Containerd, a.keys, a.diskUse, a.giveBack, log); err != nil {
 			return nil, err
 		}
 	}
@@ -221,9 +222,9 @@ func (l *layout) keepReserve() {
 }
 
 // diskUse returns what images use on the disk in addition to their snapshots.
-func (a *Agent) diskUse() diskUse {
+func (a *Agent) diskUse() kubelet.DiskUse {
 	st := a.cache.Stats()
-	return diskUse{dir: a.lay.snapshots, bytes: uint64(st.Bytes + st.PartialBytes + st.LateBytes), inodes: uint64(st.Files + st.Partial)}
+	return kubelet.DiskUse{Dir: a.lay.snapshots, Bytes: uint64(st.Bytes + st.PartialBytes + st.LateBytes), Inodes: uint64(st.Files + st.Partial)}
 }
 
 // giveBack frees disk space of the cache, because kubelet removes images only to gain
@@ -377,7 +378,7 @@ func (a *Agent) startServers(serve func(string, func() error)) {
 		serve("local API", func() error { return serveHTTP(a.api, l) })
 	}
 	if l := a.listeners.CRI; l != nil && a.cri != nil {
-		serve("image service", func() error { return a.cri.serve(l) })
+		serve("image service", func() error { return a.cri.Serve(l) })
 	}
 	if l := a.listeners.Metrics; l != nil {
 		a.metrics = newServer(a.metricsHandler())
@@ -465,7 +466,7 @@ func (a *Agent) stopAnswering() error {
 	}()
 	var errs []error
 	if a.cri != nil {
-		errs = append(errs, a.cri.close())
+		errs = append(errs, a.cri.Close())
 	}
 	if a.metrics != nil {
 		errs = append(errs, a.metrics.Close())

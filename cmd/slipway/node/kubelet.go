@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/agent"
+	"example.org/slipway/agent/kubelet"
 )
 
 func credentialProviderCommand() *cobra.Command {
@@ -21,7 +21,7 @@ version v1 of credentialprovider.kubelet.k8s.io, and tokenAttributes in kubelet'
 		Example: `  slipway credential-provider`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return agent.ProvideCredential(cmd.InOrStdin(), cmd.OutOrStdout(), time.Now())
+			return kubelet.ProvideCredential(cmd.InOrStdin(), cmd.OutOrStdout(), time.Now())
 		},
 	}
 }

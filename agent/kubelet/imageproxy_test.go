@@ -1,4 +1,4 @@
-package agent
+package kubelet
 
 import (
 	"bytes"
@@ -85,19 +85,19 @@ func criBedWith(t *testing.T, free func(int64)) (*grpc.ClientConn, *registries.K
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	use := func() diskUse { return diskUse{"/agent/snapshots", 1000, 10} }
-	p, err := newImageProxy(filepath.Join(dir, "back"), keys, use, free, slog.New(slog.NewTextHandler(&log, nil)))
+	use := func() DiskUse { return DiskUse{"/agent/snapshots", 1000, 10} }
+	p, err := NewProxy(filepath.Join(dir, "back"), keys, use, free, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	front := listen("front")
-	go func() { ended <- p.serve(front) }()
+	go func() { ended <- p.Serve(front) }()
 	conn, err := grpc.NewClient("unix://"+filepath.Join(dir, "front"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{})))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(conn.Close(), p.close()); err != nil {
+		if err := errors.Join(conn.Close(), p.Close()); err != nil {
 			t.Error(err)
 		}
 		back.Stop()

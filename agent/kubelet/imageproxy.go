@@ -1,4 +1,6 @@
-package agent
+// Package kubelet answers kubelet: calls of its image service, which it makes through the
+// agent, and requests for credentials.
+package kubelet
 
 import (
 	"context"
@@ -28,7 +30,7 @@ import (
 // own limit.
 const maxCRI = 16 << 20
 
-// imageProxy forwards every call of kubelet to containerd unchanged. On the way it learns
+// Proxy forwards every call of kubelet's image service to containerd unchanged. On the way it learns
 // with which credential an image is pulled, because a snapshotter learns that nowhere
 // else.
 //
@@ -37,51 +39,53 @@ const maxCRI = 16 << 20
 // as kubelet counts for the image.
 //
 // It implements no service, so it works with any version of kubelet and containerd.
-type imageProxy struct {
+type Proxy struct {
 	keys *registries.Keychain
-	disk func() diskUse
+	disk func() DiskUse
 	free func(bytes int64)
 	log  *slog.Logger
 	srv  *grpc.Server
 	conn *grpc.ClientConn
 }
 
-// diskUse is what the shared files use, and the directory by which containerd names their
+// DiskUse is what the shared files use, and the directory by which containerd names their
 // file system.
-type diskUse struct {
-	dir           string
-	bytes, inodes uint64
+type DiskUse struct {
+	Dir           string
+	Bytes, Inodes uint64
 }
 
-// newImageProxy creates a proxy to the socket of containerd.
-func newImageProxy(containerd string, keys *registries.Keychain, disk func() diskUse, free func(bytes int64), log *slog.Logger) (*imageProxy, error) {
+// NewProxy creates a proxy to the socket of containerd. disk reports what shared files use,
+// and free frees as many bytes of them.
+func NewProxy(containerd string, keys *registries.Keychain, disk func() DiskUse, free func(bytes int64), log *slog.Logger) (*Proxy, error) {
 	conn, err := grpc.NewClient("unix://"+containerd,
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // a socket of this machine
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(maxCRI), grpc.MaxCallSendMsgSize(maxCRI)))
 	if err != nil {
 		return nil, fmt.Errorf("reach containerd at %s: %w", containerd, err)
 	}
-	p := &imageProxy{keys: keys, disk: disk, free: free, log: log, conn: conn}
+	p := &Proxy{keys: keys, disk: disk, free: free, log: log, conn: conn}
 	p.srv = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(p.pass),
 		grpc.MaxRecvMsgSize(maxCRI), grpc.MaxSendMsgSize(maxCRI))
 	return p, nil
 }
 
-// serve answers kubelet on l until close is called.
-func (p *imageProxy) serve(l net.Listener) error {
+// Serve answers kubelet on l until Close is called.
+func (p *Proxy) Serve(l net.Listener) error {
 	if err := p.srv.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve the image service on %s: %w", l.Addr(), err)
 	}
 	return nil
 }
 
-func (p *imageProxy) close() error {
+// Close ends all calls.
+func (p *Proxy) Close() error {
 	p.srv.Stop()
 	return p.conn.Close()
 }
 
 // pass forwards one call.
-func (p *imageProxy) pass(_ any, in grpc.ServerStream) error {
+func (p *Proxy) pass(_ any, in grpc.ServerStream) error {
 	method, ok := grpc.MethodFromServerStream(in)
 	if !ok {
 		return status.Error(codes.Internal, "the call has no method")
@@ -120,7 +124,7 @@ type outcome struct {
 	forget  func() error // forgets the credential of a pull, if the pull fails
 }
 
-func (p *imageProxy) forward(method string, in grpc.ServerStream, out grpc.ClientStream, done *outcome) error {
+func (p *Proxy) forward(method string, in grpc.ServerStream, out grpc.ClientStream, done *outcome) error {
 	for {
 		var m rawMessage
 		if err := in.RecvMsg(&m); errors.Is(err, io.EOF) {
@@ -140,7 +144,7 @@ func (p *imageProxy) forward(method string, in grpc.ServerStream, out grpc.Clien
 	}
 }
 
-func (p *imageProxy) backward(method string, out grpc.ClientStream, in grpc.ServerStream) error {
+func (p *Proxy) backward(method string, out grpc.ClientStream, in grpc.ServerStream) error {
 	headed := false
 	for {
 		var m rawMessage
@@ -171,7 +175,7 @@ func (p *imageProxy) backward(method string, out grpc.ClientStream, in grpc.Serv
 
 // learn takes the credential out of a PullImageRequest, and returns a function that
 // forgets it.
-func (p *imageProxy) learn(request []byte) (forget func() error) {
+func (p *Proxy) learn(request []byte) (forget func() error) {
 	image, cred, err := pullRequest(request)
 	if err != nil {
 		p.log.Warn("a pull of kubelet's could not be read; if its image needs a pull secret, its files cannot be fetched", "err", err)
@@ -194,7 +198,7 @@ func (p *imageProxy) learn(request []byte) (forget func() error) {
 // reports to kubelet; it is 0 if there is none. It sends the RemoveImageRequest as a
 // request for the status, because both are {image = 1}. The answer is {image = 1 {size =
 // 4}}.
-func (p *imageProxy) sizeOf(ctx context.Context, method string, request []byte) (size int64) {
+func (p *Proxy) sizeOf(ctx context.Context, method string, request []byte) (size int64) {
 	var answer rawMessage
 	err := p.conn.Invoke(ctx, method, &rawMessage{request}, &answer)
 	if err == nil {
@@ -215,7 +219,7 @@ func (p *imageProxy) sizeOf(ctx context.Context, method string, request []byte) 
 }
 
 // completed adds the shared files to an ImageFsInfoResponse of the CRI, v1.
-func (p *imageProxy) completed(response []byte) []byte {
+func (p *Proxy) completed(response []byte) []byte {
 	out, err := addDiskUse(response, p.disk())
 	if err != nil {
 		p.log.Warn("what containerd says of the disk could not be read; kubelet is not told of the files that images share", "err", err)
@@ -227,7 +231,7 @@ func (p *imageProxy) completed(response []byte) []byte {
 // addDiskUse changes one of the image file systems, image_filesystems = 1 {fs_id = 2
 // {mountpoint = 1}, used_bytes = 3 {value = 1}, inodes_used = 4 {value = 1}}. If a field
 // occurs twice in a message, the last one counts.
-func addDiskUse(response []byte, add diskUse) (out []byte, err error) {
+func addDiskUse(response []byte, add DiskUse) (out []byte, err error) {
 	for b := response; len(b) > 0; {
 		num, typ, n := protowire.ConsumeField(b)
 		if n < 0 {
@@ -262,9 +266,9 @@ func addDiskUse(response []byte, add diskUse) (out []byte, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if dir == add.dir {
-			fs = appendWireNumber(slices.Clone(fs), 3, bytes+add.bytes)
-			fs = appendWireNumber(fs, 4, inodes+add.inodes)
+		if dir == add.Dir {
+			fs = appendWireNumber(slices.Clone(fs), 3, bytes+add.Bytes)
+			fs = appendWireNumber(fs, 4, inodes+add.Inodes)
 		}
 		out = protowire.AppendBytes(protowire.AppendTag(out, 1, protowire.BytesType), fs)
 	}
