@@ -147,18 +147,9 @@ func InheritListeners(names []string) (_ Listeners, err error) {
 		}
 	}()
 	for i, name := range names {
-		fd := poolfs.WorkerFD + 1 + i
-		unix.CloseOnExec(fd)
-		f := os.NewFile(uintptr(fd), name)
-		if f == nil {
-			return ls, fmt.Errorf("descriptor %d is not there", fd)
-		}
-		l, err := net.FileListener(f)
-		if err = errors.Join(err, f.Close()); err != nil {
-			return ls, fmt.Errorf("socket for %s: %w", name, err)
-		}
-		if u, ok := l.(*net.UnixListener); ok {
-			u.SetUnlinkOnClose(false) // the next worker continues to use it
+		l, err := inheritListener(poolfs.WorkerFD+1+i, name)
+		if err != nil {
+			return ls, err
 		}
 		placed := false
 		for k, known := range socketNames {
@@ -171,6 +162,23 @@ func InheritListeners(names []string) (_ Listeners, err error) {
 		}
 	}
 	return ls, nil
+}
+
+// inheritListener takes over one socket.
+func inheritListener(fd int, name string) (net.Listener, error) {
+	unix.CloseOnExec(fd)
+	f := os.NewFile(uintptr(fd), name)
+	if f == nil {
+		return nil, fmt.Errorf("descriptor %d is not there", fd)
+	}
+	l, err := net.FileListener(f)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, fmt.Errorf("socket for %s: %w", name, err)
+	}
+	if u, ok := l.(*net.UnixListener); ok {
+		u.SetUnlinkOnClose(false) // the next worker continues to use it
+	}
+	return l, nil
 }
 
 // MountPool mounts the pool of an agent and returns its descriptor. It replaces a pool

@@ -12,8 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
+	"example.org/slipway/agent/volumeworker"
 	"example.org/slipway/config"
 	"example.org/slipway/internal/footprint"
 	"example.org/slipway/node/poolfs"
@@ -182,24 +181,6 @@ func volumeUsers(dir string) int {
 	return n
 }
 
-// inheritSocket returns the socket that a keeper handed to a volume worker.
-func inheritSocket() (net.Listener, error) {
-	const fd = poolfs.WorkerFD + 1
-	unix.CloseOnExec(fd)
-	f := os.NewFile(fd, volumesName)
-	if f == nil {
-		return nil, fmt.Errorf("descriptor %d is not there", fd)
-	}
-	l, err := net.FileListener(f)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, fmt.Errorf("socket of the volume worker: %w", err)
-	}
-	if u, ok := l.(*net.UnixListener); ok {
-		u.SetUnlinkOnClose(false) // the next worker continues to use it
-	}
-	return l, nil
-}
-
 // RunVolumeWorker runs the volume worker of a keeper, which handed over a descriptor and
 // a socket. It serves until ctx ends. Requests that still wait are left to the next
 // worker.
@@ -209,25 +190,10 @@ func RunVolumeWorker(ctx context.Context, cfg *config.Agent, log *slog.Logger) (
 		return fmt.Errorf("a volume worker is started by slipway agent only: %w", err)
 	}
 	defer dev.Close()
-	l, err := inheritSocket()
+	l, err := inheritListener(poolfs.WorkerFD+1, volumesName)
 	if err != nil {
 		return err
 	}
-	stores := newVolumeStores(&cfg.Volumes, log)
-	defer func() { err = errors.Join(err, stores.close()) }()
-	s, err := volfs.New(dev, stores.volume, &volfs.Options{State: layoutOf(cfg).volumeState, Bound: cfg.Volumes.Outage, Log: log})
-	if err != nil {
-		return errors.Join(err, l.Close())
-	}
-	api := newServer(storageHandler(s, stores))
-	calls := make(chan error, 1)
-	go func() { calls <- serveHTTP(api, l) }()
 	go footprint.Keep(ctx)
-	log.Info("volume worker is ready", "outage", cfg.Volumes.Outage)
-	err = s.Serve(ctx)
-	if ctx.Err() != nil {
-		err = nil
-	}
-	err = errors.Join(err, api.Close(), <-calls)
-	return errors.Join(err, s.Close())
+	return volumeworker.Run(ctx, &cfg.Volumes, dev, l, layoutOf(cfg).volumeState, log)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"example.org/slipway/agent/registries"
+	"example.org/slipway/agent/volumeworker"
 	"example.org/slipway/config"
 	"example.org/slipway/oci/volref"
 	"example.org/slipway/volume/block"
@@ -22,7 +23,7 @@ import (
 // empty.
 type volumes struct {
 	cfg     *config.AgentVolumes
-	storage *volumeStorage
+	storage *volumeworker.Storage
 	mgr     *node.Manager
 	regs    *registries.Set
 	records *records
@@ -69,7 +70,7 @@ func openVolumes(ctx, life context.Context, cfg *config.Agent, regs *registries.
 		return nil, nil
 	}
 	lay := layoutOf(cfg)
-	v := &volumes{cfg: &cfg.Volumes, storage: newVolumeStorage(lay.volumeSocket, lay.volumes), regs: regs, records: recs,
+	v := &volumes{cfg: &cfg.Volumes, storage: volumeworker.NewStorage(lay.volumeSocket, lay.volumes), regs: regs, records: recs,
 		steps: newStepTimes(), log: log, ctx: life,
 		trying: map[string]int{}, decided: map[decisionKey]*decision{}, containers: map[string]volumeContainer{}}
 	var err error
@@ -121,7 +122,7 @@ func (v *volumes) close() error {
 	}
 	v.work.Wait()
 	err := v.mgr.Close()
-	v.storage.close()
+	v.storage.Close()
 	return err
 }
 
@@ -371,7 +372,7 @@ func (v *volumes) status(ctx context.Context) *VolumesStatus {
 	out := &VolumesStatus{Mode: v.cfg.Mode, Mapping: s.Mapping, Volumes: []VolumeUse{}}
 	ctx, cancel := context.WithTimeout(ctx, statusWait)
 	defer cancel()
-	list, lerr := v.storage.list(ctx)
+	list, lerr := v.storage.List(ctx)
 	if err = cmp.Or(err, lerr); err != nil {
 		out.Problem = err.Error()
 	} else {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"example.org/slipway/agent/registries"
+	"example.org/slipway/agent/volumeworker"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/volref"
 	"example.org/slipway/volume/node"
@@ -166,7 +167,7 @@ func (v *volumes) pick(records []volref.Record, key decisionKey) (*volref.Record
 			if r.FS != fs {
 				continue
 			}
-			err := connected(v.cfg, r.Place)
+			err := volumeworker.Connected(v.cfg, r.Place)
 			if err == nil {
 				return r, nil
 			}

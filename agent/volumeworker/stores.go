@@ -1,4 +1,4 @@
-package agent
+package volumeworker
 
 import (
 	"context"
@@ -15,10 +15,10 @@ import (
 	"example.org/slipway/volume/rbd"
 )
 
-// volumeStores opens the volume storage that a node is connected to. A store stays open
+// stores opens the volume storage that a node is connected to. A store stays open
 // while anything in it is open, and some time longer: credentials differ and change, and
 // connecting takes time.
-type volumeStores struct {
+type stores struct {
 	cfg *config.AgentVolumes
 	log *slog.Logger
 
@@ -35,7 +35,7 @@ type storeKey struct {
 	clones string
 }
 
-// openStore is a store and the number of its users. users is guarded by volumeStores.mu.
+// openStore is a store and the number of its users. users is guarded by stores.mu.
 type openStore struct {
 	ready chan struct{} // closed when store and err are set
 	store block.Store
@@ -47,16 +47,16 @@ type openStore struct {
 // storeIdle is how long a store that nobody uses stays open.
 const storeIdle = time.Minute
 
-func newVolumeStores(cfg *config.AgentVolumes, log *slog.Logger) *volumeStores {
-	return &volumeStores{cfg: cfg, log: log, all: map[storeKey]*openStore{}}
+func newStores(cfg *config.AgentVolumes, log *slog.Logger) *stores {
+	return &stores{cfg: cfg, log: log, all: map[storeKey]*openStore{}}
 }
 
 // errNotConnected says that this node has no way to a place.
 var errNotConnected = errors.New("this node is not connected to that storage")
 
-// connected returns an error that says why the configuration does not let this node reach
+// Connected returns an error that says why the configuration does not let this node reach
 // a place, or nil if it may. It does not contact the place.
-func connected(cfg *config.AgentVolumes, p volref.Place) error {
+func Connected(cfg *config.AgentVolumes, p volref.Place) error {
 	switch {
 	case p.Driver == "file" && cfg.File.Dir == "":
 		return fmt.Errorf("%w: the volumes lie in a shared directory (set volumes.file.dir)", errNotConnected)
@@ -72,8 +72,8 @@ func connected(cfg *config.AgentVolumes, p volref.Place) error {
 
 // use returns the store of a place, and a function that releases it. Its credential stays
 // the one with which the store was opened.
-func (s *volumeStores) use(ctx context.Context, p volref.Place, c volref.Credential) (block.Store, func(), error) {
-	if err := connected(s.cfg, p); err != nil {
+func (s *stores) use(ctx context.Context, p volref.Place, c volref.Credential) (block.Store, func(), error) {
+	if err := Connected(s.cfg, p); err != nil {
 		return nil, nil, err
 	}
 	key := storeKey{p, c.User, c.Key, c.Clones}
@@ -105,7 +105,7 @@ func (s *volumeStores) use(ctx context.Context, p volref.Place, c volref.Credent
 }
 
 // open connects to a place, and verifies that it is the expected one.
-func (s *volumeStores) open(ctx context.Context, key storeKey, o *openStore, c volref.Credential) {
+func (s *stores) open(ctx context.Context, key storeKey, o *openStore, c volref.Credential) {
 	defer close(o.ready)
 	store, err := s.connect(ctx, key.place, c)
 	if err == nil && store.Place() != key.place {
@@ -123,7 +123,7 @@ func (s *volumeStores) open(ctx context.Context, key storeKey, o *openStore, c v
 	}
 }
 
-func (s *volumeStores) connect(ctx context.Context, p volref.Place, c volref.Credential) (block.Store, error) {
+func (s *stores) connect(ctx context.Context, p volref.Place, c volref.Credential) (block.Store, error) {
 	if p.Driver == "file" {
 		return file.Open(s.cfg.File.Dir, nil)
 	}
@@ -132,7 +132,7 @@ func (s *volumeStores) connect(ctx context.Context, p volref.Place, c volref.Cre
 	return rbd.Open(ctx, o)
 }
 
-func (s *volumeStores) giveBack(key storeKey, o *openStore) {
+func (s *stores) giveBack(key storeKey, o *openStore) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if o.users--; o.users > 0 || s.all[key] != o {
@@ -154,7 +154,7 @@ func (s *volumeStores) giveBack(key storeKey, o *openStore) {
 }
 
 // close closes the stores. Everything open in them must be closed before.
-func (s *volumeStores) close() error {
+func (s *stores) close() error {
 	s.mu.Lock()
 	all := s.all
 	s.all = map[storeKey]*openStore{}
@@ -170,7 +170,7 @@ func (s *volumeStores) close() error {
 }
 
 // volume opens a volume for a mapping.
-func (s *volumeStores) volume(ctx context.Context, m block.Mapping) (block.Volume, error) {
+func (s *stores) volume(ctx context.Context, m block.Mapping) (block.Volume, error) {
 	store, give, err := s.use(ctx, m.Place, m.Credential)
 	if err != nil {
 		return nil, err

@@ -1,4 +1,6 @@
-package agent
+// Package volumeworker is the process that opens the volumes of a node in their storage and
+// serves them as files, and the client by which the agent's worker tells it which.
+package volumeworker
 
 import (
 	"bytes"
@@ -20,8 +22,14 @@ import (
 // The agent's worker calls the volume worker over a socket, with JSON over HTTP. One
 // process mounts the volumes and the other serves them; neither does both.
 
-// storageRequest holds the arguments of a call. Which fields are set depends on the call.
-type storageRequest struct {
+const (
+	// maxRequest and maxAnswer bound how many bytes of a call are read.
+	maxRequest = 1 << 20
+	maxAnswer  = 64 << 20
+)
+
+// request holds the arguments of a call. Which fields are set depends on the call.
+type request struct {
 	Name       string            `json:"name,omitempty"`
 	Place      volref.Place      `json:"place,omitzero"`
 	Credential volref.Credential `json:"credential,omitzero"`
@@ -29,9 +37,9 @@ type storageRequest struct {
 	Parent     string            `json:"parent,omitempty"`
 }
 
-// storageAnswer is the result of a call. For an error, Code says which error of package
+// answer is the result of a call. For an error, Code says which error of package
 // block it is.
-type storageAnswer struct {
+type answer struct {
 	Exists bool           `json:"exists,omitempty"`
 	List   []volfs.Status `json:"list,omitempty"`
 	Error  string         `json:"error,omitempty"`
@@ -62,21 +70,21 @@ type remoteError struct {
 func (e *remoteError) Error() string { return e.text }
 func (e *remoteError) Unwrap() error { return e.is }
 
-// storageHandler serves the calls of a volumeStorage.
-func storageHandler(s *volfs.Server, stores *volumeStores) http.Handler {
+// handler serves the calls of a Storage.
+func handler(s *volfs.Server, all *stores) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /map", answerStorage(func(ctx context.Context, m block.Mapping) (a storageAnswer, err error) {
+	mux.HandleFunc("POST /map", handle(func(ctx context.Context, m block.Mapping) (a answer, err error) {
 		return a, s.Add(ctx, m)
 	}))
-	mux.HandleFunc("POST /unmap", answerStorage(func(ctx context.Context, r storageRequest) (a storageAnswer, err error) {
+	mux.HandleFunc("POST /unmap", handle(func(ctx context.Context, r request) (a answer, err error) {
 		return a, s.Remove(ctx, r.Name)
 	}))
-	mux.HandleFunc("GET /list", answerStorage(func(context.Context, struct{}) (a storageAnswer, err error) {
-		return storageAnswer{List: s.List()}, nil
+	mux.HandleFunc("GET /list", handle(func(context.Context, struct{}) (a answer, err error) {
+		return answer{List: s.List()}, nil
 	}))
-	with := func(do func(ctx context.Context, s block.Store, r *storageRequest, a *storageAnswer) error) http.HandlerFunc {
-		return answerStorage(func(ctx context.Context, r storageRequest) (a storageAnswer, err error) {
-			store, give, err := stores.use(ctx, r.Place, r.Credential)
+	with := func(do func(ctx context.Context, s block.Store, r *request, a *answer) error) http.HandlerFunc {
+		return handle(func(ctx context.Context, r request) (a answer, err error) {
+			store, give, err := all.use(ctx, r.Place, r.Credential)
 			if err != nil {
 				return a, err
 			}
@@ -85,13 +93,13 @@ func storageHandler(s *volfs.Server, stores *volumeStores) http.Handler {
 		})
 	}
 	mux.HandleFunc("POST /clone", with(clone))
-	mux.HandleFunc("POST /remove", with(func(ctx context.Context, s block.Store, r *storageRequest, _ *storageAnswer) error {
+	mux.HandleFunc("POST /remove", with(func(ctx context.Context, s block.Store, r *request, _ *answer) error {
 		return s.Remove(ctx, r.ID)
 	}))
-	mux.HandleFunc("POST /commit", with(func(ctx context.Context, s block.Store, r *storageRequest, _ *storageAnswer) error {
+	mux.HandleFunc("POST /commit", with(func(ctx context.Context, s block.Store, r *request, _ *answer) error {
 		return s.Commit(ctx, r.ID)
 	}))
-	mux.HandleFunc("POST /exists", with(func(ctx context.Context, s block.Store, r *storageRequest, a *storageAnswer) error {
+	mux.HandleFunc("POST /exists", with(func(ctx context.Context, s block.Store, r *request, a *answer) error {
 		info, err := s.Stat(ctx, r.ID)
 		if errors.Is(err, block.ErrNotFound) {
 			return nil
@@ -102,7 +110,7 @@ func storageHandler(s *volfs.Server, stores *volumeStores) http.Handler {
 	return mux
 }
 
-func clone(ctx context.Context, s block.Store, r *storageRequest, _ *storageAnswer) error {
+func clone(ctx context.Context, s block.Store, r *request, _ *answer) error {
 	info, err := s.Stat(ctx, r.Parent)
 	if err != nil {
 		return err
@@ -114,8 +122,8 @@ func clone(ctx context.Context, s block.Store, r *storageRequest, _ *storageAnsw
 	return v.Close()
 }
 
-// answerStorage makes the handler of a call.
-func answerStorage[In any](do func(context.Context, In) (storageAnswer, error)) http.HandlerFunc {
+// handle makes the handler of a call.
+func handle[In any](do func(context.Context, In) (answer, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var in In
 		if r.Method == http.MethodPost {
@@ -127,48 +135,50 @@ func answerStorage[In any](do func(context.Context, In) (storageAnswer, error)) 
 		out, err := do(r.Context(), in)
 		w.Header().Set("Content-Type", "application/json")
 		if err != nil {
-			out = storageAnswer{Error: err.Error(), Code: codeOf(err)}
+			out = answer{Error: err.Error(), Code: codeOf(err)}
 			w.WriteHeader(http.StatusUnprocessableEntity)
 		}
 		_ = json.NewEncoder(w).Encode(out) // the caller is gone
 	}
 }
 
-// volumeStorage is the storage of a node's volumes, which another process holds open.
-type volumeStorage struct {
+// Storage is the storage of a node's volumes, which another process holds open.
+type Storage struct {
 	dir  string // where it serves the volumes
 	http *http.Client
 }
 
 var (
-	_ node.Storage = (*volumeStorage)(nil)
-	_ node.Refuser = (*volumeStorage)(nil)
+	_ node.Storage = (*Storage)(nil)
+	_ node.Refuser = (*Storage)(nil)
 )
 
-func newVolumeStorage(socket, dir string) *volumeStorage {
+// NewStorage returns the storage that the volume worker at a socket holds open. dir is where it
+// serves the volumes.
+func NewStorage(socket, dir string) *Storage {
 	// Each call has its own connection, because a kept connection may lead to a worker
 	// that was killed. The socket stays, and a call to the next worker waits in it.
-	return &volumeStorage{dir, &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	return &Storage{dir, &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", socket)
 	}}}}
 }
 
 // Map implements node.Storage.
-func (s *volumeStorage) Map(ctx context.Context, m block.Mapping) (string, error) {
+func (s *Storage) Map(ctx context.Context, m block.Mapping) (string, error) {
 	_, err := s.call(ctx, http.MethodPost, "/map", m)
 	return filepath.Join(s.dir, m.Name), err
 }
 
 // Unmap implements node.Storage.
-func (s *volumeStorage) Unmap(ctx context.Context, name string) error {
-	_, err := s.call(ctx, http.MethodPost, "/unmap", storageRequest{Name: name})
+func (s *Storage) Unmap(ctx context.Context, name string) error {
+	_, err := s.call(ctx, http.MethodPost, "/unmap", request{Name: name})
 	return err
 }
 
 // Mapped implements node.Storage.
-func (s *volumeStorage) Mapped(ctx context.Context) ([]string, error) {
-	list, err := s.list(ctx)
+func (s *Storage) Mapped(ctx context.Context) ([]string, error) {
+	list, err := s.List(ctx)
 	var names []string
 	for i := range list {
 		names = append(names, list[i].Mapping.Name)
@@ -177,8 +187,8 @@ func (s *volumeStorage) Mapped(ctx context.Context) ([]string, error) {
 }
 
 // Refused implements node.Refuser.
-func (s *volumeStorage) Refused(ctx context.Context) ([]string, error) {
-	list, err := s.list(ctx)
+func (s *Storage) Refused(ctx context.Context) ([]string, error) {
+	list, err := s.List(ctx)
 	var names []string
 	for i := range list {
 		if list[i].Denied {
@@ -188,44 +198,45 @@ func (s *volumeStorage) Refused(ctx context.Context) ([]string, error) {
 	return names, err
 }
 
-// list returns the status of everything that is mapped.
-func (s *volumeStorage) list(ctx context.Context) ([]volfs.Status, error) {
+// List returns the status of everything that is mapped.
+func (s *Storage) List(ctx context.Context) ([]volfs.Status, error) {
 	a, err := s.call(ctx, http.MethodGet, "/list", nil)
 	return a.List, err
 }
 
 // Clone implements node.Storage.
-func (s *volumeStorage) Clone(ctx context.Context, p volref.Place, c volref.Credential, id, parent string) error {
-	_, err := s.call(ctx, http.MethodPost, "/clone", storageRequest{Place: p, Credential: c, ID: id, Parent: parent})
+func (s *Storage) Clone(ctx context.Context, p volref.Place, c volref.Credential, id, parent string) error {
+	_, err := s.call(ctx, http.MethodPost, "/clone", request{Place: p, Credential: c, ID: id, Parent: parent})
 	return err
 }
 
 // Remove implements node.Storage.
-func (s *volumeStorage) Remove(ctx context.Context, p volref.Place, c volref.Credential, id string) error {
-	_, err := s.call(ctx, http.MethodPost, "/remove", storageRequest{Place: p, Credential: c, ID: id})
+func (s *Storage) Remove(ctx context.Context, p volref.Place, c volref.Credential, id string) error {
+	_, err := s.call(ctx, http.MethodPost, "/remove", request{Place: p, Credential: c, ID: id})
 	return err
 }
 
 // Commit implements node.Storage.
-func (s *volumeStorage) Commit(ctx context.Context, p volref.Place, c volref.Credential, id string) error {
-	_, err := s.call(ctx, http.MethodPost, "/commit", storageRequest{Place: p, Credential: c, ID: id})
+func (s *Storage) Commit(ctx context.Context, p volref.Place, c volref.Credential, id string) error {
+	_, err := s.call(ctx, http.MethodPost, "/commit", request{Place: p, Credential: c, ID: id})
 	return err
 }
 
 // Exists implements node.Storage.
-func (s *volumeStorage) Exists(ctx context.Context, p volref.Place, c volref.Credential, id string) (bool, error) {
-	a, err := s.call(ctx, http.MethodPost, "/exists", storageRequest{Place: p, Credential: c, ID: id})
+func (s *Storage) Exists(ctx context.Context, p volref.Place, c volref.Credential, id string) (bool, error) {
+	a, err := s.call(ctx, http.MethodPost, "/exists", request{Place: p, Credential: c, ID: id})
 	return a.Exists, err
 }
 
-func (s *volumeStorage) close() { s.http.CloseIdleConnections() }
+// Close ends the connections to the volume worker.
+func (s *Storage) Close() { s.http.CloseIdleConnections() }
 
 // storageTries is how many times a call is tried if the volume worker dies during it.
 const storageTries = 3
 
 // call calls the volume worker, and calls the next one if it dies meanwhile. Only a clone
 // is not tried twice, because the second try would find the first clone in its way.
-func (s *volumeStorage) call(ctx context.Context, method, path string, in any) (a storageAnswer, err error) {
+func (s *Storage) call(ctx context.Context, method, path string, in any) (a answer, err error) {
 	b, err := json.Marshal(in)
 	if err != nil {
 		return a, err
@@ -240,7 +251,7 @@ func (s *volumeStorage) call(ctx context.Context, method, path string, in any) (
 }
 
 // once is one try of a call. It reports whether the worker ended before it answered.
-func (s *volumeStorage) once(ctx context.Context, method, path string, in []byte) (a storageAnswer, died bool, err error) {
+func (s *Storage) once(ctx context.Context, method, path string, in []byte) (a answer, died bool, err error) {
 	var body io.Reader = http.NoBody
 	if method == http.MethodPost {
 		body = bytes.NewReader(in)
@@ -254,7 +265,7 @@ func (s *volumeStorage) once(ctx context.Context, method, path string, in []byte
 		return a, true, fmt.Errorf("ask the volume worker: %w", err)
 	}
 	defer resp.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAPI))
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
 		return a, true, fmt.Errorf("answer of the volume worker: %w", err)
 	}
