@@ -29,6 +29,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/agent/api"
 	"example.org/slipway/agent/kubelet"
 	"example.org/slipway/agent/registries"
 	"example.org/slipway/config"
@@ -374,7 +375,7 @@ func (a *Agent) startServers(serve func(string, func() error)) {
 		serve("snapshots", func() error { return a.snaps.Serve(l) })
 	}
 	if l := a.listeners.API; l != nil {
-		a.api = newServer(a.apiHandler())
+		a.api = newServer(api.Handler(a))
 		serve("local API", func() error { return serveHTTP(a.api, l) })
 	}
 	if l := a.listeners.CRI; l != nil && a.cri != nil {

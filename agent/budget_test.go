@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/agent/api"
 	"example.org/slipway/config"
 )
 
@@ -107,7 +108,7 @@ func (b *volumeBed) mountGear(img *image, at string) (dir string) {
 		b.t.Fatal(err)
 	}
 	b.eventually("the mount", func() error {
-		_, err := b.caller.Mount(b.t.Context(), MountRequest{Image: img.ref, Dir: dir, Mode: ModeGear})
+		_, err := b.caller.Mount(b.t.Context(), api.MountRequest{Image: img.ref, Dir: dir, Mode: api.ModeGear})
 		return err
 	})
 	return dir

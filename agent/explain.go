@@ -4,30 +4,16 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
 
+	"example.org/slipway/agent/api"
 	"example.org/slipway/config"
-	"example.org/slipway/node/gearfs"
 )
 
-// Explanation says in sentences how an image is started.
-type Explanation struct {
-	Image string   `json:"image"`
-	Chain string   `json:"chain"`
-	Lines []string `json:"lines"`
-	// Start is the last start, if there was one since the worker started. Chart draws it
-	// as text, SVG as a picture.
-	Start *gearfs.Start `json:"start,omitempty"`
-	Chart []string      `json:"chart,omitempty"`
-	SVG   string        `json:"svg,omitempty"`
-}
-
-// explain says how an image or container is started, and why.
-func (a *Agent) explain(ctx context.Context, name string) (Explanation, error) {
+// Explain implements api.Service. It says how an image or container is started, and why.
+func (a *Agent) Explain(ctx context.Context, name string) (api.Explanation, error) {
 	if x, ok := a.explainVolume(ctx, name); ok {
 		return x, nil
 	}
@@ -38,13 +24,13 @@ func (a *Agent) explain(ctx context.Context, name string) (Explanation, error) {
 	}
 	why, unpacked := a.chains.plain.get(ref)
 	if err != nil && unpacked {
-		return Explanation{Image: name, Lines: []string{
+		return api.Explanation{Image: name, Lines: []string{
 			fmt.Sprintf("%s was unpacked in the ordinary way when it was pulled last, all of it or the layers from some layer on.", name), tried(why)}}, nil
 	}
 	if err != nil {
-		return Explanation{}, err
+		return api.Explanation{}, err
 	}
-	x := Explanation{Image: img.Ref, Chain: img.Chain}
+	x := api.Explanation{Image: img.Ref, Chain: img.Chain}
 	say := func(format string, args ...any) { x.Lines = append(x.Lines, fmt.Sprintf(format, args...)) }
 	line, err := a.chains.records.line(img.Chain)
 	if err != nil {
@@ -95,14 +81,14 @@ func (a *Agent) explain(ctx context.Context, name string) (Explanation, error) {
 // tried says what became of the ways in which an image could have come.
 func tried(why []string) string { return "It came so because: " + strings.Join(why, "; ") + "." }
 
-// explainVolume is explain for a volume. It returns false if the name is not a volume.
-func (a *Agent) explainVolume(ctx context.Context, name string) (Explanation, bool) {
+// explainVolume is Explain for a volume. It returns false if the name is not a volume.
+func (a *Agent) explainVolume(ctx context.Context, name string) (api.Explanation, bool) {
 	rec := a.volumeOf(name)
 	if rec == nil {
-		return Explanation{}, false
+		return api.Explanation{}, false
 	}
 	r := &rec.Volume.Record
-	x := Explanation{Image: rec.Ref, Chain: rec.Chain}
+	x := api.Explanation{Image: rec.Ref, Chain: rec.Chain}
 	say := func(format string, args ...any) { x.Lines = append(x.Lines, fmt.Sprintf(format, args...)) }
 	say("%s is started from volume %s with %s, chain %s.", rec.Ref, r.Volume(), r.FS, rec.Chain)
 	if len(rec.Why) > 0 {
@@ -175,11 +161,4 @@ func (a *Agent) volumeChain(chain string) *chainRecord {
 		return r
 	}
 	return nil
-}
-
-const apiExplain = "/v1/explain"
-
-// Explain asks the agent how an image or container is started, and why.
-func (c *Caller) Explain(ctx context.Context, name string) (x Explanation, err error) {
-	return x, c.call(ctx, http.MethodGet, apiExplain+"?image="+url.QueryEscape(name), nil, &x)
 }

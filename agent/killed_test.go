@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/agent/api"
 	"example.org/slipway/node/poolfs"
 	"example.org/slipway/node/view"
 )
@@ -33,7 +34,7 @@ func (b *volumeBed) startProcess(change ...func(*exec.Cmd)) *exec.Cmd {
 		_ = cmd.Process.Signal(unix.SIGTERM)
 		_ = cmd.Wait() // or it was killed
 	})
-	b.caller = NewCaller(b.cfg)
+	b.caller = api.NewCaller(b.cfg)
 	b.eventually("an agent", func() error { _, err := b.caller.Status(b.t.Context()); return err })
 	return cmd
 }
@@ -83,7 +84,7 @@ func TestKeeperKilled(t *testing.T) {
 		if err := os.Mkdir(at, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		req := MountRequest{Image: img.ref, Dir: at}
+		req := api.MountRequest{Image: img.ref, Dir: at}
 		if how == "writable" {
 			req.Upper = at + ".upper"
 		}
@@ -127,7 +128,7 @@ func TestKeeperKilled(t *testing.T) {
 	if err := b.caller.Umount(t.Context(), places["read-only"]); err != nil {
 		t.Error(err)
 	}
-	if _, err := b.caller.Mount(t.Context(), MountRequest{Image: img.ref, Dir: places["read-only"]}); err != nil {
+	if _, err := b.caller.Mount(t.Context(), api.MountRequest{Image: img.ref, Dir: places["read-only"]}); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range files {
@@ -164,7 +165,7 @@ func TestKeeperOutlives(t *testing.T) {
 	if err := os.Mkdir(at, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.caller.Mount(t.Context(), MountRequest{Image: img.ref, Dir: at}); err != nil {
+	if _, err := b.caller.Mount(t.Context(), api.MountRequest{Image: img.ref, Dir: at}); err != nil {
 		t.Fatal(err)
 	}
 	n := 0
@@ -255,7 +256,7 @@ func TestPoolTakenAway(t *testing.T) {
 		}
 		aborted := i == 2
 		if aborted { // in use
-			if _, err := b.caller.Mount(t.Context(), MountRequest{Image: img.ref, Dir: at}); err != nil {
+			if _, err := b.caller.Mount(t.Context(), api.MountRequest{Image: img.ref, Dir: at}); err != nil {
 				t.Fatal(err)
 			}
 			b.read(filepath.Join(at, "a"), "first")
@@ -276,7 +277,7 @@ func TestPoolTakenAway(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if _, err := b.caller.Mount(t.Context(), MountRequest{Image: img.ref, Dir: at}); err != nil {
+		if _, err := b.caller.Mount(t.Context(), api.MountRequest{Image: img.ref, Dir: at}); err != nil {
 			t.Fatal(err)
 		}
 		b.read(filepath.Join(at, []string{"b", "c", "a"}[i]), []string{"second", "third", "first"}[i])

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"errors"
-	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -16,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"example.org/slipway/agent/api"
 	"example.org/slipway/config"
 	"example.org/slipway/node/cachedir"
 	"example.org/slipway/node/gearfs"
@@ -79,28 +79,8 @@ func TestListen(t *testing.T) {
 	if _, err := Listen(cfg); err == nil {
 		t.Error("a file is replaced by a socket")
 	}
-	if _, err := NewCaller(cfg).Status(t.Context()); !errors.Is(err, ErrNoAgent) {
+	if _, err := api.NewCaller(cfg).Status(t.Context()); !errors.Is(err, api.ErrNoAgent) {
 		t.Errorf("a call without an agent: %v", err)
-	}
-}
-
-func TestAnswer(t *testing.T) {
-	type in struct{ A int }
-	h := answer(func(_ *http.Request, x in) (in, error) {
-		switch x.A {
-		case 1:
-			return x, fs.ErrNotExist
-		case 2:
-			return x, errors.New("it does not work")
-		}
-		return x, nil
-	})
-	for body, want := range map[string]int{`{"A":0}`: 200, ``: 200, `{"A":1}`: 404, `{"A":2}`: 422, `{"A":"x"}`: 400, `{`: 400, strings.Repeat(" ", maxRequest+1): 400} {
-		w := httptest.NewRecorder()
-		h(w, httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body)))
-		if w.Code != want {
-			t.Errorf("%.20q: status %d, want %d", body, w.Code, want)
-		}
 	}
 }
 

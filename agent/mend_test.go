@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/snapshots"
+
+	"example.org/slipway/agent/api"
 )
 
 // TestDamagedRecords damages the records of an image's layers in every way, one or both of them. The
@@ -50,7 +52,7 @@ func TestDamagedRecords(t *testing.T) {
 		if err := os.MkdirAll(at, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.caller.Mount(t.Context(), MountRequest{Image: img.ref, Dir: at}); err != nil {
+		if _, err := b.caller.Mount(t.Context(), api.MountRequest{Image: img.ref, Dir: at}); err != nil {
 			t.Fatalf("%s: a mount: %v", when, err)
 		}
 		b.read(filepath.Join(at, "a"), "first")
@@ -141,7 +143,7 @@ func (b *volumeBed) mountsOnceConverted(img *image, reason string) {
 	}
 	var failed error
 	b.eventually("the reason", func() error {
-		_, failed = b.caller.Mount(b.t.Context(), MountRequest{Image: img.ref, Dir: at})
+		_, failed = b.caller.Mount(b.t.Context(), api.MountRequest{Image: img.ref, Dir: at})
 		if failed == nil || !strings.Contains(failed.Error(), reason) {
 			return failed
 		}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"example.org/slipway/agent/api"
 )
 
 // umount calls umount(2) again while the directory is busy. When a file is read for the first time
@@ -32,9 +34,9 @@ func TestMountPowers(t *testing.T) {
 	b.mountsOnceBuilt()
 	img := b.push("team/app", 1, map[string]string{"a": "first"})
 	n := 0
-	for _, mode := range []string{ModeAuto, ModeGear, ModeLocal, ModeNetwork} {
+	for _, mode := range []string{api.ModeAuto, api.ModeGear, api.ModeLocal, api.ModeNetwork} {
 		for _, rw := range []bool{false, true} {
-			if rw && mode == ModeNetwork {
+			if rw && mode == api.ModeNetwork {
 				continue // a clone accepts writes
 			}
 			for powers := range 4 {
@@ -43,7 +45,7 @@ func TestMountPowers(t *testing.T) {
 				if err := os.Mkdir(at, 0o755); err != nil {
 					t.Fatal(err)
 				}
-				req := MountRequest{Image: img.ref, Dir: at, Mode: mode, Suid: powers&1 != 0, Dev: powers&2 != 0}
+				req := api.MountRequest{Image: img.ref, Dir: at, Mode: mode, Suid: powers&1 != 0, Dev: powers&2 != 0}
 				if rw {
 					req.Upper = at + ".upper"
 				}
@@ -73,15 +75,15 @@ func TestPlainUmount(t *testing.T) {
 	b := newVolumeBed(t, "local", "ext4", "gear, plain")
 	b.mountsOnceBuilt()
 	img := b.push("team/app", 1, map[string]string{"a": "first"})
-	modes := []string{ModeGear, ModeLocal, ModeNetwork, ModeGear}
+	modes := []string{api.ModeGear, api.ModeLocal, api.ModeNetwork, api.ModeGear}
 	for i, mode := range modes {
 		for n, flags := range []int{0, unix.MNT_DETACH} {
 			at := filepath.Join(b.dir, "at")
 			if err := os.MkdirAll(at, 0o755); err != nil {
 				t.Fatal(err)
 			}
-			req := MountRequest{Image: img.ref, Dir: at, Mode: mode}
-			if mode != ModeNetwork && (i+n)%2 == 0 {
+			req := api.MountRequest{Image: img.ref, Dir: at, Mode: mode}
+			if mode != api.ModeNetwork && (i+n)%2 == 0 {
 				req.Upper = at + ".upper"
 			}
 			if _, err := b.caller.Mount(t.Context(), req); err != nil {
@@ -98,7 +100,7 @@ func TestPlainUmount(t *testing.T) {
 	if err := os.Mkdir(other, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.caller.Mount(t.Context(), MountRequest{Image: img.ref, Dir: other}); err != nil {
+	if _, err := b.caller.Mount(t.Context(), api.MountRequest{Image: img.ref, Dir: other}); err != nil {
 		t.Fatal(err)
 	}
 	s, err := b.caller.Status(t.Context())

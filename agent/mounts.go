@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/agent/api"
 	"example.org/slipway/agent/registries"
 	"example.org/slipway/config"
 	gearclient "example.org/slipway/gear/client"
@@ -24,62 +25,6 @@ import (
 	"example.org/slipway/node/view"
 	"example.org/slipway/oci"
 )
-
-// MountRequest is a request to mount an image at a directory without containerd.
-type MountRequest struct {
-	Image string `json:"image"`
-	// Dir is where the tree is mounted. It must exist.
-	Dir string `json:"dir"`
-	// Upper is the directory for changes; if it is empty, the mount is read-only. The
-	// kernel needs another directory next to it, whose name is Upper with ".work"
-	// appended.
-	Upper    string `json:"upper,omitempty"`
-	Platform string `json:"platform,omitempty"`
-	// Mode is gear, volume-local or volume-network. If it is empty or auto, the
-	// configuration decides. With volume-network, changes go to a clone in the storage,
-	// which umount deletes, and Upper must be empty.
-	Mode string `json:"mode,omitempty"`
-	// Suid makes the image's set-user-id programs and file capabilities effective on this
-	// machine. Dev does so for its devices.
-	Suid bool `json:"suid,omitempty"`
-	Dev  bool `json:"dev,omitempty"`
-}
-
-// attributes returns the attributes of a mount for the request.
-func (r *MountRequest) attributes() (attrs uint64) {
-	if !r.Suid {
-		attrs |= unix.MOUNT_ATTR_NOSUID
-	}
-	if !r.Dev {
-		attrs |= unix.MOUNT_ATTR_NODEV
-	}
-	return attrs
-}
-
-// MountAnswer says what was mounted.
-type MountAnswer struct {
-	Image    string          `json:"image"`
-	Manifest oci.Digest      `json:"manifest"`
-	Chain    string          `json:"chain"`
-	Config   json.RawMessage `json:"config"`
-	// Why says what became of each way that was tried; the last one was used.
-	Why []string `json:"why,omitempty"`
-}
-
-// mountRecord is the record of a mount without containerd.
-type mountRecord struct {
-	Image string `json:"image"`
-	Dir   string `json:"dir"`
-	Upper string `json:"upper,omitempty"`
-	Chain string `json:"chain"`
-	// Way is how it was mounted; empty means gear.
-	Way string `json:"way,omitempty"`
-	// Clone reports whether it is a clone of the image's volume.
-	Clone bool `json:"clone,omitempty"`
-	// Mapped reports that nothing is mounted at Dir, which is then not a directory: the
-	// image is kept as a volume.
-	Mapped bool `json:"mapped,omitempty"`
-}
 
 // there reports whether the mount of the record still exists.
 func (r *mountRecord) there() bool {
@@ -93,6 +38,9 @@ func (r *mountRecord) there() bool {
 
 // key returns the container name of a mount.
 func (r *mountRecord) key() string { return "mount:" + r.Dir }
+
+// mountRecord is the record of a mount without containerd.
+type mountRecord api.MountStatus
 
 // mounts holds the images that are mounted without containerd.
 type mounts struct {
@@ -178,7 +126,7 @@ func (m *mounts) file(dir string) string {
 }
 
 // mount mounts an image at a directory.
-func (m *mounts) mount(ctx context.Context, req MountRequest) (*MountAnswer, error) {
+func (m *mounts) mount(ctx context.Context, req api.MountRequest) (*api.MountAnswer, error) {
 	if err := checkMount(&req); err != nil {
 		return nil, err
 	}
@@ -191,9 +139,9 @@ func (m *mounts) mount(ctx context.Context, req MountRequest) (*MountAnswer, err
 	if err != nil {
 		return nil, err
 	}
-	if req.Mode == ModeNetwork {
+	if req.Mode == api.ModeNetwork {
 		r.Clone = true
-		err = m.clone(ctx, r, req.attributes())
+		err = m.clone(ctx, r, attributesOf(&req))
 	} else {
 		err = m.overlay(ctx, r, &req)
 	}
@@ -206,11 +154,11 @@ func (m *mounts) mount(ctx context.Context, req MountRequest) (*MountAnswer, err
 	if err != nil {
 		return nil, errors.Join(err, m.forget(r))
 	}
-	return &MountAnswer{Image: req.Image, Manifest: img.Manifest.Digest, Chain: r.Chain, Config: img.Config, Why: why}, nil
+	return &api.MountAnswer{Image: req.Image, Manifest: img.Manifest.Digest, Chain: r.Chain, Config: img.Config, Why: why}, nil
 }
 
 // reserve claims the layers of an image and records that they are for a directory.
-func (m *mounts) reserve(ctx context.Context, req *MountRequest, use []string, fs string) (*gearclient.Image, []string, *mountRecord, error) {
+func (m *mounts) reserve(ctx context.Context, req *api.MountRequest, use []string, fs string) (*gearclient.Image, []string, *mountRecord, error) {
 	m.claiming.RLock()
 	defer m.claiming.RUnlock()
 	img, l, why, err := m.claim(ctx, req.Image, req.Platform, use, fs)
@@ -228,7 +176,7 @@ func (m *mounts) reserve(ctx context.Context, req *MountRequest, use []string, f
 	return img, why, r, nil
 }
 
-func checkMount(req *MountRequest) error {
+func checkMount(req *api.MountRequest) error {
 	if !filepath.IsAbs(req.Dir) || req.Upper != "" && !filepath.IsAbs(req.Upper) {
 		return errors.New("directories must be absolute paths")
 	}
@@ -328,7 +276,7 @@ func chainID(parent, diffID string) string {
 }
 
 // overlay mounts the tree of a record with the attributes that were requested.
-func (m *mounts) overlay(ctx context.Context, r *mountRecord, req *MountRequest) error {
+func (m *mounts) overlay(ctx context.Context, r *mountRecord, req *api.MountRequest) error {
 	layers, err := m.chains.mountWay(ctx, r.Chain, r.Way)
 	if err != nil {
 		return err
@@ -344,7 +292,7 @@ func (m *mounts) overlay(ctx context.Context, r *mountRecord, req *MountRequest)
 		return err
 	}
 	if r.Upper == "" && len(o.Lower) == 1 && len(o.Data) == 0 {
-		err = bindTo(o.Lower[0], r.Dir, req.attributes())
+		err = bindTo(o.Lower[0], r.Dir, attributesOf(req))
 	} else {
 		err = view.Overlay(r.Dir, o)
 	}

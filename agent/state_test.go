@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/agent/api"
 	"example.org/slipway/config"
 )
 
@@ -32,7 +33,7 @@ func TestStates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := NewCaller(cfg)
+	c := api.NewCaller(cfg)
 	ask := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
@@ -44,7 +45,7 @@ func TestStates(t *testing.T) {
 			t.Errorf("%s: got %v, want %q", state, err, want)
 		}
 	}
-	told("no agent", ErrNoAgent.Error())
+	told("no agent", api.ErrNoAgent.Error())
 
 	// One worker never starts, and one ends when it is called.
 	ctx, end := context.WithCancel(context.Background())
@@ -62,11 +63,11 @@ func TestStates(t *testing.T) {
 		}
 	}
 	run(exec.Command("false"))
-	for end := time.Now().Add(10 * time.Second); errors.Is(ask(), ErrNoAgent) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); errors.Is(ask(), api.ErrNoAgent) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 	}
 	told("a worker that does not start", "does not answer")
 	stop()
-	told("after the end", ErrNoAgent.Error())
+	told("after the end", api.ErrNoAgent.Error())
 
 	b := newVolumeBed(t, "local", "ext4", "gear, plain")
 	b.end()
@@ -84,7 +85,7 @@ func TestStates(t *testing.T) {
 	if err := os.Mkdir(at, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	_, err = b.caller.Mount(t.Context(), MountRequest{Image: img.ref, Dir: at})
+	_, err = b.caller.Mount(t.Context(), api.MountRequest{Image: img.ref, Dir: at})
 	if err == nil || !strings.Contains(err.Error(), "worker ended") {
 		t.Errorf("a worker that was killed: %v", err)
 	}

@@ -1,24 +1,16 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"example.org/slipway/agent/api"
 )
-
-const apiStop = "/v1/stop"
-
-// StopRequest is a request to end an agent.
-type StopRequest struct {
-	// Now ends the agent even if containers or mounts use its files.
-	Now bool `json:"now,omitempty"`
-}
 
 // errService says that a service manager controls the agent.
 var errService = errors.New("the agent is a service of systemd, which would start it again: use systemctl stop slipway-agent")
@@ -27,8 +19,8 @@ var errService = errors.New("the agent is a service of systemd, which would star
 // first one.
 const againAfter = 300 * time.Millisecond
 
-// stop ends the agent. It refuses if the agent's files are in use, unless Now is set.
-func (a *Agent) stop(req StopRequest) error {
+// Stop implements api.Service. It refuses if the agent's files are in use, unless Now is set.
+func (a *Agent) Stop(req api.StopRequest) error {
 	if a.ender == nil {
 		return errService
 	}
@@ -68,26 +60,5 @@ func keeperEnder() func(twice bool) error {
 			err = unix.Kill(pid, unix.SIGTERM)
 		}
 		return err
-	}
-}
-
-// Stop ends the agent and waits until it has ended. Errors: ErrNoAgent if none runs; the
-// error of ctx; an error if the agent's files are in use.
-func (c *Caller) Stop(ctx context.Context, now bool) error {
-	if err := c.call(ctx, http.MethodPost, apiStop, StopRequest{now}, nil); err != nil {
-		return err
-	}
-	for {
-		try, cancel := context.WithTimeout(ctx, time.Second) // a keeper without a worker does not answer
-		_, err := c.Status(try)
-		cancel()
-		if errors.Is(err, ErrNoAgent) {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("the agent does not end: %w", context.Cause(ctx))
-		case <-time.After(20 * time.Millisecond):
-		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/agent/api"
 	"example.org/slipway/node/view"
 )
 
@@ -31,7 +32,7 @@ func TestStop(t *testing.T) {
 		case <-time.After(10 * time.Second):
 			t.Fatal("the keeper goes on")
 		}
-		if _, err := b.caller.Status(t.Context()); !errors.Is(err, ErrNoAgent) {
+		if _, err := b.caller.Status(t.Context()); !errors.Is(err, api.ErrNoAgent) {
 			t.Errorf("after the end: %v", err)
 		}
 	}
@@ -39,7 +40,7 @@ func TestStop(t *testing.T) {
 		t.Helper()
 		return b.caller.Stop(t.Context(), now)
 	}
-	if err := stop(false); !errors.Is(err, ErrNoAgent) {
+	if err := stop(false); !errors.Is(err, api.ErrNoAgent) {
 		t.Errorf("there is no agent: %v", err)
 	}
 	for i, now := range []bool{false, true, false} {
@@ -48,7 +49,7 @@ func TestStop(t *testing.T) {
 		if err := os.Mkdir(at, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.caller.Mount(t.Context(), MountRequest{Image: img.ref, Dir: at}); err != nil {
+		if _, err := b.caller.Mount(t.Context(), api.MountRequest{Image: img.ref, Dir: at}); err != nil {
 			t.Fatal(err)
 		}
 		b.read(filepath.Join(at, "a"), "first")

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/agent/api"
 	"example.org/slipway/config"
 	"example.org/slipway/node/view"
 )
@@ -114,7 +115,7 @@ func TestUnpacked(t *testing.T) {
 				if err := os.Mkdir(at, 0o755); err != nil {
 					t.Fatal(err)
 				}
-				req := MountRequest{Image: other.ref, Dir: at}
+				req := api.MountRequest{Image: other.ref, Dir: at}
 				if rw {
 					req.Upper = at + ".upper"
 				}
@@ -148,7 +149,7 @@ func TestUnpacked(t *testing.T) {
 				}
 			}
 			if !c.devices { // it has nothing to do with the registry
-				_, err := b.caller.Mount(t.Context(), MountRequest{Image: other.ref, Dir: b.dir, Mode: ModeLocal})
+				_, err := b.caller.Mount(t.Context(), api.MountRequest{Image: other.ref, Dir: b.dir, Mode: api.ModeLocal})
 				if err == nil || !strings.Contains(err.Error(), "FUSE") || strings.Contains(err.Error(), "registry") {
 					t.Errorf("a volume: %v", err)
 				}

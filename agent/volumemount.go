@@ -9,35 +9,27 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/agent/api"
 	"example.org/slipway/config"
 	"example.org/slipway/oci/volref"
 )
 
-// These are modes of a mount without containerd.
-const (
-	ModeAuto    = "auto"
-	ModeGear    = "gear"
-	ModeLocal   = "volume-local"
-	ModeNetwork = "volume-network"
-	ModePlain   = "plain"
-)
-
 // modeOf returns which ways a request allows, or nil if the configuration decides. It
 // also returns which file system a volume must have.
-func (m *mounts) modeOf(req *MountRequest) (use []string, fs string, err error) {
-	switch cmp.Or(req.Mode, ModeAuto) {
-	case ModeAuto:
+func (m *mounts) modeOf(req *api.MountRequest) (use []string, fs string, err error) {
+	switch cmp.Or(req.Mode, api.ModeAuto) {
+	case api.ModeAuto:
 		return nil, "", nil
-	case ModeGear:
+	case api.ModeGear:
 		return []string{config.WayGear}, "", nil
-	case ModeLocal:
+	case api.ModeLocal:
 		return []string{config.WayVolume}, "", nil
-	case ModeNetwork:
+	case api.ModeNetwork:
 		if req.Upper != "" {
 			return nil, "", errors.New("a clone takes what is written, so there is no directory for it: leave --rw away")
 		}
 		return []string{config.WayVolume}, volref.Ext4, nil
-	case ModePlain:
+	case api.ModePlain:
 		return nil, "", errors.New("unpacking in the ordinary way is containerd's; slipway export writes an image's tree into a directory")
 	}
 	return nil, "", fmt.Errorf("mode %q is none of auto, gear, volume-local, volume-network", req.Mode)
@@ -63,6 +55,17 @@ func (m *mounts) clone(ctx context.Context, r *mountRecord, attrs uint64) (err e
 	return m.chains.adopt(r)
 }
 
+// attributesOf returns the attributes of a mount for a request.
+func attributesOf(r *api.MountRequest) (attrs uint64) {
+	if !r.Suid {
+		attrs |= unix.MOUNT_ATTR_NOSUID
+	}
+	if !r.Dev {
+		attrs |= unix.MOUNT_ATTR_NODEV
+	}
+	return attrs
+}
+
 // bindTo mounts a directory at another path as well, with more attributes there. The
 // mount has the attributes before anybody can see it.
 func bindTo(dir, at string, attrs uint64) error {
@@ -80,29 +83,11 @@ func bindTo(dir, at string, attrs uint64) error {
 	return nil
 }
 
-// MapRequest is a request to map and mount an image as a volume. It stays mapped until it
-// is given back.
-type MapRequest struct {
-	Image    string `json:"image"`
-	Platform string `json:"platform,omitempty"`
-}
-
-// MapAnswer says where the volume is.
-type MapAnswer struct {
-	Image  string       `json:"image"`
-	Volume string       `json:"volume"`
-	FS     string       `json:"fs"`
-	Place  volref.Place `json:"place"`
-	// File is the volume as a file or a device. Dir is where it is mounted read-only.
-	File string `json:"file"`
-	Dir  string `json:"dir"`
-}
-
 // mapped returns the name of a mapped image among the mounts.
 func mapped(image string) string { return "volume:" + image }
 
 // mapVolume maps and mounts an image as a volume.
-func (m *mounts) mapVolume(ctx context.Context, req MapRequest) (*MapAnswer, error) {
+func (m *mounts) mapVolume(ctx context.Context, req api.MapRequest) (*api.MapAnswer, error) {
 	r, fresh, err := m.reserveMap(ctx, &req)
 	if err != nil {
 		return nil, err
@@ -124,7 +109,7 @@ func (m *mounts) mapVolume(ctx context.Context, req MapRequest) (*MapAnswer, err
 		m.mu.Unlock()
 		return nil, errors.Join(err, m.forget(r))
 	}
-	a := &MapAnswer{Image: req.Image, Volume: rec.Volume.Record.Volume(), FS: rec.Volume.Record.FS, Place: rec.Volume.Record.Place, Dir: dir}
+	a := &api.MapAnswer{Image: req.Image, Volume: rec.Volume.Record.Volume(), FS: rec.Volume.Record.FS, Place: rec.Volume.Record.Place, Dir: dir}
 	s, err := m.chains.volumes.mgr.Status(ctx)
 	for i := range s.Volumes {
 		if s.Volumes[i].Dir == dir {
@@ -136,14 +121,14 @@ func (m *mounts) mapVolume(ctx context.Context, req MapRequest) (*MapAnswer, err
 
 // reserveMap is reserve for an image that is to be mapped. An image that is already
 // mapped stays, and fresh is false.
-func (m *mounts) reserveMap(ctx context.Context, req *MapRequest) (r *mountRecord, fresh bool, err error) {
+func (m *mounts) reserveMap(ctx context.Context, req *api.MapRequest) (r *mountRecord, fresh bool, err error) {
 	m.mu.Lock()
 	r = m.all[mapped(req.Image)]
 	m.mu.Unlock()
 	if r != nil {
 		return r, false, nil
 	}
-	_, _, r, err = m.reserve(ctx, &MountRequest{Image: req.Image, Dir: mapped(req.Image), Platform: req.Platform}, []string{config.WayVolume}, "")
+	_, _, r, err = m.reserve(ctx, &api.MountRequest{Image: req.Image, Dir: mapped(req.Image), Platform: req.Platform}, []string{config.WayVolume}, "")
 	if err != nil {
 		return nil, false, err
 	}
@@ -164,19 +149,4 @@ func (m *mounts) unmapVolume(image string) error {
 		return fmt.Errorf("%s is not mapped by slipway volume map: %w", image, fs.ErrNotExist)
 	}
 	return m.forget(r)
-}
-
-const (
-	apiMap   = "/v1/volume/map"
-	apiUnmap = "/v1/volume/unmap"
-)
-
-// MapVolume asks the agent to map an image as a volume.
-func (c *Caller) MapVolume(ctx context.Context, req MapRequest) (a MapAnswer, err error) {
-	return a, c.call(ctx, "POST", apiMap, req, &a)
-}
-
-// UnmapVolume releases a mapped image.
-func (c *Caller) UnmapVolume(ctx context.Context, image string) error {
-	return c.call(ctx, "POST", apiUnmap, MapRequest{Image: image}, nil)
 }

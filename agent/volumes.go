@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"example.org/slipway/agent/api"
 	"example.org/slipway/agent/registries"
 	"example.org/slipway/agent/volumeworker"
 	"example.org/slipway/config"
@@ -343,33 +344,15 @@ func (v *volumes) chainOf(container string) string {
 	return ""
 }
 
-// VolumeUse is an image or a container's clone that is a volume.
-type VolumeUse struct {
-	node.VolumeStatus
-	ReadBytes    int64  `json:"read_bytes"`
-	WrittenBytes int64  `json:"written_bytes"`
-	Errors       int64  `json:"errors"`
-	LastError    string `json:"last_error,omitempty"`
-}
-
-// VolumesStatus is the state of an agent's volumes.
-type VolumesStatus struct {
-	Mode    string      `json:"mode"`
-	Mapping []string    `json:"mapping"`
-	Volumes []VolumeUse `json:"volumes"`
-	// Problem says why the read counters of the volumes are not known.
-	Problem string `json:"problem,omitempty"`
-}
-
 // statusWait bounds how long to wait for the state of the volume worker.
 const statusWait = 2 * time.Second
 
-func (v *volumes) status(ctx context.Context) *VolumesStatus {
+func (v *volumes) status(ctx context.Context) *api.VolumesStatus {
 	if v == nil {
 		return nil
 	}
 	s, err := v.mgr.Status(ctx)
-	out := &VolumesStatus{Mode: v.cfg.Mode, Mapping: s.Mapping, Volumes: []VolumeUse{}}
+	out := &api.VolumesStatus{Mode: v.cfg.Mode, Mapping: s.Mapping, Volumes: []api.VolumeUse{}}
 	ctx, cancel := context.WithTimeout(ctx, statusWait)
 	defer cancel()
 	list, lerr := v.storage.List(ctx)
@@ -379,7 +362,7 @@ func (v *volumes) status(ctx context.Context) *VolumesStatus {
 		v.steps.count(list)
 	}
 	for i := range s.Volumes {
-		u := VolumeUse{VolumeStatus: s.Volumes[i]}
+		u := api.VolumeUse{VolumeStatus: s.Volumes[i]}
 		for k := range list {
 			if l := &list[k]; l.Mapping.Name == u.Name {
 				u.ReadBytes, u.WrittenBytes, u.Errors, u.LastError = l.ReadBytes, l.WrittenBytes, l.Errors, l.LastError

@@ -28,6 +28,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"example.org/slipway/agent/api"
 	"example.org/slipway/config"
 	"example.org/slipway/node/view"
 	"example.org/slipway/oci"
@@ -45,7 +46,7 @@ type volumeBed struct {
 	reg    *client.Client
 	cfg    *config.Agent
 	file   string // with cfg
-	caller *Caller
+	caller *api.Caller
 	end    func()
 }
 
@@ -160,7 +161,7 @@ func (b *volumeBed) start() {
 			b.t.Errorf("the keeper: %v", err)
 		}
 	}
-	b.caller = NewCaller(b.cfg)
+	b.caller = api.NewCaller(b.cfg)
 	b.eventually("an agent", func() error { _, err := b.caller.Status(b.t.Context()); return err })
 }
 
@@ -373,7 +374,7 @@ func (b *volumeBed) noUse() {
 		}
 		// A request of a killed worker may still arrive. The agent looks for its result until it
 		// cannot arrive any more.
-		left := slices.DeleteFunc(s.Volumes.Volumes, func(u VolumeUse) bool { return strings.HasPrefix(u.Name, "late-") && u.Dir == "" })
+		left := slices.DeleteFunc(s.Volumes.Volumes, func(u api.VolumeUse) bool { return strings.HasPrefix(u.Name, "late-") && u.Dir == "" })
 		if len(left) > 0 {
 			err = fmt.Errorf("%+v", left)
 		}
@@ -387,7 +388,7 @@ func (b *volumeBed) noUse() {
 // explain returns the explanation for an image after the agent has prepared it.
 func (b *volumeBed) explain(name string) string {
 	b.t.Helper()
-	var x Explanation
+	var x api.Explanation
 	b.eventually("an explanation of "+name, func() (err error) {
 		x, err = b.caller.Explain(b.t.Context(), name)
 		return err
@@ -701,7 +702,7 @@ func TestVolumeAway(t *testing.T) {
 	if _, err := sn.Prepare(ctx, "one", chain); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.caller.MapVolume(t.Context(), MapRequest{Image: img.ref}); err != nil {
+	if _, err := b.caller.MapVolume(t.Context(), api.MapRequest{Image: img.ref}); err != nil {
 		t.Fatal(err)
 	}
 	b.end()
@@ -715,7 +716,7 @@ func TestVolumeAway(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "volume") {
 		t.Errorf("mounted without its storage: %v", err)
 	}
-	if _, err := b.caller.MapVolume(t.Context(), MapRequest{Image: img.ref}); err == nil {
+	if _, err := b.caller.MapVolume(t.Context(), api.MapRequest{Image: img.ref}); err == nil {
 		t.Error("mapped without its storage")
 	}
 	if err := os.Rename(away, b.store); err != nil {
@@ -737,7 +738,7 @@ func (b *volumeBed) mountsOnceBuilt() {
 	if err := os.Mkdir(at, 0o755); err != nil {
 		b.t.Fatal(err)
 	}
-	req := MountRequest{Image: img.ref, Dir: at, Mode: ModeLocal}
+	req := api.MountRequest{Image: img.ref, Dir: at, Mode: api.ModeLocal}
 	if _, err := b.caller.Mount(b.t.Context(), req); err == nil || !strings.Contains(err.Error(), "no record") {
 		b.t.Errorf("an image without a volume is mounted: %v", err)
 	}
@@ -767,26 +768,26 @@ func TestVolumeMounts(t *testing.T) {
 	b := newVolumeBed(t, "local", "ext4", "gear, plain")
 	b.mountsOnceBuilt()
 	img := b.push("team/app", 1, map[string]string{"a": "first"}, map[string]string{"b": "second"})
-	for _, mode := range []string{ModeGear, ModeLocal, ModeNetwork} {
+	for _, mode := range []string{api.ModeGear, api.ModeLocal, api.ModeNetwork} {
 		at := filepath.Join(b.dir, mode)
 		if err := os.Mkdir(at, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		m, err := b.caller.Mount(t.Context(), MountRequest{Image: img.ref, Dir: at, Mode: mode})
+		m, err := b.caller.Mount(t.Context(), api.MountRequest{Image: img.ref, Dir: at, Mode: mode})
 		if err != nil {
 			t.Fatalf("%s: %v", mode, err)
 		}
-		if want := map[string]string{ModeGear: "gear: used", ModeLocal: "volume: used", ModeNetwork: "volume: used"}[mode]; !slices.Contains(m.Why, want) {
+		if want := map[string]string{api.ModeGear: "gear: used", api.ModeLocal: "volume: used", api.ModeNetwork: "volume: used"}[mode]; !slices.Contains(m.Why, want) {
 			t.Errorf("%s came by %v, want %s", mode, m.Why, want)
 		}
 		b.read(filepath.Join(at, "a"), "first")
 		b.read(filepath.Join(at, "b"), "second")
 		err = os.WriteFile(filepath.Join(at, "c"), []byte("mine"), 0o644)
-		if (err == nil) != (mode == ModeNetwork) {
+		if (err == nil) != (mode == api.ModeNetwork) {
 			t.Errorf("%s: writing is answered by %v", mode, err)
 		}
 	}
-	a, err := b.caller.MapVolume(t.Context(), MapRequest{Image: img.ref})
+	a, err := b.caller.MapVolume(t.Context(), api.MapRequest{Image: img.ref})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -794,10 +795,10 @@ func TestVolumeMounts(t *testing.T) {
 	if st, err := os.Stat(a.File); err != nil || st.Size() == 0 {
 		t.Errorf("the volume is file %s: %v, error %v", a.File, st, err)
 	}
-	if _, err := b.caller.Mount(t.Context(), MountRequest{Image: img.ref, Dir: b.dir, Mode: "far"}); err == nil || !strings.Contains(err.Error(), "volume-local") {
+	if _, err := b.caller.Mount(t.Context(), api.MountRequest{Image: img.ref, Dir: b.dir, Mode: "far"}); err == nil || !strings.Contains(err.Error(), "volume-local") {
 		t.Errorf("an unknown mode is answered by %v", err)
 	}
-	for _, mode := range []string{ModeGear, ModeLocal, ModeNetwork} {
+	for _, mode := range []string{api.ModeGear, api.ModeLocal, api.ModeNetwork} {
 		if err := b.caller.Umount(t.Context(), filepath.Join(b.dir, mode)); err != nil {
 			t.Error(err)
 		}

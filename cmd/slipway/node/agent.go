@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/agent"
+	"example.org/slipway/agent/api"
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/config"
 	"example.org/slipway/internal/systemd"
@@ -206,18 +207,18 @@ func (f *callFlags) add(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.json, "json", false, "print the answer as JSON; durations are in nanoseconds")
 }
 
-func (f *callFlags) caller() (*agent.Caller, error) {
+func (f *callFlags) caller() (*api.Caller, error) {
 	cfg, err := f.load()
 	if err != nil {
 		return nil, err
 	}
-	return agent.NewCaller(cfg), nil
+	return api.NewCaller(cfg), nil
 }
 
 // withAgentHint adds to an error how to start an agent if none runs, and who may call it.
 func withAgentHint(err error) error {
 	switch {
-	case errors.Is(err, agent.ErrNoAgent):
+	case errors.Is(err, api.ErrNoAgent):
 		return fmt.Errorf("%w; start one with slipway agent, or name its directory with --root", err)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%w; an agent answers root only", err)
@@ -249,7 +250,7 @@ func agentStatusCommand() *cobra.Command {
 	return cmd
 }
 
-func printAgent(w io.Writer, s *agent.Status) {
+func printAgent(w io.Writer, s *api.Status) {
 	fmt.Fprintf(w, "agent %d in %s, since %s; images are mounted in the way %q\n", s.PID, s.Root, s.Started.Format(time.DateTime), s.Tier)
 	fmt.Fprintf(w, "cache: %d files of %s", s.Cache.Files, command.Size(s.Cache.Bytes))
 	if s.Cache.MaxBytes > 0 {

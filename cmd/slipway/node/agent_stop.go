@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/agent"
+	"example.org/slipway/agent/api"
 )
 
 // agentEnd bounds how long an agent may take to end.
@@ -33,8 +33,8 @@ are here. That no agent runs is no error. An agent that systemd started is ended
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), agentEnd)
 			defer cancel()
-			err = agent.NewCaller(cfg).Stop(ctx, now)
-			if errors.Is(err, agent.ErrNoAgent) {
+			err = api.NewCaller(cfg).Stop(ctx, now)
+			if errors.Is(err, api.ErrNoAgent) {
 				_, err = fmt.Fprintln(cmd.OutOrStdout(), "no agent is running here")
 				return err
 			}

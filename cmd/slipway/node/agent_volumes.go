@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/agent"
+	"example.org/slipway/agent/api"
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/config"
 )
@@ -56,7 +57,7 @@ func volumeWorker(cfg *config.Agent, f *agentFlags, self string, along bool) fun
 }
 
 // printNodeVolumes prints the state of an agent's volumes.
-func printNodeVolumes(w io.Writer, v *agent.VolumesStatus) {
+func printNodeVolumes(w io.Writer, v *api.VolumesStatus) {
 	fmt.Fprintf(w, "volumes: mode %s\n", v.Mode)
 	for i := range v.Volumes {
 		u := &v.Volumes[i]

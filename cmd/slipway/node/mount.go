@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/agent"
+	"example.org/slipway/agent/api"
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/config"
 )
@@ -30,13 +31,13 @@ func absolute(path string) (string, error) {
 
 // ensure returns the running agent of a configuration. If there is none, it starts one
 // that continues after this command, because mounts need it as long as they exist.
-func ensure(ctx context.Context, f *agentFlags) (*agent.Caller, error) {
+func ensure(ctx context.Context, f *agentFlags) (*api.Caller, error) {
 	cfg, err := f.load()
 	if err != nil {
 		return nil, err
 	}
-	c := agent.NewCaller(cfg)
-	if err := c.Ready(ctx); !errors.Is(err, agent.ErrNoAgent) {
+	c := api.NewCaller(cfg)
+	if err := c.Ready(ctx); !errors.Is(err, api.ErrNoAgent) {
 		return c, withAgentHint(err)
 	}
 	if os.Geteuid() != 0 {
@@ -48,7 +49,7 @@ func ensure(ctx context.Context, f *agentFlags) (*agent.Caller, error) {
 // agentStart bounds how long an agent may take until it answers.
 const agentStart = 30 * time.Second
 
-func startAgent(ctx context.Context, c *agent.Caller, cfg *config.Agent, f *agentFlags) error {
+func startAgent(ctx context.Context, c *api.Caller, cfg *config.Agent, f *agentFlags) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -123,7 +124,7 @@ func tail(name string, from int64) string {
 
 func mountCommand() *cobra.Command {
 	var f agentFlags
-	var req agent.MountRequest
+	var req api.MountRequest
 	cmd := &cobra.Command{
 		Use:   "mount IMAGE DIR",
 		Short: "Mount an image; its files come when they are opened",
@@ -178,7 +179,7 @@ share, volume-network a clone that is written to and goes with slipway umount.`,
 
 // addMode adds the flag for the way in which an image comes.
 func addMode(cmd *cobra.Command, mode *string) {
-	cmd.Flags().StringVar(mode, "mode", agent.ModeAuto, "way the image comes: gear, volume-local, volume-network, or auto, as the agent's configuration says")
+	cmd.Flags().StringVar(mode, "mode", api.ModeAuto, "way the image comes: gear, volume-local, volume-network, or auto, as the agent's configuration says")
 }
 
 // how describes the ways that were tried, unless the only one was gear and it worked.
@@ -206,7 +207,7 @@ func umountCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return withAgentHint(agent.NewCaller(cfg).Umount(cmd.Context(), dir))
+			return withAgentHint(api.NewCaller(cfg).Umount(cmd.Context(), dir))
 		},
 	}
 	f.add(cmd)
@@ -258,10 +259,10 @@ behind the image's entry point if it has one.`,
 
 // runHooks are called during a run. Either may be nil.
 type runHooks struct {
-	mounted func(*agent.MountAnswer)
+	mounted func(*api.MountAnswer)
 	// ended is called while the agent still knows the container. dir is the directory of
 	// the container's mount.
-	ended func(ctx context.Context, c *agent.Caller, dir string)
+	ended func(ctx context.Context, c *api.Caller, dir string)
 }
 
 func runContainer(cmd *cobra.Command, f *runFlags, image string, args []string, hooks runHooks) (err error) {
@@ -295,11 +296,11 @@ func runContainer(cmd *cobra.Command, f *runFlags, image string, args []string, 
 		return err
 	}
 	upper := filepath.Join(bundle, "upper")
-	if f.mode == agent.ModeNetwork {
+	if f.mode == api.ModeNetwork {
 		upper = "" // changes go to a clone
 	}
 	// The container's own namespaces limit these programs and devices.
-	m, err := c.Mount(ctx, agent.MountRequest{Image: image, Dir: root, Upper: upper, Platform: f.platform, Mode: f.mode, Suid: true, Dev: true})
+	m, err := c.Mount(ctx, api.MountRequest{Image: image, Dir: root, Upper: upper, Platform: f.platform, Mode: f.mode, Suid: true, Dev: true})
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/agent"
+	"example.org/slipway/agent/api"
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
@@ -128,11 +128,11 @@ func recordProfile(cmd *cobra.Command, f *runFlags, image string, command []stri
 	var before [][32]byte
 	opened := 0
 	err = runContainer(cmd, f, image, command, runHooks{
-		mounted: func(m *agent.MountAnswer) {
+		mounted: func(m *api.MountAnswer) {
 			manifest = m.Manifest
 			before, _ = ask(ctx, manifest) // it is called again below
 		},
-		ended: func(ctx context.Context, c *agent.Caller, dir string) {
+		ended: func(ctx context.Context, c *api.Caller, dir string) {
 			s, err := c.Status(ctx)
 			for i := range s.Containers {
 				if err == nil && s.Containers[i].ID == "mount:"+dir {

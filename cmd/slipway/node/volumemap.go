@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/agent"
+	"example.org/slipway/agent/api"
 	"example.org/slipway/cmd/slipway/command"
 )
 
@@ -29,7 +29,7 @@ configuration has storage of volumes; one is started if none runs for --root.`,
 			if err != nil {
 				return err
 			}
-			a, err := c.MapVolume(cmd.Context(), agent.MapRequest{Image: args[0], Platform: platform})
+			a, err := c.MapVolume(cmd.Context(), api.MapRequest{Image: args[0], Platform: platform})
 			if err != nil {
 				return err
 			}
@@ -58,7 +58,7 @@ this node needs it. The image is named as it was then.`,
 			if err != nil {
 				return err
 			}
-			return withAgentHint(agent.NewCaller(cfg).UnmapVolume(cmd.Context(), args[0]))
+			return withAgentHint(api.NewCaller(cfg).UnmapVolume(cmd.Context(), args[0]))
 		},
 	}
 	f.add(cmd)
