@@ -30,6 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/agent/api"
+	"example.org/slipway/agent/images"
 	"example.org/slipway/agent/kubelet"
 	"example.org/slipway/agent/registries"
 	"example.org/slipway/config"
@@ -52,9 +53,7 @@ type Agent struct {
 	regs    *registries.Set
 	cache   *cachedir.Dir
 	files   *gearfs.Service
-	chains  *chains
-	mounts  *mounts
-	volumes *volumes
+	images  *images.Set
 	pool    *poolfs.Server
 	snaps   *snapshotter.Snapshotter
 	cri     *kubelet.Proxy
@@ -68,6 +67,7 @@ type Agent struct {
 	ender func(twice bool) error
 
 	listeners Listeners
+	life      context.Context // ends with the agent
 	cancel    context.CancelFunc
 
 	poolCtx    context.Context // ends the serving of the pool
@@ -81,20 +81,20 @@ type Agent struct {
 
 // layout is where the agent's files are.
 type layout struct {
-	cache, images, chains, trees, snapshots, mounts string // on disk
-	unpacked                                        string // trees, if none can be mounted lazily
-	probe                                           string // for the probes of the kernel
-	reserve                                         string // a file that holds disk space for the next start
-	volumeRecords                                   string // records of mounted volumes
-	run, pool, views, state, keys, api              string // lost at a reboot
-	volumes, volumeMounts, volumeState              string // these, too
-	volumeSocket                                    string
+	cache, indexes, chains, trees, snapshots, mounts string // on disk
+	unpacked                                         string // trees, if none can be mounted lazily
+	probe                                            string // for the probes of the kernel
+	reserve                                          string // a file that holds disk space for the next start
+	volumeRecords                                    string // records of mounted volumes
+	run, pool, views, state, keys, api               string // lost at a reboot
+	volumes, volumeMounts, volumeState               string // these, too
+	volumeSocket                                     string
 }
 
 func layoutOf(cfg *config.Agent) layout {
 	root, run := cfg.Root, cfg.Run
 	return layout{
-		cache: filepath.Join(root, "cache"), images: filepath.Join(root, "images"), chains: filepath.Join(root, "chains"),
+		cache: filepath.Join(root, "cache"), indexes: filepath.Join(root, "images"), chains: filepath.Join(root, "chains"),
 		trees: filepath.Join(root, "trees"), snapshots: filepath.Join(root, "snapshots"), mounts: filepath.Join(root, "mounts"),
 		unpacked: filepath.Join(root, "unpacked"), probe: filepath.Join(root, "probe"), reserve: filepath.Join(root, "reserve"),
 		run: run, pool: filepath.Join(run, "pool"), views: filepath.Join(run, "trees"), state: filepath.Join(run, "pool.state"),
@@ -104,11 +104,17 @@ func layoutOf(cfg *config.Agent) layout {
 	}
 }
 
+// images returns the directories of the images.
+func (l *layout) images() images.Dirs {
+	return images.Dirs{Chains: l.chains, Trees: l.trees, Views: l.views, Unpacked: l.unpacked, Mounts: l.mounts, Pool: l.pool,
+		VolumeRecords: l.volumeRecords, Volumes: l.volumes, VolumeMounts: l.volumeMounts, VolumeSocket: l.volumeSocket}
+}
+
 // makeDirs creates the directories. Only root has access: anybody who could read them
 // would see the files of all images. Mounts of snapshots pass through containerd's bind
 // mounts, which do not need access.
 func (l *layout) makeDirs() error {
-	for _, dir := range []string{l.cache, l.images, l.chains, l.trees, l.snapshots, l.mounts, l.unpacked, l.run, l.pool, l.views, l.volumes} {
+	for _, dir := range []string{l.cache, l.indexes, l.chains, l.trees, l.snapshots, l.mounts, l.unpacked, l.run, l.pool, l.views, l.volumes} {
 		if dir == l.pool || dir == l.volumes {
 			if _, mounted, err := view.Mounted(dir); err == nil && mounted {
 				continue
@@ -125,8 +131,8 @@ func (l *layout) makeDirs() error {
 // can be no pool; then images are unpacked. New takes over what an earlier worker left.
 // The listeners become the worker's.
 func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log *slog.Logger) (_ *Agent, err error) {
-	run, cancel := context.WithCancel(context.Background())
-	a := &Agent{cfg: cfg, log: log, lay: layoutOf(cfg), began: time.Now(), listeners: ls, cancel: cancel, poolEnded: make(chan struct{})}
+	a := &Agent{cfg: cfg, log: log, lay: layoutOf(cfg), began: time.Now(), listeners: ls, poolEnded: make(chan struct{})}
+	a.life, a.cancel = context.WithCancel(context.Background())
 	a.poolCtx, a.stopPool = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
@@ -150,37 +156,22 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 	if a.support, err = supportOf(ctx, cfg, a.lay.probe, dev, log); err != nil {
 		return nil, err
 	}
-	if err := cleanUnpacked(a.lay.unpacked); err != nil {
-		log.Warn("what a crash left of unpacked images stays for now", "err", err)
+	if a.images, err = images.Open(ctx, a.life, cfg, &images.Options{Dirs: a.lay.images(), Volumes: dev != nil, Files: a.files, Cache: a.cache,
+		Registries: a.regs, Support: a.support, Log: log}); err != nil {
+		return nil, err
 	}
-	recs := &records{dir: a.lay.chains}
-	if err := recs.clean(); err != nil {
-		log.Warn("what a crash left of images' records stays for now", "err", err)
-	}
-	if dev != nil { // otherwise nobody serves them
-		if a.volumes, err = openVolumes(ctx, run, cfg, a.regs, recs, log); err != nil {
-			return nil, err
-		}
-	}
-	a.chains = &chains{
-		records: recs, volumes: a.volumes, choice: cfg.Choice, trees: a.lay.trees, mounts: a.lay.views, pool: a.lay.pool, unpacked: a.lay.unpacked,
-		files: a.files, cache: a.cache, regs: a.regs, support: a.support, log: log, ctx: run,
-		opts:    chainOptions{cfg.Profiles.Record, cfg.Fetch.Background, cfg.Fetch.BackgroundDelay},
-		mounted: map[string]mountedTree{}, later: map[string]*time.Timer{},
-	}
-	a.chains.indexes = registries.NewIndexes(run, a.chains.background, cfg.Fetch.ConvertTimeout, log, a.files.ObserveLink)
 	if dev != nil {
 		if a.pool, err = poolfs.New(dev, a.files, a.files, &poolfs.Options{
 			State: a.lay.state, Bound: cfg.Fetch.OpenTimeout, NoPassthrough: !cfg.Kernel.Passthrough, Opened: func(n [32]byte) { a.cache.Touch(n) }, Log: log}); err != nil {
 			return nil, err
 		}
 	}
-	if a.mounts, err = openMounts(a.lay.mounts, a.chains); err != nil {
+	if err := a.images.Resume(); err != nil {
 		return nil, err
 	}
 	if a.pool != nil {
 		a.files.SetPool(a.pool)
-		a.cache.SetHolders(&holders{a.pool, a.chains})
+		a.cache.SetHolders(a.images.Holders(a.pool))
 	}
 	if a.pool != nil && a.pool.Fresh() {
 		if a.stale, err = overlaysOf(cfg.Root); err != nil {
@@ -188,8 +179,6 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 		}
 		refresh(a.stale, log)
 	}
-	a.chains.inUse = a.mounts.uses
-	a.volumes.begin()
 	if cfg.CRI.Address != "" {
 		if a.cri, err = kubelet.NewProxy(cfg.CRI.Containerd, a.keys, a.diskUse, a.giveBack, log); err != nil {
 			return nil, err
@@ -249,7 +238,7 @@ func (a *Agent) openFiles() (err error) {
 	if a.cfg.Fetch.Mode == "auto" {
 		mode = gearfs.Auto
 	}
-	a.files, err = gearfs.New(a.lay.images, a.cache, a.regs.Dial, &gearfs.Options{
+	a.files, err = gearfs.New(a.lay.indexes, a.cache, a.regs.Dial, &gearfs.Options{
 		Streams: a.cfg.Fetch.Streams, Bound: a.cfg.Fetch.OpenTimeout, PrefetchWait: a.cfg.Fetch.ProfileTimeout,
 		BackgroundRate: int64(a.cfg.Fetch.BackgroundRate), BackgroundRest: min(backgroundRest, a.cfg.Fetch.BackgroundDelay),
 		RecordFor: a.cfg.Profiles.Duration, Siblings: a.cfg.Profiles.Siblings, Mode: mode, Logger: a.log,
@@ -343,10 +332,10 @@ func (a *Agent) Run(ctx context.Context, ready func()) error {
 	if a.pool != nil {
 		a.poolServed = true
 		serve("pool", a.servePool)
-		a.chains.background(func() { a.refreshAgain(a.chains.ctx, a.stale) })
+		work.Go(func() { a.refreshAgain(a.life, a.stale) })
 	}
 	var err error
-	if a.snaps, err = snapshotter.New(a.lay.snapshots, a.chains, &snapshotter.Options{Logger: a.log}); err == nil {
+	if a.snaps, err = snapshotter.New(a.lay.snapshots, a.images.Lower(), &snapshotter.Options{Logger: a.log}); err == nil {
 		a.startServers(serve)
 		ready()
 		<-ctx.Done()
@@ -386,9 +375,9 @@ func (a *Agent) startServers(serve func(string, func() error)) {
 		serve("metrics", func() error { return serveHTTP(a.metrics, l) })
 	}
 	if a.cfg.Report {
-		go a.tellRegistries(a.chains.ctx)
+		go a.tellRegistries(a.life)
 	}
-	go footprint.Keep(a.chains.ctx)
+	go footprint.Keep(a.life)
 }
 
 func newServer(h http.Handler) *http.Server {
@@ -418,10 +407,7 @@ func (a *Agent) close() error {
 	end := func(err error) { errs = append(errs, err) }
 	end(a.stopAnswering())
 	a.cancel()
-	if a.chains != nil {
-		a.chains.close()
-	}
-	end(a.volumes.close())
+	end(a.images.Close())
 	a.stopPool()
 	if a.poolServed {
 		<-a.poolEnded

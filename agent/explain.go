@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"example.org/slipway/agent/api"
-	"example.org/slipway/config"
 )
 
 // Explain implements api.Service. It says how an image or container is started, and why.
@@ -22,7 +21,7 @@ func (a *Agent) Explain(ctx context.Context, name string) (api.Explanation, erro
 	if err == nil {
 		ref = img.Ref
 	}
-	why, unpacked := a.chains.plain.get(ref)
+	why, unpacked := a.images.Unpacked(ref)
 	if err != nil && unpacked {
 		return api.Explanation{Image: name, Lines: []string{
 			fmt.Sprintf("%s was unpacked in the ordinary way when it was pulled last, all of it or the layers from some layer on.", name), tried(why)}}, nil
@@ -32,16 +31,16 @@ func (a *Agent) Explain(ctx context.Context, name string) (api.Explanation, erro
 	}
 	x := api.Explanation{Image: img.Ref, Chain: img.Chain}
 	say := func(format string, args ...any) { x.Lines = append(x.Lines, fmt.Sprintf(format, args...)) }
-	line, err := a.chains.records.line(img.Chain)
+	layers, whyGear, err := a.images.Layers(img.Chain)
 	if err != nil {
 		return x, err
 	}
-	say("%s is started from the indexes of %d layers, chain %s.", img.Ref, len(line), img.Chain)
+	say("%s is started from the indexes of %d layers, chain %s.", img.Ref, layers, img.Chain)
 	if unpacked {
 		say("The layers above these were unpacked in the ordinary way when it was pulled last. %s", tried(why))
 	}
-	if why := line[len(line)-1].Why; len(why) > 0 {
-		say("%s", tried(why))
+	if len(whyGear) > 0 {
+		say("%s", tried(whyGear))
 	}
 	say("Images are mounted in the way %q: %s.", a.support.Tier, a.support.Reasons[len(a.support.Reasons)-1])
 	share := 100.0
@@ -83,23 +82,19 @@ func tried(why []string) string { return "It came so because: " + strings.Join(w
 
 // explainVolume is Explain for a volume. It returns false if the name is not a volume.
 func (a *Agent) explainVolume(ctx context.Context, name string) (api.Explanation, bool) {
-	rec := a.volumeOf(name)
-	if rec == nil {
+	v := a.images.Volume(name)
+	if v == nil {
 		return api.Explanation{}, false
 	}
-	r := &rec.Volume.Record
-	x := api.Explanation{Image: rec.Ref, Chain: rec.Chain}
+	r := &v.Record
+	x := api.Explanation{Image: v.Ref, Chain: v.Chain}
 	say := func(format string, args ...any) { x.Lines = append(x.Lines, fmt.Sprintf(format, args...)) }
-	say("%s is started from volume %s with %s, chain %s.", rec.Ref, r.Volume(), r.FS, rec.Chain)
-	if len(rec.Why) > 0 {
-		say("%s", tried(rec.Why))
+	say("%s is started from volume %s with %s, chain %s.", v.Ref, r.Volume(), r.FS, v.Chain)
+	if len(v.Why) > 0 {
+		say("%s", tried(v.Why))
 	}
 	say("It lies in storage %s %s.", r.Place.Driver, strings.Join(nonEmpty(r.Place.Cluster, r.Place.Pool, r.Place.Namespace), " "))
-	s := a.volumes.status(ctx)
-	if s == nil {
-		say("%s.", errNoVolumes)
-		return x, true
-	}
+	s := a.images.VolumeStatus(ctx)
 	if s.Mode == "network" {
 		say("Containers get clones of it, which they write to (volumes.mode is network).")
 	} else {
@@ -127,38 +122,4 @@ func (a *Agent) explainVolume(ctx context.Context, name string) (api.Explanation
 
 func nonEmpty(list ...string) []string {
 	return slices.DeleteFunc(list, func(s string) bool { return s == "" })
-}
-
-// volumeOf returns the record of a volume by the name of its image, the beginning of its
-// chain ID, a container or a directory. It returns nil if there is none.
-func (a *Agent) volumeOf(name string) (found *chainRecord) {
-	if a.volumes == nil || name == "" {
-		return nil
-	}
-	for _, m := range a.mounts.list() {
-		if m.Way == config.WayVolume && (m.Dir == name || m.Image == name) {
-			return a.volumeChain(m.Chain)
-		}
-	}
-	if chain := a.volumes.chainOf(name); chain != "" {
-		return a.volumeChain(chain)
-	}
-	all, err := a.chains.records.all(func(string, error) {})
-	if err != nil {
-		return nil
-	}
-	for _, r := range all {
-		named := r.Ref == name || r.Chain == name || len(name) >= 8 && strings.HasPrefix(strings.TrimPrefix(r.Chain, "sha256:"), name)
-		if named && r.Way == config.WayVolume {
-			found = r
-		}
-	}
-	return found
-}
-
-func (a *Agent) volumeChain(chain string) *chainRecord {
-	if r, err := a.chains.records.load(chain); err == nil && r.Volume.usable() {
-		return r
-	}
-	return nil
 }

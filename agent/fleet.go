@@ -130,7 +130,7 @@ func (a *Agent) containers(st gearfs.Status) map[string][]fleet.Container {
 	for _, c := range st.Containers {
 		by[c.Chain] = append(by[c.Chain], fleet.Container{ID: c.ID, Started: c.Started})
 	}
-	for _, m := range a.mounts.list() {
+	for _, m := range a.images.Mounts() {
 		id := "mount:" + m.Dir
 		if m.Way != config.WayVolume && !slices.ContainsFunc(by[m.Chain], func(c fleet.Container) bool { return c.ID == id }) {
 			by[m.Chain] = append(by[m.Chain], fleet.Container{ID: id})

@@ -131,7 +131,11 @@ func TestMetrics(t *testing.T) {
 	if problems, err := promlint.NewWithMetricFamilies(families).Lint(); err != nil || len(problems) != 0 {
 		t.Errorf("lint: %v, error %v", problems, err)
 	}
-	closed := map[string]string{"state": "complete partial mounted unmounted busy leaving", "step": strings.Join(volumeSteps, " "), "outcome": "passthrough cached failed", "priority": "demand profile background", "kind": "complete partial reserved late"}
+	var steps []string
+	for _, s := range a.images.VolumeWork().Steps {
+		steps = append(steps, s.Step)
+	}
+	closed := map[string]string{"state": "complete partial mounted unmounted busy leaving", "step": strings.Join(steps, " "), "outcome": "passthrough cached failed", "priority": "demand profile background", "kind": "complete partial reserved late"}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			for _, l := range m.GetLabel() {

@@ -20,18 +20,9 @@ func TestDamagedRecords(t *testing.T) {
 	img := b.push("team/app", 0, map[string]string{"a": "first"}, map[string]string{"b": "second"})
 	ctx, sn := b.snapshots()
 	chain := b.pull(ctx, sn, img)
-	recs := &records{dir: layoutOf(b.cfg).chains}
-	line, err := recs.line(chain)
-	if err != nil || len(line) != 2 {
-		t.Fatalf("%d records, error %v", len(line), err)
-	}
 	var files [2]string
-	for i, r := range line {
-		dir, err := recs.path(r.Chain)
-		if err != nil {
-			t.Fatal(err)
-		}
-		files[i] = filepath.Join(dir, "record.json")
+	for i, chain := range []string{img.diffIDs[0], chain} {
+		files[i] = filepath.Join(layoutOf(b.cfg).chains, strings.Replace(chain, ":", "-", 1), "record.json")
 	}
 	container := func(when string) {
 		t.Helper()
@@ -76,6 +67,7 @@ func TestDamagedRecords(t *testing.T) {
 				when := how + []string{"", ", the lower", ", the upper", ", both"}[which]
 				b.end()
 				var before [2][]byte
+				var err error
 				for i, name := range files {
 					if before[i], err = os.ReadFile(name); err != nil {
 						t.Fatal(err)
@@ -91,7 +83,7 @@ func TestDamagedRecords(t *testing.T) {
 				}
 				if forgotten {
 					when += ", and forgotten"
-					if err := os.RemoveAll(layoutOf(b.cfg).images); err != nil {
+					if err := os.RemoveAll(layoutOf(b.cfg).indexes); err != nil {
 						t.Fatal(err)
 					}
 				}

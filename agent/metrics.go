@@ -131,9 +131,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 // collectVolumes exports the metrics of volumes. All are 0 if there are no volumes.
 func (c collector) collectVolumes(gauge, count func(*prometheus.Desc, float64, ...string)) {
 	states := map[string]int{}
-	steps := newStepTimes()
-	if s := c.a.volumes.status(context.Background()); s != nil { // status limits its own time
-		steps = c.a.volumes.steps
+	if s := c.a.images.VolumeStatus(context.Background()); s != nil { // it limits its own time
 		for i := range s.Volumes {
 			states[s.Volumes[i].State]++
 		}
@@ -141,16 +139,15 @@ func (c collector) collectVolumes(gauge, count func(*prometheus.Desc, float64, .
 	for _, state := range []string{"mounted", "unmounted", "busy", "leaving"} {
 		gauge(descs.volumes, float64(states[state]), state)
 	}
-	for _, step := range volumeSteps {
-		t := steps.of(step)
-		count(descs.volumeSteps, float64(t.n), step)
-		count(descs.volumeStepSeconds, t.took.Seconds(), step)
+	w := c.a.images.VolumeWork()
+	for _, s := range w.Steps {
+		count(descs.volumeSteps, float64(s.Count), s.Step)
+		count(descs.volumeStepSeconds, s.Took.Seconds(), s.Step)
 	}
-	io := steps.total()
-	count(descs.volumeRead, float64(io.read))
-	count(descs.volumeWritten, float64(io.written))
-	count(descs.volumeErrors, float64(io.errors))
-	count(descs.volumeFailed, float64(io.failed))
+	count(descs.volumeRead, float64(w.Read))
+	count(descs.volumeWritten, float64(w.Written))
+	count(descs.volumeErrors, float64(w.Errors))
+	count(descs.volumeFailed, float64(w.Failed))
 }
 
 func (a *Agent) metricsHandler() http.Handler {

@@ -19,12 +19,8 @@ var _ api.Service = (*Agent)(nil)
 
 // Status implements api.Service.
 func (a *Agent) Status(ctx context.Context) api.Status {
-	s := api.Status{PID: os.Getpid(), Started: a.began, Root: a.cfg.Root, Tier: a.support.Tier.String(), Reasons: a.support.Reasons,
-		Snapshotter: a.cfg.Address, Pool: a.poolStats(), Volumes: a.volumes.status(ctx), Status: a.files.Status()}
-	for _, m := range a.mounts.list() {
-		s.Mounts = append(s.Mounts, api.MountStatus(m))
-	}
-	return s
+	return api.Status{PID: os.Getpid(), Started: a.began, Root: a.cfg.Root, Tier: a.support.Tier.String(), Reasons: a.support.Reasons,
+		Snapshotter: a.cfg.Address, Pool: a.poolStats(), Volumes: a.images.VolumeStatus(ctx), Mounts: a.images.Mounts(), Status: a.files.Status()}
 }
 
 // poolStats returns the counters of the pool; they are zero without a pool.
@@ -37,19 +33,19 @@ func (a *Agent) poolStats() (s poolfs.Stats) {
 
 // Mount implements api.Service.
 func (a *Agent) Mount(ctx context.Context, req api.MountRequest) (*api.MountAnswer, error) {
-	return a.mounts.mount(ctx, req)
+	return a.images.Mount(ctx, req)
 }
 
 // Umount implements api.Service.
-func (a *Agent) Umount(dir string) error { return a.mounts.umount(dir) }
+func (a *Agent) Umount(dir string) error { return a.images.Umount(dir) }
 
 // MapVolume implements api.Service.
 func (a *Agent) MapVolume(ctx context.Context, req api.MapRequest) (*api.MapAnswer, error) {
-	return a.mounts.mapVolume(ctx, req)
+	return a.images.MapVolume(ctx, req)
 }
 
 // UnmapVolume implements api.Service.
-func (a *Agent) UnmapVolume(image string) error { return a.mounts.unmapVolume(image) }
+func (a *Agent) UnmapVolume(image string) error { return a.images.UnmapVolume(image) }
 
 // Profile implements api.Service.
 func (a *Agent) Profile(image string) (*api.ProfileAnswer, error) {
@@ -77,7 +73,7 @@ func (a *Agent) Profile(image string) (*api.ProfileAnswer, error) {
 	}
 	out := &api.ProfileAnswer{Image: img.Ref, Chain: img.Chain, Files: []api.ProfileEntry{}, Donor: p.Donor}
 	for _, f := range p.Files {
-		out.Files = append(out.Files, api.ProfileEntry{fmt.Sprintf("sha256:%x", f.Name), paths[f.Name], sizes[f.Name], f.From.String()})
+		out.Files = append(out.Files, api.ProfileEntry{Name: fmt.Sprintf("sha256:%x", f.Name), Path: paths[f.Name], Size: sizes[f.Name], From: f.From.String()})
 		out.Bytes += sizes[f.Name]
 	}
 	return out, nil
@@ -108,7 +104,7 @@ func (a *Agent) find(name string) (gearfs.ImageStatus, error) {
 		}
 	}
 	last := newest(st.Images, name)
-	for _, m := range a.mounts.list() {
+	for _, m := range a.images.Mounts() {
 		if last == nil && m.Image == name { // known by the name of another image with the same layers
 			last = newest(st.Images, m.Chain)
 		}

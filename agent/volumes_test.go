@@ -24,6 +24,8 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots/proxy"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/identity"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -188,6 +190,14 @@ type image struct {
 	manifest oci.Digest
 	layers   []oci.Digest
 	diffIDs  []string
+}
+
+// chainID names a layer together with the layers below it.
+func chainID(parent, diffID string) string {
+	if parent == "" {
+		return diffID
+	}
+	return identity.ChainID([]digest.Digest{digest.Digest(parent), digest.Digest(diffID)}).String()
 }
 
 func (i *image) chain() (chain string) {

@@ -1,4 +1,4 @@
-package agent
+package images
 
 import (
 	"context"
@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -25,6 +24,9 @@ import (
 	"example.org/slipway/node/view"
 	"example.org/slipway/oci"
 )
+
+// mountRecord is the record of a mount without containerd.
+type mountRecord api.MountStatus
 
 // there reports whether the mount of the record still exists.
 func (r *mountRecord) there() bool {
@@ -39,31 +41,16 @@ func (r *mountRecord) there() bool {
 // key returns the container name of a mount.
 func (r *mountRecord) key() string { return "mount:" + r.Dir }
 
-// mountRecord is the record of a mount without containerd.
-type mountRecord api.MountStatus
-
-// mounts holds the images that are mounted without containerd.
-type mounts struct {
-	dir    string
-	chains *chains
-
-	// claiming is held while chains are claimed that no record holds yet, so that they do
-	// not look like leftovers.
-	claiming sync.RWMutex
-	mu       sync.Mutex
-	all      map[string]*mountRecord // by directory
-	making   map[string]bool         // directories that are about to be mounted
-}
-
-// openMounts reads the records of mounts. It forgets those that are no longer mounted.
-func openMounts(dir string, c *chains) (*mounts, error) {
-	m := &mounts{dir: dir, chains: c, all: map[string]*mountRecord{}, making: map[string]bool{}}
-	entries, err := os.ReadDir(dir)
+// Resume reads the records of mounts. It forgets those that are no longer mounted, and drops
+// volumes that no image needs.
+func (m *Set) Resume() error {
+	c := m.chains
+	entries, err := os.ReadDir(m.dir)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, e := range entries {
-		name := filepath.Join(dir, e.Name())
+		name := filepath.Join(m.dir, e.Name())
 		if filepath.Ext(name) != ".json" {
 			continue
 		}
@@ -85,11 +72,12 @@ func openMounts(dir string, c *chains) (*mounts, error) {
 		}
 		m.letGo(&r)
 	}
-	return m, nil
+	c.volumes.begin()
+	return nil
 }
 
 // letGo forgets a mount that somebody else unmounted.
-func (m *mounts) letGo(r *mountRecord) {
+func (m *Set) letGo(r *mountRecord) {
 	c := m.chains
 	if r.Clone {
 		if err := c.DropRoot(c.ctx, r.key()); err != nil {
@@ -102,7 +90,7 @@ func (m *mounts) letGo(r *mountRecord) {
 }
 
 // sweep forgets mounts that no longer exist, usually because of umount(8).
-func (m *mounts) sweep(ctx context.Context) {
+func (m *Set) sweep(ctx context.Context) {
 	m.mu.Lock()
 	var gone []*mountRecord
 	for dir, r := range m.all {
@@ -120,13 +108,13 @@ func (m *mounts) sweep(ctx context.Context) {
 	}
 }
 
-func (m *mounts) file(dir string) string {
+func (m *Set) file(dir string) string {
 	sum := sha256.Sum256([]byte(dir))
 	return filepath.Join(m.dir, hex.EncodeToString(sum[:16])+".json")
 }
 
-// mount mounts an image at a directory.
-func (m *mounts) mount(ctx context.Context, req api.MountRequest) (*api.MountAnswer, error) {
+// Mount mounts an image at a directory.
+func (m *Set) Mount(ctx context.Context, req api.MountRequest) (*api.MountAnswer, error) {
 	if err := checkMount(&req); err != nil {
 		return nil, err
 	}
@@ -158,7 +146,7 @@ func (m *mounts) mount(ctx context.Context, req api.MountRequest) (*api.MountAns
 }
 
 // reserve claims the layers of an image and records that they are for a directory.
-func (m *mounts) reserve(ctx context.Context, req *api.MountRequest, use []string, fs string) (*gearclient.Image, []string, *mountRecord, error) {
+func (m *Set) reserve(ctx context.Context, req *api.MountRequest, use []string, fs string) (*gearclient.Image, []string, *mountRecord, error) {
 	m.claiming.RLock()
 	defer m.claiming.RUnlock()
 	img, l, why, err := m.claim(ctx, req.Image, req.Platform, use, fs)
@@ -202,7 +190,7 @@ func checkMount(req *api.MountRequest) error {
 
 // claim makes the layers of an image available in one of the ways. It says what became of
 // each way that it tried.
-func (m *mounts) claim(ctx context.Context, image, platform string, use []string, fs string) (*gearclient.Image, *snapshotter.Layer, []string, error) {
+func (m *Set) claim(ctx context.Context, image, platform string, use []string, fs string) (*gearclient.Image, *snapshotter.Layer, []string, error) {
 	ref, err := registries.Parse(image)
 	if err != nil {
 		return nil, nil, nil, err
@@ -243,7 +231,7 @@ func (m *mounts) claim(ctx context.Context, image, platform string, use []string
 }
 
 // resolve looks an image up in the registry.
-func (m *mounts) resolve(ctx context.Context, ref registries.Reference, platform string) (*gearclient.Image, error) {
+func (m *Set) resolve(ctx context.Context, ref registries.Reference, platform string) (*gearclient.Image, error) {
 	reg, err := m.chains.regs.Of(ref)
 	if err != nil {
 		return nil, err
@@ -276,7 +264,7 @@ func chainID(parent, diffID string) string {
 }
 
 // overlay mounts the tree of a record with the attributes that were requested.
-func (m *mounts) overlay(ctx context.Context, r *mountRecord, req *api.MountRequest) error {
+func (m *Set) overlay(ctx context.Context, r *mountRecord, req *api.MountRequest) error {
 	layers, err := m.chains.mountWay(ctx, r.Chain, r.Way)
 	if err != nil {
 		return err
@@ -308,7 +296,7 @@ func (m *mounts) overlay(ctx context.Context, r *mountRecord, req *api.MountRequ
 }
 
 // save writes a record durably.
-func (m *mounts) save(r *mountRecord) error {
+func (m *Set) save(r *mountRecord) error {
 	b, err := json.MarshalIndent(r, "", " ")
 	if err != nil {
 		return err
@@ -317,7 +305,7 @@ func (m *mounts) save(r *mountRecord) error {
 }
 
 // at returns the mount at a directory. The path may contain links.
-func (m *mounts) at(dir string) *mountRecord {
+func (m *Set) at(dir string) *mountRecord {
 	real, err := filepath.EvalSymlinks(dir)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -327,9 +315,9 @@ func (m *mounts) at(dir string) *mountRecord {
 	return m.all[real]
 }
 
-// umount unmounts a mount, and removes what was only kept for it. The upper directory and
+// Umount unmounts a mount, and removes what was only kept for it. The upper directory and
 // the files stay.
-func (m *mounts) umount(dir string) error {
+func (m *Set) Umount(dir string) error {
 	r := m.at(dir)
 	if r == nil || r.Mapped {
 		return fmt.Errorf("no image is mounted at %s by this agent: %w", dir, fs.ErrNotExist)
@@ -358,7 +346,7 @@ func (m *mounts) umount(dir string) error {
 
 // unmount unmounts a mount, lazily if it is in use. An unpacked tree is deleted when its
 // last mount goes, so a mount of such a tree stays while it is in use.
-func (m *mounts) unmount(r *mountRecord) (lazy bool, err error) {
+func (m *Set) unmount(r *mountRecord) (lazy bool, err error) {
 	if !m.chains.eager() || r.Way == config.WayVolume {
 		return view.Unmount(r.Dir)
 	}
@@ -371,7 +359,7 @@ func (m *mounts) unmount(r *mountRecord) (lazy bool, err error) {
 
 // forget removes the record of a mount. It also removes the chain and the chains below if
 // nothing else needs them.
-func (m *mounts) forget(r *mountRecord) error {
+func (m *Set) forget(r *mountRecord) error {
 	m.claiming.Lock()
 	defer m.claiming.Unlock()
 	if err := os.Remove(m.file(r.Dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -384,7 +372,7 @@ func (m *mounts) forget(r *mountRecord) error {
 	slices.Reverse(line)
 	for _, rec := range line {
 		dropped, err := m.chains.dropUnless(rec.Chain, func() bool {
-			return slices.ContainsFunc(m.list(), func(o mountRecord) bool { return o.Chain == rec.Chain })
+			return slices.ContainsFunc(m.Mounts(), func(o api.MountStatus) bool { return o.Chain == rec.Chain })
 		})
 		if !dropped || err != nil {
 			return err
@@ -394,8 +382,8 @@ func (m *mounts) forget(r *mountRecord) error {
 }
 
 // uses reports whether a chain is part of a mount.
-func (m *mounts) uses(chain string) bool {
-	for _, r := range m.list() {
+func (m *Set) uses(chain string) bool {
+	for _, r := range m.Mounts() {
 		line, err := m.chains.records.line(r.Chain)
 		if err != nil || slices.ContainsFunc(line, func(rec *chainRecord) bool { return rec.Chain == chain }) {
 			return true // or unknown
@@ -404,14 +392,14 @@ func (m *mounts) uses(chain string) bool {
 	return false
 }
 
-// list returns the mounts, sorted by directory.
-func (m *mounts) list() []mountRecord {
+// Mounts returns what is mounted without containerd, sorted by directory.
+func (m *Set) Mounts() []api.MountStatus {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var out []mountRecord
+	var out []api.MountStatus
 	for _, r := range m.all {
-		out = append(out, *r)
+		out = append(out, api.MountStatus(*r))
 	}
-	slices.SortFunc(out, func(a, b mountRecord) int { return strings.Compare(a.Dir, b.Dir) })
+	slices.SortFunc(out, func(a, b api.MountStatus) int { return strings.Compare(a.Dir, b.Dir) })
 	return out
 }

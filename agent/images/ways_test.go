@@ -1,4 +1,4 @@
-package agent
+package images
 
 import (
 	"slices"
@@ -79,7 +79,7 @@ func TestStepTimes(t *testing.T) {
 	for _, list := range [][]volfs.Status{{at("a", 10)}, {at("a", 15), at("b", 1)}, {at("a", 3)}, {}, {at("a", 3)}} {
 		s.count(list)
 	}
-	if got := s.total().read; got != 15+1+3+3 {
+	if got := s.work().Read; got != 15+1+3+3 {
 		t.Errorf("got %d", got)
 	}
 }

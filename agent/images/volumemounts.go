@@ -1,4 +1,4 @@
-package agent
+package images
 
 import (
 	"cmp"
@@ -16,7 +16,7 @@ import (
 
 // modeOf returns which ways a request allows, or nil if the configuration decides. It
 // also returns which file system a volume must have.
-func (m *mounts) modeOf(req *api.MountRequest) (use []string, fs string, err error) {
+func (m *Set) modeOf(req *api.MountRequest) (use []string, fs string, err error) {
 	switch cmp.Or(req.Mode, api.ModeAuto) {
 	case api.ModeAuto:
 		return nil, "", nil
@@ -36,7 +36,7 @@ func (m *mounts) modeOf(req *api.MountRequest) (use []string, fs string, err err
 }
 
 // clone mounts a clone of the image's volume at the directory of a record.
-func (m *mounts) clone(ctx context.Context, r *mountRecord, attrs uint64) (err error) {
+func (m *Set) clone(ctx context.Context, r *mountRecord, attrs uint64) (err error) {
 	if err := m.save(r); err != nil {
 		return err
 	}
@@ -86,8 +86,8 @@ func bindTo(dir, at string, attrs uint64) error {
 // mapped returns the name of a mapped image among the mounts.
 func mapped(image string) string { return "volume:" + image }
 
-// mapVolume maps and mounts an image as a volume.
-func (m *mounts) mapVolume(ctx context.Context, req api.MapRequest) (*api.MapAnswer, error) {
+// MapVolume maps and mounts an image as a volume.
+func (m *Set) MapVolume(ctx context.Context, req api.MapRequest) (*api.MapAnswer, error) {
 	r, fresh, err := m.reserveMap(ctx, &req)
 	if err != nil {
 		return nil, err
@@ -121,7 +121,7 @@ func (m *mounts) mapVolume(ctx context.Context, req api.MapRequest) (*api.MapAns
 
 // reserveMap is reserve for an image that is to be mapped. An image that is already
 // mapped stays, and fresh is false.
-func (m *mounts) reserveMap(ctx context.Context, req *api.MapRequest) (r *mountRecord, fresh bool, err error) {
+func (m *Set) reserveMap(ctx context.Context, req *api.MapRequest) (r *mountRecord, fresh bool, err error) {
 	m.mu.Lock()
 	r = m.all[mapped(req.Image)]
 	m.mu.Unlock()
@@ -139,8 +139,8 @@ func (m *mounts) reserveMap(ctx context.Context, req *api.MapRequest) (r *mountR
 	return r, true, nil
 }
 
-// unmapVolume releases a mapped image.
-func (m *mounts) unmapVolume(image string) error {
+// UnmapVolume releases a mapped image.
+func (m *Set) UnmapVolume(image string) error {
 	m.mu.Lock()
 	r := m.all[mapped(image)]
 	delete(m.all, mapped(image))

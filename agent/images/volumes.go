@@ -1,4 +1,4 @@
-package agent
+package images
 
 import (
 	"cmp"
@@ -66,17 +66,17 @@ type volumeRecord struct {
 func (r *volumeRecord) usable() bool { return r != nil && r.Record.Volume() != "" }
 
 // openVolumes takes over what an earlier agent mounted.
-func openVolumes(ctx, life context.Context, cfg *config.Agent, regs *registries.Set, recs *records, log *slog.Logger) (*volumes, error) {
-	if !cfg.Volumes.Configured() {
+func openVolumes(ctx, life context.Context, cfg *config.Agent, o *Options, recs *records) (*volumes, error) {
+	if !o.Volumes || !cfg.Volumes.Configured() {
 		return nil, nil
 	}
-	lay := layoutOf(cfg)
-	v := &volumes{cfg: &cfg.Volumes, storage: volumeworker.NewStorage(lay.volumeSocket, lay.volumes), regs: regs, records: recs,
-		steps: newStepTimes(), log: log, ctx: life,
+	lay := &o.Dirs
+	v := &volumes{cfg: &cfg.Volumes, storage: volumeworker.NewStorage(lay.VolumeSocket, lay.Volumes), regs: o.Registries, records: recs,
+		steps: newStepTimes(), log: o.Log, ctx: life,
 		trying: map[string]int{}, decided: map[decisionKey]*decision{}, containers: map[string]volumeContainer{}}
 	var err error
-	v.mgr, err = node.Open(ctx, node.Options{Dir: lay.volumeRecords, Run: lay.volumeMounts, Storage: v.storage, Mapping: cfg.Volumes.Mapping,
-		Outage: cfg.Volumes.Outage, Limits: node.Limits{Sweep: sweepOf(cfg.Volumes.Outage)}, Credential: v.credentialOf, Observe: v.steps.observe, Log: log})
+	v.mgr, err = node.Open(ctx, node.Options{Dir: lay.VolumeRecords, Run: lay.VolumeMounts, Storage: v.storage, Mapping: cfg.Volumes.Mapping,
+		Outage: cfg.Volumes.Outage, Limits: node.Limits{Sweep: sweepOf(cfg.Volumes.Outage)}, Credential: v.credentialOf, Observe: v.steps.observe, Log: o.Log})
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package agent
+package images
 
 import (
 	"sync"
@@ -7,6 +7,20 @@ import (
 	"example.org/slipway/volume/volfs"
 )
 
+// VolumeWork counts what a node did with volumes since its worker started.
+type VolumeWork struct {
+	Steps          []VolumeStep
+	Read, Written  int64 // bytes
+	Errors, Failed int64 // attempts that the storage failed, and reads and writes that ended so
+}
+
+// VolumeStep is how often a step of using volumes was done, and how long all took together.
+type VolumeStep struct {
+	Step  string
+	Count int64
+	Took  time.Duration
+}
+
 // volumeSteps are the steps of package node, in the order of their first use.
 var volumeSteps = []string{"credential", "clone", "map", "attach", "mount", "unmount", "unmap", "remove", "copy", "commit"}
 
@@ -14,37 +28,25 @@ var volumeSteps = []string{"credential", "clone", "map", "attach", "mount", "unm
 // volumes.
 type stepTimes struct {
 	mu   sync.Mutex
-	took map[string]stepTime
+	took map[string]VolumeStep
 	last map[string]volumeIO // by mapping, as last reported
 	sum  volumeIO
-}
-
-// stepTime is how often a step was done, and how long all of them took together.
-type stepTime struct {
-	n    int64
-	took time.Duration
 }
 
 // volumeIO counts the I/O of one mapping or of all mappings.
 type volumeIO struct{ read, written, errors, failed int64 }
 
 func newStepTimes() *stepTimes {
-	return &stepTimes{took: map[string]stepTime{}, last: map[string]volumeIO{}}
+	return &stepTimes{took: map[string]VolumeStep{}, last: map[string]volumeIO{}}
 }
 
 func (t *stepTimes) observe(step string, took time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.took[step]
-	s.n++
-	s.took += took
+	s.Count++
+	s.Took += took
 	t.took[step] = s
-}
-
-func (t *stepTimes) of(step string) stepTime {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.took[step]
 }
 
 // count adds the volume worker's counters to sums that only grow. The worker's counters
@@ -69,8 +71,14 @@ func (t *stepTimes) count(list []volfs.Status) {
 	t.last = last
 }
 
-func (t *stepTimes) total() volumeIO {
+// work returns all counts.
+func (t *stepTimes) work() VolumeWork {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.sum
+	w := VolumeWork{Read: t.sum.read, Written: t.sum.written, Errors: t.sum.errors, Failed: t.sum.failed}
+	for _, step := range volumeSteps {
+		s := t.took[step]
+		w.Steps = append(w.Steps, VolumeStep{step, s.Count, s.Took})
+	}
+	return w
 }
