@@ -25,8 +25,7 @@ import (
 )
 
 // chains makes the trees of images available without their blobs. It fetches the indexes
-// of layers, mounts the trees that they form, and fetches the files. It is the Lower of
-// the snapshotter.
+// of layers, mounts the trees that they form, and fetches the files.
 type chains struct {
 	records *records
 	trees   string // image files
@@ -42,8 +41,6 @@ type chains struct {
 	log      *slog.Logger
 	indexes  *registries.Indexes
 	volumes  *volumes // nil if none are configured
-	choice   config.AgentChoice
-	plain    choices // of images for which there is no chain
 
 	// changing is held while records are changed, including the read before.
 	changing sync.Mutex
@@ -80,8 +77,6 @@ type chainOptions struct {
 	background      bool
 	backgroundDelay time.Duration
 }
-
-var _ snapshotter.Lower = (*chains)(nil)
 
 // background runs a function for which the caller does not wait.
 func (c *chains) background(do func()) {

@@ -15,8 +15,15 @@ import (
 	"example.org/slipway/oci"
 )
 
+// claims are chains that also claim the layers of pulls and of mounts.
+type claims struct {
+	*chains
+	choice config.AgentChoice
+	plain  choices // of images for which there is no chain
+}
+
 // Claim implements snapshotter.Lower.
-func (c *chains) Claim(ctx context.Context, l snapshotter.Layer) (bool, error) {
+func (c *claims) Claim(ctx context.Context, l snapshotter.Layer) (bool, error) {
 	ok, err := c.claim(ctx, l, true)
 	c.log.Debug("layer of a pull", "image", l.ImageRef, "layer", l.Digest, "chain", l.ChainID, "claimed", ok, "err", err)
 	return ok, err
@@ -24,7 +31,7 @@ func (c *chains) Claim(ctx context.Context, l snapshotter.Layer) (bool, error) {
 
 // claim is Claim for a snapshot, or for a mount without one. It tries the ways of the
 // configuration in order.
-func (c *chains) claim(ctx context.Context, l snapshotter.Layer, snapshot bool) (bool, error) {
+func (c *claims) claim(ctx context.Context, l snapshotter.Layer, snapshot bool) (bool, error) {
 	if l.ImageRef == "" || l.Manifest == "" || l.Digest == "" {
 		return false, nil
 	}
@@ -38,7 +45,7 @@ func (c *chains) claim(ctx context.Context, l snapshotter.Layer, snapshot bool) 
 
 // claimBy is claim with the ways to try. fs is the file system that a volume must have,
 // or "" if any will do. It returns what became of each way that it tried.
-func (c *chains) claimBy(ctx context.Context, l snapshotter.Layer, ref registries.Reference, snapshot bool, use []string, fs string) (why []string, ok bool, err error) {
+func (c *claims) claimBy(ctx context.Context, l snapshotter.Layer, ref registries.Reference, snapshot bool, use []string, fs string) (why []string, ok bool, err error) {
 	reg, err := c.regs.Of(ref)
 	if err != nil {
 		return nil, false, err
@@ -85,7 +92,7 @@ func (c *chains) claimBy(ctx context.Context, l snapshotter.Layer, ref registrie
 }
 
 // used says how a way was taken.
-func (c *chains) used(way string) string {
+func (c *claims) used(way string) string {
 	if way == config.WayGear && c.eager() {
 		return "unpacked by the agent, as " + c.whyEager()
 	}
@@ -93,13 +100,13 @@ func (c *chains) used(way string) string {
 }
 
 // whyEager says why images are unpacked.
-func (c *chains) whyEager() string {
+func (c *claims) whyEager() string {
 	return "this machine cannot mount it lazily: " + strings.Join(c.support.Reasons, "; ")
 }
 
 // settle records, with the last layer of an image, how containers get the tree of the
 // image, and starts to prepare the tree.
-func (c *chains) settle(l snapshotter.Layer, way string, why []string, snapshot bool) error {
+func (c *claims) settle(l snapshotter.Layer, way string, why []string, snapshot bool) error {
 	if len(l.Layers) != 1 {
 		return nil
 	}
@@ -120,7 +127,7 @@ func (c *chains) settle(l snapshotter.Layer, way string, why []string, snapshot 
 }
 
 // claimVolume claims a layer of an image that is a volume, or returns why it cannot.
-func (c *chains) claimVolume(ctx context.Context, l snapshotter.Layer, ref registries.Reference, reg *registries.Registry, snapshot bool, fs string) (reason string, err error) {
+func (c *claims) claimVolume(ctx context.Context, l snapshotter.Layer, ref registries.Reference, reg *registries.Registry, snapshot bool, fs string) (reason string, err error) {
 	var below []string
 	if l.Parent != "" {
 		parent, err := c.sound(l.Parent)
@@ -167,7 +174,7 @@ func (c *chains) claimVolume(ctx context.Context, l snapshotter.Layer, ref regis
 }
 
 // claimGear claims a layer that has an index, or returns why it cannot.
-func (c *chains) claimGear(ctx context.Context, l snapshotter.Layer, ref registries.Reference, reg *registries.Registry, snapshot bool) (reason string, err error) {
+func (c *claims) claimGear(ctx context.Context, l snapshotter.Layer, ref registries.Reference, reg *registries.Registry, snapshot bool) (reason string, err error) {
 	if snapshot && c.eager() { // containerd unpacks it
 		return c.whyEager(), nil
 	}
@@ -257,7 +264,7 @@ func (c *chains) fetchIndex(ctx context.Context, rec *chainRecord) error {
 
 // claimNew fetches the index of a layer and keeps it if its tree can be mounted. If it
 // has no index to keep, it returns the reason and makes no record.
-func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref registries.Reference, reg *registries.Registry, snapshot bool) (reason string, err error) {
+func (c *claims) claimNew(ctx context.Context, l snapshotter.Layer, ref registries.Reference, reg *registries.Registry, snapshot bool) (reason string, err error) {
 	var below []string
 	if l.Parent != "" {
 		parent, err := c.sound(l.Parent)
@@ -304,7 +311,7 @@ var noLayers = string(oci.SHA256(nil))
 
 // claimNothing registers the tree of an image without layers, and sets the chain of l to
 // its name.
-func (c *chains) claimNothing(l *snapshotter.Layer, ref registries.Reference) error {
+func (c *claims) claimNothing(l *snapshotter.Layer, ref registries.Reference) error {
 	domain := c.regs.Domain(ref.Host)
 	l.ChainID = c.keyIn(noLayers, domain)
 	c.changing.Lock()
@@ -318,14 +325,14 @@ func (c *chains) claimNothing(l *snapshotter.Layer, ref registries.Reference) er
 
 // claimAgain adds sources of the same domain to a known chain. Errors: errNoRecord,
 // errOtherDomain.
-func (c *chains) claimAgain(chain, domain string, sources []gearfs.SourceRef, snapshot bool) error {
+func (c *claims) claimAgain(chain, domain string, sources []gearfs.SourceRef, snapshot bool) error {
 	c.changing.Lock()
 	defer c.changing.Unlock()
 	return c.merge(chain, domain, sources, snapshot)
 }
 
 // merge is claimAgain for a caller that holds changing.
-func (c *chains) merge(chain, domain string, sources []gearfs.SourceRef, snapshot bool) error {
+func (c *claims) merge(chain, domain string, sources []gearfs.SourceRef, snapshot bool) error {
 	rec, err := c.records.load(chain)
 	if err != nil {
 		return err

@@ -19,7 +19,7 @@ var errOtherDomain = errors.New("it is known from a registry of another trust do
 // keyIn returns the name of the record of a chain that is claimed for a domain. The name
 // is the chain ID, unless another domain has that. What one domain says of a chain is not
 // trusted for another domain.
-func (c *chains) keyIn(chain, domain string) string {
+func (c *claims) keyIn(chain, domain string) string {
 	rec, err := c.sound(chain)
 	if err != nil || rec.Domain == domain {
 		return chain
@@ -85,7 +85,7 @@ func flatten(layers ...*gear.Index) (*gear.Index, error) {
 
 // mountable returns why a tree could not be mounted. files are the files that were not
 // checked yet.
-func (c *chains) mountable(ctx context.Context, tree *gear.Index, files []gear.File, domain string, sources []gearfs.SourceRef) error {
+func (c *claims) mountable(ctx context.Context, tree *gear.Index, files []gear.File, domain string, sources []gearfs.SourceRef) error {
 	if err := view.Fits(ctx, tree); err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func (c *chains) mountable(ctx context.Context, tree *gear.Index, files []gear.F
 
 // fits returns why the tree of a layer and the layers below it could not be mounted. It
 // is called before the layer is claimed, while the layer can still be unpacked.
-func (c *chains) fits(ctx context.Context, l snapshotter.Layer, x *gear.Index, domain string, sources []gearfs.SourceRef) error {
+func (c *claims) fits(ctx context.Context, l snapshotter.Layer, x *gear.Index, domain string, sources []gearfs.SourceRef) error {
 	layers := []*gear.Index{x}
 	if l.Parent != "" {
 		below, err := c.flat(l.Parent)

@@ -52,6 +52,7 @@ type Options struct {
 type Set struct {
 	dir    string // records of mounts
 	chains *chains
+	lower  *lower // the same chains, and what claims them
 
 	// claiming is held while chains are claimed that no record holds yet, so that they do
 	// not look like leftovers.
@@ -76,13 +77,13 @@ func Open(ctx, life context.Context, cfg *config.Agent, o *Options) (*Set, error
 		return nil, err
 	}
 	c := &chains{
-		records: recs, volumes: volumes, choice: cfg.Choice, trees: o.Dirs.Trees, mounts: o.Dirs.Views, pool: o.Dirs.Pool, unpacked: o.Dirs.Unpacked,
+		records: recs, volumes: volumes, trees: o.Dirs.Trees, mounts: o.Dirs.Views, pool: o.Dirs.Pool, unpacked: o.Dirs.Unpacked,
 		files: o.Files, cache: o.Cache, regs: o.Registries, support: o.Support, log: o.Log, ctx: life,
 		opts:    chainOptions{cfg.Profiles.Record, cfg.Fetch.Background, cfg.Fetch.BackgroundDelay},
 		mounted: map[string]mountedTree{}, later: map[string]*time.Timer{},
 	}
 	c.indexes = registries.NewIndexes(life, c.background, cfg.Fetch.ConvertTimeout, o.Log, o.Files.ObserveLink)
-	m := &Set{dir: o.Dirs.Mounts, chains: c, all: map[string]*mountRecord{}, making: map[string]bool{}}
+	m := &Set{dir: o.Dirs.Mounts, chains: c, lower: &lower{&claims{chains: c, choice: cfg.Choice}}, all: map[string]*mountRecord{}, making: map[string]bool{}}
 	c.inUse = m.uses
 	return m, nil
 }
@@ -97,7 +98,7 @@ func (m *Set) Close() error {
 }
 
 // Lower returns what the snapshotter takes the trees of images from.
-func (m *Set) Lower() snapshotter.Lower { return m.chains }
+func (m *Set) Lower() snapshotter.Lower { return m.lower }
 
 // Holders returns what holds files of the cache while no process uses them: the pool and the
 // mounts of images.
@@ -115,7 +116,7 @@ func (m *Set) Layers(chain string) (n int, why []string, err error) {
 
 // Unpacked returns why an image was unpacked in the ordinary way, all of it or its upper
 // layers, and whether it was.
-func (m *Set) Unpacked(ref string) (why []string, ok bool) { return m.chains.plain.get(ref) }
+func (m *Set) Unpacked(ref string) (why []string, ok bool) { return m.lower.plain.get(ref) }
 
 // VolumeStatus returns the state of the node's volumes, or nil if none are configured.
 func (m *Set) VolumeStatus(ctx context.Context) *api.VolumesStatus {

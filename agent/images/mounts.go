@@ -80,7 +80,7 @@ func (m *Set) Resume() error {
 func (m *Set) letGo(r *mountRecord) {
 	c := m.chains
 	if r.Clone {
-		if err := c.DropRoot(c.ctx, r.key()); err != nil {
+		if err := m.lower.DropRoot(c.ctx, r.key()); err != nil {
 			c.log.Warn("the clone of a mount that is gone stays for now", "dir", r.Dir, "err", err)
 		}
 	}
@@ -200,14 +200,14 @@ func (m *Set) claim(ctx context.Context, image, platform string, use []string, f
 		return nil, nil, nil, err
 	}
 	if use == nil {
-		use = slices.DeleteFunc(slices.Clone(ways(&m.chains.choice, ref)), func(w string) bool { return w == config.WayPlain })
+		use = slices.DeleteFunc(slices.Clone(ways(&m.lower.choice, ref)), func(w string) bool { return w == config.WayPlain })
 	}
 	if len(use) == 0 {
 		return nil, nil, nil, fmt.Errorf("the configuration has %s unpacked in the ordinary way, which takes containerd; name another with --mode, or write the tree with slipway export", image)
 	}
 	if len(img.Layers) == 0 {
 		l := &snapshotter.Layer{Manifest: string(img.Manifest.Digest), ImageRef: image}
-		err := m.chains.claimNothing(l, ref)
+		err := m.lower.claimNothing(l, ref)
 		return img, l, []string{config.WayGear + ": used"}, err
 	}
 	var digests, why []string
@@ -217,9 +217,9 @@ func (m *Set) claim(ctx context.Context, image, platform string, use []string, f
 	l := &snapshotter.Layer{Manifest: string(img.Manifest.Digest), ImageRef: image}
 	for i, d := range digests {
 		l.Parent, l.Digest, l.DiffID, l.Layers = l.ChainID, d, string(img.DiffIDs[i]), digests[i:]
-		l.ChainID = m.chains.keyIn(chainID(idOf(l.Parent), l.DiffID), m.chains.regs.Domain(ref.Host))
+		l.ChainID = m.lower.keyIn(chainID(idOf(l.Parent), l.DiffID), m.chains.regs.Domain(ref.Host))
 		var ok bool
-		why, ok, err = m.chains.claimBy(ctx, *l, ref, false, use, fs)
+		why, ok, err = m.lower.claimBy(ctx, *l, ref, false, use, fs)
 		if err != nil && len(use) == 1 {
 			return nil, nil, nil, err
 		}
@@ -334,7 +334,7 @@ func (m *Set) Umount(dir string) error {
 		m.chains.log.Info("a mount is still in use and goes when it is not", "dir", r.Dir)
 	}
 	if r.Clone {
-		if err := m.chains.DropRoot(context.Background(), r.key()); err != nil {
+		if err := m.lower.DropRoot(context.Background(), r.key()); err != nil {
 			m.chains.log.Info("the clone of a mount stays for now", "dir", r.Dir, "err", err)
 		}
 	}

@@ -235,7 +235,7 @@ func ownNode(b *testing.B, dir string) (socket, chain string, labels map[string]
 }
 
 // benchChains returns chains on an empty directory.
-func benchChains(b *testing.B, dir string) *chains {
+func benchChains(b *testing.B, dir string) *lower {
 	b.Helper()
 	c := bareChains(b, dir)
 	if err := os.Mkdir(filepath.Join(dir, "probe"), 0o700); err != nil {
@@ -249,7 +249,7 @@ func benchChains(b *testing.B, dir string) *chains {
 }
 
 // bareChains returns chains that do not know what the kernel can do.
-func bareChains(b testing.TB, dir string) *chains {
+func bareChains(b testing.TB, dir string) *lower {
 	b.Helper()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	for _, name := range []string{"chains", "trees", "views", "pool"} {
@@ -274,11 +274,11 @@ func bareChains(b testing.TB, dir string) *chains {
 	}
 	b.Cleanup(func() { _ = files.Close() })
 	ctx, cancel := context.WithCancel(b.Context())
-	c := &chains{
+	c := &lower{&claims{chains: &chains{
 		records: &records{dir: at("chains")}, trees: at("trees"), mounts: at("views"), pool: at("pool"), files: files, cache: cache, regs: regs,
 		log: log, ctx: ctx, opts: chainOptions{record: true}, mounted: map[string]mountedTree{}, later: map[string]*time.Timer{},
 		inUse: func(string) bool { return false },
-	}
+	}}}
 	b.Cleanup(func() { cancel(); c.close() })
 	return c
 }

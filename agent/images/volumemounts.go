@@ -42,10 +42,10 @@ func (m *Set) clone(ctx context.Context, r *mountRecord, attrs uint64) (err erro
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, m.chains.DropRoot(context.WithoutCancel(ctx), r.key()))
+			err = errors.Join(err, m.lower.DropRoot(context.WithoutCancel(ctx), r.key()))
 		}
 	}()
-	dir, err := m.chains.Root(ctx, r.key(), r.Chain)
+	dir, err := m.lower.Root(ctx, r.key(), r.Chain)
 	if err != nil {
 		return err
 	}

@@ -17,12 +17,17 @@ import (
 	"example.org/slipway/volume/node"
 )
 
-// This file is for containers in mode network: each has a clone of its image's volume.
+// lower is what the snapshotter takes the trees of images from. It also gives containers in
+// mode network their roots: each has a clone of its image's volume.
+type lower struct{ *claims }
 
-var _ snapshotter.Rooter = (*chains)(nil)
+var (
+	_ snapshotter.Lower  = (*lower)(nil)
+	_ snapshotter.Rooter = (*lower)(nil)
+)
 
 // Roots implements snapshotter.Rooter.
-func (c *chains) Roots(chain string) bool {
+func (c *lower) Roots(chain string) bool {
 	if c.volumes == nil || c.volumes.cfg.Mode != "network" {
 		return false
 	}
@@ -31,7 +36,7 @@ func (c *chains) Roots(chain string) bool {
 }
 
 // Root implements snapshotter.Rooter.
-func (c *chains) Root(ctx context.Context, key, chain string) (string, error) {
+func (c *lower) Root(ctx context.Context, key, chain string) (string, error) {
 	rec, err := c.records.load(chain)
 	if err != nil {
 		return "", err
@@ -44,7 +49,7 @@ func (c *chains) Root(ctx context.Context, key, chain string) (string, error) {
 }
 
 // DropRoot implements snapshotter.Rooter.
-func (c *chains) DropRoot(ctx context.Context, key string) error {
+func (c *lower) DropRoot(ctx context.Context, key string) error {
 	if c.volumes == nil {
 		return errNoVolumes
 	}
@@ -53,7 +58,7 @@ func (c *chains) DropRoot(ctx context.Context, key string) error {
 
 // RootUsage implements snapshotter.Rooter. It returns by how much the clone's content
 // exceeds the image's. It does not see content that replaced some of the image's.
-func (c *chains) RootUsage(ctx context.Context, key string) (size, inodes int64, err error) {
+func (c *lower) RootUsage(ctx context.Context, key string) (size, inodes int64, err error) {
 	if c.volumes == nil {
 		return 0, 0, errNoVolumes
 	}
@@ -88,7 +93,7 @@ func usedOf(dir string) (size, inodes int64, err error) {
 
 // CommitRoot implements snapshotter.Rooter. The new volume is next to the container's
 // clone and has the image's volume as its parent. Only this node knows it.
-func (c *chains) CommitRoot(ctx context.Context, key, parent, chain string) error {
+func (c *lower) CommitRoot(ctx context.Context, key, parent, chain string) error {
 	if c.volumes == nil {
 		return errNoVolumes
 	}
