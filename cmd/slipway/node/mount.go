@@ -15,8 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/agent"
 	"example.org/slipway/agent/api"
+	"example.org/slipway/agent/runtimespec"
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/config"
 )
@@ -316,7 +316,7 @@ func runContainer(cmd *cobra.Command, f *runFlags, image string, args []string, 
 			bundle = filepath.Join(bundle, "nothing")
 		}
 	}()
-	spec, err := agent.RuntimeSpec(m.Config, agent.RunOptions{Root: root, Command: args, Env: f.env, WorkingDir: f.workdir, HostNetwork: f.host})
+	spec, err := runtimespec.New(m.Config, runtimespec.Options{Root: root, Command: args, Env: f.env, WorkingDir: f.workdir, HostNetwork: f.host})
 	if err != nil {
 		return err
 	}

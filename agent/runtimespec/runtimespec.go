@@ -1,4 +1,6 @@
-package agent
+// Package runtimespec makes the configuration of a container, as programs like runc take it,
+// from the configuration of an image.
+package runtimespec
 
 import (
 	"bufio"
@@ -17,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RunOptions say how an image is run.
-type RunOptions struct {
+// Options say how an image is run.
+type Options struct {
 	// Root is where its tree is mounted.
 	Root string
 	// Command replaces the image's arguments, after its entry point. If the image has no
@@ -37,9 +39,9 @@ var capabilities = []string{
 	"CAP_SETUID", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
 }
 
-// RuntimeSpec makes the configuration of a container, as defined by the runtime
+// New makes the configuration of a container, as defined by the runtime
 // specification, from the configuration of an image.
-func RuntimeSpec(image []byte, o RunOptions) (*specs.Spec, error) {
+func New(image []byte, o Options) (*specs.Spec, error) {
 	var img ocispec.Image
 	if err := json.Unmarshal(image, &img); err != nil {
 		return nil, fmt.Errorf("configuration of the image: %w", err)

@@ -1,4 +1,4 @@
-package agent
+package runtimespec
 
 import (
 	"os"
@@ -81,7 +81,7 @@ func TestUserStaysInside(t *testing.T) {
 func TestRuntimeSpec(t *testing.T) {
 	root := imageRoot(t, map[string]string{"passwd": "www:x:33:34::/:\n"})
 	image := []byte(`{"config":{"Entrypoint":["/bin/app"],"Cmd":["serve"],"Env":["A=1"],"User":"www","WorkingDir":"/srv"}}`)
-	s, err := RuntimeSpec(image, RunOptions{Root: root, Env: []string{"B=2"}})
+	s, err := New(image, Options{Root: root, Env: []string{"B=2"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestRuntimeSpec(t *testing.T) {
 	if !network(s) {
 		t.Error("the container has the machine's network unasked")
 	}
-	s, err = RuntimeSpec(image, RunOptions{Root: root, Command: []string{"other"}, WorkingDir: "/w", HostNetwork: true})
+	s, err = New(image, Options{Root: root, Command: []string{"other"}, WorkingDir: "/w", HostNetwork: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestRuntimeSpec(t *testing.T) {
 		t.Errorf("process %+v", s.Process)
 	}
 	for _, bad := range []string{"", "{", `{}`, `{"config":{"Cmd":["x"],"User":"nobody"}}`} {
-		if _, err := RuntimeSpec([]byte(bad), RunOptions{Root: root}); err == nil {
+		if _, err := New([]byte(bad), Options{Root: root}); err == nil {
 			t.Errorf("configuration %q is accepted", bad)
 		}
 	}
