@@ -46,14 +46,14 @@ func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "slipway",
 		Short: "Container-image distribution: a registry and its tools in one binary",
-		Long: `Container-image distribution: a registry, a node agent, and the tools to look after them and
-to measure them, in one binary.
+		Long: `Container-image distribution in one binary: a registry, a node agent, and the tools to manage
+and measure them.
 
-The exit status is 0 when all was done, 1 when something failed, and 2 when the command was
-called wrongly. 3 and 4 are told apart by commands that check something: 3 is wrong content
-(load) or a gate that was not met (trace replay, trace compare); 4 is problems that remain
-(fsck), operations that failed (load), or a run that is not valid (trace replay). slipway run
-and slipway profile record end with the status of the container's command.`,
+The exit status is 0 when everything was done, 1 when something failed, and 2 when the command
+line was wrong. Commands that check something have two more. Status 3 means wrong content
+(load) or a gate that was not met (trace replay, trace compare). Status 4 means problems that
+remain (fsck), operations that failed (load), or a run that is not valid (trace replay).
+slipway run and slipway profile record end with the status of the container's command.`,
 		Example: `  slipway serve
   slipway convert 127.0.0.1:5000/team/app:1
   slipway run 127.0.0.1:5000/team/app:1`,

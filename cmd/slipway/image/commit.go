@@ -24,22 +24,22 @@ func commitCommand() *cobra.Command {
 	var f commitFlags
 	cmd := &cobra.Command{
 		Use:   "commit UPPER-DIR BASE-IMAGE {NEW-TAG | NEW-IMAGE}",
-		Short: "Make a new image of a base image and an overlay's upper directory",
+		Short: "Make a new image from a base image and an overlay's upper directory",
 		Example: `  slipway commit /var/tmp/changes 127.0.0.1:5000/team/app:1 2
   slipway commit /var/tmp/changes 127.0.0.1:5000/team/app:1 127.0.0.1:5000/team/other:1`,
-		Long: `Make a Gear image of a base image and of what the upper directory of an overlay mounted on
-it says, and push it to the base image's repository, or to another one of the same registry.
-Only the files that the repository lacks are sent.
+		Long: `Make a Gear image from a base image and the upper directory of an overlay that was mounted on
+it. Push it to the base image's repository, or to another one of the same registry. Only the
+files that the repository lacks are sent.
 
 With --layers, make an ordinary image instead, which runs anywhere: the base image's layers
-and one more. Stop what writes to the directory first. Reading it needs root.`,
+and one more. First stop whatever writes to the directory. Reading it needs root.`,
 		Args: cobra.ExactArgs(3),
 		RunE: func(cmd *cobra.Command, args []string) error { return runCommit(cmd, &f, args[0], args[1], args[2]) },
 	}
 	f.remote.Add(cmd)
 	f.remote.AddPlatform(cmd)
 	fl := cmd.Flags()
-	fl.StringVar(&f.o.Upper.Merged, "merged", "", "mount point of the overlay, where that was mounted with redirect_dir or metacopy")
+	fl.StringVar(&f.o.Upper.Merged, "merged", "", "mount point of the overlay, needed if it was mounted with redirect_dir or metacopy")
 	fl.BoolVar(&f.o.Upper.UserXattr, "userxattr", false, "the overlay was mounted with userxattr")
 	fl.BoolVar(&f.layers, "layers", false, "make an ordinary image: the base image's layers and a new one")
 	fl.StringVar(&f.o.Author, "author", "", "author to record in the image")

@@ -24,17 +24,18 @@ func convertCommand() *cobra.Command {
 	var f convertFlags
 	cmd := &cobra.Command{
 		Use:   "convert {IMAGE | --all}",
-		Short: "Make a Gear image of an image in a registry, or convert all layers of a data directory",
+		Short: "Make a Gear image from an image in a registry, or convert all layers of a data directory",
 		Example: `  slipway convert 127.0.0.1:5000/team/app:1 --tag 1-gear
   slipway convert 127.0.0.1:5000/team/app:1 --platform linux/arm64
   slipway convert --all --root /var/lib/slipway`,
-		Long: `Make a Gear image of REGISTRY/REPOSITORY:TAG and push it to the same repository, as
-TAG-gear. The registry must be one that slipway serve runs; the files are in it already, so
-only the index is sent. The same image becomes the same Gear image, to the digest.
+		Long: `Make a Gear image from REGISTRY/REPOSITORY:TAG and push it to the same repository, as
+TAG-gear. The registry must be one that slipway serve runs. It has the files already, so only
+the index is sent. The same image always becomes the same Gear image, with the same digest.
 
-With --all, have all layers in a data directory converted that are not yet, also while a
-server uses it. A running server does that by itself with what is pushed, unless gear.convert
-in its configuration is off. Exit status 1 means that some cannot be converted.`,
+With --all, convert all layers of a data directory that are not converted yet. A server may
+use the directory meanwhile. A running server converts by itself what is pushed, unless
+gear.convert in its configuration is off. Exit status 1 means that some layers cannot be
+converted.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
@@ -49,11 +50,11 @@ in its configuration is off. Exit status 1 means that some cannot be converted.`
 	f.Add(cmd, false)
 	f.remote.Add(cmd)
 	fl := cmd.Flags()
-	fl.StringVar(&f.tag, "tag", "", "tag of the Gear image (default: the image's with -gear behind it)")
+	fl.StringVar(&f.tag, "tag", "", "tag of the Gear image (default: the image's tag with -gear appended)")
 	fl.StringArrayVar(&f.remote.Platforms, "platform", nil, "os/architecture[/variant] to convert, may be repeated (default: Linux on this machine's architecture)")
 	fl.BoolVar(&f.allPlatforms, "all-platforms", false, "convert the images for all platforms, and push an index of them")
 	fl.BoolVar(&f.all, "all", false, "convert all layers of the data directory")
-	fl.BoolVar(&f.again, "again", false, "with --all: also layers whose conversion has failed before")
+	fl.BoolVar(&f.again, "again", false, "with --all: also convert layers whose conversion has failed before")
 	fl.BoolVar(&f.json, "json", false, "print the report as JSON; durations are in nanoseconds")
 	return cmd
 }

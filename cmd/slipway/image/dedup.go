@@ -29,32 +29,34 @@ func dedupCommand() *cobra.Command {
 	var f dedupFlags
 	cmd := &cobra.Command{
 		Use:   "dedup {LAYOUT-DIR | REGISTRY[/REPOSITORY[:TAG]]}...",
-		Short: "Tell how much images take with shared layers, files and chunks",
+		Short: "Compare how much space images take with shared layers, files and chunks",
 		Example: `  slipway dedup layouts/app layouts/db
   slipway dedup 127.0.0.1:5000/team/app --output json`,
-		Long: `Read images once, and tell how much they take each by itself, with shared layers (what a
-registry stores), with shared files (what Gear stores) and with shared chunks of 128 KiB.
+		Long: `Read images once, and report how much space they take if each is stored by itself, with shared
+layers (as a registry stores them), with shared files (as Gear stores them) and with shared
+chunks of 128 KiB.
 
-A directory is an OCI image layout or has some below it; the image of DIR/SERIES/VERSION
-is called so. Of a registry all tagged images are read, of one or all repositories; a
-repository is a series. Nothing is changed anywhere.
+A directory is an OCI image layout, or has several below it: the image in DIR/SERIES/VERSION
+is called SERIES/VERSION. From a registry, all tagged images of one repository or of all
+repositories are read; a repository is a series. Nothing is changed anywhere.
 
-With --used it also tells how much of what images need to do their task is the same. The
-file has a line of JSON for each image: {"image":"SERIES/VERSION","files":["PATH",...]}`,
+With --used the command also reports how much images share of the files that they need for
+their task. The file has a line of JSON for each image:
+{"image":"SERIES/VERSION","files":["PATH",...]}`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return runDedup(cmd, &f, args) },
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&f.platform, "platform", "linux/amd64", "take the image for this platform where there are several")
+	fl.StringVar(&f.platform, "platform", "linux/amd64", "platform to take of multi-platform images")
 	fl.BoolVar(&f.allPlatforms, "all-platforms", false, "take the images for all platforms")
 	fl.IntVar(&f.level, "level", 3, "level of zstd for files and chunks, 1 to 22")
 	fl.IntVar(&f.workers, "workers", 0, "layers read at once (default: the number of cores)")
-	fl.StringVar(&f.categories, "categories", "", "CSV file with lines SERIES,CATEGORY: tell about categories too")
+	fl.StringVar(&f.categories, "categories", "", "CSV file with lines SERIES,CATEGORY: report on categories, too")
 	fl.StringVar(&f.used, "used", "", "file with what each image needs")
 	fl.StringVar(&f.csvDir, "csv", "", "write CSV files into this directory")
 	fl.StringVar(&f.svgDir, "svg", "", "draw charts into this directory")
 	fl.BoolVar(&f.json, "json", false, "print JSON instead of tables")
-	fl.StringVar(&f.spillDir, "temp-dir", "", "where files of more than 16 MiB lie while they are read (default: the system's)")
+	fl.StringVar(&f.spillDir, "temp-dir", "", "directory for files of more than 16 MiB while they are read (default: the system's)")
 	f.source.AddToMany(fl)
 	return cmd
 }

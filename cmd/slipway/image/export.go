@@ -16,15 +16,16 @@ func exportCommand() *cobra.Command {
 		Use:     "export IMAGE DIR",
 		Short:   "Write the file tree of an image into a directory",
 		Example: `  slipway export 127.0.0.1:5000/team/app:1 tree`,
-		Long: `Write the file tree of REGISTRY/REPOSITORY:TAG into a directory, which is made or must be
-empty. The image may be a Gear image or any other that the registry has converted. Each
-content is fetched once and verified. Owners, devices and most attributes need root.`,
+		Long: `Write the file tree of REGISTRY/REPOSITORY:TAG into a directory, which must be empty or not
+exist yet. The image may be a Gear image or any other image that the registry has converted.
+Each content is fetched once and verified. Writing owners, devices and most attributes needs
+root.`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error { return runExport(cmd, &f, lossy, args[0], args[1]) },
 	}
 	f.Add(cmd)
 	f.AddPlatform(cmd)
-	cmd.Flags().BoolVar(&lossy, "lossy", false, "go on without owners, devices and attributes that this user or file system does not allow")
+	cmd.Flags().BoolVar(&lossy, "lossy", false, "continue without owners, devices and attributes that this user or file system does not allow")
 	return cmd
 }
 

@@ -34,22 +34,23 @@ func inspectCommand() *cobra.Command {
 	var f inspectFlags
 	cmd := &cobra.Command{
 		Use:   "inspect IMAGE [IMAGE...]",
-		Short: "Tell what an image consists of, and what it shares with others",
+		Short: "Show what an image consists of, and what it shares with others",
 		Example: `  slipway inspect 127.0.0.1:5000/team/app:1
   slipway inspect --tree 127.0.0.1:5000/team/app:1
   slipway inspect 127.0.0.1:5000/team/app:1 127.0.0.1:5000/team/app:2`,
-		Long: `Tell what REGISTRY/REPOSITORY:TAG consists of, layer by layer and as a whole, and what files
-it shares with the other images named, or, if there are none, with other tags of its repository.
-No contents of files are fetched. The registry must be one that slipway serve runs.`,
+		Long: `Show what REGISTRY/REPOSITORY:TAG consists of, layer by layer and as a whole, and which files
+it shares with the other images that are named. If none is named, it is compared with other
+tags of its repository. No contents of files are fetched. The registry must be one that
+slipway serve runs.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return runInspect(cmd, &f, args) },
 	}
 	f.remote.Add(cmd)
 	f.remote.AddPlatform(cmd)
 	fl := cmd.Flags()
-	fl.BoolVar(&f.tree, "tree", false, "also list all entries with their sizes")
-	fl.IntVar(&f.top, "top", 10, "how many of the largest files and of the duplicates to list")
-	fl.IntVar(&f.tags, "tags", 10, "how many other tags to compare with, if no other image is named; 0: none")
+	fl.BoolVar(&f.tree, "tree", false, "also list all entries of the tree with their sizes")
+	fl.IntVar(&f.top, "top", 10, "number of largest files and of duplicates to list")
+	fl.IntVar(&f.tags, "tags", 10, "number of other tags to compare with, if no other image is named; 0: none")
 	fl.BoolVar(&f.json, "json", false, "print JSON")
 	return cmd
 }

@@ -23,15 +23,16 @@ func pushModelCommand() *cobra.Command {
 	var f modelFlags
 	cmd := &cobra.Command{
 		Use:   "push-model {DIR IMAGE | --from MODEL {NEW-TAG | IMAGE}}",
-		Short: "Make an image of a model's files, for image volumes of pods, and push it",
-		Long: `Make an ordinary image of the files below a directory and push it. Pods mount it as a volume
-(volumes: image:), and on nodes with the agent its files come when they are read. The same files
-become the same image, to the digest, and of another version only the files that changed are
-sent. Symbolic links to files are followed; .git and .cache are left out.
+		Short: "Make an image from a model's files, for image volumes of pods, and push it",
+		Long: `Make an ordinary image from the files below a directory and push it. Pods mount it as a volume
+(volumes: image:), and on nodes with the agent its files are fetched when they are read. The
+same files always become the same image, with the same digest, and for another version only
+the files that changed are sent. Symbolic links to files are followed; .git and .cache are
+left out.
 
-With --from, make such an image of a model in a registry, as ModelPack and docker model package
-it, which runtimes cannot mount. It goes to another tag or repository of the same registry. The
-model stays as it is, with its digest and signatures.`,
+With --from, make such an image from a model in a registry that ModelPack or docker model
+packaged, which runtimes cannot mount. The image goes to another tag or repository of the same
+registry. The model stays as it is, with its digest and signatures.`,
 		Example: `  slipway push-model ./llama registry.example.com/models/llama:1
   slipway push-model --from registry.example.com/models/llama:1 1-image`,
 		Args: cobra.RangeArgs(1, 2),

@@ -32,15 +32,16 @@ func recipeCommand() *cobra.Command {
 	var f recipeFlags
 	cmd := &cobra.Command{
 		Use:   "recipe --check {BLOB | -}...",
-		Short: "Tell how small a recipe of a layer is that rebuilds it from its files",
+		Short: "Show how small the recipes are from which layers are rebuilt out of their files",
 		Example: `  slipway recipe --check layer.tar.gz
   curl -sL http://127.0.0.1:5000/v2/team/app/blobs/sha256:... | slipway recipe --check -`,
-		Long: `Tell, for each layer blob, how large a recipe is from which, with the contents of the layer's
-files, the exact bytes of the blob are written again, and at which rate one core writes them. Each
-recipe is tried: the layer is rebuilt and its digest compared. Nothing is changed or kept.
+		Long: `A recipe is what is needed, besides the contents of a layer's files, to write the exact bytes
+of the layer's blob again. Show how large the recipe of each layer blob is, and at which rate
+one core rebuilds the blob. Each recipe is tried: the layer is rebuilt and its digest
+compared. Nothing is changed or kept.
 
-What a recipe replaces is the blob; the contents of the files stay stored. A layer that has no
-recipe is listed with the reason, and would stay as it is.`,
+A recipe replaces the blob; the contents of the files stay stored. A layer for which no recipe
+can be made is listed with the reason, and would stay as it is.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !f.check {
@@ -50,8 +51,8 @@ recipe is listed with the reason, and would stay as it is.`,
 		},
 	}
 	fl := cmd.Flags()
-	fl.BoolVar(&f.check, "check", false, "tell what recipes would be, and change nothing")
-	fl.StringVar(&f.tempDir, "temp-dir", "", "where the uncompressed layer lies while it is checked (default: the system's)")
+	fl.BoolVar(&f.check, "check", false, "only show what recipes would be, and change nothing")
+	fl.StringVar(&f.tempDir, "temp-dir", "", "directory for the uncompressed layer while it is checked (default: the system's)")
 	command.AddJSON(cmd, &f.json)
 	return cmd
 }

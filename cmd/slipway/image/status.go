@@ -18,7 +18,7 @@ func statusCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Tell the state of the conversion to Gear, of dropped layers, and of the building of volumes",
+		Short: "Show the state of the conversion to Gear, of dropped layers, and of the building of volumes",
 		Example: `  slipway status --root /var/lib/slipway
   slipway status --config /etc/slipway/config.yml --output json`,
 		Args: cobra.NoArgs,
@@ -92,9 +92,10 @@ func settleCommand() *cobra.Command {
 		Use:     "settle",
 		Short:   "Rewrite packs of Gear files so that they take less space",
 		Example: `  slipway settle --root /var/lib/slipway`,
-		Long: `Rewrite packs of Gear files, as they were stored quickly, into dense ones, and free the
-space of what nothing needs. A running server does this by itself; with one, the command asks
-it to do it now. Replaced packs are deleted some minutes later, when nobody reads them.`,
+		Long: `Rewrite packs of Gear files, which were stored quickly, into dense ones, and free the space of
+files that nothing needs. A running server does this by itself; if one uses the data
+directory, the command asks it to do so now. Replaced packs are deleted some minutes later,
+when nobody reads them.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return command.WithAdmin(cmd, &f, false, func(a *serve.Admin) error {
@@ -110,7 +111,7 @@ it to do it now. Replaced packs are deleted some minutes later, when nobody read
 		},
 	}
 	f.Add(cmd, false)
-	cmd.Flags().BoolVar(&args.All, "all", false, "also what does not fill a pack yet")
+	cmd.Flags().BoolVar(&args.All, "all", false, "also rewrite files that do not fill a pack yet")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
 	return cmd
 }

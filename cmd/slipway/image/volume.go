@@ -22,12 +22,11 @@ import (
 func volumeCommand(onNode []*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "volume",
-		Short: "Look after images as block volumes in storage that nodes share",
+		Short: "Manage images as block volumes in storage that nodes share",
 		Example: `  slipway volume build 127.0.0.1:5000/team/app:1
   slipway volume ls 127.0.0.1:5000/team/app`,
-		Long: `Look after images as block volumes: a registry has them built in a Ceph pool or a shared
-directory (volumes in its configuration), and nodes map them and read blocks as they are
-touched.`,
+		Long: `Manage images as block volumes. A registry builds volumes in a Ceph pool or a shared directory
+(volumes in its configuration). Nodes map them and read blocks when they are touched.`,
 	}
 	cmd.AddCommand(volumeBuildCommand(), volumeInfoCommand(), volumeLsCommand(), volumeRmCommand())
 	cmd.AddCommand(onNode...)
@@ -72,7 +71,7 @@ func volumeInfoCommand() *cobra.Command {
 	var f volumeFlags
 	cmd := &cobra.Command{
 		Use:   "info IMAGE",
-		Short: "Tell where an image is as volumes",
+		Short: "Show where the volumes of an image are",
 		Example: `  slipway volume info registry.example.com/team/app:1
   slipway volume info --json localhost:5000/team/app:1`,
 		Args: cobra.ExactArgs(1),
@@ -90,7 +89,7 @@ func volumeInfoCommand() *cobra.Command {
 		},
 	}
 	f.add(cmd, "")
-	cmd.Flags().BoolVar(&f.json, "json", false, "print what the registry tells as JSON")
+	cmd.Flags().BoolVar(&f.json, "json", false, "print the registry's answer as JSON")
 	return cmd
 }
 
@@ -136,11 +135,11 @@ func volumeRmCommand() *cobra.Command {
 	var f volumeFlags
 	cmd := &cobra.Command{
 		Use:   "rm IMAGE",
-		Short: "Give up the volumes of an image; the image stays",
-		Long: `Give up the volumes of an image; the image itself stays. What no other image needs is
-removed from the storage after storage.gc.grace, once no node uses it; slipway gc --now on the
-registry's side removes it at once. A push of the image has volumes built again where the
-registry's configuration says so.`,
+		Short: "Drop the volumes of an image; the image stays",
+		Long: `Drop the volumes of an image; the image itself stays. Volumes that no other image needs are
+removed from the storage after storage.gc.grace, once no node uses them; slipway gc --now on
+the registry's machine removes them at once. If the registry's configuration says so, a push
+of the image builds its volumes again.`,
 		Example: `  slipway volume rm registry.example.com/team/app:1
   slipway volume rm --fs erofs registry.example.com/team/app:1`,
 		Args: cobra.ExactArgs(1),
@@ -157,7 +156,7 @@ registry's configuration says so.`,
 			return nil
 		},
 	}
-	f.add(cmd, "only those with this file system, ext4 or erofs (default: all)")
+	f.add(cmd, "drop only volumes with this file system, ext4 or erofs (default: all)")
 	return cmd
 }
 
@@ -172,9 +171,9 @@ func volumeLsCommand() *cobra.Command {
 	var f lsFlags
 	cmd := &cobra.Command{
 		Use:   "ls [REPOSITORY]",
-		Short: "List the images that are volumes, of a repository or of a data directory",
-		Long: `List the images that are volumes, or are to be: those of REGISTRY/REPOSITORY, or without it
-all of a data directory, also while a server uses it.`,
+		Short: "List the images that have volumes, in a repository or a data directory",
+		Long: `List the images that have volumes or are to get them: those of REGISTRY/REPOSITORY, or,
+without it, all of a data directory. A server may use the directory meanwhile.`,
 		Example: `  slipway volume ls registry.example.com/team/app
   slipway volume ls --config /etc/slipway/config.yml`,
 		Args: cobra.MaximumNArgs(1),

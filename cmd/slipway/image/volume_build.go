@@ -25,11 +25,11 @@ func volumeBuildCommand() *cobra.Command {
 	var f buildFlags
 	cmd := &cobra.Command{
 		Use:   "build IMAGE",
-		Short: "Have an image in a registry built as volumes",
-		Long: `Have REGISTRY/REPOSITORY:TAG built as volumes by its registry, which must be one that slipway
-serve runs with volumes in its configuration, and wait until they are. Volumes that are there
-already are used as they are, so that it may be done again at any time: what was lost in the
-storage is then made anew. With volumes.build: push the registry does this by itself.`,
+		Short: "Build an image in a registry as volumes",
+		Long: `Ask the registry to build REGISTRY/REPOSITORY:TAG as volumes, and wait until they are built.
+The registry must be one that slipway serve runs with volumes in its configuration. Volumes
+that exist are used as they are, so the command can be repeated at any time: it builds only
+what the storage has lost. With volumes.build: push, the registry builds volumes by itself.`,
 		Example: `  slipway volume build registry.example.com/team/app:1
   slipway volume build --fs erofs --wait 10m localhost:5000/team/app:1
   slipway volume build --detach registry.example.com/team/app:1`,
@@ -39,7 +39,7 @@ storage is then made anew. With volumes.build: push the registry does this by it
 	f.add(cmd, "file system, ext4 or erofs (default: as the registry is configured)")
 	fl := cmd.Flags()
 	fl.BoolVar(&f.detach, "detach", false, "do not wait for the volumes")
-	fl.BoolVar(&f.json, "json", false, "print what the registry tells then as JSON")
+	fl.BoolVar(&f.json, "json", false, "print the registry's answer as JSON")
 	wait := fl.Lookup("wait")
 	wait.Hidden, wait.Usage = false, "how long to wait for the volumes (default 30m)"
 	return cmd

@@ -66,16 +66,16 @@ func agentCommand() *cobra.Command {
 	var worker string
 	cmd := &cobra.Command{
 		Use:   "agent",
-		Short: "Run the node agent: containers start before their image is here",
+		Short: "Run the node agent, with which containers start before their image has arrived",
 		Long: `Run the node agent. containerd uses it as a proxy snapshotter (slipway agent setup
 --containerd writes the settings); slipway mount uses it without containerd. It needs root.
-Without a configuration it has the defaults that slipway agent config prints.
+Without a configuration file the defaults apply that slipway agent config prints.
 
-When it is told to end while containers use its files, it goes on until they are gone; a
-second signal ends it at once. kill -9 of the worker it starts disturbs no container. As a
-service of systemd (Type=notify) it is one process that ends at once, and systemd keeps what
-containers need until it is there again. SIGHUP, which systemctl reload sends, has it read its
-configuration again.`,
+If the agent gets a signal to end while containers use its files, it continues until they are
+gone; a second signal ends it at once. Killing the worker that it starts, even with kill -9,
+disturbs no container. As a service of systemd (Type=notify) the agent is one process that
+ends at once, and systemd keeps what containers need until the agent runs again. On SIGHUP,
+which systemctl reload sends, the agent reads its configuration again.`,
 		Example: `  slipway agent
   slipway agent --config /etc/slipway/agent.yml
   slipway agent --root /var/tmp/state
@@ -140,7 +140,7 @@ func storedAgent(ctx context.Context, cfg *config.Agent, f *agentFlags, log *slo
 		defer close(ended)
 		for range hangups {
 			if _, err := f.load(); err != nil {
-				log.Error("the configuration is not good; the agent goes on with the one it has", "err", err)
+				log.Error("the new configuration is not valid; the agent keeps the one it has", "err", err)
 				continue
 			}
 			systemd.Notify(systemd.Reloading)
@@ -157,7 +157,7 @@ func storedAgent(ctx context.Context, cfg *config.Agent, f *agentFlags, log *slo
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
-	log.Info("the agent begins anew")
+	log.Info("the agent restarts")
 	signal.Ignore(syscall.SIGHUP) // until it has restarted
 	return syscall.Exec(self, os.Args, os.Environ())
 }
@@ -292,12 +292,13 @@ func agentExplainCommand() *cobra.Command {
 	var svg string
 	cmd := &cobra.Command{
 		Use:   "explain {IMAGE | CONTAINER}",
-		Short: "Tell how an image or container is started, and why so",
-		Long: `Tell how an image or container is started: lazily or eagerly and from which figures that
-was decided, how much of it is here, how long it waited for files, and where these come from.
-The last start is drawn: when each file was asked for, here and wanted, and how good the
-prediction was. An image is named as it was pulled, or by the beginning of its chain ID in
-slipway agent status; a container by its ID or the directory it is mounted at.`,
+		Short: "Explain how an image or container is started, and why",
+		Long: `Explain how an image or container is started: lazily or eagerly, and which figures decided
+that; how much of it is on this node; how long it waited for files, and where the files come
+from. A picture of the last start shows when each file was requested, when it arrived and when
+it was needed, and how good the prediction was. Name an image as it was pulled, or by the
+beginning of its chain ID in slipway agent status. Name a container by its ID or by the
+directory where it is mounted.`,
 		Example: `  slipway agent explain registry.example.com/team/app:1
   slipway agent explain /mnt
   slipway agent explain --svg start.svg registry.example.com/team/app:1`,
@@ -338,8 +339,8 @@ func agentVerifyCommand() *cobra.Command {
 		Short: "Read every file of the cache, and remove those that have changed",
 		Example: `  slipway agent verify
   slipway agent verify --config /etc/slipway/agent.yml --json`,
-		Long: `Read every file of the cache and compare it with its name, its SHA-256. A file that is not
-what it should be is removed, and fetched again when it is needed. Containers go on meanwhile.`,
+		Long: `Read every file of the cache and compare its SHA-256 with its name. A file that differs is
+removed, and fetched again when it is needed. Containers continue to run meanwhile.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := f.caller()

@@ -19,10 +19,11 @@ func agentStopCommand() *cobra.Command {
 	var now bool
 	cmd := &cobra.Command{
 		Use:   "stop",
-		Short: "End the agent that slipway mount or run started, or slipway agent",
-		Long: `End the agent, and wait until it has ended. While containers or mounts use its files it is not
-ended, and they are listed; --now ends it all the same, and then they can open only files that
-are here. That no agent runs is no error. An agent that systemd started is ended with systemctl.`,
+		Short: "Stop the agent that slipway agent, slipway mount or slipway run started",
+		Long: `Stop the agent, and wait until it has ended. If containers or mounts use its files, the
+command lists them and leaves the agent running. With --now it stops the agent nevertheless;
+they can then open only the files that are on this node. It is not an error if no agent runs.
+Stop an agent that systemd started with systemctl.`,
 		Example: `  slipway agent stop
   slipway agent stop --root /var/tmp/state --now`,
 		Args: cobra.NoArgs,
@@ -42,6 +43,6 @@ are here. That no agent runs is no error. An agent that systemd started is ended
 		},
 	}
 	f.add(cmd)
-	cmd.Flags().BoolVar(&now, "now", false, "end it although its files are in use")
+	cmd.Flags().BoolVar(&now, "now", false, "stop the agent although its files are in use")
 	return cmd
 }

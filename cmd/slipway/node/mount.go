@@ -127,18 +127,18 @@ func mountCommand() *cobra.Command {
 	var req api.MountRequest
 	cmd := &cobra.Command{
 		Use:   "mount IMAGE DIR",
-		Short: "Mount an image; its files come when they are opened",
+		Short: "Mount an image; its files are fetched when they are opened",
 		Long: `Mount the file tree of REGISTRY/REPOSITORY:TAG at a directory that exists. The registry must
 be one that slipway serve runs, or a mirror that the agent's configuration names. Files are
-fetched when they are opened and kept for all images. The agent that does that is started if
-none runs for --root. It needs root. slipway umount takes the mount away.
+fetched when they are opened and kept for all images. The command starts an agent for this if
+none runs for --root. It needs root. slipway umount unmounts the image.
 
-The mount is nosuid and nodev: an image has no power over the machine that shows it. --suid
-and --dev give it that.
+The mount is nosuid and nodev, so that an image has no power over the machine. --suid and
+--dev lift these restrictions.
 
-Where the agent's configuration has storage of volumes, the image may come as a volume, of
-which blocks are read when they are touched: --mode volume-local mounts the one that all
-share, volume-network a clone that is written to and goes with slipway umount.`,
+If the agent's configuration has storage for volumes, the image may come as a volume, whose
+blocks are read when they are touched. --mode volume-local mounts the volume that all share.
+--mode volume-network mounts a writable clone, which slipway umount removes.`,
 		Example: `  slipway mount 127.0.0.1:5000/team/app:1 /mnt
   slipway mount --mode volume-local --config /etc/slipway/agent.yml 127.0.0.1:5000/team/app:1 /mnt
   slipway mount --rw /var/tmp/changes 127.0.0.1:5000/team/app:1 /mnt
@@ -170,7 +170,7 @@ share, volume-network a clone that is written to and goes with slipway umount.`,
 	f.add(cmd)
 	addMode(cmd, &req.Mode)
 	fl := cmd.Flags()
-	fl.StringVar(&req.Upper, "rw", "", "directory for what is written (default: the mount is read-only)")
+	fl.StringVar(&req.Upper, "rw", "", "directory for files that are written (default: the mount is read-only)")
 	fl.StringVar(&req.Platform, "platform", "", "os/architecture[/variant] (default: Linux on this machine's architecture)")
 	fl.BoolVar(&req.Suid, "suid", false, "let set-user-id programs and file capabilities of the image work (default: the mount is nosuid)")
 	fl.BoolVar(&req.Dev, "dev", false, "let devices of the image work (default: the mount is nodev)")
@@ -179,7 +179,7 @@ share, volume-network a clone that is written to and goes with slipway umount.`,
 
 // addMode adds the flag for the way in which an image comes.
 func addMode(cmd *cobra.Command, mode *string) {
-	cmd.Flags().StringVar(mode, "mode", api.ModeAuto, "way the image comes: gear, volume-local, volume-network, or auto, as the agent's configuration says")
+	cmd.Flags().StringVar(mode, "mode", api.ModeAuto, "how the image is mounted: gear, volume-local, volume-network, or auto (as the agent's configuration says)")
 }
 
 // how describes the ways that were tried, unless the only one was gear and it worked.
@@ -194,7 +194,7 @@ func umountCommand() *cobra.Command {
 	var f agentFlags
 	cmd := &cobra.Command{
 		Use:   "umount DIR",
-		Short: "Take away what slipway mount mounted; fetched files and changes stay",
+		Short: "Unmount what slipway mount mounted; fetched files and changes stay",
 		Example: `  slipway umount /mnt
   slipway umount --root /var/tmp/state /mnt`,
 		Args: cobra.ExactArgs(1),
@@ -231,7 +231,7 @@ func (f *runFlags) addRun(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.StringVar(&f.platform, "platform", "", "os/architecture[/variant] (default: Linux on this machine's architecture)")
 	fl.StringVar(&f.runtime, "runtime", "runc", "program that runs containers")
-	fl.StringArrayVarP(&f.env, "env", "e", nil, "NAME=VALUE for its environment, may be repeated")
+	fl.StringArrayVarP(&f.env, "env", "e", nil, "NAME=VALUE for the command's environment, may be repeated")
 	fl.StringVarP(&f.workdir, "workdir", "w", "", "directory to start in (default: the image's)")
 	fl.BoolVar(&f.host, "host-network", false, "use this machine's network (default: loopback only)")
 }
@@ -242,9 +242,9 @@ func runCommand() *cobra.Command {
 		Use:   "run IMAGE [-- COMMAND [ARGUMENT...]]",
 		Short: "Run a command in a container of an image, through runc",
 		Long: `Mount an image as slipway mount does, run its command or another one in a container, and
-take everything away again but the fetched files. It is for trying an image out; what it
-writes is lost. The exit status is the command's. Like an argument of docker run, COMMAND goes
-behind the image's entry point if it has one.`,
+remove everything again but the fetched files. This is for trying an image out: what the
+container writes is lost. The exit status is the command's. If the image has an entry point,
+COMMAND becomes its arguments, as with docker run.`,
 		Example: `  slipway run 127.0.0.1:5000/team/app:1
   slipway run 127.0.0.1:5000/library/debian:13 -- ls -l /
   slipway run --root /var/tmp/state -e DEBUG=1 -w /srv registry.example.com/team/app:1 -- serve --once`,

@@ -23,9 +23,9 @@ func profileCommand() *cobra.Command {
 		Use:     "profile",
 		Short:   "Start-up profiles: which files a container opens first",
 		Example: `  slipway profile show 127.0.0.1:5000/team/app:1`,
-		Long: `A start-up profile lists the files that containers of an image open first. Agents record it
-by themselves and report it to the registry, which merges what nodes report; a node fetches the
-files of a profile in one go before it starts a container.`,
+		Long: `A start-up profile lists the files that containers of an image open first. Agents record
+profiles by themselves and report them to the registry, which merges the reports of all nodes.
+A node fetches the files of a profile together before it starts a container.`,
 	}
 	cmd.AddCommand(profileShowCommand(), profileDropCommand(), profileRecordCommand())
 	return cmd
@@ -36,10 +36,11 @@ func profileShowCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show {IMAGE | CONTAINER}",
 		Short: "List the files of an image's profile, in the order in which they are opened",
-		Long: `List the files of the profile that this node has of an image, in the order in which they
-are opened. Each comes with where it is from: "own" of containers of this image, "series" of
-another version of it, "closure" of what its program loads, "vote" of unrelated images with the
-same file. The image must be on this node: pulled by containerd, or mounted.`,
+		Long: `List the files of the profile that this node has of an image, in the order in which they are
+opened. Each line says why the profile has the file: "own" if containers of this image opened
+it, "series" if those of another version did, "closure" if the image's program loads it,
+"vote" if unrelated images with the same file opened it. The image must be on this node:
+pulled by containerd, or mounted.`,
 		Example: `  slipway profile show registry.example.com/team/app:1
   slipway profile show --json /mnt`,
 		Args: cobra.ExactArgs(1),
@@ -91,11 +92,11 @@ func profileRecordCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "record IMAGE [-- COMMAND [ARGUMENT...]]",
 		Short: "Run a command in a container of an image and report what it opens to the registry",
-		Long: `Run a command as slipway run does, and when it ends report to the registry which files it
-opened, in their order. Nodes fetch these before they start a container of the image. What is
-opened later than profiles.duration after the start is left out. It is told on standard error
-how many files the registry's profile then has. The exit status is the command's, and 1 if the
-registry has no profile of the image.`,
+		Long: `Run a command as slipway run does, and when it ends, report to the registry which files it
+opened, and in which order. Nodes fetch these files before they start a container of the
+image. Files that were opened later than profiles.duration after the start are left out.
+Standard error says how many files the registry's profile then has. The exit status is the
+command's, or 1 if the registry has no profile of the image.`,
 		Example: `  slipway profile record registry.example.com/team/app:1
   slipway profile record registry.example.com/library/python:3.13 -- python -c 'import json'`,
 		Args: cobra.MinimumNArgs(1),
@@ -148,9 +149,9 @@ func recordProfile(cmd *cobra.Command, f *runFlags, image string, command []stri
 	w := cmd.ErrOrStderr()
 	switch {
 	case err == nil && aerr != nil:
-		return fmt.Errorf("the registry does not tell its profile of %s: %w", image, aerr)
+		return fmt.Errorf("cannot get the registry's profile of %s: %w", image, aerr)
 	case err == nil && len(now) == 0:
-		return fmt.Errorf("the registry has no profile of %s: the command opened none of its files, or the agent could not report (its log tells why; a stand-alone one writes %s)",
+		return fmt.Errorf("the registry has no profile of %s: the command opened none of its files, or the agent could not report (its log says why; a stand-alone one writes %s)",
 			image, filepath.Join(cfg.Root, "agent.log"))
 	case aerr != nil:
 	case slices.Equal(now, before):

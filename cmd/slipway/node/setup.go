@@ -17,9 +17,10 @@ func agentSetupCommand() *cobra.Command {
 		Use:   "setup {--containerd | --docker | --kubernetes} [--apply | --undo]",
 		Short: "Write the settings by which containerd, Docker or kubelet use the agent",
 		Long: `Print the settings by which containerd, Docker Engine (29 or newer, with its containerd image
-store) or kubelet use the agent and the registries of its configuration. With --apply they are
-written; files that were there are kept beside them, and --undo brings these back. Give --undo
-the same flags and configuration as --apply. What is left to do by hand is printed.`,
+store) or kubelet use the agent and the registries of its configuration. With --apply the
+command writes them and keeps copies of the files that it replaces; --undo brings the copies
+back. Give --undo the same flags and configuration as --apply. The command prints what remains
+to be done by hand.`,
 		Example: `  slipway agent setup --containerd --config /etc/slipway/agent.yml
   slipway agent setup --containerd --docker --apply --config /etc/slipway/agent.yml
   slipway agent setup --kubernetes --undo --config /etc/slipway/agent.yml`,
@@ -73,8 +74,8 @@ the same flags and configuration as --apply. What is left to do by hand is print
 	fl.BoolVar(&containerd, "containerd", false, "settings of containerd")
 	fl.BoolVar(&docker, "docker", false, "settings of Docker Engine")
 	fl.BoolVar(&kubernetes, "kubernetes", false, "settings of kubelet and its containerd")
-	fl.BoolVar(&apply, "apply", false, "write them")
-	fl.BoolVar(&undo, "undo", false, "take back what --apply wrote")
+	fl.BoolVar(&apply, "apply", false, "write the settings")
+	fl.BoolVar(&undo, "undo", false, "undo what --apply wrote")
 	fl.StringVar(&p.ContainerdDir, "containerd-conf-dir", "", "directory that containerd's configuration imports (default /etc/containerd/conf.d)")
 	fl.StringVar(&p.Hosts, "containerd-hosts", "", "directory of containerd's registry settings (default /etc/containerd/certs.d)")
 	fl.StringVar(&p.Docker, "docker-config", "", "Docker's configuration file (default /etc/docker/daemon.json)")

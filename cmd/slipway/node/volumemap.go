@@ -16,10 +16,10 @@ func volumeMapCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "map IMAGE",
 		Short: "Map and mount an image's volume on this node, and print where",
-		Long: `Map the volume of REGISTRY/REPOSITORY:TAG on this node, mount it read-only, and print the
-file or device and the directory. It stays until slipway volume unmap, also when the agent is
-started again. Containers of the image use the same mount. It needs root and an agent whose
-configuration has storage of volumes; one is started if none runs for --root.`,
+		Long: `Map the volume of REGISTRY/REPOSITORY:TAG on this node, mount it read-only, and print the file
+or device and the directory. The mount stays until slipway volume unmap, even if the agent is
+restarted. Containers of the image use the same mount. The command needs root and an agent
+whose configuration has storage for volumes; it starts one if none runs for --root.`,
 		Example: `  slipway volume map 127.0.0.1:5000/team/app:1
   slipway volume map --json --config /etc/slipway/agent.yml registry.example.com/team/app:1
   slipway volume unmap 127.0.0.1:5000/team/app:1`,
@@ -48,9 +48,9 @@ func volumeUnmapCommand() *cobra.Command {
 	var f agentFlags
 	cmd := &cobra.Command{
 		Use:   "unmap IMAGE",
-		Short: "Give back what slipway volume map mapped",
-		Long: `Give back the volume that slipway volume map mapped. It goes when no image or container on
-this node needs it. The image is named as it was then.`,
+		Short: "Release what slipway volume map mapped",
+		Long: `Release the volume that slipway volume map mapped. It is unmapped when no image or container
+on this node needs it. Name the image as you named it to slipway volume map.`,
 		Example: `  slipway volume unmap 127.0.0.1:5000/team/app:1`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

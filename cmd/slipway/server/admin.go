@@ -25,8 +25,8 @@ func gcCommand() *cobra.Command {
 		Short: "Delete content that nothing needs any more",
 		Example: `  slipway gc --root /var/lib/slipway --dry-run
   slipway gc --config /etc/slipway/config.yml`,
-		Long: `Delete content that nothing needs any more. A running server does this by itself
-and goes on serving; with one, the command asks it to do it now.`,
+		Long: `Delete content that nothing needs any more. A running server does this by itself while it
+serves; if one uses the data directory, the command asks it to do so now.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return command.WithAdmin(cmd, &f, false, func(a *serve.Admin) error {
@@ -43,8 +43,8 @@ and goes on serving; with one, the command asks it to do it now.`,
 		},
 	}
 	f.Add(cmd, false)
-	cmd.Flags().BoolVar(&args.DryRun, "dry-run", false, "only tell what would be deleted")
-	cmd.Flags().BoolVar(&args.Now, "now", false, "do not wait for the grace period; only while nobody pushes")
+	cmd.Flags().BoolVar(&args.DryRun, "dry-run", false, "only show what would be deleted")
+	cmd.Flags().BoolVar(&args.Now, "now", false, "do not wait for the grace period; use it only while nobody pushes")
 	cmd.Flags().BoolVar(&args.Untagged, "untagged", false, "also delete manifests without a tag that no other manifest names")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
 	return cmd
@@ -82,8 +82,9 @@ func fsckCommand() *cobra.Command {
   slipway fsck --config /etc/slipway/config.yml --quick
   slipway fsck --root /var/lib/slipway --repair
   slipway fsck --root /var/lib/slipway --repair --from /mnt/backup`,
-		Long: `Verify every digest, link and object, also while a server uses the data directory.
-Exit status 0: clean, or all was repaired; 4: problems remain.`,
+		Long: `Verify every digest, link and object. A server may use the data directory meanwhile. Exit
+status 0 means that there are no problems, or that all were repaired; 4 means that problems
+remain.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if from != "" && !args.Repair {
@@ -112,14 +113,14 @@ Exit status 0: clean, or all was repaired; 4: problems remain.`,
 		},
 	}
 	f.Add(cmd, false)
-	cmd.Flags().BoolVar(&args.Quick, "quick", false, "compare sizes only, do not read contents")
-	cmd.Flags().BoolVar(&args.Repair, "repair", false, "mend what can be mended; damaged contents are set aside so that they can be pushed again")
-	cmd.Flags().StringVar(&from, "from", "", "with --repair: first get what is damaged or missing from a backup's directory, or from a registry, REGISTRY[/REPOSITORY]")
+	cmd.Flags().BoolVar(&args.Quick, "quick", false, "compare only sizes, do not read contents")
+	cmd.Flags().BoolVar(&args.Repair, "repair", false, "repair what can be repaired; damaged contents are set aside so that they can be pushed again")
+	cmd.Flags().StringVar(&from, "from", "", "with --repair: first fetch what is damaged or missing from a backup's directory or from a registry, REGISTRY[/REPOSITORY]")
 	source.AddTo(cmd.Flags(), "the source", "the source")
-	cmd.Flags().BoolVar(&args.Rebuild, "rebuild", false, "first record packs of Gear files that the catalogue does not know, so that a conversion need not make them again")
-	cmd.Flags().BoolVar(&args.EmptyQuarantine, "empty-quarantine", false, "first remove for good what earlier repairs set aside, but for the last good copy of a content")
-	cmd.Flags().BoolVar(&args.GiveUpMany, "give-up-many", false, "let --repair give up more than 1 % of the contents (and more than 10) as missing, damaged or unknown")
-	cmd.Flags().BoolVar(&args.AdoptStore, "adopt-store", false, "first accept an object store that lacks this registry's id, as it is, such as one that was lost and made anew")
+	cmd.Flags().BoolVar(&args.Rebuild, "rebuild", false, "first record packs of Gear files that the catalogue lacks, so that a conversion need not make them again")
+	cmd.Flags().BoolVar(&args.EmptyQuarantine, "empty-quarantine", false, "first delete what earlier repairs set aside, except the last good copy of a content")
+	cmd.Flags().BoolVar(&args.GiveUpMany, "give-up-many", false, "let --repair give up contents as missing, damaged or unknown even if they are more than 1 % of all and more than 10")
+	cmd.Flags().BoolVar(&args.AdoptStore, "adopt-store", false, "first accept an object store that lacks this registry's id, such as one that was lost and made anew")
 	cmd.Flags().IntVar(&args.Parallel, "parallel", 0, "contents read at once (default 4)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
 	return cmd
@@ -208,9 +209,9 @@ func retentionCommand() *cobra.Command {
 		},
 	}
 	f.Add(cmd, false)
-	cmd.Flags().BoolVar(&args.DryRun, "dry-run", false, "only tell what would be removed, and why")
-	cmd.Flags().BoolVar(&args.Now, "now", false, "also remove what a client may just have been told of; only while nobody pushes")
-	cmd.Flags().BoolVar(&args.TrustClock, "trust-clock", false, "go on although the clock is far from the newest push or pull")
+	cmd.Flags().BoolVar(&args.DryRun, "dry-run", false, "only show what would be removed, and why")
+	cmd.Flags().BoolVar(&args.Now, "now", false, "also remove content whose existence a client may just have checked; use it only while nobody pushes")
+	cmd.Flags().BoolVar(&args.TrustClock, "trust-clock", false, "continue even if the clock is far from the newest push or pull")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
 	return cmd
 }

@@ -22,12 +22,13 @@ func backupCommand() *cobra.Command {
 		Short: "Copy the registry into a directory while it serves",
 		Example: `  slipway backup --root /var/lib/slipway /mnt/backup
   slipway backup --config /etc/slipway/config.yml /mnt/backup`,
-		Long: `Copy the registry, as it is at one moment, into a directory, while it serves. Into an
-earlier backup of the same registry only what is new is copied. Until the end that one stays
-whole. It keeps its good copies of what is damaged or missing in the registry.
+		Long: `Copy the registry, as it is at one moment, into a directory, while it serves. If the directory
+has an earlier backup of the same registry, only what is new is copied. The earlier backup
+stays whole until the new one is complete. The backup keeps its good copies of contents that
+are damaged or missing in the registry.
 
-Exit status 1 says that there is no new backup, or that images in it are incomplete; the
-output names them, and everything else is backed up.`,
+Exit status 1 means that there is no new backup, or that images in it are incomplete. The
+output names these images; everything else is backed up.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, dirs []string) (err error) {
 			if args.Dir, err = filepath.Abs(dirs[0]); err != nil {
@@ -47,9 +48,9 @@ output names them, and everything else is backed up.`,
 		},
 	}
 	f.Add(cmd, false)
-	cmd.Flags().BoolVar(&args.Verify, "verify", false, "also read what the earlier backup has, and copy again what is damaged there")
-	cmd.Flags().BoolVar(&args.AllowShrink, "allow-shrink", false, "back up although the registry has far less than the earlier backup")
-	cmd.Flags().BoolVar(&args.ReplaceOther, "replace-other", false, "replace the backup of another registry, for good")
+	cmd.Flags().BoolVar(&args.Verify, "verify", false, "also read the contents of the earlier backup, and copy those again that are damaged")
+	cmd.Flags().BoolVar(&args.AllowShrink, "allow-shrink", false, "back up even if the registry has far less than the earlier backup")
+	cmd.Flags().BoolVar(&args.ReplaceOther, "replace-other", false, "replace the backup of another registry, which is lost then")
 	command.AddJSON(cmd, &asJSON)
 	return cmd
 }

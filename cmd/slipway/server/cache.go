@@ -15,7 +15,7 @@ import (
 func cacheCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "cache",
-		Short:   "Look after the cache of blobs of a running server",
+		Short:   "Manage a running server's cache of blobs",
 		Example: `  slipway cache status --config /etc/slipway/config.yml`,
 	}
 	cmd.AddCommand(cacheStatusCommand(), cacheDropCommand(), cacheWarmCommand())
@@ -27,7 +27,7 @@ func cacheStatusCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Tell what the cache holds and what it is good for",
+		Short: "Show what the cache holds and how often it is hit",
 		Example: `  slipway cache status --config /etc/slipway/config.yml
   slipway cache status --config /etc/slipway/config.yml --output json`,
 		Args: cobra.NoArgs,
@@ -58,11 +58,11 @@ func printCache(w io.Writer, st serve.CacheStatus) {
 		}
 		fmt.Fprintf(w, "%s were written to the disk%s; %d files were damaged\n", command.Size(st.Written), left, st.Damaged)
 		if !st.Usable {
-			fmt.Fprintln(w, "the disk cannot be used at present; the server's log tells why")
+			fmt.Fprintln(w, "the disk cannot be used at present; the server's log says why")
 		}
 	}
 	if p := st.Prefetch; p != nil {
-		fmt.Fprintf(w, "%d layers of %s were fetched ahead, %.0f %% of those begun were asked for, %s were wasted; they served %d of %d requests (%.0f %%)\n",
+		fmt.Fprintf(w, "%d layers of %s were fetched ahead, %.0f %% of those begun were requested, %s were wasted; they served %d of %d requests (%.0f %%)\n",
 			p.Fetched, command.Size(p.Bytes), 100*p.Precision(), command.Size(p.WastedBytes), p.Hits, p.Requests, 100*p.Recall())
 	}
 	if len(st.Servers) > 0 {
@@ -88,7 +88,7 @@ func cacheDropCommand() *cobra.Command {
 	var all, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "drop {--all | DIGEST...}",
-		Short: "Drop contents from the cache; they are fetched again when they are asked for",
+		Short: "Drop contents from the cache; they are fetched again when a client requests them",
 		Example: `  slipway cache drop --config /etc/slipway/config.yml sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855
   slipway cache drop --config /etc/slipway/config.yml --all`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -122,8 +122,8 @@ func cacheWarmCommand() *cobra.Command {
 		Use:     "warm IMAGE...",
 		Short:   "Fetch the layers of images into the cache",
 		Example: `  slipway cache warm --config /etc/slipway/config.yml team/app:1 team/db:16`,
-		Long: `Fetch the layers of images, REPOSITORY[:TAG|@DIGEST], into the cache of the server that
-uses the data directory, before many clients ask for them.`,
+		Long: `Fetch the layers of images, REPOSITORY[:TAG|@DIGEST], into the cache of the server that uses
+the data directory, before many clients request them.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			warm.Images = args

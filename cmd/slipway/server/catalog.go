@@ -15,7 +15,7 @@ import (
 func catalogCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "catalog",
-		Short:   "Look after the catalogue: what exists, by name",
+		Short:   "Manage the catalogue, the database of everything that the registry stores",
 		Example: `  slipway catalog move --config /etc/slipway/config.yml --to postgres://slipway@db.example.com/slipway`,
 	}
 	cmd.AddCommand(catalogMoveCommand())
@@ -31,12 +31,12 @@ func catalogMoveCommand() *cobra.Command {
 		Short: "Move the catalogue into a PostgreSQL database",
 		Example: `  slipway catalog move --config /etc/slipway/config.yml --to postgres://slipway@db.example.com/slipway
   slipway catalog move --config /etc/slipway/config.yml --to-file /var/lib/slipway/catalog.db`,
-		Long: `Copy the catalogue into an empty PostgreSQL database, and read it back to compare. A server
-that uses the data directory goes on answering reads and refuses writes from then on, until it
-is started again with storage.catalog.postgres; if the move fails, writes go on at once. The
-catalogue in the directory stays as it was, marked by catalog.db.moved, without which it could be
-used again. A connection string in a file is not seen by others on the machine, as one on the
-command line is.`,
+		Long: `Copy the catalogue into an empty PostgreSQL database, and read it back to compare. From then
+on, a server that uses the data directory answers reads and refuses writes, until it is
+started again with storage.catalog.postgres. If the move fails, writes are accepted again at
+once. The catalogue in the directory stays as it was. The file catalog.db.moved marks it, so
+that no server uses it by mistake; without that file it could be used again. Other users of
+the machine can see a connection string on the command line, but not one in a file.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			dsn, err := connection(to, toFile)
@@ -67,7 +67,7 @@ command line is.`,
 	}
 	f.Add(cmd, false)
 	cmd.Flags().StringVar(&to, "to", "", "connection string of the database, postgres://USER@HOST/DATABASE")
-	cmd.Flags().StringVar(&toFile, "to-file", "", "file that holds it")
+	cmd.Flags().StringVar(&toFile, "to-file", "", "file that holds the connection string")
 	command.AddJSON(cmd, &asJSON)
 	return cmd
 }

@@ -20,7 +20,7 @@ func configCommand() *cobra.Command {
 }
 
 func configCheckCommand() *cobra.Command {
-	return configFileCommand("check", "Check a configuration file, with the environment laid over it", func(cmd *cobra.Command, asJSON bool, load func() (*config.Config, error)) error {
+	return configFileCommand("check", "Check a configuration file together with the environment variables that override it", func(cmd *cobra.Command, asJSON bool, load func() (*config.Config, error)) error {
 		cfg, err := load()
 		if err == nil {
 			err = serve.CheckFiles(cfg)
@@ -42,7 +42,7 @@ func configCheckCommand() *cobra.Command {
 }
 
 func configShowCommand() *cobra.Command {
-	return configFileCommand("show", "Print the configuration with defaults and environment, without secrets", func(cmd *cobra.Command, asJSON bool, load func() (*config.Config, error)) error {
+	return configFileCommand("show", "Print the configuration in effect, with defaults and environment but without secrets", func(cmd *cobra.Command, asJSON bool, load func() (*config.Config, error)) error {
 		cfg, err := load()
 		if err != nil {
 			return err

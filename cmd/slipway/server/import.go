@@ -36,16 +36,16 @@ func importCommand() *cobra.Command {
 		Example: `  slipway import --root /var/lib/slipway registry.example.com/team/app
   slipway import --root /var/lib/slipway registry.example.com/team/app:1 registry.example.com/team/db
   slipway import --in-place /var/lib/registry`,
-		Long: `With --in-place, adopt the storage directory of a Distribution registry as the data
-directory: nothing is moved or changed, and "slipway serve --root DIR" serves it. Of one
-in an object store the configuration file says where it is.
-Exit status 1 means that images in it are damaged; the others are adopted all the same.
-Exit status 2 means that the storage has a symbolic link, and that nothing was adopted.
+		Long: `With --in-place, adopt the storage directory of a Distribution registry as the data directory:
+nothing is moved or changed, and "slipway serve --root DIR" serves it. If the storage is in an
+object store, the configuration file says where. Exit status 1 means that images in it are
+damaged; the others are adopted nevertheless. Exit status 2 means that the storage has a
+symbolic link, and that nothing was adopted.
 
-Otherwise copy repositories with all their tags, one repository, or one tag from
-another registry; also while a server uses the data directory. What is here already
-is not sent again, so an import that broke off is continued by repeating it. It is read,
-and replaced where it is damaged.`,
+Otherwise, copy repositories with all their tags, one repository, or one tag from another
+registry. A server may use the data directory meanwhile. Contents that the data directory has
+are not sent again, so repeat an import that broke off to continue it. They are read, and
+replaced if they are damaged.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if f.inPlace {
@@ -60,12 +60,12 @@ and replaced where it is damaged.`,
 	f.ServerFlags.Add(cmd, false)
 	fl := cmd.Flags()
 	fl.BoolVar(&f.inPlace, "in-place", false, "adopt the Distribution storage in the given directory")
-	fl.BoolVar(&f.dryRun, "dry-run", false, "with --in-place: only tell what would be adopted")
+	fl.BoolVar(&f.dryRun, "dry-run", false, "with --in-place: only show what would be adopted")
 	fl.BoolVar(&f.verify, "verify", false, "with --in-place: read every blob and check its digest")
 	f.RegistryFlags.AddTo(fl, "the source", "the source")
-	fl.StringVar(&f.to, "to", "", "repository to copy to, where one repository is imported")
+	fl.StringVar(&f.to, "to", "", "repository to copy to, if one repository is imported")
 	fl.BoolVar(&f.referrers, "referrers", true, "copy signatures and other referrers as well")
-	fl.BoolVar(&f.quick, "quick", false, "of what is here already compare only the sizes, do not read it")
+	fl.BoolVar(&f.quick, "quick", false, "compare only the sizes of contents that exist already, do not read them")
 	fl.IntVar(&f.parallel, "parallel", 0, "blobs copied at once (default 4)")
 	command.AddJSON(cmd, &f.json)
 	return cmd
@@ -165,7 +165,7 @@ func printCopied(w io.Writer, rep imagecopy.Progress) {
 	fmt.Fprintf(w, "copied %d references: %d manifests and %d blobs sent (%s), %d were here, %d failed\n",
 		rep.References, rep.Manifests, rep.Blobs, command.Size(rep.Bytes), rep.Present, rep.Failed)
 	if rep.Absent > 0 {
-		fmt.Fprintf(w, "the source lacks %d manifests that its indexes name; the log tells which\n", rep.Absent)
+		fmt.Fprintf(w, "the source lacks %d manifests that its indexes name; the log says which\n", rep.Absent)
 	}
 	if rep.Damaged > 0 {
 		fmt.Fprintf(w, "%d contents were damaged here and are replaced, unless an error above names them\n", rep.Damaged)

@@ -18,11 +18,11 @@ import (
 func mirrorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mirror",
-		Short: "Look after the images mirrored from other registries",
+		Short: "Manage the images mirrored from other registries",
 		Example: `  slipway mirror status --config /etc/slipway/config.yml
   slipway mirror load --config /etc/slipway/config.yml docker.io/library/nginx:1.27`,
-		Long: `Look after the images mirrored from other registries, those that proxy.upstreams of the
-configuration names. With a server that uses the data directory it does the work.`,
+		Long: `Manage the images mirrored from other registries, which proxy.upstreams in the configuration
+names. If a server uses the data directory, the server does the work.`,
 	}
 	cmd.AddCommand(mirrorStatusCommand(), mirrorListCommand(), mirrorLoadCommand(), mirrorPruneCommand(),
 		mirrorExportCommand(), mirrorImportCommand(), mirrorEventsCommand())
@@ -57,10 +57,10 @@ func mirrorStatusCommand() *cobra.Command {
 	var f mirrorFlags
 	cmd := &cobra.Command{
 		Use:     "status",
-		Short:   "Tell how the upstreams are and what mirroring them is good for",
+		Short:   "Show the state of the upstreams, and how much mirroring them saves",
 		Example: `  slipway mirror status --config /etc/slipway/config.yml`,
-		Long: `Tell how each upstream is, what is left of its limit, how many requests its mirror has
-answered from what is here, and how much the mirrors take. Counts are since the server's
+		Long: `Show the state of each upstream, what is left of its rate limit, how many requests its mirror
+has answered without it, and how much space the mirrors take. Counts begin at the server's
 start.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -119,14 +119,14 @@ func mirrorLoadCommand() *cobra.Command {
 	var load serve.MirrorLoadArgs
 	cmd := &cobra.Command{
 		Use:   "load {FILE | REF}...",
-		Short: "Fetch images before anybody asks for them",
-		Long: `Fetch images, REPOSITORY[:TAG|@DIGEST] by any of their names here, with all that belongs to
-them. A FILE lists them, one in a line; empty lines and lines that begin with # are passed
-over, and - is the standard input. What is here already is not fetched again, so that a
-load that broke off is continued by repeating it.
+		Short: "Fetch images before a client requests them",
+		Long: `Fetch images, REPOSITORY[:TAG|@DIGEST] by any of their names on this server, with everything
+that belongs to them. A FILE lists images, one a line; empty lines and lines that begin with #
+are skipped, and - is the standard input. What the mirrors have is not fetched again, so
+repeat a load that broke off to continue it.
 
-An image that cannot be fetched does not keep the others out. Exit status 1 means that
-there was one.`,
+If an image cannot be fetched, the others still are. Exit status 1 means that there was such
+an image.`,
 		Example: `  slipway mirror load docker.io/library/nginx:1.27 quay.io/prometheus/prometheus
   slipway mirror load images.txt --platform linux/amd64`,
 		Args: cobra.MinimumNArgs(1),

@@ -20,18 +20,18 @@ func mirrorExportCommand() *cobra.Command {
 	var export serve.MirrorExportArgs
 	cmd := &cobra.Command{
 		Use:   "export FILE [REF...]",
-		Short: "Write mirrored images into a file for a server without network",
+		Short: "Write mirrored images into a file for a server without a network",
 		Example: `  slipway mirror export --config /etc/slipway/config.yml mirrors.tar
   slipway mirror export --config /etc/slipway/config.yml nginx.tar docker.io/library/nginx:1.27`,
 		Long: `Write mirrored images, REPOSITORY[:TAG|@DIGEST] with the upstream's name, into a tar file in
-the layout of the OCI image specification: all of them, those of a pattern, or those that
-are named. Signatures and other referrers go with them. Of an index the platforms are
-written that are here. The same images give the same file. With a server it is the server
-that writes the file.
+the layout of the OCI image specification: all of them, those of a pattern, or those that are
+named. Signatures and other referrers go with them. Of an index, those platforms are written
+that the mirror has. The same images give the same file. If a server uses the data directory,
+the server writes the file.
 
-An image that is not whole, or cannot be read, does not keep the others out: it is left out,
-and named. Exit status 1 says that there was one; slipway mirror load fetches what is
-missing. If no image is whole, no file is written.`,
+An image that is incomplete or cannot be read is left out and named; the others are written.
+Exit status 1 means that there was such an image; slipway mirror load fetches what is missing.
+If no image is complete, no file is written.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if len(args) > 1 && export.Pattern != "" {
@@ -73,16 +73,16 @@ func mirrorImportCommand() *cobra.Command {
 	var from serve.MirrorImportArgs
 	cmd := &cobra.Command{
 		Use:     "import FILE",
-		Short:   "Put images that were exported elsewhere into the mirrors",
+		Short:   "Import images that were exported elsewhere into the mirrors",
 		Example: `  slipway mirror import --config /etc/slipway/config.yml mirrors.tar`,
-		Long: `Put the images of a file that slipway mirror export or docker save wrote, or of any tar file in
-the layout of the OCI image specification that names its images in full, into the mirrors of
-their upstreams, without asking these. The file may be compressed with gzip, zstd or bzip2.
-Of a file of docker save from before version 25, of podman save and of others that have no
-manifests, the manifests are made: the images have other digests than at their registries,
-and their layers stay as they are in the file. What is here already is not written again, so that an
-import that broke off is continued by repeating it. With a server it is the server that
-reads the file.`,
+		Long: `Import the images of a tar file into the mirrors of their upstreams, without asking the
+upstreams. slipway mirror export and docker save write such files; any tar file in the layout
+of the OCI image specification will do if it names its images in full. The file may be
+compressed with gzip, zstd or bzip2. Files of podman save, of docker save before version 25,
+and some others have no manifests. For these the manifests are made: the images then have
+other digests than at their registries, and their layers stay as they are in the file. What
+the mirrors have is not written again, so repeat an import that broke off to continue it. If a
+server uses the data directory, the server reads the file.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if from.Path, err = filepath.Abs(args[0]); err != nil {
@@ -112,7 +112,7 @@ func mirrorEventsCommand() *cobra.Command {
 	var f mirrorFlags
 	cmd := &cobra.Command{
 		Use:     "events",
-		Short:   "Tell what a running server fetches, moves and removes, as it happens",
+		Short:   "Show what a running server fetches, moves and removes, as it happens",
 		Example: `  slipway mirror events --config /etc/slipway/config.yml`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -37,7 +37,7 @@ func mirrorListCommand() *cobra.Command {
 	}
 	f.add(cmd)
 	cmd.Flags().StringVar(&list.Pattern, "pattern", "", "only repositories that match, as in access rules: docker.io/library/*, quay.io/**")
-	cmd.Flags().BoolVar(&list.LeastUsed, "least-used", false, "those first that were used longest ago")
+	cmd.Flags().BoolVar(&list.LeastUsed, "least-used", false, "begin with the images that were used longest ago")
 	return cmd
 }
 
@@ -123,9 +123,9 @@ func mirrorPruneCommand() *cobra.Command {
 	var prune serve.MirrorPruneArgs
 	cmd := &cobra.Command{
 		Use:   "prune {--older-than D | --not-pulled-since D | --pattern P}",
-		Short: "Remove mirrored images; they are fetched again when somebody asks for them",
-		Long: `Remove mirrored images, and at once the content that nothing else has. An image goes if all
-of the given conditions hold. What other images or repositories share stays.`,
+		Short: "Remove mirrored images; they are fetched again when a client requests them",
+		Long: `Remove mirrored images, and at once the content that nothing else needs. An image is removed
+if all of the given conditions hold. Content that other images or repositories share stays.`,
 		Example: `  slipway mirror prune --not-pulled-since 30d --dry-run
   slipway mirror prune --pattern 'quay.io/old/**'`,
 		Args: cobra.NoArgs,
@@ -143,10 +143,10 @@ of the given conditions hold. What other images or repositories share stays.`,
 		},
 	}
 	f.add(cmd)
-	cmd.Flags().Var(span{&prune.OlderThan}, "older-than", "images that came before so long, like 90d")
-	cmd.Flags().Var(span{&prune.NotPulledSince}, "not-pulled-since", "images that nobody has pulled for so long, like 30d")
+	cmd.Flags().Var(span{&prune.OlderThan}, "older-than", "images that were stored longer ago than this, such as 90d")
+	cmd.Flags().Var(span{&prune.NotPulledSince}, "not-pulled-since", "images that nobody has pulled for this long, such as 30d")
 	cmd.Flags().StringVar(&prune.Pattern, "pattern", "", "images of repositories that match, as in access rules: docker.io/library/*, quay.io/**")
-	cmd.Flags().BoolVar(&prune.DryRun, "dry-run", false, "only tell what would be removed")
+	cmd.Flags().BoolVar(&prune.DryRun, "dry-run", false, "only show what would be removed")
 	return cmd
 }
 

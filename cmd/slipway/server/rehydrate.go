@@ -15,12 +15,12 @@ func rehydrateCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "rehydrate {--all | IMAGE...}",
-		Short: "Store layers again that are kept as recipes only",
+		Short: "Store the blobs of layers again of which only recipes are kept",
 		Example: `  slipway rehydrate --root /var/lib/slipway team/app:1
   slipway rehydrate --config /etc/slipway/config.yml --all`,
-		Long: `Rebuild layers that were dropped (storage.rebuild), compare their digests, store them again and
-give up their recipes. Pulls go on meanwhile. With --all nothing is left that a slipway without
-recipes cannot read: it is needed before a downgrade, and before anything else than slipway uses
+		Long: `Rebuild layers that were dropped (storage.rebuild), compare their digests, store them again
+and remove their recipes. Pulls continue meanwhile. With --all, a slipway without recipes can
+read everything that is left. So use it before a downgrade, and before any other program uses
 the data directory.`,
 		RunE: func(cmd *cobra.Command, images []string) error {
 			if args.All == (len(images) > 0) {

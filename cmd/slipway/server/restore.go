@@ -19,10 +19,10 @@ func restoreCommand() *cobra.Command {
 		Use:     "restore BACKUP",
 		Short:   "Restore a backup into an empty data directory, or merge it into a running registry",
 		Example: `  slipway restore --root /var/lib/slipway /mnt/backup`,
-		Long: `Restore a backup. Into an empty data directory everything comes back as it was. Where
-the data directory holds something already, also while a server uses it, the backup's
-images are added; tags that both have are set to what the backup says. What is there already
-is read, and replaced where it is damaged or missing.`,
+		Long: `Restore a backup. In an empty data directory, everything becomes as it was. If the data
+directory holds something already, the backup's images are added, and tags that both have are
+set to what the backup says; a server may use the directory meanwhile. Contents that the
+directory should have are read, and replaced if they are damaged or missing.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, err := filepath.Abs(args[0])
@@ -37,8 +37,8 @@ is read, and replaced where it is damaged or missing.`,
 		},
 	}
 	f.Add(cmd, false)
-	cmd.Flags().BoolVar(&damaged, "allow-damaged", false, "restore what can be restored of a damaged or incomplete backup; run fsck --repair afterwards")
-	cmd.Flags().BoolVar(&quick, "quick", false, "of what is there already compare only the sizes, do not read it")
+	cmd.Flags().BoolVar(&damaged, "allow-damaged", false, "restore as much as possible of a damaged or incomplete backup; run fsck --repair afterwards")
+	cmd.Flags().BoolVar(&quick, "quick", false, "compare only the sizes of contents that exist already, do not read them")
 	command.AddJSON(cmd, &asJSON)
 	return cmd
 }

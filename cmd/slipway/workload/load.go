@@ -48,18 +48,17 @@ func loadCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "load URL",
 		Short: "Find out how many images a second a registry serves",
-		Long: `Push images of small layers to a registry and pull them again: with one puller, then two,
-up to as many as there are batches, and back to one. Every manifest and layer that comes is
-checked against its digest. The rate is what the driver counts itself.
+		Long: `Push images of small layers to a registry and pull them again: with one puller, then two, up
+to as many as there are batches, and back to one. Every manifest and layer that arrives is
+checked against its digest. The rate is counted by this command, not by the registry.
 
-With --upstream the images are pushed there, and pulled from URL, which mirrors it; then
---prune takes them out of the mirror after each pass, so that each pull goes through it.
---list pulls the images that are there instead of making any.
+With --upstream the images are pushed to the upstream and pulled from URL, which mirrors it.
+With --prune they are removed from the mirror after each pass, so that each pull reaches the
+upstream. With --list the command pulls the images that exist instead of making any.
 
-A report is written at the end, as text or with --output json as JSON, as JSON to the
-file of -o and as a page to that of --html.
-Exit status 3 tells that wrong content came, 4 that pulls failed. All of it is described in
-docs/load.md.`,
+At the end the command prints a report as text, or as JSON with --output json. It also writes
+the report as JSON into the file of -o, and as a page into the file of --html. Exit status 3
+means that wrong content came, 4 that pulls failed. docs/load.md describes everything.`,
 		Example: `  slipway load http://localhost:5000 --images 1500 --iteration-seconds 60 -o slipway.json --html slipway.html
   slipway load http://localhost:8080 --upstream http://localhost:5001 --prefix docker.io/ --prune delete -o through.json
   slipway load http://localhost:5000 --ramp saturate --mix pull=90,push=5,head=4,list=1
@@ -76,46 +75,46 @@ docs/load.md.`,
 
 func (f *loadFlags) addSet(fl *pflag.FlagSet) {
 	s := &f.o.Set
-	fl.IntVar(&s.Images, "images", 100, "how many images are made")
-	fl.IntVar(&s.Batches, "batches", 10, "in how many disjoint parts, named -0001 and so on")
+	fl.IntVar(&s.Images, "images", 100, "number of images to make")
+	fl.IntVar(&s.Batches, "batches", 10, "number of disjoint batches of images, whose names contain -0001 and so on")
 	fl.IntVar(&s.Blobs, "blobs", 5, "layers of each image")
 	fl.StringVar(&f.sizes, "sizes", "2KiB", "sizes of layers: 2KiB, or 2KiB,64KiB in turn, or 2KiB-1MiB, or lognormal:MEDIAN,SIGMA[,LARGEST]")
-	fl.Uint64Var(&s.Maker.Seed, "seed", 0, "of names and content; equal seeds make equal images")
-	fl.Float64Var(&s.Maker.Compressible, "compressible", 0, "share of the content that can be compressed away, 0 to 1")
-	fl.StringVar(&s.Prefix, "repo-prefix", "load/", "put before all names where images are pushed")
-	fl.IntVar(&f.o.PushAtOnce, "push-at-once", 8, "how many images are pushed at once")
+	fl.Uint64Var(&s.Maker.Seed, "seed", 0, "seed of names and content; equal seeds make equal images")
+	fl.Float64Var(&s.Maker.Compressible, "compressible", 0, "share of the content that compression removes, 0 to 1")
+	fl.StringVar(&s.Prefix, "repo-prefix", "load/", "prefix of the names of all images that are pushed")
+	fl.IntVar(&f.o.PushAtOnce, "push-at-once", 8, "number of images pushed at once")
 }
 
 func (f *loadFlags) addImages(fl *pflag.FlagSet) {
 	f.addSet(fl)
 	fl.StringVar(&f.upstream.URL, "upstream", "", "URL of the registry that the images are pushed to and listed from (default: the one that is measured)")
-	fl.StringVar(&f.o.Target.Prefix, "prefix", "", "put before names in pulls, as a mirror wants it, such as docker.io/")
+	fl.StringVar(&f.o.Target.Prefix, "prefix", "", "prefix of names in pulls, for a mirror that needs one, such as docker.io/")
 	fl.StringVar(&f.o.Target.Namespace, "ns", "", "send ?ns=NAME with pulls, as containerd does with a mirror")
-	fl.BoolVar(&f.list, "list", false, "pull the images that are there, instead of making some")
-	fl.BoolVar(&f.o.AllTags, "all-tags", false, "with --list: every tag of a repository, not only the first")
-	fl.BoolVar(&f.inPlace, "in-place", false, "the images were pushed before: push nothing")
-	fl.StringSliceVar(&f.patterns, "patterns", nil, "regular expressions, one for each puller, of the names it pulls; * is all of them (default: one for each batch)")
+	fl.BoolVar(&f.list, "list", false, "pull the images that exist, instead of making any")
+	fl.BoolVar(&f.o.AllTags, "all-tags", false, "with --list: pull every tag of a repository, not only the first")
+	fl.BoolVar(&f.inPlace, "in-place", false, "push nothing, because the images were pushed before")
+	fl.StringSliceVar(&f.patterns, "patterns", nil, "regular expressions, one for each puller, that match the names it pulls; * matches all (default: one for each batch)")
 }
 
 func (f *loadFlags) addRun(fl *pflag.FlagSet) {
 	o := &f.o
-	fl.IntVar(&o.Pullers, "pullers", 0, "most pullers (default: as many as patterns; with --ramp saturate 64)")
-	fl.StringVar(&f.ramp, "ramp", "up-down", "up-down: one more each step, then one less; saturate: more until they bring nothing; constant: --pullers for one step")
+	fl.IntVar(&o.Pullers, "pullers", 0, "largest number of pullers (default: the number of patterns; with --ramp saturate 64)")
+	fl.StringVar(&f.ramp, "ramp", "up-down", "up-down: one puller more each step, then one less; saturate: more pullers until the rate stops growing; constant: --pullers for one step")
 	fl.Float64Var(&f.iteration, "iteration-seconds", 10, "how long a step lasts")
-	fl.Float64Var(&f.tally, "tally-seconds", 1, "how often is counted")
-	fl.StringVar(&f.prune, "prune", "none", "after each pass: delete (its manifests), slipway (all at once, on this machine, see --server-root), ociregistry (by its API), or none")
+	fl.Float64Var(&f.tally, "tally-seconds", 1, "interval of the counts")
+	fl.StringVar(&f.prune, "prune", "none", "how images are removed after each pass: delete (one manifest after another), slipway (all at once, on this machine, see --server-root), ociregistry (by its API), or none")
 	fl.StringVar(&f.mix, "mix", "pull=1", "weights of pull, push, head and list")
-	fl.IntVar(&o.LayersAtOnce, "layers-at-once", 1, "how many layers a puller fetches at once")
-	fl.BoolVar(&o.Shuffle, "shuffle", false, "each pass in another order")
-	fl.BoolVar(&o.Cold, "cold", false, "measure first pulls too, instead of pulling everything once before")
-	fl.DurationVar(&o.Timeout, "timeout", time.Minute, "longest request")
+	fl.IntVar(&o.LayersAtOnce, "layers-at-once", 1, "number of layers that a puller fetches at once")
+	fl.BoolVar(&o.Shuffle, "shuffle", false, "pull in another order in each pass")
+	fl.BoolVar(&o.Cold, "cold", false, "measure the first pulls, too, instead of pulling everything once beforehand")
+	fl.DurationVar(&o.Timeout, "timeout", time.Minute, "limit of the time of a request")
 	fl.StringVar(&f.server.Root, "server-root", "", "with --prune slipway: data directory of the server")
 	fl.StringVar(&f.server.File, "server-config", "", "with --prune slipway: its configuration file")
 	fl.IntVar(&o.PID, "server-pid", 0, "process of the registry on this machine, whose CPU time and memory are measured")
 	fl.StringVar(&f.name, "name", "", "name of the registry in reports (default: its host)")
 	command.AddPath(fl, &f.out, "out", "file to write the result to, as JSON")
 	command.AddForm(fl, &f.form, "output", "json")
-	fl.BoolVar(&f.dryRun, "dry-run", false, "say what would be pushed and pulled, and change nothing; only --list asks a registry")
+	fl.BoolVar(&f.dryRun, "dry-run", false, "show what would be pushed and pulled, and change nothing; only --list sends requests to a registry")
 	fl.StringVar(&f.page, "html", "", "file to write the report to, as a page")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress")
 }
@@ -131,7 +130,7 @@ func (a *accessFlags) add(fl *pflag.FlagSet, prefix, of string) {
 	fl.BoolVar(&a.noDocker, prefix+"no-docker-config", false, "do not use Docker's credentials for "+of)
 	fl.StringVar(&a.ca, prefix+"ca", "", "file with the CA certificates of "+of)
 	fl.StringVar(&a.cert, prefix+"cert", "", "file with a client certificate for "+of)
-	fl.StringVar(&a.key, prefix+"key", "", "file with its key")
+	fl.StringVar(&a.key, prefix+"key", "", "file with the certificate's key")
 	fl.BoolVar(&a.insecure, prefix+"insecure", false, "accept any certificate of "+of)
 }
 

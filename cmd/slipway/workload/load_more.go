@@ -16,8 +16,8 @@ func loadPushCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "push URL",
 		Short: "Only push the images that slipway load pulls",
-		Long: `Make the images and push those that the registry does not have. With the same options,
-slipway load --in-place pulls them.`,
+		Long: `Make the images, and push those that the registry does not have. slipway load --in-place with
+the same options pulls them.`,
 		Example: `  slipway load push http://localhost:5001 --images 1500
   slipway load http://localhost:8080 --images 1500 --in-place --prefix docker.io/ --prune delete`,
 		Args: cobra.ExactArgs(1),
@@ -68,7 +68,7 @@ func loadReportCommand() *cobra.Command {
 	var form formFlags
 	cmd := &cobra.Command{
 		Use:     "report RESULT",
-		Short:   "Tell what a run measured, as text, JSON or a page",
+		Short:   "Show what a run measured, as text, JSON or a page",
 		Example: `  slipway load report slipway.json --format html -o slipway.html`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -87,7 +87,7 @@ func loadCompareCommand() *cobra.Command {
 	var form formFlags
 	cmd := &cobra.Command{
 		Use:     "compare RESULT RESULT [RESULT...]",
-		Short:   "Put results beside each other, rates over pullers in one picture",
+		Short:   "Compare results side by side, with their rates over pullers in one picture",
 		Example: `  slipway load compare slipway.json ociregistry.json --format html -o compared.html`,
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {

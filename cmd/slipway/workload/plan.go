@@ -36,12 +36,12 @@ func planCommand() *cobra.Command {
 	f.c.Replica = simulate.DefaultReplica()
 	cmd := &cobra.Command{
 		Use:   "plan STORE",
-		Short: "Tell what memory, disk and replicas a registry needs, from a trace",
-		Long: `Try caches of many sizes on the requests of a trace, with the registry's own policies, and
-say what each would serve, how long layers would take and what the object store would have
-to send; and how many replicas the busiest minute needs. One size is recommended: the
-cheapest that has the latency that is wanted, or else the one beyond which more is of less
-use. What is assumed and what the trace cannot tell is said, too.`,
+		Short: "Work out from a trace how much memory and disk and how many replicas a registry needs",
+		Long: `Try caches of many sizes on the requests of a trace, with the registry's own policies. Report
+for each what it would serve, how long layers would take, and what the object store would have
+to send; and how many replicas the busiest minute needs. One size is recommended: the cheapest
+that reaches the wanted latency, or else the size beyond which more memory brings little. The
+report also lists the assumptions, and what the trace does not show.`,
 		Example: `  slipway plan store --latency p99=500ms --growth 2x
   slipway plan --trace store --zone dal --backend 20ms/100MB --replicas-max 3 --json
   slipway plan store --profile tiers.json --format html -o plan.html`,
@@ -63,41 +63,41 @@ use. What is assumed and what the trace cannot tell is said, too.`,
 // addCache adds the flags for caches and latencies.
 func (f *planFlags) addCache(cmd *cobra.Command) {
 	fl := cmd.Flags()
-	fl.StringVar(&f.trace, "trace", "", "the store of traces, instead of the argument")
-	fl.BoolVar(&f.json, "json", false, "short for --format json")
-	fl.StringVar(&f.latency, "latency", "", "latency of layers that is wanted, such as mean=50ms or p99=500ms")
-	fl.StringVar(&f.growth, "growth", "1x", "how many times as much the registry shall carry")
+	fl.StringVar(&f.trace, "trace", "", "store of traces, instead of the argument")
+	fl.BoolVar(&f.json, "json", false, "the same as --format json")
+	fl.StringVar(&f.latency, "latency", "", "wanted latency of layers, such as mean=50ms or p99=500ms")
+	fl.StringVar(&f.growth, "growth", "1x", "load that the registry shall carry, as a multiple of the trace's")
 	fl.StringSliceVar(&f.sizes, "size", []string{"0.5%", "1%", "2%", "4%", "6%", "8%", "10%", "15%", "20%"}, "sizes of the memory to try, in per cent or bytes, of all replicas together")
-	fl.StringVar(&f.of, "of", "ingress", "what per cent are of: ingress (what was pushed; footprint where nothing was, or its size is not known) or footprint (what all layers take)")
-	fl.StringSliceVar(&f.ssd, "ssd", []string{"0", "10x"}, "sizes of the SSD to try, in times of the memory (10x) or bytes")
+	fl.StringVar(&f.of, "of", "ingress", "what percentages refer to: ingress (what was pushed; or footprint if nothing was, or if its size is not known) or footprint (what all layers take)")
+	fl.StringSliceVar(&f.ssd, "ssd", []string{"0", "10x"}, "sizes of the SSD to try, as multiples of the memory (10x) or in bytes")
 	fl.StringVar(&f.c.Policy, "ram-policy", "gdsf", "policy of the memory: "+strings.Join(policy.Names(), ", "))
 	fl.StringVar(&f.c.SSDPolicy, "ssd-policy", "lru", "policy of the SSD")
 	fl.StringVar(&f.admit, "admit", "all", "what may be written to the SSD: all or second-touch")
-	fl.StringVar(&f.large, "large", "", "size from which on a layer never goes into memory (default: 100MiB, and at most an eighth of the memory)")
-	fl.StringVar(&f.ramTier, "ram-tier", "", "how long a layer takes from memory, as --backend")
-	fl.StringVar(&f.ssdTier, "ssd-tier", "", "how long a layer takes from the SSD, as --backend")
-	fl.StringVar(&f.backend, "backend", "", "how long a layer takes from the object store: latency/bytes a second, such as 20ms/100MB (default 70ms/100MB)")
+	fl.StringVar(&f.large, "large", "", "size from which layers never go into memory (default: 100MiB, and at most an eighth of the memory)")
+	fl.StringVar(&f.ramTier, "ram-tier", "", "time that a layer takes from memory, written as for --backend")
+	fl.StringVar(&f.ssdTier, "ssd-tier", "", "time that a layer takes from the SSD, written as for --backend")
+	fl.StringVar(&f.backend, "backend", "", "time that a layer takes from the object store, as latency/bytes a second, such as 20ms/100MB (default 70ms/100MB)")
 	fl.StringVar(&f.profile, "profile", "", "JSON file of measured times of ram, ssd and backend, see docs/capacity.md")
-	fl.Float64Var(&f.c.RAMCost, "ram-cost", simulate.DefaultRAMCost, "what a byte of memory costs beside one of SSD")
+	fl.Float64Var(&f.c.RAMCost, "ram-cost", simulate.DefaultRAMCost, "cost of a byte of memory, in bytes of SSD")
 	fl.Float64Var(&f.c.MaxDriveWrites, "drive-writes", simulate.DefaultDriveWrites, "how often a day the whole SSD may be written")
-	fl.StringVar(&f.sizesOf, "sizes", "recorded", "sizes of layers: recorded, or model where the trace has none")
-	fl.Uint64Var(&f.c.Seed, "seed", 1, "seed of the model's sizes and of all that is random")
+	fl.StringVar(&f.sizesOf, "sizes", "recorded", "sizes of layers: recorded, or model (made up, for a trace without sizes)")
+	fl.Uint64Var(&f.c.Seed, "seed", 1, "seed of the model's sizes and of everything random")
 	fl.Float64Var(&f.rho, "rho", 0, "correlation of modelled size and popularity, -1 to 1")
 }
 
 // addReplica adds the flags for servers.
 func (f *planFlags) addReplica(cmd *cobra.Command) {
 	fl, r := cmd.Flags(), &f.c.Replica
-	fl.IntVar(&f.c.MaxReplicas, "replicas-max", 16, "most replicas there may be")
+	fl.IntVar(&f.c.MaxReplicas, "replicas-max", 16, "largest number of replicas")
 	fl.BoolVar(&f.homes, "homes", true, "replicas read layers from their digest homes")
 	fl.Float64Var(&r.Cores, "cores", r.Cores, "cores of a replica")
 	fl.StringVar(&f.network, "network", "1.25GB", "rate of a replica's network, in bytes a second")
 	fl.Float64Var(&r.Busy, "busy", r.Busy, "share of cores and network that may be used in the peak minute")
-	fl.IntVar(&r.Spare, "spare", r.Spare, "replicas that may be missing")
+	fl.IntVar(&r.Spare, "spare", r.Spare, "number of replicas that may fail")
 	fl.DurationVar(&f.cpuRequest, "cpu-request", seconds(r.RequestCPU), "CPU time of a request")
-	fl.DurationVar(&f.cpuMiss, "cpu-miss", seconds(r.MissCPU), "CPU time of asking the object store, more than that")
+	fl.DurationVar(&f.cpuMiss, "cpu-miss", seconds(r.MissCPU), "CPU time that a request to the object store takes in addition")
 	fl.Float64Var(&r.GBCPU, "cpu-gb", r.GBCPU, "seconds of CPU time for each GB sent")
-	fl.Float64Var(&r.MissGBCPU, "cpu-miss-gb", r.MissGBCPU, "seconds of CPU time for each GB fetched, more than that")
+	fl.Float64Var(&r.MissGBCPU, "cpu-miss-gb", r.MissGBCPU, "seconds of CPU time that each GB fetched takes in addition")
 	fl.Float64Var(&r.PushGBCPU, "cpu-push-gb", r.PushGBCPU, "seconds of CPU time for each GB pushed")
 }
 

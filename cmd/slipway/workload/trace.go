@@ -8,9 +8,9 @@ func traceCommand() *cobra.Command {
 		Short: "Record, import, generate, analyse, simulate and replay requests to a registry",
 		Example: `  slipway trace import access.log -o store
   slipway trace analyze store -o report`,
-		Long: `A trace is what a registry was asked: which client wanted what, when, how large it
-was and how long it took. These commands read the logs of registries into a store of
-Parquet files, say what the workload is, and try out registries and caches with it.`,
+		Long: `A trace is a record of the requests to a registry: which client wanted what, when, how large
+it was and how long it took. These commands read the logs of registries into a store of
+Parquet files, describe the workload, and try out registries and caches with it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}

@@ -26,14 +26,14 @@ func traceAnalyzeCommand() *cobra.Command {
 	var f analyzeFlags
 	cmd := &cobra.Command{
 		Use:   "analyze STORE -o DIR",
-		Short: "Say what the workload is: every figure of the FAST'18 study",
-		Long: `Read a store of traces once and make Table 1 and Figures 4 to 15 of Anwar et al., FAST'18:
-the mix of requests, sizes, durations, load, popularity, sessions, concurrency, idle times.
-DIR then has index.html, one page with all plots, tables and definitions, beside the numbers
-of the paper for its zones; and the same as report.json, CSV and SVG files. What the source
-does not tell, such as sizes, is said and never counted as 0.
+		Short: "Describe the workload by every figure of the FAST'18 study",
+		Long: `Read a store of traces once and make Table 1 and Figures 4 to 15 of Anwar et al., FAST'18: the
+mix of requests, sizes, durations, load, popularity, sessions, concurrency, idle times. DIR
+then has index.html, one page with all plots, tables and definitions, which shows the numbers
+of the paper for its zones too; and the same as report.json, CSV and SVG files. If the source
+lacks something, such as sizes, the report says so and never counts it as 0.
 
-Times are RFC 3339 or a day; --from is in, --to is not.`,
+Times are RFC 3339 or a day; --from is included, --to is not.`,
 		Example: `  slipway trace analyze traces -o report
   slipway trace analyze traces -o week --zone dal09 --from 2017-07-03 --to 2017-07-10`,
 		Args: cobra.ExactArgs(1),
@@ -43,14 +43,14 @@ Times are RFC 3339 or a day; --from is in, --to is not.`,
 	command.AddPath(fl, &f.out, "out", "directory for the report; made if it is missing")
 	command.AddForm(fl, &f.form, "output", "json")
 	fl.StringSliceVar(&f.o.Zones, "zone", nil, "zones to analyse (default: all)")
-	fl.StringVar(&f.from, "from", "", "leave out what is before this time")
-	fl.StringVar(&f.to, "to", "", "leave out what is at this time or later")
-	fl.DurationVar(&f.o.Session, "session", time.Minute, "Figure 12: how long after a manifest layers belong to it")
+	fl.StringVar(&f.from, "from", "", "leave out requests before this time")
+	fl.StringVar(&f.to, "to", "", "leave out requests from this time on")
+	fl.DurationVar(&f.o.Session, "session", time.Minute, "Figure 12: for how long after a manifest requests for layers belong to it")
 	fl.BoolVar(&f.o.StopAtNext, "stop-at-next-manifest", false, "Figure 12: a session ends at the client's next manifest of the repository")
-	fl.StringVar(&f.sizes, "sizes", "get", "Figure 6: sizes of what was got or of what was put (get, put)")
+	fl.StringVar(&f.sizes, "sizes", "get", "Figure 6: sizes of downloads or of uploads (get, put)")
 	fl.DurationVar(&f.o.KeepAlive, "keep-alive", time.Minute, "Figure 13a, second form: how long a client stays active after a request")
-	fl.StringVar(&f.location, "time-zone", "UTC", "Figure 14: whose hours and weekdays, such as Europe/Berlin")
-	fl.StringVar(&f.layers, "layers-by", string(analyze.ByDigest), "Figures 10a, 11a: what makes layers the same (digest, uri)")
+	fl.StringVar(&f.location, "time-zone", "UTC", "Figure 14: time zone of the hours and weekdays, such as Europe/Berlin")
+	fl.StringVar(&f.layers, "layers-by", string(analyze.ByDigest), "Figures 10a, 11a: which layers count as the same, those of one digest or of one uri (digest, uri)")
 	fl.IntVar(&f.o.Workers, "workers", 0, "zones read at once (default: the number of cores)")
 	return cmd
 }

@@ -31,14 +31,14 @@ func traceAnonymiseCommand() *cobra.Command {
 	var f anonymiseFlags
 	cmd := &cobra.Command{
 		Use:   "anonymise {STORE | {FILE | DIR}...} -o STORE",
-		Short: "Replace names in traces by pseudonyms that nobody can undo",
-		Long: `Read a store or logs and write a store in which hosts, clients, ids, digests and all
-segments of paths are pseudonyms: codes of the names under a random key that is thrown
-away. The same name has the same pseudonym wherever it stands, so that what an analysis
-finds is the same, but names cannot be tried. Users, referers and queries are left out.
+		Short: "Replace names in traces by pseudonyms that cannot be reversed",
+		Long: `Read a store or logs and write a store in which hosts, clients, ids, digests and all segments
+of paths are pseudonyms: codes of the names under a random key that is thrown away. A name has
+the same pseudonym wherever it occurs, so an analysis finds the same. Without the key nobody
+can find a name by trying names. Users, referers and queries are left out.
 
-User agents stay unless --agents is given. Sizes and times can tell much about content
-and people too: --round-sizes and --shift change those.`,
+User agents stay unless --agents is given. Sizes and times can reveal much about content and
+people, too: --round-sizes and --shift change them.`,
 		Example: `  slipway trace anonymise traces -o public --round-sizes 4096 --shift random
   slipway trace anonymise access.log -o public --keep-key key.txt`,
 		Args: cobra.MinimumNArgs(1),
@@ -48,9 +48,9 @@ and people too: --round-sizes and --shift change those.`,
 	fl := cmd.Flags()
 	command.AddPath(fl, &f.out, "store", "directory of the new store")
 	fl.StringVar(&f.keepKey, "keep-key", "", "file with the key, made if it is missing: the same names get the same pseudonyms again")
-	fl.Int64Var(&f.o.RoundSizes, "round-sizes", 0, "round sizes up to multiples of so many bytes")
-	fl.StringVar(&f.shift, "shift", "", "add this to all times, such as -168h; \"random\" takes a random number of weeks off")
-	fl.BoolVar(&f.o.Agents, "agents", false, "make pseudonyms of user agents too")
+	fl.Int64Var(&f.o.RoundSizes, "round-sizes", 0, "round sizes up to multiples of this many bytes")
+	fl.StringVar(&f.shift, "shift", "", "add this to all times, such as -168h; \"random\" subtracts a random number of weeks")
+	fl.BoolVar(&f.o.Agents, "agents", false, "replace user agents by pseudonyms, too")
 	return cmd
 }
 

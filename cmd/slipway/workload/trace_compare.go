@@ -37,16 +37,16 @@ func traceCompareCommand() *cobra.Command {
 	var confidence float64
 	cmd := &cobra.Command{
 		Use:   "compare RESULT RESULT [RESULT...]",
-		Short: "Compare replays with the first, with confidence intervals and gates",
-		Long: `Compare results of slipway trace replay with the first one. The intervals come from
-drawing blocks of time again and again, a second long each; longer blocks are right where
-what happens in one second says much about the next.
+		Short: "Compare replays with the first one, with confidence intervals and gates",
+		Long: `Compare results of slipway trace replay with the first one. The intervals are made by drawing
+blocks of time at random, many times, a second long each. Use longer blocks if what happens in
+one second depends much on the second before.
 
-A gate fails when the metric is worse by more than its limit and the interval says that it
-did become worse. Metrics: mean, p50, p90, p99, p999 (of the latency from the intended time),
+A gate fails if the metric is worse by more than its limit and the interval confirms that it
+is worse. Metrics: mean, p50, p90, p99, p999 (of the latency from the intended time),
 service-mean, service-p50, service-p99, rate, throughput, errors (in points).
 
-Exit status 3 tells that a gate failed, 4 that a run is not valid.`,
+Exit status 3 means that a gate failed, 4 that a run is not valid.`,
 		Example: `  slipway trace compare before after --max-regression p99=10% --max-regression errors=0.1%
   slipway trace compare three/slipway three/zot --format html -o three.html`,
 		Args: cobra.MinimumNArgs(2),
@@ -73,8 +73,8 @@ Exit status 3 tells that a gate failed, 4 that a run is not valid.`,
 	gates.add(fl)
 	fl.Float64Var(&confidence, "confidence", 95, "confidence of the intervals, in percent")
 	fl.Int64Var(&o.BlockSeconds, "block", 1, "length of the blocks of time, in seconds")
-	fl.IntVar(&o.Resamples, "resamples", 1000, "how many times blocks are drawn")
-	fl.Uint64Var(&o.Seed, "seed", 0, "of the drawing")
+	fl.IntVar(&o.Resamples, "resamples", 1000, "number of times that blocks are drawn")
+	fl.Uint64Var(&o.Seed, "seed", 0, "seed of the drawing")
 	command.AddForm(fl, &format, "format", "json", "html", "csv", "junit")
 	command.AddPath(fl, &out, "out", "file to write (default: standard output)")
 	return cmd

@@ -17,10 +17,10 @@ func traceCutCommand() *cobra.Command {
 	var out string
 	cmd := &cobra.Command{
 		Use:   "cut STORE -o STORE",
-		Short: "Copy a part of a store of traces to another",
-		Long: `Copy the requests of some zones, times and repositories to another store. A repository
-is named as it is or with * for any part of it but slashes. Requests that have no
-repository, such as pings, are left out where repositories are named.`,
+		Short: "Copy a part of a store of traces into another store",
+		Long: `Copy the requests of some zones, times and repositories to another store. In the name of a
+repository, * stands for any text without a slash. If repositories are named, requests that
+have no repository, such as pings, are left out.`,
 		Example: `  slipway trace cut traces -o week --from 2017-07-03 --to 2017-07-10 --zone dal09
   slipway trace cut traces -o one --repo library/nginx --repo 'team/*'`,
 		Args: cobra.ExactArgs(1),

@@ -27,13 +27,13 @@ func traceGenerateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "generate (-o STORE | --ibm DIR)",
 		Short: "Make a synthetic trace of a registry",
-		Long: `Make requests that are like those of a real registry: of one of the availability zones
-of the IBM container registry, or of all seven, fitted to what is published about them,
-or like those of a trace at hand. The same seed always gives the same trace.
+		Long: `Make requests like those of a real registry. They are fitted to what is published about the
+seven availability zones of the IBM container registry, of which one or all are made, or to a
+trace that you have. The same seed always gives the same trace.
 
-Without --requests and --days a zone has as many requests as in the public archive, all
-together 40.9 million. With one of the two the other follows from the zone's rate. With
-several zones --requests is for all together.
+Without --requests and --days, a zone has as many requests as in the public archive; all zones
+together have 40.9 million. If only one of the two is given, the other follows from the zone's
+rate. With several zones, --requests is the total.
 
 docs/synthetic-traces.md lists what the traces are fitted to, and how well.`,
 		Example: `  slipway trace generate --zone dal --requests 1000000 --seed 1 -o dal.store
@@ -43,11 +43,11 @@ docs/synthetic-traces.md lists what the traces are fitted to, and how well.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runGenerate(cmd, &f) },
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&f.zone, "zone", "all", "zones to make, separated by commas: "+strings.Join(synth.Zones(), ", ")+", or all; with --like those of that store")
-	fl.Int64Var(&f.requests, "requests", 0, "how many requests (default: as the zones have in so many days)")
-	fl.IntVar(&f.days, "days", 0, "for how many days (default: for as long as the zones take for so many requests)")
+	fl.StringVar(&f.zone, "zone", "all", "zones to make, separated by commas: "+strings.Join(synth.Zones(), ", ")+", or all; with --like, zones of that store")
+	fl.Int64Var(&f.requests, "requests", 0, "number of requests (default: as many as the zones have in the given days)")
+	fl.IntVar(&f.days, "days", 0, "number of days (default: as many as the zones take for the given requests)")
 	fl.StringVar(&f.start, "start", "2017-06-20", "first day, in UTC")
-	fl.Uint64Var(&f.seed, "seed", 1, "what decides all that is left to chance")
+	fl.Uint64Var(&f.seed, "seed", 1, "seed of everything random")
 	command.AddPath(fl, &f.output, "store", "write a store into this directory")
 	fl.StringVar(&f.archive, "ibm", "", "write files in the form of the public IBM archive into this directory")
 	fl.StringVar(&f.like, "like", "", "fit to the requests of this store instead of published figures")

@@ -31,7 +31,7 @@ type traceInputFlags struct {
 func (f *traceInputFlags) add(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.StringVar(&f.format, "format", "auto", "format of the logs: auto, "+strings.Join(formats.Names(), ", "))
-	fl.StringVar(&f.zone, "zone", "", "zone of the records (default: what the names of files of the IBM traces tell, or \"default\")")
+	fl.StringVar(&f.zone, "zone", "", "zone of the records (default: the zone in the file names of the IBM traces, or else \"default\")")
 	fl.StringVar(&f.start, "start", "2000-01-01T00:00:00Z", "time of the first record of format uris")
 	fl.Float64Var(&f.rate, "rate", 10, "records a second of format uris")
 }
@@ -68,15 +68,15 @@ func traceImportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import {FILE | DIR}... -o STORE",
 		Short: "Read logs of registries into a store",
-		Long: `Read logs of registries into a store of Parquet files, one per zone and day, rows in
-order of time. The command detects the format of each file, also behind the prefixes of
-kubectl, Docker, syslog and journald. Files may be compressed with gzip, zstd, xz or bzip2,
-or be tar archives. All files of a directory are read, except logs of Harbor that repeat
-the log of its proxy. The store may exist already; records are added.
+		Long: `Read logs of registries into a store of Parquet files, one per zone and day, with rows in
+order of time. The command detects the format of each file, even behind the prefixes of
+kubectl, Docker, syslog and journald. Files may be compressed with gzip, zstd, xz or bzip2, or
+be tar archives. All files of a directory are read, except logs of Harbor that repeat the log
+of its proxy. The store may exist already; records are added.
 
-What cannot be read is skipped, counted and named; the rest is imported. An import that
-reads no request is an error. Duplicates, of the same time, URI and id, are counted too.
-With --drop-duplicates a record without an id gets one that is made of its content.`,
+What cannot be read is skipped, counted and named; the rest is imported. It is an error if no
+request can be read. Duplicates, which have the same time, URI and id, are counted, too. With
+--drop-duplicates a record without an id gets an id that is made from its content.`,
 		Example: `  slipway trace import /var/log/slipway/access.log -o traces
   slipway trace import DockerRegistryTraces.tar.gz -o ibm
   slipway trace import nginx/*.gz --format nginx --zone fra -o traces
@@ -131,8 +131,8 @@ With --drop-duplicates a record without an id gets one that is made of its conte
 	fl := cmd.Flags()
 	command.AddPath(fl, &f.out, "store", "directory of the store")
 	command.AddForm(fl, &f.output, "output", "json")
-	fl.BoolVar(&f.drop, "drop-duplicates", false, "leave out records whose time, URI and id are those of another")
-	fl.Int64Var(&f.memory, "memory", 256, "MiB that records may take before they go to files")
+	fl.BoolVar(&f.drop, "drop-duplicates", false, "leave out records with the same time, URI and id as another record")
+	fl.Int64Var(&f.memory, "memory", 256, "memory that records may take before they are written to files, in MiB")
 	return cmd
 }
 

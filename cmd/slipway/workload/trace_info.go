@@ -23,8 +23,8 @@ type traceRangeFlags struct {
 func (f *traceRangeFlags) add(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.StringSliceVar(&f.zones, "zone", nil, "zones (default: all)")
-	fl.StringVar(&f.from, "from", "", "leave out what is before this time")
-	fl.StringVar(&f.to, "to", "", "leave out what is at this time or later")
+	fl.StringVar(&f.from, "from", "", "leave out requests before this time")
+	fl.StringVar(&f.to, "to", "", "leave out requests from this time on")
 }
 
 func (f *traceRangeFlags) times() (from, to time.Time, err error) { return parseSpan(f.from, f.to) }
@@ -68,11 +68,11 @@ func traceInfoCommand() *cobra.Command {
 	var withFigures bool
 	cmd := &cobra.Command{
 		Use:   "info STORE",
-		Short: "Tell what is in a store of traces",
-		Long: `Tell what is in a store of traces: zones, days, requests by kind, method and status.
+		Short: "Show what is in a store of traces",
+		Long: `Show what is in a store of traces: zones, days, requests by kind, method and status.
 
-With --figures also how popular things are and in which order they are asked for; what
-each figure is exactly is told in docs/trace.md.`,
+With --figures, also show how popular things are and in which order they are requested.
+docs/trace.md defines each figure.`,
 		Example: `  slipway trace info traces
   slipway trace info traces --zone dal09 --figures
   slipway trace info traces --from 2017-07-03 --to 2017-07-10 --output json`,
@@ -105,7 +105,7 @@ each figure is exactly is told in docs/trace.md.`,
 	}
 	part.add(cmd)
 	command.AddForm(cmd.Flags(), &output, "output", "json")
-	cmd.Flags().BoolVar(&withFigures, "figures", false, "tell about popularity and order too")
+	cmd.Flags().BoolVar(&withFigures, "figures", false, "show popularity and order, too")
 	return cmd
 }
 

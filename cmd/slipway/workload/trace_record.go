@@ -29,14 +29,14 @@ func traceRecordCommand() *cobra.Command {
 	var f recordFlags
 	cmd := &cobra.Command{
 		Use:   "record {ACCESS-LOG | -} -o STORE",
-		Short: "Record what a running registry is asked",
+		Short: "Record the requests that a running registry gets",
 		Long: `Follow the access log of a running registry and write it into a store until interrupted,
 or for as long as --for says. A log that is rotated is followed to its new file; "-" reads
 standard input until it ends.
 
-The command detects the format as import does, from the lines that the log has already or
-from the first new ones. It publishes what has come every --every. A recording that reads
-lines but no request is an error.`,
+The command detects the format as import does, from the lines that the log has already or from
+the first new ones. At intervals of --every it publishes the new records. It is an error if
+there are lines but no request among them.`,
 		Example: `  slipway trace record /var/log/slipway/access.log -o traces
   slipway trace record /var/log/slipway/access.log -o traces --all --for 24h --zone fra`,
 		Args: cobra.ExactArgs(1),
@@ -46,9 +46,9 @@ lines but no request is an error.`,
 	command.AddPath(fl, &f.out, "store", "directory of the store")
 	fl.StringVar(&f.zone, "zone", "default", "zone of the records")
 	fl.StringVar(&f.format, "format", "auto", "format of the log: auto, "+strings.Join(timedFormats(), ", "))
-	fl.BoolVar(&f.all, "all", false, "record what is in the log already too")
+	fl.BoolVar(&f.all, "all", false, "record the lines that the log has already, too")
 	fl.DurationVar(&f.limit, "for", 0, "end after this time (default: when interrupted)")
-	fl.DurationVar(&f.every, "every", 10*time.Minute, "how often to publish what has come")
+	fl.DurationVar(&f.every, "every", 10*time.Minute, "how often to publish new records")
 	return cmd
 }
 

@@ -46,16 +46,16 @@ func traceReplayCommand() *cobra.Command {
 		Use:   "replay STORE -o RESULT --target [NAME=]URL",
 		Short: "Send the requests of a trace to registries and measure the answers",
 		Long: `Send the requests of a trace to a registry at the times at which they were recorded, or
-faster. What the trace does not hold is made: each layer's content follows from its name, and
-manifests have the layers that clients were seen to fetch. Before the test everything that
-will be read and that the trace does not bring itself is put in place.
+faster. What the trace does not hold is made up: the content of a layer follows from its name,
+and manifests have the layers that clients fetched with them. Before the test, everything that
+will be read and that the trace does not push itself is put in place.
 
 Levels: L0 sends blobs only, L1 every request, L2 whole pulls and pushes, in which a manifest
 comes before its layers. Latencies count from the time at which a request was to be sent.
 
-With --each the targets are replayed to one after another, and compared; otherwise each
-request goes to one of them. Exit status 3 tells that a gate failed, 4 that the run is not
-valid. All of it is described in docs/replay.md.`,
+With --each the trace is replayed to one target after another, and the results are compared;
+otherwise each request goes to one of the targets. Exit status 3 means that a gate failed, 4
+that the run is not valid. docs/replay.md describes everything.`,
 		Example: `  slipway trace replay traces -o monday --target http://localhost:5000 --from 2017-07-03 --to 2017-07-04 --speed 10
   slipway trace replay traces -o three --each --level L2 --target slipway=http://a:5000 --target zot=http://b:5000
   slipway trace replay traces -o big --target https://registry.example.com --workers load1:7761,load2:7761 --worker-tls --secret-file secret`,
@@ -71,39 +71,39 @@ valid. All of it is described in docs/replay.md.`,
 
 func (f *replayFlags) addPlan(fl *pflag.FlagSet) {
 	p := &f.o.Plan
-	fl.StringVar(&f.level, "level", "L1", "how much is replayed: L0 (blobs), L1 (every request) or L2 (pulls and pushes)")
+	fl.StringVar(&f.level, "level", "L1", "what is replayed: L0 (blobs), L1 (every request) or L2 (pulls and pushes)")
 	fl.StringVar(&p.Zone, "zone", "", "zone of the store (default: the only one)")
-	fl.StringVar(&f.from, "from", "", "first time, as 2017-07-03 or 2017-07-03T12:00:00Z")
-	fl.StringVar(&f.to, "to", "", "end of the time, itself not in it")
-	fl.Int64Var(&p.MaxRequests, "max-requests", 0, "end after so many requests of the trace")
-	fl.DurationVar(&p.MaxTime, "max-time", 0, "end after so much recorded time")
-	fl.StringVar(&f.speed, "speed", "1x", "how many times as fast as recorded, or max: as fast as the registry answers")
-	fl.DurationVar(&p.MaxGap, "max-gap", 0, "shorten times in which nothing was asked, to this")
-	fl.Float64Var(&p.Rate, "rate", 0, "most requests (L2: sessions) per second; others are moved back")
-	fl.StringVar(&p.RepoPrefix, "repo-prefix", "", "put before all repository names, such as replay/")
+	fl.StringVar(&f.from, "from", "", "leave out requests before this time, such as 2017-07-03 or 2017-07-03T12:00:00Z")
+	fl.StringVar(&f.to, "to", "", "leave out requests from this time on")
+	fl.Int64Var(&p.MaxRequests, "max-requests", 0, "end after this many requests of the trace")
+	fl.DurationVar(&p.MaxTime, "max-time", 0, "end after this much recorded time")
+	fl.StringVar(&f.speed, "speed", "1x", "speed as a multiple of the recorded one, or max: as fast as the registry answers")
+	fl.DurationVar(&p.MaxGap, "max-gap", 0, "shorten longer times without requests to this")
+	fl.Float64Var(&p.Rate, "rate", 0, "limit of requests (L2: sessions) per second; later ones are delayed")
+	fl.StringVar(&p.RepoPrefix, "repo-prefix", "", "prefix of all repository names, such as replay/")
 	fl.Float64Var(&p.SizeScale, "size-scale", 1, "multiply the sizes of blobs")
 	fl.Int64Var(&p.MaxSize, "max-size", 0, "make no blob larger than this, in bytes")
-	fl.Uint64Var(&p.Maker.Seed, "seed", 0, "of the content and of all that is drawn; another seed is other content")
-	fl.Float64Var(&p.Maker.Compressible, "compressible", 0, "share of the content that can be compressed away, 0 to 1")
-	fl.Float64Var(&p.Maker.Duplicates, "duplicates", 0, "share of blocks of 4 KiB that are in other layers too, 0 to 1")
+	fl.Uint64Var(&p.Maker.Seed, "seed", 0, "seed of the content and of everything random; another seed makes other content")
+	fl.Float64Var(&p.Maker.Compressible, "compressible", 0, "share of the content that compression removes, 0 to 1")
+	fl.Float64Var(&p.Maker.Duplicates, "duplicates", 0, "share of blocks of 4 KiB that other layers have, too, 0 to 1")
 	fl.DurationVar(&p.SessionGap, "session-gap", time.Minute, "longest pause within a pull or push")
-	fl.BoolVar(&p.KeepGaps, "keep-gaps", false, "no layer of a pull is asked for sooner after its begin than it was in the trace (L2)")
-	fl.IntVar(&p.LayersAtOnce, "layers-at-once", 3, "how many layers of a pull or push are transferred at once (L2)")
+	fl.BoolVar(&p.KeepGaps, "keep-gaps", false, "request no layer of a pull sooner after the pull's begin than in the trace (L2)")
+	fl.IntVar(&p.LayersAtOnce, "layers-at-once", 3, "number of layers of a pull or push that are transferred at once (L2)")
 	fl.BoolVar(&p.Deletes, "deletes", false, "replay DELETE requests too")
 }
 
 func (f *replayFlags) addTargets(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.targets, "target", nil, "registry, as [NAME=]URL; may be repeated")
-	fl.BoolVar(&f.each, "each", false, "replay to each target after the other, and compare them")
-	fl.StringVar(&f.policy, "targets-by", "random", "which of several targets a request goes to: random, digest or host")
+	fl.BoolVar(&f.each, "each", false, "replay to one target after another, and compare them")
+	fl.StringVar(&f.policy, "targets-by", "random", "what decides which of several targets gets a request: random, digest or host")
 	fl.StringVar(&f.user, "username", "", "user name at the targets (default: Docker's credentials)")
 	fl.StringVar(&f.passwordFile, "password-file", "", "file with the password")
 	fl.BoolVar(&f.noDocker, "no-docker-config", false, "do not use Docker's credentials")
 	fl.StringVar(&f.ca, "ca", "", "file with the CA certificates of the targets")
 	fl.StringVar(&f.cert, "cert", "", "file with a client certificate for the targets")
-	fl.StringVar(&f.key, "key", "", "file with its key")
+	fl.StringVar(&f.key, "key", "", "file with the certificate's key")
 	fl.BoolVar(&f.insecure, "insecure", false, "accept any certificate of the targets")
-	fl.BoolVar(&f.o.Clients, "clients", false, "tell the targets whose request each is, by an X-Forwarded-For of the trace's client; they must trust this machine as a proxy")
+	fl.BoolVar(&f.o.Clients, "clients", false, "send the trace's client in an X-Forwarded-For of each request; the targets must trust this machine as a proxy")
 	fl.BoolVar(&f.http1, "http1", false, "do not use HTTP/2")
 }
 
@@ -111,25 +111,25 @@ func (f *replayFlags) addRun(fl *pflag.FlagSet) {
 	o := &f.o
 	command.AddPath(fl, &o.Dir, "out", "directory of the result")
 	command.AddForm(fl, &f.form, "output", "json")
-	fl.StringVar(&f.phase, "phase", "all", "all, warmup (put everything in place only) or run (it is in place)")
-	fl.BoolVar(&o.Resume, "resume", false, "go on with the run in the directory of the result")
-	fl.BoolVar(&f.dryRun, "dry-run", false, "say what would be sent, and send nothing")
+	fl.StringVar(&f.phase, "phase", "all", "all, warmup (only put everything in place) or run (everything is in place)")
+	fl.BoolVar(&o.Resume, "resume", false, "continue the run whose result the directory holds")
+	fl.BoolVar(&f.dryRun, "dry-run", false, "show what would be sent, and send nothing")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress")
-	fl.IntVar(&o.ClosedLoop, "closed-loop", 0, "so many requests one after another on each worker, without their times")
-	fl.IntVar(&o.Concurrency, "concurrency", 4096, "most requests (L2: sessions) under way on each worker")
-	fl.DurationVar(&o.Patience, "patience", 30*time.Second, "how long a request waits for its place among those before it is dropped")
-	fl.IntVar(&o.WarmConcurrency, "warmup-concurrency", 16, "how much each worker puts in place at once")
-	fl.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "longest request")
+	fl.IntVar(&o.ClosedLoop, "closed-loop", 0, "ignore the times: each worker keeps this many requests under way, one after another")
+	fl.IntVar(&o.Concurrency, "concurrency", 4096, "limit of requests (L2: sessions) under way on each worker")
+	fl.DurationVar(&o.Patience, "patience", 30*time.Second, "how long a request may wait because --concurrency is reached, before it is dropped")
+	fl.IntVar(&o.WarmConcurrency, "warmup-concurrency", 16, "number of contents that each worker puts in place at once")
+	fl.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "limit of the time of a request")
 	fl.DurationVar(&o.MaxLag, "max-lag", 10*time.Millisecond, "99th percentile of the generator's lag above which the run is not valid")
-	fl.StringVar(&f.metrics, "metrics", "", "address at which Prometheus gets how the replay goes on, such as 127.0.0.1:5003 (default: none)")
-	fl.DurationVar(&o.Checkpoint, "checkpoint", 10*time.Second, "how often the results so far are made safe")
+	fl.StringVar(&f.metrics, "metrics", "", "address at which Prometheus can scrape the progress of the replay, such as 127.0.0.1:5003 (default: none)")
+	fl.DurationVar(&o.Checkpoint, "checkpoint", 10*time.Second, "how often results are made durable")
 	fl.StringSliceVar(&o.Workers, "workers", nil, "HOST:PORT of workers (default: this process)")
-	fl.StringVar(&f.forward, "forward", "client", "which worker gets a request: client (by the hash of it) or round-robin")
+	fl.StringVar(&f.forward, "forward", "client", "how the worker for a request is chosen: client (by a hash of the client) or round-robin")
 	fl.StringVar(&f.secretFile, "secret-file", "", "file with the workers' secret")
-	fl.BoolVar(&f.workerTLS, "worker-tls", false, "speak to the workers over TLS")
+	fl.BoolVar(&f.workerTLS, "worker-tls", false, "connect to the workers with TLS")
 	fl.StringVar(&f.workerCA, "worker-ca", "", "file with the CA certificates of the workers")
 	fl.StringVar(&f.workerCert, "worker-cert", "", "file with a client certificate for the workers")
-	fl.StringVar(&f.workerKey, "worker-key", "", "file with its key")
+	fl.StringVar(&f.workerKey, "worker-key", "", "file with the certificate's key")
 }
 
 func (f *replayFlags) run(cmd *cobra.Command, dir string) error {

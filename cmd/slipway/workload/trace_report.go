@@ -20,14 +20,13 @@ func traceReportCommand() *cobra.Command {
 	var maxErrors float64
 	cmd := &cobra.Command{
 		Use:   "report RESULT",
-		Short: "Tell what a replay measured",
-		Long: `Count the samples of a result of slipway trace replay and tell what they say, as text,
-JSON, CSV (one line for each group of requests), JUnit (checks, for build servers) or one
-HTML page with plots. A run that is still under way, or that was ended by force, is told as
-far as it was written.
+		Short: "Show what a replay measured",
+		Long: `Evaluate the samples of a result of slipway trace replay. The report is text, JSON, CSV (one
+line for each group of requests), JUnit (checks, for build servers) or one HTML page with
+plots. If the run is still under way, or was killed, the report covers what was written.
 
-Exit status 4 tells that the run is not valid: the figures are the generator's, not the
-registry's.`,
+Exit status 4 means that the run is not valid: its figures show the limits of the load
+generator, not of the registry.`,
 		Example: `  slipway trace report monday
   slipway trace report monday --format html -o monday.html`,
 		Args: cobra.ExactArgs(1),
@@ -45,7 +44,7 @@ registry's.`,
 	}
 	command.AddForm(cmd.Flags(), &format, "format", "json", "html", "csv", "junit")
 	command.AddPath(cmd.Flags(), &out, "out", "file to write (default: standard output)")
-	cmd.Flags().Float64Var(&maxErrors, "max-errors", 0, "junit: percent of the requests that may fail")
+	cmd.Flags().Float64Var(&maxErrors, "max-errors", 0, "with junit: percentage of the requests that may fail")
 	return cmd
 }
 

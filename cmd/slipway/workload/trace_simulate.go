@@ -181,10 +181,10 @@ func traceSimulateCacheCommand() *cobra.Command {
 	var f cacheFlags
 	cmd := &cobra.Command{
 		Use:   "cache STORE",
-		Short: "Tell what caches of several policies and sizes would have served",
-		Long: `Run the requests for layers of a trace through caches: every policy with every size, all
-over one reading of the trace and at once on all cores. belady and belady-size are bounds
-that know the future.
+		Short: "Show what caches of several policies and sizes would have served",
+		Long: `Run the requests for layers of a trace through caches, every policy with every size. The trace
+is read once, and all caches are simulated at the same time, on all cores. belady and
+belady-size are bounds: policies that know the future.
 
 With --ssd there is a second level below memory. Sizes are given in per cent of what all
 layers of the trace take together, or of what was pushed, or in bytes.`,
@@ -200,19 +200,19 @@ layers of the trace take together, or of what was pushed, or in bytes.`,
 	fl := cmd.Flags()
 	fl.StringSliceVar(&f.policies, "policy", []string{"lru", "gdsf"}, "policies of the memory: "+strings.Join(simulate.Policies(), ", "))
 	fl.StringSliceVar(&f.sizes, "size", []string{"2%", "4%", "6%", "8%", "10%"}, "sizes of the memory, in per cent or bytes, of all shards together")
-	fl.StringVar(&f.of, "of", "footprint", "what per cent are of: footprint (what all layers take) or ingress (what was pushed)")
-	fl.StringSliceVar(&f.ssd, "ssd", nil, "sizes of the SSD, in times of the memory (10x) or bytes (default: none)")
+	fl.StringVar(&f.of, "of", "footprint", "what percentages refer to: footprint (what all layers take) or ingress (what was pushed)")
+	fl.StringSliceVar(&f.ssd, "ssd", nil, "sizes of the SSD, as multiples of the memory (10x) or in bytes (default: none)")
 	fl.StringVar(&f.ssdPolicy, "ssd-policy", "lru", "policy of the SSD")
-	fl.StringVar(&f.split, "split", "0", "size from which on a layer never goes into memory; 100MiB is FAST'18's, 0 is none")
+	fl.StringVar(&f.split, "split", "0", "size from which layers never go into memory; 100MiB is FAST'18's, 0 is none")
 	fl.StringVar(&f.admit, "admit", "all", "what may be written to the SSD: all, second-touch or adaptive")
 	fl.StringVar(&f.writeRate, "write-rate", "0", "bytes a second that may be written to the SSD; 0 is no limit")
-	fl.StringVar(&f.writeBurst, "write-burst", "1GiB", "bytes that may be written to the SSD at once after a pause")
+	fl.StringVar(&f.writeBurst, "write-burst", "1GiB", "bytes that may be written to the SSD in one burst after a pause")
 	fl.IntVar(&f.shards, "shards", 1, "number of caches that share nothing")
-	fl.StringVar(&f.by, "by", "host", "what decides which shard is asked: host, random or digest")
-	fl.BoolVar(&f.perShard, "per-shard", false, "sizes are those of each shard")
-	fl.StringVar(&f.writes, "writes", "none", "what a push does: none, through (fills the cache) or compat (as FAST'18's replayer)")
-	fl.StringVar(&f.sizesOf, "sizes", "recorded", "sizes of layers: recorded, or model where the trace has none")
-	fl.Uint64Var(&f.seed, "seed", 1, "seed of the model's sizes and of all that is random")
+	fl.StringVar(&f.by, "by", "host", "what decides which shard gets a request: host, random or digest")
+	fl.BoolVar(&f.perShard, "per-shard", false, "the sizes apply to each shard, not to all together")
+	fl.StringVar(&f.writes, "writes", "none", "what a push does to the cache: none, through (fills it) or compat (as in FAST'18's replayer)")
+	fl.StringVar(&f.sizesOf, "sizes", "recorded", "sizes of layers: recorded, or model (made up, for a trace without sizes)")
+	fl.Uint64Var(&f.seed, "seed", 1, "seed of the model's sizes and of everything random")
 	fl.Float64Var(&f.rho, "rho", 0, "correlation of modelled size and popularity, -1 to 1")
 	return cmd
 }
@@ -385,13 +385,13 @@ func traceSimulatePrefetchCommand() *cobra.Command {
 	hours := []time.Duration{time.Hour, 12 * time.Hour, 24 * time.Hour}
 	cmd := &cobra.Command{
 		Use:   "prefetch STORE",
-		Short: "Tell what prefetchers would have fetched, and how much of it for nothing",
+		Short: "Show what prefetchers would have fetched, and how much of it in vain",
 		Long: `Run the requests for manifests and layers of a trace through prefetchers.
 
-algorithm1 is that of FAST'18: to who asks for a manifest of a repository, the layers that
-others pushed there within --lm are fetched and kept for --ml. manifest fetches the layers
-of the manifest that a client was not given before; which these are is learnt from what
-clients ask for after it.`,
+algorithm1 is the prefetcher of FAST'18: when a client requests a manifest of a repository, it
+fetches the layers that others pushed there within --lm, and keeps them for --ml. manifest
+fetches those layers of the manifest that the client has not fetched before. It learns the
+layers of a manifest from what clients request after it.`,
 		Example: `  slipway trace simulate prefetch store --lm 1h,12h,24h --ml 1h,12h,24h
   slipway trace simulate prefetch store --algorithm manifest --ml 10m --zone dal09 --format json`,
 		Args: cobra.ExactArgs(1),
@@ -404,13 +404,13 @@ clients ask for after it.`,
 	fl.StringSliceVar(&f.algorithms, "algorithm", simulate.Prefetchers(), "prefetchers: "+strings.Join(simulate.Prefetchers(), ", "))
 	fl.DurationSliceVar(&f.lm, "lm", hours, "how long a pushed layer counts as new (LMthresh)")
 	fl.DurationSliceVar(&f.ml, "ml", hours, "how long a prefetched layer is kept (MLthresh)")
-	fl.StringVar(&f.pair, "pair", "digest", "how a pushed layer is found again: digest, size (same repository and size) or near (within 1000 bytes)")
+	fl.StringVar(&f.pair, "pair", "digest", "how a pushed layer is recognised in pulls: digest, size (same repository and size) or near (within 1000 bytes)")
 	fl.DurationVar(&f.session, "session", time.Minute, "how long after a manifest a client's requests for layers belong to it")
-	fl.BoolVar(&f.online, "online", false, "let the manifest prefetcher know only the layers that were seen before")
-	fl.Float64Var(&f.precision, "precision", 0.1, "the manifest prefetcher leaves repositories alone where less than this share of its layers is used; negative: none")
-	fl.StringVar(&f.eager, "eager", "0", "the manifest prefetcher fetches larger layers when the client asks for a first one; 0: all when it asks for the manifest")
+	fl.BoolVar(&f.online, "online", false, "let the manifest prefetcher know only the layers that occurred before")
+	fl.Float64Var(&f.precision, "precision", 0.1, "the manifest prefetcher ignores repositories of which less than this share of the prefetched layers is used; negative: it ignores none")
+	fl.StringVar(&f.eager, "eager", "0", "the manifest prefetcher fetches layers larger than this only when the client requests its first layer; 0: all when it requests the manifest")
 	fl.StringVar(&f.rate, "rate", "0", "bytes a second that the manifest prefetcher may fetch; 0 is no limit")
-	fl.StringVar(&f.burst, "burst", "1GiB", "bytes that it may fetch at once after a pause")
+	fl.StringVar(&f.burst, "burst", "1GiB", "bytes that the manifest prefetcher may fetch in one burst after a pause")
 	return cmd
 }
 

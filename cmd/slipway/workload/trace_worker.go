@@ -28,24 +28,24 @@ func traceWorkerCommand() *cobra.Command {
 	var f workerFlags
 	cmd := &cobra.Command{
 		Use:   "worker",
-		Short: "Send requests for a slipway trace replay on another machine",
-		Long: `Wait for slipway trace replay --workers and send the requests that it deals to this
-worker. One replay is served at a time.
+		Short: "Send requests for slipway trace replay, which runs on another machine",
+		Long: `Wait for slipway trace replay --workers, and send the requests that it assigns to this worker.
+A worker serves one replay at a time.
 
-A worker sends whatever requests it is told to, to wherever it is told. Beyond loopback it
-therefore wants a secret that the replay has to know, or TLS with --client-ca. A secret
-alone does not hide what is said: without TLS, credentials of the targets are not sent to
-workers on other machines.`,
+A worker sends any request that a replay orders, to any address. On any address but loopback
+it therefore requires a secret that the replay has to know, or TLS with --client-ca. A secret
+alone encrypts nothing, so without TLS a replay sends no credentials of its targets to workers
+on other machines.`,
 		Example: `  slipway trace worker --listen 0.0.0.0:7761 --secret-file secret --tls-cert worker.pem --tls-key worker.key`,
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context()) },
 	}
 	fl := cmd.Flags()
 	fl.StringVar(&f.listen, "listen", "127.0.0.1:7761", "address to listen at")
-	fl.StringVar(&f.secretFile, "secret-file", "", "file with the secret that replays have to know")
+	fl.StringVar(&f.secretFile, "secret-file", "", "file with the secret that replays must know")
 	fl.StringVar(&f.cert, "tls-cert", "", "file with the worker's certificate: speak TLS")
-	fl.StringVar(&f.key, "tls-key", "", "file with its key")
-	fl.StringVar(&f.clientCA, "client-ca", "", "file with the CA of the certificates that replays have to show")
+	fl.StringVar(&f.key, "tls-key", "", "file with the certificate's key")
+	fl.StringVar(&f.clientCA, "client-ca", "", "file with the CA of the certificates that replays must present")
 	return cmd
 }
 
