@@ -17,20 +17,20 @@ import (
 // but it has no version, and no environment variables are overlaid.
 type Agent struct {
 	Root        string          `yaml:"root" default:"/var/lib/slipway-agent" doc:"Directory of the agent: files, indexes and containers' own changes. It must not lie on an overlay or a network file system."`
-	Run         string          `yaml:"run" doc:"Directory for sockets, mounts and what need not outlive a reboot, best on a tmpfs. Empty means /run/slipway-agent for the usual root, else a directory run in the root."`
+	Run         string          `yaml:"run" doc:"Directory for sockets, mounts and files that need not outlive a reboot, best on a tmpfs. Empty means /run/slipway-agent for the usual root, else a directory run in the root."`
 	Address     string          `yaml:"address" doc:"Socket that containerd calls as a proxy snapshotter. Empty means snapshotter.sock in run." example:"/run/slipway-agent/snapshotter.sock"`
 	Log         AgentLog        `yaml:"log" doc:"What is logged. Lines go to standard error."`
 	Metrics     AgentMetrics    `yaml:"metrics" doc:"Metrics and health over HTTP."`
-	Registries  []AgentRegistry `yaml:"registries" doc:"Registries that need settings. Any other is reached by HTTPS under the name in the image, this machine's own addresses by HTTP, with the credentials of docker's configuration. Only those that are listed, and this machine's own, are asked for indexes (any_registry)."`
-	AnyRegistry bool            `yaml:"any_registry" doc:"Loads images of registries that are not listed lazily, too. Whoever serves an index says what is in an image, and nothing proves that it fits the layer; so otherwise these images are unpacked, which compares them with their digests."`
+	Registries  []AgentRegistry `yaml:"registries" doc:"Registries that need settings. Any other registry is reached by HTTPS under its name in the image, or by HTTP if it has an address of this machine, with the credentials of docker's configuration. Only registries that are listed, or that run on this machine, are asked for indexes (see any_registry)."`
+	AnyRegistry bool            `yaml:"any_registry" doc:"Also loads images lazily from registries that are not listed. An index says which files an image has, and nothing proves that it matches the layer. So by default these images are unpacked, which compares them with their digests."`
 	Cache       AgentCache      `yaml:"cache" doc:"The files that all images share. Each trust domain (registries) sees those that its registries have sent."`
-	Fetch       AgentFetch      `yaml:"fetch" doc:"How files come here."`
+	Fetch       AgentFetch      `yaml:"fetch" doc:"How files are fetched."`
 	Profiles    AgentProfiles   `yaml:"profiles" doc:"Start-up profiles: which files a container opens first."`
-	Report      bool            `yaml:"report" default:"true" doc:"Tells registries which containers run from their images here and how much of these is here, for their list of nodes."`
+	Report      bool            `yaml:"report" default:"true" doc:"Reports to registries which containers of their images run on this node, and how much of these images the node has, for their list of nodes."`
 	CRI         AgentCRI        `yaml:"cri" doc:"Proxy between kubelet and containerd's image service, which learns the credentials of image pull secrets."`
-	Kernel      AgentKernel     `yaml:"kernel" doc:"What the kernel is used for. Everything is tried out at start."`
+	Kernel      AgentKernel     `yaml:"kernel" doc:"Which abilities of the kernel are used. Each is tried out at start."`
 	Volumes     AgentVolumes    `yaml:"volumes" doc:"Images as volumes in storage that this node is connected to (docs/volumes.md). Without file.dir and rbd.conf there are none."`
-	Choice      AgentChoice     `yaml:"choice" doc:"In which way an image comes here: volume, its blocks from shared storage; gear, its files when they are opened; plain, unpacked in the ordinary way. The first that works is used, and plain always comes last."`
+	Choice      AgentChoice     `yaml:"choice" doc:"How an image gets to this node: volume, as blocks from shared storage; gear, as files when they are opened; plain, unpacked in the ordinary way. The first way that works is used, and plain always comes last."`
 
 	places yamlfile.Places
 }
@@ -43,54 +43,54 @@ type AgentLog struct {
 
 // AgentMetrics configures the agent's metrics.
 type AgentMetrics struct {
-	Addr                  string `yaml:"addr" doc:"Address to serve /metrics and /healthz on, of this machine only. Empty serves none." example:"127.0.0.1:5002"`
-	InsecureOpenToNetwork bool   `yaml:"insecure_open_to_network" doc:"True takes an address that other machines reach. They are asked for no password."`
+	Addr                  string `yaml:"addr" doc:"Address to serve /metrics and /healthz on, reachable from this machine only. Empty serves none." example:"127.0.0.1:5002"`
+	InsecureOpenToNetwork bool   `yaml:"insecure_open_to_network" doc:"True allows an address that other machines reach. No password is required."`
 }
 
 // AgentRegistry says how to reach a registry.
 type AgentRegistry struct {
-	Host                   string   `yaml:"host" doc:"Name of the registry in images, with its port if it has one." example:"registry.example.com"`
-	URLs                   []string `yaml:"urls" doc:"Where Slipway serves its images, the first that answers being used. Empty means https and the host." example:"https://registry.example.com"`
-	Prefix                 string   `yaml:"prefix" doc:"Put before the repository there, as for a mirror that has several registries." example:"docker.io/"`
-	Domain                 string   `yaml:"domain" doc:"Trust domain. An image shows only files that a registry of its domain has sent to this node, even if others are in the cache. Registries that may share what they fetched have the same one. Empty means one of its own." example:"company"`
-	CA                     string   `yaml:"ca" doc:"PEM file of the authorities that its certificate may come from. Empty means the system's."`
+	Host                   string   `yaml:"host" doc:"Name of the registry in the names of images, with its port if it has one." example:"registry.example.com"`
+	URLs                   []string `yaml:"urls" doc:"URLs where Slipway serves the registry's images; the first that answers is used. Empty means https and the host." example:"https://registry.example.com"`
+	Prefix                 string   `yaml:"prefix" doc:"Prefix of the repository at these URLs, for a mirror of several registries." example:"docker.io/"`
+	Domain                 string   `yaml:"domain" doc:"Trust domain. An image shows only files that a registry of its domain has sent to this node, even if others are in the cache. Registries of the same domain share the files that they sent. Empty means a domain for this registry alone." example:"company"`
+	CA                     string   `yaml:"ca" doc:"PEM file of the authorities that may certify the registry. Empty means the system's."`
 	Certificate            string   `yaml:"certificate" doc:"PEM file of this node's certificate."`
-	Key                    string   `yaml:"key" doc:"PEM file of its key."`
+	Key                    string   `yaml:"key" doc:"PEM file of the certificate's key."`
 	InsecureSkipVerify     bool     `yaml:"insecure_skip_verify" doc:"True accepts any certificate."`
-	InsecureAllowPlaintext bool     `yaml:"insecure_allow_plaintext" doc:"True allows http URLs of other machines, which then carry passwords and images readable for all between."`
+	InsecureAllowPlaintext bool     `yaml:"insecure_allow_plaintext" doc:"True allows http URLs of other machines. Everybody on the way can then read passwords and images."`
 	Username               string   `yaml:"username" doc:"User to log in as. Empty means docker's configuration and the credential helpers that it names."`
 	Password               string   `yaml:"password" secret:"true" doc:"Password of the user." example:"${file:/run/secrets/registry}"`
 }
 
 // AgentCache configures the cache of files.
 type AgentCache struct {
-	MaxBytes Size   `yaml:"max_bytes" default:"20GiB" min:"0" doc:"Most bytes of the disk for files, beside one that is coming. Files in use stay, and what running containers need goes last. 0 means no limit."`
-	Policy   string `yaml:"policy" default:"lru" enum:"lru|fifo" doc:"What goes first: lru, what was not used for longest; fifo, what came first."`
+	MaxBytes Size   `yaml:"max_bytes" default:"20GiB" min:"0" doc:"Limit of the disk space for files, not counting a file that is being fetched. Files in use stay, and files that running containers need are removed last. 0 means no limit."`
+	Policy   string `yaml:"policy" default:"lru" enum:"lru|fifo" doc:"Which files are removed first: lru, those that were not used for longest; fifo, those that were fetched first."`
 }
 
 // AgentFetch configures the fetching of files.
 type AgentFetch struct {
 	Mode            string        `yaml:"mode" default:"auto" enum:"auto|lazy|eager" doc:"lazy starts a container with its profile's files; eager with all files; auto decides for each image by its size, the speed of the link and the profile."`
-	OpenTimeout     time.Duration `yaml:"open_timeout" default:"60s" min:"1s" doc:"How long the open of a file that is not here may go without progress before it fails with EIO."`
-	ProfileTimeout  time.Duration `yaml:"profile_timeout" default:"10s" min:"0s" doc:"Longest time that the start of a container waits for its profile's files. They go on coming behind it."`
-	Streams         int           `yaml:"streams" default:"4" min:"1" doc:"Requests to one registry at a time."`
-	Background      bool          `yaml:"background" default:"true" doc:"Fetches the rest of the image of a running container, so that it needs the registry no more."`
-	BackgroundDelay time.Duration `yaml:"background_delay" default:"5s" min:"0s" doc:"How long after a container's start that begins. It goes on only while nobody has waited for a file for two seconds, or for this time if that is shorter."`
-	BackgroundRate  Size          `yaml:"background_rate" default:"0" min:"0" doc:"Bytes per second that it may take. 0 means no limit."`
+	OpenTimeout     time.Duration `yaml:"open_timeout" default:"60s" min:"1s" doc:"How long the open of a file that is not on this node may wait without progress before it fails with EIO."`
+	ProfileTimeout  time.Duration `yaml:"profile_timeout" default:"10s" min:"0s" doc:"Longest time that the start of a container waits for its profile's files. The rest are fetched while it runs."`
+	Streams         int           `yaml:"streams" default:"4" min:"1" doc:"Number of simultaneous requests to one registry."`
+	Background      bool          `yaml:"background" default:"true" doc:"Fetches the rest of the image of a running container, so that the container no longer needs the registry."`
+	BackgroundDelay time.Duration `yaml:"background_delay" default:"5s" min:"0s" doc:"How long after a container's start the background fetch begins. It pauses until nobody has waited for a file for two seconds, or for this delay if that is shorter."`
+	BackgroundRate  Size          `yaml:"background_rate" default:"0" min:"0" doc:"Limit of the background fetch, in bytes per second. 0 means no limit."`
 	ConvertTimeout  time.Duration `yaml:"convert_timeout" default:"2s" min:"0s" doc:"How long a pull waits for a layer that the registry is still converting. After that the layer is unpacked in the ordinary way."`
 }
 
 // AgentProfiles configures start-up profiles.
 type AgentProfiles struct {
-	Record   bool          `yaml:"record" default:"true" doc:"Tells the registry which files containers open first."`
-	Duration time.Duration `yaml:"duration" default:"20s" min:"1s" doc:"How long after the start of a container that is watched."`
-	Siblings bool          `yaml:"siblings" doc:"While a start is watched, a file that is missing brings small files of its directory, as long as such guesses pay. It helps large images that nobody has started yet, and costs small ones more than it brings."`
+	Record   bool          `yaml:"record" default:"true" doc:"Reports to the registry which files containers open first."`
+	Duration time.Duration `yaml:"duration" default:"20s" min:"1s" doc:"How long a container's opens are watched after its start."`
+	Siblings bool          `yaml:"siblings" doc:"While a start is watched, a missing file is fetched together with small files of its directory, as long as such guesses pay. This helps large images that nobody has started yet, and costs more than it gains for small images."`
 }
 
 // AgentKernel configures the use of kernel features.
 type AgentKernel struct {
-	Tier        string `yaml:"tier" default:"auto" enum:"auto|full|metacopy|loop|plain" doc:"auto takes the best way to mount images that works; the others force one, and where that does not work everything is unpacked, as with plain."`
-	Passthrough bool   `yaml:"passthrough" default:"true" doc:"Lets the kernel read a fetched file itself, where it can."`
+	Tier        string `yaml:"tier" default:"auto" enum:"auto|full|metacopy|loop|plain" doc:"How images are mounted. auto takes the best way that works. The others force one way; if it does not work, everything is unpacked, as with plain."`
+	Passthrough bool   `yaml:"passthrough" default:"true" doc:"Lets the kernel read a fetched file itself, if it can."`
 }
 
 // AgentCRI configures the proxy of the image service.
@@ -105,17 +105,17 @@ type AgentVolumes struct {
 	File    AgentVolumesFile `yaml:"file" doc:"Volumes as files of a shared directory."`
 	RBD     AgentVolumesRBD  `yaml:"rbd" doc:"Volumes as images of a Ceph cluster. Needs the program that make build-ceph makes."`
 	Outage  time.Duration    `yaml:"outage" default:"5m" min:"1s" doc:"How long containers wait for storage that does not answer. After that they get EIO."`
-	Mapping string           `yaml:"mapping" default:"auto" enum:"auto|fuse|krbd|nbd" doc:"How an RBD image becomes a device: krbd, nbd, or fuse, a file of the agent's; auto takes the first of these that is there."`
+	Mapping string           `yaml:"mapping" default:"auto" enum:"auto|fuse|krbd|nbd" doc:"How an RBD image becomes a device: krbd, nbd, or fuse, which is a file that the agent serves; auto takes the first of these that works."`
 }
 
 // AgentVolumesFile configures volumes of a shared directory.
 type AgentVolumesFile struct {
-	Dir string `yaml:"dir" doc:"Where the directory is mounted here. Empty switches these volumes off." example:"/mnt/volumes"`
+	Dir string `yaml:"dir" doc:"Where the directory is mounted on this node. Empty switches these volumes off." example:"/mnt/volumes"`
 }
 
 // AgentVolumesRBD configures volumes of a Ceph cluster.
 type AgentVolumesRBD struct {
-	Conf string `yaml:"conf" doc:"Configuration file of Ceph. It needs no key: the registry hands one out. Empty switches these volumes off." example:"/etc/ceph/ceph.conf"`
+	Conf string `yaml:"conf" doc:"Configuration file of Ceph. It needs no key, because the registry gives the node one. Empty switches these volumes off." example:"/etc/ceph/ceph.conf"`
 }
 
 // Configured reports whether there may be volumes.
@@ -124,7 +124,7 @@ func (v *AgentVolumes) Configured() bool { return v.File.Dir != "" || v.RBD.Conf
 // AgentChoice configures in which way images come to a node.
 type AgentChoice struct {
 	Default []string          `yaml:"default" doc:"The ways to try, of volume, gear and plain. Empty means gear and plain." example:"[volume, gear, plain]"`
-	Rules   []AgentChoiceRule `yaml:"rules" doc:"Exceptions for some images. The first rule for an image holds."`
+	Rules   []AgentChoiceRule `yaml:"rules" doc:"Exceptions for some images. The first rule for an image applies."`
 }
 
 // AgentChoiceRule is an exception for some images.

@@ -12,9 +12,9 @@ import (
 type Cluster struct {
 	Addr       string `yaml:"addr" doc:"Address on which other servers read what this one has cached, HOST:PORT. Only they should reach it. Empty: each server caches for itself." example:"10.0.0.5:5002"`
 	URL        string `yaml:"url" doc:"URL under which the others reach addr, http or https. Empty means http:// and addr. With https the certificate of http.tls is used." example:"http://10.0.0.5:5002"`
-	ID         string `yaml:"id" doc:"Name of this server among them, which must stay the same after a restart. Empty means the host's name." example:"registry-0"`
-	Secret     Secret `yaml:"secret" doc:"What they all share and nobody else knows, at least 16 bytes. Requests between them are signed with it." example:"${file:/run/secrets/cluster}"`
-	StrictTags bool   `yaml:"strict_tags" doc:"Asks the catalogue for each tag that is read, so that what one server has answered holds at all of them at once. Else another server may answer with the tag as it was before for some milliseconds, and for at most 4s while it cannot reach the catalogue. It matters with storage.catalog.postgres, also without addr."`
+	ID         string `yaml:"id" doc:"Name of this server among the others. It must stay the same after a restart. Empty means the host's name." example:"registry-0"`
+	Secret     Secret `yaml:"secret" doc:"Secret that all these servers and nobody else know, at least 16 bytes. It signs the requests between them." example:"${file:/run/secrets/cluster}"`
+	StrictTags bool   `yaml:"strict_tags" doc:"Asks the catalogue for each tag that is read, so that a new tag is seen at all servers at once. Otherwise another server may answer with the old tag for some milliseconds, and for at most 4s while it cannot reach the catalogue. This key matters with storage.catalog.postgres, even without addr."`
 	CAFile     string `yaml:"cafile" doc:"PEM file of the authorities that certify the others. Empty means the system's."`
 }
 

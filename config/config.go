@@ -18,17 +18,17 @@ import (
 //
 // It shows no secret when it is printed, logged or marshalled: see Redacted.
 type Config struct {
-	Version       string        `yaml:"version" default:"0.1" enum:"0.1" doc:"Version of the shape of this file. A file must begin with it."`
-	Log           Log           `yaml:"log" doc:"What is logged, how and where to."`
+	Version       string        `yaml:"version" default:"0.1" enum:"0.1" doc:"Version of the format of this file. It must be the first key."`
+	Log           Log           `yaml:"log" doc:"What is logged, in which form, and where."`
 	Storage       Storage       `yaml:"storage" doc:"Where content is kept, for how long, and who may delete it."`
-	Cluster       Cluster       `yaml:"cluster" doc:"Several servers with one catalogue and one object store. They work together as soon as they share these; this section lets them use each other's caches."`
-	Proxy         Proxy         `yaml:"proxy" doc:"Mirrors of other registries, whose images are fetched when somebody asks for them, and kept."`
+	Cluster       Cluster       `yaml:"cluster" doc:"Several servers with one catalogue and one object store. They work together as soon as they share both; this section lets them use each other's caches, too."`
+	Proxy         Proxy         `yaml:"proxy" doc:"Mirrors of other registries, whose images are fetched when a client requests them, and kept."`
 	Gear          Gear          `yaml:"gear" doc:"Conversion of images to Gear form: an index and files that are stored once."`
-	Volumes       Volumes       `yaml:"volumes" doc:"Images as block volumes in storage that nodes share, which they map and read as they are touched."`
+	Volumes       Volumes       `yaml:"volumes" doc:"Images as block volumes in storage that nodes share. Nodes map them, and read blocks when they are touched."`
 	HTTP          HTTP          `yaml:"http" doc:"The server that clients talk to."`
 	Web           Web           `yaml:"web" doc:"The web page, at /ui/."`
-	Auth          auth.Config   `yaml:"auth" doc:"Who may do what. Without any of it everything is allowed, and then http.addr must be a loopback address or http.insecure_open_to_network be true."`
-	Notifications Notifications `yaml:"notifications" doc:"Whom to tell of pushes, pulls and deletes."`
+	Auth          auth.Config   `yaml:"auth" doc:"Who may do what. If this section is empty, everything is allowed; then http.addr must be a loopback address, or http.insecure_open_to_network must be true."`
+	Notifications Notifications `yaml:"notifications" doc:"Who is notified of pushes, pulls and deletes."`
 	Health        Health        `yaml:"health" doc:"Checks behind /readyz and /debug/health."`
 	Validation    Validation    `yaml:"validation" doc:"What a manifest must satisfy to be accepted."`
 	Catalog       Catalog       `yaml:"catalog" doc:"The list of repositories, /v2/_catalog."`
@@ -43,7 +43,7 @@ type Log struct {
 	Formatter string            `yaml:"formatter" default:"text" enum:"text|json|logstash" doc:"Form of a log line: text, json or logstash."`
 	Fields    map[string]string `yaml:"fields" doc:"Fields added to every log line." example:"environment: staging"`
 	AccessLog AccessLog         `yaml:"accesslog" doc:"One line for each request."`
-	Audit     Audit             `yaml:"audit" doc:"A log of its own for logins, refusals, pushes and deletes."`
+	Audit     Audit             `yaml:"audit" doc:"A separate log of logins, refusals, pushes and deletes."`
 }
 
 // SlogLevel returns the level for log/slog.
@@ -58,7 +58,7 @@ func (l *Log) SlogLevel() slog.Level {
 // AccessLog configures the log of requests.
 type AccessLog struct {
 	Disabled bool   `yaml:"disabled" doc:"True writes no access log."`
-	Format   string `yaml:"format" default:"clf" enum:"clf|trace|json" doc:"clf is the Combined Log Format. trace is one JSON object a line, with the ten fields of the published registry traces and, where the client was told one, the digest; json is another name for it."`
+	Format   string `yaml:"format" default:"clf" enum:"clf|trace|json" doc:"clf is the Combined Log Format. trace is one JSON object a line, with the ten fields of the published registry traces and the digest, if the answer had one; json is another name for trace."`
 	File     string `yaml:"file" doc:"File to append to. Empty means standard output."`
 }
 
@@ -127,9 +127,9 @@ type Validation struct {
 
 // ManifestsChecking configures the checks of manifests.
 type ManifestsChecking struct {
-	URLs    URLRules   `yaml:"urls" doc:"URLs of foreign layers. Without allow and deny every URL may stand in a manifest: nothing here fetches it."`
-	Indexes IndexRules `yaml:"indexes" doc:"Whether the manifests an index lists must be there."`
-	Blobs   string     `yaml:"blobs" default:"all" enum:"all|none" doc:"all: the config and every layer of a manifest must be there before it; none: none needs to, so that an image may be pushed that cannot be pulled."`
+	URLs    URLRules   `yaml:"urls" doc:"URLs of foreign layers. Without allow and deny a manifest may have any URL, because this server never fetches it."`
+	Indexes IndexRules `yaml:"indexes" doc:"Whether the manifests that an index lists must exist."`
+	Blobs   string     `yaml:"blobs" default:"all" enum:"all|none" doc:"all: the config and every layer of a manifest must exist before the manifest is pushed; none: they need not exist, so an image may be pushed that cannot be pulled."`
 }
 
 // URLRules are regular expressions for the URLs in manifests.
@@ -140,7 +140,7 @@ type URLRules struct {
 
 // IndexRules say which entries of an index must exist.
 type IndexRules struct {
-	Platforms    string     `yaml:"platforms" default:"all" enum:"all|none|list" doc:"all: every manifest of an index must be there before the index; none: none needs to; list: those of platformlist."`
+	Platforms    string     `yaml:"platforms" default:"all" enum:"all|none|list" doc:"all: every manifest of an index must exist before the index is pushed; none: no manifest need exist; list: the manifests of the platforms in platformlist must exist."`
 	PlatformList []Platform `yaml:"platformlist" doc:"The platforms for platforms: list."`
 }
 
@@ -152,7 +152,7 @@ type Platform struct {
 
 // Catalog configures the list of repositories.
 type Catalog struct {
-	MaxEntries int `yaml:"maxentries" default:"1000" min:"1" doc:"Most repositories in one answer."`
+	MaxEntries int `yaml:"maxentries" default:"1000" min:"1" doc:"Limit of repositories in one answer."`
 }
 
 // Tracing configures OpenTelemetry.
@@ -160,7 +160,7 @@ type Tracing struct {
 	Enabled     bool              `yaml:"enabled" doc:"Sends traces by OTLP over HTTP."`
 	Endpoint    string            `yaml:"endpoint" default:"http://localhost:4318/v1/traces" doc:"Full URL of the collector."`
 	Headers     map[string]Secret `yaml:"headers" doc:"Headers added to each request to the collector." example:"Authorization: \"Bearer ${file:/run/secrets/collector}\""`
-	SampleRatio float64           `yaml:"sample_ratio" default:"1" min:"0" doc:"Share of requests traced, from 0 to 1, where the client has not decided."`
+	SampleRatio float64           `yaml:"sample_ratio" default:"1" min:"0" doc:"Share of requests that are traced, from 0 to 1, if the client has not decided."`
 	ServiceName string            `yaml:"service_name" default:"slipway" doc:"Name of this server in traces."`
 	Timeout     time.Duration     `yaml:"timeout" default:"10s" min:"0s" doc:"Longest time sending may take."`
 }

@@ -5,14 +5,14 @@ import "time"
 // Rebuild configures which layers are dropped. A dropped layer is rebuilt from its files
 // for anybody who pulls it.
 type Rebuild struct {
-	ColdAfter    time.Duration `yaml:"cold_after" min:"0s" doc:"Drops layers of images that nobody has pulled for so long; each is rebuilt from its files, byte for byte, when somebody pulls it. 0 drops none. Only with storage.filesystem and one server: docs/rebuilding.md." example:"30d"`
-	Repositories []string      `yaml:"repositories" doc:"Patterns of repositories, as in immutable_tags. A layer is dropped only if all repositories that show it match. Empty means all." example:"archive/**"`
-	Again        time.Duration `yaml:"again" default:"168h" min:"0s" doc:"How long a layer stays after it was rebuilt for the first time. Then it is rebuilt once more, and dropped."`
+	ColdAfter    time.Duration `yaml:"cold_after" min:"0s" doc:"Drops layers of images that nobody has pulled for this long. Each is rebuilt from its files, byte for byte, when a client pulls it. 0 drops none. This works only with storage.filesystem and one server: docs/rebuilding.md." example:"30d"`
+	Repositories []string      `yaml:"repositories" doc:"Patterns of repositories, as in immutable_tags. A layer is dropped only if all repositories that have it match. Empty means all." example:"archive/**"`
+	Again        time.Duration `yaml:"again" default:"168h" min:"0s" doc:"How long a layer stays after it was rebuilt for the first time. Then it is rebuilt once more as a test, and dropped."`
 	LeastBytes   Size          `yaml:"least_bytes" default:"64KiB" min:"0" doc:"Smallest layer that is dropped, in bytes."`
-	LeastRate    Size          `yaml:"least_rate" default:"2MiB" min:"0" doc:"How much of a layer one processor must rebuild in a second. A slower one stays."`
-	MostRecipe   int           `yaml:"most_recipe" default:"5" min:"1" doc:"Largest recipe, in percent of its layer. A layer with a larger one stays."`
-	Interval     time.Duration `yaml:"interval" default:"1h" min:"1s" doc:"Time between two looks for layers to drop."`
-	Share        int           `yaml:"share" default:"25" min:"1" doc:"Share of one processor's time that looking after recipes may take, in percent, at most 100."`
+	LeastRate    Size          `yaml:"least_rate" default:"2MiB" min:"0" doc:"Bytes that one processor must rebuild in a second. A layer that takes longer is not dropped."`
+	MostRecipe   int           `yaml:"most_recipe" default:"5" min:"1" doc:"Size limit of a recipe, in percent of its layer. A layer with a larger recipe is not dropped."`
+	Interval     time.Duration `yaml:"interval" default:"1h" min:"1s" doc:"Time between two searches for layers to drop."`
+	Share        int           `yaml:"share" default:"25" min:"1" doc:"Share of one processor's time that work on recipes may take, in percent, at most 100."`
 }
 
 // rebuildRelations refuses to drop layers if that is not safe yet.

@@ -13,19 +13,19 @@ type Storage struct {
 	S3                *S3                  `yaml:"s3" doc:"Keeps content in a bucket instead."`
 	Swift             *Swift               `yaml:"swift" doc:"Keeps content in a Swift container instead."`
 	Directory         string               `yaml:"directory" default:"/var/lib/registry" doc:"Local directory with s3 and swift, for what is not in the object store: the catalogue unless it is in PostgreSQL, the key of the token service, the administration socket and the disk's share of blob_cache. storage.root is short for it then."`
-	Catalog           SharedCatalog        `yaml:"catalog" doc:"Where the catalogue is: what exists, by name."`
-	Memory            Size                 `yaml:"memory" default:"64MiB" min:"0" doc:"Memory for recently read content, in bytes. 0 switches the cache off. What is often asked for and small is kept first."`
+	Catalog           SharedCatalog        `yaml:"catalog" doc:"Where the catalogue is, the database of everything that the registry stores."`
+	Memory            Size                 `yaml:"memory" default:"64MiB" min:"0" doc:"Memory for recently read content, in bytes. 0 switches the cache off. The cache prefers content that is small and often requested."`
 	Delete            Delete               `yaml:"delete" doc:"Deleting by clients."`
 	Cache             yamlfile.ForeignOnly `yaml:"cache" doc:"Distribution's descriptor cache. Its keys change nothing here."`
 	Tag               yamlfile.ForeignOnly `yaml:"tag" doc:"Distribution's lookup of tags. Its keys change nothing here."`
-	BlobCache         BlobCache            `yaml:"blob_cache" doc:"Blobs kept near in front of the object store. storage.memory is for manifests and the smallest blobs, and always there."`
-	Prefetch          Prefetch             `yaml:"prefetch" doc:"Filling the cache before clients ask."`
+	BlobCache         BlobCache            `yaml:"blob_cache" doc:"Cache of blobs in front of the object store. storage.memory, for manifests and the smallest blobs, is used in any case."`
+	Prefetch          Prefetch             `yaml:"prefetch" doc:"Filling the cache before clients request layers."`
 	Redirect          Redirect             `yaml:"redirect" doc:"Sending clients to the object store itself, where the driver can."`
 	Maintenance       Maintenance          `yaml:"maintenance" doc:"Upload purging and read-only mode."`
 	Rebuild           Rebuild              `yaml:"rebuild" doc:"Dropping layers that nobody pulls. Off by default."`
 	GC                GC                   `yaml:"gc" doc:"Garbage collection, which runs while the registry serves."`
 	ImmutableTags     []ImmutableTags      `yaml:"immutable_tags" doc:"Tags that cannot be moved or deleted once they are set."`
-	Retention         []Retention          `yaml:"retention" doc:"Tags that are removed by themselves. A tag stays if a keep_ key of any rule for its repository holds it, or if no rule is for its repository."`
+	Retention         []Retention          `yaml:"retention" doc:"Tags that are removed automatically. A tag stays if a keep_ key of any rule for its repository applies to it, or if there is no rule for its repository."`
 	RetentionInterval time.Duration        `yaml:"retention_interval" default:"24h" min:"1m" doc:"Time between two runs of the retention rules."`
 }
 
@@ -41,7 +41,7 @@ type Delete struct {
 
 // Maintenance configures maintenance.
 type Maintenance struct {
-	UploadPurging UploadPurging `yaml:"uploadpurging" doc:"Removes uploads that nobody continued."`
+	UploadPurging UploadPurging `yaml:"uploadpurging" doc:"Removal of uploads that nobody continued."`
 	ReadOnly      ReadOnly      `yaml:"readonly" doc:"Refuses every write. Backups do not need it."`
 }
 
@@ -58,9 +58,9 @@ type ReadOnly struct {
 
 // GC configures garbage collection.
 type GC struct {
-	Disabled bool          `yaml:"disabled" doc:"True frees no space. What is deleted meanwhile is freed once it is switched on again."`
+	Disabled bool          `yaml:"disabled" doc:"True frees no space. Content that is deleted meanwhile is freed after this is switched off again."`
 	Interval time.Duration `yaml:"interval" default:"1h" min:"1s" doc:"Time between two runs."`
-	Grace    time.Duration `yaml:"grace" default:"24h" doc:"How long content stays after the last reference to it has gone, or after it came without one. It must be longer than any push takes; at least 5m."`
+	Grace    time.Duration `yaml:"grace" default:"24h" doc:"How long content stays after the last reference to it was removed, or after it was pushed without a reference. It must be longer than any push takes, and at least 5m."`
 	Short    bool          `yaml:"short_grace" doc:"True accepts a grace period of less than 5m, for tests: a push that takes longer loses its blobs."`
 	Untagged string        `yaml:"untagged" default:"keep" enum:"keep|delete" doc:"What happens to manifests without a tag that no other manifest refers to. keep, as clients may pull them by digest; delete removes them after the grace period."`
 }
@@ -79,7 +79,7 @@ type ImmutableTags struct {
 // Retention is a rule by which tags are removed automatically.
 type Retention struct {
 	Repositories     []string      `yaml:"repositories" doc:"Patterns of repositories, as in immutable_tags. Empty means all." example:"ci/**"`
-	KeepNewest       int           `yaml:"keep_newest" min:"0" doc:"Keeps this many of the tags pushed last. Tags of signatures and the like do not count. 0 keeps none for that reason." example:"10"`
+	KeepNewest       int           `yaml:"keep_newest" min:"0" doc:"Keeps this many of the tags pushed last. Tags of signatures and the like do not count. 0 keeps no tag for this reason." example:"10"`
 	KeepTags         []string      `yaml:"keep_tags" doc:"Keeps tags that one of these regular expressions matches as a whole." example:"main"`
 	KeepYounger      time.Duration `yaml:"keep_younger" min:"0s" doc:"Keeps tags pushed within this time." example:"30d"`
 	KeepPulledWithin time.Duration `yaml:"keep_pulled_within" min:"0s" doc:"Keeps tags whose image was pulled, by GET or HEAD, or pushed within this time." example:"90d"`

@@ -11,11 +11,11 @@ type Volumes struct {
 	Driver        string        `yaml:"driver" default:"" enum:"|file|rbd" doc:"Where volumes are: rbd, images of a Ceph pool; file, files of a directory that all nodes mount. Empty: images are not built as volumes. rbd needs a binary with librbd (make build-ceph)."`
 	File          VolumesFile   `yaml:"file" doc:"The driver file."`
 	RBD           VolumesRBD    `yaml:"rbd" doc:"The driver rbd."`
-	Build         string        `yaml:"build" default:"off" enum:"off|push" doc:"Which images are built: push, all that are pushed; off, those that slipway volume build asks for. A failed build never fails a push."`
-	Rules         []VolumesRule `yaml:"rules" doc:"Exceptions for some repositories. The first rule for a repository holds."`
+	Build         string        `yaml:"build" default:"off" enum:"off|push" doc:"Which images are built: push, all that are pushed; off, only those that slipway volume build names. A failed build never fails a push."`
+	Rules         []VolumesRule `yaml:"rules" doc:"Exceptions for some repositories. The first rule for a repository applies."`
 	FS            string        `yaml:"fs" default:"ext4" enum:"ext4|erofs|both" doc:"File systems of volumes: ext4, a chain of clones, one for each layer, which share blocks and can be written by a container; erofs, one compact read-only volume for an image."`
 	Workers       int           `yaml:"workers" default:"1" min:"1" doc:"Images built at once."`
-	CredentialTTL time.Duration `yaml:"credential_ttl" default:"24h" min:"1m" doc:"How long a credential for the storage that a node was given is good for. It must be longer than a node needs to ask again."`
+	CredentialTTL time.Duration `yaml:"credential_ttl" default:"24h" min:"1m" doc:"How long a node's credential for the storage is valid. It must be longer than a node needs to ask for a new one."`
 }
 
 // VolumesFile configures volumes in a directory.
@@ -26,7 +26,7 @@ type VolumesFile struct {
 // VolumesRBD configures volumes in Ceph.
 type VolumesRBD struct {
 	Conf            string `yaml:"conf" default:"/etc/ceph/ceph.conf" doc:"Configuration file of the cluster."`
-	User            string `yaml:"user" default:"admin" doc:"User of cephx without \"client.\". It must be allowed to make users if nodes are to get credentials of their own."`
+	User            string `yaml:"user" default:"admin" doc:"User of cephx without \"client.\". To give nodes their own credentials, it must be allowed to make users."`
 	Keyring         string `yaml:"keyring" doc:"File with the user's key. Empty: as conf says."`
 	Pool            string `yaml:"pool" default:"rbd" doc:"Pool of the volumes."`
 	Namespace       string `yaml:"namespace" default:"slipway" doc:"Namespace of the pool that volumes are in. It belongs to one registry, with all its servers."`
