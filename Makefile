@@ -1,4 +1,4 @@
-# The two commands are `make demo` and `make test`; the rest is for working here.
+# Most people need only `make demo` and `make test`; the other targets are for development.
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS  = -s -w -X example.org/slipway/cmd/slipway/command.Version=$(VERSION)
@@ -14,23 +14,23 @@ test: setup-build
 	scripts/setup.sh test
 	scripts/test.sh
 
-# The volume suites alone, against a Ceph of their own.
+# Only the suites of volumes, on a Ceph that they start.
 test-ceph: setup-build
 	scripts/setup.sh test
 	scripts/test-ceph.sh
 
-# Clusters of Kubernetes on this machine, as root. Builds Kubernetes once.
+# Tests with Kubernetes clusters on this machine, as root. The first run builds Kubernetes.
 test-kubernetes: setup-build
 	scripts/setup.sh test
 	scripts/setup.sh kubernetes
 	scripts/test-kubernetes.sh
 
-# The Debian package in a Debian that systemd boots.
+# Tests of the Debian package in a Debian that systemd boots.
 test-systemd: setup-build
 	scripts/setup.sh systemd
 	scripts/test-systemd.sh
 
-# The fault tests in turn, for as long as FOR says; writes docs/reliability.md.
+# Runs the fault tests in turn for the time FOR, and writes docs/reliability.md.
 FOR ?= 45m
 soak: setup-build
 	scripts/setup.sh test
@@ -42,8 +42,8 @@ run: build
 build: setup-build
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/slipway ./cmd/slipway
 
-# With the driver rbd, which links librbd: needs a C compiler and librbd-dev. The tag
-# pacific is go-ceph's: no call that the librbd of Ceph 16 lacks.
+# Builds the binary with the driver rbd, which links librbd. It needs a C compiler and
+# librbd-dev. The tag pacific of go-ceph leaves out calls that the librbd of Ceph 16 lacks.
 build-ceph: setup-build
 	CGO_ENABLED=1 $(GO) build -trimpath -tags 'ceph pacific' -ldflags '$(LDFLAGS)' -o bin/slipway-ceph ./cmd/slipway
 
@@ -77,7 +77,7 @@ bench-cider: build-ceph
 	scripts/setup.sh test
 	scripts/bench-cider.sh
 
-# Prometheus with deploy/prometheus on loopback, until Ctrl-C.
+# Runs Prometheus with deploy/prometheus on loopback, until Ctrl-C.
 observe:
 	scripts/setup.sh observe
 	scripts/observe.sh
@@ -86,29 +86,30 @@ lint: setup-build
 	scripts/setup.sh lint
 	scripts/lint.sh
 
-# How much of the code the tests run; fails below scripts/coverage-floor.
+# Measures how much of the code the tests run; fails if it is less than scripts/coverage-floor.
 coverage: setup-build
 	scripts/coverage.sh
 
-# The documentation as HTML, in dist/site; fails on a link that leads nowhere.
+# Makes HTML of the documentation, in dist/site; fails if a link leads nowhere.
 site: setup-build
 	cd integration && $(GO) run ./cmd/site -root .. -out ../dist/site
 
-# Each fuzzer in turn, for FUZZTIME.
+# Runs each fuzzer in turn for FUZZTIME.
 fuzz:
 	scripts/fuzz.sh $(FUZZTIME)
 
-# Everything a release consists of, from the checked-out tag, into dist.
+# Builds everything that a release consists of, from the checked-out tag, into dist.
 release: setup-build
 	scripts/setup.sh release
 	scripts/release.sh
 
-# Two builds of the same sources in two directories are equal, and lintian finds no errors.
+# Checks that two builds of the same sources in two directories are equal, and that lintian
+# finds no errors.
 release-check: setup-build
 	scripts/setup.sh release
 	scripts/release.sh check
 
-# For a look at what is being worked on: one kind of package, of changed files too.
+# Builds one kind of package for a test, even if files differ from the commit.
 deb image: setup-build
 	RELEASE_DIRTY=1 scripts/release.sh $@
 

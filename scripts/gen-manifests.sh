@@ -32,7 +32,7 @@ manifest() {
 	shift 2
 	{
 		echo "# Made by scripts/gen-manifests.sh from $chart."
-		echo "# Change before use: $change. docs/kubernetes.md explains it."
+		echo "# Before use, change $change. docs/kubernetes.md explains it."
 		cat <<-'Y'
 			apiVersion: v1
 			kind: Namespace

@@ -1,21 +1,21 @@
 #!/bin/sh
-# Puts the node agent on the machine below $HOST as a service of its systemd, or takes it off:
+# Installs the node agent on the machine below $HOST as a service of its systemd, or removes it:
 #
 #   node.sh installed | removed     with /slipway, /agent/agent.yml and the unit beside this
 #   node.sh log                     follows the agent's log
 #
-# It runs in a container, by the machine's own shell and tools. A run that changes nothing
-# restarts nothing; what a failed run left undone the next one does. PULL_SECRETS=true has
-# kubelet pull through the agent, RESTART=true restarts containerd and kubelet; taking the agent off
-# does so anyway.
+# It runs in a container, with the machine's own shell and tools. A run that changes nothing
+# restarts nothing. If a run fails, the next one does the rest. With PULL_SECRETS=true kubelet pulls
+# through the agent. With RESTART=true containerd and kubelet are restarted; removing the agent
+# always restarts them.
 set -eu
 host=${HOST:-/host}
 here=$(dirname "$0")
-home=/opt/slipway # on the machine: binary, and what was last started with which files
+home=/opt/slipway # on the machine: the binary, and the files with which services were last started
 config=/etc/slipway/agent.yml
 unit=/etc/systemd/system/slipway-agent.service
 state=/var/lib/slipway-agent
-# What slipway agent setup writes, of which containerd and kubelet take notice at their start.
+# The files that slipway agent setup writes, which containerd and kubelet read at their start.
 containerd_file=/etc/containerd/conf.d/slipway.toml
 kubelet_file=/etc/systemd/system/kubelet.service.d/10-slipway.conf
 kubelet_args=/etc/slipway/kubelet.env
@@ -23,7 +23,7 @@ kubelet_args=/etc/slipway/kubelet.env
 on_host() { chroot "$host" /usr/bin/env PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin SYSTEMD_IGNORE_CHROOT=1 "$@"; }
 fail() { echo "$*" >&2; exit 1; }
 
-# put FILE MODE PATH: PATH of the machine becomes FILE, in one step.
+# put FILE MODE PATH replaces PATH on the machine by FILE in one step.
 put() {
 	mkdir -p "$host${3%/*}"
 	[ -e "$host$3" ] && [ "$(sum "$host$3")" = "$(sum "$1")" ] && return 0
@@ -34,7 +34,8 @@ put() {
 }
 sum() { cat "$@" 2>/dev/null | b2sum; }
 
-# changed NAME FILE...: whether these files of the machine are other than at the last started NAME.
+# changed NAME FILE... reports whether these files of the machine differ from those at the last
+# call of started NAME.
 changed() {
 	name=$1; shift
 	[ "$(in_host "$@")" != "$(cat "$host$home/$name.started" 2>/dev/null)" ]
@@ -47,8 +48,8 @@ in_host() (cd "$host" && for f; do sum ".$f"; done)
 
 target() { [ "${PULL_SECRETS:-false}" = true ] && echo --kubernetes || echo --containerd; }
 
-# restart_others [true] restarts who uses the agent, if RESTART or the argument says so. Neither
-# ends a container.
+# restart_others [true] restarts containerd and kubelet, if RESTART or the argument says so.
+# Neither restart ends a container.
 restart_others() {
 	changed others "$containerd_file" "$kubelet_file" "$kubelet_args" || return 0
 	on_host systemctl daemon-reload
@@ -56,15 +57,15 @@ restart_others() {
 		echo "restart containerd and kubelet of this machine: their settings have changed"
 		return 0
 	fi
-	# First, as a restart of kubelet may end this.
+	# This comes first, because a restart of kubelet may end this script.
 	started others "$containerd_file" "$kubelet_file" "$kubelet_args"
 	echo "restarting containerd and kubelet"
 	on_host systemctl restart containerd || { rm -f "$host$home/others.started"; fail "containerd does not start again: journalctl -u containerd on this machine says why"; }
 	on_host systemctl try-restart --no-block kubelet
 }
 
-# keep saves what the agent was last started with, and go_back returns to it: without an agent
-# a machine starts no pods, also not the one that would mend it.
+# keep saves the files with which the agent was last started, and go_back restores them. Without
+# an agent a machine starts no pods, not even the pod that would repair it.
 keep() {
 	mkdir -p "$host$home/before"
 	cp -p "$host$home/bin/slipway" "$host$config" "$host$unit" "$host$home/before/"
@@ -87,7 +88,7 @@ install() {
 	put /slipway 0755 $home/bin/slipway
 	put /agent/agent.yml 0600 $config
 	put "$here/slipway-agent.service" 0644 $unit
-	# Before anybody is told of it, the agent has to work.
+	# The agent must work before containerd and kubelet are set up to use it.
 	on_host systemctl daemon-reload
 	on_host systemctl enable --quiet slipway-agent
 	if changed agent $home/bin/slipway $config $unit || ! on_host systemctl is-active --quiet slipway-agent; then
@@ -123,7 +124,8 @@ case ${1:-} in
 installed) install ;;
 removed) remove ;;
 log)
-	# The agent may be gone on purpose; then there is nothing to follow, and no reason to end.
+	# The agent may have been removed on purpose. Then there is no log to follow, but this
+	# must not end.
 	exec chroot "$host" /usr/bin/env SYSTEMD_IGNORE_CHROOT=1 journalctl --follow --lines 100 --output cat --unit slipway-agent
 	;;
 *) fail "usage: node.sh installed|removed|log" ;;
