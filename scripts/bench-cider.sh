@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures images as volumes on a Ceph of its own, beside the plain pull and Gear, and
-# checks the targets.
+# Measures images as volumes on a Ceph that it starts, compares them with the plain pull and
+# Gear, and checks the targets.
 #
 #   scripts/bench-cider.sh            everything, several hours; writes the results into
 #                                     docs/bench-cider.md, the pictures into docs/img
@@ -13,10 +13,10 @@
 #   SLIPWAY_CORPUS   directory of OCI layouts SERIES/VERSION (needed)
 #   SLIPWAY_BIN      binary to measure, with the driver rbd; default bin/slipway-ceph
 #
-# Root only. Ceph, the registry, namespaces, mounts and processes are removed at the end,
-# also after an interrupt. A scenario that is measured alone with -out
-# bin/bench-cider.json leaves what the file has of the others. The exit status is 1 if
-# something could not be measured or, where targets are checked, if one is missed.
+# Root only. Ceph, the registry, namespaces, mounts and processes are removed at the end, also
+# after an interrupt. If only one scenario is measured with -out bin/bench-cider.json, the file
+# keeps the results of the others. The exit status is 1 if something could not be measured, or
+# if targets are checked and one is missed.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export SLIPWAY_BIN=${SLIPWAY_BIN:-$here/../bin/slipway-ceph}

@@ -14,10 +14,9 @@
 #                    set is generated, on which savings and rates mean little
 #   SLIPWAY_BIN      binary to measure, default bin/slipway
 #
-# A scenario that is measured alone with -out bin/bench-gear.json leaves what the
-# file has of the others. The oracle needs root and umoci, serving nginx. The exit
-# status is 1 if something could not be measured or, where targets are checked, if
-# one is missed.
+# If only one scenario is measured with -out bin/bench-gear.json, the file keeps the results of
+# the others. The oracle needs root and umoci, serving nginx. The exit status is 1 if something
+# could not be measured, or if targets are checked and one is missed.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/benchmark.sh"
 benchmark bench-gear gear bench-gear.json bench-gear.md "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures Slipway as a mirror of another registry, with Ociregistry beside it where there
-# is one, and checks the targets.
+# Measures Slipway as a mirror of another registry, compares it with Ociregistry if that is
+# there, and checks the targets.
 #
 #   scripts/bench-mirrors.sh            everything; writes the results into
 #                                       docs/bench-mirrors.md, the pictures into docs/img
@@ -15,9 +15,9 @@
 #   SLIPWAY_BENCH_DISTRIBUTION   Distribution 3 binary for the upstream; without it that is
 #                                docker-registry
 #
-# A scenario that is measured alone with -out bin/bench-mirrors.json leaves what the file
-# has of the others. Everything takes 4 GB of disk. The exit status is 1 if something could
-# not be measured or, where targets are checked, if one is missed.
+# If only one scenario is measured with -out bin/bench-mirrors.json, the file keeps the results
+# of the others. Everything takes 4 GB of disk. The exit status is 1 if something could not be
+# measured, or if targets are checked and one is missed.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/benchmark.sh"
 benchmark bench-mirrors mirrors bench-mirrors.json bench-mirrors.md "$@"

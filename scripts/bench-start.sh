@@ -19,10 +19,10 @@
 #   SLIPWAY_BIN            binary to measure, default bin/slipway
 #   SLIPWAY_BENCH_STARGZ   directory of containerd-stargz-grpc and ctr-remote
 #
-# Root only. Namespaces, mounts and processes are removed at the end, also after
-# an interrupt. Images that were pushed, and optimised for stargz, are kept in
-# the user's cache (-prepared) for the next run. The exit status is 1 if something
-# could not be measured or, where targets are checked, if one is missed.
+# Root only. Namespaces, mounts and processes are removed at the end, also after an interrupt.
+# Images that were pushed, and optimised for stargz, are kept in the user's cache (-prepared)
+# for the next run. The exit status is 1 if something could not be measured, or if targets are
+# checked and one is missed.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/benchmark.sh"
 benchmark bench-start start bench-start.json bench-start.md "$@"

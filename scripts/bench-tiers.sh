@@ -15,10 +15,10 @@
 #   SLIPWAY_TRACES    directory of a real sample to simulate caches on, default
 #                     ../shared/traces if there is one
 #
-# Swift, versitygw and nginx are needed, and Ceph where its gateway is to take part. A
-# scenario that is measured alone with -out bin/bench-tiers.json leaves what the file has
-# of the others. Everything takes 12 GB of disk. The exit status is 1 if something could
-# not be measured or, where targets are checked, if one is missed.
+# Swift, versitygw and nginx are needed, and Ceph to measure its gateway, too. If only one
+# scenario is measured with -out bin/bench-tiers.json, the file keeps the results of the others.
+# Everything takes 12 GB of disk. The exit status is 1 if something could not be measured, or if
+# targets are checked and one is missed.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/benchmark.sh"
 top=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")

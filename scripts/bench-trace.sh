@@ -19,10 +19,9 @@
 #                                default ../shared/traces if there is one
 #   SLIPWAY_PUBLISHED            published figures, default docs/synthetic-traces.md
 #
-# A scenario that is measured alone with -out bin/bench-trace.json leaves what the
-# file has of the others. Everything takes 6 GB of disk, with -full 25. The exit status
-# is 1 if something could not be measured or, where targets are checked, if one is
-# missed.
+# If only one scenario is measured with -out bin/bench-trace.json, the file keeps the results of
+# the others. Everything takes 6 GB of disk, with -full 25. The exit status is 1 if something
+# could not be measured, or if targets are checked and one is missed.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/benchmark.sh"
 top=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")

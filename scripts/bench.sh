@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures Slipway beside other servers, and checks it against its targets.
+# Measures Slipway and other servers, and checks Slipway against its targets.
 #
 #   scripts/bench.sh            everything; writes the results into docs/bench.md,
 #                               the pictures into docs/img and the raw figures
@@ -13,8 +13,8 @@
 #   SLIPWAY_BENCH_ZOT            zot binary to compare with
 #   SLIPWAY_BENCH_DISTRIBUTION   Distribution 3 binary to compare with
 #
-# The exit status is 1 if something could not be measured or, where targets are
-# checked, if one is missed.
+# The exit status is 1 if something could not be measured, or if targets are checked and one is
+# missed.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/benchmark.sh"
 benchmark bench registry bench.jsonl bench.md "$@"

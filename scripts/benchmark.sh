@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the scripts that measure have in common; to be sourced.
+# Common functions of the scripts that measure. To be sourced.
 
 # benchmark LABEL SUITE RESULTS DOCUMENT FLAG... builds the program of the module bench
 # and runs a suite of it with the flags. Without flags it measures everything as `make LABEL`,
@@ -24,7 +24,7 @@ benchmark() {
 		set -- -check -command "make $label" -out "bin/$results" -doc "docs/$document" -img docs/img
 	fi
 	commit=$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)
-	# Not in the background and not by exec: an interrupt of the terminal reaches the
-	# program, which cleans up, and then this script.
+	# The program does not run in the background or by exec, so that an interrupt of the
+	# terminal reaches first the program, which cleans up, and then this script.
 	"$work/bench" "$suite" -commit "$commit" "$@"
 }

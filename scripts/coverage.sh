@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Tells how much of the product its own tests run, by package and in all, and fails if that
-# is less than scripts/coverage-floor says, in percent of statements. Each package counts
-# with its own tests only.
+# Prints how much of the product its own tests run, by package and in all, in percent of
+# statements. It fails if the total is less than scripts/coverage-floor says. Only a package's
+# own tests count for it.
 #
 #   scripts/coverage.sh          runs the tests for it
 #   scripts/coverage.sh PROFILE  reads what scripts/test.sh has left in bin/coverage
 #
-# The counters are those of a run without the race detector: they are atomic with it, so that
-# goroutines which run the same statement look synchronised, and races between them are not
-# seen. Whether tests pass is scripts/test.sh's to say; here they are only named.
+# The counters come from a run without the race detector. With it the counters are atomic, so
+# goroutines that run the same statement look synchronised, and races between them are not seen.
+# This script only names tests that fail; scripts/test.sh decides whether the tests pass.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export GOFLAGS=${GOFLAGS:--buildvcs=false}
@@ -27,7 +27,8 @@ if [ ! -s "$profile" ]; then
 	echo "coverage: there is no profile of a test run" >&2
 	exit 1
 fi
-# Each line is of some statements: FILE:FROM,TO STATEMENTS RUNS. Several runs may have the same.
+# Each line describes some statements: FILE:FROM,TO STATEMENTS RUNS. Several runs may have lines
+# for the same statements.
 awk 'NR > 1 { count[$1] = $(NF - 1); if ($NF > 0) ran[$1] = 1 }
 	END { for (at in count) { name = at; sub(/\/[^\/]*$/, "", name); all[name] += count[at]; if (at in ran) run[name] += count[at] }
 		for (name in all) printf "%5.1f%%  %s\n", 100 * run[name] / all[name], name }' "$profile" | sort -k 2

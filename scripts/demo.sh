@@ -22,12 +22,11 @@ exec </dev/null
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 slipway=${SLIPWAY_BIN:-$root/bin/slipway}
 mirror=${SLIPWAY_DEMO_MIRROR:-}
-# Debian keeps daemons where an ordinary user's PATH does not look. Its own
-# versions come first: what the demo says of podman holds for them.
+# Debian keeps daemons outside an ordinary user's PATH. Debian's versions come first, because
+# what the demo says about podman is true of them.
 PATH=/usr/sbin:/usr/bin:/sbin:/bin:$PATH
 export LC_ALL=C
-# Everything in the image bears this time, so that its digests depend on the
-# packages alone.
+# Everything in the image has this time, so that its digests depend only on the packages.
 export SOURCE_DATE_EPOCH=1700000000
 
 work=
@@ -97,12 +96,12 @@ trap cleanup EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# The clients get a home of their own, so that no configuration or credential of
-# this machine plays a part.
+# The clients get a new home directory, so that they find no configuration or credential of this
+# machine.
 clients() { HOME=$work/home XDG_CONFIG_HOME=$work/home/.config XDG_RUNTIME_DIR=$work/run REGISTRY_AUTH_FILE=$work/home/auth.json CONTAINERS_REGISTRIES_CONF=$work/home/registries.conf "$@"; }
 skopeo_() { clients skopeo --policy "$work/home/.config/containers/policy.json" "$@"; }
-# runc, cgroupfs and the file log need no systemd. $store is a storage of podman's,
-# $driver how it keeps layers: vfs works on every file system.
+# runc, cgroupfs and the file log need no systemd. $store is a storage of podman, and $driver is
+# how it keeps layers: vfs works on every file system.
 store=podman
 driver=vfs
 podman_() {
@@ -120,8 +119,8 @@ check_machine() {
 	[ ${#missing[@]} = 0 ] || die "not installed: ${missing[*]}; run scripts/setup.sh demo"
 }
 
-# start_registry begins to serve on the data directory and sets $pid and $addr.
-# With a link it serves at the far end of it.
+# start_registry starts a registry on the data directory and sets $pid and $addr. If there is a
+# link, the registry runs at its far end.
 start_registry() {
 	local i
 	: >"$work/serve.log"
@@ -149,8 +148,8 @@ stop_registry() {
 	pid=
 }
 
-# make_link makes a namespace behind a veth that carries 100 Mbit/s in both
-# directions, and sets $link to it; where that cannot be it says why and is false.
+# make_link makes a namespace behind a veth that carries 100 Mbit/s in both directions, and sets
+# $link to it; if that is not possible, it says why and returns false.
 make_link() {
 	local id=$(($$ % 65000)) rate="tbf rate 100mbit burst 64kb latency 400ms"
 	local ns=slipway-demo-$id far=swd${id}f net=10.214.$((id / 256)).$((id % 256 / 4 * 4))
@@ -169,22 +168,22 @@ make_link() {
 	fi
 }
 
-# came is how many bytes have come over the link, with the headers of the network.
+# came prints how many bytes have come over the link, including network headers.
 came() { if [ -n "$link" ]; then cat "/sys/class/net/$near/statistics/rx_bytes"; else echo 0; fi; }
 
-# over N tells how much came since came printed N.
+# over N prints how many bytes have come since came printed N.
 over() { if [ -n "$link" ]; then printf '%s over the link; ' "$(mib $(($(came) - $1)))"; fi; }
 
-# lazy COMMAND... is a command that uses the agent of the demo's node.
+# lazy COMMAND... runs a command that uses the agent of the demo's node.
 lazy() { clients "$slipway" "$@" --config "$work/agent.yml"; }
 
-# start_agent begins an agent on an empty directory and sets $agent to its process.
+# start_agent starts an agent on an empty directory and sets $agent to its process.
 start_agent() {
 	local i
 	mkdir -p "$work/node"
 	printf 'root: %s\nregistries:\n  - {host: "%s", urls: ["http://%s"], insecure_allow_plaintext: true}\n' \
 		"$work/node" "$addr" "$addr" >"$work/agent.yml"
-	# Not by a function, whose process would be a shell's that $agent then named.
+	# A function would run in a shell, and $agent would be the shell's process.
 	HOME=$work/home DOCKER_CONFIG=$work/home "$slipway" agent --config "$work/agent.yml" 2>"$work/agent.log" >&2 &
 	agent=$!
 	for ((i = 0; i < 1000; i++)); do
@@ -195,14 +194,14 @@ start_agent() {
 	die "the agent did not start"
 }
 
-# stop_agent ends the agent, if one runs, which takes its mounts away.
+# stop_agent ends the agent, if one runs. The agent then removes its mounts.
 stop_agent() {
 	local i
 	[ -n "$agent" ] || return 0
 	kill -TERM "$agent" 2>/dev/null || :
 	for ((i = 0; i < 1000; i++)); do
 		kill -0 "$agent" 2>/dev/null || break
-		[ $i != 300 ] || kill -TERM "$agent" # once more, if something still uses its files
+		[ $i != 300 ] || kill -TERM "$agent" # a second signal, if something still uses its files
 		sleep 0.01
 	done
 	kill -KILL "$agent" 2>/dev/null || :
@@ -210,14 +209,14 @@ stop_agent() {
 	agent=
 }
 
-# stop_node ends the agent and makes its node a new one, with nothing on it.
+# stop_node ends the agent and removes everything from its node.
 stop_node() {
 	stop_agent
 	! grep -q " $work/" /proc/self/mountinfo || die "the agent left mounts: $(awk -v d="$work/" 'index($5, d) == 1 { print $5 }' /proc/self/mountinfo)"
 	rm -rf "$work/node"
 }
 
-# cached is how much the node has.
+# cached prints how much the node has.
 cached() { lazy agent status | sed -n 's/^cache: \([0-9]* files of [^,]*\).*/\1 on the node/p'; }
 
 # start_lazily NAME starts a container of the image with the agent, as a step.
@@ -235,7 +234,7 @@ start_lazily() {
 rss() { awk '$1 == "VmRSS:" { printf "%d", $2 / 1024 }' "/proc/$pid/status"; }
 mib() { awk -v n="$1" 'BEGIN { printf "%.1f MiB", n / 1048576 }'; }
 
-# blob FILE moves a file into the OCI layout under its digest and prints that.
+# blob FILE moves a file into the OCI layout under its digest and prints the digest.
 blob() {
 	local d
 	d=$(sha256sum <"$1")
@@ -245,9 +244,9 @@ blob() {
 }
 size_of() { stat -c %s "$layout/blobs/sha256/$1"; }
 
-# make_image makes an OCI image of two layers from Debian packages: a Python that
-# can run, and a program for it. Packages are unpacked and not configured, which
-# needs no chroot and gives the same bytes every time.
+# make_image makes an OCI image of two layers from Debian packages: a Python that can run, and a
+# program for it. The packages are unpacked but not configured, so that no chroot is needed and
+# the bytes are always the same.
 make_image() {
 	local base base_id app app_id config manifest arch created
 	layout=$work/image

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs every fuzzer of the module, those of two packages at a time.
+# Runs every fuzzer of the module, in two packages at a time.
 #   scripts/fuzz.sh [TIME]   time for each, default 60s, or a number of runs: 500x
-# A number of runs is for a quick look: then the fuzzers are not led by what code an input
-# reaches, for which all packages would have to be compiled anew.
-# What was found lies in testdata/fuzz of the package.
+# A number of runs is for a quick check: the fuzzers are then not guided by coverage, because
+# that would need all packages compiled again. Inputs that failed are in testdata/fuzz of the
+# package.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export GOFLAGS=${GOFLAGS:--buildvcs=false}
@@ -23,8 +23,8 @@ fuzz() {
 	go test -c -ldflags "-s -w" $instrument -o "$program" "./$package"
 	cd "$root/$package"
 	for name; do
-		# Inputs of code with goroutines never cover the same twice, so without a bound
-		# all the time goes into minimising them.
+		# In code with goroutines an input never covers the same code twice, so without
+		# a bound all the time goes into minimising inputs.
 		if ! "$program" -test.run '^$' -test.fuzz "^$name\$" -test.fuzztime "$time" -test.fuzzminimizetime 10x \
 			-test.fuzzcachedir "$work/cache/$package/$name" >"$program.$name.log" 2>&1; then
 			printf 'fuzz: %s in %s failed:\n' "$name" "$package"

@@ -2,7 +2,7 @@
 # Regenerates the documents that are made from the program.
 #   scripts/gen-docs.sh           writes docs/config.md, docs/agent-config.md, docs/reference, and what
 #                                 the schema of the chart's values says of both configurations
-#   scripts/gen-docs.sh --check   fails if what is there is not current
+#   scripts/gen-docs.sh --check   fails if the existing files are not current
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export GOFLAGS=${GOFLAGS:--buildvcs=false}
@@ -15,29 +15,29 @@ config_md() {
 
 		`slipway serve` runs without a configuration: it then keeps its data in
 		`./slipway-data`, serves on 127.0.0.1:5000, and has metrics and health on
-		127.0.0.1:5001. `--config FILE` names a YAML file. A file starts from the
-		defaults below, in which the data directory is `/var/lib/registry` and nothing
-		listens for metrics. The administration commands (`gc`, `fsck`, `backup`,
+		127.0.0.1:5001. `--config FILE` names a YAML file. With a file, the defaults
+		below apply: the data directory is `/var/lib/registry`, and there are no metrics. The administration commands (`gc`, `fsck`, `backup`,
 		`restore`, `retention`, `import`, `cache`, `mirror`, `catalog move`) take the same
 		`--config` or `--root`.
 
 		The shape is that of Distribution's `config.yml`, and such a file works as it is.
-		A key of Distribution's that has no meaning here is a warning. One whose absence
-		would change what clients reach (a storage driver, `middleware`, `policy`) is an
-		error. Any other unknown key is an error with its line and the key that was
-		probably meant.
+		A key of Distribution's that has no meaning here causes a warning. It is an error if
+		ignoring the key would change what clients reach (a storage driver, `middleware`,
+		`policy`). Any other unknown key is an error; the message has its line and the key that
+		was probably meant.
 
 		```text
-		slipway config check FILE      checks a file with the environment laid over it, and
-		                               opens the files it names (certificates, htpasswd)
-		slipway config show FILE       prints the outcome without its secrets
+		slipway config check FILE      checks FILE together with the environment variables that
+		                               override it, and opens the files that it names
+		                               (certificates, htpasswd)
+		slipway config show FILE       prints the configuration in effect, without secrets
 		slipway config example         prints the file below
 		slipway config schema          prints a JSON Schema for editors
 		```
 
 		## Where a value comes from
 
-		The first of these that has it:
+		A value comes from the first of these that has it:
 
 		1. a flag: `--root`, `--addr`, `--debug-addr`
 		2. an environment variable `SLIPWAY_A_B`, such as `SLIPWAY_HTTP_ADDR`
@@ -46,8 +46,8 @@ config_md() {
 		5. the file
 		6. the default
 
-		In a variable's name the levels are joined by `_`, and the entry of a list is its
-		number: `SLIPWAY_HTTP_TLS_CLIENTCAS_0`. A variable can hold a whole list or section
+		In the name of a variable, levels are joined by `_`, and an entry of a list is named by
+		its number: `SLIPWAY_HTTP_TLS_CLIENTCAS_0`. A variable can hold a whole list or section
 		as YAML: `SLIPWAY_STORAGE_IMMUTABLE_TAGS='[{tags: [v1]}]'`.
 
 		## How values are written
@@ -81,10 +81,9 @@ agent_config_md() {
 
 		`slipway agent` runs without a configuration: it then keeps its data in
 		`/var/lib/slipway-agent` and reaches registries under the names in images. `--config
-		FILE` names a YAML file that starts from the defaults below; `--root` and `--address`
-		go before it. `slipway mount`, `run`, `profile` and the other commands that call an
+		FILE` names a YAML file that starts from the defaults below; `--root` and `--address` override it. `slipway mount`, `run`, `profile` and the other commands that call an
 		agent find it by the same flags. Values are written as in [config.md](config.md), also
-		`${file:...}` and `${env:...}`; no variables of the environment are laid over the file.
+		`${file:...}` and `${env:...}`; environment variables do not override the file.
 
 		An unknown key is an error with its line and the key that was probably meant. A change
 		takes effect with a restart of the agent, which no container notices.
@@ -102,7 +101,7 @@ cli_md() { "$work/reference" cli "$work/slipway"; }
 metrics_md() { "$work/reference" metrics .; }
 events_md() { "$work/reference" events; }
 
-# The schema of the chart's values, which has the keys of both configurations in it.
+# The schema of the chart's values, which includes the keys of both configurations.
 values_schema() { "$work/reference" values deploy/helm/slipway/values.schema.json; }
 
 # made NAME COMMAND writes docs/NAME, or with --check compares it.

@@ -20,13 +20,14 @@ fi
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
-# The node's unit is that of deploy/systemd with another path of the binary: a node's /usr may be read-only.
+# The node's unit is the unit of deploy/systemd with another path of the binary, because a node's
+# /usr may be read-only.
 {
 	echo "# Made by scripts/gen-manifests.sh of deploy/systemd/slipway-agent.service."
 	sed 's|/usr/local/bin/slipway|/opt/slipway/bin/slipway|' deploy/systemd/slipway-agent.service
 } >"$out/slipway-agent.service"
 
-# manifest NAME FLAG... writes one file: without what only Helm looks at.
+# manifest NAME FLAG... writes one file, without the parts that only Helm uses.
 manifest() {
 	local name=$1 change=$2
 	shift 2

@@ -9,7 +9,7 @@ for tool in staticcheck shellcheck govulncheck; do
 	command -v "$tool" >/dev/null || { echo "$tool is not here: scripts/setup.sh lint" >&2; exit 1; }
 done
 
-# sources lists the files of the tree that git knows or would take, one a line.
+# sources lists the files of the tree that git tracks or would add, one a line.
 sources() { git ls-files -co --exclude-standard -- "$@" | while read -r f; do [ ! -f "$f" ] || echo "$f"; done; }
 
 mapfile -t files < <(sources '*.go')
@@ -22,17 +22,17 @@ go vet ./...
 for module in integration bench; do
 	(cd $module && go vet ./...)
 done
-# What only a binary with librbd has, where it can be built.
+# Checks the code that only a binary with librbd has, if that can be built.
 if [ -e /usr/include/rbd/librbd.h ]; then
 	CGO_ENABLED=1 go vet -tags 'ceph pacific' ./volume/... ./serve ./agent/... ./cmd/slipway/...
 fi
-# Not ST1005, the form of errors' texts: they end as the command or the address does that
-# they name, and those that a page shows are sentences.
+# ST1005, about the form of error texts, is off: a text may end with the command or address that
+# it names, and texts that a page shows are sentences.
 staticcheck -checks inherit,-ST1005 ./...
 for module in integration bench; do
 	(cd $module && staticcheck -checks inherit,-ST1005 ./...)
 done
-# Scripts are known by their first line.
+# Scripts are recognised by their first line.
 mapfile -t files < <(sources | xargs -d '\n' awk 'FNR == 1 && /^#!.*[ \/](ba)?sh$|^# shellcheck shell=/ { print FILENAME } { nextfile }')
 shellcheck -x -S warning -P scripts "${files[@]}"
 scripts/licences.sh
@@ -42,7 +42,7 @@ sh -n deploy/helm/slipway/files/node.sh
 scripts/gen-docs.sh --check
 scripts/gen-manifests.sh --check
 go run ./scripts/dashboards -check
-# Every direct dependency is explained, at its version.
+# Every direct dependency must be explained, at its version.
 awk '$1 == "require" && $2 != "(" { print $2, $3, $4 $5 } $1 ~ /\./ && $2 ~ /^v[0-9]/ { print $1, $2, $3 $4 }' go.mod integration/go.mod bench/go.mod |
 	while read -r module version comment; do
 		if [ "$comment" != //indirect ] && [ "${module#example.org/slipway}" = "$module" ] && ! grep -Fq "| $module | $version |" docs/dependencies.md; then

@@ -9,7 +9,7 @@ set -euo pipefail
 data=${SLIPWAY_PROMETHEUS_DATA:-}
 case $data in
 '' | /*) ;;
-*) data=$PWD/$data ;; # it is said from here
+*) data=$PWD/$data ;; # a relative path begins at the current directory
 esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -26,7 +26,7 @@ if [ -z "$data" ]; then
 fi
 
 pid=
-# end stops Prometheus and waits until it has. It comes here for Ctrl-C, too.
+# end stops Prometheus and waits until it has ended. Ctrl-C calls it, too.
 end() {
 	trap '' INT TERM
 	if [ -n "$pid" ]; then

@@ -18,7 +18,7 @@
 #   RELEASE_BINARIES   directory with slipway-ARCH built already, as tests have them
 #   RELEASE_QUICK=1    compresses little, for tests
 #
-# The same commit, toolchain and machine's dpkg give the same bytes in whatever directory.
+# The same commit, toolchain and dpkg give the same bytes, in any directory.
 set -euo pipefail
 exec </dev/null
 
@@ -63,8 +63,8 @@ build() {
 	GOOS=linux GOARCH=$1 go build -ldflags "-s -w -buildid= -X $command.Version=$VERSION -X $command.commit=$revision" -o "$work/bin/slipway-$1" ./cmd/slipway
 }
 
-# extras writes what the program tells about itself: manual pages and completions; and the
-# licences of what is linked.
+# extras writes manual pages and completions, which the program prints itself, and the licences
+# of everything that is linked.
 extras() {
 	local program=$work/bin/slipway-$host
 	mkdir -p "$work/extras/man" "$work/extras/completions"
@@ -73,12 +73,12 @@ extras() {
 	"$program" completion fish >"$work/extras/completions/slipway.fish"
 	"$program" completion zsh >"$work/extras/completions/_slipway"
 	"$program" man "$work/extras/man"
-	# It asks for the modules of the host's program; both architectures link the same.
+	# It lists the modules of the host's program, because both architectures link the same.
 	scripts/licences.sh "$work/extras/licences.txt" || die "scripts/licences.sh failed"
 }
 
-# only_releases refuses a directory that is about to be made anew and has more in it than
-# releases: somebody named the wrong one.
+# only_releases refuses to empty a directory that has anything but releases in it, because
+# somebody may have named the wrong directory.
 only_releases() {
 	local other
 	[ -d "$out" ] || return 0
@@ -86,8 +86,8 @@ only_releases() {
 	[ -z "$other" ] || die "RELEASE_DIR is to be made anew, but has $other, which is of no release: remove it, or name another directory"
 }
 
-# chart lets helm make the chart's archive. Its version is SemVer: a commit without a tag
-# comes before everything.
+# chart makes the chart's archive with helm. Its version is SemVer: the version of a commit
+# without a tag sorts before all others.
 chart() {
 	local version=$VERSION
 	[ -d deploy/helm/slipway ] || die "there is no chart in deploy/helm/slipway"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what building, testing and demonstrating Slipway need on Debian 12.
+# Installs what is needed to build, test and demonstrate Slipway on Debian 12.
 #
 #   scripts/setup.sh build   checks for Go, make and git; installs nothing
 #   scripts/setup.sh lint    what `make lint` checks with
@@ -16,17 +16,17 @@
 # network. Go-built clients go to ${SLIPWAY_TOOLS:-~/.cache/slipway/tools}/bin,
 # Debian packages through apt-get (root only; no service is started).
 #
-# `test` goes on when a tool cannot be installed and says so at the end: the
-# tests that need the tool are then skipped, which scripts/test.sh counts as a
-# failure unless SLIPWAY_ALLOW_SKIP names the tool.
+# `test` continues if a tool cannot be installed, and says so at the end: the tests that need
+# the tool are then skipped, which scripts/test.sh counts as a failure unless SLIPWAY_ALLOW_SKIP
+# names the tool.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 tools=${SLIPWAY_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/slipway/tools}
 bin=$tools/bin
 export DEBIAN_FRONTEND=noninteractive
-# Debian keeps daemons where an ordinary user's PATH does not look, and
-# PostgreSQL's server where nobody's does.
+# Debian keeps daemons outside an ordinary user's PATH, and PostgreSQL's server outside every
+# user's PATH.
 PATH=$PATH:/usr/sbin:/sbin:/usr/lib/postgresql/15/bin
 
 missing=()
@@ -42,9 +42,9 @@ usage() {
 	exit 2
 }
 
-# check_go stops unless the Go toolchain is the one go.mod asks for, or newer.
-# `go env GOVERSION` in the module answers with the toolchain that would build
-# it, so with GOTOOLCHAIN=auto an older Go fetches the right one here.
+# check_go stops the script unless the Go toolchain is at least the version in go.mod. `go env
+# GOVERSION` in the module prints the toolchain that would build it, so with GOTOOLCHAIN=auto an
+# older Go fetches the right one here.
 check_go() {
 	local want have
 	want=$(awk '$1 == "go" { print $2; exit }' "$root/go.mod")
@@ -75,9 +75,9 @@ check_build() {
 	done
 }
 
-# apt_need takes COMMAND:PACKAGE pairs and installs the packages whose command
-# is absent. The package lists are refreshed only when the first try fails,
-# which it does on a machine that has none or old ones.
+# apt_need takes COMMAND:PACKAGE pairs and installs the packages whose command is absent. The
+# package lists are refreshed only if the first try fails, because the machine has no lists or
+# old ones.
 apt_need() {
 	local pair packages=()
 	for pair; do
@@ -104,8 +104,8 @@ apt_install() {
 	fi
 }
 
-# apt_quiet is apt_need for servers, which their packages would start at once,
-# one of them on Slipway's port.
+# apt_quiet does the same as apt_need for servers, and keeps their packages from starting them.
+# One of them would use Slipway's port.
 apt_quiet() {
 	local file=/usr/sbin/policy-rc.d
 	if [ "$(id -u)" = 0 ] && [ ! -e $file ]; then
@@ -118,9 +118,9 @@ apt_quiet() {
 	policy=
 }
 
-# installed NAME PACKAGE VERSION TAGS tells whether $bin/NAME is that program at
-# that version with those build tags. It reads what the linker recorded in the
-# binary, so no stamp can disagree with what lies there.
+# installed NAME PACKAGE VERSION TAGS reports whether $bin/NAME is that program at that version
+# with those build tags. It reads what the linker recorded in the binary, which cannot disagree
+# with the binary as a stamp file could.
 installed() {
 	local name=$1 package=$2 version=$3 tags=$4 info
 	[ -x "$bin/$name" ] || return 1
@@ -130,9 +130,8 @@ installed() {
 	[ -z "$tags" ] || grep -Fqx "	build	-tags=$tags" <<<"$info"
 }
 
-# go_tool NAME PACKAGE VERSION [CGO_ENABLED [TAGS]] installs one Go program.
-# It builds beside $bin and renames, so that an interrupted build leaves no
-# half of a program behind.
+# go_tool NAME PACKAGE VERSION [CGO_ENABLED [TAGS]] installs one Go program. It builds beside
+# $bin and then renames the program, so that an interrupted build leaves no incomplete one.
 go_tool() {
 	local name=$1 package=$2 version=$3 cgo=${4:-0} tags=${5:-} started=$SECONDS
 	installed "$name" "$package" "$version" "$tags" && return 0
@@ -151,9 +150,9 @@ go_tool() {
 	rm -rf "$work"
 }
 
-# module_tool NAME MODULE PACKAGE VERSION [LDFLAGS] is go_tool for a module that go install
-# refuses, as it replaces others by directories of its own repository. Those below staging
-# are published at the same version, as v0.
+# module_tool NAME MODULE PACKAGE VERSION [LDFLAGS] does the same as go_tool for a module that go
+# install refuses because it replaces other modules by directories of its repository. The modules below
+# staging are published at the same version, as v0.
 module_tool() {
 	local name=$1 module=$2 package=$3 version=$4 ldflags=${5:-} started=$SECONDS staged
 	installed "$name" "$package" "$version" "" && return 0
@@ -181,8 +180,8 @@ module_tool() {
 	rm -rf "$work"
 }
 
-# debian_tar NAME PACKAGES makes $tools/NAME.tar, once: a minimal system like this
-# one with packages, a comma between them.
+# debian_tar NAME PACKAGES makes $tools/NAME.tar, once. It holds a minimal system like this one
+# with PACKAGES, which are separated by commas.
 debian_tar() {
 	local suite archive=$tools/$1.tar
 	[ ! -e "$archive" ] || return 0
@@ -219,7 +218,7 @@ containerd_tools() {
 	go_tool runc github.com/opencontainers/runc v1.5.2 1 seccomp
 }
 
-# setup_systemd installs what boots a Debian with systemd, and what that runs.
+# setup_systemd installs what is needed to boot a Debian with systemd, and what runs there.
 setup_systemd() {
 	check_build
 	apt_need systemd-nspawn:systemd-container mmdebstrap:mmdebstrap dpkg-deb:dpkg nsenter:util-linux \
@@ -239,10 +238,10 @@ setup_test() {
 		buildah:buildah umoci:umoci runc:runc mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs \
 		mount:mount gcc:gcc pkg-config:pkg-config fsck.erofs:erofs-utils chromium:chromium
 	[ -e /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf ] || apt_install fonts-dejavu-core
-	# What the documentation's commands use, too.
+	# The documentation's commands use these, too.
 	apt_need busybox:busybox-static htpasswd:apache2-utils curl:curl pigz:pigz
-	# Servers: a registry to compare with, the stores that drivers are tested on,
-	# the catalogue's database, load balancers in front of several replicas.
+	# These are servers: a registry to compare with, the stores on which drivers are tested,
+	# the catalogue's database, and load balancers in front of several replicas.
 	apt_quiet docker-registry:docker-registry initdb:postgresql-15 \
 		ceph-mon:ceph-mon ceph-osd:ceph-osd ceph:ceph-common rbd:ceph-common radosgw:radosgw radosgw-admin:radosgw \
 		swift-proxy-server:swift-proxy swift-account-server:swift-account \
@@ -253,7 +252,7 @@ setup_test() {
 	[ -e /usr/include/rbd/librbd.h ] || apt_install librbd-dev librados-dev
 	[ -e /usr/include/rbd/librbd.h ] || missing+=(librbd-dev)
 
-	# Where packages are installed and upgraded.
+	# The system in which packages are installed and upgraded.
 	apt_need mmdebstrap:mmdebstrap dpkg-deb:dpkg nsenter:util-linux
 	debian_tar "debian-$(debian_suite)" adduser
 
@@ -267,7 +266,8 @@ setup_test() {
 	# The btrfs graph driver is the only part of dockerd that needs cgo.
 	go_tool dockerd github.com/moby/moby/v2/cmd/dockerd v2.0.0-beta.24 0 exclude_graphdriver_btrfs
 	go_tool helm helm.sh/helm/v3/cmd/helm v3.22.0
-	# The suite of the distribution specification, of its development.
+	# The conformance suite of the distribution specification, at a commit of its
+	# development.
 	go_tool conformance github.com/opencontainers/distribution-spec/conformance v0.0.0-20260831232431-97274622c111
 	go_tool versitygw github.com/versity/versitygw/cmd/versitygw v1.8.0
 
@@ -278,8 +278,8 @@ setup_test() {
 	say "everything for make test is in place"
 }
 
-# setup_kubernetes builds a cluster's programs. Without their version Helm takes them for
-# those of no release.
+# setup_kubernetes builds a cluster's programs. Their version is set, because Helm needs to know
+# the release.
 setup_kubernetes() {
 	local c version=v1.36.3
 	check_build
@@ -294,7 +294,7 @@ setup_kubernetes() {
 	fi
 }
 
-# setup_lint installs what checks the sources.
+# setup_lint installs the programs that check the sources.
 setup_lint() {
 	check_build
 	apt_need shellcheck:shellcheck
@@ -316,17 +316,17 @@ setup_demo() {
 	say "everything for make demo is in place"
 }
 
-# setup_bench installs the servers there is a package of. What is missing is
-# reported by the benchmark as not measured.
+# setup_bench installs the servers for which there are packages. The benchmark reports the
+# others as not measured.
 setup_bench() {
 	check_build
 	apt_quiet nginx:nginx-light docker-registry:docker-registry
-	# A server that the image corpus lacks, and what measures it.
+	# A server that the image corpus lacks, and the program that measures it.
 	apt_need mmdebstrap:mmdebstrap memcaslap:libmemcached-tools
 	debian_tar memcached memcached
 }
 
-# setup_release installs what packages are made and checked with.
+# setup_release installs the programs that make and check packages.
 setup_release() {
 	check_build
 	apt_need dpkg-deb:dpkg xz:xz-utils lintian:lintian

@@ -4,16 +4,16 @@
 #   FOR=45m scripts/soak.sh
 #   FOR=20m SLIPWAY_SOAK_ONLY='^(kill -9|power cut)$' scripts/soak.sh    # only these faults
 #
-# Of the document only what follows the line "<!-- from here on" is replaced.
+# Only the part of the document after the line "<!-- from here on" is replaced.
 #
-# Each turn appends one line to SLIPWAY_SOAK_DIR/figures.tsv (default dist/soak): when,
-# which commit, which fault, how often it struck, pass or fail, seconds. The document
-# is made of all lines in that file, so that a second run adds to the first; remove the
-# file to begin anew. The output of a turn that failed is kept beside it. The exit
-# status is 1 if any turn of this run failed.
+# Each turn appends one line to SLIPWAY_SOAK_DIR/figures.tsv (default dist/soak): when, which
+# commit, which fault, how often it struck, pass or fail, seconds. The document is made from all
+# lines of that file, so a second run adds to the first; remove the file to start again. The
+# output of a turn that failed is kept beside the file. The exit status is 1 if any turn of this
+# run failed.
 #
-# The integration tests need root, loop devices and what scripts/setup.sh test installs.
-# A turn whose test skips counts as nothing.
+# The integration tests need root, loop devices and what scripts/setup.sh test installs. A turn
+# whose test is skipped does not count.
 set -euo pipefail
 exec </dev/null
 
@@ -53,9 +53,9 @@ for package in . replicas; do
 done
 deadline=$((SECONDS + span))
 
-# turn NAME BINARY DIRECTORY TESTS COUNTED [VARIABLE=VALUE...] runs tests of a binary
-# in its package's directory. COUNTED is what a line of their output contains for each
-# time the fault struck; or sum:TEXT where a number precedes TEXT.
+# turn NAME BINARY DIRECTORY TESTS COUNTED [VARIABLE=VALUE...] runs tests of a binary in its
+# package's directory. Each line of their output that contains COUNTED counts one fault. With
+# sum:TEXT, the numbers that precede TEXT are added up instead.
 turn() {
 	local name=$1 binary=$2 where=$3 tests=$4 counted=$5 began=$SECONDS log=$work/log verdict=pass count
 	shift 5
@@ -94,8 +94,8 @@ while [ "$SECONDS" -lt "$deadline" ]; do
 	turn 'failing object store' registry-objstore-swiftstore registry/objstore/swiftstore 'Fault|Crash|Lost' '^ *--- PASS'
 done
 
-# document prints docs/reliability.md: its head, which is written by hand, and the rest
-# from the figures.
+# document prints docs/reliability.md: its head, which is written by hand, and the rest, which
+# is made from the figures.
 document() {
 	sed '/^<!-- from here on/q' docs/reliability.md
 	cat <<'END'

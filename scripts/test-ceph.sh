@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the suites of volumes against a Ceph that they start in temporary directories
-# and stop: the driver's, and containers on nodes (integration/volumes).
+# Runs the suites of volumes against a Ceph that they start in temporary directories and stop
+# again: the tests of the driver, and containers on nodes (integration/volumes).
 #
 #   scripts/test-ceph.sh [FLAG...]   flags of go test, such as -v or -run NAME
 #

@@ -19,5 +19,5 @@ cd "$root"
 go build -o "$work/slipway" ./cmd/slipway
 (cd integration && go build -o "$work/testsum" ./cmd/testsum)
 export SLIPWAY_BIN=$work/slipway
-# A test that skips has not run: the summary counts it as a failure.
+# A test that is skipped has not run, so the summary counts it as a failure.
 (cd integration && go test -json -count 1 -p 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-40m}" "$@" ./kubernetes/...) | "$work/testsum"

@@ -3,20 +3,19 @@
 #
 #   N passed, N failed, N skipped
 #
-# First all of the product's own tests, which also tell how much of the code they run
-# (bin/coverage, for scripts/coverage.sh). Then those again that are about what happens at
-# once, under the race detector: with -short, which leaves out models, formats and sizes
-# that one goroutine goes through, and that take several times as long there, and without
-# the inputs of fuzzers.
-# Beside both the tests of the driver rbd, the integration tests against binaries built from
-# the same sources, and the tests of the benchmarks, which run each suite on a small scale:
-# they wait most of the time. It fails if a test fails, or if no run runs it for a reason
-# that integration/expected-skips.txt does not list. scripts/setup.sh test installs what the
-# integration tests run.
+# First come all of the product's own tests, which also measure how much of the code they run
+# (bin/coverage, for scripts/coverage.sh). Then the tests of concurrent code run again under the
+# race detector, with -short and without the inputs of fuzzers. -short leaves out models,
+# formats and sizes that a single goroutine goes through, and that would take several times as
+# long. At the same time run the tests of the driver rbd, the integration tests against binaries
+# built from the same sources, and the tests of the benchmarks, which run each suite on a small
+# scale; these wait most of the time. The script fails if a test fails, or if a test is skipped
+# in all runs for a reason that integration/expected-skips.txt does not list. scripts/setup.sh
+# test installs what the integration tests need.
 #
-# Up to five tests that failed are run once more, each package alone. What passes then is
+# Up to five tests that failed are run once more, each package alone. A test that passes then is
 # listed as FLAKY and does not fail the run; bin/flaky.txt has what it printed when it failed.
-# bin/test.txt has all that this prints.
+# bin/test.txt has the whole output of this script.
 #
 #   scripts/test.sh                             everything
 #   scripts/test.sh again KIND PACKAGE PATTERN  the second run of a package's failed tests
@@ -40,18 +39,19 @@ export GOFLAGS=${GOFLAGS:--buildvcs=false}
 export GORACE=atexit_sleep_ms=0
 cd "$root"
 
-# The race detector watches everything but SQLite, which is C turned into Go and takes
-# most of the time of a test that has a catalogue otherwise. No more may be left out:
-# what the linker takes of a generic type, as of sync.Map, may be of any package.
+# The race detector watches everything but SQLite, which is C translated to Go, and would
+# otherwise take most of the time of a test that has a catalogue. No other package may be left
+# out, because the linker may take the code of a generic type, such as sync.Map, from any
+# package.
 unwatched=(-gcflags 'modernc.org/sqlite/lib=-race=false')
 
-# Nobody looks at these programs with a debugger, and without its tables they link faster.
+# Nobody debugs these programs, and they link faster without the tables for debuggers.
 small=(-ldflags '-s -w')
 
-# tests KIND ARGUMENT... runs go test as tests of a kind are run, and prints its events
-# between the lines that cmd/testsum tells runs apart by. Without vet, which scripts/lint.sh
-# runs once: each kind would vet all packages anew. The product's own tests yield to those
-# that run beside them and have more to do with time.
+# tests KIND ARGUMENT... runs go test for tests of a kind, and prints its events between the
+# lines by which cmd/testsum distinguishes runs. It does not vet, because scripts/lint.sh does
+# so once, and each kind would vet all packages again. The product's own tests have a lower
+# priority than the tests beside them, which depend more on time.
 tests() {
 	local kind=$1 status=0
 	shift
@@ -64,10 +64,10 @@ tests() {
 	race)
 		(scratch "$scratch" && nice -n 5 go test -json -vet=off -race "${unwatched[@]}" "${small[@]}" -short -skip '^Fuzz' -timeout 25m ${GOTEST_FLAGS:-} "$@") || status=$?
 		;;
-	ceph) # Not with -race: it would build C and Go anew for a few packages.
+	ceph) # Not with -race, which would build C and Go again for a few packages.
 		CGO_ENABLED=1 go test -json -vet=off "${small[@]}" -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} "$@" || status=$?
 		;;
-	integration | bench) # A result kept from an earlier run would not have met this binary.
+	integration | bench) # A cached result would be of an earlier binary.
 		(cd "$kind" && go test -json -vet=off "${small[@]}" -count 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-15m}" ${GOTEST_FLAGS:-} "$@") || status=$?
 		;;
 	esac
@@ -83,7 +83,7 @@ fi
 CGO_ENABLED=0 go build -trimpath -o "$work/slipway" ./cmd/slipway
 (cd integration && go build -o "$work/testsum" ./cmd/testsum)
 export SLIPWAY_BIN=$work/slipway
-# Without librbd the tests that need it say so, each.
+# Without librbd, each test that needs it says so.
 ceph=0
 if [ -e /usr/include/rbd/librbd.h ]; then
 	ceph=1
@@ -91,19 +91,19 @@ if [ -e /usr/include/rbd/librbd.h ]; then
 	export SLIPWAY_CEPH_BIN=$work/slipway-ceph
 fi
 
-# concurrent lists the packages of which a file names goroutines, locks, servers or
-# processes. In the others there is nothing for the race detector.
+# concurrent lists the packages with a file that uses goroutines, locks, servers or processes.
+# The race detector would find nothing in the others.
 concurrent() {
 	git grep --untracked -lE '\<go (func|[a-z][A-Za-z.]*\()|\.Go\(|"(sync|sync/atomic|net|net/http.*|os/exec|testing/synctest)"|t\.Parallel' -- '*.go' ':!integration' ':!bench' |
 		xargs -n 1 dirname | sed 's,^,./,' | sort -u | grep -v /testdata
 }
 
-# Families are packages whose tests are also those of the packages below them: what these
-# have run counts for the whole family.
+# In a family, the tests of a package also test the packages below it, so the code that they run
+# counts for the whole family.
 families='registry/catalog registry/server registry/auth cmd/slipway config gear/rebuild gear/filestore workload/trace'
 
-# unit runs the product's own tests. The longest come first, so that at the end several
-# packages are left for the cores.
+# unit runs the product's own tests. The longest packages come first, so that at the end there
+# are still several packages for the cores.
 unit() {
 	local packages family part=$work/coverage
 	mapfile -t packages < <(go list ./... | sed 's,^example.org/slipway,.,' | grep -Ev "^\./(${families// /|})(/|$)")
@@ -119,26 +119,28 @@ unit() {
 	tests race -p 4 ./serve ./registry ./node/gearfs ./registry/mirror ./registry/catalog ./registry/objstore/swiftstore "${packages[@]}"
 }
 
-# beside runs what mostly waits, for servers and for time.
+# beside runs the tests that mostly wait for servers and for time.
 beside() {
 	local others
 	if [ $ceph = 1 ]; then
 		tests ceph ./volume/rbd
-		# Of these the other tests have been run by unit.
+		# unit has run the other tests of these packages.
 		tests ceph -run Ceph ./volume/node ./agent
 	fi
 	# Two packages at a time, the longest first, as each has daemons, directories and ports of
-	# its own. Clusters are for scripts/test-kubernetes.sh, systemd for scripts/test-systemd.sh.
+	# its own. scripts/test-kubernetes.sh tests clusters, and scripts/test-systemd.sh tests
+	# systemd.
 	mapfile -t others < <(cd integration && go list . ./agent ./volumes ./snapshotter ./... | grep -Ev "$alone|(/kubernetes/cluster|/systemd)$")
 	tests integration -p 2 "${others[@]}"
 	tests bench -p 2 ./...
 }
 
-# Those that measure for how long an answer may be out of date have the machine for themselves.
+# Tests that measure for how long an answer may be out of date have the machine for themselves.
 alone='/integration/(mirrors|replicas)$'
 
-# all runs the tests of all modules, whatever fails. unit and beside run at once: as the two
-# ends of a pipe, of which an interrupt reaches both. testsum reads one after the other.
+# all runs the tests of all modules, even if some fail. unit and beside run at the same time, as
+# the two ends of a pipe, so that an interrupt reaches both. testsum reads their outputs one
+# after the other.
 all() {
 	{ beside >"$work/beside"; } | { unit </dev/null; } || true
 	cat "$work/beside"

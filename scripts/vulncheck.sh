@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Looks for known vulnerabilities in what slipway calls, of its modules and of Go itself.
+# Looks for known vulnerabilities in the code that slipway calls, in its modules and in Go
+# itself.
 #
-# SLIPWAY_VULNDB names another database than that of the Go project: file:///DIR or a URL,
-# in the form of https://go.dev/security/vuln/database#api.
+# SLIPWAY_VULNDB names a database to use instead of the Go project's: file:///DIR or a URL, in
+# the form of https://go.dev/security/vuln/database#api.
 #
 # The exit status is 0 if there are none, 1 if there are, and 3 if the database cannot be
 # reached, so that nothing was checked.
