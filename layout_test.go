@@ -128,7 +128,7 @@ var layout = map[string][]string{
 	"node/erofs/geartree": {"gear", "gear/rootfs", "node/erofs"},
 	"node/fuse":           {},
 	"node/fusetest":       {"internal/mounttest", "node/fuse"},
-	"node/gearfs":         {"gear", "gear/predict", "gear/rootfs", "internal/durable", "node/cachedir", "node/poolfs"},
+	"node/gearfs":         {"gear", "gear/predict", "internal/durable", "node/cachedir", "node/poolfs"},
 	"node/poolfs":         {"node/fuse"},
 	"node/snapshotter":    {"internal/durable", "node/view"},
 	"node/view":           {"gear", "gear/rootfs", "internal/durable", "node/erofs", "node/erofs/geartree"},
@@ -175,7 +175,9 @@ var layout = map[string][]string{
 	"config":               {"config/yamlfile", "oci", "registry/auth", "registry/notify"},
 	"config/yamlfile":      {},
 	"web":                  {"gear", "gear/rootfs", "gear/service", "internal/chart", "oci", "oci/fleet", "oci/wire", "registry", "registry/auth", "registry/catalog", "registry/catalog/browse", "registry/catalog/gearfacts", "registry/check", "registry/mirror", "registry/retention"},
-	"serve":                {"config", "gear", "gear/filestore", "gear/predict", "gear/recipes", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/imagecopy", "oci/volref", "oci/wire", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/cache/tier", "registry/catalog", "registry/catalog/browse", "registry/catalog/engine", "registry/catalog/gearfacts", "registry/catalog/repair", "registry/check", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/retention", "registry/server", "registry/server/edge", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
+	"serve":                {"config", "gear", "gear/filestore", "gear/predict", "gear/recipes", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/imagecopy", "oci/volref", "oci/wire", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/cache/tier", "registry/catalog", "registry/catalog/browse", "registry/catalog/engine", "registry/catalog/gearfacts", "registry/catalog/repair", "registry/check", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/retention", "registry/server", "registry/server/edge", "serve/gate", "serve/mirrors", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
+	"serve/gate":           {"oci"},
+	"serve/mirrors":        {"config", "oci", "oci/client", "oci/wire", "registry", "registry/auth", "registry/catalog", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/objstore", "serve/gate"},
 	"serve/servetest":      {"config", "serve"},
 	"agent":                {"agent/api", "agent/images", "agent/kubelet", "agent/registries", "agent/volumeworker", "config", "gear", "internal/footprint", "node/cachedir", "node/gearfs", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/fleet", "volume/volfs"},
 	"agent/api":            {"config", "node/gearfs", "node/poolfs", "oci", "oci/volref", "volume/node"},
@@ -189,8 +191,8 @@ var layout = map[string][]string{
 	"cmd/slipway/command":  {"config", "gear/client", "internal/systemd", "oci", "oci/client", "oci/imagecopy", "serve"},
 	"cmd/slipway/image":    {"cmd/slipway/command", "gear/client", "gear/dedup", "gear/export", "gear/rebuild", "gear/recipes", "gear/service", "oci", "oci/client", "oci/model", "oci/volref", "serve", "volume/service"},
 	"cmd/slipway/node":     {"agent", "agent/api", "agent/kubelet", "agent/runtimespec", "agent/setup", "cmd/slipway/command", "config", "internal/systemd", "oci", "oci/client", "oci/wire"},
-	"cmd/slipway/server":   {"cmd/slipway/command", "config", "config/yamlfile", "internal/systemd", "oci", "oci/client", "oci/imagecopy", "registry", "registry/adopt", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve"},
-	"cmd/slipway/workload": {"cmd/slipway/command", "internal/durable", "internal/policy", "oci/client", "oci/wire", "serve", "workload/analyze", "workload/load", "workload/load/imageset", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
+	"cmd/slipway/server":   {"cmd/slipway/command", "config", "config/yamlfile", "internal/systemd", "oci", "oci/client", "oci/imagecopy", "registry", "registry/adopt", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve", "serve/mirrors"},
+	"cmd/slipway/workload": {"cmd/slipway/command", "internal/durable", "internal/policy", "oci/client", "oci/wire", "serve", "serve/mirrors", "workload/analyze", "workload/load", "workload/load/imageset", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
 }
 
 // fence is a third-party module and the only packages that may use it.

@@ -25,6 +25,8 @@ import (
 	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/retention"
 	"example.org/slipway/registry/server"
+	"example.org/slipway/serve/gate"
+	"example.org/slipway/serve/mirrors"
 )
 
 // adminServer serves administration on a socket in the data root, to root and to the user
@@ -62,7 +64,7 @@ func newAdminServer(s *Server) (*adminServer, error) {
 	s.handleTasks(mux)
 	s.handleCache(mux)
 	s.handleMirrors(mux)
-	api := server.New(stoppable{s.root.reg, s.writes}, &server.Options{Logger: s.log})
+	api := server.New(s.writes.Registry(s.root.reg), &server.Options{Logger: s.log})
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/admin/") {
 			mux.ServeHTTP(w, r)
@@ -71,7 +73,7 @@ func newAdminServer(s *Server) (*adminServer, error) {
 		api.ServeHTTP(w, r)
 	})
 	ctx, cancel := context.WithCancel(registry.Unnoticed(context.Background()))
-	return &adminServer{ln: ownerOnly{ln}, cancel: cancel, srv: &http.Server{Handler: s.requests.guard(h), ReadHeaderTimeout: 10 * time.Second,
+	return &adminServer{ln: ownerOnly{ln}, cancel: cancel, srv: &http.Server{Handler: s.requests.Guard(h), ReadHeaderTimeout: 10 * time.Second,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelError)}}, nil
 }
@@ -145,25 +147,25 @@ func (s *Server) handleCache(mux *http.ServeMux) {
 
 // handleMirrors adds the tasks of the mirrors.
 func (s *Server) handleMirrors(mux *http.ServeMux) {
-	mux.Handle("POST /admin/mirror-status", task(func(ctx context.Context, _ struct{}, _ func(MirrorStatus)) (MirrorStatus, error) {
+	mux.Handle("POST /admin/mirror-status", task(func(ctx context.Context, _ struct{}, _ func(mirrors.Status)) (mirrors.Status, error) {
 		return s.root.mirrorStatus(ctx)
 	}))
-	mux.Handle("POST /admin/mirror-list", task(func(ctx context.Context, a MirrorListArgs, _ func(MirrorListReport)) (MirrorListReport, error) {
-		return s.root.listMirrors(ctx, a)
+	mux.Handle("POST /admin/mirror-list", task(func(ctx context.Context, a mirrors.ListArgs, _ func(mirrors.ListReport)) (mirrors.ListReport, error) {
+		return s.root.stored().List(ctx, a)
 	}))
-	mux.Handle("POST /admin/mirror-load", task(func(ctx context.Context, a MirrorLoadArgs, p func(MirrorLoadReport)) (MirrorLoadReport, error) {
+	mux.Handle("POST /admin/mirror-load", task(func(ctx context.Context, a mirrors.LoadArgs, p func(mirrors.LoadReport)) (mirrors.LoadReport, error) {
 		m, err := s.root.needMirrors()
 		if err != nil {
-			return MirrorLoadReport{}, err
+			return mirrors.LoadReport{}, err
 		}
-		return m.load(ctx, a, p)
+		return m.LoadImages(ctx, a, p)
 	}))
-	mux.Handle("POST /admin/mirror-prune", task(whileWritable(s.writes, func(ctx context.Context, a MirrorPruneArgs, _ func(MirrorPruneReport)) (MirrorPruneReport, error) {
+	mux.Handle("POST /admin/mirror-prune", task(whileWritable(s.writes, func(ctx context.Context, a mirrors.PruneArgs, _ func(mirrors.PruneReport)) (mirrors.PruneReport, error) {
 		m, err := s.root.needMirrors()
 		if err != nil {
-			return MirrorPruneReport{}, err
+			return mirrors.PruneReport{}, err
 		}
-		return m.prune(ctx, a)
+		return m.PruneImages(ctx, a)
 	})))
 	mux.HandleFunc("POST /admin/mirror-events", func(w http.ResponseWriter, r *http.Request) {
 		m, err := s.root.needMirrors()
@@ -171,7 +173,7 @@ func (s *Server) handleMirrors(mux *http.ServeMux) {
 			http.Error(w, err.Error(), http.StatusNotFound)
 			return
 		}
-		m.serveEvents(w, r)
+		m.ServeEvents(w, r)
 	})
 	mux.Handle("POST /admin/mirror-export", task(s.root.exportMirrors))
 	mux.Handle("POST /admin/mirror-import", task(whileWritable(s.writes, s.root.importMirrors)))
@@ -280,4 +282,18 @@ func task[A, R any](do func(context.Context, A, func(R)) (R, error)) http.Handle
 		}
 		send(l)
 	})
+}
+
+// whileWritable runs f unless writes are stopped, and keeps them from being stopped
+// meanwhile.
+func whileWritable[A, R any](g *gate.Writes, f func(context.Context, A, func(R)) (R, error)) func(context.Context, A, func(R)) (R, error) {
+	return func(ctx context.Context, args A, progress func(R)) (R, error) {
+		leave, err := g.Enter()
+		if err != nil {
+			var none R
+			return none, err
+		}
+		defer leave()
+		return f(ctx, args, progress)
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"example.org/slipway/config"
+	"example.org/slipway/internal/footprint"
 	"example.org/slipway/internal/policy"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/wire"
@@ -82,11 +83,11 @@ func clusterTLS(c *config.Cluster) (*tls.Config, error) {
 // openCache puts the cache of blobs in front of the store if one is configured.
 func (r *root) openCache(cfg *config.Config, log *slog.Logger) error {
 	c := &cfg.Storage.BlobCache
-	ram := cacheRAM(&cfg.Storage, machineMemory())
+	ram := cacheRAM(&cfg.Storage, footprint.Available())
 	if ram == 0 && c.SSD == 0 {
 		return nil
 	}
-	if limit := goMemory(); ram > limit/4*3 {
+	if limit := footprint.GoLimit(); ram > limit/4*3 {
 		log.Warn("the cache of blobs may take nearly all of GOMEMLIMIT, or more: the garbage collector will hardly rest once it is full; make storage.blob_cache.ram smaller, or GOMEMLIMIT larger",
 			"ram", ram, "gomemlimit", limit)
 	}
@@ -218,7 +219,7 @@ func (s *Server) servePeers() {
 		return
 	}
 	s.peers.srv = &http.Server{
-		Handler:           s.requests.guard(s.root.cluster.Handler(s.root.store)),
+		Handler:           s.requests.Guard(s.root.cluster.Handler(s.root.store)),
 		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}

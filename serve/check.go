@@ -8,6 +8,7 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/notify"
+	"example.org/slipway/serve/mirrors"
 )
 
 // authProblem says to which place in the configuration an error of auth.New belongs.
@@ -34,7 +35,7 @@ func CheckFiles(cfg *config.Config) error {
 	if _, err := clusterTLS(&cfg.Cluster); err != nil {
 		return err
 	}
-	if err := checkMirrors(cfg); err != nil {
+	if err := mirrors.Check(cfg); err != nil {
 		return err
 	}
 	if cfg.HTTP.TLS.Enabled() {

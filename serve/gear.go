@@ -20,6 +20,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/server"
+	"example.org/slipway/serve/gate"
 )
 
 // gearTemp is the directory in a data root for large files during their conversion. It is
@@ -89,7 +90,7 @@ func gearModes(c *config.Gear) (func(repo string) gearregistry.Mode, error) {
 	}
 	var rules []rule
 	for i, r := range c.Rules {
-		repos, err := repositories(r.Repositories)
+		repos, err := auth.CompilePatterns(r.Repositories)
 		if err != nil {
 			return nil, fmt.Errorf("gear.rules.%d.repositories: %w", i, err)
 		}
@@ -130,7 +131,7 @@ func gearEvents(g *gearregistry.Service, next func(context.Context, registry.Eve
 // gearAPI serves the Gear side over HTTP.
 type gearAPI struct {
 	*gearregistry.Service
-	gate *writeGate
+	writes *gate.Writes
 }
 
 var _ server.Gear = gearAPI{}
@@ -169,13 +170,13 @@ func (g gearAPI) Profile(ctx context.Context, repo string, manifest oci.Digest) 
 
 // PutFile implements server.Gear.
 func (g gearAPI) PutFile(ctx context.Context, repo string, name [32]byte, size int64, body io.Reader) error {
-	_, err := guarded(g.gate, func() (struct{}, error) { return struct{}{}, g.Service.PutFile(ctx, repo, name, size, body) })
+	_, err := gate.Do(g.writes, func() (struct{}, error) { return struct{}{}, g.Service.PutFile(ctx, repo, name, size, body) })
 	return err
 }
 
 // PutFiles implements server.Gear.
 func (g gearAPI) PutFiles(ctx context.Context, repo string, stream io.Reader) (int, error) {
-	return guarded(g.gate, func() (int, error) { return g.Service.PutFiles(ctx, repo, stream) })
+	return gate.Do(g.writes, func() (int, error) { return g.Service.PutFiles(ctx, repo, stream) })
 }
 
 // ReportProfile implements server.Gear.
@@ -184,6 +185,6 @@ func (g gearAPI) ReportProfile(ctx context.Context, repo string, manifest oci.Di
 	if !whole {
 		report = g.ReportSeen
 	}
-	_, err := guarded(g.gate, func() (struct{}, error) { return struct{}{}, report(ctx, repo, manifest, names) })
+	_, err := gate.Do(g.writes, func() (struct{}, error) { return struct{}{}, report(ctx, repo, manifest, names) })
 	return err
 }

@@ -13,13 +13,14 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/registry"
+	"example.org/slipway/serve/mirrors"
 )
 
 // health answers /livez and /readyz.
 type health struct {
 	root    *root
 	reg     *registry.Registry
-	mirrors *mirrors // may be nil
+	mirrors *mirrors.Mirrors // may be nil
 	log     *slog.Logger
 	checks  []*healthCheck
 	drain   atomic.Bool
@@ -147,7 +148,7 @@ func (h *health) ready(w http.ResponseWriter, r *http.Request) {
 	if err := h.root.full(); err != nil {
 		fmt.Fprintf(w, "pushes are refused: %v\n", err)
 	}
-	for _, line := range h.mirrors.failing() {
+	for _, line := range h.mirrors.Failing() {
 		fmt.Fprintln(w, line)
 	}
 }

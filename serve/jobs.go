@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -52,7 +53,7 @@ func (s *Server) runJobs(ctx context.Context) {
 const pruneEvery = time.Hour
 
 func (s *Server) pruneMirrors(ctx context.Context, ttl time.Duration) {
-	leave, err := s.writes.enter()
+	leave, err := s.writes.Enter()
 	if err != nil { // the catalogue is being moved
 		return
 	}
@@ -68,7 +69,7 @@ func (s *Server) pruneMirrors(ctx context.Context, ttl time.Duration) {
 }
 
 func (s *Server) collectGarbage(ctx context.Context) {
-	leave, err := s.writes.enter()
+	leave, err := s.writes.Enter()
 	if err != nil { // the catalogue is being moved
 		return
 	}
@@ -86,7 +87,7 @@ func (s *Server) collectGarbage(ctx context.Context) {
 }
 
 func (s *Server) applyRetention(ctx context.Context) {
-	leave, err := s.writes.enter()
+	leave, err := s.writes.Enter()
 	if err != nil { // the catalogue is being moved
 		return
 	}
@@ -99,4 +100,53 @@ func (s *Server) applyRetention(ctx context.Context) {
 	case rep.Removed > 0:
 		s.log.Info("retention removed tags", "repositories", rep.Repositories, "kept", rep.Kept, "removed", rep.Removed, "manifests", rep.Manifests)
 	}
+}
+
+// convert runs the conversion to Gear and the building of volumes until ctx ends. It
+// pauses while writes are stopped or the object store is unavailable.
+func (s *Server) convert(ctx context.Context) error {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		if leave, err := s.writes.Enter(); err == nil && s.root.reg.StoreAway() != nil {
+			leave()
+		} else if err == nil {
+			err := s.convertUntil(ctx, s.writes.Stopping())
+			leave()
+			if ctx.Err() != nil || err != nil && !errors.Is(err, context.Canceled) {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+func (s *Server) convertUntil(ctx context.Context, stop <-chan struct{}) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for s.root.reg.StoreAway() == nil {
+			select {
+			case <-stop:
+				cancel()
+				return
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+		cancel()
+	})
+	if v := s.root.volumes; v != nil {
+		wg.Go(func() { _ = v.Run(ctx) }) // ends with ctx and returns no error
+	}
+	return s.root.gear.Run(ctx)
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/mirrors"
 )
 
 // TestMirrorListHasNoPushed checks that pushed images do not count as mirrored: they are neither
@@ -23,24 +23,24 @@ func TestMirrorListHasNoPushed(t *testing.T) {
 	b.pushImage("team/secret", "v1", mirrorLayer("secret"), alice)
 	a, _ := openAdmin(t, b.cfg)
 	file := filepath.Join(t.TempDir(), "images.tar")
-	if out, err := a.ExportMirrors(t.Context(), serve.MirrorExportArgs{Path: file}, nil); err == nil {
+	if out, err := a.ExportMirrors(t.Context(), mirrors.ExportArgs{Path: file}, nil); err == nil {
 		t.Errorf("an export with no mirrored image: got %+v", out)
 	}
-	if _, err := a.LoadMirrors(t.Context(), serve.MirrorLoadArgs{Images: []string{"app:v1"}}, nil); err != nil {
+	if _, err := a.LoadMirrors(t.Context(), mirrors.LoadArgs{Images: []string{"app:v1"}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	list, err := a.ListMirrors(t.Context(), serve.MirrorListArgs{})
+	list, err := a.ListMirrors(t.Context(), mirrors.ListArgs{})
 	if err != nil || len(list.Images) != 1 || list.Images[0].Repository != "pub/library/app" {
 		t.Errorf("list: got %+v, %v", list, err)
 	}
-	if list, err := a.ListMirrors(t.Context(), serve.MirrorListArgs{Pattern: "team/*"}); err != nil || len(list.Images) != 0 {
+	if list, err := a.ListMirrors(t.Context(), mirrors.ListArgs{Pattern: "team/*"}); err != nil || len(list.Images) != 0 {
 		t.Errorf("list of what was pushed: got %+v, %v", list, err)
 	}
-	if out, err := a.ExportMirrors(t.Context(), serve.MirrorExportArgs{Path: file}, nil); err != nil || out.Images != 1 {
+	if out, err := a.ExportMirrors(t.Context(), mirrors.ExportArgs{Path: file}, nil); err != nil || out.Images != 1 {
 		t.Errorf("export: got %+v, %v", out, err)
 	}
 	plain, _ := openAdmin(t, configure(t, setup{root: start(t, setup{}).root}))
-	if list, err := plain.ListMirrors(t.Context(), serve.MirrorListArgs{}); err != nil || len(list.Images) != 0 {
+	if list, err := plain.ListMirrors(t.Context(), mirrors.ListArgs{}); err != nil || len(list.Images) != 0 {
 		t.Errorf("list without mirrors: got %+v, %v", list, err)
 	}
 }

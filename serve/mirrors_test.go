@@ -21,6 +21,7 @@ import (
 	"example.org/slipway/registry/mirror"
 	"example.org/slipway/registry/mirror/airgap"
 	"example.org/slipway/serve"
+	"example.org/slipway/serve/mirrors"
 )
 
 // host sets the Host header of a request.
@@ -319,29 +320,29 @@ func TestMirrorTasks(t *testing.T) {
 	ctx := t.Context()
 
 	at := strings.TrimPrefix(b.public.url, "http://") // as images have it that nobody mirrors
-	rep, err := a.LoadMirrors(ctx, serve.MirrorLoadArgs{Images: []string{"pub/app:v1", at + "/org/other:v1", "pub/library/none:v1", "UPPER"}}, nil)
+	rep, err := a.LoadMirrors(ctx, mirrors.LoadArgs{Images: []string{"pub/app:v1", at + "/org/other:v1", "pub/library/none:v1", "UPPER"}}, nil)
 	if err == nil || rep.Images != 4 || rep.Failed != 2 || len(rep.Failures) != 2 || rep.Bytes != int64(len(layer)+len(other)) {
 		t.Errorf("load: got %+v and error %v", rep, err)
 	}
-	list, err := a.ListMirrors(ctx, serve.MirrorListArgs{})
+	list, err := a.ListMirrors(ctx, mirrors.ListArgs{})
 	if err != nil || len(list.Images) != 2 || list.Images[0].Repository != "pub/library/app" || list.Images[0].Missing != 0 || list.Images[0].Size < int64(len(layer)) {
 		t.Errorf("list: got %+v, %v", list, err)
 	}
-	if list, err = a.ListMirrors(ctx, serve.MirrorListArgs{Pattern: "pub/org/*"}); err != nil || len(list.Images) != 1 || list.Images[0].Tags[0] != "v1" {
+	if list, err = a.ListMirrors(ctx, mirrors.ListArgs{Pattern: "pub/org/*"}); err != nil || len(list.Images) != 1 || list.Images[0].Tags[0] != "v1" {
 		t.Errorf("list by pattern: got %+v, %v", list, err)
 	}
 	st, err := a.MirrorStatus(ctx)
 	if err != nil || len(st.Sources) != 2 || st.Usage.Repositories != 2 || st.Usage.Bytes < int64(len(layer)+len(other)) {
 		t.Errorf("status: got %+v, %v", st, err)
 	}
-	if _, err := a.PruneMirrors(ctx, serve.MirrorPruneArgs{}); err == nil {
+	if _, err := a.PruneMirrors(ctx, mirrors.PruneArgs{}); err == nil {
 		t.Error("a prune of everything was not refused")
 	}
-	if p, err := a.PruneMirrors(ctx, serve.MirrorPruneArgs{NotPulledSince: time.Hour}); err != nil || len(p.Images) != 0 {
+	if p, err := a.PruneMirrors(ctx, mirrors.PruneArgs{NotPulledSince: time.Hour}); err != nil || len(p.Images) != 0 {
 		t.Errorf("prune: got %+v, %v", p, err)
 	}
 	for _, dry := range []bool{true, false} {
-		p, err := a.PruneMirrors(ctx, serve.MirrorPruneArgs{Pattern: "pub/org/*", DryRun: dry})
+		p, err := a.PruneMirrors(ctx, mirrors.PruneArgs{Pattern: "pub/org/*", DryRun: dry})
 		if err != nil || len(p.Images) != 1 || p.Images[0].Repository != "pub/org/other" || p.Bytes < int64(len(other)) {
 			t.Errorf("prune (dry run %v): got %+v, %v", dry, p, err)
 		}
@@ -365,15 +366,15 @@ func TestMirrorAirGap(t *testing.T) {
 	d := b.public.pushImage("library/app", "v1", layer)
 	b.private.pushImage("team/app", "v1", secret, basic("reader", "hush"))
 	a, closeAdmin := openAdmin(t, b.cfg)
-	if _, err := a.LoadMirrors(t.Context(), serve.MirrorLoadArgs{Images: []string{"app:v1", "priv/team/app:v1"}}, nil); err != nil {
+	if _, err := a.LoadMirrors(t.Context(), mirrors.LoadArgs{Images: []string{"app:v1", "priv/team/app:v1"}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "images.tar")
-	out, err := a.ExportMirrors(t.Context(), serve.MirrorExportArgs{Path: file}, nil)
+	out, err := a.ExportMirrors(t.Context(), mirrors.ExportArgs{Path: file}, nil)
 	if err != nil || out.Images != 2 || out.Manifests != 2 {
 		t.Fatalf("export: got %+v, %v", out, err)
 	}
-	if _, err := a.ExportMirrors(t.Context(), serve.MirrorExportArgs{Path: file, Pattern: "pub/none/*"}, nil); err == nil {
+	if _, err := a.ExportMirrors(t.Context(), mirrors.ExportArgs{Path: file, Pattern: "pub/none/*"}, nil); err == nil {
 		t.Error("an export of nothing did not fail")
 	}
 	if left, err := filepath.Glob(filepath.Join(filepath.Dir(file), ".*")); err != nil || len(left) > 0 {
@@ -382,7 +383,7 @@ func TestMirrorAirGap(t *testing.T) {
 	// An image that lost a layer is left out and named. The others are written.
 	part := filepath.Join(t.TempDir(), "part.tar")
 	b.want(202, "DELETE", "/v2/pub/library/app/blobs/"+digestOf(layer), "", alice)
-	out, err = a.ExportMirrors(t.Context(), serve.MirrorExportArgs{Path: part}, nil)
+	out, err = a.ExportMirrors(t.Context(), mirrors.ExportArgs{Path: part}, nil)
 	if err == nil || !strings.Contains(err.Error(), "1 images are not whole") || out.Images != 1 || len(out.LeftOut) != 1 || out.LeftOut[0].Image != "pub/library/app:v1" {
 		t.Errorf("export without a layer: got %+v, %v", out, err)
 	}
@@ -398,7 +399,7 @@ func TestMirrorAirGap(t *testing.T) {
 	offline := `proxy: {offline: true, upstreams: [{name: pub, library: true}%s], default: pub}`
 	far := start(t, setup{yaml: fmt.Sprintf(offline, ", {name: priv}")})
 	fa, _ := openAdmin(t, far.cfg)
-	in, err := fa.ImportMirrors(t.Context(), serve.MirrorImportArgs{Path: file}, func(airgap.Progress) {})
+	in, err := fa.ImportMirrors(t.Context(), mirrors.ImportArgs{Path: file}, func(airgap.Progress) {})
 	if err != nil || in.Images != 2 || in.Manifests != 2 {
 		t.Fatalf("import: got %+v, %v", in, err)
 	}
@@ -418,7 +419,7 @@ func TestMirrorAirGap(t *testing.T) {
 	// Images of a registry that is not mirrored there are named. The others are imported.
 	lacking := start(t, setup{yaml: fmt.Sprintf(offline, "")})
 	la, _ := openAdmin(t, lacking.cfg)
-	in, err = la.ImportMirrors(t.Context(), serve.MirrorImportArgs{Path: file}, nil)
+	in, err = la.ImportMirrors(t.Context(), mirrors.ImportArgs{Path: file}, nil)
 	if err == nil || !strings.Contains(err.Error(), "priv/team/app:v1 is of no registry that is mirrored here") || in.Images != 1 || in.ImagesTotal != 2 {
 		t.Errorf("import of what is not mirrored: got %+v, error %v", in, err)
 	}
@@ -451,7 +452,7 @@ func TestMirrorImportSaved(t *testing.T) {
 	s := start(t, setup{yaml: "proxy: {offline: true, upstreams: [{name: docker.io}, {name: reg, hosts: ['reg.test:5000']}, {name: plain, url: 'http://url.test:5000'}, {name: own}]}\n"})
 	a, closeAdmin := openAdmin(t, s.cfg)
 	for range 2 {
-		in, err := a.ImportMirrors(t.Context(), serve.MirrorImportArgs{Path: file}, nil)
+		in, err := a.ImportMirrors(t.Context(), mirrors.ImportArgs{Path: file}, nil)
 		if err != nil || in.Images != 7 || in.ImagesTotal != 7 {
 			t.Fatalf("import: got %+v, %v", in, err)
 		}
@@ -483,16 +484,16 @@ func TestMirrorTasksWithoutServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	a, _ := openAdmin(t, b.cfg)
-	if _, err := a.LoadMirrors(t.Context(), serve.MirrorLoadArgs{Images: []string{"app:v1"}}, nil); err != nil {
+	if _, err := a.LoadMirrors(t.Context(), mirrors.LoadArgs{Images: []string{"app:v1"}}, nil); err != nil {
 		t.Errorf("load: %v", err)
 	}
-	if list, err := a.ListMirrors(t.Context(), serve.MirrorListArgs{}); err != nil || len(list.Images) != 1 {
+	if list, err := a.ListMirrors(t.Context(), mirrors.ListArgs{}); err != nil || len(list.Images) != 1 {
 		t.Errorf("list: got %+v, %v", list, err)
 	}
 	if st, err := a.MirrorStatus(t.Context()); err != nil || st.Usage.Repositories != 1 {
 		t.Errorf("status: got %+v, %v", st, err)
 	}
-	if p, err := a.PruneMirrors(t.Context(), serve.MirrorPruneArgs{Pattern: "pub/**"}); err != nil || len(p.Images) != 1 {
+	if p, err := a.PruneMirrors(t.Context(), mirrors.PruneArgs{Pattern: "pub/**"}); err != nil || len(p.Images) != 1 {
 		t.Errorf("prune: got %+v, %v", p, err)
 	}
 	if err := a.MirrorEvents(t.Context(), func(mirror.Event) error { return nil }); err == nil {
@@ -588,7 +589,7 @@ func TestMirrorTTL(t *testing.T) {
 	s.pull("library/app", "v1", "", layer)
 	a, _ := openAdmin(t, s.cfg)
 	listed := func() bool {
-		list, err := a.ListMirrors(t.Context(), serve.MirrorListArgs{})
+		list, err := a.ListMirrors(t.Context(), mirrors.ListArgs{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"example.org/slipway/config"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/mirrors"
 )
 
 // TestMirrorAny mirrors a registry that is not listed, under each of its names.
@@ -40,7 +40,7 @@ func TestMirrorAny(t *testing.T) {
 	if err != nil || len(st.Sources) != 1 || st.Sources[0].Name != name || !st.Sources[0].State.Works() || st.Usage.Repositories != 1 || st.Usage.Bytes < int64(len(layer)) {
 		t.Errorf("status: %+v, %v", st, err)
 	}
-	if list, err := a.ListMirrors(t.Context(), serve.MirrorListArgs{}); err != nil || len(list.Images) != 1 || list.Images[0].Repository != name+"/team/app" {
+	if list, err := a.ListMirrors(t.Context(), mirrors.ListArgs{}); err != nil || len(list.Images) != 1 || list.Images[0].Repository != name+"/team/app" {
 		t.Errorf("list: %+v, %v", list, err)
 	}
 	metrics := s.want(200, "GET", s.debug+"/metrics", "").body

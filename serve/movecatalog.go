@@ -92,13 +92,13 @@ func moveCatalog(ctx context.Context, r *root, args MoveArgs, progress func(Move
 
 // moveServed moves the catalogue of a server, which continues to serve reads.
 func (s *Server) moveServed(ctx context.Context, args MoveArgs, progress func(MoveReport)) (MoveReport, error) {
-	if err := s.writes.stop(ctx); err != nil {
+	if err := s.writes.Stop(ctx); err != nil {
 		return MoveReport{}, fmt.Errorf("wait for what is being written: %w", err)
 	}
 	s.log.Info("moving the catalogue; reads go on, writes are refused")
 	rep, err := moveCatalog(ctx, s.root, args, progress)
 	if err != nil {
-		s.writes.resume()
+		s.writes.Resume()
 		s.log.Warn("the catalogue was not moved; writes go on", "err", err)
 		return rep, err
 	}

@@ -10,81 +10,6 @@ import (
 	"example.org/slipway/registry/retention"
 )
 
-// repositories compiles patterns. Without patterns, every repository matches.
-func repositories(patterns []string) (func(repo string) bool, error) {
-	if len(patterns) == 0 {
-		return func(string) bool { return true }, nil
-	}
-	var list []func(string) bool
-	for _, p := range patterns {
-		match, err := auth.CompilePattern(p)
-		if err != nil {
-			return nil, fmt.Errorf("pattern %q: %w", p, err)
-		}
-		list = append(list, match)
-	}
-	return func(repo string) bool {
-		for _, match := range list {
-			if match(repo) {
-				return true
-			}
-		}
-		return false
-	}, nil
-}
-
-// wholeMatches compiles regular expressions that must match the whole text.
-func wholeMatches(exprs []string) ([]*regexp.Regexp, error) {
-	var list []*regexp.Regexp
-	for _, e := range exprs {
-		re, err := regexp.Compile(`^(?:` + e + `)$`)
-		if err != nil {
-			return nil, fmt.Errorf("expression %q: %w", e, err)
-		}
-		list = append(list, re)
-	}
-	return list, nil
-}
-
-func anyMatches(list []*regexp.Regexp, s string) bool {
-	for _, re := range list {
-		if re.MatchString(s) {
-			return true
-		}
-	}
-	return false
-}
-
-func immutableTags(rules []config.ImmutableTags) (func(repo, tag string) bool, error) {
-	type rule struct {
-		repos func(string) bool
-		tags  []*regexp.Regexp
-	}
-	var list []rule
-	for i, c := range rules {
-		repos, err := repositories(c.Repositories)
-		if err != nil {
-			return nil, fmt.Errorf("storage.immutable_tags.%d.repositories: %w", i, err)
-		}
-		tags, err := wholeMatches(c.Tags)
-		if err != nil {
-			return nil, fmt.Errorf("storage.immutable_tags.%d.tags: %w", i, err)
-		}
-		list = append(list, rule{repos, tags})
-	}
-	if len(list) == 0 {
-		return nil, nil
-	}
-	return func(repo, tag string) bool {
-		for _, r := range list {
-			if r.repos(repo) && (len(r.tags) == 0 || anyMatches(r.tags, tag)) {
-				return true
-			}
-		}
-		return false
-	}, nil
-}
-
 // missingPlatforms returns a function that reports whether a manifest of an index may be
 // missing.
 func missingPlatforms(rules config.IndexRules) func(string, oci.Descriptor) bool {
@@ -139,11 +64,11 @@ func foreignURLs(rules config.URLRules) (func(string) bool, error) {
 func retentionRules(rules []config.Retention) ([]retention.Rule, error) {
 	var list []retention.Rule
 	for i, c := range rules {
-		tags, err := wholeMatches(c.KeepTags)
+		tags, err := config.CompileWhole(c.KeepTags)
 		if err != nil {
 			return nil, fmt.Errorf("storage.retention.%d.keep_tags: %w", i, err)
 		}
-		repos, err := repositories(c.Repositories)
+		repos, err := auth.CompilePatterns(c.Repositories)
 		if err != nil {
 			return nil, fmt.Errorf("storage.retention.%d.repositories: %w", i, err)
 		}
@@ -151,4 +76,13 @@ func retentionRules(rules []config.Retention) ([]retention.Rule, error) {
 			KeepYounger: c.KeepYounger, KeepPulledWithin: c.KeepPulledWithin})
 	}
 	return list, retention.Check(list)
+}
+
+func anyMatches(list []*regexp.Regexp, s string) bool {
+	for _, re := range list {
+		if re.MatchString(s) {
+			return true
+		}
+	}
+	return false
 }

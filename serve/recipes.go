@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"example.org/slipway/registry/auth"
+
 	"example.org/slipway/config"
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/gear/recipes"
@@ -33,7 +35,7 @@ func (r *root) openRecipes(log *slog.Logger) (err error) {
 
 // newKeeper creates the keeper, which drops layers and restores them.
 func (r *root) newKeeper(c *config.Rebuild, enter func() (func(), error)) (*recipes.Keeper, error) {
-	repos, err := repositories(c.Repositories)
+	repos, err := auth.CompilePatterns(c.Repositories)
 	if err != nil {
 		return nil, fmt.Errorf("storage.rebuild.repositories: %w", err)
 	}

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"time"
 
+	"example.org/slipway/registry/auth"
+
 	"example.org/slipway/config"
 	"example.org/slipway/internal/policy"
 	"example.org/slipway/oci"
@@ -93,7 +95,7 @@ func (s *Server) redirector() (server.Redirector, error) {
 func redirectRules(c *config.Redirect) ([]redirectRule, error) {
 	var rules []redirectRule
 	for i, r := range c.Rules {
-		repos, err := repositories(r.Repositories)
+		repos, err := auth.CompilePatterns(r.Repositories)
 		if err != nil {
 			return nil, fmt.Errorf("storage.redirect.rules[%d].repositories: %w", i, err)
 		}

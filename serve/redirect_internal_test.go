@@ -10,6 +10,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"example.org/slipway/config"
+	"example.org/slipway/internal/footprint"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/server"
@@ -136,7 +137,7 @@ func TestCacheRAM(t *testing.T) {
 			t.Errorf("%s: got %d, want %d", tc.name, got, tc.want)
 		}
 	}
-	if n := machineMemory(); n < 64<<20 || n > 1<<50 {
+	if n := footprint.Available(); n < 64<<20 || n > 1<<50 {
 		t.Errorf("this machine has %d bytes of memory?", n)
 	}
 }
@@ -162,46 +163,6 @@ func TestBlobOf(t *testing.T) {
 			t.Errorf("%s: what verifies it is %v of %d bytes", key, h, len(sum))
 		}
 	}
-}
-
-// TestWriteGate checks that writes go on if stopping them was in vain.
-func TestWriteGate(t *testing.T) {
-	g := newWriteGate()
-	leave, err := g.enter()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if err := g.stop(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("stopped while a write is under way: %v", err)
-	}
-	leave()
-	if leave, err = g.enter(); err != nil {
-		t.Fatalf("after a stop in vain: %v", err)
-	}
-	stopping := g.stopping()
-	done := make(chan error)
-	go func() { done <- g.stop(t.Context()) }()
-	<-stopping
-	if _, err := g.enter(); !oci.HasCode(err, oci.CodeUnavailable) {
-		t.Errorf("a write while writes are being stopped: %v", err)
-	}
-	if err := g.stop(t.Context()); !errors.Is(err, errMoving) {
-		t.Errorf("stopped twice: %v", err)
-	}
-	leave()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	if _, err := g.enter(); err == nil {
-		t.Error("a write while writes are stopped")
-	}
-	g.resume()
-	if leave, err = g.enter(); err != nil {
-		t.Fatal(err)
-	}
-	leave()
 }
 
 // TestIsBlob checks that the cached answers agree with blobOf and that a lookup is cheap.

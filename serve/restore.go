@@ -13,6 +13,7 @@ import (
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/serve/mirrors"
 )
 
 // RestoreOptions are options of Restore. The zero value works.
@@ -166,7 +167,7 @@ func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions
 		return imagecopy.Progress{}, err
 	}
 	rep, err := a.Copy(ctx, src, imagecopy.Options{Images: images, Referrers: true, ContinueOnError: true,
-		Partial: mirrored(cfg), Tagged: tagged, Progress: o.MergeProgress}, o.Quick)
+		Partial: mirrors.Mirrored(cfg), Tagged: tagged, Progress: o.MergeProgress}, o.Quick)
 	if err == nil && len(repos) == 0 {
 		err = a.continues(ctx, dir)
 	}

@@ -21,6 +21,7 @@ import (
 	"example.org/slipway/registry/cluster"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/prefetch"
+	"example.org/slipway/serve/mirrors"
 	volumeregistry "example.org/slipway/volume/service"
 )
 
@@ -50,7 +51,7 @@ type root struct {
 	reg     *registry.Registry
 	// mirrors is nil if nothing is mirrored. Outside a server it is nil until it is
 	// needed.
-	mirrors *mirrors
+	mirrors *mirrors.Mirrors
 	// isMirror reports whether a repository is a mirror. It is nil if there are no
 	// mirrors.
 	isMirror func(repo string) bool
@@ -112,7 +113,7 @@ func openRoot(ctx context.Context, cfg *config.Config, o rootOptions) (_ *root, 
 	if err := r.openGear(cfg, o.log, opts.Memory); err != nil {
 		return nil, err
 	}
-	r.isMirror = mirrored(cfg)
+	r.isMirror = mirrors.Mirrored(cfg)
 	opts.Partial = r.isMirror
 	if err := r.openVolumes(cfg, o.log); err != nil {
 		return nil, err
@@ -164,7 +165,7 @@ func lostCatalog(dir string) error {
 const distributionDir = "docker/registry/v2"
 
 func (r *root) close(ctx context.Context) error {
-	errs := []error{r.mirrors.close(ctx)}
+	errs := []error{r.mirrors.Close(ctx)}
 	if r.volumes != nil {
 		errs = append(errs, r.volumes.Close())
 	}

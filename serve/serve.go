@@ -25,6 +25,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/server"
+	"example.org/slipway/serve/gate"
 	"example.org/slipway/web"
 	"example.org/slipway/workload/trace"
 )
@@ -71,9 +72,9 @@ type Server struct {
 	certCheck       time.Duration
 	version         string
 	// requests counts the requests and admin tasks under way. Close waits for them.
-	requests gate
+	requests gate.Requests
 	// writes can stop writes while reads continue.
-	writes *writeGate
+	writes *gate.Writes
 
 	closeOnce sync.Once
 	closeErr  error
@@ -85,7 +86,7 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 	if o == nil {
 		o = &Options{}
 	}
-	s := &Server{cfg: cfg, log: o.Logger, metrics: prometheus.NewRegistry(), certCheck: o.CertificateCheck, version: o.Version, writes: newWriteGate()}
+	s := &Server{cfg: cfg, log: o.Logger, metrics: prometheus.NewRegistry(), certCheck: o.CertificateCheck, version: o.Version, writes: gate.NewWrites()}
 	if s.log == nil {
 		s.log = slog.Default()
 	}
@@ -106,7 +107,7 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 		return nil, err
 	}
 	s.notifier = newNotifier(cfg, s.log)
-	if s.root, err = openRoot(ctx, cfg, rootOptions{log: s.log, onEvent: s.notifier.hook(), serving: true, enter: s.writes.enter}); err != nil {
+	if s.root, err = openRoot(ctx, cfg, rootOptions{log: s.log, onEvent: s.notifier.hook(), serving: true, enter: s.writes.Enter}); err != nil {
 		return nil, err
 	}
 	if err := s.notifier.start(s.root.cat); err != nil {
@@ -115,12 +116,12 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 	if err := s.root.openMirrors(cfg, s.writes, s.log); err != nil {
 		return nil, err
 	}
-	if err := s.root.warnOfPushed(ctx, s.log); err != nil {
+	if err := s.root.mirrors.WarnOfPushed(ctx, s.log); err != nil {
 		return nil, err
 	}
 	ao := &auth.Options{Logger: s.log, Audit: s.audit, Dir: s.root.dir, Host: noSlash(cfg.HTTP.Host), Prefix: noSlash(cfg.HTTP.Prefix)}
 	if s.root.mirrors != nil {
-		ao.Repository = s.root.mirrors.forToken
+		ao.Repository = s.root.mirrors.ForToken
 	}
 	if s.auth, err = auth.New(cfg.Auth, ao); err != nil {
 		return nil, authProblem(cfg, err)
@@ -201,7 +202,7 @@ func registryOptions(cfg *config.Config, log *slog.Logger) (*registry.Options, e
 		o.UploadMaxAge = 100 * 365 * 24 * time.Hour
 	}
 	var err error
-	if o.Immutable, err = immutableTags(st.ImmutableTags); err != nil {
+	if o.Immutable, err = st.Immutable(); err != nil {
 		return nil, err
 	}
 	if cfg.Validation.Disabled {
@@ -260,13 +261,13 @@ func (s *Server) setUpHTTP() error {
 		return err
 	}
 	if s.root.mirrors != nil {
-		so.Repository, so.Defaulted = s.root.mirrors.repository, s.root.mirrors.byDefault
+		so.Repository, so.Defaulted = s.root.mirrors.Repository, s.root.mirrors.ByDefault
 		so.Incomplete = s.root.mirrors.Incomplete
 	}
-	s.handler = server.New(stoppable{s.root.served(), s.writes}, so)
+	s.handler = server.New(s.writes.Registry(s.root.served()), so)
 	s.registerMetrics()
 	s.health = newHealth(s.cfg, s.root, s.log)
-	s.http = newHTTPServer(h, s.log, s.requests.guard(traced(s.tracing, s.handler)))
+	s.http = newHTTPServer(h, s.log, s.requests.Guard(traced(s.tracing, s.handler)))
 	if err := s.encrypt(); err != nil {
 		return err
 	}
@@ -282,7 +283,7 @@ func (s *Server) registerMetrics() {
 	s.metrics.MustRegister(s.root.reg.Metrics()...)
 	s.metrics.MustRegister(s.root.gear.Metrics()...)
 	s.metrics.MustRegister(s.root.recipes.Metrics()...)
-	s.metrics.MustRegister(s.root.mirrors.metrics()...)
+	s.metrics.MustRegister(s.root.mirrors.Metrics()...)
 	s.metrics.MustRegister(s.root.collectors...)
 	s.metrics.MustRegister(s.notifier.metrics()...)
 	s.metrics.MustRegister(freeSpace(s.root.dir))
@@ -296,8 +297,10 @@ func siteOf(cfg *config.Config, origins []string) *auth.Site {
 		names = append(names, name)
 	}
 	for _, own := range slices.Concat(cfg.HTTP.Names, cfg.Proxy.OwnNames, cfg.Proxy.Hosts()) {
-		bare, _ := splitPort(own)
-		names = append(names, bare)
+		if host, _, err := net.SplitHostPort(own); err == nil {
+			own = host
+		}
+		names = append(names, own)
 	}
 	return auth.NewSite(cfg.HTTP.Host, names, origins)
 }
@@ -425,7 +428,7 @@ func (s *Server) Close() error {
 		s.page.close()
 		// Nothing may still use what is closed next, and no other process may open the
 		// data root while this one writes to it.
-		errs = append(errs, s.requests.shut(ctx))
+		errs = append(errs, s.requests.Shut(ctx))
 		if s.root != nil {
 			errs = append(errs, s.root.close(ctx))
 		}

@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"example.org/slipway/config"
+	"example.org/slipway/serve/gate"
 )
 
 // TestTaskClientGone wants a task to end when its client is gone, and the gate to wait for it.
 func TestTaskClientGone(t *testing.T) {
 	ended := make(chan error, 1)
-	var g gate
-	srv := httptest.NewServer(g.guard(task(func(ctx context.Context, _ GCArgs, progress func(int)) (int, error) {
+	var g gate.Requests
+	srv := httptest.NewServer(g.Guard(task(func(ctx context.Context, _ GCArgs, progress func(int)) (int, error) {
 		progress(1)
 		<-ctx.Done()
 		ended <- ctx.Err()
@@ -33,7 +34,7 @@ func TestTaskClientGone(t *testing.T) {
 	_, err := askServer(ctx, a, "gc", GCArgs{}, func(n int) {
 		short, stop := context.WithTimeout(t.Context(), time.Millisecond)
 		defer stop()
-		if err := g.shut(short); err == nil {
+		if err := g.Shut(short); err == nil {
 			t.Error("the gate was shut while a task was under way")
 		}
 		cancel()
@@ -44,7 +45,7 @@ func TestTaskClientGone(t *testing.T) {
 	if err := <-ended; err == nil {
 		t.Error("the task's context has no error")
 	}
-	if err := g.shut(t.Context()); err != nil {
+	if err := g.Shut(t.Context()); err != nil {
 		t.Errorf("shut: %v", err)
 	}
 	resp, err := srv.Client().Post(srv.URL, "application/json", strings.NewReader("{}"))
@@ -71,7 +72,7 @@ func TestCloseWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	entered, release := make(chan struct{}), make(chan struct{})
-	go s.requests.guard(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	go s.requests.Guard(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		close(entered)
 		<-release
 	})).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))

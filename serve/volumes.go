@@ -7,6 +7,9 @@ import (
 	"io"
 	"log/slog"
 
+	"example.org/slipway/registry/auth"
+	"example.org/slipway/serve/gate"
+
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/volref"
@@ -65,7 +68,7 @@ func volumePolicy(c *config.Volumes) (func(repo string) bool, error) {
 	}
 	var rules []rule
 	for i, r := range c.Rules {
-		repos, err := repositories(r.Repositories)
+		repos, err := auth.CompilePatterns(r.Repositories)
 		if err != nil {
 			return nil, fmt.Errorf("volumes.rules.%d.repositories: %w", i, err)
 		}
@@ -125,8 +128,8 @@ func (r *root) collectVolumes(ctx context.Context, now bool, log *slog.Logger) {
 
 // volumeAPI serves the volume side over HTTP.
 type volumeAPI struct {
-	v    *volumeregistry.Service
-	gate *writeGate
+	v      *volumeregistry.Service
+	writes *gate.Writes
 }
 
 var _ server.Volumes = volumeAPI{}
@@ -149,13 +152,13 @@ func (a volumeAPI) List(ctx context.Context, repo string, after int64, n int) (l
 
 // Queue implements server.Volumes.
 func (a volumeAPI) Queue(ctx context.Context, repo string, manifest oci.Digest, fs string) error {
-	_, err := guarded(a.gate, func() (struct{}, error) { return struct{}{}, a.v.Queue(ctx, repo, manifest, fs) })
+	_, err := gate.Do(a.writes, func() (struct{}, error) { return struct{}{}, a.v.Queue(ctx, repo, manifest, fs) })
 	return err
 }
 
 // Drop implements server.Volumes.
 func (a volumeAPI) Drop(ctx context.Context, repo string, manifest oci.Digest, fs string) error {
-	_, err := guarded(a.gate, func() (struct{}, error) { return struct{}{}, a.v.Drop(ctx, repo, manifest, fs) })
+	_, err := gate.Do(a.writes, func() (struct{}, error) { return struct{}{}, a.v.Drop(ctx, repo, manifest, fs) })
 	return err
 }
 

@@ -96,7 +96,7 @@ func (b *pageBrowse) Undeletable(repo string, tags []string) (string, error) {
 	case !st.Delete.Enabled:
 		return "The registry deletes nothing for clients: storage.delete.enabled of its configuration is false.", nil
 	}
-	immutable, err := immutableTags(st.ImmutableTags)
+	immutable, err := st.Immutable()
 	if err != nil || immutable == nil {
 		return "", err
 	}
@@ -119,4 +119,4 @@ func (b *pageBrowse) DeleteManifest(ctx context.Context, repo string, d oci.Dige
 }
 
 // registry returns the registry through which clients delete.
-func (b *pageBrowse) registry() oci.Deleter { return stoppable{b.s.root.served(), b.s.writes} }
+func (b *pageBrowse) registry() oci.Deleter { return b.s.writes.Registry(b.s.root.served()) }

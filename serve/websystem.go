@@ -11,6 +11,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/retention"
+	"example.org/slipway/serve/mirrors"
 	"example.org/slipway/web"
 )
 
@@ -67,7 +68,7 @@ func (p *pageSystem) change(do func() error) error {
 	if p.s.cfg.Storage.Maintenance.ReadOnly.Enabled {
 		return errReadOnly
 	}
-	leave, err := p.s.writes.enter()
+	leave, err := p.s.writes.Enter()
 	if err != nil {
 		return err
 	}
@@ -92,7 +93,7 @@ func (p *pageSystem) Collect(ctx context.Context, dry bool, progress func(regist
 
 // Check implements web.Storage.
 func (p *pageSystem) Check(ctx context.Context, progress func(check.Report)) (rep check.Report, err error) {
-	leave, err := p.s.writes.enter() // as for the command's check
+	leave, err := p.s.writes.Enter() // as for the command's check
 	if err != nil {
 		return rep, err
 	}
@@ -164,7 +165,7 @@ func warmth(r CacheWarmReport) web.CacheWarmth {
 // Mirrors implements web.Mirrors.
 func (p *pageSystem) Mirrors() web.MirrorState {
 	m := p.s.root.mirrors
-	return web.MirrorState{Status: m.Status(), MaxBytes: int64(m.cfg.MaxBytes)}
+	return web.MirrorState{Status: m.Status(), MaxBytes: int64(p.s.cfg.Proxy.MaxBytes)}
 }
 
 // MirrorImages implements web.Mirrors.
@@ -175,7 +176,7 @@ func (p *pageSystem) MirrorImages(ctx context.Context, after string, n int) ([]r
 // PruneMirrors implements web.Mirrors.
 func (p *pageSystem) PruneMirrors(ctx context.Context, unused time.Duration, pattern string, dry bool) (images []registry.MirrorImage, bytes int64, err error) {
 	prune := func() error {
-		rep, err := p.s.root.mirrors.prune(ctx, MirrorPruneArgs{NotPulledSince: unused, Pattern: pattern, DryRun: dry})
+		rep, err := p.s.root.mirrors.PruneImages(ctx, mirrors.PruneArgs{NotPulledSince: unused, Pattern: pattern, DryRun: dry})
 		for _, i := range rep.Images {
 			images = append(images, registry.MirrorImage{Repo: i.Repository, Digest: i.Digest, MediaType: i.MediaType, Tags: i.Tags, Size: i.Size,
 				Missing: i.Missing, Stored: i.Stored, LastPull: i.Pulled})

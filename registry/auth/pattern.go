@@ -2,6 +2,7 @@ package auth
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -115,4 +116,23 @@ func CompilePattern(s string) (func(repo string) bool, error) {
 		return nil, err
 	}
 	return p.match, nil
+}
+
+// CompilePatterns returns a function that reports whether a repository name matches any of the
+// patterns. Without patterns, every name matches.
+func CompilePatterns(patterns []string) (func(repo string) bool, error) {
+	if len(patterns) == 0 {
+		return func(string) bool { return true }, nil
+	}
+	var list []pattern
+	for _, s := range patterns {
+		p, err := parsePattern(s)
+		if err != nil {
+			return nil, fmt.Errorf("pattern %q: %w", s, err)
+		}
+		list = append(list, p)
+	}
+	return func(repo string) bool {
+		return slices.ContainsFunc(list, func(p pattern) bool { return p.match(repo) })
+	}, nil
 }

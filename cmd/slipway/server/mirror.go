@@ -13,6 +13,7 @@ import (
 
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/serve"
+	"example.org/slipway/serve/mirrors"
 )
 
 func mirrorCommand() *cobra.Command {
@@ -77,7 +78,7 @@ start.`,
 	return cmd
 }
 
-func printMirrors(w io.Writer, st serve.MirrorStatus, now time.Time) {
+func printMirrors(w io.Writer, st mirrors.Status, now time.Time) {
 	for _, s := range st.Sources {
 		fmt.Fprintf(w, "%s: %s; %s fetched, %s given out, %d downloads continued\n", s.Name, s.State, command.Size(s.PulledBytes), command.Size(s.PushedBytes), s.Resumed)
 		for _, kind := range []string{"manifest", "blob"} {
@@ -116,7 +117,7 @@ func printMirrors(w io.Writer, st serve.MirrorStatus, now time.Time) {
 
 func mirrorLoadCommand() *cobra.Command {
 	var f mirrorFlags
-	var load serve.MirrorLoadArgs
+	var load mirrors.LoadArgs
 	cmd := &cobra.Command{
 		Use:   "load {FILE | REF}...",
 		Short: "Fetch images before a client requests them",
@@ -136,7 +137,7 @@ an image.`,
 			}
 			return f.run(cmd, true, func(a *serve.Admin) (any, func(io.Writer), error) {
 				p := command.NewProgress("loading")
-				rep, err := a.LoadMirrors(cmd.Context(), load, func(r serve.MirrorLoadReport) {
+				rep, err := a.LoadMirrors(cmd.Context(), load, func(r mirrors.LoadReport) {
 					p.Share(r.Bytes, r.BytesTotal, "%d of %d images, %d failed", r.Images, r.ImagesTotal, r.Failed)
 				})
 				p.End()
@@ -150,7 +151,7 @@ an image.`,
 	return cmd
 }
 
-func printLoaded(w io.Writer, rep serve.MirrorLoadReport) {
+func printLoaded(w io.Writer, rep mirrors.LoadReport) {
 	for _, e := range rep.Failures {
 		fmt.Fprintf(w, "failed: %s: %s\n", e.Image, e.Reason)
 	}

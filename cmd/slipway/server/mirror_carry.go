@@ -13,11 +13,12 @@ import (
 	"example.org/slipway/registry/mirror"
 	"example.org/slipway/registry/mirror/airgap"
 	"example.org/slipway/serve"
+	"example.org/slipway/serve/mirrors"
 )
 
 func mirrorExportCommand() *cobra.Command {
 	var f mirrorFlags
-	var export serve.MirrorExportArgs
+	var export mirrors.ExportArgs
 	cmd := &cobra.Command{
 		Use:   "export FILE [REF...]",
 		Short: "Write mirrored images into a file for a server without a network",
@@ -70,7 +71,7 @@ If no image is complete, no file is written.`,
 
 func mirrorImportCommand() *cobra.Command {
 	var f mirrorFlags
-	var from serve.MirrorImportArgs
+	var from mirrors.ImportArgs
 	cmd := &cobra.Command{
 		Use:     "import FILE",
 		Short:   "Import images that were exported elsewhere into the mirrors",

@@ -14,11 +14,12 @@ import (
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/config/yamlfile"
 	"example.org/slipway/serve"
+	"example.org/slipway/serve/mirrors"
 )
 
 func mirrorListCommand() *cobra.Command {
 	var f mirrorFlags
-	var list serve.MirrorListArgs
+	var list mirrors.ListArgs
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the mirrored images",
@@ -41,8 +42,8 @@ func mirrorListCommand() *cobra.Command {
 	return cmd
 }
 
-func allMirrored(ctx context.Context, a *serve.Admin, list serve.MirrorListArgs) ([]serve.MirrorImage, error) {
-	images := []serve.MirrorImage{}
+func allMirrored(ctx context.Context, a *serve.Admin, list mirrors.ListArgs) ([]mirrors.Image, error) {
+	images := []mirrors.Image{}
 	for {
 		page, err := a.ListMirrors(ctx, list)
 		if err != nil {
@@ -55,7 +56,7 @@ func allMirrored(ctx context.Context, a *serve.Admin, list serve.MirrorListArgs)
 	}
 }
 
-func printMirrored(w io.Writer, images []serve.MirrorImage, now time.Time) {
+func printMirrored(w io.Writer, images []mirrors.Image, now time.Time) {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	var bytes int64
 	fmt.Fprintln(tw, "IMAGE\tDIGEST\tSIZE\tSTORED\tPULLED\tMISSING")
@@ -120,7 +121,7 @@ func (span) Type() string { return "duration" }
 
 func mirrorPruneCommand() *cobra.Command {
 	var f mirrorFlags
-	var prune serve.MirrorPruneArgs
+	var prune mirrors.PruneArgs
 	cmd := &cobra.Command{
 		Use:   "prune {--older-than D | --not-pulled-since D | --pattern P}",
 		Short: "Remove mirrored images; they are fetched again when a client requests them",
@@ -150,7 +151,7 @@ if all of the given conditions hold. Content that other images or repositories s
 	return cmd
 }
 
-func printPruned(w io.Writer, dryRun bool, rep serve.MirrorPruneReport) {
+func printPruned(w io.Writer, dryRun bool, rep mirrors.PruneReport) {
 	verb := "removed"
 	if dryRun {
 		verb = "would remove"

@@ -19,6 +19,7 @@ import (
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/oci/wire"
 	"example.org/slipway/serve"
+	"example.org/slipway/serve/mirrors"
 	"example.org/slipway/workload/load"
 	"example.org/slipway/workload/load/imageset"
 )
@@ -216,7 +217,7 @@ func (f *loadFlags) run(cmd *cobra.Command, url string) error {
 	}
 	return command.WithAdmin(cmd, &f.server, false, func(a *serve.Admin) error {
 		f.o.PruneMirror = func(ctx context.Context, repositories string) error {
-			_, err := a.PruneMirrors(ctx, serve.MirrorPruneArgs{Pattern: repositories})
+			_, err := a.PruneMirrors(ctx, mirrors.PruneArgs{Pattern: repositories})
 			return err
 		}
 		return measure()

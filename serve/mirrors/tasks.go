@@ -1,4 +1,4 @@
-package serve
+package mirrors
 
 import (
 	"cmp"
@@ -16,11 +16,10 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/mirror"
-	"example.org/slipway/registry/mirror/airgap"
 )
 
-// MirrorLoadArgs are the arguments of [Admin.LoadMirrors].
-type MirrorLoadArgs struct {
+// LoadArgs are the arguments of [Mirrors.LoadImages].
+type LoadArgs struct {
 	// Images are written REPOSITORY[:TAG|@DIGEST], with names as clients may write them.
 	Images []string
 	// Platforms are the platforms of images to fetch, OS/ARCHITECTURE[/VARIANT]. If it is
@@ -30,14 +29,14 @@ type MirrorLoadArgs struct {
 	Parallel int
 }
 
-// MirrorFailure is an image that could not be fetched.
-type MirrorFailure struct {
+// Failure is an image that could not be fetched.
+type Failure struct {
 	Image  string `json:"image"`
 	Reason string `json:"reason"`
 }
 
-// MirrorLoadReport is the progress of fetching images.
-type MirrorLoadReport struct {
+// LoadReport is the progress of fetching images.
+type LoadReport struct {
 	// Images is how many of ImagesTotal are done or have failed.
 	Images      int `json:"images"`
 	ImagesTotal int `json:"images_total"`
@@ -48,12 +47,12 @@ type MirrorLoadReport struct {
 	Bytes      int64 `json:"bytes"`
 	BytesTotal int64 `json:"bytes_total"`
 	// Failures lists all images that failed.
-	Failures []MirrorFailure `json:"failures,omitempty"`
-	Took     time.Duration   `json:"took"`
+	Failures []Failure     `json:"failures,omitempty"`
+	Took     time.Duration `json:"took"`
 }
 
-// MirrorListArgs are the arguments of [Admin.ListMirrors].
-type MirrorListArgs struct {
+// ListArgs are the arguments of [Stored.List].
+type ListArgs struct {
 	// Pattern selects repositories, as in access rules. If it is empty, all are selected.
 	Pattern string
 	// After is Next of the previous page.
@@ -62,8 +61,8 @@ type MirrorListArgs struct {
 	LeastUsed bool
 }
 
-// MirrorImage is a mirrored image.
-type MirrorImage struct {
+// Image is a mirrored image.
+type Image struct {
 	Repository string     `json:"repository"`
 	Digest     oci.Digest `json:"digest"`
 	MediaType  string     `json:"media_type"`
@@ -77,15 +76,15 @@ type MirrorImage struct {
 	Pulled time.Time `json:"pulled,omitzero"`
 }
 
-// MirrorListReport is a page of mirrored images. Next is empty on the last page.
-type MirrorListReport struct {
-	Images []MirrorImage `json:"images"`
-	Next   string        `json:"next,omitempty"`
+// ListReport is a page of mirrored images. Next is empty on the last page.
+type ListReport struct {
+	Images []Image `json:"images"`
+	Next   string  `json:"next,omitempty"`
 }
 
-// MirrorPruneArgs are the arguments of [Admin.PruneMirrors]. An image is removed if it
+// PruneArgs are the arguments of [Mirrors.PruneImages]. An image is removed if it
 // meets all conditions that are set.
-type MirrorPruneArgs struct {
+type PruneArgs struct {
 	// OlderThan is how long ago the image must have come; 0 means any time.
 	OlderThan time.Duration
 	// NotPulledSince is how long the image must not have been pulled; 0 means any time.
@@ -95,24 +94,24 @@ type MirrorPruneArgs struct {
 	DryRun  bool
 }
 
-// MirrorPruneReport says what was removed or would be removed.
-type MirrorPruneReport struct {
-	Images []MirrorImage `json:"images"`
+// PruneReport says what was removed or would be removed.
+type PruneReport struct {
+	Images []Image `json:"images"`
 	// Bytes is how much content this frees, which is the content that nothing else has.
 	Bytes int64         `json:"bytes"`
 	Took  time.Duration `json:"took"`
 }
 
-// MirrorStatus is the state of the mirrors.
-type MirrorStatus struct {
+// Status is the state of the mirrors.
+type Status struct {
 	mirror.Status
 	// Usage is what mirrors take of the store. MaxBytes is the limit, or 0 for none.
 	Usage    registry.MirrorUsage `json:"usage"`
 	MaxBytes int64                `json:"max_bytes"`
 }
 
-// MirrorExportArgs are the arguments of [Admin.ExportMirrors].
-type MirrorExportArgs struct {
+// ExportArgs are the arguments of [Stored.Export].
+type ExportArgs struct {
 	// Path is the absolute path of the file.
 	Path string
 	// Images are written REPOSITORY[:TAG|@DIGEST]. If it is empty, all images that match
@@ -121,95 +120,18 @@ type MirrorExportArgs struct {
 	Pattern string
 }
 
-// MirrorImportArgs are the arguments of [Admin.ImportMirrors].
-type MirrorImportArgs struct {
+// ImportArgs are the arguments of [Mirrors.Import].
+type ImportArgs struct {
 	// Path is the absolute path of the file.
 	Path string
-}
-
-// openedMirrors returns the mirrors of a data root that no server uses.
-func (a *Admin) openedMirrors() (*mirrors, error) {
-	if err := a.local.openMirrors(a.cfg, newWriteGate(), a.log); err != nil {
-		return nil, err
-	}
-	return a.local.needMirrors()
-}
-
-// needMirrors returns the mirrors, or an error if there are none.
-func (r *root) needMirrors() (*mirrors, error) {
-	if r.mirrors == nil {
-		return nil, errors.New("no registry is mirrored here; proxy.upstreams of the configuration names them")
-	}
-	return r.mirrors, nil
-}
-
-// LoadMirrors fetches images from upstreams. An image that cannot be fetched does not
-// stop the others; the report names it.
-func (a *Admin) LoadMirrors(ctx context.Context, args MirrorLoadArgs, progress func(MirrorLoadReport)) (MirrorLoadReport, error) {
-	if a.local == nil {
-		return askServer(ctx, a, "mirror-load", args, progress)
-	}
-	m, err := a.openedMirrors()
-	if err != nil {
-		return MirrorLoadReport{}, err
-	}
-	return m.load(ctx, args, progress)
-}
-
-// ListMirrors lists a page of the mirrored images.
-func (a *Admin) ListMirrors(ctx context.Context, args MirrorListArgs) (MirrorListReport, error) {
-	if a.local == nil {
-		return askServer[MirrorListArgs, MirrorListReport](ctx, a, "mirror-list", args, nil)
-	}
-	return a.local.listMirrors(ctx, args)
-}
-
-// PruneMirrors removes mirrored images.
-func (a *Admin) PruneMirrors(ctx context.Context, args MirrorPruneArgs) (MirrorPruneReport, error) {
-	if a.local == nil {
-		return askServer[MirrorPruneArgs, MirrorPruneReport](ctx, a, "mirror-prune", args, nil)
-	}
-	m, err := a.openedMirrors()
-	if err != nil {
-		return MirrorPruneReport{}, err
-	}
-	return m.prune(ctx, args)
-}
-
-// MirrorStatus returns the state of the mirrors of the server that uses the data root.
-func (a *Admin) MirrorStatus(ctx context.Context) (MirrorStatus, error) {
-	if a.local == nil {
-		return askServer[struct{}, MirrorStatus](ctx, a, "mirror-status", struct{}{}, nil)
-	}
-	if _, err := a.openedMirrors(); err != nil {
-		return MirrorStatus{}, err
-	}
-	return a.local.mirrorStatus(ctx)
-}
-
-// ExportMirrors writes mirrored images into a file, for a server without a network.
-func (a *Admin) ExportMirrors(ctx context.Context, args MirrorExportArgs, progress func(airgap.Progress)) (airgap.Progress, error) {
-	if a.local == nil {
-		return askServer(ctx, a, "mirror-export", args, progress)
-	}
-	return a.local.exportMirrors(ctx, args, progress)
-}
-
-// ImportMirrors adds the images of a file written by ExportMirrors to the mirrors.
-func (a *Admin) ImportMirrors(ctx context.Context, args MirrorImportArgs, progress func(airgap.Progress)) (airgap.Progress, error) {
-	if a.local == nil {
-		return askServer(ctx, a, "mirror-import", args, progress)
-	}
-	if _, err := a.openedMirrors(); err != nil {
-		return airgap.Progress{}, err
-	}
-	return a.local.importMirrors(ctx, args, progress)
 }
 
 // loadParallel is the default number of images that are fetched at a time.
 const loadParallel = 4
 
-func (m *mirrors) load(ctx context.Context, args MirrorLoadArgs, progress func(MirrorLoadReport)) (MirrorLoadReport, error) {
+// LoadImages fetches images from upstreams. An image that cannot be fetched does not stop the others;
+// the report names it.
+func (m *Mirrors) LoadImages(ctx context.Context, args LoadArgs, progress func(LoadReport)) (LoadReport, error) {
 	l := &loading{show: progress, began: time.Now(), under: map[string]mirror.Progress{}}
 	l.rep.ImagesTotal = len(args.Images)
 	var platforms []oci.Platform
@@ -247,7 +169,7 @@ func (m *mirrors) load(ctx context.Context, args MirrorLoadArgs, progress func(M
 // reference returns an image under the repository name that is used here. It changes the
 // name only if the image's registry is written as in ?ns=: with a port, or as one of the
 // other names of Docker Hub.
-func (m *mirrors) reference(image string) string {
+func (m *Mirrors) reference(image string) string {
 	host, rest, ok := strings.Cut(image, "/")
 	name := rest
 	if i := strings.IndexAny(rest, ":@"); i >= 0 {
@@ -264,11 +186,11 @@ func (m *mirrors) reference(image string) string {
 
 // loading adds up the progress of several images.
 type loading struct {
-	show  func(MirrorLoadReport)
+	show  func(LoadReport)
 	began time.Time
 
 	mu    sync.Mutex // guards the fields below
-	rep   MirrorLoadReport
+	rep   LoadReport
 	under map[string]mirror.Progress // images under way
 }
 
@@ -292,7 +214,7 @@ func (l *loading) end(image string, err error) {
 	l.rep.Images++
 	if err != nil {
 		l.rep.Failed++
-		l.rep.Failures = append(l.rep.Failures, MirrorFailure{image, err.Error()})
+		l.rep.Failures = append(l.rep.Failures, Failure{image, err.Error()})
 	}
 	l.tell()
 }
@@ -305,66 +227,65 @@ func (l *loading) tell() {
 	}
 }
 
-// mirrorPage is how many images are listed at a time.
-const mirrorPage = 500
+// page is how many images are listed at a time.
+const page = 500
 
-func (r *root) listMirrors(ctx context.Context, args MirrorListArgs) (rep MirrorListReport, err error) {
+// List lists a page of the mirrored images.
+func (s *Stored) List(ctx context.Context, args ListArgs) (rep ListReport, err error) {
 	matches := func(string) bool { return true }
 	if args.Pattern != "" {
 		if matches, err = auth.CompilePattern(args.Pattern); err != nil {
 			return rep, err
 		}
 	}
-	rep.Images = []MirrorImage{}
-	if r.isMirror == nil {
+	rep.Images = []Image{}
+	if s.IsMirror == nil {
 		return rep, nil
 	}
-	only := func(repo string) bool { return r.isMirror(repo) && matches(repo) }
-	list, next, err := r.reg.MirrorImages(ctx, registry.MirrorQuery{Only: only, After: args.After, Limit: mirrorPage, LeastUsed: args.LeastUsed})
+	only := func(repo string) bool { return s.IsMirror(repo) && matches(repo) }
+	list, next, err := s.Registry.MirrorImages(ctx, registry.MirrorQuery{Only: only, After: args.After, Limit: page, LeastUsed: args.LeastUsed})
 	if err != nil {
 		return rep, err
 	}
 	rep.Next = next
 	for _, i := range list {
-		rep.Images = append(rep.Images, mirrorImage(i))
+		rep.Images = append(rep.Images, image(i))
 	}
 	return rep, nil
 }
 
-func mirrorImage(i registry.MirrorImage) MirrorImage {
+func image(i registry.MirrorImage) Image {
 	if i.Tags == nil {
 		i.Tags = []string{}
 	}
-	return MirrorImage{Repository: i.Repo, Digest: i.Digest, MediaType: i.MediaType, Tags: i.Tags, Size: i.Size, Missing: i.Missing,
+	return Image{Repository: i.Repo, Digest: i.Digest, MediaType: i.MediaType, Tags: i.Tags, Size: i.Size, Missing: i.Missing,
 		Stored: i.Stored, Pulled: i.LastPull}
 }
 
-func (m *mirrors) prune(ctx context.Context, args MirrorPruneArgs) (MirrorPruneReport, error) {
-	rep := MirrorPruneReport{Images: []MirrorImage{}}
+// PruneImages removes mirrored images.
+func (m *Mirrors) PruneImages(ctx context.Context, args PruneArgs) (PruneReport, error) {
+	rep := PruneReport{Images: []Image{}}
 	if args.OlderThan <= 0 && args.NotPulledSince <= 0 && args.Pattern == "" {
 		return rep, errors.New("say what is to go: by age, by the last pull, or by a pattern")
 	}
 	began := time.Now()
 	done, err := m.Prune(ctx, mirror.PruneOptions{OlderThan: args.OlderThan, NotPulledSince: args.NotPulledSince, Pattern: args.Pattern, DryRun: args.DryRun,
-		Each: func(i registry.MirrorImage) { rep.Images = append(rep.Images, mirrorImage(i)) }})
+		Each: func(i registry.MirrorImage) { rep.Images = append(rep.Images, image(i)) }})
 	rep.Took = time.Since(began)
 	rep.Bytes = done.Bytes
-	slices.SortFunc(rep.Images, func(a, b MirrorImage) int {
+	slices.SortFunc(rep.Images, func(a, b Image) int {
 		return cmp.Or(cmp.Compare(a.Repository, b.Repository), cmp.Compare(a.Digest, b.Digest))
 	})
 	return rep, err
 }
 
-func (r *root) mirrorStatus(ctx context.Context) (MirrorStatus, error) {
-	m, err := r.needMirrors()
-	if err != nil {
-		return MirrorStatus{}, err
-	}
-	st := MirrorStatus{Status: m.Status(), MaxBytes: int64(m.cfg.MaxBytes)}
+// StatusAndUsage returns the state of the mirrors, and what they take of the store.
+func (m *Mirrors) StatusAndUsage(ctx context.Context) (Status, error) {
+	st := Status{Status: m.Status(), MaxBytes: int64(m.cfg.MaxBytes)}
 	prefixes, err := m.Prefixes(ctx)
 	if err != nil {
-		return MirrorStatus{}, err
+		return Status{}, err
 	}
-	st.Usage, err = r.reg.MirrorUsage(ctx, prefixes...)
+	st.Usage, err = m.Stored.Registry.MirrorUsage(ctx, prefixes...)
 	return st, err
 }

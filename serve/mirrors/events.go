@@ -1,11 +1,8 @@
-package serve
+package mirrors
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"sync"
@@ -13,6 +10,9 @@ import (
 
 	"example.org/slipway/registry/mirror"
 )
+
+// clientPatience is how long a client may leave what is sent to it unread.
+const clientPatience = 10 * time.Second
 
 // feed passes the events of mirrors to its listeners. The zero value is ready to use.
 type feed struct {
@@ -52,9 +52,9 @@ func (f *feed) listen() (events <-chan mirror.Event, end func()) {
 	}
 }
 
-// serveEvents streams events as lines of JSON until the client leaves or the server
+// ServeEvents streams events as lines of JSON until the client leaves or the server
 // stops. Empty lines tell the client that the stream is alive but nothing has happened.
-func (m *mirrors) serveEvents(w http.ResponseWriter, r *http.Request) {
+func (m *Mirrors) ServeEvents(w http.ResponseWriter, r *http.Request) {
 	events, end := m.feed.listen()
 	defer end()
 	w.Header().Set("Content-Type", "application/x-ndjson")
@@ -75,41 +75,6 @@ func (m *mirrors) serveEvents(w http.ResponseWriter, r *http.Request) {
 			ok = send(func() error { return enc.Encode(e) })
 		case <-beat.C:
 			ok = send(blank)
-		}
-	}
-}
-
-// MirrorEvents calls each for every event of the server's mirrors from now on. It returns
-// when ctx ends, which is no error, or when each returns an error. If each is slower than
-// the events come, some events are lost.
-func (a *Admin) MirrorEvents(ctx context.Context, each func(mirror.Event) error) error {
-	if a.local != nil {
-		return errors.New("no server uses this data directory: events are told while one runs")
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://admin.localhost/admin/mirror-events", bytes.NewReader(nil))
-	if err != nil {
-		return err
-	}
-	resp, err := a.http.Do(req)
-	if err != nil {
-		return fmt.Errorf("ask the server: %w", err)
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1024)) // whatever could be read goes into the error
-		return fmt.Errorf("the server answered %s: %s", resp.Status, bytes.TrimSpace(text))
-	}
-	for dec := json.NewDecoder(resp.Body); ; {
-		var e mirror.Event
-		err := dec.Decode(&e)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil:
-			return errors.New("the server ended")
-		}
-		if err := each(e); err != nil {
-			return err
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package serve
+package mirrors
 
 import (
 	"context"
@@ -35,7 +35,7 @@ func anyHosts(cfg *config.Config) *mirror.AnyHosts {
 }
 
 // openAny makes the mirrors open unlisted registries when they are requested.
-func (m *mirrors) openAny(r *root, cfg *config.Config, log *slog.Logger) *mirror.Any {
+func (m *Mirrors) openAny(cfg *config.Config, log *slog.Logger) *mirror.Any {
 	return &mirror.Any{
 		AnyHosts: *anyHosts(cfg),
 		Open: func(name, url string, guarded bool) (*mirror.Source, error) {
@@ -55,17 +55,17 @@ func (m *mirrors) openAny(r *root, cfg *config.Config, log *slog.Logger) *mirror
 			m.unlisted[s.Name].Close()
 			delete(m.unlisted, s.Name)
 		},
-		Stored: r.firstParts,
+		Stored: m.firstParts,
 	}
 }
 
 // firstParts lists the first parts of the names of stored repositories, up to the first
 // slash.
-func (r *root) firstParts(ctx context.Context) ([]string, error) {
+func (s *Stored) firstParts(ctx context.Context) ([]string, error) {
 	const page = 100
 	var list []string
 	for last := ""; ; {
-		names, err := r.cat.Repositories(ctx, last, page)
+		names, err := s.Catalog.Repositories(ctx, last, page)
 		if err != nil || len(names) == 0 {
 			return list, err
 		}
@@ -83,10 +83,10 @@ func (r *root) firstParts(ctx context.Context) ([]string, error) {
 
 // Describe implements prometheus.Collector. It describes nothing, because the upstreams
 // are not known beforehand.
-func (m *mirrors) Describe(chan<- *prometheus.Desc) {}
+func (m *Mirrors) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector, for upstreams that are not listed.
-func (m *mirrors) Collect(ch chan<- prometheus.Metric) {
+func (m *Mirrors) Collect(ch chan<- prometheus.Metric) {
 	m.mu.Lock()
 	list := make([]*upstream.Upstream, 0, len(m.unlisted))
 	for _, u := range m.unlisted {

@@ -1,4 +1,4 @@
-package serve
+package mirrors
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 
 // storedImages is the source of images for an export. Reading from it does not count as a
 // pull, so that an export does not make every image look used.
-type storedImages struct{ r *root }
+type storedImages struct{ *Stored }
 
 var _ airgap.Source = storedImages{}
 
@@ -30,9 +30,9 @@ func (s storedImages) GetManifest(ctx context.Context, repo, ref string) (*oci.M
 	var m catalog.Manifest
 	var err error
 	if oci.IsDigest(ref) {
-		m, err = s.r.cat.Manifest(ctx, repo, oci.Digest(ref))
+		m, err = s.Catalog.Manifest(ctx, repo, oci.Digest(ref))
 	} else {
-		m, err = s.r.cat.Tag(ctx, repo, ref)
+		m, err = s.Catalog.Tag(ctx, repo, ref)
 	}
 	if errors.Is(err, catalog.ErrNotFound) {
 		return nil, oci.Errorf(oci.CodeManifestUnknown, "is not here")
@@ -45,25 +45,26 @@ func (s storedImages) GetManifest(ctx context.Context, repo, ref string) (*oci.M
 
 // ResolveBlob implements airgap.Source.
 func (s storedImages) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error) {
-	return s.r.reg.ResolveBlob(ctx, repo, d)
+	return s.Registry.ResolveBlob(ctx, repo, d)
 }
 
 // OpenBlob implements airgap.Source.
 func (s storedImages) OpenBlob(ctx context.Context, _ string, d oci.Digest) (io.ReadCloser, error) {
-	rc, _, err := registry.OpenBlob(ctx, s.r.cat, s.r.store, d, 0)
+	rc, _, err := registry.OpenBlob(ctx, s.Catalog, s.Store, d, 0)
 	return rc, err
 }
 
 // Referrers implements airgap.Source.
 func (s storedImages) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType, last string, n int) ([]oci.Descriptor, bool, error) {
-	return s.r.reg.Referrers(ctx, repo, d, artifactType, last, n)
+	return s.Registry.Referrers(ctx, repo, d, artifactType, last, n)
 }
 
-func (r *root) exportMirrors(ctx context.Context, args MirrorExportArgs, progress func(airgap.Progress)) (airgap.Progress, error) {
+// Export writes mirrored images into a file, for a server without a network.
+func (s *Stored) Export(ctx context.Context, args ExportArgs, progress func(airgap.Progress)) (airgap.Progress, error) {
 	if !filepath.IsAbs(args.Path) {
 		return airgap.Progress{}, fmt.Errorf("the file %q is not an absolute path", args.Path)
 	}
-	images, err := r.toExport(ctx, args)
+	images, err := s.toExport(ctx, args)
 	if err != nil {
 		return airgap.Progress{}, err
 	}
@@ -72,7 +73,7 @@ func (r *root) exportMirrors(ctx context.Context, args MirrorExportArgs, progres
 			_, err := f.Seek(0, io.SeekStart)
 			return f, errors.Join(err, f.Truncate(0))
 		}
-		return airgap.Write(pastCache(ctx), begin, storedImages{r}, images, progress)
+		return airgap.Write(ctx, begin, storedImages{s}, images, progress)
 	})
 	if n := len(rep.LeftOut); err == nil && n > 0 {
 		err = fmt.Errorf("%d images are not whole and left out; slipway mirror load fetches what is missing; first, %s: %s", n, rep.LeftOut[0].Image, rep.LeftOut[0].Reason)
@@ -81,7 +82,7 @@ func (r *root) exportMirrors(ctx context.Context, args MirrorExportArgs, progres
 }
 
 // toExport lists the images to export.
-func (r *root) toExport(ctx context.Context, args MirrorExportArgs) (images []airgap.Image, err error) {
+func (s *Stored) toExport(ctx context.Context, args ExportArgs) (images []airgap.Image, err error) {
 	if len(args.Images) > 0 {
 		for _, text := range args.Images {
 			im, err := airgap.ParseImage(text)
@@ -92,12 +93,12 @@ func (r *root) toExport(ctx context.Context, args MirrorExportArgs) (images []ai
 		}
 		return images, nil
 	}
-	list := MirrorListArgs{Pattern: args.Pattern}
+	list := ListArgs{Pattern: args.Pattern}
 	if _, err := auth.CompilePattern(args.Pattern); args.Pattern != "" && err != nil {
 		return nil, err
 	}
 	for {
-		page, err := r.listMirrors(ctx, list)
+		page, err := s.List(ctx, list)
 		if err != nil {
 			return nil, err
 		}
@@ -144,11 +145,8 @@ func writeFile[R any](path string, write func(*os.File) (R, error)) (rep R, err 
 	return rep, nil
 }
 
-func (r *root) importMirrors(ctx context.Context, args MirrorImportArgs, progress func(airgap.Progress)) (airgap.Progress, error) {
-	m, err := r.needMirrors()
-	if err != nil {
-		return airgap.Progress{}, err
-	}
+// Import adds the images of a file that Export or another tool has written to the mirrors.
+func (m *Mirrors) Import(ctx context.Context, args ImportArgs, progress func(airgap.Progress)) (airgap.Progress, error) {
 	if !filepath.IsAbs(args.Path) {
 		return airgap.Progress{}, fmt.Errorf("the file %q is not an absolute path", args.Path)
 	}
@@ -162,7 +160,7 @@ func (r *root) importMirrors(ctx context.Context, args MirrorImportArgs, progres
 	} else if !fi.Mode().IsRegular() {
 		return airgap.Progress{}, fmt.Errorf("%s is not a regular file; its parts are read in no order", args.Path)
 	}
-	plain, err := r.unpacked(ctx, f)
+	plain, err := m.unpacked(ctx, f)
 	if err != nil {
 		return airgap.Progress{}, fmt.Errorf("%s: %w", args.Path, err)
 	}
@@ -176,12 +174,12 @@ func (r *root) importMirrors(ctx context.Context, args MirrorImportArgs, progres
 		return airgap.Progress{}, fmt.Errorf("%s: %w", args.Path, err)
 	}
 	a.Rename(m.imported)
-	return a.Import(ctx, r.reg, progress)
+	return a.Import(ctx, m.Stored.Registry, progress)
 }
 
 // imported returns the repository of an image that was carried here in a file. Other
 // tools put the host of the registry before its name, or leave out docker.io/library/.
-func (m *mirrors) imported(im airgap.Image) (string, error) {
+func (m *Mirrors) imported(im airgap.Image) (string, error) {
 	if m.Mirrored(im.Repo) {
 		return m.NameToPush(im.Repo), nil
 	}
@@ -196,7 +194,7 @@ func (m *mirrors) imported(im airgap.Image) (string, error) {
 }
 
 // at returns the repository for a name at the registry that a client gives as ?ns=.
-func (m *mirrors) at(registry, name string) (string, bool) {
+func (m *Mirrors) at(registry, name string) (string, bool) {
 	repo, ok := m.named(m.NameFor, registry, name)
 	if !ok {
 		repo, ok = m.named(m.NameForAny, registry, name)
@@ -206,7 +204,7 @@ func (m *mirrors) at(registry, name string) (string, bool) {
 
 // unpacked returns a file as it is or, if it is compressed, its uncompressed contents.
 // These go into an unnamed file beside the incoming blobs.
-func (r *root) unpacked(ctx context.Context, f *os.File) (*os.File, error) {
+func (s *Stored) unpacked(ctx context.Context, f *os.File) (*os.File, error) {
 	in, how, err := airgap.Unpack(f)
 	if err != nil {
 		return nil, err
@@ -215,13 +213,13 @@ func (r *root) unpacked(ctx context.Context, f *os.File) (*os.File, error) {
 	if how == "" {
 		return f, nil
 	}
-	out, err := os.CreateTemp(filepath.Join(r.dir, mirrorDir), "import-")
+	out, err := os.CreateTemp(filepath.Join(s.Dir, Dir), "import-")
 	if err != nil {
 		return nil, err
 	}
 	err = os.Remove(out.Name())
 	if err == nil {
-		_, err = io.Copy(&roomy{ctx: ctx, f: out, keep: keepFree(r.dir)}, in)
+		_, err = io.Copy(&roomy{ctx: ctx, f: out, keep: s.KeepFree}, in)
 	}
 	if err != nil {
 		out.Close()

@@ -1,4 +1,4 @@
-package serve
+package mirrors
 
 import (
 	"context"
@@ -13,33 +13,33 @@ import (
 	"example.org/slipway/config"
 )
 
-// mirroredFile is a file in mirrorDir. It lists the upstreams of the last start, one on
+// mirroredFile is a file in Dir. It lists the upstreams of the last start, one on
 // each line.
 const mirroredFile = "upstreams"
 
 // warnedRepositories is how many repositories a warning names.
 const warnedRepositories = 10
 
-// warnOfPushed looks for repositories below the names of upstreams that are new since the
+// WarnOfPushed looks for repositories below the names of upstreams that are new since the
 // last start, and warns of them. Users who pushed them hardly want them to be mirrors,
-// which accept no pushes and are removed to save space.
-func (r *root) warnOfPushed(ctx context.Context, log *slog.Logger) error {
-	if r.mirrors == nil {
+// which accept no pushes and are removed to save space. m may be nil.
+func (m *Mirrors) WarnOfPushed(ctx context.Context, log *slog.Logger) error {
+	if m == nil {
 		return nil
 	}
-	file := filepath.Join(r.dir, mirrorDir, mirroredFile)
+	file := filepath.Join(m.Dir, Dir, mirroredFile)
 	text, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("read which upstreams there were: %w", err)
 	}
 	before := strings.Fields(string(text))
 	var now []string
-	for _, u := range r.mirrors.cfg.All() {
+	for _, u := range m.cfg.All() {
 		now = append(now, u.Name)
 		if slices.Contains(before, u.Name) {
 			continue
 		}
-		names, err := r.below(ctx, u.Name+"/")
+		names, err := m.below(ctx, u.Name+"/")
 		if err != nil {
 			return fmt.Errorf("look for repositories of upstream %s: %w", u.Name, err)
 		}
@@ -50,10 +50,10 @@ func (r *root) warnOfPushed(ctx context.Context, log *slog.Logger) error {
 				"upstream", u.Name, "repositories", names)
 		}
 	}
-	if any := r.mirrors.cfg.Any; len(any) > 0 {
+	if any := m.cfg.Any; len(any) > 0 {
 		now = append(now, any...)
 		if slices.ContainsFunc(any, func(pattern string) bool { return !slices.Contains(before, pattern) }) {
-			if err := r.warnOfHosts(ctx, log); err != nil {
+			if err := m.warnOfHosts(ctx, log); err != nil {
 				return err
 			}
 		}
@@ -73,17 +73,17 @@ func (r *root) warnOfPushed(ctx context.Context, log *slog.Logger) error {
 
 // warnOfHosts looks for repositories whose names begin with hosts that match proxy.any,
 // and warns of them.
-func (r *root) warnOfHosts(ctx context.Context, log *slog.Logger) error {
-	parts, err := r.firstParts(ctx)
+func (m *Mirrors) warnOfHosts(ctx context.Context, log *slog.Logger) error {
+	parts, err := m.firstParts(ctx)
 	if err != nil {
 		return fmt.Errorf("look for repositories of registries that are not listed: %w", err)
 	}
-	prefixes, err := r.mirrors.Prefixes(ctx)
+	prefixes, err := m.Prefixes(ctx)
 	if err != nil {
 		return fmt.Errorf("look for repositories of registries that are not listed: %w", err)
 	}
 	parts = slices.DeleteFunc(parts, func(part string) bool {
-		return !slices.Contains(prefixes, part+"/") || slices.ContainsFunc(r.mirrors.cfg.All(), func(u config.Upstream) bool { return u.Name == part })
+		return !slices.Contains(prefixes, part+"/") || slices.ContainsFunc(m.cfg.All(), func(u config.Upstream) bool { return u.Name == part })
 	})
 	if len(parts) > 0 {
 		log.Warn("repositories begin with hosts that proxy.any fits: they are mirrors, take no pushes, and proxy.ttl, proxy.max_bytes and "+
@@ -93,8 +93,8 @@ func (r *root) warnOfHosts(ctx context.Context, log *slog.Logger) error {
 }
 
 // below returns the first repositories whose names begin with a prefix.
-func (r *root) below(ctx context.Context, prefix string) ([]string, error) {
-	list, err := r.cat.Repositories(ctx, prefix, warnedRepositories)
+func (s *Stored) below(ctx context.Context, prefix string) ([]string, error) {
+	list, err := s.Catalog.Repositories(ctx, prefix, warnedRepositories)
 	if i := slices.IndexFunc(list, func(name string) bool { return !strings.HasPrefix(name, prefix) }); i >= 0 {
 		list = list[:i]
 	}
