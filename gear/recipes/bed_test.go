@@ -246,6 +246,15 @@ func (b *bed) check(what string, layer []byte) {
 	}
 }
 
+// short returns the second number with -short, under which the race detector runs: it makes a rebuild
+// take fifteen times as long, and a longer one says no more about what happens at once.
+func short(long, n int) int {
+	if testing.Short() {
+		return n
+	}
+	return long
+}
+
 // archive is a tar of some files, of which those with low numbers are in every archive.
 func archive(seed uint64, files int) []byte {
 	var b bytes.Buffer

@@ -43,6 +43,9 @@ func layersOfAllKinds() map[string][]byte {
 
 // TestDrop checks that layers of all kinds are dropped, and then pulled as they were pushed.
 func TestDrop(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	b := newBed(t)
 	layers := layersOfAllKinds()
@@ -99,7 +102,7 @@ func (b *bed) rebuilds() (n float64) {
 func TestManyReaders(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	layer := compressed(6, archive(1, 100))
+	layer := compressed(6, archive(1, short(100, 20)))
 	d := b.push(layer)
 	b.drop()
 	before := b.rebuilds()
@@ -129,7 +132,7 @@ func TestManyReaders(t *testing.T) {
 func TestGivenUp(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	layer := compressed(6, archive(1, 100))
+	layer := compressed(6, archive(1, short(100, 20)))
 	d := b.push(layer)
 	b.drop()
 	for range 10 {
@@ -158,7 +161,7 @@ func TestCutOff(t *testing.T) {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t)
-			layer := compressed(6, archive(1, 20))
+			layer := compressed(6, archive(1, short(20, 6)))
 			d := b.push(layer)
 			reached := false
 			b.keeper.step = func(at string) error {
@@ -197,6 +200,9 @@ func TestCutOff(t *testing.T) {
 // TestDamage damages each pack in turn under dropped layers, and checks that no wrong byte is given out,
 // that the damage is told, that nothing forgets the layers, and that they are back with the pack.
 func TestDamage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	b := newBed(t)
 	layers := [][]byte{compressed(6, archive(1, 30)), compressed(1, archive(2, 30))}
@@ -274,6 +280,9 @@ func (b *bed) damaged(name string, layers [][]byte) {
 // TestSettleReadsBack checks that a pack which was stored with other bytes does not take the place of
 // those that dropped layers consist of.
 func TestSettleReadsBack(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	b := newBed(t)
 	layer := compressed(6, archive(1, 30))
@@ -293,6 +302,9 @@ func TestSettleReadsBack(t *testing.T) {
 
 // TestProofFails checks that a layer stays whose pack was damaged after its recipe was proven.
 func TestProofFails(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	b := newBed(t)
 	layer := compressed(6, archive(1, 30))
@@ -319,6 +331,9 @@ func TestProofFails(t *testing.T) {
 
 // TestStays checks which layers are not dropped.
 func TestStays(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	b := newBed(t)
 	plain := archive(7, 10) // no gzip
@@ -361,6 +376,9 @@ func TestStays(t *testing.T) {
 // TestComesBack checks that the object of a dropped layer that is there again is used, and dropped again
 // only after the layer was proven anew; and that a damaged one is removed.
 func TestComesBack(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	t.Parallel()
 	b := newBed(t)
 	layer := compressed(6, archive(1, 30))
@@ -474,7 +492,7 @@ func (b *bed) putManifest(layer []byte) {
 // TestModel does many things in any order, ends the process now and then, and compares the registry with
 // a map of what it must hold.
 func TestModel(t *testing.T) {
-	for seed := range uint64(4) {
+	for seed := range uint64(short(4, 1)) {
 		t.Run("", func(t *testing.T) {
 			t.Parallel()
 			r := rand.New(rand.NewPCG(seed, 1))
