@@ -144,7 +144,7 @@ var layout = map[string][]string{
 	"volume/loop":        {},
 	"volume/node":        {"internal/durable", "node/view", "oci", "oci/volref", "volume/block", "volume/loop"},
 	"volume/rbd":         {"oci/volref", "volume/block"},
-	"volume/service":     {"gear", "gear/service", "oci", "oci/volref", "registry", "registry/catalog", "registry/catalog/engine", "registry/catalog/volumefacts", "volume/block", "volume/chain"},
+	"volume/service":     {"gear", "oci", "oci/volref", "registry", "registry/catalog", "registry/catalog/engine", "registry/catalog/volumefacts", "volume/block", "volume/chain"},
 	"volume/volfs":       {"internal/durable", "node/fuse", "oci/volref", "volume/block"},
 
 	// Traces, replays and load.
@@ -174,8 +174,10 @@ var layout = map[string][]string{
 	"scripts/package":      {},
 	"config":               {"config/yamlfile", "oci", "registry/auth", "registry/notify"},
 	"config/yamlfile":      {},
-	"web":                  {"gear", "gear/rootfs", "gear/service", "internal/chart", "oci", "oci/fleet", "oci/wire", "registry", "registry/auth", "registry/catalog", "registry/catalog/browse", "registry/catalog/gearfacts", "registry/check", "registry/mirror", "registry/retention"},
-	"serve":                {"config", "gear", "gear/filestore", "gear/predict", "gear/recipes", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/imagecopy", "oci/volref", "oci/wire", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/cache/tier", "registry/catalog", "registry/catalog/browse", "registry/catalog/engine", "registry/catalog/gearfacts", "registry/catalog/repair", "registry/check", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/retention", "registry/server", "registry/server/edge", "serve/gate", "serve/mirrors", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
+	"web":                  {"gear/service", "internal/chart", "oci", "oci/fleet", "oci/wire", "registry", "registry/auth", "registry/catalog/browse", "registry/check", "registry/mirror", "registry/retention", "web/format", "web/images"},
+	"web/format":           {},
+	"web/images":           {"gear", "gear/rootfs", "oci", "registry/catalog", "registry/catalog/browse", "registry/catalog/gearfacts", "web/format"},
+	"serve":                {"config", "gear", "gear/filestore", "gear/predict", "gear/recipes", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/imagecopy", "oci/volref", "oci/wire", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/cache/tier", "registry/catalog", "registry/catalog/browse", "registry/catalog/engine", "registry/catalog/gearfacts", "registry/catalog/repair", "registry/check", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/retention", "registry/server", "registry/server/edge", "serve/gate", "serve/mirrors", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "web/images", "workload/trace"},
 	"serve/gate":           {"oci"},
 	"serve/mirrors":        {"config", "oci", "oci/client", "oci/wire", "registry", "registry/auth", "registry/catalog", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/objstore", "serve/gate"},
 	"serve/servetest":      {"config", "serve"},

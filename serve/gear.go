@@ -139,7 +139,7 @@ var _ server.Gear = gearAPI{}
 // Layer implements server.Gear.
 func (g gearAPI) Layer(ctx context.Context, repo string, d oci.Digest) (server.GearIndex, error) {
 	c, err := g.Service.Layer(ctx, repo, d)
-	var pending *gearregistry.PendingError
+	var pending *gear.PendingError
 	if errors.As(err, &pending) {
 		return nil, &server.GearPendingError{RetryAfter: pending.RetryAfter, Reason: pending.Reason}
 	}

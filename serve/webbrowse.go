@@ -11,6 +11,7 @@ import (
 	"example.org/slipway/registry/catalog/browse"
 	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/web"
+	"example.org/slipway/web/images"
 )
 
 // pageBrowse is what the web page shows of repositories. It reads the catalogue and the
@@ -53,8 +54,8 @@ func (b *pageBrowse) Attached(ctx context.Context, repo string, d oci.Digest, n 
 }
 
 // Layer implements web.Browse.
-func (b *pageBrowse) Layer(ctx context.Context, repo string, d oci.Digest) (web.LayerState, error) {
-	var l web.LayerState
+func (b *pageBrowse) Layer(ctx context.Context, repo string, d oci.Digest) (images.LayerState, error) {
+	var l images.LayerState
 	if _, err := b.Blob(ctx, repo, d); err != nil {
 		if errors.Is(err, catalog.ErrNotFound) {
 			err = nil

@@ -13,6 +13,8 @@ import (
 
 	"example.org/slipway/internal/chart"
 	"example.org/slipway/oci"
+	"example.org/slipway/web/format"
+	"example.org/slipway/web/images"
 )
 
 // Caches gives access to the server's cache of blobs.
@@ -64,7 +66,7 @@ func (i HotImage) ByDigest() bool { return oci.IsDigest(i.Ref) }
 // Link returns the rest of the address of the image's page.
 func (i HotImage) Link() string {
 	if i.ByDigest() {
-		return linkRef(i.Repo, i.Ref)
+		return images.DigestLink(i.Repo, i.Ref)
 	}
 	return i.Repo + ":" + i.Ref
 }
@@ -162,7 +164,7 @@ func hitRatio(a, b cacheSample) float64 {
 	if hits+misses <= 0 {
 		return -1
 	}
-	return share(hits, hits+misses)
+	return format.Share(hits, hits+misses)
 }
 
 // sampleCache adds samples to the ring until the handler is closed.
@@ -198,7 +200,7 @@ type cachesData struct {
 const hotImages = 20
 
 // OfMost returns the requests for an image as a share of the requests for the first.
-func (d *cachesData) OfMost(i HotImage) float64 { return share(i.Pulls, d.Hot[0].Pulls) }
+func (d *cachesData) OfMost(i HotImage) float64 { return format.Share(i.Pulls, d.Hot[0].Pulls) }
 
 // tierRow is a row of the table of the cache's tiers.
 type tierRow struct {
@@ -221,9 +223,9 @@ func (q *request) cachesData() *cachesData {
 		if t.Limit == 0 {
 			continue
 		}
-		row := tierRow{[]string{"Memory", "Disk"}[i], t, share(t.Bytes, t.Limit), -1}
+		row := tierRow{[]string{"Memory", "Disk"}[i], t, format.Share(t.Bytes, t.Limit), -1}
 		if n := t.Hits + t.Misses; n > 0 {
-			row.Ratio = share(t.Hits, n)
+			row.Ratio = format.Share(t.Hits, n)
 		}
 		d.Tiers = append(d.Tiers, row)
 	}
@@ -271,12 +273,12 @@ func (h *Handler) warmWork(image string) (work, error) {
 	}
 	return func(ctx context.Context, progress func(string)) (*outcome, error) {
 		w, err := h.opts.System.Caches.Warm(ctx, image, func(w CacheWarmth) {
-			progress(fmt.Sprintf("%d of %d layers, %s of %s", w.Layers, w.Total, formatBytes(w.Bytes), formatBytes(w.TotalBytes)))
+			progress(fmt.Sprintf("%d of %d layers, %s of %s", w.Layers, w.Total, format.Bytes(w.Bytes), format.Bytes(w.TotalBytes)))
 		})
 		if err != nil {
 			return nil, err
 		}
-		return &outcome{Text: image + " is in the cache, as far as there is room.", Facts: []Fact{{"Layers", fmt.Sprint(w.Layers)}, {"Bytes", formatBytes(w.Bytes)},
+		return &outcome{Text: image + " is in the cache, as far as there is room.", Facts: []Fact{{"Layers", fmt.Sprint(w.Layers)}, {"Bytes", format.Bytes(w.Bytes)},
 			{"There before", fmt.Sprint(w.Held)}, {"No room for", fmt.Sprint(w.NotKept)}}}, nil
 	}, nil
 }
@@ -288,6 +290,6 @@ func (h *Handler) dropWork(image string) work {
 		if err != nil {
 			return nil, err
 		}
-		return &outcome{Text: "Dropped.", Facts: []Fact{{"Contents", formatCount(int64(n))}}}, nil
+		return &outcome{Text: "Dropped.", Facts: []Fact{{"Contents", format.Count(int64(n))}}}, nil
 	}
 }

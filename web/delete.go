@@ -6,7 +6,11 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/catalog/browse"
+	"example.org/slipway/web/images"
 )
+
+// maxPointers is how many tags and indexes are listed.
+const maxPointers = 100
 
 // deleteData is what the confirmation page shows.
 type deleteData struct {
@@ -22,17 +26,14 @@ type deleteData struct {
 // toDelete returns what a request is about to delete, or nil if it has already answered
 // the request.
 func (q *request) toDelete() (*deleteData, error) {
-	at, ok := parseImage(q.rest)
+	at, ok, err := q.imageAt()
 	if !ok {
-		return nil, noImage()
-	}
-	if ok, err := q.mayBrowse(at.Repo); !ok {
 		return nil, err
 	}
 	if !q.may(at.Repo, auth.Delete) {
 		return nil, q.refuse("You may not delete images of this repository.")
 	}
-	m, err := q.manifestOf(at.Repo, at.Ref)
+	m, err := at.Read(q.ctx(), q.h.opts.Browse)
 	if err != nil {
 		return nil, orNoImage(err)
 	}
@@ -87,7 +88,7 @@ func (q *request) doDelete() error {
 		return orNoImage(err)
 	}
 	to := "repo/" + d.Repo
-	if _, err := q.h.opts.Browse.RepositoryInfo(q.ctx(), d.Repo, 1); isAbsent(err) {
+	if _, err := q.h.opts.Browse.RepositoryInfo(q.ctx(), d.Repo, 1); images.Absent(err) {
 		to = ""
 	}
 	http.Redirect(q.w, q.r, q.h.opts.Prefix+Root+to, http.StatusSeeOther)

@@ -7,13 +7,19 @@ import (
 	"unicode/utf8"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/browse"
+	"example.org/slipway/web/images"
 )
 
-// Browse is what the pages of repositories show and delete. Its reads do not count as
-// pulls.
+// Browse is what the pages of repositories and images show and delete. Its reads do not
+// count as pulls.
 type Browse interface {
+	images.Browse
+	Repositories
+}
+
+// Repositories lists repositories and their tags, and deletes images.
+type Repositories interface {
 	// SearchRepositories lists at most n names after last that contain a text.
 	SearchRepositories(ctx context.Context, text, last string, n int) ([]string, error)
 	// RepositoryInfo describes a repository by at most the given number of its tags,
@@ -23,18 +29,6 @@ type Browse interface {
 	// ListTags lists tags. It returns catalog.ErrNoRepository if there is no such
 	// repository.
 	ListTags(ctx context.Context, repo string, q browse.TagQuery) ([]browse.TagEntry, error)
-	// Tag and Manifest return a manifest, or catalog.ErrNotFound.
-	Tag(ctx context.Context, repo, tag string) (catalog.Manifest, error)
-	Manifest(ctx context.Context, repo string, d oci.Digest) (catalog.Manifest, error)
-	// ManifestUse returns where a manifest is used, with at most n tags and indexes.
-	ManifestUse(ctx context.Context, repo string, d oci.Digest, n int) (browse.ManifestUse, error)
-	// Content returns a blob of at most the given number of bytes, or
-	// catalog.ErrNotFound.
-	Content(ctx context.Context, repo string, d oci.Digest, most int64) ([]byte, error)
-	// Attached lists at most n of the manifests whose subject is d.
-	Attached(ctx context.Context, repo string, d oci.Digest, n int) (list []oci.Descriptor, more bool, err error)
-	// Layer returns the state of a layer of a repository.
-	Layer(ctx context.Context, repo string, d oci.Digest) (LayerState, error)
 	// Mirrored reports whether a repository is a copy of a repository elsewhere.
 	Mirrored(repo string) bool
 	// Undeletable returns the reason why no user can delete a manifest with these tags,
@@ -88,7 +82,7 @@ func (q *request) home() error {
 	for _, name := range names {
 		info, err := b.RepositoryInfo(q.ctx(), name, homeCount)
 		if err != nil {
-			if isAbsent(err) {
+			if images.Absent(err) {
 				continue // deleted just now
 			}
 			return err

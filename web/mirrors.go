@@ -11,6 +11,8 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/mirror"
+	"example.org/slipway/web/format"
+	"example.org/slipway/web/images"
 )
 
 // Mirrors are the mirrored registries.
@@ -112,7 +114,7 @@ func (q *request) mirrorImages() error {
 		Next   string
 	}{Next: next}
 	for _, i := range list {
-		d.Images = append(d.Images, row{i, linkRef(i.Repo, string(i.Digest))})
+		d.Images = append(d.Images, row{i, images.DigestLink(i.Repo, string(i.Digest))})
 	}
 	q.show(http.StatusOK, "mirrorimages", "Mirrored images", d)
 	return nil
@@ -149,7 +151,7 @@ func (h *Handler) pruneWork(unused time.Duration, pattern string, dry bool) work
 		if err != nil {
 			return nil, err
 		}
-		o := &outcome{Text: "Done.", Facts: []Fact{{"Images", formatCount(int64(len(images)))}, {"Space freed", formatBytes(bytes)}}, Head: []string{"Image", "Tags", "Size", "Last pull"}}
+		o := &outcome{Text: "Done.", Facts: []Fact{{"Images", format.Count(int64(len(images)))}, {"Space freed", format.Bytes(bytes)}}, Head: []string{"Image", "Tags", "Size", "Last pull"}}
 		if dry {
 			o.Text = "A preview: nothing was changed. This would go."
 		}
@@ -158,7 +160,7 @@ func (h *Handler) pruneWork(unused time.Duration, pattern string, dry bool) work
 			for _, t := range i.Tags {
 				tags += t + " "
 			}
-			o.row(i.Repo+"@"+shortDigest(string(i.Digest)), tags, formatBytes(i.Size), formatTime(i.LastPull))
+			o.row(i.Repo+"@"+format.ShortDigest(string(i.Digest)), tags, format.Bytes(i.Size), format.Time(i.LastPull))
 		}
 		return o, nil
 	}

@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"example.org/slipway/oci/fleet"
+	"example.org/slipway/web/format"
+	"example.org/slipway/web/images"
 )
 
 // Nodes gives access to what nodes report. *fleet.Book implements it.
@@ -93,7 +95,7 @@ func (q *request) nodes() error {
 func newNodeRow(n fleet.Node) nodeRow {
 	r := nodeRow{Node: n, Share: -1}
 	if n.CacheLimit > 0 {
-		r.Share = share(n.CacheBytes, n.CacheLimit)
+		r.Share = format.Share(n.CacheBytes, n.CacheLimit)
 	}
 	for i := range n.Images {
 		r.Containers += len(n.Images[i].Containers)
@@ -108,7 +110,7 @@ func newNodeRow(n fleet.Node) nodeRow {
 }
 
 func newImageRow(i fleet.Image) imageRow {
-	r := imageRow{Image: i, Ref: linkRef(i.Repo, i.Manifest), Share: share(i.LocalBytes, i.Bytes)}
+	r := imageRow{Image: i, Ref: images.DigestLink(i.Repo, i.Manifest), Share: format.Share(i.LocalBytes, i.Bytes)}
 	switch {
 	case i.Complete:
 		r.State, r.Share = "complete", 1

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/web/format"
 )
 
 //go:embed all:templates
@@ -27,12 +28,13 @@ func newRenderer(base string, a assets) (*renderer, error) {
 	funcs := template.FuncMap{
 		"base":  func() string { return base },
 		"asset": func(name string) string { return base + a.path(name) },
-		"bytes": formatBytes,
-		"time":  formatTime,
+		"bytes": format.Bytes,
+		"time":  format.Time,
 		"iso":   func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
-		"short": shortDigest,
-		"count": formatCount, "percent": percent, "took": formatTook,
-		"count64": func(n int) string { return formatCount(int64(n)) }, "showname": showName, "showtext": showText, "shareof": share, "strip": strip,
+		"short": format.ShortDigest,
+		"count": format.Count, "percent": format.Percent, "took": format.Took,
+		"count64": func(n int) string { return format.Count(int64(n)) }, "showname": format.Visible, "showtext": format.VisibleLines, "shareof": format.Share,
+		"strip": func(part, whole int64) int { return int(300 * format.Share(part, whole)) }, // a strip has 300 units
 	}
 	shared, err := template.New("").Funcs(funcs).ParseFS(templateFiles, "templates/_*.html")
 	if err != nil {
@@ -93,33 +95,4 @@ func (q *request) show(status int, name, title string, data any) {
 	if q.r.Method != http.MethodHead {
 		_, _ = q.w.Write(b.Bytes())
 	}
-}
-
-// formatBytes formats a size in bytes for people, in powers of 1024: "12.3 MiB".
-func formatBytes(n int64) string {
-	const units = "KMGTPE"
-	if n < 1024 {
-		return strconv.FormatInt(n, 10) + " B"
-	}
-	v, u := float64(n)/1024, 0
-	for v >= 1023.95 && u < len(units)-1 {
-		v, u = v/1024, u+1
-	}
-	return strconv.FormatFloat(v, 'f', 1, 64) + " " + units[u:u+1] + "iB"
-}
-
-// formatTime formats a time for people, in UTC to the minute. The zero time is "never".
-func formatTime(t time.Time) string {
-	if t.IsZero() {
-		return "never"
-	}
-	return t.UTC().Format("2006-01-02 15:04")
-}
-
-// shortDigest returns the part of a digest that people compare.
-func shortDigest(d string) string {
-	if len(d) > 19 {
-		return d[:19]
-	}
-	return d
 }

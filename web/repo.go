@@ -9,8 +9,8 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
-	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/browse"
+	"example.org/slipway/web/images"
 )
 
 // tagsPage is how many tags are listed on a page.
@@ -19,7 +19,7 @@ const tagsPage = 50
 // tagRow is a row for a tag.
 type tagRow struct {
 	browse.TagEntry
-	Kind kind
+	Kind images.Kind
 	// Ref is the tag as it appears in the address of the image's page.
 	Ref string
 }
@@ -67,7 +67,7 @@ func (q *request) repo() error {
 		list, d.After = list[:tagsPage], d.From+tagsPage
 	}
 	for _, t := range list {
-		d.Tags = append(d.Tags, tagRow{t, kindOf(t.MediaType, t.ArtifactType, readManifest(t.Content)), tagRef(name, t.Name)})
+		d.Tags = append(d.Tags, tagRow{t, images.KindOf(t.MediaType, t.ArtifactType, t.Content), images.TagLink(name, t.Name)})
 	}
 	if q.may(name, auth.Delete) {
 		if d.Kept, err = b.Undeletable(name, nil); err != nil {
@@ -82,34 +82,32 @@ func (q *request) repo() error {
 // mayBrowse reports whether the user may see a repository. If not, it has answered the
 // request, or returns the error for a repository that does not exist.
 func (q *request) mayBrowse(repo string) (bool, error) {
-	if q.h.opts.Browse == nil || !oci.ValidName(repo) {
+	switch {
+	case q.h.opts.Browse == nil || !oci.ValidName(repo):
 		return false, noImage()
+	case q.may(repo, auth.Pull):
+		return true, nil
+	case q.h.logins != nil && q.id.Anonymous():
+		return false, q.refuse("Log in to see this repository.")
 	}
-	return q.seesRepository(repo)
+	return false, noImage()
 }
 
-// isAbsent reports whether an error says that something does not exist.
-func isAbsent(err error) bool {
-	return errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNoRepository) ||
-		oci.HasCode(err, oci.CodeBlobUnknown) || oci.HasCode(err, oci.CodeManifestUnknown) || oci.HasCode(err, oci.CodeNameUnknown)
+// noImage returns the error for images that do not exist or that the user may not see.
+func noImage() error {
+	return notFound("There is no such image here, or you may not see it.")
 }
 
-// orNoImage replaces an error that says that something does not exist by the error for
-// images.
+// orNoImage replaces an error that says that something does not exist by the error to
+// answer with.
 func orNoImage(err error) error {
-	if isAbsent(err) {
+	switch {
+	case errors.Is(err, images.ErrNoDirectory):
+		return notFound("The image has no directory of that name.")
+	case images.Absent(err):
 		return noImage()
 	}
 	return err
-}
-
-// tagRef returns REPOSITORY:TAG, in which an address need not escape any character. It
-// returns "" if either part is malformed.
-func tagRef(repo, tag string) string {
-	if !oci.ValidName(repo) || !oci.ValidTag(tag) {
-		return ""
-	}
-	return repo + ":" + tag
 }
 
 // host returns the host by which clients name the registry. This is the configured host.

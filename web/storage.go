@@ -16,6 +16,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/retention"
+	"example.org/slipway/web/format"
 )
 
 // Storage gives access to what the registry keeps, and to the work on it. Methods that
@@ -152,12 +153,12 @@ func (d *storageData) page(from string) {
 func dedup(s *Survey) []dedupRow {
 	rows := []dedupRow{
 		{"Each image with layers of its own", s.ImageBytes, 1},
-		{"Each layer once", s.Bytes, share(s.Bytes, s.ImageBytes)},
+		{"Each layer once", s.Bytes, format.Share(s.Bytes, s.ImageBytes)},
 	}
 	if s.Indexes > 0 {
 		// This assumes that the layers with an index were stored only as files.
 		files := max(0, s.Bytes-s.LayerBytes) + s.PackBytes
-		rows = append(rows, dedupRow{"Each file once", files, share(files, s.ImageBytes)})
+		rows = append(rows, dedupRow{"Each file once", files, format.Share(files, s.ImageBytes)})
 	}
 	return rows
 }
@@ -196,23 +197,23 @@ func storageActions() []action {
 func (h *Handler) collectWork(dry bool) work {
 	return func(ctx context.Context, progress func(string)) (*outcome, error) {
 		rep, err := h.opts.System.Storage.Collect(ctx, dry, func(r registry.CollectReport) {
-			progress(fmt.Sprintf("%s examined, %s contents of %s", formatCount(int64(r.Examined)), formatCount(int64(r.Contents)), formatBytes(r.Bytes)))
+			progress(fmt.Sprintf("%s examined, %s contents of %s", format.Count(int64(r.Examined)), format.Count(int64(r.Contents)), format.Bytes(r.Bytes)))
 		})
 		if err != nil {
 			return nil, err
 		}
-		o := &outcome{Facts: []Fact{{"Examined", formatCount(int64(rep.Examined))}, {"Manifests", formatCount(int64(rep.Manifests))},
-			{"Blobs out of repositories", formatCount(int64(rep.Blobs))}, {"Contents deleted", formatCount(int64(rep.Contents))}, {"Space freed", formatBytes(rep.Bytes)}}}
+		o := &outcome{Facts: []Fact{{"Examined", format.Count(int64(rep.Examined))}, {"Manifests", format.Count(int64(rep.Manifests))},
+			{"Blobs out of repositories", format.Count(int64(rep.Blobs))}, {"Contents deleted", format.Count(int64(rep.Contents))}, {"Space freed", format.Bytes(rep.Bytes)}}}
 		switch {
 		case rep.Elsewhere:
 			o.Text, o.Facts = "Another server is collecting, so nothing was done.", nil
 		case dry:
 			o.Text = "A preview: nothing was changed. A collection now would do this."
-			later := formatBytes(rep.FreedBytes)
+			later := format.Bytes(rep.FreedBytes)
 			if rep.AtLeast {
 				later = "at least " + later
 			}
-			o.Facts = append(o.Facts, Fact{"A grace period later", later + " in " + formatCount(int64(rep.FreedContents)) + " contents"})
+			o.Facts = append(o.Facts, Fact{"A grace period later", later + " in " + format.Count(int64(rep.FreedContents)) + " contents"})
 			o.Head = []string{"Content that would go"}
 			for _, d := range rep.Digests {
 				o.row(string(d))
@@ -229,12 +230,12 @@ func (h *Handler) collectWork(dry bool) work {
 func (h *Handler) checkWork() work {
 	return func(ctx context.Context, progress func(string)) (*outcome, error) {
 		rep, err := h.opts.System.Storage.Check(ctx, func(r check.Report) {
-			progress(fmt.Sprintf("%s of %s contents, %s of %s manifests", formatCount(r.Contents), formatCount(r.ContentsTotal), formatCount(r.Manifests), formatCount(r.ManifestsTotal)))
+			progress(fmt.Sprintf("%s of %s contents, %s of %s manifests", format.Count(r.Contents), format.Count(r.ContentsTotal), format.Count(r.Manifests), format.Count(r.ManifestsTotal)))
 		})
 		if err != nil {
 			return nil, err
 		}
-		o := &outcome{Text: "No problem was found.", Facts: []Fact{{"Contents", formatCount(rep.Contents)}, {"Manifests", formatCount(rep.Manifests)}, {"Objects", formatCount(rep.Objects)}}}
+		o := &outcome{Text: "No problem was found.", Facts: []Fact{{"Contents", format.Count(rep.Contents)}, {"Manifests", format.Count(rep.Manifests)}, {"Objects", format.Count(rep.Objects)}}}
 		if rep.Clean() {
 			return o, nil
 		}
@@ -252,8 +253,8 @@ func (h *Handler) retainWork(dry bool) work {
 		if err != nil {
 			return nil, err
 		}
-		o := &outcome{Facts: []Fact{{"Rules", formatCount(int64(rep.Rules))}, {"Repositories", formatCount(int64(rep.Repositories))}, {"Tags kept", formatCount(int64(rep.Kept))}, {"Tags removed", formatCount(int64(rep.Removed))},
-			{"Manifests removed", formatCount(int64(rep.Manifests))}}}
+		o := &outcome{Facts: []Fact{{"Rules", format.Count(int64(rep.Rules))}, {"Repositories", format.Count(int64(rep.Repositories))}, {"Tags kept", format.Count(int64(rep.Kept))}, {"Tags removed", format.Count(int64(rep.Removed))},
+			{"Manifests removed", format.Count(int64(rep.Manifests))}}}
 		switch {
 		case rep.Elsewhere:
 			o.Text, o.Facts = "Another server is at it, so nothing was done.", nil

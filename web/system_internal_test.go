@@ -374,23 +374,7 @@ func TestCacheRing(t *testing.T) {
 	}
 }
 
-func TestFormats(t *testing.T) {
-	for n, want := range map[int64]string{0: "0", 12: "12", 123: "123", 1234: "1\u202f234", 1234567: "1\u202f234\u202f567", -5: "-5"} {
-		if got := formatCount(n); got != want {
-			t.Errorf("formatCount(%d) = %q, want %q", n, got, want)
-		}
-	}
-	for d, want := range map[time.Duration]string{-1: "0 s", 5 * time.Millisecond: "5 ms", 90 * time.Second: "1 min 30 s", 25 * time.Hour: "25 h 0 min", 72 * time.Hour: "3 days"} {
-		if got := formatTook(d); got != want {
-			t.Errorf("formatTook(%v) = %q, want %q", d, got, want)
-		}
-	}
-	for v, want := range map[float64]string{0: "0 %", 1: "100 %", 0.5: "50 %", 0.012: "1.2 %", 0.9999: "100.0 %"} {
-		if got := percent(v); got != want {
-			t.Errorf("percent(%v) = %q, want %q", v, got, want)
-		}
-	}
-	if got := linkRef("a/b", "sha256:x"); got != "" {
-		t.Errorf("a reference %q of no digest", got)
-	}
+// requestOf returns a request of a handler, without serving it.
+func requestOf(h *Handler, path string) *request {
+	return &request{h: h, r: httptest.NewRequest("GET", path, nil), w: httptest.NewRecorder()}
 }

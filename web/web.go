@@ -26,6 +26,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/web/images"
 )
 
 // Root is the path of the first page, below the server's prefix.
@@ -77,7 +78,7 @@ type Options struct {
 	// pages.
 	Browse Browse
 	// Files gives access to the files of images. If it is nil, no files are shown.
-	Files Files
+	Files images.Files
 }
 
 // Handler serves the page. New creates one.
@@ -90,7 +91,7 @@ type Handler struct {
 	assets assets
 	render *renderer
 
-	trees   *trees
+	images  *images.Pages
 	jobs    *jobs
 	actions []action
 	ring    cacheRing
@@ -99,12 +100,9 @@ type Handler struct {
 	streams    chan struct{}
 	streamsEnd chan struct{}
 	endStreams sync.Once
-	// ctx is the context of background work. stop ends that work, and Close waits for it.
-	// beginning prevents more work from beginning then.
-	ctx        context.Context
+	// stop ends background work, and Close waits for it.
 	stop       context.CancelFunc
 	background sync.WaitGroup
-	beginning  sync.Mutex
 }
 
 // page is what is at /ui/NAME or /ui/NAME/...: what it shows on GET and HEAD, and what it
@@ -171,7 +169,7 @@ func New(o *Options) (*Handler, error) {
 		"tree":   {get: (*request).tree},
 		"diff":   {get: (*request).diff},
 	}
-	h.trees = newTrees()
+	h.images = images.New(images.Options{Browse: h.opts.Browse, Files: h.opts.Files, Logger: h.log, Clock: h.opts.Clock, Base: h.render.base})
 	h.openSystem()
 	return h, nil
 }

@@ -23,27 +23,12 @@ import (
 // being made.
 const retryAfter = time.Second
 
-// PendingError says that a layer has no index.
-type PendingError struct {
-	// RetryAfter is how long to wait before asking again; 0: the conversion has failed.
-	RetryAfter time.Duration
-	Reason     string
-}
-
-// Error implements error.
-func (e *PendingError) Error() string {
-	if e.RetryAfter > 0 {
-		return "the layer is being converted"
-	}
-	return "the layer could not be converted: " + e.Reason
-}
-
 // holdFor is how long a request for an index that is being made is held. Most layers are
 // converted in that time, so that their clients need not ask again.
 const holdFor = 2 * time.Second
 
 // Layer opens the index of a layer that a repository shows. If the index is being made,
-// Layer waits for it for at most two seconds. Errors: BLOB_UNKNOWN, *PendingError.
+// Layer waits for it for at most two seconds. Errors: BLOB_UNKNOWN, *gear.PendingError.
 func (s *Service) Layer(ctx context.Context, repo string, d oci.Digest) (*Content, error) {
 	c, err := s.heldLayer(ctx, repo, d)
 	return c, registry.Unavailable(err)
@@ -87,7 +72,7 @@ func (s *Service) heldLayer(ctx context.Context, repo string, d oci.Digest) (*Co
 
 // inTheMaking reports whether an index is worth waiting for.
 func inTheMaking(err error) bool {
-	var p *PendingError
+	var p *gear.PendingError
 	return errors.As(err, &p) && p.RetryAfter > 0
 }
 
@@ -128,20 +113,20 @@ func (s *Service) layer(ctx context.Context, repo string, d oci.Digest) (*Conten
 // pending returns an error that says why a layer has no index. It queues the layer if
 // nobody asked for it yet.
 func (s *Service) pending(ctx context.Context, repo string, d oci.Digest) error {
-	wait := &PendingError{RetryAfter: retryAfter}
+	wait := &gear.PendingError{RetryAfter: retryAfter}
 	if active, _ := s.isActive(d); active {
 		return wait
 	}
 	job, err := s.facts.Job(ctx, d)
 	switch {
 	case errors.Is(err, catalog.ErrNotFound) && s.opts.Mode(repo) == Off:
-		return &PendingError{Reason: "conversion is off for " + repo + " (gear.convert); slipway convert --all does it once, for all images"}
+		return &gear.PendingError{Reason: "conversion is off for " + repo + " (gear.convert); slipway convert --all does it once, for all images"}
 	case errors.Is(err, catalog.ErrNotFound) && s.opts.ReadOnly:
-		return &PendingError{Reason: "the registry is read-only, so that nothing is converted"}
+		return &gear.PendingError{Reason: "the registry is read-only, so that nothing is converted"}
 	case errors.Is(err, catalog.ErrNotFound):
 		// A client may ask for any blob, so it is not known whether this one is a layer.
 		if like, err := s.likeLayer(ctx, d); err != nil || !like {
-			return cmp.Or(err, error(&PendingError{Reason: "it is no layer"}))
+			return cmp.Or(err, error(&gear.PendingError{Reason: "it is no layer"}))
 		}
 		if err := s.Queue(ctx, repo, []oci.Digest{d}); err != nil {
 			return err
@@ -159,11 +144,11 @@ func (s *Service) pending(ctx context.Context, repo string, d oci.Digest) error 
 func (s *Service) whyFailed(job gearfacts.Job) error {
 	switch {
 	case job.Attempts == 0:
-		return &PendingError{RetryAfter: retryAfter}
+		return &gear.PendingError{RetryAfter: retryAfter}
 	case s.ofLayer(job):
-		return &PendingError{Reason: job.Failure}
+		return &gear.PendingError{Reason: job.Failure}
 	}
-	return &PendingError{Reason: "for a reason that may pass; it will be tried again"}
+	return &gear.PendingError{Reason: "for a reason that may pass; it will be tried again"}
 }
 
 // ofLayer reports whether a conversion failed because of the layer itself. Clients may
@@ -185,21 +170,21 @@ func (s *Service) told(job gearfacts.Job) string {
 func (s *Service) waiting(job gearfacts.Job) error {
 	switch {
 	case job.Attempts == 0:
-		return &PendingError{RetryAfter: retryAfter}
+		return &gear.PendingError{RetryAfter: retryAfter}
 	case s.final(job):
-		return &PendingError{Reason: job.Failure}
+		return &gear.PendingError{Reason: job.Failure}
 	}
-	return &PendingError{RetryAfter: max(retryAfter, job.Due.Sub(s.opts.Clock())), Reason: s.told(job)}
+	return &gear.PendingError{RetryAfter: max(retryAfter, job.Due.Sub(s.opts.Clock())), Reason: s.told(job)}
 }
 
 // remaking returns an error that says how far the repair of a damaged index is.
 func (s *Service) remaking(ctx context.Context, d oci.Digest) error {
 	if active, _ := s.isActive(d); active {
-		return &PendingError{RetryAfter: retryAfter}
+		return &gear.PendingError{RetryAfter: retryAfter}
 	}
 	job, err := s.facts.Job(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) { // it is being queued, or was repaired just now
-		return &PendingError{RetryAfter: retryAfter}
+		return &gear.PendingError{RetryAfter: retryAfter}
 	}
 	if err != nil {
 		return err

@@ -161,7 +161,7 @@ func TestGearImageOfOthers(t *testing.T) {
 				}
 				b.eventually("an answer", func() bool {
 					_, err := b.svc.Layer(t.Context(), ours, d)
-					var p *gearregistry.PendingError
+					var p *gear.PendingError
 					return errors.As(err, &p) && p.RetryAfter == 0
 				})
 				b.quiet()

@@ -447,7 +447,7 @@ func (b *bed) readable(repo string, d oci.Digest) {
 func (b *bed) pending(repo string, d oci.Digest, reason string) {
 	b.t.Helper()
 	_, err := b.svc.Layer(context.Background(), repo, d)
-	var p *gearregistry.PendingError
+	var p *gear.PendingError
 	if !errors.As(err, &p) || p.RetryAfter > 0 != (reason == "") || !strings.Contains(p.Reason, reason) {
 		b.t.Errorf("layer %s of %s: got %v, want it to be pending with %q", d, repo, err, reason)
 	}

@@ -85,7 +85,7 @@ func TestDamage(t *testing.T) {
 	}
 	b.eventually("the index again", func() bool {
 		_, err := b.index(ours, d)
-		var pending *gearregistry.PendingError
+		var pending *gear.PendingError
 		if err != nil && (!errors.As(err, &pending) || pending.RetryAfter == 0) {
 			t.Fatalf("a damaged index: got %v", err)
 		}

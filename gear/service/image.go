@@ -222,18 +222,18 @@ func (s *Service) lookAgain(ctx context.Context, layers ...oci.Digest) {
 }
 
 // mayUse returns an error if a repository may not use the layer of a Gear image, or not
-// yet. Errors: *PendingError.
+// yet. Errors: *gear.PendingError.
 func (s *Service) mayUse(ctx context.Context, repo string, d oci.Digest) error {
 	ok, err := s.facts.Granted(ctx, repo, d)
 	if err != nil || ok {
 		return err
 	}
 	if s.coming(ctx, d) { // the layer is recorded before it is known who may use it
-		return &PendingError{RetryAfter: retryAfter}
+		return &gear.PendingError{RetryAfter: retryAfter}
 	}
 	// The conversion may have ended in between, with a grant.
 	if ok, err = s.facts.Granted(ctx, repo, d); err == nil && !ok {
-		err = &PendingError{Reason: errForeign.Error()}
+		err = &gear.PendingError{Reason: errForeign.Error()}
 	}
 	return err
 }

@@ -12,12 +12,9 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
-// ErrNotConverted says that a layer has no index and that nobody has asked for one.
-var ErrNotConverted = errors.New("the layer is not converted to Gear")
-
 // MayLook returns an error unless a repository shows a layer whose index can be read.
 // Unlike StoredIndex it queues nothing. It is for callers that only look. Errors:
-// BLOB_UNKNOWN, ErrNotConverted, *PendingError.
+// BLOB_UNKNOWN, gear.ErrNotConverted, *gear.PendingError.
 func (s *Service) MayLook(ctx context.Context, repo string, d oci.Digest) error {
 	_, err := s.lookAt(ctx, repo, d)
 	return err
@@ -33,7 +30,7 @@ func (s *Service) Look(ctx context.Context, repo string, d oci.Digest) (*gear.In
 	x, err := s.index(ctx, l.Index)
 	var damaged *filestore.CorruptError // only the first reader gets it
 	if errors.Is(err, filestore.ErrLost) || errors.As(err, &damaged) {
-		return nil, &PendingError{RetryAfter: retryAfter, Reason: "its index is damaged and made again"}
+		return nil, &gear.PendingError{RetryAfter: retryAfter, Reason: "its index is damaged and made again"}
 	}
 	return x, err
 }
@@ -59,12 +56,12 @@ func (s *Service) lookAt(ctx context.Context, repo string, d oci.Digest) (gearfa
 // whyNot returns an error that says why a layer has no index.
 func (s *Service) whyNot(ctx context.Context, d oci.Digest) error {
 	if active, _ := s.isActive(d); active {
-		return &PendingError{RetryAfter: retryAfter}
+		return &gear.PendingError{RetryAfter: retryAfter}
 	}
 	job, err := s.facts.Job(ctx, d)
 	switch {
 	case errors.Is(err, catalog.ErrNotFound):
-		return ErrNotConverted
+		return gear.ErrNotConverted
 	case err != nil:
 		return fmt.Errorf("look up the conversion of %s: %w", d, err)
 	}

@@ -23,7 +23,7 @@ func (b *bed) awaitIndex(repo string, d oci.Digest) *gear.Index {
 		if err == nil {
 			return x
 		}
-		var p *gearregistry.PendingError
+		var p *gear.PendingError
 		if !errors.As(err, &p) || p.RetryAfter == 0 || time.Now().After(end) {
 			b.t.Fatalf("%s of %s: %v", d, repo, err)
 		}
@@ -135,7 +135,7 @@ func (b *bed) eventuallyRefused(repo string, d oci.Digest) {
 	b.t.Helper()
 	b.eventually("a refusal", func() bool {
 		_, err := b.svc.Layer(context.Background(), repo, d)
-		var p *gearregistry.PendingError
+		var p *gear.PendingError
 		return errors.As(err, &p) && p.RetryAfter == 0
 	})
 }

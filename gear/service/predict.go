@@ -187,8 +187,8 @@ func (s *Service) inferred(ctx context.Context, repo string, manifest oci.Digest
 	ctx, cancel := context.WithTimeout(ctx, predictTime)
 	defer cancel()
 	p, err := s.infer(ctx, repo, manifest)
-	var pending *PendingError
-	if errors.As(err, &pending) || errors.Is(err, ErrNotConverted) || errors.Is(err, errNoImage) {
+	var pending *gear.PendingError
+	if errors.As(err, &pending) || errors.Is(err, gear.ErrNotConverted) || errors.Is(err, errNoImage) {
 		return Prediction{}, nil
 	}
 	if err == nil {
@@ -242,7 +242,7 @@ type start struct {
 var errNoImage = errors.New("the manifest is not that of an image")
 
 // startOf reads what a prediction needs to know about an image. Errors: errNoImage,
-// ErrNotConverted, *PendingError.
+// gear.ErrNotConverted, *gear.PendingError.
 func (s *Service) startOf(ctx context.Context, repo string, manifest oci.Digest) (*start, error) {
 	m, err := s.cat.Manifest(ctx, repo, manifest)
 	if err != nil {
@@ -257,7 +257,7 @@ func (s *Service) startOf(ctx context.Context, repo string, manifest oci.Digest)
 	}
 	layers := make([]*gear.Index, len(doc.Layers))
 	for i, l := range doc.Layers {
-		if !IsLayer(l.MediaType) {
+		if !gear.IsLayer(l.MediaType) {
 			return nil, errNoImage
 		}
 		if layers[i], err = s.Look(ctx, repo, l.Digest); err != nil {

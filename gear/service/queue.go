@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"example.org/slipway/gear"
 	"example.org/slipway/gear/convert"
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
@@ -181,26 +182,12 @@ func layersOf(named []oci.Descriptor) []oci.Digest {
 	var out []oci.Digest
 	had := map[oci.Digest]bool{}
 	for _, d := range named {
-		if IsLayer(d.MediaType) && !had[d.Digest] {
+		if gear.IsLayer(d.MediaType) && !had[d.Digest] {
 			had[d.Digest] = true
 			out = append(out, d.Digest)
 		}
 	}
 	return out
-}
-
-// IsLayer reports whether a media type is the type of a layer that can be converted: a
-// tar that is stored here, and not encrypted.
-func IsLayer(mediaType string) bool {
-	for _, tar := range []string{"application/vnd.oci.image.layer.v1.tar", "application/vnd.docker.image.rootfs.diff.tar"} {
-		if rest, ok := strings.CutPrefix(mediaType, tar); ok {
-			switch rest {
-			case "", "+gzip", "+zstd", ".gzip", ".zstd":
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // Queue requests the conversion of layers of a repository. It skips layers that have an
@@ -252,7 +239,7 @@ func (s *Service) wake() {
 }
 
 // Wait waits until a queued layer has its index. If the conversion failed, it returns a
-// *PendingError with the reason. If ctx ends, it returns the error of ctx.
+// *gear.PendingError with the reason. If ctx ends, it returns the error of ctx.
 func (s *Service) Wait(ctx context.Context, d oci.Digest) error { return s.wait(ctx, d, nil) }
 
 var errStopping = errors.New("the conversions have stopped")
@@ -278,13 +265,13 @@ func (s *Service) wait(ctx context.Context, d oci.Digest, stop <-chan struct{}) 
 				if _, err := s.facts.Layer(ctx, d); !errors.Is(err, catalog.ErrNotFound) {
 					return err
 				}
-				return &PendingError{Reason: "nobody asked for its conversion"}
+				return &gear.PendingError{Reason: "nobody asked for its conversion"}
 			}
 			if err != nil {
 				return err
 			}
 			if job.Attempts > 0 {
-				return &PendingError{Reason: s.told(job)}
+				return &gear.PendingError{Reason: s.told(job)}
 			}
 		}
 		select {

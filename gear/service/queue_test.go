@@ -113,7 +113,7 @@ func TestQueueRetries(t *testing.T) {
 	}
 	_, _, source := b.svc.StoredIndex(t.Context(), ours, d)
 	for who, err := range map[string]error{"a page": b.svc.MayLook(t.Context(), ours, d), "a volume": source, "a push": b.svc.Wait(t.Context(), d)} {
-		var p *gearregistry.PendingError
+		var p *gear.PendingError
 		if !errors.As(err, &p) || p.Reason == "" || strings.Contains(p.Reason, "no space left") {
 			t.Errorf("%s is told: %v", who, err)
 		}
@@ -442,7 +442,7 @@ func TestIsLayer(t *testing.T) {
 		"application/vnd.cncf.helm.chart.content.v1.tar+gzip":          false,
 		"": false,
 	} {
-		if got := gearregistry.IsLayer(kind); got != want {
+		if got := gear.IsLayer(kind); got != want {
 			t.Errorf("%q: got %v", kind, got)
 		}
 	}

@@ -20,7 +20,7 @@ const absentAgain = 30 * time.Second
 // StoredIndex returns the index of a layer that a repository shows, once all of its files
 // are stored. It is for callers that convert the layer into something else. A layer that
 // is not converted is queued, whatever the mode. embedded says that the layer belongs to
-// a Gear image. Errors: *PendingError.
+// a Gear image. Errors: *gear.PendingError.
 func (s *Service) StoredIndex(ctx context.Context, repo string, d oci.Digest) (x *gear.Index, embedded bool, err error) {
 	l, err := s.facts.Layer(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) {
@@ -53,11 +53,11 @@ func (s *Service) wanted(ctx context.Context, repo string, d oci.Digest) error {
 		return err
 	}
 	if active, _ := s.isActive(d); active {
-		return &PendingError{RetryAfter: retryAfter}
+		return &gear.PendingError{RetryAfter: retryAfter}
 	}
 	_, err = s.cat.StoredBlob(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) { // of a mirrored image
-		return &PendingError{RetryAfter: absentAgain, Reason: "the layer is not here yet"}
+		return &gear.PendingError{RetryAfter: absentAgain, Reason: "the layer is not here yet"}
 	}
 	if err == nil {
 		err = s.Queue(ctx, repo, []oci.Digest{d})
@@ -65,7 +65,7 @@ func (s *Service) wanted(ctx context.Context, repo string, d oci.Digest) error {
 	if err != nil {
 		return err
 	}
-	return &PendingError{RetryAfter: retryAfter}
+	return &gear.PendingError{RetryAfter: retryAfter}
 }
 
 // Contents returns the file store as a source, without checking who may read the files.

@@ -59,13 +59,13 @@ func TestStoredIndexQueues(t *testing.T) {
 	_, d := b.push(ours, tarOf(file{"a", []byte("first")}))
 	b.eventually("the layer is converted", func() bool {
 		_, _, err := b.svc.StoredIndex(t.Context(), ours, d)
-		var p *gearregistry.PendingError
+		var p *gear.PendingError
 		if err != nil && (!errors.As(err, &p) || p.RetryAfter <= 0) {
 			t.Fatal(err)
 		}
 		return err == nil
 	})
-	var p *gearregistry.PendingError
+	var p *gear.PendingError
 	if _, _, err := b.svc.StoredIndex(t.Context(), ours, oci.SHA256([]byte("none"))); !errors.As(err, &p) || p.RetryAfter <= 0 || p.Reason == "" {
 		t.Errorf("a layer that is not here: %v", err)
 	}

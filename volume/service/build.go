@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	gearregistry "example.org/slipway/gear/service"
+	"example.org/slipway/gear"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/volref"
 	"example.org/slipway/registry/catalog"
@@ -89,7 +89,7 @@ func (s *Service) indexes(ctx context.Context, repo string, digests []oci.Digest
 	var wait *waitingError
 	for i, d := range digests { // all of them, so that all are queued
 		x, embedded, err := s.layers.StoredIndex(ctx, repo, d)
-		var pending *gearregistry.PendingError
+		var pending *gear.PendingError
 		switch {
 		case errors.As(err, &pending) && pending.RetryAfter > 0 && pending.Reason == "":
 			wait = &waitingError{"layer " + string(d) + " is being converted to Gear"}

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	gearregistry "example.org/slipway/gear/service"
+	"example.org/slipway/gear"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/volref"
 	"example.org/slipway/registry"
@@ -84,7 +84,7 @@ func layersOf(manifest []byte) ([]oci.Digest, error) {
 	}
 	out := make([]oci.Digest, len(m.Layers))
 	for i, l := range m.Layers {
-		if !gearregistry.IsLayer(l.MediaType) {
+		if !gear.IsLayer(l.MediaType) {
 			return nil, &volref.UnsupportedError{Reason: fmt.Sprintf("its layer %s of the type %.100s is no tar that is here", l.Digest, l.MediaType)}
 		}
 		out[i] = l.Digest
@@ -361,7 +361,7 @@ func (s *Service) failed(ctx context.Context, v volumefacts.Image, err error) er
 		wait = firstRetry << n
 	}
 	var unsupported *volref.UnsupportedError
-	var pending *gearregistry.PendingError
+	var pending *gear.PendingError
 	if errors.As(err, &unsupported) || errors.As(err, &pending) || errors.Is(err, errNotAsked) {
 		wait = never
 	}

@@ -35,7 +35,7 @@ import (
 // Layers provides the layers of images: it is the Gear side of the registry.
 type Layers interface {
 	// StoredIndex returns the index of a layer whose files are all stored, and whether
-	// the layer belongs to a Gear image. Errors: *gearregistry.PendingError.
+	// the layer belongs to a Gear image. Errors: *gear.PendingError.
 	StoredIndex(ctx context.Context, repo string, d oci.Digest) (x *gear.Index, embedded bool, err error)
 	// Contents returns the contents of these files.
 	Contents() gear.FileSource

@@ -1,4 +1,4 @@
-package web
+package images
 
 import (
 	"errors"
@@ -14,6 +14,7 @@ import (
 	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/web/format"
 )
 
 const (
@@ -108,37 +109,31 @@ type shareView struct {
 	LayerBytes int64
 }
 
-// tree shows the files of an image.
-func (q *request) tree() error {
-	ref, ok := parseImage(q.rest)
-	if !ok {
-		return noImage()
-	}
-	if may, err := q.mayBrowse(ref.Repo); !may {
-		return err
-	}
-	d := &treeData{Repo: ref.Repo, Ref: ref.Ref, Name: ref.String(), Search: strings.TrimSpace(q.r.FormValue("q")), Path: strings.Trim(q.r.FormValue("path"), "/"),
-		Sort: q.r.FormValue("sort"), Image: q.h.render.base + "image/" + ref.String(), Diff: q.diffWith(ref, q.r.FormValue("platform"))}
-	err := q.fillTree(d, ref)
+// Tree returns the data of the page tree, which shows the files of an image. The request
+// says which of them. Errors: as for [Absent], and ErrNoDirectory.
+func (p *Pages) Tree(r *http.Request, at Ref, v Viewer) (any, error) {
+	q := &request{p, v, r}
+	d := &treeData{Repo: at.Repo, Ref: at.Ref, Name: at.String(), Search: strings.TrimSpace(r.FormValue("q")), Path: strings.Trim(r.FormValue("path"), "/"),
+		Sort: r.FormValue("sort"), Image: p.opts.Base + "image/" + at.String(), Diff: q.diffWith(at, r.FormValue("platform"))}
+	err := q.fillTree(d, at)
 	if !errors.As(err, &d.Problem) && err != nil {
-		return err
+		return nil, err
 	}
-	q.show(http.StatusOK, "tree", "Files of "+d.Name, d)
-	return nil
+	return d, nil
 }
 
 // diffWith returns the address of the page that compares another tag with an image, for a
 // platform.
-func (q *request) diffWith(to imageRef, platform string) string {
+func (q *request) diffWith(to Ref, platform string) string {
 	v := url.Values{"to": {to.Ref}}
 	if platform != "" {
 		v.Set("platform", platform)
 	}
-	return q.h.render.base + "diff/" + to.Repo + "?" + v.Encode()
+	return q.opts.Base + "diff/" + to.Repo + "?" + v.Encode()
 }
 
 // fillTree fills a page. It returns *noFiles if there are no files to show.
-func (q *request) fillTree(d *treeData, ref imageRef) error {
+func (q *request) fillTree(d *treeData, ref Ref) error {
 	img, err := q.imageOf(ref.Repo, ref.Ref, q.r.FormValue("platform"))
 	if err != nil {
 		return err
@@ -146,13 +141,13 @@ func (q *request) fillTree(d *treeData, ref imageRef) error {
 	d.Digest, d.Platform, d.MorePlatforms = img.Digest, img.Platform, img.MorePlatforms
 	d.Diff = q.diffWith(ref, img.Platform)
 	for _, p := range img.Platforms {
-		l := link{Text: showName(p)}
+		l := link{Text: format.Visible(p)}
 		if p != img.Platform {
 			l.Href = q.self("platform", p, "from", "")
 		}
 		d.Platforms = append(d.Platforms, l)
 	}
-	t, err := q.h.treeOf(q.ctx(), ref.Repo, img)
+	t, err := q.treeOf(q.ctx(), ref.Repo, img)
 	if err != nil {
 		return err
 	}
@@ -183,13 +178,13 @@ func (q *request) leaveOut(part string, err error) error {
 	if err == nil || q.ctx().Err() != nil {
 		return q.ctx().Err()
 	}
-	q.h.log.Warn("a part of a page is left out", "path", q.r.URL.Path, "part", part, "error", err)
+	q.log.Warn("a part of a page is left out", "path", q.r.URL.Path, "part", part, "error", err)
 	return nil
 }
 
 // fillRows puts the files of a directory, or the files that a search found, into a page.
 func (q *request) fillRows(d *treeData, t *fileTree) error {
-	done, err := take(q.ctx(), q.h.trees.walking)
+	done, err := take(q.ctx(), q.trees.walking)
 	if err != nil {
 		return err
 	}
@@ -210,7 +205,7 @@ func (q *request) fillRows(d *treeData, t *fileTree) error {
 	} else {
 		from, to, ok := t.dir(d.Path)
 		if !ok {
-			return notFound("The image has no directory of that name.")
+			return ErrNoDirectory
 		}
 		d.Here = t.between(from, to)
 		places = t.children(from, to)
@@ -279,7 +274,7 @@ func (q *request) crumbs(path string) []link {
 	out := []link{{"/", q.self("path", "", "from", "")}}
 	for i := 0; i < len(path); i++ {
 		end := i + strings.IndexByte(path[i:]+"/", '/')
-		out = append(out, link{showName(path[i:end]), q.self("path", path[:end], "from", "")})
+		out = append(out, link{format.Visible(path[i:end]), q.self("path", path[:end], "from", "")})
 		i = end
 	}
 	out[len(out)-1].Href = ""
@@ -293,14 +288,14 @@ var kinds = [...]string{rootfs.Dir: "directory", rootfs.File: "file", rootfs.Sym
 // fileRow describes an entry. If whole is set, the row shows the complete path.
 func (q *request) fileRow(t *fileTree, p *profile, i int32, whole bool) fileRow {
 	e := &t.x.Entries[i]
-	r := fileRow{Kind: kinds[e.Type], Dir: e.Type == rootfs.Dir, fileSum: t.sum(i), Link: showName(e.Link),
+	r := fileRow{Kind: kinds[e.Type], Dir: e.Type == rootfs.Dir, fileSum: t.sum(i), Link: format.Visible(e.Link),
 		Layer: int(t.layer[i]) + 1, Opened: p.between(int(i), int(t.end[i])), place: i}
-	r.Share = share(r.Opened.Bytes, r.Bytes)
+	r.Share = format.Share(r.Opened.Bytes, r.Bytes)
 	_, name := cutName(e.Path)
 	if whole {
 		name = e.Path
 	}
-	r.Name = showName(name)
+	r.Name = format.Visible(name)
 	if r.Dir {
 		r.Href = q.self("path", e.Path, "from", "", "q", "")
 	}
@@ -314,7 +309,7 @@ func (q *request) fileRow(t *fileTree, p *profile, i int32, whole bool) fileRow 
 		}
 		// The bytes count only where the file is, so that a directory's bytes are the sum
 		// of its rows.
-		r.Marks = append(r.Marks, "the same file as "+r.Link+", "+formatBytes(meta.Size))
+		r.Marks = append(r.Marks, "the same file as "+r.Link+", "+format.Bytes(meta.Size))
 		r.Link = ""
 	}
 	r.Mode, r.Owner, r.Time = fmt.Sprintf("%04o", meta.Mode), fmt.Sprintf("%d:%d", meta.UID, meta.GID), time.Unix(meta.Sec, int64(meta.Nsec))
@@ -336,7 +331,7 @@ func marks(e *rootfs.Entry) (out []string) {
 		if x.Name == "security.capability" {
 			out = append(out, "capabilities")
 		} else if len(out) < 8 {
-			out = append(out, "attribute "+showName(x.Name))
+			out = append(out, "attribute "+format.Visible(x.Name))
 		}
 	}
 	if e.Type == rootfs.CharDevice || e.Type == rootfs.BlockDevice {

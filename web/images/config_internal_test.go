@@ -1,4 +1,4 @@
-package web
+package images
 
 import (
 	"encoding/json"
@@ -86,4 +86,45 @@ func FuzzImage(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestPrettyDepth checks that a manifest is indented, unless it is so deep that indenting
+// would multiply its size.
+func TestPrettyDepth(t *testing.T) {
+	nested := func(n int) []byte {
+		return []byte(`{"a":` + strings.Repeat("[", n-1) + strings.Repeat("]", n-1) + `}`)
+	}
+	for name, test := range map[string]struct {
+		content  []byte
+		indented bool
+	}{
+		"usual": {[]byte(`{"a":{"b":[1]}}`), true}, "deep": {nested(maxIndented), true}, "too deep": {nested(maxIndented + 1), false}, "as deep as Go reads": {nested(9000), false},
+		"brackets in a text": {[]byte(`{"a":"` + strings.Repeat(`[\"`, 500) + `"}`), true}, "side by side": {[]byte(`[` + strings.Repeat("[],", 500) + `1]`), true},
+	} {
+		text, cut := pretty(test.content)
+		if cut || strings.Contains(text, "\n") != test.indented || len(text) > 40*len(test.content) {
+			t.Errorf("%s: %d bytes became %d, cut %v, want it indented: %v", name, len(test.content), len(text), cut, test.indented)
+		}
+	}
+}
+
+// FuzzRef checks that a reference is written as it was read.
+func FuzzRef(f *testing.F) {
+	f.Add("lib/app:v1")
+	f.Add("lib/app@sha256:" + strings.Repeat("a", 64))
+	f.Fuzz(func(t *testing.T, s string) {
+		if r, ok := ParseRef(s); ok && r.String() != s {
+			t.Errorf("%q is read as %q", s, r)
+		}
+	})
+}
+
+// TestLinks checks that what is no digest or tag has no link.
+func TestLinks(t *testing.T) {
+	if got := DigestLink("a/b", "sha256:x"); got != "" {
+		t.Errorf("a link %q to no digest", got)
+	}
+	if got := TagLink("a/b", "a/b"); got != "" {
+		t.Errorf("a link %q to no tag", got)
+	}
 }

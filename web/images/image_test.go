@@ -1,7 +1,6 @@
-package web
+package images_test
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"net/http"
@@ -9,64 +8,31 @@ import (
 	"testing"
 	"time"
 
-	gearregistry "example.org/slipway/gear/service"
+	"example.org/slipway/gear"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
-	"example.org/slipway/registry/catalog/browse"
+	"example.org/slipway/web/images"
 )
-
-// album is a shelf whose images have pages. Its layers are in a given state.
-type album struct {
-	*shelf
-	state LayerState
-}
-
-func (a *album) ManifestUse(context.Context, string, oci.Digest, int) (browse.ManifestUse, error) {
-	return browse.ManifestUse{}, nil
-}
-
-func (a *album) Attached(context.Context, string, oci.Digest, int) ([]oci.Descriptor, bool, error) {
-	return nil, false, nil
-}
-
-func (a *album) Layer(context.Context, string, oci.Digest) (LayerState, error) { return a.state, nil }
 
 // managed is an Access for one user, who either has all rights or may only pull.
 type managed struct{ admin bool }
 
 func (m managed) Open() bool { return false }
+
 func (m managed) Authenticate(*http.Request) (*auth.Identity, error) {
 	return &auth.Identity{Name: "somebody", Method: auth.MethodHTPasswd}, nil
 }
+
 func (m managed) Listed(*auth.Identity, string) bool { return true }
+
 func (m managed) Allowed(_ *auth.Identity, _ string, act auth.Action) bool {
 	return act == auth.Pull || m.admin
 }
 
-// TestPrettyDepth checks that a manifest is indented, unless it is so deep that indenting
-// would multiply its size.
-func TestPrettyDepth(t *testing.T) {
-	nested := func(n int) []byte {
-		return []byte(`{"a":` + strings.Repeat("[", n-1) + strings.Repeat("]", n-1) + `}`)
-	}
-	for name, test := range map[string]struct {
-		content  []byte
-		indented bool
-	}{
-		"usual": {[]byte(`{"a":{"b":[1]}}`), true}, "deep": {nested(maxIndented), true}, "too deep": {nested(maxIndented + 1), false}, "as deep as Go reads": {nested(9000), false},
-		"brackets in a text": {[]byte(`{"a":"` + strings.Repeat(`[\"`, 500) + `"}`), true}, "side by side": {[]byte(`[` + strings.Repeat("[],", 500) + `1]`), true},
-	} {
-		text, cut := pretty(test.content)
-		if cut || strings.Contains(text, "\n") != test.indented || len(text) > 40*len(test.content) {
-			t.Errorf("%s: %d bytes became %d, cut %v, want it indented: %v", name, len(test.content), len(text), cut, test.indented)
-		}
-	}
-}
-
 // TestImageSizes checks that invented sizes do not overflow their sum.
 func TestImageSizes(t *testing.T) {
-	a := &album{shelf: newShelf()}
-	h, _ := open(t, &Options{Browse: a, Files: a}, timing{})
+	a := images.NewShelf()
+	h := open(t, a, nil)
 	sized := func(sizes ...int64) (list []oci.Descriptor) {
 		for i, n := range sizes {
 			list = append(list, oci.Descriptor{MediaType: "application/vnd.oci.image.layer.v1.tar", Digest: oci.SHA256([]byte{byte(i)}), Size: n})
@@ -79,7 +45,7 @@ func TestImageSizes(t *testing.T) {
 	}{
 		"huge": {sized(math.MaxInt64, math.MaxInt64), "Together 8.0 EiB"}, "negative": {sized(-5, 1024), "Together 1.0 KiB"}, "usual": {sized(1024, 1024), "Together 2.0 KiB"},
 	} {
-		a.put("lib/app", tag, map[string]any{"layers": test.layers})
+		a.Put("lib/app", tag, map[string]any{"layers": test.layers})
 		holds(t, h, "/ui/image/lib/app:"+tag, test.want)
 	}
 }
@@ -89,27 +55,23 @@ func TestImageSizes(t *testing.T) {
 // and backslashes.
 func TestImageHostileText(t *testing.T) {
 	const turn = "\u202e"
-	a := &album{shelf: newShelf(), state: LayerState{Here: true, Waiting: true, Failure: "bad" + turn}}
-	h, _ := open(t, &Options{Browse: a, Files: a, Access: managed{admin: true}}, timing{})
+	a := images.NewShelf()
+	a.State = images.LayerState{Here: true, Waiting: true, Failure: "bad" + turn}
+	h := open(t, a, managed{admin: true})
 	config := fmt.Sprintf(`{"author":"author%[1]s","os":"os%[1]s","config":{"User":"user%[1]s","Env":["ENV=%[1]s","WINDOWS=C:\\new"],"Labels":{"label%[1]s":"value%[1]s"}},
 		"history":[{"created_by":"RUN printf 'a\\n' \\\n\t%[1]s"},{"comment":"comment%[1]s","empty_layer":true}]}`, turn)
-	d := a.push("lib/app", "v1", config, layer(t, file("a", "a")))
+	d := a.Push("lib/app", "v1", config, images.Layer(t, images.File("a", "a")))
 	m := map[string]any{"config": oci.Descriptor{MediaType: "application/vnd.oci.image.config.v1+json", Digest: oci.SHA256([]byte(config))}, "annotations": map[string]string{"note" + turn: turn},
 		"layers": []oci.Descriptor{{MediaType: "application/vnd.oci.image.layer.v1.tar+type" + turn, Digest: d, Size: 1}}, "subject": oci.Descriptor{Digest: oci.Digest("sha256:" + turn)}}
-	a.put("lib/app", "v1", m)
+	a.Put("lib/app", "v1", m)
 	body := holds(t, h, "/ui/image/lib/app:v1", `author\u202e`, `os\u202e`, `user\u202e`, `ENV=\u202e`, `WINDOWS=C:\new`, `label\u202e`, `value\u202e`, `note\u202e`, `type\u202e`, `comment\u202e`,
 		"printf 'a\\n' \\\n\t\\u202e", `not converted: <bdi>bad\u202e`, `sha256:\u202e`)
 	if i := strings.Index(body, turn); i >= 0 {
 		t.Errorf("the page turns direction at ...%s", body[max(0, i-100):i])
 	}
-	a.put("lib/app", "index", map[string]any{"manifests": []map[string]any{{"mediaType": "list" + turn, "digest": "sha256:" + turn, "platform": map[string]string{"os": "linux" + turn, "architecture": "x"}}}})
+	a.Put("lib/app", "index", map[string]any{"manifests": []map[string]any{{"mediaType": "list" + turn, "digest": "sha256:" + turn, "platform": map[string]string{"os": "linux" + turn, "architecture": "x"}}}})
 	if body := holds(t, h, "/ui/image/lib/app:index", `list\u202e`, `linux\u202e/x`); strings.Contains(body, turn) {
 		t.Error("the page of an index turns direction")
-	}
-	for text, want := range map[string]string{"a\r\x1b[0m\n": `a\u000d\u001b[0m` + "\n", "\U000e0041": `\U000e0041`, "plain \\n\t": "plain \\n\t"} {
-		if got := showText(text); got != want {
-			t.Errorf("%q is shown as %q, want %q", text, got, want)
-		}
 	}
 }
 
@@ -117,19 +79,20 @@ func TestImageHostileText(t *testing.T) {
 // layer, and nothing about the server.
 func TestImageFailure(t *testing.T) {
 	const raw = "spool file: open /var/lib/slipway/spool-1: no space left on device"
-	a := &album{shelf: newShelf(), state: LayerState{Here: true, Waiting: true, Failure: raw}}
-	a.push("lib/app", "v1", "{}", layer(t, file("a", "a")))
+	a := images.NewShelf()
+	a.State = images.LayerState{Here: true, Waiting: true, Failure: raw}
+	a.Push("lib/app", "v1", "{}", images.Layer(t, images.File("a", "a")))
 	m := map[string]any{"config": oci.Descriptor{MediaType: "application/vnd.oci.image.config.v1+json", Digest: oci.SHA256([]byte("{}"))},
 		"layers": []oci.Descriptor{{MediaType: "application/vnd.oci.image.layer.v1.tar", Digest: oci.SHA256([]byte("layer"))}}}
-	a.put("lib/app", "v1", m)
-	admins, _ := open(t, &Options{Browse: a, Files: a, Access: managed{admin: true}}, timing{})
+	a.Put("lib/app", "v1", m)
+	admins := open(t, a, managed{admin: true})
 	holds(t, admins, "/ui/image/lib/app:v1", raw)
-	others, _ := open(t, &Options{Browse: a, Files: a, Access: managed{}}, timing{})
-	a.fail = &gearregistry.PendingError{Reason: "entry 3: no path", RetryAfter: time.Second}
+	others := open(t, a, managed{})
+	a.Fail = &gear.PendingError{Reason: "entry 3: no path", RetryAfter: time.Second}
 	if body := holds(t, others, "/ui/image/lib/app:v1", "entry 3: no path"); strings.Contains(body, "spool") {
 		t.Error("who may pull sees paths of the server")
 	}
-	a.fail = &gearregistry.PendingError{RetryAfter: time.Second} // it is being tried right now
+	a.Fail = &gear.PendingError{RetryAfter: time.Second} // it is being tried right now
 	if body := holds(t, others, "/ui/image/lib/app:v1", "not converted: <bdi>it is tried again"); strings.Contains(body, "spool") {
 		t.Error("who may pull sees paths of the server while a layer is tried again")
 	}

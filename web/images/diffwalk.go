@@ -1,4 +1,4 @@
-package web
+package images
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/rootfs"
+	"example.org/slipway/web/format"
 )
 
 // compareTrees calls each for every path of two trees, in order. a or b is nil if that
@@ -104,7 +105,7 @@ func changeOf(from, to *gear.Index, a, b *gear.Entry) change {
 // details describes in words what differs.
 func (c *change) details() string {
 	if c.what == "touched" {
-		return "time " + formatTime(time.Unix(c.was.Sec, 0)) + ", now " + formatTime(time.Unix(c.is.Sec, 0))
+		return "time " + format.Time(time.Unix(c.was.Sec, 0)) + ", now " + format.Time(time.Unix(c.is.Sec, 0))
 	}
 	var list []string
 	say := func(bit int, words func() string) {
@@ -114,7 +115,9 @@ func (c *change) details() string {
 	}
 	say(inType, func() string { return kinds[c.was.Type] + " is now " + kinds[c.is.Type] })
 	say(inContent, func() string { return "content" })
-	say(inLink, func() string { return "link to " + showName(c.was.Link) + ", now to " + showName(c.is.Link) })
+	say(inLink, func() string {
+		return "link to " + format.Visible(c.was.Link) + ", now to " + format.Visible(c.is.Link)
+	})
 	say(inMode, func() string { return fmt.Sprintf("mode %04o, now %04o", c.was.Mode, c.is.Mode) })
 	say(inOwner, func() string {
 		return fmt.Sprintf("owner %d:%d, now %d:%d", c.was.UID, c.was.GID, c.is.UID, c.is.GID)

@@ -1,9 +1,11 @@
-package web
+package images
 
 import (
 	"fmt"
 	"html/template"
 	"strings"
+
+	"example.org/slipway/web/format"
 )
 
 // part is a part of a treemap: its name, its bytes, and how many of these are opened.
@@ -37,7 +39,7 @@ func treemap(t *fileTree, p *profile, places []int32) template.HTML {
 			continue
 		}
 		_, name := cutName(t.x.Entries[i].Path)
-		name = showName(name)
+		name = format.Visible(name)
 		if len(parts) == treemapParts && k+1 < len(places) && t.sum(places[k+1]).Bytes > 0 {
 			name = "everything else"
 		}
@@ -55,10 +57,10 @@ func drawTreemap(parts []part) template.HTML {
 	fmt.Fprintf(&b, `<svg class="treemap" viewBox="0 0 %d %d" role="img" aria-label="What lies here by size; the table below has the figures.">`, treemapWidth, treemapHeight)
 	for k, r := range squarify(parts, rect{0, 0, treemapWidth, treemapHeight}) {
 		p := parts[k]
-		name, size := template.HTMLEscapeString(p.name), formatBytes(p.bytes)
+		name, size := template.HTMLEscapeString(p.name), format.Bytes(p.bytes)
 		fmt.Fprintf(&b, `<g><title>%s, %s</title><rect class="part" x="%.1f" y="%.1f" width="%.1f" height="%.1f"/>`, name, size, r.x+1, r.y+1, max(0, r.w-2), max(0, r.h-2))
 		if p.opened > 0 {
-			h := max(0, r.h-2) * share(p.opened, p.bytes)
+			h := max(0, r.h-2) * format.Share(p.opened, p.bytes)
 			fmt.Fprintf(&b, `<rect class="opened" x="%.1f" y="%.1f" width="%.1f" height="%.1f"/>`, r.x+1, r.y+1+max(0, r.h-2)-h, max(0, r.w-2), h)
 		}
 		if room := int((r.w - 16) / 9); room >= 3 && r.h > 24 {
@@ -125,6 +127,3 @@ func squarify(parts []part, in rect) []rect {
 	}
 	return out
 }
-
-// strip returns how many units of 300 a part of a whole takes in the strip of a profile.
-func strip(part, whole int64) int { return int(300 * share(part, whole)) }

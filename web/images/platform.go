@@ -1,11 +1,12 @@
-package web
+package images
 
 import (
 	"slices"
 	"strings"
 
-	gearregistry "example.org/slipway/gear/service"
+	"example.org/slipway/gear"
 	"example.org/slipway/oci"
+	"example.org/slipway/web/format"
 )
 
 // image is an image whose files are shown. If it comes from an index, it is the image for
@@ -30,12 +31,12 @@ const (
 // imageOf returns the image that a reference names. For an index, it is the image for the
 // platform. It returns *noFiles if there are no files to show.
 func (q *request) imageOf(repo, ref, platform string) (*image, error) {
-	if q.h.opts.Files == nil {
+	if q.opts.Files == nil {
 		return nil, &noFiles{Title: "No files", Text: "This server does not show the files of images."}
 	}
-	m, err := q.manifestOf(repo, ref)
+	m, err := Ref{repo, ref}.Read(q.ctx(), q.opts.Browse)
 	if err != nil {
-		return nil, orNoImage(err)
+		return nil, err
 	}
 	i := &image{manifest: readManifest(m.Content), Digest: m.Digest}
 	if len(i.Manifests) > 0 {
@@ -43,9 +44,9 @@ func (q *request) imageOf(repo, ref, platform string) (*image, error) {
 		if err != nil {
 			return nil, err
 		}
-		m, err := q.h.opts.Browse.Manifest(q.ctx(), repo, child)
-		if isAbsent(err) {
-			return nil, &noFiles{Title: "Not all of it is here", Text: "The image for " + showName(i.Platform) + " is not here. In a mirror it comes with the first pull."}
+		m, err := q.opts.Browse.Manifest(q.ctx(), repo, child)
+		if Absent(err) {
+			return nil, &noFiles{Title: "Not all of it is here", Text: "The image for " + format.Visible(i.Platform) + " is not here. In a mirror it comes with the first pull."}
 		}
 		if err != nil {
 			return nil, err
@@ -54,7 +55,7 @@ func (q *request) imageOf(repo, ref, platform string) (*image, error) {
 	}
 	switch {
 	case len(i.Manifests) > 0:
-		return nil, &noFiles{Title: "Not an image", Text: "For " + showName(i.Platform) + " this index names another index, which this page does not follow."}
+		return nil, &noFiles{Title: "Not an image", Text: "For " + format.Visible(i.Platform) + " this index names another index, which this page does not follow."}
 	case i.Layers == nil:
 		return nil, &noFiles{Title: "Not an image", Text: "The manifest is of a form that this page does not know."}
 	}
@@ -85,7 +86,7 @@ func (i *image) choose(platform string) (oci.Digest, error) {
 	case len(seen) == 0:
 		return "", &noFiles{Title: "Not an image", Text: "This index names no image of a platform."}
 	case i.Platform == "":
-		return "", &noFiles{Title: "No such platform", Text: "This image is for " + showName(strings.Join(i.Platforms, ", ")) + "; there is none for " + showName(platform) + "."}
+		return "", &noFiles{Title: "No such platform", Text: "This image is for " + format.Visible(strings.Join(i.Platforms, ", ")) + "; there is none for " + format.Visible(platform) + "."}
 	}
 	if !slices.Contains(i.Platforms, i.Platform) {
 		i.Platforms = append(i.Platforms, i.Platform)
@@ -105,7 +106,7 @@ func (i *image) gearLayers() ([]oci.Digest, error) {
 	}
 	out := make([]oci.Digest, len(i.Layers))
 	for k, l := range i.Layers {
-		if !gearregistry.IsLayer(l.MediaType) {
+		if !gear.IsLayer(l.MediaType) {
 			return nil, noLayer(k+1, l.MediaType)
 		}
 		out[k] = l.Digest
@@ -115,12 +116,12 @@ func (i *image) gearLayers() ([]oci.Digest, error) {
 
 // noLayer says why an entry among a manifest's layers has no files to show.
 func noLayer(number int, mediaType string) error {
-	layer, of := "Layer "+formatCount(int64(number))+" of this image", " is of the type "+showName(mediaType)
+	layer, of := "Layer "+format.Count(int64(number))+" of this image", " is of the type "+format.Visible(mediaType)
 	switch {
 	case strings.Contains(mediaType, ".nondistributable.") || strings.Contains(mediaType, ".foreign."):
 		return &noFiles{Title: "Not all of it is here", Text: layer + of + ": clients fetch it from whoever made it, and registries do not keep it, so its files are not known."}
 	case strings.HasSuffix(mediaType, "+encrypted"):
 		return &noFiles{Title: "Encrypted", Text: layer + of + ": only who has the key can tell what is in it."}
 	}
-	return &noFiles{Title: "Not a file tree", Text: "What this manifest names are not layers of files but of the type " + showName(mediaType) + ", as those of charts, signatures and other artifacts are."}
+	return &noFiles{Title: "Not a file tree", Text: "What this manifest names are not layers of files but of the type " + format.Visible(mediaType) + ", as those of charts, signatures and other artifacts are."}
 }

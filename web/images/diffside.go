@@ -1,14 +1,16 @@
-package web
+package images
 
 import (
 	"errors"
 	"net/url"
 	"slices"
+
+	"example.org/slipway/registry/catalog"
 )
 
 // side is one of the two images that are compared.
 type side struct {
-	ref  imageRef
+	ref  Ref
 	img  *image
 	tree *fileTree
 }
@@ -24,7 +26,7 @@ func (s *side) says(err error) error {
 
 // address returns the address of the image's files.
 func (s *side) address(q *request) string {
-	to := q.h.render.base + "tree/" + s.ref.String()
+	to := q.opts.Base + "tree/" + s.ref.String()
 	if s.img.Platform != "" {
 		to += "?" + url.Values{"platform": {s.img.Platform}}.Encode()
 	}
@@ -50,10 +52,10 @@ func (q *request) readImages(d *diffData, platform string, sides ...*side) (err 
 // lacks the platform that is shown of the other image, it uses a platform that both have.
 // It returns *noFiles if there are no files to show.
 func (q *request) sides(d *diffData) (from, to *side, err error) {
-	from, to = &side{ref: imageRef{d.Repo, d.From}}, &side{ref: imageRef{d.Repo, d.To}}
+	from, to = &side{ref: Ref{d.Repo, d.From}}, &side{ref: Ref{d.Repo, d.To}}
 	for _, s := range []*side{from, to} {
-		if _, ok := parseImage(s.ref.String()); !ok {
-			return nil, nil, noImage()
+		if _, ok := ParseRef(s.ref.String()); !ok {
+			return nil, nil, catalog.ErrNotFound
 		}
 	}
 	if err := q.readImages(d, d.Platform, from, to); err != nil {
@@ -69,7 +71,7 @@ func (q *request) sides(d *diffData) (from, to *side, err error) {
 	}
 	for _, s := range []*side{from, to} {
 		if err == nil {
-			s.tree, err = q.h.treeOf(q.ctx(), s.ref.Repo, s.img)
+			s.tree, err = q.treeOf(q.ctx(), s.ref.Repo, s.img)
 			err = s.says(err)
 		}
 	}

@@ -1,4 +1,4 @@
-package web
+package images
 
 import (
 	"cmp"

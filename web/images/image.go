@@ -1,33 +1,18 @@
-package web
+package images
 
 import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"math"
 	"net/http"
 	"strings"
-	"unicode"
 
-	gearregistry "example.org/slipway/gear/service"
+	"example.org/slipway/gear"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/browse"
 )
-
-// LayerState is the state of a layer.
-type LayerState struct {
-	// Here reports that the repository has the layer.
-	Here bool
-	// Converted reports that the layer was converted to Files distinct contents, of the
-	// given bytes together. Waiting reports that it waits for its conversion, and Failure
-	// is the error of the last attempt.
-	Converted, Waiting bool
-	Files, Bytes       int64
-	Failure            string
-}
 
 const (
 	// maxShownConfig is how many bytes are read of a config. maxShownManifest is how many
@@ -76,19 +61,19 @@ type imageData struct {
 	Self     string
 	Manifest catalog.Manifest
 	Use      browse.ManifestUse
-	Kind     kind
+	Kind     Kind
 	Type     string
 
 	Parts, Attested []partRow
 	MoreParts       int
 	Config          *imageConfig
 	ConfigProblem   string
-	Facts           []Fact
+	Facts           []fact
 	Env             []string
-	Labels          []Fact
+	Labels          []fact
 	MoreLabels      int
 	MoreEnv         int
-	Annotations     []Fact
+	Annotations     []fact
 	MoreAnnotations int
 	Steps           []step
 	MoreSteps       int
@@ -102,49 +87,33 @@ type imageData struct {
 	JSON            string
 	JSONCut         bool
 	ManifestBytes   int64
-	Commands        []Fact
+	Commands        []fact
 	MayDelete       bool
 }
 
-// image shows an image, or whatever else a manifest describes.
-func (q *request) image() error {
-	at, ok := parseImage(q.rest)
-	if !ok {
-		return noImage()
-	}
-	if ok, err := q.mayBrowse(at.Repo); !ok {
-		return err
-	}
-	m, err := q.manifestOf(at.Repo, at.Ref)
+// Image returns the data of the page image: of an image, or of whatever else a manifest
+// describes. Errors: as for [Absent].
+func (p *Pages) Image(r *http.Request, at Ref, v Viewer) (any, error) {
+	q := &request{p, v, r}
+	m, err := at.Read(q.ctx(), p.opts.Browse)
 	if err != nil {
-		return orNoImage(err)
+		return nil, err
 	}
-	d := &imageData{Repo: at.Repo, Ref: at.Ref, Manifest: m, Self: linkRef(at.Repo, m.Digest), MayDelete: q.may(at.Repo, auth.Delete)}
+	d := &imageData{Repo: at.Repo, Ref: at.Ref, Manifest: m, Self: DigestLink(at.Repo, m.Digest), MayDelete: v.MayDelete}
 	if !oci.IsDigest(at.Ref) {
 		d.Tag = at.Ref
 	}
-	if err := q.describe(d); err != nil {
-		return orNoImage(err)
-	}
-	q.show(http.StatusOK, "image", q.rest, d)
-	return nil
-}
-
-func (q *request) manifestOf(repo, ref string) (catalog.Manifest, error) {
-	if oci.IsDigest(ref) {
-		return q.h.opts.Browse.Manifest(q.ctx(), repo, oci.Digest(ref))
-	}
-	return q.h.opts.Browse.Tag(q.ctx(), repo, ref)
+	return d, q.describe(d)
 }
 
 // describe fills in everything about the manifest.
 func (q *request) describe(d *imageData) (err error) {
-	b := q.h.opts.Browse
+	b := q.opts.Browse
 	if d.Use, err = b.ManifestUse(q.ctx(), d.Repo, d.Manifest.Digest, maxPointers); err != nil {
 		return err
 	}
 	for _, i := range d.Use.Indexes {
-		d.Indexes = append(d.Indexes, attachedRow{Digest: i, Ref: linkRef(d.Repo, i)})
+		d.Indexes = append(d.Indexes, attachedRow{Digest: i, Ref: DigestLink(d.Repo, i)})
 	}
 	m := readManifest(d.Manifest.Content)
 	d.Kind, d.Type = kindOf(d.Manifest.MediaType, d.Manifest.ArtifactType, m), d.Manifest.ArtifactType
@@ -153,7 +122,7 @@ func (q *request) describe(d *imageData) (err error) {
 	}
 	d.Annotations, d.MoreAnnotations = sortedFacts(m.Annotations)
 	if m.Subject != nil {
-		d.Subject = &attachedRow{Digest: m.Subject.Digest, Ref: linkRef(d.Repo, m.Subject.Digest)}
+		d.Subject = &attachedRow{Digest: m.Subject.Digest, Ref: DigestLink(d.Repo, m.Subject.Digest)}
 	}
 	d.parts(m)
 	if err := q.layers(d, m); err != nil {
@@ -176,7 +145,7 @@ func (d *imageData) parts(m manifest) {
 	list, more := someOf(m.Manifests)
 	d.MoreParts = more
 	for _, e := range list {
-		p := partRow{Descriptor: e, Platform: entryPlatform(&e), Ref: linkRef(d.Repo, e.Digest)}
+		p := partRow{Descriptor: e, Platform: entryPlatform(&e), Ref: DigestLink(d.Repo, e.Digest)}
 		if p.Of = e.Annotations["vnd.docker.reference.digest"]; p.Of != "" {
 			d.Attested = append(d.Attested, p)
 			continue
@@ -193,10 +162,10 @@ func (q *request) layers(d *imageData, m manifest) error {
 		row := layerRow{Descriptor: l, Number: i + 1, Title: l.Annotations["org.opencontainers.image.title"]}
 		if i < maxLayerStates && oci.ValidDigest(l.Digest) {
 			var err error
-			if row.State, err = q.h.opts.Browse.Layer(q.ctx(), d.Repo, l.Digest); err != nil {
+			if row.State, err = q.opts.Browse.Layer(q.ctx(), d.Repo, l.Digest); err != nil {
 				return err
 			}
-			if row.State.Failure != "" && !q.may("", auth.Admin) {
+			if row.State.Failure != "" && !q.Admin {
 				row.State.Failure = q.toldFailure(d.Repo, l.Digest)
 			}
 			row.Known = true
@@ -211,8 +180,8 @@ func (q *request) layers(d *imageData, m manifest) error {
 // registry. It says what is wrong with the layer, but nothing about the server's paths
 // and stores.
 func (q *request) toldFailure(repo string, d oci.Digest) string {
-	var pending *gearregistry.PendingError
-	if f := q.h.opts.Files; f != nil && errors.As(f.MayLook(q.ctx(), repo, d), &pending) && pending.Reason != "" {
+	var pending *gear.PendingError
+	if f := q.opts.Files; f != nil && errors.As(f.MayLook(q.ctx(), repo, d), &pending) && pending.Reason != "" {
 		return pending.Reason
 	}
 	return "it is tried again"
@@ -250,14 +219,14 @@ func (q *request) config(d *imageData, m manifest) error {
 // attached finds what was attached to the image: by its subject, and by a tag like the
 // tags that cosign makes.
 func (q *request) attached(d *imageData) error {
-	b := q.h.opts.Browse
+	b := q.opts.Browse
 	list, more, err := b.Attached(q.ctx(), d.Repo, d.Manifest.Digest, maxAttached)
 	if err != nil {
 		return err
 	}
 	d.MoreAttached = more
 	for _, r := range list {
-		row := attachedRow{Kind: attachment(r.ArtifactType), Type: r.ArtifactType, Digest: r.Digest, Size: r.Size, Ref: linkRef(d.Repo, r.Digest)}
+		row := attachedRow{Kind: attachment(r.ArtifactType), Type: r.ArtifactType, Digest: r.Digest, Size: r.Size, Ref: DigestLink(d.Repo, r.Digest)}
 		if row.Kind == "" {
 			row.Kind = "artifact"
 		}
@@ -269,13 +238,13 @@ func (q *request) attached(d *imageData) error {
 	for _, s := range []struct{ suffix, kind string }{{".sig", "signature"}, {".att", "attestation"}, {".sbom", "SBOM"}} {
 		tag := strings.Replace(string(d.Manifest.Digest), ":", "-", 1) + s.suffix
 		m, err := b.Tag(q.ctx(), d.Repo, tag)
-		if isAbsent(err) {
+		if Absent(err) {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		row := attachedRow{Kind: s.kind, Type: "by a tag", Tag: tag, Digest: m.Digest, Ref: tagRef(d.Repo, tag)}
+		row := attachedRow{Kind: s.kind, Type: "by a tag", Tag: tag, Digest: m.Digest, Ref: TagLink(d.Repo, tag)}
 		if use, err := b.ManifestUse(q.ctx(), d.Repo, m.Digest, 1); err == nil {
 			row.Size = use.Size
 		}
@@ -298,55 +267,30 @@ func pretty(content []byte) (text string, cut bool) {
 	return strings.ToValidUTF8(string(content), "\uFFFD"), cut
 }
 
-// showText makes untrusted text of several lines fully visible. It replaces characters
-// that control a terminal, or change the direction of text, by their numbers. Unlike
-// showName it leaves backslashes alone, because commands and JSON contain many of them.
-func showText(s string) string {
-	if !strings.ContainsFunc(s, unseen) {
-		return s
-	}
-	var b strings.Builder
-	for _, r := range s {
-		switch {
-		case !unseen(r):
-			b.WriteRune(r)
-		case r > 0xffff:
-			fmt.Fprintf(&b, `\U%08x`, r)
-		default:
-			fmt.Fprintf(&b, `\u%04x`, r)
-		}
-	}
-	return b.String()
-}
-
-// unseen reports whether a character is invisible or appears as something else.
-func unseen(r rune) bool { return r != '\n' && r != '\t' && !unicode.IsPrint(r) }
-
 // commands lists the commands that pull the image.
-func (q *request) commands(d *imageData) []Fact {
-	host, plain := q.host(), !q.encrypted()
-	ref := host + "/" + d.Repo + ":" + d.Tag
+func (q *request) commands(d *imageData) []fact {
+	ref := q.Host + "/" + d.Repo + ":" + d.Tag
 	if d.Tag == "" {
-		ref = host + "/" + d.Repo + "@" + string(d.Manifest.Digest)
+		ref = q.Host + "/" + d.Repo + "@" + string(d.Manifest.Digest)
 	}
 	flag := func(s string) string {
-		if plain {
+		if q.Plain {
 			return s + " "
 		}
 		return ""
 	}
 	if d.Kind.Chart {
-		c := "helm pull " + flag("--plain-http") + "oci://" + host + "/" + d.Repo
+		c := "helm pull " + flag("--plain-http") + "oci://" + q.Host + "/" + d.Repo
 		if d.Tag != "" {
 			c += " --version " + strings.ReplaceAll(d.Tag, "_", "+")
 		} else {
 			c += "@" + string(d.Manifest.Digest)
 		}
-		return []Fact{{"Helm", c}}
+		return []fact{{"Helm", c}}
 	}
 	if !d.Kind.Image {
-		return []Fact{{"ORAS", "oras pull " + flag("--plain-http") + ref}}
+		return []fact{{"ORAS", "oras pull " + flag("--plain-http") + ref}}
 	}
-	return []Fact{{"Docker", "docker pull " + ref}, {"containerd", "ctr images pull " + flag("--plain-http") + ref},
+	return []fact{{"Docker", "docker pull " + ref}, {"containerd", "ctr images pull " + flag("--plain-http") + ref},
 		{"Podman", "podman pull " + flag("--tls-verify=false") + ref}, {"Lazily", "slipway run " + ref}, {"Its files only", "slipway mount " + ref + " DIRECTORY"}}
 }

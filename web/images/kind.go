@@ -1,4 +1,4 @@
-package web
+package images
 
 import (
 	"encoding/json"
@@ -28,9 +28,9 @@ func readManifest(content []byte) manifest {
 	return m
 }
 
-// kind says in words what a manifest is. Image reports that containers can run it or, if
+// Kind says in words what a manifest is. Image reports that containers can run it or, if
 // it is an Index, its parts.
-type kind struct {
+type Kind struct {
 	Name         string
 	Image, Index bool
 	Chart        bool
@@ -50,13 +50,17 @@ const (
 // maxPlatforms is how many platforms a row names.
 const maxPlatforms = 8
 
-// kindOf returns the kind of a manifest.
-func kindOf(mediaType, artifactType string, m manifest) kind {
+// KindOf returns the kind of a manifest with the given content.
+func KindOf(mediaType, artifactType string, content []byte) Kind {
+	return kindOf(mediaType, artifactType, readManifest(content))
+}
+
+func kindOf(mediaType, artifactType string, m manifest) Kind {
 	switch mediaType {
 	case oci.MediaTypeOCIIndex, oci.MediaTypeDockerIndex:
 		return indexKind(m)
 	case oci.MediaTypeDockerManifestV1, oci.MediaTypeDockerManifestV1S:
-		return kind{Name: "image of an old form (schema 1)"}
+		return Kind{Name: "image of an old form (schema 1)"}
 	}
 	types := []string{artifactType, m.ArtifactType}
 	if m.Config != nil {
@@ -67,18 +71,18 @@ func kindOf(mediaType, artifactType string, m manifest) kind {
 	}
 	for _, t := range types {
 		if k := attachment(t); k != "" {
-			return kind{Name: k, Chart: k == "Helm chart"}
+			return Kind{Name: k, Chart: k == "Helm chart"}
 		}
 	}
 	if m.Config != nil && (m.Config.MediaType == typeOCIConfig || m.Config.MediaType == typeDockerConf) &&
 		(m.ArtifactType == "" || m.ArtifactType == m.Config.MediaType) {
-		return kind{Name: "image", Image: true}
+		return Kind{Name: "image", Image: true}
 	}
-	return kind{Name: "artifact"}
+	return Kind{Name: "artifact"}
 }
 
-func indexKind(m manifest) kind {
-	k := kind{Name: "index", Image: true, Index: true}
+func indexKind(m manifest) Kind {
+	k := Kind{Name: "index", Image: true, Index: true}
 	seen := map[string]bool{}
 	for _, d := range m.Manifests {
 		p := entryPlatform(&d)

@@ -1,9 +1,11 @@
-package web
+package images
 
 import (
 	"maps"
 	"slices"
 	"strings"
+
+	"example.org/slipway/web/format"
 )
 
 // maxConfigChanges is how many differences of configs are listed.
@@ -22,7 +24,7 @@ func (c *imageConfig) changes(to *imageConfig) []configChange {
 	var out []configChange
 	for _, k := range keys {
 		if a[k] != b[k] && len(out) < maxConfigChanges {
-			out = append(out, configChange{showName(k), showName(a[k]), showName(b[k])})
+			out = append(out, configChange{format.Visible(k), format.Visible(a[k]), format.Visible(b[k])})
 		}
 	}
 	return out

@@ -1,4 +1,4 @@
-package web
+package images
 
 import (
 	"cmp"
@@ -12,6 +12,7 @@ import (
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/oci"
+	"example.org/slipway/web/format"
 )
 
 // diffData is what the page that compares two images shows.
@@ -101,26 +102,24 @@ const (
 	maxDiffAt = 1 << 30
 )
 
-// diff shows the page that compares the files of two images of a repository.
-func (q *request) diff() error {
-	repo := q.rest
-	if may, err := q.mayBrowse(repo); !may {
-		return err
-	}
-	d := &diffData{Repo: repo, From: strings.TrimSpace(q.r.FormValue("from")), To: strings.TrimSpace(q.r.FormValue("to")), Platform: q.r.FormValue("platform"),
-		Times: q.r.FormValue("times") != "", Path: strings.Trim(q.r.FormValue("path"), "/"), Only: q.r.FormValue("only") != ""}
+// Diff returns the data of the page diff, which compares the files of two images of a
+// repository. The request says which. Errors: as for [Absent].
+func (p *Pages) Diff(r *http.Request, repo string, v Viewer) (any, error) {
+	q := &request{p, v, r}
+	d := &diffData{Repo: repo, From: strings.TrimSpace(r.FormValue("from")), To: strings.TrimSpace(r.FormValue("to")), Platform: r.FormValue("platform"),
+		Times: r.FormValue("times") != "", Path: strings.Trim(r.FormValue("path"), "/"), Only: r.FormValue("only") != ""}
 	if d.Platform != "" {
 		d.Platforms = []string{d.Platform}
 	}
-	if d.From != "" && d.To != "" {
-		d.Asked = true
-		err := q.fillDiff(d)
-		if !errors.As(err, &d.Problem) && err != nil {
-			return err
-		}
+	if d.From == "" || d.To == "" {
+		return d, nil
 	}
-	q.show(http.StatusOK, "diff", "Differences in "+repo, d)
-	return nil
+	d.Asked = true
+	err := q.fillDiff(d)
+	if !errors.As(err, &d.Problem) && err != nil {
+		return nil, err
+	}
+	return d, nil
 }
 
 // fillDiff compares the images. It returns *noFiles if there are no files to show.
@@ -132,7 +131,7 @@ func (q *request) fillDiff(d *diffData) error {
 	d.FromName, d.ToName = from.ref.String(), to.ref.String()
 	d.FromTree, d.ToTree = from.address(q), to.address(q)
 	d.FromPlatform, d.ToPlatform = from.img.Platform, to.img.Platform
-	done, err := take(q.ctx(), q.h.trees.walking)
+	done, err := take(q.ctx(), q.trees.walking)
 	if err != nil {
 		return err
 	}
@@ -301,13 +300,13 @@ func (q *request) fillDirs(d *diffData, dirs map[string]*dirChange) {
 	})
 	d.MoreDirs = max(0, len(list)-maxDiffDirs)
 	for _, c := range list[:len(list)-d.MoreDirs] {
-		c.Share = share(c.Bytes, list[0].Bytes)
+		c.Share = format.Share(c.Bytes, list[0].Bytes)
 		if strings.Contains(c.Name, "/") {
 			c.Href = q.self("path", c.Name, "only", "", "at", "")
-			c.Name = "/" + showName(c.Name)
+			c.Name = "/" + format.Visible(c.Name)
 		} else {
 			c.Href = q.self("path", c.Name, "only", "1", "at", "")
-			c.Name = "directly in /" + showName(c.Name)
+			c.Name = "directly in /" + format.Visible(c.Name)
 		}
 		d.Dirs = append(d.Dirs, *c)
 	}
@@ -316,11 +315,11 @@ func (q *request) fillDirs(d *diffData, dirs map[string]*dirChange) {
 // row appends a change to the groups.
 func (d *diffData) row(path string, a, b *gear.Entry, c change) {
 	dir, name := cutName(path)
-	dir = "/" + showName(dir)
+	dir = "/" + format.Visible(dir)
 	if len(d.Groups) == 0 || d.Groups[len(d.Groups)-1].Dir != dir {
 		d.Groups = append(d.Groups, diffGroup{Dir: dir})
 	}
-	r := diffRow{Name: showName(name), What: c.what, Details: c.details(), Before: -1, Now: -1}
+	r := diffRow{Name: format.Visible(name), What: c.what, Details: c.details(), Before: -1, Now: -1}
 	if a != nil {
 		r.Kind = kinds[a.Type]
 		if a.Type == rootfs.File {

@@ -1,4 +1,4 @@
-package web
+package format
 
 import (
 	"fmt"
@@ -7,11 +7,11 @@ import (
 	"unicode/utf8"
 )
 
-// showName makes untrusted text fully visible, and different texts look different. It
+// Visible makes untrusted text fully visible, and different texts look different. It
 // replaces invalid UTF-8, and characters that control a terminal or change the direction
 // of text, by their numbers. In such a text, and in a text that looks like its result, it
 // doubles backslashes.
-func showName(s string) string {
+func Visible(s string) string {
 	if isPlain(s) {
 		return s
 	}
@@ -40,7 +40,7 @@ func showName(s string) string {
 }
 
 // isPlain reports whether a text can be shown as it is: all of it is visible, and nothing
-// in it looks like output of showName.
+// in it looks like output of Visible.
 func isPlain(s string) bool {
 	escape := false
 	for _, r := range s {
@@ -51,3 +51,27 @@ func isPlain(s string) bool {
 	}
 	return true
 }
+
+// VisibleLines makes untrusted text of several lines fully visible. It replaces characters
+// that control a terminal, or change the direction of text, by their numbers. Unlike
+// Visible it leaves backslashes alone, because commands and JSON contain many of them.
+func VisibleLines(s string) string {
+	if !strings.ContainsFunc(s, unseen) {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		switch {
+		case !unseen(r):
+			b.WriteRune(r)
+		case r > 0xffff:
+			fmt.Fprintf(&b, `\U%08x`, r)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	return b.String()
+}
+
+// unseen reports whether a character is invisible or appears as something else.
+func unseen(r rune) bool { return r != '\n' && r != '\t' && !unicode.IsPrint(r) }

@@ -1,4 +1,4 @@
-package web
+package images
 
 import (
 	"container/list"
@@ -9,27 +9,10 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
-	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/web/format"
 )
-
-// Files is what the pages of images' files read, in addition to Browse. None of its
-// methods counts as a pull, asks an upstream, or begins a conversion.
-type Files interface {
-	// MayLook and Look are methods of gearregistry.Service.
-	MayLook(ctx context.Context, repo string, d oci.Digest) error
-	Look(ctx context.Context, repo string, d oci.Digest) (*gear.Index, error)
-	// Profile is gearregistry.Service's LookProfile. It returns the files that containers
-	// open first.
-	Profile(ctx context.Context, repo string, manifest oci.Digest) ([]gear.Name, error)
-	// Share and Holders are methods of gearfacts.Layers.
-	Share(ctx context.Context, image oci.Digest, layers []oci.Digest, repo string) (gearfacts.Share, error)
-	Holders(ctx context.Context, names []gear.Name, n int) ([]gearfacts.Holders, error)
-	// Converts reports whether layers of a repository are converted automatically.
-	Converts(repo string) bool
-}
 
 const (
 	// maxTreeEntries is how many entries an image's layers may have together, and also
@@ -134,65 +117,23 @@ type noFiles struct {
 
 func (e *noFiles) Error() string { return e.Title + ": " + e.Text }
 
-// imageRef is an image as an address names it.
-type imageRef struct{ Repo, Ref string }
-
-// parseImage splits REPOSITORY:TAG or REPOSITORY@DIGEST.
-func parseImage(s string) (imageRef, bool) {
-	repo, ref, digest := strings.Cut(s, "@")
-	if !digest {
-		i := strings.LastIndexByte(s, ':')
-		if i < 0 {
-			return imageRef{}, false
-		}
-		repo, ref = s[:i], s[i+1:]
-	}
-	valid := oci.ValidName(repo) && (digest && oci.ValidDigest(oci.Digest(ref)) || !digest && oci.ValidTag(ref))
-	return imageRef{repo, ref}, valid
-}
-
-// String returns the form that parseImage reads.
-func (i imageRef) String() string {
-	if oci.IsDigest(i.Ref) {
-		return i.Repo + "@" + i.Ref
-	}
-	return i.Repo + ":" + i.Ref
-}
-
-// noImage returns the error for images that do not exist or that the user may not see.
-func noImage() error {
-	return notFound("There is no such image here, or you may not see it.")
-}
-
-// seesRepository reports whether the user may see the images of a repository. If not, it
-// has answered the request or returns the error to answer with.
-func (q *request) seesRepository(repo string) (bool, error) {
-	if q.may(repo, auth.Pull) {
-		return true, nil
-	}
-	if q.h.logins != nil && q.id.Anonymous() {
-		return false, q.refuse("Log in to see this repository.")
-	}
-	return false, noImage()
-}
-
 // treeOf returns the files of an image. It returns *noFiles if there are none to show.
-func (h *Handler) treeOf(ctx context.Context, repo string, img *image) (*fileTree, error) {
+func (p *Pages) treeOf(ctx context.Context, repo string, img *image) (*fileTree, error) {
 	layers, err := img.gearLayers()
 	if err != nil {
 		return nil, err
 	}
 	for i, d := range layers { // also for a cached tree: the right to see it may have ended
-		if err := h.opts.Files.MayLook(ctx, repo, d); err != nil {
-			return nil, h.whyNoFiles(repo, &img.Layers[i], err)
+		if err := p.opts.Files.MayLook(ctx, repo, d); err != nil {
+			return nil, p.whyNoFiles(repo, &img.Layers[i], err)
 		}
 	}
 	key := treeKey(layers)
-	if t := h.trees.get(key); t != nil {
+	if t := p.trees.get(key); t != nil {
 		return t, nil
 	}
-	patience, end := context.WithTimeout(ctx, h.trees.patience)
-	done, err := take(patience, h.trees.making)
+	patience, end := context.WithTimeout(ctx, p.trees.patience)
+	done, err := take(patience, p.trees.making)
 	end()
 	switch {
 	case ctx.Err() != nil && err != nil:
@@ -201,30 +142,30 @@ func (h *Handler) treeOf(ctx context.Context, repo string, img *image) (*fileTre
 		return nil, &noFiles{Title: "Not read yet", Text: "Another image is being read. Load this page again in a moment."}
 	}
 	defer done()
-	if t := h.trees.get(key); t != nil {
+	if t := p.trees.get(key); t != nil {
 		return t, nil
 	}
-	indexes, err := h.indexesOf(ctx, repo, img)
+	indexes, err := p.indexesOf(ctx, repo, img)
 	if err != nil {
 		return nil, err
 	}
 	t, err := newFileTree(key, indexes)
 	switch {
 	case errors.Is(err, gear.ErrTooLarge):
-		return nil, &noFiles{Title: "Too many files", Text: "The files of this image are more than this page shows: " + showName(err.Error()) + "."}
+		return nil, &noFiles{Title: "Too many files", Text: "The files of this image are more than this page shows: " + format.Visible(err.Error()) + "."}
 	case errors.Is(err, gear.ErrConflict):
-		return nil, &noFiles{Title: "The layers contradict each other", Text: showName(err.Error())}
+		return nil, &noFiles{Title: "The layers contradict each other", Text: format.Visible(err.Error())}
 	case err != nil:
 		return nil, err
 	}
 	t.layers = layers
-	h.trees.put(t)
+	p.trees.put(t)
 	return t, nil
 }
 
 // indexesOf reads the indexes of an image's layers. A layer that occurs several times
 // gets the same index each time. It returns *noFiles if an index is missing.
-func (h *Handler) indexesOf(ctx context.Context, repo string, img *image) ([]*gear.Index, error) {
+func (p *Pages) indexesOf(ctx context.Context, repo string, img *image) ([]*gear.Index, error) {
 	read := map[oci.Digest]*gear.Index{}
 	var out []*gear.Index
 	var entries int
@@ -234,15 +175,15 @@ func (h *Handler) indexesOf(ctx context.Context, repo string, img *image) ([]*ge
 		x := read[l.Digest]
 		if x == nil {
 			var err error
-			if x, err = h.opts.Files.Look(ctx, repo, l.Digest); err != nil {
-				return nil, h.whyNoFiles(repo, l, err)
+			if x, err = p.opts.Files.Look(ctx, repo, l.Digest); err != nil {
+				return nil, p.whyNoFiles(repo, l, err)
 			}
 			read[l.Digest] = x
 			tables, texts := indexBytes(x)
 			bytes += tables + texts
 		}
 		if entries += len(x.Entries); entries > maxTreeEntries || bytes > maxTreeBytes {
-			return nil, &noFiles{Title: "Too many files", Text: "The layers of this image have more than " + formatCount(maxTreeEntries) + " files, directories and links together, or take more than " + formatBytes(maxTreeBytes) + " of memory with their names and attributes, which is more than this page shows."}
+			return nil, &noFiles{Title: "Too many files", Text: "The layers of this image have more than " + format.Count(maxTreeEntries) + " files, directories and links together, or take more than " + format.Bytes(maxTreeBytes) + " of memory with their names and attributes, which is more than this page shows."}
 		}
 		out = append(out, x)
 	}
@@ -259,23 +200,23 @@ func treeKey(layers []oci.Digest) string {
 }
 
 // whyNoFiles explains in words why a layer's index is missing.
-func (h *Handler) whyNoFiles(repo string, l *oci.Descriptor, err error) error {
+func (p *Pages) whyNoFiles(repo string, l *oci.Descriptor, err error) error {
 	const again = "slipway convert --all --again --config CONFIG"
-	short := shortDigest(string(l.Digest))
-	var pending *gearregistry.PendingError
+	short := format.ShortDigest(string(l.Digest))
+	var pending *gear.PendingError
 	switch {
-	case errors.Is(err, gearregistry.ErrNotConverted) && !h.opts.Files.Converts(repo):
+	case errors.Is(err, gear.ErrNotConverted) && !p.opts.Files.Converts(repo):
 		return &noFiles{"Not converted", "Conversion to Gear is off for this repository (gear.convert or gear.rules of the configuration), so the files of layer " + short + " are not known. Whoever runs the registry can convert all layers:", "slipway convert --all --config CONFIG"}
-	case errors.Is(err, gearregistry.ErrNotConverted):
+	case errors.Is(err, gear.ErrNotConverted):
 		return &noFiles{"Not converted", "Layer " + short + " was stored before conversion to Gear was on, or while it was off. Whoever runs the registry can convert all layers:", "slipway convert --all --config CONFIG"}
 	case errors.As(err, &pending) && pending.RetryAfter == 0:
-		return &noFiles{"The conversion failed", "Layer " + short + " could not be converted to Gear: " + showName(pending.Reason) + ". Clients pull the image as it was pushed. To have it tried again:", again}
+		return &noFiles{"The conversion failed", "Layer " + short + " could not be converted to Gear: " + format.Visible(pending.Reason) + ". Clients pull the image as it was pushed. To have it tried again:", again}
 	case errors.As(err, &pending) && pending.Reason != "":
-		return &noFiles{"Not converted yet", "Layer " + short + " is tried again soon; the last attempt came to: " + showName(pending.Reason) + ".", ""}
+		return &noFiles{"Not converted yet", "Layer " + short + " is tried again soon; the last attempt came to: " + format.Visible(pending.Reason) + ".", ""}
 	case errors.As(err, &pending):
 		return &noFiles{"Not converted yet", "Layer " + short + " is being converted to Gear, or waits for it. Load this page again in a moment.", ""}
 	case errors.Is(err, gear.ErrTooLarge) || errors.Is(err, gear.ErrVersion) || errors.Is(err, gear.ErrInvalid):
-		return &noFiles{"The index cannot be read", "The index of layer " + short + " is larger than gear.max_entries of the configuration allows by now, of another version of this program, or damaged: " + showName(err.Error()) + ". To have it made again:", again}
+		return &noFiles{"The index cannot be read", "The index of layer " + short + " is larger than gear.max_entries of the configuration allows by now, of another version of this program, or damaged: " + format.Visible(err.Error()) + ". To have it made again:", again}
 	case oci.HasCode(err, oci.CodeBlobUnknown) && len(l.URLs) > 0:
 		return &noFiles{"Not all of it is here", "Layer " + short + " is not here: the image names another place where clients fetch it.", ""}
 	case oci.HasCode(err, oci.CodeBlobUnknown):

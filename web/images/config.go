@@ -1,4 +1,4 @@
-package web
+package images
 
 import (
 	"encoding/json"
@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/web/format"
 )
 
 // imageConfig is what pages read of an image's config.
@@ -44,14 +45,14 @@ func (q *request) readConfig(repo string, m manifest) (c *imageConfig, problem s
 	if m.Config == nil || !oci.ValidDigest(m.Config.Digest) {
 		return c, "The manifest names no config that could be read.", nil
 	}
-	content, err := q.h.opts.Browse.Content(q.ctx(), repo, m.Config.Digest, maxShownConfig)
+	content, err := q.opts.Browse.Content(q.ctx(), repo, m.Config.Digest, maxShownConfig)
 	switch {
-	case isAbsent(err):
+	case Absent(err):
 		return c, "The image's config is not here; it comes with the first pull.", nil
 	case err != nil && q.ctx().Err() != nil:
 		return c, "", err
 	case err != nil:
-		q.h.log.Warn("a config cannot be shown", "repository", repo, "digest", m.Config.Digest, "error", err)
+		q.log.Warn("a config cannot be shown", "repository", repo, "digest", m.Config.Digest, "error", err)
 		return c, "The image's config cannot be shown: it is too large, or cannot be read.", nil
 	}
 	if json.Unmarshal(content, c) != nil {
@@ -71,30 +72,33 @@ func someOf[T any](list []T) ([]T, int) {
 	return list, 0
 }
 
+// fact is a name with a value.
+type fact struct{ Name, Value string }
+
 // sortedFacts returns the entries of a map, sorted by name.
-func sortedFacts(m map[string]string) ([]Fact, int) {
-	list := make([]Fact, 0, len(m))
+func sortedFacts(m map[string]string) ([]fact, int) {
+	list := make([]fact, 0, len(m))
 	for k, v := range m {
-		list = append(list, Fact{k, v})
+		list = append(list, fact{k, v})
 	}
-	slices.SortFunc(list, func(a, b Fact) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(list, func(a, b fact) int { return strings.Compare(a.Name, b.Name) })
 	return someOf(list)
 }
 
 // configFacts lists the settings with which a container begins. It leaves out those that
 // are not set.
-func configFacts(c *imageConfig) []Fact {
-	var out []Fact
+func configFacts(c *imageConfig) []fact {
+	var out []fact
 	add := func(name, value string) {
 		if value != "" {
-			out = append(out, Fact{name, value})
+			out = append(out, fact{name, value})
 		}
 	}
 	if c.OS != "" || c.Architecture != "" {
 		add("Platform", strings.TrimSuffix(c.OS+"/"+c.Architecture+"/"+c.Variant, "/"))
 	}
 	if c.Created != nil {
-		add("Made", formatTime(*c.Created)+" UTC")
+		add("Made", format.Time(*c.Created)+" UTC")
 	}
 	add("Author", c.Author)
 	add("Entrypoint", words(c.Config.Entrypoint))
@@ -153,7 +157,7 @@ func build(history []historyEntry, layers []oci.Descriptor) []step {
 	made := 0
 	layer := func(s *step) {
 		if made < len(layers) {
-			s.Size, s.Share = layers[made].Size, share(layers[made].Size, most)
+			s.Size, s.Share = layers[made].Size, format.Share(layers[made].Size, most)
 			made++
 			s.Layer = made
 		}

@@ -1,4 +1,4 @@
-package web
+package images
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
@@ -31,12 +30,12 @@ const (
 
 // profileOf returns a tree's profile, or nil if there is none.
 func (q *request) profileOf(t *fileTree, repo string, manifest oci.Digest) (*profile, error) {
-	key, now := repo+"@"+string(manifest), q.h.opts.Clock()
+	key, now := repo+"@"+string(manifest), q.opts.Clock()
 	t.mu.Lock()
 	p := t.profiles[key]
 	t.mu.Unlock()
 	if p == nil || now.Sub(p.at) > profileFor {
-		names, err := q.h.opts.Files.Profile(q.ctx(), repo, manifest)
+		names, err := q.opts.Files.Profile(q.ctx(), repo, manifest)
 		if err != nil {
 			return nil, err
 		}
@@ -44,7 +43,7 @@ func (q *request) profileOf(t *fileTree, repo string, manifest oci.Digest) (*pro
 			p = &profile{}
 		}
 		p.at = now
-		q.h.trees.grew(t, t.keep(key, p))
+		q.trees.grew(t, t.keep(key, p))
 	}
 	if p.Contents == 0 {
 		return nil, nil
@@ -52,19 +51,15 @@ func (q *request) profileOf(t *fileTree, repo string, manifest oci.Digest) (*pro
 	return p, nil
 }
 
-// everywhere reports whether the user may learn about all repositories. Administrators
-// may, and everybody may if access is open.
-func (q *request) everywhere() bool { return q.h.access == nil || q.may("", auth.Admin) }
-
 // shareOf returns what the image shares. For administrators it compares all images. For
 // others it compares only the images of the repository, which they may see. It returns
 // nil if the result is not known.
 func (q *request) shareOf(t *fileTree, repo string, image oci.Digest, layerBytes int64) *shareView {
-	v := &shareView{Everywhere: q.everywhere(), LayerBytes: layerBytes}
+	v := &shareView{Everywhere: q.Everywhere, LayerBytes: layerBytes}
 	if v.Everywhere {
 		repo = ""
 	}
-	s := q.h.countShare(t, repo, image)
+	s := q.countShare(t, repo, image)
 	if s == nil {
 		return nil
 	}
@@ -88,8 +83,8 @@ func (q *request) shareOf(t *fileTree, repo string, image oci.Digest, layerBytes
 // countShare returns what an image shares, counted or still being counted. All who ask
 // share one count, and only one image is counted at a time. It returns nil if too many
 // images wait.
-func (h *Handler) countShare(t *fileTree, repo string, image oci.Digest) *shareSum {
-	now := h.opts.Clock()
+func (p *Pages) countShare(t *fileTree, repo string, image oci.Digest) *shareSum {
+	now := p.opts.Clock()
 	key := repo + "@" + string(image)
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -97,7 +92,7 @@ func (h *Handler) countShare(t *fileTree, repo string, image oci.Digest) *shareS
 		return s
 	}
 	select {
-	case h.trees.waiting <- struct{}{}:
+	case p.trees.waiting <- struct{}{}:
 	default:
 		return nil
 	}
@@ -106,15 +101,15 @@ func (h *Handler) countShare(t *fileTree, repo string, image oci.Digest) *shareS
 	}
 	s := &shareSum{at: now, counted: make(chan struct{})}
 	layers := t.layers
-	begun := h.begin(func(ctx context.Context) {
-		defer func() { <-h.trees.waiting }()
+	begun := p.begin(func(ctx context.Context) {
+		defer func() { <-p.trees.waiting }()
 		defer close(s.counted)
-		if s.err = h.count(ctx, s, image, layers, repo); s.err != nil && ctx.Err() == nil {
-			h.log.Warn("what an image shares could not be counted", "image", image, "repository", repo, "error", s.err)
+		if s.err = p.count(ctx, s, image, layers, repo); s.err != nil && ctx.Err() == nil {
+			p.log.Warn("what an image shares could not be counted", "image", image, "repository", repo, "error", s.err)
 		}
 	})
 	if !begun { // the server is stopping
-		<-h.trees.waiting
+		<-p.trees.waiting
 		return nil
 	}
 	t.shares[key] = s
@@ -122,15 +117,15 @@ func (h *Handler) countShare(t *fileTree, repo string, image oci.Digest) *shareS
 }
 
 // count counts what an image shares when its turn comes.
-func (h *Handler) count(ctx context.Context, s *shareSum, image oci.Digest, layers []oci.Digest, repo string) error {
-	done, err := take(ctx, h.trees.counting)
+func (p *Pages) count(ctx context.Context, s *shareSum, image oci.Digest, layers []oci.Digest, repo string) error {
+	done, err := take(ctx, p.trees.counting)
 	if err != nil {
 		return err
 	}
 	defer done()
 	ctx, end := context.WithTimeout(ctx, shareLimit)
 	defer end()
-	s.Share, err = h.opts.Files.Share(ctx, image, layers, repo)
+	s.Share, err = p.opts.Files.Share(ctx, image, layers, repo)
 	return err
 }
 
@@ -169,7 +164,7 @@ func (s *shareSum) old(now time.Time) bool {
 // for other users a number of visible repositories would reveal something about the
 // hidden ones.
 func (q *request) fillShared(d *treeData, t *fileTree) error {
-	if !q.everywhere() {
+	if !q.Everywhere {
 		return nil
 	}
 	var names []gear.Name
@@ -182,7 +177,7 @@ func (q *request) fillShared(d *treeData, t *fileTree) error {
 	if len(names) == 0 {
 		return nil
 	}
-	holders, err := q.h.opts.Files.Holders(q.ctx(), names, maxHolders)
+	holders, err := q.opts.Files.Holders(q.ctx(), names, maxHolders)
 	if err != nil {
 		return fmt.Errorf("look for who shares %s and others: %w", hex.EncodeToString(names[0][:]), err)
 	}
