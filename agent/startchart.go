@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/gearfs/starts"
 )
 
 const (
@@ -20,7 +20,7 @@ const (
 )
 
 // ends returns the time of the last event of a start.
-func ends(s *gearfs.Start) time.Duration {
+func ends(s *starts.Start) time.Duration {
 	last := time.Millisecond
 	for i := range s.Files {
 		for _, d := range []*time.Duration{s.Files[i].Wanted, s.Files[i].Asked, s.Files[i].Here} {
@@ -34,7 +34,7 @@ func ends(s *gearfs.Start) time.Duration {
 
 // told returns at most most files of a start that had an event, and how many more there
 // are.
-func told(s *gearfs.Start, most int) (files []*gearfs.StartFile, more int) {
+func told(s *starts.Start, most int) (files []*starts.File, more int) {
 	for i := range s.Files {
 		f := &s.Files[i]
 		if f.Wanted == nil && f.Asked == nil && f.Here == nil {
@@ -61,7 +61,7 @@ func tail(p string) string {
 // textChart draws a start as text with one line for each file. a is when the file was
 // asked for; dashes follow until h, when it was here; w is when it was wanted; = is while
 // somebody waited.
-func textChart(s *gearfs.Start) []string {
+func textChart(s *starts.Start) []string {
 	files, more := told(s, textRows)
 	if len(files) == 0 {
 		return nil
@@ -99,7 +99,7 @@ func textChart(s *gearfs.Start) []string {
 }
 
 // svgChart draws a start as a picture that needs no other file.
-func svgChart(s *gearfs.Start, title string) string {
+func svgChart(s *starts.Start, title string) string {
 	const left, width, row, top = 340, 560, 12, 44
 	files, _ := told(s, pictureRows)
 	last := ends(s)
@@ -131,7 +131,7 @@ func svgChart(s *gearfs.Start, title string) string {
 }
 
 // explainStart describes the last start of an image, and how good its prediction was.
-func explainStart(s *gearfs.Start, say func(format string, args ...any)) {
+func explainStart(s *starts.Start, say func(format string, args ...any)) {
 	from := map[string]int{}
 	for i := range s.Files {
 		if f := s.Files[i].From; f != "" {

@@ -12,12 +12,12 @@ import (
 
 	"pgregory.net/rapid"
 
-	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/gearfs/starts"
 )
 
 func TestTextChart(t *testing.T) {
 	at := func(ms int) *time.Duration { return new(time.Duration(ms) * time.Millisecond) }
-	s := &gearfs.Start{Over: true, Watched: true, Files: []gearfs.StartFile{
+	s := &starts.Start{Over: true, Watched: true, Files: []starts.File{
 		{Path: "usr/bin/app", From: "series", Asked: at(0), Here: at(20), Wanted: at(48)},
 		{Path: "usr/lib/late.so", Asked: at(24), Here: at(44), Wanted: at(23)},
 		{Path: "etc/never", From: "vote"},
@@ -38,9 +38,9 @@ func TestTextChart(t *testing.T) {
 func TestCharts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		moment := rapid.Ptr(rapid.Map(rapid.Int64Range(-10, 1<<40), func(n int64) time.Duration { return time.Duration(n) }), true)
-		s := &gearfs.Start{}
+		s := &starts.Start{}
 		for i := range rapid.IntRange(0, 500).Draw(t, "files") {
-			s.Files = append(s.Files, gearfs.StartFile{
+			s.Files = append(s.Files, starts.File{
 				Path: rapid.SampledFrom([]string{"a", "<b&\"'>", "é\xff", strings.Repeat("ü/", 100)}).Draw(t, "path") + fmt.Sprint(i), From: "series",
 				Wanted: moment.Draw(t, "wanted"), Asked: moment.Draw(t, "asked"), Here: moment.Draw(t, "here")})
 		}

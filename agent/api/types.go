@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/gearfs/starts"
 	"example.org/slipway/node/poolfs"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/volref"
@@ -152,7 +153,7 @@ type Explanation struct {
 	Lines []string `json:"lines"`
 	// Start is the last start, if there was one since the worker started. Chart draws it
 	// as text, SVG as a picture.
-	Start *gearfs.Start `json:"start,omitempty"`
+	Start *starts.Start `json:"start,omitempty"`
 	Chart []string      `json:"chart,omitempty"`
 	SVG   string        `json:"svg,omitempty"`
 }

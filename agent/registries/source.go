@@ -12,6 +12,7 @@ import (
 	gearclient "example.org/slipway/gear/client"
 	"example.org/slipway/gear/predict"
 	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/gearfs/starts"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
 	"example.org/slipway/oci/fleet"
@@ -96,12 +97,12 @@ func (s *source) Range(ctx context.Context, f gear.File, off, n int64, checked b
 }
 
 // Profile implements gearfs.Source.
-func (s *source) Profile(ctx context.Context) (gearfs.Profile, error) {
+func (s *source) Profile(ctx context.Context) (starts.Profile, error) {
 	if e := s.p.early.take(profileKey{s.repo, s.manifest}); e != nil {
 		select {
 		case <-e.done:
 		case <-ctx.Done():
-			return gearfs.Profile{}, ctx.Err()
+			return starts.Profile{}, ctx.Err()
 		}
 		if e.err == nil || oci.HasCode(e.err, oci.CodeManifestUnknown) {
 			return profileOf(e.profile), gone(e.err, oci.CodeManifestUnknown)
@@ -111,8 +112,8 @@ func (s *source) Profile(ctx context.Context) (gearfs.Profile, error) {
 	return profileOf(p), gone(err, oci.CodeManifestUnknown)
 }
 
-func profileOf(p client.GearProfile) gearfs.Profile {
-	return gearfs.Profile{Files: predict.Files(p.Names, p.Origins), Donor: string(p.Donor)}
+func profileOf(p client.GearProfile) starts.Profile {
+	return starts.Profile{Files: predict.Files(p.Names, p.Origins), Donor: string(p.Donor)}
 }
 
 // earlyProfiles holds profiles that were requested together with the indexes of their

@@ -50,7 +50,7 @@ func (c *scheduler) assemble(fl *flight, p priority) {
 	defer c.mu.Unlock()
 	c.assembling[p]--
 	if err == nil {
-		fl.img.st.trace.here(fl.f.Name)
+		fl.img.st.trace.Here(fl.f.Name)
 		fl.img.st.files[p].Add(1)
 	}
 	c.finish(fl, err)

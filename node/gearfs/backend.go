@@ -27,7 +27,7 @@ func (s *Service) Size(k poolfs.Key) (int64, bool) {
 		if img.key(k.Name) != keyOf(k) {
 			continue
 		}
-		if f, i, err := img.table.find(k.Name); err == nil && i >= 0 {
+		if f, i, err := img.table.Find(k.Name); err == nil && i >= 0 {
 			return f.Size, true
 		}
 	}
@@ -40,12 +40,9 @@ func (s *Service) Resolve(node uint64) (k poolfs.Key, size int64, ok bool) {
 	s.imagesMu.RLock()
 	defer s.imagesMu.RUnlock()
 	for _, img := range s.images {
-		t, key := img.table, poolfs.NameBits(uint64(img.view.ID()), node)<<1
-		if i := t.seek(key); i < len(t.keys) && t.keys[i]>>1 == key>>1 {
-			f, _, err := t.at(i)
-			if k = img.key(f.Name).poolKey(); err == nil && poolfs.NodeID(k) == node {
-				return k, f.Size, true
-			}
+		f, ok := img.table.Node(poolfs.NameBits(uint64(img.view.ID()), node))
+		if k = img.key(f.Name).poolKey(); ok && poolfs.NodeID(k) == node {
+			return k, f.Size, true
 		}
 	}
 	return poolfs.Key{}, 0, false
@@ -60,10 +57,10 @@ func (s *Service) lookup(k fileKey) (gear.File, *image, error) {
 		if img.key(k.name) != k {
 			continue
 		}
-		_, i, err := img.table.find(k.name)
+		_, i, err := img.table.Find(k.name)
 		if err == nil && i >= 0 {
 			var f gear.File
-			if f, err = img.table.whole(i); err == nil {
+			if f, err = img.table.Whole(i); err == nil {
 				return f, img, nil
 			}
 		}

@@ -23,6 +23,7 @@ import (
 	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/node/cachedir"
 	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/gearfs/starts"
 	"example.org/slipway/node/poolfs"
 )
 
@@ -197,11 +198,11 @@ func (s *fakeSource) Range(ctx context.Context, f gear.File, off, n int64, _ boo
 	return io.NopCloser(&ctxReader{ctx, r}), nil
 }
 
-func (s *fakeSource) Profile(context.Context) (gearfs.Profile, error) {
+func (s *fakeSource) Profile(context.Context) (starts.Profile, error) {
 	if s.profile == nil {
-		return gearfs.Profile{}, fmt.Errorf("no profile: %w", fs.ErrNotExist)
+		return starts.Profile{}, fmt.Errorf("no profile: %w", fs.ErrNotExist)
 	}
-	return gearfs.Profile{Files: predict.Files(s.profile, s.origins)}, nil
+	return starts.Profile{Files: predict.Files(s.profile, s.origins)}, nil
 }
 
 func (s *fakeSource) ReportProfile(_ context.Context, names []gear.Name, whole bool) error {

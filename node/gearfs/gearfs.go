@@ -32,6 +32,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/node/cachedir"
+	"example.org/slipway/node/gearfs/starts"
 )
 
 // Source is one repository of one registry, accessed with one credential. An error about
@@ -50,7 +51,7 @@ type Source interface {
 	Range(ctx context.Context, f gear.File, off, n int64, checked bool) (io.ReadCloser, error)
 	// Profile returns which files a container of the source's image opens first, in
 	// order. It returns fs.ErrNotExist, wrapped, if that is unknown.
-	Profile(ctx context.Context) (Profile, error)
+	Profile(ctx context.Context) (starts.Profile, error)
 	// ReportProfile reports to the registry which files a start opened. If whole is
 	// false, the start may have opened more.
 	ReportProfile(ctx context.Context, names []gear.Name, whole bool) error

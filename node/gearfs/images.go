@@ -17,15 +17,13 @@ import (
 	"example.org/slipway/gear"
 	"example.org/slipway/internal/durable"
 	"example.org/slipway/node/cachedir"
-	"example.org/slipway/node/poolfs"
+	"example.org/slipway/node/gearfs/table"
 )
 
 // ErrConflict is returned, wrapped, by AddImage for an index that contradicts a known
 // index about a file and cannot prove its version. One of the two lies. Since a cached
 // file serves all images, only the content itself is believed.
-var ErrConflict = errors.New("contradicts another image")
-
-var errNodeClash = poolfs.ErrCollision
+var ErrConflict = table.ErrConflict
 
 // ErrUnknown is returned, wrapped, for an image that is not known.
 var ErrUnknown = errors.New("image is not known")
@@ -117,7 +115,7 @@ func dirOf(chain string) string {
 type image struct {
 	chain, ref string
 	dir        string
-	table      *fileTable
+	table      *table.Table
 	view       *cachedir.View
 	// rec is replaced as a whole. It is guarded by Service.imagesMu.
 	rec       *record
@@ -126,15 +124,15 @@ type image struct {
 }
 
 func (img *image) close() error {
-	if img.table == nil || img.table.f == nil {
+	if img.table == nil {
 		return nil
 	}
-	return img.table.f.Close()
+	return img.table.Close()
 }
 
 // Has implements cachedir.Set, for a lease of the whole image.
 func (img *image) Has(name gear.Name) bool {
-	_, i, err := img.table.find(name)
+	_, i, err := img.table.Find(name)
 	return err != nil || i >= 0
 }
 
@@ -166,7 +164,7 @@ func (s *Service) AddImage(spec ImageSpec, x *gear.Index) error {
 		return fmt.Errorf("image %s: %w", spec.Chain, err)
 	}
 	sum := sha256.Sum256(enc.Bytes())
-	table, err := encodeTable(x.Files)
+	table, err := table.Encode(x.Files)
 	if err != nil {
 		return fmt.Errorf("image %s: %w", spec.Chain, err)
 	}
@@ -253,7 +251,7 @@ func (s *Service) openImage(dir string) (*image, error) {
 		return nil, err
 	}
 	s.noteView(img.view.ID())
-	if img.table, err = openTable(filepath.Join(dir, tableFile)); err != nil {
+	if img.table, err = table.Open(filepath.Join(dir, tableFile)); err != nil {
 		s.log.Warn("table of an image's files is made anew", "chain", rec.Chain, "err", err)
 		img.table, err = s.remakeTable(img)
 	}
@@ -263,37 +261,13 @@ func (s *Service) openImage(dir string) (*image, error) {
 	return img, nil
 }
 
-// openTable reads a table and keeps its file open.
-func openTable(path string) (*fileTable, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	st, err := f.Stat()
-	var t *fileTable
-	if err == nil && st.Size() > tableHeader+maxTableFiles*tableEntry {
-		err = fmt.Errorf("table of %d bytes", st.Size())
-	}
-	if err == nil {
-		b := make([]byte, st.Size())
-		if _, err = f.ReadAt(b, 0); err == nil {
-			t, err = parseTable(b)
-		}
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	t.f = f
-	return t, nil
-}
-
 // remakeTable rebuilds the table from the index.
-func (s *Service) remakeTable(img *image) (*fileTable, error) {
+func (s *Service) remakeTable(img *image) (*table.Table, error) {
 	x, err := s.readIndex(img)
 	if err != nil {
 		return nil, err
 	}
-	b, err := encodeTable(x.Files)
+	b, err := table.Encode(x.Files)
 	if err != nil {
 		return nil, err
 	}
@@ -301,7 +275,7 @@ func (s *Service) remakeTable(img *image) (*fileTable, error) {
 	if err := durable.WriteFile(path, b); err != nil {
 		return nil, err
 	}
-	return openTable(path)
+	return table.Open(path)
 }
 
 // readIndex reads back an image's index and compares it with its hash.

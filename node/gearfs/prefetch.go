@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/node/gearfs/starts"
 )
 
 // maxPrefetch is the size in bytes of the largest file that a profile fetches as a whole.
@@ -42,11 +43,11 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 	defer cancel()
 	defer s.awaitWatches(ctx, img)
 	if s.hasAll(img) { // then it does not matter what a container will open
-		d := decide(s.decisionOf(img, Profile{}))
+		d := decide(s.decisionOf(img, starts.Profile{}))
 		s.noteDecision(img, d)
 		return Prefetched{Decision: d, Took: time.Since(began)}, nil
 	}
-	known := ownProfile(profile)
+	known := starts.Own(profile)
 	if profile == nil {
 		known = s.profileOf(ctx, img)
 	}
@@ -55,8 +56,8 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 		return Prefetched{}, err
 	}
 	s.noteDecision(img, plan.decision)
-	img.st.trace.begin(began)
-	img.st.trace.expect(known)
+	img.st.trace.Begin(began)
+	img.st.trace.Expect(known)
 	s.noteProfile(img, known)
 	res := Prefetched{Decision: plan.decision}
 	flights := s.sched.joinAll(img, plan.ask, fromProfile, true)
@@ -129,7 +130,7 @@ type prefetchPlan struct {
 }
 
 // plan chooses between eager and lazy, and lists the files to fetch.
-func (s *Service) plan(img *image, profile Profile) (prefetchPlan, error) {
+func (s *Service) plan(img *image, profile starts.Profile) (prefetchPlan, error) {
 	var p prefetchPlan
 	in := s.decisionOf(img, profile)
 	seen := make(map[gear.Name]bool, len(profile.Files))
@@ -142,14 +143,14 @@ func (s *Service) plan(img *image, profile Profile) (prefetchPlan, error) {
 		if img.view.Has(name) {
 			continue
 		}
-		_, at, err := img.table.find(name)
+		_, at, err := img.table.Find(name)
 		if err != nil {
 			return p, err
 		}
 		if at < 0 {
 			continue // a file of another version of the image
 		}
-		f, err := img.table.whole(at)
+		f, err := img.table.Whole(at)
 		if err != nil {
 			return p, err
 		}
@@ -180,8 +181,8 @@ func (s *Service) plan(img *image, profile Profile) (prefetchPlan, error) {
 }
 
 // decisionOf returns what is known before a start without looking for files.
-func (s *Service) decisionOf(img *image, profile Profile) decisionInput {
-	in := decisionInput{forced: s.opts.Mode, profiled: len(profile.Files), guess: profile.guess(), files: len(img.table.keys), bytes: img.table.bytes}
+func (s *Service) decisionOf(img *image, profile starts.Profile) decisionInput {
+	in := decisionInput{forced: s.opts.Mode, profiled: len(profile.Files), guess: profile.Guess(), files: img.table.Len(), bytes: img.table.Bytes()}
 	in.link, in.hits = s.linkOf(img)
 	return in
 }
@@ -189,7 +190,7 @@ func (s *Service) decisionOf(img *image, profile Profile) decisionInput {
 // hasAll reports whether all files of an image are local. It looks for each file only if
 // files were removed from the cache. Otherwise it looks only for a file that was missing.
 func (s *Service) hasAll(img *image) bool {
-	return s.covers(img, removals(s.cache.Stats()), len(img.table.keys)+1)
+	return s.covers(img, removals(s.cache.Stats()), img.table.Len()+1)
 }
 
 // lacking is how much of an image is not local. It is valid while the cache's counts of
@@ -225,7 +226,7 @@ func (s *Service) lacks(img *image) (files int, bytes int64, err error) {
 // called for every such file until it returns false.
 func (s *Service) missing(img *image, each func(f gear.File) bool) (files int, bytes int64, err error) {
 	var failed error
-	err = img.table.each(func(i int, f gear.File) bool {
+	err = img.table.Each(func(i int, f gear.File) bool {
 		if img.view.Has(f.Name) {
 			return true
 		}
@@ -234,7 +235,7 @@ func (s *Service) missing(img *image, each func(f gear.File) bool) (files int, b
 		if each == nil {
 			return true
 		}
-		if f, failed = img.table.whole(i); failed != nil {
+		if f, failed = img.table.Whole(i); failed != nil {
 			return false
 		}
 		return each(f)
@@ -318,13 +319,13 @@ var errTooLarge = errors.New("the cache has no room for the whole image (cache.m
 // in the cache, because its files would be fetched again and again.
 func (s *Service) complete(img *image) {
 	lost := removals(s.cache.Stats())
-	for left := len(img.table.keys); s.ctx.Err() == nil; {
+	for left := img.table.Len(); s.ctx.Err() == nil; {
 		var files []gear.File
 		_, _, err := s.missing(img, func(f gear.File) bool {
 			files = append(files, f)
 			return len(files) < window
 		})
-		if max := s.cache.Stats().MaxBytes; max > 0 && (img.table.bytes > max || len(files) > 0 && left <= 0 && removals(s.cache.Stats()) > lost) {
+		if max := s.cache.Stats().MaxBytes; max > 0 && (img.table.Bytes() > max || len(files) > 0 && left <= 0 && removals(s.cache.Stats()) > lost) {
 			err, files = errTooLarge, nil
 		}
 		left -= len(files)

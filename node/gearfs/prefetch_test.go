@@ -9,6 +9,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/gearfs/starts"
 )
 
 // asksProfile counts the requests for the profile. It does not answer before their context ends.
@@ -17,10 +18,10 @@ type asksProfile struct {
 	asked atomic.Int64
 }
 
-func (s *asksProfile) Profile(ctx context.Context) (gearfs.Profile, error) {
+func (s *asksProfile) Profile(ctx context.Context) (starts.Profile, error) {
 	s.asked.Add(1)
 	<-ctx.Done()
-	return gearfs.Profile{}, fs.ErrNotExist
+	return starts.Profile{}, fs.ErrNotExist
 }
 
 // TestPrefetchLocal starts containers of an image that is local. Nobody is asked and nothing is

@@ -11,6 +11,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/node/cachedir"
+	"example.org/slipway/node/gearfs/table"
 )
 
 // proofTime bounds how long an image may take to prove one file. In that time, a file of
@@ -25,7 +26,7 @@ func (s *Service) Check(spec ImageSpec, files, tree []gear.File) error {
 	if err != nil {
 		return err
 	}
-	if _, err := sorted(tree); err != nil {
+	if _, err := table.Sorted(tree); err != nil {
 		return err
 	}
 	s.addMu.Lock()
@@ -42,14 +43,14 @@ func (s *Service) Check(spec ImageSpec, files, tree []gear.File) error {
 // own view. settle returns the files that no known image of the domain has. addMu is
 // held.
 func (s *Service) settle(v *cachedir.View, sources []SourceRef, files []gear.File) (rest []*gear.File, err error) {
-	if rest, err = sorted(files); err != nil {
+	if rest, err = table.Sorted(files); err != nil {
 		return nil, err
 	}
 	for _, o := range s.allImages() {
 		if o.view != v {
 			continue
 		}
-		left, odd, err := o.table.clash(rest)
+		left, odd, err := o.table.Clash(rest)
 		if errors.Is(err, ErrConflict) {
 			if proof := s.prove(v, sources, *odd); proof != nil {
 				return nil, fmt.Errorf("%w; %w (image %s)", err, proof, o.chain)

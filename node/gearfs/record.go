@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/predict"
+	"example.org/slipway/node/gearfs/starts"
 )
 
 // container is a running container of an image.
@@ -29,7 +29,7 @@ type recording struct {
 	// known is closed when profile is set, which is what was known before the start. It is
 	// nil if nothing needs the profile during the start.
 	known   chan struct{}
-	profile Profile
+	profile starts.Profile
 	seen    map[gear.Name]bool
 	names   []gear.Name
 	timer   *time.Timer
@@ -38,7 +38,7 @@ type recording struct {
 	// awaited says that Prefetch waited for ready, and early that this came before the
 	// wait ended. Otherwise the container may have opened files unseen.
 	awaited, early bool
-	watch          *opensWatch // nil if opens are not watched
+	watch          *starts.Watch // nil if opens are not watched
 	// siblings is nil until the tree is read. If opens are not watched, most uses of
 	// siblings are not seen, so the guesses end soon.
 	siblings *predict.Siblings
@@ -49,7 +49,7 @@ func (r *recording) add(name gear.Name) {
 	if r.siblings != nil {
 		r.siblings.Opened(name)
 	}
-	if len(r.names) < maxProfile && !r.seen[name] {
+	if len(r.names) < starts.MaxFiles && !r.seen[name] {
 		r.seen[name] = true
 		r.names = append(r.names, name)
 	}
@@ -86,7 +86,7 @@ func (s *Service) ContainerStarted(id, chain, mount string) error {
 	s.containers[id] = c
 	s.imagesMu.Unlock()
 	s.cache.LeaseSet(leaseOf(chain), img)
-	img.st.trace.begin(time.Now())
+	img.st.trace.Begin(time.Now())
 	r := &recording{ready: make(chan struct{}), seen: map[gear.Name]bool{}}
 	if mount == "" {
 		close(r.ready)
@@ -113,7 +113,7 @@ func (s *Service) ContainerStarted(id, chain, mount string) error {
 func (s *Service) record(c *container, r *recording, mount string) {
 	p, _ := s.readProfile(c.img)
 	s.cache.Touch(predict.Names(p.Files)...) // the container opens them now
-	c.img.st.trace.expect(p)
+	c.img.st.trace.Expect(p)
 	c.mu.Lock()
 	if len(r.profile.Files) == 0 {
 		r.profile = p
@@ -125,7 +125,7 @@ func (s *Service) record(c *container, r *recording, mount string) {
 		return
 	}
 	defer close(r.ready)
-	if c.img.st.watched.Add(1) > maxWatched && !p.inferred() {
+	if c.img.st.watched.Add(1) > maxWatched && !p.Inferred() {
 		return
 	}
 	watch, err := s.watchOpens(c, mount, &p)
@@ -133,14 +133,34 @@ func (s *Service) record(c *container, r *recording, mount string) {
 		s.log.Info("opens of a container's cached files cannot be recorded", "container", c.id, "err", err)
 		return
 	}
-	s.goWork(watch.run)
+	s.goWork(watch.Run)
 	c.mu.Lock()
 	if c.rec == r {
 		r.watch = watch
 	} else { // the recording is over
-		_ = watch.f.SetReadDeadline(time.Now())
+		watch.Cancel()
 	}
 	c.mu.Unlock()
+}
+
+// watchOpens starts to watch the opens of a container that has a profile. The files of the
+// profile count as local, because they are fetched before they are opened.
+func (s *Service) watchOpens(c *container, mount string, p *starts.Profile) (*starts.Watch, error) {
+	x, err := s.readIndex(c.img)
+	if err != nil {
+		return nil, err
+	}
+	expected := make(map[gear.Name]bool, len(p.Files))
+	for i := range p.Files {
+		expected[p.Files[i].Name] = true
+	}
+	return starts.NewWatch(mount, x, func(n gear.Name) bool { return expected[n] || c.img.view.Has(n) }, func(n gear.Name) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.rec != nil {
+			c.saw(n)
+		}
+	})
 }
 
 // awaitWatches waits until the opens of an image's new containers are watched, for a short
@@ -179,7 +199,7 @@ func (s *Service) awaitWatches(ctx context.Context, img *image) {
 
 // noteProfile records the profile that a start uses, for containers that were started
 // before it was known.
-func (s *Service) noteProfile(img *image, p Profile) {
+func (s *Service) noteProfile(img *image, p starts.Profile) {
 	s.imagesMu.RLock()
 	defer s.imagesMu.RUnlock()
 	for _, c := range s.containers {
@@ -227,7 +247,7 @@ func (s *Service) missed(img *image, name gear.Name) {
 		return
 	}
 	for i := range files {
-		img.st.trace.sibling(files[i].Name)
+		img.st.trace.Sibling(files[i].Name)
 	}
 	for _, fl := range s.sched.joinAll(img, files, fromProfile, true) {
 		s.sched.leave(fl) // the fetch continues, and nobody waits for it
@@ -342,7 +362,7 @@ func (s *Service) observeOn(img *image, began time.Time, next int) {
 // observeFrom is observe from a position in the table on, while more returns true. It
 // returns the position where it stopped.
 func (s *Service) observeFrom(img *image, from int, more func() bool) (next int, err error) {
-	err = img.table.eachFrom(from, func(i int, f gear.File) bool {
+	err = img.table.EachFrom(from, func(i int, f gear.File) bool {
 		s.cache.Observe(f.Name)
 		next = i + 1
 		return more()
@@ -367,7 +387,7 @@ func (s *Service) opened(k fileKey) {
 // saw records that the container opened a file. c.mu is held, and c.rec is not nil.
 func (c *container) saw(name gear.Name) {
 	c.rec.add(name)
-	c.img.st.trace.wanted(name)
+	c.img.st.trace.Wanted(name)
 }
 
 // endRecording ends the recording of a container, and reports it if report is set.
@@ -388,7 +408,7 @@ func (s *Service) endRecording(id string, report bool) {
 	c.mu.Lock()
 	watch, whole := r.watch, r.early
 	c.mu.Unlock()
-	if watch == nil || !watch.stop() { // stop delivers the remaining events, for which c.mu must be free
+	if watch == nil || !watch.Stop() { // Stop delivers the remaining events, for which c.mu must be free
 		whole = false
 	}
 	c.mu.Lock()
@@ -410,7 +430,7 @@ func (s *Service) report(img *image, r *recording, watched bool) {
 	} else if len(r.names) > 0 {
 		r.profile, _ = s.readProfile(img)
 	}
-	img.st.trace.end(watched)
+	img.st.trace.End(watched)
 	had := make(map[gear.Name]bool, len(r.profile.Files))
 	for _, f := range r.profile.Files {
 		had[f.Name] = true
@@ -421,7 +441,7 @@ func (s *Service) report(img *image, r *recording, watched bool) {
 			covered++
 		}
 	}
-	own := !r.profile.inferred()
+	own := !r.profile.Inferred()
 	if len(r.names) == 0 {
 		return
 	}
@@ -430,9 +450,9 @@ func (s *Service) report(img *image, r *recording, watched bool) {
 			s.log.Warn("record of an image", "err", err)
 		}
 	}
-	merged := ownProfile(r.names)
+	merged := starts.Own(r.names)
 	if own || !watched {
-		merged = mergeProfile(r.profile, r.names)
+		merged = r.profile.Merge(r.names)
 	}
 	if len(merged.Files) != len(r.profile.Files) || watched && !own {
 		if err := s.setProfile(img.chain, merged); err != nil && !errors.Is(err, ErrUnknown) {
@@ -440,21 +460,6 @@ func (s *Service) report(img *image, r *recording, watched bool) {
 		}
 	}
 	s.reportTo(img, r.names, watched)
-}
-
-// mergeProfile appends new names to a profile and keeps its order.
-func mergeProfile(old Profile, names []gear.Name) Profile {
-	have := make(map[gear.Name]bool, len(old.Files))
-	for _, f := range old.Files {
-		have[f.Name] = true
-	}
-	out := Profile{slices.Clone(old.Files), old.Donor}
-	for _, name := range names {
-		if !have[name] && len(out.Files) < maxProfile {
-			out.Files = append(out.Files, predict.File{Name: name, From: predict.Own})
-		}
-	}
-	return out
 }
 
 // addHits counts how well a profile did. Older starts have less and less weight.
@@ -501,4 +506,18 @@ func (s *Service) reportTo(img *image, names []gear.Name, whole bool) {
 	if failed != nil && s.ctx.Err() == nil {
 		s.log.Info("profile cannot be reported", "image", img.name(), "err", failed)
 	}
+}
+
+// Start returns what is known about the last start of an image. It returns nil if the
+// image was not started since the service was opened. Errors: ErrUnknown.
+func (s *Service) Start(chain string) (*starts.Start, error) {
+	img := s.image(chain)
+	if img == nil {
+		return nil, fmt.Errorf("image %s: %w", chain, ErrUnknown)
+	}
+	x, err := s.readIndex(img)
+	if err != nil {
+		return nil, err
+	}
+	return img.st.trace.Start(x), nil
 }

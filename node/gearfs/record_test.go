@@ -16,6 +16,7 @@ import (
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/predict"
 	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/gearfs/starts"
 )
 
 // overlay mounts an overlay over a plain copy of a tree. It stands in for one whose contents are
@@ -203,7 +204,7 @@ func TestStartIsTold(t *testing.T) {
 	eventually(t, "both are seen", func() bool { return n.Status().Containers[0].Recorded == 2 })
 	n.check(tr, tr.files[9]) // the overlay is a stand-in: here is what an open asks of the pool
 	n.ContainerStopped("c")
-	var s *gearfs.Start
+	var s *starts.Start
 	eventually(t, "the start is over", func() bool {
 		var err error
 		s, err = n.Start("sha256:1")
@@ -225,7 +226,7 @@ func TestStartIsTold(t *testing.T) {
 		t.Errorf("nothing is told of %v", want)
 	}
 	size := func(k int) int64 { return tr.files[k].Size }
-	q := gearfs.Quality{Predicted: 3, PredictedBytes: size(1) + size(2) + size(3), Hit: 1, HitBytes: size(2), Missed: 1, MissedBytes: size(9),
+	q := starts.Quality{Predicted: 3, PredictedBytes: size(1) + size(2) + size(3), Hit: 1, HitBytes: size(2), Missed: 1, MissedBytes: size(9),
 		WastedBytes: size(1) + size(3)}
 	if diff := cmp.Diff(q, s.Quality); diff != "" || !s.Watched {
 		t.Errorf("watched %v (-want +got)\n%s", s.Watched, diff)

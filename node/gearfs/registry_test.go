@@ -26,6 +26,7 @@ import (
 	gearclient "example.org/slipway/gear/client"
 	"example.org/slipway/gear/predict"
 	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/gearfs/starts"
 	"example.org/slipway/node/poolfs"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
@@ -40,12 +41,12 @@ type regSource struct {
 	manifest oci.Digest
 }
 
-func (s *regSource) Profile(ctx context.Context) (gearfs.Profile, error) {
+func (s *regSource) Profile(ctx context.Context) (starts.Profile, error) {
 	p, err := s.reg.GearProfile(ctx, s.repo, s.manifest)
 	if oci.HasCode(err, oci.CodeManifestUnknown) {
 		err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
 	}
-	return gearfs.Profile{Files: predict.Files(p.Names, p.Origins), Donor: string(p.Donor)}, err
+	return starts.Profile{Files: predict.Files(p.Names, p.Origins), Donor: string(p.Donor)}, err
 }
 
 func (s *regSource) ReportProfile(ctx context.Context, names []gear.Name, whole bool) error {

@@ -6,6 +6,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/node/cachedir"
+	"example.org/slipway/node/gearfs/table"
 	"example.org/slipway/node/poolfs"
 )
 
@@ -31,11 +32,11 @@ func (s *Service) renew(v *cachedir.View, files []*gear.File) {
 	c.mu.Lock()
 	for _, f := range files {
 		k := fileKey{v.ID(), f.Name}
-		if fl := c.flights[k]; fl != nil && contradiction(f, &fl.f) != nil {
+		if fl := c.flights[k]; fl != nil && table.Contradiction(f, &fl.f) != nil {
 			c.finish(fl, fmt.Errorf("file %x: %w", f.Name, errDisowned))
 		}
 		lf := c.large[k]
-		if lf != nil && contradiction(f, &lf.f) == nil {
+		if lf != nil && table.Contradiction(f, &lf.f) == nil {
 			continue // what the kernel has cached is right
 		}
 		if lf != nil {
@@ -85,11 +86,11 @@ func (s *Service) stands(img *image, f gear.File) bool {
 		if o.view != img.view {
 			continue
 		}
-		_, i, err := o.table.find(f.Name)
+		_, i, err := o.table.Find(f.Name)
 		if err != nil || i < 0 {
 			continue
 		}
-		if known, err := o.table.whole(i); err == nil && contradiction(&f, &known) == nil {
+		if known, err := o.table.Whole(i); err == nil && table.Contradiction(&f, &known) == nil {
 			return true
 		}
 	}

@@ -408,7 +408,7 @@ func (c *scheduler) startBatch(p priority, now time.Time) (bool, time.Time) {
 			}
 			fl.running, fl.parts = true, true
 			if p != inBackground {
-				fl.img.st.trace.asked(fl.f.Name)
+				fl.img.st.trace.Asked(fl.f.Name)
 			}
 			c.assembling[p]++
 			c.s.goWork(func() { c.assemble(fl, p) })
@@ -437,7 +437,7 @@ func (c *scheduler) startBatch(p priority, now time.Time) (bool, time.Time) {
 		}
 		fl.running = true
 		if p != inBackground {
-			fl.img.st.trace.asked(fl.f.Name)
+			fl.img.st.trace.Asked(fl.f.Name)
 		}
 		b.flights = append(b.flights, fl)
 		b.bytes += fl.f.Size

@@ -10,6 +10,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/node/cachedir"
+	"example.org/slipway/node/gearfs/starts"
 )
 
 // imageStats counts what happened to an image since the service was opened.
@@ -31,7 +32,7 @@ type imageStats struct {
 	decision Decision
 	lacking  lacking
 
-	trace trace // of the last start
+	trace starts.Trace // of the last start
 }
 
 // stallFrom is the shortest wait that counts as a stall.
@@ -54,7 +55,7 @@ func (s *Service) stalled(img *image, d time.Duration) {
 
 // fetched counts the arrival of a whole file.
 func (s *Service) fetched(fl *flight, p priority) {
-	fl.img.st.trace.here(fl.f.Name)
+	fl.img.st.trace.Here(fl.f.Name)
 	fl.img.st.files[p].Add(1)
 	fl.img.st.bytes[p].Add(fl.f.Size)
 }
@@ -236,7 +237,7 @@ func (s *Service) covers(img *image, removed int64, looks int) bool {
 	if c.at == 0 {
 		c.began = removed
 	}
-	err := img.table.eachFrom(c.at, func(i int, f gear.File) bool {
+	err := img.table.EachFrom(c.at, func(i int, f gear.File) bool {
 		if looks--; looks < 0 {
 			return false
 		}
@@ -247,7 +248,7 @@ func (s *Service) covers(img *image, removed int64, looks int) bool {
 		c.at = i + 1
 		return true
 	})
-	if err == nil && c.at == len(img.table.keys) {
+	if err == nil && c.at == img.table.Len() {
 		c.at, c.complete, c.removed = 0, true, c.began
 	}
 	return c.complete
@@ -288,7 +289,7 @@ func (s *Service) imageStatus(img *image) ImageStatus {
 	rec := img.rec
 	s.imagesMu.RUnlock()
 	return ImageStatus{
-		Chain: rec.Chain, Ref: rec.Ref, Added: rec.Added, Sources: rec.Sources, Files: len(img.table.keys), Bytes: img.table.bytes,
+		Chain: rec.Chain, Ref: rec.Ref, Added: rec.Added, Sources: rec.Sources, Files: img.table.Len(), Bytes: img.table.Bytes(),
 		Decision: img.lastDecision(), Background: rec.Background, Complete: img.st.complete.Load(), ImageCounts: img.counts(),
 	}
 }
@@ -310,8 +311,8 @@ func (img *image) counts() ImageCounts {
 		BackgroundFiles: st.files[inBackground].Load(), BackgroundBytes: st.bytes[inBackground].Load(),
 		Stalls: st.stalls.Load(), Stalled: time.Duration(st.stall.Load()), LongestStall: time.Duration(st.longest.Load()),
 	}
-	if img.table.bytes > 0 {
-		o.FetchedShare = float64(o.DemandBytes+o.ProfileBytes+o.BackgroundBytes) / float64(img.table.bytes)
+	if img.table.Bytes() > 0 {
+		o.FetchedShare = float64(o.DemandBytes+o.ProfileBytes+o.BackgroundBytes) / float64(img.table.Bytes())
 	}
 	return o
 }

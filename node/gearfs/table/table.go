@@ -1,4 +1,6 @@
-package gearfs
+// Package table finds the files of an image in a table on disk, and compares the files of
+// two images.
+package table
 
 import (
 	"bufio"
@@ -36,8 +38,8 @@ const (
 	maxTableFiles = 1 << 24
 )
 
-// fileTable finds the files of an image.
-type fileTable struct {
+// Table finds the files of an image.
+type Table struct {
 	f      *os.File
 	keys   []uint64 // the first 8 bytes of each name, ascending
 	chunks int64
@@ -46,8 +48,46 @@ type fileTable struct {
 	large int
 }
 
-// encodeTable returns the encoded table of an index's files.
-func encodeTable(files []gear.File) ([]byte, error) {
+// Open reads a table and keeps its file open.
+func Open(path string) (*Table, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	st, err := f.Stat()
+	var t *Table
+	if err == nil && st.Size() > tableHeader+maxTableFiles*tableEntry {
+		err = fmt.Errorf("table of %d bytes", st.Size())
+	}
+	if err == nil {
+		b := make([]byte, st.Size())
+		if _, err = f.ReadAt(b, 0); err == nil {
+			t, err = Parse(b)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	t.f = f
+	return t, nil
+}
+
+// Close closes the table's file.
+func (t *Table) Close() error {
+	if t.f == nil {
+		return nil
+	}
+	return t.f.Close()
+}
+
+// Len returns the number of files.
+func (t *Table) Len() int { return len(t.keys) }
+
+// Bytes returns the size of all files.
+func (t *Table) Bytes() int64 { return t.bytes }
+
+// Encode returns the encoded table of an index's files.
+func Encode(files []gear.File) ([]byte, error) {
 	order := make([]int32, 0, len(files))
 	for i := range files {
 		if files[i].Size > 0 {
@@ -89,8 +129,8 @@ func tableSum(b []byte) uint32 {
 	return crc32.Update(crc32.Checksum(b[:20], castagnoli), castagnoli, b[tableHeader:])
 }
 
-// parseTable checks an encoded table and returns the part of it that is kept in memory.
-func parseTable(b []byte) (*fileTable, error) {
+// Parse checks an encoded table and returns the part of it that is kept in memory.
+func Parse(b []byte) (*Table, error) {
 	if len(b) < tableHeader || string(b[:8]) != tableMagic {
 		return nil, errors.New("not a table of files of version 1")
 	}
@@ -101,7 +141,7 @@ func parseTable(b []byte) (*fileTable, error) {
 	if binary.LittleEndian.Uint32(b[20:]) != tableSum(b) {
 		return nil, errors.New("table of files with a wrong checksum")
 	}
-	t := &fileTable{keys: make([]uint64, n), chunks: int64(chunks)}
+	t := &Table{keys: make([]uint64, n), chunks: int64(chunks)}
 	at := uint64(0)
 	for i := range t.keys {
 		e := b[tableHeader+tableEntry*i:]
@@ -145,7 +185,7 @@ func parseEntry(b []byte) (f gear.File, chunks int64, err error) {
 }
 
 // at returns the file at index i, without its chunks, and the position of its chunks.
-func (t *fileTable) at(i int) (gear.File, int64, error) {
+func (t *Table) at(i int) (gear.File, int64, error) {
 	var b [tableEntry]byte
 	if _, err := t.f.ReadAt(b[:], tableHeader+tableEntry*int64(i)); err != nil {
 		return gear.File{}, 0, fmt.Errorf("read the table of files: %w", err)
@@ -154,13 +194,13 @@ func (t *fileTable) at(i int) (gear.File, int64, error) {
 }
 
 // seek returns the index of the first file whose key is not less than key.
-func (t *fileTable) seek(key uint64) int {
+func (t *Table) seek(key uint64) int {
 	return sort.Search(len(t.keys), func(i int) bool { return t.keys[i] >= key })
 }
 
-// find returns a file, without its chunks, and its index. The index is -1 if the file is
+// Find returns a file, without its chunks, and its index. The index is -1 if the file is
 // not there.
-func (t *fileTable) find(name gear.Name) (gear.File, int, error) {
+func (t *Table) Find(name gear.Name) (gear.File, int, error) {
 	key := binary.BigEndian.Uint64(name[:])
 	for i := t.seek(key); i < len(t.keys) && t.keys[i] == key; i++ {
 		f, _, err := t.at(i)
@@ -174,8 +214,8 @@ func (t *fileTable) find(name gear.Name) (gear.File, int, error) {
 	return gear.File{}, -1, nil
 }
 
-// whole returns the file at index i with its chunks.
-func (t *fileTable) whole(i int) (gear.File, error) {
+// Whole returns the file at index i with its chunks.
+func (t *Table) Whole(i int) (gear.File, error) {
 	f, first, err := t.at(i)
 	if err != nil {
 		return f, err
@@ -195,11 +235,11 @@ func (t *fileTable) whole(i int) (gear.File, error) {
 	return f, nil
 }
 
-// each calls do for every file in order, without its chunks, until do returns false.
-func (t *fileTable) each(do func(i int, f gear.File) bool) error { return t.eachFrom(0, do) }
+// Each calls do for every file in order, without its chunks, until do returns false.
+func (t *Table) Each(do func(i int, f gear.File) bool) error { return t.EachFrom(0, do) }
 
-// eachFrom is each from an index on.
-func (t *fileTable) eachFrom(from int, do func(i int, f gear.File) bool) error {
+// EachFrom is Each from an index on.
+func (t *Table) EachFrom(from int, do func(i int, f gear.File) bool) error {
 	r := bufio.NewReaderSize(io.NewSectionReader(t.f, tableHeader+tableEntry*int64(from), tableEntry*int64(len(t.keys)-from)), 1<<16)
 	var b [tableEntry]byte
 	for i := from; i < len(t.keys); i++ {

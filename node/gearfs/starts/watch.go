@@ -1,4 +1,4 @@
-package gearfs
+package starts
 
 import (
 	"bytes"
@@ -35,19 +35,18 @@ const (
 	handleFID = 0x200
 )
 
-// opensWatch sees the opens in a container's overlay by fanotify, including opens of
-// files that the kernel opens without asking the pool. It watches directories, and the
-// events name files by their directory and name. Events that carry an open file would make
-// this process open the file in its own pool, and if the process were killed meanwhile, it
-// could not end before another process serves the pool. Needs Linux 6.6.
-type opensWatch struct {
-	s     *Service
-	c     *container
+// Watch sees the opens in an overlay by fanotify, including opens of files that the kernel
+// opens without asking the pool. It watches directories, and the events name files by their
+// directory and name. Events that carry an open file would make this process open the file
+// in its own pool, and if the process were killed meanwhile, it could not end before another
+// process serves the pool. Needs Linux 6.6.
+type Watch struct {
 	mount string
+	index *gear.Index
+	saw   func(gear.Name)
 	f     *os.File
 	fd    int // of f, which stays in non-blocking mode
 	self  int // our process, whose opens are not counted as the container's
-	index *gear.Index
 	// dirs has the paths of the watched directories by their handles.
 	dirs map[string]string
 	done chan struct{}
@@ -55,37 +54,36 @@ type opensWatch struct {
 	partial bool
 }
 
-// watchOpens starts to watch the file system mounted at a path, and sees the opens of files
-// that are local. Files of the profile count as local, because they are fetched before they
-// are opened. Its run must be called.
-func (s *Service) watchOpens(c *container, mount string, profile *Profile) (*opensWatch, error) {
-	index, err := s.readIndex(c.img)
-	if err != nil {
-		return nil, err
-	}
+// NewWatch starts to watch the overlay that is mounted at a path and shows the tree of an
+// index. saw is called, by Run, for each open of a content in a directory where any content
+// is local at first. An open of any other content asks the pool for it. Run must be called.
+func NewWatch(mount string, x *gear.Index, local func(gear.Name) bool, saw func(gear.Name)) (*Watch, error) {
 	fd, err := unix.FanotifyInit(unix.FAN_CLASS_NOTIF|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK|unix.FAN_UNLIMITED_MARKS|unix.FAN_REPORT_DIR_FID|unix.FAN_REPORT_NAME, 0)
 	if err != nil {
 		return nil, fmt.Errorf("fanotify: %w", err)
 	}
-	w := &opensWatch{s: s, c: c, index: index, mount: mount, fd: fd, f: os.NewFile(uintptr(fd), "fanotify"), self: os.Getpid(),
+	w := &Watch{mount: mount, index: x, saw: saw, fd: fd, f: os.NewFile(uintptr(fd), "fanotify"), self: os.Getpid(),
 		dirs: map[string]string{}, done: make(chan struct{})}
-	if err := w.begin(profile); err != nil {
+	if err := w.begin(local); err != nil {
 		return nil, errors.Join(err, w.f.Close())
 	}
 	return w, nil
 }
 
-// stop ends the watch after the events so far are processed. It reports whether every open
+// Cancel ends the watch soon.
+func (w *Watch) Cancel() { _ = w.f.SetReadDeadline(time.Now()) }
+
+// Stop ends the watch after the events so far are processed. It reports whether every open
 // was seen since the watch began.
-func (w *opensWatch) stop() bool {
-	_ = w.f.SetReadDeadline(time.Now())
+func (w *Watch) Stop() bool {
+	w.Cancel()
 	<-w.done
 	return !w.partial
 }
 
-// run processes events until the watch is stopped, and then the events that are still
+// Run processes events until the watch is stopped, and then the events that are still
 // queued.
-func (w *opensWatch) run() {
+func (w *Watch) Run() {
 	defer close(w.done)
 	defer w.f.Close()
 	buf := make([]byte, 16<<10)
@@ -108,13 +106,8 @@ func (w *opensWatch) run() {
 	w.partial = true
 }
 
-// begin watches the directories that have a local file or a file of the profile. An open of
-// any other file asks the pool for it.
-func (w *opensWatch) begin(profile *Profile) error {
-	expected := make(map[gear.Name]bool, len(profile.Files))
-	for i := range profile.Files {
-		expected[profile.Files[i].Name] = true
-	}
+// begin watches the directories that have a local content.
+func (w *Watch) begin(local func(gear.Name) bool) error {
 	root, err := unix.Open(w.mount, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", w.mount, err)
@@ -125,7 +118,7 @@ func (w *opensWatch) begin(profile *Profile) error {
 		e := &w.index.Entries[i]
 		dir := path.Dir(e.Path)
 		name, ok := w.content(e)
-		if !ok || watched[dir] || !expected[name] && !w.c.img.view.Has(name) {
+		if !ok || watched[dir] || !local(name) {
 			continue
 		}
 		if len(watched) == maxWatchedDirs {
@@ -141,7 +134,7 @@ func (w *opensWatch) begin(profile *Profile) error {
 
 // watch begins to watch one directory. The container may have replaced parts of its path by
 // symbolic links, which must not lead anywhere.
-func (w *opensWatch) watch(root int, dir string) error {
+func (w *Watch) watch(root int, dir string) error {
 	fd, err := unix.Openat2(root, dir, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC | unix.O_NOATIME,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV})
 	if err != nil {
@@ -159,13 +152,13 @@ func (w *opensWatch) watch(root int, dir string) error {
 	return nil
 }
 
-// handleKey returns the key of a file handle in opensWatch.dirs.
+// handleKey returns the key of a file handle in Watch.dirs.
 func handleKey(kind int32, handle []byte) string {
 	return string(binary.NativeEndian.AppendUint32(nil, uint32(kind))) + string(handle)
 }
 
 // events notes the events of one read and returns how many there were.
-func (w *opensWatch) events(b []byte) int {
+func (w *Watch) events(b []byte) int {
 	n := 0
 	for ; len(b) >= eventBytes; n++ {
 		size := int(binary.NativeEndian.Uint32(b))
@@ -184,7 +177,7 @@ func (w *opensWatch) events(b []byte) int {
 }
 
 // event notes the open of the file that an event names.
-func (w *opensWatch) event(info []byte) {
+func (w *Watch) event(info []byte) {
 	dir, base, ok := parseEvent(info)
 	if !ok {
 		return
@@ -197,14 +190,8 @@ func (w *opensWatch) event(info []byte) {
 	if !ok {
 		return // the container made it
 	}
-	name, ok := w.content(&w.index.Entries[i])
-	if !ok {
-		return
-	}
-	w.c.mu.Lock()
-	defer w.c.mu.Unlock()
-	if w.c.rec != nil {
-		w.c.saw(name)
+	if name, ok := w.content(&w.index.Entries[i]); ok {
+		w.saw(name)
 	}
 }
 
@@ -228,7 +215,7 @@ func parseEvent(info []byte) (dir, base string, ok bool) {
 }
 
 // content returns the content of an entry, or false if the entry is no file or is empty.
-func (w *opensWatch) content(e *gear.Entry) (gear.Name, bool) {
+func (w *Watch) content(e *gear.Entry) (gear.Name, bool) {
 	if e.File < 0 || w.index.Files[e.File].Size == 0 {
 		return gear.Name{}, false
 	}

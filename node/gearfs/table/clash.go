@@ -1,21 +1,36 @@
-package gearfs
+package table
 
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/node/poolfs"
 )
+
+// ErrConflict is returned, wrapped, if two indexes describe a content differently.
+var ErrConflict = errors.New("contradicts another image")
 
 // nodeKey returns the key of a file in the pool. The pool cannot distinguish names with
 // the same key.
 func nodeKey(f *gear.File) uint64 { return binary.BigEndian.Uint64(f.Name[:]) >> 1 }
 
-// sorted returns the files that have a content, each once, sorted by name. Errors:
-// errNodeClash.
-func sorted(files []gear.File) ([]*gear.File, error) {
+// Node returns the file with a key in the pool, without its chunks.
+func (t *Table) Node(key uint64) (gear.File, bool) {
+	i := t.seek(key << 1)
+	if i == len(t.keys) || t.keys[i]>>1 != key {
+		return gear.File{}, false
+	}
+	f, _, err := t.at(i)
+	return f, err == nil
+}
+
+// Sorted returns the files that have a content, each once, sorted by name. Errors:
+// poolfs.ErrCollision.
+func Sorted(files []gear.File) ([]*gear.File, error) {
 	out := make([]*gear.File, 0, len(files))
 	for i := range files {
 		if files[i].Size > 0 {
@@ -30,15 +45,15 @@ func sorted(files []gear.File) ([]*gear.File, error) {
 		case a.Name == b.Name:
 			return nil, fmt.Errorf("file %x has two sizes: %w", a.Name, gear.ErrInvalid)
 		case nodeKey(a) == nodeKey(b):
-			return nil, fmt.Errorf("files %x and %x: %w", a.Name, b.Name, errNodeClash)
+			return nil, fmt.Errorf("files %x and %x: %w", a.Name, b.Name, poolfs.ErrCollision)
 		}
 	}
 	return out, nil
 }
 
-// clash compares sorted files with a table. It returns the files that the table does not
+// Clash compares sorted files with a table. It returns the files that the table does not
 // have, and the first file that the table describes differently.
-func (t *fileTable) clash(files []*gear.File) (rest []*gear.File, odd *gear.File, err error) {
+func (t *Table) Clash(files []*gear.File) (rest []*gear.File, odd *gear.File, err error) {
 	rest = files[:0:0]
 	at := 0
 	for i, f := range files {
@@ -53,9 +68,9 @@ func (t *fileTable) clash(files []*gear.File) (rest []*gear.File, odd *gear.File
 			rest = append(rest, f)
 			continue
 		}
-		known, err := t.whole(at)
+		known, err := t.Whole(at)
 		if err == nil {
-			err = contradiction(f, &known)
+			err = Contradiction(f, &known)
 		}
 		if err != nil {
 			return nil, f, err
@@ -64,11 +79,11 @@ func (t *fileTable) clash(files []*gear.File) (rest []*gear.File, odd *gear.File
 	return rest, nil, nil
 }
 
-// contradiction returns how two indexes differ about a file, or nil.
-func contradiction(a, b *gear.File) error {
+// Contradiction returns how two indexes differ about a file, or nil.
+func Contradiction(a, b *gear.File) error {
 	switch {
 	case a.Name != b.Name:
-		return fmt.Errorf("files %x and %x: %w", a.Name, b.Name, errNodeClash)
+		return fmt.Errorf("files %x and %x: %w", a.Name, b.Name, poolfs.ErrCollision)
 	case a.Size != b.Size:
 		return fmt.Errorf("file %x of %d bytes and of %d: %w", a.Name, a.Size, b.Size, ErrConflict)
 	case !slices.Equal(a.Chunks, b.Chunks):

@@ -1,8 +1,7 @@
-package gearfs
+package starts
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -11,9 +10,9 @@ import (
 	"example.org/slipway/gear/predict"
 )
 
-// trace records what happened to the files of an image at its last start, and when. The
+// Trace records what happened to the files of an image at its last start, and when. The
 // zero value is the trace of an image that was not started.
-type trace struct {
+type Trace struct {
 	mu    sync.Mutex
 	began time.Time
 	over  bool
@@ -30,8 +29,8 @@ type traced struct {
 	wanted, asked, here time.Time
 }
 
-// begin notes that a start begins, unless one is already running.
-func (t *trace) begin(at time.Time) {
+// Begin notes that a start begins, unless one is already running.
+func (t *Trace) Begin(at time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.files == nil || t.over || at.Sub(t.began) >= startFor {
@@ -39,8 +38,8 @@ func (t *trace) begin(at time.Time) {
 	}
 }
 
-// expect adds predictions to a start that is running.
-func (t *trace) expect(p Profile) {
+// Expect adds predictions to a start that is running.
+func (t *Trace) Expect(p Profile) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.over || t.files == nil {
@@ -60,7 +59,7 @@ func (t *trace) expect(p Profile) {
 const startFor = time.Minute
 
 // note calls change to record what happens to a file now, while the start is running.
-func (t *trace) note(name gear.Name, change func(f *traced, now time.Time)) {
+func (t *Trace) note(name gear.Name, change func(f *traced, now time.Time)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.over || t.files == nil {
@@ -78,7 +77,7 @@ func (t *trace) note(name gear.Name, change func(f *traced, now time.Time)) {
 }
 
 // maxTraced bounds how many files of a start are reported.
-const maxTraced = 2 * maxProfile
+const maxTraced = 2 * MaxFiles
 
 func first(at *time.Time, now time.Time) {
 	if at.IsZero() {
@@ -86,24 +85,28 @@ func first(at *time.Time, now time.Time) {
 	}
 }
 
-func (t *trace) wanted(name gear.Name) {
+// Wanted notes that a container opened a file.
+func (t *Trace) Wanted(name gear.Name) {
 	t.note(name, func(f *traced, now time.Time) { first(&f.wanted, now) })
 }
 
-func (t *trace) asked(name gear.Name) {
+// Asked notes that a file was requested.
+func (t *Trace) Asked(name gear.Name) {
 	t.note(name, func(f *traced, now time.Time) { first(&f.asked, now) })
 }
 
-func (t *trace) here(name gear.Name) {
+// Here notes that a file has arrived.
+func (t *Trace) Here(name gear.Name) {
 	t.note(name, func(f *traced, now time.Time) { first(&f.here, now) })
 }
 
-func (t *trace) sibling(name gear.Name) {
+// Sibling notes that a file was requested because another one of its directory was missing.
+func (t *Trace) Sibling(name gear.Name) {
 	t.note(name, func(f *traced, _ time.Time) { f.sibling = true })
 }
 
-// end notes that the start is over, and whether all opens were seen.
-func (t *trace) end(watched bool) {
+// End notes that the start is over, and whether all opens were seen.
+func (t *Trace) End(watched bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.over, t.watched = true, watched
@@ -118,14 +121,14 @@ type Start struct {
 	Over    bool `json:"over"`
 	Watched bool `json:"watched"`
 	// Donor is the manifest of the image from which the prediction was inherited.
-	Donor   string      `json:"donor,omitempty"`
-	Quality Quality     `json:"quality"`
-	Files   []StartFile `json:"files"`
+	Donor   string  `json:"donor,omitempty"`
+	Quality Quality `json:"quality"`
+	Files   []File  `json:"files"`
 }
 
-// StartFile is what happened to a file at a start. Times are relative to the beginning of
+// File is what happened to a file at a start. Times are relative to the beginning of
 // the start. A time is nil if the event did not happen.
-type StartFile struct {
+type File struct {
 	Name gear.Name `json:"-"`
 	Path string    `json:"path"`
 	Size int64     `json:"size"`
@@ -161,7 +164,7 @@ func (q *Quality) Precision() float64 {
 }
 
 // add counts a file of a start.
-func (q *Quality) add(f *StartFile) {
+func (q *Quality) add(f *File) {
 	if f.From != "" {
 		q.Predicted++
 		q.PredictedBytes += f.Size
@@ -178,22 +181,13 @@ func (q *Quality) add(f *StartFile) {
 	}
 }
 
-// Start returns what is known about the last start of an image. It returns nil if the
-// image was not started since the service was opened. Errors: ErrUnknown.
-func (s *Service) Start(chain string) (*Start, error) {
-	img := s.image(chain)
-	if img == nil {
-		return nil, fmt.Errorf("image %s: %w", chain, ErrUnknown)
-	}
-	x, err := s.readIndex(img)
-	if err != nil {
-		return nil, err
-	}
-	t := &img.st.trace
+// Start returns what is known about the last start of an image with an index, or nil if
+// there was none.
+func (t *Trace) Start(x *gear.Index) *Start {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.files == nil {
-		return nil, nil
+		return nil
 	}
 	out := &Start{Began: t.began, Over: t.over, Watched: t.watched, Donor: t.donor}
 	had := map[gear.Name]bool{}
@@ -208,16 +202,16 @@ func (s *Service) Start(chain string) (*Start, error) {
 			out.Files = append(out.Files, was.told(t.began, f, e.Path))
 		}
 	}
-	slices.SortStableFunc(out.Files, func(a, b StartFile) int { return cmp.Compare(a.begins(), b.begins()) })
+	slices.SortStableFunc(out.Files, func(a, b File) int { return cmp.Compare(a.begins(), b.begins()) })
 	for i := range out.Files {
 		out.Quality.add(&out.Files[i])
 	}
-	return out, nil
+	return out
 }
 
 // told returns the file in the form in which a start reports it.
-func (f *traced) told(began time.Time, of *gear.File, path string) StartFile {
-	out := StartFile{Name: of.Name, Path: path, Size: of.Size}
+func (f *traced) told(began time.Time, of *gear.File, path string) File {
+	out := File{Name: of.Name, Path: path, Size: of.Size}
 	switch {
 	case f.from != 0:
 		out.From = f.from.String()
@@ -235,7 +229,7 @@ func (f *traced) told(began time.Time, of *gear.File, path string) StartFile {
 }
 
 // begins returns when the first thing happened to a file.
-func (f *StartFile) begins() time.Duration {
+func (f *File) begins() time.Duration {
 	least := time.Duration(1<<63 - 1)
 	for _, d := range []*time.Duration{f.Wanted, f.Asked, f.Here} {
 		if d != nil {
