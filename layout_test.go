@@ -40,14 +40,15 @@ var groups = map[string][]string{
 // docs/architecture.md.
 var layout = map[string][]string{
 	// What everybody speaks.
-	"oci":           {},
-	"oci/client":    {"oci", "oci/fleet", "oci/volref", "oci/wire"},
-	"oci/fleet":     {},
-	"oci/imagecopy": {"oci", "oci/client"},
-	"oci/model":     {"oci"},
-	"oci/ocitest":   {"oci"},
-	"oci/volref":    {"oci"},
-	"oci/wire":      {},
+	"oci":                {},
+	"oci/client":         {"oci", "oci/fleet", "oci/volref", "oci/wire"},
+	"oci/client/command": {"oci/client", "oci/wire"},
+	"oci/fleet":          {},
+	"oci/imagecopy":      {"oci", "oci/client"},
+	"oci/model":          {"oci"},
+	"oci/ocitest":        {"oci"},
+	"oci/volref":         {"oci"},
+	"oci/wire":           {},
 
 	// What serves several groups and no other module.
 	"internal/backendtest": {"internal/cephseed"},
@@ -59,6 +60,7 @@ var layout = map[string][]string{
 	"internal/logtest":     {},
 	"internal/mounttest":   {},
 	"internal/policy":      {},
+	"internal/procstat":    {},
 	"internal/report":      {"internal/chart"},
 	"internal/systemd":     {},
 
@@ -151,7 +153,7 @@ var layout = map[string][]string{
 
 	// Traces, replays and load.
 	"workload/analyze":                      {"internal/chart", "workload/trace", "workload/trace/store"},
-	"workload/load":                         {"internal/chart", "internal/report", "oci", "oci/client", "workload/load/imageset", "workload/load/wire", "workload/replay/result"},
+	"workload/load":                         {"internal/chart", "internal/procstat", "internal/report", "oci", "oci/client", "workload/load/imageset", "workload/load/wire", "workload/replay/result"},
 	"workload/load/imageset":                {"oci", "workload/replay/content"},
 	"workload/load/wire":                    {},
 	"workload/replay":                       {"internal/durable", "workload/replay/content", "workload/replay/plan", "workload/replay/result", "workload/replay/send"},
@@ -181,7 +183,7 @@ var layout = map[string][]string{
 	"web/images":           {"gear", "gear/rootfs", "oci", "registry/catalog", "registry/catalog/browse", "registry/catalog/gearfacts", "web/format"},
 	"serve":                {"config", "gear", "gear/filestore", "gear/predict", "gear/recipes", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/imagecopy", "oci/volref", "oci/wire", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/cache/tier", "registry/catalog", "registry/catalog/browse", "registry/catalog/engine", "registry/catalog/gearfacts", "registry/catalog/repair", "registry/check", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/retention", "registry/server", "registry/server/edge", "serve/gate", "serve/mirrors", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "web/images", "workload/trace"},
 	"serve/gate":           {"oci"},
-	"serve/mirrors":        {"config", "oci", "oci/client", "oci/wire", "registry", "registry/auth", "registry/catalog", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/objstore", "serve/gate"},
+	"serve/mirrors":        {"config", "oci", "oci/client", "oci/client/command", "oci/wire", "registry", "registry/auth", "registry/catalog", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/objstore", "serve/gate"},
 	"serve/servetest":      {"config", "serve"},
 	"agent":                {"agent/api", "agent/images", "agent/kubelet", "agent/registries", "agent/volumeworker", "config", "gear", "internal/footprint", "node/cachedir", "node/gearfs", "node/gearfs/starts", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/fleet", "volume/volfs"},
 	"agent/api":            {"config", "node/gearfs", "node/gearfs/starts", "node/poolfs", "oci", "oci/volref", "volume/node"},

@@ -80,17 +80,3 @@ func FuzzGearName(f *testing.F) {
 		}
 	})
 }
-
-func FuzzCredential(f *testing.F) {
-	f.Add([]byte(`{"ServerURL":"x","Username":"me","Secret":"secret"}`), "")
-	f.Add([]byte("secret\n"), "AWS")
-	f.Fuzz(func(t *testing.T, b []byte, username string) {
-		cr, err := parseCredential(b, username)
-		if err == nil && (cr.Username == "" || cr.Password == "") && cr.RefreshToken == "" {
-			t.Errorf("%q: got a credential of nothing", b)
-		}
-		if err != nil && cr != (Credential{}) {
-			t.Errorf("%q: got a credential and %v", b, err)
-		}
-	})
-}

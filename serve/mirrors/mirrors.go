@@ -24,6 +24,7 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/client/command"
 	"example.org/slipway/oci/wire"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
@@ -275,7 +276,7 @@ func upstreamCredential(u *config.Upstream, log *slog.Logger) (client.Credential
 	}
 	switch {
 	case len(u.Command.Command) > 0:
-		return client.CommandCredential(at.Host, client.CommandOptions{Command: u.Command.Command, Username: u.Username,
+		return command.Credential(at.Host, command.Options{Command: u.Command.Command, Username: u.Username,
 			Every: u.Command.Every, Timeout: u.Command.Timeout, Logger: log})
 	case u.DockerConfig != "":
 		if _, err := os.Stat(u.DockerConfig); err != nil {

@@ -2,8 +2,6 @@ package load
 
 // The tests in package load_test need these.
 var (
-	PushImage  = pushImage
-	Contents   = contents
-	Machine    = machine
-	ProcessCPU = processCPU
+	PushImage = pushImage
+	Contents  = contents
 )

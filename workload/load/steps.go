@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"example.org/slipway/internal/procstat"
 	"example.org/slipway/workload/replay/result"
 )
 
@@ -147,7 +148,7 @@ func (s *stepper) set(n int) {
 
 // step lets n pullers work for a while.
 func (s *stepper) step(n int, down bool) error {
-	before, begin := measureUsage(s.r.o.PID), time.Now()
+	before, begin := procstat.Measure(s.r.o.PID), time.Now()
 	s.set(n)
 	timer := time.NewTimer(s.r.o.Step)
 	defer timer.Stop()
@@ -183,18 +184,18 @@ func (s *stepper) wait(end <-chan time.Time) error {
 }
 
 // add appends a step to the steps.
-func (s *stepper) add(c *counts, n int, down bool, begin time.Time, before usage) {
+func (s *stepper) add(c *counts, n int, down bool, begin time.Time, before procstat.Usage) {
 	took := time.Since(begin)
-	after := measureUsage(s.r.o.PID)
+	after := procstat.Measure(s.r.o.PID)
 	done, failed := c.all()
 	sec := max(took.Seconds(), 1e-9)
 	st := Step{Pullers: n, Down: down, Begin: begin.Sub(s.begin).Seconds(), Seconds: took.Seconds(),
 		Images: c.done(Pull), Rate: float64(c.done(Pull)) / sec, Operations: done, OperationsRate: float64(done) / sec, Failed: failed,
 		Requests: c.requests.spread.Count, Bytes: c.bytes, Image: c.ops[Pull].times(), Request: c.requests.times(),
-		ClientCPU: (after.own - before.own).Seconds(), ServerCPU: (after.server - before.server).Seconds()}
+		ClientCPU: (after.Own - before.Own).Seconds(), ServerCPU: (after.Process - before.Process).Seconds()}
 	st.ClientShare = st.ClientCPU / sec / float64(runtime.GOMAXPROCS(0))
-	if all := after.all - before.all; all > 0 {
-		st.MachineShare = float64(after.busy-before.busy) / float64(all)
+	if all := after.All - before.All; all > 0 {
+		st.MachineShare = float64(after.Busy-before.Busy) / float64(all)
 	}
 	for o := range ops {
 		if o != Pull && c.done(o)+c.failed[o] > 0 || o == Pull && !s.r.o.Mix.PullsOnly() {
@@ -223,7 +224,7 @@ func (s *stepper) tally() {
 	s.tallies = append(s.tallies, y)
 	s.counted, s.last = t, now
 	if s.r.o.PID > 0 {
-		s.peakRSS = max(s.peakRSS, residentBytes(s.r.o.PID))
+		s.peakRSS = max(s.peakRSS, procstat.ResidentBytes(s.r.o.PID))
 	}
 	s.show(y)
 }

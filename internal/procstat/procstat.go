@@ -1,4 +1,5 @@
-package load
+// Package procstat reads how much processor time and memory processes use.
+package procstat
 
 import (
 	"bytes"
@@ -14,29 +15,29 @@ import (
 // clockTick is the unit of CPU times in /proc. It is 1/100 s on every Linux.
 const clockTick = 10 * time.Millisecond
 
-// usage is the processor time that has been used until now.
-type usage struct {
-	// own is the processor time of this process.
-	own time.Duration
-	// busy and all are the times of the machine, or 0 if they cannot be read.
-	busy, all time.Duration
-	// server is the processor time of the watched process.
-	server time.Duration
+// Usage is the processor time that has been used until now.
+type Usage struct {
+	// Own is the processor time of this process.
+	Own time.Duration
+	// Busy and All are the times of the machine, or 0 if they cannot be read.
+	Busy, All time.Duration
+	// Process is the processor time of the watched process.
+	Process time.Duration
 }
 
-// measureUsage measures the usage. pid is the process to watch, or 0 for none.
-func measureUsage(pid int) usage {
-	var u usage
+// Measure measures the usage. pid is the process to watch, or 0 for none.
+func Measure(pid int) Usage {
+	var u Usage
 	var self syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &self) == nil {
-		u.own = time.Duration(self.Utime.Nano() + self.Stime.Nano())
+		u.Own = time.Duration(self.Utime.Nano() + self.Stime.Nano())
 	}
 	if b, err := os.ReadFile("/proc/stat"); err == nil {
-		u.busy, u.all = machine(b)
+		u.Busy, u.All = machine(b)
 	}
 	if pid > 0 {
 		if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil {
-			u.server, _ = processCPU(b) // a malformed line counts as 0
+			u.Process, _ = processCPU(b) // a malformed line counts as 0
 		}
 	}
 	return u
@@ -77,8 +78,8 @@ func processCPU(stat []byte) (time.Duration, error) {
 	return time.Duration(user+system) * clockTick, errors.Join(err1, err2)
 }
 
-// residentBytes returns the memory that a process uses now, or 0 if that cannot be read.
-func residentBytes(pid int) int64 {
+// ResidentBytes returns the memory that a process uses now, or 0 if that cannot be read.
+func ResidentBytes(pid int) int64 {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0
