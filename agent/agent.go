@@ -320,13 +320,11 @@ func (a *Agent) Run(ctx context.Context, ready func()) error {
 	defer cancel(nil)
 	var work sync.WaitGroup
 	serve := func(what string, do func() error) {
-		work.Add(1)
-		go func() {
-			defer work.Done()
+		work.Go(func() {
 			if err := do(); err != nil && ctx.Err() == nil {
 				cancel(fmt.Errorf("%s: %w", what, err))
 			}
-		}()
+		})
 	}
 	// The pool starts first and ends last, because everything else may open files in it.
 	if a.pool != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"example.org/slipway/agent/api"
+	"example.org/slipway/agent/images"
 	"example.org/slipway/gear"
 	"example.org/slipway/node/gearfs"
 	"example.org/slipway/node/poolfs"
@@ -116,11 +117,10 @@ func (a *Agent) find(name string) (gearfs.ImageStatus, error) {
 }
 
 // newest returns the image with a name that was added last, or nil.
-func newest(images []gearfs.ImageStatus, name string) (last *gearfs.ImageStatus) {
-	for i := range images {
-		img := &images[i]
-		named := img.Ref == name || img.Chain == name || len(name) >= 8 && strings.HasPrefix(strings.TrimPrefix(img.Chain, "sha256:"), name)
-		if named && (last == nil || img.Added.After(last.Added)) {
+func newest(all []gearfs.ImageStatus, name string) (last *gearfs.ImageStatus) {
+	for i := range all {
+		img := &all[i]
+		if images.Named(name, img.Ref, img.Chain) && (last == nil || img.Added.After(last.Added)) {
 			last = img
 		}
 	}

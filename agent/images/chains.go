@@ -78,15 +78,6 @@ type chainOptions struct {
 	backgroundDelay time.Duration
 }
 
-// background runs a function for which the caller does not wait.
-func (c *chains) background(do func()) {
-	c.work.Add(1)
-	go func() {
-		defer c.work.Done()
-		do()
-	}()
-}
-
 // smallRoom is the most bytes of disk that the records of an image and the directories of
 // a container take, apart from what roomFor counts.
 const smallRoom = 1 << 20
@@ -134,10 +125,14 @@ func (c *chains) Mount(ctx context.Context, chain string) (snapshotter.Layers, e
 	if ok && t.still() {
 		return t.layers, nil
 	}
-	// The first caller works for all, so no caller may cancel the work.
-	done := c.flights.DoChan(chain, func() (any, error) { return c.mount(c.ctx, chain) })
+	return c.once(ctx, chain, chain, func() (snapshotter.Layers, error) { return c.mount(c.ctx, chain) })
+}
+
+// once makes a tree available for all callers with the same key. The first caller works for
+// all, so no caller may cancel the work.
+func (c *chains) once(ctx context.Context, key, chain string, do func() (snapshotter.Layers, error)) (snapshotter.Layers, error) {
 	select {
-	case r := <-done:
+	case r := <-c.flights.DoChan(key, func() (any, error) { return do() }):
 		if r.Err != nil {
 			return snapshotter.Layers{}, fmt.Errorf("make the tree of %s available: %w", chain, r.Err)
 		}
@@ -178,16 +173,7 @@ func (c *chains) mountWay(ctx context.Context, chain, way string) (snapshotter.L
 	if way == "" || way == rec.way() {
 		return c.Mount(ctx, chain)
 	}
-	done := c.flights.DoChan(way+" "+chain, func() (any, error) { return c.mountBy(c.ctx, rec, way) })
-	select {
-	case r := <-done:
-		if r.Err != nil {
-			return snapshotter.Layers{}, fmt.Errorf("make the tree of %s available: %w", chain, r.Err)
-		}
-		return r.Val.(snapshotter.Layers), nil
-	case <-ctx.Done():
-		return snapshotter.Layers{}, ctx.Err()
-	}
+	return c.once(ctx, way+" "+chain, chain, func() (snapshotter.Layers, error) { return c.mountBy(c.ctx, rec, way) })
 }
 
 // mountBy mounts the tree of a chain in one way.

@@ -121,7 +121,7 @@ func (c *claims) settle(l snapshotter.Layer, way string, why []string, snapshot 
 	}
 	c.changing.Unlock()
 	if err == nil && rec.way() == way {
-		c.background(func() { c.prepare(l.ChainID, l.ImageRef) })
+		c.work.Go(func() { c.prepare(l.ChainID, l.ImageRef) })
 	}
 	return err
 }

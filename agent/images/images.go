@@ -82,7 +82,7 @@ func Open(ctx, life context.Context, cfg *config.Agent, o *Options) (*Set, error
 		opts:    chainOptions{cfg.Profiles.Record, cfg.Fetch.Background, cfg.Fetch.BackgroundDelay},
 		mounted: map[string]mountedTree{}, later: map[string]*time.Timer{},
 	}
-	c.indexes = registries.NewIndexes(life, c.background, cfg.Fetch.ConvertTimeout, o.Log, o.Files.ObserveLink)
+	c.indexes = registries.NewIndexes(life, c.work.Go, cfg.Fetch.ConvertTimeout, o.Log, o.Files.ObserveLink)
 	m := &Set{dir: o.Dirs.Mounts, chains: c, lower: &lower{&claims{chains: c, choice: cfg.Choice}}, all: map[string]*mountRecord{}, making: map[string]bool{}}
 	c.inUse = m.uses
 	return m, nil
@@ -169,8 +169,7 @@ func (m *Set) volumeOf(name string) (found *chainRecord) {
 		return nil
 	}
 	for _, r := range all {
-		named := r.Ref == name || r.Chain == name || len(name) >= 8 && strings.HasPrefix(strings.TrimPrefix(r.Chain, "sha256:"), name)
-		if named && r.Way == config.WayVolume {
+		if Named(name, r.Ref, r.Chain) && r.Way == config.WayVolume {
 			found = r
 		}
 	}
@@ -182,4 +181,10 @@ func (m *Set) volumeChain(chain string) *chainRecord {
 		return r
 	}
 	return nil
+}
+
+// Named reports whether an image is called name: by its reference, by its chain ID, or by the
+// beginning of the chain ID's digits.
+func Named(name, ref, chain string) bool {
+	return name == ref || name == chain || len(name) >= 8 && strings.HasPrefix(strings.TrimPrefix(chain, "sha256:"), name)
 }

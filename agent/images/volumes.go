@@ -95,7 +95,7 @@ func (v *volumes) begin() {
 	if v == nil {
 		return
 	}
-	v.background(func() {
+	v.work.Go(func() {
 		s, err := v.mgr.Status(v.ctx)
 		if err != nil {
 			return
@@ -106,14 +106,6 @@ func (v *volumes) begin() {
 			}
 		}
 	})
-}
-
-func (v *volumes) background(do func()) {
-	v.work.Add(1)
-	go func() {
-		defer v.work.Done()
-		do()
-	}()
 }
 
 // close ends the use of volumes. Mounts stay.
@@ -291,7 +283,7 @@ func (v *volumes) release(r *volumeRecord) {
 	if v == nil || !r.usable() {
 		return
 	}
-	v.background(func() { v.dropUnneeded(r.Record.Volume()) })
+	v.work.Go(func() { v.dropUnneeded(r.Record.Volume()) })
 }
 
 // remove deletes the volume of a chain that was made on this node.

@@ -50,7 +50,7 @@ func (v *volumes) decide(ctx context.Context, reg *registries.Registry, ref regi
 	if d == nil {
 		d = &decision{done: make(chan struct{})}
 		v.decided[key] = d
-		v.background(func() { v.try(key, d, image) })
+		v.work.Go(func() { v.try(key, d, image) })
 	}
 	v.gate.Unlock()
 	select {
@@ -119,7 +119,7 @@ func (v *volumes) settled(reg *registries.Registry, ref registries.Reference, ma
 			v.expire(key, d)
 			return
 		}
-		v.background(func() { v.expire(key, d) })
+		v.work.Go(func() { v.expire(key, d) })
 	default: // somebody has just started again
 	}
 }
