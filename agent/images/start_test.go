@@ -207,7 +207,7 @@ func ownNode(b *testing.B, dir string) (socket, chain string, labels map[string]
 		b.Fatal(err)
 	}
 	sources := reg.Sources(registries.Reference{Host: host, Repo: "app", Ref: "v1"}, manifest)
-	rec := &chainRecord{Chain: diff, Digest: diff, Ref: host + "/app:v1", Snapshot: true, Sources: sources, Layers: []string{diff}}
+	rec := &chainRecord{Chain: diff, Digest: diff, Ref: host + "/app:v1", Domain: c.regs.Domain(host), Snapshot: true, Sources: sources, Layers: []string{diff}}
 	if err := c.records.create(rec, x); err != nil {
 		b.Fatal(err)
 	}
@@ -216,6 +216,15 @@ func ownNode(b *testing.B, dir string) (socket, chain string, labels map[string]
 	}
 	if err := c.files.SetProfile(diff, names[:400]); err != nil {
 		b.Fatal(err)
+	}
+	data, err := c.files.Data(diff, c.pool) // nobody mounts the pool
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, dir := range data {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			b.Fatal(err)
+		}
 	}
 	s, err := snapshotter.New(filepath.Join(dir, "snapshots"), c, nil)
 	if err != nil {
@@ -278,7 +287,7 @@ func bareChains(b testing.TB, dir string) *lower {
 		records: &records{dir: at("chains")}, trees: at("trees"), mounts: at("views"), pool: at("pool"), files: files, cache: cache, regs: regs,
 		log: log, ctx: ctx, opts: chainOptions{record: true}, mounted: map[string]mountedTree{}, later: map[string]*time.Timer{},
 		inUse: func(string) bool { return false },
-	}}}
+	}, choice: config.AgentChoice{Default: []string{config.WayGear}}}}
 	b.Cleanup(func() { cancel(); c.close() })
 	return c
 }
