@@ -72,9 +72,9 @@ const MaxIdle = 14 * 24 * time.Hour
 // noteClock notes the time once an hour, so that a jump of the clock is noticed even if
 // it happens while the registry does not run. Only keepHouse calls it.
 func (r *Registry) noteClock(ctx context.Context) error {
-	if at := r.opts.Steady(); r.clockNoted == 0 || at-r.clockNoted >= time.Hour {
+	if at := r.replica.Steady(); r.clockNoted == 0 || at-r.clockNoted >= time.Hour {
 		r.clockNoted = at
-		return r.cat.Settings.NoteClock(ctx, r.now(), MaxIdle)
+		return r.cat.Settings.NoteClock(ctx, r.replica.Now(), MaxIdle)
 	}
 	return nil
 }

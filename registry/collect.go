@@ -2,7 +2,6 @@ package registry
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -11,6 +10,8 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/cache"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/replica"
+	"example.org/slipway/registry/storage"
 )
 
 // CollectOptions are the options of [Registry.Collect]. The zero value collects what is
@@ -72,23 +73,6 @@ type collector struct {
 	checking sync.Mutex
 }
 
-// lockPatiently takes a lock that may be held for minutes. It gives up when ctx ends.
-func lockPatiently(ctx context.Context, try func() bool) error {
-	if err := ctx.Err(); err != nil || try() {
-		return err
-	}
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !try() {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-	}
-	return nil
-}
-
 // Collect removes what nothing needs any more, while pushes and pulls go on. Its cost
 // grows with what has changed since the last run, not with the size of the store. It may
 // be interrupted at any point, and the next run continues it.
@@ -96,15 +80,15 @@ func (r *Registry) Collect(ctx context.Context, o CollectOptions) (CollectReport
 	start := time.Now()
 	var rep CollectReport
 	if !o.DryRun {
-		if err := r.CheckStore(ctx); err != nil {
+		if err := r.storage.Check(ctx); err != nil {
 			return rep, err
 		}
-		if err := lockPatiently(ctx, r.collects.objects.TryLock); err != nil {
+		if err := storage.LockPatiently(ctx, r.collects.objects.TryLock); err != nil {
 			return rep, fmt.Errorf("wait for a backup, repair or collection to end: %w", err)
 		}
 		defer r.collects.objects.Unlock()
 	}
-	if err := lockPatiently(ctx, r.collects.mu.TryLock); err != nil {
+	if err := storage.LockPatiently(ctx, r.collects.mu.TryLock); err != nil {
 		return rep, fmt.Errorf("wait for another collection to end: %w", err)
 	}
 	defer r.collects.mu.Unlock()
@@ -113,13 +97,13 @@ func (r *Registry) Collect(ctx context.Context, o CollectOptions) (CollectReport
 		rep.Took = time.Since(start)
 		return rep, err
 	}
-	held, release, mine, err := r.alone(ctx, LeaseCollect, "gc")
+	held, release, mine, err := r.replica.Alone(ctx, replica.LeaseCollect, "gc")
 	if !mine || err != nil {
 		rep.Elsewhere = err == nil
 		return rep, err
 	}
 	defer release()
-	err = LeaseError(held, r.collect(held, o, &rep))
+	err = replica.LeaseError(held, r.collect(held, o, &rep))
 	rep.Took = time.Since(start)
 	r.metrics.collected(rep, err)
 	return rep, err
@@ -147,15 +131,15 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 	now := r.judgingTime()
 	step := r.collectStep(o, policy, now)
 	for context.Cause(ctx) == nil {
-		if away := r.StoreAway(); away != nil && !o.DryRun {
+		if away := r.storage.Away(); away != nil && !o.DryRun {
 			return away
 		}
 		if o.Now { // this also includes what this run queues
-			step.Before = r.now().Add(r.opts.Grace + time.Second)
+			step.Before = r.replica.Now().Add(r.opts.Grace + time.Second)
 		}
 		out, last, err := r.step(ctx, step)
 		switch {
-		case isFull(err) && step.Max > 1 && !o.DryRun:
+		case storage.IsFull(err) && step.Max > 1 && !o.DryRun:
 			step.Max /= 2 // a smaller change needs less disk space
 			continue
 		case err != nil:
@@ -170,7 +154,7 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 		if o.DryRun {
 			rep.addFreed(out, o.Now)
 			step.After = last
-		} else if _, err := r.deleteObjects(ctx, out.Objects); err != nil {
+		} else if _, err := r.storage.Delete(ctx, digestsOf(out.Objects)...); err != nil {
 			return err
 		}
 		if o.Progress != nil {
@@ -202,11 +186,11 @@ func (r *Registry) collectStep(o CollectOptions, policy bool, now time.Time) cat
 	}
 	switch {
 	case o.Now:
-	case r.replica != nil && policy && !o.DryRun:
+	case r.replica.Shared && policy && !o.DryRun:
 		// Some manifests that are due were not in the queue until a moment ago. Until then
 		// clients of other replicas may have learnt that they exist. They get the same
 		// grace period as others.
-		step.Keep = func(string, oci.Digest) (time.Time, bool) { return r.now().Add(r.opts.Grace), true }
+		step.Keep = func(string, oci.Digest) (time.Time, bool) { return r.replica.Now().Add(r.opts.Grace), true }
 	case o.DryRun:
 		step.Keep = func(repo string, d oci.Digest) (time.Time, bool) { return r.keep(repo, d, now) }
 	default:
@@ -317,7 +301,7 @@ func (r *Registry) finishDeleting(ctx context.Context, rep *CollectReport) error
 			return nil
 		}
 		rep.add(catalog.Collected{Objects: left}, false)
-		granted, err := r.deleteObjects(ctx, left)
+		granted, err := r.storage.Delete(ctx, digestsOf(left)...)
 		if err != nil {
 			return err
 		}
@@ -327,53 +311,10 @@ func (r *Registry) finishDeleting(ctx context.Context, rep *CollectReport) error
 	}
 }
 
-// deleteObjects deletes contents that are marked as being deleted. A push of the same
-// content either finds the mark gone or restores the content, which is then left alone.
-// Locks make the push and the deletion exclude each other. If replicas share the
-// catalogue, its rows do so. granted is how many contents this replica had the right to
-// delete.
-func (r *Registry) deleteObjects(ctx context.Context, blobs []catalog.Blob) (granted int, err error) {
+func digestsOf(blobs []catalog.Blob) []oci.Digest {
 	digests := make([]oci.Digest, len(blobs))
 	for i, b := range blobs {
 		digests[i] = b.Digest
 	}
-	if r.replica != nil {
-		return r.tryDelete(ctx, digests)
-	}
-	return len(digests), r.deleteAlone(ctx, digests)
-}
-
-func (r *Registry) deleteAlone(ctx context.Context, digests []oci.Digest) error {
-	if len(digests) == 0 {
-		return nil
-	}
-	defer r.digests.lockAll(digests)()
-	var gone []oci.Digest
-	var errs []error
-	for _, d := range digests {
-		deleting, err := r.cat.Garbage.IsDeleting(ctx, d)
-		if err != nil {
-			return fmt.Errorf("check %s before it is deleted: %w", d, err)
-		}
-		if !deleting {
-			continue
-		}
-		if !oci.ValidDigest(d) { // from a damaged catalogue; no such object exists
-			r.log.Warn("dropped a content whose digest is none", "digest", d)
-			gone = append(gone, d)
-			continue
-		}
-		if err := r.store.Delete(ctx, BlobKey(d)); err != nil {
-			errs = append(errs, err)
-			continue // the mark stays; the next run tries again
-		}
-		gone = append(gone, d)
-	}
-	if len(gone) > 0 {
-		errs = append(errs, r.cat.Garbage.Forget(ctx, gone...))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("delete objects: %w", err)
-	}
-	return nil
+	return digests
 }

@@ -13,6 +13,7 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/objstore/objtest"
 	"example.org/slipway/registry/registrytest"
+	"example.org/slipway/registry/storage"
 )
 
 // copied is a manifest that a client copies, with what it names.
@@ -82,7 +83,7 @@ func TestCopyMends(t *testing.T) {
 				for _, tag := range []string{"", "v1"} {
 					seed++
 					layer := registrytest.Content(seed, 40_000)
-					im, key := shapes(layer)[shape], registry.BlobKey(oci.SHA256(layer))
+					im, key := shapes(layer)[shape], storage.BlobKey(oci.SHA256(layer))
 					registrytest.NoError(t, im.copyTo(t.Context(), b, "a", tag))
 					b.Clock.Add(time.Second)
 					state.change(b, sectors, key, layer)
@@ -155,7 +156,7 @@ func TestCopierWaitsForNothing(t *testing.T) {
 	} {
 		b := &bed{registrytest.New(t, nil, registry.Options{})}
 		registrytest.NoError(t, im.copyTo(t.Context(), b, "a", "v1"))
-		registrytest.NoError(t, b.Store.Delete(t.Context(), registry.BlobKey(oci.SHA256(layer))))
+		registrytest.NoError(t, b.Store.Delete(t.Context(), storage.BlobKey(oci.SHA256(layer))))
 		o.Clock, o.Logger = b.Clock.Now, slog.New(slog.DiscardHandler)
 		reg, err := registry.New(t.Context(), b.Cat, b.Store, &o)
 		registrytest.NoError(t, err)

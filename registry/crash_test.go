@@ -27,6 +27,7 @@ import (
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/fsstore"
 	"example.org/slipway/registry/objstore/objtest"
+	"example.org/slipway/registry/storage"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(withServers{m}) }
@@ -216,7 +217,7 @@ func TestKillWhilePublishing(t *testing.T) {
 			}
 			var dead atomic.Bool
 			die := func(op, key string) error {
-				if op == c.op && !registry.IsIdentity(key) && !dead.Swap(true) {
+				if op == c.op && !storage.IsIdentity(key) && !dead.Swap(true) {
 					if err := n.cat.Close(); err != nil {
 						t.Error(err)
 					}

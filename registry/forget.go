@@ -9,6 +9,8 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/replica"
+	"example.org/slipway/registry/storage"
 )
 
 // ForgetOptions are the options of [Registry.Forget]. The zero value works.
@@ -72,7 +74,7 @@ func (r *Registry) Forget(ctx context.Context, repo string, o ForgetOptions, dig
 	for part := range slices.Chunk(digests, forgetStep) {
 		out, err := r.cat.Garbage.DropImages(ctx, repo, o.UsedBefore, part...)
 		if err != nil {
-			return sum, ClientError("forget images of "+repo, err)
+			return sum, storage.ClientError("forget images of "+repo, err)
 		}
 		for _, tag := range out.Tags {
 			r.ram.Drop(tagKey(repo, tag))
@@ -93,7 +95,7 @@ func (r *Registry) ForgetTag(ctx context.Context, repo, tag string) error {
 	}
 	err := r.cat.DeleteTag(ctx, repo, tag, nil)
 	if err != nil && !errors.Is(err, catalog.ErrNotFound) {
-		return ClientError("forget tag "+tag, err)
+		return storage.ClientError("forget tag "+tag, err)
 	}
 	r.ram.Drop(tagKey(repo, tag))
 	return nil
@@ -110,7 +112,7 @@ func (r *Registry) ForgetBlob(ctx context.Context, repo string, d oci.Digest) er
 		return nil
 	}
 	if err != nil {
-		return ClientError(fmt.Sprintf("forget blob %s", d), err)
+		return storage.ClientError(fmt.Sprintf("forget blob %s", d), err)
 	}
 	_, err = r.forgotten(ctx, out)
 	return err
@@ -137,17 +139,17 @@ func (r *Registry) forgotten(ctx context.Context, out catalog.Collected) (Forgot
 func (r *Registry) deleteSoon(ctx context.Context, objects []catalog.Blob) (later bool, err error) {
 	wait, cancel := context.WithTimeout(ctx, forgetPatience)
 	defer cancel()
-	if lockPatiently(wait, r.collects.objects.TryLock) != nil {
+	if storage.LockPatiently(wait, r.collects.objects.TryLock) != nil {
 		r.collects.left.Store(true)
 		return true, ctx.Err()
 	}
 	defer r.collects.objects.Unlock()
-	held, release, mine, err := r.alone(ctx, LeaseCollect, "forget")
+	held, release, mine, err := r.replica.Alone(ctx, replica.LeaseCollect, "forget")
 	if err != nil || !mine {
 		r.collects.left.Store(true)
 		return true, err
 	}
 	defer release()
-	granted, err := r.deleteObjects(held, objects)
-	return granted < len(objects) || err != nil, LeaseError(held, err)
+	granted, err := r.storage.Delete(held, digestsOf(objects)...)
+	return granted < len(objects) || err != nil, replica.LeaseError(held, err)
 }

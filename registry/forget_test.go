@@ -19,6 +19,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/objstore/fsstore"
 	"example.org/slipway/registry/objstore/memstore"
+	"example.org/slipway/registry/storage"
 )
 
 // TestForget checks that an image goes at once with everything that nobody else needs, and nothing
@@ -100,7 +101,7 @@ func TestForgetEverything(t *testing.T) {
 			t.Errorf("left: %+v, %v", n, err)
 		}
 		for info, err := range b.Store.List(ctx, "docker/", "") {
-			if err != nil || !registry.IsIdentity(info.Key) {
+			if err != nil || !storage.IsIdentity(info.Key) {
 				t.Errorf("left in the store: %+v, %v", info, err)
 			}
 		}

@@ -19,6 +19,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 )
 
 // TestToldIsKept tells a client that a blob or manifest exists at the moment at which the collector
@@ -180,7 +181,7 @@ func TestForeignLayerPinsNothing(t *testing.T) {
 			t.Errorf("%s of %d bytes is still stored: %v", d.Digest, d.Size, err)
 		}
 	}
-	if _, err := b.Store.Stat(t.Context(), registry.BlobKey(large.Digest)); !errors.Is(err, objstore.ErrNotExist) {
+	if _, err := b.Store.Stat(t.Context(), storage.BlobKey(large.Digest)); !errors.Is(err, objstore.ErrNotExist) {
 		t.Errorf("the object of the large layer: %v", err)
 	}
 	if _, err := b.GetManifest(t.Context(), "b", "v1"); err != nil {

@@ -11,6 +11,7 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/manifest"
+	"example.org/slipway/registry/storage"
 	"example.org/slipway/registry/verify"
 )
 
@@ -55,15 +56,15 @@ func (r *Registry) heal(ctx context.Context, d oci.Digest, src io.Reader) (done 
 	if err != nil || !match {
 		return false, err
 	}
-	if err := lockPatiently(ctx, r.collects.objects.TryRLock); err != nil { // the collector deletes nothing meanwhile
+	if err := storage.LockPatiently(ctx, r.collects.objects.TryRLock); err != nil { // the collector deletes nothing meanwhile
 		return false, err
 	}
 	defer r.collects.objects.RUnlock()
-	defer r.digests.lock(d)()
+	defer r.storage.Locks.Lock(d)()
 	if known, _, err = repair.New(r.cat.DB).Healable(ctx, d); err != nil || !known {
 		return false, err
 	}
-	doing, err := r.storeVerified(ctx, d, n, func() error { return dst.Commit(ctx, BlobKey(d)) }, func() (err error) {
+	doing, err := r.storage.Replace(ctx, d, n, func() error { return dst.Commit(ctx, storage.BlobKey(d)) }, func() (err error) {
 		done, err = r.healedFrom(ctx, catalog.Blob{Digest: d, Size: n, Tag: dst.Tag()})
 		return err
 	})

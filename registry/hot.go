@@ -86,11 +86,11 @@ func (h *hot) list(n int, at time.Time) (list []Pulled, since time.Time) {
 
 // Hot returns the manifests that clients of this replica requested most often of late, at
 // most n, and the time since which they were counted.
-func (r *Registry) Hot(n int) ([]Pulled, time.Time) { return r.lately.list(n, r.now()) }
+func (r *Registry) Hot(n int) ([]Pulled, time.Time) { return r.lately.list(n, r.replica.Now()) }
 
 // pulled notes that a manifest was requested.
 func (r *Registry) pulled(repo, ref string) {
-	now := r.now()
+	now := r.replica.Now()
 	r.pulls.note(repo, ref, now)
 	r.lately.note(pullKey{repo, ref}, now)
 }

@@ -22,6 +22,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 )
 
 func everything(string) bool { return true }
@@ -170,7 +171,7 @@ func TestStoreAwayAnswers(t *testing.T) {
 		_, err = b.ResolveBlob(ctx, "a", large.Digest)
 		unavailable("head", err)
 		unavailable("push", push())
-		var away *registry.StoreError
+		var away *storage.StoreError
 		if err := b.Ready(ctx); !errors.As(err, &away) {
 			t.Errorf("ready: got %v, want what is wrong with the store", err)
 		}
@@ -229,7 +230,7 @@ func TestStoreOfAnotherIsRefused(t *testing.T) {
 	second.PushImage("b", 2, "v1")
 	second.Store = store
 	second.Restart(t)
-	var away *registry.StoreError
+	var away *storage.StoreError
 	for _, adopt := range []bool{false, true} {
 		if _, err := check.Run(t.Context(), second.Registry, check.Options{Repair: true, AdoptStore: adopt, GiveUpMany: true}); !errors.As(err, &away) || !away.Other {
 			t.Errorf("repair (adopt %t): got %v, want that the store is another registry's", adopt, err)

@@ -14,6 +14,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/cache"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/storage"
 )
 
 // parse parses a pushed manifest. It parses only a few large ones at a time.
@@ -38,7 +39,7 @@ func (r *Registry) PutManifest(ctx context.Context, repo string, m oci.PutManife
 	d := oci.SHA256(m.Bytes)
 	if m.Digest != "" { // checked above, so it has an algorithm
 		if got := m.Digest.Algorithm().FromBytes(m.Bytes); got != m.Digest {
-			return oci.PutResult{}, digestMismatch(m.Digest, got, int64(len(m.Bytes)))
+			return oci.PutResult{}, storage.DigestMismatch(m.Digest, got, int64(len(m.Bytes)))
 		}
 		d = m.Digest
 	}
@@ -50,7 +51,7 @@ func (r *Registry) PutManifest(ctx context.Context, repo string, m oci.PutManife
 	if err != nil {
 		return oci.PutResult{}, err
 	}
-	lost, err := r.missing(ctx, slices.Concat(row.Blobs, row.Manifests))
+	lost, err := r.storage.Missing(ctx, slices.Concat(row.Blobs, row.Manifests))
 	if err == nil && len(lost) > 0 {
 		err = &catalog.MissingError{Digests: lost[:min(len(lost), maxLost)], Total: len(lost)}
 	}
@@ -128,10 +129,10 @@ func (r *Registry) goneBelow(ctx context.Context, repo string, manifests []oci.D
 // it is lost. If that cannot be determined in time, the part is taken to be here. An
 // index may lack platforms that were never here, since its clients may not want them.
 func (r *Registry) lacks(ctx context.Context, repo string, d oci.Digest) bool {
-	if !oci.IsForPushing(ctx) || r.partial(repo) || r.writable() != nil {
+	if !oci.IsForPushing(ctx) || r.partial(repo) || r.storage.Writable() != nil {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, storage.Patience)
 	defer cancel()
 	lost, err := r.goneBelow(ctx, repo, []oci.Digest{d}, r.cat.ManifestsKnown)
 	return err == nil && len(lost) > 0
@@ -190,9 +191,9 @@ func (r *Registry) goneFrom(ctx context.Context, repo string, blobs, manifests [
 	all := slices.Concat(blobs, manifests)
 	gone := slices.DeleteFunc(slices.Clone(all), func(d oci.Digest) bool { return shown[d] || asManifest[d] })
 	here := slices.DeleteFunc(all, func(d oci.Digest) bool { return !shown[d] && !asManifest[d] })
-	lost, err := r.missingBy(ctx, here, func(ctx context.Context, b catalog.Blob) (here bool, err error) {
+	lost, err := r.storage.MissingBy(ctx, here, func(ctx context.Context, b catalog.Blob) (here bool, err error) {
 		if !b.Suspect {
-			_, here, err = r.glance(ctx, b.Digest, b.Size)
+			_, here, err = r.storage.Glance(ctx, b.Digest, b.Size)
 		}
 		return here, err
 	})
@@ -240,7 +241,7 @@ func (r *Registry) emitPush(ctx context.Context, repo string, doc manifest.Docum
 }
 
 func (r *Registry) checkPut(repo string, m oci.PutManifest) error {
-	if err := errors.Join(r.writable(), oci.CheckName(repo), r.room()); err != nil {
+	if err := errors.Join(r.storage.Writable(), oci.CheckName(repo), r.storage.Room()); err != nil {
 		return err
 	}
 	if int64(len(m.Bytes)) > r.opts.MaxManifestBytes {
@@ -274,7 +275,7 @@ func putError(repo string, err error) error {
 	case errors.As(err, &immutable):
 		return immutableError(immutable)
 	}
-	return ClientError("record the manifest", err)
+	return storage.ClientError("record the manifest", err)
 }
 
 func immutableError(e *catalog.ImmutableError) error {
@@ -389,7 +390,7 @@ func deleteError(repo, ref string, err error) error {
 	case errors.As(err, &immutable):
 		return immutableError(immutable)
 	}
-	return ClientError(fmt.Sprintf("delete %s of %s", ref, repo), err)
+	return storage.ClientError(fmt.Sprintf("delete %s of %s", ref, repo), err)
 }
 
 // maxReferrers bounds a page of referrers, as catalog.MaxReferrersBytes does. With short
@@ -405,7 +406,7 @@ func (r *Registry) Referrers(ctx context.Context, repo string, d oci.Digest, art
 	}
 	list, more, err := r.cat.Referrers(ctx, repo, d, artifactType, last, n)
 	if err != nil {
-		return nil, false, ClientError(fmt.Sprintf("list the referrers of %s", d), err)
+		return nil, false, storage.ClientError(fmt.Sprintf("list the referrers of %s", d), err)
 	}
 	tagged, err := r.taggedReferrers(ctx, repo, d)
 	if err != nil {
@@ -480,7 +481,7 @@ func (r *Registry) taggedReferrers(ctx context.Context, repo string, d oci.Diges
 	}
 	here, err := r.cat.ManifestsHere(ctx, repo, digests)
 	if err != nil {
-		return nil, ClientError(fmt.Sprintf("look up the referrers of %s", d), err)
+		return nil, storage.ClientError(fmt.Sprintf("look up the referrers of %s", d), err)
 	}
 	return slices.DeleteFunc(index.Manifests, func(m oci.Descriptor) bool { return !here[m.Digest] }), nil
 }

@@ -45,13 +45,7 @@ func (m *metrics) init(r *Registry) {
 	counter("slipway_cache_ram_misses_total", "Look-ups not answered from RAM.", func() int64 { return r.ram.Stats().Misses })
 	counter("slipway_cache_ram_evictions_total", "Values evicted from RAM.", func() int64 { return r.ram.Stats().Evictions })
 	gauge("slipway_cache_ram_bytes", "Bytes held in RAM.", func() int64 { return r.ram.Stats().Bytes })
-	gauge("slipway_registry_uploads_in_memory", "Uploads known in RAM.", r.uploads.count)
-}
-
-func (us *uploads) count() int64 {
-	us.mu.Lock()
-	defer us.mu.Unlock()
-	return int64(len(us.byID))
+	gauge("slipway_registry_uploads_in_memory", "Uploads known in RAM.", r.uploads.Count)
 }
 
 func (m *metrics) collected(rep CollectReport, err error) {

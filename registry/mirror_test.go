@@ -28,6 +28,7 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/storage"
 )
 
 // mirrored reports whether the tests mirror a repository.
@@ -92,7 +93,7 @@ func (b *bed) wantNoBlob(repo string, data []byte) {
 // stored reports whether the object store has a blob.
 func (b *bed) stored(data []byte) bool {
 	b.T.Helper()
-	_, err := b.Store.Stat(b.T.Context(), registry.BlobKey(oci.SHA256(data)))
+	_, err := b.Store.Stat(b.T.Context(), storage.BlobKey(oci.SHA256(data)))
 	if err != nil && !errors.Is(err, objstore.ErrNotExist) {
 		b.T.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog/browse"
 	"example.org/slipway/registry/catalog/repair"
+	"example.org/slipway/registry/storage"
 )
 
 // MirrorQuery says which images of mirrored repositories to list. The zero value lists
@@ -69,14 +70,14 @@ func (r *Registry) MirrorImages(ctx context.Context, q MirrorQuery) (list []Mirr
 	if err := q.readAfter(&cq); err != nil {
 		return nil, "", err
 	}
-	if r.writable() == nil {
+	if r.storage.Writable() == nil {
 		if err := r.flushPulls(ctx); err != nil {
 			return nil, "", fmt.Errorf("record the times of last pulls: %w", err)
 		}
 	}
 	rows, err := browse.New(r.cat.DB).Images(ctx, cq)
 	if err != nil {
-		return nil, "", ClientError("list images", err)
+		return nil, "", storage.ClientError("list images", err)
 	}
 	more := len(rows) > q.Limit
 	if more {
@@ -129,7 +130,7 @@ type MirrorUsage struct {
 func (r *Registry) MirrorUsage(ctx context.Context, prefixes ...string) (MirrorUsage, error) {
 	u, err := browse.New(r.cat.DB).Usage(ctx, prefixes...)
 	if err != nil {
-		return MirrorUsage{}, ClientError("count what mirrors hold", err)
+		return MirrorUsage{}, storage.ClientError("count what mirrors hold", err)
 	}
 	return MirrorUsage(u), nil
 }
@@ -139,7 +140,7 @@ func (r *Registry) MirrorUsage(ctx context.Context, prefixes ...string) (MirrorU
 func (r *Registry) NamedBy(ctx context.Context, repo string, d oci.Digest) ([]oci.Digest, error) {
 	rows, err := repair.New(r.cat.DB).NamedBy(ctx, d)
 	if err != nil {
-		return nil, ClientError("look for what names "+string(d), err)
+		return nil, storage.ClientError("look for what names "+string(d), err)
 	}
 	var list []oci.Digest
 	for _, m := range rows {

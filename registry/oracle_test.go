@@ -27,6 +27,7 @@ import (
 	"example.org/slipway/registry/objstore/fsstore"
 	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/registrytest"
+	"example.org/slipway/registry/storage"
 )
 
 // gcSeconds returns the duration of TestCollectOracle: SLIPWAY_GC_SECONDS, default 5.
@@ -265,19 +266,19 @@ func (o *oracle) compare(cat *catalog.Catalog, store objstore.Store) {
 		if err != nil {
 			o.t.Fatal(err)
 		}
-		if !registry.IsIdentity(info.Key) {
+		if !storage.IsIdentity(info.Key) {
 			objects[info.Key] = true
 		}
 	}
 	for d, object := range asObject {
-		key := registry.BlobKey(d)
+		key := storage.BlobKey(d)
 		if object && !objects[key] {
 			o.t.Errorf("the object of %s is not in the store", d)
 		}
 		delete(objects, key)
 	}
 	for d := range contents { // a manifest that was pushed as a blob, too
-		delete(objects, registry.BlobKey(d))
+		delete(objects, storage.BlobKey(d))
 	}
 	for key := range objects {
 		o.t.Errorf("nothing needs the object %s", key)

@@ -7,6 +7,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/storage"
 )
 
 // promises are contents that clients of this replica recently learnt are there, and whose
@@ -58,27 +59,27 @@ const promiseTries = 5
 // promiseShared returns false if the content is not there, which RAM may not know yet.
 func (r *Registry) promiseShared(ctx context.Context, k promise) (here bool, err error) {
 	p, grace := r.replica, r.opts.Grace
-	if p.promised.fresh(k, p.steady(), grace/4) {
+	if r.promised.fresh(k, p.Steady(), grace/4) {
 		return true, nil
 	}
 	for range promiseTries {
-		asked := p.steady() // taken before the catalogue is asked
+		asked := p.Steady() // taken before the catalogue is asked
 		here, due, err := r.cat.Garbage.Due(ctx, k.repo, k.digest, k.manifest)
 		if err != nil {
-			return false, ClientError("look up what is promised", err)
+			return false, storage.ClientError("look up what is promised", err)
 		}
 		if !here {
 			r.forgetGone(k)
 			return false, nil
 		}
-		now := r.now()
+		now := r.replica.Now()
 		if due.IsZero() || due.After(now.Add(grace-grace/4)) {
-			p.promised.confirm(k, asked, grace/4)
+			r.promised.confirm(k, asked, grace/4)
 			return true, nil
 		}
 		// The collector may be faster, so look again.
 		if err := r.cat.Garbage.Postpone(ctx, []catalog.Postponed{{Repo: k.repo, Digest: k.digest, Until: now.Add(grace)}}); err != nil {
-			return false, ClientError("keep what is promised", err)
+			return false, storage.ClientError("keep what is promised", err)
 		}
 	}
 	return false, &oci.Error{Code: oci.CodeUnavailable, Message: "the content is being changed all the time; ask again"}

@@ -8,15 +8,8 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
-	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 )
-
-func blobUnknown(repo string, d oci.Digest) error {
-	if err := oci.CheckName(repo); err != nil { // checked here, where hits pay nothing for it
-		return err
-	}
-	return oci.Errorf(oci.CodeBlobUnknown, "repository %s has no blob %s", repo, d)
-}
 
 func manifestUnknown(repo, ref string) error {
 	if err := oci.CheckName(repo); err != nil {
@@ -29,7 +22,7 @@ func manifestUnknown(repo, ref string) error {
 // blob is kept for a grace period from now on.
 func (r *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error) {
 	if here, err := r.promise(ctx, promise{seenKey{repo, d}, false}); err != nil || !here {
-		return oci.Descriptor{}, orUnknown(err, blobUnknown(repo, d))
+		return oci.Descriptor{}, orUnknown(err, storage.BlobUnknown(repo, d))
 	}
 	if r.partial(repo) { // what is missing there is fetched again
 		ctx = oci.ForReading(ctx)
@@ -39,7 +32,7 @@ func (r *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (
 		r.seen.forget(seenKey{repo, d})
 		return oci.Descriptor{}, err
 	}
-	return blobDescriptor(d, size), nil
+	return storage.BlobDescriptor(d, size), nil
 }
 
 // present looks a blob up and makes sure that the store has it, because a client that is
@@ -51,30 +44,21 @@ func (r *Registry) present(ctx context.Context, repo string, d oci.Digest) (size
 	case err != nil:
 		return 0, err
 	case b.suspect:
-		return 0, blobLost(repo, d)
+		return 0, storage.BlobLost(repo, d)
 	case !b.object:
 		return b.size, nil
 	}
-	if away := r.StoreAway(); away != nil {
-		return 0, storeAway(away)
-	}
-	size, here, err := r.look(ctx, d, b.size)
+	size, here, err := r.storage.Look(ctx, d, b.size)
 	if err != nil {
 		return 0, err
 	}
 	if !here {
-		return 0, blobLost(repo, d)
+		return 0, storage.BlobLost(repo, d)
 	}
 	if size != b.size {
 		r.ram.Drop(blobKey(repo, d))
 	}
 	return size, nil
-}
-
-// blobLost returns the error for a blob that the catalogue knows and the store has lost
-// or damaged.
-func blobLost(repo string, d oci.Digest) error {
-	return oci.Errorf(oci.CodeBlobUnknown, "blob %s of repository %s is missing from the storage, or damaged; push it again, or restore it from a backup", d, repo)
 }
 
 // promise makes sure that content stays for a while before a client is told that it is
@@ -93,15 +77,15 @@ func (r *Registry) promise(ctx context.Context, k promise) (here bool, err error
 // here is false if the content is known not to be there.
 func (r *Registry) promisePush(ctx context.Context, k promise) (here bool, err error) {
 	for {
-		wait := r.seen.add(k.seenKey, r.now())
+		wait := r.seen.add(k.seenKey, r.replica.Now())
 		if wait == nil {
 			break
 		}
-		if err := await(ctx, wait); err != nil {
+		if err := storage.Await(ctx, wait); err != nil {
 			return false, err
 		}
 	}
-	if r.replica == nil {
+	if !r.replica.Shared {
 		return true, nil
 	}
 	here, err = r.promiseShared(ctx, k)
@@ -119,20 +103,6 @@ func orUnknown(err, unknown error) error {
 	return unknown
 }
 
-// await waits for a channel to be closed.
-func await(ctx context.Context, done <-chan struct{}) error {
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func blobDescriptor(d oci.Digest, size int64) oci.Descriptor {
-	return oci.Descriptor{MediaType: oci.MediaTypeOctetStream, Digest: d, Size: size}
-}
-
 // blob looks a blob up in a repository. The result includes the content of a small blob.
 func (r *Registry) blob(ctx context.Context, repo string, d oci.Digest) (ramBlob, error) {
 	k := blobKey(repo, d)
@@ -142,14 +112,14 @@ func (r *Registry) blob(ctx context.Context, repo string, d oci.Digest) (ramBlob
 	epoch := r.ram.Epoch(k)
 	row, err := r.cat.Blob(ctx, repo, d)
 	if errors.Is(err, catalog.ErrNotFound) {
-		return ramBlob{}, blobUnknown(repo, d)
+		return ramBlob{}, storage.BlobUnknown(repo, d)
 	}
 	if err != nil {
-		return ramBlob{}, ClientError(fmt.Sprintf("look up blob %s", d), err)
+		return ramBlob{}, storage.ClientError(fmt.Sprintf("look up blob %s", d), err)
 	}
 	b, err := r.load(ctx, d, row)
 	if err != nil {
-		return ramBlob{}, r.lost(ctx, repo, d, err)
+		return ramBlob{}, r.storage.Lost(ctx, repo, d, err)
 	}
 	if !b.suspect {
 		r.remember(k, epoch, b.head(), b.content)
@@ -169,21 +139,21 @@ func (r *Registry) load(ctx context.Context, d oci.Digest, row catalog.Blob) (b 
 		if int64(len(b.content)) == b.size && d.Algorithm().FromBytes(b.content) == d {
 			break
 		}
-		info, statErr := r.store.Stat(ctx, BlobKey(d))
+		info, statErr := r.store.Stat(ctx, storage.BlobKey(d))
 		if statErr != nil { // a push may have stored it there
-			return b, wrongBytes(d)
+			return b, storage.WrongBytes(d)
 		}
-		return ramBlob{size: info.Size, object: true, suspect: true}, r.doubt(ctx, d, wrongBytes(d))
+		return ramBlob{size: info.Size, object: true, suspect: true}, r.storage.Doubt(ctx, d, storage.WrongBytes(d))
 	case b.size > ramBlobMax:
 		return b, nil
 	default:
-		if b.content, err = r.readObject(ctx, d, b.size); err != nil {
+		if b.content, err = r.storage.Read(ctx, d, b.size); err != nil {
 			return b, err
 		}
 	}
 	if b.suspect {
 		b.suspect = false
-		r.healed(d)
+		r.storage.Trust(d)
 	}
 	return b, nil
 }
@@ -226,103 +196,13 @@ func (r *Registry) GetBlobRange(ctx context.Context, repo string, d oci.Digest, 
 }
 
 func (r *Registry) openBlob(ctx context.Context, repo string, d oci.Digest, b ramBlob, off, n int64) (oci.Content, error) {
-	size := b.size
-	if b.content != nil {
-		return &ramContent{digest: d, size: size, rest: b.content[off : off+n]}, nil
-	}
-	if b.suspect {
-		if r.partial(repo) { // it is fetched again
-			return nil, blobLost(repo, d)
-		}
-		if err := r.recheck(ctx, d, size); err != nil {
-			return nil, r.lost(ctx, repo, d, err)
-		}
-	}
-	obj, err := r.store.Get(ctx, BlobKey(d), off, n)
-	if err != nil {
-		return nil, r.lost(ctx, repo, d, err)
-	}
-	if got := obj.Info().Size; got != size {
-		obj.Close()
-		r.ram.Drop(blobKey(repo, d)) // which may be older than the row
-		return nil, r.lost(ctx, repo, d, wrongSize(got, size))
-	}
-	if off == 0 && n == size {
-		c, err := r.openWhole(ctx, d, obj)
-		if err != nil {
-			return nil, r.lost(ctx, repo, d, err)
-		}
-		return c, nil
-	}
-	if err := r.rangeInOrder(ctx, repo, d, obj.Info()); err != nil {
-		obj.Close()
-		return nil, err
-	}
-	return &storeContent{Object: obj, r: r, digest: d}, nil
-}
-
-// rangeInOrder makes sure that the open object of which a client reads a range has the
-// digest. The bytes of a range alone do not show whether they are right. So the client
-// waits until the whole object is compared with its digest, or learns that it should try
-// again.
-func (r *Registry) rangeInOrder(ctx context.Context, repo string, d oci.Digest, info objstore.Info) error {
-	here, err := r.inOrder(ctx, d, info)
 	switch {
-	case errors.Is(err, errChecking):
-		return unavailable("the blob is being compared with its digest, because nobody has read it since the start", defaultRetry, "read a range of blob "+string(d), err)
-	case err != nil:
-		return err
-	case !here:
-		return blobLost(repo, d)
-	case !r.distant && !info.Proven && !r.hashedBefore(d, info):
-		return ClientError("read a range of blob "+string(d), &objstore.BusyError{Err: errReplaced})
+	case b.content != nil:
+		return &ramContent{digest: d, size: b.size, rest: b.content[off : off+n]}, nil
+	case b.suspect && r.partial(repo): // it is fetched again
+		return nil, storage.BlobLost(repo, d)
 	}
-	return nil
-}
-
-// lost reports a blob that the catalogue knows and the store cannot deliver, unless the
-// blob was deleted since the catalogue was asked.
-func (r *Registry) lost(ctx context.Context, repo string, d oci.Digest, err error) error {
-	if errors.Is(err, context.Canceled) {
-		return err
-	}
-	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) || impairment(err) != "" {
-		return ClientError(fmt.Sprintf("read blob %s", d), err)
-	}
-	if away := r.unlessAway(ctx); away != nil {
-		return away
-	}
-	if _, gone := r.cat.Blob(ctx, repo, d); errors.Is(gone, catalog.ErrNotFound) {
-		return blobUnknown(repo, d)
-	}
-	if IsDamage(err) {
-		if away := r.doubt(ctx, d, err); away != nil {
-			return away
-		}
-		return blobLost(repo, d)
-	}
-	r.log.Error("blob cannot be read; run slipway fsck", "digest", d, "err", err)
-	return &oci.Error{Code: oci.CodeUnknown, Message: fmt.Sprintf("blob %s cannot be read from the store", d), Err: err}
-}
-
-func (r *Registry) readObject(ctx context.Context, d oci.Digest, size int64) ([]byte, error) {
-	obj, err := r.store.Get(ctx, BlobKey(d), 0, -1)
-	if err != nil {
-		return nil, err
-	}
-	defer obj.Close()
-	b := make([]byte, size)
-	if obj.Info().Size != size {
-		return nil, wrongSize(obj.Info().Size, size)
-	}
-	if _, err = io.ReadFull(obj, b); err != nil {
-		return nil, err
-	}
-	if d.Algorithm().FromBytes(b) != d {
-		return nil, wrongBytes(d)
-	}
-	r.saw(d, obj.Info(), true)
-	return b, nil
+	return r.storage.Open(ctx, repo, d, b.size, b.suspect, off, n)
 }
 
 // ResolveManifest implements oci.Reader. It counts as a pull, because a client that has
@@ -349,7 +229,7 @@ func (r *Registry) ResolveManifest(ctx context.Context, repo, ref string) (oci.D
 		return oci.Descriptor{}, oci.Errorf(oci.CodeManifestUnknown, "contents of %s in repository %s are lost; push it again, which mends it", ref, repo)
 	}
 	if noticed(ctx) {
-		r.pulls.note(repo, ref, r.now())
+		r.pulls.note(repo, ref, r.replica.Now())
 	}
 	return m.Descriptor, nil
 }
@@ -424,7 +304,7 @@ func (r *Registry) checkManifest(ctx context.Context, repo string, row catalog.M
 	if row.Digest.Algorithm().FromBytes(row.Content) == row.Digest {
 		return nil
 	}
-	if err := r.doubt(ctx, row.Digest, wrongBytes(row.Digest)); err != nil {
+	if err := r.storage.Doubt(ctx, row.Digest, storage.WrongBytes(row.Digest)); err != nil {
 		return err
 	}
 	return &manifestDamaged{repo, row.Digest}
@@ -444,7 +324,7 @@ func (r *Registry) manifestError(ctx context.Context, repo, ref string, err erro
 	if errors.Is(err, catalog.ErrNotFound) {
 		return manifestUnknown(repo, ref)
 	}
-	return ClientError(fmt.Sprintf("look up manifest %s of %s", ref, repo), err)
+	return storage.ClientError(fmt.Sprintf("look up manifest %s of %s", ref, repo), err)
 }
 
 func asManifest(row catalog.Manifest) oci.Manifest {
@@ -458,7 +338,7 @@ func asManifest(row catalog.Manifest) oci.Manifest {
 func (r *Registry) Repositories(ctx context.Context, last string, n int) ([]string, bool, error) {
 	names, err := r.cat.Repositories(ctx, last, n+1)
 	if err != nil {
-		return nil, false, ClientError("list repositories", err)
+		return nil, false, storage.ClientError("list repositories", err)
 	}
 	names, more := cut(names, n)
 	return names, more, nil
@@ -471,7 +351,7 @@ func (r *Registry) Tags(ctx context.Context, repo, last string, n int) ([]string
 		return nil, false, oci.Errorf(oci.CodeNameUnknown, "there is no repository %s", repo)
 	}
 	if err != nil {
-		return nil, false, ClientError("list tags of "+repo, err)
+		return nil, false, storage.ClientError("list tags of "+repo, err)
 	}
 	tags, more := cut(tags, n)
 	return tags, more, nil
@@ -491,7 +371,7 @@ type ramContent struct {
 	rest   []byte
 }
 
-func (c *ramContent) Descriptor() oci.Descriptor { return blobDescriptor(c.digest, c.size) }
+func (c *ramContent) Descriptor() oci.Descriptor { return storage.BlobDescriptor(c.digest, c.size) }
 func (c *ramContent) Close() error               { return nil }
 
 func (c *ramContent) Read(p []byte) (int, error) {
@@ -507,25 +387,4 @@ func (c *ramContent) WriteTo(w io.Writer) (int64, error) {
 	n, err := w.Write(c.rest)
 	c.rest = c.rest[n:]
 	return int64(n), err
-}
-
-// storeContent is a blob, or a part of a blob, that lies in the object store.
-type storeContent struct {
-	objstore.Object
-	r      *Registry
-	digest oci.Digest
-}
-
-func (c *storeContent) Descriptor() oci.Descriptor { return blobDescriptor(c.digest, c.Info().Size) }
-
-func (c *storeContent) Read(p []byte) (int, error) {
-	n, err := c.Object.Read(p)
-	c.r.readFailed(c.digest, c.Info().Size, err)
-	return n, err
-}
-
-func (c *storeContent) WriteTo(w io.Writer) (int64, error) {
-	n, err := c.Object.WriteTo(w)
-	c.r.readFailed(c.digest, c.Info().Size, err)
-	return n, err
 }

@@ -2,7 +2,6 @@ package registry
 
 import (
 	"context"
-	"hash/maphash"
 	"sync"
 	"time"
 
@@ -169,43 +168,6 @@ func (s *seen) last(k seenKey, at time.Time, grace time.Duration) (t time.Time, 
 	}
 	t = last.Add(grace)
 	return t, ok && t.After(at)
-}
-
-// digestLocks serialise publishing and deleting the object of a digest. A push holds one
-// lock. The collector takes several, in the order of their index.
-type digestLocks struct {
-	stripes [256]sync.Mutex
-}
-
-var stripeSeed = maphash.MakeSeed()
-
-func stripe(d oci.Digest) int { return int(maphash.String(stripeSeed, string(d)) % 256) }
-
-func (l *digestLocks) lock(d oci.Digest) (unlock func()) {
-	m := &l.stripes[stripe(d)]
-	m.Lock()
-	return m.Unlock
-}
-
-// lockAll locks the stripes of all digests, lowest first, so that two callers cannot wait
-// for each other.
-func (l *digestLocks) lockAll(digests []oci.Digest) (unlock func()) {
-	var held [256]bool
-	for _, d := range digests {
-		held[stripe(d)] = true
-	}
-	for i := range held {
-		if held[i] {
-			l.stripes[i].Lock()
-		}
-	}
-	return func() {
-		for i := range held {
-			if held[i] {
-				l.stripes[i].Unlock()
-			}
-		}
-	}
 }
 
 // pullKey is a tag or digest of a repository.

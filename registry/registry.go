@@ -26,6 +26,9 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/engine"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/replica"
+	"example.org/slipway/registry/storage"
+	"example.org/slipway/registry/upload"
 )
 
 // The actions of an [Event] have the names that Distribution's notifications use.
@@ -106,7 +109,7 @@ type Options struct {
 	// PullEvents says that OnEvent is also called for pulls.
 	PullEvents bool
 	// Tap watches blobs while they come in; default: none.
-	Tap Tap
+	Tap upload.Tap
 	// Grace is how long unreferenced content is kept. The catalogue must have been opened
 	// with the same value. Default 1 h.
 	Grace time.Duration
@@ -180,27 +183,23 @@ func (o *Options) withDefaults() Options {
 
 // Registry is a stored registry. All methods may run concurrently.
 type Registry struct {
-	cat   *catalog.Catalog
-	store objstore.Store
-	opts  Options
-	log   *slog.Logger
-	ram   *cache.RAM
-	// keyed is store if it has that ability, and otherwise nil.
-	keyed objstore.KeyedUploader
-	// distant says that each request to the store goes to another machine.
-	distant bool
-	// opener is store if it has that ability, and otherwise nil.
-	opener objstore.Opener
-	// replica is nil if this process has the catalogue to itself.
-	replica *replica
+	cat     *catalog.Catalog
+	store   objstore.Store
+	opts    Options
+	log     *slog.Logger
+	ram     *cache.RAM
+	storage *storage.Storage
+	replica *replica.Replica
+	// lost is when this process stopped receiving the changes of other replicas, in
+	// nanoseconds of the steady clock, plus one. It is 0 while the process receives all
+	// changes.
+	lost     atomic.Int64
+	promised promises
 
-	uploads uploads
+	uploads *upload.Uploads
 	pulls   pulls
 	lately  hot
-	trust   trust
-	checks  checks
 	seen    seen
-	digests digestLocks
 	// parsing bounds how many large manifests are decoded at once. Each takes up to 48
 	// MiB for a moment.
 	parsing  chan struct{}
@@ -216,7 +215,6 @@ type Registry struct {
 	started  time.Time
 	// rebooted says that the machine went down during the last run.
 	rebooted bool
-	identity storeWatch
 
 	background sync.WaitGroup
 	stop       chan struct{}
@@ -237,29 +235,31 @@ func New(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o *Opt
 		r.opts.Memory = NewMemory(r.opts.MemoryBytes)
 	}
 	r.ram = r.opts.Memory.ram
-	r.keyed, _ = objstore.As[objstore.KeyedUploader](store)
-	_, r.distant = objstore.As[objstore.Distant](store)
-	r.opener, _ = objstore.As[objstore.Opener](store)
-	if cat.DB.Shared() {
-		r.replica = newReplica(&r.opts)
-		if err := r.readClock(ctx); err != nil {
-			return nil, fmt.Errorf("read the catalogue's clock: %w", err)
-		}
+	var err error
+	r.replica, err = replica.New(ctx, cat.DB, replica.Options{Name: r.opts.Replica, Lease: r.opts.Lease, Clock: r.opts.Clock, Steady: r.opts.Steady})
+	if err != nil {
+		return nil, fmt.Errorf("read the catalogue's clock: %w", err)
 	}
-	r.uploads.init(r)
+	if r.replica.Shared {
+		r.lost.Store(1) // until the catalogue says otherwise
+	}
+	r.storage = storage.New(cat, store, r.replica, storage.Options{Logger: r.log, Facts: facts{r}, ReadOnly: r.opts.ReadOnly,
+		Anonymous: r.opts.Anonymous, Forget: r.forgetBlob, Recover: r.recoverStore})
+	r.uploads = upload.New(cat, store, r.storage, r.replica, upload.Options{Logger: r.log, MaxUploads: r.opts.MaxUploads, MaxPerClient: r.opts.MaxUploadsPerClient,
+		MaxAge: r.opts.UploadMaxAge, Tap: r.opts.Tap, Pushed: r.pushed, Relink: r.relink, Forget: r.forgetBlob})
 	r.pulls.pending = map[pullKey]int64{}
 	r.pulls.full = make(chan struct{}, 1)
 	r.metrics.init(r)
-	r.started = r.now()
-	r.clock = clockWatch{now: r.now, steady: r.opts.Steady, grace: r.opts.Grace}
+	r.started = r.replica.Now()
+	r.clock = clockWatch{now: r.replica.Now, steady: r.opts.Steady, grace: r.opts.Grace}
 	r.clock.look()
 	if err := r.begin(ctx); err != nil {
 		return nil, err
 	}
-	r.background.Add(2)
+	r.background.Add(1)
 	go r.keepHouse()
-	go r.watchStore()
-	if r.replica != nil {
+	r.storage.Watch()
+	if r.replica.Shared {
 		r.background.Add(1)
 		go r.watch()
 	}
@@ -269,13 +269,14 @@ func New(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o *Opt
 // Close ends the background work and saves what is only in RAM: the state of open
 // uploads, and the times of last pulls.
 func (r *Registry) Close(ctx context.Context) error {
-	r.stopOnce.Do(func() { close(r.stop) })
-	r.uploads.close()
+	r.stopOnce.Do(func() {
+		close(r.stop)
+		r.storage.Close()
+	})
 	r.background.Wait()
-	err := errors.Join(r.uploads.saveAll(ctx), r.flushPulls(ctx), r.flushSeen(ctx))
-	r.uploads.unfollow()
-	if err == nil && r.replica == nil && r.seen.complete(r.judgingTime(), r.opts.Grace) {
-		err = r.cat.Settings.End(ctx, r.now())
+	err := errors.Join(r.uploads.Close(ctx), r.flushPulls(ctx), r.flushSeen(ctx))
+	if err == nil && !r.replica.Shared && r.seen.complete(r.judgingTime(), r.opts.Grace) {
+		err = r.cat.Settings.End(ctx, r.replica.Now())
 	}
 	return err
 }
@@ -297,10 +298,8 @@ func (r *Registry) keepHouse() {
 			cancel()
 		case <-minute.C:
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			if r.replica != nil {
-				if err := r.readClock(ctx); err != nil {
-					r.log.Warn("read the catalogue's clock", "err", err)
-				}
+			if err := r.replica.ReadClock(ctx); err != nil {
+				r.log.Warn("read the catalogue's clock", "err", err)
 			}
 			if err := r.flushPulls(ctx); err != nil {
 				r.log.Error("record the times of last pulls", "err", err)
@@ -308,8 +307,8 @@ func (r *Registry) keepHouse() {
 			if err := r.flushSeen(ctx); err != nil {
 				r.log.Error("postpone what clients were told of", "err", err)
 			}
-			if r.StoreAway() == nil {
-				if err := r.uploads.purge(ctx); err != nil {
+			if r.storage.Away() == nil {
+				if err := r.uploads.Purge(ctx); err != nil {
 					r.log.Error("purge old uploads", "err", err)
 				}
 			}
@@ -317,7 +316,7 @@ func (r *Registry) keepHouse() {
 				r.log.Error("note the time", "err", err)
 			}
 			r.judgingTime() // so that every step of the clock is noticed soon
-			r.seen.rotate(r.opts.Steady(), r.opts.Grace)
+			r.seen.rotate(r.replica.Steady(), r.opts.Grace)
 			cancel()
 		}
 	}
@@ -325,7 +324,7 @@ func (r *Registry) keepHouse() {
 
 // begin notes that the process uses the catalogue, and checks the store.
 func (r *Registry) begin(ctx context.Context) error {
-	if r.replica == nil {
+	if !r.replica.Shared {
 		b, err := r.cat.Settings.Begin(ctx, bootID(), r.started, r.opts.Grace, MaxIdle)
 		if err != nil {
 			return fmt.Errorf("begin to use the catalogue: %w", err)
@@ -343,8 +342,8 @@ func (r *Registry) begin(ctx context.Context) error {
 	if err := r.seedClock(ctx); err != nil {
 		r.log.Warn("note the time of the newest push or pull", "err", err) // a full disk can serve pulls
 	}
-	err := r.CheckStore(ctx)
-	var away *StoreError
+	err := r.storage.Check(ctx)
+	var away *storage.StoreError
 	if !errors.As(err, &away) {
 		return err
 	}
@@ -355,44 +354,15 @@ func (r *Registry) begin(ctx context.Context) error {
 	return err
 }
 
-// recoverStore settles the publications that were in progress when the process ended. It
-// removes an object that nobody recorded, and leaves contents whose deletion began to the
-// collector.
 func (r *Registry) recoverStore(ctx context.Context) error {
-	if r.replica != nil { // other replicas go on; those with expired claims do not
-		return r.settleExpired(ctx)
-	}
-	left, err := r.cat.Uploads.Intents(ctx)
-	if err != nil {
-		return err
-	}
-	for _, u := range left {
-		if err := r.settle(ctx, u); err != nil {
-			return err
-		}
-	}
-	if r.rebooted {
-		if err := r.dropUnsynced(ctx); err != nil {
-			return err
-		}
-	}
-	return r.uploads.sweep(ctx, r.started)
+	return r.uploads.Recover(ctx, r.rebooted, r.started)
 }
 
-// dropUnsynced ends the uploads from before a power cut. The digest of the received bytes
-// is known, but some of the bytes may never have reached the disk.
-func (r *Registry) dropUnsynced(ctx context.Context) error {
-	list, err := r.cat.Uploads.DropStored(ctx)
-	if err != nil {
-		return err
-	}
-	for _, u := range list {
-		if err := r.store.Abandon(ctx, u.State); err != nil {
-			return err
-		}
-		r.log.Info("dropped an upload that was under way when the machine went down", "repo", u.Repo, "upload", u.ID, "bytes", u.Size)
-	}
-	return nil
+func (r *Registry) forgetBlob(repo string, d oci.Digest) { r.ram.Drop(blobKey(repo, d)) }
+
+// pushed sends the event of an upload that has become a blob.
+func (r *Registry) pushed(ctx context.Context, repo string, desc oci.Descriptor) error {
+	return r.emit(ctx, Event{Action: ActionPush, Repo: repo, Blob: true, Descriptor: desc})
 }
 
 // bootID identifies one run of the machine. If it cannot be read, every start counts as a
@@ -405,79 +375,22 @@ func bootID() string {
 	return strings.TrimSpace(string(b))
 }
 
-// settle removes what the publication of an upload left behind. The upload itself goes on
-// from the position that the client last learnt, if its bytes are there.
-func (r *Registry) settle(ctx context.Context, u catalog.Upload) error {
-	// A push of the same content must not come between the question and the deletion.
-	defer r.digests.lock(u.Intent)()
-	// Content that an image lacks is left for fsck, which reads it and restores it.
-	wanted, err := r.cat.Garbage.Wanted(ctx, u.Intent)
-	if err != nil {
-		return err
-	}
-	if !wanted {
-		if err := r.store.Delete(ctx, BlobKey(u.Intent)); err != nil {
-			return err
-		}
-	}
-	if err := r.store.Delete(ctx, verifyKey(u.ID)); err != nil {
-		return err
-	}
-	log := r.log.With("repo", u.Repo, "upload", u.ID, "digest", u.Intent)
-	if kept, err := r.reopen(ctx, &u); err != nil || kept {
-		log.Info("kept an upload whose end was cut off", "bytes", u.Size)
-		return err
-	}
-	if u.State != "" {
-		if err := r.store.Abandon(ctx, u.State); err != nil {
-			return err
-		}
-	}
-	log.Info("dropped an upload that was cut off while being published")
-	return r.cat.Uploads.Delete(ctx, u.ID)
-}
-
-// reopen turns an upload that was being published into one that can be continued.
-func (r *Registry) reopen(ctx context.Context, u *catalog.Upload) (bool, error) {
-	if u.Size == 0 {
-		return false, nil
-	}
-	if u.State != "" {
-		obj, err := r.store.Resume(ctx, u.State, u.Size)
-		if errors.Is(err, objstore.ErrNotExist) {
-			return false, nil
-		}
-		if err != nil {
-			return false, err
-		}
-		if u.State, err = obj.Suspend(ctx); err != nil {
-			return false, err
-		}
-	}
-	u.Intent = ""
-	return true, r.cat.Uploads.Save(ctx, *u)
-}
-
 // Ready returns nil if the registry can serve.
 func (r *Registry) Ready(ctx context.Context) error {
 	if err := r.cat.Ping(ctx); err != nil {
 		return fmt.Errorf("read the catalogue: %w", err)
 	}
-	return r.CheckStore(ctx)
+	return r.storage.Check(ctx)
 }
 
 // Metrics returns the registry's Prometheus collectors.
 func (r *Registry) Metrics() []prometheus.Collector { return r.metrics.collectors() }
 
-// verifyKey is the key of an upload whose digest is being computed from the store because
-// it could not be computed while the bytes came in.
-func verifyKey(uploadID string) string { return "slipway/verify/" + uploadID }
-
 func (r *Registry) emit(ctx context.Context, e Event) error {
 	if r.opts.OnEvent == nil {
 		return nil
 	}
-	e.Time = r.now()
+	e.Time = r.replica.Now()
 	if e.Action != ActionPull {
 		// The change is made. Its event must be sent even if the client hangs up.
 		var cancel context.CancelFunc
@@ -485,19 +398,7 @@ func (r *Registry) emit(ctx context.Context, e Event) error {
 		defer cancel()
 	}
 	if err := r.opts.OnEvent(ctx, e); err != nil {
-		return Unavailable(fmt.Errorf("record the %s event: %w", e.Action, err))
-	}
-	return nil
-}
-
-// writable returns UNSUPPORTED while the registry is read-only, and UNAVAILABLE while its
-// object store is away.
-func (r *Registry) writable() error {
-	if r.opts.ReadOnly {
-		return &oci.Error{Code: oci.CodeUnsupported, Message: "the registry is read-only (storage.maintenance.readonly)"}
-	}
-	if away := r.StoreAway(); away != nil {
-		return storeAway(away)
+		return storage.Unavailable(fmt.Errorf("record the %s event: %w", e.Action, err))
 	}
 	return nil
 }
@@ -506,5 +407,5 @@ func (r *Registry) deletable() error {
 	if r.opts.DeleteDisabled {
 		return &oci.Error{Code: oci.CodeUnsupported, Message: "deleting is switched off (storage.delete.enabled)"}
 	}
-	return r.writable()
+	return r.storage.Writable()
 }

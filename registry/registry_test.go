@@ -14,6 +14,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/storage"
 )
 
 // TestPushAndPull pushes everything that can be pushed, in every size class, and reads it, also
@@ -81,7 +82,7 @@ func TestCollectTakesWhatNobodyNeeds(t *testing.T) {
 		}
 		var left []string
 		for name, d := range map[string]oci.Digest{"kept": kept.Digest, "large": large.Digest, "loose": loose.Digest} {
-			if _, err := b.Store.Stat(ctx, registry.BlobKey(d)); err == nil {
+			if _, err := b.Store.Stat(ctx, storage.BlobKey(d)); err == nil {
 				left = append(left, name)
 			}
 		}

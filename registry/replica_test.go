@@ -20,6 +20,7 @@ import (
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/registrytest"
+	"example.org/slipway/registry/storage"
 )
 
 // TestReplicasConform checks that two replicas are one registry to a client whose requests
@@ -448,7 +449,7 @@ func TestReplicasFsck(t *testing.T) {
 		}
 	}
 	// Unknown objects are repaired here too.
-	orphan := registry.BlobKey(oci.SHA256([]byte("orphan")))
+	orphan := storage.BlobKey(oci.SHA256([]byte("orphan")))
 	if err := c.store.Put(t.Context(), orphan, []byte("orphan"), false); err != nil {
 		t.Fatal(err)
 	}

@@ -23,6 +23,7 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/objstore/objtest"
 	"example.org/slipway/registry/registrytest"
+	"example.org/slipway/registry/storage"
 )
 
 func asError(err error, e **oci.Error) bool { return errors.As(err, e) }
@@ -288,7 +289,7 @@ func wantWhole(t *testing.T, c *cluster, r *replica, d oci.Digest, data []byte, 
 		return err == nil && len(left) == 0
 	})
 	got, err := registrytest.ReadBlob(t.Context(), r, "a", d)
-	_, stat := c.store.Stat(t.Context(), registry.BlobKey(d))
+	_, stat := c.store.Stat(t.Context(), storage.BlobKey(d))
 	switch {
 	case there && (err != nil || !bytes.Equal(got, data)):
 		t.Errorf("the blob was acknowledged: got %d bytes, %v", len(got), err)
@@ -402,7 +403,7 @@ func TestDatabaseUnavailable(t *testing.T) {
 	down := fmt.Errorf("connect: %w", engine.ErrUnavailable)
 	b := newBed(t, memstore.New(nil), registry.Options{OnEvent: func(context.Context, registry.Event) error { return down }})
 	_, eventErr := b.PushBlob(t.Context(), "a", oci.SHA256([]byte("x")), 1, bytes.NewReader([]byte("x")))
-	for _, err := range []error{eventErr, registry.Unavailable(down)} {
+	for _, err := range []error{eventErr, storage.Unavailable(down)} {
 		e := (*oci.Error)(nil)
 		if !errors.As(err, &e) || e.HTTPStatus() != http.StatusServiceUnavailable || e.RetryAfter <= 0 {
 			t.Errorf("got %v, want UNAVAILABLE and a time", err)
@@ -429,7 +430,7 @@ func TestCutOffPushOfWhatIsLacking(t *testing.T) {
 	layer, err := r.PushBlob(ctx, "a", d, int64(len(data)), bytes.NewReader(data))
 	registrytest.NoError(t, err)
 	pushTo(t, r, "a", registrytest.ImageOf(config, layer), "v1")
-	registrytest.NoError(t, store.Delete(ctx, registry.BlobKey(d)))
+	registrytest.NoError(t, store.Delete(ctx, storage.BlobKey(d)))
 	_, err = check.Run(ctx, r.Registry, check.Options{Repair: true}) // records that the layer is absent
 	registrytest.NoError(t, err)
 	cut.Store(true)

@@ -20,6 +20,7 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/objstore/objtest"
 	"example.org/slipway/registry/registrytest"
+	"example.org/slipway/registry/storage"
 )
 
 // distantStore is a store that claims to be behind a network.
@@ -199,7 +200,7 @@ func TestAcknowledgedIsReadable(t *testing.T) {
 						b.trial(what, before, data, visible, form.bytes, form.repo,
 							func() {
 								b.pushBelow(form.name, data)
-								state.change(b, sectors, registry.BlobKey(oci.SHA256(data)), data)
+								state.change(b, sectors, storage.BlobKey(oci.SHA256(data)), data)
 							},
 							func() error { return form.do(t.Context(), b, data) })
 					}
@@ -275,7 +276,7 @@ func TestReadWhileStoredAnew(t *testing.T) {
 			versions[1] = bytes.Clone(data)
 			versions[1][(i * len(data) / 40)] ^= 1
 		}
-		b.Overwrite(registry.BlobKey(d), versions[0])
+		b.Overwrite(storage.BlobKey(d), versions[0])
 		b.ForgetRAM()
 		stop, stopped := make(chan struct{}), make(chan struct{})
 		go func() {
@@ -285,7 +286,7 @@ func TestReadWhileStoredAnew(t *testing.T) {
 				case <-stop:
 					return
 				default:
-					b.Overwrite(registry.BlobKey(d), versions[n%2])
+					b.Overwrite(storage.BlobKey(d), versions[n%2])
 				}
 			}
 		}()
@@ -325,7 +326,7 @@ func TestRangeOfDamaged(t *testing.T) {
 			d := b.PushBytes("a", data).Digest
 			b.Clock.Add(time.Second)
 			b.ForgetRAM()
-			state.change(b, sectors, registry.BlobKey(d), data)
+			state.change(b, sectors, storage.BlobKey(d), data)
 			for _, off := range []int{0, size / 2, size - 10} {
 				var got []byte
 				c, err := b.GetBlobRange(t.Context(), "a", d, int64(off), 10)
@@ -365,12 +366,12 @@ func TestCopiedObject(t *testing.T) {
 		}
 	}
 	head(0)
-	b.Overwrite(registry.BlobKey(d), data)
+	b.Overwrite(storage.BlobKey(d), data)
 	head(1)
 	head(0)
 	b.SQL(`UPDATE blobs SET tag = ''`) // as after an adoption
 	b.Check(check.Options{})
-	b.Overwrite(registry.BlobKey(d), registrytest.Content(2, 300_000))
+	b.Overwrite(storage.BlobKey(d), registrytest.Content(2, 300_000))
 	b.ForgetRAM()
 	if _, err := b.ResolveBlob(t.Context(), "a", d); !oci.HasCode(err, oci.CodeBlobUnknown) {
 		t.Errorf("HEAD of other bytes, once a check has noted the tag: %v", err)
@@ -502,7 +503,7 @@ func TestSuspectOutlivesRestart(t *testing.T) {
 	other := bytes.Clone(data)
 	other[0] ^= 1
 	b.Clock.Add(time.Second)
-	b.Overwrite(registry.BlobKey(d), other)
+	b.Overwrite(storage.BlobKey(d), other)
 	if _, err := registrytest.ReadBlob(t.Context(), b, "a", d); err == nil {
 		t.Fatal("wrong bytes are served")
 	}
@@ -527,7 +528,7 @@ func TestSuspectAtOnce(t *testing.T) {
 	b.ForgetRAM()
 	_, err := b.ResolveBlob(t.Context(), "a", d) // RAM has it
 	registrytest.NoError(t, err)
-	sectors.Set(registry.BlobKey(d), true)
+	sectors.Set(storage.BlobKey(d), true)
 	_, _, err = repair.New(b.Cat.DB).MarkSuspect(t.Context(), d)
 	registrytest.NoError(t, err)
 	if _, err := registrytest.ReadBlob(t.Context(), b, "a", d); err == nil {
@@ -558,7 +559,7 @@ func TestFsckEndsSuspicion(t *testing.T) {
 					t.Errorf("after the check: %v", err)
 				}
 			}
-			p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000))
+			p.Overwrite(storage.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000))
 			_, _, err := repair.New(p.Cat.DB).MarkSuspect(t.Context(), p.Large.Digest)
 			registrytest.NoError(t, err)
 			if rep := p.Check(o); rep.Counts[check.ProblemCorrupt] != 1 {
@@ -575,7 +576,7 @@ func TestRepairOfUnreadable(t *testing.T) {
 	b := newBed(t, objtest.Faulty(memstore.New(nil), sectors.Faults()), registry.Options{})
 	_, _, _, large := b.PushImage("a", 1, "v1")
 	b.Clock.Add(time.Minute)
-	sectors.Set(registry.BlobKey(large.Digest), true)
+	sectors.Set(storage.BlobKey(large.Digest), true)
 	if rep := b.Check(check.Options{Repair: true}); rep.Clean() {
 		t.Errorf("fsck found %v", registrytest.Kinds(rep))
 	}

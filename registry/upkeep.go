@@ -10,6 +10,7 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 )
 
 // Upkeep is the view that maintenance has of a registry. It gives access to what lies
@@ -31,18 +32,18 @@ func (r *Registry) Upkeep() *Upkeep {
 }
 
 // Now returns the time on which all replicas agree.
-func (u *Upkeep) Now() time.Time { return u.r.now() }
+func (u *Upkeep) Now() time.Time { return u.r.replica.Now() }
 
 // Shared reports whether replicas share the catalogue. The pushes of other replicas
 // respect no lock of this process. They respect only the leases and DeleteUnneeded.
-func (u *Upkeep) Shared() bool { return u.r.replica != nil }
+func (u *Upkeep) Shared() bool { return u.r.replica.Shared }
 
 // Writable returns the error for a client that wants to change something while nothing
 // may be changed. Otherwise it returns nil.
-func (u *Upkeep) Writable() error { return u.r.writable() }
+func (u *Upkeep) Writable() error { return u.r.storage.Writable() }
 
 // StoreHere is [Registry.CheckStore] at the cost of one read, if all is well.
-func (u *Upkeep) StoreHere(ctx context.Context) error { return u.r.storeHere(ctx) }
+func (u *Upkeep) StoreHere(ctx context.Context) error { return u.r.storage.Here(ctx) }
 
 // Partial reports whether a repository is a copy of a repository in another registry, and
 // has only what was requested.
@@ -60,7 +61,7 @@ func (u *Upkeep) BeginCheck() (end func(), ok bool) {
 // Freeze waits until no object is being deleted, and prevents deletions until thaw is
 // called.
 func (u *Upkeep) Freeze(ctx context.Context) (thaw func(), err error) {
-	if err := lockPatiently(ctx, u.r.collects.objects.TryRLock); err != nil {
+	if err := storage.LockPatiently(ctx, u.r.collects.objects.TryRLock); err != nil {
 		return nil, err
 	}
 	return u.r.collects.objects.RUnlock, nil
@@ -69,20 +70,20 @@ func (u *Upkeep) Freeze(ctx context.Context) (thaw func(), err error) {
 // Exclude waits until nobody who froze the objects needs them any more. Until release is
 // called, others can neither freeze nor delete objects.
 func (u *Upkeep) Exclude(ctx context.Context) (release func(), err error) {
-	if err := lockPatiently(ctx, u.r.collects.objects.TryLock); err != nil {
+	if err := storage.LockPatiently(ctx, u.r.collects.objects.TryLock); err != nil {
 		return nil, err
 	}
 	return u.r.collects.objects.Unlock, nil
 }
 
 // LockDigest prevents pushes from publishing a content, and collections from deleting it.
-func (u *Upkeep) LockDigest(d oci.Digest) (unlock func()) { return u.r.digests.lock(d) }
+func (u *Upkeep) LockDigest(d oci.Digest) (unlock func()) { return u.r.storage.Locks.Lock(d) }
 
 // AloneSoon waits until no other replica does a job, and keeps other replicas from it
 // until release is called. The job ends when held ends at the latest. as says, for
 // operators, what the job is.
 func (u *Upkeep) AloneSoon(ctx context.Context, lease, as string) (held context.Context, release func(), err error) {
-	return u.r.aloneSoon(ctx, lease, as)
+	return u.r.replica.AloneSoon(ctx, lease, as)
 }
 
 // Dropped makes RAM forget a deleted row: the row of a blob or manifest, and the row of a
@@ -102,21 +103,21 @@ func (u *Upkeep) Corrected(d oci.Digest, s repair.Shown, err error) (done bool, 
 // Doubt makes a content suspect because of what the store said about it, so that the next
 // push brings its bytes. It returns an error only if the store as a whole is away.
 func (u *Upkeep) Doubt(ctx context.Context, d oci.Digest, why error) error {
-	return u.r.doubt(ctx, d, why)
+	return u.r.storage.Doubt(ctx, d, why)
 }
 
 // Trust ends the suspicion of a content whose bytes were just read and are right.
-func (u *Upkeep) Trust(d oci.Digest) { u.r.healed(d) }
+func (u *Upkeep) Trust(d oci.Digest) { u.r.storage.Trust(d) }
 
 // RecordTag notes the store's tag of an object whose bytes were just read and are right.
 func (u *Upkeep) RecordTag(ctx context.Context, d oci.Digest, info objstore.Info) {
-	u.r.recordTag(ctx, d, info)
+	u.r.storage.RecordTag(ctx, d, info)
 }
 
 // DeleteUnneeded deletes the object of a content if the catalogue does not need the
 // object and no replica is publishing it. It is for a shared catalogue.
 func (u *Upkeep) DeleteUnneeded(ctx context.Context, d oci.Digest) (done bool, err error) {
-	granted, err := u.r.tryDelete(ctx, []oci.Digest{d})
+	granted, err := u.r.storage.Delete(ctx, d)
 	return granted > 0, err
 }
 
@@ -136,7 +137,7 @@ func (u *Upkeep) Deletable() error { return u.r.deletable() }
 // Alone begins a job that only one replica may do at a time; see AloneSoon. mine is false
 // if another replica is doing it.
 func (u *Upkeep) Alone(ctx context.Context, lease, as string) (held context.Context, release func(), mine bool, err error) {
-	return u.r.alone(ctx, lease, as)
+	return u.r.replica.Alone(ctx, lease, as)
 }
 
 // JudgingTime returns the time by which ages are judged. Setting the clock ahead makes

@@ -22,6 +22,7 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/retention"
+	"example.org/slipway/registry/storage"
 	"example.org/slipway/serve"
 )
 
@@ -148,7 +149,7 @@ func TestAdminSameReports(t *testing.T) {
 // damage changes the bytes of a blob on disk.
 func damage(t testing.TB, root, content string) {
 	t.Helper()
-	path := filepath.Join(root, registry.BlobKey(oci.Digest(digestOf(content))))
+	path := filepath.Join(root, storage.BlobKey(oci.Digest(digestOf(content))))
 	if err := os.Chmod(path, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"example.org/slipway/registry/adopt"
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/storage"
 )
 
 // RefusedError says that a directory cannot be adopted as it is, and that nothing was
@@ -73,7 +74,7 @@ func AdoptInPlace(ctx context.Context, cfg *config.Config, dryRun bool, o adopt.
 // this program, and whose catalogue is not here. What was pushed since its adoption would
 // belong to no repository, and the new catalogue would not match the store.
 func (r *root) checkOwned(ctx context.Context) error {
-	owner, err := registry.StoreOwner(ctx, r.inner)
+	owner, err := storage.Owner(ctx, r.inner)
 	if err != nil || owner == "" {
 		return err
 	}
@@ -85,7 +86,7 @@ func (r *root) checkOwned(ctx context.Context) error {
 
 func errOwned() error {
 	return &RefusedError{fmt.Errorf("the storage was adopted before, and the catalogue of that registry is not here: name the catalogue, or restore a backup (slipway restore); "+
-		"to adopt anew what Distribution stored, and to lose what was pushed here, first remove %s from the storage", registry.IDKeys())}
+		"to adopt anew what Distribution stored, and to lose what was pushed here, first remove %s from the storage", storage.IDKeys())}
 }
 
 // hasCatalog reports whether the catalogue of a configuration exists.
@@ -114,7 +115,7 @@ func checkAdoptable(dir string) error {
 	if err := checkRestored(dir); err != nil {
 		return err
 	}
-	if backup.CatalogLost(dir) && registry.HasStoreID(dir) { // before a new catalogue is made
+	if backup.CatalogLost(dir) && storage.HasID(dir) { // before a new catalogue is made
 		return errOwned()
 	}
 	return checkOwner(dir)

@@ -22,9 +22,9 @@ import (
 	"example.org/slipway/serve"
 )
 
-// storage is a Distribution storage that a test writes, together with what a naive reader finds in
+// distribution is a Distribution storage that a test writes, together with what a naive reader finds in
 // it.
-type storage struct {
+type distribution struct {
 	t    *testing.T
 	root string
 	rnd  *rand.Rand
@@ -37,7 +37,7 @@ type storedImage struct {
 	blobs               []string
 }
 
-func (s *storage) write(content string, key ...string) string {
+func (s *distribution) write(content string, key ...string) string {
 	s.t.Helper()
 	path := filepath.Join(append([]string{s.root, "docker/registry/v2"}, key...)...)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -50,31 +50,31 @@ func (s *storage) write(content string, key ...string) string {
 }
 
 // blob writes a blob and returns its file.
-func (s *storage) blob(content string) string {
+func (s *distribution) blob(content string) string {
 	hex := strings.TrimPrefix(digestOf(content), "sha256:")
 	return s.write(content, "blobs/sha256", hex[:2], hex, "data")
 }
 
-func (s *storage) link(repo, place, digest string) string {
+func (s *distribution) link(repo, place, digest string) string {
 	return s.write(digest, "repositories", repo, place, "link")
 }
 
 // harms lists the kinds of damage to a storage, besides none at all. Each gets an image's layer or
 // a file of its links.
-var harms = []func(s *storage, layer, tagLink, manifest string){
-	func(s *storage, layer, _, _ string) { s.cut(layer, 0) },
-	func(s *storage, layer, _, _ string) { s.cut(layer, 7) },
-	func(s *storage, layer, _, _ string) { s.append(layer) },
-	func(s *storage, layer, _, _ string) { s.remove(layer) },
-	func(s *storage, _, tagLink, _ string) { s.cut(tagLink, 0) },
-	func(s *storage, _, tagLink, _ string) { s.cut(tagLink, 20) },
-	func(s *storage, _, tagLink, _ string) { s.remove(tagLink) },
-	func(s *storage, _, _, manifest string) { s.remove(manifest) },
-	func(s *storage, _, _, manifest string) { s.cut(manifest, 0) },
-	func(s *storage, _, _, manifest string) { s.cut(manifest, 40) },
+var harms = []func(s *distribution, layer, tagLink, manifest string){
+	func(s *distribution, layer, _, _ string) { s.cut(layer, 0) },
+	func(s *distribution, layer, _, _ string) { s.cut(layer, 7) },
+	func(s *distribution, layer, _, _ string) { s.append(layer) },
+	func(s *distribution, layer, _, _ string) { s.remove(layer) },
+	func(s *distribution, _, tagLink, _ string) { s.cut(tagLink, 0) },
+	func(s *distribution, _, tagLink, _ string) { s.cut(tagLink, 20) },
+	func(s *distribution, _, tagLink, _ string) { s.remove(tagLink) },
+	func(s *distribution, _, _, manifest string) { s.remove(manifest) },
+	func(s *distribution, _, _, manifest string) { s.cut(manifest, 0) },
+	func(s *distribution, _, _, manifest string) { s.cut(manifest, 40) },
 }
 
-func (s *storage) cut(path string, size int64) {
+func (s *distribution) cut(path string, size int64) {
 	if st, err := os.Stat(path); err != nil || st.Size() <= size {
 		return // harmed already
 	}
@@ -83,7 +83,7 @@ func (s *storage) cut(path string, size int64) {
 	}
 }
 
-func (s *storage) append(path string) {
+func (s *distribution) append(path string) {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return
@@ -93,10 +93,10 @@ func (s *storage) append(path string) {
 	}
 }
 
-func (s *storage) remove(path string) { _ = os.Remove(path) }
+func (s *distribution) remove(path string) { _ = os.Remove(path) }
 
 // image writes an image of some layers. Other images may share them.
-func (s *storage) image(repo, tag string, harmed bool) {
+func (s *distribution) image(repo, tag string, harmed bool) {
 	var layers []oci.Descriptor
 	var files, digests []string
 	for range 1 + s.rnd.IntN(3) {
@@ -131,7 +131,7 @@ func (s *storage) image(repo, tag string, harmed bool) {
 }
 
 // read reads the storage naively and records which images are whole.
-func (s *storage) read() {
+func (s *distribution) read() {
 	has := func(d string) bool {
 		b, err := os.ReadFile(filepath.Join(s.root, "docker/registry/v2/blobs/sha256", d[7:9], d[7:], "data"))
 		return err == nil && digestOf(string(b)) == d
@@ -157,7 +157,7 @@ func TestAdoptRandom(t *testing.T) {
 	}
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			s := &storage{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(seed, 0)), images: map[string]storedImage{}, whole: map[string]storedImage{}}
+			s := &distribution{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(seed, 0)), images: map[string]storedImage{}, whole: map[string]storedImage{}}
 			for i := range 12 {
 				s.image(fmt.Sprintf("team/app%d", s.rnd.IntN(4)), fmt.Sprint("v", i), seed%3 != 0 && s.rnd.IntN(3) == 0)
 			}
@@ -179,7 +179,7 @@ func TestAdoptRandom(t *testing.T) {
 }
 
 // adopt adopts the storage after a dry run.
-func (s *storage) adopt() adopt.Report {
+func (s *distribution) adopt() adopt.Report {
 	s.t.Helper()
 	var reps [2]adopt.Report
 	for i := range reps {
@@ -197,7 +197,7 @@ func (s *storage) adopt() adopt.Report {
 }
 
 // check compares the contents of a server with what a naive reader found.
-func (s *storage) check() {
+func (s *distribution) check() {
 	s.t.Helper()
 	srv := start(s.t, setup{root: s.root})
 	for name, img := range s.images {
@@ -228,9 +228,9 @@ func (s *storage) check() {
 
 // parts writes a storage with one image. It returns the storage and the paths of all its
 // directories and files, relative to its root.
-func parts(t *testing.T) (s *storage, paths []string) {
+func parts(t *testing.T) (s *distribution, paths []string) {
 	t.Helper()
-	s = &storage{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(1, 1)), images: map[string]storedImage{}}
+	s = &distribution{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(1, 1)), images: map[string]storedImage{}}
 	s.image("team/app", "v1", false)
 	err := filepath.WalkDir(filepath.Join(s.root, "docker"), func(path string, _ fs.DirEntry, err error) error {
 		rel, relErr := filepath.Rel(s.root, path)
@@ -247,7 +247,7 @@ func parts(t *testing.T) (s *storage, paths []string) {
 }
 
 // refused adopts the storage and wants an error that contains says, and no catalogue left behind.
-func (s *storage) refused(what, says string) {
+func (s *distribution) refused(what, says string) {
 	s.t.Helper()
 	_, err := serve.AdoptInPlace(s.t.Context(), configure(s.t, setup{root: s.root}), false, adopt.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err == nil || !strings.Contains(err.Error(), says) {
@@ -323,7 +323,7 @@ func TestAdoptLinks(t *testing.T) {
 
 // TestAdoptLostLinks checks that a storage of blobs without repositories does not count as empty.
 func TestAdoptLostLinks(t *testing.T) {
-	s := &storage{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(1, 1)), images: map[string]storedImage{}}
+	s := &distribution{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(1, 1)), images: map[string]storedImage{}}
 	s.image("team/app", "v1", false)
 	if err := os.RemoveAll(filepath.Join(s.root, "docker/registry/v2/repositories")); err != nil {
 		t.Fatal(err)

@@ -16,10 +16,10 @@ import (
 	"example.org/slipway/internal/policy"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/wire"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/cache/tier"
 	"example.org/slipway/registry/cluster"
 	"example.org/slipway/registry/prefetch"
+	"example.org/slipway/registry/storage"
 )
 
 const (
@@ -167,7 +167,7 @@ func (r *root) openPrefetch(st *config.Storage, log *slog.Logger) error {
 		return nil
 	}
 	o := prefetch.Options{
-		Parallel: c.Parallel, Small: smallBlob, Key: registry.BlobKey, Logger: log,
+		Parallel: c.Parallel, Small: smallBlob, Key: storage.BlobKey, Logger: log,
 		Algorithm1: policy.Algorithm1Options{LM: c.LM, ML: c.ML},
 		Manifests: policy.ManifestsOptions{
 			Keep: c.ML, Forget: c.Forget, Cancel: c.Cancel, Eager: int64(c.Eager), Remember: c.Remember, Rate: int64(c.Budget), Burst: int64(c.Burst),

@@ -15,10 +15,10 @@ import (
 
 	"example.org/slipway/internal/policy"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/cache/tier"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/prefetch"
+	"example.org/slipway/registry/storage"
 )
 
 // CacheTier is the state of one tier of a server's cache: memory or disk. Counts are
@@ -168,7 +168,7 @@ func (r *root) dropCached(args CacheDropArgs) (CacheDropReport, error) {
 		if err := d.Validate(); err != nil {
 			return CacheDropReport{}, fmt.Errorf("digest %q: %w", string(d), err)
 		}
-		keys = append(keys, registry.BlobKey(d))
+		keys = append(keys, storage.BlobKey(d))
 	}
 	return CacheDropReport{Dropped: r.cache.Drop(keys...)}, nil
 }
@@ -199,7 +199,7 @@ func (r *root) warmLayers(ctx context.Context, layers []oci.Descriptor, progress
 	g.SetLimit(warmParallel)
 	for _, l := range layers {
 		g.Go(func() error {
-			key := registry.BlobKey(l.Digest)
+			key := storage.BlobKey(l.Digest)
 			held := r.cache.Holds(key) != policy.Nowhere
 			err := r.cache.Warm(ctx, key, l.Size)
 			mu.Lock()

@@ -7,10 +7,10 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/cache/tier"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/memstore"
+	"example.org/slipway/registry/storage"
 )
 
 // TestWarmLayers checks that the report counts the outcome of each layer, and that the error says
@@ -24,7 +24,7 @@ func TestWarmLayers(t *testing.T) {
 	}
 	defer c.Close()
 	here, lost := digest.FromString("here"), digest.FromString("lost")
-	if err := store.Put(t.Context(), registry.BlobKey(here), make([]byte, size), false); err != nil {
+	if err := store.Put(t.Context(), storage.BlobKey(here), make([]byte, size), false); err != nil {
 		t.Fatal(err)
 	}
 	r := &root{cache: c}

@@ -20,6 +20,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/server"
+	"example.org/slipway/registry/storage"
 	"example.org/slipway/serve/gate"
 )
 
@@ -110,7 +111,7 @@ func gearModes(c *config.Gear) (func(repo string) gearregistry.Mode, error) {
 type storedBlobs struct{ r *root }
 
 func (b storedBlobs) OpenBlob(ctx context.Context, d oci.Digest, off int64) (io.ReadCloser, int64, error) {
-	return registry.OpenBlob(ctx, b.r.cat, b.r.store, d, off)
+	return storage.OpenBlob(ctx, b.r.cat, b.r.store, d, off)
 }
 
 // gearEvents passes an event to next and then to the Gear side. The Gear side is last

@@ -13,7 +13,7 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
+	"example.org/slipway/registry/storage"
 	"example.org/slipway/serve"
 )
 
@@ -47,7 +47,7 @@ func dropSoon(c *config.Config) {
 // hasBlob reports whether a data root has the object of a blob.
 func hasBlob(t testing.TB, root, layer string) bool {
 	t.Helper()
-	_, err := os.Stat(filepath.Join(root, registry.BlobKey(oci.SHA256([]byte(layer)))))
+	_, err := os.Stat(filepath.Join(root, storage.BlobKey(oci.SHA256([]byte(layer)))))
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/prefetch"
 	"example.org/slipway/registry/server"
+	"example.org/slipway/registry/storage"
 )
 
 // served returns the registry for clients.
@@ -147,7 +148,7 @@ func (r *redirector) Redirect(ctx context.Context, q server.Redirect) (string, e
 	if q.Blob.Size <= smallBlob || r.away() != nil || !r.wants(q) || r.stored != nil && !r.stored(ctx, q.Repo, q.Blob.Digest) {
 		return "", nil
 	}
-	url, err := r.store.URL(ctx, registry.BlobKey(q.Blob.Digest), r.expiry)
+	url, err := r.store.URL(ctx, storage.BlobKey(q.Blob.Digest), r.expiry)
 	if errors.Is(err, objstore.ErrNotExist) { // this server rebuilds it
 		return "", nil
 	}
@@ -180,7 +181,7 @@ func (r *redirector) wants(q server.Redirect) bool {
 		case "large":
 			return q.Blob.Size >= r.min
 		case "uncached":
-			return q.Blob.Size >= r.min && !r.holds(registry.BlobKey(q.Blob.Digest)) && (r.ahead == nil || !r.ahead.Ahead(q.Blob.Digest))
+			return q.Blob.Size >= r.min && !r.holds(storage.BlobKey(q.Blob.Digest)) && (r.ahead == nil || !r.ahead.Ahead(q.Blob.Digest))
 		}
 		return false
 	}

@@ -14,6 +14,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/server"
+	"example.org/slipway/registry/storage"
 )
 
 // signer returns addresses, or none.
@@ -47,7 +48,7 @@ storage:
 		t.Fatal(err)
 	}
 	r := &redirector{store: signer{}, away: func() error { return nil }, rules: rules, min: int64(c.Storage.Redirect.MinSize), expiry: c.Storage.Redirect.Expiry,
-		holds: func(key string) bool { return key == registry.BlobKey(held) }}
+		holds: func(key string) bool { return key == storage.BlobKey(held) }}
 	for _, tc := range []struct {
 		repo, client string
 		blob         string
@@ -76,7 +77,7 @@ storage:
 		got, err := r.Redirect(t.Context(), q)
 		want := ""
 		if tc.want {
-			want = "http://store/" + registry.BlobKey(q.Blob.Digest) + "?for=5m0s"
+			want = "http://store/" + storage.BlobKey(q.Blob.Digest) + "?for=5m0s"
 		}
 		if err != nil || got != want {
 			t.Errorf("%s of %d bytes from %s for %s: got %q, %v; want %q", tc.blob, tc.size, tc.repo, tc.client, got, err, want)
@@ -146,10 +147,10 @@ func TestBlobOf(t *testing.T) {
 	d := digest.FromString("x")
 	big := digest.SHA512.FromString("x")
 	for key, want := range map[string]oci.Digest{
-		registry.BlobKey(d):                             d,
-		registry.BlobKey(big):                           big,
-		registry.BlobKey(d) + "x":                       "",
-		registry.BlobKey(d)[1:]:                         "",
+		storage.BlobKey(d):                             d,
+		storage.BlobKey(big):                           big,
+		storage.BlobKey(d) + "x":                       "",
+		storage.BlobKey(d)[1:]:                         "",
 		"slipway/gear/packs/ab":                         "",
 		blobsDir + "sha256/ab/cd/data":                  "",
 		blobsDir + "sha256/zz/" + d.Encoded() + "/data": "",
@@ -167,15 +168,15 @@ func TestBlobOf(t *testing.T) {
 
 // TestIsBlob checks that the cached answers agree with blobOf and that a lookup is cheap.
 func TestIsBlob(t *testing.T) {
-	good := registry.BlobKey(digest.FromString("x"))
+	good := storage.BlobKey(digest.FromString("x"))
 	hex := digest.FromString("x").Encoded()
 	for _, tc := range []struct {
 		key  string
 		want bool
 	}{
 		{good, true},
-		{registry.BlobKey(digest.SHA384.FromString("x")), true},
-		{registry.BlobKey(digest.SHA512.FromString("x")), true},
+		{storage.BlobKey(digest.SHA384.FromString("x")), true},
+		{storage.BlobKey(digest.SHA512.FromString("x")), true},
 		{"", false},
 		{blobsDir, false},
 		{"x" + good, false},

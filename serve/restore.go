@@ -13,6 +13,7 @@ import (
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 	"example.org/slipway/serve/mirrors"
 )
 
@@ -104,7 +105,7 @@ func restoreRemote(ctx context.Context, cfg *config.Config, dir string, o backup
 		}
 		owner := ""
 		if err == nil {
-			owner, err = registry.StoreOwner(ctx, r.inner)
+			owner, err = storage.Owner(ctx, r.inner)
 		}
 		if err == nil && owner == "" {
 			err = r.checkCatalog(ctx, cfg) // blobs in the store would belong to no repository

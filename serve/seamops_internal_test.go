@@ -24,6 +24,7 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/engine"
 	"example.org/slipway/registry/retention"
+	"example.org/slipway/registry/storage"
 )
 
 // seamOp is an operation of the model. Its error is what a client or an operator got. The operation
@@ -177,7 +178,7 @@ func adoptDistribution(w *world) error {
 		}
 		var errs []error
 		for _, d := range im.all() {
-			errs = append(errs, write(strings.TrimPrefix(registry.BlobKey(d), "docker/registry/v2/"), w.bytes[d]), link("_layers/sha256/"+d.Encoded(), d))
+			errs = append(errs, write(strings.TrimPrefix(storage.BlobKey(d), "docker/registry/v2/"), w.bytes[d]), link("_layers/sha256/"+d.Encoded(), d))
 		}
 		m := "_manifests/"
 		errs = append(errs, link(m+"revisions/sha256/"+im.digest.Encoded(), im.digest), link(m+"tags/v1/current", im.digest), link(m+"tags/v1/index/sha256/"+im.digest.Encoded(), im.digest))
@@ -212,7 +213,7 @@ func damageOp(change func([]byte) []byte) func(*world) error {
 		w.o.harmed.Store(true)
 		done := errNothing
 		for _, d := range w.first.blobs {
-			path := filepath.Join(w.objects(), registry.BlobKey(d))
+			path := filepath.Join(w.objects(), storage.BlobKey(d))
 			b, err := os.ReadFile(path)
 			if errors.Is(err, fs.ErrNotExist) || len(b) == 0 {
 				continue
@@ -243,7 +244,7 @@ func returnObjects(w *world) error {
 	w.o.harmed.Store(true)
 	done := errNothing
 	for _, d := range w.first.blobs {
-		path := filepath.Join(w.objects(), registry.BlobKey(d))
+		path := filepath.Join(w.objects(), storage.BlobKey(d))
 		_, err := os.Stat(path)
 		if !errors.Is(err, fs.ErrNotExist) || w.o.away.Load() || len(w.bytes[d]) <= seamLarge {
 			continue

@@ -26,6 +26,7 @@ import (
 	"example.org/slipway/registry/objstore/remote"
 	"example.org/slipway/registry/objstore/s3store"
 	"example.org/slipway/registry/objstore/swiftstore"
+	"example.org/slipway/registry/storage"
 )
 
 // openStorage locks a data root and opens its catalogue and object store. catalogDir is
@@ -225,7 +226,7 @@ func blobOf(key string) (oci.Digest, bool) {
 		return "", false
 	}
 	d := oci.Digest(part[0] + ":" + part[2])
-	if d.Validate() != nil || registry.BlobKey(d) != key {
+	if d.Validate() != nil || storage.BlobKey(d) != key {
 		return "", false
 	}
 	return d, true

@@ -24,6 +24,7 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/s3store"
+	"example.org/slipway/registry/storage"
 	"example.org/slipway/serve"
 )
 
@@ -372,7 +373,7 @@ func TestKilledInFirstPush(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	key := registry.BlobKey(oci.Digest(digestOf(layer)))
+	key := storage.BlobKey(oci.Digest(digestOf(layer)))
 	if err := store.Put(t.Context(), key, []byte(layer), false); err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/storage"
 )
 
 // Start is how long a registry takes to become ready on a bucket with many blobs.
@@ -117,7 +118,7 @@ func fill(b *bench, ctx context.Context, dir, bucket string, blobs int) error {
 	for i := range blobs {
 		data := startBlob(i)
 		d := oci.SHA256(data)
-		path := filepath.Join(bucket, filepath.FromSlash(registry.BlobKey(d)))
+		path := filepath.Join(bucket, filepath.FromSlash(storage.BlobKey(d)))
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			return err
 		}

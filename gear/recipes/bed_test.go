@@ -26,6 +26,7 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/storage"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -124,7 +125,7 @@ func (b *bed) open() {
 
 // OpenBlob implements gearregistry.Blobs.
 func (b *bed) OpenBlob(ctx context.Context, d oci.Digest, off int64) (io.ReadCloser, int64, error) {
-	return registry.OpenBlob(ctx, b.cat, b.store, d, off)
+	return storage.OpenBlob(ctx, b.cat, b.store, d, off)
 }
 
 // close stops the process in the order of package serve.
@@ -191,7 +192,7 @@ func (b *bed) drop() {
 // stored reports whether a layer has an object.
 func (b *bed) stored(d oci.Digest) bool {
 	b.t.Helper()
-	_, err := b.disk.Stat(b.t.Context(), registry.BlobKey(d))
+	_, err := b.disk.Stat(b.t.Context(), storage.BlobKey(d))
 	if err != nil && !isAbsent(err) {
 		b.t.Fatal(err)
 	}

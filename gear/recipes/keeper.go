@@ -14,6 +14,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 	"example.org/slipway/registry/verify"
 )
 
@@ -175,7 +176,7 @@ func (e errCut) Unwrap() error { return e.error }
 func (k *Keeper) returned(ctx context.Context) error {
 	var rep Report
 	return k.each(ctx, gearfacts.RecipeStands, gearfacts.RecipeAlone, &rep, func(l *gearfacts.LayerRecipe) error {
-		_, err := k.s.Store.Stat(ctx, registry.BlobKey(l.Digest))
+		_, err := k.s.Store.Stat(ctx, storage.BlobKey(l.Digest))
 		if errors.Is(err, objstore.ErrNotExist) {
 			return gearfacts.NewRecipes(k.s.cat.DB).LayerAlone(ctx, l.Digest)
 		}
@@ -195,13 +196,13 @@ func (k *Keeper) returned(ctx context.Context) error {
 
 // objectRight reports whether the object of a layer has the layer's digest.
 func (k *Keeper) objectRight(ctx context.Context, l *gearfacts.LayerRecipe) (bool, error) {
-	obj, err := k.s.Store.Get(ctx, registry.BlobKey(l.Digest), 0, -1)
+	obj, err := k.s.Store.Get(ctx, storage.BlobKey(l.Digest), 0, -1)
 	if err != nil {
 		return false, err
 	}
 	defer obj.Close()
 	_, match, err := verify.Copy(ctx, nil, obj, l.Digest, func(int) {})
-	if registry.IsDamage(err) {
+	if storage.IsDamage(err) {
 		return false, nil
 	}
 	return match, err
@@ -285,7 +286,7 @@ func (k *Keeper) recipe(ctx context.Context, d oci.Digest) (l gearfacts.LayerRec
 	if err != nil {
 		return l, nil, err
 	}
-	obj, err := k.s.Store.Get(ctx, registry.BlobKey(d), 0, -1)
+	obj, err := k.s.Store.Get(ctx, storage.BlobKey(d), 0, -1)
 	if err != nil {
 		return l, nil, err
 	}
@@ -419,7 +420,7 @@ func (k *Keeper) remove(ctx context.Context, l *gearfacts.LayerRecipe) error {
 	if err := k.did("dropped"); err != nil {
 		return err
 	}
-	if err := k.s.Store.Delete(ctx, registry.BlobKey(l.Digest)); err != nil {
+	if err := k.s.Store.Delete(ctx, storage.BlobKey(l.Digest)); err != nil {
 		return err
 	}
 	if err := k.did("deleted"); err != nil {

@@ -23,6 +23,7 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 )
 
 func isAbsent(err error) bool  { return errors.Is(err, objstore.ErrNotExist) }
@@ -136,14 +137,14 @@ func TestGivenUp(t *testing.T) {
 	d := b.push(layer)
 	b.drop()
 	for range 10 {
-		o, err := b.store.Get(t.Context(), registry.BlobKey(d), 0, -1)
+		o, err := b.store.Get(t.Context(), storage.BlobKey(d), 0, -1)
 		b.must(err)
 		b.must(o.Close())
 		b.must(o.Close())
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := b.store.Get(ctx, registry.BlobKey(d), 0, -1); err != nil && !errors.Is(err, context.Canceled) {
+	if _, err := b.store.Get(ctx, storage.BlobKey(d), 0, -1); err != nil && !errors.Is(err, context.Canceled) {
 		t.Errorf("a reader that has gone: %v", err)
 	}
 	b.check("after readers that went", layer)
@@ -213,7 +214,7 @@ func TestDamage(t *testing.T) {
 	b.settle()
 	b.pass(time.Hour)
 	b.must(b.files.Housekeep(t.Context()))
-	packs, err := filepath.Glob(filepath.Join(b.dir, registry.PackPrefix, "*"))
+	packs, err := filepath.Glob(filepath.Join(b.dir, storage.PackPrefix, "*"))
 	if err != nil || len(packs) == 0 {
 		t.Fatalf("packs %v, %v", packs, err)
 	}
@@ -314,7 +315,7 @@ func TestProofFails(t *testing.T) {
 	if rep := b.run(); rep.Made != 1 || b.state(d) != gearfacts.RecipeProven || !b.stored(d) {
 		t.Fatalf("%+v, state %d", rep, b.state(d))
 	}
-	packs, err := filepath.Glob(filepath.Join(b.dir, registry.PackPrefix, "*"))
+	packs, err := filepath.Glob(filepath.Join(b.dir, storage.PackPrefix, "*"))
 	b.must(err)
 	for _, p := range packs {
 		content, err := os.ReadFile(p)
@@ -397,7 +398,7 @@ func TestComesBack(t *testing.T) {
 	}
 	bad := bytes.Clone(layer)
 	bad[len(bad)/2] ^= 1
-	b.must(b.disk.Put(t.Context(), registry.BlobKey(d), bad, false))
+	b.must(b.disk.Put(t.Context(), storage.BlobKey(d), bad, false))
 	if b.run(); b.stored(d) {
 		t.Error("the damaged object of a dropped layer stays")
 	}

@@ -6,9 +6,9 @@ import (
 	"fmt"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/registry/storage"
 	"example.org/slipway/registry/verify"
 )
 
@@ -69,7 +69,7 @@ func (k *Keeper) Rehydrate(ctx context.Context, progress func(Rehydrated), layer
 // rehydrate makes a layer an object again. It gives up the recipe once the object is
 // durable.
 func (k *Keeper) rehydrate(ctx context.Context, l *gearfacts.LayerRecipe) (err error) {
-	key := registry.BlobKey(l.Digest)
+	key := storage.BlobKey(l.Digest)
 	if !l.Dropped() {
 		if _, err := k.s.Store.Stat(ctx, key); err != nil {
 			return err // as long as there is a recipe, the layer is not lost

@@ -25,10 +25,10 @@ import (
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 )
 
 // Options are the options of New. The zero value works.
@@ -165,7 +165,7 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 
 // dropped reports whether a key is the key of a dropped layer.
 func (s *Store) dropped(ctx context.Context, key string) (l gearfacts.LayerRecipe, is bool, err error) {
-	d, ok := registry.DigestOfKey(key)
+	d, ok := storage.DigestOfKey(key)
 	if !ok {
 		return l, false, nil
 	}
@@ -255,7 +255,7 @@ type redirector struct {
 // URL implements objstore.Redirector. It returns objstore.ErrNotExist for a layer that is
 // dropped or soon will be.
 func (r redirector) URL(ctx context.Context, key string, valid time.Duration) (string, error) {
-	d, ok := registry.DigestOfKey(key)
+	d, ok := storage.DigestOfKey(key)
 	if !ok {
 		return r.inner.URL(ctx, key, valid)
 	}

@@ -14,9 +14,9 @@ import (
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/registry/storage"
 )
 
 // retryAfter is how long a client should wait before it asks again for an index that is
@@ -31,7 +31,7 @@ const holdFor = 2 * time.Second
 // Layer waits for it for at most two seconds. Errors: BLOB_UNKNOWN, *gear.PendingError.
 func (s *Service) Layer(ctx context.Context, repo string, d oci.Digest) (*Content, error) {
 	c, err := s.heldLayer(ctx, repo, d)
-	return c, registry.Unavailable(err)
+	return c, storage.Unavailable(err)
 }
 
 func (s *Service) heldLayer(ctx context.Context, repo string, d oci.Digest) (*Content, error) {
@@ -216,7 +216,7 @@ func (s *Service) File(ctx context.Context, repo string, name gear.Name) (*Conte
 	if s.seen.has(repo, names[:], may[:]) > 0 {
 		may, err := s.visible(ctx, repo, []gear.Name{name})
 		if err != nil {
-			return nil, registry.Unavailable(err)
+			return nil, storage.Unavailable(err)
 		}
 		if !may[0] {
 			return nil, errNoFile
@@ -226,7 +226,7 @@ func (s *Service) File(ctx context.Context, repo string, name gear.Name) (*Conte
 	if errors.Is(err, filestore.ErrNotFound) {
 		return nil, errNoFile
 	}
-	return c, registry.Unavailable(err)
+	return c, storage.Unavailable(err)
 }
 
 var errNoFile = &oci.Error{Code: oci.CodeBlobUnknown, Message: "the repository has no such file"}
@@ -311,7 +311,7 @@ func (s *Service) Fetch(ctx context.Context, repo string, names []gear.Name, w i
 func (s *Service) Missing(ctx context.Context, repo string, names []gear.Name) ([]bool, error) {
 	out, err := s.visible(ctx, repo, names)
 	if err != nil {
-		return nil, registry.Unavailable(err)
+		return nil, storage.Unavailable(err)
 	}
 	var ask []gear.Name
 	for i, may := range out {

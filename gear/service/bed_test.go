@@ -32,6 +32,7 @@ import (
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/objstore/objtest"
+	"example.org/slipway/registry/storage"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(withServers{m}) }
@@ -140,7 +141,7 @@ func (b *bed) OpenBlob(ctx context.Context, d oci.Digest, off int64) (io.ReadClo
 	b.openedMu.Lock()
 	b.opened[d]++
 	b.openedMu.Unlock()
-	return registry.OpenBlob(ctx, b.cat, b.objs, d, off)
+	return storage.OpenBlob(ctx, b.cat, b.objs, d, off)
 }
 
 func (b *bed) opens(d oci.Digest) int {

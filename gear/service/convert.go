@@ -18,12 +18,12 @@ import (
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/registry/upload"
 )
 
-// Follow implements registry.Tap. It converts a layer while the layer is uploaded.
-func (s *Service) Follow(repo string, head []byte) registry.Follower {
+// Follow implements upload.Tap. It converts a layer while the layer is uploaded.
+func (s *Service) Follow(repo string, head []byte) upload.Follower {
 	if !isLayer(head) || s.opts.Mode(repo) == Off {
 		return nil
 	}

@@ -12,8 +12,8 @@ import (
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/filestore"
 	gearregistry "example.org/slipway/gear/service"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/storage"
 )
 
 // damaged returns a bed on the real store and a function that damages its packs. It keeps
@@ -137,7 +137,7 @@ func TestDamageWithoutLayer(t *testing.T) {
 	_, d := b.push(ours, data)
 	b.wait(d)
 	b.quiet()
-	b.must(b.objs.Delete(t.Context(), registry.BlobKey(d)))
+	b.must(b.objs.Delete(t.Context(), storage.BlobKey(d)))
 	flip()
 	var corrupt *filestore.CorruptError
 	if _, err := b.read(ours, name(small)); !errors.As(err, &corrupt) {
@@ -151,7 +151,7 @@ func TestDamageWithoutLayer(t *testing.T) {
 	if _, err := b.read(ours, name(small)); !errors.Is(err, filestore.ErrLost) {
 		t.Errorf("got %v, want that it is lost", err)
 	}
-	put(b, registry.BlobKey(d), data)
+	put(b, storage.BlobKey(d), data)
 	b.pass(gearregistry.LastRetry)
 	b.eventually("the file again", func() bool { _, err := b.read(ours, name(small)); return err == nil })
 }

@@ -15,10 +15,10 @@ import (
 	"example.org/slipway/gear/profile"
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore/objtest"
+	"example.org/slipway/registry/storage"
 )
 
 // heldPacks keeps every pack from becoming an object until release is called. It closes
@@ -48,7 +48,7 @@ func arriving(b *bed, seed uint64) (d oci.Digest, x *gear.Index, release func())
 	ctx := context.Background()
 	_, err := b.cat.PutBlob(ctx, ours, catalog.Blob{Digest: d, Size: int64(len(data))}, "")
 	b.must(err)
-	put(b, registry.BlobKey(d), data)
+	put(b, storage.BlobKey(d), data)
 	b.must(b.svc.Queue(ctx, ours, []oci.Digest{d}))
 	<-reached
 	x, err = b.index(ours, d)
@@ -158,7 +158,7 @@ func TestCrashBeforeFiles(t *testing.T) {
 	ctx := context.Background()
 	_, err := b.cat.PutBlob(ctx, ours, catalog.Blob{Digest: d, Size: int64(len(data))}, "")
 	b.must(err)
-	put(b, registry.BlobKey(d), data)
+	put(b, storage.BlobKey(d), data)
 	b.must(b.svc.Queue(ctx, ours, []oci.Digest{d}))
 	<-at
 	b.quiet()

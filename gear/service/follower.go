@@ -53,7 +53,7 @@ func newFollower(limit int, open func(context.Context, oci.Digest, int64) (io.Re
 	return f
 }
 
-// Write implements registry.Follower.
+// Write implements upload.Follower.
 func (f *follower) Write(p []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -69,7 +69,7 @@ func (f *follower) Write(p []byte) {
 	f.changed.Broadcast()
 }
 
-// Published implements registry.Follower.
+// Published implements upload.Follower.
 func (f *follower) Published(d oci.Digest, size int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -78,7 +78,7 @@ func (f *follower) Published(d oci.Digest, size int64) {
 	f.changed.Broadcast()
 }
 
-// Dropped implements registry.Follower.
+// Dropped implements upload.Follower.
 func (f *follower) Dropped() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

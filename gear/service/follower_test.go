@@ -19,6 +19,7 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore/fsstore"
 	"example.org/slipway/registry/objstore/objtest"
+	"example.org/slipway/registry/storage"
 )
 
 // upload is an upload in several pieces.
@@ -162,7 +163,7 @@ func TestFollowOverflow(t *testing.T) {
 	f.Write(data[buffer+2<<20:])        // there may be room, but not in the right place
 	_, err := b.cat.PutBlob(context.Background(), ours, catalog.Blob{Digest: d, Size: int64(len(data))}, "")
 	b.must(err)
-	put(b, registry.BlobKey(d), data)
+	put(b, storage.BlobKey(d), data)
 	f.Published(d, int64(len(data)))
 	b.quiet()
 	if n := b.opens(d); n != 2 {

@@ -22,6 +22,7 @@ import (
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/objstore/objtest"
+	"example.org/slipway/registry/storage"
 )
 
 // packs reports whether an operation finishes a pack.
@@ -201,8 +202,8 @@ func TestQueueDamagedLayer(t *testing.T) {
 	_, d := b.push(ours, data)
 	bad := slices.Clone(data)
 	bad[len(bad)/2] ^= 0x10
-	b.must(b.objs.Delete(t.Context(), registry.BlobKey(d)))
-	put(b, registry.BlobKey(d), bad)
+	b.must(b.objs.Delete(t.Context(), storage.BlobKey(d)))
+	put(b, storage.BlobKey(d), bad)
 	b.run()
 	if n, err := b.svc.QueueAll(t.Context(), false); n != 1 || err != nil {
 		t.Errorf("queued %d (%v)", n, err)
@@ -211,8 +212,8 @@ func TestQueueDamagedLayer(t *testing.T) {
 	if f := b.status().Failures[0]; !strings.Contains(f.Reason, "digest") || f.Retry.IsZero() {
 		t.Errorf("got %+v", f)
 	}
-	b.must(b.objs.Delete(t.Context(), registry.BlobKey(d)))
-	put(b, registry.BlobKey(d), data)
+	b.must(b.objs.Delete(t.Context(), storage.BlobKey(d)))
+	put(b, storage.BlobKey(d), data)
 	b.pass(gearregistry.LastRetry)
 	b.eventually("the conversion", func() bool { return b.status().Layers == 1 })
 	b.readable(ours, d)

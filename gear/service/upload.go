@@ -17,8 +17,8 @@ import (
 	"example.org/slipway/gear/convert"
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 )
 
 const (
@@ -173,7 +173,7 @@ func putError(err error) error {
 		return &oci.Error{Code: oci.CodeUnknown, Status: http.StatusInsufficientStorage,
 			Message: "the registry's storage is full; nothing was stored by this request", Err: err}
 	}
-	return registry.Unavailable(err)
+	return storage.Unavailable(err)
 }
 
 // spooled is a content in RAM or, if it is large, in a file without a name.

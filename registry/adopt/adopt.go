@@ -13,8 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/registry"
-
 	"example.org/slipway/registry/manifest"
 
 	"golang.org/x/sync/errgroup"
@@ -22,6 +20,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 )
 
 // Options are the options of [Run]. The zero value works.
@@ -178,7 +177,7 @@ const (
 //
 // Other files, such as uploads, are skipped.
 func parseLink(key string) (kind int, repo, ref string) {
-	rest, ok := strings.CutPrefix(key, registry.RepositoryPrefix)
+	rest, ok := strings.CutPrefix(key, storage.RepositoryPrefix)
 	i := strings.Index(rest, "/_")
 	if !ok || i < 0 {
 		return linkNone, "", ""
@@ -199,7 +198,7 @@ func parseLink(key string) (kind int, repo, ref string) {
 }
 
 func (a *adopter) run(ctx context.Context) error {
-	for info, err := range a.store.List(ctx, registry.RepositoryPrefix, "") {
+	for info, err := range a.store.List(ctx, storage.RepositoryPrefix, "") {
 		if err != nil {
 			return err
 		}
@@ -235,11 +234,11 @@ func (a *adopter) run(ctx context.Context) error {
 // nothing, which runs if no repository was found, refuses a storage that has blobs. The
 // links of the blobs are lost or elsewhere, and a successful adoption would hide that.
 func (a *adopter) nothing(ctx context.Context) error {
-	for info, err := range a.store.List(ctx, registry.BlobPrefix, "") {
+	for info, err := range a.store.List(ctx, storage.BlobPrefix, "") {
 		if err != nil {
 			return err
 		}
-		return fmt.Errorf("it holds blobs, such as %s, and no repository: bring back %s first", info.Key, registry.RepositoryPrefix)
+		return fmt.Errorf("it holds blobs, such as %s, and no repository: bring back %s first", info.Key, storage.RepositoryPrefix)
 	}
 	return nil
 }
@@ -393,7 +392,7 @@ func (a *adopter) manifestRow(l linkFile, f *foundManifest) catalog.AdoptRow {
 }
 
 func (a *adopter) findManifest(ctx context.Context, d oci.Digest, f *foundManifest) error {
-	b, err := a.readSmall(ctx, registry.BlobKey(d), oci.MaxManifestSize)
+	b, err := a.readSmall(ctx, storage.BlobKey(d), oci.MaxManifestSize)
 	switch {
 	case errors.Is(err, objstore.ErrNotExist):
 		f.reason, f.detail = Lost, "the manifest is not in the storage"

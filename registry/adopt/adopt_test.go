@@ -28,6 +28,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/storage"
 )
 
 // distribution is a real Distribution registry over a directory.
@@ -169,7 +170,7 @@ func (d *distribution) tree() map[string]string {
 	d.t.Helper()
 	out := map[string]string{}
 	for _, f := range registrytest.Files(d.t, d.root) {
-		if registry.IsIdentity(f) {
+		if storage.IsIdentity(f) {
 			continue
 		}
 		b, err := os.ReadFile(filepath.Join(d.root, f))
@@ -208,11 +209,11 @@ func TestAdoptDistribution(t *testing.T) {
 	// tag that points nowhere.
 	broken := registrytest.Content(8, 50_000)
 	d.pushImage("broken", "v1", 6, broken)
-	if err := os.Remove(filepath.Join(d.root, registry.BlobKey(oci.SHA256(broken)))); err != nil {
+	if err := os.Remove(filepath.Join(d.root, storage.BlobKey(oci.SHA256(broken)))); err != nil {
 		t.Fatal(err)
 	}
 	schema1 := []byte(`{"schemaVersion":1,"name":"old","tag":"v1","fsLayers":[],"history":[]}`)
-	d.write(registry.BlobKey(oci.SHA256(schema1)), schema1)
+	d.write(storage.BlobKey(oci.SHA256(schema1)), schema1)
 	d.write(links+"app/_manifests/revisions/sha256/"+oci.SHA256(schema1).Encoded()+"/link", []byte(oci.SHA256(schema1)))
 	d.write(links+"app/_manifests/tags/schema1/current/link", []byte(oci.SHA256(schema1)))
 	d.write(links+"app/_manifests/tags/cut/current/link", nil)

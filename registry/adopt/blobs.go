@@ -8,10 +8,10 @@ import (
 	"slices"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 	"example.org/slipway/registry/verify"
 )
 
@@ -103,7 +103,7 @@ func (a *adopter) findBlob(ctx context.Context, d oci.Digest, f *foundBlob) erro
 	if f.is == repair.Inline {
 		return nil // the catalogue has its bytes
 	}
-	info, err := a.store.Stat(ctx, registry.BlobKey(d))
+	info, err := a.store.Stat(ctx, storage.BlobKey(d))
 	if errors.Is(err, objstore.ErrNotExist) {
 		f.reason, f.detail = MissingBlob, "the repository links a blob that is not in the storage"
 		return nil
@@ -120,7 +120,7 @@ func (a *adopter) findBlob(ctx context.Context, d oci.Digest, f *foundBlob) erro
 
 // verifyBlob reads a blob and checks its digest.
 func (a *adopter) verifyBlob(ctx context.Context, d oci.Digest, f *foundBlob) error {
-	obj, err := a.store.Get(ctx, registry.BlobKey(d), 0, -1)
+	obj, err := a.store.Get(ctx, storage.BlobKey(d), 0, -1)
 	if err != nil {
 		return err
 	}

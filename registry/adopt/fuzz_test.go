@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"example.org/slipway/registry"
+	"example.org/slipway/registry/storage"
 )
 
 func FuzzParseLink(f *testing.F) {
@@ -24,7 +24,7 @@ func FuzzParseLink(f *testing.F) {
 		for i := range ref { // an algorithm or a digest of the key may have a colon, too
 			found = found || named && ref[i] == ':' && strings.Contains(key, "/"+ref[:i]+"/"+ref[i+1:]+"/")
 		}
-		if !found || !strings.HasPrefix(key, registry.RepositoryPrefix+repo+"/_") || !strings.HasSuffix(key, "/link") {
+		if !found || !strings.HasPrefix(key, storage.RepositoryPrefix+repo+"/_") || !strings.HasSuffix(key, "/link") {
 			t.Errorf("key %q is taken for %d, %q, %q", key, kind, repo, ref)
 		}
 	})

@@ -20,6 +20,8 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog/snapshot"
 	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/replica"
+	"example.org/slipway/registry/storage"
 )
 
 // Marker is the name of a file that marks a directory as a backup. Programs that write or read the
@@ -146,12 +148,12 @@ func (b *maker) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer thaw()
-	ctx, release, err := b.up.AloneSoon(ctx, registry.LeaseCollect, "backup") // no other replica may collect either
+	ctx, release, err := b.up.AloneSoon(ctx, replica.LeaseCollect, "backup") // no other replica may collect either
 	if err != nil {
 		return err
 	}
 	defer release()
-	defer func() { err = registry.LeaseError(ctx, err) }()
+	defer func() { err = replica.LeaseError(ctx, err) }()
 	dst, err := fsstore.New(dir, nil)
 	if err != nil {
 		return err
@@ -326,7 +328,7 @@ func CatalogLost(root string) bool {
 		_, err := os.Lstat(filepath.Join(root, name))
 		return errors.Is(err, fs.ErrNotExist)
 	}
-	return lacks(registry.CatalogFile) && (registry.HasStoreID(root) || !lacks(registry.BlobPrefix) && lacks(registry.RepositoryPrefix))
+	return lacks(registry.CatalogFile) && (storage.HasID(root) || !lacks(storage.BlobPrefix) && lacks(storage.RepositoryPrefix))
 }
 
 // checkEmpty returns an error if a directory contains anything except the allowed names

@@ -25,6 +25,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/memstore"
+	"example.org/slipway/registry/storage"
 )
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
@@ -80,7 +81,7 @@ func TestBackupAndRestore(t *testing.T) {
 	if rep.Copied != 1 || rep.Objects != 2 || rep.Pruned != 1 {
 		t.Errorf("got %+v, want 1 copied, 1 kept, 1 pruned", rep)
 	}
-	if _, err := os.Stat(filepath.Join(dir, registry.BlobKey(large.Digest))); err == nil {
+	if _, err := os.Stat(filepath.Join(dir, storage.BlobKey(large.Digest))); err == nil {
 		t.Error("the object of a deleted blob is still in the backup")
 	}
 
@@ -152,7 +153,7 @@ func TestRestoreDamaged(t *testing.T) {
 	if _, err := backup.Make(ctx, b.Registry, dir, backup.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, registry.BlobKey(large.Digest)), registrytest.Content(9, 100_000), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, storage.BlobKey(large.Digest)), registrytest.Content(9, 100_000), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	root := t.TempDir()
@@ -244,7 +245,7 @@ func TestBackupOfDamagedRegistry(t *testing.T) {
 	ctx := t.Context()
 	p.PushImage("whole", 5, "v1")
 	dir := t.TempDir()
-	p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000))
+	p.Overwrite(storage.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000))
 	for _, repaired := range []bool{false, true} {
 		rep, err := backup.Make(ctx, p.Registry, dir, backup.Options{})
 		var lacks *backup.IncompleteError
@@ -349,7 +350,7 @@ func TestBackupHoldsCollection(t *testing.T) {
 	if err := <-collected; err != nil {
 		t.Error(err)
 	}
-	if _, err := store.Stat(t.Context(), registry.BlobKey(large.Digest)); err == nil {
+	if _, err := store.Stat(t.Context(), storage.BlobKey(large.Digest)); err == nil {
 		t.Error("the collector took nothing after the backup")
 	}
 }

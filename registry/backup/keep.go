@@ -18,6 +18,7 @@ import (
 	"example.org/slipway/registry/catalog/snapshot"
 	"example.org/slipway/registry/manifest"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 	"example.org/slipway/registry/verify"
 )
 
@@ -245,7 +246,7 @@ func showKept(ctx context.Context, d *snapshot.Draft, digest oci.Digest) error {
 // good reports whether the destination has the object of a content with the right digest, and
 // returns its size.
 func (t *transfer) good(ctx context.Context, d oci.Digest) (size int64, good bool, err error) {
-	obj, err := t.dst.Get(ctx, registry.BlobKey(d), 0, -1)
+	obj, err := t.dst.Get(ctx, storage.BlobKey(d), 0, -1)
 	if errors.Is(err, objstore.ErrNotExist) {
 		return 0, false, nil
 	}

@@ -21,6 +21,7 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/objstore/objtest"
 	"example.org/slipway/registry/registrytest"
+	"example.org/slipway/registry/storage"
 )
 
 // TestBackupOfWhom backs one registry up into a directory that holds something else.
@@ -203,7 +204,7 @@ func TestBackupVerify(t *testing.T) {
 		if _, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{}); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, registry.BlobKey(large.Digest)), c.data, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, storage.BlobKey(large.Digest)), c.data, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		rep, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{Verify: c.verify})
@@ -220,12 +221,12 @@ func TestBackupVerify(t *testing.T) {
 // registry that has the image, in the same repository or in another one.
 func TestFsckFromRegistry(t *testing.T) {
 	for name, spoil := range map[string]func(p *registrytest.Planted){
-		"object missing": func(p *registrytest.Planted) { p.Delete(registry.BlobKey(p.Large.Digest)) },
+		"object missing": func(p *registrytest.Planted) { p.Delete(storage.BlobKey(p.Large.Digest)) },
 		"object corrupt": func(p *registrytest.Planted) {
-			p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000))
+			p.Overwrite(storage.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000))
 		},
 		"object cut": func(p *registrytest.Planted) {
-			p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 100))
+			p.Overwrite(storage.BlobKey(p.Large.Digest), registrytest.Content(9, 100))
 		},
 		"small content": func(p *registrytest.Planted) {
 			p.SQL(`UPDATE blobs SET content = zeroblob(5000) WHERE digest = ` + registrytest.Quote(p.Small.Digest))
@@ -234,7 +235,7 @@ func TestFsckFromRegistry(t *testing.T) {
 			p.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + registrytest.Quote(p.A.Digest))
 		},
 		"given up before": func(p *registrytest.Planted) {
-			p.Delete(registry.BlobKey(p.Large.Digest))
+			p.Delete(storage.BlobKey(p.Large.Digest))
 			p.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + registrytest.Quote(p.A.Digest))
 			p.Check(check.Options{Repair: true})
 		},
@@ -273,13 +274,13 @@ func TestBackupOfSuspects(t *testing.T) {
 				registrytest.NoError(t, err)
 			}
 			if damaged == "here" || damaged == "both" {
-				b.Overwrite(registry.BlobKey(large.Digest), registrytest.Content(9, 100_000))
+				b.Overwrite(storage.BlobKey(large.Digest), registrytest.Content(9, 100_000))
 			}
 			if damaged == "there" || damaged == "both" {
-				registrytest.NoError(t, os.WriteFile(filepath.Join(dir, registry.BlobKey(large.Digest)), registrytest.Content(9, 100_000), 0o600))
+				registrytest.NoError(t, os.WriteFile(filepath.Join(dir, storage.BlobKey(large.Digest)), registrytest.Content(9, 100_000), 0o600))
 			}
 			if damaged == "unreadable" {
-				sectors.Set(registry.BlobKey(large.Digest), true)
+				sectors.Set(storage.BlobKey(large.Digest), true)
 			}
 			_, err = backup.Make(t.Context(), b.Registry, dir, backup.Options{})
 			var lacks *backup.IncompleteError
@@ -326,7 +327,7 @@ func TestFsckFromDamagedSource(t *testing.T) {
 	for _, d := range []oci.Descriptor{p.Large, p.Small} {
 		p.SQL(`UPDATE blobs SET content = x'00' WHERE content IS NOT NULL AND digest = ` + registrytest.Quote(d.Digest))
 	}
-	p.Delete(registry.BlobKey(p.Large.Digest))
+	p.Delete(storage.BlobKey(p.Large.Digest))
 	for _, bad := range []oci.Digest{p.Small.Digest, p.Large.Digest} {
 		rep := p.Check(check.Options{Repair: true, From: damagedSource{check.Other(good, ""), bad}})
 		if rep.Clean() && bad == p.Small.Digest {
@@ -352,7 +353,7 @@ func TestBackupShowsWhatItKeeps(t *testing.T) {
 	}
 	b.PushManifest("b", registrytest.ImageOf(config, small, large), "v1")
 	want := registrytest.Reachable(t, b)
-	registrytest.NoError(t, b.Store.Delete(t.Context(), registry.BlobKey(large.Digest)))
+	registrytest.NoError(t, b.Store.Delete(t.Context(), storage.BlobKey(large.Digest)))
 	b.Check(check.Options{Repair: true}) // records that the layer is absent
 	_, err = backup.Make(t.Context(), b.Registry, dir, backup.Options{})
 	registrytest.NoError(t, err)

@@ -10,10 +10,10 @@ import (
 	"slices"
 	"strings"
 
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/catalog/snapshot"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 	"example.org/slipway/registry/verify"
 )
 
@@ -108,7 +108,7 @@ func (t *transfer) unread(ctx context.Context, pack gearfacts.Name, err error) e
 	return nil
 }
 
-func packKey(pack gearfacts.Name) string { return registry.PackPrefix + hex.EncodeToString(pack[:]) }
+func packKey(pack gearfacts.Name) string { return storage.PackPrefix + hex.EncodeToString(pack[:]) }
 
 // NeededPacksError says that packs could not be read, and that dropped layers consist of
 // them.
@@ -147,11 +147,11 @@ func (b *maker) neededPacks(ctx context.Context) error {
 
 // prunePacks removes the packs that the snapshot does not name.
 func (t *transfer) prunePacks(ctx context.Context, s *snapshot.Snapshot) error {
-	for info, err := range t.dst.List(ctx, registry.PackPrefix, "") {
+	for info, err := range t.dst.List(ctx, storage.PackPrefix, "") {
 		if err != nil {
 			return fmt.Errorf("look for packs the backup does not need: %w", err)
 		}
-		b, err := hex.DecodeString(strings.TrimPrefix(info.Key, registry.PackPrefix))
+		b, err := hex.DecodeString(strings.TrimPrefix(info.Key, storage.PackPrefix))
 		var digest gearfacts.Name
 		if err != nil || len(b) != len(digest) {
 			continue // not a pack of this registry

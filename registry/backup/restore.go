@@ -20,6 +20,7 @@ import (
 	"example.org/slipway/registry/catalog/snapshot"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/storage"
 )
 
 // RestoreOptions are the options of [Restore]. The zero value works.
@@ -55,7 +56,7 @@ type Target struct {
 // meanwhile. Every byte is checked against its digest. The catalogue comes last, so that
 // a root with a catalogue is whole. If root has a [RestoreMarker] and no catalogue,
 // Restore continues the interrupted restore. Errors: ErrNotEmpty, [*IncompleteError],
-// [*registry.StoreError] if the objects there belong to another registry.
+// [*storage.StoreError] if the objects there belong to another registry.
 func Restore(ctx context.Context, dir, root string, o RestoreOptions) (Report, error) {
 	t := newTransfer(nil, o.Parallel, o.Progress)
 	to := root
@@ -107,7 +108,7 @@ func intoRoot(root string, claim func() (func() error, error), fill func(Target)
 	err = fill(Target{Store: dst, SetCatalog: func(_ context.Context, file string) error {
 		return errors.Join(PlaceCatalog(file, root), os.Remove(filepath.Join(root, RestoreMarker))) // a marker has no meaning beside a catalogue
 	}})
-	if other := (*registry.StoreError)(nil); errors.As(err, &other) && !begun { // nothing was changed
+	if other := (*storage.StoreError)(nil); errors.As(err, &other) && !begun { // nothing was changed
 		err = errors.Join(err, os.Remove(filepath.Join(root, RestoreMarker)))
 	}
 	return errors.Join(err, dst.Close())
@@ -207,7 +208,7 @@ func keepStoreID(ctx context.Context, s *snapshot.Snapshot, dst objstore.Store) 
 	if err != nil || id == "" {
 		return err
 	}
-	return registry.WriteStoreID(ctx, dst, id)
+	return storage.WriteID(ctx, dst, id)
 }
 
 // claimRoot creates the directory to restore into, claims it and marks it.

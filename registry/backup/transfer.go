@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/catalog/snapshot"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 	"example.org/slipway/registry/verify"
 )
 
@@ -138,7 +138,7 @@ func (t *transfer) copyObject(ctx context.Context, c repair.StoredContent) (err 
 		t.lose(c)
 		return nil
 	}
-	key := registry.BlobKey(c.Digest)
+	key := storage.BlobKey(c.Digest)
 	info, err := t.dst.Stat(ctx, key)
 	here := err == nil && info.Size == c.Size
 	if here && (t.verify || t.suspects[c.Digest]) {
@@ -154,7 +154,7 @@ func (t *transfer) copyObject(ctx context.Context, c repair.StoredContent) (err 
 		return err
 	}
 	src, err := t.src.Get(ctx, key, 0, -1)
-	if registry.IsDamage(err) {
+	if storage.IsDamage(err) {
 		t.lose(c)
 		return nil
 	}
@@ -210,7 +210,7 @@ func (t *transfer) prune(ctx context.Context, s *snapshot.Snapshot) error {
 	flush := func() error {
 		digests := make([]oci.Digest, 0, len(keys))
 		for _, key := range keys {
-			if d, ok := registry.DigestOfKey(key); ok {
+			if d, ok := storage.DigestOfKey(key); ok {
 				digests = append(digests, d)
 			}
 		}
@@ -230,7 +230,7 @@ func (t *transfer) prune(ctx context.Context, s *snapshot.Snapshot) error {
 				}
 				continue
 			}
-			if err := t.dst.Delete(ctx, registry.BlobKey(d)); err != nil {
+			if err := t.dst.Delete(ctx, storage.BlobKey(d)); err != nil {
 				return err
 			}
 			t.step(func(rep *Report) { rep.Pruned++ })
@@ -238,7 +238,7 @@ func (t *transfer) prune(ctx context.Context, s *snapshot.Snapshot) error {
 		keys = keys[:0]
 		return nil
 	}
-	for info, err := range t.dst.List(ctx, registry.BlobPrefix, "") {
+	for info, err := range t.dst.List(ctx, storage.BlobPrefix, "") {
 		if err != nil {
 			return fmt.Errorf("look for objects the backup does not need: %w", err)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/storage"
 )
 
 // TestFsckBadSector checks that what the disk cannot read is named, is moved aside by a repair, and
@@ -30,7 +31,7 @@ func TestFsckBadSector(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store.Keys = []string{registry.BlobKey(large.Digest), "slipway/quarantine/sha256/" + large.Digest.Encoded()}
+	store.Keys = []string{storage.BlobKey(large.Digest), "slipway/quarantine/sha256/" + large.Digest.Encoded()}
 	for _, repair := range []bool{false, true} {
 		rep := b.Check(check.Options{Repair: repair})
 		if len(rep.Problems) == 0 {

@@ -15,6 +15,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog/repair"
+	"example.org/slipway/registry/replica"
 )
 
 // Kind says what is wrong.
@@ -224,12 +225,12 @@ func Run(ctx context.Context, reg *registry.Registry, o Options) (Report, error)
 	held, release := ctx, func() {}
 	if o.Repair || o.EmptyQuarantine {
 		var err error // keep collectors of other replicas away between the check and the repair
-		if held, release, err = up.AloneSoon(ctx, registry.LeaseCollect, "fsck"); err != nil {
+		if held, release, err = up.AloneSoon(ctx, replica.LeaseCollect, "fsck"); err != nil {
 			return Report{}, fmt.Errorf("wait for a collection to end: %w", err)
 		}
 	}
 	defer release()
-	err := registry.LeaseError(held, f.run(held))
+	err := replica.LeaseError(held, f.run(held))
 	f.rep.Took = time.Since(f.began)
 	f.shown = time.Time{}
 	f.step(func(*Report) {})

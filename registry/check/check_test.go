@@ -20,6 +20,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/memstore"
+	"example.org/slipway/registry/storage"
 )
 
 // TestFsckFinds breaks the registry in one way at a time. want is what a check finds, mended what
@@ -38,7 +39,7 @@ func TestFsckFinds(t *testing.T) {
 		{name: "nothing", break_: func(*registrytest.Planted) {}},
 		{
 			name:   "object missing",
-			break_: func(p *registrytest.Planted) { p.Delete(registry.BlobKey(p.Large.Digest)) },
+			break_: func(p *registrytest.Planted) { p.Delete(storage.BlobKey(p.Large.Digest)) },
 			want:   []string{"content-missing"},
 			mended: []string{"content-missing repaired", "image-incomplete", "image-incomplete"},
 			left:   []string{"image-incomplete", "image-incomplete"},
@@ -48,7 +49,7 @@ func TestFsckFinds(t *testing.T) {
 		{
 			name: "object corrupt",
 			break_: func(p *registrytest.Planted) {
-				p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000))
+				p.Overwrite(storage.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000))
 			},
 			want:   []string{"content-corrupt"},
 			mended: []string{"content-corrupt repaired", "image-incomplete", "image-incomplete"},
@@ -59,7 +60,7 @@ func TestFsckFinds(t *testing.T) {
 		{
 			name: "object cut short",
 			break_: func(p *registrytest.Planted) {
-				p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(1+1<<32, 100_000)[:999])
+				p.Overwrite(storage.BlobKey(p.Large.Digest), registrytest.Content(1+1<<32, 100_000)[:999])
 			},
 			want:   []string{"content-corrupt"},
 			mended: []string{"content-corrupt repaired", "image-incomplete", "image-incomplete"},
@@ -94,7 +95,7 @@ func TestFsckFinds(t *testing.T) {
 				if err != nil {
 					p.T.Fatal(err)
 				}
-				p.Overwrite(registry.BlobKey(p.A.Digest), m.Bytes)
+				p.Overwrite(storage.BlobKey(p.A.Digest), m.Bytes)
 				p.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + registrytest.Quote(p.A.Digest))
 			},
 			want:   []string{"content-corrupt", "object-duplicate"},
@@ -107,7 +108,7 @@ func TestFsckFinds(t *testing.T) {
 				if err != nil {
 					p.T.Fatal(err)
 				}
-				p.Overwrite(registry.BlobKey(p.A.Digest), m.Bytes)
+				p.Overwrite(storage.BlobKey(p.A.Digest), m.Bytes)
 				p.SQL(`UPDATE blobs SET content = NULL WHERE digest = ` + registrytest.Quote(p.A.Digest))
 			},
 			want:   []string{"manifest-not-inline"},
@@ -163,7 +164,7 @@ func TestFsckFinds(t *testing.T) {
 		{
 			name: "orphans",
 			break_: func(p *registrytest.Planted) {
-				p.Overwrite(registry.BlobKey(oci.SHA256([]byte("orphan"))), []byte("orphan"))
+				p.Overwrite(storage.BlobKey(oci.SHA256([]byte("orphan"))), []byte("orphan"))
 				p.Overwrite("docker/registry/v2/blobs/sha256/ab/strange", []byte("x"))
 				p.Overwrite("slipway/verify/0123", []byte("x"))
 			},
@@ -244,7 +245,7 @@ func TestFsckQuarantine(t *testing.T) {
 	ctx := t.Context()
 	registrytest.Reachable(t, p)
 	bad := registrytest.Content(9, 100_000)
-	p.Overwrite(registry.BlobKey(p.Large.Digest), bad)
+	p.Overwrite(storage.BlobKey(p.Large.Digest), bad)
 	var last check.Report
 	rep := p.Check(check.Options{Repair: true, Parallel: 2, Progress: func(r check.Report) { last = r }})
 	if diff := cmp.Diff(rep, last); diff != "" {
@@ -254,7 +255,7 @@ func TestFsckQuarantine(t *testing.T) {
 		t.Errorf("the report does not add up: %+v", rep)
 	}
 	i := slices.IndexFunc(rep.Problems, func(p check.Problem) bool { return p.Kind == check.ProblemCorrupt })
-	if got := rep.Problems[i]; got.Digest != p.Large.Digest || got.Key != registry.BlobKey(p.Large.Digest) ||
+	if got := rep.Problems[i]; got.Digest != p.Large.Digest || got.Key != storage.BlobKey(p.Large.Digest) ||
 		!slices.Contains(got.Hurts, "a:v1") || !slices.Contains(got.Hurts, "b:v2") {
 		t.Errorf("got %+v, want it to hurt a:v1 and b:v2", got)
 	}
@@ -275,7 +276,7 @@ func TestFsckQuarantine(t *testing.T) {
 	if _, err := obj.WriteTo(&kept); err != nil || !bytes.Equal(kept.Bytes(), bad) {
 		t.Errorf("the quarantine holds %d bytes (%v), want the corrupt object", kept.Len(), err)
 	}
-	if _, err := p.Store.Stat(ctx, registry.BlobKey(p.Large.Digest)); err == nil {
+	if _, err := p.Store.Stat(ctx, storage.BlobKey(p.Large.Digest)); err == nil {
 		t.Error("the corrupt object is still there")
 	}
 	p.PushBytes("a", registrytest.Content(1+1<<32, 100_000))
@@ -286,11 +287,11 @@ func TestFsckQuarantine(t *testing.T) {
 
 func TestFsckQuickReadsNoObjects(t *testing.T) {
 	p := registrytest.Plant(t)
-	p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000)) // the new bytes have the right size
+	p.Overwrite(storage.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000)) // the new bytes have the right size
 	if rep := p.Check(check.Options{Quick: true}); len(rep.Problems) > 0 || rep.Bytes != rep.BytesTotal {
 		t.Errorf("got %+v, want nothing found and all bytes counted", rep)
 	}
-	p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 10))
+	p.Overwrite(storage.BlobKey(p.Large.Digest), registrytest.Content(9, 10))
 	if got := registrytest.Kinds(p.Check(check.Options{Quick: true})); !slices.Equal(got, []string{"content-corrupt"}) {
 		t.Errorf("got %v", got)
 	}
@@ -298,7 +299,7 @@ func TestFsckQuickReadsNoObjects(t *testing.T) {
 
 func TestFsckDamagedCatalog(t *testing.T) {
 	p := registrytest.Plant(t)
-	p.Delete(registry.BlobKey(p.Large.Digest))
+	p.Delete(storage.BlobKey(p.Large.Digest))
 	// An index lacks these rows, because it is taken out of the schema and put back after they were
 	// added.
 	p.SQL(`PRAGMA writable_schema = ON`,
@@ -316,20 +317,20 @@ func TestFsckDamagedCatalog(t *testing.T) {
 // may need are neither touched nor a problem.
 func TestFsckKeepsDistributionsObjects(t *testing.T) {
 	p := registrytest.Plant(t)
-	key := registry.BlobKey(oci.SHA256([]byte("orphan")))
+	key := storage.BlobKey(oci.SHA256([]byte("orphan")))
 	p.Overwrite("docker/registry/v2/repositories/x/_layers/sha256/"+p.Large.Digest.Encoded()+"/link", []byte(p.Large.Digest))
 	p.Overwrite(key, []byte("orphan"))
 	m, err := p.GetManifest(t.Context(), "a", "v1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Overwrite(registry.BlobKey(p.A.Digest), m.Bytes)
+	p.Overwrite(storage.BlobKey(p.A.Digest), m.Bytes)
 	for _, o := range []check.Options{{}, {Quick: true}, {Repair: true}} {
 		if rep := p.Check(o); !rep.Clean() || rep.Foreign != 1 || rep.ForeignBytes != 6 {
 			t.Errorf("%+v: got %v, %d foreign objects of %d bytes; want one of 6 bytes and no problem", o, registrytest.Kinds(rep), rep.Foreign, rep.ForeignBytes)
 		}
 	}
-	for _, key := range []string{key, registry.BlobKey(p.A.Digest)} {
+	for _, key := range []string{key, storage.BlobKey(p.A.Digest)} {
 		if _, err := p.Store.Stat(t.Context(), key); err != nil {
 			t.Error(err)
 		}

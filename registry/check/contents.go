@@ -6,10 +6,10 @@ import (
 	"fmt"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 )
 
 // quarantineKey returns the key under which a check keeps a content that cannot be read
@@ -94,7 +94,7 @@ func (f *fsck) noteTag(ctx context.Context, d oci.Digest, info objstore.Info) er
 // examine reads an object. A quick check only compares its size, unless the object is
 // suspect.
 func (f *fsck) examine(ctx context.Context, c repair.StoredContent, step func(int)) (x examined) {
-	key := registry.BlobKey(c.Digest)
+	key := storage.BlobKey(c.Digest)
 	if f.o.Quick && !c.Suspect {
 		x.info, x.err = f.up.Store.Stat(ctx, key)
 		if x.err != nil || x.info.Size == c.Size {
@@ -120,7 +120,7 @@ func (f *fsck) checkObject(ctx context.Context, c repair.StoredContent) error {
 		f.unsuspect(c)
 		return f.noteTag(ctx, c.Digest, x.info)
 	}
-	p := Problem{Digest: c.Digest, Key: registry.BlobKey(c.Digest)}
+	p := Problem{Digest: c.Digest, Key: storage.BlobKey(c.Digest)}
 	same := func(ctx context.Context) (bool, error) { return f.sameObject(ctx, c, x) }
 	switch {
 	case x.err == nil && x.match:
@@ -136,7 +136,7 @@ func (f *fsck) checkObject(ctx context.Context, c repair.StoredContent) error {
 		return f.giveUp(ctx, p, same, func(ctx context.Context) (bool, error) { return f.absent(ctx, c.Digest, false) })
 	}
 	p.Kind, p.Detail = ProblemUnreadable, x.err.Error()
-	if f.o.Repair && registry.IsDamage(x.err) { // if the content stays, a push brings its bytes again
+	if f.o.Repair && storage.IsDamage(x.err) { // if the content stays, a push brings its bytes again
 		if err := f.up.Doubt(ctx, c.Digest, x.err); err != nil {
 			return err
 		}

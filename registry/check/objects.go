@@ -8,20 +8,20 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 )
 
 // checkObjects compares the store with the catalogue in batches.
 func (f *fsck) checkObjects(ctx context.Context) error {
 	const batch = 500
 	infos := make([]objstore.Info, 0, batch)
-	for info, err := range f.up.Store.List(ctx, registry.BlobPrefix, "") {
+	for info, err := range f.up.Store.List(ctx, storage.BlobPrefix, "") {
 		if err != nil {
 			return err
 		}
-		if registry.IsIdentity(info.Key) {
+		if storage.IsIdentity(info.Key) {
 			continue
 		}
 		infos = append(infos, info)
@@ -41,7 +41,7 @@ func (f *fsck) checkObjects(ctx context.Context) error {
 func (f *fsck) lookUp(ctx context.Context, infos []objstore.Info) error {
 	digests := make([]oci.Digest, 0, len(infos))
 	for _, info := range infos {
-		if d, ok := registry.DigestOfKey(info.Key); ok {
+		if d, ok := storage.DigestOfKey(info.Key); ok {
 			digests = append(digests, d)
 		}
 	}
@@ -50,7 +50,7 @@ func (f *fsck) lookUp(ctx context.Context, infos []objstore.Info) error {
 		return err
 	}
 	for _, info := range infos {
-		d, ok := registry.DigestOfKey(info.Key)
+		d, ok := storage.DigestOfKey(info.Key)
 		switch {
 		case !ok:
 			err = f.foreign(ctx, info)

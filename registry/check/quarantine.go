@@ -6,8 +6,8 @@ import (
 	"strings"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog/repair"
+	"example.org/slipway/registry/storage"
 )
 
 // TooManyError is the error of a repair that would give up more contents than allowed.
@@ -117,7 +117,7 @@ func (f *fsck) giveUp(ctx context.Context, p Problem, same, repair func(context.
 // quarantine moves a corrupt object into quarantine. It makes the copy before it takes
 // any lock, because the object may be large.
 func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Context) (bool, error)) error {
-	match, err := f.copyObject(ctx, registry.BlobKey(p.Digest), quarantineKey(p.Digest), p.Digest, false)
+	match, err := f.copyObject(ctx, storage.BlobKey(p.Digest), quarantineKey(p.Digest), p.Digest, false)
 	if err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -151,7 +151,7 @@ func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Cont
 // as absent. The repair records that the content is present. found reports whether its
 // bytes are there. back reports whether the catalogue has the content now.
 func (f *fsck) takeBack(ctx context.Context, d oci.Digest) (found, back bool, err error) {
-	for _, key := range []string{registry.BlobKey(d), quarantineKey(d)} {
+	for _, key := range []string{storage.BlobKey(d), quarantineKey(d)} {
 		x := f.read(ctx, key, d, func(int) {})
 		if err := ctx.Err(); err != nil {
 			return false, false, err

@@ -20,6 +20,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/storage"
 )
 
 func quarantineOf(d oci.Digest) string { return "slipway/quarantine/sha256/" + d.Encoded() }
@@ -54,7 +55,7 @@ func TestFsckTakesBack(t *testing.T) {
 					good := map[string][]byte{"a large layer": registrytest.Content(1<<32, 100_000), "a small layer": registrytest.Content(0, 5000), "a manifest": m.Bytes}[what]
 					d := oci.SHA256(good)
 					if what == "a large layer" {
-						b.Overwrite(registry.BlobKey(d), []byte("gone"))
+						b.Overwrite(storage.BlobKey(d), []byte("gone"))
 					} else {
 						b.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + registrytest.Quote(d))
 					}
@@ -62,16 +63,16 @@ func TestFsckTakesBack(t *testing.T) {
 					b.Check(check.Options{EmptyQuarantine: true})
 					switch place {
 					case "the store":
-						b.Overwrite(registry.BlobKey(d), good)
+						b.Overwrite(storage.BlobKey(d), good)
 					case "the quarantine":
 						b.Overwrite(quarantineOf(d), good)
 					case "another name":
-						b.Overwrite(registry.BlobKey(d)+".bak", good)
+						b.Overwrite(storage.BlobKey(d)+".bak", good)
 					case "both, the quarantine's damaged":
-						b.Overwrite(registry.BlobKey(d), good)
+						b.Overwrite(storage.BlobKey(d), good)
 						b.Overwrite(quarantineOf(d), []byte("worse"))
 					default:
-						b.Overwrite(registry.BlobKey(d), []byte("worse"))
+						b.Overwrite(storage.BlobKey(d), []byte("worse"))
 						b.Overwrite(quarantineOf(d), good)
 					}
 					if rep := b.Check(check.Options{}); rep.Clean() || rep.Counts[check.ProblemOrphan] > 0 && place != "both, the store's damaged" && place != "another name" {
@@ -105,9 +106,9 @@ func TestFsckForeign(t *testing.T) {
 	}{
 		{"docker/registry/v2/blobs/notes.txt", []byte("notes")},
 		{"docker/registry/v2/blobs/sha256/ab", nil},
-		{registry.BlobKey(oci.SHA256(large)) + ".bak", large},
+		{storage.BlobKey(oci.SHA256(large)) + ".bak", large},
 		{"docker/registry/v2/blobs/sha256/ab/data", large[:500]},
-		{registry.BlobKey(oci.SHA256(large)) + ".aside-X/deep/file", []byte("file")},
+		{storage.BlobKey(oci.SHA256(large)) + ".aside-X/deep/file", []byte("file")},
 	} {
 		for _, quick := range []bool{false, true} {
 			b, store := hold(t, 1)
@@ -147,7 +148,7 @@ func TestDirectoryInPlaceOfBlob(t *testing.T) {
 		t.Cleanup(func() { store.Close() })
 		b := newBed(t, store, registry.Options{})
 		b.PushImage("r0", 0, "v1")
-		path := filepath.Join(root, registry.BlobKey(d))
+		path := filepath.Join(root, storage.BlobKey(d))
 		registrytest.NoError(t, os.Remove(path))
 		registrytest.NoError(t, os.MkdirAll(path, 0o700))
 		registrytest.NoError(t, os.WriteFile(filepath.Join(path, "precious"), []byte("precious"), 0o600))
@@ -180,11 +181,11 @@ func TestFsckHealsFromQuarantine(t *testing.T) {
 		b.Overwrite(quarantineOf(d), good)
 		switch damage {
 		case "other bytes":
-			b.Overwrite(registry.BlobKey(d), registrytest.Content(9, 100_000))
+			b.Overwrite(storage.BlobKey(d), registrytest.Content(9, 100_000))
 		case "cut":
-			b.Overwrite(registry.BlobKey(d), good[:5])
+			b.Overwrite(storage.BlobKey(d), good[:5])
 		default:
-			store.Must(store.Delete(t.Context(), registry.BlobKey(d)))
+			store.Must(store.Delete(t.Context(), storage.BlobKey(d)))
 		}
 		if err := b.Clean(check.Options{EmptyQuarantine: true, Repair: true}); err != nil {
 			t.Errorf("%s: %v", damage, err)
@@ -209,7 +210,7 @@ func TestPushBringsBackEverywhere(t *testing.T) {
 			d := oci.SHA256(data)
 			b.SQL(`UPDATE blobs SET content = x'00' WHERE content IS NOT NULL AND digest = ` + registrytest.Quote(d))
 			if size > catalog.InlineMax {
-				b.Overwrite(registry.BlobKey(d), registrytest.Content(8, size))
+				b.Overwrite(storage.BlobKey(d), registrytest.Content(8, size))
 			}
 			if rep := b.Check(check.Options{Repair: true}); rep.Clean() {
 				t.Fatalf("%d bytes: the damage was not found", size)
@@ -281,9 +282,9 @@ func TestFsckGivesUpFewUnasked(t *testing.T) {
 				large := registrytest.Content(uint64(i)+1<<32, 100_000)
 				switch damage {
 				case "missing":
-					store.Must(store.Delete(t.Context(), registry.BlobKey(oci.SHA256(large))))
+					store.Must(store.Delete(t.Context(), storage.BlobKey(oci.SHA256(large))))
 				case "corrupt":
-					b.Overwrite(registry.BlobKey(oci.SHA256(large)), registrytest.Content(7, 100_000))
+					b.Overwrite(storage.BlobKey(oci.SHA256(large)), registrytest.Content(7, 100_000))
 				default:
 					b.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + registrytest.Quote(oci.SHA256(registrytest.Content(uint64(i), 5000))))
 				}

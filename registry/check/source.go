@@ -13,6 +13,8 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/replica"
+	"example.org/slipway/registry/storage"
 )
 
 // Source has good copies of contents. It is a backup or another registry. The caller
@@ -58,7 +60,7 @@ func (s stored) Content(ctx context.Context, d oci.Digest, _ []repair.Use) (io.R
 	if b.Content != nil {
 		return io.NopCloser(bytes.NewReader(b.Content)), nil
 	}
-	obj, err := s.up.Store.Get(ctx, registry.BlobKey(d), 0, -1)
+	obj, err := s.up.Store.Get(ctx, storage.BlobKey(d), 0, -1)
 	if errors.Is(err, objstore.ErrNotExist) {
 		return nil, ErrNoCopy
 	}
@@ -186,7 +188,7 @@ func Contents(ctx context.Context, reg *registry.Registry, contents []oci.Digest
 		return nil, err
 	}
 	f := newFsck(reg, up, Options{Repair: true, Quick: quick, GiveUpMany: true})
-	ctx, release, err := up.AloneSoon(ctx, registry.LeaseCollect, "check of contents")
+	ctx, release, err := up.AloneSoon(ctx, replica.LeaseCollect, "check of contents")
 	if err != nil {
 		return nil, fmt.Errorf("wait for a collection to end: %w", err)
 	}
@@ -200,7 +202,7 @@ func Contents(ctx context.Context, reg *registry.Registry, contents []oci.Digest
 			err = f.checkContent(ctx, c)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("check %s: %w", d, registry.LeaseError(ctx, err))
+			return nil, fmt.Errorf("check %s: %w", d, replica.LeaseError(ctx, err))
 		}
 	}
 	for _, p := range f.rep.Problems {

@@ -16,6 +16,7 @@ import (
 	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/registrytest"
 	"example.org/slipway/registry/server"
+	"example.org/slipway/registry/storage"
 )
 
 // refusals are ways in which registries refuse a repository.
@@ -79,9 +80,9 @@ func TestSourceRefusesSome(t *testing.T) {
 	registrytest.NoError(t, err)
 	t.Cleanup(func() { c.Close() })
 	for i, im := range images {
-		b.Overwrite(registry.BlobKey(oci.SHA256(im.content)), im.content[:[]int{0, len(im.content) - 1}[i%2]])
+		b.Overwrite(storage.BlobKey(oci.SHA256(im.content)), im.content[:[]int{0, len(im.content) - 1}[i%2]])
 	}
-	b.Overwrite(registry.BlobKey(oci.SHA256(shared)), nil)
+	b.Overwrite(storage.BlobKey(oci.SHA256(shared)), nil)
 
 	refuse.Store(true)
 	rep := b.Check(check.Options{Repair: true, From: check.Other(c, "")})

@@ -15,6 +15,7 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 	"example.org/slipway/registry/verify"
 )
 
@@ -27,7 +28,7 @@ type stock struct {
 
 // distribution reports whether Distribution's links are in the same store.
 func (s stock) distribution(ctx context.Context) (bool, error) {
-	for _, err := range s.up.Store.List(ctx, registry.RepositoryPrefix, "") {
+	for _, err := range s.up.Store.List(ctx, storage.RepositoryPrefix, "") {
 		if err != nil {
 			return false, fmt.Errorf("look for the repositories of another registry: %w", err)
 		}
@@ -54,7 +55,7 @@ func (s stock) absent(ctx context.Context, d oci.Digest, inline bool) (bool, err
 // takeInline reads a content from its object, or from quarantine. If the bytes are right,
 // it puts them into the catalogue.
 func (s stock) takeInline(ctx context.Context, d oci.Digest) (bool, error) {
-	for _, key := range []string{registry.BlobKey(d), quarantineKey(d)} {
+	for _, key := range []string{storage.BlobKey(d), quarantineKey(d)} {
 		if b, ok := s.readAll(ctx, key, d); ok {
 			shown, err := s.facts.SetContent(ctx, d, b)
 			return s.up.Corrected(d, shown, err)
@@ -112,7 +113,7 @@ func (s stock) copyObject(ctx context.Context, from, to string, d oci.Digest, on
 
 // putBack makes the verified copy in quarantine the object of the content.
 func (s stock) putBack(ctx context.Context, d oci.Digest) (bool, error) {
-	return s.move(ctx, quarantineKey(d), registry.BlobKey(d), d)
+	return s.move(ctx, quarantineKey(d), storage.BlobKey(d), d)
 }
 
 // move moves an object whose bytes have a digest to another key.
@@ -142,7 +143,7 @@ func (s stock) recordBack(ctx context.Context, d oci.Digest, key string, size in
 			return false, ctx.Err()
 		}
 		b.Content = content
-	} else if key != registry.BlobKey(d) {
+	} else if key != storage.BlobKey(d) {
 		if done, err := s.putBack(ctx, d); err != nil || !done {
 			return false, err
 		}
@@ -220,7 +221,7 @@ func (s stock) needsCopy(ctx context.Context, key string) (bool, error) {
 	case b.Content != nil:
 		return d.Algorithm().FromBytes(b.Content) != d, nil
 	}
-	x = s.read(ctx, registry.BlobKey(d), d, func(int) {})
+	x = s.read(ctx, storage.BlobKey(d), d, func(int) {})
 	return x.err != nil || !x.match, ctx.Err()
 }
 
@@ -231,7 +232,7 @@ func (s stock) sameObject(ctx context.Context, c repair.StoredContent, x examine
 	if err != nil || is[c.Digest] != repair.Object {
 		return false, err
 	}
-	info, err := s.up.Store.Stat(ctx, registry.BlobKey(c.Digest))
+	info, err := s.up.Store.Stat(ctx, storage.BlobKey(c.Digest))
 	switch {
 	case errors.Is(err, objstore.ErrNotExist):
 		return errors.Is(x.err, objstore.ErrNotExist), nil
@@ -274,7 +275,7 @@ func (s stock) setAside(d oci.Digest, because error) func(context.Context) (bool
 		}
 		// The unreadable object moves first, because it may be readable again another
 		// day.
-		if err := m.Move(ctx, registry.BlobKey(d), quarantineKey(d)); err != nil {
+		if err := m.Move(ctx, storage.BlobKey(d), quarantineKey(d)); err != nil {
 			return false, err
 		}
 		return s.absent(ctx, d, false)

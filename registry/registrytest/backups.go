@@ -15,11 +15,11 @@ import (
 	"testing"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/objtest"
+	"example.org/slipway/registry/storage"
 )
 
 // BadSectors makes reads of objects fail until the objects are written again.
@@ -94,7 +94,7 @@ func ReadBackup(t testing.TB, dir string) map[string]string {
 // NewPack returns a pack of one file, and the key of its object.
 func NewPack(content string, id byte) (key string, p gearfacts.NewPack) {
 	digest := sha256.Sum256([]byte(content))
-	return registry.PackPrefix + hex.EncodeToString(digest[:]), gearfacts.NewPack{Digest: digest, Size: int64(len(content)), Bytes: 1,
+	return storage.PackPrefix + hex.EncodeToString(digest[:]), gearfacts.NewPack{Digest: digest, Size: int64(len(content)), Bytes: 1,
 		Files: []gearfacts.File{{Name: gearfacts.Name{id}, Size: 1, Stored: 1}}}
 }
 

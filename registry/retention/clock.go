@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/storage"
 )
 
 // ErrClock is returned if the clock is so far from what the catalogue records that ages cannot be
@@ -30,11 +31,11 @@ func checkClock(ctx context.Context, up *registry.Upkeep, o Options) error {
 	}
 	newest, err := up.Catalog.Retention.Newest(ctx)
 	if err != nil {
-		return registry.ClientError("look for the newest push or pull", err)
+		return storage.ClientError("look for the newest push or pull", err)
 	}
 	noted, err := up.Catalog.Settings.Clock(ctx)
 	if err != nil {
-		return registry.ClientError("look for the time noted last", err)
+		return storage.ClientError("look for the time noted last", err)
 	}
 	if err := plausible(now, newest, "the newest push or pull"); err != nil {
 		return err

@@ -12,6 +12,8 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/replica"
+	"example.org/slipway/registry/storage"
 )
 
 // Rule says which tags of some repositories are kept. A tag is kept if any clause keeps
@@ -143,7 +145,7 @@ func Apply(ctx context.Context, reg *registry.Registry, rules []Rule, o Options)
 		return rep, fmt.Errorf("record the times of last pulls: %w", err)
 	}
 	if !o.DryRun {
-		held, release, mine, err := up.Alone(ctx, registry.LeaseRetain, "retain")
+		held, release, mine, err := up.Alone(ctx, replica.LeaseRetain, "retain")
 		if !mine || err != nil {
 			rep.Elsewhere = err == nil
 			return rep, err
@@ -154,7 +156,7 @@ func Apply(ctx context.Context, reg *registry.Registry, rules []Rule, o Options)
 	if err := checkClock(ctx, up, o); err != nil {
 		return rep, err
 	}
-	err := registry.LeaseError(ctx, applyAll(ctx, up, rules, o, &rep))
+	err := replica.LeaseError(ctx, applyAll(ctx, up, rules, o, &rep))
 	return rep, err
 }
 
@@ -311,7 +313,7 @@ func (run *retaining) decide(ctx context.Context, t catalog.TagInfo, keep string
 		run.rep.add(d)
 		return nil
 	case err != nil:
-		return registry.ClientError("remove tag "+d.Tag, err)
+		return storage.ClientError("remove tag "+d.Tag, err)
 	}
 	return run.report(ctx, went)
 }

@@ -22,6 +22,7 @@ import (
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/server"
+	"example.org/slipway/registry/storage"
 )
 
 // newAuth makes these rules: anybody may pull from public/, alice may do everything below alice/
@@ -291,7 +292,7 @@ func TestHeadOfLostLayer(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := store.Delete(t.Context(), registry.BlobKey(oci.SHA256(layer))); err != nil {
+		if err := store.Delete(t.Context(), storage.BlobKey(oci.SHA256(layer))); err != nil {
 			t.Fatal(err)
 		}
 		return b

@@ -13,10 +13,10 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/mirror/airgap"
+	"example.org/slipway/registry/storage"
 )
 
 // storedImages is the source of images for an export. Reading from it does not count as a
@@ -50,7 +50,7 @@ func (s storedImages) ResolveBlob(ctx context.Context, repo string, d oci.Digest
 
 // OpenBlob implements airgap.Source.
 func (s storedImages) OpenBlob(ctx context.Context, _ string, d oci.Digest) (io.ReadCloser, error) {
-	rc, _, err := registry.OpenBlob(ctx, s.Catalog, s.Store, d, 0)
+	rc, _, err := storage.OpenBlob(ctx, s.Catalog, s.Store, d, 0)
 	return rc, err
 }
 

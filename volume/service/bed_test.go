@@ -27,6 +27,7 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/storage"
 	"example.org/slipway/volume/block"
 	"example.org/slipway/volume/file"
 	volumeregistry "example.org/slipway/volume/service"
@@ -175,7 +176,7 @@ func (x beside) DeleteManifest(ctx context.Context, repo string, d oci.Digest) e
 
 // OpenBlob implements gearregistry.Blobs.
 func (b *bed) OpenBlob(ctx context.Context, d oci.Digest, off int64) (io.ReadCloser, int64, error) {
-	return registry.OpenBlob(ctx, b.cat, b.objs, d, off)
+	return storage.OpenBlob(ctx, b.cat, b.objs, d, off)
 }
 
 func (b *bed) close() {

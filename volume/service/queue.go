@@ -17,6 +17,7 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/engine"
 	"example.org/slipway/registry/catalog/volumefacts"
+	"example.org/slipway/registry/storage"
 )
 
 // These constants control the retries of builds that failed for a temporary reason. The
@@ -115,7 +116,7 @@ func (s *Service) Queue(ctx context.Context, repo string, d oci.Digest, fs strin
 	}
 	err = s.facts.Queue(ctx, repo, d, true, list...)
 	wake(s.queued)
-	return registry.Unavailable(err)
+	return storage.Unavailable(err)
 }
 
 // Drop records that an image of a repository is no longer wanted as volumes in one file
@@ -138,7 +139,7 @@ func (s *Service) Drop(ctx context.Context, repo string, d oci.Digest, fs string
 		return oci.Errorf(oci.CodeManifestUnknown, "manifest %s of %s has no volumes", d, repo)
 	}
 	wake(s.gone)
-	return registry.Unavailable(err)
+	return storage.Unavailable(err)
 }
 
 func (s *Service) writable() error {

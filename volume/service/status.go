@@ -14,9 +14,9 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/volref"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/volumefacts"
+	"example.org/slipway/registry/storage"
 	"example.org/slipway/volume/block"
 )
 
@@ -47,11 +47,11 @@ func (s *Service) Image(ctx context.Context, repo string, d oci.Digest) (ImageSt
 	}
 	list, err := s.facts.ImagesOf(ctx, repo, d)
 	if err != nil {
-		return st, registry.Unavailable(err)
+		return st, storage.Unavailable(err)
 	}
 	others, err := s.elsewhere(ctx, list)
 	if err != nil {
-		return st, registry.Unavailable(err)
+		return st, storage.Unavailable(err)
 	}
 	store, away := s.storage.soon(ctx)
 	for _, v := range list {
@@ -159,11 +159,11 @@ type Listed struct {
 func (s *Service) List(ctx context.Context, repo string, after int64, n int) ([]Listed, error) {
 	list, err := s.facts.Images(ctx, repo, after, n)
 	if err != nil {
-		return nil, registry.Unavailable(err)
+		return nil, storage.Unavailable(err)
 	}
 	others, err := s.elsewhere(ctx, list)
 	if err != nil {
-		return nil, registry.Unavailable(err)
+		return nil, storage.Unavailable(err)
 	}
 	out := make([]Listed, len(list))
 	for i, v := range list {

@@ -26,9 +26,9 @@ import (
 	"example.org/slipway/gear"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/volref"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/volumefacts"
+	"example.org/slipway/registry/storage"
 	"example.org/slipway/volume/block"
 )
 
@@ -98,7 +98,7 @@ type Service struct {
 	// owner identifies this process in leases.
 	owner string
 
-	storage     storage
+	storage     volumeStorage
 	credentials credentials
 	slots       chan struct{}
 	queued      chan struct{} // wakes the workers
@@ -192,8 +192,8 @@ func (s *Service) Close() error {
 	return s.storage.close()
 }
 
-// storage opens the store of volumes when it is needed.
-type storage struct {
+// volumeStorage opens the store of volumes when it is needed.
+type volumeStorage struct {
 	open func(context.Context) (block.Store, error)
 	ctx  context.Context // bounds the attempts to open it
 
@@ -226,7 +226,7 @@ var (
 )
 
 // get returns the store, and opens it if it is not open.
-func (g *storage) get(ctx context.Context) (block.Store, error) {
+func (g *volumeStorage) get(ctx context.Context) (block.Store, error) {
 	for {
 		g.mu.Lock()
 		switch {
@@ -251,7 +251,7 @@ func (g *storage) get(ctx context.Context) (block.Store, error) {
 }
 
 // soon is get for a request, which must not wait long for storage that is away.
-func (g *storage) soon(ctx context.Context) (block.Store, error) {
+func (g *volumeStorage) soon(ctx context.Context) (block.Store, error) {
 	limited, cancel := context.WithTimeout(ctx, quickly)
 	defer cancel()
 	s, err := g.get(limited)
@@ -262,7 +262,7 @@ func (g *storage) soon(ctx context.Context) (block.Store, error) {
 }
 
 // try attempts once to open the store.
-func (g *storage) try(done chan struct{}) {
+func (g *volumeStorage) try(done chan struct{}) {
 	ctx, cancel := context.WithTimeout(g.ctx, openWithin)
 	defer cancel()
 	s, err := g.open(ctx)
@@ -275,7 +275,7 @@ func (g *storage) try(done chan struct{}) {
 	close(done)
 }
 
-func (g *storage) close() error {
+func (g *volumeStorage) close() error {
 	g.mu.Lock()
 	g.closed = true
 	trying := g.trying
@@ -302,7 +302,7 @@ func (s *Service) shows(ctx context.Context, repo string, d oci.Digest) (catalog
 	if errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNoRepository) {
 		return m, oci.Errorf(oci.CodeManifestUnknown, "%s has no manifest %s", repo, d)
 	}
-	return m, registry.Unavailable(err)
+	return m, storage.Unavailable(err)
 }
 
 // now returns the time by which builds in the catalogue become due.

@@ -1,17 +1,24 @@
-package registry
+// Package upload receives blobs: from the first byte, over as many requests and restarts as
+// a client needs, until the content and its row are durable. Where several replicas share
+// a catalogue, requests claim the upload that they continue.
+//
+// The bytes of small uploads are in RAM and end up in the catalogue. Those of larger ones
+// go to the object store as they come. registry/DESIGN.md describes the protocol between
+// uploads and the collector, and what a crash leaves behind.
+package upload
 
 import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
-	"crypto/sha512"
 	"encoding"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash"
 	"io"
+	"log/slog"
+	"net/http"
 	"net/netip"
 	"strings"
 	"sync"
@@ -20,6 +27,9 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/replica"
+	"example.org/slipway/registry/storage"
+	"example.org/slipway/registry/verify"
 )
 
 // upload is a blob on its way in. While it is no larger than catalog.InlineMax, its bytes
@@ -61,10 +71,42 @@ type upload struct {
 	saving chan struct{}
 }
 
-// uploads are the uploads known in RAM. Other uploads may still have a row in the
+// Options are the options of New.
+type Options struct {
+	Logger *slog.Logger
+	// MaxUploads is how many uploads may be open in RAM at once, and MaxPerClient how many
+	// of them may belong to one client address (see oci.Actor).
+	MaxUploads, MaxPerClient int
+	// MaxAge is how long an abandoned upload is kept.
+	MaxAge time.Duration
+	// Tap watches blobs while they come in; default: none.
+	Tap Tap
+	// Pushed is called when an upload has become a blob of a repository.
+	Pushed func(ctx context.Context, repo string, d oci.Descriptor) error
+	// Relink makes a content that came back visible in every repository with a manifest
+	// that needs it.
+	Relink func(ctx context.Context, d oci.Digest) error
+	// Forget makes RAM forget what it knows of a blob of a repository.
+	Forget func(repo string, d oci.Digest)
+}
+
+// Uploads are the uploads known in RAM. Other uploads may still have a row in the
 // catalogue, from before a restart or from an idle client.
-type uploads struct {
-	r    *Registry
+type Uploads struct {
+	cat     *catalog.Catalog
+	store   objstore.Store
+	storage *storage.Storage
+	replica *replica.Replica
+	opts    Options
+	log     *slog.Logger
+	// keyed is store if it has that ability, and otherwise nil.
+	keyed objstore.KeyedUploader
+
+	background sync.WaitGroup
+	// swept is when this process last swept a store that replicas share. Only Purge uses
+	// it.
+	swept time.Duration
+
 	mu   sync.Mutex
 	byID map[string]*upload
 	// ofClient counts the uploads in byID by client.
@@ -76,6 +118,24 @@ type uploads struct {
 	// timer saves uploads that stay open; see saveAfter.
 	timer  *time.Timer
 	closed bool
+}
+
+// New returns the uploads of a registry. Recover settles what the last run left of them.
+func New(cat *catalog.Catalog, store objstore.Store, s *storage.Storage, p *replica.Replica, o Options) *Uploads {
+	us := &Uploads{cat: cat, store: store, storage: s, replica: p, opts: o, log: o.Logger,
+		byID: map[string]*upload{}, ofClient: map[netip.Addr]int{}}
+	us.keyed, _ = objstore.As[objstore.KeyedUploader](store)
+	return us
+}
+
+// Close saves the state of open uploads, which may be continued after a restart, but not
+// in this process.
+func (us *Uploads) Close(ctx context.Context) error {
+	us.close()
+	us.background.Wait()
+	err := us.saveAll(ctx)
+	us.unfollow()
+	return err
 }
 
 // saveAfter is how long an upload may be open before it gets a row in the catalogue. Most
@@ -90,55 +150,49 @@ const (
 	idleShared = time.Minute
 )
 
-func (us *uploads) init(r *Registry) {
-	us.r = r
-	us.byID = map[string]*upload{}
-	us.ofClient = map[netip.Addr]int{}
-}
-
-// StartUpload implements oci.Writer.
-func (r *Registry) StartUpload(ctx context.Context, repo string) (oci.UploadStatus, error) {
-	if err := r.writable(); err != nil {
+// Start begins an upload of a blob to a repository; see oci.Writer.
+func (us *Uploads) Start(ctx context.Context, repo string) (oci.UploadStatus, error) {
+	if err := us.storage.Writable(); err != nil {
 		return oci.UploadStatus{}, err
 	}
-	if err := errors.Join(oci.CheckName(repo), r.room()); err != nil {
+	if err := errors.Join(oci.CheckName(repo), us.storage.Room()); err != nil {
 		return oci.UploadStatus{}, err
 	}
-	u := r.newUpload(repo)
+	u := us.newUpload(repo)
 	u.client = clientOf(ctx)
-	u.saved = r.replica != nil // it gets its row in a moment
-	if err := r.uploads.add(u); err != nil {
+	u.saved = us.replica.Shared // it gets its row in a moment
+	if err := us.add(u); err != nil {
 		return oci.UploadStatus{}, err
 	}
-	if r.replica != nil { // the next request may come to another replica
-		if err := r.cat.Uploads.Save(ctx, catalog.Upload{ID: u.id, Repo: repo}); err != nil {
-			r.finish(u)
-			return oci.UploadStatus{}, ClientError("begin an upload", err)
+	if us.replica.Shared { // the next request may come to another replica
+		if err := us.cat.Uploads.Save(ctx, catalog.Upload{ID: u.id, Repo: repo}); err != nil {
+			us.finish(u)
+			return oci.UploadStatus{}, storage.ClientError("begin an upload", err)
 		}
 	}
 	return oci.UploadStatus{ID: u.id}, nil
 }
 
-func (r *Registry) newUpload(repo string) *upload {
+func (us *Uploads) newUpload(repo string) *upload {
 	var id [16]byte
 	rand.Read(id[:]) // never fails
-	return &upload{id: hex.EncodeToString(id[:]), repo: repo, touched: r.now()}
+	return &upload{id: hex.EncodeToString(id[:]), repo: repo, touched: us.replica.Now()}
 }
 
-func (us *uploads) add(u *upload) error {
+func (us *Uploads) add(u *upload) error {
 	us.mu.Lock()
 	defer us.mu.Unlock()
-	if len(us.byID) >= us.r.opts.MaxUploads {
+	if len(us.byID) >= us.opts.MaxUploads {
 		return oci.Errorf(oci.CodeTooManyRequests, "%d uploads are open; finish or cancel some first", len(us.byID))
 	}
 	if u.client.IsValid() {
-		if n := us.ofClient[u.client]; n >= us.r.opts.MaxUploadsPerClient {
+		if n := us.ofClient[u.client]; n >= us.opts.MaxPerClient {
 			return oci.Errorf(oci.CodeTooManyRequests, "%d uploads of this address are open; finish or cancel some first", n)
 		}
 		us.ofClient[u.client]++
 	}
 	us.byID[u.id] = u
-	if us.timer == nil && !us.closed && us.r.replica == nil {
+	if us.timer == nil && !us.closed && !us.replica.Shared {
 		us.timer = time.AfterFunc(saveAfter, us.saveOpen)
 	}
 	return nil
@@ -146,7 +200,7 @@ func (us *uploads) add(u *upload) error {
 
 // find returns an upload of a repository. It reads the upload from the catalogue if
 // necessary.
-func (us *uploads) find(ctx context.Context, repo, id string) (*upload, error) {
+func (us *Uploads) find(ctx context.Context, repo, id string) (*upload, error) {
 	u := us.inRAM(id)
 	if u == nil {
 		var err error
@@ -160,19 +214,19 @@ func (us *uploads) find(ctx context.Context, repo, id string) (*upload, error) {
 	return u, nil
 }
 
-func (us *uploads) inRAM(id string) *upload {
+func (us *Uploads) inRAM(id string) *upload {
 	us.mu.Lock()
 	defer us.mu.Unlock()
 	return us.byID[id]
 }
 
-func (us *uploads) fromCatalog(ctx context.Context, repo, id string) (*upload, error) {
+func (us *Uploads) fromCatalog(ctx context.Context, repo, id string) (*upload, error) {
 	us.restoring.Lock()
 	defer us.restoring.Unlock()
 	if u := us.inRAM(id); u != nil {
 		return u, nil
 	}
-	row, err := us.r.cat.Uploads.Get(ctx, repo, id)
+	row, err := us.cat.Uploads.Get(ctx, repo, id)
 	if errors.Is(err, catalog.ErrNotFound) {
 		return nil, uploadUnknown(repo, id)
 	}
@@ -189,8 +243,8 @@ func uploadUnknown(repo, id string) error {
 	return oci.Errorf(oci.CodeBlobUploadUnknown, "repository %s has no upload %.40q; it ended, was cancelled or expired: begin again with POST", repo, id)
 }
 
-func (us *uploads) restore(row catalog.Upload) (*upload, error) {
-	u := &upload{id: row.ID, repo: row.Repo, saved: true, touched: us.r.now()}
+func (us *Uploads) restore(row catalog.Upload) (*upload, error) {
+	u := &upload{id: row.ID, repo: row.Repo, saved: true, touched: us.replica.Now()}
 	if err := u.load(row); err != nil {
 		return nil, err
 	}
@@ -224,29 +278,14 @@ func (u *upload) load(row catalog.Upload) error {
 	return nil
 }
 
-// algorithm returns a digest's algorithm, or sha256 if there is no digest yet.
-func algorithm(d oci.Digest) string {
-	if strings.HasPrefix(string(d), "sha512:") {
-		return "sha512"
-	}
-	return "sha256"
-}
-
-func (u *upload) setHash(alg string) { u.alg, u.hash = alg, newHash(alg) }
-
-func newHash(alg string) hash.Hash {
-	if alg == "sha512" {
-		return sha512.New()
-	}
-	return sha256.New()
-}
+func (u *upload) setHash(alg string) { u.alg, u.hash = alg, verify.NewHash(oci.Digest(alg+":")) }
 
 // acquire finds an upload and locks it for the caller.
-func (us *uploads) acquire(ctx context.Context, repo, id string) (*upload, error) {
-	if err := us.r.writable(); err != nil {
+func (us *Uploads) acquire(ctx context.Context, repo, id string) (*upload, error) {
+	if err := us.storage.Writable(); err != nil {
 		return nil, err
 	}
-	if us.r.replica != nil {
+	if us.replica.Shared {
 		return us.claim(ctx, repo, id)
 	}
 	for {
@@ -257,7 +296,7 @@ func (us *uploads) acquire(ctx context.Context, repo, id string) (*upload, error
 		if !u.mu.TryLock() {
 			saving := us.savingOf(u)
 			if saving != nil {
-				if err := await(ctx, saving); err != nil {
+				if err := storage.Await(ctx, saving); err != nil {
 					return nil, err
 				}
 				continue
@@ -276,55 +315,55 @@ func (us *uploads) acquire(ctx context.Context, repo, id string) (*upload, error
 	}
 }
 
-func (us *uploads) savingOf(u *upload) <-chan struct{} {
+func (us *Uploads) savingOf(u *upload) <-chan struct{} {
 	us.mu.Lock()
 	defer us.mu.Unlock()
 	return u.saving
 }
 
-// UploadStatus implements oci.Writer.
-func (r *Registry) UploadStatus(ctx context.Context, repo, id string) (oci.UploadStatus, error) {
-	if r.replica != nil && r.writable() == nil {
-		if size, ok, err := r.uploads.statusShared(ctx, repo, id); ok || err != nil {
+// Status returns where an upload stands.
+func (us *Uploads) Status(ctx context.Context, repo, id string) (oci.UploadStatus, error) {
+	if us.replica.Shared && us.storage.Writable() == nil {
+		if size, ok, err := us.statusShared(ctx, repo, id); ok || err != nil {
 			return oci.UploadStatus{ID: id, Size: size}, err
 		}
 	}
-	u, err := r.uploads.acquire(ctx, repo, id)
+	u, err := us.acquire(ctx, repo, id)
 	if err != nil {
 		return oci.UploadStatus{}, err
 	}
-	defer r.release(u)
+	defer us.release(u)
 	return oci.UploadStatus{ID: id, Size: u.size}, nil
 }
 
 // letGo ends a request about an upload whose bytes are in the catalogue. There may be any
 // number of these uploads, and they must not take up much RAM together. u.mu is held.
-func (r *Registry) letGo(u *upload) {
+func (us *Uploads) letGo(u *upload) {
 	if u.inRow && len(u.buf) > 0 {
-		r.finish(u)
+		us.finish(u)
 	}
 }
 
-// AppendUpload implements oci.Writer.
-func (r *Registry) AppendUpload(ctx context.Context, repo, id string, off, size int64, body io.Reader) (oci.UploadStatus, error) {
-	u, err := r.uploads.acquire(ctx, repo, id)
+// Append adds bytes to an upload at an offset.
+func (us *Uploads) Append(ctx context.Context, repo, id string, off, size int64, body io.Reader) (oci.UploadStatus, error) {
+	u, err := us.acquire(ctx, repo, id)
 	if err != nil {
 		return oci.UploadStatus{}, err
 	}
-	defer r.release(u)
-	err = r.receive(ctx, u, off, size, body, "")
+	defer us.release(u)
+	err = us.receive(ctx, u, off, size, body, "")
 	if rangeErr := (*oci.Error)(nil); errors.As(err, &rangeErr) && rangeErr.Code == oci.CodeRangeInvalid {
 		return oci.UploadStatus{ID: id, Size: u.size}, err
 	}
 	if !isStorageFull(err) && !isUnknown(err) {
 		// The received bytes are kept even if the request failed, so that the client can
 		// continue from there.
-		if saveErr := r.park(ctx, u); err == nil {
+		if saveErr := us.park(ctx, u); err == nil {
 			err = saveErr
 		}
 	}
 	if isStorageFull(err) || isUnknown(err) { // the received bytes would only keep the disk full
-		r.drop(ctx, u)
+		us.drop(ctx, u)
 		return oci.UploadStatus{}, err
 	}
 	return oci.UploadStatus{ID: id, Size: u.size}, err
@@ -332,7 +371,7 @@ func (r *Registry) AppendUpload(ctx context.Context, repo, id string, off, size 
 
 // park closes what the upload holds open and saves where the upload stands. It also runs
 // when the client has gone, so it uses a separate context.
-func (r *Registry) park(ctx context.Context, u *upload) error {
+func (us *Uploads) park(ctx context.Context, u *upload) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	if u.obj != nil {
@@ -340,16 +379,16 @@ func (r *Registry) park(ctx context.Context, u *upload) error {
 		u.obj = nil
 		if err != nil && u.claim != nil { // the upload stands where the request found it
 			u.unfollow()
-			return ClientError("keep the upload", err)
+			return storage.ClientError("keep the upload", err)
 		}
 		if err != nil {
-			r.drop(ctx, u)
-			return ClientError("keep the upload", err)
+			us.drop(ctx, u)
+			return storage.ClientError("keep the upload", err)
 		}
 		u.state = state
 	}
-	if err := r.save(ctx, u, ""); err != nil {
-		return ClientError("record the upload", err)
+	if err := us.save(ctx, u, ""); err != nil {
+		return storage.ClientError("record the upload", err)
 	}
 	return nil
 }
@@ -371,38 +410,38 @@ func (u *upload) row(intent oci.Digest) (catalog.Upload, error) {
 	return row, nil
 }
 
-func (r *Registry) save(ctx context.Context, u *upload, intent oci.Digest) error {
+func (us *Uploads) save(ctx context.Context, u *upload, intent oci.Digest) error {
 	row, err := u.row(intent)
 	if err != nil {
 		return err
 	}
 	if u.claim != nil {
-		row.Owner = r.replica.owner // a zero Until ends the claim
+		row.Owner = us.replica.Owner // a zero Until ends the claim
 	}
-	if err := r.cat.Uploads.Save(ctx, row); err != nil {
+	if err := us.cat.Uploads.Save(ctx, row); err != nil {
 		return err
 	}
 	if u.claim != nil {
 		u.claim.settled = true
 	}
 	u.inRow = true
-	r.uploads.mu.Lock()
-	u.saved, u.touched = true, r.now()
-	r.uploads.mu.Unlock()
+	us.mu.Lock()
+	u.saved, u.touched = true, us.replica.Now()
+	us.mu.Unlock()
 	return nil
 }
 
 // writeUpload adds bytes to the upload. It moves the upload to the object store when the
 // upload becomes too large for the catalogue. rest is how many bytes are expected after
 // p, or negative.
-func (r *Registry) writeUpload(ctx context.Context, u *upload, p []byte, rest int64) error {
+func (us *Uploads) writeUpload(ctx context.Context, u *upload, p []byte, rest int64) error {
 	if u.obj == nil && u.state == "" && u.size+int64(len(p))+max(rest, 0) <= catalog.InlineMax {
 		u.buf = append(u.buf, p...)
 		u.size += int64(len(p))
 		u.hash.Write(p)
 		return nil
 	}
-	if err := r.openObject(ctx, u, int64(len(p))+rest, rest >= 0); err != nil {
+	if err := us.openObject(ctx, u, int64(len(p))+rest, rest >= 0); err != nil {
 		return err
 	}
 	if u.lostClaim() {
@@ -413,17 +452,17 @@ func (r *Registry) writeUpload(ctx context.Context, u *upload, p []byte, rest in
 	n := u.obj.Size() - before // after an error, the part of p that is in the upload
 	u.size += n
 	u.hashPiece(p[:n], rest == 0)
-	r.follow(u, p[:n])
+	us.follow(u, p[:n])
 	return err
 }
 
 // openObject makes sure the upload's object is open for writing.
-func (r *Registry) openObject(ctx context.Context, u *upload, more int64, known bool) (err error) {
+func (us *Uploads) openObject(ctx context.Context, u *upload, more int64, known bool) (err error) {
 	if u.obj != nil {
 		return nil
 	}
 	if u.state != "" {
-		u.obj, err = r.store.Resume(ctx, u.state, u.size)
+		u.obj, err = us.store.Resume(ctx, u.state, u.size)
 		if errors.Is(err, objstore.ErrNotExist) { // the caller drops it
 			return uploadUnknown(u.repo, u.id)
 		}
@@ -433,7 +472,7 @@ func (r *Registry) openObject(ctx context.Context, u *upload, more int64, known 
 	if known {
 		hint = u.size + more
 	}
-	obj, err := r.newObject(ctx, u, hint)
+	obj, err := us.newObject(ctx, u, hint)
 	if err != nil {
 		return err
 	}
@@ -441,7 +480,7 @@ func (r *Registry) openObject(ctx context.Context, u *upload, more int64, known 
 		if _, err := obj.Write(u.buf); err != nil {
 			return errors.Join(err, obj.Cancel(ctx))
 		}
-		r.follow(u, u.buf)
+		us.follow(u, u.buf)
 	}
 	u.obj, u.buf = obj, nil
 	return nil
@@ -449,39 +488,39 @@ func (r *Registry) openObject(ctx context.Context, u *upload, more int64, known 
 
 // newObject begins the object of an upload. It begins it under its final key, if the
 // store supports that and the key is known.
-func (r *Registry) newObject(ctx context.Context, u *upload, hint int64) (objstore.Upload, error) {
-	if r.keyed == nil || u.want == "" || u.hash != nil && u.alg != algorithm(u.want) {
-		return r.store.NewUpload(ctx, hint)
+func (us *Uploads) newObject(ctx context.Context, u *upload, hint int64) (objstore.Upload, error) {
+	if us.keyed == nil || u.want == "" || u.hash != nil && u.alg != verify.Algorithm(u.want) {
+		return us.store.NewUpload(ctx, hint)
 	}
-	obj, err := r.keyed.NewUploadFor(ctx, BlobKey(u.want), hint)
+	obj, err := us.keyed.NewUploadFor(ctx, storage.BlobKey(u.want), hint)
 	if err == nil {
 		u.only = u.want
 	}
 	return obj, err
 }
 
-// CancelUpload implements oci.Writer.
-func (r *Registry) CancelUpload(ctx context.Context, repo, id string) error {
-	u, err := r.uploads.acquire(ctx, repo, id)
+// Cancel ends an upload.
+func (us *Uploads) Cancel(ctx context.Context, repo, id string) error {
+	u, err := us.acquire(ctx, repo, id)
 	if err != nil {
 		return err
 	}
-	defer r.release(u)
-	r.drop(ctx, u)
+	defer us.release(u)
+	us.drop(ctx, u)
 	return nil
 }
 
 // drop ends an upload and frees what it holds. u.mu is held. The sweep of old uploads
 // finds what cannot be freed now.
-func (r *Registry) drop(ctx context.Context, u *upload) {
+func (us *Uploads) drop(ctx context.Context, u *upload) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	u.gone = true
-	r.uploads.mu.Lock()
+	us.mu.Lock()
 	saved := u.saved
-	r.uploads.mu.Unlock()
+	us.mu.Unlock()
 	var errs []error
-	if !r.stillClaimed(ctx, u, saved) { // whoever has it uses what is in the store
+	if !us.stillClaimed(ctx, u, saved) { // whoever has it uses what is in the store
 		if u.obj != nil {
 			_, err := u.obj.Suspend(ctx)
 			errs, u.obj = append(errs, err), nil
@@ -493,13 +532,29 @@ func (r *Registry) drop(ctx context.Context, u *upload) {
 		u.obj = nil
 	}
 	if u.state != "" {
-		errs = append(errs, r.store.Abandon(ctx, u.state))
+		errs = append(errs, us.store.Abandon(ctx, u.state))
 	}
 	if saved {
-		errs = append(errs, r.cat.Uploads.Delete(ctx, u.id))
+		errs = append(errs, us.cat.Uploads.Delete(ctx, u.id))
 	}
-	r.finish(u) // last, because nobody restores it from its row while it is in RAM
+	us.finish(u) // last, because nobody restores it from its row while it is in RAM
 	if err := errors.Join(errs...); err != nil {
-		r.log.Warn("free an upload", "upload", u.id, "repo", u.repo, "err", err)
+		us.log.Warn("free an upload", "upload", u.id, "repo", u.repo, "err", err)
 	}
+}
+
+// isStorageFull reports whether an error is what ClientError makes of a full store.
+func isStorageFull(err error) bool {
+	var e *oci.Error
+	return errors.As(err, &e) && e.Status == http.StatusInsufficientStorage
+}
+
+// isUnknown reports whether an error says that the store has lost an upload's bytes.
+func isUnknown(err error) bool { return oci.HasCode(err, oci.CodeBlobUploadUnknown) }
+
+// Count returns how many uploads are in RAM.
+func (us *Uploads) Count() int64 {
+	us.mu.Lock()
+	defer us.mu.Unlock()
+	return int64(len(us.byID))
 }

@@ -1,4 +1,4 @@
-package registry
+package upload
 
 import (
 	"context"
@@ -13,12 +13,14 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/replica"
+	"example.org/slipway/registry/storage"
 )
 
 // claim is the exclusive right of a request to an upload when replicas share the
 // catalogue. It is renewed until it is ended.
 type claim struct {
-	r  *Registry
+	us *Uploads
 	id string
 	// row is the upload as the request found it. It has no ID if the upload has no row
 	// yet.
@@ -39,7 +41,7 @@ func (c *claim) start() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.ended && c.timer == nil {
-		c.timer = time.AfterFunc(c.r.replica.lease/3, c.prolong)
+		c.timer = time.AfterFunc(c.us.replica.Lease/3, c.prolong)
 	}
 }
 
@@ -49,16 +51,16 @@ func (c *claim) prolong() {
 	if c.ended {
 		return
 	}
-	p := c.r.replica
-	ctx, cancel := context.WithTimeout(context.Background(), p.lease)
+	p := c.us.replica
+	ctx, cancel := context.WithTimeout(context.Background(), p.Lease)
 	defer cancel()
 	// If the catalogue does not answer, the claim may still be valid later. If it is not,
 	// the catalogue refuses what is recorded in the end.
-	if err := c.r.cat.Uploads.Keep(ctx, c.id, p.owner, p.lease); errors.Is(err, catalog.ErrBusy) {
+	if err := c.us.cat.Uploads.Keep(ctx, c.id, p.Owner, p.Lease); errors.Is(err, catalog.ErrBusy) {
 		c.lost.Store(true)
 		return
 	}
-	c.timer.Reset(p.lease / 3)
+	c.timer.Reset(p.Lease / 3)
 }
 
 // end stops the renewal. Nothing renews the claim after end has returned.
@@ -77,15 +79,15 @@ func (u *upload) lostClaim() bool { return u.claim != nil && u.claim.lost.Load()
 // stillClaimed reports whether the present request still has the upload. It is called
 // before an upload is dropped, because the renewal notices a loss only later. If the
 // catalogue does not answer, the upload is left as it is. u.mu is held.
-func (r *Registry) stillClaimed(ctx context.Context, u *upload, saved bool) bool {
+func (us *Uploads) stillClaimed(ctx context.Context, u *upload, saved bool) bool {
 	if u.claim == nil || u.lostClaim() {
 		return u.claim == nil
 	}
 	if u.private || !saved {
 		return true // nobody else knows it
 	}
-	p := r.replica
-	return r.cat.Uploads.Keep(ctx, u.id, p.owner, p.lease) == nil
+	p := us.replica
+	return us.cat.Uploads.Keep(ctx, u.id, p.Owner, p.Lease) == nil
 }
 
 func uploadBusy() error {
@@ -97,21 +99,20 @@ const claimTries = 5
 
 // claim is acquire for replicas that share the catalogue. The state of an upload is in
 // its row. RAM only holds the client whose share the upload counts in, and its follower.
-func (us *uploads) claim(ctx context.Context, repo, id string) (*upload, error) {
-	r := us.r
+func (us *Uploads) claim(ctx context.Context, repo, id string) (*upload, error) {
 	for range claimTries {
 		u, err := us.take(ctx, repo, id)
 		if err != nil {
 			return nil, err
 		}
-		row, err := r.cat.Uploads.Claim(ctx, repo, id, r.replica.owner, r.replica.lease)
+		row, err := us.cat.Uploads.Claim(ctx, repo, id, us.replica.Owner, us.replica.Lease)
 		if err == nil && row.Intent == "" {
-			u.claim = &claim{r: r, id: id, row: row}
+			u.claim = &claim{us: us, id: id, row: row}
 			if err = u.load(row); err == nil {
 				u.claim.start()
 				return u, nil
 			}
-			r.release(u)
+			us.release(u)
 			return nil, err
 		}
 		us.leave(u, errors.Is(err, catalog.ErrNotFound))
@@ -121,36 +122,36 @@ func (us *uploads) claim(ctx context.Context, repo, id string) (*upload, error) 
 		case errors.Is(err, catalog.ErrBusy):
 			return nil, uploadBusy()
 		case err != nil:
-			return nil, ClientError("continue upload "+id, err)
+			return nil, storage.ClientError("continue upload "+id, err)
 		}
 		// The publication of the upload was cut off. It is settled first, as if nobody
 		// had asked for the upload.
 		row.Until = time.UnixMilli(1)
-		if err := r.cat.Uploads.Save(ctx, row); err != nil {
-			return nil, ClientError("continue upload "+id, err)
+		if err := us.cat.Uploads.Save(ctx, row); err != nil {
+			return nil, storage.ClientError("continue upload "+id, err)
 		}
-		if err := r.settleShared(ctx, row); err != nil {
-			return nil, ClientError("settle upload "+id, err)
+		if err := us.settleShared(ctx, row); err != nil {
+			return nil, storage.ClientError("settle upload "+id, err)
 		}
 	}
 	return nil, uploadBusy()
 }
 
 // take finds an upload, or adds an entry for an upload of another replica, and locks it.
-func (us *uploads) take(ctx context.Context, repo, id string) (*upload, error) {
+func (us *Uploads) take(ctx context.Context, repo, id string) (*upload, error) {
 	if us.inRAM(id) == nil {
 		// Changing the catalogue is expensive, and clients can easily invent ids.
-		if _, err := us.r.cat.Uploads.Get(ctx, repo, id); errors.Is(err, catalog.ErrNotFound) {
+		if _, err := us.cat.Uploads.Get(ctx, repo, id); errors.Is(err, catalog.ErrNotFound) {
 			return nil, uploadUnknown(repo, id)
 		} else if err != nil {
-			return nil, ClientError("look up upload "+id, err)
+			return nil, storage.ClientError("look up upload "+id, err)
 		}
 	}
 	for {
 		us.mu.Lock()
 		u := us.byID[id]
 		if u == nil {
-			u = &upload{id: id, repo: repo, saved: true, touched: us.r.now()}
+			u = &upload{id: id, repo: repo, saved: true, touched: us.replica.Now()}
 			us.byID[id] = u
 		}
 		us.mu.Unlock()
@@ -169,22 +170,22 @@ func (us *uploads) take(ctx context.Context, repo, id string) (*upload, error) {
 
 // leave releases an upload. The upload stays in RAM only if RAM alone knows something
 // about it.
-func (us *uploads) leave(u *upload, ended bool) {
+func (us *Uploads) leave(u *upload, ended bool) {
 	u.buf, u.hash = nil, nil
 	if !u.gone && (ended || u.follower == nil && !u.client.IsValid()) {
-		us.r.finish(u)
+		us.finish(u)
 	}
 	us.mu.Lock()
-	u.touched = us.r.now()
+	u.touched = us.replica.Now()
 	us.mu.Unlock()
 	u.mu.Unlock()
 }
 
 // release ends a request's use of an upload that it acquired.
-func (r *Registry) release(u *upload) {
+func (us *Uploads) release(u *upload) {
 	c := u.claim
 	if c == nil {
-		r.letGo(u)
+		us.letGo(u)
 		u.mu.Unlock()
 		return
 	}
@@ -193,48 +194,48 @@ func (r *Registry) release(u *upload) {
 	if !u.gone && !c.settled { // the request's changes do not count
 		row := c.row
 		row.Until = time.Time{}
-		ctx, cancel := context.WithTimeout(context.Background(), r.replica.lease)
-		if err := r.cat.Uploads.Save(ctx, row); err != nil && !errors.Is(err, catalog.ErrBusy) {
-			r.log.Warn("let go of an upload, which can be continued a little later", "upload", u.id, "err", err)
+		ctx, cancel := context.WithTimeout(context.Background(), us.replica.Lease)
+		if err := us.cat.Uploads.Save(ctx, row); err != nil && !errors.Is(err, catalog.ErrBusy) {
+			us.log.Warn("let go of an upload, which can be continued a little later", "upload", u.id, "err", err)
 		}
 		cancel()
 	}
-	r.uploads.leave(u, false)
+	us.leave(u, false)
 }
 
 // statusShared returns where an upload stands without claiming it. ok is false if the
 // upload must be claimed.
-func (us *uploads) statusShared(ctx context.Context, repo, id string) (size int64, ok bool, err error) {
-	row, err := us.r.cat.Uploads.Get(ctx, repo, id)
+func (us *Uploads) statusShared(ctx context.Context, repo, id string) (size int64, ok bool, err error) {
+	row, err := us.cat.Uploads.Get(ctx, repo, id)
 	switch {
 	case errors.Is(err, catalog.ErrNotFound):
 		return 0, false, uploadUnknown(repo, id)
 	case err != nil:
-		return 0, false, ClientError("look up upload "+id, err)
-	case row.Until.After(us.r.now()):
+		return 0, false, storage.ClientError("look up upload "+id, err)
+	case row.Until.After(us.replica.Now()):
 		return 0, false, uploadBusy()
 	}
 	return row.Size, row.Intent == "", nil
 }
 
-// pushWhole is PushBlob for replicas that share the catalogue. Only this request knows
+// pushWhole is Push for replicas that share the catalogue. Only this request knows
 // the upload, so the upload has no row before its intent.
-func (r *Registry) pushWhole(ctx context.Context, repo string, d oci.Digest, size int64, body io.Reader) (oci.Descriptor, error) {
-	if err := errors.Join(r.writable(), oci.CheckName(repo), oci.CheckDigest(d)); err != nil {
+func (us *Uploads) pushWhole(ctx context.Context, repo string, d oci.Digest, size int64, body io.Reader) (oci.Descriptor, error) {
+	if err := errors.Join(us.storage.Writable(), oci.CheckName(repo), oci.CheckDigest(d)); err != nil {
 		return oci.Descriptor{}, err
 	}
-	u := r.newUpload(repo)
+	u := us.newUpload(repo)
 	u.client, u.private = clientOf(ctx), true
-	u.claim = &claim{r: r, id: u.id}
+	u.claim = &claim{us: us, id: u.id}
 	u.mu.Lock()
-	if err := r.uploads.add(u); err != nil {
+	if err := us.add(u); err != nil {
 		u.mu.Unlock()
 		return oci.Descriptor{}, err
 	}
-	defer r.release(u)
-	desc, err := r.commit(ctx, u, 0, size, body, d)
+	defer us.release(u)
+	desc, err := us.commit(ctx, u, 0, size, body, d)
 	if !u.gone {
-		r.drop(ctx, u)
+		us.drop(ctx, u)
 	}
 	return desc, err
 }
@@ -245,15 +246,15 @@ const intentWait = 20 * time.Second
 
 // recordIntent records that an upload is about to be published. row is the upload
 // with its intent.
-func (r *Registry) recordIntent(ctx context.Context, u *upload, row catalog.Upload) error {
-	if r.replica == nil {
-		return r.cat.Uploads.Save(ctx, row)
+func (us *Uploads) recordIntent(ctx context.Context, u *upload, row catalog.Upload) error {
+	if !us.replica.Shared {
+		return us.cat.Uploads.Save(ctx, row)
 	}
 	c := u.claim // the claim of this request, which waits for us
 	began := time.Now()
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		row.Owner, row.Until = r.replica.owner, r.now().Add(r.replica.lease)
-		err := r.cat.Uploads.Save(ctx, row)
+		row.Owner, row.Until = us.replica.Owner, us.replica.Now().Add(us.replica.Lease)
+		err := us.cat.Uploads.Save(ctx, row)
 		if err == nil {
 			c.start()
 			return nil
@@ -270,31 +271,31 @@ func (r *Registry) recordIntent(ctx context.Context, u *upload, row catalog.Uplo
 // effect. So the upload's row is left, and is settled when its claim has expired. If
 // another replica has taken the claim and settled it before the object was there, this
 // process is the last one that knows of the object.
-func (r *Registry) unpublishShared(ctx context.Context, u *upload, d oci.Digest, because error) {
-	r.keepRow(u)
-	log := r.log.With("repo", u.repo, "digest", d, "upload", u.id)
+func (us *Uploads) unpublishShared(ctx context.Context, u *upload, d oci.Digest, because error) {
+	us.keepRow(u)
+	log := us.log.With("repo", u.repo, "digest", d, "upload", u.id)
 	if !u.lostClaim() && !errors.Is(because, catalog.ErrBusy) {
 		log.Warn("a blob could not be recorded; what is left of it is removed soon", "err", because)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.replica.lease)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), us.replica.Lease)
 	defer cancel()
-	if err := r.deleteUnwanted(ctx, d); err != nil {
+	if err := us.deleteUnwanted(ctx, d); err != nil {
 		log.Error("take back a blob that came too late; run slipway fsck --repair", "err", err)
 	}
 }
 
 // settleExpired settles the interrupted publications of all replicas.
-func (r *Registry) settleExpired(ctx context.Context) error {
+func (us *Uploads) settleExpired(ctx context.Context) error {
 	const page = 100
 	for {
-		left, err := r.cat.Uploads.ExpiredIntents(ctx, page)
+		left, err := us.cat.Uploads.ExpiredIntents(ctx, page)
 		if err != nil {
 			return fmt.Errorf("look for publications that were cut off: %w", err)
 		}
 		var errs []error
 		for _, u := range left {
-			if err := r.settleShared(ctx, u); err != nil {
+			if err := us.settleShared(ctx, u); err != nil {
 				errs = append(errs, fmt.Errorf("settle upload %s: %w", u.ID, err))
 			}
 		}
@@ -307,118 +308,68 @@ func (r *Registry) settleExpired(ctx context.Context) error {
 // settleShared is settle for an upload whose claim has expired. The object is deleted
 // before the row that names it, and only with the right to delete it. That right makes
 // the catalogue refuse whatever the upload's last owner still records.
-func (r *Registry) settleShared(ctx context.Context, u catalog.Upload) error {
-	if err := r.deleteUnwanted(ctx, u.Intent); err != nil {
+func (us *Uploads) settleShared(ctx context.Context, u catalog.Upload) error {
+	if err := us.deleteUnwanted(ctx, u.Intent); err != nil {
 		return err
 	}
-	row, err := r.cat.Uploads.Claim(ctx, u.Repo, u.ID, r.replica.owner+"/settle", r.replica.lease)
+	row, err := us.cat.Uploads.Claim(ctx, u.Repo, u.ID, us.replica.Owner+"/settle", us.replica.Lease)
 	if errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrBusy) {
 		return nil // the upload ended, or goes on
 	}
 	if err != nil {
 		return err
 	}
-	log := r.log.With("repo", u.Repo, "upload", u.ID, "digest", u.Intent)
+	log := us.log.With("repo", u.Repo, "upload", u.ID, "digest", u.Intent)
 	if row.Intent != "" && row.Intent != u.Intent { // it went on meanwhile, and was cut off again
 		row.Until = time.UnixMilli(1)
-		return r.cat.Uploads.Save(ctx, row)
+		return us.cat.Uploads.Save(ctx, row)
 	}
-	if err := r.store.Delete(ctx, verifyKey(u.ID)); err != nil {
+	if err := us.store.Delete(ctx, verifyKey(u.ID)); err != nil {
 		return err
 	}
 	row.Until = time.Time{}
-	if kept, err := r.reopen(ctx, &row); err != nil || kept {
+	if kept, err := us.reopen(ctx, &row); err != nil || kept {
 		log.Info("kept an upload whose end was cut off", "bytes", row.Size)
 		return err
 	}
 	if row.State != "" {
-		if err := r.store.Abandon(ctx, row.State); err != nil {
+		if err := us.store.Abandon(ctx, row.State); err != nil {
 			return err
 		}
 	}
 	log.Info("dropped an upload that was cut off while being published")
-	return r.cat.Uploads.Delete(ctx, u.ID)
+	return us.cat.Uploads.Delete(ctx, u.ID)
 }
 
 // deleteUnwanted deletes an object that a publication may have left, if no row has its
 // digest. Content that an image lacks is left for fsck, which reads it and restores it.
 // Nothing is lost if a row appears between the question and the deletion, because the
 // object was never acknowledged.
-func (r *Registry) deleteUnwanted(ctx context.Context, d oci.Digest) error {
-	wanted, err := r.cat.Garbage.Wanted(ctx, d)
+func (us *Uploads) deleteUnwanted(ctx context.Context, d oci.Digest) error {
+	wanted, err := us.cat.Garbage.Wanted(ctx, d)
 	if err != nil || wanted {
 		return err
 	}
-	_, err = r.tryDelete(ctx, []oci.Digest{d})
+	_, err = us.storage.Delete(ctx, d)
 	return err
-}
-
-// tryDelete deletes the objects of the contents that the catalogue lets this replica
-// delete: contents that nothing needs and nobody is publishing.
-func (r *Registry) tryDelete(ctx context.Context, digests []oci.Digest) (granted int, err error) {
-	if len(digests) == 0 {
-		return 0, nil
-	}
-	p := r.replica
-	defer r.digests.lockAll(digests)()
-	// No object is deleted after this deadline. So no deletion in progress can hit the
-	// object that another replica writes later.
-	within, cancel := context.WithTimeout(ctx, p.lease)
-	defer cancel()
-	list, err := r.cat.Garbage.BeginDeleting(within, p.owner, deletingFor*p.lease, digests...)
-	if err != nil {
-		return 0, fmt.Errorf("ask for the right to delete objects: %w", err)
-	}
-	var gone, back []oci.Digest
-	var errs []error
-	for _, d := range list {
-		if !oci.ValidDigest(d) { // from a damaged catalogue; no such object exists
-			r.log.Warn("dropped a content whose digest is none", "digest", d)
-			gone = append(gone, d)
-			continue
-		}
-		if within.Err() != nil { // not tried
-			back = append(back, d)
-			continue
-		}
-		if err := r.store.Delete(within, BlobKey(d)); err != nil {
-			errs = append(errs, err) // the deletion may still happen; only the deadline prevents it
-			continue
-		}
-		gone = append(gone, d)
-	}
-	rest, stop := context.WithTimeout(context.WithoutCancel(ctx), p.lease)
-	defer stop()
-	if len(gone) > 0 {
-		errs = append(errs, r.cat.Garbage.Forget(rest, gone...))
-	}
-	if len(back) > 0 {
-		errs = append(errs, within.Err(), r.cat.Garbage.StopDeleting(rest, p.owner, back...))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return len(list), fmt.Errorf("delete objects: %w", err)
-	}
-	return len(list), nil
 }
 
 // purgeShared is purge for replicas that share the catalogue. One replica at a time looks
 // for abandoned uploads.
-func (us *uploads) purgeShared(ctx context.Context) error {
-	r := us.r
-	if err := r.settleExpired(ctx); err != nil {
+func (us *Uploads) purgeShared(ctx context.Context) error {
+	if err := us.settleExpired(ctx); err != nil {
 		return err
 	}
-	held, release, mine, err := r.alone(ctx, leaseUploads, "purge")
+	held, release, mine, err := us.replica.Alone(ctx, replica.LeaseUploads, "purge")
 	if !mine || err != nil {
 		return err
 	}
 	defer release()
-	return LeaseError(held, us.purgeAlone(held))
+	return replica.LeaseError(held, us.purgeAlone(held))
 }
 
-func (us *uploads) purgeAlone(ctx context.Context) error {
-	r := us.r
-	stale, err := r.cat.Uploads.Stale(ctx, r.now().Add(-r.opts.UploadMaxAge), 1000)
+func (us *Uploads) purgeAlone(ctx context.Context) error {
+	stale, err := us.cat.Uploads.Stale(ctx, us.replica.Now().Add(-us.opts.MaxAge), 1000)
 	if err != nil {
 		return err
 	}
@@ -427,9 +378,9 @@ func (us *uploads) purgeAlone(ctx context.Context) error {
 			return err
 		}
 	}
-	if at := r.replica.steady(); r.replica.swept == 0 || at-r.replica.swept >= sweepEvery {
-		r.replica.swept = at
-		return us.sweep(ctx, r.now().Add(-min(r.opts.UploadMaxAge, sweepAge)))
+	if at := us.replica.Steady(); us.swept == 0 || at-us.swept >= sweepEvery {
+		us.swept = at
+		return us.sweep(ctx, us.replica.Now().Add(-min(us.opts.MaxAge, sweepAge)))
 	}
 	return nil
 }
@@ -443,12 +394,11 @@ const (
 )
 
 // purgeStale drops an upload whose row is old, unless a request has claimed it.
-func (us *uploads) purgeStale(ctx context.Context, row catalog.Upload) error {
-	r := us.r
+func (us *Uploads) purgeStale(ctx context.Context, row catalog.Upload) error {
 	if row.Intent != "" {
 		return nil // it is settled first
 	}
-	now, err := r.cat.Uploads.Claim(ctx, row.Repo, row.ID, r.replica.owner+"/settle", r.replica.lease)
+	now, err := us.cat.Uploads.Claim(ctx, row.Repo, row.ID, us.replica.Owner+"/settle", us.replica.Lease)
 	if errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrBusy) {
 		return nil
 	}
@@ -459,12 +409,12 @@ func (us *uploads) purgeStale(ctx context.Context, row catalog.Upload) error {
 		if now.Until = (time.Time{}); now.Intent != "" {
 			now.Until = time.UnixMilli(1)
 		}
-		return r.cat.Uploads.Save(ctx, now)
+		return us.cat.Uploads.Save(ctx, now)
 	}
 	if now.State != "" {
-		if err := r.store.Abandon(ctx, now.State); err != nil && !errors.Is(err, objstore.ErrNotExist) {
+		if err := us.store.Abandon(ctx, now.State); err != nil && !errors.Is(err, objstore.ErrNotExist) {
 			return err
 		}
 	}
-	return r.cat.Uploads.Delete(ctx, row.ID)
+	return us.cat.Uploads.Delete(ctx, row.ID)
 }

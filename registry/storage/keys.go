@@ -1,4 +1,4 @@
-package registry
+package storage
 
 import (
 	"slices"
@@ -38,10 +38,3 @@ func DigestOfKey(key string) (oci.Digest, bool) {
 // IsIdentity reports whether a key belongs to an object that identifies the owner of the
 // store.
 func IsIdentity(key string) bool { return slices.Contains(idKeys[:], key) }
-
-// CatalogFile is the name of the catalogue in a data root and in a backup. It lies beside
-// the directories of the objects.
-const CatalogFile = "catalog.db"
-
-// LockFile is a file in a data root that a program locks while it uses the data root.
-const LockFile = "slipway.lock"

@@ -1,4 +1,4 @@
-package registry
+package storage
 
 import (
 	"context"
@@ -40,7 +40,7 @@ func ClientError(doing string, err error) error {
 		return unavailable(impairment(err), impairedRetry, doing, err)
 	case errors.As(err, &busy):
 		return unavailable("the registry's storage is busy, or cannot be reached", max(busy.RetryAfter, defaultRetry), doing, err)
-	case errors.Is(err, objstore.ErrNoSpace) || errors.Is(err, engine.ErrFull) || isFull(err):
+	case errors.Is(err, objstore.ErrNoSpace) || errors.Is(err, engine.ErrFull) || IsFull(err):
 		return &oci.Error{Code: oci.CodeUnknown, Status: http.StatusInsufficientStorage,
 			Message: "the registry's storage is full; nothing was stored by this request", Err: fmt.Errorf("%s: %w", doing, err)}
 	case errors.Is(err, objstore.ErrTaken):
@@ -57,22 +57,13 @@ func ClientError(doing string, err error) error {
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
-// room returns an error for new content while the catalogue's disk is full.
-func (r *Registry) room() error {
-	if err := r.cat.DB.Room(); err != nil {
+// Room returns an error for new content while the catalogue's disk is full.
+func (s *Storage) Room() error {
+	if err := s.cat.DB.Room(); err != nil {
 		return ClientError("begin a change", err)
 	}
 	return nil
 }
-
-// isStorageFull reports whether an error is what ClientError makes of a full store.
-func isStorageFull(err error) bool {
-	var e *oci.Error
-	return errors.As(err, &e) && e.Status == http.StatusInsufficientStorage
-}
-
-// isUnknown reports whether an error says that the store has lost an upload's bytes.
-func isUnknown(err error) bool { return oci.HasCode(err, oci.CodeBlobUploadUnknown) }
 
 // impairment names what keeps the machine from serving although nothing is damaged. It
 // returns "" for any other error.
@@ -97,9 +88,9 @@ func unavailable(what string, after time.Duration, doing string, err error) erro
 	return &oci.Error{Code: oci.CodeUnavailable, RetryAfter: after, Message: what + "; try again in a moment", Err: fmt.Errorf("%s: %w", doing, err)}
 }
 
-// isFull reports whether an error says that the disk under the catalogue is full. The
+// IsFull reports whether an error says that the disk under the catalogue is full. The
 // driver returns SQLite's message (SQLITE_FULL) or the system's error.
-func isFull(err error) bool {
+func IsFull(err error) bool {
 	var full interface{ Code() int }
 	const sqliteFull = 13
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || (errors.As(err, &full) && full.Code()&0xff == sqliteFull)

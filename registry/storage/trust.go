@@ -1,11 +1,9 @@
-package registry
+package storage
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"io/fs"
 	"sync"
@@ -16,7 +14,6 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
-	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -105,14 +102,14 @@ func (t *trust) drop(d oci.Digest) {
 }
 
 // saw notes what the store says about the object of d.
-func (r *Registry) saw(d oci.Digest, info objstore.Info, hashed bool) {
-	r.trust.put(d, info, witness{at: r.opts.Steady(), hashed: hashed})
+func (s *Storage) saw(d oci.Digest, info objstore.Info, hashed bool) {
+	s.trust.put(d, info, witness{at: s.replica.Steady(), hashed: hashed})
 }
 
 // hashedBefore reports whether the bytes of the object, as it looks now, were compared
 // with its digest.
-func (r *Registry) hashedBefore(d oci.Digest, info objstore.Info) bool {
-	w, ok := r.trust.get(d)
+func (s *Storage) hashedBefore(d oci.Digest, info objstore.Info) bool {
+	w, ok := s.trust.get(d)
 	return ok && w.hashed && w.looksLike(info)
 }
 
@@ -125,7 +122,7 @@ func wrongSize(got, want int64) error {
 	return &damagedError{fmt.Sprintf("%d bytes are stored, the catalogue says %d", got, want)}
 }
 
-func wrongBytes(d oci.Digest) error {
+func WrongBytes(d oci.Digest) error {
 	return &damagedError{"the stored bytes do not have the digest " + string(d)}
 }
 
@@ -156,66 +153,53 @@ func brokeOff(err error) bool {
 // errReplaced ends the read of an object that was replaced by another.
 var errReplaced = errors.New("the object was stored anew while it was read")
 
-// sumDigest returns the digest of the hashed bytes, with the algorithm of d.
-func sumDigest(d oci.Digest, sum hash.Hash) oci.Digest {
-	return oci.Digest(algorithm(d) + ":" + hex.EncodeToString(sum.Sum(nil)))
-}
-
-// doubt makes a content suspect because of what the store said about it; see
+// Doubt makes a content suspect because of what the store said about it; see
 // catalog.MarkSuspect. It returns an error only if the store as a whole is away.
-func (r *Registry) doubt(ctx context.Context, d oci.Digest, why error) error {
+func (s *Storage) Doubt(ctx context.Context, d oci.Digest, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	if err := r.unlessAway(ctx); err != nil {
+	if err := s.UnlessAway(ctx); err != nil {
 		return err
 	}
-	r.trust.drop(d)
-	r.trust.marking.Lock()
-	defer r.trust.marking.Unlock()
-	shown, marked, err := repair.New(r.cat.DB).MarkSuspect(ctx, d)
+	s.trust.drop(d)
+	s.trust.marking.Lock()
+	defer s.trust.marking.Unlock()
+	marked, err := s.opts.Facts.MarkSuspect(ctx, d)
 	if err != nil {
-		r.log.Warn("note that a content is damaged", "digest", d, "damage", why, "err", err)
+		s.log.Warn("note that a content is damaged", "digest", d, "damage", why, "err", err)
 		return nil
 	}
-	r.forgetShown(d, shown)
 	if !marked {
 		return nil // it was known, and logged
 	}
-	r.log.Error("a content is damaged or missing; pushing it again mends it, and slipway fsck tells which images need it", "digest", d, "err", why)
+	s.log.Error("a content is damaged or missing; pushing it again mends it, and slipway fsck tells which images need it", "digest", d, "err", why)
 	return nil
 }
 
-// forgetShown drops a content from RAM wherever it is visible.
-func (r *Registry) forgetShown(d oci.Digest, s repair.Shown) {
-	for _, repo := range s.Links {
-		r.ram.Drop(blobKey(repo, d))
-	}
-	for _, repo := range s.Manifests {
-		r.ram.Drop(manifestKey(repo, string(d)))
-	}
-}
-
-// healed ends the suspicion of a content, because its bytes have just been read and are
+// Trust ends the suspicion of a content, because its bytes have just been read and are
 // right.
-func (r *Registry) healed(d oci.Digest) {
+func (s *Storage) Trust(d oci.Digest) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := repair.New(r.cat.DB).ClearSuspect(ctx, d); err != nil {
-		r.log.Warn("note that a content is in order again", "digest", d, "err", err)
+	if err := s.opts.Facts.ClearSuspect(ctx, d); err != nil {
+		s.log.Warn("note that a content is in order again", "digest", d, "err", err)
 	}
 }
 
-// look asks the store for the object of a content before a client is told of it. size is
+// Look asks the store for the object of a content before a client is told of it. size is
 // the size that the catalogue has. here is false if the object is missing, has another
 // size or is damaged. The content is then suspect. The returned size is right even if the
 // caller's was out of date.
-func (r *Registry) look(ctx context.Context, d oci.Digest, size int64) (now int64, here bool, err error) {
-	if w, ok := r.trust.get(d); r.distant && oci.IsForReading(ctx) && ok && w.size == size && r.opts.Steady()-w.at < statFresh {
+func (s *Storage) Look(ctx context.Context, d oci.Digest, size int64) (now int64, here bool, err error) {
+	if away := s.identity.away.Load(); away != nil {
+		return 0, false, storeAway(away)
+	}
+	if w, ok := s.trust.get(d); s.distant && oci.IsForReading(ctx) && ok && w.size == size && s.replica.Steady()-w.at < statFresh {
 		return size, true, nil
 	}
-	info, here, err := r.glance(ctx, d, size)
+	info, here, err := s.Glance(ctx, d, size)
 	if here {
-		here, err = r.inOrder(ctx, d, info)
+		here, err = s.inOrder(ctx, d, info)
 	}
 	if errors.Is(err, errChecking) {
 		here, err = true, nil
@@ -223,106 +207,106 @@ func (r *Registry) look(ctx context.Context, d oci.Digest, size int64) (now int6
 	return info.Size, here, err
 }
 
-// glance is look without reading the object.
-func (r *Registry) glance(ctx context.Context, d oci.Digest, size int64) (info objstore.Info, here bool, err error) {
-	info, err = r.store.Stat(ctx, BlobKey(d))
+// Glance is look without reading the object.
+func (s *Storage) Glance(ctx context.Context, d oci.Digest, size int64) (info objstore.Info, here bool, err error) {
+	info, err = s.store.Stat(ctx, BlobKey(d))
 	if err == nil && info.Size != size {
 		// RAM may be older than the row.
-		if b, rowErr := r.cat.StoredBlob(ctx, d); rowErr != nil || b.Size != info.Size {
+		if b, rowErr := s.cat.StoredBlob(ctx, d); rowErr != nil || b.Size != info.Size {
 			err = wrongSize(info.Size, size)
 		}
 	}
 	switch {
 	case err == nil:
-		r.saw(d, info, false)
+		s.saw(d, info, false)
 		return info, true, nil
 	case !IsDamage(err):
 		return info, false, ClientError(fmt.Sprintf("look for blob %s", d), err)
 	}
-	return info, false, r.doubt(ctx, d, err)
+	return info, false, s.Doubt(ctx, d, err)
 }
 
-// patience is how long a client waits for the comparison of an object before it is told
+// Patience is how long a client waits for the comparison of an object before it is told
 // that the object is here. It is enough for some 5 GB, and shorter than the timeout of
 // clients.
-const patience = 10 * time.Second
+const Patience = 10 * time.Second
 
 // errChecking says that an object is still being compared with its digest.
 var errChecking = errors.New("the object is being compared with its digest, which takes a while")
 
 // inOrder compares an object with its digest before a client is told of it or reads a
-// range of it, unless that was done before. If the comparison takes longer than patience,
+// range of it, unless that was done before. If the comparison takes longer than Patience,
 // inOrder returns errChecking and the comparison goes on. An object on another machine is
 // compared only if its tag is not the one with which it was stored.
-func (r *Registry) inOrder(ctx context.Context, d oci.Digest, info objstore.Info) (bool, error) {
-	if info.Proven || r.hashedBefore(d, info) {
+func (s *Storage) inOrder(ctx context.Context, d oci.Digest, info objstore.Info) (bool, error) {
+	if info.Proven || s.hashedBefore(d, info) {
 		return true, nil
 	}
-	if r.distant {
-		if same, err := r.asRecorded(ctx, d, info); err != nil || same {
+	if s.distant {
+		if same, err := s.asRecorded(ctx, d, info); err != nil || same {
 			return same, err
 		}
 	}
-	c := r.check(d, info.Size)
-	waiting, cancel := context.WithTimeout(ctx, patience)
+	c := s.check(d, info.Size)
+	waiting, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
-	if err := await(waiting, c.done); err != nil {
+	if err := Await(waiting, c.done); err != nil {
 		return false, firstError(ctx.Err(), errChecking)
 	}
 	switch {
 	case c.err == nil:
-		r.recordTag(ctx, d, c.info)
+		s.RecordTag(ctx, d, c.info)
 		return true, nil
 	case brokeOff(c.err):
-		_, here, err := r.glance(ctx, d, info.Size)
+		_, here, err := s.Glance(ctx, d, info.Size)
 		return here, err
 	case !IsDamage(c.err):
 		return false, ClientError(fmt.Sprintf("read blob %s", d), c.err)
 	}
-	return false, r.doubt(ctx, d, c.err)
+	return false, s.Doubt(ctx, d, c.err)
 }
 
 // asRecorded reports whether an object has the tag with which it was stored, as far as
 // both tags are known.
-func (r *Registry) asRecorded(ctx context.Context, d oci.Digest, info objstore.Info) (bool, error) {
-	if w, ok := r.trust.get(d); info.Tag == "" || ok && w.recorded && w.looksLike(info) {
+func (s *Storage) asRecorded(ctx context.Context, d oci.Digest, info objstore.Info) (bool, error) {
+	if w, ok := s.trust.get(d); info.Tag == "" || ok && w.recorded && w.looksLike(info) {
 		return true, nil
 	}
-	tag, err := repair.New(r.cat.DB).ObjectTag(ctx, d)
+	tag, err := s.opts.Facts.ObjectTag(ctx, d)
 	if err != nil {
 		return false, ClientError(fmt.Sprintf("look up blob %s", d), err)
 	}
 	if tag != "" && tag != info.Tag {
 		return false, nil
 	}
-	r.trust.put(d, info, witness{at: r.opts.Steady(), recorded: true})
+	s.trust.put(d, info, witness{at: s.replica.Steady(), recorded: true})
 	return true, nil
 }
 
-// recordTag notes the tag of an object that was just compared with its digest. It was
+// RecordTag notes the tag of an object that was just compared with its digest. It was
 // compared because its tag was not the one with which it was stored: somebody had copied
 // the object.
-func (r *Registry) recordTag(ctx context.Context, d oci.Digest, info objstore.Info) {
+func (s *Storage) RecordTag(ctx context.Context, d oci.Digest, info objstore.Info) {
 	if info.Tag == "" {
 		return
 	}
-	if err := repair.New(r.cat.DB).SetObjectTag(ctx, d, info.Tag); err != nil {
-		r.log.Warn("note the tag of an object; it will be compared with its digest again", "digest", d, "err", err)
+	if err := s.opts.Facts.SetObjectTag(ctx, d, info.Tag); err != nil {
+		s.log.Warn("note the tag of an object; it will be compared with its digest again", "digest", d, "err", err)
 	}
 }
 
-// missing returns the digests that the catalogue takes for stored and whose objects are
+// Missing returns the digests that the catalogue takes for stored and whose objects are
 // gone or damaged. It looks for several objects at once.
-func (r *Registry) missing(ctx context.Context, digests []oci.Digest) ([]oci.Digest, error) {
-	return r.missingBy(ctx, digests, func(ctx context.Context, b catalog.Blob) (here bool, err error) {
-		_, here, err = r.look(ctx, b.Digest, b.Size)
+func (s *Storage) Missing(ctx context.Context, digests []oci.Digest) ([]oci.Digest, error) {
+	return s.MissingBy(ctx, digests, func(ctx context.Context, b catalog.Blob) (here bool, err error) {
+		_, here, err = s.Look(ctx, b.Digest, b.Size)
 		return here, err
 	})
 }
 
-// missingBy is missing with a given way to look for an object.
-func (r *Registry) missingBy(ctx context.Context, digests []oci.Digest, look func(context.Context, catalog.Blob) (bool, error)) ([]oci.Digest, error) {
-	stored, err := r.cat.Stored(ctx, digests)
+// MissingBy is missing with a given way to look for an object.
+func (s *Storage) MissingBy(ctx context.Context, digests []oci.Digest, look func(context.Context, catalog.Blob) (bool, error)) ([]oci.Digest, error) {
+	stored, err := s.cat.Stored(ctx, digests)
 	if err != nil {
 		return nil, err
 	}
@@ -335,7 +319,7 @@ func (r *Registry) missingBy(ctx context.Context, digests []oci.Digest, look fun
 		}
 		here[i] = int64(len(b.Content)) == b.Size && b.Digest.Algorithm().FromBytes(b.Content) == b.Digest
 		if !here[i] {
-			err = r.doubt(ctx, b.Digest, wrongBytes(b.Digest))
+			err = s.Doubt(ctx, b.Digest, WrongBytes(b.Digest))
 		}
 		return err
 	})
@@ -351,20 +335,20 @@ func (r *Registry) missingBy(ctx context.Context, digests []oci.Digest, look fun
 // proveStored makes sure that the object of a content that was just put into the store is
 // there. Its bytes were hashed on the way. Stores behind a network have made sure
 // themselves.
-func (r *Registry) proveStored(ctx context.Context, d oci.Digest, size int64) error {
-	if r.distant {
-		r.trust.put(d, objstore.Info{Size: size}, witness{at: r.opts.Steady()})
+func (s *Storage) proveStored(ctx context.Context, d oci.Digest, size int64) error {
+	if s.distant {
+		s.trust.put(d, objstore.Info{Size: size}, witness{at: s.replica.Steady()})
 		return nil
 	}
-	info, err := r.store.Stat(ctx, BlobKey(d))
+	info, err := s.store.Stat(ctx, BlobKey(d))
 	if err == nil && info.Size != size {
 		err = wrongSize(info.Size, size)
 	}
 	if err != nil {
-		r.trust.drop(d)
+		s.trust.drop(d)
 		return fmt.Errorf("look for the object just stored: %w", err)
 	}
-	r.saw(d, info, true)
+	s.saw(d, info, true)
 	return nil
 }
 

@@ -1,4 +1,4 @@
-package registry
+package upload
 
 import (
 	"context"
@@ -14,13 +14,13 @@ import (
 
 // saveOpen gives uploads that have been open for a while a row in the catalogue. A timer
 // calls it, and saveOpen sets that timer again while uploads without a row remain.
-func (us *uploads) saveOpen() {
+func (us *Uploads) saveOpen() {
 	done := us.beginSaving()
 	if done == nil {
 		return
 	}
-	defer us.r.background.Done()
-	open := us.unsaved(us.r.now().Add(-saveAfter), done)
+	defer us.background.Done()
+	open := us.unsaved(us.replica.Now().Add(-saveAfter), done)
 	var rows []catalog.Upload
 	var saved []*upload
 	for _, u := range open {
@@ -38,7 +38,7 @@ func (us *uploads) saveOpen() {
 	var err error
 	if len(rows) > 0 {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		err = us.r.cat.Uploads.Save(ctx, rows...)
+		err = us.cat.Uploads.Save(ctx, rows...)
 		cancel()
 	}
 	us.mu.Lock()
@@ -60,7 +60,7 @@ func (us *uploads) saveOpen() {
 	}
 	us.mu.Unlock()
 	if err != nil {
-		us.r.log.Error("record open uploads", "err", err)
+		us.log.Error("record open uploads", "err", err)
 	}
 }
 
@@ -74,7 +74,7 @@ func clientOf(ctx context.Context) netip.Addr {
 }
 
 // remove removes an upload from RAM. us.mu is held.
-func (us *uploads) remove(u *upload) {
+func (us *Uploads) remove(u *upload) {
 	if us.byID[u.id] != u {
 		return // the upload was never there, or has left
 	}
@@ -88,19 +88,19 @@ func (us *uploads) remove(u *upload) {
 }
 
 // beginSaving makes Close wait for saveOpen. It returns nil after Close.
-func (us *uploads) beginSaving() chan struct{} {
+func (us *Uploads) beginSaving() chan struct{} {
 	us.mu.Lock()
 	defer us.mu.Unlock()
 	if us.closed {
 		return nil
 	}
-	us.r.background.Add(1)
+	us.background.Add(1)
 	return make(chan struct{})
 }
 
 // unsaved returns uploads without a row that began before the given time. It marks them
 // as being saved until saving is closed.
-func (us *uploads) unsaved(before time.Time, saving chan struct{}) []*upload {
+func (us *Uploads) unsaved(before time.Time, saving chan struct{}) []*upload {
 	us.mu.Lock()
 	defer us.mu.Unlock()
 	var out []*upload
@@ -117,7 +117,7 @@ func (us *uploads) unsaved(before time.Time, saving chan struct{}) []*upload {
 }
 
 // close ends saveOpen.
-func (us *uploads) close() {
+func (us *Uploads) close() {
 	us.mu.Lock()
 	defer us.mu.Unlock()
 	us.closed = true
@@ -128,12 +128,12 @@ func (us *uploads) close() {
 
 // saveAll saves every open upload before the process ends. Requests have ended by then,
 // and close was called.
-func (us *uploads) saveAll(ctx context.Context) error {
-	if us.r.replica != nil { // the uploads have rows, or only this process knows them
+func (us *Uploads) saveAll(ctx context.Context) error {
+	if us.replica.Shared { // the uploads have rows, or only this process knows them
 		return nil
 	}
 	for {
-		open := us.unsaved(us.r.now(), nil)
+		open := us.unsaved(us.replica.Now(), nil)
 		if len(open) == 0 {
 			return nil
 		}
@@ -153,7 +153,7 @@ func (us *uploads) saveAll(ctx context.Context) error {
 			}
 			rows = append(rows, row)
 		}
-		if err := us.r.cat.Uploads.Save(ctx, rows...); err != nil {
+		if err := us.cat.Uploads.Save(ctx, rows...); err != nil {
 			return fmt.Errorf("save open uploads: %w", err)
 		}
 		us.mu.Lock()
@@ -164,11 +164,11 @@ func (us *uploads) saveAll(ctx context.Context) error {
 	}
 }
 
-// purge drops uploads that were abandoned for too long, removes idle ones from RAM, and
+// Purge drops uploads that were abandoned for too long, removes idle ones from RAM, and
 // removes what a crash left in the store without a row.
-func (us *uploads) purge(ctx context.Context) error {
-	now, idle := us.r.now(), idleAfter
-	if us.r.replica != nil {
+func (us *Uploads) Purge(ctx context.Context) error {
+	now, idle := us.replica.Now(), idleAfter
+	if us.replica.Shared {
 		idle = idleShared
 	}
 	us.mu.Lock()
@@ -181,10 +181,10 @@ func (us *uploads) purge(ctx context.Context) error {
 		}
 	}
 	us.mu.Unlock()
-	if us.r.replica != nil {
+	if us.replica.Shared {
 		return us.purgeShared(ctx)
 	}
-	stale, err := us.r.cat.Uploads.Stale(ctx, now.Add(-us.r.opts.UploadMaxAge), 1000)
+	stale, err := us.cat.Uploads.Stale(ctx, now.Add(-us.opts.MaxAge), 1000)
 	if err != nil {
 		return err
 	}
@@ -193,17 +193,17 @@ func (us *uploads) purge(ctx context.Context) error {
 			return err
 		}
 	}
-	return us.sweep(ctx, now.Add(-us.r.opts.UploadMaxAge))
+	return us.sweep(ctx, now.Add(-us.opts.MaxAge))
 }
 
 // purgeOne drops an upload whose row is old, unless the upload was continued after the
 // row was read.
-func (us *uploads) purgeOne(ctx context.Context, row catalog.Upload) error {
+func (us *Uploads) purgeOne(ctx context.Context, row catalog.Upload) error {
 	us.restoring.Lock()
 	defer us.restoring.Unlock()
 	u := us.inRAM(row.ID)
 	if u == nil && row.Intent != "" {
-		return us.r.settle(ctx, row)
+		return us.settle(ctx, row)
 	}
 	if u == nil {
 		u = &upload{id: row.ID, repo: row.Repo, state: row.State, saved: true}
@@ -212,30 +212,30 @@ func (us *uploads) purgeOne(ctx context.Context, row catalog.Upload) error {
 		return nil
 	}
 	defer u.mu.Unlock()
-	now, err := us.r.cat.Uploads.Get(ctx, row.Repo, row.ID)
+	now, err := us.cat.Uploads.Get(ctx, row.Repo, row.ID)
 	if errors.Is(err, catalog.ErrNotFound) || (err == nil && now.UpdatedAt.After(row.UpdatedAt)) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	us.r.drop(ctx, u)
+	us.drop(ctx, u)
 	return nil
 }
 
 // sweep looks in the store for uploads that the catalogue does not know.
-func (us *uploads) sweep(ctx context.Context, before time.Time) error {
-	sweeper, ok := objstore.As[objstore.UploadSweeper](us.r.store)
+func (us *Uploads) sweep(ctx context.Context, before time.Time) error {
+	sweeper, ok := objstore.As[objstore.UploadSweeper](us.store)
 	if !ok {
 		return nil
 	}
-	states, err := us.r.cat.Uploads.States(ctx)
+	states, err := us.cat.Uploads.States(ctx)
 	if err != nil {
 		return err
 	}
 	n, size, err := sweeper.SweepUploads(ctx, before, func(state string) bool { return states[state] })
 	if n > 0 {
-		us.r.log.Info("removed parts of uploads that a crash left behind", "uploads", n, "bytes", size)
+		us.log.Info("removed parts of uploads that a crash left behind", "uploads", n, "bytes", size)
 	}
 	return err
 }

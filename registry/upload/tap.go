@@ -1,13 +1,7 @@
-package registry
+package upload
 
 import (
-	"bytes"
-	"context"
-	"io"
-
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/catalog"
-	"example.org/slipway/registry/objstore"
 )
 
 // Tap watches blobs while they come in, so that work on a blob can run during its upload
@@ -31,12 +25,12 @@ type Follower interface {
 }
 
 // follow shows the tap the bytes that were added to the upload. u.mu is held.
-func (r *Registry) follow(u *upload, p []byte) {
+func (us *Uploads) follow(u *upload, p []byte) {
 	if u.follower == nil {
-		if r.opts.Tap == nil || len(p) == 0 || u.size != int64(len(p)) { // not the first bytes
+		if us.opts.Tap == nil || len(p) == 0 || u.size != int64(len(p)) { // not the first bytes
 			return
 		}
-		if u.follower = r.opts.Tap.Follow(u.repo, p); u.follower == nil {
+		if u.follower = us.opts.Tap.Follow(u.repo, p); u.follower == nil {
 			return
 		}
 	}
@@ -62,7 +56,7 @@ func (u *upload) unfollow() {
 
 // unfollow ends the followers of all uploads when the registry is closed. Uploads may be
 // continued after a restart, but not in this process.
-func (us *uploads) unfollow() {
+func (us *Uploads) unfollow() {
 	us.mu.Lock()
 	defer us.mu.Unlock()
 	for _, u := range us.byID {
@@ -71,18 +65,4 @@ func (us *uploads) unfollow() {
 			u.mu.Unlock()
 		}
 	}
-}
-
-// OpenBlob opens a stored blob at an offset, whichever repository shows the blob. It is
-// for work on contents, and never for clients. Errors: catalog.ErrNotFound.
-func OpenBlob(ctx context.Context, cat *catalog.Catalog, store objstore.Store, d oci.Digest, off int64) (io.ReadCloser, int64, error) {
-	b, err := cat.StoredBlob(ctx, d)
-	if err != nil {
-		return nil, 0, err
-	}
-	if b.Content != nil {
-		return io.NopCloser(bytes.NewReader(b.Content[min(off, int64(len(b.Content))):])), b.Size, nil
-	}
-	obj, err := store.Get(ctx, BlobKey(d), off, -1)
-	return obj, b.Size, err
 }

@@ -1,20 +1,16 @@
-package registry
+package upload
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/storage"
+	"example.org/slipway/registry/verify"
 )
-
-// bufferPool holds the buffers between socket and store. Each has 256 KiB, so that system
-// calls cost little compared with hashing, and many concurrent uploads take little
-// memory.
-var bufferPool = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
 
 // checkOffset refuses a chunk that does not begin where the upload stands.
 func (u *upload) checkOffset(off int64) error {
@@ -26,35 +22,35 @@ func (u *upload) checkOffset(off int64) error {
 
 // receive adds a request's body to the upload. u.mu is held. want is the digest that the
 // upload is to have, if it is known, so that the right sum is computed.
-func (r *Registry) receive(ctx context.Context, u *upload, off, size int64, body io.Reader, want oci.Digest) error {
+func (us *Uploads) receive(ctx context.Context, u *upload, off, size int64, body io.Reader, want oci.Digest) error {
 	if err := u.checkOffset(off); err != nil {
 		return err
 	}
 	if body == nil || size == 0 {
 		return checkLength(size, 0)
 	}
-	if err := r.room(); err != nil {
+	if err := us.storage.Room(); err != nil {
 		return err
 	}
 	if u.hash == nil {
-		u.setHash(algorithm(want))
+		u.setHash(verify.Algorithm(want))
 	}
 	u.inRow = false
-	return r.copyBody(ctx, u, size, body)
+	return us.copyBody(ctx, u, size, body)
 }
 
-func (r *Registry) copyBody(ctx context.Context, u *upload, size int64, body io.Reader) error {
+func (us *Uploads) copyBody(ctx context.Context, u *upload, size int64, body io.Reader) error {
 	var bufs [2][]byte // one is filled and stored while the other is hashed
 	if size >= 0 && size <= catalog.InlineMax {
 		bufs[0] = make([]byte, size)
 		bufs[1] = bufs[0]
 	} else {
 		for i := range bufs {
-			p := bufferPool.Get().(*[]byte)
-			defer bufferPool.Put(p)
+			p := verify.Buffer()
+			defer verify.Release(p)
 			bufs[i] = *p
 		}
-		defer u.hashed() // defer u.hashed() // runs before the buffers go back to the pool
+		defer u.hashed() // runs before the buffers go back to the pool
 	}
 	var got int64
 	for i := 0; ; i++ {
@@ -68,8 +64,8 @@ func (r *Registry) copyBody(ctx context.Context, u *upload, size int64, body io.
 		n, err := body.Read(buf)
 		if n > 0 {
 			got += int64(n)
-			if err := r.writeUpload(ctx, u, buf[:n], size-got); err != nil {
-				return ClientError("store the upload", err)
+			if err := us.writeUpload(ctx, u, buf[:n], size-got); err != nil {
+				return storage.ClientError("store the upload", err)
 			}
 		}
 		switch {
@@ -114,4 +110,36 @@ func bodyError(err error, size, got int64) error {
 		return oci.Errorf(oci.CodeSizeInvalid, "the body ended after %d of %d bytes", got, size)
 	}
 	return &oci.Error{Code: oci.CodeBlobUploadInvalid, Message: fmt.Sprintf("the body broke off after %d bytes", got), Err: err}
+}
+
+// besideMin is the size in bytes of the smallest piece of a body that is hashed
+// concurrently with the other work. For smaller pieces the handover costs more than it
+// gains. besideMin is greater than catalog.InlineMax, up to which a body has only one
+// buffer.
+const besideMin = 64<<10 + 1
+
+// hashPiece adds a piece of a body to the upload's hash. Unless the piece is small or the
+// last, a goroutine hashes it while the caller receives and stores the next piece. p must
+// not change until hashPiece or hashed returns again. Without this a large push takes as
+// long as hashing and storing together.
+func (u *upload) hashPiece(p []byte, last bool) {
+	u.hashed()
+	if last || len(p) < besideMin {
+		u.hash.Write(p)
+		return
+	}
+	done := make(chan struct{})
+	u.hashing = done
+	go func() {
+		defer close(done)
+		u.hash.Write(p)
+	}()
+}
+
+// hashed waits until all pieces are in the hash.
+func (u *upload) hashed() {
+	if u.hashing != nil {
+		<-u.hashing
+		u.hashing = nil
+	}
 }

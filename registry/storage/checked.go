@@ -1,4 +1,4 @@
-package registry
+package storage
 
 import (
 	"context"
@@ -7,10 +7,9 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/registry/verify"
-
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/verify"
 )
 
 // Bytes that this process has not compared with their digest are never sent to the end
@@ -43,8 +42,8 @@ type check struct {
 }
 
 // check begins a comparison, or joins one that is in progress.
-func (r *Registry) check(d oci.Digest, size int64) *check {
-	cs := &r.checks
+func (s *Storage) check(d oci.Digest, size int64) *check {
+	cs := &s.checks
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	c := cs.running[d]
@@ -54,10 +53,10 @@ func (r *Registry) check(d oci.Digest, size int64) *check {
 			cs.running = map[oci.Digest]*check{}
 		}
 		cs.running[d] = c
-		r.background.Add(1)
+		s.background.Add(1)
 		go func() {
-			defer r.background.Done()
-			c.info, c.err = r.compare(d, size)
+			defer s.background.Done()
+			c.info, c.err = s.compare(d, size)
 			cs.mu.Lock()
 			delete(cs.running, d)
 			cs.mu.Unlock()
@@ -68,12 +67,12 @@ func (r *Registry) check(d oci.Digest, size int64) *check {
 }
 
 // recheck compares a suspect content with its digest before anything is sent.
-func (r *Registry) recheck(ctx context.Context, d oci.Digest, size int64) error {
-	c := r.check(d, size)
-	if err := await(ctx, c.done); err != nil || c.err != nil {
+func (s *Storage) recheck(ctx context.Context, d oci.Digest, size int64) error {
+	c := s.check(d, size)
+	if err := Await(ctx, c.done); err != nil || c.err != nil {
 		return firstError(err, c.err)
 	}
-	r.healed(d)
+	s.Trust(d)
 	return nil
 }
 
@@ -87,30 +86,30 @@ func firstError(errs ...error) error {
 }
 
 // compare reads an object and notes whether it has its digest.
-func (r *Registry) compare(d oci.Digest, size int64) (objstore.Info, error) {
+func (s *Storage) compare(d oci.Digest, size int64) (objstore.Info, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	done := make(chan struct{})
 	defer close(done)
 	go func() {
 		select {
-		case <-r.stop:
+		case <-s.stop:
 			cancel()
 		case <-done:
 		}
 	}()
-	info, err := r.compareOnce(ctx, d, size)
+	info, err := s.compareOnce(ctx, d, size)
 	if err != nil && IsDamage(err) && info.Key != "" {
-		if now, statErr := r.store.Stat(ctx, BlobKey(d)); statErr == nil && !now.ModTime.Equal(info.ModTime) {
-			info, err = r.compareOnce(ctx, d, size) // the object was stored again meanwhile
+		if now, statErr := s.store.Stat(ctx, BlobKey(d)); statErr == nil && !now.ModTime.Equal(info.ModTime) {
+			info, err = s.compareOnce(ctx, d, size) // the object was stored again meanwhile
 		}
 	}
-	r.readFailed(d, size, err)
+	s.readFailed(d, size, err)
 	return info, err
 }
 
-func (r *Registry) compareOnce(ctx context.Context, d oci.Digest, size int64) (objstore.Info, error) {
-	obj, err := r.store.Get(ctx, BlobKey(d), 0, -1)
+func (s *Storage) compareOnce(ctx context.Context, d oci.Digest, size int64) (objstore.Info, error) {
+	obj, err := s.store.Get(ctx, BlobKey(d), 0, -1)
 	if err != nil {
 		return objstore.Info{}, err
 	}
@@ -126,65 +125,65 @@ func (r *Registry) compareOnce(ctx context.Context, d oci.Digest, size int64) (o
 	case n != size:
 		return info, wrongSize(n, size)
 	case !match:
-		return info, wrongBytes(d)
+		return info, WrongBytes(d)
 	}
-	r.saw(d, info, true)
+	s.saw(d, info, true)
 	return info, nil
 }
 
 // readFailed notes that a read of a content failed. The network may have cut off the
 // body, so readFailed asks the store about the object.
-func (r *Registry) readFailed(d oci.Digest, size int64, err error) {
+func (s *Storage) readFailed(d oci.Digest, size int64, err error) {
 	if err == nil || !IsDamage(err) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if brokeOff(err) {
-		r.trust.drop(d)
-		_, _, err = r.glance(ctx, d, size)
+		s.trust.drop(d)
+		_, _, err = s.Glance(ctx, d, size)
 	} else {
-		err = r.doubt(ctx, d, err)
+		err = s.Doubt(ctx, d, err)
 	}
 	if err != nil {
-		r.log.Warn("find out why a blob could not be read", "digest", d, "err", err)
+		s.log.Warn("find out why a blob could not be read", "digest", d, "err", err)
 	}
 }
 
 // openWhole opens the object of a content to send all of it. obj is open already.
-func (r *Registry) openWhole(ctx context.Context, d oci.Digest, obj objstore.Object) (oci.Content, error) {
+func (s *Storage) openWhole(ctx context.Context, d oci.Digest, obj objstore.Object) (oci.Content, error) {
 	info := obj.Info()
 	switch {
-	case info.Proven || r.hashedBefore(d, info):
-		return &storeContent{Object: obj, r: r, digest: d}, nil
-	case r.distant || info.Size <= hashedInline || r.opener == nil:
-		return &hashedContent{obj: obj, r: r, digest: d, sum: newHash(algorithm(d)), left: info.Size}, nil
+	case info.Proven || s.hashedBefore(d, info):
+		return &storeContent{Object: obj, s: s, digest: d}, nil
+	case s.distant || info.Size <= hashedInline || s.opener == nil:
+		return &hashedContent{obj: obj, s: s, digest: d, sum: verify.NewHash(d), left: info.Size}, nil
 	}
 	obj.Close()
-	return r.openHeld(ctx, d, info.Size)
+	return s.openHeld(ctx, d, info.Size)
 }
 
 // openHeld opens the object of a content to send all of it. It holds back the end until
 // the check is done.
-func (r *Registry) openHeld(ctx context.Context, d oci.Digest, size int64) (oci.Content, error) {
+func (s *Storage) openHeld(ctx context.Context, d oci.Digest, size int64) (oci.Content, error) {
 	c := &heldContent{digest: d}
 	for try := 0; ; try++ {
-		head, err := r.store.Get(ctx, BlobKey(d), 0, size-heldBack)
+		head, err := s.store.Get(ctx, BlobKey(d), 0, size-heldBack)
 		if err != nil {
 			return nil, err
 		}
-		c.head = &storeContent{Object: head, r: r, digest: d}
-		if c.whole, err = r.opener.OpenAt(ctx, BlobKey(d)); err != nil {
+		c.head = &storeContent{Object: head, s: s, digest: d}
+		if c.whole, err = s.opener.OpenAt(ctx, BlobKey(d)); err != nil {
 			head.Close()
 			return nil, err
 		}
-		tail, err := r.store.Get(ctx, BlobKey(d), size-heldBack, heldBack)
+		tail, err := s.store.Get(ctx, BlobKey(d), size-heldBack, heldBack)
 		if err != nil {
 			return nil, firstError(err, head.Close(), c.whole.Close())
 		}
-		c.tail = &storeContent{Object: tail, r: r, digest: d}
+		c.tail = &storeContent{Object: tail, s: s, digest: d}
 		if now := tail.Info(); c.of(now) && now.Size == size { // so is whole, opened in between
-			c.check = r.check(d, size)
+			c.check = s.check(d, size)
 			return c, nil
 		}
 		if err := c.Close(); err != nil || try == 10 {
@@ -197,7 +196,7 @@ func (r *Registry) openHeld(ctx context.Context, d oci.Digest, size int64) (oci.
 // before its digest is known to be right.
 type hashedContent struct {
 	obj    objstore.Object
-	r      *Registry
+	s      *Storage
 	digest oci.Digest
 	sum    hash.Hash
 	left   int64 // not yet read from obj
@@ -206,12 +205,12 @@ type hashedContent struct {
 }
 
 func (c *hashedContent) Descriptor() oci.Descriptor {
-	return blobDescriptor(c.digest, c.obj.Info().Size)
+	return BlobDescriptor(c.digest, c.obj.Info().Size)
 }
 
 func (c *hashedContent) Close() error {
 	if c.buf != nil {
-		bufferPool.Put(c.buf)
+		verify.Release(c.buf)
 		c.buf, c.rest, c.left = nil, nil, 0
 	}
 	return c.obj.Close()
@@ -226,24 +225,24 @@ func (c *hashedContent) fill() error {
 	if c.buf != nil {
 		limit = int64(len(*c.buf))
 	} else {
-		c.buf = bufferPool.Get().(*[]byte)
+		c.buf = verify.Buffer()
 	}
 	p := (*c.buf)[:min(c.left, limit)]
 	if _, err := io.ReadFull(c.obj, p); err != nil {
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}
-		c.r.readFailed(c.digest, c.obj.Info().Size, err)
+		c.s.readFailed(c.digest, c.obj.Info().Size, err)
 		return err
 	}
 	c.sum.Write(p)
 	if c.left -= int64(len(p)); c.left == 0 {
-		if sumDigest(c.digest, c.sum) != c.digest {
-			err := wrongBytes(c.digest)
-			c.r.readFailed(c.digest, c.obj.Info().Size, err)
+		if verify.Sum(c.digest, c.sum) != c.digest {
+			err := WrongBytes(c.digest)
+			c.s.readFailed(c.digest, c.obj.Info().Size, err)
 			return err
 		}
-		c.r.saw(c.digest, c.obj.Info(), true)
+		c.s.saw(c.digest, c.obj.Info(), true)
 	}
 	c.rest = p
 	return nil
@@ -312,7 +311,7 @@ func (c *heldContent) await() error {
 		size := c.head.Info().Size
 		_, match, err := verify.Copy(context.Background(), nil, io.NewSectionReader(c.whole, 0, size), c.digest, func(int) {})
 		if err == nil && !match {
-			err = wrongBytes(c.digest)
+			err = WrongBytes(c.digest)
 		}
 		c.checked = err == nil
 		return err

@@ -1,0 +1,105 @@
+package upload
+
+import (
+	"context"
+	"io"
+	"os"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
+)
+
+// AdoptWithin bounds how long storing adopted content takes.
+const AdoptWithin = 10 * time.Minute
+
+// AdoptFile makes a file of size bytes with the digest d a blob of a repository that mirrors
+// another registry's. The file may be gone afterwards. added says that the repository did
+// not have the blob.
+func (us *Uploads) AdoptFile(ctx context.Context, repo string, d oci.Digest, size int64, path string) (added bool, err error) {
+	return us.adopt(ctx, repo, d, size, func(ctx context.Context, u *upload) (func() error, error) {
+		return us.adoptFile(ctx, u, d, size, path)
+	})
+}
+
+// AdoptBytes is AdoptFile for bytes in RAM.
+func (us *Uploads) AdoptBytes(ctx context.Context, repo string, d oci.Digest, content []byte) (added bool, err error) {
+	return us.adopt(ctx, repo, d, int64(len(content)), func(ctx context.Context, _ *upload) (func() error, error) {
+		return func() error { return us.store.Put(ctx, storage.BlobKey(d), content, false) }, nil
+	})
+}
+
+// adopt makes an object of the store a blob. It uses an upload, which names the
+// object for recovery. prepare does what can be done before the digest is locked, and
+// returns a function that puts the object under its key.
+func (us *Uploads) adopt(ctx context.Context, repo string, d oci.Digest, size int64,
+	prepare func(context.Context, *upload) (func() error, error)) (added bool, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), AdoptWithin)
+	defer cancel()
+	u := us.newUpload(repo)
+	u.private, u.want = true, d
+	if us.replica.Shared {
+		u.claim = &claim{us: us, id: u.id}
+	}
+	u.mu.Lock()
+	if err := us.add(u); err != nil {
+		u.mu.Unlock()
+		return false, err
+	}
+	defer us.release(u)
+	added, err = us.publishAdopted(ctx, u, d, size, prepare)
+	if err != nil {
+		us.drop(ctx, u)
+		return false, err
+	}
+	us.finish(u)
+	return added, nil
+}
+
+func (us *Uploads) publishAdopted(ctx context.Context, u *upload, d oci.Digest, size int64,
+	prepare func(context.Context, *upload) (func() error, error)) (added bool, err error) {
+	if err := us.intend(ctx, u, size, d)(); err != nil {
+		return false, err
+	}
+	put, err := prepare(ctx, u)
+	if err != nil {
+		return false, storage.ClientError("store the blob", err)
+	}
+	if u.lostClaim() {
+		return false, uploadBusy()
+	}
+	err = us.putObject(ctx, u, d, size, put, func() error {
+		added, err = us.cat.AdoptBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: size, Tag: u.tag}, u.id)
+		return err
+	})
+	return added, err
+}
+
+// adoptFile returns a function that makes the file at path the object of d. If the store
+// cannot take the file, adoptFile copies it first.
+func (us *Uploads) adoptFile(ctx context.Context, u *upload, d oci.Digest, size int64, path string) (put func() error, err error) {
+	if a, ok := objstore.As[objstore.Adopter](us.store); ok {
+		return func() error { return a.AdoptFile(ctx, storage.BlobKey(d), path) }, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() // only read from
+	if u.obj, err = us.newObject(ctx, u, size); err != nil {
+		return nil, err
+	}
+	n, err := io.Copy(onlyWriter{u.obj}, io.LimitReader(f, size))
+	if err == nil && n < size {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return nil, err
+	}
+	return func() error { return u.commitObject(ctx, d) }, nil
+}
+
+// onlyWriter hides a writer's other methods.
+type onlyWriter struct{ io.Writer }
