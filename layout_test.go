@@ -123,7 +123,8 @@ var layout = map[string][]string{
 	"gear/rebuild/deflate":    {},
 	"gear/recipes":            {"gear", "gear/filestore", "gear/rebuild", "oci", "registry", "registry/catalog", "registry/catalog/gearfacts", "registry/objstore", "registry/storage", "registry/verify"},
 	"gear/rootfs":             {},
-	"gear/service":            {"gear", "gear/convert", "gear/filestore", "gear/predict", "gear/profile", "gear/rootfs", "oci", "registry", "registry/catalog", "registry/catalog/engine", "registry/catalog/gearfacts", "registry/catalog/repair", "registry/objstore", "registry/storage", "registry/upload"},
+	"gear/service":            {"gear", "gear/convert", "gear/filestore", "gear/rootfs", "gear/starts", "oci", "registry", "registry/catalog", "registry/catalog/engine", "registry/catalog/gearfacts", "registry/catalog/repair", "registry/objstore", "registry/storage", "registry/upload"},
+	"gear/starts":             {"gear", "gear/predict", "gear/profile", "oci", "registry/catalog", "registry/catalog/gearfacts"},
 	"gear/treetest":           {"gear", "gear/rootfs"},
 	"gear/upper":              {"gear", "gear/dirfd", "gear/rootfs"},
 

@@ -21,6 +21,7 @@ import (
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/gear/rootfs"
+	"example.org/slipway/gear/starts"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/engine"
@@ -103,6 +104,9 @@ const housekeepEvery = 10 * time.Minute
 
 // Service is the Gear side of a registry. All methods may run concurrently.
 type Service struct {
+	// Book has what is known about starts of images.
+	*starts.Book
+
 	cat      *catalog.Catalog
 	contents gearfacts.Files
 	facts    gearfacts.Layers
@@ -145,11 +149,6 @@ type Service struct {
 
 	seen    visible
 	metrics metrics
-	// predicted has what was inferred about starts. predicting bounds how many inferences
-	// run, and is acquired before ballots.mu.
-	predicted  predictions
-	predicting chan struct{}
-	ballots    ballots
 	// owner identifies this process in leases.
 	owner string
 
@@ -177,8 +176,7 @@ func (c *conversion) progress(bytes, size int64) {
 // New returns the service. It reads nothing. Run does the work that no request asks for.
 func New(cat *catalog.Catalog, blobs Blobs, files *filestore.Store, o *Options) *Service {
 	s := &Service{cat: cat, contents: gearfacts.NewFiles(cat.DB), facts: gearfacts.NewLayers(cat.DB), blobs: blobs, files: files, active: map[oci.Digest]*conversion{}, early: map[oci.Digest]*early{}, awaits: map[oci.Digest]oci.Digest{},
-		changed: make(chan struct{}), queued: make(chan struct{}, 1), mounts: make(chan struct{}, 64), idle: make(chan struct{}),
-		predicting: make(chan struct{}, predictAtOnce)}
+		changed: make(chan struct{}), queued: make(chan struct{}, 1), mounts: make(chan struct{}, 64), idle: make(chan struct{})}
 	close(s.idle)
 	if o != nil {
 		s.opts = *o
@@ -222,6 +220,7 @@ func New(cat *catalog.Catalog, blobs Blobs, files *filestore.Store, o *Options) 
 	s.slots = make(chan struct{}, v.Workers)
 	s.seen.init(v.Clock, cat.DB.Shared())
 	s.metrics.init(s)
+	s.Book = starts.New(cat, bookSource{s}, starts.Options{Logger: v.Logger, Clock: v.Clock, Owner: v.Owner, Writable: s.writable})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }
@@ -284,6 +283,7 @@ func (s *Service) Close() {
 	s.closed = true
 	s.mu.Unlock()
 	s.cancel()
+	s.Book.Close()
 	s.work.Wait()
 }
 

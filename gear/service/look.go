@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/filestore"
+	"example.org/slipway/gear/starts"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/gearfacts"
@@ -66,4 +68,24 @@ func (s *Service) whyNot(ctx context.Context, d oci.Digest) error {
 		return fmt.Errorf("look up the conversion of %s: %w", d, err)
 	}
 	return s.waiting(job)
+}
+
+// bookSource is how the book of starts reads images.
+type bookSource struct{ *Service }
+
+var _ starts.Source = bookSource{}
+
+// Visible implements starts.Source.
+func (s bookSource) Visible(ctx context.Context, repo string, names []gear.Name, wait bool) ([]bool, error) {
+	return s.look(ctx, repo, names, wait)
+}
+
+// OpenBlob implements starts.Source.
+func (s bookSource) OpenBlob(ctx context.Context, d oci.Digest, off int64) (io.ReadCloser, int64, error) {
+	return s.blobs.OpenBlob(ctx, d, off)
+}
+
+// OpenFile implements starts.Source.
+func (s bookSource) OpenFile(ctx context.Context, name gear.Name) (starts.File, error) {
+	return s.files.Open(ctx, name)
 }

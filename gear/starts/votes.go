@@ -1,4 +1,4 @@
-package service
+package starts
 
 import (
 	"cmp"
@@ -49,37 +49,37 @@ type ballot struct {
 }
 
 // readBallots reads the donors of all repositories, unless that was done recently.
-func (s *Service) readBallots(ctx context.Context) (*ballots, error) {
-	b := &s.ballots
-	if now := s.opts.Clock(); b.voters == nil || now.Sub(b.read) > ballotsFor {
-		rows, err := s.facts.LastDonors(ctx, maxBallots)
+func (b *Book) readBallots(ctx context.Context) (*ballots, error) {
+	v := &b.ballots
+	if now := b.opts.Clock(); v.voters == nil || now.Sub(v.read) > ballotsFor {
+		rows, err := b.facts.LastDonors(ctx, maxBallots)
 		if err != nil {
 			return nil, fmt.Errorf("read what images opened: %w", err)
 		}
-		b.read, b.voters, b.opened = now, map[string]bool{}, map[uint64][]ballot{}
+		v.read, v.voters, v.opened = now, map[string]bool{}, map[uint64][]ballot{}
 		for i := range rows {
 			d, err := predict.DecodeDonor(rows[i].Data)
 			if err != nil {
 				continue // it is reported when its repository asks
 			}
-			b.voters[rows[i].Repo] = true
+			v.voters[rows[i].Repo] = true
 			for rank := range d.Opened {
 				k := d.Opened[rank].Key
-				if !slices.ContainsFunc(b.opened[k], func(o ballot) bool { return o.repo == rows[i].Repo }) {
-					b.opened[k] = append(b.opened[k], ballot{rows[i].Repo, rank})
+				if !slices.ContainsFunc(v.opened[k], func(o ballot) bool { return o.repo == rows[i].Repo }) {
+					v.opened[k] = append(v.opened[k], ballot{rows[i].Repo, rank})
 				}
 			}
 		}
 	}
-	return b, nil
+	return v, nil
 }
 
 // voted returns the contents of an image that images of other repositories opened
 // wherever they had them. They are in about the order in which those images opened them.
-func (s *Service) voted(ctx context.Context, repo string, img *start) ([]gear.Name, error) {
-	s.ballots.mu.Lock()
-	defer s.ballots.mu.Unlock()
-	b, err := s.readBallots(ctx)
+func (b *Book) voted(ctx context.Context, repo string, img *start) ([]gear.Name, error) {
+	b.ballots.mu.Lock()
+	defer b.ballots.mu.Unlock()
+	all, err := b.readBallots(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -89,21 +89,25 @@ func (s *Service) voted(ctx context.Context, repo string, img *start) ([]gear.Na
 	}
 	var list []candidate
 	asked := 0
-	for _, n := range img.names {
-		cast := b.opened[binary.BigEndian.Uint64(n[:])]
-		if !s.enough(repo, cast) {
+	for i := range img.files {
+		if img.files[i].Size == 0 { // nobody needs the empty file sooner
+			continue
+		}
+		n := img.files[i].Name
+		cast := all.opened[binary.BigEndian.Uint64(n[:])]
+		if !b.enough(repo, cast) {
 			continue
 		}
 		if asked++; asked > maxAsked {
 			break
 		}
-		holders, err := s.facts.Holders(ctx, []gear.Name{n}, maxHolders)
+		holders, err := b.facts.Holders(ctx, []gear.Name{n}, maxHolders)
 		if err != nil {
 			return nil, fmt.Errorf("look up who has a file: %w", err)
 		}
 		have, opened, rank := 0, 0, 0
 		for _, h := range holders[0].Repositories {
-			if h == repo || !b.voters[h] {
+			if h == repo || !all.voters[h] {
 				continue
 			}
 			have++
@@ -126,11 +130,11 @@ func (s *Service) voted(ctx context.Context, repo string, img *start) ([]gear.Na
 // enough reports whether the owners who opened a content may speak for a repository. The
 // repository's own owner may do so alone, and other owners only together. A repository
 // does not vote for itself.
-func (s *Service) enough(repo string, votes []ballot) bool {
-	own := s.opts.Owner(repo)
+func (b *Book) enough(repo string, votes []ballot) bool {
+	own := b.opts.Owner(repo)
 	var others []string
 	for _, v := range votes {
-		o := s.opts.Owner(v.repo)
+		o := b.opts.Owner(v.repo)
 		if o == own && v.repo != repo {
 			return true
 		}

@@ -1,4 +1,4 @@
-package service
+package starts
 
 import (
 	"context"
@@ -12,38 +12,38 @@ import (
 
 // Profile returns the files that containers of an image open first, in that order. It has
 // the files that at least a quarter of the reports had. Errors: MANIFEST_UNKNOWN.
-func (s *Service) Profile(ctx context.Context, repo string, manifest oci.Digest) ([]gear.Name, error) {
-	return s.profileOf(ctx, repo, manifest, true)
+func (b *Book) Profile(ctx context.Context, repo string, manifest oci.Digest) ([]gear.Name, error) {
+	return b.profileOf(ctx, repo, manifest, true)
 }
 
 // LookProfile is Profile for callers that only look. It leaves out files that are still
 // being stored. It neither waits for them nor has them stored sooner.
-func (s *Service) LookProfile(ctx context.Context, repo string, manifest oci.Digest) ([]gear.Name, error) {
-	return s.profileOf(ctx, repo, manifest, false)
+func (b *Book) LookProfile(ctx context.Context, repo string, manifest oci.Digest) ([]gear.Name, error) {
+	return b.profileOf(ctx, repo, manifest, false)
 }
 
-func (s *Service) profileOf(ctx context.Context, repo string, manifest oci.Digest, wait bool) ([]gear.Name, error) {
-	names, _, err := s.knownOf(ctx, repo, manifest, wait)
+func (b *Book) profileOf(ctx context.Context, repo string, manifest oci.Digest, wait bool) ([]gear.Name, error) {
+	names, _, err := b.knownOf(ctx, repo, manifest, wait)
 	return names, err
 }
 
 // knownOf is profileOf, but also reports whether any report was of a complete start.
-func (s *Service) knownOf(ctx context.Context, repo string, manifest oci.Digest, wait bool) (names []gear.Name, whole bool, err error) {
-	if err := s.shows(ctx, repo, manifest); err != nil {
+func (b *Book) knownOf(ctx context.Context, repo string, manifest oci.Digest, wait bool) (names []gear.Name, whole bool, err error) {
+	if err := b.shows(ctx, repo, manifest); err != nil {
 		return nil, false, err
 	}
-	data, err := s.facts.Profile(ctx, manifest)
+	data, err := b.facts.Profile(ctx, manifest)
 	if err != nil || data == nil {
 		return nil, false, err
 	}
 	var p profile.Profile
 	if err := p.Decode(data); err != nil {
-		s.log.Warn("a damaged profile is left alone", "manifest", manifest, "err", err)
+		b.log.Warn("a damaged profile is left alone", "manifest", manifest, "err", err)
 		return nil, false, nil
 	}
 	names = p.Order()
 	// Reports may have come through another repository that shows the image.
-	may, err := s.look(ctx, repo, names, wait)
+	may, err := b.src.Visible(ctx, repo, names, wait)
 	if err != nil {
 		return nil, false, err
 	}
@@ -59,26 +59,26 @@ func (s *Service) knownOf(ctx context.Context, repo string, manifest oci.Digest,
 // ReportProfile records which files a container opened, in that order. It ignores names
 // that the repository may not read, so that a report can do no more than change an order.
 // Errors: MANIFEST_UNKNOWN.
-func (s *Service) ReportProfile(ctx context.Context, repo string, manifest oci.Digest, names []gear.Name) error {
-	return s.report(ctx, repo, manifest, names, (*profile.Profile).Add)
+func (b *Book) ReportProfile(ctx context.Context, repo string, manifest oci.Digest, names []gear.Name) error {
+	return b.report(ctx, repo, manifest, names, (*profile.Profile).Add)
 }
 
 // ReportSeen is ReportProfile for a container that may have opened other files as well,
 // which nobody saw. The report counts for its names, and not against other names. Errors:
 // MANIFEST_UNKNOWN.
-func (s *Service) ReportSeen(ctx context.Context, repo string, manifest oci.Digest, names []gear.Name) error {
-	return s.report(ctx, repo, manifest, names, (*profile.Profile).AddSeen)
+func (b *Book) ReportSeen(ctx context.Context, repo string, manifest oci.Digest, names []gear.Name) error {
+	return b.report(ctx, repo, manifest, names, (*profile.Profile).AddSeen)
 }
 
-func (s *Service) report(ctx context.Context, repo string, manifest oci.Digest, names []gear.Name, add func(*profile.Profile, []gear.Name)) error {
-	if err := s.writable(); err != nil {
+func (b *Book) report(ctx context.Context, repo string, manifest oci.Digest, names []gear.Name, add func(*profile.Profile, []gear.Name)) error {
+	if err := b.opts.Writable(); err != nil {
 		return err
 	}
-	if err := s.shows(ctx, repo, manifest); err != nil {
+	if err := b.shows(ctx, repo, manifest); err != nil {
 		return err
 	}
 	names = names[:min(len(names), profile.MaxFiles)]
-	may, err := s.visible(ctx, repo, names)
+	may, err := b.src.Visible(ctx, repo, names, true)
 	if err != nil {
 		return err
 	}
@@ -91,24 +91,24 @@ func (s *Service) report(ctx context.Context, repo string, manifest oci.Digest, 
 	if len(opened) == 0 {
 		return nil
 	}
-	err = s.facts.ChangeProfile(ctx, manifest, func(old []byte) ([]byte, error) {
+	err = b.facts.ChangeProfile(ctx, manifest, func(old []byte) ([]byte, error) {
 		var p profile.Profile
 		if err := p.Decode(old); err != nil {
-			s.log.Warn("a damaged profile begins anew", "manifest", manifest, "err", err)
+			b.log.Warn("a damaged profile begins anew", "manifest", manifest, "err", err)
 			p = profile.Profile{}
 		}
 		add(&p, opened)
 		return p.Encode(), nil
 	})
 	if err == nil {
-		s.learnFrom(repo, manifest)
+		b.learnFrom(repo, manifest)
 	}
 	return err
 }
 
 // shows returns an error unless a repository shows a manifest.
-func (s *Service) shows(ctx context.Context, repo string, manifest oci.Digest) error {
-	_, err := s.cat.Manifest(ctx, repo, manifest)
+func (b *Book) shows(ctx context.Context, repo string, manifest oci.Digest) error {
+	_, err := b.cat.Manifest(ctx, repo, manifest)
 	if errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNoRepository) {
 		return oci.Errorf(oci.CodeManifestUnknown, "%s has no manifest %s", repo, manifest)
 	}

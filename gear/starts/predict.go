@@ -1,4 +1,4 @@
-package service
+package starts
 
 import (
 	"bytes"
@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/gear/filestore"
 	"example.org/slipway/gear/predict"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog/gearfacts"
@@ -54,13 +53,13 @@ type Prediction struct {
 // the image itself.
 func (p *Prediction) Inferred() bool { return predict.Inferred(p.Files) }
 
-// Predict returns the image's own profile, as [Service.Profile] does. If there is no
+// Predict returns the image's own profile, as [Book.Profile] does. If there is no
 // complete profile, it adds to the files that were seen to be opened what can be
 // inferred: from other images of the repository, from the program that the image starts,
 // and from what images with the same contents opened. Inferred predictions are kept only
 // for a while and never count as reports. Errors: MANIFEST_UNKNOWN.
-func (s *Service) Predict(ctx context.Context, repo string, manifest oci.Digest) (Prediction, error) {
-	own, whole, err := s.knownOf(ctx, repo, manifest, true)
+func (b *Book) Predict(ctx context.Context, repo string, manifest oci.Digest) (Prediction, error) {
+	own, whole, err := b.knownOf(ctx, repo, manifest, true)
 	if err != nil {
 		return Prediction{}, err
 	}
@@ -68,10 +67,10 @@ func (s *Service) Predict(ctx context.Context, repo string, manifest oci.Digest)
 	if whole {
 		return Prediction{Files: known}, nil
 	}
-	p, err := s.inferred(ctx, repo, manifest)
+	p, err := b.inferred(ctx, repo, manifest)
 	if err != nil && ctx.Err() == nil {
 		// A start without a prediction is only slower.
-		s.log.Warn("what an image opens first cannot be inferred", "repo", repo, "manifest", manifest, "err", err)
+		b.log.Warn("what an image opens first cannot be inferred", "repo", repo, "manifest", manifest, "err", err)
 		return Prediction{Files: known}, nil
 	}
 	p.Files = joined(known, p.Files)
@@ -169,45 +168,45 @@ func (c *predictions) forget(repo string) {
 
 // inferred returns what can be predicted about an image without a report. It is empty as
 // long as the image is not converted.
-func (s *Service) inferred(ctx context.Context, repo string, manifest oci.Digest) (Prediction, error) {
+func (b *Book) inferred(ctx context.Context, repo string, manifest oci.Digest) (Prediction, error) {
 	k := imageKey{repo, manifest}
-	if p, _, ok := s.predicted.get(k, s.opts.Clock()); ok {
+	if p, _, ok := b.predicted.get(k, b.opts.Clock()); ok {
 		return p, nil
 	}
 	select {
-	case s.predicting <- struct{}{}:
-		defer func() { <-s.predicting }()
+	case b.predicting <- struct{}{}:
+		defer func() { <-b.predicting }()
 	case <-ctx.Done():
 		return Prediction{}, ctx.Err()
 	}
-	p, changes, ok := s.predicted.get(k, s.opts.Clock()) // another call may have made it meanwhile
+	p, changes, ok := b.predicted.get(k, b.opts.Clock()) // another call may have made it meanwhile
 	if ok {
 		return p, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, predictTime)
 	defer cancel()
-	p, err := s.infer(ctx, repo, manifest)
+	p, err := b.infer(ctx, repo, manifest)
 	var pending *gear.PendingError
 	if errors.As(err, &pending) || errors.Is(err, gear.ErrNotConverted) || errors.Is(err, errNoImage) {
 		return Prediction{}, nil
 	}
 	if err == nil {
-		s.predicted.put(k, p, s.opts.Clock(), changes)
+		b.predicted.put(k, p, b.opts.Clock(), changes)
 	}
 	return p, err
 }
 
 // infer makes a prediction.
-func (s *Service) infer(ctx context.Context, repo string, manifest oci.Digest) (Prediction, error) {
-	img, err := s.startOf(ctx, repo, manifest)
+func (b *Book) infer(ctx context.Context, repo string, manifest oci.Digest) (Prediction, error) {
+	img, err := b.startOf(ctx, repo, manifest)
 	if err != nil {
 		return Prediction{}, err
 	}
-	donors, err := s.donors(ctx, repo)
+	donors, err := b.donors(ctx, repo)
 	if err != nil {
 		return Prediction{}, err
 	}
-	open := s.opener(ctx)
+	open := b.opener(ctx)
 	var out Prediction
 	d := predict.Likest(img.tree, img.platform, img.command.Args, donors)
 	if d != nil {
@@ -222,7 +221,7 @@ func (s *Service) infer(ctx context.Context, repo string, manifest oci.Digest) (
 	// A donor says little if most of its files are not found, because the image is a
 	// different one now.
 	out.Files = joined(out.Files, predict.Static(img.tree, img.command, open))
-	voted, err := s.voted(ctx, repo, img)
+	voted, err := b.voted(ctx, repo, img)
 	if err != nil {
 		return Prediction{}, err
 	}
@@ -233,7 +232,7 @@ func (s *Service) infer(ctx context.Context, repo string, manifest oci.Digest) (
 // start is what a prediction needs to know about the start of an image.
 type start struct {
 	tree     *predict.Tree
-	names    []gear.Name // the contents of the tree
+	files    []gear.File // the contents of the tree
 	platform string
 	command  predict.Command
 }
@@ -243,8 +242,8 @@ var errNoImage = errors.New("the manifest is not that of an image")
 
 // startOf reads what a prediction needs to know about an image. Errors: errNoImage,
 // gear.ErrNotConverted, *gear.PendingError.
-func (s *Service) startOf(ctx context.Context, repo string, manifest oci.Digest) (*start, error) {
-	m, err := s.cat.Manifest(ctx, repo, manifest)
+func (b *Book) startOf(ctx context.Context, repo string, manifest oci.Digest) (*start, error) {
+	m, err := b.cat.Manifest(ctx, repo, manifest)
 	if err != nil {
 		return nil, err
 	}
@@ -260,7 +259,7 @@ func (s *Service) startOf(ctx context.Context, repo string, manifest oci.Digest)
 		if !gear.IsLayer(l.MediaType) {
 			return nil, errNoImage
 		}
-		if layers[i], err = s.Look(ctx, repo, l.Digest); err != nil {
+		if layers[i], err = b.src.Look(ctx, repo, l.Digest); err != nil {
 			return nil, err
 		}
 	}
@@ -268,18 +267,18 @@ func (s *Service) startOf(ctx context.Context, repo string, manifest oci.Digest)
 	if err != nil {
 		return nil, err
 	}
-	out := &start{tree: predict.NewTree(x), names: stored(x)}
-	return out, s.readConfig(ctx, doc.Config.Digest, out)
+	out := &start{tree: predict.NewTree(x), files: x.Files}
+	return out, b.readConfig(ctx, doc.Config.Digest, out)
 }
 
 // readConfig reads how the containers of an image are started.
-func (s *Service) readConfig(ctx context.Context, d oci.Digest, out *start) error {
-	body, _, err := s.blobs.OpenBlob(ctx, d, 0)
+func (b *Book) readConfig(ctx context.Context, d oci.Digest, out *start) error {
+	body, _, err := b.src.OpenBlob(ctx, d, 0)
 	if err != nil {
 		return fmt.Errorf("read the configuration %s: %w", d, err)
 	}
 	defer body.Close()
-	b, err := io.ReadAll(io.LimitReader(body, maxConfig))
+	content, err := io.ReadAll(io.LimitReader(body, maxConfig))
 	if err != nil {
 		return fmt.Errorf("read the configuration %s: %w", d, err)
 	}
@@ -292,7 +291,7 @@ func (s *Service) readConfig(ctx context.Context, d oci.Digest, out *start) erro
 			WorkingDir           string
 		} `json:"config"`
 	}
-	if json.Unmarshal(b, &c) != nil {
+	if json.Unmarshal(content, &c) != nil {
 		return errNoImage
 	}
 	out.platform = strings.Join([]string{c.OS, c.Arch, c.Variant}, "/")
@@ -301,8 +300,8 @@ func (s *Service) readConfig(ctx context.Context, d oci.Digest, out *start) erro
 }
 
 // donors reads the donors of a repository. It skips a donor that is damaged.
-func (s *Service) donors(ctx context.Context, repo string) ([]*predict.Donor, error) {
-	rows, err := s.facts.Donors(ctx, repo)
+func (b *Book) donors(ctx context.Context, repo string) ([]*predict.Donor, error) {
+	rows, err := b.facts.Donors(ctx, repo)
 	if err != nil {
 		return nil, fmt.Errorf("read the donors of %s: %w", repo, err)
 	}
@@ -310,7 +309,7 @@ func (s *Service) donors(ctx context.Context, repo string) ([]*predict.Donor, er
 	for i := range rows {
 		d, err := predict.DecodeDonor(rows[i].Data)
 		if err != nil {
-			s.log.Warn("a damaged donor is left alone", "repo", repo, "manifest", rows[i].Manifest, "err", err)
+			b.log.Warn("a damaged donor is left alone", "repo", repo, "manifest", rows[i].Manifest, "err", err)
 			continue
 		}
 		out = append(out, d)
@@ -319,42 +318,41 @@ func (s *Service) donors(ctx context.Context, repo string) ([]*predict.Donor, er
 }
 
 // learnFrom makes a donor of an image whose profile has changed, in the background.
-func (s *Service) learnFrom(repo string, manifest oci.Digest) {
-	if !s.predicted.learn(imageKey{repo, manifest}, s.opts.Clock()) || !s.begin() {
+func (b *Book) learnFrom(repo string, manifest oci.Digest) {
+	if !b.predicted.learn(imageKey{repo, manifest}, b.opts.Clock()) {
 		return
 	}
-	go func() {
-		defer s.work.Done()
-		if err := s.learn(s.ctx, repo, manifest); err != nil && s.ctx.Err() == nil {
-			s.log.Warn("what an image opened is not kept for its next version", "repo", repo, "manifest", manifest, "err", err)
+	b.begin(func() {
+		if err := b.learn(b.ctx, repo, manifest); err != nil && b.ctx.Err() == nil {
+			b.log.Warn("what an image opened is not kept for its next version", "repo", repo, "manifest", manifest, "err", err)
 		}
-	}()
+	})
 }
 
-func (s *Service) learn(ctx context.Context, repo string, manifest oci.Digest) error {
+func (b *Book) learn(ctx context.Context, repo string, manifest oci.Digest) error {
 	select {
-	case s.predicting <- struct{}{}:
-		defer func() { <-s.predicting }()
+	case b.predicting <- struct{}{}:
+		defer func() { <-b.predicting }()
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 	ctx, cancel := context.WithTimeout(ctx, predictTime)
 	defer cancel()
-	img, err := s.startOf(ctx, repo, manifest)
+	img, err := b.startOf(ctx, repo, manifest)
 	if errors.Is(err, errNoImage) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	opened, whole, err := s.knownOf(ctx, repo, manifest, false)
+	opened, whole, err := b.knownOf(ctx, repo, manifest, false)
 	if err != nil || len(opened) == 0 {
 		return err
 	}
 	if !whole {
 		// Files that the start was given could not be seen to be opened. They are known
 		// from the earlier prediction.
-		inferred, err := s.infer(ctx, repo, manifest)
+		inferred, err := b.infer(ctx, repo, manifest)
 		if err != nil {
 			return err
 		}
@@ -364,23 +362,23 @@ func (s *Service) learn(ctx context.Context, repo string, manifest oci.Digest) e
 			}
 		}
 	}
-	d := predict.NewDonor(img.tree, string(manifest), img.platform, img.command.Args, opened, s.opts.Clock())
+	d := predict.NewDonor(img.tree, string(manifest), img.platform, img.command.Args, opened, b.opts.Clock())
 	d.Part = !whole
 	data, err := d.Encode()
 	if err != nil {
 		return err
 	}
 	kind := d.Platform + " " + d.Command
-	if err := s.facts.PutDonor(ctx, gearfacts.Donor{Repo: repo, Manifest: manifest, Data: data}, kind, keepDonors); err != nil {
+	if err := b.facts.PutDonor(ctx, gearfacts.Donor{Repo: repo, Manifest: manifest, Data: data}, kind, keepDonors); err != nil {
 		return err
 	}
-	s.predicted.forget(repo)
+	b.predicted.forget(repo)
 	return nil
 }
 
 // opener returns a function that opens contents for a prediction, up to the bounds of the
 // prediction.
-func (s *Service) opener(ctx context.Context) predict.Open {
+func (b *Book) opener(ctx context.Context) predict.Open {
 	left := int64(predictBytes)
 	take := func(n int64) error {
 		if left -= n; left < 0 {
@@ -389,7 +387,7 @@ func (s *Service) opener(ctx context.Context) predict.Open {
 		return ctx.Err()
 	}
 	return func(f gear.File) (io.ReaderAt, error) {
-		stored, err := s.files.Open(ctx, f.Name)
+		stored, err := b.src.OpenFile(ctx, f.Name)
 		if err != nil {
 			return nil, err
 		}
@@ -399,8 +397,8 @@ func (s *Service) opener(ctx context.Context) predict.Open {
 		if err := take(stored.Size()); err != nil {
 			return nil, err
 		}
-		b, err := stored.Content(ctx)
-		return bytes.NewReader(b), err
+		content, err := stored.Content(ctx)
+		return bytes.NewReader(content), err
 	}
 }
 
@@ -410,7 +408,7 @@ var errCostly = errors.New("too much was read for one prediction")
 // blocks reads the chunks of a large content on demand.
 type blocks struct {
 	ctx  context.Context // of the prediction
-	f    *filestore.File
+	f    File
 	take func(n int64) error
 	have map[int64][]byte
 }
