@@ -183,3 +183,23 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// TestFalseReport adds one report of all files of a large image to a few honest ones.
+func TestFalseReport(t *testing.T) {
+	for _, honest := range []int{1, 2, 3, 10} {
+		var p profile.Profile
+		var opened, all []gear.Name
+		for i := range 20_000 {
+			if all = append(all, numbered(i)); i < 100 {
+				opened = append(opened, numbered(i))
+			}
+		}
+		for range honest {
+			p.Add(opened)
+		}
+		p.Add(all)
+		if got := p.Order(); len(got) > 1600 || !slices.Equal(got[:100], opened) {
+			t.Errorf("%d honest reports and a false one: %d files", honest, len(got))
+		}
+	}
+}

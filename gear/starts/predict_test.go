@@ -1,9 +1,6 @@
-package service_test
+package starts_test
 
 import (
-	"context"
-	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,35 +9,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/gear/profile"
-	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
-// pushImage pushes an image of files that starts a command, and waits until it is converted.
-func (b *bed) pushImage(repo string, command []string, files ...file) oci.Digest {
-	b.t.Helper()
-	layer := b.pushBlob(repo, zipped(tarOf(files...)))
-	config, err := json.Marshal(map[string]any{"os": "linux", "architecture": "amd64", "config": map[string]any{"Entrypoint": command}})
-	b.must(err)
-	d := b.pushBlob(repo, config)
-	blob, err := b.cat.Blob(context.Background(), repo, layer)
-	b.must(err)
-	raw, err := json.Marshal(map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeOCIManifest,
-		"config": oci.Descriptor{MediaType: "application/vnd.oci.image.config.v1+json", Digest: d, Size: int64(len(config))},
-		"layers": []oci.Descriptor{{MediaType: gzipLayer, Digest: layer, Size: blob.Size}}})
-	b.must(err)
-	res, err := b.reg.PutManifest(context.Background(), repo, oci.PutManifest{Bytes: raw})
-	b.must(err)
-	b.wait(layer)
-	return res.Digest
-}
-
 // predicted returns what is predicted of an image, by the contents of its files.
 func (b *bed) predicted(repo string, m oci.Digest, files ...file) ([]string, oci.Digest) {
 	b.t.Helper()
-	p, err := b.svc.Predict(b.t.Context(), repo, m)
+	p, err := b.book.Predict(b.t.Context(), repo, m)
 	b.must(err)
 	out := []string{}
 	for _, f := range p.Files {
@@ -61,7 +37,7 @@ func (b *bed) reports(repo string, m oci.Digest, files ...file) {
 	for _, f := range files {
 		names = append(names, name(f.data))
 	}
-	b.must(b.svc.ReportProfile(b.t.Context(), repo, m, names))
+	b.must(b.book.ReportProfile(b.t.Context(), repo, m, names))
 	b.eventually("the report is learnt from", func() bool {
 		rows, err := gearfacts.NewLayers(b.cat.DB).Donors(b.t.Context(), repo)
 		return err == nil && slices.ContainsFunc(rows, func(d gearfacts.Donor) bool { return d.Manifest == m })
@@ -78,7 +54,7 @@ func want(t *testing.T, what string, got []string, wanted ...string) {
 // TestPredict starts the versions of a series one after the other: each inherits from the
 // likest one, also when that is gone, and its own reports replace what was inferred.
 func TestPredict(t *testing.T) {
-	b := newBed(t, setup{})
+	b := newBed(t, nil)
 	v := func(n int) []file {
 		return []file{{"app-1." + fmt.Sprint(n), fmt.Append(nil, "program ", n)}, {"lib/same", []byte("same")}, {"lib/unused", fmt.Append(nil, "unused ", n)},
 			{"run.sh", []byte("#!/bin/sh\n")}}
@@ -96,7 +72,7 @@ func TestPredict(t *testing.T) {
 	two := b.pushImage(ours, []string{"/run.sh"}, v(2)...)
 	b.must(b.reg.DeleteManifest(t.Context(), ours, one))
 	b.collect()
-	if _, err := b.svc.Predict(t.Context(), ours, one); !oci.HasCode(err, oci.CodeManifestUnknown) {
+	if _, err := b.book.Predict(t.Context(), ours, one); !oci.HasCode(err, oci.CodeManifestUnknown) {
 		t.Errorf("of an image that is gone: %v", err)
 	}
 	got, donor = b.predicted(ours, two, v(2)...)
@@ -104,7 +80,7 @@ func TestPredict(t *testing.T) {
 	if donor != one {
 		t.Errorf("donor %s, want %s", donor, one)
 	}
-	if own, err := b.svc.Profile(t.Context(), ours, two); err != nil || len(own) > 0 {
+	if own, err := b.book.Profile(t.Context(), ours, two); err != nil || len(own) > 0 {
 		t.Errorf("what is inferred counts as a profile of %d files (%v)", len(own), err)
 	}
 	// The first report of what was really opened replaces it.
@@ -129,12 +105,12 @@ func TestPredict(t *testing.T) {
 // TestPredictInPart has starts that are seen in part only: what was missing is added to what is
 // inferred, and the next version inherits both.
 func TestPredictInPart(t *testing.T) {
-	b := newBed(t, setup{})
+	b := newBed(t, nil)
 	v := func(n int) []file {
 		return []file{{"app-1." + fmt.Sprint(n), fmt.Append(nil, "program ", n)}, {"lib/same", []byte("same")}, {"run.sh", []byte("#!/bin/sh\n")}}
 	}
 	seen := func(m oci.Digest, f file) {
-		b.must(b.svc.ReportSeen(t.Context(), ours, m, []gear.Name{name(f.data)}))
+		b.must(b.book.ReportSeen(t.Context(), ours, m, []gear.Name{name(f.data)}))
 		b.eventually("the report is learnt from", func() bool {
 			rows, err := gearfacts.NewLayers(b.cat.DB).Donors(t.Context(), ours)
 			return err == nil && slices.ContainsFunc(rows, func(d gearfacts.Donor) bool { return d.Manifest == m })
@@ -174,10 +150,10 @@ func TestVotesOfOwners(t *testing.T) {
 		{[]string{"b/1", "c/1", "d/1", "e/1"}, []string{"f/1"}, true},
 	} {
 		t.Run(strings.Join(c.opened, " ")+" not "+strings.Join(c.only, " "), func(t *testing.T) {
-			b := newBed(t, setup{gear: gearregistry.Options{Owner: func(repo string) string {
+			b := newBed(t, func(repo string) string {
 				owner, _, _ := strings.Cut(repo, "/")
 				return owner
-			}}})
+			})
 			for _, repo := range c.opened {
 				b.reports(repo, b.pushImage(repo, nil, shared, rest(repo)), shared)
 			}
@@ -193,30 +169,4 @@ func TestVotesOfOwners(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestFalseReport adds one report of all files of a large image to a few honest ones.
-func TestFalseReport(t *testing.T) {
-	for _, honest := range []int{1, 2, 3, 10} {
-		var p profile.Profile
-		var opened, all []gear.Name
-		for i := range 20_000 {
-			if all = append(all, numbered(i)); i < 100 {
-				opened = append(opened, numbered(i))
-			}
-		}
-		for range honest {
-			p.Add(opened)
-		}
-		p.Add(all)
-		if got := p.Order(); len(got) > 1600 || !slices.Equal(got[:100], opened) {
-			t.Errorf("%d honest reports and a false one: %d files", honest, len(got))
-		}
-	}
-}
-
-// numbered returns a name from which the number can be read.
-func numbered(i int) (n gear.Name) {
-	binary.BigEndian.PutUint64(n[:], uint64(i))
-	return n
 }

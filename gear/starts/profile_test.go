@@ -1,4 +1,4 @@
-package service_test
+package starts_test
 
 import (
 	"encoding/binary"
@@ -16,29 +16,27 @@ import (
 // TestProfiles reports the use of files through a repository. Some of the names are not
 // visible to it.
 func TestProfiles(t *testing.T) {
-	b := newBed(t, setup{})
+	b := newBed(t, nil)
 	ctx := t.Context()
 	secret := []byte("secret")
-	_, l := b.push(theirs, zipped(tarOf(file{"s", secret})))
+	b.pushImage(theirs, nil, file{"s", secret})
 	var files []file
 	for i := range 20 {
 		files = append(files, file{fmt.Sprint(i), []byte(fmt.Sprint("content ", i))})
 	}
-	m, d := b.push(ours, zipped(tarOf(files...)))
-	b.wait(d)
-	b.wait(l)
-	if got, err := b.svc.Profile(ctx, ours, m); len(got) != 0 || err != nil {
+	m := b.pushImage(ours, nil, files...)
+	if got, err := b.book.Profile(ctx, ours, m); len(got) != 0 || err != nil {
 		t.Errorf("before any report: %v, %v", got, err)
 	}
 	opened := []gear.Name{name(files[7].data), name(secret), name([]byte("nothing")), name(files[3].data), name(files[5].data)}
-	b.must(b.svc.ReportProfile(ctx, ours, m, opened))
+	b.must(b.book.ReportProfile(ctx, ours, m, opened))
 	want := []gear.Name{opened[0], opened[3], opened[4]}
-	if got, err := b.svc.Profile(ctx, ours, m); err != nil || !slices.Equal(got, want) {
+	if got, err := b.book.Profile(ctx, ours, m); err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %x (%v), want %x", got, err, want)
 	}
 	// A report of foreign names only, or of no names, has no effect.
-	b.must(b.svc.ReportProfile(ctx, ours, m, opened[1:3]))
-	b.must(b.svc.ReportProfile(ctx, ours, m, nil))
+	b.must(b.book.ReportProfile(ctx, ours, m, opened[1:3]))
+	b.must(b.book.ReportProfile(ctx, ours, m, nil))
 	// Far too many names, most of them unknown.
 	many := slices.Clone(want)
 	for range 3 * profile.MaxFiles {
@@ -46,22 +44,22 @@ func TestProfiles(t *testing.T) {
 		binary.BigEndian.PutUint64(n[:], rand.Uint64())
 		many = append(many, n)
 	}
-	b.must(b.svc.ReportProfile(ctx, ours, m, many))
-	if got, err := b.svc.Profile(ctx, ours, m); err != nil || !slices.Equal(got, want) {
+	b.must(b.book.ReportProfile(ctx, ours, m, many))
+	if got, err := b.book.Profile(ctx, ours, m); err != nil || !slices.Equal(got, want) {
 		t.Errorf("after many: got %x (%v)", got, err)
 	}
 	// A damaged profile counts as none, and the next report starts a new one.
 	b.must(gearfacts.NewLayers(b.cat.DB).ChangeProfile(ctx, m, func([]byte) ([]byte, error) { return []byte("nonsense"), nil }))
-	if got, err := b.svc.Profile(ctx, ours, m); len(got) != 0 || err != nil {
+	if got, err := b.book.Profile(ctx, ours, m); len(got) != 0 || err != nil {
 		t.Errorf("of a damaged one: %v, %v", got, err)
 	}
-	b.must(b.svc.ReportProfile(ctx, ours, m, want[1:]))
-	if got, err := b.svc.Profile(ctx, ours, m); err != nil || !slices.Equal(got, want[1:]) {
+	b.must(b.book.ReportProfile(ctx, ours, m, want[1:]))
+	if got, err := b.book.Profile(ctx, ours, m); err != nil || !slices.Equal(got, want[1:]) {
 		t.Errorf("anew: got %x (%v)", got, err)
 	}
 	// The profile is deleted with its image.
 	b.must(b.reg.DeleteManifest(ctx, ours, m))
-	if err := b.svc.ReportProfile(ctx, ours, m, want); !oci.HasCode(err, oci.CodeManifestUnknown) {
+	if err := b.book.ReportProfile(ctx, ours, m, want); !oci.HasCode(err, oci.CodeManifestUnknown) {
 		t.Errorf("of a deleted image: %v", err)
 	}
 	b.collect()
