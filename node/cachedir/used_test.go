@@ -37,11 +37,11 @@ func (l *lru) open(i int, size int64) {
 	l.at[i] = l.order.PushBack(i)
 }
 
-// TestReplay runs tasks of images that share layers through a cache that holds a part of them. The
-// kernel opens what is there. The cache therefore sees only what it lacks, and what is in memory
-// when a container ends. It fetches hardly more than an exact LRU over all opens would. It never
-// takes more disk space than the budget and one file. SLIPWAY_REPLAY_SCALE multiplies the size of
-// the files and of the cache of 7 MiB.
+// TestReplay runs tasks of images that share layers through a cache that holds a part of
+// them. The kernel opens cached files itself. So the cache sees only misses, and which
+// files are in memory when a container ends. It fetches hardly more than an exact LRU
+// over all opens would. It never takes more disk space than the budget and one file.
+// SLIPWAY_REPLAY_SCALE multiplies the size of the files and of the cache of 7 MiB.
 func TestReplay(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")

@@ -258,8 +258,9 @@ func TestForeignOpens(t *testing.T) {
 	}
 }
 
-// TestForgottenViews checks that the views of images that are forgotten are still told of, also
-// after a restart: the pool holds files of them, and is made to let go of them by their views.
+// TestForgottenViews checks that the views of forgotten images are still reported, even
+// after a restart. The pool holds files of these images, and learns by their views which
+// files to release.
 func TestForgottenViews(t *testing.T) {
 	t.Parallel()
 	tr := makeTree(t, content(1, 1000))

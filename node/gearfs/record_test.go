@@ -113,10 +113,11 @@ func TestRecording(t *testing.T) {
 	}
 }
 
-// TestReportsTellTheTruth starts containers that open any part of a profile of any origin, and
-// something else. What a watched start reports is what it opened, in order and nothing else, and
-// the first report replaces what was inferred. A start of which opens may have been missed
-// reports what was seen, and that it is not all: a predicted file must not count as wanted.
+// TestReportsTellTheTruth starts containers that open any part of a profile of any
+// origin, and another file. A watched start reports exactly what it opened, in order, and
+// the first report replaces what was inferred. If opens may have been missed, the start
+// reports what was seen and that it is not all, because a predicted file must not count
+// as wanted.
 func TestReportsTellTheTruth(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 12)...)
 	mnt := overlay(t, tr)
@@ -185,8 +186,9 @@ func TestReportsTellTheTruth(t *testing.T) {
 	}
 }
 
-// TestStartIsTold checks the account of a start: what was wanted and predicted, asked for and
-// here, and how good the prediction was.
+// TestStartIsTold checks the account of a start: which files were predicted and which
+// were wanted, when they were requested and when they arrived, and how good the
+// prediction was.
 func TestStartIsTold(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 12)...)
 	mnt := overlay(t, tr)
@@ -289,8 +291,9 @@ func TestRecordPool(t *testing.T) {
 	eventually(t, "only what was seen is reported", func() bool { return slices.Equal(src.report(), want[1:]) })
 }
 
-// TestManyEnds checks what containers read that end while the files of their image are looked at
-// for another: the cache sees that, too, and each look serves many ends.
+// TestManyEnds checks what containers read that end while the files of their image are
+// examined for another container. The cache must learn of their reads, too, and one
+// examination must serve many ends.
 func TestManyEnds(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 200)...)
 	n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": newSource(tr)})

@@ -327,9 +327,9 @@ func TestEvict(t *testing.T) {
 	}
 }
 
-// TestRenew has a content turn out to be another one, of any size, while a process has a part of it
-// open and when none has. The kernel has read what was said first. Afterwards everybody reads what
-// is right, also who has it open.
+// TestRenew replaces a content by another one, of any size, while a process has a part of
+// it open, and while none has. The kernel has read the old content first. Afterwards
+// every reader gets the right bytes, even one that has the content open.
 func TestRenew(t *testing.T) {
 	p := newPool(t, patience)
 	p.partial = true

@@ -18,10 +18,9 @@ import (
 	"example.org/slipway/node/snapshotter"
 )
 
-// trees is a Lower that keeps trees on disk, the way the kernel needs them: a
-// directory of names and sizes whose files point to contents by digest, and a
-// directory of contents. What it knows is on disk alone, so another process
-// can go on with it.
+// trees is a Lower that keeps trees on disk in the form that the kernel needs: a
+// directory of names and sizes whose files point to contents by digest, and a directory
+// of contents. Its whole state is on disk, so another process can continue with it.
 //
 //	chains/X/tree   the names, made by Claim
 //	chains/X/mnt    a bind mount of it, made by Mount
