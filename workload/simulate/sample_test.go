@@ -88,7 +88,8 @@ func published() map[string][5]cell {
 }
 
 // some returns how many of the first n cases are simulated. The race detector makes a
-// simulation ten times as long, and finds in two cases at once what it finds in all.
+// simulation ten times as slow, and two cases at once show it as many races as all of
+// them.
 func some(n int64) int64 {
 	if raceDetector {
 		return min(n, 2)

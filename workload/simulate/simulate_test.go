@@ -207,8 +207,9 @@ func TestLoadCache(t *testing.T) {
 	}
 }
 
-// TestPushedByPatches loads pushes as the logs of different registries have them: all of it at the
-// PUT that ends an upload, or what came with that alone, and nothing of what came before.
+// TestPushedByPatches loads pushes as the logs of different registries record them: the
+// PUT that ends an upload has the size of everything, or only of its own body, and
+// nothing is recorded of what came before.
 func TestPushedByPatches(t *testing.T) {
 	const unknown = trace.Unknown
 	for name, tc := range map[string]struct {

@@ -327,8 +327,8 @@ func TestFollowFindsFormats(t *testing.T) {
 	}
 }
 
-// TestFollowFindsNewFormat follows a log whose writer was told to use another format, so that the
-// beginning of the file has lines that no more come.
+// TestFollowFindsNewFormat follows a log whose writer changed to another format, so that
+// the beginning of the file has another format than all new lines.
 func TestFollowFindsNewFormat(t *testing.T) {
 	old, now := titled{text: combined("203.0.113.7")}, titled{title: "trace", text: example(t, "trace")}
 	for _, n := range []int{1, 250, 2000} {
