@@ -144,10 +144,11 @@ func TestPlatforms(t *testing.T) {
 	}
 }
 
-// TestUnnamedPlatforms resolves indexes of one and of two images, which are for this machine, for
-// its 32-bit kind or for another, and of which the index says so or not. The choice is containerd's:
-// what says that it is for this machine, then what says that it is for its 32-bit kind, then the
-// first that says nothing, if it turns out to be for either.
+// TestUnnamedPlatforms resolves indexes of one or two images. The images are for this
+// machine, for its 32-bit kind or for another machine, and the index names their
+// platforms or does not. The choice must be containerd's: first an image whose platform
+// is named as this machine's, then one that is named as its 32-bit kind, then the first
+// image without a name whose configuration is for either.
 func TestUnnamedPlatforms(t *testing.T) {
 	b := newBed(t)
 	host := oci.HostPlatform()

@@ -295,10 +295,10 @@ func TestExportCancelled(t *testing.T) {
 	}
 }
 
-// TestExportOddEntries exports trees whose entries have the attributes and devices that other
-// systems' archivers write: names that Linux does not know, values longer than a file can have,
-// access control lists that are none. With Lost every tree comes, each attribute as it was or told
-// of.
+// TestExportOddEntries exports trees whose entries have attributes and devices as
+// archivers of other systems write them: names that Linux does not know, values longer
+// than a file can have, invalid access control lists. With Lost every tree is exported,
+// and each attribute is either kept or reported.
 func TestExportOddEntries(t *testing.T) {
 	treetest.NeedRoot(t)
 	names := []string{"user.a", "trusted.a", "security.a", "com.apple.provenance", "system.nfs4_acl", "system.posix_acl_access", "system.posix_acl_default", "user." + strings.Repeat("n", 300)}

@@ -148,8 +148,8 @@ func readSample(t *testing.T, c *contents, dir, series, version string) *sample 
 	return s
 }
 
-// run runs the task in a copy of the image, and notes which files were read: those whose time
-// of access is not what it was set to.
+// run runs the task in a copy of the image, and notes which files were read: those whose
+// access time was changed.
 func (s *sample) run(t *testing.T) {
 	t.Helper()
 	root, err := os.MkdirTemp("/dev/shm", "predict")
@@ -257,9 +257,10 @@ func (s *sample) judge(got []predict.File, siblings bool) (q quality) {
 	return q
 }
 
-// times is how long the start is expected to take in place of one that knows all: bytes at a
-// rate, and a round trip of 20 ms for the prediction and for each miss. Contents count with
-// 40 % of their size, as they come compressed.
+// times is the expected time of the start, divided by that of a start whose prediction is
+// perfect. It counts bytes at a rate, and a round trip of 20 ms for the prediction and
+// for each miss. Contents count with 40 % of their size, because they are sent
+// compressed.
 func (q *quality) times(mbit float64) float64 {
 	const rtt = 0.02
 	rate := mbit * 1e6 / 8 / 0.4
@@ -297,9 +298,10 @@ func voters(all []*sample, to *sample) []gear.Name {
 	return out
 }
 
-// TestCorpus judges predictions over real images: SLIPWAY_CORPUS is a directory of OCI layouts
-// SERIES/VERSION, of which SLIPWAY_SERIES chooses some, separated by commas. It needs no network but loopback, and measures no time: what it says is the same
-// on any machine.
+// TestCorpus judges predictions over real images. SLIPWAY_CORPUS is a directory of OCI
+// layouts SERIES/VERSION, and SLIPWAY_SERIES chooses some series, separated by commas. It
+// needs only the loopback network, and measures no time, so its results are the same on
+// any machine.
 func TestCorpus(t *testing.T) {
 	dir := os.Getenv("SLIPWAY_CORPUS")
 	if dir == "" {

@@ -27,8 +27,8 @@ func TestSiblings(t *testing.T) {
 	}
 }
 
-// TestSiblingsClose has programs of which one opens what it is given, and one never does: for
-// the latter the guesses end soon.
+// TestSiblingsClose has two programs: one opens the siblings that are fetched for it, and
+// one never does. For the latter the guesses end soon.
 func TestSiblingsClose(t *testing.T) {
 	const dirs, each, size = 200, 20, 30 << 10
 	all := files{}

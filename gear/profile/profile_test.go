@@ -59,8 +59,9 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestSeenInPart merges reports of starts that were seen in part: they add what was missing,
-// however many whole reports there were, and speak against nothing.
+// TestSeenInPart merges reports of starts of which only a part was seen. They add files
+// that were missing, however many whole reports there were, and never count against a
+// file.
 func TestSeenInPart(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var p profile.Profile

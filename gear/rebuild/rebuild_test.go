@@ -137,7 +137,8 @@ func TestPgzip(t *testing.T) {
 	}
 }
 
-// An encoder that no model is of costs a part of the layer: on such dense samples more than on files.
+// The output of an encoder without a model needs a part of the layer, and more on such
+// dense samples than on files.
 func TestOther(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")

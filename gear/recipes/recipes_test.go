@@ -198,8 +198,9 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// TestDamage damages each pack in turn under dropped layers, and checks that no wrong byte is given out,
-// that the damage is told, that nothing forgets the layers, and that they are back with the pack.
+// TestDamage damages each pack under dropped layers in turn. It checks that no wrong byte
+// is served, that the damage is reported, that the layers are not forgotten, and that
+// they can be read again when the pack is back.
 func TestDamage(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
@@ -374,8 +375,8 @@ func TestStays(t *testing.T) {
 	}
 }
 
-// TestComesBack checks that the object of a dropped layer that is there again is used, and dropped again
-// only after the layer was proven anew; and that a damaged one is removed.
+// TestComesBack puts the object of a dropped layer back. The object is used, and dropped
+// again only after the layer was proven again. A damaged object is removed.
 func TestComesBack(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
