@@ -131,8 +131,9 @@ func testGearLayerPacks(t *testing.T, base *catalogtest.Bed) {
 	gearStep(t, gearfacts.NewFiles(c.DB).Record(ctx, gearfacts.Record{Packs: []gearfacts.NewPack{gearPack(1, 1, 2, 3, 4), gearPack(2, 11, 12)}, Layer: gearLayer(a, 1, 2)}))
 	gearStep(t, gearfacts.NewFiles(c.DB).Lose(ctx, gearfacts.Name{1}, gearfacts.Name{1}))
 	gearStep(t, gearfacts.NewFiles(c.DB).Record(ctx, gearfacts.Record{
-		// In order: only new contents; two that are elsewhere and one that the layer does not hold;
-		// a known pack; one that brings back lost contents.
+		// The packs are, in order: one with only new contents; one with two contents that
+		// are elsewhere and one that the layer does not hold; a known pack; and one that
+		// brings back lost contents.
 		Packs: []gearfacts.NewPack{gearPack(3, 5, 6), gearPack(4, 3, 2, 7, 8), gearPack(2, 11, 12), gearPack(5, 1, 9)},
 		Layer: gearLayer(b, 5, 6, 3, 2, 7, 11, 1, 9),
 	}))

@@ -43,9 +43,9 @@ var refusals = map[string]func(http.ResponseWriter){
 	"no such method": func(w http.ResponseWriter) { w.WriteHeader(http.StatusMethodNotAllowed) },
 }
 
-// TestSourceRefusesSome checks that a repair takes from another registry what that gives, also if it
-// refuses some repositories, and names those that it refuses. What it refuses is not given up: with
-// the right credentials the next repair gets it.
+// TestSourceRefusesSome repairs from another registry that refuses some repositories. The
+// repair takes what that registry gives, and names the repositories that were refused. It
+// does not give up their contents: with the right credentials the next repair gets them.
 func TestSourceRefusesSome(t *testing.T) {
 	b, source := newBed(t, nil, registry.Options{}), newBed(t, nil, registry.Options{})
 	type image struct {

@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// oneFill is the part of a cache that can make replicas wait for each other: one read of a key for
-// all who ask for it at the same time.
+// oneFill is the part of a cache that can make replicas wait for each other: it reads a
+// key once for all clients that request it at the same time.
 type oneFill struct {
 	s cluster.Source
 

@@ -55,9 +55,9 @@ func TestProfileVotes(t *testing.T) {
 	}
 }
 
-// TestAnonymousReports checks that anonymous clients may report only where they may do everything
-// or the configuration allows it. Elsewhere they are asked for credentials: a node with a password
-// may pull without it, and so does not send it before it is asked.
+// TestAnonymousReports checks that anonymous clients may report only if they may do
+// everything or if the configuration allows it. Otherwise they are asked for credentials:
+// a node that has a password may pull without it, and sends it only when it is asked.
 func TestAnonymousReports(t *testing.T) {
 	d := oci.SHA256([]byte("m"))
 	for _, c := range []struct {

@@ -151,8 +151,8 @@ func openOnce(t testing.TB, o s3store.Options) *s3store.Store {
 	return s
 }
 
-// TestStaged makes uploads whose key comes last: with several parts, continued by another replica,
-// at every kind of size.
+// TestStaged makes uploads whose key is known only at the end. They have several parts,
+// are continued by another replica, and have every kind of size.
 func TestStaged(t *testing.T) {
 	srv := backendtest.S3(t)
 	bucket := srv.Bucket(t)
@@ -217,8 +217,8 @@ func TestStagedTwoWriters(t *testing.T) {
 	}
 }
 
-// TestKeyed makes an upload whose key is known: a multipart upload, suspended and resumed by
-// another replica.
+// TestKeyed makes an upload whose key is known from the start. It is a multipart upload,
+// which one replica suspends and another resumes.
 func TestKeyed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
