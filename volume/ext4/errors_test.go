@@ -66,8 +66,8 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// TestNoContent checks that a file must have a content, even if it is empty. It would keep that of
-// the previous tree otherwise.
+// TestNoContent checks that a file must have a content, even if the file is empty.
+// Otherwise it would keep the content of the previous tree.
 func TestNoContent(t *testing.T) {
 	m := layouttest.New()
 	m.Put("f", layouttest.File(1, 0))
