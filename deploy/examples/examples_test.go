@@ -12,8 +12,8 @@ import (
 	"example.org/slipway/registry/auth"
 )
 
-// TestExamples loads every file as slipway config check does. A warning counts
-// as an error: who copies an example should not have to wonder about one.
+// TestExamples loads every file as slipway config check does. A warning counts as an
+// error, because nobody who copies an example should have to wonder about a warning.
 func TestExamples(t *testing.T) {
 	files, err := filepath.Glob("*.yml")
 	if err != nil || len(files) == 0 {

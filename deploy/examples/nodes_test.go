@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestNodeMetrics compares the dashboards and the alerts of node agents with the
-// metrics that an agent has: a panel of one that was renamed stays empty and says
-// nothing.
+// TestNodeMetrics compares the dashboards and the alerts of node agents with the metrics
+// that an agent has. Otherwise the panel of a metric that was renamed would stay empty
+// without a sign.
 func TestNodeMetrics(t *testing.T) {
 	source, err := os.ReadFile(filepath.Join("..", "..", "agent", "metrics.go"))
 	if err != nil {
