@@ -77,8 +77,8 @@ func TestMultiArch(t *testing.T) {
 	s.Run("fsck")
 }
 
-// TestPushAgainMends loses every object of an index's layers, and pushes it again with each client
-// that can: most of them leave out an image whose manifest they find.
+// TestPushAgainMends loses every object of an index's layers, and pushes the index again
+// with each client that can. Most clients leave out an image whose manifest they find.
 func TestPushAgainMends(t *testing.T) {
 	sk, cr, rc := newSkopeo(t), newCrane(t), newRegctl(t)
 	root := t.TempDir()

@@ -111,10 +111,10 @@ func TestIOFaults(t *testing.T) {
 	}
 }
 
-// TestIOFaultsAndPowerCut cuts the power after the disk has failed. Pages whose fsync failed then
-// have their old content, although a later fsync of the file succeeded. In between, the server
-// either goes on, or is killed and started again, in which case it finds data in the page cache
-// that is not on the disk.
+// TestIOFaultsAndPowerCut cuts the power after the disk has failed. Pages whose fsync
+// failed then have their old content, although a later fsync of the file succeeded. In
+// between, the server either continues or is killed and started again. A server that is
+// started again finds data in the page cache that is not on the disk.
 func TestIOFaultsAndPowerCut(t *testing.T) {
 	random := seeded(t)
 	faults := ioFaults()
@@ -138,9 +138,9 @@ func TestIOFaultsAndPowerCut(t *testing.T) {
 	}
 }
 
-// TestDiskThatLies cuts the power while clients push, on a disk that keeps a random part of what
-// was not synced: whole pages, sectors of pages, and names of files. Everything that was
-// acknowledged must be there, and the server must not serve anything with other bytes.
+// TestDiskThatLies cuts the power while clients push, on a disk that keeps a random part
+// of what was not synced: whole pages, sectors of pages, and names of files. Everything
+// that was acknowledged must exist afterwards, and the server must not serve wrong bytes.
 func TestDiskThatLies(t *testing.T) {
 	random := seeded(t)
 	for round := range number(t, "SLIPWAY_LYINGDISK_ROUNDS", 3) {

@@ -120,7 +120,7 @@ func TestTwoRegistries(t *testing.T) {
 	}
 }
 
-// passedAs is a registry whose files have other names than those of the registry behind it.
+// passedAs is a registry that has the files of the registry behind it under other names.
 func passedAs(alias, name string) fault {
 	return func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		if strings.Contains(r.URL.Path, alias) {

@@ -115,8 +115,8 @@ func (w *window) examine(dir, path string) {
 	}
 }
 
-// TestJourney takes the whole way: a user who may only read looks around, and one who manages the
-// registry compares, deletes and frees space.
+// TestJourney follows two users: one who may only read looks around, and one who manages
+// the registry compares images, deletes some, and frees space.
 func TestJourney(t *testing.T) {
 	s := registry(t)
 	w := open(t, "http://"+s.Addr)

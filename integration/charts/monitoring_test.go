@@ -78,8 +78,9 @@ agent:
   podMonitor: {enabled: true, port: 5009}
 `
 
-// TestRules compares the rules of a release with the files of deploy/prometheus: one of server and
-// agents has all of them, and two that share a cluster have each rule once.
+// TestRules compares the rules of a release with the files of deploy/prometheus. A
+// release of both server and agents must have all rules. Two releases that share a
+// cluster must together have each rule once.
 func TestRules(t *testing.T) {
 	h := newHelm(t)
 	files, err := filepath.Glob(source(t, "deploy", "prometheus", "*.yml"))

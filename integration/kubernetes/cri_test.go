@@ -128,8 +128,8 @@ func (b *bed) account(t *testing.T, ref string) {
 	if err := b.pullWith(ref, "kubernetes", token("three")); err != nil {
 		t.Fatal(err)
 	}
-	// Somebody who may not have the image changes nothing for who runs it, also if the agent must
-	// log in anew.
+	// A client without the right to the image changes nothing for those that run it, even
+	// if the agent must log in again.
 	if err := b.pullWith(ref, "kubernetes", token("four")); err == nil {
 		t.Fatal("an account of another namespace could pull an image that is on the node")
 	}

@@ -31,11 +31,12 @@ const (
 	longest = time.Minute
 )
 
-// TestChaos pulls images that nobody has pulled before, with several clients each, over a link that
-// delays, resets, truncates and refuses. A client must get every byte as it was pushed. The only
-// error that it may see is one that tells it to wait, because the upstream has told the mirror so:
-// the mirror can get everything else by asking the upstream again. Each break may cause at most one
-// more download, which continues where the last one broke off.
+// TestChaos pulls images that nobody has pulled before, with several clients each, over a
+// link that delays, resets, truncates and refuses. A client must get every byte as it was
+// pushed. The only error that it may see is a request to wait, which the mirror passes on
+// from the upstream; after any other failure the mirror can ask the upstream again. Each
+// break may cause at most one more download, which continues where the last one broke
+// off.
 func TestChaos(t *testing.T) {
 	length, seed := 8*time.Second, uint64(time.Now().UnixNano())
 	if s := os.Getenv("SLIPWAY_MIRROR_CHAOS_FOR"); s != "" {
@@ -146,7 +147,8 @@ func (c *chaos) push(repo string, im *imagetest.Bundle) error {
 	return im.Push(c.t.Context(), c.up.client, repo, "v1")
 }
 
-// pull pulls an image as a patient client does: if it is told to wait, it asks again.
+// pull pulls an image as a patient client does: after an answer that tells it to wait, it
+// tries again.
 func (c *chaos) pull(repo string, im *imagetest.Bundle) {
 	name := chaosName + "/" + repo
 	m, err := retry(c, func(ctx context.Context) (*wire.Manifest, error) { return c.mirror.Client.GetManifest(ctx, name, "v1") })

@@ -28,9 +28,9 @@ const (
 	// grace is the collector's grace period in these tests. It is longer than a push takes while
 	// nothing is broken, and short enough for garbage to be collected meanwhile.
 	grace = 20 * time.Second
-	// tagBound is how stale a tag may be: 4 s from docs/replicas.md, plus the time that a busy
-	// machine may take to run a process that has to notice. digestBound is the bound for what was
-	// deleted and is read by digest, 9 s.
+	// tagBound is how stale a tag may be: 4 s from docs/replicas.md, plus the time that a
+	// busy machine may take to run a process that has to notice. digestBound, 9 s, is how
+	// long a deleted content may still be read by digest.
 	tagBound    = 5 * time.Second
 	digestBound = 10 * time.Second
 	// readyTimeout is the maximum time of a start on a busy machine.

@@ -26,8 +26,9 @@ type writer struct {
 	*client
 	repo   string
 	images []*image
-	// tagged holds, for each own tag, the digests that it may point at, as far as the writer knows:
-	// those of the last acknowledged push and of all pushes sent after it.
+	// tagged maps each tag of this writer to the digests that it may have as far as the
+	// writer knows: the digest of the last acknowledged push, and the digests of all
+	// pushes sent after it.
 	n int
 }
 

@@ -17,8 +17,8 @@ import (
 	"example.org/slipway/integration/internal/slipway"
 )
 
-// Two versions are made from the same sources. The first is that of docs/packages.md, whose
-// commands are run exactly as written.
+// Two versions are made from the same sources. The first is the version in
+// docs/packages.md, whose commands are run exactly as written.
 const (
 	version = "0.1.0"
 	newer   = "0.2.0"

@@ -28,11 +28,11 @@ func chaosFor(t testing.TB) time.Duration {
 	return d
 }
 
-// TestChaos starts and ends containers on four nodes, two of each mode, while the OSD is killed
-// every minute or at least twice, and agents at random. No container may read a wrong byte, and
-// nothing may be left at the end. That may take a while: a killed client stays a watcher of its
-// clones until the cluster has noticed. Then the node removes them when it next looks at what it
-// could not remove.
+// TestChaos starts and ends containers on four nodes, two of each mode, while the OSD is
+// killed every minute or at least twice, and agents are killed at random. No container
+// may read a wrong byte, and nothing may be left at the end. Cleaning up may take a
+// while: a killed client stays a watcher of its clones until the cluster has noticed. The
+// node then removes them at its next attempt.
 //
 // SLIPWAY_VOLUMES_CHAOS_FOR makes it run longer than ten seconds.
 func TestChaos(t *testing.T) {

@@ -53,9 +53,9 @@ func TestMissing(t *testing.T) {
 	b.empty()
 }
 
-// TestOtherPlace runs a registry whose volumes are in another place than before. It must not send
-// nodes to a place for which it has no credentials. The monitors in the node's own configuration do
-// not matter: those of the credential count.
+// TestOtherPlace moves the volumes of a registry to another place. The registry must not
+// send nodes to a place for which it has no credentials. A node uses the monitors of the
+// credential and not those of its own configuration.
 func TestOtherPlace(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, "ext4")

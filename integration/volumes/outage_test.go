@@ -146,11 +146,11 @@ func TestMonitorAway(t *testing.T) {
 	b.empty()
 }
 
-// TestExpired removes the users that nodes were given. What is open stays open, and more is opened
-// over the same connection: credentials are shared until half of their time is over, so a node need
-// not ask for others. If its process is killed as well, containers may get errors after the bound,
-// but no wrong bytes. The agent finds that its users are refused and gets others, so that later
-// containers work.
+// TestExpired removes the users that nodes got from the registry. Open volumes stay open,
+// and more are opened over the same connection, because credentials are shared until half
+// of their time is over. If the process of a node is killed as well, containers may get
+// errors after the bound, but no wrong bytes. The agent finds that its users are refused
+// and gets others, so that later containers work.
 func TestExpired(t *testing.T) {
 	b := newBed(t, "both")
 	p, other := b.push("team/app:v1", image(t, 12, 1)), b.push("team/app:v2", image(t, 12, 2))

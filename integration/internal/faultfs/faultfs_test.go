@@ -69,10 +69,10 @@ func TestPassThrough(t *testing.T) {
 // mapEnv names the file that TestSharedMapping maps in a separate process.
 const mapEnv = "FAULTFS_TEST_MAP"
 
-// TestSharedMapping maps a file as SQLite maps its shared memory: two mappings must see each
-// other's writes, also after the file was opened once more. A process other than the one that
-// serves the file system does this: a page fault is not a system call, so the scheduler would wait
-// for itself.
+// TestSharedMapping maps a file as SQLite maps its shared memory. Two mappings must see
+// each other's writes, even after the file was opened once more. The mapping process must
+// not be the one that serves the file system: a page fault is not a system call, so the
+// scheduler would not know that the process waits for itself.
 func TestSharedMapping(t *testing.T) {
 	if name := os.Getenv(mapEnv); name != "" {
 		mapTwice(t, name)
@@ -237,8 +237,8 @@ func TestEffects(t *testing.T) {
 	})
 }
 
-// TestPowerCut checks which pages survive: those of a successful fsync, and after a failed fsync
-// only those that were written again.
+// TestPowerCut checks which pages survive: the pages of a successful fsync and, after a
+// failed fsync, only pages that were written again.
 func TestPowerCut(t *testing.T) {
 	f, backing := mounted(t, &faultfs.Options{Volatile: true})
 	const page = 4096
@@ -306,7 +306,8 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestPowerCutNames checks which names survive: those whose directory was synced.
+// TestPowerCutNames checks that the names in directories that were synced survive, and no
+// others.
 func TestPowerCutNames(t *testing.T) {
 	f, backing := mounted(t, &faultfs.Options{Volatile: true, Names: true})
 	write := func(name string) {
