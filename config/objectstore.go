@@ -11,7 +11,7 @@ type S3 struct {
 	ForcePathStyle bool   `yaml:"forcepathstyle" doc:"Puts the bucket into the path of URLs and not into the host name. With a regionendpoint this is always done."`
 	Bucket         string `yaml:"bucket" doc:"Name of the bucket, which must exist." example:"images"`
 	RootDirectory  string `yaml:"rootdirectory" doc:"Prefix of all keys in the bucket. Empty means none." example:"registry"`
-	Encrypt        bool   `yaml:"encrypt" doc:"Has the server encrypt what it stores."`
+	Encrypt        bool   `yaml:"encrypt" doc:"Makes the server encrypt what it stores."`
 	KeyID          string `yaml:"keyid" doc:"Key of the key management service to encrypt with. Empty means the bucket's own key."`
 	Secure         bool   `yaml:"secure" default:"true" doc:"Speaks TLS with a regionendpoint that does not say http:// or https://."`
 	CAFile         string `yaml:"cafile" doc:"PEM file of authorities that are trusted beside the system's." example:"/etc/slipway/ca.pem"`

@@ -143,7 +143,7 @@ auth: {access: [{repositories: [B], subjects: [a], actions: [pull]}]}`, []string
 			"c.yml:12: http.trusted_proxies[4]: must be an address (192.0.2.1), a network (10.0.0.0/8) or unix",
 			"c.yml:12: http.trusted_proxies[5]: must be an address (192.0.2.1), a network (10.0.0.0/8) or unix",
 			"c.yml:12: http.trusted_proxies[6]: must be an address (192.0.2.1), a network (10.0.0.0/8) or unix",
-			"c.yml:9: http.tls.ciphersuites[0]: is no cipher suite there is",
+			"c.yml:9: http.tls.ciphersuites[0]: is not a known cipher suite",
 			"c.yml:14: storage.filesystem.rootdirectory: must not be empty",
 			"c.yml:16: storage.gc.grace: must be at least 5m, or the blobs of running pushes would go",
 			"c.yml:17: storage.immutable_tags[0].repositories[0]: matches no repository: it has a character that no repository name has",

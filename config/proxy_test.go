@@ -97,7 +97,7 @@ func TestUpstreamsOf(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			c, _, err := parse("version: 0.1\n" + tc.text)
 			if tc.name == "an address" {
-				if err == nil || !strings.Contains(err.Error(), "proxy.remoteurl: has a host that is no part of a repository name") {
+				if err == nil || !strings.Contains(err.Error(), "proxy.remoteurl: has a host that cannot be part of a repository name") {
 					t.Fatalf("got error %v", err)
 				}
 				return
@@ -184,7 +184,7 @@ proxy:
   - {from: "q/*", to: "quay.io/*"}`, []string{
 			"c.yml:4: proxy.any[1]: is a URL; write the host only, which is asked by https",
 			"c.yml:4: proxy.any[2]: has http:// before a host with *: only a host that is written out may be spoken to in clear",
-			"c.yml:4: proxy.any[3]: has a port that is no number from 1 to 65535, and not *",
+			"c.yml:4: proxy.any[3]: has a port that is neither * nor a number from 1 to 65535",
 			"c.yml:7: proxy.mappings[1].to: must begin with the name of an upstream",
 			"c.yml:4: proxy.any: cannot be used with storage.maintenance.readonly: a mirror stores what it fetches; use proxy.offline to serve what is here",
 		}},
@@ -255,7 +255,7 @@ proxy:
 http: {host: "https://registry.example.com:5000"}
 storage: {maintenance: {readonly: {enabled: true}}}`, []string{
 			"c.yml:2: proxy.upstreams: cannot be used with storage.maintenance.readonly: a mirror stores what it fetches; use proxy.offline to serve what is here",
-			"c.yml:2: proxy.upstreams[0].hosts[0]: is the host of http.host: the repositories pushed here could not be reached",
+			"c.yml:2: proxy.upstreams[0].hosts[0]: is the host of http.host: clients could not reach the repositories that are pushed here",
 		}},
 	})
 }

@@ -108,7 +108,7 @@ func (v *validator) httpValues(h *HTTP) {
 	}
 	for i, name := range h.TLS.CipherSuites {
 		if s, _ := cipherSuite(name); s == nil {
-			v.bad(fmt.Sprintf("http.tls.ciphersuites[%d]", i), "is no cipher suite there is")
+			v.bad(fmt.Sprintf("http.tls.ciphersuites[%d]", i), "is not a known cipher suite")
 		}
 	}
 }

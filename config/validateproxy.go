@@ -42,7 +42,7 @@ func (v *validator) proxyValues(p *Proxy) {
 	if p.RemoteURL != "" {
 		v.check("proxy.remoteurl", checkUpstreamURL(p.RemoteURL))
 		if name := remoteName(p.RemoteURL); !validUpstreamName(name) {
-			v.bad("proxy.remoteurl", "has a host that is no part of a repository name; use proxy.upstreams and give the upstream a name")
+			v.bad("proxy.remoteurl", "has a host that cannot be part of a repository name; use proxy.upstreams and give the upstream a name")
 		} else if names[name] {
 			v.bad("proxy.remoteurl", "is also one of proxy.upstreams: write proxy.default instead")
 		} else {
@@ -237,13 +237,13 @@ func (v *validator) proxyRelations(p *Proxy) {
 	for i, u := range p.Upstreams {
 		for j, h := range u.Hosts {
 			if at, err := url.Parse("//" + h); own != "" && err == nil && strings.ToLower(at.Hostname()) == own {
-				v.bad(fmt.Sprintf("proxy.upstreams[%d].hosts[%d]", i, j), "is the host of http.host: the repositories pushed here could not be reached")
+				v.bad(fmt.Sprintf("proxy.upstreams[%d].hosts[%d]", i, j), "is the host of http.host: clients could not reach the repositories that are pushed here")
 			}
 		}
 	}
 	v.eachCredentialed(p, func(key string, u *Upstream) {
 		if v.anonymousPulls(u.Name) && !u.Anonymous {
-			v.bad(key+".insecure_open_to_anonymous", "is missing: the upstream has credentials, and anybody may pull from it here without proving who they are, private images too. "+
+			v.bad(key+".insecure_open_to_anonymous", "is missing: the upstream has credentials, and anonymous clients may pull from it, including private images. "+
 				"Change auth.access so that anonymous has no pull on "+u.Name+"/**, or take the credentials out, or say insecure_open_to_anonymous: true")
 		}
 	})
@@ -316,7 +316,7 @@ func reaches(pattern, name string) bool {
 func (v *validator) proxyWarnings(p *Proxy, warn func(key, reason string)) {
 	for i, s := range p.Any {
 		if pattern, err := oci.ParseHostPattern(s); err == nil && pattern.Broad() {
-			warn(fmt.Sprintf("proxy.any[%d]", i), "everybody may register a host that fits: whoever may pull here can have this server fetch and keep what anybody offers")
+			warn(fmt.Sprintf("proxy.any[%d]", i), "anybody can register a host that matches: everybody who may pull here can make this server fetch and keep what such a host offers")
 		}
 	}
 	for i := range p.Upstreams {
@@ -337,7 +337,7 @@ func (v *validator) proxyWarnings(p *Proxy, warn func(key, reason string)) {
 		}
 		switch {
 		case u.Anonymous && v.anonymousPulls(u.Name):
-			warn(key+".insecure_open_to_anonymous", "everything that the upstream's credentials open, private images too, can be pulled here by anybody who does not prove who they are")
+			warn(key+".insecure_open_to_anonymous", "anonymous clients can pull everything that the upstream's credentials give access to, including private images")
 		case noAuth(&v.c.Auth):
 			warn(key, "everything that the upstream's credentials open can be pulled by everybody on this machine: auth is empty")
 		}

@@ -65,7 +65,7 @@ func (v *validator) volumesValues(c *Volumes) {
 			v.bad("volumes.rbd.namespace", "and volumes.rbd.pool must not be empty")
 		}
 		if c.RBD.ClonesNamespace == c.RBD.Namespace {
-			v.bad("volumes.rbd.clones_namespace", "must not be that of the volumes, which nodes may only read")
+			v.bad("volumes.rbd.clones_namespace", "must not be the namespace of the volumes, which nodes may only read")
 		}
 	}
 }

@@ -30,13 +30,13 @@ func ParseHostPattern(s string) (HostPattern, error) {
 	case strings.Contains(rest, "://"):
 		return p, errors.New("is a URL; write the host only, which is asked by https")
 	case hasPort && port != "*" && (err != nil || n < 1 || n > 65535 || port != strconv.Itoa(n)):
-		return p, errors.New("has a port that is no number from 1 to 65535, and not *")
+		return p, errors.New("has a port that is neither * nor a number from 1 to 65535")
 	case hasPort && port != "443":
 		p.port = port
 	}
 	switch {
 	case p.host == "" || strings.Trim(p.host, "abcdefghijklmnopqrstuvwxyz0123456789.-*") != "" || strings.Contains(p.host, ".."):
-		return p, errors.New("is no host, such as ghcr.io, *.example.com or registry.example.com:5000")
+		return p, errors.New("is not a host such as ghcr.io, *.example.com or registry.example.com:5000")
 	case plain && p.Wild():
 		return p, errors.New("has http:// before a host with *: only a host that is written out may be spoken to in clear")
 	}

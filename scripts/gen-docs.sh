@@ -16,9 +16,9 @@ config_md() {
 		`slipway serve` runs without a configuration: it then keeps its data in
 		`./slipway-data`, serves on 127.0.0.1:5000, and has metrics and health on
 		127.0.0.1:5001. `--config FILE` names a YAML file. With a file, the defaults
-		below apply: the data directory is `/var/lib/registry`, and there are no metrics. The administration commands (`gc`, `fsck`, `backup`,
-		`restore`, `retention`, `import`, `cache`, `mirror`, `catalog move`) take the same
-		`--config` or `--root`.
+		below apply: the data directory is `/var/lib/registry`, and there are no metrics. The
+		administration commands (`gc`, `fsck`, `backup`, `restore`, `retention`, `import`,
+		`cache`, `mirror`, `catalog move`) take the same `--config` or `--root`.
 
 		The shape is that of Distribution's `config.yml`, and such a file works as it is.
 		A key of Distribution's that has no meaning here causes a warning. It is an error if
@@ -81,7 +81,8 @@ agent_config_md() {
 
 		`slipway agent` runs without a configuration: it then keeps its data in
 		`/var/lib/slipway-agent` and reaches registries under the names in images. `--config
-		FILE` names a YAML file that starts from the defaults below; `--root` and `--address` override it. `slipway mount`, `run`, `profile` and the other commands that call an
+		FILE` names a YAML file that starts from the defaults below; `--root` and `--address`
+		override it. `slipway mount`, `run`, `profile` and the other commands that call an
 		agent find it by the same flags. Values are written as in [config.md](config.md), also
 		`${file:...}` and `${env:...}`; environment variables do not override the file.
 

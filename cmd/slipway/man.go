@@ -32,7 +32,7 @@ func manCommand() *cobra.Command {
 			if info, err := os.Stat(args[0]); err != nil {
 				return err
 			} else if !info.IsDir() {
-				return fmt.Errorf("%s is no directory", args[0])
+				return fmt.Errorf("%s is not a directory", args[0])
 			}
 			switch format {
 			case "man":

@@ -31,7 +31,7 @@ var borrowed = map[string]note{
 	"auth.OIDCConfig.issuer":              {doc: "URL of the issuer, https but for loopback.", example: "https://id.example.com"},
 	"auth.OIDCConfig.audience":            {doc: "Value that a token's aud must have, unless it has one of audiences. At least one of the two keys is needed.", example: "registry"},
 	"auth.OIDCConfig.audiences":           {doc: "More values that aud may have."},
-	"auth.OIDCConfig.ca":                  {doc: "PEM file of the authorities for its certificate. Empty means those of the system.", example: "/etc/slipway/cluster-ca.crt"},
+	"auth.OIDCConfig.ca":                  {doc: "PEM file of the authorities that certify the issuer. Empty means the system's.", example: "/etc/slipway/cluster-ca.crt"},
 	"auth.OIDCConfig.jwks":                {doc: "File of the issuer's public keys, for an issuer that the server cannot reach. The issuer is then never contacted. Excludes ca and client_id."},
 	"auth.OIDCConfig.username_claim":      {doc: "Claim with the name of the user. Empty means sub. A name with a slash in front is a JSON pointer, such as /kubernetes.io/namespace; also in the next two."},
 	"auth.OIDCConfig.groups_claim":        {doc: "Claim with the groups of the user. Empty means groups."},

@@ -74,7 +74,7 @@ func checkPlace(nodes []Node, i int) error {
 	parent := &nodes[n.Parent]
 	switch {
 	case parent.Link != 0 || parent.Mode&TypeMask != Dir:
-		return &Error{Path(nodes, i), errors.New("lies in what is no directory")}
+		return &Error{Path(nodes, i), errors.New("has a parent that is not a directory")}
 	case n.Name == "" || n.Name == "." || n.Name == ".." || strings.ContainsAny(n.Name, "/\x00"):
 		return &Error{Path(nodes, i), errors.New("has a name that no file can have")}
 	case len(n.Name) > MaxName:

@@ -181,7 +181,7 @@ func ReadUUID(r io.ReaderAt) (id [16]byte, err error) {
 		return id, fmt.Errorf("read superblock: %w", err)
 	}
 	if binary.LittleEndian.Uint32(sb[:]) != superMagic {
-		return id, errors.New("this is no EROFS image")
+		return id, errors.New("this is not an EROFS image")
 	}
 	return [16]byte(sb[superUUID:]), nil
 }

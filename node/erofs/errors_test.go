@@ -31,7 +31,7 @@ func TestErrors(t *testing.T) {
 		"root is a link":    {[]erofs.Node{{Mode: erofs.Dir, Link: 1}}, ".", "no directory"},
 		"in itself":         {with(func(n *erofs.Node) { n.Parent = 3 }), "x", "not before it"},
 		"in nothing":        {with(func(n *erofs.Node) { n.Parent = -1 }), "x", "not before it"},
-		"in a file":         {with(func(n *erofs.Node) { n.Parent = 2 }), "file/x", "no directory"},
+		"in a file":         {with(func(n *erofs.Node) { n.Parent = 2 }), "file/x", "not a directory"},
 		"no name":           {with(func(n *erofs.Node) { n.Name = "" }), "dir/", "name"},
 		"dot":               {with(func(n *erofs.Node) { n.Name = "." }), "dir/.", "name"},
 		"dots":              {with(func(n *erofs.Node) { n.Name = ".." }), "dir/..", "name"},

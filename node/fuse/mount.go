@@ -110,7 +110,7 @@ func Connection(dev *os.File) (uint32, error) {
 			return uint32(n), nil
 		}
 	}
-	return 0, errors.New("the descriptor is not that of a mounted FUSE file system")
+	return 0, errors.New("the descriptor does not belong to a mounted FUSE file system")
 }
 
 // ConnectionAt returns the number of the connection mounted at dir, from mountinfo. It

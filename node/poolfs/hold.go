@@ -312,7 +312,7 @@ func Inherited(name string) (*os.File, error) {
 func poolAt(fd int) (*os.File, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(10, 229) {
-		return nil, fmt.Errorf("descriptor %d is not that of a pool: %w", fd, os.ErrNotExist)
+		return nil, fmt.Errorf("descriptor %d does not belong to a pool: %w", fd, os.ErrNotExist)
 	}
 	unix.CloseOnExec(fd)
 	// The descriptor is blocking for now, so that NewFile does not add it to Go's poller,

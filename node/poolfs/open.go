@@ -223,7 +223,7 @@ func (s *Server) Evict(name [32]byte) {
 }
 
 // errRenewed ends the waits for a content that is renewed.
-var errRenewed = errors.New("what is known of the content has changed")
+var errRenewed = errors.New("the known state of the content has changed")
 
 // Renew is called when an index's description of a content is no longer believed. A
 // process that has a part of the content open then reads what the backend opens for it

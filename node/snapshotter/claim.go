@@ -125,7 +125,7 @@ func checkChain(l Layer) error {
 		want = chain.Algorithm().FromString(l.Parent + " " + l.DiffID)
 	}
 	if chain != want {
-		return fmt.Errorf("chain ID %s is not that of layer %s over %q", chain, l.DiffID, l.Parent)
+		return fmt.Errorf("chain ID %s does not belong to layer %s over %q", chain, l.DiffID, l.Parent)
 	}
 	return nil
 }

@@ -36,7 +36,7 @@ func (c *Client) resolve(ctx context.Context, l call, d oci.Digest) (oci.Descrip
 			return blobDescriptor(d, resp.ContentLength), nil
 		}
 	}
-	return oci.Descriptor{}, fmt.Errorf("GET %s: the registry does not tell the blob's size", bare(l.url))
+	return oci.Descriptor{}, fmt.Errorf("GET %s: the registry does not say the blob's size", bare(l.url))
 }
 
 // GetBlob implements [oci.Reader].
@@ -268,7 +268,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 }
 
 // errRange means that an answer is not the requested part of the blob.
-var errRange = errors.New("the registry delivers another part of the blob than it was asked for")
+var errRange = errors.New("the registry sends another part of the blob than was requested")
 
 // open opens a connection whose next byte is at r.pos. The first call finds out the
 // blob's size and r.end. Later answers must agree with them.

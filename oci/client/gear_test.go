@@ -106,7 +106,7 @@ func TestGearAnswers(t *testing.T) {
 			return err
 		}, want: "no stream of files"},
 		"query of half a name": {status: 200, body: "x", ask: func(c *client.Client) error { _, err := c.GearQuery(t.Context(), "a", [][32]byte{name}); return err },
-			want: "no list of names"},
+			want: "not a list of names"},
 		"query with more than was asked": {status: 200, body: strings.Repeat("x", 64), ask: func(c *client.Client) error { _, err := c.GearQuery(t.Context(), "a", [][32]byte{name}); return err },
 			want: "larger than 32 bytes"},
 		"profile of what are no names": {status: 200, body: `{"names":["sha256:abc"]}`, ask: func(c *client.Client) error { _, err := c.GearProfile(t.Context(), "a", layer); return err },

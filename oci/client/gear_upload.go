@@ -22,7 +22,7 @@ func (c *Client) GearQuery(ctx context.Context, repo string, names [][32]byte) (
 		return nil, err
 	}
 	if len(b)%32 != 0 {
-		return nil, fmt.Errorf("read answer of %s: %d bytes are no list of names", bare(resp.Request.URL), len(b))
+		return nil, fmt.Errorf("read answer of %s: %d bytes are not a list of names", bare(resp.Request.URL), len(b))
 	}
 	missing := make([][32]byte, 0, len(b)/32)
 	for ; len(b) > 0; b = b[32:] {

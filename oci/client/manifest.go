@@ -137,7 +137,7 @@ func ReadManifest(resp *http.Response, ref string) (*oci.Manifest, error) {
 	if !oci.IsDigest(ref) {
 		want = oci.Digest(resp.Header.Get("Docker-Content-Digest"))
 		if c := contentEncoding(resp.Header); c != "" && !oci.ValidDigest(want) && !json.Valid(b) {
-			return nil, oci.Errorf(oci.CodeManifestInvalid, "it is compressed in the way %.20q, and nothing tells its digest", c)
+			return nil, oci.Errorf(oci.CodeManifestInvalid, "it has the content encoding %.20q, and nothing says its digest", c)
 		}
 		if m.MediaType == oci.MediaTypeDockerManifestV1S && oci.ValidDigest(want) {
 			m.Digest = want // this digest is of the signed part only
@@ -174,11 +174,11 @@ func manifestType(header string, b []byte) (string, error) {
 	err := json.Unmarshal(b, &m)
 	switch {
 	case err != nil && isJSON(header):
-		return "", &oci.Error{Code: oci.CodeManifestInvalid, Message: fmt.Sprintf("it is served as %q and is no JSON", header), Err: err}
+		return "", &oci.Error{Code: oci.CodeManifestInvalid, Message: fmt.Sprintf("it is served as %q and is not JSON", header), Err: err}
 	case err != nil && header != "":
 		return header, nil // a type of its own, which need not be JSON
 	case err != nil:
-		return "", &oci.Error{Code: oci.CodeManifestInvalid, Message: "it has no media type and is no JSON", Err: err}
+		return "", &oci.Error{Code: oci.CodeManifestInvalid, Message: "it has no media type and is not JSON", Err: err}
 	case header != "" && m.MediaType != "" && header != m.MediaType:
 		return "", oci.Errorf(oci.CodeManifestInvalid, "it is served as %q and says it is %q", header, m.MediaType)
 	case header != "":

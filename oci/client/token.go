@@ -77,7 +77,7 @@ func ReadToken(r io.Reader) (value string, life time.Duration, err error) {
 		ExpiresIn   json.Number `json:"expires_in"`
 	}
 	if json.Unmarshal(b, &answer) != nil {
-		return "", 0, errors.New("its answer is no token")
+		return "", 0, errors.New("its answer is not a token")
 	}
 	if value = answer.AccessToken; value == "" {
 		value = answer.Token

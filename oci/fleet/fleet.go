@@ -159,7 +159,7 @@ func (b *Book) Add(client, repo string, r *Report) error {
 	}
 	if b.full(k, &i) {
 		if b.expire(); b.full(k, &i) {
-			return fmt.Errorf("so much is reported already, of %d images of nodes, that there is no room for more", len(b.reports))
+			return fmt.Errorf("there is no room for more: %d images of nodes are reported already", len(b.reports))
 		}
 	}
 	b.drop(k)

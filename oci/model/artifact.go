@@ -52,7 +52,7 @@ func Artifact(ctx context.Context, reg oci.Reader, repo, ref string) (*Model, er
 		return nil, fmt.Errorf("manifest of %s: %w", ref, err)
 	}
 	if kind := m.Config.MediaType; !strings.HasPrefix(kind, configModelPack) && !strings.HasPrefix(kind, configDocker) {
-		return nil, fmt.Errorf("%s is no model of ModelPack or Docker: its configuration is a %q", ref, kind)
+		return nil, fmt.Errorf("%s is not a model of ModelPack or Docker: its configuration is a %q", ref, kind)
 	}
 	out := &Model{from: map[string]string{ocispec.AnnotationBaseImageDigest: string(got.Digest)}}
 	of := map[string]int{} // layers of a media type

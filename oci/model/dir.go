@@ -33,7 +33,7 @@ func Dir(dir string) (*Model, error) {
 			return err
 		}
 		if !info.Mode().IsRegular() {
-			return fmt.Errorf("%s is no file; a model has files and directories", name)
+			return fmt.Errorf("%s is not a regular file; a model may have only files and directories", name)
 		}
 		rel, err := filepath.Rel(dir, name)
 		if err != nil {

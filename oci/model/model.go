@@ -60,7 +60,7 @@ type archive struct {
 // add adds a file. It is an error if the path leads out of the model or is taken.
 func (m *Model) add(f file) error {
 	if !fs.ValidPath(f.path) || f.path == "." {
-		return fmt.Errorf("%q is no path of a file in a model", f.path)
+		return fmt.Errorf("%q is not a valid path of a file in a model", f.path)
 	}
 	at, taken := slices.BinarySearchFunc(m.files, f, func(a, b file) int { return strings.Compare(a.path, b.path) })
 	if taken {

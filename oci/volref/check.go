@@ -29,7 +29,7 @@ func (r *Record) Check() error {
 		return &UnsupportedError{fmt.Sprintf("its record is of version %d; known is %d", r.Version, RecordVersion)}
 	}
 	if len(r.Features) > 0 {
-		return &UnsupportedError{fmt.Sprintf("its record asks for the unknown feature %.40q", r.Features[0])}
+		return &UnsupportedError{fmt.Sprintf("its record needs the unknown feature %.40q", r.Features[0])}
 	}
 	if r.FS != Ext4 && r.FS != EROFS {
 		return &UnsupportedError{fmt.Sprintf("its record is of the unknown file system %.40q", r.FS)}

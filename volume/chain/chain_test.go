@@ -371,7 +371,7 @@ func TestBreaksOff(t *testing.T) {
 	}
 	damaged := blocktest.NewImage(t, 7, 3)
 	damaged.Source.Damage(4000)
-	if _, err := chain.Build(t.Context(), s, damaged.Layers, damaged.Source, nil); err == nil || !strings.Contains(err.Error(), "not those of its name") {
+	if _, err := chain.Build(t.Context(), s, damaged.Layers, damaged.Source, nil); err == nil || !strings.Contains(err.Error(), "do not match its name") {
 		t.Errorf("damaged contents: got error %v", err)
 	}
 	whole := built(t, s, blocktest.NewImage(t, 7, 3), nil)

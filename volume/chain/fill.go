@@ -261,7 +261,7 @@ func (w *placer) copy(c *content, r io.Reader) error {
 		return err
 	}
 	if gear.Name(sum.Sum(nil)) != c.file.Name {
-		return errors.New("its bytes are not those of its name")
+		return errors.New("its bytes do not match its name")
 	}
 	return nil
 }

@@ -190,7 +190,7 @@ const (
 func storedACL(v string) (string, error) {
 	le := binary.LittleEndian
 	if len(v) < 4+8 || (len(v)-4)%8 != 0 || le.Uint32([]byte(v)) != 2 {
-		return "", errors.New("which is no access control list of version 2 with entries")
+		return "", errors.New("which is not an access control list of version 2 with entries")
 	}
 	out := le.AppendUint32(nil, 1)
 	for e := []byte(v[4:]); len(e) > 0; e = e[8:] {

@@ -130,7 +130,7 @@ func Open(dir string, o *Options) (*Store, error) {
 func (s *Store) open() error {
 	if _, err := os.Stat(s.path("place.json")); err != nil {
 		if s.o.Existing || !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("it is no place of volumes: %w", err)
+			return fmt.Errorf("it is not a directory of volumes: %w", err)
 		}
 		if err := s.make(); err != nil {
 			return err

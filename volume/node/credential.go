@@ -65,7 +65,7 @@ func (c *credentials) entry(img *volref.Record, volume string) *credential {
 }
 
 // errNoCredential says that it is not known how to get a credential.
-var errNoCredential = errors.New("there is no credential for it; it is got when the image is used the next time")
+var errNoCredential = errors.New("there is no credential for it; the agent gets one when the image is used the next time")
 
 // forVolume returns a credential that is valid for at least half of its lifetime, and
 // since when it is held.

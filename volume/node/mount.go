@@ -117,7 +117,7 @@ func (m *Manager) mount(ctx context.Context, mr *mountRecord, r *record) error {
 func (m *Manager) identify(mr *mountRecord) error {
 	root, ok, err := view.RootAt(mr.Dir)
 	if err == nil && !ok {
-		err = fmt.Errorf("%s is no mount", mr.Dir)
+		err = fmt.Errorf("%s is not a mount", mr.Dir)
 	}
 	mr.Root = root
 	return err

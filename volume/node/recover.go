@@ -62,7 +62,7 @@ func (m *Manager) sweep(ctx context.Context) {
 		names[name] = true
 	}
 	if err := m.strays(ctx, names); err != nil {
-		m.log.Warn("what is left of volumes is not looked for", "error", err)
+		m.log.Warn("remains of volumes are not searched for", "error", err)
 	}
 	if err := m.findRefused(ctx, names); err != nil {
 		m.log.Warn("whether credentials are refused is not known", "error", err)

@@ -14,7 +14,7 @@ var errClosed = errors.New("the store is closed")
 
 // errFenced: another client has had this one locked out of the cluster. A new
 // connection is let in.
-var errFenced = fmt.Errorf("%w: the cluster has locked this connection out, since another has taken over what it wrote", block.ErrDenied)
+var errFenced = fmt.Errorf("%w: the cluster has blocked this connection, because another has taken over what it wrote", block.ErrDenied)
 
 const (
 	eNoEntry   = syscall.ENOENT

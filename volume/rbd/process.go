@@ -20,11 +20,11 @@ type process struct {
 func thisProcess() (process, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return process{}, fmt.Errorf("tell this process from others: %w", err)
+		return process{}, fmt.Errorf("identify this process: %w", err)
 	}
 	namespace, err := os.Readlink("/proc/self/ns/pid")
 	if err != nil {
-		return process{}, fmt.Errorf("tell this process from others: %w", err)
+		return process{}, fmt.Errorf("identify this process: %w", err)
 	}
 	p := process{
 		boot:      strings.ReplaceAll(strings.TrimSpace(string(boot)), "-", ""),
@@ -32,7 +32,7 @@ func thisProcess() (process, error) {
 		pid:       strconv.Itoa(os.Getpid()),
 	}
 	if p.began, err = began(p.pid); err != nil {
-		return process{}, fmt.Errorf("tell this process from others: %w", err)
+		return process{}, fmt.Errorf("identify this process: %w", err)
 	}
 	return p, nil
 }

@@ -88,7 +88,7 @@ func (o *Options) normalize() error {
 	case o.Clones == o.Namespace:
 		return fmt.Errorf("volumes and clones are both in namespace %q: whoever may clone could change volumes", o.Clones)
 	case LeaseNamespace(o.Namespace) == o.Clones:
-		return fmt.Errorf("namespace %q is that of leases", o.Clones)
+		return fmt.Errorf("namespace %q is reserved for leases", o.Clones)
 	case o.Timeout < 0 || o.LeaseTime <= o.Timeout:
 		return fmt.Errorf("leases of %s are not longer than the timeout of %s", o.LeaseTime, o.Timeout)
 	}

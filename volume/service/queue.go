@@ -78,7 +78,7 @@ func isImage(m catalog.Manifest) bool {
 func layersOf(manifest []byte) ([]oci.Digest, error) {
 	var m image
 	if err := json.Unmarshal(manifest, &m); err != nil || len(m.Layers) == 0 {
-		return nil, &volref.UnsupportedError{Reason: "it is not the manifest of one image; name that of a platform"}
+		return nil, &volref.UnsupportedError{Reason: "it is not the manifest of a single image; name the manifest of a platform"}
 	}
 	if m.ArtifactType != "" {
 		return nil, &volref.UnsupportedError{Reason: "it is an artifact of the type " + m.ArtifactType}
@@ -86,7 +86,7 @@ func layersOf(manifest []byte) ([]oci.Digest, error) {
 	out := make([]oci.Digest, len(m.Layers))
 	for i, l := range m.Layers {
 		if !gear.IsLayer(l.MediaType) {
-			return nil, &volref.UnsupportedError{Reason: fmt.Sprintf("its layer %s of the type %.100s is no tar that is here", l.Digest, l.MediaType)}
+			return nil, &volref.UnsupportedError{Reason: fmt.Sprintf("its layer %s of the type %.100s is not a tar in this registry", l.Digest, l.MediaType)}
 		}
 		out[i] = l.Digest
 	}
@@ -271,7 +271,7 @@ type waitingError struct{ reason string }
 func (e *waitingError) Error() string { return e.reason }
 
 // errNotAsked says that an image queued by a push need not be built.
-var errNotAsked = errors.New("it is a Gear image, whose volumes are those of the image it was made from")
+var errNotAsked = errors.New("it is a Gear image; use the volumes of the image that it was made from")
 
 // buildQueued builds a queued image and records the outcome.
 func (s *Service) buildQueued(ctx context.Context, v volumefacts.Image, b *build) {

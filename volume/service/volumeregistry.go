@@ -315,7 +315,7 @@ func (s *Service) now(ctx context.Context) (time.Time, error) {
 
 func checkFS(fs string) error {
 	if fs != volref.Ext4 && fs != volref.EROFS {
-		return oci.Errorf(oci.CodeUnsupported, "%.40q is no file system of volumes; there are %s and %s", fs, volref.Ext4, volref.EROFS)
+		return oci.Errorf(oci.CodeUnsupported, "%.40q is not a file system of volumes; there are %s and %s", fs, volref.Ext4, volref.EROFS)
 	}
 	return nil
 }

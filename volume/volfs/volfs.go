@@ -223,7 +223,7 @@ func (s *Server) add(ctx context.Context, m block.Mapping) error {
 func (s *Server) renew(ctx context.Context, f *file, m block.Mapping) error {
 	old := f.mapped()
 	if old.Place != m.Place || old.ID != m.ID || old.Writable != m.Writable {
-		return fmt.Errorf("the name is that of volume %s: %w", old.ID, block.ErrExists)
+		return fmt.Errorf("volume %s has this name: %w", old.ID, block.ErrExists)
 	}
 	if err := f.renew(ctx, m); err != nil {
 		return err

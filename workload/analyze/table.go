@@ -150,7 +150,7 @@ func plural(n int64, one, many string) string {
 func (r *Result) unknown(n int64, what string) {
 	r.Unknown = n
 	if n > 0 {
-		r.note(fmt.Sprintf("%s left out, of which the source does not tell %s.", plural(n, "request", "requests"), what))
+		r.note(fmt.Sprintf("%s left out, because the source does not have %s.", plural(n, "request", "requests"), what))
 	}
 }
 

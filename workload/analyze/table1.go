@@ -129,7 +129,7 @@ func (z *zoneTotals) Result() []Result {
 		r.add("bytes of PATCH", Bytes, z.patched)
 	}
 	if z.unknownIn+z.unknownOut > 0 {
-		r.note(fmt.Sprintf("Of %d PUT and %d GET the source does not tell the size: ingress and egress lack them.", z.unknownIn, z.unknownOut))
+		r.note(fmt.Sprintf("The source does not have the sizes of %d PUT and %d GET: ingress and egress lack them.", z.unknownIn, z.unknownOut))
 	}
 	if z.clients.n == 0 {
 		r.note("The source does not tell the clients.")

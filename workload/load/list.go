@@ -135,7 +135,7 @@ func contents(b []byte) (next oci.Digest, blobs []imageset.Part, err error) {
 		Layers    []oci.Descriptor `json:"layers"`
 	}
 	if err := json.Unmarshal(b, &doc); err != nil {
-		return "", nil, errors.New("the manifest is no JSON that is understood here")
+		return "", nil, errors.New("the manifest is not JSON of a known form")
 	}
 	if len(doc.Manifests) > 0 {
 		want := imageset.Platform()

@@ -554,7 +554,7 @@ func fixPatterns(patterns []string) ([]string, error) {
 		}
 		glob := "^" + strings.ReplaceAll(regexp.QuoteMeta(p), `\*`, ".*")
 		if !strings.HasPrefix(p, "*") || strings.ContainsAny(p, `()[]{}+?|\^$`) {
-			return nil, fmt.Errorf("pattern %q is no regular expression; .* selects everything", p)
+			return nil, fmt.Errorf("pattern %q is not a regular expression; .* selects everything", p)
 		}
 		patterns[i] = glob
 	}

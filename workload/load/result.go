@@ -234,11 +234,11 @@ func ReadResult(rd io.Reader) (*Result, error) {
 	}
 	var r Result
 	if err := json.Unmarshal(b, &r); err != nil {
-		return nil, fmt.Errorf("it is no result of slipway load: %w", err)
+		return nil, fmt.Errorf("it is not a result of slipway load: %w", err)
 	}
 	switch {
 	case r.Version == 0:
-		return nil, errors.New("it is no result of slipway load")
+		return nil, errors.New("it is not a result of slipway load")
 	case r.Version != resultVersion:
 		return nil, fmt.Errorf("it is a result of version %d, and this program reads %d", r.Version, resultVersion)
 	}

@@ -186,7 +186,7 @@ func RequireSafe(addr, secret string, c *tls.Config) error {
 	case isLoopback(host) || certificates:
 		return nil
 	case secret == "":
-		return errors.New("a worker sends whatever requests it is told to: beyond loopback it needs a secret (--secret-file), or TLS with --client-ca")
+		return errors.New("a worker sends any request that a replay orders: on any address but loopback it needs a secret (--secret-file), or TLS with --client-ca")
 	case len(secret) < minSecret:
 		return fmt.Errorf("the secret is too short: beyond loopback it needs %d characters that nobody guesses", minSecret)
 	}

@@ -74,7 +74,7 @@ func mac(secret, label string, theirs, ours []byte) []byte {
 	return h.Sum(nil)
 }
 
-var errSecret = errors.New("the secret of the worker and that of the coordinator differ")
+var errSecret = errors.New("the worker and the coordinator have different secrets")
 
 // greet is the worker's half of the handshake.
 func greet(l *link, secret string) error {

@@ -223,7 +223,7 @@ func (c *CacheConfig) check(r *Requests) error {
 	}
 	switch {
 	case c.SSDPolicy == Belady || c.SSDPolicy == BeladySize:
-		return fmt.Errorf("%s is no policy for an SSD: as a bound it stands for both levels", c.SSDPolicy)
+		return fmt.Errorf("%s is not a policy for an SSD: it is a bound for both levels together", c.SSDPolicy)
 	case c.RAM <= 0 || c.SSD < 0:
 		return fmt.Errorf("a cache of %d bytes and %d on an SSD cannot be simulated", c.RAM, c.SSD)
 	case c.Shards < 0 || c.Shards > maxShards:
@@ -231,11 +231,11 @@ func (c *CacheConfig) check(r *Requests) error {
 	case c.RAM < int64(c.Shards):
 		return fmt.Errorf("nothing fits into %d shards of %d bytes", c.Shards, c.RAM)
 	case c.Shards > 1 && c.By == ByHost && r.Host == nil:
-		return fmt.Errorf("shards by host need a trace that tells which server answered")
+		return fmt.Errorf("shards by host need a trace that says which server answered")
 	case c.WriteRate > 0 && c.WriteBurst <= 0:
 		return fmt.Errorf("a write budget of %d bytes a second needs a burst: what does not fit into it is never written", c.WriteRate)
 	case c.WriteRate > 0 && r.Time == nil:
-		return fmt.Errorf("a write budget needs a trace that tells the time")
+		return fmt.Errorf("a write budget needs a trace with times")
 	}
 	return nil
 }

@@ -238,7 +238,7 @@ func ParseGoal(s string) (Goal, error) {
 	of, text, ok := strings.Cut(s, "=")
 	d, err := time.ParseDuration(text)
 	if !ok || err != nil || d <= 0 || !slices.Contains([]string{"mean", "p50", "p95", "p99"}, of) {
-		return Goal{}, fmt.Errorf("%q is no goal; write mean=50ms, p50=, p95= or p99=200ms", s)
+		return Goal{}, fmt.Errorf("%q is not a goal; write mean=50ms, p50=, p95= or p99=200ms", s)
 	}
 	return Goal{Of: of, Ms: d.Seconds() * 1e3}, nil
 }

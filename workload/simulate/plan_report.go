@@ -265,7 +265,7 @@ func (p *Plan) unknown() []string {
 		list = append(list, fmt.Sprintf("%d requests for layers have no known size and were left out", t.Skipped))
 	}
 	if t.Unsized > 0 {
-		list = append(list, fmt.Sprintf("the trace does not tell the size of %d pushes: sizes in per cent are of the footprint, and traffic lacks them", t.Unsized))
+		list = append(list, fmt.Sprintf("the trace does not have the size of %d pushes: percentages refer to the footprint, and traffic does not include them", t.Unsized))
 	}
 	if t.Sizes != "recorded" {
 		list = append(list, "the sizes of layers are from a model: byte ratios, traffic and latencies are those of layers like them, not of these")

@@ -139,7 +139,7 @@ func (r *CacheReport) facts() []string {
 	}
 	switch r.Writes {
 	case WriteThrough:
-		facts = append(facts, fmt.Sprintf("%d pushes fill the cache and are no requests", r.Pushes))
+		facts = append(facts, fmt.Sprintf("%d pushes fill the cache and do not count as requests", r.Pushes))
 	case CompatWrites:
 		facts = append(facts, "a push is a request for the id of its upload")
 	}
@@ -150,7 +150,7 @@ func (r *CacheReport) facts() []string {
 		}
 	}
 	if r.Skipped > 0 {
-		facts = append(facts, fmt.Sprintf("%d requests left out: the trace does not tell their size", r.Skipped))
+		facts = append(facts, fmt.Sprintf("%d requests left out: the trace does not have their size", r.Skipped))
 	}
 	return facts
 }
@@ -204,7 +204,7 @@ func (r *PrefetchReport) facts() []string {
 	facts := []string{
 		fmt.Sprintf("zone %s: %d requests for manifests and layers", r.Zone, r.Requests),
 		"layers pushed and pulled are paired by " + r.Pair,
-		fmt.Sprintf("the layers of %d manifests were learnt from what clients asked for after them", r.Manifests),
+		fmt.Sprintf("the layers of %d manifests were learnt from the requests that followed them", r.Manifests),
 	}
 	if r.NoDigest > 0 {
 		facts = append(facts, fmt.Sprintf("%d pushed layers have no digest in the trace and are paired with nothing; by size they can be", r.NoDigest))
@@ -213,7 +213,7 @@ func (r *PrefetchReport) facts() []string {
 		facts[2] += ", within " + durationText(r.Session)
 	}
 	if r.Skipped > 0 {
-		facts = append(facts, fmt.Sprintf("%d requests left out: the trace does not tell the client, or the size of a layer", r.Skipped))
+		facts = append(facts, fmt.Sprintf("%d requests left out: the trace does not have the client, or the size of a layer", r.Skipped))
 	}
 	return facts
 }

@@ -59,7 +59,7 @@ func buildVolume(cmd *cobra.Command, f *buildFlags, arg string) error {
 		return err
 	}
 	if f.detach {
-		fmt.Fprintf(cmd.OutOrStdout(), "%s will be built; slipway volume info %s tells how far it is\n", arg, arg)
+		fmt.Fprintf(cmd.OutOrStdout(), "%s will be built; slipway volume info %s shows the progress\n", arg, arg)
 		return nil
 	}
 	wait := f.remote.Wait
@@ -71,7 +71,7 @@ func buildVolume(cmd *cobra.Command, f *buildFlags, arg string) error {
 	st, err := waitForVolumes(ctx, r, img.Manifest.Digest, f.fs)
 	if err != nil {
 		if cmd.Context().Err() == nil && ctx.Err() != nil {
-			err = fmt.Errorf("%s is not built within %s; the registry goes on, and slipway volume info %s tells how far it is", arg, wait, arg)
+			err = fmt.Errorf("%s was not built within %s; the registry continues, and slipway volume info %s shows the progress", arg, wait, arg)
 		}
 		return err
 	}

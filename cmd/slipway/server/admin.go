@@ -135,11 +135,11 @@ func fsckAdvice(repair bool, rep check.Report) error {
 	case left(check.ProblemCatalog):
 		return errors.New("the catalogue is damaged, and nothing repairs that; stop the server, move catalog.db and the files beside it whose names begin so out of the data directory, and restore a backup (slipway restore BACKUP), which keeps the objects that are there")
 	case !repair:
-		return errors.New("problems remain; slipway fsck --repair mends what can be mended")
+		return errors.New("problems remain; slipway fsck --repair repairs what can be repaired")
 	case left(check.ProblemIncomplete, check.ProblemManifest):
-		return errors.New("problems remain that cannot be mended here; take what is missing from a backup or another registry (slipway fsck --repair --from SOURCE), push the images named above again, or delete their tags")
+		return errors.New("problems remain that cannot be repaired here; take what is missing from a backup or another registry (slipway fsck --repair --from SOURCE), push the images named above again, or delete their tags")
 	case left(check.ProblemUnreadable):
-		return errors.New("contents remain that the store fails to give; look at the disk or the object store, then run slipway fsck --repair again")
+		return errors.New("contents remain that the store fails to return; look at the disk or the object store, then run slipway fsck --repair again")
 	}
 	return errors.New("problems remain that are left alone; each is named above")
 }

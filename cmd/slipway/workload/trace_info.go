@@ -145,7 +145,7 @@ func (r *zoneReport) print(out io.Writer) {
 	}
 	fmt.Fprintln(out)
 	if r.Counts.Records != z.Records {
-		fmt.Fprintf(out, "%d requests in the time that was asked for\n", r.Counts.Records)
+		fmt.Fprintf(out, "%d requests in the given time\n", r.Counts.Records)
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	printShares(w, &r.Counts)

@@ -225,7 +225,7 @@ func (f *replayFlags) once(cmd *cobra.Command, s *store.Store, o replay.Options)
 		return nil
 	}
 	if err != nil && sum != nil {
-		return fmt.Errorf("%w; what was measured until then is in %s (--resume goes on, slipway trace report shows it)", err, o.Dir)
+		return fmt.Errorf("%w; what was measured until then is in %s (--resume continues, slipway trace report shows it)", err, o.Dir)
 	}
 	return err
 }

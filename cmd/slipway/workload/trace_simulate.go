@@ -286,7 +286,7 @@ func (f *cacheFlags) configs(r *simulate.Requests) ([]simulate.CacheConfig, erro
 	case "footprint":
 	case "ingress":
 		if whole = r.Ingress; r.Unsized > 0 {
-			return nil, fmt.Errorf("the trace does not tell the size of %d pushes; use --of footprint, or sizes in bytes", r.Unsized)
+			return nil, fmt.Errorf("the trace does not have the size of %d pushes; use --of footprint, or sizes in bytes", r.Unsized)
 		}
 	default:
 		return nil, command.Usagef("--of is %q; there are footprint and ingress", f.of)
@@ -334,7 +334,7 @@ func shareOf(text, suffix string, unit float64, whole int64) (int64, error) {
 	}
 	v, err := strconv.ParseFloat(n, 64)
 	if err != nil || !(v >= 0) || v > 1e6 {
-		return 0, fmt.Errorf("%q is no share", text)
+		return 0, fmt.Errorf("%q is not a share", text)
 	}
 	if v *= unit * float64(whole); v < maxByteCount {
 		return int64(v), nil
@@ -361,7 +361,7 @@ func parseByteCount(text string) (int64, error) {
 		"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50,
 	}[s[len(digits):]]
 	if err != nil || !ok || !(v >= 0) || v*unit >= maxByteCount {
-		return 0, fmt.Errorf("%q is no number of bytes; write 1500, 100MB or 16GiB", text)
+		return 0, fmt.Errorf("%q is not a number of bytes; write 1500, 100MB or 16GiB", text)
 	}
 	return int64(v * unit), nil
 }

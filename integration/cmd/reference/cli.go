@@ -13,7 +13,7 @@ func commands(binary string) (string, error) {
 	if err := command(binary, nil, "a registry and its tools", &toc, &body); err != nil {
 		return "", err
 	}
-	return made + "# Commands\n\nWhat `slipway COMMAND --help` prints, of each command.\n\n" + toc.String() + body.String(), nil
+	return made + "# Commands\n\nThis page has the output of `slipway COMMAND --help` for each command.\n\n" + toc.String() + body.String(), nil
 }
 
 // command adds a command and the commands below it. short is its text in the list.

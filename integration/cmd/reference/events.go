@@ -17,22 +17,22 @@ import (
 
 const eventsHead = `# Events
 
-The registry tells webhooks what happens in it; ` + "`notifications.endpoints`" + ` in the
-[configuration](../config.md) names them. An endpoint gets one event in a request, a POST, in the
-order in which they happened, in Distribution's form or, with ` + "`format: cloudevents`" + `, as CloudEvents 1.0
-in structured mode. A status of 2xx takes it; after anything else it is sent again, later and later.
+The registry sends events to webhooks, which ` + "`notifications.endpoints`" + ` in the [configuration](../config.md)
+lists. Each request is a POST with one event. An endpoint gets events in the order in which they happened. They have
+Distribution's form or, with ` + "`format: cloudevents`" + `, are CloudEvents 1.0 in structured mode. A status of 2xx
+acknowledges an event. After any other result the event is sent again, at growing intervals.
 
 | Action | When | Delivered |
 |---|---|---|
 | ` + "`push`" + ` | a manifest or a blob was pushed | at least once |
 | ` + "`mount`" + ` | a blob was mounted from another repository | at least once |
-| ` + "`tag`" + ` | a tag was pointed at a manifest that was there; Distribution's form calls it ` + "`push`" + ` | at least once |
+| ` + "`tag`" + ` | a tag was set to a manifest that existed already; Distribution's form calls it ` + "`push`" + ` | at least once |
 | ` + "`delete`" + ` | a manifest, a blob or a tag was deleted | at least once |
-| ` + "`pull`" + ` | a manifest or a blob was given to a client | unless the queue in memory is full, or the process ends |
+| ` + "`pull`" + ` | a client got a manifest or a blob | unless the queue in memory is full, or the process ends |
 
-What is delivered at least once waits in the catalogue while an endpoint does not answer; a repetition has the
-same id. ` + "`url`" + ` is there where ` + "`http.host`" + ` says under which address clients find the registry,
-` + "`references`" + ` with ` + "`notifications.events.includereferences`" + `. Members that are empty are left out.
+Events that are delivered at least once wait in the catalogue while an endpoint does not answer. A repeated event has
+the same id. ` + "`url`" + ` is present if ` + "`http.host`" + ` says under which address clients find the registry, and
+` + "`references`" + ` if ` + "`notifications.events.includereferences`" + ` is set. Empty members are left out.
 
 With ` + "`secret`" + ` a request has the header ` + "`" + notify.SignatureHeader + "`" + `: ` + "`sha256=`" + ` and the HMAC-SHA256 of
 the body in hex. Receivers compare it in constant time.

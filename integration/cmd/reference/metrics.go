@@ -9,9 +9,9 @@ import (
 
 const metricsHead = `# Metrics
 
-Servers have theirs at ` + "`/metrics`" + ` of ` + "`http.debug.addr`" + `, node agents at ` + "`metrics.addr`" + `, and a replay at
-` + "`--metrics`" + `. Those of the Go runtime and of the process (` + "`go_*`" + `, ` + "`process_*`" + `) are there, too. A part that is not
-configured has none. [Dashboards and rules](../dashboards.md) use them.
+Servers serve their metrics at ` + "`/metrics`" + ` of ` + "`http.debug.addr`" + `, node agents at ` + "`metrics.addr`" + `, and a replay at
+` + "`--metrics`" + `. There are also metrics of the Go runtime and of the process (` + "`go_*`" + `, ` + "`process_*`" + `). A part that is
+not configured has no metrics. [Dashboards and rules](../dashboards.md) use these metrics.
 `
 
 // programs are the parts of the page. Each part covers a package that runs a program, and

@@ -150,7 +150,7 @@ func (b *builder) node(e *gear.Entry) (n erofs.Node, file int32, err error) {
 	case rootfs.Socket:
 		n.Mode |= erofs.Socket
 	default:
-		return n, -1, errors.New("is a whiteout: the index is not that of a whole tree")
+		return n, -1, errors.New("is a whiteout: the index does not describe a whole tree")
 	}
 	return n, -1, nil
 }

@@ -98,7 +98,7 @@ func parseBytes(s string) (int64, error) {
 		"G": 1 << 30, "GIB": 1 << 30, "GB": 1e9}[unit]
 	v, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
 	if !ok || err != nil || !(v >= 0) {
-		return 0, fmt.Errorf("%q is no size such as 2048, 2KiB or 1.5MB", s)
+		return 0, fmt.Errorf("%q is not a size such as 2048, 2KiB or 1.5MB", s)
 	}
 	if v *= factor; v > maxLayer {
 		return 0, fmt.Errorf("%q is more than a layer can have, about 8 GiB", s)

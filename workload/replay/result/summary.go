@@ -86,7 +86,7 @@ type Unsized struct {
 
 // String says how much it is, and of what.
 func (u *Unsized) String() string {
-	return fmt.Sprintf("the trace does not tell the sizes of %d blobs, which were given %d bytes, and of %d manifests, such as %s",
+	return fmt.Sprintf("the trace does not have the sizes of %d blobs, which were given %d bytes, and of %d manifests, such as %s",
 		u.Blobs, u.BlobSize, u.Manifests, strings.Join(u.Examples, ", "))
 }
 

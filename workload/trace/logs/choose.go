@@ -43,7 +43,7 @@ func (in *Input) Choose(ctx context.Context, files []string) []string {
 			out = append(out, file)
 			continue
 		}
-		in.Skip(trace.BadRepeated, file, 0, fmt.Sprintf("its requests are those of %q; --format %s reads it and its like alone",
+		in.Skip(trace.BadRepeated, file, 0, fmt.Sprintf("it repeats the requests of %q; --format %s reads only logs like it",
 			files[best], formats[i]))
 	}
 	return out

@@ -142,7 +142,7 @@ func (in *Input) archive(ctx context.Context, r io.Reader, name string, depth in
 				fronts = harborProxies(ctx, name)
 			}
 			if front, ok := fronts[filepath.Dir(h.Name)]; ok {
-				in.Skip(trace.BadRepeated, name+":"+h.Name, 0, fmt.Sprintf("its requests are those of %q", front))
+				in.Skip(trace.BadRepeated, name+":"+h.Name, 0, fmt.Sprintf("it repeats the requests of %q", front))
 				continue
 			}
 		}

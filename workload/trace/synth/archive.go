@@ -58,7 +58,7 @@ func archivePrefix(p *Profile) (string, error) {
 		prefix = filepath.Join(p.Zone, p.Zone)
 	}
 	if !filepath.IsLocal(prefix) {
-		return "", fmt.Errorf("zone %q is no name for files", prefix)
+		return "", fmt.Errorf("zone %q cannot be part of a file name", prefix)
 	}
 	return prefix, nil
 }

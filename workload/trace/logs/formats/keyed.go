@@ -32,7 +32,7 @@ type keyed struct {
 func (k *keyed) parse(l *Line, rec *trace.Record) error {
 	p := l.Pairs()
 	if p == nil {
-		return notUnderstood("it is no JSON object")
+		return notUnderstood("it is not a JSON object")
 	}
 	if k.loose {
 		p = p.loose()

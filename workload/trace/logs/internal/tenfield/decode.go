@@ -109,7 +109,7 @@ func (d *Decoder) begin() error {
 			switch c := d.buf[d.pos]; c {
 			case '{':
 				if garbage > 0 {
-					return trace.BadSyntax.Errorf("%d bytes that are no record", garbage)
+					return trace.BadSyntax.Errorf("%d bytes that are not a record", garbage)
 				}
 				return nil
 			case ' ', '\t', '\r', '\n', ',', '[', ']', 0xef, 0xbb, 0xbf: // the last three: byte order mark
@@ -121,7 +121,7 @@ func (d *Decoder) begin() error {
 			continue
 		}
 		if garbage > 0 {
-			return trace.BadSyntax.Errorf("%d bytes that are no record", garbage)
+			return trace.BadSyntax.Errorf("%d bytes that are not a record", garbage)
 		}
 		return d.err
 	}

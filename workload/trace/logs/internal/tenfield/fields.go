@@ -70,7 +70,7 @@ func parseTime(b []byte) (time.Time, error) {
 	}
 	t, err := time.Parse(time.RFC3339Nano, string(b))
 	if err != nil {
-		return t, trace.BadTime.Errorf("%.40q is no time", b)
+		return t, trace.BadTime.Errorf("%.40q is not a time", b)
 	}
 	return t.UTC(), nil
 }
@@ -122,7 +122,7 @@ func Begins(head []byte) bool {
 // ParseLine reads a line that is an object of the ten-field form.
 func ParseLine(text []byte, rec *trace.Record) error {
 	if len(text) == 0 || text[0] != '{' {
-		return trace.BadLine.Errorf("it is no JSON object")
+		return trace.BadLine.Errorf("it is not a JSON object")
 	}
 	var f fields
 	if n, res := parseFlat(text, &f); res != parsed || len(bytes.TrimSpace(text[n:])) > 0 {
