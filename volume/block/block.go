@@ -52,8 +52,8 @@ type Info struct {
 	Parent string `json:"parent,omitempty"`
 	// Size in bytes of the device.
 	Size int64 `json:"size"`
-	// Used is about how many bytes the volume stores itself, without its parents'; -1 if
-	// the storage cannot tell.
+	// Used is about how many bytes the volume itself stores, without its parents; -1 if
+	// the storage cannot say.
 	Used      int64 `json:"used"`
 	Committed bool  `json:"committed"`
 }

@@ -2,10 +2,10 @@ package block
 
 import "example.org/slipway/gear"
 
-// Plan is what must be written to a volume to bring it from one tree to the next: from
-// zeros to the tree of the first layer, or from the tree of one layer to that of the
-// next. Extents of a plan do not overlap and consist of blocks of 4,096 bytes. What a
-// plan does not name stays as it is below.
+// Plan is what must be written to a volume to change it from one tree to the next: from
+// zeros to the tree of the first layer, or from a layer's tree to the next layer's.
+// Extents of a plan do not overlap and consist of blocks of 4,096 bytes. Blocks that a
+// plan does not name stay as they are in the volume below.
 type Plan struct {
 	// Size in bytes of the device.
 	Size int64

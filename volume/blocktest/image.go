@@ -105,8 +105,8 @@ func NewImage(tb testing.TB, seed uint64, layers int) *Image {
 	return im
 }
 
-// layer makes a layer with new files, files that all layers have, a file that replaces one of the
-// layer below, one that is removed, and one that comes back.
+// layer makes a layer with new files, files that all layers have, a file that replaces a
+// file of the layer below, a removed file, and a file that comes back.
 func (im *Image) layer(rnd *rand.Rand, i int) (*gear.Index, error) {
 	b := gear.NewBuilder(nil)
 	var err error

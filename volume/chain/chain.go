@@ -168,9 +168,9 @@ func (b *build) record(ctx context.Context) (*volref.Record, error) {
 }
 
 // usable returns an error if the image cannot be the lower layer of an overlay, because
-// the overlay would not show what the volume holds. A layer above may have removed what
-// makes a layer below unusable. So the volumes below are made for this image all the
-// same. Their existence says nothing about an image that ends with them.
+// the overlay would not show what the volume holds. The volumes below are made for this
+// image nevertheless, because a layer above may have removed what makes a layer below
+// unusable. So their existence does not mean that an image that ends with them is usable.
 func (b *build) usable() error {
 	indexes := make([]*gear.Index, len(b.layers))
 	suspect := false

@@ -20,8 +20,8 @@ type source struct {
 	extents []block.Extent
 }
 
-// plan computes what is to be written to the steps from missing on. It also computes
-// those below, because the changes of a layer depend on where the layers below put their
+// plan computes what is to be written in the steps from missing on. It also computes the
+// steps below, because the changes of a layer depend on where the layers below put their
 // contents.
 func (b *build) plan(ctx context.Context, digests []oci.Digest, missing int) error {
 	placed := map[gear.Name]source{}
@@ -90,8 +90,8 @@ func (b *build) tree(layer int) (*geartree.Tree, error) {
 	return geartree.Of(x)
 }
 
-// unsupported turns an error about a tree that can never be laid out into one that says
-// so.
+// unsupported turns an error about a tree that can never be laid out into an
+// UnsupportedError.
 func unsupported(err error) error {
 	var cannot *erofs.Error
 	if errors.As(err, &cannot) || errors.Is(err, gear.ErrConflict) || errors.Is(err, gear.ErrTooLarge) {

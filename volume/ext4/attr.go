@@ -185,8 +185,8 @@ const (
 	aclDefault = "system.posix_acl_default"
 )
 
-// storedACL converts an access control list from the form of getxattr(2) to that of ext4:
-// version 1 instead of 2, and ids only for named users and groups.
+// storedACL converts an access control list from the form of getxattr(2) to the form that
+// ext4 stores: version 1 instead of 2, and ids only for named users and groups.
 func storedACL(v string) (string, error) {
 	le := binary.LittleEndian
 	if len(v) < 4+8 || (len(v)-4)%8 != 0 || le.Uint32([]byte(v)) != 2 {

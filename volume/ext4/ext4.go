@@ -33,8 +33,8 @@ const (
 	// MaxLinks is how many names a file may have. Directories may hold any number of
 	// directories. From MaxLinks on, Linux shows 1 as their number of links.
 	MaxLinks = 65000
-	// MinTime and MaxTime bound the times, in seconds since 1970: from December
-	// 1901 to April 2310. Beyond, e2fsck and Linux do not agree on what is meant.
+	// MinTime and MaxTime bound the times, in seconds since 1970: from December 1901 to
+	// April 2310. Beyond them, e2fsck and Linux interpret times differently.
 	MinTime = math.MinInt32
 	MaxTime = 3<<32 - 1<<31 - 1
 	// Free is the least number of free bytes that a device has for those who write to a
@@ -208,8 +208,8 @@ func (s *step) assign() {
 	}
 }
 
-// number returns a free inode: one that this tree freed, whose block is written anyway,
-// else a new one.
+// number returns a free inode: an inode that this tree freed, whose block is written
+// anyway, or else a new one.
 func (s *step) number() uint32 {
 	if len(s.free) > 0 {
 		ino := s.free[0]

@@ -11,8 +11,8 @@ func (s *step) match() {
 	s.ino = make([]uint32, len(s.t.Nodes))
 	claimed := make([]bool, len(s.inodes))
 	s.matchDirs()
-	// A name that was a link to another file and is now a file of its own must not take
-	// the other's inode. So names that keep their content come first.
+	// A name that was a link to another file, and is now a separate file, must not take
+	// the other file's inode. So names that keep their content come first.
 	s.matchNames(claimed, true)
 	s.matchNames(claimed, false)
 	s.matchContents(claimed)

@@ -135,9 +135,10 @@ func runOf(list []stretch, b, end int64) (n int64, in bool) {
 	return min(list[i].first, end) - b, false
 }
 
-// The file extents has a magic of 8 bytes, the last one the version, then for each
-// stretch the blocks since the end of the one before and the blocks in it, both
-// uvarint, and the CRC-32C of all before it.
+// The file extents begins with a magic of 8 bytes, of which the last is the version. Then
+// come, for each stretch, the number of blocks since the end of the stretch before and
+// the number of its blocks, both as uvarint. The end is the CRC-32C of everything before
+// it.
 const extentsMagic = "SLVEXT\x00\x01"
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

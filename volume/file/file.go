@@ -1,33 +1,33 @@
-// Package file keeps volumes in a shared directory, such as one of NFS, for those
-// who have no Ceph.
+// Package file keeps volumes in a shared directory, such as one of NFS, for users who
+// have no Ceph.
 //
-// A volume is a sparse file of the device's size, and a map of the blocks that are
-// its own; any other block is its parent's, or zeros. Maps are of 4 KiB, the unit of
-// the file systems in the volumes: writing never copies a parent's block, and what
-// two versions of an image share is not stored again because something beside it
-// changed. The price is small: 32 KiB of map for each GiB while a volume is written,
-// and 16 bytes for each stretch after that. With blocks of 64 KiB a change to one
-// inode would store, and copy, 16 times as much.
+// A volume is a sparse file of the device's size, and a map of the blocks that the volume
+// has itself. Any other block is the parent's, or zeros. A block of the map is 4 KiB, the
+// unit of the file systems in the volumes. So writing never copies a parent's block, and
+// what two versions of an image share is not stored again because something beside it
+// changed. The price is small: 32 KiB of map for each GiB while a volume is written, and
+// 16 bytes for each stretch after that. With blocks of 64 KiB a change to one inode would
+// store, and copy, 16 times as much.
 //
-// In the directory are
+// The directory holds
 //
 //	place.json           its identity, a random number made once
-//	lock, locks/         who may change what there is: see lock.go
+//	lock, locks/         locks for changes, see lock.go
 //	volumes/NAME/        a volume:
 //	  volume.json          parent, size, whether it is committed; replaced as a whole
 //	  data                 the blocks at their places
 //	  map                  until the commit: a bit for each block whose data is durable
-//	  recent               until the commit: a bit for each block, good while the
+//	  recent               until the commit: a bit for each block, valid while the
 //	                       machine that wrote it runs
 //	  lost                 if bytes may be lost that a flush could not write: the volume
 //	                       is never committed
 //	  extents              from the commit on: the map as a list
 //	  leases/              who has it open: see lease.go
 //	  children/            a name for each clone
-//	tmp/                 what is being removed
+//	tmp/                 volumes that are being removed
 //
-// Processes of one machine know of each other's death at once, by flock; machines
-// know of each other by time. Their clocks must agree within half of
+// A process learns of the death of others on its machine at once, by flock. Machines
+// learn of each other's death by time. Their clocks must agree within half of
 // [Options].LeaseTime.
 package file
 

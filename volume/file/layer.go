@@ -19,7 +19,7 @@ type meta struct {
 	Parent    string `json:"parent,omitempty"`
 	Size      int64  `json:"size"`
 	Committed bool   `json:"committed"`
-	// Blocks is how many blocks of its own a committed volume has.
+	// Blocks is the number of blocks that a committed volume has itself.
 	Blocks int64 `json:"blocks,omitempty"`
 }
 

@@ -209,7 +209,7 @@ func inUse(yes bool) error {
 
 // Commit implements [block.Store].
 func (s *Store) Commit(ctx context.Context, id string) error {
-	// It is opened as by a writer, so that there is no other one while the bytes are made
+	// It is opened for writing, so that there is no other writer while the bytes are made
 	// durable, which may take long.
 	v, err := s.opening(ctx, "commit", id, func(*held) (*volume, error) {
 		m, err := s.unwritten(id)

@@ -279,8 +279,8 @@ func (w *writer) flush(alive beat) error {
 		err = unix.Fdatasync(int(w.durable.Fd()))
 	}
 	if err != nil {
-		// The kernel may have dropped what it could not write, and would report success
-		// the next time, even to the next writer.
+		// The kernel may have dropped bytes that it could not write, and would then
+		// report success at the next flush, even to the next writer.
 		mark := os.WriteFile(filepath.Join(filepath.Dir(w.data.Name()), lost), nil, 0o600)
 		w.failed = errors.Join(fmt.Errorf("%w: %w", errLost, err), mark)
 	}

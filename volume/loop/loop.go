@@ -25,8 +25,9 @@ var ErrNone = errors.New("no loop device is left")
 type Options struct {
 	// ReadOnly makes the device read-only.
 	ReadOnly bool
-	// DirectIO bypasses the page cache of the file, so that blocks are cached once, as
-	// those of the device. If the file does not support it, the kernel goes on without.
+	// DirectIO bypasses the page cache of the file, so that blocks are cached only once,
+	// as blocks of the device. If the file does not support it, the kernel uses the
+	// cache.
 	DirectIO bool
 	// Offset is where in the file the device begins, in bytes. It is a multiple of 512.
 	Offset int64
@@ -46,9 +47,9 @@ const (
 	loopMajor   = 7
 	// attempts is how often a free device is tried that others take at the same time.
 	attempts = 64
-	// patientAttempts is how often the free device that the kernel names is tried, before
-	// it is left to an attempt that waits for its file's server, and another device is
-	// created: 28 ms.
+	// patientAttempts is how often the free device that the kernel names is tried (28 ms
+	// in all). After that, the device is left to an attempt that waits for its file's
+	// server, and another device is created.
 	patientAttempts = 8
 )
 
@@ -64,8 +65,8 @@ var attaching = struct {
 // Attach makes a device of a file, which may be closed afterwards. The device stays as
 // long as it is held or mounted.
 //
-// A process that serves the file by FUSE must not call Attach, because the kernel reads
-// the partition table from the file. Errors: ErrNone.
+// A process that serves the file by FUSE must not call Attach, because the kernel then
+// reads the partition table from the file. Errors: ErrNone.
 func Attach(file *os.File, o Options) (*Device, error) {
 	d, err := attach(file, o)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 )
 
 // commit is the flight of Commit. The new volume is a clone of the image's volume, to
-// which the blocks that the container changed are copied. So it needs nothing of the
-// container's clone, which goes on.
+// which the blocks that the container changed are copied. So it does not depend on the
+// container's clone, which the container continues to use.
 func (m *Manager) commit(ctx context.Context, e *entry, id string) error {
 	if e.rec == nil || e.rec.Phase != made {
 		return fmt.Errorf("the container has no copy of an image on this node: %w", block.ErrNotFound)
@@ -95,8 +95,8 @@ func (m *Manager) makeCommit(ctx context.Context, e *entry, r *record, c volref.
 	})
 }
 
-// abandon ends an interrupted commit: the container goes on, and the new volume is
-// removed unless it is complete.
+// abandon ends an interrupted commit: the container's writes continue, and the new volume
+// is removed unless it is complete.
 func (m *Manager) abandon(ctx context.Context, e *entry) error {
 	r := *e.rec
 	if r.Mount != nil && m.holds(r.Mount) == nil {

@@ -110,9 +110,9 @@ func (c *credentials) ask(ctx context.Context, img *volref.Record, volume string
 	return cred, err
 }
 
-// toRemove returns a credential for removing a clone: that of its image, or, because that
-// may be gone, of any image in the same place. It returns errNoCredential if there is
-// none.
+// toRemove returns a credential with which a clone can be removed. It is the credential
+// of the clone's image or, because the image may be gone, of any image in the same place.
+// It returns errNoCredential if there is none.
 func (c *credentials) toRemove(ctx context.Context, r *record) (volref.Credential, error) {
 	cred, _, err := c.forVolume(ctx, &r.Image, r.Volume, true)
 	if err == nil {
@@ -162,8 +162,8 @@ func (c *credentials) forget(img *volref.Record, volume string) {
 	k.since = [2]time.Time{}
 }
 
-// refused is forget for a credential that is held since then. It does not drop one that
-// was received meanwhile.
+// refused drops a credential that has been held since the given time. It does not drop
+// one that was received later.
 func (c *credentials) refused(img *volref.Record, volume string, since time.Time) {
 	k := c.entry(img, volume)
 	k.mu.Lock()

@@ -34,8 +34,8 @@ const (
 // it.
 const snapshot = "slipway"
 
-// chooseMapping puts the mapping by the kernel in front of a Storage if that is asked for
-// and available, and says why or why not.
+// chooseMapping puts mapping by the kernel in front of a Storage if the options ask for
+// it and it is available, and says why or why not.
 func chooseMapping(ctx context.Context, o *Options) (Storage, []string, error) {
 	d := &devices{Storage: o.Storage, program: o.Program, outage: o.Outage, dir: filepath.Join(o.Dir, "devices"), log: o.Log}
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {

@@ -27,8 +27,8 @@ type flight struct {
 }
 
 // fly runs f with an entry and waits for its end. An entry has one operation at a time,
-// and callers that want the same one join in. f goes on when ctx ends: a mount that waits
-// for the storage cannot be called back.
+// and callers that want the same one join in. f continues after ctx ends, because a mount
+// that waits for the storage cannot be cancelled.
 func (m *Manager) fly(ctx context.Context, name, kind string, f func(context.Context, *entry) error) error {
 	for {
 		fl, err := m.join(name, kind, f)
@@ -89,8 +89,8 @@ func (m *Manager) mounted(name string) (string, bool) {
 	return mr.Dir, m.holds(&mr) == nil
 }
 
-// holds returns an error unless a mount is still the one that was recorded, and its
-// source may still answer.
+// holds returns an error unless a mount is still the recorded one, and its source may
+// still answer.
 func (m *Manager) holds(mr *mountRecord) error {
 	if mr.Boot != m.boot {
 		return fmt.Errorf("it was mounted before the machine was started")

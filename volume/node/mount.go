@@ -20,14 +20,15 @@ import (
 	"example.org/slipway/volume/loop"
 )
 
-// Flags and options of mounts. The package comment says why there are no others.
+// These are the flags and options of mounts. The package comment says why there are no
+// others.
 //
 // ext4 read-only: noload, because there is no journal to replay and the device cannot be
 // written; errors=continue, because a passing error must leave nothing behind if nothing
-// is written. Read-write: discard frees what containers delete; noinit_itable, because
-// otherwise the kernel writes all inode tables of each clone in the background;
-// errors=remount-ro, so that a container whose storage stayed away reads the truth or
-// gets an error, and does not go on with half of what it wrote. noatime, because
+// is written. ext4 read-write: discard frees what containers delete. noinit_itable,
+// because otherwise the kernel writes all inode tables of each clone in the background.
+// errors=remount-ro, so that a container whose storage was away reads correct data or
+// gets an error, and does not continue with half of what it wrote. noatime, because
 // otherwise each read writes an inode, and so copies a block to the clone.
 const (
 	readOnlyFlags  = unix.MS_RDONLY | unix.MS_NOATIME
@@ -37,8 +38,8 @@ const (
 	readAheadBytes = 512 << 10
 )
 
-// bring maps a record's volume and mounts it in a directory of its own. If it fails, the
-// caller removes what there is of it.
+// bring maps a record's volume and mounts it in a separate directory. If it fails, the
+// caller removes what is left.
 func (m *Manager) bring(ctx context.Context, e *entry, r record, c volref.Credential) error {
 	mp := r.mapping(e.name)
 	mp.Credential = c
@@ -88,7 +89,7 @@ func (m *Manager) setRunning(dir string, running bool) {
 	}
 }
 
-// mount mounts the mapping mr.File at mr.Dir, and notes in mr what that is.
+// mount mounts the mapping mr.File at mr.Dir, and records the mount in mr.
 func (m *Manager) mount(ctx context.Context, mr *mountRecord, r *record) error {
 	if err := os.Mkdir(mr.Dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -163,7 +164,7 @@ func backings() []string {
 }
 
 // mountLoop mounts through a loop device. The device bypasses the page cache of its file,
-// because the file system has one of its own. So a flush reaches the storage.
+// because the file system has its own cache. So a flush reaches the storage.
 func (m *Manager) mountLoop(ctx context.Context, mr *mountRecord, r *record) error {
 	var dev *loop.Device
 	err := m.timed("attach", func() (err error) {
@@ -253,8 +254,8 @@ func deviceUnder(file string) (uint64, error) {
 }
 
 // unmountOf unmounts a record's mounts. With lazy it also detaches mounts in use, which
-// go once they are no longer used; without, a mount in use is ErrInUse. It reports
-// whether there was anything.
+// end when they are no longer used. Without lazy it returns ErrInUse for a mount in use.
+// It reports whether there was any mount.
 func (m *Manager) unmountOf(name string, lazy bool) (some bool, err error) {
 	all, err := view.Mounts(m.o.Run)
 	if err != nil {

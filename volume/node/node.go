@@ -1,34 +1,34 @@
-// Package node uses volumes on a machine that runs containers: it maps them,
-// mounts them, keeps a record of both, and finds everything again after it was
-// killed or the machine was started anew.
+// Package node uses volumes on a machine that runs containers. It maps and mounts volumes
+// and keeps a record of both. It finds everything again after it was killed or the
+// machine was restarted.
 //
-// An image is used in one of two ways. Local mounts its volume once, read-only,
-// for all containers of the machine, which put an overlay over it each. Network
-// gives one container a clone of its own, mounted to be written. Both give a
-// directory and know nothing of who runs containers.
+// An image is used in one of two ways. Local mounts its volume once, read-only, for all
+// containers of the machine, each of which puts an overlay over it. Network gives one
+// container a writable clone. Both return a directory, and neither needs to know what
+// runs the containers.
 //
 // # What is durable
 //
-// For each image and each container there is a record in Options.Dir, written
-// before anything is done and removed when nothing of it is left. These are the
-// steps, after each of which the process may be killed:
+// For each image and each container there is a record in Options.Dir. It is written
+// before anything is done, and removed when nothing is left. The process may be killed
+// after each of these steps:
 //
 //	local:   record, map, attach, mount, record of what is mounted
 //	network: record, clone, map, attach, (again: check) mount, record of what is mounted
 //	commit:  record, clone, map, freeze, copy, thaw, unmap, commit, record
 //	drop:    record, unmount, unmap, (network) remove the clone, end of the record
 //
-// What was not handed out yet is taken away by the next Open. What was, and is
-// mounted still, is taken over; what is not mounted any more, as after a start of
-// the machine, is mounted when it is asked for the next time. A loop device needs
-// no record: the kernel detaches it when neither a process nor a mount has it.
+// The next Open removes everything that no caller had received yet. It takes over what
+// callers had received and is still mounted. What is no longer mounted, for example after
+// a restart of the machine, is mounted when it is next requested. A loop device needs no
+// record: the kernel detaches it when neither a process nor a mount has it.
 //
 // # Mounts
 //
-// No mount has the flags nosuid, nodev or noexec: the directory may be the root of
-// a container itself, in which programs run and devices are what its cgroup lets
-// them be. That is why Options.Run is for root alone: nobody else on the machine
-// gets at a program of an image that is set-user-ID.
+// No mount has the flags nosuid, nodev or noexec, because the directory may be the root
+// of a container, in which programs run and the cgroup decides about devices. That is why
+// only root may enter Options.Run: nobody else on the machine can reach a set-user-ID
+// program of an image.
 package node
 
 import (
@@ -79,7 +79,7 @@ type Options struct {
 	// "map", "attach", "check", "mount", "unmount", "unmap", "remove", "copy" or
 	// "commit".
 	Observe func(step string, took time.Duration)
-	// Log gets what no caller is told. Default: none.
+	// Log gets what no caller learns. Default: none.
 	Log *slog.Logger
 
 	step  func(string)                                          // of tests: what was just done
@@ -223,9 +223,9 @@ func (m *Manager) Close() error {
 }
 
 // Local returns the directory with the tree of an image, read-only. It mounts the tree if
-// necessary. There is one directory for each volume until DropLocal, whoever asks. It
-// changes only after the old one has stopped working for good. ctx bounds the wait: a
-// mount that takes longer goes on, and the next Local finds it.
+// necessary. All callers get the same directory for a volume until DropLocal, unless it
+// has stopped working for good. ctx bounds the wait: a mount that takes longer continues,
+// and the next Local finds it.
 func (m *Manager) Local(ctx context.Context, img Image) (dir string, err error) {
 	volume, err := m.check(&img)
 	if err != nil {
@@ -264,11 +264,11 @@ func (m *Manager) DropLocal(ctx context.Context, volume string) error {
 	return nil
 }
 
-// Network returns the directory with a container's own copy of an image, read-write. It
-// makes the copy if necessary. What is written stays until DropNetwork, even over
-// restarts of the machine. A copy may have become read-only because its storage failed
-// for too long. It is repaired and mounted again if nobody uses it; otherwise Network
-// returns an error. ctx is as with Local.
+// Network returns the directory with a container's writable copy of an image. It makes
+// the copy if necessary. What is written stays until DropNetwork, even over restarts of
+// the machine. A copy may have become read-only because its storage failed for too long.
+// It is repaired and mounted again if nobody uses it; otherwise Network returns an error.
+// ctx bounds the wait as with Local.
 func (m *Manager) Network(ctx context.Context, key string, img Image) (dir string, err error) {
 	volume, err := m.check(&img)
 	if err == nil && img.Record.FS != volref.Ext4 {
@@ -309,9 +309,9 @@ func (m *Manager) DropNetwork(ctx context.Context, key string) error {
 }
 
 // Commit makes a committed volume id from the present content of a container's copy. The
-// container goes on, but its writes wait while the blocks are copied. It succeeds if the
-// volume exists. The volume is in the place of the container's copy, so with RBD its name
-// begins with "c-".
+// container continues to run, but its writes wait while the blocks are copied. Commit
+// succeeds if the volume exists. The volume is in the same place as the container's copy,
+// so with RBD its name begins with "c-".
 func (m *Manager) Commit(ctx context.Context, key, id string) error {
 	name := networkPrefix + nameOf(key)
 	err := m.fly(ctx, name, "commit "+id, func(ctx context.Context, e *entry) error {

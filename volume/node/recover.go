@@ -52,8 +52,8 @@ func (m *Manager) sweeper() {
 	}
 }
 
-// sweep removes what should not be there, and replaces credentials. It waits for a while.
-// What takes longer goes on.
+// sweep removes what should not exist, and replaces credentials. It waits for a while.
+// What takes longer continues without it.
 func (m *Manager) sweep(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
@@ -94,9 +94,9 @@ func (m *Manager) aged(r *record) bool {
 	return !r.Expires.IsZero() && time.Now().After(halfway(r.Since, r.Expires))
 }
 
-// strays removes mounts and mappings of this Manager that belong to no entry: they are
-// from a process that was killed in the middle of its work, and the mount may even have
-// appeared afterwards.
+// strays removes mounts and mappings of this Manager that belong to no entry. They were
+// left by a process that was killed in the middle of its work; the mount may even have
+// appeared after its death.
 func (m *Manager) strays(ctx context.Context, names map[string]bool) error {
 	mounts, err := view.Mounts(m.o.Run)
 	if err != nil {

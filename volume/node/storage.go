@@ -7,11 +7,11 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// Storage does what a node does with volumes. Its process, which has the volumes open, is
-// not that of the Manager, because a process that serves a file system from user space
-// must not mount what lies on it. Methods may run concurrently. Errors are those of
-// block, wrapped; any other may pass. No method hangs for ever if the storage does not
-// answer.
+// Storage is what a node does with volumes. It is implemented in another process than the
+// Manager's, which has the volumes open, because a process that serves a file system from
+// user space must not mount what lies on it. Methods may run concurrently. Their errors
+// are the errors of package block, wrapped; any other error may pass. No method hangs for
+// ever if the storage does not answer.
 type Storage interface {
 	// Map makes a volume a file or a block device of this machine and returns its path,
 	// which stays the same while it is mapped. If a volume is mapped under that name

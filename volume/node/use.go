@@ -209,9 +209,9 @@ func (m *Manager) drop(ctx context.Context, e *entry) error {
 	return m.forget(e)
 }
 
-// doubt keeps looking for a clone that may still appear. The container's record goes
-// meanwhile, because its key may be used again. doubt reports whether the record becomes
-// that of the doubtful clone, and stays.
+// doubt keeps looking for a clone that may still appear. Meanwhile the container's record
+// must go, because its key may be used again. doubt reports whether the record stays, as
+// the record of the doubtful clone.
 func (m *Manager) doubt(e *entry, r record) (stays bool, err error) {
 	if !time.Now().Before(r.Doubt) {
 		return false, nil

@@ -11,8 +11,8 @@ import (
 )
 
 // process identifies a process, on this machine and elsewhere: the boot, the pid
-// namespace, the pid, and the start time. Leases carry it, so that those of a dead
-// process end at once and do not wait for their time.
+// namespace, the pid, and the start time. Leases have it, so that the leases of a dead
+// process end at once and not only after their time.
 type process struct {
 	boot, namespace, pid, began string
 }

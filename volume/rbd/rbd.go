@@ -1,26 +1,25 @@
 // Package rbd keeps volumes as RBD images of a Ceph pool.
 //
-// A volume is an image of its name in the namespace of the store. Complete is one
-// that has the snapshot "slipway", protected, and the image metadata "slipway.state" that
-// says so: the snapshot is what readers read and clones hang on, the metadata is set
-// last when a volume is committed and changes first when one is removed, so that what
-// was broken off in between counts as not complete. Clones
-// are of version 2, which may lie in another namespace than their parent and leave
-// in that of their parent nothing but a line in its header: names that begin with
-// volref.ClonePrefix, the containers' clones, live in a namespace of their own, and a node that
-// may only read volumes can still clone them.
+// A volume is an image of the same name in the namespace of the store. A complete volume
+// has the protected snapshot "slipway", and image metadata "slipway.state" that says so.
+// Readers read the snapshot, and clones depend on it. The metadata is set last when a
+// volume is committed, and changed first when it is removed. So a volume counts as
+// incomplete if either was interrupted. Clones are of version 2. They may be in another
+// namespace than their parent, where they leave only a line in the header of the parent.
+// The clones of containers, whose names begin with volref.ClonePrefix, are in a separate
+// namespace, so that a node that may only read volumes can still clone them.
 //
-// librbd does not tell of those who read. Whoever has a volume open holds a lease on
-// it, a lock that RADOS itself drops when it is not renewed in time, in a third
-// namespace that every node may write (LeaseNamespace). A reader whose lease has
-// lapsed answers no read until it has a new one and has seen that the volume is
-// still complete: the blocks of an image that was removed under it would read as
-// zeros. Leases of processes of this machine that have died are broken at once.
-// A writer holds librbd's exclusive lock, too: who takes over from one that is gone
-// has it blocklisted by the cluster, so that no late write of it arrives.
+// librbd does not report readers. So everybody who has a volume open holds a lease on it:
+// a lock that RADOS drops if it is not renewed in time. Leases are in a third namespace,
+// in which every node may write (LeaseNamespace). A reader whose lease has lapsed answers
+// no read until it has a new lease and has seen that the volume is still complete,
+// because the blocks of an image that was removed meanwhile would read as zeros. Leases
+// of processes of this machine that have died are broken at once. A writer also holds
+// librbd's exclusive lock. A writer that takes over from a dead one makes the cluster
+// block the dead one's address, so that no late write arrives.
 //
-// The driver needs librbd and so a C compiler: it is there in binaries that were
-// built with the tags ceph and pacific (Available).
+// The driver needs librbd and so a C compiler. Only binaries that were built with the
+// tags ceph and pacific have it (Available).
 package rbd
 
 import (
@@ -49,9 +48,9 @@ type Options struct {
 	// Key is the user's key, Keyring the file with it. If both are empty, Conf applies.
 	Key, Keyring string
 
-	// Pool must be there; "rbd" if empty. Namespace is that of the volumes, "slipway"
-	// if empty, Clones that of the containers' clones; empty: there are none in this
-	// store. Namespaces are made if this user may.
+	// Pool must exist; "rbd" if empty. Namespace is the namespace of the volumes,
+	// "slipway" if empty. Clones is the namespace of the containers' clones; if it is
+	// empty, this store has no clones. Namespaces are made if this user may.
 	Pool, Namespace, Clones string
 
 	// Cluster is the fsid that the cluster must have. If it is empty, any will do.

@@ -78,9 +78,9 @@ func (s *Store) withdraw(img *rbd.Image, l *lease, id string) error {
 		if err := img.SetMetadata(stateKey, stateRemoving); err != nil {
 			return translate(err)
 		}
-		// A reader that came meanwhile got its lease before the snapshot was withdrawn,
-		// and reads, or will find that it was. Whoever clones holds a lease until the
-		// clone exists.
+		// A reader that came meanwhile either got its lease before the snapshot was
+		// withdrawn, and may read, or will find the snapshot withdrawn. A client that
+		// makes a clone holds a lease until the clone exists.
 		if err := errors.Join(s.unread(id), childless(img)); err != nil {
 			return errors.Join(err, translate(img.SetMetadata(stateKey, stateCommitted)))
 		}

@@ -45,16 +45,18 @@ const (
 	askers     = 8 // at a time
 )
 
-// reload has the OSD load the header of an image anew, unless somebody who is there
-// watches it.
+// reload makes the OSD load the header of an image again, unless a live client watches
+// it.
 //
-// An OSD has the watchers of an object twice: stored with the object, which is what it
-// lists and what keeps an image from being removed, and in memory, where a client that is
-// silent has an end. A client that dies while its watch is being stored has only the
-// former, and stays for good (https://tracker.ceph.com/issues/58120). The OSD makes
-// the latter of the former when it loads the object. So other objects that would lie
-// beside it, which there are none of, push it out of what the OSD keeps of the last ones
-// asked for; the end comes after osd_client_watch_timeout.
+// An OSD has the watchers of an object twice. It stores them with the object; this list
+// is what it reports, and what keeps an image from being removed. It also has them in
+// memory, where a silent client times out. If a client dies while its watch is being
+// stored, the watch is only in the stored list, and stays for ever
+// (https://tracker.ceph.com/issues/58120). When the OSD loads the object, it makes
+// watchers in memory from the stored list, and these time out after
+// osd_client_watch_timeout. To make it load the object, reload requests other objects of
+// the same placement group, which do not exist, until the OSD drops the header from its
+// cache.
 func (s *Store) reload(at *rados.IOContext, id string) error {
 	header, err := headerOf(at, id)
 	if isMissing(err) {

@@ -206,7 +206,7 @@ func (s *Service) pushReferrer(ctx context.Context, repo string, m catalog.Manif
 }
 
 // dropReferrer removes a referrer of an image, unless another file system has the same
-// one. If it cannot be removed, it may stay, because what it says is not wrong.
+// referrer. If it cannot be removed, it may stay, because what it says is not wrong.
 func (s *Service) dropReferrer(ctx context.Context, id int64, repo string, d oci.Digest) {
 	used, err := s.facts.ReferrerUsed(ctx, repo, d, id)
 	if err == nil && !used {

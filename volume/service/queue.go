@@ -119,9 +119,9 @@ func (s *Service) Queue(ctx context.Context, repo string, d oci.Digest, fs strin
 	return storage.Unavailable(err)
 }
 
-// Drop records that an image of a repository is no longer wanted as volumes in one file
-// system, or with "" in all. Errors: MANIFEST_UNKNOWN, also for an image that has no
-// volumes, UNSUPPORTED.
+// Drop records that an image of a repository is no longer wanted as volumes, in one file
+// system or, if fs is "", in all. Errors: MANIFEST_UNKNOWN, even for an image that has no
+// volumes, and UNSUPPORTED.
 func (s *Service) Drop(ctx context.Context, repo string, d oci.Digest, fs string) error {
 	if err := s.writable(); err != nil {
 		return err

@@ -112,9 +112,9 @@ func (s *Service) stateOf(v volumefacts.Image, others map[int64]bool, public boo
 	return StateFailed, reason + " (it is tried again)"
 }
 
-// publicReason returns what clients are told about why a build failed that may succeed
+// publicReason returns the reason that clients get for a failed build that may succeed
 // later. They may know what is wrong with the image. Other details, such as paths of the
-// storage, are for the operator, who finds them in the log and in the status.
+// storage, are only in the log and in the operator's status.
 func publicReason(failure string) string {
 	for _, e := range []error{block.ErrFull, block.ErrDenied, block.ErrAway} {
 		if strings.Contains(failure, e.Error()) { // only the text of the error was kept

@@ -46,7 +46,7 @@ type handleOpen struct {
 	Node   uint64 `json:"node"`
 }
 
-// parseState reads a state file. It returns nil for that of another connection.
+// parseState reads a state file. It returns nil if the file is of another connection.
 func parseState(b []byte, conn uint32) (*state, error) {
 	var st state
 	if err := json.Unmarshal(b, &st); err != nil {

@@ -1,28 +1,26 @@
-// Package volfs shows volumes as files: a FUSE file system whose root has one
-// file for each mapping of the node. The kernel mounts EROFS straight from such a
-// file, and ext4 by way of a loop device.
+// Package volfs shows volumes as files. It is a FUSE file system whose root has one file
+// for each mapping of the node. The kernel mounts EROFS directly from such a file, and
+// ext4 through a loop device.
 //
-// What it promises:
+// It promises:
 //
-//   - A reader gets the bytes of the volume, or an error; fewer bytes than it asked
-//     for only at the end. When storage fails or does not answer, the request is
-//     tried again until [Options].Bound has passed since it came, and ends in EIO
-//     then. Other volumes go on meanwhile.
-//   - Nothing breaks when the server is killed while some process holds the
-//     descriptor of the mount: the next server finds in the state file which file
-//     is which volume, opens the volumes again when they are first asked for, and
-//     has the kernel send again what was not answered.
-//   - When a write is answered the volume has it, and after FSYNC it is durable; to
-//     close a file makes nothing durable. So that no answered write is lost with
-//     the server, what a volume's WriteAt has taken must have left the process when
-//     it returns: a driver must not keep writes back in memory of its own.
-//   - A write that was given up at the bound cannot overtake later ones: none
-//     reaches the volume before the old one has returned.
+//   - A reader gets the bytes of the volume, or an error. It gets fewer bytes than it
+//     requested only at the end. If the storage fails or does not answer, the request is
+//     repeated until [Options].Bound has passed since its arrival, and then ends in EIO.
+//     Requests for other volumes continue meanwhile.
+//   - Nothing breaks if the server is killed while a process holds the descriptor of the
+//     mount. The next server reads from the state file which volume each file is, opens a
+//     volume again at its first request, and makes the kernel repeat unanswered requests.
+//   - When a write is answered, the volume has it. It is durable after FSYNC; closing a
+//     file makes nothing durable. To lose no answered write if the server dies, a volume's
+//     WriteAt must have passed on its bytes to another process when it returns. So a
+//     driver must not buffer writes in its own memory.
+//   - A write that was given up at the bound cannot overtake later ones, because no later
+//     write reaches the volume before the old one has returned.
 //
-// The mount is made without a stack depth (no FUSE passthrough), since EROFS does
-// not lie on stacked file systems. For what a serving process must not do with its
-// own files, see package fuse: a server neither mounts them nor starts what lies
-// on them.
+// The mount has no stack depth (no FUSE passthrough), because EROFS cannot lie on stacked
+// file systems. Package fuse says what a serving process must not do with its own files:
+// it neither mounts them nor starts programs that lie on them.
 package volfs
 
 import (
@@ -40,9 +38,9 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// Opener opens the volume of a mapping: a committed one to be read, a writable one
-// to be written. It may be called concurrently and for one mapping more than once;
-// ctx bounds the call alone. The server closes what it opened.
+// Opener opens the volume of a mapping: a committed volume for reading, a writable one
+// for writing. It may be called concurrently, and more than once for a mapping. ctx
+// bounds only the call. The server closes the volume.
 type Opener func(ctx context.Context, m block.Mapping) (block.Volume, error)
 
 // Options are the choices of [New]. The zero value works, but cannot be handed
@@ -62,11 +60,11 @@ type Options struct {
 
 const (
 	defaultBound = 5 * time.Minute
-	// drainTime is how long a server that is told to stop waits for requests in
-	// work; the others are left to the next one.
+	// drainTime is how long a server that gets an order to stop waits for requests in
+	// work. It leaves the others to the next server.
 	drainTime = 2 * time.Second
-	// maxBackground is large so that the requests of one volume whose storage hangs
-	// do not keep the kernel from sending those of others.
+	// maxBackground is large, so that the requests of a volume whose storage hangs do not
+	// block the kernel's requests for other volumes.
 	maxBackground = 8192
 )
 
@@ -123,8 +121,9 @@ func New(dev *os.File, open Opener, o *Options) (*Server, error) {
 }
 
 // Serve answers requests until the file system is unmounted and unused (nil), the
-// connection is aborted ([fuse.ErrAborted]), or ctx ends (its error): then what is
-// not done within two seconds is left to the next server. It can be called once.
+// connection is aborted ([fuse.ErrAborted]), or ctx ends (its error). When ctx ends,
+// requests that take longer than two seconds are left to the next server. Serve can be
+// called once.
 func (s *Server) Serve(ctx context.Context) error {
 	err := s.conn.Negotiate(ctx, fuse.InitOptions{
 		Want:         fuse.FlagAsyncRead | fuse.FlagBigWrites | fuse.FlagAsyncDIO | fuse.FlagParallelDirops,
@@ -137,9 +136,9 @@ func (s *Server) Serve(ctx context.Context) error {
 	return s.conn.Serve(ctx, drainTime, s.handle)
 }
 
-// Refuse serves in place of a server while none can be started: until ctx ends it
-// fails with EIO what needs storage, with the state that the last one left in the
-// file state. Nothing that was written is lost by it.
+// Refuse serves in place of a server while none can be started. Until ctx ends it answers
+// requests that need storage with EIO, using the state that the last server left in the
+// state file. Nothing that was written is lost by this.
 func Refuse(ctx context.Context, dev *os.File, state string) error {
 	none := func(context.Context, block.Mapping) (block.Volume, error) { return nil, errRefused }
 	s, err := New(dev, none, &Options{State: state, Bound: time.Millisecond})
@@ -168,12 +167,12 @@ func (s *Server) Close() error {
 	return err
 }
 
-// Add shows a volume as the file of the mapping's name. It opens the volume now,
-// so that what is wrong is told here; ctx bounds that. A name that is there is
-// given another credential, with which its volume is opened anew; if that fails
-// the old one stays.
+// Add shows a volume as a file with the mapping's name. It opens the volume at once, so
+// that it can return an error; ctx bounds that. If the name exists, Add replaces its
+// credential, and opens its volume again with the new one. If that fails, the old
+// credential stays.
 //
-// Errors: block.ErrExists if the name is that of another volume, and those of the
+// Errors: block.ErrExists if the name belongs to another volume, and the errors of the
 // Opener.
 func (s *Server) Add(ctx context.Context, m block.Mapping) error {
 	if !validName(m.Name) {
@@ -233,18 +232,18 @@ func (s *Server) renew(ctx context.Context, f *file, m block.Mapping) error {
 	return s.save()
 }
 
-// releaseGrace is how long Remove waits for the kernel to tell that the last user
-// has closed the file: it does so without waiting for an answer, and may not have
-// been heard when the unmount that it follows has returned.
+// releaseGrace is how long Remove waits until the kernel reports that the last user has
+// closed the file. The kernel does not wait when it reports this, so the report may come
+// after the preceding unmount has returned.
 const releaseGrace = 500 * time.Millisecond
 
-// Remove takes a file away and closes its volume, flushed if it is writable. That
-// there is no such file is success.
+// Remove removes a file and closes its volume, after a flush if it is writable. It
+// succeeds if there is no such file.
 //
-// Errors: block.ErrInUse while the kernel has the file open, for a loop device or
-// as an image. After an error of storage the file is gone, and what was written to
-// its volume may not be durable; after any other it is still there. ctx bounds the
-// waiting for storage.
+// Errors: block.ErrInUse while the kernel has the file open, for a loop device or as an
+// image. After an error of the storage the file is removed, and what was written to its
+// volume may not be durable. After any other error the file still exists. ctx bounds how
+// long it waits for the storage.
 func (s *Server) Remove(ctx context.Context, name string) error {
 	unlock, err := s.names.lock(ctx, name)
 	if err != nil {
@@ -313,12 +312,12 @@ type Status struct {
 	Errors    int64  `json:"errors"`
 	LastError string `json:"lastError,omitempty"`
 	Failed    int64  `json:"failed"`
-	// Denied tells that the storage refused the credential the last time that
-	// anything was asked of it: requests wait for another one, until their bound.
+	// Denied reports that the storage refused the credential at the last request.
+	// Requests then wait for another credential, until their bound.
 	Denied bool `json:"denied,omitempty"`
 }
 
-// List tells about all mappings, by name.
+// List returns all mappings, by name.
 func (s *Server) List() []Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
