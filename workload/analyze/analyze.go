@@ -1,18 +1,18 @@
-// Package analyze says what the workload of a registry is: every table and figure
-// of Anwar et al., "Improving Docker Registry Design based on Production Workload
-// Analysis" (FAST'18), out of a trace, in one pass over it.
+// Package analyze describes the workload of a registry by every table and figure of Anwar
+// et al., "Improving Docker Registry Design based on Production Workload Analysis"
+// (FAST'18). It computes them from a trace in one pass.
 //
 // An [Analysis] sees the requests of one zone once, in order of time, in batches of
-// columns, and ends with the [Result] of one or more figures. All figures of the
-// paper are made this way, and so are those of a [Plugin] that somebody else
-// writes. [Run] reads each zone of a store once for all of them, and zones at the
-// same time; a [Report] holds what came out, beside the numbers of the paper, and
-// is written as CSV, JSON, SVG and one page of HTML.
+// columns. At the end it returns the [Result] of one or more figures. All figures of the
+// paper are made in this way, and so are the figures of a [Plugin] of another author.
+// [Run] reads each zone of a store once for all analyses, and several zones at the same
+// time. A [Report] holds the results beside the numbers of the paper, and is written as
+// CSV, JSON, SVG and one page of HTML.
 //
-// What a figure counts is said in its [Figure.Definition], word for word as it is
-// computed; docs/analysis.md has all of them. Where a source does not tell a size or
-// a duration, the request is left out of the figures that need it, and they say how
-// many were: what is not known is never counted as 0.
+// [Figure.Definition] says exactly what a figure counts; docs/analysis.md has all
+// definitions. If a source lacks a size or a duration, the request is left out of the
+// figures that need it, and these figures say how many requests they lack. What is
+// unknown is never counted as 0.
 package analyze
 
 import (
@@ -128,8 +128,8 @@ type Series struct {
 type Result struct {
 	// Requests is the number of requests behind the figure.
 	Requests int64 `json:"requests"`
-	// Unknown is the number of requests that are left out because the source does not
-	// tell all that the figure needs.
+	// Unknown is the number of requests that are left out because the source lacks
+	// something that the figure needs.
 	Unknown int64 `json:"unknown"`
 	// Notes are sentences a reader must know, such as how many days are absent.
 	Notes []string `json:"notes,omitempty"`

@@ -12,8 +12,8 @@ import (
 type picture struct {
 	// file is the name of its file without the extension.
 	file string
-	// caption tells the picture from the figure's others. It is empty if there are no
-	// others.
+	// caption distinguishes the picture from the figure's others. It is empty if there
+	// are no others.
 	caption string
 	picture interface {
 		SVG(o *chart.Options) string

@@ -63,7 +63,7 @@ func Run(ctx context.Context, src Source, opts *Options) (*Report, error) {
 	return newReport(o, plugins, zones, p.spans, results), nil
 }
 
-// checkFigures checks that all figures have names of their own, which are valid names of
+// checkFigures checks that all figures have different names, which are valid names of
 // files.
 func checkFigures(plugins []Plugin) error {
 	seen := map[string]bool{"comparison": true}
@@ -86,7 +86,7 @@ func checkFigures(plugins []Plugin) error {
 	return nil
 }
 
-// zones returns the zones that are asked for.
+// zones returns the zones that the options name.
 func (o *Options) zones(all []store.Zone) ([]store.Zone, error) {
 	if len(o.Zones) == 0 {
 		return all, nil

@@ -8,8 +8,9 @@ import (
 )
 
 // table1 makes Table 1 of FAST'18, "Characteristics of studied data centers": days,
-// requests, bytes in and out, images pushed and pulled. Bytes in are those of PUT and
-// bytes out those of GET, because only then do they agree with the paper's own numbers.
+// requests, bytes in and out, images pushed and pulled. Bytes in are the bytes of PUTs
+// and bytes out the bytes of GETs, because only then do they agree with the paper's own
+// numbers.
 func table1() Plugin {
 	return Plugin{
 		Figures: []Figure{{
@@ -77,7 +78,7 @@ func (z *zoneTotals) Add(b *store.Batch) {
 const maxOpen = 1 << 20
 
 // bytes counts the bytes that were moved. A ping has no content, so nothing is lost if a
-// source does not tell its size.
+// source lacks its size.
 func (z *zoneTotals) bytes(b *store.Batch, i int) {
 	m, size := b.Method[i], b.Size[i]
 	known := size >= 0

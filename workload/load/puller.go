@@ -47,7 +47,7 @@ func (r *run) newPuller(ctx context.Context, id int) *puller {
 	return p
 }
 
-// run works until the puller is told to stop or ctx ends.
+// run works until the puller is ordered to stop or ctx ends.
 func (p *puller) run(ctx context.Context) {
 	defer close(p.done)
 	defer p.close()

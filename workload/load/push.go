@@ -34,8 +34,8 @@ func pushSet(ctx context.Context, e *endpoint, s *imageset.Set, parallel int, pr
 		g.Go(func() error {
 			for i := next.Add(1) - 1; i < int64(len(s.Images)); i = next.Add(1) - 1 {
 				m := s.Images[i]
-				// If the registry cannot be asked, the push fails, too, and its error
-				// says why.
+				// If the request to the registry fails, the push fails, too, and its
+				// error says why.
 				d, err := e.patient.ResolveManifest(ctx, m.Repo, m.Tag)
 				if err == nil && d.Digest == m.Manifests[0].Digest {
 					atomic.AddInt64(&p.Present, 1)

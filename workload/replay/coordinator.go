@@ -333,7 +333,7 @@ func (c *coordinator) hand(ctx context.Context, t *plan.Task) error {
 	return c.give(ctx, t)
 }
 
-// give puts a task into the chunk of a worker that is there and has room.
+// give puts a task into the chunk of a worker that is present and has room.
 func (c *coordinator) give(ctx context.Context, t *plan.Task) error {
 	for {
 		p := c.choose(t)
@@ -398,8 +398,8 @@ func (c *coordinator) flush(p *peer) {
 	}
 }
 
-// wait sends what is in chunks and waits until ready, which is called with mu held.
-// Tasks of workers that are lost meanwhile go to others.
+// wait sends the tasks that are in chunks and waits until ready, which is called with mu
+// held. Tasks of workers that are lost meanwhile go to other workers.
 func (c *coordinator) wait(ctx context.Context, ready func() bool) error {
 	for {
 		for _, p := range c.peers {

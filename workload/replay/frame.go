@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Between a coordinator and a worker there are frames: four bytes of length, little
-// endian, one byte of type, and so many bytes as the length says.
+// A coordinator and a worker exchange frames. A frame has four bytes of length, little
+// endian, one byte of type, and as many bytes as the length says.
 type frameType byte
 
 const (

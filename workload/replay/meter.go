@@ -13,13 +13,13 @@ const (
 	testPhase   = "replay"
 )
 
-// Status is how a replay goes on. Figures are of the last second but where something
-// else is said.
+// Status is the progress of a replay. Figures are of the last second unless they say
+// otherwise.
 type Status struct {
 	// Phase is "warm-up" or "replay".
 	Phase string
-	// Done of Total: requests of the trace, or what is put in place; at L2 steps of
-	// pulls and pushes. Total is 0 where it is not known.
+	// Done of Total: requests of the trace, or contents that are put in place; at L2
+	// steps of pulls and pushes. Total is 0 if it is not known.
 	Done, Total int64
 	Rate        float64 // requests per second
 	BytesPerSec float64
@@ -36,7 +36,7 @@ type Status struct {
 	Problem   error
 }
 
-// meter takes samples from the workers, counts and writes them and tells how it goes.
+// meter takes samples from the workers, counts and writes them, and reports the progress.
 type meter struct {
 	phase  string
 	status func(Status)

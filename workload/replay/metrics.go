@@ -9,12 +9,13 @@ import (
 	"example.org/slipway/workload/replay/result"
 )
 
-// Metrics tell Prometheus how replays go on. One may serve several runs, one after the
-// other: counts go on, the rest is of the last. Labels are the targets' names and what
-// requests are told apart by in results; nothing of the trace is in them.
+// Metrics show Prometheus the progress of replays. One Metrics may serve several runs,
+// one after another: counters continue, and gauges show the last run. Labels are the
+// targets' names and the properties by which results group requests; they have no names
+// of the trace.
 //
-// The samples in a result's files are exact, and these figures are not their source: a
-// replay that ends between two scrapes leaves the last seconds out here.
+// The samples in a result's files are exact and do not come from these metrics: a replay
+// that ends between two scrapes does not show its last seconds here.
 type Metrics struct {
 	requests     *prometheus.CounterVec   // target, phase, method, object, outcome
 	bytes        *prometheus.CounterVec   // target, phase
@@ -104,7 +105,7 @@ func (m *Metrics) add(samples []result.Sample) {
 	}
 }
 
-// status takes what the meter tells each second.
+// status takes the status that the meter reports each second.
 func (m *Metrics) status(s *Status) {
 	m.done.Set(float64(s.Done))
 	m.total.Set(float64(s.Total))

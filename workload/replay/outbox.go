@@ -35,7 +35,7 @@ func newOutbox(l *link, worker uint8) *outbox {
 	return o
 }
 
-// put takes a sample. After an error samples are forgotten: nobody is there for them.
+// put takes a sample. After an error samples are dropped, because nobody receives them.
 func (o *outbox) put(s result.Sample) {
 	s.Worker = o.worker
 	o.mu.Lock()
@@ -48,8 +48,8 @@ func (o *outbox) put(s result.Sample) {
 	}
 }
 
-// begin sends what is put until the function is called that it returns; that sends
-// the rest, and returns the first error.
+// begin sends samples until the returned function is called. That function sends the
+// rest, and returns the first error.
 func (o *outbox) begin(dispatched *atomic.Int64) (finish func() error) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -76,7 +76,7 @@ func (o *outbox) begin(dispatched *atomic.Int64) (finish func() error) {
 	}
 }
 
-// flush sends what is there, if it is anything or the count of tasks has changed.
+// flush sends the samples, if there are any or if the count of tasks has changed.
 func (o *outbox) flush(dispatched *atomic.Int64, told int64) int64 {
 	o.mu.Lock()
 	buf := o.buf

@@ -87,14 +87,13 @@ type peer struct {
 	name  string
 	index uint8
 	link  *link
-	// offset is the worker's time of day less that of the coordinator; trip is the
-	// time there and back by which it is known.
+	// offset is the worker's time of day minus the coordinator's. trip is the round trip
+	// of the measurement, which limits its accuracy.
 	offset, trip time.Duration
 	// last is the latest estimate.
 	last time.Duration
 
-	// chunk is what is to be sent next. Only the goroutine that hands out tasks uses
-	// it.
+	// chunk is the data to be sent next. Only the goroutine that hands out tasks uses it.
 	chunk []byte
 
 	alive   bool              // mu
@@ -104,8 +103,8 @@ type peer struct {
 	working bool              // mu: the phase has not ended there
 }
 
-// clockRounds is how many times the clock of a worker is asked for; the answer that
-// came soonest counts.
+// clockRounds is how many times a worker's clock is requested. The answer with the
+// shortest round trip counts.
 const clockRounds = 16
 
 // meet introduces the coordinator, sends the configuration and compares clocks.

@@ -59,12 +59,12 @@ type Options struct {
 	Dir string
 	// Phase defaults to All.
 	Phase Phase
-	// Resume continues a run that was ended by force. Everything else must be as it was
-	// then.
+	// Resume continues a run that was killed. All other options must be the same as in
+	// that run.
 	Resume bool
 
-	// Workers are the addresses of workers; none means one in this process. Secret is
-	// what they share. If TLS is not nil, the connections use TLS.
+	// Workers are the addresses of workers; none means a worker in this process. Secret
+	// is the secret that they share. If TLS is not nil, the connections use TLS.
 	Workers []string
 	Secret  string
 	TLS     *tls.Config
@@ -265,7 +265,7 @@ func warnOfSecrets(o *Options) {
 	}
 }
 
-// safeToTell returns an error if a worker would be told secrets in the clear.
+// safeToTell returns an error if secrets would be sent to a worker unencrypted.
 func safeToTell(addr string, o *Options) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -63,7 +63,8 @@ type CacheConfig struct {
 	// RAM and SSD are their sizes in bytes; an SSD of 0 is none.
 	RAM int64 `json:"ram"`
 	SSD int64 `json:"ssd"`
-	// Split is the size from which on a layer never goes into memory; 0 means none.
+	// Split is the size in bytes at and above which a layer never goes into memory; 0
+	// means none.
 	Split int64 `json:"split"`
 	// Admission to the SSD.
 	Admission policy.Admission `json:"admission"`

@@ -24,8 +24,8 @@ type PlanConfig struct {
 	Policy    string           `json:"policy"`
 	SSDPolicy string           `json:"ssd_policy"`
 	Admission policy.Admission `json:"admission"`
-	// Split returns the size in bytes from which on a layer never goes into a memory of
-	// ram bytes. nil means none.
+	// Split returns the size in bytes at and above which a layer never goes into a memory
+	// of ram bytes. nil means none.
 	Split func(ram int64) int64 `json:"-"`
 	// Growth scales the load of the trace: as many times the requests, for as many times
 	// the contents. Default 1. A cache that is Growth times as large has the hits of the
@@ -52,8 +52,8 @@ type PlanConfig struct {
 	Seed    uint64 `json:"seed"`
 }
 
-// DefaultSplit is the size from which on the registry keeps a layer out of a memory of ram
-// bytes, unless storage.blob_cache.large says otherwise.
+// DefaultSplit is the size at and above which the registry keeps a layer out of a memory
+// of ram bytes, unless storage.blob_cache.large says otherwise.
 func DefaultSplit(ram int64) int64 { return max(1, min(100<<20, ram/8)) }
 
 // DefaultRAMCost says that a byte of memory has long cost some twenty times as much as a
@@ -78,7 +78,7 @@ type Candidate struct {
 	// Gain is how much the hit ratio grows for each GiB more than the next smaller
 	// candidate of the curve; 0 for the smallest.
 	Gain float64 `json:"gain_per_gib"`
-	// Knee marks the candidate from which on a GiB more brings less than the average
+	// Knee marks the first candidate beyond which a GiB more brings less than the average
 	// between the smallest and the largest candidate of the curve.
 	Knee bool `json:"knee"`
 	// Latency is the latency of layers on an idle registry.
@@ -109,7 +109,7 @@ type Plan struct {
 	Limit      Candidate   `json:"limit"`
 	Candidates []Candidate `json:"candidates"`
 	Advice     Advice      `json:"advice"`
-	// Assumed lists what the figures rest on, Unknown what the trace does not tell.
+	// Assumed lists the assumptions of the figures, Unknown what the trace lacks.
 	Assumed []string `json:"assumed"`
 	Unknown []string `json:"unknown"`
 }
@@ -123,8 +123,7 @@ type PlanTrace struct {
 	First     int64 `json:"first_requests"`
 	Footprint int64 `json:"footprint_bytes"`
 	Ingress   int64 `json:"ingress_bytes"`
-	// Unsized counts pushes that are not in Ingress because the trace does not tell their
-	// size.
+	// Unsized counts pushes that are not in Ingress because the trace lacks their size.
 	Unsized int64   `json:"unsized_pushes,omitempty"`
 	Seconds float64 `json:"seconds"`
 	// PeakPerSec is the rate of requests of any kind in the busiest minute.
@@ -300,7 +299,7 @@ type view struct {
 	latency Latency
 }
 
-// fetched counts what was requested and what of it had to be fetched.
+// fetched counts the requests and their bytes, and those of them that had to be fetched.
 type fetched struct{ requests, bytes, misses, missBytes int64 }
 
 // look simulates configurations and keeps what a plan needs of each. What is kept by

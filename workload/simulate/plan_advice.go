@@ -185,7 +185,7 @@ func (p *planner) replicas(ctx context.Context, a *Advice, c Candidate) error {
 	}
 	for n := 1; ; n++ {
 		if p.c.NoHomes && n > 1 && n <= p.c.MaxReplicas {
-			// Each replica has a cache of its own, of this size.
+			// Each replica has a separate cache of this size.
 			if v, err = p.one(ctx, Size{RAM: c.RAM * int64(n), SSD: c.SSD * int64(n)}, n, ByRandom); err != nil {
 				return err
 			}
@@ -193,8 +193,8 @@ func (p *planner) replicas(ctx context.Context, a *Advice, c Candidate) error {
 		cpu, net := p.load(v, n)
 		fits := cpu <= p.c.Replica.Busy && net <= p.c.Replica.Busy
 		a.Wanted, a.CPU, a.Network = n, cpu, net
-		// On a network that is full there is no latency: it is not computed for what does
-		// not fit.
+		// A network that is full has no finite latency, so none is computed if the load
+		// does not fit.
 		if fits {
 			a.Peak = v.found.latency(p.r.Size, &p.c.Model, p.c.Replica.Bandwidth*(1-min(net, 0.99)))
 			a.GoalMet = p.c.Goal.met(a.Peak)
@@ -234,7 +234,7 @@ func (p *planner) one(ctx context.Context, s Size, n int, by By) (*view, error) 
 func (p *planner) load(v *view, n int) (cpu, net float64) {
 	rep := &p.c.Replica
 	// A request reaches the home of its layer with probability 1/n. Otherwise the home
-	// sends the layer to the replica that was asked, which sends it on.
+	// sends the layer to the replica that got the request, which sends it on.
 	peer := 0.0
 	if !p.c.NoHomes {
 		peer = float64(n-1) / float64(n)

@@ -243,7 +243,7 @@ func (p *Plan) assumed() []string {
 	return list
 }
 
-// unknown returns what the trace does not tell.
+// unknown lists what the trace lacks.
 func (p *Plan) unknown() []string {
 	var list []string
 	t, c := &p.Trace, &p.Candidates[p.Advice.Candidate].Result

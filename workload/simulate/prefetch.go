@@ -24,9 +24,9 @@ type PrefetchConfig struct {
 	// prefetched layer is kept.
 	LM time.Duration `json:"lm_ns"`
 	ML time.Duration `json:"ml_ns"`
-	// Online restricts what the manifest prefetcher knows of a manifest's layers to what
-	// was seen before. By default it knows what the whole trace shows, because a registry
-	// has the manifest and reads its layers there.
+	// Online restricts the manifest prefetcher's knowledge of a manifest's layers to
+	// earlier requests. By default it knows what the whole trace shows, because a
+	// registry has the manifest and reads its layers there.
 	Online bool `json:"online"`
 	// Manifests are further settings of the manifest prefetcher. Its Keep is ML.
 	Manifests policy.ManifestsOptions `json:"-"`

@@ -71,8 +71,8 @@ type Pulls struct {
 	// Skipped counts the requests for manifests and layers without a client, or for a
 	// layer without a size.
 	Skipped int64
-	// NoDigest counts the pushes of a layer whose digest the trace does not tell.
-	// PairDigest pairs them with nothing.
+	// NoDigest counts the pushes of a layer whose digest the trace lacks. PairDigest does
+	// not pair them.
 	NoDigest int64
 }
 
@@ -99,10 +99,10 @@ func (p *Pulls) Manifests() int {
 	return n
 }
 
-// LoadPrefetch reads the requests for manifests and layers. A trace does not tell the
-// layers of a manifest. They are taken to be what a client asks for in the same
-// repository within session (default 60 s) after the manifest. A tag that is pushed again
-// counts as another manifest.
+// LoadPrefetch reads the requests for manifests and layers. A trace does not have the
+// layers of a manifest. They are taken to be the layers that a client requests in the
+// same repository within session (default 60 s) after the manifest. A tag that is pushed
+// again counts as another manifest.
 func LoadPrefetch(ctx context.Context, src Source, w Window, pair Pair, session time.Duration) (*Pulls, error) {
 	if session <= 0 {
 		session = time.Minute
@@ -171,7 +171,7 @@ func (l *pullLoader) batch(b *store.Batch) {
 		switch {
 		case !ok:
 		case b.Client[i] == store.None || isLayer && b.Size[i] <= 0:
-			// Without a client, one puller cannot be told from another.
+			// Without a client, pullers cannot be distinguished.
 			l.p.Skipped++
 		case isLayer:
 			l.layer(b, i, e)

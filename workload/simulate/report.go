@@ -25,7 +25,7 @@ type CacheReport struct {
 	Layers    int    `json:"layers"`
 	Footprint int64  `json:"footprint_bytes"`
 	Ingress   int64  `json:"ingress_bytes"`
-	// Servers is how many servers answered. It is 0 if the trace does not tell.
+	// Servers is how many servers answered. It is 0 if the trace does not say.
 	Servers int `json:"servers"`
 	// Skipped requests had no size.
 	Skipped int64 `json:"skipped_requests"`

@@ -1,11 +1,11 @@
-// Package simulate tries out caches and prefetchers on a trace: what a cache of some
-// size and policy would have kept, what a prefetcher would have fetched ahead and how
-// much of it for nothing. It runs the product's own policies (package policy), and next
-// to them bounds that know the future.
+// Package simulate tries out caches and prefetchers on a trace: what a cache of some size
+// and policy would have kept, what a prefetcher would have fetched ahead, and how much of
+// it in vain. It runs the product's own policies (package policy), and also bounds:
+// policies that know the future.
 //
-// [LoadCache] and [LoadPrefetch] read what is needed of a zone of a store into memory, by
-// column: about 16 bytes a request for a layer. [Caches] and [Prefetch] then run any
-// number of configurations over it, on all cores.
+// [LoadCache] and [LoadPrefetch] read the needed columns of a zone of a store into
+// memory: about 16 bytes for each request for a layer. [Caches] and [Prefetch] then run
+// any number of configurations over them, on all cores.
 package simulate
 
 import (
@@ -58,12 +58,12 @@ func (w Writes) MarshalText() ([]byte, error) { return []byte(w.String()), nil }
 // is a number from 0 on. Without writes, layers are numbered in the order of their first
 // request.
 type Requests struct {
-	// Time in microseconds since 1970; nil if the source does not tell.
+	// Time in microseconds since 1970; nil if the source lacks it.
 	Time []int64
-	// Layer is what was asked for.
+	// Layer is the requested layer.
 	Layer []uint32
 	// Host is the server that answered, numbered from 0 in the order of the first
-	// request; nil if the source does not tell.
+	// request; nil if the source does not say.
 	Host []uint32
 	// Write is true for a push that fills the cache and is not a request. It is nil if
 	// there is none.
@@ -101,7 +101,7 @@ func (r *Requests) Footprint() int64 {
 	return n
 }
 
-// Servers returns how many servers answered, or 0 if the source does not tell.
+// Servers returns how many servers answered, or 0 if the source does not say.
 func (r *Requests) Servers() int {
 	n := 0
 	for _, h := range r.Host {
@@ -148,8 +148,8 @@ func (w *Window) scan(ctx context.Context, src Source, columns store.Columns, fn
 	})
 }
 
-// served reports whether request i was answered with content. If the source does not tell
-// the status, all requests count as answered.
+// served reports whether request i was answered with content. If the source lacks the
+// status, all requests count as answered.
 func served(b *store.Batch, i int) bool {
 	return b.Status[i] == 0 || b.Status[i] == 200 || b.Status[i] == 206
 }
@@ -187,8 +187,8 @@ type cacheLoader struct {
 	writes Writes
 	model  bool
 	r      Requests
-	// layers numbers layers by digest, uploads those of which only the upload's id is
-	// known. An id may look like a digest.
+	// layers numbers layers by digest. uploads numbers layers of which only the upload's
+	// id is known. An id may look like a digest.
 	layers, uploads map[store.Symbol]uint32
 	hosts           map[store.Symbol]uint32
 	// open are the pushes without digest that no GET has been paired with yet.
@@ -221,8 +221,8 @@ func (l *cacheLoader) batch(b *store.Batch) {
 const maxUploads = 1 << 20
 
 // pushed returns the size of what a push brought. Slipway's log records the size of the
-// whole blob in the request that ends an upload. Other logs record what came with this
-// request, which is mostly nothing; then the PATCHes before tell the rest.
+// whole blob in the request that ends an upload. Other logs record the size of this
+// request's body, which is mostly 0; then the PATCHes before have the rest.
 func (l *cacheLoader) pushed(b *store.Batch, i int) int64 {
 	size := b.Size[i]
 	if b.Kind[i] != trace.Upload || b.Method[i] != store.PUT {

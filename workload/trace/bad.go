@@ -21,7 +21,7 @@ const (
 	BadRepeated Bad = "logged elsewhere too"
 	// BadFile is a file that is damaged, or whose format is not known.
 	BadFile Bad = "unreadable file"
-	// BadOther is a line that tells of something else than a request, and no error.
+	// BadOther is a line about something else than a request; it is not an error.
 	BadOther Bad = "not a request"
 )
 

@@ -53,11 +53,10 @@ func (t Target) Namespace() string {
 	return ns
 }
 
-// ParseURI takes a request's URI apart. It reads the IBM form, in which the
-// segments but for the protocol's words are pseudonyms, and plain URIs alike: with
-// a leading slash or without, with a query or without. The protocol's words are
-// looked for from the end, since a repository or a tag may be called "manifests" or
-// "blobs" too.
+// ParseURI parses a request's URI. It reads the IBM form, in which all segments but the
+// protocol's words are pseudonyms, and plain URIs, with or without a leading slash and a
+// query. It looks for the protocol's words from the end, because a repository or a tag
+// may be called "manifests" or "blobs", too.
 func ParseURI(uri string) Target {
 	uri, _, _ = strings.Cut(uri, "?")
 	uri = strings.TrimPrefix(uri, "/")

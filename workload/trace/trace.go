@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Unknown is the Duration, Written or Received of a record whose source does not tell it.
-// An unknown Status is 0.
+// Unknown is the Duration, Written or Received of a record whose source lacks it. An
+// unknown Status is 0.
 const Unknown = -1
 
 // Record is one request to a registry.
@@ -42,9 +42,9 @@ type Record struct {
 	// For the request that completes an upload it is the size of the whole blob.
 	// Ten-field form only.
 	Received int64
-	// Digest is the digest of the content if the source tells it and the URI does not:
-	// for the request that ends an upload, and for a manifest by tag. Ten-field form
-	// only, as an eleventh field that is left out if it is empty.
+	// Digest is the digest of the content if the source has it and the URI does not: for
+	// the request that ends an upload, and for a manifest by tag. Only the ten-field form
+	// has it, as an eleventh field that is left out if it is empty.
 	Digest string
 	// ID identifies the request.
 	ID string
@@ -137,10 +137,10 @@ func appendEscaped(b []byte, s string) []byte {
 	return b
 }
 
-// AppendTrace appends the record as a line of JSON with the ten fields: the
-// duration in seconds, the URI without its leading slash and query, the size of
-// the content, whichever way it went, the time in UTC with milliseconds. What is
-// unknown is null. Where the record has a digest, an eleventh field is that.
+// AppendTrace appends the record as a line of JSON with the ten fields: the duration in
+// seconds, the URI without its leading slash and query, the size of the content in
+// whichever direction it went, the time in UTC with milliseconds. What is unknown is
+// null. If the record has a digest, it is an eleventh field.
 func (r *Record) AppendTrace(b []byte) []byte {
 	uri, _, _ := strings.Cut(r.URI, "?")
 	b = appendJSON(append(b, `{"host":`...), r.Host)

@@ -6,9 +6,9 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// manifest is the content of a manifest. Where the source tells digests it is named by its
-// digest, as pairOf(store.None, digest), and has one version. Else it is named by its
-// repository and tag, and each PUT is a version of its own.
+// manifest is the content of a manifest. If the source has digests, it is named by its
+// digest, as pairOf(store.None, digest), and has one version. Otherwise it is named by
+// its repository and tag, and each PUT makes a new version.
 type manifest struct {
 	size   int64
 	layers []store.Symbol
@@ -30,12 +30,12 @@ func isDigested(k pair) bool { return k.repo() == store.None }
 
 // place is a name under which a repository has a manifest: a tag or a digest.
 type place struct {
-	// content is what it names first.
+	// content is the first content that it names.
 	content pair
 	// second is that of the first PUT.
 	second uint32
-	// warm is set if it was read before it was put, brought if the manifest is there
-	// once another place of the repository is warm.
+	// warm is set if it was read before it was put. brought is set if the manifest exists
+	// as soon as another place of the repository is warm.
 	warm, brought bool
 }
 
@@ -47,7 +47,7 @@ func manifestOf(b *store.Batch, i int) pair {
 	return pairOf(b.Repo[i], b.Ref[i])
 }
 
-// manifest returns what is known of a manifest.
+// manifest returns the record of a manifest.
 func (p *Plan) manifest(k pair) *manifest {
 	m := p.manifests[k]
 	if m == nil {
@@ -126,9 +126,9 @@ func (s *survey) names(k pair, m *manifest, v *visit) {
 // maxLevels bounds the levels of manifests below an index: it may name indexes.
 const maxLevels = 2
 
-// mayName reports whether a manifest may be an index of others. What a trace tells is a guess, and
-// must not make an index that names itself in the end, or one of endless levels: one that an index
-// names already gets no children.
+// mayName reports whether a manifest may be an index of others. A trace only allows a
+// guess. The guess must not make an index that names itself in the end, or an index of
+// endless levels. So a manifest that an index names already gets no children.
 func (s *survey) mayName(k pair, m *manifest, children []pair) bool {
 	return !m.named && !slices.ContainsFunc(children, func(c pair) bool { return c == k || s.manifests[c].depth >= maxLevels })
 }
@@ -234,9 +234,9 @@ func (p *Plan) needsConfig(k pair, l *place) bool {
 // maxConfig bounds what can stand in for a configuration, in bytes: registries read those.
 const maxConfig = 1 << 20
 
-// chooseConfig lets the smallest of a manifest's blobs be its configuration, since one of
-// those that were pushed or fetched is: so no blob is pushed that the trace does not have.
-// It has to be there with the first version.
+// chooseConfig makes the smallest of a manifest's blobs its configuration, because one of
+// the blobs that were pushed or fetched is the configuration. So no blob is pushed that
+// the trace does not have. The blob must exist with the first version.
 func (s *survey) chooseConfig(k pair, m *manifest, first uint32) {
 	for _, l := range m.layers {
 		size := s.blob(l).size

@@ -44,10 +44,10 @@ func (p *Plan) image(k pair, m *manifest) ([]byte, error) {
 	return json.Marshal(img)
 }
 
-// document is a version of a manifest and its media type: version 0 is the one in place
-// before the first request, others are named by the microsecond since 1970 they were put
-// at. It has the layers that the registry has by then, and the size of the recorded one
-// unless what has to be in it is longer.
+// document returns a version of a manifest and its media type. Version 0 is in place
+// before the first request; other versions are named by the microsecond since 1970 at
+// which they were put. A version has the layers that the registry has at that time. It
+// has the recorded size, unless its content needs more.
 func (p *Plan) document(k pair, m *manifest, version int64) (mediaType string, body []byte, err error) {
 	if len(m.children) > 0 {
 		return p.index(k, m)

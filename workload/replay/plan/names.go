@@ -20,8 +20,8 @@ func newNames(src Source, prefix string) *names {
 	return &names{src: src, prefix: prefix, repos: map[store.Symbol]string{}}
 }
 
-// repo is a repository's name: that of the trace behind the prefix, or one made of
-// its hash where it is not a valid one.
+// repo returns the name of a repository: its name in the trace behind the prefix, or a
+// name made from its hash if that is not valid.
 func (n *names) repo(sym store.Symbol) string {
 	if s, ok := n.repos[sym]; ok {
 		return s
@@ -35,7 +35,7 @@ func (n *names) repo(sym store.Symbol) string {
 	return s
 }
 
-// tag is a manifest's tag, or nothing if it is asked for by digest.
+// tag returns a manifest's tag, or "" if it is requested by digest.
 func (n *names) tag(ref store.Symbol) string {
 	raw := n.src.Name(store.Refs, ref)
 	switch {

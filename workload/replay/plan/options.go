@@ -32,7 +32,7 @@ type Policy string
 const (
 	// ByRandom spreads requests evenly.
 	ByRandom Policy = "random"
-	// ByDigest sends what is asked under one name to one registry.
+	// ByDigest sends all requests for one name to one registry.
 	ByDigest Policy = "digest"
 	// ByHost follows the server that answered in the trace.
 	ByHost Policy = "host"
@@ -85,7 +85,7 @@ type Options struct {
 	Hashers int
 }
 
-// These sizes are used where the trace tells none.
+// These sizes are used if the trace has none.
 const (
 	unknownSize = 4096
 	// maxSession bounds the length of a session. Its tasks wait in memory until it has
@@ -131,7 +131,7 @@ func (o *Options) query() store.Query {
 	return store.Query{Zone: o.Zone, From: o.From, To: o.To}
 }
 
-// UnknownSize returns the size, in bytes, of a blob whose size the trace does not tell.
+// UnknownSize returns the size, in bytes, of a blob whose size the trace lacks.
 func (o Options) UnknownSize() int64 {
 	o.SizeScale = cmp.Or(o.SizeScale, 1)
 	return o.size(0)

@@ -26,14 +26,14 @@ func configStep(repo string, config []byte) Step {
 		Ref: digestName(sum), Digest: sum, Size: int64(len(config)), Body: config}
 }
 
-// session is a session that may go on.
+// session is a session that may continue.
 type session struct {
 	task *Task
 	kind Session
 	// begin and last are recorded times in microseconds.
 	begin, last int64
 	closed      bool
-	// manifests is the stage from which layers go on: after the HEAD and GET of a pull's
+	// manifests is the stage after which layers come: after the HEAD and GET of a pull's
 	// manifest, and after each manifest of a push.
 	manifests uint8
 	// checks reports that a push asks for its blobs before it pushes the manifest.
@@ -160,7 +160,7 @@ func (s *sessioner) manifest(key pair, b *store.Batch, i int) error {
 	return nil
 }
 
-// layer adds a layer to its client's pull, or makes a session of its own.
+// layer adds a layer to its client's pull, or makes a session for the layer alone.
 func (s *sessioner) layer(key pair, b *store.Batch, i int) error {
 	step, err := s.p.step(b, i, s.began)
 	if err != nil {
@@ -254,7 +254,7 @@ func (s *sessioner) put(key pair, b *store.Batch, i int) error {
 	return nil
 }
 
-// drain hands out the sessions that have ended, up to the first that may go on.
+// drain passes on the sessions that have ended, up to the first that may continue.
 func (s *sessioner) drain(now int64) error {
 	n := 0
 	for ; n < len(s.queue); n++ {

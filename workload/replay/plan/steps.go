@@ -72,7 +72,8 @@ func (p *Plan) step(b *store.Batch, i int, id int64) (s Step, err error) {
 	case trace.Blob:
 		err = p.layer(&s, b.Ref[i])
 		if b.Status[i] == 206 && b.Size[i] > 0 {
-			// Which part it was is not recorded; a client that goes on asks for the end.
+			// The trace does not say which part it was. A client that continues a
+			// download requests the end.
 			s.From, s.To = max(0, s.Size-p.o.size(b.Size[i])), s.Size
 		}
 	case trace.Manifest:

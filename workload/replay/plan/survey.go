@@ -25,7 +25,7 @@ type blob struct {
 }
 
 const (
-	// flagSeen: a blob of this name was asked for or brought.
+	// flagSeen: a blob of this name was requested or pushed.
 	flagSeen = 1 << iota
 	// flagHash: its digest is needed.
 	flagHash
@@ -62,10 +62,10 @@ type Plan struct {
 	Blobs, BlobBytes                      int64
 	WarmBlobs, WarmConfigs, WarmManifests int64
 	// Paired counts uploads without a digest in the trace. Each is taken for a blob of
-	// the same size that the same repository is asked for later.
+	// the same size that is later requested from the same repository.
 	Paired int64
-	// Unsized counts content whose size the trace does not tell. Such a blob has 4 KiB,
-	// and such a manifest is as long as it must be.
+	// Unsized counts content whose size the trace lacks. Such a blob has 4 KiB, and such
+	// a manifest is as long as it must be.
 	Unsized Unsized
 
 	o         Options
@@ -92,8 +92,8 @@ type Progress func(doing string, done, total int64)
 // survey is the state of the first reading.
 type survey struct {
 	*Plan
-	// open holds the manifests that clients have just read, and uploads what they have
-	// just brought, by client and repository.
+	// open holds the manifests that clients have just read, and uploads the contents that
+	// they have just pushed, by client and repository.
 	open    map[pair]*visit
 	uploads map[pair]*visit
 	// waiting holds uploads without a digest, by repository and size.
@@ -257,7 +257,7 @@ func (p *Plan) blob(sym store.Symbol) *blob {
 	return &p.blobs[sym]
 }
 
-// succeeded reports whether a request found what it asked for.
+// succeeded reports whether a request found its target.
 func succeeded(status uint16) bool { return status == 0 || status >= 200 && status < 400 }
 
 func (s *survey) request(b *store.Batch, i int) {
@@ -410,8 +410,8 @@ func (s *survey) brought(b *store.Batch, i int, d store.Symbol) {
 	}
 }
 
-// mount handles the mount of a blob from another repository. If the trace tells of no
-// repository that has it, the blob is put in place in this one.
+// mount handles the mount of a blob from another repository. If the trace has no
+// repository with the blob, the blob is put in place in this repository.
 func (s *survey) mount(b *store.Batch, i int) {
 	repo, d := b.Repo[i], b.Digest[i]
 	bl := s.blob(d)
@@ -455,7 +455,7 @@ func (p *Plan) content(ref store.Symbol) store.Symbol {
 	return ref
 }
 
-// complete works out what only the whole trace tells.
+// complete works out what only the whole trace shows.
 func (s *survey) complete() {
 	s.completeManifests()
 	for k, when := range s.pairs {

@@ -32,7 +32,7 @@ const (
 	// with layers, tags.
 	L1
 	// L2 sends pulls and pushes. A pull gets the manifest and then its layers, three at
-	// once. A push puts the manifest when all its layers are there.
+	// once. A push puts the manifest when the registry has all its layers.
 	L2
 )
 
@@ -106,7 +106,7 @@ type Step struct {
 	Ask bool
 	// Bare asks for /v2 without the slash at its end.
 	Bare bool
-	// Target is the index of the registry that is asked.
+	// Target is the index of the registry that gets the request.
 	Target uint8
 	// Body and MediaType are those of a manifest. Body may also be the content of a small
 	// blob.
@@ -140,8 +140,8 @@ const (
 	Push
 )
 
-// Alone reports whether the task is a single step and not a session with a sample of its
-// own.
+// Alone reports whether the task is a single step and not a session that has a sample for
+// the whole.
 func (t *Task) Alone() bool { return len(t.Steps) == 1 && t.Session == Single }
 
 // maxField bounds the strings and bodies of a decoded task, in bytes. The protocol lets

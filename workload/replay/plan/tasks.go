@@ -92,8 +92,8 @@ type warmUp struct {
 	id int64
 }
 
-// emit sends the same steps to each target, because it is not known yet which target is
-// asked for what.
+// emit sends the same steps to each target, because it is not known yet which target gets
+// which request.
 func (w *warmUp) emit(key uint64, steps []Step) error {
 	for target := range w.p.o.Targets {
 		t := &Task{ID: w.id, Client: key + uint64(target), Parallel: mountsAtOnce, Steps: make([]Step, len(steps))}

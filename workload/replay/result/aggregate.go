@@ -105,7 +105,7 @@ type secondKey struct {
 	target uint8
 }
 
-// LateAfter is the delay from which on a request counts as late, in microseconds.
+// LateAfter is the delay in microseconds beyond which a request counts as late.
 const LateAfter = 2000
 
 // NewAggregate returns an empty aggregate. onSecond, if not nil, gets the rows of the

@@ -140,9 +140,9 @@ func Begun(dir string) (bool, error) {
 	return len(parts) > 0, err
 }
 
-// Create begins a result in a directory, which it creates if it is missing. A directory
-// that has a result is an error unless resume is set. Then Create counts what is there,
-// and calls done with each task whose samples are all there.
+// Create begins a result in a directory, which it creates if it is missing. It is an
+// error if the directory has a result, unless resume is set. With resume, Create counts
+// the existing samples, and calls done with each task that has all of its samples.
 func Create(dir string, resume bool, done func(task int64)) (*Recorder, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -190,7 +190,7 @@ func (r *Recorder) reserve() {
 	_ = f.Close()
 }
 
-// Add takes samples. The samples of a task are written when its last one is there.
+// Add takes samples. The samples of a task are written when the last one has come.
 func (r *Recorder) Add(samples []Sample) {
 	for i := range samples {
 		s := &samples[i]

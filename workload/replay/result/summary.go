@@ -32,7 +32,7 @@ type Summary struct {
 	// could not be replayed.
 	Planned int64            `json:"planned"`
 	Skipped map[string]int64 `json:"skipped,omitempty"`
-	// Unsized is the content whose size the trace does not tell.
+	// Unsized is the content whose size the trace lacks.
 	Unsized *Unsized `json:"unsized,omitempty"`
 	// WarmUp is what was put in place.
 	WarmUp *WarmUp `json:"warmUp,omitempty"`
@@ -288,8 +288,8 @@ type Result struct {
 	Counts *Aggregate
 }
 
-// Load reads a result and counts it anew from the samples. For a run that has no summary,
-// because it did not end, it makes one from what is there.
+// Load reads a result and counts it again from the samples. A run that did not end has no
+// summary; Load then makes one from the existing samples.
 func Load(dir string) (*Result, error) {
 	r := &Result{Dir: dir, Name: filepath.Base(filepath.Clean(dir)), Summary: &Summary{}, Counts: NewAggregate(nil)}
 	raw, err := os.ReadFile(filepath.Join(dir, SummaryName))

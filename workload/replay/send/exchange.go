@@ -87,8 +87,8 @@ func (s *Sender) do(ctx context.Context, t *target, x *exchange, sample *result.
 	}
 }
 
-// follow sends the request. It sends it again with credentials if these are asked for,
-// and follows redirects.
+// follow sends the request. It follows redirects, and if credentials are required it
+// sends the request again with them.
 func (s *Sender) follow(ctx context.Context, t *target, x *exchange, sample *result.Sample) error {
 	x.at = x.url
 	auth, asked := t.auth.header(x.scope), false
@@ -228,7 +228,7 @@ func (d *digestCheck) right(http.Header) bool {
 	return d.n == d.size && bytes.Equal(d.Sum(nil), d.want[:])
 }
 
-// headerCheck checks a manifest that was asked for by its tag. The registry itself says
+// headerCheck checks a manifest that was requested by its tag. The registry itself says
 // its digest.
 type headerCheck struct {
 	hash.Hash

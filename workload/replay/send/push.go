@@ -33,7 +33,7 @@ type upload struct {
 	parts uint16   // PATCHes
 }
 
-// uploads holds the uploads that go on, by their name in the trace. An upload of which
+// uploads holds the unfinished uploads, by their name in the trace. An upload of which
 // only the POST was seen has no name yet and is kept by client and repository.
 type uploads struct {
 	mu    sync.Mutex
@@ -64,9 +64,9 @@ func (u *uploads) keep(by uint64, up *upload) {
 	u.count++
 }
 
-// get returns the upload of a name: the one that has the name, or the client's oldest one
-// without a name, or fresh, which is yet to be begun. The upload has the name from now
-// on.
+// get returns the upload of a name: the upload that has the name, or the client's oldest
+// upload without a name, or fresh, which is yet to be begun. From then on the upload has
+// the name.
 func (u *uploads) get(id, by uint64, fresh *upload) *upload {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -110,7 +110,7 @@ func (u *uploads) drop(id uint64) {
 const uploadObject = result.Object(trace.Upload)
 
 // begin sends the POST that begins an upload, with parameters, and returns where the
-// upload goes on. It returns nil if the POST failed, or if nothing is left to upload.
+// upload continues. It returns nil if the POST failed, or if nothing is left to upload.
 func (r *run) begin(ctx context.Context, q url.Values) *url.URL {
 	u := r.url(r.Repo, "blobs", "uploads", "")
 	u.RawQuery = q.Encode()
@@ -127,7 +127,7 @@ func (r *run) begin(ctx context.Context, q url.Values) *url.URL {
 
 func nothing() io.Reader { return http.NoBody }
 
-// location returns where the upload goes on according to the answer, or nil.
+// location returns where the upload continues according to the answer, or nil.
 func (x *exchange) location() *url.URL {
 	l := x.answer.Get("Location")
 	if l == "" {

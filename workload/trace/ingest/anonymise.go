@@ -64,7 +64,7 @@ func NewAnonymiser(key []byte, o *AnonymiserOptions) (*Anonymiser, error) {
 	return a, nil
 }
 
-// Pseudonym returns the pseudonym of a name. That of "" is "".
+// Pseudonym returns the pseudonym of a name. For "" it is "".
 func (a *Anonymiser) Pseudonym(name string) string {
 	if name == "" {
 		return ""

@@ -16,8 +16,8 @@ import (
 type RecordOptions struct {
 	// Zone is the zone of the records; "" is "default".
 	Zone string
-	// Every is the interval at which new records are published; 0 means ten minutes. Each time a
-	// file is written anew. A crash loses what has arrived since.
+	// Every is the interval at which new records are published; 0 means ten minutes. Each
+	// time the whole file is written again. A crash loses what has arrived since.
 	Every time.Duration
 	// Progress, if not nil, is called after each record with the number of records.
 	Progress func(records int64)

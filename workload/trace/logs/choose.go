@@ -16,10 +16,10 @@ import (
 )
 
 // Choose returns the files of a list that are to be read. It skips the others as
-// [trace.BadRepeated]: those that are the same file by another name, as a link is, and, unless the
-// options have a format, those of Harbor that log the same requests as another. Of Harbor's parts,
-// Choose leaves out the logs of those behind the proxy if the proxy's log is in the same directory,
-// because the proxy sees all clients and errors.
+// [trace.BadRepeated]: files that are the same file by another name, such as a link, and,
+// unless the options have a format, logs of Harbor that repeat the requests of another
+// log. If the log of Harbor's proxy is in the same directory, Choose leaves out the logs
+// of the parts behind the proxy, because the proxy sees all clients and errors.
 func (in *Input) Choose(ctx context.Context, files []string) []string {
 	files = in.distinct(files)
 	if in.o.Format != "" || len(files) < 2 {
@@ -93,9 +93,9 @@ func repeats(front, f trace.Format) bool {
 	return false
 }
 
-// formatOf returns the format of a regular file by its first lines, or "" if it is not known. It
-// reads as many lines as an import does before that gives up: what an import will read must be known
-// here, or the same requests would count twice.
+// formatOf returns the format of a regular file by its first lines, or "" if it is not
+// known. It reads as many lines as an import reads before it gives up. It must know what
+// an import will read, or the same requests would count twice.
 func (in *Input) formatOf(ctx context.Context, path string) trace.Format {
 	info, err := os.Stat(path)
 	if err != nil || !info.Mode().IsRegular() {

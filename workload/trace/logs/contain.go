@@ -159,9 +159,9 @@ func harborPart(name string) bool {
 	return ok && (part == "core" || part == "registry" || part == "portal")
 }
 
-// harborProxies returns the logs of Harbor's proxy in an archive, by directory. Only the names
-// tell: a file may come after those that repeat it, so the archive is read once more. What cannot
-// be read again, such as a pipe, has none.
+// harborProxies returns the logs of Harbor's proxy in an archive, by directory. It goes
+// by the names only. The archive is read once more, because a file may come after those
+// that repeat it. An archive that cannot be read again, such as a pipe, has none.
 func harborProxies(ctx context.Context, path string) map[string]string {
 	fronts := map[string]string{}
 	f, err := os.Open(path)

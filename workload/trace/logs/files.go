@@ -17,10 +17,10 @@ type Source struct {
 	Record int64
 }
 
-// Files lists the files of paths. A directory stands for all regular files below it whose names do
-// not begin with a dot, in order of their names. Anything else that is named, such as a pipe, is
-// taken as it is. The size is that of all regular files. It is an error if there are no files at
-// all.
+// Files lists the files of paths. A directory stands for all regular files below it whose
+// names do not begin with a dot, in order of their names. Any other path, such as a pipe,
+// is taken as it is. size is the total size of all regular files. It is an error if there
+// are no files at all.
 func Files(paths []string) (files []string, size int64, err error) {
 	for _, path := range paths {
 		info, err := os.Stat(path)

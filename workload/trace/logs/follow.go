@@ -160,8 +160,9 @@ func (f *Follower) rotated() (bool, error) {
 	return true, nil // reads the old file once more, which is complete now
 }
 
-// samples returns parts of the file that tell its format: what stands before the place where reading
-// begins, since a writer may have been told to use another format, and the start of the file.
+// samples returns the parts of the file by which its format is detected: the part before
+// the place where reading begins, because the writer may have changed to another format,
+// and the start of the file.
 func (f *Follower) samples() [][]byte {
 	const tailSize = 16 << 10
 	read := func(from, size int64) []byte {

@@ -77,10 +77,11 @@ func (in *Input) Read() int64 { return in.read.Load() }
 // Identified returns the number of records that got an id, see [InputOptions].
 func (in *Input) Identified() int64 { return in.identified.Load() }
 
-// ReadFile calls fn for the records of a file, in their order in the file. The file may be
-// compressed with gzip, zstd, xz or bzip2. It may be a tar archive of files that may be compressed
-// in turn. A record is valid until fn returns. Skipped records are counted. The error is that of
-// fn, unchanged, or of reading the file, or says that ctx is done.
+// ReadFile calls fn for the records of a file, in their order in the file. The file may
+// be compressed with gzip, zstd, xz or bzip2. It may be a tar archive of files that may
+// be compressed in turn. A record is valid until fn returns. Skipped records are counted.
+// The error is fn's, unchanged, or an error of reading the file, or says that ctx is
+// done.
 func (in *Input) ReadFile(ctx context.Context, path string, fn func(Source, *trace.Record) error) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -5,10 +5,11 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/tenfield"
 )
 
-// Part returns an Input with the same options for one of several files that are read at the same
-// time, each by its own part. Files have an order: turn is closed when the files before have been
-// joined, and what depends on them waits for that. Bytes that a part reads count for the whole at
-// once; what it skips counts when it is joined.
+// Part returns an Input with the same options, for one of several files that are read at
+// the same time, each with its own part. Files have an order: turn is closed when the
+// files before this one have been joined, and work that depends on them waits for that.
+// Bytes that a part reads count for the whole at once; skipped records count when the
+// part is joined.
 //
 // One goroutine reads a part and then hands it to Join, in the order of the files.
 func (in *Input) Part(turn <-chan struct{}) *Input {

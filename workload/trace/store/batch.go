@@ -56,31 +56,31 @@ type Symbol uint32
 const None Symbol = 0
 
 // Batch is a run of requests of one zone in the order of their arrival, by column. All
-// columns that were asked for have the same length; the others are nil. The receiver of a
-// batch must not keep it, because the next one uses the same memory.
+// requested columns have the same length; the others are nil. The receiver of a batch
+// must not keep it, because the next one uses the same memory.
 type Batch struct {
 	Zone string
 	// Time is when the request arrived, in microseconds since 1970 in UTC.
 	Time []int64
-	// Duration is the duration of the request in microseconds, or -1 if the source does
-	// not tell.
+	// Duration is the duration of the request in microseconds, or -1 if the source lacks
+	// it.
 	Duration []int64
 	// Size is the content's size in bytes, in whichever direction it went, or -1 if the
-	// source does not tell.
+	// source lacks it.
 	Size   []int64
 	Method []Method
 	Kind   []trace.Kind
-	// Status is the HTTP status, or 0 if the source does not tell.
+	// Status is the HTTP status, or 0 if the source lacks it.
 	Status []uint16
 	// Host is the server that answered, Client the client that asked. Tables "clients"
 	// and "hosts".
 	Host, Client []Symbol
 	// Repo is the repository, Namespace its first segment. Both are in table "repos".
 	Repo, Namespace []Symbol
-	// Ref is the tag, the digest or the upload's id, see [trace.Target]; Digest is the
-	// content's digest where it is known: that of a blob, of a manifest by digest, and
-	// of an upload if the source tells. Both are in table "refs", so that a blob's GET
-	// and the PUT that brought it have the same symbol.
+	// Ref is the tag, the digest or the upload's id, see [trace.Target]. Digest is the
+	// content's digest if it is known: of a blob, of a manifest by digest, and of an
+	// upload if the source has it. Both are in table "refs", so that a blob's GET and the
+	// PUT that brought it have the same symbol.
 	Ref, Digest []Symbol
 	// Agent is the user agent. Table "agents".
 	Agent []Symbol

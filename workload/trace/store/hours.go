@@ -132,7 +132,7 @@ func (s *sorter) hour(h *hourBuffer) {
 }
 
 const (
-	// radixFrom is the number of rows from which on counting digits is faster than
+	// radixFrom is the smallest number of rows for which counting digits is faster than
 	// comparing.
 	radixFrom = 1 << 10
 	// The 32 bits of a time are three digits of 11 bits.

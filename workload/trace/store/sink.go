@@ -19,8 +19,8 @@ type fileOptions struct {
 	drop  bool // duplicates
 	// maxRows bounds the rows of a row group, which is at most maxGroup.
 	maxRows int
-	// old is how many of the sources, counted from the first, hold what is in the store
-	// already.
+	// old is how many of the sources, counted from the first, hold rows that are in the
+	// store already.
 	old int
 }
 
@@ -119,7 +119,7 @@ func (s *sink) fresh(h *hourBuffer, rows []memRow, seen *twins[symbolID]) []memR
 	return kept
 }
 
-// merge writes the rows of sources. It numbers their strings anew in each row group.
+// merge writes the rows of sources. It numbers their strings again in each row group.
 func (s *sink) merge(sources []source) error {
 	t, one := newTabs(), make([]memRow, 1)
 	var seen twins[stringID]

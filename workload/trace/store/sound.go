@@ -15,8 +15,8 @@ import (
 
 // The Parquet library allocates by the numbers in a file before it reads what they count,
 // and follows structures to any depth. Too large an allocation or too deep a stack ends
-// the process: these are no panics that [damaged] could turn into an error. So the
-// numbers are checked before the library sees them.
+// the process, and is not a panic that [damaged] could turn into an error. So the numbers
+// are checked before the library sees them.
 
 const (
 	// maxFooter bounds a footer, in bytes. One of the largest day of the IBM traces has 60 KB.

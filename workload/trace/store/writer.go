@@ -35,8 +35,8 @@ type Written struct {
 	Files int
 	// Records is how many records in the published files were not there before.
 	Records int64
-	// Duplicates is how many of them are duplicates of one another or of what was there
-	// before.
+	// Duplicates is how many of them are duplicates of one another or of records that
+	// were there before.
 	Duplicates int64
 	// Dropped is how many duplicates were left out. Records does not count them.
 	Dropped int64
@@ -44,11 +44,11 @@ type Written struct {
 	Spilled int
 }
 
-// Writer writes records to a store. It writes files while more records are added.
-// Records may come in any order; what is fastest and takes the least memory is about the
-// order of time. A store that exists is added to. A Writer locks its directory: there is only one at a time, and its methods must
-// not run concurrently. For zones that are written at once it has parts, see
-// [Writer.Part].
+// Writer writes records to a store. It writes files while more records are added. Records
+// may come in any order; roughly the order of time is fastest and takes the least memory.
+// If the store exists, records are added to it. A Writer locks its directory: there is
+// only one at a time, and its methods must not run concurrently. For zones that are
+// written at once it has parts, see [Writer.Part].
 //
 // A file appears with its final name when it is complete and durable, so that after a
 // crash, or when the disk is full, all files of the store can be read.
@@ -73,7 +73,7 @@ type Writer struct {
 	err       error
 	closed    bool
 	free      *sync.Pool // chunks of rows that are in files, of a writer and its parts
-	// publishing writes days while the caller goes on.
+	// publishing writes days while the caller continues.
 	publishing publisher
 }
 
@@ -111,7 +111,8 @@ type recentSym struct {
 const recentSlots = 1 << 10
 
 const (
-	// recentFrom is the number of records of a day from which on it has such a table.
+	// recentFrom is the smallest number of records of a day for which there is such a
+	// table.
 	recentFrom = 1 << 8
 	// maxRecent bounds each string that such a table keeps alive, in bytes.
 	maxRecent = 1 << 8
@@ -226,8 +227,8 @@ func globEscape(path string) string {
 // ErrTime is returned by [Writer.Add] for a time before 1970 or after 2200.
 var ErrTime = errors.New("the time is out of range")
 
-// endOfTime is the beginning of 2201 in UTC, in seconds since 1970: the store takes what
-// is before.
+// endOfTime is the beginning of 2201 in UTC, in seconds since 1970. The store takes only
+// earlier records.
 const endOfTime = 7_289_654_400
 
 // Storable reports whether a Writer accepts a time.
@@ -444,8 +445,8 @@ func (w *Writer) Flush() error {
 	return w.err
 }
 
-// Close publishes all that was added and removes temporary files. After an error what
-// was published before stays.
+// Close publishes all records that were added and removes temporary files. After an
+// error, what was published before stays.
 func (w *Writer) Close() error {
 	if w.closed {
 		return w.err

@@ -200,7 +200,7 @@ func (f *fit) expire(t int64) {
 	f.windows = f.windows[n:]
 }
 
-// largeLayer is the size from which on a layer's size decides how long it takes.
+// largeLayer is the smallest size for which a layer's size decides how long it takes.
 const largeLayer = 8 << 20
 
 func (f *fit) durations(c class, micros, size int64) {
@@ -326,8 +326,8 @@ func (f *fit) load() Load {
 	return l
 }
 
-// top returns the shares of at most n keys with at least so many counts, the largest
-// first. The shares are of all counts, or of total if that is not 0.
+// top returns the shares of at most n keys with at least the given number of counts, the
+// largest first. The shares are of all counts, or of total if that is not 0.
 func top[K comparable](counts map[K]int64, n int, atLeast, total int64) []float64 {
 	var all int64
 	ranked := make([]int64, 0, len(counts))

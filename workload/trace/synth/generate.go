@@ -58,10 +58,10 @@ func (o *Options) complete(p *Profile) (Options, error) {
 	return out, nil
 }
 
-// Generate calls fn with every request of one zone in order of time. It ends at the
-// first error of fn, which it returns as it is, or when ctx is done. fn must not keep
-// the record; its strings it may keep. Memory depends on how many requests are under
-// way at once, not on how many there are.
+// Generate calls fn with every request of one zone in order of time. It ends when ctx is
+// done, or at the first error of fn, which it returns unchanged. fn must not keep the
+// record, but it may keep the record's strings. Memory depends on how many requests are
+// under way at once, not on how many there are.
 func (p *Profile) Generate(ctx context.Context, o *Options, fn func(*trace.Record) error) error {
 	if err := p.Validate(); err != nil {
 		return err
@@ -136,8 +136,8 @@ func (g *generator) run(ctx context.Context, requests int64, fn func(*trace.Reco
 	return g.emitBefore(math.MaxInt64, fn)
 }
 
-// schedule queues a session. It speeds up a session that would go on after the end of the
-// period.
+// schedule queues a session. It speeds up a session that would continue after the end of
+// the period.
 func (g *generator) schedule(start int64, events []event) {
 	last := int64(0)
 	for i := range events {
@@ -199,8 +199,8 @@ func methodOf(c class) string {
 	return "GET"
 }
 
-// queue is a heap of events, the earliest first. Of simultaneous events the one that was
-// planned first comes first.
+// queue is a heap of events, the earliest first. Simultaneous events come in the order in
+// which they were planned.
 type queue []event
 
 func (e *event) before(o *event) bool {

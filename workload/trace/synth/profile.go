@@ -87,7 +87,7 @@ type Latency struct {
 
 // Load is how the rate of sessions changes with time. All zero is an even load.
 type Load struct {
-	// Hour and Weekday (from Sunday) are weights; all zero means all the same. UTC.
+	// Hour and Weekday (from Sunday, in UTC) are weights. If all are zero, all are equal.
 	Hour    [24]float64
 	Weekday [7]float64
 	// Pauses are times without new sessions: so many a day, none shorter than PauseMin,
@@ -102,7 +102,7 @@ const (
 	maxHosts = 1 << 16
 )
 
-// Validate tells what is wrong with the profile.
+// Validate returns an error if the profile is wrong.
 func (p *Profile) Validate() error {
 	if p.Zone == "" {
 		return fmt.Errorf("profile without the name of a zone")

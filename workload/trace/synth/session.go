@@ -60,8 +60,8 @@ type planner struct {
 	clients   *table
 	// Sizes of popular contents, so that each kind of size gets its share of requests.
 	hotSizes, hotManifests []int64
-	// fresh is the share of sessions that request layers anew, hot the share of hot
-	// layers in them.
+	// fresh is the share of sessions that request new layers, hot the share of hot layers
+	// in them.
 	fresh, hot float64
 	// popular is the share of manifest GETs that go to popular images.
 	popular float64
@@ -249,7 +249,8 @@ func (g *planner) pause() int64 {
 	return int64(g.rnd.ExpFloat64() * float64(g.p.Pace.Microseconds()))
 }
 
-// image chooses what is pulled: a popular image, or one that nobody requested before.
+// image chooses the image to pull: a popular image, or an image that nobody requested
+// before.
 func (g *planner) image() (repo, tag uint32) {
 	if n := len(g.p.Manifests); n > 0 && g.rnd.Float64() < g.popular {
 		i := uint32(g.manifests.draw(g.rnd))

@@ -107,12 +107,12 @@ func (m SizeModel) WithMean(meanBytes, limitBytes float64) SizeModel {
 }
 
 // Assign gives each of len(requests) objects a size, where requests[i] is how often
-// object i is requested, so that the sizes of the requests have the distribution of
-// the model as exactly as whole objects allow: the objects are put in random order,
-// and one that begins at share u of all requests and ends at share v has the size at
-// the middle of both.
+// object i is requested. The sizes of the requests then have the distribution of the
+// model as exactly as whole objects allow. The objects are put in random order. An object
+// that begins at share u of all requests and ends at share v gets the size at the middle
+// of u and v.
 //
-// rho, from -1 to 1, ties size to popularity: 0 is no relation; below 0 popular
+// rho, from -1 to 1, relates size to popularity: 0 is no relation; below 0 popular
 // objects are small. The same arguments always give the same sizes.
 func (m SizeModel) Assign(requests []int64, rho float64, seed uint64) []int64 {
 	type object struct {

@@ -78,10 +78,10 @@ func longManifests() SizeModel {
 	return SizeModel{Knots: []Knot{{0, 400}, {0.2, 1100}, {0.4, 5000}, {0.49, 10000}, {0.8, 18000}, {1, 60000}}}
 }
 
-// publishedZones: requests, days and blob GETs are the archive's.
-// Shares of methods and kinds are chosen so that they meet FAST'18 fig. 4 and 5, the counts
-// of GETs and PUTs that are known for a zone, and the archive's totals over all zones;
-// where Table 1 and a figure of the paper disagree (lon), the figure counts.
+// publishedZones has the archive's requests, days and blob GETs. Shares of methods and
+// kinds are chosen so that they meet figures 4 and 5 of FAST'18, the known counts of GETs
+// and PUTs of a zone, and the archive's totals over all zones. If Table 1 and a figure of
+// the paper disagree (lon), the figure counts.
 func publishedZones() []published {
 	return append(busyZones(), internalZones()...)
 }

@@ -12,9 +12,10 @@ import (
 //
 //	TIME|TRACE|CLIENT|USER|METHOD|URL|STATUS|RECEIVED|SENT|MILLISECONDS|AGENT
 //
-// and that of versions before 7, TIME|MILLISECONDS|REQUEST|CLIENT|USER|METHOD|URL|PROTOCOL|STATUS|SIZE,
-// where the size is that of the request for uploads and of the answer else. The time is
-// the end.
+// It also reads the log of versions before 7,
+// TIME|MILLISECONDS|REQUEST|CLIENT|USER|METHOD|URL|PROTOCOL|STATUS|SIZE. There the size
+// is the size of the request for uploads, and of the answer otherwise. The time is the
+// end.
 func parseArtifactory(l *Line, rec *trace.Record) error {
 	f := strings.Split(string(l.Text), "|")
 	var status, received, sent, took string

@@ -8,8 +8,9 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/values"
 )
 
-// parseEnvoy reads Envoy's default access log, and that of Istio, which has more fields at the end
-// and, depending on its version, none, one, two or three more before the sizes:
+// parseEnvoy reads Envoy's default access log, and Istio's, which has more fields at the
+// end. Depending on its version, Istio's log has none, one, two or three more fields
+// before the sizes.
 //
 //	[START_TIME] "METHOD PATH PROTOCOL" CODE FLAGS RECEIVED SENT DURATION UPSTREAM_TIME "X-FORWARDED-FOR" "USER-AGENT" "REQUEST-ID" "AUTHORITY" "UPSTREAM"
 //
@@ -58,8 +59,9 @@ func parseEnvoy(l *Line, rec *trace.Record) error {
 	return nil
 }
 
-// envoySizes returns the fields from the received bytes on: two sizes, a duration and another one
-// that may be missing, and then those in quotes. Istio's details before them are no numbers.
+// envoySizes returns the fields from the received bytes on: two sizes, a duration,
+// another duration that may be missing, and then the quoted fields. Istio's additional
+// fields before them are not numbers.
 func envoySizes(f []values.Field) []values.Field {
 	const details = 3
 	for i := 0; i <= details && len(f)-i >= 9; i++ {

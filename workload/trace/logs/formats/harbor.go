@@ -9,11 +9,11 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/values"
 )
 
-// parseHarbor reads the log of Harbor's proxy: nginx with
+// parseHarbor reads the log of Harbor's proxy, which is nginx with
 //
 //	$remote_addr - "$request" $status $body_bytes_sent "$http_referer" "$http_user_agent" $request_time $upstream_response_time $pipe
 //
-// whose line has no time: what collects the log puts one in front.
+// Its line has no time: the collector of the log puts one in front.
 func parseHarbor(l *Line, rec *trace.Record) error {
 	i := bytes.Index(l.Text, []byte(` - "`))
 	if i < 0 {
@@ -39,7 +39,7 @@ func parseHarbor(l *Line, rec *trace.Record) error {
 //
 //	2024/06/12 09:45:01.500 [D] [server.go:2774]  |     10.0.0.7| 200 |   2.5ms|   match| GET      /v2/   r:/v2/*
 //
-// whose time, before "[D]", is that of the end.
+// The time, before "[D]", is the end of the request.
 func parseHarborCore(l *Line, rec *trace.Record) error {
 	f := strings.Split(string(l.Text), "|")
 	if len(f) != 6 || !strings.Contains(f[0], "[D]") {

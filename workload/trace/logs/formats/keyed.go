@@ -8,8 +8,8 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/values"
 )
 
-// keyed says where a format of names with values has the fields of a record. If there are several
-// names, the first one that a line has counts.
+// keyed says under which names a format of names and values has the fields of a record.
+// If there are several names, the first one that a line has counts.
 type keyed struct {
 	// loose says that the names are in the form that loose gives them.
 	loose bool

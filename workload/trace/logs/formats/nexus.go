@@ -7,9 +7,9 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/values"
 )
 
-// parseNexus reads the request log of Nexus: Common Log Format with the bytes that came,
-// where it has them, those that were sent, milliseconds and the user agent. The time is
-// the end.
+// parseNexus reads the request log of Nexus. It is the Common Log Format with the
+// received bytes, if the line has them, the sent bytes, milliseconds and the user agent.
+// The time is the end.
 func parseNexus(l *Line, rec *trace.Record) error {
 	rest, err := clfHead(l.Text, rec)
 	if err != nil {

@@ -31,9 +31,10 @@ func parseTimedNginx(l *Line, rec *trace.Record) error {
 	return err
 }
 
-// setRequestTime looks for nginx's $request_time after the user agent and takes it off
-// the time: seconds with three digits after the point, plain, in quotes or parentheses,
-// or after the name that people give it. $gzip_ratio has two.
+// setRequestTime looks for nginx's $request_time after the user agent and subtracts it
+// from the time. It has seconds with three digits after the point, and stands plain, in
+// quotes or parentheses, or after a name that the administrator chose. $gzip_ratio has
+// two digits.
 func setRequestTime(rest []byte, rec *trace.Record) {
 	for len(rest) > 0 {
 		var field string

@@ -67,8 +67,8 @@ func Address(s string) (string, bool) {
 	return a.String(), true
 }
 
-// bareIPv6 reads an IPv6 address with a port but without brackets, as load balancers write it, where
-// the whole is no address itself.
+// bareIPv6 reads an IPv6 address with a port but without brackets, as load balancers
+// write it. The whole must not be a valid address.
 func bareIPv6(s string) (string, bool) {
 	i := strings.LastIndexByte(s, ':')
 	if i < 0 {
