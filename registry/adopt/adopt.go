@@ -102,7 +102,7 @@ const (
 
 // Run records in the catalogue what a Distribution registry wrote into the store:
 // repositories, tags, manifests and blobs. It moves no blob, and changes and deletes
-// nothing. Distribution can therefore go on using the storage, but not while this
+// nothing. Distribution can therefore continue to use the storage, but not while this
 // registry deletes from it.
 //
 // Run can be repeated, and then adds what is new. What was deleted here but is still

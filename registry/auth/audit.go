@@ -89,7 +89,7 @@ func openAudit(path string) (*os.File, error) {
 
 // Record writes an event as one line in one write. When Record returns, the operating
 // system has the line, but the file is not synced. If writing fails, that is logged once
-// until writing works again, and the registry goes on.
+// until writing works again, and the registry continues to work.
 func (l *AuditLog) Record(e Event) {
 	if l == nil {
 		return

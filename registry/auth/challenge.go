@@ -13,7 +13,8 @@ import (
 // Options.Prefix.
 const TokenPath = "/token"
 
-// challenge holds the values of the challenge that tells clients how to authenticate.
+// challenge holds the values of the challenge from which clients learn how to
+// authenticate.
 type challenge struct {
 	bearer     bool
 	basicRealm string

@@ -46,9 +46,9 @@
 //   - Bearer: docker, podman, crane, oras and regctl fetch an anonymous token
 //     and pull. Only with this scheme can docker both pull without credentials
 //     and push with them.
-//   - Basic: docker without credentials gives up ("no basic auth
-//     credentials"). podman sends an empty user and password, which count as
-//     anonymous here. crane, oras and regctl go on without credentials.
+//   - Basic: docker without credentials gives up ("no basic auth credentials"). podman
+//     sends an empty user and password, which count as anonymous here. crane, oras and
+//     regctl continue without credentials.
 //
 // Therefore the built-in token service is switched on automatically if there are
 // passwords and the rules grant something to anonymous, unless the configuration says

@@ -6,8 +6,8 @@ import (
 )
 
 // revokeGear ends what gearfacts.Layers.Grant allowed, once a repository does not show
-// the blob any more. Whoever pushes the blob again must acquire the right to its files
-// anew.
+// the blob any more. A client that pushes the blob again must acquire the right to its
+// files again.
 func revokeGear(t *engine.Tx, repoID, blobID int64) error {
 	_, err := t.Exec(`DELETE FROM gear_grants WHERE repo_id = ? AND layer_id IN (SELECT id FROM gear_layers WHERE blob_id = ?)`, repoID, blobID)
 	return err

@@ -187,7 +187,7 @@ func (p *retirement) retire(repo string, tag TagInfo) (out Retired, gone []retir
 	return out, gone, nil
 }
 
-// follow considers the manifests of queue that nothing keeps as gone, and goes on with
+// follow treats the manifests of queue that nothing keeps as removed, and continues with
 // what they kept.
 func (p *retirement) follow(queue []retired, out *Retired) (gone []retired, err error) {
 	for len(queue) > 0 {

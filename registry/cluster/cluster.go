@@ -11,12 +11,12 @@
 // incarnation is one life of a replica's process.
 //
 // What it promises: a peer makes reads cheaper, never wrong, and never impossible.
-// Whatever a peer does (slow, gone, busy, lying, cut off in the middle), the read goes on
-// at the object store. There is one exception: a peer that sends a whole large blob with
-// wrong bytes in it. The read then ends in an error before its last byte, because the
-// bytes that were passed on cannot be taken back, and the peer is not used for a while. A
-// request of a peer is never passed on to another peer, and no two replicas can wait for
-// each other (see [Cluster.Handler]).
+// Whatever happens to a peer (it is slow, gone, busy, lying, or cut off in the middle),
+// the read continues from the object store. There is one exception: a peer may send a
+// whole large blob with wrong bytes in it. The read then ends in an error before its last
+// byte, because the bytes that were passed on cannot be taken back, and the peer is not
+// used for a while. A request of a peer is never passed on to another peer, and no two
+// replicas can wait for each other (see [Cluster.Handler]).
 //
 // What it leaves to others: what is cached and for how long, who may read which
 // repository, and that an object is in the store.
@@ -107,7 +107,7 @@ type Options struct {
 	VerifyFirst int64
 	// TLS is the configuration for peers with https; default the system's authorities.
 	TLS *tls.Config
-	// Clock tells the time; default time.Now.
+	// Clock returns the time; default time.Now.
 	Clock func() time.Time
 	// Logger; default slog.Default.
 	Logger *slog.Logger

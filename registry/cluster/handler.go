@@ -29,9 +29,9 @@ type Source interface {
 // A peer's request never leads to a request to another peer. Replicas cannot wait for
 // each other in a ring, even while they disagree about homes: a replica that is serving a
 // key to a peer reads the key from the store itself, and a replica that is asking a peer
-// for a key refuses to serve it. (In a ring each replica would have begun to ask before
-// its successor admitted it, and would have admitted its predecessor before it began to
-// ask. Going round the ring, each would come before itself.)
+// for a key refuses to serve it. (In a ring, each replica would have begun to ask before
+// its successor admitted the request, and would have admitted its predecessor's request
+// before it began to ask. Round the ring, each of these moments would be before itself.)
 func (c *Cluster) Handler(from Source) http.Handler { return &handler{c, from} }
 
 type handler struct {

@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// object is a read from a peer. If the peer fails, the read goes on in the inner store at
-// the same position. One goroutine uses it. ctx and reading.ctx span its life.
+// object is a read from a peer. If the peer fails, the read continues in the inner store
+// at the same position. One goroutine uses it. ctx and reading.ctx span its life.
 type object struct {
 	*reading
 	info objstore.Info

@@ -51,8 +51,8 @@ type reading struct {
 	ctx    context.Context // the caller's context, for reads from the inner store
 }
 
-// begin chooses a peer for a key and notes that the peer is being asked. It returns nil
-// if no peer is to be asked.
+// begin chooses a peer for a key and records that a read from it is under way. It returns
+// nil if no peer should be used.
 func (c *Cluster) begin(key string) *reading {
 	if _, ok := c.cfg.Digest(key); !ok {
 		return nil

@@ -41,14 +41,14 @@ type Info struct {
 	Key string
 	// Size in bytes.
 	Size int64
-	// ModTime is when the object was written, as the store tells it.
+	// ModTime is when the object was written, according to the store.
 	ModTime time.Time
 	// Tag is the store's name for these bytes, such as an ETag. It stays the same until
 	// the object is written again. It is "" if the store has none. List does not fill it
 	// in.
 	Tag string
-	// Proven says that the store itself compares the bytes with what they must be before it
-	// gives the last of them, or any of a range: nobody need read the object to find out.
+	// Proven says that the store itself verifies the bytes before it returns the last of
+	// them, or any byte of a range. So nobody need read the object to verify it.
 	Proven bool
 }
 
@@ -84,8 +84,8 @@ type Object interface {
 // Upload is an object being written, append only. It is used by one goroutine at a time.
 //
 // Bytes given to Write become part of the upload in order. A failed Write leaves the
-// upload at some size between the sizes before and after the call. Size returns it, and
-// the upload can go on from there.
+// upload at some size between the sizes before and after the call. Size returns that
+// size, and the upload can continue from there.
 type Upload interface {
 	io.Writer
 	// Size returns the number of bytes the upload holds.
@@ -167,7 +167,7 @@ type Adopter interface {
 	// AdoptFile makes the regular file at path the object key, as Commit does with an
 	// upload: durable when it returns nil, never visible in part, and replacing an object
 	// that has the key. Nobody may write to the file any more; readers that have it open
-	// can go on. After nil the file is either gone from path or still there as a copy,
+	// can continue. After nil the file is either gone from path or still there as a copy,
 	// which the caller removes. After an error the key is as it was, or holds the whole
 	// object. The file may be gone; then its bytes must be written again.
 	AdoptFile(ctx context.Context, key, path string) error

@@ -7,10 +7,10 @@ type Wrapper interface {
 	Unwrap() Store
 }
 
-// Adapter is a [Wrapper] that takes part in an optional ability of the inner store, as a
-// cache must learn of the moves of a [Mover]. It does not have the methods of the ability
-// itself, because then it would seem to have the ability even if the inner store lacks
-// it.
+// Adapter is a [Wrapper] that takes part in an optional ability of the inner store. For
+// example, a cache must learn when a [Mover] moves an object. It does not have the
+// methods of the ability itself, because then it would seem to have the ability even if
+// the inner store lacks it.
 type Adapter interface {
 	// Adapt gets a pointer to an interface, such as *Mover. If the inner store has that
 	// ability and the wrapper takes part in it, Adapt sets the interface and returns

@@ -79,7 +79,7 @@ type Options struct {
 	// that a client will request. By default its layers wait until the client requests
 	// it.
 	Manifest func(ctx context.Context, repo string, d oci.Digest) ([]byte, error)
-	// Clock tells the time; default time.Now.
+	// Clock returns the time; default time.Now.
 	Clock func() time.Time
 	// Logger; default slog.Default.
 	Logger *slog.Logger

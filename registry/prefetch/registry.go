@@ -11,7 +11,7 @@ import (
 // what clients do with it.
 func (p *Prefetcher) Registry(inner oci.Registry) oci.Registry { return &watched{inner, p} }
 
-// watched passes all calls on, and tells the prefetcher about successful ones.
+// watched passes all calls on, and reports successful calls to the prefetcher.
 type watched struct {
 	oci.Registry
 	p *Prefetcher

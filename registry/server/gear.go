@@ -93,7 +93,7 @@ type GearIndex interface {
 type GearPendingError struct {
 	// RetryAfter is when to ask again. 0 means that the conversion has failed.
 	RetryAfter time.Duration
-	// Reason tells the client why it failed.
+	// Reason says why it failed.
 	Reason string
 }
 

@@ -51,7 +51,8 @@ func (c *Cache[V]) Get(key Key, now time.Time) (value V, ok bool) {
 }
 
 // Put stores an entry. If the shard is full, its expired entries are dropped first, and
-// then any entry. A credential whose entry was dropped is only verified once more.
+// then any entry. If the entry of a credential was dropped, the credential is verified
+// again.
 func (c *Cache[V]) Put(key Key, value V, until, now time.Time) {
 	s := &c.shards[key[0]%cacheShards]
 	s.mu.Lock()

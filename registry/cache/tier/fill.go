@@ -450,8 +450,8 @@ func (f *fill) drop() {
 	}
 }
 
-// leave is called once by each waiter. A fill without waiters goes on if most of it is
-// here. Otherwise it is given up.
+// leave is called once by each waiter. A fill without waiters continues if most of the
+// object has arrived. Otherwise it is given up.
 func (f *fill) leave() {
 	s := f.s
 	s.mu.Lock()
@@ -482,7 +482,7 @@ func (f *fill) takeSpare(want bool) objstore.Object {
 	return &spareObject{o, f.cancel}
 }
 
-// worthwhile reports whether a fill should go on without waiters. Store.mu is held.
+// worthwhile reports whether a fill should continue without waiters. Store.mu is held.
 func (f *fill) worthwhile() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 
 // span is the part of an object that is still to be read, for all kinds of objects. The
 // context of Get has to last as long as the object is read, because the inner store takes
-// over if the cache cannot go on.
+// over if the cache cannot continue.
 type span struct {
 	s        *Store
 	ctx      context.Context

@@ -10,10 +10,10 @@ import (
 )
 
 // Backup writes a consistent copy of the catalogue at one moment to a new file at path,
-// while everything goes on. The copy is one file without a log beside it. Its bytes are
-// durable, but its name may not be. It does not contain uploads under way, because their
-// bytes are elsewhere and not worth keeping. A catalogue on PostgreSQL is copied into an
-// SQLite catalogue, which Move brings back.
+// while the catalogue is in use. The copy is one file without a log beside it. Its bytes
+// are durable, but its name may not be. It does not contain uploads under way, because
+// their bytes are elsewhere and not worth keeping. A catalogue on PostgreSQL is copied
+// into an SQLite catalogue, which Move brings back.
 func (db *DB) Backup(ctx context.Context, path string) (err error) {
 	if db.pg != nil {
 		return db.backupPostgres(ctx, path)
@@ -51,7 +51,7 @@ func (db *DB) Backup(ctx context.Context, path string) (err error) {
 	return nil
 }
 
-// execAlone runs one statement on a connection of its own.
+// execAlone runs one statement on a separate connection.
 func execAlone(ctx context.Context, dsn, statement string, args ...any) error {
 	one, err := sql.Open("sqlite", dsn)
 	if err != nil {

@@ -303,9 +303,9 @@ func (t *Tx) attempt(batch []*change) (culprit int, err error) {
 }
 
 // Verdict is the type of an error by which a change says that the request cannot be met.
-// The transaction goes on, because the database did what it should. After any other error
-// the database may have ended the transaction by itself. Then the writes of the other
-// changes would no longer be undone together.
+// The transaction continues, because the database did what it should. After any other
+// error the database may have ended the transaction by itself. Then the writes of the
+// other changes would no longer be undone together.
 type Verdict interface {
 	error
 	// Verdict does nothing.

@@ -23,13 +23,14 @@ import (
 // so a power cut would lose everything that was committed behind it. Hence mend runs
 // before anything else is committed. The same gap exists if a process was killed after
 // the failure. The next process reads the refused commit from the page cache, accepts it,
-// and goes on behind it. Hence mendBeforeUse.
+// and appends to the log after it. Hence mendBeforeUse.
 //
 // Second, readers can stop a checkpoint half way. It counts the pages that it has copied
 // into the catalogue's file as done, and leaves their fsync to the next checkpoint. If
-// that one fails, a third checkpoint copies and syncs only its own part, and then the log
-// begins anew. Hence mendFile runs before a third checkpoint. Until then the log goes on
-// growing. If the process crashes, the next one finds the log and copies all of it.
+// the second checkpoint fails, a third one copies and syncs only its own part, and then
+// the log starts again from its beginning. Hence mendFile runs before a third checkpoint.
+// Until then the log continues to grow. If the process crashes, the next one finds the
+// log and copies all of it.
 //
 // Third, the refused commit may be whole in the log. It comes back at the next start,
 // unless something was committed over it. Hence Settled.

@@ -130,9 +130,9 @@ func migratePostgres(ctx context.Context, db *sql.DB, lock int64) (err error) {
 }
 
 // mayUse returns an error if this program cannot use a schema that is newer than the one
-// it knows. While replicas are replaced one by one, the old ones go on beside the first
-// new one. So a migration only adds, and raises min_reader if the previous version cannot
-// go on.
+// it knows. While replicas are replaced one by one, the old ones run beside the first new
+// one. So a migration only adds, and raises min_reader if the previous version cannot
+// work with it.
 func mayUse(ctx context.Context, conn *sql.Conn, have, newest int64) error {
 	var oldest string
 	if err := conn.QueryRowContext(ctx, `SELECT value FROM settings WHERE name = '`+MinReader+`'`).Scan(&oldest); err != nil {

@@ -96,7 +96,7 @@ func (db *DB) Millis() int64 { return db.now(nil) }
 // complaints, and none if they are sound. quick omits the comparison of tables with their
 // indexes. Integrity reads everything and blocks nobody. PostgreSQL can answer only if
 // its extension amcheck is installed and the user may use it. Otherwise there are no
-// complaints, and whoever runs the server must check it.
+// complaints, and the administrator of the server must check it.
 func (db *DB) Integrity(ctx context.Context, quick bool, n int) ([]string, error) {
 	return db.integrity(Whole(ctx), quick, n)
 }

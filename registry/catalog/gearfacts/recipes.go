@@ -265,7 +265,8 @@ func (c Recipes) EndRecipe(ctx context.Context, d oci.Digest) error {
 	})
 }
 
-// endRecipe forgets a recipe whose state is not beyond most. Errors: engine.ErrNotFound.
+// endRecipe forgets a recipe whose state is at most the given one. Errors:
+// engine.ErrNotFound.
 func endRecipe(t *engine.Tx, d oci.Digest, most RecipeState) error {
 	var layer int64
 	var recipe []byte

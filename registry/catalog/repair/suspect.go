@@ -8,9 +8,9 @@ import (
 )
 
 // MarkSuspect records that a read of a stored content failed, or returned bytes that do
-// not have its digest. Repositories go on showing the content, because the next read may
-// succeed. But it counts as missing when a client pushes it, mounts it or names it in a
-// manifest. A push of the content or ClearSuspect ends that. marked reports whether the
+// not have its digest. Repositories continue to show the content, because the next read
+// may succeed. But it counts as missing when a client pushes it, mounts it or names it in
+// a manifest. A push of the content or ClearSuspect ends that. marked reports whether the
 // row was changed. It is false if the content is suspect already or is not stored. In any
 // case the caller must drop what it remembers about the content, because whoever marked
 // the content first may not have dropped that yet.

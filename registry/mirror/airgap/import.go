@@ -26,7 +26,7 @@ type Destination interface {
 const parallel = 4
 
 // Import puts all images into dst. It does not send what dst already has, so repeating an
-// interrupted import continues it. If one image cannot be put, Import goes on with the
+// interrupted import continues it. If one image cannot be put, Import continues with the
 // others and joins the errors. progress may be nil. It is called often, and never
 // concurrently.
 func (a *Archive) Import(ctx context.Context, dst Destination, progress func(Progress)) (Progress, error) {

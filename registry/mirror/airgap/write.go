@@ -36,12 +36,12 @@ type LeftOut struct {
 }
 
 // Write writes images of src into one tar file. If an image is not whole or cannot be
-// read, Write goes on with the others and lists that image in LeftOut. If no image is
+// read, Write continues with the others and lists that image in LeftOut. If no image is
 // whole, Write writes nothing and returns an error.
 //
 // begin returns the writer of the file. If a blob turns out to be damaged while it is
-// being written, Write calls begin again and begins the file anew, without the images
-// that need that blob.
+// being written, Write calls begin again and writes the file from its beginning, without
+// the images that need that blob.
 //
 // progress may be nil. It is called often, and never concurrently.
 func Write(ctx context.Context, begin func() (io.Writer, error), src Source, images []Image, progress func(Progress)) (Progress, error) {

@@ -23,8 +23,8 @@ const (
 	public class = 1 << iota
 	loopback
 	private
-	// special addresses are link-local, multicast and unspecified ones, and those of
-	// cloud machines' metadata: no registry is there.
+	// special addresses are link-local, multicast and unspecified addresses, and the
+	// addresses of cloud machines' metadata. No registry has such an address.
 	special
 )
 

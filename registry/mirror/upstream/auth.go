@@ -27,8 +27,8 @@ const (
 	// freshToken is the age below which a token cannot have expired. If a registry
 	// refuses such a token, the reason is another one.
 	freshToken = 10 * time.Second
-	// basicLife is how long a user name and password are used before the source of
-	// credentials, which may be a program, is asked again.
+	// basicLife is how long a user name and password are used before they are read again
+	// from their source, which may be a program.
 	basicLife = 5 * time.Minute
 )
 

@@ -71,8 +71,8 @@ func (e *endpoint) resolveManifest(ctx context.Context, s subject, repo, ref str
 	return m.Descriptor, nil
 }
 
-// resolveBlob asks one endpoint by HEAD. If that gets no size, it asks by a GET whose
-// body it leaves unread. The size is -1 if neither tells it.
+// resolveBlob asks one endpoint by HEAD. If the answer has no size, it sends a GET and
+// does not read the body. The size is -1 if neither answer has it.
 func (e *endpoint) resolveBlob(ctx context.Context, s subject, repo string, d oci.Digest) (int64, error) {
 	resp, err := e.do(ctx, e.ask(http.MethodHead, oci.Request{Kind: oci.KindBlob, Repo: repo, Ref: string(d)}))
 	if err == nil {

@@ -122,8 +122,8 @@ func (l *links) init(o *Options) {
 	conf.MinVersion = max(conf.MinVersion, tls.VersionTLS12)
 	other := conf.Clone() // who we are is for the endpoint to know
 	other.Certificates, other.GetClientCertificate, other.ServerName = nil, nil, ""
-	// The endpoint's certificates say nothing about other hosts. Those see what is
-	// fetched, and token services see the credentials.
+	// The settings for the endpoint's certificates do not apply to other hosts. Those
+	// hosts see what is fetched, and token services see the credentials.
 	other.InsecureSkipVerify, other.RootCAs = false, o.OtherRoots
 	l.proxy = o.Proxy
 	l.guards = [3]*guard{target: {allow: o.Redirects}, tokens: {allow: o.Redirects, like: &l.seen}}

@@ -24,10 +24,11 @@ const (
 	Denied
 	// Busy: the upstream asks for a pause (429, or 503 with a Retry-After).
 	Busy
-	// Unavailable: no answer, or one that is not from a registry: no connection, TLS,
-	// timeouts, 5xx, web pages, redirects that are not followed.
+	// Unavailable: there is no answer, or the answer is not a registry's. This covers
+	// failed connections, TLS errors, timeouts, 5xx, web pages, and redirects that are
+	// not followed.
 	Unavailable
-	// Wrong: the answer is not what was asked for: it has another digest, length or type.
+	// Wrong: the answer has another digest, length or type than the requested content.
 	Wrong
 )
 
@@ -91,8 +92,8 @@ func (e *Error) Unwrap() []error {
 	return []error{e.wire(), e.Err}
 }
 
-// wire returns the error for the client: what it can understand and act upon, and nothing
-// about where the upstream's requests went.
+// wire returns the error for the client. It has what the client can understand and act
+// upon, and does not reveal where requests to the upstream went.
 func (e *Error) wire() *oci.Error {
 	w := &oci.Error{RetryAfter: e.RetryAfter}
 	what := e.what

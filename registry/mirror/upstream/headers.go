@@ -47,8 +47,8 @@ func (l Limit) String() string {
 const epoch = 1_000_000_000
 
 // parseLimit reads the headers about rate limits: Docker Hub's "RateLimit-Limit:
-// 100;w=21600" and "RateLimit-Remaining: 76;w=21600", those of the IETF's drafts, with
-// RateLimit-Reset or all in one header, and those that begin with X.
+// 100;w=21600" and "RateLimit-Remaining: 76;w=21600", the headers of the IETF's drafts,
+// with RateLimit-Reset or all in one header, and headers that begin with X.
 func parseLimit(h http.Header, now time.Time) (Limit, bool) {
 	l := Limit{Total: -1, Remaining: -1, Seen: now}
 	for _, prefix := range [...]string{"X-Ratelimit-", "Ratelimit-"} {

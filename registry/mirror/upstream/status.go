@@ -49,7 +49,7 @@ func (s *State) UnmarshalText(text []byte) error {
 // Works reports whether something answers.
 func (s State) Works() bool { return s == Healthy || s == HealthyInPart }
 
-// Bad reports whether something that was asked does not work as it should.
+// Bad reports whether an endpoint that was used does not work as it should.
 func (s State) Bad() bool { return s == HealthyInPart || s == Failing || s == LeftAlone }
 
 // together returns the state of an upstream from the states of its endpoints.

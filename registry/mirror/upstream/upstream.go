@@ -1,31 +1,31 @@
-// Package upstream fetches content from another registry, the upstream of a
-// mirror, and from mirrors of that registry. It is the HTTP side of pulling
-// through: what is fetched when, and what becomes of it, is package mirror's.
+// Package upstream fetches content from another registry, the upstream of a mirror, and
+// from mirrors of that registry. It is the HTTP side of pulling through a mirror. Package
+// mirror decides what is fetched when, and what becomes of it.
 //
-// An upstream has one or more endpoints: mirrors, which are tried first and in
-// order, and the upstream itself. Only the latter's word counts where something
-// is said not to exist or to be denied, and only the latter is asked for lists.
+// An upstream has one or more endpoints: mirrors, which are tried first and in order, and
+// the upstream itself. Only the upstream itself can say that something does not exist or
+// is denied, and lists come only from it.
 //
 // What it promises:
 //
-//   - Manifests are checked against their digest. Blobs are not: whoever stores
-//     them hashes them anyway.
-//   - Credentials go to the endpoint they are for and to the token service that
-//     it names, and to nobody else. Tokens are kept until they expire, and are
-//     fetched once for all requests that want the same.
-//   - Redirects lead to public addresses only, unless the configuration allows
-//     others; token services also to addresses of the kinds that the upstream
-//     itself has. Addresses are checked when they are connected to.
-//   - An endpoint that answers 429 is left alone for as long as it wants, by all
-//     requests like the one that it answered so: for manifests, for blobs, for
-//     lists or for tokens. Nobody waits for that: requests are answered by [Busy].
-//   - An error to HEAD is no verdict until GET has said so.
-//   - An endpoint that stands still is given up. One that does so again and again
-//     costs a wait for one request at a time.
+//   - Manifests are checked against their digest. Blobs are not, because the caller that
+//     stores them hashes them anyway.
+//   - Credentials go to the endpoint they are for and to the token service that it names,
+//     and to nobody else. Tokens are kept until they expire, and are fetched once for all
+//     requests that need the same token.
+//   - Redirects may lead only to public addresses, unless the configuration allows
+//     others. A token service may also have an address of the same kind as the
+//     upstream's. Addresses are checked when a connection is made.
+//   - An endpoint that answers 429 gets no more requests of that kind (for manifests, for
+//     blobs, for lists or for tokens) for as long as it says. Requests do not wait for
+//     the end of that time: they fail with [Busy].
+//   - An error to HEAD counts only after a GET has failed, too.
+//   - A request to an endpoint that stalls is given up. If an endpoint stalls again and
+//     again, only one request at a time waits for it.
 //
-// Every error is an [Error], or the context's where the caller no longer wants
-// the answer, or the protocol's where the caller's own name, tag, digest or range
-// is malformed.
+// Every error is an [Error], with two exceptions. If the caller no longer wants the
+// answer, it is the context's error. If the caller's name, tag, digest or range is
+// malformed, it is an error of the protocol.
 package upstream
 
 import (
@@ -57,9 +57,9 @@ type Options struct {
 	// Name is the upstream's name in metrics, errors and logs, such as "docker.io".
 	Name string
 	// URL is the upstream itself: https://host, or https://host/path if the registry is
-	// not at the root. What follows /v2/ in it is put before the names of repositories:
+	// not at the root. The part after /v2/ is a prefix of repository names:
 	// https://host/v2/prefix is for registries that have the upstream's repositories
-	// below a name of their own.
+	// below another name.
 	URL string
 	// Mirrors are tried before URL, in this order. They are written as URL is.
 	Mirrors []string
@@ -215,7 +215,7 @@ func (u *Upstream) received(n int) {
 
 // order returns the endpoints in the order in which to try them: as configured, but
 // endpoints that failed or asked for a pause come last. Lists come only from the upstream
-// itself, because those of mirrors may be incomplete.
+// itself, because the lists of mirrors may be incomplete.
 func (u *Upstream) order(q quota) []*endpoint {
 	if q == ofLists {
 		return u.endpoints[len(u.endpoints)-1:]

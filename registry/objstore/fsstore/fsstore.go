@@ -21,12 +21,12 @@
 //	fsync(directory of the object)          the name is durable
 //	fsync(its parent) ...                   for each directory not known to be durable
 //
-// Put does the same at once; a conditional Put renames with RENAME_NOREPLACE,
-// or uses linkat and unlinkat where the file system lacks that. A kill or a
-// power cut at any point leaves no partial object, because the name appears
-// only after fdatasync; it may leave a file in _staging, which SweepUploads
-// removes. Another caller can see an object in the moment between rename and
-// the last fsync, when a power cut can still take it away.
+// Put does all of this in one call. A conditional Put renames with RENAME_NOREPLACE, or
+// uses linkat and unlinkat if the file system lacks it. A kill or a power cut at any
+// point leaves no partial object, because the name appears only after fdatasync. It may
+// leave a file in _staging, which SweepUploads removes. Between the rename and the last
+// fsync, another caller can already see the object, although a power cut can still remove
+// it.
 //
 // After a failed fdatasync the kernel may have dropped the dirty pages and
 // marked them clean, so that a second fdatasync succeeds without the bytes
@@ -44,11 +44,11 @@
 //
 // # Safety
 //
-// No path is resolved through a symbolic link below root, and none leaves
-// root: openat2 with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS, or, where the
-// kernel or a seccomp filter forbids openat2, one openat with O_NOFOLLOW for
-// each segment. Symbolic links, directories, FIFOs and other special files are
-// not objects: they are neither read nor listed.
+// No path is resolved through a symbolic link below root, and none leaves root: openat2
+// with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS, or, where the kernel or a seccomp filter
+// forbids openat2, one openat with O_NOFOLLOW for each segment. Symbolic links,
+// directories, FIFOs and other special files are not objects. They are neither read nor
+// listed.
 //
 // Several processes may share one root. Each upload is locked with flock while
 // it is open, so that a process that lost an upload to another one cannot

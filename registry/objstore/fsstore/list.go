@@ -69,8 +69,8 @@ func (w *walk) dir(dir string) error {
 	if err != nil {
 		return fmt.Errorf("open directory %s: %w", dir, err)
 	}
-	// The path is for file systems that do not tell the type of an entry with
-	// its name: then ReadDir asks for it by path.
+	// The path is for file systems whose directories have no types of entries. There
+	// ReadDir gets the type by path.
 	f := os.NewFile(uintptr(fd), filepath.Join(w.s.root, dir))
 	defer f.Close() // only read from
 	entries, err := f.ReadDir(-1)

@@ -16,15 +16,15 @@ import (
 )
 
 const (
-	// writebackStep is how many bytes an upload receives before the kernel is told to
-	// write them back. Without it the kernel waits up to 30 s
-	// (vm.dirty_expire_centisecs), and Commit pays for everything.
+	// writebackStep is how many bytes an upload receives before it orders the kernel to
+	// write them back. Otherwise the kernel waits up to 30 s (vm.dirty_expire_centisecs),
+	// and Commit has to wait for everything.
 	writebackStep = 8 << 20
 	// minReserve is the smallest sizeHint, in bytes, that is reserved on the disk.
 	minReserve = 1 << 20
-	// The reservation runs ahead of what has arrived by as much as has arrived, within
-	// these bounds. The hint is a client's claim, and a claim must not fill the disk
-	// before the bytes come.
+	// The space reserved beyond the bytes that have arrived is as large as these bytes,
+	// within these bounds. The size hint is only a client's claim, which must not fill
+	// the disk before the bytes come.
 	minAhead = 8 << 20
 	maxAhead = 1 << 30
 	// sweepBatch is the number of staging files SweepUploads reads at once.
@@ -252,8 +252,7 @@ func (u *upload) leaveRoom(n int64) error {
 	return nil
 }
 
-// available returns the free bytes of the disk, or a large number if the disk does not
-// tell.
+// available returns the free bytes of the disk, or a large number if they are unknown.
 func (u *upload) available() int64 {
 	var st unix.Statfs_t
 	err := retry(func() error { return unix.Fstatfs(int(u.f.Fd()), &st) })
@@ -367,8 +366,8 @@ func (u *upload) drop() error {
 	if u.f == nil {
 		return nil
 	}
-	// The file is removed before it is closed, because closing ends the lock. Closing
-	// tells nothing about a removed file.
+	// The file is removed before it is closed, because closing ends the lock. An error of
+	// Close does not matter for a removed file.
 	err := unix.Unlinkat(u.s.staging, u.id, 0)
 	_ = u.f.Close()
 	return ignore(err, unix.ENOENT)

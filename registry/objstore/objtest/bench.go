@@ -11,10 +11,9 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Bench measures a store: small and large writes, one after another and side
-// by side, and reads over a TCP connection, with their CPU time (of the whole
-// process, so that of the receiving side counts too). open returns an empty
-// store, which Bench closes.
+// Bench measures a store: small and large writes, one after another and side by side, and
+// reads over a TCP connection, with the CPU time of the whole process, which includes the
+// receiving side. open returns an empty store, which Bench closes.
 func Bench(b *testing.B, open func(b *testing.B) objstore.Store) {
 	s := open(b)
 	defer s.Close()

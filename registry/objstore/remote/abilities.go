@@ -111,7 +111,7 @@ type sweeper struct {
 }
 
 // SweepUploads implements [objstore.UploadSweeper]. Only ctx bounds it, because it may
-// have much to do. It is not retried as a whole: the next sweep goes on.
+// have much to do. It is not retried as a whole: the next sweep continues its work.
 func (sw *sweeper) SweepUploads(ctx context.Context, before time.Time, keep func(string) bool) (n int, bytes int64, err error) {
 	if err := sw.s.enter(ctx); err != nil {
 		return 0, 0, err

@@ -1,33 +1,33 @@
-// Package remote makes an object store behind a network bearable: one that is slow
-// now and then, says that it is busy, breaks connections and stops in the middle.
+// Package remote makes an object store behind a network usable that is sometimes slow,
+// says that it is busy, breaks connections or stalls.
 //
-// [Wrap] gives any [objstore.Store] these, and no driver needs them itself:
+// [Wrap] adds these to any [objstore.Store], so that no driver needs them itself:
 //
-//   - Retries with exponential pauses and jitter, of what may be repeated and only
-//     after errors that may pass ([Passing]). A pause is at least as long as the store
-//     asked for (Retry-After), within a bound. A budget holds retries of a store that
-//     is down to a tenth of the requests, or they would keep it down.
-//   - A Get whose body breaks off goes on with a range from where it stood. It is
-//     given up if size or time of the object have changed.
-//   - Hedged reads: when the first byte has not come within the time in which 95 % of
-//     the reads got theirs, a second request is sent. The first to answer wins, the
-//     other one is cancelled. At most one read in twenty is hedged.
-//   - Limits: of operations at once, of the time of a small one, and of the time a
-//     stream may stand still.
+//   - Retries with exponential pauses and jitter. Only operations that may be repeated
+//     are retried, and only after errors that may pass ([Passing]). A pause is at least
+//     as long as the store asked for (Retry-After), within a bound. If a store is down, a
+//     budget limits retries to a tenth of the requests, because more might keep it down.
+//   - A Get whose body breaks off continues with a range from its position. It is given
+//     up if the size or the time of the object has changed.
+//   - Hedged reads: if the first byte has not come within the time in which 95 % of the
+//     reads got theirs, a second request is sent. The first request with an answer wins,
+//     and the other is cancelled. At most one read in twenty is hedged.
+//   - Limits of the number of simultaneous operations, of the time of a small operation,
+//     and of the time for which a stream may stall.
 //   - Metrics by Distribution's names, registry_storage_*.
 //
 // # What is repeated
 //
-// Get, Stat, Delete, Put, List (from the last key on), Abandon, NewUpload, Resume,
-// Move, URL and ReadAt. A conditional Put that is repeated may meet the object
-// of its own first try, whose answer was lost, and then returns ErrExist as if it were
-// somebody else's. Callers of a conditional Put must be able to live with that, as
-// after their own death.
+// Get, Stat, Delete, Put, List (from the last key on), Abandon, NewUpload, Resume, Move,
+// URL and ReadAt. A conditional Put that is repeated may find the object of its own first
+// try, whose answer was lost. It then returns ErrExist, as if another caller had written
+// the object. Callers of a conditional Put must handle this, as they must after a crash
+// of their own.
 //
-// The methods of an Upload are not repeated, because nobody out here knows what of
+// The methods of an Upload are not repeated, because this package does not know which of
 // Write's bytes arrived. A driver that sends parts holds them in RAM until they are
-// stored, and can repeat the requests inside an upload; it is given [Retry.Do] for
-// that, so that those retries come out of the same budget:
+// stored, so it can repeat the requests inside an upload. It gets [Retry.Do] for that, so
+// that these retries use the same budget:
 //
 //	retry := remote.NewRetry(nil)
 //	s3, err := s3store.New(ctx, s3store.Options{Repeat: retry.Do})
@@ -67,7 +67,7 @@ const (
 type Options struct {
 	// Driver is the label "driver" of the metrics. Default "remote".
 	Driver string
-	// Retry is shared with the driver. Default: one of its own.
+	// Retry is shared with the driver. Default: a new one.
 	Retry *Retry
 	// Concurrent is how many operations may run at once. A Get counts until its first
 	// byte, an upload while it is begun and committed. Default 512.

@@ -7,45 +7,46 @@
 //
 // # Uploads
 //
-// S3 cannot append, rename or read the parts of an unfinished multipart upload, and
-// the key of an upload is often known only at its end, because it is the digest.
-// Hence bytes gather in RAM up to one part, and then
+// S3 cannot append, rename or read the parts of an unfinished multipart upload, and the
+// key of an upload is often known only at its end, because it is the digest. Hence bytes
+// are collected in RAM up to one part, and then become
 //
 //	one part or less             one PutObject to the key, at Commit
 //	more, key unknown            each full part is an object slipway/uploads/<id>/<n>-<writer>,
 //	                             at Commit copied by the server into a multipart upload of the key
 //	more, key known              parts of a multipart upload of the key (NewUploadFor)
 //
-// Suspend writes one object slipway/uploads/<id>/state-<writer>-<bytes> with the list
-// of parts and the bytes that are no full part yet; Resume reads it, in this process
-// or another one. Nobody ever overwrites what another writer may still refer to:
-// each Resume is a writer of its own, so that a process that lost an upload to another
-// one cannot change its bytes. An upload whose key is known can be resumed only at
-// a size within its last part or at the end of one, an other one at any size.
+// Suspend writes one object slipway/uploads/<id>/state-<writer>-<bytes> with the list of
+// parts and the bytes that do not fill a part yet. Resume reads it, in this process or
+// another one. No writer overwrites what another writer may still refer to. Each Resume
+// makes a new writer, so that a process that lost an upload to another one cannot change
+// its bytes. An upload whose key is known can be resumed only at a size within its last
+// part or at the end of a part. Any other upload can be resumed at any size.
 //
 // # Memory
 //
-// An upload takes RAM as bytes come: at most one part that fills up and two that are
-// on their way. When the sum of what uploads may take reaches Options.Memory, further
-// ones get parts of 5 MiB, and one on its way. An object has at most 10,000 parts:
-// parts grow with the expected size, and every 2,000 parts.
+// An upload takes RAM as bytes come: at most one part that fills up and two parts that
+// are being sent. When all uploads together may take Options.Memory, further uploads get
+// parts of 5 MiB, and send only one at a time. An object has at most 10,000 parts: parts
+// grow with the expected size, and every 2,000 parts.
 //
 // # Durability and consistency
 //
-// An object is durable when the server has said 200 with the ETag that it must have, or
-// else when a HEAD has shown it with its size; then it is visible, whole, to everybody. That the listing may lag behind is no harm: nothing but List and
-// SweepUploads reads it, and a sweep takes only uploads of which nothing is young.
+// An object is durable when the server has answered 200 with the expected ETag, or when a
+// HEAD has shown it with its size. Then it is visible to everybody, and whole. The
+// listing may lag behind without harm: only List and SweepUploads read it, and a sweep
+// takes only uploads of which nothing is recent.
 //
-// A conditional Put needs a server that honours If-None-Match, which New finds
-// out with the object slipway/uploads/probe. Where it does not, Put looks first and
-// then writes: two at the same moment can both succeed. Callers that need more have
-// the catalogue.
+// A conditional Put needs a server that honours If-None-Match, which New finds out with
+// the object slipway/uploads/probe. If the server does not, Put first checks and then
+// writes, so two Puts at the same moment can both succeed. Callers that need more use the
+// catalogue.
 //
 // # Errors
 //
-// minio's own retries are off: package remote repeats what may be repeated, and
-// Options.Repeat the requests inside an upload, which nobody else can, because only
-// the upload has their bytes.
+// minio's own retries are off. Package remote repeats operations that may be repeated.
+// Options.Repeat repeats the requests inside an upload, because only the upload has their
+// bytes.
 package s3store
 
 import (
@@ -361,7 +362,7 @@ func (s *Store) stat(ctx context.Context, key string) (objstore.Info, error) {
 		info = objstore.Info{Key: key, Size: o.Size, ModTime: o.LastModified, Tag: o.ETag}
 		return err
 	})
-	// The answer to HEAD does not tell a missing object from a missing bucket.
+	// The answer to HEAD is the same for a missing object and for a missing bucket.
 	if errors.Is(err, objstore.ErrNotExist) && (before == 0 || time.Duration(s.clock()-before) > seenLately) {
 		s.seen.Store(before)
 		if err := s.checkBucket(ctx); err != nil {

@@ -94,9 +94,9 @@ func newTransport(o *Options) (http.RoundTripper, error) {
 	}, nil
 }
 
-// exchange is what happened to the requests of one operation, as minio's errors do
-// not tell it: the header that says when to come again, and errors of the
-// connection in their own types.
+// exchange records what happened to the requests of one operation, because minio's errors
+// lack it: the header that says when to try again, and errors of the connection in their
+// own types.
 type exchange struct {
 	mu         sync.Mutex
 	retryAfter time.Duration
@@ -183,9 +183,9 @@ func (w *watched) send(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// movingBody is a request's body. Each Read means that the server has taken what
-// was read before. net/http may go on reading when there is an answer already; then
-// the bytes may be somebody else's, so they are kept from it.
+// movingBody is a request's body. Each Read means that the server has taken the bytes
+// read before. net/http may continue to read after an answer, when the caller may use the
+// buffer again, so movingBody then gives it no more bytes.
 type movingBody struct {
 	inner io.ReadCloser
 	stall time.Duration

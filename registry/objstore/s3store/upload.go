@@ -241,10 +241,10 @@ func (u *upload) settle(ctx context.Context) error {
 	return u.mend(ctx)
 }
 
-// Suspend stores what is in RAM. See [objstore.Upload]. It works also when ctx is
-// done already, as when a client has gone. If it fails, an upload that was resumed can
-// be resumed again from where it stood then; what came since is removed with the rest
-// of the upload at its end.
+// Suspend stores what is in RAM. See [objstore.Upload]. It works even if ctx is done, for
+// example because the client has gone. If it fails, an upload that was resumed before can
+// be resumed again from that position. Bytes that came after that are removed when the
+// upload ends.
 func (u *upload) Suspend(ctx context.Context) (string, error) {
 	if u.lost != nil {
 		return "", u.lost
@@ -268,7 +268,7 @@ func (u *upload) Suspend(ctx context.Context) (string, error) {
 	return "", fmt.Errorf("suspend upload: %w", err)
 }
 
-// lasting is ctx, or one with a bound of its own if that is done.
+// lasting returns ctx or, if ctx is done, a new context with a time limit.
 func lasting(ctx context.Context) (context.Context, context.CancelFunc) {
 	if ctx.Err() == nil {
 		return context.WithCancel(ctx)
@@ -388,8 +388,8 @@ func (s *Store) readState(ctx context.Context, id stateID, tail *buffer) (rec *r
 	return rec, cutOff(err)
 }
 
-// cutOff makes the end of an answer before its time what it most likely is: a broken
-// connection, after which the upload is as it was.
+// cutOff turns the early end of an answer into the error of a broken connection, which is
+// the most likely cause. The upload is then unchanged.
 func cutOff(err error) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return &objstore.BusyError{Err: err}
@@ -490,8 +490,8 @@ func (u *upload) drop(ctx context.Context) error {
 	return err
 }
 
-// abort ends a multipart upload. A part that was cut off on its way may be stored behind
-// the abort, and the upload is there again (AbortMultipartUpload of the S3 API says so).
+// abort ends a multipart upload. A part whose transfer was cut off may be stored after
+// the abort, and the upload then exists again (see AbortMultipartUpload in the S3 API).
 func (u *upload) abort(ctx context.Context) error {
 	err := u.s.abortMultipart(ctx, u.key, u.uploadID)
 	for range aborts {

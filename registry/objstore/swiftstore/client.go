@@ -25,8 +25,8 @@ import (
 )
 
 const (
-	// waitForContinue is the size of a body, in bytes, from which on the server is
-	// asked whether it wants it: it may refuse because of a token or a quota.
+	// waitForContinue is the size in bytes from which a body is sent with "Expect:
+	// 100-continue", because the server may refuse it for a token or a quota.
 	waitForContinue = 1 << 20
 	// maxDrain is how much of a body that nobody wants is read, in bytes, to keep
 	// the connection.

@@ -1,15 +1,15 @@
 // Package swiftstore keeps objects in a container of OpenStack Swift.
 //
-// The object of key a/b/c is the Swift object <prefix>a/b/c. An upload of no more
-// than one chunk becomes one Swift object, sent when it is committed. A larger one
-// is stored in segments as its bytes come, and Commit puts a static large object
-// (SLO) under the key, a manifest that names the segments: nothing is copied, and
-// the manifest replaces atomically what was under the key.
+// The object of key a/b/c is the Swift object <prefix>a/b/c. An upload of no more than
+// one chunk becomes one Swift object, sent when it is committed. A larger upload is
+// stored in segments as its bytes come. Commit then puts a static large object (SLO)
+// under the key: a manifest that names the segments. Nothing is copied, and the manifest
+// atomically replaces what was under the key.
 //
 // # Names
 //
-// What belongs to the upload id lies in the same container, below
-// <prefix>slipway/segments/<id>/. Keys there are refused, and List leaves them out.
+// The objects of the upload id are in the same container, below
+// <prefix>slipway/segments/<id>/. Keys there are refused, and List omits them.
 //
 //	d<offset>-<tag>  a segment: the upload's bytes from offset. Never written
 //	                 twice with other bytes, since tag is random.
@@ -22,14 +22,14 @@
 //
 // # Which segments are alive
 //
-// The manifest under a key has the upload's id in its metadata, and key-0, key-1
-// and so on (Move adds one) tell the keys where such a manifest may be. So the
-// segments are alive as long as one of these keys has a manifest with that id.
-// Delete and Commit remove the object first and then, if nothing refers to them any
-// more, the old segments. A process that dies in between leaves them to
-// SweepUploads, and so do Put and the Commit of a small upload, which do not look at
-// what they replace. SweepUploads asks the same question of every upload that is old
-// enough, with two requests for each.
+// The manifest under a key has the upload's id in its metadata. The objects key-0, key-1
+// and so on (Move adds one) name the keys that may have such a manifest. So the segments
+// are alive as long as one of these keys has a manifest with that id. Delete and Commit
+// first remove the object and then the old segments, if nothing refers to these any more.
+// If a process dies in between, SweepUploads removes the segments. Put and the Commit of
+// a small upload leave the old segments to SweepUploads, too, because they do not examine
+// what they replace. SweepUploads checks every upload that is old enough, with two
+// requests for each.
 //
 // A Commit that got no answer may still have its effect later. Hence it leaves the
 // segments alone, and SweepUploads decides when they are old.
@@ -38,22 +38,22 @@
 //
 // Swift is eventually consistent. This package relies on the following:
 //
-//   - A GET or HEAD finds an object that was not there before its PUT succeeded,
-//     because a PUT answers 201 when a majority of the replicas is on disk, and a
-//     read asks all of them before it answers 404.
-//   - Listings lag behind. Nothing that matters is decided by a listing alone:
-//     Resume reads the state object, and liveness is asked of the objects. Only
-//     what the listing and the objects agree upon is swept.
-//   - An overwritten object may be read as it was before while its newer replicas
-//     are out of reach. Objects have keys that tell their content, and segments are
-//     never overwritten; where it would matter (state, manifests) the read asks for
-//     the newest replica.
+//   - A GET or HEAD finds a new object as soon as its PUT has succeeded. The reason is
+//     that a PUT answers 201 when a majority of the replicas is on disk, and a read asks
+//     all replicas before it answers 404.
+//   - Listings lag behind. Nothing that matters is decided by a listing alone: Resume
+//     reads the state object, and the objects themselves show which segments are alive. A
+//     sweep removes only segments that both the listing and the objects show as dead.
+//   - While the newer replicas of an overwritten object cannot be reached, a read may
+//     return the old object. This hardly matters: keys of objects name their content, and
+//     segments are never overwritten. For state and manifests, where it would matter, the
+//     read asks for the newest replica.
 //   - Swift checks "If-None-Match: *" before it reads the body, so of two
 //     conditional Puts to one key from two processes at the same moment both may
 //     succeed, and the later one stays. Within one process one of them wins.
 //
-// One upload must not be in use twice at the same time; the caller sees to that.
-// Should it happen all the same, each commit is made of its own segments.
+// The caller must not use an upload twice at the same time. If it happens nevertheless,
+// each commit has its own segments.
 package swiftstore
 
 import (
@@ -284,8 +284,8 @@ func (i *clusterInfo) digest() string {
 	return "sha1"
 }
 
-// info asks the cluster what it can do. A cluster that does not tell is taken to have
-// Swift's default settings.
+// info asks the cluster what it can do. A cluster that does not answer this is taken to
+// have Swift's default settings.
 func (s *Store) info(ctx context.Context) (*clusterInfo, error) {
 	info := &clusterInfo{}
 	resp, err := s.c.do(ctx, &request{method: http.MethodGet, info: true})
@@ -312,7 +312,7 @@ func (s *Store) info(ctx context.Context) (*clusterInfo, error) {
 	return info, nil
 }
 
-// Close releases the store's connections. Requests under way go on.
+// Close releases the store's connections. Requests under way continue.
 func (s *Store) Close() error {
 	if !s.closed.Swap(true) {
 		s.c.close()

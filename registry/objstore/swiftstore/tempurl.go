@@ -18,8 +18,9 @@ import (
 )
 
 const (
-	// keyAge is how long a key is used before the container is asked again. An operator
-	// may change the key. If two processes both set the first key, the later one wins.
+	// keyAge is how long a key is used before it is read again from the container. An
+	// operator may change the key. If two processes both set the first key, the later one
+	// wins.
 	keyAge = time.Minute
 	// freshKeyAge is keyAge for a key that this process has just set.
 	freshKeyAge = 2 * time.Second
@@ -82,7 +83,7 @@ func (k *tempKey) find(ctx context.Context, s *Store) error {
 	return nil
 }
 
-// get returns the current key, or the last known one if the server cannot be asked.
+// get returns the current key, or the last known key if the server cannot be reached.
 func (k *tempKey) get(ctx context.Context, s *Store) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()

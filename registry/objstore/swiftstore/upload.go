@@ -455,7 +455,7 @@ func (u *upload) commitLarge(ctx context.Context, key string) error {
 		return err
 	}
 	u.end()
-	// From here on the object is there. SweepUploads would find what is left behind.
+	// From here on the object exists. SweepUploads would find any segments that are left.
 	if u.kept {
 		_ = u.s.remove(clean, uploadDir(u.id)+stateName)
 	}
