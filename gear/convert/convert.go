@@ -32,7 +32,7 @@ type Sink interface {
 	// Put hands over a file that is missing. Files come in the order in which they first
 	// appear in the layer. From here on the sink owns the content, even if Put fails. It
 	// must release the content. The release must not wait for further calls, because the
-	// conversion may need the memory to go on.
+	// conversion may need the memory to continue.
 	Put(ctx context.Context, f gear.File, content Content) error
 }
 

@@ -15,10 +15,11 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// tree is a directory tree that is entered segment by segment, never through a symbolic link:
-// whatever the tree holds, no path leads out of it. (openat2 would do that too, but older kernels
-// and some sandboxes lack it, and one way is enough.) It keeps the directories above the last path
-// open, so that a walk in order opens each directory once. It is not for concurrent use.
+// tree is a directory tree that is entered segment by segment, never through a symbolic
+// link: whatever the tree holds, no path leads out of it. (openat2 could do that, too,
+// but older kernels and some sandboxes lack it.) It keeps the directories above the last
+// path open, so that a walk in order opens each directory once. It is not for concurrent
+// use.
 type tree struct {
 	name string // as given, for errors
 	open []openDir

@@ -40,9 +40,9 @@ type codec struct {
 // much. smallFile must not be more than zstd's block of 128 KiB.
 const smallFile = 128 << 10
 
-// middleFile is the size in bytes from which on a small content is compressed with the
-// best level. Before each content, that level copies the tables of the dictionary to its
-// own tables. The tables have 34 MB, so this takes milliseconds.
+// middleFile is the smallest size, in bytes, of a small content that is compressed with
+// the best level. Before each content, that level copies the tables of the dictionary to
+// its own tables. The tables have 34 MB, so this takes milliseconds.
 const middleFile = 8 << 10
 
 // newEncoder returns an encoder for pieces of up to window bytes, a power of two. It

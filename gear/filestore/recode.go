@@ -70,8 +70,8 @@ func (b *batchReader) room(it *entry) int {
 }
 
 // recode recompresses, without a dictionary, the contents whose dictionaries are not
-// sent. It closes the gaps that this leaves. A damaged content is left to be sent alone,
-// as it is.
+// sent. It closes the gaps that this leaves. A damaged content is later sent alone,
+// unchanged.
 func (b *batchReader) recode(ctx context.Context, w *window) {
 	if len(b.bare) == 0 || w.buf == nil {
 		return

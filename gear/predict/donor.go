@@ -69,8 +69,8 @@ const (
 	wholeShare = 0.8
 	// maxDonor is the maximum size of a decoded donor.
 	maxDonor = 16 << 20
-	// likely is the share of some files from which on a property of theirs is expected of
-	// others, too.
+	// likely is the share of files that must have a property before other files are
+	// expected to have it, too.
 	likely = 0.5
 )
 

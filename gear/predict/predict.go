@@ -2,7 +2,7 @@
 // nobody has started yet.
 //
 // A donor is an image that was started, with the files that it opened. A [Donor] holds
-// only what is needed of it, so that it outlives the image's manifest. The tree is the
+// only what predictions need, so that it outlives the image's manifest. The tree is the
 // tree of the image that is to be started. [Inherit] finds the donor's files in the tree:
 // by path, through symbolic links, without version numbers, and by content. [Complete]
 // adds what these files load: shared libraries, interpreters and imported modules. If

@@ -16,8 +16,8 @@ import (
 const (
 	// MaxFiles is the maximum number of files in a profile.
 	MaxFiles = 20_000
-	// MaxReports is the number of reports from which on all counts are halved when
-	// another report is merged. So a profile follows changes in how images are used.
+	// MaxReports is the number of reports at which all counts are halved when another
+	// report is merged. So a profile follows changes in how images are used.
 	MaxReports = 256
 	// leastCount is the count below which a file is forgotten: the count of one report
 	// that was halved more than twice, among at least MaxReports/2.

@@ -1,5 +1,5 @@
-// Package rebuild makes recipes. A recipe is a small record from which, with the contents
-// of its files, the exact bytes of a compressed layer are written again.
+// Package rebuild makes recipes. A recipe is a small record. Together with the contents
+// of a compressed layer's files it is enough to write the exact bytes of the layer again.
 //
 // A layer is a tar archive in a gzip stream. Besides the contents of its files, it
 // consists of the archive's [Skeleton] (headers, padding, order) and the choices of the

@@ -183,7 +183,7 @@ func (f *flight) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// wake tells the waiting readers that something has changed. mu is held.
+// wake informs the waiting readers that something has changed. mu is held.
 func (f *flight) wake() {
 	close(f.changed)
 	f.changed = make(chan struct{})
