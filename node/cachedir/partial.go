@@ -24,10 +24,11 @@ import (
 // yet.
 var ErrMissing = errors.New("chunk is not there yet")
 
-// Partial is a large file of which some chunks are there. All callers for the same file
-// share one Partial. A chunk counts only after its bytes were compared with its digest.
-// That happens when the chunk arrives. It happens again at the first use after a start,
-// because a crash may have lost a part of the chunk. A Partial may be used concurrently.
+// Partial is a large file of which only some chunks may be present. All callers for the
+// same file share one Partial. A chunk counts only after its bytes were compared with its
+// digest. That happens when the chunk arrives. It happens again at the first use after a
+// start, because a crash may have lost a part of the chunk. A Partial may be used
+// concurrently.
 type Partial struct {
 	d    *Dir
 	view ViewID
@@ -448,7 +449,7 @@ func (p *Partial) punch(i int) (n int, err error) {
 	return n, err
 }
 
-// lastRead returns the chunks that are there, except for chunk i, in the order in which
+// lastRead returns the chunks that are present, except for chunk i, in the order in which
 // to give them up: first those far ahead of i, then those behind it, and last those just
 // ahead, the farthest of them first. mu is held.
 func (p *Partial) lastRead(i int) (out []int) {

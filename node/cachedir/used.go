@@ -30,7 +30,7 @@ func (d *Dir) Observe(name gear.Name) {
 }
 
 // inMemory reports whether the page cache has any of a file. Before Linux 6.5 the kernel
-// cannot tell, and inMemory returns true.
+// cannot report this, and inMemory returns true.
 func inMemory(fd int) bool {
 	var all unix.CachestatRange
 	var st unix.Cachestat_t

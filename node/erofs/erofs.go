@@ -54,8 +54,8 @@ type Node struct {
 	// Parent is the index in the list of the node's directory.
 	Parent int32
 	// Link, if not 0, is the index of an earlier node of which this node is a further
-	// name (a hard link). That node is no directory and has Link 0 itself. All fields of
-	// this node but Name and Parent are then ignored.
+	// name (a hard link). The earlier node must not be a directory, and its Link must be
+	// 0. All fields of this node but Name and Parent are then ignored.
 	Link int32
 	// Mode is the type and the permission bits with setuid, setgid and sticky,
 	// as in stat(2).
@@ -128,10 +128,10 @@ type Room struct {
 }
 
 // WriteWithRoom writes the image of a tree that has contents, but not the contents
-// themselves: they belong after what it writes. contents holds the number of each node's
-// content, from 0 on. Several files may share a number. Nodes of other types have -1. A
-// file with -1 reads as zeros. Numbers should have no gaps. Errors are those of [Write].
-// It is also an error if files share a content and differ in size.
+// themselves. The caller writes them after the image. contents holds the number of each
+// node's content, from 0 on. Several files may share a number. Nodes of other types have
+// -1. A file with -1 reads as zeros. Numbers should have no gaps. Errors are those of
+// [Write]. It is also an error if files share a content and differ in size.
 func WriteWithRoom(w io.Writer, nodes []Node, contents []int32, opts *Options) (*Room, error) {
 	if opts == nil {
 		opts = &Options{}

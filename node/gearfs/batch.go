@@ -292,9 +292,9 @@ func (b *batch) storeLarge(fl *flight, r *meter) error {
 	return nil
 }
 
-// yield gives way to what somebody waits for: a background request pauses before its next
+// yield pauses a background request before its next file if somebody waits for another
 // file. It does not pause if somebody waits for one of its own files, or if no other
-// stream could bring what is waited for.
+// stream could fetch the awaited file.
 func (b *batch) yield(ctx context.Context) error {
 	if b.prio == inBackground && b.c.s.opts.Streams >= 2 {
 		if err := b.pause(ctx, func() bool { return b.c.urgent.Load() > 0 || time.Now().Before(b.c.restsAt()) }); err != nil {

@@ -69,8 +69,8 @@ const (
 	// fileTime is how long it takes to write a file (measured: node/gearfs/DESIGN.md).
 	fileTime = 50 * time.Microsecond
 	// eagerGain bounds how long an eager start may be expected to take, as a share of the
-	// time of a lazy start. Both times are estimates, and what an eager start fetches in
-	// vain delays what is opened.
+	// time of a lazy start. Both times are estimates, and an eager start may fetch files
+	// in vain, which delays the opened files.
 	eagerGain = 0.7
 	// eagerPrice is how many bytes may be fetched in vain for each second that an eager
 	// start is expected to save. Other starts share the line, the registry and the disk.

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// pace tells work that nobody waits for when others want the processors. Priorities
+// pace reports to work that nobody waits for when others need the processors. Priorities
 // cannot do that: they count only among the processes of one control group, and
 // containers are in others. But the kernel reports how long a thread was ready to run and
 // had no processor. The measured thread is the one that stores what arrives. Another

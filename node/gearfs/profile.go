@@ -21,9 +21,9 @@ const (
 	// profileWait bounds that request. firstWait bounds how long a start waits for it.
 	profileWait = 10 * time.Second
 	firstWait   = 2 * time.Second
-	// profileRetry is the pause before a registry that did not answer is asked again.
-	// noProfile is the pause for a registry that had no profile: the first start anywhere
-	// makes one.
+	// profileRetry is the pause before the next request to a registry that did not
+	// answer. noProfile is the pause for a registry that had no profile, because the
+	// first start on any node makes one.
 	profileRetry = 10 * time.Second
 	noProfile    = time.Minute
 	// leastRTT is the shortest time of a request over a network. If a source answers

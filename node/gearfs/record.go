@@ -370,8 +370,8 @@ func (s *Service) observeFrom(img *image, from int, more func() bool) (next int,
 	return next, err
 }
 
-// opened notes that the pool was asked for a file. Any container of the domain whose
-// image has the file may have opened it.
+// opened records that the pool got a request for a file. Any container of the domain
+// whose image has the file may have opened it.
 func (s *Service) opened(k fileKey) {
 	s.imagesMu.RLock()
 	defer s.imagesMu.RUnlock()

@@ -12,10 +12,10 @@
 // # Hand-over
 //
 // The connection lives as long as some process holds the descriptor of /dev/fuse.
-// Therefore a tiny [Holder] (or systemd) keeps the descriptor, and a worker serves it.
-// Killing the worker breaks nothing: node ids are a function of the digest, backing ids
-// and open files are in a state file on tmpfs, and the kernel resends the requests that
-// were not answered. See DESIGN.md, section "Pool".
+// Therefore a small process, the [Holder], or systemd keeps the descriptor, and a worker
+// serves it. Killing the worker breaks nothing: node ids are a function of the digest,
+// backing ids and open files are in a state file on tmpfs, and the kernel resends the
+// requests that were not answered. See DESIGN.md, section "Pool".
 //
 // # Guarantees
 //
@@ -28,8 +28,8 @@
 //
 // The process that serves a pool must not start a program that lies on the pool: between
 // fork and exec Go's runtime waits for the kernel, the kernel for the server, and the
-// server for the runtime. The process must not map a file of the pool. And it must not
-// open such a file with package os, which adds the file to Go's poller: the kernel then
-// sends the server a request while it holds the poller's lock, which every os.Open of the
+// server for the runtime. The process must not map a file of the pool. Nor may it open
+// such a file with package os, which adds the file to Go's poller: the kernel then sends
+// the server a request while it holds the poller's lock, which every os.Open of the
 // server needs. (This last restriction does not apply to a file seen through an overlay.)
 package poolfs

@@ -42,8 +42,8 @@ type HolderOptions struct {
 	// waits forever for an agent that cannot start. Files that the kernel reads itself
 	// keep working. The default is 60 s.
 	Bound time.Duration
-	// Grace is how long a worker may take to end after it was asked to, before it is
-	// killed. The default is 10 s.
+	// Grace is how long a worker may take to end after SIGTERM before it is killed. The
+	// default is 10 s.
 	Grace time.Duration
 	// Busy reports whether the mount is still in use. The holder does not end while Busy
 	// returns true. By default the mount is never busy.
@@ -66,8 +66,8 @@ type Holder struct {
 }
 
 // NewHolder returns a holder of dev. The caller still owns dev. If dev is nil, the holder
-// runs a worker that has no pool; [Inherited] tells the worker so. command returns the
-// command of a worker. Its program must not lie on the pool. It gets dev from
+// runs a worker that has no pool; the worker learns this from [Inherited]. command
+// returns the command of a worker. Its program must not lie on the pool. It gets dev from
 // [Inherited], serves until SIGTERM, and then exits. The holder adds the descriptor to
 // the command.
 func NewHolder(dev *os.File, command func() *exec.Cmd, o *HolderOptions) *Holder {
@@ -141,7 +141,7 @@ func (h *Holder) Gone() bool {
 	return err == nil && n > 0 && p[0].Revents&unix.POLLERR != 0
 }
 
-// busyPoll is how often a holder that was asked to end checks whether it may.
+// busyPoll is how often a holder that got a signal to end checks whether it may.
 const busyPoll = 500 * time.Millisecond
 
 // runWorker runs one worker until the worker ends.

@@ -62,7 +62,7 @@ type Options struct {
 	// Bound is how long an open or a read may wait without progress before it fails with
 	// EIO. The default is 60 s.
 	Bound time.Duration
-	// Drain is how long a server that was asked to stop waits for the requests that it is
+	// Drain is how long a server that is stopping waits for the requests that it is
 	// handling. It leaves the rest to the successor. The default is 2 s.
 	Drain time.Duration
 	// IdleBacking is how many files without users stay registered with the kernel for the

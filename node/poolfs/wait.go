@@ -23,8 +23,8 @@ type watch struct {
 
 type watchKey struct{}
 
-// Progress tells the pool that the work under ctx makes progress. It restarts the bound
-// on time without progress. ctx is a context that the pool passed to a [Backend] or
+// Progress reports to the pool that the work under ctx makes progress. It restarts the
+// bound on time without progress. ctx is a context that the pool passed to a [Backend] or
 // [Content]. For any other context, Progress does nothing. Call it when bytes arrive.
 func Progress(ctx context.Context) {
 	if w, ok := ctx.Value(watchKey{}).(*watch); ok && ctx.Err() == nil {

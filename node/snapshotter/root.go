@@ -17,12 +17,12 @@ import (
 	"example.org/slipway/internal/durable"
 )
 
-// Rooter is a Lower that can also give containers complete, writable root file systems of
-// their own, in place of an overlay over a shared tree.
+// Rooter is a Lower that can also give each container a complete, writable root file
+// system, in place of an overlay over a shared tree.
 //
 // The key of a root consists of the key and the number of its snapshot. No two snapshots
-// ever have the same. Methods may run concurrently for different keys, but not for the
-// same key.
+// ever have the same key. Methods may run concurrently for different keys, but not for
+// the same key.
 type Rooter interface {
 	// Roots reports whether a container that is created now on a claimed chain gets its
 	// own root. It must be fast. The decision is final for the container, even if Roots

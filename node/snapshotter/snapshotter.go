@@ -236,8 +236,8 @@ func (s *Snapshotter) Walk(ctx context.Context, fn snapshots.WalkFunc, filters .
 }
 
 // Usage returns the disk usage of a snapshot without the snapshots below it. The usage of
-// an active snapshot is counted now, that of a committed one is recorded, and that of a
-// claimed one comes from Lower.
+// an active snapshot is counted now. The usage of a committed snapshot is recorded, and
+// Lower returns the usage of a claimed one.
 func (s *Snapshotter) Usage(ctx context.Context, key string) (snapshots.Usage, error) {
 	id, info, usage, err := s.get(ctx, key)
 	switch {
