@@ -67,7 +67,7 @@ type Error struct {
 	// Status overrides the code's HTTP status when it is not 0 (413 for an
 	// oversized manifest, 507 for a full disk).
 	Status int
-	// Message tells a person what is wrong and what to do.
+	// Message says what is wrong and what to do, for a person.
 	Message string
 	// Detail is optional structured data for the error body.
 	Detail any

@@ -240,8 +240,9 @@ func IsForReading(ctx context.Context) bool { return ctx.Value(readingKey{}) != 
 
 type pushingKey struct{}
 
-// ForPushing returns a context for questions of a client that may push. Such a client skips
-// what it is told exists, so an image that has lost a part must count as absent.
+// ForPushing returns a context for questions of a client that may push. Such a client
+// does not push what the registry says exists, so an image that has lost a part must
+// count as absent.
 func ForPushing(ctx context.Context) context.Context {
 	return context.WithValue(ctx, pushingKey{}, true)
 }

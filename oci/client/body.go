@@ -68,8 +68,8 @@ func (b *body) attach(req *http.Request) error {
 	return nil
 }
 
-// stop ends the current turn. After the request was answered, net/http may go on reading
-// the body, although the caller may use the source again.
+// stop ends the current turn. After the request was answered, net/http may continue to
+// read the body, although the caller may use the source again.
 func (b *body) stop() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 )
 
 // AcceptManifests is the Accept header of a request for a manifest. It lists the known
-// types, and then accepts any type, because artifacts may have types of their own.
+// types, and then accepts any type, because artifacts may have other types.
 const AcceptManifests = oci.MediaTypeOCIManifest + ", " + oci.MediaTypeOCIIndex + ", " +
 	oci.MediaTypeDockerManifest + ", " + oci.MediaTypeDockerIndex + ", " +
 	MediaTypeOCIArtifact + ", " +

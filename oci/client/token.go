@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// MaxTokenAnswer bounds the bytes of a token service's answer. Those of Docker Hub
+	// MaxTokenAnswer bounds the bytes of a token service's answer. Docker Hub's answers
 	// have 5 KiB.
 	MaxTokenAnswer = 128 << 10
 	// LongestToken bounds the lifetime that a token service may give a token.

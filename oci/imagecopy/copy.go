@@ -41,8 +41,8 @@ type Options struct {
 	Referrers bool
 	// Parallel is how many blobs of a manifest are copied at once. 0 means 4.
 	Parallel int
-	// ContinueOnError says that the copy goes on with the next reference after an error.
-	// At the end all errors are returned, joined.
+	// ContinueOnError says that the copy continues with the next reference after an
+	// error. At the end all errors are returned, joined.
 	ContinueOnError bool
 	// Check, if not nil, checks contents that the destination may have and returns those
 	// that are damaged. From then on the destination must report damaged contents as

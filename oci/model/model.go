@@ -29,8 +29,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// ownLayer is the size from which on a file has a layer of its own, in bytes. For smaller
-// files, a request for a layer costs more than another version would save.
+// ownLayer is the smallest size, in bytes, of a file that gets a separate layer. For
+// smaller files, a request for a layer costs more than another version would save.
 const ownLayer = 16 << 20
 
 // Model is the files of a model, in the order of their paths.
