@@ -1,12 +1,11 @@
 // Package chart draws figures as SVG: lines, cumulative distributions, scatters
 // with bands, bars and columns.
 //
-// A picture has everything a reader needs: a title, axes with their units, ticks
-// at round numbers and a legend. Its colours can be told apart by people who see
-// few, series differ by their dashes too, and a viewer who prefers a dark screen
-// gets a dark picture. Screen readers find a title and a description. All text is
-// escaped, whatever it holds; what is no number is left out; a picture without
-// data says so.
+// A picture has everything a reader needs: a title, axes with their units, ticks at round
+// numbers and a legend. Colour-blind people can distinguish its colours. Series also
+// differ by their dashes, and a viewer who prefers a dark screen gets a dark picture.
+// Screen readers find a title and a description. All text is escaped. Values that are not
+// numbers are left out, and a picture without data says so.
 package chart
 
 import (
@@ -77,8 +76,9 @@ const (
 	titleWidth = 8.6
 )
 
-// colours returns the colours of the series for a light and a dark background: those of
-// Okabe and Ito, made darker or lighter until each has a contrast of 3 to its background.
+// colours returns the colours of the series for a light and a dark background. They are
+// the colours of Okabe and Ito, made darker or lighter until each has a contrast of 3 to
+// its background.
 func colours() (light, dark [8]string) {
 	return [8]string{"#0072b2", "#c8500a", "#00805d", "#a6508b", "#8a6500", "#2b8cc4", "#4d4d4d", "#7a3fb0"},
 		[8]string{"#5fb4ee", "#ff8f4f", "#2fc79a", "#eba3d0", "#eec04a", "#a5dcff", "#c8ccd1", "#bd9bf0"}

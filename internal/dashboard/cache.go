@@ -1,7 +1,7 @@
 package dashboard
 
-// cacheBoard is of the tiers that hold blobs near, of what fills them ahead, and of the
-// object store behind.
+// cacheBoard shows the tiers of the blob cache, prefetching, and the object store behind
+// them.
 func cacheBoard() *Board {
 	l := newBoard("slipway-cache", "Slipway cache and prefetch", "The caches of blobs in RAM and on SSD, layers fetched ahead, and the object store behind them.",
 		jobChoice("instance", "Registry", serverJob))

@@ -1,7 +1,7 @@
 package dashboard
 
-// gearBoard is of the conversion to Gear at the registry, and of the agents that start
-// containers from it.
+// gearBoard shows the conversion to Gear at the registry, and the agents that start
+// containers from Gear images.
 func gearBoard() *Board {
 	l := newBoard("slipway-gear", "Slipway Gear and agents", "Layers converted at the registry, and the nodes that start containers from them.",
 		jobChoice("instance", "Registry", serverJob), jobChoice("node", "Node", agentJob))

@@ -1,6 +1,6 @@
 package dashboard
 
-// mirrorBoard is of the upstreams that the registry pulls through.
+// mirrorBoard shows the upstreams that the registry mirrors.
 func mirrorBoard() *Board {
 	l := newBoard("slipway-mirrors", "Slipway mirrors", "What is pulled through from other registries, and how they answer.",
 		jobChoice("instance", "Registry", serverJob),

@@ -1,6 +1,6 @@
 package dashboard
 
-// replayBoard is of a running slipway trace replay.
+// replayBoard shows a running slipway trace replay.
 func replayBoard() *Board {
 	l := newBoard("slipway-replay", "Slipway replay", "A trace that is replayed: what is sent, how it is answered, and whether the generator keeps up. The result's files have the exact figures.",
 		jobChoice("instance", "Replay", replayJob))

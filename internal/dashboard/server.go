@@ -1,6 +1,6 @@
 package dashboard
 
-// serverBoard is of the registry as its clients see it, and of the process.
+// serverBoard shows the registry as its clients see it, and the process.
 func serverBoard() *Board {
 	l := newBoard("slipway-server", "Slipway server", "What clients ask of the registry, how fast it answers, and how the process is.",
 		jobChoice("instance", "Registry", serverJob))

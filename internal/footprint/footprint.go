@@ -1,9 +1,10 @@
 // Package footprint keeps the resident memory of a process that has little to do small.
 //
-// Go keeps garbage until the heap has doubled, and gives back what it has freed over
-// minutes; and of an executable that was read while it started, packages initialised
-// and rare work done once, all pages count that the kernel mapped beside those that
-// were touched. Both are most of what a quiet process of this project takes.
+// Two things make up most of the memory of a quiet process of this project. Go keeps
+// garbage until the heap has doubled, and returns freed memory only over minutes. And
+// pages of the executable that were read at the start, while packages were initialised,
+// and for rare work stay resident, together with the pages beside them that the kernel
+// mapped.
 package footprint
 
 import (
@@ -88,14 +89,13 @@ func Trim() {
 	DropExecutable()
 }
 
-// DropExecutable unmaps the pages of the executable that were read so far. They
-// stay in the page cache, and those in use come back with a minor fault each (16
-// pages a fault, under a millisecond in all); the rest is what package
-// initialisation and rare work touched once. Only read-only mappings are
-// dropped that nobody has written to, where nothing can be lost: what the dynamic
-// linker writes before it takes the right to write away (RELRO) would come back as
-// it is in the file, without the addresses of functions. Such a page counts as
-// anonymous, or as swap once it lies there.
+// DropExecutable unmaps the pages of the executable that were read so far. They stay in
+// the page cache. Pages in use come back with minor faults (16 pages a fault, under a
+// millisecond in all). The others were touched only once, by package initialisation and
+// rare work. DropExecutable drops only read-only mappings that were never written to, so
+// nothing can be lost. The dynamic linker writes addresses of functions into some pages
+// before it makes them read-only (RELRO). Such a page would come back as it is in the
+// file, without the addresses. It counts as anonymous, or as swap if it was swapped out.
 func DropExecutable() {
 	exe, err := os.Readlink("/proc/self/exe")
 	if err != nil {
@@ -111,10 +111,10 @@ func DropExecutable() {
 	})
 }
 
-// unwritten finds the mappings of an executable in a list of a process's mappings
-// (/proc/PID/smaps) that cannot be written and never were. They lie beside each other, and
-// it reads no further: the kernel counts the pages of each mapping that it is asked for,
-// and those of the heap are many.
+// unwritten finds the mappings of an executable that cannot be written and never were, in
+// a list of a process's mappings (/proc/PID/smaps). They are adjacent, and it does not
+// read beyond them, because the kernel counts the pages of each mapping that is read, and
+// the heap has many.
 func unwritten(smaps io.Reader, exe string, found func(start, end uint64)) {
 	var at []string // the mapping that the lines are of; nil: not to be found
 	var clean bool  // it has no anonymous page in memory

@@ -82,8 +82,8 @@ func (a Admission) MarshalText() ([]byte, error) { return []byte(a.String()), ni
 type TwoLevelOptions struct {
 	// Now is the clock for pins and the write budget. Both need it.
 	Now func() time.Time
-	// Split is the size in bytes from which on a content never goes into memory. Default
-	// 0: contents that are not larger than memory go there. FAST'18 has 100 MiB.
+	// Split is the size in bytes at and above which a content never goes into memory.
+	// Default 0: contents that are not larger than memory go there. FAST'18 has 100 MiB.
 	Split int64
 	// Admission says what may be written to the SSD.
 	Admission Admission

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// These prefixes tell the journal the priority of a line; see sd-daemon(3).
+// These prefixes give the journal the priority of a line; see sd-daemon(3).
 const (
 	errPrefix     = "<3>"
 	warningPrefix = "<4>"

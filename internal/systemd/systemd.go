@@ -31,10 +31,10 @@ func Notify(message string) {
 	_, _ = daemon.SdNotify(false, message)
 }
 
-// FeedWatchdog tells systemd that this process is alive, three times per WatchdogSec= of
-// the unit, until stop is called. It does nothing if WatchdogSec= is not set. A process
-// that is stopped, or that gets no CPU time for that long, sends no message. systemd then
-// ends it and starts it again.
+// FeedWatchdog reports to systemd that this process is alive, three times per
+// WatchdogSec= of the unit, until stop is called. It does nothing if WatchdogSec= is not
+// set. A process that is stopped, or that gets no CPU time for that long, sends no
+// message. systemd then ends it and starts it again.
 func FeedWatchdog(log *slog.Logger) (stop func()) {
 	limit, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
