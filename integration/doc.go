@@ -3,15 +3,16 @@
 // skopeo, buildah, crane, regctl, helm), and with faults (kill -9, power cuts,
 // full disks, disks that fail, clients that lie, hang or disappear).
 //
-// What Gear makes of images is compared with what others unpack: containerd,
-// umoci and tar (gear_oracle_test.go), and the overlay that a commit was made of.
+// The trees that Gear makes of images are compared with the trees that others unpack:
+// containerd, umoci and tar (gear_oracle_test.go), and the overlay that a commit was made
+// of.
 //
-// Everything here talks to a real server process on a loopback port with a
-// root directory of its own. The package shares no code with the product, so
-// that a mistake in the product's idea of the protocol cannot hide itself.
+// Everything here talks to a real server process on a loopback port with a separate root
+// directory. The package shares no code with the product, so that a mistake in the
+// product's idea of the protocol cannot hide itself.
 //
-// scripts/setup.sh test installs what the tests run; a test whose tool is
-// absent skips with the reason, and scripts/test.sh fails on every skip that
+// scripts/setup.sh test installs what the tests run; a test whose tool is absent is
+// skipped with the reason, and scripts/test.sh fails on every skip that
 // expected-skips.txt does not list.
 //
 // Environment:

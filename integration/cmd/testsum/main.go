@@ -13,9 +13,9 @@
 // followed by " ## " and why the skip is right. The environment variable SLIPWAY_ALLOW_SKIP names
 // further tools whose absence is accepted, separated by commas or spaces.
 //
-// A line before and a line after each run tell the runs apart. The second one has the exit status
-// of go test. A package that several kinds of run test counts in each of them, and a test that one
-// kind skips and another runs is not skipped:
+// A line before and a line after each run separate the runs. The second line has the exit
+// status of go test. A package that several kinds of run test counts in each of them, and
+// a test that one kind skips and another runs is not skipped:
 //
 //	{"Action":"begin","Output":"KIND"}
 //	{"Action":"end","Output":"0"}

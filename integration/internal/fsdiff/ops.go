@@ -518,7 +518,7 @@ func otherOps() []operation {
 		}),
 		// An overlay identifies a lower file that has several names by a number that it
 		// keeps only in memory. When the kernel reclaims that memory, or a full cache
-		// requests that, the file becomes a different file that nobody watches. The
+		// makes it do so, the file becomes a different file that nobody watches. The
 		// operation "watch-linked" watches such files.
 		simple("watch", 1, func(t *tree, p string) (any, error) {
 			var st unix.Stat_t

@@ -2,9 +2,9 @@
 // ledger of what the registry acknowledged. After a fault it checks the registry against
 // the ledger.
 //
-// The rule is the one on which users rely. What was acknowledged is there, with every
-// byte. What was acknowledged as deleted is gone. What was under way has either happened
-// completely or not at all.
+// The rule is the one on which users rely. Every acknowledged push is present, with every
+// byte. Every acknowledged deletion is in effect. An operation under way has either
+// happened completely or not at all.
 package workload
 
 import (
@@ -22,14 +22,14 @@ import (
 // absent is the value of a cell whose content does not exist.
 const absent = ""
 
-// cell is a thing that a registry can be asked for: a blob, or a manifest by tag or by
+// cell is something that a registry can return: a blob, or a manifest by tag or by
 // digest. Its value is the digest of its content.
 type cell struct {
 	blob      bool
 	repo, ref string
 	sizeBytes int64 // only for a blob
 
-	// history holds every value that the cell was told to take, in order. acked is the
+	// history holds every value that was written to the cell, in order. acked is the
 	// index of the last acknowledged value. The value in the registry must be
 	// history[acked] or a later one.
 	history []string
