@@ -108,7 +108,7 @@ func (b *bench) deploy(ctx context.Context, im *corpus.Image, d *Deployment) (er
 	return errors.Join(err, d.asWanted(ctx, b, im, nodes))
 }
 
-// asWanted returns an error unless the image came in the way that is measured.
+// asWanted returns an error unless the image was deployed in the mode that is measured.
 func (d *Deployment) asWanted(ctx context.Context, b *bench, im *corpus.Image, nodes []*ctrnode.Node) error {
 	if d.Way == ctrnode.Plain {
 		return nil

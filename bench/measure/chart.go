@@ -24,7 +24,8 @@ type Series struct {
 	Points []Spread
 }
 
-// colour returns a colour that colour-blind people can tell from the others (Okabe and Ito).
+// colour returns a colour that colour-blind people can distinguish from the others (Okabe
+// and Ito).
 func colour(i int) string {
 	list := [...]string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"}
 	return list[i%len(list)]

@@ -11,8 +11,8 @@ import (
 type Crowded struct {
 	Clients int   `json:"clients"`
 	Size    int64 `json:"size"`
-	// Reads is how often the source behind the server was asked for the thing. ReadBytes
-	// is how many bytes of it the source sent.
+	// Reads is how often the server requested the object from its source. ReadBytes is
+	// how many bytes of it the source sent.
 	Reads     int64 `json:"reads"`
 	ReadBytes int64 `json:"read_bytes"`
 	// First holds the times to each client's first byte, and All the times to the last

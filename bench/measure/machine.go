@@ -21,8 +21,8 @@ type Machine struct {
 	Go   string `json:"go"`
 }
 
-// ThisMachine describes the machine and the disk below dir. It reports what it cannot
-// find out as "unknown", because a missing description is no reason to fail.
+// ThisMachine describes the machine and the disk below dir. It reports "unknown" for what
+// it cannot find out, because a missing description is not a reason to fail.
 func ThisMachine(dir string) Machine {
 	m := Machine{CPU: "unknown", Cores: runtime.NumCPU(), Kernel: "unknown", OS: "unknown", Disk: "unknown", Go: runtime.Version()}
 	if v, ok := field("/proc/cpuinfo", "model name", ":"); ok {

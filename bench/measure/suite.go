@@ -11,7 +11,7 @@ import (
 	"syscall"
 )
 
-// Suite is a part of the benchmark program that has a command line of its own.
+// Suite is a part of the benchmark program with its own command line.
 type Suite struct {
 	Name, About string
 	// Run reads the suite's command line and measures. It reports whether all is well.

@@ -155,7 +155,7 @@ func writeFile(path string, c measure.Content) error {
 	return f.Close()
 }
 
-// hitServer is a server that is asked for the same blob again and again.
+// hitServer is a server that gets requests for the same blob again and again.
 type hitServer struct {
 	*server               // nil for nginx
 	web     *rival.Server // nil for a registry
