@@ -58,7 +58,8 @@ func (v *validator) proxyValues(p *Proxy) {
 	v.mappings(p.Mappings, names)
 }
 
-// keepsForGood refuses removals of content that no upstream would be asked for again.
+// keepsForGood refuses settings that remove content which would not be fetched again from
+// any upstream.
 func (v *validator) keepsForGood(p *Proxy) {
 	const reason = "cannot be used with %s, which removes images: they could not be fetched again; leave it out and use slipway mirror prune"
 	for _, limit := range []struct {

@@ -18,7 +18,8 @@ import (
 	"example.org/slipway/workload/replay/result"
 )
 
-// hours returns a trace of pings an hour apart. In a closed loop its times must not show.
+// hours returns a trace of pings an hour apart. In a closed loop the times of the trace
+// must not have an effect.
 func hours(n int) []request { return pings(n, 3_600_000) }
 
 // wantNow checks that the samples of a closed loop lasted for seconds, not for the hours

@@ -9,8 +9,8 @@ import (
 )
 
 // TestReplayCredentials checks that the targets of a replay get the credentials in
-// Docker's configuration, under each name that docker, podman and their helpers store
-// them.
+// Docker's configuration. docker, podman and their helpers store these under several
+// names.
 func TestReplayCredentials(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("DOCKER_CONFIG", dir)

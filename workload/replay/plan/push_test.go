@@ -176,8 +176,9 @@ func checkNamed(t *testing.T, body []byte, there map[string]int64) {
 	}
 }
 
-// TestManifestsAlone plans traces that have PUTs of manifests by digest and not what these name, in
-// any order and again. Each could be an index of those before it, but none may be one of itself.
+// TestManifestsAlone plans traces that have PUTs of manifests by digest, in any order and
+// repeated, but lack the contents that the manifests name. Each could be an index of
+// those before it, but none may be one of itself.
 func TestManifestsAlone(t *testing.T) {
 	put := func(ms int64, n int) request {
 		return request{ms, "p", "PUT", "v2/a/manifests/" + digest(n), 201, 400}

@@ -26,7 +26,8 @@ const (
 	maxDepth = 8
 )
 
-// Get returns the value of the first of the names that the line has with a non-empty value.
+// Get returns the first non-empty value that the line has under one of the names, in the
+// order of the names.
 func (p *Pairs) Get(names ...string) string {
 	for _, name := range names {
 		for i := range p.names {
