@@ -147,7 +147,7 @@ func (e *Equality) Head() string { return e.Run.Head() }
 
 // About says what was done.
 func (e *Equality) About() string {
-	return "Each image is pushed, built as a chain of ext4 clones and as one EROFS volume, and pulled by three nodes: plainly, with volumes in local mode and in network mode. What a container would see is compared with the overlay of the plain pull: names, contents, links, owners, modes, times, devices, extended attributes. Left out are the time of the root directory, which is that of unpacking where no layer describes it, and ext4's own `lost+found`."
+	return "Each image is pushed, built as a chain of ext4 clones and as one EROFS volume, and pulled by three nodes: plainly, with volumes in local mode and in network mode. What a container would see is compared with the overlay of the plain pull: names, contents, links, owners, modes, times, devices, extended attributes. Two things are left out: the time of the root directory, which is the time of unpacking if no layer describes it, and ext4's own `lost+found`."
 }
 
 // Targets returns the target that there are no differences.

@@ -122,7 +122,7 @@ func (s *Series) Head() string { return s.Run.Head() }
 
 // About says what was done.
 func (s *Series) About() string {
-	return fmt.Sprintf("Up to %d versions of each series are built as ext4 chains in one registry, and each version in a registry and a namespace of its own. Stored is what the OSD's store has more than before (`bluestore_stored`), metadata of the images with it.", mostVersions)
+	return fmt.Sprintf("Up to %d versions of each series are built as ext4 chains in one registry, and each version also in a separate registry and namespace. \"Stored\" is by how much the OSD's store has grown (`bluestore_stored`), including metadata of the images.", mostVersions)
 }
 
 // Targets returns the target that the versions together take 0.6 times the space.

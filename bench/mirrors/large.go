@@ -248,7 +248,7 @@ func (x *Large) Head() string { return x.Run.Head() }
 
 // About says what was done.
 func (x *Large) About() string {
-	return fmt.Sprintf("A client downloads a layer of %d MiB from the upstream and through a Slipway that has nothing, in turn; the manifest was fetched before, over the same connection, as every pull begins with it. The client counts bytes and hashes nothing. On the loopback the upstream, Slipway and the client share the processors, and a second copy of the bytes takes its part of them; the other link is as wide as a network card of 1 Gbit/s.", x.Size>>20)
+	return fmt.Sprintf("A client downloads a layer of %d MiB from the upstream and through a Slipway that has nothing, in turn; the manifest was fetched before, over the same connection, because every pull begins with it. The client counts bytes and hashes nothing. On the loopback the upstream, Slipway and the client share the processors, and a second copy of the bytes takes a part of them; the other link is as wide as a network card of 1 Gbit/s.", x.Size>>20)
 }
 
 // Targets returns the project's targets.

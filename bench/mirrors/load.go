@@ -238,7 +238,7 @@ func (l *Load) Head() string {
 
 // About says what was done.
 func (l *Load) About() string {
-	return "The load test of Ociregistry: each puller pulls the images of its own batch over and over, and every byte is checked against its digest. Cached: everything was pulled once before. Pull-through: after each pass a puller prunes its batch by one call, as each mirror's own command does, so that every pull goes to the upstream. A fresh mirror for each ramp, the mirrors in turn. CPU is that of the mirror's process; upstream, mirror and driver share the machine."
+	return "This is the load test of Ociregistry: each puller pulls the images of its own batch again and again, and every byte is checked against its digest. \"Cached\" means that everything was pulled once before. With \"pull-through\", a puller prunes its batch after each pass by one call, as each mirror's own command does, so that every pull reaches the upstream. Each ramp has a fresh mirror, and the mirrors take turns. CPU is the mirror's process alone; upstream, mirror and driver share the machine."
 }
 
 // figures returns the figures of a server in a mode, by round.

@@ -65,7 +65,7 @@ func scenarios() []*scenario {
 		{
 			name: "head", title: "HEAD of a manifest by tag", serving: true, servers: readers, run: runHead,
 			about: "HEAD of a manifest by tag with 10 clients: of many repositories with one tag each, and of repositories with few and with many tags, " +
-				"each tag with a manifest of its own. Every tag was asked for once before, and all were stored before the first was measured. Registries that take long to store tags get 1,000 at most.",
+				"each tag with its own manifest. All tags were stored before the first measurement, and every tag was requested once before. Registries that take long to store tags get 1,000 at most.",
 			main: cpuMs, more: []metric{perSecond, p50, p99, rssMB},
 		},
 		{
@@ -101,7 +101,7 @@ func scenarios() []*scenario {
 		},
 		{
 			name: "gc", title: "Garbage collection", servers: []string{nameSlipway}, run: runGC,
-			about: "Collection of 100 pushed blobs of 32 KiB that no manifest names, in stores of two sizes of which every tenth blob is a file and the others lie in the catalogue. Seconds are as `slipway gc` reports them.",
+			about: "Collection of 100 pushed blobs of 32 KiB that no manifest names, in stores of two sizes. Every tenth blob is a file, and the others are in the catalogue. Seconds are as `slipway gc` reports them.",
 			main:  seconds, more: []metric{cpuMs, rssMB},
 		},
 	}

@@ -111,7 +111,7 @@ func (c *Crowd) Head() string { return c.Run.Head() }
 
 // About says what was done.
 func (c *Crowd) About() string {
-	return fmt.Sprintf("%d clients ask at once for one layer of %s that no tier holds: neither memory, where it has no room, nor the SSD. The store is versitygw, %.0f ms away, behind a proxy that counts what is read. The clients are connected before. Memory is the largest resident set of the registry since its start, less that before they ask.", c.Clients, binary(c.Size), storeRTT.Seconds()*1e3)
+	return fmt.Sprintf("%d clients ask at once for one layer of %s that no tier holds: memory has no room for it, and it is not on the SSD. The store is versitygw, %.0f ms away, behind a proxy that counts what is read. The clients are connected before. Memory is the largest resident set of the registry since its start, less its size before the requests.", c.Clients, binary(c.Size), storeRTT.Seconds()*1e3)
 }
 
 // Targets returns three targets: one read, first bytes that are close to each other, and

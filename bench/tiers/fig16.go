@@ -292,7 +292,7 @@ func (f *Fig16) Title() string { return "Latency against layer size: Figure 16 o
 // About says what was done.
 func (f *Fig16) About() string {
 	return fmt.Sprintf("%d requests of a synthetic dal are replayed to a registry, with layers of %s times their size: each GET as one of a blob (level L0), %d at a time and without pauses, after everything was put in place. "+
-		"Times are from sending a request to the last byte, a redirect included. There is no cache but in RAM + Swift, where a first pass of the same requests has filled it. Contents of up to 16 KiB are in the registry's catalogue and in no object store, whatever the driver; they are shown, and left out of the comparison of small layers.",
+		"Times are from sending a request to the last byte, a redirect included. Only RAM + Swift has a cache, which a first pass of the same requests has filled. Contents of up to 16 KiB are in the registry's catalogue and in no object store, whatever the driver; they are shown, and left out of the comparison of small layers.",
 		f.Requests, f.Scale, f.AtOnce)
 }
 

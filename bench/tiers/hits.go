@@ -274,7 +274,7 @@ func (x *Hits) Head() string { return x.Run.Head() }
 
 // About says what was done.
 func (x *Hits) About() string {
-	return fmt.Sprintf("%d clients ask for one blob again and again, and count its bytes. Hits in memory stand beside a registry whose storage is memory (`storage.inmemory`), hits on the SSD beside nginx, which sends the same bytes from a file. "+
+	return fmt.Sprintf("%d clients ask for one blob again and again, and count its bytes. Hits in memory are compared with a registry whose storage is memory (`storage.inmemory`), and hits on the SSD with nginx, which sends the same bytes from a file. "+
 		"Both are asked in turn, in each round in the other order; ratios are of rounds. The registry's own counters tell that all were hits.", hitClients)
 }
 

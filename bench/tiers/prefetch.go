@@ -281,8 +281,8 @@ func (x *Prefetch) Head() string { return x.Run.Head() }
 
 // About says what was done.
 func (x *Prefetch) About() string {
-	return fmt.Sprintf("%d requests of an afternoon of a synthetic fra are replayed as pulls and pushes (level L2), %s as fast as they were between pulls, with the times within a pull as they were (--keep-gaps), and with layers of %s times their size, to a registry whose store is %.0f ms away; its cache (memory alone) is empty at first. Each mode has a bucket of its own in each round, and the same requests; figures are of all rounds together. "+
-		"Every seventh layer stands alone, without a manifest before it; in dal, two of three do. Latency is that of GETs of layers that are objects, from sending. Precision is used / fetched; wasted is what nobody had asked for when the replay ended.", x.Requests, x.Speed, x.Scale, x.RTT)
+	return fmt.Sprintf("%d requests of an afternoon of a synthetic fra are replayed as pulls and pushes (level L2), %s as fast as they were between pulls, with the times within a pull as they were (--keep-gaps), and with layers of %s times their size, to a registry whose store is %.0f ms away; its cache (memory alone) is empty at first. Each mode has a separate bucket in each round, and the same requests. Figures cover all rounds together. "+
+		"Every seventh layer stands alone, without a manifest before it; in dal, two of three do. Latency is measured from sending, for GETs of layers that are objects. Precision is used / fetched. \"Wasted\" is what no client had requested when the replay ended.", x.Requests, x.Speed, x.Scale, x.RTT)
 }
 
 // Targets returns the targets of the manifest prefetcher.

@@ -158,7 +158,7 @@ func (x *Start) Head() string {
 
 // About says what was done.
 func (x *Start) About() string {
-	return fmt.Sprintf("A registry is started on a bucket of versitygw with %d blobs, each an object, with a catalogue on the local disk that knows them all, and asked until `/readyz` says yes: time from the start of the process. Then it is asked for one of the blobs. Rows and objects are made by the program, the rows through package catalog.", x.Blobs)
+	return fmt.Sprintf("A registry is started on a bucket of versitygw with %d blobs, each an object, with a catalogue on the local disk that knows them all, and `/readyz` is requested until it says yes. The time counts from the start of the process. Then one of the blobs is requested. The program makes the rows and objects, the rows through package catalog.", x.Blobs)
 }
 
 // Targets returns the target of a start within two seconds.

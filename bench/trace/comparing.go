@@ -217,7 +217,7 @@ func (c *Compare) About() string {
 		page = fmt.Sprintf(" Its page, with plots, is kept as `%s` beside the raw figures.", c.Page)
 	}
 	return fmt.Sprintf("%d min of an afternoon of a synthetic dal are replayed at level L1, %d times as fast as they were, with layers of %s times their size, by one command: to one registry after the other.%s "+
-		"Latencies are from the intended time. CPU is that of the server in all, with what was put in place before and the time in which it was not asked. Ratios are to the first, with intervals of 95 %%.",
+		"Latencies are from the intended time. CPU is the server's in all, including the content put in place before and the time without requests. Ratios are to the first, with intervals of 95 %%.",
 		c.Minutes, c.Speed, compareScale, page)
 }
 

@@ -163,7 +163,7 @@ func (s *Simulate) Head() string {
 
 // About says what was done.
 func (s *Simulate) About() string {
-	return "Each policy is run on one core with one size (6 % of the footprint) and with five (2, 4, 6, 8 and 10 %); the CPU time that the other four took more, divided by their requests, is what a request costs, without reading the store."
+	return "Each policy is run on one core with one size (6 % of the footprint) and with five (2, 4, 6, 8 and 10 %); the additional CPU time, divided by the requests of the other four, is the cost of a request without reading the store."
 }
 
 // Targets returns no targets.

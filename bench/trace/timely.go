@@ -143,7 +143,7 @@ func (t *Timely) Head() string { return t.Run.Head() }
 
 // About says what was done.
 func (t *Timely) About() string {
-	return fmt.Sprintf("%d requests, 1 ms apart, are replayed as recorded to a server in this program that answers at once; it shares the machine with the replay. Lag is the time between when a request should leave and when it did.", t.Requests)
+	return fmt.Sprintf("%d requests, 1 ms apart, are replayed as recorded to a server in this program that answers at once; it shares the machine with the replay. Lag is the time from when a request should leave to when it left.", t.Requests)
 }
 
 // Targets returns what is promised.
