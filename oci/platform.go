@@ -69,8 +69,8 @@ func (p Platform) variant() string {
 	return ""
 }
 
-// Matches reports whether an image for have will do if p is wanted, and whether it is for
-// exactly that variant.
+// Matches reports whether an image for have can be used if p is wanted, and whether it is
+// for exactly that variant.
 func (p Platform) Matches(have Platform) (will, exact bool) {
 	exact = p.variant() == have.variant()
 	return p.OS == have.OS && p.Architecture == have.Architecture && (p.Variant == "" || exact), exact

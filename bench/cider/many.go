@@ -164,7 +164,7 @@ func (x *Nodes) About() string {
 	return "Nodes with an agent and a containerd each, in namespaces of this machine, deploy the same image at once, with as many containers on each. Figures are means over all containers. All nodes, the registry and Ceph share this machine's processors, unlike in the paper. For this reason alone times grow with the number of nodes, in every mode. Cider's own (10 nodes with 10 containers each): network takes about twice the time of local; local -62 %, below 5 s."
 }
 
-// Targets returns the targets of the issue.
+// Targets returns the targets of this scenario.
 func (x *Nodes) Targets() []measure.Target {
 	n, c := lastOf(counts(x.Deployments, nodesOf)), lastOf(counts(x.Deployments, containersOf))
 	return []measure.Target{target("nodes", fmt.Sprintf("local below the plain pull, %d nodes with %d containers", n, c), ctrnode.VolumeLocal, 63, x.Deployments, n, c)}

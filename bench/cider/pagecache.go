@@ -236,7 +236,7 @@ func (p *PageCache) most() (n int) {
 	return n
 }
 
-// Targets returns the targets of the issue.
+// Targets returns the targets of this scenario.
 func (p *PageCache) Targets() []measure.Target {
 	one, many := p.spread(ctrnode.VolumeLocal, 1), p.spread(ctrnode.VolumeLocal, p.most())
 	t := measure.Target{Scenario: "pagecache", What: fmt.Sprintf("page cache of %d local containers / of one", p.most()), Limit: 1.2, Missing: one.Median <= 0 || many.N == 0}

@@ -120,9 +120,9 @@ func (k *macKey) proof(t ticket, status int, length, ranges, modified string) []
 // windowBits is how far the requests of a sender may overtake each other.
 const windowBits = 4096
 
-// windows remember which requests have come: for each sender the highest count, and which
-// of the windowBits counts before it. Only genuine requests are entered, so there are as
-// many senders as incarnations. Each takes about 600 bytes.
+// windows remember which requests have come. For each sender they have the highest count,
+// and which of the windowBits counts before it have come. Only genuine requests are
+// entered, so there are as many senders as incarnations. Each takes about 600 bytes.
 type windows struct {
 	keep time.Duration
 

@@ -154,8 +154,9 @@ func FuzzForwardedFor(f *testing.F) {
 	})
 }
 
-// TestOriginBehindProxy checks what a client sees as its registry's address through proxies with
-// different habits. Only trusted ones are believed, and headers other than theirs change nothing.
+// TestOriginBehindProxy checks what a client sees as its registry's address through
+// proxies with different habits. The server must use only the headers of trusted proxies,
+// and only those that they set.
 func TestOriginBehindProxy(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")

@@ -70,7 +70,8 @@ type pageComparison struct {
 	Cells            []pageCompared
 }
 
-// pageCompared is a published number below ours. The zero value means that there is none.
+// pageCompared is a published number, shown below the trace's. The zero value means that
+// there is none.
 type pageCompared struct {
 	Ours, Published, Difference string
 	// Part says which part of the paper's period a number covers that cannot be compared

@@ -203,8 +203,8 @@ type request struct {
 	method string
 	path   string // below the account: container, or container/object
 	info   bool   // to /info in place of the account
-	// last closes the connection afterwards. Swift sends the end of a chunked body after
-	// a HEAD of a container or account, which must not be there.
+	// last closes the connection afterwards. After a HEAD of a container or account,
+	// Swift wrongly sends the end of a chunked body.
 	last   bool
 	query  url.Values
 	header map[string]string

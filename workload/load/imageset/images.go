@@ -154,8 +154,8 @@ func (s *Set) BatchPattern(batch int) string {
 	return fmt.Sprintf("-%0*d[:@]", s.batchDigits(), batch)
 }
 
-// batchDigits returns the number of digits of every batch number. As all have the same,
-// no number is the beginning of another.
+// batchDigits returns the number of digits of every batch number. Because all numbers
+// have as many digits, no number is the beginning of another.
 func (s *Set) batchDigits() int { return max(4, len(strconv.Itoa(s.Options.Batches))) }
 
 // batchOf returns the batch of image i. The sizes of two batches differ by at most one.

@@ -73,7 +73,7 @@ func pathOf(uri string) string {
 	return uri
 }
 
-// setAnswer sets the status and the size of what was sent.
+// setAnswer sets the status and the size of the answer.
 func setAnswer(status, size string, rec *trace.Record) error {
 	var ok bool
 	if rec.Status, ok = values.Status(status); !ok {
