@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,12 +41,11 @@ var serial atomic.Int64
 
 // New makes a bridge. The caller closes it.
 func New(ctx context.Context) (*LAN, error) {
-	// Two processes of one machine, or two bridges of one process, must not collide.
-	n := (int64(os.Getpid())*7 + serial.Add(1)) % 250
-	l := &LAN{bridge: fmt.Sprintf("swl%d", n), prefix: fmt.Sprintf("10.215.%d", n)}
-	l.Addr = l.prefix + ".1"
+	l, err := claim(ctx)
+	if err != nil {
+		return nil, err
+	}
 	for _, args := range [][]string{
-		{"link", "add", l.bridge, "type", "bridge"},
 		{"addr", "add", l.Addr + "/24", "dev", l.bridge},
 		{"link", "set", l.bridge, "up"},
 	} {
@@ -54,6 +54,28 @@ func New(ctx context.Context) (*LAN, error) {
 		}
 	}
 	return l, nil
+}
+
+// bridges is how many bridges there may be at the same time. The number of one is a part of its
+// address.
+const bridges = 250
+
+// claim makes a bridge with a number that no other bridge of this machine has.
+func claim(ctx context.Context) (*LAN, error) {
+	var err error
+	for range bridges {
+		// Processes begin with different numbers.
+		n := (int64(os.Getpid())*7 + serial.Add(1)) % bridges
+		l := &LAN{bridge: fmt.Sprintf("swl%d", n), prefix: fmt.Sprintf("10.215.%d", n)}
+		l.Addr = l.prefix + ".1"
+		if err = run(ctx, "ip", "link", "add", l.bridge, "type", "bridge"); err == nil {
+			return l, nil
+		}
+		if _, there := net.InterfaceByName(l.bridge); there != nil {
+			return nil, err // not because another process has it
+		}
+	}
+	return nil, err
 }
 
 // Join adds a node, whose link has no limit yet.

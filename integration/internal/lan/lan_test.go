@@ -1,9 +1,11 @@
 package lan_test
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +13,43 @@ import (
 	"example.org/slipway/integration/internal/lan"
 	"example.org/slipway/integration/internal/tool"
 )
+
+// TestNumberTaken takes the number of the next bridge, as another process may.
+func TestNumberTaken(t *testing.T) {
+	tool.NeedRoot(t)
+	closed := func(l *lan.LAN) {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	first, err := lan.New(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closed(first)
+	number, err := strconv.Atoi(strings.Split(first.Addr, ".")[2])
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken := fmt.Sprintf("swl%d", (number+1)%250)
+	if out, err := exec.Command("ip", "link", "add", taken, "type", "bridge").CombinedOutput(); err != nil {
+		t.Logf("%s exists already: %s", taken, out)
+	} else {
+		defer func() {
+			if out, err := exec.Command("ip", "link", "del", taken).CombinedOutput(); err != nil {
+				t.Errorf("remove %s: %v: %s", taken, err, out)
+			}
+		}()
+	}
+	second, err := lan.New(t.Context())
+	if err != nil {
+		t.Fatalf("with %s taken: %v", taken, err)
+	}
+	defer closed(second)
+	if second.Addr == first.Addr {
+		t.Errorf("two bridges have the address %s", first.Addr)
+	}
+}
 
 // TestShape moves bytes to two nodes over links of 80 Mbit/s. Neither may slow the other down, and
 // the uplink must limit both.
