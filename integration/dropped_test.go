@@ -75,7 +75,7 @@ func TestDroppedKill(t *testing.T) {
 	s := slipway.Start(t, t.TempDir(), &slipway.Options{Config: dropping})
 	c := newCrane(t)
 	r := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
-	const rounds = 10
+	const rounds = 5
 	check := func(n int) {
 		for i := range n {
 			if _, err := s.Client.CheckImage(t.Context(), "team/app", fmt.Sprintf("v%d", i)); err != nil {

@@ -38,8 +38,8 @@ gear:
 // its packs. Afterwards every acknowledged image must export whole, and nothing may remain of
 // interrupted work.
 func TestGearKill(t *testing.T) {
-	rounds := number(t, "SLIPWAY_GEARKILL_ROUNDS", 20)
-	const perStore = 10 // as in TestKill
+	rounds := number(t, "SLIPWAY_GEARKILL_ROUNDS", 10)
+	const perStore = 5 // so that ten rounds have both configurations
 	random := seeded(t)
 	for first := 0; first < rounds; first += perStore {
 		config := settlingConfig
