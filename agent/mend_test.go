@@ -16,6 +16,9 @@ import (
 // image can be mounted afterwards, and so can containers of containerd's that had it, but where
 // nothing is left that tells of it.
 func TestDamagedRecords(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newVolumeBed(t, "local", "ext4", "gear, plain")
 	img := b.push("team/app", 0, map[string]string{"a": "first"}, map[string]string{"b": "second"})
 	ctx, sn := b.snapshots()

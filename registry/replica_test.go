@@ -337,6 +337,9 @@ func TestReplicasClocks(t *testing.T) {
 // another one for half a grace period, and that what another one has collected is not promised from
 // RAM.
 func TestReplicasPromise(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	c := newCluster(t, memstore.New(nil), 2*time.Second)
 	a, b := c.add(registry.Options{}, nil, nil), c.add(registry.Options{}, nil, nil)
 	rng := rand.New(rand.NewPCG(1, 2))

@@ -155,6 +155,9 @@ func (b *bed) pushBelow(form string, data []byte) {
 // acknowledges afterwards can be read. Otherwise the first read that shows the damage makes it
 // known as missing, and a push repairs it. No read may ever end well with wrong bytes.
 func TestAcknowledgedIsReadable(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	stores := map[string]func(t *testing.T, now func() time.Time) objstore.Store{
 		"files": func(t *testing.T, _ func() time.Time) objstore.Store {
 			s, err := fsstore.New(t.TempDir(), nil)
@@ -268,7 +271,11 @@ func TestReadWhileStoredAnew(t *testing.T) {
 	registrytest.NoError(t, err)
 	t.Cleanup(func() { files.Close() })
 	b := newBed(t, files, registry.Options{})
-	for i := range 40 {
+	rounds := 40
+	if testing.Short() {
+		rounds = 8
+	}
+	for i := range rounds {
 		data := registrytest.Content(uint64(i), []int{300_000, 1<<20 + 1, 3 << 20, 5 << 20}[i%4])
 		d := b.PushBytes("a", data).Digest
 		versions := [][]byte{data, data}

@@ -17,7 +17,11 @@ import (
 func TestConvertAtOnce(t *testing.T) {
 	b := newBed(t)
 	rnd := rand.New(rand.NewPCG(1, 5))
-	for i := range 4 {
+	images := 4
+	if testing.Short() {
+		images = 2
+	}
+	for i := range images {
 		layers := [][]byte{}
 		for l := range 1 + rnd.IntN(3) {
 			members := []member{file(fmt.Sprintf("own%d", l), noise(uint64(i*10+l), 50))}

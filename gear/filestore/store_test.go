@@ -24,6 +24,9 @@ import (
 )
 
 func TestWriteReadSettle(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t, nil)
 	large := append(text(1, 3<<20), noise(2, 2<<20+123)...)
 	edge := noise(3, gear.LargeFile)

@@ -349,6 +349,9 @@ func TestHostile(t *testing.T) {
 // TestMany has a profile of 100,000 files of an image whose paths all look alike. If each of
 // them were compared with all others, that would take hours.
 func TestMany(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	const n = 100_000
 	old, now := files{}, files{}
 	var opened []string

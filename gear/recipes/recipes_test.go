@@ -158,11 +158,14 @@ func steps() []string {
 // TestCutOff ends the process after each step. The layer must be there as it was, and the next process
 // must end what was begun.
 func TestCutOff(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for _, step := range steps() {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t)
-			layer := compressed(6, archive(1, short(20, 6)))
+			layer := compressed(6, archive(1, 20))
 			d := b.push(layer)
 			reached := false
 			b.keeper.step = func(at string) error {
@@ -494,7 +497,10 @@ func (b *bed) putManifest(layer []byte) {
 // TestModel does many things in any order, ends the process now and then, and compares the registry with
 // a map of what it must hold.
 func TestModel(t *testing.T) {
-	for seed := range uint64(short(4, 1)) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
+	for seed := range uint64(4) {
 		t.Run("", func(t *testing.T) {
 			t.Parallel()
 			r := rand.New(rand.NewPCG(seed, 1))

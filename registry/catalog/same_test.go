@@ -54,6 +54,9 @@ func contentOf(i int) ([]byte, oci.Digest) {
 
 // TestSameAnswers checks that both databases give the same answers to a long series of calls.
 func TestSameAnswers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	var outs [][]string
 	servers.OnBoth(t, func(t *testing.T, base *catalogtest.Bed) {
 		s := &script{t: t, now: time.UnixMilli(1_700_000_000_000)}

@@ -147,6 +147,9 @@ func TestPrefixedHungTags(t *testing.T) {
 // with COSIGN_REPOSITORY, alone or beside images. Rules for all repositories may not take an
 // attachment from an image that is there, and the attachments of other images may not pile up.
 func TestSignatureRepository(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	for seed := range uint64(12) {
 		rnd := rand.New(rand.NewPCG(seed, 26))
 		b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})

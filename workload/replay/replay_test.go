@@ -129,6 +129,9 @@ func TestL2SendsSessions(t *testing.T) {
 }
 
 func TestResultsOfTwoRunsHaveTheSameContent(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	st := newStore(t, images())
 	for _, level := range []plan.Level{plan.L0, plan.L1, plan.L2} {
 		first, _ := newRegistry(t, nil)

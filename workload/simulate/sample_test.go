@@ -107,6 +107,9 @@ func TestSample(t *testing.T) {
 		t.Errorf("footprint %.0f GB, want 1289", got)
 	}
 	t.Run("one level", func(t *testing.T) { sampleOneLevel(t, r) })
+	if testing.Short() { // what follows is simulated by the same goroutines
+		return
+	}
 	t.Run("two levels", func(t *testing.T) { sampleTwoLevels(t, r) })
 	t.Run("larger SSD", func(t *testing.T) { sampleLargerSSD(t, r) })
 	t.Run("shards", func(t *testing.T) { sampleShards(t, r) })

@@ -160,6 +160,9 @@ func testMoveCrash(t *testing.T, b *bed) {
 
 // testCommitFailsForNow checks that a temporary refusal costs nobody an upload.
 func testCommitFailsForNow(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	w := &wire{}
 	o := b.options(b.container())
 	o.Transport = w
@@ -248,6 +251,9 @@ func testCommitUndecided(t *testing.T, b *bed) {
 // testSweepDoubts checks an object that seems to be gone while the listing shows it. It may only be
 // unreachable.
 func testSweepDoubts(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	w := &wire{}
 	o := b.options(b.container())
 	o.Transport = w

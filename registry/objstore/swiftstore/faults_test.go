@@ -26,6 +26,9 @@ func wantNoSecret(t testing.TB, err error, secret string) {
 }
 
 func testContainers(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	c := b.container()
 	if resp, _ := b.request(t, http.MethodHead, c, nil, ""); resp.StatusCode != http.StatusNotFound {
 		t.Fatalf("HEAD of a new container: %s", resp.Status)
@@ -92,6 +95,9 @@ func testContainers(t *testing.T, b *bed) {
 }
 
 func testPrefixes(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	c := b.container()
 	stores := map[string]*swiftstore.Store{}
 	for _, prefix := range []string{"", "a", "a/b/", "a+ü b"} {
@@ -243,6 +249,9 @@ func testToken(t *testing.T, b *bed) {
 }
 
 func testErrors(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	w := &wire{}
 	o := b.options(b.container())
 	o.Transport = w
@@ -343,6 +352,9 @@ func testErrors(t *testing.T, b *bed) {
 
 // testTruncated checks that an answer which ends early never counts as the object.
 func testTruncated(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	w := &wire{}
 	o := b.options(b.container())
 	o.Transport = w
@@ -465,6 +477,9 @@ func (h hanging) Read([]byte) (int, error) {
 }
 
 func testQuota(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	c := b.container()
 	s := b.open(t, b.options(c))
 	if resp, _ := b.request(t, http.MethodPost, c, map[string]string{"X-Container-Meta-Quota-Bytes": "100000"}, ""); resp.StatusCode/100 != 2 {
@@ -535,6 +550,9 @@ func testRestart(t *testing.T, b *bed) {
 
 // testLiar checks that an answer with 200 from something else than Swift is not a success.
 func testLiar(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	w := &wire{inner: http.DefaultTransport}
 	o := b.options(b.container())
 	o.Transport = w

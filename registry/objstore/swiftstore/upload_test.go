@@ -30,6 +30,9 @@ func (b *bed) wantNames(t testing.TB, container string, want ...string) {
 }
 
 func testSegments(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	c := b.container()
 	s := b.open(t, b.options(c))
 	upload(t, s, "one/chunk", objtest.Content(1, chunk))
@@ -67,6 +70,9 @@ func testSegments(t *testing.T, b *bed) {
 }
 
 func testNestedManifests(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	c := b.container()
 	s := b.open(t, b.options(c))
 	data := objtest.Content(1, (backendtest.SwiftMaxSegments+1)*chunk+1)
@@ -143,6 +149,9 @@ func testResume(t *testing.T, b *bed) {
 
 // testOtherChunkSize continues an upload on a replica with another configuration.
 func testOtherChunkSize(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	c := b.container()
 	s := b.open(t, b.options(c))
 	o := b.options(c)
@@ -164,6 +173,9 @@ func testOtherChunkSize(t *testing.T, b *bed) {
 
 // testSmallPieces checks that many small requests make no more segments than few large ones.
 func testSmallPieces(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	c := b.container()
 	s := b.open(t, b.options(c))
 	data := objtest.Content(1, 3*chunk)
@@ -191,6 +203,9 @@ func testSmallPieces(t *testing.T, b *bed) {
 }
 
 func testDeleteFrees(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	c := b.container()
 	s := b.open(t, b.options(c))
 	upload(t, s, "a", objtest.Content(1, 5*chunk))
@@ -210,6 +225,9 @@ func testDeleteFrees(t *testing.T, b *bed) {
 
 // testForeignLargeObject uses large objects that another program uploaded in its own way.
 func testForeignLargeObject(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	c := b.container()
 	s := b.open(t, b.options(c))
 	for i, text := range []string{"hello ", "world"} {
@@ -234,6 +252,9 @@ func testForeignLargeObject(t *testing.T, b *bed) {
 }
 
 func testReplaced(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	c := b.container()
 	s := b.open(t, b.options(c))
 	old, young := objtest.Content(1, 4*chunk), objtest.Content(2, 2*chunk)
@@ -253,6 +274,9 @@ func testReplaced(t *testing.T, b *bed) {
 }
 
 func testMove(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	c := b.container()
 	s := b.open(t, b.options(c))
 	ctx := t.Context()
@@ -331,6 +355,9 @@ func testSweepLeavesTheLiving(t *testing.T, b *bed) {
 // testSweepTidies checks that unused segments beside those of an object are removed, and that
 // objects which only look like an upload stay.
 func testSweepTidies(t *testing.T, b *bed) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	c := b.container()
 	s := b.open(t, b.options(c))
 	data := objtest.Content(1, 2*chunk+10)
