@@ -20,7 +20,7 @@ fuzz() {
 	shift
 	program=$work/${package//\//-}
 	# shellcheck disable=SC2086 # a flag and its value, or neither
-	go test -c -ldflags "-s -w" $instrument -o "$program" "./$package"
+	GOGC=400 go test -c -ldflags "-s -w" $instrument -o "$program" "./$package"
 	cd "$root/$package"
 	for name; do
 		# In code with goroutines an input never covers the same code twice, so without

@@ -4,6 +4,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export GOFLAGS=${GOFLAGS:--buildvcs=false}
+# Less often than by default garbage is collected: that saves a fifth of the time. With 400 as in
+# scripts/test.sh staticcheck would take more than 4 GB.
+export GOGC=${GOGC:-200}
 PATH=${SLIPWAY_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/slipway/tools}/bin:$PATH
 for tool in staticcheck shellcheck govulncheck; do
 	command -v "$tool" >/dev/null || { echo "$tool is not here: scripts/setup.sh lint" >&2; exit 1; }

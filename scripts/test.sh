@@ -24,7 +24,7 @@
 #   SLIPWAY_ALLOW_SKIP    tools whose absence is accepted, such as "helm dockerd"
 #   SLIPWAY_KILL_ROUNDS, SLIPWAY_POWERCUT_ROUNDS, SLIPWAY_GEARKILL_ROUNDS,
 #   SLIPWAY_GEARCUT_ROUNDS, SLIPWAY_LYINGDISK_ROUNDS, SLIPWAY_REPLICAS_FOR, SLIPWAY_SEAMS,
-#   SLIPWAY_SEAMS_RANDOM  longer fault tests; they need
+#   SLIPWAY_SEAMS_RANDOM, SLIPWAY_BIG_LAYER_MIB  longer fault tests; they need
 #   SLIPWAY_TEST_TIMEOUT  limit of each integration package, default 15m
 set -euo pipefail
 exec </dev/null
@@ -45,6 +45,11 @@ cd "$root"
 # package.
 unwatched=(-gcflags 'modernc.org/sqlite/lib=-race=false')
 
+# The compiler and the linker collect garbage seldom, which costs memory and saves processor time.
+# The tests collect it as usual, because some measure memory.
+export GOGC=${GOGC:-400}
+plainly=(-exec 'env -u GOGC')
+
 # Nobody debugs these programs, and they link faster without the tables for debuggers.
 small=(-ldflags '-s -w')
 
@@ -59,16 +64,16 @@ tests() {
 	# shellcheck disable=SC2086 # the flags are words
 	case $kind in
 	plain)
-		(scratch "$scratch" && nice -n 5 go test -json -vet=off -cover "${small[@]}" -timeout 25m ${GOTEST_FLAGS:-} "$@") || status=$?
+		(scratch "$scratch" && nice -n 5 go test -json -vet=off -cover "${plainly[@]}" "${small[@]}" -timeout 25m ${GOTEST_FLAGS:-} "$@") || status=$?
 		;;
 	race)
-		(scratch "$scratch" && nice -n 5 go test -json -vet=off -race "${unwatched[@]}" "${small[@]}" -short -skip '^Fuzz' -timeout 25m ${GOTEST_FLAGS:-} "$@") || status=$?
+		(scratch "$scratch" && nice -n 5 go test -json -vet=off -race "${unwatched[@]}" "${plainly[@]}" "${small[@]}" -short -skip '^Fuzz' -timeout 25m ${GOTEST_FLAGS:-} "$@") || status=$?
 		;;
 	ceph) # Not with -race, which would build C and Go again for a few packages.
-		CGO_ENABLED=1 go test -json -vet=off "${small[@]}" -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} "$@" || status=$?
+		CGO_ENABLED=1 go test -json -vet=off "${plainly[@]}" "${small[@]}" -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} "$@" || status=$?
 		;;
 	integration | bench) # A cached result would be of an earlier binary.
-		(cd "$kind" && go test -json -vet=off "${small[@]}" -count 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-15m}" ${GOTEST_FLAGS:-} "$@") || status=$?
+		(cd "$kind" && go test -json -vet=off "${plainly[@]}" "${small[@]}" -count 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-15m}" ${GOTEST_FLAGS:-} "$@") || status=$?
 		;;
 	esac
 	printf '{"Action":"end","Output":"%s"}\n' "$status"
@@ -91,10 +96,10 @@ if [ -e /usr/include/rbd/librbd.h ]; then
 	export SLIPWAY_CEPH_BIN=$work/slipway-ceph
 fi
 
-# concurrent lists the packages with a file that uses goroutines, locks, servers or processes.
-# The race detector would find nothing in the others.
+# concurrent lists the packages with a file that uses goroutines, locks, HTTP handlers or parallel
+# tests. The race detector would find nothing in the others.
 concurrent() {
-	git grep --untracked -lE '\<go (func|[a-z][A-Za-z.]*\()|\.Go\(|"(sync|sync/atomic|net|net/http.*|os/exec|testing/synctest)"|t\.Parallel' -- '*.go' ':!integration' ':!bench' |
+	git grep --untracked -lE '\<go (func|[a-z][A-Za-z.]*\()|\.Go\(|"(sync|sync/atomic|testing/synctest)"|http\.(Handler|ResponseWriter)|t\.Parallel' -- '*.go' ':!integration' ':!bench' |
 		xargs -n 1 dirname | sed 's,^,./,' | sort -u | grep -v /testdata
 }
 
@@ -136,6 +141,7 @@ beside() {
 }
 
 # Tests that measure for how long an answer may be out of date have the machine for themselves.
+# Together they still leave half of it idle.
 alone='/integration/(mirrors|replicas)$'
 
 # all runs the tests of all modules, even if some fail. unit and beside run at the same time, as
@@ -144,7 +150,7 @@ alone='/integration/(mirrors|replicas)$'
 all() {
 	{ beside >"$work/beside"; } | { unit </dev/null; } || true
 	cat "$work/beside"
-	tests integration -p 1 ./mirrors ./replicas
+	tests integration -p 2 ./replicas ./mirrors
 }
 
 mkdir -p bin
