@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -33,6 +34,9 @@ func wantTree(t testing.TB, want, got string) {
 // TestConvert checks that a converted image has the same tree and runs the same way, and
 // that converting again gives the same image.
 func TestConvert(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
 	b := newBed(t)
 	layers := original(t)
 	plain := unpack(t, layers)
@@ -434,11 +438,13 @@ func TestWaiting(t *testing.T) {
 		t.Errorf("told %d times, got %v", told, err)
 	}
 	handle, asked := busy(1e9)
-	hasty := b.throughProxy(&gearclient.Options{Wait: 30e6}, handle, nil)
+	now := time.Now()
+	clock := func() time.Time { now = now.Add(10 * time.Second); return now }
+	hasty := b.throughProxy(&gearclient.Options{Wait: 30 * time.Second, Clock: clock}, handle, nil)
 	_, err := hasty.Index(t.Context(), hasty.image("app", "v1"))
 	var pending *client.GearPendingError
-	if !errors.As(err, &pending) || !strings.Contains(err.Error(), "still being converted") || asked.Load() < 2 {
-		t.Errorf("asked %d times, got %v", asked.Load(), err)
+	if !errors.As(err, &pending) || !strings.Contains(err.Error(), "still being converted after 30s") || asked.Load() != 3 {
+		t.Errorf("asked %d times, want 3, got %v", asked.Load(), err)
 	}
 }
 
