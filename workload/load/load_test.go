@@ -224,7 +224,7 @@ func TestWrongBytes(t *testing.T) {
 			url, changed := tampered(t, registry, 9, test.change)
 			o := short(url)
 			o.Source, o.Cold = load.InPlace, true
-			o.Step = 500 * time.Millisecond
+			o.Step = 200 * time.Millisecond
 			r := measure(t, o)
 			agree(t, r)
 			if changed.Load() == 0 || len(r.Faults) != 1 || r.Faults[0].Kind != test.kind || r.Faults[0].Count != changed.Load() || r.Total.Failed != changed.Load() {
