@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 
 	"example.org/slipway/registry/auth"
 )
@@ -52,3 +53,7 @@ func (s *Storage) Immutable() (func(repo, tag string) bool, error) {
 		return false
 	}, nil
 }
+
+// NoSlash returns the configured path or URL, such as "/registry/", without its trailing
+// slash, so that "/v2/" can follow.
+func NoSlash(p string) string { return strings.TrimRight(p, "/") }

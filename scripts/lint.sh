@@ -27,7 +27,7 @@ for module in integration bench; do
 done
 # Checks the code that only a binary with librbd has, if that can be built.
 if [ -e /usr/include/rbd/librbd.h ]; then
-	CGO_ENABLED=1 go vet -tags 'ceph pacific' ./volume/... ./serve ./agent/... ./cmd/slipway/...
+	CGO_ENABLED=1 go vet -tags 'ceph pacific' ./volume/... ./serve/... ./agent/... ./cmd/slipway/...
 fi
 # ST1005, about the form of error texts, is off: a text may end with the command or address that
 # it names, and texts that a page shows are sentences.

@@ -45,7 +45,7 @@ turns=0
 
 CGO_ENABLED=0 go build -o "$work/slipway" ./cmd/slipway
 export SLIPWAY_BIN=$work/slipway
-for package in serve registry volume/file node/snapshotter registry/objstore/s3store registry/objstore/swiftstore; do
+for package in serve/admin registry volume/file node/snapshotter registry/objstore/s3store registry/objstore/swiftstore; do
 	go test -c -o "$work/${package//\//-}.test" "./$package"
 done
 for package in . replicas; do
@@ -77,7 +77,7 @@ turn() {
 while [ "$SECONDS" -lt "$deadline" ]; do
 	turn 'kill -9' integration-all integration '^TestKill$' 'round [0-9]+:' SLIPWAY_KILL_ROUNDS=150
 	turn 'power cut' integration-all integration '^TestPowerCut$' 'round [0-9]+:' SLIPWAY_POWERCUT_ROUNDS=25
-	turn 'sequence of operations' serve serve '^TestSeams$' 'sum:sequences in' SLIPWAY_SEAMS_RANDOM=200 SLIPWAY_SEAMS_SEED="$(date +%s)"
+	turn 'sequence of operations' serve-admin serve/admin '^TestSeams$' 'sum:sequences in' SLIPWAY_SEAMS_RANDOM=200 SLIPWAY_SEAMS_SEED="$(date +%s)"
 	turn 'kill -9 while converting' integration-all integration '^TestGearKill$' 'round [0-9]+:' SLIPWAY_GEARKILL_ROUNDS=10
 	turn 'power cut while converting' integration-all integration '^TestGearPowerCut$' 'round [0-9]+:' SLIPWAY_GEARCUT_ROUNDS=5
 	turn 'kill -9' integration-all integration '^TestKill$' 'round [0-9]+:' SLIPWAY_KILL_ROUNDS=150
@@ -120,8 +120,8 @@ What is counted:
 - **while converting**: the same while layers are converted to Gear form.
 - **sequence of operations**: pushes, deletions, damage, a store that is away, a full
   store, kills and the maintenance commands in random order, against a model that knows
-  what clients were told and where each good copy is. `go test ./serve -run TestSeams
-  -seams LIST` repeats one.
+  what clients were told and where each good copy is. `go test ./serve/admin -run
+  TestSeams -seams LIST` repeats one.
 - **failing disk**, **failing object store**: requests to the disk or to the store fail,
   hang, or are carried out and answered with an error.
 - **replicas with faults**: several servers on PostgreSQL and S3 while servers, network

@@ -105,14 +105,14 @@ concurrent() {
 
 # In a family, the tests of a package also test the packages below it, so the code that they run
 # counts for the whole family.
-families='registry/catalog registry/server registry/auth cmd/slipway config gear/rebuild gear/filestore workload/trace'
+families='serve registry/catalog registry/server registry/auth cmd/slipway config gear/rebuild gear/filestore workload/trace'
 
 # unit runs the product's own tests. The longest packages come first, so that at the end there
 # are still several packages for the cores.
 unit() {
 	local packages family part=$work/coverage
 	mapfile -t packages < <(go list ./... | sed 's,^example.org/slipway,.,' | grep -Ev "^\./(${families// /|})(/|$)")
-	tests plain -p 3 -coverprofile "$root/bin/coverage" ./serve ./registry "${packages[@]}"
+	tests plain -p 3 -coverprofile "$root/bin/coverage" ./registry "${packages[@]}"
 	for family in $families; do
 		tests plain -p 3 -coverprofile "$part" -coverpkg "./$family/..." "./$family/..."
 		if [ -s "$part" ]; then
@@ -121,7 +121,7 @@ unit() {
 		fi
 	done
 	mapfile -t packages < <(concurrent)
-	tests race -p 4 ./serve ./registry ./node/gearfs ./registry/mirror ./registry/catalog ./registry/objstore/swiftstore "${packages[@]}"
+	tests race -p 4 ./serve ./serve/admin ./registry ./node/gearfs ./registry/mirror ./registry/catalog ./registry/objstore/swiftstore "${packages[@]}"
 }
 
 # beside runs the tests that mostly wait for servers and for time.

@@ -24,13 +24,15 @@ import (
 	"example.org/slipway/registry/retention"
 	"example.org/slipway/registry/storage"
 	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
+	"example.org/slipway/serve/dataroot"
 )
 
 // openAdmin opens a root for administration. It stays open until the test ends or closeAdmin is
 // called.
-func openAdmin(t testing.TB, cfg *config.Config) (a *serve.Admin, closeAdmin func()) {
+func openAdmin(t testing.TB, cfg *config.Config) (a *admin.Admin, closeAdmin func()) {
 	t.Helper()
-	a, err := serve.OpenAdmin(t.Context(), cfg, &serve.AdminOptions{Logger: slog.New(slog.DiscardHandler)})
+	a, err := admin.Open(t.Context(), cfg, &admin.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatalf("OpenAdmin: %v", err)
 	}
@@ -58,22 +60,22 @@ type reports struct {
 }
 
 // everyTask runs every task in the form that changes nothing, except that fsck repairs.
-func everyTask(t *testing.T, a *serve.Admin) reports {
+func everyTask(t *testing.T, a *admin.Admin) reports {
 	t.Helper()
 	var rep reports
 	var err error
 	var gc, fsck, saved atomic.Int64
-	if rep.GC, err = a.Collect(t.Context(), serve.GCArgs{DryRun: true, Now: true, Untagged: true}, func(registry.CollectReport) { gc.Add(1) }); err != nil {
+	if rep.GC, err = a.Collect(t.Context(), dataroot.GCArgs{DryRun: true, Now: true, Untagged: true}, func(registry.CollectReport) { gc.Add(1) }); err != nil {
 		t.Errorf("Collect: %v", err)
 	}
-	if rep.Fsck, err = a.Fsck(t.Context(), serve.FsckArgs{Parallel: 1}, func(check.Report) { fsck.Add(1) }); err != nil {
+	if rep.Fsck, err = a.Fsck(t.Context(), dataroot.FsckArgs{Parallel: 1}, func(check.Report) { fsck.Add(1) }); err != nil {
 		t.Errorf("Fsck: %v", err)
 	}
 	dir := filepath.Join(t.TempDir(), "backup")
-	if rep.Backup, err = a.Backup(t.Context(), serve.BackupArgs{Dir: dir}, func(backup.Report) { saved.Add(1) }); err != nil {
+	if rep.Backup, err = a.Backup(t.Context(), dataroot.BackupArgs{Dir: dir}, func(backup.Report) { saved.Add(1) }); err != nil {
 		t.Errorf("Backup: %v", err)
 	}
-	if rep.Retention, err = a.Retain(t.Context(), serve.RetainArgs{DryRun: true, Now: true}); err != nil {
+	if rep.Retention, err = a.Retain(t.Context(), dataroot.RetainArgs{DryRun: true, Now: true}); err != nil {
 		t.Errorf("Retain: %v", err)
 	}
 	if rep.Tags, _, err = a.Registry().Tags(t.Context(), "ci/app", "", 100); err != nil {
@@ -104,7 +106,7 @@ func TestAdminSameReports(t *testing.T) {
 		t.Errorf("administration socket: got %v %v, want mode 0600", fi, err)
 	}
 	a, closeAdmin := openAdmin(t, s.cfg)
-	if _, err := a.Backup(t.Context(), serve.BackupArgs{Dir: "relative"}, nil); err == nil || !strings.Contains(err.Error(), "absolute") {
+	if _, err := a.Backup(t.Context(), dataroot.BackupArgs{Dir: "relative"}, nil); err == nil || !strings.Contains(err.Error(), "absolute") {
 		t.Errorf("backup to a relative path: got %v", err)
 	}
 	link := filepath.Join(t.TempDir(), "link")
@@ -112,15 +114,15 @@ func TestAdminSameReports(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{root, filepath.Join(root, "not/there/yet"), filepath.Join(link, "sub")} {
-		if _, err := a.Backup(t.Context(), serve.BackupArgs{Dir: dir}, nil); err == nil || !strings.Contains(err.Error(), "in the data directory") {
+		if _, err := a.Backup(t.Context(), dataroot.BackupArgs{Dir: dir}, nil); err == nil || !strings.Contains(err.Error(), "in the data directory") {
 			t.Errorf("backup to %s in the data directory: got %v", dir, err)
 		}
 	}
 	// The damaged layer must not be backed up, and the error must reach the caller.
-	if _, err := a.Backup(t.Context(), serve.BackupArgs{Dir: filepath.Join(t.TempDir(), "b")}, nil); err == nil || !strings.Contains(err.Error(), "damaged") {
+	if _, err := a.Backup(t.Context(), dataroot.BackupArgs{Dir: filepath.Join(t.TempDir(), "b")}, nil); err == nil || !strings.Contains(err.Error(), "damaged") {
 		t.Errorf("backup of damage: got %v", err)
 	}
-	rep, err := a.Fsck(t.Context(), serve.FsckArgs{Repair: true}, nil)
+	rep, err := a.Fsck(t.Context(), dataroot.FsckArgs{Repair: true}, nil)
 	if err != nil || rep.Counts[check.ProblemCorrupt] != 1 || rep.Repaired[check.ProblemCorrupt] != 1 {
 		t.Fatalf("repair: got %+v, %v", rep, err)
 	}
@@ -131,7 +133,7 @@ func TestAdminSameReports(t *testing.T) {
 		t.Fatal(err)
 	}
 	a, closeAdmin = openAdmin(t, s.cfg)
-	if _, err := serve.New(t.Context(), s.cfg, nil); !errors.Is(err, serve.ErrInUse) {
+	if _, err := serve.New(t.Context(), s.cfg, nil); !errors.Is(err, dataroot.ErrInUse) {
 		t.Errorf("a server on a root that is being administered: got %v, want ErrInUse", err)
 	}
 	local := everyTask(t, a)
@@ -166,11 +168,11 @@ auth: {access: [{repositories: ["**"], subjects: [anonymous], actions: [pull, pu
 		s.pushImage("a", fmt.Sprint("b", i), fmt.Sprint("layer", i))
 	}
 	a, _ := openAdmin(t, s.cfg)
-	ret, err := a.Retain(t.Context(), serve.RetainArgs{Now: true})
+	ret, err := a.Retain(t.Context(), dataroot.RetainArgs{Now: true})
 	if err != nil || ret.Removed != 2 || ret.Kept != 1 {
 		t.Errorf("Retain: got %+v, %v; want 2 removed", ret, err)
 	}
-	gc, err := a.Collect(t.Context(), serve.GCArgs{Now: true}, nil)
+	gc, err := a.Collect(t.Context(), dataroot.GCArgs{Now: true}, nil)
 	if err != nil || gc.Contents != 4 {
 		t.Errorf("Collect: got %+v, %v; want 4 contents", gc, err)
 	}
@@ -209,9 +211,9 @@ func TestOpenAdminErrors(t *testing.T) {
 		{"another command", taken.root, []string{"no server", "wait"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			a, err := serve.OpenAdmin(t.Context(), configure(t, setup{root: c.root}), nil)
+			a, err := admin.Open(t.Context(), configure(t, setup{root: c.root}), nil)
 			if err == nil {
-				_, err = a.Fsck(t.Context(), serve.FsckArgs{}, nil)
+				_, err = a.Fsck(t.Context(), dataroot.FsckArgs{}, nil)
 				a.Close(t.Context())
 			}
 			if err == nil {
@@ -230,7 +232,7 @@ func TestOpenAdminErrors(t *testing.T) {
 		}
 	}
 	cfg := configure(t, setup{root: filepath.Join(empty, "new")})
-	a, err := serve.OpenAdmin(t.Context(), cfg, &serve.AdminOptions{Create: true})
+	a, err := admin.Open(t.Context(), cfg, &admin.Options{Create: true})
 	if err != nil {
 		t.Fatalf("Create: %v", err)
 	}

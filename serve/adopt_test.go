@@ -19,7 +19,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/adopt"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/dataroot"
 )
 
 // distribution is a Distribution storage that a test writes, together with what a naive reader finds in
@@ -184,7 +184,7 @@ func (s *distribution) adopt() adopt.Report {
 	var reps [2]adopt.Report
 	for i := range reps {
 		var err error
-		reps[i], err = serve.AdoptInPlace(s.t.Context(), configure(s.t, setup{root: s.root}), i == 0, adopt.Options{Logger: slog.New(slog.DiscardHandler)})
+		reps[i], err = dataroot.AdoptInPlace(s.t.Context(), configure(s.t, setup{root: s.root}), i == 0, adopt.Options{Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -249,7 +249,7 @@ func parts(t *testing.T) (s *distribution, paths []string) {
 // refused adopts the storage and wants an error that contains says, and no catalogue left behind.
 func (s *distribution) refused(what, says string) {
 	s.t.Helper()
-	_, err := serve.AdoptInPlace(s.t.Context(), configure(s.t, setup{root: s.root}), false, adopt.Options{Logger: slog.New(slog.DiscardHandler)})
+	_, err := dataroot.AdoptInPlace(s.t.Context(), configure(s.t, setup{root: s.root}), false, adopt.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err == nil || !strings.Contains(err.Error(), says) {
 		s.t.Errorf("%s: got %v", what, err)
 	}
@@ -328,7 +328,7 @@ func TestAdoptLostLinks(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(s.root, "docker/registry/v2/repositories")); err != nil {
 		t.Fatal(err)
 	}
-	_, err := serve.AdoptInPlace(t.Context(), configure(t, setup{root: s.root}), false, adopt.Options{Logger: slog.New(slog.DiscardHandler)})
+	_, err := dataroot.AdoptInPlace(t.Context(), configure(t, setup{root: s.root}), false, adopt.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err == nil || !strings.Contains(err.Error(), "no repository") {
 		t.Errorf("got %v", err)
 	}

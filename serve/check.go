@@ -3,12 +3,11 @@ package serve
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 
 	"example.org/slipway/config"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/notify"
-	"example.org/slipway/serve/mirrors"
+	"example.org/slipway/serve/dataroot"
 )
 
 // authProblem says to which place in the configuration an error of auth.New belongs.
@@ -23,19 +22,10 @@ func authProblem(cfg *config.Config, err error) error {
 // CheckFiles opens the files that a valid configuration names (certificates, password
 // files, keys, rules) and reports what is wrong with them. It changes nothing.
 func CheckFiles(cfg *config.Config) error {
-	if _, err := registryOptions(cfg, slog.New(slog.DiscardHandler)); err != nil {
-		return err
-	}
-	if _, err := retentionRules(cfg.Storage.Retention); err != nil {
+	if err := dataroot.Check(cfg); err != nil {
 		return err
 	}
 	if _, err := redirectRules(&cfg.Storage.Redirect); err != nil {
-		return err
-	}
-	if _, err := clusterTLS(&cfg.Cluster); err != nil {
-		return err
-	}
-	if err := mirrors.Check(cfg); err != nil {
 		return err
 	}
 	if cfg.HTTP.TLS.Enabled() {

@@ -21,7 +21,8 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/backup"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
+	"example.org/slipway/serve/dataroot"
 )
 
 var copiesSeeds = flag.Int("copies.seeds", 6, "random runs of TestLastGoodCopy")
@@ -91,7 +92,7 @@ func (c *copies) run(steps int) {
 		case 8:
 			c.restore()
 		case 9:
-			c.fsck(&serve.FsckSource{Backup: c.backup})
+			c.fsck(&dataroot.FsckSource{Backup: c.backup})
 		}
 		if !harmless {
 			continue
@@ -114,7 +115,7 @@ func (c *copies) run(steps int) {
 func (c *copies) end() {
 	want := c.recoverable()
 	if len(c.saved) > 0 {
-		c.fsck(&serve.FsckSource{Backup: c.backup})
+		c.fsck(&dataroot.FsckSource{Backup: c.backup})
 	}
 	reg, done := c.admin()
 	defer done()
@@ -130,8 +131,8 @@ func (c *copies) end() {
 
 func (c *copies) did(format string, args ...any) { c.log = append(c.log, fmt.Sprintf(format, args...)) }
 
-func (c *copies) admin() (*serve.Admin, func()) {
-	a, err := serve.OpenAdmin(c.t.Context(), c.cfg, &serve.AdminOptions{Create: true, Logger: slog.New(slog.DiscardHandler)})
+func (c *copies) admin() (*admin.Admin, func()) {
+	a, err := admin.Open(c.t.Context(), c.cfg, &admin.Options{Create: true, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		c.t.Fatalf("%v; steps: %q", err, c.log)
 	}
@@ -199,7 +200,7 @@ func (c *copies) delete() {
 			}
 		}
 	}
-	if _, err := a.Collect(c.t.Context(), serve.GCArgs{Now: true}, nil); err != nil {
+	if _, err := a.Collect(c.t.Context(), dataroot.GCArgs{Now: true}, nil); err != nil {
 		c.t.Errorf("collect: %v", err)
 	}
 	delete(c.live, tag)
@@ -253,13 +254,13 @@ func execute(path, statement string, args ...any) error {
 	return errors.Join(err, db.Close())
 }
 
-func (c *copies) fsck(from *serve.FsckSource) {
+func (c *copies) fsck(from *dataroot.FsckSource) {
 	if from != nil && len(c.saved) == 0 {
 		return
 	}
 	a, done := c.admin()
 	defer done()
-	rep, err := a.Fsck(c.t.Context(), serve.FsckArgs{Repair: true, From: from}, nil)
+	rep, err := a.Fsck(c.t.Context(), dataroot.FsckArgs{Repair: true, From: from}, nil)
 	c.did("fsck from %v: clean %v, %v, %v", from != nil, rep.Clean(), rep.Counts, err)
 	if err != nil {
 		c.t.Errorf("fsck: %v", err)
@@ -270,7 +271,7 @@ func (c *copies) fsck(from *serve.FsckSource) {
 
 func (c *copies) makeBackup() {
 	a, done := c.admin()
-	rep, err := a.Backup(c.t.Context(), serve.BackupArgs{Dir: c.backup, Verify: true, AllowShrink: true}, nil)
+	rep, err := a.Backup(c.t.Context(), dataroot.BackupArgs{Dir: c.backup, Verify: true, AllowShrink: true}, nil)
 	done()
 	c.did("backup: %d kept, %d incomplete, %v", rep.Kept, rep.IncompleteTotal, err)
 	var lacks *backup.IncompleteError
@@ -302,7 +303,7 @@ func (c *copies) restore() {
 	if len(c.saved) == 0 {
 		return
 	}
-	rep, err := serve.Restore(c.t.Context(), c.cfg, c.backup, serve.RestoreOptions{Logger: slog.New(slog.DiscardHandler)})
+	rep, err := admin.Restore(c.t.Context(), c.cfg, c.backup, admin.RestoreOptions{Logger: slog.New(slog.DiscardHandler)})
 	c.did("restore: %+v, %v", rep.Copied, err)
 	a, done := c.admin()
 	defer done()

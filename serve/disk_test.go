@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/config"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/dataroot"
 )
 
 // ext4 mounts a new file system of the given size on a new directory. It passes the options to
@@ -234,7 +234,7 @@ func (s *instance) collectNow() {
 	s.t.Helper()
 	a, closeAdmin := openAdmin(s.t, s.cfg)
 	defer closeAdmin()
-	if _, err := a.Collect(s.t.Context(), serve.GCArgs{Now: true}, nil); err != nil {
+	if _, err := a.Collect(s.t.Context(), dataroot.GCArgs{Now: true}, nil); err != nil {
 		s.t.Errorf("collect: %v", err)
 	}
 }

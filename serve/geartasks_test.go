@@ -12,7 +12,8 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/check"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
+	"example.org/slipway/serve/dataroot"
 )
 
 // tarOf returns a layer with one file.
@@ -50,7 +51,7 @@ func (s *instance) pushGear() {
 	s.pushLayer("team/app", "bad", strings.Repeat("this is no tar. ", 4000))
 }
 
-func wantConverted(t *testing.T, a *serve.Admin, args serve.ConvertArgs, queued int, converted int64) {
+func wantConverted(t *testing.T, a *admin.Admin, args admin.ConvertArgs, queued int, converted int64) {
 	t.Helper()
 	rep, err := a.Convert(t.Context(), args, nil)
 	if err != nil || rep.Queued != queued || rep.Converted != converted || rep.Failed != 1 || rep.Waiting != 0 || len(rep.Failures) != 1 || rep.Failures[0].Reason == "" {
@@ -73,14 +74,14 @@ func TestGearTasks(t *testing.T) {
 			if st, err := a.GearStatus(t.Context()); err != nil || st.Layers != 0 || st.Waiting != 0 {
 				t.Errorf("before: got %+v, %v", st, err)
 			}
-			wantConverted(t, a, serve.ConvertArgs{}, 3, 2)
-			wantConverted(t, a, serve.ConvertArgs{}, 0, 0)
-			wantConverted(t, a, serve.ConvertArgs{Again: true}, 1, 0)
+			wantConverted(t, a, admin.ConvertArgs{}, 3, 2)
+			wantConverted(t, a, admin.ConvertArgs{}, 0, 0)
+			wantConverted(t, a, admin.ConvertArgs{Again: true}, 1, 0)
 			st, err := a.GearStatus(t.Context())
 			if err != nil || st.Layers != 2 || st.Files != 4 || st.Packs != 2 || st.Failed != 1 || len(st.Active) != 0 {
 				t.Errorf("after: got %+v, %v", st, err)
 			}
-			rep, err := a.Settle(t.Context(), serve.SettleArgs{All: true})
+			rep, err := a.Settle(t.Context(), admin.SettleArgs{All: true})
 			if err != nil || rep.PacksBefore != 2 || rep.Packs != 1 || rep.PackBytes <= 0 {
 				t.Errorf("Settle: got %+v, %v", rep, err)
 			}
@@ -97,14 +98,14 @@ func TestGearTasksReadOnly(t *testing.T) {
 	}
 	s = start(t, setup{root: s.root, yaml: "storage: {maintenance: {readonly: {enabled: true}}}"})
 	remote, _ := openAdmin(t, s.cfg)
-	if _, err := remote.Convert(t.Context(), serve.ConvertArgs{}, nil); err == nil || !strings.Contains(err.Error(), "readonly") {
+	if _, err := remote.Convert(t.Context(), admin.ConvertArgs{}, nil); err == nil || !strings.Contains(err.Error(), "readonly") {
 		t.Errorf("through a server: got %v", err)
 	}
 	if err := s.stop(); err != nil {
 		t.Fatal(err)
 	}
 	local, _ := openAdmin(t, s.cfg)
-	if _, err := local.Settle(t.Context(), serve.SettleArgs{}); err == nil || !strings.Contains(err.Error(), "readonly") {
+	if _, err := local.Settle(t.Context(), admin.SettleArgs{}); err == nil || !strings.Contains(err.Error(), "readonly") {
 		t.Errorf("without one: got %v", err)
 	}
 }
@@ -129,10 +130,10 @@ func TestGearFsck(t *testing.T) {
 	s := start(t, setup{})
 	s.pushLayer("team/app", "v1", tarOf(t, "a", strings.Repeat("first ", 9000)))
 	a, _ := openAdmin(t, s.cfg)
-	if _, err := a.Convert(t.Context(), serve.ConvertArgs{}, nil); err != nil {
+	if _, err := a.Convert(t.Context(), admin.ConvertArgs{}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if rep, err := a.Fsck(t.Context(), serve.FsckArgs{}, nil); err != nil || !rep.Clean() {
+	if rep, err := a.Fsck(t.Context(), dataroot.FsckArgs{}, nil); err != nil || !rep.Clean() {
 		t.Fatalf("before: got %+v, %v", rep, err)
 	}
 	pack := packs(t, s.root)[0]
@@ -145,24 +146,24 @@ func TestGearFsck(t *testing.T) {
 	}
 	writeFile(t, pack, string(b))
 	writeFile(t, filepath.Join(filepath.Dir(pack), strings.Repeat("ab", 32)), "nobody knows this")
-	rep, err := a.Fsck(t.Context(), serve.FsckArgs{}, nil)
-	if err != nil || rep.Clean() || rep.Counts[serve.ProblemGear] != 3 || rep.Counts[serve.ProblemGearUnknown] != 1 || len(rep.Problems) != 4 {
+	rep, err := a.Fsck(t.Context(), dataroot.FsckArgs{}, nil)
+	if err != nil || rep.Clean() || rep.Counts[dataroot.ProblemGear] != 3 || rep.Counts[dataroot.ProblemGearUnknown] != 1 || len(rep.Problems) != 4 {
 		t.Fatalf("damaged: got %+v, %v", rep, err)
 	}
 	// None of the four problems remains: the lost contents are made again, and nobody needs
 	// anything in the pack.
-	rep, err = a.Fsck(t.Context(), serve.FsckArgs{Repair: true}, nil)
-	if err != nil || !rep.Clean() || rep.Repaired[serve.ProblemGear] != 3 || rep.Repaired[serve.ProblemGearUnknown] != 1 {
+	rep, err = a.Fsck(t.Context(), dataroot.FsckArgs{Repair: true}, nil)
+	if err != nil || !rep.Clean() || rep.Repaired[dataroot.ProblemGear] != 3 || rep.Repaired[dataroot.ProblemGearUnknown] != 1 {
 		t.Errorf("repair: got %+v, %v", rep, err)
 	}
 	d := digestOf(tarOf(t, "a", strings.Repeat("first ", 9000)))
 	poll(t, "the layer is converted again", func() bool {
 		return s.do("GET", "/v2/team/app/_slipway/gear/layers/"+d, "").status == 200
 	})
-	if _, err := a.Settle(t.Context(), serve.SettleArgs{All: true}); err != nil {
+	if _, err := a.Settle(t.Context(), admin.SettleArgs{All: true}); err != nil {
 		t.Error(err)
 	}
-	if rep, err := a.Fsck(t.Context(), serve.FsckArgs{}, nil); err != nil || !rep.Clean() {
+	if rep, err := a.Fsck(t.Context(), dataroot.FsckArgs{}, nil); err != nil || !rep.Clean() {
 		t.Errorf("in the end: got %+v, %v", rep, err)
 	}
 }
@@ -188,11 +189,11 @@ func TestGearRebuild(t *testing.T) {
 				s = start(t, setup{root: s.root, yaml: gearOff})
 			}
 			a, _ = openAdmin(t, s.cfg)
-			rep, err := a.Fsck(t.Context(), serve.FsckArgs{Rebuild: true}, nil)
+			rep, err := a.Fsck(t.Context(), dataroot.FsckArgs{Rebuild: true}, nil)
 			if err != nil || !rep.Clean() || rep.RebuiltPacks != 1 || rep.RebuiltFiles != 2 {
 				t.Fatalf("rebuild: got %+v, %v; want one pack with 2 files", rep, err)
 			}
-			rep, err = a.Fsck(t.Context(), serve.FsckArgs{Rebuild: true, Repair: true}, nil)
+			rep, err = a.Fsck(t.Context(), dataroot.FsckArgs{Rebuild: true, Repair: true}, nil)
 			if err != nil || !rep.Clean() || rep.RebuiltPacks != 0 || len(rep.Repaired) != 0 {
 				t.Errorf("once more: got %+v, %v; want nothing to do", rep, err)
 			}
@@ -205,9 +206,9 @@ func TestGearRebuild(t *testing.T) {
 }
 
 // wantAll converts everything and wants the given number of converted layers.
-func wantAll(t *testing.T, a *serve.Admin, layers int64) {
+func wantAll(t *testing.T, a *admin.Admin, layers int64) {
 	t.Helper()
-	rep, err := a.Convert(t.Context(), serve.ConvertArgs{}, nil)
+	rep, err := a.Convert(t.Context(), admin.ConvertArgs{}, nil)
 	if err != nil || rep.Converted != layers || rep.Failed != 0 {
 		t.Fatalf("convert: got %+v, %v; want %d layers", rep, err, layers)
 	}
@@ -223,25 +224,25 @@ func TestGearBackup(t *testing.T) {
 	s.pushLayer("team/app", "v1", layer)
 	s.pushLayer("team/app", "v2", tarOf(t, "b", strings.Repeat("second ", 9000)))
 	a, closeAdmin := openAdmin(t, s.cfg)
-	if _, err := a.Convert(t.Context(), serve.ConvertArgs{}, nil); err != nil {
+	if _, err := a.Convert(t.Context(), admin.ConvertArgs{}, nil); err != nil {
 		t.Fatal(err)
 	}
 	dir := filepath.Join(t.TempDir(), "backup")
-	rep, err := a.Backup(t.Context(), serve.BackupArgs{Dir: dir}, nil)
+	rep, err := a.Backup(t.Context(), dataroot.BackupArgs{Dir: dir}, nil)
 	if err != nil || rep.Objects != 4 || rep.ObjectsTotal != 4 || rep.Copied != 4 || len(packs(t, dir)) != 2 {
 		t.Fatalf("backup: got %+v, %v", rep, err)
 	}
-	if _, err := a.Settle(t.Context(), serve.SettleArgs{All: true}); err != nil {
+	if _, err := a.Settle(t.Context(), admin.SettleArgs{All: true}); err != nil {
 		t.Fatal(err)
 	}
-	rep, err = a.Backup(t.Context(), serve.BackupArgs{Dir: dir}, nil)
+	rep, err = a.Backup(t.Context(), dataroot.BackupArgs{Dir: dir}, nil)
 	if err != nil || rep.Objects != 3 || rep.Copied != 1 || rep.Pruned != 2 || len(packs(t, dir)) != 1 {
 		t.Fatalf("backup after settling: got %+v, %v", rep, err)
 	}
 	closeAdmin()
 
 	cfg := configure(t, setup{root: filepath.Join(t.TempDir(), "back")})
-	restored, err := serve.Restore(t.Context(), cfg, dir, serve.RestoreOptions{})
+	restored, err := admin.Restore(t.Context(), cfg, dir, admin.RestoreOptions{})
 	if err != nil || restored.Restored.Objects != 3 {
 		t.Fatalf("restore: got %+v, %v", restored, err)
 	}
@@ -256,7 +257,7 @@ func wantCleanPacks(t *testing.T, cfg *config.Config) {
 	a, closeAdmin := openAdmin(t, cfg)
 	defer closeAdmin()
 	var rep check.Report
-	rep, err := a.Fsck(t.Context(), serve.FsckArgs{}, nil)
+	rep, err := a.Fsck(t.Context(), dataroot.FsckArgs{}, nil)
 	if err != nil || !rep.Clean() {
 		t.Errorf("fsck: got %+v, %v", rep, err)
 	}

@@ -13,12 +13,13 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/registry"
+	"example.org/slipway/serve/dataroot"
 	"example.org/slipway/serve/mirrors"
 )
 
 // health answers /livez and /readyz.
 type health struct {
-	root    *root
+	root    *dataroot.Root
 	reg     *registry.Registry
 	mirrors *mirrors.Mirrors // may be nil
 	log     *slog.Logger
@@ -38,9 +39,9 @@ type healthCheck struct {
 	err      error
 }
 
-func newHealth(cfg *config.Config, r *root, log *slog.Logger) *health {
-	reg := r.reg
-	h := &health{root: r, reg: reg, mirrors: r.mirrors, log: log}
+func newHealth(cfg *config.Config, r *dataroot.Root, log *slog.Logger) *health {
+	reg := r.Registry
+	h := &health{root: r, reg: reg, mirrors: r.Mirrors, log: log}
 	add := func(name string, every time.Duration, threshold int, run func(context.Context) error) {
 		h.checks = append(h.checks, &healthCheck{name: name, every: every, threshold: max(threshold, 1), run: run})
 	}
@@ -145,7 +146,7 @@ func (h *health) ready(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	fmt.Fprintln(w, "ok")
-	if err := h.root.full(); err != nil {
+	if err := h.root.Full(); err != nil {
 		fmt.Fprintf(w, "pushes are refused: %v\n", err)
 	}
 	for _, line := range h.mirrors.Failing() {
@@ -162,7 +163,7 @@ func (h *health) problem(ctx context.Context) error {
 	if err := h.reg.Ready(ctx); err != nil {
 		return err
 	}
-	if err := h.root.impaired(); err != nil {
+	if err := h.root.Impaired(); err != nil {
 		return err
 	}
 	for _, c := range h.checks {

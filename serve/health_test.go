@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/config"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/dataroot"
 )
 
 func TestHealth(t *testing.T) {
@@ -82,7 +82,7 @@ func TestMetrics(t *testing.T) {
 	s.do("BREW", "/v2/", "")
 	poll(t, "the webhook has the events", func() bool { return len(hook.got()) == 2 }) // and its answers have a status
 	a, _ := openAdmin(t, s.cfg)
-	if _, err := a.Collect(t.Context(), serve.GCArgs{}, nil); err != nil { // counts runs from the first on
+	if _, err := a.Collect(t.Context(), dataroot.GCArgs{}, nil); err != nil { // counts runs from the first on
 		t.Fatal(err)
 	}
 	page := s.want(200, "GET", s.debug+"/metrics", "").body

@@ -6,8 +6,10 @@ import (
 	"sync"
 	"time"
 
+	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/mirror"
+	"example.org/slipway/serve/dataroot"
 )
 
 // runJobs does the regular work of a server until ctx ends: garbage collections and the
@@ -42,7 +44,7 @@ func (s *Server) runJobs(ctx context.Context) {
 	if len(st.Retention) > 0 {
 		every(st.RetentionInterval, func() { s.applyRetention(ctx) })
 	}
-	if ttl := s.cfg.Proxy.TTL; ttl > 0 && s.root.mirrors != nil {
+	if ttl := s.cfg.Proxy.TTL; ttl > 0 && s.root.Mirrors != nil {
 		every(min(max(ttl/10, time.Second), pruneEvery), func() { s.pruneMirrors(ctx, ttl) })
 	}
 	wg.Wait()
@@ -58,7 +60,7 @@ func (s *Server) pruneMirrors(ctx context.Context, ttl time.Duration) {
 		return
 	}
 	defer leave()
-	rep, err := s.root.mirrors.Prune(ctx, mirror.PruneOptions{NotPulledSince: ttl})
+	rep, err := s.root.Mirrors.Prune(ctx, mirror.PruneOptions{NotPulledSince: ttl})
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
@@ -74,8 +76,8 @@ func (s *Server) collectGarbage(ctx context.Context) {
 		return
 	}
 	defer leave()
-	rep, err := s.root.reg.Collect(ctx, registry.CollectOptions{})
-	s.root.collectVolumes(ctx, false, s.log)
+	rep, err := s.root.Registry.Collect(ctx, registry.CollectOptions{})
+	s.root.CollectVolumes(ctx, false)
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
@@ -92,7 +94,7 @@ func (s *Server) applyRetention(ctx context.Context) {
 		return
 	}
 	defer leave()
-	rep, err := retain(ctx, s.cfg, s.root.reg, RetainArgs{})
+	rep, err := s.root.Retain(ctx, dataroot.RetainArgs{})
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
@@ -108,7 +110,7 @@ func (s *Server) convert(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
-		if leave, err := s.writes.Enter(); err == nil && s.root.reg.StoreAway() != nil {
+		if leave, err := s.writes.Enter(); err == nil && s.root.Registry.StoreAway() != nil {
 			leave()
 		} else if err == nil {
 			err := s.convertUntil(ctx, s.writes.Stopping())
@@ -133,7 +135,7 @@ func (s *Server) convertUntil(ctx context.Context, stop <-chan struct{}) error {
 	wg.Go(func() {
 		tick := time.NewTicker(time.Second)
 		defer tick.Stop()
-		for s.root.reg.StoreAway() == nil {
+		for s.root.Registry.StoreAway() == nil {
 			select {
 			case <-stop:
 				cancel()
@@ -145,8 +147,28 @@ func (s *Server) convertUntil(ctx context.Context, stop <-chan struct{}) error {
 		}
 		cancel()
 	})
-	if v := s.root.volumes; v != nil {
+	if v := s.root.Volumes; v != nil {
 		wg.Go(func() { _ = v.Run(ctx) }) // ends with ctx and returns no error
 	}
-	return s.root.gear.Run(ctx)
+	return s.root.Gear.Run(ctx)
+}
+
+// dropLayers looks once for layers that may be dropped, and drops them.
+func (s *Server) dropLayers(ctx context.Context) {
+	began := time.Now()
+	rep, err := s.root.DropLayers(ctx)
+	switch {
+	case ctx.Err() != nil || unavailable(err): // writes are stopped, or the object store is unavailable
+	case err != nil:
+		s.log.Error("layers cannot be dropped; it is tried again at the next run", "err", err)
+	case rep.Made+rep.Refused+rep.Dropped+rep.Failed > 0:
+		s.log.Info("made recipes and dropped layers", "made", rep.Made, "refused", rep.Refused, "dropped", rep.Dropped,
+			"bytes", rep.DroppedBytes, "failed", rep.Failed, "dur", time.Since(began))
+	}
+}
+
+// unavailable reports whether an error is temporary.
+func unavailable(err error) bool {
+	var e *oci.Error
+	return errors.As(err, &e) && e.Code == oci.CodeUnavailable
 }

@@ -16,6 +16,8 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
+	"example.org/slipway/serve/dataroot"
 )
 
 func TestDefaults(t *testing.T) {
@@ -78,7 +80,7 @@ func TestInMemory(t *testing.T) {
 	if left, _ := os.ReadDir(os.TempDir()); len(left) > 0 {
 		t.Errorf("an in-memory registry left %v behind", left)
 	}
-	if _, err := serve.OpenAdmin(t.Context(), cfg, nil); err == nil || !strings.Contains(err.Error(), "storage.inmemory") {
+	if _, err := admin.Open(t.Context(), cfg, nil); err == nil || !strings.Contains(err.Error(), "storage.inmemory") {
 		t.Errorf("OpenAdmin: got %v, want an error about storage.inmemory", err)
 	}
 }
@@ -94,7 +96,7 @@ func TestNewErrors(t *testing.T) {
 		is   error
 		want []string
 	}{
-		{"root in use", setup{root: busy.root}, serve.ErrInUse, []string{busy.root}},
+		{"root in use", setup{root: busy.root}, dataroot.ErrInUse, []string{busy.root}},
 		{"root is a file", setup{root: file}, nil, []string{"data directory", file}},
 		{"root below a file", setup{root: file + "/root"}, nil, []string{"data directory", file}},
 		{"port taken", setup{keep: true, yaml: "http: {addr: \"" + busy.Addr().String() + "\"}"}, nil, []string{"http.addr", busy.Addr().String()}},

@@ -14,7 +14,8 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/storage"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
+	"example.org/slipway/serve/dataroot"
 )
 
 // gzLayer returns a layer of one file of random hexadecimal digits, compressed.
@@ -68,7 +69,7 @@ func TestDroppedLayers(t *testing.T) {
 			}
 			a, _ := openAdmin(t, s.cfg)
 			for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
-				if _, err := a.Settle(t.Context(), serve.SettleArgs{All: true}); err != nil {
+				if _, err := a.Settle(t.Context(), admin.SettleArgs{All: true}); err != nil {
 					t.Fatal(err)
 				}
 				st, err := a.Recipes(t.Context())
@@ -83,14 +84,14 @@ func TestDroppedLayers(t *testing.T) {
 				}
 			}
 			s.wantLayers("dropped", layers)
-			if rep, err := a.Fsck(t.Context(), serve.FsckArgs{}, nil); err != nil || len(rep.Problems) > 0 {
+			if rep, err := a.Fsck(t.Context(), dataroot.FsckArgs{}, nil); err != nil || len(rep.Problems) > 0 {
 				t.Errorf("fsck: %+v, %v", rep.Problems, err)
 			}
 			saved := filepath.Join(t.TempDir(), "backup")
-			if rep, err := a.Backup(t.Context(), serve.BackupArgs{Dir: saved}, nil); err != nil || rep.DamagedTotal > 0 || !hasBlob(t, saved, layers[0]) {
+			if rep, err := a.Backup(t.Context(), dataroot.BackupArgs{Dir: saved}, nil); err != nil || rep.DamagedTotal > 0 || !hasBlob(t, saved, layers[0]) {
 				t.Errorf("backup: %+v, %v", rep, err)
 			}
-			if _, err := a.Rehydrate(t.Context(), serve.RehydrateArgs{All: true}, nil); err == nil {
+			if _, err := a.Rehydrate(t.Context(), dataroot.RehydrateArgs{All: true}, nil); err == nil {
 				t.Error("all layers were brought back although they would be dropped again")
 			}
 			if err := s.stop(); err != nil {
@@ -99,10 +100,10 @@ func TestDroppedLayers(t *testing.T) {
 			s = start(t, setup{yaml: cache, root: s.root})
 			s.wantLayers("without recipes in the configuration", layers)
 			a, _ = openAdmin(t, s.cfg)
-			if rep, err := a.Rehydrate(t.Context(), serve.RehydrateArgs{Images: []string{"team/app:v1"}}, nil); err != nil || rep.Layers != 1 || !hasBlob(t, s.root, layers[0]) {
+			if rep, err := a.Rehydrate(t.Context(), dataroot.RehydrateArgs{Images: []string{"team/app:v1"}}, nil); err != nil || rep.Layers != 1 || !hasBlob(t, s.root, layers[0]) {
 				t.Errorf("rehydrate an image: %+v, %v", rep, err)
 			}
-			if rep, err := a.Rehydrate(t.Context(), serve.RehydrateArgs{All: true}, nil); err != nil || rep.Layers != 1 || !hasBlob(t, s.root, layers[1]) {
+			if rep, err := a.Rehydrate(t.Context(), dataroot.RehydrateArgs{All: true}, nil); err != nil || rep.Layers != 1 || !hasBlob(t, s.root, layers[1]) {
 				t.Errorf("rehydrate all: %+v, %v", rep, err)
 			}
 			s.wantLayers("brought back", layers)

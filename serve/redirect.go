@@ -7,34 +7,17 @@ import (
 	"net/netip"
 	"time"
 
-	"example.org/slipway/registry/auth"
-
 	"example.org/slipway/config"
 	"example.org/slipway/internal/policy"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/prefetch"
 	"example.org/slipway/registry/server"
 	"example.org/slipway/registry/storage"
+	"example.org/slipway/serve/dataroot"
 )
-
-// served returns the registry for clients.
-func (r *root) served() oci.Registry {
-	if r.mirrors == nil {
-		return r.watched()
-	}
-	return r.mirrors.Registry
-}
-
-// watched returns the stored registry for clients. Prefetching learns from their
-// requests.
-func (r *root) watched() oci.Registry {
-	if r.prefetch == nil {
-		return r.reg
-	}
-	return r.prefetch.Registry(r.reg)
-}
 
 // redirector decides which clients are redirected to the object store, and for which
 // blobs.
@@ -74,19 +57,19 @@ func (s *Server) redirector() (server.Redirector, error) {
 	if c.Disable || !ever(rules) {
 		return nil, nil
 	}
-	store, ok := objstore.As[objstore.Redirector](s.root.inner)
+	store, ok := objstore.As[objstore.Redirector](s.root.Objects)
 	if !ok { // the configuration check warns of this
 		return nil, nil
 	}
-	r := &redirector{store: store, away: s.root.reg.StoreAway, ahead: s.root.prefetch, pulled: s.notifier.hook(),
+	r := &redirector{store: store, away: s.root.Registry.StoreAway, ahead: s.root.Prefetch, pulled: s.root.Notify,
 		rules: rules, min: int64(c.MinSize), expiry: c.Expiry,
-		holds: func(key string) bool { return s.root.cache != nil && s.root.cache.Holds(key) != policy.Nowhere }}
-	if m := s.root.mirrors; m != nil {
+		holds: func(key string) bool { return s.root.Cache != nil && s.root.Cache.Holds(key) != policy.Nowhere }}
+	if m := s.root.Mirrors; m != nil {
 		r.stored = func(ctx context.Context, repo string, d oci.Digest) bool {
 			if !m.Mirrored(repo) {
 				return true
 			}
-			_, err := s.root.reg.ResolveBlob(ctx, repo, d)
+			_, err := s.root.Registry.ResolveBlob(ctx, repo, d)
 			return err == nil
 		}
 	}
@@ -145,7 +128,7 @@ func addrOf(s string) (netip.Addr, bool) {
 
 // Redirect implements server.Redirector.
 func (r *redirector) Redirect(ctx context.Context, q server.Redirect) (string, error) {
-	if q.Blob.Size <= smallBlob || r.away() != nil || !r.wants(q) || r.stored != nil && !r.stored(ctx, q.Repo, q.Blob.Digest) {
+	if q.Blob.Size <= dataroot.SmallBlob || r.away() != nil || !r.wants(q) || r.stored != nil && !r.stored(ctx, q.Repo, q.Blob.Digest) {
 		return "", nil
 	}
 	url, err := r.store.URL(ctx, storage.BlobKey(q.Blob.Digest), r.expiry)

@@ -10,11 +10,13 @@ import (
 	"example.org/slipway/internal/backendtest"
 	"example.org/slipway/oci"
 	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
+	"example.org/slipway/serve/dataroot"
 )
 
-func drop(t *testing.T, a *serve.Admin, digests ...string) {
+func drop(t *testing.T, a *admin.Admin, digests ...string) {
 	t.Helper()
-	var args serve.CacheDropArgs
+	var args dataroot.CacheDropArgs
 	for _, d := range digests {
 		args.Digests = append(args.Digests, oci.Digest(d))
 	}
@@ -101,7 +103,7 @@ func TestStoreMetrics(t *testing.T) {
 	s := start(t, setup{yaml: storage + fmt.Sprintf("cluster: {addr: %q, id: r0, secret: 0123456789abcdef}\nnotifications: {endpoints: [{name: a, url: \"http://%s\"}]}\n", freeAddr(t), freeAddr(t))})
 	s.pushImage("a", "v1", layerOf(100<<10))
 	a, _ := openAdmin(t, s.cfg)
-	if _, err := a.Collect(t.Context(), serve.GCArgs{}, nil); err != nil { // counts runs from the first on
+	if _, err := a.Collect(t.Context(), dataroot.GCArgs{}, nil); err != nil { // counts runs from the first on
 		t.Fatal(err)
 	}
 	documented(t, s.want(200, "GET", s.debug+"/metrics", "").body,
@@ -120,12 +122,12 @@ func TestMoveCatalog(t *testing.T) {
 	layer := layerOf(200 << 10)
 	d := s.pushImage("a", "v1", layer)
 	a, closeAdmin := openAdmin(t, s.cfg)
-	if _, err := a.MoveCatalog(t.Context(), serve.MoveArgs{To: "postgres://nobody:hush@" + postgres.Addr + "/none?sslmode=disable"}, nil); err == nil || strings.Contains(err.Error(), "hush") {
+	if _, err := a.MoveCatalog(t.Context(), admin.MoveArgs{To: "postgres://nobody:hush@" + postgres.Addr + "/none?sslmode=disable"}, nil); err == nil || strings.Contains(err.Error(), "hush") {
 		t.Errorf("a move to nowhere: %v", err)
 	}
 	s.pushImage("a", "after-a-failure", layer)
 	dsn := postgres.DSN(postgres.CreateDatabase(t))
-	rep, err := a.MoveCatalog(t.Context(), serve.MoveArgs{To: dsn}, nil)
+	rep, err := a.MoveCatalog(t.Context(), admin.MoveArgs{To: dsn}, nil)
 	if err != nil || !rep.Served {
 		t.Fatalf("move: %+v, %v", rep, err)
 	}
@@ -136,10 +138,10 @@ func TestMoveCatalog(t *testing.T) {
 	}
 	s.want(503, "PUT", "/v2/a/manifests/v2", imageOf(layer), isManifest)
 	s.want(503, "DELETE", "/v2/a/manifests/"+d, "")
-	if _, err := a.Collect(t.Context(), serve.GCArgs{}, nil); err == nil {
+	if _, err := a.Collect(t.Context(), dataroot.GCArgs{}, nil); err == nil {
 		t.Error("garbage was collected after the move")
 	}
-	if _, err := a.MoveCatalog(t.Context(), serve.MoveArgs{To: dsn}, nil); err == nil {
+	if _, err := a.MoveCatalog(t.Context(), admin.MoveArgs{To: dsn}, nil); err == nil {
 		t.Error("the catalogue was moved twice")
 	}
 	closeAdmin()
@@ -165,7 +167,7 @@ func TestMoveCatalog(t *testing.T) {
 	}
 	s.pushImage("a", "v2", layer)
 	a, _ = openAdmin(t, s.cfg)
-	if _, err := a.MoveCatalog(t.Context(), serve.MoveArgs{To: dsn}, nil); err == nil || !strings.Contains(err.Error(), "already") {
+	if _, err := a.MoveCatalog(t.Context(), admin.MoveArgs{To: dsn}, nil); err == nil || !strings.Contains(err.Error(), "already") {
 		t.Errorf("a move from PostgreSQL: %v", err)
 	}
 	if got := s.do("GET", "/v2/", "").status; got != http.StatusOK {

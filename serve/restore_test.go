@@ -27,6 +27,8 @@ import (
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/registrytest"
 	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
+	"example.org/slipway/serve/dataroot"
 )
 
 // saved makes a backup of a registry with the image app:v1.
@@ -37,7 +39,7 @@ func saved(t *testing.T) string {
 	dir := filepath.Join(t.TempDir(), "backup")
 	a, closeAdmin := openAdmin(t, s.cfg)
 	defer closeAdmin()
-	if _, err := a.Backup(t.Context(), serve.BackupArgs{Dir: dir}, nil); err != nil {
+	if _, err := a.Backup(t.Context(), dataroot.BackupArgs{Dir: dir}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.stop(); err != nil {
@@ -46,9 +48,9 @@ func saved(t *testing.T) string {
 	return dir
 }
 
-func restore(t *testing.T, cfg *config.Config, dir string, o serve.RestoreOptions) (serve.RestoreReport, error) {
+func restore(t *testing.T, cfg *config.Config, dir string, o admin.RestoreOptions) (admin.RestoreReport, error) {
 	o.Logger = slog.New(slog.DiscardHandler)
-	return serve.Restore(t.Context(), cfg, dir, o)
+	return admin.Restore(t.Context(), cfg, dir, o)
 }
 
 func TestRestoreInto(t *testing.T) {
@@ -74,13 +76,13 @@ func TestRestoreInto(t *testing.T) {
 			}
 			cfg := configure(t, setup{root: root})
 			held := false
-			rep, err := restore(t, cfg, copied, serve.RestoreOptions{Progress: func(backup.Report) {
+			rep, err := restore(t, cfg, copied, admin.RestoreOptions{Progress: func(backup.Report) {
 				if !held { // nobody else can use it meanwhile
 					held = true
-					if _, err := serve.New(t.Context(), cfg, nil); !errors.Is(err, serve.ErrInUse) {
+					if _, err := serve.New(t.Context(), cfg, nil); !errors.Is(err, dataroot.ErrInUse) {
 						t.Errorf("a server on a root being restored: got %v", err)
 					}
-					if _, err := serve.Restore(t.Context(), cfg, copied, serve.RestoreOptions{}); !errors.Is(err, serve.ErrInUse) {
+					if _, err := admin.Restore(t.Context(), cfg, copied, admin.RestoreOptions{}); !errors.Is(err, dataroot.ErrInUse) {
 						t.Errorf("a second restore: got %v", err)
 					}
 				}
@@ -94,7 +96,7 @@ func TestRestoreInto(t *testing.T) {
 			start(t, setup{root: root}).want(200, "GET", "/v2/app/manifests/v1", "")
 			// The root is not empty any more, and so the backup is merged.
 			merged := false
-			rep, err = restore(t, cfg, copied, serve.RestoreOptions{MergeProgress: func(imagecopy.Progress) { merged = true }})
+			rep, err = restore(t, cfg, copied, admin.RestoreOptions{MergeProgress: func(imagecopy.Progress) { merged = true }})
 			if err != nil || !rep.Merged || rep.Copied.References != 1 || !merged {
 				t.Errorf("merge: got %+v, %v; want 1 reference", rep, err)
 			}
@@ -115,7 +117,7 @@ func TestRestoreLocked(t *testing.T) {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := restore(t, configure(t, setup{root: root}), copied, serve.RestoreOptions{}); !errors.Is(err, serve.ErrInUse) {
+	if _, err := restore(t, configure(t, setup{root: root}), copied, admin.RestoreOptions{}); !errors.Is(err, dataroot.ErrInUse) {
 		t.Errorf("got %v, want ErrInUse", err)
 	}
 }
@@ -142,7 +144,7 @@ func TestMergeIsWhole(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				if rep, err := restore(t, s.cfg, dir, serve.RestoreOptions{}); err != nil || !rep.Merged {
+				if rep, err := restore(t, s.cfg, dir, admin.RestoreOptions{}); err != nil || !rep.Merged {
 					t.Fatalf("%s: got %+v, %v", name, rep, err)
 				}
 				got := slices.DeleteFunc(backUp(t, s.cfg, filepath.Join(t.TempDir(), "again")), func(r backup.Repository) bool { return r.Name == "other" })
@@ -170,7 +172,7 @@ func TestMergeMirrored(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "backup")
 	backUp(t, s.cfg, dir)
 	into := start(t, setup{yaml: mirror})
-	if rep, err := restore(t, into.cfg, dir, serve.RestoreOptions{}); err != nil || !rep.Merged || rep.Copied.References != 1 {
+	if rep, err := restore(t, into.cfg, dir, admin.RestoreOptions{}); err != nil || !rep.Merged || rep.Copied.References != 1 {
 		t.Errorf("got %+v, %v; want one image merged", rep, err)
 	}
 	a, _ = openAdmin(t, into.cfg)
@@ -210,14 +212,14 @@ func TestRestoreLostCatalog(t *testing.T) {
 			if _, err := serve.New(t.Context(), cfg, nil); err == nil || !strings.Contains(err.Error(), "slipway restore") {
 				t.Fatalf("a server without the catalogue: got %v", err)
 			}
-			if rep, err := restore(t, cfg, dir, serve.RestoreOptions{}); err != nil || rep.Merged || rep.Restored.Copied > 0 {
+			if rep, err := restore(t, cfg, dir, admin.RestoreOptions{}); err != nil || rep.Merged || rep.Restored.Copied > 0 {
 				t.Fatalf("restore: got %+v, %v; want nothing copied", rep, err)
 			}
 			if diff := cmp.Diff(want, backUp(t, cfg, dir)); diff != "" {
 				t.Errorf("other than the backup (-backup +registry):\n%s", diff)
 			}
 			a, _ := openAdmin(t, cfg)
-			if rep, err := a.Fsck(t.Context(), serve.FsckArgs{}, nil); err != nil || !rep.Clean() {
+			if rep, err := a.Fsck(t.Context(), dataroot.FsckArgs{}, nil); err != nil || !rep.Clean() {
 				t.Errorf("fsck: got %+v, %v", rep, err)
 			}
 		})
@@ -230,7 +232,7 @@ func TestAdoptedLostCatalog(t *testing.T) {
 	copied := saved(t)
 	root := t.TempDir()
 	cfg := configure(t, setup{root: root})
-	if rep, err := restore(t, cfg, copied, serve.RestoreOptions{}); err != nil || rep.Merged {
+	if rep, err := restore(t, cfg, copied, admin.RestoreOptions{}); err != nil || rep.Merged {
 		t.Fatalf("restore: got %+v, %v", rep, err)
 	}
 	link := filepath.Join(root, "docker/registry/v2/repositories/old/_manifests/tags/v1/current/link")
@@ -241,14 +243,14 @@ func TestAdoptedLostCatalog(t *testing.T) {
 	}
 	for name, try := range map[string]func() error{
 		"serve":   func() error { _, err := serve.New(t.Context(), cfg, nil); return err },
-		"dry run": func() error { _, err := serve.AdoptInPlace(t.Context(), cfg, true, adopt.Options{}); return err },
-		"adopt":   func() error { _, err := serve.AdoptInPlace(t.Context(), cfg, false, adopt.Options{}); return err },
+		"dry run": func() error { _, err := dataroot.AdoptInPlace(t.Context(), cfg, true, adopt.Options{}); return err },
+		"adopt":   func() error { _, err := dataroot.AdoptInPlace(t.Context(), cfg, false, adopt.Options{}); return err },
 	} {
 		if err := try(); err == nil || !strings.Contains(err.Error(), "slipway restore") {
 			t.Errorf("%s: got %v, want the advice to restore", name, err)
 		}
 	}
-	if rep, err := restore(t, cfg, copied, serve.RestoreOptions{}); err != nil || rep.Merged {
+	if rep, err := restore(t, cfg, copied, admin.RestoreOptions{}); err != nil || rep.Merged {
 		t.Fatalf("restore: got %+v, %v", rep, err)
 	}
 	start(t, setup{root: root}).want(200, "GET", "/v2/app/manifests/v1", "")
@@ -258,7 +260,7 @@ func TestAdoptedLostCatalog(t *testing.T) {
 // and gives the tags times in the past.
 func fillAtRandom(t *testing.T, cfg *config.Config, root string, rnd *rand.Rand) {
 	t.Helper()
-	a, err := serve.OpenAdmin(t.Context(), cfg, &serve.AdminOptions{Create: true, Logger: slog.New(slog.DiscardHandler)})
+	a, err := admin.Open(t.Context(), cfg, &admin.Options{Create: true, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -318,7 +320,7 @@ func fillAtRandom(t *testing.T, cfg *config.Config, root string, rnd *rand.Rand)
 func backUp(t *testing.T, cfg *config.Config, dir string) []backup.Repository {
 	t.Helper()
 	a, closeAdmin := openAdmin(t, cfg)
-	_, err := a.Backup(t.Context(), serve.BackupArgs{Dir: dir}, nil)
+	_, err := a.Backup(t.Context(), dataroot.BackupArgs{Dir: dir}, nil)
 	closeAdmin()
 	if err != nil {
 		t.Fatal(err)
@@ -342,7 +344,7 @@ func TestRestoreInterrupted(t *testing.T) {
 	copied, root := saved(t), filepath.Join(t.TempDir(), "root")
 	damage(t, copied, strings.Repeat("layer", 20_000)) // ends the restore before the catalogue
 	cfg := configure(t, setup{root: root})
-	if _, err := restore(t, cfg, copied, serve.RestoreOptions{}); err == nil {
+	if _, err := restore(t, cfg, copied, admin.RestoreOptions{}); err == nil {
 		t.Fatal("a damaged backup is restored")
 	}
 	if err := os.MkdirAll(filepath.Join(root, "docker/registry/v2/blobs"), 0o700); err != nil {
@@ -350,9 +352,9 @@ func TestRestoreInterrupted(t *testing.T) {
 	}
 	tries := map[string]func() error{
 		"serve": func() error { _, err := serve.New(t.Context(), cfg, nil); return err },
-		"admin": func() error { _, err := serve.OpenAdmin(t.Context(), cfg, nil); return err },
+		"admin": func() error { _, err := admin.Open(t.Context(), cfg, nil); return err },
 		"adopt": func() error {
-			_, err := serve.AdoptInPlace(t.Context(), cfg, false, adopt.Options{})
+			_, err := dataroot.AdoptInPlace(t.Context(), cfg, false, adopt.Options{})
 			return err
 		},
 	}
@@ -361,10 +363,10 @@ func TestRestoreInterrupted(t *testing.T) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
-	if _, err := restore(t, cfg, saved(t), serve.RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "belongs to registry") {
+	if _, err := restore(t, cfg, saved(t), admin.RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "belongs to registry") {
 		t.Errorf("another registry's backup into what was begun: got %v", err)
 	}
-	if rep, err := restore(t, cfg, copied, serve.RestoreOptions{AllowDamaged: true}); err != nil || rep.Merged || !slices.Equal(rep.Restored.Incomplete, []string{"app:v1"}) {
+	if rep, err := restore(t, cfg, copied, admin.RestoreOptions{AllowDamaged: true}); err != nil || rep.Merged || !slices.Equal(rep.Restored.Incomplete, []string{"app:v1"}) {
 		t.Errorf("the restore that goes on: got %+v, %v", rep, err)
 	}
 	start(t, setup{root: root}).want(200, "GET", "/v2/app/manifests/v1", "")
@@ -385,7 +387,7 @@ func TestOfflineEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	a, closeAdmin := openAdmin(t, s.cfg)
-	if rep, err := a.Retain(t.Context(), serve.RetainArgs{Now: true}); err != nil || rep.Removed != 1 {
+	if rep, err := a.Retain(t.Context(), dataroot.RetainArgs{Now: true}); err != nil || rep.Removed != 1 {
 		t.Fatalf("Retain: got %+v, %v", rep, err)
 	}
 	closeAdmin()
@@ -408,7 +410,7 @@ func TestRetentionPattern(t *testing.T) {
 		s.pushImage(repo, "new", "two")
 	}
 	a, _ := openAdmin(t, s.cfg)
-	rep, err := a.Retain(t.Context(), serve.RetainArgs{Now: true})
+	rep, err := a.Retain(t.Context(), dataroot.RetainArgs{Now: true})
 	if err != nil || rep.Repositories != 2 || rep.Removed != 2 {
 		t.Errorf("got %+v, %v; want one tag removed of ci/app and one of ci/app/x", rep, err)
 	}

@@ -1,6 +1,5 @@
-// Package serve is the composition root of the registry server. It chooses the drivers
-// that the configuration names, connects catalogue, store, registry, access control and
-// listeners, and runs them.
+// Package serve is the composition root of the registry server. It connects the data root with
+// access control, listeners, the web page and administration, and runs them.
 package serve
 
 import (
@@ -20,12 +19,13 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/internal/systemd"
-	"example.org/slipway/oci"
 	"example.org/slipway/oci/fleet"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/server"
+	"example.org/slipway/serve/admin"
+	"example.org/slipway/serve/dataroot"
 	"example.org/slipway/serve/gate"
+	"example.org/slipway/serve/page"
 	"example.org/slipway/web"
 	"example.org/slipway/workload/trace"
 )
@@ -47,7 +47,7 @@ type Options struct {
 type Server struct {
 	cfg   *config.Config
 	log   *slog.Logger
-	root  *root
+	root  *dataroot.Root
 	auth  *auth.Auth
 	audit *auth.AuditLog
 	// access is nil without an access log. accessFile is nil if the access log is not a
@@ -59,14 +59,12 @@ type Server struct {
 	http, debug     *http.Server
 	listen, debugLn net.Listener
 	peers           *peerServer // nil without other servers
-	admin           *adminServer
-	notifier        *notifier
+	admin           *admin.Server
 	certs           *certificates
 	tracing         *sdktrace.TracerProvider // nil when off
 	metrics         *prometheus.Registry
 	nodes           *fleet.Book
-	web             *web.Handler // nil without a web page
-	page            *pageSystem  // nil without a web page
+	page            *page.Page // nil without a web page
 	health          *health
 	site            *auth.Site // for the web page and the debug listener
 	certCheck       time.Duration
@@ -106,22 +104,18 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 	if err := s.openLogs(o); err != nil {
 		return nil, err
 	}
-	s.notifier = newNotifier(cfg, s.log)
-	if s.root, err = openRoot(ctx, cfg, rootOptions{log: s.log, onEvent: s.notifier.hook(), serving: true, enter: s.writes.Enter}); err != nil {
+	if s.root, err = dataroot.Open(ctx, cfg, dataroot.Options{Logger: s.log, Serving: true, Enter: s.writes.Enter}); err != nil {
 		return nil, err
 	}
-	if err := s.notifier.start(s.root.cat); err != nil {
+	if err := s.root.OpenMirrors(s.writes); err != nil {
 		return nil, err
 	}
-	if err := s.root.openMirrors(cfg, s.writes, s.log); err != nil {
+	if err := s.root.Mirrors.WarnOfPushed(ctx, s.log); err != nil {
 		return nil, err
 	}
-	if err := s.root.mirrors.WarnOfPushed(ctx, s.log); err != nil {
-		return nil, err
-	}
-	ao := &auth.Options{Logger: s.log, Audit: s.audit, Dir: s.root.dir, Host: noSlash(cfg.HTTP.Host), Prefix: noSlash(cfg.HTTP.Prefix)}
-	if s.root.mirrors != nil {
-		ao.Repository = s.root.mirrors.ForToken
+	ao := &auth.Options{Logger: s.log, Audit: s.audit, Dir: s.root.Dir, Host: config.NoSlash(cfg.HTTP.Host), Prefix: config.NoSlash(cfg.HTTP.Prefix)}
+	if s.root.Mirrors != nil {
+		ao.Repository = s.root.Mirrors.ForToken
 	}
 	if s.auth, err = auth.New(cfg.Auth, ao); err != nil {
 		return nil, authProblem(cfg, err)
@@ -179,51 +173,15 @@ type keepOpen struct{ f *os.File }
 
 func (k keepOpen) Write(p []byte) (int, error) { return k.f.Write(p) }
 
-// registryOptions converts the configuration into options of the registry.
-func registryOptions(cfg *config.Config, log *slog.Logger) (*registry.Options, error) {
-	st := &cfg.Storage
-	o := &registry.Options{
-		Logger:           log,
-		MemoryBytes:      int64(st.Memory),
-		MaxUploads:       cfg.HTTP.Limits.UploadSessions,
-		UploadMaxAge:     st.Maintenance.UploadPurging.Age,
-		MaxManifestBytes: int64(cfg.HTTP.Limits.ManifestBytes),
-		Grace:            st.GC.Grace,
-		DeleteUntagged:   st.GC.Untagged == "delete",
-		DeleteDisabled:   !st.Delete.Enabled,
-		ReadOnly:         st.Maintenance.ReadOnly.Enabled,
-		Replica:          cfg.Cluster.Name(),
-		StrictTags:       cfg.Cluster.StrictTags,
-	}
-	if o.MemoryBytes == 0 {
-		o.MemoryBytes = -1 // no cache; the registry would take 0 as its default
-	}
-	if !st.Maintenance.UploadPurging.Enabled {
-		o.UploadMaxAge = 100 * 365 * 24 * time.Hour
-	}
-	var err error
-	if o.Immutable, err = st.Immutable(); err != nil {
-		return nil, err
-	}
-	if cfg.Validation.Disabled {
-		o.MissingPlatforms = func(string, oci.Descriptor) bool { return true }
-		return o, nil
-	}
-	o.MissingPlatforms = missingPlatforms(cfg.Validation.Manifests.Indexes)
-	o.MissingBlobs = cfg.Validation.Manifests.Blobs == "none"
-	o.ForeignURL, err = foreignURLs(cfg.Validation.Manifests.URLs)
-	return o, err
-}
-
 // setUpHTTP creates the handlers, and the servers on the listeners.
 func (s *Server) setUpHTTP() error {
 	h := &s.cfg.HTTP
 	so := &server.Options{
-		Auth: s.auth, Logger: s.log, Headers: http.Header(h.Headers), Host: noSlash(h.Host),
-		Prefix: noSlash(h.Prefix), MaxCatalog: s.cfg.Catalog.MaxEntries,
+		Auth: s.auth, Logger: s.log, Headers: http.Header(h.Headers), Host: config.NoSlash(h.Host),
+		Prefix: config.NoSlash(h.Prefix), MaxCatalog: s.cfg.Catalog.MaxEntries,
 		MaxManifestBytes: int64(h.Limits.ManifestBytes), IdleTimeout: h.Limits.BodyIdleTimeout, MinBodyRate: int64(h.Limits.BodyMinRate),
 		RequestsPerSecond: h.RateLimit.RequestsPerSecond, Burst: h.RateLimit.Burst,
-		MaxUploadsPerClient: h.RateLimit.Uploads, WithActor: s.notifier.hook() != nil || s.root.prefetch != nil,
+		MaxUploadsPerClient: h.RateLimit.Uploads, WithActor: s.root.Notify != nil || s.root.Prefetch != nil,
 	}
 	s.site = siteOf(s.cfg, nil)
 	so.Site = siteOf(s.cfg, corsOrigins(h.Headers))
@@ -243,29 +201,29 @@ func (s *Server) setUpHTTP() error {
 	if th := s.auth.TokenHandler(); th != nil {
 		so.Token, so.TokenPath = th, auth.TokenPath
 	}
-	so.Gear = gearAPI{s.root.gear, s.writes}
+	so.Gear = gearAPI{s.root.Gear, s.writes}
 	s.nodes = fleet.NewBook(nil)
 	so.Nodes, so.AnonymousReports = s.nodes, s.cfg.Gear.Anonymous
-	if s.root.volumes != nil {
-		so.Volumes = volumeAPI{s.root.volumes, s.writes}
-		s.metrics.MustRegister(s.root.volumes.Metrics()...)
+	if s.root.Volumes != nil {
+		so.Volumes = volumeAPI{s.root.Volumes, s.writes}
 	}
 	var err error
 	if !s.cfg.Web.Disabled {
-		if so.Web, err = s.webPage(); err != nil {
+		if s.page, err = s.newPage(); err != nil {
 			return err
 		}
-		so.IsWeb = web.Serves
+		so.Web, so.IsWeb = s.page, web.Serves
 	}
 	if so.Redirect, err = s.redirector(); err != nil {
 		return err
 	}
-	if s.root.mirrors != nil {
-		so.Repository, so.Defaulted = s.root.mirrors.Repository, s.root.mirrors.ByDefault
-		so.Incomplete = s.root.mirrors.Incomplete
+	if s.root.Mirrors != nil {
+		so.Repository, so.Defaulted = s.root.Mirrors.Repository, s.root.Mirrors.ByDefault
+		so.Incomplete = s.root.Mirrors.Incomplete
 	}
-	s.handler = server.New(s.writes.Registry(s.root.served()), so)
-	s.registerMetrics()
+	s.handler = server.New(s.writes.Registry(s.root.Served()), so)
+	s.metrics.MustRegister(s.handler.Metrics()...)
+	s.metrics.MustRegister(s.root.Metrics()...)
 	s.health = newHealth(s.cfg, s.root, s.log)
 	s.http = newHTTPServer(h, s.log, s.requests.Guard(traced(s.tracing, s.handler)))
 	if err := s.encrypt(); err != nil {
@@ -273,20 +231,8 @@ func (s *Server) setUpHTTP() error {
 	}
 	s.servePeers()
 	s.setUpDebug()
-	s.admin, err = newAdminServer(s)
+	s.admin, err = admin.NewServer(s.cfg, s.root, s.writes, s.requests.Guard, s.log)
 	return err
-}
-
-// registerMetrics registers the metrics of all parts except volumes.
-func (s *Server) registerMetrics() {
-	s.metrics.MustRegister(s.handler.Metrics()...)
-	s.metrics.MustRegister(s.root.reg.Metrics()...)
-	s.metrics.MustRegister(s.root.gear.Metrics()...)
-	s.metrics.MustRegister(s.root.recipes.Metrics()...)
-	s.metrics.MustRegister(s.root.mirrors.Metrics()...)
-	s.metrics.MustRegister(s.root.collectors...)
-	s.metrics.MustRegister(s.notifier.metrics()...)
-	s.metrics.MustRegister(freeSpace(s.root.dir))
 }
 
 // siteOf returns what is known about the names of a server. Pages of origins may change
@@ -347,15 +293,15 @@ func (s *Server) Run(ctx context.Context) error {
 	if s.debug != nil {
 		run("serve metrics", func() error { return s.debug.Serve(s.debugLn) })
 	}
-	run("serve administration", s.admin.serve)
+	run("serve administration", s.admin.Serve)
 	if s.peers != nil {
 		run("serve other servers", s.peers.serve)
-		run("find other servers", func() error { return s.root.cluster.Run(ctx) })
+		run("find other servers", func() error { return s.root.Cluster.Run(ctx) })
 	}
-	if s.root.prefetch != nil {
-		run("fetch ahead", func() error { return s.root.prefetch.Run(ctx) })
+	if s.root.Prefetch != nil {
+		run("fetch ahead", func() error { return s.root.Prefetch.Run(ctx) })
 	}
-	run("send notifications", func() error { return s.notifier.run(ctx) })
+	run("send notifications", func() error { return s.root.Deliver(ctx) })
 	if !s.cfg.Storage.Maintenance.ReadOnly.Enabled {
 		run("convert", func() error { return s.convert(ctx) })
 	}
@@ -363,7 +309,7 @@ func (s *Server) Run(ctx context.Context) error {
 	run("memory", func() error { keepSmall(ctx, s.handler.Served); return nil })
 	run("health checks", func() error { s.health.run(ctx); return nil })
 	systemd.Notify(systemd.Ready)
-	attrs := []any{"addr", s.listen.Addr().String(), "root", s.root.dir, "tls", s.certs != nil, "auth", !s.auth.Open()}
+	attrs := []any{"addr", s.listen.Addr().String(), "root", s.root.Dir, "tls", s.certs != nil, "auth", !s.auth.Open()}
 	if s.debugLn != nil {
 		attrs = append(attrs, "debug", s.debugLn.Addr().String())
 	}
@@ -388,15 +334,13 @@ func (s *Server) drain() error {
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
 	s.health.stopping()
-	if s.web != nil {
-		s.web.EndStreams() // by themselves they end only after minutes
-	}
+	s.page.EndStreams() // by themselves they end only after minutes
 	err := s.http.Shutdown(ctx)
 	if err != nil { // the time is over
 		s.log.Warn("requests were cut off", "err", err)
 		err = s.http.Close()
 	}
-	s.admin.stop()
+	s.admin.Stop()
 	s.peers.close()
 	if s.debug != nil {
 		err = errors.Join(err, s.debug.Close())
@@ -419,18 +363,15 @@ func (s *Server) Close() error {
 			}
 		}
 		if s.admin != nil {
-			s.admin.stop()
+			s.admin.Stop()
 		}
 		s.peers.close()
-		if s.web != nil {
-			s.web.Close()
-		}
-		s.page.close()
+		s.page.Close()
 		// Nothing may still use what is closed next, and no other process may open the
 		// data root while this one writes to it.
 		errs = append(errs, s.requests.Shut(ctx))
 		if s.root != nil {
-			errs = append(errs, s.root.close(ctx))
+			errs = append(errs, s.root.Close(ctx))
 		}
 		if s.auth != nil {
 			errs = append(errs, s.auth.Close())

@@ -8,7 +8,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/backup"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/dataroot"
 )
 
 // TestDiskAway removes each directory that may be a mount point, while the server runs and before
@@ -67,7 +67,7 @@ func TestDiskAway(t *testing.T) {
 				}
 				s.pushImage("a", "v2", layer+"more")
 				a, _ := openAdmin(t, s.cfg)
-				if rep, err := a.Fsck(t.Context(), serve.FsckArgs{}, nil); err != nil || !rep.Clean() {
+				if rep, err := a.Fsck(t.Context(), dataroot.FsckArgs{}, nil); err != nil || !rep.Clean() {
 					t.Errorf("fsck: %+v, %v", rep.Problems, err)
 				}
 			})
@@ -82,13 +82,13 @@ func wantRefused(t *testing.T, s *instance) {
 	defer closeAdmin()
 	ctx := t.Context()
 	for what, do := range map[string]func() error{
-		"fsck":           func() error { _, err := a.Fsck(ctx, serve.FsckArgs{}, nil); return err },
-		"fsck --repair":  func() error { _, err := a.Fsck(ctx, serve.FsckArgs{Repair: true, Quick: true}, nil); return err },
-		"fsck --rebuild": func() error { _, err := a.Fsck(ctx, serve.FsckArgs{Rebuild: true}, nil); return err },
-		"gc":             func() error { _, err := a.Collect(ctx, serve.GCArgs{Now: true}, nil); return err },
-		"retention":      func() error { _, err := a.Retain(ctx, serve.RetainArgs{Now: true}); return err },
+		"fsck":           func() error { _, err := a.Fsck(ctx, dataroot.FsckArgs{}, nil); return err },
+		"fsck --repair":  func() error { _, err := a.Fsck(ctx, dataroot.FsckArgs{Repair: true, Quick: true}, nil); return err },
+		"fsck --rebuild": func() error { _, err := a.Fsck(ctx, dataroot.FsckArgs{Rebuild: true}, nil); return err },
+		"gc":             func() error { _, err := a.Collect(ctx, dataroot.GCArgs{Now: true}, nil); return err },
+		"retention":      func() error { _, err := a.Retain(ctx, dataroot.RetainArgs{Now: true}); return err },
 		"backup": func() error {
-			_, err := a.Backup(ctx, serve.BackupArgs{Dir: t.TempDir()}, func(backup.Report) {})
+			_, err := a.Backup(ctx, dataroot.BackupArgs{Dir: t.TempDir()}, func(backup.Report) {})
 			return err
 		},
 	} {

@@ -26,6 +26,7 @@ import (
 	"example.org/slipway/registry/objstore/s3store"
 	"example.org/slipway/registry/storage"
 	"example.org/slipway/serve"
+	"example.org/slipway/serve/dataroot"
 )
 
 // counter is a proxy before an object store that counts the requests by method and path.
@@ -171,7 +172,7 @@ func TestObjectStores(t *testing.T) {
 			}
 			check(s)
 			a, closeAdmin := openAdmin(t, s.cfg)
-			if rep, err := a.Fsck(t.Context(), serve.FsckArgs{}, nil); err != nil || !rep.Clean() || rep.Contents == 0 {
+			if rep, err := a.Fsck(t.Context(), dataroot.FsckArgs{}, nil); err != nil || !rep.Clean() || rep.Contents == 0 {
 				t.Errorf("fsck through the server: %+v, %v", rep.Problems, err)
 			}
 			closeAdmin()
@@ -179,7 +180,7 @@ func TestObjectStores(t *testing.T) {
 				t.Fatal(err)
 			}
 			a, closeAdmin = openAdmin(t, s.cfg) // without a server
-			if _, err := a.Backup(t.Context(), serve.BackupArgs{Dir: filepath.Join(t.TempDir(), "backup")}, nil); err != nil {
+			if _, err := a.Backup(t.Context(), dataroot.BackupArgs{Dir: filepath.Join(t.TempDir(), "backup")}, nil); err != nil {
 				t.Errorf("backup: %v", err)
 			}
 			if _, err := a.CacheStatus(t.Context()); err == nil {
@@ -249,28 +250,28 @@ func TestCacheReadsOnce(t *testing.T) {
 		}
 		// A check reads the store and does not rely on the cache.
 		before = c.reads(d)
-		if rep, err := a.Fsck(t.Context(), serve.FsckArgs{}, nil); err != nil || !rep.Clean() {
+		if rep, err := a.Fsck(t.Context(), dataroot.FsckArgs{}, nil); err != nil || !rep.Clean() {
 			t.Errorf("fsck: %+v, %v", rep, err)
 		}
 		if c.reads(d) == before {
 			t.Error("fsck did not read the layer from the store")
 		}
-		dropped, err := a.DropCached(t.Context(), serve.CacheDropArgs{Digests: []oci.Digest{oci.Digest(d)}})
+		dropped, err := a.DropCached(t.Context(), dataroot.CacheDropArgs{Digests: []oci.Digest{oci.Digest(d)}})
 		if err != nil || dropped.Dropped != 1 {
 			t.Errorf("drop: %+v, %v", dropped, err)
 		}
-		if _, err := a.DropCached(t.Context(), serve.CacheDropArgs{Digests: []oci.Digest{"nonsense"}}); err == nil {
+		if _, err := a.DropCached(t.Context(), dataroot.CacheDropArgs{Digests: []oci.Digest{"nonsense"}}); err == nil {
 			t.Error("what is no digest was dropped")
 		}
 		before = c.reads(d)
-		rep, err := a.WarmCache(t.Context(), serve.CacheWarmArgs{Images: []string{"a:v1"}}, nil)
+		rep, err := a.WarmCache(t.Context(), dataroot.CacheWarmArgs{Images: []string{"a:v1"}}, nil)
 		if err != nil || rep.Layers != 1 || rep.Held != 0 || rep.Bytes != int64(len(layer)) || c.reads(d) != before+1 {
 			t.Errorf("warm: %+v, %v, %d reads", rep, err, c.reads(d)-before)
 		}
-		if rep, err = a.WarmCache(t.Context(), serve.CacheWarmArgs{Images: []string{"a@" + digestOf(imageOf(layer))}, Platform: "linux/amd64"}, nil); err != nil || rep.Held != 1 {
+		if rep, err = a.WarmCache(t.Context(), dataroot.CacheWarmArgs{Images: []string{"a@" + digestOf(imageOf(layer))}, Platform: "linux/amd64"}, nil); err != nil || rep.Held != 1 {
 			t.Errorf("warm again: %+v, %v", rep, err)
 		}
-		if _, err := a.WarmCache(t.Context(), serve.CacheWarmArgs{Images: []string{"a:none"}}, nil); err == nil {
+		if _, err := a.WarmCache(t.Context(), dataroot.CacheWarmArgs{Images: []string{"a:none"}}, nil); err == nil {
 			t.Error("an image that is not here was warmed")
 		}
 	}
@@ -288,7 +289,7 @@ func TestPrefetchReadsAhead(t *testing.T) {
 	s.want(200, "HEAD", "/v2/a/manifests/v1", "")
 	s.want(200, "GET", "/v2/a/manifests/v1", "")
 	a, _ := openAdmin(t, s.cfg)
-	var st serve.CacheStatus
+	var st dataroot.CacheStatus
 	poll(t, "the layer is fetched ahead", func() bool {
 		var err error
 		st, err = a.CacheStatus(t.Context())

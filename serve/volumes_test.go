@@ -14,6 +14,8 @@ import (
 	"example.org/slipway/oci/client"
 	"example.org/slipway/oci/volref"
 	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
+	"example.org/slipway/serve/dataroot"
 	"example.org/slipway/volume/file"
 	volumeregistry "example.org/slipway/volume/service"
 )
@@ -126,7 +128,7 @@ func TestVolumes(t *testing.T) {
 	c = s.speaks()
 	builtVolumes(t, c, "team/app", d)
 	a, _ := openAdmin(t, s.cfg)
-	rep, err := a.Volumes(t.Context(), serve.VolumesArgs{List: true})
+	rep, err := a.Volumes(t.Context(), admin.VolumesArgs{List: true})
 	if err != nil || rep.Built != 2 || rep.Volumes != 2 || len(rep.Images) != 2 || rep.Place.Driver != "file" {
 		t.Errorf("report: %+v, %v", rep, err)
 	}
@@ -136,7 +138,7 @@ func TestVolumes(t *testing.T) {
 	}
 	s.want(202, "DELETE", "/v2/team/app/manifests/"+string(d), "")
 	poll(t, "the volumes are removed", func() bool {
-		if _, err := a.Collect(t.Context(), serve.GCArgs{Now: true}, nil); err != nil {
+		if _, err := a.Collect(t.Context(), dataroot.GCArgs{Now: true}, nil); err != nil {
 			t.Fatal(err)
 		}
 		return len(volumesIn(t, dir)) == 0

@@ -15,7 +15,7 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/internal/systemd"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
 )
 
 // builtin is the configuration of a server that has no configuration file.
@@ -131,12 +131,12 @@ func SchemaCommand(of string, schema func() []byte) *cobra.Command {
 
 // WithAdmin calls do with the data root. If a server uses the data root, the calls go
 // through that server. If create is set, the data root need not exist yet.
-func WithAdmin(cmd *cobra.Command, f *ServerFlags, create bool, do func(*serve.Admin) error) (err error) {
+func WithAdmin(cmd *cobra.Command, f *ServerFlags, create bool, do func(*admin.Admin) error) (err error) {
 	cfg, err := f.Load()
 	if err != nil {
 		return err
 	}
-	a, err := serve.OpenAdmin(cmd.Context(), cfg, &serve.AdminOptions{Create: create, Logger: slog.Default()})
+	a, err := admin.Open(cmd.Context(), cfg, &admin.Options{Create: create, Logger: slog.Default()})
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 
 	"example.org/slipway/cmd/slipway/command"
 	gearclient "example.org/slipway/gear/client"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
 )
 
 // convertFlags are the flags of slipway convert.
@@ -87,9 +87,9 @@ func printPushed(w io.Writer, p gearclient.Pushed) {
 }
 
 func convertAll(cmd *cobra.Command, f *convertFlags) error {
-	return command.WithAdmin(cmd, &f.ServerFlags, false, func(a *serve.Admin) error {
+	return command.WithAdmin(cmd, &f.ServerFlags, false, func(a *admin.Admin) error {
 		p := command.NewProgress("converting")
-		rep, err := a.Convert(cmd.Context(), serve.ConvertArgs{Again: f.again}, func(r serve.ConvertReport) {
+		rep, err := a.Convert(cmd.Context(), admin.ConvertArgs{Again: f.again}, func(r admin.ConvertReport) {
 			doing := ""
 			if len(r.Active) > 0 {
 				l := r.Active[0]

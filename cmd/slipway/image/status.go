@@ -9,7 +9,7 @@ import (
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/gear/recipes"
 	gearregistry "example.org/slipway/gear/service"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
 	volumeregistry "example.org/slipway/volume/service"
 )
 
@@ -23,7 +23,7 @@ func statusCommand() *cobra.Command {
   slipway status --config /etc/slipway/config.yml --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return command.WithAdmin(cmd, &f, false, func(a *serve.Admin) error {
+			return command.WithAdmin(cmd, &f, false, func(a *admin.Admin) error {
 				st, err := a.GearStatus(cmd.Context())
 				if err != nil {
 					return err
@@ -34,7 +34,7 @@ func statusCommand() *cobra.Command {
 				}
 				both := statusReport{Status: st, Recipes: rc}
 				if a.HasVolumes() {
-					v, err := a.Volumes(cmd.Context(), serve.VolumesArgs{})
+					v, err := a.Volumes(cmd.Context(), admin.VolumesArgs{})
 					if err != nil {
 						return err
 					}
@@ -86,7 +86,7 @@ func printFailures(w io.Writer, list []gearregistry.Failure) {
 
 func settleCommand() *cobra.Command {
 	var f command.ServerFlags
-	var args serve.SettleArgs
+	var args admin.SettleArgs
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:     "settle",
@@ -98,7 +98,7 @@ directory, the command asks it to do so now. Replaced packs are deleted some min
 when nobody reads them.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return command.WithAdmin(cmd, &f, false, func(a *serve.Admin) error {
+			return command.WithAdmin(cmd, &f, false, func(a *admin.Admin) error {
 				rep, err := a.Settle(cmd.Context(), args)
 				if err != nil {
 					return err

@@ -13,7 +13,7 @@ import (
 	gearclient "example.org/slipway/gear/client"
 	"example.org/slipway/oci/client"
 	"example.org/slipway/oci/volref"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
 	volumeregistry "example.org/slipway/volume/service"
 )
 
@@ -207,8 +207,8 @@ without it, all of a data directory. A server may use the directory meanwhile.`,
 }
 
 func listAllVolumes(cmd *cobra.Command, f *lsFlags) error {
-	return command.WithAdmin(cmd, &f.ServerFlags, false, func(a *serve.Admin) error {
-		rep, err := a.Volumes(cmd.Context(), serve.VolumesArgs{List: true})
+	return command.WithAdmin(cmd, &f.ServerFlags, false, func(a *admin.Admin) error {
+		rep, err := a.Volumes(cmd.Context(), admin.VolumesArgs{List: true})
 		if err != nil {
 			return err
 		}

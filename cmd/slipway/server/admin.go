@@ -13,12 +13,13 @@ import (
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/check"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
+	"example.org/slipway/serve/dataroot"
 )
 
 func gcCommand() *cobra.Command {
 	var f command.ServerFlags
-	var args serve.GCArgs
+	var args dataroot.GCArgs
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "gc",
@@ -29,7 +30,7 @@ func gcCommand() *cobra.Command {
 serves; if one uses the data directory, the command asks it to do so now.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return command.WithAdmin(cmd, &f, false, func(a *serve.Admin) error {
+			return command.WithAdmin(cmd, &f, false, func(a *admin.Admin) error {
 				p := command.NewProgress("collecting")
 				rep, err := a.Collect(cmd.Context(), args, func(r registry.CollectReport) {
 					p.Show("%d examined, %d contents, %s", r.Examined, r.Contents, command.Size(r.Bytes))
@@ -50,7 +51,7 @@ serves; if one uses the data directory, the command asks it to do so now.`,
 	return cmd
 }
 
-func printCollected(w io.Writer, args serve.GCArgs, rep registry.CollectReport) {
+func printCollected(w io.Writer, args dataroot.GCArgs, rep registry.CollectReport) {
 	verb, least := "deleted", ""
 	if rep.AtLeast {
 		least = " at least"
@@ -71,7 +72,7 @@ func printCollected(w io.Writer, args serve.GCArgs, rep registry.CollectReport) 
 
 func fsckCommand() *cobra.Command {
 	var f command.ServerFlags
-	var args serve.FsckArgs
+	var args dataroot.FsckArgs
 	var from string
 	var source command.RegistryFlags
 	var asJSON bool
@@ -93,7 +94,7 @@ remain.`,
 			if args.From, err = fsckSource(cmd.Context(), &source, from); err != nil {
 				return err
 			}
-			return command.WithAdmin(cmd, &f, false, func(a *serve.Admin) error {
+			return command.WithAdmin(cmd, &f, false, func(a *admin.Admin) error {
 				p := command.NewProgress("checking")
 				rep, err := a.Fsck(cmd.Context(), args, func(r check.Report) {
 					p.Share(r.Bytes, r.BytesTotal, "%d of %d contents, %d objects", r.Contents, r.ContentsTotal, r.Objects)
@@ -177,7 +178,7 @@ func printFsck(w io.Writer, rep check.Report) {
 
 func retentionCommand() *cobra.Command {
 	var f command.ServerFlags
-	var args serve.RetainArgs
+	var args dataroot.RetainArgs
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "retention",
@@ -186,7 +187,7 @@ func retentionCommand() *cobra.Command {
   slipway retention --config /etc/slipway/config.yml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return command.WithAdmin(cmd, &f, false, func(a *serve.Admin) error {
+			return command.WithAdmin(cmd, &f, false, func(a *admin.Admin) error {
 				rep, err := a.Retain(cmd.Context(), args)
 				if err != nil {
 					return err

@@ -10,12 +10,13 @@ import (
 
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/registry/backup"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
+	"example.org/slipway/serve/dataroot"
 )
 
 func backupCommand() *cobra.Command {
 	var f command.ServerFlags
-	var args serve.BackupArgs
+	var args dataroot.BackupArgs
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "backup DIR",
@@ -34,7 +35,7 @@ output names these images; everything else is backed up.`,
 			if args.Dir, err = filepath.Abs(dirs[0]); err != nil {
 				return err
 			}
-			return command.WithAdmin(cmd, &f, false, func(a *serve.Admin) error {
+			return command.WithAdmin(cmd, &f, false, func(a *admin.Admin) error {
 				p := command.NewProgress("copying")
 				rep, err := a.Backup(cmd.Context(), args, func(r backup.Report) {
 					p.Share(r.Bytes, r.BytesTotal, "%d of %d objects", r.Objects, r.ObjectsTotal)

@@ -9,7 +9,8 @@ import (
 
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/oci"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
+	"example.org/slipway/serve/dataroot"
 )
 
 func cacheCommand() *cobra.Command {
@@ -32,7 +33,7 @@ func cacheStatusCommand() *cobra.Command {
   slipway cache status --config /etc/slipway/config.yml --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return command.WithAdmin(cmd, &f, false, func(a *serve.Admin) error {
+			return command.WithAdmin(cmd, &f, false, func(a *admin.Admin) error {
 				st, err := a.CacheStatus(cmd.Context())
 				if err != nil {
 					return err
@@ -46,7 +47,7 @@ func cacheStatusCommand() *cobra.Command {
 	return cmd
 }
 
-func printCache(w io.Writer, st serve.CacheStatus) {
+func printCache(w io.Writer, st dataroot.CacheStatus) {
 	printTier(w, "memory", st.RAM)
 	printTier(w, "disk", st.SSD)
 	fmt.Fprintf(w, "%d contents were fetched from the object store or another server, %d requests joined a fetch, %d fetches failed; %d are under way\n",
@@ -70,7 +71,7 @@ func printCache(w io.Writer, st serve.CacheStatus) {
 	}
 }
 
-func printTier(w io.Writer, name string, t serve.CacheTier) {
+func printTier(w io.Writer, name string, t dataroot.CacheTier) {
 	if t.Limit == 0 {
 		fmt.Fprintf(w, "%s: none\n", name)
 		return
@@ -95,11 +96,11 @@ func cacheDropCommand() *cobra.Command {
 			if all == (len(args) > 0) {
 				return command.Usagef("name digests, or use --all")
 			}
-			drop := serve.CacheDropArgs{All: all}
+			drop := dataroot.CacheDropArgs{All: all}
 			for _, d := range args {
 				drop.Digests = append(drop.Digests, oci.Digest(d))
 			}
-			return command.WithAdmin(cmd, &f, false, func(a *serve.Admin) error {
+			return command.WithAdmin(cmd, &f, false, func(a *admin.Admin) error {
 				rep, err := a.DropCached(cmd.Context(), drop)
 				if err != nil {
 					return err
@@ -116,7 +117,7 @@ func cacheDropCommand() *cobra.Command {
 
 func cacheWarmCommand() *cobra.Command {
 	var f command.ServerFlags
-	var warm serve.CacheWarmArgs
+	var warm dataroot.CacheWarmArgs
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:     "warm IMAGE...",
@@ -127,9 +128,9 @@ the data directory, before many clients request them.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			warm.Images = args
-			return command.WithAdmin(cmd, &f, false, func(a *serve.Admin) error {
+			return command.WithAdmin(cmd, &f, false, func(a *admin.Admin) error {
 				p := command.NewProgress("warming")
-				rep, err := a.WarmCache(cmd.Context(), warm, func(r serve.CacheWarmReport) {
+				rep, err := a.WarmCache(cmd.Context(), warm, func(r dataroot.CacheWarmReport) {
 					p.Share(r.Bytes, r.BytesTotal, "%d of %d layers", r.Layers, r.LayersTotal)
 				})
 				p.End()

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/cmd/slipway/command"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
 )
 
 func catalogCommand() *cobra.Command {
@@ -43,9 +43,9 @@ the machine can see a connection string on the command line, but not one in a fi
 			if err != nil {
 				return err
 			}
-			return command.WithAdmin(cmd, &f, false, func(a *serve.Admin) error {
+			return command.WithAdmin(cmd, &f, false, func(a *admin.Admin) error {
 				p := command.NewProgress("moving")
-				rep, err := a.MoveCatalog(cmd.Context(), serve.MoveArgs{To: dsn}, func(r serve.MoveReport) {
+				rep, err := a.MoveCatalog(cmd.Context(), admin.MoveArgs{To: dsn}, func(r admin.MoveReport) {
 					doing := "written"
 					if r.Checking {
 						doing = "compared"

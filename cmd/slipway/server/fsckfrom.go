@@ -8,22 +8,22 @@ import (
 
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/oci/client"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/dataroot"
 )
 
 // fsckSource returns where a repair gets good copies: from a backup if from is a
 // directory, and otherwise from a registry. It looks up this user's credentials here,
 // because the repairing server may not be able to read them.
-func fsckSource(ctx context.Context, f *command.RegistryFlags, from string) (*serve.FsckSource, error) {
+func fsckSource(ctx context.Context, f *command.RegistryFlags, from string) (*dataroot.FsckSource, error) {
 	if from == "" {
 		return nil, nil
 	}
 	if _, err := os.Stat(from); err == nil || filepath.IsAbs(from) || strings.HasPrefix(from, ".") {
 		dir, err := filepath.Abs(from)
-		return &serve.FsckSource{Backup: dir}, err
+		return &dataroot.FsckSource{Backup: dir}, err
 	}
 	url, repo := f.Address(from)
-	src := &serve.FsckSource{Registry: url, Repo: repo, Insecure: f.Insecure}
+	src := &dataroot.FsckSource{Registry: url, Repo: repo, Insecure: f.Insecure}
 	if f.UserFile != "" {
 		name, password, err := f.User()
 		src.Credential = client.Credential{Username: name, Password: password}

@@ -15,7 +15,8 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/imagecopy"
 	"example.org/slipway/registry/adopt"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
+	"example.org/slipway/serve/dataroot"
 )
 
 // importFlags are the flags of slipway import.
@@ -54,7 +55,7 @@ replaced if they are damaged.`,
 			if len(args) == 0 {
 				return command.Usagef("name a registry to import from, or use --in-place DIR")
 			}
-			return command.WithAdmin(cmd, &f.ServerFlags, true, func(a *serve.Admin) error { return importFrom(cmd, &f, a, args) })
+			return command.WithAdmin(cmd, &f.ServerFlags, true, func(a *admin.Admin) error { return importFrom(cmd, &f, a, args) })
 		},
 	}
 	f.ServerFlags.Add(cmd, false)
@@ -87,11 +88,11 @@ func adoptInPlace(cmd *cobra.Command, f *importFlags, args []string) error {
 		return oneDir
 	}
 	p := command.NewProgress("adopting")
-	rep, err := serve.AdoptInPlace(cmd.Context(), cfg, f.dryRun, adopt.Options{Verify: f.verify, Progress: func(r adopt.Report) {
+	rep, err := dataroot.AdoptInPlace(cmd.Context(), cfg, f.dryRun, adopt.Options{Verify: f.verify, Progress: func(r adopt.Report) {
 		p.Show("%d repositories, %d manifests, %d tags, %d blobs", r.Repositories, r.Manifests, r.Tags, r.Blobs)
 	}})
 	p.End()
-	if refused := (*serve.RefusedError)(nil); errors.As(err, &refused) {
+	if refused := (*dataroot.RefusedError)(nil); errors.As(err, &refused) {
 		return command.ExitWith(command.ExitUsage, err)
 	}
 	if err != nil {
@@ -119,7 +120,7 @@ func adoptInPlace(cmd *cobra.Command, f *importFlags, args []string) error {
 	return fmt.Errorf("the storage is damaged, and what it lacks is not adopted (%s; listed above); push these images again, or delete their tags", strings.Join(lacks, ", "))
 }
 
-func importFrom(cmd *cobra.Command, f *importFlags, dst *serve.Admin, sources []string) error {
+func importFrom(cmd *cobra.Command, f *importFlags, dst *admin.Admin, sources []string) error {
 	w := cmd.OutOrStdout()
 	var reports []copyReport // reports for JSON, which prints one list
 	for _, s := range sources {
@@ -147,7 +148,7 @@ func importFrom(cmd *cobra.Command, f *importFlags, dst *serve.Admin, sources []
 	return command.PrintReport(w, f.json, reports, func() {})
 }
 
-func copyImages(ctx context.Context, dst *serve.Admin, src oci.Registry, o imagecopy.Options, quick bool) (imagecopy.Progress, error) {
+func copyImages(ctx context.Context, dst *admin.Admin, src oci.Registry, o imagecopy.Options, quick bool) (imagecopy.Progress, error) {
 	p := command.NewProgress("copying")
 	defer p.End()
 	o.Progress = showCopied(p)

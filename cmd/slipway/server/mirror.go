@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/cmd/slipway/command"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
 	"example.org/slipway/serve/mirrors"
 )
 
@@ -43,8 +43,8 @@ func (f *mirrorFlags) add(cmd *cobra.Command) {
 
 // run calls do with the data root, and prints the report that it returns, even after an
 // error. If create is set, it creates a missing data root.
-func (f *mirrorFlags) run(cmd *cobra.Command, create bool, do func(*serve.Admin) (rep any, text func(io.Writer), err error)) error {
-	return command.WithAdmin(cmd, &f.ServerFlags, create, func(a *serve.Admin) error {
+func (f *mirrorFlags) run(cmd *cobra.Command, create bool, do func(*admin.Admin) (rep any, text func(io.Writer), err error)) error {
+	return command.WithAdmin(cmd, &f.ServerFlags, create, func(a *admin.Admin) error {
 		rep, text, err := do(a)
 		if text == nil {
 			return err
@@ -65,7 +65,7 @@ has answered without it, and how much space the mirrors take. Counts begin at th
 start.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.run(cmd, false, func(a *serve.Admin) (any, func(io.Writer), error) {
+			return f.run(cmd, false, func(a *admin.Admin) (any, func(io.Writer), error) {
 				st, err := a.MirrorStatus(cmd.Context())
 				if err != nil {
 					return nil, nil, err
@@ -135,7 +135,7 @@ an image.`,
 			if load.Images, err = imagesOf(args, cmd.InOrStdin()); err != nil {
 				return err
 			}
-			return f.run(cmd, true, func(a *serve.Admin) (any, func(io.Writer), error) {
+			return f.run(cmd, true, func(a *admin.Admin) (any, func(io.Writer), error) {
 				p := command.NewProgress("loading")
 				rep, err := a.LoadMirrors(cmd.Context(), load, func(r mirrors.LoadReport) {
 					p.Share(r.Bytes, r.BytesTotal, "%d of %d images, %d failed", r.Images, r.ImagesTotal, r.Failed)

@@ -12,7 +12,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/mirror"
 	"example.org/slipway/registry/mirror/airgap"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
 	"example.org/slipway/serve/mirrors"
 )
 
@@ -42,7 +42,7 @@ If no image is complete, no file is written.`,
 				return err
 			}
 			export.Images = args[1:]
-			return f.run(cmd, false, func(a *serve.Admin) (any, func(io.Writer), error) {
+			return f.run(cmd, false, func(a *admin.Admin) (any, func(io.Writer), error) {
 				p := command.NewProgress("exporting")
 				rep, err := a.ExportMirrors(cmd.Context(), export, func(r airgap.Progress) {
 					p.Share(r.Bytes, r.BytesTotal, "%d blobs", r.Blobs)
@@ -89,7 +89,7 @@ server uses the data directory, the server reads the file.`,
 			if from.Path, err = filepath.Abs(args[0]); err != nil {
 				return err
 			}
-			return f.run(cmd, true, func(a *serve.Admin) (any, func(io.Writer), error) {
+			return f.run(cmd, true, func(a *admin.Admin) (any, func(io.Writer), error) {
 				p := command.NewProgress("importing")
 				rep, err := a.ImportMirrors(cmd.Context(), from, func(r airgap.Progress) {
 					p.Share(r.Bytes, r.BytesTotal, "%d of %d images", r.Images, r.ImagesTotal)
@@ -117,7 +117,7 @@ func mirrorEventsCommand() *cobra.Command {
 		Example: `  slipway mirror events --config /etc/slipway/config.yml`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return command.WithAdmin(cmd, &f.ServerFlags, false, func(a *serve.Admin) error {
+			return command.WithAdmin(cmd, &f.ServerFlags, false, func(a *admin.Admin) error {
 				w := cmd.OutOrStdout()
 				enc := json.NewEncoder(w)
 				return a.MirrorEvents(cmd.Context(), func(e mirror.Event) error {

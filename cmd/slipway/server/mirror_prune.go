@@ -13,7 +13,7 @@ import (
 
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/config/yamlfile"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
 	"example.org/slipway/serve/mirrors"
 )
 
@@ -27,7 +27,7 @@ func mirrorListCommand() *cobra.Command {
   slipway mirror list --config /etc/slipway/config.yml --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.run(cmd, false, func(a *serve.Admin) (any, func(io.Writer), error) {
+			return f.run(cmd, false, func(a *admin.Admin) (any, func(io.Writer), error) {
 				images, err := allMirrored(cmd.Context(), a, list)
 				if err != nil {
 					return nil, nil, err
@@ -42,7 +42,7 @@ func mirrorListCommand() *cobra.Command {
 	return cmd
 }
 
-func allMirrored(ctx context.Context, a *serve.Admin, list mirrors.ListArgs) ([]mirrors.Image, error) {
+func allMirrored(ctx context.Context, a *admin.Admin, list mirrors.ListArgs) ([]mirrors.Image, error) {
 	images := []mirrors.Image{}
 	for {
 		page, err := a.ListMirrors(ctx, list)
@@ -134,7 +134,7 @@ if all of the given conditions hold. Content that other images or repositories s
 			if prune.OlderThan <= 0 && prune.NotPulledSince <= 0 && prune.Pattern == "" {
 				return command.Usagef("say what is to go: --older-than, --not-pulled-since or --pattern")
 			}
-			return f.run(cmd, false, func(a *serve.Admin) (any, func(io.Writer), error) {
+			return f.run(cmd, false, func(a *admin.Admin) (any, func(io.Writer), error) {
 				rep, err := a.PruneMirrors(cmd.Context(), prune)
 				if err != nil {
 					return nil, nil, err

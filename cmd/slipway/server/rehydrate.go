@@ -6,12 +6,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/cmd/slipway/command"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
+	"example.org/slipway/serve/dataroot"
 )
 
 func rehydrateCommand() *cobra.Command {
 	var f command.ServerFlags
-	var args serve.RehydrateArgs
+	var args dataroot.RehydrateArgs
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "rehydrate {--all | IMAGE...}",
@@ -27,7 +28,7 @@ the data directory.`,
 				return command.Usagef("name images, or give --all")
 			}
 			args.Images = images
-			return command.WithAdmin(cmd, &f, false, func(a *serve.Admin) error {
+			return command.WithAdmin(cmd, &f, false, func(a *admin.Admin) error {
 				rep, err := a.Rehydrate(cmd.Context(), args, nil)
 				if err != nil && rep.Layers == 0 {
 					return err

@@ -9,7 +9,7 @@ import (
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/config"
 	"example.org/slipway/registry/backup"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
 )
 
 func restoreCommand() *cobra.Command {
@@ -33,7 +33,7 @@ directory should have are read, and replaced if they are damaged or missing.`,
 			if err != nil {
 				return err
 			}
-			return restore(cmd, cfg, dir, serve.RestoreOptions{AllowDamaged: damaged, Quick: quick}, asJSON)
+			return restore(cmd, cfg, dir, admin.RestoreOptions{AllowDamaged: damaged, Quick: quick}, asJSON)
 		},
 	}
 	f.Add(cmd, false)
@@ -43,13 +43,13 @@ directory should have are read, and replaced if they are damaged or missing.`,
 	return cmd
 }
 
-func restore(cmd *cobra.Command, cfg *config.Config, dir string, o serve.RestoreOptions, asJSON bool) error {
+func restore(cmd *cobra.Command, cfg *config.Config, dir string, o admin.RestoreOptions, asJSON bool) error {
 	restoring, copying := command.NewProgress("restoring"), command.NewProgress("copying")
 	o.Progress = func(r backup.Report) {
 		restoring.Share(r.Bytes, r.BytesTotal, "%d of %d objects", r.Objects, r.ObjectsTotal)
 	}
 	o.MergeProgress = showCopied(copying)
-	rep, err := serve.Restore(cmd.Context(), cfg, dir, o)
+	rep, err := admin.Restore(cmd.Context(), cfg, dir, o)
 	restoring.End()
 	copying.End()
 	w := cmd.OutOrStdout()

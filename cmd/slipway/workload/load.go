@@ -18,7 +18,7 @@ import (
 
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/oci/wire"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
 	"example.org/slipway/serve/mirrors"
 	"example.org/slipway/workload/load"
 	"example.org/slipway/workload/load/imageset"
@@ -215,7 +215,7 @@ func (f *loadFlags) run(cmd *cobra.Command, url string) error {
 	if f.o.Prune != load.PruneSlipway {
 		return measure()
 	}
-	return command.WithAdmin(cmd, &f.server, false, func(a *serve.Admin) error {
+	return command.WithAdmin(cmd, &f.server, false, func(a *admin.Admin) error {
 		f.o.PruneMirror = func(ctx context.Context, repositories string) error {
 			_, err := a.PruneMirrors(ctx, mirrors.PruneArgs{Pattern: repositories})
 			return err

@@ -1,0 +1,169 @@
+package dataroot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"example.org/slipway/gear/filestore"
+	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/backup"
+	"example.org/slipway/registry/check"
+)
+
+// FsckSource is where a repair gets good copies of damaged or missing content: a backup
+// or another registry.
+type FsckSource struct {
+	// Backup is the absolute path of a backup's directory. It is empty if the source is a
+	// registry.
+	Backup string
+	// Registry is the URL of the registry. If Repo is set, all content is looked up in
+	// that repository. Otherwise content is looked up in repositories of the same names
+	// as here.
+	Registry, Repo string
+	Credential     client.Credential
+	Insecure       bool // do not verify the certificate
+}
+
+// open opens the source. The caller must call close.
+func (s *FsckSource) open(ctx context.Context) (src check.Source, close func(context.Context) error, err error) {
+	if s.Backup != "" {
+		r, close, err := backup.Open(ctx, s.Backup, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return nil, nil, err
+		}
+		return check.Stored(r), close, nil
+	}
+	c, err := client.New(s.Registry, &client.Options{InsecureSkipVerify: s.Insecure,
+		Credential: func(context.Context, string) (client.Credential, error) { return s.Credential, nil }})
+	if err != nil {
+		return nil, nil, err
+	}
+	return check.Other(c, s.Repo), func(context.Context) error { c.Close(); return nil }, nil
+}
+
+func fsck(ctx context.Context, r *registry.Registry, args FsckArgs, progress func(check.Report)) (_ check.Report, err error) {
+	o := check.Options{Quick: args.Quick, Repair: args.Repair, EmptyQuarantine: args.EmptyQuarantine,
+		GiveUpMany: args.GiveUpMany, AdoptStore: args.AdoptStore, Parallel: args.Parallel, Progress: progress}
+	if args.From != nil {
+		src, closeSource, openErr := args.From.open(ctx)
+		if openErr != nil {
+			return check.Report{}, fmt.Errorf("open the source of the repair: %w", openErr)
+		}
+		defer func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+			defer cancel()
+			err = errors.Join(err, closeSource(ctx))
+		}()
+		o.From = src
+	}
+	return check.Run(ctx, r, o)
+}
+
+// These are the kinds of problems of the Gear side. Package registry has others.
+const (
+	// ProblemGear means that a pack, or a content in it, is damaged. A repair records the
+	// content as lost, and it is made again from a layer that holds it.
+	ProblemGear check.Kind = "gear-damaged"
+	// ProblemGearUnknown means that the store has a pack that the catalogue does not
+	// know. A repair deletes it.
+	ProblemGearUnknown check.Kind = "gear-pack-unknown"
+)
+
+// maxGearProblems is how many problems of packs a report lists; further problems are
+// only counted. Package registry has the same limit.
+const maxGearProblems = 1000
+
+// gearCheck adds the problems of packs to a report.
+type gearCheck struct {
+	rep    *check.Report
+	repair bool
+	listed int
+	// pack is the last pack that is damaged as a whole. at is its place in rep's list, or
+	// -1.
+	pack string
+	at   int
+}
+
+func (g *gearCheck) found(p filestore.Problem) {
+	out := check.Problem{Kind: ProblemGear, Key: "slipway/gear/packs/" + p.Pack, Detail: p.What, Repaired: g.repair && !p.Needed}
+	if p.Needed {
+		out.Detail += "; a dropped layer consists of it: bring the pack back from a backup"
+	}
+	switch {
+	case p.Orphan:
+		out.Kind = ProblemGearUnknown
+	case p.Name != "":
+		out.Digest = oci.Digest("sha256:" + p.Name)
+		if out.Repaired && p.Pack == g.pack { // the contents are damaged because the pack is
+			g.repaired(ProblemGear)
+			if g.at >= 0 {
+				g.rep.Problems[g.at].Repaired = true
+			}
+			g.pack = ""
+		}
+	default:
+		g.pack, out.Repaired = p.Pack, false
+	}
+	g.rep.Counts[out.Kind]++
+	if out.Repaired {
+		g.repaired(out.Kind)
+	}
+	at := -1
+	if g.listed < maxGearProblems {
+		g.listed++
+		at = len(g.rep.Problems)
+		g.rep.Problems = append(g.rep.Problems, out)
+	}
+	if p.Name == "" && !p.Orphan {
+		g.at = at
+	}
+}
+
+func (g *gearCheck) repaired(kind check.Kind) { g.rep.Repaired[kind]++ }
+
+// rebuild records the packs that the catalogue does not know and then checks everything.
+func (r *Root) rebuild(ctx context.Context, args FsckArgs, progress func(check.Report)) (check.Report, error) {
+	began := time.Now()
+	if err := r.Registry.CheckStore(ctx); err != nil {
+		return check.Report{}, err
+	}
+	// Damaged packs are not reported here, because the check finds them again among the
+	// unknown packs.
+	packs, files, err := r.files.Rebuild(ctx, func(filestore.Problem) {})
+	if err != nil {
+		return check.Report{}, fmt.Errorf("record the packs that the catalogue does not know: %w", err)
+	}
+	took := time.Since(began)
+	args.Rebuild = false
+	rep, err := r.Fsck(ctx, args, progress)
+	rep.RebuiltPacks, rep.RebuiltFiles, rep.Took = int64(packs), int64(files), rep.Took+took
+	return rep, err
+}
+
+// Fsck checks everything. Packs come last, because by then the repairs before them
+// have freed space.
+func (r *Root) Fsck(ctx context.Context, args FsckArgs, progress func(check.Report)) (check.Report, error) {
+	ctx = PastCache(ctx)
+	if args.Rebuild {
+		return r.rebuild(ctx, args, progress)
+	}
+	rep, err := fsck(ctx, r.Registry, args, progress)
+	if err != nil {
+		return rep, err
+	}
+	began := time.Now()
+	g := &gearCheck{rep: &rep, repair: args.Repair}
+	n, err := r.files.Verify(ctx, filestore.VerifyOptions{Contents: !args.Quick, Repair: args.Repair, Found: g.found})
+	rep.Objects += int64(n.Packs)
+	rep.Bytes, rep.BytesTotal = rep.Bytes+n.Bytes, rep.BytesTotal+n.Bytes
+	rep.Took += time.Since(began)
+	if err != nil {
+		return rep, fmt.Errorf("check the packs of Gear files: %w", err)
+	}
+	return rep, nil
+}

@@ -1,0 +1,105 @@
+package dataroot
+
+import (
+	"fmt"
+	"log/slog"
+	"regexp"
+
+	"example.org/slipway/config"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/retention"
+	"example.org/slipway/serve/mirrors"
+)
+
+// missingPlatforms returns a function that reports whether a manifest of an index may be
+// missing.
+func missingPlatforms(rules config.IndexRules) func(string, oci.Descriptor) bool {
+	switch rules.Platforms {
+	case "none":
+		return func(string, oci.Descriptor) bool { return true }
+	case "list":
+		return func(_ string, d oci.Descriptor) bool {
+			for _, p := range rules.PlatformList {
+				if d.Platform != nil && d.Platform.OS == p.OS && d.Platform.Architecture == p.Architecture {
+					return false
+				}
+			}
+			return true
+		}
+	}
+	return nil
+}
+
+// foreignURLs returns a function that reports whether the external location of a layer
+// may have a URL. Without rules every URL is allowed, because nothing here ever fetches
+// it.
+func foreignURLs(rules config.URLRules) (func(string) bool, error) {
+	if len(rules.Allow) == 0 && len(rules.Deny) == 0 {
+		return nil, nil
+	}
+	compile := func(key string, exprs []string) ([]*regexp.Regexp, error) {
+		var list []*regexp.Regexp
+		for _, e := range exprs {
+			re, err := regexp.Compile(e)
+			if err != nil {
+				return nil, fmt.Errorf("validation.manifests.urls.%s: %w", key, err)
+			}
+			list = append(list, re)
+		}
+		return list, nil
+	}
+	allow, err := compile("allow", rules.Allow)
+	if err != nil {
+		return nil, err
+	}
+	deny, err := compile("deny", rules.Deny)
+	if err != nil {
+		return nil, err
+	}
+	return func(u string) bool {
+		return (len(allow) == 0 || anyMatches(allow, u)) && !anyMatches(deny, u)
+	}, nil
+}
+
+// retentionRules translates the configured rules.
+func retentionRules(rules []config.Retention) ([]retention.Rule, error) {
+	var list []retention.Rule
+	for i, c := range rules {
+		tags, err := config.CompileWhole(c.KeepTags)
+		if err != nil {
+			return nil, fmt.Errorf("storage.retention.%d.keep_tags: %w", i, err)
+		}
+		repos, err := auth.CompilePatterns(c.Repositories)
+		if err != nil {
+			return nil, fmt.Errorf("storage.retention.%d.repositories: %w", i, err)
+		}
+		list = append(list, retention.Rule{Repositories: repos, KeepNewest: c.KeepNewest, KeepTags: tags,
+			KeepYounger: c.KeepYounger, KeepPulledWithin: c.KeepPulledWithin})
+	}
+	return list, retention.Check(list)
+}
+
+func anyMatches(list []*regexp.Regexp, s string) bool {
+	for _, re := range list {
+		if re.MatchString(s) {
+			return true
+		}
+	}
+	return false
+}
+
+// Check compiles the rules of a configuration and opens the files that its data root needs, to check
+// them. It changes nothing.
+func Check(cfg *config.Config) error {
+	if _, err := registryOptions(cfg, slog.New(slog.DiscardHandler)); err != nil {
+		return err
+	}
+	if _, err := retentionRules(cfg.Storage.Retention); err != nil {
+		return err
+	}
+	if _, err := clusterTLS(&cfg.Cluster); err != nil {
+		return err
+	}
+	return mirrors.Check(cfg)
+}
