@@ -16,6 +16,7 @@ import (
 	"example.org/slipway/registry/adopt"
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/storage"
 )
 
@@ -53,11 +54,11 @@ func AdoptInPlace(ctx context.Context, cfg *config.Config, dryRun bool, o adopt.
 	}
 	defer func() { err = errors.Join(err, r.Close(ctx)) }()
 	if cfg.Storage.Remote() {
-		if found, err := r.any(ctx, linksDir); err != nil || !found {
+		if found, err := holdsAny(ctx, r.Objects, linksDir); err != nil || !found {
 			return adopt.Report{}, errors.Join(err, boolError(!found, "the object store holds nothing of a Distribution registry below "+linksDir))
 		}
 	}
-	if err := r.checkOwned(ctx); err != nil {
+	if err := checkOwned(ctx, r.Catalog, r.Objects); err != nil {
 		return adopt.Report{}, err
 	}
 	cat := r.Catalog
@@ -73,12 +74,12 @@ func AdoptInPlace(ctx context.Context, cfg *config.Config, dryRun bool, o adopt.
 // checkOwned refuses a storage that belongs to this registry, or to another registry of
 // this program, and whose catalogue is not here. What was pushed since its adoption would
 // belong to no repository, and the new catalogue would not match the store.
-func (r *Root) checkOwned(ctx context.Context) error {
-	owner, err := storage.Owner(ctx, r.Objects)
+func checkOwned(ctx context.Context, cat *catalog.Catalog, store objstore.Store) error {
+	owner, err := storage.Owner(ctx, store)
 	if err != nil || owner == "" {
 		return err
 	}
-	if id, _, err := r.Catalog.Settings.RegistryID(ctx); err != nil || id == owner {
+	if id, _, err := cat.Settings.RegistryID(ctx); err != nil || id == owner {
 		return err
 	}
 	return errOwned()

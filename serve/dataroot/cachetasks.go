@@ -150,7 +150,7 @@ func (r *Root) DropCached(args CacheDropArgs) (CacheDropReport, error) {
 
 // DropImage drops the layers of an image from the cache.
 func (r *Root) DropImage(ctx context.Context, image string) (int, error) {
-	layers, err := r.layersOf(ctx, CacheWarmArgs{Images: []string{image}})
+	layers, err := layersOf(ctx, r.Catalog, CacheWarmArgs{Images: []string{image}})
 	if err != nil || len(layers) == 0 {
 		return 0, err
 	}
@@ -170,7 +170,7 @@ func (r *Root) WarmCache(ctx context.Context, args CacheWarmArgs, progress func(
 	if err := r.needCache(); err != nil {
 		return rep, err
 	}
-	layers, err := r.layersOf(ctx, args)
+	layers, err := layersOf(ctx, r.Catalog, args)
 	if err != nil {
 		return rep, err
 	}
@@ -228,8 +228,8 @@ func (rep *CacheWarmReport) note(size int64, held bool, err error) {
 
 // layersOf lists the layers and configurations of images, each once and the smallest
 // first.
-func (r *Root) layersOf(ctx context.Context, args CacheWarmArgs) ([]oci.Descriptor, error) {
-	w := &warmList{root: r, platform: args.Platform, seen: map[oci.Digest]bool{}}
+func layersOf(ctx context.Context, cat *catalog.Catalog, args CacheWarmArgs) ([]oci.Descriptor, error) {
+	w := &warmList{cat: cat, platform: args.Platform, seen: map[oci.Digest]bool{}}
 	for _, image := range args.Images {
 		if err := w.addImage(ctx, image); err != nil {
 			return nil, fmt.Errorf("image %s: %w", image, err)
@@ -241,7 +241,7 @@ func (r *Root) layersOf(ctx context.Context, args CacheWarmArgs) ([]oci.Descript
 
 // warmList collects layers.
 type warmList struct {
-	root     *Root
+	cat      *catalog.Catalog
 	platform string
 	seen     map[oci.Digest]bool
 	layers   []oci.Descriptor
@@ -261,9 +261,9 @@ func (w *warmList) addImage(ctx context.Context, image string) error {
 	var m catalog.Manifest
 	var err error
 	if byDigest {
-		m, err = w.root.Catalog.Manifest(ctx, repo, oci.Digest(ref))
+		m, err = w.cat.Manifest(ctx, repo, oci.Digest(ref))
 	} else {
-		m, err = w.root.Catalog.Tag(ctx, repo, ref)
+		m, err = w.cat.Tag(ctx, repo, ref)
 	}
 	if errors.Is(err, catalog.ErrNotFound) {
 		return errors.New("is not here")
@@ -297,7 +297,7 @@ func (w *warmList) addManifest(ctx context.Context, repo string, content []byte,
 			continue
 		}
 		w.seen[d.Digest] = true
-		m, err := w.root.Catalog.Manifest(ctx, repo, d.Digest)
+		m, err := w.cat.Manifest(ctx, repo, d.Digest)
 		if errors.Is(err, catalog.ErrNotFound) {
 			continue // a platform that is not here
 		}

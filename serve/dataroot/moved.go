@@ -26,10 +26,10 @@ func (r *Root) MarkMoved() error {
 }
 
 // checkMoved returns an error if the catalogue was moved elsewhere.
-func (r *Root) checkMoved() error {
-	path := filepath.Join(r.Dir, movedMarker)
+func checkMoved(dir string) error {
+	path := filepath.Join(dir, movedMarker)
 	if _, err := os.Stat(path); err != nil {
 		return nil
 	}
-	return fmt.Errorf("the catalogue in %s was moved to PostgreSQL: set storage.catalog.postgres, or remove %s to go back to what it was at the move", r.Dir, path)
+	return fmt.Errorf("the catalogue in %s was moved to PostgreSQL: set storage.catalog.postgres, or remove %s to go back to what it was at the move", dir, path)
 }

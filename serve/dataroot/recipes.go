@@ -58,7 +58,7 @@ func (r *Root) Rehydrate(ctx context.Context, args RehydrateArgs, progress func(
 	if args.All {
 		return r.keeper.Rehydrate(ctx, progress)
 	}
-	list, err := r.layersOf(ctx, CacheWarmArgs{Images: args.Images})
+	list, err := layersOf(ctx, r.Catalog, CacheWarmArgs{Images: args.Images})
 	if err != nil || len(list) == 0 {
 		return rep, err
 	}

@@ -7,6 +7,7 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/registry/backup"
+	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/storage"
 )
 
@@ -54,8 +55,8 @@ func restoreRemote(ctx context.Context, cfg *config.Config, dir string, o backup
 			return err
 		}
 		defer func() { err = errors.Join(err, r.Close(ctx)) }()
-		began, err := r.began(ctx)
-		if err == nil && began {
+		begun, err := hasBegun(ctx, r.Catalog)
+		if err == nil && begun {
 			err = backup.ErrNotEmpty
 		}
 		owner := ""
@@ -73,12 +74,12 @@ func restoreRemote(ctx context.Context, cfg *config.Config, dir string, o backup
 	return backup.Restore(ctx, dir, "", o)
 }
 
-// began reports whether the catalogue belongs to a registry and is not new.
-func (r *Root) began(ctx context.Context) (bool, error) {
-	if id, _, err := r.Catalog.Settings.RegistryID(ctx); err != nil || id != "" {
+// hasBegun reports whether the catalogue belongs to a registry and is not new.
+func hasBegun(ctx context.Context, cat *catalog.Catalog) (bool, error) {
+	if id, _, err := cat.Settings.RegistryID(ctx); err != nil || id != "" {
 		return id != "", err
 	}
-	return r.knowsBlobs(ctx)
+	return knowsBlobs(ctx, cat)
 }
 
 // setCatalog makes the catalogue in a file the catalogue of the root, whose own catalogue

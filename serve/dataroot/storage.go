@@ -140,7 +140,7 @@ func (r *Root) openCatalog(ctx context.Context, st *config.Storage, dir string) 
 		r.Catalog, err = catalog.OpenPostgres(ctx, st.Catalog.Postgres.Reveal(), &catalog.Options{Grace: st.GC.Grace, Readers: st.Catalog.Connections})
 		return err
 	}
-	if err := r.checkMoved(); err != nil {
+	if err := checkMoved(r.Dir); err != nil {
 		return err
 	}
 	path := filepath.Join(cmp.Or(dir, r.Dir), registry.CatalogFile)
@@ -163,14 +163,14 @@ func (r *Root) checkCatalog(ctx context.Context, cfg *config.Config) error {
 		return nil // checkAdopted has looked
 	}
 	// A registry that has begun is recognized by its id, even if it is empty.
-	if began, err := r.began(ctx); err != nil || began {
+	if begun, err := hasBegun(ctx, r.Catalog); err != nil || begun {
 		return err
 	}
 	adopt := "adopt it first: slipway import --in-place --config FILE"
-	if found, err := r.any(ctx, linksDir); err != nil || found {
-		return cmp.Or(err, r.checkOwned(ctx), boolError(found, "the object store is that of a Distribution registry; "+adopt))
+	if found, err := holdsAny(ctx, r.Objects, linksDir); err != nil || found {
+		return cmp.Or(err, checkOwned(ctx, r.Catalog, r.Objects), boolError(found, "the object store is that of a Distribution registry; "+adopt))
 	}
-	found, err := r.any(ctx, blobsDir)
+	found, err := holdsAny(ctx, r.Objects, blobsDir)
 	return errors.Join(err, boolError(found, "the object store holds blobs, and the catalogue is empty: name the catalogue that belongs to it (storage.directory, storage.catalog.postgres), restore a backup (slipway restore), or name another bucket or prefix"))
 }
 
@@ -182,12 +182,12 @@ func boolError(is bool, text string) error {
 }
 
 // knowsBlobs reports whether the catalogue has any entry.
-func (r *Root) knowsBlobs(ctx context.Context) (bool, error) {
-	names, err := r.Catalog.Repositories(ctx, "", 1)
+func knowsBlobs(ctx context.Context, cat *catalog.Catalog) (bool, error) {
+	names, err := cat.Repositories(ctx, "", 1)
 	if err != nil || len(names) > 0 {
 		return len(names) > 0, err
 	}
-	list, err := repair.New(r.Catalog.DB).Contents(ctx, 0, 1)
+	list, err := repair.New(cat.DB).Contents(ctx, 0, 1)
 	if err != nil {
 		return false, fmt.Errorf("look into the catalogue: %w", err)
 	}
@@ -197,17 +197,17 @@ func (r *Root) knowsBlobs(ctx context.Context) (bool, error) {
 	// A server that was killed may have left objects of a push that was not recorded, or
 	// of a deletion that did not finish.
 	const ever = 365 * 24 * time.Hour
-	uploads, err := r.Catalog.Uploads.Stale(ctx, time.Now().Add(ever), 1)
+	uploads, err := cat.Uploads.Stale(ctx, time.Now().Add(ever), 1)
 	if err != nil || len(uploads) > 0 {
 		return len(uploads) > 0, err
 	}
-	deleting, err := r.Catalog.Garbage.Deleting(ctx, 1)
+	deleting, err := cat.Garbage.Deleting(ctx, 1)
 	return len(deleting) > 0, err
 }
 
-// any reports whether the store has an object below a prefix.
-func (r *Root) any(ctx context.Context, prefix string) (bool, error) {
-	for _, err := range r.Objects.List(ctx, prefix, "") {
+// holdsAny reports whether the store has an object below a prefix.
+func holdsAny(ctx context.Context, store objstore.Store, prefix string) (bool, error) {
+	for _, err := range store.List(ctx, prefix, "") {
 		if err != nil {
 			return false, fmt.Errorf("look into the object store: %w", err)
 		}
