@@ -37,6 +37,7 @@ func htpasswd(t testing.TB, pairs ...string) string {
 }
 
 func TestHTPasswdReload(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "htpasswd")
 	writeFile(t, path, htpasswd(t, "alice", "old"))
 	s := start(t, setup{yaml: "auth: {max_failures_per_minute: -1, htpasswd: {path: " + path + ", realm: here}}"})
@@ -72,6 +73,7 @@ auth:
 }
 
 func TestTokenService(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "htpasswd")
 	writeFile(t, path, htpasswd(t, "alice", "secret-word", "bob", "b"))
@@ -171,6 +173,7 @@ func TestTokenRealm(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "htpasswd")
 	writeFile(t, path, htpasswd(t, "alice", "pw"))
 	s := start(t, setup{yaml: tokenYAML(path, "http: {prefix: /registry/}\n")})
@@ -208,6 +211,7 @@ func TestTokenRealm(t *testing.T) {
 }
 
 func TestOIDC(t *testing.T) {
+	t.Parallel()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)

@@ -155,6 +155,7 @@ func TestAdoptRandom(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			s := &distribution{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(seed, 0)), images: map[string]storedImage{}, whole: map[string]storedImage{}}
@@ -301,6 +302,7 @@ func TestAdoptLinks(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	_, paths := parts(t)
 	for _, part := range paths {
 		for _, to := range []string{"outside", "inside", "loop"} {
@@ -323,7 +325,8 @@ func TestAdoptLinks(t *testing.T) {
 
 // TestAdoptLostLinks checks that a storage of blobs without repositories does not count as empty.
 func TestAdoptLostLinks(t *testing.T) {
-	s := &distribution{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(1, 1)), images: map[string]storedImage{}}
+	t.Parallel()
+	s := &storage{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(1, 1)), images: map[string]storedImage{}}
 	s.image("team/app", "v1", false)
 	if err := os.RemoveAll(filepath.Join(s.root, "docker/registry/v2/repositories")); err != nil {
 		t.Fatal(err)

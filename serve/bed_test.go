@@ -25,6 +25,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	// A server bounds the memory of its process, and here many are in one. TestLimitCountsStacks tests the bound.
+	os.Setenv("GOGC", "100")
 	// A catalogue on a read-only disk is left alone, and so is its connection.
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("database/sql.(*DB).connectionOpener"))
 }

@@ -140,6 +140,7 @@ func (s *instance) pullAll(images []int, size int) {
 // TestFullDisk fills a disk to the last byte, with layers or with the catalogue. Deleting and
 // collecting must free space again without help from outside.
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name      string
 		mib, size int
@@ -155,6 +156,7 @@ func TestFullDisk(t *testing.T) {
 			if testing.Short() && c.name != "small disk" {
 				t.Skip("heavy, and another disk says as much about what happens at once")
 			}
+			t.Parallel()
 			dir := ext4(t, int64(c.mib))
 			o := setup{root: filepath.Join(dir, "root"), change: func(cfg *config.Config) { cfg.Storage.GC.Grace = 1 }}
 			s := start(t, o)
@@ -202,6 +204,7 @@ func TestFullDiskOfNeighbour(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	const images, size = 12, 300_000
 	dir := ext4(t, 64)
 	o := setup{root: filepath.Join(dir, "root"), change: func(cfg *config.Config) { cfg.Storage.GC.Grace = 1 }}
@@ -257,6 +260,7 @@ func (s *instance) impaired(status int, method, path, body, says string) {
 
 // TestReadOnlyDisk checks that a disk the kernel made read-only still serves pulls.
 func TestReadOnlyDisk(t *testing.T) {
+	t.Parallel()
 	dir := ext4(t, 64)
 	s := start(t, setup{root: filepath.Join(dir, "root")})
 	large, small := contentOf(1, 200_000), contentOf(2, 100)
@@ -297,6 +301,7 @@ func takeInodes(t *testing.T, dir string) {
 // TestNoInodes checks that without free inodes the server still accepts contents that need none,
 // and that it starts and serves pulls.
 func TestNoInodes(t *testing.T) {
+	t.Parallel()
 	dir := ext4(t, 64, "-N", "400")
 	o := setup{root: filepath.Join(dir, "root")}
 	s := start(t, o)

@@ -61,6 +61,7 @@ func wantConverted(t *testing.T, a *admin.Admin, args admin.ConvertArgs, queued 
 
 // TestGearTasks checks that missing conversions are made, with a server and without one.
 func TestGearTasks(t *testing.T) {
+	t.Parallel()
 	for _, through := range []string{"a server", "none"} {
 		t.Run(through, func(t *testing.T) {
 			s := start(t, setup{yaml: gearOff})
@@ -91,6 +92,7 @@ func TestGearTasks(t *testing.T) {
 
 // TestGearTasksReadOnly checks that nothing waits for a conversion that is not allowed.
 func TestGearTasksReadOnly(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{yaml: gearOff})
 	s.pushGear()
 	if err := s.stop(); err != nil {
@@ -127,6 +129,7 @@ func packs(t testing.TB, root string) (files []string) {
 
 // TestGearFsck checks that damaged and unknown packs are found and repaired.
 func TestGearFsck(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{})
 	s.pushLayer("team/app", "v1", tarOf(t, "a", strings.Repeat("first ", 9000)))
 	a, _ := openAdmin(t, s.cfg)
@@ -171,6 +174,7 @@ func TestGearFsck(t *testing.T) {
 // TestGearRebuild checks that packs unknown to a new catalogue are recorded, and that the
 // conversion writes no others.
 func TestGearRebuild(t *testing.T) {
+	t.Parallel()
 	for _, through := range []string{"a server", "none"} {
 		t.Run(through, func(t *testing.T) {
 			s := start(t, setup{yaml: gearOff})
@@ -219,6 +223,7 @@ func TestGearBackup(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	s := start(t, setup{})
 	layer := tarOf(t, "a", strings.Repeat("first ", 9000))
 	s.pushLayer("team/app", "v1", layer)

@@ -18,6 +18,7 @@ func TestMirrorListHasNoPushed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	b := newMirrorBed(t)
 	b.public.pushImage("library/app", "v1", mirrorLayer("public"))
 	b.pushImage("team/secret", "v1", mirrorLayer("secret"), alice)
@@ -76,6 +77,7 @@ func TestMirrorDefaultAndFirstPush(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	for name, bed := range map[string]struct {
 		def string
 		who func(*http.Request)
@@ -109,6 +111,7 @@ func TestMirrorNamesAndMappings(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	up := start(t, setup{})
 	hub, lib, ours := mirrorLayer("hub"), mirrorLayer("library"), mirrorLayer("ours")
 	up.pushImage("hub/nginx", "v1", hub)
@@ -141,6 +144,7 @@ func TestNamespaceOfURL(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	up, other := start(t, setup{}), start(t, setup{})
 	layer, theirs := mirrorLayer("up"), mirrorLayer("other")
 	up.pushImage("x/app", "v1", layer)
@@ -184,6 +188,7 @@ func TestNamespacePorts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	hub, quay, look := start(t, setup{}), start(t, setup{}), start(t, setup{})
 	layers := map[string]string{"hub": mirrorLayer("hub"), "quay": mirrorLayer("quay"), "look": mirrorLayer("look")}
 	hub.pushImage("x/app", "v1", layers["hub"])
@@ -218,6 +223,7 @@ func TestNamespacePorts(t *testing.T) {
 // TestMirrorTokens checks that a token for a name is also valid for the repository that the name
 // stands for, within the rules.
 func TestMirrorTokens(t *testing.T) {
+	t.Parallel()
 	s := defaultBed(t, "priv")
 	secret := mirrorLayer("secret")
 	token := func(name string, edits ...func(*http.Request)) func(*http.Request) {
@@ -243,6 +249,7 @@ func TestMirrorTokens(t *testing.T) {
 // TestMirrorOfPushedNames checks that pushed contents become a mirror when their name becomes an
 // upstream's, and that the log says so once.
 func TestMirrorOfPushedNames(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{})
 	s.pushImage("up/team/app", "v1", mirrorLayer("mine"))
 	s.pushImage("upper/app", "v1", mirrorLayer("mine"))
@@ -267,6 +274,7 @@ func TestMirrorOfPushedNames(t *testing.T) {
 
 // TestMirrorOfPushedHosts checks the same for names that begin with a host that matches a pattern.
 func TestMirrorOfPushedHosts(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{})
 	for i := range 120 { // more than one page of the list of repositories
 		s.pushImage(fmt.Sprintf("many/app%03d", i), "v1", "small")

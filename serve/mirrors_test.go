@@ -86,6 +86,7 @@ func TestMirrorNames(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	b := newMirrorBed(t)
 	layer, own := mirrorLayer("public"), mirrorLayer("own")
 	d := b.public.pushImage("library/app", "v1", layer)
@@ -149,6 +150,7 @@ func TestMirrorOfPrivate(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	b := newMirrorBed(t)
 	secret := mirrorLayer("secret")
 	b.private.pushImage("team/app", "v1", secret, basic("reader", "hush"))
@@ -170,6 +172,7 @@ func TestMirrorOfPrivate(t *testing.T) {
 }
 
 func TestMirrorWrites(t *testing.T) {
+	t.Parallel()
 	b := newMirrorBed(t)
 	layer := mirrorLayer("public")
 	b.public.pushImage("library/app", "v1", layer)
@@ -197,6 +200,7 @@ func TestMirrorWithoutUpstreams(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	b := newMirrorBed(t)
 	layer, secret := mirrorLayer("public"), mirrorLayer("secret")
 	d := b.public.pushImage("library/app", "v1", layer)
@@ -240,6 +244,7 @@ func TestMirrorState(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	dead := freeURL(t)
 	for name, works := range map[string]bool{"works": true, "stopped": false} {
 		up := start(t, setup{})
@@ -312,6 +317,7 @@ func saysState(t *testing.T, s *instance, name, want string, good, bad int) {
 }
 
 func TestMirrorTasks(t *testing.T) {
+	t.Parallel()
 	b := newMirrorBed(t)
 	layer, other := mirrorLayer("public"), mirrorLayer("other")
 	b.public.pushImage("library/app", "v1", layer)
@@ -361,6 +367,7 @@ func TestMirrorAirGap(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	b := newMirrorBed(t)
 	layer, secret := mirrorLayer("public"), mirrorLayer("secret")
 	d := b.public.pushImage("library/app", "v1", layer)
@@ -430,6 +437,7 @@ func TestMirrorAirGap(t *testing.T) {
 // TestMirrorImportSaved imports compressed archives of docker save and other tools. Their names are
 // not those of repositories here.
 func TestMirrorImportSaved(t *testing.T) {
+	t.Parallel()
 	layer := mirrorLayer("saved")
 	config := fmt.Sprintf(`{"rootfs":{"diff_ids":[%q]}}`, digestOf(layer))
 	file := filepath.Join(t.TempDir(), "saved.tgz")
@@ -477,6 +485,7 @@ func TestMirrorTasksWithoutServer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	b := newMirrorBed(t)
 	layer := mirrorLayer("public")
 	b.public.pushImage("library/app", "v1", layer)
@@ -506,6 +515,7 @@ func TestMirrorTasksWithoutServer(t *testing.T) {
 }
 
 func TestMirrorEvents(t *testing.T) {
+	t.Parallel()
 	b := newMirrorBed(t)
 	layer := mirrorLayer("public")
 	b.public.pushImage("library/app", "v1", layer)
@@ -554,6 +564,7 @@ func TestMirrorEvents(t *testing.T) {
 
 // TestMirrorProblems checks that wrong files are reported before anything starts.
 func TestMirrorProblems(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	noPEM := filepath.Join(dir, "x")
 	writeFile(t, noPEM, "x")
@@ -582,6 +593,7 @@ func TestMirrorTTL(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	public := start(t, setup{})
 	layer := mirrorLayer("public")
 	public.pushImage("library/app", "v1", layer)

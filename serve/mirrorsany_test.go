@@ -17,6 +17,7 @@ func TestMirrorAny(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	up := start(t, setup{})
 	layer := mirrorLayer("unlisted")
 	d := up.pushImage("team/app", "v1", layer)
@@ -36,9 +37,16 @@ func TestMirrorAny(t *testing.T) {
 	s.pushImage("team/app", "v1", mirrorLayer("ours"))
 
 	a, closeAdmin := openAdmin(t, s.cfg)
-	st, err := a.MirrorStatus(t.Context())
-	if err != nil || len(st.Sources) != 1 || st.Sources[0].Name != name || !st.Sources[0].State.Works() || st.Usage.Repositories != 1 || st.Usage.Bytes < int64(len(layer)) {
-		t.Errorf("status: %+v, %v", st, err)
+	var st mirrors.Status
+	poll(t, "what was pulled is stored", func() (stored bool) {
+		var err error
+		if st, err = a.MirrorStatus(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return st.Usage.Repositories == 1 && st.Usage.Bytes >= int64(len(layer))
+	})
+	if len(st.Sources) != 1 || st.Sources[0].Name != name || !st.Sources[0].State.Works() {
+		t.Errorf("status: %+v", st)
 	}
 	if list, err := a.ListMirrors(t.Context(), mirrors.ListArgs{}); err != nil || len(list.Images) != 1 || list.Images[0].Repository != name+"/team/app" {
 		t.Errorf("list: %+v, %v", list, err)
@@ -64,6 +72,7 @@ func TestMirrorAny(t *testing.T) {
 // TestMirrorAnyGuarded checks that a client which chooses the host cannot make this server look
 // into private networks.
 func TestMirrorAnyGuarded(t *testing.T) {
+	t.Parallel()
 	var asked atomic.Int64
 	inside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
 	t.Cleanup(inside.Close)
@@ -86,6 +95,7 @@ func TestMirrorAnyListed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	up := start(t, setup{})
 	layer := mirrorLayer("listed")
 	up.pushImage("team/app", "v1", layer)

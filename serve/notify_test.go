@@ -103,6 +103,7 @@ func (r *receiver) endpoint(name, format, more string) string {
 }
 
 func TestNotifications(t *testing.T) {
+	t.Parallel()
 	docker, cloud := newReceiver(t), newReceiver(t)
 	docker.up.Store(true)
 	root := t.TempDir()

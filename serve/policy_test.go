@@ -53,6 +53,7 @@ func TestUploadLimits(t *testing.T) {
 }
 
 func TestReadOnly(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	s := start(t, setup{root: root})
 	d := s.pushImage("a", "v1", "layer")
@@ -69,6 +70,7 @@ func TestReadOnly(t *testing.T) {
 }
 
 func TestDeleteDisabled(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{yaml: "storage: {delete: {enabled: false}}"})
 	d := s.pushImage("a", "v1", "layer")
 	for _, path := range []string{"manifests/" + d, "manifests/v1", "blobs/" + digestOf("layer")} {
@@ -81,6 +83,7 @@ func TestDeleteDisabled(t *testing.T) {
 }
 
 func TestImmutableTags(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{yaml: `storage: {immutable_tags: [{repositories: ["team/**"], tags: ["v[0-9]+"]}]}`})
 	s.pushImage("team/app", "v1", "one")
 	s.pushImage("team/app", "v1", "one") // the same image again
@@ -102,6 +105,7 @@ func TestImmutableTags(t *testing.T) {
 }
 
 func TestRetentionJob(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{
 		yaml: `storage: {retention: [{repositories: ["ci/**"], keep_newest: 1, keep_tags: [main]}]}`,
 		change: func(c *config.Config) {
@@ -122,6 +126,7 @@ func TestRetentionJob(t *testing.T) {
 }
 
 func TestGarbageJob(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{change: func(c *config.Config) {
 		// The grace is long enough for a push to send its manifest after its blobs.
 		c.Storage.GC.Grace, c.Storage.GC.Interval = 2*time.Second, 10*time.Millisecond
@@ -140,6 +145,7 @@ func TestMissingPlatforms(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	platform := func(os, arch string) string {
 		return fmt.Sprintf(`{"mediaType":%q,"digest":%q,"size":7,"platform":{"os":%q,"architecture":%q}}`,
 			oci.MediaTypeOCIManifest, digestOf(os+arch), os, arch)
@@ -175,6 +181,7 @@ func TestForeignURLs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	layer := func(url string) string {
 		return fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":%q,"size":1},"layers":[{"mediaType":"application/vnd.oci.image.layer.nondistributable.v1.tar","digest":%q,"size":7,"urls":[%q]}]}`,
 			oci.MediaTypeOCIManifest, digestOf("c"), digestOf("elsewhere"), url)
@@ -198,6 +205,7 @@ func TestForeignURLs(t *testing.T) {
 }
 
 func TestHeaders(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{yaml: `http: {headers: {X-Site: [here]}}`})
 	for _, path := range []string{"/v2/", "/v2/a/manifests/none", "/elsewhere"} {
 		if got := s.do("GET", path, "").header.Values("X-Site"); len(got) != 1 || got[0] != "here" {
@@ -207,6 +215,7 @@ func TestHeaders(t *testing.T) {
 }
 
 func TestNoCache(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{yaml: "storage: {memory: 0}"})
 	s.pushImage("a", "v1", "layer")
 	for range 3 {

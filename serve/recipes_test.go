@@ -59,6 +59,7 @@ func hasBlob(t testing.TB, root, layer string) bool {
 // with and without a cache, that the check and a backup include dropped layers, and that a server
 // without recipes in its configuration serves them and brings them back.
 func TestDroppedLayers(t *testing.T) {
+	t.Parallel()
 	for _, cache := range []string{"", "storage: {blob_cache: {ram: 64MiB}}"} {
 		t.Run(cache, func(t *testing.T) {
 			t.Parallel()

@@ -23,6 +23,7 @@ func TestRedirectIsFollowed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	s3 := backendtest.S3(t)
 	swift := func(t *testing.T) string {
 		s := backendtest.Swift(t)
@@ -36,6 +37,7 @@ func TestRedirectIsFollowed(t *testing.T) {
 		{"swift", swift},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			log := filepath.Join(t.TempDir(), "access.log")
 			s := start(t, setup{yaml: tc.yaml(t) + "  redirect: {mode: always}\nlog: {accesslog: {file: " + log + "}}\n"})
 			small, layer := layerOf(50<<10), layerOf(200<<10)
@@ -114,6 +116,7 @@ func wantPulled(t *testing.T, url, d, layer string) {
 
 // TestRedirectUncached checks that the server itself sends what its cache holds.
 func TestRedirectUncached(t *testing.T) {
+	t.Parallel()
 	s3 := backendtest.S3(t)
 	s := start(t, setup{yaml: s3Yaml(t, s3, s3.Endpoint, withRAM+"  prefetch: {mode: off}\n  redirect: {mode: uncached, min_size: 100KiB}\n")})
 	held, other, small := layerOf(200<<10), layerOf(200<<10), layerOf(80<<10)

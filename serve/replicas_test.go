@@ -38,6 +38,7 @@ func freeAddr(t *testing.T) string {
 // TestReplicas runs two servers with one catalogue and one store. What one learns, the other knows,
 // and a blob is read from the store once for both.
 func TestReplicas(t *testing.T) {
+	t.Parallel()
 	s3, postgres := backendtest.S3(t), backendtest.Postgres(t)
 	c := countRequests(t, s3.Endpoint)
 	storage := s3Yaml(t, s3, c.addr, "  blob_cache: {ram: 64MiB, large: 32MiB, write_through: false}\n  prefetch: {mode: off}\n"+
@@ -74,6 +75,7 @@ func TestReplicas(t *testing.T) {
 // TestReplicasDeliverOnce checks that one of two servers with one queue delivers, each event once,
 // and that the other continues when that one stops.
 func TestReplicasDeliverOnce(t *testing.T) {
+	t.Parallel()
 	s3, postgres := backendtest.S3(t), backendtest.Postgres(t)
 	hook := newReceiver(t)
 	hook.up.Store(true)
@@ -98,6 +100,7 @@ func TestReplicasDeliverOnce(t *testing.T) {
 
 // TestStoreMetrics checks that the metrics of the layers before an object store are documented.
 func TestStoreMetrics(t *testing.T) {
+	t.Parallel()
 	s3, postgres := backendtest.S3(t), backendtest.Postgres(t)
 	storage := s3Yaml(t, s3, s3.Endpoint, withRAM+"  redirect: {mode: large}\n"+fmt.Sprintf("  catalog: {postgres: %q}\n", postgres.DSN(postgres.CreateDatabase(t))))
 	s := start(t, setup{yaml: storage + fmt.Sprintf("cluster: {addr: %q, id: r0, secret: 0123456789abcdef}\nnotifications: {endpoints: [{name: a, url: \"http://%s\"}]}\n", freeAddr(t), freeAddr(t))})
@@ -115,6 +118,7 @@ func TestMoveCatalog(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	s3, postgres := backendtest.S3(t), backendtest.Postgres(t)
 	bucket := s3.Bucket(t)
 	o := setup{yaml: s3YamlOf(s3, bucket, s3.Endpoint, withRAM), root: filepath.Join(t.TempDir(), "root")}

@@ -57,6 +57,7 @@ func TestRestoreInto(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	copied := saved(t)
 	for _, c := range []struct {
 		name    string
@@ -128,6 +129,7 @@ func TestMergeIsWhole(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
@@ -161,6 +163,7 @@ func TestMergeMirrored(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	mirror := "proxy: {upstreams: [{name: up.example, url: \"http://127.0.0.1:1\"}]}\n"
 	s := start(t, setup{yaml: mirror})
 	a, closeAdmin := openAdmin(t, s.cfg)
@@ -187,6 +190,7 @@ func TestRestoreLostCatalog(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	s3, pg := backendtest.S3(t), backendtest.Postgres(t)
 	onPostgres := func() string { return fmt.Sprintf("  catalog: {postgres: %q}\n", pg.DSN(pg.CreateDatabase(t))) }
 	bucket, shared := s3Yaml(t, s3, s3.Endpoint, ""), s3Yaml(t, s3, s3.Endpoint, "")
@@ -196,6 +200,7 @@ func TestRestoreLostCatalog(t *testing.T) {
 		{"object store and PostgreSQL", shared + onPostgres(), shared + onPostgres()},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			root, dir := t.TempDir(), filepath.Join(t.TempDir(), "backup")
 			cfg := configure(t, setup{root: root, yaml: c.before})
 			fillAtRandom(t, cfg, root, rand.New(rand.NewPCG(1, 24)))
@@ -229,6 +234,7 @@ func TestRestoreLostCatalog(t *testing.T) {
 // TestAdoptedLostCatalog wants the catalogue of an adopted storage back from the backup. To adopt the
 // storage again would bring only what Distribution had, and a catalogue that does not fit the store.
 func TestAdoptedLostCatalog(t *testing.T) {
+	t.Parallel()
 	copied := saved(t)
 	root := t.TempDir()
 	cfg := configure(t, setup{root: root})
@@ -341,6 +347,7 @@ func backUp(t *testing.T, cfg *config.Config, dir string) []backup.Repository {
 
 // TestRestoreInterrupted wants every command to say what to do about an interrupted restore.
 func TestRestoreInterrupted(t *testing.T) {
+	t.Parallel()
 	copied, root := saved(t), filepath.Join(t.TempDir(), "root")
 	damage(t, copied, strings.Repeat("layer", 20_000)) // ends the restore before the catalogue
 	cfg := configure(t, setup{root: root})
@@ -375,6 +382,7 @@ func TestRestoreInterrupted(t *testing.T) {
 // TestOfflineEvents wants the next server to deliver the events of a command that ran without a
 // server.
 func TestOfflineEvents(t *testing.T) {
+	t.Parallel()
 	r := newReceiver(t)
 	r.up.Store(true)
 	root := t.TempDir()

@@ -35,6 +35,7 @@ func TestOtherSites(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	const named = "registry.test"
 	d := digestOf("page")
 	endpoints := []string{"/v2/", "/v2/a/blobs/uploads/", "/v2/a/blobs/uploads/?digest=" + d, "/v2/a/blobs/uploads/x", "/v2/a/blobs/" + d, "/v2/a/manifests/v1",
@@ -42,6 +43,7 @@ func TestOtherSites(t *testing.T) {
 		"/v2/a/_slipway/volumes/" + d + "/credential", "/token", "/ui/login", "/ui/repo/a", "/ui/jobs"}
 	for _, kind := range siteServers(t) {
 		t.Run(kind.name, func(t *testing.T) {
+			t.Parallel()
 			y := kind.yaml
 			if !strings.Contains(y, "http:") {
 				y += "http: {names: [" + named + "], headers: {Access-Control-Allow-Origin: ['https://ui.test']}}\n"
@@ -90,6 +92,7 @@ func TestOtherSites(t *testing.T) {
 // TestAnonymousUnderForeignName checks a server to which anonymous clients may push. A page whose
 // site took over this server's address may not push, and docker may push under any name.
 func TestAnonymousUnderForeignName(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{yaml: siteServers(t)[3].yaml})
 	host := func(r *http.Request) { r.Host = "registry.internal" }
 	d := digestOf("layer")
@@ -102,6 +105,7 @@ func TestAnonymousUnderForeignName(t *testing.T) {
 // TestForwardedNames checks requests that claim to be forwarded. A browser may run beside a trusted
 // proxy, and its page may claim that. Both names of a request must be the server's.
 func TestForwardedNames(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{yaml: "http: {names: [registry.test], trusted_proxies: [127.0.0.1]}"})
 	for sentTo, ok := range map[string]bool{"": true, "localhost": true, "registry.test": true, "page.example": false} {
 		for forwarded, also := range map[string]bool{"": true, "localhost": true, "registry.test:443": true, "page.example": false} {
@@ -128,6 +132,7 @@ func TestDebugUnderForeignName(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	s := start(t, setup{yaml: "http: {names: ['registry.test:5000']}"})
 	for _, path := range []string{"/metrics", "/livez", "/readyz", "/debug/health", "/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/heap"} {
 		for host, want := range map[string]int{"": 200, "localhost": 200, "registry.test:1": 200, "page.example": 421, "127.0.0.1.page.example": 421} {

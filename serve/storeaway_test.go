@@ -19,9 +19,11 @@ func TestDiskAway(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	for _, dir := range []string{"docker", "docker/registry", "docker/registry/v2/blobs", "docker/registry/v2/blobs/sha256"} {
 		for _, when := range []string{"while it runs", "before it starts"} {
 			t.Run(dir+" "+when, func(t *testing.T) {
+				t.Parallel()
 				s := start(t, setup{yaml: "storage:\n  retention:\n  - {repositories: [\"**\"], keep_newest: 1}\n"})
 				layer := strings.Repeat("a layer that is an object of the store ", 5000)
 				s.pushImage("a", "v1", layer)

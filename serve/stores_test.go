@@ -144,8 +144,10 @@ func TestObjectStores(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	for _, tc := range storeCases(t) {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			o := setup{yaml: tc.yaml(t), root: filepath.Join(t.TempDir(), "root")}
 			s := start(t, o)
 			small, large := layerOf(1000), layerOf(300<<10)
@@ -200,6 +202,7 @@ func TestStoreConformance(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	for _, tc := range storeCases(t) {
 		if !tc.quick {
 			continue // each is quick enough to be tested on, but many new ones are not
@@ -223,6 +226,7 @@ func TestStoreConformance(t *testing.T) {
 // TestCacheReadsOnce checks that a blob is read from the store once, however often it is pulled. A
 // blob that was just pushed is not read at all, unless that is switched off.
 func TestCacheReadsOnce(t *testing.T) {
+	t.Parallel()
 	s3 := backendtest.S3(t)
 	for _, through := range []bool{false, true} {
 		c := countRequests(t, s3.Endpoint)
@@ -279,6 +283,7 @@ func TestCacheReadsOnce(t *testing.T) {
 
 // TestPrefetchReadsAhead checks that a client that got a manifest finds its layers in the cache.
 func TestPrefetchReadsAhead(t *testing.T) {
+	t.Parallel()
 	s3 := backendtest.S3(t)
 	c := countRequests(t, s3.Endpoint)
 	s := start(t, setup{yaml: s3Yaml(t, s3, c.addr, "  blob_cache: {ram: 64MiB, large: 32MiB, write_through: false}\n")})
@@ -312,6 +317,7 @@ func TestStartAsksLittle(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	s3 := backendtest.S3(t)
 	c := countRequests(t, s3.Endpoint)
 	o := setup{yaml: s3Yaml(t, s3, c.addr, withRAM), root: filepath.Join(t.TempDir(), "root")}
@@ -337,6 +343,7 @@ func TestUnknownBucket(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	s3 := backendtest.S3(t)
 	o := setup{yaml: s3Yaml(t, s3, s3.Endpoint, "")}
 	s := start(t, o)
@@ -354,6 +361,7 @@ func TestUnknownBucket(t *testing.T) {
 // TestKilledInFirstPush checks a server that was killed in its very first push. It left an object
 // that the catalogue knows only as intended. The server must start again without help.
 func TestKilledInFirstPush(t *testing.T) {
+	t.Parallel()
 	s3 := backendtest.S3(t)
 	bucket := s3.Bucket(t)
 	o := setup{yaml: s3YamlOf(s3, bucket, s3.Endpoint, ""), root: filepath.Join(t.TempDir(), "root")}

@@ -91,6 +91,7 @@ func (s *instance) trust(a *authority, certs ...tls.Certificate) {
 }
 
 func TestCertificateReload(t *testing.T) {
+	t.Parallel()
 	a := newAuthority(t)
 	dir := t.TempDir()
 	certFile, keyFile := filepath.Join(dir, "crt"), filepath.Join(dir, "key")
@@ -132,6 +133,7 @@ func TestCertificateReload(t *testing.T) {
 }
 
 func TestHTTP2(t *testing.T) {
+	t.Parallel()
 	a := newAuthority(t)
 	dir := t.TempDir()
 	cert, key := a.server("registry")
@@ -175,6 +177,7 @@ func TestMTLS(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	a, stranger := newAuthority(t), newAuthority(t)
 	dir := t.TempDir()
 	cert, key := a.server("registry")

@@ -82,6 +82,7 @@ func volumesIn(t *testing.T, dir string) (names []string) {
 // TestVolumes follows a volume from the push through the records and the client interface to the
 // removal, with a restart in between.
 func TestVolumes(t *testing.T) {
+	t.Parallel()
 	yaml, dir := volumesYaml(t)
 	s := start(t, setup{yaml: yaml})
 	s.pushLayer("team/app", "v1", tarOf(t, "a", strings.Repeat("first ", 9000)))
@@ -154,6 +155,7 @@ func TestVolumesRights(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	yaml, _ := volumesYaml(t)
 	users := filepath.Join(t.TempDir(), "htpasswd")
 	writeFile(t, users, htpasswd(t, "node", "pw")+htpasswd(t, "cloner", "pw"))
@@ -215,6 +217,7 @@ func TestNoVolumes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	s := start(t, setup{})
 	d := s.pushImage("team/app", "v1", "text")
 	if got := s.want(http.StatusNotFound, "GET", "/v2/team/app/_slipway/volumes/"+d, ""); !strings.Contains(got.body, "UNSUPPORTED") {

@@ -72,6 +72,7 @@ const appConfig = `{"created":"2026-01-02T03:04:05Z","os":"linux","architecture"
 
 // TestBrowse checks the pages of repositories, tags and an image.
 func TestBrowse(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{})
 	s.shows("", "There is no repository here yet", "docker push "+strings.TrimPrefix(s.url, "http://")+"/alpine:3")
 	d := s.pushApp("lib/app", "v1", appConfig, "layer one", "layer two, larger")
@@ -108,6 +109,7 @@ func TestBrowse(t *testing.T) {
 
 // TestBrowseArtifacts checks that an artifact that is no image has a page, too.
 func TestBrowseArtifacts(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{})
 	const repo = "lib/app"
 	app := s.pushApp(repo, "v1", appConfig, "layer one")
@@ -147,6 +149,7 @@ func TestBrowseArtifacts(t *testing.T) {
 // TestBrowseDelete checks that a deletion asks first, gives the reason if it is refused, and is
 // recorded.
 func TestBrowseDelete(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	audit := filepath.Join(dir, "audit.log")
 	s := start(t, setup{yaml: "log: {audit: {file: " + audit + "}}\nstorage: {immutable_tags: [{repositories: ['**'], tags: ['v.*']}]}"})
@@ -179,6 +182,7 @@ func TestBrowseDelete(t *testing.T) {
 
 // TestBrowseAccess checks that repositories a client may not see look as if they did not exist.
 func TestBrowseAccess(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "htpasswd")
 	writeFile(t, path, htpasswd(t, "alice", "a", "root", "r"))
 	s := start(t, setup{yaml: "auth: {htpasswd: {path: " + path + "}, access: [{repositories: ['open/**'], subjects: [alice], actions: [pull]}, {repositories: ['**'], subjects: [root], actions: ['*', admin]}]}"})

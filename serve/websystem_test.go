@@ -49,6 +49,7 @@ func (s *instance) holds(path string, texts ...string) {
 
 // TestSystemPages checks the pages of the server itself, with a cache and a mirror.
 func TestSystemPages(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	audit := filepath.Join(dir, "audit.log")
 	s := start(t, setup{yaml: "log: {audit: {file: " + audit + "}}\n" +
@@ -97,6 +98,7 @@ func TestSystemPages(t *testing.T) {
 
 // TestNodesPage checks that the nodes page shows the reports of agents, whose names may be made up.
 func TestNodesPage(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{})
 	d := s.pushImage("lib/app", "v1", "a layer")
 	s.want(http.StatusAccepted, "POST", "/v2/lib/app/_slipway/gear/nodes", fmt.Sprintf(`{"node":"<b>&n/1?","image":"lib/app:v1","manifest":%q,"files":10,"local_files":4,`+
@@ -111,6 +113,7 @@ func TestNodesPage(t *testing.T) {
 
 // TestReports checks that reports are sandboxed and that nothing but reports is served.
 func TestReports(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	reports := filepath.Join(dir, "reports")
 	if err := os.MkdirAll(filepath.Join(reports, "monday", "deep"), 0o755); err != nil {
@@ -183,6 +186,7 @@ func (s *instance) events(topic string, edits ...func(*http.Request)) (next func
 // TestEvents checks that a stream reports changes and that stopping the server does not wait for
 // it.
 func TestEvents(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{yaml: "storage: {blob_cache: {ram: 64MiB}, prefetch: {mode: off}}\nhttp: {draintimeout: 10m}"})
 	next := s.events("caches")
 	if d, ok := next(); !ok || !strings.HasPrefix(d, `"`) || !strings.Contains(d, "Memory") {
@@ -222,6 +226,7 @@ func TestEvents(t *testing.T) {
 // TestSystemAccess checks that a client with read access only sees no system page, and that a
 // stream ends when the client loses the right to it.
 func TestSystemAccess(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "htpasswd")
 	writeFile(t, path, htpasswd(t, "alice", "a", "root", "r"))
 	s := start(t, setup{yaml: "auth: {htpasswd: {path: " + path + "}, access: [{repositories: ['**'], subjects: [alice], actions: [pull]}, {repositories: ['**'], subjects: [root], actions: ['*', admin]}]}"})

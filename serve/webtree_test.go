@@ -44,6 +44,7 @@ func (s *instance) pushTree(repo, tag string, files map[string]string, edits ...
 
 // TestFilePages reads the files of images and the differences between their tags from a server.
 func TestFilePages(t *testing.T) {
+	t.Parallel()
 	s := start(t, setup{yaml: "gear: {rules: [{repositories: ['off/**'], convert: off}]}\n"})
 	shared := strings.Repeat("many have this. ", 1000)
 	s.pushTree("lib/app", "v1", map[string]string{"etc/conf": "one", "lib/shared": shared})
@@ -67,6 +68,7 @@ func TestFilePages(t *testing.T) {
 // TestFilePagesAccess checks that a client that may not see a repository learns neither its files
 // nor that others share them.
 func TestFilePagesAccess(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "htpasswd")
 	writeFile(t, path, htpasswd(t, "root", "r", "alice", "a"))
 	s := start(t, setup{yaml: "auth:\n  htpasswd: {path: " + path + ", realm: here}\n  access:\n" +

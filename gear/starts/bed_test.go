@@ -25,6 +25,7 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/memstore"
+	"example.org/slipway/registry/storage"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -95,7 +96,7 @@ func (b *bed) clock() time.Time {
 
 // OpenBlob implements gearregistry.Blobs.
 func (b *bed) OpenBlob(ctx context.Context, d oci.Digest, off int64) (io.ReadCloser, int64, error) {
-	return registry.OpenBlob(ctx, b.cat, b.objs, d, off)
+	return storage.OpenBlob(ctx, b.cat, b.objs, d, off)
 }
 
 func (b *bed) must(err error) {

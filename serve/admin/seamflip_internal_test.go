@@ -66,6 +66,7 @@ func TestFlippedBits(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
 	}
+	t.Parallel()
 	base := newSeamBase(t, nil)
 	dir := worldsDir(t)
 	worn := filepath.Join(dir, "worn")

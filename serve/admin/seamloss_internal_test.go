@@ -141,6 +141,7 @@ func lossSequences() (list []string) {
 // tag, the times of tags, and a lost catalogue. The last operation is also killed at each of its
 // durable steps.
 func TestSeamsOfLoss(t *testing.T) {
+	t.Parallel()
 	k := newSeamWalk(t, nil)
 	k.readShard(t)
 	t.Run("sequences", func(t *testing.T) {

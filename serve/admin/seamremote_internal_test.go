@@ -34,9 +34,6 @@ type seamRemote struct {
 // newSeamRemote starts the servers.
 func newSeamRemote(t testing.TB) *seamRemote {
 	t.Helper()
-	// Connections persist, as with other S3 servers, and small objects need no large buffers.
-	t.Setenv("VGW_KEEP_ALIVE", "true")
-	t.Setenv("VGW_POSIX_IO_BUFFER_SIZE", "32768")
 	r := &seamRemote{s3: backendtest.S3(t), pg: backendtest.Postgres(t, "jit=off")}
 	r.bucket, r.database = r.s3.Bucket(t), r.pg.CreateDatabase(t)
 	db, err := sql.Open("pgx", r.pg.DSN(r.database))
@@ -184,6 +181,7 @@ func (k *seamWalk) lossRemote(t *testing.T) {
 // operations (default 1), then SLIPWAY_SEAMS_RANDOM longer ones (default 4). SLIPWAY_SEAMS_SHARD is
 // that of TestSeams.
 func TestSeamsRemote(t *testing.T) {
+	t.Parallel()
 	r := newSeamRemote(t)
 	k := newSeamWalk(t, r)
 	r.keep(t)

@@ -393,6 +393,7 @@ func seamNumber(t *testing.T, name string, def int) int {
 //	SLIPWAY_SEAMS_SHARD=0/4    of these the first of four parts
 //	SLIPWAY_SEAMS_RANDOM=5000  so many longer ones, which SLIPWAY_SEAMS_SEED decides
 func TestSeams(t *testing.T) {
+	t.Parallel()
 	k := newSeamWalk(t, nil)
 	if *seamsFlag != "" {
 		steps, err := parseSequence(*seamsFlag)
