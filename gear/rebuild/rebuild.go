@@ -9,10 +9,9 @@
 // otherwise.
 //
 // A [Recipe] consists of segments, which are rebuilt independently of each other. So
-// segments can be rebuilt in parallel, and a range of the layer can be rebuilt without
-// the segments before it. When a recipe is made, no prediction has to be right. But what
-// a recipe predicts must never change. Therefore the package depends on no encoder that
-// is linked with it, and its models never change.
+// segments can be rebuilt in parallel. When a recipe is made, no prediction has to be
+// right. But what a recipe predicts must never change. Therefore the package depends on no
+// encoder that is linked with it, and its models never change.
 //
 // Other packages decide which layers have recipes, and when a layer's own bytes are given
 // up.
@@ -52,7 +51,7 @@ type Options struct {
 func (r *Recipe) Rebuild(ctx context.Context, w io.Writer, plain io.ReaderAt, opts *Options) error {
 	sum := sha256.New()
 	var last []byte
-	err := r.each(ctx, 0, len(r.segments), plain, opts, func(_ int64, b []byte) error {
+	err := r.each(ctx, plain, opts, func(b []byte) error {
 		if len(last) > 0 {
 			if _, err := w.Write(last); err != nil {
 				return err
@@ -76,73 +75,29 @@ func (r *Recipe) Rebuild(ctx context.Context, w io.Writer, plain io.ReaderAt, op
 	return err
 }
 
-// WriteRange writes n bytes of the layer from off on. Unlike Rebuild, it cannot compare a
-// digest. The range must be within the layer.
-func (r *Recipe) WriteRange(ctx context.Context, w io.Writer, plain io.ReaderAt, off, n int64, opts *Options) error {
-	if off < 0 || n < 0 || off+n > r.Size {
-		return fmt.Errorf("rebuild %d bytes from %d on: the layer has %d", n, off, r.Size)
-	}
-	if n == 0 {
-		return nil
-	}
-	from, to := r.covering(off, off+n)
-	err := r.each(ctx, from, to, plain, opts, func(at int64, b []byte) error {
-		_, err := w.Write(clip(b, at, off, off+n))
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(clip(r.tail, r.Size-int64(len(r.tail)), off, off+n))
-	return err
-}
-
-// clip returns the part of b between from and to. b begins at at.
-func clip(b []byte, at, from, to int64) []byte {
-	a := min(max(from-at, 0), int64(len(b)))
-	z := min(max(to-at, a), int64(len(b)))
-	return b[a:z]
-}
-
-// covering returns the first segment with bytes between off and end, and the first
-// segment behind them. A byte that two segments share belongs to the later one, and needs
-// both.
-func (r *Recipe) covering(off, end int64) (from, to int) {
-	for from < len(r.segments) && (r.segments[from].bit+r.segments[from].bits+7)/8 <= off {
-		from++
-	}
-	to = from
-	for to < len(r.segments) && r.segments[to].bit/8 < end {
-		to++
-	}
-	return from, to
-}
-
 // rebuilt is a segment as a worker returns it.
 type rebuilt struct {
 	b   []byte
 	err error
 }
 
-// each rebuilds segments and calls do with the bytes of each segment and their position
-// in the layer, in order. do owns the bytes, which are never empty. If the first segment
-// shares its first byte with a segment before, that byte has only the bits of the first
-// segment.
-func (r *Recipe) each(ctx context.Context, from, to int, plain io.ReaderAt, opts *Options, do func(int64, []byte) error) error {
+// each rebuilds the segments and calls do with the bytes of each segment, in order. do owns
+// the bytes, which are never empty.
+func (r *Recipe) each(ctx context.Context, plain io.ReaderAt, opts *Options, do func([]byte) error) error {
 	workers := 1
 	if opts != nil {
-		workers = max(1, min(opts.Workers, to-from))
+		workers = max(1, min(opts.Workers, len(r.segments)))
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	todo := make(chan int)
-	results := make([]chan rebuilt, to-from)
+	results := make([]chan rebuilt, len(r.segments))
 	for i := range results {
 		results[i] = make(chan rebuilt, 1)
 	}
 	room := make(chan struct{}, workers+1) // bounds the segments that are not yet written
 	g.Go(func() error {
 		defer close(todo)
-		for i := from; i < to; i++ {
+		for i := range r.segments {
 			select {
 			case room <- struct{}{}:
 			case <-ctx.Done():
@@ -161,17 +116,17 @@ func (r *Recipe) each(ctx context.Context, from, to int, plain io.ReaderAt, opts
 			w := newWork()
 			for i := range todo {
 				b, err := r.segment(w, i, plain)
-				results[i-from] <- rebuilt{b, err}
+				results[i] <- rebuilt{b, err}
 			}
 			return nil
 		})
 	}
-	g.Go(func() error { return r.inOrder(ctx, from, results, room, do) })
+	g.Go(func() error { return r.inOrder(ctx, results, room, do) })
 	return g.Wait()
 }
 
 // inOrder joins segments that meet within a byte.
-func (r *Recipe) inOrder(ctx context.Context, from int, results []chan rebuilt, room chan struct{}, do func(int64, []byte) error) error {
+func (r *Recipe) inOrder(ctx context.Context, results []chan rebuilt, room chan struct{}, do func([]byte) error) error {
 	var shared byte // the bits of the last segment in the byte that it shares with the next
 	for i, c := range results {
 		var res rebuilt
@@ -182,22 +137,20 @@ func (r *Recipe) inOrder(ctx context.Context, from int, results []chan rebuilt, 
 		}
 		<-room
 		if res.err != nil {
-			return fmt.Errorf("rebuild segment %d: %w", from+i, res.err)
+			return fmt.Errorf("rebuild segment %d: %w", i, res.err)
 		}
-		s, b := &r.segments[from+i], res.b
+		s, b := &r.segments[i], res.b
 		if s.bit%8 != 0 && len(b) > 0 {
 			b[0] |= shared
 		}
-		if (s.bit+s.bits)%8 != 0 && from+i+1 < len(r.segments) {
+		if (s.bit+s.bits)%8 != 0 && i+1 < len(r.segments) {
 			shared = b[len(b)-1]
-			if i+1 < len(results) { // otherwise the range ends in this byte or before
-				b = b[:len(b)-1]
-			}
+			b = b[:len(b)-1]
 		}
 		if len(b) == 0 {
 			continue
 		}
-		if err := do(s.bit/8, b); err != nil {
+		if err := do(b); err != nil {
 			return err
 		}
 	}
