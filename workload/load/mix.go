@@ -56,20 +56,6 @@ func (m Mix) Has(o Op) bool {
 	return o < Pruning && m.weights[o] > 0
 }
 
-// String returns the weights in the form that ParseMix parses.
-func (m Mix) String() string {
-	var parts []string
-	for op, w := range m.weights {
-		if w > 0 {
-			parts = append(parts, fmt.Sprintf("%s=%g", Op(op), w))
-		}
-	}
-	if len(parts) == 0 {
-		return "pull=1"
-	}
-	return strings.Join(parts, ",")
-}
-
 // draw chooses an operation.
 func (m *Mix) draw(rnd *rand.Rand) Op {
 	if m.PullsOnly() {
