@@ -1,4 +1,5 @@
-// Package mounttest runs the tests of a package where their mounts disturb nothing else.
+// Package mounttest runs the tests of a package where their mounts disturb nothing else,
+// and finds the loop devices that tests have left.
 package mounttest
 
 import (
@@ -6,8 +7,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // Main runs the tests of a package that mounts; its TestMain calls it. As root it runs
@@ -30,4 +35,28 @@ func Main(m *testing.M) {
 		os.Exit(1)
 	}
 	os.Exit(cmd.ProcessState.ExitCode())
+}
+
+// LoopDevices returns the paths of the loop devices of a file, by the path under which it
+// was opened, without asking the file's own file system. It does not find a file that was
+// removed since.
+func LoopDevices(path string) ([]string, error) {
+	all, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, name := range all {
+		b, err := os.ReadFile(name)
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+			continue // freed meanwhile
+		}
+		if err != nil {
+			return nil, fmt.Errorf("find the loop devices of %s: %w", path, err)
+		}
+		if strings.TrimSuffix(string(b), "\n") == path {
+			found = append(found, "/dev/"+strings.Split(name, "/")[3])
+		}
+	}
+	return found, nil
 }

@@ -186,16 +186,6 @@ func (h *Holder) setWorker(p *os.Process) {
 	h.worker = p
 }
 
-// Pid returns the worker's process id. It returns 0 between workers.
-func (h *Holder) Pid() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.worker == nil {
-		return 0
-	}
-	return h.worker.Pid
-}
-
 // Signal sends a signal to the worker, if there is one.
 func (h *Holder) Signal(sig os.Signal) {
 	h.mu.Lock()

@@ -1,16 +1,13 @@
 // Package loop makes block devices of files.
 //
 // A device is bound to its file while it is open or mounted. Then the kernel frees it by
-// itself, so that the device of a killed process does not stay. [Find] finds the devices
-// of a file again.
+// itself, so that the device of a killed process does not stay.
 package loop
 
 import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -191,28 +188,4 @@ func (d *Device) Close() error {
 	err := d.f.Close()
 	d.f = nil
 	return err
-}
-
-// Find returns the paths of the devices of a file, by the path under which it was opened,
-// without asking the file's own file system. It does not find a file that was removed
-// since.
-func Find(path string) ([]string, error) {
-	all, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		return nil, err
-	}
-	var found []string
-	for _, name := range all {
-		b, err := os.ReadFile(name)
-		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-			continue // freed meanwhile
-		}
-		if err != nil {
-			return nil, fmt.Errorf("find the loop devices of %s: %w", path, err)
-		}
-		if strings.TrimSuffix(string(b), "\n") == path {
-			found = append(found, "/dev/"+strings.Split(name, "/")[3])
-		}
-	}
-	return found, nil
 }

@@ -50,7 +50,7 @@ func attach(t *testing.T, path string, o loop.Options) *loop.Device {
 func freed(t *testing.T, path string) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
-		found, err := loop.Find(path)
+		found, err := mounttest.LoopDevices(path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -67,7 +67,7 @@ func TestAttach(t *testing.T) {
 	path := image(t, 1<<20)
 	for _, o := range []loop.Options{{}, {ReadOnly: true}, {DirectIO: true}, {ReadOnly: true, DirectIO: true, Offset: 8192}} {
 		d := attach(t, path, o)
-		found, err := loop.Find(path)
+		found, err := mounttest.LoopDevices(path)
 		if err != nil || len(found) != 1 || found[0] != d.Path() {
 			t.Errorf("%+v: found %v, %v, want %s", o, found, err, d.Path())
 		}
@@ -156,7 +156,7 @@ func TestMounted(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "file"), want, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	found, err := loop.Find(path)
+	found, err := mounttest.LoopDevices(path)
 	if err != nil || len(found) != 1 {
 		t.Fatalf("found %v, %v, want one", found, err)
 	}

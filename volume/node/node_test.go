@@ -15,11 +15,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/internal/mounttest"
 	"example.org/slipway/node/fuse"
 	"example.org/slipway/node/view"
 	"example.org/slipway/oci/volref"
 	"example.org/slipway/volume/block"
-	"example.org/slipway/volume/loop"
 	"example.org/slipway/volume/node"
 )
 
@@ -65,7 +65,7 @@ func TestLocal(t *testing.T) {
 			if got, want := b.counts(), (counts{Mounts: 1, Loops: loops, Mapped: 1, Records: 1, Dirs: 1}); got != want {
 				t.Errorf("in use: %+v, want %+v", got, want)
 			}
-			found, err := loop.Find(b.mnt + "/" + b.mappings()[0])
+			found, err := mounttest.LoopDevices(b.mnt + "/" + b.mappings()[0])
 			ok(t, err)
 			ahead := "/sys/class/bdi/erofs-*/read_ahead_kb"
 			if len(found) > 0 {

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/internal/mounttest"
 	"example.org/slipway/node/fusetest"
 	"example.org/slipway/volume/block"
 	"example.org/slipway/volume/file"
@@ -178,7 +179,7 @@ func TestKilledUnderLoad(t *testing.T) {
 	if err := errors.Join(unix.Unmount(at, 0), dev.Close()); err != nil {
 		t.Fatal(err)
 	}
-	fusetest.Eventually(t, "the end of the loop device", func() bool { found, err := loop.Find(m.path("w")); return err == nil && len(found) == 0 })
+	fusetest.Eventually(t, "the end of the loop device", func() bool { found, err := mounttest.LoopDevices(m.path("w")); return err == nil && len(found) == 0 })
 	stop()
 	tool(t, "e2fsck", "-fn", filepath.Join(m.dir, "c-1"))
 }
