@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/mirror/fill"
+	"example.org/slipway/registry/mirror/upstream"
 )
 
 // maxAhead bounds how many blobs of one image are fetched before a client asks for them.
@@ -34,7 +36,7 @@ func (m *Registry) ahead(s *source, name, repo string, mf *oci.Manifest) {
 		return // the client asks for this blob next anyway; leave the connection to the layers
 	}
 	for _, d := range small {
-		if _, admitted := m.fills.find(s.fillKey(d.Digest), repo); !admitted && m.lacks(s, repo, d.Digest) {
+		if _, admitted := m.fills.Find(m.origin(s, name, repo), d.Digest); !admitted && m.lacks(s, repo, d.Digest) {
 			m.begin(s, name, repo, d.Digest)
 		}
 	}
@@ -52,18 +54,18 @@ func (m *Registry) lacks(s *source, repo string, d oci.Digest) bool {
 // begin fetches a blob that no client has asked for yet. An error of the fetch is
 // reported to the clients that ask for the blob later.
 func (m *Registry) begin(s *source, name, repo string, d oci.Digest) {
-	f, how, err := m.join(s, name, repo, d, false)
-	if err != nil || how != beginner && how != follower {
+	f, how, err := m.fills.Join(m.origin(s, name, repo), d, false)
+	if err != nil || how != fill.Beginner && how != fill.Follower {
 		return
 	}
 	if !m.spawn(func() {
-		defer f.leave()
+		defer f.Leave()
 		// If the blob turns out to be larger than the manifest said, wait for a client to
 		// ask for it.
-		if size, err := f.whole(m.ctx); err == nil && size <= m.opts.Ahead {
-			_ = await(m.ctx, f.settled)
+		if size, err := f.Whole(m.ctx); err == nil && size <= m.opts.Ahead {
+			_ = upstream.Await(m.ctx, f.Settled())
 		}
 	}) {
-		f.leave()
+		f.Leave()
 	}
 }

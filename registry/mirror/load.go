@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/mirror/fill"
+	"example.org/slipway/registry/mirror/upstream"
 )
 
 // LoadOptions are the options of Load. The zero value works.
@@ -199,16 +201,16 @@ func (l *loading) blob(ctx context.Context, d oci.Digest) error {
 	if _, err := l.m.store.ResolveBlob(ctx, l.repo, d); !oci.HasCode(err, oci.CodeBlobUnknown) {
 		return err
 	}
-	c, err := l.m.openBlob(ctx, l.s, l.name, l.repo, d, wholeBlob)
+	c, err := l.m.openBlob(ctx, l.s, l.name, l.repo, d, fill.Whole)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	f, ok := c.(*fillContent)
+	settled, ok := fill.Settled(c)
 	if !ok {
 		return nil
 	}
-	if err := await(ctx, f.f.settled); err != nil {
+	if err := upstream.Await(ctx, settled); err != nil {
 		return err
 	}
 	if _, err := l.m.store.ResolveBlob(ctx, l.repo, d); err != nil {

@@ -2,7 +2,6 @@ package mirror
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -326,7 +325,7 @@ func (m *Registry) fetch(ctx context.Context, s *source, name, repo, ref, tag st
 	}
 	began := time.Now()
 	var mf *oci.Manifest
-	err := m.patiently(ctx, func() error {
+	err := upstream.Patiently(ctx, m.opts.Patience, func() error {
 		var err error
 		mf, _, _, err = s.Upstream.Manifest(ctx, name, ref, "")
 		return err
@@ -402,14 +401,14 @@ func (m *Registry) stale(ctx context.Context, s *source, repo, tag string, have 
 		s.tags.set(repo, tag, st, now)
 		m.revoke(ctx, repo, tag)
 		return nil, err
-	case s.StaleIfError <= 0 || now.Sub(st.confirmed) > s.StaleIfError || m.revoked.has(contentKey{repo, tag}):
+	case s.StaleIfError <= 0 || now.Sub(st.confirmed) > s.StaleIfError || m.revoked.Has(repo, tag):
 		return nil, err
 	default:
 		m.log.Warn("serve a tag that cannot be confirmed", "upstream", s.Name, "repo", repo, "tag", tag, "confirmed", st.confirmed, "err", err)
 	}
 	m.event(Event{Action: ActionStale, Upstream: s.Name, Repo: repo, Ref: tag, Digest: have.Digest, Err: err.Error()})
 	// Keep further requests from waiting for an upstream that is down.
-	st.digest, st.stale, st.until = have.Digest, true, now.Add(max(retryAfter(err), again))
+	st.digest, st.stale, st.until = have.Digest, true, now.Add(max(upstream.RetryAfter(err), again))
 	s.tags.set(repo, tag, st, now)
 	return mf, nil
 }
@@ -423,7 +422,7 @@ func (m *Registry) confirm(s *source, repo, tag string, d oci.Digest) {
 	now := m.now()
 	s.tags.set(repo, tag, tagState{digest: d, confirmed: now, until: now.Add(s.TTL)}, now)
 	s.negative[kindManifest].drop(repo, tag)
-	if err := m.revoked.set(contentKey{repo, tag}, false); err != nil {
+	if err := m.revoked.Set(repo, tag, false); err != nil {
 		m.log.Warn("note that a tag is confirmed again", "repo", repo, "tag", tag, "err", err)
 	}
 }
@@ -431,7 +430,7 @@ func (m *Registry) confirm(s *source, repo, tag string, d oci.Digest) {
 // revoke notes that the upstream has refused a tag. Until the upstream confirms the tag,
 // it is not served when the upstream fails.
 func (m *Registry) revoke(ctx context.Context, repo, tag string) {
-	err := m.revoked.set(contentKey{repo, tag}, true)
+	err := m.revoked.Set(repo, tag, true)
 	if err == nil {
 		return
 	}
@@ -504,45 +503,4 @@ func unknownBlob(repo, ref, why string) error {
 		return err
 	}
 	return oci.Errorf(oci.CodeBlobUnknown, "repository %s has no blob %.140s%s", repo, ref, why)
-}
-
-// patiently repeats a request to a busy upstream after the time that the upstream wants,
-// as long as a client may be kept waiting. It returns other errors at once: the upstream
-// package has dealt with them.
-func (m *Registry) patiently(ctx context.Context, ask func() error) error {
-	left := m.opts.Patience
-	for {
-		began := time.Now()
-		err := ask()
-		if upstream.KindOf(err) != upstream.Busy {
-			return err
-		}
-		pause := max(retryAfter(err), 50*time.Millisecond)
-		if left -= time.Since(began) + pause; left < 0 {
-			return err
-		}
-		if err := sleep(ctx, pause); err != nil {
-			return err
-		}
-	}
-}
-
-// retryAfter returns how long an upstream wants to be left alone before the next request.
-func retryAfter(err error) time.Duration {
-	var e *upstream.Error
-	if errors.As(err, &e) {
-		return e.RetryAfter
-	}
-	return 0
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"example.org/slipway/registry/mirror/fill"
 	"example.org/slipway/registry/mirror/upstream"
 )
 
@@ -76,8 +77,8 @@ func (c *counts) fetched(k kind, began bool, err error) {
 }
 
 // send counts the bytes of a part of a blob of size bytes.
-func (c *counts) send(p span, size int64) {
-	if off, end, err := p.in(size); err == nil {
+func (c *counts) send(p fill.Span, size int64) {
+	if off, end, err := p.In(size); err == nil {
 		c.pushed.Add(end - off)
 	}
 }
@@ -138,8 +139,8 @@ func (c *metrics) Collect(ch chan<- prometheus.Metric) {
 		count(c.bytes, &s.counts.pushed, name, "pushed")
 		count(c.resumed, &s.counts.resumed, name)
 	}
-	ch <- prometheus.MustNewConstMetric(c.fills, prometheus.GaugeValue, float64(c.m.fills.count.Load()))
-	ch <- prometheus.MustNewConstMetric(c.memory, prometheus.GaugeValue, float64(c.m.fills.memory.Load()))
+	ch <- prometheus.MustNewConstMetric(c.fills, prometheus.GaugeValue, float64(c.m.fills.Count()))
+	ch <- prometheus.MustNewConstMetric(c.memory, prometheus.GaugeValue, float64(c.m.fills.Memory()))
 }
 
 // forget drops the series of a source that no longer exists.

@@ -12,6 +12,8 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/mirror/fill"
+	"example.org/slipway/registry/mirror/revoked"
 	"example.org/slipway/registry/mirror/upstream"
 )
 
@@ -198,12 +200,12 @@ type Registry struct {
 	hosts   map[string]*source
 	any     anys
 	names   localNames
-	fills   fills
+	fills   *fill.Fills
 	flights flights
 	pending pending
 	recent  recent
 	gate    gate
-	revoked revocations
+	revoked *revoked.Tags
 	metrics *metrics
 	started time.Time
 	usage   usage
@@ -242,10 +244,15 @@ func New(store Store, o *Options) (*Registry, error) {
 	if err := checkMappings(m.opts.Mappings); err != nil {
 		return nil, err
 	}
-	if err := m.fills.init(m.opts.Dir, m.started); err != nil {
+	var err error
+	m.fills, err = fill.New(m.ctx, fill.Options{Dir: m.opts.Dir, MemoryBytes: m.opts.MemoryBytes, KeepFree: m.opts.KeepFree, Linger: m.opts.Linger,
+		Patience: m.opts.Patience, Clock: m.opts.Clock, Logger: m.log, Store: store, Spawn: m.spawn, Gather: m.gate.pass,
+		Stored: func(repo string, d oci.Digest) { m.recent.add(contentKey{repo, string(d)}) },
+		Recent: func(repo string, d oci.Digest) bool { return m.recent.has(contentKey{repo, string(d)}) }})
+	if err != nil {
 		return nil, fmt.Errorf("open the directory of fills: %w", err)
 	}
-	if err := m.revoked.init(m.opts.Dir); err != nil {
+	if m.revoked, err = revoked.Open(m.opts.Dir); err != nil {
 		return nil, fmt.Errorf("read which tags were refused: %w", err)
 	}
 	m.background.Add(1)
@@ -336,11 +343,6 @@ func (m *Registry) spawn(f func()) bool {
 }
 
 func (m *Registry) now() time.Time { return m.opts.Clock() }
-
-// errClosed returns the answer to requests that come while the registry is being closed.
-func errClosed() error {
-	return &oci.Error{Code: oci.CodeUnavailable, Message: "the registry is going down"}
-}
 
 // storing returns a context for storing content, which goes on after Close was called.
 func (m *Registry) storing() (context.Context, context.CancelFunc) {

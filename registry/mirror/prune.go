@@ -211,7 +211,7 @@ func (m *Registry) keepHouse() {
 		select {
 		case <-house.C:
 		case <-parts.C:
-			if err := m.fills.scan(m.now(), time.Time{}); err != nil {
+			if err := m.fills.Scan(m.now()); err != nil {
 				m.log.Error("remove what was fetched of blobs that nobody asks for", "err", err)
 			}
 		case <-m.ctx.Done():

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/mirror/fill"
 	"example.org/slipway/registry/mirror/upstream"
 )
 
@@ -245,7 +246,7 @@ func (m *Registry) checkConfig(ctx context.Context, s *source, name, repo string
 // readBlob returns a config of a mirrored repository. The config may have at most most
 // bytes.
 func (m *Registry) readBlob(ctx context.Context, s *source, name, repo string, d oci.Digest, most int64) ([]byte, error) {
-	c, err := m.openBlob(ctx, s, name, repo, d, wholeBlob)
+	c, err := m.openBlob(ctx, s, name, repo, d, fill.Whole)
 	if err != nil {
 		return nil, err
 	}

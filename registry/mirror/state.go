@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/mirror/fill"
+	"example.org/slipway/registry/mirror/upstream"
 )
 
 // contentKey is a tag or digest in a repository.
@@ -253,7 +255,7 @@ func (p *pending) settle(ctx context.Context, repo string) error {
 	}
 	p.mu.RUnlock()
 	for _, done := range wait {
-		if err := await(ctx, done); err != nil {
+		if err := upstream.Await(ctx, done); err != nil {
 			return err
 		}
 	}
@@ -281,7 +283,7 @@ func (g *gate) pass(ctx context.Context) {
 	}
 	open := g.open
 	g.mu.Unlock()
-	_ = await(ctx, open) // when ctx ends there is nothing more to wait for
+	_ = upstream.Await(ctx, open) // when ctx ends there is nothing more to wait for
 }
 
 // unlock opens the gate for those who wait.
@@ -291,16 +293,6 @@ func (g *gate) unlock() {
 	if g.open != nil {
 		close(g.open)
 		g.open = nil
-	}
-}
-
-// await waits for a channel to be closed.
-func await(ctx context.Context, done <-chan struct{}) error {
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
@@ -341,7 +333,7 @@ func (m *Registry) fly(ctx context.Context, k flightKey, ask func(ctx context.Co
 			close(f.done)
 		}) {
 			fs.mu.Unlock()
-			return nil, false, errClosed()
+			return nil, false, fill.ErrClosed()
 		}
 		if fs.under == nil {
 			fs.under = map[flightKey]*flight{}
@@ -349,11 +341,11 @@ func (m *Registry) fly(ctx context.Context, k flightKey, ask func(ctx context.Co
 		fs.under[k] = f
 	}
 	fs.mu.Unlock()
-	if err := await(ctx, f.done); err != nil {
+	if err := upstream.Await(ctx, f.done); err != nil {
 		return nil, began, err
 	}
 	if f.err != nil && m.ctx.Err() != nil {
-		return nil, began, errClosed()
+		return nil, began, fill.ErrClosed()
 	}
 	return f.m, began, f.err
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/mirror/fill"
 	"example.org/slipway/registry/mirror/upstream"
 )
 
@@ -59,7 +60,7 @@ func (m *Registry) event(e Event) {
 // Status is the state of the mirrors.
 type Status struct {
 	Sources []SourceStatus `json:"upstreams"` // by name
-	Fills   []FillStatus   `json:"fills"`     // the fills under way, oldest first
+	Fills   []fill.Status  `json:"fills"`     // the fills under way, oldest first
 }
 
 // SourceStatus is the state of a source.
@@ -79,19 +80,9 @@ type SourceStatus struct {
 	Resumed int64 `json:"resumed"`
 }
 
-// FillStatus says how much of a blob has been fetched.
-type FillStatus struct {
-	Repo    string     `json:"repo"`
-	Digest  oci.Digest `json:"digest"`
-	Bytes   int64      `json:"bytes"`
-	Size    int64      `json:"size"` // -1: unknown
-	Readers int        `json:"readers"`
-	Began   time.Time  `json:"began"`
-}
-
 // Status returns the state of the mirrors.
 func (m *Registry) Status() Status {
-	st := Status{Sources: []SourceStatus{}, Fills: []FillStatus{}}
+	st := Status{Sources: []SourceStatus{}, Fills: m.fills.Status()}
 	for name, s := range m.all() {
 		v := SourceStatus{Name: name, Offline: s.Offline, Upstream: s.Upstream.Status(), Requests: map[string]map[string]int64{},
 			PulledBytes: s.counts.pulled.Load(), PushedBytes: s.counts.pushed.Load(), Resumed: s.counts.resumed.Load()}
@@ -108,13 +99,5 @@ func (m *Registry) Status() Status {
 		st.Sources = append(st.Sources, v)
 	}
 	slices.SortFunc(st.Sources, func(a, b SourceStatus) int { return cmp.Compare(a.Name, b.Name) })
-	m.fills.mu.RLock()
-	for _, f := range m.fills.under {
-		f.mu.Lock()
-		st.Fills = append(st.Fills, FillStatus{Repo: f.repo, Digest: f.digest, Bytes: f.written, Size: f.size, Readers: f.readers, Began: f.began})
-		f.mu.Unlock()
-	}
-	m.fills.mu.RUnlock()
-	slices.SortFunc(st.Fills, func(a, b FillStatus) int { return a.Began.Compare(b.Began) })
 	return st
 }

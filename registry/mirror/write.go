@@ -185,16 +185,8 @@ func (m *Registry) settle(ctx context.Context, repo string) error {
 	if err := m.pending.settle(ctx, repo); err != nil {
 		return err
 	}
-	var wait []<-chan struct{}
-	m.fills.mu.RLock()
-	for _, f := range m.fills.under {
-		if f.repos[repo] && (f.closed || f.right()) {
-			wait = append(wait, f.settled)
-		}
-	}
-	m.fills.mu.RUnlock()
-	for _, done := range wait {
-		if err := await(ctx, done); err != nil {
+	for _, done := range m.fills.Unsettled(repo) {
+		if err := upstream.Await(ctx, done); err != nil {
 			return err
 		}
 	}

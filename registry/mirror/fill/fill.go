@@ -1,21 +1,17 @@
-package mirror
+package fill
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/sha512"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"os"
 	"runtime"
-	"strings"
 	"sync"
 	"time"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/mirror/upstream"
+	"example.org/slipway/registry/verify"
 )
 
 const (
@@ -28,11 +24,9 @@ const (
 
 // fill is a blob that is being fetched. run fetches it once. All who want the blob read
 // the bytes that have already been written.
-type fill struct {
-	m      *Registry
-	s      *source // the source whose repository was asked first
-	name   string
-	repo   string
+type Fill struct {
+	fs     *Fills
+	o      Origin // whose repository was asked first
 	digest oci.Digest
 	// continues says that there is a file of an earlier fill.
 	continues bool
@@ -62,40 +56,34 @@ type fill struct {
 	ended   bool      // and no longer in the table, so that no more readers come
 }
 
-// reader is the repository for which a fill is read.
-type reader struct {
-	s    *source
-	name string // of the repository upstream
-	repo string
-}
+var _ sink = (*Fill)(nil)
 
-var _ sink = (*fill)(nil)
-
-func newFill(m *Registry, s *source, name, repo string, d oci.Digest) *fill {
-	f := &fill{m: m, s: s, name: name, repo: repo, digest: d, repos: map[string]bool{repo: true}, size: -1, settled: make(chan struct{}), began: time.Now()}
-	f.ctx, f.cancel = context.WithCancel(m.ctx)
+func newFill(fs *Fills, o Origin, d oci.Digest) *Fill {
+	f := &Fill{fs: fs, o: o, digest: d, repos: map[string]bool{o.Repo: true}, size: -1, settled: make(chan struct{}), began: time.Now()}
+	f.ctx, f.cancel = context.WithCancel(fs.ctx)
 	return f
 }
 
-func (f *fill) key() fillKey { return f.s.fillKey(f.digest) }
+func (f *Fill) key() key { return f.o.key(f.digest) }
 
 // path returns the file of a blob that is not in RAM.
-func (f *fill) path() string { return f.m.fills.path(f.key()) }
+func (f *Fill) path() string { return f.fs.path(f.key()) }
 
-// enter adds a reader. The reader later calls leave.
-func (f *fill) enter() {
+// enter adds a reader. The reader later calls Leave.
+func (f *Fill) enter() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.readers++
 }
 
-func (f *fill) leave() {
+// Leave ends the part of a reader.
+func (f *Fill) Leave() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.readers--; f.readers > 0 {
 		return
 	}
-	f.idle = f.m.now()
+	f.idle = f.fs.opts.Clock()
 	switch {
 	case f.ended:
 		f.free()
@@ -106,14 +94,14 @@ func (f *fill) leave() {
 
 // quit ends a fill that nobody reads. A reader that comes later looks again. f.mu is
 // held.
-func (f *fill) quit() {
-	f.err = errLookAgain
+func (f *Fill) quit() {
+	f.err = ErrLookAgain
 	f.cancel()
 	f.notify()
 }
 
 // end notes that the fill is no longer in the table, and the error if it failed.
-func (f *fill) end(err error) {
+func (f *Fill) end(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.err, f.ended = err, true
@@ -124,15 +112,15 @@ func (f *fill) end(err error) {
 }
 
 // free releases the memory of the blob. f.mu is held.
-func (f *fill) free() { f.m.fills.memory.Add(-int64(cap(f.buf))) }
+func (f *Fill) free() { f.fs.memory.Add(-int64(cap(f.buf))) }
 
 // abandoned reports whether the fill has been without readers for too long. f.mu is held.
-func (f *fill) abandoned() bool {
-	return f.readers == 0 && !f.idle.IsZero() && f.m.now().Sub(f.idle) > f.m.opts.Linger
+func (f *Fill) abandoned() bool {
+	return f.readers == 0 && !f.idle.IsZero() && f.fs.opts.Clock().Sub(f.idle) > f.fs.opts.Linger
 }
 
 // notify wakes all goroutines that wait for a change. f.mu is held.
-func (f *fill) notify() {
+func (f *Fill) notify() {
 	if f.changed != nil {
 		close(f.changed)
 		f.changed = nil
@@ -141,7 +129,7 @@ func (f *fill) notify() {
 
 // waitFor waits until ready returns true or the fill has failed. f.mu must be held;
 // waitFor releases it while it waits.
-func (f *fill) waitFor(ctx context.Context, ready func() bool) error {
+func (f *Fill) waitFor(ctx context.Context, ready func() bool) error {
 	for !ready() {
 		if f.err != nil {
 			return f.err
@@ -151,7 +139,7 @@ func (f *fill) waitFor(ctx context.Context, ready func() bool) error {
 		}
 		changed := f.changed
 		f.mu.Unlock()
-		err := await(ctx, changed)
+		err := upstream.Await(ctx, changed)
 		f.mu.Lock()
 		if err != nil {
 			return err
@@ -161,7 +149,7 @@ func (f *fill) waitFor(ctx context.Context, ready func() bool) error {
 }
 
 // limit returns the offset up to which readers may read. f.mu is held.
-func (f *fill) limit() int64 {
+func (f *Fill) limit() int64 {
 	switch {
 	case f.verified:
 		return f.written
@@ -175,7 +163,7 @@ func (f *fill) limit() int64 {
 var errResized = &oci.Error{Code: oci.CodeUnavailable, Message: "the blob turned out to have another size than the upstream had said; ask again"}
 
 // wait waits until there are bytes for c and returns the offset of their end.
-func (f *fill) wait(c *fillContent) (end int64, err error) {
+func (f *Fill) wait(c *content) (end int64, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	err = f.waitFor(c.ctx, func() bool { return f.verified || f.limit() > c.off })
@@ -189,17 +177,17 @@ func (f *fill) wait(c *fillContent) (end int64, err error) {
 	return f.limit(), err
 }
 
-// right reports whether the digest has been found right. The blob is then about to be
+// Right reports whether the digest has been found right. The blob is then about to be
 // stored.
-func (f *fill) right() bool {
+func (f *Fill) Right() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.verified
 }
 
-// whole returns the blob's size. A blob that is held back as a whole has no certain size
-// until it is verified, so whole waits for that.
-func (f *fill) whole(ctx context.Context) (int64, error) {
+// Whole returns the blob's size. A blob that is held back as a whole has no certain size
+// until it is verified, so Whole waits for that.
+func (f *Fill) Whole(ctx context.Context) (int64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.err != nil {
@@ -209,21 +197,21 @@ func (f *fill) whole(ctx context.Context) (int64, error) {
 	return f.size, err
 }
 
-// open opens a part of the blob for a reader that has entered. The reader may be of
+// Open opens a part of the blob for a reader that has entered. The reader may be of
 // another repository than the fill. Then it must not learn what the upstream says of the
 // fill's repository.
-func (f *fill) open(ctx context.Context, by reader, p span) (oci.Content, error) {
-	size, err := f.whole(ctx)
+func (f *Fill) Open(ctx context.Context, by Origin, p Span) (oci.Content, error) {
+	size, err := f.Whole(ctx)
 	switch {
 	case isSpoolError(err):
 		return f.openPast(ctx, by, p)
-	case errors.Is(err, errLookAgain): // the fill may still be in the table
+	case errors.Is(err, ErrLookAgain): // the fill may still be in the table
 		return nil, f.over(ctx)
 	case err != nil:
 		return nil, err
 	}
-	c := &fillContent{ctx: ctx, f: f, by: by, size: size}
-	if c.off, c.end, err = p.in(size); err != nil {
+	c := &content{ctx: ctx, f: f, by: by, size: size}
+	if c.off, c.end, err = p.In(size); err != nil {
 		return nil, err
 	}
 	f.mu.Lock()
@@ -244,10 +232,20 @@ func (f *fill) open(ctx context.Context, by reader, p span) (oci.Content, error)
 	return c, nil
 }
 
-// over waits until the fill is over and returns its error. It returns errLookAgain if the
+// Digest returns the digest of the blob.
+func (f *Fill) Digest() oci.Digest { return f.digest }
+
+// For reports whether the fill was begun for a repository.
+func (f *Fill) For(repo string) bool { return f.o.Repo == repo }
+
+// Settled returns a channel that is closed when the fill is over, whether the blob was
+// stored or not.
+func (f *Fill) Settled() <-chan struct{} { return f.settled }
+
+// over waits until the fill is over and returns its error. It returns ErrLookAgain if the
 // fill succeeded: the blob is then in the store.
-func (f *fill) over(ctx context.Context) error {
-	if err := await(ctx, f.settled); err != nil {
+func (f *Fill) over(ctx context.Context) error {
+	if err := upstream.Await(ctx, f.settled); err != nil {
 		return err
 	}
 	f.mu.Lock()
@@ -255,30 +253,30 @@ func (f *fill) over(ctx context.Context) error {
 	if f.err != nil {
 		return f.err
 	}
-	return errLookAgain
+	return ErrLookAgain
 }
 
 // openPast opens a part of the blob at the upstream, because the fill has nowhere to put
 // the blob.
-func (f *fill) openPast(ctx context.Context, by reader, p span) (oci.Content, error) {
-	size, _, err := f.m.askBlob(ctx, by.s, by.name, by.repo, f.digest)
+func (f *Fill) openPast(ctx context.Context, by Origin, p Span) (oci.Content, error) {
+	size, err := by.Host.Ask(ctx, by, f.digest)
 	if err != nil {
 		return nil, err
 	}
 	if size < 0 {
-		return nil, &upstream.Error{Kind: upstream.Unavailable, Upstream: by.s.Name, Err: fmt.Errorf("it does not tell the size of blob %s, for which there is no room here", f.digest)}
+		return nil, &upstream.Error{Kind: upstream.Unavailable, Upstream: by.Upstream, Err: fmt.Errorf("it does not tell the size of blob %s, for which there is no room here", f.digest)}
 	}
-	off, end, err := p.in(size)
+	off, end, err := p.In(size)
 	if err != nil {
 		return nil, err
 	}
-	c := &fillContent{ctx: ctx, f: f, by: by, size: size, off: off, end: end}
+	c := &content{ctx: ctx, f: f, by: by, size: size, off: off, end: end}
 	c.past = newPassage(c)
 	return c, nil
 }
 
 // run fetches the blob, gives its bytes to the readers, and stores it.
-func (f *fill) run() {
+func (f *Fill) run() {
 	defer f.cancel()
 	err := f.fetch(f.ctx)
 	defer close(f.settled)
@@ -286,22 +284,21 @@ func (f *fill) run() {
 		f.fail(err)
 		return
 	}
-	f.m.metrics.observe(f.s, kindBlob, time.Since(f.began))
-	f.m.event(Event{Action: ActionFetched, Upstream: f.s.Name, Repo: f.repo, Blob: true, Digest: f.digest, Bytes: f.written, Duration: time.Since(f.began)})
-	repos := f.m.fills.close(f)
+	f.o.Host.Fetched(f.o, f.digest, f.written, time.Since(f.began))
+	repos := f.fs.close(f)
 	left := f.store(repos)
 	for _, repo := range repos {
-		f.m.recent.add(contentKey{repo, string(f.digest)})
+		f.fs.opts.Stored(repo, f.digest)
 	}
-	f.m.fills.remove(f, left)
+	f.fs.remove(f, left)
 	f.end(nil)
 }
 
 // fail ends a fill with an error. It keeps what was fetched for the next fill, unless
 // that is known to be wrong or there is no room for it.
-func (f *fill) fail(err error) {
+func (f *Fill) fail(err error) {
 	kind := upstream.KindOf(err)
-	keep := f.written > 0 && !isSpoolError(err) && !errors.Is(err, errLookAgain) &&
+	keep := f.written > 0 && !isSpoolError(err) && !errors.Is(err, ErrLookAgain) &&
 		kind != upstream.Wrong && kind != upstream.NotFound && kind != upstream.Denied
 	onDisk := f.continues
 	switch {
@@ -312,7 +309,7 @@ func (f *fill) fail(err error) {
 		if keep {
 			onDisk = true
 			if werr := os.WriteFile(f.path(), f.buf[:f.written], 0o600); werr != nil {
-				f.m.log.Warn("keep what was fetched of a blob", "digest", f.digest, "bytes", f.written, "err", werr)
+				f.fs.opts.Logger.Warn("keep what was fetched of a blob", "digest", f.digest, "bytes", f.written, "err", werr)
 				keep = false
 			}
 		}
@@ -326,22 +323,22 @@ func (f *fill) fail(err error) {
 	quit := f.err != nil
 	f.mu.Unlock()
 	switch {
-	case f.m.ctx.Err() != nil:
-		err = errClosed()
+	case f.fs.ctx.Err() != nil:
+		err = ErrClosed()
 	case quit:
-		f.m.log.Info("stop fetching a blob that nobody reads any more", "upstream", f.s.Name, "repo", f.repo, "digest", f.digest, "bytes", f.written, "size", f.size, "kept", keep)
-		err = errLookAgain
-	case !errors.Is(err, errLookAgain):
-		f.m.refuse(f.s, kindBlob, f.repo, string(f.digest), err)
-		f.m.log.Warn("fetch a blob", "upstream", f.s.Name, "repo", f.repo, "digest", f.digest, "bytes", f.written, "size", f.size, "kept", keep, "err", err)
+		f.fs.opts.Logger.Info("stop fetching a blob that nobody reads any more", "upstream", f.o.Upstream, "repo", f.o.Repo, "digest", f.digest, "bytes", f.written, "size", f.size, "kept", keep)
+		err = ErrLookAgain
+	case !errors.Is(err, ErrLookAgain):
+		f.o.Host.Failed(f.o, f.digest, err)
+		f.fs.opts.Logger.Warn("fetch a blob", "upstream", f.o.Upstream, "repo", f.o.Repo, "digest", f.digest, "bytes", f.written, "size", f.size, "kept", keep, "err", err)
 	}
-	f.m.fills.remove(f, keep) // before the readers learn of the error and come again
+	f.fs.remove(f, keep) // before the readers learn of the error and come again
 	f.end(err)
 }
 
-func (f *fill) removeFile() {
+func (f *Fill) removeFile() {
 	if err := os.Remove(f.path()); err != nil && !errors.Is(err, os.ErrNotExist) {
-		f.m.log.Warn("remove what was fetched of a blob", "digest", f.digest, "err", err)
+		f.fs.opts.Logger.Warn("remove what was fetched of a blob", "digest", f.digest, "err", err)
 	}
 }
 
@@ -350,7 +347,7 @@ func (f *fill) removeFile() {
 const maxRestarts = 2
 
 // fetch fetches the whole blob and checks it.
-func (f *fill) fetch(ctx context.Context) error {
+func (f *Fill) fetch(ctx context.Context) error {
 	for restarts := 0; ; restarts++ {
 		err := f.fetchOnce(ctx)
 		if upstream.KindOf(err) != upstream.Wrong || restarts == maxRestarts || !f.reset() {
@@ -359,8 +356,8 @@ func (f *fill) fetch(ctx context.Context) error {
 	}
 }
 
-func (f *fill) fetchOnce(ctx context.Context) error {
-	d := &download{m: f.m, s: f.s, name: f.name, repo: f.repo, digest: f.digest, size: f.size}
+func (f *Fill) fetchOnce(ctx context.Context) error {
+	d := &download{fs: f.fs, o: f.o, digest: f.digest, size: f.size}
 	if f.continues {
 		if err := f.resume(ctx, d); err != nil {
 			return err
@@ -391,7 +388,7 @@ func (f *fill) fetchOnce(ctx context.Context) error {
 // reset empties the fill so that the blob can be fetched anew. It returns false if
 // somebody was given bytes of the blob, or if there is nothing to empty. It forgets the
 // size, too, because that may have been as wrong as the bytes.
-func (f *fill) reset() bool {
+func (f *Fill) reset() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.given || !f.based {
@@ -399,7 +396,7 @@ func (f *fill) reset() bool {
 	}
 	if f.file != nil { // keep the same file, because readers may have it open
 		f.file.close()
-		file, err := newSpool(f.path(), f.digest, f.m.opts.KeepFree)
+		file, err := newSpool(f.path(), f.digest, f.fs.opts.KeepFree)
 		if err != nil {
 			return false
 		}
@@ -411,20 +408,20 @@ func (f *fill) reset() bool {
 
 // resume continues the file of an earlier fill. First the upstream must confirm that it
 // has the blob and lets us have it.
-func (f *fill) resume(ctx context.Context, d *download) error {
+func (f *Fill) resume(ctx context.Context, d *download) error {
 	var desc oci.Descriptor
-	err := f.m.patiently(ctx, func() (err error) {
-		desc, err = f.s.Upstream.ResolveBlob(ctx, f.name, f.digest)
+	err := upstream.Patiently(ctx, f.fs.opts.Patience, func() (err error) {
+		desc, err = f.o.Registry.ResolveBlob(ctx, f.o.Name, f.digest)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	file, n, err := resumeSpool(ctx, f.path(), f.digest, desc.Size, f.m.opts.KeepFree)
+	file, n, err := resumeSpool(ctx, f.path(), f.digest, desc.Size, f.fs.opts.KeepFree)
 	if err != nil {
 		return &sinkError{err}
 	}
-	f.m.log.Info("go on with a blob of an earlier run", "upstream", f.s.Name, "repo", f.repo, "digest", f.digest, "at", n, "size", desc.Size)
+	f.fs.opts.Logger.Info("go on with a blob of an earlier run", "upstream", f.o.Upstream, "repo", f.o.Repo, "digest", f.digest, "at", n, "size", desc.Size)
 	d.at, d.size = n, desc.Size
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -434,7 +431,7 @@ func (f *fill) resume(ctx context.Context, d *download) error {
 }
 
 // begin implements sink. It decides where the blob is put.
-func (f *fill) begin(ctx context.Context, size int64) error {
+func (f *Fill) begin(ctx context.Context, size int64) error {
 	if f.based && (f.file != nil || size == int64(len(f.buf))) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -444,28 +441,28 @@ func (f *fill) begin(ctx context.Context, size int64) error {
 		}
 		return nil
 	}
-	if size > smallBlob && !f.s.guarded {
+	if size > smallBlob && !f.o.Guarded {
 		// The upstream has just shown that the repository has the blob, so the copy of
 		// another repository may be shown. A registry that a client chose could claim to
 		// have any digest, so it must send the whole blob.
-		_, err := f.m.store.LinkStored(ctx, f.repo, f.digest)
+		_, err := f.fs.opts.Store.LinkStored(ctx, f.o.Repo, f.digest)
 		if err == nil {
-			return errLookAgain
+			return ErrLookAgain
 		}
 		if !oci.HasCode(err, oci.CodeBlobUnknown) {
-			f.m.log.Warn("look for a blob of other repositories", "digest", f.digest, "err", err)
+			f.fs.opts.Logger.Warn("look for a blob of other repositories", "digest", f.digest, "err", err)
 		}
 	}
 	var buf []byte
 	var file *spool
-	if small := size >= 0 && size <= smallBlob; small && f.m.fills.memory.Add(size) <= f.m.opts.MemoryBytes {
+	if small := size >= 0 && size <= smallBlob; small && f.fs.memory.Add(size) <= f.fs.opts.MemoryBytes {
 		buf = make([]byte, size)
 	} else {
 		if small {
-			f.m.fills.memory.Add(-size)
+			f.fs.memory.Add(-size)
 		}
 		var err error
-		if file, err = newSpool(f.path(), f.digest, f.m.opts.KeepFree); err != nil {
+		if file, err = newSpool(f.path(), f.digest, f.fs.opts.KeepFree); err != nil {
 			return err
 		}
 	}
@@ -478,7 +475,7 @@ func (f *fill) begin(ctx context.Context, size int64) error {
 }
 
 // space implements sink.
-func (f *fill) space() []byte {
+func (f *Fill) space() []byte {
 	if f.file != nil {
 		return f.file.space()
 	}
@@ -489,7 +486,7 @@ func (f *fill) space() []byte {
 var errAbandoned = errors.New("nobody reads the blob any more")
 
 // take implements sink.
-func (f *fill) take(n int) error {
+func (f *Fill) take(n int) error {
 	if f.file != nil {
 		if err := f.file.take(n); err != nil {
 			return err
@@ -512,31 +509,31 @@ func (f *fill) take(n int) error {
 }
 
 // sum returns the digest of the bytes that were fetched.
-func (f *fill) sum() (oci.Digest, error) {
+func (f *Fill) sum() (oci.Digest, error) {
 	if f.file != nil {
 		return f.file.finish()
 	}
-	h := newHash(f.digest)
+	h := verify.NewHash(f.digest)
 	h.Write(f.buf)
-	return digestOf(f.digest, h), nil
+	return verify.Sum(f.digest, h), nil
 }
 
 // store stores the blob and makes it visible in the repositories. left reports whether
 // the file of the fill is still there.
-func (f *fill) store(repos []string) (left bool) {
+func (f *Fill) store(repos []string) (left bool) {
 	if f.file == nil {
-		f.m.gate.pass(f.m.ctx)
+		f.fs.opts.Gather(f.fs.ctx)
 	}
-	ctx, cancel := f.m.storing()
+	ctx, cancel := f.fs.storing()
 	defer cancel()
 	var err error
 	if f.file == nil {
-		_, err = f.m.store.AdoptBytes(ctx, f.repo, f.digest, f.buf)
+		_, err = f.fs.opts.Store.AdoptBytes(ctx, f.o.Repo, f.digest, f.buf)
 	} else {
-		_, err = f.m.store.AdoptBlob(ctx, f.repo, f.digest, f.written, f.path())
+		_, err = f.fs.opts.Store.AdoptBlob(ctx, f.o.Repo, f.digest, f.written, f.path())
 	}
 	if err != nil {
-		f.m.log.Warn("store a blob that was fetched", "repo", f.repo, "digest", f.digest, "bytes", f.written, "err", err)
+		f.fs.opts.Logger.Warn("store a blob that was fetched", "repo", f.o.Repo, "digest", f.digest, "bytes", f.written, "err", err)
 		if f.file == nil {
 			return false
 		}
@@ -544,26 +541,12 @@ func (f *fill) store(repos []string) (left bool) {
 		return statErr == nil // the next request for the blob tries to store it again
 	}
 	for _, repo := range repos {
-		if repo == f.repo {
+		if repo == f.o.Repo {
 			continue
 		}
-		if _, err := f.m.store.LinkStored(ctx, repo, f.digest); err != nil {
-			f.m.log.Warn("show a blob in a repository", "repo", repo, "digest", f.digest, "err", err)
+		if _, err := f.fs.opts.Store.LinkStored(ctx, repo, f.digest); err != nil {
+			f.fs.opts.Logger.Warn("show a blob in a repository", "repo", repo, "digest", f.digest, "err", err)
 		}
 	}
 	return false
-}
-
-// newHash returns the hash of a digest's algorithm.
-func newHash(d oci.Digest) hash.Hash {
-	if strings.HasPrefix(string(d), "sha512:") {
-		return sha512.New()
-	}
-	return sha256.New()
-}
-
-// digestOf returns the digest of what h has hashed, in the algorithm of d.
-func digestOf(d oci.Digest, h hash.Hash) oci.Digest {
-	alg, _, _ := strings.Cut(string(d), ":")
-	return oci.Digest(alg + ":" + hex.EncodeToString(h.Sum(nil)))
 }

@@ -1,4 +1,4 @@
-package mirror
+package fill
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/verify"
 )
 
 // chunk is how many bytes are written to the spool at once. They are hashed while the
@@ -66,7 +67,7 @@ func newSpool(path string, d oci.Digest, keep int64) (*spool, error) {
 	if err != nil {
 		return nil, &spoolError{err}
 	}
-	return startSpool(file, d, newHash(d), 0, keep), nil
+	return startSpool(file, d, verify.NewHash(d), 0, keep), nil
 }
 
 // resumeSpool continues a file that holds the beginning of a blob. size is the size of
@@ -77,7 +78,7 @@ func resumeSpool(ctx context.Context, path string, d oci.Digest, size, keep int6
 	if err != nil {
 		return nil, 0, &spoolError{err}
 	}
-	h := newHash(d)
+	h := verify.NewHash(d)
 	n, err := io.CopyBuffer(h, &contextReader{ctx, file}, make([]byte, chunk))
 	if err == nil && size >= 0 && n > size { // too long to be the beginning of this blob
 		h.Reset()
@@ -161,7 +162,7 @@ func (s *spool) finish() (oci.Digest, error) {
 	if err := s.close(); err != nil {
 		return "", &sinkError{&spoolError{fmt.Errorf("close: %w", err)}}
 	}
-	return digestOf(s.want, s.hash), nil
+	return verify.Sum(s.want, s.hash), nil
 }
 
 // close ends the writing. The bytes that were written stay.

@@ -1,4 +1,4 @@
-package mirror
+package fill
 
 import (
 	"context"
@@ -7,13 +7,14 @@ import (
 	"os"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/storage"
 )
 
-// fillContent is an open part of a blob that is being fetched. ctx spans its use.
-type fillContent struct {
+// content is an open part of a blob that is being fetched. ctx spans its use.
+type content struct {
 	ctx      context.Context
-	f        *fill
-	by       reader
+	f        *Fill
+	by       Origin
 	size     int64
 	off, end int64
 	file     *os.File // nil for a blob in RAM
@@ -21,9 +22,19 @@ type fillContent struct {
 	closed   bool
 }
 
-var _ oci.Content = (*fillContent)(nil)
+var _ oci.Content = (*content)(nil)
 
-func (c *fillContent) openFile() error {
+// Settled returns the channel of the fill that a content is read from. ok is false if the
+// content does not come from a fill.
+func Settled(c oci.Content) (settled <-chan struct{}, ok bool) {
+	f, ok := c.(*content)
+	if !ok {
+		return nil, false
+	}
+	return f.f.settled, true
+}
+
+func (c *content) openFile() error {
 	file, err := os.Open(c.f.path())
 	if err != nil {
 		return err
@@ -39,15 +50,15 @@ func (c *fillContent) openFile() error {
 }
 
 // Descriptor implements oci.Content.
-func (c *fillContent) Descriptor() oci.Descriptor { return blobDescriptor(c.f.digest, c.size) }
+func (c *content) Descriptor() oci.Descriptor { return storage.BlobDescriptor(c.f.digest, c.size) }
 
 // Close implements io.Closer.
-func (c *fillContent) Close() error {
+func (c *content) Close() error {
 	if c.closed {
 		return nil
 	}
 	c.closed = true
-	c.f.leave()
+	c.f.Leave()
 	var err error
 	if c.past != nil {
 		c.past.close()
@@ -60,7 +71,7 @@ func (c *fillContent) Close() error {
 
 // ready waits for bytes and returns how many there are. It returns 0 if the rest comes
 // from c.past.
-func (c *fillContent) ready() (n int64, err error) {
+func (c *content) ready() (n int64, err error) {
 	if c.past != nil {
 		return 0, nil
 	}
@@ -69,7 +80,7 @@ func (c *fillContent) ready() (n int64, err error) {
 	case isSpoolError(err):
 		c.past = newPassage(c)
 		return 0, nil
-	case errors.Is(err, errLookAgain), err != nil && c.ctx.Err() == nil && c.by.repo != c.f.repo:
+	case errors.Is(err, ErrLookAgain), err != nil && c.ctx.Err() == nil && c.by.Repo != c.f.o.Repo:
 		err = errBrokenOff // the store has the blob, or the error is about another repository
 	}
 	return min(end, c.end) - c.off, err
@@ -80,7 +91,7 @@ func (c *fillContent) ready() (n int64, err error) {
 var errBrokenOff = &oci.Error{Code: oci.CodeUnavailable, Message: "the blob broke off on its way from the upstream; ask again"}
 
 // Read implements io.Reader.
-func (c *fillContent) Read(p []byte) (int, error) {
+func (c *content) Read(p []byte) (int, error) {
 	if c.off >= c.end {
 		return 0, io.EOF
 	}
@@ -108,7 +119,7 @@ func (c *fillContent) Read(p []byte) (int, error) {
 
 // WriteTo implements io.WriterTo. It sends a file through w's ReadFrom, which is sendfile
 // for a socket.
-func (c *fillContent) WriteTo(w io.Writer) (sent int64, err error) {
+func (c *content) WriteTo(w io.Writer) (sent int64, err error) {
 	for c.off < c.end {
 		n, err := c.ready()
 		if err != nil {
@@ -134,7 +145,7 @@ func (c *fillContent) WriteTo(w io.Writer) (sent int64, err error) {
 	return sent, nil
 }
 
-func (c *fillContent) sendFile(w io.Writer, n int64) (sent int64, err error) {
+func (c *content) sendFile(w io.Writer, n int64) (sent int64, err error) {
 	src := &io.LimitedReader{R: c.file, N: n}
 	if rf, ok := w.(io.ReaderFrom); ok {
 		sent, err = rf.ReadFrom(src)

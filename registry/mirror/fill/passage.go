@@ -1,4 +1,4 @@
-package mirror
+package fill
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"io"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/verify"
 )
 
 // passage sends a part of a blob from the upstream to one reader, without keeping it. It
@@ -14,8 +15,8 @@ import (
 // because the last bytes must not be given out before the digest is known to be right.
 type passage struct {
 	ctx      context.Context
-	m        *Registry
-	by       reader
+	fs       *Fills
+	by       Origin
 	digest   oci.Digest
 	size     int64
 	off, end int64
@@ -37,17 +38,17 @@ type passage struct {
 var _ sink = (*passage)(nil)
 
 // newPassage returns a passage for the rest of a content.
-func newPassage(c *fillContent) *passage {
-	return &passage{ctx: c.ctx, m: c.f.m, by: c.by, digest: c.f.digest, size: c.size, off: c.off, end: c.end}
+func newPassage(c *content) *passage {
+	return &passage{ctx: c.ctx, fs: c.f.fs, by: c.by, digest: c.f.digest, size: c.size, off: c.off, end: c.end}
 }
 
 // WriteTo sends the part of the blob to w.
 func (p *passage) WriteTo(w io.Writer) (int64, error) {
-	p.w, p.at, p.sent, p.hash, p.tail = w, 0, 0, newHash(p.digest), nil
-	d := &download{m: p.m, s: p.by.s, name: p.by.name, repo: p.by.repo, digest: p.digest, size: p.size}
+	p.w, p.at, p.sent, p.hash, p.tail = w, 0, 0, verify.NewHash(p.digest), nil
+	d := &download{fs: p.fs, o: p.by, digest: p.digest, size: p.size}
 	err := d.run(p.ctx, p)
 	if err == nil {
-		if got := digestOf(p.digest, p.hash); got != p.digest {
+		if got := verify.Sum(p.digest, p.hash); got != p.digest {
 			err = d.wrongDigest(got)
 		}
 	}

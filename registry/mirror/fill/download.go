@@ -1,4 +1,4 @@
-package mirror
+package fill
 
 import (
 	"context"
@@ -35,10 +35,8 @@ func (e *sinkError) Unwrap() error { return e.err }
 // download fetches a blob, over as many connections as that takes. It is not safe for
 // concurrent use.
 type download struct {
-	m      *Registry
-	s      *source
-	name   string // of the repository upstream
-	repo   string
+	fs     *Fills
+	o      Origin
 	digest oci.Digest
 	// at is how many bytes the sink has. size is the size of the blob, or -1 if it is not
 	// known.
@@ -61,7 +59,7 @@ const (
 
 // run gives the sink all bytes from at on.
 func (d *download) run(ctx context.Context, to sink) error {
-	tries, left := 0, d.m.opts.Patience
+	tries, left := 0, d.fs.opts.Patience
 	for {
 		before, began := d.at, time.Now()
 		err := d.connect(ctx, to)
@@ -72,9 +70,9 @@ func (d *download) run(ctx context.Context, to sink) error {
 		if err == nil || ctx.Err() != nil || !passes(err) {
 			return err
 		}
-		pause := retryAfter(err)
+		pause := upstream.RetryAfter(err)
 		if d.at-before >= leastProgress {
-			tries, left = 0, d.m.opts.Patience // and no pause: a new connection may be enough
+			tries, left = 0, d.fs.opts.Patience // and no pause: a new connection may be enough
 		} else {
 			tries++
 			left -= time.Since(began)
@@ -83,9 +81,9 @@ func (d *download) run(ctx context.Context, to sink) error {
 		if left -= pause; left < 0 || tries > maxTries {
 			return err
 		}
-		d.m.log.Info("go on with a blob whose download broke off", "upstream", d.s.Name, "repo", d.repo, "digest", d.digest,
+		d.fs.opts.Logger.Info("go on with a blob whose download broke off", "upstream", d.o.Upstream, "repo", d.o.Repo, "digest", d.digest,
 			"at", d.at, "size", d.size, "pause", pause, "err", err)
-		if err := sleep(ctx, pause); err != nil {
+		if err := upstream.Sleep(ctx, pause); err != nil {
 			return err
 		}
 	}
@@ -128,15 +126,14 @@ func (d *download) connect(ctx context.Context, to sink) error {
 	if d.noRanges {
 		from = 0
 	}
-	body, err := d.s.Upstream.Blob(ctx, d.name, d.digest, from)
+	body, err := d.o.Registry.Blob(ctx, d.o.Name, d.digest, from)
 	if err != nil {
 		return &openError{err}
 	}
 	defer body.Close()
 	d.body = body
 	if d.at > 0 {
-		d.s.counts.resumed.Add(1)
-		d.m.event(Event{Action: ActionResumed, Upstream: d.s.Name, Repo: d.repo, Digest: d.digest, Bytes: d.at})
+		d.o.Host.Resumed(d.o, d.digest, d.at)
 	}
 	if err := d.checkSize(body); err != nil {
 		return &openError{err}
@@ -175,7 +172,7 @@ func (d *download) skip(body *upstream.Body) error {
 		return nil
 	}
 	got, err := io.CopyN(io.Discard, body, n)
-	d.s.counts.pulled.Add(got)
+	d.o.Host.Pulled(d.o, got)
 	if errors.Is(err, io.EOF) {
 		return d.brokenOff(io.ErrUnexpectedEOF)
 	}
@@ -193,7 +190,7 @@ func (d *download) receive(body *upstream.Body, to sink) error {
 			}
 		}
 		n, err := body.Read(p)
-		d.s.counts.pulled.Add(int64(n))
+		d.o.Host.Pulled(d.o, int64(n))
 		if whole {
 			if n > 0 {
 				return d.wrong(fmt.Errorf("blob %s goes on behind its %d bytes", d.digest, d.size))
@@ -220,7 +217,7 @@ func (d *download) receive(body *upstream.Body, to sink) error {
 
 // brokenOff returns the error for a connection that ended too early.
 func (d *download) brokenOff(err error) error {
-	return &upstream.Error{Kind: upstream.Unavailable, Upstream: d.s.Name, Err: fmt.Errorf("blob %s broke off at byte %d of %d: %w", d.digest, d.at, d.size, err)}
+	return &upstream.Error{Kind: upstream.Unavailable, Upstream: d.o.Upstream, Err: fmt.Errorf("blob %s broke off at byte %d of %d: %w", d.digest, d.at, d.size, err)}
 }
 
 // wrong returns the error for an upstream that sent something wrong, and reports it.
@@ -228,8 +225,8 @@ func (d *download) wrong(err error) error {
 	if d.body != nil {
 		d.body.Blame(err)
 	}
-	d.m.event(Event{Action: ActionWrong, Upstream: d.s.Name, Repo: d.repo, Digest: d.digest, Bytes: d.at, Err: err.Error()})
-	return &upstream.Error{Kind: upstream.Wrong, Upstream: d.s.Name, Err: err}
+	d.o.Host.Wrong(d.o, d.digest, d.at, err)
+	return &upstream.Error{Kind: upstream.Wrong, Upstream: d.o.Upstream, Err: err}
 }
 
 // wrongDigest returns the error for bytes that do not have the blob's digest.

@@ -1,4 +1,4 @@
-package mirror
+package fill
 
 import (
 	"os"
@@ -13,11 +13,11 @@ import (
 func TestScan(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	key := func(text string) fillKey { return fillKey{digest: oci.SHA256([]byte(text))} }
-	old, fresh, busy := key("old"), key("fresh"), key("busy")
-	alone := fillKey{fresh.digest, "registry.a-b.test-5000"}
-	fs := fills{dir: t.TempDir(), under: map[fillKey]*fill{busy: {}}, parts: map[fillKey]bool{old: true}}
-	for k, age := range map[fillKey]time.Duration{old: partMaxAge + time.Hour, busy: partMaxAge + time.Hour, fresh: time.Hour, alone: time.Hour} {
+	of := func(text string) key { return key{digest: oci.SHA256([]byte(text))} }
+	old, fresh, busy := of("old"), of("fresh"), of("busy")
+	alone := key{fresh.digest, "registry.a-b.test-5000"}
+	fs := Fills{dir: t.TempDir(), under: map[key]*Fill{busy: {}}, parts: map[key]bool{old: true}}
+	for k, age := range map[key]time.Duration{old: partMaxAge + time.Hour, busy: partMaxAge + time.Hour, fresh: time.Hour, alone: time.Hour} {
 		if err := os.WriteFile(fs.path(k), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -28,7 +28,7 @@ func TestScan(t *testing.T) {
 	if err := fs.scan(now, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
-	for k, want := range map[fillKey]bool{old: false, busy: true, fresh: true, alone: true} {
+	for k, want := range map[key]bool{old: false, busy: true, fresh: true, alone: true} {
 		if _, err := os.Stat(fs.path(k)); (err == nil) != want {
 			t.Errorf("%s: %v, want it there: %v", fs.path(k), err, want)
 		}
