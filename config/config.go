@@ -129,7 +129,7 @@ type Validation struct {
 type ManifestsChecking struct {
 	URLs    URLRules   `yaml:"urls" doc:"URLs of foreign layers. Without allow and deny a manifest may have any URL, because this server never fetches it."`
 	Indexes IndexRules `yaml:"indexes" doc:"Whether the manifests that an index lists must exist."`
-	Blobs   string     `yaml:"blobs" default:"all" enum:"all|none" doc:"all: the config and every layer of a manifest must exist before the manifest is pushed; none: they need not exist, so an image may be pushed that cannot be pulled."`
+	Blobs   string     `yaml:"blobs" default:"all" enum:"all|none" doc:"With all, the config and every layer of a manifest must exist before the manifest is pushed. With none, they need not exist, so an image may be pushed that cannot be pulled."`
 }
 
 // URLRules are regular expressions for the URLs in manifests.
@@ -140,7 +140,7 @@ type URLRules struct {
 
 // IndexRules say which entries of an index must exist.
 type IndexRules struct {
-	Platforms    string     `yaml:"platforms" default:"all" enum:"all|none|list" doc:"all: every manifest of an index must exist before the index is pushed; none: no manifest need exist; list: the manifests of the platforms in platformlist must exist."`
+	Platforms    string     `yaml:"platforms" default:"all" enum:"all|none|list" doc:"With all, every manifest of an index must exist before the index is pushed. With none, no manifest need exist. With list, the manifests of the platforms in platformlist must exist."`
 	PlatformList []Platform `yaml:"platformlist" doc:"The platforms for platforms: list."`
 }
 

@@ -83,9 +83,10 @@ func fsckCommand() *cobra.Command {
   slipway fsck --config /etc/slipway/config.yml --quick
   slipway fsck --root /var/lib/slipway --repair
   slipway fsck --root /var/lib/slipway --repair --from /mnt/backup`,
-		Long: `Verify every digest, link and object. A server may use the data directory meanwhile. Exit
-status 0 means that there are no problems, or that all were repaired; 4 means that problems
-remain.`,
+		Long: `Verify every digest, link and object. A server may use the data directory meanwhile.
+
+Exit status 0 means that there are no problems, or that all were repaired; 4 means that
+problems remain.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if from != "" && !args.Repair {
