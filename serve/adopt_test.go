@@ -326,7 +326,7 @@ func TestAdoptLinks(t *testing.T) {
 // TestAdoptLostLinks checks that a storage of blobs without repositories does not count as empty.
 func TestAdoptLostLinks(t *testing.T) {
 	t.Parallel()
-	s := &storage{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(1, 1)), images: map[string]storedImage{}}
+	s := &distribution{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(1, 1)), images: map[string]storedImage{}}
 	s.image("team/app", "v1", false)
 	if err := os.RemoveAll(filepath.Join(s.root, "docker/registry/v2/repositories")); err != nil {
 		t.Fatal(err)
