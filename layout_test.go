@@ -52,6 +52,7 @@ var layout = map[string][]string{
 
 	// What serves several groups and no other module.
 	"internal/backendtest": {"internal/cephseed"},
+	"internal/buffers":     {},
 	"internal/cephseed":    {},
 	"internal/chart":       {},
 	"internal/dashboard":   {},
@@ -116,7 +117,7 @@ var layout = map[string][]string{
 	"gear/dedup":              {"gear/rootfs", "internal/chart", "oci"},
 	"gear/dirfd":              {},
 	"gear/export":             {"gear", "gear/dirfd", "gear/rootfs"},
-	"gear/filestore":          {"gear", "gear/convert", "gear/filestore/hot", "gear/filestore/packfile", "registry/catalog", "registry/catalog/engine", "registry/catalog/gearfacts", "registry/objstore"},
+	"gear/filestore":          {"gear", "gear/convert", "gear/filestore/hot", "gear/filestore/packfile", "internal/buffers", "registry/catalog", "registry/catalog/engine", "registry/catalog/gearfacts", "registry/objstore"},
 	"gear/filestore/hot":      {"gear"},
 	"gear/filestore/packfile": {"gear", "registry/catalog/gearfacts"},
 	"gear/predict":            {"gear", "gear/rootfs"},

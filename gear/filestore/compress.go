@@ -207,7 +207,7 @@ func (p *press) compress() {
 		if raw, err := p.read(x); err != nil {
 			x.err = fmt.Errorf("read content %x: %w", x.file.Name, err)
 		} else {
-			x.buf = p.s.buffers.get(x.size)
+			x.buf = p.s.buffers.Get(x.size)
 			x.out, x.encoding = p.codec.encode(x.file.Size, raw, x.buf)
 			if x.encoding != gear.Plain {
 				x.buf = x.out
@@ -225,7 +225,7 @@ func (p *press) read(x *piece) ([]byte, error) {
 			return raw, nil
 		}
 	}
-	x.raw = p.s.buffers.get(x.size)
+	x.raw = p.s.buffers.Get(x.size)
 	n, err := x.content.ReadAt(x.raw, off)
 	if n == len(x.raw) {
 		err = nil
@@ -247,8 +247,8 @@ func (p *press) appendAll() {
 		}
 		x.content.drop()
 		p.budget.Release(x.size)
-		p.s.buffers.put(x.raw)
-		p.s.buffers.put(x.buf)
+		p.s.buffers.Put(x.raw)
+		p.s.buffers.Put(x.buf)
 	}
 }
 

@@ -30,6 +30,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/filestore/hot"
+	"example.org/slipway/internal/buffers"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/engine"
 	"example.org/slipway/registry/catalog/gearfacts"
@@ -140,7 +141,7 @@ type Store struct {
 	// budget bounds the bytes that all presses are working on, which are in buffers.
 	// fresh compresses for all writers. It has a window of some MiB for each worker.
 	budget  *semaphore.Weighted
-	buffers buffers
+	buffers buffers.Pool
 	fresh   *zstd.Encoder
 	// dense has encoders for settling, until the garbage collector takes them.
 	dense sync.Pool

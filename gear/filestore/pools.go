@@ -2,7 +2,6 @@ package filestore
 
 import (
 	"io"
-	"math/bits"
 	"sync"
 
 	"example.org/slipway/gear"
@@ -53,34 +52,5 @@ func (p *windowBuffers) take() *[headRoom + batchBytes + alongBytes]byte {
 func (p *windowBuffers) give(b *[headRoom + batchBytes + alongBytes]byte) {
 	if b != nil {
 		p.pool.Put(b)
-	}
-}
-
-// buffers reuses buffers. Each buffer is used only for pieces of more than half its size,
-// so that small pieces do not hold large buffers.
-type buffers struct{ class [32]sync.Pool }
-
-// leastClass is the class of the smallest buffers, of 512 bytes.
-const leastClass = 9
-
-// room returns the size of a buffer of a class. The buffer holds 1<<class bytes. It also
-// holds their compressed form if compression does not make them smaller, which adds 3
-// bytes for each block of 128 KiB and the header.
-func room(class int) int { return 1<<class + 1<<class>>15 + 64 }
-
-// get returns a buffer of size bytes. size is at most gear.LargeFile.
-func (p *buffers) get(size int64) []byte {
-	k := max(bits.Len64(uint64(max(size, 1)-1)), leastClass)
-	if b, ok := p.class[k].Get().(*[]byte); ok {
-		return (*b)[:size]
-	}
-	return make([]byte, size, room(k))
-}
-
-// put gives a buffer back.
-func (p *buffers) put(b []byte) {
-	k := bits.Len(uint(cap(b))) - 1
-	if k >= leastClass && k < len(p.class) && cap(b) >= room(k) {
-		p.class[k].Put(&b)
 	}
 }
