@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formatting, vet, staticcheck, shellcheck, licences, known vulnerabilities, and generated
+# Formatting, vet, staticcheck, dead code, shellcheck, licences, known vulnerabilities, and generated
 # documents that must match their source. scripts/setup.sh lint installs the tools.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -8,7 +8,7 @@ export GOFLAGS=${GOFLAGS:--buildvcs=false}
 # scripts/test.sh staticcheck would take more than 4 GB.
 export GOGC=${GOGC:-200}
 PATH=${SLIPWAY_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/slipway/tools}/bin:$PATH
-for tool in staticcheck shellcheck govulncheck; do
+for tool in staticcheck shellcheck govulncheck deadcode; do
 	command -v "$tool" >/dev/null || { echo "$tool is not here: scripts/setup.sh lint" >&2; exit 1; }
 done
 
@@ -35,6 +35,7 @@ staticcheck -checks inherit,-ST1005 ./...
 for module in integration bench; do
 	(cd $module && staticcheck -checks inherit,-ST1005 ./...)
 done
+scripts/deadcode.sh
 # Scripts are recognised by their first line.
 mapfile -t files < <(sources | xargs -d '\n' awk 'FNR == 1 && /^#!.*[ \/](ba)?sh$|^# shellcheck shell=/ { print FILENAME } { nextfile }')
 shellcheck -x -S warning -P scripts "${files[@]}"

@@ -300,6 +300,7 @@ setup_lint() {
 	apt_need shellcheck:shellcheck
 	go_tool staticcheck honnef.co/go/tools/cmd/staticcheck v0.8.2
 	go_tool govulncheck golang.org/x/vuln/cmd/govulncheck v1.9.0
+	go_tool deadcode golang.org/x/tools/cmd/deadcode v0.52.0
 	if [ ${#missing[@]} -gt 0 ]; then
 		warn "NOT INSTALLED: ${missing[*]}; make lint needs them"
 		return 1
