@@ -61,10 +61,21 @@ slipway run and slipway profile record end with the status of the container's co
 		SilenceErrors: true,
 		Version:       command.LongVersion(),
 	}
-	root.AddCommand(server.Commands()...)
-	root.AddCommand(image.Commands(node.VolumeCommands()...)...)
-	root.AddCommand(node.Commands()...)
-	root.AddCommand(workload.Commands()...)
+	for _, g := range []struct {
+		id, title string
+		commands  []*cobra.Command
+	}{
+		{"registry", "Run a registry and look after it:", server.Commands()},
+		{"image", "Images in a registry:", image.Commands(node.VolumeCommands()...)},
+		{"node", "On a node:", node.Commands()},
+		{"workload", "Measure and plan:", workload.Commands()},
+	} {
+		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
+		for _, c := range g.commands {
+			c.GroupID = g.id
+		}
+		root.AddCommand(g.commands...)
+	}
 	root.AddCommand(versionCommand(), manCommand())
 	command.Finish(root)
 	return root

@@ -67,16 +67,9 @@ func StaticCredential(host, username, password string) CredentialFunc {
 // configuration; "" means config.json in $DOCKER_CONFIG or ~/.docker. If the file changes
 // it is read again. A file that is missing has no credentials.
 func DockerCredential(file string) (CredentialFunc, error) {
-	if file == "" {
-		dir := os.Getenv("DOCKER_CONFIG")
-		if dir == "" {
-			home, err := os.UserHomeDir()
-			if err != nil {
-				return nil, fmt.Errorf("read docker credentials: %w", err)
-			}
-			dir = filepath.Join(home, ".docker")
-		}
-		file = filepath.Join(dir, "config.json")
+	file, err := dockerFile(file)
+	if err != nil {
+		return nil, err
 	}
 	d := &dockerConfig{file: file}
 	if _, err := d.current(); err != nil {
@@ -84,6 +77,52 @@ func DockerCredential(file string) (CredentialFunc, error) {
 	}
 	return d.credential, nil
 }
+
+// dockerFile returns the path of Docker's configuration, unless another one is named.
+func dockerFile(file string) (string, error) {
+	if file != "" {
+		return file, nil
+	}
+	dir := os.Getenv("DOCKER_CONFIG")
+	if dir == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "", fmt.Errorf("find docker's credentials: %w", err)
+		}
+		dir = filepath.Join(home, ".docker")
+	}
+	return filepath.Join(dir, "config.json"), nil
+}
+
+// DockerLogin keeps a credential for a registry, named host[:port], where
+// DockerCredential finds it: in the credential helper that the file names, or in the file
+// itself. file is as in DockerCredential. It returns the path of the file.
+func DockerLogin(ctx context.Context, file, host string, cr Credential) (string, error) {
+	return changeDocker(file, func(s credentials.Store) error { return s.Put(ctx, dockerServer(host), auth.Credential(cr)) })
+}
+
+// DockerLogout removes the credential for a registry. It is no error if there is none.
+func DockerLogout(ctx context.Context, file, host string) (string, error) {
+	return changeDocker(file, func(s credentials.Store) error { return s.Delete(ctx, dockerServer(host)) })
+}
+
+func changeDocker(file string, change func(credentials.Store) error) (string, error) {
+	file, err := dockerFile(file)
+	if err != nil {
+		return "", err
+	}
+	store, err := credentials.NewStore(file, credentials.StoreOptions{AllowPlaintextPut: true})
+	if err == nil {
+		err = change(store)
+	}
+	if err != nil {
+		return "", fmt.Errorf("change docker's credentials: %w", err)
+	}
+	return file, nil
+}
+
+// dockerServer returns the name that Docker's configuration has for a registry.
+func dockerServer(host string) string { return credentials.ServerAddressFromHostname(APIHost(host)) }
 
 // dockerConfig is a configuration file of Docker.
 type dockerConfig struct {

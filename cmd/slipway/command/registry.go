@@ -77,9 +77,14 @@ func (f *RegistryFlags) User() (name, password string, err error) {
 // AddTo adds the flags of a command that reaches one registry. The help text calls the
 // registry who.
 func (f *RegistryFlags) AddTo(fl *pflag.FlagSet, who, pronoun string) {
+	f.AddConnection(fl, who, pronoun)
+	fl.StringVar(&f.UserFile, "credentials", "", "file with user:password for "+who+" (default: docker's own configuration)")
+}
+
+// AddConnection adds the flags of AddTo that say how to connect.
+func (f *RegistryFlags) AddConnection(fl *pflag.FlagSet, who, pronoun string) {
 	fl.BoolVar(&f.plainHTTP, "plain-http", false, who+" speaks HTTP (the default for this machine's own addresses, unless "+pronoun+" is written with https://)")
 	fl.BoolVar(&f.Insecure, "insecure", false, who+" speaks HTTPS, and its certificate is not checked")
-	fl.StringVar(&f.UserFile, "credentials", "", "file with user:password for "+who+" (default: docker's own configuration)")
 }
 
 // AddToMany adds the flags of a command that reaches several registries.

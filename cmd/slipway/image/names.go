@@ -1,0 +1,236 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/cmd/slipway/command"
+	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
+)
+
+// pageOf is how many names are requested at a time.
+const pageOf = 1000
+
+// eachName calls do for every name of a list that comes in pages.
+func eachName(list func(last string, n int) ([]string, bool, error), do func(name string) error) error {
+	for last, more := "", true; more; {
+		names, again, err := list(last, pageOf)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if err := do(name); err != nil {
+				return err
+			}
+			last = name
+		}
+		more = again && len(names) > 0
+	}
+	return nil
+}
+
+func listCommand() *cobra.Command {
+	var f command.RegistryFlags
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "ls REGISTRY[/PREFIX]",
+		Short: "List the repositories of a registry",
+		Long: `List the repositories of a registry that you may see, one a line. With PREFIX, list only the
+repositories whose names begin with it. Registries that have no list answer with an error.`,
+		Example: `  slipway ls 127.0.0.1:5000
+  slipway ls registry.example.com/team/`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			url, prefix := f.Address(args[0])
+			c, _, err := f.Open(url)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			return printNames(cmd.OutOrStdout(), asJSON, "repositories", func(do func(string) error) error {
+				return eachName(func(last string, n int) ([]string, bool, error) { return c.Repositories(cmd.Context(), last, n) },
+					func(name string) error {
+						if !strings.HasPrefix(name, prefix) {
+							return nil
+						}
+						return do(name)
+					})
+			})
+		},
+	}
+	f.AddTo(cmd.Flags(), "the registry", "it")
+	command.AddJSON(cmd, &asJSON)
+	return cmd
+}
+
+// printNames prints names as they come, or all of them as JSON under a key.
+func printNames(w io.Writer, asJSON bool, key string, each func(do func(string) error) error) error {
+	if !asJSON {
+		return each(func(name string) error {
+			_, err := fmt.Fprintln(w, command.Printable(name))
+			return err
+		})
+	}
+	names := []string{}
+	err := each(func(name string) error {
+		names = append(names, name)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return command.PrintReport(w, true, map[string][]string{key: names}, nil)
+}
+
+func tagsCommand() *cobra.Command {
+	var f command.ImageFlags
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "tags REGISTRY/REPOSITORY",
+		Short: "List the tags of a repository",
+		Long:  `List the tags of a repository, one a line, sorted by byte value.`,
+		Example: `  slipway tags 127.0.0.1:5000/team/app
+  slipway tags --json registry.example.com/team/app`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, err := f.Open(args[0])
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			return printNames(cmd.OutOrStdout(), asJSON, "tags", func(do func(string) error) error {
+				return eachName(func(last string, n int) ([]string, bool, error) { return r.Reg.Tags(cmd.Context(), r.Repo, last, n) }, do)
+			})
+		},
+	}
+	f.AddReach(cmd)
+	command.AddJSON(cmd, &asJSON)
+	return cmd
+}
+
+func tagCommand() *cobra.Command {
+	var f command.ImageFlags
+	cmd := &cobra.Command{
+		Use:   "tag IMAGE TAG...",
+		Short: "Give an image in a registry more tags",
+		Long: `Make tags of the same repository name an image, without pulling it. A tag that names another
+image is moved, unless the registry refuses that.`,
+		Example: `  slipway tag 127.0.0.1:5000/team/app:1.4.2 1.4 latest
+  slipway tag registry.example.com/team/app@sha256:... stable`,
+		Args: cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, err := f.Open(args[0])
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			for _, tag := range args[1:] {
+				if !oci.ValidTag(tag) {
+					return command.Usagef("%q is no tag; name tags of the repository %s, such as latest", tag, r.Repo)
+				}
+			}
+			m, err := r.Reg.GetManifest(cmd.Context(), r.Repo, r.Ref)
+			if err != nil {
+				return err
+			}
+			for _, tag := range args[1:] {
+				if _, err := r.Reg.PutManifest(cmd.Context(), r.Repo, oci.PutManifest{Bytes: m.Bytes, MediaType: m.MediaType, Digest: m.Digest, Tags: []string{tag}}); err != nil {
+					return fmt.Errorf("tag %s: %w", tag, err)
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s/%s:%s is %s\n", r.Host, r.Repo, tag, m.Digest)
+			}
+			return nil
+		},
+	}
+	f.AddReach(cmd)
+	return cmd
+}
+
+func removeCommand() *cobra.Command {
+	var f command.RegistryFlags
+	var dry bool
+	cmd := &cobra.Command{
+		Use:   "rm IMAGE...",
+		Short: "Delete tags, or images with all their tags, from a registry",
+		Long: `Delete REGISTRY/REPOSITORY:TAG, which removes that tag only, or REGISTRY/REPOSITORY@DIGEST, which
+removes the image and every tag that names it. All images are looked up before anything is
+deleted. An image without a tag is kept until the registry's retention or collector removes it.`,
+		Example: `  slipway rm 127.0.0.1:5000/team/app:old
+  slipway rm --dry-run registry.example.com/team/app@sha256:...`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var all []*removal
+			defer func() {
+				for _, r := range all {
+					r.reg.Close()
+				}
+			}()
+			for _, arg := range args {
+				r, err := findRemoval(cmd.Context(), &f, arg)
+				if err != nil {
+					return fmt.Errorf("%w; nothing was deleted", err)
+				}
+				all = append(all, r)
+			}
+			return remove(cmd.Context(), cmd.OutOrStdout(), all, dry)
+		},
+	}
+	f.AddToMany(cmd.Flags())
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "say what would be deleted, and delete nothing")
+	return cmd
+}
+
+// removal is a tag or an image that is to be deleted.
+type removal struct {
+	arg, repo, ref string
+	reg            *client.Client
+	found          oci.Digest
+}
+
+func findRemoval(ctx context.Context, f *command.RegistryFlags, arg string) (*removal, error) {
+	reg, images, err := f.Open(arg)
+	if err != nil {
+		return nil, err
+	}
+	r := &removal{arg: arg, reg: reg}
+	if len(images) != 1 || len(images[0].References) != 1 || oci.IsDigest(images[0].References[0]) && strings.Contains(images[0].From, ":") {
+		err = command.Usagef("%s names neither a tag nor a digest; write REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@DIGEST", arg)
+	} else {
+		r.repo, r.ref = images[0].From, images[0].References[0]
+		var d oci.Descriptor
+		d, err = reg.ResolveManifest(ctx, r.repo, r.ref)
+		r.found = d.Digest
+	}
+	if err != nil {
+		reg.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+// remove deletes all that were found. It goes on after a failure, and returns all failures.
+func remove(ctx context.Context, w io.Writer, all []*removal, dry bool) error {
+	var failed error
+	for _, r := range all {
+		what, do := "tag "+r.ref+" of "+r.repo+", which names "+string(r.found), func() error { return r.reg.DeleteTag(ctx, r.repo, r.ref) }
+		if oci.IsDigest(r.ref) {
+			what, do = "image "+r.ref+" of "+r.repo+" and its tags", func() error { return r.reg.DeleteManifest(ctx, r.repo, r.found) }
+		}
+		if dry {
+			fmt.Fprintln(w, "would delete", what)
+			continue
+		}
+		if err := do(); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("delete %s: %w", r.arg, err))
+			continue
+		}
+		fmt.Fprintln(w, "deleted", what)
+	}
+	return failed
+}
