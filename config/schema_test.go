@@ -188,13 +188,13 @@ func TestExampleIsDefault(t *testing.T) {
 }
 
 // TestExampleComments checks that the commented samples of the example work after
-// removing "# ".
+// removing "# ". A line of a description may begin with "Example:", which is not a key.
 func TestExampleComments(t *testing.T) {
 	yamlKey := regexp.MustCompile(`^( *)# ( *)(- |-$|[a-z_A-Z0-9-]+:( |$))(.*)$`)
 	var out []string
 	for line := range strings.Lines(config.Example()) {
 		line = strings.TrimSuffix(line, "\n")
-		if m := yamlKey.FindStringSubmatch(line); m != nil && !strings.Contains(line, "# # ") && !strings.Contains(m[5], ";") {
+		if m := yamlKey.FindStringSubmatch(line); m != nil && !strings.Contains(line, "# # ") && !strings.Contains(m[5], ";") && m[3] != "Example: " {
 			// The sample replaces the default of the same key.
 			if i := len(out) - 1; i >= 0 && strings.HasPrefix(out[i], m[1]+m[2]+strings.TrimSpace(m[3])+" ") {
 				out = out[:i]
