@@ -43,6 +43,7 @@ func TestExamples(t *testing.T) {
 func tryExample(t *testing.T, c *cobra.Command, line string) bool {
 	line, _, _ = strings.Cut(line, " #")
 	line, _, _ = strings.Cut(line, " > ")
+	line, _, _ = strings.Cut(line, " < ")
 	line, _, _ = strings.Cut(line, " | ")
 	words := strings.Fields(strings.NewReplacer("'", "", `"`, "").Replace(line))
 	if len(words) == 0 || words[0] != "slipway" {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 )
 
@@ -41,17 +42,20 @@ func command(binary string, path []string, short string, toc, body *strings.Buil
 // listed is a command as its parent's help lists it.
 type listed struct{ name, short string }
 
-// subcommands returns the commands that a help text lists under its command headings. It
-// leaves out the commands that the command-line library adds, which explain themselves.
+// others are the headings of a help text that have no commands.
+var others = []string{"Usage:", "Aliases:", "Examples:", "Flags:", "Global Flags:"}
+
+// subcommands returns the commands that a help text lists under its headings, which follow
+// the usage. It leaves out the commands that the command-line library adds, which explain
+// themselves.
 func subcommands(help string) []listed {
 	var list []listed
 	listing := false
+	_, help, _ = strings.Cut(help, "\nUsage:")
 	for line := range strings.SplitSeq(help, "\n") {
 		switch {
-		case strings.HasSuffix(line, "Commands:"):
-			listing = true
 		case !strings.HasPrefix(line, "  "):
-			listing = false
+			listing = strings.HasSuffix(line, ":") && !slices.Contains(others, line)
 		case listing:
 			if name, short, _ := strings.Cut(strings.TrimSpace(line), " "); name != "help" && name != "completion" {
 				list = append(list, listed{name, strings.TrimSpace(short)})
