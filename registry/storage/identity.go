@@ -46,6 +46,7 @@ func (e *StoreError) Error() string { return e.What }
 
 // storeWatch holds what is known about the store's identity.
 type storeWatch struct {
+	s *Storage
 	// away is nil while the store is the right one.
 	away atomic.Pointer[StoreError]
 	// id is the registry's id once catalogue and store agree on it.
@@ -77,7 +78,7 @@ func (s *Storage) Check(ctx context.Context) error {
 		return fmt.Errorf("wait for a look at the object store: %w", err)
 	}
 	defer w.mu.Unlock()
-	err := s.identify(ctx)
+	err := w.identify(ctx)
 	var away *StoreError
 	if errors.As(err, &away) {
 		if w.away.Swap(away) == nil {
@@ -159,14 +160,14 @@ func (s *Storage) watch() {
 // identify compares the identity of the store with the catalogue's. If the store lacks
 // the identity, the objects that the catalogue names decide. If they are there, the store
 // gets the identity, as in the first run, or after a copy that left it out.
-func (s *Storage) identify(ctx context.Context) error {
-	id, settled, err := s.registryID(ctx)
+func (w *storeWatch) identify(ctx context.Context) error {
+	id, settled, err := w.registryID(ctx)
 	if err != nil {
 		return err
 	}
 	var lacking []string
 	for _, key := range idKeys {
-		got, err := readID(ctx, s.store, key)
+		got, err := readID(ctx, w.s.store, key)
 		switch {
 		case err != nil:
 			return err
@@ -181,10 +182,10 @@ func (s *Storage) identify(ctx context.Context) error {
 		}
 	}
 	if settled && len(lacking) == 0 {
-		s.identity.id.Store(&id)
+		w.id.Store(&id)
 		return nil
 	}
-	asked, here, err := s.sample(ctx)
+	asked, here, err := w.sample(ctx)
 	if err != nil {
 		return err
 	}
@@ -192,27 +193,27 @@ func (s *Storage) identify(ctx context.Context) error {
 		return &StoreError{What: fmt.Sprintf("the object store is empty or not this registry's: it lacks %s, and %d of %d objects that were looked for; "+
 			"mount its disk, or name the right store; if nothing else is left of it, accept it as it is with slipway fsck --adopt-store", lacking[0], asked-here, asked)}
 	}
-	return s.mark(ctx, lacking)
+	return w.mark(ctx, lacking)
 }
 
 // registryID asks the catalogue for the id until the id is settled, which means that it
 // will not change.
-func (s *Storage) registryID(ctx context.Context) (id string, settled bool, err error) {
-	if known := s.identity.id.Load(); known != nil {
+func (w *storeWatch) registryID(ctx context.Context) (id string, settled bool, err error) {
+	if known := w.id.Load(); known != nil {
 		return *known, true, nil
 	}
-	return s.cat.Settings.RegistryID(ctx)
+	return w.s.cat.Settings.RegistryID(ctx)
 }
 
 // sample looks for some of the objects that the catalogue names: contents, and packs,
 // which may be on a separate disk.
-func (s *Storage) sample(ctx context.Context) (asked, here int, err error) {
-	keys, err := s.opts.Facts.Sample(ctx, sampled)
+func (w *storeWatch) sample(ctx context.Context) (asked, here int, err error) {
+	keys, err := w.s.opts.Facts.Sample(ctx, sampled)
 	if err != nil {
 		return 0, 0, err
 	}
 	for _, key := range keys {
-		_, err := s.store.Stat(ctx, key)
+		_, err := w.s.store.Stat(ctx, key)
 		if err == nil {
 			here++
 		} else if !errors.Is(err, objstore.ErrNotExist) {
@@ -225,28 +226,28 @@ func (s *Storage) sample(ctx context.Context) (asked, here int, err error) {
 // mark writes this registry's id into the store. If the process crashes halfway, the id
 // is only proposed, and the next start goes on with it. Failure to write the identity, as
 // on a full disk, is no reason to serve nothing.
-func (s *Storage) mark(ctx context.Context, lacking []string) error {
-	if s.opts.ReadOnly {
+func (w *storeWatch) mark(ctx context.Context, lacking []string) error {
+	if w.s.opts.ReadOnly {
 		return nil
 	}
-	id, err := s.cat.Settings.ProposeRegistryID(ctx, newRegistryID())
+	id, err := w.s.cat.Settings.ProposeRegistryID(ctx, newRegistryID())
 	if err == nil {
-		err = WriteID(ctx, s.store, id, lacking...)
+		err = WriteID(ctx, w.s.store, id, lacking...)
 	}
 	if err == nil {
-		err = s.cat.Settings.SettleRegistryID(ctx, id)
+		err = w.s.cat.Settings.SettleRegistryID(ctx, id)
 	}
 	var other *StoreError
 	switch {
 	case err == nil:
-		s.identity.id.Store(&id)
+		w.id.Store(&id)
 	case errors.As(err, &other):
 		return err
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case !s.identity.unwritten:
-		s.identity.unwritten = true
-		s.log.Warn("write the registry's id into the object store; it is tried again", "err", err)
+	case !w.unwritten:
+		w.unwritten = true
+		w.s.log.Warn("write the registry's id into the object store; it is tried again", "err", err)
 	}
 	return nil
 }

@@ -74,6 +74,7 @@ type Storage struct {
 // New returns the storage that the catalogue describes and the store holds.
 func New(cat *catalog.Catalog, store objstore.Store, p *replica.Replica, o Options) *Storage {
 	s := &Storage{cat: cat, store: store, replica: p, opts: o, log: o.Logger, stop: make(chan struct{})}
+	s.identity.s = s
 	_, s.distant = objstore.As[objstore.Distant](store)
 	s.opener, _ = objstore.As[objstore.Opener](store)
 	return s

@@ -20,7 +20,7 @@ const AdoptWithin = 10 * time.Minute
 // not have the blob.
 func (us *Uploads) AdoptFile(ctx context.Context, repo string, d oci.Digest, size int64, path string) (added bool, err error) {
 	return us.adopt(ctx, repo, d, size, func(ctx context.Context, u *upload) (func() error, error) {
-		return us.adoptFile(ctx, u, d, size, path)
+		return u.adoptFile(ctx, d, size, path)
 	})
 }
 
@@ -48,19 +48,19 @@ func (us *Uploads) adopt(ctx context.Context, repo string, d oci.Digest, size in
 		u.mu.Unlock()
 		return false, err
 	}
-	defer us.release(u)
-	added, err = us.publishAdopted(ctx, u, d, size, prepare)
+	defer u.release()
+	added, err = u.publishAdopted(ctx, d, size, prepare)
 	if err != nil {
-		us.drop(ctx, u)
+		u.drop(ctx)
 		return false, err
 	}
-	us.finish(u)
+	u.finish()
 	return added, nil
 }
 
-func (us *Uploads) publishAdopted(ctx context.Context, u *upload, d oci.Digest, size int64,
+func (u *upload) publishAdopted(ctx context.Context, d oci.Digest, size int64,
 	prepare func(context.Context, *upload) (func() error, error)) (added bool, err error) {
-	if err := us.intend(ctx, u, size, d)(); err != nil {
+	if err := u.intend(ctx, size, d)(); err != nil {
 		return false, err
 	}
 	put, err := prepare(ctx, u)
@@ -70,8 +70,8 @@ func (us *Uploads) publishAdopted(ctx context.Context, u *upload, d oci.Digest, 
 	if u.lostClaim() {
 		return false, uploadBusy()
 	}
-	err = us.putObject(ctx, u, d, size, put, func() error {
-		added, err = us.cat.AdoptBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: size, Tag: u.tag}, u.id)
+	err = u.putObject(ctx, d, size, put, func() error {
+		added, err = u.us.cat.AdoptBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: size, Tag: u.tag}, u.id)
 		return err
 	})
 	return added, err
@@ -79,8 +79,8 @@ func (us *Uploads) publishAdopted(ctx context.Context, u *upload, d oci.Digest, 
 
 // adoptFile returns a function that makes the file at path the object of d. If the store
 // cannot take the file, adoptFile copies it first.
-func (us *Uploads) adoptFile(ctx context.Context, u *upload, d oci.Digest, size int64, path string) (put func() error, err error) {
-	if a, ok := objstore.As[objstore.Adopter](us.store); ok {
+func (u *upload) adoptFile(ctx context.Context, d oci.Digest, size int64, path string) (put func() error, err error) {
+	if a, ok := objstore.As[objstore.Adopter](u.us.store); ok {
 		return func() error { return a.AdoptFile(ctx, storage.BlobKey(d), path) }, nil
 	}
 	f, err := os.Open(path)
@@ -88,7 +88,7 @@ func (us *Uploads) adoptFile(ctx context.Context, u *upload, d oci.Digest, size 
 		return nil, err
 	}
 	defer f.Close() // only read from
-	if u.obj, err = us.newObject(ctx, u, size); err != nil {
+	if u.obj, err = u.newObject(ctx, size); err != nil {
 		return nil, err
 	}
 	n, err := io.Copy(onlyWriter{u.obj}, io.LimitReader(f, size))

@@ -22,24 +22,24 @@ func (u *upload) checkOffset(off int64) error {
 
 // receive adds a request's body to the upload. u.mu is held. want is the digest that the
 // upload is to have, if it is known, so that the right sum is computed.
-func (us *Uploads) receive(ctx context.Context, u *upload, off, size int64, body io.Reader, want oci.Digest) error {
+func (u *upload) receive(ctx context.Context, off, size int64, body io.Reader, want oci.Digest) error {
 	if err := u.checkOffset(off); err != nil {
 		return err
 	}
 	if body == nil || size == 0 {
 		return checkLength(size, 0)
 	}
-	if err := us.storage.Room(); err != nil {
+	if err := u.us.storage.Room(); err != nil {
 		return err
 	}
 	if u.hash == nil {
 		u.setHash(verify.Algorithm(want))
 	}
 	u.inRow = false
-	return us.copyBody(ctx, u, size, body)
+	return u.copyBody(ctx, size, body)
 }
 
-func (us *Uploads) copyBody(ctx context.Context, u *upload, size int64, body io.Reader) error {
+func (u *upload) copyBody(ctx context.Context, size int64, body io.Reader) error {
 	var bufs [2][]byte // one is filled and stored while the other is hashed
 	if size >= 0 && size <= catalog.InlineMax {
 		bufs[0] = make([]byte, size)
@@ -64,7 +64,7 @@ func (us *Uploads) copyBody(ctx context.Context, u *upload, size int64, body io.
 		n, err := body.Read(buf)
 		if n > 0 {
 			got += int64(n)
-			if err := us.writeUpload(ctx, u, buf[:n], size-got); err != nil {
+			if err := u.writeUpload(ctx, buf[:n], size-got); err != nil {
 				return storage.ClientError("store the upload", err)
 			}
 		}

@@ -79,15 +79,15 @@ func (u *upload) lostClaim() bool { return u.claim != nil && u.claim.lost.Load()
 // stillClaimed reports whether the present request still has the upload. It is called
 // before an upload is dropped, because the renewal notices a loss only later. If the
 // catalogue does not answer, the upload is left as it is. u.mu is held.
-func (us *Uploads) stillClaimed(ctx context.Context, u *upload, saved bool) bool {
+func (u *upload) stillClaimed(ctx context.Context, saved bool) bool {
 	if u.claim == nil || u.lostClaim() {
 		return u.claim == nil
 	}
 	if u.private || !saved {
 		return true // nobody else knows it
 	}
-	p := us.replica
-	return us.cat.Uploads.Keep(ctx, u.id, p.Owner, p.Lease) == nil
+	p := u.us.replica
+	return u.us.cat.Uploads.Keep(ctx, u.id, p.Owner, p.Lease) == nil
 }
 
 func uploadBusy() error {
@@ -112,7 +112,7 @@ func (us *Uploads) claim(ctx context.Context, repo, id string) (*upload, error) 
 				u.claim.start()
 				return u, nil
 			}
-			us.release(u)
+			u.release()
 			return nil, err
 		}
 		us.leave(u, errors.Is(err, catalog.ErrNotFound))
@@ -130,7 +130,7 @@ func (us *Uploads) claim(ctx context.Context, repo, id string) (*upload, error) 
 		if err := us.cat.Uploads.Save(ctx, row); err != nil {
 			return nil, storage.ClientError("continue upload "+id, err)
 		}
-		if err := us.settleShared(ctx, row); err != nil {
+		if err := us.janitor.settleShared(ctx, row); err != nil {
 			return nil, storage.ClientError("settle upload "+id, err)
 		}
 	}
@@ -151,7 +151,7 @@ func (us *Uploads) take(ctx context.Context, repo, id string) (*upload, error) {
 		us.mu.Lock()
 		u := us.byID[id]
 		if u == nil {
-			u = &upload{id: id, repo: repo, saved: true, touched: us.replica.Now()}
+			u = &upload{us: us, id: id, repo: repo, saved: true, touched: us.replica.Now()}
 			us.byID[id] = u
 		}
 		us.mu.Unlock()
@@ -173,7 +173,7 @@ func (us *Uploads) take(ctx context.Context, repo, id string) (*upload, error) {
 func (us *Uploads) leave(u *upload, ended bool) {
 	u.buf, u.hash = nil, nil
 	if !u.gone && (ended || u.follower == nil && !u.client.IsValid()) {
-		us.finish(u)
+		u.finish()
 	}
 	us.mu.Lock()
 	u.touched = us.replica.Now()
@@ -182,10 +182,10 @@ func (us *Uploads) leave(u *upload, ended bool) {
 }
 
 // release ends a request's use of an upload that it acquired.
-func (us *Uploads) release(u *upload) {
+func (u *upload) release() {
 	c := u.claim
 	if c == nil {
-		us.letGo(u)
+		u.letGo()
 		u.mu.Unlock()
 		return
 	}
@@ -194,13 +194,13 @@ func (us *Uploads) release(u *upload) {
 	if !u.gone && !c.settled { // the request's changes do not count
 		row := c.row
 		row.Until = time.Time{}
-		ctx, cancel := context.WithTimeout(context.Background(), us.replica.Lease)
-		if err := us.cat.Uploads.Save(ctx, row); err != nil && !errors.Is(err, catalog.ErrBusy) {
-			us.log.Warn("let go of an upload, which can be continued a little later", "upload", u.id, "err", err)
+		ctx, cancel := context.WithTimeout(context.Background(), u.us.replica.Lease)
+		if err := u.us.cat.Uploads.Save(ctx, row); err != nil && !errors.Is(err, catalog.ErrBusy) {
+			u.us.log.Warn("let go of an upload, which can be continued a little later", "upload", u.id, "err", err)
 		}
 		cancel()
 	}
-	us.leave(u, false)
+	u.us.leave(u, false)
 }
 
 // statusShared returns where an upload stands without claiming it. ok is false if the
@@ -232,10 +232,10 @@ func (us *Uploads) pushWhole(ctx context.Context, repo string, d oci.Digest, siz
 		u.mu.Unlock()
 		return oci.Descriptor{}, err
 	}
-	defer us.release(u)
-	desc, err := us.commit(ctx, u, 0, size, body, d)
+	defer u.release()
+	desc, err := u.commit(ctx, 0, size, body, d)
 	if !u.gone {
-		us.drop(ctx, u)
+		u.drop(ctx)
 	}
 	return desc, err
 }
@@ -246,15 +246,15 @@ const intentWait = 20 * time.Second
 
 // recordIntent records that an upload is about to be published. row is the upload
 // with its intent.
-func (us *Uploads) recordIntent(ctx context.Context, u *upload, row catalog.Upload) error {
-	if !us.replica.Shared {
-		return us.cat.Uploads.Save(ctx, row)
+func (u *upload) recordIntent(ctx context.Context, row catalog.Upload) error {
+	if !u.us.replica.Shared {
+		return u.us.cat.Uploads.Save(ctx, row)
 	}
 	c := u.claim // the claim of this request, which waits for us
 	began := time.Now()
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		row.Owner, row.Until = us.replica.Owner, us.replica.Now().Add(us.replica.Lease)
-		err := us.cat.Uploads.Save(ctx, row)
+		row.Owner, row.Until = u.us.replica.Owner, u.us.replica.Now().Add(u.us.replica.Lease)
+		err := u.us.cat.Uploads.Save(ctx, row)
 		if err == nil {
 			c.start()
 			return nil
@@ -271,31 +271,31 @@ func (us *Uploads) recordIntent(ctx context.Context, u *upload, row catalog.Uplo
 // effect. So the upload's row is left, and is settled when its claim has expired. If
 // another replica has taken the claim and settled it before the object was there, this
 // process is the last one that knows of the object.
-func (us *Uploads) unpublishShared(ctx context.Context, u *upload, d oci.Digest, because error) {
-	us.keepRow(u)
-	log := us.log.With("repo", u.repo, "digest", d, "upload", u.id)
+func (u *upload) unpublishShared(ctx context.Context, d oci.Digest, because error) {
+	u.keepRow()
+	log := u.us.log.With("repo", u.repo, "digest", d, "upload", u.id)
 	if !u.lostClaim() && !errors.Is(because, catalog.ErrBusy) {
 		log.Warn("a blob could not be recorded; what is left of it is removed soon", "err", because)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), us.replica.Lease)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), u.us.replica.Lease)
 	defer cancel()
-	if err := us.deleteUnwanted(ctx, d); err != nil {
+	if err := u.us.janitor.deleteUnwanted(ctx, d); err != nil {
 		log.Error("take back a blob that came too late; run slipway fsck --repair", "err", err)
 	}
 }
 
 // settleExpired settles the interrupted publications of all replicas.
-func (us *Uploads) settleExpired(ctx context.Context) error {
+func (g *janitor) settleExpired(ctx context.Context) error {
 	const page = 100
 	for {
-		left, err := us.cat.Uploads.ExpiredIntents(ctx, page)
+		left, err := g.us.cat.Uploads.ExpiredIntents(ctx, page)
 		if err != nil {
 			return fmt.Errorf("look for publications that were cut off: %w", err)
 		}
 		var errs []error
 		for _, u := range left {
-			if err := us.settleShared(ctx, u); err != nil {
+			if err := g.settleShared(ctx, u); err != nil {
 				errs = append(errs, fmt.Errorf("settle upload %s: %w", u.ID, err))
 			}
 		}
@@ -308,79 +308,79 @@ func (us *Uploads) settleExpired(ctx context.Context) error {
 // settleShared is settle for an upload whose claim has expired. The object is deleted
 // before the row that names it, and only with the right to delete it. That right makes
 // the catalogue refuse whatever the upload's last owner still records.
-func (us *Uploads) settleShared(ctx context.Context, u catalog.Upload) error {
-	if err := us.deleteUnwanted(ctx, u.Intent); err != nil {
+func (g *janitor) settleShared(ctx context.Context, u catalog.Upload) error {
+	if err := g.deleteUnwanted(ctx, u.Intent); err != nil {
 		return err
 	}
-	row, err := us.cat.Uploads.Claim(ctx, u.Repo, u.ID, us.replica.Owner+"/settle", us.replica.Lease)
+	row, err := g.us.cat.Uploads.Claim(ctx, u.Repo, u.ID, g.us.replica.Owner+"/settle", g.us.replica.Lease)
 	if errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrBusy) {
 		return nil // the upload ended, or goes on
 	}
 	if err != nil {
 		return err
 	}
-	log := us.log.With("repo", u.Repo, "upload", u.ID, "digest", u.Intent)
+	log := g.us.log.With("repo", u.Repo, "upload", u.ID, "digest", u.Intent)
 	if row.Intent != "" && row.Intent != u.Intent { // it went on meanwhile, and was cut off again
 		row.Until = time.UnixMilli(1)
-		return us.cat.Uploads.Save(ctx, row)
+		return g.us.cat.Uploads.Save(ctx, row)
 	}
-	if err := us.store.Delete(ctx, verifyKey(u.ID)); err != nil {
+	if err := g.us.store.Delete(ctx, verifyKey(u.ID)); err != nil {
 		return err
 	}
 	row.Until = time.Time{}
-	if kept, err := us.reopen(ctx, &row); err != nil || kept {
+	if kept, err := g.reopen(ctx, &row); err != nil || kept {
 		log.Info("kept an upload whose end was cut off", "bytes", row.Size)
 		return err
 	}
 	if row.State != "" {
-		if err := us.store.Abandon(ctx, row.State); err != nil {
+		if err := g.us.store.Abandon(ctx, row.State); err != nil {
 			return err
 		}
 	}
 	log.Info("dropped an upload that was cut off while being published")
-	return us.cat.Uploads.Delete(ctx, u.ID)
+	return g.us.cat.Uploads.Delete(ctx, u.ID)
 }
 
 // deleteUnwanted deletes an object that a publication may have left, if no row has its
 // digest. Content that an image lacks is left for fsck, which reads it and restores it.
 // Nothing is lost if a row appears between the question and the deletion, because the
 // object was never acknowledged.
-func (us *Uploads) deleteUnwanted(ctx context.Context, d oci.Digest) error {
-	wanted, err := us.cat.Garbage.Wanted(ctx, d)
+func (g *janitor) deleteUnwanted(ctx context.Context, d oci.Digest) error {
+	wanted, err := g.us.cat.Garbage.Wanted(ctx, d)
 	if err != nil || wanted {
 		return err
 	}
-	_, err = us.storage.Delete(ctx, d)
+	_, err = g.us.storage.Delete(ctx, d)
 	return err
 }
 
 // purgeShared is purge for replicas that share the catalogue. One replica at a time looks
 // for abandoned uploads.
-func (us *Uploads) purgeShared(ctx context.Context) error {
-	if err := us.settleExpired(ctx); err != nil {
+func (g *janitor) purgeShared(ctx context.Context) error {
+	if err := g.settleExpired(ctx); err != nil {
 		return err
 	}
-	held, release, mine, err := us.replica.Alone(ctx, replica.LeaseUploads, "purge")
+	held, release, mine, err := g.us.replica.Alone(ctx, replica.LeaseUploads, "purge")
 	if !mine || err != nil {
 		return err
 	}
 	defer release()
-	return replica.LeaseError(held, us.purgeAlone(held))
+	return replica.LeaseError(held, g.purgeAlone(held))
 }
 
-func (us *Uploads) purgeAlone(ctx context.Context) error {
-	stale, err := us.cat.Uploads.Stale(ctx, us.replica.Now().Add(-us.opts.MaxAge), 1000)
+func (g *janitor) purgeAlone(ctx context.Context) error {
+	stale, err := g.us.cat.Uploads.Stale(ctx, g.us.replica.Now().Add(-g.us.opts.MaxAge), 1000)
 	if err != nil {
 		return err
 	}
 	for _, row := range stale {
-		if err := us.purgeStale(ctx, row); err != nil {
+		if err := g.purgeStale(ctx, row); err != nil {
 			return err
 		}
 	}
-	if at := us.replica.Steady(); us.swept == 0 || at-us.swept >= sweepEvery {
-		us.swept = at
-		return us.sweep(ctx, us.replica.Now().Add(-min(us.opts.MaxAge, sweepAge)))
+	if at := g.us.replica.Steady(); g.swept == 0 || at-g.swept >= sweepEvery {
+		g.swept = at
+		return g.sweep(ctx, g.us.replica.Now().Add(-min(g.us.opts.MaxAge, sweepAge)))
 	}
 	return nil
 }
@@ -394,11 +394,11 @@ const (
 )
 
 // purgeStale drops an upload whose row is old, unless a request has claimed it.
-func (us *Uploads) purgeStale(ctx context.Context, row catalog.Upload) error {
+func (g *janitor) purgeStale(ctx context.Context, row catalog.Upload) error {
 	if row.Intent != "" {
 		return nil // it is settled first
 	}
-	now, err := us.cat.Uploads.Claim(ctx, row.Repo, row.ID, us.replica.Owner+"/settle", us.replica.Lease)
+	now, err := g.us.cat.Uploads.Claim(ctx, row.Repo, row.ID, g.us.replica.Owner+"/settle", g.us.replica.Lease)
 	if errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrBusy) {
 		return nil
 	}
@@ -409,12 +409,12 @@ func (us *Uploads) purgeStale(ctx context.Context, row catalog.Upload) error {
 		if now.Until = (time.Time{}); now.Intent != "" {
 			now.Until = time.UnixMilli(1)
 		}
-		return us.cat.Uploads.Save(ctx, now)
+		return g.us.cat.Uploads.Save(ctx, now)
 	}
 	if now.State != "" {
-		if err := us.store.Abandon(ctx, now.State); err != nil && !errors.Is(err, objstore.ErrNotExist) {
+		if err := g.us.store.Abandon(ctx, now.State); err != nil && !errors.Is(err, objstore.ErrNotExist) {
 			return err
 		}
 	}
-	return us.cat.Uploads.Delete(ctx, row.ID)
+	return g.us.cat.Uploads.Delete(ctx, row.ID)
 }

@@ -42,22 +42,22 @@ func (us *Uploads) Commit(ctx context.Context, repo, id string, off, size int64,
 	if err != nil {
 		return oci.Descriptor{}, err
 	}
-	defer us.release(u)
-	return us.commit(ctx, u, off, size, body, d)
+	defer u.release()
+	return u.commit(ctx, off, size, body, d)
 }
 
 // commit receives the last bytes of an upload and makes the upload a blob. u.mu is held.
-func (us *Uploads) commit(ctx context.Context, u *upload, off, size int64, body io.Reader, d oci.Digest) (oci.Descriptor, error) {
+func (u *upload) commit(ctx context.Context, off, size int64, body io.Reader, d oci.Digest) (oci.Descriptor, error) {
 	if err := u.checkOffset(off); err != nil {
 		return oci.Descriptor{}, err
 	}
 	if u.only != "" && u.only != d {
-		us.drop(ctx, u)
+		u.drop(ctx)
 		return oci.Descriptor{}, oci.Errorf(oci.CodeDigestInvalid, "the upload was begun as %s and cannot become %s", u.only, d)
 	}
-	intent := us.intend(ctx, u, size, d)
+	intent := u.intend(ctx, size, d)
 	u.want = d
-	err := us.receive(ctx, u, off, size, body, d)
+	err := u.receive(ctx, off, size, body, d)
 	u.want = ""
 	if intentErr := intent(); err == nil {
 		err = intentErr
@@ -65,32 +65,32 @@ func (us *Uploads) commit(ctx context.Context, u *upload, off, size int64, body 
 	switch {
 	case err == nil:
 	case isStorageFull(err) || isUnknown(err):
-		us.drop(ctx, u)
+		u.drop(ctx)
 		return oci.Descriptor{}, err
 	case u.private: // the caller has no id to continue with
-		us.drop(ctx, u)
+		u.drop(ctx)
 		return oci.Descriptor{}, err
 	default: // the client may continue where the upload broke off
-		if parkErr := us.park(ctx, u); parkErr != nil {
-			us.log.Warn("keep an upload that broke off", "upload", u.id, "err", parkErr)
+		if parkErr := u.park(ctx); parkErr != nil {
+			u.us.log.Warn("keep an upload that broke off", "upload", u.id, "err", parkErr)
 		}
 		return oci.Descriptor{}, err
 	}
-	desc, err := us.publish(ctx, u, d)
+	desc, err := u.publish(ctx, d)
 	if err != nil {
-		us.drop(ctx, u)
+		u.drop(ctx)
 		return oci.Descriptor{}, err
 	}
 	u.followed(d)
-	us.finish(u)
-	return desc, us.opts.Pushed(ctx, u.repo, desc)
+	u.finish()
+	return desc, u.us.opts.Pushed(ctx, u.repo, desc)
 }
 
 // intend records that the upload is about to be published as d, if it will be an object
 // in the store. It does so while the body still comes in, and also checks that the store
 // is available. If a crash happens between writing the object and recording it, recovery
 // therefore knows of the object. The returned function waits for the record.
-func (us *Uploads) intend(ctx context.Context, u *upload, size int64, d oci.Digest) (wait func() error) {
+func (u *upload) intend(ctx context.Context, size int64, d oci.Digest) (wait func() error) {
 	if u.state == "" && size >= 0 && u.size+size <= catalog.InlineMax {
 		return func() error { return nil }
 	}
@@ -99,16 +99,16 @@ func (us *Uploads) intend(ctx context.Context, u *upload, size int64, d oci.Dige
 	if err != nil {
 		done <- err
 	} else {
-		us.mu.Lock()
+		u.us.mu.Lock()
 		u.saved = true // from here on drop must remove the row
-		us.mu.Unlock()
-		us.background.Add(1)
+		u.us.mu.Unlock()
+		u.us.background.Add(1)
 		go func() {
-			defer us.background.Done()
+			defer u.us.background.Done()
 			ctx := context.WithoutCancel(ctx)
-			err := us.storage.Here(ctx)
+			err := u.us.storage.Here(ctx)
 			if err == nil {
-				err = us.recordIntent(ctx, u, row)
+				err = u.recordIntent(ctx, row)
 			}
 			done <- err
 		}()
@@ -122,17 +122,17 @@ func (us *Uploads) intend(ctx context.Context, u *upload, size int64, d oci.Dige
 }
 
 // finish forgets an upload that has become a blob, or whose whole state is in its row.
-func (us *Uploads) finish(u *upload) {
+func (u *upload) finish() {
 	u.gone = true
 	u.unfollow()
-	us.mu.Lock()
-	us.remove(u)
-	us.mu.Unlock()
+	u.us.mu.Lock()
+	u.us.remove(u)
+	u.us.mu.Unlock()
 }
 
 // publish checks the upload's digest and makes it a blob of its repository.
 // u.mu is held. On error the caller drops the upload.
-func (us *Uploads) publish(ctx context.Context, u *upload, d oci.Digest) (oci.Descriptor, error) {
+func (u *upload) publish(ctx context.Context, d oci.Digest) (oci.Descriptor, error) {
 	// From here on the outcome must not depend on the client's patience.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Minute)
 	defer cancel()
@@ -147,12 +147,12 @@ func (us *Uploads) publish(ctx context.Context, u *upload, d oci.Digest) (oci.De
 		u.hash.Write(u.buf)
 	}
 	if u.alg != verify.Algorithm(d) {
-		return us.publishVerified(ctx, u, d)
+		return u.publishVerified(ctx, d)
 	}
 	if got := verify.Sum(d, u.hash); got != d {
 		return oci.Descriptor{}, storage.DigestMismatch(d, got, u.size)
 	}
-	return us.record(ctx, u, d)
+	return u.record(ctx, d)
 }
 
 func (u *upload) savedID() string {
@@ -163,29 +163,29 @@ func (u *upload) savedID() string {
 }
 
 // record makes the upload a durable blob. Its digest is known to be right.
-func (us *Uploads) record(ctx context.Context, u *upload, d oci.Digest) (oci.Descriptor, error) {
+func (u *upload) record(ctx context.Context, d oci.Digest) (oci.Descriptor, error) {
 	desc := storage.BlobDescriptor(d, u.size)
-	us.mu.Lock()
+	u.us.mu.Lock()
 	rowID := u.savedID()
-	us.mu.Unlock()
+	u.us.mu.Unlock()
 	if u.obj == nil && u.state == "" {
 		content := u.buf
 		if content == nil {
 			content = []byte{}
 		}
-		return desc, us.recordSmall(ctx, u.repo, d, content, rowID)
+		return desc, u.us.recordSmall(ctx, u.repo, d, content, rowID)
 	}
 	// The content may be stored already. It was received and checked all the same,
 	// because knowing a digest must not be enough to be given the content. It also
 	// replaces what is stored, which may be lost or damaged without anybody having
 	// noticed.
-	if err := us.openObject(ctx, u, 0, false); err != nil {
+	if err := u.openObject(ctx, 0, false); err != nil {
 		return desc, storage.ClientError("continue the upload", err)
 	}
-	return desc, us.putObject(ctx, u, d, u.size, func() error {
+	return desc, u.putObject(ctx, d, u.size, func() error {
 		return u.commitObject(ctx, d)
 	}, func() error {
-		_, err := us.recordBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size, Tag: u.tag}, rowID)
+		_, err := u.us.recordBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size, Tag: u.tag}, rowID)
 		return err
 	})
 }
@@ -234,19 +234,19 @@ func (us *Uploads) recordBlob(ctx context.Context, repo string, b catalog.Blob, 
 
 // putObject puts the object of d into the store and records it. The upload's intent is
 // durable already. u.mu is held.
-func (us *Uploads) putObject(ctx context.Context, u *upload, d oci.Digest, size int64, put, record func() error) error {
-	unlock := sync.OnceFunc(us.storage.Locks.Lock(d))
+func (u *upload) putObject(ctx context.Context, d oci.Digest, size int64, put, record func() error) error {
+	unlock := sync.OnceFunc(u.us.storage.Locks.Lock(d))
 	defer unlock()
-	doing, err := us.storage.Replace(ctx, d, size, put, record)
+	doing, err := u.us.storage.Replace(ctx, d, size, put, record)
 	if err == nil {
-		us.opts.Forget(u.repo, d) // its size may change
+		u.us.opts.Forget(u.repo, d) // its size may change
 		return nil
 	}
-	if us.replica.Shared {
+	if u.us.replica.Shared {
 		unlock()
-		us.unpublishShared(ctx, u, d, err)
+		u.unpublishShared(ctx, d, err)
 	} else {
-		us.unpublish(ctx, u, d)
+		u.unpublish(ctx, d)
 	}
 	return storage.ClientError(doing, err)
 }
@@ -254,62 +254,62 @@ func (us *Uploads) putObject(ctx context.Context, u *upload, d oci.Digest, size 
 // unpublish removes an object that may be in the store but is not in the catalogue. If
 // that is not possible now, the upload's row, which names the digest, is left for
 // recovery.
-func (us *Uploads) unpublish(ctx context.Context, u *upload, d oci.Digest) {
+func (u *upload) unpublish(ctx context.Context, d oci.Digest) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	wanted, err := us.cat.Garbage.Wanted(ctx, d) // fsck restores what an image lacks
+	wanted, err := u.us.cat.Garbage.Wanted(ctx, d) // fsck restores what an image lacks
 	if err == nil && !wanted {
-		err = us.store.Delete(ctx, storage.BlobKey(d))
+		err = u.us.store.Delete(ctx, storage.BlobKey(d))
 	}
 	if err != nil {
-		us.keepRow(u)
-		us.log.Warn("take back a blob that could not be recorded; the next start will", "digest", d, "err", err)
+		u.keepRow()
+		u.us.log.Warn("take back a blob that could not be recorded; the next start will", "digest", d, "err", err)
 	}
 }
 
 // keepRow makes drop leave the upload's row alone.
-func (us *Uploads) keepRow(u *upload) {
-	us.mu.Lock()
+func (u *upload) keepRow() {
+	u.us.mu.Lock()
 	u.saved = false
-	us.mu.Unlock()
+	u.us.mu.Unlock()
 }
 
 // publishVerified publishes an upload whose client sent chunks before it announced a
 // digest other than sha256. The sum must then be computed from the store. Until the bytes
 // are known to be right they lie under a separate key.
-func (us *Uploads) publishVerified(ctx context.Context, u *upload, d oci.Digest) (oci.Descriptor, error) {
-	if err := us.openObject(ctx, u, 0, false); err != nil {
+func (u *upload) publishVerified(ctx context.Context, d oci.Digest) (oci.Descriptor, error) {
+	if err := u.openObject(ctx, 0, false); err != nil {
 		return oci.Descriptor{}, storage.ClientError("continue the upload", err)
 	}
 	key := verifyKey(u.id)
 	err := u.obj.Commit(ctx, key)
 	u.obj, u.state = nil, ""
 	if err == nil {
-		err = us.copyVerified(ctx, u, key, d)
+		err = u.copyVerified(ctx, key, d)
 	}
 	// The copy is deleted before the upload's row, from which recovery knows of the copy.
 	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	if delErr := us.store.Delete(cleanup, key); delErr != nil {
-		us.keepRow(u)
+	if delErr := u.us.store.Delete(cleanup, key); delErr != nil {
+		u.keepRow()
 		err = errors.Join(err, fmt.Errorf("remove the checked copy: %w", delErr))
 	}
 	if err != nil {
 		return oci.Descriptor{}, storage.ClientError("check the upload", err)
 	}
-	return us.record(ctx, u, d)
+	return u.record(ctx, d)
 }
 
 // copyVerified makes the upload a copy of the object under key, if that object has the
 // digest d.
-func (us *Uploads) copyVerified(ctx context.Context, u *upload, key string, d oci.Digest) error {
-	src, err := us.store.Get(ctx, key, 0, -1)
+func (u *upload) copyVerified(ctx context.Context, key string, d oci.Digest) error {
+	src, err := u.us.store.Get(ctx, key, 0, -1)
 	if err != nil {
 		return fmt.Errorf("read the upload back: %w", err)
 	}
 	defer src.Close()
 	u.want, u.alg = d, verify.Algorithm(d)
-	dst, err := us.newObject(ctx, u, u.size)
+	dst, err := u.newObject(ctx, u.size)
 	if err != nil {
 		return fmt.Errorf("copy the upload: %w", err)
 	}

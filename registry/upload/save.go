@@ -182,60 +182,60 @@ func (us *Uploads) Purge(ctx context.Context) error {
 	}
 	us.mu.Unlock()
 	if us.replica.Shared {
-		return us.purgeShared(ctx)
+		return us.janitor.purgeShared(ctx)
 	}
 	stale, err := us.cat.Uploads.Stale(ctx, now.Add(-us.opts.MaxAge), 1000)
 	if err != nil {
 		return err
 	}
 	for _, row := range stale {
-		if err := us.purgeOne(ctx, row); err != nil {
+		if err := us.janitor.purgeOne(ctx, row); err != nil {
 			return err
 		}
 	}
-	return us.sweep(ctx, now.Add(-us.opts.MaxAge))
+	return us.janitor.sweep(ctx, now.Add(-us.opts.MaxAge))
 }
 
 // purgeOne drops an upload whose row is old, unless the upload was continued after the
 // row was read.
-func (us *Uploads) purgeOne(ctx context.Context, row catalog.Upload) error {
-	us.restoring.Lock()
-	defer us.restoring.Unlock()
-	u := us.inRAM(row.ID)
+func (g *janitor) purgeOne(ctx context.Context, row catalog.Upload) error {
+	g.us.restoring.Lock()
+	defer g.us.restoring.Unlock()
+	u := g.us.inRAM(row.ID)
 	if u == nil && row.Intent != "" {
-		return us.settle(ctx, row)
+		return g.settle(ctx, row)
 	}
 	if u == nil {
-		u = &upload{id: row.ID, repo: row.Repo, state: row.State, saved: true}
+		u = &upload{us: g.us, id: row.ID, repo: row.Repo, state: row.State, saved: true}
 	}
 	if !u.mu.TryLock() {
 		return nil
 	}
 	defer u.mu.Unlock()
-	now, err := us.cat.Uploads.Get(ctx, row.Repo, row.ID)
+	now, err := g.us.cat.Uploads.Get(ctx, row.Repo, row.ID)
 	if errors.Is(err, catalog.ErrNotFound) || (err == nil && now.UpdatedAt.After(row.UpdatedAt)) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	us.drop(ctx, u)
+	u.drop(ctx)
 	return nil
 }
 
 // sweep looks in the store for uploads that the catalogue does not know.
-func (us *Uploads) sweep(ctx context.Context, before time.Time) error {
-	sweeper, ok := objstore.As[objstore.UploadSweeper](us.store)
+func (g *janitor) sweep(ctx context.Context, before time.Time) error {
+	sweeper, ok := objstore.As[objstore.UploadSweeper](g.us.store)
 	if !ok {
 		return nil
 	}
-	states, err := us.cat.Uploads.States(ctx)
+	states, err := g.us.cat.Uploads.States(ctx)
 	if err != nil {
 		return err
 	}
 	n, size, err := sweeper.SweepUploads(ctx, before, func(state string) bool { return states[state] })
 	if n > 0 {
-		us.log.Info("removed parts of uploads that a crash left behind", "uploads", n, "bytes", size)
+		g.us.log.Info("removed parts of uploads that a crash left behind", "uploads", n, "bytes", size)
 	}
 	return err
 }

@@ -25,12 +25,12 @@ type Follower interface {
 }
 
 // follow shows the tap the bytes that were added to the upload. u.mu is held.
-func (us *Uploads) follow(u *upload, p []byte) {
+func (u *upload) follow(p []byte) {
 	if u.follower == nil {
-		if us.opts.Tap == nil || len(p) == 0 || u.size != int64(len(p)) { // not the first bytes
+		if u.us.opts.Tap == nil || len(p) == 0 || u.size != int64(len(p)) { // not the first bytes
 			return
 		}
-		if u.follower = us.opts.Tap.Follow(u.repo, p); u.follower == nil {
+		if u.follower = u.us.opts.Tap.Follow(u.repo, p); u.follower == nil {
 			return
 		}
 	}

@@ -36,6 +36,7 @@ import (
 // are in RAM and end up in the catalogue. The bytes of larger uploads go to the object
 // store as they come.
 type upload struct {
+	us       *Uploads
 	id, repo string
 
 	// mu is held for the duration of a request that writes. Other requests get the answer
@@ -103,9 +104,7 @@ type Uploads struct {
 	keyed objstore.KeyedUploader
 
 	background sync.WaitGroup
-	// swept is when this process last swept a store that replicas share. Only Purge uses
-	// it.
-	swept time.Duration
+	janitor    janitor
 
 	mu   sync.Mutex
 	byID map[string]*upload
@@ -124,6 +123,7 @@ type Uploads struct {
 func New(cat *catalog.Catalog, store objstore.Store, s *storage.Storage, p *replica.Replica, o Options) *Uploads {
 	us := &Uploads{cat: cat, store: store, storage: s, replica: p, opts: o, log: o.Logger,
 		byID: map[string]*upload{}, ofClient: map[netip.Addr]int{}}
+	us.janitor.us = us
 	us.keyed, _ = objstore.As[objstore.KeyedUploader](store)
 	return us
 }
@@ -166,7 +166,7 @@ func (us *Uploads) Start(ctx context.Context, repo string) (oci.UploadStatus, er
 	}
 	if us.replica.Shared { // the next request may come to another replica
 		if err := us.cat.Uploads.Save(ctx, catalog.Upload{ID: u.id, Repo: repo}); err != nil {
-			us.finish(u)
+			u.finish()
 			return oci.UploadStatus{}, storage.ClientError("begin an upload", err)
 		}
 	}
@@ -176,7 +176,7 @@ func (us *Uploads) Start(ctx context.Context, repo string) (oci.UploadStatus, er
 func (us *Uploads) newUpload(repo string) *upload {
 	var id [16]byte
 	rand.Read(id[:]) // never fails
-	return &upload{id: hex.EncodeToString(id[:]), repo: repo, touched: us.replica.Now()}
+	return &upload{us: us, id: hex.EncodeToString(id[:]), repo: repo, touched: us.replica.Now()}
 }
 
 func (us *Uploads) add(u *upload) error {
@@ -244,7 +244,7 @@ func uploadUnknown(repo, id string) error {
 }
 
 func (us *Uploads) restore(row catalog.Upload) (*upload, error) {
-	u := &upload{id: row.ID, repo: row.Repo, saved: true, touched: us.replica.Now()}
+	u := &upload{us: us, id: row.ID, repo: row.Repo, saved: true, touched: us.replica.Now()}
 	if err := u.load(row); err != nil {
 		return nil, err
 	}
@@ -332,15 +332,15 @@ func (us *Uploads) Status(ctx context.Context, repo, id string) (oci.UploadStatu
 	if err != nil {
 		return oci.UploadStatus{}, err
 	}
-	defer us.release(u)
+	defer u.release()
 	return oci.UploadStatus{ID: id, Size: u.size}, nil
 }
 
 // letGo ends a request about an upload whose bytes are in the catalogue. There may be any
 // number of these uploads, and they must not take up much RAM together. u.mu is held.
-func (us *Uploads) letGo(u *upload) {
+func (u *upload) letGo() {
 	if u.inRow && len(u.buf) > 0 {
-		us.finish(u)
+		u.finish()
 	}
 }
 
@@ -350,20 +350,20 @@ func (us *Uploads) Append(ctx context.Context, repo, id string, off, size int64,
 	if err != nil {
 		return oci.UploadStatus{}, err
 	}
-	defer us.release(u)
-	err = us.receive(ctx, u, off, size, body, "")
+	defer u.release()
+	err = u.receive(ctx, off, size, body, "")
 	if rangeErr := (*oci.Error)(nil); errors.As(err, &rangeErr) && rangeErr.Code == oci.CodeRangeInvalid {
 		return oci.UploadStatus{ID: id, Size: u.size}, err
 	}
 	if !isStorageFull(err) && !isUnknown(err) {
 		// The received bytes are kept even if the request failed, so that the client can
 		// continue from there.
-		if saveErr := us.park(ctx, u); err == nil {
+		if saveErr := u.park(ctx); err == nil {
 			err = saveErr
 		}
 	}
 	if isStorageFull(err) || isUnknown(err) { // the received bytes would only keep the disk full
-		us.drop(ctx, u)
+		u.drop(ctx)
 		return oci.UploadStatus{}, err
 	}
 	return oci.UploadStatus{ID: id, Size: u.size}, err
@@ -371,7 +371,7 @@ func (us *Uploads) Append(ctx context.Context, repo, id string, off, size int64,
 
 // park closes what the upload holds open and saves where the upload stands. It also runs
 // when the client has gone, so it uses a separate context.
-func (us *Uploads) park(ctx context.Context, u *upload) error {
+func (u *upload) park(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	if u.obj != nil {
@@ -382,12 +382,12 @@ func (us *Uploads) park(ctx context.Context, u *upload) error {
 			return storage.ClientError("keep the upload", err)
 		}
 		if err != nil {
-			us.drop(ctx, u)
+			u.drop(ctx)
 			return storage.ClientError("keep the upload", err)
 		}
 		u.state = state
 	}
-	if err := us.save(ctx, u, ""); err != nil {
+	if err := u.save(ctx, ""); err != nil {
 		return storage.ClientError("record the upload", err)
 	}
 	return nil
@@ -410,38 +410,38 @@ func (u *upload) row(intent oci.Digest) (catalog.Upload, error) {
 	return row, nil
 }
 
-func (us *Uploads) save(ctx context.Context, u *upload, intent oci.Digest) error {
+func (u *upload) save(ctx context.Context, intent oci.Digest) error {
 	row, err := u.row(intent)
 	if err != nil {
 		return err
 	}
 	if u.claim != nil {
-		row.Owner = us.replica.Owner // a zero Until ends the claim
+		row.Owner = u.us.replica.Owner // a zero Until ends the claim
 	}
-	if err := us.cat.Uploads.Save(ctx, row); err != nil {
+	if err := u.us.cat.Uploads.Save(ctx, row); err != nil {
 		return err
 	}
 	if u.claim != nil {
 		u.claim.settled = true
 	}
 	u.inRow = true
-	us.mu.Lock()
-	u.saved, u.touched = true, us.replica.Now()
-	us.mu.Unlock()
+	u.us.mu.Lock()
+	u.saved, u.touched = true, u.us.replica.Now()
+	u.us.mu.Unlock()
 	return nil
 }
 
 // writeUpload adds bytes to the upload. It moves the upload to the object store when the
 // upload becomes too large for the catalogue. rest is how many bytes are expected after
 // p, or negative.
-func (us *Uploads) writeUpload(ctx context.Context, u *upload, p []byte, rest int64) error {
+func (u *upload) writeUpload(ctx context.Context, p []byte, rest int64) error {
 	if u.obj == nil && u.state == "" && u.size+int64(len(p))+max(rest, 0) <= catalog.InlineMax {
 		u.buf = append(u.buf, p...)
 		u.size += int64(len(p))
 		u.hash.Write(p)
 		return nil
 	}
-	if err := us.openObject(ctx, u, int64(len(p))+rest, rest >= 0); err != nil {
+	if err := u.openObject(ctx, int64(len(p))+rest, rest >= 0); err != nil {
 		return err
 	}
 	if u.lostClaim() {
@@ -452,17 +452,17 @@ func (us *Uploads) writeUpload(ctx context.Context, u *upload, p []byte, rest in
 	n := u.obj.Size() - before // after an error, the part of p that is in the upload
 	u.size += n
 	u.hashPiece(p[:n], rest == 0)
-	us.follow(u, p[:n])
+	u.follow(p[:n])
 	return err
 }
 
 // openObject makes sure the upload's object is open for writing.
-func (us *Uploads) openObject(ctx context.Context, u *upload, more int64, known bool) (err error) {
+func (u *upload) openObject(ctx context.Context, more int64, known bool) (err error) {
 	if u.obj != nil {
 		return nil
 	}
 	if u.state != "" {
-		u.obj, err = us.store.Resume(ctx, u.state, u.size)
+		u.obj, err = u.us.store.Resume(ctx, u.state, u.size)
 		if errors.Is(err, objstore.ErrNotExist) { // the caller drops it
 			return uploadUnknown(u.repo, u.id)
 		}
@@ -472,7 +472,7 @@ func (us *Uploads) openObject(ctx context.Context, u *upload, more int64, known 
 	if known {
 		hint = u.size + more
 	}
-	obj, err := us.newObject(ctx, u, hint)
+	obj, err := u.newObject(ctx, hint)
 	if err != nil {
 		return err
 	}
@@ -480,7 +480,7 @@ func (us *Uploads) openObject(ctx context.Context, u *upload, more int64, known 
 		if _, err := obj.Write(u.buf); err != nil {
 			return errors.Join(err, obj.Cancel(ctx))
 		}
-		us.follow(u, u.buf)
+		u.follow(u.buf)
 	}
 	u.obj, u.buf = obj, nil
 	return nil
@@ -488,11 +488,11 @@ func (us *Uploads) openObject(ctx context.Context, u *upload, more int64, known 
 
 // newObject begins the object of an upload. It begins it under its final key, if the
 // store supports that and the key is known.
-func (us *Uploads) newObject(ctx context.Context, u *upload, hint int64) (objstore.Upload, error) {
-	if us.keyed == nil || u.want == "" || u.hash != nil && u.alg != verify.Algorithm(u.want) {
-		return us.store.NewUpload(ctx, hint)
+func (u *upload) newObject(ctx context.Context, hint int64) (objstore.Upload, error) {
+	if u.us.keyed == nil || u.want == "" || u.hash != nil && u.alg != verify.Algorithm(u.want) {
+		return u.us.store.NewUpload(ctx, hint)
 	}
-	obj, err := us.keyed.NewUploadFor(ctx, storage.BlobKey(u.want), hint)
+	obj, err := u.us.keyed.NewUploadFor(ctx, storage.BlobKey(u.want), hint)
 	if err == nil {
 		u.only = u.want
 	}
@@ -505,22 +505,22 @@ func (us *Uploads) Cancel(ctx context.Context, repo, id string) error {
 	if err != nil {
 		return err
 	}
-	defer us.release(u)
-	us.drop(ctx, u)
+	defer u.release()
+	u.drop(ctx)
 	return nil
 }
 
 // drop ends an upload and frees what it holds. u.mu is held. The sweep of old uploads
 // finds what cannot be freed now.
-func (us *Uploads) drop(ctx context.Context, u *upload) {
+func (u *upload) drop(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	u.gone = true
-	us.mu.Lock()
+	u.us.mu.Lock()
 	saved := u.saved
-	us.mu.Unlock()
+	u.us.mu.Unlock()
 	var errs []error
-	if !us.stillClaimed(ctx, u, saved) { // whoever has it uses what is in the store
+	if !u.stillClaimed(ctx, saved) { // whoever has it uses what is in the store
 		if u.obj != nil {
 			_, err := u.obj.Suspend(ctx)
 			errs, u.obj = append(errs, err), nil
@@ -532,14 +532,14 @@ func (us *Uploads) drop(ctx context.Context, u *upload) {
 		u.obj = nil
 	}
 	if u.state != "" {
-		errs = append(errs, us.store.Abandon(ctx, u.state))
+		errs = append(errs, u.us.store.Abandon(ctx, u.state))
 	}
 	if saved {
-		errs = append(errs, us.cat.Uploads.Delete(ctx, u.id))
+		errs = append(errs, u.us.cat.Uploads.Delete(ctx, u.id))
 	}
-	us.finish(u) // last, because nobody restores it from its row while it is in RAM
+	u.finish() // last, because nobody restores it from its row while it is in RAM
 	if err := errors.Join(errs...); err != nil {
-		us.log.Warn("free an upload", "upload", u.id, "repo", u.repo, "err", err)
+		u.us.log.Warn("free an upload", "upload", u.id, "repo", u.repo, "err", err)
 	}
 }
 
