@@ -105,20 +105,28 @@ concurrent() {
 
 # In a family, the tests of a package also test the packages below it, so the code that they run
 # counts for the whole family.
-families='serve registry/catalog registry/server registry/auth cmd/slipway config gear/rebuild gear/filestore workload/trace'
+families='serve registry/mirror registry/catalog registry/server registry/auth cmd/slipway config gear/rebuild gear/filestore workload/trace'
+
+# add_coverage adds a profile to that of all tests, and removes it.
+add_coverage() {
+	if [ -s "$1" ]; then
+		tail -n +2 "$1" >>"$root/bin/coverage"
+		rm "$1"
+	fi
+}
 
 # unit runs the product's own tests. The longest packages come first, so that at the end there
 # are still several packages for the cores.
 unit() {
 	local packages family part=$work/coverage
-	mapfile -t packages < <(go list ./... | sed 's,^example.org/slipway,.,' | grep -Ev "^\./(${families// /|})(/|$)")
-	tests plain -p 3 -coverprofile "$root/bin/coverage" ./registry "${packages[@]}"
+	mapfile -t packages < <(go list ./... | sed 's,^example.org/slipway,.,' | grep -Ev "^\./((${families// /|})(/|$)|registry(/replica|/storage|/upload)?$)")
+	# What the registry's tests run of its rooms counts for these.
+	tests plain -coverprofile "$root/bin/coverage" -coverpkg ./registry,./registry/replica,./registry/storage,./registry/upload ./registry ./registry/storage
+	tests plain -p 3 -coverprofile "$part" "${packages[@]}"
+	add_coverage "$part"
 	for family in $families; do
 		tests plain -p 3 -coverprofile "$part" -coverpkg "./$family/..." "./$family/..."
-		if [ -s "$part" ]; then
-			tail -n +2 "$part" >>"$root/bin/coverage"
-			rm "$part"
-		fi
+		add_coverage "$part"
 	done
 	mapfile -t packages < <(concurrent)
 	tests race -p 4 ./serve ./serve/admin ./registry ./node/gearfs ./registry/mirror ./registry/catalog ./registry/objstore/swiftstore "${packages[@]}"
