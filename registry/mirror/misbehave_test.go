@@ -324,7 +324,7 @@ func newCrooked(t *testing.T) *crooked {
 func TestMisbehavingUpstream(t *testing.T) {
 	c := newCrooked(t)
 	all := behaviours()
-	slots := make(chan struct{}, 128)
+	slots := make(chan struct{}, 256) // they mostly wait
 	byName := map[string][]*trial{}
 	n := 0
 	for i := range all {

@@ -51,7 +51,7 @@ type trust struct {
 	mu        sync.Mutex
 	now, past map[oci.Digest]witness
 
-	// marking is held until RAM has followed what doubt recorded. A caller that finds the
+	// marking is held until RAM has followed what Doubt recorded. A caller that finds the
 	// doubt already recorded must not go on before RAM has followed.
 	marking sync.Mutex
 }
@@ -207,7 +207,7 @@ func (s *Storage) Look(ctx context.Context, d oci.Digest, size int64) (now int64
 	return info.Size, here, err
 }
 
-// Glance is look without reading the object.
+// Glance is Look without reading the object.
 func (s *Storage) Glance(ctx context.Context, d oci.Digest, size int64) (info objstore.Info, here bool, err error) {
 	info, err = s.store.Stat(ctx, BlobKey(d))
 	if err == nil && info.Size != size {
@@ -304,7 +304,7 @@ func (s *Storage) Missing(ctx context.Context, digests []oci.Digest) ([]oci.Dige
 	})
 }
 
-// MissingBy is missing with a given way to look for an object.
+// MissingBy is Missing with a given way to look for an object.
 func (s *Storage) MissingBy(ctx context.Context, digests []oci.Digest, look func(context.Context, catalog.Blob) (bool, error)) ([]oci.Digest, error) {
 	stored, err := s.cat.Stored(ctx, digests)
 	if err != nil {

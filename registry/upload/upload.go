@@ -63,7 +63,7 @@ type upload struct {
 	// follower watches the bytes come in. It is nil if nobody does.
 	follower Follower
 
-	// guarded by uploads.mu
+	// guarded by Uploads.mu
 	client  netip.Addr // the client whose share it counts in; zero: none
 	saved   bool       // it has a row in the catalogue
 	touched time.Time

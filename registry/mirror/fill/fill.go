@@ -36,7 +36,7 @@ type Fill struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 
-	// The next fields are guarded by fills.mu:
+	// The next fields are guarded by Fills.mu:
 	repos  map[string]bool // the repositories whose readers are let in
 	closed bool            // no further repositories are let in
 
