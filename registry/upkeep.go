@@ -10,16 +10,22 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/replica"
 	"example.org/slipway/registry/storage"
 )
 
 // Upkeep is the view that maintenance has of a registry. It gives access to what lies
 // below the registry, to the locks that keep maintenance apart from pushes and
 // collections, and to changes that RAM follows. A caller that needs both locks takes
-// Freeze or Exclude first, and then LockDigest.
+// Freeze or Exclude first, and then that of a digest. The pushes of other replicas respect
+// no lock of this process, but only leases and Storage.Delete.
 type Upkeep struct {
 	Catalog *catalog.Catalog
 	Store   objstore.Store
+	// Storage is what the registry knows about Store, and Replica about those that share
+	// the catalogue.
+	Storage *storage.Storage
+	Replica *replica.Replica
 	Log     *slog.Logger
 	// Options are the options of the registry, with their defaults.
 	Options Options
@@ -28,22 +34,8 @@ type Upkeep struct {
 
 // Upkeep returns the view that maintenance has of the registry.
 func (r *Registry) Upkeep() *Upkeep {
-	return &Upkeep{Catalog: r.cat, Store: r.store, Log: r.log, Options: r.opts, r: r}
+	return &Upkeep{Catalog: r.cat, Store: r.store, Storage: r.storage, Replica: r.replica, Log: r.log, Options: r.opts, r: r}
 }
-
-// Now returns the time on which all replicas agree.
-func (u *Upkeep) Now() time.Time { return u.r.replica.Now() }
-
-// Shared reports whether replicas share the catalogue. The pushes of other replicas
-// respect no lock of this process. They respect only the leases and DeleteUnneeded.
-func (u *Upkeep) Shared() bool { return u.r.replica.Shared }
-
-// Writable returns the error for a client that wants to change something while nothing
-// may be changed. Otherwise it returns nil.
-func (u *Upkeep) Writable() error { return u.r.storage.Writable() }
-
-// StoreHere is [Registry.CheckStore] at the cost of one read, if all is well.
-func (u *Upkeep) StoreHere(ctx context.Context) error { return u.r.storage.Here(ctx) }
 
 // Partial reports whether a repository is a copy of a repository in another registry, and
 // has only what was requested.
@@ -76,16 +68,6 @@ func (u *Upkeep) Exclude(ctx context.Context) (release func(), err error) {
 	return u.r.collects.objects.Unlock, nil
 }
 
-// LockDigest prevents pushes from publishing a content, and collections from deleting it.
-func (u *Upkeep) LockDigest(d oci.Digest) (unlock func()) { return u.r.storage.Locks.Lock(d) }
-
-// AloneSoon waits until no other replica does a job, and keeps other replicas from it
-// until release is called. The job ends when held ends at the latest. as says, for
-// operators, what the job is.
-func (u *Upkeep) AloneSoon(ctx context.Context, lease, as string) (held context.Context, release func(), err error) {
-	return u.r.replica.AloneSoon(ctx, lease, as)
-}
-
 // Dropped makes RAM forget a deleted row: the row of a blob or manifest, and the row of a
 // tag.
 func (u *Upkeep) Dropped(repo string, d oci.Digest, tag string) {
@@ -100,27 +82,6 @@ func (u *Upkeep) Corrected(d oci.Digest, s repair.Shown, err error) (done bool, 
 	return u.r.corrected(d, s, err)
 }
 
-// Doubt makes a content suspect because of what the store said about it, so that the next
-// push brings its bytes. It returns an error only if the store as a whole is away.
-func (u *Upkeep) Doubt(ctx context.Context, d oci.Digest, why error) error {
-	return u.r.storage.Doubt(ctx, d, why)
-}
-
-// Trust ends the suspicion of a content whose bytes were just read and are right.
-func (u *Upkeep) Trust(d oci.Digest) { u.r.storage.Trust(d) }
-
-// RecordTag notes the store's tag of an object whose bytes were just read and are right.
-func (u *Upkeep) RecordTag(ctx context.Context, d oci.Digest, info objstore.Info) {
-	u.r.storage.RecordTag(ctx, d, info)
-}
-
-// DeleteUnneeded deletes the object of a content if the catalogue does not need the
-// object and no replica is publishing it. It is for a shared catalogue.
-func (u *Upkeep) DeleteUnneeded(ctx context.Context, d oci.Digest) (done bool, err error) {
-	granted, err := u.r.storage.Delete(ctx, d)
-	return granted > 0, err
-}
-
 // Heal stores the bytes of a known content again if they have its digest. done is false
 // if the content is not known, or the bytes have another digest.
 func (u *Upkeep) Heal(ctx context.Context, d oci.Digest, src io.Reader) (done bool, err error) {
@@ -133,12 +94,6 @@ func (u *Upkeep) Relink(ctx context.Context, d oci.Digest) error { return u.r.re
 
 // Deletable is Writable for callers that delete.
 func (u *Upkeep) Deletable() error { return u.r.deletable() }
-
-// Alone begins a job that only one replica may do at a time; see AloneSoon. mine is false
-// if another replica is doing it.
-func (u *Upkeep) Alone(ctx context.Context, lease, as string) (held context.Context, release func(), mine bool, err error) {
-	return u.r.replica.Alone(ctx, lease, as)
-}
 
 // JudgingTime returns the time by which ages are judged. Setting the clock ahead makes
 // nothing older.

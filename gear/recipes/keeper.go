@@ -62,7 +62,7 @@ type Keeper struct {
 // NewKeeper returns the keeper of a registry. It writes recipes with files. It does
 // nothing before Pass or Rehydrate is called.
 func NewKeeper(s *Store, files *filestore.Store, reg *registry.Registry, p Policy) *Keeper {
-	return &Keeper{s: s, files: files, reg: reg, p: p, now: reg.Upkeep().Now}
+	return &Keeper{s: s, files: files, reg: reg, p: p, now: reg.Upkeep().Replica.Now}
 }
 
 // Report says what a pass did.
@@ -87,7 +87,7 @@ func (k *Keeper) Pass(ctx context.Context) (rep Report, err error) {
 	if err := k.reg.CheckStore(ctx); err != nil {
 		return rep, err
 	}
-	if err := k.reg.Upkeep().Writable(); err != nil {
+	if err := k.reg.Upkeep().Storage.Writable(); err != nil {
 		return rep, err
 	}
 	if err := k.returned(ctx); err != nil {
@@ -402,7 +402,7 @@ func (k *Keeper) dropAll(ctx context.Context, rep *Report) error {
 // layer.
 func (k *Keeper) remove(ctx context.Context, l *gearfacts.LayerRecipe) error {
 	up := k.reg.Upkeep()
-	if up.Shared() {
+	if up.Replica.Shared {
 		return errors.New("layers are not dropped where servers share the catalogue")
 	}
 	release, err := up.Exclude(ctx)
@@ -410,10 +410,10 @@ func (k *Keeper) remove(ctx context.Context, l *gearfacts.LayerRecipe) error {
 		return err
 	}
 	defer release()
-	if err := up.StoreHere(ctx); err != nil {
+	if err := up.Storage.Here(ctx); err != nil {
 		return err
 	}
-	defer up.LockDigest(l.Digest)()
+	defer up.Storage.Locks.Lock(l.Digest)()
 	if err := gearfacts.NewRecipes(k.s.cat.DB).DropLayer(ctx, l.Digest); err != nil {
 		return err
 	}

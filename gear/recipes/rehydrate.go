@@ -98,7 +98,7 @@ func (k *Keeper) rehydrate(ctx context.Context, l *gearfacts.LayerRecipe) (err e
 		return err
 	}
 	defer release()
-	defer k.reg.Upkeep().LockDigest(l.Digest)()
+	defer k.reg.Upkeep().Storage.Locks.Lock(l.Digest)()
 	now, err := gearfacts.NewRecipes(k.s.cat.DB).LayerRecipe(ctx, l.Digest)
 	if errors.Is(err, catalog.ErrNotFound) || err == nil && !now.Dropped() { // it was deleted
 		return nil

@@ -148,7 +148,7 @@ func (b *maker) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer thaw()
-	ctx, release, err := b.up.AloneSoon(ctx, replica.LeaseCollect, "backup") // no other replica may collect either
+	ctx, release, err := b.up.Replica.AloneSoon(ctx, replica.LeaseCollect, "backup") // no other replica may collect either
 	if err != nil {
 		return err
 	}

@@ -206,7 +206,7 @@ func Run(ctx context.Context, reg *registry.Registry, o Options) (Report, error)
 	}
 	up := reg.Upkeep()
 	if (o.Repair || o.EmptyQuarantine || o.AdoptStore) && up.Options.ReadOnly {
-		return Report{}, up.Writable()
+		return Report{}, up.Storage.Writable()
 	}
 	end, ok := up.BeginCheck()
 	if !ok {
@@ -225,7 +225,7 @@ func Run(ctx context.Context, reg *registry.Registry, o Options) (Report, error)
 	held, release := ctx, func() {}
 	if o.Repair || o.EmptyQuarantine {
 		var err error // keep collectors of other replicas away between the check and the repair
-		if held, release, err = up.AloneSoon(ctx, replica.LeaseCollect, "fsck"); err != nil {
+		if held, release, err = up.Replica.AloneSoon(ctx, replica.LeaseCollect, "fsck"); err != nil {
 			return Report{}, fmt.Errorf("wait for a collection to end: %w", err)
 		}
 	}
@@ -238,7 +238,7 @@ func Run(ctx context.Context, reg *registry.Registry, o Options) (Report, error)
 }
 
 func newFsck(reg *registry.Registry, up *registry.Upkeep, o Options) *fsck {
-	f := &fsck{reg: reg, stock: stock{up, repair.New(up.Catalog.DB)}, o: o, start: up.Now(), began: time.Now()}
+	f := &fsck{reg: reg, stock: stock{up, repair.New(up.Catalog.DB)}, o: o, start: up.Replica.Now(), began: time.Now()}
 	f.rep.Counts, f.rep.Repaired = map[Kind]int{}, map[Kind]int{}
 	return f
 }
@@ -350,7 +350,7 @@ func (f *fsck) settle(ctx context.Context, p Problem, confirm, repair func(conte
 			}
 			defer release()
 		}
-		defer f.up.LockDigest(p.Digest)()
+		defer f.up.Storage.Locks.Lock(p.Digest)()
 		if real, err = confirm(ctx); err != nil || !real || !f.o.Repair || repair == nil {
 			return err
 		}

@@ -81,12 +81,12 @@ type examined struct {
 // right. The catalogue may lack the tag, because the object may have been adopted or
 // copied.
 func (f *fsck) noteTag(ctx context.Context, d oci.Digest, info objstore.Info) error {
-	if info.Tag == "" || f.o.Quick || f.up.Writable() != nil {
+	if info.Tag == "" || f.o.Quick || f.up.Storage.Writable() != nil {
 		return nil
 	}
 	tag, err := f.facts.ObjectTag(ctx, d)
 	if err == nil && tag != info.Tag {
-		f.up.RecordTag(ctx, d, info)
+		f.up.Storage.RecordTag(ctx, d, info)
 	}
 	return err
 }
@@ -137,7 +137,7 @@ func (f *fsck) checkObject(ctx context.Context, c repair.StoredContent) error {
 	}
 	p.Kind, p.Detail = ProblemUnreadable, x.err.Error()
 	if f.o.Repair && storage.IsDamage(x.err) { // if the content stays, a push brings its bytes again
-		if err := f.up.Doubt(ctx, c.Digest, x.err); err != nil {
+		if err := f.up.Storage.Doubt(ctx, c.Digest, x.err); err != nil {
 			return err
 		}
 	}

@@ -174,7 +174,7 @@ func (f *fsck) surplus(ctx context.Context, p Problem) error {
 		}
 		p.Detail += "; kept in quarantine"
 	}
-	if f.up.Shared() {
+	if f.up.Replica.Shared {
 		return f.surplusShared(ctx, p, confirm)
 	}
 	return f.settle(ctx, p, confirm, func(ctx context.Context) (bool, error) {
@@ -189,7 +189,9 @@ func (f *fsck) surplus(ctx context.Context, p Problem) error {
 func (f *fsck) surplusShared(ctx context.Context, p Problem, confirm func(context.Context) (bool, error)) error {
 	real, err := confirm(ctx)
 	if err == nil && real && f.o.Repair {
-		p.Repaired, err = f.up.DeleteUnneeded(ctx, p.Digest)
+		var granted int
+		granted, err = f.up.Storage.Delete(ctx, p.Digest)
+		p.Repaired = granted > 0
 		real = p.Repaired
 	}
 	if err != nil {

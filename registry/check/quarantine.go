@@ -131,7 +131,7 @@ func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Cont
 			if moved, err = f.absent(ctx, p.Digest, false); err != nil || !moved {
 				return moved, err
 			}
-			if f.up.Shared() { // the check deletes the object later, as an unknown object, and then excludes pushes
+			if f.up.Replica.Shared { // the check deletes the object later, as an unknown object, and then excludes pushes
 				return true, nil
 			}
 			if err := f.up.Store.Delete(ctx, p.Key); err != nil {

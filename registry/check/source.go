@@ -184,11 +184,11 @@ func (f *fsck) fromSource(ctx context.Context, d oci.Digest) (done bool, err err
 // aside, as after a repair by Run.
 func Contents(ctx context.Context, reg *registry.Registry, contents []oci.Digest, quick bool) (damaged []oci.Digest, err error) {
 	up := reg.Upkeep()
-	if err := errors.Join(up.Writable(), reg.CheckStore(ctx)); err != nil {
+	if err := errors.Join(up.Storage.Writable(), reg.CheckStore(ctx)); err != nil {
 		return nil, err
 	}
 	f := newFsck(reg, up, Options{Repair: true, Quick: quick, GiveUpMany: true})
-	ctx, release, err := up.AloneSoon(ctx, replica.LeaseCollect, "check of contents")
+	ctx, release, err := up.Replica.AloneSoon(ctx, replica.LeaseCollect, "check of contents")
 	if err != nil {
 		return nil, fmt.Errorf("wait for a collection to end: %w", err)
 	}

@@ -45,7 +45,7 @@ func (s stock) setSize(ctx context.Context, d oci.Digest, size int64) (bool, err
 // absent records that a content is no longer present. First it makes sure that the store
 // itself is there.
 func (s stock) absent(ctx context.Context, d oci.Digest, inline bool) (bool, error) {
-	if err := s.up.StoreHere(ctx); err != nil {
+	if err := s.up.Storage.Here(ctx); err != nil {
 		return false, err
 	}
 	shown, err := s.facts.MarkAbsent(ctx, d, inline)
@@ -190,7 +190,7 @@ func (s stock) refs(ctx context.Context, m repair.ManifestRow) (map[oci.Digest]r
 
 // intended reports whether another replica is publishing a content.
 func (s stock) intended(ctx context.Context, d oci.Digest) (bool, error) {
-	if !s.up.Shared() {
+	if !s.up.Replica.Shared {
 		return false, nil
 	}
 	list, err := s.up.Catalog.Uploads.Intents(ctx)
@@ -270,7 +270,7 @@ func (s stock) setAside(d oci.Digest, because error) func(context.Context) (bool
 		return nil
 	}
 	return func(ctx context.Context) (bool, error) {
-		if err := s.up.StoreHere(ctx); err != nil {
+		if err := s.up.Storage.Here(ctx); err != nil {
 			return false, err
 		}
 		// The unreadable object moves first, because it may be readable again another
@@ -284,7 +284,7 @@ func (s stock) setAside(d oci.Digest, because error) func(context.Context) (bool
 
 // unsuspect clears the suspicion of a content whose bytes were read and are right.
 func (s stock) unsuspect(c repair.StoredContent) {
-	if c.Suspect && s.up.Writable() == nil {
-		s.up.Trust(c.Digest)
+	if c.Suspect && s.up.Storage.Writable() == nil {
+		s.up.Storage.Trust(c.Digest)
 	}
 }

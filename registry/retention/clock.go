@@ -22,7 +22,7 @@ const maxBehind = time.Hour
 // The noted time is needed because a pull just after the clock jumped makes the newest
 // record agree with the clock. A dry run is refused in the same cases as the run.
 func checkClock(ctx context.Context, up *registry.Upkeep, o Options) error {
-	now := up.Now()
+	now := up.Replica.Now()
 	if o.TrustClock {
 		if o.DryRun {
 			return nil

@@ -145,7 +145,7 @@ func Apply(ctx context.Context, reg *registry.Registry, rules []Rule, o Options)
 		return rep, fmt.Errorf("record the times of last pulls: %w", err)
 	}
 	if !o.DryRun {
-		held, release, mine, err := up.Alone(ctx, replica.LeaseRetain, "retain")
+		held, release, mine, err := up.Replica.Alone(ctx, replica.LeaseRetain, "retain")
 		if !mine || err != nil {
 			rep.Elsewhere = err == nil
 			return rep, err
