@@ -81,41 +81,36 @@ type Agent struct {
 
 // layout is where the agent's files are.
 type layout struct {
-	cache, indexes, chains, trees, snapshots, mounts string // on disk
-	unpacked                                         string // trees, if none can be mounted lazily
-	probe                                            string // for the probes of the kernel
-	reserve                                          string // a file that holds disk space for the next start
-	volumeRecords                                    string // records of mounted volumes
-	run, pool, views, state, keys, api               string // lost at a reboot
-	volumes, volumeMounts, volumeState               string // these, too
-	volumeSocket                                     string
+	images.Dirs
+	cache, indexes, snapshots string // on disk
+	probe                     string // for the probes of the kernel
+	reserve                   string // a file that holds disk space for the next start
+	run, state, keys, api     string // lost at a reboot
+	volumeState               string // this, too
 }
 
 func layoutOf(cfg *config.Agent) layout {
 	root, run := cfg.Root, cfg.Run
 	return layout{
-		cache: filepath.Join(root, "cache"), indexes: filepath.Join(root, "images"), chains: filepath.Join(root, "chains"),
-		trees: filepath.Join(root, "trees"), snapshots: filepath.Join(root, "snapshots"), mounts: filepath.Join(root, "mounts"),
-		unpacked: filepath.Join(root, "unpacked"), probe: filepath.Join(root, "probe"), reserve: filepath.Join(root, "reserve"),
-		run: run, pool: filepath.Join(run, "pool"), views: filepath.Join(run, "trees"), state: filepath.Join(run, "pool.state"),
-		keys: filepath.Join(run, "keys.json"), api: filepath.Join(run, "agent.sock"),
-		volumeRecords: filepath.Join(root, "volumes"), volumes: filepath.Join(run, "volumes"), volumeMounts: filepath.Join(run, "volume-mounts"),
-		volumeState: filepath.Join(run, "volumes.state"), volumeSocket: filepath.Join(run, "volumes.sock"),
+		Dirs: images.Dirs{
+			Chains: filepath.Join(root, "chains"), Trees: filepath.Join(root, "trees"), Unpacked: filepath.Join(root, "unpacked"),
+			Mounts: filepath.Join(root, "mounts"), VolumeRecords: filepath.Join(root, "volumes"),
+			Pool: filepath.Join(run, "pool"), Views: filepath.Join(run, "trees"), Volumes: filepath.Join(run, "volumes"),
+			VolumeMounts: filepath.Join(run, "volume-mounts"), VolumeSocket: filepath.Join(run, "volumes.sock"),
+		},
+		cache: filepath.Join(root, "cache"), indexes: filepath.Join(root, "images"), snapshots: filepath.Join(root, "snapshots"),
+		probe: filepath.Join(root, "probe"), reserve: filepath.Join(root, "reserve"),
+		run: run, state: filepath.Join(run, "pool.state"), keys: filepath.Join(run, "keys.json"), api: filepath.Join(run, "agent.sock"),
+		volumeState: filepath.Join(run, "volumes.state"),
 	}
-}
-
-// images returns the directories of the images.
-func (l *layout) images() images.Dirs {
-	return images.Dirs{Chains: l.chains, Trees: l.trees, Views: l.views, Unpacked: l.unpacked, Mounts: l.mounts, Pool: l.pool,
-		VolumeRecords: l.volumeRecords, Volumes: l.volumes, VolumeMounts: l.volumeMounts, VolumeSocket: l.volumeSocket}
 }
 
 // makeDirs creates the directories. Only root has access: anybody who could read them
 // would see the files of all images. Mounts of snapshots pass through containerd's bind
 // mounts, which do not need access.
 func (l *layout) makeDirs() error {
-	for _, dir := range []string{l.cache, l.indexes, l.chains, l.trees, l.snapshots, l.mounts, l.unpacked, l.run, l.pool, l.views, l.volumes} {
-		if dir == l.pool || dir == l.volumes {
+	for _, dir := range []string{l.cache, l.indexes, l.Chains, l.Trees, l.snapshots, l.Mounts, l.Unpacked, l.run, l.Pool, l.Views, l.Volumes} {
+		if dir == l.Pool || dir == l.Volumes {
 			if _, mounted, err := view.Mounted(dir); err == nil && mounted {
 				continue
 			}
@@ -156,7 +151,7 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 	if a.support, err = supportOf(ctx, cfg, a.lay.probe, dev, log); err != nil {
 		return nil, err
 	}
-	if a.images, err = images.Open(ctx, a.life, cfg, &images.Options{Dirs: a.lay.images(), Volumes: dev != nil, Files: a.files, Cache: a.cache,
+	if a.images, err = images.Open(ctx, a.life, cfg, &images.Options{Dirs: a.lay.Dirs, Volumes: dev != nil, Files: a.files, Cache: a.cache,
 		Registries: a.regs, Support: a.support, Log: log}); err != nil {
 		return nil, err
 	}

@@ -45,8 +45,8 @@ func (l *Listeners) Close() error {
 	return errors.Join(errs...)
 }
 
-// Listen opens the sockets of an agent. Only root has access to them.
-func Listen(cfg *config.Agent) (_ Listeners, err error) {
+// listen opens the sockets of an agent. Only root has access to them.
+func listen(cfg *config.Agent) (_ Listeners, err error) {
 	var ls Listeners
 	defer func() {
 		if err != nil {
@@ -138,8 +138,8 @@ func (l *Listeners) files() (fds []*os.File, names []string, err error) {
 	return fds, names, nil
 }
 
-// InheritListeners takes over the sockets that a keeper handed to this process.
-func InheritListeners(names []string) (_ Listeners, err error) {
+// inheritListeners takes over the sockets that a keeper handed to this process.
+func inheritListeners(names []string) (_ Listeners, err error) {
 	var ls Listeners
 	defer func() {
 		if err != nil {
@@ -181,47 +181,13 @@ func inheritListener(fd int, name string) (net.Listener, error) {
 	return l, nil
 }
 
-// MountPool mounts the pool of an agent and returns its descriptor. It replaces a pool
-// whose process is gone.
-func MountPool(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
-	lay := layoutOf(cfg)
-	if _, there, err := view.Mounted(lay.pool); err != nil {
-		return nil, err
-	} else if there {
-		log.Warn("the pool of an agent that is gone is replaced; containers that were running then must be started again to fetch further files", "pool", lay.pool)
-		if err := poolfs.Teardown(lay.pool); err != nil {
-			return nil, fmt.Errorf("take away the pool of an agent that is gone: %w", err)
-		}
-	}
-	if err := os.Remove(lay.state); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	dev, err := poolfs.Mount(lay.pool, nil)
-	if err != nil {
-		return nil, fmt.Errorf("mount the pool: %w", err)
-	}
-	return dev, nil
-}
-
-// poolOrNone returns the descriptor of the pool, or nil if none can be mounted. Without a
-// pool, images are unpacked and volumes are not used. A node without its agent would
-// start no containers at all.
-func poolOrNone(mount func(*config.Agent, *slog.Logger) (*os.File, error), cfg *config.Agent, log *slog.Logger) *os.File {
-	dev, err := mount(cfg, log)
-	if err != nil {
-		log.Warn("there is no pool for files that are fetched when they are opened, so images are unpacked", "err", err)
-		return nil
-	}
-	return dev
-}
-
 // Keep mounts the pool, opens the sockets, and keeps a worker running until ctx ends.
 // worker returns the command of a worker that gets the sockets with these names,
 // volumeWorker that of a volume worker. While containers use files of the agent, Keep
 // continues after the end of ctx until stop ends, too, because the containers would get
 // errors.
 func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []string) *exec.Cmd, volumeWorker func() *exec.Cmd, log *slog.Logger) error {
-	ls, err := Listen(cfg)
+	ls, err := listen(cfg)
 	if err != nil {
 		return err
 	}
@@ -235,12 +201,12 @@ func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []st
 	if err != nil {
 		return err
 	}
-	dev := poolOrNone(MountPool, cfg, log)
+	dev := poolOrNone(cfg, false, log)
 	started := spareFromOOM(log)
 	var vols *volumeKeeper
 	if dev != nil {
 		defer func() { _ = dev.Close() }() // of the last worker; a nil file returns an error
-		if vols, err = keepVolumes(cfg, mountVolumes, volumeWorker, started, log); err != nil {
+		if vols, err = keepVolumes(cfg, false, volumeWorker, started, log); err != nil {
 			return err
 		}
 	}
@@ -256,9 +222,9 @@ func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []st
 		if err != nil || ctx.Err() != nil {
 			break
 		}
-		log.Warn("somebody has unmounted or aborted the pool, so there is a new one", "pool", lay.pool)
+		log.Warn("somebody has unmounted or aborted the pool, so there is a new one", "pool", lay.Pool)
 		_ = dev.Close()
-		dev = poolOrNone(MountPool, cfg, log)
+		dev = poolOrNone(cfg, false, log)
 	}
 	if errors.Is(err, context.Canceled) {
 		err = nil
@@ -266,7 +232,7 @@ func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []st
 	free, rerr := releaseVolumes(cfg, log)
 	err = errors.Join(err, rerr, vols.close(), release(cfg, log))
 	if free {
-		err = errors.Join(err, poolfs.Teardown(lay.volumes))
+		err = errors.Join(err, poolfs.Teardown(lay.Volumes))
 	}
 	return err
 }
@@ -276,7 +242,7 @@ func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []st
 func busyUntil(stop context.Context, cfg *config.Agent, log *slog.Logger) func() bool {
 	told := false
 	return func() bool {
-		users := usersOf(cfg.Root) + volumeUsers(layoutOf(cfg).volumeMounts)
+		users := usersOf(cfg.Root) + volumeUsers(layoutOf(cfg).VolumeMounts)
 		if users == 0 || stop.Err() != nil {
 			return false
 		}
@@ -295,7 +261,7 @@ func release(cfg *config.Agent, log *slog.Logger) error {
 		return nil
 	}
 	lay := layoutOf(cfg)
-	return errors.Join(poolfs.Teardown(lay.pool), view.UnmountBelow(lay.views))
+	return errors.Join(poolfs.Teardown(lay.Pool), view.UnmountBelow(lay.Views))
 }
 
 // usersOf counts the overlays of an agent, which are the root file systems of containers.

@@ -243,7 +243,7 @@ func TestPoolTakenAway(t *testing.T) {
 	b.end()
 	img := b.push("team/app", 0, map[string]string{"a": "first", "b": "second", "c": "third"})
 	b.startProcess()
-	pool := layoutOf(b.cfg).pool
+	pool := layoutOf(b.cfg).Pool
 	for i, take := range []func() error{
 		func() error { return unix.Unmount(pool, 0) },
 		func() error { return unix.Unmount(pool, unix.MNT_DETACH) },

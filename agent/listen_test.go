@@ -39,7 +39,7 @@ func listenConfig(t *testing.T) *config.Agent {
 func TestListen(t *testing.T) {
 	cfg := listenConfig(t)
 	cfg.Metrics.Addr = "127.0.0.1:0"
-	ls, err := Listen(cfg)
+	ls, err := listen(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func TestListen(t *testing.T) {
 			t.Errorf("%s has mode %v, error %v", name, st.Mode(), err)
 		}
 	}
-	if _, err := Listen(cfg); err == nil || !strings.Contains(err.Error(), "another agent") {
+	if _, err := listen(cfg); err == nil || !strings.Contains(err.Error(), "another agent") {
 		t.Errorf("a second agent listens: %v", err)
 	}
 	// A dead agent leaves its sockets, and a dying one still listens.
@@ -63,7 +63,7 @@ func TestListen(t *testing.T) {
 		if after == 0 {
 			closed <- <-closed
 		}
-		if ls, err = Listen(cfg); err != nil {
+		if ls, err = listen(cfg); err != nil {
 			t.Fatalf("behind an agent that is gone: %v", err)
 		}
 		if err := <-closed; err != nil {
@@ -76,7 +76,7 @@ func TestListen(t *testing.T) {
 	if err := os.WriteFile(cfg.Address, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Listen(cfg); err == nil {
+	if _, err := listen(cfg); err == nil {
 		t.Error("a file is replaced by a socket")
 	}
 	if _, err := api.NewCaller(cfg).Status(t.Context()); !errors.Is(err, api.ErrNoAgent) {

@@ -25,7 +25,7 @@ func TestDamagedRecords(t *testing.T) {
 	chain := b.pull(ctx, sn, img)
 	var files [2]string
 	for i, chain := range []string{img.diffIDs[0], chain} {
-		files[i] = filepath.Join(layoutOf(b.cfg).chains, strings.Replace(chain, ":", "-", 1), "record.json")
+		files[i] = filepath.Join(layoutOf(b.cfg).Chains, strings.Replace(chain, ":", "-", 1), "record.json")
 	}
 	container := func(when string) {
 		t.Helper()

@@ -28,7 +28,7 @@ func RunWorker(ctx context.Context, cfg *config.Agent, sockets []string, log *sl
 	default:
 		defer dev.Close()
 	}
-	ls, err := InheritListeners(sockets)
+	ls, err := inheritListeners(sockets)
 	if err != nil {
 		return err
 	}
@@ -40,24 +40,21 @@ func RunWorker(ctx context.Context, cfg *config.Agent, sockets []string, log *sl
 	return a.Run(ctx, ready)
 }
 
-// poolName is the name under which systemd keeps the descriptor of the pool.
-const poolName = "pool"
-
 // RunStored runs an agent of one process under systemd, which keeps the descriptor of the
 // pool when the agent dies or is restarted. When again is closed, the agent ends and
 // leaves the descriptors to the program that this process executes next. The volume
 // worker is nevertheless a second process, and ends with the first.
 func RunStored(ctx context.Context, cfg *config.Agent, volumeWorker func() *exec.Cmd, again <-chan struct{}, log *slog.Logger, ready func()) error {
 	// The owner of the sockets owns the pool, so another agent's pool is not touched.
-	ls, err := Listen(cfg)
+	ls, err := listen(cfg)
 	if err != nil {
 		return err
 	}
-	dev := poolOrNone(storedPool, cfg, log)
+	dev := poolOrNone(cfg, true, log)
 	var vols *volumeKeeper
 	if dev != nil {
 		defer dev.Close()
-		if vols, err = keepVolumes(cfg, storedVolumes, volumeWorker, nil, log); err != nil {
+		if vols, err = keepVolumes(cfg, true, volumeWorker, nil, log); err != nil {
 			return errors.Join(err, ls.Close())
 		}
 	}
@@ -93,19 +90,4 @@ func passOn(dev *os.File, vols *volumeKeeper) error {
 		all[volumesName] = vols.dev
 	}
 	return poolfs.PassOn(all)
-}
-
-// storedPool returns the pool that systemd kept, or creates one for it to keep.
-func storedPool(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
-	dev, err := poolfs.Inherited(poolName)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return dev, err
-	}
-	if dev, err = MountPool(cfg, log); err != nil {
-		return nil, err
-	}
-	if stored, err := poolfs.Store(dev, poolName); err != nil || !stored {
-		log.Warn("systemd does not keep the pool; a container that waits for a file when the agent dies gets an error (FileDescriptorStoreMax= in the unit)", "err", err)
-	}
-	return dev, nil
 }

@@ -35,7 +35,7 @@ func (a *Agent) Stop(req api.StopRequest) error {
 	if n := len(used) - mostNamed; n > 0 {
 		used = append(used[:mostNamed], fmt.Sprintf("%d more", n))
 	}
-	if n := volumeUsers(a.lay.volumeMounts); n > 0 {
+	if n := volumeUsers(a.lay.VolumeMounts); n > 0 {
 		used = append(used, fmt.Sprintf("%d on volumes", n))
 	}
 	if len(used) == 0 || req.Now {

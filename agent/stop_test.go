@@ -66,7 +66,7 @@ func TestStop(t *testing.T) {
 			t.Fatal(err)
 		}
 		ended(keeper)
-		_, pool, err := view.Mounted(layoutOf(b.cfg).pool)
+		_, pool, err := view.Mounted(layoutOf(b.cfg).Pool)
 		if err != nil || pool != now {
 			t.Errorf("the pool is mounted: %v (%v), want %v", pool, err, now)
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -20,9 +19,6 @@ import (
 	"example.org/slipway/volume/volfs"
 )
 
-// volumesName is the name under which systemd keeps the descriptor of the volumes.
-const volumesName = "volumes"
-
 // volumeKeeper keeps the descriptor of the file system of volumes, the socket of its
 // server, and the process that serves it: the volume worker. The volume worker is
 // separate from the worker, which mounts what the volume worker serves. A process that is
@@ -35,12 +31,16 @@ type volumeKeeper struct {
 }
 
 // keepVolumes starts to keep the volumes of an agent. It returns nil if the agent has
-// none. command makes the command of a volume worker, and started is called with its
-// process id.
-func keepVolumes(cfg *config.Agent, dev func(*config.Agent, *slog.Logger) (*os.File, error), command func() *exec.Cmd,
+// none. stored says that systemd keeps the descriptor. command makes the command of a volume
+// worker, and started is called with its process id.
+func keepVolumes(cfg *config.Agent, stored bool, command func() *exec.Cmd,
 	started func(pid int), log *slog.Logger) (_ *volumeKeeper, err error) {
 	if !cfg.Volumes.Configured() {
 		return nil, nil
+	}
+	lay := layoutOf(cfg)
+	if err := lay.makeDirs(); err != nil {
+		return nil, err
 	}
 	k := &volumeKeeper{ended: make(chan error, 1)}
 	defer func() {
@@ -48,7 +48,7 @@ func keepVolumes(cfg *config.Agent, dev func(*config.Agent, *slog.Logger) (*os.F
 			err = errors.Join(err, k.closeFiles())
 		}
 	}()
-	l, err := listenUnix(layoutOf(cfg).volumeSocket)
+	l, err := listenUnix(lay.VolumeSocket)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func keepVolumes(cfg *config.Agent, dev func(*config.Agent, *slog.Logger) (*os.F
 	if err = errors.Join(err, u.Close()); err != nil {
 		return nil, err
 	}
-	if k.dev, err = dev(cfg, log); err != nil {
+	if k.dev, err = lay.volumesMount().open(stored, log); err != nil {
 		return nil, err
 	}
 	h := poolfs.NewHolder(k.dev, func() *exec.Cmd {
@@ -66,7 +66,7 @@ func keepVolumes(cfg *config.Agent, dev func(*config.Agent, *slog.Logger) (*os.F
 		cmd.ExtraFiles = []*os.File{k.socket}
 		return cmd
 	}, &poolfs.HolderOptions{Bound: cfg.Volumes.Outage, Started: started, Log: log.With("of", "volumes"),
-		Refuse: func(ctx context.Context) error { return volfs.Refuse(ctx, k.dev, layoutOf(cfg).volumeState) }})
+		Refuse: func(ctx context.Context) error { return volfs.Refuse(ctx, k.dev, lay.volumeState) }})
 	var ctx context.Context
 	ctx, k.end = context.WithCancel(context.Background())
 	go func() { k.ended <- h.Run(ctx) }()
@@ -97,47 +97,6 @@ func (k *volumeKeeper) closeFiles() error {
 	return errors.Join(errs...)
 }
 
-// mountVolumes mounts the file system of an agent's volumes and returns its descriptor.
-// It replaces a file system whose process is gone.
-func mountVolumes(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
-	lay := layoutOf(cfg)
-	if err := lay.makeDirs(); err != nil {
-		return nil, err
-	}
-	if _, there, err := view.Mounted(lay.volumes); err != nil {
-		return nil, err
-	} else if there {
-		log.Warn("the volumes of an agent that is gone are replaced; containers that were running on them then must be started again", "volumes", lay.volumes)
-		if err := poolfs.Teardown(lay.volumes); err != nil {
-			return nil, fmt.Errorf("take away the volumes of an agent that is gone: %w", err)
-		}
-	}
-	if err := os.Remove(lay.volumeState); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	dev, err := volfs.Mount(lay.volumes)
-	if err != nil {
-		return nil, fmt.Errorf("mount the volumes: %w", err)
-	}
-	return dev, nil
-}
-
-// storedVolumes returns the descriptor of the volumes that systemd kept, or creates one
-// for it to keep.
-func storedVolumes(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
-	dev, err := poolfs.Inherited(volumesName)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return dev, err
-	}
-	if dev, err = mountVolumes(cfg, log); err != nil {
-		return nil, err
-	}
-	if stored, err := poolfs.Store(dev, volumesName); err != nil || !stored {
-		log.Warn("systemd does not keep the volumes; containers on them get errors when the agent dies (FileDescriptorStoreMax= in the unit)", "err", err)
-	}
-	return dev, nil
-}
-
 // releaseVolumes unmounts the mounts of volumes if no container uses them. The volume
 // worker must still run, because changes are written to the storage now.
 func releaseVolumes(cfg *config.Agent, log *slog.Logger) (free bool, err error) {
@@ -145,11 +104,11 @@ func releaseVolumes(cfg *config.Agent, log *slog.Logger) (free bool, err error) 
 		return false, nil
 	}
 	lay := layoutOf(cfg)
-	if n := volumeUsers(lay.volumeMounts); n > 0 {
+	if n := volumeUsers(lay.VolumeMounts); n > 0 {
 		log.Warn("volumes stay mounted, as containers use them; they fail when they are read", "containers", n)
 		return false, nil
 	}
-	if err := view.UnmountBelow(lay.volumeMounts); err != nil {
+	if err := view.UnmountBelow(lay.VolumeMounts); err != nil {
 		return false, err
 	}
 	return true, nil

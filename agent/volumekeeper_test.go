@@ -22,11 +22,11 @@ func TestNoVolumeWorker(t *testing.T) {
 	dir := t.TempDir()
 	cfg := &config.Agent{Root: filepath.Join(dir, "root"), Run: filepath.Join(dir, "run")}
 	cfg.Volumes.File.Dir, cfg.Volumes.Outage = dir, time.Second
-	k, err := keepVolumes(cfg, mountVolumes, func() *exec.Cmd { return exec.Command("false") }, nil, slog.New(slog.DiscardHandler))
+	k, err := keepVolumes(cfg, false, func() *exec.Cmd { return exec.Command("false") }, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	volumes := layoutOf(cfg).volumes
+	volumes := layoutOf(cfg).Volumes
 	t.Cleanup(func() {
 		if err := poolfs.Teardown(volumes); err != nil {
 			t.Error(err)

@@ -388,7 +388,7 @@ func (b *volumeBed) noUse() {
 		if len(left) > 0 {
 			err = fmt.Errorf("%+v", left)
 		}
-		if list, merr := view.Mounts(layoutOf(b.cfg).volumeMounts); err == nil && (merr != nil || len(list) > 0) {
+		if list, merr := view.Mounts(layoutOf(b.cfg).VolumeMounts); err == nil && (merr != nil || len(list) > 0) {
 			err = fmt.Errorf("still mounted: %v, error %v", list, merr)
 		}
 		return err
