@@ -199,7 +199,7 @@ var layout = map[string][]string{
 	"agent/api":            {"config", "node/gearfs", "node/gearfs/starts", "node/poolfs", "oci", "oci/volref", "volume/node"},
 	"agent/images":         {"agent/api", "agent/registries", "agent/volumeworker", "config", "gear", "gear/client", "gear/export", "internal/durable", "node/cachedir", "node/gearfs", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/volref", "volume/block", "volume/node", "volume/volfs"},
 	"agent/kubelet":        {"agent/registries", "oci/client"},
-	"agent/registries":     {"config", "gear", "gear/client", "gear/predict", "node/gearfs", "node/gearfs/starts", "oci", "oci/client", "oci/fleet", "oci/volref", "oci/wire"},
+	"agent/registries":     {"config", "gear", "gear/client", "gear/predict", "internal/durable", "node/gearfs", "node/gearfs/starts", "oci", "oci/client", "oci/fleet", "oci/volref", "oci/wire"},
 	"agent/runtimespec":    {},
 	"agent/setup":          {"config"},
 	"agent/volumeworker":   {"config", "oci/volref", "volume/block", "volume/file", "volume/node", "volume/rbd", "volume/volfs"},

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 
+	"example.org/slipway/internal/durable"
 	"example.org/slipway/oci/client"
 )
 
@@ -114,16 +114,7 @@ func (k *Keychain) save() error {
 	if err != nil {
 		return fmt.Errorf("keep the credential of an image: %w", err)
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(k.file), ".keys-") // mode 0600
-	if err != nil {
-		return fmt.Errorf("keep the credential of an image: %w", err)
-	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.Write(b)
-	if err = errors.Join(err, tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), k.file)
-	}
-	if err != nil {
+	if err := durable.WriteFile(k.file, b); err != nil {
 		return fmt.Errorf("keep the credential of an image: %w", err)
 	}
 	return nil
