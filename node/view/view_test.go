@@ -1,10 +1,8 @@
 package view_test
 
 import (
-	"context"
 	"crypto/sha256"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -64,17 +62,8 @@ func (m member) xattrs(namesAndValues ...string) member {
 	return m
 }
 
-// contents holds the contents of an image. As a source it serves an export.
+// contents holds the contents of an image.
 type contents map[gear.Name]string
-
-func (c contents) Fetch(ctx context.Context, files []gear.File, deliver func(int, io.Reader) error) error {
-	for i, f := range files {
-		if err := deliver(i, strings.NewReader(c[f.Name])); err != nil {
-			return err
-		}
-	}
-	return ctx.Err()
-}
 
 // index returns the flat index of an image of one layer.
 func index(t testing.TB, members ...member) (*gear.Index, contents) {

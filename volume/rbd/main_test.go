@@ -61,12 +61,6 @@ func open(t testing.TB, o rbd.Options) block.Store {
 	return s
 }
 
-func store(t testing.TB) block.Store {
-	t.Helper()
-	o, _ := options(t)
-	return open(t, o)
-}
-
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
