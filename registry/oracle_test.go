@@ -119,6 +119,9 @@ func runOracleOf(t *testing.T, store objstore.Store, o *oracle, d time.Duration)
 // run lets the writers write and the collectors collect for a time, and compares.
 func (o *oracle) run(cat *catalog.Catalog, store objstore.Store, d time.Duration) {
 	t := o.t
+	if os.Getenv("SLIPWAY_RACE_FOLLOWS") != "" {
+		t.Skip("about what happens at once: runs with the race detector")
+	}
 	for i, size := range []int{100, 900, 5000, 16 << 10, 16<<10 + 1, 20_000, 70_000, 150_000} {
 		for j := range 3 {
 			o.pool = append(o.pool, registrytest.Content(uint64(100*i+j), size))

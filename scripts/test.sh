@@ -7,7 +7,8 @@
 # (bin/coverage, for scripts/coverage.sh). Then the tests of concurrent code run again under the
 # race detector, with -short and without the inputs of fuzzers. -short leaves out models,
 # formats and sizes that a single goroutine goes through, and that would take several times as
-# long. At the same time run the tests of the driver rbd, the integration tests against binaries
+# long. SLIPWAY_RACE_FOLLOWS leaves out of the first run what is only about what happens at once.
+# At the same time run the tests of the driver rbd, the integration tests against binaries
 # built from the same sources, and the tests of the benchmarks, which run each suite on a small
 # scale; these wait most of the time. The script fails if a test fails, or if a test is skipped
 # in all runs for a reason that integration/expected-skips.txt does not list. scripts/setup.sh
@@ -64,7 +65,7 @@ tests() {
 	# shellcheck disable=SC2086 # the flags are words
 	case $kind in
 	plain)
-		(scratch "$scratch" && nice -n 5 go test -json -vet=off -cover "${plainly[@]}" "${small[@]}" -timeout 25m ${GOTEST_FLAGS:-} "$@") || status=$?
+		(scratch "$scratch" && SLIPWAY_RACE_FOLLOWS=1 nice -n 5 go test -json -vet=off -cover "${plainly[@]}" "${small[@]}" -timeout 25m ${GOTEST_FLAGS:-} "$@") || status=$?
 		;;
 	race)
 		(scratch "$scratch" && nice -n 5 go test -json -vet=off -race "${unwatched[@]}" "${plainly[@]}" "${small[@]}" -short -skip '^Fuzz' -timeout 25m ${GOTEST_FLAGS:-} "$@") || status=$?

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -379,6 +380,9 @@ func TestPruneOciregistry(t *testing.T) {
 }
 
 func TestMixed(t *testing.T) {
+	if os.Getenv("SLIPWAY_RACE_FOLLOWS") != "" {
+		t.Skip("about what happens at once: runs with the race detector")
+	}
 	o := short(servetest.Start(t))
 	var err error
 	if o.Mix, err = load.ParseMix("pull=2,push=1,head=2,list=2"); err != nil {
@@ -404,6 +408,9 @@ func TestMixed(t *testing.T) {
 
 // TestPushes checks that no run pushes what another one has pushed, whatever it pulls.
 func TestPushes(t *testing.T) {
+	if os.Getenv("SLIPWAY_RACE_FOLLOWS") != "" {
+		t.Skip("about what happens at once: runs with the race detector")
+	}
 	registry := servetest.Start(t)
 	clean(t, measure(t, short(registry)))
 	c, err := client.New(registry, nil)
