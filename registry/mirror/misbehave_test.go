@@ -2,6 +2,7 @@ package mirror_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -381,8 +382,10 @@ func (tr *trial) open(t *testing.T) {
 	if tr.b.silent {
 		timeout = 5 * time.Second // when it is well again, a busy machine takes less
 	}
-	if v := tr.b.verdictOf(tr.kind); v == fails || v == busy {
-		wait = 2 * time.Second
+	for _, kind := range []string{tr.kind, cmp.Or(tr.b.before, tr.kind)} {
+		if v := tr.b.verdictOf(kind); v == fails || v == busy {
+			wait = 2 * time.Second
+		}
 	}
 	up, err := upstream.New(&upstream.Options{Name: "up", URL: tr.c.URL, Clock: tr.clock.Now, HeaderTimeout: timeout, StallTimeout: timeout,
 		Redirects: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}})
