@@ -102,7 +102,7 @@ func listenUnix(path string) (net.Listener, error) {
 	case err != nil:
 		return nil, err
 	case st.Mode().Type() != fs.ModeSocket:
-		return nil, fmt.Errorf("%s is in the way: it is no socket", path)
+		return nil, fmt.Errorf("%s exists and is not a socket", path)
 	default:
 		if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 			_ = c.Close()
@@ -248,7 +248,7 @@ func busyUntil(stop context.Context, cfg *config.Agent, log *slog.Logger) func()
 		}
 		if !told {
 			told = true
-			log.Warn("containers still use files of the agent, which goes on until they are gone; a second signal ends it at once", "containers", users)
+			log.Warn("containers still use files of the agent, which continues until they are gone; a second signal ends it at once", "containers", users)
 		}
 		return true
 	}

@@ -26,7 +26,7 @@ func (r *Registry) mayMirror(repo string) error {
 		return err
 	}
 	if !r.partial(repo) {
-		return oci.Errorf(oci.CodeUnsupported, "repository %s is no copy of one in another registry", repo)
+		return oci.Errorf(oci.CodeUnsupported, "repository %s is not a copy of one in another registry", repo)
 	}
 	return nil
 }

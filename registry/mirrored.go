@@ -109,7 +109,7 @@ func (q *MirrorQuery) readAfter(to *browse.ImageQuery) (err error) {
 		}
 	}
 	if err != nil {
-		return oci.Errorf(oci.CodePaginationNumber, "%.100q is no place in the list of images", q.After)
+		return oci.Errorf(oci.CodePaginationNumber, "%.100q is not a position in the list of images", q.After)
 	}
 	return nil
 }

@@ -85,7 +85,7 @@ func (q *request) show(status int, name, title string, data any) {
 	}
 	if err := q.h.render.pages[name].ExecuteTemplate(&b, "frame", &f); err != nil {
 		q.h.log.Error("a template of the web failed", "template", name, "error", err)
-		http.Error(q.w, "the page could not be made; the log tells why", http.StatusInternalServerError)
+		http.Error(q.w, "the page could not be made; the log says why", http.StatusInternalServerError)
 		return
 	}
 	h := q.w.Header()

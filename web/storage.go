@@ -239,7 +239,7 @@ func (h *Handler) checkWork() work {
 		if rep.Clean() {
 			return o, nil
 		}
-		o.Text, o.Head = "Problems were found. slipway fsck --repair mends what can be mended.", []string{"Problem", "Where", "What"}
+		o.Text, o.Head = "Problems were found. slipway fsck --repair repairs what can be repaired.", []string{"Problem", "Where", "What"}
 		for _, p := range rep.Problems {
 			o.row(string(p.Kind), cmp.Or(string(p.Digest), p.Key, p.Repo), p.Detail)
 		}

@@ -285,7 +285,7 @@ func notFound(text string) error { return &problem{status: http.StatusNotFound, 
 
 // fail shows an error as a page.
 func (q *request) fail(err error) {
-	p := &problem{status: http.StatusInternalServerError, text: "The registry failed; its log tells why."}
+	p := &problem{status: http.StatusInternalServerError, text: "The registry failed; its log says why."}
 	var wire *oci.Error
 	switch {
 	case errors.As(err, &p):

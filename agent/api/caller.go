@@ -121,9 +121,9 @@ func stateOf(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, ErrNoAgent), errors.Is(err, fs.ErrPermission):
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return fmt.Errorf("the agent is running and does not answer, as its worker is busy or does not start; its log tells why: %w", err)
+		return fmt.Errorf("the agent is running and does not answer, as its worker is busy or does not start; its log says why: %w", err)
 	case ctx.Err() == nil && (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET)):
-		return fmt.Errorf("the agent's worker ended before it answered, and the next one starts; its log tells why: %w", err)
+		return fmt.Errorf("the agent's worker ended before it answered, and the next one starts; its log says why: %w", err)
 	}
 	return fmt.Errorf("ask the agent: %w", err)
 }

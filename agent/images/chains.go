@@ -182,7 +182,7 @@ func (c *chains) mountBy(ctx context.Context, rec *chainRecord, way string) (sna
 		return c.mountGear(ctx, rec)
 	}
 	if !rec.Volume.usable() {
-		return snapshotter.Layers{}, fmt.Errorf("chain %s is no volume", rec.Chain)
+		return snapshotter.Layers{}, fmt.Errorf("chain %s is not a volume", rec.Chain)
 	}
 	dir, err := c.volumes.local(ctx, rec.Volume)
 	return snapshotter.Layers{Lower: []string{dir}}, err
@@ -253,7 +253,7 @@ func (c *chains) compiled(ctx context.Context, rec *chainRecord, x *gear.Index) 
 			return file, nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
-			c.log.Warn("an image file is made anew", "file", file, "err", err)
+			c.log.Warn("an image file is made again", "file", file, "err", err)
 			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return "", err
 			}

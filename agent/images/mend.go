@@ -46,7 +46,7 @@ func (c *chains) remake(chain string, damage error) (*chainRecord, error) {
 		c.log.Error("the record of a layer is damaged and was put aside; pull its image again", "chain", chain, "damage", damage, "err", err)
 		return nil, fmt.Errorf("%s: its record was damaged and is put aside: %w", chain, errNoRecord)
 	}
-	c.log.Warn("the record of a layer was damaged and is made anew", "chain", chain, "damage", damage)
+	c.log.Warn("the record of a layer was damaged and is made again", "chain", chain, "damage", damage)
 	return rec, nil
 }
 
@@ -66,7 +66,7 @@ func (c *chains) remembered(chain string) (*chainRecord, *gear.Index, error) {
 	}
 	n := len(spec.Layers)
 	if !known || n == 0 {
-		return nil, nil, errors.New("nothing else tells of it")
+		return nil, nil, errors.New("nothing else has it")
 	}
 	// A snapshot may need this layer, which cannot be known here. A layer that is kept
 	// too long does no harm.

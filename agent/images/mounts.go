@@ -178,7 +178,7 @@ func checkMount(req *api.MountRequest) error {
 		return err
 	}
 	if !st.IsDir() {
-		return fmt.Errorf("%s is no directory", req.Dir)
+		return fmt.Errorf("%s is not a directory", req.Dir)
 	}
 	if mnt, there, err := view.Mounted(req.Dir); err != nil {
 		return err

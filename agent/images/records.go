@@ -86,7 +86,7 @@ func (r *records) path(chain string) (string, error) {
 	alg, hex, ok := strings.Cut(chain, ":")
 	if !ok || len(hex) < 32 || len(chain) > 200 || strings.Trim(alg, "abcdefghijklmnopqrstuvwxyz0123456789") != "" ||
 		strings.Trim(hex, "0123456789abcdef-") != "" {
-		return "", fmt.Errorf("%.80q is no chain ID", chain)
+		return "", fmt.Errorf("%.80q is not a chain ID", chain)
 	}
 	return filepath.Join(r.dir, alg+"-"+hex), nil
 }

@@ -42,7 +42,7 @@ func (c *lower) Root(ctx context.Context, key, chain string) (string, error) {
 		return "", err
 	}
 	if !rec.Volume.usable() {
-		return "", fmt.Errorf("chain %s is no volume", chain)
+		return "", fmt.Errorf("chain %s is not a volume", chain)
 	}
 	dir, err := c.volumes.network(ctx, key, rec.Volume)
 	return dir, err
@@ -102,7 +102,7 @@ func (c *lower) CommitRoot(ctx context.Context, key, parent, chain string) error
 		return err
 	}
 	if !base.Volume.usable() {
-		return fmt.Errorf("chain %s is no volume", parent)
+		return fmt.Errorf("chain %s is not a volume", parent)
 	}
 	var random [12]byte
 	rand.Read(random[:]) // never fails

@@ -69,7 +69,7 @@ func ProvideCredential(r io.Reader, w io.Writer, now time.Time) error {
 	}
 	ends := registries.TokenEnd(req.ServiceAccountToken)
 	if ends.IsZero() {
-		return errors.New("what kubelet sent for the service account is no token with an end")
+		return errors.New("what kubelet sent for the service account is not a token that expires")
 	}
 	return json.NewEncoder(w).Encode(credentialResponse{
 		Kind: "CredentialProviderResponse", APIVersion: credentialAPI,

@@ -222,7 +222,7 @@ func (p *Proxy) sizeOf(ctx context.Context, method string, request []byte) (size
 func (p *Proxy) completed(response []byte) []byte {
 	out, err := addDiskUse(response, p.disk())
 	if err != nil {
-		p.log.Warn("what containerd says of the disk could not be read; kubelet is not told of the files that images share", "err", err)
+		p.log.Warn("what containerd says of the disk could not be read; kubelet does not learn of the files that images share", "err", err)
 		return response
 	}
 	return out

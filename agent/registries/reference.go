@@ -26,14 +26,14 @@ func Parse(s string) (Reference, error) {
 	r := Reference{Host: host, Repo: rest, Ref: "latest"}
 	if repo, digest, ok := strings.Cut(rest, "@"); ok {
 		if !oci.ValidDigest(oci.Digest(digest)) {
-			return Reference{}, fmt.Errorf("%q: %q is no digest", s, digest)
+			return Reference{}, fmt.Errorf("%q: %q is not a digest", s, digest)
 		}
 		r.Repo, r.Ref = repo, digest
 	}
 	if i := strings.LastIndexByte(r.Repo, ':'); i >= 0 {
 		tag := r.Repo[i+1:]
 		if !oci.ValidTag(tag) {
-			return Reference{}, fmt.Errorf("%q: %q is no tag", s, tag)
+			return Reference{}, fmt.Errorf("%q: %q is not a tag", s, tag)
 		}
 		r.Repo = r.Repo[:i]
 		if !oci.IsDigest(r.Ref) {
@@ -41,7 +41,7 @@ func Parse(s string) (Reference, error) {
 		}
 	}
 	if !oci.ValidName(r.Repo) {
-		return Reference{}, fmt.Errorf("%q: %q is no name of a repository", s, r.Repo)
+		return Reference{}, fmt.Errorf("%q: %q is not a repository name", s, r.Repo)
 	}
 	return r, nil
 }

@@ -172,7 +172,7 @@ func findEntry(root, file string, fields int, match func([]string) bool) ([]stri
 	f := os.NewFile(uintptr(fd), file)
 	defer f.Close()
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() || st.Size() > maxPasswd {
-		return nil, fmt.Errorf("the image's /%s is no usable file", file)
+		return nil, fmt.Errorf("the image's /%s is not a usable file", file)
 	}
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, maxPasswd+1) // a group may have thousands of members

@@ -162,7 +162,7 @@ func (s *Service) told(job gearfacts.Job) string {
 	if s.ofLayer(job) {
 		return job.Failure
 	}
-	return "the registry could not read or store it; its log tells why"
+	return "the registry could not read or store it; its log says why"
 }
 
 // waiting returns the answer for a layer whose job is in the queue. It says when to ask

@@ -94,7 +94,7 @@ func (b *Book) report(ctx context.Context, repo string, manifest oci.Digest, nam
 	err = b.facts.ChangeProfile(ctx, manifest, func(old []byte) ([]byte, error) {
 		var p profile.Profile
 		if err := p.Decode(old); err != nil {
-			b.log.Warn("a damaged profile begins anew", "manifest", manifest, "err", err)
+			b.log.Warn("a damaged profile is started again", "manifest", manifest, "err", err)
 			p = profile.Profile{}
 		}
 		add(&p, opened)

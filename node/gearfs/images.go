@@ -252,7 +252,7 @@ func (s *Service) openImage(dir string) (*image, error) {
 	}
 	s.noteView(img.view.ID())
 	if img.table, err = table.Open(filepath.Join(dir, tableFile)); err != nil {
-		s.log.Warn("table of an image's files is made anew", "chain", rec.Chain, "err", err)
+		s.log.Warn("table of an image's files is made again", "chain", rec.Chain, "err", err)
 		img.table, err = s.remakeTable(img)
 	}
 	if err != nil {

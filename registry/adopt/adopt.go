@@ -448,7 +448,7 @@ func (a *adopter) adoptTags(ctx context.Context) error {
 			d := oci.Digest(targets[i])
 			switch {
 			case !oci.ValidDigest(d):
-				a.note(Malformed, l.ref, fmt.Sprintf("the tag's link holds %.80q, which is no digest", targets[i]))
+				a.note(Malformed, l.ref, fmt.Sprintf("the tag's link holds %.80q, which is not a digest", targets[i]))
 			case !a.manifests[d]:
 				a.note(Dangling, l.ref, fmt.Sprintf("manifest %s of the tag is not adopted", d))
 			default:

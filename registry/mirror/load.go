@@ -75,7 +75,7 @@ func (m *Registry) Load(ctx context.Context, ref string, o *LoadOptions) error {
 	repo = m.Name(ctx, repo)
 	s, name := m.source(repo)
 	if s == nil {
-		return fmt.Errorf("%s is no repository of an upstream", repo)
+		return fmt.Errorf("%s is not a repository of an upstream", repo)
 	}
 	if len(opts.Platforms) == 0 {
 		opts.Platforms = s.Platforms

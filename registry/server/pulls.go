@@ -93,7 +93,7 @@ const otherCode = oci.Code("OTHER")
 
 func newAPIErrors() (apiErrors, *prometheus.CounterVec) {
 	count := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "slipway_server_errors_total",
-		Help: "Errors that clients were told, by the code of the distribution specification."}, []string{"code"})
+		Help: "Errors returned to clients, by the code of the distribution specification."}, []string{"code"})
 	e := apiErrors{}
 	for _, code := range []oci.Code{oci.CodeBlobUnknown, oci.CodeBlobUploadInvalid, oci.CodeBlobUploadUnknown, oci.CodeDigestInvalid,
 		oci.CodeManifestBlobUnknown, oci.CodeManifestInvalid, oci.CodeManifestUnknown, oci.CodeNameInvalid, oci.CodeNameUnknown,

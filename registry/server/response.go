@@ -248,7 +248,7 @@ func (s *Server) fail(q *request, err error) {
 	}
 	var e *oci.Error
 	if !errors.As(err, &e) {
-		e = &oci.Error{Code: oci.CodeUnknown, Message: "the registry failed; its log tells why", Err: err}
+		e = &oci.Error{Code: oci.CodeUnknown, Message: "the registry failed; its log says why", Err: err}
 	}
 	status := e.HTTPStatus()
 	if status >= 500 {

@@ -292,7 +292,7 @@ func (s *Server) serveSafely(q *request) error {
 			s.log.Error("panic in a request", "method", q.r.Method, "uri", q.r.URL.Path, "request", q.requestID(),
 				"panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 			if q.w.status == 0 {
-				s.answer(q, &oci.Error{Code: oci.CodeUnknown, Message: "the registry failed; its log tells why"})
+				s.answer(q, &oci.Error{Code: oci.CodeUnknown, Message: "the registry failed; its log says why"})
 				return
 			}
 		}

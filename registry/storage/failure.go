@@ -45,7 +45,7 @@ func ClientError(doing string, err error) error {
 			Message: "the registry's storage is full; nothing was stored by this request", Err: fmt.Errorf("%s: %w", doing, err)}
 	case errors.Is(err, objstore.ErrTaken):
 		return &oci.Error{Code: oci.CodeUnknown, Status: http.StatusInternalServerError,
-			Message: "something that is no blob lies in the storage where this one belongs; slipway fsck --repair moves files away, and the log names it", Err: fmt.Errorf("%s: %w", doing, err)}
+			Message: "something other than a blob lies in the storage where this one belongs; slipway fsck --repair moves files away, and the log names it", Err: fmt.Errorf("%s: %w", doing, err)}
 	case errors.Is(err, engine.ErrUnavailable):
 		return unavailable("the registry's database cannot be reached", defaultRetry, doing, err)
 	case errors.Is(err, catalog.ErrDeleting):

@@ -172,7 +172,7 @@ func (s *Storage) Doubt(ctx context.Context, d oci.Digest, why error) error {
 	if !marked {
 		return nil // it was known, and logged
 	}
-	s.log.Error("a content is damaged or missing; pushing it again mends it, and slipway fsck tells which images need it", "digest", d, "err", why)
+	s.log.Error("a content is damaged or missing; pushing it again repairs it, and slipway fsck names the images that need it", "digest", d, "err", why)
 	return nil
 }
 

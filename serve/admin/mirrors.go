@@ -107,7 +107,7 @@ func (a *Admin) ImportMirrors(ctx context.Context, args mirrors.ImportArgs, prog
 // the events come, some events are lost.
 func (a *Admin) MirrorEvents(ctx context.Context, each func(mirror.Event) error) error {
 	if a.local != nil {
-		return errors.New("no server uses this data directory: events are told while one runs")
+		return errors.New("no server uses this data directory: events are reported only while a server runs")
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://admin.localhost/admin/mirror-events", bytes.NewReader(nil))
 	if err != nil {

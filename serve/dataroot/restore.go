@@ -109,5 +109,5 @@ func checkRestored(dir string) error {
 	if err := l.release(); err != nil {
 		return err
 	}
-	return fmt.Errorf("a restore into %s was interrupted; run slipway restore again, which goes on where that one ended", dir)
+	return fmt.Errorf("a restore into %s was interrupted; run slipway restore again, which continues where it stopped", dir)
 }

@@ -168,7 +168,7 @@ func (r *Root) checkCatalog(ctx context.Context, cfg *config.Config) error {
 	}
 	adopt := "adopt it first: slipway import --in-place --config FILE"
 	if found, err := holdsAny(ctx, r.Objects, linksDir); err != nil || found {
-		return cmp.Or(err, checkOwned(ctx, r.Catalog, r.Objects), boolError(found, "the object store is that of a Distribution registry; "+adopt))
+		return cmp.Or(err, checkOwned(ctx, r.Catalog, r.Objects), boolError(found, "the object store belongs to a Distribution registry; "+adopt))
 	}
 	found, err := holdsAny(ctx, r.Objects, blobsDir)
 	return errors.Join(err, boolError(found, "the object store holds blobs, and the catalogue is empty: name the catalogue that belongs to it (storage.directory, storage.catalog.postgres), restore a backup (slipway restore), or name another bucket or prefix"))

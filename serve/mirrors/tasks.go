@@ -266,7 +266,7 @@ func image(i registry.MirrorImage) Image {
 func (m *Mirrors) PruneImages(ctx context.Context, args PruneArgs) (PruneReport, error) {
 	rep := PruneReport{Images: []Image{}}
 	if args.OlderThan <= 0 && args.NotPulledSince <= 0 && args.Pattern == "" {
-		return rep, errors.New("say what is to go: by age, by the last pull, or by a pattern")
+		return rep, errors.New("say what to remove: by age, by the last pull, or by a pattern")
 	}
 	began := time.Now()
 	done, err := m.Prune(ctx, mirror.PruneOptions{OlderThan: args.OlderThan, NotPulledSince: args.NotPulledSince, Pattern: args.Pattern, DryRun: args.DryRun,

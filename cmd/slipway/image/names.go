@@ -132,7 +132,7 @@ image is moved, unless the registry refuses that.`,
 			defer r.Close()
 			for _, tag := range args[1:] {
 				if !oci.ValidTag(tag) {
-					return command.Usagef("%q is no tag; name tags of the repository %s, such as latest", tag, r.Repo)
+					return command.Usagef("%q is not a tag; name tags of the repository %s, such as latest", tag, r.Repo)
 				}
 			}
 			m, err := r.Reg.GetManifest(cmd.Context(), r.Repo, r.Ref)

@@ -132,7 +132,7 @@ if all of the given conditions hold. Content that other images or repositories s
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if prune.OlderThan <= 0 && prune.NotPulledSince <= 0 && prune.Pattern == "" {
-				return command.Usagef("say what is to go: --older-than, --not-pulled-since or --pattern")
+				return command.Usagef("say what to remove: --older-than, --not-pulled-since or --pattern")
 			}
 			return f.run(cmd, false, func(a *admin.Admin) (any, func(io.Writer), error) {
 				rep, err := a.PruneMirrors(cmd.Context(), prune)

@@ -10,7 +10,7 @@ import (
 
 func main() {
 	root := flag.String("root", "..", "the repository")
-	out := flag.String("out", "../dist/site", "directory for the site, which is made anew")
+	out := flag.String("out", "../dist/site", "directory for the site, which is made again")
 	flag.Parse()
 	n, err := build(*root, *out)
 	if err != nil {

@@ -193,7 +193,7 @@ func (d *download) receive(body *upstream.Body, to sink) error {
 		d.o.Host.Pulled(d.o, int64(n))
 		if whole {
 			if n > 0 {
-				return d.wrong(fmt.Errorf("blob %s goes on behind its %d bytes", d.digest, d.size))
+				return d.wrong(fmt.Errorf("blob %s is longer than its %d bytes", d.digest, d.size))
 			}
 			return nil // nothing more was expected, so an error of the connection does not matter
 		}

@@ -264,7 +264,7 @@ func (f *Fill) openPast(ctx context.Context, by Origin, p Span) (oci.Content, er
 		return nil, err
 	}
 	if size < 0 {
-		return nil, &upstream.Error{Kind: upstream.Unavailable, Upstream: by.Upstream, Err: fmt.Errorf("it does not tell the size of blob %s, for which there is no room here", f.digest)}
+		return nil, &upstream.Error{Kind: upstream.Unavailable, Upstream: by.Upstream, Err: fmt.Errorf("it does not say the size of blob %s, for which there is no room here", f.digest)}
 	}
 	off, end, err := p.In(size)
 	if err != nil {

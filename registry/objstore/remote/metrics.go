@@ -102,7 +102,7 @@ func newMetrics(driver string, retry *Retry, slots chan struct{}) metrics {
 		errors:  counters("registry_storage_errors_total", "Operations of the object store that failed in the end.", "action", "kind"),
 		hedges:  counters("registry_storage_hedges_total", "Reads that were sent a second time because the first byte was late, and those that the second won.", "result"),
 		resumed: prometheus.NewCounter(prometheus.CounterOpts{Name: "registry_storage_resumed_reads_total",
-			Help: "Reads that broke off and went on with a range.", ConstLabels: label}),
+			Help: "Reads that broke off and continued with a range.", ConstLabels: label}),
 		inwork: prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "registry_storage_inflight",
 			Help: "Operations of the object store that are under way.", ConstLabels: label}, func() float64 { return float64(len(slots)) }),
 		budget: prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "registry_storage_retry_budget",
