@@ -243,6 +243,9 @@ func newNode(t testing.TB, o gearfs.Options, src map[string]gearfs.Source) *node
 	if o.RetryWait == 0 {
 		o.RetryWait, o.RetryMaxWait = 2*time.Millisecond, 20*time.Millisecond
 	}
+	if o.WatchWait == 0 {
+		o.WatchWait = time.Minute // so that tests also see all opens on a busy machine
+	}
 	n := &node{t: t, dir: t.TempDir(), opts: o, src: src}
 	n.start()
 	t.Cleanup(n.stop)

@@ -103,6 +103,9 @@ type Options struct {
 	// RecordFor is how long after its start the opens of a container are recorded for the
 	// profile. The default is 15 s.
 	RecordFor time.Duration
+	// WatchWait bounds how long a start waits until its opens are watched. If that takes
+	// longer, its report says that it is partial. The default is 100 ms.
+	WatchWait time.Duration
 	// Siblings makes a file that a starting container misses bring small files of its
 	// directory.
 	Siblings bool
@@ -129,7 +132,7 @@ func (o *Options) withDefaults() Options {
 		to time.Duration
 	}{
 		{&r.Bound, time.Minute}, {&r.Stall, 15 * time.Second}, {&r.PrefetchWait, 20 * time.Second},
-		{&r.RetryWait, 100 * time.Millisecond}, {&r.RetryMaxWait, 10 * time.Second}, {&r.RecordFor, 15 * time.Second},
+		{&r.RetryWait, 100 * time.Millisecond}, {&r.RetryMaxWait, 10 * time.Second}, {&r.RecordFor, 15 * time.Second}, {&r.WatchWait, 100 * time.Millisecond},
 	} {
 		if *d.at <= 0 {
 			*d.at = d.to

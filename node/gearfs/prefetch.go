@@ -30,7 +30,7 @@ type Prefetched struct {
 // starts. These are the files of the profile; nil means the known profile. Prefetch also
 // requests all other files if that is faster. It returns when the profile's files are
 // there, when its bound has passed, when no source answers, or when ctx ends. It also waits
-// until the opens of new containers are watched, for watchWait at most. Files that
+// until the opens of new containers are watched, for WatchWait at most. Files that
 // are missing by then still come. A file that cannot be fetched is no error here, because
 // its open will fail. Errors: ErrUnknown.
 func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Name) (Prefetched, error) {
@@ -43,6 +43,7 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 	defer cancel()
 	defer s.awaitWatches(ctx, img)
 	if s.hasAll(img) { // then it does not matter what a container will open
+		s.beginWatches(img, starts.Profile{})
 		d := decide(s.decisionOf(img, starts.Profile{}))
 		s.noteDecision(img, d)
 		return Prefetched{Decision: d, Took: time.Since(began)}, nil
@@ -59,6 +60,7 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 	img.st.trace.Begin(began)
 	img.st.trace.Expect(known)
 	s.noteProfile(img, known)
+	s.beginWatches(img, known)
 	res := Prefetched{Decision: plan.decision}
 	flights := s.sched.joinAll(img, plan.ask, fromProfile, true)
 	res.Files = len(plan.ask)

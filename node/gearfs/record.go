@@ -33,12 +33,14 @@ type recording struct {
 	seen    map[gear.Name]bool
 	names   []gear.Name
 	timer   *time.Timer
+	mount   string // of the overlay whose opens are watched, or ""
 	// ready is closed when opens are watched, or when it is known that they will not be.
 	ready chan struct{}
-	// awaited says that Prefetch waited for ready, and early that this came before the
-	// wait ended. Otherwise the container may have opened files unseen.
-	awaited, early bool
-	watch          *starts.Watch // nil if opens are not watched
+	// begun says that Prefetch had the watch begin, awaited that it waited for ready, and
+	// early that this came before the wait ended. Otherwise the container may have opened
+	// files unseen.
+	begun, awaited, early bool
+	watch                 *starts.Watch // nil if opens are not watched
 	// siblings is nil until the tree is read. If opens are not watched, most uses of
 	// siblings are not seen, so the guesses end soon.
 	siblings *predict.Siblings
@@ -55,14 +57,10 @@ func (r *recording) add(name gear.Name) {
 	}
 }
 
-const (
-	// maxWatched bounds how many recordings of an image see all opens. Later ones would
-	// reveal little that is new, and each costs its container some time. While the profile
-	// is only inferred, all starts are watched, because the first report replaces it.
-	maxWatched = 3
-	// watchWait bounds how long a start waits until its opens are watched.
-	watchWait = 100 * time.Millisecond
-)
+// maxWatched bounds how many recordings of an image see all opens. Later ones would
+// reveal little that is new, and each costs its container some time. While the profile is
+// only inferred, all starts are watched, because the first report replaces it.
+const maxWatched = 3
 
 // leaseOf returns the ID of the lease for an image that has containers.
 func leaseOf(chain string) string { return "image " + chain }
@@ -87,20 +85,19 @@ func (s *Service) ContainerStarted(id, chain, mount string) error {
 	s.imagesMu.Unlock()
 	s.cache.LeaseSet(leaseOf(chain), img)
 	img.st.trace.Begin(time.Now())
-	r := &recording{ready: make(chan struct{}), seen: map[gear.Name]bool{}}
+	r := &recording{mount: mount, ready: make(chan struct{}), seen: map[gear.Name]bool{}}
 	if mount == "" {
 		close(r.ready)
 	}
-	record := mount != "" || !s.hasAll(img)
-	if record {
+	if mount != "" || !s.hasAll(img) {
 		r.known = make(chan struct{})
 	}
 	c.mu.Lock()
 	r.timer = time.AfterFunc(s.opts.RecordFor, func() { s.endRecording(id, true) })
 	c.rec = r
 	c.mu.Unlock()
-	if record {
-		s.goWork(func() { s.record(c, r, mount) })
+	if r.known != nil {
+		s.goWork(func() { s.expect(c, r) })
 	}
 	if s.opts.Siblings {
 		s.goWork(func() { s.guessSiblings(c, r) })
@@ -108,9 +105,9 @@ func (s *Service) ContainerStarted(id, chain, mount string) error {
 	return nil
 }
 
-// record reads the profile for a recording, and watches the opens of its container. It runs
-// beside the start, because a profile may have many files.
-func (s *Service) record(c *container, r *recording, mount string) {
+// expect reads the profile for a recording. It runs beside the start, because a profile
+// may have many files.
+func (s *Service) expect(c *container, r *recording) {
 	p, _ := s.readProfile(c.img)
 	s.cache.Touch(predict.Names(p.Files)...) // the container opens them now
 	c.img.st.trace.Expect(p)
@@ -118,68 +115,91 @@ func (s *Service) record(c *container, r *recording, mount string) {
 	if len(r.profile.Files) == 0 {
 		r.profile = p
 	}
-	p = r.profile
 	c.mu.Unlock()
 	close(r.known)
-	if mount == "" {
-		return
-	}
-	defer close(r.ready)
-	if c.img.st.watched.Add(1) > maxWatched && !p.Inferred() {
-		return
-	}
-	watch, err := s.watchOpens(c, mount, &p)
-	if err != nil {
-		s.log.Info("opens of a container's cached files cannot be recorded", "container", c.id, "err", err)
-		return
-	}
-	s.goWork(watch.Run)
-	c.mu.Lock()
-	if c.rec == r {
-		r.watch = watch
-	} else { // the recording is over
-		watch.Cancel()
-	}
-	c.mu.Unlock()
 }
 
-// watchOpens starts to watch the opens of a container that has a profile. The files of the
-// profile count as local, because they are fetched before they are opened.
-func (s *Service) watchOpens(c *container, mount string, p *starts.Profile) (*starts.Watch, error) {
+// beginWatches has the opens of an image's new containers watched. fetched are the files
+// that are fetched before the containers start.
+func (s *Service) beginWatches(img *image, fetched starts.Profile) {
+	for _, c := range s.containersOf(img) {
+		c.mu.Lock()
+		r := c.rec
+		begin := r != nil && r.mount != "" && !r.begun
+		if begin {
+			r.begun = true
+		}
+		c.mu.Unlock()
+		if begin {
+			s.goWork(func() {
+				defer close(r.ready)
+				if err := s.watch(c, r, fetched); err != nil {
+					s.log.Info("opens of a container's cached files cannot be recorded", "container", c.id, "err", err)
+				}
+			})
+		}
+	}
+}
+
+// watch starts to watch the opens of a container, unless enough starts were watched.
+func (s *Service) watch(c *container, r *recording, fetched starts.Profile) error {
+	<-r.known
+	c.mu.Lock()
+	p := r.profile
+	c.mu.Unlock()
+	if c.img.st.watched.Add(1) > maxWatched && !p.Inferred() {
+		return nil
+	}
 	x, err := s.readIndex(c.img)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	expected := make(map[gear.Name]bool, len(p.Files))
-	for i := range p.Files {
-		expected[p.Files[i].Name] = true
+	expected := make(map[gear.Name]bool, len(fetched.Files))
+	for i := range fetched.Files {
+		expected[fetched.Files[i].Name] = true
 	}
-	return starts.NewWatch(mount, x, func(n gear.Name) bool { return expected[n] || c.img.view.Has(n) }, func(n gear.Name) {
+	watch, err := starts.NewWatch(r.mount, x, func(n gear.Name) bool { return expected[n] || c.img.view.Has(n) }, func(n gear.Name) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.rec != nil {
 			c.saw(n)
 		}
 	})
+	if err != nil {
+		return err
+	}
+	s.goWork(watch.Run)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.rec == r {
+		r.watch = watch
+	} else { // the recording is over
+		watch.Cancel()
+	}
+	return nil
 }
 
-// awaitWatches waits until the opens of an image's new containers are watched, for a short
-// time at most.
-func (s *Service) awaitWatches(ctx context.Context, img *image) {
-	ctx, cancel := context.WithTimeout(ctx, watchWait)
-	defer cancel()
+// containersOf returns the containers of an image.
+func (s *Service) containersOf(img *image) (of []*container) {
 	s.imagesMu.RLock()
-	var of []*container
+	defer s.imagesMu.RUnlock()
 	for _, c := range s.containers {
 		if c.img == img {
 			of = append(of, c)
 		}
 	}
-	s.imagesMu.RUnlock()
-	for _, c := range of {
+	return of
+}
+
+// awaitWatches waits until the opens of an image's new containers are watched, for a short
+// time at most.
+func (s *Service) awaitWatches(ctx context.Context, img *image) {
+	ctx, cancel := context.WithTimeout(ctx, s.opts.WatchWait)
+	defer cancel()
+	for _, c := range s.containersOf(img) {
 		c.mu.Lock()
 		r := c.rec
-		wait := r != nil && !r.awaited
+		wait := r != nil && r.begun && !r.awaited
 		if wait {
 			r.awaited = true
 		}

@@ -186,6 +186,48 @@ func TestReportsTellTheTruth(t *testing.T) {
 	}
 }
 
+// TestWatchSeesWhatComes starts containers on a node that has nothing of the image. Whatever is
+// fetched before or after the start, opens of it are seen.
+func TestWatchSeesWhatComes(t *testing.T) {
+	tr := makeTree(t, manyFiles(1, 40)...)
+	mnt := overlay(t, tr)
+	for _, c := range []struct {
+		mode    gearfs.Mode
+		profile []int
+	}{{gearfs.Lazy, []int{1, 2, 3}}, {gearfs.Lazy, nil}, {gearfs.Eager, []int{1, 2, 3}}, {gearfs.Eager, nil}} {
+		src := newSource(tr)
+		n := newNode(t, gearfs.Options{RecordFor: time.Minute, Mode: c.mode}, map[string]gearfs.Source{"a": src})
+		n.add("sha256:1", tr, "a")
+		names := []gear.Name{}
+		for _, k := range c.profile {
+			names = append(names, tr.files[k].Name)
+		}
+		must(t, n.ContainerStarted("c", "sha256:1", mnt))
+		_, err := n.Prefetch(t.Context(), "sha256:1", names)
+		must(t, err)
+		var want []gear.Name
+		for _, k := range []int{2, 9, 17} {
+			want = append(want, tr.files[k].Name)
+			if c.mode == gearfs.Eager {
+				eventually(t, "the rest comes", func() bool { return n.cache.Has(tr.files[k].Name) })
+			}
+			if !n.cache.Has(tr.files[k].Name) {
+				n.check(tr, tr.files[k]) // an open of a file that is not local asks the pool
+			}
+			opens(t, mnt, fmt.Sprintf("dir%d/file%d", k%7, k))
+		}
+		eventually(t, "all opens are seen", func() bool { return n.Status().Containers[0].Recorded == len(want) })
+		n.ContainerStopped("c")
+		eventually(t, "the start is reported", func() bool { return slices.Equal(src.report(), want) })
+		src.mu.Lock()
+		if !src.whole {
+			t.Errorf("%s with %d files in the profile is reported as seen in part", c.mode, len(names))
+		}
+		src.mu.Unlock()
+		n.stop()
+	}
+}
+
 // TestStartIsTold checks the account of a start: which files were predicted and which
 // were wanted, when they were requested and when they arrived, and how good the
 // prediction was.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,16 +48,19 @@ type Watch struct {
 	f     *os.File
 	fd    int // of f, which stays in non-blocking mode
 	self  int // our process, whose opens are not counted as the container's
-	// dirs has the paths of the watched directories by their handles.
+	// dirs has the paths of the watched directories by their handles. more has the paths of
+	// directories that are not watched yet.
 	dirs map[string]string
+	more []string
 	done chan struct{}
 	// partial says that opens may have been missed. It is written before done is closed.
 	partial bool
 }
 
 // NewWatch starts to watch the overlay that is mounted at a path and shows the tree of an
-// index. saw is called, by Run, for each open of a content in a directory where any content
-// is local at first. An open of any other content asks the pool for it. Run must be called.
+// index. saw is called, by Run, for each open of a content. Until Run has begun, only the
+// directories with a content for which local returns true are watched: opens of other
+// contents ask the pool for them. Run must be called.
 func NewWatch(mount string, x *gear.Index, local func(gear.Name) bool, saw func(gear.Name)) (*Watch, error) {
 	fd, err := unix.FanotifyInit(unix.FAN_CLASS_NOTIF|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK|unix.FAN_UNLIMITED_MARKS|unix.FAN_REPORT_DIR_FID|unix.FAN_REPORT_NAME, 0)
 	if err != nil {
@@ -81,11 +85,12 @@ func (w *Watch) Stop() bool {
 	return !w.partial
 }
 
-// Run processes events until the watch is stopped, and then the events that are still
+// Run watches the other directories and processes events until the watch is stopped, and then the events that are still
 // queued.
 func (w *Watch) Run() {
 	defer close(w.done)
 	defer w.f.Close()
+	w.partial = w.watchAll(w.more) != nil
 	buf := make([]byte, 16<<10)
 	stopped := false
 	for seen := 0; seen < maxEvents; {
@@ -106,25 +111,44 @@ func (w *Watch) Run() {
 	w.partial = true
 }
 
-// begin watches the directories that have a local content.
+// begin watches the directories that have a local content, and collects the others.
 func (w *Watch) begin(local func(gear.Name) bool) error {
+	now := map[string]bool{}
+	for i := range w.index.Entries {
+		e := &w.index.Entries[i]
+		name, ok := w.content(e)
+		if !ok {
+			continue
+		}
+		dir := path.Dir(e.Path)
+		known, seen := now[dir]
+		if !seen {
+			w.more = append(w.more, dir)
+		}
+		now[dir] = known || local(name)
+	}
+	var first []string
+	w.more = slices.DeleteFunc(w.more, func(dir string) bool {
+		if now[dir] {
+			first = append(first, dir)
+		}
+		return now[dir]
+	})
+	return w.watchAll(first)
+}
+
+// watchAll watches directories. A directory that the container has removed meanwhile is
+// left out.
+func (w *Watch) watchAll(dirs []string) error {
+	if len(dirs) > maxWatchedDirs-len(w.dirs) {
+		return fmt.Errorf("more than %d directories", maxWatchedDirs)
+	}
 	root, err := unix.Open(w.mount, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", w.mount, err)
 	}
 	defer unix.Close(root)
-	watched := map[string]bool{}
-	for i := range w.index.Entries {
-		e := &w.index.Entries[i]
-		dir := path.Dir(e.Path)
-		name, ok := w.content(e)
-		if !ok || watched[dir] || !local(name) {
-			continue
-		}
-		if len(watched) == maxWatchedDirs {
-			return fmt.Errorf("more than %d directories have local files", maxWatchedDirs)
-		}
-		watched[dir] = true
+	for _, dir := range dirs {
 		if err := w.watch(root, dir); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ELOOP) {
 			return fmt.Errorf("watch %s in %s: %w", dir, w.mount, err)
 		}
