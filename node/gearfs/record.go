@@ -194,7 +194,7 @@ func (s *Service) containersOf(img *image) (of []*container) {
 // awaitWatches waits until the opens of an image's new containers are watched, for a short
 // time at most.
 func (s *Service) awaitWatches(ctx context.Context, img *image) {
-	ctx, cancel := context.WithTimeout(ctx, s.opts.WatchWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.WatchWait)
 	defer cancel()
 	for _, c := range s.containersOf(img) {
 		c.mu.Lock()
@@ -213,6 +213,7 @@ func (s *Service) awaitWatches(ctx context.Context, img *image) {
 			r.early = true
 			c.mu.Unlock()
 		case <-ctx.Done():
+		case <-s.ctx.Done():
 		}
 	}
 }
