@@ -22,7 +22,7 @@ type Target struct {
 	// Name is the registry's name in reports. "" means the URL's host.
 	Name string
 	// URL is http://host or https://host, followed by the path before /v2/, if there is
-	// one.
+	// one. A host alone means HTTP if it is an address of this machine, and else HTTPS.
 	URL string
 	// Namespace is sent as ?ns= with requests that read or delete, as containerd does for
 	// a mirror. If it is "", no ?ns= is sent.
@@ -56,7 +56,15 @@ type endpoint struct {
 func open(t *Target, timeout time.Duration) (*endpoint, error) {
 	e := &endpoint{Target: *t}
 	var err error
-	if e.url, err = url.Parse(t.URL); err != nil {
+	if !strings.Contains(e.URL, "://") { // the address alone, as in the name of an image
+		host, _, _ := strings.Cut(e.URL, "/")
+		scheme := "https://"
+		if client.IsLoopback(host) {
+			scheme = "http://"
+		}
+		e.URL = scheme + e.URL
+	}
+	if e.url, err = url.Parse(e.URL); err != nil {
 		return nil, errors.New("the target's URL is malformed") // people put passwords into it
 	}
 	e.url.Host, e.url.Path = client.APIHost(e.url.Host), strings.TrimRight(e.url.Path, "/")
@@ -78,11 +86,11 @@ func open(t *Target, timeout time.Duration) (*endpoint, error) {
 	e.transport = transport(t.TLS, timeout)
 	e.learner = &learner{next: e.transport, e: e, repos: map[string]string{}}
 	o := client.Options{Username: t.Username, Password: t.Password, DockerConfig: t.DockerConfig, Transport: e.learner, UserAgent: userAgent}
-	if e.patient, err = client.New(t.URL, &o); err != nil {
+	if e.patient, err = client.New(e.URL, &o); err != nil {
 		return nil, err
 	}
 	o.Retries = -1
-	e.hasty, err = client.New(t.URL, &o)
+	e.hasty, err = client.New(e.URL, &o)
 	return e, err
 }
 

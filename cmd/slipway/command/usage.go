@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // ExitUsage is the exit status of a command that was used wrongly.
@@ -47,11 +48,31 @@ func (e usageError) Unwrap() error { return e.error }
 // Finish adds to all commands what they have in common: hints after wrong use, the flag
 // --output, and completions.
 func Finish(root *cobra.Command) {
-	root.SetFlagErrorFunc(WithHint)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return WithHint(cmd, suggestFlag(cmd, err)) })
 	addCompletion(root)
 	hintAtHelp(root)
 	oneOutputFlag(root)
 	nameCompletions(root)
+}
+
+// suggestFlag adds to an error about an unknown flag the flag that was probably meant: one
+// that differs only in dashes and case, or that begins with what was written.
+func suggestFlag(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) || len(unknown.GetSpecifiedName()) < 2 {
+		return err
+	}
+	plain := func(name string) string { return strings.ToLower(strings.NewReplacer("-", "", "_", "").Replace(name)) }
+	word, near := plain(unknown.GetSpecifiedName()), ""
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if name := plain(f.Name); !f.Hidden && (name == word || near == "" && len(word) > 2 && strings.HasPrefix(name, word)) {
+			near = f.Name
+		}
+	})
+	if near == "" {
+		return err
+	}
+	return fmt.Errorf("%w; did you mean --%s?", err, near)
 }
 
 // WithHint adds to a usage error how to get help, and sets the exit status ExitUsage.
