@@ -16,7 +16,7 @@ func TestOptions(t *testing.T) {
 	for want, o := range map[string]rbd.Options{
 		"object size":    {ObjectSize: 3 << 12},
 		"could change":   {Namespace: "a", Clones: "a"},
-		"that of leases": {Namespace: "a", Clones: rbd.LeaseNamespace("a")},
+		"reserved for leases": {Namespace: "a", Clones: rbd.LeaseNamespace("a")},
 		"not longer":     {Timeout: time.Minute, LeaseTime: time.Minute},
 	} {
 		if !rbd.Available {
