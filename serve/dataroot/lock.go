@@ -56,6 +56,13 @@ func lockRoot(dir string) (*lockFile, error) {
 	return &lockFile{f: f, root: root, dir: dir}, nil
 }
 
+// unlock closes a file and gives its lock up. Closing alone leaves the lock to a child
+// process that is just being started and has not run its program yet.
+func unlock(f *os.File) error {
+	_ = unix.Flock(int(f.Fd()), unix.LOCK_UN) // a file system without locks has none to give up
+	return f.Close()
+}
+
 func flock(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
 
 // lockError says why dir could not be locked.
@@ -72,14 +79,14 @@ func rootInUse(dir string) bool {
 	if err != nil {
 		return false
 	}
-	defer root.Close()
+	defer unlock(root)
 	return errors.Is(flock(root), unix.EWOULDBLOCK)
 }
 
 func inUse(dir string) error { return fmt.Errorf("%w: %s", ErrInUse, dir) }
 
 func (l *lockFile) release() error {
-	err := errors.Join(l.f.Close(), l.root.Close())
+	err := errors.Join(unlock(l.f), unlock(l.root))
 	if l.removeDir {
 		err = errors.Join(err, os.RemoveAll(l.dir))
 	}
