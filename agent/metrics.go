@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"net/http"
+	"runtime"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -152,7 +153,10 @@ func (c collector) collectVolumes(gauge, count func(*prometheus.Desc, float64, .
 
 func (a *Agent) metricsHandler() http.Handler {
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(collector{a}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "slipway_agent_build_info", Help: "1. The labels have the version of the program and of Go.",
+		ConstLabels: prometheus.Labels{"version": Version, "goversion": runtime.Version()}})
+	build.Set(1)
+	reg.MustRegister(collector{a}, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })

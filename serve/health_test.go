@@ -100,13 +100,13 @@ func TestMetrics(t *testing.T) {
 		`slipway_registry_gc_duration_seconds_count 1`,
 		`slipway_registry_uploads_in_memory 0`,
 		`slipway_cache_ram_hits_total`, `slipway_cache_ram_misses_total`, `slipway_cache_ram_evictions_total`, `slipway_cache_ram_bytes`,
-		`go_goroutines`, `process_resident_memory_bytes`,
+		`go_goroutines`, `process_resident_memory_bytes`, `slipway_build_info{goversion="go`,
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the metrics lack %s", want)
 		}
 	}
-	documented(t, page, nil, "operating.md")
+	documented(t, page, []string{"slipway_tls_certificate_expiry_timestamp_seconds"}, "operating.md") // only with TLS
 	if strings.Contains(page, "BREW") {
 		t.Error("a client's word is in a label")
 	}

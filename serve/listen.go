@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"example.org/slipway/config"
@@ -180,7 +181,10 @@ func (s *Server) setUpDebug() {
 		return
 	}
 	d := &s.cfg.HTTP.Debug
-	s.metrics.MustRegister(processMetrics()...)
+	s.metrics.MustRegister(processMetrics(s.version)...)
+	if s.certs != nil {
+		s.metrics.MustRegister(s.certs.expiry())
+	}
 	mux := http.NewServeMux()
 	if d.Prometheus.Enabled {
 		path := d.Prometheus.Path
@@ -262,6 +266,14 @@ func (c *certificates) load() (*loadedCert, error) {
 		}
 	}
 	return l, nil
+}
+
+// expiry returns the metric that says when the certificate in use expires.
+func (c *certificates) expiry() prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "slipway_tls_certificate_expiry_timestamp_seconds",
+		Help: "When the certificate of http.tls expires, in seconds since 1970."}, func() float64 {
+		return float64(c.current.Load().cert.Leaf.NotAfter.Unix())
+	})
 }
 
 // stamp returns a string that changes when one of the files changes.

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -103,16 +104,23 @@ func TestCertificateReload(t *testing.T) {
 	use("first")
 	s := start(t, setup{yaml: "http: {tls: {certificate: " + certFile + ", key: " + keyFile + "}}",
 		opts: serve.Options{CertificateCheck: time.Millisecond}})
+	var expires time.Time
 	served := func() string {
 		c, err := tls.Dial("tcp", s.Addr().String(), &tls.Config{RootCAs: a.pool()})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		return c.ConnectionState().PeerCertificates[0].Subject.CommonName
+		leaf := c.ConnectionState().PeerCertificates[0]
+		expires = leaf.NotAfter
+		return leaf.Subject.CommonName
 	}
 	if got := served(); got != "first" {
 		t.Fatalf("served %q, want the first", got)
+	}
+	metric := "slipway_tls_certificate_expiry_timestamp_seconds " + strconv.FormatFloat(float64(expires.Unix()), 'g', -1, 64)
+	if page := s.want(200, "GET", s.debug+"/metrics", "").body; !strings.Contains(page, metric) {
+		t.Errorf("the metrics lack %s", metric)
 	}
 	use("second")
 	poll(t, "the new certificate is served", func() bool { return served() == "second" })
