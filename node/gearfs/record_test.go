@@ -215,8 +215,8 @@ func TestWatchSeesWhatComes(t *testing.T) {
 				n.check(tr, tr.files[k]) // an open of a file that is not local asks the pool
 			}
 			opens(t, mnt, fmt.Sprintf("dir%d/file%d", k%7, k))
+			eventually(t, "the open is seen", func() bool { return n.Status().Containers[0].Recorded == len(want) })
 		}
-		eventually(t, "all opens are seen", func() bool { return n.Status().Containers[0].Recorded == len(want) })
 		n.ContainerStopped("c")
 		eventually(t, "the start is reported", func() bool { return slices.Equal(src.report(), want) })
 		src.mu.Lock()
