@@ -182,9 +182,7 @@ func (s *Server) setUpDebug() {
 	}
 	d := &s.cfg.HTTP.Debug
 	s.metrics.MustRegister(processMetrics(s.version)...)
-	if s.certs != nil {
-		s.metrics.MustRegister(s.certs.expiry())
-	}
+	s.metrics.MustRegister(s.certs.expiry())
 	mux := http.NewServeMux()
 	if d.Prometheus.Enabled {
 		path := d.Prometheus.Path
@@ -268,10 +266,14 @@ func (c *certificates) load() (*loadedCert, error) {
 	return l, nil
 }
 
-// expiry returns the metric that says when the certificate in use expires.
+// expiry returns the metric that says when the certificate in use expires. c is nil without
+// TLS.
 func (c *certificates) expiry() prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "slipway_tls_certificate_expiry_timestamp_seconds",
-		Help: "When the certificate of http.tls expires, in seconds since 1970."}, func() float64 {
+		Help: "When the certificate of http.tls expires, in seconds since 1970. It is 0 without TLS."}, func() float64 {
+		if c == nil {
+			return 0
+		}
 		return float64(c.current.Load().cert.Leaf.NotAfter.Unix())
 	})
 }
