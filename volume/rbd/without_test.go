@@ -14,10 +14,10 @@ import (
 func TestOptions(t *testing.T) {
 	t.Parallel()
 	for want, o := range map[string]rbd.Options{
-		"object size":    {ObjectSize: 3 << 12},
-		"could change":   {Namespace: "a", Clones: "a"},
+		"object size":         {ObjectSize: 3 << 12},
+		"could change":        {Namespace: "a", Clones: "a"},
 		"reserved for leases": {Namespace: "a", Clones: rbd.LeaseNamespace("a")},
-		"not longer":     {Timeout: time.Minute, LeaseTime: time.Minute},
+		"not longer":          {Timeout: time.Minute, LeaseTime: time.Minute},
 	} {
 		if !rbd.Available {
 			want = "make build-ceph"
