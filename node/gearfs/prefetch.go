@@ -59,7 +59,6 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 	s.noteDecision(img, plan.decision)
 	img.st.trace.Begin(began)
 	img.st.trace.Expect(known)
-	s.noteProfile(img, known)
 	s.beginWatches(img, known)
 	res := Prefetched{Decision: plan.decision}
 	flights := s.sched.joinAll(img, plan.ask, fromProfile, true)

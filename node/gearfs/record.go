@@ -36,11 +36,10 @@ type recording struct {
 	mount   string // of the overlay whose opens are watched, or ""
 	// ready is closed when opens are watched, or when it is known that they will not be.
 	ready chan struct{}
-	// begun says that Prefetch had the watch begin, awaited that it waited for ready, and
-	// early that this came before the wait ended. Otherwise the container may have opened
-	// files unseen.
-	begun, awaited, early bool
-	watch                 *starts.Watch // nil if opens are not watched
+	// begun says that Prefetch had the watch begin. late says that a Prefetch ended before
+	// the watch was ready, so that the container may have opened files unseen.
+	begun, late bool
+	watch       *starts.Watch // nil if opens are not watched
 	// siblings is nil until the tree is read. If opens are not watched, most uses of
 	// siblings are not seen, so the guesses end soon.
 	siblings *predict.Siblings
@@ -86,9 +85,6 @@ func (s *Service) ContainerStarted(id, chain, mount string) error {
 	s.cache.LeaseSet(leaseOf(chain), img)
 	img.st.trace.Begin(time.Now())
 	r := &recording{mount: mount, ready: make(chan struct{}), seen: map[gear.Name]bool{}}
-	if mount == "" {
-		close(r.ready)
-	}
 	if mount != "" || !s.hasAll(img) {
 		r.known = make(chan struct{})
 	}
@@ -120,11 +116,15 @@ func (s *Service) expect(c *container, r *recording) {
 }
 
 // beginWatches has the opens of an image's new containers watched. fetched are the files
-// that are fetched before the containers start.
+// that are fetched before the containers start. They are the profile of containers that
+// were started before one was known.
 func (s *Service) beginWatches(img *image, fetched starts.Profile) {
 	for _, c := range s.containersOf(img) {
 		c.mu.Lock()
 		r := c.rec
+		if r != nil && len(r.profile.Files) == 0 {
+			r.profile = fetched
+		}
 		begin := r != nil && r.mount != "" && !r.begun
 		if begin {
 			r.begun = true
@@ -192,43 +192,35 @@ func (s *Service) containersOf(img *image) (of []*container) {
 }
 
 // awaitWatches waits until the opens of an image's new containers are watched, for a short
-// time at most.
+// time at most. Containers that start together wait for the watches of all.
 func (s *Service) awaitWatches(ctx context.Context, img *image) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.WatchWait)
 	defer cancel()
 	for _, c := range s.containersOf(img) {
 		c.mu.Lock()
 		r := c.rec
-		wait := r != nil && r.begun && !r.awaited
-		if wait {
-			r.awaited = true
-		}
+		begun := r != nil && r.begun
 		c.mu.Unlock()
-		if !wait {
-			continue
-		}
-		select {
-		case <-r.ready:
+		if begun && !isReady(ctx, r.ready) {
 			c.mu.Lock()
-			r.early = true
+			r.late = true
 			c.mu.Unlock()
-		case <-ctx.Done():
-		case <-s.ctx.Done():
 		}
 	}
 }
 
-// noteProfile records the profile that a start uses, for containers that were started
-// before it was known.
-func (s *Service) noteProfile(img *image, p starts.Profile) {
-	s.imagesMu.RLock()
-	defer s.imagesMu.RUnlock()
-	for _, c := range s.containers {
-		c.mu.Lock()
-		if c.img == img && c.rec != nil && len(c.rec.profile.Files) == 0 {
-			c.rec.profile = p
-		}
-		c.mu.Unlock()
+// isReady reports whether a channel is closed before ctx ends.
+func isReady(ctx context.Context, ready <-chan struct{}) bool {
+	select {
+	case <-ready:
+		return true
+	default:
+	}
+	select {
+	case <-ready:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 
@@ -252,18 +244,13 @@ func (s *Service) guessSiblings(c *container, r *recording) {
 // missed requests the siblings of a file that a container waits for.
 func (s *Service) missed(img *image, name gear.Name) {
 	var files []gear.File
-	s.imagesMu.RLock()
-	for _, c := range s.containers {
-		if c.img != img {
-			continue
-		}
+	for _, c := range s.containersOf(img) {
 		c.mu.Lock()
 		if c.rec != nil && c.rec.siblings != nil {
 			files = append(files, c.rec.siblings.Missed(name, func(f gear.File) bool { return !img.view.Has(f.Name) })...)
 		}
 		c.mu.Unlock()
 	}
-	s.imagesMu.RUnlock()
 	if len(files) == 0 {
 		return
 	}
@@ -427,7 +414,7 @@ func (s *Service) endRecording(id string, report bool) {
 	}
 	r.timer.Stop()
 	c.mu.Lock()
-	watch, whole := r.watch, r.early
+	watch, whole := r.watch, !r.late
 	c.mu.Unlock()
 	if watch == nil || !watch.Stop() { // Stop delivers the remaining events, for which c.mu must be free
 		whole = false
