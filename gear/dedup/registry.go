@@ -19,29 +19,17 @@ type Registry interface {
 	Tags(ctx context.Context, repo, last string, n int) (tags []string, more bool, err error)
 }
 
-// listPage is how many names are requested at a time.
-const listPage = 1000
-
 // AddRegistry adds the tagged images of all repositories of a registry, each repository
 // as a series. host is the name of the registry in messages. reg must stay open until the
 // analysis is done. AddRegistry returns an error if the registry cannot be listed. An
 // image that cannot be read becomes a [Problem].
 func (s *Set) AddRegistry(ctx context.Context, reg Registry, host string) error {
-	for last := ""; ; {
-		names, more, err := reg.Repositories(ctx, last, listPage)
-		if err != nil {
+	return oci.EachName(func(last string, n int) ([]string, bool, error) { return reg.Repositories(ctx, last, n) }, func(repo string) error {
+		if err := s.AddRepository(ctx, reg, host, repo, nil); err != nil && !oci.HasCode(err, oci.CodeNameUnknown) {
 			return err
 		}
-		for _, repo := range names {
-			if err := s.AddRepository(ctx, reg, host, repo, nil); err != nil && !oci.HasCode(err, oci.CodeNameUnknown) {
-				return err
-			}
-			last = repo
-		}
-		if !more || len(names) == 0 {
-			return nil
-		}
-	}
+		return nil
+	})
 }
 
 // AddRepository adds images of one repository by tag or digest. Without refs it adds all
@@ -85,18 +73,8 @@ func (s *Set) AddRepository(ctx context.Context, reg Registry, host, repo string
 	return ctx.Err()
 }
 
-func allTags(ctx context.Context, reg Registry, repo string) (tags []string, err error) {
-	for last := ""; ; {
-		page, more, err := reg.Tags(ctx, repo, last, listPage)
-		if err != nil {
-			return nil, err
-		}
-		tags = append(tags, page...)
-		if !more || len(page) == 0 {
-			return tags, nil
-		}
-		last = page[len(page)-1]
-	}
+func allTags(ctx context.Context, reg Registry, repo string) ([]string, error) {
+	return oci.AllNames(func(last string, n int) ([]string, bool, error) { return reg.Tags(ctx, repo, last, n) })
 }
 
 // repository is a place: a repository of a registry.

@@ -87,8 +87,6 @@ type Progress struct {
 
 const (
 	defaultParallel = 4
-	// copyPage is how many names are listed at a time.
-	copyPage = 1000
 	// maxCopyDepth bounds the nesting of indexes, and of referrers of referrers.
 	maxCopyDepth = 16
 	// copyStep is how many bytes of a blob are copied between two calls of Progress.
@@ -155,7 +153,7 @@ func (c *copier) run(ctx context.Context) error {
 	images := c.o.Images
 	if len(images) == 0 {
 		c.listed = true
-		repos, err := all(func(last string) ([]string, bool, error) { return c.src.Repositories(ctx, last, copyPage) })
+		repos, err := oci.AllNames(func(last string, n int) ([]string, bool, error) { return c.src.Repositories(ctx, last, n) })
 		if err != nil {
 			return fmt.Errorf("list repositories: %w", err)
 		}
@@ -180,27 +178,12 @@ func (c *copier) run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// all collects a paged list.
-func all(page func(last string) ([]string, bool, error)) ([]string, error) {
-	var names []string
-	for last := ""; ; last = names[len(names)-1] {
-		some, more, err := page(last)
-		if err != nil {
-			return nil, err
-		}
-		names = append(names, some...)
-		if !more || len(some) == 0 || some[len(some)-1] == last {
-			return names, nil
-		}
-	}
-}
-
 // image copies the references of one repository.
 func (c *copier) image(ctx context.Context, im Image) error {
 	refs := im.References
 	if len(refs) == 0 {
 		var err error
-		refs, err = all(func(last string) ([]string, bool, error) { return c.src.Tags(ctx, im.From, last, copyPage) })
+		refs, err = oci.AllNames(func(last string, n int) ([]string, bool, error) { return c.src.Tags(ctx, im.From, last, n) })
 		if errors.Is(err, client.ErrNothingListed) || c.listed && oci.HasCode(err, oci.CodeNameUnknown) {
 			c.o.Logger.WarnContext(ctx, "the source lists no tags; the repository is taken for empty", "repo", im.From, "error", err)
 			return nil

@@ -14,27 +14,6 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// pageOf is how many names are requested at a time.
-const pageOf = 1000
-
-// eachName calls do for every name of a list that comes in pages.
-func eachName(list func(last string, n int) ([]string, bool, error), do func(name string) error) error {
-	for last, more := "", true; more; {
-		names, again, err := list(last, pageOf)
-		if err != nil {
-			return err
-		}
-		for _, name := range names {
-			if err := do(name); err != nil {
-				return err
-			}
-			last = name
-		}
-		more = again && len(names) > 0
-	}
-	return nil
-}
-
 func listCommand() *cobra.Command {
 	var f command.RegistryFlags
 	var asJSON bool
@@ -54,7 +33,7 @@ repositories whose names begin with it. Registries that have no list answer with
 			}
 			defer c.Close()
 			return printNames(cmd.OutOrStdout(), asJSON, "repositories", func(do func(string) error) error {
-				return eachName(func(last string, n int) ([]string, bool, error) { return c.Repositories(cmd.Context(), last, n) },
+				return oci.EachName(func(last string, n int) ([]string, bool, error) { return c.Repositories(cmd.Context(), last, n) },
 					func(name string) error {
 						if !strings.HasPrefix(name, prefix) {
 							return nil
@@ -105,7 +84,7 @@ func tagsCommand() *cobra.Command {
 			}
 			defer r.Close()
 			return printNames(cmd.OutOrStdout(), asJSON, "tags", func(do func(string) error) error {
-				return eachName(func(last string, n int) ([]string, bool, error) { return r.Reg.Tags(cmd.Context(), r.Repo, last, n) }, do)
+				return oci.EachName(func(last string, n int) ([]string, bool, error) { return r.Reg.Tags(cmd.Context(), r.Repo, last, n) }, do)
 			})
 		},
 	}
