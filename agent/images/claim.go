@@ -45,7 +45,8 @@ func (c *claims) claim(ctx context.Context, l snapshotter.Layer, snapshot bool) 
 
 // claimBy is claim with the ways to try. fs is the file system that a volume must have,
 // or "" if any will do. It returns what became of each way that it tried.
-func (c *claims) claimBy(ctx context.Context, l snapshotter.Layer, ref registries.Reference, snapshot bool, use []string, fs string) (why []string, ok bool, err error) {
+func (c *claims) claimBy(ctx context.Context, l snapshotter.Layer, ref registries.Reference,
+	snapshot bool, use []string, fs string) (why []string, ok bool, err error) {
 	reg, err := c.regs.Of(ref)
 	if err != nil {
 		return nil, false, err
@@ -127,7 +128,8 @@ func (c *claims) settle(l snapshotter.Layer, way string, why []string, snapshot 
 }
 
 // claimVolume claims a layer of an image that is a volume, or returns why it cannot.
-func (c *claims) claimVolume(ctx context.Context, l snapshotter.Layer, ref registries.Reference, reg *registries.Registry, snapshot bool, fs string) (reason string, err error) {
+func (c *claims) claimVolume(ctx context.Context, l snapshotter.Layer, ref registries.Reference,
+	reg *registries.Registry, snapshot bool, fs string) (reason string, err error) {
 	var below []string
 	if l.Parent != "" {
 		parent, err := c.sound(l.Parent)

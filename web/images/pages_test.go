@@ -83,7 +83,7 @@ func TestTree(t *testing.T) {
 	}
 	holds(t, h, "/ui/tree/lib/app:v2?q=DAT", "1 names hold", "srv/data")
 	holds(t, h, "/ui/tree/lib/app:v2?q=srv/d", "srv/data")
-	holds(t, h, "/ui/tree/lib/app:v2?q=nothing-like-it", "Nothing is called so")
+	holds(t, h, "/ui/tree/lib/app:v2?q=nothing-like-it", "Nothing has this name")
 	if s.Looks != 2 {
 		t.Errorf("indexes were read %d times, want 2: the tree is to be kept", s.Looks)
 	}

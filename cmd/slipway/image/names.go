@@ -119,7 +119,8 @@ image is moved, unless the registry refuses that.`,
 				return err
 			}
 			for _, tag := range args[1:] {
-				if _, err := r.Reg.PutManifest(cmd.Context(), r.Repo, oci.PutManifest{Bytes: m.Bytes, MediaType: m.MediaType, Digest: m.Digest, Tags: []string{tag}}); err != nil {
+				put := oci.PutManifest{Bytes: m.Bytes, MediaType: m.MediaType, Digest: m.Digest, Tags: []string{tag}}
+				if _, err := r.Reg.PutManifest(cmd.Context(), r.Repo, put); err != nil {
 					return fmt.Errorf("tag %s: %w", tag, err)
 				}
 				fmt.Fprintf(cmd.OutOrStdout(), "%s/%s:%s is %s\n", r.Host, r.Repo, tag, m.Digest)
