@@ -88,7 +88,7 @@ var layout = map[string][]string{
 	"registry/cluster":             {"oci", "oci/wire", "registry/objstore"},
 	"registry/manifest":            {"oci"},
 	"registry/mirror":              {"oci", "registry", "registry/mirror/fill", "registry/mirror/revoked", "registry/mirror/upstream", "registry/storage"},
-	"registry/mirror/airgap":       {"oci", "registry/mirror"},
+	"registry/mirror/airgap":       {"oci"},
 	"registry/mirror/fill":         {"oci", "registry/mirror/upstream", "registry/storage", "registry/verify"},
 	"registry/mirror/revoked":      {},
 	"registry/mirror/upstream":     {"oci", "oci/client", "oci/wire"},

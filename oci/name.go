@@ -3,6 +3,7 @@ package oci
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"strings"
 )
 
@@ -106,4 +107,26 @@ func ReferrersTag(d Digest) string {
 		}
 	}
 	return string(b)
+}
+
+// ParseReference reads name, name:tag, name@digest or name:tag@digest. If there is a
+// digest, it counts and the tag does not. If there is neither a tag nor a digest, the tag
+// is latest.
+func ParseReference(s string) (repo, ref string, err error) {
+	name, digest, byDigest := strings.Cut(s, "@")
+	repo, tag, tagged := name, "latest", false
+	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
+		repo, tag, tagged = name[:i], name[i+1:], true
+	}
+	switch {
+	case !ValidName(repo):
+		return "", "", fmt.Errorf("%q does not begin with a repository name", s)
+	case tagged && !ValidTag(tag):
+		return "", "", fmt.Errorf("%q has a malformed tag", s)
+	case byDigest && !ValidDigest(Digest(digest)):
+		return "", "", fmt.Errorf("%q has a malformed digest", s)
+	case byDigest:
+		return repo, digest, nil
+	}
+	return repo, tag, nil
 }

@@ -229,36 +229,6 @@ func TestLoadOfPlatforms(t *testing.T) {
 	}
 }
 
-func TestParseReference(t *testing.T) {
-	d := string(oci.SHA256(nil))
-	for in, want := range map[string][2]string{
-		"docker.io/library/nginx":           {"docker.io/library/nginx", "latest"},
-		"docker.io/library/nginx:1.27":      {"docker.io/library/nginx", "1.27"},
-		"docker.io/nginx@" + d:              {"docker.io/nginx", d},
-		"docker.io/library/nginx:1.27@" + d: {"docker.io/library/nginx", d},
-	} {
-		repo, ref, err := mirror.ParseReference(in)
-		if err != nil || [2]string{repo, ref} != want {
-			t.Errorf("%s: %s, %s, %v", in, repo, ref, err)
-		}
-	}
-	for _, bad := range []string{"", ":v1", "a:", "A/b", "a@sha256:1", "a@", "a:b:c", "a/b:v/1"} {
-		if repo, ref, err := mirror.ParseReference(bad); err == nil {
-			t.Errorf("%q is read as %s, %s", bad, repo, ref)
-		}
-	}
-}
-
-func FuzzParseReference(f *testing.F) {
-	f.Add("docker.io/library/nginx:1.27@sha256:" + fmt.Sprintf("%064d", 1))
-	f.Fuzz(func(t *testing.T, s string) {
-		repo, ref, err := mirror.ParseReference(s)
-		if err == nil && (!oci.ValidName(repo) || !oci.ValidTag(ref) && !oci.ValidDigest(oci.Digest(ref))) {
-			t.Errorf("%q is read as %q, %q", s, repo, ref)
-		}
-	})
-}
-
 // TestForget checks that forgotten content is gone at once and returns when it is asked for. Shared
 // content stays, and running reads continue.
 func TestForget(t *testing.T) {

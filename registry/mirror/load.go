@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -35,30 +34,8 @@ type Progress struct {
 	Bytes, TotalBytes int64
 }
 
-// ParseReference reads name, name:tag, name@digest or name:tag@digest. If there is a
-// digest, it counts and the tag does not. If there is neither a tag nor a digest, the tag
-// is latest.
-func ParseReference(s string) (repo, ref string, err error) {
-	name, digest, byDigest := strings.Cut(s, "@")
-	repo, tag, tagged := name, "latest", false
-	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
-		repo, tag, tagged = name[:i], name[i+1:], true
-	}
-	switch {
-	case !oci.ValidName(repo):
-		return "", "", fmt.Errorf("%q does not begin with a repository name", s)
-	case tagged && !oci.ValidTag(tag):
-		return "", "", fmt.Errorf("%q has a malformed tag", s)
-	case byDigest && !oci.ValidDigest(oci.Digest(digest)):
-		return "", "", fmt.Errorf("%q has a malformed digest", s)
-	case byDigest:
-		return repo, digest, nil
-	}
-	return repo, tag, nil
-}
-
 // Load fetches a whole image in advance. It returns when the image is stored. Content
-// that is stored already costs next to nothing. ParseReference parses ref. Its name may
+// that is stored already costs next to nothing. oci.ParseReference parses ref. Its name may
 // be any that clients use for the repository.
 func (m *Registry) Load(ctx context.Context, ref string, o *LoadOptions) error {
 	var opts LoadOptions
@@ -68,7 +45,7 @@ func (m *Registry) Load(ctx context.Context, ref string, o *LoadOptions) error {
 	if opts.Concurrent <= 0 {
 		opts.Concurrent = 4
 	}
-	repo, ref, err := ParseReference(ref)
+	repo, ref, err := oci.ParseReference(ref)
 	if err != nil {
 		return err
 	}

@@ -24,7 +24,6 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/mirror"
 )
 
 // Image names an image of a registry.
@@ -44,9 +43,9 @@ func (i Image) String() string {
 }
 
 // ParseImage parses the form that String returns, in the same way as
-// mirror.ParseReference.
+// oci.ParseReference.
 func ParseImage(s string) (Image, error) {
-	repo, ref, err := mirror.ParseReference(s)
+	repo, ref, err := oci.ParseReference(s)
 	return Image{repo, ref}, err
 }
 
