@@ -207,7 +207,8 @@ func (b *bed) userNamespace(t *testing.T, ref string) {
 func (b *bed) stats(t *testing.T, ref string) {
 	const written = 3 << 20
 	p := b.start(t, ref, "head -c 3145728 /dev/zero > /tmp/new && echo good && sleep 3600", nil)
-	p.passes(t, 1)
+	// The container prints a single line, which may be there before this test first looks.
+	proc.Poll(t, time.Minute, "the container to write", func() bool { return strings.Contains(p.output(), "good") })
 	proc.Poll(t, time.Minute, "statistics of the container", func() bool {
 		r, err := b.runtime.ContainerStats(t.Context(), &cri.ContainerStatsRequest{ContainerId: p.main})
 		if err != nil {
