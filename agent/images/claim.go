@@ -203,9 +203,9 @@ func (c *claims) claimGear(ctx context.Context, l snapshotter.Layer, ref registr
 		if err := c.fill(ctx, l.ChainID); err != nil {
 			return "", err
 		}
-		tree, err := c.flat(l.ChainID)
+		p, err := c.pileOf(ctx, l.ChainID)
 		if err == nil {
-			err = c.mountable(ctx, tree, tree.Files, rec.Domain, rec.Sources)
+			err = c.files.CheckSet(gearfs.ImageSpec{Domain: rec.Domain, Sources: rec.Sources}, p.files)
 		}
 		if err != nil {
 			return "", err

@@ -3,6 +3,8 @@ package images
 import (
 	"crypto/sha256"
 	"errors"
+	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -111,10 +113,91 @@ func TestFits(t *testing.T) {
 			if (err == nil) != c.fits {
 				t.Errorf("it fits: %v, want %v: %v", err == nil, c.fits, err)
 			}
-			if err := chains.files.Check(gearfs.ImageSpec{Domain: "another"}, []gear.File{unlike}, nil); err != nil {
+			if err := chains.files.Check(gearfs.ImageSpec{Domain: "another"}, []gear.File{unlike}); err != nil {
 				t.Errorf("what one domain knows is held against another: %v", err)
 			}
 		})
+	}
+}
+
+// TestPile puts layers of random members on each other, sound and odd ones. A pile must give the
+// same answer as its whole tree, and the same tree.
+func TestPile(t *testing.T) {
+	r := rand.New(rand.NewPCG(25, 12))
+	file := func(i, size int) gear.File {
+		return gear.File{Name: sha256.Sum256([]byte{byte(i)}), Size: int64(size)}
+	}
+	pick := func(list ...string) string { return list[r.IntN(len(list))] }
+	path := func() string { return pick("a", "b", "d/a", "d/b", "d/e/a", "d/e/f/g/h/a", "d/e/f/g/h/i/j/k/l/m") }
+	long := []rootfs.Xattr{{Name: "user.a", Value: strings.Repeat("x", 40_000)}, {Name: "user.b", Value: strings.Repeat("x", 25_400)}}
+	odd := func() member {
+		switch r.IntN(7) {
+		case 0:
+			return linkMember(path(), path())
+		case 1:
+			return fileMember(path(), file(r.IntN(3), 2)) // the others have one byte
+		case 2:
+			return member{e: rootfs.Entry{Path: path(), Type: rootfs.CharDevice, Minor: uint32(r.IntN(2))}}
+		case 3:
+			return member{e: rootfs.Entry{Path: path(), Type: rootfs.Whiteout}}
+		case 4:
+			return member{e: rootfs.Entry{Path: pick("d", "d/e"), Type: rootfs.Dir, Mode: 0o755, Xattrs: long[:r.IntN(3)]}}
+		case 5:
+			return member{e: rootfs.Entry{Path: path() + "/" + strings.Repeat("x", 250+r.IntN(10)), Type: rootfs.Fifo}}
+		default:
+			return member{e: rootfs.Entry{Path: pick("d", "d/e"), Type: rootfs.Opaque}}
+		}
+	}
+	layer := func() *gear.Index {
+		for {
+			b := gear.NewBuilder(nil)
+			for n := r.IntN(5); n >= 0; n-- {
+				m := fileMember(path(), file(r.IntN(8), 1))
+				if r.IntN(3) == 0 {
+					m = odd()
+				}
+				if err := b.Add(m.e, m.f); err != nil {
+					b = gear.NewBuilder(nil) // such a layer is never converted
+				}
+			}
+			if x, err := b.Index(); err == nil {
+				return x
+			}
+		}
+	}
+	piles, quick, refused := 0, 0, 0
+	for range 20_000 {
+		var p pile
+		var layers []*gear.Index
+		for range 4 {
+			x := layer()
+			layers = append(layers, x)
+			tree, want := flatten(layers...)
+			if want == nil {
+				want = view.Fits(t.Context(), tree)
+			}
+			if want == nil {
+				_, want = gearfs.FileSet{}.With(tree.Files)
+			}
+			var err error
+			if p, err = p.with(t.Context(), x); (err == nil) != (want == nil) {
+				t.Fatalf("the pile: %v, the tree: %v; layers %+v", err, want, layers)
+			}
+			if err != nil {
+				refused++
+				break
+			}
+			if got, err := p.tree(); err != nil || !reflect.DeepEqual(got, tree) {
+				t.Fatalf("the pile's tree is %+v, error %v, want %+v", got, err, tree)
+			}
+			piles++
+			if !p.whole {
+				quick++
+			}
+		}
+	}
+	if quick < piles/10 || quick > piles*9/10 || refused < 1000 {
+		t.Errorf("of %d piles %d were quick, and %d were refused: the test asks too little", piles, quick, refused)
 	}
 }
 

@@ -171,9 +171,13 @@ func (s *Service) AddImage(spec ImageSpec, x *gear.Index) error {
 	rec := &record{Version: recordVersion, Chain: spec.Chain, Ref: spec.Ref, Index: hex.EncodeToString(sum[:]),
 		Domain: spec.Domain, Sources: uniqueRefs(spec.Sources), Layers: spec.Layers, Added: s.opts.Clock().UTC()}
 	v, err := s.cache.View(viewOf(spec.Domain))
+	var files FileSet
+	if err == nil {
+		files, err = files.With(x.Files)
+	}
 	var others []*gear.File
 	if err == nil {
-		others, err = s.settle(v, rec.Sources, x.Files)
+		others, err = s.settle(v, rec.Sources, files)
 	}
 	if err != nil {
 		return fmt.Errorf("add image %s: %w", spec.Chain, err)

@@ -18,15 +18,35 @@ import (
 // 1 GiB arrives at 30 Mbit/s.
 const proofTime = 5 * time.Minute
 
+// FileSet is a set of files that do not contradict each other. The zero value is empty.
+type FileSet struct {
+	list []*gear.File // sorted by name
+}
+
+// With returns the set with more files, or how files contradict each other. Errors: those
+// of [Service.AddImage].
+func (s FileSet) With(files []gear.File) (FileSet, error) {
+	more, err := table.Sorted(files)
+	if err == nil {
+		more, err = table.Union(s.list, more)
+	}
+	return FileSet{more}, err
+}
+
 // Check returns why an image with these files, perhaps among others, could not be added.
-// tree holds all files that the image has so far. Check is called before the image is
-// promised to anybody. Errors: those of AddImage.
-func (s *Service) Check(spec ImageSpec, files, tree []gear.File) error {
-	v, err := s.cache.View(viewOf(spec.Domain))
+// It is called before the image is promised to anybody. Errors: those of AddImage.
+func (s *Service) Check(spec ImageSpec, files []gear.File) error {
+	set, err := FileSet{}.With(files)
 	if err != nil {
 		return err
 	}
-	if _, err := table.Sorted(tree); err != nil {
+	return s.CheckSet(spec, set)
+}
+
+// CheckSet is Check for a set.
+func (s *Service) CheckSet(spec ImageSpec, files FileSet) error {
+	v, err := s.cache.View(viewOf(spec.Domain))
+	if err != nil {
 		return err
 	}
 	s.addMu.Lock()
@@ -40,12 +60,10 @@ func (s *Service) Check(spec ImageSpec, files, tree []gear.File) error {
 // be believed: the new image must prove what it says about the file. If it can, the other
 // image is forgotten, which harms only containers of that image. If it cannot, the new
 // image is refused. Images of other domains do not matter, because each domain has its
-// own view. settle returns the files that no known image of the domain has. addMu is
-// held.
-func (s *Service) settle(v *cachedir.View, sources []SourceRef, files []gear.File) (rest []*gear.File, err error) {
-	if rest, err = table.Sorted(files); err != nil {
-		return nil, err
-	}
+// own view. settle returns the files, sorted by name, that no known image of the domain
+// has. addMu is held.
+func (s *Service) settle(v *cachedir.View, sources []SourceRef, files FileSet) ([]*gear.File, error) {
+	rest := files.list
 	for _, o := range s.allImages() {
 		if o.view != v {
 			continue

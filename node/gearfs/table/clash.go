@@ -51,6 +51,27 @@ func Sorted(files []gear.File) ([]*gear.File, error) {
 	return out, nil
 }
 
+// Union returns the files of two sorted lists, each once. Errors: those of Contradiction.
+func Union(a, b []*gear.File) ([]*gear.File, error) {
+	out := make([]*gear.File, 0, len(a)+len(b))
+	for len(a) > 0 || len(b) > 0 {
+		var f *gear.File
+		if len(b) == 0 || len(a) > 0 && bytes.Compare(a[0].Name[:], b[0].Name[:]) <= 0 {
+			f, a = a[0], a[1:]
+		} else {
+			f, b = b[0], b[1:]
+		}
+		if n := len(out); n > 0 && nodeKey(out[n-1]) == nodeKey(f) {
+			if err := Contradiction(out[n-1], f); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		out = append(out, f)
+	}
+	return out, nil
+}
+
 // Clash compares sorted files with a table. It returns the files that the table does not
 // have, and the first file that the table describes differently.
 func (t *Table) Clash(files []*gear.File) (rest []*gear.File, odd *gear.File, err error) {
