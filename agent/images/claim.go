@@ -1,6 +1,7 @@
 package images
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -261,7 +262,7 @@ func (c *chains) fetchIndex(ctx context.Context, rec *chainRecord) error {
 	if err != nil || now.Index != "" {
 		return err
 	}
-	return c.records.addIndex(now, got.Index)
+	return c.records.addIndex(now, got.Bytes)
 }
 
 // claimNew fetches the index of a layer and keeps it if its tree can be mounted. If it
@@ -302,7 +303,7 @@ func (c *claims) claimNew(ctx context.Context, l snapshotter.Layer, ref registri
 	}
 	rec := &chainRecord{Chain: l.ChainID, Parent: l.Parent, Digest: l.Digest, Ref: l.ImageRef, Snapshot: snapshot,
 		Domain: domain, Sources: sources, Layers: append(slices.Clone(below), l.Digest)}
-	if err := c.records.create(rec, x); err != nil {
+	if err := c.records.create(rec, got.Bytes); err != nil {
 		return "", fmt.Errorf("keep the index of layer %s: %w", l.Digest, err)
 	}
 	return "", nil
@@ -320,7 +321,10 @@ func (c *claims) claimNothing(l *snapshotter.Layer, ref registries.Reference) er
 	defer c.changing.Unlock()
 	err := c.merge(l.ChainID, domain, nil, false)
 	if errors.Is(err, errNoRecord) {
-		err = c.records.create(&chainRecord{Chain: l.ChainID, Ref: l.ImageRef, Domain: domain, Way: config.WayGear}, &gear.Index{})
+		var empty bytes.Buffer
+		if err = (&gear.Index{}).Encode(&empty); err == nil {
+			err = c.records.create(&chainRecord{Chain: l.ChainID, Ref: l.ImageRef, Domain: domain, Way: config.WayGear}, empty.Bytes())
+		}
 	}
 	return err
 }

@@ -90,7 +90,7 @@ func TestFits(t *testing.T) {
 			low.Domain, top.Domain = "d", "d"
 			put := func(rec *chainRecord, x *gear.Index) error {
 				err := chains.fits(t.Context(), snapshotter.Layer{ChainID: rec.Chain, Parent: rec.Parent}, x, "d", nil)
-				if cerr := chains.records.create(rec, x); cerr != nil {
+				if cerr := chains.records.create(rec, encoded(t, x)); cerr != nil {
 					t.Fatal(cerr)
 				}
 				tree, kerr := chains.know(rec.Chain, rec)
@@ -221,7 +221,7 @@ func TestKeyIn(t *testing.T) {
 		t.Errorf("the first is called %s", got)
 	}
 	rec.Domain = "a"
-	if err := c.records.create(rec, emptyIndex()); err != nil {
+	if err := c.records.create(rec, encoded(t, &gear.Index{})); err != nil {
 		t.Fatal(err)
 	}
 	if got := c.keyIn(rec.Chain, "a"); got != rec.Chain {
@@ -232,7 +232,7 @@ func TestKeyIn(t *testing.T) {
 	if other.Chain == rec.Chain || idOf(other.Chain) != rec.Chain || idOf(rec.Chain) != rec.Chain {
 		t.Fatalf("the second is called %s", other.Chain)
 	}
-	if err := c.records.create(other, emptyIndex()); err != nil {
+	if err := c.records.create(other, encoded(t, &gear.Index{})); err != nil {
 		t.Fatal(err)
 	}
 	all, err := c.records.all(func(dir string, err error) { t.Errorf("%s: %v", dir, err) })

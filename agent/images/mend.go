@@ -1,6 +1,7 @@
 package images
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -35,12 +36,12 @@ func (c *chains) remake(chain string, damage error) (*chainRecord, error) {
 	if rec, err := c.records.load(chain); !errors.Is(err, errDamaged) {
 		return rec, err // another claim was faster
 	}
-	rec, x, err := c.remembered(chain)
+	rec, index, err := c.remembered(chain)
 	if aside := c.records.putAside(chain); aside != nil {
 		return nil, aside
 	}
 	if err == nil {
-		err = c.records.create(rec, x)
+		err = c.records.create(rec, index)
 	}
 	if err != nil {
 		c.log.Error("the record of a layer is damaged and was put aside; pull its image again", "chain", chain, "damage", damage, "err", err)
@@ -53,7 +54,7 @@ func (c *chains) remake(chain string, damage error) (*chainRecord, error) {
 // remembered returns the record of a chain as far as other sources know it. The file
 // service knows the images that were mounted, and other records know the layers below
 // their own. The layer's index is next to the record, or is fetched when it is needed.
-func (c *chains) remembered(chain string) (*chainRecord, *gear.Index, error) {
+func (c *chains) remembered(chain string) (rec *chainRecord, index []byte, err error) {
 	all, err := c.records.all(func(string, error) {})
 	if err != nil {
 		return nil, nil, err
@@ -70,7 +71,7 @@ func (c *chains) remembered(chain string) (*chainRecord, *gear.Index, error) {
 	}
 	// A snapshot may need this layer, which cannot be known here. A layer that is kept
 	// too long does no harm.
-	rec := &chainRecord{Chain: chain, Digest: spec.Layers[n-1], Ref: spec.Ref, Domain: spec.Domain, Sources: spec.Sources, Layers: spec.Layers, Snapshot: true}
+	rec = &chainRecord{Chain: chain, Digest: spec.Layers[n-1], Ref: spec.Ref, Domain: spec.Domain, Sources: spec.Sources, Layers: spec.Layers, Snapshot: true}
 	if n > 1 {
 		i := slices.IndexFunc(all, func(r *chainRecord) bool { return r.Domain == spec.Domain && slices.Equal(r.Layers, spec.Layers[:n-1]) })
 		if i < 0 {
@@ -82,14 +83,11 @@ func (c *chains) remembered(chain string) (*chainRecord, *gear.Index, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	f, err := os.Open(filepath.Join(dir, "index"))
+	if index, err = os.ReadFile(filepath.Join(dir, "index")); err == nil {
+		_, err = gear.Decode(bytes.NewReader(index), nil)
+	}
 	if err != nil {
 		return rec, nil, nil //nolint:nilerr // the index is fetched later
 	}
-	defer f.Close()
-	x, err := gear.Decode(f, nil)
-	if err != nil {
-		return rec, nil, nil //nolint:nilerr // the index is fetched later
-	}
-	return rec, x, nil
+	return rec, index, nil
 }

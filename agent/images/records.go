@@ -148,8 +148,8 @@ func (r *chainRecord) check() error {
 	return nil
 }
 
-// create writes a record durably, and the layer's index if there is one.
-func (r *records) create(rec *chainRecord, x *gear.Index) error {
+// create writes a record durably, and the layer's encoded index if there is one.
+func (r *records) create(rec *chainRecord, index []byte) error {
 	dir, err := r.path(rec.Chain)
 	if err != nil {
 		return err
@@ -165,7 +165,7 @@ func (r *records) create(rec *chainRecord, x *gear.Index) error {
 	if err := os.MkdirAll(tmp, 0o700); err != nil {
 		return err
 	}
-	if err := r.writeIndex(tmp, rec, x); err != nil {
+	if err := r.writeIndex(tmp, rec, index); err != nil {
 		return err
 	}
 	if err := r.write(tmp, rec); err != nil {
@@ -182,26 +182,22 @@ func (r *records) create(rec *chainRecord, x *gear.Index) error {
 
 // writeIndex writes an index durably to the directory of a record. The record on disk
 // does not mention it yet.
-func (r *records) writeIndex(dir string, rec *chainRecord, x *gear.Index) error {
-	if x == nil {
+func (r *records) writeIndex(dir string, rec *chainRecord, index []byte) error {
+	if index == nil {
 		return nil
 	}
-	var enc bytes.Buffer
-	if err := x.Encode(&enc); err != nil {
-		return err
-	}
-	sum := sha256.Sum256(enc.Bytes())
+	sum := sha256.Sum256(index)
 	rec.Index = hex.EncodeToString(sum[:])
-	return durable.WriteFile(filepath.Join(dir, "index"), enc.Bytes())
+	return durable.WriteFile(filepath.Join(dir, "index"), index)
 }
 
 // addIndex adds an index to a record that was made without one.
-func (r *records) addIndex(rec *chainRecord, x *gear.Index) error {
+func (r *records) addIndex(rec *chainRecord, index []byte) error {
 	dir, err := r.path(rec.Chain)
 	if err != nil {
 		return err
 	}
-	if err := r.writeIndex(dir, rec, x); err != nil {
+	if err := r.writeIndex(dir, rec, index); err != nil {
 		return err
 	}
 	return r.write(dir, rec)

@@ -1,6 +1,7 @@
 package images
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"os"
@@ -16,8 +17,15 @@ import (
 
 const someDigest = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
-// emptyIndex returns the index of an empty layer.
-func emptyIndex() *gear.Index { return &gear.Index{} }
+// encoded returns the bytes of an index.
+func encoded(t testing.TB, x *gear.Index) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := x.Encode(&b); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
 
 func testRecord(parent, hex string) *chainRecord {
 	return &chainRecord{Chain: "sha256:" + strings.Repeat(hex, 64), Parent: parent, Digest: someDigest, Ref: "r.example/app:v1",
@@ -29,7 +37,7 @@ func TestRecords(t *testing.T) {
 	low := testRecord("", "a")
 	top := testRecord(low.Chain, "b")
 	for _, rec := range []*chainRecord{low, top} {
-		if err := r.create(rec, emptyIndex()); err != nil {
+		if err := r.create(rec, encoded(t, &gear.Index{})); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -88,7 +96,7 @@ func TestRecords(t *testing.T) {
 		t.Errorf("a removed record is %v", err)
 	}
 	loop := testRecord("sha256:"+strings.Repeat("e", 64), "e")
-	if err := r.create(loop, emptyIndex()); err != nil {
+	if err := r.create(loop, encoded(t, &gear.Index{})); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.line(loop.Chain); err == nil {

@@ -208,7 +208,7 @@ func ownNode(b *testing.B, dir string) (socket, chain string, labels map[string]
 	}
 	sources := reg.Sources(registries.Reference{Host: host, Repo: "app", Ref: "v1"}, manifest)
 	rec := &chainRecord{Chain: diff, Digest: diff, Ref: host + "/app:v1", Domain: c.regs.Domain(host), Snapshot: true, Sources: sources, Layers: []string{diff}}
-	if err := c.records.create(rec, x); err != nil {
+	if err := c.records.create(rec, encoded(b, x)); err != nil {
 		b.Fatal(err)
 	}
 	if _, err := c.know(diff, rec); err != nil {

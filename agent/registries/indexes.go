@@ -1,9 +1,11 @@
 package registries
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -47,6 +49,7 @@ type pullKey struct {
 // Layer is what a registry returned for a layer.
 type Layer struct {
 	Index  *gear.Index // nil if there is none
+	Bytes  []byte      // Index as the registry encoded it
 	Why    string      // why there is no index, and what helps
 	DiffID string      // of the layer from which the index was made; "" if the registry does not say
 }
@@ -205,7 +208,9 @@ func (p *Indexes) layer(at *place, repo string, d oci.Digest) (got Layer, err er
 			return got, err
 		}
 		rtt := time.Since(asked)
-		got.Index, err = gear.Decode(r, nil)
+		var raw bytes.Buffer
+		got.Index, err = gear.Decode(io.TeeReader(r, &raw), nil)
+		got.Bytes = raw.Bytes()
 		if err = errors.Join(err, r.Close()); err != nil {
 			return Layer{}, fmt.Errorf("index of layer %s from %s: %w", d, at.url, err)
 		}
