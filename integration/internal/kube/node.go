@@ -25,9 +25,9 @@ type Node struct {
 	// Name is the name of the Kubernetes object.
 	Name string
 
-	plane   *Plane
-	addr    string
-	kubelet *proc.Process
+	plane        *Plane
+	addr, binary string
+	kubelet      *proc.Process
 }
 
 // StartNode starts node i of a cluster, counted from 0, and waits until it is ready. The options
@@ -37,7 +37,7 @@ func (p *Plane) StartNode(ctx context.Context, i int, o ctrnode.Options) (n *Nod
 		return nil, fmt.Errorf("there are accounts for %d nodes", maxNodes)
 	}
 	o.CRI.Pods = fmt.Sprintf("10.88.%d.0/24", i)
-	n = &Node{Name: nodeName(i), plane: p, addr: o.Net.Addr}
+	n = &Node{Name: nodeName(i), plane: p, addr: o.Net.Addr, binary: o.Binary}
 	if n.Node, err = ctrnode.Start(ctx, o); err != nil {
 		return nil, err
 	}
@@ -54,8 +54,15 @@ func (n *Node) StartKubelet(ctx context.Context) (err error) {
 	if err := errors.Join(n.MakeCgroup(), os.MkdirAll(n.path("kubelet"), 0o755), os.WriteFile(n.path("kubelet.yaml"), []byte(n.config()), 0o600)); err != nil {
 		return err
 	}
-	n.kubelet, err = n.Launch("kubelet", exec.Command(filepath.Join(tool.Dir(), "kubelet"), "--config", n.path("kubelet.yaml"), "--kubeconfig", n.plane.Kubeconfig(n.Name),
-		"--hostname-override", n.Name, "--node-ip", n.addr, "--root-dir", n.path("kubelet"), "--cert-dir", n.path("kubelet/pki")))
+	args := []string{"--config", n.path("kubelet.yaml"), "--kubeconfig", n.plane.Kubeconfig(n.Name),
+		"--hostname-override", n.Name, "--node-ip", n.addr, "--root-dir", n.path("kubelet"), "--cert-dir", n.path("kubelet/pki")}
+	if n.plane.Providers != "" {
+		if err := n.writeProviders(); err != nil {
+			return err
+		}
+		args = append(args, "--image-credential-provider-config", n.path("providers.yml"), "--image-credential-provider-bin-dir", n.path("providers"))
+	}
+	n.kubelet, err = n.Launch("kubelet", exec.Command(filepath.Join(tool.Dir(), "kubelet"), args...))
 	if err != nil {
 		return err
 	}
@@ -66,6 +73,18 @@ func (n *Node) StartKubelet(ctx context.Context) (err error) {
 		return fmt.Errorf("%w\n%s", err, n.kubelet.Log(4000))
 	}
 	return nil
+}
+
+// writeProviders writes the configuration of credential providers and links slipway into their
+// directory.
+func (n *Node) writeProviders() error {
+	if err := errors.Join(os.MkdirAll(n.path("providers"), 0o755), os.WriteFile(n.path("providers.yml"), []byte(n.plane.Providers), 0o600)); err != nil {
+		return err
+	}
+	if err := os.Symlink(n.binary, n.path("providers/slipway")); !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	return nil // from an earlier start
 }
 
 // config returns kubelet's configuration. Nodes share a machine, so no node may clean up

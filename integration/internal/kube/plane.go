@@ -45,6 +45,10 @@ var Programs = []string{"etcd", "kube-apiserver", "kube-controller-manager", "ku
 
 // Plane is the control plane of a cluster.
 type Plane struct {
+	// Providers is the credential provider configuration of kubelets that are started from now on.
+	// The only program is slipway. If it is "", kubelets have no providers.
+	Providers string
+
 	dir, addr string
 	running   []*proc.Process // in the order in which they were started
 }

@@ -22,17 +22,54 @@ import (
 const limit = 3 * time.Minute
 
 // access lets everybody pull public images, and lets each of two users pull those of a namespace.
+// The service accounts of two more namespaces may pull those of their namespace, with tokens of the
+// cluster.
 const access = `
 version: 0.1
 http: {insecure_open_to_network: true}
 auth:
   htpasswd: {path: %q}
+  oidc:
+    - {name: prod, issuer: %q, jwks: %q, audience: registry.example.com, groups_claim: /kubernetes.io/namespace}
   access:
     - {repositories: ["**"], subjects: [root], actions: ["*"]}
-    - {repositories: ["public/**"], subjects: [anonymous, alice, bob], actions: [pull]}
+    - {repositories: ["public/**"], subjects: [anonymous, "*"], actions: [pull]}
     - {repositories: ["one/**"], subjects: [alice], actions: [pull]}
     - {repositories: ["two/**"], subjects: [bob], actions: [pull]}
+    - {repositories: ["three/**"], subjects: ["group:prod:three"], actions: [pull]}
+    - {repositories: ["four/**"], subjects: ["group:prod:four"], actions: [pull]}
 `
+
+// providers is kubelet's configuration of slipway credential-provider.
+const providers = `
+apiVersion: kubelet.config.k8s.io/v1
+kind: CredentialProviderConfig
+providers:
+  - name: slipway
+    args: [credential-provider]
+    apiVersion: credentialprovider.kubelet.k8s.io/v1
+    matchImages: [%q]
+    defaultCacheDuration: 5m
+    tokenAttributes: {serviceAccountTokenAudience: registry.example.com, cacheType: Token, requireServiceAccount: true}
+`
+
+// tokens lets kubelets request tokens of service accounts for the registry.
+const tokens = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: tokens-for-registry}
+rules:
+  - {apiGroups: [""], resources: ["registry.example.com"], verbs: ["request-serviceaccounts-token-audience"]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: tokens-for-registry}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: tokens-for-registry}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: system:nodes}]
+`
+
+// onDemand makes agents fetch only what is read, so that tests can tell what was.
+const onDemand = "fetch: {mode: lazy, background: false}\n"
 
 // cluster is a registry and a cluster.
 type cluster struct {
@@ -41,12 +78,13 @@ type cluster struct {
 	registry *slipway.Server
 	plane    *kube.Plane
 	nodes    []*kube.Node
+	links    []*lan.Node // of the nodes
 	before   []ctrnode.Leftovers
 }
 
-// newCluster starts a cluster with the given number of nodes. At the end of the test it looks for
-// what pods have left behind, and stops everything.
-func newCluster(t *testing.T, nodes int) *cluster {
+// newCluster starts a cluster with a node for each of the given ways of getting images. At the end
+// of the test it looks for what pods have left behind, and stops everything.
+func newCluster(t *testing.T, agent string, ways ...string) *cluster {
 	t.Helper()
 	tool.NeedRoot(t)
 	for _, name := range append([]string{"containerd", "containerd-shim-runc-v2", "runc"}, kube.Programs...) {
@@ -54,40 +92,35 @@ func newCluster(t *testing.T, nodes int) *cluster {
 	}
 	dir := tool.ShortTempDir(t)
 	c := &cluster{t: t}
+	c.check(os.Chmod(dir, 0o711)) // pods with a user namespace open their files as nobody
 	var err error
-	check := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	check(os.Chmod(dir, 0o711)) // pods with a user namespace open their files as nobody
 	c.net, err = lan.New(t.Context())
-	check(err)
+	c.check(err)
 	t.Cleanup(func() {
 		if err := c.net.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	passwords := filepath.Join(dir, "users")
-	check(os.WriteFile(passwords, []byte(users()), 0o600))
-	c.registry = slipway.Start(t, t.TempDir(), &slipway.Options{Config: fmt.Sprintf(access, passwords), Host: c.net.Addr})
-	c.push("public/pause:1", imagetest.Summed(t, 0, 1, 1, 1))
 	c.plane, err = kube.StartPlane(t.Context(), filepath.Join(dir, "plane"), c.net.Addr)
-	check(err)
+	c.check(err)
 	t.Cleanup(func() {
 		if err := c.plane.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
-	for i := range nodes {
+	c.registry = slipway.Start(t, t.TempDir(), &slipway.Options{Config: c.registryConfig(dir), Host: c.net.Addr})
+	c.push("public/pause:1", imagetest.Summed(t, 0, 1, 1, 1))
+	c.apply(tokens)
+	c.plane.Providers = fmt.Sprintf(providers, c.registry.Addr)
+	for i, way := range ways {
 		link, err := c.net.Join(t.Context())
-		check(err)
+		c.check(err)
+		c.links = append(c.links, link)
 		n, err := c.plane.StartNode(t.Context(), i, ctrnode.Options{
-			Dir: filepath.Join(dir, fmt.Sprintf("n%d", i)), Binary: slipway.Binary(t), Way: ctrnode.Gear, Net: link, Registries: []string{c.registry.Addr},
-			CRI: &ctrnode.CRI{Sandbox: c.ref("public/pause:1")}, Agent: "fetch: {mode: lazy, background: false}\n",
+			Dir: filepath.Join(dir, fmt.Sprintf("n%d", i)), Binary: slipway.Binary(t), Way: way, Net: link, Registries: []string{c.registry.Addr},
+			CRI: &ctrnode.CRI{Sandbox: c.ref("public/pause:1")}, Agent: agent,
 		})
-		check(err)
+		c.check(err)
 		c.nodes = append(c.nodes, n)
 		t.Cleanup(func() {
 			if t.Failed() {
@@ -99,6 +132,25 @@ func newCluster(t *testing.T, nodes int) *cluster {
 		})
 	}
 	return c
+}
+
+func (c *cluster) check(err error) {
+	c.t.Helper()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// registryConfig writes the registry's users and the cluster's keys to files, and returns the
+// registry's configuration.
+func (c *cluster) registryConfig(dir string) string {
+	c.t.Helper()
+	var discovery struct{ Issuer string }
+	c.check(json.Unmarshal([]byte(c.kubectl("get", "--raw", "/.well-known/openid-configuration")), &discovery))
+	passwords, keys := filepath.Join(dir, "users"), filepath.Join(dir, "jwks.json")
+	c.check(os.WriteFile(passwords, []byte(users()), 0o600))
+	c.check(os.WriteFile(keys, []byte(c.kubectl("get", "--raw", "/openid/v1/jwks")), 0o600))
+	return fmt.Sprintf(access, passwords, discovery.Issuer, keys)
 }
 
 // users are root, alice and bob, whose password is secret.

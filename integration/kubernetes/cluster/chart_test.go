@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"example.org/slipway/integration/internal/ctrnode"
 	"example.org/slipway/integration/internal/imagetest"
 	"example.org/slipway/integration/internal/proc"
 	"example.org/slipway/integration/internal/slipway"
@@ -19,7 +20,7 @@ import (
 // TestChart pushes the chart and the image of Slipway to a Slipway. It installs them from there as
 // a Deployment, in a namespace that restricts pods as much as possible.
 func TestChart(t *testing.T) {
-	c := newCluster(t, 1)
+	c := newCluster(t, onDemand, ctrnode.Gear)
 	c.mark()
 	h := &helm{c: c, program: tool.Built(t, "helm"), env: tool.NewEnv(t.TempDir())}
 	program, err := os.ReadFile(slipway.Binary(t))

@@ -1,8 +1,10 @@
 package cluster
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"example.org/slipway/integration/internal/ctrnode"
 	"example.org/slipway/integration/internal/imagetest"
@@ -19,8 +21,8 @@ const (
 // loop is a container's script: it reads all files again and again.
 const loop = `"while true; do if ` + imagetest.Verify + `; then echo good; else echo bad; fi; sleep 1; done"`
 
-// kinds has a pod of each kind that matters to whoever serves the pods' files. The last pod of each
-// namespace uses an image of another namespace, which it may not have.
+// kinds has a pod of each kind that matters to whoever serves the pods' files. The pods of
+// namespaces three and four pull with the tokens of their service accounts.
 const kinds = `
 apiVersion: v1
 kind: Pod
@@ -92,6 +94,21 @@ spec:
   serviceAccountName: puller
   terminationGracePeriodSeconds: 0
   containers: [{name: main, image: "REGISTRY/two/app:1", args: [` + loop + `]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: token, namespace: three}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers: [{name: main, image: "REGISTRY/three/app:1", args: [` + loop + `]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: volume, namespace: four}
+spec:
+  terminationGracePeriodSeconds: 0
+  volumes: [{name: model, image: {reference: "REGISTRY/four/app:1"}}]
+  containers: [{name: main, image: "REGISTRY/public/app:1", args: ["while true; do if cd /model && sha256sum -c -s sums; then echo good; else echo bad; fi; sleep 1; done"], volumeMounts: [{name: model, mountPath: /model}]}]
 `
 
 // never is a pod with an image that the node already has.
@@ -104,47 +121,56 @@ spec:
   containers: [{name: main, image: "REGISTRY/public/app:1", imagePullPolicy: Never, args: [` + loop + `]}]
 `
 
-// foreign are pods with images that others on the node may use.
-const foreign = `
+// foreign returns a pod that wants an image of another namespace, as its root or as a volume.
+func foreign(namespace, name, image, policy string, volume bool) string {
+	own, volumes, mounts := image, "", ""
+	if volume {
+		own = "REGISTRY/public/app:1"
+		volumes = fmt.Sprintf(`volumes: [{name: v, image: {reference: %q, pullPolicy: %s}}]`, image, policy)
+		mounts = ", volumeMounts: [{name: v, mountPath: /v}]"
+		policy = "IfNotPresent"
+	}
+	return fmt.Sprintf(`
 apiVersion: v1
 kind: Pod
-metadata: {name: foreign, namespace: one}
+metadata: {name: %s, namespace: %s}
 spec:
   imagePullSecrets: [{name: pull}]
-  containers: [{name: main, image: "REGISTRY/two/app:1", imagePullPolicy: Always}]
----
-apiVersion: v1
-kind: Pod
-metadata: {name: present, namespace: one}
-spec:
-  imagePullSecrets: [{name: pull}]
-  containers: [{name: main, image: "REGISTRY/two/app:1", imagePullPolicy: IfNotPresent}]
-`
+  %s
+  containers: [{name: main, image: %q, imagePullPolicy: %s%s}]
+---`, name, namespace, volumes, own, policy, mounts)
+}
 
-// TestOneNode runs ten pods on a node, restarts everything below them, and checks that nothing is
+// namespaces are those of TestOneNode.
+var namespaces = []string{"open", "strict", "one", "two", "three", "four"}
+
+// TestOneNode runs eleven pods on a node, restarts everything below them, and checks that nothing is
 // left when they are gone.
 func TestOneNode(t *testing.T) {
-	c := newCluster(t, 1)
+	c := newCluster(t, onDemand, ctrnode.Gear)
 	n := c.nodes[0]
 	c.mark()
-	for name, seed := range map[string]byte{"public/app:1": 1, "public/model:1": 2, "one/app:1": 3, "two/app:1": 4} {
+	for name, seed := range map[string]byte{"public/app:1": 1, "public/model:1": 2, "one/app:1": 3, "two/app:1": 4, "three/app:1": 5, "four/app:1": 6} {
 		c.push(name, imagetest.Summed(t, seed, files, fileBytes, largeBytes))
 	}
 	c.namespace("open", "")
 	c.namespace("strict", "", "pod-security.kubernetes.io/enforce=restricted")
 	c.namespace("one", "alice")
 	c.namespace("two", "bob")
+	c.namespace("three", "")
+	c.namespace("four", "")
 
+	began := time.Now()
 	c.apply(kinds)
-	for _, ns := range []string{"open", "strict", "one", "two"} {
+	for _, ns := range namespaces {
 		c.ready(ns)
 	}
+	t.Logf("the first pods were ready after %s", time.Since(began).Round(1e8))
 	c.apply(never)
 	t.Logf("the pod of an image that is there was ready after %s", c.ready("open").Round(1e6))
-	c.apply(foreign)
-	c.waiting("one", "foreign", "present")
+	c.foreigners()
 	c.read()
-	for _, image := range []string{"public/app:1", "public/model:1", "one/app:1", "two/app:1"} {
+	for _, image := range []string{"public/app:1", "public/model:1", "one/app:1", "two/app:1", "three/app:1", "four/app:1"} {
 		if way, said, err := n.Used(t.Context(), c.ref(image)); err != nil || way != ctrnode.Gear {
 			t.Errorf("%s came as %q, error %v: %s", image, way, err, said)
 		}
@@ -177,8 +203,27 @@ func TestOneNode(t *testing.T) {
 	if err := n.Reboot(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	c.rebooted("open", "strict", "two")
-	c.leaks("open", "strict", "one", "two")
+	c.rebooted(namespaces...)
+	c.leaks(namespaces...)
+}
+
+// foreigners starts pods that want the private images of other namespaces, all of which the node
+// has. None may run, whichever way the images' owners pull them, and whatever the policy is.
+func (c *cluster) foreigners() {
+	c.t.Helper()
+	for namespace, image := range map[string]string{"one": "two/app:1", "three": "four/app:1", "four": "one/app:1"} {
+		var manifests strings.Builder
+		var names []string
+		for _, volume := range []bool{false, true} {
+			for _, policy := range []string{"Always", "IfNotPresent", "Never"} {
+				name := fmt.Sprintf("foreign-%s-%t", strings.ToLower(policy), volume)
+				manifests.WriteString(foreign(namespace, name, "REGISTRY/"+image, policy, volume))
+				names = append(names, name)
+			}
+		}
+		c.apply(manifests.String())
+		c.waiting(namespace, names...)
+	}
 }
 
 // waiting waits until pods are refused their image, and checks that they do not run.
@@ -191,7 +236,7 @@ func (c *cluster) waiting(namespace string, names ...string) {
 					if p.Status.Phase == "Running" {
 						c.t.Fatalf("%s runs an image that its namespace may not have", name)
 					}
-					if w := s.State.Waiting; w != nil && (w.Reason == "ErrImagePull" || w.Reason == "ImagePullBackOff") {
+					if w := s.State.Waiting; w != nil && strings.Contains(w.Reason, "Image") {
 						return true
 					}
 				}

@@ -57,7 +57,7 @@ spec:
 // TestThreeNodes rolls fifty pods out over three nodes, runs jobs while parts of the nodes are
 // killed, and takes one node through drain and reboot.
 func TestThreeNodes(t *testing.T) {
-	c := newCluster(t, 3)
+	c := newCluster(t, onDemand, ctrnode.Gear, ctrnode.Gear, ctrnode.Gear)
 	c.mark()
 	for tag, seed := range map[string]byte{"1": 1, "2": 2} {
 		c.push("public/app:"+tag, imagetest.Summed(t, seed, files, fileBytes, largeBytes))
