@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -225,26 +224,13 @@ func (b *bed) stats(t *testing.T, ref string) {
 }
 
 // cacheBytes returns the disk space that the files of images take.
-func (b *bed) cacheBytes(t *testing.T) (total int64) {
+func (b *bed) cacheBytes(t *testing.T) int64 {
 	t.Helper()
-	seen := map[uint64]bool{}
-	err := filepath.WalkDir(filepath.Join(b.Root(), "cache"), func(_ string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		st, err := d.Info()
-		if err == nil {
-			if s := st.Sys().(*syscall.Stat_t); !seen[s.Ino] { // a file may have several names
-				seen[s.Ino] = true
-				total += s.Blocks * 512
-			}
-		}
-		return err
-	})
+	n, err := b.CacheBytes()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return total
+	return n
 }
 
 // sizes asks how much space images take. Kubelet uses the answer to decide when to remove images.

@@ -2,10 +2,14 @@ package ctrnode
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // Used returns how an image came to the node (Plain, Gear, or Way for a volume) and what
@@ -22,6 +26,31 @@ func (n *Node) Used(ctx context.Context, ref string) (way, said string, err erro
 		}
 	}
 	return "", said, fmt.Errorf("the agent does not say how %s came: %s", ref, said)
+}
+
+// CacheBytes returns the disk space that the agent's files of images take.
+func (n *Node) CacheBytes() (total int64, err error) {
+	seen := map[uint64]bool{}
+	err = filepath.WalkDir(filepath.Join(n.Root(), "cache"), func(_ string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // removed meanwhile
+		}
+		if err != nil || d.IsDir() {
+			return err
+		}
+		st, err := d.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err == nil {
+			if s := st.Sys().(*syscall.Stat_t); !seen[s.Ino] { // a file may have several names
+				seen[s.Ino] = true
+				total += s.Blocks * 512
+			}
+		}
+		return err
+	})
+	return total, err
 }
 
 // stepSum matches a line of the agent's metrics that gives the total time of one step of using

@@ -64,7 +64,7 @@ func TestThreeNodes(t *testing.T) {
 	}
 	c.namespace("open", "")
 	c.rollOut("1")
-	c.jobs(rounds(t))
+	c.jobs(number(t, "SLIPWAY_KUBERNETES_ROUNDS", 6))
 	c.rollOut("2")
 	c.read()
 
@@ -81,15 +81,16 @@ func TestThreeNodes(t *testing.T) {
 	c.leaks("open")
 }
 
-// rounds returns the number of rounds of jobs: SLIPWAY_KUBERNETES_ROUNDS, default 6.
-func rounds(t *testing.T) int {
-	text := os.Getenv("SLIPWAY_KUBERNETES_ROUNDS")
+// number returns a number that a variable of the environment may set.
+func number(t *testing.T, name string, otherwise int) int {
+	t.Helper()
+	text := os.Getenv(name)
 	if text == "" {
-		return 6
+		return otherwise
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("%s: %v", name, err)
 	}
 	return n
 }
