@@ -47,14 +47,20 @@ func (o *Options) agentConfig() string {
 	return b.String()
 }
 
-// writeHosts configures which certificate containerd accepts from its registries.
+// writeHosts configures how containerd reaches its registries: which certificate it accepts from
+// them, or that they speak HTTP. The product writes the latter for nodes with an agent that run
+// pods, and ctr has a flag for it.
 func (n *Node) writeHosts() error {
+	scheme, ca := "https://", fmt.Sprintf("  ca = %q\n", n.o.CA)
 	if n.o.CA == "" {
-		return nil
+		if n.o.CRI == nil || n.o.Way != Plain {
+			return nil
+		}
+		scheme, ca = "http://", ""
 	}
 	for _, r := range n.o.Registries {
 		dir := filepath.Join(n.path("hosts"), r)
-		text := fmt.Sprintf("server = %q\n[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n  ca = %q\n", "https://"+r, "https://"+r, n.o.CA)
+		text := fmt.Sprintf("server = %q\n[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n%s", scheme+r, scheme+r, ca)
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
 		}

@@ -100,7 +100,8 @@ containerRuntimeEndpoint: "unix://%s"
 imageServiceEndpoint: "unix://%s"
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
-evictionHard: {nodefs.available: "1%%", imagefs.available: "1%%", memory.available: "50Mi"}
+evictionHard: {nodefs.available: "50Mi", imagefs.available: "50Mi", memory.available: "50Mi"}
+imageGCHighThresholdPercent: 100
 makeIPTablesUtilChains: false
 resolvConf: ""
 readOnlyPort: 0
