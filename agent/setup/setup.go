@@ -16,6 +16,9 @@ import (
 	"example.org/slipway/config"
 )
 
+// Snapshotter is containerd's name for the agent.
+const Snapshotter = "slipway"
+
 // Change is a file that a set-up writes, or a step that the user must take.
 type Change struct {
 	// File is the file to write. It is empty for a step.
@@ -50,7 +53,7 @@ func (p *Paths) of(l distribution) {
 	def(&p.Docker, "/etc/docker/daemon.json")
 	def(&p.KubeletDropIn, "/etc/systemd/system/kubelet.service.d/10-slipway.conf")
 	if p.SnapshotterKey == "" {
-		p.SnapshotterKey = "slipway"
+		p.SnapshotterKey = Snapshotter
 	}
 }
 

@@ -1,10 +1,12 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
 
+	"example.org/slipway/agent"
 	"example.org/slipway/agent/setup"
 	"example.org/slipway/cmd/slipway/command"
 )
@@ -19,8 +21,8 @@ func agentSetupCommand() *cobra.Command {
 		Long: `Print the settings by which containerd, Docker Engine (29 or newer, with its containerd image
 store) or kubelet use the agent and the registries of its configuration. With --apply the
 command writes them and keeps copies of the files that it replaces; --undo brings the copies
-back. Give --undo the same flags and configuration as --apply. The command prints what remains
-to be done by hand.`,
+back, and makes containerd forget images that only the agent can start. Give --undo the same
+flags and configuration as --apply. The command prints what remains to be done by hand.`,
 		Example: `  slipway agent setup --containerd --config /etc/slipway/agent.yml
   slipway agent setup --containerd --docker --apply --config /etc/slipway/agent.yml
   slipway agent setup --kubernetes --undo --config /etc/slipway/agent.yml`,
@@ -51,7 +53,11 @@ to be done by hand.`,
 			}
 			switch {
 			case undo:
-				return setup.Undo(changes)
+				err := setup.Undo(changes)
+				if containerd || kubernetes {
+					err = errors.Join(err, forget(cmd, cfg.CRI.Containerd))
+				}
+				return err
 			case apply:
 				err = setup.Apply(changes)
 			}
@@ -82,4 +88,13 @@ to be done by hand.`,
 	fl.StringVar(&p.KubeletDropIn, "kubelet-drop-in", "", "systemd drop-in of kubelet (default /etc/systemd/system/kubelet.service.d/10-slipway.conf)")
 	cmd.MarkFlagsMutuallyExclusive("apply", "undo")
 	return cmd
+}
+
+// forget removes from containerd, if it runs, what can be used with the agent only.
+func forget(cmd *cobra.Command, socket string) error {
+	names, err := agent.Forget(cmd.Context(), socket, setup.Snapshotter)
+	for _, name := range names {
+		fmt.Fprintf(cmd.OutOrStdout(), "containerd forgot %s, whose layers it does not have\n", name)
+	}
+	return err
 }
