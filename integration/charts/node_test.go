@@ -204,14 +204,17 @@ func TestNode(t *testing.T) {
 func (n *node) remove(values string) {
 	n.t.Helper()
 	values += "  state: removed\n"
-	n.write("proc/1/mounts", "overlay /run/x overlay rw,lowerdir=/run/slipway-agent/a:/var/lib/slipway-agent/cache/b 0 0\n", 0o644)
+	// The first process sees the mounts of a container, whose process is the other one.
+	const lower = "overlay rw,lowerdir=/run/slipway-agent/a:/var/lib/slipway-agent/cache/b 0 0\n"
+	n.write("proc/1/mounts", "overlay /run/containerd/x/rootfs "+lower+"overlay /var/lib/slipway-agent/snapshots/1 "+lower, 0o644)
+	n.write("proc/27/mounts", "overlay / "+lower, 0o644)
 	if _, err := n.container(values, first); err == nil || !strings.Contains(err.Error(), "kubectl drain") {
 		n.t.Errorf("removed under a running container: %v", err)
 	}
 	if c := n.calls(); strings.Contains(c, "disable") || strings.Count(c, "restart containerd\n") != 1 {
 		n.t.Errorf("calls: %s", c)
 	}
-	n.write("proc/1/mounts", "proc /proc proc rw 0 0\n", 0o644)
+	n.write("proc/27/mounts", "proc /proc proc rw 0 0\n", 0o644)
 	n.install(values)
 	if c := n.calls(); !strings.Contains(c, "disable --now --quiet slipway-agent") || strings.Contains(c, "restart containerd") {
 		n.t.Errorf("calls: %s", c)

@@ -103,6 +103,20 @@ install() {
 	echo "the agent is installed: $(on_host $home/bin/slipway version)"
 }
 
+# users prints how many processes have files of the agent mounted. Those of this pod do not count:
+# the pod was made with the agent, but reads the machine's own files. A process that sees the
+# machine's mounts has those of all containers, where containerd and the agent put them.
+users() {
+	own=$(readlink /proc/self/ns/ipc) n=0
+	for p in "$host"/proc/[0-9]*; do
+		[ "$(readlink "$p/ns/ipc")" != "$own" ] || continue
+		if grep "^overlay .*[=:,]$state/" "$p/mounts" 2>/dev/null | grep -qv "^overlay [^ ]*\(/containerd/\|$state/\)"; then
+			n=$((n + 1))
+		fi
+	done
+	echo $n
+}
+
 remove() {
 	if [ ! -e "$host$home/bin/slipway" ]; then
 		echo "the agent is not here"
@@ -110,9 +124,8 @@ remove() {
 	fi
 	[ ! -e "$host$config" ] || on_host $home/bin/slipway agent setup "$(target)" --undo --config $config
 	restart_others true
-	if users=$(grep -c "^overlay .*[=:,]$state/" "$host/proc/1/mounts"); then
-		fail "$users containers of this machine use the agent, which stays until they are gone: kubectl drain"
-	fi
+	users=$(users)
+	[ "$users" = 0 ] || fail "$users processes in containers of this machine use the agent, which stays until they are gone: kubectl drain, and restart the machine or its DaemonSets"
 	on_host systemctl disable --now --quiet slipway-agent
 	rm -f "$host$unit" "$host$config"
 	on_host systemctl daemon-reload
