@@ -218,12 +218,17 @@ containerd_tools() {
 	go_tool runc github.com/opencontainers/runc v1.5.2 1 seccomp
 }
 
+# systemd_tar makes the system that systemd boots in tests.
+systemd_tar() {
+	debian_tar "systemd-$(debian_suite)" systemd,systemd-sysv,dbus,procps,iproute2,adduser
+}
+
 # setup_systemd installs what is needed to boot a Debian with systemd, and what runs there.
 setup_systemd() {
 	check_build
 	apt_need systemd-nspawn:systemd-container mmdebstrap:mmdebstrap dpkg-deb:dpkg nsenter:util-linux \
 		skopeo:skopeo busybox:busybox-static curl:curl gcc:gcc pkg-config:pkg-config
-	debian_tar "systemd-$(debian_suite)" systemd,systemd-sysv,dbus,procps,iproute2,adduser
+	systemd_tar
 	containerd_tools
 	if [ ${#missing[@]} -gt 0 ]; then
 		warn "NOT INSTALLED: ${missing[*]}; make test-systemd needs them"
@@ -283,7 +288,8 @@ setup_test() {
 setup_kubernetes() {
 	local c version=v1.36.3
 	check_build
-	apt_need ip:iproute2 busybox:busybox-static
+	apt_need ip:iproute2 busybox:busybox-static systemd-nspawn:systemd-container mmdebstrap:mmdebstrap nsenter:util-linux
+	systemd_tar
 	for c in kubelet kube-apiserver kube-controller-manager kube-scheduler kubectl; do
 		module_tool $c k8s.io/kubernetes k8s.io/kubernetes/cmd/$c $version "-X k8s.io/component-base/version.gitVersion=$version"
 	done

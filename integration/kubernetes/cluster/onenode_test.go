@@ -21,6 +21,22 @@ const (
 // loop is a container's script: it reads all files again and again.
 const loop = `"while true; do if ` + imagetest.Verify + `; then echo good; else echo bad; fi; sleep 1; done"`
 
+// watcher is a Deployment whose pods print what they read.
+const watcher = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: watchers, namespace: open}
+spec:
+  replicas: %d
+  selector: {matchLabels: {app: watchers}}
+  template:
+    metadata: {labels: {app: watchers}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      topologySpreadConstraints: [{maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {app: watchers}}}]
+      containers: [{name: main, image: "REGISTRY/public/app:1", args: [` + loop + `]}]
+`
+
 // kinds has a pod of each kind that matters to whoever serves the pods' files. The pods of
 // namespaces three and four pull with the tokens of their service accounts.
 const kinds = `
