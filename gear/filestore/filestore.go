@@ -112,9 +112,11 @@ type Options struct {
 type Store struct {
 	cat   *catalog.Catalog
 	facts gearfacts.Files
-	objs  objstore.Store
-	opts  Options
-	log   *slog.Logger
+	// checks records damaged packs of which dropped layers consist.
+	checks gearfacts.Checks
+	objs   objstore.Store
+	opts   Options
+	log    *slog.Logger
 
 	// opener is objs if objs implements objstore.Opener, or nil.
 	opener objstore.Opener
@@ -153,7 +155,7 @@ type Store struct {
 
 // New returns the store of the catalogue's packs in objs. It reads nothing.
 func New(cat *catalog.Catalog, objs objstore.Store, o *Options) (*Store, error) {
-	s := &Store{cat: cat, facts: gearfacts.NewFiles(cat.DB), objs: objs}
+	s := &Store{cat: cat, facts: gearfacts.NewFiles(cat.DB), checks: gearfacts.NewChecks(cat.DB), objs: objs}
 	if o != nil {
 		s.opts = *o
 	}

@@ -107,18 +107,23 @@ func (s *Store) verifyPack(ctx context.Context, p *gearfacts.Pack, o VerifyOptio
 		if len(rows) == 0 { // nothing needs the pack, and Settle drops it
 			return 0, nil
 		}
+		if err := s.checks.Found(ctx, p.Digest, err.Error()); err != nil {
+			return 0, err
+		}
 		found(Problem{Pack: pack, What: err.Error()})
 	}
 	at := make(map[gear.Name]gearfacts.File, len(table))
 	for _, f := range table {
 		at[f.Name] = f
 	}
+	sound := err == nil
 	for i := range rows {
 		f := &rows[i]
 		bad := s.verifyFile(ctx, f, at, err != nil, o.Contents || err != nil)
 		if bad == nil {
 			continue
 		}
+		sound = false
 		if !isDamage(bad) && !errors.Is(bad, objstore.ErrNotExist) {
 			return i, bad
 		}
@@ -138,6 +143,9 @@ func (s *Store) verifyPack(ctx context.Context, p *gearfacts.Pack, o VerifyOptio
 	}
 	if err != nil && o.Repair {
 		return len(rows), s.rescue(ctx, p)
+	}
+	if sound && o.Contents { // an earlier check may have found damage
+		return len(rows), s.checks.Checked(ctx, p.Digest, "")
 	}
 	return len(rows), nil
 }

@@ -130,8 +130,11 @@ func (s *Store) damaged(ctx context.Context, name, pack gear.Name, found error) 
 	e := &CorruptError{Pack: hex.EncodeToString(pack[:]), Name: hex.EncodeToString(name[:]), Err: found}
 	s.places.drop(name)
 	s.log.Error("content is damaged", "name", e.Name, "pack", e.Pack, "err", found)
-	err := s.facts.Lose(context.WithoutCancel(ctx), name, pack)
-	if s.opts.OnCorrupt != nil {
+	ctx = context.WithoutCancel(ctx)
+	err := s.facts.Lose(ctx, name, pack)
+	if errors.Is(err, gearfacts.ErrNeeded) { // there is no layer to make it again from
+		err = errors.Join(err, s.checks.Found(ctx, pack, found.Error()))
+	} else if s.opts.OnCorrupt != nil {
 		s.opts.OnCorrupt(e)
 	}
 	if err != nil {

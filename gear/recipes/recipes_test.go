@@ -222,6 +222,10 @@ func TestDamage(t *testing.T) {
 	if err != nil || len(packs) == 0 {
 		t.Fatalf("packs %v, %v", packs, err)
 	}
+	saved := filepath.Join(t.TempDir(), "backup") // has everything before anything is damaged
+	if _, err := backup.Make(t.Context(), b.reg, saved, backup.Options{}); err != nil {
+		t.Fatal(err)
+	}
 	for _, pack := range packs {
 		for name, damage := range map[string]func([]byte) []byte{
 			"flipped": func(p []byte) []byte { p[len(p)/3] ^= 0x40; return p },
@@ -235,10 +239,19 @@ func TestDamage(t *testing.T) {
 				b.must(os.WriteFile(pack, bad, 0o600))
 			}
 			b.restart() // nothing is remembered
-			b.damaged(name, layers)
+			b.damaged(name, layers, saved)
+			b.restart()
+			b.alarm(name, 1)
 			_ = os.Remove(pack)
 			b.must(os.WriteFile(pack, good, 0o600))
 			b.restart()
+			if rep, err := b.files.Verify(t.Context(), filestore.VerifyOptions{Contents: true}); err != nil || rep.Problems > 0 {
+				t.Errorf("with the pack back, which was %s: %+v, %v", name, rep, err)
+			}
+			b.alarm("back", 0)
+			if _, err := backup.Make(t.Context(), b.reg, saved, backup.Options{}); err != nil {
+				t.Errorf("a backup with the pack back, which was %s: %v", name, err)
+			}
 			for _, l := range layers {
 				b.check("with the pack back, which was "+name, l)
 			}
@@ -247,9 +260,15 @@ func TestDamage(t *testing.T) {
 }
 
 // damaged checks what a registry with a damaged pack does.
-func (b *bed) damaged(name string, layers [][]byte) {
+func (b *bed) damaged(name string, layers [][]byte, saved string) {
 	b.t.Helper()
 	ctx := b.t.Context()
+	var needed *backup.NeededPacksError
+	if name != "flipped" { // nobody has read it since
+		if _, err := backup.Make(ctx, b.reg, saved, backup.Options{}); !errors.As(err, &needed) {
+			b.t.Errorf("%s: a backup that has the pack passed it over: %v", name, err)
+		}
+	}
 	for _, l := range layers {
 		got, err := b.read(oci.SHA256(l))
 		if err == nil && !bytes.Equal(got, l) || !bytes.HasPrefix(l, got) {
@@ -266,10 +285,10 @@ func (b *bed) damaged(name string, layers [][]byte) {
 	if err != nil || rep.Problems == 0 {
 		b.t.Errorf("%s: the check found %d problems, %v", name, rep.Problems, err)
 	}
-	_, err = backup.Make(ctx, b.reg, filepath.Join(b.t.TempDir(), "backup"), backup.Options{})
-	var needed *backup.NeededPacksError
-	if !errors.As(err, &needed) {
-		b.t.Errorf("%s: a backup passed it over: %v", name, err)
+	for _, dir := range []string{saved, filepath.Join(b.t.TempDir(), "backup")} {
+		if _, err = backup.Make(ctx, b.reg, dir, backup.Options{}); !errors.As(err, &needed) {
+			b.t.Errorf("%s: a backup passed it over: %v", name, err)
+		}
 	}
 	fsck, err := check.Run(ctx, b.reg, check.Options{Repair: true, GiveUpMany: true})
 	if err != nil || len(fsck.Problems) == 0 {
@@ -279,6 +298,22 @@ func (b *bed) damaged(name string, layers [][]byte) {
 		if s := b.state(oci.SHA256(l)); s != gearfacts.RecipeAlone {
 			b.t.Errorf("%s: the layer is in state %d", name, s)
 		}
+	}
+}
+
+// alarm checks how many packs count as unreadable.
+func (b *bed) alarm(what string, want int64) {
+	b.t.Helper()
+	st, err := b.store.Status(b.t.Context())
+	if err != nil || st.Unreadable != want || int64(len(st.UnreadablePacks)) != want {
+		b.t.Errorf("%s: the status has %d unreadable packs, %v; want %d; %v", what, st.Unreadable, st.UnreadablePacks, want, err)
+	}
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(b.store.metrics.unreadable)
+	list, err := reg.Gather()
+	b.must(err)
+	if got := list[0].Metric[0].Gauge.GetValue(); got != float64(want) {
+		b.t.Errorf("%s: slipway_recipes_unreadable_packs is %v, want %d", what, got, want)
 	}
 }
 

@@ -2,6 +2,7 @@ package recipes
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"time"
@@ -10,6 +11,7 @@ import (
 
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/registry/storage"
 )
 
 // Status describes what is kept as recipes.
@@ -26,7 +28,22 @@ type Status struct {
 	// Refused is the number of layers that got no recipe. They stay as they are.
 	Refused      int64 `json:"refused"`
 	RefusedBytes int64 `json:"refused_bytes"`
+	// Unreadable is the number of packs that dropped layers need and that were found
+	// damaged, unreadable or missing. UnreadablePacks has at most 100 of them.
+	Unreadable      int64            `json:"unreadable"`
+	UnreadablePacks []UnreadablePack `json:"unreadable_packs,omitempty"`
 }
+
+// UnreadablePack is a damaged pack under dropped layers.
+type UnreadablePack struct {
+	// Key is the key of the pack in the object store.
+	Key string `json:"key"`
+	// Damage says what is wrong.
+	Damage string `json:"damage"`
+}
+
+// maxUnreadable is how many damaged packs a Status lists.
+const maxUnreadable = 100
 
 // Status returns what is currently kept as recipes.
 func (s *Store) Status(ctx context.Context) (st Status, err error) {
@@ -47,7 +64,15 @@ func (s *Store) Status(ctx context.Context) (st Status, err error) {
 			st.WaitingBytes += c.Bytes
 		}
 	}
-	return st, nil
+	checks := gearfacts.NewChecks(s.cat.DB)
+	if st.Unreadable, err = checks.CountDamaged(ctx); err != nil {
+		return st, fmt.Errorf("count damaged packs: %w", err)
+	}
+	list, err := checks.Damaged(ctx, maxUnreadable)
+	for _, p := range list {
+		st.UnreadablePacks = append(st.UnreadablePacks, UnreadablePack{Key: storage.PackPrefix + hex.EncodeToString(p.Digest[:]), Damage: p.Damage})
+	}
+	return st, err
 }
 
 // metrics has the metrics of a Store and its Keeper.
@@ -57,9 +82,10 @@ type metrics struct {
 	rebuiltBytes               prometheus.Counter
 	took                       prometheus.Histogram
 	failures                   prometheus.Counter
+	unreadable                 prometheus.GaugeFunc
 }
 
-func newMetrics() *metrics {
+func newMetrics(cat *catalog.Catalog) *metrics {
 	gauge := func(name, help string) prometheus.Gauge {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "slipway_recipes_" + name, Help: help})
 	}
@@ -77,6 +103,17 @@ func newMetrics() *metrics {
 			Buckets: prometheus.ExponentialBuckets(0.05, 4, 8)}),
 		failures: counter("failures_total", "Layers for which a recipe could not be made, proven or put in their place."),
 	}
+	// The gauge asks the catalogue, so that what an earlier process or a reader found counts.
+	m.unreadable = prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "slipway_recipes_unreadable_packs",
+		Help: "Packs that dropped layers need and that were found damaged, unreadable or missing; -1 if the catalogue does not answer."}, func() float64 {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		n, err := gearfacts.NewChecks(cat.DB).CountDamaged(ctx)
+		if err != nil {
+			return -1
+		}
+		return float64(n)
+	})
 	for _, result := range []string{"done", "failed", "given up"} {
 		m.rebuilds.WithLabelValues(result) // 0 before the first one, so that an alert has a series
 	}
@@ -110,5 +147,5 @@ func (m *metrics) count(ctx context.Context, cat *catalog.Catalog) error {
 // Metrics returns the collectors of the store and its keeper.
 func (s *Store) Metrics() []prometheus.Collector {
 	m := s.metrics
-	return []prometheus.Collector{m.layers, m.bytes, m.recipeBytes, m.rebuilds, m.rebuiltBytes, m.took, m.failures}
+	return []prometheus.Collector{m.layers, m.bytes, m.recipeBytes, m.rebuilds, m.rebuiltBytes, m.took, m.failures, m.unreadable}
 }

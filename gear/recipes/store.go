@@ -81,7 +81,7 @@ var (
 // New returns a Store that adds rebuilding to the store inner. Closing the result closes
 // inner.
 func New(cat *catalog.Catalog, inner objstore.Store, o *Options) (*Store, error) {
-	s := &Store{Store: inner, cat: cat, flights: map[oci.Digest]*flight{}, metrics: newMetrics()}
+	s := &Store{Store: inner, cat: cat, flights: map[oci.Digest]*flight{}, metrics: newMetrics(cat)}
 	if o != nil {
 		s.opts = *o
 	}

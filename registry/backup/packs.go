@@ -39,7 +39,7 @@ func (t *transfer) copyPack(ctx context.Context, p snapshot.PackObject) (err err
 	info, err := t.dst.Stat(ctx, key)
 	if err == nil && info.Size == p.Size {
 		t.step(func(rep *Report) { rep.Objects, rep.Bytes = rep.Objects+1, rep.Bytes+p.Size })
-		return nil
+		return t.missed(ctx, p)
 	}
 	if err != nil && !errors.Is(err, objstore.ErrNotExist) {
 		return err
@@ -79,6 +79,19 @@ func (t *transfer) copyPack(ctx context.Context, p snapshot.PackObject) (err err
 		return err
 	}
 	t.step(func(rep *Report) { rep.Objects, rep.Copied = rep.Objects+1, rep.Copied+1 })
+	return nil
+}
+
+// missed notes that a pack which the destination has is gone at the source, or has another
+// size there.
+func (t *transfer) missed(ctx context.Context, p snapshot.PackObject) error {
+	info, err := t.src.Stat(ctx, packKey(p.Digest))
+	if err != nil && !errors.Is(err, objstore.ErrNotExist) {
+		return t.unread(ctx, p.Digest, err)
+	}
+	if err != nil || info.Size != p.Size {
+		t.step(func(*Report) { t.without = append(t.without, p.Digest) })
+	}
 	return nil
 }
 
@@ -123,11 +136,21 @@ func (e *NeededPacksError) Error() string {
 }
 
 // neededPacks returns a [*NeededPacksError] if dropped layers use a pack that was left
-// out. The backup may have these layers from before, but the registry is about to lose
-// them.
+// out, or that anybody found damaged before. The backup may have the pack or these layers
+// from before, but the registry is about to lose them.
 func (b *maker) neededPacks(ctx context.Context) error {
 	var e NeededPacksError
-	for _, pack := range b.t.without {
+	without := b.t.without
+	damaged, err := gearfacts.NewChecks(b.up.Catalog.DB).Damaged(ctx, maxListed)
+	if err != nil {
+		return fmt.Errorf("look for damaged packs: %w", err)
+	}
+	for _, p := range damaged {
+		if !slices.Contains(without, p.Digest) {
+			without = append(slices.Clip(without), p.Digest)
+		}
+	}
+	for _, pack := range without {
 		needed, err := gearfacts.NewRecipes(b.up.Catalog.DB).PackNeeded(ctx, pack)
 		if err != nil {
 			return fmt.Errorf("find out what a pack is needed for: %w", err)

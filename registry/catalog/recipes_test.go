@@ -258,3 +258,54 @@ func testColdLayers(t *testing.T, base *catalogtest.Bed) {
 		t.Errorf("with a pack that is not settled: %v", got)
 	}
 }
+
+// TestPackChecks checks what is remembered of damaged packs, and which packs are to be read.
+func TestPackChecks(t *testing.T) { servers.OnBoth(t, testPackChecks) }
+
+func testPackChecks(t *testing.T, base *catalogtest.Bed) {
+	x := newRecipeBed(t, base)
+	ctx := t.Context()
+	c := gearfacts.NewChecks(x.c.DB)
+	one := gearPack(1, 1).Digest // of layer a and, with one content, of b
+	want := func(what string, damaged int64, due ...gearfacts.Name) {
+		t.Helper()
+		n, err := c.CountDamaged(ctx)
+		gearStep(t, err)
+		list, err := c.Damaged(ctx, 10)
+		gearStep(t, err)
+		packs, err := c.Due(ctx, x.now.Add(-time.Hour), x.now, 10)
+		gearStep(t, err)
+		var got []gearfacts.Name
+		for _, p := range packs {
+			got = append(got, p.Digest)
+		}
+		if n != damaged || int64(len(list)) != damaged || !slices.Equal(got, due) {
+			t.Errorf("%s: %d damaged, listed %v, due %x; want %d, %x", what, n, list, got, damaged, due)
+		}
+	}
+	gearStep(t, c.Found(ctx, one, "rotten"))
+	want("no layer is dropped", 0)
+	x.make(t, x.a, 10)
+	x.drop(t, x.a)
+	ten := gearPack(10, 10).Digest // of the recipe
+	want("a layer is dropped", 1, one, ten)
+	gearStep(t, c.Found(ctx, one, "something else"))
+	if list, err := c.Damaged(ctx, 10); err != nil || list[0].Damage != "rotten" {
+		t.Errorf("%v, %v; want what was found first", list, err)
+	}
+	gearStep(t, c.Checked(ctx, ten, ""))
+	gearStep(t, c.Checked(ctx, one, "still rotten"))
+	want("both were read", 1)
+	if n, err := c.Counts(ctx, x.now); err != nil || n.Packs != 2 || n.Checked != 2 || n.Bytes != n.CheckedBytes {
+		t.Errorf("%+v, %v; want 2 packs, both read", n, err)
+	}
+	x.now = x.now.Add(time.Minute)
+	want("the damaged one is read again soon", 1, one)
+	x.now = x.now.Add(2 * time.Hour)
+	want("both again later", 1, one, ten)
+	gearStep(t, c.Checked(ctx, one, ""))
+	gearStep(t, c.Found(ctx, ten, "rotten"))
+	want("the other one was found damaged", 1, ten)
+	gearStep(t, gearfacts.NewRecipes(x.c.DB).EndRecipe(ctx, x.a))
+	want("no layer is dropped any more", 0)
+}

@@ -125,4 +125,11 @@ func printRecipeStatus(cmd *cobra.Command, st *recipes.Status) {
 	fmt.Fprintf(w, "%d layers of %s are dropped; their recipes take %s\n", st.Layers, command.Size(st.Bytes), command.Size(st.RecipeBytes))
 	fmt.Fprintf(w, "%d layers of %s have a recipe and wait to be dropped, %d of %s stay as they are\n",
 		st.Waiting, command.Size(st.WaitingBytes), st.Refused, command.Size(st.RefusedBytes))
+	if st.Unreadable == 0 {
+		return
+	}
+	fmt.Fprintf(w, "ALARM: %d packs that dropped layers need cannot be read:\n", st.Unreadable)
+	for _, p := range st.UnreadablePacks {
+		fmt.Fprintf(w, "    %s: %s\n", p.Key, p.Damage)
+	}
 }

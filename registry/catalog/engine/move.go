@@ -54,6 +54,10 @@ func storedTables() []storedTable {
 		table("gear_layer_files", 2, "file_id layer_id"),
 		table("gear_grants", 2, "layer_id repo_id"),
 		table("gear_recipes", 1, "layer_id digest recipe_name size recipe_size state due_at rate reason changed_at"),
+		table("gear_pack_checks", 1, "pack_id checked_at damage"),
+		table("gear_parity_groups", 1, "id broken checked_at"),
+		table("gear_parity_files", 2, "group_id pos digest size"),
+		table("gear_parity_packs", 2, "group_id pos pack_id"),
 		table("gear_staged", 2, "file_id repo_id expires_at"),
 		table("gear_intents", 2, "pack writer created_at"),
 		table("gear_jobs", 1, "id digest due_at attempts failure"),
@@ -65,8 +69,9 @@ func storedTables() []storedTable {
 	}
 }
 
-// notInBackups lists the tables whose rows are about running processes.
-var notInBackups = [...]string{"uploads", "leases", "writers"}
+// notInBackups lists the tables whose rows are about running processes, or about objects
+// that a backup does not copy.
+var notInBackups = [...]string{"uploads", "leases", "writers", "gear_pack_checks", "gear_parity_groups", "gear_parity_files", "gear_parity_packs"}
 
 // moveLimit is how long a move may take.
 const moveLimit = 24 * time.Hour

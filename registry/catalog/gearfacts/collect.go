@@ -129,6 +129,9 @@ func (c Files) Deleting(ctx context.Context, n int) ([]Name, error) {
 func (c Files) Forget(ctx context.Context, packs ...Name) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		for _, p := range packs {
+			if _, err := t.Exec(`DELETE FROM gear_pack_checks WHERE pack_id IN (SELECT id FROM gear_packs WHERE digest = ? AND state = 3)`, p[:]); err != nil {
+				return err
+			}
 			if _, err := t.Exec(`DELETE FROM gear_packs WHERE digest = ? AND state = 3`, p[:]); err != nil {
 				return err
 			}
