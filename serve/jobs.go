@@ -41,6 +41,8 @@ func (s *Server) runJobs(ctx context.Context) {
 	}
 	wg.Go(func() { s.dropLayers(ctx) }) // always: layers may have been dropped before
 	every(st.Rebuild.Interval, func() { s.dropLayers(ctx) })
+	wg.Go(func() { s.scrub(ctx) })
+	every(st.Rebuild.Interval, func() { s.scrub(ctx) })
 	if len(st.Retention) > 0 {
 		every(st.RetentionInterval, func() { s.applyRetention(ctx) })
 	}
@@ -164,6 +166,19 @@ func (s *Server) dropLayers(ctx context.Context) {
 	case rep.Made+rep.Refused+rep.Dropped+rep.Failed > 0:
 		s.log.Info("made recipes and dropped layers", "made", rep.Made, "refused", rep.Refused, "dropped", rep.Dropped,
 			"bytes", rep.DroppedBytes, "failed", rep.Failed, "dur", time.Since(began))
+	}
+}
+
+// scrub reads the packs of dropped layers that were not read for long. Damage is in the
+// log, in the status and in the metrics.
+func (s *Server) scrub(ctx context.Context) {
+	rep, err := s.root.Scrub(ctx)
+	switch {
+	case ctx.Err() != nil || unavailable(err):
+	case err != nil:
+		s.log.Error("the packs of dropped layers cannot be scrubbed; it is tried again at the next run", "err", err)
+	case rep.Packs > 0:
+		s.log.Info("scrubbed the packs of dropped layers", "packs", rep.Packs, "bytes", rep.Bytes, "damaged", rep.Damaged)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -95,7 +94,7 @@ func (s *Store) verifyPack(ctx context.Context, p *gearfacts.Pack, o VerifyOptio
 		err = fmt.Errorf("object of %d bytes, the catalogue says %d: %w", size, p.Size, packfile.ErrFormat)
 	}
 	if err == nil && o.Contents {
-		err = s.verifyDigest(ctx, p.Digest)
+		err = s.verifyObject(ctx, packKey(p.Digest), p.Digest, nil)
 	}
 	if err != nil {
 		if !errors.Is(err, objstore.ErrNotExist) && !isDamage(err) {
@@ -210,23 +209,6 @@ func (s *Store) verifyFile(ctx context.Context, f *gearfacts.File, table map[gea
 		err = gear.ErrContent
 	}
 	return err
-}
-
-// verifyDigest hashes a pack.
-func (s *Store) verifyDigest(ctx context.Context, digest gear.Name) error {
-	o, err := s.objs.Get(ctx, packKey(digest), 0, -1)
-	if err != nil {
-		return err
-	}
-	defer o.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, o); err != nil {
-		return err
-	}
-	if gear.Name(h.Sum(nil)) != digest {
-		return fmt.Errorf("the object has another digest: %w", packfile.ErrFormat)
-	}
-	return nil
 }
 
 // readTable reads the table of a pack.

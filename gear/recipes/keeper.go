@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/gear/rebuild"
 	"example.org/slipway/oci"
@@ -39,8 +41,13 @@ type Policy struct {
 	// Share is how much of one processor the making and proving of recipes may take, in
 	// percent; 0 means all of it.
 	Share int
-	// Enter, if not nil, is called before the work on each layer, and leave after it. An
-	// error of Enter ends a pass.
+	// ScrubEvery is how often each pack of which dropped layers consist is read whole; 0:
+	// never.
+	ScrubEvery time.Duration
+	// ScrubRate is how many bytes Scrub reads in a second; 0: as fast as it can.
+	ScrubRate int64
+	// Enter, if not nil, is called before the work on each layer or pack, and leave after
+	// it. An error of Enter ends a pass or a scrub.
 	Enter func() (leave func(), err error)
 }
 
@@ -54,15 +61,19 @@ type Keeper struct {
 
 	mu   sync.Mutex    // held during a pass, and during Rehydrate
 	busy time.Duration // work since the last rest
+
+	scrubbing sync.Mutex    // held during Scrub
+	limiter   *rate.Limiter // of Scrub; nil: no limit
+
 	// step is called after each step, for tests that end the process there. It may be
 	// nil.
 	step func(string) error
 }
 
 // NewKeeper returns the keeper of a registry. It writes recipes with files. It does
-// nothing before Pass or Rehydrate is called.
+// nothing before Pass, Scrub or Rehydrate is called.
 func NewKeeper(s *Store, files *filestore.Store, reg *registry.Registry, p Policy) *Keeper {
-	return &Keeper{s: s, files: files, reg: reg, p: p, now: reg.Upkeep().Replica.Now}
+	return &Keeper{s: s, files: files, reg: reg, p: p, now: reg.Upkeep().Replica.Now, limiter: newLimiter(p.ScrubRate)}
 }
 
 // Report says what a pass did.

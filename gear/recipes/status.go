@@ -83,6 +83,9 @@ type metrics struct {
 	took                       prometheus.Histogram
 	failures                   prometheus.Counter
 	unreadable                 prometheus.GaugeFunc
+	scrubbed                   *prometheus.CounterVec
+	scrubbedBytes              prometheus.Counter
+	scrubBehind                prometheus.Gauge
 }
 
 func newMetrics(cat *catalog.Catalog) *metrics {
@@ -101,7 +104,11 @@ func newMetrics(cat *catalog.Catalog) *metrics {
 		rebuiltBytes: counter("rebuilt_bytes_total", "Bytes of layers that were rebuilt for whoever read them."),
 		took: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "slipway_recipes_rebuild_seconds", Help: "Time that rebuilds of whole layers took.",
 			Buckets: prometheus.ExponentialBuckets(0.05, 4, 8)}),
-		failures: counter("failures_total", "Layers for which a recipe could not be made, proven or put in their place."),
+		scrubbed: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "slipway_recipes_scrubbed_packs_total",
+			Help: "Packs of dropped layers that the scrub has read whole, by result: sound; damaged, which includes missing and unreadable."}, []string{"result"}),
+		scrubbedBytes: counter("scrubbed_bytes_total", "Bytes of packs that the scrub has read."),
+		scrubBehind:   gauge("scrub_behind_bytes", "Bytes of the packs of dropped layers that were not read within storage.rebuild.scrub_every."),
+		failures:      counter("failures_total", "Layers for which a recipe could not be made, proven or put in their place."),
 	}
 	// The gauge asks the catalogue, so that what an earlier process or a reader found counts.
 	m.unreadable = prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "slipway_recipes_unreadable_packs",
@@ -116,6 +123,9 @@ func newMetrics(cat *catalog.Catalog) *metrics {
 	})
 	for _, result := range []string{"done", "failed", "given up"} {
 		m.rebuilds.WithLabelValues(result) // 0 before the first one, so that an alert has a series
+	}
+	for _, result := range []string{"sound", "damaged"} {
+		m.scrubbed.WithLabelValues(result)
 	}
 	return m
 }
@@ -147,5 +157,5 @@ func (m *metrics) count(ctx context.Context, cat *catalog.Catalog) error {
 // Metrics returns the collectors of the store and its keeper.
 func (s *Store) Metrics() []prometheus.Collector {
 	m := s.metrics
-	return []prometheus.Collector{m.layers, m.bytes, m.recipeBytes, m.rebuilds, m.rebuiltBytes, m.took, m.failures, m.unreadable}
+	return []prometheus.Collector{m.layers, m.bytes, m.recipeBytes, m.rebuilds, m.rebuiltBytes, m.took, m.failures, m.unreadable, m.scrubbed, m.scrubbedBytes, m.scrubBehind}
 }

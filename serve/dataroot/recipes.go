@@ -39,6 +39,7 @@ func (r *Root) newKeeper(c *config.Rebuild, enter func() (func(), error)) (*reci
 	return recipes.NewKeeper(r.recipes, r.files, r.Registry, recipes.Policy{
 		ColdAfter: c.ColdAfter, Again: c.Again, Repositories: repos, LeastBytes: int64(c.LeastBytes), LeastRate: int64(c.LeastRate),
 		MostRecipe: int64(c.MostRecipe), Share: c.Share, Enter: enter,
+		ScrubEvery: c.ScrubEvery, ScrubRate: int64(c.ScrubRate),
 	}), nil
 }
 
@@ -74,3 +75,6 @@ func (r *Root) Recipes(ctx context.Context) (recipes.Status, error) { return r.r
 
 // DropLayers looks once for layers that may be dropped, and drops them.
 func (r *Root) DropLayers(ctx context.Context) (recipes.Report, error) { return r.keeper.Pass(ctx) }
+
+// Scrub reads the packs of which dropped layers consist, as far as that is due.
+func (r *Root) Scrub(ctx context.Context) (recipes.ScrubReport, error) { return r.keeper.Scrub(ctx) }
