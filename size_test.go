@@ -24,6 +24,7 @@ var larger = map[string]struct {
 	lines  int
 	reason string
 }{
+	"gear/filestore":       {3600, "reading, writing and settling packs share places, dictionaries and claims"},
 	"node/gearfs":          {4750, "the queues of fetches, the images that they serve and the containers that wait share one order of locks"},
 	"workload/trace/store": {3800, "the readers and writers of one file format, which share its pages"},
 }

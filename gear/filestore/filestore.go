@@ -30,6 +30,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/filestore/hot"
+	"example.org/slipway/gear/filestore/parity"
 	"example.org/slipway/internal/buffers"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/engine"
@@ -106,6 +107,8 @@ type Options struct {
 	// Proof reads packs from where they are stored and not from a cache; default: the
 	// store itself. Settling reads its packs back through it.
 	Proof *Store
+	// Guard keeps the packs sound; default: that of Proof, or one that makes no parity.
+	Guard *parity.Guard
 }
 
 // Store is the file store. All methods may run concurrently.
@@ -140,6 +143,7 @@ type Store struct {
 
 	claims   claims
 	presence presence
+	guard    *parity.Guard
 	// budget bounds the bytes that all presses are working on, which are in buffers.
 	// fresh compresses for all writers. It has a window of some MiB for each worker.
 	budget  *semaphore.Weighted
@@ -189,6 +193,12 @@ func New(cat *catalog.Catalog, objs objstore.Store, o *Options) (*Store, error) 
 	s.dicts = hot.New[*dictionary](dictsInRAM)
 	s.storedDicts = hot.New[[]byte](storedDictBytes)
 	s.claims.init()
+	if s.guard = s.opts.Guard; s.guard == nil && s.opts.Proof != nil {
+		s.guard = s.opts.Proof.guard
+	}
+	if s.guard == nil {
+		s.guard = parity.New(cat.DB, objs, parity.Options{Log: s.log})
+	}
 	s.budget = semaphore.NewWeighted(pressBudget)
 	var token [8]byte
 	if _, err := rand.Read(token[:]); err != nil {

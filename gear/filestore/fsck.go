@@ -21,8 +21,9 @@ import (
 type VerifyOptions struct {
 	// Contents reads all packs and decodes every content.
 	Contents bool
-	// Repair records damaged contents as lost, and deletes objects that the catalogue
-	// does not name.
+	// Repair makes damaged packs again from their parity. If that is not possible, it
+	// records damaged contents as lost. It also deletes objects that the catalogue does not
+	// name.
 	Repair bool
 	// Found is called with every problem.
 	Found func(Problem)
@@ -40,7 +41,12 @@ type Problem struct {
 	// Needed says that a layer whose blob was dropped consists of the content, so that a
 	// repair leaves the content where it was.
 	Needed bool `json:",omitempty"`
-	What   string
+	// Parity says that Pack is the name of a parity file.
+	Parity bool `json:",omitempty"`
+	// Restored says that the pack was made again from its parity, or that the parity is
+	// made again soon.
+	Restored bool `json:",omitempty"`
+	What     string
 }
 
 // VerifyReport counts what Verify examined.
@@ -79,7 +85,32 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (rep VerifyReport, 
 			}
 		}
 	}
+	if err := s.verifyParity(ctx, o, found); err != nil {
+		return rep, fmt.Errorf("verify parity: %w", err)
+	}
 	return rep, s.verifyOrphans(ctx, o, found)
+}
+
+// verifyParity reads the parity files. It does so only if contents are verified, too. A
+// group with a damaged file is made anew by whoever keeps the groups.
+func (s *Store) verifyParity(ctx context.Context, o VerifyOptions, found func(Problem)) error {
+	if !o.Contents {
+		return nil
+	}
+	groups, err := gearfacts.NewParity(s.cat.DB).Groups(ctx, gear.Name{})
+	if err != nil {
+		return err
+	}
+	for i := range groups {
+		damage, err := s.guard.Check(ctx, &groups[i], nil)
+		if err != nil {
+			return err
+		}
+		if damage != nil {
+			found(Problem{Pack: hex.EncodeToString(groups[i].Files[0].Digest[:]), Parity: true, Restored: o.Repair, What: damage.Error()})
+		}
+	}
+	return nil
 }
 
 // verifyPack compares one pack with the catalogue.
@@ -94,7 +125,7 @@ func (s *Store) verifyPack(ctx context.Context, p *gearfacts.Pack, o VerifyOptio
 		err = fmt.Errorf("object of %d bytes, the catalogue says %d: %w", size, p.Size, packfile.ErrFormat)
 	}
 	if err == nil && o.Contents {
-		err = s.verifyObject(ctx, packKey(p.Digest), p.Digest, nil)
+		err = s.guard.Verify(ctx, p.Digest)
 	}
 	if err != nil {
 		if !errors.Is(err, objstore.ErrNotExist) && !isDamage(err) {
@@ -105,6 +136,11 @@ func (s *Store) verifyPack(ctx context.Context, p *gearfacts.Pack, o VerifyOptio
 		}
 		if len(rows) == 0 { // nothing needs the pack, and Settle drops it
 			return 0, nil
+		}
+		if o.Repair && s.guard.Repair(ctx, p.Digest) == nil {
+			s.forgetDicts(p.Digest)
+			found(Problem{Pack: pack, What: err.Error(), Restored: true})
+			return s.verifyPack(ctx, p, VerifyOptions{Contents: o.Contents}, found)
 		}
 		if err := s.checks.Found(ctx, p.Digest, err.Error()); err != nil {
 			return 0, err

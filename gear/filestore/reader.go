@@ -114,6 +114,13 @@ func (f *File) read(ctx context.Context, do func() error) error {
 		}
 		f.at = p
 	}
+	if f.s.guard.Repaired(ctx, f.at.pack) {
+		f.s.forgetDicts(f.at.pack)
+		f.chunks = nil
+		if again := do(); again == nil {
+			return nil
+		}
+	}
 	return f.s.damaged(ctx, f.name, f.at.pack, err)
 }
 

@@ -49,6 +49,34 @@ func (s *Store) readBack(ctx context.Context, packs []gearfacts.NewPack) error {
 	return nil
 }
 
+// move replaces packs by new ones. If dropped layers consist of them, the new packs have
+// parity from the beginning.
+func (s *Store) move(ctx context.Context, r gearfacts.Replacement, group []gearfacts.Pack) error {
+	r.Parity = s.guard.Files() > 0
+	if !r.Parity || len(r.Packs) == 0 {
+		return s.facts.Move(ctx, r)
+	}
+	needed := false
+	for i := range group {
+		is, err := gearfacts.NewRecipes(s.cat.DB).PackNeeded(ctx, group[i].Digest)
+		if err != nil {
+			return err
+		}
+		needed = needed || is
+	}
+	if !needed {
+		return s.facts.Move(ctx, r)
+	}
+	list := make([]gearfacts.Object, len(r.Packs))
+	for i, p := range r.Packs {
+		list[i] = gearfacts.Object{Digest: p.Digest, Size: p.Size}
+	}
+	return s.guard.Protect(ctx, list, func(g gearfacts.Group) error {
+		r.Group = &g
+		return s.facts.Move(ctx, r)
+	})
+}
+
 // unsettleable returns the number of the pack in a group that has a damaged content whose
 // place must not be forgotten.
 func unsettleable(err error, group []gearfacts.Pack) (id int64, ok bool) {

@@ -221,7 +221,7 @@ func (s *Store) settleGroup(ctx context.Context, group []gearfacts.Pack) (writte
 	if err != nil {
 		return nil, err
 	}
-	if err := s.facts.Move(ctx, id, written, old, now.Add(s.opts.DeleteAfter)); err != nil {
+	if err := s.move(ctx, gearfacts.Replacement{Writer: id, Packs: written, Old: old, Due: now.Add(s.opts.DeleteAfter)}, group); err != nil {
 		return nil, err
 	}
 	recorded = true

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -44,6 +45,8 @@ type bed struct {
 	t   testing.TB
 	dir string
 	log *logtest.Buffer
+	// parity is as in Options, from the next start on.
+	parity int
 
 	cat    *catalog.Catalog
 	disk   *flipping
@@ -102,7 +105,7 @@ func (b *bed) open() {
 	disk, err := fsstore.New(b.dir, nil)
 	b.must(err)
 	b.disk = &flipping{Store: disk}
-	b.store, err = New(b.cat, b.disk, &Options{Log: log, TempDir: b.t.TempDir(), OnCorrupt: func(e *filestore.CorruptError) { b.svc.Remake(e) }})
+	b.store, err = New(b.cat, b.disk, &Options{Log: log, TempDir: b.t.TempDir(), Parity: b.parity, OnCorrupt: func(e *filestore.CorruptError) { b.svc.Remake(e) }})
 	b.must(err)
 	b.files, err = filestore.New(b.cat, b.store, &filestore.Options{Log: log, Clock: b.clock, Proof: b.store.Proof(),
 		OnCorrupt: func(e *filestore.CorruptError) { b.svc.Remake(e) }})
@@ -294,10 +297,51 @@ func compressed(level int, parts ...[]byte) []byte {
 	return b.Bytes()
 }
 
-// flipping is a store that, once it is told to, stores other bytes than it is given.
+// flipping is a store that, once it is told to, stores other bytes than it is given, or
+// stops.
 type flipping struct {
 	objstore.Store
 	on atomic.Bool
+	// left is how many operations are left until nothing works any more; 0: no limit.
+	left atomic.Int64
+}
+
+// stopAfter has the store do n more operations, and nothing after them.
+func (f *flipping) stopAfter(n int) { f.left.Store(int64(n) + 1) }
+
+// stopped reports whether the store does nothing any more.
+func (f *flipping) stopped() bool { return f.left.Load() == 1 }
+
+// step returns an error if the store does nothing any more.
+func (f *flipping) step() error {
+	for {
+		n := f.left.Load()
+		if n == 0 {
+			return nil
+		}
+		if n == 1 {
+			return errors.New("the process has ended")
+		}
+		if f.left.CompareAndSwap(n, n-1) {
+			return nil
+		}
+	}
+}
+
+// Get implements objstore.Store.
+func (f *flipping) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
+	if err := f.step(); err != nil {
+		return nil, err
+	}
+	return f.Store.Get(ctx, key, off, n)
+}
+
+// Delete implements objstore.Store.
+func (f *flipping) Delete(ctx context.Context, key string) error {
+	if err := f.step(); err != nil {
+		return err
+	}
+	return f.Store.Delete(ctx, key)
 }
 
 // Unwrap implements objstore.Wrapper.
@@ -305,20 +349,34 @@ func (f *flipping) Unwrap() objstore.Store { return f.Store }
 
 // NewUpload implements objstore.Store.
 func (f *flipping) NewUpload(ctx context.Context, sizeHint int64) (objstore.Upload, error) {
-	u, err := f.Store.NewUpload(ctx, sizeHint)
-	if err == nil && f.on.Load() {
-		u = flippedUpload{u}
+	if err := f.step(); err != nil {
+		return nil, err
 	}
-	return u, err
+	u, err := f.Store.NewUpload(ctx, sizeHint)
+	return flippedUpload{u, f}, err
 }
 
-type flippedUpload struct{ objstore.Upload }
+type flippedUpload struct {
+	objstore.Upload
+	f *flipping
+}
 
 // Write implements io.Writer.
 func (u flippedUpload) Write(p []byte) (int, error) {
-	p = bytes.Clone(p)
-	if len(p) > 0 {
+	if err := u.f.step(); err != nil {
+		return 0, err
+	}
+	if u.f.on.Load() && len(p) > 0 {
+		p = bytes.Clone(p)
 		p[len(p)/2] ^= 1
 	}
 	return u.Upload.Write(p)
+}
+
+// Commit implements objstore.Upload.
+func (u flippedUpload) Commit(ctx context.Context, key string) error {
+	if err := u.f.step(); err != nil {
+		return err
+	}
+	return u.Upload.Commit(ctx, key)
 }

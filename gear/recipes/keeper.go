@@ -108,6 +108,11 @@ func (k *Keeper) Pass(ctx context.Context) (rep Report, err error) {
 		if err := k.makeAll(ctx, &rep); err != nil {
 			return rep, fmt.Errorf("make recipes: %w", err)
 		}
+	}
+	if err := k.protect(ctx, &rep); err != nil {
+		return rep, fmt.Errorf("keep the parity of packs: %w", err)
+	}
+	if k.p.ColdAfter > 0 {
 		if err := k.dropAll(ctx, &rep); err != nil {
 			return rep, fmt.Errorf("drop layers: %w", err)
 		}
@@ -397,7 +402,7 @@ func (k *Keeper) dropAll(ctx context.Context, rep *Report) error {
 			return err
 		}
 		err = k.remove(ctx, l)
-		if errors.Is(err, gearfacts.ErrStale) { // it is being deleted, or has changed
+		if errors.Is(err, gearfacts.ErrStale) || errors.Is(err, gearfacts.ErrUnprotected) { // it is being deleted, or has changed
 			return nil
 		}
 		if err == nil {
@@ -425,7 +430,7 @@ func (k *Keeper) remove(ctx context.Context, l *gearfacts.LayerRecipe) error {
 		return err
 	}
 	defer up.Storage.Locks.Lock(l.Digest)()
-	if err := gearfacts.NewRecipes(k.s.cat.DB).DropLayer(ctx, l.Digest); err != nil {
+	if err := gearfacts.NewRecipes(k.s.cat.DB).DropLayer(ctx, l.Digest, k.s.opts.Parity > 0); err != nil {
 		return err
 	}
 	if err := k.did("dropped"); err != nil {

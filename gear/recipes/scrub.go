@@ -15,8 +15,10 @@ type ScrubReport struct {
 	// Packs is the number of packs that were read, and Bytes their size.
 	Packs int   `json:"packs"`
 	Bytes int64 `json:"bytes"`
-	// Damaged is the number of packs that are damaged, unreadable or missing.
-	Damaged int `json:"damaged"`
+	// Damaged is the number of packs that are damaged, unreadable or missing. Repaired is
+	// the number of packs that were, and were made again from their parity.
+	Damaged  int `json:"damaged"`
+	Repaired int `json:"repaired"`
 }
 
 // scrubPage is how many packs are looked up at a time.
@@ -49,7 +51,7 @@ func (k *Keeper) Scrub(ctx context.Context) (rep ScrubReport, err error) {
 			return rep, fmt.Errorf("look for packs to scrub: %w", err)
 		}
 		if len(packs) == 0 {
-			return rep, nil
+			return rep, k.scrubParity(ctx, before)
 		}
 		for i := range packs {
 			if err := k.entered(func() error { return k.scrubOne(ctx, &packs[i], &rep) }); err != nil {
@@ -62,7 +64,7 @@ func (k *Keeper) Scrub(ctx context.Context) (rep ScrubReport, err error) {
 // scrubOne reads one pack.
 func (k *Keeper) scrubOne(ctx context.Context, p *gearfacts.Pack, rep *ScrubReport) error {
 	m := k.s.metrics
-	damage, err := k.s.files.Scrub(ctx, p.Digest, k.limited)
+	damage, err := k.s.guard.Scrub(ctx, p.Digest, k.limited)
 	if err != nil {
 		return err
 	}
@@ -73,9 +75,39 @@ func (k *Keeper) scrubOne(ctx context.Context, p *gearfacts.Pack, rep *ScrubRepo
 		m.scrubbed.WithLabelValues("sound").Inc()
 		return nil
 	}
-	rep.Damaged++
 	m.scrubbed.WithLabelValues("damaged").Inc()
-	k.s.log.Error("a pack that dropped layers need cannot be read", "pack", fmt.Sprintf("%x", p.Digest), "err", damage)
+	if err := k.s.guard.Repair(ctx, p.Digest); err != nil {
+		rep.Damaged++
+		k.s.log.Error("a pack that dropped layers need cannot be read", "pack", fmt.Sprintf("%x", p.Digest), "err", damage, "repair", err)
+		return ctx.Err()
+	}
+	rep.Repaired++
+	return nil
+}
+
+// scrubParity reads the parity files of the groups that were not read since before. The
+// next pass makes damaged ones anew.
+func (k *Keeper) scrubParity(ctx context.Context, before time.Time) error {
+	groups, err := gearfacts.NewParity(k.s.cat.DB).Groups(ctx, gearfacts.Name{})
+	if err != nil {
+		return fmt.Errorf("look for groups of packs: %w", err)
+	}
+	for i := range groups {
+		g := &groups[i]
+		if g.Broken || !g.Checked.Before(before) {
+			continue
+		}
+		err := k.entered(func() error {
+			damage, err := k.s.guard.Check(ctx, g, k.limited)
+			if damage != nil {
+				k.s.log.Warn("a parity file is damaged; it is made anew", "group", g.ID, "err", damage)
+			}
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("scrub the parity of group %d: %w", g.ID, err)
+		}
+	}
 	return nil
 }
 

@@ -86,6 +86,8 @@ type metrics struct {
 	scrubbed                   *prometheus.CounterVec
 	scrubbedBytes              prometheus.Counter
 	scrubBehind                prometheus.Gauge
+	repaired                   prometheus.Counter
+	unprotected                prometheus.Gauge
 }
 
 func newMetrics(cat *catalog.Catalog) *metrics {
@@ -107,6 +109,8 @@ func newMetrics(cat *catalog.Catalog) *metrics {
 		scrubbed: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "slipway_recipes_scrubbed_packs_total",
 			Help: "Packs of dropped layers that the scrub has read whole, by result: sound; damaged, which includes missing and unreadable."}, []string{"result"}),
 		scrubbedBytes: counter("scrubbed_bytes_total", "Bytes of packs that the scrub has read."),
+		repaired:      counter("repaired_packs_total", "Damaged packs that were made again from parity."),
+		unprotected:   gauge("unprotected_packs", "Packs of dropped layers for which parity could not be made, as of the last pass."),
 		scrubBehind:   gauge("scrub_behind_bytes", "Bytes of the packs of dropped layers that were not read within storage.rebuild.scrub_every."),
 		failures:      counter("failures_total", "Layers for which a recipe could not be made, proven or put in their place."),
 	}
@@ -157,5 +161,5 @@ func (m *metrics) count(ctx context.Context, cat *catalog.Catalog) error {
 // Metrics returns the collectors of the store and its keeper.
 func (s *Store) Metrics() []prometheus.Collector {
 	m := s.metrics
-	return []prometheus.Collector{m.layers, m.bytes, m.recipeBytes, m.rebuilds, m.rebuiltBytes, m.took, m.failures, m.unreadable, m.scrubbed, m.scrubbedBytes, m.scrubBehind}
+	return []prometheus.Collector{m.layers, m.bytes, m.recipeBytes, m.rebuilds, m.rebuiltBytes, m.took, m.failures, m.unreadable, m.scrubbed, m.scrubbedBytes, m.scrubBehind, m.repaired, m.unprotected}
 }

@@ -24,6 +24,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/filestore"
+	"example.org/slipway/gear/filestore/parity"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/gearfacts"
@@ -48,6 +49,9 @@ type Options struct {
 	KeepFor time.Duration
 	// KeepBytes bounds the total size of the layers kept; default 1 GiB.
 	KeepBytes int64
+	// Parity is how many packs of a group may be lost at once; 0: packs have no parity,
+	// because the object store itself is redundant.
+	Parity int
 	// OnCorrupt is called with damaged contents, as in filestore.Options.
 	OnCorrupt func(*filestore.CorruptError)
 }
@@ -57,6 +61,7 @@ type Store struct {
 	objstore.Store
 	cat   *catalog.Catalog
 	files *filestore.Store
+	guard *parity.Guard
 	opts  Options
 	log   *slog.Logger
 
@@ -100,6 +105,7 @@ func New(cat *catalog.Catalog, inner objstore.Store, o *Options) (*Store, error)
 	if s.opts.KeepBytes <= 0 {
 		s.opts.KeepBytes = 1 << 30
 	}
+	s.guard = parity.New(cat.DB, inner, parity.Options{Log: s.log, Files: s.opts.Parity, OnRepair: func(gear.Name) { s.metrics.repaired.Inc() }})
 	var err error
 	if s.files, err = s.proof(); err != nil {
 		return nil, err
@@ -112,7 +118,7 @@ func New(cat *catalog.Catalog, inner objstore.Store, o *Options) (*Store, error)
 // proof returns a file store that reads packs from the object store, and caches no
 // content.
 func (s *Store) proof() (*filestore.Store, error) {
-	return filestore.New(s.cat, s.Store, &filestore.Options{Log: s.log, Cache: forgetful{}, OnCorrupt: s.opts.OnCorrupt})
+	return filestore.New(s.cat, s.Store, &filestore.Options{Log: s.log, Cache: forgetful{}, OnCorrupt: s.opts.OnCorrupt, Guard: s.guard})
 }
 
 // forgetful is a cache that keeps nothing.

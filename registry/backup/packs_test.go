@@ -109,7 +109,7 @@ func TestBackupWhileSettling(t *testing.T) {
 			t.Fatalf("got packs %v, %v", packs, err)
 		}
 		err = errors.Join(b.Store.Put(t.Context(), key, []byte("the same, settled"), true),
-			gearfacts.NewFiles(b.Cat.DB).Move(t.Context(), "", []gearfacts.NewPack{p}, []int64{packs[0].ID}, b.Clock.Now()),
+			gearfacts.NewFiles(b.Cat.DB).Move(t.Context(), gearfacts.Replacement{Packs: []gearfacts.NewPack{p}, Old: []int64{packs[0].ID}, Due: b.Clock.Now()}),
 			b.Store.Delete(t.Context(), old))
 		if err != nil {
 			t.Fatal(err)

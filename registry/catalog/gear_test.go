@@ -95,10 +95,10 @@ func testGearLayerLife(t *testing.T, base *catalogtest.Bed) {
 	if err != nil || packs[0].LiveFiles != 1 || packs[0].LiveBytes != 10 {
 		t.Errorf("packs %+v, %v, want only 3 alive in the first", packs, err)
 	}
-	if err := gearfacts.NewFiles(c.DB).Move(ctx, "", nil, []int64{packs[0].ID}, now); !errors.Is(err, gearfacts.ErrStale) {
+	if err := gearfacts.NewFiles(c.DB).Move(ctx, gearfacts.Replacement{Old: []int64{packs[0].ID}, Due: now}); !errors.Is(err, gearfacts.ErrStale) {
 		t.Errorf("emptying a pack with something alive: %v", err)
 	}
-	gearStep(t, gearfacts.NewFiles(c.DB).Move(ctx, "", []gearfacts.NewPack{gearPack(7, 3)}, []int64{packs[0].ID}, now.Add(time.Minute)))
+	gearStep(t, gearfacts.NewFiles(c.DB).Move(ctx, gearfacts.Replacement{Packs: []gearfacts.NewPack{gearPack(7, 3)}, Old: []int64{packs[0].ID}, Due: now.Add(time.Minute)}))
 	if f, err := gearfacts.NewFiles(c.DB).File(ctx, gearfacts.Name{3}); err != nil || f.Pack != (gearfacts.Name{7}) {
 		t.Errorf("after the move: %+v, %v", f, err)
 	}

@@ -48,7 +48,7 @@ func (x *recipeBed) make(t *testing.T, d oci.Digest, n byte) {
 
 func (x *recipeBed) drop(t *testing.T, d oci.Digest) {
 	t.Helper()
-	gearStep(t, gearfacts.NewRecipes(x.c.DB).DropLayer(t.Context(), d))
+	gearStep(t, gearfacts.NewRecipes(x.c.DB).DropLayer(t.Context(), d, false))
 	gearStep(t, gearfacts.NewRecipes(x.c.DB).LayerAlone(t.Context(), d))
 }
 
@@ -68,7 +68,7 @@ func TestRecipeStates(t *testing.T) { servers.OnBoth(t, testRecipeStates) }
 func testRecipeStates(t *testing.T, base *catalogtest.Bed) {
 	x := newRecipeBed(t, base)
 	ctx := t.Context()
-	if err := gearfacts.NewRecipes(x.c.DB).DropLayer(ctx, x.a); !errors.Is(err, gearfacts.ErrStale) {
+	if err := gearfacts.NewRecipes(x.c.DB).DropLayer(ctx, x.a, false); !errors.Is(err, gearfacts.ErrStale) {
 		t.Errorf("drop a layer without a recipe: %v", err)
 	}
 	if err := gearfacts.NewFiles(x.c.DB).Record(ctx, gearfacts.Record{Packs: []gearfacts.NewPack{gearPack(8, 8)}, Recipe: &gearfacts.LayerRecipe{Digest: x.a, Index: gearfacts.Name{99}, Recipe: gearfacts.Name{8}, Size: 1000}}); !errors.Is(err, gearfacts.ErrStale) {
@@ -81,7 +81,7 @@ func testRecipeStates(t *testing.T, base *catalogtest.Bed) {
 	if any, err := gearfacts.NewRecipes(x.c.DB).AnyRecipe(ctx, gearfacts.RecipeStands); err != nil || any {
 		t.Errorf("something is dropped: %v, %v", any, err)
 	}
-	gearStep(t, gearfacts.NewRecipes(x.c.DB).DropLayer(ctx, x.a))
+	gearStep(t, gearfacts.NewRecipes(x.c.DB).DropLayer(ctx, x.a, false))
 	if any, err := gearfacts.NewRecipes(x.c.DB).AnyRecipe(ctx, gearfacts.RecipeStands); err != nil || !any {
 		t.Errorf("nothing is dropped: %v, %v", any, err)
 	}

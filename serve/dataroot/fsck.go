@@ -95,6 +95,8 @@ func (g *gearCheck) found(p filestore.Problem) {
 		out.Detail += "; a dropped layer consists of it: bring the pack back from a backup"
 	}
 	switch {
+	case p.Parity:
+		out.Key, out.Repaired = "slipway/gear/parity/"+p.Pack, p.Restored
 	case p.Orphan:
 		out.Kind = ProblemGearUnknown
 	case p.Name != "":
@@ -107,7 +109,7 @@ func (g *gearCheck) found(p filestore.Problem) {
 			g.pack = ""
 		}
 	default:
-		g.pack, out.Repaired = p.Pack, false
+		g.pack, out.Repaired = p.Pack, p.Restored
 	}
 	g.rep.Counts[out.Kind]++
 	if out.Repaired {
@@ -119,7 +121,7 @@ func (g *gearCheck) found(p filestore.Problem) {
 		at = len(g.rep.Problems)
 		g.rep.Problems = append(g.rep.Problems, out)
 	}
-	if p.Name == "" && !p.Orphan {
+	if p.Name == "" && !p.Orphan && !p.Parity {
 		g.at = at
 	}
 }

@@ -16,7 +16,7 @@ import (
 // openRecipes makes dropped layers readable like others, whatever the configuration now
 // says.
 func (r *Root) openRecipes() (err error) {
-	r.recipes, err = recipes.New(r.Catalog, r.Objects, &recipes.Options{Log: r.log, TempDir: filepath.Join(r.Dir, gearTemp),
+	r.recipes, err = recipes.New(r.Catalog, r.Objects, &recipes.Options{Log: r.log, TempDir: filepath.Join(r.Dir, gearTemp), Parity: r.cfg.Storage.Rebuild.Parity,
 		OnCorrupt: func(e *filestore.CorruptError) {
 			if r.Gear != nil {
 				r.Gear.Remake(e)

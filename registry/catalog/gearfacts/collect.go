@@ -106,8 +106,10 @@ func (c Files) Deleting(ctx context.Context, n int) ([]Name, error) {
 	err := c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_packs WHERE state = 2 AND due_at <= ?)`, []any{c.db.Millis()}, &due)
 	if err == nil && due {
 		err = c.db.Write(ctx, func(t *engine.Tx) error {
+			// The other packs of a group may need this one to be made again.
 			_, err := t.Exec(`UPDATE gear_packs SET state = 3 WHERE state = 2 AND due_at <= ?
-				AND NOT EXISTS (SELECT 1 FROM gear_intents i WHERE i.pack = gear_packs.digest)`, t.Now())
+				AND NOT EXISTS (SELECT 1 FROM gear_intents i WHERE i.pack = gear_packs.digest)
+				AND NOT EXISTS (SELECT 1 FROM gear_parity_packs m WHERE m.pack_id = gear_packs.id)`, t.Now())
 			return err
 		})
 	}

@@ -223,9 +223,14 @@ func (c Recipes) ProveRecipe(ctx context.Context, d oci.Digest, rate int64, due 
 // DropLayer makes the recipe of a proven layer replace the layer. It may be repeated. The
 // layer's object may be deleted once DropLayer has returned nil. Errors: ErrStale if the
 // layer is gone, is being deleted or has become suspect, or if one of its contents is
-// lost.
-func (c Recipes) DropLayer(ctx context.Context, d oci.Digest) error {
+// lost. With parity also ErrUnprotected if one of its packs has none.
+func (c Recipes) DropLayer(ctx context.Context, d oci.Digest, parity bool) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
+		if parity {
+			if err := protects(t, d); err != nil {
+				return err
+			}
+		}
 		n, err := t.Exec(`UPDATE gear_recipes SET state = 3, changed_at = ? WHERE digest = ? AND state >= 2 AND EXISTS (SELECT 1 FROM gear_layers l
 			JOIN blobs b ON b.id = l.blob_id WHERE l.id = gear_recipes.layer_id AND l.digest = gear_recipes.digest AND b.state = 1 AND (b.suspect = 0 OR gear_recipes.state >= 3)
 			AND b.content IS NULL AND b.size = gear_recipes.size) AND NOT EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_files f ON f.id = lf.file_id

@@ -342,19 +342,39 @@ func setGearLive(t *engine.Tx, ids []int64, live int, packs map[int64]*gearDelta
 	return nil
 }
 
+// Replacement says which packs take the place of others.
+type Replacement struct {
+	// Writer is the writer whose intents for Packs end with this change.
+	Writer string
+	// Packs hold the live contents of the packs Old, which are ids.
+	Packs []NewPack
+	Old   []int64
+	// Due is when the objects of the old packs may be deleted.
+	Due time.Time
+	// Group, if not nil, is recorded as the group of the new packs. With Parity it must
+	// not be nil if dropped layers consist of the old packs.
+	Group  *Group
+	Parity bool
+}
+
 // Move replaces old packs by new packs that hold their live contents. It forgets dead
-// contents that were not moved. The objects of the old packs may be deleted once the time
-// due has come. Errors: ErrStale if a live content was left out.
-func (c Files) Move(ctx context.Context, writer string, packs []NewPack, old []int64, due time.Time) error {
+// contents that were not moved. Errors: ErrStale if a live content was left out, or if the
+// packs must have a group by now.
+func (c Files) Move(ctx context.Context, r Replacement) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
+		if r.Parity && r.Group == nil {
+			if err := unneeded(t, r.Old); err != nil {
+				return err
+			}
+		}
 		isOld := map[int64]bool{}
-		for _, id := range old {
+		for _, id := range r.Old {
 			isOld[id] = true
 		}
-		for _, p := range packs {
+		for _, p := range r.Packs {
 			files := p.Files
 			p.Files = nil
-			id, err := putGearPack(t, t.Now(), writer, p, nil)
+			id, err := putGearPack(t, t.Now(), r.Writer, p, nil)
 			if err != nil {
 				return err
 			}
@@ -374,12 +394,29 @@ func (c Files) Move(ctx context.Context, writer string, packs []NewPack, old []i
 			}
 		}
 		for id := range isOld {
-			if err := emptyGearPack(t, id, due.UnixMilli()); err != nil {
+			if err := emptyGearPack(t, id, r.Due.UnixMilli()); err != nil {
 				return err
 			}
 		}
+		if r.Group != nil {
+			return putGroup(t, r.Group)
+		}
 		return nil
 	})
+}
+
+// unneeded returns ErrStale if dropped layers consist of one of some packs.
+func unneeded(t *engine.Tx, packs []int64) error {
+	for _, id := range packs {
+		var needed bool
+		if err := t.Row(`SELECT EXISTS (SELECT 1 FROM gear_packs p WHERE p.id = ? AND `+neededPack+`)`, []any{id}, &needed); err != nil {
+			return err
+		}
+		if needed {
+			return ErrStale
+		}
+	}
+	return nil
 }
 
 // moveGearFile gives a content its new place, unless it has been put elsewhere meanwhile.

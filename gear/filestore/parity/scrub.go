@@ -1,0 +1,124 @@
+package parity
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/filestore/packfile"
+	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/registry/objstore"
+)
+
+// Check reads the parity files of a group whole and records whether they are sound.
+func (s *Guard) Check(ctx context.Context, g *gearfacts.ParityGroup, wait func(ctx context.Context, n int) error) (damage, err error) {
+	for _, f := range g.Files {
+		if damage = s.verifyObject(ctx, parityKey(f.Digest), f.Digest, wait); damage != nil {
+			break
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return damage, s.groups.Checked(ctx, g.ID, damage != nil)
+}
+
+// Sweep deletes parity files that no group has.
+func (s *Guard) Sweep(ctx context.Context) error {
+	for info, err := range s.objs.List(ctx, parityPrefix, "") {
+		if err != nil {
+			return fmt.Errorf("list parity files: %w", err)
+		}
+		b, err := hex.DecodeString(strings.TrimPrefix(info.Key, parityPrefix))
+		if err != nil || len(b) != len(gear.Name{}) {
+			continue // not ours
+		}
+		if err := s.sweepFile(ctx, gear.Name(b)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Guard) sweepFile(ctx context.Context, file gear.Name) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.unborn[file] > 0 {
+		return nil
+	}
+	known, err := s.groups.FileKnown(ctx, file)
+	if err != nil || known {
+		return err
+	}
+	return s.objs.Delete(ctx, parityKey(file))
+}
+
+// Scrub reads a pack whole, compares it with its digest, and records the result. damage
+// says what is wrong with the pack. wait, if not nil, is called before bytes are read, with
+// their number. An error says that nothing was found out.
+func (s *Guard) Scrub(ctx context.Context, pack gear.Name, wait func(ctx context.Context, n int) error) (damage, err error) {
+	for range 2 { // a failed read may not be one of the medium
+		damage = s.verifyObject(ctx, packKey(pack), pack, wait)
+		if damage == nil {
+			return nil, s.checks.Checked(ctx, pack, "")
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		var busy *objstore.BusyError
+		if errors.As(damage, &busy) {
+			return nil, damage
+		}
+	}
+	needed, err := s.recipes.PackNeeded(ctx, pack)
+	if err != nil || !needed { // it was replaced meanwhile
+		return nil, err
+	}
+	return damage, s.checks.Checked(ctx, pack, damage.Error())
+}
+
+// Verify reads a pack whole and compares it with its digest.
+func (s *Guard) Verify(ctx context.Context, pack gear.Name) error {
+	return s.verifyObject(ctx, packKey(pack), pack, nil)
+}
+
+// verifyObject hashes an object.
+func (s *Guard) verifyObject(ctx context.Context, key string, digest gear.Name, wait func(ctx context.Context, n int) error) error {
+	o, err := s.objs.Get(ctx, key, 0, -1)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	h := sha256.New()
+	buf := make([]byte, scrubBlock)
+	for {
+		if wait != nil {
+			if err := wait(ctx, len(buf)); err != nil {
+				return err
+			}
+		}
+		n, err := io.ReadFull(o, buf)
+		h.Write(buf[:n])
+		if err == io.EOF || err == io.ErrUnexpectedEOF {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+	if gear.Name(h.Sum(nil)) != digest {
+		return fmt.Errorf("the object has another digest: %w", packfile.ErrFormat)
+	}
+	return nil
+}
+
+// scrubBlock is how many bytes of an object are read and hashed at a time.
+const scrubBlock = 256 << 10
