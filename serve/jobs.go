@@ -163,9 +163,9 @@ func (s *Server) dropLayers(ctx context.Context) {
 	case ctx.Err() != nil || unavailable(err): // writes are stopped, or the object store is unavailable
 	case err != nil:
 		s.log.Error("layers cannot be dropped; it is tried again at the next run", "err", err)
-	case rep.Made+rep.Refused+rep.Dropped+rep.Failed > 0:
+	case rep.Made+rep.Refused+rep.Dropped+rep.Back+rep.Failed > 0:
 		s.log.Info("made recipes and dropped layers", "made", rep.Made, "refused", rep.Refused, "dropped", rep.Dropped,
-			"bytes", rep.DroppedBytes, "failed", rep.Failed, "dur", time.Since(began))
+			"bytes", rep.DroppedBytes, "back", rep.Back, "failed", rep.Failed, "dur", time.Since(began))
 	}
 }
 

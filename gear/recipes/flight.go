@@ -132,6 +132,9 @@ func (f *flight) run() {
 	if err != nil && f.s.flights[f.l.Digest] == f {
 		delete(f.s.flights, f.l.Digest) // the next reader tries again
 	}
+	if err == nil {
+		f.s.counts.of[f.l.Digest]++
+	}
 	unused := f.refs == 0
 	f.mu.Lock()
 	f.done, f.err = err == nil, err

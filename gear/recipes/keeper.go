@@ -41,6 +41,9 @@ type Policy struct {
 	// Share is how much of one processor the making and proving of recipes may take, in
 	// percent; 0 means all of it.
 	Share int
+	// BringBackAfter is how many rebuilds of a layer within a day make it an object again;
+	// 0: none do. All readers at once and for some time after share a rebuild.
+	BringBackAfter int
 	// ScrubEvery is how often each pack of which dropped layers consist is read whole; 0:
 	// never.
 	ScrubEvery time.Duration
@@ -85,6 +88,8 @@ type Report struct {
 	// Dropped is the number of dropped layers, and DroppedBytes their size.
 	Dropped      int   `json:"dropped"`
 	DroppedBytes int64 `json:"dropped_bytes"`
+	// Back is the number of layers that are objects again because they are pulled often.
+	Back int `json:"back"`
 	// Failed is the number of layers with which something failed. They are as they were,
 	// and the log says why.
 	Failed int `json:"failed"`
@@ -103,6 +108,9 @@ func (k *Keeper) Pass(ctx context.Context) (rep Report, err error) {
 	}
 	if err := k.returned(ctx); err != nil {
 		return rep, fmt.Errorf("look for dropped layers that have objects: %w", err)
+	}
+	if err := k.bringBack(ctx, &rep); err != nil {
+		return rep, fmt.Errorf("store layers again that are pulled often: %w", err)
 	}
 	if k.p.ColdAfter > 0 {
 		if err := k.makeAll(ctx, &rep); err != nil {

@@ -445,6 +445,74 @@ func TestComesBack(t *testing.T) {
 	b.check("after a damaged object", layer)
 }
 
+// TestBringBack checks that a dropped layer becomes an object again when it is rebuilt
+// often within a day because clients pull it, and only then, and that it is dropped again.
+func TestBringBack(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
+	t.Parallel()
+	b := newBed(t)
+	b.keeper.p.BringBackAfter = 3
+	b.store.opts.KeepFor = time.Nanosecond // each read rebuilds
+	layer := compressed(6, archive(1, 20))
+	d := b.push(layer)
+	b.putManifest(layer)
+	b.drop()
+	if b.stored(d) {
+		t.Fatal("the layer was not dropped")
+	}
+	read := func(times int) {
+		t.Helper()
+		for range times {
+			if got, err := b.read(d); err != nil || !bytes.Equal(got, layer) {
+				t.Fatalf("pulled %d bytes, %v", len(got), err)
+			}
+			for end := time.Now().Add(time.Minute); b.rebuilding(d); time.Sleep(time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatal("the result of a rebuild is kept")
+				}
+			}
+		}
+	}
+	pull := func() {
+		t.Helper()
+		_, err := b.reg.GetManifest(t.Context(), repo, "v1")
+		b.must(err)
+		b.must(b.reg.Upkeep().FlushPulls(t.Context()))
+	}
+	read(5)
+	if rep := b.run(); rep.Back > 0 || b.stored(d) {
+		t.Errorf("%+v: a layer is back that only checks have read", rep)
+	}
+	pull()
+	read(2)
+	b.pass(25 * time.Hour)
+	b.run() // a day has passed
+	pull()
+	read(2)
+	if rep := b.run(); rep.Back > 0 || b.stored(d) {
+		t.Errorf("%+v: a layer is back after two rebuilds a day", rep)
+	}
+	read(1)
+	if rep := b.run(); rep.Back != 1 || !b.stored(d) || b.state(d) != -1 {
+		t.Errorf("%+v, stored %v, state %d; want the layer back", rep, b.stored(d), b.state(d))
+	}
+	b.check("back", layer)
+	b.drop()
+	if b.stored(d) {
+		t.Error("the layer was not dropped again")
+	}
+	b.check("dropped again", layer)
+}
+
+// rebuilding reports whether a rebuild of a layer runs or its result is kept.
+func (b *bed) rebuilding(d oci.Digest) bool {
+	b.store.mu.Lock()
+	defer b.store.mu.Unlock()
+	return b.store.flights[d] != nil
+}
+
 // TestTogether drops a layer and brings it back, again and again, while others pull it, push it, settle
 // the packs, collect garbage and make backups. Every pull must give the layer.
 func TestTogether(t *testing.T) {

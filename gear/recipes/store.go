@@ -73,6 +73,7 @@ type Store struct {
 	mu      sync.Mutex
 	flights map[oci.Digest]*flight
 	kept    int64 // size of the layers that nobody reads
+	counts  counts
 	closed  bool
 
 	metrics *metrics
@@ -86,7 +87,7 @@ var (
 // New returns a Store that adds rebuilding to the store inner. Closing the result closes
 // inner.
 func New(cat *catalog.Catalog, inner objstore.Store, o *Options) (*Store, error) {
-	s := &Store{Store: inner, cat: cat, flights: map[oci.Digest]*flight{}, metrics: newMetrics(cat)}
+	s := &Store{Store: inner, cat: cat, flights: map[oci.Digest]*flight{}, counts: counts{of: map[oci.Digest]int{}}, metrics: newMetrics(cat)}
 	if o != nil {
 		s.opts = *o
 	}

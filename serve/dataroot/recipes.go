@@ -39,7 +39,7 @@ func (r *Root) newKeeper(c *config.Rebuild, enter func() (func(), error)) (*reci
 	return recipes.NewKeeper(r.recipes, r.files, r.Registry, recipes.Policy{
 		ColdAfter: c.ColdAfter, Again: c.Again, Repositories: repos, LeastBytes: int64(c.LeastBytes), LeastRate: int64(c.LeastRate),
 		MostRecipe: int64(c.MostRecipe), Share: c.Share, Enter: enter,
-		ScrubEvery: c.ScrubEvery, ScrubRate: int64(c.ScrubRate),
+		BringBackAfter: c.BringBack, ScrubEvery: c.ScrubEvery, ScrubRate: int64(c.ScrubRate),
 	}), nil
 }
 
