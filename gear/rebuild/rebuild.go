@@ -37,7 +37,7 @@ var errDamaged = fmt.Errorf("%w: it does not fit its layer", ErrDamaged)
 // Options adjust a rebuild.
 type Options struct {
 	// Workers is how many segments are rebuilt at a time; default 1. Each worker takes
-	// 1.7 MB, two segments of plain bytes and the compressed size of the segment.
+	// 3 MB, two segments of plain bytes and the compressed size of the segment.
 	Workers int
 }
 

@@ -210,16 +210,18 @@ func (e *segmentEncoder) chunks(end int) bool {
 
 func (e *segmentEncoder) tokens(toks []deflate.Token) {
 	last, missed := -1, 0
-	for i, t := range toks {
-		if guess := e.pred.Next(); guess != t {
-			e.enc.bit(&e.m.miss[missed], 1)
-			e.m.gap.put(e.enc, uint32(i-last-1))
-			e.fixToken(guess, t)
-			if last, missed = i, 1; e.tooLong() {
-				return
-			}
+	for i := 0; ; i++ {
+		n, guess := e.pred.Agree(toks[i:])
+		if i += n; i == len(toks) {
+			break
 		}
-		e.pred.Took(t)
+		e.enc.bit(&e.m.miss[missed], 1)
+		e.m.gap.put(e.enc, uint32(i-last-1))
+		e.fixToken(guess, toks[i])
+		if last, missed = i, 1; e.tooLong() {
+			return
+		}
+		e.pred.Took(toks[i])
 	}
 	e.enc.bit(&e.m.miss[missed], 0)
 }
@@ -278,7 +280,7 @@ func coded(c deflate.Coding, plain []byte, first int) []byte {
 	return plain
 }
 
-// work is the memory of one goroutine that encodes or decodes segments. It takes 1.7 MB
+// work is the memory of one goroutine that encodes or decodes segments. It takes 3 MB
 // and the memory for a segment.
 type work struct {
 	pred  *deflate.Predictor
@@ -489,18 +491,19 @@ func (d *segmentDecoder) tokens(chunked bool) error {
 	missed := 0
 	next := d.nextMiss(0, missed)
 	for len(toks) != count && pred.At() < end && len(toks) < deflate.MaxTokens {
-		t := pred.Next()
-		if len(toks) == next {
-			var ok bool
-			if t, ok = d.fixToken(t); !ok {
+		if right := right(len(toks), count, next); right > 0 {
+			before := len(toks)
+			if toks = pred.Follow(toks, right, end); len(toks) == before {
 				return errDamaged
 			}
-			missed = 1
-			next = d.nextMiss(len(toks)+1, missed)
+			continue
 		}
-		if t.Len() > end-pred.At() {
+		t, ok := d.fixToken(pred.Next())
+		if !ok || t.Len() > end-pred.At() {
 			return errDamaged
 		}
+		missed = 1
+		next = d.nextMiss(len(toks)+1, missed)
 		toks = append(toks, t)
 		pred.Took(t)
 	}
@@ -509,6 +512,20 @@ func (d *segmentDecoder) tokens(chunked bool) error {
 		return errDamaged
 	}
 	return nil
+}
+
+// right returns how many tokens after the first n of a block are as guessed, at most.
+// The block has count tokens, and the next that differs is the one at miss; a negative
+// number says that there is no such limit.
+func right(n, count, miss int) int {
+	right := deflate.MaxTokens - n
+	if count >= 0 {
+		right = min(right, count-n)
+	}
+	if miss >= 0 {
+		right = min(right, miss-n)
+	}
+	return right
 }
 
 // nextMiss reads which token is the next that differs from the guess. It returns -1 if

@@ -18,6 +18,11 @@ const Slack = 8
 // walk the encoder's chain. It finds matches of five bytes and more, and of eight bytes
 // and more, in separate chains, which are much shorter.
 //
+// Most encoders add every position to their chains, whatever they find there. So chains
+// makes the nodes of many positions ahead of the search, in one loop. The tables of the
+// last positions are much larger than a processor's nearest cache. In that loop it waits
+// for several of their entries at once, and a search does not need them any more.
+//
 // The result is what the encoder finds, except for strings that share a hash with many
 // other strings. It need not be the same, because wrong predictions are corrected. But it
 // must never change.
@@ -26,14 +31,15 @@ type chains struct {
 	buf    []byte // plain bytes and Slack
 	end    int    // the search sees nothing from here on
 	member int    // start of the member; may be negative
-	ins    int    // positions before it are in the chains
+	ins    int    // positions before it are in the encoder's chains
+	done   int    // positions before it have nodes; at least ins
 
-	own   []head // by the encoder's hash
-	four  []int32
-	five  []int32
-	eight []int32
-	nodes [window]node
-	link4 [window]uint16
+	own   [1 << goBits]head // by the encoder's hash
+	four  [1 << tableBits]int32
+	five  [1 << tableBits]int32
+	eight [1 << tableBits]int32
+	nodes [ring]node
+	link4 [ring]uint16
 }
 
 // head is the last position of a chain + 1, and the number of positions in the chain.
@@ -50,25 +56,31 @@ const (
 	wmask     = window - 1
 	tableBits = 15
 	goBits    = 17 // bits of the hash of Go's encoder
+	// ring is the number of nodes that are kept: those of the window, and those ahead.
+	ring  = 2 * window
+	rmask = ring - 1
+	// batch is how many nodes are made ahead.
+	batch = 512
 )
 
-func newChains() *chains {
-	return &chains{own: make([]head, 1<<goBits), four: make([]int32, 1<<tableBits),
-		five: make([]int32, 1<<tableBits), eight: make([]int32, 1<<tableBits)}
-}
+func newChains() *chains { return new(chains) }
 
 // start begins at buf[at:]. The bytes before are history.
 func (c *chains) start(s search, buf []byte, end, at, member int) {
 	c.search, c.buf, c.end, c.member = s, buf, end, member
 	c.ins = max(0, member, at-window)
-	clear(c.own)
-	clear(c.four)
-	clear(c.five)
-	clear(c.eight)
+	c.done = c.ins
+	clear(c.own[:])
+	clear(c.four[:])
+	clear(c.five[:])
+	clear(c.eight[:])
 }
 
 // begin begins a member. Nothing before it can be copied.
-func (c *chains) begin(at int) { c.member, c.ins = at, at }
+func (c *chains) begin(at int) {
+	c.member, c.ins = at, at
+	c.done = max(c.done, at)
+}
 
 func load64(b []byte, i int) uint64 { return binary.LittleEndian.Uint64(b[i:]) }
 func load32(b []byte, i int) uint32 { return binary.LittleEndian.Uint32(b[i:]) }
@@ -93,45 +105,56 @@ func hash5(v uint64) uint32 { return uint32((v << 24) * 0x9e3779b185ebca87 >> (6
 
 func hash8(v uint64) uint32 { return uint32(v * 0x9e3779b185ebca87 >> (64 - tableBits)) }
 
-// back returns how far before i a chain's last position is. A result larger than the
-// window means that there is none.
-func back(i int, pos int32) uint16 { return uint16(min(i+1-int(pos), 1<<16-1)) }
+// back returns how far before a position the last position of a chain is. Both are given
+// + 1. A result larger than the window means that there is none.
+func back(at, last int32) uint16 { return uint16(min(uint32(at-last), 1<<16-1)) }
 
-// insert adds the positions before i to the chains.
-func (c *chains) insert(i int) {
-	limit := min(i, c.end-c.minLen+1)
+// limit returns the first position that the encoder does not add to its chains yet,
+// because it does not see enough bytes there.
+func (c *chains) limit() int { return c.end - c.minLen + 1 }
+
+// reach makes the nodes up to that of i, and further ones if they do not depend on which
+// tokens the encoder takes.
+func (c *chains) reach(i int) {
+	to := i + 1
+	if !c.greedy {
+		to += batch
+	}
+	to = min(to, c.limit())
+	// Nothing that is farther back than the window can be found.
+	from := max(c.done, i-window)
 	if c.zlib {
-		c.insertZlib(limit)
+		c.insertZlib(from, to)
 	} else {
-		c.insertGo(limit)
+		c.insertGo(from, to)
 	}
-	c.ins = max(c.ins, limit)
+	c.done = max(c.done, to)
 }
 
-func (c *chains) insertZlib(limit int) {
-	four, five, eight := (*[1 << tableBits]int32)(c.four), (*[1 << tableBits]int32)(c.five), (*[1 << tableBits]int32)(c.eight)
-	own := (*[1 << goBits]head)(c.own)
-	for i := c.ins; i < limit; i++ {
-		v := load64(c.buf, i)
-		h, at := &own[c.hashZlib(v)&(1<<goBits-1)], int32(i+1)
-		h4, h5, h8 := &four[hash4(v)], &five[hash5(v)], &eight[hash8(v)]
-		c.nodes[i&wmask] = node{back(i, h.pos), back(i, *h5), back(i, *h8), uint16(h.count)}
-		c.link4[i&wmask] = back(i, *h4)
-		h.pos, *h4, *h5, *h8 = at, at, at, at
-		h.count++
+// skip says that the encoder adds no more positions before at to its chains.
+func (c *chains) skip(at int) {
+	c.ins = max(c.ins, at)
+	c.done = max(c.done, at)
+}
+
+func (c *chains) insertZlib(from, to int) {
+	for i := from; i < to; i++ {
+		v, at := load64(c.buf, i), int32(i+1)
+		h, h4, h5, h8 := &c.own[c.hashZlib(v)&(1<<goBits-1)], &c.four[hash4(v)], &c.five[hash5(v)], &c.eight[hash8(v)]
+		c.nodes[i&rmask] = node{back(at, h.pos), back(at, *h5), back(at, *h8), uint16(h.count)}
+		c.link4[i&rmask] = back(at, *h4)
+		*h = head{at, h.count + 1}
+		*h4, *h5, *h8 = at, at, at
 	}
 }
 
-func (c *chains) insertGo(limit int) {
-	five, eight := (*[1 << tableBits]int32)(c.five), (*[1 << tableBits]int32)(c.eight)
-	own := (*[1 << goBits]head)(c.own)
-	for i := c.ins; i < limit; i++ {
-		v := load64(c.buf, i)
-		h, at := &own[hashGo(v)], int32(i+1)
-		h5, h8 := &five[hash5(v)], &eight[hash8(v)]
-		c.nodes[i&wmask] = node{back(i, h.pos), back(i, *h5), back(i, *h8), uint16(h.count)}
-		h.pos, *h5, *h8 = at, at, at
-		h.count++
+func (c *chains) insertGo(from, to int) {
+	for i := from; i < to; i++ {
+		v, at := load64(c.buf, i), int32(i+1)
+		h, h5, h8 := &c.own[hashGo(v)], &c.five[hash5(v)], &c.eight[hash8(v)]
+		c.nodes[i&rmask] = node{back(at, h.pos), back(at, *h5), back(at, *h8), uint16(h.count)}
+		*h = head{at, h.count + 1}
+		*h5, *h8 = at, at
 	}
 }
 
@@ -163,22 +186,24 @@ func (c *chains) low(i int) int {
 // find returns the match that the encoder finds at i if it is longer than prev. Otherwise
 // the distance is 0.
 func (c *chains) find(i, prev int) (length, dist int) {
-	c.insert(i)
+	c.ins = max(c.ins, min(i, c.limit()))
 	look := min(maxMatch, c.end-i)
 	if look < c.minLen || look <= prev {
 		return prev, 0
 	}
-	v := load64(c.buf, i)
-	h := c.own[c.hash(v)]
-	w := walk{i: i, v: v, look: look, low: c.low(i), tries: uint16(c.chain), count: uint16(h.count)}
-	nearest := int(h.pos) - 1
-	if nearest < w.low {
+	if i >= c.done {
+		c.reach(i)
+	}
+	at := c.nodes[i&rmask]
+	nearest, low := i-int(at.own), c.low(i)
+	if nearest < low {
 		return prev, 0
 	}
+	w := walk{i: i, look: look, low: low, tries: uint16(c.chain), at: at}
 	if prev >= c.good {
 		w.tries >>= 2
 	}
-	if c.zlib && w.low == i-c.maxDist && nearest != w.low {
+	if c.zlib && low == i-c.maxDist && nearest != low {
 		w.low++ // zlib accepts its greatest distance only for the nearest candidate
 	}
 	if look > 4 {
@@ -199,16 +224,16 @@ func (c *chains) find(i, prev int) (length, dist int) {
 	return prev, 0
 }
 
-// walk is a search at i, where the bytes v are. It compares at most look bytes, does not
-// go before low, and considers only the first tries of count candidates.
+// walk is a search at i, whose node is at. It compares at most look bytes, does not go
+// before low, and considers only the first tries candidates.
 type walk struct {
 	i, look, low int
-	v            uint64
-	tries, count uint16
+	at           node
+	tries        uint16
 }
 
 // seen reports whether the encoder looks at the candidate j.
-func (c *chains) seen(w *walk, j int) bool { return w.count-c.nodes[j&wmask].ord <= w.tries }
+func (c *chains) seen(w *walk, j int) bool { return w.at.ord-c.nodes[j&rmask].ord <= w.tries }
 
 // long finds matches of five bytes and more that are longer than best.
 func (c *chains) long(w *walk, best int) (length, dist int) {
@@ -217,13 +242,13 @@ func (c *chains) long(w *walk, best int) (length, dist int) {
 	// Other strings with the same hash count as steps, too, so the last candidates may be
 	// missed.
 	steps := int(w.tries) + 8
-	j := int(c.eight[hash8(w.v)]) - 1
+	j := w.i - int(w.at.eight)
 	if best < 7 {
-		for j = int(c.five[hash5(w.v)]) - 1; j >= w.low && steps > 0; steps-- {
-			at := &c.nodes[j&wmask]
+		for j = w.i - int(w.at.five); j >= w.low && steps > 0; steps-- {
+			at := &c.nodes[j&rmask]
 			if load32(buf, j+best-3) == want {
 				if n := matchLen(buf, j, w.i, w.look); n > best {
-					if w.count-at.ord > w.tries {
+					if w.at.ord-at.ord > w.tries {
 						return length, dist
 					}
 					best, length, dist = n, n, w.i-j
@@ -244,10 +269,10 @@ func (c *chains) long(w *walk, best int) (length, dist int) {
 		}
 	}
 	for ; j >= w.low && steps > 0; steps-- {
-		at := &c.nodes[j&wmask]
+		at := &c.nodes[j&rmask]
 		if load32(buf, j+best-3) == want {
 			if n := matchLen(buf, j, w.i, w.look); n > best {
-				if w.count-at.ord > w.tries {
+				if w.at.ord-at.ord > w.tries {
 					break
 				}
 				best, length, dist = n, n, w.i-j
@@ -264,9 +289,10 @@ func (c *chains) long(w *walk, best int) (length, dist int) {
 
 // short4 finds the nearest match of four bytes.
 func (c *chains) short4(w *walk, nearest int) (dist int) {
+	v := load32(c.buf, w.i)
 	if !c.zlib {
-		for j := nearest; j >= w.low; j -= int(c.nodes[j&wmask].own) {
-			if load32(c.buf, j) == uint32(w.v) {
+		for j := nearest; j >= w.low; j -= int(c.nodes[j&rmask].own) {
+			if load32(c.buf, j) == v {
 				if w.i-j > c.far || !c.seen(w, j) {
 					return 0
 				}
@@ -275,8 +301,8 @@ func (c *chains) short4(w *walk, nearest int) (dist int) {
 		}
 		return 0
 	}
-	for j := int(c.four[hash4(w.v)]) - 1; j >= w.low; j -= int(c.link4[j&wmask]) {
-		if load32(c.buf, j) == uint32(w.v) {
+	for j := w.i - int(c.link4[w.i&rmask]); j >= w.low; j -= int(c.link4[j&rmask]) {
+		if load32(c.buf, j) == v {
 			if !c.seen(w, j) {
 				return 0
 			}
@@ -288,9 +314,9 @@ func (c *chains) short4(w *walk, nearest int) (dist int) {
 
 // short3 finds the nearest match of three bytes.
 func (c *chains) short3(w *walk, nearest int) (dist int) {
-	low := max(w.low, w.i-c.far)
-	for j := nearest; j >= low; j -= int(c.nodes[j&wmask].own) {
-		if (load32(c.buf, j)^uint32(w.v))&0xffffff == 0 {
+	v, low := load32(c.buf, w.i), max(w.low, w.i-c.far)
+	for j := nearest; j >= low; j -= int(c.nodes[j&rmask].own) {
+		if (load32(c.buf, j)^v)&0xffffff == 0 {
 			if !c.seen(w, j) {
 				return 0
 			}
@@ -306,14 +332,23 @@ const maxRank = 1 << 10
 // candidates calls do for positions that match at least length bytes at i, the nearest
 // first, until do returns false.
 func (c *chains) candidates(i, length int, do func(dist int) bool) {
-	c.insert(i)
-	low := max(i-window, c.member, 0)
+	steps := maxRank
+	if i < c.ins {
+		steps-- // the position itself counts as one
+	}
+	c.ins = max(c.ins, min(i, c.limit()))
+	if i >= c.done {
+		c.reach(i)
+	}
 	j := int(c.own[c.hash(load64(c.buf, i))].pos) - 1
-	for steps := maxRank; j >= low && steps > 0; steps-- {
-		if j < i && matchLen(c.buf, j, i, length) == length && !do(i-j) {
+	if i < c.done {
+		j = i - int(c.nodes[i&rmask].own)
+	}
+	for low := max(i-window, c.member, 0); j >= low && steps > 0; steps-- {
+		if matchLen(c.buf, j, i, length) == length && !do(i-j) {
 			return
 		}
-		j -= int(c.nodes[j&wmask].own)
+		j -= int(c.nodes[j&rmask].own)
 	}
 }
 

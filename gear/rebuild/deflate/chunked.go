@@ -1,5 +1,7 @@
 package deflate
 
+import "slices"
+
 const (
 	// chunkSize is how many plain bytes an encoder of this kind takes at a time:
 	// maxStoreBlockSize of compress/flate and of klauspost/compress.
@@ -59,9 +61,9 @@ func (c *chunked) next(to int) {
 
 // literals appends n literals.
 func (c *chunked) literals(n int) {
-	for range n {
-		c.toks = append(c.toks, 0)
-	}
+	at := len(c.toks)
+	c.toks = slices.Grow(c.toks, n)[:at+n]
+	clear(c.toks[at:])
 }
 
 // rest turns the rest of the chunk into literals.
@@ -236,55 +238,62 @@ func (k *klauspost5) more(c *chunked) {
 			c.rest()
 			return
 		}
-		if f, ok := k.search(c, s, next); ok {
-			k.take(c, k.better(c, f, limit), next, limit)
-			return
+		v := load64(c.buf, s)
+		e4, e7 := &k.short[klauspostHash4(v)], &k.long[klauspostHash7(v)]
+		short, long := int(*e4), *e7
+		*e4, *e7 = int32(s), lastTwo{int32(s), long.last}
+		last, before := int(long.last), int(long.before)
+		switch {
+		case c.same(v, s, last):
+			k.take(c, k.better(c, k.longer(c, v, s, next, last, before), limit), next, limit)
+		case near(s, last) && c.same(v, s, before):
+			k.put(load64(c.buf, next), next)
+			k.take(c, k.better(c, found{s, before, 0}, limit), next, limit)
+		case c.same(v, s, short):
+			k.take(c, k.better(c, k.lazy(c, s, next, short), limit), next, limit)
+		default:
+			continue
 		}
+		return
 	}
 }
 
-// search looks for a match at s, or at next if the match there is better.
-func (k *klauspost5) search(c *chunked, s, next int) (f found, ok bool) {
-	v, nv := load64(c.buf, s), load64(c.buf, next)
-	short := int(k.short[klauspostHash4(v)])
+// same reports whether the four bytes v, which are at s, are at t as well, near enough.
+func (c *chunked) same(v uint64, s, t int) bool { return near(s, t) && load32(c.buf, t) == uint32(v) }
+
+// length returns the length of a match of at least four bytes, up to the longest.
+func (c *chunked) length(s, t int) int {
+	return 4 + matchLen(c.buf, s+4, t+4, min(maxMatch-4, c.to-s-4))
+}
+
+// longer returns the longer one of two matches at s.
+func (k *klauspost5) longer(c *chunked, v uint64, s, next, last, before int) found {
+	k.put(load64(c.buf, next), next)
+	f := found{s, last, 0}
+	if c.same(v, s, before) {
+		if f.n = c.length(s, last); c.length(s, before) > f.n {
+			f.t, f.n = before, c.length(s, before)
+		}
+	}
+	return f
+}
+
+// lazy returns the match of s and t, or one at next if that is longer.
+func (k *klauspost5) lazy(c *chunked, s, next, t int) found {
+	f := found{s, t, c.length(s, t)}
+	v := load64(c.buf, next)
 	long := k.long[klauspostHash7(v)]
-	k.put(v, s)
-	same := func(v uint64, s, t int) bool { return near(s, t) && load32(c.buf, t) == uint32(v) }
-	length := func(s, t int) int {
-		return 4 + matchLen(c.buf, s+4, t+4, min(maxMatch-4, c.to-s-4))
-	}
-	if t, t2 := int(long.last), int(long.before); near(s, t) {
-		if same(v, s, t) {
-			k.put(nv, next)
-			f := found{s, t, 0}
-			if same(v, s, t2) {
-				if f.n = length(s, t); length(s, t2) > f.n {
-					f.t, f.n = t2, length(s, t2)
-				}
-			}
-			return f, true
-		}
-		if same(v, s, t2) {
-			k.put(nv, next)
-			return found{s, t2, 0}, true
-		}
-	}
-	if !same(v, s, short) {
-		return found{}, false
-	}
-	f = found{s, short, length(s, short)}
-	long = k.long[klauspostHash7(nv)]
-	k.put(nv, next)
-	if t := int(long.last); near(next, t) {
-		for _, t := range []int{t, int(long.before)} {
-			if same(nv, next, t) {
-				if n := length(next, t); n > f.n {
-					return found{next, t, n}, true
+	k.put(v, next)
+	if near(next, int(long.last)) {
+		for _, t := range [2]int32{long.last, long.before} {
+			if c.same(v, next, int(t)) {
+				if n := c.length(next, int(t)); n > f.n {
+					return found{next, int(t), n}
 				}
 			}
 		}
 	}
-	return f, true
+	return f
 }
 
 // better extends a match as far as possible, and looks for another match at its end.

@@ -1,6 +1,6 @@
 package deflate
 
-// Predictor guesses the tokens of a stream, one after the other. It needs 2.5 MB and may
+// Predictor guesses the tokens of a stream, one after the other. It needs 3 MB and may
 // be used by one goroutine.
 type Predictor struct {
 	model    Model
@@ -92,8 +92,8 @@ func (p *Predictor) see() {
 			p.freshBlock()
 		case p.run == nil && !p.c.zlib:
 			// Go never adds the last three bytes to its chains.
-			p.c.insert(p.at)
-			p.c.ins = max(p.c.ins, p.at)
+			p.c.reach(p.at - 1)
+			p.c.skip(p.at)
 		}
 	}
 	p.c.end = p.n
@@ -244,10 +244,81 @@ func (p *Predictor) Took(t Token) {
 	}
 	n := t.Len()
 	if p.c.greedy && n > p.c.lazy {
-		p.c.insert(p.at + 1)
-		p.c.ins = max(p.c.ins, p.at+n)
+		p.c.reach(p.at)
+		p.c.skip(p.at + n)
 	}
 	p.move(p.at+n, false)
+}
+
+// Follow takes the next tokens as predicted, at most n of them and none that ends after
+// the position end. It appends them to toks.
+func (p *Predictor) Follow(toks []Token, n, end int) []Token {
+	for n > 0 && p.at < end {
+		if ready := p.ready(); len(ready) > 0 {
+			k, at := 0, p.at
+			for _, t := range ready[:min(n, len(ready))] {
+				if at+t.Len() > end {
+					break
+				}
+				at += t.Len()
+				k++
+			}
+			if k == 0 {
+				break
+			}
+			toks, n = append(toks, ready[:k]...), n-k
+			p.run.used += k
+			p.move(at, false)
+			continue
+		}
+		t := p.Next()
+		if p.at+t.Len() > end {
+			break
+		}
+		toks, n = append(toks, t), n-1
+		p.Took(t)
+	}
+	return toks
+}
+
+// Agree records which tokens there are in fact, as long as they are as predicted. It
+// returns the number of these, and the guess for the token after them.
+func (p *Predictor) Agree(toks []Token) (n int, guess Token) {
+	for n < len(toks) {
+		k, at := 0, p.at
+		for i, t := range p.ready() {
+			if n+i == len(toks) || t != toks[n+i] {
+				break
+			}
+			at += t.Len()
+			k++
+		}
+		if k > 0 {
+			n += k
+			p.run.used += k
+			p.move(at, false)
+			continue
+		}
+		if guess = p.Next(); guess != toks[n] {
+			return n, guess
+		}
+		p.Took(guess)
+		n++
+	}
+	return n, 0
+}
+
+// ready returns the next tokens of a chunked encoder, as far as they are known. They end
+// before the encoder sees more.
+func (p *Predictor) ready() []Token {
+	if p.run == nil {
+		return nil
+	}
+	if p.at >= p.run.to {
+		p.follow()
+	}
+	p.run.guess()
+	return p.run.toks[p.run.used:]
 }
 
 // Rank returns the number of possible matches at At that are nearer than t. The rank
