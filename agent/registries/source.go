@@ -27,7 +27,10 @@ type source struct {
 	silent   bool
 }
 
-var _ gearfs.Source = (*source)(nil)
+var _ gearfs.Reconnector = (*source)(nil)
+
+// Reconnect implements gearfs.Reconnector.
+func (s *source) Reconnect() { s.p.reg.Reconnect() }
 
 // Dial makes a source from its stored reference.
 func (r *Set) Dial(ref gearfs.SourceRef) (gearfs.Source, error) {

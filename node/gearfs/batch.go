@@ -21,8 +21,10 @@ type batch struct {
 	flights []*flight
 	bytes   int64
 	alone   bool
+	flow    *flow
 
-	// The fields up to pace belong to run's goroutine.
+	// The fields up to pace belong to run's goroutine. Others read delivered and at, so
+	// they change only while mu is held.
 	delivered []bool
 	at        int // index of the flight whose content is being delivered, -1 for none
 	got       int64
@@ -32,8 +34,12 @@ type batch struct {
 	guard     *guard
 	pace      *pace // nil: it need not spare the processors, or cannot measure them
 
-	// mu guards what is known about arriving bytes. Another goroutine calls came, too.
-	mu      sync.Mutex
+	// mu guards what is known about arriving bytes. Another goroutine calls came, too. It
+	// is locked after the scheduler's mu.
+	mu sync.Mutex
+	// end is the index of the first flight that the request no longer has to deliver. It
+	// changes only while the scheduler's mu is held, too.
+	end     int
 	through int    // all flights before this index are delivered
 	raw     int64  // bytes that arrived since the last delivery in the same answer
 	lf      *large // the large file that is being delivered, if any
@@ -47,7 +53,8 @@ func (e *localError) Unwrap() error { return e.err }
 
 // guard ends a request if its source sends nothing.
 type guard struct {
-	d time.Duration
+	d      time.Duration
+	giveUp context.CancelCauseFunc // ends the request for another reason
 
 	mu   sync.Mutex
 	t    *time.Timer
@@ -57,7 +64,7 @@ type guard struct {
 // guarded returns a context that ends when there is no progress for d.
 func guarded(parent context.Context, d time.Duration) (context.Context, *guard, func()) {
 	ctx, cancel := context.WithCancelCause(parent)
-	g := &guard{d: d}
+	g := &guard{d: d, giveUp: cancel}
 	g.t = time.AfterFunc(d, func() { cancel(errStalled) })
 	return ctx, g, func() {
 		g.t.Stop()
@@ -95,6 +102,11 @@ func (b *batch) run() {
 	defer end()
 	b.guard, b.at, b.began = g, -1, time.Now()
 	b.delivered = make([]bool, len(b.flights))
+	b.flow.cancel = g.giveUp
+	b.c.mu.Lock()
+	b.c.begin(b.flow)
+	b.c.mu.Unlock()
+	b.c.wake()
 	if !b.wanted() {
 		runtime.LockOSThread() // b.pace belongs to a thread
 		defer runtime.UnlockOSThread()
@@ -123,7 +135,17 @@ func (b *batch) deliver(ctx context.Context, i int, r io.Reader) error {
 	if b.first.IsZero() {
 		b.first = time.Now()
 	}
-	b.at = i
+	b.mu.Lock()
+	mine := i < b.end
+	if mine {
+		b.at = i
+	}
+	b.mu.Unlock()
+	if !mine {
+		return errHandedOver
+	}
+	b.flow.local.Store(true)
+	defer b.flow.local.Store(false)
 	if err := b.yield(ctx); err != nil {
 		return err
 	}
@@ -141,28 +163,92 @@ func (b *batch) deliver(ctx context.Context, i int, r io.Reader) error {
 		b.c.finish(fl, nil)
 		b.c.mu.Unlock()
 	}
+	b.mu.Lock()
 	b.delivered[i] = true
 	b.at = -1
-	b.mu.Lock()
 	b.raw = 0
 	for b.through < len(b.delivered) && b.delivered[b.through] {
 		b.through++
 	}
+	over := b.through >= b.end && b.end < len(b.flights)
 	b.mu.Unlock()
 	b.c.s.fetched(fl, b.prio)
+	if over {
+		return errHandedOver
+	}
 	return nil
+}
+
+// errHandedOver ends a request after its last files were handed over to another one.
+var errHandedOver = errors.New("another request brings the rest")
+
+// awaited is wanted for a caller that holds the scheduler's mu.
+func (b *batch) awaited() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, fl := range b.flights[:b.end] {
+		if b.delivered[i] {
+			continue
+		}
+		if lf := b.c.large[fl.img.key(fl.f.Name)]; fl.awaited() || lf != nil && lf.waiting.Load() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// left returns how many bytes of content the request has yet to deliver.
+func (b *batch) left() (n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, fl := range b.flights[:b.end] {
+		if !b.delivered[i] {
+			n += fl.f.Size
+		}
+	}
+	return n
+}
+
+// divide puts the last flights back in the queue, so that the request keeps the given
+// share of what it has to deliver. The request keeps the file that is arriving. divide
+// returns false if there is no other file. The scheduler's mu is held.
+func (b *batch) divide(keep float64) bool {
+	most := float64(b.left()) * keep
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	first := max(b.through, b.at) + 1
+	kept := 0.0
+	for i := b.through; i < b.end && (i < first || kept < most); i++ {
+		if first = max(first, i+1); !b.delivered[i] {
+			kept += float64(b.flights[i].f.Size)
+		}
+	}
+	var rest []*flight
+	for i := min(first, b.end); i < b.end; i++ {
+		if !b.delivered[i] {
+			b.flights[i].rescues++
+			rest = append(rest, b.flights[i])
+		}
+	}
+	if len(rest) == 0 {
+		return false
+	}
+	b.end = first
+	b.c.requeue(rest)
+	return true
 }
 
 // came notes that n bytes arrived. They may be a part of the next delivery.
 func (b *batch) came(n int) {
 	b.guard.moved()
+	b.flow.came(n)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if n == 0 {
 		b.raw = 0
 	}
 	b.raw += int64(n)
-	left := b.flights[b.through:]
+	left := b.flights[min(b.through, b.end):b.end]
 	if len(left) == 0 || b.raw <= left[0].arrived {
 		return
 	}
@@ -345,15 +431,7 @@ const (
 func (b *batch) wanted() bool {
 	b.c.mu.Lock()
 	defer b.c.mu.Unlock()
-	for i, fl := range b.flights {
-		if b.delivered[i] {
-			continue
-		}
-		if lf := b.c.large[fl.img.key(fl.f.Name)]; fl.awaited() || lf != nil && lf.waiting.Load() > 0 {
-			return true
-		}
-	}
-	return false
+	return b.awaited()
 }
 
 // meter counts the arriving bytes and slows down the background.
@@ -367,11 +445,13 @@ type meter struct {
 
 // Read implements io.Reader.
 func (m *meter) Read(p []byte) (int, error) {
+	b := m.b
+	b.flow.local.Store(false)
 	n, err := m.r.Read(p[:min(len(p), limitPiece)])
+	b.flow.local.Store(true)
 	if n == 0 {
 		return n, err
 	}
-	b := m.b
 	b.got += int64(n)
 	b.guard.moved()
 	m.n += int64(n)
@@ -398,9 +478,13 @@ func (m *meter) Read(p []byte) (int, error) {
 
 // finish accounts for the request and requeues the flights that it did not deliver.
 func (b *batch) finish(err error) {
+	c, now := b.c, time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.flows, b.flow)
 	var left []*flight
 	files := 0
-	for i, fl := range b.flights {
+	for i, fl := range b.flights[:b.end] {
 		if b.delivered[i] {
 			files++
 		} else {
@@ -410,16 +494,13 @@ func (b *batch) finish(err error) {
 	if err == nil && len(left) > 0 {
 		err = fmt.Errorf("%s delivered %d of %d files: %w", b.src.ref, files, len(b.flights), io.ErrUnexpectedEOF)
 	}
-	c, now := b.c, time.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.running[b.prio]--
 	defer c.wake()
 	b.src.files += int64(files)
 	b.src.bytes += b.got
 	if !b.first.IsZero() {
 		got := b.got
-		if b.paused {
+		if b.paused || errors.Is(err, errSlow) {
 			got = 0
 		}
 		c.observe(b.src.ref.Registry, b.first.Sub(b.began), got, now.Sub(b.first))
@@ -435,6 +516,15 @@ func (b *batch) finish(err error) {
 		culprit = b.flights[b.at]
 	}
 	c.requeue(left)
+	switch {
+	case errors.Is(err, errHandedOver):
+		return
+	case errors.Is(err, errSlow):
+		for _, fl := range left {
+			fl.rescues++
+		}
+		return
+	}
 	c.fault(&culprit.tries, b.src, files > 0 || b.alone, err)
 	var local *localError
 	if errors.As(err, &local) {

@@ -81,6 +81,12 @@ const (
 	briefly = 150 * time.Millisecond
 )
 
+// measured is what a decision needs to know about a link.
+type measured struct {
+	rtt  time.Duration
+	rate float64 // bytes of content a second
+}
+
 // decisionInput is what is known before a start.
 type decisionInput struct {
 	forced              Mode
@@ -92,7 +98,7 @@ type decisionInput struct {
 	guess        bool
 	profileFiles int // number of them that are missing
 	profileBytes int64
-	link         link
+	link         measured
 	hits         hits
 }
 

@@ -23,7 +23,7 @@ func TestEagerHasAPrice(t *testing.T) {
 		{"fast line far away with a profile", 50 * time.Millisecond, 110e6, 300, Lazy},
 	} {
 		in := image
-		in.link = link{rtt: c.rtt, rate: c.rate}
+		in.link = measured{rtt: c.rtt, rate: c.rate}
 		if in.profiled = c.profiled; c.profiled > 0 {
 			in.profileFiles, in.profileBytes = c.profiled, 8<<20
 		}

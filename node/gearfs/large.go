@@ -231,6 +231,15 @@ func (c *scheduler) runRange(j *rangeJob, src *source) {
 	ctx, g, end := guarded(c.s.ctx, c.s.opts.Stall)
 	defer end()
 	began, was := time.Now(), j.n
+	f := &flow{src: src, prio: j.prio, rescues: j.rescues, cancel: g.giveUp}
+	left := &atomic.Int64{}
+	left.Store(int64(j.n) * gear.ChunkSize)
+	f.awaited, f.left = func() bool { return true }, left.Load
+	f.divide = func(float64) bool { return false }
+	c.mu.Lock()
+	c.begin(f)
+	c.mu.Unlock()
+	c.wake()
 	var p *pace
 	if j.prio == inBackground {
 		runtime.LockOSThread() // p belongs to a thread
@@ -238,7 +247,7 @@ func (c *scheduler) runRange(j *rangeJob, src *source) {
 		p = newPace()
 		defer p.close()
 	}
-	first, got, err := c.readRange(ctx, g, j, src, p)
+	first, got, err := c.readRange(ctx, rangeWatch{g, f, left}, j, src, p)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}
@@ -246,10 +255,11 @@ func (c *scheduler) runRange(j *rangeJob, src *source) {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	delete(c.flows, f)
 	c.running[j.prio]--
 	c.wake()
 	src.bytes += got
-	if !first.IsZero() {
+	if !first.IsZero() && !errors.Is(err, errSlow) {
 		c.observe(src.ref.Registry, first.Sub(began), got, now.Sub(first))
 	}
 	if j.n < was {
@@ -261,6 +271,11 @@ func (c *scheduler) runRange(j *rangeJob, src *source) {
 	}
 	if err == nil {
 		err = io.ErrUnexpectedEOF
+	}
+	if errors.Is(err, errSlow) {
+		j.rescues++
+		c.ranges[j.prio] = append([]*rangeJob{j}, c.ranges[j.prio]...)
+		return
 	}
 	j.checked = j.checked || errors.Is(err, gear.ErrContent)
 	c.fault(&j.tries, src, j.n < was || len(j.tries.faults) > 0, err)
@@ -275,9 +290,16 @@ func (c *scheduler) runRange(j *rangeJob, src *source) {
 	c.ranges[j.prio] = append(c.ranges[j.prio], j)
 }
 
+// rangeWatch is how the progress of a range is watched.
+type rangeWatch struct {
+	*guard
+	flow *flow
+	left *atomic.Int64 // bytes of content that are yet to come
+}
+
 // readRange reads the chunks of a job. The job gets shorter with each chunk. readRange
 // returns the time when the first byte came, and how many bytes came.
-func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *source, p *pace) (first time.Time, got int64, err error) {
+func (c *scheduler) readRange(ctx context.Context, w rangeWatch, j *rangeJob, src *source, p *pace) (first time.Time, got int64, err error) {
 	from, err := c.dialled(src)
 	if err != nil {
 		return first, 0, err
@@ -287,7 +309,8 @@ func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *s
 	n := min(int64(j.first+j.n)*gear.ChunkSize, lf.f.Size) - off
 	arrived := 0 // bytes of the chunk that is being read
 	came := func(n int) {
-		g.moved()
+		w.moved()
+		w.flow.came(n)
 		if n == 0 {
 			arrived = 0
 		}
@@ -312,7 +335,7 @@ func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *s
 			fill += m
 			got += int64(m)
 			if m > 0 {
-				g.moved()
+				w.moved()
 			}
 			if fill > j.best {
 				j.best = fill
@@ -325,9 +348,11 @@ func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *s
 				return first, got, fmt.Errorf("chunk %d of file %x: %w", j.first, lf.f.Name, err)
 			}
 		}
+		w.flow.local.Store(true)
 		if err := lf.put(j.first, chunk, j.prio); err != nil {
 			return first, got, ofCache(err)
 		}
+		w.left.Add(-gear.ChunkSize)
 		lf.mu.Lock()
 		delete(lf.coming, j.first)
 		lf.mu.Unlock()
@@ -336,10 +361,11 @@ func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *s
 		j.best, arrived = 0, 0
 		lf.c.s.tryComplete(lf)
 		if j.prio == inBackground && j.n > 0 {
-			if err := c.spare(ctx, g, lf, p, len(chunk)); err != nil {
+			if err := c.spare(ctx, w.guard, lf, p, len(chunk)); err != nil {
 				return first, got, err
 			}
 		}
+		w.flow.local.Store(false)
 	}
 	return first, got, nil
 }

@@ -246,7 +246,7 @@ func (s *Service) missing(img *image, each func(f gear.File) bool) (files int, b
 
 // linkOf returns what was measured of the connection to an image's first working source,
 // and how well profiles of the image did.
-func (s *Service) linkOf(img *image) (link, hits) {
+func (s *Service) linkOf(img *image) (measured, hits) {
 	s.imagesMu.RLock()
 	rec := img.rec
 	s.imagesMu.RUnlock()
@@ -254,10 +254,10 @@ func (s *Service) linkOf(img *image) (link, hits) {
 	defer s.sched.mu.Unlock()
 	for _, ref := range rec.Sources {
 		if l := s.sched.links[ref.Registry]; l != nil {
-			return *l, rec.Hits
+			return measured{l.rtt, l.rate}, rec.Hits
 		}
 	}
-	return link{}, rec.Hits
+	return measured{}, rec.Hits
 }
 
 // Background sets whether an image is completed in the background, also after a

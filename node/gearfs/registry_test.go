@@ -49,6 +49,8 @@ func (s *regSource) Profile(ctx context.Context) (starts.Profile, error) {
 	return starts.Profile{Files: predict.Files(p.Names, p.Origins), Donor: string(p.Donor)}, err
 }
 
+func (s *regSource) Reconnect() { s.reg.Reconnect() }
+
 func (s *regSource) ReportProfile(ctx context.Context, names []gear.Name, whole bool) error {
 	return s.reg.GearReportProfile(ctx, s.repo, s.manifest, names, whole)
 }

@@ -69,6 +69,7 @@ type flight struct {
 	over    bool
 	waiters int
 	keep    bool // continues without waiters
+	rescues int  // how often a slow connection was given up for it
 	tries   tries
 }
 
@@ -85,6 +86,7 @@ type rangeJob struct {
 	prio     priority
 	best     int   // the most bytes of the first chunk that one try brought or received
 	checked  bool  // a source sent wrong bytes
+	rescues  int   // how often a slow connection was given up for it
 	tries    tries // guarded by the scheduler's mu
 }
 
@@ -110,6 +112,9 @@ type scheduler struct {
 	flip    bool // ranges go first; it alternates
 	// assembling is the number of large files that are being completed by ranges.
 	assembling [priorities]int
+	// flows are the running requests. watched is when they were compared last.
+	flows   map[*flow]struct{}
+	watched time.Time
 }
 
 func (c *scheduler) init(s *Service) {
@@ -119,6 +124,7 @@ func (c *scheduler) init(s *Service) {
 	c.sources = map[SourceRef]*source{}
 	c.links = map[string]*link{}
 	c.large = map[fileKey]*large{}
+	c.flows = map[*flow]struct{}{}
 }
 
 // wake makes run check the queues.
@@ -135,8 +141,13 @@ func (c *scheduler) run() {
 	defer timer.Stop()
 	for {
 		c.mu.Lock()
-		at := c.dispatch(time.Now())
+		now := time.Now()
+		look := c.watch(now)
+		at := c.dispatch(now)
 		c.mu.Unlock()
+		if at.IsZero() || !look.IsZero() && look.Before(at) {
+			at = look
+		}
 		if at.IsZero() {
 			timer.Stop()
 		} else {
@@ -445,6 +456,11 @@ func (c *scheduler) startBatch(p priority, now time.Time) (bool, time.Time) {
 	c.queues[p] = keep
 	if b == nil {
 		return false, wake
+	}
+	b.end = len(b.flights)
+	b.flow = &flow{src: b.src, prio: p, awaited: b.awaited, left: b.left, divide: b.divide}
+	for _, fl := range b.flights {
+		b.flow.rescues = max(b.flow.rescues, fl.rescues)
 	}
 	c.running[p]++
 	c.s.goWork(b.run)

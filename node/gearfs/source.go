@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -192,8 +193,15 @@ func (c *scheduler) dialled(src *source) (Source, error) {
 
 // link is what was measured of the connection to a registry.
 type link struct {
-	rtt  time.Duration
-	rate float64 // bytes of content a second
+	rtt, least time.Duration // on average, and the shortest one
+	rate       float64       // bytes of content a second of one request
+
+	// arrived counts the bytes on the wire. wire is how many a second all requests
+	// together brought lately. had bytes had arrived at since, when it was measured last.
+	arrived atomic.Int64
+	wire    float64
+	since   time.Time
+	had     int64
 }
 
 // smooth is the weight of a new measurement in the average.
@@ -212,11 +220,20 @@ func (s *Service) ObserveLink(registry string, rtt time.Duration, bytes int64, t
 // from a shaper's bucket or a socket's buffer.
 const minSample = 512 << 10
 
-func (c *scheduler) observe(registry string, rtt time.Duration, bytes int64, took time.Duration) {
+// link returns what is known about the connection to a registry. mu is held.
+func (c *scheduler) link(registry string) *link {
 	l := c.links[registry]
 	if l == nil {
 		l = &link{}
 		c.links[registry] = l
+	}
+	return l
+}
+
+func (c *scheduler) observe(registry string, rtt time.Duration, bytes int64, took time.Duration) {
+	l := c.link(registry)
+	if rtt > 0 && (l.least == 0 || rtt < l.least) {
+		l.least = rtt
 	}
 	switch {
 	case rtt > 0 && l.rtt == 0:

@@ -105,8 +105,8 @@ type Client struct {
 	base   *url.URL
 	auth   *auth.Client
 	log    *slog.Logger
-	own    *http.Transport // closed by Close; nil if the caller gave the transport
-	tries  int             // at least 1
+	own    *renewable // closed by Close; nil if the caller gave the transport
+	tries  int        // at least 1
 	wait   time.Duration
 	most   time.Duration
 	stall  time.Duration // 0: never
@@ -176,9 +176,38 @@ func New(baseURL string, o *Options) (*Client, error) {
 // Close closes idle connections. Requests under way are not disturbed.
 func (c *Client) Close() error {
 	if c.own != nil {
-		c.own.CloseIdleConnections()
+		c.own.current.Load().CloseIdleConnections()
 	}
 	return nil
+}
+
+// Reconnect makes later requests use new connections. Requests under way keep theirs. It
+// helps where a connection has become slow or dead: over HTTP/2 all requests share one.
+// It does nothing if the caller gave the transport.
+func (c *Client) Reconnect() {
+	if c.own != nil {
+		c.own.renew()
+	}
+}
+
+// renewable is a transport whose connections can be replaced.
+type renewable struct {
+	current atomic.Pointer[http.Transport]
+}
+
+var _ http.RoundTripper = (*renewable)(nil)
+
+// RoundTrip implements http.RoundTripper.
+func (r *renewable) RoundTrip(req *http.Request) (*http.Response, error) {
+	return r.current.Load().RoundTrip(req)
+}
+
+// renew replaces the connections. Those in use are closed when their requests end.
+func (r *renewable) renew() {
+	old := r.current.Load()
+	if r.current.CompareAndSwap(old, old.Clone()) {
+		old.CloseIdleConnections()
+	}
 }
 
 // URL returns the address that the client was made with, without credentials.
@@ -251,8 +280,9 @@ func (c *Client) transport(o *Options) (http.RoundTripper, error) {
 			Certificates:       o.Certificates,
 		},
 	}
-	c.own = t
-	return t, nil
+	c.own = &renewable{}
+	c.own.current.Store(t)
+	return c.own, nil
 }
 
 // challenged reduces a 401 answer to one challenge, in the plain spelling that

@@ -1,0 +1,228 @@
+package gearfs_test
+
+import (
+	"context"
+	"net"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"example.org/slipway/gear"
+	gearclient "example.org/slipway/gear/client"
+	"example.org/slipway/node/gearfs"
+	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
+	"example.org/slipway/serve/servetest"
+)
+
+// line is a way to a registry over which all connections together get a limited rate. One
+// connection can be held: from some byte on it gets much less, or nothing.
+type line struct {
+	t      testing.TB
+	to     string
+	url    string
+	shared atomic.Pointer[rate.Limiter]
+	// hold chooses a connection: the next one that brings as many bytes as this in one answer.
+	// 0 means none. held is the rate of that connection in bytes a second, 0 for a stall.
+	hold, held atomic.Int64
+	victims    atomic.Int64 // connections that were held
+	brought    atomic.Int64 // bytes for the client
+	ctx        context.Context
+	work       sync.WaitGroup
+}
+
+const linePiece = 8 << 10
+
+func newLine(t testing.TB, to string) *line {
+	t.Helper()
+	u, err := url.Parse(to)
+	must(t, err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ln := &line{t: t, to: u.Host, url: "http://" + l.Addr().String(), ctx: ctx}
+	ln.limit(1 << 40)
+	ln.work.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			ln.work.Go(func() { ln.forward(c) })
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		l.Close()
+		ln.work.Wait()
+	})
+	return ln
+}
+
+// limit sets what all connections get together, in bytes a second.
+func (l *line) limit(perSec int) {
+	l.shared.Store(rate.NewLimiter(rate.Limit(perSec), max(perSec/100, linePiece)))
+}
+
+func (l *line) forward(near net.Conn) {
+	defer near.Close()
+	far, err := net.Dial("tcp", l.to)
+	if err != nil {
+		return
+	}
+	defer far.Close()
+	stop := context.AfterFunc(l.ctx, func() { near.Close(); far.Close() })
+	defer stop()
+	// A buffer would hide how slow the line is.
+	_ = near.(*net.TCPConn).SetWriteBuffer(4 * linePiece)
+	var answer atomic.Int64 // bytes since the last request
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		defer far.Close()
+		b := make([]byte, linePiece)
+		for {
+			n, err := near.Read(b)
+			answer.Store(0)
+			if _, werr := far.Write(b[:n]); err != nil || werr != nil {
+				return
+			}
+		}
+	})
+	var own *rate.Limiter
+	b := make([]byte, linePiece)
+	for {
+		n, err := far.Read(b)
+		if n > 0 {
+			if hold := l.hold.Load(); hold > 0 && answer.Add(int64(n)) >= hold && l.hold.CompareAndSwap(hold, 0) {
+				own = rate.NewLimiter(rate.Limit(l.held.Load()), linePiece)
+				l.victims.Add(1)
+			}
+			if own != nil && l.waits(own, n) != nil {
+				break
+			}
+			if l.waits(l.shared.Load(), n) != nil {
+				break
+			}
+			l.brought.Add(int64(n))
+			if _, err := near.Write(b[:n]); err != nil {
+				break
+			}
+		}
+		if err != nil {
+			break
+		}
+	}
+	near.Close()
+}
+
+// waits waits until a limiter lets n bytes pass. A limiter of rate 0 never does.
+func (l *line) waits(r *rate.Limiter, n int) error {
+	if r.Limit() == 0 {
+		<-l.ctx.Done()
+		return l.ctx.Err()
+	}
+	return r.WaitN(l.ctx, n)
+}
+
+// lineTo pushes an image to a new registry behind a line. It returns the line, the index and a
+// function that makes a node that has nothing, with connections of its own.
+func lineTo(t testing.TB, contents [][]byte) (*line, *gear.Index, func(o gearfs.Options) *node) {
+	t.Helper()
+	url := servetest.Start(t)
+	connect := func(url string) (*client.Client, *gearclient.Client) {
+		reg, err := client.New(url, &client.Options{RetryWait: time.Millisecond, Retries: 1})
+		must(t, err)
+		t.Cleanup(func() { reg.Close() })
+		return reg, gearclient.New(reg, &gearclient.Options{AskEvery: 10 * time.Millisecond, RetryWait: time.Millisecond})
+	}
+	reg, gc := connect(url)
+	manifest := pushLayer(t, reg, "r/app", contents)
+	platform := &oci.Platform{OS: "linux", Architecture: "amd64"}
+	img, err := gc.One(t.Context(), "r/app", "v1", platform)
+	must(t, err)
+	x, err := gc.Index(t.Context(), img)
+	must(t, err)
+	l := newLine(t, url)
+	return l, x, func(o gearfs.Options) *node {
+		reg, gc := connect(l.url)
+		img, err := gc.One(t.Context(), "r/app", "v1", platform)
+		must(t, err)
+		n := newNode(t, o, map[string]gearfs.Source{"a": &regSource{Source: gc.Files(img, x), reg: reg, repo: "r/app", manifest: manifest}})
+		must(t, n.AddImage(gearfs.ImageSpec{Chain: "sha256:1", Ref: "r/app:v1", Sources: []gearfs.SourceRef{{Registry: "a", Repo: "r/app"}}}, x))
+		return n
+	}
+}
+
+// TestSlowConnection fetches the same files over an unimpeded line and over one with a connection
+// that gets 1 MiB/s or nothing any more. The start must not wait for that connection.
+func TestSlowConnection(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
+	const perSec = 12_500_000
+	var small [][]byte
+	for i := range 320 {
+		small = append(small, content(uint64(i), 60_000+i*100))
+	}
+	large := [][]byte{content(1001, 24<<20)}
+	for name, contents := range map[string][][]byte{"files": small, "a large file": large} {
+		l, _, newNode := lineTo(t, contents)
+		tr := makeTree(t, contents...)
+		start := func(t *testing.T, hold, held int64) (took time.Duration, brought int64) {
+			l.limit(perSec)
+			l.hold.Store(hold)
+			l.held.Store(held)
+			n := newNode(gearfs.Options{Mode: gearfs.Lazy, PrefetchWait: 10 * time.Minute})
+			before, began := l.brought.Load(), time.Now()
+			var profile []gear.Name
+			for _, f := range tr.files {
+				profile = append(profile, f.Name)
+			}
+			got, err := n.Prefetch(t.Context(), "sha256:1", profile)
+			if err != nil || got.Left > 0 {
+				t.Fatalf("prefetched %+v, %v", got, err)
+			}
+			took, brought = time.Since(began), l.brought.Load()-before
+			for _, f := range tr.files[:1] {
+				n.check(tr, f)
+			}
+			n.stop()
+			return took, brought
+		}
+		for _, c := range []struct {
+			name       string
+			hold, held int64
+		}{
+			{"1 MiB/s from the beginning", 100, 1 << 20},
+			{"1 MiB/s later", 2 << 20, 1 << 20},
+			{"stalls", 2 << 20, 0},
+		} {
+			t.Run(name+" "+c.name, func(t *testing.T) {
+				// A busy machine delays either run, so only the best of some ratios counts.
+				best := 0.0
+				for range 4 {
+					free, bytes := start(t, 0, 0)
+					victims := l.victims.Load()
+					held, moved := start(t, c.hold, c.held)
+					if l.victims.Load() == victims {
+						t.Fatal("no connection was held")
+					}
+					t.Logf("unimpeded %v, with one held connection %v; %d and %d bytes", free, held, bytes, moved)
+					ratio := held.Seconds() / free.Seconds()
+					if best == 0 || ratio < best {
+						best = ratio
+					}
+					if best <= 1.2 && float64(moved) < 1.1*float64(bytes) {
+						return
+					}
+				}
+				t.Errorf("a held connection makes the start last %.2f times as long, or moves many more bytes", best)
+			})
+		}
+	}
+}
