@@ -76,6 +76,17 @@ const (
 	// start is expected to save. Other starts share the line, the registry and the disk.
 	// Without a price, every image would be fetched whole over a fast line.
 	eagerPrice = 32 << 20
+	// mostOf is the share of the missing bytes from which on the files of a profile are most
+	// of an image. What is left is little, and each file that the profile lacks would cost
+	// a round trip.
+	mostOf = 0.75
+	// turnAt is the share of the missing bytes beyond the profile that a container has to
+	// want before the rest is fetched, too. A start reads 6 to 30 % of an image (see
+	// neededBytes), so who has wanted this much probably wants most.
+	turnAt = 0.25
+	// boundBy is the share of the time since the start that the container has to have spent
+	// waiting. Otherwise it is not the start that reads so much.
+	boundBy = 0.5
 	// briefly bounds how long a start waits for all files. If they take longer, they
 	// arrive while the start continues.
 	briefly = 150 * time.Millisecond
@@ -98,6 +109,7 @@ type decisionInput struct {
 	guess        bool
 	profileFiles int // number of them that are missing
 	profileBytes int64
+	askedBytes   int64 // of those that are fetched as a whole
 	link         measured
 	hits         hits
 }
@@ -120,6 +132,8 @@ func decide(in decisionInput) Decision {
 		d.Mode, d.Reason = Eager, fmt.Sprintf("only %d bytes are missing", in.missingBytes)
 	case in.link.rate == 0:
 		d.Reason = "the link was not measured yet"
+	case !in.guess && float64(in.askedBytes) >= mostOf*float64(in.missingBytes):
+		d.Mode, d.Reason = Eager, fmt.Sprintf("the profile names %d of the %d missing bytes", in.askedBytes, in.missingBytes)
 	case float64(d.Eager) > eagerGain*float64(d.Lazy):
 		d.Reason = fmt.Sprintf("a lazy start waits %v, all %d missing files would take %v", d.Lazy, in.missingFiles, d.Eager)
 	case (d.Lazy-d.Eager).Seconds()*eagerPrice < float64(in.vain(d.HitShare)):

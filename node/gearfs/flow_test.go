@@ -2,6 +2,7 @@ package gearfs_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/url"
 	"sync"
@@ -29,6 +30,7 @@ type line struct {
 	// hold chooses a connection: the next one that brings as many bytes as this in one answer.
 	// 0 means none. held is the rate of that connection in bytes a second, 0 for a stall.
 	hold, held atomic.Int64
+	rtt        atomic.Int64 // nanoseconds; it delays what the client sends
 	victims    atomic.Int64 // connections that were held
 	brought    atomic.Int64 // bytes for the client
 	ctx        context.Context
@@ -84,10 +86,11 @@ func (l *line) forward(near net.Conn) {
 	defer wg.Wait()
 	wg.Go(func() {
 		defer far.Close()
-		b := make([]byte, linePiece)
+		b := make([]byte, 64<<10)
 		for {
 			n, err := near.Read(b)
 			answer.Store(0)
+			time.Sleep(time.Duration(l.rtt.Load()))
 			if _, werr := far.Write(b[:n]); err != nil || werr != nil {
 				return
 			}
@@ -224,5 +227,101 @@ func TestSlowConnection(t *testing.T) {
 				t.Errorf("a held connection makes the start last %.2f times as long, or moves many more bytes", best)
 			})
 		}
+	}
+}
+
+// TestShares opens a part of an image, one file after the other. Whether a profile names the files
+// or nothing is known, that must not take much longer than to fetch the whole image at once.
+func TestShares(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
+	const perSec, rtt = 12_500_000, 20 * time.Millisecond
+	var contents [][]byte
+	for i := range 400 {
+		contents = append(contents, content(uint64(i), 30_000+i*150))
+	}
+	l, x, newNode := lineTo(t, contents)
+	l.limit(perSec)
+	start := func(o gearfs.Options, files int, profile []gear.Name) (took time.Duration, brought int64, mode gearfs.Mode) {
+		n := newNode(o)
+		defer n.stop()
+		n.ObserveLink("a", rtt, 4<<20, 4<<20*time.Second/perSec)
+		l.rtt.Store(int64(rtt))
+		defer l.rtt.Store(0)
+		before, began := l.brought.Load(), time.Now()
+		must(t, n.ContainerStarted("c", "sha256:1", ""))
+		_, err := n.Prefetch(t.Context(), "sha256:1", profile)
+		must(t, err)
+		for _, f := range x.Files[:files] {
+			_, err := n.read(f)
+			must(t, err)
+		}
+		took, brought = time.Since(began), l.brought.Load()-before
+		return took, brought, n.Status().Images[0].Decision.Mode
+	}
+	for _, percent := range []int{1, 10, 50, 80, 100} {
+		for _, known := range []bool{true, false} {
+			name := "nothing is known"
+			if known {
+				name = "with a profile"
+			}
+			t.Run(fmt.Sprintf("%d %%, %s", percent, name), func(t *testing.T) {
+				files := len(x.Files) * percent / 100
+				profile := []gear.Name{}
+				for _, f := range x.Files[:files] {
+					if known {
+						profile = append(profile, f.Name)
+					}
+				}
+				for try := range 3 { // a busy machine delays either run
+					whole, all, _ := start(gearfs.Options{Mode: gearfs.Eager}, len(x.Files), []gear.Name{})
+					took, brought, mode := start(gearfs.Options{}, files, profile)
+					ratio, moved := took.Seconds()/whole.Seconds(), float64(brought)/float64(all)
+					t.Logf("all files %v; %d of them %v, %.2f of it, %.2f of the bytes, %s", whole, files, took, ratio, moved, mode)
+					most := min(float64(percent)/100+0.35, 1.15)
+					if ratio <= most && moved <= min(2*float64(percent)/100+0.05, 1.03) {
+						return
+					}
+					if try == 2 {
+						t.Errorf("it takes %.2f of the time and %.2f of the bytes of the whole image, want %.2f of the time at most", ratio, moved, most)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestTurnsEager opens files in no order, of which nothing is known. A few of them bring no others.
+// When it was a quarter of the bytes, all the others come.
+func TestTurnsEager(t *testing.T) {
+	t.Parallel()
+	var contents [][]byte
+	for i := range 200 {
+		contents = append(contents, content(uint64(i), 10_000))
+	}
+	tr := makeTree(t, contents...)
+	src := newSource(tr)
+	src.request = func(context.Context, []gear.File) error {
+		time.Sleep(5 * time.Millisecond) // the container waits all the time
+		return nil
+	}
+	n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": src})
+	n.add("sha256:1", tr, "a")
+	must(t, n.ContainerStarted("c", "sha256:1", ""))
+	_, err := n.Prefetch(t.Context(), "sha256:1", []gear.Name{})
+	must(t, err)
+	for i := range 49 {
+		n.check(tr, tr.index.Files[i*83%200])
+	}
+	if st := n.Status().Images[0]; st.LocalFiles != 49 || st.Decision.Mode != gearfs.Lazy {
+		t.Errorf("after 49 of 200 files %d are local, %s", st.LocalFiles, st.Decision.Mode)
+	}
+	for i := range 5 {
+		n.check(tr, tr.index.Files[(49+i)*83%200])
+	}
+	eventually(t, "all files are local", func() bool { return n.Status().Images[0].LocalFiles == 200 })
+	if d := n.Status().Images[0].Decision; d.Mode != gearfs.Eager {
+		t.Errorf("the decision is %+v", d)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"example.org/slipway/gear"
@@ -57,6 +58,7 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 		return Prefetched{}, err
 	}
 	s.noteDecision(img, plan.decision)
+	img.st.turn.begin(img, plan.beyond)
 	img.st.trace.Begin(began)
 	img.st.trace.Expect(known)
 	s.beginWatches(img, known)
@@ -128,6 +130,7 @@ type prefetchPlan struct {
 	decision Decision
 	ask      []gear.File // requested before the start
 	rest     []gear.File // requested at the same time
+	beyond   int64       // missing bytes that are not in ask
 }
 
 // plan chooses between eager and lazy, and lists the files to fetch.
@@ -157,6 +160,7 @@ func (s *Service) plan(img *image, profile starts.Profile) (prefetchPlan, error)
 		}
 		if f.Size <= maxPrefetch {
 			p.ask = append(p.ask, f)
+			in.askedBytes += f.Size
 		}
 		in.profileFiles++
 		in.profileBytes += f.Size
@@ -165,20 +169,97 @@ func (s *Service) plan(img *image, profile starts.Profile) (prefetchPlan, error)
 	if in.missingFiles, in.missingBytes, err = s.lacks(img); err != nil {
 		return p, err
 	}
-	p.decision = decide(in)
+	p.decision, p.beyond = decide(in), in.missingBytes-in.askedBytes
 	if p.decision.Mode == Eager {
 		to := &p.rest
 		if p.decision.waitsForAll(in.forced) {
 			to = &p.ask
 		}
-		_, _, err = s.missing(img, func(f gear.File) bool {
+		add := func(f gear.File) bool {
 			if !seen[f.Name] || f.Size > maxPrefetch {
 				*to = append(*to, f)
 			}
 			return true
-		})
+		}
+		if to == &p.ask { // all are waited for, so the order does not matter
+			_, _, err = s.missing(img, add)
+		} else {
+			err = s.inOrder(img, add)
+		}
 	}
 	return p, err
+}
+
+// inOrder calls each for every file of an image that is not local, in the order of the
+// tree: programs that read most of an image read one directory after the other.
+func (s *Service) inOrder(img *image, each func(f gear.File) bool) error {
+	x, err := s.readIndex(img)
+	if err != nil {
+		return err
+	}
+	for i := range x.Files {
+		if f := x.Files[i]; !img.view.Has(f.Name) && !each(f) {
+			break
+		}
+	}
+	return nil
+}
+
+// turn decides while a container of an image starts whether the rest of the image is
+// fetched.
+type turn struct {
+	mu sync.Mutex
+	// began is when the start began, or zero if there is nothing to decide. at is how many
+	// bytes must have been fetched on demand. waited is how long containers had waited
+	// before the start.
+	began  time.Time
+	at     int64
+	waited time.Duration
+}
+
+// begin notes a start that lacks the given number of bytes beyond its profile.
+func (t *turn) begin(img *image, beyond int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.began, t.waited = time.Now(), time.Duration(img.st.stall.Load())
+	t.at = img.st.bytes[onDemand].Load() + int64(turnAt*float64(beyond))
+}
+
+// due reports once whether the containers of an image want so much that the rest shall be
+// fetched.
+func (t *turn) due(img *image) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.began.IsZero() || img.st.bytes[onDemand].Load() < t.at ||
+		float64(img.st.stall.Load())-float64(t.waited) < boundBy*float64(time.Since(t.began)) {
+		return false
+	}
+	t.began = time.Time{}
+	return true
+}
+
+// turnEager fetches the rest of an image whose containers read so much of it that they
+// probably read most.
+func (s *Service) turnEager(img *image) {
+	if s.opts.Mode != Auto || !img.st.turn.due(img) {
+		return
+	}
+	if most := s.cache.Stats().MaxBytes; most > 0 && img.table.Bytes() > most {
+		return
+	}
+	s.goWork(func() {
+		var files []gear.File
+		if err := s.inOrder(img, func(f gear.File) bool { files = append(files, f); return true }); err != nil {
+			s.log.Warn("the rest of an image cannot be fetched", "image", img.name(), "err", err)
+			return
+		}
+		d := img.lastDecision()
+		d.Mode, d.Reason = Eager, fmt.Sprintf("the containers have read more than %.0f %% of what was missing; before that: %s", 100*turnAt, d.Reason)
+		s.noteDecision(img, d)
+		for _, fl := range s.sched.joinAll(img, files, fromProfile, true) {
+			s.sched.leave(fl) // the fetch continues, and nobody waits for it
+		}
+	})
 }
 
 // decisionOf returns what is known before a start without looking for files.

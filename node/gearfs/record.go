@@ -43,6 +43,10 @@ type recording struct {
 	// siblings is nil until the tree is read. If opens are not watched, most uses of
 	// siblings are not seen, so the guesses end soon.
 	siblings *predict.Siblings
+	// misses is how many files the container has waited for. ahead is nil until they are
+	// some and the index is read.
+	misses int
+	ahead  *ahead
 }
 
 // add records an open. The container's mu is held.
@@ -241,25 +245,48 @@ func (s *Service) guessSiblings(c *container, r *recording) {
 	r.siblings = guess
 }
 
-// missed requests the siblings of a file that a container waits for.
+// missed requests the siblings of a file that a container waits for, and what comes after
+// it if the container reads the image in order.
 func (s *Service) missed(img *image, name gear.Name) {
-	var files []gear.File
+	var siblings, next []gear.File
+	lacks := func(f gear.File) bool { return !img.view.Has(f.Name) }
 	for _, c := range s.containersOf(img) {
 		c.mu.Lock()
-		if c.rec != nil && c.rec.siblings != nil {
-			files = append(files, c.rec.siblings.Missed(name, func(f gear.File) bool { return !img.view.Has(f.Name) })...)
+		if r := c.rec; r != nil {
+			if r.siblings != nil {
+				siblings = append(siblings, r.siblings.Missed(name, lacks)...)
+			}
+			if r.misses++; r.misses == aheadAfter && s.opts.Mode == Auto {
+				s.goWork(func() { s.readAhead(c, r) })
+			}
+			if r.ahead != nil {
+				next = append(next, r.ahead.missed(name, lacks)...)
+			}
 		}
 		c.mu.Unlock()
 	}
-	if len(files) == 0 {
+	for i := range siblings {
+		img.st.trace.Sibling(siblings[i].Name)
+	}
+	if siblings = append(siblings, next...); len(siblings) == 0 {
 		return
 	}
-	for i := range files {
-		img.st.trace.Sibling(files[i].Name)
-	}
-	for _, fl := range s.sched.joinAll(img, files, fromProfile, true) {
+	for _, fl := range s.sched.joinAll(img, siblings, fromProfile, true) {
 		s.sched.leave(fl) // the fetch continues, and nobody waits for it
 	}
+}
+
+// readAhead has files fetched in advance from now on for a container that reads in order.
+func (s *Service) readAhead(c *container, r *recording) {
+	x, err := s.readIndex(c.img)
+	if err != nil {
+		s.log.Warn("no files can be fetched in advance", "image", c.img.name(), "err", err)
+		return
+	}
+	a := newAhead(x)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r.ahead = a
 }
 
 // Adopt notes a container that was started before this service. Its files are leased, and

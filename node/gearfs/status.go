@@ -20,6 +20,7 @@ type imageStats struct {
 	stalls, stall, longest atomic.Int64             // nanoseconds
 	watched                atomic.Int64
 	coverage               coverage
+	turn                   turn
 	complete               atomic.Bool
 	// retryAt is guarded by Service.imagesMu. pause is used by one goroutine only.
 	retryAt time.Time
@@ -45,6 +46,7 @@ func (s *Service) stalled(img *image, d time.Duration) {
 	}
 	img.st.stalls.Add(1)
 	img.st.stall.Add(int64(d))
+	defer s.turnEager(img)
 	for {
 		was := img.st.longest.Load()
 		if was >= int64(d) || img.st.longest.CompareAndSwap(was, int64(d)) {
