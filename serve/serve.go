@@ -113,7 +113,7 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 	if err := s.root.Mirrors.WarnOfPushed(ctx, s.log); err != nil {
 		return nil, err
 	}
-	ao := &auth.Options{Logger: s.log, Audit: s.audit, Dir: s.root.Dir, Host: config.NoSlash(cfg.HTTP.Host), Prefix: config.NoSlash(cfg.HTTP.Prefix)}
+	ao := &auth.Options{Logger: s.log, Audit: s.audit, Dir: s.root.Dir, Host: config.NoSlash(cfg.HTTP.Host), Prefix: config.NoSlash(cfg.HTTP.Prefix), Tokens: s.root.TokenStore()}
 	if s.root.Mirrors != nil {
 		ao.Repository = s.root.Mirrors.ForToken
 	}
@@ -231,7 +231,7 @@ func (s *Server) setUpHTTP() error {
 	}
 	s.servePeers()
 	s.setUpDebug()
-	s.admin, err = admin.NewServer(s.cfg, s.root, s.writes, s.requests.Guard, s.log)
+	s.admin, err = admin.NewServer(s.cfg, s.root, s.writes, admin.ServerOptions{Guard: s.requests.Guard, Log: s.log, Auth: s.auth, Audit: s.audit})
 	return err
 }
 
@@ -307,6 +307,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	run("background work", func() error { s.runJobs(ctx); return nil })
 	run("memory", func() error { keepSmall(ctx, s.handler.Served); return nil })
+	run("note the use of API tokens", func() error { s.auth.Run(ctx); return nil })
 	run("health checks", func() error { s.health.run(ctx); return nil })
 	systemd.Notify(systemd.Ready)
 	attrs := []any{"addr", s.listen.Addr().String(), "root", s.root.Dir, "tls", s.certs != nil, "auth", !s.auth.Open()}

@@ -41,6 +41,7 @@ var borrowed = map[string]note{
 	"auth.OIDCConfig.scopes":              {doc: "Scopes to request beside openid, such as groups or email."},
 	"auth.Config.mtls":                    {doc: "Makes users of verified client certificates. Their organizational units are the groups."},
 	"auth.MTLSConfig.subject":             {doc: "Which name of the certificate is the user: cn, uri or dns. Empty means the first of these that the certificate has."},
+	"auth.Config.robots":                  {doc: "Whether robots may use API tokens, which slipway token create makes. Unset: if users have passwords or OIDC, or there is a token service. true also without these."},
 	"auth.Config.access":                  {doc: "Rules of access. A request is allowed if any rule allows it. Without rules, every authenticated user may do everything."},
 	"auth.Rule.repositories":              {doc: "Patterns of repositories: * stands for any characters within a path segment, ? for one, the segment ** for any number of segments.", example: "team/**"},
 	"auth.Rule.subjects":                  {doc: "Who may do it: anonymous, * for every authenticated user, a user's name, oidc:<name>:<user>, group:<name>:<group> of an OIDC issuer, group:mtls:<group> of a certificate. group:<group> is enough if there is only one issuer or only certificates.", example: "group:team"},

@@ -26,6 +26,7 @@ const (
 	MethodOIDC     = "oidc"
 	MethodMTLS     = "mtls"
 	MethodToken    = "token"
+	MethodRobot    = "robot"
 )
 
 const (
@@ -53,6 +54,10 @@ type Identity struct {
 	limited bool    // a token: only scopes count
 	foreign bool    // an external service's token: scopes count, whatever the rules say
 	scopes  []scope // the scopes of the token
+	// own is what a robot's API token permits, and token is the id of that token. For
+	// others they are nil and empty.
+	own   *grants
+	token string
 }
 
 // Anonymous reports whether the client is anonymous. It may still have a token, because
@@ -85,6 +90,7 @@ type Auth struct {
 	htpasswd  *htpasswd           // nil: not configured
 	mtls      *mtls               // nil: not configured
 	issuer    *issuer             // nil: no built-in token service
+	robots    *robots             // nil: no API tokens
 	verifiers map[string]verifier // by iss claim
 	tokens    *recent.Cache[*Identity]
 	hasOIDC   bool
@@ -117,10 +123,11 @@ func New(cfg Config, opts *Options) (*Auth, error) {
 	if err := a.addMethods(cfg, mode, o); err != nil {
 		return nil, err
 	}
-	methods := a.htpasswd != nil || a.hasOIDC || a.mtls != nil || mode == tokenExternal
+	a.addRobots(cfg, o)
+	methods := a.htpasswd != nil || a.hasOIDC || a.mtls != nil || mode == tokenExternal || cfg.Robots != nil && *cfg.Robots
 	switch {
 	case !methods && len(rules.anonymous) == 0 && (len(cfg.Access) > 0 || mode == tokenBuiltin):
-		return nil, mistake("auth", "nobody could get in: configure a method (htpasswd, oidc, mtls, token) or grant something to anonymous")
+		return nil, mistake("auth", "nobody could get in: configure a method (htpasswd, oidc, mtls, token, robots) or grant something to anonymous")
 	case !methods && len(cfg.Access) == 0:
 		a.open = true
 	case len(cfg.Access) == 0:
@@ -196,7 +203,9 @@ func (a *Auth) Open() bool { return a.open }
 func (a *Auth) Close() error { return nil }
 
 // takesHeader reports whether any method uses the Authorization header.
-func (a *Auth) takesHeader() bool { return a.htpasswd != nil || len(a.verifiers) > 0 }
+func (a *Auth) takesHeader() bool {
+	return a.htpasswd != nil || len(a.verifiers) > 0 || a.robots != nil
+}
 
 // Authenticate returns the identity of the client that makes the request. Credentials in
 // the Authorization header take precedence over a client certificate. A request with
@@ -241,7 +250,7 @@ func (a *Auth) header(r *http.Request, h string) (*Identity, error) {
 }
 
 // password authenticates a client by user and password. The password may be an OIDC
-// token.
+// token or an API token.
 func (a *Auth) password(r *http.Request, name, secret string) (*Identity, error) {
 	id, err := a.checkPassword(r, name, secret)
 	if err == nil {
@@ -260,11 +269,20 @@ func (a *Auth) password(r *http.Request, name, secret string) (*Identity, error)
 	}
 	e := eventOf(r, "login")
 	e.Subject, e.Outcome, e.Reason = known, "failure", string(wire.Code)
+	if isAPIToken(secret) {
+		e.Method, e.Reason = MethodRobot, err.Error()
+		if wire.Code == oci.CodeUnauthorized {
+			wire.Message = err.Error()
+		}
+	}
 	a.audit.Record(e)
 	return nil, wire
 }
 
 func (a *Auth) checkPassword(r *http.Request, name, secret string) (*Identity, error) {
+	if isAPIToken(secret) && a.robots != nil {
+		return a.robots.verify(r.Context(), name, secret)
+	}
 	if a.hasOIDC {
 		if _, ok := a.verifiers[issuerOf(secret)].(*oidcIssuer); ok {
 			return a.bearer(r.Context(), secret)
@@ -281,6 +299,18 @@ var errUnknownIssuer = errors.New("the token's issuer is not known here")
 // bearer authenticates a client by a token. It uses the cache if the token was seen
 // before.
 func (a *Auth) bearer(ctx context.Context, token string) (*Identity, error) {
+	if isAPIToken(token) {
+		return a.robots.verify(ctx, "", token)
+	}
+	id, err := a.signed(ctx, token)
+	if err == nil && id.token != "" {
+		return a.robots.present(ctx, id)
+	}
+	return id, err
+}
+
+// signed returns the identity in a signed token.
+func (a *Auth) signed(ctx context.Context, token string) (*Identity, error) {
 	key := sha256.Sum256([]byte(token))
 	if id, ok := a.tokens.Get(key, a.clock()); ok {
 		return id, nil
@@ -310,7 +340,7 @@ func (a *Auth) tokenError(r *http.Request, err error) error {
 	if errors.As(err, &wire) {
 		return wire
 	}
-	if errors.Is(err, jwt.ErrTokenExpired) || errors.As(err, &expired) {
+	if errors.Is(err, jwt.ErrTokenExpired) || errors.Is(err, errAPITokenExpired) || errors.As(err, &expired) {
 		return &oci.Error{Code: oci.CodeUnauthorized, Message: "the token has expired", Err: err}
 	}
 	e := eventOf(r, "login")
@@ -359,7 +389,7 @@ func (a *Auth) Allowed(id *Identity, repo string, act Action) bool {
 	if id.limited && inScopes(id.scopes, repo, missing) != missing {
 		return false
 	}
-	return id.foreign || a.grants.to(id, repo, missing) == missing
+	return id.foreign || a.to(id, repo, missing) == missing
 }
 
 // Listed reports whether the catalogue shows repo to id. It shows the repositories that
@@ -375,7 +405,7 @@ func (a *Auth) Listed(id *Identity, repo string) bool {
 	if id.foreign {
 		return inScopes(id.scopes, "", Catalog) == Catalog
 	}
-	return a.grants.to(id, repo, Pull) == Pull
+	return a.to(id, repo, Pull) == Pull
 }
 
 // PingAllowed reports whether GET /v2/ is answered with 200. Otherwise it is answered
@@ -396,7 +426,7 @@ func (a *Auth) PingAllowed(id *Identity) bool {
 //   - 403 DENIED for everybody else. This is recorded in the audit log.
 func (a *Auth) Refuse(r *http.Request, id *Identity, repo string, act Action) (*oci.Error, string) {
 	anonymous := id.Anonymous()
-	wider := id != nil && id.limited && (id.foreign || a.grants.to(id, repo, act) == act)
+	wider := id != nil && id.limited && (id.foreign || a.to(id, repo, act) == act)
 	if (anonymous || wider) && (a.takesHeader() || a.mtls != nil) {
 		msg := "authentication required"
 		if wider {

@@ -33,6 +33,9 @@ type Config struct {
 	OIDC []OIDCConfig `yaml:"oidc,omitempty"`
 	// MTLS, if set, makes identities from verified client certificates.
 	MTLS *MTLSConfig `yaml:"mtls,omitempty"`
+	// Robots says whether robots may use API tokens, as a password or as a bearer token.
+	// Default: true if clients are asked for passwords or tokens in any case.
+	Robots *bool `yaml:"robots,omitempty"`
 	// Access lists the rules. They add up, and their order does not matter.
 	Access []Rule `yaml:"access,omitempty"`
 	// MaxFailuresPerMinute is how many wrong passwords an address may send per minute
@@ -201,6 +204,8 @@ type Options struct {
 	// HTTPClient reaches OIDC issuers. Default: http.DefaultTransport with a
 	// timeout of 10 s.
 	HTTPClient *http.Client
+	// Tokens holds the API tokens. Default: there are none.
+	Tokens TokenStore
 	// Repository returns the repository that a name in a token request stands for, if
 	// that is another one. Clients ask for tokens by the names that they use, and show
 	// the same token for all their requests, while rights are checked for the repository.
@@ -237,7 +242,7 @@ const (
 // tokenMode returns which token service there is. anonymous says whether the rules grant
 // anything to anonymous.
 func (c *Config) tokenMode(anonymous bool) (tokenMode, error) {
-	passwords := c.HTPasswd != nil || len(c.OIDC) > 0
+	passwords := c.HTPasswd != nil || len(c.OIDC) > 0 || c.Robots != nil && *c.Robots
 	t := c.Token
 	if t == nil {
 		if anonymous && passwords {

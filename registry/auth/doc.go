@@ -4,8 +4,8 @@
 // # Terms
 //
 // A method proves who makes a request. The methods are htpasswd (Basic), OIDC (Bearer, or
-// as a Basic password), a verified client certificate, and a token of the built-in token
-// service or of an external one. Any number of methods work at once. The result is an
+// as a Basic password), a verified client certificate, a token of the built-in token
+// service or of an external one, and the API token of a robot (Basic or Bearer). Any number of methods work at once. The result is an
 // [Identity]. A [Rule] grants actions on repositories to subjects. Rules add up, and no
 // rule takes anything away. A challenge is the WWW-Authenticate value that tells a client
 // how to authenticate.
@@ -19,6 +19,9 @@
 //	group:corp:dev members of dev by the groups claim of the issuer named corp
 //	group:mtls:dev members of dev by the OU of their certificate
 //	group:dev      members of dev, if there is only one source of groups
+//
+// Robots are not subjects. A robot may do what its API token permits, and what everybody
+// may do. The token is looked up for every request, so that it can be revoked at once.
 //
 // A source of groups is an OIDC issuer, or the client certificates.
 //

@@ -184,6 +184,8 @@ func (g *grant) addSubjects(subjects, sources []string) error {
 		switch {
 		case s == "" || isGroup && group == "":
 			return fmt.Errorf("empty subject")
+		case strings.HasPrefix(s, RobotPrefix):
+			return fmt.Errorf("%s is a robot: what it may do is in its token (slipway token create)", s)
 		case s == "anonymous":
 			g.anonymous = true
 		case s == "*":

@@ -61,6 +61,8 @@ type accessClaims struct {
 	Access []access `json:"access"`
 	Groups []string `json:"groups,omitempty"`
 	Method string   `json:"method,omitempty"`
+	// Robot is the id of the API token that the token was given for.
+	Robot string `json:"robot,omitempty"`
 }
 
 // refreshClaims are the claims of a refresh token.
@@ -90,6 +92,9 @@ func (is *issuer) issue(id *Identity, scopes []scope, groups []string) (issued, 
 	claims := jwt.MapClaims{"access": claim}
 	if id.Name != "" {
 		claims["method"] = id.Method
+	}
+	if id.token != "" {
+		claims["robot"] = id.token
 	}
 	if len(groups) > 0 {
 		claims["groups"] = groups
@@ -136,7 +141,7 @@ func (is *issuer) verify(_ context.Context, token string) (*Identity, error) {
 	}
 	return &Identity{
 		Name: c.Subject, Groups: c.Groups, Method: MethodToken, Expires: c.ExpiresAt.Time,
-		limited: true, scopes: compileAccess(c.Access),
+		limited: true, scopes: compileAccess(c.Access), token: c.Robot,
 	}, nil
 }
 

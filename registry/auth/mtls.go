@@ -25,8 +25,8 @@ func (m *mtls) identity(state *tls.ConnectionState) *Identity {
 	}
 	cert := state.VerifiedChains[0][0]
 	name := m.name(cert)
-	// Names with this prefix belong to OIDC users.
-	if !printable(name) || strings.HasPrefix(name, "oidc:") {
+	// Names with these prefixes belong to OIDC users and to robots.
+	if !printable(name) || strings.HasPrefix(name, "oidc:") || strings.HasPrefix(name, RobotPrefix) {
 		return nil
 	}
 	return &Identity{Name: name, Groups: groupsOf(groupsOfCertificates, cert.Subject.OrganizationalUnit), Method: MethodMTLS, Expires: cert.NotAfter}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 
+	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth/recent"
 )
 
@@ -38,6 +39,9 @@ func (a *Auth) Login(r *http.Request, user, password string) (*Identity, error) 
 	if a.htpasswd == nil {
 		return nil, errNoSessions
 	}
+	if isAPIToken(password) {
+		return nil, &oci.Error{Code: oci.CodeUnauthorized, Message: "an API token is for programs; log in as a user"}
+	}
 	return a.password(r, user, password)
 }
 
@@ -48,7 +52,7 @@ var errNoSessions = errors.New("nobody can log in here: auth configures neither 
 // token ends early when the user is removed or the password changes. It holds no secret
 // but itself.
 func (a *Auth) NewSession(id *Identity, lifetime time.Duration) (token string, expires time.Time, err error) {
-	if a.sessions == nil || id.Anonymous() {
+	if a.sessions == nil || id.Anonymous() || id.token != "" {
 		return "", time.Time{}, errNoSessions
 	}
 	claims := jwt.MapClaims{"method": id.Method}

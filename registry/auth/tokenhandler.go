@@ -179,7 +179,7 @@ func (h tokenHandler) answer(r *http.Request, req tokenRequest) (tokenResponse, 
 	var granted []scope
 	var texts []string
 	for _, s := range a.withMeant(r, req.scopes) {
-		s.actions = a.grants.to(req.id, s.repo, s.actions)
+		s.actions = a.to(req.id, s.repo, s.actions)
 		if s.actions != 0 {
 			granted = append(granted, s)
 			texts = append(texts, s.String())

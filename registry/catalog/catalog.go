@@ -172,6 +172,7 @@ type Catalog struct {
 	Retention *Retention
 	Settings  *Settings
 	Queue     *Queue
+	Tokens    *Tokens
 }
 
 // Open opens the SQLite catalogue at path; see [engine.Open].
@@ -188,7 +189,7 @@ func of(db *engine.DB, err error) (*Catalog, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Catalog{DB: db, Uploads: &Uploads{db}, Garbage: &Garbage{DB: db}, Retention: &Retention{db}, Settings: &Settings{db}, Queue: &Queue{db}}, nil
+	return &Catalog{DB: db, Uploads: &Uploads{db}, Garbage: &Garbage{DB: db}, Retention: &Retention{db}, Settings: &Settings{db}, Queue: &Queue{db}, Tokens: &Tokens{db}}, nil
 }
 
 // Close closes the database.

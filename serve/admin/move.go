@@ -68,17 +68,17 @@ func (s *tasks) moveServed(ctx context.Context, args MoveArgs, progress func(Mov
 	if err := s.writes.Stop(ctx); err != nil {
 		return MoveReport{}, fmt.Errorf("wait for what is being written: %w", err)
 	}
-	s.log.Info("moving the catalogue; reads go on, writes are refused")
+	s.o.Log.Info("moving the catalogue; reads go on, writes are refused")
 	rep, err := moveCatalog(ctx, s.root, args, progress)
 	if err != nil {
 		s.writes.Resume()
-		s.log.Warn("the catalogue was not moved; writes go on", "err", err)
+		s.o.Log.Warn("the catalogue was not moved; writes go on", "err", err)
 		return rep, err
 	}
 	rep.Served = true
 	if err := s.root.MarkMoved(); err != nil {
-		s.log.Error("mark the old catalogue", "err", err)
+		s.o.Log.Error("mark the old catalogue", "err", err)
 	}
-	s.log.Info("the catalogue is moved; writes are refused until this server is started with storage.catalog.postgres", "took", rep.Took)
+	s.o.Log.Info("the catalogue is moved; writes are refused until this server is started with storage.catalog.postgres", "took", rep.Took)
 	return rep, nil
 }

@@ -22,6 +22,7 @@ import (
 	"example.org/slipway/gear/recipes"
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/mirror/airgap"
 	"example.org/slipway/registry/retention"
@@ -46,12 +47,22 @@ type tasks struct {
 	root   *dataroot.Root
 	cfg    *config.Config
 	writes *gate.Writes
-	log    *slog.Logger
+	o      ServerOptions
 }
 
-// NewServer opens the socket of a data root. Its writes go through the gate, and guard wraps the
-// handler of its requests.
-func NewServer(cfg *config.Config, root *dataroot.Root, writes *gate.Writes, guard func(http.Handler) http.Handler, log *slog.Logger) (*Server, error) {
+// ServerOptions are the parts of a server that its administration needs.
+type ServerOptions struct {
+	// Guard wraps the handler of requests.
+	Guard func(http.Handler) http.Handler
+	Log   *slog.Logger
+	// Auth decides who may do what.
+	Auth *auth.Auth
+	// Audit receives events. It may be nil.
+	Audit *auth.AuditLog
+}
+
+// NewServer opens the socket of a data root. Its writes go through the gate.
+func NewServer(cfg *config.Config, root *dataroot.Root, writes *gate.Writes, o ServerOptions) (*Server, error) {
 	dir, err := os.Open(root.Dir)
 	if err != nil {
 		return nil, err
@@ -73,11 +84,12 @@ func NewServer(cfg *config.Config, root *dataroot.Root, writes *gate.Writes, gua
 		return nil, err
 	}
 	mux := http.NewServeMux()
-	t := &tasks{root, cfg, writes, log}
+	t := &tasks{root, cfg, writes, o}
 	t.handleTasks(mux)
 	t.handleCache(mux)
 	t.handleMirrors(mux)
-	api := server.New(writes.Registry(root.Registry), &server.Options{Logger: log})
+	t.handleTokens(mux)
+	api := server.New(writes.Registry(root.Registry), &server.Options{Logger: o.Log})
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/admin/") {
 			mux.ServeHTTP(w, r)
@@ -86,9 +98,9 @@ func NewServer(cfg *config.Config, root *dataroot.Root, writes *gate.Writes, gua
 		api.ServeHTTP(w, r)
 	})
 	ctx, cancel := context.WithCancel(registry.Unnoticed(context.Background()))
-	return &Server{ln: ownerOnly{ln}, cancel: cancel, srv: &http.Server{Handler: guard(h), ReadHeaderTimeout: 10 * time.Second,
+	return &Server{ln: ownerOnly{ln}, cancel: cancel, srv: &http.Server{Handler: o.Guard(h), ReadHeaderTimeout: 10 * time.Second, ConnContext: withCaller,
 		BaseContext: func(net.Listener) context.Context { return ctx },
-		ErrorLog:    slog.NewLogLogger(log.Handler(), slog.LevelError)}}, nil
+		ErrorLog:    slog.NewLogLogger(o.Log.Handler(), slog.LevelError)}}, nil
 }
 
 // handleTasks adds the tasks of the registry.
@@ -226,14 +238,8 @@ func (l ownerOnly) Accept() (net.Conn, error) {
 }
 
 func allowedPeer(c net.Conn) bool {
-	raw, err := c.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return false
-	}
-	var cred *unix.Ucred
-	var credErr error
-	err = raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	return err == nil && credErr == nil && (cred.Uid == 0 || int(cred.Uid) == os.Geteuid())
+	cred := peerOf(c)
+	return cred != nil && (cred.Uid == 0 || int(cred.Uid) == os.Geteuid())
 }
 
 // clientPatience is how long a client may leave the answer unread. A stopped client must

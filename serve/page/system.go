@@ -213,6 +213,9 @@ func (p *system) methods() []string {
 	for _, o := range a.OIDC {
 		list = append(list, "tokens of "+o.Issuer)
 	}
+	if p.o.Auth.TakesRobots() {
+		list = append(list, "API tokens of robots")
+	}
 	if a.MTLS != nil {
 		list = append(list, "client certificates")
 	}

@@ -93,6 +93,11 @@ func (d *Docker) RunFailing(t testing.TB, args ...string) string {
 	return d.env.RunFailing(t, d.cli, append([]string{"-H", d.host()}, args...)...)
 }
 
+// Try runs a docker command and returns its output and its error.
+func (d *Docker) Try(ctx context.Context, args ...string) (string, error) {
+	return d.env.Try(ctx, d.cli, append([]string{"-H", d.host()}, args...)...)
+}
+
 // Containerd is a running containerd.
 type Containerd struct {
 	env *tool.Env

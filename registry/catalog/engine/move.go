@@ -63,6 +63,7 @@ func storedTables() []storedTable {
 		table("gear_jobs", 1, "id digest due_at attempts failure"),
 		table("gear_profiles", 1, "digest data updated_at"),
 		table("gear_donors", 2, "repo_id digest kind data updated_at"),
+		table("api_tokens", 1, "token_id robot hash rights creator created_at expires_at used_at"),
 		table("volume_images", 1, "id repo manifest fs asked dropped due_at attempts failure place record referrer updated_at"),
 		table("volumes", 1, "id place name parent state due_at"),
 		table("volume_uses", 2, "volume_id image_id"),
