@@ -3,6 +3,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,11 @@ type Options struct {
 	// CertificateCheck is how often the certificate files are checked for changes;
 	// default 10 s.
 	CertificateCheck time.Duration
+	// Reload reads the configuration again, for [Server.Reload]. ConfigFile is the file that
+	// it reads; its changes are noticed, and looked for every ConfigCheck, default 5 s.
+	Reload      func() (*config.Config, error)
+	ConfigFile  string
+	ConfigCheck time.Duration
 }
 
 // Server is a registry server that is ready to run.
@@ -68,7 +74,14 @@ type Server struct {
 	health          *health
 	site            *auth.Site // for the web page and the debug listener
 	certCheck       time.Duration
-	version         string
+	// reload is nil if the configuration cannot be read again. configInfo is the state of
+	// configFile before the configuration was used.
+	reload      func() (*config.Config, error)
+	configFile  string
+	configInfo  os.FileInfo
+	configCheck time.Duration
+	reloading   sync.Mutex
+	version     string
 	// requests counts the requests and admin tasks under way. Close waits for them.
 	requests gate.Requests
 	// writes can stop writes while reads continue.
@@ -77,6 +90,9 @@ type Server struct {
 	closeOnce sync.Once
 	closeErr  error
 }
+
+// configCheck is how often the configuration file is checked for changes by default.
+const configCheck = 5 * time.Second
 
 // New opens everything that the configuration names and binds the listeners, so that
 // errors show at once. The caller must run the server and close it.
@@ -87,6 +103,10 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 	s := &Server{cfg: cfg, log: o.Logger, metrics: prometheus.NewRegistry(), certCheck: o.CertificateCheck, version: o.Version, writes: gate.NewWrites()}
 	if s.log == nil {
 		s.log = slog.Default()
+	}
+	s.reload, s.configFile, s.configCheck = o.Reload, o.ConfigFile, cmp.Or(o.ConfigCheck, configCheck)
+	if s.configFile != "" {
+		s.configInfo, _ = os.Stat(s.configFile) // if it is away now, it has changed when it is back
 	}
 	defer func() {
 		if err != nil {
@@ -224,6 +244,7 @@ func (s *Server) setUpHTTP() error {
 	s.handler = server.New(s.writes.Registry(s.root.Served()), so)
 	s.metrics.MustRegister(s.handler.Metrics()...)
 	s.metrics.MustRegister(s.root.Metrics()...)
+	s.metrics.MustRegister(s.auth.Metrics()...)
 	s.health = newHealth(s.cfg, s.root, s.log)
 	s.http = newHTTPServer(h, s.log, s.requests.Guard(traced(s.tracing, s.handler)))
 	if err := s.encrypt(); err != nil {
@@ -231,7 +252,7 @@ func (s *Server) setUpHTTP() error {
 	}
 	s.servePeers()
 	s.setUpDebug()
-	s.admin, err = admin.NewServer(s.cfg, s.root, s.writes, admin.ServerOptions{Guard: s.requests.Guard, Log: s.log, Auth: s.auth, Audit: s.audit})
+	s.admin, err = admin.NewServer(s.cfg, s.root, s.writes, admin.ServerOptions{Guard: s.requests.Guard, Log: s.log, Auth: s.auth, Audit: s.audit, Reload: s.Reload})
 	return err
 }
 
@@ -307,6 +328,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	run("background work", func() error { s.runJobs(ctx); return nil })
 	run("memory", func() error { keepSmall(ctx, s.handler.Served); return nil })
+	run("read the access rules again", func() error { s.watchConfig(ctx); return nil })
 	run("note the use of API tokens", func() error { s.auth.Run(ctx); return nil })
 	run("health checks", func() error { s.health.run(ctx); return nil })
 	systemd.Notify(systemd.Ready)

@@ -45,6 +45,7 @@ func TestScripts(t *testing.T) {
 			"oneline":  oneLine,
 			"freeport": freePort,
 			"ready":    ready,
+			"waitfor":  waitFor,
 			"push":     push,
 			"pushdirs": pushDirs,
 			"pull":     pull,
@@ -106,6 +107,17 @@ func ready(ts *testscript.TestScript, neg bool, args []string) {
 		}
 		if time.Now().After(deadline) {
 			ts.Fatalf("%s: waited in vain; the last answer was %v", args[0], err)
+		}
+	}
+}
+
+// waitFor implements waitfor COMMAND...: it runs a command until it succeeds.
+func waitFor(ts *testscript.TestScript, neg bool, args []string) {
+	for deadline := time.Now().Add(60 * time.Second); ; <-time.After(100 * time.Millisecond) {
+		if err := ts.Exec(args[0], args[1:]...); err == nil {
+			return
+		} else if time.Now().After(deadline) {
+			ts.Fatalf("%v: waited in vain: %v", args, err)
 		}
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/coreos/go-oidc/v3/oidc"
@@ -58,6 +60,8 @@ type Identity struct {
 	// others they are nil and empty.
 	own   *grants
 	token string
+	// htpasswd says that a token was given to an htpasswd user, who must still exist.
+	htpasswd bool
 }
 
 // Anonymous reports whether the client is anonymous. It may still have a token, because
@@ -82,8 +86,12 @@ type Auth struct {
 	log       *slog.Logger
 	audit     *AuditLog
 	open      bool
-	grants    *grants
+	cfg       Config // as it was at the start
+	mode      tokenMode
+	grants    atomic.Pointer[grants]
 	anonymous *Identity // shared by all anonymous clients
+	reloads   *reloads
+	reloading sync.Mutex // held while something is read again
 	// repository is Options.Repository, or nil if that is not set.
 	repository func(r *http.Request, name string) string
 
@@ -110,16 +118,18 @@ func New(cfg Config, opts *Options) (*Auth, error) {
 	a := &Auth{
 		clock: o.Clock, log: o.Logger, audit: o.Audit, anonymous: &Identity{}, repository: o.Repository,
 		verifiers: map[string]verifier{}, tokens: recent.NewCache[*Identity](tokenCacheSize),
+		cfg: cfg, reloads: newReloads(o.Audit),
 	}
 	rules, err := compileRules(cfg.Access, cfg.groupSources())
 	if err != nil {
 		return nil, err
 	}
-	a.grants = rules
+	a.grants.Store(rules)
 	mode, err := cfg.tokenMode(len(rules.anonymous) > 0)
 	if err != nil {
 		return nil, err
 	}
+	a.mode = mode
 	if err := a.addMethods(cfg, mode, o); err != nil {
 		return nil, err
 	}
@@ -131,7 +141,7 @@ func New(cfg Config, opts *Options) (*Auth, error) {
 	case !methods && len(cfg.Access) == 0:
 		a.open = true
 	case len(cfg.Access) == 0:
-		a.grants = everything()
+		a.grants.Store(everything())
 	}
 	a.challenge = newChallenge(cfg, mode, o)
 	return a, nil
@@ -140,7 +150,7 @@ func New(cfg Config, opts *Options) (*Auth, error) {
 // addMethods sets up the methods that cfg configures.
 func (a *Auth) addMethods(cfg Config, mode tokenMode, o Options) (err error) {
 	if cfg.HTPasswd != nil {
-		if a.htpasswd, err = newHTPasswd(cfg.HTPasswd.Path, recent.NewFailures(cmp.Or(cfg.MaxFailuresPerMinute, DefaultMaxFailuresPerMinute)), o); err != nil {
+		if a.htpasswd, err = newHTPasswd(cfg.HTPasswd.Path, recent.NewFailures(cmp.Or(cfg.MaxFailuresPerMinute, DefaultMaxFailuresPerMinute)), a.reloads, o); err != nil {
 			return mistake("auth.htpasswd", "%w", err)
 		}
 	}
@@ -294,6 +304,8 @@ func (a *Auth) checkPassword(r *http.Request, name, secret string) (*Identity, e
 	return a.htpasswd.verify(r.Context(), oci.ClientOf(r.RemoteAddr), name, secret)
 }
 
+var errUserGone = errors.New("the user that the token was given to is gone")
+
 var errUnknownIssuer = errors.New("the token's issuer is not known here")
 
 // bearer authenticates a client by a token. It uses the cache if the token was seen
@@ -303,8 +315,14 @@ func (a *Auth) bearer(ctx context.Context, token string) (*Identity, error) {
 		return a.robots.verify(ctx, "", token)
 	}
 	id, err := a.signed(ctx, token)
-	if err == nil && id.token != "" {
+	switch {
+	case err != nil:
+	case id.token != "":
 		return a.robots.present(ctx, id)
+	case id.htpasswd:
+		if a.htpasswd == nil || !a.htpasswd.knows(id.Name) {
+			return nil, errUserGone
+		}
 	}
 	return id, err
 }
@@ -379,7 +397,7 @@ func (a *Auth) Allowed(id *Identity, repo string, act Action) bool {
 	if act == 0 {
 		return false
 	}
-	missing := act &^ a.grants.toAnonymous(repo, act)
+	missing := act &^ a.grants.Load().toAnonymous(repo, act)
 	if missing == 0 {
 		return true
 	}
@@ -396,7 +414,7 @@ func (a *Auth) Allowed(id *Identity, repo string, act Action) bool {
 // id may pull, even if the token is for only one repository. If an external token service
 // lets a client list the catalogue, the client may list all of it.
 func (a *Auth) Listed(id *Identity, repo string) bool {
-	if a.open || a.grants.toAnonymous(repo, Pull) == Pull {
+	if a.open || a.grants.Load().toAnonymous(repo, Pull) == Pull {
 		return true
 	}
 	if id == nil {
@@ -414,7 +432,7 @@ func (a *Auth) PingAllowed(id *Identity) bool {
 	if a.open || id != nil && (id.Name != "" || id.limited) {
 		return true
 	}
-	return !a.takesHeader() && len(a.grants.anonymous) > 0
+	return !a.takesHeader() && len(a.grants.Load().anonymous) > 0
 }
 
 // Refuse returns the error for a request of id that Allowed did not permit, and the

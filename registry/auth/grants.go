@@ -105,6 +105,7 @@ func (g *grant) covers(id *Identity) bool {
 
 // grants are the compiled rules. They are immutable.
 type grants struct {
+	rules     []Rule // what they were compiled from
 	all       []*grant
 	anonymous []*grant        // the grants of all that everybody has
 	groups    map[string]bool // every group that some rule names
@@ -113,7 +114,7 @@ type grants struct {
 // compileRules compiles the rules into the form that requests are checked against.
 // sources are the names of the sources of groups.
 func compileRules(rules []Rule, sources []string) (*grants, error) {
-	gs := &grants{groups: map[string]bool{}}
+	gs := &grants{rules: nilIfEmpty(rules), groups: map[string]bool{}}
 	for i, r := range rules {
 		g, err := compileRule(r, sources)
 		if err != nil {

@@ -53,6 +53,7 @@ type htpasswd struct {
 	log      *slog.Logger
 	clock    func() time.Time
 	failures *recent.Failures
+	reloads  *reloads
 	secret   [32]byte      // keys the hashes of remembered passwords; only in RAM
 	slots    chan struct{} // one element per bcrypt computation under way
 	waiting  atomic.Int64
@@ -62,6 +63,7 @@ type htpasswd struct {
 
 	mu      sync.Mutex  // one reload at a time
 	refused os.FileInfo // the last version of the file that was not accepted
+	refusal error       // why
 }
 
 // userFile is one version of the file. When it is replaced, the passwords that were
@@ -79,9 +81,9 @@ type user struct {
 }
 
 // newHTPasswd reads the file. Errors give the line and the user, and never a hash.
-func newHTPasswd(path string, f *recent.Failures, o Options) (*htpasswd, error) {
+func newHTPasswd(path string, f *recent.Failures, reloads *reloads, o Options) (*htpasswd, error) {
 	h := &htpasswd{
-		path: path, log: o.Logger, clock: o.Clock, failures: f,
+		path: path, log: o.Logger, clock: o.Clock, failures: f, reloads: reloads,
 		// Passwords use all cores but one, because serving must go on while they are
 		// hashed.
 		slots: make(chan struct{}, max(runtime.GOMAXPROCS(0)-1, 1)),
@@ -197,22 +199,24 @@ const bcryptAlphabet = "./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01
 func (h *htpasswd) file() *userFile {
 	now := h.clock().UnixNano()
 	if due := h.nextCheck.Load(); now >= due && h.nextCheck.CompareAndSwap(due, now+int64(htpasswdCheck)) {
-		h.reload()
+		_ = h.reload() // it was logged; the users before the change stay
 	}
 	return h.current.Load()
 }
 
-func (h *htpasswd) reload() {
+// reload reads the file if it has changed. If it cannot be used, it returns why, and logs
+// that once for each change.
+func (h *htpasswd) reload() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	old := h.current.Load()
 	info, err := os.Stat(h.path)
 	if err == nil && sameVersion(info, old.info) {
-		h.refused = nil
-		return
+		h.accept()
+		return nil
 	}
 	if err == nil && h.refused != nil && sameVersion(info, h.refused) {
-		return
+		return h.refusal
 	}
 	file, err := h.load()
 	if err != nil {
@@ -222,13 +226,28 @@ func (h *htpasswd) reload() {
 		}
 		if h.refused == nil || !sameVersion(seen, h.refused) {
 			h.log.Error("htpasswd file not usable, the users before the change stay", "error", err)
+			h.reloads.note(reloadUsers, h.path, err)
 		}
-		h.refused = seen
-		return
+		h.refused, h.refusal = seen, err
+		return err
 	}
-	h.refused = nil
+	h.accept()
 	h.current.Store(file)
 	h.log.Info("htpasswd file read again", "path", h.path, "users", len(file.users))
+	h.reloads.note(reloadUsers, h.path, nil)
+	return nil
+}
+
+// accept forgets that a version of the file was refused.
+func (h *htpasswd) accept() {
+	h.refused, h.refusal = nil, nil
+	h.reloads.stale.WithLabelValues(reloadUsers).Set(0)
+}
+
+// knows reports whether there is a user of that name.
+func (h *htpasswd) knows(name string) bool {
+	_, ok := h.file().users[name]
+	return ok
 }
 
 // missingFile stands for a file that does not exist, so that this error is logged only

@@ -141,7 +141,7 @@ func (is *issuer) verify(_ context.Context, token string) (*Identity, error) {
 	}
 	return &Identity{
 		Name: c.Subject, Groups: c.Groups, Method: MethodToken, Expires: c.ExpiresAt.Time,
-		limited: true, scopes: compileAccess(c.Access), token: c.Robot,
+		limited: true, scopes: compileAccess(c.Access), token: c.Robot, htpasswd: c.Method == MethodHTPasswd,
 	}, nil
 }
 

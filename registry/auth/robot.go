@@ -276,7 +276,7 @@ func (a *Auth) TakesRobots() bool { return a.robots != nil }
 // permits and what everybody has; rules for "*" do not apply to it.
 func (a *Auth) to(id *Identity, repo string, want Action) Action {
 	if id != nil && id.own != nil {
-		return a.grants.toAnonymous(repo, want) | id.own.to(id, repo, want)
+		return a.grants.Load().toAnonymous(repo, want) | id.own.to(id, repo, want)
 	}
-	return a.grants.to(id, repo, want)
+	return a.grants.Load().to(id, repo, want)
 }

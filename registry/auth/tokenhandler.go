@@ -98,7 +98,7 @@ func (h tokenHandler) get(r *http.Request) (tokenRequest, error) {
 	if req.id.limited { // otherwise a token could renew itself for ever
 		return req, &oci.Error{Code: oci.CodeUnauthorized, Message: "a token cannot be used to get another one"}
 	}
-	if req.id.Name == "" && len(h.a.grants.anonymous) == 0 {
+	if req.id.Name == "" && len(h.a.grants.Load().anonymous) == 0 {
 		return req, &oci.Error{Code: oci.CodeUnauthorized, Message: "authentication required"}
 	}
 	return req, nil
@@ -185,7 +185,7 @@ func (h tokenHandler) answer(r *http.Request, req tokenRequest) (tokenResponse, 
 			texts = append(texts, s.String())
 		}
 	}
-	t, err := a.issuer.issue(req.id, granted, a.grants.known(req.id.Groups))
+	t, err := a.issuer.issue(req.id, granted, a.grants.Load().known(req.id.Groups))
 	if err != nil {
 		return tokenResponse{}, &oci.Error{Code: oci.CodeUnknown, Message: "the token could not be made", Err: err}
 	}

@@ -59,6 +59,8 @@ type ServerOptions struct {
 	Auth *auth.Auth
 	// Audit receives events. It may be nil.
 	Audit *auth.AuditLog
+	// Reload reads the access rules and the users again.
+	Reload func() (auth.Reloaded, error)
 }
 
 // NewServer opens the socket of a data root. Its writes go through the gate.
@@ -89,6 +91,11 @@ func NewServer(cfg *config.Config, root *dataroot.Root, writes *gate.Writes, o S
 	t.handleCache(mux)
 	t.handleMirrors(mux)
 	t.handleTokens(mux)
+	mux.Handle("POST /admin/reload", task(func(ctx context.Context, _ struct{}, _ func(auth.Reloaded)) (auth.Reloaded, error) {
+		rep, err := o.Reload()
+		record(ctx, o.Audit, "reload", "", err)
+		return rep, err
+	}))
 	api := server.New(writes.Registry(root.Registry), &server.Options{Logger: o.Log})
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/admin/") {

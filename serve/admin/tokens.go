@@ -74,6 +74,15 @@ func record(ctx context.Context, audit *auth.AuditLog, action, reference string,
 	audit.Record(e)
 }
 
+// Reload makes the server that uses the data root read the access rules and the users
+// again.
+func (a *Admin) Reload(ctx context.Context) (auth.Reloaded, error) {
+	if a.local != nil {
+		return auth.Reloaded{}, errors.New("no server uses this data directory; a server reads its configuration when it starts")
+	}
+	return askServer[struct{}, auth.Reloaded](ctx, a, "reload", struct{}{}, nil)
+}
+
 // handleTokens adds the tasks of API tokens.
 func (s *tasks) handleTokens(mux *http.ServeMux) {
 	t := tokenTasks{s.root, s.o.Audit, s.o.Auth != nil && s.o.Auth.TakesRobots()}

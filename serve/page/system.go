@@ -179,7 +179,7 @@ func (p *system) PruneMirrors(ctx context.Context, unused time.Duration, pattern
 
 // settings returns the configuration and facts about the running program.
 func (p *system) settings() web.Settings {
-	out := web.Settings{Rules: p.o.Config.Auth.Access, Started: p.began, Build: []web.Fact{{Name: "Version", Value: p.o.Version}, {Name: "Go", Value: runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH}}}
+	out := web.Settings{Rules: p.o.Auth.Rules(), Started: p.began, Build: []web.Fact{{Name: "Version", Value: p.o.Version}, {Name: "Go", Value: runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH}}}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, b := range info.Settings {
 			switch b.Key {

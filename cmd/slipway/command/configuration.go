@@ -68,6 +68,9 @@ func WhoseConfig(err error) error {
 	return err
 }
 
+// Path returns the configuration file, or "" for the built-in configuration.
+func (f *ServerFlags) Path() string { return f.orSystem() }
+
 func (f *ServerFlags) defaultFile() string {
 	if f.Builtin {
 		return "built-in"

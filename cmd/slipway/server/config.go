@@ -10,12 +10,13 @@ import (
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/config"
 	"example.org/slipway/serve"
+	"example.org/slipway/serve/admin"
 )
 
 func configCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "config", Short: "Check and explain configuration files",
 		Example: `  slipway config check /etc/slipway/config.yml`}
-	cmd.AddCommand(configCheckCommand(), configShowCommand(), command.SchemaCommand("slipway config", config.Schema), configExampleCommand())
+	cmd.AddCommand(configCheckCommand(), configShowCommand(), command.SchemaCommand("slipway config", config.Schema), configExampleCommand(), configReloadCommand())
 	return cmd
 }
 
@@ -99,4 +100,44 @@ func configExampleCommand() *cobra.Command {
 			return err
 		},
 	}
+}
+
+func configReloadCommand() *cobra.Command {
+	var f command.ServerFlags
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "reload",
+		Short: "Make the running server read its access rules and users again",
+		Example: `  slipway config reload
+  slipway config reload --config /etc/slipway/config.yml`,
+		Long: `Make the running server read its access rules (auth.access) and its users (auth.htpasswd) again.
+The server also does so by itself some seconds after the files have changed. If something is
+wrong with them, the rules and users before the change stay, and the command says what it is.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return command.WithAdmin(cmd, &f, false, func(a *admin.Admin) error {
+				rep, err := a.Reload(cmd.Context())
+				if err != nil {
+					return err
+				}
+				return command.PrintReport(cmd.OutOrStdout(), asJSON, rep, func() {
+					w := cmd.OutOrStdout()
+					fmt.Fprintf(w, "%d access rules, %s; %d users, %s\n", rep.Rules, changed(rep.RulesChanged), rep.Users, changed(rep.UsersChanged))
+					if rep.Restart {
+						fmt.Fprintln(w, "other keys of auth have changed; they take effect with a restart of the server")
+					}
+				})
+			})
+		},
+	}
+	f.Add(cmd, false)
+	command.AddJSON(cmd, &asJSON)
+	return cmd
+}
+
+func changed(yes bool) string {
+	if yes {
+		return "changed"
+	}
+	return "as before"
 }

@@ -25,25 +25,29 @@ func serveCommand() *cobra.Command {
   slipway serve --root /var/lib/slipway --addr 127.0.0.1:5000
   slipway serve --config /etc/slipway/config.yml`,
 		Long: `Run the registry. Without a configuration it keeps its data in ./slipway-data and
-serves on 127.0.0.1:5000, to this machine only.`,
+serves on 127.0.0.1:5000, to this machine only.
+
+When the configuration file changes, or on SIGHUP, the server reads the access rules
+(auth.access) and the users again; slipway config reload also says what is wrong with them.
+Other changes take effect with a restart. On SIGHUP it also opens its log files again.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := f.Load()
 			if err != nil {
 				return err
 			}
-			return runServer(cmd.Context(), cfg)
+			return runServer(cmd.Context(), cfg, f.Load, f.Path())
 		},
 	}
 	f.Add(cmd, true)
 	return cmd
 }
 
-func runServer(ctx context.Context, cfg *config.Config) error {
+func runServer(ctx context.Context, cfg *config.Config, reload func() (*config.Config, error), file string) error {
 	log := newLogger(cfg)
 	slog.SetDefault(log)
 	defer systemd.FeedWatchdog(log)()
-	s, err := serve.New(ctx, cfg, &serve.Options{Logger: log, Version: command.Version})
+	s, err := serve.New(ctx, cfg, &serve.Options{Logger: log, Version: command.Version, Reload: reload, ConfigFile: file})
 	if err != nil {
 		return err
 	}
@@ -56,6 +60,7 @@ func runServer(ctx context.Context, cfg *config.Config) error {
 			if err := s.ReopenLogs(); err != nil {
 				log.Error("open the logs again after a rotation", "err", err)
 			}
+			_, _ = s.Reload() // it logs what is wrong
 		}
 	}()
 	defer func() { signal.Stop(hup); close(hup); <-reopened }()
