@@ -51,6 +51,9 @@ func (r *Registry) PutManifest(ctx context.Context, repo string, m oci.PutManife
 	if err != nil {
 		return oci.PutResult{}, err
 	}
+	if row.Origin = catalog.OriginOf(ctx, oci.CausePush); r.partial(repo) {
+		row.Origin = catalog.Origin{Cause: oci.CauseMirror}
+	}
 	lost, err := r.storage.Missing(ctx, slices.Concat(row.Blobs, row.Manifests))
 	if err == nil && len(lost) > 0 {
 		err = &catalog.MissingError{Digests: lost[:min(len(lost), maxLost)], Total: len(lost)}

@@ -10,10 +10,24 @@ import (
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/volref"
+	"example.org/slipway/registry/history"
 	"example.org/slipway/registry/server"
 	"example.org/slipway/serve/gate"
 	volumeregistry "example.org/slipway/volume/service"
 )
+
+// historyAPI serves the history of tags over HTTP.
+type historyAPI struct {
+	*history.History
+	writes *gate.Writes
+}
+
+var _ server.History = historyAPI{}
+
+// Restore implements server.History.
+func (h historyAPI) Restore(ctx context.Context, repo string, d oci.Digest, tag string) (oci.PutResult, error) {
+	return gate.Do(h.writes, func() (oci.PutResult, error) { return h.History.Restore(ctx, repo, d, tag) })
+}
 
 // gearAPI serves the Gear side over HTTP.
 type gearAPI struct {

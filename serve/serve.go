@@ -222,6 +222,7 @@ func (s *Server) setUpHTTP() error {
 		so.Token, so.TokenPath = th, auth.TokenPath
 	}
 	so.Gear = gearAPI{s.root.Gear, s.writes}
+	so.History = historyAPI{s.root.History, s.writes}
 	s.nodes = fleet.NewBook(nil)
 	so.Nodes, so.AnonymousReports = s.nodes, s.cfg.Gear.Anonymous
 	if s.root.Volumes != nil {

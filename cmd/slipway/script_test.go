@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -52,6 +53,7 @@ func TestScripts(t *testing.T) {
 			"damage":   damage,
 			"disttree": distTree,
 			"isjson":   isJSON,
+			"capture":  capture,
 		},
 	})
 }
@@ -211,6 +213,16 @@ func distTree(ts *testscript.TestScript, neg bool, args []string) {
 	link("_manifests/revisions", manifest)
 	link("_manifests/tags/"+args[2]+"/index", manifest)
 	write(filepath.Join(repo, "_manifests/tags", args[2], "current/link"), digestOf(manifest))
+}
+
+// capture implements capture VARIABLE REGEXP: it sets the variable to the first match in
+// standard output.
+func capture(ts *testscript.TestScript, neg bool, args []string) {
+	found := regexp.MustCompile(args[1]).FindString(ts.ReadFile("stdout"))
+	if found == "" {
+		ts.Fatalf("nothing in standard output matches %s", args[1])
+	}
+	ts.Setenv(args[0], found)
 }
 
 // isJSON implements isjson: standard output must be one JSON value.

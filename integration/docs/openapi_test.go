@@ -91,7 +91,7 @@ func TestOpenAPIRoutes(t *testing.T) {
 	}
 	for _, e := range found.Extensions {
 		for _, path := range e.Endpoints {
-			path = strings.NewReplacer("<digest>", "{digest}", "<name>", "{file}", "<first>", "{first}", "<last>", "{last}").Replace("/v2/{name}/" + path)
+			path = strings.NewReplacer("<digest>", "{digest}", "<name>", "{file}", "<first>", "{first}", "<last>", "{last}", "<tag>", "{tag}").Replace("/v2/{name}/" + path)
 			if doc.Paths.Value(path) == nil {
 				t.Errorf("the document lacks %s", path)
 			}
@@ -167,7 +167,7 @@ func (a *api) get(template, arg string, want int) *wire.Response {
 }
 
 func fill(template, arg string) string {
-	path := strings.NewReplacer("{name}", repo, "{first}", "0", "{last}", "3").Replace(template)
+	path := strings.NewReplacer("{name}", repo, "{tag}", "1", "{first}", "0", "{last}", "3").Replace(template)
 	for _, p := range []string{"{digest}", "{reference}", "{file}", "{id}"} {
 		path = strings.ReplaceAll(path, p, arg)
 	}
@@ -328,6 +328,13 @@ func (a *api) tokens() {
 func (a *api) deletions() {
 	c := a.server.Client
 	const manifest, blob = "/v2/{name}/manifests/{reference}", "/v2/{name}/blobs/{digest}"
+	const history, deleted, restore = "/v2/{name}/_slipway/tags/{tag}/history", "/v2/{name}/_slipway/deleted", "/v2/{name}/_slipway/deleted/{digest}/restore"
+	a.ask(c, "DELETE", manifest, fill(manifest, a.image.Top.Digest), nil, nil, 202)
+	a.get(history, "", 200)
+	a.ask(c, "GET", history, "/v2/"+repo+"/_slipway/tags/never/history", nil, nil, 404)
+	a.get(deleted, "", 200)
+	a.ask(c, "POST", restore, fill(restore, nowhere), nil, nil, 404)
+	a.ask(c, "POST", restore, fill(restore, a.image.Top.Digest), nil, nil, 200)
 	a.ask(c, "DELETE", manifest, fill(manifest, "1"), nil, nil, 202)
 	a.ask(c, "DELETE", manifest, fill(manifest, "1"), nil, nil, 404)
 	a.ask(c, "DELETE", blob, fill(blob, wire.Digest([]byte("in pieces"))), nil, nil, 202)

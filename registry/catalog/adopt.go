@@ -138,6 +138,6 @@ func (a *adoption) tag(repoID int64, row *AdoptRow) error {
 		return err
 	}
 	a.n.Tags++
-	_, err = setTag(a.t, row.Repo, repoID, id, row.Tag, at, a.due)
+	_, err = setTag(a.t, newTag{repo: row.Repo, repoID: repoID, manifestID: id, name: row.Tag, digest: row.Target}, at, a.due, Origin{})
 	return err
 }

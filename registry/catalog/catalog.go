@@ -105,6 +105,8 @@ type NewManifest struct {
 	Sizes map[oci.Digest]int64
 	// Tags will point at the manifest.
 	Tags []string
+	// Origin says who sets the tags.
+	Origin Origin
 	// Immutable reports whether a tag must not be moved once it exists.
 	Immutable func(tag string) bool
 }
@@ -173,6 +175,7 @@ type Catalog struct {
 	Settings  *Settings
 	Queue     *Queue
 	Tokens    *Tokens
+	History   *History
 }
 
 // Open opens the SQLite catalogue at path; see [engine.Open].
@@ -189,7 +192,8 @@ func of(db *engine.DB, err error) (*Catalog, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Catalog{DB: db, Uploads: &Uploads{db}, Garbage: &Garbage{DB: db}, Retention: &Retention{db}, Settings: &Settings{db}, Queue: &Queue{db}, Tokens: &Tokens{db}}, nil
+	return &Catalog{DB: db, Uploads: &Uploads{db}, Garbage: &Garbage{DB: db}, Retention: &Retention{db}, Settings: &Settings{db}, Queue: &Queue{db},
+		Tokens: &Tokens{db}, History: &History{db}}, nil
 }
 
 // Close closes the database.

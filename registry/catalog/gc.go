@@ -104,6 +104,11 @@ func (c *Garbage) Collect(ctx context.Context, o CollectOptions) (out Collected,
 				return err
 			}
 		}
+		if !o.DryRun {
+			if err := forgetTags(t); err != nil {
+				return err
+			}
+		}
 		candidates, err := dueCandidates(t, o)
 		if err != nil {
 			return err
@@ -201,6 +206,10 @@ func collectOne(t *engine.Tx, d *Candidate, o CollectOptions, out *Collected) er
 }
 
 func collectBlob(t *engine.Tx, d *Candidate, o CollectOptions, out *Collected) error {
+	// If this was a manifest, its time to be restored is over.
+	if err := untrash(t, d.repoID, d.digest); err != nil {
+		return err
+	}
 	needed, linked, err := blobNeeded(t, d)
 	if err != nil || needed {
 		return err
@@ -281,15 +290,22 @@ func dropContent(t *engine.Tx, d *Candidate, out *Collected) error {
 // DropRepository removes a repository that holds nothing any more.
 func DropRepository(t *engine.Tx, repoID int64) error {
 	clear(t.Repositories)
-	_, err := t.Exec(`DELETE FROM repositories WHERE id = ? AND NOT EXISTS (SELECT 1 FROM links WHERE repo_id = ?)
+	n, err := t.Exec(`DELETE FROM repositories WHERE id = ? AND NOT EXISTS (SELECT 1 FROM links WHERE repo_id = ?)
 		AND NOT EXISTS (SELECT 1 FROM manifests WHERE repo_id = ?) AND NOT EXISTS (SELECT 1 FROM gc_queue WHERE kind IN (0, 1, 2) AND repo_id = ?)
 		AND NOT EXISTS (SELECT 1 FROM gear_staged WHERE repo_id = ?)`,
 		repoID, repoID, repoID, repoID, repoID)
 	if err != nil {
 		return err
 	}
-	_, err = t.Exec(`DELETE FROM gear_donors WHERE repo_id = ? AND NOT EXISTS (SELECT 1 FROM repositories WHERE id = ?)`, repoID, repoID)
-	return err
+	if _, err = t.Exec(`DELETE FROM gear_donors WHERE repo_id = ? AND NOT EXISTS (SELECT 1 FROM repositories WHERE id = ?)`, repoID, repoID); err != nil || n == 0 {
+		return err
+	}
+	for _, query := range []string{`DELETE FROM tag_history WHERE repo_id = ?`, `DELETE FROM trash WHERE repo_id = ?`} {
+		if _, err := t.Exec(query, repoID); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func collectManifest(t *engine.Tx, d *Candidate, o CollectOptions, out *Collected) error {
@@ -316,7 +332,7 @@ func collectManifest(t *engine.Tx, d *Candidate, o CollectOptions, out *Collecte
 	if o.DryRun {
 		due = dueFreed
 	}
-	return RemoveManifest(t, d.repoID, id, d.blobID, due)
+	return RemoveManifest(t, d.repoID, id, d.blobID, due, Origin{Cause: oci.CauseCollection})
 }
 
 // QueueUntagged queues every manifest without a tag. It is for the first collection after

@@ -204,14 +204,15 @@ func dropImage(t *engine.Tx, repo string, repoID int64, d oci.Digest, usedBefore
 			tags = append(tags, tag.Name)
 		}
 	}
+	origin := Origin{Cause: oci.CauseMirror}
 	for _, tag := range tags {
-		if err := removeTag(t, repo, repoID, tag, dueFreed); err != nil {
+		if err := removeTag(t, repo, repoID, tag, dueFreed, origin); err != nil {
 			return err
 		}
 	}
 	out.Tags = append(out.Tags, tags...)
 	for _, m := range append([]retired{m}, gone...) {
-		if err := RemoveManifest(t, repoID, m.id, m.blobID, dueFreed); err != nil {
+		if err := RemoveManifest(t, repoID, m.id, m.blobID, dueFreed, origin); err != nil {
 			return err
 		}
 		t.Changed(engine.ChangeManifest, repo, string(m.digest))

@@ -79,14 +79,15 @@ func (c *Retention) RetireTag(ctx context.Context, repo string, tag TagInfo, o R
 			return err
 		}
 		due := t.Due()
-		for _, tag := range out.Tags {
-			if err := removeTag(t, repo, p.repoID, tag.Name, due); err != nil {
+		origin := Origin{Cause: oci.CauseRetention}
+		for _, m := range gone { // with their tags, so that both can be restored together
+			t.Changed(engine.ChangeManifest, repo, string(m.digest))
+			if err := RemoveManifest(t, p.repoID, m.id, m.blobID, due, origin); err != nil {
 				return err
 			}
 		}
-		for _, m := range gone {
-			t.Changed(engine.ChangeManifest, repo, string(m.digest))
-			if err := RemoveManifest(t, p.repoID, m.id, m.blobID, due); err != nil {
+		for _, tag := range out.Tags {
+			if err := removeTag(t, repo, p.repoID, tag.Name, due, origin); err != nil {
 				return err
 			}
 		}
@@ -99,8 +100,11 @@ func (c *Retention) RetireTag(ctx context.Context, repo string, tag TagInfo, o R
 }
 
 // removeTag deletes a tag and queues its manifest.
-func removeTag(t *engine.Tx, repo string, repoID int64, tag string, due int64) error {
+func removeTag(t *engine.Tx, repo string, repoID int64, tag string, due int64, o Origin) error {
 	t.Changed(engine.ChangeTag, repo, tag)
+	if err := recordTags(t, o, "", `t.repo_id = ? AND t.name = ?`, repoID, tag); err != nil {
+		return err
+	}
 	if _, err := t.Exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 1, m.repo_id, m.blob_id, ? FROM tags t JOIN manifests m ON m.id = t.manifest_id
 		WHERE t.repo_id = ? AND t.name = ? ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, due, repoID, tag); err != nil {
 		return err

@@ -245,8 +245,11 @@ func (c *Catalog) PutManifest(ctx context.Context, repo string, m NewManifest) (
 		if err := NameOptional(t, repoID, id, m.Optional, now); err != nil {
 			return err
 		}
+		if err := untrash(t, repoID, m.Digest); err != nil {
+			return err
+		}
 		for _, tag := range m.Tags {
-			moved, err := setTag(t, repo, repoID, id, tag, now, due)
+			moved, err := setTag(t, newTag{repo: repo, repoID: repoID, manifestID: id, name: tag, digest: m.Digest}, now, due, m.Origin)
 			if err != nil {
 				return err
 			}
@@ -444,13 +447,34 @@ func NameOptional(t *engine.Tx, repoID, manifestID int64, named []oci.Descriptor
 	})
 }
 
+// newTag is a tag that is to point at a manifest.
+type newTag struct {
+	repo, name         string
+	repoID, manifestID int64
+	digest             oci.Digest
+}
+
 // setTag points a tag at a manifest and reports whether it pointed elsewhere.
-func setTag(t *engine.Tx, repo string, repoID, manifestID int64, tag string, now, due int64) (moved bool, err error) {
+func setTag(t *engine.Tx, n newTag, now, due int64, o Origin) (moved bool, err error) {
+	repo, repoID, manifestID, tag := n.repo, n.repoID, n.manifestID, n.name
 	var before, beforeBlob int64
 	err = t.Row(`SELECT t.manifest_id, m.blob_id FROM tags t JOIN manifests m ON m.id = t.manifest_id WHERE t.repo_id = ? AND t.name = ?`,
 		[]any{repoID, tag}, &before, &beforeBlob)
 	if err != nil && err != ErrNotFound {
 		return false, err
+	}
+	if before != manifestID {
+		if before == 0 {
+			err = recordNewTag(t, o, repoID, tag, n.digest)
+		} else {
+			err = recordTags(t, o, n.digest, `t.repo_id = ? AND t.name = ?`, repoID, tag)
+		}
+		if err == nil {
+			err = trimTag(t, repoID, tag)
+		}
+		if err != nil {
+			return false, err
+		}
 	}
 	_, err = t.Exec(`INSERT INTO tags (repo_id, name, manifest_id, updated_at, pulled_at) VALUES (?, ?, ?, ?, 0)
 		ON CONFLICT (repo_id, name) DO UPDATE SET manifest_id = excluded.manifest_id, updated_at = excluded.updated_at`,
@@ -478,6 +502,7 @@ func setTag(t *engine.Tx, repo string, repoID, manifestID int64, tag string, now
 
 // DeleteTag removes a tag. Errors: ErrNotFound, *ImmutableError.
 func (c *Catalog) DeleteTag(ctx context.Context, repo, tag string, immutable func(string) bool) error {
+	o := OriginOf(ctx, oci.CauseDelete)
 	return c.DB.Write(ctx, func(t *engine.Tx) error {
 		var repoID, blobID int64
 		err := t.Row(`SELECT t.repo_id, m.blob_id FROM repositories r JOIN tags t ON t.repo_id = r.id
@@ -487,6 +512,9 @@ func (c *Catalog) DeleteTag(ctx context.Context, repo, tag string, immutable fun
 		}
 		if immutable != nil && immutable(tag) {
 			return &ImmutableError{Tag: tag}
+		}
+		if err := recordTags(t, o, "", `t.repo_id = ? AND t.name = ?`, repoID, tag); err != nil {
+			return err
 		}
 		if _, err := t.Exec(`DELETE FROM tags WHERE repo_id = ? AND name = ?`, repoID, tag); err != nil {
 			return err
@@ -500,6 +528,7 @@ func (c *Catalog) DeleteTag(ctx context.Context, repo, tag string, immutable fun
 // tags. It refuses to remove a part of an index that has an immutable tag. Errors:
 // ErrNotFound, *ImmutableError.
 func (c *Catalog) DeleteManifest(ctx context.Context, repo string, d oci.Digest, immutable func(string) bool) (tags []string, err error) {
+	o := OriginOf(ctx, oci.CauseDelete)
 	err = c.DB.Write(ctx, func(t *engine.Tx) error {
 		var repoID, id, blobID int64
 		err := t.Row(`SELECT m.repo_id, m.id, m.blob_id FROM repositories r JOIN blobs b ON b.digest = ?
@@ -517,7 +546,7 @@ func (c *Catalog) DeleteManifest(ctx context.Context, repo string, d oci.Digest,
 			t.Changed(engine.ChangeTag, repo, tag)
 		}
 		t.Changed(engine.ChangeManifest, repo, string(d))
-		return RemoveManifest(t, repoID, id, blobID, t.Due())
+		return RemoveManifest(t, repoID, id, blobID, t.Due(), o)
 	})
 	return tags, err
 }
@@ -534,8 +563,14 @@ func tagsOf(t *engine.Tx, manifestID int64) ([]string, error) {
 }
 
 // RemoveManifest deletes a manifest's rows. It queues what the manifest named, the
-// manifests that refer to it, and its own content.
-func RemoveManifest(t *engine.Tx, repoID, id, blobID, due int64) error {
+// manifests that refer to it, and its own content. Until due it can be restored.
+func RemoveManifest(t *engine.Tx, repoID, id, blobID, due int64, o Origin) error {
+	if err := trash(t, repoID, id, due, o); err != nil {
+		return err
+	}
+	if err := recordTags(t, o, "", `t.manifest_id = ?`, id); err != nil {
+		return err
+	}
 	queue := []struct {
 		query string
 		args  []any

@@ -155,17 +155,20 @@ const (
 	volumeList              // _slipway/volumes
 	volumeImage             // _slipway/volumes/<digest>
 	volumeKey               // _slipway/volumes/<digest>/credential
+	tagHistory              // _slipway/tags/<tag>/history
+	deletedList             // _slipway/deleted
+	deletedOne              // _slipway/deleted/<digest>/restore
 )
 
 // String returns the endpoint's name in metrics.
 func (e extEndpoint) String() string {
 	return [...]string{"extension", "extension", "gear_info", "gear_layer", "gear_file", "gear_chunks", "gear_files", "gear_fetch", "gear_query", "gear_profile", "gear_nodes",
-		"volume_list", "volume_image", "volume_credential"}[e]
+		"volume_list", "volume_image", "volume_credential", "tag_history", "deleted", "restore"}[e]
 }
 
 // extensions is the table of the extensions' endpoints. handlers is the same for the
 // other endpoints. Endpoints without an action check access themselves.
-var extensions = [volumeKey + 1]methodHandlers{
+var extensions = [deletedOne + 1]methodHandlers{
 	extDiscover: {{(*Server).discover, 0, false}},
 	gearInfo:    {{(*Server).gearInfo, 0, false}},
 	gearLayer:   {{(*Server).getGearLayer, auth.Pull, false}, {(*Server).getGearLayer, auth.Pull, false}},
@@ -180,6 +183,9 @@ var extensions = [volumeKey + 1]methodHandlers{
 	volumeList:  {{(*Server).listVolumes, auth.Pull, false}},
 	volumeImage: {{(*Server).getVolumes, auth.Pull, false}, 3: {(*Server).buildVolumes, auth.Push, true}, 5: {(*Server).dropVolumes, auth.Delete, true}},
 	volumeKey:   {3: {(*Server).volumeCredential, auth.Volume, true}},
+	tagHistory:  {{(*Server).getTagHistory, auth.Pull, false}},
+	deletedList: {{(*Server).listDeleted, auth.Pull, false}},
+	deletedOne:  {3: {(*Server).restore, auth.Push, true}},
 }
 
 // findExtension returns the endpoint of an extension's path, and the digest at
@@ -193,6 +199,11 @@ func findExtension(repo, path string) (e extEndpoint, arg string) {
 	}
 	if rest, ok := strings.CutPrefix(path, "_slipway/volumes"); ok && repo != "" {
 		return findVolumes(rest)
+	}
+	if rest, ok := strings.CutPrefix(path, "_slipway/"); ok && repo != "" {
+		if e, arg := findHistory(rest); e != extUnknown {
+			return e, arg
+		}
 	}
 	path, ok := strings.CutPrefix(path, "_slipway/gear/")
 	if !ok || repo == "" {
@@ -244,6 +255,10 @@ func (s *Server) parseExtension(q *request) error {
 	switch {
 	case e == extUnknown:
 		return &oci.Error{Code: oci.CodeNameUnknown, Message: "this registry has no such extension endpoint; /v2/_oci/ext/discover tells which there are"}
+	case e >= tagHistory:
+		if s.opts.History == nil {
+			return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusNotFound, Message: "this registry keeps no history"}
+		}
 	case e >= volumeList && s.opts.Volumes == nil:
 		return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusNotFound, Message: "this registry does not offer images as volumes (volumes.driver)"}
 	case s.opts.Gear == nil && e > extDiscover && e < volumeList, s.opts.Nodes == nil && e == gearNodes:
@@ -251,7 +266,9 @@ func (s *Server) parseExtension(q *request) error {
 	}
 	q.ext = extension{endpoint: e, arg: oci.Digest(arg)}
 	switch e {
-	case gearLayer, gearProfile, volumeImage, volumeKey:
+	case tagHistory:
+		return oci.CheckTag(arg)
+	case gearLayer, gearProfile, volumeImage, volumeKey, deletedOne:
 		return oci.CheckDigest(q.ext.arg)
 	case gearFile:
 		var ok bool
@@ -322,6 +339,11 @@ func (s *Server) discover(q *request) error {
 		list = append(list, discovered{Name: "_slipway", URL: "https://example.org/slipway/docs/formats/volume.md",
 			Description: "images as block volumes in storage that nodes share",
 			Endpoints:   []string{"_slipway/volumes", "_slipway/volumes/<digest>", "_slipway/volumes/<digest>/credential"}})
+	}
+	if s.opts.History != nil && q.Repo != "" {
+		list = append(list, discovered{Name: "_slipway", URL: "https://example.org/slipway/docs/operating.md",
+			Description: "the history of tags, and what was deleted",
+			Endpoints:   []string{"_slipway/tags/<tag>/history", "_slipway/deleted", "_slipway/deleted/<digest>/restore"}})
 	}
 	return q.sendJSON(map[string]any{"extensions": list})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/server/counts"
 )
 
 // metrics are Distribution's metrics, so that dashboards made for it keep working. The
@@ -23,8 +24,8 @@ type metrics struct {
 	inFlight  prometheus.Gauge
 	served    atomic.Int64
 	redirects redirects
-	pulls     *pulls
-	errors    apiErrors
+	pulls     *counts.Pulls
+	errors    counts.Errors
 	errorVec  *prometheus.CounterVec
 
 	mu    sync.RWMutex
@@ -45,7 +46,7 @@ type cell struct {
 }
 
 func newMetrics() *metrics {
-	apiErrors, errorVec := newAPIErrors()
+	errorCounts, errorVec := counts.NewErrors()
 	return &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "registry_http_requests_total",
 			Help: "HTTP requests by endpoint, method and status."}, []string{"code", "handler", "method"}),
@@ -60,14 +61,14 @@ func newMetrics() *metrics {
 			Help: "HTTP requests being served."}),
 		cells:     map[cellKey]*cell{},
 		redirects: newRedirects(),
-		pulls:     newPulls(),
-		errors:    apiErrors,
+		pulls:     counts.NewPulls(),
+		errors:    errorCounts,
 		errorVec:  errorVec,
 	}
 }
 
 func (m *metrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.requests, m.duration, m.sent, m.received, m.inFlight, m.pulls.count, m.errorVec}
+	return []prometheus.Collector{m.requests, m.duration, m.sent, m.received, m.inFlight, m.pulls.Count, m.errorVec}
 }
 
 func (m *metrics) observe(kind oci.Kind, ext extEndpoint, method string, status int, took time.Duration, received, sent int64) {

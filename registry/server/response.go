@@ -259,7 +259,7 @@ func (s *Server) fail(q *request, err error) {
 
 // answer sends an error to the client.
 func (s *Server) answer(q *request, e *oci.Error) {
-	s.metrics.errors.add(e.Code)
+	s.metrics.errors.Add(e.Code)
 	status := e.HTTPStatus()
 	h := q.w.Header()
 	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {

@@ -74,6 +74,8 @@ type Options struct {
 	// Site distinguishes pages of this server from pages of others; default: a site that
 	// is reached under any name.
 	Site *auth.Site
+	// History serves the history of tags; nil: none.
+	History History
 	// Nodes receives the reports of nodes; nil: they are not accepted.
 	Nodes Nodes
 	// AnonymousReports accepts reports on nodes and profiles from anonymous clients, if
@@ -270,7 +272,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rw.finish()
 	s.metrics.inFlight.Dec()
 	s.metrics.observe(q.Kind, q.ext.endpoint, r.Method, rw.status, s.opts.Clock().Sub(start), q.bodyRead, rw.written)
-	s.metrics.pulls.add(&q.Request, r.Method, rw.status)
+	s.metrics.pulls.Add(&q.Request, r.Method, rw.status)
 	if s.opts.AccessLog != nil {
 		s.logAccess(&q, start)
 	}

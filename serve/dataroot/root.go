@@ -26,6 +26,7 @@ import (
 	"example.org/slipway/registry/cache/tier"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/cluster"
+	"example.org/slipway/registry/history"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/prefetch"
 	"example.org/slipway/serve/gate"
@@ -64,6 +65,8 @@ type Root struct {
 	Registry *registry.Registry
 	// Mirrors is nil if nothing is mirrored, and before OpenMirrors.
 	Mirrors *mirrors.Mirrors
+	// History is the history of the registry.
+	History *history.History
 	// IsMirror reports whether a repository is a mirror. It is nil if there are no
 	// mirrors.
 	IsMirror func(repo string) bool
@@ -143,6 +146,7 @@ func Open(ctx context.Context, cfg *config.Config, o Options) (_ *Root, err erro
 	if r.Registry, err = registry.New(ctx, r.Catalog, r.Store, opts); err != nil {
 		return nil, err
 	}
+	r.History = history.New(r.Catalog, r.Registry, history.Options{Mirrored: r.IsMirror, Immutable: opts.Immutable})
 	if r.keeper, err = r.newKeeper(&cfg.Storage.Rebuild, o.Enter); err != nil {
 		return nil, err
 	}

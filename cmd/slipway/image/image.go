@@ -7,7 +7,7 @@ import "github.com/spf13/cobra"
 // Commands returns the commands of this package. onNode are a node's commands that belong
 // below slipway volume.
 func Commands(onNode ...*cobra.Command) []*cobra.Command {
-	return []*cobra.Command{listCommand(), tagsCommand(), tagCommand(), removeCommand(), loginCommand(), logoutCommand(),
+	return []*cobra.Command{listCommand(), tagsCommand(), tagCommand(), removeCommand(), undeleteCommand(), loginCommand(), logoutCommand(),
 		convertCommand(), statusCommand(), settleCommand(), inspectCommand(), exportCommand(), commitCommand(), pushModelCommand(),
 		volumeCommand(onNode), dedupCommand(), recipeCommand()}
 }

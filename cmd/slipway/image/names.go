@@ -101,7 +101,8 @@ func tagCommand() *cobra.Command {
 		Long: `Make tags of the same repository name an image, without pulling it. A tag that names another
 image is moved, unless the registry refuses that.`,
 		Example: `  slipway tag 127.0.0.1:5000/team/app:1.4.2 1.4 latest
-  slipway tag registry.example.com/team/app@sha256:... stable`,
+  slipway tag registry.example.com/team/app@sha256:... stable
+  slipway tag history registry.example.com/team/app:stable`,
 		Args: cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r, err := f.Open(args[0])
@@ -129,6 +130,7 @@ image is moved, unless the registry refuses that.`,
 		},
 	}
 	f.AddReach(cmd)
+	cmd.AddCommand(historyCommand())
 	return cmd
 }
 
@@ -140,7 +142,8 @@ func removeCommand() *cobra.Command {
 		Short: "Delete tags, or images with all their tags, from a registry",
 		Long: `Delete REGISTRY/REPOSITORY:TAG, which removes that tag only, or REGISTRY/REPOSITORY@DIGEST, which
 removes the image and every tag that names it. All images are looked up before anything is
-deleted. An image without a tag is kept until the registry's retention or collector removes it.`,
+deleted. An image without a tag is kept until the registry's retention or collector removes it.
+slipway undelete takes a deletion back until then.`,
 		Example: `  slipway rm 127.0.0.1:5000/team/app:old
   slipway rm --dry-run registry.example.com/team/app@sha256:...`,
 		Args: cobra.MinimumNArgs(1),

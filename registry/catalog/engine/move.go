@@ -44,6 +44,8 @@ func storedTables() []storedTable {
 		table("manifests", 1, "id repo_id blob_id media_type artifact_type subject annotations created_at pulled_at"),
 		table("refs", 3, "repo_id blob_id manifest_id"),
 		table("tags", 2, "repo_id name manifest_id updated_at pulled_at"),
+		table("tag_history", 1, "id repo_id tag digest cause actor at"),
+		table("trash", 1, "id repo_id digest media_type tags cause actor deleted_at until"),
 		table("uploads", 1, "id repo size state hash content intent updated_at owner until"),
 		table("gc_queue", 3, "kind repo_id blob_id due_at"),
 		table("queue", 1, "id name payload"),

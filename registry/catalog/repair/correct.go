@@ -264,7 +264,7 @@ func deleteDanglingManifest(t *engine.Tx, where string, key []any) (bool, error)
 		return false, err
 	}
 	due := t.Due()
-	if err := catalog.RemoveManifest(t, repoID, id, blobID, due); err != nil {
+	if err := catalog.RemoveManifest(t, repoID, id, blobID, due, catalog.Origin{Cause: oci.CauseRepair}); err != nil {
 		return false, err
 	}
 	var n int

@@ -1,4 +1,6 @@
-package server
+// Package counts has the metrics of a server that count what clients get: pulls by
+// namespace, and errors by code. Their labels are bounded, whatever clients send.
+package counts
 
 import (
 	"net/http"
@@ -21,12 +23,13 @@ const (
 	otherNamespaces = "*" // namespaces after the first maxNamespaces
 )
 
-// pulls counts what clients get, by namespace. The namespace is the first part of the
+// Pulls counts what clients get, by namespace. The namespace is the first part of the
 // repository's name, which for mirrored repositories is the upstream. The first
 // maxNamespaces namespaces from which something was pulled since the start have separate
 // counts. Only what exists is counted, so clients cannot make names up.
-type pulls struct {
-	count *prometheus.CounterVec
+type Pulls struct {
+	// Count is the metric.
+	Count *prometheus.CounterVec
 
 	mu    sync.RWMutex
 	cells map[string]pullCell
@@ -34,16 +37,17 @@ type pulls struct {
 
 type pullCell struct{ manifests, blobs prometheus.Counter }
 
-func newPulls() *pulls {
-	p := &pulls{cells: map[string]pullCell{}, count: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "slipway_server_pulls_total",
+// NewPulls returns counts of pulls.
+func NewPulls() *Pulls {
+	p := &Pulls{cells: map[string]pullCell{}, Count: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "slipway_server_pulls_total",
 		Help: "Manifests and blobs given to clients by GET, also those they are sent elsewhere for, by kind and namespace: the first part of the repository's name, - for none, * for all beyond the first 64. A blob asked for in parts counts once for each."},
 		[]string{"kind", "namespace"})}
 	p.cell(noNamespace) // there from the start
 	return p
 }
 
-// add counts a request that was answered.
-func (p *pulls) add(r *oci.Request, method string, status int) {
+// Add counts a request that was answered.
+func (p *Pulls) Add(r *oci.Request, method string, status int) {
 	if method != http.MethodGet || (r.Kind != oci.KindManifest && r.Kind != oci.KindBlob) {
 		return
 	}
@@ -64,7 +68,7 @@ func (p *pulls) add(r *oci.Request, method string, status int) {
 	}
 }
 
-func (p *pulls) cell(namespace string) pullCell {
+func (p *Pulls) cell(namespace string) pullCell {
 	p.mu.RLock()
 	c, ok := p.cells[namespace]
 	p.mu.RUnlock()
@@ -78,23 +82,24 @@ func (p *pulls) cell(namespace string) pullCell {
 	}
 	c, ok = p.cells[namespace]
 	if !ok {
-		c = pullCell{p.count.WithLabelValues(oci.KindManifest.String(), namespace), p.count.WithLabelValues(oci.KindBlob.String(), namespace)}
+		c = pullCell{p.Count.WithLabelValues(oci.KindManifest.String(), namespace), p.Count.WithLabelValues(oci.KindBlob.String(), namespace)}
 		p.cells[namespace] = c
 	}
 	return c
 }
 
-// apiErrors counts the errors that were sent to clients, by code.
-type apiErrors map[oci.Code]prometheus.Counter
+// Errors counts the errors that were sent to clients, by code.
+type Errors map[oci.Code]prometheus.Counter
 
 // otherCode is the label for errors whose code is not in the specification. The answer of
 // an upstream may contain such a code.
 const otherCode = oci.Code("OTHER")
 
-func newAPIErrors() (apiErrors, *prometheus.CounterVec) {
+// NewErrors returns counts of errors, and their metric.
+func NewErrors() (Errors, *prometheus.CounterVec) {
 	count := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "slipway_server_errors_total",
 		Help: "Errors returned to clients, by the code of the distribution specification."}, []string{"code"})
-	e := apiErrors{}
+	e := Errors{}
 	for _, code := range []oci.Code{oci.CodeBlobUnknown, oci.CodeBlobUploadInvalid, oci.CodeBlobUploadUnknown, oci.CodeDigestInvalid,
 		oci.CodeManifestBlobUnknown, oci.CodeManifestInvalid, oci.CodeManifestUnknown, oci.CodeNameInvalid, oci.CodeNameUnknown,
 		oci.CodeSizeInvalid, oci.CodeUnauthorized, oci.CodeDenied, oci.CodeUnsupported, oci.CodeTooManyRequests, oci.CodeTagInvalid,
@@ -104,7 +109,8 @@ func newAPIErrors() (apiErrors, *prometheus.CounterVec) {
 	return e, count
 }
 
-func (e apiErrors) add(code oci.Code) {
+// Add counts an error.
+func (e Errors) Add(code oci.Code) {
 	c, ok := e[code]
 	if !ok {
 		c = e[otherCode]
