@@ -1,6 +1,8 @@
 package serve_test
 
 import (
+	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"fmt"
 	"html"
@@ -208,4 +210,42 @@ func TestBrowseAccess(t *testing.T) {
 		t.Error("alice is offered to delete")
 	}
 	s.want(http.StatusOK, "GET", "/ui/delete/open/app:v1", "", root)
+}
+
+// TestBrowseDocuments checks that the page shows what an SBOM, a vulnerability report and a chart
+// say, and nothing of them as HTML.
+func TestBrowseDocuments(t *testing.T) {
+	t.Parallel()
+	s := start(t, setup{})
+	const repo = "lib/app"
+	app := s.pushApp(repo, "v1", appConfig, "layer one")
+	attach := func(artifactType, mediaType, content string) string {
+		return s.pushed(repo, "", oci.MediaTypeOCIManifest, map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeOCIManifest, "artifactType": artifactType,
+			"config": s.part(repo, "application/vnd.oci.empty.v1+json", "{}"), "layers": []any{s.part(repo, mediaType, content)},
+			"subject": map[string]any{"mediaType": oci.MediaTypeOCIManifest, "digest": app, "size": 1}})
+	}
+	sbom := attach("application/vnd.cyclonedx+json", "application/vnd.cyclonedx+json", `{"bomFormat":"CycloneDX","components":[{"name":"<b>zlib</b>","version":"1.3","licenses":[{"license":{"id":"Zlib"}}]}]}`)
+	report := attach("application/sarif+json", "application/sarif+json", `{"version":"2.1.0","runs":[{"tool":{"driver":{"name":"scanner"}},"results":[{"ruleId":"CVE-1","level":"error","message":{"text":"<script>x</script>"}}]}]}`)
+	none := attach("application/vnd.cyclonedx+json", "application/json", `{"bomFormat":7}`)
+	s.shows("image/"+repo+":v1", "SBOM", "vulnerability report", "/ui/image/"+repo+"@"+sbom, "/ui/image/"+repo+"@"+report)
+	s.shows("image/"+repo+"@"+sbom, "Bill of materials", "zlib", "1.3", "Zlib")
+	s.shows("image/"+repo+"@"+report, "Vulnerabilities", "CVE-1", "1 high", "this registry scans nothing")
+	s.shows("image/"+repo+"@"+none, "Contents")
+	for _, d := range []string{sbom, report} {
+		if body := s.page("image/" + repo + "@" + d); strings.Contains(body, "<script>x") || strings.Contains(body, "<b>zlib") {
+			t.Error("what somebody pushed is taken for HTML")
+		}
+	}
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	if _, err := z.Write([]byte(treeLayer(t, map[string]string{"web/README.md": "# The web chart", "web/values.yaml": "replicas: 3"}))); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.pushed(repo, "chart", oci.MediaTypeOCIManifest, map[string]any{"schemaVersion": 2,
+		"config": s.part(repo, "application/vnd.cncf.helm.config.v1+json", `{"name":"web","version":"1.0.0","description":"Serves <i>pages</i>","appVersion":"9"}`),
+		"layers": []any{s.part(repo, "application/vnd.cncf.helm.chart.content.v1.tar+gzip", b.String())}})
+	s.shows("image/"+repo+":chart", "Serves <i>pages</i>", "Version of the application", "# The web chart", "replicas: 3")
 }

@@ -12,6 +12,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/browse"
+	"example.org/slipway/web/documents"
 )
 
 const (
@@ -88,7 +89,11 @@ type imageData struct {
 	JSONCut         bool
 	ManifestBytes   int64
 	Commands        []fact
-	MayDelete       bool
+	// Chart and ChartFiles are of a Helm chart. Document is what an SBOM or a report says.
+	Chart      *documents.Chart
+	ChartFiles documents.ChartFiles
+	Document   *documents.Document
+	MayDelete  bool
 }
 
 // Image returns the data of the page image: of an image, or of whatever else a manifest
@@ -129,6 +134,9 @@ func (q *request) describe(d *imageData) (err error) {
 		return err
 	}
 	if err := q.config(d, m); err != nil {
+		return err
+	}
+	if err := q.content(d, m); err != nil {
 		return err
 	}
 	if err := q.attached(d); err != nil {

@@ -134,6 +134,8 @@ func attachment(mediaType string) string {
 		return "signature"
 	case has("spdx", "cyclonedx", "syft", "sbom"):
 		return "SBOM"
+	case has("sarif", "trivy", "vulnerab", "grype"):
+		return "vulnerability report"
 	case has("in-toto", "dsse", "provenance", "attestation"):
 		return "attestation"
 	case has("wasm"):
