@@ -8,13 +8,25 @@ import (
 	"strings"
 )
 
+// statuses is the table of exit statuses. slipway --help says the same.
+const statuses = `| exit status | meaning | of |
+|---|---|---|
+| 0 | everything was done | all commands |
+| 1 | something failed, or is incomplete | all commands |
+| 2 | the command line was wrong; nothing was done | all commands |
+| 3 | wrong content came, or a gate was not met | ` + "`load`, `trace replay`, `trace compare`" + ` |
+| 4 | problems remain, operations failed, or the run is not valid | ` + "`fsck`, `load`, `trace replay`, `trace compare`" + ` |
+| others | the status of the container's command | ` + "`run`, `profile record`" + ` |
+
+`
+
 // commands returns the page of the command line, with the help of each command.
 func commands(binary string) (string, error) {
 	var toc, body strings.Builder
 	if err := command(binary, nil, "a registry and its tools", &toc, &body); err != nil {
 		return "", err
 	}
-	return made + "# Commands\n\nThis page has the output of `slipway COMMAND --help` for each command.\n\n" + toc.String() + body.String(), nil
+	return made + "# Commands\n\nThis page has the output of `slipway COMMAND --help` for each command.\n\n" + statuses + toc.String() + body.String(), nil
 }
 
 // command adds a command and the commands below it. short is its text in the list.
