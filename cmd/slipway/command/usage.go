@@ -53,6 +53,7 @@ func Finish(root *cobra.Command) {
 	hintAtHelp(root)
 	oneOutputFlag(root)
 	nameCompletions(root)
+	imageCompletions(root)
 }
 
 // suggestFlag adds to an error about an unknown flag the flag that was probably meant: one
