@@ -103,7 +103,7 @@ func TestNodesPage(t *testing.T) {
 	d := s.pushImage("lib/app", "v1", "a layer")
 	s.want(http.StatusAccepted, "POST", "/v2/lib/app/_slipway/gear/nodes", fmt.Sprintf(`{"node":"<b>&n/1?","image":"lib/app:v1","manifest":%q,"files":10,"local_files":4,`+
 		`"bytes":1000,"local_bytes":400,"mode":"lazy","containers":[{"id":"0123456789abcdef","started":"2026-01-02T03:04:05Z"}]}`, d))
-	s.holds("/ui/nodes", "<b>&n/1?", "1 nodes have reported")
+	s.holds("/ui/nodes", "<b>&n/1?", "1 node has reported")
 	s.holds("/ui/nodes?node=%3Cb%3E%26n%2F1%3F", "4 of 10", "0123456789ab", "lazy", "/ui/image/lib/app@"+d)
 	if body := s.want(http.StatusOK, "GET", "/ui/nodes", "").body; strings.Contains(body, "<b>") {
 		t.Error("a node's name is taken for HTML")

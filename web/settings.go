@@ -30,7 +30,9 @@ type Setting struct{ Key, Value, Doc, From string }
 type settingsData struct {
 	Settings
 	Groups []settingGroup
-	Search string
+	// Changed are the values that were set, unless the user looks for others.
+	Changed []Setting
+	Search  string
 	// Set leaves out values that are the default.
 	Set    bool
 	Uptime time.Duration
@@ -54,6 +56,9 @@ func (q *request) settings() error {
 	for _, v := range d.Values {
 		if d.Set && v.From == "" || !strings.Contains(strings.ToLower(v.Key+" "+v.Value+" "+v.Doc+" "+v.From), find) {
 			continue
+		}
+		if v.From != "" && !d.Set && find == "" {
+			d.Changed = append(d.Changed, v)
 		}
 		name, _, _ := strings.Cut(v.Key, ".")
 		if n := len(d.Groups); n == 0 || d.Groups[n-1].Name != name {

@@ -1,4 +1,5 @@
-// What the pages do beyond reading and forms. Everything works without it but live figures.
+// What the pages do beyond reading and forms. Everything works without it but live figures and
+// copy buttons.
 "use strict";
 
 // Live parts: an element with data-live takes its HTML from the server's events.
@@ -13,4 +14,21 @@ for (const part of document.querySelectorAll("[data-live]")) {
   part.addEventListener("focusout", () => setTimeout(show));
   events.addEventListener("done", () => { events.close(); location.reload(); });
   addEventListener("pagehide", () => events.close());
+}
+
+// Copy buttons beside commands, where the browser lets pages copy.
+if (navigator.clipboard) for (const pre of document.querySelectorAll("dl.commands pre, pre[aria-label^=Command]")) {
+  const button = document.createElement("button"), box = document.createElement("div");
+  button.type = "button";
+  button.className = "plain";
+  button.textContent = "Copy";
+  button.setAttribute("aria-label", "Copy: " + pre.getAttribute("aria-label"));
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(pre.textContent);
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
+  box.className = "copied";
+  pre.replaceWith(box);
+  box.append(pre, button);
 }
