@@ -84,7 +84,13 @@ func TestBrowse(t *testing.T) {
 	if body := s.page("?q=deep"); strings.Contains(body, "repo/lib/app\"") {
 		t.Error("the search finds what does not match")
 	}
-	s.shows("?q=%25_%00%ff", "No repository whose name holds")
+	s.shows("?q=%25_%00%ff", "No repository with")
+	s.shows("?q=V1", "Images", "lib/app:v1", "its tag")
+	s.shows("?q="+d[:15], "its digest", "/ui/image/lib/app@"+d)
+	for _, sort := range []string{"", "pushed", "pulled", "tags", "none"} {
+		s.shows("?sort="+sort, "1 to 2 of 2 repositories", "lib/app")
+	}
+	s.shows("?from=50", "Previous page")
 	s.shows("repo/lib/app", "v1", "image", d[:19], "/ui/delete/lib/app:v1", "Compare from v1")
 	s.shows("repo/lib/app?q=V", "v1")
 	s.shows("repo/lib/app?q=w", "No tag holds")
@@ -168,6 +174,8 @@ func TestBrowseDelete(t *testing.T) {
 	s.want(http.StatusOK, "POST", "/ui/delete/lib/app:next", "", sameOrigin...)
 	s.want(http.StatusNotFound, "GET", "/v2/lib/app/manifests/next", "")
 	s.want(http.StatusNotFound, "POST", "/ui/delete/lib/app:next", "", sameOrigin...)
+	s.want(http.StatusForbidden, "POST", "/ui/remove/lib/app", "name=lib/app", append(sameOrigin, header("Content-Type", "application/x-www-form-urlencoded"))...)
+	s.want(http.StatusOK, "GET", "/v2/lib/app/manifests/later", "")
 	s.shows("delete/lib/app@"+other, "with its tags: later")
 	s.want(http.StatusOK, "POST", "/ui/delete/lib/app@"+other, "", sameOrigin...)
 	s.want(http.StatusNotFound, "GET", "/v2/lib/app/manifests/"+other, "")
@@ -194,8 +202,10 @@ func TestBrowseAccess(t *testing.T) {
 	if body := s.page("", alice); strings.Contains(body, "secret") || !strings.Contains(body, "open/app") {
 		t.Errorf("alice's list is %s", body)
 	}
-	if body := s.page("?q=secret", alice); strings.Contains(body, "secret/app") {
-		t.Error("the search finds what alice may not see")
+	for _, text := range []string{"secret", "v1", s.want(http.StatusOK, "GET", "/v2/secret/app/manifests/v1", "", root).header.Get("Docker-Content-Digest")} {
+		if body := s.page("?q="+text, alice); strings.Contains(body, "secret/app") {
+			t.Errorf("a search for %s finds what alice may not see", text)
+		}
 	}
 	for _, page := range []string{"repo/%s", "image/%s:v1", "delete/%s:v1"} {
 		there := s.want(http.StatusNotFound, "GET", "/ui/"+fmt.Sprintf(page, "secret/app"), "", alice)
@@ -210,6 +220,118 @@ func TestBrowseAccess(t *testing.T) {
 		t.Error("alice is offered to delete")
 	}
 	s.want(http.StatusOK, "GET", "/ui/delete/open/app:v1", "", root)
+}
+
+// TestBrowseUndo checks that the page shows what a tag pointed at and who moved it, and that each
+// deletion can be taken back: of a tag, of a manifest, and of a whole repository.
+func TestBrowseUndo(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	users, audit := filepath.Join(dir, "htpasswd"), filepath.Join(dir, "audit.log")
+	writeFile(t, users, htpasswd(t, "alice", "a", "root", "r"))
+	s := start(t, setup{yaml: "log: {audit: {file: " + audit + "}}\nauth: {htpasswd: {path: " + users + "}, access: [{repositories: ['**'], subjects: [alice], actions: [pull]}, {repositories: ['**'], subjects: [root], actions: ['*', admin]}]}"})
+	alice, root := basic("alice", "a"), basic("root", "r")
+	post := func(status int, path, form string, as func(*http.Request)) string {
+		t.Helper()
+		return html.UnescapeString(s.want(status, "POST", "/ui/"+path, form, append(sameOrigin, as, header("Content-Type", "application/x-www-form-urlencoded"))...).body)
+	}
+	contains := func(body string, texts ...string) {
+		t.Helper()
+		for _, want := range texts {
+			if !strings.Contains(body, want) {
+				t.Errorf("the page lacks %q:\n%s", want, body)
+			}
+		}
+	}
+	s.pushImage("lib/app", "v1", "one", root)
+	one := s.want(http.StatusOK, "GET", "/v2/lib/app/manifests/v1", "", root).header.Get("Docker-Content-Digest")
+	s.pushImage("lib/app", "v1", "two", root)
+	two := s.want(http.StatusOK, "GET", "/v2/lib/app/manifests/v1", "", root).header.Get("Docker-Content-Digest")
+	at := func(tag, want string) {
+		t.Helper()
+		if want == "" {
+			s.want(http.StatusNotFound, "GET", "/v2/lib/app/manifests/"+tag, "", root)
+		} else if got := s.want(http.StatusOK, "GET", "/v2/lib/app/manifests/"+tag, "", root).header.Get("Docker-Content-Digest"); got != want {
+			t.Errorf("%s is %s, want %s", tag, got, want)
+		}
+	}
+
+	// The history, going back, and nothing of it for those who may only pull.
+	contains(s.page("history/lib/app:v1", root), "root", "by a push", one[:19], two[:19], "Go back to this")
+	if body := s.page("history/lib/app:v1", alice); strings.Contains(body, "Go back") {
+		t.Error("alice is offered to move a tag")
+	}
+	post(http.StatusForbidden, "restore/lib/app", "tag=v1&digest="+one, alice)
+	contains(post(http.StatusOK, "restore/lib/app", "from=history&tag=v1&digest="+one, root), "by going back")
+	at("v1", one)
+	for _, path := range []string{"history/lib/app:none", "history/lib/app@" + one, "history/none:v1"} {
+		s.want(http.StatusNotFound, "GET", "/ui/"+path, "", root)
+	}
+	post(http.StatusNotFound, "restore/lib/app", "tag=v1&digest="+digestOf("nothing"), root)
+	post(http.StatusNotFound, "restore/lib/app", "tag=v1", root)
+	post(http.StatusNotFound, "restore/lib/app", "tag=.&digest="+one, root)
+
+	// A tag, with its digest; then a manifest with its tags.
+	contains(post(http.StatusOK, "delete/lib/app:v1", "", root), "The tag v1 was deleted", one, "Undo", two[:19], "Manifests without a tag")
+	at("v1", "")
+	post(http.StatusOK, "restore/lib/app", "tag=v1&digest="+one, root)
+	at("v1", one)
+	contains(post(http.StatusOK, "delete/lib/app@"+one, "", root), "The manifest was deleted", one, "Undo", "Kept until")
+	at(one, "")
+	if body := s.page("repo/lib/app", alice); strings.Contains(body, one[:19]) {
+		t.Error("alice is shown what was deleted")
+	}
+	contains(post(http.StatusOK, "restore/lib/app", "digest="+one, root), "v1")
+	at("v1", one)
+	at(one, one)
+	post(http.StatusOK, "restore/lib/app", "digest="+one, root) // it is here already
+
+	// The repository, with an index whose parts must come back first.
+	size := len(s.want(http.StatusOK, "GET", "/v2/lib/app/manifests/"+one, "", root).body)
+	index := fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"manifests":[{"mediaType":%q,"digest":%q,"size":%d}]}`, oci.MediaTypeOCIIndex, oci.MediaTypeOCIManifest, one, size)
+	s.want(http.StatusCreated, "PUT", "/v2/lib/app/manifests/all", index, root, header("Content-Type", oci.MediaTypeOCIIndex))
+	contains(s.page("remove/lib/app", root), "2 tags", "to confirm")
+	post(http.StatusConflict, "remove/lib/app", "name=lib", root)
+	s.want(http.StatusForbidden, "GET", "/ui/remove/lib/app", "", alice)
+	post(http.StatusForbidden, "remove/lib/app", "name=lib/app", alice)
+	at("all", digestOf(index))
+	contains(post(http.StatusOK, "remove/lib/app", "name=lib/app", root), "All images of this repository were deleted", "Undo")
+	for _, ref := range []string{"all", "v1", one, two} {
+		at(ref, "")
+	}
+	post(http.StatusOK, "restore/lib/app", "", root)
+	at("all", digestOf(index))
+	at("v1", one)
+	at(two, two)
+	log := readFile(t, audit)
+	contains(log, `"event":"restore","outcome":"success"`, `"event":"restore","outcome":"failure"`, `"reference":"v1@`+one)
+}
+
+// TestBrowseBadges checks that what belongs to an image is marked at the image and has no row of
+// its own.
+func TestBrowseBadges(t *testing.T) {
+	t.Parallel()
+	s := start(t, setup{})
+	const repo = "lib/app"
+	app := s.pushApp(repo, "v1", appConfig, "layer one")
+	sig := strings.Replace(app, ":", "-", 1) + ".sig"
+	s.pushApp(repo, sig, "{}", "a signature")
+	empty := s.part(repo, "application/vnd.oci.empty.v1+json", "{}")
+	sbom := s.pushed(repo, "", oci.MediaTypeOCIManifest, map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeOCIManifest, "artifactType": "application/spdx+json",
+		"config": empty, "layers": []any{empty}, "subject": map[string]any{"mediaType": oci.MediaTypeOCIManifest, "digest": app, "size": 1}})
+	body := s.page("repo/" + repo)
+	for _, want := range []string{`<span class="mark">signature</span>`, `<span class="mark">SBOM</span>`, "Show their tags, too"} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the repository's page lacks %q:\n%s", want, body)
+		}
+	}
+	for _, hidden := range []string{sig, sbom[:19]} {
+		if strings.Contains(body, hidden) {
+			t.Errorf("the repository's page has a row of its own for %s", hidden)
+		}
+	}
+	s.shows("repo/"+repo+"?all=1", sig)
+	s.shows("repo/"+repo+"?q=sig", sig)
 }
 
 // TestBrowseDocuments checks that the page shows what an SBOM, a vulnerability report and a chart
@@ -227,6 +349,7 @@ func TestBrowseDocuments(t *testing.T) {
 	sbom := attach("application/vnd.cyclonedx+json", "application/vnd.cyclonedx+json", `{"bomFormat":"CycloneDX","components":[{"name":"<b>zlib</b>","version":"1.3","licenses":[{"license":{"id":"Zlib"}}]}]}`)
 	report := attach("application/sarif+json", "application/sarif+json", `{"version":"2.1.0","runs":[{"tool":{"driver":{"name":"scanner"}},"results":[{"ruleId":"CVE-1","level":"error","message":{"text":"<script>x</script>"}}]}]}`)
 	none := attach("application/vnd.cyclonedx+json", "application/json", `{"bomFormat":7}`)
+	s.shows("repo/"+repo, `<span class="mark">SBOM</span>`, `<span class="mark">vulnerability report</span>`)
 	s.shows("image/"+repo+":v1", "SBOM", "vulnerability report", "/ui/image/"+repo+"@"+sbom, "/ui/image/"+repo+"@"+report)
 	s.shows("image/"+repo+"@"+sbom, "Bill of materials", "zlib", "1.3", "Zlib")
 	s.shows("image/"+repo+"@"+report, "Vulnerabilities", "CVE-1", "1 high", "this registry scans nothing")

@@ -2,6 +2,7 @@ package web
 
 import (
 	"net/http"
+	"net/url"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
@@ -79,15 +80,11 @@ func (q *request) doDelete() error {
 	} else {
 		err = q.h.opts.Browse.DeleteManifest(q.ctx(), d.Repo, d.Digest)
 	}
-	outcome := "success"
-	if err != nil {
-		outcome = "failure"
-	}
-	q.record("delete", outcome, "delete", d.Repo, d.Ref)
+	q.recordChange("delete", err, d.Repo, d.Ref)
 	if err != nil {
 		return orNoImage(err)
 	}
-	to := "repo/" + d.Repo
+	to := "repo/" + d.Repo + "?deleted=" + url.QueryEscape(d.Ref)
 	if _, err := q.h.opts.Browse.RepositoryInfo(q.ctx(), d.Repo, 1); images.Absent(err) {
 		to = ""
 	}

@@ -16,12 +16,24 @@ import (
 // tagsPage is how many tags are listed on a page.
 const tagsPage = 50
 
+// untaggedPage is how many manifests without a tag are listed on a page.
+const untaggedPage = 50
+
 // tagRow is a row for a tag.
 type tagRow struct {
 	browse.TagEntry
 	Kind images.Kind
 	// Ref is the tag as it appears in the address of the image's page.
 	Ref string
+	// Badges say what is attached to the image.
+	Badges []string
+}
+
+// untaggedRow is a row for a manifest that nothing names.
+type untaggedRow struct {
+	browse.Untagged
+	Kind images.Kind
+	Ref  string
 }
 
 // repoData is what the page of a repository shows.
@@ -30,6 +42,18 @@ type repoData struct {
 	Mirror            bool
 	Info              browse.RepositoryInfo
 	Tags              []tagRow
+	// All says that the tags of signing tools are listed, too.
+	All bool
+	// Untagged are the manifests that nothing names, and MoreUntagged says that there are
+	// others.
+	Untagged     []untaggedRow
+	MoreUntagged bool
+	// Deleted are the manifests that can be restored, if the user may do so. Undo is how
+	// the deletion that led to this page can be taken back, and Emptied says that all
+	// images were deleted.
+	Deleted []oci.DeletedManifest
+	Undo    *undo
+	Emptied bool
 	// From is the number of the first tag. Before and After are the numbers of the first
 	// tags of the adjacent pages, or -1 if there is no such page.
 	From, Before, After int
@@ -59,7 +83,8 @@ func (q *request) repo() error {
 	if d.Sort != "name" {
 		d.Sort = ""
 	}
-	list, err := b.ListTags(q.ctx(), name, browse.TagQuery{Text: d.Query, ByName: d.Sort != "", From: d.From, Limit: tagsPage + 1})
+	d.All = d.Query != "" || q.r.FormValue("all") != ""
+	list, err := b.ListTags(q.ctx(), name, browse.TagQuery{Text: d.Query, Images: !d.All, ByName: d.Sort != "", From: d.From, Limit: tagsPage + 1})
 	if err != nil {
 		return orNoImage(err)
 	}
@@ -67,7 +92,8 @@ func (q *request) repo() error {
 		list, d.After = list[:tagsPage], d.From+tagsPage
 	}
 	for _, t := range list {
-		d.Tags = append(d.Tags, tagRow{t, images.KindOf(t.MediaType, t.ArtifactType, t.Content), images.TagLink(name, t.Name)})
+		d.Tags = append(d.Tags, tagRow{t, images.KindOf(t.MediaType, t.ArtifactType, t.Content), images.TagLink(name, t.Name),
+			images.Badges(t.Attached, t.Hung, t.Content)})
 	}
 	if q.may(name, auth.Delete) {
 		if d.Kept, err = b.Undeletable(name, nil); err != nil {
@@ -75,8 +101,36 @@ func (q *request) repo() error {
 		}
 		d.MayDelete = d.Kept == ""
 	}
+	if err := q.leftovers(d); err != nil {
+		return err
+	}
 	q.show(http.StatusOK, "repo", name, d)
 	return nil
+}
+
+// leftovers lists the manifests that nothing names, and those that were deleted.
+func (q *request) leftovers(d *repoData) error {
+	b := q.h.opts.Browse
+	list, err := b.ListUntagged(q.ctx(), d.Name, 0, untaggedPage+1)
+	if err != nil {
+		return orNoImage(err)
+	}
+	if d.MoreUntagged = len(list) > untaggedPage; d.MoreUntagged {
+		list = list[:untaggedPage]
+	}
+	for _, u := range list {
+		d.Untagged = append(d.Untagged, untaggedRow{u, images.KindOf(u.MediaType, u.ArtifactType, nil), images.DigestLink(d.Name, u.Digest)})
+	}
+	if !q.mayRestore(d.Name) {
+		return nil
+	}
+	if d.Deleted, err = b.Deleted(q.ctx(), d.Name, maxDeleted); err != nil {
+		return err
+	}
+	ref := q.r.FormValue("deleted")
+	d.Emptied = ref == "*" && len(d.Deleted) > 0
+	d.Undo, err = q.undoable(d.Name, ref, d.Deleted)
+	return err
 }
 
 // mayBrowse reports whether the user may see a repository. If not, it has answered the

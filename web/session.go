@@ -40,6 +40,12 @@ func (q *request) identify() error {
 	if q.h.access == nil {
 		return nil
 	}
+	defer func() {
+		// What the user changes is recorded and reported under the user's name.
+		if a := oci.ActorFrom(q.ctx()); a != nil && q.id != nil {
+			a.Name = q.id.Name
+		}
+	}()
 	if c, err := q.r.Cookie(sessionCookie); err == nil && q.h.logins != nil {
 		if q.id, err = q.h.logins.Session(c.Value); err == nil {
 			return nil

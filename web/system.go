@@ -52,7 +52,7 @@ func (h *Handler) openSystem() {
 // is the entry that leads to that page.
 func (q *request) here(name string) string {
 	switch p := q.pageName(); p {
-	case "repo", "image", "tree", "diff", "delete":
+	case "repo", "image", "tree", "diff", "delete", "remove", "history":
 		return "home"
 	default:
 		if q.h.pages[p].admin {

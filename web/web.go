@@ -160,14 +160,17 @@ func New(o *Options) (*Handler, error) {
 		return nil, err
 	}
 	h.pages = map[string]page{
-		"":       {get: (*request).home, exact: true},
-		"repo":   {get: (*request).repo},
-		"image":  {get: (*request).image},
-		"delete": {get: (*request).confirmDelete, post: (*request).doDelete},
-		"login":  {get: (*request).loginPage, post: (*request).doLogin},
-		"logout": {post: (*request).logout, exact: true},
-		"tree":   {get: (*request).tree},
-		"diff":   {get: (*request).diff},
+		"":        {get: (*request).home, exact: true},
+		"repo":    {get: (*request).repo},
+		"image":   {get: (*request).image},
+		"delete":  {get: (*request).confirmDelete, post: (*request).doDelete},
+		"remove":  {get: (*request).confirmRemove, post: (*request).doRemove},
+		"history": {get: (*request).history},
+		"restore": {post: (*request).restore},
+		"login":   {get: (*request).loginPage, post: (*request).doLogin},
+		"logout":  {post: (*request).logout, exact: true},
+		"tree":    {get: (*request).tree},
+		"diff":    {get: (*request).diff},
 	}
 	h.images = images.New(images.Options{Browse: h.opts.Browse, Files: h.opts.Files, Logger: h.log, Clock: h.opts.Clock, Base: h.render.base})
 	h.openSystem()

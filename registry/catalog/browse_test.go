@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,6 +26,9 @@ func TestBrowse(t *testing.T) {
 			`INSERT INTO manifests (id, repo_id, blob_id, media_type, artifact_type, created_at, pulled_at) VALUES (1, 1, 1, 'm', '', 1000, 0), (2, 1, 2, 'i', 'a', 2000, 9000)`,
 			`INSERT INTO links (repo_id, blob_id, created_at) VALUES (1, 3, 0)`,
 			`INSERT INTO refs (repo_id, blob_id, manifest_id) VALUES (1, 3, 1), (1, 4, 1), (1, 1, 2)`,
+			`INSERT INTO blobs (id, digest, size, state, content, created_at) VALUES (5, 'sha256:abcdef0123', 1, 1, '{}', 0)`,
+			`INSERT INTO manifests (id, repo_id, blob_id, media_type, artifact_type, annotations, created_at, pulled_at) VALUES (3, 3, 5, 'm', '', '{"k":"Purpose"}', 0, 0)`,
+			`INSERT INTO tags (repo_id, name, manifest_id, updated_at, pulled_at) VALUES (3, 'zzz', 3, 9000, 0)`,
 			`INSERT INTO tags (repo_id, name, manifest_id, updated_at, pulled_at) VALUES (1, 'V1', 1, 5000, 0), (1, 'all', 2, 4000, 8000), (1, 'all_2', 2, 3000, 0)`,
 		} {
 			if err := c.DB.Write(ctx, func(t *engine.Tx) error { _, err := t.Exec(s); return err }); err != nil {
@@ -36,8 +40,27 @@ func TestBrowse(t *testing.T) {
 				t.Errorf("%q finds %q, %v", text, got, err)
 			}
 		}
-		if got, err := browse.New(c.DB).SearchRepositories(ctx, "b/", "lib/app", 9); err != nil || !slices.Equal(got, []string{"lib/under_score"}) {
-			t.Errorf("behind lib/app are %q, %v", got, err)
+		for order, want := range map[string][]string{browse.ByPushed: {"other", "lib/app", "lib/under_score"}, browse.ByPulled: {"lib/app", "lib/under_score", "other"}, browse.ByTags: {"lib/app", "other", "lib/under_score"}} {
+			if got, err := browse.New(c.DB).SearchRepositories(ctx, "", order, 9); err != nil || !slices.Equal(got, want) {
+				t.Errorf("by %s they are %q, %v, want %q", order, got, err, want)
+			}
+		}
+		all := func(string) bool { return true }
+		for text, want := range map[string][]browse.Found{
+			"ALL":                               {{Repo: "lib/app", Tag: "all", Digest: "sha256:i"}, {Repo: "lib/app", Tag: "all_2", Digest: "sha256:i"}},
+			"sha256:abcdef":                     {{Repo: "other", Digest: "sha256:abcdef0123"}},
+			"ABCDEF0123":                        nil, // not sha256: and too short
+			"purpose":                           {{Repo: "other", Digest: "sha256:abcdef0123", Annotation: true}},
+			"%":                                 nil,
+			"sha256:" + strings.Repeat("a", 65): nil,
+		} {
+			got, err := browse.New(c.DB).Find(ctx, text, 9, all)
+			if err != nil || !slices.Equal(got, want) {
+				t.Errorf("%q finds %+v, %v", text, got, err)
+			}
+			if got, err = browse.New(c.DB).Find(ctx, text, 9, func(string) bool { return false }); err != nil || len(got) > 0 {
+				t.Errorf("who may see nothing finds %+v, %v", got, err)
+			}
 		}
 		info, err := browse.New(c.DB).RepositoryInfo(ctx, "lib/app", 100)
 		if want := (browse.RepositoryInfo{Tags: 3, Bytes: 330, Pushed: engine.FromMillis(5000), LastPull: engine.FromMillis(9000)}); err != nil || info != want {
@@ -46,8 +69,8 @@ func TestBrowse(t *testing.T) {
 		if info, err = browse.New(c.DB).RepositoryInfo(ctx, "lib/app", 2); err != nil || !info.Partial || info.Tags != 2 {
 			t.Errorf("a part of lib/app is %+v, %v", info, err)
 		}
-		if info, err = browse.New(c.DB).RepositoryInfo(ctx, "other", 2); err != nil || info != (browse.RepositoryInfo{}) {
-			t.Errorf("other is %+v, %v", info, err)
+		if info, err = browse.New(c.DB).RepositoryInfo(ctx, "lib/under_score", 2); err != nil || info != (browse.RepositoryInfo{}) {
+			t.Errorf("lib/under_score is %+v, %v", info, err)
 		}
 		if _, err = browse.New(c.DB).RepositoryInfo(ctx, "none", 2); !errors.Is(err, catalog.ErrNoRepository) {
 			t.Errorf("none is %v", err)
@@ -94,14 +117,18 @@ func TestBrowseSpeed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, q := range [][2]string{{"", ""}, {"", "team/of/people/app-05000"}, {"app-09999", ""}, {"no such", ""}} {
+	for _, q := range [][2]string{{"", ""}, {"", browse.ByPushed}, {"app-09999", browse.ByTags}, {"no such", ""}} {
 		best := time.Hour
 		for range 3 { // other processes may use the processors, too
 			began := time.Now()
-			names, err := browse.New(c.DB).SearchRepositories(ctx, q[0], q[1], 51)
+			names, err := browse.New(c.DB).SearchRepositories(ctx, q[0], q[1], 50_000)
 			if err != nil {
 				t.Fatal(err)
 			}
+			if _, err := browse.New(c.DB).Find(ctx, "no such tag", 20, func(string) bool { return true }); err != nil {
+				t.Fatal(err)
+			}
+			names = names[:min(len(names), 50)]
 			for _, name := range names {
 				if _, err := browse.New(c.DB).RepositoryInfo(ctx, name, 2000); err != nil {
 					t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/browse"
 	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/serve/gate"
 	"example.org/slipway/web"
 	"example.org/slipway/web/images"
 )
@@ -92,8 +93,8 @@ func (b *shownImages) Undeletable(repo string, tags []string) (string, error) {
 	switch {
 	case b.Mirrored(repo):
 		return "This repository is a copy of another registry's. Its images are removed at the page of mirrors, or with: slipway mirror prune", nil
-	case st.Maintenance.ReadOnly.Enabled:
-		return "The registry takes no changes now: storage.maintenance.readonly of its configuration is enabled.", nil
+	case b.Unchangeable() != "":
+		return b.Unchangeable(), nil
 	case !st.Delete.Enabled:
 		return "The registry deletes nothing for clients: storage.delete.enabled of its configuration is false.", nil
 	}
@@ -107,6 +108,39 @@ func (b *shownImages) Undeletable(repo string, tags []string) (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// Unchangeable implements web.Browse.
+func (b *shownImages) Unchangeable() string {
+	if b.o.Config.Storage.Maintenance.ReadOnly.Enabled {
+		return "The registry takes no changes now: storage.maintenance.readonly of its configuration is enabled."
+	}
+	return ""
+}
+
+// DeleteRepository implements web.Browse.
+func (b *shownImages) DeleteRepository(ctx context.Context, repo string) (int, error) {
+	return gate.Do(b.o.Writes, func() (int, error) { return b.o.Root.History.DeleteRepository(ctx, repo) })
+}
+
+// TagHistory implements web.Browse.
+func (b *shownImages) TagHistory(ctx context.Context, repo, tag string, n int) ([]oci.TagChange, error) {
+	return b.o.Root.History.TagHistory(ctx, repo, tag, n)
+}
+
+// Deleted implements web.Browse.
+func (b *shownImages) Deleted(ctx context.Context, repo string, n int) ([]oci.DeletedManifest, error) {
+	return b.o.Root.History.Deleted(ctx, repo, n)
+}
+
+// Restore implements web.Browse.
+func (b *shownImages) Restore(ctx context.Context, repo string, d oci.Digest, tag string) (oci.PutResult, error) {
+	return gate.Do(b.o.Writes, func() (oci.PutResult, error) { return b.o.Root.History.Restore(ctx, repo, d, tag) })
+}
+
+// RestoreAll implements web.Browse.
+func (b *shownImages) RestoreAll(ctx context.Context, repo string) (int, error) {
+	return gate.Do(b.o.Writes, func() (int, error) { return b.o.Root.History.RestoreAll(ctx, repo) })
 }
 
 // DeleteTag implements web.Browse.

@@ -19,13 +19,90 @@ type Store struct{ db *engine.DB }
 // New returns the Store of a database.
 func New(db *engine.DB) Store { return Store{db} }
 
-// SearchRepositories lists, in byte order, at most n names of repositories that contain a
-// text and come after the name last. It ignores case. Every name contains the empty text.
-func (c Store) SearchRepositories(ctx context.Context, text, last string, n int) ([]string, error) {
-	if text == "" {
-		return c.db.Names(ctx, `SELECT name FROM repositories WHERE name > ? ORDER BY name LIMIT ?`, last, n)
+// Orders of repositories.
+const (
+	ByName   = "name"
+	ByPushed = "pushed" // the one with the newest tag first
+	ByPulled = "pulled" // the one that was pulled last first
+	ByTags   = "tags"   // the one with the most tags first
+)
+
+// SearchRepositories lists at most n names of repositories that contain a text, in the
+// given order, and by name among equals. It ignores case. Every name contains the empty
+// text. Orders other than ByName read all tags.
+func (c Store) SearchRepositories(ctx context.Context, text, order string, n int) ([]string, error) {
+	by := map[string]string{ByPushed: "COALESCE(t.pushed, 0)", ByPulled: "COALESCE(t.pulled, 0)", ByTags: "COALESCE(t.n, 0)"}[order]
+	if by == "" {
+		return c.db.Names(ctx, `SELECT name FROM repositories WHERE name LIKE ? ESCAPE '!' ORDER BY name LIMIT ?`, holding(text), n)
 	}
-	return c.db.Names(ctx, `SELECT name FROM repositories WHERE name > ? AND name LIKE ? ESCAPE '!' ORDER BY name LIMIT ?`, last, holding(text), n)
+	return c.db.Names(ctx, `SELECT r.name FROM repositories r
+		LEFT JOIN (SELECT repo_id, COUNT(*) AS n, MAX(updated_at) AS pushed, MAX(pulled_at) AS pulled FROM tags GROUP BY repo_id) t ON t.repo_id = r.id
+		WHERE r.name LIKE ? ESCAPE '!' ORDER BY `+by+` DESC, r.name LIMIT ?`, holding(text), n)
+}
+
+// Found is a manifest that a search found.
+type Found struct {
+	Repo string
+	// Tag is the tag that was found, or "" if it was the digest or an annotation.
+	Tag    string
+	Digest oci.Digest
+	// Annotation says that an annotation of the manifest was found.
+	Annotation bool
+}
+
+const (
+	// maxSearchedTags and maxSearchedManifests bound what a search reads. A tag takes some
+	// 0.5 us, and a manifest with annotations 1 us.
+	maxSearchedTags, maxSearchedManifests = 200_000, 100_000
+	// minDigest is how many hexadecimal digits of a digest are searched for.
+	minDigest = 6
+)
+
+// Find lists at most n manifests for which visible reports true: those whose tags or
+// annotations contain a text, or whose digests begin with it. It ignores case. In a large
+// registry it does not look at everything.
+func (c Store) Find(ctx context.Context, text string, n int, visible func(repo string) bool) ([]Found, error) {
+	var out []Found
+	collect := func(annotation bool) func(*sql.Rows) error {
+		return func(r *sql.Rows) error {
+			f := Found{Annotation: annotation}
+			if err := r.Scan(&f.Repo, &f.Tag, &f.Digest); err != nil {
+				return err
+			}
+			if visible(f.Repo) {
+				out = append(out, f)
+			}
+			if len(out) >= n {
+				return engine.ErrEnough
+			}
+			return nil
+		}
+	}
+	if digits, ok := digestDigits(text); ok {
+		err := c.db.Rows(ctx, `SELECT r.name, '', b.digest FROM blobs b JOIN manifests m ON m.blob_id = b.id JOIN repositories r ON r.id = m.repo_id
+			WHERE b.digest >= ? AND b.digest < ? ORDER BY b.digest, r.name`, []any{"sha256:" + digits, "sha256:" + digits + "g"}, collect(false))
+		return out, err
+	}
+	err := c.db.Rows(ctx, `SELECT r.name, t.name, b.digest FROM (SELECT repo_id, name, manifest_id FROM tags LIMIT ?) t JOIN repositories r ON r.id = t.repo_id
+		JOIN manifests m ON m.id = t.manifest_id JOIN blobs b ON b.id = m.blob_id
+		WHERE lower(t.name) LIKE ? ESCAPE '!'`, []any{maxSearchedTags, holding(text)}, collect(false))
+	if err != nil || len(out) >= n {
+		return out, err
+	}
+	err = c.db.Rows(ctx, `SELECT r.name, '', b.digest FROM (SELECT repo_id, blob_id, annotations FROM manifests WHERE annotations IS NOT NULL LIMIT ?) m
+		JOIN repositories r ON r.id = m.repo_id JOIN blobs b ON b.id = m.blob_id
+		WHERE lower(m.annotations) LIKE ? ESCAPE '!'`, []any{maxSearchedManifests, holding(text)}, collect(true))
+	return out, err
+}
+
+// digestDigits returns the hexadecimal digits with which a digest begins, if a text is the
+// beginning of a SHA-256 digest, with or without "sha256:".
+func digestDigits(text string) (string, bool) {
+	digits, named := strings.CutPrefix(strings.ToLower(text), "sha256:")
+	if len(digits) > 64 || !named && len(digits) < 2*minDigest || named && len(digits) < minDigest {
+		return "", false
+	}
+	return digits, strings.Trim(digits, "0123456789abcdef") == ""
 }
 
 // holding returns a LIKE pattern that matches lower-case strings that contain a text. The
@@ -76,6 +153,9 @@ type TagQuery struct {
 	// Text selects the tags that contain it. It ignores case. The empty text selects all
 	// tags.
 	Text string
+	// Images leaves out the tags under which signing tools keep what belongs to an image,
+	// such as sha256-….sig.
+	Images bool
 	// ByName orders by name. Otherwise the tag that was set last comes first.
 	ByName bool
 	// From is the number of tags to skip, and Limit is the maximum number to list.
@@ -97,7 +177,16 @@ type TagEntry struct {
 	// each content counted once. Missing is the number of contents that are not here.
 	Size, Missing    int64
 	Pushed, LastPull time.Time
+	// Attached are the artifact types of what refers to the manifest, and Hung are the
+	// tags that hang on it, see catalog.HungOn. Both may be incomplete.
+	Attached, Hung []string
 }
+
+// maxAttached is how many types and tags that belong to an image are listed with it.
+const maxAttached = 20
+
+// hung is a LIKE pattern for the tags of signing tools: a SHA-256 and what follows it.
+var hung = "%sha256-" + strings.Repeat("_", 64) + "%"
 
 // ListTags lists tags of a repository. It examines all of the repository's tags. Errors:
 // ErrNoRepository.
@@ -110,13 +199,19 @@ func (c Store) ListTags(ctx context.Context, repo string, q TagQuery) ([]TagEntr
 	if q.ByName {
 		order = `t.name`
 	}
+	but := ""
+	args := []any{maxListedManifest, id, holding(q.Text)}
+	if q.Images {
+		but = ` AND name NOT LIKE ?`
+		args = append(args, hung)
+	}
 	var out []TagEntry
 	var images []Image
 	err = c.db.Rows(ctx, `SELECT t.name, t.updated_at, t.pulled_at, m.id, b.digest, m.media_type, m.artifact_type,
 			CASE WHEN b.size <= ? THEN b.content END
-		FROM (SELECT name, updated_at, pulled_at, manifest_id FROM tags t WHERE repo_id = ? AND lower(name) LIKE ? ESCAPE '!' ORDER BY `+order+` LIMIT ? OFFSET ?) t
+		FROM (SELECT name, updated_at, pulled_at, manifest_id FROM tags t WHERE repo_id = ? AND lower(name) LIKE ? ESCAPE '!'`+but+` ORDER BY `+order+` LIMIT ? OFFSET ?) t
 		JOIN manifests m ON m.id = t.manifest_id
-		JOIN blobs b ON b.id = m.blob_id ORDER BY `+order, []any{maxListedManifest, id, holding(q.Text), q.Limit, q.From}, func(r *sql.Rows) error {
+		JOIN blobs b ON b.id = m.blob_id ORDER BY `+order, append(args, q.Limit, q.From), func(r *sql.Rows) error {
 		var t TagEntry
 		var updated, pulled int64
 		i := Image{repoID: id}
@@ -133,8 +228,55 @@ func (c Store) ListTags(ctx context.Context, repo string, q TagQuery) ([]TagEntr
 			return nil, err
 		}
 		out[i].Size, out[i].Missing = images[i].Size, images[i].Missing
+		if err := c.belongings(ctx, id, &out[i]); err != nil {
+			return nil, err
+		}
 	}
 	return out, nil
+}
+
+// belongings finds what belongs to a manifest.
+func (c Store) belongings(ctx context.Context, repoID int64, t *TagEntry) (err error) {
+	if t.Attached, err = c.db.Names(ctx, `SELECT DISTINCT CASE WHEN artifact_type = '' THEN media_type ELSE artifact_type END FROM manifests
+		WHERE repo_id = ? AND subject = ? LIMIT ?`, repoID, string(t.Digest), maxAttached); err != nil {
+		return err
+	}
+	at := strings.Replace(string(t.Digest), ":", "-", 1)
+	t.Hung, err = c.db.Names(ctx, `SELECT name FROM tags WHERE repo_id = ? AND name >= ? AND name < ? ORDER BY name LIMIT ?`, repoID, at, at+"~", maxAttached)
+	return err
+}
+
+// Untagged is a manifest that no tag and no index names, and that belongs to no other
+// manifest.
+type Untagged struct {
+	Digest                  oci.Digest
+	MediaType, ArtifactType string
+	// Size is the size of the manifest itself, in bytes.
+	Size             int64
+	Pushed, LastPull time.Time
+}
+
+// ListUntagged lists untagged manifests of a repository, the last one first, without the
+// first from of them. Errors: ErrNoRepository.
+func (c Store) ListUntagged(ctx context.Context, repo string, from, n int) ([]Untagged, error) {
+	id, err := catalog.RepositoryID(ctx, c.db, repo)
+	if err != nil {
+		return nil, err
+	}
+	var out []Untagged
+	err = c.db.Rows(ctx, `SELECT b.digest, m.media_type, m.artifact_type, b.size, m.created_at, m.pulled_at FROM manifests m CROSS JOIN blobs b ON b.id = m.blob_id
+		WHERE m.repo_id = ? AND NOT EXISTS (SELECT 1 FROM tags t WHERE t.manifest_id = m.id)
+			AND NOT EXISTS (SELECT 1 FROM refs f WHERE f.repo_id = m.repo_id AND f.blob_id = m.blob_id)
+			AND NOT EXISTS (SELECT 1 FROM blobs s JOIN manifests o ON o.repo_id = m.repo_id AND o.blob_id = s.id WHERE s.digest = m.subject)
+		ORDER BY m.id DESC LIMIT ? OFFSET ?`, []any{id, n, from}, func(r *sql.Rows) error {
+		var u Untagged
+		var pushed, pulled int64
+		err := r.Scan(&u.Digest, &u.MediaType, &u.ArtifactType, &u.Size, &pushed, &pulled)
+		u.Pushed, u.LastPull = engine.FromMillis(pushed), engine.FromMillis(pulled)
+		out = append(out, u)
+		return err
+	})
+	return out, err
 }
 
 // ManifestUse is what is known about a manifest besides its content.
