@@ -8,7 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
+
+	"example.org/slipway/integration/internal/imagetest"
 )
 
 // shapes are the window sizes and themes in which pages are tested.
@@ -35,7 +38,7 @@ func kind(path string) string {
 			special += " " + s
 		}
 	}
-	if name == "repo" || name == "image" || name == "tree" || name == "diff" || name == "delete" {
+	if name == "repo" || name == "image" || name == "tree" || name == "diff" || name == "delete" || name == "history" || name == "remove" {
 		rest = ""
 	}
 	return name + "/" + rest + special + "?" + strings.Join(keys, "&")
@@ -185,6 +188,65 @@ func TestJourney(t *testing.T) {
 	w.click(`form.action button[value="run"]`)
 	w.outcome()
 	w.check("on the way")
+}
+
+// TestUndo has a user find an image, delete its tag and take that back, go back to what another tag
+// pointed at, and delete and restore a whole repository: in a narrow and in a wide window, and
+// without scripts.
+func TestUndo(t *testing.T) {
+	s := registry(t)
+	for _, width := range []int64{375, 1280} {
+		w := open(t, "http://"+s.Addr)
+		w.look(width, "light")
+		call(w, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: width == 375})
+		w.logIn("root", "secret of root")
+		w.fill("#q", "1.1.0")
+		w.click("form.search button")
+		w.want("/ui/?q=1.1.0", "its tag")
+		w.click(`a[href="/ui/image/team/hello:1.1.0"]`)
+		w.click(`a[href="/ui/delete/team/hello:1.1.0"]`)
+		w.click("form button.danger")
+		w.want("/ui/repo/team/hello", "The tag 1.1.0 was deleted. It pointed at sha256:")
+		if _, err := s.Client.GetManifest(t.Context(), "team/hello", "1.1.0"); err == nil {
+			t.Error("the tag is still there")
+		}
+		w.click(".note button")
+		w.want("/ui/repo/team/hello", "1.1.0")
+		m, err := s.Client.GetManifest(t.Context(), "team/hello", "1.1.0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.click(`a[href="/ui/history/team/hello:1.1.0"]`)
+		w.want("/ui/history/team/hello:1.1.0", "by going back")
+
+		// The tag points elsewhere, and back.
+		other, err := s.Client.GetManifest(t.Context(), "team/hello", "1.0.0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := func(want string) {
+			t.Helper()
+			if got, err := s.Client.GetManifest(t.Context(), "team/hello", "1.1.0"); err != nil || string(got.Digest) != want {
+				t.Errorf("1.1.0 is %v (%v), want %s", got, err, want)
+			}
+		}
+		push(t, s, "team/hello", "1.1.0", &imagetest.Bundle{Top: imagetest.NewBlob(other.MediaType, other.Bytes)})
+		at(other.Digest)
+		w.visit("/ui/history/team/hello:1.1.0")
+		w.click(`form[action="/ui/restore/team/hello"] button`)
+		w.want("/ui/history/team/hello:1.1.0", "by going back")
+		at(m.Digest)
+
+		w.visit("/ui/repo/team/hello")
+		w.click(`a[href="/ui/remove/team/hello"]`)
+		w.fill("#name", "team/hello")
+		w.click("form button.danger")
+		w.want("/ui/repo/team/hello", "All images of this repository were deleted")
+		w.click(".note button")
+		w.want("/ui/repo/team/hello", "1.1.0")
+		at(m.Digest)
+		w.check("on the way")
+	}
 }
 
 // want fails the test unless the page is at a path and contains a text.
