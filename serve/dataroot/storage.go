@@ -20,6 +20,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
 	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/fsstore"
@@ -137,15 +138,23 @@ func amazon(region string) string {
 // openCatalog opens the catalogue at its configured place, or else in dir.
 func (r *Root) openCatalog(ctx context.Context, st *config.Storage, dir string) (err error) {
 	if st.Catalog.Postgres != "" && dir == "" {
-		r.Catalog, err = catalog.OpenPostgres(ctx, st.Catalog.Postgres.Reveal(), &catalog.Options{Grace: st.GC.Grace, Readers: st.Catalog.Connections})
+		r.Catalog, err = catalog.OpenPostgres(ctx, st.Catalog.Postgres.Reveal(), &catalog.Options{Grace: st.GC.Grace, Readers: st.Catalog.Connections, OnMigrate: r.migrated})
 		return err
 	}
 	if err := checkMoved(r.Dir); err != nil {
 		return err
 	}
 	path := filepath.Join(cmp.Or(dir, r.Dir), registry.CatalogFile)
-	r.Catalog, err = catalog.Open(ctx, path, &catalog.Options{Grace: st.GC.Grace, Reserve: dir == "" && st.Driver() != "inmemory"})
+	r.Catalog, err = catalog.Open(ctx, path, &catalog.Options{Grace: st.GC.Grace, Reserve: dir == "" && st.Driver() != "inmemory", OnMigrate: r.migrated})
 	return err
+}
+
+// migrated logs that the schema of the catalogue was brought up to date.
+func (r *Root) migrated(m engine.Migration) {
+	if m.Err != nil {
+		r.log.Warn("the catalogue as it was before its migration could not be kept", "err", m.Err)
+	}
+	r.log.Info("catalogue migrated", "from", m.From, "to", m.To, "copy", m.Copy)
 }
 
 // blobsDir is where blobs are. linksDir is where a Distribution registry keeps its links;

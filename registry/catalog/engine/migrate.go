@@ -4,9 +4,12 @@ import (
 	"context"
 	"database/sql"
 	"embed"
+	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -64,7 +67,10 @@ func (db *DB) CheckSchema(ctx context.Context) error {
 	return err
 }
 
-func migrateSQLite(ctx context.Context, db *sql.DB) error {
+// migrateSQLite brings the schema of the file at path up to date. If tell is not nil, it
+// copies the file first and calls tell afterwards. A full disk must not keep the registry
+// from starting, so a failed copy does not prevent the migration.
+func migrateSQLite(ctx context.Context, db *sql.DB, path string, tell func(Migration)) error {
 	p, newest, err := migrator(goose.DialectSQLite3, "sqlite", db)
 	if err != nil {
 		return err
@@ -76,7 +82,43 @@ func migrateSQLite(ctx context.Context, db *sql.DB) error {
 	if have > newest {
 		return newerSchema(have, newest)
 	}
-	_, err = p.Up(ctx)
+	m := Migration{From: have, To: newest}
+	if tell == nil || have == 0 || have == newest {
+		_, err = p.Up(ctx)
+		return err
+	}
+	m.Copy = path + OldSuffix + strconv.FormatInt(have, 10)
+	if m.Err = copyOld(ctx, path, m.Copy); m.Err != nil {
+		m.Copy = ""
+	}
+	if _, err = p.Up(ctx); err == nil {
+		tell(m)
+	}
+	return err
+}
+
+// copyOld copies the catalogue at path, in place of the copies of earlier migrations.
+func copyOld(ctx context.Context, path, to string) error {
+	old, err := filepath.Glob(path + OldSuffix + "*")
+	if err != nil {
+		return err
+	}
+	for _, name := range old {
+		if err := os.Remove(name); err != nil {
+			return err
+		}
+	}
+	f, err := os.OpenFile(to, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600) // SQLite would take the mode of the umask
+	if err != nil {
+		return err
+	}
+	err = execAlone(ctx, dsn(path), `VACUUM INTO ?`, to)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		err = errors.Join(err, os.Remove(to))
+	}
 	return err
 }
 
@@ -101,7 +143,7 @@ func isNewest(ctx context.Context, conn *sql.Conn) (bool, error) {
 
 // migratePostgres brings the schema up to date while other processes use it. It does
 // nothing if the schema is up to date. Only one process does so at a time.
-func migratePostgres(ctx context.Context, db *sql.DB, lock int64) (err error) {
+func migratePostgres(ctx context.Context, db *sql.DB, lock int64, tell func(Migration)) (err error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return err
@@ -123,8 +165,11 @@ func migratePostgres(ctx context.Context, db *sql.DB, lock int64) (err error) {
 	if have > newest {
 		return mayUse(ctx, conn, have, newest)
 	}
-	if have < newest {
-		_, err = p.Up(ctx)
+	if have == newest {
+		return nil // another process did it meanwhile
+	}
+	if _, err = p.Up(ctx); err == nil && have > 0 && tell != nil {
+		tell(Migration{From: have, To: newest})
 	}
 	return err
 }

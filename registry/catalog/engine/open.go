@@ -27,6 +27,23 @@ type Options struct {
 	// Reserve keeps a part of the disk for deleting and collecting; see [DB.Room]. It
 	// works only with SQLite. By default there is no reserve.
 	Reserve bool
+	// OnMigrate is called when the schema has been brought up to date. Then Open first
+	// copies an SQLite file, to the same path with the suffix OldSuffix and the version.
+	// By default nothing is copied.
+	OnMigrate func(Migration)
+}
+
+// OldSuffix is what the name of the copy of a catalogue's file ends with, before the
+// version of its schema.
+const OldSuffix = ".schema-"
+
+// Migration is the outcome of a migration of the schema from one version to another.
+type Migration struct {
+	From, To int64
+	// Copy is the path of the copy of the catalogue as it was, or "" without a copy. Err
+	// says why there is none, although there should be one.
+	Copy string
+	Err  error
 }
 
 func (o *Options) withDefaults() Options {

@@ -160,7 +160,7 @@ func (p *postgres) open(ctx context.Context) error {
 	p.beginAs = beginStatements(key, sync)
 	newest, err := isNewest(ctx, p.conn)
 	if err == nil && !newest {
-		err = migratePostgres(ctx, p.writers, key^1)
+		err = migratePostgres(ctx, p.writers, key^1, p.db.opts.OnMigrate)
 	}
 	if err != nil {
 		return fmt.Errorf("bring the schema up to date: %w", err)

@@ -101,7 +101,7 @@ func (e *sqlite) open(ctx context.Context, path string, readers int) error {
 		w.Close()
 		return fmt.Errorf("make the log of catalogue %s durable: %w", path, err)
 	}
-	if err := migrateSQLite(ctx, w); err != nil {
+	if err := migrateSQLite(ctx, w, path, e.db.opts.OnMigrate); err != nil {
 		w.Close()
 		return fmt.Errorf("bring catalogue %s up to date: %w", path, err)
 	}
