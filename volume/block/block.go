@@ -1,5 +1,5 @@
 // Package block keeps images as volumes: block devices in storage that all nodes share. A
-// node reads only the blocks that its containers touch (Cider, CLUSTER 2020;
+// node reads only the blocks that its containers touch (Cider, HPCC 2017;
 // docs/volumes.md).
 //
 // A Store holds the volumes of one place: RBD images of a Ceph pool (volume/rbd) or files
