@@ -145,6 +145,9 @@ type Prefetched struct {
 type PrefetchStats struct {
 	// Prefetches counts the prefetched layers. Bytes adds up their sizes.
 	Prefetches, Bytes int64
+	// Refreshes counts the decisions to prefetch a layer that is already kept. Nothing is
+	// fetched, and the layer is kept longer.
+	Refreshes int64
 	// Hits counts the requests that prefetched layers served.
 	Hits int64
 	// Used counts the prefetched layers with at least one hit. WastedBytes adds up the
@@ -179,6 +182,7 @@ func (p *Prefetched) Add(l Layer, repo uint64, until time.Time) bool {
 	if f := p.index[l.Key]; f != nil {
 		f.due = until
 		heap.Fix(&p.order, f.place)
+		p.stats.Refreshes++
 		return false
 	}
 	if p.index == nil {

@@ -57,7 +57,7 @@ func TestAlgorithm1(t *testing.T) {
 		t.Errorf("after the first has aged (-want +got):\n%s", diff)
 	}
 	a.Advance(at(1000))
-	want := policy.PrefetchStats{Prefetches: 3, Bytes: 160, Hits: 2, Used: 1, WastedBytes: 60, Peak: 130}
+	want := policy.PrefetchStats{Prefetches: 3, Bytes: 160, Refreshes: 2, Hits: 2, Used: 1, WastedBytes: 60, Peak: 130}
 	if diff := cmp.Diff(want, a.Prefetched().Stats()); diff != "" {
 		t.Errorf("stats (-want +got):\n%s", diff)
 	}
@@ -121,7 +121,7 @@ func TestManifests(t *testing.T) {
 		t.Error("after a day the client is still known")
 	}
 	m.Advance(at(10_000))
-	want := policy.PrefetchStats{Prefetches: 4, Bytes: 30 + 100 + 50 + 30, Hits: 1, Used: 1, WastedBytes: 100 + 50 + 30, Peak: 180}
+	want := policy.PrefetchStats{Prefetches: 4, Bytes: 30 + 100 + 50 + 30, Refreshes: 2, Hits: 1, Used: 1, WastedBytes: 100 + 50 + 30, Peak: 180}
 	if diff := cmp.Diff(want, m.Prefetched().Stats()); diff != "" {
 		t.Errorf("stats (-want +got):\n%s", diff)
 	}

@@ -179,7 +179,7 @@ func TestDecidesAsSimulated(t *testing.T) {
 			b.Advance()
 			got := b.Decided()
 			decided := simulate.PrefetchResult{Config: want.Config, LayerGets: want.LayerGets, Hits: got.Hits, Prefetches: got.Prefetches, Used: got.Used, Bytes: got.Bytes,
-				HitsPerPrefetch: want.HitsPerPrefetch, Precision: want.Precision, Recall: want.Recall, WastedBytes: got.WastedBytes, PeakBytes: got.Peak,
+				Refreshes: got.Refreshes, HitsPerPrefetch: want.HitsPerPrefetch, HitsPerDecision: want.HitsPerDecision, Precision: want.Precision, Recall: want.Recall, WastedBytes: got.WastedBytes, PeakBytes: got.Peak,
 				PinnedHits: want.PinnedHits, PinnedPeakBytes: want.PinnedPeakBytes, Stats: b.Stats().Decisions}
 			if d := cmp.Diff(want, decided); d != "" {
 				t.Errorf("seed %d, %s (-simulated +live):\n%s", seed, c.Algorithm, d)

@@ -42,8 +42,14 @@ type PrefetchResult struct {
 	Prefetches int64 `json:"prefetches"`
 	Used       int64 `json:"used"`
 	Bytes      int64 `json:"bytes"`
-	// HitsPerPrefetch is the ratio of FAST'18's Figure 18.
+	// Refreshes counts the decisions to prefetch a layer that is already kept.
+	Refreshes int64 `json:"refreshes"`
+	// HitsPerPrefetch divides the hits by the layers that were fetched.
 	HitsPerPrefetch float64 `json:"hits_per_prefetch"`
+	// HitsPerDecision is the ratio of FAST'18's Figure 18, as Algorithm 1 is printed: it
+	// counts a prefetch whenever a new client asks for a manifest, even if the layer is
+	// already kept.
+	HitsPerDecision float64 `json:"hits_per_decision"`
 	// Precision is the share of the prefetches with at least one hit, Recall the share of
 	// the requests for layers that a prefetch served.
 	Precision float64 `json:"precision"`
@@ -112,7 +118,7 @@ type prefetcher interface {
 func account(p *Pulls, c PrefetchConfig, s policy.PrefetchStats) PrefetchResult {
 	return PrefetchResult{
 		Config: c, LayerGets: p.layerGets, Hits: s.Hits, Prefetches: s.Prefetches, Used: s.Used, Bytes: s.Bytes,
-		HitsPerPrefetch: ratio(s.Hits, s.Prefetches), Precision: ratio(s.Used, s.Prefetches),
+		Refreshes: s.Refreshes, HitsPerPrefetch: ratio(s.Hits, s.Prefetches), HitsPerDecision: ratio(s.Hits, s.Prefetches+s.Refreshes), Precision: ratio(s.Used, s.Prefetches),
 		Recall: ratio(s.Hits, p.layerGets), WastedBytes: s.WastedBytes, PeakBytes: s.Peak,
 	}
 }

@@ -416,19 +416,19 @@ func TestFigure18(t *testing.T) {
 		want   simulate.PrefetchResult
 	}{
 		{"long, long", simulate.PairDigest, a1(long, long), simulate.PrefetchResult{
-			Hits: 4, Prefetches: 2, Used: 2, Bytes: 8000, HitsPerPrefetch: 2, Precision: 1, Recall: 1, PeakBytes: 8000}},
+			Hits: 4, Prefetches: 2, Used: 2, Bytes: 8000, Refreshes: 2, HitsPerPrefetch: 2, HitsPerDecision: 1, Precision: 1, Recall: 1, PeakBytes: 8000}},
 		// x and y are prefetched for bob at 4 min. They expire, and are prefetched for ev
 		// at 30 min.
 		{"long LM, short ML", simulate.PairDigest, a1(long, short), simulate.PrefetchResult{
-			Hits: 3, Prefetches: 4, Used: 2, Bytes: 16000, HitsPerPrefetch: 0.75, Precision: 0.5, Recall: 0.75, WastedBytes: 6000, PeakBytes: 8000}},
+			Hits: 3, Prefetches: 4, Used: 2, Bytes: 16000, HitsPerPrefetch: 0.75, HitsPerDecision: 0.75, Precision: 0.5, Recall: 0.75, WastedBytes: 6000, PeakBytes: 8000}},
 		{"short, short", simulate.PairDigest, a1(short, short), simulate.PrefetchResult{
-			Hits: 2, Prefetches: 2, Used: 1, Bytes: 8000, HitsPerPrefetch: 1, Precision: 0.5, Recall: 0.5, WastedBytes: 3000, PeakBytes: 8000}},
+			Hits: 2, Prefetches: 2, Used: 1, Bytes: 8000, HitsPerPrefetch: 1, HitsPerDecision: 1, Precision: 0.5, Recall: 0.5, WastedBytes: 3000, PeakBytes: 8000}},
 		// ev's layer has another size. A registry that knows only sizes takes it for
 		// another layer.
 		{"by size", simulate.PairSize, a1(long, long), simulate.PrefetchResult{
-			Hits: 3, Prefetches: 2, Used: 2, Bytes: 8000, HitsPerPrefetch: 1.5, Precision: 1, Recall: 0.75, PeakBytes: 8000}},
+			Hits: 3, Prefetches: 2, Used: 2, Bytes: 8000, Refreshes: 2, HitsPerPrefetch: 1.5, HitsPerDecision: 0.75, Precision: 1, Recall: 0.75, PeakBytes: 8000}},
 		{"by near size", simulate.PairNear, a1(long, long), simulate.PrefetchResult{
-			Hits: 4, Prefetches: 2, Used: 2, Bytes: 8000, HitsPerPrefetch: 2, Precision: 1, Recall: 1, PeakBytes: 8000}},
+			Hits: 4, Prefetches: 2, Used: 2, Bytes: 8000, Refreshes: 2, HitsPerPrefetch: 2, HitsPerDecision: 1, Precision: 1, Recall: 1, PeakBytes: 8000}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := simulate.Prefetch(context.Background(), pulls(t, s, c.pair), []simulate.PrefetchConfig{c.config}, nil)
@@ -468,10 +468,10 @@ func TestManifestPrefetch(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []simulate.PrefetchResult{
-		{Config: ahead, LayerGets: 9, Hits: 6, Prefetches: 6, Used: 6, Bytes: 330, HitsPerPrefetch: 1, Precision: 1, Recall: 6.0 / 9, PeakBytes: 110,
+		{Config: ahead, LayerGets: 9, Hits: 6, Prefetches: 6, Used: 6, Bytes: 330, HitsPerPrefetch: 1, HitsPerDecision: 1, Precision: 1, Recall: 6.0 / 9, PeakBytes: 110,
 			Stats: policy.ManifestsStats{Known: 3}},
 		// It learns from the first client.
-		{Config: online, LayerGets: 9, Hits: 4, Prefetches: 4, Used: 4, Bytes: 220, HitsPerPrefetch: 1, Precision: 1, Recall: 4.0 / 9, PeakBytes: 110,
+		{Config: online, LayerGets: 9, Hits: 4, Prefetches: 4, Used: 4, Bytes: 220, HitsPerPrefetch: 1, HitsPerDecision: 1, Precision: 1, Recall: 4.0 / 9, PeakBytes: 110,
 			Stats: policy.ManifestsStats{Known: 3}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
