@@ -29,7 +29,8 @@ type bench struct {
 
 // scenarios returns all scenarios, in the order in which they run.
 func scenarios() []measure.Scenario[*bench] {
-	return []measure.Scenario[*bench]{{Name: "ready", Run: runReady}, {Name: "start", Run: runStart}, {Name: "bytes", Run: runBytes}, {Name: "local", Run: runLocal}}
+	return []measure.Scenario[*bench]{{Name: "ready", Run: runReady}, {Name: "start", Run: runStart}, {Name: "bytes", Run: runBytes}, {Name: "local", Run: runLocal},
+		{Name: "sequence", Run: runSequence}, {Name: "cycles", Run: runCycles}}
 }
 
 // measure runs the scenarios. It returns no results if none was begun.

@@ -32,6 +32,14 @@ func report(r *Results, verdict string) string {
 		head(&w, "Local speed", &r.Local.Run)
 		r.Local.write(&w)
 	}
+	if r.Sequence != nil {
+		head(&w, "Versions in sequence", &r.Sequence.Run)
+		r.Sequence.write(&w)
+	}
+	if r.Cycles != nil {
+		head(&w, "Cycles of a container", &r.Cycles.Run)
+		r.Cycles.write(&w)
+	}
 	return w.String()
 }
 

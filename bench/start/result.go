@@ -17,6 +17,9 @@ type Results struct {
 	Start *Start `json:"start,omitempty"`
 	Bytes *Bytes `json:"bytes,omitempty"`
 	Local *Local `json:"local,omitempty"`
+	// Sequence and Cycles run only if they are asked for.
+	Sequence *Sequence `json:"sequence,omitempty"`
+	Cycles   *Cycles   `json:"cycles,omitempty"`
 }
 
 // Fill takes from old the results of scenarios that were not measured this time.
@@ -24,4 +27,6 @@ func (r *Results) Fill(old *Results) {
 	r.Start = cmp.Or(r.Start, old.Start)
 	r.Bytes = cmp.Or(r.Bytes, old.Bytes)
 	r.Local = cmp.Or(r.Local, old.Local)
+	r.Sequence = cmp.Or(r.Sequence, old.Sequence)
+	r.Cycles = cmp.Or(r.Cycles, old.Cycles)
 }

@@ -39,14 +39,15 @@ type options struct {
 	wait                   time.Duration
 	prepared               string
 	estimate               bool
+	cycles                 int           // how often a container comes and goes
 	watch                  time.Duration // how long the agent watches a container for its profile
 	anyLink                bool          // continues even if a link is not as it should be
 }
 
 func parse(args []string) (*options, error) {
-	o := &options{watch: profileDuration}
+	o := &options{watch: profileDuration, cycles: cycles}
 	fl := flag.NewFlagSet("bench start", flag.ContinueOnError)
-	o.Add(fl, measure.Defaults{Scenarios: usual + "; ready only fills the registry, which start does as well", Rounds: 3,
+	o.Add(fl, measure.Defaults{Scenarios: usual + "; ready only fills the registry, which start does as well; sequence deploys the versions of each series one after the other, and cycles starts and removes a container again and again", Rounds: 3,
 		Dir: "the nodes; on the disk to measure, with a short path and not on overlayfs", Quick: "the smaller images, one round: what fits into 25 minutes"})
 	fl.StringVar(&o.rivals, "rivals", os.Getenv("SLIPWAY_BENCH_STARGZ"), "`directory` of containerd-stargz-grpc and ctr-remote (default $SLIPWAY_BENCH_STARGZ; neither: stargz is not measured)")
 	fl.StringVar(&o.corpus, "corpus", os.Getenv("SLIPWAY_CORPUS"), "`directory` of OCI layouts SERIES/VERSION (default $SLIPWAY_CORPUS)")
