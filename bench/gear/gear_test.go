@@ -37,7 +37,7 @@ func smallSet(t *testing.T) string {
 
 // TestRun measures real servers with little content, and reads what it wrote.
 func TestRun(t *testing.T) {
-	scenarios := "storage,speed,push,determinism"
+	scenarios := "storage,speed,push,convert,determinism"
 	if _, err := tool.Find("umoci"); err == nil && os.Geteuid() == 0 {
 		scenarios += ",oracle"
 	}

@@ -23,11 +23,12 @@ type Results struct {
 	Speed       *Speed       `json:"speed,omitempty"`
 	Push        *Push        `json:"push,omitempty"`
 	Determinism *Determinism `json:"determinism,omitempty"`
+	Convert     *Convert     `json:"convert,omitempty"`
 }
 
 // Parts returns what was measured.
 func (r *Results) Parts() []measure.Part {
-	return measure.Measured(r.Storage, r.Oracle, r.Speed, r.Push, r.Serving, r.Determinism)
+	return measure.Measured(r.Storage, r.Oracle, r.Speed, r.Push, r.Convert, r.Serving, r.Determinism)
 }
 
 // Fill takes from old the results of scenarios that were not measured this time.
@@ -38,4 +39,5 @@ func (r *Results) Fill(old *Results) {
 	r.Speed = cmp.Or(r.Speed, old.Speed)
 	r.Push = cmp.Or(r.Push, old.Push)
 	r.Determinism = cmp.Or(r.Determinism, old.Determinism)
+	r.Convert = cmp.Or(r.Convert, old.Convert)
 }

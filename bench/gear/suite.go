@@ -64,7 +64,7 @@ const quickImages = 10
 func scenarios() []measure.Scenario[*bench] {
 	return []measure.Scenario[*bench]{
 		{Name: "storage", Run: runStorage}, {Name: "oracle", Run: runOracle}, {Name: "serving", Run: runServing},
-		{Name: "speed", Run: runSpeed}, {Name: "push", Run: runPush}, {Name: "determinism", Run: runDeterminism},
+		{Name: "speed", Run: runSpeed}, {Name: "push", Run: runPush}, {Name: "convert", Run: runConvert}, {Name: "determinism", Run: runDeterminism},
 	}
 }
 
