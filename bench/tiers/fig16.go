@@ -71,9 +71,11 @@ func binLimits() []struct {
 
 const (
 	// These are the names of the places in the figure.
-	swiftName    = "Swift"
-	ramName      = "RAM + Swift"
-	localName    = "local files"
+	swiftName = "Swift"
+	ramName   = "RAM + Swift"
+	localName = "local files"
+	// smallName is the set-up of the study: layers of 1 MB and more are not cached.
+	smallName    = "RAM below 1 MB + Swift"
 	redirectName = "redirect to Swift"
 	s3Name       = "S3 (versitygw)"
 	rgwName      = "S3 (Ceph)"
@@ -104,6 +106,7 @@ func runFig16(b *bench, ctx context.Context) error {
 		{localName, filesystem(), noCache, 1},
 		{swiftName, sw, noCache, 1},
 		{ramName, sw, "  blob_cache: {ram: 12GiB, ssd: 0, large: 8GiB, write_through: false}\n  prefetch: {mode: \"off\"}\n", 2},
+		{smallName, sw, "  blob_cache: {ram: 12GiB, ssd: 0, large: 1000000, write_through: false}\n  prefetch: {mode: \"off\"}\n", 2},
 		{redirectName, sw, "  redirect: {mode: always}\n" + noCache, 1},
 	}
 	for _, s := range []struct {
@@ -292,7 +295,7 @@ func (f *Fig16) Title() string { return "Latency against layer size: Figure 16 o
 // About says what was done.
 func (f *Fig16) About() string {
 	return fmt.Sprintf("%d requests of a synthetic dal are replayed to a registry, with layers of %s times their size: each GET as one of a blob (level L0), %d at a time and without pauses, after everything was put in place. "+
-		"Times are from sending a request to the last byte, a redirect included. Only RAM + Swift has a cache, which a first pass of the same requests has filled. Contents of up to 16 KiB are in the registry's catalogue and in no object store, whatever the driver; they are shown, and left out of the comparison of small layers.",
+		"Times are from sending a request to the last byte, a redirect included. Only the two with RAM have a cache, for all layers or, as in the study, for those below 1 MB, which a first pass of the same requests has filled. Contents of up to 16 KiB are in the registry's catalogue and in no object store, whatever the driver; they are shown, and left out of the comparison of small layers.",
 		f.Requests, f.Scale, f.AtOnce)
 }
 
