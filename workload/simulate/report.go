@@ -1,9 +1,11 @@
 package simulate
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -75,11 +77,15 @@ func (r *PrefetchReport) WriteText(w io.Writer) error {
 
 // WriteHTML writes the report as one page that needs nothing else.
 func (r *CacheReport) WriteHTML(w io.Writer) error {
-	p := report.Page{Title: "Cache simulation of " + r.Zone, Facts: r.facts(), Tables: []report.Table{r.table()}, Notes: cacheNotes(),
-		Charts: []report.Figure{
-			r.bars("Requests served from the cache", func(c *CacheResult) float64 { return c.ObjectRatio }),
-			r.bars("Bytes served from the cache", func(c *CacheResult) float64 { return c.ByteRatio }),
-		}}
+	objects := func(c *CacheResult) float64 { return c.ObjectRatio }
+	bytes := func(c *CacheResult) float64 { return c.ByteRatio }
+	p := report.Page{Title: "Cache simulation of " + r.Zone, Facts: r.facts(), Tables: []report.Table{r.table()}, Notes: cacheNotes()}
+	if sizes := r.lines("Requests served, by size of the memory", objects); len(sizes.Series) > 0 {
+		p.Charts = append(p.Charts, report.NewFigure(sizes.Title, sizes))
+		sizes = r.lines("Bytes served, by size of the memory", bytes)
+		p.Charts = append(p.Charts, report.NewFigure(sizes.Title, sizes))
+	}
+	p.Charts = append(p.Charts, r.bars("Requests served from the cache", objects), r.bars("Bytes served from the cache", bytes))
 	return p.WriteHTML(w)
 }
 
@@ -100,6 +106,34 @@ func (r *PrefetchReport) WriteHTML(w io.Writer) error {
 		}
 	}
 	return p.WriteHTML(w)
+}
+
+// lines draws a value over the size of the memory: a line for each policy, and for each SSD that is as
+// many times as large. It leaves out policies of a single size.
+func (r *CacheReport) lines(title string, value func(*CacheResult) float64) *chart.XY {
+	xy := &chart.XY{Title: title, Desc: title + ", a line for each policy", X: chart.Axis{Title: "memory", Unit: chart.Bytes},
+		Y: chart.Axis{Title: "share served from either level", Unit: chart.Share, Full: true}}
+	for i := range r.Results {
+		c := &r.Results[i]
+		name := c.Config.Policy
+		if c.Config.isBound() {
+			name += " (bound)"
+		}
+		if c.Config.SSD > 0 {
+			name += fmt.Sprintf(" + SSD of %.3g times", float64(c.Config.SSD)/float64(c.Config.RAM))
+		}
+		at := slices.IndexFunc(xy.Series, func(s chart.Series) bool { return s.Name == name })
+		if at < 0 {
+			at = len(xy.Series)
+			xy.Series = append(xy.Series, chart.Series{Name: name})
+		}
+		xy.Series[at].Points = append(xy.Series[at].Points, chart.Point{X: float64(c.Config.RAM), Y: value(c)})
+	}
+	xy.Series = slices.DeleteFunc(xy.Series, func(s chart.Series) bool { return len(s.Points) < 2 })
+	for _, s := range xy.Series {
+		slices.SortFunc(s.Points, func(a, b chart.Point) int { return cmp.Compare(a.X, b.X) })
+	}
+	return xy
 }
 
 func (r *CacheReport) bars(title string, value func(*CacheResult) float64) report.Figure {
