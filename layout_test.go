@@ -162,7 +162,7 @@ var layout = map[string][]string{
 	"volume/volfs":       {"internal/durable", "node/fuse", "oci/volref", "volume/block"},
 
 	// Traces, replays and load.
-	"workload/analyze":                      {"internal/chart", "workload/trace", "workload/trace/store"},
+	"workload/analyze":                      {"internal/chart", "workload/plugin", "workload/trace", "workload/trace/store"},
 	"workload/load":                         {"internal/chart", "internal/procstat", "internal/report", "oci", "oci/client", "workload/load/imageset", "workload/load/wire", "workload/replay/result"},
 	"workload/load/imageset":                {"oci", "workload/replay/content"},
 	"workload/load/wire":                    {},
@@ -171,7 +171,8 @@ var layout = map[string][]string{
 	"workload/replay/plan":                  {"oci", "workload/replay/content", "workload/trace", "workload/trace/store"},
 	"workload/replay/result":                {"internal/chart", "internal/durable", "workload/trace", "workload/trace/store"},
 	"workload/replay/send":                  {"oci/client", "oci/wire", "workload/replay/content", "workload/replay/plan", "workload/replay/result", "workload/trace", "workload/trace/store"},
-	"workload/simulate":                     {"internal/chart", "internal/policy", "internal/report", "workload/trace", "workload/trace/store", "workload/trace/synth"},
+	"workload/plugin":                       {},
+	"workload/simulate":                     {"internal/chart", "internal/policy", "internal/report", "workload/plugin", "workload/trace", "workload/trace/store", "workload/trace/synth"},
 	"workload/trace":                        {},
 	"workload/trace/figures":                {"workload/trace", "workload/trace/store"},
 	"workload/trace/ingest":                 {"workload/trace", "workload/trace/logs", "workload/trace/store"},

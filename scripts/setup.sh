@@ -244,7 +244,7 @@ setup_test() {
 		mount:mount gcc:gcc pkg-config:pkg-config fsck.erofs:erofs-utils chromium:chromium
 	[ -e /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf ] || apt_install fonts-dejavu-core
 	# The documentation's commands use these, too.
-	apt_need busybox:busybox-static htpasswd:apache2-utils curl:curl pigz:pigz
+	apt_need busybox:busybox-static htpasswd:apache2-utils curl:curl pigz:pigz python3:python3
 	# These are servers: a registry to compare with, the stores on which drivers are tested,
 	# the catalogue's database, and load balancers in front of several replicas.
 	apt_quiet docker-registry:docker-registry initdb:postgresql-15 \

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 // there for the next one. It lists the blocks that are not run, with their reasons.
 func TestBlocks(t *testing.T) {
 	tool.NeedRoot(t)
-	for _, name := range []string{"unshare", "ip", "podman", "skopeo", "curl", "busybox", "htpasswd", "docker-registry", "runc"} {
+	for _, name := range []string{"unshare", "ip", "podman", "skopeo", "curl", "busybox", "htpasswd", "docker-registry", "runc", "python3"} {
 		tool.System(t, name)
 	}
 	binary := slipway.Binary(t)

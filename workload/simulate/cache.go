@@ -56,8 +56,9 @@ func (b By) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 
 // CacheConfig is a cache to simulate. Sizes are totals over all shards.
 type CacheConfig struct {
-	// Policy is the policy of the memory and, by default, of the SSD; default lru. A
-	// bound has a single level of the size of both, and one shard.
+	// Policy is the policy of the memory; default lru. A bound has a single level of the
+	// size of both, and one shard. exec:PROGRAM is a program that decides, one for each
+	// shard: see docs/simulation.md.
 	Policy    string `json:"policy"`
 	SSDPolicy string `json:"ssd_policy"`
 	// RAM and SSD are their sizes in bytes; an SSD of 0 is none.
@@ -153,7 +154,11 @@ func caches(ctx context.Context, r *Requests, configs []CacheConfig, o *RunOptio
 	total := int64(r.Len()) * int64(len(configs))
 	tick := ticker(ctx, total, o.Progress)
 	err := parallel(o.Workers, len(configs), func(i int) error {
-		run := newCacheRun(r, configs[i], next)
+		run, err := newCacheRun(ctx, r, configs[i], next)
+		if err != nil {
+			return err
+		}
+		defer run.close()
 		run.watch = watch(i)
 		if err := run.all(tick); err != nil {
 			return err
@@ -218,6 +223,9 @@ func (c *CacheConfig) isBound() bool { return c.Policy == Belady || c.Policy == 
 
 func (c *CacheConfig) check(r *Requests) error {
 	for _, name := range []string{c.Policy, c.SSDPolicy} {
+		if _, ok := external(name); ok && name == c.Policy && name != c.SSDPolicy {
+			continue
+		}
 		if !slices.Contains(Policies(), name) && (name != "" || c.Policy == "") {
 			return fmt.Errorf("no policy is called %q; there are %v", name, Policies())
 		}
@@ -264,6 +272,8 @@ type cacheRun struct {
 	now    time.Time
 	watch  observer
 	counts CacheResult
+	// programs are the policies that are programs.
+	programs []*externalPolicy
 }
 
 // shard is one cache, and what is counted from its first evictions on.
@@ -274,20 +284,32 @@ type shard struct {
 	allWarm, warmHits int64
 }
 
-func newCacheRun(r *Requests, c CacheConfig, next []int64) *cacheRun {
+func newCacheRun(ctx context.Context, r *Requests, c CacheConfig, next []int64) (*cacheRun, error) {
 	run := &cacheRun{r: r, c: c, next: next, rnd: rand.New(rand.NewPCG(c.Seed, 0x53686172))}
 	n := max(1, c.Shards)
 	if c.isBound() {
 		n = 1
 	}
 	for i := range n {
-		run.shards = append(run.shards, run.newShard(n, c.Seed+uint64(i)))
+		s, err := run.newShard(ctx, n, c.Seed+uint64(i))
+		if err != nil {
+			run.close()
+			return nil, err
+		}
+		run.shards = append(run.shards, s)
 	}
-	return run
+	return run, nil
+}
+
+// close ends the programs.
+func (run *cacheRun) close() {
+	for _, p := range run.programs {
+		p.process.Close()
+	}
 }
 
 // newShard makes one of n shards. The names of the policies have been checked.
-func (run *cacheRun) newShard(n int, seed uint64) *shard {
+func (run *cacheRun) newShard(ctx context.Context, n int, seed uint64) (*shard, error) {
 	c, s := run.c, &shard{}
 	ram, ssd, split := c.RAM/int64(n), c.SSD/int64(n), c.Split
 	var top policy.Policy
@@ -297,7 +319,10 @@ func (run *cacheRun) newShard(n int, seed uint64) *shard {
 	case BeladySize:
 		s.bound = newBeladySize(seed)
 	default:
-		top, _ = policy.New(c.Policy, seed)
+		var err error
+		if top, err = run.policy(ctx, seed); err != nil {
+			return nil, err
+		}
 	}
 	if s.bound != nil {
 		top, ram, ssd, split = s.bound, ram+ssd, 0, 0
@@ -314,7 +339,20 @@ func (run *cacheRun) newShard(n int, seed uint64) *shard {
 		o.Now = func() time.Time { return run.now }
 	}
 	s.cache = policy.NewTwoLevel(ram, top, ssd, bottom, &o)
-	return s
+	return s, nil
+}
+
+// policy returns a policy of the memory.
+func (run *cacheRun) policy(ctx context.Context, seed uint64) (policy.Policy, error) {
+	program, ok := external(run.c.Policy)
+	if !ok {
+		return policy.New(run.c.Policy, seed)
+	}
+	p, err := newExternal(ctx, program)
+	if err == nil {
+		run.programs = append(run.programs, p)
+	}
+	return p, err
 }
 
 // tickEvery is how many requests are simulated between two looks at the context.
@@ -326,6 +364,11 @@ func (run *cacheRun) all(tick func(int) error) error {
 		to := min(n, from+tickEvery)
 		for i := from; i < to; i++ {
 			run.request(i)
+		}
+		for _, p := range run.programs {
+			if err := p.process.Err(); err != nil {
+				return err
+			}
 		}
 		if err := tick(to - from); err != nil {
 			return err

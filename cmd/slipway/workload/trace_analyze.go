@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,6 +21,7 @@ import (
 type analyzeFlags struct {
 	out, from, to, sizes, location, layers, form string
 	o                                            analyze.Options
+	plugins                                      []string
 }
 
 func traceAnalyzeCommand() *cobra.Command {
@@ -51,6 +53,7 @@ Times are RFC 3339 or a day; --from is included, --to is not.`,
 	fl.DurationVar(&f.o.KeepAlive, "keep-alive", time.Minute, "Figure 13a, second form: how long a client stays active after a request")
 	fl.StringVar(&f.location, "time-zone", "UTC", "Figure 14: time zone of the hours and weekdays, such as Europe/Berlin")
 	fl.StringVar(&f.layers, "layers-by", string(analyze.ByDigest), "Figures 10a, 11a: which layers count as the same, those of one digest or of one uri (digest, uri)")
+	fl.StringSliceVar(&f.plugins, "plugin", nil, "programs that compute further figures: see docs/analysis.md")
 	fl.IntVar(&f.o.Workers, "workers", 0, "zones read at once (default: the number of cores)")
 	return cmd
 }
@@ -64,6 +67,10 @@ func runTraceAnalyze(cmd *cobra.Command, f *analyzeFlags, dir string) error {
 		return err
 	}
 	defer s.Close()
+	externals, err := f.externals(cmd.Context(), s)
+	if err != nil {
+		return err
+	}
 	drop := func() {}
 	if f.out != "" {
 		if drop, err = reportDir(f.out); err != nil {
@@ -75,6 +82,9 @@ func runTraceAnalyze(cmd *cobra.Command, f *analyzeFlags, dir string) error {
 	f.o.Progress = func(n analyze.Progress) { showRecords(p, start, n) }
 	rep, err := analyze.Run(cmd.Context(), s, &f.o)
 	p.End()
+	for _, e := range externals {
+		err = errors.Join(err, e.Err())
+	}
 	if err == nil && rep.Settings.TotalRequests == 0 {
 		err = fmt.Errorf("the zones have no requests from --from to --to")
 	}
@@ -94,6 +104,19 @@ func runTraceAnalyze(cmd *cobra.Command, f *analyzeFlags, dir string) error {
 	fmt.Fprintf(cmd.OutOrStdout(), "%d requests of %d zones in %s; report in %s\n", rep.Settings.TotalRequests, len(rep.Zones),
 		took.Round(10*time.Millisecond), filepath.Join(f.out, "index.html"))
 	return nil
+}
+
+// externals starts the plug-ins' descriptions and adds the plug-ins to the options.
+func (f *analyzeFlags) externals(ctx context.Context, s *store.Store) (out []*analyze.External, err error) {
+	for _, program := range f.plugins {
+		e, err := analyze.NewExternal(ctx, program, s.Name)
+		if err != nil {
+			return nil, err
+		}
+		f.o.Plugins = append(f.o.Plugins, e.Plugin(ctx))
+		out = append(out, e)
+	}
+	return out, nil
 }
 
 // reportDir creates the directory of a report, and checks before the pass that files can

@@ -198,7 +198,7 @@ layers of the trace take together, or of what was pushed, or in bytes.`,
 	}
 	f.add(cmd)
 	fl := cmd.Flags()
-	fl.StringSliceVar(&f.policies, "policy", []string{"lru", "gdsf"}, "policies of the memory: "+strings.Join(simulate.Policies(), ", "))
+	fl.StringSliceVar(&f.policies, "policy", []string{"lru", "gdsf"}, "policies of the memory: "+strings.Join(simulate.Policies(), ", ")+", or exec:PROGRAM, a plug-in")
 	fl.StringSliceVar(&f.sizes, "size", []string{"2%", "4%", "6%", "8%", "10%"}, "sizes of the memory, in per cent or bytes, of all shards together")
 	fl.StringVar(&f.of, "of", "footprint", "what percentages refer to: footprint (what all layers take) or ingress (what was pushed)")
 	fl.StringSliceVar(&f.ssd, "ssd", nil, "sizes of the SSD, as multiples of the memory (10x) or in bytes (default: none)")
