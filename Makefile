@@ -4,7 +4,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS  = -s -w -X example.org/slipway/cmd/slipway/command.Version=$(VERSION)
 FUZZTIME ?= 60s
 
-.PHONY: demo test test-ceph test-kubernetes test-systemd soak run build build-ceph bench bench-gear bench-start bench-trace bench-tiers bench-mirrors bench-cider observe lint coverage site fuzz release release-check deb image clean
+.PHONY: demo test test-ceph test-kubernetes test-systemd soak run build build-ceph bench bench-gear bench-start bench-trace bench-tiers bench-mirrors bench-cider reproduce observe lint coverage site fuzz release release-check deb image clean
 
 demo: build
 	scripts/setup.sh demo
@@ -76,6 +76,14 @@ bench-mirrors: build
 bench-cider: build-ceph
 	scripts/setup.sh test
 	scripts/bench-cider.sh
+
+# Measures tables and figures of the papers, and writes docs/reproduction.md. ONLY names parts;
+# the parts of Cider need make build-ceph.
+ONLY ?=
+reproduce: build
+	scripts/setup.sh test
+	scripts/setup.sh bench
+	ONLY='$(ONLY)' scripts/reproduce.sh
 
 # Runs Prometheus with deploy/prometheus on loopback, until Ctrl-C.
 observe:

@@ -8,11 +8,13 @@ import (
 	"example.org/slipway/integration/bench/measure"
 	"example.org/slipway/integration/bench/mirrors"
 	"example.org/slipway/integration/bench/registry"
+	"example.org/slipway/integration/bench/reproduce"
 	"example.org/slipway/integration/bench/start"
 	"example.org/slipway/integration/bench/tiers"
 	"example.org/slipway/integration/bench/trace"
 )
 
 func main() {
-	measure.Main(registry.Suite(), gear.Suite(), start.Suite(), trace.Suite(), tiers.Suite(), mirrors.Suite(), cider.Suite())
+	suites := []measure.Suite{registry.Suite(), gear.Suite(), start.Suite(), trace.Suite(), tiers.Suite(), mirrors.Suite(), cider.Suite()}
+	measure.Main(append(suites, reproduce.Suite(suites...))...)
 }

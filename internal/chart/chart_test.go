@@ -201,7 +201,7 @@ func FuzzCharts(f *testing.F) {
 			points = append(points, chart.Point{X: x, Y: b, Low: c, High: a})
 		}
 		xy := &chart.XY{Title: title, Desc: name, X: axis, Y: axis}
-		for m := chart.Line; m <= chart.Band; m++ {
+		for m := chart.Line; m <= chart.Crosses; m++ {
 			xy.Series = append(xy.Series, chart.Series{Name: name, Mark: m, Points: points})
 		}
 		values := []float64{a, b, c}[:min(flags>>5&3, 3)]

@@ -19,6 +19,8 @@ const (
 	Dots
 	// Band fills the area between Low and High, and joins the points.
 	Band
+	// Crosses draws each point large, for a few points that must be seen.
+	Crosses
 )
 
 // Point is a point of a series. Low and High matter for bands only.
@@ -79,6 +81,8 @@ func (p *XY) SVG(o *Options) string {
 	for i, s := range p.Series {
 		switch s.Mark {
 		case Dots:
+		case Crosses:
+			f.crosses(c, i, s.Points)
 		case Band:
 			f.band(c, i, s.Points)
 			f.path(c, i, s.Points, false)
@@ -94,6 +98,9 @@ func (p *XY) key(c *canvas, i int, x, y float64) {
 	switch p.Series[i].Mark {
 	case Dots:
 		fmt.Fprintf(c, `<path class="dot s%d" d="M%.1f %.1fh0M%.1f %.1fh0M%.1f %.1fh0"/>`+"\n", i%8, x+3, y+2, x+9, y-2, x+15, y+1)
+		return
+	case Crosses:
+		c.cross(i, x+10, y)
 		return
 	case Band:
 		c.rect("band "+fill(i), x, y-5, 20, 10, "")
@@ -221,4 +228,18 @@ func (f *xyFrame) dots(c *canvas, series int, points []Point) {
 		}
 	}
 	c.WriteString("\"/>\n")
+}
+
+// crosses draws each point as a cross.
+func (f *xyFrame) crosses(c *canvas, series int, points []Point) {
+	for _, p := range points {
+		if finite(p.X) && finite(p.Y) {
+			c.cross(series, f.x.at(p.X), f.y.at(p.Y))
+		}
+	}
+}
+
+// cross draws a cross with its middle at a point.
+func (c *canvas) cross(series int, x, y float64) {
+	fmt.Fprintf(c, `<path class="%s" d="M%.1f %.1fl10 10m-10 0l10 -10"/>`+"\n", stroke(series), x-5, y-5)
 }
