@@ -147,7 +147,7 @@ func (b *build) missing(ctx context.Context) (int, error) {
 	return 0, nil
 }
 
-// record says what there is.
+// record returns the record of the image, with the volumes that hold its layers.
 func (b *build) record(ctx context.Context) (*volref.Record, error) {
 	r := &volref.Record{Version: volref.RecordVersion, FS: b.o.FS, Place: b.s.Place(), Layers: make([]volref.RecordLayer, len(b.layers))}
 	for i := range b.layers {

@@ -33,8 +33,8 @@ const (
 	attrEnd    = 4
 )
 
-// attrs holds the attributes of an inode as they are stored. A part is nil if it has
-// none. inode begins at inodeAttrs.
+// attrs holds the attributes of an inode as they are stored. A part without attributes is nil.
+// inode begins at inodeAttrs.
 type attrs struct{ inode, block []byte }
 
 // attr is an attribute as it is stored.

@@ -151,7 +151,7 @@ func direntType(kind uint32) byte {
 		return 5
 	case erofs.Socket:
 		return 6
-	default: // a symbolic link: check has seen to it
+	default: // a symbolic link, because check refuses all other types
 		return 7
 	}
 }

@@ -64,12 +64,11 @@ func New(id [16]byte) *Image {
 	}
 }
 
-// Next brings the file system to tree t and returns what must be written for that. The
-// same trees in the same order, with the same id, give the same plans. It does not keep
-// or change t. It returns *[erofs.Error] for what an ext4 file system cannot hold, and
-// for trees of more than 16 TiB. After an error the image is unchanged, unless the
-// contents of the tree would have fit and its directories did not; then it cannot be used
-// any more.
+// Next brings the file system to tree t and returns what must be written for that. The same
+// trees in the same order, with the same id, give the same plans. It does not keep or change t.
+// It returns *[erofs.Error] for what an ext4 file system cannot hold, and for trees of more
+// than 16 TiB. After an error the image is unchanged, except if the contents of the tree fit
+// and its directories do not: then the image cannot be used any more.
 func (m *Image) Next(t *geartree.Tree) (*block.Plan, error) {
 	s := &step{Image: m, t: t, plan: &block.Plan{}}
 	if err := s.check(); err != nil {

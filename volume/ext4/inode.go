@@ -25,7 +25,7 @@ import (
 const (
 	inodeSize   = 256
 	rootInode   = 2
-	firstInode  = 11 // that is not kept for something
+	firstInode  = 11 // the first inode that is not reserved
 	extraSize   = 32
 	inodeAttrs  = 128 + extraSize // where attributes begin
 	extentsFlag = 0x80000

@@ -10,11 +10,10 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// The device, in blocks of 4,096 bytes; integers are little endian. A group is
-// 32,768 blocks (128 MiB), which one bitmap covers, and 8,192 inodes; sixteen
-// groups (2 GiB) have what is the file system's own together. A device is always
-// of whole sixteens, so that a larger one has more of them and the rest does not
-// move.
+// The device, in blocks of 4,096 bytes; integers are little endian. A group is 32,768 blocks
+// (128 MiB), which one bitmap covers, and 8,192 inodes; sixteen groups (2 GiB) form a set,
+// whose bitmaps and tables lie together. A device always consists of whole sets, so that a
+// larger device has more sets and nothing else moves.
 //
 //	block 0            1,024 zeros, superblock (1,024 bytes), zeros
 //	blocks 1 to 1,023  descriptors of groups, as many as there are; the rest is
@@ -22,7 +21,7 @@ import (
 //	block 1,024 ...    of the first sixteen: their 16 bitmaps of blocks, their 16
 //	                   bitmaps of inodes, their 16 tables of inodes
 //
-// The other sixteens begin with these bitmaps and tables.
+// Every other set begins with its bitmaps and tables.
 const (
 	blockSize      = 4096
 	groupBlocks    = 8 * blockSize
@@ -38,7 +37,7 @@ const (
 	maxBlocks      = maxGroups * groupBlocks
 )
 
-// metaStart and metaEnd bound the bitmaps and tables of sixteen groups.
+// metaStart and metaEnd bound the bitmaps and tables of a set of sixteen groups.
 func metaStart(flex int64) int64 {
 	if flex == 0 {
 		return firstMeta
@@ -48,7 +47,7 @@ func metaStart(flex int64) int64 {
 
 func metaEnd(flex int64) int64 { return metaStart(flex) + flexGroups*(2+tableBlocks) }
 
-// Where a group has its bitmaps and its table.
+// blockBitmap, inodeBitmap and inodeTable return where a group has its bitmaps and its table.
 func blockBitmap(g int64) int64 { return metaStart(g/flexGroups) + g%flexGroups }
 func inodeBitmap(g int64) int64 { return blockBitmap(g) + flexGroups }
 func inodeTable(g int64) int64 {

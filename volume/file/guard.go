@@ -75,7 +75,7 @@ func (g *guard) run(ctx context.Context, step func(context.Context, beat) error)
 	}
 }
 
-// await waits for a step that was started otherwise, as do does.
+// await waits, as do does, for a step that something else started.
 func (g *guard) await(done <-chan error) error {
 	t := time.NewTimer(g.timeout)
 	defer t.Stop()

@@ -32,7 +32,7 @@ type holder struct {
 	boot    string        // identity of the machine's running kernel
 	pid     int           // for whoever looks at the directory
 	flocked bool          // it has a flock that others of its machine can see, as long as it lives
-	within  time.Duration // is the time it must be renewed in
+	within  time.Duration // the time in which it must be renewed
 	free    bool          // nobody holds it any more
 }
 

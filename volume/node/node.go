@@ -79,10 +79,10 @@ type Options struct {
 	// "map", "attach", "check", "mount", "unmount", "unmap", "remove", "copy" or
 	// "commit".
 	Observe func(step string, took time.Duration)
-	// Log gets what no caller learns. Default: none.
+	// Log gets what is not returned to any caller. Default: none.
 	Log *slog.Logger
 
-	step  func(string)                                          // of tests: what was just done
+	step  func(string)                                          // for tests: called with what was just done
 	probe func(ctx context.Context, kind, program string) error // of tests: whether the kernel can map
 }
 
@@ -132,7 +132,7 @@ type Manager struct {
 	closed  bool
 	entries map[string]*entry // by name of the record
 	running map[string]bool   // directories in which something is being mounted
-	refused map[string]bool   // mappings whose credential was, as of the last sweep
+	refused map[string]bool   // mappings whose credential was refused, as of the last sweep
 }
 
 // Open returns a Manager that takes over what an earlier one left in Dir and Run. What
@@ -150,7 +150,7 @@ func Open(ctx context.Context, o Options) (*Manager, error) {
 			return nil, fmt.Errorf("volumes of a node: %w", err)
 		}
 	}
-	run, err := filepath.EvalSymlinks(o.Run) // as the kernel tells what is mounted
+	run, err := filepath.EvalSymlinks(o.Run) // mountinfo has no symbolic links
 	if err != nil {
 		return nil, fmt.Errorf("volumes of a node: %w", err)
 	}

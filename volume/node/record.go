@@ -24,7 +24,7 @@ const (
 	localPrefix   = "local-"
 	networkPrefix = "net-"
 	commitPrefix  = "commit-"
-	latePrefix    = "late-" // records only: of clones that may still come
+	latePrefix    = "late-" // only records, of clones that may still come
 )
 
 // phase says how far the making of a mount has come.

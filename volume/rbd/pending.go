@@ -24,7 +24,7 @@ type pending struct {
 	chunks map[int64]*chunk
 	order  []*chunk // those that are not being sent, oldest first
 	free   [][]byte
-	err    error // the first of send; what follows would leave a hole
+	err    error // the first error of send; anything sent after it would leave a hole
 }
 
 // chunk is the part of a volume from base on.

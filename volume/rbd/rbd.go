@@ -33,7 +33,7 @@ import (
 	"example.org/slipway/oci/volref"
 )
 
-// Driver is that of Place.
+// Driver is the name of this driver in a volref.Place.
 const Driver = "rbd"
 
 // Options say which cluster, as whom and where.

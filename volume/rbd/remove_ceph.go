@@ -32,7 +32,7 @@ func (s *Store) remove(id string) error {
 			return false, err
 		}
 		switch err := rbd.RemoveImage(at, id); {
-		case errno(err) == eBusy: // snapshots and clones there are none of any more
+		case errno(err) == eBusy: // not snapshots or clones: there are none any more
 			return false, fmt.Errorf("%w (%w)", errWatched, err)
 		case err != nil && !isMissing(err):
 			return false, translate(err)
@@ -55,7 +55,7 @@ func (s *Store) retire(at *rados.IOContext, l *lease, id string) error {
 	}
 	img, err := rbd.OpenImage(at, id, rbd.NoSnapshot)
 	if isMissing(err) {
-		return nil // what is left of it is a name
+		return nil // only a name is left of it
 	}
 	if err != nil {
 		return translate(err)

@@ -79,8 +79,8 @@ func (s *Store) reload(at *rados.IOContext, id string) error {
 	group.SetLimit(askers)
 	for i := range neighbours {
 		group.Go(func() error {
-			// A read would not do, because the OSD keeps nothing about missing objects.
-			// It does so for a change without effect.
+			// A read would not do, because the OSD keeps nothing about missing objects. It does
+			// keep something for a change without effect, which is what reload requests.
 			err := beside.Delete(fmt.Sprintf("slipway_none.%d", i))
 			if isMissing(err) {
 				return nil

@@ -230,7 +230,7 @@ func (s *Store) exclusively(id string, f func(at *rados.IOContext, l *lease) (ke
 		return err
 	}
 	keep, err := f(at, l)
-	if errors.Is(err, errWatched) { // f has closed the image: who watches it keeps it loaded
+	if errors.Is(err, errWatched) { // f has closed the image; a client that watches the image keeps its header loaded
 		err = errors.Join(err, s.reload(at, id))
 	}
 	if !keep {

@@ -33,11 +33,11 @@ type file struct {
 	mu        sync.Mutex
 	mapping   block.Mapping
 	cur       *volume // open, or nil
-	last      *volume // the one before, which may not be closed
+	last      *volume // the previous volume, which may not be closed yet
 	flight    *flight // the opening of the next
 	lastError string
 	ailing    bool // storage failed, and nothing succeeded since
-	denied    bool // the last time for the sake of the credential
+	denied    bool // the last failure was due to the credential
 	gone      bool // shut: nothing is opened any more
 }
 
