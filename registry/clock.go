@@ -19,8 +19,8 @@ type clockWatch struct {
 	grace  time.Duration
 
 	mu sync.Mutex
-	// leads are by how much now was ahead of steady in the last grace period, oldest
-	// first. A lead is left out if a later one was lower, so the first is the least.
+	// leads holds by how much now was ahead of steady in the last grace period, oldest first. A
+	// lead is left out if a later one was lower, so the first is the least.
 	leads []lead
 }
 

@@ -10,7 +10,8 @@ import (
 	"example.org/slipway/registry/storage"
 )
 
-// facts are what the storage asks the catalogue about its objects, and what it tells it.
+// facts connects the storage with the catalogue: it answers questions about objects, and
+// records what the storage reports.
 type facts struct{ r *Registry }
 
 var _ storage.Facts = facts{}

@@ -22,8 +22,8 @@ import (
 type Upkeep struct {
 	Catalog *catalog.Catalog
 	Store   objstore.Store
-	// Storage is what the registry knows about Store, and Replica about those that share
-	// the catalogue.
+	// Storage is what the registry knows about Store, and Replica is what it knows about the
+	// processes that share the catalogue.
 	Storage *storage.Storage
 	Replica *replica.Replica
 	Log     *slog.Logger

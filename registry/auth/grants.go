@@ -107,7 +107,7 @@ func (g *grant) covers(id *Identity) bool {
 type grants struct {
 	rules     []Rule // what they were compiled from
 	all       []*grant
-	anonymous []*grant        // the grants of all that everybody has
+	anonymous []*grant        // the grants that everybody has
 	groups    map[string]bool // every group that some rule names
 }
 

@@ -110,8 +110,8 @@ func (is *issuer) refresh(name string, hash []byte) (string, error) {
 	return t.token, err
 }
 
-// refreshAudience returns the audience of refresh tokens. It keeps them from being taken
-// for access tokens, and access tokens from being taken for them.
+// refreshAudience returns the audience of refresh tokens. It keeps refresh tokens from being
+// taken for access tokens, and the other way round.
 func (is *issuer) refreshAudience() string { return is.service + " refresh" }
 
 func (is *issuer) sign(claims jwt.MapClaims, subject, audience string, now, expire time.Time) (issued, error) {

@@ -17,8 +17,8 @@ var (
 	ErrDeleting = engine.NewVerdict("the content is being deleted")
 )
 
-// voided is the until of an upload whose intent is no longer valid, because the object
-// may have been deleted since the claim expired.
+// voided is the value of Until for an upload whose intent is no longer valid, because the
+// object may have been deleted since the claim expired.
 const voided = -1
 
 // Claim returns an upload that owner alone may use for the time d. Uploads.Save keeps or

@@ -214,7 +214,7 @@ func (p *paced) ReadFrom(r io.Reader) (done int64, err error) {
 		return io.Copy(struct{ io.Writer }{p}, r)
 	}
 	left := int64(-1)
-	if l, ok := r.(*io.LimitedReader); ok { // sendfile sees through only one
+	if l, ok := r.(*io.LimitedReader); ok { // sendfile works through only one LimitedReader
 		r, left = l.R, l.N
 		defer func() { l.N -= done }()
 	}

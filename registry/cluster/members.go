@@ -37,7 +37,8 @@ func (c *Cluster) refresh(ctx context.Context) error {
 	if ok {
 		return nil
 	}
-	// The lease is this replica's own if its URL is. An earlier process was killed here.
+	// If the lease has this replica's URL, it belongs to an earlier process of this replica.
+	// That process was killed.
 	old := leases[c.leaseName()]
 	if p, err := parseMember(c.leaseName(), old); err != nil || p.url != c.url {
 		return fmt.Errorf("id %s: %w", c.cfg.ID, errTaken)
@@ -133,7 +134,7 @@ const (
 type verdict int
 
 const (
-	verdictNone    verdict = iota // nothing: the caller gave up, or the peer had a reason
+	verdictNone    verdict = iota // nothing: the caller gave up, or the peer had a good reason
 	verdictGood                   // the peer delivered
 	verdictSlow                   // the object store was faster
 	verdictBusy                   // the peer said so

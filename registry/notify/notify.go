@@ -1,11 +1,11 @@
 // Package notify tells webhooks what happens in a registry.
 //
-// An [Event] is published once and delivered to every endpoint that wants it, in the form
-// of Distribution's notifications or of CloudEvents. Events that change the registry
-// (push, mount, tag, delete) go through a durable [Queue] and are delivered at least
-// once. A receiver recognises a repetition by the event's id. Pulls go through a bounded
-// queue in RAM, because there are many and nobody must act on them. They are dropped and
-// counted if the queue is full or the process ends.
+// An [Event] is published once and delivered to every endpoint that wants it, in the form of
+// Distribution's notifications or of CloudEvents. Events that change the registry (push, mount,
+// tag, delete) go through a durable [Queue] and are delivered at least once. A receiver
+// recognises a repetition by the event's id. Pulls go through a bounded queue in RAM, because
+// there are many and nobody has to act on them. They are dropped and counted if the queue is
+// full or the process ends.
 //
 // Each endpoint gets its events one after the other in the order in which they were
 // published. An endpoint that is down or slow delays neither Publish nor the other

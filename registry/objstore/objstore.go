@@ -1,10 +1,9 @@
 // Package objstore is the contract of an object store: immutable objects under
 // slash-separated keys, read whole or in ranges, written once and durably.
 //
-// Drivers are packages of their own (fsstore, memstore, later s3store and
-// swiftstore); each passes the one suite in registry/objstore/objtest. Behaviour that is
-// the same for all of them (retry, limits, metrics) belongs into wrappers of
-// [Store], not into drivers.
+// Drivers are separate packages (fsstore, memstore, s3store, swiftstore); each passes the one
+// suite in registry/objstore/objtest. Behaviour that is the same for all of them (retry,
+// limits, metrics) belongs into wrappers of [Store], not into drivers.
 package objstore
 
 import (
@@ -127,7 +126,7 @@ type Store interface {
 	// returned.
 	Put(ctx context.Context, key string, data []byte, ifAbsent bool) error
 	// Delete removes an object. Deleting a missing object is not an error. The removal is
-	// durable at the latest after a later durable write.
+	// durable no later than the next durable write.
 	Delete(ctx context.Context, key string) error
 	// List walks the objects whose key begins with prefix, in byte order of keys,
 	// beginning after the key after. Objects that come or go during the walk may or may

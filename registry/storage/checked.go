@@ -182,7 +182,7 @@ func (s *Storage) openHeld(ctx context.Context, d oci.Digest, size int64) (oci.C
 			return nil, firstError(err, head.Close(), c.whole.Close())
 		}
 		c.tail = &storeContent{Object: tail, s: s, digest: d}
-		if now := tail.Info(); c.of(now) && now.Size == size { // so is whole, opened in between
+		if now := tail.Info(); c.of(now) && now.Size == size { // then so is whole, which was opened in between
 			c.check = s.check(d, size)
 			return c, nil
 		}

@@ -240,7 +240,7 @@ func (t *Tx) runBatch(batch []*change) {
 		for _, part := range apart(batch, culprit) {
 			t.runBatch(part)
 			rest = rest[len(part):]
-			// This is called once for all changes that are left.
+			// If ready fails, it fails for all changes that are left.
 			if err := t.db.ready(); err != nil {
 				for _, ch := range rest {
 					ch.err = err

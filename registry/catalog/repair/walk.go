@@ -74,7 +74,7 @@ func (c Store) Extent(ctx context.Context) (Extent, error) {
 // Presence says what the catalogue records about the object of a content.
 type Presence int
 
-// What there is to say.
+// These are the values of Presence.
 const (
 	// Unknown means that there is no row, or that the row says that the content is not
 	// here.

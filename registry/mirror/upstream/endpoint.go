@@ -120,7 +120,7 @@ func (l *links) init(o *Options) {
 	}
 	conf.NextProtos = nil
 	conf.MinVersion = max(conf.MinVersion, tls.VersionTLS12)
-	other := conf.Clone() // who we are is for the endpoint to know
+	other := conf.Clone() // a client certificate is for the endpoint alone
 	other.Certificates, other.GetClientCertificate, other.ServerName = nil, nil, ""
 	// The settings for the endpoint's certificates do not apply to other hosts. Those
 	// hosts see what is fetched, and token services see the credentials.
@@ -230,7 +230,7 @@ func (e *endpoint) do(ctx context.Context, a ask) (*http.Response, error) {
 		return nil, err
 	}
 	b := &body{e: e, ctx: ctx, release: release}
-	if a.Kind != oci.KindBlob { // what is small has no right to trickle for ever
+	if a.Kind != oci.KindBlob { // a small answer must not trickle in for ever
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, e.up.header+e.up.stall, wire.ErrStalled)
 		b.release = func() { cancel(); release() }

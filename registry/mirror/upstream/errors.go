@@ -175,7 +175,7 @@ func (e *endpoint) answered(s subject, o *oci.Error) *Error {
 	case http.StatusRequestedRangeNotSatisfiable:
 		k, o.Code = Wrong, oci.CodeRangeInvalid
 	case http.StatusBadRequest:
-		switch o.Code { // names that this registry cannot have are none that it has
+		switch o.Code { // a name that this registry refuses is a name that it does not have
 		case oci.CodeNameInvalid, oci.CodeNameUnknown, oci.CodeTagInvalid, oci.CodeManifestUnknown, oci.CodeBlobUnknown:
 			k = NotFound
 		}
@@ -196,7 +196,7 @@ func (e *endpoint) explain(ctx context.Context, s subject, err error) error {
 		if known.what != "" {
 			return known
 		}
-		about := *known // others may have the same one
+		about := *known // others may share this error
 		about.what, about.code = s.String(), s.notFound
 		return &about
 	}

@@ -73,10 +73,10 @@ type health struct {
 	blamed  time.Time // the same, for wrong content
 	probing bool      // a request finds out whether a slow endpoint is back
 
-	backOffs [quotas]int       // not long ago, for as long as seemed good
+	backOffs [quotas]int       // recent back-offs whose length the upstream did not give
 	until    [quotas]time.Time // ends of the back-offs
 
-	last               State // what the last request came to
+	last               State // the outcome of the last request
 	lastErr            string
 	lastErrTime        time.Time
 	requests, failures int64

@@ -25,8 +25,8 @@ const placeAttempts = 100
 // removed, and those whose entry in their parent is durable, which need no
 // fsync of the parent. The zero value is ready.
 //
-// A directory that is in use is not removed by this process. Hence it stays
-// durable while it is in use, once it was found so.
+// A directory that is in use is not removed by this process. Hence it stays durable while it is
+// in use, once it was found to be durable.
 type dirTable struct {
 	mu sync.Mutex
 	m  map[string]*dirState

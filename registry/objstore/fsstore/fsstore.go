@@ -272,9 +272,9 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	return info, unix.Close(fd)
 }
 
-// open opens the file of an object and checks that it is one. On file systems that go by
-// names, such as some of FUSE and NFS, an open file is gone once another one takes its
-// name. It is then opened again.
+// open opens the file of an object and checks that it is one. On file systems that identify
+// files by their names (NFS and some FUSE file systems), an open file is gone once another file
+// takes its name. It is then opened again.
 func (s *Store) open(key string, flags int) (fd int, info objstore.Info, err error) {
 	for range 3 {
 		if fd, info, err = s.openOnce(key, flags); !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ESTALE) {

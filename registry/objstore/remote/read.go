@@ -153,7 +153,7 @@ func (s *Store) try(ctx context.Context, key string, off, n int64) (*stream, err
 		err = &objstore.BusyError{Err: fmt.Errorf("get object %s: %w (%v): %v", key, errTimeout, s.o.Timeout, err)}
 	}
 	if err != nil {
-		_ = st.close() // the error at hand is the one
+		_ = st.close() // the error at hand is what matters
 		return nil, err
 	}
 	st.timer = time.AfterFunc(time.Hour, func() { st.cancel(errStalled) })
@@ -277,7 +277,7 @@ func (o *object) Read(p []byte) (int, error) {
 // resume continues after the bytes that were read, when an error has ended the stream.
 func (o *object) resume(cause error) error {
 	s := o.s
-	_ = o.st.close() // it has said what it had to say
+	_ = o.st.close() // its error is known already
 	if o.got >= resumeStep {
 		o.resumes = 0
 	}

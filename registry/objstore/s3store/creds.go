@@ -41,10 +41,10 @@ const refreshPause = time.Second
 type keys struct {
 	creds  *credentials.Credentials
 	client *http.Client // asks the cloud
-	fixed  bool         // no other ones can come
+	fixed  bool         // the credentials cannot be replaced
 
 	mu   sync.Mutex
-	last time.Time // of the last look for new ones
+	last time.Time // when new credentials were last searched for
 }
 
 // newKeys opens the source. It is an error if it has no credentials at all.

@@ -260,7 +260,7 @@ func (o *Options) check() error {
 		o.StallTimeout = defaultStall
 	}
 	if o.Region == "" && !s3utils.IsAmazonEndpoint(url.URL{Host: o.Endpoint}) {
-		o.Region = "us-east-1" // what servers take that have no regions
+		o.Region = "us-east-1" // the region that servers without regions accept
 	}
 	return nil
 }

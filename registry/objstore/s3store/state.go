@@ -15,10 +15,10 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// A suspended upload is the object <id>/state-<writer>-<bytes>: the JSON form of record,
-// a newline, and that many bytes that follow the parts. Its state is
-// <id>.<writer>.<bytes>. So the state gives the object's name, and the name the number of
-// the upload's bytes in it.
+// A suspended upload is the object <id>/state-<writer>-<bytes>: the JSON form of record, a
+// newline, and that many bytes that follow the parts. Its state is <id>.<writer>.<bytes>. So
+// the state gives the object's name, and the name gives the number of the upload's bytes in the
+// object.
 
 const (
 	// stateVersion is the version of record.

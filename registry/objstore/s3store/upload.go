@@ -315,9 +315,9 @@ func (u *upload) suspend(ctx context.Context) (string, error) {
 	return state.String(), err
 }
 
-// Resume continues a suspended upload. See [objstore.Store]. An upload whose key is
-// known is ErrNotExist also at a size inside a part that S3 has already: nobody can
-// read or cut that.
+// Resume continues a suspended upload. See [objstore.Store]. If the key of the upload is known,
+// a size inside a part that S3 has already also gives ErrNotExist, because nobody can read or
+// cut that part.
 func (s *Store) Resume(ctx context.Context, state string, size int64) (objstore.Upload, error) {
 	if err := s.begin(ctx); err != nil {
 		return nil, err
@@ -349,7 +349,7 @@ func (s *Store) resume(ctx context.Context, id stateID, size int64) (*upload, er
 		return nil, err
 	}
 	u := s.newUpload(ctx, rec.Key, rec.Part, -1)
-	u.first = rec.Part // a pressed memory must not make parts that are too many
+	u.first = rec.Part // a lack of memory must not lead to too many parts
 	u.cur, u.uploadID, u.id, u.resumed = tail, rec.UploadID, id.id, id.String()
 	u.ids, u.size = []string{id.id}, size
 	u.hold(id.id)
@@ -364,8 +364,8 @@ func (s *Store) resume(ctx context.Context, id stateID, size int64) (*upload, er
 		return nil, err
 	}
 	if before, ok := parseState(rec.Before); ok {
-		// That this state was noted means that the one before is not needed. It is
-		// found by the sweep otherwise.
+		// This state was noted, so the state before it is not needed any more. If it cannot be
+		// removed now, the sweep finds it.
 		_ = s.remove(ctx, s.root+uploadDir+before.name())
 		if before.id != id.id {
 			u.ids = append(u.ids, before.id)
@@ -410,7 +410,7 @@ func (u *upload) take(ctx context.Context, segments []segment, size int64) error
 		case size == 0:
 		case u.uploadID != "":
 			return fmt.Errorf("%w: its size is inside a part", objstore.ErrNotExist)
-		case size >= minPart: // a copy of its beginning is a part
+		case size >= minPart: // a copy of its beginning is large enough for a part
 			u.parts = append(u.parts, &part{segment: segment{Name: seg.Name, Size: size}, number: i + 1})
 		default:
 			return u.readBack(ctx, seg, size)
@@ -508,8 +508,8 @@ func (u *upload) abort(ctx context.Context) error {
 	return err
 }
 
-// aborts is how often an upload is aborted again of which parts were cut off, abortAgain
-// how long that waits for them. The sweep takes what comes later.
+// aborts is how often an upload is aborted again if parts of it were cut off, and abortAgain is
+// how long each further abort waits for these parts. The sweep takes what comes later.
 const (
 	aborts     = 2
 	abortAgain = 100 * time.Millisecond

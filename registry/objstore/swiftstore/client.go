@@ -531,7 +531,7 @@ func statusError(r *request, resp *http.Response) error {
 
 // retryAfter returns how long to wait before the next try, or 0.
 func retryAfter(h http.Header) time.Duration {
-	now, err := http.ParseTime(h.Get("Date")) // whose clock the date is by
+	now, err := http.ParseTime(h.Get("Date")) // the time by the server's clock
 	if err != nil {
 		now = time.Now()
 	}

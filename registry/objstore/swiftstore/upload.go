@@ -498,7 +498,7 @@ func (u *upload) group(ctx context.Context) ([]segment, error) {
 		for _, seg := range part {
 			g.Size += seg.Size
 		}
-		u.garbage = append(u.garbage, g.Name) // if it comes to drop
+		u.garbage = append(u.garbage, g.Name) // in case the upload is dropped
 		err := again(ctx, func() error {
 			_, err := u.s.putManifest(ctx, uploadDir(u.id)+g.Name, u.id, part)
 			return err
