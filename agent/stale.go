@@ -10,8 +10,8 @@ import (
 	"example.org/slipway/node/view"
 )
 
-// refreshEvery is how often overlays over a pool that is gone are refreshed. A file that
-// was in use when the pool went is found in the cache that long after its last use.
+// refreshEvery is how often overlays over a pool that is gone are refreshed. A file that was in
+// use when the pool went away is found in the cache at most that long after its last use.
 const refreshEvery = 5 * time.Second
 
 // refresh makes overlays over a pool that is gone find files in the cache if they are on

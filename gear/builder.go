@@ -55,8 +55,8 @@ type node struct {
 	Entry // File is an index into Builder.files
 	// of is the node that this node is another name of, or -1.
 	of int32
-	// made, whiteout, opaque and cleared are times, counted in entries from 1; 0 means
-	// never. What was made at a path before a directory above it was cleared is gone.
+	// made, whiteout, opaque and cleared are times, counted in entries from 1; 0 means never.
+	// Anything made at a path before a directory above it was cleared is gone.
 	made, whiteout, opaque, cleared int32
 }
 
@@ -197,8 +197,8 @@ func (b *Builder) live(path string) (int32, bool) {
 	return i, true
 }
 
-// level is a directory on the way to another one. What was made in it before the time
-// cleared is gone.
+// level is a directory on the way to another one. Anything made in it before the time cleared
+// is gone.
 type level struct {
 	path    string
 	cleared int32

@@ -28,7 +28,7 @@ import (
 // freshLevel is the level of fresh packs (gear/filestore/DESIGN.md).
 const freshLevel = zstd.SpeedFastest
 
-// look is the content of a layer, as a first read of it found.
+// look is what a first read of a layer found in it.
 type look struct {
 	uncompressed, newBytes int64
 	// isNew says for each regular file, in order, whether its content is the first of its kind.

@@ -71,7 +71,7 @@ func parse(args []string) (*options, error) {
 	return o, o.validate(fl)
 }
 
-// These say the profiles of which images are recorded before anything is measured.
+// These values say for which images profiles are recorded before anything is measured.
 const (
 	ownProfiles     = "own"
 	earlierProfiles = "earlier"

@@ -82,8 +82,8 @@ func (u *uploader) Put(ctx context.Context, f gear.File, content convert.Content
 	return u.small(ctx, f.Name, u.raw)
 }
 
-// large sends a large file in a request for itself. body must be able to seek if it may
-// have to be sent again.
+// large sends a large file in a separate request. body must be able to seek if it may have to
+// be sent again.
 func (u *uploader) large(ctx context.Context, f gear.File, body io.Reader) error {
 	if err := u.c.reg.GearPutFile(ctx, u.repo, f.Name, f.Size, body); err != nil {
 		return fmt.Errorf("upload file %x of %d bytes: %w", f.Name, f.Size, err)

@@ -506,7 +506,7 @@ func (b *batchWriter) sendRun(w *window, i int) (n int, err error) {
 			return 0, err
 		}
 	}
-	// What is before these bytes in the buffer was sent already, so its space is free.
+	// Everything before these bytes in the buffer was sent already, so its space is free.
 	start, end := items[0].pos, items[n-1].pos+int(items[n-1].at.stored)
 	if head := len(b.out) + b.enc.ContentsLen(n); head <= start {
 		before := append(w.buf[start-head:start-head:start], b.out...)

@@ -15,7 +15,8 @@ import (
 )
 
 // These are the levels of settled packs. Contents below smallFile are compressed with a
-// dictionary, and contents below middleFile not with the best level. See DESIGN.md.
+// dictionary, and contents below middleFile are not compressed with the best level. See
+// DESIGN.md.
 const (
 	denseLevel = zstd.SpeedBestCompression
 	smallLevel = zstd.SpeedBetterCompression
@@ -112,9 +113,9 @@ func wasteful(p *gearfacts.Pack) bool {
 	return p.LiveFiles == 0 || p.Bytes-p.LiveBytes > p.Bytes/4
 }
 
-// settled reports whether a pack is as it should be. A third of PackSize is enough,
-// because a group fills only more than half a pack, and dense packs take a fifth less
-// than others.
+// settled reports whether a pack is as it should be. A third of PackSize is enough, because a
+// group may fill only a little more than half of a pack, and dense packs take a fifth less
+// space than others.
 func (s *Store) settled(p *gearfacts.Pack) bool {
 	return p.Dense && !wasteful(p) && p.Size >= s.opts.PackSize/3
 }

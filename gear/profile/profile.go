@@ -77,7 +77,7 @@ func (p *Profile) AddSeen(names []gear.Name) {
 	}
 	left := MaxFiles
 	if len(p.files) > 0 {
-		left = loneFiles // what nobody else has had must not far outnumber the rest
+		left = loneFiles // files that only this report has must not far outnumber the rest
 	}
 	had := make(map[gear.Name]bool, len(names))
 	for i, n := range names {

@@ -52,7 +52,7 @@ const (
 
 // Axis is one side of a picture.
 type Axis struct {
-	// Title says what the axis shows; the unit stands at its numbers.
+	// Title says what the axis shows; the unit stands beside its numbers.
 	Title string
 	Unit  Unit
 	// Log makes the axis logarithmic. If there are values of 0 or less, they lie at a
@@ -85,7 +85,7 @@ func colours() (light, dark [8]string) {
 }
 
 // dash returns the pattern of a series's line. Together with the colour it distinguishes
-// series. Alone it must do so for people who see no colours.
+// series. It must do so alone for people who see no colours.
 func dash(i int) string {
 	return [...]string{"", "7 3", "2 2", "9 3 2 3", "5 2 1 2 1 2", "12 4", "1 3", "4 4"}[i%8]
 }

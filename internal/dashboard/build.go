@@ -9,9 +9,9 @@ const (
 	replayJob = "slipway-replay"
 )
 
-// selectors replaces what stands for the series of a job in the queries here, so that no
-// query forgets the choice of instances: {@server} and {@server,code="404"}. No name
-// begins with another, so their order does not matter.
+// selectors replaces the placeholders for the series of a job in queries, so that no query
+// forgets the choice of instances: {@server} and {@server,code="404"}. No name begins with
+// another, so their order does not matter.
 var selectors = strings.NewReplacer(
 	"@server", `job="`+serverJob+`",instance=~"$instance"`,
 	"@mirror", `job="`+serverJob+`",instance=~"$instance",upstream=~"$upstream"`,

@@ -12,7 +12,7 @@ func cacheBoard() *Board {
 	return l.done()
 }
 
-// hitShare is the part of the requests that a tier answered of those that reached it.
+// hitShare is the share of the requests that a tier answered, among those that reached it.
 func hitShare(tier string) string {
 	hits := rate(`slipway_cache_tier_hits_total{@server,tier="` + tier + `"}`)
 	return over(hits, "("+hits+" + "+rate(`slipway_cache_tier_misses_total{@server,tier="`+tier+`"}`)+")")

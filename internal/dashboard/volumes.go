@@ -1,7 +1,7 @@
 package dashboard
 
-// volumesBoard is of images as volumes: how they are built at the registry, and how
-// nodes use them.
+// volumesBoard shows images as volumes: how they are built at the registry, and how nodes use
+// them.
 func volumesBoard() *Board {
 	l := newBoard("slipway-volumes", "Slipway volumes", "Images as block volumes in shared storage: built at the registry, mapped and read by nodes.",
 		jobChoice("instance", "Registry", serverJob), jobChoice("node", "Node", agentJob))

@@ -1,6 +1,6 @@
-// Package durable writes files and names so that they are there after a power
-// cut. A name is only as durable as the directory it stands in: whoever makes,
-// renames or removes one has SyncDir called before saying that it is done.
+// Package durable writes files and names so that they are there after a power cut. A name is
+// only as durable as the directory it stands in: a caller that makes, renames or removes a name
+// calls SyncDir before it reports success.
 package durable
 
 import (

@@ -116,7 +116,7 @@ func DropExecutable() {
 // read beyond them, because the kernel counts the pages of each mapping that is read, and
 // the heap has many.
 func unwritten(smaps io.Reader, exe string, found func(start, end uint64)) {
-	var at []string // the mapping that the lines are of; nil: not to be found
+	var at []string // the mapping that the lines describe; nil if it is not wanted
 	var clean bool  // it has no anonymous page in memory
 	var seen bool   // there was one of the executable
 	for sc := bufio.NewScanner(smaps); sc.Scan(); {

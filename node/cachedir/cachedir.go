@@ -123,8 +123,8 @@ type Dir struct {
 	ghostsAt                             time.Time
 	holders                              Holders           // nil: unknown
 	pins                                 map[gear.Name]int // counts callers that are about to open a file
-	// queue holds the candidates for eviction, the next one first. They include leased
-	// files or not. barren is set while only leased files are left.
+	// queue holds the candidates for eviction, the next one first. queueLeased says whether
+	// they include leased files. barren is set while only leased files are left.
 	queue               []candidate
 	queueLeased, barren bool
 	stats               Stats

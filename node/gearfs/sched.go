@@ -109,7 +109,7 @@ type scheduler struct {
 	sources map[SourceRef]*source
 	links   map[string]*link
 	large   map[fileKey]*large
-	flip    bool // ranges go first; it alternates
+	flip    bool // whether ranges go first, which alternates
 	// assembling is the number of large files that are being completed by ranges.
 	assembling [priorities]int
 	// flows are the running requests. watched is when they were compared last.

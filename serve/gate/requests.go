@@ -1,5 +1,5 @@
 // Package gate counts what a server has under way, and can stop it: [Requests] before what they use
-// is closed, and [Writes] for the while in which the catalogue is moved.
+// is closed, and [Writes] while the catalogue is moved.
 package gate
 
 import (

@@ -45,7 +45,7 @@ type Stored struct {
 	Registry *registry.Registry
 	Catalog  *catalog.Catalog
 	Store    objstore.Store
-	// IsMirror is that of Mirrored.
+	// IsMirror is the function that Mirrored returned.
 	IsMirror func(repo string) bool
 }
 

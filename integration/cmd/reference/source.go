@@ -300,7 +300,7 @@ func (f *finder) finish(d *definition) {
 	for _, e := range d.open {
 		m.labels = append(m.labels, f.labels(e, d.at)...)
 	}
-	if m.kind == "" { // the library learns the type with the value; by convention the name tells it
+	if m.kind == "" { // the library learns the type only with the value; by convention the name shows it
 		m.kind = "gauge"
 		if strings.HasSuffix(m.name, "_total") {
 			m.kind = "counter"

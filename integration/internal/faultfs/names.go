@@ -42,8 +42,8 @@ func (n *names) made(path string) {
 	n.changed(filepath.Dir(path), func() error { return os.RemoveAll(path) }, "")
 }
 
-// keeping gives what is at a path a second name before the first name goes. It returns ""
-// if nothing is there.
+// keeping gives the file at a path a second name before the first name is removed. It returns
+// "" if nothing is there.
 func (n *names) keeping(path string) string {
 	if n == nil {
 		return ""
