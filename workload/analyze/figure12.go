@@ -30,11 +30,10 @@ func figure12() Plugin {
 
 // openSessions are the open sessions of one client and repository.
 type openSessions struct {
-	layers uint32 // got since the first of them began
+	layers uint32 // layers that the client got since the first of them began
 	n      uint32 // how many
 	last   uint64 // the serial number of the latest
-	// base and push belong to the latest session, for the form in which the next session
-	// ends it.
+	// base and push are those of the latest session; they are used if the next session ends it.
 	base uint32
 	push bool
 }
@@ -134,7 +133,7 @@ func (s *sessions) end() {
 	switch {
 	case !s.stopAtNext:
 		s.count(o.layers-e.base, e.push)
-	case o.last == e.serial: // else the next manifest has ended it
+	case o.last == e.serial: // otherwise the next manifest has ended it
 		s.count(o.layers-o.base, o.push)
 		o.last = 0
 	}

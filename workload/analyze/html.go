@@ -105,7 +105,7 @@ func (r *Report) HTML() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// settings returns the settings that are worth a line.
+// settings returns the settings that the report names.
 func (r *Report) settings() []setting {
 	s := r.Settings
 	out := []setting{{"Session (Figure 12)", s.Session}}

@@ -17,7 +17,7 @@ type sweep struct {
 	// mean of each calendar minute, in thousandths.
 	weighted, minutes Hist
 	minute            int64
-	area              int64 // of this minute: active times microseconds
+	area              int64 // of this minute: the sum of active clients or requests over microseconds
 	covered           int64 // of this minute: microseconds
 	// The time from absentFrom to absentTo does not count.
 	absentFrom, absentTo int64
@@ -147,7 +147,7 @@ func (s *sweep) span(from, to int64) {
 			s.minute = minute
 		}
 		if whole := (to - from) / microMinute; s.covered == 0 && from == minute*microMinute && whole > 0 {
-			s.minutes.AddN(1000*s.active, whole) // at once: a request may claim to last for years
+			s.minutes.AddN(1000*s.active, whole) // in one step: a request may claim to last for years
 			from += whole * microMinute
 			continue
 		}

@@ -93,7 +93,7 @@ func (z *zoneTotals) bytes(b *store.Batch, i int) {
 		z.out += float64(size)
 	case m == store.GET && b.Kind[i] != trace.Ping:
 		z.unknownOut++
-	case b.Push(i) && !succeeded(b.Status[i]): // what was refused is not there
+	case b.Push(i) && !succeeded(b.Status[i]): // a refused push stored nothing
 	case b.Push(i) && known:
 		z.in += float64(size)
 	case b.Push(i):

@@ -159,7 +159,7 @@ func contents(b []byte) (next oci.Digest, blobs []imageset.Part, err error) {
 		if d.Size < 0 {
 			return "", nil, errors.New("a size in the manifest is negative")
 		}
-		if i > 0 && len(d.URLs) > 0 || seen[d.Digest] { // it is elsewhere, or the client has it already
+		if i > 0 && len(d.URLs) > 0 || seen[d.Digest] { // the blob is elsewhere, or the client has it already
 			continue
 		}
 		seen[d.Digest] = true

@@ -18,7 +18,7 @@ import (
 // coordinator deals tasks to workers and collects their samples.
 type coordinator struct {
 	peers []*peer
-	// roundRobin deals tasks in turn, else by the hash of the client.
+	// roundRobin says that tasks are dealt to the workers in turn, and not by the hash of their client.
 	roundRobin bool
 	heartbeat  time.Duration
 
@@ -41,11 +41,11 @@ type manner struct {
 	// closed is how many tasks run at once on each worker, without their times; 0 is an
 	// open loop.
 	closed int
-	// from is the run's time at which a closed loop begins; an open one begins at that
-	// of its first task.
+	// from is the run's time at which a closed loop begins; an open loop begins at the time of
+	// its first task.
 	from time.Duration
-	// again says that tasks of a lost worker may be repeated, and that nobody looks at
-	// the times.
+	// again says that tasks of a lost worker may be repeated, because their times do not
+	// matter.
 	again bool
 	// collect is called with all samples, by several goroutines.
 	collect func([]result.Sample)
@@ -56,7 +56,7 @@ const (
 	maxQueued = 8192
 	// ahead is how far before its time a task is sent to its worker.
 	ahead = 15 * time.Second
-	// barrier is how long before its begin the test is announced.
+	// barrier is how long before its beginning the test is announced.
 	barrier = 300 * time.Millisecond
 	// maxChunk is the size in bytes at which a chunk is sent.
 	maxChunk = 256 << 10
@@ -67,8 +67,7 @@ const (
 // errNoWorkers ends a run.
 var errNoWorkers = errors.New("all workers are lost")
 
-// newCoordinator meets the workers at the other ends of conns, which it closes with
-// itself.
+// newCoordinator meets the workers at the other ends of conns. close closes conns.
 func newCoordinator(conns []net.Conn, names []string, secret string, base config, heartbeat time.Duration) (*coordinator, error) {
 	c := &coordinator{closing: make(chan struct{}), heartbeat: heartbeat}
 	c.changed.L = &c.mu
@@ -100,7 +99,7 @@ func (c *coordinator) close() {
 	c.readers.Wait()
 }
 
-// tick pings the workers, and wakes up who waits for time to pass.
+// tick pings the workers, and wakes goroutines that wait for time to pass.
 func (c *coordinator) tick() {
 	wake := time.NewTicker(50 * time.Millisecond)
 	defer wake.Stop()
@@ -318,7 +317,7 @@ func (c *coordinator) begin(m manner, first time.Duration) error {
 	return nil
 }
 
-// hand gives a task to its worker, when it is time to.
+// hand gives a task to its worker when it is time.
 func (c *coordinator) hand(ctx context.Context, t *plan.Task) error {
 	due := func() bool { return c.manner.closed > 0 || t.At < time.Since(c.start)+ahead }
 	c.mu.Lock()

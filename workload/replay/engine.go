@@ -30,22 +30,22 @@ type engine struct {
 
 	mu      sync.Mutex
 	running int
-	waiting []waiter // a queue: those that found no place, in order
+	waiting []waiter // the tasks that found no place, in order
 	tasks   sync.WaitGroup
 }
 
-// waiter is a task that waits for its place, since when in microseconds.
+// waiter is a task that waits for its place; since is when it began to wait, in microseconds.
 type waiter struct {
 	task     *plan.Task
 	intended int64
 	since    int64
 }
 
-// maxClosed bounds the tasks at once of a closed loop, each of which has a goroutine
-// from the begin on.
+// maxClosed bounds how many tasks of a closed loop run at once, because each has a goroutine
+// from the beginning.
 const maxClosed = 1 << 16
 
-// maxWaiting bounds the queue; what does not find a place there is dropped.
+// maxWaiting bounds the queue; a task that finds it full is dropped.
 const maxWaiting = 100_000
 
 // serve runs what comes from feed until it is closed, and returns when all of it has
@@ -83,9 +83,9 @@ func (e *engine) now() int64 { return time.Since(e.start).Microseconds() }
 
 // open sends each task at its time, whatever became of those before it.
 func (e *engine) open(ctx context.Context, feed <-chan *plan.Task) {
-	runtime.LockOSThread() // for the timer slack, and so that nobody else runs on this thread
+	runtime.LockOSThread() // the timer slack is the thread's, and no other goroutine must run on it
 	defer runtime.UnlockOSThread()
-	// The kernel may wake a thread 50 µs late to save power; it must not this one.
+	// The kernel may wake a thread 50 µs late to save power; it must not wake this one late.
 	if unix.Prctl(unix.PR_SET_TIMERSLACK, 1000, 0, 0, 0) == nil {
 		defer func() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, 0, 0, 0, 0) }()
 	}
@@ -137,8 +137,8 @@ func (e *engine) work(ctx context.Context, t *plan.Task, intended int64) {
 }
 
 const (
-	// spin is how long before its time a thread stops sleeping: waking up takes up to
-	// so long.
+	// spin is how long before its time a thread stops sleeping: waking up may take as long as
+	// this.
 	spin = 100 * time.Microsecond
 	// nap is the longest sleep that the end of a context does not interrupt.
 	nap = 20 * time.Millisecond

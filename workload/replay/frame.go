@@ -36,7 +36,7 @@ const (
 // which one task of manifests may still follow.
 const maxFrame = 64 << 20
 
-// maxGreeting bounds it until the peer has shown that it knows the secret.
+// maxGreeting bounds a frame until the peer has shown that it knows the secret.
 const maxGreeting = 4 << 10
 
 // link is one end of a connection. Frames are sent by any goroutine and received by

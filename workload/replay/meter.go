@@ -75,7 +75,7 @@ func (m *meter) put(s []result.Sample) {
 	}
 }
 
-// run counts until the function is called that it returns.
+// run counts until the function that it returns is called.
 func (m *meter) run() (finish func()) {
 	var done sync.WaitGroup
 	done.Go(func() {

@@ -14,8 +14,8 @@ import (
 // targets' names and the properties by which results group requests; they have no names
 // of the trace.
 //
-// The samples in a result's files are exact and do not come from these metrics: a replay
-// that ends between two scrapes does not show its last seconds here.
+// The samples in a result's files are exact and do not come from these metrics: if a replay
+// ends between two scrapes, the metrics lack its last seconds.
 type Metrics struct {
 	requests     *prometheus.CounterVec   // target, phase, method, object, outcome
 	bytes        *prometheus.CounterVec   // target, phase
@@ -114,7 +114,7 @@ func (m *Metrics) status(s *Status) {
 	m.unwritten.Set(float64(s.Unwritten))
 }
 
-// inSeconds turns a sample's microseconds into what Prometheus wants.
+// inSeconds turns a sample's microseconds into seconds, as Prometheus has them.
 func inSeconds(micros int64) float64 {
 	return (time.Duration(max(0, micros)) * time.Microsecond).Seconds()
 }

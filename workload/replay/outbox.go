@@ -23,7 +23,8 @@ type outbox struct {
 const (
 	// flushEvery is how long a sample waits at most before it is sent.
 	flushEvery = 20 * time.Millisecond
-	// maxOutbox bounds what waits, in bytes; who has a sample for a full outbox waits.
+	// maxOutbox bounds the waiting samples, in bytes; a goroutine with a sample for a full
+	// outbox waits.
 	maxOutbox = 16 << 20
 	// outboxHead is the count of tasks begun, before the samples.
 	outboxHead = 8

@@ -74,15 +74,16 @@ func local(ctx context.Context, o *WorkerOptions) (conn net.Conn, stopped <-chan
 	return ours, done
 }
 
-// handed is a task that a peer has, the order-th it was given in the phase.
+// handed is a task that a peer was given; order is its number among the peer's tasks of the
+// phase.
 type handed struct {
 	task  *plan.Task
 	order int64
 	done  []int32 // its steps that have samples
 }
 
-// peer is a worker, as the coordinator sees it. What follows mu of the coordinator
-// in its comment is guarded by that.
+// peer is a worker, as the coordinator sees it. Fields whose comment says mu are guarded by the
+// coordinator's mu.
 type peer struct {
 	name  string
 	index uint8
@@ -98,7 +99,7 @@ type peer struct {
 
 	alive   bool              // mu
 	sent    int64             // mu: tasks of the phase
-	begun   int64             // mu: of these, as the worker says
+	begun   int64             // mu: how many of these have begun, according to the worker
 	tasks   map[int64]*handed // mu: not yet answered
 	working bool              // mu: the phase has not ended there
 }
@@ -148,7 +149,7 @@ func (p *peer) ping() error {
 	return p.link.send(framePing, binary.LittleEndian.AppendUint64(nil, uint64(time.Now().UnixNano())))
 }
 
-// clock reads a pong: the time there and back, and what the worker's clock is ahead.
+// clock reads a pong, and returns the round trip and how far the worker's clock is ahead.
 func clock(b []byte, now time.Time) (trip, offset time.Duration) {
 	asked := int64(binary.LittleEndian.Uint64(b))
 	told := int64(binary.LittleEndian.Uint64(b[8:]))
@@ -192,8 +193,8 @@ func RequireSafe(addr, secret string, c *tls.Config) error {
 	return nil
 }
 
-// minSecret is the least length of a secret beyond loopback, in bytes: who pretends to
-// be a worker can try secrets at leisure.
+// minSecret is the least length of a secret beyond loopback, in bytes, because a false worker
+// has time to guess a secret.
 const minSecret = 16
 
 // Server returns the HTTP server of a worker.

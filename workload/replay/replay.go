@@ -347,7 +347,7 @@ func (r *runner) test(ctx context.Context) (*result.Summary, error) {
 	}
 	m := newMeter(testPhase, r.o, rec.Aggregate)
 	m.rec, m.every = rec, r.o.Checkpoint
-	if r.o.Plan.Level != plan.L2 { // how many steps its sessions have is not known before
+	if r.o.Plan.Level != plan.L2 { // the number of steps of its sessions is not known before
 		m.total = r.plan.Requests
 	}
 	how := manner{closed: r.o.ClosedLoop, collect: m.put}

@@ -84,7 +84,7 @@ func openState(o *Options) (*state, error) {
 	if o.Resume {
 		was.Resumed++
 	} else {
-		was.Began = s.Began // the test after a warm-up on its own
+		was.Began = s.Began // the run was a warm-up alone; the test begins now
 	}
 	was.Plan = mine
 	return was, nil

@@ -201,7 +201,7 @@ func (j *job) begin(ctx context.Context, b []byte) error {
 	}
 	e.run = func(ctx context.Context, t *plan.Task, intended, wait int64) {
 		j.sender.Run(ctx, t, intended, wait, func(s result.Sample) {
-			if ctx.Err() == nil { // else it failed by that: whoever goes on has it sent again
+			if ctx.Err() == nil { // otherwise that is why it failed: the next worker sends it again
 				out.put(s)
 			}
 		})
@@ -219,7 +219,7 @@ func (j *job) begin(ctx context.Context, b []byte) error {
 	j.phases.Go(func() {
 		e.serve(ctx, start, feed)
 		if finish() != nil || j.link.send(frameDone, nil) != nil {
-			j.cancel() // a coordinator that takes nothing is gone
+			j.cancel() // a coordinator that takes nothing counts as gone
 		}
 	})
 	return nil

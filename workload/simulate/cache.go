@@ -81,7 +81,7 @@ type CacheConfig struct {
 	Seed uint64 `json:"seed"`
 }
 
-// CacheResult is how a cache would have done. Ratios are shares of the requests for
+// CacheResult is how a cache would have performed. Ratios are shares of the requests for
 // layers. Without requests they are 0.
 type CacheResult struct {
 	Config CacheConfig `json:"config"`
@@ -355,7 +355,7 @@ func (run *cacheRun) policy(ctx context.Context, seed uint64) (policy.Policy, er
 	return p, err
 }
 
-// tickEvery is how many requests are simulated between two looks at the context.
+// tickEvery is how many requests are simulated between two checks of the context.
 const tickEvery = 1 << 16
 
 func (run *cacheRun) all(tick func(int) error) error {

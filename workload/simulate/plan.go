@@ -16,8 +16,8 @@ type Size struct {
 
 // PlanConfig says what to plan for.
 type PlanConfig struct {
-	// Curves are the candidates, as totals over all replicas: lists of growing sizes.
-	// Each list shows where more is of less use.
+	// Curves are the candidates, as totals over all replicas: lists of growing sizes. Each list
+	// shows where a larger size stops being worth it.
 	Curves [][]Size `json:"-"`
 	// Policy of the memory and SSDPolicy of the SSD; default gdsf and lru, those of the
 	// registry.
@@ -64,7 +64,7 @@ const DefaultRAMCost = 20
 // day over five years.
 const DefaultDriveWrites = 3
 
-// Candidate is a cache and how it would do.
+// Candidate is a cache and how it would perform.
 type Candidate struct {
 	Size
 	// Curve is the number of the list that the candidate is from.
@@ -87,8 +87,8 @@ type Candidate struct {
 	// most bytes are fetched.
 	BackendBytesPerSec    float64 `json:"backend_bytes_per_second"`
 	BackendRequestsPerSec float64 `json:"backend_requests_per_second"`
-	// SSDBytesPerDay is how many bytes a day are written to the SSD. DriveWrites is how
-	// often a day that fills the whole SSD.
+	// SSDBytesPerDay is how many bytes a day are written to the SSD. DriveWrites is how many
+	// times a day these bytes would fill the whole SSD.
 	SSDBytesPerDay float64 `json:"ssd_bytes_per_day"`
 	DriveWrites    float64 `json:"drive_writes_per_day"`
 	// Cost in bytes of SSD.

@@ -52,7 +52,7 @@ func (r *Replica) check() error {
 	return nil
 }
 
-// Advice is what to take.
+// Advice is the recommendation.
 type Advice struct {
 	// Candidate is the number of the recommended candidate, Why the reason.
 	Candidate int    `json:"candidate"`

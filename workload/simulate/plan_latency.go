@@ -24,10 +24,10 @@ type Tier struct {
 	Latency float64 `json:"latency_ms,omitempty"`
 	// Bandwidth of a single transfer, in bytes a second; 0 is no limit.
 	Bandwidth float64 `json:"bytes_per_second,omitempty"`
-	// Points, if there are any, replace both: measured times by size, in order of size.
-	// Between two points the time is interpolated. Below the first point it is the first
-	// point's. Above the last it grows with the rate between the last two, or stays if
-	// there is one point.
+	// Points, if there are any, replace both: measured times by size, in order of size. Between
+	// two points the time is interpolated. Below the first point the time is that of the first
+	// point. Above the last it grows with the rate between the last two, or stays if there is
+	// one point.
 	Points []TierPoint `json:"points,omitempty"`
 }
 
@@ -136,7 +136,7 @@ func (m *Model) ReadModel(r io.Reader) error {
 	}
 	var read struct{ RAM, SSD, Backend *Tier }
 	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields() // a name that is not known is a mistake, and no default
+	d.DisallowUnknownFields() // an unknown name is a mistake and does not mean the default
 	if err := d.Decode(&read); err != nil {
 		return fmt.Errorf("parse the profile of tiers: %w", err)
 	}

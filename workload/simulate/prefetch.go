@@ -32,7 +32,7 @@ type PrefetchConfig struct {
 	Manifests policy.ManifestsOptions `json:"-"`
 }
 
-// PrefetchResult is how a prefetcher would have done.
+// PrefetchResult is how a prefetcher would have performed.
 type PrefetchResult struct {
 	Config PrefetchConfig `json:"config"`
 

@@ -31,8 +31,7 @@ type CacheReport struct {
 	Servers int `json:"servers"`
 	// Skipped requests had no size.
 	Skipped int64 `json:"skipped_requests"`
-	// Sizes says where the sizes are from. Of says of what the sizes of the caches are
-	// shares.
+	// Sizes says where the sizes are from. Of says what the sizes of the caches are shares of.
 	Sizes   string        `json:"sizes"`
 	Of      string        `json:"of"`
 	Results []CacheResult `json:"results"`

@@ -230,7 +230,7 @@ func (l *cacheLoader) pushed(b *store.Batch, i int) int64 {
 	}
 	before := l.patched[b.Ref[i]]
 	delete(l.patched, b.Ref[i])
-	if before > max(0, size) { // which is not that of the whole
+	if before > max(0, size) { // the size is not that of the whole
 		return before + max(0, size)
 	}
 	return size

@@ -1,7 +1,6 @@
-// Package content makes the bytes that stand for what a trace does not hold: the
-// layers of images whose pseudonyms are all that is left. The bytes follow from a
-// key, so that everybody who replays makes the same without a table, without a
-// file, and from any offset on.
+// Package content makes bytes in place of what a trace does not hold: layers of images of which
+// only pseudonyms are left. The bytes follow from a key, so everybody who replays the trace
+// makes the same bytes, from any offset, without a table or a file.
 package content
 
 import (
@@ -59,7 +58,7 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// share is a hash as a number from 0 to below 1.
+// share maps a hash to a number from 0 to below 1.
 func share(h uint64) float64 { return float64(h>>11) / (1 << 53) }
 
 // block fills b, of blockSize bytes, with block i of a key's content.
@@ -149,7 +148,7 @@ func (m Maker) Digest(key uint64, size int64) (sum [sha256.Size]byte) {
 	return sum
 }
 
-// Pick chooses one of n by a key, evenly, and otherwise than [Maker] uses it.
+// Pick chooses one of n by a key, evenly and independently of how [Maker] uses the key.
 func Pick(key uint64, n int) int {
 	if n < 2 {
 		return 0

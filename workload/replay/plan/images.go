@@ -169,11 +169,11 @@ func (s *survey) fetched(b *store.Batch, i int) {
 	}
 }
 
-// completeManifests settles what manifests name, and sees that it is in their repositories
-// before them.
+// completeManifests settles what manifests name, and makes sure that it is in their
+// repositories before them.
 func (s *survey) completeManifests() {
 	for _, m := range s.manifests {
-		// Uploads were noted under their own names; some are blobs of another.
+		// Uploads were noted under their own names; some brought a blob that has another name.
 		for j, l := range m.layers {
 			m.layers[j] = s.content(l)
 		}
@@ -220,7 +220,7 @@ func (s *survey) completeManifests() {
 	}
 }
 
-// isOwn reports whether a place is that by which its content is known.
+// isOwn reports whether a place is the one that names its content.
 func isOwn(k pair, l *place) bool {
 	return k == l.content || isDigested(l.content) && k.ref() == l.content.ref()
 }

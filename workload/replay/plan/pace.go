@@ -10,7 +10,7 @@ type pace struct {
 
 	began bool
 	last  int64         // recorded time of the last task, microseconds
-	clock time.Duration // that of the run, before it was moved back for the rate
+	clock time.Duration // the run's time, before the rate delayed it
 	at    time.Duration
 }
 

@@ -226,8 +226,8 @@ func TestSessions(t *testing.T) {
 	}
 }
 
-// TestKeepGaps checks that the steps of a pull keep their distance from its begin, and
-// that pushes and single requests do not wait.
+// TestKeepGaps checks that the steps of a pull keep their distance from its beginning, and that
+// pushes and single requests do not wait.
 func TestKeepGaps(t *testing.T) {
 	m := newMemory(
 		request{100, "h", "HEAD", "v2/a/manifests/t", 200, 0},

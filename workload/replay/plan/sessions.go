@@ -56,7 +56,7 @@ type sessioner struct {
 	queue   []*session
 	clients map[store.Symbol]uint64
 	gap     int64
-	began   int64 // how many sessions did, for the choice of a target
+	began   int64 // how many sessions have begun; it chooses a target
 }
 
 func (p *Plan) sessions(ctx context.Context, out *numbered) error {
@@ -144,7 +144,7 @@ func (s *sessioner) manifest(key pair, b *store.Batch, i int) error {
 		return err
 	}
 	if push := s.current(key, Push, b.Time[i]); push != nil && b.Method[i] == store.HEAD {
-		step.Stage = push.manifests // who pushes asks what the tag was
+		step.Stage = push.manifests // a client that pushes asks what the tag named before
 		push.add(step, b.Time[i])
 		return nil
 	}

@@ -24,9 +24,9 @@ func (p *Plan) layer(s *Step, ref store.Symbol) error {
 	if err != nil {
 		return err
 	}
-	if r.size == 0 { // nobody has it: what it would be follows from the name alone
+	if r.size == 0 { // nobody has it: its content follows from the name alone
 		r.key = content.Key(p.src.Name(store.Refs, ref))
-		r.size = p.o.size(p.blob(ref).size) // an upload that does not end has that of its PATCHes
+		r.size = p.o.size(p.blob(ref).size) // an upload that does not end has the size of its PATCHes
 		r.digest = p.o.Maker.Digest(r.key, r.size)
 	}
 	s.Key, s.Size, s.Digest = r.key, r.size, r.digest
@@ -68,7 +68,7 @@ func (p *Plan) step(b *store.Batch, i int, id int64) (s Step, err error) {
 	}
 	switch b.Kind[i] {
 	case trace.Ping:
-		s.Bare = b.Status[i] == 301 // that is what a registry says to /v2
+		s.Bare = b.Status[i] == 301 // registries answer /v2 with this status
 	case trace.Blob:
 		err = p.layer(&s, b.Ref[i])
 		if b.Status[i] == 206 && b.Size[i] > 0 {
@@ -124,7 +124,7 @@ func (p *Plan) manifestStep(s *Step, b *store.Batch, i int) error {
 	}
 	s.Op = OpPutManifest
 	version := b.Time[i]
-	if s.Ref == "" || isDigested(k) { // a digest has one version only, which others ask for
+	if s.Ref == "" || isDigested(k) { // a digest has one version only, which others request
 		version = 0
 	}
 	return p.putManifest(s, k, m, version)

@@ -216,7 +216,7 @@ func (p *Plan) skip(b *store.Batch, i int) string {
 	}
 	writes := method == store.PUT || method == store.POST || method == store.PATCH
 	if writes && b.Status[i] >= 400 {
-		return "push that was refused" // for what reason is not recorded
+		return "push that was refused" // the trace does not have the reason
 	}
 	switch {
 	case (kind == trace.Blob || kind == trace.Manifest || kind == trace.Upload) && b.Size[i] > maxContent && p.o.size(b.Size[i]) > maxContent:
@@ -308,7 +308,7 @@ func (s *survey) readBlob(b *store.Batch, i int) {
 		bl.home = repo
 	}
 	if b.Method[i] == store.HEAD {
-		s.pushing(b, i).add(ref) // who pushes asks for what may be there
+		s.pushing(b, i).add(ref) // a client that pushes asks for blobs that may be there
 	}
 	if b.Method[i] == store.GET && b.Status[i] != 206 {
 		bl.size = max(bl.size, b.Size[i]) // a broken transfer is smaller

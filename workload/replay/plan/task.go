@@ -96,8 +96,8 @@ type Step struct {
 	// From and To bound the bytes of a range request; To 0 means none. For a PATCH, To is
 	// how many bytes it sends, 0 for an equal part.
 	From, To int64
-	// Upload is the same for all parts of an upload, of which Parts come in PATCHes. It
-	// is 0 outside of uploads.
+	// Upload is the same for all parts of an upload, and Parts is how many of them are PATCHes.
+	// It is 0 outside of uploads.
 	Upload uint64
 	Parts  uint16
 	// Status is what the recorded registry answered; 0 if unknown.

@@ -67,13 +67,13 @@ type Second struct {
 // and from then on blocks are twice as long.
 const maxBlocks = 2048
 
-// openSeconds is how long a second of the series can still get requests, in seconds. It
-// is longer than requests of one second can end apart, unless a timeout is very long. In
-// that case the second has two rows.
+// openSeconds is how long a second of the series can still get requests, in seconds. It is
+// longer than the time between the ends of requests of one second, unless a timeout is very
+// long. In that case the second has two rows.
 const openSeconds = 900
 
 // Aggregate is all that is counted of a run. The same samples give the same result in any
-// order, and merged from any parts. It is not safe for concurrent use.
+// order, also if parts are counted separately and merged. It is not safe for concurrent use.
 type Aggregate struct {
 	Groups map[Key]*Group
 	// Lag is the generator's own lag. Wait is the time that requests waited for a place
@@ -260,7 +260,7 @@ func (a *Aggregate) second(second int64, s *Sample) error {
 	b.add(s)
 	if second > a.newest {
 		a.newest = second
-		if a.oldest < second-openSeconds-60 { // some at a time: each closing looks at all
+		if a.oldest < second-openSeconds-60 { // closes several seconds at a time, because each closing examines all
 			a.oldest = second - openSeconds
 			return a.flush(a.oldest)
 		}

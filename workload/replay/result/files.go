@@ -30,7 +30,7 @@ const (
 	reserveBytes = 4 << 20
 )
 
-// row is a sample in its file. Times are microseconds from the begin of the run.
+// row is a sample in its file. Times are microseconds from the beginning of the run.
 type row struct {
 	Task         int64  `parquet:"task,delta"`
 	Step         int32  `parquet:"step"`

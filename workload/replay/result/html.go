@@ -22,7 +22,7 @@ func HTML(w io.Writer, title string, results []*Result, comparisons []*Compariso
 	p := page{CSS: template.CSS(chart.CSS()), Title: title, Results: results, Comparisons: comparisons}
 	o := &chart.Options{Inline: true, Width: 900}
 	for _, x := range pictures(results) {
-		svg := x.SVG(o) // which escapes what it is given
+		svg := x.SVG(o) // SVG escapes the texts that it is given
 		p.Pictures = append(p.Pictures, template.HTML("<h2>"+template.HTMLEscapeString(x.Title)+"</h2>"+svg))
 	}
 	t, err := template.New("report").Funcs(template.FuncMap{

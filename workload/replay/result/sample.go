@@ -87,8 +87,8 @@ func parseObject(s string) Object {
 	return Object(trace.Other)
 }
 
-// Sample is one request, or one session. Times are in microseconds from the begin
-// of the run.
+// Sample is one request, or one session. Times are in microseconds from the beginning of the
+// run.
 type Sample struct {
 	// Task and Step say what the sample is of. Part counts the requests of a step. The
 	// sample of a whole session has Step -1.

@@ -54,7 +54,7 @@ func (u *uploads) keep(by uint64, up *upload) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.count >= maxUploads {
-		for k, v := range u.fresh { // any will do: these are what nobody came back for
+		for k, v := range u.fresh { // any will do: their clients have not come back
 			u.count -= len(v)
 			delete(u.fresh, k)
 			break

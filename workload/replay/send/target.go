@@ -18,11 +18,11 @@ import (
 // Target is a registry and how to reach it. It is sent to workers as JSON, with its
 // secrets.
 type Target struct {
-	// Name is that of reports.
+	// Name is the target's name in reports.
 	Name string `json:"name"`
 	// URL is http://host or https://host, with a path before /v2/ if there is one.
 	URL string `json:"url"`
-	// Username and Password are shown to the registry or its token service. Instead,
+	// Username and Password are sent to the registry or its token service. Instead,
 	// IdentityToken is exchanged for tokens, or AccessToken is used as it is.
 	Username      string `json:"username,omitempty"`
 	Password      string `json:"password,omitempty"`

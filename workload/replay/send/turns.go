@@ -9,14 +9,14 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// turns makes requests wait for those that their client would have waited for: the parts
-// of an upload go one after another, a manifest follows what it names, and a content that
-// was found had been pushed. A task waits only for tasks that were announced before it.
-// So no two tasks wait for each other, however many tasks may run at once.
+// turns makes requests wait for those that their client would have waited for: the parts of an
+// upload go one after another, a manifest follows what it names, and a HEAD that finds a
+// content follows its push. A task waits only for tasks that were announced before it. So no
+// two tasks wait for each other, however many tasks may run at once.
 type turns struct {
 	mu    sync.Mutex
-	tasks map[int64]*turn    // that were announced and have not ended
-	under map[uint64][]*turn // the same, by what others wait for
+	tasks map[int64]*turn    // the tasks that were announced and have not ended
+	under map[uint64][]*turn // the same tasks, by what others wait for
 }
 
 // turn is the turn of a task.

@@ -93,7 +93,8 @@ type Followed struct {
 	Within int64 `json:"within"`
 	// Share of all manifest GETs.
 	Share float64 `json:"share"`
-	// Layers is the distribution of the number of blob GETs that follow those.
+	// Layers is the distribution of the number of blob GETs that follow each of these manifest
+	// GETs.
 	Layers Quantiles `json:"layers"`
 	Mean   float64   `json:"mean"`
 }

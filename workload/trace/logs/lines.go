@@ -30,7 +30,7 @@ type lineDecoder struct {
 	whole bool
 
 	l        line
-	pieces   [2][]byte // of lines that arrive in pieces, by stream
+	pieces   [2][]byte // the beginnings of lines that arrive in pieces, by stream
 	previous []byte    // the last line that was read
 	// found says that the line which showed the format has not been read yet.
 	found bool
@@ -80,7 +80,7 @@ func (d *lineDecoder) Read(rec *trace.Record) error {
 		case err == nil && atEnd && d.cut():
 			err = withExample(trace.BadTruncated.Errorf("the last line has no end"), d.l.Text)
 		case err == nil && atEnd && d.sizeEnds(rec):
-			rec.Written = trace.Unknown // some of whose digits may be missing
+			rec.Written = trace.Unknown // the last digits of the size may be missing
 		case err == nil && d.previous == nil && d.cutFirst(rec.RemoteAddr):
 			err = withExample(trace.BadTruncated.Errorf("the first line has no beginning"), d.l.Text)
 		}
@@ -232,7 +232,7 @@ func (d *lineDecoder) cutFirst(client string) bool {
 				break
 			}
 		}
-		if rec.RemoteAddr == client { // which is a whole client
+		if rec.RemoteAddr == client { // so the client of the first line is whole
 			cut = false
 			return false
 		}

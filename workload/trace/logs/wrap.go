@@ -339,7 +339,7 @@ func (l *line) unwrapObject() bool {
 		return false
 	}
 	inner := p.Get(envelopes...)
-	if raw := p.Array("MESSAGE"); raw != nil { // of bytes that are no text
+	if raw := p.Array("MESSAGE"); raw != nil { // an array of the bytes of a line that is not valid text
 		var bytes []int
 		if json.Unmarshal(raw, &bytes) != nil {
 			return false

@@ -225,7 +225,7 @@ func (g *group) reset() {
 	g.time, g.duration, g.size = g.time[:0], g.duration[:0], g.size[:0]
 	for i := range g.texts {
 		c := &g.texts[i]
-		for _, sym := range c.used { // few of those that there are
+		for _, sym := range c.used { // a small part of all symbols
 			c.numbers[sym] = 0
 		}
 		c.used, c.dict, c.index = c.used[:0], c.dict[:0], c.index[:0]

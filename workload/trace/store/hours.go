@@ -63,7 +63,7 @@ func (h *hourBuffer) addID(m *memRow, id string) (more int) {
 	n := len(h.ids)
 	if n == 0 || h.ids[n-1].Len()+len(id) > idChunk {
 		h.ids = append(h.ids, new(strings.Builder))
-		if n > 0 { // there will be as many in this one
+		if n > 0 { // the new string probably gets as many ids
 			h.ids[n].Grow(max(idChunk, len(id)))
 			more = h.ids[n].Cap()
 		}

@@ -85,7 +85,7 @@ func (s *sink) buffer(b *dayBuffer) error {
 		sort.hour(h)
 		for part := range slices.Chunk(sort.order, chunkRows) {
 			rows = rows[:len(part)]
-			for i, v := range part { // alone, so that the processor waits for many at once
+			for i, v := range part { // a loop of its own, so that the processor waits for many rows at once
 				rows[i] = *h.row(uint32(v))
 			}
 			if s.o.final {

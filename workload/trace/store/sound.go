@@ -141,7 +141,7 @@ type chunkCheck struct {
 	left   int64 // bytes of the chunk
 	snappy bool
 	kind   format.Type
-	rows   int64 // that pages may still have
+	rows   int64 // how many rows the pages that follow may have
 
 	packed, page []byte
 }
@@ -327,7 +327,7 @@ func (w *thriftWalk) structure(depth int) bool {
 			}
 		}
 		kind := head & 0xf
-		if kind != thriftTrue && kind != thriftFalse && !w.value(kind, depth) { // these two are the value
+		if kind != thriftTrue && kind != thriftFalse && !w.value(kind, depth) { // the kind of these two is itself the value
 			return false
 		}
 	}

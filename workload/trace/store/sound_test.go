@@ -19,8 +19,8 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// lies are files of a store with a number that claims much more than there is: by name, the column
-// whose pages are written by page.
+// lies are files of a store, by name, with a number that claims much more than there is. page
+// writes the pages of column.
 var lies = map[string]struct {
 	column int
 	page   func(w *pageWriter) error
@@ -152,7 +152,7 @@ func writeLie(t *testing.T, dir string, column int, page func(w *pageWriter) err
 	return path
 }
 
-// openDayTime is the begin of a day in microseconds.
+// openDayTime is the beginning of a day in microseconds.
 func openDayTime(day string) (int64, error) {
 	d, err := openDay(dayPrefix + day + fileSuffix)
 	if os.IsNotExist(err) { // the name alone counts
@@ -179,7 +179,8 @@ func readLie(dir string) (allocated uint64, scan, records error) {
 const mostForALie = 64 << 20
 
 // TestPagesThatLie reads files with pages that say that they have far more than they have. Reading
-// them must be an error, and cost no memory by what they say: a process that gets none ends.
+// them must be an error, and must not allocate the memory that they claim: a process that does not
+// get it ends.
 func TestPagesThatLie(t *testing.T) {
 	for name, lie := range lies {
 		t.Run(name, func(t *testing.T) {

@@ -56,23 +56,23 @@ type Writer struct {
 	dir   string
 	lock  *os.File // nil for a part
 	o     WriterOptions
-	zone  string              // the only one of a part
+	zone  string              // the zone of a part; empty for other writers
 	parts map[string]struct{} // zones that parts have
-	open  *atomic.Int64       // of a writer and its parts: the parts that are open
+	open  *atomic.Int64       // how many parts of a writer are open, shared with its parts
 	days  map[dayKey]*dayBuffer
 	// latest is the buffer of the last record, if it is still in days. The next record
 	// mostly goes to the same buffer.
 	latest    *dayBuffer
 	latestKey dayKey
 	tick      int64 // counts records
-	checked   int64 // tick when the memory was last reckoned up
+	checked   int64 // tick when the memory was last added up
 	runs      string
 	maxRuns   int
 	maxGroup  int // rows
 	spilled   int // runs
 	err       error
 	closed    bool
-	free      *sync.Pool // chunks of rows that are in files, of a writer and its parts
+	free      *sync.Pool // chunks of rows that have been written to files; shared by a writer and its parts
 	// publishing writes days while the caller continues.
 	publishing publisher
 }
@@ -88,7 +88,7 @@ type dayBuffer struct {
 	hours [24]hourBuffer
 	bytes int64 // that the hours take
 	tabs  tabs
-	kinds [trace.Catalog + 1]Symbol // of their names; None for those that no record had
+	kinds [trace.Catalog + 1]Symbol // the symbols of their names; None for kinds that no record had
 	runs  []string                  // temporary files
 	last  int64                     // tick of the last Add
 	// The values of the last record. The next one often has the same.

@@ -25,10 +25,10 @@ const (
 	shortestPause = int64(time.Minute / time.Microsecond)
 )
 
-// Fit makes the profile of a zone of a store: its mix, popularities, sizes, times,
-// clients, pulls, and its load by hour and weekday. Requests that no session makes
-// (DELETE, lists of tags, what failed) are left out of it. Memory depends on the number
-// of distinct layers, manifests, repositories and clients.
+// Fit makes the profile of a zone of a store: its mix, popularities, sizes, times, clients,
+// pulls, and its load by hour and weekday. Requests that belong to no kind of session (DELETE,
+// lists of tags, failed requests) are left out of it. Memory depends on the number of distinct
+// layers, manifests, repositories and clients.
 func Fit(ctx context.Context, s *store.Store, zone string) (*Profile, error) {
 	z := slices.IndexFunc(s.Zones(), func(z store.Zone) bool { return z.Name == zone })
 	if z < 0 {
@@ -57,12 +57,12 @@ type window struct {
 	until  int64
 	who    pair
 	what   pair
-	before int64 // layers of the follower before it
+	before int64 // how many layers the follower had got before it
 }
 
 // follower is a client and a repository with open windows.
 type follower struct {
-	layers  int64 // that were got since the first of them
+	layers  int64 // how many the client got since the first of the windows
 	windows int
 }
 
@@ -78,7 +78,7 @@ type fit struct {
 	lookedAt           map[pair]int64
 	windows            []window // in order of time
 	open               map[pair]*follower
-	pulls, pulled      int64 // manifests that layers followed, and those layers
+	pulls, pulled      int64 // manifests that layers followed, and the number of these layers
 	runs               int64
 	lastGet            trace.Kind
 	blobs, manifests   histogram
@@ -312,7 +312,7 @@ func (f *fit) load() Load {
 		if n[d] > 0 {
 			l.Weekday[d] /= n[d]
 		} else {
-			l.Weekday[d] = mean // no such day in the trace
+			l.Weekday[d] = mean // the trace has no such day
 		}
 	}
 	if f.pauses > 0 {

@@ -129,8 +129,8 @@ func assignEvenly(m SizeModel, shares []float64, seed uint64) []int64 {
 func (g *planner) next() []event {
 	g.plan = g.plan[:0]
 	m := &g.p.Mix
-	// The number of sessions of each kind that a request costs. If chance has led away
-	// from the mix, it is led back.
+	// These are the numbers of sessions of each kind for one request. If chance has changed the
+	// mix, they bring it back.
 	follows := g.follows()
 	looks := max(m.ManifestGet-m.ManifestPut*follows, 0) * g.lead(manifestGet, m.ManifestGet)
 	pushes := m.ManifestPut * g.lead(manifestPut, m.ManifestPut)
@@ -358,7 +358,7 @@ func (g *planner) fetch(at int64, client uint32, b bundle) int64 {
 			status = 206
 		}
 		g.add(free[slot], blobGet, status, client, b.repo, layer, size, d)
-		// A client that waited for minutes would tear sessions apart.
+		// A client that waited for minutes would break sessions apart.
 		free[slot] += min(d, 20_000_000) + 1000 + g.rnd.Int64N(30_000) + g.pause()
 		end = max(end, free[slot])
 	}

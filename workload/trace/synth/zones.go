@@ -154,8 +154,8 @@ func lonLatency() Latency {
 	return l
 }
 
-// quickLatency returns the latency of the other zones, of which only is published that
-// they are less busy.
+// quickLatency returns the latency of the other zones, about which nothing is published except
+// that they are less busy.
 func quickLatency(bytesPerSecond float64) Latency {
 	l := dalLatency()
 	l.LayerGet, l.BytesPerSecond = 500*time.Millisecond, bytesPerSecond

@@ -34,7 +34,7 @@ func parseALB(l *Line, rec *trace.Record) error {
 	var took time.Duration
 	for _, part := range f[5:8] {
 		d, ok := values.Seconds(part.Text)
-		if !ok && part.Text != "-1" { // what the target did not answer
+		if !ok && part.Text != "-1" { // -1: the target did not answer
 			return notUnderstood("the duration is %.40q", part.Text)
 		}
 		if took += d; !ok {

@@ -45,7 +45,7 @@ func parseEnvoy(l *Line, rec *trace.Record) error {
 	if rec.Duration, ok = values.Duration(f[2].Text, time.Millisecond); !ok {
 		return notUnderstood("the duration is %.40q", f[2].Text)
 	}
-	const downstream = 12 // of Istio, which writes the cluster and two of its own addresses before
+	const downstream = 12 // the client's field in Istio's log, after the cluster and two addresses of Istio
 	client := f[4].Text
 	if (client == "-" || client == "") && len(f) > downstream {
 		client = f[downstream].Text

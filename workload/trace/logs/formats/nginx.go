@@ -57,7 +57,8 @@ func setRequestTime(rest []byte, rec *trace.Record) {
 	}
 }
 
-// requestTimeNames are what people call $request_time, and not that of the upstream.
+// requestTimeNames are names that people give to $request_time; names for the time of the
+// upstream are not among them.
 var requestTimeNames = map[string]bool{"rt": true, "request_time": true, "reqtime": true, "req_time": true, "time": true,
 	"t": true, "duration": true, "total": true, "request-time": true}
 

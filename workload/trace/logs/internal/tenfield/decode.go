@@ -28,7 +28,7 @@ type Decoder struct {
 	r        io.Reader
 	buf      []byte
 	pos, end int
-	err      error // of r, once all before it has been read
+	err      error // the error of r, once everything before it has been read
 	f        fields
 	interned *Interner
 	// chunk has room for strings of the records to come: one allocation for many.

@@ -182,7 +182,7 @@ func (f *fields) unescape(b []byte, i int) ([]byte, int, result) {
 		i = end + 2
 	}
 	switch {
-	case end >= len(b) || b[end] == '\\': // which is the last byte
+	case end >= len(b) || b[end] == '\\': // the backslash is the last byte
 		return nil, 0, short
 	case b[end] != '"':
 		return nil, 0, unusual
