@@ -331,7 +331,7 @@ func group(pkg string) string {
 var linking = map[string][]string{
 	"integration":               {"gear", "gear/convert", "gear/export", "gear/rootfs", "node/view", "oci"}, // gear_view_test.go: views beside trees of the conversion
 	"integration/cmd/reference": {"config", "oci", "registry/notify"},                                       // the references are made of the code
-	"integration/docs":          {"config", "oci"},                                                          // and the documents compared with it
+	"integration/docs":          {"config", "oci"},                                                          // documents are compared with it
 	"integration/snapshotter":   {"node/snapshotter"},                                                       // containerd's own suite takes a snapshotter as a Go value
 }
 

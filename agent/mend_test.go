@@ -12,9 +12,9 @@ import (
 	"example.org/slipway/agent/api"
 )
 
-// TestDamagedRecords damages the records of an image's layers in every way, one or both of them. The
-// image can be mounted afterwards, and so can containers of containerd's that had it, but where
-// nothing is left that tells of it.
+// TestDamagedRecords damages the records of an image's layers in every way, one or both of them.
+// Afterwards the image can be mounted, and so can the containers of containerd that used it, unless
+// nothing is left that describes it.
 func TestDamagedRecords(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")

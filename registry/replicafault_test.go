@@ -227,8 +227,8 @@ func TestReplicaDropsTooLate(t *testing.T) {
 	wantWhole(t, cl, b, oci.SHA256(data), data, true)
 }
 
-// TestReplicaDiesBesidePush checks what a replica leaves that dies when its object is stored. The
-// object must be recorded until it is gone, even if somebody else was about to push the same
+// TestReplicaDiesBesidePush checks what is left of a replica that dies when its object is stored.
+// The object must be recorded until it is gone, even if somebody else was about to push the same
 // content.
 func TestReplicaDiesBesidePush(t *testing.T) {
 	cl := newCluster(t, memstore.New(nil), time.Hour)

@@ -90,7 +90,8 @@ func TestMirrorAnyGuarded(t *testing.T) {
 	}
 }
 
-// TestMirrorAnyListed: the rules of an upstream that is listed are not evaded by another of its names.
+// TestMirrorAnyListed checks that the rules of a listed upstream cannot be evaded through another of
+// its names.
 func TestMirrorAnyListed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")

@@ -158,7 +158,7 @@ func TestMergeIsWhole(t *testing.T) {
 	}
 }
 
-// TestMergeMirrored merges the backup of a mirror, of which only a manifest is here.
+// TestMergeMirrored merges the backup of a mirror that has only the manifest of an image.
 func TestMergeMirrored(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
@@ -184,8 +184,8 @@ func TestMergeMirrored(t *testing.T) {
 	}
 }
 
-// TestRestoreLostCatalog wants a registry back as it was that has lost its catalogue and has its
-// objects, wherever they are, by the command that the server advises.
+// TestRestoreLostCatalog checks that a registry that lost its catalogue and has its objects,
+// wherever they are, is complete again after the command that the server suggests.
 func TestRestoreLostCatalog(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")

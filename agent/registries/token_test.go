@@ -31,8 +31,8 @@ func FuzzTokenEnd(f *testing.F) {
 	})
 }
 
-// fetched with the token that came last, or else as the configuration says; and registries do not
-// add up.
+// TestTokensAreRenewed pulls an image with tokens that expire. After that, the last token is
+// used, or else the configured password; and registries do not accumulate.
 func TestTokensAreRenewed(t *testing.T) {
 	t.Parallel()
 	shown := make(chan string, 8) // passwords

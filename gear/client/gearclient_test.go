@@ -161,7 +161,7 @@ func TestUnnamedPlatforms(t *testing.T) {
 	if older := host.Fallback(); older.OS != "" {
 		platforms = append(platforms, older.String())
 	}
-	rank := map[oci.Digest]int{} // the lower, the better; those from 10 on are for another machine
+	rank := map[oci.Digest]int{} // images with a lower number are preferred; those from 10 on are for another machine
 	for i, name := range platforms {
 		for _, named := range []bool{true, false} {
 			d := b.pushImage("app", "", name, [][]byte{layer(t, file("platform", fmt.Sprint(name, named)))})
@@ -191,7 +191,7 @@ func TestUnnamedPlatforms(t *testing.T) {
 		best := 100
 		for _, d := range list {
 			r := rank[d.Digest]
-			if r == 12 { // only what it is for rules it out
+			if r == 12 { // only its configuration rules it out
 				r = 2
 			}
 			if r < best {
@@ -214,7 +214,7 @@ func TestBrokenStream(t *testing.T) {
 	b := newBed(t)
 	layers := original(t)
 	b.pushImage("app", "v1", "linux/amd64", layers)
-	b.export(b.image("app", "v1")) // so that the image is converted
+	b.export(b.image("app", "v1")) // makes the registry convert the image
 	var fetches atomic.Int64
 	cut := b.throughProxy(nil, nil, func(r *http.Response) error {
 		if strings.HasSuffix(r.Request.URL.Path, "/fetch") {

@@ -268,7 +268,7 @@ func (q *quality) times(mbit float64) float64 {
 	return (rtt*float64(1+q.missed) + float64(q.openedSize+q.wasted)/rate) / best
 }
 
-// voters makes the votes of samples for one that is of another series.
+// voters makes the votes of the samples of other series for one sample.
 func voters(all []*sample, to *sample) []gear.Name {
 	has, opened := map[gear.Name]map[string]bool{}, map[gear.Name]map[string]bool{}
 	put := func(m map[gear.Name]map[string]bool, n gear.Name, series string) {

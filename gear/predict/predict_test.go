@@ -278,14 +278,14 @@ func TestStatic(t *testing.T) {
 	}
 }
 
-// TestComplete has a new version of a program that needs a library more.
+// TestComplete has a new version of a program that needs one more library.
 func TestComplete(t *testing.T) {
 	old := files{"app": elfOf("", "liba.so"), "lib/liba.so": elfOf(""), "same": elfOf("", "libold.so"), "lib/libold.so": "old"}
 	now := maps.Clone(old)
 	now["app"], now["lib/libb.so"] = elfOf("", "liba.so", "libb.so"), "b"
 	d := donor(t, old, "app", "lib/liba.so", "same")
 	got := predict.Complete(tree(t, now), d, predict.Inherit(tree(t, now), d), predict.Command{}, now.open)
-	// What stayed as it was has been seen to open its library or not.
+	// A program that did not change was seen to open its library, or not to.
 	want := []string{"series app", "series lib/liba.so", "series same", "closure lib/libb.so"}
 	if diff := cmp.Diff(want, now.paths(t, got)); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
@@ -367,7 +367,7 @@ func TestMany(t *testing.T) {
 		t.Errorf("%d files are kept", len(d.Opened))
 	}
 	for i := range d.Opened {
-		d.Opened[i].Path = fmt.Sprintf("e%d/f%d.js", i/1000, i+n) // none is there as it is
+		d.Opened[i].Path = fmt.Sprintf("e%d/f%d.js", i/1000, i+n) // no path exists unchanged
 	}
 	if got := predict.Inherit(tree(t, now), d); len(got) != predict.MaxFiles {
 		t.Errorf("%d files are predicted", len(got))

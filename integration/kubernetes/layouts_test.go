@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// generated are configurations of containerd as the tools of distributions write them on nodes, by
-// where they lie, shortened to what could stand in the way of ours.
+// generated holds configurations of containerd and the places in which the tools of distributions
+// write them on nodes. They are reduced to what could conflict with ours.
 var generated = map[string]struct{ config, text string }{
 	"kubeadm": {"/etc/containerd/config.toml", "version = 3\nimports = ['/etc/containerd/conf.d/*.toml']\n"},
 	"EKS": {"/etc/containerd/config.toml", `version = 3
@@ -66,8 +66,8 @@ state = "/run/k3s/containerd"
 `, "NAME", name)
 }
 
-// TestLayouts runs the set-up in directories that stand for nodes of distributions, as root of
-// theirs, and asks a real containerd what it reads of it there.
+// TestLayouts runs the set-up with a directory as its root that stands for a node of a
+// distribution, and asks a real containerd which configuration it reads there.
 func TestLayouts(t *testing.T) {
 	tool.NeedRoot(t)
 	containerd, binary := tool.Built(t, "containerd"), slipway.Binary(t)

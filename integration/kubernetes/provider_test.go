@@ -37,8 +37,8 @@ auth:
     - {repositories: ["two/**"], subjects: ["group:prod:two"], actions: [pull]}
 `
 
-// issuer is what of a cluster matters here: an API server that says with which keys it signs the
-// tokens of service accounts.
+// issuer is the part of a cluster that matters here: an API server that says with which keys it
+// signs the tokens of service accounts.
 type issuer struct {
 	*httptest.Server
 	key *rsa.PrivateKey

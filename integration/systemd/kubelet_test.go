@@ -15,7 +15,7 @@ ExecStart=
 ExecStart=/usr/local/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
 `
 
-// eksService is the unit of nodes of EKS, of a program that ends.
+// eksService is EKS's unit of kubelet, changed for a program that ends.
 const eksService = `[Service]
 Type=oneshot
 EnvironmentFile=/etc/eks/kubelet/environment

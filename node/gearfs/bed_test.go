@@ -107,7 +107,7 @@ type fakeSource struct {
 	request func(ctx context.Context, files []gear.File) error
 	profile []gear.Name
 	origins string // of the names of profile
-	whole   bool   // what the last report said of itself
+	whole   bool   // what the last report said about itself
 
 	requests, ranges atomic.Int64
 	mu               sync.Mutex

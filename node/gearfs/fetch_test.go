@@ -136,7 +136,7 @@ func TestPriorities(t *testing.T) {
 	n.add("sha256:1", tr, "a")
 	must(t, n.Background("sha256:1", true))
 	eventually(t, "the background begins", func() bool { return src.requests.Load() == 1 })
-	var rest []gear.File // what the running request is not for
+	var rest []gear.File // files that the running request does not fetch
 	src.mu.Lock()
 	first := len(src.order)
 	for _, f := range tr.files {
@@ -299,7 +299,7 @@ func TestRestInTheWay(t *testing.T) {
 func TestPrefetch(t *testing.T) {
 	tr := makeTree(t, append(manyFiles(1, 200), content(9, 5<<20))...)
 	src := newSource(tr)
-	profile := []gear.Name{tr.files[200].Name, {9}} // one large, one of another version
+	profile := []gear.Name{tr.files[200].Name, {9}} // one large file, and one that only another version has
 	for i := 50; i > 0; i-- {
 		profile = append(profile, tr.files[i].Name)
 	}

@@ -324,7 +324,7 @@ func TestRecordPool(t *testing.T) {
 	n.check(tr, tr.files[4])
 	n.check(tr, tr.files[2])
 	n.ContainerStopped("c1")
-	// Nobody knows whether file 9 was opened, which was fetched because the profile names it.
+	// File 9 was fetched because the profile names it; nobody knows whether it was opened.
 	want := []gear.Name{tr.files[9].Name, tr.files[4].Name, tr.files[2].Name}
 	eventually(t, "what is new is kept", func() bool {
 		p, err := n.Profile("sha256:1")
@@ -333,9 +333,9 @@ func TestRecordPool(t *testing.T) {
 	eventually(t, "only what was seen is reported", func() bool { return slices.Equal(src.report(), want[1:]) })
 }
 
-// TestManyEnds checks what containers read that end while the files of their image are
-// examined for another container. The cache must learn of their reads, too, and one
-// examination must serve many ends.
+// TestManyEnds checks the reads of containers that end while the files of their image are
+// examined for another container. The cache must learn of their reads, too, and one examination
+// must serve many ends.
 func TestManyEnds(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 200)...)
 	n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": newSource(tr)})

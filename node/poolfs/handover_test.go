@@ -239,7 +239,7 @@ func TestNobodyWaitsForAWorkerThatCannotStart(t *testing.T) {
 	p := newPool(t, patience)
 	names := p.fill(t, 25, 1000, 2000)
 	_, stop := p.serve(nil)
-	kept, err := fusetest.Open(p.path(names[0]), unix.O_RDONLY) // else the kernel may forget its name, under which nobody finds it then
+	kept, err := fusetest.Open(p.path(names[0]), unix.O_RDONLY) // otherwise the kernel may forget its name, and then nobody finds it
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -251,7 +251,7 @@ func TestOrphans(t *testing.T) {
 	b.check(0)
 }
 
-// TestUnrecorded has the disk full when a record must become durable. Nothing of the snapshot may
+// TestUnrecorded fills the disk when a record must become durable. Nothing of the snapshot may
 // stay, including its overlay, which is mounted by then.
 func TestUnrecorded(t *testing.T) {
 	b := newBed(t)

@@ -29,9 +29,9 @@ func (c *lateConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// TestAnswerBeforeWriterIsBack checks a race in net/http, which looks for the end of a
-// body once more after all of it has been sent. If the answer comes before that look, the
-// look must not close the connection, since the rest of the answer arrives on it.
+// TestAnswerBeforeWriterIsBack checks a race in net/http, which looks for the end of a body
+// once more after all of it has been sent. If the answer comes before this check, the check
+// must not close the connection, since the rest of the answer arrives on it.
 func TestAnswerBeforeWriterIsBack(t *testing.T) {
 	answer := bytes.Repeat([]byte("0123456789abcdef"), 64<<10)
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {

@@ -42,7 +42,7 @@ func both() []ocispec.Platform {
 	return []ocispec.Platform{{OS: "linux", Architecture: "amd64"}, {OS: "linux", Architecture: "arm64"}}
 }
 
-// random returns n bytes that no compression makes less of.
+// random returns n bytes that do not compress.
 func random(seed byte, n int) string {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{seed}).Read(b) // never fails
@@ -284,7 +284,7 @@ func TestChangedMeanwhile(t *testing.T) {
 // layer is a layer of an artifact to push.
 type layer struct{ mediaType, path, content string }
 
-// artifact pushes a model as the tools of others package it.
+// artifact pushes a model as other tools package it.
 func artifact(t *testing.T, reg *client.Client, repo, tag, config string, layers ...layer) oci.Digest {
 	t.Helper()
 	put := func(mediaType, content string) oci.Descriptor {
@@ -404,8 +404,8 @@ func TestArtifact(t *testing.T) {
 	}
 }
 
-// TestArtifactRefuses checks that a model whose files would be elsewhere than below it, or two of
-// which would be one, is refused, and that nothing is pushed then.
+// TestArtifactRefuses checks that a model is refused, and nothing is pushed, if a file would be
+// outside of its directory or if two files would be one.
 func TestArtifactRefuses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")

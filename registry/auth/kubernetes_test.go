@@ -28,8 +28,9 @@ func accountToken(t *testing.T, f *fixture, key *rsa.PrivateKey, issuer, namespa
 	})
 }
 
-// TestServiceAccounts has a cluster as issuer, once asked under a certificate of its own
-// authority and once known by its keys only. Rules name namespaces and accounts.
+// TestServiceAccounts has a cluster as issuer. Its keys are first requested from the cluster,
+// whose certificate its own authority signed, and then configured. Rules name namespaces and
+// accounts.
 func TestServiceAccounts(t *testing.T) {
 	t.Parallel()
 	key := rsaKey(t)

@@ -355,8 +355,8 @@ func TestBackupHoldsCollection(t *testing.T) {
 	}
 }
 
-// TestBackupTellsOfAll checks that a report also covers what lies in the catalogue, where an image
-// of small contents lies as a whole.
+// TestBackupTellsOfAll checks that a report also covers contents in the catalogue, which holds all
+// contents of a small image.
 func TestBackupTellsOfAll(t *testing.T) {
 	b := registrytest.NewOnDisk(t)
 	small := b.PushBytes("a", registrytest.Content(1, 500))

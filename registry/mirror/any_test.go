@@ -143,7 +143,7 @@ func TestAnyUpstreams(t *testing.T) {
 	b.wantManifest("first.test/app", string(d.Digest), d.Digest)
 }
 
-// newGuardedBed has a mirror of an origin and, as first.test, of a registry that whoever asks chose.
+// newGuardedBed has a mirror of an origin and, as first.test, of a registry that a client chose.
 func newGuardedBed(t *testing.T, chosen string) *bed {
 	t.Helper()
 	return newBed(t, settings{options: func(o *mirror.Options) {
@@ -158,7 +158,8 @@ func newGuardedBed(t *testing.T, chosen string) *bed {
 	}})
 }
 
-// TestAnyLies: a registry that whoever asks chose gets no content shown that it only says it has.
+// TestAnyLies checks that a client does not see a content because a registry that it chose claims
+// to have that content.
 func TestAnyLies(t *testing.T) {
 	liar := newOrigin(t, true)
 	b := newGuardedBed(t, liar.url)
@@ -170,7 +171,8 @@ func TestAnyLies(t *testing.T) {
 		return &fault{status: 200, header: map[string]string{"Content-Length": size}}
 	})
 
-	// It is stored here, in a repository of which the asker may know the digests only.
+	// The content is stored here, in a repository of which the client may only know the
+	// digests.
 	b.o.push("app", secret)
 	b.wantBlob("origin/app", secret)
 	b.settled()
@@ -178,7 +180,7 @@ func TestAnyLies(t *testing.T) {
 		t.Errorf("a stored blob: got %d bytes", len(got))
 	}
 
-	// It is on its way here.
+	// The content is being fetched.
 	other := random(8, 2<<20)
 	e := b.o.push("app", other).Digest
 	b.o.on(func(r *http.Request) *fault {
@@ -202,7 +204,8 @@ func TestAnyLies(t *testing.T) {
 	}
 }
 
-// TestAnySpoilsNothing: what a registry sends that whoever asks chose is in nobody else's way.
+// TestAnySpoilsNothing checks that what a registry sends that a client chose hinders nobody
+// else.
 func TestAnySpoilsNothing(t *testing.T) {
 	liar := newOrigin(t, false)
 	b := newGuardedBed(t, liar.url)
@@ -211,7 +214,7 @@ func TestAnySpoilsNothing(t *testing.T) {
 	liar.push("other", layer)
 	b.o.push("app", layer)
 
-	// It has broken off behind bytes that are wrong.
+	// The fetch broke off after wrong bytes.
 	liar.on(func(r *http.Request) *fault {
 		if r.Method == http.MethodGet {
 			return &fault{flip: true, flipAt: 5, cutAt: 1 << 20}

@@ -192,8 +192,8 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// TestLoadOfPlatforms checks that a load of an index succeeds exactly if it brings an image: what tells
-// how an image was built is none.
+// TestLoadOfPlatforms checks that a load of an index succeeds only if it brings an image; an
+// attestation of a build does not count as one.
 func TestLoadOfPlatforms(t *testing.T) {
 	b := newBed(t, settings{})
 	amd64, s390x := oci.Platform{OS: "linux", Architecture: "amd64"}, oci.Platform{OS: "linux", Architecture: "s390x"}

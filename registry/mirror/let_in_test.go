@@ -203,8 +203,8 @@ func TestDeletedWhilePending(t *testing.T) {
 	}
 }
 
-// overtaken is a store that says what it had before a manifest came, when that has come. It is asked by the
-// mirror while armed is set, and takes no manifest before.
+// overtaken is a store in which a manifest arrives while its tag is looked up. The look-up returns what was
+// there before. This happens once, when armed is set; no manifest is stored before.
 type overtaken struct {
 	mirror.Store
 	armed  atomic.Bool
@@ -232,7 +232,7 @@ func TestStoredWhileAsked(t *testing.T) {
 	store := &overtaken{let: make(chan struct{})}
 	b := newBed(t, settings{source: func(s *mirror.Source) { s.TTL = -1 }, wrap: func(s mirror.Store) mirror.Store { store.Store = s; return store }})
 	store.settle = func(ctx context.Context) {
-		err := b.DeleteBlob(ctx, "origin/app", oci.SHA256([]byte("absent"))) // which waits for what is being stored
+		err := b.DeleteBlob(ctx, "origin/app", oci.SHA256([]byte("absent"))) // it returns when everything that is being stored is there
 		wantCode(t, "delete an absent blob", err, oci.CodeBlobUnknown)
 	}
 	d, _ := b.o.image("app", "v1", `{}`)

@@ -313,14 +313,16 @@ func newCrooked(t *testing.T) *crooked {
 	return c
 }
 
-// Everything that upstreams may do wrong, with everything that a client may ask for, in
-// every state of the mirror, is judged by what holds for all of them:
+// These tests combine everything that upstreams may do wrong with everything that a client may
+// ask for, in every state of the mirror. They judge the result by rules that hold for all
+// combinations:
 //
 //   - A client is given what is right and whole, or an error with the status that fits, or a
-//     connection that breaks. What is here is given to it without asking the upstream. A tag is
-//     served as it was while the upstream gives no answer, and as it is as soon as it does.
-//   - Nobody asks more often than a few times, and nobody asks for what the upstream wants not
-//     to be asked for.
+//     connection that breaks. What is here is given to it without asking the upstream. While
+//     the upstream gives no answer, a tag is served as it was before; as soon as the upstream
+//     answers, the tag is served as it is.
+//   - The mirror asks a few times at most, and does not ask for what the upstream refuses for
+//     now.
 //   - Nothing wrong is kept: when the upstream is well again, all is as it should be.
 func TestMisbehavingUpstream(t *testing.T) {
 	c := newCrooked(t)

@@ -277,9 +277,9 @@ func TestRateLimits(t *testing.T) {
 	waitFor(t, "the place of one that ended is free", func() bool { return b.ask("PATCH", locs[2], []byte("x")).Status == 202 })
 }
 
-// TestHeadOfLostLayer checks which clients get an answer that a manifest with a lost
-// layer does not exist: those that may push it again. The token of a node, which may only
-// pull, decides and not its user.
+// TestHeadOfLostLayer checks which clients get an answer that a manifest with a lost layer does
+// not exist: those that may push it again. A node's token may only pull, and that decides, not
+// what its user may do.
 func TestHeadOfLostLayer(t *testing.T) {
 	layer := bytes.Repeat([]byte("layer"), 10_000)
 	lose := func(o server.Options, repos ...string) *bed {

@@ -168,7 +168,7 @@ const (
 // parseRange reads a Range header for a content of size bytes. It ignores several ranges
 // at once, other units and malformed headers, as RFC 9110 section 14.2 allows. It also
 // ignores every range of an empty content, because clients that ask for a part of
-// whatever they get cannot make use of a 416. A range whose end lies before its begin is
+// whatever they get cannot make use of a 416. A range whose end lies before its beginning is
 // answered with 416, which tells a client more than the whole content would.
 func parseRange(v string, size int64) (off, n int64, outcome int) {
 	first, last, ok := wire.ParseRange(v)

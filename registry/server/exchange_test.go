@@ -159,10 +159,10 @@ func TestRangesAreThoseOfNetHTTP(t *testing.T) {
 		for _, first := range []string{"", "0", "1", "9", "10", "999999999999999999"} {
 			for _, last := range []string{"", "0", "1", "8", "9", "10", "999999999999999999"} {
 				if first == "" && (last == "" || last == "0" || size == 0) {
-					continue // nothing, or the last 0 bytes: net/http makes a part of no bytes of them
+					continue // no range, or one of the last 0 bytes, for which net/http answers with an empty part
 				}
 				if size == 0 && last != "" && (len(last) < len(first) || len(last) == len(first) && last < first) {
-					continue // backwards, of nothing: no range of it is refused here
+					continue // backwards, and the content is empty: the server refuses no range of an empty content
 				}
 				specs = append(specs, first+"-"+last)
 			}

@@ -121,7 +121,8 @@ func TestTarball(t *testing.T) {
 	}
 }
 
-// TestDebianVersion has dpkg compare what becomes of versions: each is newer than the one before.
+// TestDebianVersion lets dpkg compare the Debian versions that are made of a list of versions:
+// each is newer than the one before.
 func TestDebianVersion(t *testing.T) {
 	at := time.Unix(1700000000, 0).UTC()
 	versions := []string{"01fbd0c", "0.1.0-rc.1", "0.1.0-rc.1-3-g0123abc", "0.1.0-rc.2", "0.1.0", "0.1.0-dirty", "0.1.0-2-gabcdef0", "0.1.0-10-gabcdef0", "0.1.1", "0.10.0"}
@@ -191,7 +192,7 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// TestReleaseDir: only what is of releases is ever removed.
+// TestReleaseDir checks that only files of releases are ever removed.
 func TestReleaseDir(t *testing.T) {
 	r := inputs(t)
 	for name, test := range map[string]struct {

@@ -14,7 +14,7 @@ import (
 )
 
 // seamLossOps returns the operations with which a restore is tested beside those of seamOps. They
-// are apart so that the number of all sequences of those stays what it is.
+// are separate so that the number of sequences of seamOps does not grow.
 func seamLossOps() []seamOp {
 	return []seamOp{
 		{"push-loose", pushLoose, (*world).looseReadable, false},
@@ -99,8 +99,8 @@ func (w *world) recoverCatalogue() error {
 }
 
 // tagTimes checks that each tag has a time at which a client pushed it. Retention goes by these
-// times, so a restored tag must not be newer than it was. Elsewhere than here the clock is the
-// database's.
+// times, so a restored tag must not be newer than it was. With a remote catalogue the clock is
+// the database's, so nothing is checked.
 func (w *world) tagTimes() error {
 	if w.remote != nil || w.o.lost.Load() || w.o.away.Load() {
 		return nil

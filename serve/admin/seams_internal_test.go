@@ -202,7 +202,7 @@ func (w *world) check(last seamStep, opErr error) (broken []error) {
 			err := w.allReadable()
 			promise("without damage from outside everything can be read", err)
 			if err == nil && !errors.Is(opErr, errKilled) && !w.o.full.Load() {
-				return broken // what a repair or a restore does to it is another sequence
+				return broken // other sequences test a repair or a restore of such a world
 			}
 		}
 	}

@@ -204,7 +204,8 @@ func TestLeftovers(t *testing.T) {
 	for _, d := range []string{"tmp/removed", "tmp/made/leases"} {
 		must(t, os.MkdirAll(filepath.Join(dir, d), 0o700))
 	}
-	// One name is of a child that was never made, and one of a child that is gone.
+	// These are the name of a child that was never made, and the lease of a reader that is
+	// gone.
 	must(t, os.WriteFile(filepath.Join(dir, "volumes/p/children/never"), nil, 0o600))
 	must(t, os.WriteFile(filepath.Join(dir, "volumes/p/leases/r-0.other.1.time.60000"), nil, 0o600))
 	must(t, os.Chtimes(filepath.Join(dir, "volumes/p/leases/r-0.other.1.time.60000"), time.Unix(1, 0), time.Unix(1, 0)))

@@ -48,7 +48,7 @@ func open(t testing.TB, dir string, o *file.Options) *file.Store {
 	return s
 }
 
-// where finds the directory of a store of the suite: open made it.
+// places finds the directory of a store of the suite: open made it.
 type places map[string]string
 
 func (p places) where(s block.Store) string { return p[s.Place().Cluster] }

@@ -145,8 +145,7 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// TestDeviceComesLate checks that a device is removed that was made although the program was given
-// up.
+// TestDeviceComesLate checks that a device that appears after its program was given up is removed.
 func TestDeviceComesLate(t *testing.T) {
 	t.Parallel()
 	b, at, img, with := deviceBed(t)

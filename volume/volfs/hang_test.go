@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/volume/loop"
 )
 
-// TestAttachHangs checks that a process that makes a loop device of a file whose server does not
-// answer does not keep others from making one.
+// TestAttachHangs checks that others can make loop devices while one process hangs in making
+// one, because the server of its file does not answer.
 func TestAttachHangs(t *testing.T) {
 	m := newMount(t)
 	m.disk("c-1", 1<<20)
@@ -34,7 +34,7 @@ func TestAttachHangs(t *testing.T) {
 		d, err := loop.Attach(f, loop.Options{DirectIO: true})
 		hangs <- result{d, err}
 	}()
-	time.Sleep(50 * time.Millisecond) // for it to wait in the kernel
+	time.Sleep(50 * time.Millisecond) // until it waits in the kernel
 	d, err := loop.AttachPath(filepath.Join(m.dir, "plain"), loop.Options{ReadOnly: true})
 	if err != nil {
 		t.Error(err)

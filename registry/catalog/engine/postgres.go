@@ -30,7 +30,7 @@ const (
 	// readLimit is how long a read may take, and changeLimit how long the changes of a
 	// batch may take. A read of whole tables has wholeLimit.
 	readLimit, changeLimit = 10 * time.Second, 20 * time.Second
-	// beginLimit is how long the begin of a batch may take. The server stops waiting for
+	// beginLimit is how long the beginning of a batch may take. The server stops waiting for
 	// another writer earlier; see pg.Config.
 	beginLimit = 5 * time.Second
 	// serverMillis is an SQL expression for the server's time in milliseconds.

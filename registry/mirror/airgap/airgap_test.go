@@ -368,8 +368,8 @@ func (n *nowhere) PutManifest(_ context.Context, repo string, m oci.PutManifest)
 	return oci.PutResult{}, nil
 }
 
-// TestRenameMeets: of two images that other tools call differently, and that are the same one here, neither
-// is lost in silence.
+// TestRenameMeets checks that if two images have different names in other tools and the same name here,
+// neither is lost silently.
 func TestRenameMeets(t *testing.T) {
 	src, dst := newStore(t), newStore(t)
 	first := src.image("docker.io/library/app", 1, nil, "v1")

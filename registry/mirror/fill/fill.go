@@ -22,7 +22,7 @@ const (
 	heldBack = 64 << 10
 )
 
-// fill is a blob that is being fetched. run fetches it once. All who want the blob read
+// Fill is a blob that is being fetched. run fetches it once. All who want the blob read
 // the bytes that have already been written.
 type Fill struct {
 	fs     *Fills

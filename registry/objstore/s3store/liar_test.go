@@ -121,7 +121,7 @@ func upload(t *testing.T, s *s3store.Store, place, key string, data []byte) (err
 }
 
 // TestLiar checks that a change which is reported as made was made, and that a read which ends well
-// returned the object, whatever something else than the store answers with 200.
+// returned the object, even if something other than the store answers with 200.
 func TestLiar(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
