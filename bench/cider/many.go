@@ -110,7 +110,7 @@ func (x *Node10) Head() string {
 
 // About says what was done.
 func (x *Node10) About() string {
-	return "A new node pulls an image once and runs as many containers of it at once; the figures are means over the containers, from nothing until their tasks are done, and over the images. Cider's own (10 at once of nginx, 109 MB, postgres, 269 MB, python, 684 MB): network -52 %, local -63 %."
+	return "A new node pulls an image once and starts the given number of containers of it at the same time; the figures are means over the containers, from nothing until their tasks are done, and over the images. Cider's own figures (10 at once of nginx, 109 MB, postgres, 269 MB, python, 684 MB): network -52 %, local -63 %."
 }
 
 // Targets returns the paper's targets, and the target that the bytes read do not grow.
@@ -161,7 +161,7 @@ func (x *Nodes) Head() string {
 
 // About says what was done.
 func (x *Nodes) About() string {
-	return "Nodes with an agent and a containerd each, in namespaces of this machine, deploy the same image at once, with as many containers on each. Figures are means over all containers. All nodes, the registry and Ceph share this machine's processors, unlike in the paper. For this reason alone times grow with the number of nodes, in every mode. Cider's own (10 nodes with 10 containers each): network takes about twice the time of local; local -62 %, below 5 s."
+	return "Nodes, each with an agent and a containerd in a namespace of this machine, deploy the same image at the same time, and each starts the same number of containers. Figures are means over all containers. All nodes, the registry and Ceph share this machine's processors, unlike in the paper. For this reason alone, times grow with the number of nodes in every mode. Cider's own figures (10 nodes with 10 containers each): network takes about twice the time of local; local -62 %, below 5 s."
 }
 
 // Targets returns the targets of this scenario.

@@ -215,7 +215,7 @@ func (p *PageCache) Head() string { return p.Run.Head() }
 
 // About says what was done.
 func (p *PageCache) About() string {
-	return "A new node pulls " + p.Image + ", this machine's caches are dropped, the node's own programs are read again, and containers run the image's task and stay. Then the page cache, of files and block devices, is compared with its size before. The OSD reads its disk past the page cache. Cider's own (Figure 10, 20 containers of python): network grows in proportion, local equals overlay."
+	return "A new node pulls " + p.Image + ", this machine's caches are dropped, the node's own programs are read again, and containers run the image's task and stay. Then the page cache, of files and block devices, is compared with its size before. The OSD reads its disk past the page cache. Cider's own figures (Figure 10, 20 containers of python): network grows in proportion, local equals overlay."
 }
 
 func (p *PageCache) spread(way string, containers int) measure.Spread {

@@ -83,7 +83,7 @@ func (s *Single) Head() string {
 
 // About says what was done.
 func (s *Single) About() string {
-	return "A new node pulls one image and runs its series' task once. The time is measured from nothing until the task is done. Nodes have the same link in all modes, and the registry and Ceph have the same uplink. With volumes, the pull loads metadata and, in local mode, mounts the image. In network mode, clone and mount are part of the run. The order of the modes changes from round to round. Cider's own figures (12 machines, 10 Gbit/s, 12 disks, 69 images of 347 MB in the mean): 13.4 s plain, of which the pull 12.3 s; network -82 %, local -85 %, both independent of the image's size."
+	return "A new node pulls one image and runs its series' task once. The time is measured from nothing until the task is done. Nodes have the same link in all modes, and the registry and Ceph have the same uplink. With volumes, the pull loads metadata and, in local mode, mounts the image. In network mode, clone and mount are part of the run. The order of the modes changes from round to round. Cider's own figures (12 machines, 10 Gbit/s, 12 disks, 69 images of 347 MB in the mean): 13.4 s plain, of which the pull takes 12.3 s; network -82 %, local -85 %, both independent of the image's size."
 }
 
 // Targets returns the paper's targets.
@@ -121,7 +121,7 @@ func (s *Single) Write(w *strings.Builder) {
 		rows = append(rows, row)
 	}
 	measure.Table(w, 1, head, rows)
-	w.WriteString("\nWhat the ways cost, in the mean of the images that all have:\n\n")
+	w.WriteString("\nWhat each way costs, as the mean over the images that all ways have:\n\n")
 	rows = nil
 	for _, way := range ways {
 		of := func(f func(*Deployment) float64) string {

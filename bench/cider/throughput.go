@@ -203,7 +203,7 @@ func (t *Throughput) Head() string { return t.Run.Head() }
 
 // About says what was done.
 func (t *Throughput) About() string {
-	return "Each mode has a node with the image, on which one run was made that is not counted. In each round a new container runs in each mode in turn. Programs of this machine send requests to nginx and postgres in the container's network; postgres keeps its data in the container. Ratios are ratios of medians. Cider's own (Figure 11, five minutes each): nginx and postgres very close to overlay, the solver loses less than 0.3 %."
+	return "Each mode has a node with the image, on which one run was made first and not counted. In each round a new container runs in each mode in turn. Programs of this machine send requests to nginx and postgres in the container's network; postgres keeps its data in the container. Ratios are ratios of medians. Cider's own figures (Figure 11, five minutes each): nginx and postgres very close to overlay, the solver loses less than 0.3 %."
 }
 
 // Targets returns the target that rates reach 0.97 of overlay's rate.

@@ -264,8 +264,8 @@ func (p *Push) Title() string { return "After a push" }
 // About implements [measure.Part].
 func (p *Push) About() string {
 	return "Each push goes to a new server. It ends when the manifest is answered; then the client asks for the layers' indexes every few milliseconds until it has all of them. " +
-		"Three layers are pushed at a time and two converted, as the defaults are. The next version is pushed to the same server, which knows most of its layers; the pairs are the images with the fewest bytes in new layers, one pair of each series. " +
-		"What it costs is all CPU time of the server, that of receiving included."
+		"By default, three layers are pushed at a time and two are converted. The next version is pushed to the same server, which knows most of its layers; the pairs are the images with the fewest bytes in new layers, one pair of each series. " +
+		"The cost is all CPU time of the server, including the time for receiving the push."
 }
 
 // Targets implements [measure.Part].

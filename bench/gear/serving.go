@@ -314,9 +314,9 @@ func (s *Serving) Title() string { return "Serving" }
 
 // About implements [measure.Part].
 func (s *Serving) About() string {
-	return "All images are converted and settled. Single files are those of about the size there are, chosen by chance by 10 clients; nginx serves the same contents as files. " +
+	return "All images are converted and settled. Ten clients get single files of about the given size, chosen at random; nginx serves the same contents as files. " +
 		"A fetch is 1,000 files of at most 64 KiB of one image, either neighbours in the order of its layers or any files in random order, for 4 clients; nginx serves the same stream as one file. " +
-		"A range is of a large file that a layer holds, at a place of chance. Bytes read are all that the server's system calls read."
+		"A range begins at a random offset of a large file in a layer. Bytes read are all bytes that the server's system calls read."
 }
 
 // find returns a case, or nil if it was not measured.

@@ -130,9 +130,9 @@ func (s *Speed) Title() string { return "Speed of conversion" }
 
 // About implements [measure.Part].
 func (s *Speed) About() string {
-	return "Each layer is converted into an empty store, with everything a server does: to an index and packs on the disk and rows in the catalogue, durable. " +
-		"The limit is gunzip, SHA-256 of the tar and of the contents, and zstd at the level of fresh packs of what is new, with the same libraries in the same process on one core; it writes nothing. " +
-		"Both are timed by the clock, in turns. The target is checked against the median over layers of each layer's median ratio."
+	return "Each layer is converted into an empty store, with everything that a server does: an index, packs on the disk and rows in the catalogue are made durable. " +
+		"The limit uses the same libraries in the same process on one core, and writes nothing: it gunzips, computes the SHA-256 of the tar and of the contents, and compresses new contents with zstd at the level of fresh packs. " +
+		"Both are measured in turn, by the clock. The target is checked against the median over layers of each layer's median ratio."
 }
 
 // medians returns the layers' medians of the two ratios.

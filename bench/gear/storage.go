@@ -310,7 +310,7 @@ func (s *Storage) Title() string { return "Storage" }
 func (s *Storage) About() string {
 	return "All images are pushed, each when the one before is converted, and then settled (`slipway settle --all`). " +
 		"Layers are the distinct ones, compressed as they were pushed, which is what a registry without Gear keeps; Gear is all packs, with the indexes in them. " +
-		"A series or category is counted as if it were alone, with each content as long as it is in the packs of all; what its packs would hold beside contents is taken by share. " +
+		"A series or category is counted as if it were stored alone. Each content counts with the size that it has in the packs of all images; what packs hold beside contents is divided in proportion. " +
 		"So series add up to more than their category, and categories to more than all."
 }
 

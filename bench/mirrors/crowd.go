@@ -80,7 +80,7 @@ func (c *Crowd) Head() string { return c.Run.Head() }
 
 // About says what was done.
 func (c *Crowd) About() string {
-	return fmt.Sprintf("%d clients, connected before, ask a Slipway that has nothing at once for one layer of %d MiB. A proxy before the upstream counts what is asked for there.", c.Clients, c.Size>>20)
+	return fmt.Sprintf("%d clients, which are connected before, ask a Slipway with an empty store for one layer at the same time. The layer has %d MiB. A proxy before the upstream counts what is asked for there.", c.Clients, c.Size>>20)
 }
 
 // Targets returns the target that the blob is downloaded once.

@@ -169,7 +169,7 @@ func (by *Bytes) series() (out []string) {
 
 func (by *Bytes) write(w *strings.Builder) {
 	w.WriteString("Bytes over the link from nothing to the end of the first task, all versions of a series one after the other, with headers, indexes and requests' answers. " +
-		"Plain: all layers of each image, compressed. Warm: the node has kept what versions before needed.\n\n")
+		"Plain: all layers of each image, compressed. Warm: the node has kept what earlier versions needed.\n\n")
 	percent := func(f float64) string { return measure.Figure(100 * f) }
 	var rows [][]string
 	for _, s := range by.series() {

@@ -275,7 +275,7 @@ func (x *Hits) Head() string { return x.Run.Head() }
 // About says what was done.
 func (x *Hits) About() string {
 	return fmt.Sprintf("%d clients ask for one blob again and again, and count its bytes. Hits in memory are compared with a registry whose storage is memory (`storage.inmemory`), and hits on the SSD with nginx, which sends the same bytes from a file. "+
-		"Both are asked in turn, in each round in the other order; ratios are of rounds. The registry's own counters tell that all were hits.", hitClients)
+		"Both get requests in turn, and the order changes with each round; ratios are taken within rounds. The registry's own counters show that all requests were hits.", hitClients)
 }
 
 // Targets returns the limits on the cost of a hit.

@@ -277,7 +277,7 @@ func (x *Ratios) Head() string { return x.Run.Head() }
 // About says what was done.
 func (x *Ratios) About() string {
 	return fmt.Sprintf("The requests of a synthetic dal are replayed one after another (level L0) to a registry with each policy in memory and LRU on the SSD: memory has 2 %% of what all objects take (%s MB), the SSD ten times as much. Live ratios come from the registry's counters (`slipway_cache_tier_hits_total`). Simulated ratios come from its access log, with levels that are a 32nd smaller, because the registry keeps that part free for content in transit. "+
-		"Of %d requests for objects; contents of up to 16 KiB are in the catalogue and none.", measure.Megabytes(x.Footprint), x.Requests)
+		"Of %d requests for objects; contents of up to 16 KiB are in the catalogue and are not objects.", measure.Megabytes(x.Footprint), x.Requests)
 }
 
 // Targets returns the targets that live and simulated ratios agree, and the targets for

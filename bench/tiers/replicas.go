@@ -272,7 +272,7 @@ func (x *Replicas) Head() string { return x.Run.Head() }
 // About says what was done.
 func (x *Replicas) About() string {
 	return fmt.Sprintf("Three registries share a bucket of versitygw and a database of PostgreSQL, all on one machine. %d clients for each registry that is used pull %d images (a manifest and %d blobs of 64 KiB each) that are in the caches, alternately from the first registry alone and from all three. "+
-		"CPU is that of the registries that were asked, together. With homes each blob is cached by one of the three, and the two others read two of three blobs from their peers.", replicaPulls, replicaImages, replicaLayers+1)
+		"CPU is the sum over the registries that got requests. With homes each blob is cached by one of the three, and the two others read two of three blobs from their peers.", replicaPulls, replicaImages, replicaLayers+1)
 }
 
 // Targets returns the target that three replicas cost as much as one.

@@ -256,7 +256,7 @@ func (im *Import) Head() string {
 // About says what was done.
 func (im *Import) About() string {
 	return "Files in the form of the public archive become a new store: parsed, sorted by time, their names interned, and compressed. One core is one CPU for the process and what it starts. " +
-		"The limit is a program on one core that reads the same bytes and steps from quote to quote, as every reader of JSON must: it makes nothing of them. " +
+		"The limit is a program on one core that reads the same bytes and steps from quote to quote, as every reader of JSON must, and does nothing with them. " +
 		"encoding/json decodes the ten fields of each record and drops them, on one core. The files are in the page cache."
 }
 

@@ -159,7 +159,7 @@ func (t *Timely) Write(w *strings.Builder) {
 	measure.Table(w, 0, []string{"requests", "within 2 ms, %", "lag p50 ms", "p99", "p99.9", "max", "latency p50 ms", "p99", "CPU s", "peak RSS MB", "other CPUs"},
 		[][]string{{fmt.Sprint(s.Requests), fmt.Sprintf("%.3f", 100*s.onTime()), measure.Figure(s.Lag.P50), measure.Figure(s.Lag.P99), measure.Figure(s.Lag.P999),
 			measure.Figure(s.Lag.Max), measure.Figure(s.Latency.P50), measure.Figure(s.Latency.P99), measure.Figure(t.Usage.CPU), measure.Figure(peakMB(t.Usage)), measure.Figure(t.Usage.OtherCPUs)}})
-	w.WriteString("\nOther CPUs includes nothing of the server: it is in this program.\n")
+	w.WriteString("\nOther CPUs does not include the server, which is in this program.\n")
 }
 
 // Pictures returns no pictures.
