@@ -41,7 +41,7 @@ func (c *clockWatch) look() (at time.Time, step time.Duration) {
 	}
 	c.leads = c.leads[:n]
 	if n > 0 {
-		c.leads[n-1].until = steady // that may have been the lead until a moment ago
+		c.leads[n-1].until = steady // this lead may have lasted until a moment ago
 		step = by - c.leads[n-1].by
 	}
 	if n == 0 || step > c.grace/1000 {

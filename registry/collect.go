@@ -265,8 +265,8 @@ func (rep *CollectReport) add(out catalog.Collected, dryRun bool) {
 	}
 }
 
-// step performs one step in the catalogue and makes RAM follow what the step removed. The
-// caller deletes the objects.
+// step performs one step in the catalogue and drops from RAM what the step removed. The caller
+// deletes the objects.
 func (r *Registry) step(ctx context.Context, o catalog.CollectOptions) (catalog.Collected, *catalog.Candidate, error) {
 	r.collects.condemning.Lock()
 	defer r.collects.condemning.Unlock()
@@ -279,7 +279,7 @@ func (r *Registry) step(ctx context.Context, o catalog.CollectOptions) (catalog.
 	return out, last, nil
 }
 
-// dropUnlinked makes RAM follow what the catalogue no longer shows.
+// dropUnlinked drops from RAM what the catalogue no longer shows.
 func (r *Registry) dropUnlinked(list []catalog.Unlinked) {
 	for _, u := range list {
 		if u.Manifest {

@@ -118,7 +118,7 @@ func (r *Registry) ForgetBlob(ctx context.Context, repo string, d oci.Digest) er
 	return err
 }
 
-// forgotten makes RAM and the object store follow what the catalogue has dropped.
+// forgotten drops from RAM and from the object store what the catalogue has dropped.
 func (r *Registry) forgotten(ctx context.Context, out catalog.Collected) (Forgotten, error) {
 	r.dropUnlinked(out.Unlinked)
 	var rep CollectReport

@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/registry/verify"
 )
 
-// corrected makes RAM follow a change of a content's row.
+// corrected updates RAM after a change of a content's row.
 func (r *Registry) corrected(d oci.Digest, s repair.Shown, err error) (bool, error) {
 	if errors.Is(err, catalog.ErrNotFound) {
 		return false, nil
@@ -74,7 +74,7 @@ func (r *Registry) heal(ctx context.Context, d oci.Digest, src io.Reader) (done 
 	return done, nil
 }
 
-// healedFrom records bytes that were stored again, and makes RAM follow.
+// healedFrom records bytes that were stored again, and updates RAM.
 func (r *Registry) healedFrom(ctx context.Context, b catalog.Blob) (bool, error) {
 	s, err := repair.New(r.cat.DB).Heal(ctx, b)
 	return r.corrected(b.Digest, s, err)

@@ -90,7 +90,7 @@ func TestManifestPolicies(t *testing.T) {
 			t.Errorf("a layer at %s: %v", url, err)
 		}
 	}
-	// What the index named as absent comes later, and is kept.
+	// Content that the index named although it was absent comes later, and is kept.
 	if _, err := r.GetManifest(t.Context(), "sparse", string(absent.Digest)); !oci.HasCode(err, oci.CodeManifestUnknown) {
 		t.Errorf("got %v", err)
 	}

@@ -33,8 +33,8 @@ type seen struct {
 	full time.Time
 	// rotated is when now became empty, on a clock that nobody sets.
 	rotated time.Duration
-	// condemned is what the current step of a collection removes. RAM may still have it
-	// until settled is closed.
+	// condemned is what the current step of a collection removes. RAM may still have it until
+	// settled is closed.
 	condemned map[seenKey]bool
 	settled   chan struct{}
 }
@@ -125,8 +125,8 @@ func (s *seen) until(k seenKey, at time.Time, grace time.Duration) (t time.Time,
 	return s.last(k, at, grace)
 }
 
-// untilOrCondemn is until for a collector that removes what need not be kept. The
-// collector calls settle when RAM has followed.
+// untilOrCondemn is until for a collector that removes what need not be kept. The collector
+// calls settle when RAM no longer has it.
 func (s *seen) untilOrCondemn(k seenKey, at time.Time, grace time.Duration) (t time.Time, keep bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,11 +14,11 @@ import (
 	"example.org/slipway/registry/storage"
 )
 
-// Upkeep is the view that maintenance has of a registry. It gives access to what lies
-// below the registry, to the locks that keep maintenance apart from pushes and
-// collections, and to changes that RAM follows. A caller that needs both locks takes
-// Freeze or Exclude first, and then that of a digest. The pushes of other replicas respect
-// no lock of this process, but only leases and Storage.Delete.
+// Upkeep is the view that maintenance has of a registry. It gives access to what lies below the
+// registry, to the locks that keep maintenance apart from pushes and collections, and to
+// changes of rows that also update RAM. A caller that needs both locks takes Freeze or Exclude
+// first, and then that of a digest. The pushes of other replicas respect no lock of this
+// process, but only leases and Storage.Delete.
 type Upkeep struct {
 	Catalog *catalog.Catalog
 	Store   objstore.Store
@@ -76,8 +76,8 @@ func (u *Upkeep) Dropped(repo string, d oci.Digest, tag string) {
 	u.r.ram.Drop(tagKey(repo, tag))
 }
 
-// Corrected makes RAM follow a change of a content's row. done is false if there was no
-// row to change.
+// Corrected updates RAM after a change of a content's row. done is false if there was no row to
+// change.
 func (u *Upkeep) Corrected(d oci.Digest, s repair.Shown, err error) (done bool, _ error) {
 	return u.r.corrected(d, s, err)
 }

@@ -37,7 +37,7 @@ func (r *Registry) watch() {
 	}
 }
 
-// watcher makes RAM follow the changes of other replicas.
+// watcher updates RAM after changes of other replicas.
 type watcher struct{ r *Registry }
 
 var _ engine.Watcher = watcher{}

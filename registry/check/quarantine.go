@@ -16,7 +16,7 @@ type TooManyError struct {
 	// Found counts the contents that would be given up, and Of counts all contents. At
 	// most Limit contents are given up unless Options.GiveUpMany is set.
 	Found, Of, Limit int64
-	// What is a phrase that says what is wrong with the contents.
+	// What describes in a phrase what is wrong with the contents.
 	What string
 }
 
@@ -58,7 +58,7 @@ func (f *fsck) doFew(ctx context.Context, t *tally, what string) error {
 	if t.n == 0 {
 		return nil
 	}
-	if err := f.reg.CheckStore(ctx); err != nil { // the store may have gone meanwhile
+	if err := f.reg.CheckStore(ctx); err != nil { // the store may have become unavailable meanwhile
 		return err
 	}
 	if t.n > f.limit() {

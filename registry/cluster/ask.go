@@ -34,7 +34,7 @@ var (
 	failedBusy      = failure{"busy", verdictBusy}       // the peer said so
 	failedAbsent    = failure{"absent", verdictNone}     // the peer lacks it, and cannot get it
 	failedRefused   = failure{"refused", verdictFailure} // the peer does not accept us as a peer
-	failedForged    = failure{"forged", verdictFailure}  // whoever answered lacks the secret
+	failedForged    = failure{"forged", verdictFailure}  // the answer came from a server that lacks the secret
 	failedWrong     = failure{"wrong", verdictWrong}     // the bytes do not have the digest
 	failedAbandoned = failure{"abandoned", verdictNone}  // the caller gave up
 	failures        = [...]failure{failedGone, failedSlow, failedLate, failedStalled, failedCut, failedBusy, failedAbsent,

@@ -86,7 +86,7 @@ func parseTicket(s string) (t ticket, err error) {
 		return t, errTicket
 	}
 	t = ticket{at, f[2], count, mac}
-	if t.text()+" "+hex.EncodeToString(mac) != s { // one form only
+	if t.text()+" "+hex.EncodeToString(mac) != s { // there is only one valid form
 		return t, errTicket
 	}
 	return t, nil

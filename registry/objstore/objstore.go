@@ -3,7 +3,7 @@
 //
 // Drivers are separate packages (fsstore, memstore, s3store, swiftstore); each passes the one
 // suite in registry/objstore/objtest. Behaviour that is the same for all of them (retry,
-// limits, metrics) belongs into wrappers of [Store], not into drivers.
+// limits, metrics) belongs in wrappers of [Store], not in drivers.
 package objstore
 
 import (

@@ -37,7 +37,7 @@ type StoreError struct {
 	// Other says that the store belongs to another registry. Otherwise the store is
 	// empty, or was put there in place of the right one.
 	Other bool
-	// What says what was found and what to do about it.
+	// What describes what was found, and what to do about it.
 	What string
 }
 

@@ -23,8 +23,8 @@ type Facts interface {
 	// Sample returns the keys of some objects that the store must have: up to n contents,
 	// and up to n packs.
 	Sample(ctx context.Context, n int) (keys []string, err error)
-	// MarkSuspect records that a content is damaged, and makes RAM follow. marked is false
-	// if that was known.
+	// MarkSuspect records that a content is damaged, and updates RAM. marked is false if that
+	// was known.
 	MarkSuspect(ctx context.Context, d oci.Digest) (marked bool, err error)
 	// ClearSuspect records that a content is in order.
 	ClearSuspect(ctx context.Context, d oci.Digest) error

@@ -51,8 +51,8 @@ type trust struct {
 	mu        sync.Mutex
 	now, past map[oci.Digest]witness
 
-	// marking is held until RAM has followed what Doubt recorded. A caller that finds the
-	// doubt already recorded must not go on before RAM has followed.
+	// marking is held until RAM agrees with what Doubt recorded. A caller that finds the doubt
+	// already recorded must not go on before RAM agrees.
 	marking sync.Mutex
 }
 

@@ -206,7 +206,7 @@ func (t *suite) otherWriter() {
 		t.wants(err, block.ErrInUse, "OpenWriter beside another's")
 		t.wants(t.s.Commit(ctx, id), block.ErrInUse, "Commit beside a writer")
 		t.wants(t.s.Remove(ctx, id), block.ErrInUse, "Remove beside a writer")
-		time.Sleep(time.Duration(round%5) * time.Millisecond) // at some point of a pass
+		time.Sleep(time.Duration(round%5) * time.Millisecond) // somewhere in a pass
 		p.kill()
 		var v block.Volume
 		t.eventually(t.opts.Death, "OpenWriter after the writer's death", func() (err error) {

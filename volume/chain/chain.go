@@ -66,7 +66,7 @@ type build struct {
 
 // step is a volume of the image.
 type step struct {
-	layer      int // the place in layers of the last one in it
+	layer      int // the index of its last layer in layers
 	id, parent string
 	plan       *block.Plan // nil if the volume was there at the beginning
 	// below says which contents of the plan are in volumes further down, and where.

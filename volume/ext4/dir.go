@@ -128,7 +128,7 @@ func (d *directory) encode(self uint32, at int) []byte {
 		add(name, d.names[name])
 	}
 	if len(b) == 0 {
-		b = b[:direntSize] // an entry of nothing
+		b = b[:direntSize] // one entry without a name
 	}
 	b = b[:blockSize]
 	binary.LittleEndian.PutUint16(b[last+4:], uint16(blockSize-last))

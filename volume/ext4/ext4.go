@@ -28,7 +28,7 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// Limits of what a file system can hold, beside those of package erofs.
+// These are the limits of a file system, in addition to those of package erofs.
 const (
 	// MaxLinks is how many names a file may have. Directories may hold any number of
 	// directories. From MaxLinks on, Linux shows 1 as their number of links.
@@ -48,7 +48,7 @@ type Image struct {
 	id     [16]byte
 	inodes []*inode // by number, nil where none is; up to the greatest used so far
 	space  space
-	groups int64 // of the device
+	groups int64 // size of the device
 	// sums holds the hashes of the file system's own blocks. A block without an entry
 	// holds zeros or does not belong to the file system itself.
 	sums map[uint32][sha256.Size]byte

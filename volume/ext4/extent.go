@@ -6,11 +6,11 @@ import "encoding/binary"
 //
 //	0 u16 magic, 2 u16 entries, 4 u16 entries that it can have, 6 u16 depth
 //
-// of which those of a leaf, depth 0, are
+// An entry of a leaf (depth 0) is
 //
 //	0 u32 first block of the file, 4 u16 blocks, 8 u32 first block of the device
 //
-// and those above
+// and an entry of any other node is
 //
 //	0 u32 first block of the file, 4 u32 block of the node below
 const (

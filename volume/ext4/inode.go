@@ -36,7 +36,7 @@ const (
 
 // inode is an inode in use.
 type inode struct {
-	node      erofs.Node // without name and parent
+	node      erofs.Node // its name and parent are not set
 	attrs     attrs
 	links     uint32
 	content   gear.Name // of a file

@@ -30,7 +30,7 @@ const (
 	groupInodes    = 8192
 	inodesPerBlock = blockSize / inodeSize
 	tableBlocks    = groupInodes / inodesPerBlock
-	objectBlocks   = 1024 // of the objects of storage, 4 MiB
+	objectBlocks   = 1024 // the size of an object of the storage, 4 MiB
 	descSize       = 32
 	firstMeta      = 1024
 	maxGroups      = (firstMeta - 1) * blockSize / descSize / flexGroups * flexGroups

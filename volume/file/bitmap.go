@@ -47,7 +47,7 @@ func (m bitmap) run(b, end int64) (n int64, in bool) {
 		w := p[at%pageBlocks/64] >> (at % 64)
 		if in {
 			w = ^w
-		} // ones are now what ends the run
+		} // now the first 1 ends the run
 		same := int64(bits.TrailingZeros64(w))
 		if left := 64 - at%64; same >= left {
 			at += left

@@ -26,8 +26,8 @@
 //	  children/            a name for each clone
 //	tmp/                 volumes that are being removed
 //
-// A process learns of the death of others on its machine at once, by flock. Machines
-// learn of each other's death by time. Their clocks must agree within half of
+// A process learns of the death of others on its machine at once, by flock. Machines learn of
+// each other's death when leases expire. Their clocks must agree within half of
 // [Options].LeaseTime.
 package file
 

@@ -69,7 +69,7 @@ type layer struct {
 	size   int64
 	data   *os.File
 	own    []stretch
-	parent *layer // nil without
+	parent *layer // nil if there is none
 
 	refs int // guarded by Store.mu
 }
@@ -117,7 +117,7 @@ func (s *Store) layer(id string, depth int) (*layer, error) {
 // itself missing.
 func notMissing(err error) error {
 	if errors.Is(err, block.ErrNotFound) || errors.Is(err, block.ErrNotCommitted) {
-		return fmt.Errorf("the directory is damaged: %v", err) //nolint:errorlint // on purpose
+		return fmt.Errorf("the directory is damaged: %v", err) //nolint:errorlint // %v, so that callers do not take it for err
 	}
 	return err
 }

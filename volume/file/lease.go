@@ -31,7 +31,7 @@ type lease struct {
 	stop    chan struct{}
 	done    chan struct{} // closed when keep has ended
 	once    sync.Once
-	err     error // of the removal
+	err     error // the error of the removal
 }
 
 const (

@@ -277,7 +277,7 @@ func (s *Store) free(n uint64) (bool, error) {
 	return h.free || dead || s.late(h, st.ModTime()), nil
 }
 
-// ignore returns err, or nil if it is what.
+// ignore returns nil if err is the error what, and otherwise err.
 func ignore(err, what error) error {
 	if errors.Is(err, what) {
 		return nil

@@ -277,7 +277,7 @@ func (s *Store) remove(ctx context.Context, id string) error {
 		}
 		m, err := s.meta(id)
 		if errors.Is(err, block.ErrNotFound) || errors.Is(err, errDamaged) {
-			m = &meta{} // good for nothing, but it must not stay for ever
+			m = &meta{} // nothing can be read of it, but it must not stay for ever
 		} else if err != nil {
 			return err
 		}

@@ -33,7 +33,7 @@ type writer struct {
 	bits         bitmap
 	dirty        map[int64]bool // pages with bits that map may not have
 	flushing     sync.Mutex     // one flush at a time; before mu
-	failed       error          // of a flush: what was written may be lost though reads show it
+	failed       error          // a flush failed: written data may be lost although reads return it
 	withoutPunch bool           // the file system makes no holes
 }
 

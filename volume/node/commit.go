@@ -65,7 +65,7 @@ func (m *Manager) exists(ctx context.Context, r *record, c volref.Credential, id
 
 // makeCommit makes the volume r.Commit.
 func (m *Manager) makeCommit(ctx context.Context, e *entry, r *record, c volref.Credential) error {
-	if err := m.removeVolume(ctx, r, r.Commit); err != nil { // half of one
+	if err := m.removeVolume(ctx, r, r.Commit); err != nil { // an earlier attempt may have left half of it
 		return err
 	}
 	err := m.call(ctx, "clone", func(ctx context.Context) error {

@@ -30,7 +30,7 @@ type getter struct {
 // requested, so that others wait for the answer. It is locked before credentials.mu.
 type credential struct {
 	mu    sync.Mutex
-	have  [2]volref.Credential // without and with clones
+	have  [2]volref.Credential // one without clones, one with clones
 	since [2]time.Time         // zero: there is none
 }
 

@@ -176,7 +176,7 @@ func (d *devices) mapDevice(ctx context.Context, m *block.Mapping) (string, erro
 		return dev, nil
 	}
 	err = fmt.Errorf("map %s: %w", r.spec(), err)
-	if ctx.Err() == nil { // else it was broken off, and there may be a device
+	if ctx.Err() == nil { // otherwise the mapping was interrupted, and there may be a device
 		err = errors.Join(err, d.forget(m.Name))
 	}
 	return "", err
@@ -212,7 +212,7 @@ func (d *devices) runMap(ctx context.Context, r *deviceRecord, c *volref.Credent
 	if d.kind == nbd {
 		options = "io-timeout=" + strconv.Itoa(int(d.outage.Seconds()))
 	} else if _, err := os.Stat("/run/udev/control"); err != nil {
-		options += ",noudev" // else it waits for a device that nobody announces
+		options += ",noudev" // otherwise rbd waits for an announcement of the device
 	}
 	args := []string{"device", "map", "--device-type", d.kind, "--options", options}
 	if r.Snap != "" {

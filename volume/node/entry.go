@@ -16,7 +16,7 @@ type entry struct {
 	rec    *record // nil: there is nothing of it
 	ready  bool    // it is mounted as rec.Mount says
 	flight *flight // what is being done with it
-	err    error   // of the last flight
+	err    error   // the error of the last flight
 }
 
 // flight is an operation that is done once for everyone who asks for it meanwhile.

@@ -63,6 +63,6 @@ func usedExtents(root *os.File) ([]block.Extent, error) {
 		if n == 0 || h.recs[n-1].flags&fsMapLast != 0 {
 			return used, nil
 		}
-		h.keys[0] = h.recs[n-1] // go on behind it
+		h.keys[0] = h.recs[n-1] // continue after it
 	}
 }

@@ -200,7 +200,7 @@ func (m *Manager) repair(ctx context.Context, dev string) error {
 	}
 	out, err := exec.CommandContext(ctx, program, "-p", dev).CombinedOutput()
 	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.ExitCode() == 1 { // mended
+	if errors.As(err, &exit) && exit.ExitCode() == 1 { // it was repaired
 		m.log.Info("a container's volume was repaired", "device", dev, "said", string(out))
 		return nil
 	}

@@ -105,7 +105,7 @@ func placeKey(p volref.Place) string {
 
 const (
 	recordSuffix = ".json"
-	newSuffix    = ".new" // of what package durable was writing
+	newSuffix    = ".new" // ends the name of a file that package durable was writing
 )
 
 func (m *Manager) recordPath(name string) string { return filepath.Join(m.o.Dir, name+recordSuffix) }
@@ -150,7 +150,7 @@ func (m *Manager) records() (map[string]*record, error) {
 	all := map[string]*record{}
 	for _, d := range entries {
 		if strings.HasSuffix(d.Name(), recordSuffix+newSuffix) {
-			if err := os.Remove(filepath.Join(m.o.Dir, d.Name())); err != nil { // half of one
+			if err := os.Remove(filepath.Join(m.o.Dir, d.Name())); err != nil { // an earlier attempt left half of it
 				return nil, err
 			}
 		}

@@ -21,7 +21,7 @@ type Status struct {
 
 // VolumeStatus describes an image or a container's copy.
 type VolumeStatus struct {
-	// Name it is mapped under.
+	// Name is the name under which the volume is mapped.
 	Name string `json:"name"`
 	// Container is the key of the copy's container. It is "" for a shared image.
 	Container string       `json:"container,omitempty"`

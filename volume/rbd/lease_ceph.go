@@ -111,8 +111,8 @@ func (l *lease) set(until time.Duration) {
 	l.until = until
 }
 
-// revive renews a lapsed lease if unchanged, which it calls while it holds the lease, finds
-// that nobody touched the volume meanwhile.
+// revive renews a lapsed lease. Then it calls unchanged, and keeps the lease only if nobody
+// touched the volume meanwhile.
 func (l *lease) revive(unchanged func() error) error {
 	until, err := l.lock(mayRenew)
 	if err != nil {

@@ -190,7 +190,7 @@ func (s *Service) removeVolume(ctx context.Context, store block.Store, place, na
 		kept[name] = true
 		c.InUse++
 		return s.keep(ctx, place, name)
-	case errors.Is(err, block.ErrAway) || ctx.Err() != nil: // so are all others
+	case errors.Is(err, block.ErrAway) || ctx.Err() != nil: // the storage is away for all other volumes, too
 		return fmt.Errorf("remove volume %s: %w", name, err)
 	default:
 		kept[name] = true

@@ -42,7 +42,7 @@ func (k *credentials) lock(who caller, now time.Time) *issued {
 	for {
 		e := k.of(who, now)
 		e.mu.Lock()
-		if k.of(who, now) == e { // it remains the entry while it is locked
+		if k.of(who, now) == e { // nobody replaces it while it is locked
 			return e
 		}
 		e.mu.Unlock()

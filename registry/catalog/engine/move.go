@@ -246,7 +246,7 @@ func (t *tally) scan(r *sql.Rows) ([]any, error) {
 			v = x
 			put(2, uint64(len(x)), []byte(x))
 		case []byte:
-			if x == nil { // empty is not absent
+			if x == nil { // an empty value must not become NULL
 				v = []byte{}
 			}
 			put(3, uint64(len(x)), x)

@@ -52,9 +52,9 @@ type keyring struct {
 type token struct {
 	value      string
 	got, until time.Time
-	scope      string        // of the last challenge, or what it should be
+	scope      string        // the scope of the last challenge, or the expected one
 	fetch      chan struct{} // is closed when the fetch under way ends; nil: none
-	err        error         // of the last fetch, which holds until errUntil
+	err        error         // the error of the last fetch, which holds until errUntil
 	errUntil   time.Time
 }
 

@@ -195,7 +195,7 @@ type ask struct {
 	method string
 	oci.Request
 	url    *url.URL
-	header http.Header // is taken over
+	header http.Header // belongs to the request from then on
 }
 
 // ask returns a request for something of a repository, as we call it.
@@ -322,7 +322,7 @@ func (e *endpoint) useless(status int, err error) error {
 // isPage reports whether an answer is the page of a portal, a proxy or a web interface. A
 // registry that serves a page which somebody pushed sends its digest.
 func isPage(h http.Header) bool {
-	t, _, _ := mime.ParseMediaType(h.Get("Content-Type")) // a malformed type is none
+	t, _, _ := mime.ParseMediaType(h.Get("Content-Type")) // a malformed type counts as none
 	return (t == "text/html" || t == "application/xhtml+xml") && h.Get("Docker-Content-Digest") == ""
 }
 
@@ -487,7 +487,7 @@ func (b *body) Close() error {
 	}
 	b.closed = true
 	err := b.rc.Close()
-	b.e.health.unknown() // a probe whose answer nobody read has still ended
+	b.e.health.unknown() // also ends a probe whose answer nobody read
 	b.release()
 	return err
 }

@@ -57,9 +57,9 @@ type Error struct {
 	Err error
 
 	what string   // was asked for: "manifest v1 of library/nginx"
-	code oci.Code // of what is not found
+	code oci.Code // the error code for what is not found
 	slow bool     // it took a timeout to find out
-	sure bool     // the endpoint answers so, and not because it is in trouble
+	sure bool     // the endpoint itself says so, and is not in trouble
 }
 
 // KindOf returns the kind of an upstream's error, or 0 for any other error.

@@ -187,7 +187,7 @@ func TestTrickle(t *testing.T) {
 	}
 }
 
-// TestAgain makes requests fail that succeed at the next try.
+// TestAgain makes requests fail once, which succeed at the next try.
 func TestAgain(t *testing.T) {
 	t.Parallel()
 	for name, fail := range map[string]func(w http.ResponseWriter){

@@ -39,7 +39,7 @@ func (s *Store) adopt(ctx context.Context, key, path string) error {
 	}
 	defer closeDir(dir)
 	base := filepath.Base(path)
-	fd, err := openat(dir, base, unix.O_RDONLY|unix.O_NONBLOCK, 0) // as Get
+	fd, err := openat(dir, base, unix.O_RDONLY|unix.O_NONBLOCK, 0) // not blocked by a FIFO, as in Get
 	if err != nil {
 		return err
 	}

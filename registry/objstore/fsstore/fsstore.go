@@ -253,7 +253,7 @@ func (s *Store) OpenAt(ctx context.Context, key string) (objstore.ReadAtCloser, 
 	if err := s.beginKey(ctx, key); err != nil {
 		return nil, err
 	}
-	fd, _, err := s.open(key, unix.O_RDONLY|unix.O_NONBLOCK) // as Get
+	fd, _, err := s.open(key, unix.O_RDONLY|unix.O_NONBLOCK) // not blocked by a FIFO
 	if err != nil {
 		return nil, err
 	}

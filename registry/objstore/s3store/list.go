@@ -70,7 +70,7 @@ func (s *Store) list(ctx context.Context, prefix, after string) iter.Seq2[minio.
 				}
 			}
 			if err == nil {
-				err = ctx.Err() // the walk ends without a word
+				err = ctx.Err() // the walk does not report the end of ctx
 			}
 			if err == nil {
 				s.seen.Store(s.clock())

@@ -149,7 +149,7 @@ func (w *watched) RoundTrip(req *http.Request) (*http.Response, error) {
 	x, _ := req.Context().Value(exchangeKey{}).(*exchange)
 	resp, err := w.send(req)
 	if err == nil && (isPage(resp) || !isListing(req, resp)) {
-		_ = resp.Body.Close() // nobody wants it
+		_ = resp.Body.Close() // the answer is not from S3
 		resp, err = nil, errPage
 	}
 	if x != nil {

@@ -258,7 +258,7 @@ func (r *request) believe(resp *http.Response) error {
 	case !object && r.method == http.MethodGet:
 		kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 		ok = resp.StatusCode == http.StatusNoContent || err == nil && kind == "application/json"
-	case !object || resp.StatusCode == http.StatusAccepted: // older than what is there; see call
+	case !object || resp.StatusCode == http.StatusAccepted: // the server has something newer; see call
 	case r.method == http.MethodPut:
 		want := r.header["Etag"]
 		ok = resp.StatusCode == http.StatusCreated && etag != "" && (want == "" || strings.EqualFold(etag, strings.Trim(want, `"`)))

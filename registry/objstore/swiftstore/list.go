@@ -20,7 +20,7 @@ const maxPage = 32 << 20
 // entry is an object in a listing. Its name is relative to the store's prefix.
 type entry struct {
 	name    string
-	size    int64 // of a large object: of the whole
+	size    int64 // for a large object, the size of all segments together
 	modTime time.Time
 }
 

@@ -28,7 +28,7 @@ const (
 
 // tempKey is the key with which temporary addresses are signed.
 type tempKey struct {
-	given bool // by the options: never asked for
+	given bool // the options gave the key, so the cluster is never asked for it
 
 	mu   sync.Mutex
 	key  string // "" if there is none

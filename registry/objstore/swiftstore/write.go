@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// olderAttempts is how often a change is sent that the cluster's clocks take for
-	// older than the present state. That happens if others change the same object at the
-	// same moment, or if the proxies' clocks differ.
+	// olderAttempts is how often a change is sent if the cluster's clocks take it for older
+	// than the present state. That happens if others change the same object at the same moment,
+	// or if the proxies' clocks differ.
 	olderAttempts = 6
 	// olderPause is the first pause between these attempts. Each pause is twice the one
 	// before.
