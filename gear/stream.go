@@ -83,7 +83,7 @@ func (s *StreamReader) Next() (*StreamItem, error) {
 	if s.done {
 		return nil, io.EOF
 	}
-	if s.left > 0 { // nobody wanted it
+	if s.left > 0 { // the caller did not read the rest of the content
 		n, err := io.CopyN(io.Discard, s.r, s.left)
 		if s.left -= n; err != nil {
 			return nil, unexpected(err)

@@ -39,7 +39,7 @@ func gzLayer(t testing.TB, name string) string {
 	return b.String()
 }
 
-// dropSoon has all layers dropped that were not pulled a moment ago.
+// dropSoon makes the server drop all layers that were not pulled a moment ago.
 func dropSoon(c *config.Config) {
 	r := &c.Storage.Rebuild
 	r.ColdAfter, r.Again, r.Interval, r.LeastRate, r.Share = time.Millisecond, time.Millisecond, 50*time.Millisecond, 0, 100

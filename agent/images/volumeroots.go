@@ -56,8 +56,8 @@ func (c *lower) DropRoot(ctx context.Context, key string) error {
 	return c.volumes.mgr.DropNetwork(ctx, key)
 }
 
-// RootUsage implements snapshotter.Rooter. It returns by how much the clone's content
-// exceeds the image's. It does not see content that replaced some of the image's.
+// RootUsage implements snapshotter.Rooter. It returns by how much the clone's content exceeds
+// the image's. It does not count content that replaced content of the image.
 func (c *lower) RootUsage(ctx context.Context, key string) (size, inodes int64, err error) {
 	if c.volumes == nil {
 		return 0, 0, errNoVolumes

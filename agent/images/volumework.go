@@ -11,7 +11,7 @@ import (
 type VolumeWork struct {
 	Steps          []VolumeStep
 	Read, Written  int64 // bytes
-	Errors, Failed int64 // attempts that the storage failed, and reads and writes that ended so
+	Errors, Failed int64 // failed attempts to use the storage, and reads and writes that failed for that reason
 }
 
 // VolumeStep is how often a step of using volumes was done, and how long all took together.

@@ -182,7 +182,7 @@ var errNotHeld = errors.New("no file can have it here")
 func impossible(dir int, err error) error {
 	switch {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.E2BIG), errors.Is(err, unix.ERANGE):
-	case errors.Is(err, unix.ENOSPC): // it stands for too many bytes, too
+	case errors.Is(err, unix.ENOSPC): // it is also the error for too many bytes
 		var st unix.Statfs_t
 		if unix.Fstatfs(dir, &st) != nil || st.Bavail < attributeBlocks {
 			return err // it is full

@@ -72,7 +72,7 @@ func (w *exporter) makeNode(t *tree, e *gear.Entry) error {
 	}
 	major, minor := e.Major, e.Minor
 	if w.opts.Lost != nil {
-		_, major, minor, _ = gear.Mountable(&e.Entry) // setMeta tells
+		_, major, minor, _ = gear.Mountable(&e.Entry) // setMeta reports what is left out
 	}
 	what := "fifo"
 	switch e.Type {

@@ -160,7 +160,7 @@ func (c *closure) loads(entry int, r io.ReaderAt, size int64) {
 		return
 	}
 	var magic [4]byte
-	if n, _ := r.ReadAt(magic[:], 0); n < 2 { // the count says all
+	if n, _ := r.ReadAt(magic[:], 0); n < 2 { // n says whether it is long enough
 		return
 	}
 	switch {

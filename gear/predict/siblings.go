@@ -35,7 +35,7 @@ type Siblings struct {
 // link has a round trip in seconds and a rate in bytes per second. The first budget is
 // what the link could transfer during a round trip.
 func NewSiblings(t *Tree, roundTrip, ratePerSec float64) *Siblings {
-	t.byName() // at once, and not while somebody waits for a file
+	t.byName() // makes the tables now, while nobody waits for a file
 	t.wholes()
 	return &Siblings{t: t, budget: min(max(int64(roundTrip*ratePerSec), siblingLeast), siblingMost), brought: map[gear.Name]int64{}}
 }

@@ -176,8 +176,8 @@ const hashDigits = 8
 
 func digit(c byte) bool { return '0' <= c && c <= '9' }
 
-// replaceRuns replaces by # the runs of bytes of a kind that match. A run does not begin
-// or end with a dot.
+// replaceRuns replaces each run of bytes of a kind by "#" if match accepts the run. A run does
+// not begin or end with a dot.
 func replaceRuns(p string, match func(run string) bool, kind func(byte) bool) string {
 	var b strings.Builder
 	for i := 0; i < len(p); {

@@ -492,7 +492,7 @@ func (v *visible) has(repo string, names []gear.Name, out []bool) (unknown int) 
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	if v.clock().Sub(v.turn) > v.lasts {
-		return len(names) // the next add turns
+		return len(names) // too old; the next call of add starts anew
 	}
 	now, old := v.now.repos[repo], v.old.repos[repo]
 	next, nextOld := 0, 0
@@ -524,7 +524,7 @@ func (v *visible) add(repo string, names []gear.Name, may []bool, epoch uint64) 
 	if v.changes != epoch {
 		return
 	}
-	if now := v.clock(); now.Sub(v.turn) > v.lasts { // entries in now may be older than that, too
+	if now := v.clock(); now.Sub(v.turn) > v.lasts { // entries in now may be too old, too
 		v.now, v.old, v.turn = seen{}, seen{}, now
 	}
 	for i := range names {

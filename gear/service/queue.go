@@ -326,7 +326,7 @@ func (s *Service) drainQueue(ctx context.Context) {
 		begun := 0
 		for _, j := range jobs {
 			if begun == cap(s.slots) {
-				break // others may have come whose turn it is
+				break // it may now be the turn of other jobs
 			}
 			if active, _ := s.isActive(j.Digest); active || s.filesLater(j.Digest) {
 				continue
@@ -585,5 +585,5 @@ func (s *Service) finished(ctx context.Context, d oci.Digest) error {
 	if !lost && s.grantMore(ctx, d) == nil {
 		return nil
 	}
-	return s.facts.Requeue(ctx, d) // the conversion records what the error was
+	return s.facts.Requeue(ctx, d) // the next conversion records the error
 }

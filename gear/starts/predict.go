@@ -350,8 +350,8 @@ func (b *Book) learn(ctx context.Context, repo string, manifest oci.Digest) erro
 		return err
 	}
 	if !whole {
-		// Files that the start was given could not be seen to be opened. They are known
-		// from the earlier prediction.
+		// Files that were given to the container in advance were not seen to be opened. They
+		// are known from the earlier prediction.
 		inferred, err := b.infer(ctx, repo, manifest)
 		if err != nil {
 			return err

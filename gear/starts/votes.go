@@ -28,7 +28,7 @@ const (
 	// leastShare is the share of the repositories that must have opened a content, among
 	// those that have it and were started.
 	leastShare = 0.8
-	// maxAsked is for how many contents the holders are looked up. maxHolders is how many
+	// maxAsked is the number of contents whose holders are looked up. maxHolders is how many
 	// holders of each are considered.
 	maxAsked   = 500
 	maxHolders = 1000
@@ -60,7 +60,7 @@ func (b *Book) readBallots(ctx context.Context) (*ballots, error) {
 		for i := range rows {
 			d, err := predict.DecodeDonor(rows[i].Data)
 			if err != nil {
-				continue // it is reported when its repository asks
+				continue // it is reported when its own repository needs it
 			}
 			v.voters[rows[i].Repo] = true
 			for rank := range d.Opened {

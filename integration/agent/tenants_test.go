@@ -141,10 +141,10 @@ func passedAs(alias, name string) fault {
 	}
 }
 
-// TestLiarOfOneDomain has two registries of one domain. One sends other chunks for a large file of
-// the other's, which its index names with just these chunks, and a container reads them. The
-// other's image must show its own content all the same, and must do so at once, whether the liar's
-// container still has the file open or not.
+// TestLiarOfOneDomain has two registries of one domain. One of them sends other chunks for a large
+// file of the other registry, and its index names the file with these chunks. A container reads
+// them. The other's image must show its own content all the same, and must do so at once, whether
+// the liar's container still has the file open or not.
 func TestLiarOfOneDomain(t *testing.T) {
 	first, second := slipway.Start(t, t.TempDir(), nil), slipway.Start(t, t.TempDir(), nil)
 	evil := behind(t, second)

@@ -169,7 +169,7 @@ func Format(v float64, u Unit) string {
 	return digits(v)
 }
 
-// prefixed writes v with the largest prefix that leaves it at least least.
+// prefixed writes v with the largest prefix with which v is at least the number least.
 func prefixed(v, least float64, units []string) string {
 	i := 0
 	for i < len(units)-1 && math.Abs(v) >= 999.95*least {

@@ -138,7 +138,7 @@ func unwritten(smaps io.Reader, exe string, found func(start, end uint64)) {
 		case fields[0] == "Anonymous:":
 			clean = fields[1] == "0"
 			continue
-		case fields[0] != "Swap:" || fields[1] != "0" || !clean: // comes behind Anonymous
+		case fields[0] != "Swap:" || fields[1] != "0" || !clean: // comes after the line Anonymous
 			continue
 		}
 		from, to, ok := strings.Cut(at[0], "-")

@@ -105,7 +105,7 @@ func (d *Dir) loadPartials() error {
 			}
 			continue
 		}
-		if isMap { // st describes the chunks
+		if isMap { // st is the information about the file of chunks
 			p := &Partial{d: d, view: key.view, stamp: max(st.Mtim.Nano(), st.Atim.Nano()), bytes: st.Blocks * 512}
 			p.f.Name, p.f.Size = key.name, st.Size
 			d.partials[key] = p

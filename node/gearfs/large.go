@@ -24,8 +24,8 @@ const (
 	streamWhole = 16 << 20
 	// maxAhead is the longest read-ahead in chunks.
 	maxAhead = 32
-	// maxReread bounds how often a read fetches chunks again that were given up right
-	// after they came because the disk is full.
+	// maxReread bounds how often a read fetches chunks again if they are given up as soon as
+	// they come, because the disk is full.
 	maxReread = 8
 	// nearStream is the distance in chunks up to which a reader waits for a stream that
 	// will bring its chunk.

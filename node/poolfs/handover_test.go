@@ -216,8 +216,8 @@ func TestReplaceUnderLoad(t *testing.T) {
 	}
 }
 
-// TestKilledWithoutResend checks that without RESEND only the requests fail that a killed worker
-// was processing.
+// TestKilledWithoutResend checks that without RESEND only those requests fail that a killed
+// worker was processing.
 func TestKilledWithoutResend(t *testing.T) {
 	p := newPool(t, patience)
 	names := p.fill(t, 24, 1000, 2000)

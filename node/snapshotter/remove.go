@@ -144,8 +144,8 @@ func (s *Snapshotter) retireOrphans(ctx context.Context) error {
 				continue
 			}
 			if key, ok := known[e.Name()]; ok {
-				// When a root is committed, a directory stays that its snapshot does not
-				// need.
+				// When a root is committed, the snapshot's directory stays although the
+				// snapshot no longer needs it.
 				if _, _, usage, err := storage.GetInfo(ctx, key); err != nil || !isClaimed(usage) {
 					continue
 				}

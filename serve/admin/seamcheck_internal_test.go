@@ -246,8 +246,8 @@ func (w *world) rowsOf(db *sql.DB, has map[oci.Digest]bool) error {
 	return rows.Err()
 }
 
-// recover follows the documentation's steps for damage. It checks that every image comes back of
-// which each content had a good copy. After another push, all images must be back.
+// recover follows the documentation's steps for damage. It checks that every image of which each
+// content had a good copy comes back. After another push, all images must be back.
 func (w *world) recover() error {
 	reachable := w.ownCopies()
 	maps.Copy(reachable, w.sourceHas)

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// surveyAge is how old a survey must be for a look at it to start a new one.
+	// surveyAge is the age from which on a survey is made anew if somebody looks at it.
 	surveyAge = 5 * time.Minute
 	// surveyShare bounds the time that surveys take: at most one part in 20.
 	surveyShare = 20

@@ -467,8 +467,8 @@ func TestHeads(t *testing.T) {
 	}
 }
 
-// TestPagesOfTags checks that a tag is found that is not on the first page, and that each
-// request carries the namespace and the credentials.
+// TestPagesOfTags checks that a tag beyond the first page is found, and that each request
+// carries the namespace and the credentials.
 func TestPagesOfTags(t *testing.T) {
 	registry := servetest.Start(t)
 	var pages atomic.Int64

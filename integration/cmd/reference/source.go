@@ -14,12 +14,11 @@ import (
 	"strings"
 )
 
-// A metric is defined where its options are written, or where a function is called that
-// writes the options: `counter := func(name, help string) ... Opts{Name: "slipway_x_" +
-// name, Help: help}`. So a definition begins at the options. As long as it depends on
-// parameters of the function around it, it continues at the calls of that function.
-// Anything that cannot be read in this way is an error, so that no metric goes missing
-// unnoticed.
+// A metric is defined where its options are written, or where a function that writes the
+// options is called: `counter := func(name, help string) ... Opts{Name: "slipway_x_" + name,
+// Help: help}`. So a definition begins at the options. As long as it depends on parameters of
+// the function around it, it continues at the calls of that function. Anything that cannot be
+// read in this way is an error, so that no metric goes missing unnoticed.
 
 // definition is a metric. Some of its parts may still depend on parameters.
 type definition struct {
