@@ -194,7 +194,7 @@ func TestGearTenants(t *testing.T) {
 			}
 		}
 		for i, p := range layerProbes(w.layer.Digest, w.manifest) {
-			// Both digests stand for one that nobody has.
+			// q asks for a digest that nobody has, in place of both the layer and the manifest.
 			q := layerProbes(absent, absent)[i]
 			name := w.layer.Digest
 			if strings.Contains(p.path+p.body, w.manifest) {

@@ -236,8 +236,9 @@ func (r *Registry) keep(repo string, d oci.Digest, now time.Time) (time.Time, bo
 	return r.seen.until(seenKey{repo, d}, now, r.opts.Grace)
 }
 
-// keepOrCondemn is keep for a step that removes what it does not keep. From its answer
-// until settle, no client is told that the content exists.
+// keepOrCondemn is like keep, for a step of the collector that removes the content unless keep
+// is true. From its answer until settle, no client is told that the content exists. From its
+// answer until settle, no client is told that the content exists.
 func (r *Registry) keepOrCondemn(repo string, d oci.Digest, now time.Time) (time.Time, bool) {
 	if r.holdBack.After(now) {
 		return r.holdBack, true

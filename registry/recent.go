@@ -125,8 +125,8 @@ func (s *seen) until(k seenKey, at time.Time, grace time.Duration) (t time.Time,
 	return s.last(k, at, grace)
 }
 
-// untilOrCondemn is until for a collector that removes what need not be kept. The collector
-// calls settle when RAM no longer has it.
+// untilOrCondemn is like until, for a collector that removes the content unless keep is true.
+// The collector calls settle when RAM no longer has it.
 func (s *seen) untilOrCondemn(k seenKey, at time.Time, grace time.Duration) (t time.Time, keep bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -29,7 +29,8 @@ func (c *chains) line(chain string) ([]*chainRecord, error) {
 	return lineOf(chain, c.sound)
 }
 
-// remake is sound for a damaged record. damage says what is wrong with the record.
+// remake replaces a damaged record by one made from other sources, and returns it. damage says
+// what is wrong with the damaged record.
 func (c *chains) remake(chain string, damage error) (*chainRecord, error) {
 	c.changing.Lock()
 	defer c.changing.Unlock()

@@ -423,9 +423,8 @@ func TestTarUpperRetries(t *testing.T) {
 	}
 }
 
-// watchReads calls before ahead of the first read of each opening of the file, with the
-// number of the reading, counted from 1. The returned function reports how many readings
-// there were.
+// watchReads calls before(n) ahead of the first read of the nth opening of the file. The
+// returned function reports how many readings there were.
 func watchReads(t *testing.T, name string, before func(n int)) func() int {
 	t.Helper()
 	fan, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY)

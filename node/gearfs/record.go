@@ -394,8 +394,8 @@ func (s *Service) observeOn(img *image, began time.Time, next int) {
 	}
 }
 
-// observeFrom is observe from a position in the table on, while more returns true. It
-// returns the position where it stopped.
+// observeFrom does what observe does, from a position in the table on and while more returns
+// true. It returns the position where it stopped.
 func (s *Service) observeFrom(img *image, from int, more func() bool) (next int, err error) {
 	err = img.table.EachFrom(from, func(i int, f gear.File) bool {
 		s.cache.Observe(f.Name)

@@ -157,8 +157,8 @@ func (c *Client) once(ctx context.Context, l call) (resp *http.Response, after t
 	return nil, c.retryAfter(l, resp), err
 }
 
-// retryAfter says whether to repeat a request that got an error answer, in the form of
-// once's after.
+// retryAfter says whether to repeat a request that got an error answer. Its result has the
+// meaning of the result after of once.
 func (c *Client) retryAfter(l call, resp *http.Response) time.Duration {
 	if l.retry == retryNone {
 		return -1

@@ -61,7 +61,7 @@ func (o *oneFill) Get(ctx context.Context, key string, off, n int64) (objstore.O
 	return &bent{inRAM{info: f.info}, strings.NewReader(string(data))}, nil
 }
 
-// inRAM is an object whose bytes are elsewhere.
+// inRAM is an object of which only the Info is used.
 type inRAM struct {
 	objstore.Object
 	info objstore.Info

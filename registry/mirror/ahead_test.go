@@ -94,8 +94,9 @@ func TestAheadFails(t *testing.T) {
 	b.wantBlob("origin/app", data)
 }
 
-// TestAheadOfOne checks that fetching ahead what a client asks for next anyway does not take the
-// connection from that request.
+// TestAheadOfOne checks that nothing is fetched ahead of an image that has a single small blob.
+// The client requests that blob next, and fetching it ahead would take the connection from this
+// request.
 func TestAheadOfOne(t *testing.T) {
 	b := newBed(t, aheadUpTo(sizeSmall))
 	desc, _ := b.o.image("app", "v1", `{"os":"linux","architecture":"amd64"}`, random(6, sizeSmall+1))

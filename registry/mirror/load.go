@@ -28,8 +28,8 @@ type LoadOptions struct {
 
 // Progress says how far the loading of an image is.
 type Progress struct {
-	// Blobs and Bytes are stored here, out of Total and TotalBytes that are known to
-	// belong to the image.
+	// Of the Total blobs and TotalBytes bytes known to belong to the image, Blobs and Bytes are
+	// stored here.
 	Blobs, Total      int
 	Bytes, TotalBytes int64
 }

@@ -64,8 +64,9 @@ func TestPartsOfImmutable(t *testing.T) {
 	}
 }
 
-// TestHungTags checks that a tag that hangs on an image takes no other tag's place, whatever its
-// suffix. It stays with its image and goes with it, or goes by itself if the image is gone.
+// TestHungTags checks that a tag that is attached to an image by its name takes no other tag's
+// place, whatever its suffix. The tag stays as long as its image and is removed with it. If the
+// image no longer exists, the tag is removed by itself.
 func TestHungTags(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")

@@ -195,7 +195,7 @@ func (w *world) check(last seamStep, opErr error) (broken []error) {
 	if w.a != nil {
 		promise("a tag keeps the time of its push", w.tagTimes())
 		if opErr == nil && last.verdict != nil && !w.o.away.Load() {
-			promise("who says done has done it: "+last.name, last.verdict(w))
+			promise("a command that reports success has done its work: "+last.name, last.verdict(w))
 		}
 		promise("no wrong byte is served", w.served())
 		if !w.o.harmed.Load() && !w.o.away.Load() {

@@ -1,13 +1,13 @@
 // Package file keeps volumes in a shared directory, such as one of NFS, for users who
 // have no Ceph.
 //
-// A volume is a sparse file of the device's size, and a map of the blocks that the volume
-// has itself. Any other block is the parent's, or zeros. A block of the map is 4 KiB, the
-// unit of the file systems in the volumes. So writing never copies a parent's block, and
-// what two versions of an image share is not stored again because something beside it
-// changed. The price is small: 32 KiB of map for each GiB while a volume is written, and
-// 16 bytes for each stretch after that. With blocks of 64 KiB a change to one inode would
-// store, and copy, 16 times as much.
+// A volume is a sparse file of the device's size, and a map of the blocks that the volume has
+// itself. Any other block is the parent's, or zeros. A block of the map is 4 KiB, the unit of
+// the file systems in the volumes. So writing never copies a parent's block, and a block that
+// two versions of an image share is not stored again when a neighbouring block changes. The
+// price is small: 32 KiB of map for each GiB while a volume is written, and 16 bytes for each
+// stretch after that. With blocks of 64 KiB a change to one inode would store, and copy, 16
+// times as much.
 //
 // The directory holds
 //

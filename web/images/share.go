@@ -80,9 +80,9 @@ func (q *request) shareOf(t *fileTree, repo string, image oci.Digest, layerBytes
 	return v
 }
 
-// countShare returns what an image shares, counted or still being counted. All who ask
-// share one count, and only one image is counted at a time. It returns nil if too many
-// images wait.
+// countShare returns the counting of what an image shares with others: begun, running or
+// complete. All who ask share one count, and only one image is counted at a time. It returns
+// nil if too many images wait.
 func (p *Pages) countShare(t *fileTree, repo string, image oci.Digest) *shareSum {
 	now := p.opts.Clock()
 	key := repo + "@" + string(image)

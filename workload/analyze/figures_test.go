@@ -106,9 +106,9 @@ func TestIngress(t *testing.T) {
 	check(t, rep, "table1", map[string]float64{"ingress": 3400, "bytes of PATCH": 3000})
 }
 
-// TestIngressOfOthers counts pushes as other registries log them. Some log what came in
-// each request, so a PUT without a body has no size of its own, and the push has the size
-// of its PATCHes. For a PUT without a PATCH nothing is known.
+// TestIngressOfOthers counts pushes as other registries log them. Some log how many bytes came
+// in each request. A PUT without a body then has no size of its own, and the size of the push
+// is that of its PATCHes. For a PUT without a PATCH nothing is known.
 func TestIngressOfOthers(t *testing.T) {
 	upload := func(m store.Method, ref store.Symbol, size int64, status uint16) req {
 		return req{method: m, kind: trace.Upload, client: 1, repo: 1, ref: ref, size: size, status: status}

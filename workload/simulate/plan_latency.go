@@ -26,8 +26,8 @@ type Tier struct {
 	Bandwidth float64 `json:"bytes_per_second,omitempty"`
 	// Points, if there are any, replace both: measured times by size, in order of size. Between
 	// two points the time is interpolated. Below the first point the time is that of the first
-	// point. Above the last it grows with the rate between the last two, or stays if there is
-	// one point.
+	// point. Above the last point the time grows at the rate between the last two points; with
+	// a single point it stays the same.
 	Points []TierPoint `json:"points,omitempty"`
 }
 

@@ -424,9 +424,9 @@ func attributeOps() []operation {
 			p, attr := name(rng), lists[rng.IntN(len(lists))]
 			value := valueOf(rng, attr)
 			return p + " " + attr, func(t *tree) string {
-				// An overlay asks the lower file system whether it could set an ACL, so
-				// the file is copied up first. The operation "acl-lower" sets an ACL
-				// without that.
+				// An overlay asks the lower file system whether it could set an ACL, so the
+				// file is copied up first. The operation "acl-lower" changes an ACL without
+				// this copy-up.
 				if err := unix.Fchownat(t.top, p, -1, -1, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 					return answer("", err)
 				}

@@ -334,7 +334,8 @@ func testSweepLeavesTheLiving(t *testing.T, b *bed) {
 	if _, err := s.Resume(t.Context(), lost, 0); !errors.Is(err, objstore.ErrNotExist) {
 		t.Errorf("Resume of a swept upload: got error %v, want ErrNotExist", err)
 	}
-	// The upload was not dead. Its object cannot be made any more, and is not made in part.
+	// The upload was not dead. The upload was in fact still running. Its object can no longer
+	// be made, and no part of the object may appear.
 	if err := dead.Commit(t.Context(), "s/dead"); !errors.Is(err, objstore.ErrNotExist) {
 		t.Errorf("Commit of an upload that was swept: got error %v, want ErrNotExist", err)
 	}

@@ -13,7 +13,7 @@ import (
 type Metric struct {
 	// Name is the name that gates use: "p99", "service-p50", "rate".
 	Name string
-	// Unit is that of the figure.
+	// Unit is the unit of the metric's values.
 	Unit string
 	// MoreIsBetter reports whether a higher value is better.
 	MoreIsBetter bool
@@ -96,7 +96,7 @@ type Interval struct {
 	High  float64 `json:"high"`
 }
 
-// Change is a metric of a result beside that of the first.
+// Change compares a metric of a result with the same metric of the first result.
 type Change struct {
 	Metric string `json:"metric"`
 	Unit   string `json:"unit"`

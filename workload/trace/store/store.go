@@ -185,10 +185,10 @@ func openParquet(path string, readBytes int) (f *os.File, pf *parquet.File, err 
 	return f, pf, nil
 }
 
-// damaged makes an error of a panic while a file is decoded: the decoder trusts
-// lengths and offsets that a damaged file has wrong. Those that would not make a panic are
-// checked before, see sound.go. It is deferred around the decoder alone, never around a
-// caller's function.
+// damaged turns a panic of the decoder into an error: the decoder trusts lengths and offsets,
+// which are wrong in a damaged file. Wrong values that would not cause a panic are detected
+// beforehand, see sound.go. It is deferred around the decoder alone, never around a caller's
+// function.
 func damaged(err *error, path string) {
 	if r := recover(); r != nil {
 		*err = fmt.Errorf("read %s: the file is damaged: %v", path, r)
