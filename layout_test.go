@@ -336,7 +336,8 @@ var linking = map[string][]string{
 }
 
 // TestIntegrationIsApart checks that no other package of integration calls the product's. All may
-// use the servers of internal/backendtest and the seed of Ceph, and those of the boards the board.
+// use the servers of internal/backendtest and the seed of Ceph, and the tests of the boards may
+// use package dashboard.
 func TestIntegrationIsApart(t *testing.T) {
 	supports := []string{"internal/backendtest", "internal/cephseed", "internal/dashboard"}
 	err := filepath.WalkDir("integration", func(file string, d fs.DirEntry, err error) error {

@@ -143,8 +143,9 @@ func TestKeeperKilled(t *testing.T) {
 	})
 }
 
-// TestKeeperOutlives checks that only its own kill ends a keeper whose files are in use, and with
-// it the pool. Signals, the end of the reader of its log, and the end of workers do not.
+// TestKeeperOutlives checks that a keeper whose files are in use, and with it the pool, ends only
+// when the keeper itself is killed. Signals, the end of the reader of its log, and the end of
+// workers do not.
 func TestKeeperOutlives(t *testing.T) {
 	b := newVolumeBed(t, "local", "ext4", "gear, plain")
 	b.end()

@@ -13,8 +13,8 @@ import (
 )
 
 // TestDamagedRecords damages the records of an image's layers in every way, one or both of them.
-// Afterwards the image can be mounted, and so can the containers of containerd that used it, unless
-// nothing is left that describes it.
+// Afterwards the image, and the containers of containerd that used it, can be mounted, unless
+// nothing is left that describes the image.
 func TestDamagedRecords(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")

@@ -17,8 +17,8 @@ import (
 	"example.org/slipway/config"
 )
 
-// TestStates checks that a caller of an agent that does not answer learns the agent's state, and is
-// not sent to the registry.
+// TestStates checks that the error of a call to an agent that does not answer names the agent's
+// state, and does not blame the registry.
 func TestStates(t *testing.T) {
 	dir, err := os.MkdirTemp("/tmp", "sws") // names of sockets must be short
 	if err != nil {

@@ -575,7 +575,8 @@ func TestVolumesNetwork(t *testing.T) {
 	}
 }
 
-// TestVolumeChoice checks that images arrive in the available ways, and that the reason is given.
+// TestVolumeChoice checks that images are provided in the ways that are available, and that the
+// reason for the choice is given.
 func TestVolumeChoice(t *testing.T) {
 	b := newVolumeBed(t, "local", "ext4", "volume, gear, plain")
 	none := b.push("off/app", 0, map[string]string{"a": "without a volume"})
@@ -703,7 +704,8 @@ func (b *volumeBed) pullRetrying(ctx context.Context, sn snapshots.Snapshotter, 
 	return chain
 }
 
-// TestVolumeAway checks that a container whose storage is gone says so, and says how to continue.
+// TestVolumeAway checks that the error of a container whose storage is gone says so, and says how
+// to continue.
 func TestVolumeAway(t *testing.T) {
 	b := newVolumeBed(t, "local", "ext4", "volume")
 	img := b.push("team/app", 1, map[string]string{"a": "first"})

@@ -22,8 +22,8 @@ import (
 	"example.org/slipway/registry/storage"
 )
 
-// TestForget checks that an image goes at once with everything that nobody else needs, and nothing
-// else.
+// TestForget checks that an image is removed at once with everything that nobody else needs, and
+// that nothing else is removed.
 func TestForget(t *testing.T) {
 	onEngines(t, registry.Options{DeleteDisabled: true, Immutable: func(_, _ string) bool { return true }}, func(t *testing.T, b *bed) {
 		ctx := t.Context()

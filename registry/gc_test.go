@@ -201,8 +201,8 @@ func TestForeignLayerPinsNothing(t *testing.T) {
 	}
 }
 
-// TestDryRunFollows checks that a dry run reports everything that goes, including what is free only
-// once something else has gone, and changes nothing.
+// TestDryRunFollows checks that a dry run reports everything that a run would remove, including
+// what only becomes free by another removal, and that it changes nothing.
 func TestDryRunFollows(t *testing.T) {
 	for _, tc := range []struct {
 		name string

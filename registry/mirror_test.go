@@ -482,7 +482,7 @@ func TestMirrorImages(t *testing.T) {
 		}
 		manifests := one.Size + two.Size + index.Size + child.Size
 		usage, err := b.MirrorUsage(ctx, "up/")
-		// child has the bytes of two: it is one content in two repositories.
+		// child has the same bytes as two, so both are one content in two repositories.
 		want := registry.MirrorUsage{Repositories: 2, Manifests: 4, Bytes: manifests - child.Size + 71_000, OnlyBytes: manifests - child.Size + 70_000}
 		if err != nil || usage != want {
 			t.Errorf("usage: got %+v, %v; want %+v", usage, err, want)

@@ -260,7 +260,7 @@ func (w *gcWriter) deleteTag(r *gcRepo) {
 	w.ops["delete tag"]++
 }
 
-// retag points a tag at a manifest that has one, by pushing it again.
+// retag points a tag at a manifest that already has a tag, by pushing it again.
 func (w *gcWriter) retag(r *gcRepo) {
 	d, ok := w.tagged(r)
 	if !ok {

@@ -261,7 +261,7 @@ func TestMirrorState(t *testing.T) {
 		for _, repo := range []string{"up", "half", "off"} {
 			s.do("GET", "/v2/"+repo+"/app/manifests/v1", "")
 		}
-		<-time.After(1100 * time.Millisecond) // longer than a failed endpoint is tried only after the others
+		<-time.After(1100 * time.Millisecond) // longer than the time for which a failed endpoint is tried only after the others
 		t.Log(name)
 		saysState(t, s, "off", "offline by configuration", 0, 0)
 		if works {

@@ -205,7 +205,7 @@ func TestStoreConformance(t *testing.T) {
 	t.Parallel()
 	for _, tc := range storeCases(t) {
 		if !tc.quick {
-			continue // each is quick enough to be tested on, but many new ones are not
+			continue // one store of each kind is quick enough for a test, but not many new ones of these
 		}
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()

@@ -46,9 +46,9 @@ func layerIndex(t *testing.T, members ...member) *gear.Index {
 	return x
 }
 
-// TestFits asks whether the upper of two layers fits. The layers are sound ones, odd ones, and ones
-// of which no image can be made. The answer must agree with the image that is then made: what was
-// claimed can be mounted.
+// TestFits asks whether the upper of two layers fits. Some layers are sound, some are odd, and some
+// cannot become a part of any image. The answer must agree with the image that is then made: what
+// was claimed can be mounted.
 func TestFits(t *testing.T) {
 	small := gear.File{Name: sha256.Sum256([]byte("small")), Size: 5}
 	large := gear.File{Name: sha256.Sum256([]byte("large")), Size: 5 << 20, Chunks: slices.Repeat([]gear.Name{{1}}, 5)}

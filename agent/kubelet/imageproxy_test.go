@@ -226,8 +226,8 @@ func TestImageProxySizes(t *testing.T) {
 	}
 }
 
-// TestImageProxyRemoval checks that a removed image's bytes are freed before the answer comes, and
-// none of one that is not removed.
+// TestImageProxyRemoval checks that the bytes of a removed image are freed before the answer
+// comes, and that an image that is not removed keeps its bytes.
 func TestImageProxyRemoval(t *testing.T) {
 	var freed []int64 // written before an answer, read after it
 	conn, _, log := criBedWith(t, func(n int64) { freed = append(freed, n) })

@@ -77,8 +77,8 @@ func FuzzKeychain(f *testing.F) {
 	})
 }
 
-// TestRefusedPulls checks that a pull that fails leaves the credential of one that worked, and
-// no credential where none worked.
+// TestRefusedPulls checks that a failed pull does not replace the credential of an earlier
+// successful pull, and leaves no credential if there was none.
 func TestRefusedPulls(t *testing.T) {
 	keys, err := OpenKeychain(filepath.Join(t.TempDir(), "keys"))
 	if err != nil {

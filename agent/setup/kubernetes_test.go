@@ -54,8 +54,8 @@ func plant(t *testing.T, root string, files map[string]string) {
 	}
 }
 
-// TestSetupNodes sets up nodes with the files of each distribution, looks at what is written
-// where and at what is left to do, and takes it back.
+// TestSetupNodes sets up nodes with the files of each distribution, checks what it writes where
+// and what it leaves to the administrator, and undoes the set-up.
 func TestSetupNodes(t *testing.T) {
 	t.Parallel()
 	const k3s = "var/lib/rancher/k3s/agent/etc/containerd/"
@@ -186,7 +186,8 @@ func TestSetupNodes(t *testing.T) {
 	}
 }
 
-// TestSetupClosedNodes checks that a node that cannot have an agent is left as it is, and told why.
+// TestSetupClosedNodes checks that a node that cannot have an agent is left as it is, and that the
+// error says why.
 func TestSetupClosedNodes(t *testing.T) {
 	t.Parallel()
 	for id, want := range map[string]string{"talos": "Talos", "cos": "Container-Optimized", `"bottlerocket"`: "Bottlerocket"} {

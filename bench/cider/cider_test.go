@@ -35,7 +35,7 @@ func TestSingleTargets(t *testing.T) {
 	}
 }
 
-// TestFailuresAreNoMeans checks that no mean includes an image that failed in one way.
+// TestFailuresAreNoMeans checks that an image that failed in one of the ways is in no mean.
 func TestFailuresAreNoMeans(t *testing.T) {
 	list := append(sample(), Deployment{Image: "c/1", Way: ctrnode.Plain, Nodes: 1, Containers: 1, PullSec: 1000},
 		Deployment{Image: "c/1", Way: ctrnode.VolumeLocal, Nodes: 1, Containers: 1, Failure: "it broke\nhere"})

@@ -130,7 +130,7 @@ func (f *Figures) Head() string { return f.Run.Head() }
 
 // About says what was done.
 func (f *Figures) About() string {
-	return "Each figure of [synthetic-traces.md](synthetic-traces.md), with its tolerance, beside what `slipway trace analyze` says of generated traces: of those for which the tolerances are stated, and of the one that was analysed above. " +
+	return "Each figure of [synthetic-traces.md](synthetic-traces.md), with its tolerance, beside what `slipway trace analyze` says of generated traces: of the traces for which the tolerances are stated, and of the trace that was analysed above. " +
 		"The analysis counts some things in another way than the project's own test of the generator: clients without their pings, and sizes in the analysis' own bins. \"Not in the analysis\" are figures that it counts in a quite different way, or not at all."
 }
 

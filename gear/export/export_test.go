@@ -254,8 +254,8 @@ func TestExportIntoFullDirectory(t *testing.T) {
 	}
 }
 
-// TestExportInherits exports to a directory that passes its access control list and group
-// on to new files. The exported tree must not take them over.
+// TestExportInherits exports to a directory that passes its access control list and group on to
+// new files. The exported tree must not inherit them.
 func TestExportInherits(t *testing.T) {
 	treetest.NeedRoot(t)
 	dir := t.TempDir()

@@ -335,7 +335,7 @@ func TestDamagedBytesAreFound(t *testing.T) {
 	must(t, err)
 	good, err := io.ReadAll(o)
 	must(t, errors.Join(err, o.Close()))
-	for i := 0; i < len(good); i += 3 { // an entry has 49 bytes, so one of the three meets each field
+	for i := 0; i < len(good); i += 3 { // an entry has 49 bytes, so three entries have each of their bytes changed once
 		bad := slices.Clone(good)
 		bad[i] ^= 1 << (i % 8)
 		must(t, b.objs.Put(b.ctx, key, bad, false))

@@ -51,8 +51,9 @@ func want(t *testing.T, what string, got []string, wanted ...string) {
 	}
 }
 
-// TestPredict starts the versions of a series one after the other: each inherits from the
-// likest one, also when that is gone, and its own reports replace what was inferred.
+// TestPredict starts the versions of a series one after the other. Each version inherits from
+// the most similar one, even if that no longer exists, and its own reports replace the inferred
+// profile.
 func TestPredict(t *testing.T) {
 	b := newBed(t, nil)
 	v := func(n int) []file {
@@ -132,7 +133,7 @@ func TestPredictInPart(t *testing.T) {
 }
 
 // TestVotesOfOwners checks who may speak for an image: two repositories, of its own owner or of
-// two owners. Whoever has the file and did not open it speaks against.
+// two owners. A repository that has the file and did not open it votes against it.
 func TestVotesOfOwners(t *testing.T) {
 	shared := file{"lib/shared", []byte("shared content")}
 	rest := func(repo string) file { return file{"lib/rest", []byte("only in " + repo)} }

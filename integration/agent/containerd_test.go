@@ -48,7 +48,7 @@ func reconnected(t testing.TB, c *daemon.Containerd) {
 	})
 }
 
-// unique turns a container's name into one that no other containerd's runc has.
+// unique turns a container's name into a name that no runc of another containerd has.
 func unique(id string) string { return fmt.Sprintf("%s-%016x", id, rand.Uint64()) }
 
 func run(t testing.TB, c *daemon.Containerd, ref, id string, args ...string) string {

@@ -152,9 +152,9 @@ func TestWithoutRegistry(t *testing.T) {
 	clean(t, a)
 }
 
-// TestKillAll ends keeper and worker while an image is mounted. The mount returns errors for what
-// it had not found in the cache when it first opened it, and does not hang. With the next agent,
-// everything in the cache can be opened. After a new mount the image is whole.
+// TestKillAll ends keeper and worker while an image is mounted. The mount returns errors for
+// files that were not in the cache when it first opened them, and does not hang. With the next
+// agent, everything in the cache can be opened. After a new mount the image is whole.
 func TestKillAll(t *testing.T) {
 	const files = 20
 	s := slipway.Start(t, t.TempDir(), nil)

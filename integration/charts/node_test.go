@@ -148,7 +148,8 @@ func (n *node) install(values string) string {
 func TestNode(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	// containerd must read what is written; until it does, nothing is restarted.
+	// containerd must read the files that are written; as long as it does not, it is not
+	// restarted.
 	if _, err := n.container(agentValues, first); err == nil || !strings.Contains(err.Error(), `write imports = ["/etc/containerd/conf.d/*.toml"]`) {
 		t.Fatalf("containerd imports nothing: %v, want words that say what to write", err)
 	}

@@ -163,8 +163,8 @@ var unseen = []string{
 	"registry_storage_errors_total",  // with the first that fails
 }
 
-// checkNames fails the test if a query or a rule names a metric that does not exist. It finds the
-// misspelt one in a sum that is 0 if there is nothing.
+// checkNames fails the test if a query or a rule names a metric that does not exist. It also
+// finds a misspelt name in an expression that is 0 without the metric.
 func (m *monitor) checkNames(want map[string]string) {
 	m.t.Helper()
 	exprs := maps.Clone(want)

@@ -45,8 +45,8 @@ func checkConfiguration(text string) error {
 // named matches the paths that a mark names.
 var named = regexp.MustCompile(`\b(integration|scripts|docs)/[a-z./-]*[a-z]`)
 
-// TestFences checks that every block says what it is. Blocks of commands are sh, and are run. If
-// one is not run, a mark says why, and where else its commands run, if they do.
+// TestFences checks that every block names its language. Blocks of commands are sh, and are run.
+// If one is not run, a mark says why, and where else its commands run, if they do.
 func TestFences(t *testing.T) {
 	for _, p := range pages(t) {
 		for _, b := range p.blocks {

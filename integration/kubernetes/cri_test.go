@@ -103,7 +103,7 @@ func (b *bed) pullSecret(t *testing.T, ref string) {
 }
 
 // account starts an image with the token of a service account, as the credential provider gives it
-// to kubelet, and reads with a later token what did not come before.
+// to kubelet. With a later token, it reads the files that had not arrived by then.
 func (b *bed) account(t *testing.T, ref string) {
 	token := func(namespace string) string {
 		p, err := provide(t, ref, b.issuer.token(t, namespace, "default", "registry.example.com", time.Hour))

@@ -33,8 +33,8 @@ type transfer struct {
 	// Requests counts the GETs that were passed on. Breaks counts those that did not bring
 	// everything.
 	Requests, Breaks int
-	// Sent is the number of bytes handed to the kernel. Lost is the maximum number of them that may
-	// not have arrived because the connection was reset.
+	// Sent is the number of bytes handed to the kernel. Lost is the maximum number of these bytes
+	// that may not have arrived because the connection was reset.
 	Sent, Lost, Size int64
 	// Again counts GETs after the first that asked for everything, although the bytes before a cut
 	// were known to have arrived.

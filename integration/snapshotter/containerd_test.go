@@ -36,7 +36,7 @@ var ways = []struct {
 	}},
 }
 
-// picky returns an image whose layers do to each other what layers can do.
+// picky returns an image whose layers change each other in every way that layers can.
 func picky(t testing.TB) *imagetest.Image {
 	var low, mid, top imagetest.Archive
 	low.Add(tar.Header{Typeflag: tar.TypeReg, Name: "hello", Mode: 0o755}, imagetest.HelloProgram(t))

@@ -142,8 +142,8 @@ func (n *node) clean(images []pushed, before ctrnode.Leftovers) {
 			}
 		}
 		// ctr removes a container first and then its snapshot. An interruption between the two
-		// leaves a snapshot that nothing names, which the next collection removes, as it does a
-		// lease.
+		// leaves a snapshot that nothing names. The next collection removes it, and also a
+		// lease that was left.
 		for _, p := range images {
 			if _, err := n.Ctr(n.t.Context(), "image", "rm", "--sync", p.ref); err != nil && !strings.Contains(err.Error(), "not found") {
 				return err

@@ -60,8 +60,8 @@ func (n *node) path(chain string, f gear.File) string {
 
 // TestForeignFile uses an image of one domain that names a file which another domain has fetched,
 // fully or in part, or is fetching. The image gets the file only from its own registry. It does not
-// get it if that registry lacks it or sends something else, nor after a restart. If that registry
-// has it, both share one copy.
+// get the file if that registry lacks it or sends something else, nor after a restart. If that
+// registry has the file, both domains share one copy.
 func TestForeignFile(t *testing.T) {
 	sizes := map[string]int{"small": 5000, "large": 5<<20 + 3, "in ranges": 20<<20 + 5}
 	if testing.Short() {
@@ -167,8 +167,8 @@ type failing struct{}
 func (failing) Read([]byte) (int, error) { return 0, errors.New("connection reset") }
 
 // TestForeignLies uses an image of one domain that makes a false statement about a file of another
-// one, before and after the other has it. Neither image is refused for it. The lying image gets
-// nothing, and the other's file is unchanged.
+// domain, before and after the other domain has the file. Neither image is refused for it. The
+// lying image gets nothing, and the other's file is unchanged.
 func TestForeignLies(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")

@@ -24,8 +24,8 @@ func (s *asksProfile) Profile(ctx context.Context) (starts.Profile, error) {
 	return starts.Profile{}, fs.ErrNotExist
 }
 
-// TestPrefetchLocal starts containers of an image that is local. Nobody is asked and nothing is
-// waited for until a file is gone.
+// TestPrefetchLocal starts containers of an image that is local. No source is asked, and
+// nothing waits, until a file is missing.
 func TestPrefetchLocal(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 40)...)
 	src := newSource(tr)

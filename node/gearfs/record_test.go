@@ -19,8 +19,8 @@ import (
 	"example.org/slipway/node/gearfs/starts"
 )
 
-// overlay mounts an overlay over a plain copy of a tree. It stands in for one whose contents are
-// elsewhere, because only the overlay is watched.
+// overlay mounts an overlay over a plain copy of a tree. It stands in for an overlay whose
+// contents are elsewhere. This makes no difference, because only the overlay is watched.
 func overlay(t testing.TB, tr *tree) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -113,11 +113,10 @@ func TestRecording(t *testing.T) {
 	}
 }
 
-// TestReportsTellTheTruth starts containers that open any part of a profile of any
-// origin, and another file. A watched start reports exactly what it opened, in order, and
-// the first report replaces what was inferred. If opens may have been missed, the start
-// reports what was seen and that it is not all, because a predicted file must not count
-// as wanted.
+// TestReportsTellTheTruth starts containers that open any part of a profile of any origin, and
+// another file. A watched start reports exactly what it opened, in order, and the first report
+// replaces what was inferred. If opens may have been missed, the start reports what was seen
+// and that the list is incomplete, because a predicted file must not count as wanted.
 func TestReportsTellTheTruth(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 12)...)
 	mnt := overlay(t, tr)

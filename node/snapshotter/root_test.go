@@ -115,7 +115,7 @@ func TestRoot(t *testing.T) {
 	if u, err := b.Usage(t.Context(), "container"); err != nil || u.Size != 4096 || u.Inodes != 7 {
 		t.Errorf("usage %v, error %v", u, err)
 	}
-	// An earlier decision stays, whatever applies to others now.
+	// The decision for this container stays, whatever is decided for others now.
 	r.on = false
 	b.restart()
 	m, err := b.Mounts(t.Context(), "container")

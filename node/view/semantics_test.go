@@ -30,7 +30,7 @@ func TestMetadataNeedsNoData(t *testing.T) {
 	long := strings.Repeat("n", 255)
 	f := file("d/f", "content").mode(0o4751).xattrs("security.capability", capability, "system.posix_acl_access", acl, "user.u", "v")
 	f.UID, f.GID, f.Sec, f.Nsec = 70000, 4294967294, -5, 999999999
-	hardLink := f // its attributes count: an archive repeats those of the file
+	hardLink := f // the attributes of the link count, and archives repeat those of the file
 	hardLink.Path, hardLink.Type, hardLink.Link, hardLink.Size = "d/hard", rootfs.HardLink, "d/f", 0
 	x, _ := index(t,
 		dir("d").mode(0o1777).xattrs("system.posix_acl_default", acl, "trusted.t", ""), f,

@@ -245,8 +245,8 @@ func library(t testing.TB, r oci.Registry) (index, signature oci.Descriptor) {
 	return index, image(t, r, "lib/app", &two, []string{"signature"})
 }
 
-// TestCopyOrder checks that tags come in the order of their versions, whatever that of the source
-// is, as retention at the destination keeps those that came last.
+// TestCopyOrder checks that tags are copied in the order of their versions, whatever their order
+// at the source, because retention at the destination keeps the last ones.
 func TestCopyOrder(t *testing.T) {
 	want := []string{"1.2", "1.10", "2024-01-31", "2024-11-02", "latest", "v1.9.9", "v1.10.0-rc1", "v1.10.0-rc10", "v1.10.0", "v01.10.1", "v1.10.1", "v2"}
 	src, dst := newMem(), newMem()

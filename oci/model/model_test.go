@@ -222,8 +222,8 @@ func TestDir(t *testing.T) {
 	}
 }
 
-// TestDirLinks checks that links to files are files, as in the cache of Hugging Face, and that
-// nothing else is taken in.
+// TestDirLinks checks that links to files are packed as files, as in the cache of Hugging Face,
+// and that nothing else is packed.
 func TestDirLinks(t *testing.T) {
 	t.Parallel()
 	reg := newRegistry(t)
@@ -259,7 +259,7 @@ func TestDirLinks(t *testing.T) {
 	}
 }
 
-// TestChangedMeanwhile checks that a file that is written to is not pushed.
+// TestChangedMeanwhile checks that a file that changes during the push is not pushed.
 func TestChangedMeanwhile(t *testing.T) {
 	t.Parallel()
 	reg := newRegistry(t)

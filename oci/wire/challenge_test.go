@@ -41,7 +41,7 @@ func TestParseChallenges(t *testing.T) {
 }
 
 // writer writes challenges in every spelling that RFC 9110 allows, and with the single quotes and
-// semicolons of servers that know it from hearsay.
+// semicolons that some servers use against it.
 type writer struct{ *rand.Rand }
 
 func (w writer) any(list ...string) string { return list[w.IntN(len(list))] }

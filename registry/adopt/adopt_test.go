@@ -254,7 +254,7 @@ func TestAdoptDistribution(t *testing.T) {
 		t.Errorf("fsck changed the storage (-before +after):\n%s", diff)
 	}
 
-	// What nobody names goes after the grace period; what is named stays.
+	// Content that nothing names is removed after the grace period; what is named stays.
 	b.Clock.Add(2 * time.Hour)
 	if _, err := b.Collect(t.Context(), registry.CollectOptions{}); err != nil {
 		t.Fatal(err)

@@ -158,8 +158,8 @@ func newGuardedBed(t *testing.T, chosen string) *bed {
 	}})
 }
 
-// TestAnyLies checks that a client does not see a content because a registry that it chose claims
-// to have that content.
+// TestAnyLies checks that a registry that a client chose cannot show stored content to the client
+// by claiming to have it.
 func TestAnyLies(t *testing.T) {
 	liar := newOrigin(t, true)
 	b := newGuardedBed(t, liar.url)
@@ -204,8 +204,8 @@ func TestAnyLies(t *testing.T) {
 	}
 }
 
-// TestAnySpoilsNothing checks that what a registry sends that a client chose hinders nobody
-// else.
+// TestAnySpoilsNothing checks that the answers of a registry that a client chose affect no
+// other client.
 func TestAnySpoilsNothing(t *testing.T) {
 	liar := newOrigin(t, false)
 	b := newGuardedBed(t, liar.url)

@@ -383,7 +383,8 @@ func aboutStatus(add adder) {
 	add("the first request ends the connection", right, only(first, hangUp), nil)
 }
 
-// aboutAnswers covers answers that only look like one, or that answer something else.
+// aboutAnswers covers responses that only look like an answer, and responses that answer
+// something else.
 func aboutAnswers(add adder) {
 	add("everything is a web page", fails, page, nil)
 	add("answers are empty", fails, text(""), nil)

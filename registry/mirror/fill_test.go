@@ -347,7 +347,7 @@ func TestRetries(t *testing.T) {
 	b.wantBlob("origin/app", data)
 }
 
-// TestRestart checks that a new process continues what the previous one fetched.
+// TestRestart checks that a new process continues the downloads of the previous one.
 func TestRestart(t *testing.T) {
 	for _, size := range []int{sizeSmall, sizeLarge} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) { restart(t, size) })

@@ -116,7 +116,7 @@ func (readOnly) LinkStored(context.Context, string, oci.Digest) (oci.Descriptor,
 	return oci.Descriptor{}, &oci.Error{Code: oci.CodeUnavailable, Message: "writes are stopped"}
 }
 
-// TestLateStranger checks a reader that is admitted when the fill is over. It fetches the blob anew
+// TestLateStranger checks a reader that is admitted when the fill is over. The blob is fetched anew
 // if the store cannot show it.
 func TestLateStranger(t *testing.T) {
 	b := newBed(t, settings{wrap: func(s mirror.Store) mirror.Store { return readOnly{s} }})

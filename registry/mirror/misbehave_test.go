@@ -364,8 +364,8 @@ func TestMisbehavingUpstream(t *testing.T) {
 	}
 }
 
-// statesOf returns the states in which a mirror is asked. Only a tag expires, so for anything
-// else a mirror that has it is not tried again before the time has passed.
+// statesOf returns the states in which a mirror is asked. Only tags expire. A mirror that has a
+// blob, or a manifest by digest, is therefore tried in the expired state only.
 func statesOf(kind string) []string {
 	switch {
 	case testing.Short():
@@ -382,7 +382,7 @@ func (tr *trial) open(t *testing.T) {
 	// Timeouts expire only in trials about timeouts, however busy the machine is.
 	timeout, wait := patience, patience
 	if tr.b.silent {
-		timeout = 5 * time.Second // when it is well again, a busy machine takes less
+		timeout = 5 * time.Second // longer than a busy machine takes once the upstream is well again
 	}
 	for _, kind := range []string{tr.kind, cmp.Or(tr.b.before, tr.kind)} {
 		if v := tr.b.verdictOf(kind); v == fails || v == busy {

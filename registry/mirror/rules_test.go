@@ -90,8 +90,8 @@ func (b *bed) multi(repo, tag string, platforms ...string) (index oci.Descriptor
 	return b.o.put(repo, tag, m), images
 }
 
-// TestPlatforms checks that an index is unchanged and that images of other platforms are not here,
-// however they are requested.
+// TestPlatforms checks that an index is unchanged and that images of other platforms are not
+// found, however they are requested.
 func TestPlatforms(t *testing.T) {
 	amd64, err := oci.ParsePlatform("linux/amd64")
 	if err != nil {

@@ -79,8 +79,8 @@ func TestTagMovesDuringPull(t *testing.T) {
 	b.wantManifest("origin/app", "v1", moved.Digest)
 }
 
-// TestSlowUpstream checks that a client gets the tag that is here from an upstream which answers later
-// than anybody waits, and that the answer counts when it comes, whatever it is.
+// TestSlowUpstream checks that a client gets the stored tag if the upstream answers later than anybody
+// waits, and that this answer counts when it comes, whatever it is.
 func TestSlowUpstream(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for some seconds")

@@ -205,8 +205,8 @@ func TestSignatureRepository(t *testing.T) {
 	}
 }
 
-// TestDryRunAcrossRepositories makes random images in several repositories, with tags that hang on
-// images of any of them, and wants the run to decide as the dry run did.
+// TestDryRunAcrossRepositories makes random images in several repositories, with tags that belong
+// to images of any of them, and wants the run to decide as the dry run did.
 func TestDryRunAcrossRepositories(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heavy, and not about what happens at once")
@@ -264,7 +264,8 @@ func TestSHA512Hung(t *testing.T) {
 	}
 }
 
-// TestCopyTags checks that sha256-<hex> at the image itself neither keeps the image nor counts.
+// TestCopyTags checks that a tag sha256-<hex> at the very image that it names neither keeps the
+// image nor counts.
 func TestCopyTags(t *testing.T) {
 	b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
 	for i := range 4 {

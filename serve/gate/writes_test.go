@@ -9,7 +9,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// TestWriteGate checks that writes go on if stopping them was in vain.
+// TestWriteGate checks that writes go on after an attempt to stop them has failed.
 func TestWriteGate(t *testing.T) {
 	g := NewWrites()
 	leave, err := g.Enter()

@@ -414,7 +414,7 @@ func TestWaits(t *testing.T) {
 	if n, _, _ := im.Source.Counts(); n != 0 {
 		t.Errorf("%d fetches for a volume of somebody else", n)
 	}
-	// Its builder is gone, and had other content under that name.
+	// The builder of the volume is gone, and had written other content under that name.
 	must(t, v.Close())
 	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()

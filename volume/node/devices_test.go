@@ -44,7 +44,7 @@ case "$1 $2" in
 esac
 `
 
-// deviceBed is a bed whose image v-a the stand-in has, too.
+// deviceBed is a bed whose image v-a is also known to the stand-in.
 func deviceBed(t *testing.T) (b *bed, dir string, img node.Image, with func(*node.Options)) {
 	t.Helper()
 	if _, err := exec.LookPath("losetup"); err != nil {

@@ -16,8 +16,8 @@ import (
 	"example.org/slipway/volume/node"
 )
 
-// TestKilled kills a Manager after each step. The next one leaves nothing behind and does what was
-// requested.
+// TestKilled kills a Manager after each step. The next Manager leaves nothing behind and does what
+// was requested.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	t.Run("local", func(t *testing.T) {

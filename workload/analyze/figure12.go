@@ -33,7 +33,7 @@ type openSessions struct {
 	layers uint32 // layers that the client got since the first of them began
 	n      uint32 // how many
 	last   uint64 // the serial number of the latest
-	// base and push are those of the latest session; they are used if the next session ends it.
+	// base and push belong to the latest session; they are used if the next session ends it.
 	base uint32
 	push bool
 }

@@ -74,8 +74,8 @@ type pageComparison struct {
 // there is none.
 type pageCompared struct {
 	Ours, Published, Difference string
-	// Part says which part of the paper's period a number covers that cannot be compared
-	// for that reason.
+	// Part says which part of the paper's period the zone covers, if the number cannot be
+	// compared for that reason.
 	Part string
 	// Mark is "in", "out", or "" for a number that cannot be judged.
 	Mark string

@@ -276,8 +276,8 @@ func (ref *reference) compare(z *ZoneResult, zones []ZoneResult, days int64) Com
 	return c
 }
 
-// unit returns the unit of the reference. Ours has the same one, but a trace may lack the
-// value.
+// unit returns the unit of the reference. The trace's own value has the same unit, but a trace
+// may lack the value.
 func (ref *reference) unit() Unit {
 	switch ref.value {
 	case "ingress", "egress":

@@ -311,8 +311,8 @@ func (r *run) choose(ctx context.Context) (err error) {
 	return r.distribute()
 }
 
-// choosePushes sets the options of the images that pushers make. These are like those of
-// the set, but different from those that any other run has pushed.
+// choosePushes sets the options of the images that pushers make. These images are like those of
+// the set, but no other run has pushed the same ones.
 func (r *run) choosePushes() error {
 	s := imageset.Set{Options: r.o.Set}
 	if err := s.Complete(); err != nil {

@@ -201,7 +201,7 @@ func (j *job) begin(ctx context.Context, b []byte) error {
 	}
 	e.run = func(ctx context.Context, t *plan.Task, intended, wait int64) {
 		j.sender.Run(ctx, t, intended, wait, func(s result.Sample) {
-			if ctx.Err() == nil { // otherwise that is why it failed: the next worker sends it again
+			if ctx.Err() == nil { // at the end of ctx the request fails, and the next worker sends it again
 				out.put(s)
 			}
 		})

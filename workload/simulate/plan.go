@@ -299,7 +299,7 @@ type view struct {
 	latency Latency
 }
 
-// fetched counts the requests and their bytes, and those of them that had to be fetched.
+// fetched counts requests and their bytes, and how many of both had to be fetched.
 type fetched struct{ requests, bytes, misses, missBytes int64 }
 
 // look simulates configurations and keeps what a plan needs of each. What is kept by

@@ -220,9 +220,9 @@ func (l *cacheLoader) batch(b *store.Batch) {
 // maxUploads bounds the uploads whose PATCHes are remembered: those of a trace need not end.
 const maxUploads = 1 << 20
 
-// pushed returns the size of what a push brought. Slipway's log records the size of the
-// whole blob in the request that ends an upload. Other logs record the size of this
-// request's body, which is mostly 0; then the PATCHes before have the rest.
+// pushed returns the size of what a push brought. Slipway's log records the size of the whole
+// blob in the request that ends an upload. Other logs record only the size of that request's
+// own body, which is mostly 0; the size is then the sum of the PATCHes before it.
 func (l *cacheLoader) pushed(b *store.Batch, i int) int64 {
 	size := b.Size[i]
 	if b.Kind[i] != trace.Upload || b.Method[i] != store.PUT {

@@ -77,7 +77,7 @@ func ParseURI(uri string) Target {
 		return Target{}
 	}
 	switch {
-	case word == "uploads": // its id comes last, or nothing where one begins
+	case word == "uploads": // the upload's id comes last, unless the request begins an upload
 		if repo, ok := strings.CutSuffix(repo, "/blobs"); ok && repo != "" {
 			return Target{Kind: Upload, Repo: repo, Ref: id}
 		}

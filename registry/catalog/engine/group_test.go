@@ -29,7 +29,8 @@ func (db *DB) HoldWriter(t *testing.T) (release func()) {
 // Queued waits until n changes are queued.
 func (db *DB) Queued(n int) {
 	for len(db.writes) < n {
-		// The others need the processor, and nothing signals when they are here.
+		// The others need the processor, and nothing signals that they have queued their
+		// changes.
 		ch := make(chan struct{})
 		go close(ch)
 		<-ch

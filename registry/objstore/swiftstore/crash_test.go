@@ -149,7 +149,8 @@ func testMoveCrash(t *testing.T, b *bed) {
 		if !moved {
 			wantObject(t, s, "to", old)
 		}
-		// The keys are deleted one after the other, so that what they share must outlive the first.
+		// The keys are deleted one after the other, so the segments that they share must outlive
+		// the first.
 		must(t, s.Delete(t.Context(), "from"))
 		if moved {
 			wantObject(t, s, "to", data)

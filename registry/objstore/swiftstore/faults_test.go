@@ -107,7 +107,7 @@ func testPrefixes(t *testing.T, b *bed) {
 	}
 	data := objtest.Content(1, 2*chunk)
 	for prefix, s := range stores {
-		if prefix != "" { // one without a prefix has all of them
+		if prefix != "" { // a store without a prefix sees the objects of all
 			upload(t, s, "x/y", data)
 			suspend(t, begin(t, s, data))
 		}

@@ -34,8 +34,8 @@ type place struct {
 	content pair
 	// second is that of the first PUT.
 	second uint32
-	// warm is set if it was read before it was put. brought is set if the manifest exists
-	// as soon as another place of the repository is warm.
+	// warm is set if the place was read before a manifest was put there. brought is set if the
+	// manifest exists as soon as another place of the repository is warm.
 	warm, brought bool
 }
 
@@ -58,7 +58,7 @@ func (p *Plan) manifest(k pair) *manifest {
 }
 
 // at notes that a request named a manifest by a place, and reports whether it is the first
-// that did.
+// request that did.
 func (s *survey) at(k, content pair) (*place, bool) {
 	if l := s.places[k]; l != nil {
 		return l, false
@@ -169,11 +169,12 @@ func (s *survey) fetched(b *store.Batch, i int) {
 	}
 }
 
-// completeManifests settles what manifests name, and makes sure that it is in their
-// repositories before them.
+// completeManifests finds out which contents the names in manifests stand for, and makes sure
+// that the contents are in the manifests' repositories before the manifests.
 func (s *survey) completeManifests() {
 	for _, m := range s.manifests {
-		// Uploads were noted under their own names; some brought a blob that has another name.
+		// The layers were noted under the names of their uploads; the blob of an upload may
+		// have another name.
 		for j, l := range m.layers {
 			m.layers[j] = s.content(l)
 		}

@@ -149,8 +149,8 @@ func (p *Plan) sealManifests() error {
 	return nil
 }
 
-// seal computes the digest of a manifest. Those that an index names were put before it, so
-// that none leads back to itself.
+// seal computes the digest of a manifest. The manifests that an index names were put before it,
+// so no index leads back to itself.
 func (p *Plan) seal(k pair) (ocispec.Descriptor, error) {
 	m := p.manifests[k]
 	mediaType, body, err := p.document(k, m, 0)

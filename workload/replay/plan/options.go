@@ -16,8 +16,8 @@ import (
 
 // Source is a trace to read. [store.Store] is one.
 type Source interface {
-	// Scan hands out the requests of a zone in the order of their time. A batch is
-	// valid until fn returns. Two scans with one query hand out the same.
+	// Scan hands out the requests of a zone in the order of their time. A batch is valid until
+	// fn returns. Two scans with the same query hand out the same requests.
 	Scan(ctx context.Context, q store.Query, fn func(*store.Batch) error) error
 	// Name is what a symbol stands for.
 	Name(t store.Table, sym store.Symbol) string

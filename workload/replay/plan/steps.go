@@ -124,7 +124,7 @@ func (p *Plan) manifestStep(s *Step, b *store.Batch, i int) error {
 	}
 	s.Op = OpPutManifest
 	version := b.Time[i]
-	if s.Ref == "" || isDigested(k) { // a digest has one version only, which others request
+	if s.Ref == "" || isDigested(k) { // a digest has only one version, and others request that
 		version = 0
 	}
 	return p.putManifest(s, k, m, version)

@@ -15,7 +15,8 @@ import (
 // blob is what the survey finds out about a name of table "refs": 24 bytes.
 type blob struct {
 	size int64
-	// is is the name of the blob that an upload brought, if that is another name.
+	// is holds the name of the blob that an upload brought, if that differs from the upload's
+	// own.
 	is store.Symbol
 	// home is the first repository that had it.
 	home store.Symbol
@@ -505,7 +506,7 @@ func sortedKeys[V any](m map[pair]V) []pair {
 	return slices.Sorted(maps.Keys(m))
 }
 
-// sortedPairs returns the blobs to be put in place, those of one name together.
+// sortedPairs returns the blobs to be put in place, grouped by name.
 func (p *Plan) sortedPairs() []pair {
 	var keys []pair
 	for k, when := range p.pairs {

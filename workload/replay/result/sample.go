@@ -61,7 +61,7 @@ func parseOutcome(s string) Outcome {
 // Object is what a request was about: the kinds of a trace, and whole sessions.
 type Object uint8
 
-// Objects beyond the kinds of [trace.Kind], whose numbers they follow.
+// Objects that are no kinds of [trace.Kind]; their numbers are above those of the kinds.
 const (
 	PullSession Object = 16
 	PushSession Object = 17

@@ -166,8 +166,8 @@ func (s *sink) keep(duplicate, fresh bool) bool {
 	return true
 }
 
-// place makes room for n rows of an hour, from the first's time to the last's. It begins
-// a row group if the hour is not that of the rows before, or if those are enough.
+// place makes room for n rows of an hour, whose times go from first to last. It begins a row
+// group if the hour is not that of the rows before, or if those are enough.
 func (s *sink) place(first, last int64, n int) (begun bool, err error) {
 	at := len(s.hours) - 1
 	if at < 0 || s.group.full(n) || s.hours[at].First/microHour != first/microHour {
@@ -217,7 +217,7 @@ type (
 // twins finds duplicates among rows in order of time.
 type twins[ID comparable] struct {
 	begun bool
-	// now is the time of the last row, first the first row of that time, and same all
+	// now is the time of the last row, and first is the first row of that time. same has all
 	// rows of that time that can be duplicates, if there are several.
 	now      int64
 	first    ID

@@ -268,7 +268,7 @@ func (c *chunkCheck) values(encoding format.Encoding, n uint64, page []byte) boo
 
 // checkDelta reports whether a page begins with n numbers in DELTA_BINARY_PACKED.
 func checkDelta(page []byte, n uint64) bool {
-	for range 2 { // the size of a block, and into how many it is divided
+	for range 2 { // the size of a block, and the number of its parts
 		_, k := binary.Uvarint(page)
 		if k <= 0 {
 			return false

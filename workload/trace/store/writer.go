@@ -184,9 +184,9 @@ func NewWriter(dir string, o *WriterOptions) (_ *Writer, err error) {
 	return w, nil
 }
 
-// Part returns a Writer for one zone of the store, which may work at the same time as w
-// and other parts; each has the memory of the options to itself. w takes no records of
-// that zone any more. Parts are closed before w is, from whatever goroutine.
+// Part returns a Writer for one zone of the store, which may work at the same time as w and
+// other parts; each has the memory of the options to itself. w takes no records of that zone
+// any more. The parts must be closed before w; any goroutine may close them.
 func (w *Writer) Part(zone string) (*Writer, error) {
 	if w.closed || w.zone != "" {
 		return nil, fmt.Errorf("write store: part for zone %s: %w", zone, os.ErrClosed)

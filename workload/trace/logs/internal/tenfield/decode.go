@@ -225,14 +225,14 @@ func (d *Decoder) record(rec *trace.Record) error {
 	return nil
 }
 
-// own returns a permanent copy of bytes, one after the other.
+// own returns a permanent copy of the parts, joined.
 func (d *Decoder) own(parts ...[]byte) string {
 	n := 0
 	for _, p := range parts {
 		n += len(p)
 	}
 	if d.chunk.Cap()-d.chunk.Len() < n {
-		d.chunk = strings.Builder{} // strings that were cut from the old one keep it
+		d.chunk = strings.Builder{} // the old chunk lives as long as strings that were cut from it
 		d.chunk.Grow(max(n, ownChunk))
 	}
 	from := d.chunk.Len()
