@@ -59,7 +59,7 @@ func tail(p string) string {
 }
 
 // textChart draws a start as text with one line for each file. a is when the file was
-// asked for; dashes follow until h, when it was here; w is when it was wanted; = is while
+// requested; dashes follow until h, when it had arrived; w is when it was wanted; = shows that
 // somebody waited.
 func textChart(s *starts.Start) []string {
 	files, more := told(s, textRows)

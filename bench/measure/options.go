@@ -32,7 +32,7 @@ type Defaults struct {
 	Scenarios string // names of all scenarios
 	Rounds    int    // the default number of rounds
 	Dir       string // what the directory is for
-	Quick     string // what a quick look leaves out; empty if there is none
+	Quick     string // what -quick leaves out; empty if nothing
 }
 
 // Add defines the flags.

@@ -327,7 +327,7 @@ func (d *Dir) OpenFile(name gear.Name) (*os.File, error) {
 	return f, nil
 }
 
-// forget removes a file that is gone from the table.
+// forget removes from the table a file that no longer exists.
 func (d *Dir) forget(name gear.Name) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

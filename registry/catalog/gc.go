@@ -32,9 +32,9 @@ type Collected struct {
 	// Objects lists contents whose objects must now be deleted from the store. Then the
 	// contents must be passed to Forget.
 	Objects []Blob
-	// Freed is set in a dry run. It says what nothing will need once the rest is gone. That
-	// would become due a grace period later. Cut says that not everything was examined, so that
-	// Freed may be incomplete.
+	// Freed is set in a dry run. It lists what nothing will need any more after a real run, and
+	// what will therefore become due a grace period after that. Cut says that not everything
+	// was examined, so that Freed may be incomplete.
 	Freed *Collected
 	Cut   bool
 }

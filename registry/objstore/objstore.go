@@ -111,10 +111,10 @@ type Upload interface {
 
 // Store is an object store. All methods may run concurrently.
 //
-// Keys are one or more segments of [A-Za-z0-9._=+-] split by '/', no segment
-// "." or "..", at most 512 bytes ([CheckKey]); another key is an error and
-// never reaches the disk or the network. A driver may forbid more keys that
-// its store keeps for itself, and that a key is also the directory of another.
+// Keys are one or more segments of [A-Za-z0-9._=+-] split by '/', no segment "." or "..", at
+// most 512 bytes ([CheckKey]); another key is an error and never reaches the disk or the
+// network. A driver may also forbid keys that its store reserves for itself, and a key that is
+// the directory of another key.
 type Store interface {
 	// Get opens n bytes of an object from off; n < 0 means to its end. A range that ends
 	// beyond the object is cut; one that begins beyond it is empty. Errors: ErrNotExist.

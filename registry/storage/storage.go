@@ -2,9 +2,9 @@
 // registry the store belongs to, whether a content is what its digest says, and what the
 // store's failures mean to a client.
 //
-// Nothing is sent to its end, or promised to a client, before this process has compared
-// it with its digest or seen that it is as it was then. What turns out to be damaged is
-// made suspect in the catalogue, so that the next push brings its bytes.
+// Nothing is sent to its end, or promised to a client, before this process has compared it with
+// its digest, or has seen that it did not change since such a comparison. What turns out to be
+// damaged is made suspect in the catalogue, so that the next push brings its bytes.
 package storage
 
 import (

@@ -266,7 +266,7 @@ func (s *Store) free(n uint64) (bool, error) {
 		text, err = os.Readlink(path)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return true, nil // a higher one is there by now, which number finds
+		return true, nil // by now a higher number exists, which the function number finds
 	}
 	if err != nil {
 		return false, err

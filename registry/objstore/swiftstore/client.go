@@ -330,8 +330,8 @@ func (c *client) send(ctx context.Context, s *session, r *request) (*http.Respon
 		return nil, fmt.Errorf("%s %s: %w", r.method, r.path, unreachable(err))
 	}
 	if resp.StatusCode == http.StatusUnauthorized && conn != nil {
-		// As with last: what follows would be taken for the answer to the next request,
-		// the one for a new token.
+		// The rest of the answer would be taken for the answer to the next request, the one for
+		// a new token.
 		_ = conn.Close()
 	}
 	if t, err := http.ParseTime(resp.Header.Get("Date")); err == nil {

@@ -369,9 +369,9 @@ func (u *upload) end() {
 	u.buf, u.flying = nil, nil
 }
 
-// Commit makes the upload the object key. See [objstore.Upload]. If the store did not
-// answer, it is open whether the object is there. Then Commit leaves what the upload has
-// stored to SweepUploads.
+// Commit makes the upload the object key. See [objstore.Upload]. If the store did not answer,
+// it is not known whether the object is there. Then Commit leaves what the upload has stored to
+// SweepUploads.
 func (u *upload) Commit(ctx context.Context, key string) error {
 	if u.lost != nil {
 		return u.lost
