@@ -80,7 +80,7 @@ func (a *Agent) Explain(ctx context.Context, name string) (api.Explanation, erro
 // tried says what became of the ways in which an image could have come.
 func tried(why []string) string { return "It came so because: " + strings.Join(why, "; ") + "." }
 
-// explainVolume is Explain for a volume. It returns false if the name is not a volume.
+// explainVolume is like Explain, for a volume. It returns false if the name is not a volume.
 func (a *Agent) explainVolume(ctx context.Context, name string) (api.Explanation, bool) {
 	v := a.images.Volume(name)
 	if v == nil {

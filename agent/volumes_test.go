@@ -60,8 +60,8 @@ func newVolumeBed(t *testing.T, mode, fs, choice string) *volumeBed {
 	})
 }
 
-// newBedOn is newVolumeBed with other storage than a directory. storage returns its configuration
-// for the registry and for the agent.
+// newBedOn is like newVolumeBed, with other storage than a directory. storage returns its
+// configuration for the registry and for the agent.
 func newBedOn(t *testing.T, mode, fs, choice string, storage func(dir string) (registry, agent string)) *volumeBed {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -332,7 +332,7 @@ func (b *volumeBed) pull(ctx context.Context, sn snapshots.Snapshotter, img *ima
 	return b.pullFrom(ctx, sn, img, 0)
 }
 
-// pullFrom is pull without the layers below first, which are already there.
+// pullFrom is like pull, without the layers below first, which are already there.
 func (b *volumeBed) pullFrom(ctx context.Context, sn snapshots.Snapshotter, img *image, first int) (chain string) {
 	b.t.Helper()
 	for i, diff := range img.diffIDs {
@@ -689,7 +689,7 @@ func TestVolumesKilled(t *testing.T) {
 	b.noUse()
 }
 
-// pullRetrying is pull for an agent that may die during it.
+// pullRetrying is like pull, for an agent that may die during it.
 func (b *volumeBed) pullRetrying(ctx context.Context, sn snapshots.Snapshotter, img *image) (chain string) {
 	for i, diff := range img.diffIDs {
 		parent := chain

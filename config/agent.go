@@ -155,7 +155,7 @@ func LoadAgent(path string, overrides []Override) (*Agent, Warnings, error) {
 	return ParseAgent(f, &Options{Name: path, Overrides: overrides})
 }
 
-// ParseAgent is LoadAgent for text that is not in a file.
+// ParseAgent is like LoadAgent, for text that is not in a file.
 func ParseAgent(r io.Reader, o *Options) (*Agent, Warnings, error) {
 	opts, rep, root, err := readTree(r, o)
 	if err != nil {

@@ -46,7 +46,7 @@ type eof struct{}
 
 func (eof) Read([]byte) (int, error) { return 0, io.EOF }
 
-// Parse is Load for text that is not in a file. It reads at most MaxFileBytes.
+// Parse is like Load, for text that is not in a file. It reads at most MaxFileBytes.
 func Parse(r io.Reader, o *Options) (*Config, Warnings, error) {
 	opts, rep, root, err := readTree(r, o)
 	if err != nil {

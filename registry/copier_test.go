@@ -116,8 +116,8 @@ func (b *bed) wantMendedByCopy(what string, im *copied, tag string, layer []byte
 	}
 }
 
-// TestCopyMendsManifest is TestCopyMends for a manifest that an index names, of which the catalogue
-// has wrong bytes or has given up the bytes. A platform that the index never had is not missed.
+// TestCopyMendsManifest is like TestCopyMends, for a manifest that an index names and whose bytes
+// in the catalogue are wrong or were given up. A platform that the index never had is not missed.
 func TestCopyMendsManifest(t *testing.T) {
 	layer := registrytest.Content(1, 40_000)
 	index := shapes(layer)["index"]

@@ -300,8 +300,8 @@ func (o *oracle) mirror(reg *registry.Registry, repo string, stop <-chan struct{
 	}
 }
 
-// TestForgetOracle is TestCollectOracle with mirrored repositories that adopt and forget the same
-// contents meanwhile.
+// TestForgetOracle is like TestCollectOracle, with mirrored repositories that adopt and forget
+// the same contents meanwhile.
 func TestForgetOracle(t *testing.T) {
 	store, err := fsstore.New(t.TempDir(), nil)
 	if err != nil {
@@ -310,7 +310,7 @@ func TestForgetOracle(t *testing.T) {
 	runOracleOf(t, store, &oracle{t: t, mirrors: true}, gcSeconds(t)/2)
 }
 
-// TestReplicasForgetOracle is TestForgetOracle with two replicas.
+// TestReplicasForgetOracle is like TestForgetOracle, with two replicas.
 func TestReplicasForgetOracle(t *testing.T) {
 	const grace = 2 * time.Second
 	store, err := fsstore.New(t.TempDir(), nil)

@@ -72,10 +72,10 @@ func (r *Registry) AdoptBlob(ctx context.Context, repo string, d oci.Digest, siz
 	return desc, nil
 }
 
-// AdoptBytes is AdoptBlob for bytes in RAM, for contents of up to a MiB or so. The bytes
+// AdoptBytes is like AdoptBlob, for bytes in RAM, for contents of up to a MiB or so. The bytes
 // must not be changed before it returns. What several callers adopt at the same time is
-// recorded in one transaction, and contents of up to [catalog.InlineMax] bytes need
-// nothing else.
+// recorded in one transaction, and contents of up to [catalog.InlineMax] bytes need nothing
+// else.
 func (r *Registry) AdoptBytes(ctx context.Context, repo string, d oci.Digest, content []byte) (oci.Descriptor, error) {
 	if err := errors.Join(r.mayMirror(repo), r.storage.Room(), oci.CheckDigest(d)); err != nil {
 		return oci.Descriptor{}, err

@@ -65,8 +65,8 @@ func TestCollectOracle(t *testing.T) {
 	}
 }
 
-// TestReplicasCollectOracle is TestCollectOracle with two replicas that both collect. Each request
-// of a writer goes to the other replica than the one before.
+// TestReplicasCollectOracle is like TestCollectOracle, with two replicas that both collect. Each
+// request of a writer goes to the other replica than the one before.
 func TestReplicasCollectOracle(t *testing.T) {
 	const grace = 2 * time.Second
 	c := newCluster(t, memstore.New(nil), grace)

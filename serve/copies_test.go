@@ -112,7 +112,7 @@ func (c *copies) run(steps int) {
 	}
 }
 
-// end wants every image restored of which each content has a good copy.
+// end wants each image to be restored if every content of the image has a good copy.
 func (c *copies) end() {
 	want := c.recoverable()
 	if len(c.saved) > 0 {

@@ -33,7 +33,7 @@ func tarOf(t testing.TB, name, content string) string {
 	return b.String()
 }
 
-// pushLayer is pushImage with a layer that has the media type of a layer.
+// pushLayer is like pushImage, with a layer that has the media type of a layer.
 func (s *instance) pushLayer(repo, tag, layer string) {
 	s.t.Helper()
 	s.pushBlob(repo, layer)

@@ -163,7 +163,7 @@ func (c *chains) mount(ctx context.Context, chain string) (snapshotter.Layers, e
 	return l, nil
 }
 
-// mountWay is Mount in a way that may differ from the chain's own; "" is the chain's own
+// mountWay is like Mount, in a way that may differ from the chain's own; "" is the chain's own
 // way.
 func (c *chains) mountWay(ctx context.Context, chain, way string) (snapshotter.Layers, error) {
 	rec, err := c.sound(chain)
@@ -288,7 +288,7 @@ func (c *chains) Started(ctx context.Context, n snapshotter.Container) error {
 	return c.startedBy(ctx, n, way)
 }
 
-// startedBy is Started for a container whose tree is mounted in the given way.
+// startedBy is like Started, for a container whose tree is mounted in the given way.
 func (c *chains) startedBy(ctx context.Context, n snapshotter.Container, way string) error {
 	if way == config.WayVolume && c.volumes != nil {
 		c.volumes.started(n.Key, n.Chain)

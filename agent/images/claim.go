@@ -30,7 +30,7 @@ func (c *claims) Claim(ctx context.Context, l snapshotter.Layer) (bool, error) {
 	return ok, err
 }
 
-// claim is Claim for a snapshot, or for a mount without one. It tries the ways of the
+// claim is like Claim, for a snapshot, or for a mount without one. It tries the ways of the
 // configuration in order.
 func (c *claims) claim(ctx context.Context, l snapshotter.Layer, snapshot bool) (bool, error) {
 	if l.ImageRef == "" || l.Manifest == "" || l.Digest == "" {
@@ -44,7 +44,7 @@ func (c *claims) claim(ctx context.Context, l snapshotter.Layer, snapshot bool) 
 	return ok, err
 }
 
-// claimBy is claim with the ways to try. fs is the file system that a volume must have,
+// claimBy is like claim, with the ways to try. fs is the file system that a volume must have,
 // or "" if any will do. It returns what became of each way that it tried.
 func (c *claims) claimBy(ctx context.Context, l snapshotter.Layer, ref registries.Reference,
 	snapshot bool, use []string, fs string) (why []string, ok bool, err error) {
@@ -337,7 +337,7 @@ func (c *claims) claimAgain(chain, domain string, sources []gearfs.SourceRef, sn
 	return c.merge(chain, domain, sources, snapshot)
 }
 
-// merge is claimAgain for a caller that holds changing.
+// merge is like claimAgain, for a caller that holds changing.
 func (c *claims) merge(chain, domain string, sources []gearfs.SourceRef, snapshot bool) error {
 	rec, err := c.records.load(chain)
 	if err != nil {

@@ -54,8 +54,8 @@ type Set struct {
 	chains *chains
 	lower  *lower // the same chains, and what claims them
 
-	// claiming is held while chains are claimed that no record holds yet, so that they do
-	// not look like leftovers.
+	// claiming is held while chains without a record are claimed, so that they do not look like
+	// leftovers.
 	claiming sync.RWMutex
 	mu       sync.Mutex
 	all      map[string]*mountRecord // by directory

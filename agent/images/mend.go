@@ -23,7 +23,7 @@ func (c *chains) sound(chain string) (*chainRecord, error) {
 	return rec, err
 }
 
-// line is sound for a chain and all chains below it. It returns their records, the lowest
+// line is like sound, for a chain and all chains below it. It returns their records, the lowest
 // first.
 func (c *chains) line(chain string) ([]*chainRecord, error) {
 	return lineOf(chain, c.sound)

@@ -247,7 +247,7 @@ func (r *records) line(chain string) ([]*chainRecord, error) {
 	return lineOf(chain, r.load)
 }
 
-// lineOf is line with records from load.
+// lineOf is like line, with records from load.
 func lineOf(chain string, load func(string) (*chainRecord, error)) ([]*chainRecord, error) {
 	var out []*chainRecord
 	for chain != "" {

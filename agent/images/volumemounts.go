@@ -119,7 +119,7 @@ func (m *Set) MapVolume(ctx context.Context, req api.MapRequest) (*api.MapAnswer
 	return a, err
 }
 
-// reserveMap is reserve for an image that is to be mapped. An image that is already
+// reserveMap is like reserve, for an image that is to be mapped. An image that is already
 // mapped stays, and fresh is false.
 func (m *Set) reserveMap(ctx context.Context, req *api.MapRequest) (r *mountRecord, fresh bool, err error) {
 	m.mu.Lock()

@@ -29,7 +29,7 @@ func Choose[B any](all []Scenario[B], names string) ([]Scenario[B], error) {
 	return ChooseBy(all, func(sc Scenario[B]) string { return sc.Name }, names)
 }
 
-// ChooseBy is Choose for scenarios of another type.
+// ChooseBy is like Choose, for scenarios of another type.
 func ChooseBy[S any](all []S, nameOf func(S) string, names string) ([]S, error) {
 	if names == "" {
 		return all, nil

@@ -66,7 +66,7 @@ func (r *registry) get(ctx context.Context, method, path, accept string) (http.H
 	return h, err
 }
 
-// read is get with the body of the answer.
+// read is like get, with the body of the answer.
 func (r *registry) read(ctx context.Context, method, path, accept string) (http.Header, []byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+r.net.address(registryPort)+path, nil)
 	if err != nil {

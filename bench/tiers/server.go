@@ -47,7 +47,7 @@ func (b *bench) serve(ctx context.Context, name, dir, storage string) (*server, 
 	return b.serveAt(ctx, name, dir, storage, "")
 }
 
-// serveAt is serve at an address that was free a moment ago; an empty address means any.
+// serveAt is like serve, at an address that was free a moment ago; an empty address means any.
 func (b *bench) serveAt(ctx context.Context, name, dir, storage, addr string) (*server, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err

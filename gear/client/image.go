@@ -109,7 +109,7 @@ func (c *Client) Resolve(ctx context.Context, repo, ref string, sel Selection) (
 	return set, nil
 }
 
-// One is Resolve for one platform. If p is nil, it is this machine's platform.
+// One is like Resolve, for one platform. If p is nil, it is this machine's platform.
 func (c *Client) One(ctx context.Context, repo, ref string, p *oci.Platform) (*Image, error) {
 	var sel Selection
 	if p != nil {

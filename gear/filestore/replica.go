@@ -141,7 +141,7 @@ func (s *Store) housekeeping(ctx context.Context) (held context.Context, release
 	return s.cat.DB.Hold(ctx, leaseHouse, s.instance, s.opts.Lease)
 }
 
-// deleteShared is deletePacks if others share the catalogue. It does nothing while
+// deleteShared does what deletePacks does, if others share the catalogue. It does nothing while
 // another process deletes. s.deleting is held.
 func (s *Store) deleteShared(ctx context.Context) error {
 	for {

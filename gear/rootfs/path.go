@@ -45,7 +45,7 @@ func CleanPath(name string) (string, error) {
 	return p, checkShape(p)
 }
 
-// resolve is CleanPath without the bounds on what can be stored.
+// resolve is like CleanPath, without the bounds on what can be stored.
 func resolve(name string) (string, error) {
 	if strings.IndexByte(name, 0) >= 0 {
 		return "", errNUL

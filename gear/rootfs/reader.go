@@ -113,7 +113,7 @@ func (r *Reader) Next() (*Entry, error) {
 	return nil, r.err
 }
 
-// next is Next, but returns nil for a member that is omitted.
+// next is like Next, but returns nil for a member that is omitted.
 func (r *Reader) next() (*Entry, error) {
 	r.content = false
 	h, err := r.tar.Next()

@@ -76,7 +76,7 @@ func inTheMaking(err error) bool {
 	return errors.As(err, &p) && p.RetryAfter > 0
 }
 
-// layer is Layer without waiting.
+// layer is like Layer, but does not wait.
 func (s *Service) layer(ctx context.Context, repo string, d oci.Digest) (*Content, error) {
 	if _, err := s.cat.Blob(ctx, repo, d); errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNoRepository) {
 		return nil, oci.Errorf(oci.CodeBlobUnknown, "%s has no layer %s", repo, d)
@@ -237,7 +237,7 @@ func (s *Service) visible(ctx context.Context, repo string, names []gear.Name) (
 	return s.look(ctx, repo, names, true)
 }
 
-// look is visible, but waits only if wait is set.
+// look is like visible, but waits only if wait is set.
 func (s *Service) look(ctx context.Context, repo string, names []gear.Name, wait bool) ([]bool, error) {
 	out := make([]bool, len(names))
 	unknown := s.seen.has(repo, names, out)

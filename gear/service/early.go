@@ -68,8 +68,8 @@ func (l *leading) gaveUp(ctx context.Context) bool {
 	return true
 }
 
-// indexOnly is gaveUp for the reader of the layer. It may be called concurrently with the
-// other methods.
+// indexOnly reports whether the conversion has given up the files and makes only the index. It
+// may be called concurrently with the other methods.
 func (l *leading) indexOnly() bool {
 	if !l.alone.Load() && l.behind != nil && l.behind() {
 		l.alone.Store(true)
@@ -218,10 +218,10 @@ func (s *Service) earlyWaiting() []oci.Digest {
 	return out
 }
 
-// indexesFirst sorts the jobs of layers that have an early index behind the others. It
-// sorts the layers that came just now by size, the largest first. The reason is that the
-// index of an image is complete when the index of its largest layer is, and one processor
-// makes that. A small layer is passed over for no longer than earlyFor.
+// indexesFirst sorts the jobs of layers that have an early index behind the others. It sorts
+// the layers that came just now by size, the largest first. The reason is that the index of an
+// image is complete only with the index of its largest layer, which one processor has to make.
+// A small layer is passed over for no longer than earlyFor.
 func (s *Service) indexesFirst(jobs []gearfacts.Job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

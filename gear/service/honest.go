@@ -35,7 +35,7 @@ func (s *Service) honest(ctx context.Context, x *gear.Index) error {
 	return nil
 }
 
-// honestChunks is honest for the chunks of a file of the right size.
+// honestChunks is like honest, for the chunks of a file of the right size.
 func (s *Service) honestChunks(ctx context.Context, f *gear.File) error {
 	if len(f.Chunks) == 0 {
 		return nil

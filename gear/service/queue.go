@@ -148,7 +148,7 @@ func (s *Service) mounted(ctx context.Context, e registry.Event) {
 	s.copyGrant(ctx, e)
 }
 
-// beginMount is begin, but also takes a place in s.mounts, which the caller gives back.
+// beginMount is like begin, but also takes a place in s.mounts, which the caller gives back.
 func (s *Service) beginMount() bool {
 	select {
 	case s.mounts <- struct{}{}:
@@ -244,7 +244,7 @@ func (s *Service) Wait(ctx context.Context, d oci.Digest) error { return s.wait(
 
 var errStopping = errors.New("the conversions have stopped")
 
-// wait is Wait, but ends with errStopping when stop is closed.
+// wait is like Wait, but ends with errStopping when stop is closed.
 func (s *Service) wait(ctx context.Context, d oci.Digest, stop <-chan struct{}) error {
 	var elsewhere <-chan time.Time // another process may convert it
 	if s.cat.DB.Shared() {

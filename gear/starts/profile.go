@@ -16,7 +16,7 @@ func (b *Book) Profile(ctx context.Context, repo string, manifest oci.Digest) ([
 	return b.profileOf(ctx, repo, manifest, true)
 }
 
-// LookProfile is Profile for callers that only look. It leaves out files that are still
+// LookProfile is like Profile, for callers that only look. It leaves out files that are still
 // being stored. It neither waits for them nor has them stored sooner.
 func (b *Book) LookProfile(ctx context.Context, repo string, manifest oci.Digest) ([]gear.Name, error) {
 	return b.profileOf(ctx, repo, manifest, false)
@@ -27,7 +27,7 @@ func (b *Book) profileOf(ctx context.Context, repo string, manifest oci.Digest, 
 	return names, err
 }
 
-// knownOf is profileOf, but also reports whether any report was of a complete start.
+// knownOf is like profileOf, but also reports whether any report was of a complete start.
 func (b *Book) knownOf(ctx context.Context, repo string, manifest oci.Digest, wait bool) (names []gear.Name, whole bool, err error) {
 	if err := b.shows(ctx, repo, manifest); err != nil {
 		return nil, false, err
@@ -63,7 +63,7 @@ func (b *Book) ReportProfile(ctx context.Context, repo string, manifest oci.Dige
 	return b.report(ctx, repo, manifest, names, (*profile.Profile).Add)
 }
 
-// ReportSeen is ReportProfile for a container that may have opened other files as well,
+// ReportSeen is like ReportProfile, for a container that may have opened other files as well,
 // which nobody saw. The report counts for its names, and not against other names. Errors:
 // MANIFEST_UNKNOWN.
 func (b *Book) ReportSeen(ctx context.Context, repo string, manifest oci.Digest, names []gear.Name) error {

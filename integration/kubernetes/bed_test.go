@@ -198,7 +198,7 @@ func (b *bed) run(ref, script string, change func(*cri.PodSandboxConfig, *cri.Co
 	return p, err
 }
 
-// start is run for a pod that must start. The pod ends with the test.
+// start is like run, for a pod that must start. The pod ends with the test.
 func (b *bed) start(t *testing.T, ref, script string, change func(*cri.PodSandboxConfig, *cri.ContainerConfig)) *pod {
 	t.Helper()
 	p, err := b.run(ref, script, change)

@@ -19,7 +19,7 @@ func verify(t testing.TB, dir string) (files, failed, wrong int) {
 	return read(t, dir, false)
 }
 
-// verifyOne is verify, but stops at the first file that cannot be read.
+// verifyOne is like verify, but stops at the first file that cannot be read.
 func verifyOne(t testing.TB, dir string) (files, failed, wrong int) {
 	t.Helper()
 	return read(t, dir, true)

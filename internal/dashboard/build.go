@@ -121,14 +121,14 @@ func (l *builder) graph(title, description, unit string, queries ...query) {
 	l.place(plot(title, description, unit, queries), gridWidth/3, plotHeight)
 }
 
-// stack is graph with the series stacked, for parts of a whole.
+// stack is like graph, with the series stacked, for parts of a whole.
 func (l *builder) stack(title, description, unit string, queries ...query) {
 	p := plot(title, description, unit, queries)
 	p.FieldConfig.Defaults.Custom = &FieldCustom{FillOpacity: 40, Stacking: &Stacking{Mode: "normal", Group: "A"}}
 	l.place(p, gridWidth/3, plotHeight)
 }
 
-// share is graph for shares of 1.
+// share is like graph, for shares of 1.
 func (l *builder) share(title, description string, queries ...query) {
 	p := plot(title, description, inPercent, queries)
 	one := 1.0

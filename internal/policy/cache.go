@@ -120,7 +120,7 @@ func (c *Cache) Add(k Key, size int64, cost float64) bool {
 	return c.add(k, size, cost, 1)
 }
 
-// add is Add for an entry that was requested hits times.
+// add is like Add, for an entry that was requested hits times.
 func (c *Cache) add(k Key, size int64, cost float64, hits int64) bool {
 	if size <= 0 || size > c.limit-c.pinned {
 		c.stats.Refused++
@@ -174,7 +174,7 @@ func (c *Cache) Remove(k Key) bool {
 	return ok
 }
 
-// take is Remove, but also returns what was removed.
+// take is like Remove, but also returns what was removed.
 func (c *Cache) take(k Key) (Entry, bool) {
 	e, ok := c.index[k]
 	if !ok {

@@ -50,7 +50,7 @@ func (d *Dir) Lease(id string, files []gear.Name) {
 	d.LeaseSet(id, s)
 }
 
-// LeaseSet is Lease for files that need not be listed.
+// LeaseSet is like Lease, for files that need not be listed.
 func (d *Dir) LeaseSet(id string, s Set) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -183,7 +183,7 @@ func (p *Partial) open() error {
 	return nil
 }
 
-// openFiles is open while mu is held.
+// openFiles is like open, for a caller that holds mu.
 func (p *Partial) openFiles() error {
 	path := p.path()
 	data, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
@@ -376,7 +376,7 @@ func (p *Partial) PutChunk(i int, b []byte) error {
 	return p.account()
 }
 
-// write is PutChunk for bytes that were compared with the chunk's digest.
+// write is like PutChunk, for bytes that were compared with the chunk's digest.
 func (p *Partial) write(i int, b []byte) error {
 	p.io.RLock() // otherwise the chunk could be given up before all of it is written
 	defer p.io.RUnlock()
@@ -563,7 +563,7 @@ func (p *Partial) Complete(ctx context.Context) error {
 	return nil
 }
 
-// complete is Complete, but does not make room for the file.
+// complete is like Complete, but does not make room for the file.
 func (p *Partial) complete(ctx context.Context) error {
 	p.io.RLock()
 	defer p.io.RUnlock()

@@ -64,7 +64,7 @@ func (d *Dir) View(id ViewID) (*View, error) {
 	return d.view(id)
 }
 
-// view is View while mu is held.
+// view is like View, for a caller that holds mu.
 func (d *Dir) view(id ViewID) (*View, error) {
 	if v := d.views[id]; v != nil {
 		return v, nil
@@ -115,7 +115,7 @@ func (v *View) Has(name gear.Name) bool {
 	return v.has(name)
 }
 
-// has is Has while mu is held.
+// has is like Has, for a caller that holds mu.
 func (v *View) has(name gear.Name) bool {
 	id, ok := v.d.files.id(&name)
 	return ok && (v.id == 0 || v.shown.has(id))

@@ -34,7 +34,7 @@ func Check(nodes []Node) error {
 	return p.sortChildren()
 }
 
-// check is Check without the search for duplicate names, which the plan finds as it
+// check is like Check, without the search for duplicate names, which the plan finds as it
 // sorts.
 func check(nodes []Node) error {
 	switch {

@@ -335,7 +335,7 @@ func (s *Service) RemoveImage(chain string) error {
 	return s.remove(chain)
 }
 
-// remove is RemoveImage while addMu is held.
+// remove is like RemoveImage, for a caller that holds addMu.
 func (s *Service) remove(chain string) error {
 	s.imagesMu.Lock()
 	img := s.images[chain]

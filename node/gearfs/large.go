@@ -104,7 +104,7 @@ func (c *scheduler) release(lf *large) {
 	c.drop(lf)
 }
 
-// drop is release for a caller that holds mu.
+// drop is like release, for a caller that holds mu.
 func (c *scheduler) drop(lf *large) {
 	if lf.refs--; lf.refs > 0 {
 		return

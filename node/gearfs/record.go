@@ -375,7 +375,7 @@ func (s *Service) observe(img *image) {
 	}
 }
 
-// observeOn is observe from a position in the table on. It repeats while containers have
+// observeOn is like observe, from a position in the table on. It repeats while containers have
 // ended meanwhile.
 func (s *Service) observeOn(img *image, began time.Time, next int) {
 	for {

@@ -169,7 +169,7 @@ func (c *scheduler) join(img *image, f gear.File, prio priority, keep bool) *fli
 	return c.joinAll(img, []gear.File{f}, prio, keep)[0]
 }
 
-// joinAll is join for many files, which share one request if possible.
+// joinAll is like join, for many files, which share one request if possible.
 func (c *scheduler) joinAll(img *image, files []gear.File, prio priority, keep bool) []*flight {
 	out := make([]*flight, len(files))
 	c.mu.Lock()

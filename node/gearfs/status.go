@@ -185,10 +185,10 @@ func (s *Service) Status() Status {
 // many it looks for in each image even beyond that bound. Both together take 10 ms.
 const summaryLooks, summaryLeast = 100_000, 1000
 
-// Summary is Status without the number of local files of each image. Instead it returns
-// how many images are complete. An image counts as complete according to the last round
-// of looking for its files. One call looks for a bounded number of them, and the next
-// call continues.
+// Summary is like Status, without the number of local files of each image. Instead it returns
+// how many images are complete. An image counts as complete according to the last round of
+// looking for its files. One call looks for a bounded number of them, and the next call
+// continues.
 func (s *Service) Summary() (st Status, complete int) {
 	st = s.rest()
 	all := s.allImages()

@@ -89,7 +89,7 @@ func (s *Snapshotter) below(ctx context.Context, n *snapshot, parent string) err
 	})
 }
 
-// follow is below inside of a transaction.
+// follow is like below, inside of a transaction.
 func (n *snapshot) follow(ctx context.Context, parent string) error {
 	n.lowers, n.chain = nil, ""
 	for parent != "" {

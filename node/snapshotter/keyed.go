@@ -22,8 +22,8 @@ func (k *keyed) lock(name string) (unlock func()) {
 	return k.leave(name, h)
 }
 
-// tryLock is lock without waiting. It returns nil if somebody holds the lock of the name
-// or waits for it.
+// tryLock is like lock, but does not wait. It returns nil if somebody holds the lock of the
+// name or waits for it.
 func (k *keyed) tryLock(name string) (unlock func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -136,7 +136,7 @@ type overlaid struct {
 	err error
 }
 
-// mountOverlay is attach for a caller that holds the snapshot's lock and knows that the
+// mountOverlay is like attach, for a caller that holds the snapshot's lock and knows that the
 // snapshot has no root from Lower.
 func (s *Snapshotter) mountOverlay(ctx context.Context, n *snapshot) (string, error) {
 	layers, err := s.layers(ctx, n.chain)

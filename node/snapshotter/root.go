@@ -155,7 +155,7 @@ func (s *Snapshotter) dropRoot(ctx context.Context, dir string) error {
 	return removeFile(rootMark(dir))
 }
 
-// commitRoot is Commit for a snapshot with a root from Lower. The root becomes a chain of
+// commitRoot is like Commit, for a snapshot with a root from Lower. The root becomes a chain of
 // Lower, and the snapshot becomes a claimed one.
 func (s *Snapshotter) commitRoot(ctx context.Context, name, key, id, root string, opts []snapshots.Opt) error {
 	r, err := s.rooter()

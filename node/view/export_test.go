@@ -18,7 +18,7 @@ func OlderKernel(key, dir string) (bool, error) {
 	return errors.Is(err, errUnknownParts), err
 }
 
-// OverlayByPage is Overlay as kernels before 6.7 need it.
+// OverlayByPage is like Overlay, in the form that kernels before 6.7 need.
 func OverlayByPage(dir string, o OverlayOptions) error { return o.mountByPage(dir) }
 
 // ParseMounts and Escape are tested with text that no kernel here writes.

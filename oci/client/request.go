@@ -28,7 +28,7 @@ type retry uint8
 const (
 	// retryNone means never: the request has effects or carries a stream.
 	retryNone retry = iota
-	// retryStatus means only if the registry answered that it did nothing.
+	// retryStatus means: only if the registry answered that it did nothing.
 	retryStatus
 	// retryAll means also if the connection broke.
 	retryAll

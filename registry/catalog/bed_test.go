@@ -42,7 +42,7 @@ func openTest(t testing.TB, o *catalog.Options) *catalog.Catalog {
 	return open(t, catalogtest.SQLite(t), o)
 }
 
-// putBlob is PutBlob for tests that ignore its result.
+// putBlob is like PutBlob, for tests that ignore its result.
 func putBlob(ctx context.Context, c *catalog.Catalog, repo string, b catalog.Blob, uploadID string) error {
 	_, err := c.PutBlob(ctx, repo, b, uploadID)
 	return err

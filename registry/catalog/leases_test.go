@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/registry/catalog/catalogtest"
 )
 
-// TestLeases checks that only running leases are listed whose name begins with the literal prefix.
+// TestLeases checks that a list has only running leases whose names begin with the literal prefix.
 func TestLeases(t *testing.T) { servers.OnBoth(t, testLeases) }
 
 func testLeases(t *testing.T, base *catalogtest.Bed) {

@@ -11,9 +11,9 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// AdoptBlob is PutBlob for a repository that is a copy of another registry's repository,
-// in which manifests arrive before the contents that they name. AdoptBlob does not queue
-// a content that a manifest names, because the content stays until the manifest goes.
+// AdoptBlob is like PutBlob, for a repository that is a copy of a repository of another
+// registry, in which manifests arrive before the contents that they name. AdoptBlob does not
+// queue a content that a manifest names, because the content stays until the manifest goes.
 // added reports whether the content was not stored before. Errors: ErrBusy, ErrDeleting.
 func (c *Catalog) AdoptBlob(ctx context.Context, repo string, b Blob, uploadID string) (added bool, err error) {
 	err = c.DB.Write(ctx, func(t *engine.Tx) error {
@@ -57,9 +57,9 @@ func (c *Catalog) LinkStored(ctx context.Context, repo string, d oci.Digest) (Bl
 	return b, err
 }
 
-// linkNamed is Link for a content that a manifest of the repository may name already. In
-// that case the collector need not examine the content before the manifest is removed,
-// and the removal queues it.
+// linkNamed is like Link, for a content that a manifest of the repository may name already. In
+// that case the collector need not examine the content before the manifest is removed, and the
+// removal queues it.
 func linkNamed(t *engine.Tx, repoID, blobID, now, due int64) error {
 	n, err := t.Exec(`INSERT INTO links (repo_id, blob_id, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING`, repoID, blobID, now)
 	if err != nil {
@@ -102,7 +102,7 @@ func (c *Catalog) ManifestsHere(ctx context.Context, repo string, digests []oci.
 	return c.which(ctx, "manifests", repo, digests, hasBytes)
 }
 
-// ManifestsKnown is ManifestsHere, but includes the manifests whose bytes are lost.
+// ManifestsKnown is like ManifestsHere, but includes the manifests whose bytes are lost.
 func (c *Catalog) ManifestsKnown(ctx context.Context, repo string, digests []oci.Digest) (map[oci.Digest]bool, error) {
 	return c.which(ctx, "manifests", repo, digests, "")
 }

@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/registry/catalog/repair"
 )
 
-// partialOf is manifestOf with everything optional, as mirrors need it.
+// partialOf is like manifestOf, with everything optional, as mirrors need it.
 func partialOf(name string, from, to int, tags ...string) catalog.NewManifest {
 	m := manifestOf(name, from, to, tags...)
 	for _, d := range m.Blobs {

@@ -73,10 +73,9 @@ type storedRow struct {
 	Recorded
 }
 
-// storeNew is store, but returns more about the row. A correct row stays as it is. A row
-// that is suspect, or that contradicts the bytes at hand, is corrected. Bytes in the
-// catalogue are never replaced by an object, because manifests are read from the
-// catalogue.
+// storeNew is like store, but returns more about the row. A correct row stays as it is. A row
+// that is suspect, or that contradicts the bytes at hand, is corrected. Bytes in the catalogue
+// are never replaced by an object, because manifests are read from the catalogue.
 func storeNew(t *engine.Tx, b Blob, now int64) (s storedRow, err error) {
 	t.MarkDirty()
 	err = t.Row(`INSERT INTO blobs (digest, size, state, content, tag, created_at) VALUES (?, ?, 1, ?, ?, ?)

@@ -86,7 +86,7 @@ func NewOnDisk(t testing.TB) *Bed {
 	return OpenOnDisk(t, root)
 }
 
-// OpenOnDisk is NewOnDisk for a given data root.
+// OpenOnDisk is like NewOnDisk, for a given data root.
 func OpenOnDisk(t testing.TB, root string) *Bed {
 	t.Helper()
 	store, err := fsstore.New(root, nil)

@@ -103,7 +103,7 @@ func (p *Replica) Alone(ctx context.Context, lease, as string) (held context.Con
 	return held, release, true, nil
 }
 
-// AloneSoon is Alone, but waits until no other replica does the job.
+// AloneSoon is like Alone, but waits until no other replica does the job.
 func (p *Replica) AloneSoon(ctx context.Context, lease, as string) (held context.Context, release func(), err error) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()

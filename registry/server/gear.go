@@ -234,7 +234,7 @@ func findExtension(repo, path string) (e extEndpoint, arg string) {
 	return extUnknown, ""
 }
 
-// findVolumes is findExtension for the part of a path after _slipway/volumes.
+// findVolumes is like findExtension, for the part of a path after _slipway/volumes.
 func findVolumes(rest string) (e extEndpoint, arg string) {
 	if rest == "" {
 		return volumeList, ""

@@ -57,7 +57,7 @@ func (m *redirects) collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.count, m.bytes}
 }
 
-// redirectBlob is redirect for a blob that must be looked up first.
+// redirectBlob is like redirect, for a blob that must be looked up first.
 func (s *Server) redirectBlob(q *request, d oci.Digest) (done bool, err error) {
 	blob, err := s.reg.ResolveBlob(oci.ForReading(q.ctx()), q.Repo, d)
 	if err != nil {

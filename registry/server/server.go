@@ -282,8 +282,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveSafely is serve, but a panic only makes this request fail. The panic is logged
-// with its stack, answered if that is still possible, and counted as any failure.
+// serveSafely is like serve, but a panic only makes this request fail. The panic is logged with
+// its stack, answered if that is still possible, and counted as any failure.
 func (s *Server) serveSafely(q *request) error {
 	defer func() {
 		p := recover()

@@ -109,8 +109,8 @@ func (s *Storage) Away() error {
 	return nil
 }
 
-// Here is Check for the common case that all is well. It is as cheap as one
-// read of a small object. Callers that share nothing do not wait for each other.
+// Here is like Check, and quick in the common case that all is well. It is as cheap as one read
+// of a small object. Callers that share nothing do not wait for each other.
 func (s *Storage) Here(ctx context.Context) error {
 	if id := s.identity.id.Load(); id != nil && s.identity.away.Load() == nil {
 		if got, err := readID(ctx, s.store, blobsIDKey); err == nil && got == *id {

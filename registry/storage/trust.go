@@ -83,7 +83,7 @@ func (t *trust) put(d oci.Digest, info objstore.Info, w witness) {
 	t.set(d, w)
 }
 
-// set is put for a caller that holds mu.
+// set is like put, for a caller that holds mu.
 func (t *trust) set(d oci.Digest, w witness) {
 	if _, ok := t.now[d]; !ok && len(t.now) >= maxTrusted {
 		t.past, t.now = t.now, nil
@@ -207,7 +207,7 @@ func (s *Storage) Look(ctx context.Context, d oci.Digest, size int64) (now int64
 	return info.Size, here, err
 }
 
-// Glance is Look without reading the object.
+// Glance is like Look, but does not read the object.
 func (s *Storage) Glance(ctx context.Context, d oci.Digest, size int64) (info objstore.Info, here bool, err error) {
 	info, err = s.store.Stat(ctx, BlobKey(d))
 	if err == nil && info.Size != size {
@@ -304,7 +304,7 @@ func (s *Storage) Missing(ctx context.Context, digests []oci.Digest) ([]oci.Dige
 	})
 }
 
-// MissingBy is Missing with a given way to look for an object.
+// MissingBy is like Missing, with a given way to look for an object.
 func (s *Storage) MissingBy(ctx context.Context, digests []oci.Digest, look func(context.Context, catalog.Blob) (bool, error)) ([]oci.Digest, error) {
 	stored, err := s.cat.Stored(ctx, digests)
 	if err != nil {

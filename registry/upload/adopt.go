@@ -24,7 +24,7 @@ func (us *Uploads) AdoptFile(ctx context.Context, repo string, d oci.Digest, siz
 	})
 }
 
-// AdoptBytes is AdoptFile for bytes in RAM.
+// AdoptBytes is like AdoptFile, for bytes in RAM.
 func (us *Uploads) AdoptBytes(ctx context.Context, repo string, d oci.Digest, content []byte) (added bool, err error) {
 	return us.adopt(ctx, repo, d, int64(len(content)), func(ctx context.Context, _ *upload) (func() error, error) {
 		return func() error { return us.store.Put(ctx, storage.BlobKey(d), content, false) }, nil

@@ -97,7 +97,7 @@ func uploadBusy() error {
 // claimTries bounds how often an upload that changes hands is looked up.
 const claimTries = 5
 
-// claim is acquire for replicas that share the catalogue. The state of an upload is in
+// claim is like acquire, for replicas that share the catalogue. The state of an upload is in
 // its row. RAM only holds the client whose share the upload counts in, and its follower.
 func (us *Uploads) claim(ctx context.Context, repo, id string) (*upload, error) {
 	for range claimTries {
@@ -218,8 +218,8 @@ func (us *Uploads) statusShared(ctx context.Context, repo, id string) (size int6
 	return row.Size, row.Intent == "", nil
 }
 
-// pushWhole is Push for replicas that share the catalogue. Only this request knows
-// the upload, so the upload has no row before its intent.
+// pushWhole is like Push, for replicas that share the catalogue. Only this request knows the
+// upload, so the upload has no row before its intent.
 func (us *Uploads) pushWhole(ctx context.Context, repo string, d oci.Digest, size int64, body io.Reader) (oci.Descriptor, error) {
 	if err := errors.Join(us.storage.Writable(), oci.CheckName(repo), oci.CheckDigest(d)); err != nil {
 		return oci.Descriptor{}, err
@@ -266,11 +266,11 @@ func (u *upload) recordIntent(ctx context.Context, row catalog.Upload) error {
 	}
 }
 
-// unpublishShared is unpublish for replicas that share the catalogue. Another replica may
+// unpublishShared is like unpublish, for replicas that share the catalogue. Another replica may
 // be publishing the same content, and calls to the store or the catalogue may still take
-// effect. So the upload's row is left, and is settled when its claim has expired. If
-// another replica has taken the claim and settled it before the object was there, this
-// process is the last one that knows of the object.
+// effect. So the upload's row is left, and is settled when its claim has expired. If another
+// replica has taken the claim and settled it before the object was there, this process is the
+// last one that knows of the object.
 func (u *upload) unpublishShared(ctx context.Context, d oci.Digest, because error) {
 	u.keepRow()
 	log := u.us.log.With("repo", u.repo, "digest", d, "upload", u.id)
@@ -305,9 +305,9 @@ func (g *janitor) settleExpired(ctx context.Context) error {
 	}
 }
 
-// settleShared is settle for an upload whose claim has expired. The object is deleted
-// before the row that names it, and only with the right to delete it. That right makes
-// the catalogue refuse whatever the upload's last owner still records.
+// settleShared is like settle, for an upload whose claim has expired. The object is deleted
+// before the row that names it, and only with the right to delete it. That right makes the
+// catalogue refuse whatever the upload's last owner still records.
 func (g *janitor) settleShared(ctx context.Context, u catalog.Upload) error {
 	if err := g.deleteUnwanted(ctx, u.Intent); err != nil {
 		return err

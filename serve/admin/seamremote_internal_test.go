@@ -142,7 +142,7 @@ func (w *world) die() error {
 	return errors.Join(err, w.open())
 }
 
-// runRemote is run on S3 and PostgreSQL, in real time.
+// runRemote is like run, on S3 and PostgreSQL, in real time.
 func (k *seamWalk) runRemote(t *testing.T, steps []seamStep) seamResult {
 	dir, name := k.place()
 	w := &world{seamBase: k.base, ctx: t.Context(), dir: dir, o: k.base.oracle.clone(), remote: k.base.remote.copy(t, name)}

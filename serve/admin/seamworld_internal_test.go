@@ -339,8 +339,8 @@ type world struct {
 	steps, crash int
 	then         *seamOracle
 	broken       error // the error if an image could not be made
-	// If watch is set, moments collects what a process leaves behind that is killed at a step of
-	// the running operation. Equal moments are kept once.
+	// If watch is set, moments collects what a process leaves behind if it is killed at a step
+	// of the running operation. Equal moments are kept once.
 	watch   bool
 	moments []*seamMoment
 	had     map[oci.Digest]bool

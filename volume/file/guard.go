@@ -36,7 +36,7 @@ func (g *guard) do(ctx context.Context, step func(context.Context, beat) error) 
 	return err
 }
 
-// run is do, and also reports whether the step was started at all.
+// run is like do, and also reports whether the step was started at all.
 func (g *guard) run(ctx context.Context, step func(context.Context, beat) error) (begun bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err

@@ -107,7 +107,7 @@ func (w *writer) readAt(p []byte, off int64) error {
 	return w.read(p, off)
 }
 
-// read is readAt with mu held.
+// read is like readAt, for a caller that holds mu.
 func (w *writer) read(p []byte, off int64) error {
 	return readMapped(p, off, w.size, w.data, w.parent, w.bits.run)
 }

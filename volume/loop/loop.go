@@ -72,7 +72,7 @@ func Attach(file *os.File, o Options) (*Device, error) {
 	return d, nil
 }
 
-// AttachPath is Attach for the file at path.
+// AttachPath is like Attach, for the file at path.
 func AttachPath(path string, o Options) (*Device, error) {
 	flags := unix.O_RDWR
 	if o.ReadOnly {

@@ -56,7 +56,7 @@ func newBed(t testing.TB) *bed {
 	return newBedAt(t, "")
 }
 
-// newBedAt is newBed for the volumes that openStore opens.
+// newBedAt is like newBed, for the volumes that openStore opens.
 func newBedAt(t testing.TB, where string) *bed {
 	t.Helper()
 	fusetest.Need(t)

@@ -149,7 +149,7 @@ func (m *Manager) timed(step string, f func() error) error {
 	return err
 }
 
-// call is timed for a step that asks the storage.
+// call is like timed, for a step that asks the storage.
 func (m *Manager) call(ctx context.Context, step string, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, m.o.Limits.Call)
 	defer cancel()

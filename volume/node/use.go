@@ -145,7 +145,7 @@ func (m *Manager) mend(ctx context.Context, e *entry) error {
 	return nil
 }
 
-// revive makes an image usable again that was to be removed but was still in use.
+// revive makes an image usable again if it was to be removed but was still in use.
 func (m *Manager) revive(e *entry) error {
 	if e.rec.Phase != made {
 		r := *e.rec

@@ -299,7 +299,7 @@ func run[T any](ctx context.Context, s *Store, limit time.Duration, f func() (T,
 	return none, late
 }
 
-// do is run for a function without a result, with the limit of a few operations.
+// do is like run, for a function without a result, with the limit of a few operations.
 func (s *Store) do(ctx context.Context, f func() error) error {
 	_, err := run(ctx, s, 2*s.o.Timeout, func() (struct{}, error) { return struct{}{}, f() }, nil)
 	return err

@@ -113,9 +113,9 @@ const (
 	mostTrashed  = 10_000 // looked at
 )
 
-// trashedHeader is headerOf for an image of which a removal was broken off. The object
-// rbd_trash has an entry for each: 6 bytes of version and length, 1 of who put it there,
-// and its name.
+// trashedHeader is like headerOf, for an image of which a removal was broken off. The object
+// rbd_trash has an entry for each: 6 bytes of version and length, 1 of who put it there, and
+// its name.
 func trashedHeader(at *rados.IOContext, name string) (string, error) {
 	entries, err := at.GetOmapValues("rbd_trash", "", "id_", mostTrashed)
 	if err != nil {

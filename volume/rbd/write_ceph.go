@@ -75,7 +75,7 @@ func (s *Store) create(id, parent string, size int64) (*volume, error) {
 	return v, nil
 }
 
-// createHeld is create for the holder of the writer's lease, on a name that is free. The
+// createHeld is like create, for the holder of the writer's lease, on a name that is free. The
 // volume takes the lease over.
 func (s *Store) createHeld(at *rados.IOContext, l *lease, id, parent string, size int64) (*volume, error) {
 	err := translate(s.leases.Create(readers(id), rados.CreateIdempotent))

@@ -250,7 +250,7 @@ func (g *volumeStorage) get(ctx context.Context) (block.Store, error) {
 	}
 }
 
-// soon is get for a request, which must not wait long for storage that is away.
+// soon is like get, for a request, which must not wait long for storage that is away.
 func (g *volumeStorage) soon(ctx context.Context) (block.Store, error) {
 	limited, cancel := context.WithTimeout(ctx, quickly)
 	defer cancel()

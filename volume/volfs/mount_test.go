@@ -309,7 +309,7 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// sameDirect is same with direct I/O.
+// sameDirect is like same, with direct I/O.
 func sameDirect(f *os.File, want []byte) error {
 	got := aligned(len(want))
 	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, want) {

@@ -134,7 +134,7 @@ func Caches(ctx context.Context, r *Requests, configs []CacheConfig, o *RunOptio
 // observer learns the outcome of request i for a layer: where the layer was found.
 type observer func(i int, at policy.Level)
 
-// caches is Caches with an observer for each configuration, which may be nil. It asks for
+// caches is like Caches, with an observer for each configuration, which may be nil. It asks for
 // an observer when the configuration's turn has come.
 func caches(ctx context.Context, r *Requests, configs []CacheConfig, o *RunOptions, watch func(config int) observer) ([]CacheResult, error) {
 	if o == nil {

@@ -74,8 +74,8 @@ func (f *RegistryFlags) User() (name, password string, err error) {
 	return name, password, nil
 }
 
-// AddTo adds the flags of a command that reaches one registry. The help text calls the
-// registry who.
+// AddTo adds the flags of a command that reaches one registry. who is the name of the registry
+// in the help text.
 func (f *RegistryFlags) AddTo(fl *pflag.FlagSet, who, pronoun string) {
 	f.AddConnection(fl, who, pronoun)
 	fl.StringVar(&f.UserFile, "credentials", "", "file with user:password for "+who+" (default: docker's own configuration)")

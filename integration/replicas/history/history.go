@@ -45,7 +45,7 @@ type Op struct {
 	Kind Kind
 	// Cell is the cell that the operation concerns.
 	Cell string
-	// Value was read or written.
+	// Value is the value that was read or written.
 	Value string
 	// Start and End are the times of the request and of the answer, since the recorder's start.
 	Start, End time.Duration

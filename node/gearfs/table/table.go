@@ -238,7 +238,7 @@ func (t *Table) Whole(i int) (gear.File, error) {
 // Each calls do for every file in order, without its chunks, until do returns false.
 func (t *Table) Each(do func(i int, f gear.File) bool) error { return t.EachFrom(0, do) }
 
-// EachFrom is Each from an index on.
+// EachFrom is like Each, from an index on.
 func (t *Table) EachFrom(from int, do func(i int, f gear.File) bool) error {
 	r := bufio.NewReaderSize(io.NewSectionReader(t.f, tableHeader+tableEntry*int64(from), tableEntry*int64(len(t.keys)-from)), 1<<16)
 	var b [tableEntry]byte

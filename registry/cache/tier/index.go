@@ -118,7 +118,7 @@ func (b *slab) release() {
 	}
 }
 
-// releaseLocked is release with Store.mu held.
+// releaseLocked is like release, for a caller that holds Store.mu.
 func (b *slab) releaseLocked() {
 	if b.refs.Add(-1) == 0 {
 		b.s.ram.give(int64(cap(b.data)))

@@ -342,7 +342,8 @@ func (t *tee) drop() {
 	t.s.reap()
 }
 
-// dropLocked is drop with Store.mu held. The file is unlinked by the next reap.
+// dropLocked is like drop, for a caller that holds Store.mu. The file is unlinked by the next
+// reap.
 func (t *tee) dropLocked() {
 	t.dead = true
 	t.s.ram.give(int64(cap(t.buf)))

@@ -53,7 +53,7 @@ type engine interface {
 	// Settled returns nil once no commit that was refused can take effect any more. It
 	// must be called before an object is deleted because the catalogue does not name it.
 	Settled(ctx context.Context) error
-	// integrity is Integrity, but sets no time limit.
+	// integrity is like Integrity, but sets no time limit.
 	integrity(ctx context.Context, quick bool, n int) ([]string, error)
 	// now returns the catalogue's time in milliseconds. In a change it is the time of the
 	// transaction.
@@ -146,9 +146,8 @@ func (db *DB) Write(ctx context.Context, fn func(*Tx) error) error {
 	return db.submit(ctx, &change{fn: fn})
 }
 
-// WriteLazy is Write for a change that need not survive a power cut. It returns when the
-// change would survive the end of this process. A later Write makes the change durable
-// too.
+// WriteLazy is like Write, for a change that need not survive a power cut. It returns when the
+// change would survive the end of this process. A later Write makes the change durable too.
 func (db *DB) WriteLazy(ctx context.Context, fn func(*Tx) error) error {
 	return db.submit(ctx, &change{fn: fn, lazy: true})
 }

@@ -128,7 +128,7 @@ func mendBeforeUse(ctx context.Context, db *sql.DB, log string) error {
 	return errors.Join(err, err2)
 }
 
-// rewriteLog is rewrite for the log, which may not exist.
+// rewriteLog is like rewrite, for the log, which may not exist.
 func rewriteLog(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -33,7 +33,7 @@ func (c Store) NamedBy(ctx context.Context, d oci.Digest) ([]ManifestRow, error)
 	return ReadNamedBy(ctx, c.db, d)
 }
 
-// ReadNamedBy is NamedBy for any database.
+// ReadNamedBy is like NamedBy, for any database.
 func ReadNamedBy(ctx context.Context, db *engine.DB, d oci.Digest) ([]ManifestRow, error) {
 	var out []ManifestRow
 	err := db.Rows(ctx, `SELECT m.id, m.repo_id, m.blob_id, r.name, o.digest, m.media_type

@@ -96,7 +96,7 @@ func (c Store) Presence(ctx context.Context, digests []oci.Digest) (map[oci.Dige
 	return LookUp(ctx, c.db, digests)
 }
 
-// LookUp is Presence for any database. Its result is not final.
+// LookUp is like Presence, for any database. Its result is not final.
 func LookUp(ctx context.Context, db *engine.DB, digests []oci.Digest) (map[oci.Digest]Presence, error) {
 	out := make(map[oci.Digest]Presence, len(digests))
 	for _, d := range digests {
@@ -328,7 +328,7 @@ func (c Store) Uses(ctx context.Context, d oci.Digest, n int) ([]Use, error) {
 	return ReadUses(ctx, c.db, d, n)
 }
 
-// ReadUses is Uses for any database.
+// ReadUses is like Uses, for any database.
 func ReadUses(ctx context.Context, db *engine.DB, d oci.Digest, n int) ([]Use, error) {
 	var out []Use
 	err := db.Rows(ctx, `WITH RECURSIVE

@@ -257,7 +257,7 @@ func (c Store) Drop(ctx context.Context, repo string, manifest oci.Digest, fs st
 	return n, err
 }
 
-// DropUnasked is Drop for an image that no client itself asked for.
+// DropUnasked is like Drop, for an image that no client itself asked for.
 func (c Store) DropUnasked(ctx context.Context, id int64) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		_, err := t.Exec(`UPDATE volume_images SET dropped = 1, due_at = 0, updated_at = ? WHERE id = ? AND asked = 0`, t.Now(), id)

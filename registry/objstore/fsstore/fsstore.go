@@ -213,7 +213,7 @@ func (s *Store) begin(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// beginKey is begin for a method with a key.
+// beginKey is like begin, for a method with a key.
 func (s *Store) beginKey(ctx context.Context, key string) error {
 	if err := objstore.CheckKey(key); err != nil {
 		return err

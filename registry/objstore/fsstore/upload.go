@@ -237,8 +237,8 @@ func (u *upload) reserve(end int64) error {
 	return nil
 }
 
-// leaveRoom refuses n more bytes if they would leave less of the disk free than KeepFree.
-// It checks once a MiB, and not what is already reserved.
+// leaveRoom refuses n more bytes if they would leave less of the disk free than KeepFree. It
+// checks once for each MiB, and does not check bytes that are already reserved.
 func (u *upload) leaveRoom(n int64) error {
 	const step = 1 << 20
 	end := u.size + n

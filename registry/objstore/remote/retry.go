@@ -63,7 +63,7 @@ func (r *Retry) Do(ctx context.Context, f func(context.Context) error) error {
 	return r.run(ctx, func() {}, f)
 }
 
-// run is Do that also calls again before each retry.
+// run is like Do, and also calls again before each retry.
 func (r *Retry) run(ctx context.Context, again func(), f func(context.Context) error) error {
 	r.budget.add()
 	pauses := r.pauses()

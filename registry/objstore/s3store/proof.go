@@ -22,9 +22,9 @@ func (s *Store) proof(etag string) error {
 	return &objstore.BusyError{Err: fmt.Errorf("%s: the write was answered by 200 without an ETag, so nothing says that it was stored: look for a proxy between the registry and the store", s.where)}
 }
 
-// putObject is send for a permanent object. The write counts only if the answer's ETag is
-// the MD5 of the bytes, or else if a HEAD shows the object with its size, because ETags
-// differ if the server encrypts.
+// putObject is like send, for a permanent object. The write counts only if the answer's ETag is
+// the MD5 of the bytes, or else if a HEAD shows the object with its size, because ETags differ
+// if the server encrypts.
 func (s *Store) putObject(ctx context.Context, name string, body io.ReadSeeker, size int64, opts minio.PutObjectOptions) (etag string, err error) {
 	etag, err = s.send(ctx, name, body, size, opts)
 	if err != nil {

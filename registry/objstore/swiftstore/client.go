@@ -276,7 +276,7 @@ func (r *request) believe(resp *http.Response) error {
 // errNotSwift says why an answer does not count.
 var errNotSwift = errors.New("the answer is not one of Swift's: look for a proxy, or a login, between the registry and the store")
 
-// call is do for a request whose answer is in its header.
+// call is like do, for a request whose answer is in its header.
 func (c *client) call(ctx context.Context, r *request) (http.Header, error) {
 	resp, err := c.do(ctx, r)
 	if err != nil {

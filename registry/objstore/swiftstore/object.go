@@ -34,7 +34,7 @@ func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Obj
 	return o, nil
 }
 
-// get is Get for any name below the prefix.
+// get is like Get, for any name below the prefix.
 func (s *Store) get(ctx context.Context, name string, off, n int64) (*remote.Object, error) {
 	if n == 0 {
 		return s.getNothing(ctx, name)
@@ -64,7 +64,7 @@ func (s *Store) get(ctx context.Context, name string, off, n int64) (*remote.Obj
 	return remote.NewObject(info, resp.Body, off, resp.ContentLength), nil
 }
 
-// getNothing is get of an empty range.
+// getNothing is like get, for an empty range.
 func (s *Store) getNothing(ctx context.Context, name string) (*remote.Object, error) {
 	h, err := s.head(ctx, name, false)
 	if err != nil {

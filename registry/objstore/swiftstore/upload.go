@@ -466,8 +466,8 @@ func (u *upload) commitLarge(ctx context.Context, key string) error {
 	return nil
 }
 
-// prepare stores the last bytes, and records that there may be a manifest under key. It
-// returns the upload whose segments the present object there has.
+// prepare stores the last bytes, and records that there may be a manifest under key. It returns
+// the upload that the segments of the present object under key belong to.
 func (u *upload) prepare(ctx context.Context, key string) (old string, err error) {
 	if err := u.flush(ctx); err != nil {
 		return "", err

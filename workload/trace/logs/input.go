@@ -91,7 +91,7 @@ func (in *Input) ReadFile(ctx context.Context, path string, fn func(Source, *tra
 	return in.ReadFrom(ctx, f, path, fn)
 }
 
-// ReadFrom is ReadFile for an open reader. name is its name in sources.
+// ReadFrom is like ReadFile, for an open reader. name is its name in sources.
 func (in *Input) ReadFrom(ctx context.Context, r io.Reader, name string, fn func(Source, *trace.Record) error) error {
 	raw := &rawReader{r: r, n: in.read, ended: ctx.Err}
 	err := in.stream(ctx, raw, name, 0, fn)

@@ -88,7 +88,7 @@ func (t *strtab) find(key uint64, s string) Symbol {
 	return None
 }
 
-// findBytes is find for bytes.
+// findBytes is like find, for bytes.
 func (t *strtab) findBytes(b []byte) Symbol {
 	var key uint64
 	if len(b) > shortString {

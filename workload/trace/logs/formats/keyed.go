@@ -11,7 +11,7 @@ import (
 // keyed says under which names a format of names and values has the fields of a record.
 // If there are several names, the first one that a line has counts.
 type keyed struct {
-	// loose says that the names are in the form that loose gives them.
+	// loose says that the names are in the form that the function loose returns.
 	loose bool
 	// is reports whether a line describes an answered request.
 	is func(*Pairs) bool

@@ -8,7 +8,7 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/values"
 )
 
-// parseNginx is parseCLF for nginx, whose time is that of the answer's end. Without a
+// parseNginx is like parseCLF, for nginx, whose time is that of the answer's end. Without a
 // $request_time the duration is unknown.
 func parseNginx(l *Line, rec *trace.Record) error {
 	rest, err := clfHead(l.Text, rec)
@@ -21,8 +21,8 @@ func parseNginx(l *Line, rec *trace.Record) error {
 	return err
 }
 
-// parseTimedNginx is parseNginx for lines that have a $request_time. A line without one may
-// be of Apache, which writes the time of the arrival.
+// parseTimedNginx is like parseNginx, for lines that have a $request_time. A line without one
+// may be of Apache, which writes the time of the arrival.
 func parseTimedNginx(l *Line, rec *trace.Record) error {
 	err := parseNginx(l, rec)
 	if err == nil && rec.Duration < 0 {

@@ -35,7 +35,7 @@ type wire struct {
 	Digest     string   `json:"digest,omitempty"`
 }
 
-// parseAny is parseFlat for everything that encoding/json can read.
+// parseAny is like parseFlat, for everything that encoding/json can read.
 func parseAny(b []byte, f *fields) error {
 	var w wire
 	if err := json.Unmarshal(b, &w); err != nil {

@@ -96,7 +96,7 @@ func keyAt(b []byte, i, n int) (bit, end int, _ result) {
 	return otherKeyAt(b, i)
 }
 
-// otherKeyAt is keyAt for keys in any order, and space before the colon.
+// otherKeyAt is like keyAt, for keys in any order, and space before the colon.
 func otherKeyAt(b []byte, i int) (bit, end int, _ result) {
 	_, end, res := plainString(b, i)
 	if res != parsed {
@@ -159,7 +159,7 @@ func plainString(b []byte, i int) ([]byte, int, result) {
 	return b[i+1 : end], end + 1, parsed
 }
 
-// unescape is plainString for a value, which may have simple escapes.
+// unescape is like plainString, for a value, which may have simple escapes.
 func (f *fields) unescape(b []byte, i int) ([]byte, int, result) {
 	if i >= len(b) {
 		return nil, 0, short

@@ -29,7 +29,7 @@ func Size(s string) (int64, bool) {
 	return n, err == nil && n <= maxSize
 }
 
-// SizeOrNone is Size for logs that write nothing, or "-", if nothing was sent.
+// SizeOrNone is like Size, for logs that write nothing, or "-", if nothing was sent.
 func SizeOrNone(s string) (int64, bool) {
 	if s == "" || s == "-" {
 		return 0, true
