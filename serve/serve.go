@@ -84,7 +84,7 @@ type Server struct {
 	version     string
 	// requests counts the requests and admin tasks under way. Close waits for them.
 	requests gate.Requests
-	// writes can stop writes while reads continue.
+	// writes can stop changes while reads continue.
 	writes *gate.Writes
 
 	closeOnce sync.Once

@@ -129,7 +129,7 @@ func (r *Set) login(ctx context.Context, ref Reference, cred client.Credential, 
 	return ask(ctx, asked)
 }
 
-// credentialEnd returns when a credential expires that is a token. It returns the zero
+// credentialEnd returns when a token that is used as a credential expires. It returns the zero
 // time for other credentials.
 func credentialEnd(c client.Credential) time.Time {
 	for _, token := range []string{c.Password, c.AccessToken} {

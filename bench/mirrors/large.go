@@ -157,8 +157,8 @@ func getManifest(ctx context.Context, client *http.Client, registry, repo, diges
 	return nil
 }
 
-// shape forwards the connections of a listener to a host:port until the context ends. It brings
-// back at most perSecond bytes a second on each.
+// shape forwards the connections of a listener to a host:port until the context ends. On each
+// connection at most perSecond bytes a second come back.
 func shape(ctx context.Context, l net.Listener, target string, perSecond int64) {
 	var wg sync.WaitGroup
 	defer wg.Wait()

@@ -114,7 +114,7 @@ type arm struct {
 	s   *server
 }
 
-// arms returns a case on each of some servers.
+// arms returns a case once for each of several servers.
 func arms(cas string, servers []*server) []arm {
 	var out []arm
 	for _, s := range servers {

@@ -460,7 +460,7 @@ func (m *keptModel) cascade(judged map[string]bool) {
 	}
 }
 
-// want lists the manifests and tags that should exist, and here those that do.
+// want lists the manifests and tags that should exist. here lists those that exist.
 func (m *keptModel) want() string {
 	var out []string
 	for d := range m.manifests {

@@ -105,9 +105,9 @@ type turns struct {
 	owner string
 
 	mu sync.Mutex
-	// until is the time until which an endpoint's turn is certainly this process's.
-	// theirs is the time until which this process does not ask again for a turn that
-	// another process has.
+	// until is the time until which this process certainly has an endpoint's turn. theirs
+	// is the time before which this process does not ask again for a turn that another
+	// process has.
 	until, theirs map[string]time.Time
 }
 

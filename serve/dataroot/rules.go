@@ -31,8 +31,8 @@ func missingPlatforms(rules config.IndexRules) func(string, oci.Descriptor) bool
 	return nil
 }
 
-// foreignURLs returns a function that reports whether the external location of a layer
-// may have a URL. Without rules every URL is allowed, because nothing here ever fetches
+// foreignURLs returns a function that reports whether a layer may name a URL as its
+// external location. Without rules every URL is allowed, because nothing here ever fetches
 // it.
 func foreignURLs(rules config.URLRules) (func(string) bool, error) {
 	if len(rules.Allow) == 0 && len(rules.Deny) == 0 {

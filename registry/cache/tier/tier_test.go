@@ -317,7 +317,8 @@ func TestWhereObjectsGo(t *testing.T) {
 		t.Errorf("after a hit on the SSD it is in %s and %d were fetched; want ram and 6", at, m.gets.Load())
 	}
 	mustGet(t, s, small)
-	// The room of what went up is given back when its file is closed, a moment later.
+	// The object moved up to RAM. Its room on the SSD is given back when its file is closed,
+	// a moment later.
 	for deadline := time.Now().Add(20 * time.Second); st.SSD.Taken != st.SSD.Bytes && time.Now().Before(deadline); st = idle(t, s) {
 		time.Sleep(time.Millisecond)
 	}

@@ -369,8 +369,8 @@ func (s *survey) upload(b *store.Batch, i int) {
 }
 
 // closed handles a PUT that ends an upload. Slipway's log records the size of the whole
-// blob there. Other logs record what came with the PUT, so the PATCHes have brought more,
-// or the size is not known.
+// blob there. Other logs record at most the bytes that came with the PUT: if the
+// PATCHes before it brought more, both are added.
 func (s *survey) closed(b *store.Batch, i int) {
 	ref, d, size := b.Ref[i], b.Digest[i], b.Size[i]
 	if before := s.blob(ref).size; before > max(0, size) {

@@ -41,7 +41,7 @@ type Figures struct {
 	// the same repository was requested.
 	FirstTouchesAfterManifest float64 `json:"firstTouchesAfterManifest"`
 	// StackDistance is the distribution, over the other blob GETs, of the number of other
-	// digests that were requested since the same digest was.
+	// digests that were requested since the previous GET of the same digest.
 	StackDistance Quantiles `json:"stackDistance"`
 	// Followed says how blob GETs follow manifest GETs.
 	Followed []Followed `json:"followed,omitempty"`
