@@ -142,7 +142,7 @@ func (c *chaos) image(rnd *rand.Rand, repo string) {
 	c.mu.Unlock()
 }
 
-// push is upstream.push for concurrent use.
+// push is like upstream.push, for concurrent use.
 func (c *chaos) push(repo string, im *imagetest.Bundle) error {
 	return im.Push(c.t.Context(), c.up.client, repo, "v1")
 }

@@ -101,7 +101,7 @@ func pushOp(n int, chunked bool) func(*world) error {
 	}
 }
 
-// pushAgain pushes every byte, as a client does that does not ask first.
+// pushAgain pushes every byte, like a client that does not ask first.
 func (w *world) pushAgain(repo, tag string, im *seamImage) error {
 	return w.pushBy(repo, tag, im, true, func(d oci.Digest, b []byte) error {
 		return second2(w.a.reg.PushBlob(w.ctx, repo, d, int64(len(b)), bytes.NewReader(b)))

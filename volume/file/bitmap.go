@@ -123,7 +123,7 @@ func (m bitmap) stretches(blocks int64) []stretch {
 	return list
 }
 
-// runOf is bitmap.run for an ordered list of stretches.
+// runOf is like bitmap.run, for an ordered list of stretches.
 func runOf(list []stretch, b, end int64) (n int64, in bool) {
 	i := sort.Search(len(list), func(i int) bool { return list[i].first+list[i].n > b })
 	switch {

@@ -60,7 +60,7 @@ type Pulls struct {
 	event  []event
 	repo   []uint32
 	client []uint32
-	// what is the layer, or the manifest.
+	// what has the number of the layer, or of the manifest.
 	what []uint32
 	// size of each layer.
 	size []int64

@@ -118,7 +118,7 @@ const (
 	maxRecent = 1 << 8
 )
 
-// lookup is strtab.symbol for recurring names. They mostly share their bytes in memory,
+// lookup is like strtab.symbol, for recurring names. They mostly share their bytes in memory,
 // so comparing them is faster than hashing them.
 func (b *dayBuffer) lookup(s string) Symbol {
 	if len(s) <= shortString || len(s) > maxRecent || b.recent == nil {
