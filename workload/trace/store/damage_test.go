@@ -158,7 +158,8 @@ func FuzzOpen(f *testing.F) {
 }
 
 // readDamaged reads a file of 50 requests that may be damaged. Any error is acceptable. A panic is
-// not, and neither is much more memory than the file takes: if that cannot be had, the process ends.
+// not, nor the use of much more memory than the file takes: a process that does not get so much
+// memory ends.
 func readDamaged(t *testing.T, file []byte) {
 	t.Helper()
 	dir := t.TempDir()
