@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -51,6 +52,44 @@ func (n *Node) CacheBytes() (total int64, err error) {
 		return err
 	})
 	return total, err
+}
+
+// AgentRSS returns how much memory the agent's processes have, in bytes.
+func (n *Node) AgentRSS() (total int64, err error) {
+	all, err := n.processes()
+	if err != nil {
+		return 0, err
+	}
+	for pid, args := range all {
+		if role(args) == "" {
+			continue
+		}
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it has just ended
+		}
+		var size, resident int64
+		if err == nil {
+			_, err = fmt.Sscan(string(b), &size, &resident)
+		}
+		if err != nil {
+			return 0, err
+		}
+		total += resident * int64(os.Getpagesize())
+	}
+	return total, nil
+}
+
+// AgentFiles returns how many files and directories there are in the agent's state directory.
+func (n *Node) AgentFiles() (count int, err error) {
+	err = filepath.WalkDir(n.Root(), func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // removed meanwhile
+		}
+		count++
+		return err
+	})
+	return count, err
 }
 
 // stepSum matches a line of the agent's metrics that gives the total time of one step of using

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -167,8 +168,8 @@ func (p *Plane) Ready(ctx context.Context, namespace string, limit time.Duration
 }
 
 // RemoveImages removes kubelet's images, in the way that kubelet does, except those whose name
-// contains a text.
-func (n *Node) RemoveImages(ctx context.Context, keep string) error {
+// contains one of the texts.
+func (n *Node) RemoveImages(ctx context.Context, keep ...string) error {
 	conn, err := grpc.NewClient("unix://"+n.ImageSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
@@ -181,7 +182,8 @@ func (n *Node) RemoveImages(ctx context.Context, keep string) error {
 	}
 	var errs []error
 	for _, im := range list.Images {
-		if strings.Contains(strings.Join(im.RepoTags, " "), keep) {
+		names := strings.Join(im.RepoTags, " ")
+		if slices.ContainsFunc(keep, func(text string) bool { return strings.Contains(names, text) }) {
 			continue
 		}
 		_, err := images.RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: im.Id}})

@@ -121,32 +121,34 @@ func (c *cluster) settled() {
 	}
 }
 
-// jobs runs jobs one after the other. Meanwhile it kills the agent's worker on one node, containerd
-// on the next, and kubelet on the third.
+// jobs runs jobs one after the other.
 func (c *cluster) jobs(rounds int) {
 	c.t.Helper()
 	began := time.Now()
 	for i := range rounds {
-		c.apply(fmt.Sprintf(job, i, "2"))
-		n := c.nodes[i%len(c.nodes)]
-		switch i % 3 {
-		case 0:
-			n.Kill(ctrnode.Worker)
-		case 1:
-			if err := n.RestartContainerd(c.t.Context(), true); err != nil {
-				c.t.Fatal(err)
-			}
-		case 2:
-			n.KillKubelet()
-			if err := n.StartKubelet(c.t.Context()); err != nil {
-				c.t.Fatal(err)
-			}
-		}
-		name := fmt.Sprintf("job/job%d", i)
-		if _, err := c.plane.Kubectl(c.t.Context(), "", "-n", "open", "wait", "--for=condition=Complete", name, "--timeout", rolling.String()); err != nil {
-			c.t.Errorf("%v\n%s", err, c.kubectl("-n", "open", "describe", name))
-		}
-		c.kubectl("-n", "open", "delete", name, "--wait")
+		c.job(i, "2")
 	}
 	c.t.Logf("%d jobs of ten pods took %s", rounds, time.Since(began).Round(time.Second))
+}
+
+// job runs job i to its end. Meanwhile it kills the agent's worker on the first node, containerd on
+// the second, or kubelet on the third. No pod may fail.
+func (c *cluster) job(i int, tag string) {
+	c.t.Helper()
+	c.apply(fmt.Sprintf(job, i, tag))
+	n := c.nodes[i%len(c.nodes)]
+	switch i % 3 {
+	case 0:
+		n.Kill(ctrnode.Worker)
+	case 1:
+		c.check(n.RestartContainerd(c.t.Context(), true))
+	case 2:
+		n.KillKubelet()
+		c.check(n.StartKubelet(c.t.Context()))
+	}
+	name := fmt.Sprintf("job/job%d", i)
+	if _, err := c.plane.Kubectl(c.t.Context(), "", "-n", "open", "wait", "--for=condition=Complete", name, "--timeout", rolling.String()); err != nil {
+		c.t.Errorf("%v\n%s", err, c.kubectl("-n", "open", "describe", name))
+	}
+	c.kubectl("-n", "open", "delete", name, "--wait")
 }
