@@ -7,6 +7,7 @@ import (
 	"example.org/slipway/integration/bench/gear"
 	"example.org/slipway/integration/bench/measure"
 	"example.org/slipway/integration/bench/mirrors"
+	"example.org/slipway/integration/bench/rebuild"
 	"example.org/slipway/integration/bench/registry"
 	"example.org/slipway/integration/bench/reproduce"
 	"example.org/slipway/integration/bench/start"
@@ -15,6 +16,6 @@ import (
 )
 
 func main() {
-	suites := []measure.Suite{registry.Suite(), gear.Suite(), start.Suite(), trace.Suite(), tiers.Suite(), mirrors.Suite(), cider.Suite()}
+	suites := []measure.Suite{registry.Suite(), gear.Suite(), start.Suite(), trace.Suite(), tiers.Suite(), mirrors.Suite(), cider.Suite(), rebuild.Suite()}
 	measure.Main(append(suites, reproduce.Suite(suites...))...)
 }

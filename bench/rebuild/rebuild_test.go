@@ -1,0 +1,86 @@
+package rebuild
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"example.org/slipway/integration/bench/measure"
+	"example.org/slipway/integration/internal/imagetest"
+	"example.org/slipway/integration/internal/slipway"
+)
+
+// smallSet writes two images, which share a layer.
+func smallSet(t *testing.T) string {
+	t.Helper()
+	layer := func(seed uint64) imagetest.Layer {
+		r, a := rand.New(rand.NewPCG(seed, 0)), new(imagetest.Archive).Dir("./")
+		for i := range 20 {
+			data := make([]byte, 30_000)
+			for j := range data {
+				data[j] = "abcdefgh"[r.IntN(1+i%8)]
+			}
+			a.File(fmt.Sprint("f", i), string(data)+fmt.Sprint(r.Uint64()))
+		}
+		return a.Layer()
+	}
+	dir, base := t.TempDir(), layer(0)
+	for v := range uint64(2) {
+		imagetest.Compose(runtime.GOARCH, nil, []imagetest.Layer{base, layer(1 + v)}).WriteLayout(t, filepath.Join(dir, "shop", fmt.Sprint(v)), "v")
+	}
+	return dir
+}
+
+// TestRun measures a real server with little content.
+func TestRun(t *testing.T) {
+	o, err := parse([]string{"-bin", slipway.Binary(t), "-corpus", smallSet(t), "-dir", t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := o.measure(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Recipes.Layers) != 3 {
+		t.Fatalf("recipes of %d layers, want 3", len(r.Recipes.Layers))
+	}
+	for _, l := range r.Recipes.Layers {
+		if l.Stays != "" || l.Recipe == 0 || l.Recipe > l.Bytes/20 || l.Make <= 0 || l.Rebuild <= 0 {
+			t.Errorf("not a measurement: %+v", l)
+		}
+	}
+	if e := r.Recipes.Encoders; len(e) != 2 || e[0].Encoder != "go level 6" || e[1].Encoder != "pgzip" || e[1].Rebuild <= 0 {
+		t.Errorf("encoders: %+v", e)
+	}
+	s := r.Storage
+	if s.Dropped == 0 || s.Dropped+s.Refused > 3 || s.Pulled != 2 || s.Before.Packs == 0 || s.Before.Rest-s.After.Rest < s.DroppedBytes/2 {
+		t.Errorf("storage: %+v", s)
+	}
+	report := measure.Report("", r.Parts())
+	for _, want := range []string{"### Recipes", "### Storage", "layers dropped"} {
+		if !strings.Contains(report, want) {
+			t.Errorf("the report lacks %q", want)
+		}
+	}
+}
+
+// TestTargets checks sums and rates, with figures worked out by hand.
+func TestTargets(t *testing.T) {
+	r := &Recipes{Layers: []Layer{
+		{Bytes: 30e6, Recipe: 1000, Encoder: "go level 6", Make: 4, Rebuild: 1},
+		{Bytes: 30e6, Recipe: 500, Encoder: "go level 6", Make: 2, Rebuild: 3},
+		{Bytes: 40e6, Stays: "not gzip"},
+	}, Encoders: []Layer{{Bytes: 60e6, Image: "docker", Rebuild: 4}}}
+	var got []string
+	for _, x := range r.Targets() {
+		got = append(got, fmt.Sprint(x.What, " ", x.Figure, " ", x.Missing))
+	}
+	want := []string{"bytes of gzip layers with a recipe 60 false", "made and proven, a core 6 false", "rebuilt, a core, docker 15 false", "rebuilt, a core 0 true"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
