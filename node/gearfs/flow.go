@@ -33,7 +33,8 @@ const (
 	minWindow, maxWindow = 50 * time.Millisecond, 400 * time.Millisecond
 	// deficit is how many bytes less than expected a request must have brought before
 	// it is divided, in bytes on the wire. A request that cannot be divided loses what it
-	// has of its current file or chunk, so it gets abandonDeficit.
+	// has of its current file or chunk, so it gets abandonDeficit and has to be behind: what
+	// the link carries is overestimated when buffers are read at once.
 	deficit, abandonDeficit = 256 << 10, 1 << 20
 	// behind is how many times as fast as a request another one must be for the first to
 	// be given up.
@@ -186,7 +187,7 @@ func (l *link) measure(now time.Time) {
 	}
 	r := float64(n-l.had) / d.Seconds()
 	began := n > l.had && d <= maxWindow
-	l.since, l.had = now, n
+	l.since, l.had, l.now = now, n, r
 	switch {
 	case !began:
 	case l.wire == 0:
@@ -221,7 +222,7 @@ func (c *scheduler) judge(f *flow, now time.Time) {
 	if !known {
 		return
 	}
-	spare, best := c.around(f, now)
+	spare, best := c.around(f, rate, now)
 	d := now.Sub(f.since).Seconds()
 	lacks := func(of float64) int64 { return int64((of-rate)*d) >> f.rescues }
 	switch rest := f.left(); {
@@ -236,26 +237,25 @@ func (c *scheduler) judge(f *flow, now time.Time) {
 		c.reconnect(f.src)
 		f.rescues = min(f.rescues+1, maxRescues)
 		f.restart(now)
-	case lacks(spare) >= abandonDeficit:
+	case spare >= behind*rate && lacks(spare) >= abandonDeficit:
 		c.abandon(f)
 	}
 }
 
-// around returns what the link should carry for a request, which is what it has carried
-// less what other requests use, and the rate of the fastest other request.
-func (c *scheduler) around(f *flow, now time.Time) (spare, best float64) {
+// around returns what the link should carry for a request of the given rate, which is what
+// it has carried less what other requests use now, and the rate of the fastest other
+// request.
+func (c *scheduler) around(f *flow, rate float64, now time.Time) (spare, best float64) {
 	spare = f.link.wire
 	if f.link.rate == 0 { // it is not measured yet
 		spare = max(spare, assumedRate)
 	}
+	spare -= max(f.link.now-rate, 0)
 	for o := range c.flows {
-		if o == f || o.link != f.link {
-			continue
-		}
-		r, known := o.rate(now)
-		spare -= r
-		if known {
-			best = max(best, r)
+		if o != f && o.link == f.link {
+			if r, known := o.rate(now); known {
+				best = max(best, r)
+			}
 		}
 	}
 	return max(spare, 0), best

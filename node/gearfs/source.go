@@ -196,12 +196,13 @@ type link struct {
 	rtt, least time.Duration // on average, and the shortest one
 	rate       float64       // bytes of content a second of one request
 
-	// arrived counts the bytes on the wire. wire is how many a second all requests
-	// together brought lately. had bytes had arrived at since, when it was measured last.
-	arrived atomic.Int64
-	wire    float64
-	since   time.Time
-	had     int64
+	// arrived counts the bytes on the wire. now is how many a second all requests together
+	// bring, and wire how many they can. had bytes had arrived at since, when that was
+	// measured last.
+	arrived   atomic.Int64
+	now, wire float64
+	since     time.Time
+	had       int64
 }
 
 // smooth is the weight of a new measurement in the average.
