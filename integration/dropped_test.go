@@ -2,8 +2,12 @@ package integration
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -69,8 +73,8 @@ func TestDroppedClients(t *testing.T) {
 	}
 }
 
-// TestDroppedKill kills a server again and again while it drops layers. Everything that was pushed must
-// be there after each start.
+// TestDroppedKill kills a server again and again while it drops layers and makes the parity of packs.
+// Everything that was pushed must be there after each start, and after the loss of each pack.
 func TestDroppedKill(t *testing.T) {
 	s := slipway.Start(t, t.TempDir(), &slipway.Options{Config: dropping})
 	c := newCrane(t)
@@ -97,4 +101,18 @@ func TestDroppedKill(t *testing.T) {
 	waitDropped(t, s, rounds)
 	check(rounds)
 	s.Run("fsck")
+	for _, pack := range s.PackObjects() {
+		path := filepath.Join(s.Root, "slipway", "gear", "packs", pack)
+		if err := os.Remove(path); errors.Is(err, fs.ErrNotExist) { // it was replaced, and deleted meanwhile
+			continue
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		s.Kill()
+		s.Restart()
+		check(rounds)
+	}
+	s.Run("fsck", "--repair")
+	s.Run("fsck")
+	check(rounds)
 }
