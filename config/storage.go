@@ -25,6 +25,7 @@ type Storage struct {
 	Rebuild           Rebuild              `yaml:"rebuild" doc:"Dropping layers that nobody pulls. Off by default."`
 	GC                GC                   `yaml:"gc" doc:"Garbage collection, which runs while the registry serves."`
 	ImmutableTags     []ImmutableTags      `yaml:"immutable_tags" doc:"Tags that cannot be moved or deleted once they are set."`
+	Quotas            []Quota              `yaml:"quotas" doc:"What clients may store, by patterns of repositories. A push that would exceed a quota is refused with 403; nothing that is stored is lost."`
 	Retention         []Retention          `yaml:"retention" doc:"Tags that are removed automatically. A tag stays if a keep_ key of any rule for its repository applies to it, or if there is no rule for its repository."`
 	RetentionInterval time.Duration        `yaml:"retention_interval" default:"24h" min:"1m" doc:"Time between two runs of the retention rules."`
 }
@@ -74,6 +75,14 @@ const MinGrace = 5 * time.Minute
 type ImmutableTags struct {
 	Repositories []string `yaml:"repositories" doc:"Patterns of repositories: * stands for any characters within a path segment, ? for one, the segment ** for any number of segments. Empty means all." example:"team/**"`
 	Tags         []string `yaml:"tags" doc:"Regular expressions that must match a tag as a whole. Empty means all." example:"v[0-9]+\\.[0-9]+\\.[0-9]+"`
+}
+
+// Quota bounds what clients may store in repositories, taken together.
+type Quota struct {
+	Repositories []string `yaml:"repositories" doc:"Patterns of repositories, as in immutable_tags. Empty means all. The quota is for all of them together." example:"team/**"`
+	Bytes        Size     `yaml:"bytes" min:"0" doc:"Bytes of layers, manifests and uploads. Content that several of the repositories show counts once. 0 is no limit." example:"100GiB"`
+	Tags         int      `yaml:"tags" min:"0" doc:"Number of tags. 0 is no limit." example:"1000"`
+	Warn         float64  `yaml:"warn" min:"0" doc:"Share of a limit from which on the log and slipway status warn. 0 means 0.8." example:"0.9"`
 }
 
 // Retention is a rule by which tags are removed automatically.

@@ -32,6 +32,16 @@ func (v *validator) storageValues(s *Storage) {
 		v.patterns(key+".repositories", r.Repositories)
 		v.regexps(key+".tags", r.Tags)
 	}
+	for i, q := range s.Quotas {
+		key := fmt.Sprintf("storage.quotas[%d]", i)
+		v.patterns(key+".repositories", q.Repositories)
+		if q.Bytes == 0 && q.Tags == 0 {
+			v.bad(key, "limits nothing: set bytes or tags")
+		}
+		if q.Warn > 1 {
+			v.bad(key+".warn", "must be at most 1")
+		}
+	}
 	for i, r := range s.Retention {
 		key := fmt.Sprintf("storage.retention[%d]", i)
 		v.patterns(key+".repositories", r.Repositories)

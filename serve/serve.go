@@ -242,10 +242,11 @@ func (s *Server) setUpHTTP() error {
 		so.Repository, so.Defaulted = s.root.Mirrors.Repository, s.root.Mirrors.ByDefault
 		so.Incomplete = s.root.Mirrors.Incomplete
 	}
-	s.handler = server.New(s.writes.Registry(s.root.Served()), so)
+	s.handler = server.New(s.root.Quotas.Registry(s.writes.Registry(s.root.Served())), so)
 	s.metrics.MustRegister(s.handler.Metrics()...)
 	s.metrics.MustRegister(s.root.Metrics()...)
 	s.metrics.MustRegister(s.auth.Metrics()...)
+	s.metrics.MustRegister(s.root.Quotas.Metrics()...)
 	s.health = newHealth(s.cfg, s.root, s.log)
 	s.http = newHTTPServer(h, s.log, s.requests.Guard(traced(s.tracing, s.handler)))
 	if err := s.encrypt(); err != nil {
@@ -330,6 +331,7 @@ func (s *Server) Run(ctx context.Context) error {
 	run("background work", func() error { s.runJobs(ctx); return nil })
 	run("memory", func() error { keepSmall(ctx, s.handler.Served); return nil })
 	run("read the access rules again", func() error { s.watchConfig(ctx); return nil })
+	run("count for quotas", func() error { s.root.Quotas.Run(ctx); return nil })
 	run("note the use of API tokens", func() error { s.auth.Run(ctx); return nil })
 	run("health checks", func() error { s.health.run(ctx); return nil })
 	systemd.Notify(systemd.Ready)

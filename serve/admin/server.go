@@ -25,6 +25,7 @@ import (
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/mirror/airgap"
+	"example.org/slipway/registry/quota"
 	"example.org/slipway/registry/retention"
 	"example.org/slipway/registry/server"
 	"example.org/slipway/serve/dataroot"
@@ -91,6 +92,9 @@ func NewServer(cfg *config.Config, root *dataroot.Root, writes *gate.Writes, o S
 	t.handleCache(mux)
 	t.handleMirrors(mux)
 	t.handleTokens(mux)
+	mux.Handle("POST /admin/quotas", task(func(ctx context.Context, _ struct{}, _ func([]quota.Status)) ([]quota.Status, error) {
+		return root.Quotas.Status(ctx)
+	}))
 	mux.Handle("POST /admin/reload", task(func(ctx context.Context, _ struct{}, _ func(auth.Reloaded)) (auth.Reloaded, error) {
 		rep, err := o.Reload()
 		record(ctx, o.Audit, "reload", "", err)

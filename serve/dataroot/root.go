@@ -29,6 +29,7 @@ import (
 	"example.org/slipway/registry/history"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/prefetch"
+	"example.org/slipway/registry/quota"
 	"example.org/slipway/serve/gate"
 	"example.org/slipway/serve/mirrors"
 	volumeregistry "example.org/slipway/volume/service"
@@ -63,6 +64,8 @@ type Root struct {
 	// Volumes is nil if images are not built as volumes.
 	Volumes  *volumeregistry.Service
 	Registry *registry.Registry
+	// Quotas bounds what clients may store. It is nil without quotas.
+	Quotas *quota.Limits
 	// Mirrors is nil if nothing is mirrored, and before OpenMirrors.
 	Mirrors *mirrors.Mirrors
 	// History is the history of the registry.
@@ -143,6 +146,9 @@ func Open(ctx context.Context, cfg *config.Config, o Options) (_ *Root, err erro
 	opts.OnEvent = volumeEvents(r.Volumes, gearEvents(r.Gear, r.Notify, cfg.Notifications.Events.IncludeMirrored))
 	opts.PullEvents = r.Notify != nil
 	opts.Tap = r.Gear
+	if r.Quotas, err = newQuotas(cfg.Storage.Quotas, r.Catalog, r.log); err != nil {
+		return nil, err
+	}
 	if r.Registry, err = registry.New(ctx, r.Catalog, r.Store, opts); err != nil {
 		return nil, err
 	}

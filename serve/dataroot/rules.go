@@ -1,6 +1,7 @@
 package dataroot
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"regexp"
@@ -8,6 +9,7 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/quota"
 	"example.org/slipway/registry/retention"
 	"example.org/slipway/serve/mirrors"
 )
@@ -30,6 +32,22 @@ func missingPlatforms(rules config.IndexRules) func(string, oci.Descriptor) bool
 	}
 	return nil
 }
+
+// newQuotas returns the quotas of a registry, or nil if there are none.
+func newQuotas(list []config.Quota, source quota.Source, log *slog.Logger) (*quota.Limits, error) {
+	var out []quota.Quota
+	for i, q := range list {
+		match, err := auth.CompilePatterns(q.Repositories)
+		if err != nil {
+			return nil, fmt.Errorf("storage.quotas[%d]: %w", i, err)
+		}
+		out = append(out, quota.Quota{Repositories: q.Repositories, Match: match, Bytes: int64(q.Bytes), Tags: int64(q.Tags), Warn: cmp.Or(q.Warn, quotaWarning)})
+	}
+	return quota.New(out, source, log), nil
+}
+
+// quotaWarning is the share of a quota from which on there is a warning by default.
+const quotaWarning = 0.8
 
 // foreignURLs returns a function that reports whether a layer may name a URL as its
 // external location. Without rules every URL is allowed, because nothing here ever fetches

@@ -3,12 +3,14 @@ package image
 import (
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/gear/recipes"
 	gearregistry "example.org/slipway/gear/service"
+	"example.org/slipway/registry/quota"
 	"example.org/slipway/serve/admin"
 	volumeregistry "example.org/slipway/volume/service"
 )
@@ -18,7 +20,7 @@ func statusCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show the state of the conversion to Gear, of dropped layers, and of the building of volumes",
+		Short: "Show the state of the conversion to Gear, of dropped layers, of quotas, and of the building of volumes",
 		Example: `  slipway status --root /var/lib/slipway
   slipway status --config /etc/slipway/config.yml --output json`,
 		Args: cobra.NoArgs,
@@ -33,6 +35,9 @@ func statusCommand() *cobra.Command {
 					return err
 				}
 				both := statusReport{Status: st, Recipes: rc}
+				if both.Quotas, err = a.Quotas(cmd.Context()); err != nil {
+					return err
+				}
 				if a.HasVolumes() {
 					v, err := a.Volumes(cmd.Context(), admin.VolumesArgs{})
 					if err != nil {
@@ -43,6 +48,7 @@ func statusCommand() *cobra.Command {
 				return command.PrintReport(cmd.OutOrStdout(), asJSON, both, func() {
 					printStatus(cmd.OutOrStdout(), st)
 					printRecipeStatus(cmd, &rc)
+					printQuotas(cmd.OutOrStdout(), both.Quotas)
 					if both.Volumes != nil {
 						printVolumeStatus(cmd.OutOrStdout(), both.Volumes)
 					}
@@ -62,6 +68,26 @@ type statusReport struct {
 	Recipes recipes.Status `json:"recipes"`
 	// Volumes is nil if images are not built as volumes.
 	Volumes *volumeregistry.Status `json:"volumes,omitempty"`
+	// Quotas is empty without quotas.
+	Quotas []quota.Status `json:"quotas,omitempty"`
+}
+
+func printQuotas(w io.Writer, list []quota.Status) {
+	for _, q := range list {
+		name := strings.Join(q.Repositories, " ")
+		if name == "" {
+			name = "all repositories"
+		}
+		var parts []string
+		if q.BytesLimit > 0 {
+			parts = append(parts, fmt.Sprintf("%s of %s", command.Size(q.Bytes), command.Size(q.BytesLimit)))
+		}
+		if q.TagsLimit > 0 {
+			parts = append(parts, fmt.Sprintf("%d of %d tags", q.Tags, q.TagsLimit))
+		}
+		note := map[string]string{"warning": "; nearly reached", "reached": "; reached, pushes are refused"}[q.State]
+		fmt.Fprintf(w, "quota of %s: %s%s\n", name, strings.Join(parts, ", "), note)
+	}
 }
 
 func printStatus(w io.Writer, st gearregistry.Status) {

@@ -1,0 +1,63 @@
+package catalog_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/catalogtest"
+)
+
+// TestUsage counts what sets of repositories hold, some of which overlap.
+func TestUsage(t *testing.T) { servers.OnBoth(t, testUsage) }
+
+func testUsage(t *testing.T, base *catalogtest.Bed) {
+	ctx, c := t.Context(), open(t, base, nil)
+	put := func(repo string, i int, size int64) {
+		_, d := contentOf(i)
+		if err := putBlob(ctx, c, repo, catalog.Blob{Digest: d, Size: size}, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("a/x", 1, 100)
+	put("a/y", 1, 100)
+	put("a/y", 2, 1000)
+	put("b", 2, 1000)
+	put("c", 3, 10_000)
+	m := manifestOf("one", 1, 2, "one", "two")
+	for _, repo := range []string{"a/x", "a/y"} {
+		if _, err := c.PutManifest(ctx, repo, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Uploads.Save(ctx, catalog.Upload{ID: "u", Repo: "b", Size: 7, Content: []byte("1234567")}); err != nil {
+		t.Fatal(err)
+	}
+	sets := []string{"a/", "", "b", "none"}
+	got, err := c.Usage(ctx, len(sets), func(repo string) (in []int) {
+		for i, prefix := range sets {
+			if strings.HasPrefix(repo, prefix) {
+				in = append(in, i)
+			}
+		}
+		return in
+	})
+	size := int64(len(m.Content))
+	want := []catalog.Usage{{Bytes: 1100 + size, Tags: 4}, {Bytes: 11_107 + size, Tags: 4}, {Bytes: 1007}, {}}
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("usage: %v (-want +got)\n%s", err, diff)
+	}
+	_, d := contentOf(2)
+	for digest, want := range map[oci.Digest][]string{d: {"a/y", "b"}, m.Digest: {"a/x", "a/y"}} {
+		var got []string
+		err := c.Holders(ctx, digest, func(repo string) { got = append(got, repo) })
+		slices.Sort(got)
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s is held by %v, %v; want %v", digest, got, err, want)
+		}
+	}
+}

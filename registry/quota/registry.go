@@ -1,0 +1,180 @@
+package quota
+
+import (
+	"context"
+	"io"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+)
+
+// Registry returns a registry whose writes keep to the limits.
+func (l *Limits) Registry(r oci.Registry) oci.Registry {
+	if l == nil {
+		return r
+	}
+	return limited{r, l}
+}
+
+// limited is a registry with quotas.
+type limited struct {
+	oci.Registry
+	limits *Limits
+}
+
+// body takes what a client sends into account. A body of unknown size is counted in steps.
+type body struct {
+	ctx    context.Context
+	r      io.Reader
+	limits *Limits
+	repo   string
+	left   int64 // how many more bytes are counted already
+	done   []func()
+	err    error // the refusal
+}
+
+// step is how many bytes of a body of unknown size are counted at once. So much of a quota
+// each such request may keep from others although it does not need it.
+const step = 32 << 10
+
+// newBody returns the body of a request. d is its content, if it is known.
+func (s limited) newBody(ctx context.Context, repo string, size int64, r io.Reader, d oci.Digest) (*body, error) {
+	b := &body{ctx: ctx, r: r, limits: s.limits, repo: repo}
+	if size >= 0 {
+		return b, b.take(size, d)
+	}
+	return b, nil
+}
+
+func (b *body) take(n int64, d oci.Digest) error {
+	if n == 0 {
+		return nil
+	}
+	done, err := b.limits.take(b.ctx, b.repo, catalog.Usage{Bytes: n}, d)
+	if err != nil {
+		b.err = err
+		return err
+	}
+	b.done = append(b.done, done)
+	b.left += n
+	return nil
+}
+
+// Read implements io.Reader.
+func (b *body) Read(p []byte) (int, error) {
+	if b.left == 0 {
+		if err := b.take(b.limits.room(b.repo), ""); err != nil {
+			// A body may also end where the quota does.
+			var one [1]byte
+			if _, end := io.ReadFull(b.r, one[:]); end == io.EOF {
+				b.err = nil
+				return 0, io.EOF
+			}
+			return 0, err
+		}
+	}
+	if int64(len(p)) > b.left {
+		p = p[:b.left]
+	}
+	n, err := b.r.Read(p)
+	b.left -= int64(n)
+	return n, err
+}
+
+// end counts what was not read as not stored, at the next count, and returns the refusal
+// instead of what the registry made of it.
+func (b *body) end(err error) error {
+	for _, done := range b.done {
+		done()
+	}
+	if err != nil && b.err != nil {
+		return b.err
+	}
+	return err
+}
+
+// PushBlob implements oci.Writer.
+func (s limited) PushBlob(ctx context.Context, repo string, d oci.Digest, size int64, r io.Reader) (oci.Descriptor, error) {
+	b, err := s.newBody(ctx, repo, size, r, d)
+	if err != nil {
+		return oci.Descriptor{}, err
+	}
+	desc, err := s.Registry.PushBlob(ctx, repo, d, size, b)
+	return desc, b.end(err)
+}
+
+// MountBlob implements oci.Writer.
+func (s limited) MountBlob(ctx context.Context, to, from string, d oci.Digest) (oci.Descriptor, error) {
+	if len(s.limits.of(to)) == 0 {
+		return s.Registry.MountBlob(ctx, to, from, d)
+	}
+	have, err := s.ResolveBlob(ctx, from, d)
+	if err != nil {
+		return oci.Descriptor{}, err
+	}
+	done, err := s.limits.take(ctx, to, catalog.Usage{Bytes: have.Size}, d)
+	if err != nil {
+		return oci.Descriptor{}, err
+	}
+	defer done()
+	return s.Registry.MountBlob(ctx, to, from, d)
+}
+
+// StartUpload implements oci.Writer. A client whose quota is reached learns that before it
+// sends anything.
+func (s limited) StartUpload(ctx context.Context, repo string) (oci.UploadStatus, error) {
+	done, err := s.limits.take(ctx, repo, catalog.Usage{Bytes: 1}, "")
+	if err != nil {
+		return oci.UploadStatus{}, err
+	}
+	defer done()
+	return s.Registry.StartUpload(ctx, repo)
+}
+
+// AppendUpload implements oci.Writer.
+func (s limited) AppendUpload(ctx context.Context, repo, id string, off, size int64, r io.Reader) (oci.UploadStatus, error) {
+	b, err := s.newBody(ctx, repo, size, r, "")
+	if err != nil {
+		return oci.UploadStatus{}, err
+	}
+	st, err := s.Registry.AppendUpload(ctx, repo, id, off, size, b)
+	return st, b.end(err)
+}
+
+// CommitUpload implements oci.Writer. The bytes that arrived before count already.
+func (s limited) CommitUpload(ctx context.Context, repo, id string, off, size int64, r io.Reader, d oci.Digest) (oci.Descriptor, error) {
+	b, err := s.newBody(ctx, repo, size, r, "")
+	if err != nil {
+		return oci.Descriptor{}, err
+	}
+	desc, err := s.Registry.CommitUpload(ctx, repo, id, off, size, b, d)
+	return desc, b.end(err)
+}
+
+// PutManifest implements oci.Writer.
+func (s limited) PutManifest(ctx context.Context, repo string, m oci.PutManifest) (oci.PutResult, error) {
+	if len(s.limits.of(repo)) == 0 {
+		return s.Registry.PutManifest(ctx, repo, m)
+	}
+	bytes, err := s.limits.take(ctx, repo, catalog.Usage{Bytes: int64(len(m.Bytes))}, oci.SHA256(m.Bytes))
+	if err != nil {
+		return oci.PutResult{}, err
+	}
+	defer bytes()
+	var fresh int64
+	for _, tag := range m.Tags {
+		_, err := s.ResolveManifest(oci.ForPushing(ctx), repo, tag)
+		switch {
+		case oci.HasCode(err, oci.CodeManifestUnknown), oci.HasCode(err, oci.CodeNameUnknown):
+			fresh++
+		case err != nil:
+			return oci.PutResult{}, err
+		}
+	}
+	tags, err := s.limits.take(ctx, repo, catalog.Usage{Tags: fresh}, "")
+	if err != nil {
+		return oci.PutResult{}, err
+	}
+	defer tags()
+	return s.Registry.PutManifest(ctx, repo, m)
+}
