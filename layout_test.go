@@ -67,6 +67,7 @@ var layout = map[string][]string{
 
 	// The registry.
 	"registry":                     {"oci", "registry/cache", "registry/catalog", "registry/catalog/browse", "registry/catalog/engine", "registry/catalog/gearfacts", "registry/catalog/repair", "registry/manifest", "registry/objstore", "registry/replica", "registry/storage", "registry/upload", "registry/verify"},
+	"registry/activity":            {"registry/auth"},
 	"registry/adopt":               {"oci", "registry/catalog", "registry/catalog/repair", "registry/manifest", "registry/objstore", "registry/storage", "registry/verify"},
 	"registry/auth":                {"oci", "oci/wire", "registry/auth/recent", "registry/auth/signing"},
 	"registry/auth/recent":         {},
@@ -195,7 +196,7 @@ var layout = map[string][]string{
 	"web/format":           {},
 	"web/images":           {"gear", "gear/rootfs", "oci", "registry/catalog", "registry/catalog/browse", "registry/catalog/gearfacts", "web/documents", "web/format"},
 	"serve":                {"config", "gear", "gear/predict", "gear/service", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/fleet", "oci/volref", "oci/wire", "registry", "registry/auth", "registry/history", "registry/mirror", "registry/notify", "registry/objstore", "registry/prefetch", "registry/server", "registry/server/edge", "registry/storage", "serve/admin", "serve/dataroot", "serve/gate", "serve/mirrors", "serve/page", "volume/service", "web", "workload/trace"},
-	"serve/admin":          {"config", "gear/recipes", "gear/service", "oci", "oci/client", "oci/imagecopy", "registry", "registry/auth", "registry/backup", "registry/catalog", "registry/catalog/engine", "registry/check", "registry/mirror", "registry/mirror/airgap", "registry/objstore", "registry/quota", "registry/retention", "registry/server", "serve/dataroot", "serve/gate", "serve/mirrors", "volume/service"},
+	"serve/admin":          {"config", "gear/recipes", "gear/service", "oci", "oci/client", "oci/imagecopy", "registry", "registry/activity", "registry/auth", "registry/backup", "registry/catalog", "registry/catalog/engine", "registry/check", "registry/mirror", "registry/mirror/airgap", "registry/objstore", "registry/quota", "registry/retention", "registry/server", "serve/dataroot", "serve/gate", "serve/mirrors", "volume/service"},
 	"serve/dataroot":       {"config", "gear", "gear/filestore", "gear/recipes", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "oci", "oci/client", "oci/wire", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/cache/tier", "registry/catalog", "registry/catalog/engine", "registry/catalog/repair", "registry/check", "registry/cluster", "registry/history", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/quota", "registry/retention", "registry/storage", "serve/gate", "serve/mirrors", "volume/block", "volume/file", "volume/rbd", "volume/service"},
 	"serve/gate":           {"oci"},
 	"serve/mirrors":        {"config", "oci", "oci/client", "oci/client/command", "oci/wire", "registry", "registry/auth", "registry/catalog", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/objstore", "registry/storage", "serve/gate"},
@@ -213,7 +214,7 @@ var layout = map[string][]string{
 	"cmd/slipway/command":  {"config", "gear/client", "internal/systemd", "oci", "oci/client", "oci/imagecopy", "serve/admin"},
 	"cmd/slipway/image":    {"cmd/slipway/command", "gear/client", "gear/dedup", "gear/export", "gear/rebuild", "gear/recipes", "gear/service", "oci", "oci/client", "oci/model", "oci/volref", "registry/quota", "serve/admin", "volume/service"},
 	"cmd/slipway/node":     {"agent", "agent/api", "agent/kubelet", "agent/runtimespec", "agent/setup", "cmd/slipway/command", "config", "internal/systemd", "oci", "oci/client", "oci/wire"},
-	"cmd/slipway/server":   {"cmd/slipway/command", "config", "config/yamlfile", "internal/systemd", "oci", "oci/client", "oci/imagecopy", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve", "serve/admin", "serve/dataroot", "serve/mirrors"},
+	"cmd/slipway/server":   {"cmd/slipway/command", "config", "config/yamlfile", "internal/systemd", "oci", "oci/client", "oci/imagecopy", "registry", "registry/activity", "registry/adopt", "registry/auth", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve", "serve/admin", "serve/dataroot", "serve/mirrors"},
 	"cmd/slipway/workload": {"cmd/slipway/command", "internal/durable", "internal/policy", "oci/client", "oci/wire", "serve/admin", "serve/mirrors", "workload/analyze", "workload/load", "workload/load/imageset", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
 }
 

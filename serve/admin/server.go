@@ -22,6 +22,7 @@ import (
 	"example.org/slipway/gear/recipes"
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/activity"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/mirror/airgap"
@@ -94,6 +95,9 @@ func NewServer(cfg *config.Config, root *dataroot.Root, writes *gate.Writes, o S
 	t.handleTokens(mux)
 	mux.Handle("POST /admin/quotas", task(func(ctx context.Context, _ struct{}, _ func([]quota.Status)) ([]quota.Status, error) {
 		return root.Quotas.Status(ctx)
+	}))
+	mux.Handle("POST /admin/activity", task(func(ctx context.Context, f activity.Filter, _ func(activity.Report)) (activity.Report, error) {
+		return readActivity(ctx, cfg, f)
 	}))
 	mux.Handle("POST /admin/reload", task(func(ctx context.Context, _ struct{}, _ func(auth.Reloaded)) (auth.Reloaded, error) {
 		rep, err := o.Reload()
