@@ -372,3 +372,35 @@ func TestBrowseDocuments(t *testing.T) {
 		"layers": []any{s.part(repo, "application/vnd.cncf.helm.chart.content.v1.tar+gzip", b.String())}})
 	s.shows("image/"+repo+":chart", "Serves <i>pages</i>", "Version of the application", "# The web chart", "replicas: 3")
 }
+
+// TestBrowseHistoryNames checks that anonymous clients see the history of a tag without the names of
+// users, and that who may only pull sees nothing of what was deleted, at the page and through the API.
+func TestBrowseHistoryNames(t *testing.T) {
+	t.Parallel()
+	users := filepath.Join(t.TempDir(), "htpasswd")
+	writeFile(t, users, htpasswd(t, "mallory-the-pusher", "m", "reader", "r"))
+	s := start(t, setup{yaml: "auth: {htpasswd: {path: " + users + "}, access: [{repositories: ['**'], subjects: [anonymous, reader], actions: [pull]}, {repositories: ['**'], subjects: [mallory-the-pusher], actions: ['*']}]}"})
+	pusher, reader := basic("mallory-the-pusher", "m"), basic("reader", "r")
+	s.pushImage("lib/app", "v1", "x", pusher)
+	gone := s.pushImage("lib/app", "v2", "y", pusher)
+	s.want(http.StatusAccepted, "DELETE", "/v2/lib/app/manifests/"+gone, "", pusher)
+	for _, path := range []string{"/ui/history/lib/app:v1", "/v2/lib/app/_slipway/tags/v1/history"} {
+		if body := s.want(http.StatusOK, "GET", path, "").body; strings.Contains(body, "mallory") {
+			t.Errorf("%s tells an anonymous client who pushed: %s", path, body)
+		}
+		if body := s.want(http.StatusOK, "GET", path, "", reader).body; !strings.Contains(body, "mallory") {
+			t.Errorf("%s does not tell a user who pushed: %s", path, body)
+		}
+	}
+	for _, as := range []func(*http.Request){func(*http.Request) {}, reader} {
+		if body := s.want(http.StatusOK, "GET", "/ui/repo/lib/app", "", as).body; strings.Contains(body, gone[:19]) {
+			t.Error("the page shows what was deleted to who may only pull")
+		}
+	}
+	s.want(http.StatusForbidden, "GET", "/v2/lib/app/_slipway/deleted", "", reader)
+	s.want(http.StatusUnauthorized, "GET", "/v2/lib/app/_slipway/deleted", "")
+	s.want(http.StatusForbidden, "POST", "/v2/lib/app/_slipway/deleted/"+gone+"/restore", "", reader)
+	if body := s.want(http.StatusOK, "GET", "/v2/lib/app/_slipway/deleted", "", pusher).body; !strings.Contains(body, gone) {
+		t.Errorf("what was deleted is %s", body)
+	}
+}

@@ -49,6 +49,9 @@ func (q *request) history() error {
 	}
 	d := &historyData{Repo: at.Repo, Tag: at.Ref, MayMove: q.mayRestore(at.Repo)}
 	for i, c := range list {
+		if q.h.access != nil && q.id.Anonymous() {
+			c.By = "" // the names of users are not for everybody
+		}
 		row := change{TagChange: c, Current: i == 0 && c.Digest != ""}
 		if c.State == oci.StateHere {
 			row.Ref = images.DigestLink(at.Repo, c.Digest)

@@ -47,7 +47,7 @@ func (h *History) Deleted(ctx context.Context) ([]oci.DeletedManifest, error) {
 	var answer struct {
 		Manifests []oci.DeletedManifest `json:"manifests"`
 	}
-	_, err := h.c.getJSON(ctx, h.call(http.MethodGet, "deleted", pull(h.repo), nil), maxListBody, &answer)
+	_, err := h.c.getJSON(ctx, h.call(http.MethodGet, "deleted", push(h.repo), nil), maxListBody, &answer)
 	return answer.Manifests, err
 }
 

@@ -184,7 +184,7 @@ var extensions = [deletedOne + 1]methodHandlers{
 	volumeImage: {{(*Server).getVolumes, auth.Pull, false}, 3: {(*Server).buildVolumes, auth.Push, true}, 5: {(*Server).dropVolumes, auth.Delete, true}},
 	volumeKey:   {3: {(*Server).volumeCredential, auth.Volume, true}},
 	tagHistory:  {{(*Server).getTagHistory, auth.Pull, false}},
-	deletedList: {{(*Server).listDeleted, auth.Pull, false}},
+	deletedList: {{(*Server).listDeleted, auth.Push, false}},
 	deletedOne:  {3: {(*Server).restore, auth.Push, true}},
 }
 

@@ -48,6 +48,11 @@ func (s *Server) getTagHistory(q *request) error {
 	if err != nil {
 		return err
 	}
+	if !s.open && q.id.Anonymous() { // the names of users are not for everybody
+		for i := range list {
+			list[i].By = ""
+		}
+	}
 	return q.sendJSON(map[string]any{"name": q.Repo, "tag": q.ext.arg, "changes": list})
 }
 
