@@ -127,10 +127,14 @@ func TestCDF(t *testing.T) {
 func TestBands(t *testing.T) {
 	c := &chart.XY{Title: "t", X: chart.Axis{Title: "x"}, Y: chart.Axis{Title: "y", Unit: chart.Seconds, Log: true}, Series: []chart.Series{
 		{Name: "median", Mark: chart.Band, Points: []chart.Point{{X: 1, Y: 0.01, Low: 0.001, High: 1}, {X: 2, Y: 0.02, Low: 0.002, High: 2}}},
-		{Name: "all", Mark: chart.Dots, Points: []chart.Point{{X: 1, Y: 0.5}, {X: 2, Y: math.NaN()}, {X: math.Inf(1), Y: 1}}}}}
+		{Name: "all", Mark: chart.Dots, Points: []chart.Point{{X: 1, Y: 0.5}, {X: 2, Y: math.NaN()}, {X: math.Inf(1), Y: 1}}},
+		{Name: "single", Mark: chart.Crosses, Points: []chart.Point{{X: 1, Y: 0.5}, {X: 2, Y: math.NaN()}, {X: 2, Y: 0.1}}}}}
 	svg := c.SVG(nil)
 	p := parse(t, svg)
-	p.has(t, "1 ms", "10 ms", "1 s", "10 s", "median", "all")
+	p.has(t, "1 ms", "10 ms", "1 s", "10 s", "median", "all", "single")
+	if n := strings.Count(svg, "l10 10m-10 0l10 -10"); n != 3 { // one in the legend and two in the plot
+		t.Errorf("%d crosses in\n%s", n, svg)
+	}
 	if p.elements["polygon"] != 1 || strings.Count(svg, "h0\"/>") != 2 { // one in the legend and one in the plot, where one of three is a point
 		t.Errorf("elements %v in\n%s", p.elements, svg)
 	}
