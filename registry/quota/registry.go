@@ -37,6 +37,10 @@ type body struct {
 // each such request may keep from others although it does not need it.
 const step = 32 << 10
 
+// drain is how many bytes of a refused body are read, in bytes, so that the client reads the
+// refusal and not a reset connection.
+const drain = 256 << 20
+
 // newBody returns the body of a request. d is its content, if it is known.
 func (s limited) newBody(ctx context.Context, repo string, size int64, r io.Reader, d oci.Digest) (*body, error) {
 	b := &body{ctx: ctx, r: r, limits: s.limits, repo: repo}
@@ -70,6 +74,7 @@ func (b *body) Read(p []byte) (int, error) {
 				b.err = nil
 				return 0, io.EOF
 			}
+			_, _ = io.CopyN(io.Discard, b.r, drain) // a client that still sends reads no answer
 			return 0, err
 		}
 	}
