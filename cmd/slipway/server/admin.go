@@ -205,7 +205,11 @@ func retentionCommand() *cobra.Command {
 						fmt.Fprintln(cmd.OutOrStdout(), "no retention rules are configured, so every tag stays; add them as storage.retention to the file that --config names (see slipway config example)")
 						return
 					}
-					fmt.Fprintf(cmd.OutOrStdout(), "%d tags kept, %d removed, %d manifests removed\n", rep.Kept, rep.Removed, rep.Manifests)
+					said := "%d tags kept, %d removed, %d manifests removed\n"
+					if args.DryRun {
+						said = "%d tags would be kept, %d would be removed, and %d manifests would be removed with them\n"
+					}
+					fmt.Fprintf(cmd.OutOrStdout(), said, rep.Kept, rep.Removed, rep.Manifests)
 				})
 			})
 		},
