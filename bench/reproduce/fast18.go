@@ -86,6 +86,9 @@ func analysed(id, title, did string) Entry {
 	return e
 }
 
+// flat is the largest slope, in logarithms, that counts as flat.
+const flat = 0.2
+
 // claimOf makes a claim of a published number of the analysis.
 func claimOf(c analyze.Comparison) Claim {
 	claim := Claim{Name: claimName(c), Low: math.Inf(-1), High: math.Inf(1), Total: c.NotComparable != ""}
@@ -105,6 +108,9 @@ func claimOf(c analyze.Comparison) Claim {
 	}
 	if c.About {
 		claim.Within = 0.5
+	}
+	if c.About && claim.Low == 0 && claim.High == 0 { // "flat": no share of 0 is a tolerance
+		claim.Low, claim.High = -flat, flat
 	}
 	return claim
 }
