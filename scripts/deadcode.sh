@@ -16,6 +16,7 @@ support='^([a-z]+/)*[a-z]+test/|^internal/cephseed/'
 # explained are functions of the product that only tests of other packages call.
 explained=(
 	'gear/rootfs/limits.go:.* Defaults$'              # a test of serve compares the configuration with them
+	'workload/analyze/paper.go:.* (Published|PlotOf)$' # the report of bench/reproduce sets these beside ours
 	'internal/dashboard/dashboard.go:.* Substitute$' # integration/dashboards asks Prometheus each query of the boards
 )
 tags=() unbuilt=('^$')

@@ -200,6 +200,31 @@ type Comparison struct {
 	NotComparable string `json:"notComparable,omitempty"`
 }
 
+// Published returns the numbers that were published of a figure, with the paper's names of zones
+// and without ours. NotComparable is set for those that only a trace of full length has.
+func Published(figure string) []Comparison {
+	var out []Comparison
+	for _, ref := range references() {
+		if ref.figure == figure {
+			out = append(out, ref.compare(&ZoneResult{Zone: ref.zone}, nil, 0))
+		}
+	}
+	return out
+}
+
+// PlotOf returns how a figure of the paper is drawn. Its zero value stands for a figure that is not
+// among them.
+func PlotOf(figure string) Plot {
+	for _, p := range Builtin() {
+		for _, f := range p.Figures {
+			if f.ID == figure {
+				return f.Plot
+			}
+		}
+	}
+	return Plot{}
+}
+
 // compare pairs the published numbers of a figure with those of the zones. days holds the
 // number of days of each zone.
 func compare(figure string, zones []ZoneResult, days map[string]int64) []Comparison {
