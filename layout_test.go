@@ -164,7 +164,8 @@ var layout = map[string][]string{
 	"volume/volfs":       {"internal/durable", "node/fuse", "oci/volref", "volume/block"},
 
 	// Traces, replays and load.
-	"workload/analyze":                      {"internal/chart", "workload/plugin", "workload/trace", "workload/trace/store"},
+	"workload/analyze":                      {"internal/chart", "workload/trace", "workload/trace/store"},
+	"workload/analyze/external":             {"internal/chart", "workload/analyze", "workload/plugin", "workload/trace/store"},
 	"workload/load":                         {"internal/chart", "internal/procstat", "internal/report", "oci", "oci/client", "workload/load/imageset", "workload/load/wire", "workload/replay/result"},
 	"workload/load/imageset":                {"oci", "workload/replay/content"},
 	"workload/load/wire":                    {},
@@ -215,7 +216,7 @@ var layout = map[string][]string{
 	"cmd/slipway/image":    {"cmd/slipway/command", "gear/client", "gear/dedup", "gear/export", "gear/rebuild", "gear/recipes", "gear/service", "oci", "oci/client", "oci/model", "oci/volref", "registry/quota", "serve/admin", "volume/service"},
 	"cmd/slipway/node":     {"agent", "agent/api", "agent/kubelet", "agent/runtimespec", "agent/setup", "cmd/slipway/command", "config", "internal/systemd", "oci", "oci/client", "oci/wire"},
 	"cmd/slipway/server":   {"cmd/slipway/command", "config", "config/yamlfile", "internal/systemd", "oci", "oci/client", "oci/imagecopy", "registry", "registry/activity", "registry/adopt", "registry/auth", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve", "serve/admin", "serve/dataroot", "serve/mirrors"},
-	"cmd/slipway/workload": {"cmd/slipway/command", "internal/durable", "internal/policy", "oci/client", "oci/wire", "serve/admin", "serve/mirrors", "workload/analyze", "workload/load", "workload/load/imageset", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
+	"cmd/slipway/workload": {"cmd/slipway/command", "internal/durable", "internal/policy", "oci/client", "oci/wire", "serve/admin", "serve/mirrors", "workload/analyze", "workload/analyze/external", "workload/load", "workload/load/imageset", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
 }
 
 // fence is a third-party module and the only packages that may use it.

@@ -14,6 +14,7 @@ import (
 
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/workload/analyze"
+	"example.org/slipway/workload/analyze/external"
 	"example.org/slipway/workload/trace/store"
 )
 
@@ -107,9 +108,9 @@ func runTraceAnalyze(cmd *cobra.Command, f *analyzeFlags, dir string) error {
 }
 
 // externals starts the plug-ins' descriptions and adds the plug-ins to the options.
-func (f *analyzeFlags) externals(ctx context.Context, s *store.Store) (out []*analyze.External, err error) {
+func (f *analyzeFlags) externals(ctx context.Context, s *store.Store) (out []*external.Program, err error) {
 	for _, program := range f.plugins {
-		e, err := analyze.NewExternal(ctx, program, s.Name)
+		e, err := external.New(ctx, program, s.Name)
 		if err != nil {
 			return nil, err
 		}

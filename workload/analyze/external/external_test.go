@@ -1,4 +1,4 @@
-package analyze_test
+package external_test
 
 import (
 	"encoding/json"
@@ -8,9 +8,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"example.org/slipway/workload/analyze"
+	"example.org/slipway/workload/analyze/external"
 	"example.org/slipway/workload/trace/store"
+	"example.org/slipway/workload/trace/tracetest"
 )
 
 // externalScript prints a result that does not depend on the requests, and the last line it got as a
@@ -37,11 +40,33 @@ func externalProgram(t *testing.T, script string) string {
 	return path
 }
 
-// TestExternal runs an analysis that is a program, and checks its figure and what it was told.
-func TestExternal(t *testing.T) {
-	src := oneZone("z", randomTrace(1, 3000))
-	names := func(table store.Table, sym store.Symbol) string { return fmt.Sprintf("%s \"%d\"", table, sym) }
-	e, err := analyze.NewExternal(t.Context(), externalProgram(t, externalScript), names)
+// someTrace stores a trace of n requests in the zone z.
+func someTrace(t *testing.T, n int) *store.Store {
+	t.Helper()
+	dir := t.TempDir()
+	w, err := store.NewWriter(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	recs := tracetest.Records(n, time.Hour, 1)
+	for i := range recs {
+		if err := w.Add("z", &recs[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return tracetest.Open(t, dir)
+}
+
+// TestProgram runs an analysis that is a program, and checks its figure and what it was told.
+func TestProgram(t *testing.T) {
+	src := someTrace(t, 3000)
+	names := func(table store.Table, sym store.Symbol) string {
+		return fmt.Sprintf("%s \"%s\"", table, src.Name(table, sym))
+	}
+	e, err := external.New(t.Context(), externalProgram(t, externalScript), names)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,8 +99,9 @@ func TestExternal(t *testing.T) {
 	}
 }
 
-// TestExternalFails checks that mistakes of a program are reported.
-func TestExternalFails(t *testing.T) {
+// TestProgramFails checks that mistakes of a program are reported.
+func TestProgramFails(t *testing.T) {
+	src := someTrace(t, 100)
 	for _, c := range []struct{ from, to, want string }{
 		{`"plot":"bars"`, `"plot":"pie"`, `no plot "pie"`},
 		{`"unit":"share"}}'`, `"unit":"miles"}}'`, `no unit "miles"`},
@@ -88,10 +114,9 @@ func TestExternalFails(t *testing.T) {
 		if script == externalScript {
 			t.Fatalf("the script has no %q", c.from)
 		}
-		names := func(store.Table, store.Symbol) string { return "" }
-		e, err := analyze.NewExternal(t.Context(), externalProgram(t, script), names)
+		e, err := external.New(t.Context(), externalProgram(t, script), src.Name)
 		if err == nil {
-			_, err = analyze.Run(t.Context(), oneZone("z", randomTrace(1, 100)), &analyze.Options{Plugins: []analyze.Plugin{e.Plugin(t.Context())}})
+			_, err = analyze.Run(t.Context(), src, &analyze.Options{Plugins: []analyze.Plugin{e.Plugin(t.Context())}})
 			err = errors.Join(err, e.Err())
 		}
 		if err == nil || !strings.Contains(err.Error(), c.want) {

@@ -1,4 +1,5 @@
-package analyze
+// Package external runs analyses that are programs outside of this one.
+package external
 
 import (
 	"cmp"
@@ -11,45 +12,46 @@ import (
 	"sync"
 
 	"example.org/slipway/internal/chart"
+	"example.org/slipway/workload/analyze"
 	"example.org/slipway/workload/plugin"
 	"example.org/slipway/workload/trace/store"
 )
 
-// External is an analysis that a program computes. docs/analysis.md describes the lines.
-type External struct {
+// Program is an analysis that a program computes. docs/analysis.md describes the lines.
+type Program struct {
 	program string
-	figure  Figure
-	columns []externalColumn
+	figure  analyze.Figure
+	columns []column
 	names   func(store.Table, store.Symbol) string
 
 	mu  sync.Mutex
 	err error
 }
 
-// externalColumn is a field of a request in the lines.
-type externalColumn struct {
+// column is a field of a request in the lines.
+type column struct {
 	name   string
 	column store.Columns
 	// write appends the value of request i.
-	write func(e *externalRun, dst []byte, b *store.Batch, i int) []byte
+	write func(e *run, dst []byte, b *store.Batch, i int) []byte
 }
 
-// externalColumns returns all fields that a program may ask for. Each line has the time as well.
-func externalColumns() []externalColumn {
-	number := func(name string, c store.Columns, of func(b *store.Batch, i int) int64) externalColumn {
-		return externalColumn{name, c, func(_ *externalRun, dst []byte, b *store.Batch, i int) []byte {
+// columns returns all fields that a program may ask for. Each line has the time as well.
+func columns() []column {
+	number := func(name string, c store.Columns, of func(b *store.Batch, i int) int64) column {
+		return column{name, c, func(_ *run, dst []byte, b *store.Batch, i int) []byte {
 			return strconv.AppendInt(dst, of(b, i), 10)
 		}}
 	}
-	text := func(name string, c store.Columns, t store.Table, of func(b *store.Batch, i int) store.Symbol) externalColumn {
-		return externalColumn{name, c, func(e *externalRun, dst []byte, b *store.Batch, i int) []byte { return e.text(dst, t, of(b, i)) }}
+	text := func(name string, c store.Columns, t store.Table, of func(b *store.Batch, i int) store.Symbol) column {
+		return column{name, c, func(e *run, dst []byte, b *store.Batch, i int) []byte { return e.text(dst, t, of(b, i)) }}
 	}
-	word := func(name string, c store.Columns, of func(b *store.Batch, i int) string) externalColumn {
-		return externalColumn{name, c, func(_ *externalRun, dst []byte, b *store.Batch, i int) []byte {
+	word := func(name string, c store.Columns, of func(b *store.Batch, i int) string) column {
+		return column{name, c, func(_ *run, dst []byte, b *store.Batch, i int) []byte {
 			return append(append(append(dst, '"'), of(b, i)...), '"')
 		}}
 	}
-	return []externalColumn{
+	return []column{
 		number("duration", store.ColDuration, func(b *store.Batch, i int) int64 { return b.Duration[i] }),
 		number("size", store.ColSize, func(b *store.Batch, i int) int64 { return b.Size[i] }),
 		number("status", store.ColStatus, func(b *store.Batch, i int) int64 { return int64(b.Status[i]) }),
@@ -64,40 +66,40 @@ func externalColumns() []externalColumn {
 	}
 }
 
-// externalAxis and externalFigure are what a program says of its figure.
-type externalAxis struct {
-	Title string `json:"title"`
-	Unit  Unit   `json:"unit"`
-	Log   bool   `json:"log"`
+// axis and figure are what a program says of its figure.
+type axis struct {
+	Title string       `json:"title"`
+	Unit  analyze.Unit `json:"unit"`
+	Log   bool         `json:"log"`
 }
 
-type externalFigure struct {
-	Figure
-	Columns []string     `json:"columns"`
-	Plot    string       `json:"plot"`
-	X       externalAxis `json:"x"`
-	Y       externalAxis `json:"y"`
+type figure struct {
+	analyze.Figure
+	Columns []string `json:"columns"`
+	Plot    string   `json:"plot"`
+	X       axis     `json:"x"`
+	Y       axis     `json:"y"`
 }
 
-// NewExternal asks a program for its figure. names returns the string of a symbol: a
+// New asks a program for its figure. names returns the string of a symbol: a
 // [store.Store] has it as Name.
-func NewExternal(ctx context.Context, program string, names func(store.Table, store.Symbol) string) (*External, error) {
+func New(ctx context.Context, program string, names func(store.Table, store.Symbol) string) (*Program, error) {
 	p, err := plugin.Start(ctx, program, "describe", "")
 	if err != nil {
 		return nil, err
 	}
 	defer p.Close()
-	var f externalFigure
+	var f figure
 	if err := p.End(&f); err != nil {
 		return nil, err
 	}
-	e := &External{program: program, figure: f.Figure, names: names}
+	e := &Program{program: program, figure: f.Figure, names: names}
 	if e.figure.Plot, err = f.plot(); err != nil {
 		return nil, fmt.Errorf("the plug-in %s: %w", program, err)
 	}
-	all := externalColumns()
+	all := columns()
 	for _, name := range f.Columns {
-		i := slices.IndexFunc(all, func(c externalColumn) bool { return c.name == name })
+		i := slices.IndexFunc(all, func(c column) bool { return c.name == name })
 		if i < 0 {
 			var known []string
 			for _, c := range all {
@@ -111,18 +113,18 @@ func NewExternal(ctx context.Context, program string, names func(store.Table, st
 }
 
 // plot returns how the figure is drawn.
-func (f *externalFigure) plot() (p Plot, err error) {
-	kinds := map[string]PlotKind{"": NoPlot, "none": NoPlot, "cdf": PlotCDF, "lines": PlotLines, "bars": PlotBars, "columns": PlotColumns}
+func (f *figure) plot() (p analyze.Plot, err error) {
+	kinds := map[string]analyze.PlotKind{"": analyze.NoPlot, "none": analyze.NoPlot, "cdf": analyze.PlotCDF, "lines": analyze.PlotLines, "bars": analyze.PlotBars, "columns": analyze.PlotColumns}
 	kind, ok := kinds[f.Plot]
 	if !ok {
 		return p, fmt.Errorf("there is no plot %q; there are none, cdf, lines, bars and columns", f.Plot)
 	}
 	p.Kind = kind
 	for _, a := range []struct {
-		from externalAxis
+		from axis
 		to   *chart.Axis
 	}{{f.X, &p.X}, {f.Y, &p.Y}} {
-		u, err := a.from.Unit.chart()
+		u, err := unit(a.from.Unit)
 		if err != nil {
 			return p, err
 		}
@@ -131,34 +133,34 @@ func (f *externalFigure) plot() (p Plot, err error) {
 	return p, nil
 }
 
-// chart returns the unit of an axis. A unit that is left out is a plain number.
-func (u Unit) chart() (chart.Unit, error) {
-	switch cmp.Or(u, Number) {
-	case Number:
+// unit returns the unit of an axis. A unit that is left out is a plain number.
+func unit(u analyze.Unit) (chart.Unit, error) {
+	switch cmp.Or(u, analyze.Number) {
+	case analyze.Number:
 		return chart.Number, nil
-	case Bytes:
+	case analyze.Bytes:
 		return chart.Bytes, nil
-	case Seconds:
+	case analyze.Seconds:
 		return chart.Seconds, nil
-	case Share:
+	case analyze.Share:
 		return chart.Share, nil
 	}
 	return 0, fmt.Errorf("there is no unit %q; there are number, bytes, seconds and share", u)
 }
 
-// Plugin returns the plug-in. Its programs, one for each zone, end when ctx is done.
-func (e *External) Plugin(ctx context.Context) Plugin {
-	return Plugin{Figures: []Figure{e.figure}, New: func(z store.Zone, _ *Options) Analysis { return e.begin(ctx, z.Name) }}
+// analyze.Plugin returns the plug-in. Its programs, one for each zone, end when ctx is done.
+func (e *Program) Plugin(ctx context.Context) analyze.Plugin {
+	return analyze.Plugin{Figures: []analyze.Figure{e.figure}, New: func(z store.Zone, _ *analyze.Options) analyze.Analysis { return e.begin(ctx, z.Name) }}
 }
 
 // Err returns the first error of the programs. The figures mean nothing then.
-func (e *External) Err() error {
+func (e *Program) Err() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.err
 }
 
-func (e *External) keep(err error) {
+func (e *Program) keep(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.err == nil {
@@ -166,19 +168,19 @@ func (e *External) keep(err error) {
 	}
 }
 
-// externalRun is the program of one zone.
-type externalRun struct {
-	*External
+// run is the program of one zone.
+type run struct {
+	*Program
 	p     *plugin.Process
 	line  []byte
 	texts map[store.Table]map[store.Symbol][]byte
 	n     int64
 }
 
-var _ Analysis = (*externalRun)(nil)
+var _ analyze.Analysis = (*run)(nil)
 
-func (e *External) begin(ctx context.Context, zone string) Analysis {
-	r := &externalRun{External: e, texts: map[store.Table]map[store.Symbol][]byte{}}
+func (e *Program) begin(ctx context.Context, zone string) analyze.Analysis {
+	r := &run{Program: e, texts: map[store.Table]map[store.Symbol][]byte{}}
 	var err error
 	if r.p, err = plugin.Start(ctx, e.program, "analyze", zone); err != nil {
 		e.keep(err)
@@ -186,16 +188,16 @@ func (e *External) begin(ctx context.Context, zone string) Analysis {
 	return r
 }
 
-// Columns implements [Analysis].
-func (r *externalRun) Columns() (c store.Columns) {
+// Columns implements [analyze.Analysis].
+func (r *run) Columns() (c store.Columns) {
 	for _, x := range r.columns {
 		c |= x.column
 	}
 	return c
 }
 
-// Add implements [Analysis].
-func (r *externalRun) Add(b *store.Batch) {
+// Add implements [analyze.Analysis].
+func (r *run) Add(b *store.Batch) {
 	if r.p == nil || r.p.Err() != nil {
 		return
 	}
@@ -215,7 +217,7 @@ func (r *externalRun) Add(b *store.Batch) {
 }
 
 // text appends the string of a symbol as JSON.
-func (r *externalRun) text(dst []byte, t store.Table, s store.Symbol) []byte {
+func (r *run) text(dst []byte, t store.Table, s store.Symbol) []byte {
 	known := r.texts[t]
 	if known == nil {
 		known = map[store.Symbol][]byte{}
@@ -229,24 +231,24 @@ func (r *externalRun) text(dst []byte, t store.Table, s store.Symbol) []byte {
 	return append(dst, quoted...)
 }
 
-// Result implements [Analysis].
-func (r *externalRun) Result() []Result {
-	var out Result
+// analyze.Result implements [analyze.Analysis].
+func (r *run) Result() []analyze.Result {
+	var out analyze.Result
 	if r.p == nil {
-		return []Result{out}
+		return []analyze.Result{out}
 	}
 	defer r.p.Close()
 	err := r.p.End(&out)
 	for i := range out.Values {
-		if _, bad := out.Values[i].Unit.chart(); bad != nil && err == nil {
+		if _, bad := unit(out.Values[i].Unit); bad != nil && err == nil {
 			err = fmt.Errorf("the plug-in %s, value %q: %w", r.program, out.Values[i].Name, bad)
 		}
-		out.Values[i].Unit = cmp.Or(out.Values[i].Unit, Number)
+		out.Values[i].Unit = cmp.Or(out.Values[i].Unit, analyze.Number)
 	}
 	if err != nil {
 		r.keep(err)
-		return []Result{{}}
+		return []analyze.Result{{}}
 	}
 	out.Requests = cmp.Or(out.Requests, r.n)
-	return []Result{out}
+	return []analyze.Result{out}
 }
