@@ -174,7 +174,6 @@ type Catalog struct {
 	Retention *Retention
 	Settings  *Settings
 	Queue     *Queue
-	Tokens    *Tokens
 	History   *History
 }
 
@@ -193,7 +192,7 @@ func of(db *engine.DB, err error) (*Catalog, error) {
 		return nil, err
 	}
 	return &Catalog{DB: db, Uploads: &Uploads{db}, Garbage: &Garbage{DB: db}, Retention: &Retention{db}, Settings: &Settings{db}, Queue: &Queue{db},
-		Tokens: &Tokens{db}, History: &History{db}}, nil
+		History: &History{db}}, nil
 }
 
 // Close closes the database.

@@ -9,6 +9,7 @@ import (
 
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/tokenfacts"
 )
 
 // CreateTokenArgs are what a new API token is to be.
@@ -51,8 +52,8 @@ func (r *Root) CreateToken(ctx context.Context, args CreateTokenArgs) (CreatedTo
 	if err != nil {
 		return CreatedToken{}, err
 	}
-	row := catalog.Token{ID: t.ID, Robot: t.Robot, Hash: t.Hash, Rights: string(rights), Creator: args.Creator, Created: t.Created, Expires: t.Expires}
-	if err := r.Catalog.Tokens.Add(ctx, row); err != nil {
+	row := tokenfacts.Token{ID: t.ID, Robot: t.Robot, Hash: t.Hash, Rights: string(rights), Creator: args.Creator, Created: t.Created, Expires: t.Expires}
+	if err := tokenfacts.New(r.Catalog.DB).Add(ctx, row); err != nil {
 		return CreatedToken{}, fmt.Errorf("record the token: %w", err)
 	}
 	listed, err := listedToken(row)
@@ -61,7 +62,7 @@ func (r *Root) CreateToken(ctx context.Context, args CreateTokenArgs) (CreatedTo
 
 // APITokens lists the API tokens, ordered by robot and time.
 func (r *Root) APITokens(ctx context.Context) ([]APIToken, error) {
-	rows, err := r.Catalog.Tokens.List(ctx)
+	rows, err := tokenfacts.New(r.Catalog.DB).List(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +71,7 @@ func (r *Root) APITokens(ctx context.Context) ([]APIToken, error) {
 
 // RevokeTokens revokes the token with an id, or all tokens of a robot, and returns them.
 func (r *Root) RevokeTokens(ctx context.Context, which string) ([]APIToken, error) {
-	rows, err := r.Catalog.Tokens.Revoke(ctx, which)
+	rows, err := tokenfacts.New(r.Catalog.DB).Revoke(ctx, which)
 	if errors.Is(err, catalog.ErrNotFound) {
 		return nil, fmt.Errorf("there is no token with the id %q and no robot of that name; slipway token ls lists them", which)
 	}
@@ -80,7 +81,7 @@ func (r *Root) RevokeTokens(ctx context.Context, which string) ([]APIToken, erro
 	return listedTokens(rows)
 }
 
-func listedTokens(rows []catalog.Token) ([]APIToken, error) {
+func listedTokens(rows []tokenfacts.Token) ([]APIToken, error) {
 	list := make([]APIToken, 0, len(rows))
 	for _, row := range rows {
 		t, err := listedToken(row)
@@ -92,7 +93,7 @@ func listedTokens(rows []catalog.Token) ([]APIToken, error) {
 	return list, nil
 }
 
-func listedToken(row catalog.Token) (APIToken, error) {
+func listedToken(row tokenfacts.Token) (APIToken, error) {
 	t := APIToken{ID: row.ID, Robot: row.Robot, Creator: row.Creator, Created: row.Created.UTC(), Expires: orNil(row.Expires), LastUsed: orNil(row.Used)}
 	if err := json.Unmarshal([]byte(row.Rights), &t.Rights); err != nil {
 		return t, fmt.Errorf("the rights of token %s: %w", row.ID, err)
@@ -110,11 +111,11 @@ func orNil(t time.Time) *time.Time {
 
 // TokenStore returns the API tokens as the access control looks them up.
 func (r *Root) TokenStore() auth.TokenStore {
-	return tokenStore{r.Catalog.Tokens, r.cfg.Storage.Maintenance.ReadOnly.Enabled}
+	return tokenStore{tokenfacts.New(r.Catalog.DB), r.cfg.Storage.Maintenance.ReadOnly.Enabled}
 }
 
 type tokenStore struct {
-	tokens   *catalog.Tokens
+	tokens   tokenfacts.Tokens
 	readOnly bool
 }
 

@@ -1,4 +1,5 @@
-package catalog
+// Package tokenfacts keeps the API tokens of robots in the catalogue.
+package tokenfacts
 
 import (
 	"context"
@@ -9,7 +10,10 @@ import (
 )
 
 // Tokens holds the API tokens of robots. All methods may run concurrently.
-type Tokens struct{ DB *engine.DB }
+type Tokens struct{ db *engine.DB }
+
+// New returns the Tokens of a database.
+func New(db *engine.DB) Tokens { return Tokens{db} }
 
 // Token is an API token. Times have milliseconds.
 type Token struct {
@@ -31,8 +35,8 @@ type Token struct {
 const tokenColumns = `token_id, robot, hash, rights, creator, created_at, expires_at, used_at`
 
 // Add records a token.
-func (c *Tokens) Add(ctx context.Context, n Token) error {
-	return c.DB.Write(ctx, func(t *engine.Tx) error {
+func (c Tokens) Add(ctx context.Context, n Token) error {
+	return c.db.Write(ctx, func(t *engine.Tx) error {
 		_, err := t.Exec(`INSERT INTO api_tokens (`+tokenColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, 0)`,
 			n.ID, n.Robot, n.Hash, n.Rights, n.Creator, engine.ToMillis(n.Created), engine.ToMillis(n.Expires))
 		return err
@@ -40,10 +44,10 @@ func (c *Tokens) Add(ctx context.Context, n Token) error {
 }
 
 // Get returns the token with an id, or ErrNotFound.
-func (c *Tokens) Get(ctx context.Context, id string) (Token, error) {
+func (c Tokens) Get(ctx context.Context, id string) (Token, error) {
 	list, err := c.list(ctx, `WHERE token_id = ?`, id)
 	if err == nil && len(list) == 0 {
-		err = ErrNotFound
+		err = engine.ErrNotFound
 	}
 	if err != nil {
 		return Token{}, err
@@ -52,12 +56,12 @@ func (c *Tokens) Get(ctx context.Context, id string) (Token, error) {
 }
 
 // List returns all tokens, ordered by robot and time.
-func (c *Tokens) List(ctx context.Context) ([]Token, error) {
+func (c Tokens) List(ctx context.Context) ([]Token, error) {
 	return c.list(ctx, `ORDER BY robot, created_at, token_id`)
 }
 
-func (c *Tokens) list(ctx context.Context, which string, args ...any) (out []Token, err error) {
-	err = c.DB.Rows(ctx, `SELECT `+tokenColumns+` FROM api_tokens `+which, args, func(r *sql.Rows) error {
+func (c Tokens) list(ctx context.Context, which string, args ...any) (out []Token, err error) {
+	err = c.db.Rows(ctx, `SELECT `+tokenColumns+` FROM api_tokens `+which, args, func(r *sql.Rows) error {
 		t, err := scanToken(r)
 		out = append(out, t)
 		return err
@@ -74,8 +78,8 @@ func scanToken(r *sql.Rows) (t Token, err error) {
 
 // Revoke removes the token with an id, and all tokens of a robot of that name. It returns
 // the tokens that it removed. Without any, it returns ErrNotFound.
-func (c *Tokens) Revoke(ctx context.Context, which string) (out []Token, err error) {
-	err = c.DB.Write(ctx, func(t *engine.Tx) error {
+func (c Tokens) Revoke(ctx context.Context, which string) (out []Token, err error) {
+	err = c.db.Write(ctx, func(t *engine.Tx) error {
 		out = nil
 		err := t.Rows(`SELECT `+tokenColumns+` FROM api_tokens WHERE token_id = ?1 OR robot = ?1 ORDER BY created_at, token_id`, []any{which}, func(r *sql.Rows) error {
 			token, err := scanToken(r)
@@ -86,7 +90,7 @@ func (c *Tokens) Revoke(ctx context.Context, which string) (out []Token, err err
 			return err
 		}
 		if len(out) == 0 {
-			return ErrNotFound
+			return engine.ErrNotFound
 		}
 		_, err = t.Exec(`DELETE FROM api_tokens WHERE token_id = ?1 OR robot = ?1`, which)
 		return err
@@ -97,8 +101,8 @@ func (c *Tokens) Revoke(ctx context.Context, which string) (out []Token, err err
 // NoteUse records when tokens were last used, by their ids. It skips tokens that are gone
 // or whose recorded use is later. The change survives the end of the process, but perhaps
 // not a power cut.
-func (c *Tokens) NoteUse(ctx context.Context, used map[string]time.Time) error {
-	return c.DB.WriteLazy(ctx, func(t *engine.Tx) error {
+func (c Tokens) NoteUse(ctx context.Context, used map[string]time.Time) error {
+	return c.db.WriteLazy(ctx, func(t *engine.Tx) error {
 		for id, at := range used {
 			if _, err := t.Exec(`UPDATE api_tokens SET used_at = ?1 WHERE token_id = ?2 AND used_at < ?1`, engine.ToMillis(at), id); err != nil {
 				return err
