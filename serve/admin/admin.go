@@ -155,6 +155,8 @@ type line[R any] struct {
 	Progress *R     `json:"progress,omitempty"`
 	Report   *R     `json:"report,omitempty"`
 	Error    string `json:"error,omitempty"`
+	// Done says that the line is the last one. A report that is an empty list is null.
+	Done bool `json:"done,omitempty"`
 }
 
 // askServer asks the server that uses the data root to do the work.
@@ -187,8 +189,10 @@ func askServer[A, R any](ctx context.Context, a *Admin, what string, args A, pro
 		switch {
 		case l.Progress != nil && progress != nil:
 			progress(*l.Progress)
-		case l.Report != nil:
-			rep = *l.Report
+		case l.Report != nil || l.Done:
+			if l.Report != nil {
+				rep = *l.Report
+			}
 			if l.Error != "" {
 				return rep, errors.New(l.Error)
 			}

@@ -313,7 +313,7 @@ func task[A, R any](do func(context.Context, A, func(R)) (R, error)) http.Handle
 				send(line[R]{Progress: &p})
 			}
 		})
-		l := line[R]{Report: &rep}
+		l := line[R]{Report: &rep, Done: true}
 		if err != nil {
 			l.Error = err.Error()
 		}
