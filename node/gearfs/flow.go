@@ -222,7 +222,7 @@ func (c *scheduler) judge(f *flow, now time.Time) {
 	if !known {
 		return
 	}
-	spare, best := c.around(f, rate, now)
+	spare, sure, best := c.around(f, rate, now)
 	d := now.Sub(f.since).Seconds()
 	lacks := func(of float64) int64 { return int64((of-rate)*d) >> f.rescues }
 	switch rest := f.left(); {
@@ -237,20 +237,22 @@ func (c *scheduler) judge(f *flow, now time.Time) {
 		c.reconnect(f.src)
 		f.rescues = min(f.rescues+1, maxRescues)
 		f.restart(now)
-	case spare >= behind*rate && lacks(spare) >= abandonDeficit:
+	case sure >= behind*rate && lacks(sure) >= abandonDeficit:
 		c.abandon(f)
 	}
 }
 
 // around returns what the link should carry for a request of the given rate, which is what
 // it has carried less what other requests use now, and the rate of the fastest other
-// request.
-func (c *scheduler) around(f *flow, rate float64, now time.Time) (spare, best float64) {
-	spare = f.link.wire
-	if f.link.rate == 0 { // it is not measured yet
-		spare = max(spare, assumedRate)
+// request. If the link is not measured yet, spare is a guess. sure is what it has shown: a
+// request that loses what it has is not given up for a guess.
+func (c *scheduler) around(f *flow, rate float64, now time.Time) (spare, sure, best float64) {
+	used := max(f.link.now-rate, 0)
+	sure = max(f.link.wire-used, 0)
+	spare = sure
+	if f.link.rate == 0 {
+		spare = max(spare, assumedRate-used)
 	}
-	spare -= max(f.link.now-rate, 0)
 	for o := range c.flows {
 		if o != f && o.link == f.link {
 			if r, known := o.rate(now); known {
@@ -258,7 +260,7 @@ func (c *scheduler) around(f *flow, rate float64, now time.Time) (spare, best fl
 			}
 		}
 	}
-	return max(spare, 0), best
+	return spare, sure, best
 }
 
 // abandon ends a request, so that its work is done over another connection. mu is held.
