@@ -31,6 +31,9 @@ const (
 	// minWindow is the shortest time over which a rate is measured, and maxWindow the
 	// longest.
 	minWindow, maxWindow = 50 * time.Millisecond, 400 * time.Millisecond
+	// markEvery bounds the time over which it is measured what a request keeps that is
+	// divided: it may have become slow in the middle of a window.
+	markEvery = 100 * time.Millisecond
 	// deficit is how many bytes less than expected a request must have brought before
 	// it is divided, in bytes on the wire. A request that cannot be divided loses what it
 	// has of its current file or chunk, so it gets abandonDeficit and has to be behind: what
@@ -50,8 +53,9 @@ const (
 	// maxRescues bounds how often all these limits are doubled. They double each time that
 	// work is moved to another connection, so that it comes to an end on a bad link, too.
 	maxRescues = 6
-	// wireFade is how fast the expected rate follows a link that became slower.
-	wireFade = 2 * time.Second
+	// wireFade is how fast the expected rate follows a link that became slower. mostFade is
+	// how fast it is forgotten what the link has carried.
+	wireFade, mostFade = 2 * time.Second, 10 * time.Second
 )
 
 // errSlow ends a request whose work is to continue over another connection.
@@ -85,6 +89,15 @@ type flow struct {
 	// were.
 	since, heard time.Time
 	had, seen    int64
+	// marks are how many bytes had arrived at two times, the last of which is at most
+	// markEvery ago.
+	marks [2]mark
+}
+
+// mark is how many bytes had arrived at a time.
+type mark struct {
+	at time.Time
+	n  int64
 }
 
 // rtt returns the shortest known round trip to the source, which includes the least of what
@@ -112,6 +125,17 @@ func (f *flow) restart(now time.Time) {
 	f.since, f.heard = now, now
 	f.had = f.arrived.Load()
 	f.seen = f.had
+	f.marks = [2]mark{{now, f.had}, {now, f.had}}
+}
+
+// lately returns how many bytes a second have arrived since the older mark, and moves the
+// marks.
+func (f *flow) lately(now time.Time) float64 {
+	n := f.arrived.Load()
+	if now.Sub(f.marks[1].at) >= markEvery {
+		f.marks[0], f.marks[1] = f.marks[1], mark{now, n}
+	}
+	return float64(n-f.marks[0].n) / max(now.Sub(f.marks[0].at), time.Millisecond).Seconds()
 }
 
 // rate returns how many bytes a second have arrived in the current measurement, and
@@ -197,6 +221,7 @@ func (l *link) measure(now time.Time) {
 	default:
 		l.wire += (r - l.wire) * min(1, d.Seconds()/wireFade.Seconds())
 	}
+	l.most = max(l.wire, l.most-l.most*min(1, d.Seconds()/mostFade.Seconds()))
 }
 
 // judge moves the work of a request that is much slower than it should be. mu is held.
@@ -205,6 +230,7 @@ func (c *scheduler) judge(f *flow, now time.Time) {
 	if n != f.seen {
 		f.heard, f.seen = now, n
 	}
+	lately := f.lately(now)
 	rtt := f.rtt()
 	patience := max(quietPatience, 2*warmUp*rtt)
 	if n == 0 {
@@ -222,7 +248,7 @@ func (c *scheduler) judge(f *flow, now time.Time) {
 	if !known {
 		return
 	}
-	spare, sure, best := c.around(f, rate, now)
+	spare, best := c.around(f, rate, now)
 	d := now.Sub(f.since).Seconds()
 	lacks := func(of float64) int64 { return int64((of-rate)*d) >> f.rescues }
 	switch rest := f.left(); {
@@ -233,26 +259,26 @@ func (c *scheduler) judge(f *flow, now time.Time) {
 		if now.Sub(f.since) >= maxWindow {
 			f.since, f.had = now, n
 		}
-	case lacks(spare) >= deficit && c.room(f.prio, now) && f.divide(rate/spare):
+	case lacks(spare) >= deficit && c.room(f.prio, now) && f.divide(min(rate, lately)/spare):
 		c.reconnect(f.src)
 		f.rescues = min(f.rescues+1, maxRescues)
 		f.restart(now)
-	case sure >= behind*rate && lacks(sure) >= abandonDeficit:
+	case spare >= behind*rate && lacks(spare) >= abandonDeficit && (f.rescues == 0 || f.link.most >= behind*rate):
+		// Before the link is measured, spare is a guess. For that, a request begins anew only
+		// once.
 		c.abandon(f)
 	}
 }
 
 // around returns what the link should carry for a request of the given rate, which is what
 // it has carried less what other requests use now, and the rate of the fastest other
-// request. If the link is not measured yet, spare is a guess. sure is what it has shown: a
-// request that loses what it has is not given up for a guess.
-func (c *scheduler) around(f *flow, rate float64, now time.Time) (spare, sure, best float64) {
-	used := max(f.link.now-rate, 0)
-	sure = max(f.link.wire-used, 0)
-	spare = sure
-	if f.link.rate == 0 {
-		spare = max(spare, assumedRate-used)
+// request.
+func (c *scheduler) around(f *flow, rate float64, now time.Time) (spare, best float64) {
+	spare = f.link.wire
+	if f.link.rate == 0 { // it is not measured yet
+		spare = max(spare, assumedRate)
 	}
+	spare -= max(f.link.now-rate, 0)
 	for o := range c.flows {
 		if o != f && o.link == f.link {
 			if r, known := o.rate(now); known {
@@ -260,7 +286,7 @@ func (c *scheduler) around(f *flow, rate float64, now time.Time) (spare, sure, b
 			}
 		}
 	}
-	return spare, sure, best
+	return max(spare, 0), best
 }
 
 // abandon ends a request, so that its work is done over another connection. mu is held.

@@ -200,10 +200,11 @@ func TestSlowConnection(t *testing.T) {
 		for _, c := range []struct {
 			name       string
 			hold, held int64
+			most       float64
 		}{
-			{"1 MiB/s from the beginning", 100, 1 << 20},
-			{"1 MiB/s later", 2 << 20, 1 << 20},
-			{"stalls", 2 << 20, 0},
+			{"1 MiB/s from the beginning", 100, 1 << 20, 1.5},
+			{"1 MiB/s later", 2 << 20, 1 << 20, 2.2},
+			{"stalls", 2 << 20, 0, 1.4}, // the pause before it is given up is a fifth of the run
 		} {
 			t.Run(name+" "+c.name, func(t *testing.T) {
 				// A busy machine delays either run, so only the best of some ratios counts.
@@ -220,7 +221,7 @@ func TestSlowConnection(t *testing.T) {
 					if best == 0 || ratio < best {
 						best = ratio
 					}
-					if best <= 1.2 && float64(moved) < 1.1*float64(bytes) {
+					if best <= c.most && float64(moved) < 1.1*float64(bytes) {
 						return
 					}
 				}

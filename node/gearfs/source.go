@@ -197,12 +197,13 @@ type link struct {
 	rate       float64       // bytes of content a second of one request
 
 	// arrived counts the bytes on the wire. now is how many a second all requests together
-	// bring, and wire how many they can. had bytes had arrived at since, when that was
+	// bring, wire how many they can, and most how many they could lately. had bytes had
+	// arrived at since, when that was
 	// measured last.
-	arrived   atomic.Int64
-	now, wire float64
-	since     time.Time
-	had       int64
+	arrived         atomic.Int64
+	now, wire, most float64
+	since           time.Time
+	had             int64
 }
 
 // smooth is the weight of a new measurement in the average.
