@@ -175,6 +175,65 @@ func testDroppedIsNeeded(t *testing.T, base *catalogtest.Bed) {
 	}
 }
 
+// TestLastSource checks that the place of a content of a dropped layer is kept unless
+// another layer holds the content and has a sound blob.
+func TestLastSource(t *testing.T) {
+	ctx := t.Context()
+	for what, harm := range map[string]func(t *testing.T, x *recipeBed) error{
+		"suspect": func(t *testing.T, x *recipeBed) error {
+			_, _, err := repair.New(x.c.DB).MarkSuspect(ctx, x.b)
+			return err
+		},
+		"absent": func(t *testing.T, x *recipeBed) error {
+			_, err := repair.New(x.c.DB).MarkAbsent(ctx, x.b, false)
+			return err
+		},
+		"dropped": func(t *testing.T, x *recipeBed) error {
+			x.make(t, x.b, 11)
+			x.drop(t, x.b)
+			return nil
+		},
+		"deleted": func(t *testing.T, x *recipeBed) error {
+			gearStep(t, x.c.DeleteBlob(ctx, "x", x.b))
+			x.now = x.now.Add(time.Minute)
+			_, _, err := x.c.Garbage.Collect(ctx, catalog.CollectOptions{Before: x.now, Keep: func(_ string, d oci.Digest) (time.Time, bool) { return x.now, d == x.a }})
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			servers.OnBoth(t, func(t *testing.T, base *catalogtest.Bed) {
+				x := newRecipeBed(t, base)
+				x.make(t, x.a, 10)
+				x.drop(t, x.a)
+				gearStep(t, harm(t, x))
+				if err := gearfacts.NewFiles(x.c.DB).Lose(ctx, gearfacts.Name{3}, gearfacts.Name{1}); !errors.Is(err, gearfacts.ErrNeeded) {
+					t.Errorf("the place of a content was forgotten, whose other layer is %s: %v", what, err)
+				}
+			})
+		})
+	}
+}
+
+// TestRecipeOfDamaged checks that the places of the contents of a layer with a recipe are
+// kept when its object is known to be damaged.
+func TestRecipeOfDamaged(t *testing.T) { servers.OnBoth(t, testRecipeOfDamaged) }
+
+func testRecipeOfDamaged(t *testing.T, base *catalogtest.Bed) {
+	x := newRecipeBed(t, base)
+	ctx := t.Context()
+	x.make(t, x.a, 10)
+	if _, _, err := repair.New(x.c.DB).MarkSuspect(ctx, x.a); err != nil {
+		t.Fatal(err)
+	}
+	for n, pack := range map[byte]byte{1: 1, 10: 10} {
+		if err := gearfacts.NewFiles(x.c.DB).Lose(ctx, gearfacts.Name{n}, gearfacts.Name{pack}); !errors.Is(err, gearfacts.ErrNeeded) {
+			t.Errorf("the place of content %d was forgotten: %v", n, err)
+		}
+	}
+	gearStep(t, repair.New(x.c.DB).ClearSuspect(ctx, x.a))
+	gearStep(t, gearfacts.NewFiles(x.c.DB).Lose(ctx, gearfacts.Name{1}, gearfacts.Name{1}))
+}
+
 // TestRecipeLost checks that the recipe of a layer that still has its object is forgotten when its
 // bytes are lost, so that it is made again.
 func TestRecipeLost(t *testing.T) { servers.OnBoth(t, testRecipeLost) }
@@ -309,3 +368,4 @@ func testPackChecks(t *testing.T, base *catalogtest.Bed) {
 	gearStep(t, gearfacts.NewRecipes(x.c.DB).EndRecipe(ctx, x.a))
 	want("no layer is dropped any more", 0)
 }
+

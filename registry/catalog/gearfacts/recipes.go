@@ -296,7 +296,7 @@ func endRecipe(t *engine.Tx, d oci.Digest, most RecipeState) error {
 func loseRecipes(t *engine.Tx, name, pack Name) error {
 	var list []oci.Digest
 	err := t.Rows(`SELECT r.digest FROM gear_files f JOIN gear_packs p ON p.id = f.pack_id JOIN gear_layer_files lf ON lf.file_id = f.id
-		JOIN gear_recipes r ON r.layer_id = lf.layer_id AND r.recipe_name = f.name WHERE f.name = ? AND p.digest = ? AND r.state < 3`, []any{name[:], pack[:]}, func(r *sql.Rows) error {
+		JOIN gear_recipes r ON r.layer_id = lf.layer_id AND r.recipe_name = f.name WHERE f.name = ? AND p.digest = ? AND NOT `+standsIn, []any{name[:], pack[:]}, func(r *sql.Rows) error {
 		var d oci.Digest
 		err := r.Scan(&d)
 		list = append(list, d)
@@ -310,11 +310,15 @@ func loseRecipes(t *engine.Tx, name, pack Name) error {
 	return err
 }
 
-// neededPlace is a condition on a content f. It says that a dropped layer consists of the
-// content, and that no layer with an object holds it, from which the content could be
-// made again.
-const neededPlace = `EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_recipes r ON r.layer_id = lf.layer_id WHERE lf.file_id = f.id AND r.state >= 3)
-	AND NOT EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_layers l ON l.id = lf.layer_id
+// standsIn is a condition on a recipe r. It says that the recipe is all that is left of its
+// layer, as far as is known: the layer is dropped, or its object is damaged or missing.
+const standsIn = `(r.state >= 3 OR r.state > 0 AND NOT EXISTS (SELECT 1 FROM blobs rb WHERE rb.digest = r.digest AND rb.state = 1 AND rb.suspect = 0))`
+
+// neededPlace is a condition on a content f. It says that a dropped layer, or one whose
+// object is damaged, consists of the content, and that no layer with a sound object, as far as is known, holds it, from which
+// the content could be made again.
+const neededPlace = `EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_recipes r ON r.layer_id = lf.layer_id WHERE lf.file_id = f.id AND ` + standsIn + `)
+	AND NOT EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_layers l ON l.id = lf.layer_id JOIN blobs b ON b.id = l.blob_id AND b.state = 1 AND b.suspect = 0
 		WHERE lf.file_id = f.id AND l.digest IS NOT NULL AND l.embedded = 0 AND NOT EXISTS (SELECT 1 FROM gear_recipes r WHERE r.layer_id = l.id AND r.state >= 3))`
 
 // PackNeeded reports whether a pack is in use and holds contents of dropped layers.
