@@ -41,6 +41,9 @@ type Problem struct {
 	// Needed says that a layer whose blob was dropped consists of the content, so that a
 	// repair leaves the content where it was.
 	Needed bool `json:",omitempty"`
+	// Awaited says that the content's bytes are lost, that a dropped layer consists of it,
+	// and that it is made again from another layer. Pack is empty.
+	Awaited bool `json:",omitempty"`
 	// Parity says that Pack is the name of a parity file.
 	Parity bool `json:",omitempty"`
 	// Restored says that the pack was made again from its parity, or that the parity is
@@ -85,10 +88,26 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (rep VerifyReport, 
 			}
 		}
 	}
+	if err := s.verifyLost(ctx, found); err != nil {
+		return rep, fmt.Errorf("look for lost contents: %w", err)
+	}
 	if err := s.verifyParity(ctx, o, found); err != nil {
 		return rep, fmt.Errorf("verify parity: %w", err)
 	}
 	return rep, s.verifyOrphans(ctx, o, found)
+}
+
+// maxLost is how many lost contents Verify reports.
+const maxLost = 1000
+
+// verifyLost reports contents of dropped layers that are lost, by this check or before.
+// Until they are made again, the layers cannot be pulled.
+func (s *Store) verifyLost(ctx context.Context, found func(Problem)) error {
+	names, err := s.checks.Lost(ctx, maxLost)
+	for _, n := range names {
+		found(Problem{Name: hex.EncodeToString(n[:]), Awaited: true, What: "its bytes are lost, and it was not made again yet"})
+	}
+	return err
 }
 
 // verifyParity reads the parity files. It does so only if contents are verified, too. A

@@ -167,7 +167,24 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	if !dropped {
 		return s.Store.Stat(ctx, key)
 	}
-	return infoOf(key, &l), nil
+	return infoOf(key, &l), s.broken(ctx, &l)
+}
+
+// broken returns objstore.ErrCorrupt for a dropped layer that cannot be rebuilt, as far as
+// is known without rebuilding it. So a client that pushes the layer is asked for its
+// bytes. A pack that was found damaged may be made again meanwhile.
+func (s *Store) broken(ctx context.Context, l *gearfacts.LayerRecipe) error {
+	packs, lost, err := gearfacts.NewRecipes(s.cat.DB).Broken(ctx, l.Digest)
+	if err != nil {
+		return fmt.Errorf("look for damaged packs of a layer: %w", err)
+	}
+	for _, p := range packs {
+		lost = lost || !s.guard.Repaired(ctx, p)
+	}
+	if lost && ctx.Err() == nil {
+		return fmt.Errorf("layer %s is kept as a recipe, and files of it are damaged: %w", l.Digest, objstore.ErrCorrupt)
+	}
+	return ctx.Err()
 }
 
 // dropped reports whether a key is the key of a dropped layer.

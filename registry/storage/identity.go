@@ -214,7 +214,7 @@ func (w *storeWatch) sample(ctx context.Context) (asked, here int, err error) {
 	}
 	for _, key := range keys {
 		_, err := w.s.store.Stat(ctx, key)
-		if err == nil {
+		if err == nil || errors.Is(err, objstore.ErrCorrupt) {
 			here++
 		} else if !errors.Is(err, objstore.ErrNotExist) {
 			return 0, 0, err

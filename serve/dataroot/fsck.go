@@ -90,7 +90,11 @@ type gearCheck struct {
 }
 
 func (g *gearCheck) found(p filestore.Problem) {
-	out := check.Problem{Kind: ProblemGear, Key: "slipway/gear/packs/" + p.Pack, Detail: p.What, Repaired: g.repair && !p.Needed}
+	out := check.Problem{Kind: ProblemGear, Key: "slipway/gear/packs/" + p.Pack, Detail: p.What, Repaired: g.repair && !p.Needed && !p.Awaited}
+	if p.Awaited {
+		out.Key = ""
+		out.Detail += "; a dropped layer consists of it: the server makes it again from a layer that has its blob"
+	}
 	if p.Needed {
 		out.Detail += "; a dropped layer consists of it: bring the pack back from a backup"
 	}

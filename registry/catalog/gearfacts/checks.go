@@ -74,9 +74,25 @@ func (c Checks) CountDamaged(ctx context.Context) (n int64, err error) {
 	return n, err
 }
 
-// Due returns at most n packs of which dropped layers consist. They were not read whole
-// since before, or were found damaged and not read since again. Those not read for the
-// longest time come first.
+// Lost returns at most n contents whose bytes were found damaged, that were not made again
+// yet, and of which dropped layers consist.
+func (c Checks) Lost(ctx context.Context, n int) ([]Name, error) {
+	var out []Name
+	err := c.db.Rows(ctx, `SELECT f.name FROM gear_files f WHERE f.pack_id = 0 AND EXISTS (SELECT 1 FROM gear_layer_files lf
+		JOIN gear_recipes r ON r.layer_id = lf.layer_id WHERE lf.file_id = f.id AND r.state >= 3) ORDER BY f.id LIMIT ?`, []any{n}, func(r *sql.Rows) error {
+		var name Name
+		var raw sql.RawBytes
+		err := r.Scan(&raw)
+		copy(name[:], raw)
+		out = append(out, name)
+		return err
+	})
+	return out, err
+}
+
+// Due returns at most n packs of which dropped layers consist, or that are in a group with
+// such a pack. They were not read whole since before, or were found damaged and not read
+// since again. Those not read for the longest time come first.
 func (c Checks) Due(ctx context.Context, before, again time.Time, n int) ([]Pack, error) {
 	var out []Pack
 	err := c.db.Rows(engine.Whole(ctx), `SELECT p.id, p.digest, p.size FROM gear_packs p LEFT JOIN gear_pack_checks k ON k.pack_id = p.id

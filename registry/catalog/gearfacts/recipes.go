@@ -328,6 +328,30 @@ func (c Recipes) PackNeeded(ctx context.Context, pack Name) (needed bool, err er
 	return needed, err
 }
 
+// Broken returns the packs of which a dropped layer consists and that were found damaged.
+// It also reports whether a content of the layer is lost and was not made again yet.
+func (c Recipes) Broken(ctx context.Context, d oci.Digest) (packs []Name, lost bool, err error) {
+	var bad bool // almost always nothing is damaged, and that is known at once
+	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_pack_checks WHERE damage <> '') OR EXISTS (SELECT 1 FROM gear_files WHERE pack_id = 0)`, nil, &bad)
+	if err != nil || !bad {
+		return nil, false, err
+	}
+	const contents = ` FROM gear_recipes r JOIN gear_layer_files lf ON lf.layer_id = r.layer_id JOIN gear_files f ON f.id = lf.file_id `
+	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1`+contents+`WHERE r.digest = ? AND r.state >= 3 AND f.pack_id = 0)`, []any{string(d)}, &lost)
+	if err == nil {
+		err = c.db.Rows(ctx, `SELECT DISTINCT p.digest`+contents+`JOIN gear_packs p ON p.id = f.pack_id JOIN gear_pack_checks k ON k.pack_id = p.id
+			WHERE r.digest = ? AND r.state >= 3 AND k.damage <> ''`, []any{string(d)}, func(r *sql.Rows) error {
+			var raw sql.RawBytes
+			var pack Name
+			err := r.Scan(&raw)
+			copy(pack[:], raw)
+			packs = append(packs, pack)
+			return err
+		})
+	}
+	return packs, lost, err
+}
+
 // AnyRecipe reports whether any layer is in the state from or beyond it.
 func (c Recipes) AnyRecipe(ctx context.Context, from RecipeState) (is bool, err error) {
 	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_recipes WHERE state >= ?)`, []any{int(from)}, &is)
