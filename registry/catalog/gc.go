@@ -263,6 +263,14 @@ func dropContent(t *engine.Tx, d *Candidate, out *Collected) error {
 	if err != nil || shown || named && !d.present {
 		return err
 	}
+	if d.present {
+		if held, err := heldForLost(t, d.digest); err != nil || held {
+			if err == nil {
+				err = Enqueue(t, GCBlob, 0, d.blobID, t.Due()+heldFor.Milliseconds())
+			}
+			return err
+		}
+	}
 	if err := dropGearLayer(t, d.digest); err != nil {
 		return err
 	}

@@ -1,6 +1,8 @@
 package catalog
 
 import (
+	"time"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog/engine"
 )
@@ -23,4 +25,25 @@ func dropGearLayer(t *engine.Tx, d oci.Digest) error {
 		}
 	}
 	return nil
+}
+
+// heldFor is how long after a grace period the collector looks again at a layer that
+// heldForLost holds. It is longer than a collection takes, which may examine at once what
+// it queues.
+const heldFor = time.Hour
+
+// heldForLost reports whether a layer must stay although nothing needs it. It must if it
+// has a content whose bytes were found damaged, and of which a dropped layer consists:
+// the blob may be all that the content can be made again from.
+func heldForLost(t *engine.Tx, d oci.Digest) (held bool, err error) {
+	// Almost always nothing is lost, and that is known at once.
+	err = t.Row(`SELECT EXISTS (SELECT 1 FROM gear_files WHERE pack_id = 0)`, nil, &held)
+	if err != nil || !held {
+		return false, err
+	}
+	err = t.Row(`SELECT EXISTS (SELECT 1 FROM gear_layers l JOIN gear_layer_files lf ON lf.layer_id = l.id JOIN gear_files f ON f.id = lf.file_id
+		WHERE l.digest = ? AND l.embedded = 0 AND f.pack_id = 0 AND NOT EXISTS (SELECT 1 FROM gear_recipes r WHERE r.layer_id = l.id AND r.state >= 3)
+		AND EXISTS (SELECT 1 FROM gear_layer_files o JOIN gear_recipes r ON r.layer_id = o.layer_id WHERE o.file_id = f.id AND r.state >= 3))`,
+		[]any{string(d)}, &held)
+	return held, err
 }

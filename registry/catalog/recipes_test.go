@@ -234,6 +234,50 @@ func testRecipeOfDamaged(t *testing.T, base *catalogtest.Bed) {
 	gearStep(t, gearfacts.NewFiles(x.c.DB).Lose(ctx, gearfacts.Name{1}, gearfacts.Name{1}))
 }
 
+// TestSourceOfLost checks that a blob stays while a content of a dropped layer is to be
+// made again from it, and goes after that.
+func TestSourceOfLost(t *testing.T) { servers.OnBoth(t, testSourceOfLost) }
+
+func testSourceOfLost(t *testing.T, base *catalogtest.Bed) {
+	x := newRecipeBed(t, base)
+	ctx := t.Context()
+	x.make(t, x.a, 10)
+	x.drop(t, x.a)
+	gearStep(t, gearfacts.NewFiles(x.c.DB).Lose(ctx, gearfacts.Name{3}, gearfacts.Name{1}))
+	gearStep(t, x.c.DeleteBlob(ctx, "x", x.b))
+	collect := func(want string, here bool) {
+		t.Helper()
+		x.now = x.now.Add(3 * time.Hour)
+		for n := 0; ; n++ {
+			o := catalog.CollectOptions{Before: x.now.Add(2 * time.Second), Keep: func(_ string, d oci.Digest) (time.Time, bool) { return x.now.Add(time.Hour), d == x.a }}
+			out, _, err := x.c.Garbage.Collect(ctx, o)
+			gearStep(t, err)
+			if out.Examined == 0 {
+				break
+			}
+			if n > 10 {
+				t.Fatal("the collection does not end")
+			}
+		}
+		if _, err := x.c.StoredBlob(ctx, x.b); (err == nil) != here {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	collect("the blob must stay", true)
+	collect("the blob must stay", true)
+	if lost, err := gearfacts.NewChecks(x.c.DB).Lost(ctx, 10); err != nil || !slices.Equal(lost, []gearfacts.Name{{3}}) {
+		t.Errorf("lost: %x, %v", lost, err)
+	}
+	if _, lost, err := gearfacts.NewRecipes(x.c.DB).Broken(ctx, x.a); err != nil || !lost {
+		t.Errorf("the dropped layer lacks nothing: %v, %v", lost, err)
+	}
+	gearStep(t, gearfacts.NewFiles(x.c.DB).Record(ctx, gearfacts.Record{Packs: []gearfacts.NewPack{gearPack(12, 3)}}))
+	if _, lost, err := gearfacts.NewRecipes(x.c.DB).Broken(ctx, x.a); err != nil || lost {
+		t.Errorf("the dropped layer lacks what was made again: %v, %v", lost, err)
+	}
+	collect("nothing needs the blob any more", false)
+}
+
 // TestRecipeLost checks that the recipe of a layer that still has its object is forgotten when its
 // bytes are lost, so that it is made again.
 func TestRecipeLost(t *testing.T) { servers.OnBoth(t, testRecipeLost) }
