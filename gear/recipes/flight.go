@@ -10,8 +10,10 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/storage"
 )
 
 // flight is one rebuild of a layer. All readers of the layer share it.
@@ -240,6 +242,30 @@ func (s *Store) open(ctx context.Context, key string, l *gearfacts.LayerRecipe, 
 		}
 	}
 	return o, nil
+}
+
+// Rebuilt returns a layer that was rebuilt from its recipe and verified, whatever its
+// object is.
+func (s *Store) Rebuilt(ctx context.Context, l *gearfacts.LayerRecipe) (objstore.Object, error) {
+	f, err := s.acquire(l)
+	if err != nil {
+		return nil, err
+	}
+	o := &object{f: f, ctx: ctx, info: infoOf(storage.BlobKey(l.Digest), l), end: l.Size, whole: true}
+	if _, err := f.await(ctx, 0, true); err != nil {
+		return nil, errors.Join(err, o.Close())
+	}
+	return o, nil
+}
+
+// Recipe returns what is known about the recipe of a layer. Errors: catalog.ErrNotFound if
+// it has none.
+func (s *Store) Recipe(ctx context.Context, d oci.Digest) (gearfacts.LayerRecipe, error) {
+	l, err := gearfacts.NewRecipes(s.cat.DB).LayerRecipe(ctx, d)
+	if err == nil && l.State == gearfacts.RecipeRefused {
+		err = catalog.ErrNotFound
+	}
+	return l, err
 }
 
 // object is a range of a layer that is being rebuilt.

@@ -218,9 +218,12 @@ func (k *Keeper) returned(ctx context.Context) error {
 	})
 }
 
-// objectRight reports whether the object of a layer has the layer's digest.
+// objectRight reports whether a layer has an object with the layer's digest.
 func (k *Keeper) objectRight(ctx context.Context, l *gearfacts.LayerRecipe) (bool, error) {
 	obj, err := k.s.Store.Get(ctx, storage.BlobKey(l.Digest), 0, -1)
+	if storage.IsDamage(err) {
+		return false, nil
+	}
 	if err != nil {
 		return false, err
 	}

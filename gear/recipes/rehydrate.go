@@ -67,16 +67,17 @@ func (k *Keeper) Rehydrate(ctx context.Context, progress func(Rehydrated), layer
 }
 
 // rehydrate makes a layer an object again. It gives up the recipe once the object is
-// durable.
+// durable. An object that is there is read first: if it is damaged, the recipe is what is
+// left of the layer.
 func (k *Keeper) rehydrate(ctx context.Context, l *gearfacts.LayerRecipe) (err error) {
-	key := storage.BlobKey(l.Digest)
-	if !l.Dropped() {
-		if _, err := k.s.Store.Stat(ctx, key); err != nil {
-			return err // as long as there is a recipe, the layer is not lost
-		}
+	right, err := k.objectRight(ctx, l)
+	if err != nil {
+		return err
+	}
+	if right {
 		return gearfacts.NewRecipes(k.s.cat.DB).EndRecipe(ctx, l.Digest)
 	}
-	src, err := k.s.Get(ctx, key, 0, -1)
+	src, err := k.s.Rebuilt(ctx, l)
 	if err != nil {
 		return err
 	}
@@ -93,24 +94,24 @@ func (k *Keeper) rehydrate(ctx context.Context, l *gearfacts.LayerRecipe) (err e
 	if !match || n != l.Size {
 		return fmt.Errorf("its %d bytes are not the layer", n)
 	}
-	release, err := k.reg.Upkeep().Freeze(ctx)
+	up := k.reg.Upkeep()
+	release, err := up.Freeze(ctx)
 	if err != nil {
 		return err
 	}
 	defer release()
-	defer k.reg.Upkeep().Storage.Locks.Lock(l.Digest)()
-	now, err := gearfacts.NewRecipes(k.s.cat.DB).LayerRecipe(ctx, l.Digest)
-	if errors.Is(err, catalog.ErrNotFound) || err == nil && !now.Dropped() { // it was deleted
+	defer up.Storage.Locks.Lock(l.Digest)()
+	if _, err := k.s.cat.StoredBlob(ctx, l.Digest); errors.Is(err, catalog.ErrNotFound) { // it was deleted
 		return nil
-	}
-	if err != nil {
+	} else if err != nil {
 		return err
 	}
-	if err := dst.Commit(ctx, key); err != nil {
+	if err := dst.Commit(ctx, storage.BlobKey(l.Digest)); err != nil {
 		return err
 	}
 	if err := k.did("back"); err != nil {
 		return err
 	}
+	up.Storage.Trust(l.Digest)
 	return gearfacts.NewRecipes(k.s.cat.DB).EndRecipe(ctx, l.Digest)
 }
