@@ -126,3 +126,49 @@ func (s *instance) wantLayers(what string, layers []string) {
 		}
 	}
 }
+
+// TestFsckFromRecipe damages and removes the blob of a layer that also has a recipe, before
+// it is dropped. A repair rebuilds it, and gives up nothing.
+func TestFsckFromRecipe(t *testing.T) {
+	t.Parallel()
+	s := start(t, setup{change: func(c *config.Config) {
+		dropSoon(c)
+		c.Storage.Rebuild.Again = time.Hour
+	}})
+	layers := []string{gzLayer(t, "a")}
+	s.pushLayer("team/app", "v1", layers[0])
+	a, _ := openAdmin(t, s.cfg)
+	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		if _, err := a.Settle(t.Context(), admin.SettleArgs{All: true}); err != nil {
+			t.Fatal(err)
+		}
+		st, err := a.Recipes(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st.Waiting == 1 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("no recipe was made: %+v; log:\n%s", st, s.log)
+		}
+	}
+	path := filepath.Join(s.root, storage.BlobKey(oci.SHA256([]byte(layers[0]))))
+	for what, bad := range map[string]string{"damaged": strings.Repeat("x", len(layers[0])), "cut": layers[0][:100], "gone": ""} {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		if bad != "" {
+			if err := os.WriteFile(path, []byte(bad), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, want := range []int{1, 0} {
+			rep, err := a.Fsck(t.Context(), dataroot.FsckArgs{Repair: true}, nil)
+			if err != nil || !rep.Clean() || len(rep.Problems) != want {
+				t.Errorf("%s: fsck: %+v, %v; want %d problems, repaired", what, rep.Problems, err, want)
+			}
+		}
+		s.wantLayers(what, layers)
+	}
+}

@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"time"
 
 	"example.org/slipway/gear/filestore"
+	"example.org/slipway/gear/recipes"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/backup"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/repair"
 	"example.org/slipway/registry/check"
 )
 
@@ -46,7 +49,34 @@ func (s *FsckSource) open(ctx context.Context) (src check.Source, close func(con
 	return check.Other(c, s.Repo), func(context.Context) error { c.Close(); return nil }, nil
 }
 
-func fsck(ctx context.Context, r *registry.Registry, args FsckArgs, progress func(check.Report)) (_ check.Report, err error) {
+// rebuilt is a source that rebuilds layers from their recipes. It asks another source, if
+// there is one, for what it cannot rebuild.
+type rebuilt struct {
+	store *recipes.Store
+	next  check.Source
+}
+
+// Content implements check.Source.
+func (s rebuilt) Content(ctx context.Context, d oci.Digest, images []repair.Use) (io.ReadCloser, error) {
+	l, err := s.store.Recipe(ctx, d)
+	if err == nil {
+		var body io.ReadCloser
+		if body, err = s.store.Rebuilt(ctx, &l); err == nil {
+			return body, nil
+		}
+	} else if !errors.Is(err, catalog.ErrNotFound) {
+		return nil, err
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil, err
+	case s.next == nil:
+		return nil, check.ErrNoCopy
+	}
+	return s.next.Content(ctx, d, images)
+}
+
+func (r *Root) fsck(ctx context.Context, args FsckArgs, progress func(check.Report)) (_ check.Report, err error) {
 	o := check.Options{Quick: args.Quick, Repair: args.Repair, EmptyQuarantine: args.EmptyQuarantine,
 		GiveUpMany: args.GiveUpMany, AdoptStore: args.AdoptStore, Parallel: args.Parallel, Progress: progress}
 	if args.From != nil {
@@ -61,7 +91,8 @@ func fsck(ctx context.Context, r *registry.Registry, args FsckArgs, progress fun
 		}()
 		o.From = src
 	}
-	return check.Run(ctx, r, o)
+	o.From = rebuilt{r.recipes, o.From}
+	return check.Run(ctx, r.Registry, o)
 }
 
 // These are the kinds of problems of the Gear side. Package registry has others.
@@ -158,7 +189,7 @@ func (r *Root) Fsck(ctx context.Context, args FsckArgs, progress func(check.Repo
 	if args.Rebuild {
 		return r.rebuild(ctx, args, progress)
 	}
-	rep, err := fsck(ctx, r.Registry, args, progress)
+	rep, err := r.fsck(ctx, args, progress)
 	if err != nil {
 		return rep, err
 	}
