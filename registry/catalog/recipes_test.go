@@ -413,3 +413,39 @@ func testPackChecks(t *testing.T, base *catalogtest.Bed) {
 	want("no layer is dropped any more", 0)
 }
 
+// TestScrubbedPacks checks that packs are scrubbed from which a pack of a dropped layer
+// would be made again, although no dropped layer consists of them.
+func TestScrubbedPacks(t *testing.T) { servers.OnBoth(t, testScrubbedPacks) }
+
+func testScrubbedPacks(t *testing.T, base *catalogtest.Bed) {
+	x := newRecipeBed(t, base)
+	ctx := t.Context()
+	x.make(t, x.a, 10)
+	x.drop(t, x.a)
+	two := gearPack(2, 4) // of layer b
+	due := func() bool {
+		t.Helper()
+		packs, err := gearfacts.NewChecks(x.c.DB).Due(ctx, x.now, x.now, 10)
+		gearStep(t, err)
+		n, err := gearfacts.NewChecks(x.c.DB).Counts(ctx, x.now)
+		if err != nil || n.Packs != int64(len(packs)) {
+			t.Errorf("%d packs are due, %+v, %v", len(packs), n, err)
+		}
+		return slices.ContainsFunc(packs, func(p gearfacts.Pack) bool { return p.Digest == two.Digest })
+	}
+	if due() {
+		t.Error("a pack is scrubbed that no dropped layer needs")
+	}
+	group := gearfacts.Group{Files: []gearfacts.Object{{Digest: gearfacts.Name{0xff}, Size: 9}}}
+	for _, p := range []gearfacts.NewPack{gearPack(1, 1, 2, 3), two} {
+		group.Packs = append(group.Packs, gearfacts.Object{Digest: p.Digest, Size: p.Size})
+	}
+	gearStep(t, gearfacts.NewParity(x.c.DB).Put(ctx, group))
+	if !due() {
+		t.Error("a pack is not scrubbed that another pack of its group may need")
+	}
+	gearStep(t, gearfacts.NewRecipes(x.c.DB).EndRecipe(ctx, x.a))
+	if due() {
+		t.Error("a pack is scrubbed although no layer is dropped any more")
+	}
+}

@@ -55,11 +55,10 @@ type Options struct {
 
 // Guard keeps the packs of an object store sound. All methods may run concurrently.
 type Guard struct {
-	objs    objstore.Store
-	groups  gearfacts.Parity
-	checks  gearfacts.Checks
-	recipes gearfacts.Recipes
-	opts    Options
+	objs   objstore.Store
+	groups gearfacts.Parity
+	checks gearfacts.Checks
+	opts   Options
 
 	mu sync.Mutex // also held while an object that nothing names is deleted
 	// unborn counts the parity files that are being made and are not recorded yet.

@@ -75,8 +75,8 @@ func (s *Guard) Scrub(ctx context.Context, pack gear.Name, wait func(ctx context
 			return nil, damage
 		}
 	}
-	needed, err := s.recipes.PackNeeded(ctx, pack)
-	if err != nil || !needed { // it was replaced meanwhile
+	used, err := s.checks.InUse(ctx, pack)
+	if err != nil || !used { // it was replaced meanwhile
 		return nil, err
 	}
 	return damage, s.checks.Checked(ctx, pack, damage.Error())

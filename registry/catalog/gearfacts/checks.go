@@ -20,6 +20,12 @@ func NewChecks(db *engine.DB) Checks { return Checks{db} }
 const neededPack = `p.state = 1 AND EXISTS (SELECT 1 FROM gear_files f JOIN gear_layer_files lf ON lf.file_id = f.id
 	JOIN gear_recipes r ON r.layer_id = lf.layer_id WHERE f.pack_id = p.id AND r.state >= 3)`
 
+// scrubbedPack is a condition on a pack p. It says that dropped layers consist of its
+// contents, or that it may be needed to make such a pack again.
+const scrubbedPack = `(` + neededPack + ` OR p.state = 1 AND EXISTS (SELECT 1 FROM gear_parity_packs m JOIN gear_parity_packs o ON o.group_id = m.group_id
+	JOIN gear_files f ON f.pack_id = o.pack_id JOIN gear_layer_files lf ON lf.file_id = f.id JOIN gear_recipes r ON r.layer_id = lf.layer_id
+	WHERE m.pack_id = p.id AND r.state >= 3))`
+
 // DamagedPack is a pack that was found damaged, unreadable or missing.
 type DamagedPack struct {
 	Digest Name
@@ -50,6 +56,12 @@ func (c Checks) Checked(ctx context.Context, pack Name, damage string) error {
 			ON CONFLICT (pack_id) DO UPDATE SET checked_at = excluded.checked_at, damage = excluded.damage`, t.Now(), damage, pack[:])
 		return err
 	})
+}
+
+// InUse reports whether a pack is in use.
+func (c Checks) InUse(ctx context.Context, pack Name) (used bool, err error) {
+	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_packs WHERE digest = ? AND state = 1)`, []any{pack[:]}, &used)
+	return used, err
 }
 
 // Damaged returns at most n packs that were found damaged and of which dropped layers
@@ -96,7 +108,7 @@ func (c Checks) Lost(ctx context.Context, n int) ([]Name, error) {
 func (c Checks) Due(ctx context.Context, before, again time.Time, n int) ([]Pack, error) {
 	var out []Pack
 	err := c.db.Rows(engine.Whole(ctx), `SELECT p.id, p.digest, p.size FROM gear_packs p LEFT JOIN gear_pack_checks k ON k.pack_id = p.id
-		WHERE (k.pack_id IS NULL OR k.checked_at < ? OR k.damage <> '' AND k.checked_at < ?) AND `+neededPack+`
+		WHERE (k.pack_id IS NULL OR k.checked_at < ? OR k.damage <> '' AND k.checked_at < ?) AND `+scrubbedPack+`
 		ORDER BY COALESCE(k.checked_at, 0), p.id LIMIT ?`, []any{before.UnixMilli(), again.UnixMilli(), n}, func(r *sql.Rows) error {
 		var p Pack
 		var digest sql.RawBytes
@@ -110,18 +122,18 @@ func (c Checks) Due(ctx context.Context, before, again time.Time, n int) ([]Pack
 
 // CheckCounts says how far the checks of packs have come.
 type CheckCounts struct {
-	// Packs is the number of packs of which dropped layers consist, and Bytes their size.
+	// Packs is the number of packs that Due may return, and Bytes their size.
 	Packs, Bytes int64
 	// Checked is how many of them were read whole since a time, and CheckedBytes their
 	// size.
 	Checked, CheckedBytes int64
 }
 
-// Counts counts packs of which dropped layers consist.
+// Counts counts the packs that Due may return.
 func (c Checks) Counts(ctx context.Context, since time.Time) (n CheckCounts, err error) {
 	err = c.db.Row(engine.Whole(ctx), `SELECT COUNT(*), COALESCE(SUM(p.size), 0), COALESCE(SUM(CASE WHEN k.checked_at >= ? THEN 1 ELSE 0 END), 0),
 		COALESCE(SUM(CASE WHEN k.checked_at >= ? THEN p.size ELSE 0 END), 0)
-		FROM gear_packs p LEFT JOIN gear_pack_checks k ON k.pack_id = p.id WHERE `+neededPack, []any{since.UnixMilli(), since.UnixMilli()},
+		FROM gear_packs p LEFT JOIN gear_pack_checks k ON k.pack_id = p.id WHERE `+scrubbedPack, []any{since.UnixMilli(), since.UnixMilli()},
 		&n.Packs, &n.Bytes, &n.Checked, &n.CheckedBytes)
 	return n, err
 }
