@@ -49,6 +49,9 @@ type Options struct {
 	// Files is the number of parity files of a group, and so the number of packs of a group
 	// that may be lost at once; 0: no parity is made.
 	Files int
+	// Shared says that other processes use the same catalogue, and may be making parity;
+	// New sets it if the database can tell.
+	Shared bool
 	// OnRepair is called with a pack that was made again. It must not block.
 	OnRepair func(pack gear.Name)
 }
@@ -73,7 +76,8 @@ func New(db *engine.DB, objs objstore.Store, o Options) *Guard {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Guard{objs: objs, groups: gearfacts.NewParity(db), checks: gearfacts.NewChecks(db), recipes: gearfacts.NewRecipes(db), opts: o,
+	o.Shared = o.Shared || db.Shared()
+	return &Guard{objs: objs, groups: gearfacts.NewParity(db), checks: gearfacts.NewChecks(db), opts: o,
 		unborn: map[gear.Name]int{}, failed: map[gear.Name]time.Time{}}
 }
 

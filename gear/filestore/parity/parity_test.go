@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/filestore/parity"
@@ -310,5 +311,38 @@ func TestProtectRefuses(t *testing.T) {
 	must(t, b.guard.Sweep(b.ctx))
 	if _, err := b.objs.Stat(b.ctx, parityPath(files[0])); err != nil {
 		t.Errorf("a sweep deleted a parity file that a group has: %v", err)
+	}
+}
+
+// TestSweepShared sweeps from another process while one makes the parity of a group. No
+// file of the group may go. What nobody records goes later.
+func TestSweepShared(t *testing.T) {
+	now := time.Now()
+	b := guarded(t, 2)
+	b.objs = memstore.New(&memstore.Options{Now: func() time.Time { return now }})
+	process := func() *parity.Guard {
+		return parity.New(b.cat.DB, b.objs, parity.Options{Files: 2, Shared: true})
+	}
+	other := process()
+	b.guard = process()
+	packs := []gearfacts.Object{b.putPack([]byte("one")), b.putPack([]byte("two"))}
+	var files []gearfacts.Object
+	must(t, b.guard.Protect(b.ctx, packs, func(g gearfacts.Group) error {
+		files = g.Files
+		return errors.Join(other.Sweep(b.ctx), gearfacts.NewParity(b.cat.DB).Put(b.ctx, g))
+	}))
+	for _, f := range files {
+		b.object(parityPath(f))
+	}
+	now = now.Add(-2 * time.Hour)
+	must(t, b.objs.Put(b.ctx, "slipway/gear/parity/"+hex.EncodeToString(make([]byte, 32)), []byte("left"), false))
+	must(t, other.Sweep(b.ctx))
+	n := 0
+	for _, err := range b.objs.List(b.ctx, "slipway/gear/parity/", "") {
+		must(t, err)
+		n++
+	}
+	if n != len(files) {
+		t.Errorf("%d parity files, want %d", n, len(files))
 	}
 }

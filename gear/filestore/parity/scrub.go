@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/filestore/packfile"
@@ -27,6 +28,10 @@ func (s *Guard) Check(ctx context.Context, g *gearfacts.ParityGroup, wait func(c
 	}
 	return damage, s.groups.Checked(ctx, g.ID, damage != nil)
 }
+
+// sweepAfter is how long a parity file without a group is left alone if another process
+// may be about to record the group. Making the parity of a group takes minutes at most.
+const sweepAfter = time.Hour
 
 // Sweep deletes parity files that no group has.
 func (s *Guard) Sweep(ctx context.Context) error {
@@ -54,6 +59,15 @@ func (s *Guard) sweepFile(ctx context.Context, file gear.Name) error {
 	known, err := s.groups.FileKnown(ctx, file)
 	if err != nil || known {
 		return err
+	}
+	if s.opts.Shared {
+		info, err := s.objs.Stat(ctx, parityKey(file))
+		if errors.Is(err, objstore.ErrNotExist) { // the other process was quicker
+			return nil
+		}
+		if err != nil || time.Since(info.ModTime) < sweepAfter {
+			return err
+		}
 	}
 	return s.objs.Delete(ctx, parityKey(file))
 }
