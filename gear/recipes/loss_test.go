@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog/gearfacts"
@@ -90,6 +91,15 @@ func TestSourceDeleted(t *testing.T) {
 	b.stop = func() {}
 	if _, err := b.read(oci.SHA256(layer)); err == nil {
 		t.Fatal("a layer with a damaged file was rebuilt")
+	}
+	waiting := 0
+	_, err := b.files.Verify(t.Context(), filestore.VerifyOptions{Found: func(p filestore.Problem) {
+		if p.Awaited {
+			waiting++
+		}
+	}})
+	if err != nil || waiting != 1 {
+		t.Errorf("a check says nothing of the file that the dropped layer lacks: %d problems, %v", waiting, err)
 	}
 	b.must(b.reg.DeleteBlob(t.Context(), repo, d))
 	collect := func() {
