@@ -4,6 +4,8 @@ import (
 	"context"
 	"maps"
 	"time"
+
+	"example.org/slipway/web/manage"
 )
 
 // System is what the pages for administrators show. A part that does not exist is nil or
@@ -17,6 +19,7 @@ type System struct {
 	Mirrors  Mirrors
 	Nodes    Nodes
 	Settings func() Settings
+	Tokens   manage.Tokens
 	// Reports is the directory of the reports to show.
 	Reports string
 }
@@ -36,6 +39,7 @@ func (h *Handler) openSystem() {
 		"nodes":    {get: (*request).nodes, admin: true},
 		"reports":  {get: (*request).reports, admin: true},
 		"settings": {get: (*request).settings, admin: true, exact: true},
+		"tokens":   {get: (*request).tokens, post: (*request).doTokens, admin: true, exact: true},
 		"events":   {get: (*request).events, admin: true, exact: true},
 	})
 	h.jobs, h.actions = newJobs(h.opts.Clock), actions()

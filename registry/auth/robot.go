@@ -64,14 +64,8 @@ type TokenStore interface {
 // NewAPIToken returns a new token of a robot, and what is stored of it. The lifetime is 0
 // for a token that does not expire.
 func NewAPIToken(robot string, rights []Right, now time.Time, lifetime time.Duration) (token string, t APIToken, err error) {
-	if err := checkRobotName(robot); err != nil {
+	if err := CheckAPIToken(robot, rights, lifetime); err != nil {
 		return "", t, err
-	}
-	if _, err := compileRights(rights); err != nil {
-		return "", t, err
-	}
-	if lifetime < 0 {
-		return "", t, errors.New("the token's lifetime is negative")
 	}
 	t = APIToken{ID: strings.ToLower(rand.Text()[:apiTokenIDLen]), Robot: robot, Rights: rights, Created: now}
 	if lifetime > 0 {
@@ -81,6 +75,20 @@ func NewAPIToken(robot string, rights []Right, now time.Time, lifetime time.Dura
 	sum := sha256.Sum256([]byte(token))
 	t.Hash = sum[:]
 	return token, t, nil
+}
+
+// CheckAPIToken returns what is wrong with the arguments of NewAPIToken.
+func CheckAPIToken(robot string, rights []Right, lifetime time.Duration) error {
+	if err := checkRobotName(robot); err != nil {
+		return err
+	}
+	if _, err := compileRights(rights); err != nil {
+		return err
+	}
+	if lifetime < 0 {
+		return errors.New("the token's lifetime is negative")
+	}
+	return nil
 }
 
 // checkRobotName returns an error unless a robot may have the name. It is a user name that

@@ -16,8 +16,8 @@ for (const part of document.querySelectorAll("[data-live]")) {
   addEventListener("pagehide", () => events.close());
 }
 
-// Copy buttons beside commands, where the browser lets pages copy.
-if (navigator.clipboard) for (const pre of document.querySelectorAll("dl.commands pre, pre[aria-label^=Command]")) {
+// Copy buttons beside commands and tokens, where the browser lets pages copy.
+if (navigator.clipboard) for (const pre of document.querySelectorAll("dl.commands pre, pre[aria-label^=Command], pre[data-copy]")) {
   const button = document.createElement("button"), box = document.createElement("div");
   button.type = "button";
   button.className = "plain";
