@@ -224,10 +224,10 @@ func (l *Limits) stale() time.Time {
 
 // take counts what a request is about to store in a repository, or refuses it. The caller
 // calls done when the request has ended. d is the content, if it is known.
-func (l *Limits) take(ctx context.Context, repo string, u catalog.Usage, d oci.Digest) (done func(), err error) {
+func (l *Limits) take(ctx context.Context, repo string, u catalog.Usage, d oci.Digest) (done func(unread int64), err error) {
 	list := l.of(repo)
 	if len(list) == 0 {
-		return func() {}, nil
+		return func(int64) {}, nil
 	}
 	came := time.Now()
 	if err := l.freshen(ctx); err != nil {
@@ -295,15 +295,17 @@ func (l *Limits) room(repo string) int64 {
 	return max(room, 1)
 }
 
-func (l *Limits) release(list []int, u catalog.Usage) func() {
-	return func() {
+// release returns a function that ends a reservation. Of the bytes that were reserved,
+// unread never came.
+func (l *Limits) release(list []int, u catalog.Usage) func(unread int64) {
+	return func(unread int64) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for _, i := range list {
 			c := &l.counts[i]
 			c.coming.Bytes -= u.Bytes
 			c.coming.Tags -= u.Tags
-			c.done.Bytes += u.Bytes
+			c.done.Bytes += u.Bytes - unread
 			c.done.Tags += u.Tags
 		}
 	}
@@ -355,14 +357,25 @@ func (l *Limits) Status(ctx context.Context) ([]Status, error) {
 	if err := l.recount(ctx, l.stale()); err != nil {
 		return nil, err
 	}
+	return l.Known(""), nil
+}
+
+// Known returns the state of each quota or, with a repository, of the quotas that bound
+// it. It counts nothing: it knows what the last count found and what clients have stored
+// through this server since. Before the first count it returns nothing.
+func (l *Limits) Known(repo string) (out []Status) {
+	if l == nil {
+		return nil
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var out []Status
 	for i := range l.quotas {
 		q, u := &l.quotas[i], l.counts[i].total()
-		out = append(out, Status{q.Repositories, u.Bytes, q.Bytes, u.Tags, q.Tags, q.state(u)})
+		if !l.began.IsZero() && (repo == "" || q.Match(repo)) {
+			out = append(out, Status{q.Repositories, u.Bytes, q.Bytes, u.Tags, q.Tags, q.state(u)})
+		}
 	}
-	return out, nil
+	return out
 }
 
 // Run counts for metrics and warnings until ctx ends.

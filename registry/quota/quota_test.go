@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/auth"
@@ -236,5 +238,37 @@ func TestTags(t *testing.T) {
 	}
 	if err := put("team/a", "three", "2"); err != nil {
 		t.Errorf("after a deletion there is no room: %v", err)
+	}
+}
+
+// TestKnown checks that what is known without a count follows what is stored through this
+// server, for all quotas or for those of one repository.
+func TestKnown(t *testing.T) {
+	b := newBed(t, quota.Quota{Repositories: []string{"team/**"}, Bytes: 1000, Warn: 0.8}, quota.Quota{Repositories: []string{"team/a", "other"}, Tags: 5, Warn: 0.8})
+	var none *quota.Limits
+	if k := append(none.Known(""), b.limits.Known("")...); len(k) != 0 {
+		t.Errorf("before a count %+v is known", k)
+	}
+	if _, err := b.limits.Status(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	rng, stored := rand.New(rand.NewPCG(5, 6)), map[string]int64{}
+	for i := range 8 {
+		repo, n := []string{"team/a", "team/b", "other"}[rng.IntN(3)], 100+rng.IntN(20)
+		if err := push(t, b.limited, repo, content(uint64(i), n), true); err != nil {
+			t.Fatal(err)
+		}
+		stored[repo] += int64(n)
+		team, both := stored["team/a"]+stored["team/b"], stored["team/a"]+stored["other"]
+		state := "ok"
+		if team >= 800 {
+			state = "warning"
+		}
+		teams, some := quota.Status{Repositories: []string{"team/**"}, Bytes: team, BytesLimit: 1000, State: state}, quota.Status{Repositories: []string{"team/a", "other"}, Bytes: both, TagsLimit: 5, State: "ok"}
+		for repo, want := range map[string][]quota.Status{"": {teams, some}, "team/a": {teams, some}, "team/b": {teams}, "other": {some}, "nowhere": nil} {
+			if diff := cmp.Diff(want, b.limits.Known(repo)); diff != "" {
+				t.Errorf("after %d pushes, of %q (-want +got):\n%s", i+1, repo, diff)
+			}
+		}
 	}
 }

@@ -29,7 +29,7 @@ type body struct {
 	limits *Limits
 	repo   string
 	left   int64 // how many more bytes are counted already
-	done   []func()
+	done   []func(unread int64)
 	err    error // the refusal
 }
 
@@ -86,11 +86,15 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// end counts what was not read as not stored, at the next count, and returns the refusal
-// instead of what the registry made of it.
+// end gives back what was counted and not read, and returns the refusal instead of what
+// the registry made of it.
 func (b *body) end(err error) error {
-	for _, done := range b.done {
-		done()
+	for i, done := range b.done {
+		if i < len(b.done)-1 {
+			done(0)
+		} else {
+			done(b.left) // a step is counted when all before it was read
+		}
 	}
 	if err != nil && b.err != nil {
 		return b.err
@@ -121,7 +125,7 @@ func (s limited) MountBlob(ctx context.Context, to, from string, d oci.Digest) (
 	if err != nil {
 		return oci.Descriptor{}, err
 	}
-	defer done()
+	defer done(0)
 	return s.Registry.MountBlob(ctx, to, from, d)
 }
 
@@ -132,7 +136,7 @@ func (s limited) StartUpload(ctx context.Context, repo string) (oci.UploadStatus
 	if err != nil {
 		return oci.UploadStatus{}, err
 	}
-	defer done()
+	defer done(1) // nothing is stored yet
 	return s.Registry.StartUpload(ctx, repo)
 }
 
@@ -165,7 +169,7 @@ func (s limited) PutManifest(ctx context.Context, repo string, m oci.PutManifest
 	if err != nil {
 		return oci.PutResult{}, err
 	}
-	defer bytes()
+	defer bytes(0)
 	var fresh int64
 	for _, tag := range m.Tags {
 		_, err := s.ResolveManifest(oci.ForPushing(ctx), repo, tag)
@@ -180,6 +184,6 @@ func (s limited) PutManifest(ctx context.Context, repo string, m oci.PutManifest
 	if err != nil {
 		return oci.PutResult{}, err
 	}
-	defer tags()
+	defer tags(0)
 	return s.Registry.PutManifest(ctx, repo, m)
 }
