@@ -193,7 +193,7 @@ var layout = map[string][]string{
 	"scripts/package":      {},
 	"config":               {"config/yamlfile", "oci", "registry/auth", "registry/notify"},
 	"config/yamlfile":      {},
-	"web":                  {"gear/service", "internal/chart", "oci", "oci/fleet", "oci/wire", "registry", "registry/auth", "registry/catalog/browse", "registry/check", "registry/mirror", "registry/retention", "web/format", "web/images", "web/manage"},
+	"web":                  {"gear/service", "internal/chart", "oci", "oci/fleet", "oci/wire", "registry", "registry/auth", "registry/catalog/browse", "registry/check", "registry/mirror", "registry/quota", "registry/retention", "web/format", "web/images", "web/manage"},
 	"web/documents":        {"oci"},
 	"web/format":           {},
 	"web/manage":           {"registry/auth"},

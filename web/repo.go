@@ -10,6 +10,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/catalog/browse"
+	"example.org/slipway/registry/quota"
 	"example.org/slipway/web/images"
 )
 
@@ -61,7 +62,9 @@ type repoData struct {
 	// says what forbids it.
 	MayDelete bool
 	Kept      string
-	Host      string
+	// Quotas are the quotas of the repository, if the user may push to it.
+	Quotas []quota.Status
+	Host   string
 }
 
 // repo shows the tags of a repository.
@@ -100,6 +103,9 @@ func (q *request) repo() error {
 			return err
 		}
 		d.MayDelete = d.Kept == ""
+	}
+	if q.may(name, auth.Push) && !d.Mirror {
+		d.Quotas = q.h.quotas(name)
 	}
 	if err := q.leftovers(d); err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 	"example.org/slipway/internal/chart"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/check"
+	"example.org/slipway/registry/quota"
 	"example.org/slipway/registry/retention"
 	"example.org/slipway/web/format"
 )
@@ -77,6 +78,7 @@ type storageData struct {
 	From, Next   int
 	Sort         string
 	Gear         *gearregistry.Status
+	Quotas       []quota.Status
 	Growth       template.HTML
 	Dedup        []dedupRow
 	Job          *Job
@@ -114,7 +116,7 @@ func (q *request) storage() error {
 		}
 		return notFound("There is no page of that name.")
 	}
-	d := &storageData{Job: q.h.jobs.current(), Sort: q.r.FormValue("sort")}
+	d := &storageData{Job: q.h.jobs.current(), Sort: q.r.FormValue("sort"), Quotas: q.h.quotas("")}
 	d.Survey, d.Pending = q.h.opts.System.Storage.Survey(true)
 	if d.Survey != nil {
 		d.page(q.r.FormValue("from"))

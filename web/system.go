@@ -5,6 +5,7 @@ import (
 	"maps"
 	"time"
 
+	"example.org/slipway/registry/quota"
 	"example.org/slipway/web/manage"
 )
 
@@ -20,8 +21,16 @@ type System struct {
 	Nodes    Nodes
 	Settings func() Settings
 	Tokens   manage.Tokens
+	Quotas   Quotas
 	// Reports is the directory of the reports to show.
 	Reports string
+}
+
+// Quotas knows the state of quotas. *quota.Limits implements it.
+type Quotas interface {
+	// Known returns the state of each quota or, with a repository, of the quotas that
+	// bound it. It is quick.
+	Known(repo string) []quota.Status
 }
 
 // Fact is a name with a value, as pages list them.
@@ -50,6 +59,15 @@ func (h *Handler) openSystem() {
 	if h.opts.System.Caches != nil {
 		h.background.Go(func() { h.sampleCache(ctx) })
 	}
+}
+
+// quotas returns the state of the quotas that bound a repository, or of all if repo is
+// empty.
+func (h *Handler) quotas(repo string) []quota.Status {
+	if h.opts.System.Quotas == nil {
+		return nil
+	}
+	return h.opts.System.Quotas.Known(repo)
 }
 
 // here returns the navigation entry to which a page belongs. For a page of the system, it

@@ -18,7 +18,7 @@ import (
 
 // shown returns what the web page shows of the server itself and what it can do with it.
 func (p *system) shown() web.System {
-	sys := web.System{Storage: p, Settings: p.settings, Reports: p.o.Config.Web.Reports, Hot: p.hot, Nodes: p.o.Nodes, Tokens: tokens{p.o}}
+	sys := web.System{Storage: p, Settings: p.settings, Reports: p.o.Config.Web.Reports, Hot: p.hot, Nodes: p.o.Nodes, Tokens: tokens{p.o}, Quotas: p.o.Root.Quotas}
 	if p.o.Root.Cache != nil {
 		sys.Caches = p
 	}
