@@ -230,7 +230,7 @@ func TestSystemAccess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "htpasswd")
 	writeFile(t, path, htpasswd(t, "alice", "a", "root", "r"))
 	s := start(t, setup{yaml: "auth: {htpasswd: {path: " + path + "}, access: [{repositories: ['**'], subjects: [alice], actions: [pull]}, {repositories: ['**'], subjects: [root], actions: ['*', admin]}]}"})
-	for _, page := range []string{"storage", "storage/gc", "caches", "mirrors", "mirrors/images", "nodes", "reports", "settings", "tokens", "events?topic=gear"} {
+	for _, page := range []string{"storage", "storage/gc", "caches", "mirrors", "mirrors/images", "nodes", "reports", "settings", "tokens", "activity", "events?topic=gear"} {
 		s.want(http.StatusForbidden, "GET", "/ui/"+page, "", basic("alice", "a"))
 	}
 	s.want(http.StatusForbidden, "POST", "/ui/storage/gc", "do=run", append(sameOrigin, basic("alice", "a"))...)

@@ -22,6 +22,8 @@ type System struct {
 	Settings func() Settings
 	Tokens   manage.Tokens
 	Quotas   Quotas
+	// Activity is nil without an audit log.
+	Activity manage.Log
 	// Reports is the directory of the reports to show.
 	Reports string
 }
@@ -48,6 +50,7 @@ func (h *Handler) openSystem() {
 		"nodes":    {get: (*request).nodes, admin: true},
 		"reports":  {get: (*request).reports, admin: true},
 		"settings": {get: (*request).settings, admin: true, exact: true},
+		"activity": {get: (*request).activity, admin: true, exact: true},
 		"tokens":   {get: (*request).tokens, post: (*request).doTokens, admin: true, exact: true},
 		"events":   {get: (*request).events, admin: true, exact: true},
 	})

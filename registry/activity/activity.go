@@ -44,6 +44,8 @@ type Filter struct {
 	// Limit is the number of events, of which the newest are returned. Default:
 	// DefaultLimit.
 	Limit int `json:"limit,omitempty"`
+	// Skip is the number of the newest matching events that are left out.
+	Skip int `json:"skip,omitempty"`
 }
 
 // Report is the answer to a filter.
@@ -68,6 +70,10 @@ func Read(ctx context.Context, path string, f Filter) (rep Report, err error) {
 	if limit < 0 || limit > MaxLimit {
 		return rep, fmt.Errorf("the limit %d is not between 1 and %d", limit, MaxLimit)
 	}
+	if f.Skip < 0 || f.Skip > MaxLimit {
+		return rep, fmt.Errorf("%d events cannot be left out; at most %d can, so narrow the time", f.Skip, MaxLimit)
+	}
+	want := f.Skip + limit
 	files, err := filesOf(path)
 	if err != nil {
 		return rep, err
@@ -80,18 +86,19 @@ func Read(ctx context.Context, path string, f Filter) (rep Report, err error) {
 			return (f.User == "" || e.Subject == f.User) && (f.Repository == "" || e.Repo != "" && repo(e.Repo)) &&
 				(len(f.Actions) == 0 || slices.Contains(f.Actions, e.Event)) &&
 				!e.Time.Before(f.Since) && (f.Until.IsZero() || e.Time.Before(f.Until))
-		}, limit-len(rep.Events)+1)
+		}, want-len(rep.Events)+1)
 		if err != nil {
 			return rep, err
 		}
 		rep.Unreadable += bad
 		slices.Reverse(list)
 		rep.Events = append(rep.Events, list...)
-		if len(rep.Events) > limit {
-			rep.Events, rep.More = rep.Events[:limit], true
+		if len(rep.Events) > want {
+			rep.Events, rep.More = rep.Events[:want], true
 		}
 	}
 	slices.SortStableFunc(rep.Events, func(a, b auth.Event) int { return b.Time.Compare(a.Time) })
+	rep.Events = rep.Events[min(f.Skip, len(rep.Events)):]
 	return rep, nil
 }
 

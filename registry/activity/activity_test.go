@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"example.org/slipway/registry/activity"
 	"example.org/slipway/registry/auth"
@@ -81,7 +82,11 @@ func TestFilters(t *testing.T) {
 		"all at once": {activity.Filter{User: "alice", Repository: "team/*", Actions: []string{"push"}, Since: begin.Add(5 * time.Second)}, func(e auth.Event) bool {
 			return e.Subject == "alice" && e.Repo == "team/a" && e.Event == "push" && e.Time.Sub(begin) >= 5*time.Second
 		}},
-		"nobody": {activity.Filter{User: "mallory"}, func(auth.Event) bool { return false }},
+		"a page":           {activity.Filter{Limit: 7, Skip: 14}, func(auth.Event) bool { return true }},
+		"the last page":    {activity.Filter{Limit: 20, Skip: 80}, func(auth.Event) bool { return true }},
+		"a page of a user": {activity.Filter{User: "alice", Limit: 5, Skip: 10}, func(e auth.Event) bool { return e.Subject == "alice" }},
+		"after the last":   {activity.Filter{Skip: 90}, func(auth.Event) bool { return true }},
+		"nobody":           {activity.Filter{User: "mallory"}, func(auth.Event) bool { return false }},
 	} {
 		var want []auth.Event
 		for _, e := range slices.Backward(events) {
@@ -93,6 +98,7 @@ func TestFilters(t *testing.T) {
 		if limit == 0 {
 			limit = activity.DefaultLimit
 		}
+		want = want[min(len(want), c.filter.Skip):]
 		more := len(want) > limit
 		want = want[:min(len(want), limit)]
 		got, err := activity.Read(t.Context(), path, c.filter)
@@ -100,7 +106,7 @@ func TestFilters(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if diff := cmp.Diff(want, got.Events); diff != "" || got.More != more {
+		if diff := cmp.Diff(want, got.Events, cmpopts.EquateEmpty()); diff != "" || got.More != more {
 			t.Errorf("%s: more %v, want %v; (-want +got)\n%s", name, got.More, more, diff)
 		}
 	}
@@ -119,7 +125,7 @@ func TestDamaged(t *testing.T) {
 	if _, err := activity.Read(t.Context(), path+"x", activity.Filter{}); err == nil {
 		t.Error("a log that is not there is read")
 	}
-	for _, f := range []activity.Filter{{Limit: -1}, {Limit: activity.MaxLimit + 1}, {Repository: "A"}} {
+	for _, f := range []activity.Filter{{Limit: -1}, {Limit: activity.MaxLimit + 1}, {Skip: -1}, {Skip: activity.MaxLimit + 1}, {Repository: "A"}} {
 		if _, err := activity.Read(t.Context(), path, f); err == nil {
 			t.Errorf("%+v is accepted", f)
 		}

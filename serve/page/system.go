@@ -9,6 +9,7 @@ import (
 
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/activity"
 	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/retention"
 	"example.org/slipway/serve/dataroot"
@@ -19,6 +20,9 @@ import (
 // shown returns what the web page shows of the server itself and what it can do with it.
 func (p *system) shown() web.System {
 	sys := web.System{Storage: p, Settings: p.settings, Reports: p.o.Config.Web.Reports, Hot: p.hot, Nodes: p.o.Nodes, Tokens: tokens{p.o}, Quotas: p.o.Root.Quotas}
+	if file := p.o.Config.Log.Audit.File; file != "" {
+		sys.Activity = func(ctx context.Context, f activity.Filter) (activity.Report, error) { return activity.Read(ctx, file, f) }
+	}
 	if p.o.Root.Cache != nil {
 		sys.Caches = p
 	}
