@@ -6,8 +6,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"html"
+	"maps"
+	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -305,6 +310,139 @@ func TestBrowseUndo(t *testing.T) {
 	at(two, two)
 	log := readFile(t, audit)
 	contains(log, `"event":"restore","outcome":"success"`, `"event":"restore","outcome":"failure"`, `"reference":"v1@`+one)
+}
+
+// TestBrowseDeleteChosen deletes random sets of tags and manifests together, and takes that back. After
+// each step the repository must be what a model of it says.
+func TestBrowseDeleteChosen(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	users, audit := filepath.Join(dir, "htpasswd"), filepath.Join(dir, "audit.log")
+	writeFile(t, users, htpasswd(t, "alice", "a", "root", "r"))
+	s := start(t, setup{yaml: "log: {audit: {file: " + audit + "}}\nauth: {htpasswd: {path: " + users + "}, access: [{repositories: ['**'], subjects: [alice], actions: [pull]}, {repositories: ['**'], subjects: [root], actions: ['*', admin]}]}\n" +
+		"storage: {immutable_tags: [{repositories: ['**'], tags: ['fixed.*']}]}"})
+	alice, root := basic("alice", "a"), basic("root", "r")
+	form := append(slices.Clone(sameOrigin), root)
+	post := func(status int, path string, v url.Values, edits ...func(*http.Request)) string {
+		t.Helper()
+		return html.UnescapeString(s.want(status, "POST", "/ui/"+path, v.Encode(), edits...).body)
+	}
+	// The model: which tag names which manifest, and which manifests there are.
+	tags, manifests := map[string]string{}, map[string]bool{}
+	digests := []string{}
+	for i := range 6 {
+		for _, tag := range []string{fmt.Sprint("a", i), fmt.Sprint("b", i)} {
+			tags[tag] = s.pushImage("lib/app", tag, fmt.Sprint("layer ", i), root)
+		}
+		digests = append(digests, tags[fmt.Sprint("a", i)])
+	}
+	tags["fixed"] = s.pushImage("lib/app", "fixed", "layer that stays", root)
+	digests = append(digests, tags["fixed"])
+	for _, d := range digests {
+		manifests[d] = true
+	}
+	names := slices.Sorted(maps.Keys(tags))
+	check := func(when string) {
+		t.Helper()
+		for _, tag := range names {
+			a := s.do("GET", "/v2/lib/app/manifests/"+tag, "", root)
+			if got := a.header.Get("Docker-Content-Digest"); a.status == http.StatusOK && got != tags[tag] || a.status != http.StatusOK && tags[tag] != "" {
+				t.Fatalf("%s: %s is %d %s, want %q", when, tag, a.status, got, tags[tag])
+			}
+		}
+		for _, d := range digests {
+			if a := s.do("GET", "/v2/lib/app/manifests/"+d, "", root); (a.status == http.StatusOK) != manifests[d] {
+				t.Fatalf("%s: %s is answered %d, want it there: %v", when, d, a.status, manifests[d])
+			}
+		}
+	}
+	rng := rand.New(rand.NewPCG(7, 8))
+	for round := range 12 {
+		chosen := url.Values{}
+		for _, ref := range append(slices.Clone(names), digests...) {
+			if rng.IntN(4) == 0 {
+				chosen.Add("ref", ref)
+			}
+		}
+		if len(chosen) == 0 {
+			continue
+		}
+		when := fmt.Sprintf("round %d, %q", round, chosen["ref"])
+		// What is chosen, is there, and is not kept goes.
+		before, had := maps.Clone(tags), maps.Clone(manifests)
+		var goes []string
+		for _, ref := range chosen["ref"] {
+			if ref != "fixed" && ref != before["fixed"] && (manifests[ref] || before[ref] != "") {
+				goes = append(goes, ref)
+			}
+		}
+		check(when + " before")
+		page := s.page("delete/lib/app?"+chosen.Encode(), root)
+		for _, ref := range goes {
+			if !strings.Contains(page, `name="ref" value="`+ref+`"`) {
+				t.Fatalf("%s: %s is not among what goes:\n%s", when, ref, page)
+			}
+		}
+		if n := strings.Count(page, `name="ref"`); n != len(goes) {
+			t.Fatalf("%s: %d are to go, want %q", when, n, goes)
+		}
+		check(when + " with the question")
+		if len(goes) == 0 {
+			post(http.StatusConflict, "delete/lib/app", chosen, form...)
+			continue
+		}
+		answer := post(http.StatusOK, "delete/lib/app", chosen, form...)
+		for _, ref := range goes {
+			delete(tags, ref)
+			if manifests[ref] {
+				delete(manifests, ref)
+				maps.DeleteFunc(tags, func(_, d string) bool { return d == ref })
+			}
+		}
+		check(when)
+		if rng.IntN(3) == 0 {
+			continue // that stays
+		}
+		items := url.Values{}
+		for _, m := range regexp.MustCompile(`name="item" value="([^"]*)"`).FindAllStringSubmatch(answer, -1) {
+			items.Add("item", m[1])
+		}
+		if len(items["item"]) != len(goes) {
+			t.Fatalf("%s: %q can be taken back, want %q", when, items["item"], goes)
+		}
+		post(http.StatusOK, "restore/lib/app", items, form...)
+		tags, manifests = before, had
+		check(when + " taken back")
+	}
+	if len(manifests) == 7 {
+		t.Error("nothing was deleted for good")
+	}
+
+	// Those who may not, other sites, and forms that make no sense.
+	one := url.Values{"ref": {"fixed"}}
+	post(http.StatusForbidden, "delete/lib/app", one, append(slices.Clone(sameOrigin), alice)...)
+	s.want(http.StatusForbidden, "GET", "/ui/delete/lib/app?ref=fixed", "", alice)
+	post(http.StatusForbidden, "delete/lib/app", one, header("Sec-Fetch-Site", "cross-site"), header("Content-Type", "application/x-www-form-urlencoded"), root)
+	post(http.StatusBadRequest, "delete/lib/app", nil, form...)
+	post(http.StatusNotFound, "delete/lib/app", url.Values{"ref": {"../x"}}, form...)
+	post(http.StatusConflict, "delete/none", one, form...)
+	post(http.StatusBadRequest, "delete/lib/app", url.Values{"ref": many(101)}, form...)
+	post(http.StatusNotFound, "restore/lib/app", url.Values{"item": {"a@b"}}, form...)
+	if body := s.page("repo/lib/app", alice); strings.Contains(body, `name="ref"`) {
+		t.Error("alice is offered to delete")
+	}
+	check("at the end")
+	if log := readFile(t, audit); !strings.Contains(log, `"event":"delete","outcome":"success","subject":"root"`) || !strings.Contains(log, `"event":"restore","outcome":"success","subject":"root"`) {
+		t.Errorf("the audit log is %s", log)
+	}
+}
+
+// many returns n tags.
+func many(n int) (list []string) {
+	for i := range n {
+		list = append(list, fmt.Sprint("t", i))
+	}
+	return list
 }
 
 // TestBrowseBadges checks that what belongs to an image is marked at the image and has no row of

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
@@ -67,42 +68,84 @@ func (q *request) mayRestore(repo string) bool {
 	return q.may(repo, auth.Push) && !q.h.opts.Browse.Mirrored(repo) && q.h.opts.Browse.Unchangeable() == ""
 }
 
-// restore makes a tag point at an earlier manifest again, or brings a deleted manifest
-// back, or all of them.
+// restore makes tags point at earlier manifests again, or brings deleted manifests back,
+// or all of them.
 func (q *request) restore() error {
 	q.r.Body = http.MaxBytesReader(q.w, q.r.Body, maxForm)
 	if err := q.r.ParseForm(); err != nil {
 		return &problem{status: http.StatusBadRequest, text: "The form could not be read.", err: err}
 	}
-	repo, digest, tag := q.rest, oci.Digest(q.r.PostForm.Get("digest")), q.r.PostForm.Get("tag")
+	repo := q.rest
 	if ok, err := q.mayBrowse(repo); !ok {
 		return err
 	}
 	if !q.mayRestore(repo) {
 		return q.refuse("You may not restore images of this repository.")
 	}
-	if digest != "" && !oci.ValidDigest(digest) || tag != "" && (digest == "" || !oci.ValidTag(tag)) {
-		return noImage()
+	items, err := restored(q.r.PostForm)
+	if err != nil {
+		return err
 	}
-	var err error
-	if digest == "" {
-		_, err = q.h.opts.Browse.RestoreAll(q.ctx(), repo)
+	if len(items) > 0 {
+		err = q.restoreItems(repo, items)
 	} else {
-		_, err = q.h.opts.Browse.Restore(q.ctx(), repo, digest, tag)
+		_, err = q.h.opts.Browse.RestoreAll(q.ctx(), repo)
+		q.recordChange("restore", err, repo, "")
 	}
-	ref := string(digest)
-	if tag != "" {
-		ref = tag + "@" + ref
-	}
-	q.recordChange("restore", err, repo, ref)
 	if err != nil {
 		return orNoImage(err)
 	}
 	to := "repo/" + repo
-	if tag != "" && q.r.PostForm.Get("from") == "history" {
-		to = "history/" + repo + ":" + tag
+	if len(items) == 1 && items[0].Tag != "" && q.r.PostForm.Get("from") == "history" {
+		to = "history/" + repo + ":" + items[0].Tag
 	}
 	http.Redirect(q.w, q.r, q.h.opts.Prefix+Root+to, http.StatusSeeOther)
+	return nil
+}
+
+// restored returns what a form restores: each item is TAG@DIGEST, or @DIGEST for a
+// manifest with the tags that it had. There is none if everything is restored.
+func restored(form url.Values) (items []undo, err error) {
+	texts := form["item"]
+	if digest, tag := form.Get("digest"), form.Get("tag"); digest != "" || tag != "" {
+		texts = append(texts, tag+"@"+digest)
+	}
+	for _, text := range texts {
+		tag, digest, _ := strings.Cut(text, "@")
+		if !oci.ValidDigest(oci.Digest(digest)) || tag != "" && !oci.ValidTag(tag) {
+			return nil, noImage()
+		}
+		items = append(items, undo{tag, oci.Digest(digest)})
+	}
+	if len(items) > maxChosen {
+		return nil, &problem{status: http.StatusBadRequest, text: "These are too many to restore together."}
+	}
+	return items, nil
+}
+
+// restoreItems restores one after the other: manifests first, because a manifest that a
+// tag has brought back does not get its other tags. What an index names has to be back
+// before the index, so those that fail are tried again as long as others succeed.
+func (q *request) restoreItems(repo string, items []undo) error {
+	slices.SortStableFunc(items, func(a, b undo) int { return strings.Compare(a.Tag, b.Tag) })
+	for len(items) > 0 {
+		var left []undo
+		var failed error
+		for _, u := range items {
+			if _, err := q.h.opts.Browse.Restore(q.ctx(), repo, u.Digest, u.Tag); err != nil {
+				left, failed = append(left, u), err
+				continue
+			}
+			q.recordChange("restore", nil, repo, u.ref())
+		}
+		if len(left) == len(items) {
+			for _, u := range left {
+				q.recordChange("restore", failed, repo, u.ref())
+			}
+			return failed
+		}
+		items = left
+	}
 	return nil
 }
 
@@ -119,6 +162,14 @@ func (q *request) recordChange(event string, err error, repo, ref string) {
 type undo struct {
 	Tag    string
 	Digest oci.Digest
+}
+
+// ref is what the audit log records of it.
+func (u undo) ref() string {
+	if u.Tag == "" {
+		return string(u.Digest)
+	}
+	return u.Tag + "@" + string(u.Digest)
 }
 
 // undoable returns how the deletion that led to the page can be taken back, or nil. ref

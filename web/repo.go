@@ -50,10 +50,10 @@ type repoData struct {
 	Untagged     []untaggedRow
 	MoreUntagged bool
 	// Deleted are the manifests that can be restored, if the user may do so. Undo is how
-	// the deletion that led to this page can be taken back, and Emptied says that all
+	// the deletions that led to this page can be taken back, and Emptied says that all
 	// images were deleted.
 	Deleted []oci.DeletedManifest
-	Undo    *undo
+	Undo    []undo
 	Emptied bool
 	// From is the number of the first tag. Before and After are the numbers of the first
 	// tags of the adjacent pages, or -1 if there is no such page.
@@ -133,10 +133,18 @@ func (q *request) leftovers(d *repoData) error {
 	if d.Deleted, err = b.Deleted(q.ctx(), d.Name, maxDeleted); err != nil {
 		return err
 	}
-	ref := q.r.FormValue("deleted")
-	d.Emptied = ref == "*" && len(d.Deleted) > 0
-	d.Undo, err = q.undoable(d.Name, ref, d.Deleted)
-	return err
+	d.Emptied = q.r.FormValue("deleted") == "*" && len(d.Deleted) > 0
+	refs := q.r.Form["deleted"]
+	for _, ref := range refs[:min(len(refs), maxChosen)] {
+		u, err := q.undoable(d.Name, ref, d.Deleted)
+		if err != nil {
+			return err
+		}
+		if u != nil {
+			d.Undo = append(d.Undo, *u)
+		}
+	}
+	return nil
 }
 
 // mayBrowse reports whether the user may see a repository. If not, it has answered the

@@ -21,7 +21,9 @@ import (
 func (p *system) shown() web.System {
 	sys := web.System{Storage: p, Settings: p.settings, Reports: p.o.Config.Web.Reports, Hot: p.hot, Nodes: p.o.Nodes, Tokens: tokens{p.o}, Quotas: p.o.Root.Quotas}
 	if file := p.o.Config.Log.Audit.File; file != "" {
-		sys.Activity = func(ctx context.Context, f activity.Filter) (activity.Report, error) { return activity.Read(ctx, file, f) }
+		sys.Activity = func(ctx context.Context, f activity.Filter) (activity.Report, error) {
+			return activity.Read(ctx, file, f)
+		}
 	}
 	if p.o.Root.Cache != nil {
 		sys.Caches = p
