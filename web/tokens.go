@@ -95,7 +95,7 @@ func (q *request) createToken() error {
 		return err
 	}
 	q.record("admin", "success", "create token", "", t.Robot+" "+t.ID)
-	return q.showTokens(http.StatusOK, &manage.TokensPage{Form: manage.NewTokenForm(), Created: &manage.CreatedToken{t, secret, q.host()}})
+	return q.showTokens(http.StatusOK, &manage.TokensPage{Form: manage.NewTokenForm(), Created: &manage.CreatedToken{APIToken: t, Secret: secret, Host: q.host()}})
 }
 
 // revokeTokens revokes a token, or all tokens of a robot.
