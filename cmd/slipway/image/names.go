@@ -93,8 +93,16 @@ func tagsCommand() *cobra.Command {
 	return cmd
 }
 
+// taggedReport is the report of slipway tag.
+type taggedReport struct {
+	Name   string     `json:"name"`
+	Digest oci.Digest `json:"digest"`
+	Tags   []string   `json:"tags"`
+}
+
 func tagCommand() *cobra.Command {
 	var f command.ImageFlags
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "tag IMAGE TAG...",
 		Short: "Give an image in a registry more tags",
@@ -119,24 +127,30 @@ image is moved, unless the registry refuses that.`,
 			if err != nil {
 				return err
 			}
+			rep := taggedReport{r.Repo, m.Digest, []string{}}
 			for _, tag := range args[1:] {
 				put := oci.PutManifest{Bytes: m.Bytes, MediaType: m.MediaType, Digest: m.Digest, Tags: []string{tag}}
-				if _, err := r.Reg.PutManifest(cmd.Context(), r.Repo, put); err != nil {
-					return fmt.Errorf("tag %s: %w", tag, err)
+				if _, err = r.Reg.PutManifest(cmd.Context(), r.Repo, put); err != nil {
+					err = fmt.Errorf("tag %s: %w", tag, err)
+					break
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "%s/%s:%s is %s\n", r.Host, r.Repo, tag, m.Digest)
+				rep.Tags = append(rep.Tags, tag)
+				if !asJSON {
+					fmt.Fprintf(cmd.OutOrStdout(), "%s/%s:%s is %s\n", r.Host, r.Repo, tag, m.Digest)
+				}
 			}
-			return nil
+			return errors.Join(err, command.PrintReport(cmd.OutOrStdout(), asJSON, rep, func() {}))
 		},
 	}
 	f.AddReach(cmd)
+	command.AddJSON(cmd, &asJSON)
 	cmd.AddCommand(historyCommand())
 	return cmd
 }
 
 func removeCommand() *cobra.Command {
 	var f command.RegistryFlags
-	var dry bool
+	var dry, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "rm IMAGE...",
 		Short: "Delete tags, or images with all their tags, from a registry",
@@ -161,10 +175,13 @@ slipway undelete takes a deletion back until then.`,
 				}
 				all = append(all, r)
 			}
-			return remove(cmd.Context(), cmd.OutOrStdout(), all, dry)
+			rep, err := remove(cmd.Context(), all, dry)
+			w := cmd.OutOrStdout()
+			return errors.Join(err, command.PrintReport(w, asJSON, rep, func() { rep.print(w) }))
 		},
 	}
 	f.AddToMany(cmd.Flags())
+	command.AddJSON(cmd, &asJSON)
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "say what would be deleted, and delete nothing")
 	return cmd
 }
@@ -197,23 +214,50 @@ func findRemoval(ctx context.Context, f *command.RegistryFlags, arg string) (*re
 	return r, nil
 }
 
+// removedReport is the report of slipway rm.
+type removedReport struct {
+	DryRun bool `json:"dry_run"`
+	// Deleted is what was deleted or, in a dry run, would be.
+	Deleted []removedImage `json:"deleted"`
+}
+
+// removedImage is a tag with the digest that it named, or an image with all its tags.
+type removedImage struct {
+	Name   string     `json:"name"`
+	Tag    string     `json:"tag,omitempty"`
+	Digest oci.Digest `json:"digest"`
+}
+
+func (r removedReport) print(w io.Writer) {
+	how := "deleted"
+	if r.DryRun {
+		how = "would delete"
+	}
+	for _, d := range r.Deleted {
+		if d.Tag == "" {
+			fmt.Fprintf(w, "%s image %s of %s and its tags\n", how, d.Digest, d.Name)
+		} else {
+			fmt.Fprintf(w, "%s tag %s of %s, which names %s\n", how, d.Tag, d.Name, d.Digest)
+		}
+	}
+}
+
 // remove deletes all that were found. It goes on after a failure, and returns all failures.
-func remove(ctx context.Context, w io.Writer, all []*removal, dry bool) error {
+func remove(ctx context.Context, all []*removal, dry bool) (removedReport, error) {
+	rep := removedReport{dry, []removedImage{}}
 	var failed error
 	for _, r := range all {
-		what, do := "tag "+r.ref+" of "+r.repo+", which names "+string(r.found), func() error { return r.reg.DeleteTag(ctx, r.repo, r.ref) }
+		img, do := removedImage{r.repo, r.ref, r.found}, func() error { return r.reg.DeleteTag(ctx, r.repo, r.ref) }
 		if oci.IsDigest(r.ref) {
-			what, do = "image "+r.ref+" of "+r.repo+" and its tags", func() error { return r.reg.DeleteManifest(ctx, r.repo, r.found) }
+			img.Tag, do = "", func() error { return r.reg.DeleteManifest(ctx, r.repo, r.found) }
 		}
-		if dry {
-			fmt.Fprintln(w, "would delete", what)
-			continue
+		if !dry {
+			if err := do(); err != nil {
+				failed = errors.Join(failed, fmt.Errorf("delete %s: %w", r.arg, err))
+				continue
+			}
 		}
-		if err := do(); err != nil {
-			failed = errors.Join(failed, fmt.Errorf("delete %s: %w", r.arg, err))
-			continue
-		}
-		fmt.Fprintln(w, "deleted", what)
+		rep.Deleted = append(rep.Deleted, img)
 	}
-	return failed
+	return rep, failed
 }
