@@ -29,6 +29,11 @@ func (h historyAPI) Restore(ctx context.Context, repo string, d oci.Digest, tag 
 	return gate.Do(h.writes, func() (oci.PutResult, error) { return h.History.Restore(ctx, repo, d, tag) })
 }
 
+// DeleteRepository implements server.History.
+func (h historyAPI) DeleteRepository(ctx context.Context, repo string) (int, error) {
+	return gate.Do(h.writes, func() (int, error) { return h.History.DeleteRepository(ctx, repo) })
+}
+
 // gearAPI serves the Gear side over HTTP.
 type gearAPI struct {
 	*gearregistry.Service

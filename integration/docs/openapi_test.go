@@ -338,6 +338,9 @@ func (a *api) deletions() {
 	a.ask(c, "DELETE", manifest, fill(manifest, "1"), nil, nil, 202)
 	a.ask(c, "DELETE", manifest, fill(manifest, "1"), nil, nil, 404)
 	a.ask(c, "DELETE", blob, fill(blob, wire.Digest([]byte("in pieces"))), nil, nil, 202)
+	const whole = "/v2/{name}/_slipway/repository"
+	a.ask(c, "DELETE", whole, "/v2/none/_slipway/repository", nil, nil, 404)
+	a.ask(c, "DELETE", whole, fill(whole, ""), nil, nil, 200)
 }
 
 // otherMethods checks that a path refuses every method that the document does not list for it.

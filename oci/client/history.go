@@ -68,3 +68,18 @@ func (h *History) Restore(ctx context.Context, d oci.Digest, tag string) (tags [
 	_, err = h.c.getJSON(ctx, h.call(http.MethodPost, "deleted/"+string(d)+"/restore", push(h.repo), q), maxListBody, &answer)
 	return answer.Tags, err
 }
+
+// DeleteRepository deletes all manifests of the repository with their tags, and returns
+// how many manifests were deleted. Errors: NAME_UNKNOWN, and DENIED if a tag is immutable.
+func (h *History) DeleteRepository(ctx context.Context) (manifests int, err error) {
+	if err := oci.CheckName(h.repo); err != nil {
+		return 0, err
+	}
+	l := h.call(http.MethodDelete, "repository", remove(h.repo), nil)
+	l.retry = retryStatus // as for every deletion
+	var answer struct {
+		Manifests int `json:"manifests"`
+	}
+	_, err = h.c.getJSON(ctx, l, maxListBody, &answer)
+	return answer.Manifests, err
+}

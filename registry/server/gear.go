@@ -141,34 +141,35 @@ type extension struct {
 type extEndpoint uint8
 
 const (
-	extUnknown  extEndpoint = iota
-	extDiscover             // _oci/ext/discover
-	gearInfo                // _slipway/gear
-	gearLayer               // _slipway/gear/layers/<digest>
-	gearFile                // _slipway/gear/files/<name>
-	gearChunks              // _slipway/gear/files/<name>/chunks/<first>-<last>
-	gearFiles               // _slipway/gear/files
-	gearFetch               // _slipway/gear/fetch
-	gearQuery               // _slipway/gear/query
-	gearProfile             // _slipway/gear/profiles/<digest>
-	gearNodes               // _slipway/gear/nodes
-	volumeList              // _slipway/volumes
-	volumeImage             // _slipway/volumes/<digest>
-	volumeKey               // _slipway/volumes/<digest>/credential
-	tagHistory              // _slipway/tags/<tag>/history
-	deletedList             // _slipway/deleted
-	deletedOne              // _slipway/deleted/<digest>/restore
+	extUnknown      extEndpoint = iota
+	extDiscover                 // _oci/ext/discover
+	gearInfo                    // _slipway/gear
+	gearLayer                   // _slipway/gear/layers/<digest>
+	gearFile                    // _slipway/gear/files/<name>
+	gearChunks                  // _slipway/gear/files/<name>/chunks/<first>-<last>
+	gearFiles                   // _slipway/gear/files
+	gearFetch                   // _slipway/gear/fetch
+	gearQuery                   // _slipway/gear/query
+	gearProfile                 // _slipway/gear/profiles/<digest>
+	gearNodes                   // _slipway/gear/nodes
+	volumeList                  // _slipway/volumes
+	volumeImage                 // _slipway/volumes/<digest>
+	volumeKey                   // _slipway/volumes/<digest>/credential
+	tagHistory                  // _slipway/tags/<tag>/history
+	deletedList                 // _slipway/deleted
+	deletedOne                  // _slipway/deleted/<digest>/restore
+	wholeRepository             // _slipway/repository
 )
 
 // String returns the endpoint's name in metrics.
 func (e extEndpoint) String() string {
 	return [...]string{"extension", "extension", "gear_info", "gear_layer", "gear_file", "gear_chunks", "gear_files", "gear_fetch", "gear_query", "gear_profile", "gear_nodes",
-		"volume_list", "volume_image", "volume_credential", "tag_history", "deleted", "restore"}[e]
+		"volume_list", "volume_image", "volume_credential", "tag_history", "deleted", "restore", "repository"}[e]
 }
 
 // extensions is the table of the extensions' endpoints. handlers is the same for the
 // other endpoints. Endpoints without an action check access themselves.
-var extensions = [deletedOne + 1]methodHandlers{
+var extensions = [wholeRepository + 1]methodHandlers{
 	extDiscover: {{(*Server).discover, 0, false}},
 	gearInfo:    {{(*Server).gearInfo, 0, false}},
 	gearLayer:   {{(*Server).getGearLayer, auth.Pull, false}, {(*Server).getGearLayer, auth.Pull, false}},
@@ -186,6 +187,8 @@ var extensions = [deletedOne + 1]methodHandlers{
 	tagHistory:  {{(*Server).getTagHistory, auth.Pull, false}},
 	deletedList: {{(*Server).listDeleted, auth.Push, false}},
 	deletedOne:  {3: {(*Server).restore, auth.Push, true}},
+
+	wholeRepository: {5: {(*Server).deleteRepository, auth.Delete, true}},
 }
 
 // findExtension returns the endpoint of an extension's path, and the digest at
@@ -343,7 +346,7 @@ func (s *Server) discover(q *request) error {
 	if s.opts.History != nil && q.Repo != "" {
 		list = append(list, discovered{Name: "_slipway", URL: "https://example.org/slipway/docs/operating.md",
 			Description: "the history of tags, and what was deleted",
-			Endpoints:   []string{"_slipway/tags/<tag>/history", "_slipway/deleted", "_slipway/deleted/<digest>/restore"}})
+			Endpoints:   []string{"_slipway/tags/<tag>/history", "_slipway/deleted", "_slipway/deleted/<digest>/restore", "_slipway/repository"}})
 	}
 	return q.sendJSON(map[string]any{"extensions": list})
 }

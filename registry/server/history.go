@@ -15,6 +15,9 @@ type History interface {
 	Deleted(ctx context.Context, repo string, n int) ([]oci.DeletedManifest, error)
 	// Restore brings a manifest back, or makes a tag point at it again.
 	Restore(ctx context.Context, repo string, d oci.Digest, tag string) (oci.PutResult, error)
+	// DeleteRepository deletes all manifests of a repository with their tags, and returns
+	// how many manifests it deleted. They can be restored as if each had been deleted.
+	DeleteRepository(ctx context.Context, repo string) (int, error)
 }
 
 const (
@@ -26,8 +29,11 @@ const (
 
 // findHistory is findExtension for the part of a path after _slipway.
 func findHistory(path string) (e extEndpoint, arg string) {
-	if path == "deleted" {
+	switch path {
+	case "deleted":
 		return deletedList, ""
+	case "repository":
+		return wholeRepository, ""
 	}
 	if rest, ok := strings.CutPrefix(path, "tags/"); ok {
 		if tag, ok := strings.CutSuffix(rest, "/history"); ok {
@@ -86,4 +92,16 @@ func (s *Server) restore(q *request) error {
 	}
 	q.w.Header()["Docker-Content-Digest"] = []string{string(res.Digest)}
 	return q.sendJSON(map[string]any{"name": q.Repo, "digest": res.Digest, "tags": res.Tags})
+}
+
+// deleteRepository answers DELETE /v2/<name>/_slipway/repository.
+func (s *Server) deleteRepository(q *request) error {
+	n, err := s.opts.History.DeleteRepository(q.ctx(), q.Repo)
+	if n > 0 || err == nil {
+		s.audit(q, "delete", "")
+	}
+	if err != nil {
+		return err
+	}
+	return q.sendJSON(map[string]any{"name": q.Repo, "manifests": n})
 }

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -150,18 +151,29 @@ image is moved, unless the registry refuses that.`,
 
 func removeCommand() *cobra.Command {
 	var f command.RegistryFlags
-	var dry, asJSON bool
+	var dry, asJSON, whole, yes bool
 	cmd := &cobra.Command{
-		Use:   "rm IMAGE...",
-		Short: "Delete tags, or images with all their tags, from a registry",
+		Use:   "rm IMAGE... | --repository REPOSITORY",
+		Short: "Delete tags, images with all their tags, or a repository from a registry",
 		Long: `Delete REGISTRY/REPOSITORY:TAG, which removes that tag only, or REGISTRY/REPOSITORY@DIGEST, which
 removes the image and every tag that names it. All images are looked up before anything is
 deleted. An image without a tag is kept until the registry's retention or collector removes it.
-slipway undelete takes a deletion back until then.`,
+slipway undelete takes a deletion back until then.
+
+With --repository, delete REGISTRY/REPOSITORY with all its images, if no tag is immutable. The
+name has to be entered on standard input then, unless --yes is given. The registry must be a
+Slipway.`,
 		Example: `  slipway rm 127.0.0.1:5000/team/app:old
-  slipway rm --dry-run registry.example.com/team/app@sha256:...`,
+  slipway rm --dry-run registry.example.com/team/app@sha256:...
+  slipway rm --repository registry.example.com/team/app`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if whole {
+				return removeRepository(cmd, &f, args, dry, asJSON, yes)
+			}
+			if yes {
+				return command.Usagef("--yes is for --repository")
+			}
 			var all []*removal
 			defer func() {
 				for _, r := range all {
@@ -183,7 +195,72 @@ slipway undelete takes a deletion back until then.`,
 	f.AddToMany(cmd.Flags())
 	command.AddJSON(cmd, &asJSON)
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "say what would be deleted, and delete nothing")
+	cmd.Flags().BoolVar(&whole, "repository", false, "delete a repository with all its images")
+	cmd.Flags().BoolVar(&yes, "yes", false, "delete the repository without asking")
 	return cmd
+}
+
+// removedRepository is the report of slipway rm --repository.
+type removedRepository struct {
+	Name   string `json:"name"`
+	DryRun bool   `json:"dry_run"`
+	// Tags is how many tags there are before, and Manifests is how many manifests were
+	// deleted.
+	Tags      int `json:"tags"`
+	Manifests int `json:"manifests"`
+}
+
+// removeRepository deletes a repository after a confirmation.
+func removeRepository(cmd *cobra.Command, f *command.RegistryFlags, args []string, dry, asJSON, yes bool) error {
+	if len(args) != 1 {
+		return command.Usagef("name one repository with --repository")
+	}
+	reg, images, err := f.Open(args[0])
+	if err != nil {
+		return err
+	}
+	defer reg.Close()
+	if len(images) != 1 || len(images[0].References) > 0 {
+		return command.Usagef("%s is not a repository; write REGISTRY/REPOSITORY", args[0])
+	}
+	ctx, w, rep := cmd.Context(), cmd.OutOrStdout(), removedRepository{Name: images[0].From, DryRun: dry}
+	err = oci.EachName(func(last string, n int) ([]string, bool, error) { return reg.Tags(ctx, rep.Name, last, n) },
+		func(string) error { rep.Tags++; return nil })
+	if err != nil {
+		return err
+	}
+	if !dry {
+		if err := confirmName(cmd, rep, yes); err != nil {
+			return err
+		}
+		if rep.Manifests, err = reg.History(rep.Name).DeleteRepository(ctx); err != nil {
+			return err
+		}
+	}
+	return command.PrintReport(w, asJSON, rep, func() {
+		if dry {
+			fmt.Fprintf(w, "would delete the repository %s (tags: %d)\n", rep.Name, rep.Tags)
+		} else {
+			fmt.Fprintf(w, "deleted the repository %s (tags: %d, manifests: %d)\n", rep.Name, rep.Tags, rep.Manifests)
+		}
+	})
+}
+
+// confirmName returns an error unless the user enters the name of the repository, or has
+// confirmed the deletion before.
+func confirmName(cmd *cobra.Command, rep removedRepository, yes bool) error {
+	if yes {
+		return nil
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "Enter the name of the repository %s (tags: %d) to delete all its images: ", rep.Name, rep.Tags)
+	line, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
+	if err != nil && err != io.EOF {
+		return err
+	}
+	if strings.TrimSpace(line) != rep.Name {
+		return fmt.Errorf("that is not the name %s, so nothing was deleted; --yes deletes without asking", rep.Name)
+	}
+	return nil
 }
 
 // removal is a tag or an image that is to be deleted.
