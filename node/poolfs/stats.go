@@ -14,20 +14,20 @@ type counters struct {
 // Stats are the counters of one server. A successor starts from zero, except for the last
 // four fields, which belong to the connection.
 type Stats struct {
-	Lookups          uint64 // names looked up
-	Opens            uint64 // opens asked for
-	OpensPassthrough uint64 // answered with a file that the kernel reads itself
-	OpensCached      uint64 // answered in cached mode
-	OpensFailed      uint64 // answered with an error, or with EINTR because the process was being killed
-	Reads            uint64 // read requests in cached mode
-	ReadBytes        uint64 // delivered in cached mode
-	Resent           uint64 // requests left by a predecessor
-	Interrupts       uint64 // signals to processes whose requests were waiting
-	Waiting          int64  // opens that currently wait for the backend
-	Open             int    // files open now
-	Backing          int    // files that are currently registered with the kernel
-	Passthrough      bool   // new files are opened in passthrough mode
-	Resend           bool   // the kernel can send requests again
+	Lookups          uint64 `json:"lookups"`           // names looked up
+	Opens            uint64 `json:"opens"`             // opens asked for
+	OpensPassthrough uint64 `json:"opens_passthrough"` // answered with a file that the kernel reads itself
+	OpensCached      uint64 `json:"opens_cached"`      // answered in cached mode
+	OpensFailed      uint64 `json:"opens_failed"`      // answered with an error, or with EINTR because the process was being killed
+	Reads            uint64 `json:"reads"`             // read requests in cached mode
+	ReadBytes        uint64 `json:"read_bytes"`        // delivered in cached mode
+	Resent           uint64 `json:"resent"`            // requests left by a predecessor
+	Interrupts       uint64 `json:"interrupts"`        // signals to processes whose requests were waiting
+	Waiting          int64  `json:"waiting"`           // opens that currently wait for the backend
+	Open             int    `json:"open"`              // files open now
+	Backing          int    `json:"backing"`           // files that are currently registered with the kernel
+	Passthrough      bool   `json:"passthrough"`       // new files are opened in passthrough mode
+	Resend           bool   `json:"resend"`            // the kernel can send requests again
 }
 
 // Stats returns the current counters.

@@ -22,35 +22,35 @@ type Figures struct {
 
 	// Popularity of blobs by digest and by URI, of manifests by URI, of manifest
 	// references over all repositories, of repositories and of their first segments.
-	BlobDigests  Popularity `json:"blobDigests"`
-	BlobURIs     Popularity `json:"blobURIs"`
-	ManifestURIs Popularity `json:"manifestURIs"`
-	ManifestRefs Popularity `json:"manifestRefs"`
+	BlobDigests  Popularity `json:"blob_digests"`
+	BlobURIs     Popularity `json:"blob_uris"`
+	ManifestURIs Popularity `json:"manifest_uris"`
+	ManifestRefs Popularity `json:"manifest_refs"`
 	Repositories Popularity `json:"repositories"`
 	Namespaces   Popularity `json:"namespaces"`
 
 	// BlobsPerManifest is the number of blob GETs per manifest GET.
-	BlobsPerManifest float64 `json:"blobsPerManifest"`
+	BlobsPerManifest float64 `json:"blobs_per_manifest"`
 	// Growth is how many different digests the first blob GETs request.
 	Growth []Growth `json:"growth,omitempty"`
 	// GrowthExponent is the slope between the first and the last point of Growth.
-	GrowthExponent float64 `json:"growthExponent"`
+	GrowthExponent float64 `json:"growth_exponent"`
 	// FirstTouches is the share of blob GETs whose digest was not requested before.
-	FirstTouches float64 `json:"firstTouches"`
+	FirstTouches float64 `json:"first_touches"`
 	// FirstTouchesAfterManifest is the share of first touches before which a manifest of
 	// the same repository was requested.
-	FirstTouchesAfterManifest float64 `json:"firstTouchesAfterManifest"`
+	FirstTouchesAfterManifest float64 `json:"first_touches_after_manifest"`
 	// StackDistance is the distribution, over the other blob GETs, of the number of other
 	// digests that were requested since the previous GET of the same digest.
-	StackDistance Quantiles `json:"stackDistance"`
+	StackDistance Quantiles `json:"stack_distance"`
 	// Followed says how blob GETs follow manifest GETs.
 	Followed []Followed `json:"followed,omitempty"`
 	// SinglePulls are repositories that look like they were pulled once.
-	SinglePulls SinglePulls `json:"singlePulls"`
+	SinglePulls SinglePulls `json:"single_pulls"`
 	// PingRun is the mean length of runs of pings. PingRunIndependent is what it would be
 	// if each GET were a ping independently of the one before.
-	PingRun            float64 `json:"pingRun"`
-	PingRunIndependent float64 `json:"pingRunIndependent"`
+	PingRun            float64 `json:"ping_run"`
+	PingRunIndependent float64 `json:"ping_run_independent"`
 }
 
 // Popularity says how requests are spread over things.
@@ -59,22 +59,22 @@ type Popularity struct {
 	Requests int64 `json:"requests"`
 	// Top is the most requested thing, TopRequests the number of its requests.
 	Top         string `json:"top"`
-	TopRequests int64  `json:"topRequests"`
+	TopRequests int64  `json:"top_requests"`
 	// Shares of the requests: for the first thing, the first ten, and the first 1 %
 	// (rounded down, at least one).
 	Rank1 float64 `json:"rank1"`
 	Top10 float64 `json:"top10"`
-	Top1  float64 `json:"top1percent"`
+	Top1  float64 `json:"top1_percent"`
 	// Once is the share of the things that were requested once.
 	Once float64 `json:"once"`
 	// Slope is the exponent of Zipf's law: minus the slope of the least-squares line
 	// through (log rank, log requests) of the first 3000 things.
-	Slope float64 `json:"zipfSlope"`
+	Slope float64 `json:"zipf_slope"`
 }
 
 // Growth is a point of a curve: distinct digests after some blob GETs.
 type Growth struct {
-	BlobGETs int64 `json:"blobGETs"`
+	BlobGETs int64 `json:"blob_gets"`
 	Distinct int64 `json:"distinct"`
 }
 
@@ -104,8 +104,8 @@ type SinglePulls struct {
 	Repositories int64 `json:"repositories"`
 	// Spread is the median number of GETs between the first and the last blob GET of such
 	// a repository, Gap the median between one and the next.
-	Spread int64 `json:"medianSpread"`
-	Gap    int64 `json:"medianGap"`
+	Spread int64 `json:"median_spread"`
+	Gap    int64 `json:"median_gap"`
 }
 
 const (

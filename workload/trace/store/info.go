@@ -7,15 +7,15 @@ type ZoneInfo struct {
 	Zone Zone `json:"zone"`
 	// Absent is the number of days between the first and the last that have no requests.
 	// Most likely nobody wrote the log, so such a day was not idle.
-	Absent int `json:"absentDays"`
+	Absent int `json:"absent_days"`
 	// Counts count the requests between the query's times.
 	Counts Counts `json:"counts"`
 	// GETBytes and PUTBytes are the sizes of what was downloaded and uploaded, as far as
 	// they are known.
-	GETBytes int64 `json:"getBytes"`
-	PUTBytes int64 `json:"putBytes"`
+	GETBytes int64 `json:"get_bytes"`
+	PUTBytes int64 `json:"put_bytes"`
 	// UnknownSizes is the number of requests whose size is not known.
-	UnknownSizes int64 `json:"unknownSizes"`
+	UnknownSizes int64 `json:"unknown_sizes"`
 }
 
 // Info reads the requests between the query's times and counts them.
