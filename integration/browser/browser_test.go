@@ -72,7 +72,7 @@ func (w *window) crawl(most int, queue ...string) []string {
 }
 
 // most is the number of kinds of pages that are tested. There are more, which differ little.
-const most = 48
+const most = 50
 
 // TestPages checks that everybody can read every page, on every screen, and that no page loads
 // anything from elsewhere.

@@ -47,6 +47,7 @@ storage:
   delete: {enabled: true}
   gc: {grace: 5m, untagged: delete}
   immutable_tags: [{repositories: [team/fixed], tags: [".*"]}]
+  quotas: [{repositories: ["bounded/**"], tags: 2}]
 gear: {convert: sync}
 auth:
   htpasswd: {path: %s}
