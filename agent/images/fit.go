@@ -126,7 +126,10 @@ func (c *chains) keep(chain string, p pile) {
 func (c *chains) kept(chain string) (pile, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.tower.pile, c.tower.chain == chain
+	if c.tower.chain != chain {
+		return pile{}, false
+	}
+	return c.tower.pile, true
 }
 
 // layers reads the indexes of the layers of a chain, the lowest first.

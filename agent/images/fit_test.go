@@ -201,6 +201,44 @@ func TestPile(t *testing.T) {
 	}
 }
 
+// TestImagesInTurns claims layers of several images, as pulls at the same time do: each layer lies
+// on the layers of its own image. The trees must be those of the images.
+func TestImagesInTurns(t *testing.T) {
+	c := bareChains(t, t.TempDir())
+	const images, layers = 3, 3
+	var want [images][]*gear.Index
+	var below [images]string
+	claim := func(i, n int) {
+		t.Helper()
+		name := fmt.Sprintf("%d-%d", i, n)
+		x := layerIndex(t, fileMember(name, gear.File{Name: sha256.Sum256([]byte(name)), Size: 5}))
+		rec := testRecord(below[i], fmt.Sprintf("%x", i*layers+n))
+		rec.Domain = "d"
+		if err := c.fits(t.Context(), snapshotter.Layer{ChainID: rec.Chain, Parent: rec.Parent}, x, "d", nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.records.create(rec, encoded(t, x)); err != nil {
+			t.Fatal(err)
+		}
+		below[i] = rec.Chain
+		want[i] = append(want[i], x)
+		tree, err := flatten(want[i]...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := c.flat(rec.Chain); err != nil || !reflect.DeepEqual(got, tree) {
+			t.Errorf("layer %d of image %d: the tree is %+v, error %v, want %+v", n, i, got, err, tree)
+		}
+	}
+	for i := range images { // one image after the other, each up to its second layer
+		claim(i, 0)
+		claim(i, 1)
+	}
+	for i := range images {
+		claim(i, 2)
+	}
+}
+
 // TestUnlisted checks that a layer of an unlisted registry is not requested, and that the reason is
 // given.
 func TestUnlisted(t *testing.T) {
