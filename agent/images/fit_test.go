@@ -3,6 +3,7 @@ package images
 import (
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"reflect"
 	"slices"
