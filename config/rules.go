@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/auth/patterns"
 )
 
 // CompileWhole compiles regular expressions that must match the whole text.
@@ -31,7 +31,7 @@ func (s *Storage) Immutable() (func(repo, tag string) bool, error) {
 	}
 	var list []rule
 	for i, c := range s.ImmutableTags {
-		repos, err := auth.CompilePatterns(c.Repositories)
+		repos, err := patterns.CompileAll(c.Repositories)
 		if err != nil {
 			return nil, fmt.Errorf("storage.immutable_tags.%d.repositories: %w", i, err)
 		}

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/auth/patterns"
 )
 
 // proxyValues checks the section proxy.
@@ -309,7 +309,7 @@ func reaches(pattern, name string) bool {
 	if first == "**" {
 		return true
 	}
-	match, err := auth.CompilePattern(first)
+	match, err := patterns.Compile(first)
 	return err == nil && rest != "" && match(name)
 }
 

@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/internal/policy"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
-	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/auth/patterns"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/prefetch"
 	"example.org/slipway/registry/server"
@@ -79,7 +79,7 @@ func (s *Server) redirector() (server.Redirector, error) {
 func redirectRules(c *config.Redirect) ([]redirectRule, error) {
 	var rules []redirectRule
 	for i, r := range c.Rules {
-		repos, err := auth.CompilePatterns(r.Repositories)
+		repos, err := patterns.CompileAll(r.Repositories)
 		if err != nil {
 			return nil, fmt.Errorf("storage.redirect.rules[%d].repositories: %w", i, err)
 		}

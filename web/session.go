@@ -11,6 +11,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/wire"
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/auth/passwords"
 )
 
 // Logins lets users log in. *auth.Auth implements it.
@@ -146,7 +147,7 @@ func (q *request) loginFailed(user string, err error) error {
 	if !errors.As(err, &reply) {
 		return err
 	}
-	var retry *auth.RetryError
+	var retry *passwords.RetryError
 	if errors.As(err, &retry) {
 		q.w.Header().Set("Retry-After", wire.Seconds(retry.After))
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"example.org/slipway/config"
-	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/auth/patterns"
 )
 
 // TestExamples loads every file as slipway config check does. A warning counts as an
@@ -37,7 +37,7 @@ func TestExamples(t *testing.T) {
 			}
 			for i, r := range cfg.Auth.Access {
 				for _, p := range r.Repositories {
-					if _, err := auth.CompilePattern(p); err != nil {
+					if _, err := patterns.Compile(p); err != nil {
 						t.Errorf("auth.access[%d]: %v", i, err)
 					}
 				}

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/auth/patterns"
 )
 
 const (
@@ -62,7 +63,7 @@ type Report struct {
 func Read(ctx context.Context, path string, f Filter) (rep Report, err error) {
 	repo := func(string) bool { return true }
 	if f.Repository != "" {
-		if repo, err = auth.CompilePattern(f.Repository); err != nil {
+		if repo, err = patterns.Compile(f.Repository); err != nil {
 			return rep, err
 		}
 	}

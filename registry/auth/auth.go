@@ -19,6 +19,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/auth/passwords"
 	"example.org/slipway/registry/auth/recent"
 )
 
@@ -95,7 +96,7 @@ type Auth struct {
 	// repository is Options.Repository, or nil if that is not set.
 	repository func(r *http.Request, name string) string
 
-	htpasswd  *htpasswd           // nil: not configured
+	htpasswd  *passwords.File     // nil: not configured
 	mtls      *mtls               // nil: not configured
 	issuer    *issuer             // nil: no built-in token service
 	robots    *robots             // nil: no API tokens
@@ -149,8 +150,15 @@ func New(cfg Config, opts *Options) (*Auth, error) {
 
 // addMethods sets up the methods that cfg configures.
 func (a *Auth) addMethods(cfg Config, mode tokenMode, o Options) (err error) {
+	failures := recent.NewFailures(cmp.Or(cfg.MaxFailuresPerMinute, DefaultMaxFailuresPerMinute))
 	if cfg.HTPasswd != nil {
-		if a.htpasswd, err = newHTPasswd(cfg.HTPasswd.Path, recent.NewFailures(cmp.Or(cfg.MaxFailuresPerMinute, DefaultMaxFailuresPerMinute)), a.reloads, o); err != nil {
+		path := cfg.HTPasswd.Path
+		a.htpasswd, err = passwords.OpenFile(path, passwords.FileOptions{
+			Failures: failures, Logger: o.Logger, Clock: o.Clock,
+			Read:    func(err error) { a.reloads.note(reloadUsers, path, err) },
+			Current: func() { a.reloads.stale.WithLabelValues(reloadUsers).Set(0) },
+		})
+		if err != nil {
 			return mistake("auth.htpasswd", "%w", err)
 		}
 	}
@@ -223,7 +231,7 @@ func (a *Auth) takesHeader() bool {
 // nil.
 //
 // Errors are *oci.Error: UNAUTHORIZED (to be answered with [Auth.Challenge]),
-// TOOMANYREQUESTS (with a *RetryError as its cause), or UNAVAILABLE if an identity
+// TOOMANYREQUESTS (with a *passwords.RetryError as its cause), or UNAVAILABLE if an identity
 // provider cannot be reached. The request's context bounds the call.
 func (a *Auth) Authenticate(r *http.Request) (*Identity, error) {
 	if h := r.Header["Authorization"]; len(h) > 0 && a.takesHeader() {
@@ -269,13 +277,13 @@ func (a *Auth) password(r *http.Request, name, secret string) (*Identity, error)
 	var known string
 	if a.htpasswd != nil {
 		// A name that no user has may be a password that was typed into the wrong field.
-		if _, _, ok := a.htpasswd.lookup(name); ok {
+		if _, ok := a.htpasswd.Hash(name); ok {
 			known = name
 		}
 	}
 	var wire *oci.Error
 	if !errors.As(err, &wire) {
-		wire = &oci.Error{Code: oci.CodeUnauthorized, Message: errWrongPassword.Error(), Err: err}
+		wire = &oci.Error{Code: oci.CodeUnauthorized, Message: passwords.ErrWrong.Error(), Err: err}
 	}
 	e := eventOf(r, "login")
 	e.Subject, e.Outcome, e.Reason = known, "failure", string(wire.Code)
@@ -299,10 +307,16 @@ func (a *Auth) checkPassword(r *http.Request, name, secret string) (*Identity, e
 		}
 	}
 	if a.htpasswd == nil {
-		return nil, errWrongPassword
+		return nil, passwords.ErrWrong
 	}
-	return a.htpasswd.verify(r.Context(), oci.ClientOf(r.RemoteAddr), name, secret)
+	if err := a.htpasswd.Verify(r.Context(), oci.ClientOf(r.RemoteAddr), name, secret); err != nil {
+		return nil, err
+	}
+	return inFile(name), nil
 }
+
+// inFile returns the identity of a user in the htpasswd file.
+func inFile(name string) *Identity { return &Identity{Name: name, Method: MethodHTPasswd} }
 
 var errUserGone = errors.New("the user that the token was given to is gone")
 
@@ -320,7 +334,10 @@ func (a *Auth) bearer(ctx context.Context, token string) (*Identity, error) {
 	case id.token != "":
 		return a.robots.present(ctx, id)
 	case id.htpasswd:
-		if a.htpasswd == nil || !a.htpasswd.knows(id.Name) {
+		if a.htpasswd == nil {
+			return nil, errUserGone
+		}
+		if _, ok := a.htpasswd.Hash(id.Name); !ok {
 			return nil, errUserGone
 		}
 	}

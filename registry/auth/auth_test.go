@@ -15,6 +15,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/auth/passwords"
 )
 
 var publicPull = auth.Rule{Repositories: []string{"public/**"}, Subjects: []string{"anonymous"}, Actions: []string{"pull"}}
@@ -395,7 +396,7 @@ func TestWrongPasswordsAreLimited(t *testing.T) {
 		}
 	}
 	err := try("192.0.2.1:3", "bob", "bpw")
-	var retry *auth.RetryError
+	var retry *passwords.RetryError
 	if !oci.HasCode(err, oci.CodeTooManyRequests) || !errors.As(err, &retry) || retry.After != time.Minute {
 		t.Errorf("after three failures: %v, retry %+v", err, retry)
 	}

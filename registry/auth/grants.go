@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"example.org/slipway/registry/auth/patterns"
 )
 
 // Action is a set of actions.
@@ -64,7 +66,7 @@ func actionNamed(name string) Action {
 
 // grant is a compiled Rule.
 type grant struct {
-	patterns      []pattern
+	patterns      []patterns.Pattern
 	actions       Action
 	anonymous     bool // granted to everybody
 	authenticated bool // granted to everybody who is authenticated
@@ -76,7 +78,7 @@ func (g *grant) actionsOn(repo string, want Action) Action {
 	got := g.actions & want & registryActions
 	if onRepo := g.actions & want & repositoryActions; onRepo != 0 {
 		for i := range g.patterns {
-			if g.patterns[i].match(repo) {
+			if g.patterns[i].Match(repo) {
 				return got | onRepo
 			}
 		}
@@ -133,15 +135,15 @@ func compileRules(rules []Rule, sources []string) (*grants, error) {
 
 // everything returns the rules for a configuration with methods and without rules.
 func everything() *grants {
-	all, _ := parsePattern("**")
-	return &grants{all: []*grant{{patterns: []pattern{all}, actions: allActions, authenticated: true}}}
+	all, _ := patterns.Parse("**")
+	return &grants{all: []*grant{{patterns: []patterns.Pattern{all}, actions: allActions, authenticated: true}}}
 }
 
 func compileRule(r Rule, sources []string) (*grant, error) {
 	g := &grant{users: map[string]bool{}, groups: map[string]bool{}}
 	whole := false // some pattern is "**"
 	for _, s := range r.Repositories {
-		p, err := parsePattern(s)
+		p, err := patterns.Parse(s)
 		if err != nil {
 			return nil, err
 		}

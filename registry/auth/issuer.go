@@ -147,19 +147,19 @@ func (is *issuer) verify(_ context.Context, token string) (*Identity, error) {
 
 var errRevoked = errors.New("the refresh token's user or password has changed")
 
-// verifyRefresh returns the user that a refresh token was given to. lookup finds the
-// user's present hash.
-func (is *issuer) verifyRefresh(token string, lookup func(string) (*Identity, []byte, bool)) (*Identity, error) {
+// verifyRefresh returns the name of the user that a refresh token was given to. lookup finds
+// the user's present hash.
+func (is *issuer) verifyRefresh(token string, lookup func(string) ([]byte, bool)) (string, error) {
 	var c refreshClaims
 	k, err := is.parse(token, is.refreshAudience(), &c)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	id, hash, ok := lookup(c.Subject)
+	hash, ok := lookup(c.Subject)
 	if !ok || !hmac.Equal([]byte(c.Binding), []byte(k.Binding(c.Subject, hash))) {
-		return nil, errRevoked
+		return "", errRevoked
 	}
-	return id, nil
+	return c.Subject, nil
 }
 
 // parse verifies a token of this service and returns the key that signed it.

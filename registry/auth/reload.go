@@ -80,10 +80,7 @@ func (a *Auth) Reload(cfg Config) (Reloaded, error) {
 	errRules := a.reloadRules(cfg, &rep)
 	var errUsers error
 	if a.htpasswd != nil {
-		before := a.htpasswd.current.Load()
-		errUsers = a.htpasswd.reload()
-		now := a.htpasswd.current.Load()
-		rep.Users, rep.UsersChanged = len(now.users), now != before
+		rep.Users, rep.UsersChanged, errUsers = a.htpasswd.Reload()
 	}
 	return rep, errors.Join(errRules, errUsers)
 }

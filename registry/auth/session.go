@@ -60,7 +60,7 @@ func (a *Auth) NewSession(id *Identity, lifetime time.Duration) (token string, e
 		claims["groups"] = id.Groups
 	}
 	if id.Method == MethodHTPasswd {
-		_, hash, ok := a.htpasswd.lookup(id.Name)
+		hash, ok := a.htpasswd.Hash(id.Name)
 		if !ok {
 			return "", time.Time{}, errRevoked
 		}
@@ -90,11 +90,11 @@ func (a *Auth) Session(token string) (*Identity, error) {
 	if a.htpasswd == nil {
 		return nil, errRevoked
 	}
-	id, hash, ok := a.htpasswd.lookup(c.Subject)
+	hash, ok := a.htpasswd.Hash(c.Subject)
 	if !ok || !hmac.Equal([]byte(c.Binding), []byte(k.Binding(c.Subject, hash))) {
 		return nil, errRevoked
 	}
-	return &Identity{Name: id.Name, Groups: id.Groups, Method: id.Method, Expires: c.ExpiresAt.Time}, nil
+	return &Identity{Name: c.Subject, Method: MethodHTPasswd, Expires: c.ExpiresAt.Time}, nil
 }
 
 // EndSession makes a session's token invalid at this server. Other servers of the

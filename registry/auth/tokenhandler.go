@@ -12,6 +12,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/wire"
+	"example.org/slipway/registry/auth/passwords"
 )
 
 // maxTokenForm bounds the body of POST /token. It is ample for the scopes of a push with
@@ -143,9 +144,9 @@ func (h tokenHandler) common(v url.Values) (req tokenRequest, err error) {
 func (a *Auth) refreshed(r *http.Request, token string) (*Identity, error) {
 	err := errors.New("refresh tokens are given to htpasswd users only")
 	if a.htpasswd != nil {
-		var id *Identity
-		if id, err = a.issuer.verifyRefresh(token, a.htpasswd.lookup); err == nil {
-			return id, nil
+		var name string
+		if name, err = a.issuer.verifyRefresh(token, a.htpasswd.Hash); err == nil {
+			return inFile(name), nil
 		}
 	}
 	e := eventOf(r, "login")
@@ -198,7 +199,7 @@ func (h tokenHandler) answer(r *http.Request, req tokenRequest) (tokenResponse, 
 		out.TokenType, out.Scope = "Bearer", strings.Join(texts, " ")
 	}
 	if req.offline && req.id.Method == MethodHTPasswd && a.issuer.refreshLifetime > 0 {
-		if _, hash, ok := a.htpasswd.lookup(req.id.Name); ok {
+		if hash, ok := a.htpasswd.Hash(req.id.Name); ok {
 			if out.RefreshToken, err = a.issuer.refresh(req.id.Name, hash); err != nil {
 				return tokenResponse{}, &oci.Error{Code: oci.CodeUnknown, Message: "the token could not be made", Err: err}
 			}
@@ -230,7 +231,7 @@ func (h tokenHandler) fail(w http.ResponseWriter, err error) {
 	status := e.HTTPStatus()
 	code := "invalid_grant"
 	var oauth *oauthError
-	var retry *RetryError
+	var retry *passwords.RetryError
 	switch {
 	case errors.As(err, &oauth):
 		code = oauth.code

@@ -14,7 +14,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
-	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/auth/patterns"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/quota"
@@ -41,7 +41,7 @@ func newBed(t *testing.T, quotas ...quota.Quota) *bed {
 	}
 	t.Cleanup(func() { r.Close(t.Context()) })
 	for i := range quotas {
-		if quotas[i].Match, err = auth.CompilePatterns(quotas[i].Repositories); err != nil {
+		if quotas[i].Match, err = patterns.CompileAll(quotas[i].Repositories); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -52,7 +52,7 @@ func newBed(t *testing.T, quotas ...quota.Quota) *bed {
 // used returns what is really stored in the repositories of the first quota.
 func (b *bed) used(t *testing.T, pattern string) catalog.Usage {
 	t.Helper()
-	match, err := auth.CompilePatterns([]string{pattern})
+	match, err := patterns.CompileAll([]string{pattern})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/auth/patterns"
 	"example.org/slipway/registry/storage"
 )
 
@@ -89,7 +90,7 @@ func gearModes(c *config.Gear) (func(repo string) gearregistry.Mode, error) {
 	}
 	var rules []rule
 	for i, r := range c.Rules {
-		repos, err := auth.CompilePatterns(r.Repositories)
+		repos, err := patterns.CompileAll(r.Repositories)
 		if err != nil {
 			return nil, fmt.Errorf("gear.rules.%d.repositories: %w", i, err)
 		}

@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/gear/recipes"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/auth/patterns"
 )
 
 // openRecipes makes dropped layers readable like others, whatever the configuration now
@@ -32,7 +32,7 @@ func (r *Root) openRecipes() (err error) {
 
 // newKeeper creates the keeper, which drops layers and restores them.
 func (r *Root) newKeeper(c *config.Rebuild, enter func() (func(), error)) (*recipes.Keeper, error) {
-	repos, err := auth.CompilePatterns(c.Repositories)
+	repos, err := patterns.CompileAll(c.Repositories)
 	if err != nil {
 		return nil, fmt.Errorf("storage.rebuild.repositories: %w", err)
 	}

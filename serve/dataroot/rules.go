@@ -8,7 +8,7 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/auth/patterns"
 	"example.org/slipway/registry/quota"
 	"example.org/slipway/registry/retention"
 	"example.org/slipway/serve/mirrors"
@@ -37,7 +37,7 @@ func missingPlatforms(rules config.IndexRules) func(string, oci.Descriptor) bool
 func newQuotas(list []config.Quota, source quota.Source, log *slog.Logger) (*quota.Limits, error) {
 	var out []quota.Quota
 	for i, q := range list {
-		match, err := auth.CompilePatterns(q.Repositories)
+		match, err := patterns.CompileAll(q.Repositories)
 		if err != nil {
 			return nil, fmt.Errorf("storage.quotas[%d]: %w", i, err)
 		}
@@ -88,7 +88,7 @@ func retentionRules(rules []config.Retention) ([]retention.Rule, error) {
 		if err != nil {
 			return nil, fmt.Errorf("storage.retention.%d.keep_tags: %w", i, err)
 		}
-		repos, err := auth.CompilePatterns(c.Repositories)
+		repos, err := patterns.CompileAll(c.Repositories)
 		if err != nil {
 			return nil, fmt.Errorf("storage.retention.%d.repositories: %w", i, err)
 		}

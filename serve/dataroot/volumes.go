@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
-	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/auth/patterns"
 	"example.org/slipway/registry/catalog/engine"
 	"example.org/slipway/volume/block"
 	"example.org/slipway/volume/file"
@@ -65,7 +65,7 @@ func volumePolicy(c *config.Volumes) (func(repo string) bool, error) {
 	}
 	var rules []rule
 	for i, r := range c.Rules {
-		repos, err := auth.CompilePatterns(r.Repositories)
+		repos, err := patterns.CompileAll(r.Repositories)
 		if err != nil {
 			return nil, fmt.Errorf("volumes.rules.%d.repositories: %w", i, err)
 		}

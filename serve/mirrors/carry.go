@@ -13,7 +13,7 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/auth/patterns"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/mirror/airgap"
 	"example.org/slipway/registry/storage"
@@ -94,7 +94,7 @@ func (s *Stored) toExport(ctx context.Context, args ExportArgs) (images []airgap
 		return images, nil
 	}
 	list := ListArgs{Pattern: args.Pattern}
-	if _, err := auth.CompilePattern(args.Pattern); args.Pattern != "" && err != nil {
+	if _, err := patterns.Compile(args.Pattern); args.Pattern != "" && err != nil {
 		return nil, err
 	}
 	for {

@@ -14,7 +14,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
-	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/auth/patterns"
 	"example.org/slipway/registry/mirror"
 )
 
@@ -234,7 +234,7 @@ const page = 500
 func (s *Stored) List(ctx context.Context, args ListArgs) (rep ListReport, err error) {
 	matches := func(string) bool { return true }
 	if args.Pattern != "" {
-		if matches, err = auth.CompilePattern(args.Pattern); err != nil {
+		if matches, err = patterns.Compile(args.Pattern); err != nil {
 			return rep, err
 		}
 	}

@@ -1,4 +1,8 @@
-package auth
+// Package patterns compiles patterns of repository names, as rules and many other keys of the
+// configuration have them: "*" stands for any characters within a segment, "?" for one
+// character, and the segment "**" for any number of segments, including none. Everything else
+// is matched exactly.
+package patterns
 
 import (
 	"fmt"
@@ -6,42 +10,42 @@ import (
 	"strings"
 )
 
-// pattern is a compiled repository pattern. Each segment is a glob for one segment of a
+// Pattern is a compiled repository pattern. Each segment is a glob for one segment of a
 // name, or "**" for any number of segments.
-type pattern struct {
+type Pattern struct {
 	exact    string   // the whole pattern if it has no wildcard
 	segments []string // otherwise its segments
 }
 
-// parsePattern compiles s. It returns an error if no repository name can match s, because
+// Parse compiles s. It returns an error if no repository name can match s, because
 // such a pattern is a mistake.
-func parsePattern(s string) (pattern, error) {
+func Parse(s string) (Pattern, error) {
 	if s == "" {
-		return pattern{}, fmt.Errorf("empty repository pattern")
+		return Pattern{}, fmt.Errorf("empty repository pattern")
 	}
 	segments := strings.Split(s, "/")
 	for _, seg := range segments {
 		if seg == "" {
-			return pattern{}, fmt.Errorf("repository pattern %q has an empty segment", s)
+			return Pattern{}, fmt.Errorf("repository pattern %q has an empty segment", s)
 		}
 	}
 	for i := 0; i < len(s); i++ {
 		c := s[i]
 		if !('a' <= c && c <= 'z' || '0' <= c && c <= '9') && strings.IndexByte("._-/*?", c) < 0 {
-			return pattern{}, fmt.Errorf("repository pattern %q has a character that no repository name has", s)
+			return Pattern{}, fmt.Errorf("repository pattern %q has a character that no repository name has", s)
 		}
 	}
 	if !strings.ContainsAny(s, "*?") {
-		return pattern{exact: s}, nil
+		return Pattern{exact: s}, nil
 	}
-	return pattern{segments: segments}, nil
+	return Pattern{segments: segments}, nil
 }
 
-// match reports whether the pattern matches all of name. It takes at most len(name) *
+// Match reports whether the pattern matches all of name. It takes at most len(name) *
 // len(pattern) steps and does not allocate. After a mismatch, only the last "**" or "*"
 // can take more of the name. So there is always only one place to go back to, and never a
 // tree of places.
-func (p *pattern) match(name string) bool {
+func (p *Pattern) Match(name string) bool {
 	if p.exact != "" {
 		return p.exact == name
 	}
@@ -107,32 +111,30 @@ func glob(pat, s string) bool {
 	return pi == len(pat)
 }
 
-// CompilePattern returns a function that reports whether a repository name matches a
-// pattern. The pattern is written as in rules: "*" stands for any characters within a
-// segment, "?" for one character, and the segment "**" for any number of segments.
-func CompilePattern(s string) (func(repo string) bool, error) {
-	p, err := parsePattern(s)
+// Compile returns a function that reports whether a repository name matches a pattern.
+func Compile(s string) (func(repo string) bool, error) {
+	p, err := Parse(s)
 	if err != nil {
 		return nil, err
 	}
-	return p.match, nil
+	return p.Match, nil
 }
 
-// CompilePatterns returns a function that reports whether a repository name matches any of the
+// CompileAll returns a function that reports whether a repository name matches any of the
 // patterns. Without patterns, every name matches.
-func CompilePatterns(patterns []string) (func(repo string) bool, error) {
-	if len(patterns) == 0 {
+func CompileAll(texts []string) (func(repo string) bool, error) {
+	if len(texts) == 0 {
 		return func(string) bool { return true }, nil
 	}
-	var list []pattern
-	for _, s := range patterns {
-		p, err := parsePattern(s)
+	var list []Pattern
+	for _, s := range texts {
+		p, err := Parse(s)
 		if err != nil {
 			return nil, fmt.Errorf("pattern %q: %w", s, err)
 		}
 		list = append(list, p)
 	}
 	return func(repo string) bool {
-		return slices.ContainsFunc(list, func(p pattern) bool { return p.match(repo) })
+		return slices.ContainsFunc(list, func(p Pattern) bool { return p.Match(repo) })
 	}, nil
 }
