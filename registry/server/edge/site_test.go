@@ -1,4 +1,4 @@
-package auth_test
+package edge_test
 
 import (
 	"context"
@@ -10,11 +10,11 @@ import (
 	"testing"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/server/edge"
 )
 
 func TestSiteKnows(t *testing.T) {
-	s := auth.NewSite("https://Registry.Example.com:8443/x", []string{"node1", "cache.test."}, nil)
+	s := edge.NewSite("https://Registry.Example.com:8443/x", []string{"node1", "cache.test."}, nil)
 	for host, want := range map[string]bool{
 		"": true, "localhost": true, "LOCALHOST:5000": true, "a.localhost:1": true, "localhost.": true,
 		"127.0.0.1:5000": true, "[::1]:5000": true, "[fe80::1%25eth0]:1": true, "192.0.2.1": true,
@@ -27,14 +27,14 @@ func TestSiteKnows(t *testing.T) {
 			t.Errorf("%q: got %t, want %t", host, got, want)
 		}
 	}
-	if !auth.NewSite("", []string{auth.AnyName}, nil).Knows("evil.example") {
+	if !edge.NewSite("", []string{edge.AnyName}, nil).Knows("evil.example") {
 		t.Error("the name for every name does not admit one")
 	}
 }
 
 // TestSiteOrigins checks that an invalid origin admits no page.
 func TestSiteOrigins(t *testing.T) {
-	s := auth.NewSite("https://own.test/", nil, []string{"*", "null", "", "https://ui.test", "https://path.test/x"})
+	s := edge.NewSite("https://own.test/", nil, []string{"*", "null", "", "https://ui.test", "https://path.test/x"})
 	for origin, want := range map[string]bool{"https://own.test": true, "https://ui.test": true, "http://ui.test": false, "null": false,
 		"*": false, "https://evil.example": false, "http://here.test": true, "https://ui.test.evil.example": false} {
 		r := httptest.NewRequest("DELETE", "http://here.test/v2/", nil)
@@ -72,7 +72,7 @@ func TestNeedsHost(t *testing.T) {
 		if c.tls {
 			r.TLS = &tls.ConnectionState{}
 		}
-		if got := auth.NeedsHost(r); got != c.want {
+		if got := edge.NeedsHost(r); got != c.want {
 			t.Errorf("%+v: got %t", c, got)
 		}
 	}
