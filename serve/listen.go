@@ -23,7 +23,6 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/wire"
-	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/server/edge"
 )
 
@@ -209,7 +208,7 @@ func (s *Server) setUpDebug() {
 func (s *Server) onlyOwnNames(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := s.site.Check(r)
-		if err == nil && (auth.NeedsHost(r) || strings.HasPrefix(r.URL.Path, "/debug/pprof")) {
+		if err == nil && (edge.NeedsHost(r) || strings.HasPrefix(r.URL.Path, "/debug/pprof")) {
 			err = s.site.CheckHost(r.Host)
 		}
 		var refused *oci.Error

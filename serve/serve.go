@@ -23,6 +23,7 @@ import (
 	"example.org/slipway/oci/fleet"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/server"
+	"example.org/slipway/registry/server/edge"
 	"example.org/slipway/serve/admin"
 	"example.org/slipway/serve/dataroot"
 	"example.org/slipway/serve/gate"
@@ -72,7 +73,7 @@ type Server struct {
 	nodes           *fleet.Book
 	page            *page.Page // nil without a web page
 	health          *health
-	site            *auth.Site // for the web page and the debug listener
+	site            *edge.Site // for the web page and the debug listener
 	certCheck       time.Duration
 	// reload is nil if the configuration cannot be read again. configInfo is the state of
 	// configFile before the configuration was used.
@@ -260,7 +261,7 @@ func (s *Server) setUpHTTP() error {
 
 // siteOf returns what is known about the names of a server. Pages of origins may change
 // things, too.
-func siteOf(cfg *config.Config, origins []string) *auth.Site {
+func siteOf(cfg *config.Config, origins []string) *edge.Site {
 	var names []string
 	if name, err := os.Hostname(); err == nil {
 		names = append(names, name)
@@ -271,7 +272,7 @@ func siteOf(cfg *config.Config, origins []string) *auth.Site {
 		}
 		names = append(names, own)
 	}
-	return auth.NewSite(cfg.HTTP.Host, names, origins)
+	return edge.NewSite(cfg.HTTP.Host, names, origins)
 }
 
 // corsOrigins returns the sites whose pages may use the API according to the configured

@@ -26,6 +26,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/server/edge"
 	"example.org/slipway/web/images"
 )
 
@@ -65,7 +66,7 @@ type Options struct {
 	Host string
 	// Site distinguishes pages of this server from pages of other sites. By default it
 	// knows no names but the one in Host.
-	Site *auth.Site
+	Site *edge.Site
 	// Title is the title of the pages; default "Slipway".
 	Title string
 	// Version is the version of the program, shown at the foot.
@@ -137,7 +138,7 @@ func New(o *Options) (*Handler, error) {
 		h.opts.Logger = slog.Default()
 	}
 	if h.opts.Site == nil {
-		h.opts.Site = auth.NewSite(h.opts.Host, nil, nil)
+		h.opts.Site = edge.NewSite(h.opts.Host, nil, nil)
 	}
 	if h.opts.Title == "" {
 		h.opts.Title = "Slipway"

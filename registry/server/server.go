@@ -73,7 +73,7 @@ type Options struct {
 	Gear Gear
 	// Site distinguishes pages of this server from pages of others; default: a site that
 	// is reached under any name.
-	Site *auth.Site
+	Site *edge.Site
 	// History serves the history of tags; nil: none.
 	History History
 	// Nodes receives the reports of nodes; nil: they are not accepted.
@@ -178,7 +178,7 @@ func New(reg oci.Registry, o *Options) *Server {
 		v.Clock = time.Now
 	}
 	if v.Site == nil {
-		v.Site = auth.NewSite(v.Host, []string{auth.AnyName}, nil)
+		v.Site = edge.NewSite(v.Host, []string{edge.AnyName}, nil)
 	}
 	s.log = v.Logger
 	s.open = v.Auth == nil || v.Auth.Open()
@@ -381,7 +381,7 @@ func (s *Server) fromHere(q *request) error {
 // that a proxy forwards and the name that the request itself was sent to must be this
 // server's. A page in a browser can add X-Forwarded-Host and bypass the proxy.
 func (s *Server) checkHost(q *request) error {
-	if !auth.NeedsHost(q.r) {
+	if !edge.NeedsHost(q.r) {
 		return nil
 	}
 	return cmp.Or(s.opts.Site.CheckHost(q.r.Host), s.opts.Site.CheckHost(q.sentTo))

@@ -9,6 +9,7 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/oci/fleet"
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/server/edge"
 	"example.org/slipway/serve/dataroot"
 	"example.org/slipway/serve/gate"
 	"example.org/slipway/web"
@@ -23,7 +24,7 @@ type Options struct {
 	// Version is the version of the program.
 	Version string
 	Auth    *auth.Auth
-	Site    *auth.Site
+	Site    *edge.Site
 	// Audit is nil without an audit log.
 	Audit *auth.AuditLog
 	Nodes *fleet.Book
