@@ -179,7 +179,7 @@ func (c *Config) openToNetwork() bool {
 // noAuth reports whether a configuration lets everybody do everything: it has
 // neither a method nor a rule.
 func noAuth(a *auth.Config) bool {
-	return a.HTPasswd == nil && a.Token == nil && len(a.OIDC) == 0 && a.MTLS == nil && len(a.Access) == 0
+	return a.HTPasswd == nil && a.LDAP == nil && a.Token == nil && len(a.OIDC) == 0 && a.MTLS == nil && len(a.Access) == 0
 }
 
 // warnings warns of what is valid but hardly intended.
@@ -191,6 +191,9 @@ func (v *validator) warnings() {
 	}
 	if v.c.Auth.HTPasswd != nil && !h.TLS.Enabled() && beyondLoopback(h.Net, h.Addr) {
 		warn("auth.htpasswd", "passwords cross the network in clear unless a proxy in front speaks TLS")
+	}
+	if v.c.Auth.LDAP != nil && !h.TLS.Enabled() && beyondLoopback(h.Net, h.Addr) {
+		warn("auth.ldap", "passwords cross the network in clear unless a proxy in front speaks TLS")
 	}
 	for i, name := range h.TLS.CipherSuites {
 		if _, insecure := cipherSuite(name); insecure {

@@ -19,6 +19,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/auth/ldap"
 	"example.org/slipway/registry/auth/passwords"
 	"example.org/slipway/registry/auth/recent"
 )
@@ -26,6 +27,7 @@ import (
 // The methods by which an Identity can be proved.
 const (
 	MethodHTPasswd = "htpasswd"
+	MethodLDAP     = "ldap"
 	MethodOIDC     = "oidc"
 	MethodMTLS     = "mtls"
 	MethodToken    = "token"
@@ -46,7 +48,7 @@ type Identity struct {
 	// Name is the subject, empty for an anonymous client.
 	Name string
 	// Groups lists the groups of the subject, each as SOURCE:GROUP. The source is the
-	// name of an OIDC issuer or "mtls". So groups of different sources are never the
+	// name of an OIDC issuer, "ldap" or "mtls". So groups of different sources are never the
 	// same.
 	Groups []string
 	// Method is how the identity was proved, empty for an anonymous client.
@@ -97,6 +99,7 @@ type Auth struct {
 	repository func(r *http.Request, name string) string
 
 	htpasswd  *passwords.File     // nil: not configured
+	directory *ldap.Directory     // nil: not configured
 	mtls      *mtls               // nil: not configured
 	issuer    *issuer             // nil: no built-in token service
 	robots    *robots             // nil: no API tokens
@@ -135,10 +138,10 @@ func New(cfg Config, opts *Options) (*Auth, error) {
 		return nil, err
 	}
 	a.addRobots(cfg, o)
-	methods := a.htpasswd != nil || a.hasOIDC || a.mtls != nil || mode == tokenExternal || cfg.Robots != nil && *cfg.Robots
+	methods := a.PasswordLogin() || a.hasOIDC || a.mtls != nil || mode == tokenExternal || cfg.Robots != nil && *cfg.Robots
 	switch {
 	case !methods && len(rules.anonymous) == 0 && (len(cfg.Access) > 0 || mode == tokenBuiltin):
-		return nil, mistake("auth", "nobody could get in: configure a method (htpasswd, oidc, mtls, token, robots) or grant something to anonymous")
+		return nil, mistake("auth", "nobody could get in: configure a method (htpasswd, ldap, oidc, mtls, token, robots) or grant something to anonymous")
 	case !methods && len(cfg.Access) == 0:
 		a.open = true
 	case len(cfg.Access) == 0:
@@ -162,6 +165,9 @@ func (a *Auth) addMethods(cfg Config, mode tokenMode, o Options) (err error) {
 			return mistake("auth.htpasswd", "%w", err)
 		}
 	}
+	if err = a.addDirectory(cfg.LDAP, failures, o); err != nil {
+		return err
+	}
 	if cfg.MTLS != nil {
 		if a.mtls, err = newMTLS(cfg.MTLS); err != nil {
 			return err
@@ -183,7 +189,7 @@ func (a *Auth) addMethods(cfg Config, mode tokenMode, o Options) (err error) {
 	if err != nil {
 		return mistake("auth.token", "%w", err)
 	}
-	names := map[string]bool{groupsOfCertificates: cfg.MTLS != nil}
+	names := map[string]bool{groupsOfCertificates: cfg.MTLS != nil, directorySource: cfg.LDAP != nil}
 	for i, c := range cfg.OIDC {
 		key := fmt.Sprintf("auth.oidc[%d]", i)
 		v, err := newOIDCIssuer(c, o)
@@ -222,7 +228,7 @@ func (a *Auth) Close() error { return nil }
 
 // takesHeader reports whether any method uses the Authorization header.
 func (a *Auth) takesHeader() bool {
-	return a.htpasswd != nil || len(a.verifiers) > 0 || a.robots != nil
+	return a.PasswordLogin() || len(a.verifiers) > 0 || a.robots != nil
 }
 
 // Authenticate returns the identity of the client that makes the request. Credentials in
@@ -306,7 +312,14 @@ func (a *Auth) checkPassword(r *http.Request, name, secret string) (*Identity, e
 			return a.bearer(r.Context(), secret)
 		}
 	}
-	if a.htpasswd == nil {
+	known := false
+	if a.htpasswd != nil {
+		_, known = a.htpasswd.Hash(name)
+	}
+	switch {
+	case a.directory != nil && !known:
+		return a.inDirectory(r, name, secret)
+	case a.htpasswd == nil:
 		return nil, passwords.ErrWrong
 	}
 	if err := a.htpasswd.Verify(r.Context(), oci.ClientOf(r.RemoteAddr), name, secret); err != nil {

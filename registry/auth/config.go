@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"example.org/slipway/registry/auth/ldap"
 )
 
 // The defaults of [Config].
@@ -27,6 +29,9 @@ const (
 type Config struct {
 	// HTPasswd checks user names and passwords against a file.
 	HTPasswd *HTPasswdConfig `yaml:"htpasswd,omitempty"`
+	// LDAP checks user names and passwords against a directory. A user in the file of HTPasswd
+	// is not looked for there.
+	LDAP *ldap.Config `yaml:"ldap,omitempty"`
 	// Token describes the built-in token service or an external one.
 	Token *TokenConfig `yaml:"token,omitempty"`
 	// OIDC lists the OpenID Connect issuers whose tokens are accepted.
@@ -242,7 +247,7 @@ const (
 // tokenMode returns which token service there is. anonymous says whether the rules grant
 // anything to anonymous.
 func (c *Config) tokenMode(anonymous bool) (tokenMode, error) {
-	passwords := c.HTPasswd != nil || len(c.OIDC) > 0 || c.Robots != nil && *c.Robots
+	passwords := c.HTPasswd != nil || c.LDAP != nil || len(c.OIDC) > 0 || c.Robots != nil && *c.Robots
 	t := c.Token
 	if t == nil {
 		if anonymous && passwords {
@@ -334,6 +339,9 @@ const groupsOfCertificates = "mtls"
 func (c *Config) groupSources() (list []string) {
 	for i := range c.OIDC {
 		list = append(list, c.OIDC[i].name())
+	}
+	if c.LDAP != nil {
+		list = append(list, directorySource)
 	}
 	if c.MTLS != nil {
 		list = append(list, groupsOfCertificates)

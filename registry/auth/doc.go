@@ -3,8 +3,8 @@
 //
 // # Terms
 //
-// A method proves who makes a request. The methods are htpasswd (Basic), OIDC (Bearer, or
-// as a Basic password), a verified client certificate, a token of the built-in token
+// A method proves who makes a request. The methods are htpasswd and LDAP (Basic), OIDC
+// (Bearer, or as a Basic password), a verified client certificate, a token of the built-in token
 // service or of an external one, and the API token of a robot (Basic or Bearer). Any number of methods work at once. The result is an
 // [Identity]. A [Rule] grants actions on repositories to subjects. Rules add up, and no
 // rule takes anything away. A challenge is the WWW-Authenticate value that tells a client
@@ -15,15 +15,17 @@
 //	anonymous      everybody, with or without credentials
 //	*              everybody who is authenticated, by any method
 //	alice          an htpasswd user, or a client certificate of that name
+//	ldap:alice     the user alice of the LDAP directory
 //	oidc:corp:bob  the user bob of the OIDC issuer named corp
 //	group:corp:dev members of dev by the groups claim of the issuer named corp
+//	group:ldap:dev members of dev by the LDAP directory
 //	group:mtls:dev members of dev by the OU of their certificate
 //	group:dev      members of dev, if there is only one source of groups
 //
 // Robots are not subjects. A robot may do what its API token permits, and what everybody
 // may do. The token is looked up for every request, so that it can be revoked at once.
 //
-// A source of groups is an OIDC issuer, or the client certificates.
+// A source of groups is an OIDC issuer, the LDAP directory, or the client certificates.
 //
 // If there are methods and no rules, every authenticated client may do everything and
 // anonymous clients may do nothing, as with Distribution. If there are neither methods

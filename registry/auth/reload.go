@@ -49,7 +49,11 @@ func (r *reloads) note(what, path string, err error) {
 
 // Metrics returns the collectors of the Auth.
 func (a *Auth) Metrics() []prometheus.Collector {
-	return []prometheus.Collector{a.reloads.total, a.reloads.stale}
+	list := []prometheus.Collector{a.reloads.total, a.reloads.stale}
+	if a.directory != nil {
+		list = append(list, a.directory.Metrics()...)
+	}
+	return list
 }
 
 // Reloaded says what Reload changed.

@@ -31,12 +31,12 @@ type sessionClaims struct {
 }
 
 // PasswordLogin reports whether there are users with passwords.
-func (a *Auth) PasswordLogin() bool { return a.htpasswd != nil }
+func (a *Auth) PasswordLogin() bool { return a.htpasswd != nil || a.directory != nil }
 
 // Login authenticates a user by name and password, like a request with both. Errors are
 // those of [Auth.Authenticate].
 func (a *Auth) Login(r *http.Request, user, password string) (*Identity, error) {
-	if a.htpasswd == nil {
+	if !a.PasswordLogin() {
 		return nil, errNoSessions
 	}
 	if isAPIToken(password) {
@@ -45,7 +45,7 @@ func (a *Auth) Login(r *http.Request, user, password string) (*Identity, error) 
 	return a.password(r, user, password)
 }
 
-var errNoSessions = errors.New("nobody can log in here: auth configures neither htpasswd nor the client of an OIDC issuer")
+var errNoSessions = errors.New("nobody can log in here: auth configures neither htpasswd nor ldap nor the client of an OIDC issuer")
 
 // NewSession returns a token that stands for id for the given lifetime. With the token,
 // the rules at the time of its use decide what id may do. If id is an htpasswd user, the
@@ -116,7 +116,7 @@ const endedSessions = 16 << 10
 
 // addSessions sets up logins with a browser if the configuration has a way to log in.
 func (a *Auth) addSessions(cfg Config, o Options) (err error) {
-	login := a.htpasswd != nil
+	login := a.PasswordLogin()
 	for _, c := range cfg.OIDC {
 		login = login || c.ClientID != ""
 	}

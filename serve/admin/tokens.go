@@ -29,7 +29,7 @@ type tokenTasks struct {
 	accepted bool
 }
 
-var errNotAccepted = errors.New("this server would not accept the token: nobody is asked for a password here; configure auth.htpasswd or auth.oidc, or set auth.robots: true")
+var errNotAccepted = errors.New("this server would not accept the token: nobody is asked for a password here; configure auth.htpasswd, auth.ldap or auth.oidc, or set auth.robots: true")
 
 func (s tokenTasks) create(ctx context.Context, a dataroot.CreateTokenArgs) (dataroot.CreatedToken, error) {
 	if !s.accepted {

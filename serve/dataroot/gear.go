@@ -63,7 +63,7 @@ func (r *Root) openGear(memory *registry.Memory) error {
 // configured, the first part of the repository's name is its owner. If everybody may do
 // everything, all repositories have the same owner.
 func ownerOf(c *auth.Config) func(repo string) string {
-	if c.HTPasswd == nil && c.Token == nil && len(c.OIDC) == 0 && c.MTLS == nil {
+	if c.HTPasswd == nil && c.LDAP == nil && c.Token == nil && len(c.OIDC) == 0 && c.MTLS == nil {
 		return nil
 	}
 	return func(repo string) string {

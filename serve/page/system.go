@@ -211,6 +211,9 @@ func (p *system) methods() []string {
 	if a.HTPasswd != nil {
 		list = append(list, "passwords")
 	}
+	if a.LDAP != nil {
+		list = append(list, "passwords of the directory "+a.LDAP.URL)
+	}
 	if p.o.Auth.TokenHandler() != nil {
 		list = append(list, "tokens of the built-in service")
 	} else if a.Token != nil {
