@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"example.org/slipway/registry/activity"
-	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/auth/patterns"
 )
 
 // Log returns who did what, from the audit log.
@@ -82,7 +82,7 @@ func (d *Activity) filter() activity.Filter {
 		f.Actions = []string{d.Action}
 	}
 	if d.Repository != "" {
-		if _, err := auth.CompilePattern(d.Repository); err != nil {
+		if _, err := patterns.Compile(d.Repository); err != nil {
 			d.Problem = "Repositories are a name or a pattern such as team/**: " + err.Error() + "."
 		}
 	}
