@@ -281,6 +281,9 @@ func TestShares(t *testing.T) {
 					ratio, moved := took.Seconds()/whole.Seconds(), float64(brought)/float64(all)
 					t.Logf("all files %v; %d of them %v, %.2f of it, %.2f of the bytes, %s", whole, files, took, ratio, moved, mode)
 					most := min(float64(percent)/100+0.35, 1.15)
+					if !known { // a busy machine reads late, and then more is fetched in advance
+						most = min(float64(percent)/100+0.55, 1.15)
+					}
 					if ratio <= most && moved <= min(2*float64(percent)/100+0.05, 1.03) {
 						return
 					}

@@ -92,7 +92,7 @@ func checkEscapes(t *testing.T, name string) {
 	}
 	for i, want := range []string{name, dn} {
 		c := f.Children[i]
-		if c.Tag != client.FilterEqualityMatch || string(c.Children[1].Data.Bytes()) != want {
+		if c.Tag != client.FilterEqualityMatch || c.Children[1].Data.String() != want {
 			t.Errorf("%q: condition %d is for %q, want %q", name, i, c.Children[1].Data.Bytes(), want)
 		}
 	}
