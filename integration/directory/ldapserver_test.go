@@ -225,7 +225,7 @@ func matches(f *ber.Packet, e entry) bool {
 		}
 		return false
 	}
-	text := func(p *ber.Packet) string { return string(p.Data.Bytes()) }
+	text := func(p *ber.Packet) string { return p.Data.String() }
 	switch f.Tag {
 	case ldap.FilterAnd:
 		return !some(false)
