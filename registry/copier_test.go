@@ -80,14 +80,18 @@ func TestCopyMends(t *testing.T) {
 		seed := uint64(0)
 		for _, state := range states {
 			for shape := range shapes(nil) {
-				for _, tag := range []string{"", "v1"} {
+				for c := range 4 {
+					tag, asked := []string{"", "v1"}[c%2], c/2 == 1
 					seed++
 					layer := registrytest.Content(seed, 40_000)
 					im, key := shapes(layer)[shape], storage.BlobKey(oci.SHA256(layer))
 					registrytest.NoError(t, im.copyTo(t.Context(), b, "a", tag))
+					if asked { // RAM then has what HEAD needs
+						registrytest.NoError(t, im.copyTo(t.Context(), b, "a", tag))
+					}
 					b.Clock.Add(time.Second)
 					state.change(b, sectors, key, layer)
-					what := fmt.Sprintf("%s with tag %q, its layer is %s", shape, tag, state.name)
+					what := fmt.Sprintf("%s with tag %q, asked for before: %v, its layer is %s", shape, tag, asked, state.name)
 					if !state.visible { // a read finds it out
 						b.ForgetRAM()
 						_, _ = registrytest.ReadBlob(t.Context(), b, "a", oci.SHA256(layer))

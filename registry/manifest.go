@@ -9,11 +9,10 @@ import (
 	"slices"
 	"strings"
 
-	"example.org/slipway/registry/manifest"
-
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/cache"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/manifest"
 	"example.org/slipway/registry/storage"
 )
 
@@ -131,14 +130,76 @@ func (r *Registry) goneBelow(ctx context.Context, repo string, manifests []oci.D
 // lacks reports whether a client that may push has to push an image again because part of
 // it is lost. If that cannot be determined in time, the part is taken to be here. An
 // index may lack platforms that were never here, since its clients may not want them.
-func (r *Registry) lacks(ctx context.Context, repo string, d oci.Digest) bool {
-	if !oci.IsForPushing(ctx) || r.partial(repo) || r.storage.Writable() != nil {
+func (r *Registry) lacks(ctx context.Context, repo string, m *oci.Manifest) bool {
+	if !oci.IsForPushing(ctx) || r.partial(repo) || r.opts.MissingBlobs || r.storage.Writable() != nil {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, storage.Patience)
 	defer cancel()
-	lost, err := r.goneBelow(ctx, repo, []oci.Digest{d}, r.cat.ManifestsKnown)
+	if room := maxWhole; r.whole(ctx, repo, m, &room) {
+		return false
+	}
+	lost, err := r.goneBelow(ctx, repo, []oci.Digest{m.Digest}, r.cat.ManifestsKnown)
 	return err == nil && len(lost) > 0
+}
+
+// maxWhole is how many contents whole looks up. It asks for one at a time, so for more
+// than that the queries of goneBelow are faster.
+const maxWhole = 200
+
+// whole reports whether all that a manifest names is here, at any depth. It is the fast
+// way for images in order, since RAM has their rows, and only the store is asked. false
+// says that more has to be asked, or that room is used up.
+func (r *Registry) whole(ctx context.Context, repo string, m *oci.Manifest, room *int) bool {
+	blobs, manifests, ok := r.names(m)
+	*room -= strings.Count(blobs, "\n") + len(manifests)
+	if !ok || *room < 0 {
+		return false
+	}
+	for line := range strings.Lines(blobs) {
+		d := oci.Digest(strings.TrimSuffix(line, "\n"))
+		b, err := r.blob(ctx, repo, d)
+		if err != nil || b.suspect {
+			return false
+		}
+		if !b.object {
+			continue
+		}
+		if _, here, err := r.storage.Glance(ctx, d, b.size); err != nil || !here {
+			return false
+		}
+	}
+	for _, d := range manifests {
+		if r.opts.MissingPlatforms != nil && r.opts.MissingPlatforms(repo, d) {
+			continue
+		}
+		if inner, err := r.manifestByDigest(ctx, repo, string(d.Digest)); err != nil || !r.whole(ctx, repo, &inner, room) {
+			return false
+		}
+	}
+	return true
+}
+
+// names returns what a manifest names, the blobs as lines. RAM keeps the lines, because
+// to parse a manifest takes longer than to look its blobs up.
+func (r *Registry) names(m *oci.Manifest) (blobs string, manifests []oci.Descriptor, ok bool) {
+	k := cache.Key{Kind: kindNames, Ref: string(m.Digest)}
+	if v, ok := r.ram.Get(k); ok {
+		return string(v), nil, true
+	}
+	doc, err := manifest.Parse(m.Bytes, "")
+	if err != nil {
+		return "", nil, false // stored before a check that it does not pass
+	}
+	named := doc.Names()
+	var lines []byte
+	for _, d := range named.Blobs {
+		lines = append(append(lines, d.Digest...), '\n')
+	}
+	if len(named.Manifests) == 0 {
+		r.ram.Put(k, r.ram.Epoch(k), lines) // contents do not change
+	}
+	return string(lines), named.Manifests, true
 }
 
 // namedBelow returns what the given contents name, for contents that are manifests of the

@@ -14,6 +14,7 @@ const (
 	kindManifest        // repo, digest -> media type, artifact type, each after its length; manifest
 	kindBlob            // repo, digest -> 2*size, +1 if it is an object; the content of a small blob
 	kindContent         // "", SHA-256 in 32 bytes -> a content that other packages keep here
+	kindNames           // "", digest of a manifest that names no manifests -> the blobs that it names, as lines
 )
 
 // Memory is RAM for what was read recently. A registry and other packages that keep

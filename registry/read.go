@@ -225,7 +225,7 @@ func (r *Registry) ResolveManifest(ctx context.Context, repo, ref string) (oci.D
 		}
 		return oci.Descriptor{}, err
 	}
-	if r.lacks(ctx, repo, m.Digest) {
+	if r.lacks(ctx, repo, &m) {
 		return oci.Descriptor{}, oci.Errorf(oci.CodeManifestUnknown, "contents of %s in repository %s are lost; push it again, which mends it", ref, repo)
 	}
 	if noticed(ctx) {
