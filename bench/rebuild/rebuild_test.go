@@ -57,11 +57,12 @@ func TestRun(t *testing.T) {
 		t.Errorf("encoders: %+v", e)
 	}
 	s := r.Storage
-	if s.Dropped == 0 || s.Dropped+s.Refused > 3 || s.Pulled != 2 || s.Before.Packs == 0 || s.Before.Rest-s.After.Rest < s.DroppedBytes/2 {
+	if s.Dropped == 0 || s.Dropped+s.Refused > 3 || s.Pulled != 2 || s.Before.Packs == 0 || s.Before.Rest-s.After.Rest < s.DroppedBytes/2 ||
+		s.Before.Parity+s.Bare.Parity > 0 || s.After.Parity == 0 || s.Bare.Packs == 0 {
 		t.Errorf("storage: %+v", s)
 	}
 	report := measure.Report("", r.Parts())
-	for _, want := range []string{"### Recipes", "### Storage", "layers dropped"} {
+	for _, want := range []string{"### Recipes", "### Storage", "layers dropped", "without parity"} {
 		if !strings.Contains(report, want) {
 			t.Errorf("the report lacks %q", want)
 		}
