@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -28,13 +27,8 @@ func waitDropped(t *testing.T, s *slipway.Server, layers int64) {
 	t.Helper()
 	proc.Poll(t, 5*time.Minute, fmt.Sprintf("%d layers to be dropped", layers), func() bool {
 		s.Run("settle", "--all")
-		var st struct {
-			Recipes struct{ Layers, Waiting int64 }
-		}
-		if err := json.Unmarshal([]byte(s.Run("status", "--json")), &st); err != nil {
-			t.Fatal(err)
-		}
-		return st.Recipes.Layers >= layers && st.Recipes.Waiting == 0
+		st := countRecipes(t, s)
+		return st.Layers >= layers && st.Waiting == 0
 	})
 }
 

@@ -137,6 +137,7 @@ func checkTrees(t *testing.T, when string, s *slipway.Server, images []*workload
 
 // gearLoad pushes images, and makes the server rewrite its packs all the time.
 type gearLoad struct {
+	ctx    context.Context // of what runs until stop
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	mu     sync.Mutex
@@ -146,17 +147,26 @@ type gearLoad struct {
 
 func startGearLoad(t *testing.T, s *slipway.Server, ledger *workload.Trees, prefix string, settle bool, seed uint64) *gearLoad {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	l := &gearLoad{cancel: cancel, calm: true}
-	l.wg.Go(func() { l.note(ledger.PushTrees(ctx, s.Client, prefix, pushers, seed)) })
+	l := newGearLoad(t)
+	l.wg.Go(func() { l.note(ledger.PushTrees(l.ctx, s.Client, prefix, pushers, seed)) })
 	if settle {
-		l.wg.Go(func() {
-			for ctx.Err() == nil && l.note(settleAll(ctx, t, s)) {
-				<-time.After(50 * time.Millisecond) // let some work pile up for the next rewrite
-			}
-		})
+		l.again(func(ctx context.Context) error { return settleAll(ctx, t, s) })
 	}
 	return l
+}
+
+func newGearLoad(t *testing.T) *gearLoad {
+	ctx, cancel := context.WithCancel(t.Context())
+	return &gearLoad{ctx: ctx, cancel: cancel, calm: true}
+}
+
+// again does something again and again until the load stops or it fails.
+func (l *gearLoad) again(do func(context.Context) error) {
+	l.wg.Go(func() {
+		for l.ctx.Err() == nil && l.note(do(l.ctx)) {
+			<-time.After(50 * time.Millisecond) // let some work pile up for the next time
+		}
+	})
 }
 
 func settleAll(ctx context.Context, t *testing.T, s *slipway.Server) error {

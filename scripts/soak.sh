@@ -80,6 +80,8 @@ while [ "$SECONDS" -lt "$deadline" ]; do
 	turn 'sequence of operations' serve-admin serve/admin '^TestSeams$' 'sum:sequences in' SLIPWAY_SEAMS_RANDOM=200 SLIPWAY_SEAMS_SEED="$(date +%s)"
 	turn 'kill -9 while converting' integration-all integration '^TestGearKill$' 'round [0-9]+:' SLIPWAY_GEARKILL_ROUNDS=10
 	turn 'power cut while converting' integration-all integration '^TestGearPowerCut$' 'round [0-9]+:' SLIPWAY_GEARCUT_ROUNDS=5
+	turn 'kill -9 while dropping' integration-all integration '^TestChurnKill$' 'sum:kills and cuts' SLIPWAY_CHURNKILL_KILLS=100
+	turn 'power cut while dropping' integration-all integration '^TestChurnPowerCut$' 'cut [0-9]+:' SLIPWAY_CHURNCUT_ROUNDS=15
 	turn 'kill -9' integration-all integration '^TestKill$' 'round [0-9]+:' SLIPWAY_KILL_ROUNDS=150
 	turn 'power cut, lying disk' integration-all integration '^TestDiskThatLies$' 'round [0-9]+:' SLIPWAY_LYINGDISK_ROUNDS=12
 	turn 'failing disk' integration-all integration '^TestIOFaults' '^ *--- PASS: TestIOFaults[^/]*/'
@@ -118,6 +120,8 @@ What is counted:
 - **power cut, lying disk**: a simulated disk keeps a random part of the pages, sectors and
   names that were not synced. All that was acknowledged must be there.
 - **while converting**: the same while layers are converted to Gear form.
+- **while dropping**: the same while layers are dropped, pulled, stored again, settled and scrubbed. At every other
+  check a random pack was lost or damaged before.
 - **sequence of operations**: pushes, deletions, damage, a store that is away, a full
   store, kills and the maintenance commands in random order, against a model that knows
   what clients were told and where each good copy is. `go test ./serve/admin -run

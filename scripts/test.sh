@@ -24,7 +24,8 @@
 #   GOTEST_FLAGS          more flags for all runs of go test, such as -failfast
 #   SLIPWAY_ALLOW_SKIP    tools whose absence is accepted, such as "helm dockerd"
 #   SLIPWAY_KILL_ROUNDS, SLIPWAY_POWERCUT_ROUNDS, SLIPWAY_GEARKILL_ROUNDS,
-#   SLIPWAY_GEARCUT_ROUNDS, SLIPWAY_LYINGDISK_ROUNDS, SLIPWAY_REPLICAS_FOR, SLIPWAY_SEAMS,
+#   SLIPWAY_GEARCUT_ROUNDS, SLIPWAY_CHURNKILL_KILLS, SLIPWAY_CHURNCUT_ROUNDS,
+#   SLIPWAY_LYINGDISK_ROUNDS, SLIPWAY_REPLICAS_FOR, SLIPWAY_SEAMS,
 #   SLIPWAY_SEAMS_RANDOM, SLIPWAY_BIG_LAYER_MIB  longer fault tests; they need
 #   SLIPWAY_TEST_TIMEOUT  limit of each integration package, default 15m
 set -euo pipefail

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 
 	"example.org/slipway/gear/rebuild"
@@ -56,8 +57,8 @@ func TestGolden(t *testing.T) {
 	}
 	if *addGolden {
 		appendGolden(t, have)
-	} else if len(have) < 30 {
-		t.Errorf("%d golden recipes, want 30 at least", len(have))
+	} else if len(have) < 48 {
+		t.Errorf("%d golden recipes, want 48 at least", len(have))
 	}
 }
 
@@ -80,6 +81,18 @@ func goldenLines(tb testing.TB) (lines []string) {
 	}
 	return lines
 }
+
+// javaGzip compresses as jib does, which builds images of Java programs.
+const javaGzip = `import java.util.zip.GZIPOutputStream;
+
+class Gzip {
+	public static void main(String[] args) throws java.io.IOException {
+		try (GZIPOutputStream out = new GZIPOutputStream(System.out)) {
+			System.in.transferTo(out);
+		}
+	}
+}
+`
 
 // appendGolden makes golden blobs with the encoders of this machine.
 func appendGolden(t *testing.T, have map[string]bool) {
@@ -105,16 +118,27 @@ func appendGolden(t *testing.T, have map[string]bool) {
 				func(b []byte) []byte { return pipe(t, b, "python3", "-c", script) }})
 		}
 	}
-	for _, tool := range []string{"gzip", "pigz"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			t.Logf("no %s", tool)
-			continue
+	tool := func(name, program string, args ...string) {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Logf("no %s", program)
+			return
 		}
-		for _, level := range []string{"-1", "-6", "-9"} {
-			all = append(all, encoder{tool + level, func(b []byte) []byte { return pipe(t, b, tool, level, "-c", "-n") }})
-		}
+		all = append(all, encoder{name, func(b []byte) []byte { return pipe(t, b, program, args...) }})
+	}
+	for _, level := range []string{"-1", "-6", "-9"} {
+		tool("gzip"+level, "gzip", level, "-c", "-n")
 	}
 	all = append(all, encoder{"pgzip", func(b []byte) []byte { return pgzip(t, b, 1<<17) }})
+	for _, level := range []string{"-1", "-6", "-9", "-11"} {
+		tool("pigz"+level, "pigz", level, "-c", "-n", "-p", "4")
+	}
+	tool("gzip-rsyncable", "gzip", "--rsyncable", "-c", "-n")
+	tool("busybox", "busybox", "gzip", "-c")
+	java := filepath.Join(t.TempDir(), "Gzip.java")
+	if err := os.WriteFile(java, []byte(javaGzip), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tool("java", "java", java)
 	f, err := os.OpenFile(goldenFile, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
 		t.Fatal(err)

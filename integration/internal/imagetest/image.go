@@ -113,6 +113,9 @@ func NewImage(arch string, layers ...Layer) *Image {
 	return im
 }
 
+// Layers returns the layers, the lowest first.
+func (im *Image) Layers() []Layer { return im.layers }
+
 // Hello returns a runnable image of three layers: the program, two files, and
 // a layer that deletes one of the files and adds another.
 func Hello(t testing.TB) *Image {

@@ -27,6 +27,9 @@ import (
 // Trees keeps the pushed images with their files, so that a test can ask a registry for
 // each of these files. Its methods may be called concurrently.
 type Trees struct {
+	// Dense makes contents that hardly compress, and so layers that are large enough to be dropped.
+	Dense bool
+
 	mu     sync.Mutex
 	images []*Tree
 }
@@ -65,9 +68,13 @@ func (l *Trees) push(ctx context.Context, client *wire.Client, repo, tag string,
 	image := &Tree{Repo: repo, Tag: tag, files: map[string]string{}}
 	var layers []imagetest.Layer
 	for range 1 + random.IntN(3) {
-		layers = append(layers, image.layer(random))
+		layers = append(layers, image.layer(random, l.Dense))
 	}
-	b := imagetest.Compose("amd64", nil, layers, imagetest.Compression(random.IntN(4)))
+	forms := 4
+	if l.Dense {
+		forms = 2 // the other two are never dropped
+	}
+	b := imagetest.Compose("amd64", nil, layers, imagetest.Compression(random.IntN(forms)))
 	l.mu.Lock()
 	l.images = append(l.images, image)
 	l.mu.Unlock()
@@ -90,11 +97,14 @@ func (l *Trees) push(ctx context.Context, client *wire.Client, repo, tag string,
 }
 
 // layer makes a layer and applies it to the files of the image.
-func (i *Tree) layer(random *rand.Rand) imagetest.Layer {
+func (i *Tree) layer(random *rand.Rand, dense bool) imagetest.Layer {
 	a := new(imagetest.Archive)
 	added := map[string]bool{} // a whiteout affects only the layers below
 	files := 5 + random.IntN(40)
-	if random.IntN(6) == 0 { // a layer whose conversion takes a while
+	switch {
+	case dense:
+		files += 10 // the catalogue keeps small blobs, and no recipes of them
+	case random.IntN(6) == 0: // a layer whose conversion takes a while
 		files = 400
 	}
 	for n := range files {
@@ -107,7 +117,7 @@ func (i *Tree) layer(random *rand.Rand) imagetest.Layer {
 			}
 			continue
 		}
-		data := content(random)
+		data := content(random, dense)
 		a.File(name, data)
 		added[name] = true
 		i.files[name] = wire.Digest([]byte(data))
@@ -117,17 +127,29 @@ func (i *Tree) layer(random *rand.Rand) imagetest.Layer {
 
 // content returns a text of up to 20 KB, or now and then a text that is stored in chunks.
 // Every other text is one of a few that all workers share.
-func content(random *rand.Rand) string {
+func content(random *rand.Rand, dense bool) string {
 	id := random.Uint64()
 	if random.IntN(2) == 0 {
 		id %= 200
 	}
 	size := 1 + int(id%20_000)
+	if dense {
+		return digits(id, size)
+	}
 	if id%150 == 0 {
 		size = 5 << 20
 	}
 	line := fmt.Sprintf("the content number %d\n", id)
 	return strings.Repeat(line, 1+size/len(line))
+}
+
+// digits returns hexadecimal digits, which compress to half of their size.
+func digits(id uint64, size int) string {
+	random, text := rand.New(rand.NewPCG(id, 0)), make([]byte, 0, size+16)
+	for len(text) < size {
+		text = fmt.Appendf(text, "%016x", random.Uint64())
+	}
+	return string(text[:size])
 }
 
 // Acknowledged returns the images that must be in the registry.
