@@ -26,7 +26,7 @@
 //	SLIPWAY_LYINGDISK_ROUNDS  rounds of power cuts on a disk that keeps a random part, default 3
 //	SLIPWAY_GEARKILL_ROUNDS   rounds of kill -9 during conversions, default 10
 //	SLIPWAY_GEARCUT_ROUNDS    rounds of power cuts during conversions, default 5
-//	SLIPWAY_CHURNKILL_KILLS   kills -9 while layers are dropped and pulled, default 15
+//	SLIPWAY_CHURNKILL_KILLS   kills -9 while layers are dropped and pulled, default 20
 //	SLIPWAY_CHURNCUT_ROUNDS   power cuts during the same, default 4
 //	SLIPWAY_BIG_LAYER_MIB     size of TestBigLayer's layer, default 512
 //	SLIPWAY_ALLOW_SKIP        tools whose absence scripts/test.sh accepts

@@ -46,8 +46,8 @@ const keptImages = 8
 // again, settled and scrubbed, and again while it recovers. Each acknowledged image must be pulled
 // with its digests after that. Now and then a pack is lost as well.
 func TestChurnKill(t *testing.T) {
-	kills := number(t, "SLIPWAY_CHURNKILL_KILLS", 15)
-	const perStore = 100 // kills on one store
+	kills := number(t, "SLIPWAY_CHURNKILL_KILLS", 20)
+	const perStore = 200 // kills on one store
 	random := seeded(t)
 	for first := 0; first < kills; first += perStore {
 		churnKills(t, random, first, min(perStore, kills-first))
@@ -68,7 +68,7 @@ func churnKills(t *testing.T, random *rand.Rand, first, kills int) {
 		if err := load.stop(); err != nil {
 			t.Fatalf("kill %d: before it: %v", first+n, err)
 		}
-		for n < kills && random.IntN(2) == 0 { // while the server takes up its work again
+		for n < kills && random.IntN(6) > 0 { // while the server takes up its work again
 			s.Restart()
 			pause(time.Millisecond, time.Second, random)
 			s.Kill()
@@ -175,7 +175,7 @@ func (c *churn) pushSome(s *slipway.Server, prefix string) {
 	c.t.Helper()
 	want := len(c.ledger.Acknowledged()) + 1 + c.random.IntN(4)
 	load := startGearLoad(c.t, s, c.ledger, prefix, false, c.random.Uint64())
-	proc.Poll(c.t, pollFor, "images to be pushed", func() bool { return len(c.ledger.Acknowledged()) >= want })
+	proc.Poll(c.t, 5*time.Minute, "images to be pushed", func() bool { return len(c.ledger.Acknowledged()) >= want })
 	if err := errors.Join(load.stop(), c.ledger.Settle(c.t.Context(), s.Client)); err != nil {
 		c.t.Fatal(err)
 	}
@@ -186,7 +186,7 @@ func (c *churn) await(s *slipway.Server) {
 	c.t.Helper()
 	most := 2500 * time.Millisecond
 	if c.random.IntN(2) == 0 && len(c.ledger.Acknowledged()) > 0 {
-		proc.Poll(c.t, pollFor, "a layer to be dropped", func() bool { return countRecipes(c.t, s).Layers > 0 })
+		proc.Poll(c.t, 5*time.Minute, "a layer to be dropped", func() bool { return countRecipes(c.t, s).Layers > 0 })
 		most = time.Second
 	}
 	pause(10*time.Millisecond, most, c.random)
