@@ -130,6 +130,7 @@ type churn struct {
 	t      *testing.T
 	random *rand.Rand
 	ledger *workload.Trees
+	busy   bool // whether the last load has pushed all the time
 	// struck is how often the server was killed or the power cut, dropped how many dropped layers
 	// there were at all checks together, and lost how many packs were lost before checks.
 	struck        int
@@ -139,12 +140,12 @@ type churn struct {
 // start settles, pulls and rehydrates. It also pushes: at first only, or all the time.
 func (c *churn) start(s *slipway.Server, prefix string) *gearLoad {
 	c.t.Helper()
-	busy := c.random.IntN(3) == 0 // with what is pushed
-	if !busy {
+	c.busy = c.random.IntN(3) == 0
+	if !c.busy {
 		c.pushSome(s, prefix+"/first")
 	}
 	load := newGearLoad(c.t)
-	if busy {
+	if c.busy {
 		seed := c.random.Uint64()
 		load.wg.Go(func() { load.note(c.ledger.PushTrees(load.ctx, s.Client, prefix, 2, seed)) })
 	}
@@ -181,11 +182,12 @@ func (c *churn) pushSome(s *slipway.Server, prefix string) {
 	}
 }
 
-// await lets the work go on. Every other time, it first waits until a layer is dropped.
+// await lets the work go on. Every other time that nobody pushes, it first waits until a layer is
+// dropped: beside pushes, a pass may take as long as they do.
 func (c *churn) await(s *slipway.Server) {
 	c.t.Helper()
 	most := 2500 * time.Millisecond
-	if c.random.IntN(2) == 0 && len(c.ledger.Acknowledged()) > 0 {
+	if !c.busy && c.random.IntN(2) == 0 {
 		proc.Poll(c.t, 5*time.Minute, "a layer to be dropped", func() bool { return countRecipes(c.t, s).Layers > 0 })
 		most = time.Second
 	}

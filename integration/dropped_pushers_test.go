@@ -163,7 +163,9 @@ func TestDroppedPushers(t *testing.T) {
 			if layers > 0 && (recipe == 0 || float64(recipe) > most/100*float64(size)) {
 				t.Errorf("the recipe takes %d bytes of %d: its encoder is not predicted", recipe, size)
 			}
-			c.run(t, "validate", "--remote", ref)
+			if !p.stays { // crane expects that layers are compressed
+				c.run(t, "validate", "--remote", ref)
+			}
 			if _, err := s.Client.CheckImage(t.Context(), repo, "v1"); err != nil {
 				t.Error(err)
 			}
