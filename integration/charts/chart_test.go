@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"sigs.k8s.io/yaml"
 
 	"example.org/slipway/integration/internal/tool"
 )
@@ -215,6 +216,58 @@ func TestGuards(t *testing.T) {
 				t.Errorf("got %q, want %q in it", got, c.want)
 			}
 		})
+	}
+}
+
+// TestOlderValues renders values that lack a part, as values do that are reused from an older chart.
+// The chart either does without the part or says what to do.
+func TestOlderValues(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join(chart(t), "values.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all map[string]any
+	if err := yaml.Unmarshal(b, &all); err != nil {
+		t.Fatal(err)
+	}
+	var parts [][]string
+	for name, v := range all {
+		below, ok := v.(map[string]any)
+		if !ok {
+			continue
+		}
+		parts = append(parts, []string{name})
+		for inner, v := range below {
+			if _, ok := v.(map[string]any); ok {
+				parts = append(parts, []string{name, inner})
+			}
+		}
+	}
+	h := newHelm(t)
+	refused := 0
+	for _, part := range parts {
+		values := map[string]any{"image": map[string]any{"repository": "registry.example.com/slipway"}, "htpasswd": map[string]any{"existingSecret": "u"}, "agent": map[string]any{"enabled": true}}
+		at := values
+		for _, name := range part[:len(part)-1] {
+			if _, ok := at[name].(map[string]any); !ok {
+				at[name] = map[string]any{}
+			}
+			at = at[name].(map[string]any)
+		}
+		at[part[len(part)-1]] = nil // removes the default
+		text, err := yaml.Marshal(values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := h.env.Try(t.Context(), h.path, append([]string{"template", "r", chart(t)}, h.values(string(text))...)...); err != nil {
+			refused++
+			if !strings.Contains(err.Error(), "the values have no "+strings.Join(part, ".")+",") || !strings.Contains(err.Error(), "--reset-then-reuse-values") {
+				t.Errorf("without %v: %v", part, err)
+			}
+		}
+	}
+	if refused < 10 {
+		t.Errorf("only %d of %d values were refused", refused, len(parts))
 	}
 }
 

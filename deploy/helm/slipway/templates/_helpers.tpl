@@ -108,6 +108,18 @@ imagePullSecrets:
 {{/* Values that cannot work together; each message says the way out. */}}
 {{- define "slipway.guards" -}}
 {{- $v := .Values -}}
+{{/* Fails if a part of the values is missing that the templates need. No user removes one, but values
+     that are reused from an older chart lack what this one has added. */}}
+{{- define "slipway.complete" -}}
+{{- range $path := list "image" "server" "config" "htpasswd" "tls" "s3" "swift" "postgres" "cluster" "tokenKey" "persistence" "service" "ingress" "metrics" "metrics.serviceMonitor" "metrics.prometheusRule" "metrics.dashboards" "podDisruptionBudget" "networkPolicy" "serviceAccount" "test" "agent" "agent.config" "agent.podMonitor" -}}
+{{- $at := $.Values -}}
+{{- range splitList "." $path -}}{{- $at = index (default dict $at) . -}}{{- end -}}
+{{- if not (kindIs "map" $at) -}}
+{{- fail (printf "the values have no %s, as if they came from an older chart: use helm upgrade with --reset-then-reuse-values, not --reuse-values" $path) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- $config := default dict $v.config -}}
 {{- $storage := default dict $config.storage -}}
 {{- $auth := default dict $config.auth -}}
