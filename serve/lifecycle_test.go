@@ -230,6 +230,32 @@ func (u rawUpload) status() int {
 	return resp.StatusCode
 }
 
+// TestDrainDelay checks that a server that is stopping serves new connections for some time after
+// it has said at /readyz that it is stopping.
+func TestDrainDelay(t *testing.T) {
+	t.Parallel()
+	const delay = 5 * time.Second
+	s := start(t, setup{yaml: "http: {drain_delay: " + delay.String() + "}"})
+	began := time.Now()
+	s.cancel()
+	poll(t, "the server is not ready", func() bool { return s.do("GET", s.debug+"/readyz", "").status == 503 })
+	served, client := 0, http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for ; !refused(s.Addr()); time.Sleep(10 * time.Millisecond) {
+		resp, err := client.Get(s.url + "/v2/")
+		if err != nil {
+			break
+		}
+		resp.Body.Close()
+		served++
+	}
+	if took := time.Since(began); took < delay || served == 0 {
+		t.Errorf("connections were refused after %s and %d requests, not after %s", took, served, delay)
+	}
+	if err := s.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestDrain(t *testing.T) {
 	s := start(t, setup{})
 	const content = "first half, second half"

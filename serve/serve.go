@@ -353,14 +353,18 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// drain closes the listeners. Uploads under way may finish. Unfinished uploads can be
-// continued after the restart.
+// drain closes the listeners, after http.drain_delay. Uploads under way may finish. Unfinished
+// uploads can be continued after the restart.
 func (s *Server) drain() error {
+	s.health.stopping()
+	if delay := s.cfg.HTTP.DrainDelay; delay > 0 {
+		s.log.Info("stopping; requests are still accepted", "for", delay)
+		time.Sleep(delay)
+	}
 	wait := s.cfg.HTTP.DrainTimeout
 	s.log.Info("stopping; requests under way may finish", "within", wait)
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
-	s.health.stopping()
 	s.page.EndStreams() // by themselves they end only after minutes
 	err := s.http.Shutdown(ctx)
 	if err != nil { // the time is over

@@ -99,15 +99,15 @@ imagePullSecrets:
 {{- $_ := set $auth "token" (dict "builtin" true "key" (include "slipway.secretFile" (dict "name" "token" "key" $v.tokenKey.key))) -}}
 {{- end -}}
 {{- if $auth -}}{{- $_ := set $own "auth" $auth -}}{{- end -}}
+{{- if include "slipway.shared" . -}}
+{{- $_ := set $own.http "drain_delay" "5s" -}}
+{{- end -}}
 {{- if $v.cluster.existingSecret -}}
 {{- $_ := set $own "cluster" (dict "addr" ":5002" "secret" (include "slipway.secretValue" (dict "name" "cluster" "key" $v.cluster.key))) -}}
 {{- end -}}
 {{- toYaml (mergeOverwrite $own (deepCopy $v.config)) -}}
 {{- end -}}
 
-{{/* Values that cannot work together; each message says the way out. */}}
-{{- define "slipway.guards" -}}
-{{- $v := .Values -}}
 {{/* Fails if a part of the values is missing that the templates need. No user removes one, but values
      that are reused from an older chart lack what this one has added. */}}
 {{- define "slipway.complete" -}}
@@ -120,6 +120,9 @@ imagePullSecrets:
 {{- end -}}
 {{- end -}}
 
+{{/* Values that cannot work together; each message says the way out. */}}
+{{- define "slipway.guards" -}}
+{{- $v := .Values -}}
 {{- $config := default dict $v.config -}}
 {{- $storage := default dict $config.storage -}}
 {{- $auth := default dict $config.auth -}}
