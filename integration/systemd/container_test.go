@@ -37,11 +37,11 @@ func (m *machine) containerd(t *testing.T) {
 	for _, name := range []string{"containerd", "containerd-shim-runc-v2", "ctr", "runc"} {
 		tool.Built(t, name)
 	}
-	m.write(t, "/etc/containerd/config.toml", `version = 3
+	m.Write(t, "/etc/containerd/config.toml", `version = 3
 imports = ["/etc/containerd/conf.d/*.toml"]
 disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.nri.v1.nri"]
 `)
-	m.write(t, "/etc/systemd/system/containerd.service", `[Service]
+	m.Write(t, "/etc/systemd/system/containerd.service", `[Service]
 Type=notify
 Environment=PATH=/opt/tools:/usr/sbin:/usr/bin:/sbin:/bin
 ExecStartPre=/bin/sh -c 'for d in /sys/fs/cgroup/*/; do mount -o remount,rw,bind $$d || true; done'
@@ -52,7 +52,7 @@ KillMode=process
 [Install]
 WantedBy=multi-user.target
 `)
-	wants := filepath.Join(m.root, "etc/systemd/system/multi-user.target.wants")
+	wants := filepath.Join(m.Root, "etc/systemd/system/multi-user.target.wants")
 	if err := os.MkdirAll(wants, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func (m *machine) push(t *testing.T) (sums []string) {
 		a.Add(tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprintf("files/%d", i), Mode: 0o644}, data)
 	}
 	b := imagetest.Compose(runtime.GOARCH, map[string]any{"Entrypoint": []string{"/bin/busybox", "sh"}}, []imagetest.Layer{a.Layer()})
-	dir := filepath.Join(m.env.Dir(), "layout")
+	dir := filepath.Join(m.Env.Dir(), "layout")
 	b.WriteLayout(t, dir, "1")
 	m.outside(t, "skopeo", "--insecure-policy", "copy", "-q", "--dest-tls-verify=false", "oci:"+dir+":1", "docker://"+image)
 	proc.Poll(t, patience, "the end of the conversion", func() bool {
@@ -86,7 +86,7 @@ func (m *machine) push(t *testing.T) (sums []string) {
 			Layers, Waiting int64
 			Active          []any
 		}
-		out := m.run(t, "slipway", "status", "--json")
+		out := m.Run(t, "slipway", "status", "--json")
 		if err := json.Unmarshal([]byte(out), &st); err != nil {
 			t.Fatalf("slipway status: %v\n%s", err, out)
 		}
@@ -107,7 +107,7 @@ const ctrLog = "/run/ctr.log"
 // ctr returns a command that runs a container of the image with the agent's snapshots. The name is
 // unique to this test, because the cgroups of containers are this machine's.
 func (m *machine) ctr(name string, args ...string) *exec.Cmd {
-	return m.command(append([]string{"sh", "-c", `exec "$@" 2>>` + ctrLog, "sh", "ctr", "run", "--rm", "--snapshotter", "slipway", image, filepath.Base(m.env.Dir()) + "-" + name, "/bin/busybox", "sh"}, args...)...)
+	return m.Command(append([]string{"sh", "-c", `exec "$@" 2>>` + ctrLog, "sh", "ctr", "run", "--rm", "--snapshotter", "slipway", image, filepath.Base(m.Env.Dir()) + "-" + name, "/bin/busybox", "sh"}, args...)...)
 }
 
 // load is a container that keeps opening one file after another.
@@ -121,7 +121,7 @@ type load struct {
 
 func (m *machine) startLoad(t *testing.T, sums []string) *load {
 	t.Helper()
-	l := &load{m: m, log: filepath.Join(m.env.Dir(), "load.log"), sums: sums}
+	l := &load{m: m, log: filepath.Join(m.Env.Dir(), "load.log"), sums: sums}
 	l.p = proc.Start(t, m.ctr("load", "-c", fmt.Sprintf(`while :; do
 	i=%d
 	while [ $i -lt %d ]; do
@@ -143,7 +143,7 @@ func (l *load) check(t *testing.T) int {
 	proc.Poll(t, patience, "more files that the container reads", func() bool {
 		select {
 		case <-l.p.Exited():
-			t.Fatalf("the container ended (%s):\n%s%s", l.p.State(), l.p.Log(2<<10), l.m.run(t, "tail", "-n", "5", ctrLog))
+			t.Fatalf("the container ended (%s):\n%s%s", l.p.State(), l.p.Log(2<<10), l.m.Run(t, "tail", "-n", "5", ctrLog))
 		default:
 		}
 		l.verify(t)
@@ -179,7 +179,7 @@ func (l *load) verify(t *testing.T) {
 func (l *load) end(t *testing.T) {
 	t.Helper()
 	l.verify(t)
-	l.m.run(t, "ctr", "task", "kill", "-s", "KILL", filepath.Base(l.m.env.Dir())+"-load")
+	l.m.Run(t, "ctr", "task", "kill", "-s", "KILL", filepath.Base(l.m.Env.Dir())+"-load")
 	select {
 	case <-l.p.Exited():
 	case <-time.After(patience):

@@ -37,9 +37,9 @@ func (m *machine) testKubelet(t *testing.T) {
 		endpoint = "--image-service-endpoint=unix:///run/slipway-agent/cri.sock"
 	)
 	with := func(file string) string { return strings.Replace(kubeadmConf, "FILE", file, 1) }
-	m.write(t, config, "cri: {address: /run/slipway-agent/cri.sock}\n")
-	m.write(t, "/usr/local/bin/kubelet", "#!/bin/sh\nprintf '%s|' \"$@\" > /run/kubelet-args\n")
-	m.run(t, "chmod", "0755", "/usr/local/bin/kubelet")
+	m.Write(t, config, "cri: {address: /run/slipway-agent/cri.sock}\n")
+	m.Write(t, "/usr/local/bin/kubelet", "#!/bin/sh\nprintf '%s|' \"$@\" > /run/kubelet-args\n")
+	m.Run(t, "chmod", "0755", "/usr/local/bin/kubelet")
 	for name, files := range map[string]map[string]string{
 		"Debian":                {conf: with("/etc/default/kubelet")},
 		"Fedora, empty":         {conf: with("/etc/sysconfig/kubelet"), "/etc/sysconfig/kubelet": "KUBELET_EXTRA_ARGS=\n"},
@@ -59,29 +59,29 @@ func (m *machine) testKubelet(t *testing.T) {
 			all[file] = text
 		}
 		for file, text := range all {
-			m.write(t, file, text)
+			m.Write(t, file, text)
 		}
 		start := func() []string {
 			t.Helper()
-			m.run(t, "systemctl", "daemon-reload")
-			m.run(t, "systemctl", "start", "kubelet")
-			return strings.Split(strings.TrimSuffix(m.run(t, "cat", "/run/kubelet-args"), "|"), "|")
+			m.Run(t, "systemctl", "daemon-reload")
+			m.Run(t, "systemctl", "start", "kubelet")
+			return strings.Split(strings.TrimSuffix(m.Run(t, "cat", "/run/kubelet-args"), "|"), "|")
 		}
 		before := start()
-		m.run(t, "slipway", "agent", "setup", "--kubernetes", "--apply", "--config", config)
+		m.Run(t, "slipway", "agent", "setup", "--kubernetes", "--apply", "--config", config)
 		want := strings.Join(append(before, endpoint), " ")
 		if got := strings.Join(start(), " "); got != want {
 			t.Errorf("%s: kubelet has the arguments\n%s\nwant\n%s", name, got, want)
 		}
-		m.run(t, "slipway", "agent", "setup", "--kubernetes", "--undo", "--config", config)
+		m.Run(t, "slipway", "agent", "setup", "--kubernetes", "--undo", "--config", config)
 		if got, want := strings.Join(start(), " "), strings.Join(before, " "); got != want {
 			t.Errorf("%s: after undoing kubelet has the arguments\n%s\nwant\n%s", name, got, want)
 		}
 		for file := range all {
-			m.run(t, "rm", file)
+			m.Run(t, "rm", file)
 		}
-		m.run(t, "rm", "-rf", "/etc/eks")
+		m.Run(t, "rm", "-rf", "/etc/eks")
 	}
-	m.run(t, "rm", config, "/usr/local/bin/kubelet")
-	m.run(t, "systemctl", "daemon-reload")
+	m.Run(t, "rm", config, "/usr/local/bin/kubelet")
+	m.Run(t, "systemctl", "daemon-reload")
 }

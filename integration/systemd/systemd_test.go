@@ -37,7 +37,7 @@ var exposed = map[string]float64{server: 1.5, agent: 5.2}
 // TestSystemd takes the package through its life in one machine. Each part continues where the one
 // before ended.
 func TestSystemd(t *testing.T) {
-	m := boot(t)
+	m := boot(t, (*machine).containerd)
 	t.Logf("booted in %.1f s", m.booted.Seconds())
 	var sums []string
 	var l *load
@@ -54,9 +54,9 @@ func TestSystemd(t *testing.T) {
 		{"priorities in the journal", m.testJournal},
 		{"containers", func(t *testing.T) {
 			sums = m.push(t)
-			m.run(t, "slipway", "agent", "setup", "--containerd", "--apply")
-			m.run(t, "systemctl", "restart", "containerd")
-			m.run(t, "ctr", "image", "pull", "--plain-http", "--snapshotter", "slipway", image)
+			m.Run(t, "slipway", "agent", "setup", "--containerd", "--apply")
+			m.Run(t, "systemctl", "restart", "containerd")
+			m.Run(t, "ctr", "image", "pull", "--plain-http", "--snapshotter", "slipway", image)
 			l = m.startLoad(whole, sums)
 			l.check(t)
 		}},
@@ -69,7 +69,7 @@ func TestSystemd(t *testing.T) {
 		{"a server that cannot start yet", m.testNoLimit},
 		{"commands while the server does not run", m.testOffline},
 		{"remove and purge", m.testPurge},
-		{"shutdown", func(t *testing.T) { t.Logf("shut down in %.1f s", m.halt(t).Seconds()) }},
+		{"shutdown", func(t *testing.T) { t.Logf("shut down in %.1f s", m.Halt(t).Seconds()) }},
 	} {
 		began := time.Now()
 		if !t.Run(part.name, part.do) {
@@ -82,7 +82,7 @@ func TestSystemd(t *testing.T) {
 // packages makes the package of a version and puts it where an administrator would have it.
 func (m *machine) packages(t *testing.T, v string) {
 	t.Helper()
-	dir := filepath.Join(m.env.Dir(), v)
+	dir := filepath.Join(m.Env.Dir(), v)
 	if err := release.Make(t.Context(), slipway.Binary(t), v, dir, "deb"); err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func (m *machine) packages(t *testing.T, v string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.write(t, "/root/"+release.Deb(v), string(data))
+	m.Write(t, "/root/"+release.Deb(v), string(data))
 }
 
 // page returns a page of the documentation.
@@ -126,7 +126,7 @@ func documented(t *testing.T, prefix string) (commands []string) {
 // follow runs documented commands in a shell.
 func (m *machine) follow(t *testing.T, commands ...string) string {
 	t.Helper()
-	return m.run(t, "sh", "-ec", "cd /root; exec 2>&1\n"+strings.Join(commands, "\n"))
+	return m.Run(t, "sh", "-ec", "cd /root; exec 2>&1\n"+strings.Join(commands, "\n"))
 }
 
 // testEnable follows the page: nothing runs after the installation, and whatever is enabled answers
@@ -141,7 +141,7 @@ func (m *machine) testEnable(t *testing.T) {
 		}
 	}
 	// The agent only fetches what somebody opens.
-	m.write(t, "/etc/slipway/agent.yml", "root: /var/lib/slipway-agent\nfetch: {background: false, mode: lazy}\n")
+	m.Write(t, "/etc/slipway/agent.yml", "root: /var/lib/slipway-agent\nfetch: {background: false, mode: lazy}\n")
 	m.follow(t, documented(t, "systemctl enable --now slipway")...)
 	m.active(t, server, agent)
 	m.outside(t, "curl", "-fsS", "http://127.0.0.1:5001/readyz")
@@ -151,11 +151,11 @@ func (m *machine) testEnable(t *testing.T) {
 		}
 	}
 	var st struct{ Tier string }
-	out := m.run(t, "slipway", "agent", "status", "--json")
+	out := m.Run(t, "slipway", "agent", "status", "--json")
 	if err := json.Unmarshal([]byte(out), &st); err != nil || st.Tier == "" || st.Tier == "plain" {
 		t.Errorf("the agent mounts images in the way %q, %v:\n%s", st.Tier, err, m.journal(t, agent))
 	}
-	if a, b := m.run(t, "readlink", "/proc/1/ns/mnt"), m.run(t, "readlink", "/proc/"+m.show(t, agent, "MainPID")+"/ns/mnt"); a != b {
+	if a, b := m.Run(t, "readlink", "/proc/1/ns/mnt"), m.Run(t, "readlink", "/proc/"+m.show(t, agent, "MainPID")+"/ns/mnt"); a != b {
 		t.Errorf("the agent mounts in %s, and the machine has %s", b, a)
 	}
 	if got := m.count(t, agent, "NFileDescriptorStore"); got < 1 {
@@ -168,7 +168,7 @@ var overall = regexp.MustCompile(`Overall exposure level for (\S+): ([0-9.]+) `)
 
 func (m *machine) testHardening(t *testing.T) {
 	for u, limit := range exposed {
-		out := m.run(t, "systemd-analyze", "security", "--no-pager", u)
+		out := m.Run(t, "systemd-analyze", "security", "--no-pager", u)
 		found := overall.FindStringSubmatch(out)
 		if found == nil {
 			t.Fatalf("systemd-analyze security %s:\n%s", u, out)
@@ -195,7 +195,7 @@ func (m *machine) testCommands(t *testing.T) {
 		"slipway config check", "slipway config show", "slipway agent status", "slipway agent verify", "slipway agent config check",
 		asServer + "slipway gc", asServer + "slipway fsck --quick",
 	} {
-		out, err := m.try(t.Context(), "sh", "-c", "cd / && "+command)
+		out, err := m.Try(t.Context(), "sh", "-c", "cd / && "+command)
 		if err != nil {
 			t.Errorf("%s: %s", command, out)
 		}
@@ -204,7 +204,7 @@ func (m *machine) testCommands(t *testing.T) {
 		}
 	}
 	for _, command := range []string{"slipway gc", "slipway agent status", "slipway config show"} {
-		if out := m.fails(t, "sh", "-c", "cd / && "+asNobody+command); !strings.Contains(out, "permission denied") || !strings.Contains(out, "be root") {
+		if out := m.Fails(t, "sh", "-c", "cd / && "+asNobody+command); !strings.Contains(out, "permission denied") || !strings.Contains(out, "be root") {
 			t.Errorf("%s of somebody else says: %s", command, out)
 		}
 	}
@@ -214,7 +214,7 @@ func (m *machine) testCommands(t *testing.T) {
 // testBackup backs up to a place where the running server may not write. The error must say what to
 // do. Then it follows docs/backup.md to a place where the server may write.
 func (m *machine) testBackup(t *testing.T) {
-	if out := m.fails(t, "slipway", "backup", "/srv/backup"); !strings.Contains(out, "user, slipway") || !strings.Contains(out, "ReadWritePaths=/srv/backup") {
+	if out := m.Fails(t, "slipway", "backup", "/srv/backup"); !strings.Contains(out, "user, slipway") || !strings.Contains(out, "ReadWritePaths=/srv/backup") {
 		t.Errorf("slipway backup says: %s", out)
 	}
 	_, text, _ := strings.Cut(page(t, "backup.md"), "## Every night")
@@ -224,10 +224,10 @@ func (m *machine) testBackup(t *testing.T) {
 	commands, _, _ := strings.Cut(text, "```")
 	for _, unit := range strings.Split(units, "# /")[1:] {
 		name, content, _ := strings.Cut(unit, "\n")
-		m.write(t, "/"+name, content)
+		m.Write(t, "/"+name, content)
 	}
 	m.follow(t, commands)
-	m.run(t, "test", "-s", "/backup/registry/catalog.db")
+	m.Run(t, "test", "-s", "/backup/registry/catalog.db")
 	if got := m.show(t, "slipway-backup.timer", "ActiveState"); got != "active" {
 		t.Errorf("the timer is %s", got)
 	}
@@ -242,7 +242,7 @@ type entry struct {
 // entries returns the journal's lines of a unit with at least the given priority.
 func (m *machine) entries(t *testing.T, unit, priority string) (list []entry) {
 	t.Helper()
-	out := m.run(t, "journalctl", "--no-pager", "-o", "json", "-u", unit, "-p", priority, "_TRANSPORT=stdout")
+	out := m.Run(t, "journalctl", "--no-pager", "-o", "json", "-u", unit, "-p", priority, "_TRANSPORT=stdout")
 	for line := range strings.Lines(out) {
 		var e entry
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
@@ -268,21 +268,21 @@ func (m *machine) testJournal(t *testing.T) {
 	if list := m.entries(t, server, "err"); len(list) > 0 {
 		t.Errorf("the server has logged errors: %v", list)
 	}
-	good, err := os.ReadFile(m.path("/etc/slipway/config.yml"))
+	good, err := os.ReadFile(m.Path("/etc/slipway/config.yml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.write(t, "/etc/slipway/config.yml", string(good)+"nonsense: true\nrubbish: true\n")
-	m.fails(t, "systemctl", "restart", server)
-	m.write(t, "/etc/slipway/config.yml", string(good))
-	m.run(t, "systemctl", "restart", server)
+	m.Write(t, "/etc/slipway/config.yml", string(good)+"nonsense: true\nrubbish: true\n")
+	m.Fails(t, "systemctl", "restart", server)
+	m.Write(t, "/etc/slipway/config.yml", string(good))
+	m.Run(t, "systemctl", "restart", server)
 	list := m.entries(t, server, "err")
 	for _, word := range []string{"nonsense", "rubbish"} {
 		if !has(list, "3", word) {
 			t.Errorf("journalctl -p err shows nothing of %q: %v", word, list)
 		}
 	}
-	m.run(t, "sh", "-c", "echo '{}{' >/etc/slipway/agent.yml.bad && slipway agent config check /etc/slipway/agent.yml.bad >/dev/null 2>&1 && exit 1; rm /etc/slipway/agent.yml.bad")
+	m.Run(t, "sh", "-c", "echo '{}{' >/etc/slipway/agent.yml.bad && slipway agent config check /etc/slipway/agent.yml.bad >/dev/null 2>&1 && exit 1; rm /etc/slipway/agent.yml.bad")
 }
 
 // testRestart restarts and kills the agent while a container opens files that the node does not
@@ -291,7 +291,7 @@ func (m *machine) testRestart(t *testing.T, l *load) {
 	for range 3 {
 		before := m.show(t, agent, "MainPID")
 		began := time.Now()
-		m.run(t, "systemctl", "restart", agent)
+		m.Run(t, "systemctl", "restart", agent)
 		took := time.Since(began)
 		if got := m.show(t, agent, "MainPID"); got == before {
 			t.Error("the agent was not restarted")
@@ -299,7 +299,7 @@ func (m *machine) testRestart(t *testing.T, l *load) {
 		t.Logf("restarted in %.2f s; the container has read %d files", took.Seconds(), l.check(t))
 	}
 	before := m.count(t, agent, "NRestarts")
-	m.run(t, "systemctl", "kill", "-s", "KILL", agent)
+	m.Run(t, "systemctl", "kill", "-s", "KILL", agent)
 	proc.Poll(t, patience, "another agent", func() bool {
 		return m.count(t, agent, "NRestarts") > before && m.show(t, agent, "ActiveState") == "active"
 	})
@@ -309,23 +309,23 @@ func (m *machine) testRestart(t *testing.T, l *load) {
 // testReloadAgent changes the agent's configuration. An invalid one must be refused; new settings
 // must take effect in the same process.
 func (m *machine) testReloadAgent(t *testing.T, l *load) {
-	good, err := os.ReadFile(m.path("/etc/slipway/agent.yml"))
+	good, err := os.ReadFile(m.Path("/etc/slipway/agent.yml"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	before := m.show(t, agent, "MainPID")
-	m.write(t, "/etc/slipway/agent.yml", string(good)+"nonsense: true\n")
-	m.fails(t, "systemctl", "reload", agent)
-	m.run(t, "systemctl", "kill", "-s", "HUP", agent) // of somebody who does not ask first
+	m.Write(t, "/etc/slipway/agent.yml", string(good)+"nonsense: true\n")
+	m.Fails(t, "systemctl", "reload", agent)
+	m.Run(t, "systemctl", "kill", "-s", "HUP", agent) // of somebody who does not ask first
 	proc.Poll(t, patience, "the agent's complaint", func() bool { return has(m.entries(t, agent, "err"), "3", "nonsense") })
 	m.active(t, agent)
 	l.check(t)
 	for range 3 {
-		m.write(t, "/etc/slipway/agent.yml", string(good))
-		m.run(t, "systemctl", "reload", agent)
+		m.Write(t, "/etc/slipway/agent.yml", string(good))
+		m.Run(t, "systemctl", "reload", agent)
 		m.metrics(t, false)
-		m.write(t, "/etc/slipway/agent.yml", string(good)+"metrics: {addr: 127.0.0.1:5003}\n")
-		m.run(t, "systemctl", "reload", agent)
+		m.Write(t, "/etc/slipway/agent.yml", string(good)+"metrics: {addr: 127.0.0.1:5003}\n")
+		m.Run(t, "systemctl", "reload", agent)
 		m.metrics(t, true)
 		l.check(t)
 	}
@@ -336,7 +336,7 @@ func (m *machine) testReloadAgent(t *testing.T, l *load) {
 	if got := m.count(t, agent, "NFileDescriptorStore"); got < 1 {
 		t.Error("after its reload systemd keeps no descriptor of the agent")
 	}
-	m.run(t, "systemctl", "restart", agent) // what systemd keeps is good still
+	m.Run(t, "systemctl", "restart", agent) // what systemd keeps is good still
 	l.check(t)
 }
 
@@ -344,47 +344,47 @@ func (m *machine) testReloadAgent(t *testing.T, l *load) {
 func (m *machine) metrics(t *testing.T, want bool) {
 	t.Helper()
 	proc.Poll(t, patience, fmt.Sprintf("metrics of the agent, or none (%v)", want), func() bool {
-		_, err := m.env.Try(t.Context(), "nsenter", "-t", strconv.Itoa(m.pid), "-n", "--", "curl", "-fsS", "-o", "/dev/null", "http://127.0.0.1:5003/metrics")
+		_, err := m.Env.Try(t.Context(), "nsenter", "-t", strconv.Itoa(m.PID), "-n", "--", "curl", "-fsS", "-o", "/dev/null", "http://127.0.0.1:5003/metrics")
 		return want == (err == nil) && m.show(t, agent, "ActiveState") == "active"
 	})
 }
 
 // testReloadServer rotates the access log as logrotate does.
 func (m *machine) testReloadServer(t *testing.T) {
-	good, err := os.ReadFile(m.path("/etc/slipway/config.yml"))
+	good, err := os.ReadFile(m.Path("/etc/slipway/config.yml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.write(t, "/etc/slipway/config.yml", string(good)+"log: {accesslog: {file: /var/log/slipway/access.log}}\n")
-	m.run(t, "systemctl", "restart", server)
+	m.Write(t, "/etc/slipway/config.yml", string(good)+"log: {accesslog: {file: /var/log/slipway/access.log}}\n")
+	m.Run(t, "systemctl", "restart", server)
 	pid := m.show(t, server, "MainPID")
-	m.run(t, "mv", "/var/log/slipway/access.log", "/var/log/slipway/access.log.1")
-	m.run(t, "systemctl", "reload", server)
+	m.Run(t, "mv", "/var/log/slipway/access.log", "/var/log/slipway/access.log.1")
+	m.Run(t, "systemctl", "reload", server)
 	proc.Poll(t, patience, "a request in the new access log", func() bool {
 		m.digest(t)
-		st, err := os.Stat(m.path("/var/log/slipway/access.log"))
+		st, err := os.Stat(m.Path("/var/log/slipway/access.log"))
 		return err == nil && st.Size() > 0
 	})
 	m.active(t, server)
 	if got := m.show(t, server, "MainPID"); got != pid {
 		t.Errorf("the server is process %s after its reload, was %s", got, pid)
 	}
-	m.write(t, "/etc/slipway/config.yml", string(good))
-	m.run(t, "systemctl", "restart", server)
+	m.Write(t, "/etc/slipway/config.yml", string(good))
+	m.Run(t, "systemctl", "restart", server)
 }
 
 // testWatchdog suspends server and agent, which systemd must restart. The time limit is shorter
 // than that of the package's units.
 func (m *machine) testWatchdog(t *testing.T, l *load) {
 	for _, u := range []string{server, agent} {
-		m.write(t, "/etc/systemd/system/"+u+".d/watchdog.conf", "[Service]\nWatchdogSec=5s\n")
+		m.Write(t, "/etc/systemd/system/"+u+".d/watchdog.conf", "[Service]\nWatchdogSec=5s\n")
 	}
-	m.run(t, "systemctl", "daemon-reload")
-	m.run(t, "systemctl", "restart", server, agent)
+	m.Run(t, "systemctl", "daemon-reload")
+	m.Run(t, "systemctl", "restart", server, agent)
 	before, restarts := map[string]string{}, map[string]int{}
 	for _, u := range []string{server, agent} {
 		before[u], restarts[u] = m.show(t, u, "MainPID"), m.count(t, u, "NRestarts")
-		m.run(t, "systemctl", "kill", "-s", "STOP", "--kill-who=main", u)
+		m.Run(t, "systemctl", "kill", "-s", "STOP", "--kill-who=main", u)
 	}
 	began := time.Now()
 	for _, u := range []string{agent, server} {
@@ -392,21 +392,21 @@ func (m *machine) testWatchdog(t *testing.T, l *load) {
 			return m.count(t, u, "NRestarts") > restarts[u] && m.show(t, u, "MainPID") != before[u] && m.show(t, u, "ActiveState") == "active"
 		})
 		t.Logf("%s runs again %.1f s after it was stopped", u, time.Since(began).Seconds())
-		if out := m.run(t, "journalctl", "--no-pager", "-u", u, "_PID=1"); !strings.Contains(out, "Watchdog timeout") {
+		if out := m.Run(t, "journalctl", "--no-pager", "-u", u, "_PID=1"); !strings.Contains(out, "Watchdog timeout") {
 			t.Errorf("it was not the watchdog that ended %s:\n%s", u, out)
 		}
 	}
 	l.check(t)
-	m.run(t, "rm", "-r", "/etc/systemd/system/"+server+".d", "/etc/systemd/system/"+agent+".d")
-	m.run(t, "systemctl", "daemon-reload")
-	m.run(t, "systemctl", "restart", server, agent)
+	m.Run(t, "rm", "-r", "/etc/systemd/system/"+server+".d", "/etc/systemd/system/"+agent+".d")
+	m.Run(t, "systemctl", "daemon-reload")
+	m.Run(t, "systemctl", "restart", server, agent)
 	l.check(t)
 }
 
 // testUpgrade installs the newer package and then the older one again, while a container reads and
 // a client keeps asking the registry.
 func (m *machine) testUpgrade(t *testing.T, l *load) {
-	answers := filepath.Join(m.env.Dir(), "answers.log")
+	answers := filepath.Join(m.Env.Dir(), "answers.log")
 	asking := m.askAlways(t, answers)
 	digest := m.digest(t)
 	for _, v := range []string{newer, version} {
@@ -414,13 +414,13 @@ func (m *machine) testUpgrade(t *testing.T, l *load) {
 		began := time.Now()
 		m.follow(t, "apt install -y --allow-downgrades ./"+release.Deb(v))
 		took := time.Since(began)
-		if got := m.run(t, "dpkg-query", "-W", "-f", "${Version}", "slipway"); got != v {
+		if got := m.Run(t, "dpkg-query", "-W", "-f", "${Version}", "slipway"); got != v {
 			t.Errorf("version %s is installed, want %s", got, v)
 		}
 		m.active(t, server, agent)
 		for i, u := range []string{server, agent} {
 			pid := m.show(t, u, "MainPID")
-			a, b := m.run(t, "stat", "-L", "-c", "%d:%i", "/proc/"+pid+"/exe"), m.run(t, "stat", "-c", "%d:%i", "/usr/bin/slipway")
+			a, b := m.Run(t, "stat", "-L", "-c", "%d:%i", "/proc/"+pid+"/exe"), m.Run(t, "stat", "-c", "%d:%i", "/usr/bin/slipway")
 			if pid == before[i] || a != b {
 				t.Errorf("%s does not run the program of version %s", u, v)
 			}
@@ -438,8 +438,8 @@ func (m *machine) testUpgrade(t *testing.T, l *load) {
 func (m *machine) askAlways(t *testing.T, log string) *proc.Process {
 	t.Helper()
 	const script = `while :; do curl -s -o /dev/null -w '%{http_code} %{time_total}\n' http://127.0.0.1:5000/v2/team/app/manifests/1 || true; sleep 0.02; done`
-	cmd := m.command()
-	cmd.Args = []string{"nsenter", "-t", strconv.Itoa(m.pid), "-n", "--", "sh", "-c", script}
+	cmd := m.Command()
+	cmd.Args = []string{"nsenter", "-t", strconv.Itoa(m.PID), "-n", "--", "sh", "-c", script}
 	return proc.Start(t, cmd, log)
 }
 
@@ -471,7 +471,7 @@ func (m *machine) testStop(t *testing.T, l *load, sums []string) {
 	}
 	for _, u := range []string{server, agent} {
 		began := time.Now()
-		m.run(t, "systemctl", "stop", u)
+		m.Run(t, "systemctl", "stop", u)
 		t.Logf("%s stopped in %.1f s", u, time.Since(began).Seconds())
 		if got := m.show(t, u, "ActiveState") + " " + m.show(t, u, "Result"); got != "inactive success" {
 			t.Errorf("stopped %s is %s:\n%s", u, got, m.journal(t, u))
@@ -481,7 +481,7 @@ func (m *machine) testStop(t *testing.T, l *load, sums []string) {
 		t.Errorf("of a file that is not here the container says %q", got)
 	}
 	s.end(t)
-	m.run(t, "systemctl", "start", server, agent)
+	m.Run(t, "systemctl", "start", server, agent)
 	m.active(t, server, agent)
 	s = m.startShell(t)
 	if got := s.read(t, 2); got != sums[2] {
@@ -493,38 +493,38 @@ func (m *machine) testStop(t *testing.T, l *load, sums []string) {
 // testNoLimit makes the server fail more often than systemd would allow by default, and then
 // removes the cause. The server must come back by itself.
 func (m *machine) testNoLimit(t *testing.T) {
-	m.run(t, "systemctl", "stop", server)
-	good, err := os.ReadFile(m.path("/etc/slipway/config.yml"))
+	m.Run(t, "systemctl", "stop", server)
+	good, err := os.ReadFile(m.Path("/etc/slipway/config.yml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.write(t, "/etc/systemd/system/"+server+".d/quick.conf", "[Service]\nRestartSec=100ms\n")
-	m.run(t, "systemctl", "daemon-reload")
-	m.write(t, "/etc/slipway/config.yml", string(good)+"nonsense: true\n")
-	m.fails(t, "systemctl", "start", server)
+	m.Write(t, "/etc/systemd/system/"+server+".d/quick.conf", "[Service]\nRestartSec=100ms\n")
+	m.Run(t, "systemctl", "daemon-reload")
+	m.Write(t, "/etc/slipway/config.yml", string(good)+"nonsense: true\n")
+	m.Fails(t, "systemctl", "start", server)
 	proc.Poll(t, patience, "a server that has failed eight times", func() bool { return m.count(t, server, "NRestarts") >= 8 })
-	m.write(t, "/etc/slipway/config.yml", string(good))
+	m.Write(t, "/etc/slipway/config.yml", string(good))
 	proc.Poll(t, patience, "a server that runs again", func() bool { return m.show(t, server, "ActiveState") == "active" })
-	m.run(t, "rm", "-r", "/etc/systemd/system/"+server+".d")
-	m.run(t, "systemctl", "daemon-reload")
+	m.Run(t, "rm", "-r", "/etc/systemd/system/"+server+".d")
+	m.Run(t, "systemctl", "daemon-reload")
 }
 
 // testOffline works on the data of a stopped server, as the server's user, because the server could
 // not read what root writes there. Root gets an error that says so.
 func (m *machine) testOffline(t *testing.T) {
 	digest := m.digest(t)
-	m.run(t, "systemctl", "stop", server)
-	if out := m.fails(t, "slipway", "gc"); !strings.Contains(out, "sudo -u 'slipway' slipway") {
+	m.Run(t, "systemctl", "stop", server)
+	if out := m.Fails(t, "slipway", "gc"); !strings.Contains(out, "sudo -u 'slipway' slipway") {
 		t.Errorf("slipway gc of root says: %s", out)
 	}
-	m.run(t, "install", "-d", "-o", "slipway", "/srv/offline")
+	m.Run(t, "install", "-d", "-o", "slipway", "/srv/offline")
 	for _, command := range []string{"gc", "fsck --repair", "backup /srv/offline"} {
-		m.run(t, "sh", "-c", asServer+"slipway "+command)
+		m.Run(t, "sh", "-c", asServer+"slipway "+command)
 	}
-	if got := m.run(t, "find", "/var/lib/slipway", "!", "-user", "slipway"); got != "" {
+	if got := m.Run(t, "find", "/var/lib/slipway", "!", "-user", "slipway"); got != "" {
 		t.Errorf("files of the server belong to somebody else:\n%s", got)
 	}
-	m.run(t, "systemctl", "start", server)
+	m.Run(t, "systemctl", "start", server)
 	if got := m.digest(t); got != digest {
 		t.Errorf("the registry has %s, had %s", got, digest)
 	}
@@ -533,7 +533,7 @@ func (m *machine) testOffline(t *testing.T) {
 func (m *machine) gone(t *testing.T, paths ...string) {
 	t.Helper()
 	for _, p := range paths {
-		if _, err := os.Lstat(m.path(p)); !os.IsNotExist(err) {
+		if _, err := os.Lstat(m.Path(p)); !os.IsNotExist(err) {
 			t.Errorf("%s is left: %v", p, err)
 		}
 	}
@@ -551,7 +551,7 @@ func (m *machine) testPurge(t *testing.T) {
 	}
 	m.follow(t, "apt purge -y slipway")
 	m.gone(t, "/usr/bin/slipway", "/etc/slipway", "/var/log/slipway", "/usr/lib/systemd/system/"+server)
-	if got := m.run(t, "find", "/etc/systemd/system", "-name", server, "-o", "-name", agent); got != "" {
+	if got := m.Run(t, "find", "/etc/systemd/system", "-name", server, "-o", "-name", agent); got != "" {
 		t.Errorf("after the purge units are enabled: %s", got)
 	}
 	m.follow(t, documented(t, "apt install ./slipway_"+version)...)
@@ -559,7 +559,7 @@ func (m *machine) testPurge(t *testing.T) {
 	if got := m.digest(t); got != digest {
 		t.Errorf("after a purge and an installation the registry has %s, had %s", got, digest)
 	}
-	m.run(t, "systemctl", "stop", "containerd")
+	m.Run(t, "systemctl", "stop", "containerd")
 	said := m.follow(t, "apt purge -y slipway")
 	var commands []string
 	for line := range strings.Lines(said) {
@@ -569,7 +569,7 @@ func (m *machine) testPurge(t *testing.T) {
 	}
 	m.follow(t, commands...)
 	m.gone(t, "/var/lib/slipway", "/var/lib/slipway-agent")
-	if got := m.run(t, "systemctl", "is-system-running"); got != "running" {
+	if got := m.Run(t, "systemctl", "is-system-running"); got != "running" {
 		t.Errorf("at last the machine is %s", got)
 	}
 }

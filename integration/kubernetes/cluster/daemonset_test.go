@@ -62,11 +62,11 @@ func TestDaemonSet(t *testing.T) {
 	c.kubectl("delete", "namespace", "open", "--wait")
 	f.follow(page, "kubectl -n slipway delete pvc slipway-data", "helm -n slipway uninstall", ": helm", "kubectl -n slipway delete", ": kubectl",
 		"rollout status", "rollout status --timeout 3m")
-	if said, err := m.try(t.Context(), "systemctl", "is-active", "slipway-agent"); err == nil {
+	if said, err := m.Try(t.Context(), "systemctl", "is-active", "slipway-agent"); err == nil {
 		t.Errorf("after the removal the agent is %s", said)
 	}
 	for _, file := range []string{"/opt/slipway", "/etc/containerd/conf.d/slipway.toml"} {
-		if _, err := os.Stat(m.root + file); !errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat(m.Root + file); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("after the removal %s is there, error %v", file, err)
 		}
 	}

@@ -2,32 +2,22 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"example.org/slipway/integration/internal/lan"
-	"example.org/slipway/integration/internal/proc"
+	"example.org/slipway/integration/internal/nspawn"
 	"example.org/slipway/integration/internal/tool"
 )
 
 // machine is a node whose containerd and kubelet are services of a systemd of its own, and which
 // has no agent yet.
 type machine struct {
-	t      *testing.T
-	root   string
-	pid    int // of systemd
-	env    *tool.Env
-	nspawn *proc.Process
+	*nspawn.Machine
+	t *testing.T
 }
 
 // containerdConfig is like that of a node of kubeadm, with the addresses of this cluster.
@@ -97,17 +87,7 @@ const podNetwork = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
 func (c *cluster) boot(name string, link *lan.Node) *machine {
 	t := c.t
 	t.Helper()
-	for _, program := range []string{"systemd-nspawn", "nsenter"} {
-		tool.System(t, program)
-	}
-	archives, _ := filepath.Glob(filepath.Join(filepath.Dir(tool.Dir()), "systemd-*.tar")) // the pattern is good
-	if len(archives) == 0 {
-		t.Skip("tool not installed: systemd-*.tar (scripts/setup.sh systemd makes it)")
-	}
-	dir := tool.ShortTempDir(t)
-	m := &machine{t: t, root: filepath.Join(dir, "root"), env: tool.NewEnv(dir)}
-	c.check(os.Mkdir(m.root, 0o755))
-	m.env.Run(t, "tar", "-x", "--numeric-owner", "--exclude=./dev/*", "-C", m.root, "-f", archives[0])
+	m := &machine{nspawn.Unpack(t), t}
 	services := strings.NewReplacer("NODE", name, "ADDRESS", link.Addr)
 	kubeconfig, err := os.ReadFile(c.plane.Kubeconfig(name))
 	c.check(err)
@@ -124,122 +104,36 @@ func (c *cluster) boot(name string, link *lan.Node) *machine {
 		"/etc/kubernetes/ca.crt":                 string(authority),
 		"/etc/kubernetes/kubelet.conf":           strings.ReplaceAll(string(kubeconfig), filepath.Dir(c.plane.Kubeconfig(name))+"/ca.crt", "/etc/kubernetes/ca.crt"),
 	} {
-		c.check(errors.Join(os.MkdirAll(filepath.Dir(m.root+file), 0o755), os.WriteFile(m.root+file, []byte(text), 0o644)))
+		m.Write(t, file, text)
 	}
-	wants := m.root + "/etc/systemd/system/multi-user.target.wants"
+	wants := m.Root + "/etc/systemd/system/multi-user.target.wants"
 	c.check(os.MkdirAll(wants, 0o755))
 	for _, service := range []string{"containerd.service", "kubelet.service"} {
 		c.check(os.Symlink("/etc/systemd/system/"+service, filepath.Join(wants, service)))
 	}
 	for _, program := range []string{"containerd", "containerd-shim-runc-v2", "ctr", "runc", "kubelet"} {
 		tool.Built(t, program)
-		c.check(os.Symlink("/opt/tools/"+program, m.root+"/usr/local/bin/"+program))
+		c.check(os.Symlink("/opt/tools/"+program, m.Root+"/usr/local/bin/"+program))
 	}
-	m.launch(link)
+	m.Launch(t, "--network-namespace-path=/run/netns/"+link.Name, "--bind=/dev/kmsg")
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the machine's log ends with\n%s", m.journal())
+		}
+	})
 	c.kubectl("wait", "--for=create", "node/"+name, "--timeout", limit.String())
 	c.kubectl("wait", "--for=condition=Ready", "node/"+name, "--timeout", limit.String())
 	return m
 }
 
-// launch starts systemd-nspawn and finds the machine's first process. systemd-nspawn first joins
-// groups of its own, because two machines would otherwise share them.
-func (m *machine) launch(link *lan.Node) {
-	t := m.t
-	t.Helper()
-	const script = `for g in $1; do echo $$ >$g/cgroup.procs; done
-shift
-exec systemd-nspawn "$@"`
-	cmd := exec.Command("sh", "-ec", script, "sh", strings.Join(m.groups(), " "), "-D", m.root, "--register=no", "--keep-unit", "--boot",
-		"--console=pipe", "--network-namespace-path=/run/netns/"+link.Name, "--capability=all", "--system-call-filter=@keyring",
-		"--bind=/dev/fuse", "--bind=/dev/kmsg", "--bind-ro="+tool.Dir()+":/opt/tools")
-	cmd.Env = m.env.Vars()
-	m.nspawn = proc.Start(t, cmd, filepath.Join(m.env.Dir(), "nspawn.log"))
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the machine's log ends with\n%s", m.journal())
-		}
-		m.nspawn.Signal(syscall.SIGTERM)
-		select {
-		case <-m.nspawn.Exited():
-		case <-time.After(limit):
-			t.Errorf("the machine does not shut down:\n%s", m.nspawn.Log(4<<10))
-			m.nspawn.Kill()
-		}
-	})
-	proc.Poll(t, limit, "the first process of the machine", func() bool {
-		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", m.nspawn.Pid(), m.nspawn.Pid()))
-		if fields := strings.Fields(string(b)); len(fields) == 1 {
-			m.pid, _ = strconv.Atoi(fields[0])
-		}
-		if m.pid == 0 {
-			return false
-		}
-		_, err := os.Stat(fmt.Sprintf("/proc/%d/root/run/systemd/private", m.pid))
-		return err == nil
-	})
-}
-
-// groups makes the machine's cgroups in systemd's hierarchies of version 1.
-func (m *machine) groups() (dirs []string) {
-	t := m.t
-	t.Helper()
-	for _, hierarchy := range []string{"systemd", "unified"} {
-		base := filepath.Join("/sys/fs/cgroup", hierarchy)
-		if _, err := os.Stat(filepath.Join(base, "cgroup.procs")); err != nil {
-			continue
-		}
-		dir := filepath.Join(base, filepath.Base(m.env.Dir()))
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		dirs = append(dirs, dir)
-		t.Cleanup(func() {
-			var err error
-			for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-				if err = removeGroups(dir); err == nil {
-					return
-				}
-			}
-			t.Errorf("control groups are left: %v", err)
-		})
-	}
-	return dirs
-}
-
-// removeGroups removes a cgroup and those below it.
-func removeGroups(dir string) error {
-	var dirs []string
-	err := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() {
-			dirs = append(dirs, name)
-		}
-		return err
-	})
-	for _, d := range slices.Backward(dirs) {
-		err = errors.Join(err, os.Remove(d))
-	}
-	return err
-}
-
-func (m *machine) try(ctx context.Context, args ...string) (string, error) {
-	return m.env.Try(ctx, "nsenter", append([]string{"-t", strconv.Itoa(m.pid), "-m", "-u", "-i", "-p", "-n", "--wdns=/root", "--", "env", "-i",
-		"PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}, args...)...)
-}
-
 // run runs a command in the machine that must work.
 func (m *machine) run(args ...string) string {
 	m.t.Helper()
-	out, err := m.try(m.t.Context(), args...)
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	return out
+	return m.Run(m.t, args...)
 }
 
+// journal returns the end of what the services that start pods have logged.
 func (m *machine) journal() string {
-	out, err := m.try(context.Background(), "journalctl", "--no-pager", "-n", "120", "-u", "slipway-agent", "-u", "containerd", "-u", "kubelet")
-	if err != nil {
-		return err.Error()
-	}
-	return out
+	out, _ := m.Try(context.Background(), "journalctl", "--no-pager", "-n", "120", "-u", "slipway-agent", "-u", "containerd", "-u", "kubelet")
+	return out // or the error
 }
