@@ -283,17 +283,44 @@ setup_test() {
 	say "everything for make test is in place"
 }
 
+# old_release VERSION COMMIT makes $tools/slipway-VERSION, once: the program and the chart of a release,
+# from its commit in this repository.
+old_release() {
+	local version=$1 commit=$2 dir=$tools/slipway-$1 started=$SECONDS
+	[ ! -e "$dir" ] || return 0
+	say "building slipway $version"
+	mkdir -p "$tools"
+	work=$(mktemp -d "$tools/build.XXXXXX")
+	if (
+		mkdir "$work/source" "$work/made" &&
+			git -C "$root" archive "$commit" | tar -x -C "$work/source" &&
+			cd "$work/source" &&
+			CGO_ENABLED=0 GOFLAGS=-buildvcs=false go build -trimpath -ldflags "-s -w -X main.version=$version" -o ../made/slipway ./cmd/slipway &&
+			mv deploy/helm/slipway ../made/chart
+	) </dev/null >"$work/log" 2>&1; then
+		mv -f "$work/made" "$dir"
+		say "built slipway $version in $((SECONDS - started)) s"
+	else
+		warn "building slipway $version failed; it needs the history of the repository:"
+		tail -n 20 "$work/log" >&2
+		missing+=("slipway-$version")
+	fi
+	rm -rf "$work"
+}
+
 # setup_kubernetes builds a cluster's programs. Their version is set, because Helm needs to know
 # the release.
 setup_kubernetes() {
 	local c version=v1.36.3
 	check_build
-	apt_need ip:iproute2 busybox:busybox-static systemd-nspawn:systemd-container mmdebstrap:mmdebstrap nsenter:util-linux
+	apt_need ip:iproute2 iptables:iptables busybox:busybox-static systemd-nspawn:systemd-container mmdebstrap:mmdebstrap nsenter:util-linux
 	systemd_tar
-	for c in kubelet kube-apiserver kube-controller-manager kube-scheduler kubectl; do
+	for c in kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl; do
 		module_tool $c k8s.io/kubernetes k8s.io/kubernetes/cmd/$c $version "-X k8s.io/component-base/version.gitVersion=$version"
 	done
 	module_tool etcd go.etcd.io/etcd/server/v3 go.etcd.io/etcd/server/v3 v3.6.16
+	go_tool coredns github.com/coredns/coredns v1.15.0
+	old_release 0.1.0 a5c7ab084adf
 	if [ ${#missing[@]} -gt 0 ]; then
 		warn "NOT INSTALLED: ${missing[*]}; make test-kubernetes needs them"
 		return 1

@@ -51,7 +51,7 @@ func startNode(ctx context.Context, dir string, s *system, registries []string) 
 			n = nil
 		}
 	}()
-	if err := ctrnode.NewDisk(ctx, dir); err != nil {
+	if err := ctrnode.NewDisk(ctx, dir, 0); err != nil {
 		return n, err
 	}
 	if err := os.MkdirAll(n.path("runs"), 0o700); err != nil {

@@ -27,6 +27,8 @@ type CRI struct {
 	// Pods is the network of pods, such as 10.88.1.0/24, on a bridge of the node. If it is "", all
 	// pods use the node's network.
 	Pods string
+	// Masquerade lets pods reach what the node reaches, with the node's address.
+	Masquerade bool
 }
 
 // RuntimeSocket returns the path of containerd's socket.
@@ -100,10 +102,10 @@ func (n *Node) writeNetwork() error {
 		return nil
 	}
 	text := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "pods", "plugins": [
-  {"type": "bridge", "bridge": "pods0", "isGateway": true,
+  {"type": "bridge", "bridge": "pods0", "isGateway": true, "ipMasq": %t,
    "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": %q}]], "routes": [{"dst": "0.0.0.0/0"}]}}
 ]}
-`, n.path("addresses"), n.o.CRI.Pods)
+`, n.o.CRI.Masquerade, n.path("addresses"), n.o.CRI.Pods)
 	return os.WriteFile(n.path("cni/10-pods.conflist"), []byte(text), 0o600)
 }
 

@@ -50,8 +50,10 @@ type Options struct {
 	// Dir is the node's directory, which Start makes. Its path must be short, because it holds
 	// sockets, and it must not be on overlayfs.
 	Dir string
-	// NewDisk makes a file system for the directory and removes it with the node.
-	NewDisk bool
+	// NewDisk makes a file system for the directory and removes it with the node. DiskBytes is its
+	// size; default 24 GiB. Only what is written takes space.
+	NewDisk   bool
+	DiskBytes int64
 	// Binary is the path of slipway.
 	Binary string
 	// Way is how the node gets its images; default Plain.
@@ -102,7 +104,7 @@ func Start(ctx context.Context, o Options) (n *Node, err error) {
 		}
 	}()
 	if o.NewDisk {
-		if err := NewDisk(ctx, o.Dir); err != nil {
+		if err := NewDisk(ctx, o.Dir, o.DiskBytes); err != nil {
 			return n, err
 		}
 	}

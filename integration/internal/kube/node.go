@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,9 +27,10 @@ type Node struct {
 	// Name is the name of the Kubernetes object.
 	Name string
 
-	plane        *Plane
-	addr, binary string
-	kubelet      *proc.Process
+	plane          *Plane
+	o              ctrnode.Options
+	addr           string
+	kubelet, proxy *proc.Process
 }
 
 // StartNode starts node i of a cluster, counted from 0, and waits until it is ready. The options
@@ -37,14 +39,21 @@ func (p *Plane) StartNode(ctx context.Context, i int, o ctrnode.Options) (n *Nod
 	if i >= maxNodes {
 		return nil, fmt.Errorf("there are accounts for %d nodes", maxNodes)
 	}
-	o.CRI.Pods = fmt.Sprintf("10.88.%d.0/24", i)
-	n = &Node{Name: nodeName(i), plane: p, addr: o.Net.Addr, binary: o.Binary}
+	o.CRI.Pods, o.CRI.Masquerade = fmt.Sprintf("10.88.%d.0/24", i), p.dns != ""
+	n = &Node{Name: nodeName(i), plane: p, o: o, addr: o.Net.Addr}
 	if n.Node, err = ctrnode.Start(ctx, o); err != nil {
 		return nil, err
 	}
-	if err := n.StartKubelet(ctx); err != nil {
+	if p.dns != "" {
+		err = n.startProxy(ctx)
+	}
+	if err == nil {
+		err = n.StartKubelet(ctx)
+	}
+	if err != nil {
 		return nil, errors.Join(err, n.Stop())
 	}
+	p.nodes = append(p.nodes, n)
 	return n, nil
 }
 
@@ -82,16 +91,21 @@ func (n *Node) writeProviders() error {
 	if err := errors.Join(os.MkdirAll(n.path("providers"), 0o755), os.WriteFile(n.path("providers.yml"), []byte(n.plane.Providers), 0o600)); err != nil {
 		return err
 	}
-	if err := os.Symlink(n.binary, n.path("providers/slipway")); !errors.Is(err, os.ErrExist) {
+	if err := os.Symlink(n.o.Binary, n.path("providers/slipway")); !errors.Is(err, os.ErrExist) {
 		return err
 	}
 	return nil // from an earlier start
 }
 
+// roomy makes kubelet regard no disk as full.
+const roomy = `evictionHard: {nodefs.available: "50Mi", imagefs.available: "50Mi", memory.available: "50Mi"}
+imageGCHighThresholdPercent: 100
+`
+
 // config returns kubelet's configuration. Nodes share a machine, so no node may clean up
-// outside its own cgroup, or react to how full the disk is.
+// outside its own cgroup.
 func (n *Node) config() string {
-	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
+	text := fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 failCgroupV1: false
 cgroupDriver: cgroupfs
@@ -101,8 +115,6 @@ containerRuntimeEndpoint: "unix://%s"
 imageServiceEndpoint: "unix://%s"
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
-evictionHard: {nodefs.available: "50Mi", imagefs.available: "50Mi", memory.available: "50Mi"}
-imageGCHighThresholdPercent: 100
 makeIPTablesUtilChains: false
 resolvConf: ""
 readOnlyPort: 0
@@ -114,6 +126,11 @@ maxPods: 250
 kubeAPIQPS: 100
 kubeAPIBurst: 200
 `, n.Cgroup(), n.RuntimeSocket(), n.ImageSocket(), n.path("podlogs"), n.path("plugins"))
+	text += cmp.Or(n.plane.Disk, roomy)
+	if n.plane.dns != "" {
+		text += fmt.Sprintf("clusterDomain: cluster.local\nclusterDNS: [%q]\n", n.plane.dns)
+	}
+	return text
 }
 
 // Collect makes containerd collect its garbage. Containerd keeps what removed containers had
@@ -150,8 +167,10 @@ func (n *Node) Logs() string {
 
 // Stop ends everything that belongs to the node.
 func (n *Node) Stop() error {
-	if n.kubelet != nil {
-		_ = n.kubelet.Stop(stopTimeout) // how it ends does not matter
+	for _, p := range []*proc.Process{n.kubelet, n.proxy} {
+		if p != nil {
+			_ = p.Stop(stopTimeout) // how it ends does not matter
+		}
 	}
 	return n.Node.Stop()
 }

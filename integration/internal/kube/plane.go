@@ -1,8 +1,8 @@
 // Package kube runs Kubernetes clusters on one machine. Etcd, API server, controller manager and
 // scheduler are processes beside the caller. Each node is a network namespace with kubelet,
 // containerd and the agent. RBAC and the Node authorizer control access, and all of Kubernetes'
-// default admission is on. There is no kube-proxy and no DNS: the addresses of services lead
-// nowhere.
+// default admission is on. Unless StartServices starts kube-proxy and a DNS server, the addresses of
+// services lead nowhere.
 //
 // scripts/setup.sh kubernetes builds the programs. Everything lies below one directory. The package
 // needs root.
@@ -48,9 +48,14 @@ type Plane struct {
 	// Providers is the credential provider configuration of kubelets that are started from now on.
 	// The only program is slipway. If it is "", kubelets have no providers.
 	Providers string
+	// Disk has the settings of kubelet that say when a disk is full, for kubelets that are started
+	// from now on. Nodes may share a disk, so by default none ever is.
+	Disk string
 
 	dir, addr string
 	running   []*proc.Process // in the order in which they were started
+	dns       string          // the DNS server's address, or "" without services
+	nodes     []*Node
 }
 
 // StartPlane starts a control plane that listens on an address of this machine, and waits until it
@@ -197,6 +202,7 @@ func accounts(nodes ...string) map[string][2]string {
 		"admin":       {"admin", "system:masters"},
 		"controllers": {"system:kube-controller-manager", ""},
 		"scheduler":   {"system:kube-scheduler", ""},
+		"proxy":       {"system:kube-proxy", ""},
 	}
 	for _, n := range nodes {
 		all[n] = [2]string{"system:node:" + n, "system:nodes"}

@@ -115,6 +115,11 @@ func (n *Node) Cut(ctx context.Context, cut bool) error {
 	return run(ctx, "ip", "link", "set", n.near, state)
 }
 
+// Route makes the node send packets for a network through an address of the bridge.
+func (n *Node) Route(ctx context.Context, network, through string) error {
+	return run(ctx, "ip", "-n", n.Name, "route", "add", network, "via", through)
+}
+
 // Uplink limits the rate at which all nodes together receive data from the servers.
 func (l *LAN) Uplink(ctx context.Context, mbit int) error {
 	return run(ctx, "tc", append([]string{"qdisc", "replace", "dev", l.bridge, "root"}, limit(mbit)...)...)

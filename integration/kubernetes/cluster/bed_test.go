@@ -82,12 +82,37 @@ type cluster struct {
 	before   []ctrnode.Leftovers
 }
 
+// bed describes a cluster.
+type bed struct {
+	// agent is appended to the configuration of agents.
+	agent string
+	// ways has a node's way of getting images for each node.
+	ways []string
+	// services lets pods and nodes use services, as every real cluster does.
+	services bool
+	// registries are what nodes pull from in addition to the registry outside the cluster.
+	registries []string
+	// diskBytes gives each node a disk of its own, and disk are the settings of kubelet for it.
+	diskBytes int64
+	disk      string
+}
+
 // newCluster starts a cluster with a node for each of the given ways of getting images. At the end
-// of the test it looks for what pods have left behind, and stops everything.
+// of the test it stops everything.
 func newCluster(t *testing.T, agent string, ways ...string) *cluster {
 	t.Helper()
+	return bed{agent: agent, ways: ways}.start(t)
+}
+
+func (b bed) start(t *testing.T) *cluster {
+	t.Helper()
 	tool.NeedRoot(t)
-	for _, name := range append([]string{"containerd", "containerd-shim-runc-v2", "runc"}, kube.Programs...) {
+	programs := append([]string{"containerd", "containerd-shim-runc-v2", "runc"}, kube.Programs...)
+	if b.services {
+		programs = append(programs, kube.ServicePrograms...)
+		tool.System(t, "iptables")
+	}
+	for _, name := range programs {
 		tool.Built(t, name)
 	}
 	dir := tool.ShortTempDir(t)
@@ -111,14 +136,17 @@ func newCluster(t *testing.T, agent string, ways ...string) *cluster {
 	c.registry = slipway.Start(t, t.TempDir(), &slipway.Options{Config: c.registryConfig(dir), Host: c.net.Addr})
 	c.push("public/pause:1", imagetest.Summed(t, 0, 1, 1, 1))
 	c.apply(tokens)
-	c.plane.Providers = fmt.Sprintf(providers, c.registry.Addr)
-	for i, way := range ways {
+	c.plane.Providers, c.plane.Disk = fmt.Sprintf(providers, c.registry.Addr), b.disk
+	if b.services {
+		c.check(c.plane.StartServices(t.Context()))
+	}
+	for i, way := range b.ways {
 		link, err := c.net.Join(t.Context())
 		c.check(err)
 		c.links = append(c.links, link)
 		n, err := c.plane.StartNode(t.Context(), i, ctrnode.Options{
-			Dir: filepath.Join(dir, fmt.Sprintf("n%d", i)), Binary: slipway.Binary(t), Way: way, Net: link, Registries: []string{c.registry.Addr},
-			CRI: &ctrnode.CRI{Sandbox: c.ref("public/pause:1")}, Agent: agent,
+			Dir: filepath.Join(dir, fmt.Sprintf("n%d", i)), Binary: slipway.Binary(t), Way: way, Net: link, Registries: append([]string{c.registry.Addr}, b.registries...),
+			CRI: &ctrnode.CRI{Sandbox: c.ref("public/pause:1")}, Agent: b.agent, NewDisk: b.diskBytes > 0, DiskBytes: b.diskBytes,
 		})
 		c.check(err)
 		c.nodes = append(c.nodes, n)
@@ -233,6 +261,7 @@ type pod struct {
 			RestartCount int
 			State        struct {
 				Waiting *struct{ Reason, Message string }
+				Running *struct{ StartedAt string }
 			}
 		}
 	}
@@ -271,19 +300,26 @@ func (c *cluster) read(namespace ...string) {
 	if len(namespace) > 0 {
 		where = "--namespace=" + namespace[0]
 	}
-	all := c.pods(where, "--field-selector", "status.phase=Running")
-	if len(all) == 0 {
-		c.t.Fatal("no pod runs")
-	}
-	before := make([]int, len(all))
-	for i := range all {
-		p := &all[i]
+	for _, p := range c.reads(where) {
 		for _, s := range p.Status.ContainerStatuses {
 			if s.RestartCount > 0 {
 				c.t.Errorf("container %s of %s was restarted %d times", s.Name, p.Metadata.Name, s.RestartCount)
 			}
 		}
-		before[i] = strings.Count(c.logs(p), "good")
+	}
+}
+
+// reads waits until all running pods that kubectl finds with some arguments have read their files
+// once more, and correctly.
+func (c *cluster) reads(which ...string) []pod {
+	c.t.Helper()
+	all := c.pods(append(which, "--field-selector", "status.phase=Running")...)
+	if len(all) == 0 {
+		c.t.Fatal("no pod runs")
+	}
+	before := make([]int, len(all))
+	for i := range all {
+		before[i] = strings.Count(c.logs(&all[i]), "good")
 	}
 	for i := range all {
 		p := &all[i]
@@ -295,6 +331,7 @@ func (c *cluster) read(namespace ...string) {
 			return strings.Count(out, "good") > before[i]
 		})
 	}
+	return all
 }
 
 // mark records which of the kernel's objects the nodes hold once a pod of the sandboxes' image has

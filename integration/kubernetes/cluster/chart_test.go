@@ -2,10 +2,8 @@ package cluster
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -23,12 +21,7 @@ func TestChart(t *testing.T) {
 	c := newCluster(t, onDemand, ctrnode.Gear)
 	c.mark()
 	h := &helm{c: c, program: tool.Built(t, "helm"), env: tool.NewEnv(t.TempDir())}
-	program, err := os.ReadFile(slipway.Binary(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.push("public/slipway:v1", imagetest.Compose(runtime.GOARCH, map[string]any{"Entrypoint": []string{"/slipway"}, "User": "65532:65532"},
-		[]imagetest.Layer{imagetest.NewLayer(imagetest.File{Name: "slipway", Mode: 0o755, Data: program})}))
+	c.versions("v1")
 	chart := h.push()
 
 	const ns = "registry"

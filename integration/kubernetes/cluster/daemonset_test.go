@@ -4,12 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strings"
 	"testing"
 
 	"example.org/slipway/integration/internal/imagetest"
-	"example.org/slipway/integration/internal/slipway"
 )
 
 // TestDaemonSet follows docs/kubernetes.md on a node with systemd: the DaemonSet installs the agent,
@@ -18,13 +16,7 @@ func TestDaemonSet(t *testing.T) {
 	const page, node = "kubernetes.md", "node0"
 	c := newCluster(t, onDemand)
 	c.push("public/app:1", imagetest.Summed(t, 1, files, fileBytes, largeBytes))
-	program, err := os.ReadFile(slipway.Binary(t))
-	c.check(err)
-	for _, version := range []string{"0.1.0", "0.1.1"} {
-		// The programs differ in what follows their end.
-		c.push("public/slipway:"+version, imagetest.Compose(runtime.GOARCH, map[string]any{"Entrypoint": []string{"/slipway"}, "User": "65532:65532"},
-			[]imagetest.Layer{imagetest.NewLayer(imagetest.File{Name: "slipway", Mode: 0o755, Data: append(program[:len(program):len(program)], version...)})}))
-	}
+	c.versions("0.1.0", "0.1.1")
 	f := c.follower()
 	f.charts()
 	link, err := c.net.Join(t.Context())
@@ -50,7 +42,7 @@ func TestDaemonSet(t *testing.T) {
 	c.read("open")
 
 	before := m.run("systemctl", "show", "--value", "-p", "MainPID", "slipway-agent")
-	f.follow(page, "--version 0.1.1 --reuse-values", "helm -n slipway upgrade", ": helm")
+	f.follow(page, "--version 0.1.1 --reset-then-reuse-values", "helm -n slipway upgrade", ": helm")
 	c.kubectl("-n", "slipway-agent", "rollout", "status", "daemonset/slipway-agent", "--timeout", limit.String())
 	if after := m.run("systemctl", "show", "--value", "-p", "MainPID", "slipway-agent"); after == before {
 		t.Error("the upgrade did not start another agent")

@@ -79,13 +79,22 @@ func (f *follower) path(name string) string { return filepath.Join(f.env.Dir(), 
 
 // charts packs the chart with two versions, and pushes both.
 func (f *follower) charts() {
-	t := f.c.t
-	t.Helper()
+	f.c.t.Helper()
 	for _, version := range []string{"0.1.0", "0.1.1"} {
-		f.env.Run(t, f.path("bin/helm"), "package", filepath.Join(abs(t, root), "deploy", "helm", "slipway"), "--version", version, "--app-version", version, "--destination", f.env.Dir())
-		f.env.Run(t, f.path("bin/helm"), "push", f.path("slipway-"+version+".tgz"), "oci://"+f.c.ref("public/charts"))
+		f.chart(ownChart(f.c.t), version)
 	}
 }
+
+// chart packs a chart as a version and pushes it.
+func (f *follower) chart(source, version string) {
+	t := f.c.t
+	t.Helper()
+	f.env.Run(t, f.path("bin/helm"), "package", source, "--version", version, "--app-version", version, "--destination", f.env.Dir())
+	f.env.Run(t, f.path("bin/helm"), "push", f.path("slipway-"+version+".tgz"), "oci://"+f.c.ref("public/charts"))
+}
+
+// ownChart returns the directory of the chart.
+func ownChart(t *testing.T) string { return abs(t, filepath.Join(root, "deploy", "helm", "slipway")) }
 
 func abs(t *testing.T, path string) string {
 	t.Helper()

@@ -24,22 +24,24 @@ import (
 // Slipway and installed from there, gets users from the cluster, is upgraded and removed.
 func TestPages(t *testing.T) {
 	const page = "kubernetes.md"
-	c := newCluster(t, onDemand, ctrnode.Gear)
+	c := bed{agent: onDemand, ways: []string{ctrnode.Gear}, services: true}.start(t)
 	c.mark()
+	c.push("public/busybox:1", imagetest.Summed(t, 0, 1, 1, 1))
 	f := c.follower()
 	f.release()
 	f.charts()
 	f.follow(page, "skopeo copy --all oci-archive:")
 	c.registry.Converted()
-	disk := c.volume()
-	f.follow(page, "kubectl create namespace slipway\n", "helm -n slipway test slipway\n", "") // it needs the cluster's DNS
-	c.kubectl("-n", "slipway", "rollout", "status", "deploy/slipway", "--timeout", limit.String())
+	disk := filepath.Join(c.nodes[0].Dir, "data")
+	c.volumes("/", disk)
+	f.follow(page, "kubectl create namespace slipway\n", "existingSecret=slipway-users\n", "existingSecret=slipway-users --set test.image="+c.ref("public/busybox:1")+"\n",
+		"rollout status", "rollout status --timeout 3m")
 	alice := f.client("alice", "a long password")
 	im := imagetest.Summed(t, 9, 3, 1000, 1000)
 	c.check(im.Push(t.Context(), alice, "team-a/app", "1"))
 
 	f.tokens(page)
-	f.follow(page, "--version 0.1.1 --reuse-values", "helm -n slipway-agent", ": helm")
+	f.follow(page, "--version 0.1.1 --reset-then-reuse-values", "helm -n slipway-agent", ": helm")
 	c.kubectl("-n", "slipway", "rollout", "status", "deploy/slipway", "--timeout", limit.String())
 	if got := c.kubectl("-n", "slipway", "get", "deploy", "slipway", "-o", "jsonpath={.metadata.labels.app\\.kubernetes\\.io/version}"); got != "0.1.1" {
 		t.Errorf("after the upgrade the release has version %q", got)
@@ -53,7 +55,7 @@ func TestPages(t *testing.T) {
 	}
 	c.kubectl("delete", "pv", "data")
 	c.check(os.RemoveAll(disk))
-	c.volume()
+	c.volumes("/", disk)
 	f.withoutHelm(page)
 	f.model()
 	c.leaks("slipway", "team-a", "team-b")
@@ -65,8 +67,7 @@ func (f *follower) release() {
 	t.Helper()
 	program, err := os.ReadFile(slipway.Binary(t))
 	f.c.check(err)
-	im := imagetest.Compose(runtime.GOARCH, map[string]any{"Entrypoint": []string{"/slipway"}, "User": "65532:65532"},
-		[]imagetest.Layer{imagetest.NewLayer(imagetest.File{Name: "slipway", Mode: 0o755, Data: program})})
+	im := serverImage(program)
 	im.WriteLayout(t, f.path("layout"), "0.1.0")
 	file, err := os.Create(f.path("slipway-0.1.0-image.tar"))
 	f.c.check(err)
@@ -76,13 +77,15 @@ func (f *follower) release() {
 	f.env.Run(t, "skopeo", "copy", "oci:"+f.path("layout")+":0.1.0", "docker://"+f.c.ref("public/slipway:0.1.1"))
 }
 
-// volume gives the cluster a volume for the registry, and returns its directory.
-func (c *cluster) volume() (dir string) {
+// volumes gives the cluster volumes for registries: directories of the nodes' file system, whose root
+// is a directory of this machine.
+func (c *cluster) volumes(root string, paths ...string) {
 	c.t.Helper()
-	dir = filepath.Join(c.nodes[0].Dir, "volume")
-	c.check(errors.Join(os.Mkdir(dir, 0o700), os.Chown(dir, 65532, 65532)))
-	c.apply(fmt.Sprintf(`{apiVersion: v1, kind: PersistentVolume, metadata: {name: data}, spec: {capacity: {storage: 50Gi}, accessModes: [ReadWriteOnce], hostPath: {path: %q}}}`, dir))
-	return dir
+	for _, path := range paths {
+		dir := filepath.Join(root, path)
+		c.check(errors.Join(os.MkdirAll(dir, 0o711), os.Chown(dir, 65532, 65532)))
+		c.apply(fmt.Sprintf(`{apiVersion: v1, kind: PersistentVolume, metadata: {name: %s}, spec: {capacity: {storage: 50Gi}, accessModes: [ReadWriteOnce], hostPath: {path: %q}}}`, filepath.Base(path), path))
+	}
 }
 
 // client returns a client of the registry in the cluster.

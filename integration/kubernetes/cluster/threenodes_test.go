@@ -34,7 +34,7 @@ spec:
       topologySpreadConstraints: [{maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {app: many}}}]
       containers:
         - name: main
-          image: "REGISTRY/public/app:%s"
+          image: %q
           args: ["while true; do if ` + imagetest.Verify + `; then echo good; else echo bad; fi; sleep 10; done"]
 `
 
@@ -63,9 +63,9 @@ func TestThreeNodes(t *testing.T) {
 		c.push("public/app:"+tag, imagetest.Summed(t, seed, files, fileBytes, largeBytes))
 	}
 	c.namespace("open", "")
-	c.rollOut("1")
+	c.rollOut("REGISTRY/public/app:1")
 	c.jobs(number(t, "SLIPWAY_KUBERNETES_ROUNDS", 6))
-	c.rollOut("2")
+	c.rollOut("REGISTRY/public/app:2")
 	c.read()
 
 	n := c.nodes[0]
@@ -95,12 +95,18 @@ func number(t *testing.T, name string, otherwise int) int {
 	return n
 }
 
-func (c *cluster) rollOut(tag string) {
+// rollOut rolls an image out to all replicas. Other things happen as soon as the first of them is
+// being replaced.
+func (c *cluster) rollOut(image string, meanwhile ...func()) {
 	c.t.Helper()
 	began := time.Now()
-	c.apply(fmt.Sprintf(deployment, replicas, tag))
+	c.apply(fmt.Sprintf(deployment, replicas, image))
+	c.kubectl("-n", "open", "wait", "--for=jsonpath={.status.updatedReplicas}", "deployment/many", "--timeout", rolling.String())
+	for _, f := range meanwhile {
+		f()
+	}
 	c.kubectl("-n", "open", "rollout", "status", "deployment/many", "--timeout", rolling.String())
-	c.t.Logf("%d pods of version %s on %d nodes after %s", replicas, tag, len(c.nodes), time.Since(began).Round(time.Second/10))
+	c.t.Logf("%d pods of %s on %d nodes after %s", replicas, image, len(c.nodes), time.Since(began).Round(time.Second/10))
 	c.settled()
 	for _, n := range c.nodes {
 		if pods := c.pods("-n", "open", "-l", "app=many", "--field-selector", "spec.nodeName="+n.Name); len(pods) < replicas/len(c.nodes)/2 {
