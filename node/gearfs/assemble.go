@@ -3,9 +3,11 @@ package gearfs
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/node/gearfs/flow"
 )
 
 // A large file is completed from the chunks that are already there. Only missing chunks
@@ -76,7 +78,7 @@ func (c *scheduler) complete(fl *flight) error {
 		lf.wanted--
 		c.mu.Unlock()
 	}()
-	for first, asked := 0, 0; ; {
+	for first := 0; ; {
 		lf.mu.Lock()
 		changed := lf.changed
 		lf.mu.Unlock()
@@ -86,19 +88,11 @@ func (c *scheduler) complete(fl *flight) error {
 		if first == len(fl.f.Chunks) {
 			return lf.p.Complete(c.s.ctx)
 		}
-		prio, window, wanted := c.assembly(fl)
+		prio, most, wanted := c.assembly(fl)
 		if !wanted {
 			return errAbandoned
 		}
-		n := 1
-		if first+window/2 >= asked { // the next request starts before this one ends
-			n, asked = window, first+window
-		}
-		missing := lf.missing(first, n)
-		if len(missing) == 0 {
-			continue
-		}
-		if err := lf.want(missing, 0, prio); err != nil {
+		if err := lf.wantPieces(first, most, prio); err != nil {
 			lf.mu.Lock()
 			clear(lf.failed) // readers try again themselves
 			lf.mu.Unlock()
@@ -114,18 +108,63 @@ func (c *scheduler) complete(fl *flight) error {
 	}
 }
 
+// assembleStreams is how many requests for one file are under way while it is assembled. A
+// connection that becomes slow then leaves the link to the other one.
+const assembleStreams = 2
+
+// wantPieces asks for missing chunks, of which the first is given, until assembleStreams
+// requests are under way. It raises the priority of the request that brings the first.
+func (lf *large) wantPieces(first, most int, prio priority) error {
+	lf.mu.Lock()
+	known := lf.coming[first] != nil || lf.failed[first] != nil
+	lf.mu.Unlock()
+	if known {
+		if err := lf.want([]int{first}, 0, prio); err != nil {
+			return err
+		}
+	}
+	for range assembleStreams {
+		piece := lf.nextPiece(first, most)
+		if len(piece) == 0 {
+			return nil
+		}
+		if err := lf.want(piece, 0, prio); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// nextPiece returns the chunks to ask for next, or none if enough requests are under way.
+func (lf *large) nextPiece(first, most int) []int {
+	missing := lf.missing(first, min(8*nearStream, len(lf.f.Chunks)-first))
+	lf.mu.Lock()
+	defer lf.mu.Unlock()
+	var jobs []*rangeJob
+	for _, j := range lf.coming {
+		if !slices.Contains(jobs, j) {
+			jobs = append(jobs, j)
+		}
+	}
+	if len(jobs) >= assembleStreams {
+		return nil
+	}
+	missing = slices.DeleteFunc(missing, func(i int) bool { return lf.coming[i] != nil })
+	return flow.Piece(missing, assembleStreams, most)
+}
+
 // assembly returns the priority at which a file is assembled and how many chunks one
-// request asks for: half a second's worth of the link, but no more than a reader waits
-// for.
+// request asks for at most: half a second's worth of the link, but no more than a reader
+// waits for.
 func (c *scheduler) assembly(fl *flight) (prio priority, chunks int, wanted bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	chunks = nearStream
 	if fl.prio == inBackground {
-		r := float64(assumedRate)
+		r := float64(flow.AssumedRate)
 		for _, src := range c.sourcesOf(fl.img, fl.f.Name) {
-			if l := c.links[src.ref.Registry]; l != nil && l.rate > 0 {
-				r = l.rate
+			if l := c.links[src.ref.Registry]; l != nil && l.Rate > 0 {
+				r = l.Rate
 				break
 			}
 		}

@@ -11,6 +11,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/node/cachedir"
+	"example.org/slipway/node/gearfs/flow"
 )
 
 // batch is one request to a source for many files.
@@ -21,7 +22,8 @@ type batch struct {
 	flights []*flight
 	bytes   int64
 	alone   bool
-	flow    *flow
+	flow    *flow.Flow
+	slow    bool // a part continues over another connection; guarded by the scheduler's mu
 
 	// The fields up to pace belong to run's goroutine. Others read delivered and at, so
 	// they change only while mu is held.
@@ -102,9 +104,8 @@ func (b *batch) run() {
 	defer end()
 	b.guard, b.at, b.began = g, -1, time.Now()
 	b.delivered = make([]bool, len(b.flights))
-	b.flow.cancel = g.giveUp
 	b.c.mu.Lock()
-	b.c.begin(b.flow)
+	b.c.flows.Begin(b.flow, b.began)
 	b.c.mu.Unlock()
 	b.c.wake()
 	if !b.wanted() {
@@ -144,8 +145,8 @@ func (b *batch) deliver(ctx context.Context, i int, r io.Reader) error {
 	if !mine {
 		return errHandedOver
 	}
-	b.flow.local.Store(true)
-	defer b.flow.local.Store(false)
+	b.flow.Local(true)
+	defer b.flow.Local(false)
 	if err := b.yield(ctx); err != nil {
 		return err
 	}
@@ -197,30 +198,47 @@ func (b *batch) awaited() bool {
 	return false
 }
 
-// left returns how many bytes of content the request has yet to deliver.
-func (b *batch) left() (n int64) {
+// Awaited implements flow.Request.
+func (b *batch) Awaited() bool {
+	return b.prio != inBackground && b.src.reconnects() && b.awaited()
+}
+
+// Left implements flow.Request. The scheduler's mu is held.
+func (b *batch) Left() (l flow.Left) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for i, fl := range b.flights[:b.end] {
 		if !b.delivered[i] {
-			n += fl.f.Size
+			l.All += fl.f.Size
 		}
 	}
-	return n
+	l.Lost = min(b.raw, l.All)
+	if b.lf != nil { // its chunks are kept
+		l.All, l.Lost = max(l.All-b.raw, 0), gear.ChunkSize/2
+	}
+	l.Urgent = b.prio == onDemand
+	return l
 }
 
-// divide puts the last flights back in the queue, so that the request keeps the given
-// share of what it has to deliver. The request keeps the file that is arriving. divide
-// returns false if there is no other file. The scheduler's mu is held.
-func (b *batch) divide(keep float64) bool {
-	most := float64(b.left()) * keep
+// GiveUp implements flow.Request. The scheduler's mu is held.
+func (b *batch) GiveUp() {
+	b.c.givesUp(b.src, b.flow.Rescues)
+	b.guard.giveUp(errSlow)
+}
+
+// Divide implements flow.Request: it puts the last flights back in the queue. The request
+// keeps the file that is arriving. The scheduler's mu is held.
+func (b *batch) Divide(keep int64) bool {
+	if !b.c.roomToMove() {
+		return false
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	first := max(b.through, b.at) + 1
-	kept := 0.0
-	for i := b.through; i < b.end && (i < first || kept < most); i++ {
+	kept := int64(0)
+	for i := b.through; i < b.end && (i < first || kept < keep); i++ {
 		if first = max(first, i+1); !b.delivered[i] {
-			kept += float64(b.flights[i].f.Size)
+			kept += b.flights[i].f.Size
 		}
 	}
 	var rest []*flight
@@ -235,13 +253,15 @@ func (b *batch) divide(keep float64) bool {
 	}
 	b.end = first
 	b.c.requeue(rest)
+	b.c.divided(b.prio, &b.slow)
+	b.c.reconnect(b.src)
 	return true
 }
 
 // came notes that n bytes arrived. They may be a part of the next delivery.
 func (b *batch) came(n int) {
 	b.guard.moved()
-	b.flow.came(n)
+	b.flow.Came(n, time.Now())
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if n == 0 {
@@ -446,9 +466,9 @@ type meter struct {
 // Read implements io.Reader.
 func (m *meter) Read(p []byte) (int, error) {
 	b := m.b
-	b.flow.local.Store(false)
+	b.flow.Local(false)
 	n, err := m.r.Read(p[:min(len(p), limitPiece)])
-	b.flow.local.Store(true)
+	b.flow.Local(true)
 	if n == 0 {
 		return n, err
 	}
@@ -478,10 +498,10 @@ func (m *meter) Read(p []byte) (int, error) {
 
 // finish accounts for the request and requeues the flights that it did not deliver.
 func (b *batch) finish(err error) {
-	c, now := b.c, time.Now()
+	c := b.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.flows, b.flow)
+	c.ended(b.prio, b.flow, b.slow)
 	var left []*flight
 	files := 0
 	for i, fl := range b.flights[:b.end] {
@@ -494,17 +514,13 @@ func (b *batch) finish(err error) {
 	if err == nil && len(left) > 0 {
 		err = fmt.Errorf("%s delivered %d of %d files: %w", b.src.ref, files, len(b.flights), io.ErrUnexpectedEOF)
 	}
-	c.running[b.prio]--
-	defer c.wake()
 	b.src.files += int64(files)
 	b.src.bytes += b.got
-	if !b.first.IsZero() {
-		got := b.got
-		if b.paused || errors.Is(err, errSlow) {
-			got = 0
-		}
-		c.observe(b.src.ref.Registry, b.first.Sub(b.began), got, now.Sub(b.first))
+	got := b.got
+	if b.paused || b.slow || errors.Is(err, errSlow) {
+		got = 0
 	}
+	c.measures(b.src, b.began, b.first, got)
 	if files > 0 {
 		b.src.delivered(b.began)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/node/cachedir"
+	"example.org/slipway/node/gearfs/flow"
 	"example.org/slipway/node/poolfs"
 )
 
@@ -226,46 +227,124 @@ func (lf *large) queue(jobs, under []*rangeJob, prio priority) {
 	c.wake()
 }
 
+// rangeRequest is a request for the chunks of a job.
+type rangeRequest struct {
+	*guard
+	c    *scheduler
+	j    *rangeJob
+	src  *source
+	flow flow.Flow
+	slow bool // a part continues over another connection; guarded by the scheduler's mu
+	// arrived counts the bytes of the chunk under way.
+	arrived atomic.Int64
+	pace    *pace // nil: it need not spare the processors, or cannot measure them
+}
+
+// Awaited implements flow.Request.
+func (r *rangeRequest) Awaited() bool { return r.j.prio != inBackground && r.src.reconnects() }
+
+// Left implements flow.Request.
+func (r *rangeRequest) Left() flow.Left {
+	_, n := r.j.span()
+	lost := min(r.arrived.Load(), gear.ChunkSize)
+	return flow.Left{All: max(int64(n)*gear.ChunkSize-lost, 0), Lost: lost, Urgent: r.j.prio == onDemand}
+}
+
+// GiveUp implements flow.Request. The scheduler's mu is held.
+func (r *rangeRequest) GiveUp() {
+	r.c.givesUp(r.src, r.flow.Rescues)
+	r.giveUp(errSlow)
+}
+
+// Divide implements flow.Request: another job gets the last chunks. The request keeps the
+// chunk that is arriving. The scheduler's mu is held.
+func (r *rangeRequest) Divide(keep int64) bool {
+	if !r.c.roomToMove() {
+		return false
+	}
+	rest := r.j.cut(1 + int((keep+r.arrived.Load())/gear.ChunkSize))
+	if rest == nil {
+		return false
+	}
+	p := rest.prio
+	r.c.ranges[p] = append([]*rangeJob{rest}, r.c.ranges[p]...)
+	rest.lf.refs++
+	r.c.divided(p, &r.slow)
+	r.c.reconnect(r.src)
+	return true
+}
+
+// span returns which chunks are left of a job.
+func (j *rangeJob) span() (first, n int) {
+	j.lf.mu.Lock()
+	defer j.lf.mu.Unlock()
+	return j.first, j.n
+}
+
+// cut shortens a job to n chunks, and returns a job for the others. It returns nil if there
+// are no others.
+func (j *rangeJob) cut(n int) *rangeJob {
+	j.lf.mu.Lock()
+	defer j.lf.mu.Unlock()
+	if n >= j.n {
+		return nil
+	}
+	rest := &rangeJob{lf: j.lf, first: j.first + n, n: j.n - n, prio: j.prio, checked: j.checked, rescues: j.rescues + 1}
+	rest.tries = tries{slices.Clone(j.tries.faults), j.tries.err}
+	for i := rest.first; i < rest.first+rest.n; i++ {
+		if j.lf.coming[i] == j {
+			j.lf.coming[i] = rest
+		}
+	}
+	j.n = n
+	return rest
+}
+
+// stored takes the first chunk off a job.
+func (j *rangeJob) stored() {
+	j.lf.mu.Lock()
+	defer j.lf.mu.Unlock()
+	if j.lf.coming[j.first] == j {
+		delete(j.lf.coming, j.first)
+	}
+	j.first++
+	j.n--
+	j.best = 0
+}
+
 // runRange fetches chunks.
 func (c *scheduler) runRange(j *rangeJob, src *source) {
 	ctx, g, end := guarded(c.s.ctx, c.s.opts.Stall)
 	defer end()
-	began, was := time.Now(), j.n
-	f := &flow{src: src, prio: j.prio, rescues: j.rescues, cancel: g.giveUp}
-	left := &atomic.Int64{}
-	left.Store(int64(j.n) * gear.ChunkSize)
-	f.awaited, f.left = func() bool { return true }, left.Load
-	f.divide = func(float64) bool { return false }
+	began := time.Now()
+	r := &rangeRequest{guard: g, c: c, j: j, src: src}
 	c.mu.Lock()
-	c.begin(f)
+	r.flow.Link, r.flow.Request, r.flow.Rescues = c.link(src.ref.Registry), r, j.rescues
+	c.flows.Begin(&r.flow, began)
 	c.mu.Unlock()
 	c.wake()
-	var p *pace
 	if j.prio == inBackground {
-		runtime.LockOSThread() // p belongs to a thread
+		runtime.LockOSThread() // r.pace belongs to a thread
 		defer runtime.UnlockOSThread()
-		p = newPace()
-		defer p.close()
+		r.pace = newPace()
+		defer r.pace.close()
 	}
-	first, got, err := c.readRange(ctx, rangeWatch{g, f, left}, j, src, p)
+	first, got, brought, err := r.read(ctx)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}
 	c.s.fetchedRange(j.lf, got, j.prio)
-	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.flows, f)
-	c.running[j.prio]--
-	c.wake()
+	c.ended(j.prio, &r.flow, r.slow)
 	src.bytes += got
-	if !first.IsZero() && !errors.Is(err, errSlow) {
-		c.observe(src.ref.Registry, first.Sub(began), got, now.Sub(first))
+	if !r.slow && !errors.Is(err, errSlow) {
+		c.measures(src, began, first, got)
 	}
-	if j.n < was {
+	if brought > 0 {
 		src.delivered(began)
 	}
-	if j.n == 0 || c.s.ctx.Err() != nil {
+	if _, n := j.span(); n == 0 || c.s.ctx.Err() != nil {
 		c.drop(j.lf)
 		return
 	}
@@ -278,7 +357,7 @@ func (c *scheduler) runRange(j *rangeJob, src *source) {
 		return
 	}
 	j.checked = j.checked || errors.Is(err, gear.ErrContent)
-	c.fault(&j.tries, src, j.n < was || len(j.tries.faults) > 0, err)
+	c.fault(&j.tries, src, brought > 0 || len(j.tries.faults) > 0, err)
 	j.lf.mu.Lock()
 	j.lf.err = err
 	j.lf.mu.Unlock()
@@ -290,84 +369,89 @@ func (c *scheduler) runRange(j *rangeJob, src *source) {
 	c.ranges[j.prio] = append(c.ranges[j.prio], j)
 }
 
-// rangeWatch is how the progress of a range is watched.
-type rangeWatch struct {
-	*guard
-	flow *flow
-	left *atomic.Int64 // bytes of content that are yet to come
+// came notes that bytes of the chunk under way arrived. 0 says that an answer begins.
+func (r *rangeRequest) came(n int) {
+	r.moved()
+	r.flow.Came(n, time.Now())
+	if n == 0 {
+		r.arrived.Store(0)
+	}
+	r.reached(r.arrived.Add(int64(n)))
 }
 
-// readRange reads the chunks of a job. The job gets shorter with each chunk. readRange
-// returns the time when the first byte came, and how many bytes came.
-func (c *scheduler) readRange(ctx context.Context, w rangeWatch, j *rangeJob, src *source, p *pace) (first time.Time, got int64, err error) {
-	from, err := c.dialled(src)
+// reached notes how many bytes of the chunk under way have come.
+func (r *rangeRequest) reached(n int64) {
+	lf := r.j.lf
+	lf.mu.Lock()
+	defer lf.mu.Unlock()
+	if int(n) > r.j.best {
+		r.j.best = int(n)
+		lf.moved.Add(1)
+	}
+}
+
+// read reads the chunks of the job. The job gets shorter with each chunk, and may be cut
+// meanwhile. read returns the time when the first byte came, and how many bytes and chunks
+// came.
+func (r *rangeRequest) read(ctx context.Context) (first time.Time, got int64, brought int, err error) {
+	from, err := r.c.dialled(r.src)
 	if err != nil {
-		return first, 0, err
+		return first, 0, 0, err
 	}
-	lf := j.lf
-	off := int64(j.first) * gear.ChunkSize
-	n := min(int64(j.first+j.n)*gear.ChunkSize, lf.f.Size) - off
-	arrived := 0 // bytes of the chunk that is being read
-	came := func(n int) {
-		w.moved()
-		w.flow.came(n)
-		if n == 0 {
-			arrived = 0
-		}
-		if arrived += n; arrived > j.best {
-			j.best = arrived
-			lf.moved.Add(1)
-		}
-	}
-	r, err := from.Range(gear.WithArrival(ctx, came), lf.f, off, n, j.checked)
+	lf := r.j.lf
+	at, n := r.j.span()
+	off := int64(at) * gear.ChunkSize
+	body, err := from.Range(gear.WithArrival(ctx, r.came), lf.f, off, min(int64(at+n)*gear.ChunkSize, lf.f.Size)-off, r.j.checked)
 	if err != nil {
-		return first, 0, err
+		return first, 0, 0, err
 	}
-	defer r.Close()
+	defer body.Close()
 	// The source has answered. Chunks are decoded whole, so the bytes of one arrive
 	// together.
 	first = time.Now()
 	buf := make([]byte, gear.ChunkSize)
-	for j.n > 0 {
-		chunk := buf[:gear.ChunkLen(lf.f.Size, j.first)]
-		for fill := 0; fill < len(chunk); {
-			m, err := r.Read(chunk[fill:])
-			fill += m
-			got += int64(m)
-			if m > 0 {
-				w.moved()
-			}
-			if fill > j.best {
-				j.best = fill
-				lf.moved.Add(1)
-			}
-			if err != nil && fill < len(chunk) {
-				if errors.Is(err, io.EOF) {
-					err = io.ErrUnexpectedEOF
-				}
-				return first, got, fmt.Errorf("chunk %d of file %x: %w", j.first, lf.f.Name, err)
-			}
+	for ; n > 0; at, n = r.j.span() {
+		chunk := buf[:gear.ChunkLen(lf.f.Size, at)]
+		m, err := r.fill(body, chunk)
+		got += int64(m)
+		if err != nil {
+			return first, got, brought, fmt.Errorf("chunk %d of file %x: %w", at, lf.f.Name, err)
 		}
-		w.flow.local.Store(true)
-		if err := lf.put(j.first, chunk, j.prio); err != nil {
-			return first, got, ofCache(err)
+		r.flow.Local(true)
+		if err := lf.put(at, chunk, r.j.prio); err != nil {
+			return first, got, brought, ofCache(err)
 		}
-		w.left.Add(-gear.ChunkSize)
-		lf.mu.Lock()
-		delete(lf.coming, j.first)
-		lf.mu.Unlock()
-		j.first++
-		j.n--
-		j.best, arrived = 0, 0
+		brought++
+		r.j.stored()
+		r.arrived.Store(0)
 		lf.c.s.tryComplete(lf)
-		if j.prio == inBackground && j.n > 0 {
-			if err := c.spare(ctx, w.guard, lf, p, len(chunk)); err != nil {
-				return first, got, err
+		if _, n := r.j.span(); r.j.prio == inBackground && n > 0 {
+			if err := r.c.spare(ctx, r.guard, lf, r.pace, len(chunk)); err != nil {
+				return first, got, brought, err
 			}
 		}
-		w.flow.local.Store(false)
+		r.flow.Local(false)
 	}
-	return first, got, nil
+	return first, got, brought, nil
+}
+
+// fill reads a chunk.
+func (r *rangeRequest) fill(body io.Reader, chunk []byte) (n int, err error) {
+	for n < len(chunk) {
+		m, err := body.Read(chunk[n:])
+		n += m
+		if m > 0 {
+			r.moved()
+		}
+		r.reached(int64(n))
+		if err != nil && n < len(chunk) {
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return n, err
+		}
+	}
+	return n, nil
 }
 
 // tryComplete publishes a large file if all its chunks are there.

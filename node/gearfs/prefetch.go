@@ -335,7 +335,7 @@ func (s *Service) linkOf(img *image) (measured, hits) {
 	defer s.sched.mu.Unlock()
 	for _, ref := range rec.Sources {
 		if l := s.sched.links[ref.Registry]; l != nil {
-			return measured{l.rtt, l.rate}, rec.Hits
+			return measured{l.RTT, l.Rate}, rec.Hits
 		}
 	}
 	return measured{}, rec.Hits

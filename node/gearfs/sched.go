@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/node/gearfs/flow"
 	"example.org/slipway/node/poolfs"
 )
 
@@ -33,7 +34,6 @@ const (
 	batchTime                = time.Second
 	minBatch, maxBatch       = 1 << 20, 64 << 20
 	profileStreams           = 2
-	assumedRate              = 4 << 20 // in bytes a second, before the first measurement
 	limitPiece               = 64 << 10
 	maxBackground      int64 = 16 << 20
 )
@@ -81,13 +81,14 @@ func (fl *flight) awaited() bool {
 
 // rangeJob is the fetch of some chunks of a large file.
 type rangeJob struct {
-	lf       *large
-	first, n int
-	prio     priority
-	best     int   // the most bytes of the first chunk that one try brought or received
-	checked  bool  // a source sent wrong bytes
-	rescues  int   // how often a slow connection was given up for it
-	tries    tries // guarded by the scheduler's mu
+	lf   *large
+	prio priority
+	// first and n are the chunks that are left. best is how many bytes of the first one a try
+	// brought or received at most. lf.mu guards them from the time when the job is queued.
+	first, n, best int
+	checked        bool  // a source sent wrong bytes
+	rescues        int   // how often a slow connection was given up for it
+	tries          tries // guarded by the scheduler's mu
 }
 
 // scheduler decides what is fetched, and when.
@@ -107,14 +108,14 @@ type scheduler struct {
 	ranges  [priorities][]*rangeJob
 	running [priorities]int
 	sources map[SourceRef]*source
-	links   map[string]*link
+	links   map[string]*flow.Link
 	large   map[fileKey]*large
 	flip    bool // whether ranges go first, which alternates
 	// assembling is the number of large files that are being completed by ranges.
 	assembling [priorities]int
-	// flows are the running requests. watched is when they were compared last.
-	flows   map[*flow]struct{}
-	watched time.Time
+	flows      flow.Watcher
+	// slow counts the running requests of which a part continues over another connection.
+	slow [priorities]int
 }
 
 func (c *scheduler) init(s *Service) {
@@ -122,9 +123,9 @@ func (c *scheduler) init(s *Service) {
 	c.kick = make(chan struct{}, 1)
 	c.flights = map[fileKey]*flight{}
 	c.sources = map[SourceRef]*source{}
-	c.links = map[string]*link{}
+	c.links = map[string]*flow.Link{}
 	c.large = map[fileKey]*large{}
-	c.flows = map[*flow]struct{}{}
+	c.flows.Stall = s.opts.Stall
 }
 
 // wake makes run check the queues.
@@ -142,7 +143,7 @@ func (c *scheduler) run() {
 	for {
 		c.mu.Lock()
 		now := time.Now()
-		look := c.watch(now)
+		look := c.flows.Watch(now)
 		at := c.dispatch(now)
 		c.mu.Unlock()
 		if at.IsZero() || !look.IsZero() && look.Before(at) {
@@ -280,7 +281,7 @@ func (c *scheduler) room(p priority, now time.Time) bool {
 	case onDemand:
 		return all < most
 	case fromProfile:
-		return all < max(1, most-1) && c.running[fromProfile] < profileStreams
+		return all < max(1, most-1) && c.running[fromProfile]-c.slow[fromProfile] < profileStreams
 	}
 	return all < max(1, most-1) && c.running[inBackground] == 0 && c.running[fromProfile] == 0 &&
 		len(c.queues[fromProfile]) == 0 && c.urgent.Load() == 0 && !now.Before(c.restsAt())
@@ -377,9 +378,9 @@ func (c *scheduler) batchBytes(p priority, src *source) int64 {
 	if p == onDemand {
 		return demandBytes
 	}
-	r := float64(assumedRate)
-	if l := c.links[src.ref.Registry]; l != nil && l.rate > 0 {
-		r = l.rate
+	r := float64(flow.AssumedRate)
+	if l := c.links[src.ref.Registry]; l != nil && l.Rate > 0 {
+		r = l.Rate
 	}
 	if b := float64(c.s.opts.BackgroundRate); p == inBackground && b > 0 && b < r {
 		r = b
@@ -458,9 +459,9 @@ func (c *scheduler) startBatch(p priority, now time.Time) (bool, time.Time) {
 		return false, wake
 	}
 	b.end = len(b.flights)
-	b.flow = &flow{src: b.src, prio: p, awaited: b.awaited, left: b.left, divide: b.divide}
+	b.flow = &flow.Flow{Link: c.link(b.src.ref.Registry), Request: b}
 	for _, fl := range b.flights {
-		b.flow.rescues = max(b.flow.rescues, fl.rescues)
+		b.flow.Rescues = max(b.flow.Rescues, fl.rescues)
 	}
 	c.running[p]++
 	c.s.goWork(b.run)

@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/node/gearfs/flow"
 )
 
 // source is what is known about a source. The scheduler's mu guards all fields but ref.
@@ -191,65 +191,85 @@ func (c *scheduler) dialled(src *source) (Source, error) {
 	return src.src, nil
 }
 
-// link is what was measured of the connection to a registry.
-type link struct {
-	rtt, least time.Duration // on average, and the shortest one
-	rate       float64       // bytes of content a second of one request
-
-	// arrived counts the bytes on the wire. now is how many a second all requests together
-	// bring, wire how many they can, and most how many they could lately. had bytes had
-	// arrived at since, when that was
-	// measured last.
-	arrived         atomic.Int64
-	now, wire, most float64
-	since           time.Time
-	had             int64
-}
-
-// smooth is the weight of a new measurement in the average.
-const smooth = 0.3
-
 // ObserveLink adds a measurement of the connection to a registry that was made elsewhere,
 // for example when an index was pulled: the time to the first byte, and how long the
 // given number of bytes took after it. A zero means that a value is unknown.
 func (s *Service) ObserveLink(registry string, rtt time.Duration, bytes int64, took time.Duration) {
 	s.sched.mu.Lock()
 	defer s.sched.mu.Unlock()
-	s.sched.observe(registry, rtt, bytes, took)
+	s.sched.link(registry).Observe(rtt, bytes, took)
 }
 
-// minSample is the fewest bytes from which a rate is computed. Fewer bytes may have come
-// from a shaper's bucket or a socket's buffer.
-const minSample = 512 << 10
-
 // link returns what is known about the connection to a registry. mu is held.
-func (c *scheduler) link(registry string) *link {
+func (c *scheduler) link(registry string) *flow.Link {
 	l := c.links[registry]
 	if l == nil {
-		l = &link{}
+		l = &flow.Link{}
 		c.links[registry] = l
 	}
 	return l
 }
 
-func (c *scheduler) observe(registry string, rtt time.Duration, bytes int64, took time.Duration) {
-	l := c.link(registry)
-	if rtt > 0 && (l.least == 0 || rtt < l.least) {
-		l.least = rtt
+// measures has the time until the first bytes of a request came count for its link, and the
+// rate at which the others came.
+func (c *scheduler) measures(src *source, began, first time.Time, got int64) {
+	if !first.IsZero() {
+		c.link(src.ref.Registry).Observe(first.Sub(began), got, time.Since(first))
 	}
-	switch {
-	case rtt > 0 && l.rtt == 0:
-		l.rtt = rtt
-	case rtt > 0:
-		l.rtt += time.Duration(smooth * float64(rtt-l.rtt))
+}
+
+// Reconnector is a Source whose following requests can be made over new connections.
+type Reconnector interface {
+	Source
+	// Reconnect keeps later requests away from the existing connections. It does not
+	// disturb the requests that use them, and must not wait.
+	Reconnect()
+}
+
+// errSlow ends a request whose work is to continue over another connection.
+var errSlow = errors.New("the connection is much slower than others")
+
+// reconnects reports whether later requests to a source can use other connections. mu is
+// held.
+func (src *source) reconnects() bool {
+	_, ok := src.src.(Reconnector)
+	return ok
+}
+
+// reconnect keeps later requests to a source away from its connections. mu is held.
+func (c *scheduler) reconnect(src *source) {
+	if r, ok := src.src.(Reconnector); ok {
+		r.Reconnect()
 	}
-	if bytes < minSample || took <= 0 {
-		return
+}
+
+// givesUp logs that a request ends because its connection is slow, and keeps later requests
+// away from the connection. mu is held.
+func (c *scheduler) givesUp(src *source, rescues int) {
+	c.reconnect(src)
+	c.s.log.Info("a connection is given up because it is slow", "source", src.ref.String(), "times", rescues+1)
+}
+
+// divided notes that a part of a request continues over another connection. mu is held.
+func (c *scheduler) divided(p priority, slow *bool) {
+	if !*slow {
+		*slow = true
+		c.slow[p]++
 	}
-	r := float64(bytes) / took.Seconds()
-	if l.rate == 0 {
-		l.rate = r
-	} else {
-		l.rate += smooth * (r - l.rate)
+}
+
+// ended notes that a request is over. mu is held.
+func (c *scheduler) ended(p priority, f *flow.Flow, slow bool) {
+	c.flows.End(f)
+	c.running[p]--
+	if slow {
+		c.slow[p]--
 	}
+	c.wake()
+}
+
+// roomToMove reports whether there is room for a request that relieves another one. mu is
+// held.
+func (c *scheduler) roomToMove() bool {
+	return c.running[onDemand]+c.running[fromProfile]+c.running[inBackground] < c.s.opts.Streams
 }

@@ -273,7 +273,7 @@ func (s *Service) rest() Status {
 		st.Sources = append(st.Sources, o)
 	}
 	for registry, l := range c.links {
-		st.Links = append(st.Links, LinkStatus{registry, l.rtt, l.rate})
+		st.Links = append(st.Links, LinkStatus{registry, l.RTT, l.Rate})
 	}
 	for p := range priorities {
 		st.Queued[p], st.Running[p] = len(c.queues[p])+len(c.ranges[p]), c.running[p]
