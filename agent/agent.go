@@ -57,6 +57,7 @@ type Agent struct {
 	pool    *poolfs.Server
 	snaps   *snapshotter.Snapshotter
 	cri     *kubelet.Proxy
+	warm    *warmer
 	api     *http.Server
 	metrics *http.Server
 	support *view.Support
@@ -179,6 +180,7 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 			return nil, err
 		}
 	}
+	a.warm = newWarmer(a)
 	a.lay.keepReserve()
 	return a, nil
 }
@@ -369,6 +371,9 @@ func (a *Agent) startServers(serve func(string, func() error)) {
 	}
 	if a.cfg.Report {
 		go a.tellRegistries(a.life)
+	}
+	if a.cfg.Warm {
+		go a.warm.run(a.life)
 	}
 	go footprint.Keep(a.life)
 }

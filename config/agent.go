@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"example.org/slipway/config/yamlfile"
+	"example.org/slipway/oci/warm"
 )
 
 // Agent is the configuration of the node agent. Make one with ParseAgent or LoadAgent,
@@ -26,6 +27,8 @@ type Agent struct {
 	Cache       AgentCache      `yaml:"cache" doc:"The files that all images share. Each trust domain (registries) sees those that its registries have sent."`
 	Fetch       AgentFetch      `yaml:"fetch" doc:"How files are fetched."`
 	Profiles    AgentProfiles   `yaml:"profiles" doc:"Start-up profiles: which files a container opens first."`
+	Node        AgentNode       `yaml:"node" doc:"What this node is called, for orders of images (warm)."`
+	Warm        bool            `yaml:"warm" default:"true" doc:"Asks the registries that are listed, and those of the images here, whether this node shall fetch images before they are started (slipway warm). What is fetched has the limits of the background fetch, and must fit into the cache."`
 	Report      bool            `yaml:"report" default:"true" doc:"Reports to registries which containers of their images run on this node, and how much of these images the node has, for their list of nodes."`
 	CRI         AgentCRI        `yaml:"cri" doc:"Proxy between kubelet and containerd's image service, which learns the credentials of image pull secrets."`
 	Kernel      AgentKernel     `yaml:"kernel" doc:"Which abilities of the kernel are used. Each is tried out at start."`
@@ -78,6 +81,12 @@ type AgentFetch struct {
 	BackgroundDelay time.Duration `yaml:"background_delay" default:"5s" min:"0s" doc:"How long after a container's start the background fetch begins. It pauses until nobody has waited for a file for two seconds, or for this delay if that is shorter."`
 	BackgroundRate  Size          `yaml:"background_rate" default:"0" min:"0" doc:"Limit of the background fetch, in bytes per second. 0 means no limit."`
 	ConvertTimeout  time.Duration `yaml:"convert_timeout" default:"2s" min:"0s" doc:"How long a pull waits for a layer that the registry is still converting. After that the layer is unpacked in the ordinary way."`
+}
+
+// AgentNode is what a node is called.
+type AgentNode struct {
+	Name   string            `yaml:"name" doc:"Name of this node. Empty means the host's name." example:"node-7"`
+	Labels map[string]string `yaml:"labels" doc:"Labels by which orders select nodes." example:"zone: eu-1a"`
 }
 
 // AgentProfiles configures start-up profiles.
@@ -229,6 +238,7 @@ func (v *validator) agent(a *Agent) {
 		}
 	}
 	v.agentVolumes(a)
+	v.check("node.labels", warm.CheckLabels(a.Node.Labels))
 	hosts := map[string]bool{}
 	for i := range a.Registries {
 		r, key := &a.Registries[i], fmt.Sprintf("registries[%d]", i)

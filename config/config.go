@@ -24,6 +24,7 @@ type Config struct {
 	Cluster       Cluster       `yaml:"cluster" doc:"Several servers with one catalogue and one object store. They work together as soon as they share both; this section lets them use each other's caches, too."`
 	Proxy         Proxy         `yaml:"proxy" doc:"Mirrors of other registries, whose images are fetched when a client requests them, and kept."`
 	Gear          Gear          `yaml:"gear" doc:"Conversion of images to Gear form: an index and files that are stored once."`
+	Warm          Warm          `yaml:"warm" doc:"Images that nodes fetch before they start them (docs/warming.md)."`
 	Volumes       Volumes       `yaml:"volumes" doc:"Images as block volumes in storage that nodes share. Nodes map them, and read blocks when they are touched."`
 	HTTP          HTTP          `yaml:"http" doc:"The server that clients talk to."`
 	Web           Web           `yaml:"web" doc:"The web page, at /ui/."`

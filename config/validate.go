@@ -59,6 +59,7 @@ func (v *validator) values() {
 	v.proxyValues(&c.Proxy)
 	v.gearValues(&c.Gear)
 	v.volumesValues(&c.Volumes)
+	v.warmValues(&c.Warm)
 	v.healthValues(&c.Health)
 
 	names := make(map[string]bool)

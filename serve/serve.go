@@ -226,6 +226,7 @@ func (s *Server) setUpHTTP() error {
 	so.History = historyAPI{s.root.History, s.writes}
 	s.nodes = fleet.NewBook(nil)
 	so.Nodes, so.AnonymousReports = s.nodes, s.cfg.Gear.Anonymous
+	so.Warm = s.root.Warming
 	if s.root.Volumes != nil {
 		so.Volumes = volumeAPI{s.root.Volumes, s.writes}
 	}
@@ -329,6 +330,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if !s.cfg.Storage.Maintenance.ReadOnly.Enabled {
 		run("convert", func() error { return s.convert(ctx) })
 	}
+	run("orders for nodes", func() error { return s.root.Warming.Run(ctx) })
 	run("background work", func() error { s.runJobs(ctx); return nil })
 	run("memory", func() error { keepSmall(ctx, s.handler.Served); return nil })
 	run("read the access rules again", func() error { s.watchConfig(ctx); return nil })

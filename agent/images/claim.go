@@ -21,6 +21,8 @@ type claims struct {
 	*chains
 	choice config.AgentChoice
 	plain  choices // of images for which there is no chain
+	// quiet says that the trees of claimed images are not prepared.
+	quiet bool
 }
 
 // Claim implements snapshotter.Lower.
@@ -122,7 +124,7 @@ func (c *claims) settle(l snapshotter.Layer, way string, why []string, snapshot 
 		err = c.records.update(rec)
 	}
 	c.changing.Unlock()
-	if err == nil && rec.way() == way {
+	if err == nil && rec.way() == way && !c.quiet {
 		c.work.Go(func() { c.prepare(l.ChainID, l.ImageRef) })
 	}
 	return err

@@ -60,6 +60,7 @@ type Set struct {
 	mu       sync.Mutex
 	all      map[string]*mountRecord // by directory
 	making   map[string]bool         // directories that are about to be mounted
+	warm     map[string]held         // images that are kept for orders, by the order
 }
 
 // Open takes over the images that an earlier agent left. ctx is for Open alone, and life
@@ -83,7 +84,8 @@ func Open(ctx, life context.Context, cfg *config.Agent, o *Options) (*Set, error
 		mounted: map[string]mountedTree{}, later: map[string]*time.Timer{},
 	}
 	c.indexes = registries.NewIndexes(life, c.work.Go, cfg.Fetch.ConvertTimeout, o.Log, o.Files.ObserveLink)
-	m := &Set{dir: o.Dirs.Mounts, chains: c, lower: &lower{&claims{chains: c, choice: cfg.Choice}}, all: map[string]*mountRecord{}, making: map[string]bool{}}
+	m := &Set{dir: o.Dirs.Mounts, chains: c, lower: &lower{&claims{chains: c, choice: cfg.Choice}}, all: map[string]*mountRecord{}, making: map[string]bool{},
+		warm: map[string]held{}}
 	c.inUse = m.uses
 	return m, nil
 }

@@ -73,7 +73,7 @@ func (m *Set) Resume() error {
 		m.letGo(&r)
 	}
 	c.volumes.begin()
-	return nil
+	return m.loadWarm()
 }
 
 // letGo forgets a mount that somebody else unmounted.
@@ -191,6 +191,10 @@ func checkMount(req *api.MountRequest) error {
 // claim makes the layers of an image available in one of the ways. It says what became of
 // each way that it tried.
 func (m *Set) claim(ctx context.Context, image, platform string, use []string, fs string) (*gearclient.Image, *snapshotter.Layer, []string, error) {
+	return m.claimWith(ctx, m.lower.claims, image, platform, use, fs)
+}
+
+func (m *Set) claimWith(ctx context.Context, c *claims, image, platform string, use []string, fs string) (*gearclient.Image, *snapshotter.Layer, []string, error) {
 	ref, err := registries.Parse(image)
 	if err != nil {
 		return nil, nil, nil, err
@@ -200,14 +204,14 @@ func (m *Set) claim(ctx context.Context, image, platform string, use []string, f
 		return nil, nil, nil, err
 	}
 	if use == nil {
-		use = slices.DeleteFunc(slices.Clone(ways(&m.lower.choice, ref)), func(w string) bool { return w == config.WayPlain })
+		use = slices.DeleteFunc(slices.Clone(ways(&c.choice, ref)), func(w string) bool { return w == config.WayPlain })
 	}
 	if len(use) == 0 {
 		return nil, nil, nil, fmt.Errorf("the configuration has %s unpacked in the ordinary way, which takes containerd; name another with --mode, or write the tree with slipway export", image)
 	}
 	if len(img.Layers) == 0 {
 		l := &snapshotter.Layer{Manifest: string(img.Manifest.Digest), ImageRef: image}
-		err := m.lower.claimNothing(l, ref)
+		err := c.claimNothing(l, ref)
 		return img, l, []string{config.WayGear + ": used"}, err
 	}
 	var digests, why []string
@@ -217,9 +221,9 @@ func (m *Set) claim(ctx context.Context, image, platform string, use []string, f
 	l := &snapshotter.Layer{Manifest: string(img.Manifest.Digest), ImageRef: image}
 	for i, d := range digests {
 		l.Parent, l.Digest, l.DiffID, l.Layers = l.ChainID, d, string(img.DiffIDs[i]), digests[i:]
-		l.ChainID = m.lower.keyIn(chainID(idOf(l.Parent), l.DiffID), m.chains.regs.Domain(ref.Host))
+		l.ChainID = c.keyIn(chainID(idOf(l.Parent), l.DiffID), m.chains.regs.Domain(ref.Host))
 		var ok bool
-		why, ok, err = m.lower.claimBy(ctx, *l, ref, false, use, fs)
+		why, ok, err = c.claimBy(ctx, *l, ref, false, use, fs)
 		if err != nil && len(use) == 1 {
 			return nil, nil, nil, err
 		}
@@ -358,21 +362,28 @@ func (m *Set) unmount(r *mountRecord) (lazy bool, err error) {
 }
 
 // forget removes the record of a mount. It also removes the chain and the chains below if
-// nothing else needs them.
+// nothing needs them any more.
 func (m *Set) forget(r *mountRecord) error {
 	m.claiming.Lock()
 	defer m.claiming.Unlock()
 	if err := os.Remove(m.file(r.Dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	line, err := m.chains.records.line(r.Chain)
+	return m.release(r.Chain)
+}
+
+// release removes a chain and the chains below it if nothing needs them. The caller holds
+// claiming.
+func (m *Set) release(chain string) error {
+	line, err := m.chains.records.line(chain)
 	if err != nil {
 		return nil //nolint:nilerr // an unknown chain needs no removal
 	}
 	slices.Reverse(line)
 	for _, rec := range line {
 		dropped, err := m.chains.dropUnless(rec.Chain, func() bool {
-			return slices.ContainsFunc(m.Mounts(), func(o api.MountStatus) bool { return o.Chain == rec.Chain })
+			return slices.Contains(m.warmed(), rec.Chain) ||
+				slices.ContainsFunc(m.Mounts(), func(o api.MountStatus) bool { return o.Chain == rec.Chain })
 		})
 		if !dropped || err != nil {
 			return err
@@ -381,10 +392,15 @@ func (m *Set) forget(r *mountRecord) error {
 	return nil
 }
 
-// uses reports whether a chain is part of a mount.
+// uses reports whether a chain is part of a mount, or of an image that is kept for an
+// order.
 func (m *Set) uses(chain string) bool {
+	tops := m.warmed()
 	for _, r := range m.Mounts() {
-		line, err := m.chains.records.line(r.Chain)
+		tops = append(tops, r.Chain)
+	}
+	for _, top := range tops {
+		line, err := m.chains.records.line(top)
 		if err != nil || slices.ContainsFunc(line, func(rec *chainRecord) bool { return rec.Chain == chain }) {
 			return true // or unknown
 		}

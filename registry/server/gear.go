@@ -159,17 +159,22 @@ const (
 	deletedList                 // _slipway/deleted
 	deletedOne                  // _slipway/deleted/<digest>/restore
 	wholeRepository             // _slipway/repository
+	warmImage                   // _slipway/warm of a repository
+	warmList                    // _slipway/warm of the registry
+	warmOne                     // _slipway/warm/<id>
+	warmPoll                    // _slipway/warm/poll
 )
 
 // String returns the endpoint's name in metrics.
 func (e extEndpoint) String() string {
 	return [...]string{"extension", "extension", "gear_info", "gear_layer", "gear_file", "gear_chunks", "gear_files", "gear_fetch", "gear_query", "gear_profile", "gear_nodes",
-		"volume_list", "volume_image", "volume_credential", "tag_history", "deleted", "restore", "repository"}[e]
+		"volume_list", "volume_image", "volume_credential", "tag_history", "deleted", "restore", "repository",
+		"warm", "warm_list", "warm_order", "warm_poll"}[e]
 }
 
 // extensions is the table of the extensions' endpoints. handlers is the same for the
 // other endpoints. Endpoints without an action check access themselves.
-var extensions = [wholeRepository + 1]methodHandlers{
+var extensions = [warmPoll + 1]methodHandlers{
 	extDiscover: {{(*Server).discover, 0, false}},
 	gearInfo:    {{(*Server).gearInfo, 0, false}},
 	gearLayer:   {{(*Server).getGearLayer, auth.Pull, false}, {(*Server).getGearLayer, auth.Pull, false}},
@@ -189,6 +194,11 @@ var extensions = [wholeRepository + 1]methodHandlers{
 	deletedOne:  {3: {(*Server).restore, auth.Push, true}},
 
 	wholeRepository: {5: {(*Server).deleteRepository, auth.Delete, true}},
+
+	warmImage: {3: {(*Server).warm, auth.Pull | auth.Admin, true}},
+	warmList:  {{(*Server).warm, auth.Admin, false}},
+	warmOne:   {{(*Server).warm, auth.Admin, false}, 5: {(*Server).warm, auth.Admin, true}},
+	warmPoll:  {3: {(*Server).warm, 0, false}},
 }
 
 // findExtension returns the endpoint of an extension's path, and the digest at
@@ -202,6 +212,9 @@ func findExtension(repo, path string) (e extEndpoint, arg string) {
 	}
 	if rest, ok := strings.CutPrefix(path, "_slipway/volumes"); ok && repo != "" {
 		return findVolumes(rest)
+	}
+	if rest, ok := strings.CutPrefix(path, "_slipway/warm"); ok {
+		return findWarm(repo, rest)
 	}
 	if rest, ok := strings.CutPrefix(path, "_slipway/"); ok && repo != "" {
 		if e, arg := findHistory(rest); e != extUnknown {
@@ -258,6 +271,10 @@ func (s *Server) parseExtension(q *request) error {
 	switch {
 	case e == extUnknown:
 		return &oci.Error{Code: oci.CodeNameUnknown, Message: "this registry has no such extension endpoint; /v2/_oci/ext/discover tells which there are"}
+	case e >= warmImage:
+		if s.opts.Warm == nil {
+			return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusNotFound, Message: "this registry orders no images for nodes"}
+		}
 	case e >= tagHistory:
 		if s.opts.History == nil {
 			return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusNotFound, Message: "this registry keeps no history"}
@@ -347,6 +364,14 @@ func (s *Server) discover(q *request) error {
 		list = append(list, discovered{Name: "_slipway", URL: "https://example.org/slipway/docs/operating.md",
 			Description: "the history of tags, and what was deleted",
 			Endpoints:   []string{"_slipway/tags/<tag>/history", "_slipway/deleted", "_slipway/deleted/<digest>/restore", "_slipway/repository"}})
+	}
+	if s.opts.Warm != nil {
+		d := discovered{Name: "_slipway", URL: "https://example.org/slipway/docs/warming.md", Description: "images that nodes fetch before they start them",
+			Endpoints: []string{"_slipway/warm"}}
+		if q.Repo == "" {
+			d.Endpoints = append(d.Endpoints, "_slipway/warm/<id>", "_slipway/warm/poll")
+		}
+		list = append(list, d)
 	}
 	return q.sendJSON(map[string]any{"extensions": list})
 }

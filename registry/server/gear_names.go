@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/server/edge"
 )
 
 // nameBuffer holds the names of a list of usual length.
@@ -291,12 +292,12 @@ func (s *Server) reportGearProfile(q *request) error {
 	if len(list.names) == 0 {
 		return oci.Errorf(oci.CodeSizeInvalid, "a profile has at least one name")
 	}
-	k := vote{q.reporter() + " at " + oci.ClientOf(q.r.RemoteAddr).String(), string(q.ext.arg)}
-	if !s.votes.take(k, s.opts.Clock()) {
+	k := edge.Vote{Client: q.reporter() + " at " + oci.ClientOf(q.r.RemoteAddr).String(), Image: string(q.ext.arg)}
+	if !s.votes.Take(k, s.opts.Clock()) {
 		return q.accepted() // the client has already reported
 	}
 	if err := s.opts.Gear.ReportProfile(q.ctx(), q.Repo, q.ext.arg, list.names, !list.part); err != nil {
-		s.votes.giveBack(k)
+		s.votes.GiveBack(k)
 		return unless(err, errNoProfile)
 	}
 	return q.accepted()

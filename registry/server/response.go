@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -342,21 +341,6 @@ func (s *Server) audit(q *request, event, ref string) {
 		e.RequestID = q.actor.RequestID
 	}
 	s.opts.Audit.Record(e)
-}
-
-// withoutPrefix returns u without a path prefix. If the path lacks the prefix, the result
-// is a path that is not found.
-func withoutPrefix(u *url.URL, prefix string) *url.URL {
-	v := *u
-	rest, ok := strings.CutPrefix(u.Path, prefix)
-	if !ok {
-		rest = ""
-	}
-	v.Path = rest
-	if u.RawPath != "" {
-		v.RawPath = strings.TrimPrefix(u.RawPath, prefix)
-	}
-	return &v
 }
 
 // location returns the Location value for a path below /v2/.

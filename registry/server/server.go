@@ -81,6 +81,8 @@ type Options struct {
 	// AnonymousReports accepts reports on nodes and profiles from anonymous clients, if
 	// there are users.
 	AnonymousReports bool
+	// Warm keeps orders to nodes; nil: none.
+	Warm Warm
 	// Volumes serves the volume extension; nil: none.
 	Volumes Volumes
 	// Web serves the web page, at the paths for which IsWeb returns true; nil: none.
@@ -142,7 +144,7 @@ type Server struct {
 	metrics *metrics
 	limits  *edge.Limiter
 	sending *edge.Limiter
-	votes   votes         // on profiles
+	votes   edge.Votes    // on profiles
 	proxies *edge.Proxies // nil: there are none
 	places  places
 	headers http.Header // of every answer
@@ -311,7 +313,7 @@ func (s *Server) serveSafely(q *request) error {
 func (s *Server) serve(q *request) error {
 	u := q.r.URL
 	if s.opts.Prefix != "" {
-		u = withoutPrefix(u, s.opts.Prefix)
+		u = edge.WithoutPrefix(u, s.opts.Prefix)
 	}
 	req, ok, err := oci.Parse(u)
 	if err := s.fromHere(q); err != nil {

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"encoding/json"
-	"io"
 	"net/http"
 	"strconv"
 
@@ -122,17 +121,9 @@ type volumeRequest struct {
 
 // readVolumeRequest reads the body of a request. The body may be absent.
 func (s *Server) readVolumeRequest(q *request) (v volumeRequest, err error) {
-	src, _, done := s.body(q)
-	defer done()
-	if src == nil {
-		return v, nil
-	}
-	b, err := io.ReadAll(io.LimitReader(src, maxVolumeBody+1))
+	b, err := s.wholeBody(q, maxVolumeBody)
 	if err != nil {
-		return v, brokeOff(err)
-	}
-	if len(b) > maxVolumeBody {
-		return v, errTooLarge(maxVolumeBody)
+		return v, err
 	}
 	if len(b) > 0 && json.Unmarshal(b, &v) != nil {
 		return v, &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusBadRequest, Message: `the body is not what this endpoint takes: {"fs":"..."} or {"clones":true}`}

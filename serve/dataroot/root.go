@@ -30,6 +30,7 @@ import (
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/prefetch"
 	"example.org/slipway/registry/quota"
+	"example.org/slipway/registry/warming"
 	"example.org/slipway/serve/gate"
 	"example.org/slipway/serve/mirrors"
 	volumeregistry "example.org/slipway/volume/service"
@@ -73,6 +74,8 @@ type Root struct {
 	// IsMirror reports whether a repository is a mirror. It is nil if there are no
 	// mirrors.
 	IsMirror func(repo string) bool
+	// Warming keeps orders that nodes have images.
+	Warming *warming.Service
 	// Notify queues an event for the webhooks. It is nil if there are none.
 	Notify   func(context.Context, registry.Event) error
 	notifier *notifier
@@ -143,7 +146,10 @@ func Open(ctx context.Context, cfg *config.Config, o Options) (_ *Root, err erro
 	}
 	r.notifier = &notifier{cfg: cfg, log: r.log}
 	r.Notify = r.notifier.hook()
-	opts.OnEvent = volumeEvents(r.Volumes, gearEvents(r.Gear, r.Notify, cfg.Notifications.Events.IncludeMirrored))
+	if err := r.openWarming(o.Enter); err != nil {
+		return nil, err
+	}
+	opts.OnEvent = warmEvents(r.Warming, volumeEvents(r.Volumes, gearEvents(r.Gear, r.Notify, cfg.Notifications.Events.IncludeMirrored)))
 	opts.PullEvents = r.Notify != nil
 	opts.Tap = r.Gear
 	if r.Quotas, err = newQuotas(cfg.Storage.Quotas, r.Catalog, r.log); err != nil {

@@ -9,5 +9,5 @@ import "github.com/spf13/cobra"
 func Commands(onNode ...*cobra.Command) []*cobra.Command {
 	return []*cobra.Command{listCommand(), tagsCommand(), tagCommand(), removeCommand(), undeleteCommand(), loginCommand(), logoutCommand(),
 		convertCommand(), statusCommand(), settleCommand(), inspectCommand(), exportCommand(), commitCommand(), pushModelCommand(),
-		volumeCommand(onNode), dedupCommand(), recipeCommand()}
+		volumeCommand(onNode), dedupCommand(), recipeCommand(), warmCommand()}
 }

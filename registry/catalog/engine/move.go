@@ -66,6 +66,8 @@ func storedTables() []storedTable {
 		table("gear_profiles", 1, "digest data updated_at"),
 		table("gear_donors", 2, "repo_id digest kind data updated_at"),
 		table("api_tokens", 1, "token_id robot hash rights creator created_at expires_at used_at"),
+		table("warm_orders", 1, "order_id spec cancelled created_at expires_at"),
+		table("warm_progress", 2, "order_id node state seen_at"),
 		table("volume_images", 1, "id repo manifest fs asked dropped due_at attempts failure place record referrer updated_at"),
 		table("volumes", 1, "id place name parent state due_at"),
 		table("volume_uses", 2, "volume_id image_id"),
@@ -74,7 +76,7 @@ func storedTables() []storedTable {
 
 // notInBackups lists the tables whose rows are about running processes, or about objects
 // that a backup does not copy.
-var notInBackups = [...]string{"uploads", "leases", "writers", "gear_pack_checks", "gear_parity_groups", "gear_parity_files", "gear_parity_packs"}
+var notInBackups = [...]string{"uploads", "leases", "writers", "warm_orders", "warm_progress", "gear_pack_checks", "gear_parity_groups", "gear_parity_files", "gear_parity_packs"}
 
 // moveLimit is how long a move may take.
 const moveLimit = 24 * time.Hour

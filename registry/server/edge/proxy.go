@@ -202,3 +202,18 @@ func parseForwarded(s string) (netip.Addr, bool) {
 
 // plainAddr returns an address in the normal form in which addresses are compared.
 func plainAddr(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
+
+// WithoutPrefix returns u without a path prefix. If the path lacks the prefix, the result
+// is a path that is not found.
+func WithoutPrefix(u *url.URL, prefix string) *url.URL {
+	v := *u
+	rest, ok := strings.CutPrefix(u.Path, prefix)
+	if !ok {
+		rest = ""
+	}
+	v.Path = rest
+	if u.RawPath != "" {
+		v.RawPath = strings.TrimPrefix(u.RawPath, prefix)
+	}
+	return &v
+}

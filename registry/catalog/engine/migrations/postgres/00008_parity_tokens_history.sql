@@ -1,4 +1,4 @@
--- Parity across packs, API tokens of robots, and what tags pointed at.
+-- Parity across packs, API tokens of robots, orders to nodes, and what tags pointed at.
 
 -- +goose Up
 -- The packs of which dropped layers consist: what checks found in them, and their parity.
@@ -55,6 +55,27 @@ CREATE TABLE api_tokens (
 );
 CREATE INDEX api_tokens_robot ON api_tokens (robot);
 
+-- Orders that nodes have an image before they start it.
+
+CREATE TABLE warm_orders (
+    order_id   TEXT COLLATE "C" PRIMARY KEY,
+    -- what was ordered, as JSON
+    spec       TEXT COLLATE "C" NOT NULL,
+    cancelled  INTEGER NOT NULL,
+    created_at BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL
+);
+
+-- How far a node is with an order; the node '' is the registry itself.
+CREATE TABLE warm_progress (
+    order_id TEXT COLLATE "C" NOT NULL,
+    node     TEXT COLLATE "C" NOT NULL,
+    -- as JSON
+    state    TEXT COLLATE "C" NOT NULL,
+    seen_at  BIGINT NOT NULL,
+    PRIMARY KEY (order_id, node)
+);
+
 -- What tags pointed at, and manifests that can be brought back.
 
 -- One row for each change of a tag. The rows of a repository end with it.
@@ -91,6 +112,8 @@ CREATE TABLE trash (
 -- +goose Down
 DROP TABLE trash;
 DROP TABLE tag_history;
+DROP TABLE warm_progress;
+DROP TABLE warm_orders;
 DROP TABLE api_tokens;
 DROP TABLE gear_parity_packs;
 DROP TABLE gear_parity_files;

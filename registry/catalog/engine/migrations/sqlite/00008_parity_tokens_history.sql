@@ -1,4 +1,4 @@
--- Parity across packs, API tokens of robots, and what tags pointed at.
+-- Parity across packs, API tokens of robots, orders to nodes, and what tags pointed at.
 
 -- +goose Up
 -- The packs of which dropped layers consist: what checks found in them, and their parity.
@@ -55,6 +55,27 @@ CREATE TABLE api_tokens (
 ) WITHOUT ROWID;
 CREATE INDEX api_tokens_robot ON api_tokens (robot);
 
+-- Orders that nodes have an image before they start it.
+
+CREATE TABLE warm_orders (
+    order_id   TEXT PRIMARY KEY,
+    -- what was ordered, as JSON
+    spec       TEXT NOT NULL,
+    cancelled  INTEGER NOT NULL,
+    created_at BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL
+) WITHOUT ROWID;
+
+-- How far a node is with an order; the node '' is the registry itself.
+CREATE TABLE warm_progress (
+    order_id TEXT NOT NULL,
+    node     TEXT NOT NULL,
+    -- as JSON
+    state    TEXT NOT NULL,
+    seen_at  BIGINT NOT NULL,
+    PRIMARY KEY (order_id, node)
+) WITHOUT ROWID;
+
 -- What tags pointed at, and manifests that can be brought back.
 
 -- One row for each change of a tag. The rows of a repository end with it.
@@ -91,6 +112,8 @@ CREATE TABLE trash (
 -- +goose Down
 DROP TABLE trash;
 DROP TABLE tag_history;
+DROP TABLE warm_progress;
+DROP TABLE warm_orders;
 DROP TABLE api_tokens;
 DROP TABLE gear_parity_packs;
 DROP TABLE gear_parity_files;

@@ -1,0 +1,29 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+
+	"example.org/slipway/oci"
+)
+
+// Extension sends a request to an endpoint below _slipway, of a repository or, if repo is
+// empty, of the registry. in is sent as JSON unless it is nil; out receives the answer.
+// Errors: UNSUPPORTED if the registry does not know the endpoint.
+func (c *Client) Extension(ctx context.Context, method, repo, path string, scopes []string, in, out any) error {
+	l := call{method: method, scopes: scopes, retry: retryStatus, notFound: oci.CodeUnsupported,
+		url: c.url(oci.Request{Kind: oci.KindExtension, Repo: repo, Ref: "_slipway/" + path}, nil)}
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		if l.body, err = bytesBody(b); err != nil {
+			return err
+		}
+		l.header = http.Header{"Content-Type": {"application/json"}}
+	}
+	_, err := c.getJSON(ctx, l, maxListBody, out)
+	return err
+}
