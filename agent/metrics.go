@@ -9,6 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"example.org/slipway/oci/warm"
 )
 
 // collector exports the agent's state as metrics on each scrape. No label has values from
@@ -29,7 +31,9 @@ var descs = struct {
 	cacheEvictedBytes, cacheDamaged, started               *prometheus.Desc
 	volumes, volumeSteps, volumeStepSeconds                *prometheus.Desc
 	volumeRead, volumeWritten, volumeErrors, volumeFailed  *prometheus.Desc
+	warm                                                   *prometheus.Desc
 }{
+	warm:              family("warm_orders", "Orders of registries that this node has images, by state.", "state"),
 	images:            family("images", "Images that are known, by how complete their files are.", "state"),
 	containers:        family("containers", "Containers whose root file system comes from an index."),
 	waiting:           family("waiting", "Callers that wait for a file now."),
@@ -126,6 +130,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	count(descs.poolReadBytes, float64(p.ReadBytes))
 	gauge(descs.poolWaiting, float64(p.Waiting))
 	gauge(descs.started, float64(c.a.began.Unix()))
+	orders := c.a.warm.states()
+	for _, state := range []warm.State{warm.Waiting, warm.Running, warm.Done, warm.Failed} {
+		gauge(descs.warm, float64(orders[state]), string(state))
+	}
 	c.collectVolumes(gauge, count)
 }
 

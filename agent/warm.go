@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -265,22 +264,15 @@ func refused(err error) bool {
 	return false
 }
 
-// WarmTask is an order of a registry as the status shows it.
-type WarmTask struct {
-	Registry string `json:"registry"`
-	warm.Task
-	warm.Progress
-}
-
-// tasks returns all orders.
-func (w *warmer) tasks() (list []WarmTask) {
+// states counts the orders by state.
+func (w *warmer) states() map[warm.State]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for host, a := range w.asked {
+	counts := map[warm.State]int{}
+	for _, a := range w.asked {
 		for _, t := range a.tasks {
-			list = append(list, WarmTask{host, t.Task, t.progress})
+			counts[t.progress.State]++
 		}
 	}
-	slices.SortFunc(list, func(a, b WarmTask) int { return cmp.Or(cmp.Compare(a.Registry, b.Registry), cmp.Compare(a.ID, b.ID)) })
-	return list
+	return counts
 }

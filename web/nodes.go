@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"example.org/slipway/oci/fleet"
+	"example.org/slipway/oci/warm"
 	"example.org/slipway/web/format"
 	"example.org/slipway/web/images"
 )
@@ -37,6 +38,8 @@ type nodesData struct {
 	Node   *nodeRow
 	Images []imageRow
 	More   int
+	// Orders are the last orders that nodes have images.
+	Orders []warm.Order
 }
 
 // imageRow is a row for an image on a node.
@@ -73,6 +76,10 @@ func (q *request) nodes() error {
 		d.More = len(row.Images) - len(d.Images)
 		q.show(http.StatusOK, "nodes", name, d)
 		return nil
+	}
+	if orders := q.h.opts.System.Orders; orders != nil {
+		d.Orders = orders(q.r.Context())
+		d.Orders = d.Orders[:min(len(d.Orders), nodesPage)]
 	}
 	last := q.r.FormValue("last")
 	from, _ := slices.BinarySearchFunc(list, last, func(n fleet.Node, last string) int {

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"time"
 
+	"example.org/slipway/oci/warm"
 	"example.org/slipway/registry/quota"
 	"example.org/slipway/web/manage"
 )
@@ -16,9 +17,11 @@ type System struct {
 	Caches  Caches
 	// Hot returns at most n of the manifests that were requested most of late, and since
 	// when they were counted.
-	Hot      func(n int) ([]HotImage, time.Time)
-	Mirrors  Mirrors
-	Nodes    Nodes
+	Hot     func(n int) ([]HotImage, time.Time)
+	Mirrors Mirrors
+	Nodes   Nodes
+	// Orders returns the orders that nodes have images, the last one first.
+	Orders   func(ctx context.Context) []warm.Order
 	Settings func() Settings
 	Tokens   manage.Tokens
 	Quotas   Quotas

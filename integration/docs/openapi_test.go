@@ -37,6 +37,7 @@ func TestOpenAPI(t *testing.T) {
 	a.volumes()
 	a.operations()
 	a.tokens()
+	a.warming()
 	a.deletions()
 	for path, item := range doc.Paths.Map() {
 		for method := range item.Operations() {
@@ -323,6 +324,28 @@ func (a *api) tokens() {
 	form := http.Header{"Content-Type": {"application/x-www-form-urlencoded"}}
 	a.ask(c, "POST", "/token", "/token", form, []byte("grant_type=password&service=here&username=alice&password=secret&client_id=x"), 200)
 	a.ask(c, "POST", "/token", "/token", form, []byte("grant_type=none&service=here"), 400)
+}
+
+// warming orders the image for a node, and asks as the node.
+func (a *api) warming() {
+	c := a.server.Client
+	const begin, list, one, poll = "/v2/{name}/_slipway/warm", "/v2/_slipway/warm", "/v2/_slipway/warm/{id}", "/v2/_slipway/warm/poll"
+	kind := http.Header{"Content-Type": {"application/json"}}
+	a.ask(c, "POST", poll, poll, kind, []byte(`{"node":"n1","labels":{"zone":"a"}}`), 200)
+	a.ask(c, "POST", poll, poll, kind, []byte(`{"node":""}`), 400)
+	resp := a.ask(c, "POST", begin, fill(begin, ""), kind, []byte(`{"reference":"1","nodes":"zone=a"}`), 200)
+	a.ask(c, "POST", begin, fill(begin, ""), kind, []byte(`{"nodes":"a b"}`), 400)
+	a.ask(c, "POST", begin, "/v2/none/_slipway/warm", kind, []byte(`{}`), 404)
+	var order struct{ ID string }
+	if err := json.Unmarshal(resp.Body, &order); err != nil {
+		a.t.Fatal(err)
+	}
+	a.ask(c, "POST", poll, poll, kind, []byte(`{"node":"n1","labels":{"zone":"a"},"tasks":{"`+order.ID+`":{"state":"running","files":1,"files_total":2}}}`), 200)
+	a.ask(c, "GET", list, list, nil, nil, 200)
+	a.ask(c, "GET", one, fill(one, order.ID), nil, nil, 200)
+	a.ask(c, "GET", one, fill(one, "nosuch"), nil, nil, 404)
+	a.ask(c, "DELETE", one, fill(one, order.ID), nil, nil, 200)
+	a.ask(c, "DELETE", one, fill(one, "nosuch"), nil, nil, 404)
 }
 
 func (a *api) deletions() {

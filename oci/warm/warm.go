@@ -99,6 +99,17 @@ type Order struct {
 	Progress []NodeProgress `json:"progress,omitempty"`
 }
 
+// For says for which nodes the order is.
+func (o Order) For() string {
+	switch {
+	case o.Nodes == nil:
+		return "only the registry"
+	case *o.Nodes == "":
+		return "all nodes"
+	}
+	return *o.Nodes
+}
+
 // NodeProgress is how far a node is. Away says that the node has not asked lately.
 type NodeProgress struct {
 	Node string    `json:"node"`

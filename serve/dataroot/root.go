@@ -263,7 +263,7 @@ func (r *Root) watched() oci.Registry {
 
 // Metrics returns the collectors of everything on the data root.
 func (r *Root) Metrics() []prometheus.Collector {
-	list := slices.Concat(r.Registry.Metrics(), r.Gear.Metrics(), r.recipes.Metrics(), r.Mirrors.Metrics(), r.collectors, r.notifier.metrics(),
+	list := slices.Concat(r.Registry.Metrics(), r.Gear.Metrics(), r.recipes.Metrics(), r.Mirrors.Metrics(), r.collectors, r.notifier.metrics(), r.Warming.Metrics(),
 		[]prometheus.Collector{freeSpace(r.Dir)})
 	if r.Volumes != nil {
 		list = append(list, r.Volumes.Metrics()...)

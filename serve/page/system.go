@@ -8,6 +8,7 @@ import (
 	"time"
 
 	gearregistry "example.org/slipway/gear/service"
+	"example.org/slipway/oci/warm"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/activity"
 	"example.org/slipway/registry/check"
@@ -24,6 +25,13 @@ func (p *system) shown() web.System {
 		sys.Activity = func(ctx context.Context, f activity.Filter) (activity.Report, error) {
 			return activity.Read(ctx, file, f)
 		}
+	}
+	sys.Orders = func(ctx context.Context) []warm.Order {
+		list, err := p.o.Root.Warming.List(ctx)
+		if err != nil { // the page shows what else there is
+			return nil
+		}
+		return list
 	}
 	if p.o.Root.Cache != nil {
 		sys.Caches = p
