@@ -32,6 +32,7 @@ import (
 	"example.org/slipway/agent/api"
 	"example.org/slipway/agent/images"
 	"example.org/slipway/agent/kubelet"
+	"example.org/slipway/agent/peers"
 	"example.org/slipway/agent/registries"
 	"example.org/slipway/config"
 	"example.org/slipway/internal/footprint"
@@ -53,6 +54,7 @@ type Agent struct {
 	regs    *registries.Set
 	cache   *cachedir.Dir
 	files   *gearfs.Service
+	peers   *peers.Exchange // nil without peers.listen
 	images  *images.Set
 	pool    *poolfs.Server
 	snaps   *snapshotter.Snapshotter
@@ -235,7 +237,11 @@ func (a *Agent) openFiles() (err error) {
 	if a.cfg.Fetch.Mode == "auto" {
 		mode = gearfs.Auto
 	}
-	a.files, err = gearfs.New(a.lay.indexes, a.cache, a.regs.Dial, &gearfs.Options{
+	dial, err := a.withPeers(a.regs.Dial)
+	if err != nil {
+		return fmt.Errorf("peers: %w", err)
+	}
+	a.files, err = gearfs.New(a.lay.indexes, a.cache, dial, &gearfs.Options{
 		Streams: a.cfg.Fetch.Streams, Bound: a.cfg.Fetch.OpenTimeout, PrefetchWait: a.cfg.Fetch.ProfileTimeout,
 		BackgroundRate: int64(a.cfg.Fetch.BackgroundRate), BackgroundRest: min(backgroundRest, a.cfg.Fetch.BackgroundDelay),
 		RecordFor: a.cfg.Profiles.Duration, Siblings: a.cfg.Profiles.Siblings, Mode: mode, Logger: a.log,
@@ -369,6 +375,10 @@ func (a *Agent) startServers(serve func(string, func() error)) {
 		a.metrics = newServer(a.metricsHandler())
 		serve("metrics", func() error { return serveHTTP(a.metrics, l) })
 	}
+	if l := a.listeners.Peers; l != nil && a.peers != nil {
+		serve("peers", func() error { return a.peers.Serve(l, a.files.Share) })
+		go a.tellPeers(a.life)
+	}
 	if a.cfg.Report {
 		go a.tellRegistries(a.life)
 	}
@@ -406,6 +416,9 @@ func (a *Agent) close() error {
 	end(a.stopAnswering())
 	a.cancel()
 	end(a.images.Close())
+	if a.peers != nil {
+		end(a.peers.Close())
+	}
 	a.stopPool()
 	if a.poolServed {
 		<-a.poolEnded

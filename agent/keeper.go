@@ -24,14 +24,14 @@ import (
 
 // Listeners are the sockets of an agent. A socket that is not configured is nil.
 type Listeners struct {
-	Snapshots, API, CRI, Metrics net.Listener
+	Snapshots, API, CRI, Metrics, Peers net.Listener
 }
 
 // socketNames are the sockets in the order in which a keeper hands them over.
-var socketNames = []string{"snapshots", "api", "cri", "metrics"}
+var socketNames = []string{"snapshots", "api", "cri", "metrics", "peers"}
 
 func (l *Listeners) all() []*net.Listener {
-	return []*net.Listener{&l.Snapshots, &l.API, &l.CRI, &l.Metrics}
+	return []*net.Listener{&l.Snapshots, &l.API, &l.CRI, &l.Metrics, &l.Peers}
 }
 
 // Close closes all sockets.
@@ -68,6 +68,11 @@ func listen(cfg *config.Agent) (_ Listeners, err error) {
 	if cfg.Metrics.Addr != "" {
 		if ls.Metrics, err = whenFree(func() (net.Listener, error) { return net.Listen("tcp", cfg.Metrics.Addr) }); err != nil {
 			return ls, fmt.Errorf("metrics.addr: %w", err)
+		}
+	}
+	if cfg.Peers.Listen != "" {
+		if ls.Peers, err = whenFree(func() (net.Listener, error) { return net.Listen("tcp", cfg.Peers.Listen) }); err != nil {
+			return ls, fmt.Errorf("peers.listen: %w", err)
 		}
 	}
 	return ls, nil

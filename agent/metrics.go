@@ -165,6 +165,9 @@ func (a *Agent) metricsHandler() http.Handler {
 		ConstLabels: prometheus.Labels{"version": Version, "goversion": runtime.Version()}})
 	build.Set(1)
 	reg.MustRegister(collector{a}, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if a.peers != nil {
+		reg.MustRegister(a.peers.Metrics()...)
+	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"path"
 	"reflect"
@@ -26,6 +27,7 @@ type Agent struct {
 	AnyRegistry bool            `yaml:"any_registry" doc:"Also loads images lazily from registries that are not listed. An index says which files an image has, and nothing proves that it matches the layer. So by default these images are unpacked, which compares them with their digests."`
 	Cache       AgentCache      `yaml:"cache" doc:"The files that all images share. Each trust domain (registries) sees those that its registries have sent."`
 	Fetch       AgentFetch      `yaml:"fetch" doc:"How files are fetched."`
+	Peers       AgentPeers      `yaml:"peers" doc:"Files from other nodes that use the same image. The registry introduces the nodes to each other."`
 	Profiles    AgentProfiles   `yaml:"profiles" doc:"Start-up profiles: which files a container opens first."`
 	Node        AgentNode       `yaml:"node" doc:"What this node is called, for orders of images (warm)."`
 	Warm        bool            `yaml:"warm" default:"true" doc:"Asks the registries that are listed, and those of the images here, whether this node shall fetch images before they are started (slipway warm). What is fetched has the limits of the background fetch, and must fit into the cache."`
@@ -87,6 +89,16 @@ type AgentFetch struct {
 type AgentNode struct {
 	Name   string            `yaml:"name" doc:"Name of this node. Empty means the host's name." example:"node-7"`
 	Labels map[string]string `yaml:"labels" doc:"Labels by which orders select nodes." example:"zone: eu-1a"`
+}
+
+// AgentPeers configures the exchange of files with other nodes.
+type AgentPeers struct {
+	Listen     string `yaml:"listen" doc:"Address on which this node gives files to other nodes, and switch of the exchange: without it, files come from registries only. Connections are encrypted, and each request needs a grant of the registry." example:":5003"`
+	Advertise  string `yaml:"advertise" doc:"IP address and port under which other nodes reach this one. Empty means the port of listen, at the address from which this node reaches the registry." example:"10.0.0.7:5003"`
+	Zone       string `yaml:"zone" doc:"Zone of this node. Nodes of the same zone are preferred." example:"eu-1a"`
+	Rack       string `yaml:"rack" doc:"Rack of this node in its zone. Nodes of the same rack are preferred to others of the zone." example:"r12"`
+	UploadRate Size   `yaml:"upload_rate" default:"0" min:"0" doc:"Limit of what this node sends to other nodes, in bytes per second. 0 means no limit."`
+	Uploads    int    `yaml:"uploads" default:"256" min:"1" doc:"Number of requests of other nodes that are answered at a time."`
 }
 
 // AgentProfiles configures start-up profiles.
@@ -239,6 +251,7 @@ func (v *validator) agent(a *Agent) {
 	}
 	v.agentVolumes(a)
 	v.check("node.labels", warm.CheckLabels(a.Node.Labels))
+	v.agentPeers(&a.Peers)
 	hosts := map[string]bool{}
 	for i := range a.Registries {
 		r, key := &a.Registries[i], fmt.Sprintf("registries[%d]", i)
@@ -264,6 +277,18 @@ func (v *validator) agent(a *Agent) {
 		if (r.Username == "") != (r.Password == "") {
 			v.bad(key+".username", "and password go together: one of them is missing")
 		}
+	}
+}
+
+func (v *validator) agentPeers(p *AgentPeers) {
+	if p.Listen != "" {
+		v.check("peers.listen", checkAddr("tcp", p.Listen))
+	}
+	if p.Advertise == "" {
+		return
+	}
+	if at, err := netip.ParseAddrPort(p.Advertise); err != nil || at.Port() == 0 || at.Addr().IsUnspecified() {
+		v.bad("peers.advertise", "must be an IP address and a port, as in 10.0.0.7:5003 or [fd00::7]:5003")
 	}
 }
 

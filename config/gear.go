@@ -22,6 +22,7 @@ type Gear struct {
 	MaxLayerTime     time.Duration `yaml:"max_layer_time" default:"1h" min:"1s" doc:"Longest work on a layer, without the time spent waiting for its bytes. A layer that takes longer is not converted; it can be pulled like any other."`
 	Settle           Settle        `yaml:"settle" doc:"Rewriting of what was stored quickly into what takes less space, which also frees the space of deleted files."`
 	Anonymous        bool          `yaml:"anonymous_reports" doc:"Accepts reports of anonymous clients: which files containers open first, and which nodes run an image. By default only users may report, unless auth is empty. A report counts once an hour for each client and image."`
+	Peers            bool          `yaml:"peers" default:"true" doc:"Introduces nodes that use the same image to each other, so that agents with peers.listen get files from each other. A node is only told of nodes that use an image of a repository from which it may pull."`
 	StagedFor        time.Duration `yaml:"staged_for" default:"24h" min:"1m" doc:"How long files that clients upload wait for the image that holds them."`
 }
 

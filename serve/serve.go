@@ -227,6 +227,9 @@ func (s *Server) setUpHTTP() error {
 	s.nodes = fleet.NewBook(nil)
 	so.Nodes, so.AnonymousReports = s.nodes, s.cfg.Gear.Anonymous
 	so.Warm = s.root.Warming
+	if err := s.introducePeers(so); err != nil {
+		return err
+	}
 	if s.root.Volumes != nil {
 		so.Volumes = volumeAPI{s.root.Volumes, s.writes}
 	}

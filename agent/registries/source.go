@@ -16,6 +16,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
 	"example.org/slipway/oci/fleet"
+	"example.org/slipway/oci/peering"
 )
 
 // source is an image's repository at a place.
@@ -48,6 +49,15 @@ func (r *Set) Report(ctx context.Context, ref gearfs.SourceRef, report *fleet.Re
 		return err
 	}
 	return s.p.reg.ReportNode(ctx, s.repo, report)
+}
+
+// Announce announces this node to a source.
+func (r *Set) Announce(ctx context.Context, ref gearfs.SourceRef, a *peering.Announcement) (*peering.Answer, error) {
+	s, err := r.source(ref)
+	if err != nil {
+		return nil, err
+	}
+	return s.p.reg.AnnouncePeer(ctx, s.repo, a)
 }
 
 func (r *Set) source(ref gearfs.SourceRef) (*source, error) {

@@ -226,12 +226,22 @@ type Reconnector interface {
 	Reconnect()
 }
 
+// Steerer is a Reconnector that at times replaces slow connections itself. While Steers
+// returns true, its requests are not watched.
+type Steerer interface {
+	Reconnector
+	Steers() bool
+}
+
 // errSlow ends a request whose work is to continue over another connection.
 var errSlow = errors.New("the connection is much slower than others")
 
 // reconnects reports whether later requests to a source can use other connections. mu is
 // held.
 func (src *source) reconnects() bool {
+	if st, ok := src.src.(Steerer); ok && st.Steers() {
+		return false
+	}
 	_, ok := src.src.(Reconnector)
 	return ok
 }

@@ -152,6 +152,7 @@ const (
 	gearQuery                   // _slipway/gear/query
 	gearProfile                 // _slipway/gear/profiles/<digest>
 	gearNodes                   // _slipway/gear/nodes
+	gearPeers                   // _slipway/gear/peers
 	volumeList                  // _slipway/volumes
 	volumeImage                 // _slipway/volumes/<digest>
 	volumeKey                   // _slipway/volumes/<digest>/credential
@@ -167,7 +168,7 @@ const (
 
 // String returns the endpoint's name in metrics.
 func (e extEndpoint) String() string {
-	return [...]string{"extension", "extension", "gear_info", "gear_layer", "gear_file", "gear_chunks", "gear_files", "gear_fetch", "gear_query", "gear_profile", "gear_nodes",
+	return [...]string{"extension", "extension", "gear_info", "gear_layer", "gear_file", "gear_chunks", "gear_files", "gear_fetch", "gear_query", "gear_profile", "gear_nodes", "gear_peers",
 		"volume_list", "volume_image", "volume_credential", "tag_history", "deleted", "restore", "repository",
 		"warm", "warm_list", "warm_order", "warm_poll"}[e]
 }
@@ -186,6 +187,7 @@ var extensions = [warmPoll + 1]methodHandlers{
 	gearQuery:   {3: {(*Server).queryGear, auth.Push, false}},
 	gearProfile: {{(*Server).getGearProfile, auth.Pull, false}, 3: {(*Server).reportGearProfile, auth.Pull, true}},
 	gearNodes:   {3: {(*Server).noteNode, auth.Pull, true}},
+	gearPeers:   {3: {(*Server).announcePeer, auth.Pull, true}},
 	volumeList:  {{(*Server).listVolumes, auth.Pull, false}},
 	volumeImage: {{(*Server).getVolumes, auth.Pull, false}, 3: {(*Server).buildVolumes, auth.Push, true}, 5: {(*Server).dropVolumes, auth.Delete, true}},
 	volumeKey:   {3: {(*Server).volumeCredential, auth.Volume, true}},
@@ -234,6 +236,8 @@ func findExtension(repo, path string) (e extEndpoint, arg string) {
 		return gearQuery, ""
 	case "nodes":
 		return gearNodes, ""
+	case "peers":
+		return gearPeers, ""
 	}
 	if arg, ok = strings.CutPrefix(path, "layers/"); ok {
 		return gearLayer, arg
@@ -281,7 +285,7 @@ func (s *Server) parseExtension(q *request) error {
 		}
 	case e >= volumeList && s.opts.Volumes == nil:
 		return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusNotFound, Message: "this registry does not offer images as volumes (volumes.driver)"}
-	case s.opts.Gear == nil && e > extDiscover && e < volumeList, s.opts.Nodes == nil && e == gearNodes:
+	case s.opts.Gear == nil && e > extDiscover && e < volumeList, s.opts.Nodes == nil && e == gearNodes, s.opts.Peers == nil && e == gearPeers:
 		return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusNotFound, Message: "this registry does not offer the Gear extension"}
 	}
 	q.ext = extension{endpoint: e, arg: oci.Digest(arg)}
@@ -351,6 +355,9 @@ func (s *Server) discover(q *request) error {
 				"_slipway/gear/fetch", "_slipway/gear/query", "_slipway/gear/profiles/<digest>")
 			if s.opts.Nodes != nil {
 				d.Endpoints = append(d.Endpoints, "_slipway/gear/nodes")
+			}
+			if s.opts.Peers != nil {
+				d.Endpoints = append(d.Endpoints, "_slipway/gear/peers")
 			}
 		}
 		list = append(list, d)

@@ -78,6 +78,8 @@ type Options struct {
 	History History
 	// Nodes receives the reports of nodes; nil: they are not accepted.
 	Nodes Nodes
+	// Peers introduces nodes to each other; nil: nodes get files here only.
+	Peers Peers
 	// AnonymousReports accepts reports on nodes and profiles from anonymous clients, if
 	// there are users.
 	AnonymousReports bool

@@ -1,0 +1,285 @@
+package peers
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+	"sync"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/node/gearfs"
+)
+
+// claim is a piece that this node fetches for itself and for others. All who want it share
+// the claim.
+type claim struct {
+	want
+	done chan struct{}
+	// These are valid once done is closed.
+	b   []byte
+	err error
+}
+
+const (
+	// claimTime bounds the fetch of some pieces.
+	claimTime = 2 * time.Minute
+	// lastResort is how many nodes are asked for what the registry does not give.
+	lastResort = 4
+)
+
+var errNoSource = errors.New("nobody gave it")
+
+// claimAll begins to fetch pieces, unless they are being fetched or were lately.
+func (s *swarm) claimAll(list []want) []*claim {
+	out := make([]*claim, len(list))
+	var fresh []*claim
+	for i, w := range list {
+		size, sum, _ := w.of(w.f)
+		if f := s.x.hot.get(s.at, w.piece); f != nil {
+			if b, err := f.open(size, sum); err == nil {
+				out[i] = &claim{want: w, done: closed, b: b}
+				continue
+			}
+			s.x.hot.drop(s.at, w.piece)
+		}
+		s.mu.Lock()
+		c := s.claims[w.piece]
+		if c == nil {
+			c = &claim{want: w, done: make(chan struct{})}
+			s.claims[w.piece] = c
+			fresh = append(fresh, c)
+		}
+		s.mu.Unlock()
+		out[i] = c
+	}
+	if len(fresh) > 0 {
+		s.x.work.Go(func() { s.fetch(fresh) })
+	}
+	return out
+}
+
+var closed = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// open reports whether a claim has not ended.
+func (c *claim) open() bool {
+	select {
+	case <-c.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// wait returns the bytes of a claim.
+func (c *claim) wait(ctx context.Context) ([]byte, error) {
+	select {
+	case <-c.done:
+		return c.b, c.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// end ends a claim with verified bytes or an error.
+func (s *swarm) finish(c *claim, b []byte, err error) {
+	if err == nil {
+		s.x.hot.add(s.at, c.piece, frameOf(b))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.open() {
+		c.b, c.err = b, err
+		close(c.done)
+		delete(s.claims, c.piece)
+	}
+}
+
+// fetch fetches claimed pieces: from nodes that have all files, else from the registry, else
+// from whoever has them.
+func (s *swarm) fetch(list []*claim) {
+	ctx, cancel := context.WithTimeout(s.ctx, claimTime)
+	defer cancel()
+	p := s.plan(time.Now())
+	by := map[*member][]*claim{}
+	for _, c := range list {
+		if m := p.holder(c.piece); m != nil {
+			by[m] = append(by[m], c)
+		}
+	}
+	var wg sync.WaitGroup
+	for m, part := range by {
+		wg.Go(func() { s.askFor(ctx, m, part) })
+	}
+	wg.Wait()
+	left := unfinished(list)
+	if len(left) == 0 {
+		return
+	}
+	err := s.fetchFromRegistry(ctx, left)
+	for i, m := range s.members(time.Now()) {
+		if left = unfinished(left); len(left) == 0 || i >= lastResort || ctx.Err() != nil {
+			break
+		}
+		s.askFor(ctx, m, left)
+	}
+	for _, c := range unfinished(left) {
+		s.finish(c, nil, errors.Join(errNoSource, err))
+	}
+}
+
+func unfinished(list []*claim) []*claim {
+	return slices.DeleteFunc(slices.Clone(list), func(c *claim) bool { return !c.open() })
+}
+
+// askFor asks a node for claimed pieces that it has already.
+func (s *swarm) askFor(ctx context.Context, m *member, list []*claim) {
+	wants := make([]want, len(list))
+	for i, c := range list {
+		wants[i] = c.want
+	}
+	for part := range slices.Chunk(wants, askPieces) {
+		at := list[:len(part)]
+		list = list[len(part):]
+		_ = s.ask(ctx, m, false, part, func(int) {}, func(i int, b []byte) error {
+			if b != nil {
+				s.finish(at[i], b, nil)
+			}
+			return nil
+		})
+	}
+}
+
+// ask requests pieces from a node, and leaves it out after an error. It returns an error of
+// got as it is.
+func (s *swarm) ask(ctx context.Context, m *member, fetch bool, list []want, moved func(int), got func(int, []byte) error) error {
+	s.mu.Lock()
+	grant := s.grant
+	s.mu.Unlock()
+	var own error // of got
+	err := m.ask(ctx, grant, fetch, s.registry.limits(sizeOfAll(list)), list, moved, func(i int, b []byte) error {
+		if b == nil {
+			s.x.misses.Add(1)
+		} else {
+			s.x.hits.Add(1)
+			s.x.bytes.peers.Add(int64(len(b)))
+		}
+		own = got(i, b)
+		return own
+	})
+	switch {
+	case err == nil:
+		m.served()
+	case own == nil && ctx.Err() == nil:
+		s.x.blame(m.peer, err)
+	}
+	return err
+}
+
+// fetchFromRegistry fetches claimed pieces from the registry.
+func (s *swarm) fetchFromRegistry(ctx context.Context, list []*claim) error {
+	s.mu.Lock()
+	inner := s.inner
+	s.mu.Unlock()
+	if inner == nil {
+		return errNoSource
+	}
+	var files []*claim
+	runs := map[gear.Name][]*claim{}
+	for _, c := range list {
+		if c.chunk == whole {
+			files = append(files, c)
+		} else {
+			runs[c.name] = append(runs[c.name], c)
+		}
+	}
+	err := s.fetchFiles(ctx, inner, files)
+	for _, chunks := range runs {
+		slices.SortFunc(chunks, func(a, b *claim) int { return int(a.chunk - b.chunk) })
+		for len(chunks) > 0 {
+			n := 1
+			for n < len(chunks) && chunks[n].chunk == chunks[n-1].chunk+1 {
+				n++
+			}
+			err = errors.Join(err, s.fetchRun(ctx, inner, chunks[:n]))
+			chunks = chunks[n:]
+		}
+	}
+	return err
+}
+
+// fetchFiles fetches files without chunks. A file that fails does not keep the others away.
+func (s *swarm) fetchFiles(ctx context.Context, inner gearfs.Source, list []*claim) (err error) {
+	for len(list) > 0 {
+		began, first, bytes := time.Now(), time.Time{}, int64(0)
+		err = inner.Fetch(ctx, filesOf(list), func(i int, r io.Reader) error {
+			if first.IsZero() {
+				first = time.Now()
+			}
+			f := list[i].f
+			b, err := readWhole(r, f)
+			if err == nil && sha256.Sum256(b) != f.Name {
+				err = fmt.Errorf("file %x: %w", f.Name, gear.ErrContent)
+			}
+			if err != nil {
+				return err
+			}
+			bytes += f.Size
+			s.fromRegistry(list[i], b)
+			return nil
+		})
+		if !first.IsZero() {
+			s.registry.note(first.Sub(began), time.Since(first), bytes)
+		}
+		list = unfinished(list)
+		if err == nil || len(list) == 0 {
+			return err
+		}
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, gear.ErrContent) || ctx.Err() != nil {
+			return err
+		}
+		s.finish(list[0], nil, err)
+		list = list[1:]
+	}
+	return err
+}
+
+// fetchRun fetches successive chunks of a file.
+func (s *swarm) fetchRun(ctx context.Context, inner gearfs.Source, chunks []*claim) error {
+	f, first := chunks[0].f, int64(chunks[0].chunk)
+	off := first * gear.ChunkSize
+	began := time.Now()
+	r, err := inner.Range(ctx, *f, off, min(int64(len(chunks))*gear.ChunkSize, f.Size-off), false)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	answered, bytes := time.Now(), int64(0)
+	for _, c := range chunks {
+		size, sum, _ := c.of(c.f)
+		b := make([]byte, size)
+		if _, err := io.ReadFull(r, b); err != nil {
+			return err
+		}
+		if sha256.Sum256(b) != sum {
+			return fmt.Errorf("chunk %d of file %x: %w", c.chunk, f.Name, gear.ErrContent)
+		}
+		bytes += int64(size)
+		s.fromRegistry(c, b)
+	}
+	s.registry.note(answered.Sub(began), time.Since(answered), bytes)
+	return nil
+}
+
+func (s *swarm) fromRegistry(c *claim, b []byte) {
+	s.x.bytes.registry.Add(int64(len(b)))
+	s.finish(c, b, nil)
+}

@@ -1,0 +1,211 @@
+package peers
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/oci/peering"
+)
+
+const (
+	// dialTimeout bounds the first try to reach a node, which may be behind a NAT.
+	dialTimeout = time.Second
+	// conns is how many connections to one node there are at most.
+	conns = 8
+	// These are the first bans, by what a node did. Each further one in a row is twice as
+	// long, up to maxBan.
+	lieBan     = 10 * time.Minute
+	refusedBan = 20 * time.Second
+	deadBan    = 10 * time.Second
+	stallBan   = 5 * time.Second
+	busyBan    = time.Second
+	maxBan     = time.Hour
+)
+
+// peer is another node.
+type peer struct {
+	key    peering.Key
+	addr   string
+	client *http.Client
+
+	mu      sync.Mutex
+	until   time.Time // banned
+	strikes int
+}
+
+func newPeer(id *identity, key peering.Key, addr string) *peer {
+	d := &net.Dialer{Timeout: dialTimeout}
+	return &peer{key: key, addr: addr, client: &http.Client{Transport: &http.Transport{
+		DialContext: d.DialContext, TLSClientConfig: id.clientTLS(key), TLSHandshakeTimeout: 2 * dialTimeout,
+		MaxConnsPerHost: conns, MaxIdleConnsPerHost: conns, IdleConnTimeout: time.Minute, DisableCompression: true,
+		ResponseHeaderTimeout: 0, MaxResponseHeaderBytes: 16 << 10, WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
+}
+
+func (p *peer) usable(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !now.Before(p.until)
+}
+
+// ban keeps a node unused for a time, which doubles when it happens again.
+func (p *peer) ban(now time.Time, d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now.Before(p.until) && p.until.Sub(now) >= d {
+		return // a request that began before
+	}
+	p.until = now.Add(min(d<<min(p.strikes, 10), maxBan))
+	p.strikes++
+}
+
+func (p *peer) served() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.strikes = 0
+}
+
+// want is a piece and the file that it belongs to.
+type want struct {
+	piece
+	f *gear.File
+}
+
+const (
+	piecesPath  = "/v1/pieces"
+	grantHeader = "Slipway-Grant"
+	// fetchHeader asks a node to get from the registry what it does not have yet.
+	fetchHeader = "Slipway-Fetch"
+)
+
+var (
+	errStall   = errors.New("the node sends nothing")
+	errRefused = errors.New("the node refuses the grant")
+	errBusy    = errors.New("the node is busy")
+)
+
+// limits bound how long a node may take.
+type limits struct {
+	idle time.Duration // without sending a byte
+	all  time.Duration // for the whole request, without the time that the caller takes
+}
+
+// ask requests pieces. It calls got with the verified bytes of each, in their order, or with
+// nil for one that the node does not give. moved is told of the bytes that come. Errors:
+// errLie, errStall, errRefused, errBusy, and those of the network. An error of got is
+// returned as it is.
+func (p *peer) ask(ctx context.Context, grant string, fetch bool, l limits, list []want, moved func(int), got func(i int, b []byte) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	left, since := l.all, time.Now()
+	idle := time.AfterFunc(min(l.idle, left), func() { cancel(errStall) })
+	defer idle.Stop()
+	// The timer belongs to the goroutine that reads, so that nothing resets it twice.
+	again := func() { idle.Reset(max(0, min(l.idle, left-time.Since(since)))) }
+	err := p.request(ctx, grant, fetch, list, func(n int) {
+		again()
+		moved(n)
+	}, func(i int, b []byte) error {
+		idle.Stop()
+		left -= time.Since(since)
+		err := got(i, b)
+		since = time.Now()
+		again()
+		return err
+	})
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		return cause
+	}
+	return err
+}
+
+func (p *peer) request(ctx context.Context, grant string, fetch bool, list []want, moved func(int), got func(i int, b []byte) error) error {
+	pieces := make([]piece, len(list))
+	for i := range list {
+		pieces[i] = list[i].piece
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+p.addr+piecesPath, bytes.NewReader(appendPieces(nil, pieces)))
+	if err != nil {
+		return err
+	}
+	req.Header.Set(grantHeader, grant)
+	if fetch {
+		req.Header.Set(fetchHeader, "1")
+	}
+	resp, err := p.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	switch resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusForbidden:
+		return errRefused
+	case http.StatusServiceUnavailable:
+		return errBusy
+	default:
+		return fmt.Errorf("the node answers %s", resp.Status)
+	}
+	r := &counter{resp.Body, moved}
+	for i := range list {
+		size, sum, ok := list[i].of(list[i].f)
+		if !ok {
+			return fmt.Errorf("file %x has no chunk %d", list[i].name, list[i].chunk)
+		}
+		f, err := readFrame(r, size)
+		if err != nil {
+			return err
+		}
+		var b []byte
+		if f.enc != missing {
+			if b, err = f.open(size, sum); err != nil {
+				return err
+			}
+			if b == nil {
+				b = []byte{}
+			}
+		}
+		if err := got(i, b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// banFor returns for how long a node that failed like this is not used, or 0.
+func banFor(err error) time.Duration {
+	switch {
+	case errors.Is(err, errLie), errors.Is(err, errStranger):
+		return lieBan
+	case errors.Is(err, errRefused):
+		return refusedBan
+	case errors.Is(err, errBusy):
+		return busyBan
+	case errors.Is(err, errStall):
+		return stallBan
+	}
+	return deadBan
+}
+
+// counter tells of the bytes that are read.
+type counter struct {
+	r     io.Reader
+	moved func(int)
+}
+
+// Read implements io.Reader.
+func (c *counter) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	if n > 0 {
+		c.moved(n)
+	}
+	return n, err
+}

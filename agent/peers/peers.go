@@ -1,0 +1,341 @@
+// Package peers lets nodes that use the same image get its files from each other. The
+// registry tells nodes of each other and signs grants (package oci/peering).
+//
+// Terms: a piece is a small file, or a chunk of a large one. A swarm is the nodes that use
+// an image of a repository. Each piece has an owner among the nodes of a swarm, which
+// follows from the piece's name and the nodes' keys, so that all nodes agree without asking.
+// The owner fetches the piece from the registry, and the others ask the owner. So a registry
+// sends an image about once, however many nodes start it in the same second, and each node
+// sends about as much as it receives.
+//
+// The package promises the following. Every byte that another node sends is compared with
+// its name before it is passed on. A node gives a piece only to the holder of a grant for a
+// repository, and only of an image that it pulled from this repository itself. Whether it
+// has other files cannot be learnt from it. A node that lies, stalls, or is away is left out
+// for a time, and what it was asked for comes from the registry instead. Without other nodes,
+// everything goes to the registry as if this package were not there.
+package peers
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/node/gearfs"
+	"example.org/slipway/oci/peering"
+)
+
+// Announcer announces this node to the registry of a source.
+type Announcer func(ctx context.Context, ref gearfs.SourceRef, a *peering.Announcement) (*peering.Answer, error)
+
+// Sharer finds a file among the images of this node that have a source for which from
+// returns true; [gearfs.Service.Share] is one.
+type Sharer func(name gear.Name, from func(gearfs.SourceRef) bool) (*gearfs.Shared, bool)
+
+// Options are the options of New.
+type Options struct {
+	// Advertise is the address under which other nodes reach this one. Empty means the
+	// listener's port at the address that the registry sees.
+	Advertise string
+	// Zone and Rack say where the node is.
+	Zone, Rack string
+	// UploadRate bounds what this node sends, in bytes per second; 0 means no bound.
+	UploadRate int64
+	// Uploads bounds how many requests of other nodes are answered at a time; default 64.
+	Uploads int
+	// HotBytes is the memory for pieces that were fetched or sent recently; default 64 MiB.
+	HotBytes int
+	// Announce announces this node.
+	Announce Announcer
+	// Logger logs nodes that are left out. If it is nil, nothing is logged.
+	Logger *slog.Logger
+}
+
+// Exchange trades pieces with other nodes. New makes one. It is safe for concurrent use.
+type Exchange struct {
+	opts  Options
+	log   *slog.Logger
+	id    *identity
+	hot   *hot
+	share Sharer
+	addr  string // as it is announced
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	work   sync.WaitGroup
+
+	uploads chan struct{}
+	limit   *rate.Limiter
+	server  *http.Server
+
+	mu      sync.Mutex
+	swarms  map[gearfs.SourceRef]*swarm
+	peers   map[string]*peer // by key and address
+	signers map[place]map[string]*signer
+
+	bytes, sent        counts
+	bans, hits, misses atomic.Int64
+	refused            atomic.Int64
+}
+
+// counts are bytes by where they came from or went to.
+type counts struct{ peers, registry atomic.Int64 }
+
+// signer is a registry's key, as one of its servers gave it.
+type signer struct {
+	key ed25519.PublicKey
+	// offset is how far ahead of this node's clock the registry's is.
+	offset time.Duration
+	seen   time.Time
+}
+
+// maxSigners bounds the keys of one registry. Each of its servers may have one.
+const maxSigners = 16
+
+// New returns an exchange that other nodes reach at the listener's port. Share is set with
+// Serve.
+func New(o *Options, port int) (*Exchange, error) {
+	x := &Exchange{opts: *o, log: o.Logger, swarms: map[gearfs.SourceRef]*swarm{}, peers: map[string]*peer{}, signers: map[place]map[string]*signer{}}
+	if x.log == nil {
+		x.log = slog.New(slog.DiscardHandler)
+	}
+	if x.opts.Uploads <= 0 {
+		x.opts.Uploads = 64
+	}
+	if x.opts.HotBytes <= 0 {
+		x.opts.HotBytes = 64 << 20
+	}
+	x.hot = newHot(x.opts.HotBytes)
+	x.uploads = make(chan struct{}, x.opts.Uploads)
+	x.limit = rate.NewLimiter(rate.Inf, 0)
+	if r := x.opts.UploadRate; r > 0 {
+		x.limit = rate.NewLimiter(rate.Limit(r), int(max(r/4, gear.LargeFile+frameHeader)))
+	}
+	if x.addr = x.opts.Advertise; x.addr == "" {
+		x.addr = ":" + strconv.Itoa(port)
+	}
+	var err error
+	if x.id, err = newIdentity(); err != nil {
+		return nil, err
+	}
+	x.ctx, x.cancel = context.WithCancel(context.Background())
+	return x, nil
+}
+
+// Serve answers other nodes until Close.
+func (x *Exchange) Serve(l net.Listener, share Sharer) error {
+	x.mu.Lock()
+	x.share = share
+	x.server = &http.Server{Handler: http.HandlerFunc(x.serveHTTP), TLSConfig: x.id.serverTLS(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
+		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)}
+	s := x.server
+	x.mu.Unlock()
+	if x.ctx.Err() != nil {
+		return l.Close()
+	}
+	if err := s.ServeTLS(l, "", ""); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// Close ends all work, and tells registries that this node is leaving if they answer soon.
+func (x *Exchange) Close() error {
+	x.cancel()
+	x.mu.Lock()
+	s := x.server
+	x.mu.Unlock()
+	var err error
+	if s != nil {
+		err = s.Close()
+	}
+	x.work.Wait()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, p := range x.peers {
+		p.client.CloseIdleConnections()
+	}
+	return err
+}
+
+// Using names the images that this node has, by their sources, and whether they are
+// complete. Only these are announced.
+func (x *Exchange) Using(images map[gearfs.SourceRef]bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	now := time.Now()
+	for ref, s := range x.swarms {
+		if _, ok := images[ref]; !ok && now.Sub(s.made) > unusedFor {
+			s.stop()
+			delete(x.swarms, ref)
+		}
+	}
+	for ref, complete := range images {
+		x.swarm(ref, nil).complete(complete)
+	}
+}
+
+// unusedFor is how long a source may be used before its image is known.
+const unusedFor = time.Minute
+
+// swarm returns the swarm of a source. mu is held.
+func (x *Exchange) swarm(ref gearfs.SourceRef, inner gearfs.Source) *swarm {
+	s := x.swarms[ref]
+	if s == nil {
+		s = newSwarm(x, ref)
+		x.swarms[ref] = s
+		x.work.Go(s.announceAll)
+	}
+	if inner != nil {
+		s.setInner(inner)
+	}
+	return s
+}
+
+// Dial returns a dialer whose sources get files from other nodes, too.
+func (x *Exchange) Dial(dial gearfs.Dialer) gearfs.Dialer {
+	return func(ref gearfs.SourceRef) (gearfs.Source, error) {
+		inner, err := dial(ref)
+		if err != nil {
+			return nil, err
+		}
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if x.ctx.Err() != nil {
+			return inner, nil
+		}
+		return &source{Source: inner, s: x.swarm(ref, inner)}, nil
+	}
+}
+
+// peer returns the node with a key at an address.
+func (x *Exchange) peer(key peering.Key, addr string) *peer {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	id := key.String() + " " + addr
+	p := x.peers[id]
+	if p == nil {
+		p = newPeer(x.id, key, addr)
+		x.peers[id] = p
+	}
+	return p
+}
+
+// vouch notes that a registry signs the grants of a repository with a key.
+func (x *Exchange) vouch(at place, a *peering.Answer, now time.Time) {
+	if len(a.Signer) != ed25519.PublicKeySize {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	m := x.signers[at]
+	if m == nil {
+		m = map[string]*signer{}
+		x.signers[at] = m
+	}
+	if m[string(a.Signer)] == nil && len(m) >= maxSigners {
+		clear(m)
+	}
+	m[string(a.Signer)] = &signer{a.Signer, a.Time.Sub(now), now}
+}
+
+// leeway is how long after its end a grant counts, because clocks drift.
+const leeway = 30 * time.Second
+
+// allows returns which places the holder of a key may read from with a grant. It returns
+// an error if the grant gives no right at all.
+func (x *Exchange) allows(grant string, holder peering.Key, now time.Time) (func(gearfs.SourceRef) bool, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	tried := map[string]*peering.Grant{}
+	may := map[place]bool{}
+	for at, all := range x.signers {
+		for k, sg := range all {
+			g, known := tried[k]
+			if !known {
+				g, _ = peering.Verify(grant, sg.key)
+				tried[k] = g
+			}
+			if g != nil && g.Holder == holder && g.Repo == at.repo && !now.Add(sg.offset).After(time.Unix(g.Ends, 0).Add(leeway)) {
+				may[at] = true
+			}
+		}
+	}
+	if len(may) == 0 {
+		return nil, peering.ErrGrant
+	}
+	return func(ref gearfs.SourceRef) bool { return may[placeOf(ref)] }, nil
+}
+
+func placeOf(ref gearfs.SourceRef) place { return place{ref.Registry, ref.Repo} }
+
+// Metrics returns the metrics of the exchange.
+func (x *Exchange) Metrics() []prometheus.Collector {
+	count := func(name, help string, labels prometheus.Labels, v *atomic.Int64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "slipway_agent_peers_" + name, Help: help, ConstLabels: labels},
+			func() float64 { return float64(v.Load()) })
+	}
+	const received = "Bytes of content of images that other nodes use, by where they came from."
+	return []prometheus.Collector{
+		count("received_bytes_total", received, prometheus.Labels{"from": "peers"}, &x.bytes.peers),
+		count("received_bytes_total", received, prometheus.Labels{"from": "registry"}, &x.bytes.registry),
+		count("sent_bytes_total", "Bytes sent to other nodes.", nil, &x.sent.peers),
+		count("bans_total", "Times that a node was left out for a while, as it lied, stalled or was away.", nil, &x.bans),
+		count("refused_requests_total", "Requests of other nodes without a valid grant.", nil, &x.refused),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "slipway_agent_peers_known", Help: "Other nodes that are used now."}, x.known),
+	}
+}
+
+// known counts the nodes of all swarms.
+func (x *Exchange) known() float64 {
+	x.mu.Lock()
+	swarms := make([]*swarm, 0, len(x.swarms))
+	for _, s := range x.swarms {
+		swarms = append(swarms, s)
+	}
+	x.mu.Unlock()
+	now, seen := time.Now(), map[*peer]bool{}
+	for _, s := range swarms {
+		for _, m := range s.members(now) {
+			seen[m.peer] = true
+		}
+	}
+	return float64(len(seen))
+}
+
+// blame leaves a node out after an error.
+func (x *Exchange) blame(p *peer, err error) {
+	d := banFor(err)
+	if d == 0 {
+		return
+	}
+	p.ban(time.Now(), d)
+	x.bans.Add(1)
+	level := slog.LevelDebug
+	if errors.Is(err, errLie) || errors.Is(err, errStranger) {
+		level = slog.LevelWarn
+	}
+	x.log.Log(x.ctx, level, "a node is left out for a while", "node", p.addr, "err", err)
+}
+
+// whole reads a content of a known size.
+func readWhole(r io.Reader, f *gear.File) ([]byte, error) {
+	b, err := io.ReadAll(io.LimitReader(r, f.Size+1))
+	if err == nil && int64(len(b)) != f.Size {
+		err = fmt.Errorf("file %x has %d bytes, not %d: %w", f.Name, len(b), f.Size, errLie)
+	}
+	return b, err
+}

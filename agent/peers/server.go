@@ -1,0 +1,228 @@
+package peers
+
+import (
+	"context"
+	"crypto/sha256"
+	"io"
+	"net/http"
+	"time"
+
+	"example.org/slipway/node/gearfs"
+)
+
+const (
+	// queueTime is how long a request waits for its turn.
+	queueTime = 500 * time.Millisecond
+	// holdFor is how long a request waits for a piece that this node is fetching.
+	holdFor = 10 * time.Second
+	// writeTime is how long another node may take to receive a frame.
+	writeTime = 30 * time.Second
+	// fetchBytes bounds what one request may make this node fetch.
+	fetchBytes = 64 << 20
+	// bufferBytes is how much is sent at once.
+	bufferBytes = 64 << 10
+)
+
+// serveHTTP answers another node. Whoever has no valid grant gets the same answer, whatever
+// the request is about.
+func (x *Exchange) serveHTTP(w http.ResponseWriter, r *http.Request) {
+	now := time.Now()
+	x.mu.Lock()
+	share := x.share
+	x.mu.Unlock()
+	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
+		x.refuse(w)
+		return
+	}
+	from, err := x.allows(r.Header.Get(grantHeader), keyOf(r.TLS.PeerCertificates[0]), now)
+	if err != nil {
+		x.refuse(w)
+		return
+	}
+	if r.Method != http.MethodPost || r.URL.Path != piecesPath {
+		http.NotFound(w, r)
+		return
+	}
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxPieces*pieceEntry+1))
+	if err != nil {
+		http.Error(w, "the list of pieces is too long or broke off", http.StatusBadRequest)
+		return
+	}
+	list, err := parsePieces(b)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	t := time.NewTimer(queueTime)
+	defer t.Stop()
+	select {
+	case x.uploads <- struct{}{}:
+		defer func() { <-x.uploads }()
+	case <-t.C:
+		http.Error(w, "busy", http.StatusServiceUnavailable)
+		return
+	case <-r.Context().Done():
+		return
+	}
+	u := &upload{x: x, w: w, rc: http.NewResponseController(w), ctx: r.Context(), share: share, from: from}
+	_ = u.send(list, r.Header.Get(fetchHeader) != "") // the other node notices
+}
+
+func (x *Exchange) refuse(w http.ResponseWriter) {
+	x.refused.Add(1)
+	http.Error(w, "no valid grant", http.StatusForbidden)
+}
+
+// upload is one answer to another node.
+type upload struct {
+	x     *Exchange
+	w     http.ResponseWriter
+	rc    *http.ResponseController
+	ctx   context.Context // the request's
+	share Sharer
+	from  func(gearfs.SourceRef) bool
+	buf   []byte
+}
+
+// offer is how a piece is given: as a frame, or as a claim that will bring it. If both are
+// nil, it is not given.
+type offer struct {
+	f *frame
+	c *claim
+	// sh is where the piece is on this node, and at where it comes from.
+	sh *gearfs.Shared
+	at place
+}
+
+// send answers with a frame for each piece.
+func (u *upload) send(list []piece, fetch bool) error {
+	u.w.Header().Set("Content-Type", "application/octet-stream")
+	offers := u.offers(list, fetch)
+	for i, p := range list {
+		f, err := u.frame(p, &offers[i])
+		if err != nil {
+			return err
+		}
+		if err := u.write(f); err != nil {
+			return err
+		}
+		offers[i] = offer{}
+	}
+	return u.flush()
+}
+
+// offers looks up all pieces, and begins to fetch those that are to be fetched.
+func (u *upload) offers(list []piece, fetch bool) []offer {
+	out := make([]offer, len(list))
+	wants := map[*swarm][]want{}
+	at := map[*swarm][]int{}
+	left := int64(fetchBytes)
+	for i, p := range list {
+		sh, ok := u.share(p.name, u.from)
+		if !ok {
+			continue
+		}
+		f := sh.File()
+		size, _, ok := p.of(&f)
+		if !ok {
+			continue
+		}
+		out[i].at = placeOf(sh.Source())
+		if out[i].f = u.x.hot.get(out[i].at, p); out[i].f != nil {
+			continue
+		}
+		if sh.Has(int(p.chunk)) {
+			out[i].sh = sh
+			continue
+		}
+		u.x.mu.Lock()
+		s := u.x.swarms[sh.Source()]
+		u.x.mu.Unlock()
+		if left -= int64(size); s == nil || !fetch || left < 0 {
+			continue
+		}
+		wants[s], at[s] = append(wants[s], want{p, &f}), append(at[s], i)
+	}
+	for s, list := range wants {
+		for k, c := range s.claimAll(list) {
+			out[at[s][k]].c = c
+		}
+	}
+	return out
+}
+
+var none = &frame{enc: missing}
+
+// frame returns a piece as it is sent. It waits for a piece that is being fetched.
+func (u *upload) frame(p piece, o *offer) (*frame, error) {
+	switch {
+	case o.f != nil:
+		return o.f, nil
+	case o.sh != nil:
+		b, err := o.sh.Chunk(int(p.chunk))
+		f := o.sh.File()
+		size, sum, _ := p.of(&f)
+		if err != nil || len(b) != size || sha256.Sum256(b) != sum {
+			return none, nil // evicted or damaged meanwhile
+		}
+		fr := frameOf(b)
+		u.x.hot.add(o.at, p, fr)
+		return fr, nil
+	case o.c == nil:
+		return none, nil
+	}
+	if o.c.open() {
+		if err := u.flush(); err != nil { // what has been said so far need not wait
+			return nil, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(u.ctx, holdFor)
+	defer cancel()
+	b, err := o.c.wait(ctx)
+	switch {
+	case u.ctx.Err() != nil:
+		return nil, u.ctx.Err()
+	case err != nil:
+		return none, nil
+	}
+	if f := u.x.hot.get(o.at, p); f != nil { // compressed once for all
+		return f, nil
+	}
+	return &frame{plain, b}, nil
+}
+
+// write sends a frame, at the rate that this node may send.
+func (u *upload) write(f *frame) error {
+	if err := u.x.limit.WaitN(u.ctx, frameHeader+len(f.data)); err != nil {
+		return err
+	}
+	u.buf = f.appendHeader(u.buf)
+	u.x.sent.peers.Add(int64(frameHeader + len(f.data)))
+	if len(u.buf)+len(f.data) <= bufferBytes {
+		u.buf = append(u.buf, f.data...)
+		return nil
+	}
+	if err := u.flushBuffer(); err != nil {
+		return err
+	}
+	_, err := u.w.Write(f.data)
+	return err
+}
+
+func (u *upload) flushBuffer() error {
+	if err := u.rc.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
+		return err
+	}
+	_, err := u.w.Write(u.buf)
+	u.buf = u.buf[:0]
+	return err
+}
+
+func (u *upload) flush() error {
+	if len(u.buf) > 0 {
+		if err := u.flushBuffer(); err != nil {
+			return err
+		}
+	}
+	return u.rc.Flush()
+}

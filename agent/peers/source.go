@@ -1,0 +1,387 @@
+package peers
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/node/gearfs"
+)
+
+// source gets the files of an image from other nodes and from its registry.
+type source struct {
+	gearfs.Source // the registry
+
+	s *swarm
+}
+
+var _ gearfs.Steerer = (*source)(nil)
+
+const (
+	// askPieces is how many pieces one request to a node asks for, and ownBytes how many
+	// bytes this node fetches from the registry at a time.
+	askPieces, ownBytes = 2048, 8 << 20
+	// tellEvery is how often the scheduler is told of the bytes that have come.
+	tellEvery = 50 * time.Millisecond
+)
+
+// Reconnect implements gearfs.Reconnector.
+func (o *source) Reconnect() {
+	if r, ok := o.Source.(gearfs.Reconnector); ok {
+		r.Reconnect()
+	}
+}
+
+// Steers implements gearfs.Steerer. Bytes come over many connections while there are other
+// nodes, and this package itself replaces those that are slow.
+func (o *source) Steers() bool { return len(o.s.members(time.Now())) > 0 }
+
+// progress tells the scheduler of bytes that several goroutines receive. Only one goroutine
+// calls tell.
+type progress struct {
+	n    atomic.Int64
+	told int64
+	came func(int)
+}
+
+func newProgress(ctx context.Context) *progress {
+	p := &progress{}
+	r := gear.Arriving(ctx, readerFunc(func(b []byte) (int, error) { return len(b), nil }))
+	p.came = func(n int) {
+		for buf := [4096]byte{}; n > 0; n -= min(n, len(buf)) {
+			_, _ = r.Read(buf[:min(n, len(buf))])
+		}
+	}
+	return p
+}
+
+func (p *progress) moved(n int) { p.n.Add(int64(n)) }
+
+func (p *progress) tell() {
+	if n := p.n.Load(); n > p.told {
+		p.came(int(n - p.told))
+		p.told = n
+	}
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// result is a piece that has come, or nil bytes for one that has not.
+type result struct {
+	i int
+	b []byte
+}
+
+// Fetch implements [gear.FileSource].
+func (o *source) Fetch(ctx context.Context, files []gear.File, deliver func(int, io.Reader) error) error {
+	o.s.awaitFirst(ctx)
+	p := o.s.plan(time.Now())
+	if len(p.members) == 0 {
+		return o.alone(ctx, files, nil, deliver)
+	}
+	var list []want
+	var at, large []int
+	for i := range files {
+		switch f := &files[i]; {
+		case f.Size == 0:
+			if err := deliver(i, bytes.NewReader(nil)); err != nil {
+				return err
+			}
+		case f.Size >= gear.LargeFile:
+			large = append(large, i)
+		default:
+			list, at = append(list, want{piece{f.Name, whole}, f}), append(at, i)
+		}
+	}
+	left, err := o.small(ctx, p, list, at, deliver)
+	if err != nil {
+		return err
+	}
+	for _, i := range large {
+		r, err := o.Range(ctx, files[i], 0, files[i].Size, false)
+		if err != nil {
+			return err
+		}
+		err = deliver(i, r)
+		_ = r.Close() // an error of what was read is one of deliver
+		if err != nil {
+			return err
+		}
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	return o.alone(ctx, files, left, deliver)
+}
+
+// alone fetches the files at some positions, or all if at is nil, from the registry.
+func (o *source) alone(ctx context.Context, files []gear.File, at []int, deliver func(int, io.Reader) error) error {
+	part := files
+	if at != nil {
+		part = make([]gear.File, len(at))
+		for k, i := range at {
+			part[k] = files[i]
+		}
+	}
+	return o.Source.Fetch(ctx, part, func(k int, r io.Reader) error {
+		i := k
+		if at != nil && k >= 0 && k < len(at) {
+			i = at[k]
+		}
+		err := deliver(i, r)
+		if err == nil && k >= 0 && k < len(part) {
+			o.s.x.bytes.registry.Add(part[k].Size)
+		}
+		return err
+	})
+}
+
+// small delivers files without chunks, in the order in which they come. It returns the
+// positions of those that nobody gave.
+func (o *source) small(ctx context.Context, p *plan, list []want, at []int, deliver func(int, io.Reader) error) (left []int, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	pr := newProgress(ctx)
+	results := make(chan result)
+	go func() {
+		defer close(results)
+		o.s.gather(ctx, p, list, pr.moved, func(i int, b []byte) error {
+			select {
+			case results <- result{i, b}:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+	}()
+	tick := time.NewTicker(tellEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case r, ok := <-results:
+			if !ok {
+				return left, err
+			}
+			pr.tell()
+			switch {
+			case err != nil:
+			case r.b == nil:
+				left = append(left, at[r.i])
+			default:
+				if err = deliver(at[r.i], bytes.NewReader(r.b)); err != nil {
+					cancel()
+				}
+			}
+		case <-tick.C:
+			if err == nil {
+				pr.tell()
+			}
+		}
+	}
+}
+
+// gather gets pieces from their owners. It calls got with each piece, or with nil for one
+// that nobody gave; calls may overlap. moved is told of the bytes that come. It returns when
+// got was called for all pieces, or got or ctx ended it.
+func (s *swarm) gather(ctx context.Context, p *plan, list []want, moved func(int), got func(i int, b []byte) error) {
+	by := map[*member][]int{}
+	for i := range list {
+		m := p.owner(list[i].piece)
+		by[m] = append(by[m], i)
+	}
+	var wg sync.WaitGroup
+	for m, part := range by {
+		wg.Go(func() {
+			if m != nil {
+				part = s.fromOwner(ctx, m, list, part, moved, got)
+			}
+			s.fromHere(ctx, list, part, moved, got)
+		})
+	}
+	wg.Wait()
+}
+
+// fromOwner asks a node for the pieces at some positions of a list. It returns the positions
+// of those that the node did not give.
+func (s *swarm) fromOwner(ctx context.Context, m *member, list []want, part []int, moved func(int), got func(int, []byte) error) (left []int) {
+	for len(part) > 0 {
+		now := part[:min(len(part), askPieces)]
+		wants := make([]want, len(now))
+		for k, i := range now {
+			wants[k] = list[i]
+		}
+		n := 0
+		err := s.ask(ctx, m, true, wants, moved, func(k int, b []byte) error {
+			if n++; b == nil {
+				left = append(left, now[k])
+				return nil
+			}
+			return got(now[k], b)
+		})
+		if err != nil {
+			return append(left, part[min(n, len(part)):]...)
+		}
+		part = part[len(now):]
+	}
+	return left
+}
+
+// fromHere fetches the pieces at some positions of a list from the registry.
+func (s *swarm) fromHere(ctx context.Context, list []want, part []int, moved func(int), got func(int, []byte) error) {
+	var before []int
+	var claims []*claim
+	flush := func() bool {
+		for k, c := range claims {
+			b, err := c.wait(ctx)
+			if ctx.Err() != nil {
+				return false
+			}
+			if err != nil {
+				b = nil
+			} else if b == nil {
+				b = []byte{}
+			}
+			moved(len(b))
+			if got(before[k], b) != nil {
+				return false
+			}
+		}
+		return true
+	}
+	for len(part) > 0 && ctx.Err() == nil {
+		n, bytes := 0, 0
+		for n < len(part) && bytes < ownBytes {
+			size, _, _ := list[part[n]].of(list[part[n]].f)
+			bytes += size
+			n++
+		}
+		wants := make([]want, n)
+		for k, i := range part[:n] {
+			wants[k] = list[i]
+		}
+		next := s.claimAll(wants) // before the last ones have come
+		if !flush() {
+			return
+		}
+		before, claims = part[:n], next
+		part = part[n:]
+	}
+	flush()
+}
+
+// Range implements gearfs.Source.
+func (o *source) Range(ctx context.Context, f gear.File, off, n int64, checked bool) (io.ReadCloser, error) {
+	end := off + n
+	if checked || f.Size < gear.LargeFile || off < 0 || n <= 0 || end > f.Size || off%gear.ChunkSize != 0 || end%gear.ChunkSize != 0 && end != f.Size ||
+		len(f.Chunks) != gear.ChunkCount(f.Size) {
+		return o.Source.Range(ctx, f, off, n, checked)
+	}
+	o.s.awaitFirst(ctx)
+	p := o.s.plan(time.Now())
+	if len(p.members) == 0 {
+		r, err := o.Source.Range(ctx, f, off, n, checked)
+		if err == nil {
+			o.s.x.bytes.registry.Add(n)
+		}
+		return r, err
+	}
+	r := &rangeReader{o: o, f: &f, off: off, end: end, pr: newProgress(ctx)}
+	r.ctx, r.cancel = context.WithCancel(ctx)
+	first := off / gear.ChunkSize
+	list := make([]want, gear.ChunkCount(n))
+	r.slots = make([]slot, len(list))
+	for i := range list {
+		list[i] = want{piece{f.Name, int32(first) + int32(i)}, r.f}
+		r.slots[i].done = make(chan struct{})
+	}
+	r.work.Go(func() {
+		o.s.gather(r.ctx, p, list, r.pr.moved, func(i int, b []byte) error {
+			r.slots[i].b = b
+			close(r.slots[i].done)
+			return nil
+		})
+	})
+	return r, nil
+}
+
+// slot is a chunk that may not have come yet.
+type slot struct {
+	done chan struct{}
+	b    []byte // nil if nobody gave it
+}
+
+// rangeReader reads chunks that come in any order.
+type rangeReader struct {
+	o        *source
+	f        *gear.File
+	off, end int64
+	ctx      context.Context
+	cancel   context.CancelFunc
+	work     sync.WaitGroup
+	pr       *progress
+
+	slots []slot
+	buf   []byte
+	rest  io.ReadCloser // from the registry, after a chunk that nobody gave
+}
+
+// Read implements io.Reader.
+func (r *rangeReader) Read(p []byte) (int, error) {
+	for len(r.buf) == 0 {
+		if r.rest != nil {
+			return r.rest.Read(p)
+		}
+		if len(r.slots) == 0 {
+			return 0, io.EOF
+		}
+		b, err := r.next()
+		if err != nil {
+			return 0, err
+		}
+		if b == nil {
+			if r.rest, err = r.o.Source.Range(r.ctx, *r.f, r.off, r.end-r.off, false); err != nil {
+				return 0, err
+			}
+			continue
+		}
+		r.buf = b
+		r.slots = r.slots[1:]
+		r.off += int64(len(b))
+	}
+	n := copy(p, r.buf)
+	r.buf = r.buf[n:]
+	return n, nil
+}
+
+// next waits for the next chunk.
+func (r *rangeReader) next() ([]byte, error) {
+	defer r.pr.tell()
+	tick := time.NewTicker(tellEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-r.slots[0].done:
+			return r.slots[0].b, nil
+		case <-tick.C:
+			r.pr.tell()
+		case <-r.ctx.Done():
+			return nil, context.Cause(r.ctx)
+		}
+	}
+}
+
+// Close implements io.Closer.
+func (r *rangeReader) Close() error {
+	r.cancel()
+	r.work.Wait()
+	if r.rest != nil {
+		return r.rest.Close()
+	}
+	return nil
+}

@@ -1,0 +1,337 @@
+package peers
+
+import (
+	"context"
+	"encoding/binary"
+	"slices"
+	"sync"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/node/gearfs"
+	"example.org/slipway/oci"
+	"example.org/slipway/oci/peering"
+)
+
+const (
+	// firstWait is how long the first request of an image waits to learn of other nodes. The
+	// announcement runs beside other requests to the registry, so mostly it is over.
+	firstWait = 300 * time.Millisecond
+	// announceTime bounds one announcement, leaveTime the last one.
+	announceTime, leaveTime = 10 * time.Second, time.Second
+	// minAgain and maxAgain bound the pause that a registry may ask for. hurry is the pause
+	// while the image is being fetched and no other node is known yet.
+	minAgain, maxAgain = 200 * time.Millisecond, 2 * time.Minute
+	retryFirst         = time.Second
+	// unwanted is how long a registry that introduces no nodes is not asked again.
+	unwanted = time.Hour
+)
+
+// swarm is the nodes that use an image, as this node knows them.
+type swarm struct {
+	x    *Exchange
+	ref  gearfs.SourceRef
+	at   place
+	made time.Time
+
+	ctx  context.Context
+	end  context.CancelFunc
+	kick chan struct{} // announces at once
+
+	first chan struct{} // closed after the first answer or failure
+
+	mu       sync.Mutex
+	inner    gearfs.Source
+	whole    bool // this node has all files
+	known    []*member
+	grant    string
+	ends     time.Time // by this node's clock
+	claims   map[piece]*claim
+	registry pace
+}
+
+// member is another node of a swarm.
+type member struct {
+	*peer
+	complete bool
+	near     int
+}
+
+func newSwarm(x *Exchange, ref gearfs.SourceRef) *swarm {
+	s := &swarm{x: x, ref: ref, at: placeOf(ref), made: time.Now(), kick: make(chan struct{}, 1), first: make(chan struct{}), claims: map[piece]*claim{}}
+	s.ctx, s.end = context.WithCancel(x.ctx)
+	s.registry.init()
+	return s
+}
+
+func (s *swarm) setInner(inner gearfs.Source) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.inner = inner
+}
+
+func (s *swarm) stop() { s.end() }
+
+// complete notes whether this node has all files of the image.
+func (s *swarm) complete(is bool) {
+	s.mu.Lock()
+	changed := s.whole != is
+	s.whole = is
+	s.mu.Unlock()
+	if changed {
+		s.announceNow()
+	}
+}
+
+func (s *swarm) announceNow() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// announceAll announces the image until the swarm ends.
+func (s *swarm) announceAll() {
+	defer s.leave()
+	t := time.NewTimer(0)
+	defer t.Stop()
+	failures := 0
+	var once sync.Once
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-t.C:
+		case <-s.kick:
+		}
+		again, err := s.announce()
+		once.Do(func() { close(s.first) })
+		if err == nil {
+			failures = 0
+		} else {
+			failures++
+			again = retryFirst << min(failures-1, 5)
+			if oci.HasCode(err, oci.CodeUnsupported) || oci.HasCode(err, oci.CodeNameUnknown) || oci.HasCode(err, oci.CodeDenied) || oci.HasCode(err, oci.CodeUnauthorized) {
+				again = unwanted
+				s.forget()
+			}
+			s.x.log.Debug("announcement to a registry", "source", s.ref.String(), "err", err)
+		}
+		t.Reset(again)
+	}
+}
+
+func (s *swarm) announcement() *peering.Announcement {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &peering.Announcement{Manifest: s.ref.Manifest, Key: s.x.id.key.String(), Address: s.x.addr,
+		Zone: s.x.opts.Zone, Rack: s.x.opts.Rack, Complete: s.whole}
+}
+
+// announce announces the image once, and returns when to do so again.
+func (s *swarm) announce() (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(s.ctx, announceTime)
+	defer cancel()
+	sent := time.Now()
+	a, err := s.x.opts.Announce(ctx, s.ref, s.announcement())
+	if err != nil {
+		return 0, err
+	}
+	now := time.Now()
+	// The answer's time lies between the two.
+	s.x.vouch(s.at, a, sent.Add(now.Sub(sent)/2))
+	var known []*member
+	for _, p := range a.Peers {
+		if key, err := peering.ParseKey(p.Key); err == nil && key != s.x.id.key {
+			known = append(known, &member{s.x.peer(key, p.Address), p.Complete, p.Near})
+		}
+	}
+	slices.SortFunc(known, func(a, b *member) int { return slices.Compare(a.key[:], b.key[:]) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.known, s.grant, s.ends = known, a.Grant, sent.Add(a.Ends.Sub(a.Time))
+	return min(max(time.Duration(a.Again)*time.Millisecond, minAgain), maxAgain), nil
+}
+
+// forget forgets other nodes, because the registry no longer lets this one have anything.
+func (s *swarm) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.known, s.grant = nil, ""
+}
+
+// leave tells the registry that this node does not serve the image any more.
+func (s *swarm) leave() {
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
+	defer cancel()
+	a := s.announcement()
+	a.Leaving = true
+	if _, err := s.x.opts.Announce(ctx, s.ref, a); err != nil {
+		s.x.log.Debug("leaving", "source", s.ref.String(), "err", err)
+	}
+}
+
+// awaitFirst waits until other nodes may be known, but not for long.
+func (s *swarm) awaitFirst(ctx context.Context) {
+	select {
+	case <-s.first:
+		return
+	default:
+	}
+	t := time.NewTimer(firstWait - time.Since(s.made))
+	defer t.Stop()
+	select {
+	case <-s.first:
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// members returns the nodes that may be asked now. There are none without a grant.
+func (s *swarm) members(now time.Time) []*member {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.grant == "" || !now.Before(s.ends) {
+		return nil
+	}
+	var out []*member
+	for _, m := range s.known {
+		if m.usable(now) {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// plan says which node each of some pieces comes from. nil stands for this node, which
+// fetches the piece itself.
+type plan struct {
+	self    peering.Key
+	members []*member
+	holders []*member // those with all files that are nearest
+	most    bool      // at least half of the nodes have all files
+}
+
+func (s *swarm) plan(now time.Time) *plan {
+	p := &plan{self: s.x.id.key, members: s.members(now)}
+	nearest, complete := -1, 0
+	for _, m := range p.members {
+		if !m.complete {
+			continue
+		}
+		complete++
+		if m.near > nearest {
+			nearest, p.holders = m.near, nil
+		}
+		if m.near == nearest {
+			p.holders = append(p.holders, m)
+		}
+	}
+	p.most = 2*complete > len(p.members)
+	return p
+}
+
+// owner returns the node that a piece comes from.
+func (p *plan) owner(of piece) *member {
+	if p.most {
+		return p.holder(of)
+	}
+	seed := binary.BigEndian.Uint64(of.name[:])
+	if of.chunk != whole {
+		return p.turn(seed + uint64(of.chunk))
+	}
+	var best *member
+	most := mix(seed ^ binary.BigEndian.Uint64(p.self[:]))
+	for _, m := range p.members {
+		if w := mix(seed ^ binary.BigEndian.Uint64(m.key[:])); w > most {
+			best, most = m, w
+		}
+	}
+	return best
+}
+
+// turn returns the nth node of the swarm, this one included, in the order of their keys.
+// Successive chunks of a file go round, because all nodes fetch a file from its beginning.
+func (p *plan) turn(n uint64) *member {
+	mine, _ := slices.BinarySearchFunc(p.members, p.self, func(m *member, self peering.Key) int { return slices.Compare(m.key[:], self[:]) })
+	i := int(n % uint64(len(p.members)+1))
+	switch {
+	case i < mine:
+		return p.members[i]
+	case i == mine:
+		return nil
+	}
+	return p.members[i-1]
+}
+
+// holder returns a node that has all files, or nil. Different nodes get different ones.
+func (p *plan) holder(of piece) *member {
+	if len(p.holders) == 0 {
+		return nil
+	}
+	seed := binary.BigEndian.Uint64(of.name[:]) ^ uint64(uint32(of.chunk))<<32 ^ binary.BigEndian.Uint64(p.self[:])
+	return p.holders[mix(seed)%uint64(len(p.holders))]
+}
+
+// mix spreads the bits of a number (splitmix64).
+func mix(z uint64) uint64 {
+	z += 0x9e3779b97f4a7c15
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// pace is how fast the registry answers this node: the time to the first byte of a request,
+// and bytes a second of one request after it.
+type pace struct {
+	mu   sync.Mutex
+	wait time.Duration
+	rate float64
+}
+
+const (
+	// minPatience and maxPatience bound how long another node may send nothing.
+	minPatience, maxPatience = 400 * time.Millisecond, 4 * time.Second
+	assumedWait              = 200 * time.Millisecond
+	assumedRate              = 1 << 20
+	paceWeight               = 0.3
+)
+
+func (p *pace) init() { p.wait, p.rate = assumedWait, assumedRate }
+
+// note adds a measurement.
+func (p *pace) note(wait, took time.Duration, bytes int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.wait += time.Duration(paceWeight * float64(wait-p.wait))
+	if bytes >= 64<<10 && took > 0 {
+		p.rate += paceWeight * (float64(bytes)/took.Seconds() - p.rate)
+	}
+}
+
+// limits returns how long a node may take for bytes: somewhat longer than the registry
+// would.
+func (p *pace) limits(bytes int64) limits {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	idle := min(max(2*p.wait, minPatience), maxPatience)
+	return limits{idle: idle, all: 2*idle + time.Duration(3*float64(bytes)/p.rate*float64(time.Second))}
+}
+
+// sizeOfAll returns how many bytes some pieces have.
+func sizeOfAll(list []want) (n int64) {
+	for i := range list {
+		size, _, _ := list[i].of(list[i].f)
+		n += int64(size)
+	}
+	return n
+}
+
+// filesOf returns the files of pieces that are whole files.
+func filesOf(list []*claim) []gear.File {
+	out := make([]gear.File, len(list))
+	for i, c := range list {
+		out[i] = *c.want.f
+	}
+	return out
+}

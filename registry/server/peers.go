@@ -1,0 +1,59 @@
+package server
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/netip"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/oci/peering"
+)
+
+// Peers introduces nodes to each other; *tracker.Tracker is an implementation.
+type Peers interface {
+	// Announce notes that a node uses an image of a repository from which its client may
+	// pull, and returns other nodes that do. An error says that the announcement is wrong,
+	// or that there are too many.
+	Announce(repo string, seen netip.Addr, a *peering.Announcement) (*peering.Answer, error)
+}
+
+// maxAnnouncement is the size in bytes of the longest announcement.
+const maxAnnouncement = 8 << 10
+
+// announcePeer answers POST .../gear/peers. The announcement does not change the registry,
+// so it is not in the audit log.
+func (s *Server) announcePeer(q *request) error {
+	src, _, done := s.body(q)
+	defer done()
+	if src == nil {
+		src = http.NoBody
+	}
+	b, err := io.ReadAll(io.LimitReader(src, maxAnnouncement+1))
+	if err != nil {
+		return brokeOff(err)
+	}
+	if len(b) > maxAnnouncement {
+		return errTooLarge(maxAnnouncement)
+	}
+	wrong := func(err error) error {
+		return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusBadRequest, Message: "the body is no announcement of a node: " + err.Error()}
+	}
+	var a peering.Announcement
+	if err := json.Unmarshal(b, &a); err != nil {
+		return wrong(err)
+	}
+	seen, err := netip.ParseAddrPort(q.r.RemoteAddr)
+	if err != nil { // a trusted proxy names an address without a port
+		ip, err := netip.ParseAddr(q.r.RemoteAddr)
+		if err != nil {
+			ip = netip.IPv6Unspecified()
+		}
+		seen = netip.AddrPortFrom(ip, 0)
+	}
+	answer, err := s.opts.Peers.Announce(q.Repo, seen.Addr(), &a)
+	if err != nil {
+		return wrong(err)
+	}
+	return q.sendJSON(answer)
+}
