@@ -81,8 +81,7 @@ func churnKills(t *testing.T, random *rand.Rand, first, kills int) {
 		}
 		s.Run("gc", "--now")
 	}
-	c.struck = kills
-	c.end(s)
+	t.Logf("%d kills; %d dropped layers at all checks together, and %d packs lost", kills, c.dropped, c.lost)
 }
 
 // TestChurnPowerCut copies the disk during the same, in the state that a loss of power would leave.
@@ -119,8 +118,7 @@ func churnCuts(t *testing.T, lab *blockfs.Lab, random *rand.Rand, first, cuts in
 			t.Fatalf("cut %d: %v", i, err)
 		}
 	}
-	c.struck = cuts
-	c.end(s)
+	t.Logf("%d cuts; %d dropped layers at all checks together, and %d packs lost", cuts, c.dropped, c.lost)
 	s.Stop()
 	disk.Discard(t)
 }
@@ -131,16 +129,16 @@ type churn struct {
 	random *rand.Rand
 	ledger *workload.Trees
 	busy   bool // whether the last load has pushed all the time
-	// struck is how often the server was killed or the power cut, dropped how many dropped layers
-	// there were at all checks together, and lost how many packs were lost before checks.
-	struck        int
+	// dropped is how many dropped layers there were at all checks together, and lost how many packs
+	// were lost before checks.
 	dropped, lost int64
 }
 
-// start settles, pulls and rehydrates. It also pushes: at first only, or all the time.
+// start settles, pulls and rehydrates. It also pushes: at first only, or all the time, but never in
+// the first round.
 func (c *churn) start(s *slipway.Server, prefix string) *gearLoad {
 	c.t.Helper()
-	c.busy = c.random.IntN(3) == 0
+	c.busy = len(c.ledger.Acknowledged()) > 0 && c.random.IntN(3) == 0
 	if !c.busy {
 		c.pushSome(s, prefix+"/first")
 	}
@@ -182,12 +180,12 @@ func (c *churn) pushSome(s *slipway.Server, prefix string) {
 	}
 }
 
-// await lets the work go on. Every other time that nobody pushes, it first waits until a layer is
-// dropped: beside pushes, a pass may take as long as they do.
+// await lets the work go on. If nobody pushes, it first waits until a layer is dropped: beside
+// pushes, a pass may take as long as they do.
 func (c *churn) await(s *slipway.Server) {
 	c.t.Helper()
 	most := 2500 * time.Millisecond
-	if !c.busy && c.random.IntN(2) == 0 {
+	if !c.busy {
 		proc.Poll(c.t, 5*time.Minute, "a layer to be dropped", func() bool { return countRecipes(c.t, s).Layers > 0 })
 		most = time.Second
 	}
@@ -272,13 +270,4 @@ func (c *churn) losePack(s *slipway.Server) string {
 		c.t.Fatal(err)
 	}
 	return pack
-}
-
-// end fails the test if nothing was tested: if no layer was dropped when it was checked.
-func (c *churn) end(s *slipway.Server) {
-	c.t.Helper()
-	if c.dropped == 0 {
-		c.t.Errorf("no layer was dropped at any check: the test has tested nothing; the server printed:\n%s", s.Process.Log(8192))
-	}
-	c.t.Logf("%d kills and cuts; %d dropped layers at all checks together, and %d packs lost", c.struck, c.dropped, c.lost)
 }

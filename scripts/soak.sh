@@ -80,7 +80,7 @@ while [ "$SECONDS" -lt "$deadline" ]; do
 	turn 'sequence of operations' serve-admin serve/admin '^TestSeams$' 'sum:sequences in' SLIPWAY_SEAMS_RANDOM=200 SLIPWAY_SEAMS_SEED="$(date +%s)"
 	turn 'kill -9 while converting' integration-all integration '^TestGearKill$' 'round [0-9]+:' SLIPWAY_GEARKILL_ROUNDS=10
 	turn 'power cut while converting' integration-all integration '^TestGearPowerCut$' 'round [0-9]+:' SLIPWAY_GEARCUT_ROUNDS=5
-	turn 'kill -9 while dropping' integration-all integration '^TestChurnKill$' 'sum:kills and cuts' SLIPWAY_CHURNKILL_KILLS=100
+	turn 'kill -9 while dropping' integration-all integration '^TestChurnKill$' 'sum:kills' SLIPWAY_CHURNKILL_KILLS=100
 	turn 'power cut while dropping' integration-all integration '^TestChurnPowerCut$' 'cut [0-9]+:' SLIPWAY_CHURNCUT_ROUNDS=15
 	turn 'kill -9' integration-all integration '^TestKill$' 'round [0-9]+:' SLIPWAY_KILL_ROUNDS=150
 	turn 'power cut, lying disk' integration-all integration '^TestDiskThatLies$' 'round [0-9]+:' SLIPWAY_LYINGDISK_ROUNDS=12
