@@ -88,12 +88,17 @@ type layout struct {
 	cache, indexes, snapshots string // on disk
 	probe                     string // for the probes of the kernel
 	reserve                   string // a file that holds disk space for the next start
-	run, state, keys, api     string // lost at a reboot
+	run, state, api           string // lost at a reboot
+	keys, otherKeys           string // one of them is lost at a reboot; the first is used
 	volumeState               string // this, too
 }
 
 func layoutOf(cfg *config.Agent) layout {
 	root, run := cfg.Root, cfg.Run
+	keys, otherKeys := filepath.Join(run, "keys.json"), filepath.Join(root, "keys.json")
+	if cfg.CRI.KeepCredentials {
+		keys, otherKeys = otherKeys, keys
+	}
 	return layout{
 		Dirs: images.Dirs{
 			Chains: filepath.Join(root, "chains"), Trees: filepath.Join(root, "trees"), Unpacked: filepath.Join(root, "unpacked"),
@@ -103,7 +108,7 @@ func layoutOf(cfg *config.Agent) layout {
 		},
 		cache: filepath.Join(root, "cache"), indexes: filepath.Join(root, "images"), snapshots: filepath.Join(root, "snapshots"),
 		probe: filepath.Join(root, "probe"), reserve: filepath.Join(root, "reserve"),
-		run: run, state: filepath.Join(run, "pool.state"), keys: filepath.Join(run, "keys.json"), api: filepath.Join(run, "agent.sock"),
+		run: run, state: filepath.Join(run, "pool.state"), keys: keys, otherKeys: otherKeys, api: filepath.Join(run, "agent.sock"),
 		volumeState: filepath.Join(run, "volumes.state"),
 	}
 }
@@ -139,6 +144,9 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 	}()
 	if err := a.lay.makeDirs(); err != nil {
 		return nil, err
+	}
+	if err := registries.MoveKeychain(a.lay.otherKeys, a.lay.keys); err != nil {
+		log.Warn("credentials of images", "err", err)
 	}
 	if a.keys, err = registries.OpenKeychain(a.lay.keys); err != nil {
 		log.Warn("credentials of images", "err", err)

@@ -118,6 +118,8 @@ type AgentKernel struct {
 type AgentCRI struct {
 	Address    string `yaml:"address" doc:"Socket for kubelet's --image-service-endpoint. Empty switches the proxy off." example:"/run/slipway-agent/cri.sock"`
 	Containerd string `yaml:"containerd" default:"/run/containerd/containerd.sock" doc:"Socket of containerd, to which every call is passed on."`
+	// Whoever takes the disk away gets the credentials with it, so this is off by default.
+	KeepCredentials bool `yaml:"keep_credentials" doc:"Keeps the credentials over a reboot, in a file of root that only root can read. By default they are on a tmpfs, and containers that start after a reboot cannot fetch files that the node does not have of images with a pull secret."`
 }
 
 // AgentVolumes configures volumes.

@@ -17,8 +17,8 @@ import (
 const maxKeys = 4096
 
 // Keychain holds, by repository, the credentials that images were pulled with.
-// containerd's callers supply them. They are kept in a file on a tmpfs that only root can
-// read: so an agent that restarts continues to fetch, and a reboot forgets them.
+// containerd's callers supply them. They are kept in a file that only root can read, so that an
+// agent that restarts continues to fetch. If the file is on a tmpfs, a reboot forgets them.
 type Keychain struct {
 	file string
 
@@ -56,6 +56,27 @@ func OpenKeychain(file string) (*Keychain, error) {
 		k.put(e.Repo, e.Credential)
 	}
 	return k, nil
+}
+
+// MoveKeychain moves the file of a keychain to where it is from now on, unless there is one already.
+// None stays behind.
+func MoveKeychain(from, to string) error {
+	b, err := os.ReadFile(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		if _, err = os.Stat(to); errors.Is(err, fs.ErrNotExist) {
+			err = durable.WriteFile(to, b)
+		}
+	}
+	if err == nil {
+		err = os.Remove(from)
+	}
+	if err != nil {
+		return fmt.Errorf("move the credentials of images: %w", err)
+	}
+	return nil
 }
 
 // Credential returns the credential for an image, and reports whether there is one.

@@ -126,3 +126,43 @@ func TestRefusedPulls(t *testing.T) {
 	}
 	want("somebody else pulled before the refusal", alice, true)
 }
+
+// TestMoveKeychain moves credentials between the places of two configurations.
+func TestMoveKeychain(t *testing.T) {
+	dir := t.TempDir()
+	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	app, cred := Reference{Host: "r.example", Repo: "team/app"}, client.Credential{Username: "alice", Password: "hunter2"}
+	write := func(file string, c client.Credential) {
+		t.Helper()
+		k, err := OpenKeychain(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := k.Try(app, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	move := func(from, to string, want client.Credential) {
+		t.Helper()
+		if err := MoveKeychain(from, to); err != nil {
+			t.Fatal(err)
+		}
+		k, err := OpenKeychain(to)
+		if got, _ := k.Credential(app); err != nil || got != want {
+			t.Errorf("after the move the credential is that of %q, error %v", got.Username, err)
+		}
+		if _, err := os.Stat(from); err == nil {
+			t.Errorf("%s is still there", from)
+		}
+		if st, err := os.Stat(to); err == nil && st.Mode().Perm() != 0o600 {
+			t.Errorf("the file's mode is %v, want 0600", st.Mode())
+		}
+	}
+	move(a, b, client.Credential{})
+	write(a, cred)
+	move(a, b, cred)
+	move(b, a, cred)
+	newer := client.Credential{Username: "bob", Password: "secret"}
+	write(b, newer)
+	move(a, b, newer)
+}
