@@ -182,10 +182,11 @@ func (s *Service) ready(ctx context.Context, o *order, r *readying) {
 	p, err := s.readyOnce(ctx, o, r)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	cancelled := ctx.Err() != nil // or the server ends
 	r.cancel()
 	r.cancel = nil
 	switch {
-	case ctx.Err() != nil: // cancelled, or the server ends
+	case cancelled:
 	case errors.Is(err, engine.ErrLeased):
 		delete(s.own, o.ID) // the catalogue has its progress
 	case p.State.Ended():
