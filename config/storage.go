@@ -26,6 +26,7 @@ type Storage struct {
 	GC                GC                   `yaml:"gc" doc:"Garbage collection, which runs while the registry serves."`
 	ImmutableTags     []ImmutableTags      `yaml:"immutable_tags" doc:"Tags that cannot be moved or deleted once they are set."`
 	Quotas            []Quota              `yaml:"quotas" doc:"What clients may store, by patterns of repositories. A push that would exceed a quota is refused with 403; nothing that is stored is lost."`
+	Namespaces        []Namespace          `yaml:"namespaces" doc:"Sets of repositories whose stored bytes and tags are in the metrics slipway_stored_bytes and slipway_stored_tags. Counting reads the whole catalogue, so it takes up to a twentieth of one processor."`
 	Retention         []Retention          `yaml:"retention" doc:"Tags that are removed automatically. A tag stays if a keep_ key of any rule for its repository applies to it, or if there is no rule for its repository."`
 	RetentionInterval time.Duration        `yaml:"retention_interval" default:"24h" min:"1m" doc:"Time between two runs of the retention rules."`
 }
@@ -75,6 +76,11 @@ const MinGrace = 5 * time.Minute
 type ImmutableTags struct {
 	Repositories []string `yaml:"repositories" doc:"Patterns of repositories: * stands for any characters within a path segment, ? for one, the segment ** for any number of segments. Empty means all." example:"team/**"`
 	Tags         []string `yaml:"tags" doc:"Regular expressions that must match a tag as a whole. Empty means all." example:"v[0-9]+\\.[0-9]+\\.[0-9]+"`
+}
+
+// Namespace is a set of repositories whose contents are counted for metrics.
+type Namespace struct {
+	Repositories []string `yaml:"repositories" doc:"Patterns of repositories, as in immutable_tags. They are the value of the label namespace." example:"team/**"`
 }
 
 // Quota bounds what clients may store in repositories, taken together.

@@ -32,6 +32,12 @@ func (v *validator) storageValues(s *Storage) {
 		v.patterns(key+".repositories", r.Repositories)
 		v.regexps(key+".tags", r.Tags)
 	}
+	for i, n := range s.Namespaces {
+		key := fmt.Sprintf("storage.namespaces[%d].repositories", i)
+		if v.patterns(key, n.Repositories); len(n.Repositories) == 0 {
+			v.bad(key, "is missing: it is the namespace's name in the metrics")
+		}
+	}
 	for i, q := range s.Quotas {
 		key := fmt.Sprintf("storage.quotas[%d]", i)
 		v.patterns(key+".repositories", q.Repositories)

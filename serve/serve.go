@@ -307,7 +307,7 @@ func (s *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
-	failed := make(chan error, 16) // larger than the number of senders below
+	failed := make(chan error, 20) // larger than the number of senders below
 	run := func(what string, f func() error) {
 		wg.Add(1)
 		go func() {
@@ -338,6 +338,7 @@ func (s *Server) Run(ctx context.Context) error {
 	run("memory", func() error { keepSmall(ctx, s.handler.Served); return nil })
 	run("read the access rules again", func() error { s.watchConfig(ctx); return nil })
 	run("count for quotas", func() error { s.root.Quotas.Run(ctx); return nil })
+	run("count for metrics", func() error { s.root.Meter.Run(ctx); return nil })
 	run("note the use of API tokens", func() error { s.auth.Run(ctx); return nil })
 	run("health checks", func() error { s.health.run(ctx); return nil })
 	systemd.Notify(systemd.Ready)

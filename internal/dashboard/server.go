@@ -61,6 +61,10 @@ func serverStorage(l *builder) {
 	l.row("Storage")
 	l.graph("Free space", "Of the data directory's file system", inBytes,
 		query{"slipway_storage_free_bytes{@server}", "{{instance}}"})
+	l.graph("Stored", "What the namespaces of storage.namespaces hold, each content once", inBytes,
+		query{"max by (namespace) (slipway_stored_bytes{@server})", "{{namespace}}"})
+	l.graph("Since the last backup", "Time since a backup was completed; nothing before the first", inSeconds,
+		query{"time() - max(slipway_backup_last_success_timestamp_seconds{@server} > 0)", "age"})
 	l.graph("Garbage collected", "Bytes of contents that were deleted, in an hour", inBytes,
 		query{"sum by (instance) (increase(slipway_registry_gc_deleted_bytes_total{@server}[1h]))", "{{instance}}"})
 	l.graph("Since the last collection", "Time since garbage was last collected without an error", inSeconds,

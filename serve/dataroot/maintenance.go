@@ -7,9 +7,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/backup"
+	"example.org/slipway/registry/catalog/snapshot"
 	"example.org/slipway/registry/retention"
 )
 
@@ -59,8 +61,14 @@ func (r *Root) Backup(ctx context.Context, args BackupArgs, progress func(backup
 	if inside {
 		return backup.Report{}, fmt.Errorf("the backup directory %s is in the data directory, and would be lost with it; choose another, on another disk", args.Dir)
 	}
-	return backup.Make(PastCache(ctx), r.Registry, args.Dir,
+	rep, err := backup.Make(PastCache(ctx), r.Registry, args.Dir,
 		backup.Options{Progress: progress, Verify: args.Verify, ReplaceOther: args.ReplaceOther, AllowShrink: args.AllowShrink})
+	if err == nil {
+		if err := snapshot.NoteLast(ctx, r.Catalog.DB, time.Now()); err != nil { // the backup is complete all the same
+			r.log.Warn("the time of this backup is not recorded for metrics", "err", err)
+		}
+	}
+	return rep, err
 }
 
 // within reports whether path is dir or lies in it. The path need not exist yet.

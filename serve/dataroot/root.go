@@ -67,6 +67,8 @@ type Root struct {
 	Registry *registry.Registry
 	// Quotas bounds what clients may store. It is nil without quotas.
 	Quotas *quota.Limits
+	// Meter counts what is stored for metrics. It is nil if nothing is counted.
+	Meter *quota.Meter
 	// Mirrors is nil if nothing is mirrored, and before OpenMirrors.
 	Mirrors *mirrors.Mirrors
 	// History is the history of the registry.
@@ -153,6 +155,9 @@ func Open(ctx context.Context, cfg *config.Config, o Options) (_ *Root, err erro
 	opts.PullEvents = r.Notify != nil
 	opts.Tap = r.Gear
 	if r.Quotas, err = newQuotas(cfg.Storage.Quotas, r.Catalog, r.log); err != nil {
+		return nil, err
+	}
+	if r.Meter, err = newMeter(cfg.Storage.Namespaces, r.Catalog, r.log); err != nil {
 		return nil, err
 	}
 	if r.Registry, err = registry.New(ctx, r.Catalog, r.Store, opts); err != nil {
@@ -264,7 +269,7 @@ func (r *Root) watched() oci.Registry {
 // Metrics returns the collectors of everything on the data root.
 func (r *Root) Metrics() []prometheus.Collector {
 	list := slices.Concat(r.Registry.Metrics(), r.Gear.Metrics(), r.recipes.Metrics(), r.Mirrors.Metrics(), r.collectors, r.notifier.metrics(), r.Warming.Metrics(),
-		[]prometheus.Collector{freeSpace(r.Dir)})
+		[]prometheus.Collector{freeSpace(r.Dir), newLastBackup(r)}, r.Meter.Metrics())
 	if r.Volumes != nil {
 		list = append(list, r.Volumes.Metrics()...)
 	}

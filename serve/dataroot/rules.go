@@ -46,6 +46,19 @@ func newQuotas(list []config.Quota, source quota.Source, log *slog.Logger) (*quo
 	return quota.New(out, source, log), nil
 }
 
+// newMeter returns what counts the contents of namespaces, or nil if there are none.
+func newMeter(list []config.Namespace, source quota.Source, log *slog.Logger) (*quota.Meter, error) {
+	var out []quota.Namespace
+	for i, n := range list {
+		match, err := patterns.CompileAll(n.Repositories)
+		if err != nil {
+			return nil, fmt.Errorf("storage.namespaces[%d]: %w", i, err)
+		}
+		out = append(out, quota.Namespace{Repositories: n.Repositories, Match: match})
+	}
+	return quota.NewMeter(out, source, log), nil
+}
+
 // quotaWarning is the share of a quota from which on there is a warning by default.
 const quotaWarning = 0.8
 
