@@ -20,9 +20,37 @@ import (
 type claim struct {
 	want
 	done chan struct{}
-	// These are valid once done is closed.
+	// These are valid once done is closed. Without bytes and error, the piece is in the cache
+	// of files.
 	b   []byte
 	err error
+}
+
+// direct notes that this node fetches pieces into its cache of files itself, so that other
+// nodes that ask for them wait, and do not cause a second fetch. It returns a claim for each
+// piece, or nil for one that is being fetched already.
+func (s *swarm) direct(list []want) []*claim {
+	out := make([]*claim, len(list))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, w := range list {
+		if s.claims[w.piece] == nil {
+			out[i] = &claim{want: w, done: make(chan struct{})}
+			s.claims[w.piece] = out[i]
+		}
+	}
+	return out
+}
+
+// settle ends direct claims.
+func (s *swarm) settle(err error, list ...*claim) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range list {
+		if c != nil {
+			s.endLocked(c, nil, err)
+		}
+	}
 }
 
 const (
@@ -79,7 +107,7 @@ func (c *claim) open() bool {
 	}
 }
 
-// wait returns the bytes of a claim.
+// wait returns the bytes of a claim. They are nil for a piece in the cache of files.
 func (c *claim) wait(ctx context.Context) ([]byte, error) {
 	select {
 	case <-c.done:
@@ -89,13 +117,18 @@ func (c *claim) wait(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// end ends a claim with verified bytes or an error.
+// finish ends a claim with verified bytes or an error.
 func (s *swarm) finish(c *claim, b []byte, err error) {
 	if err == nil {
 		s.x.hot.add(s.at, c.piece, frameOf(b))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.endLocked(c, b, err)
+}
+
+// endLocked is finish for a caller that holds mu.
+func (s *swarm) endLocked(c *claim, b []byte, err error) {
 	if c.open() {
 		c.b, c.err = b, err
 		close(c.done)
@@ -124,16 +157,33 @@ func (s *swarm) fetch(list []*claim) {
 	if len(left) == 0 {
 		return
 	}
-	err := s.fetchFromRegistry(ctx, left)
+	away := s.registry.away(time.Now())
+	if away {
+		left = s.askAnybody(ctx, left)
+	}
+	var err error
+	if len(left) > 0 {
+		err = s.fetchFromRegistry(ctx, left)
+		s.registry.answered(time.Now(), err)
+	}
+	if left = unfinished(left); !away && len(left) > 0 {
+		left = s.askAnybody(ctx, left)
+	}
+	for _, c := range left {
+		s.finish(c, nil, errors.Join(errNoSource, err))
+	}
+}
+
+// askAnybody asks some nodes for pieces that the registry does not give. It returns the
+// claims that are still open.
+func (s *swarm) askAnybody(ctx context.Context, left []*claim) []*claim {
 	for i, m := range s.members(time.Now()) {
 		if left = unfinished(left); len(left) == 0 || i >= lastResort || ctx.Err() != nil {
 			break
 		}
 		s.askFor(ctx, m, left)
 	}
-	for _, c := range unfinished(left) {
-		s.finish(c, nil, errors.Join(errNoSource, err))
-	}
+	return unfinished(left)
 }
 
 func unfinished(list []*claim) []*claim {

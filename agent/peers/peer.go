@@ -25,7 +25,7 @@ const (
 	lieBan     = 10 * time.Minute
 	refusedBan = 20 * time.Second
 	deadBan    = 10 * time.Second
-	stallBan   = 5 * time.Second
+	stallBan   = 2 * time.Second
 	busyBan    = time.Second
 	maxBan     = time.Hour
 )

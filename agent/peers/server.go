@@ -131,14 +131,14 @@ func (u *upload) offers(list []piece, fetch bool) []offer {
 		if out[i].f = u.x.hot.get(out[i].at, p); out[i].f != nil {
 			continue
 		}
-		if sh.Has(int(p.chunk)) {
-			out[i].sh = sh
+		if out[i].sh = sh; sh.Has(int(p.chunk)) {
 			continue
 		}
 		u.x.mu.Lock()
 		s := u.x.swarms[sh.Source()]
 		u.x.mu.Unlock()
 		if left -= int64(size); s == nil || !fetch || left < 0 {
+			out[i].sh = nil
 			continue
 		}
 		wants[s], at[s] = append(wants[s], want{p, &f}), append(at[s], i)
@@ -158,18 +158,10 @@ func (u *upload) frame(p piece, o *offer) (*frame, error) {
 	switch {
 	case o.f != nil:
 		return o.f, nil
-	case o.sh != nil:
-		b, err := o.sh.Chunk(int(p.chunk))
-		f := o.sh.File()
-		size, sum, _ := p.of(&f)
-		if err != nil || len(b) != size || sha256.Sum256(b) != sum {
-			return none, nil // evicted or damaged meanwhile
-		}
-		fr := frameOf(b)
-		u.x.hot.add(o.at, p, fr)
-		return fr, nil
-	case o.c == nil:
+	case o.c == nil && o.sh == nil:
 		return none, nil
+	case o.c == nil:
+		return u.stored(p, o), nil
 	}
 	if o.c.open() {
 		if err := u.flush(); err != nil { // what has been said so far need not wait
@@ -184,11 +176,27 @@ func (u *upload) frame(p piece, o *offer) (*frame, error) {
 		return nil, u.ctx.Err()
 	case err != nil:
 		return none, nil
+	case b == nil:
+		return u.stored(p, o), nil
 	}
 	if f := u.x.hot.get(o.at, p); f != nil { // compressed once for all
 		return f, nil
 	}
 	return &frame{plain, b}, nil
+}
+
+// stored returns a piece from the cache of files. It is missing if it was evicted or damaged
+// meanwhile.
+func (u *upload) stored(p piece, o *offer) *frame {
+	f := o.sh.File()
+	size, sum, _ := p.of(&f)
+	b, err := o.sh.Chunk(int(p.chunk))
+	if err != nil || len(b) != size || sha256.Sum256(b) != sum {
+		return none
+	}
+	fr := frameOf(b)
+	u.x.hot.add(o.at, p, fr)
+	return fr
 }
 
 // write sends a frame, at the rate that this node may send.

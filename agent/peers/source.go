@@ -2,6 +2,7 @@ package peers
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"io"
 	"sync"
@@ -129,22 +130,38 @@ func (o *source) alone(ctx context.Context, files []gear.File, at []int, deliver
 			part[k] = files[i]
 		}
 	}
-	return o.Source.Fetch(ctx, part, func(k int, r io.Reader) error {
+	var list []want
+	from := make([]int, len(part)+1) // the first claim of each file
+	for k := range part {
+		for _, p := range piecesOf(&part[k]) {
+			list = append(list, want{p, &part[k]})
+		}
+		from[k+1] = len(list)
+	}
+	claims := o.s.direct(list)
+	err := o.Source.Fetch(ctx, part, func(k int, r io.Reader) error {
+		if k < 0 || k >= len(part) {
+			return deliver(-1, r) // which refuses it
+		}
 		i := k
-		if at != nil && k >= 0 && k < len(at) {
+		if at != nil {
 			i = at[k]
 		}
 		err := deliver(i, r)
-		if err == nil && k >= 0 && k < len(part) {
+		if err == nil {
 			o.s.x.bytes.registry.Add(part[k].Size)
+			o.s.settle(nil, claims[from[k]:from[k+1]]...)
 		}
 		return err
 	})
+	o.s.settle(cmp.Or(err, errNoSource), claims...)
+	return err
 }
 
 // small delivers files without chunks, in the order in which they come. It returns the
 // positions of those that nobody gave.
 func (o *source) small(ctx context.Context, p *plan, list []want, at []int, deliver func(int, io.Reader) error) (left []int, err error) {
+	outer := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	pr := newProgress(ctx)
@@ -166,7 +183,7 @@ func (o *source) small(ctx context.Context, p *plan, list []want, at []int, deli
 		select {
 		case r, ok := <-results:
 			if !ok {
-				return left, err
+				return left, cmp.Or(err, context.Cause(outer))
 			}
 			pr.tell()
 			switch {
@@ -244,8 +261,6 @@ func (s *swarm) fromHere(ctx context.Context, list []want, part []int, moved fun
 			}
 			if err != nil {
 				b = nil
-			} else if b == nil {
-				b = []byte{}
 			}
 			moved(len(b))
 			if got(before[k], b) != nil {
@@ -285,11 +300,7 @@ func (o *source) Range(ctx context.Context, f gear.File, off, n int64, checked b
 	o.s.awaitFirst(ctx)
 	p := o.s.plan(time.Now())
 	if len(p.members) == 0 {
-		r, err := o.Source.Range(ctx, f, off, n, checked)
-		if err == nil {
-			o.s.x.bytes.registry.Add(n)
-		}
-		return r, err
+		return o.rangeAlone(ctx, f, off, n)
 	}
 	r := &rangeReader{o: o, f: &f, off: off, end: end, pr: newProgress(ctx)}
 	r.ctx, r.cancel = context.WithCancel(ctx)
@@ -308,6 +319,51 @@ func (o *source) Range(ctx context.Context, f gear.File, off, n int64, checked b
 		})
 	})
 	return r, nil
+}
+
+// rangeAlone reads chunks from the registry.
+func (o *source) rangeAlone(ctx context.Context, f gear.File, off, n int64) (io.ReadCloser, error) {
+	r := &directReader{s: o.s}
+	list := make([]want, gear.ChunkCount(n))
+	for i := range list {
+		list[i] = want{piece{f.Name, int32(off/gear.ChunkSize) + int32(i)}, &f}
+	}
+	r.claims = o.s.direct(list)
+	var err error
+	if r.ReadCloser, err = o.Source.Range(ctx, f, off, n, false); err != nil {
+		o.s.settle(err, r.claims...)
+		return nil, err
+	}
+	return r, nil
+}
+
+// directReader reads chunks that the reader puts into the cache of files.
+type directReader struct {
+	io.ReadCloser
+	s      *swarm
+	claims []*claim
+	read   int64
+}
+
+// Read implements io.Reader. A chunk that was read is in the cache when the next one is
+// asked for.
+func (r *directReader) Read(p []byte) (int, error) {
+	if r.read >= gear.ChunkSize && len(r.claims) > 0 {
+		r.s.settle(nil, r.claims[0])
+		r.claims, r.read = r.claims[1:], r.read-gear.ChunkSize
+	}
+	n, err := r.ReadCloser.Read(p[:min(int64(len(p)), gear.ChunkSize-r.read%gear.ChunkSize)])
+	r.read += int64(n)
+	r.s.x.bytes.registry.Add(int64(n))
+	return n, err
+}
+
+// Close implements io.Closer.
+func (r *directReader) Close() error {
+	// The last chunk is in the cache if it was read. If it is not there, whoever waits for it
+	// asks the registry.
+	r.s.settle(nil, r.claims...)
+	return r.ReadCloser.Close()
 }
 
 // slot is a chunk that may not have come yet.

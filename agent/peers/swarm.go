@@ -3,6 +3,8 @@ package peers
 import (
 	"context"
 	"encoding/binary"
+	"errors"
+	"io/fs"
 	"slices"
 	"sync"
 	"time"
@@ -287,11 +289,37 @@ type pace struct {
 	mu   sync.Mutex
 	wait time.Duration
 	rate float64
+	// The registry failed this many times in a row, and is asked last until then.
+	failures int
+	until    time.Time
 }
+
+// away reports whether the registry failed lately.
+func (p *pace) away(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return now.Before(p.until)
+}
+
+// answered notes whether the registry gave what it was asked for. An answer about one file
+// is an answer.
+func (p *pace) answered(now time.Time, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, gear.ErrContent) || errors.Is(err, context.Canceled) {
+		p.failures, p.until = 0, time.Time{}
+		return
+	}
+	p.until = now.Add(awayFor << min(p.failures, 3))
+	p.failures++
+}
+
+// awayFor is how long a registry that failed is asked last.
+const awayFor = 4 * time.Second
 
 const (
 	// minPatience and maxPatience bound how long another node may send nothing.
-	minPatience, maxPatience = 400 * time.Millisecond, 4 * time.Second
+	minPatience, maxPatience = time.Second, 5 * time.Second
 	assumedWait              = 200 * time.Millisecond
 	assumedRate              = 1 << 20
 	paceWeight               = 0.3

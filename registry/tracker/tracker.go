@@ -29,6 +29,8 @@ const (
 	// or to complete within the last starting, and later is when it should otherwise.
 	soon, later = time.Second, 45 * time.Second
 	starting    = 20 * time.Second
+	// crowd is how long after a change many nodes may be coming, and atOnce the pause then.
+	crowd, atOnce = 3 * time.Second, 300 * time.Millisecond
 	// lifetime is how long an announcement counts.
 	lifetime = 2*later + 10*time.Second
 
@@ -141,7 +143,10 @@ func (t *Tracker) announce(repo string, seen netip.Addr, a *peering.Announcement
 	s = t.swarms[k]
 	t.expire(k, s, now)
 	out.Peers = s.peersOf(me)
-	if now.Sub(s.changed) < starting {
+	switch age := now.Sub(s.changed); {
+	case age < crowd:
+		out.Again = atOnce.Milliseconds()
+	case age < starting:
 		out.Again = soon.Milliseconds()
 	}
 	return out, nil
