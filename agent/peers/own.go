@@ -85,8 +85,8 @@ func (s *swarm) claimAll(list []want) []*claim {
 		s.mu.Unlock()
 		out[i] = c
 	}
-	if len(fresh) > 0 {
-		s.x.work.Go(func() { s.fetch(fresh) })
+	if len(fresh) > 0 && !s.x.goWork(func() { s.fetch(fresh) }) {
+		s.settle(context.Canceled, fresh...)
 	}
 	return out
 }
@@ -216,11 +216,8 @@ func (s *swarm) ask(ctx context.Context, m *member, fetch bool, list []want, mov
 	s.mu.Unlock()
 	var own error // of got
 	err := m.ask(ctx, grant, fetch, s.registry.limits(sizeOfAll(list)), list, moved, func(i int, b []byte) error {
-		if b == nil {
-			s.x.misses.Add(1)
-		} else {
-			s.x.hits.Add(1)
-			s.x.bytes.peers.Add(int64(len(b)))
+		if b != nil {
+			s.x.received.peers.Add(int64(len(b)))
 		}
 		own = got(i, b)
 		return own
@@ -330,6 +327,6 @@ func (s *swarm) fetchRun(ctx context.Context, inner gearfs.Source, chunks []*cla
 }
 
 func (s *swarm) fromRegistry(c *claim, b []byte) {
-	s.x.bytes.registry.Add(int64(len(b)))
+	s.x.received.registry.Add(int64(len(b)))
 	s.finish(c, b, nil)
 }

@@ -86,12 +86,12 @@ type Exchange struct {
 	peers   map[string]*peer // by key and address
 	signers map[place]map[string]*signer
 
-	bytes, sent        counts
-	bans, hits, misses atomic.Int64
-	refused            atomic.Int64
+	received      counts
+	sent          atomic.Int64
+	bans, refused atomic.Int64
 }
 
-// counts are bytes by where they came from or went to.
+// counts are bytes by where they came from.
 type counts struct{ peers, registry atomic.Int64 }
 
 // signer is a registry's key, as one of its servers gave it.
@@ -139,7 +139,7 @@ func New(o *Options, port int) (*Exchange, error) {
 func (x *Exchange) Serve(l net.Listener, share Sharer) error {
 	x.mu.Lock()
 	x.share = share
-	x.server = &http.Server{Handler: http.HandlerFunc(x.serveHTTP), TLSConfig: x.id.serverTLS(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
+	x.server = &http.Server{Handler: http.HandlerFunc(x.serveHTTP), TLSConfig: x.id.serverTLS(), ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)}
 	s := x.server
 	x.mu.Unlock()
@@ -154,8 +154,8 @@ func (x *Exchange) Serve(l net.Listener, share Sharer) error {
 
 // Close ends all work, and tells registries that this node is leaving if they answer soon.
 func (x *Exchange) Close() error {
-	x.cancel()
 	x.mu.Lock()
+	x.cancel()
 	s := x.server
 	x.mu.Unlock()
 	var err error
@@ -176,6 +176,9 @@ func (x *Exchange) Close() error {
 func (x *Exchange) Using(images map[gearfs.SourceRef]bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.ctx.Err() != nil {
+		return
+	}
 	now := time.Now()
 	for ref, s := range x.swarms {
 		if _, ok := images[ref]; !ok && now.Sub(s.made) > unusedFor {
@@ -186,6 +189,36 @@ func (x *Exchange) Using(images map[gearfs.SourceRef]bool) {
 	for ref, complete := range images {
 		x.swarm(ref, nil).complete(complete)
 	}
+	x.prune(now)
+}
+
+// prune forgets nodes that no swarm has any more, except those that are left out. mu is held.
+func (x *Exchange) prune(now time.Time) {
+	used := map[*peer]bool{}
+	for _, s := range x.swarms {
+		s.mu.Lock()
+		for _, m := range s.known {
+			used[m.peer] = true
+		}
+		s.mu.Unlock()
+	}
+	for id, p := range x.peers {
+		if !used[p] && p.usable(now) {
+			p.client.CloseIdleConnections()
+			delete(x.peers, id)
+		}
+	}
+}
+
+// goWork runs f in a goroutine that Close waits for. It returns false after Close.
+func (x *Exchange) goWork(f func()) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.ctx.Err() != nil {
+		return false
+	}
+	x.work.Go(f)
+	return true
 }
 
 // unusedFor is how long a source may be used before its image is known.
@@ -290,9 +323,9 @@ func (x *Exchange) Metrics() []prometheus.Collector {
 	}
 	const received = "Bytes of content of images that other nodes use, by where they came from."
 	return []prometheus.Collector{
-		count("received_bytes_total", received, prometheus.Labels{"from": "peers"}, &x.bytes.peers),
-		count("received_bytes_total", received, prometheus.Labels{"from": "registry"}, &x.bytes.registry),
-		count("sent_bytes_total", "Bytes sent to other nodes.", nil, &x.sent.peers),
+		count("received_bytes_total", received, prometheus.Labels{"from": "peers"}, &x.received.peers),
+		count("received_bytes_total", received, prometheus.Labels{"from": "registry"}, &x.received.registry),
+		count("sent_bytes_total", "Bytes sent to other nodes.", nil, &x.sent),
 		count("bans_total", "Times that a node was left out for a while, as it lied, stalled or was away.", nil, &x.bans),
 		count("refused_requests_total", "Requests of other nodes without a valid grant.", nil, &x.refused),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "slipway_agent_peers_known", Help: "Other nodes that are used now."}, x.known),
@@ -331,7 +364,7 @@ func (x *Exchange) blame(p *peer, err error) {
 	x.log.Log(x.ctx, level, "a node is left out for a while", "node", p.addr, "err", err)
 }
 
-// whole reads a content of a known size.
+// readWhole reads a content of a known size.
 func readWhole(r io.Reader, f *gear.File) ([]byte, error) {
 	b, err := io.ReadAll(io.LimitReader(r, f.Size+1))
 	if err == nil && int64(len(b)) != f.Size {

@@ -38,7 +38,7 @@ func piecesOf(f *gear.File) []piece {
 	return out
 }
 
-// sizeOf returns the size of a piece and its SHA-256. ok is false if the file has no such
+// of returns the size of a piece and its SHA-256. ok is false if the file has no such
 // piece.
 func (p piece) of(f *gear.File) (size int, sum gear.Name, ok bool) {
 	switch {

@@ -15,8 +15,9 @@ const (
 	queueTime = 500 * time.Millisecond
 	// holdFor is how long a request waits for a piece that this node is fetching.
 	holdFor = 10 * time.Second
-	// writeTime is how long another node may take to receive a frame.
-	writeTime = 30 * time.Second
+	// readTime is how long another node may take to send its list, and writeTime how long it
+	// may take to receive a frame.
+	readTime, writeTime = 30 * time.Second, 30 * time.Second
 	// fetchBytes bounds what one request may make this node fetch.
 	fetchBytes = 64 << 20
 	// bufferBytes is how much is sent at once.
@@ -43,11 +44,15 @@ func (x *Exchange) serveHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
+	rc := http.NewResponseController(w)
+	_ = rc.SetWriteDeadline(now.Add(writeTime)) // a connection that cannot have one fails later
+	_ = rc.SetReadDeadline(now.Add(readTime))
 	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxPieces*pieceEntry+1))
 	if err != nil {
 		http.Error(w, "the list of pieces is too long or broke off", http.StatusBadRequest)
 		return
 	}
+	_ = rc.SetReadDeadline(time.Time{}) // or the request would end while it is answered
 	list, err := parsePieces(b)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -64,7 +69,7 @@ func (x *Exchange) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	case <-r.Context().Done():
 		return
 	}
-	u := &upload{x: x, w: w, rc: http.NewResponseController(w), ctx: r.Context(), share: share, from: from}
+	u := &upload{x: x, w: w, rc: rc, ctx: r.Context(), share: share, from: from}
 	_ = u.send(list, r.Header.Get(fetchHeader) != "") // the other node notices
 }
 
@@ -205,7 +210,7 @@ func (u *upload) write(f *frame) error {
 		return err
 	}
 	u.buf = f.appendHeader(u.buf)
-	u.x.sent.peers.Add(int64(frameHeader + len(f.data)))
+	u.x.sent.Add(int64(frameHeader + len(f.data)))
 	if len(u.buf)+len(f.data) <= bufferBytes {
 		u.buf = append(u.buf, f.data...)
 		return nil

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -149,7 +150,7 @@ func (o *source) alone(ctx context.Context, files []gear.File, at []int, deliver
 		}
 		err := deliver(i, r)
 		if err == nil {
-			o.s.x.bytes.registry.Add(part[k].Size)
+			o.s.x.received.registry.Add(part[k].Size)
 			o.s.settle(nil, claims[from[k]:from[k+1]]...)
 		}
 		return err
@@ -318,6 +319,10 @@ func (o *source) Range(ctx context.Context, f gear.File, off, n int64, checked b
 			return nil
 		})
 	})
+	// The scheduler takes the time until Range returns for the time to the first byte.
+	if _, err := r.next(); err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
 	return r, nil
 }
 
@@ -354,7 +359,7 @@ func (r *directReader) Read(p []byte) (int, error) {
 	}
 	n, err := r.ReadCloser.Read(p[:min(int64(len(p)), gear.ChunkSize-r.read%gear.ChunkSize)])
 	r.read += int64(n)
-	r.s.x.bytes.registry.Add(int64(n))
+	r.s.x.received.registry.Add(int64(n))
 	return n, err
 }
 

@@ -21,8 +21,8 @@ const (
 	firstWait = 300 * time.Millisecond
 	// announceTime bounds one announcement, leaveTime the last one.
 	announceTime, leaveTime = 10 * time.Second, time.Second
-	// minAgain and maxAgain bound the pause that a registry may ask for. hurry is the pause
-	// while the image is being fetched and no other node is known yet.
+	// minAgain and maxAgain bound the pause that a registry may ask for. retryFirst is the
+	// pause after an announcement failed; each further one is twice as long, up to 32 times.
 	minAgain, maxAgain = 200 * time.Millisecond, 2 * time.Minute
 	retryFirst         = time.Second
 	// unwanted is how long a registry that introduces no nodes is not asked again.

@@ -57,7 +57,7 @@ func (r *Set) Announce(ctx context.Context, ref gearfs.SourceRef, a *peering.Ann
 	if err != nil {
 		return nil, err
 	}
-	return s.p.reg.AnnouncePeer(ctx, s.repo, a)
+	return client.AnnouncePeer(ctx, s.p.reg, s.repo, a)
 }
 
 func (r *Set) source(ref gearfs.SourceRef) (*source, error) {

@@ -269,6 +269,10 @@ func (a *api) gear() {
 	a.get(profile, nowhere, 404)
 	a.ask(c, "POST", nodes, fill(nodes, ""), jsonBody, []byte(`{"node":"worker-3","image":"registry.example.com/team/app:1"}`), 202)
 	a.ask(c, "POST", nodes, fill(nodes, ""), jsonBody, []byte(`{}`), 400)
+	const peers = "/v2/{name}/_slipway/gear/peers"
+	node := fmt.Appendf(nil, `{"manifest":%q,"key":%q,"address":":5003"}`, a.image.Top.Digest, strings.Repeat("ab", 32))
+	a.ask(c, "POST", peers, fill(peers, ""), jsonBody, node, 200)
+	a.ask(c, "POST", peers, fill(peers, ""), jsonBody, []byte(`{}`), 400)
 }
 
 // layer is the digest of the image's layer, as its manifest has it.

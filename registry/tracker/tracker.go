@@ -122,7 +122,7 @@ func (t *Tracker) announce(repo string, seen netip.Addr, a *peering.Announcement
 		return nil, err
 	}
 	now := t.clock()
-	out := &peering.Answer{Time: now, Ends: now.Add(grantFor).Truncate(time.Second), Signer: t.key.Public().(ed25519.PublicKey), Again: later.Milliseconds()}
+	out := &peering.Answer{Time: now, Ends: now.Add(grantFor).Truncate(time.Second), Signer: t.key.Public().(ed25519.PublicKey), Again: later.Milliseconds(), Peers: []peering.Peer{}}
 	if out.Grant, err = peering.Sign(&peering.Grant{Repo: repo, Holder: holder, Ends: out.Ends.Unix()}, t.key); err != nil {
 		return nil, err
 	}
@@ -200,7 +200,7 @@ func (s *swarm) roomIn(zone string) int {
 
 // peersOf returns the nodes that a member is told of.
 func (s *swarm) peersOf(me *member) []peering.Peer {
-	var own, others []peering.Peer
+	own, others := []peering.Peer{}, []peering.Peer{}
 	for _, m := range s.members {
 		if m.Key == me.Key {
 			continue

@@ -34,6 +34,9 @@ type Agent struct {
 	Root string
 	// Process is the keeper's process.
 	Process *proc.Process
+	// Inside turns the agent's command into one that runs elsewhere, such as in a namespace. If it
+	// is nil, the agent runs in the test's.
+	Inside func(*exec.Cmd) (*exec.Cmd, error)
 
 	t        testing.TB
 	dir      string // of the configuration and the log
@@ -112,6 +115,12 @@ func (a *Agent) Start() {
 	a.t.Helper()
 	cmd := exec.Command(slipway.Binary(a.t), "agent", "--root", a.Root, "--config", a.config)
 	cmd.Env, cmd.Dir = environment(), "/"
+	if a.Inside != nil {
+		var err error
+		if cmd, err = a.Inside(cmd); err != nil {
+			a.t.Fatal(err)
+		}
+	}
 	a.Process = proc.Start(a.t, cmd, a.logFile())
 	proc.Poll(a.t, startTimeout, "answer of the agent", func() bool {
 		select {

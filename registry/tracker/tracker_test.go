@@ -1,0 +1,155 @@
+package tracker_test
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/sha256"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"example.org/slipway/oci/peering"
+	"example.org/slipway/registry/tracker"
+)
+
+type bed struct {
+	*testing.T
+	*tracker.Tracker
+	now time.Time
+}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bed{T: t, now: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)}
+	b.Tracker = tracker.New(key, func() time.Time { return b.now })
+	return b
+}
+
+func keyOf(n int) string { return peering.Key(sha256.Sum256(fmt.Append(nil, n))).String() }
+
+func (b *bed) announce(repo string, n int, change func(*peering.Announcement)) *peering.Answer {
+	b.Helper()
+	a := &peering.Announcement{Manifest: "sha256:m", Key: keyOf(n), Address: ":5003"}
+	if change != nil {
+		change(a)
+	}
+	out, err := b.Announce(repo, netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}), a)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return out
+}
+
+func TestSwarm(t *testing.T) {
+	b := newBed(t)
+	if a := b.announce("team/app", 1, nil); len(a.Peers) != 0 {
+		t.Errorf("the first node is told of %v", a.Peers)
+	}
+	a := b.announce("team/app", 2, func(a *peering.Announcement) { a.Complete = true })
+	if len(a.Peers) != 1 || a.Peers[0].Key != keyOf(1) || a.Peers[0].Address != "10.0.0.1:5003" {
+		t.Errorf("the second node is told of %v", a.Peers)
+	}
+	if a := b.announce("team/app", 1, nil); len(a.Peers) != 1 || !a.Peers[0].Complete {
+		t.Errorf("the first node is told of %v", a.Peers)
+	}
+	if a := b.announce("team/other", 3, nil); len(a.Peers) != 0 {
+		t.Errorf("a node of another repository is told of %v", a.Peers)
+	}
+	if a := b.announce("team/app", 3, func(a *peering.Announcement) { a.Manifest = "sha256:n" }); len(a.Peers) != 0 {
+		t.Errorf("a node with another image is told of %v", a.Peers)
+	}
+	g, err := peering.Verify(a.Grant, a.Signer)
+	if err != nil || g.Repo != "team/app" || g.Holder.String() != keyOf(2) || g.Ends != a.Ends.Unix() || !a.Ends.After(b.now) {
+		t.Errorf("grant %+v, error %v", g, err)
+	}
+	b.announce("team/app", 2, func(a *peering.Announcement) { a.Leaving = true })
+	if a := b.announce("team/app", 1, nil); len(a.Peers) != 0 {
+		t.Errorf("after the second left, the first is told of %v", a.Peers)
+	}
+	b.announce("team/app", 2, nil)
+	b.now = b.now.Add(3 * time.Minute)
+	if a := b.announce("team/app", 1, nil); len(a.Peers) != 0 {
+		t.Errorf("a node that said nothing for three minutes is still known: %v", a.Peers)
+	}
+}
+
+// TestCells checks that the nodes of a large roll-out form groups in which everybody knows the same
+// nodes, that zones keep together, and that an answer stays short.
+func TestCells(t *testing.T) {
+	const nodes = 300
+	b := newBed(t)
+	zone := func(n int) func(*peering.Announcement) {
+		return func(a *peering.Announcement) { a.Zone = fmt.Sprint("z", n%3) }
+	}
+	for range 2 {
+		for n := range nodes {
+			b.announce("team/app", n, zone(n))
+		}
+	}
+	near, sizes := 0, 0
+	for n := range nodes {
+		a := b.announce("team/app", n, zone(n))
+		sizes += len(a.Peers)
+		if len(a.Peers) > 60 {
+			t.Fatalf("node %d is told of %d nodes", n, len(a.Peers))
+		}
+		for _, p := range a.Peers {
+			if near += p.Near; p.Key == keyOf(n) {
+				t.Errorf("node %d is told of itself", n)
+			}
+		}
+	}
+	if near != sizes {
+		t.Errorf("of %d introductions, %d are in the same zone", sizes, near)
+	}
+	if sizes < nodes*20 {
+		t.Errorf("%d nodes are told of %d in all", nodes, sizes)
+	}
+}
+
+func TestRefused(t *testing.T) {
+	b := newBed(t)
+	for name, change := range map[string]func(*peering.Announcement){
+		"no manifest": func(a *peering.Announcement) { a.Manifest = "" }, "no key": func(a *peering.Announcement) { a.Key = "" },
+		"short key": func(a *peering.Announcement) { a.Key = "ab" }, "large key": func(a *peering.Announcement) { a.Key = "AB" + keyOf(1)[2:] },
+		"name": func(a *peering.Announcement) { a.Address = "localhost:1" }, "loopback": func(a *peering.Announcement) { a.Address = "127.0.0.1:1" },
+		"link-local": func(a *peering.Announcement) { a.Address = "[fe80::1]:1" }, "metadata": func(a *peering.Announcement) { a.Address = "169.254.169.254:80" },
+		"zone": func(a *peering.Announcement) { a.Zone = string(make([]byte, 300)) }, "line": func(a *peering.Announcement) { a.Rack = "a\nb" },
+		"port": func(a *peering.Announcement) { a.Address = ":0" }, "multicast": func(a *peering.Announcement) { a.Address = "[ff02::1]:1" },
+	} {
+		a := &peering.Announcement{Manifest: "sha256:m", Key: keyOf(1), Address: ":5003"}
+		change(a)
+		if _, err := b.Announce("team/app", netip.MustParseAddr("10.0.0.1"), a); err == nil {
+			t.Errorf("%s: taken", name)
+		}
+	}
+	if a := b.announce("team/app", 2, nil); len(a.Peers) != 0 {
+		t.Errorf("refused announcements count: %v", a.Peers)
+	}
+	if a, err := b.Announce("six/app", netip.MustParseAddr("2001:db8::7"), &peering.Announcement{Manifest: "m", Key: keyOf(1), Address: ":5003"}); err != nil || len(a.Peers) != 0 {
+		t.Fatalf("IPv6: %v, %v", a, err)
+	}
+	if a := b.announce("six/app", 2, func(a *peering.Announcement) { a.Manifest = "m" }); len(a.Peers) != 1 || a.Peers[0].Address != "[2001:db8::7]:5003" {
+		t.Errorf("IPv6: %v", a.Peers)
+	}
+}
+
+// BenchmarkAnnounce has 200 nodes of one image announce themselves in turn.
+func BenchmarkAnnounce(b *testing.B) {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		b.Fatal(err)
+	}
+	tr := tracker.New(key, nil)
+	for i := 0; b.Loop(); i++ {
+		a := &peering.Announcement{Manifest: "m", Key: keyOf(i % 200), Address: ":5003"}
+		if _, err := tr.Announce("team/app", netip.MustParseAddr("10.0.0.1"), a); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
