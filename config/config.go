@@ -26,6 +26,7 @@ type Config struct {
 	Gear          Gear          `yaml:"gear" doc:"Conversion of images to Gear form: an index and files that are stored once."`
 	Warm          Warm          `yaml:"warm" doc:"Images that nodes fetch before they start them (docs/warming.md)."`
 	Volumes       Volumes       `yaml:"volumes" doc:"Images as block volumes in storage that nodes share. Nodes map them, and read blocks when they are touched."`
+	Replication   []Replication `yaml:"replication" doc:"Rules by which images are copied to and from other registries, regularly or as soon as they are pushed: docs/replication.md."`
 	HTTP          HTTP          `yaml:"http" doc:"The server that clients talk to."`
 	Web           Web           `yaml:"web" doc:"The web page, at /ui/."`
 	Auth          auth.Config   `yaml:"auth" doc:"Who may do what. If this section is empty, everything is allowed; then http.addr must be a loopback address, or http.insecure_open_to_network must be true."`

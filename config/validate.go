@@ -61,6 +61,7 @@ func (v *validator) values() {
 	v.volumesValues(&c.Volumes)
 	v.warmValues(&c.Warm)
 	v.healthValues(&c.Health)
+	v.replicationValues(c.Replication)
 
 	names := make(map[string]bool)
 	for i, e := range c.Notifications.Endpoints {
@@ -203,6 +204,7 @@ func (v *validator) warnings() {
 	}
 	v.storageWarnings(&v.c.Storage, warn)
 	v.proxyWarnings(&v.c.Proxy, warn)
+	v.replicationWarnings(v.c.Replication, warn)
 	if h.TLS.MinimumTLS == "tls1.0" || h.TLS.MinimumTLS == "tls1.1" {
 		warn("http.tls.minimumtls", "this version of TLS has known weaknesses")
 	}

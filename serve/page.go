@@ -3,7 +3,7 @@ package serve
 import (
 	"example.org/slipway/serve/admin"
 	"example.org/slipway/serve/page"
-	"example.org/slipway/web"
+	"example.org/slipway/web/manage"
 )
 
 // newPage creates the web page.
@@ -13,17 +13,17 @@ func (s *Server) newPage() (*page.Page, error) {
 }
 
 // listeners returns the addresses on which the server listens.
-func (s *Server) listeners() []web.Fact {
+func (s *Server) listeners() []manage.Fact {
 	what := "Clients, without TLS"
 	if s.cfg.HTTP.TLS.Enabled() {
 		what = "Clients, by TLS"
 	}
-	list := []web.Fact{{Name: what, Value: s.Addr().String()}}
+	list := []manage.Fact{{Name: what, Value: s.Addr().String()}}
 	if a := s.DebugAddr(); a != nil {
-		list = append(list, web.Fact{Name: "Metrics and health", Value: a.String()})
+		list = append(list, manage.Fact{Name: "Metrics and health", Value: a.String()})
 	}
 	if s.peers != nil {
-		list = append(list, web.Fact{Name: "Other servers", Value: s.peers.ln.Addr().String()})
+		list = append(list, manage.Fact{Name: "Other servers", Value: s.peers.ln.Addr().String()})
 	}
-	return append(list, web.Fact{Name: "Administration", Value: admin.Socket + " in the data directory"})
+	return append(list, manage.Fact{Name: "Administration", Value: admin.Socket + " in the data directory"})
 }

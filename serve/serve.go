@@ -22,6 +22,7 @@ import (
 	"example.org/slipway/internal/systemd"
 	"example.org/slipway/oci/fleet"
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/replication"
 	"example.org/slipway/registry/server"
 	"example.org/slipway/registry/server/edge"
 	"example.org/slipway/serve/admin"
@@ -125,7 +126,7 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 	if err := s.openLogs(o); err != nil {
 		return nil, err
 	}
-	if s.root, err = dataroot.Open(ctx, cfg, dataroot.Options{Logger: s.log, Serving: true, Enter: s.writes.Enter}); err != nil {
+	if s.root, err = dataroot.Open(ctx, cfg, dataroot.Options{Logger: s.log, Serving: true, Enter: s.writes.Enter, Stopping: s.writes.Stopping}); err != nil {
 		return nil, err
 	}
 	if err := s.root.OpenMirrors(s.writes); err != nil {
@@ -253,7 +254,7 @@ func (s *Server) setUpHTTP() error {
 	s.metrics.MustRegister(s.auth.Metrics()...)
 	s.metrics.MustRegister(s.root.Quotas.Metrics()...)
 	s.health = newHealth(s.cfg, s.root, s.log)
-	s.http = newHTTPServer(h, s.log, s.requests.Guard(traced(s.tracing, s.handler)))
+	s.http = newHTTPServer(h, s.log, s.requests.Guard(traced(s.tracing, replication.Receive(s.handler))))
 	if err := s.encrypt(); err != nil {
 		return err
 	}
@@ -332,6 +333,7 @@ func (s *Server) Run(ctx context.Context) error {
 	run("send notifications", func() error { return s.root.Deliver(ctx) })
 	if !s.cfg.Storage.Maintenance.ReadOnly.Enabled {
 		run("convert", func() error { return s.convert(ctx) })
+		run("replicate", func() error { s.root.Replicator.Run(ctx); return nil })
 	}
 	run("orders for nodes", func() error { return s.root.Warming.Run(ctx) })
 	run("background work", func() error { s.runJobs(ctx); return nil })

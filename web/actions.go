@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 )
 
@@ -33,7 +34,7 @@ type input struct {
 
 // actions returns all actions.
 func actions() []action {
-	return append(append(storageActions(), cacheActions()...), mirrorActions()...)
+	return slices.Concat(storageActions(), cacheActions(), mirrorActions(), replicationActions())
 }
 
 // action returns the action at the path of the request.

@@ -15,6 +15,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/web/format"
 	"example.org/slipway/web/images"
+	"example.org/slipway/web/manage"
 )
 
 // Caches gives access to the server's cache of blobs.
@@ -271,25 +272,25 @@ func (h *Handler) warmWork(image string) (work, error) {
 	if image = strings.TrimSpace(image); image == "" {
 		return nil, errors.New("Name an image.")
 	}
-	return func(ctx context.Context, progress func(string)) (*outcome, error) {
+	return func(ctx context.Context, progress func(string)) (*manage.Outcome, error) {
 		w, err := h.opts.System.Caches.Warm(ctx, image, func(w CacheWarmth) {
 			progress(fmt.Sprintf("%d of %d layers, %s of %s", w.Layers, w.Total, format.Bytes(w.Bytes), format.Bytes(w.TotalBytes)))
 		})
 		if err != nil {
 			return nil, err
 		}
-		return &outcome{Text: image + " is in the cache, as far as there is room.", Facts: []Fact{{"Layers", fmt.Sprint(w.Layers)}, {"Bytes", format.Bytes(w.Bytes)},
+		return &manage.Outcome{Text: image + " is in the cache, as far as there is room.", Facts: []manage.Fact{{"Layers", fmt.Sprint(w.Layers)}, {"Bytes", format.Bytes(w.Bytes)},
 			{"There before", fmt.Sprint(w.Held)}, {"No room for", fmt.Sprint(w.NotKept)}}}, nil
 	}, nil
 }
 
 func (h *Handler) dropWork(image string) work {
 	image = strings.TrimSpace(image)
-	return func(ctx context.Context, _ func(string)) (*outcome, error) {
+	return func(ctx context.Context, _ func(string)) (*manage.Outcome, error) {
 		n, err := h.opts.System.Caches.Drop(ctx, image)
 		if err != nil {
 			return nil, err
 		}
-		return &outcome{Text: "Dropped.", Facts: []Fact{{"Contents", format.Count(int64(n))}}}, nil
+		return &manage.Outcome{Text: "Dropped.", Facts: []manage.Fact{{"Contents", format.Count(int64(n))}}}, nil
 	}
 }

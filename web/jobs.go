@@ -8,32 +8,11 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/web/manage"
 )
 
-// outcome is the result of work, in a form for people.
-type outcome struct {
-	Text  string
-	Facts []Fact
-	// Head and Rows are a table. Lacking counts rows that were left out of it.
-	Head    []string
-	Rows    [][]string
-	Lacking int
-}
-
-// maxRows is how many rows the table of an outcome has at most.
-const maxRows = 200
-
-// row adds a row to the table, or only counts it if the table is full.
-func (o *outcome) row(cells ...string) {
-	if len(o.Rows) == maxRows {
-		o.Lacking++
-		return
-	}
-	o.Rows = append(o.Rows, cells)
-}
-
 // work is what a job does. It reports its progress as a phrase.
-type work func(ctx context.Context, progress func(string)) (*outcome, error)
+type work func(ctx context.Context, progress func(string)) (*manage.Outcome, error)
 
 // Job is work that a user began on a page. It continues when the user leaves. The last
 // job of each name is remembered.
@@ -43,7 +22,7 @@ type Job struct {
 	By           string
 	Began, Ended time.Time
 	Progress     string
-	Outcome      *outcome
+	Outcome      *manage.Outcome
 	Failure      string
 
 	cancel context.CancelFunc

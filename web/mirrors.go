@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"example.org/slipway/oci"
@@ -13,6 +14,7 @@ import (
 	"example.org/slipway/registry/mirror"
 	"example.org/slipway/web/format"
 	"example.org/slipway/web/images"
+	"example.org/slipway/web/manage"
 )
 
 // Mirrors are the mirrored registries.
@@ -146,21 +148,17 @@ func mirrorActions() []action {
 }
 
 func (h *Handler) pruneWork(unused time.Duration, pattern string, dry bool) work {
-	return func(ctx context.Context, _ func(string)) (*outcome, error) {
+	return func(ctx context.Context, _ func(string)) (*manage.Outcome, error) {
 		images, bytes, err := h.opts.System.Mirrors.PruneMirrors(ctx, unused, pattern, dry)
 		if err != nil {
 			return nil, err
 		}
-		o := &outcome{Text: "Done.", Facts: []Fact{{"Images", format.Count(int64(len(images)))}, {"Space freed", format.Bytes(bytes)}}, Head: []string{"Image", "Tags", "Size", "Last pull"}}
+		o := &manage.Outcome{Text: "Done.", Facts: []manage.Fact{{"Images", format.Count(int64(len(images)))}, {"Space freed", format.Bytes(bytes)}}, Head: []string{"Image", "Tags", "Size", "Last pull"}}
 		if dry {
 			o.Text = "A preview: nothing was changed. This would go."
 		}
 		for _, i := range images {
-			tags := ""
-			for _, t := range i.Tags {
-				tags += t + " "
-			}
-			o.row(i.Repo+"@"+format.ShortDigest(string(i.Digest)), tags, format.Bytes(i.Size), format.Time(i.LastPull))
+			o.Row(i.Repo+"@"+format.ShortDigest(string(i.Digest)), strings.Join(i.Tags, " "), format.Bytes(i.Size), format.Time(i.LastPull))
 		}
 		return o, nil
 	}

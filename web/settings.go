@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/web/manage"
 )
 
 // Settings is how a server is configured, without secrets.
@@ -18,7 +19,7 @@ type Settings struct {
 	Methods []string
 	// Build holds facts about the build. Listeners are the addresses on which the server
 	// listens.
-	Build, Listeners []Fact
+	Build, Listeners []manage.Fact
 	Started          time.Time
 }
 

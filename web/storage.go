@@ -18,6 +18,7 @@ import (
 	"example.org/slipway/registry/quota"
 	"example.org/slipway/registry/retention"
 	"example.org/slipway/web/format"
+	"example.org/slipway/web/manage"
 )
 
 // Storage gives access to what the registry keeps, and to the work on it. Methods that
@@ -197,14 +198,14 @@ func storageActions() []action {
 }
 
 func (h *Handler) collectWork(dry bool) work {
-	return func(ctx context.Context, progress func(string)) (*outcome, error) {
+	return func(ctx context.Context, progress func(string)) (*manage.Outcome, error) {
 		rep, err := h.opts.System.Storage.Collect(ctx, dry, func(r registry.CollectReport) {
 			progress(fmt.Sprintf("%s examined, %s contents of %s", format.Count(int64(r.Examined)), format.Count(int64(r.Contents)), format.Bytes(r.Bytes)))
 		})
 		if err != nil {
 			return nil, err
 		}
-		o := &outcome{Facts: []Fact{{"Examined", format.Count(int64(rep.Examined))}, {"Manifests", format.Count(int64(rep.Manifests))},
+		o := &manage.Outcome{Facts: []manage.Fact{{"Examined", format.Count(int64(rep.Examined))}, {"Manifests", format.Count(int64(rep.Manifests))},
 			{"Blobs out of repositories", format.Count(int64(rep.Blobs))}, {"Contents deleted", format.Count(int64(rep.Contents))}, {"Space freed", format.Bytes(rep.Bytes)}}}
 		switch {
 		case rep.Elsewhere:
@@ -215,10 +216,10 @@ func (h *Handler) collectWork(dry bool) work {
 			if rep.AtLeast {
 				later = "at least " + later
 			}
-			o.Facts = append(o.Facts, Fact{"A grace period later", later + " in " + format.Count(int64(rep.FreedContents)) + " contents"})
+			o.Facts = append(o.Facts, manage.Fact{"A grace period later", later + " in " + format.Count(int64(rep.FreedContents)) + " contents"})
 			o.Head = []string{"Content that would go"}
 			for _, d := range rep.Digests {
-				o.row(string(d))
+				o.Row(string(d))
 			}
 		case rep.Examined == 0:
 			o.Text = "There was nothing to collect."
@@ -230,32 +231,32 @@ func (h *Handler) collectWork(dry bool) work {
 }
 
 func (h *Handler) checkWork() work {
-	return func(ctx context.Context, progress func(string)) (*outcome, error) {
+	return func(ctx context.Context, progress func(string)) (*manage.Outcome, error) {
 		rep, err := h.opts.System.Storage.Check(ctx, func(r check.Report) {
 			progress(fmt.Sprintf("%s of %s contents, %s of %s manifests", format.Count(r.Contents), format.Count(r.ContentsTotal), format.Count(r.Manifests), format.Count(r.ManifestsTotal)))
 		})
 		if err != nil {
 			return nil, err
 		}
-		o := &outcome{Text: "No problem was found.", Facts: []Fact{{"Contents", format.Count(rep.Contents)}, {"Manifests", format.Count(rep.Manifests)}, {"Objects", format.Count(rep.Objects)}}}
+		o := &manage.Outcome{Text: "No problem was found.", Facts: []manage.Fact{{"Contents", format.Count(rep.Contents)}, {"Manifests", format.Count(rep.Manifests)}, {"Objects", format.Count(rep.Objects)}}}
 		if rep.Clean() {
 			return o, nil
 		}
 		o.Text, o.Head = "Problems were found. slipway fsck --repair repairs what can be repaired.", []string{"Problem", "Where", "What"}
 		for _, p := range rep.Problems {
-			o.row(string(p.Kind), cmp.Or(string(p.Digest), p.Key, p.Repo), p.Detail)
+			o.Row(string(p.Kind), cmp.Or(string(p.Digest), p.Key, p.Repo), p.Detail)
 		}
 		return o, nil
 	}
 }
 
 func (h *Handler) retainWork(dry bool) work {
-	return func(ctx context.Context, _ func(string)) (*outcome, error) {
+	return func(ctx context.Context, _ func(string)) (*manage.Outcome, error) {
 		rep, err := h.opts.System.Storage.Retain(ctx, dry)
 		if err != nil {
 			return nil, err
 		}
-		o := &outcome{Facts: []Fact{{"Rules", format.Count(int64(rep.Rules))}, {"Repositories", format.Count(int64(rep.Repositories))}, {"Tags kept", format.Count(int64(rep.Kept))}, {"Tags removed", format.Count(int64(rep.Removed))},
+		o := &manage.Outcome{Facts: []manage.Fact{{"Rules", format.Count(int64(rep.Rules))}, {"Repositories", format.Count(int64(rep.Repositories))}, {"Tags kept", format.Count(int64(rep.Kept))}, {"Tags removed", format.Count(int64(rep.Removed))},
 			{"Manifests removed", format.Count(int64(rep.Manifests))}}}
 		switch {
 		case rep.Elsewhere:
@@ -271,7 +272,7 @@ func (h *Handler) retainWork(dry bool) work {
 		o.Head = []string{"Tag that goes", "Why"}
 		for _, d := range rep.Decisions {
 			if d.Removed {
-				o.row(d.Repo+":"+d.Tag, d.Reason)
+				o.Row(d.Repo+":"+d.Tag, d.Reason)
 			}
 		}
 		return o, nil

@@ -25,6 +25,8 @@ type System struct {
 	Settings func() Settings
 	Tokens   manage.Tokens
 	Quotas   Quotas
+	// Replication is never nil.
+	Replication manage.Replication
 	// Activity is nil without an audit log.
 	Activity manage.Log
 	// Reports is the directory of the reports to show.
@@ -38,24 +40,22 @@ type Quotas interface {
 	Known(repo string) []quota.Status
 }
 
-// Fact is a name with a value, as pages list them.
-type Fact struct{ Name, Value string }
-
 // timing is how often the live parts do their regular work, and how long they live.
 type timing struct{ every, beat, life, sample time.Duration }
 
 // openSystem adds the pages of System and begins their work in the background.
 func (h *Handler) openSystem() {
 	maps.Copy(h.pages, map[string]page{
-		"storage":  {get: (*request).storage, post: (*request).doAction, admin: true},
-		"caches":   {get: (*request).caches, post: (*request).doAction, admin: true},
-		"mirrors":  {get: (*request).mirrors, post: (*request).doAction, admin: true},
-		"nodes":    {get: (*request).nodes, admin: true},
-		"reports":  {get: (*request).reports, admin: true},
-		"settings": {get: (*request).settings, admin: true, exact: true},
-		"activity": {get: (*request).activity, admin: true, exact: true},
-		"tokens":   {get: (*request).tokens, post: (*request).doTokens, admin: true, exact: true},
-		"events":   {get: (*request).events, admin: true, exact: true},
+		"storage":     {get: (*request).storage, post: (*request).doAction, admin: true},
+		"caches":      {get: (*request).caches, post: (*request).doAction, admin: true},
+		"mirrors":     {get: (*request).mirrors, post: (*request).doAction, admin: true},
+		"replication": {get: (*request).replication, post: (*request).doAction, admin: true},
+		"nodes":       {get: (*request).nodes, admin: true},
+		"reports":     {get: (*request).reports, admin: true},
+		"settings":    {get: (*request).settings, admin: true, exact: true},
+		"activity":    {get: (*request).activity, admin: true, exact: true},
+		"tokens":      {get: (*request).tokens, post: (*request).doTokens, admin: true, exact: true},
+		"events":      {get: (*request).events, admin: true, exact: true},
 	})
 	h.jobs, h.actions = newJobs(h.opts.Clock), actions()
 	h.streams, h.streamsEnd = make(chan struct{}, maxStreams), make(chan struct{})

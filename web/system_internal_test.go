@@ -26,6 +26,7 @@ import (
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/retention"
+	"example.org/slipway/web/manage"
 )
 
 const patience = 20 * time.Second
@@ -131,7 +132,7 @@ func TestSystemSpeed(t *testing.T) {
 func TestJobs(t *testing.T) {
 	j := newJobs(time.Now)
 	begun, ended := make(chan struct{}), make(chan error, 1)
-	block := func(ctx context.Context, progress func(string)) (*outcome, error) {
+	block := func(ctx context.Context, progress func(string)) (*manage.Outcome, error) {
 		progress("half")
 		close(begun)
 		<-ctx.Done()
@@ -162,7 +163,9 @@ func TestJobs(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if err := j.begin("a/b", "A", "me", func(context.Context, func(string)) (*outcome, error) { return &outcome{Text: "done"}, nil }, func(err error) { ended <- err }); err != nil {
+	if err := j.begin("a/b", "A", "me", func(context.Context, func(string)) (*manage.Outcome, error) {
+		return &manage.Outcome{Text: "done"}, nil
+	}, func(err error) { ended <- err }); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-ended; err != nil {
@@ -179,11 +182,11 @@ func TestJobs(t *testing.T) {
 
 // TestOutcomeRows checks that the table of an outcome is bounded.
 func TestOutcomeRows(t *testing.T) {
-	var o outcome
-	for range maxRows + 7 {
-		o.row("x")
+	var o manage.Outcome
+	for range manage.MaxRows + 7 {
+		o.Row("x")
 	}
-	if len(o.Rows) != maxRows || o.Lacking != 7 {
+	if len(o.Rows) != manage.MaxRows || o.Lacking != 7 {
 		t.Errorf("%d rows, %d lacking", len(o.Rows), o.Lacking)
 	}
 }

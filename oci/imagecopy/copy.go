@@ -192,7 +192,7 @@ func (c *copier) image(ctx context.Context, im Image) error {
 			c.step(func(p *Progress) { p.Repo, p.Failed = im.From, p.Failed+1 })
 			return fmt.Errorf("list tags of %s: %w", im.From, err)
 		}
-		slices.SortFunc(refs, byNumbers)
+		SortTags(refs)
 	}
 	var errs []error
 	for _, ref := range refs {
@@ -215,6 +215,9 @@ func (c *copier) image(ctx context.Context, im Image) error {
 	}
 	return errors.Join(errs...)
 }
+
+// SortTags sorts tags in the order in which they are copied, with v9 before v10.
+func SortTags(tags []string) { slices.SortFunc(tags, byNumbers) }
 
 // byNumbers compares tags. It compares runs of digits as numbers. A release comes after
 // its candidates, whose names are the release's name with a hyphen and more.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -30,6 +31,7 @@ import (
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/prefetch"
 	"example.org/slipway/registry/quota"
+	"example.org/slipway/registry/replication"
 	"example.org/slipway/registry/warming"
 	"example.org/slipway/serve/gate"
 	"example.org/slipway/serve/mirrors"
@@ -81,6 +83,9 @@ type Root struct {
 	// Notify queues an event for the webhooks. It is nil if there are none.
 	Notify   func(context.Context, registry.Event) error
 	notifier *notifier
+	// Replicator copies images to and from other registries. It is nil without rules.
+	Replicator *replication.Replicator
+	remotes    []*http.Transport // its connections
 	// collectors are the metrics of the stores.
 	collectors []prometheus.Collector
 }
@@ -97,6 +102,8 @@ type Options struct {
 	// Enter is called before layers are dropped. If it is nil, dropping is always
 	// allowed.
 	Enter func() (leave func(), err error)
+	// Stopping returns a channel that is closed when changes are to stop. It may be nil.
+	Stopping func() <-chan struct{}
 }
 
 // Open locks and opens the data root of a configuration. Events are queued for the webhooks; they
@@ -151,7 +158,7 @@ func Open(ctx context.Context, cfg *config.Config, o Options) (_ *Root, err erro
 	if err := r.openWarming(o.Enter); err != nil {
 		return nil, err
 	}
-	opts.OnEvent = warmEvents(r.Warming, volumeEvents(r.Volumes, gearEvents(r.Gear, r.Notify, cfg.Notifications.Events.IncludeMirrored)))
+	opts.OnEvent = warmEvents(r.Warming, volumeEvents(r.Volumes, gearEvents(r.Gear, r.publish, cfg.Notifications.Events.IncludeMirrored)))
 	opts.PullEvents = r.Notify != nil
 	opts.Tap = r.Gear
 	if r.Quotas, err = newQuotas(cfg.Storage.Quotas, r.Catalog, r.log); err != nil {
@@ -170,7 +177,7 @@ func Open(ctx context.Context, cfg *config.Config, o Options) (_ *Root, err erro
 	if err := r.notifier.start(r.Catalog); err != nil {
 		return nil, err
 	}
-	return r, nil
+	return r, r.openReplication(&o)
 }
 
 // checkAdopted refuses a Distribution storage without a catalogue. It would look empty,
@@ -217,6 +224,9 @@ func (r *Root) Close(ctx context.Context) error {
 	}
 	if r.Gear != nil {
 		r.Gear.Close()
+	}
+	for _, t := range r.remotes {
+		t.CloseIdleConnections()
 	}
 	if r.Registry != nil {
 		errs = append(errs, r.Registry.Close(ctx))
@@ -268,7 +278,7 @@ func (r *Root) watched() oci.Registry {
 
 // Metrics returns the collectors of everything on the data root.
 func (r *Root) Metrics() []prometheus.Collector {
-	list := slices.Concat(r.Registry.Metrics(), r.Gear.Metrics(), r.recipes.Metrics(), r.Mirrors.Metrics(), r.collectors, r.notifier.metrics(), r.Warming.Metrics(),
+	list := slices.Concat(r.Registry.Metrics(), r.Gear.Metrics(), r.recipes.Metrics(), r.Mirrors.Metrics(), r.collectors, r.notifier.metrics(), r.Warming.Metrics(), r.Replicator.Metrics(),
 		[]prometheus.Collector{freeSpace(r.Dir), newLastBackup(r)}, r.Meter.Metrics())
 	if r.Volumes != nil {
 		list = append(list, r.Volumes.Metrics()...)

@@ -132,5 +132,8 @@ func Check(cfg *config.Config) error {
 	if _, err := clusterTLS(&cfg.Cluster); err != nil {
 		return err
 	}
+	if _, _, err := replicationRules(cfg, slog.New(slog.DiscardHandler)); err != nil {
+		return err
+	}
 	return mirrors.Check(cfg)
 }

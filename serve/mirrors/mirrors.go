@@ -223,7 +223,7 @@ func upstreamOptions(u *config.Upstream, log *slog.Logger) (_ *upstream.Options,
 	if err := upstreamTLS(&u.TLS, o); err != nil {
 		return nil, err
 	}
-	if o.Credential, err = upstreamCredential(u, log); err != nil {
+	if o.Credential, err = Credential(u, log); err != nil {
 		return nil, err
 	}
 	switch u.HTTPProxy {
@@ -268,8 +268,8 @@ func upstreamTLS(c *config.UpstreamTLS, o *upstream.Options) error {
 	return nil
 }
 
-// upstreamCredential returns the source of the credentials for an upstream, or nil.
-func upstreamCredential(u *config.Upstream, log *slog.Logger) (client.CredentialFunc, error) {
+// Credential returns the source of the credentials for an upstream, or nil.
+func Credential(u *config.Upstream, log *slog.Logger) (client.CredentialFunc, error) {
 	at, err := url.Parse(u.URL)
 	if err != nil {
 		return nil, errors.New("url is not a URL")

@@ -13,6 +13,7 @@ import (
 	"example.org/slipway/serve/dataroot"
 	"example.org/slipway/serve/gate"
 	"example.org/slipway/web"
+	"example.org/slipway/web/manage"
 )
 
 // Options are what the page needs.
@@ -29,7 +30,7 @@ type Options struct {
 	Audit *auth.AuditLog
 	Nodes *fleet.Book
 	// Listeners returns the addresses on which the server listens.
-	Listeners func() []web.Fact
+	Listeners func() []manage.Fact
 }
 
 // Page is the handler of the web page.

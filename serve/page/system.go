@@ -16,11 +16,12 @@ import (
 	"example.org/slipway/serve/dataroot"
 	"example.org/slipway/serve/mirrors"
 	"example.org/slipway/web"
+	"example.org/slipway/web/manage"
 )
 
 // shown returns what the web page shows of the server itself and what it can do with it.
 func (p *system) shown() web.System {
-	sys := web.System{Storage: p, Settings: p.settings, Reports: p.o.Config.Web.Reports, Hot: p.hot, Nodes: p.o.Nodes, Tokens: tokens{p.o}, Quotas: p.o.Root.Quotas}
+	sys := web.System{Storage: p, Settings: p.settings, Reports: p.o.Config.Web.Reports, Hot: p.hot, Nodes: p.o.Nodes, Tokens: tokens{p.o}, Quotas: p.o.Root.Quotas, Replication: replicates{p.o}}
 	if file := p.o.Config.Log.Audit.File; file != "" {
 		sys.Activity = func(ctx context.Context, f activity.Filter) (activity.Report, error) {
 			return activity.Read(ctx, file, f)
@@ -193,14 +194,14 @@ func (p *system) PruneMirrors(ctx context.Context, unused time.Duration, pattern
 
 // settings returns the configuration and facts about the running program.
 func (p *system) settings() web.Settings {
-	out := web.Settings{Rules: p.o.Auth.Rules(), Started: p.began, Build: []web.Fact{{Name: "Version", Value: p.o.Version}, {Name: "Go", Value: runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH}}}
+	out := web.Settings{Rules: p.o.Auth.Rules(), Started: p.began, Build: []manage.Fact{{Name: "Version", Value: p.o.Version}, {Name: "Go", Value: runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH}}}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, b := range info.Settings {
 			switch b.Key {
 			case "vcs.revision":
-				out.Build = append(out.Build, web.Fact{Name: "Commit", Value: b.Value})
+				out.Build = append(out.Build, manage.Fact{Name: "Commit", Value: b.Value})
 			case "vcs.time":
-				out.Build = append(out.Build, web.Fact{Name: "Of", Value: b.Value})
+				out.Build = append(out.Build, manage.Fact{Name: "Of", Value: b.Value})
 			}
 		}
 	}

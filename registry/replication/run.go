@@ -1,0 +1,472 @@
+package replication
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/oci/imagecopy"
+)
+
+// Counts is what a run did, or would do.
+type Counts struct {
+	// Repositories were looked at, and Present images were at the destination already.
+	Repositories int64 `json:"repositories"`
+	Present      int64 `json:"present"`
+	// Images are tags, and referrers of images that were present.
+	Images  int64 `json:"images"`
+	Deleted int64 `json:"deleted"`
+	Failed  int64 `json:"failed"`
+	// Manifests, Blobs and Bytes were sent.
+	Manifests int64 `json:"manifests"`
+	Blobs     int64 `json:"blobs"`
+	Bytes     int64 `json:"bytes"`
+}
+
+// Change is something that a run would do.
+type Change struct {
+	// Action is "copy" or "delete".
+	Action string `json:"action"`
+	// Repository and Reference are names at the source, and To is the repository at the
+	// destination.
+	Repository string `json:"repository"`
+	Reference  string `json:"reference"`
+	To         string `json:"to"`
+	// Reason says why.
+	Reason string `json:"reason"`
+}
+
+// Args are the arguments of [Replicator.Replicate].
+type Args struct {
+	Rule string `json:"rule"`
+	// DryRun reports what would be done, and does nothing.
+	DryRun bool `json:"dry_run"`
+	// DeleteMany permits a run to delete most of what the rule has copied here.
+	DeleteMany bool `json:"delete_many"`
+}
+
+// Report is what a run did.
+type Report struct {
+	Rule   string `json:"rule"`
+	DryRun bool   `json:"dry_run"`
+	Counts
+	// Changes are at most maxChanges of those of a dry run.
+	Changes []Change `json:"changes,omitempty"`
+	// Errors are at most maxErrors of the failures.
+	Errors []string `json:"errors,omitempty"`
+	// Doing is what the run does at the moment.
+	Doing string `json:"doing,omitempty"`
+}
+
+const (
+	maxChanges = 1000
+	maxErrors  = 20
+	// lookParallel is how many tags are compared at once.
+	lookParallel = 8
+	// givesUpAfter is how many images may fail in a row before a run is broken off. The
+	// remote is away then, and the run is repeated later.
+	givesUpAfter = 10
+	// A run that would delete more than half of the tags needs Args.DeleteMany, if these
+	// are more than fewDeletes or the source has no tag at all.
+	fewDeletes = 10
+)
+
+// A run is one comparison of both sides, with the copies that follow.
+type run struct {
+	r        *Replicator
+	rule     *Rule
+	args     Args
+	src, dst oci.Registry
+	progress func(Report)
+
+	mu     sync.Mutex
+	report Report
+	// failures is how many images failed in a row.
+	failures int64
+}
+
+func newRun(r *Replicator, rule *Rule, args Args, progress func(Report)) *run {
+	x := &run{r: r, rule: rule, args: args, src: rule.Remote, dst: r.o.Local, progress: progress,
+		report: Report{Rule: rule.Name, DryRun: args.DryRun}}
+	if rule.Push {
+		x.src, x.dst = x.dst, x.src
+	}
+	return x
+}
+
+// step changes the report, and reports it.
+func (x *run) step(change func(*Report)) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	change(&x.report)
+	if x.progress != nil {
+		rep := x.report
+		rep.Changes, rep.Errors = nil, nil
+		x.progress(rep)
+	}
+}
+
+// failed notes an error that does not end the run.
+func (x *run) failed(err error) {
+	x.step(func(rep *Report) {
+		rep.Failed++
+		if len(rep.Errors) < maxErrors {
+			rep.Errors = append(rep.Errors, err.Error())
+		}
+	})
+}
+
+// context returns the context for both sides.
+func (r *Replicator) context(ctx context.Context, rule *Rule, via []string) context.Context {
+	ctx = oci.WithActor(r.o.Mark(ctx), &oci.Actor{Name: rule.actor()})
+	if rule.Push {
+		return r.sending(ctx, via)
+	}
+	return ctx
+}
+
+// do compares, and copies what differs.
+func (x *run) do(ctx context.Context) (Report, error) {
+	ctx = x.r.context(ctx, x.rule, nil)
+	repos, err := x.repositories(ctx)
+	if err != nil {
+		return x.report, err
+	}
+	there := make(map[string][]string, len(repos)) // the tags of each repository at the source
+	var images []imagecopy.Image
+	for _, repo := range repos {
+		to, _ := x.rule.to(repo)
+		x.step(func(rep *Report) { rep.Doing = "comparing " + repo })
+		tags, err := x.tags(ctx, repo)
+		if err != nil {
+			return x.report, fmt.Errorf("list the tags of %s: %w", repo, err)
+		}
+		there[repo] = tags
+		refs, err := x.differing(ctx, repo, to, tags)
+		if err != nil {
+			return x.report, fmt.Errorf("compare %s: %w", repo, err)
+		}
+		x.step(func(rep *Report) { rep.Repositories++ })
+		if len(refs) > 0 {
+			images = append(images, imagecopy.Image{From: repo, To: to, References: refs})
+		}
+	}
+	if err := x.copy(ctx, images); err != nil {
+		return x.report, err
+	}
+	if x.rule.Delete && !x.rule.Push {
+		if err := x.deleteGone(ctx, there); err != nil {
+			return x.report, err
+		}
+	}
+	x.step(func(rep *Report) { rep.Doing = "" })
+	if n := x.report.Failed; n > 0 {
+		return x.report, fmt.Errorf("%d images were not copied; the first: %s", n, x.report.Errors[0])
+	}
+	return x.report, nil
+}
+
+// repositories returns the repositories of the source that the rule copies.
+func (x *run) repositories(ctx context.Context) ([]string, error) {
+	list := x.rule.Names
+	if list == nil {
+		var err error
+		list, err = oci.AllNames(func(last string, n int) ([]string, bool, error) { return x.src.Repositories(ctx, last, n) })
+		if err != nil {
+			return nil, fmt.Errorf("list the repositories of the source (repositories without * in their names need no list): %w", err)
+		}
+	}
+	var repos []string
+	for _, repo := range list {
+		to, ok := x.rule.to(repo)
+		switch {
+		case !ok || x.rule.Push && x.r.mirrored(repo):
+		case !x.rule.Push && x.r.mirrored(to):
+			return nil, fmt.Errorf("%s would be copied to %s, which is a mirror of another registry; give the rule a prefix", repo, to)
+		default:
+			repos = append(repos, repo)
+		}
+	}
+	return repos, nil
+}
+
+// tags lists the tags of a repository of the source. A repository that is gone has none.
+func (x *run) tags(ctx context.Context, repo string) ([]string, error) {
+	tags, err := oci.AllNames(func(last string, n int) ([]string, bool, error) { return x.src.Tags(ctx, repo, last, n) })
+	if oci.HasCode(err, oci.CodeNameUnknown) {
+		return nil, nil
+	}
+	return tags, err
+}
+
+// fallbackTags are the tags under which registries without the referrers API keep lists of
+// referrers. Clients maintain them, so they are not copied. attachedTags are those under
+// which cosign keeps signatures, attestations and SBOMs.
+var (
+	fallbackTags = regexp.MustCompile(`^sha(256-[0-9a-f]{64}|512-[0-9a-f]{128})$`)
+	attachedTags = regexp.MustCompile(`^(sha256)-([0-9a-f]{64})\.(sig|att|sbom)$`)
+)
+
+// subjectOf returns the digest of the image to which the name of a tag attaches it, or "".
+func subjectOf(tag string) oci.Digest {
+	if m := attachedTags.FindStringSubmatch(tag); m != nil {
+		return oci.Digest(m[1] + ":" + m[2])
+	}
+	return ""
+}
+
+// picked reports whether the rule copies a tag for its name.
+func (r *Rule) picked(tag string) bool {
+	return !fallbackTags.MatchString(tag) && subjectOf(tag) == "" && (r.Tags == nil || r.Tags(tag))
+}
+
+// differing returns the tags and the digests of a repository that the destination lacks.
+func (x *run) differing(ctx context.Context, repo, to string, tags []string) ([]string, error) {
+	var names, attached []string
+	for _, tag := range tags {
+		switch {
+		case x.rule.picked(tag):
+			names = append(names, tag)
+		case subjectOf(tag) != "" && x.rule.Referrers:
+			attached = append(attached, tag)
+		}
+	}
+	imagecopy.SortTags(names)
+	refs, digests, err := x.compare(ctx, repo, to, names)
+	if err != nil {
+		return nil, err
+	}
+	// What cosign attaches to an image that is not copied is not copied either.
+	attached = slices.DeleteFunc(attached, func(tag string) bool { return x.rule.Tags != nil && !digests[subjectOf(tag)] })
+	more, _, err := x.compare(ctx, repo, to, attached)
+	return append(refs, more...), err
+}
+
+// compare returns the tags that the destination lacks, the referrers of the others that it
+// lacks, and the digests of all.
+func (x *run) compare(ctx context.Context, repo, to string, tags []string) (refs []string, digests map[oci.Digest]bool, err error) {
+	digests = map[oci.Digest]bool{}
+	var mu sync.Mutex
+	lacks := make([][]string, len(tags))
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(lookParallel)
+	for i, tag := range tags {
+		g.Go(func() error {
+			list, d, err := x.look(gctx, repo, to, tag)
+			mu.Lock()
+			defer mu.Unlock()
+			lacks[i] = list
+			digests[d] = true
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, nil, err
+	}
+	for _, list := range lacks {
+		for _, ref := range list {
+			if !oci.IsDigest(ref) || !slices.Contains(refs, ref) {
+				refs = append(refs, ref)
+			}
+		}
+	}
+	return refs, digests, nil
+}
+
+// look compares one tag. It returns the tag if the destination lacks it or has another
+// image under it, and otherwise those of the image's referrers that the destination lacks.
+func (x *run) look(ctx context.Context, repo, to, tag string) (lacks []string, d oci.Digest, err error) {
+	want, err := x.src.ResolveManifest(ctx, repo, tag)
+	if oci.HasCode(err, oci.CodeManifestUnknown) {
+		return nil, "", nil // it was deleted meanwhile
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	have, err := x.dst.ResolveManifest(ctx, to, tag)
+	switch {
+	case absent(err):
+		x.change("copy", repo, tag, to, "new")
+		return []string{tag}, want.Digest, nil
+	case err != nil:
+		return nil, "", err
+	case have.Digest != want.Digest:
+		x.change("copy", repo, tag, to, "changed")
+		return []string{tag}, want.Digest, nil
+	}
+	x.step(func(rep *Report) { rep.Present++ })
+	if !x.rule.Referrers {
+		return nil, want.Digest, nil
+	}
+	lacks, err = x.lackingReferrers(ctx, repo, to, want.Digest)
+	return lacks, want.Digest, err
+}
+
+// absent reports whether an error says that a registry has no such manifest.
+func absent(err error) bool {
+	return oci.HasCode(err, oci.CodeManifestUnknown) || oci.HasCode(err, oci.CodeNameUnknown)
+}
+
+// maxReferrers bounds how many referrers of an image are compared.
+const maxReferrers = 1000
+
+// lackingReferrers returns the referrers of an image that the destination lacks.
+func (x *run) lackingReferrers(ctx context.Context, repo, to string, d oci.Digest) (lacks []string, err error) {
+	list, _, err := x.src.Referrers(ctx, repo, d, "", "", maxReferrers)
+	if err != nil {
+		return nil, fmt.Errorf("referrers of %s: %w", d, err)
+	}
+	for _, ref := range list {
+		_, err := x.dst.ResolveManifest(ctx, to, string(ref.Digest))
+		switch {
+		case absent(err):
+			x.change("copy", repo, string(ref.Digest), to, "refers to "+string(d))
+			lacks = append(lacks, string(ref.Digest))
+		case err != nil:
+			return nil, err
+		}
+	}
+	return lacks, nil
+}
+
+// change notes a change of a dry run.
+func (x *run) change(action, repo, ref, to, reason string) {
+	if !x.args.DryRun {
+		return
+	}
+	x.step(func(rep *Report) {
+		if action == "delete" {
+			rep.Deleted++
+		} else {
+			rep.Images++
+		}
+		if len(rep.Changes) < maxChanges {
+			rep.Changes = append(rep.Changes, Change{action, repo, ref, to, reason})
+		}
+	})
+}
+
+var errAway = errors.New("too many images failed one after the other; the run is broken off, and repeated later")
+
+// copy copies images. Failures are noted, and do not keep it from copying the others.
+func (x *run) copy(ctx context.Context, images []imagecopy.Image) error {
+	if x.args.DryRun || len(images) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var succeeded, failedBefore int64
+	before := x.report.Counts
+	p, err := imagecopy.Copy(ctx, x.dst, x.src, imagecopy.Options{Images: images, Referrers: x.rule.Referrers, ContinueOnError: true,
+		Progress: func(p imagecopy.Progress) {
+			if p.References > succeeded {
+				succeeded, failedBefore = p.References, p.Failed
+			}
+			if p.Failed-failedBefore >= givesUpAfter {
+				cancel(errAway)
+			}
+			x.step(func(rep *Report) {
+				rep.Doing = "copying " + p.Repo + ":" + p.Reference
+				rep.Images, rep.Manifests, rep.Blobs, rep.Bytes = before.Images+p.References, p.Manifests, p.Blobs, p.Bytes
+			})
+		}})
+	x.step(func(rep *Report) {
+		rep.Images, rep.Manifests, rep.Blobs, rep.Bytes = before.Images+p.References, p.Manifests, p.Blobs, p.Bytes
+	})
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, errAway) {
+		return cause
+	}
+	for _, err := range each(err) {
+		x.failed(err)
+	}
+	return nil
+}
+
+// each returns the errors that were joined.
+func each(err error) []error {
+	if err == nil {
+		return nil
+	}
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return []error{err}
+	}
+	var list []error
+	for _, e := range joined.Unwrap() {
+		list = append(list, each(e)...)
+	}
+	return list
+}
+
+// heldTag is a tag here that a rule has set. from is its repository's name at the source.
+type heldTag struct{ from, repo, name string }
+
+// deleteGone deletes the tags here that this rule has set and the source does not have any
+// more. there are the tags of each repository at the source.
+func (x *run) deleteGone(ctx context.Context, there map[string][]string) error {
+	x.step(func(rep *Report) { rep.Doing = "looking for what the source has deleted" })
+	gone, kept, err := x.gone(ctx, there)
+	if err != nil {
+		return err
+	}
+	empty := !slices.ContainsFunc(slices.Collect(maps.Values(there)), func(tags []string) bool { return len(tags) > 0 })
+	if len(gone) > kept && (len(gone) > fewDeletes || empty) && !x.args.DeleteMany && !x.args.DryRun {
+		return fmt.Errorf("the source has lost %d of %d tags, so nothing is deleted here; if that is right: slipway replicate --delete-many %s", len(gone), len(gone)+kept, x.rule.Name)
+	}
+	for _, t := range gone {
+		x.change("delete", t.from, t.name, t.repo, "the source does not have it any more")
+		if x.args.DryRun {
+			continue
+		}
+		if err := x.dst.DeleteTag(ctx, t.repo, t.name); err != nil && !absent(err) {
+			x.failed(fmt.Errorf("delete %s:%s: %w", t.repo, t.name, err))
+			continue
+		}
+		x.step(func(rep *Report) { rep.Deleted++ })
+	}
+	return nil
+}
+
+// gone returns the tags here that this rule has set and the source does not have any more.
+// kept is how many tags the source has.
+func (x *run) gone(ctx context.Context, there map[string][]string) (gone []heldTag, kept int, err error) {
+	local, err := oci.AllNames(func(last string, n int) ([]string, bool, error) { return x.dst.Repositories(ctx, last, n) })
+	if err != nil {
+		return nil, 0, fmt.Errorf("list repositories: %w", err)
+	}
+	for _, repo := range local {
+		from, ok := x.rule.from(repo)
+		if !ok {
+			continue
+		}
+		tags, err := oci.AllNames(func(last string, n int) ([]string, bool, error) { return x.dst.Tags(ctx, repo, last, n) })
+		if err != nil && !oci.HasCode(err, oci.CodeNameUnknown) {
+			return nil, 0, fmt.Errorf("list the tags of %s: %w", repo, err)
+		}
+		has := make(map[string]bool, len(there[from]))
+		for _, t := range there[from] {
+			has[t] = true
+		}
+		for _, t := range tags {
+			if has[t] {
+				kept++
+				continue
+			}
+			by, err := x.r.o.SetBy(ctx, repo, t)
+			if err != nil {
+				return nil, 0, fmt.Errorf("look up who has set %s:%s: %w", repo, t, err)
+			}
+			if by == x.rule.actor() {
+				gone = append(gone, heldTag{from, repo, t})
+			}
+		}
+	}
+	return gone, kept, nil
+}

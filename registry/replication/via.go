@@ -1,0 +1,53 @@
+package replication
+
+import (
+	"context"
+	"net/http"
+	"strings"
+)
+
+// Header names the registries through which a change came, by their ids, with commas
+// between them.
+const Header = "Slipway-Replicated-By"
+
+// maxVia bounds how many registries a change can come through.
+const maxVia = 32
+
+type viaKey struct{}
+
+func withVia(ctx context.Context, via []string) context.Context {
+	return context.WithValue(ctx, viaKey{}, via)
+}
+
+// ViaFrom returns the ids of the registries through which a change came.
+func ViaFrom(ctx context.Context) []string {
+	via, _ := ctx.Value(viaKey{}).([]string)
+	return via
+}
+
+// Receive returns a handler that puts what requests say in Header into their contexts.
+func Receive(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if list := r.Header.Get(Header); list != "" {
+			via := strings.Split(list, ",")
+			r = r.WithContext(withVia(r.Context(), via[:min(len(via), maxVia)]))
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// Transport returns a transport that puts the ids in the contexts of requests into Header.
+func Transport(next http.RoundTripper) http.RoundTripper { return transport{next} }
+
+type transport struct{ next http.RoundTripper }
+
+var _ http.RoundTripper = transport{}
+
+// RoundTrip implements http.RoundTripper.
+func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	if via := ViaFrom(r.Context()); len(via) > 0 {
+		r = r.Clone(r.Context())
+		r.Header.Set(Header, strings.Join(via, ","))
+	}
+	return t.next.RoundTrip(r)
+}

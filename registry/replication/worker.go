@@ -1,0 +1,576 @@
+package replication
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/oci/imagecopy"
+)
+
+// errNoRules says that there is nothing to do.
+var errNoRules = errors.New("nothing is replicated here; the section replication of the configuration has the rules")
+
+// errBusy says that a rule is already at work.
+var errBusy = errors.New("the rule is at work already, here or at another server; slipway replicate --status shows how far it is")
+
+// state is what is kept of a rule.
+type state struct {
+	// Started and Ended are the times of the last run, and Succeeded is the end of the
+	// last run without a failure.
+	Started   time.Time `json:"started"`
+	Ended     time.Time `json:"ended"`
+	Succeeded time.Time `json:"succeeded"`
+	Counts    Counts    `json:"counts"`
+	Errors    []string  `json:"errors,omitempty"`
+	// Failed says that the last run failed and has to be repeated. Failures is how often
+	// the rule's work failed in a row, and RetryAt is when it is tried again.
+	Failed   bool      `json:"failed,omitempty"`
+	Failures int       `json:"failures,omitempty"`
+	RetryAt  time.Time `json:"retry_at"`
+}
+
+// change is a push or a deletion that is to be repeated at the remote registry.
+type change struct {
+	Repo    string     `json:"repo"`
+	Tag     string     `json:"tag,omitempty"`
+	Digest  oci.Digest `json:"digest,omitempty"`
+	Deleted bool       `json:"deleted,omitempty"`
+	Via     []string   `json:"via,omitempty"`
+	// Attempts is how often the remote registry refused it, and Due is when it is tried
+	// again.
+	Attempts int       `json:"attempts,omitempty"`
+	Due      time.Time `json:"due"`
+}
+
+func (c *change) String() string {
+	switch {
+	case c.Tag != "":
+		return c.Repo + ":" + c.Tag
+	default:
+		return c.Repo + "@" + string(c.Digest)
+	}
+}
+
+// worker does the work of a rule.
+type worker struct {
+	r      *Replicator
+	rule   *Rule
+	owner  string
+	nudges chan struct{}
+	// busy is held while the rule is at work.
+	busy sync.Mutex
+
+	mu sync.Mutex
+	// now is the report of the run under way, or nil.
+	now *Report
+}
+
+func newWorker(r *Replicator, rule *Rule) *worker {
+	r.metrics.begin(rule.Name)
+	return &worker{r: r, rule: rule, owner: rand.Text(), nudges: make(chan struct{}, 1)}
+}
+
+// nudge makes the worker look at its queue.
+func (w *worker) nudge() {
+	select {
+	case w.nudges <- struct{}{}:
+	default:
+	}
+}
+
+// takes reports whether the rule acts on a push that named a tag. What has no tag may be a
+// referrer.
+func (w *worker) takes(tag string) bool {
+	return tag == "" || w.rule.picked(tag) || w.rule.Referrers && subjectOf(tag) != ""
+}
+
+func (w *worker) enqueue(ctx context.Context, c change) error {
+	payload, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	return w.r.o.Store.Append(ctx, w.rule.Name, payload)
+}
+
+// lookAgain is the longest pause between two looks at the queue. Another server may have
+// added to it.
+const lookAgain = 30 * time.Second
+
+func (w *worker) run(ctx context.Context) {
+	for {
+		wait, err := w.step(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			w.r.o.Logger.Error("replication cannot go on; it is tried again", "rule", w.rule.Name, "err", err)
+			wait = lookAgain
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.nudges:
+		case <-time.After(min(max(wait, time.Millisecond), lookAgain)):
+		}
+	}
+}
+
+// step does what is due, and returns when to look again.
+func (w *worker) step(ctx context.Context) (wait time.Duration, err error) {
+	err = w.alone(ctx, func(ctx context.Context) error {
+		st, err := w.load(ctx)
+		if err != nil {
+			return err
+		}
+		now := w.r.o.Clock()
+		if wait = st.RetryAt.Sub(now); wait > 0 {
+			return w.show(ctx, st)
+		}
+		wait = lookAgain
+		next := st.Started.Add(w.rule.Every)
+		if st.Failed || w.rule.Every > 0 && !now.Before(next) {
+			wait = 0
+			_, err := w.replicate(ctx, st, Args{}, nil)
+			return err
+		}
+		if w.rule.Every > 0 {
+			wait = next.Sub(now)
+		}
+		more, err := w.drain(ctx, st)
+		wait = min(wait, more)
+		return err
+	})
+	var failed *failedError
+	switch {
+	case errors.Is(err, errBusy):
+		return lookAgain, nil
+	case errors.As(err, &failed):
+		return 0, nil // it is in the log already
+	}
+	return wait, err
+}
+
+const leaseTime = 30 * time.Second
+
+// alone calls f unless the rule is at work already, here or at another server.
+func (w *worker) alone(ctx context.Context, f func(context.Context) error) error {
+	if !w.busy.TryLock() {
+		return errBusy
+	}
+	defer w.busy.Unlock()
+	if w.r.o.Enter != nil {
+		leave, err := w.r.o.Enter()
+		if err != nil {
+			return errors.Join(errBusy, err)
+		}
+		defer leave()
+	}
+	ctx, cancel := w.untilStopped(ctx)
+	defer cancel()
+	if w.r.o.Lease == nil {
+		return f(ctx)
+	}
+	return w.leased(ctx, f)
+}
+
+// untilStopped returns a context that also ends when changes are to stop.
+func (w *worker) untilStopped(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	if w.r.o.Stopping != nil {
+		stopping := w.r.o.Stopping()
+		go func() {
+			select {
+			case <-stopping:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+	}
+	return ctx, cancel
+}
+
+// leased calls f unless another server does the work of the rule.
+func (w *worker) leased(ctx context.Context, f func(context.Context) error) error {
+	name := "replication/" + w.rule.Name
+	ok, err := w.r.o.Lease(ctx, name, w.owner, leaseTime)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return errBusy
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { w.keepLease(ctx, name, cancel) })
+	err = f(ctx)
+	cancel()
+	wg.Wait()
+	ended, stop := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer stop()
+	_ = w.r.o.Unlease(ended, name, w.owner) // it ends by itself
+	return err
+}
+
+// keepLease prolongs a lease until ctx ends. If the lease is lost, the work is cancelled.
+func (w *worker) keepLease(ctx context.Context, name string, cancel func()) {
+	tick := time.NewTicker(leaseTime / 3)
+	defer tick.Stop()
+	until := time.Now().Add(leaseTime)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		began := time.Now()
+		ok, err := w.r.o.Lease(ctx, name, w.owner, leaseTime)
+		switch {
+		case ok:
+			until = began.Add(leaseTime)
+		case err == nil || time.Until(until) < leaseTime/3:
+			cancel()
+			return
+		}
+	}
+}
+
+func (w *worker) load(ctx context.Context) (*state, error) {
+	b, err := w.r.o.Store.Load(ctx, w.rule.Name)
+	st := &state{}
+	if err != nil || len(b) == 0 {
+		return st, err
+	}
+	if err := json.Unmarshal(b, st); err != nil {
+		return nil, fmt.Errorf("read the state of the replication rule %s: %w", w.rule.Name, err)
+	}
+	return st, nil
+}
+
+// save keeps a state, also if ctx has ended meanwhile.
+func (w *worker) save(ctx context.Context, st *state) error {
+	b, err := json.Marshal(st)
+	if err != nil {
+		return err
+	}
+	kept, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	if err := w.r.o.Store.Save(kept, w.rule.Name, b); err != nil {
+		return fmt.Errorf("keep the state of the replication rule %s: %w", w.rule.Name, err)
+	}
+	return w.show(kept, st)
+}
+
+// show sets the metrics.
+func (w *worker) show(ctx context.Context, st *state) error {
+	n, err := w.r.o.Store.Len(ctx, w.rule.Name)
+	if err == nil {
+		w.r.metrics.show(w.rule.Name, st, n)
+	}
+	return err
+}
+
+// pause returns how long to wait after a number of failures in a row.
+func (r *Replicator) pause(failures int) time.Duration {
+	d := r.o.RetryWait
+	for range failures - 1 {
+		if d *= 2; d >= r.o.RetryMaxWait {
+			return r.o.RetryMaxWait
+		}
+	}
+	return min(d, r.o.RetryMaxWait)
+}
+
+// failed notes a failure of the rule's work.
+func (w *worker) failed(st *state, err error) {
+	st.Failures++
+	st.RetryAt = w.r.o.Clock().Add(w.r.pause(st.Failures))
+	w.r.o.Logger.Warn("replication failed", "rule", w.rule.Name, "remote", w.rule.URL, "failures", st.Failures, "retry_at", st.RetryAt, "err", err)
+}
+
+// replicate does a run and keeps its result.
+func (w *worker) replicate(ctx context.Context, st *state, args Args, progress func(Report)) (Report, error) {
+	st.Started = w.r.o.Clock()
+	defer w.watch(nil)
+	w.watch(&Report{Rule: w.rule.Name})
+	rep, err := newRun(w.r, w.rule, args, func(rep Report) {
+		w.watch(&rep)
+		if progress != nil {
+			progress(rep)
+		}
+	}).do(ctx)
+	w.r.metrics.counted(w.rule.Name, rep.Counts)
+	if ctx.Err() != nil {
+		return rep, ctx.Err() // the server stops, and does the run again when it starts
+	}
+	st.Ended, st.Counts, st.Errors, st.Failed = w.r.o.Clock(), rep.Counts, rep.Errors, err != nil
+	if err != nil {
+		w.r.metrics.runs.WithLabelValues(w.rule.Name, "error").Inc()
+		if len(st.Errors) == 0 {
+			st.Errors = []string{err.Error()}
+		}
+		rep.Errors = st.Errors
+		w.failed(st, err)
+		return rep, errors.Join(w.save(ctx, st), &failedError{err})
+	}
+	w.r.metrics.runs.WithLabelValues(w.rule.Name, "ok").Inc()
+	st.Succeeded, st.Failures, st.RetryAt = st.Ended, 0, time.Time{}
+	if rep.Images+rep.Deleted > 0 {
+		w.r.o.Logger.Info("replicated", "rule", w.rule.Name, "remote", w.rule.URL, "images", rep.Images, "bytes", rep.Bytes, "deleted", rep.Deleted)
+	}
+	return rep, w.save(ctx, st)
+}
+
+// failedError is a failure of a run that is in the log and in the state already.
+type failedError struct{ err error }
+
+func (e *failedError) Error() string { return e.err.Error() }
+func (e *failedError) Unwrap() error { return e.err }
+
+// watch notes what the run under way reports.
+func (w *worker) watch(rep *Report) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.now = rep
+}
+
+// batch is how many entries of the queue are read at once.
+const batch = 500
+
+// drain does what is in the queue, and returns when to look again.
+func (w *worker) drain(ctx context.Context, st *state) (wait time.Duration, err error) {
+	items, err := w.r.o.Store.Next(ctx, w.rule.Name, batch)
+	if err != nil {
+		return 0, err
+	}
+	if len(items) == 0 {
+		return lookAgain, w.show(ctx, st)
+	}
+	list, stale := latest(items)
+	if err := w.r.o.Store.Delete(ctx, stale...); err != nil {
+		return 0, err
+	}
+	wait = lookAgain
+	done := false
+	for _, it := range list {
+		now := w.r.o.Clock()
+		if d := it.Due.Sub(now); d > 0 {
+			wait = min(wait, d)
+			continue
+		}
+		retry, err := w.deliver(ctx, st, it)
+		if err != nil {
+			return 0, err
+		}
+		if retry > 0 {
+			return retry, nil
+		}
+		done = true
+	}
+	if done && len(items) == batch {
+		wait = 0
+	}
+	return wait, w.show(ctx, st)
+}
+
+// queued is an entry of the queue.
+type queued struct {
+	change
+	id int64
+}
+
+// latest returns the entries that are to be done, in order. stale are the ids of those that
+// a later one for the same name makes superfluous, and of those that cannot be read.
+func latest(items []Item) (list []queued, stale []int64) {
+	at := map[string]int{}
+	for _, it := range items {
+		q := queued{id: it.ID}
+		if json.Unmarshal(it.Payload, &q.change) != nil {
+			stale = append(stale, it.ID)
+			continue
+		}
+		key := q.String()
+		if i, ok := at[key]; ok {
+			stale = append(stale, list[i].id)
+			list[i] = queued{id: -1}
+		}
+		at[key] = len(list)
+		list = append(list, q)
+	}
+	out := list[:0]
+	for _, q := range list {
+		if q.id >= 0 {
+			out = append(out, q)
+		}
+	}
+	return out, stale
+}
+
+// deliver does one entry of the queue. It returns for how long the whole queue has to wait
+// if the remote registry is away.
+func (w *worker) deliver(ctx context.Context, st *state, it queued) (retry time.Duration, err error) {
+	counts, err := w.r.repeat(ctx, w.rule, &it.change)
+	w.r.metrics.counted(w.rule.Name, counts)
+	store := w.r.o.Store
+	var answer *oci.Error
+	switch {
+	case ctx.Err() != nil:
+		return 0, ctx.Err()
+	case err == nil:
+		if st.Failures > 0 && !st.Failed {
+			st.Failures, st.RetryAt = 0, time.Time{}
+			if err := w.save(ctx, st); err != nil {
+				return 0, err
+			}
+		}
+		return 0, store.Delete(ctx, it.id)
+	case oci.HasCode(err, oci.CodeUnsupported):
+		w.r.o.Logger.Warn("the remote registry does not support what a replication rule does; it is left out", "rule", w.rule.Name, "ref", it.String(), "err", err)
+		return 0, store.Delete(ctx, it.id)
+	case !errors.As(err, &answer) || answer.Code == oci.CodeUnavailable || answer.Code == oci.CodeTooManyRequests:
+		w.failed(st, err)
+		st.Errors = []string{it.String() + ": " + err.Error()}
+		return time.Until(st.RetryAt), w.save(ctx, st)
+	}
+	// The registry refuses this one. Others behind it need not wait.
+	it.Attempts++
+	it.Due = w.r.o.Clock().Add(w.r.pause(it.Attempts))
+	w.failed(st, err)
+	st.RetryAt = time.Time{}
+	st.Errors = []string{it.String() + ": " + err.Error()}
+	if err := w.enqueue(ctx, it.change); err != nil {
+		return 0, err
+	}
+	w.nudge() // the next look finds out when it is due
+	return 0, errors.Join(store.Delete(ctx, it.id), w.save(ctx, st))
+}
+
+// repeat repeats a push or a deletion at the remote registry.
+func (r *Replicator) repeat(ctx context.Context, rule *Rule, c *change) (counts Counts, err error) {
+	ctx = r.context(ctx, rule, c.Via)
+	to, ok := rule.to(c.Repo)
+	if !ok {
+		return counts, nil // the rule has changed
+	}
+	if c.Deleted {
+		if err = r.repeatDeletion(ctx, rule, c, to); err == nil {
+			counts.Deleted = 1
+		} else {
+			counts.Failed = 1
+		}
+		return counts, err
+	}
+	ref := c.Tag
+	if ref == "" {
+		ref = string(c.Digest)
+	}
+	wanted, err := r.wanted(ctx, rule, c, to)
+	if err != nil || !wanted {
+		return counts, err
+	}
+	refs, err := r.withAttached(ctx, rule, c.Repo, ref)
+	if err != nil {
+		return counts, err
+	}
+	p, err := imagecopy.Copy(ctx, rule.Remote, r.o.Local, imagecopy.Options{Referrers: rule.Referrers,
+		Images: []imagecopy.Image{{From: c.Repo, To: to, References: refs}}})
+	counts = Counts{Manifests: p.Manifests, Blobs: p.Blobs, Bytes: p.Bytes, Failed: p.Failed}
+	if p.Manifests > 0 {
+		counts.Images = p.References
+	}
+	if absent(err) {
+		if _, gone := r.o.Local.ResolveManifest(ctx, c.Repo, ref); absent(gone) {
+			return Counts{}, nil // it was deleted meanwhile
+		}
+	}
+	return counts, err
+}
+
+// withAttached returns a reference and the tags under which cosign keeps what it attached to
+// that image.
+func (r *Replicator) withAttached(ctx context.Context, rule *Rule, repo, ref string) ([]string, error) {
+	refs := []string{ref}
+	if !rule.Referrers || subjectOf(ref) != "" {
+		return refs, nil
+	}
+	desc, err := r.o.Local.ResolveManifest(ctx, repo, ref)
+	if absent(err) {
+		return refs, nil // the copy finds that out
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, kind := range []string{".sig", ".att", ".sbom"} {
+		tag := strings.Replace(string(desc.Digest), ":", "-", 1) + kind
+		switch _, err := r.o.Local.ResolveManifest(ctx, repo, tag); {
+		case err == nil:
+			refs = append(refs, tag)
+		case !absent(err):
+			return nil, err
+		}
+	}
+	return refs, nil
+}
+
+// wanted reports whether a push is copied: one of a tag that the rule picks, or of
+// something that refers to an image which the remote registry has.
+func (r *Replicator) wanted(ctx context.Context, rule *Rule, c *change, to string) (bool, error) {
+	if c.Tag != "" && rule.picked(c.Tag) {
+		return true, nil
+	}
+	subject := subjectOf(c.Tag)
+	if c.Tag == "" {
+		m, err := r.o.Local.GetManifest(ctx, c.Repo, string(c.Digest))
+		if absent(err) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		var doc struct {
+			Subject *oci.Descriptor `json:"subject"`
+		}
+		if json.Unmarshal(m.Bytes, &doc) == nil && doc.Subject != nil {
+			subject = doc.Subject.Digest
+		}
+	}
+	if subject == "" || !rule.Referrers {
+		return false, nil
+	}
+	_, err := rule.Remote.ResolveManifest(ctx, to, string(subject))
+	if absent(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// repeatDeletion deletes at the remote registry what was deleted here, unless it is here
+// again.
+func (r *Replicator) repeatDeletion(ctx context.Context, rule *Rule, c *change, to string) error {
+	ref := c.Tag
+	if ref == "" {
+		ref = string(c.Digest)
+	}
+	switch _, err := r.o.Local.ResolveManifest(ctx, c.Repo, ref); {
+	case err == nil:
+		return nil
+	case !absent(err):
+		return err
+	}
+	var err error
+	if c.Tag != "" {
+		err = rule.Remote.DeleteTag(ctx, to, c.Tag)
+	} else {
+		err = rule.Remote.DeleteManifest(ctx, to, c.Digest)
+	}
+	if absent(err) {
+		return nil
+	}
+	return err
+}

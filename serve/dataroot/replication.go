@@ -1,0 +1,163 @@
+package dataroot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"regexp"
+	"slices"
+	"time"
+
+	"example.org/slipway/config"
+	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/wire"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/auth/patterns"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/engine"
+	"example.org/slipway/registry/replication"
+	"example.org/slipway/serve/mirrors"
+)
+
+// openReplication opens the rules of replication. It connects to no registry yet.
+func (r *Root) openReplication(o *Options) error {
+	rules, remotes, err := replicationRules(r.cfg, r.log)
+	r.remotes = remotes
+	if err != nil || len(rules) == 0 {
+		return err
+	}
+	ro := replication.Options{Rules: rules, Local: r.Quotas.Registry(r.Registry), Store: replicationStore{r.Catalog}, Mark: registry.Unnoticed,
+		Mirrored: r.IsMirror, Enter: o.Enter, Stopping: o.Stopping, Logger: r.log,
+		ID: func(ctx context.Context) string {
+			id, _, err := r.Catalog.Settings.RegistryID(ctx)
+			if err != nil {
+				return "" // it is asked for again
+			}
+			return id
+		},
+		SetBy: func(ctx context.Context, repo, tag string) (string, error) {
+			list, err := r.Catalog.History.Tag(ctx, repo, tag, 1)
+			if errors.Is(err, catalog.ErrNotFound) || err == nil && len(list) == 0 {
+				return "", nil
+			}
+			if err != nil {
+				return "", err
+			}
+			return list[0].By, nil
+		}}
+	if r.Catalog.DB.Shared() {
+		ro.Lease, ro.Unlease = r.Catalog.DB.Lease, r.Catalog.DB.Unlease
+	}
+	r.Replicator = replication.New(ro)
+	return nil
+}
+
+// publish passes an event to the webhooks and to replication.
+func (r *Root) publish(ctx context.Context, e registry.Event) error {
+	var err error
+	if r.Notify != nil {
+		err = r.Notify(ctx, e)
+	}
+	if e.Blob || e.Mirrored || e.Action == registry.ActionPull {
+		return err
+	}
+	return errors.Join(err, r.Replicator.OnEvent(ctx, replication.Event{Repo: e.Repo, Tag: e.Tag, Digest: e.Descriptor.Digest, Deleted: e.Action == registry.ActionDelete}))
+}
+
+// replicationRules translates the configured rules. The caller closes the connections of
+// the transports.
+func replicationRules(cfg *config.Config, log *slog.Logger) (rules []replication.Rule, remotes []*http.Transport, err error) {
+	for i := range cfg.Replication {
+		c := &cfg.Replication[i]
+		rule := replication.Rule{Name: c.Name, Push: c.Direction == "push", URL: c.URL, Names: c.Listed(), Prefix: c.Prefix,
+			OnPush: c.OnPush, Every: c.Every, Delete: c.Delete, Referrers: c.Referrers}
+		transport, err := openRemoteRegistry(c, &rule, log)
+		if err != nil {
+			return rules, remotes, cfg.Problem(fmt.Sprintf("replication[%d]", i), err.Error())
+		}
+		rules, remotes = append(rules, rule), append(remotes, transport)
+	}
+	return rules, remotes, nil
+}
+
+// openRemoteRegistry completes a rule with its patterns and the other registry.
+func openRemoteRegistry(c *config.Replication, rule *replication.Rule, log *slog.Logger) (*http.Transport, error) {
+	var err error
+	if rule.Match, err = patterns.CompileAll(c.Repositories); err != nil {
+		return nil, fmt.Errorf("repositories: %w", err)
+	}
+	tags, err := config.CompileWhole(c.Tags)
+	if err != nil {
+		return nil, fmt.Errorf("tags: %w", err)
+	}
+	if len(tags) > 0 {
+		rule.Tags = func(tag string) bool {
+			return slices.ContainsFunc(tags, func(re *regexp.Regexp) bool { return re.MatchString(tag) })
+		}
+	}
+	credential, err := mirrors.Credential(c.Remote(), log)
+	if err != nil {
+		return nil, err
+	}
+	tlsConfig, err := wire.ClientTLS(c.TLS.CA, c.TLS.Certificate, c.TLS.Key)
+	if err != nil {
+		return nil, fmt.Errorf("tls: %w", err)
+	}
+	tlsConfig.InsecureSkipVerify = c.TLS.InsecureSkipVerify
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 16, IdleConnTimeout: 90 * time.Second,
+		TLSHandshakeTimeout: 10 * time.Second, ExpectContinueTimeout: time.Second, DisableCompression: true, TLSClientConfig: tlsConfig}
+	rule.Remote, err = client.New(c.URL, &client.Options{Credential: credential, Transport: replication.Transport(transport), Logger: log})
+	return transport, err
+}
+
+// replicationStore keeps the state of the rules and their queues in the catalogue.
+type replicationStore struct{ cat *catalog.Catalog }
+
+var _ replication.Store = replicationStore{}
+
+func replicationName(rule string) string { return "replication/" + rule }
+
+// Load implements replication.Store.
+func (s replicationStore) Load(ctx context.Context, rule string) ([]byte, error) {
+	var value string
+	err := s.cat.DB.Row(ctx, `SELECT value FROM settings WHERE name = ?`, []any{replicationName(rule)}, &value)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return nil, nil
+	}
+	return []byte(value), err
+}
+
+// Save implements replication.Store.
+func (s replicationStore) Save(ctx context.Context, rule string, state []byte) error {
+	return s.cat.DB.Write(ctx, func(t *engine.Tx) error {
+		_, err := t.Exec(`INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value`, replicationName(rule), string(state))
+		return err
+	})
+}
+
+// Append implements replication.Store.
+func (s replicationStore) Append(ctx context.Context, rule string, payload []byte) error {
+	return s.cat.Queue.Append(ctx, replicationName(rule), payload)
+}
+
+// Next implements replication.Store.
+func (s replicationStore) Next(ctx context.Context, rule string, n int) ([]replication.Item, error) {
+	rows, err := s.cat.Queue.Next(ctx, replicationName(rule), n)
+	items := make([]replication.Item, len(rows))
+	for i, r := range rows {
+		items[i] = replication.Item{ID: r.ID, Payload: r.Payload}
+	}
+	return items, err
+}
+
+// Delete implements replication.Store.
+func (s replicationStore) Delete(ctx context.Context, ids ...int64) error {
+	return s.cat.Queue.Delete(ctx, ids...)
+}
+
+// Len implements replication.Store.
+func (s replicationStore) Len(ctx context.Context, rule string) (int, error) {
+	return s.cat.Queue.Len(ctx, replicationName(rule))
+}

@@ -1,0 +1,198 @@
+package serve_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"example.org/slipway/internal/backendtest"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/replication"
+	"example.org/slipway/serve/admin"
+)
+
+// artifactOf returns a manifest that refers to another one.
+func artifactOf(subject, layer string) string {
+	m := imageOf(layer)
+	return strings.TrimSuffix(m, "}") + fmt.Sprintf(`,"artifactType":"application/vnd.example.signature","subject":{"mediaType":%q,"digest":%q,"size":%d}}`, oci.MediaTypeOCIManifest, subject, 1)
+}
+
+// sign pushes an artifact that refers to an image.
+func (s *instance) sign(repo, subject, text string) string {
+	s.t.Helper()
+	s.pushBlob(repo, text)
+	m := artifactOf(subject, text)
+	s.want(http.StatusCreated, "PUT", "/v2/"+repo+"/manifests/"+digestOf(m), m, isManifest)
+	return digestOf(m)
+}
+
+// has polls until a registry has an image.
+func has(t *testing.T, s *instance, base, repo, ref, digest string) {
+	t.Helper()
+	poll(t, repo+":"+ref+" is at "+base, func() bool {
+		a := s.do("HEAD", base+"/v2/"+repo+"/manifests/"+ref, "", header("Accept", oci.MediaTypeOCIManifest))
+		return a.status == http.StatusOK && (digest == "" || a.header.Get("Docker-Content-Digest") == digest)
+	})
+}
+
+func idle(t *testing.T, s *instance) {
+	t.Helper()
+	a, done := openAdmin(t, s.cfg)
+	defer done()
+	poll(t, "nothing waits", func() bool {
+		list, err := a.Replication(t.Context())
+		return err == nil && !slices.ContainsFunc(list, func(s replication.Status) bool { return s.Waiting > 0 || s.Run != nil })
+	})
+}
+
+// TestReplicationOfTwoServers has two servers replicate to one another over HTTP, with
+// passwords: pushes, signatures, moves and deletions, and a server that is down for a while.
+func TestReplicationOfTwoServers(t *testing.T) {
+	t.Parallel()
+	users := filepath.Join(t.TempDir(), "htpasswd")
+	writeFile(t, users, htpasswd(t, "replicator", "secret"))
+	there := freeAddr(t)
+	access := "auth: {htpasswd: {path: " + users + "}, access: [{repositories: ['**'], subjects: [replicator, anonymous], actions: ['*', admin]}]}\n"
+	yaml := func(remote string) string {
+		return access + "replication: [{name: other, url: 'http://" + remote + "', username: replicator, password: secret, repositories: ['team/**'], on_push: true, delete: true}]\n"
+	}
+	here := start(t, setup{yaml: yaml(there)})
+	second := setup{yaml: yaml(here.Addr().String()) + "http: {addr: '" + there + "'}\n", keep: true, root: filepath.Join(t.TempDir(), "root")}
+	base := "http://" + there
+
+	// The remote is not there yet. What is pushed waits.
+	one := here.pushImage("team/app", "v1", "one")
+	here.pushImage("other/app", "v1", "mine alone")
+	poll(t, "the rule fails", func() bool {
+		return strings.Contains(here.want(http.StatusOK, "GET", "/ui/replication", "").body, "failing")
+	})
+	other := start(t, second)
+	patient := time.Now().Add(2 * time.Minute) // pauses grow while the remote is away
+	for other.do("HEAD", "/v2/team/app/manifests/v1", "").status != http.StatusOK {
+		if time.Now().After(patient) {
+			t.Fatalf("what was pushed while the remote was away did not come; log:\n%s", here.log)
+		}
+		<-time.After(50 * time.Millisecond)
+	}
+	signature := here.sign("team/app", one, "signature")
+	has(t, here, base, "team/app", signature, signature)
+	two := other.pushImage("team/app", "v1", "two")
+	has(t, other, here.url, "team/app", "v1", two)
+	three := other.pushImage("team/tool", "v1", "three")
+	has(t, other, here.url, "team/tool", "v1", three)
+	idle(t, here)
+	idle(t, other)
+	if a := other.do("HEAD", "/v2/other/app/manifests/v1", ""); a.status != http.StatusNotFound {
+		t.Errorf("a repository that the rule does not name: got %d", a.status)
+	}
+	for _, s := range []*instance{here, other} {
+		if a := s.want(http.StatusOK, "GET", "/v2/team/app/manifests/v1", "", header("Accept", oci.MediaTypeOCIManifest)); a.header.Get("Docker-Content-Digest") != two {
+			t.Errorf("the registries do not agree: %s has %s", s.url, a.header.Get("Docker-Content-Digest"))
+		}
+	}
+	here.want(http.StatusAccepted, "DELETE", "/v2/team/tool/manifests/"+three, "")
+	poll(t, "the deletion arrives", func() bool { return other.do("HEAD", "/v2/team/tool/manifests/v1", "").status == http.StatusNotFound })
+	idle(t, here)
+	idle(t, other)
+	metrics := here.want(http.StatusOK, "GET", here.debug+"/metrics", "").body
+	for _, want := range []string{`slipway_replication_failing{rule="other"} 0`, `slipway_replication_waiting{rule="other"} 0`, `slipway_replication_images_total{result="deleted",rule="other"} 1`} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("the metrics lack %s", want)
+		}
+	}
+}
+
+// TestReplicationWithDistribution pushes to a Distribution registry and pulls from it, in dry
+// runs, by command and by page.
+func TestReplicationWithDistribution(t *testing.T) {
+	t.Parallel()
+	// Requests go through a proxy that counts what changes something.
+	var changes atomic.Int64
+	target, err := url.Parse("http://" + backendtest.Distribution(t, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target); r.Out.Host = r.In.Host }}
+	remote := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			changes.Add(1)
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(remote.Close)
+	s := start(t, setup{yaml: "replication:\n" +
+		"- {name: out, url: '" + remote.URL + "', repositories: ['team/**'], tags: ['v.*'], prefix: copies}\n" +
+		"- {name: in, direction: pull, url: '" + remote.URL + "', repositories: [copies/team/app, copies/nothing], prefix: back, delete: true}\n"})
+	image := s.pushImage("team/app", "v1", "one")
+	s.pushImage("team/app", "v2", "two")
+	s.pushImage("team/app", "edge", "three")
+	signature := s.sign("team/app", image, "signature")
+
+	a, done := openAdmin(t, s.cfg)
+	defer done()
+	run := func(rule string, dry bool) replication.Report {
+		t.Helper()
+		rep, err := a.Replicate(t.Context(), replication.Args{Rule: rule, DryRun: dry}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rep
+	}
+	if rep := run("out", true); rep.Images != 2 || changes.Load() != 0 {
+		t.Errorf("dry run: got %+v and %d changes", rep, changes.Load())
+	}
+	s.act("replication/run", "do=preview&rule=out", "team/app:v2")
+	if n := changes.Load(); n != 0 {
+		t.Errorf("a preview made %d changes", n)
+	}
+	if rep := run("out", false); rep.Images != 2 || rep.Blobs != 3 || rep.Failed != 0 {
+		t.Errorf("push: got %+v", rep)
+	}
+	before := changes.Load()
+	if rep := run("out", false); rep.Images != 0 || rep.Present != 2 || changes.Load() != before {
+		t.Errorf("second push: got %+v, with %d changes", rep, changes.Load()-before)
+	}
+	s.act("replication/run", "do=run&rule=in", "Done.")
+	for ref, digest := range map[string]string{"v1": image, signature: signature} {
+		has(t, s, s.url, "back/copies/team/app", ref, digest)
+	}
+	if got := s.do("HEAD", "/v2/back/copies/team/app/manifests/edge", "").status; got != http.StatusNotFound {
+		t.Errorf("a tag that the rule does not name: got %d", got)
+	}
+	if list := s.want(http.StatusOK, "GET", "/v2/back/copies/team/app/_slipway/tags/v1/history", "").body; !strings.Contains(list, "replication:in") {
+		t.Errorf("the history of a pulled tag does not name the rule: %s", list)
+	}
+	list, err := a.Replication(t.Context())
+	if err != nil || len(list) != 2 || list[1].State != "idle" || list[1].Last.Images != 2 || list[1].Succeeded == nil {
+		t.Errorf("status: got %+v, %v", list, err)
+	}
+	s.holds("/ui/replication", "out", "to", "from", remote.URL, "2 copied", "only on demand")
+	if _, err := a.Replicate(t.Context(), replication.Args{Rule: "sideways"}, nil); err == nil || !strings.Contains(err.Error(), "out, in") {
+		t.Errorf("an unknown rule: got %v", err)
+	}
+}
+
+// TestReplicationIsForAdministrators checks who sees the page, and that a server without
+// rules says so.
+func TestReplicationIsForAdministrators(t *testing.T) {
+	t.Parallel()
+	s := start(t, setup{})
+	s.holds("/ui/replication", "Nothing is replicated here")
+	var a *admin.Admin
+	a, done := openAdmin(t, s.cfg)
+	defer done()
+	if list, err := a.Replication(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("got %v, %v", list, err)
+	}
+	if _, err := a.Replicate(t.Context(), replication.Args{Rule: "x"}, nil); err == nil {
+		t.Error("a rule that does not exist was run")
+	}
+}
