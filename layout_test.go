@@ -40,17 +40,18 @@ var groups = map[string][]string{
 // docs/architecture.md.
 var layout = map[string][]string{
 	// What everybody speaks.
-	"oci":                {},
-	"oci/client":         {"oci", "oci/fleet", "oci/peering", "oci/volref", "oci/wire"},
-	"oci/client/command": {"oci/client", "oci/wire"},
-	"oci/fleet":          {},
-	"oci/imagecopy":      {"oci", "oci/client"},
-	"oci/model":          {"oci"},
-	"oci/ocitest":        {"oci"},
-	"oci/peering":        {},
-	"oci/volref":         {"oci"},
-	"oci/warm":           {"oci"},
-	"oci/wire":           {},
+	"oci":                    {},
+	"oci/client":             {"oci", "oci/client/wrongserver", "oci/fleet", "oci/peering", "oci/volref", "oci/wire"},
+	"oci/client/command":     {"oci/client", "oci/wire"},
+	"oci/client/wrongserver": {},
+	"oci/fleet":              {},
+	"oci/imagecopy":          {"oci", "oci/client"},
+	"oci/model":              {"oci"},
+	"oci/ocitest":            {"oci"},
+	"oci/peering":            {},
+	"oci/volref":             {"oci"},
+	"oci/warm":               {"oci"},
+	"oci/wire":               {},
 
 	// What serves several groups and no other module.
 	"internal/backendtest": {"internal/cephseed"},
@@ -115,9 +116,10 @@ var layout = map[string][]string{
 	"registry/replica":             {"registry/catalog/engine"},
 	"registry/replication":         {"oci", "oci/imagecopy"},
 	"registry/retention":           {"oci", "registry", "registry/catalog", "registry/replica", "registry/storage"},
-	"registry/server":              {"oci", "oci/fleet", "oci/peering", "oci/volref", "oci/wire", "registry/auth", "registry/server/counts", "registry/server/edge", "registry/warming", "workload/trace"},
+	"registry/server":              {"oci", "oci/fleet", "oci/peering", "oci/volref", "oci/wire", "registry/auth", "registry/server/counts", "registry/server/edge", "registry/server/names", "registry/warming", "workload/trace"},
 	"registry/server/counts":       {"oci"},
 	"registry/server/edge":         {"oci"},
+	"registry/server/names":        {"oci", "registry/server/edge"},
 	"registry/storage":             {"oci", "registry/catalog", "registry/catalog/engine", "registry/objstore", "registry/replica", "registry/verify"},
 	"registry/tracker":             {"oci/peering"},
 	"registry/upload":              {"oci", "registry/catalog", "registry/objstore", "registry/replica", "registry/storage", "registry/verify"},
@@ -177,7 +179,7 @@ var layout = map[string][]string{
 	// Traces, replays and load.
 	"workload/analyze":                      {"internal/chart", "workload/trace", "workload/trace/store"},
 	"workload/analyze/external":             {"internal/chart", "workload/analyze", "workload/plugin", "workload/trace/store"},
-	"workload/load":                         {"internal/chart", "internal/procstat", "internal/report", "oci", "oci/client", "workload/load/imageset", "workload/load/wire", "workload/replay/result"},
+	"workload/load":                         {"internal/chart", "internal/procstat", "internal/report", "oci", "oci/client", "oci/client/wrongserver", "workload/load/imageset", "workload/load/wire", "workload/replay/result"},
 	"workload/load/imageset":                {"oci", "workload/replay/content"},
 	"workload/load/wire":                    {},
 	"workload/plugin":                       {},
@@ -224,12 +226,12 @@ var layout = map[string][]string{
 	"agent/runtimespec":    {},
 	"agent/setup":          {"config"},
 	"agent/volumeworker":   {"config", "oci/volref", "volume/block", "volume/file", "volume/node", "volume/rbd", "volume/volfs"},
-	"cmd/slipway":          {"agent", "cmd/slipway/command", "cmd/slipway/image", "cmd/slipway/node", "cmd/slipway/server", "cmd/slipway/workload", "internal/systemd", "oci/client"},
+	"cmd/slipway":          {"agent", "cmd/slipway/command", "cmd/slipway/image", "cmd/slipway/node", "cmd/slipway/server", "cmd/slipway/workload", "internal/systemd", "oci/client/wrongserver"},
 	"cmd/slipway/command":  {"config", "gear/client", "internal/systemd", "oci", "oci/client", "oci/imagecopy", "serve/admin"},
 	"cmd/slipway/image":    {"cmd/slipway/command", "gear/client", "gear/dedup", "gear/export", "gear/rebuild", "gear/recipes", "gear/service", "oci", "oci/client", "oci/model", "oci/volref", "oci/warm", "registry/quota", "serve/admin", "volume/service"},
 	"cmd/slipway/node":     {"agent", "agent/api", "agent/kubelet", "agent/runtimespec", "agent/setup", "cmd/slipway/command", "config", "internal/systemd", "oci", "oci/client", "oci/wire"},
 	"cmd/slipway/server":   {"cmd/slipway/command", "config", "config/yamlfile", "internal/systemd", "oci", "oci/client", "oci/imagecopy", "registry", "registry/activity", "registry/adopt", "registry/auth", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "registry/replication", "serve", "serve/admin", "serve/dataroot", "serve/mirrors"},
-	"cmd/slipway/workload": {"cmd/slipway/command", "internal/durable", "internal/policy", "oci/client", "oci/wire", "serve/admin", "serve/mirrors", "workload/analyze", "workload/analyze/external", "workload/load", "workload/load/imageset", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
+	"cmd/slipway/workload": {"cmd/slipway/command", "internal/durable", "internal/policy", "oci/client", "oci/client/wrongserver", "oci/wire", "serve/admin", "serve/mirrors", "workload/analyze", "workload/analyze/external", "workload/load", "workload/load/imageset", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
 }
 
 // fence is a third-party module and the only packages that may use it.
@@ -241,7 +243,7 @@ type fence struct {
 
 var fences = []fence{
 	{"modernc.org/sqlite", []string{"registry/catalog/engine"}, "SQL stays behind the catalogue's methods"},
-	{"database/sql", []string{"registry/catalog", "registry/catalog/browse", "registry/catalog/engine", "registry/catalog/engine/pg", "registry/catalog/gearfacts", "registry/catalog/repair", "registry/catalog/snapshot", "registry/catalog/tokenfacts", "registry/catalog/volumefacts", "registry/registrytest"}, "SQL stays behind the catalogue's methods"},
+	{"database/sql", []string{"registry/catalog", "registry/catalog/browse", "registry/catalog/engine", "registry/catalog/engine/pg", "registry/catalog/gearfacts", "registry/catalog/repair", "registry/catalog/snapshot", "registry/catalog/tokenfacts", "registry/catalog/volumefacts", "registry/catalog/warmfacts", "registry/registrytest"}, "SQL stays behind the catalogue's methods"},
 	{"github.com/jackc/pgx", []string{"registry/catalog/engine", "registry/catalog/engine/pg", "internal/backendtest"}, "SQL stays behind the catalogue's methods"},
 	{"github.com/minio/minio-go", []string{"registry/objstore/s3store", "internal/backendtest"}, "one driver knows S3"},
 	{"github.com/ncw/swift", []string{"registry/objstore/swiftstore"}, "one driver knows Swift"},

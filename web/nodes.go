@@ -3,6 +3,7 @@ package web
 import (
 	"net/http"
 	"slices"
+	"sort"
 
 	"example.org/slipway/oci/fleet"
 	"example.org/slipway/oci/warm"
@@ -78,16 +79,11 @@ func (q *request) nodes() error {
 		return nil
 	}
 	if orders := q.h.opts.System.Orders; orders != nil {
-		d.Orders = orders(q.r.Context())
-		d.Orders = d.Orders[:min(len(d.Orders), nodesPage)]
+		all := orders(q.r.Context())
+		d.Orders = all[:min(len(all), nodesPage)]
 	}
 	last := q.r.FormValue("last")
-	from, _ := slices.BinarySearchFunc(list, last, func(n fleet.Node, last string) int {
-		if n.Name > last {
-			return 1
-		}
-		return -1
-	})
+	from := sort.Search(len(list), func(i int) bool { return list[i].Name > last })
 	list = list[from:]
 	for _, n := range list[:min(len(list), nodesPage)] {
 		d.Nodes = append(d.Nodes, newNodeRow(n))

@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"syscall"
 
-	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/client/wrongserver"
 )
 
 // wayOut returns advice for a network error of a command that does not contain advice
@@ -22,7 +22,7 @@ func wayOut(err error) string {
 	switch {
 	case errors.Is(err, http.ErrSchemeMismatch):
 		return "; it speaks HTTP: write the address with http://, or use --plain-http where the command has it"
-	case errors.Is(err, client.ErrNeedsTLS):
+	case errors.Is(err, wrongserver.ErrNeedsTLS):
 		return "; it speaks TLS: write the address with https://, or leave out --plain-http"
 	case errors.As(err, &unknown):
 		return "; the certificate is of an authority that this machine does not know: add that to the system's, or use --insecure where the command has it"

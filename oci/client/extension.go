@@ -15,15 +15,20 @@ func (c *Client) Extension(ctx context.Context, method, repo, path string, scope
 	l := call{method: method, scopes: scopes, retry: retryStatus, notFound: oci.CodeUnsupported,
 		url: c.url(oci.Request{Kind: oci.KindExtension, Repo: repo, Ref: "_slipway/" + path}, nil)}
 	if in != nil {
-		b, err := json.Marshal(in)
-		if err != nil {
+		if err := l.setJSON(in); err != nil {
 			return err
 		}
-		if l.body, err = bytesBody(b); err != nil {
-			return err
-		}
-		l.header = http.Header{"Content-Type": {"application/json"}}
 	}
 	_, err := c.getJSON(ctx, l, maxListBody, out)
+	return err
+}
+
+// setJSON sets the body of a call to a value.
+func (l *call) setJSON(v any) error {
+	b, err := json.Marshal(v)
+	if err == nil {
+		l.body, err = bytesBody(b)
+	}
+	l.header = http.Header{"Content-Type": {"application/json"}}
 	return err
 }

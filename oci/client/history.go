@@ -14,9 +14,9 @@ type History struct {
 	repo string
 }
 
-// History returns the history of a repository. Its methods return UNSUPPORTED if the
+// HistoryOf returns the history of a repository. Its methods return UNSUPPORTED if the
 // registry keeps none.
-func (c *Client) History(repo string) *History { return &History{c, repo} }
+func HistoryOf(c *Client, repo string) *History { return &History{c, repo} }
 
 // call returns a call of the extension that keeps the history of a repository.
 func (h *History) call(method, path string, scopes []string, q url.Values) call {

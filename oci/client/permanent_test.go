@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/client/wrongserver"
 )
 
 // roundTrip is a transport made of a function.
@@ -84,7 +85,7 @@ func TestWhatIsPermanentIsSaidAtOnce(t *testing.T) {
 		if err == nil || (tries.Load() > 1) != c.again {
 			t.Errorf("%s: asked %d times, %v; asked again is to be %v", name, tries.Load(), err, c.again)
 		}
-		if name == "http to https" && !errors.Is(err, client.ErrNeedsTLS) {
+		if name == "http to https" && !errors.Is(err, wrongserver.ErrNeedsTLS) {
 			t.Errorf("%s: the error does not tell that it speaks TLS: %v", name, err)
 		}
 	}

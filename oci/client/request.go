@@ -19,6 +19,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/errcode"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client/wrongserver"
 	"example.org/slipway/oci/wire"
 )
 
@@ -140,7 +141,7 @@ func (c *Client) once(ctx context.Context, l call) (resp *http.Response, after t
 	}
 	resp, err = c.auth.Do(req)
 	if err != nil {
-		after, err = -1, needsTLS(err)
+		after, err = -1, wrongserver.NeedsTLS(err)
 		if l.retry == retryAll && c.retryable(err) {
 			after = 0
 		}
@@ -151,7 +152,7 @@ func (c *Client) once(ctx context.Context, l call) (resp *http.Response, after t
 		return resp, 0, nil
 	}
 	err = answerError(l, resp)
-	if errors.Is(err, ErrNeedsTLS) {
+	if errors.Is(err, wrongserver.ErrNeedsTLS) {
 		return nil, -1, err
 	}
 	return nil, c.retryAfter(l, resp), err
@@ -188,7 +189,7 @@ func (c *Client) retryable(err error) bool {
 	switch {
 	case errors.As(err, &token):
 		return token.StatusCode == http.StatusTooManyRequests || token.StatusCode >= 500
-	case misdirected(err), !c.answered.Load() && Unreachable(err):
+	case wrongserver.Misdirected(err), !c.answered.Load() && wrongserver.Unreachable(err):
 		return false
 	case errors.Is(err, auth.ErrBasicCredentialNotFound), errors.Is(err, errRedirect):
 		return false
@@ -240,8 +241,8 @@ func ReadError(resp *http.Response, notFound oci.Code) *oci.Error {
 		b = nil // the status says enough
 	}
 	e := oci.UnmarshalError(resp.StatusCode, b)
-	if resp.Request != nil && saysNeedsTLS(resp.Request.URL.Scheme, resp.StatusCode, b) {
-		e.Err = ErrNeedsTLS
+	if resp.Request != nil && wrongserver.SaysNeedsTLS(resp.Request.URL.Scheme, resp.StatusCode, b) {
+		e.Err = wrongserver.ErrNeedsTLS
 	}
 	if resp.StatusCode == http.StatusNotFound && notFound != "" && !aboutContent(e.Code) {
 		// Instead, registries also send NAME_UNKNOWN, NOT_FOUND or no code.

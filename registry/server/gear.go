@@ -10,6 +10,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/server/names"
 )
 
 // Gear is what the Gear extension serves: layers as indexes and files. A name is the
@@ -296,8 +297,8 @@ func (s *Server) parseExtension(q *request) error {
 		return oci.CheckDigest(q.ext.arg)
 	case gearFile:
 		var ok bool
-		if q.ext.name, ok = parseName(arg); !ok {
-			return errName(arg)
+		if q.ext.name, ok = names.Parse(arg); !ok {
+			return names.Invalid(arg)
 		}
 	case gearChunks:
 		return q.ext.parseChunks(arg)
@@ -309,8 +310,8 @@ func (s *Server) parseExtension(q *request) error {
 func (e *extension) parseChunks(arg string) error {
 	name, chunks, _ := strings.Cut(arg, "/chunks/")
 	var ok bool
-	if e.name, ok = parseName(name); !ok {
-		return errName(name)
+	if e.name, ok = names.Parse(name); !ok {
+		return names.Invalid(name)
 	}
 	e.arg = oci.Digest(name)
 	first, last, _ := strings.Cut(chunks, "-")

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"encoding/hex"
 	"errors"
 	"net/http"
 	"strconv"
@@ -9,6 +8,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/wire"
 	"example.org/slipway/registry/server/edge"
+	"example.org/slipway/registry/server/names"
 )
 
 // These are shared header values of the extension, like those in server.go.
@@ -52,10 +52,10 @@ func (s *Server) getGearLayer(q *request) error {
 	}
 	defer c.Close()
 	name := c.Name()
-	d := string(appendName(nil, name))
+	d := string(names.Append(nil, name))
 	q.w.Header()["Slipway-Gear-Name"] = []string{d}
 	if id := c.DiffID(); id != ([32]byte{}) {
-		q.w.Header()["Slipway-Gear-Diff-Id"] = []string{string(appendName(nil, id))}
+		q.w.Header()["Slipway-Gear-Diff-Id"] = []string{string(names.Append(nil, id))}
 	}
 	return s.sendGear(q, c, oci.Digest(d), indexType)
 }
@@ -147,41 +147,4 @@ func (s *Server) sendGear(q *request, c GearContent, d oci.Digest, mediaType []s
 		h["Cache-Control"] = noStore
 	}
 	return err
-}
-
-// parseName parses the name of a file: "sha256:" and 64 lower-case hex digits.
-func parseName[T string | []byte](s T) (name [32]byte, ok bool) {
-	const prefix = "sha256:"
-	if len(s) != len(prefix)+2*len(name) || string(s[:len(prefix)]) != prefix {
-		return name, false
-	}
-	s = s[len(prefix):]
-	for i := range name {
-		hi, lo := hexDigit(s[2*i]), hexDigit(s[2*i+1])
-		if hi > 15 || lo > 15 {
-			return [32]byte{}, false
-		}
-		name[i] = hi<<4 | lo
-	}
-	return name, true
-}
-
-// hexDigit returns the value of a hex digit. For any other byte it returns more than 15.
-func hexDigit(c byte) byte {
-	switch {
-	case c >= '0' && c <= '9':
-		return c - '0'
-	case c >= 'a' && c <= 'f':
-		return c - 'a' + 10
-	}
-	return 255
-}
-
-// appendName appends a name in the form that parseName reads.
-func appendName(b []byte, name [32]byte) []byte {
-	return hex.AppendEncode(append(b, "sha256:"...), name[:])
-}
-
-func errName(s string) error {
-	return oci.Errorf(oci.CodeDigestInvalid, "%.80q is not a file's name: sha256, a colon, and 64 digits of lower-case hex", s)
 }

@@ -15,10 +15,10 @@ func (s *Server) fetchGear(q *request) error {
 	if err != nil {
 		return err
 	}
-	defer list.release()
+	defer list.Release()
 	w := newStreamWriter(q)
 	defer w.release()
-	if err := s.opts.Gear.Fetch(q.ctx(), q.Repo, list.names, w); err != nil {
+	if err := s.opts.Gear.Fetch(q.ctx(), q.Repo, list.Names, w); err != nil {
 		if q.w.status != 0 {
 			// The client must not take what it got for complete, as it would with an
 			// answer without a length.

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/server/edge"
 )
 
 // putGearFile answers PUT .../gear/files/<name>.
@@ -91,7 +92,7 @@ func (b *uploadBody) Read(p []byte) (int, error) {
 		n, err = n-1, errTooLarge(b.most)
 	}
 	if err != nil && err != io.EOF {
-		b.err = brokeOff(err)
+		b.err = edge.BrokeOff(err)
 		return n, b.err
 	}
 	return n, err

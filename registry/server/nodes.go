@@ -10,6 +10,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/fleet"
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/server/edge"
 	"example.org/slipway/registry/warming"
 )
 
@@ -52,7 +53,7 @@ func (s *Server) wholeBody(q *request, most int64) ([]byte, error) {
 	}
 	b, err := io.ReadAll(io.LimitReader(src, most+1))
 	if err != nil {
-		return nil, brokeOff(err)
+		return nil, edge.BrokeOff(err)
 	}
 	if int64(len(b)) > most {
 		return nil, errTooLarge(most)

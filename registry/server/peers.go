@@ -2,7 +2,6 @@ package server
 
 import (
 	"encoding/json"
-	"io"
 	"net/http"
 	"net/netip"
 
@@ -24,17 +23,9 @@ const maxAnnouncement = 8 << 10
 // announcePeer answers POST .../gear/peers. The announcement does not change the registry,
 // so it is not in the audit log.
 func (s *Server) announcePeer(q *request) error {
-	src, _, done := s.body(q)
-	defer done()
-	if src == nil {
-		src = http.NoBody
-	}
-	b, err := io.ReadAll(io.LimitReader(src, maxAnnouncement+1))
+	b, err := s.wholeBody(q, maxAnnouncement)
 	if err != nil {
-		return brokeOff(err)
-	}
-	if len(b) > maxAnnouncement {
-		return errTooLarge(maxAnnouncement)
+		return err
 	}
 	wrong := func(err error) error {
 		return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusBadRequest, Message: "the body is no announcement of a node: " + err.Error()}

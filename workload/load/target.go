@@ -14,6 +14,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/client/wrongserver"
 	"example.org/slipway/workload/load/wire"
 )
 
@@ -133,7 +134,7 @@ const reachTime = 10 * time.Second
 func (e *endpoint) reach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, reachTime)
 	defer cancel()
-	if err := e.hasty.Ping(ctx); client.Unreachable(err) {
+	if err := e.hasty.Ping(ctx); wrongserver.Unreachable(err) {
 		return fmt.Errorf("%s cannot be reached: %w", e.Name, err)
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 )
 
 func historyCommand() *cobra.Command {
@@ -36,7 +37,7 @@ undelete if the image was deleted meanwhile.`,
 			if oci.IsDigest(r.Ref) {
 				return command.Usagef("%s is a digest, which never changes; name a tag", args[0])
 			}
-			list, err := r.Reg.History(r.Repo).Tag(cmd.Context(), r.Ref)
+			list, err := client.HistoryOf(r.Reg, r.Repo).Tag(cmd.Context(), r.Ref)
 			if err != nil {
 				return err
 			}
@@ -101,7 +102,7 @@ Bring back what an index names before the index.`,
 				return command.Usagef("name what to bring back: %s@DIGEST", repo)
 			}
 			name := images[0].From
-			list, err := reg.History(name).Deleted(cmd.Context())
+			list, err := client.HistoryOf(reg, name).Deleted(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -113,7 +114,7 @@ Bring back what an index names before the index.`,
 			if dry {
 				return wouldRestore(w, asJSON, name, oci.Digest(digest), tag, list)
 			}
-			tags, err := reg.History(name).Restore(cmd.Context(), oci.Digest(digest), tag)
+			tags, err := client.HistoryOf(reg, name).Restore(cmd.Context(), oci.Digest(digest), tag)
 			if err != nil {
 				return err
 			}

@@ -233,7 +233,7 @@ func removeRepository(cmd *cobra.Command, f *command.RegistryFlags, args []strin
 		if err := confirmName(cmd, rep, yes); err != nil {
 			return err
 		}
-		if rep.Manifests, err = reg.History(rep.Name).DeleteRepository(ctx); err != nil {
+		if rep.Manifests, err = client.HistoryOf(reg, rep.Name).DeleteRepository(ctx); err != nil {
 			return err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/client/wrongserver"
 	"example.org/slipway/oci/wire"
 	"example.org/slipway/workload/replay"
 )
@@ -83,7 +84,7 @@ func (f *replayFlags) reach(ctx context.Context) error {
 		err = c.Ping(ask)
 		cancel()
 		_ = c.Close() // no request is in progress
-		if client.Unreachable(err) {
+		if wrongserver.Unreachable(err) {
 			return fmt.Errorf("target %s cannot be reached: %w", t.Name, err)
 		}
 	}

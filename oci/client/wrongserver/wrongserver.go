@@ -1,4 +1,6 @@
-package client
+// Package wrongserver recognises errors that say that an address leads to no server, or to a
+// server of another protocol.
+package wrongserver
 
 import (
 	"bytes"
@@ -26,12 +28,12 @@ func Unreachable(err error) bool {
 			}
 		}
 	}
-	return misdirected(err)
+	return Misdirected(err)
 }
 
-// misdirected reports whether an error says that the address, or the server's certificate
+// Misdirected reports whether an error says that the address, or the server's certificate
 // or protocol, is wrong. A server that starts later does not change that.
-func misdirected(err error) bool {
+func Misdirected(err error) bool {
 	var cert *tls.CertificateVerificationError
 	var record tls.RecordHeaderError
 	var alert *net.OpError // crypto/tls uses this type for the peer's alerts
@@ -45,18 +47,18 @@ func misdirected(err error) bool {
 	return errors.As(err, &dns) && dns.IsNotFound
 }
 
-// needsTLS wraps the error of a connection without TLS on which the server answered with
+// NeedsTLS wraps the error of a connection without TLS on which the server answered with
 // a TLS message. Package net/http has no type for that error.
-func needsTLS(err error) error {
+func NeedsTLS(err error) error {
 	if strings.Contains(err.Error(), `malformed HTTP response "\x15\x03`) {
 		return fmt.Errorf("%w: %w", ErrNeedsTLS, err)
 	}
 	return err
 }
 
-// saysNeedsTLS reports whether an answer is what Go, Apache and nginx send for a request
+// SaysNeedsTLS reports whether an answer is what Go, Apache and nginx send for a request
 // without TLS to a server with TLS.
-func saysNeedsTLS(scheme string, status int, body []byte) bool {
+func SaysNeedsTLS(scheme string, status int, body []byte) bool {
 	if scheme != "http" || status != http.StatusBadRequest {
 		return false
 	}

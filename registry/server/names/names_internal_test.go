@@ -1,4 +1,4 @@
-package server
+package names
 
 import (
 	"bytes"
@@ -22,6 +22,9 @@ func wantOCI(t *testing.T, err error) {
 	}
 }
 
+// maxNames is how many names the largest list may have.
+const maxNames = 100_000
+
 func FuzzBinaryNames(f *testing.F) {
 	f.Add([]byte(nil), int64(0))
 	f.Add(make([]byte, 32), int64(-1))
@@ -30,7 +33,7 @@ func FuzzBinaryNames(f *testing.F) {
 	f.Add(make([]byte, 320), int64(-1))
 	f.Fuzz(func(t *testing.T, b []byte, size int64) {
 		const most = 5
-		names, err := readBinaryNames(iotest.HalfReader(bytes.NewReader(b)), size, most, new(nameBuffer))
+		names, err := readBinary(iotest.HalfReader(bytes.NewReader(b)), size, most, new(buffer))
 		if err != nil {
 			wantOCI(t, err)
 			if size < 0 && len(b)%32 == 0 && len(b) <= most*32 {
@@ -61,12 +64,12 @@ func FuzzJSONNames(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		const most = 3
-		got, err := readJSONNames(bytes.NewReader(b), int64(len(b)), most)
+		got, err := ReadJSON(bytes.NewReader(b), int64(len(b)), most)
 		if err != nil {
 			wantOCI(t, err)
 			return
 		}
-		if len(got.names) > most || (got.profile != "") == (got.names != nil) && len(got.names) > 0 || got.binary {
+		if len(got.Names) > most || (got.Profile != "") == (got.Names != nil) && len(got.Names) > 0 || got.Binary {
 			t.Errorf("got %+v", got)
 		}
 		// Accepted input means the same to encoding/json.
@@ -77,14 +80,14 @@ func FuzzJSONNames(f *testing.F) {
 		if err := json.Unmarshal(b, &want); err != nil {
 			t.Fatalf("taken, but %v", err)
 		}
-		if got.profile != "" && string(got.profile) != want.Profile {
-			t.Errorf("got profile %q, want %q", got.profile, want.Profile)
+		if got.Profile != "" && string(got.Profile) != want.Profile {
+			t.Errorf("got profile %q, want %q", got.Profile, want.Profile)
 		}
 		list := []string{}
-		for _, n := range got.names {
-			list = append(list, string(appendName(nil, n)))
+		for _, n := range got.Names {
+			list = append(list, string(Append(nil, n)))
 		}
-		if got.profile == "" && !slices.Equal(list, append([]string{}, want.Names...)) {
+		if got.Profile == "" && !slices.Equal(list, append([]string{}, want.Names...)) {
 			t.Errorf("got %q, want %q", list, want.Names)
 		}
 	})
@@ -95,12 +98,12 @@ func FuzzParseName(f *testing.F) {
 	f.Add("sha256:E3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
 	f.Add("sha256:")
 	f.Fuzz(func(t *testing.T, s string) {
-		name, ok := parseName(s)
+		name, ok := Parse(s)
 		if ok != plainName.MatchString(s) {
-			t.Errorf("parseName(%q): %v", s, ok)
+			t.Errorf("Parse(%q): %v", s, ok)
 		}
-		if ok && string(appendName(nil, name)) != s {
-			t.Errorf("parseName(%q) = %x", s, name)
+		if ok && string(Append(nil, name)) != s {
+			t.Errorf("Parse(%q) = %x", s, name)
 		}
 	})
 }
@@ -108,24 +111,24 @@ func FuzzParseName(f *testing.F) {
 // TestNamesFailInReading checks that a list which cannot be read to its end is rejected.
 func TestNamesFailInReading(t *testing.T) {
 	broken := io.MultiReader(bytes.NewReader(make([]byte, 64)), iotest.ErrReader(errors.New("reset")))
-	if names, err := readBinaryNames(broken, -1, 10, new(nameBuffer)); names != nil || err == nil {
+	if names, err := readBinary(broken, -1, 10, new(buffer)); names != nil || err == nil {
 		t.Errorf("binary: got %d names, %v", len(names), err)
 	} else {
 		wantOCI(t, err)
 	}
-	_, err := readJSONNames(iotest.ErrReader(errors.New("reset")), -1, 10)
+	_, err := ReadJSON(iotest.ErrReader(errors.New("reset")), -1, 10)
 	wantOCI(t, err)
 }
 
 // TestNamesTakeMemoryAsTheyCome checks that an announced length alone takes no memory.
 func TestNamesTakeMemoryAsTheyCome(t *testing.T) {
 	r := &firstRead{}
-	_, _ = readBinaryNames(r, maxGearNames*32, maxGearNames, new(nameBuffer))
-	if most := nameBlock * 32; r.size > most {
+	_, _ = readBinary(r, maxNames*32, maxNames, new(buffer))
+	if most := perBlock * 32; r.size > most {
 		t.Errorf("the first read has room for %d bytes, want at most %d", r.size, most)
 	}
-	buf := new(nameBuffer)
-	if n := testing.AllocsPerRun(10, func() { _, _ = readBinaryNames(bytes.NewReader(make([]byte, 32)), 32, maxGearNames, buf) }); n > 5 {
+	buf := new(buffer)
+	if n := testing.AllocsPerRun(10, func() { _, _ = readBinary(bytes.NewReader(make([]byte, 32)), 32, maxNames, buf) }); n > 5 {
 		t.Errorf("a list of one name takes %v allocations", n)
 	}
 }
