@@ -321,10 +321,9 @@ func (x *Exchange) Metrics() []prometheus.Collector {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "slipway_agent_peers_" + name, Help: help, ConstLabels: labels},
 			func() float64 { return float64(v.Load()) })
 	}
-	const received = "Bytes of content of images that other nodes use, by where they came from."
 	return []prometheus.Collector{
-		count("received_bytes_total", received, prometheus.Labels{"from": "peers"}, &x.received.peers),
-		count("received_bytes_total", received, prometheus.Labels{"from": "registry"}, &x.received.registry),
+		count("received_bytes_total", "Bytes of content of images that other nodes use, by where they came from.", prometheus.Labels{"from": "peers"}, &x.received.peers),
+		count("received_bytes_total", "Bytes of content of images that other nodes use, by where they came from.", prometheus.Labels{"from": "registry"}, &x.received.registry),
 		count("sent_bytes_total", "Bytes sent to other nodes.", nil, &x.sent),
 		count("bans_total", "Times that a node was left out for a while, as it lied, stalled or was away.", nil, &x.bans),
 		count("refused_requests_total", "Requests of other nodes without a valid grant.", nil, &x.refused),
