@@ -85,3 +85,9 @@ func (c *Catalog) Holders(ctx context.Context, d oci.Digest, each func(repo stri
 	}
 	return err
 }
+
+// HasTag reports whether a repository has a tag, even if what the tag points at is lost.
+func (c *Catalog) HasTag(ctx context.Context, repo, tag string) (has bool, err error) {
+	err = c.DB.Row(ctx, `SELECT EXISTS (SELECT 1 FROM repositories r JOIN tags t ON t.repo_id = r.id WHERE r.name = ? AND t.name = ?)`, []any{repo, tag}, &has)
+	return has, err
+}

@@ -27,6 +27,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/storage"
 )
 
 // Quota is one limit. A zero limit is none.
@@ -51,6 +52,7 @@ func (q *Quota) Name() string {
 type Source interface {
 	Usage(ctx context.Context, n int, in func(repo string) []int) ([]catalog.Usage, error)
 	Holders(ctx context.Context, d oci.Digest, each func(repo string)) error
+	HasTag(ctx context.Context, repo, tag string) (bool, error)
 }
 
 var _ Source = (*catalog.Catalog)(nil)
@@ -231,16 +233,16 @@ func (l *Limits) take(ctx context.Context, repo string, u catalog.Usage, d oci.D
 	}
 	came := time.Now()
 	if err := l.freshen(ctx); err != nil {
-		return nil, err
+		return nil, storage.ClientError("look at quotas", err)
 	}
 	if over := l.reserve(list, u); over < 0 {
 		return l.release(list, u), nil
 	}
 	if err := l.recount(ctx, came); err != nil {
-		return nil, err
+		return nil, storage.ClientError("look at quotas", err)
 	}
 	if list, err = l.uncounted(ctx, list, d); err != nil {
-		return nil, err
+		return nil, storage.ClientError("look at quotas", err)
 	}
 	over := l.reserve(list, u)
 	if over < 0 {

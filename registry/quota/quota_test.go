@@ -26,6 +26,7 @@ type bed struct {
 	limited oci.Registry
 	limits  *quota.Limits
 	cat     *catalog.Catalog
+	store   *memstore.Store
 }
 
 func newBed(t *testing.T, quotas ...quota.Quota) *bed {
@@ -35,7 +36,8 @@ func newBed(t *testing.T, quotas ...quota.Quota) *bed {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	r, err := registry.New(t.Context(), c, memstore.New(nil), nil)
+	store := memstore.New(nil)
+	r, err := registry.New(t.Context(), c, store, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +48,7 @@ func newBed(t *testing.T, quotas ...quota.Quota) *bed {
 		}
 	}
 	l := quota.New(quotas, c, slog.New(slog.DiscardHandler))
-	return &bed{r, l.Registry(r), l, c}
+	return &bed{r, l.Registry(r), l, c, store}
 }
 
 // used returns what is really stored in the repositories of the first quota.

@@ -6,6 +6,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/storage"
 )
 
 // Registry returns a registry whose writes keep to the limits.
@@ -165,20 +166,18 @@ func (s limited) PutManifest(ctx context.Context, repo string, m oci.PutManifest
 	if len(s.limits.of(repo)) == 0 {
 		return s.Registry.PutManifest(ctx, repo, m)
 	}
-	bytes, err := s.limits.take(ctx, repo, catalog.Usage{Bytes: int64(len(m.Bytes))}, oci.SHA256(m.Bytes))
+	d := m.Digest
+	if d == "" {
+		d = oci.SHA256(m.Bytes)
+	}
+	bytes, err := s.limits.take(ctx, repo, catalog.Usage{Bytes: int64(len(m.Bytes))}, d)
 	if err != nil {
 		return oci.PutResult{}, err
 	}
 	defer bytes(0)
-	var fresh int64
-	for _, tag := range m.Tags {
-		_, err := s.ResolveManifest(oci.ForPushing(ctx), repo, tag)
-		switch {
-		case oci.HasCode(err, oci.CodeManifestUnknown), oci.HasCode(err, oci.CodeNameUnknown):
-			fresh++
-		case err != nil:
-			return oci.PutResult{}, err
-		}
+	fresh, err := s.limits.fresh(ctx, repo, m.Tags)
+	if err != nil {
+		return oci.PutResult{}, err
 	}
 	tags, err := s.limits.take(ctx, repo, catalog.Usage{Tags: fresh}, "")
 	if err != nil {
@@ -186,4 +185,25 @@ func (s limited) PutManifest(ctx context.Context, repo string, m oci.PutManifest
 	}
 	defer tags(0)
 	return s.Registry.PutManifest(ctx, repo, m)
+}
+
+// fresh returns how many of the tags a repository does not have. It asks the catalogue,
+// because the registry says that an image is unknown if part of it is lost, and whoever
+// pushes such an image again moves its tag.
+func (l *Limits) fresh(ctx context.Context, repo string, tags []string) (n int64, err error) {
+	seen := map[string]bool{}
+	for _, tag := range tags {
+		if seen[tag] {
+			continue
+		}
+		seen[tag] = true
+		has, err := l.source.HasTag(ctx, repo, tag)
+		if err != nil {
+			return 0, storage.ClientError("look for tag "+tag+" for quotas", err)
+		}
+		if !has {
+			n++
+		}
+	}
+	return n, nil
 }
