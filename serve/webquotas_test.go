@@ -54,4 +54,5 @@ func TestQuotasPage(t *testing.T) {
 		}
 	}
 	s.want(http.StatusForbidden, "PUT", "/v2/team/app/manifests/v6", imageOf("layer 1"), bob, isManifest)
+	s.want(http.StatusForbidden, "POST", "/v2/team/app/_slipway/deleted/"+digestOf(imageOf("layer 1"))+"/restore?tag=v6", "", bob)
 }

@@ -170,7 +170,7 @@ func Open(ctx context.Context, cfg *config.Config, o Options) (_ *Root, err erro
 	if r.Registry, err = registry.New(ctx, r.Catalog, r.Store, opts); err != nil {
 		return nil, err
 	}
-	r.History = history.New(r.Catalog, r.Registry, history.Options{Mirrored: r.IsMirror, Immutable: opts.Immutable})
+	r.History = history.New(r.Catalog, r.Quotas.Registry(r.Registry), history.Options{Mirrored: r.IsMirror, Immutable: opts.Immutable})
 	if r.keeper, err = r.newKeeper(&cfg.Storage.Rebuild, o.Enter); err != nil {
 		return nil, err
 	}
