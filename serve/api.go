@@ -11,6 +11,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/volref"
 	"example.org/slipway/registry/history"
+	"example.org/slipway/registry/quota"
 	"example.org/slipway/registry/server"
 	"example.org/slipway/serve/gate"
 	volumeregistry "example.org/slipway/volume/service"
@@ -38,6 +39,7 @@ func (h historyAPI) DeleteRepository(ctx context.Context, repo string) (int, err
 type gearAPI struct {
 	*gearregistry.Service
 	writes *gate.Writes
+	quotas *quota.Limits
 }
 
 var _ server.Gear = gearAPI{}
@@ -76,13 +78,19 @@ func (g gearAPI) Profile(ctx context.Context, repo string, manifest oci.Digest) 
 
 // PutFile implements server.Gear.
 func (g gearAPI) PutFile(ctx context.Context, repo string, name [32]byte, size int64, body io.Reader) error {
-	_, err := gate.Do(g.writes, func() (struct{}, error) { return struct{}{}, g.Service.PutFile(ctx, repo, name, size, body) })
-	return err
+	return g.quotas.Receive(ctx, repo, size, body, func(body io.Reader) error {
+		_, err := gate.Do(g.writes, func() (struct{}, error) { return struct{}{}, g.Service.PutFile(ctx, repo, name, size, body) })
+		return err
+	})
 }
 
 // PutFiles implements server.Gear.
-func (g gearAPI) PutFiles(ctx context.Context, repo string, stream io.Reader) (int, error) {
-	return gate.Do(g.writes, func() (int, error) { return g.Service.PutFiles(ctx, repo, stream) })
+func (g gearAPI) PutFiles(ctx context.Context, repo string, stream io.Reader) (n int, err error) {
+	err = g.quotas.Receive(ctx, repo, -1, stream, func(stream io.Reader) error {
+		n, err = gate.Do(g.writes, func() (int, error) { return g.Service.PutFiles(ctx, repo, stream) })
+		return err
+	})
+	return n, err
 }
 
 // ReportProfile implements server.Gear.

@@ -223,7 +223,7 @@ func (s *Server) setUpHTTP() error {
 	if th := s.auth.TokenHandler(); th != nil {
 		so.Token, so.TokenPath = th, auth.TokenPath
 	}
-	so.Gear = gearAPI{s.root.Gear, s.writes}
+	so.Gear = gearAPI{s.root.Gear, s.writes, s.root.Quotas}
 	so.History = historyAPI{s.root.History, s.writes}
 	s.nodes = fleet.NewBook(nil)
 	so.Nodes, so.AnonymousReports = s.nodes, s.cfg.Gear.Anonymous

@@ -11,7 +11,7 @@ import (
 // Usage is what a set of repositories holds.
 type Usage struct {
 	// Bytes counts each content once, however many of the repositories show it: blobs,
-	// manifests, and what uploads have sent so far.
+	// manifests, files of which only the index is a blob, and what uploads have sent so far.
 	Bytes int64
 	Tags  int64
 }
@@ -35,21 +35,30 @@ func (c *Catalog) Usage(ctx context.Context, n int, in func(repo string) []int) 
 	if err != nil {
 		return nil, err
 	}
-	last := make([]int64, n) // the content that was counted last in each set
-	err = c.DB.Rows(ctx, `SELECT x.repo_id, x.blob_id, b.size FROM (SELECT repo_id, blob_id FROM links UNION ALL SELECT repo_id, blob_id FROM manifests) x
-		JOIN blobs b ON b.id = x.blob_id ORDER BY x.blob_id`, nil, func(r *sql.Rows) error {
-		var repo, blob, size int64
-		err := r.Scan(&repo, &blob, &size)
-		for _, i := range sets[repo] {
-			if last[i] != blob {
-				last[i] = blob
-				out[i].Bytes += size
+	for _, query := range []string{
+		`SELECT x.repo_id, x.blob_id, b.size FROM (SELECT repo_id, blob_id FROM links UNION ALL SELECT repo_id, blob_id FROM manifests) x
+			JOIN blobs b ON b.id = x.blob_id ORDER BY x.blob_id`,
+		// Files of converted layers do not count, because the layers are blobs.
+		`SELECT x.repo_id, x.file_id, f.stored FROM (SELECT repo_id, file_id FROM gear_staged UNION ALL SELECT g.repo_id, lf.file_id FROM gear_layers l
+			JOIN gear_grants g ON g.layer_id = l.id JOIN gear_layer_files lf ON lf.layer_id = l.id WHERE l.embedded = 1) x
+			JOIN gear_files f ON f.id = x.file_id WHERE NOT EXISTS (SELECT 1 FROM gear_layer_files o JOIN gear_layers c ON c.id = o.layer_id
+			WHERE o.file_id = x.file_id AND c.embedded = 0 AND c.digest IS NOT NULL) ORDER BY x.file_id`,
+	} {
+		last := make([]int64, n) // the content that was counted last in each set
+		err = c.DB.Rows(ctx, query, nil, func(r *sql.Rows) error {
+			var repo, content, size int64
+			err := r.Scan(&repo, &content, &size)
+			for _, i := range sets[repo] {
+				if last[i] != content {
+					last[i] = content
+					out[i].Bytes += size
+				}
 			}
+			return err
+		})
+		if err != nil {
+			return nil, err
 		}
-		return err
-	})
-	if err != nil {
-		return nil, err
 	}
 	err = c.DB.Rows(ctx, `SELECT repo_id, COUNT(*) FROM tags GROUP BY repo_id`, nil, func(r *sql.Rows) error {
 		var repo, tags int64

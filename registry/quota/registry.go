@@ -103,6 +103,19 @@ func (b *body) end(err error) error {
 	return err
 }
 
+// Receive calls do with what a client sends to a repository besides blobs and manifests,
+// and counts it. size is negative if it is not known.
+func (l *Limits) Receive(ctx context.Context, repo string, size int64, r io.Reader, do func(io.Reader) error) error {
+	if l == nil {
+		return do(r)
+	}
+	b, err := limited{limits: l}.newBody(ctx, repo, size, r, "")
+	if err != nil {
+		return err
+	}
+	return b.end(do(b))
+}
+
 // PushBlob implements oci.Writer.
 func (s limited) PushBlob(ctx context.Context, repo string, d oci.Digest, size int64, r io.Reader) (oci.Descriptor, error) {
 	b, err := s.newBody(ctx, repo, size, r, d)
