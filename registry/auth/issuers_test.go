@@ -480,7 +480,8 @@ func TestMTLS(t *testing.T) {
 		return issueCert(t, root, c)
 	}
 	full, noCN, bare := client("builder", true), client("", true), client("", false)
-	thief := client("oidc:corp:bob", false)
+	// These are names of users of other methods, whose rights a certificate must not take.
+	thief, thief2, thief3 := client(oidcBob, false), client("ldap:alice", false), client(auth.RobotPrefix+"ci", false)
 	pool := x509.NewCertPool()
 	pool.AddCert(root.cert)
 	for _, c := range []struct {
@@ -496,6 +497,8 @@ func TestMTLS(t *testing.T) {
 		{"uri", full, "spiffe://corp.test/ci"},
 		{"dns", full, "node.test"},
 		{"", thief, ""},
+		{"", thief2, ""},
+		{"", thief3, ""},
 		{"", nil, ""},
 	} {
 		f := newFixture(t, auth.Config{

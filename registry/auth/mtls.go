@@ -3,6 +3,7 @@ package auth
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"slices"
 	"strings"
 )
 
@@ -17,6 +18,10 @@ func newMTLS(c *MTLSConfig) (*mtls, error) {
 	return nil, mistake("auth.mtls.subject", "%q is not one of cn, uri, dns", c.Subject)
 }
 
+// takenPrefixes returns what the names of users of other methods begin with. A certificate
+// with such a name would have the rights of somebody else.
+func takenPrefixes() []string { return []string{oidcPrefix, directorySource + ":", RobotPrefix} }
+
 // identity returns the identity of a connection. It returns nil if there is no verified
 // certificate with a usable name.
 func (m *mtls) identity(state *tls.ConnectionState) *Identity {
@@ -25,8 +30,7 @@ func (m *mtls) identity(state *tls.ConnectionState) *Identity {
 	}
 	cert := state.VerifiedChains[0][0]
 	name := m.name(cert)
-	// Names with these prefixes belong to OIDC users and to robots.
-	if !printable(name) || strings.HasPrefix(name, "oidc:") || strings.HasPrefix(name, RobotPrefix) {
+	if !printable(name) || slices.ContainsFunc(takenPrefixes(), func(p string) bool { return strings.HasPrefix(name, p) }) {
 		return nil
 	}
 	return &Identity{Name: name, Groups: groupsOf(groupsOfCertificates, cert.Subject.OrganizationalUnit), Method: MethodMTLS, Expires: cert.NotAfter}

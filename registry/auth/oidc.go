@@ -24,6 +24,9 @@ import (
 	"example.org/slipway/registry/auth/signing"
 )
 
+// oidcPrefix begins the names of OIDC users.
+const oidcPrefix = "oidc:"
+
 const (
 	// issuerTimeout bounds one request to an issuer.
 	issuerTimeout = 10 * time.Second
@@ -181,7 +184,7 @@ func (i *oidcIssuer) identity(claims map[string]any, expires time.Time) (*Identi
 		return nil, errors.New("the token's email address is not verified")
 	}
 	return &Identity{
-		Name:   "oidc:" + i.cfg.Name + ":" + name,
+		Name:   oidcPrefix + i.cfg.Name + ":" + name,
 		Groups: groupsOf(i.cfg.Name, texts(claim(claims, i.cfg.GroupsClaim))), Method: MethodOIDC, Expires: expires,
 	}, nil
 }
