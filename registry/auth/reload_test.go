@@ -126,6 +126,64 @@ func TestReloadUsers(t *testing.T) {
 	}
 }
 
+// TestUsersFileInParts writes a users file in place, as htpasswd does, and looks at it after
+// each byte. Whoever is in the old file and in the new one can always log in and has a valid
+// token and session. Whoever is removed is gone a second after the last byte.
+func TestUsersFileInParts(t *testing.T) {
+	cfg := tokenConfig(t)
+	cfg.Token.Expiration = time.Hour
+	f := newFixture(t, cfg, nil)
+	path := cfg.HTPasswd.Path
+	users := htpasswdLines(t, "root", "rootpw", "alice", "pw")
+	write := func(content string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, f.clock.Now(), f.clock.Now()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(users)
+	f.clock.Add(time.Second)
+	signed := map[string]string{}
+	for name, password := range map[string]string{"alice": "pw", "root": "rootpw"} {
+		signed[name] = bearer(token(t, f, basic(name, password), ""))
+	}
+	alice, err := f.Authenticate(get("/", basic("alice", "pw")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	session, _, err := f.NewSession(alice, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	without := users[strings.IndexByte(users, '\n')+1:] // of root
+	for _, content := range []string{users, users + "\n", without} {
+		for n := range len(content) + 1 {
+			f.clock.Add(time.Second)
+			write(content[:n])
+			for _, h := range []string{basic("alice", "pw"), signed["alice"]} {
+				if _, err := f.Authenticate(get("/", h)); err != nil {
+					t.Fatalf("with %d of %d bytes written, %.6s...: %v", n, len(content), h, err)
+				}
+			}
+			if _, err := f.Session(session); err != nil {
+				t.Fatalf("with %d of %d bytes written, the session: %v", n, len(content), err)
+			}
+		}
+	}
+	f.clock.Add(time.Second)
+	for _, h := range []string{basic("root", "rootpw"), signed["root"]} {
+		if _, err := f.Authenticate(get("/", h)); !oci.HasCode(err, oci.CodeUnauthorized) {
+			t.Errorf("a user who was removed, %.6s...: %v", h, err)
+		}
+	}
+	if _, err := f.Session(session); err != nil {
+		t.Errorf("a user who stays: %v", err)
+	}
+}
+
 // stale returns the value of slipway_auth_stale.
 func stale(t testing.TB, a *auth.Auth, what string) float64 {
 	t.Helper()

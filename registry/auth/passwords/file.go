@@ -180,7 +180,7 @@ const bcryptAlphabet = "./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01
 func (f *File) file() *userFile {
 	now := f.o.Clock().UnixNano()
 	if due := f.nextCheck.Load(); now >= due && f.nextCheck.CompareAndSwap(due, now+int64(fileCheck)) {
-		_, _, _ = f.Reload() // it was logged; the users before the change stay
+		_, _, _ = f.reload(false) // it was logged; the users before the change stay
 	}
 	return f.current.Load()
 }
@@ -188,7 +188,11 @@ func (f *File) file() *userFile {
 // Reload reads the file if it has changed. It returns the number of users, and whether they
 // were replaced. If the file cannot be used, it returns why, and logs that once for each
 // change.
-func (f *File) Reload() (users int, changed bool, err error) {
+func (f *File) Reload() (users int, changed bool, err error) { return f.reload(true) }
+
+// reload is Reload. Unless asked says that somebody asked for it, a file that may be half
+// written is left for the next check.
+func (f *File) reload(asked bool) (users int, changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	old := f.current.Load()
@@ -213,11 +217,29 @@ func (f *File) Reload() (users int, changed bool, err error) {
 		f.refused, f.refusal = seen, err
 		return len(old.users), false, err
 	}
+	if !asked && f.unfinished(file, old) {
+		return len(old.users), false, nil
+	}
 	f.accept()
 	f.current.Store(file)
 	f.o.Logger.Info("htpasswd file read again", "path", f.path, "users", len(file.users))
 	f.o.Read(nil)
 	return len(file.users), true, nil
+}
+
+// unfinished reports whether a version of the file lacks users and was written just now.
+// Many programs write such a file in place, so the rest of the users may be about to come.
+func (f *File) unfinished(file, old *userFile) bool {
+	age := f.o.Clock().Sub(file.info.ModTime())
+	if age < 0 || age >= fileCheck {
+		return false
+	}
+	for name := range old.users {
+		if _, stays := file.users[name]; !stays {
+			return true
+		}
+	}
+	return false
 }
 
 // accept forgets that a version of the file was refused.
