@@ -307,10 +307,8 @@ func (a *Auth) checkPassword(r *http.Request, name, secret string) (*Identity, e
 	if isAPIToken(secret) && a.robots != nil {
 		return a.robots.verify(r.Context(), name, secret)
 	}
-	if a.hasOIDC {
-		if _, ok := a.verifiers[issuerOf(secret)].(*oidcIssuer); ok {
-			return a.bearer(r.Context(), secret)
-		}
+	if a.isIDToken(secret) {
+		return a.bearer(r.Context(), secret)
 	}
 	known := false
 	if a.htpasswd != nil {
@@ -326,6 +324,15 @@ func (a *Auth) checkPassword(r *http.Request, name, secret string) (*Identity, e
 		return nil, err
 	}
 	return inFile(name), nil
+}
+
+// isIDToken reports whether a password looks like a token of an OIDC issuer.
+func (a *Auth) isIDToken(secret string) bool {
+	if !a.hasOIDC {
+		return false
+	}
+	_, ok := a.verifiers[issuerOf(secret)].(*oidcIssuer)
+	return ok
 }
 
 // inFile returns the identity of a user in the htpasswd file.

@@ -33,14 +33,15 @@ type sessionClaims struct {
 // PasswordLogin reports whether there are users with passwords.
 func (a *Auth) PasswordLogin() bool { return a.htpasswd != nil || a.directory != nil }
 
-// Login authenticates a user by name and password, like a request with both. Errors are
-// those of [Auth.Authenticate].
+// Login authenticates a user by name and password, like a request with both. It takes no
+// token for a password, because a session would outlive the token. Errors are those of
+// [Auth.Authenticate].
 func (a *Auth) Login(r *http.Request, user, password string) (*Identity, error) {
 	if !a.PasswordLogin() {
 		return nil, errNoSessions
 	}
-	if isAPIToken(password) {
-		return nil, &oci.Error{Code: oci.CodeUnauthorized, Message: "an API token is for programs; log in as a user"}
+	if isAPIToken(password) || a.isIDToken(password) {
+		return nil, &oci.Error{Code: oci.CodeUnauthorized, Message: "a token is for programs; log in as a user"}
 	}
 	return a.password(r, user, password)
 }

@@ -80,6 +80,23 @@ func TestSession(t *testing.T) {
 	}
 }
 
+// TestLoginTakesPasswordsOnly enters at the login form what requests may have in place of a
+// password. A session must not come from it: it would outlive the token.
+func TestLoginTakesPasswordsOnly(t *testing.T) {
+	o := newOIDCFixture(t)
+	f := newFixture(t, auth.Config{HTPasswd: htpasswdFile(t, "alice", "secret"), OIDC: []auth.OIDCConfig{{Name: "corp", Issuer: o.p.URL, Audiences: []string{"slipway"}}}}, o.clock)
+	short := o.rsa(t, "exp", o.clock.Now().Add(time.Minute).Unix())
+	for _, user := range []string{"alice", "oidc", ""} {
+		if _, err := f.Authenticate(get("/v2/", basic(user, short))); err != nil {
+			t.Fatalf("a request of %q with the token: %v", user, err)
+		}
+		if id, err := f.Login(get("/", ""), user, short); !oci.HasCode(err, oci.CodeUnauthorized) {
+			t.Errorf("%q logs in with a token that lasts a minute: %+v, %v", user, id, err)
+		}
+	}
+	session(t, f, "alice", "secret")
+}
+
 // TestNoSession checks that tokens of the token service are not sessions, and that nobody can log
 // in when no login method is configured.
 func TestNoSession(t *testing.T) {
