@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -67,6 +68,9 @@ func newBed(t testing.TB) *bed {
 	b.open()
 	t.Cleanup(func() {
 		b.close()
+		if strings.Contains(b.log.String(), "%!") {
+			t.Error("the log has a message that lacks a part")
+		}
 		if t.Failed() {
 			t.Logf("log:\n%s", b.log)
 		}

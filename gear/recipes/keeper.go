@@ -212,7 +212,11 @@ func (k *Keeper) returned(ctx context.Context) error {
 			return err
 		}
 		if !right { // the recipe continues to stand for the layer
-			return fmt.Errorf("the object of the dropped layer %s is there and damaged; it is deleted once the layer was rebuilt: %w", l.Digest, k.redrop(ctx, l))
+			if err := k.redrop(ctx, l); err != nil {
+				return fmt.Errorf("the object of the dropped layer is there and damaged; it is deleted once the layer can be rebuilt: %w", err)
+			}
+			k.s.log.Warn("deleted a damaged object of a dropped layer, which was rebuilt before", "layer", l.Digest)
+			return nil
 		}
 		return gearfacts.NewRecipes(k.s.cat.DB).ProveRecipe(ctx, l.Digest, l.Rate, k.now().Add(k.p.Again))
 	})

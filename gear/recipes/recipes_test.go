@@ -413,6 +413,16 @@ func TestStays(t *testing.T) {
 	}
 }
 
+// failures returns how many layers something failed with.
+func (b *bed) failures() float64 {
+	b.t.Helper()
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(b.store.metrics.failures)
+	list, err := reg.Gather()
+	b.must(err)
+	return list[0].Metric[0].Counter.GetValue()
+}
+
 // TestComesBack puts the object of a dropped layer back. The object is used, and dropped
 // again only after the layer was proven again. A damaged object is removed.
 func TestComesBack(t *testing.T) {
@@ -438,8 +448,12 @@ func TestComesBack(t *testing.T) {
 	bad := bytes.Clone(layer)
 	bad[len(bad)/2] ^= 1
 	b.must(b.disk.Put(t.Context(), storage.BlobKey(d), bad, false))
+	failed := b.failures()
 	if b.run(); b.stored(d) {
 		t.Error("the damaged object of a dropped layer stays")
+	}
+	if n := b.failures(); n != failed {
+		t.Errorf("to remove a damaged object counts as %v failures", n-failed)
 	}
 	b.restart()
 	b.check("after a damaged object", layer)
