@@ -237,8 +237,7 @@ func (r *Registry) keep(repo string, d oci.Digest, now time.Time) (time.Time, bo
 }
 
 // keepOrCondemn is like keep, for a step of the collector that removes the content unless keep
-// is true. From its answer until settle, no client is told that the content exists. From its
-// answer until settle, no client is told that the content exists.
+// is true. From its answer until settle, no client is told that the content exists.
 func (r *Registry) keepOrCondemn(repo string, d oci.Digest, now time.Time) (time.Time, bool) {
 	if r.holdBack.After(now) {
 		return r.holdBack, true
