@@ -418,6 +418,21 @@ func TestBrowseDeleteChosen(t *testing.T) {
 		t.Error("nothing was deleted for good")
 	}
 
+	// A whole page, behind a proxy that takes 4 KiB of headers of an answer, as nginx does.
+	s.client.Transport.(*http.Transport).MaxResponseHeaderBytes = 4 << 10
+	whole := url.Values{}
+	for i := range 50 {
+		layer, tag := fmt.Sprint("one of many ", i), fmt.Sprintf("release-2026.11.%02d", i)
+		s.pushBlob("lib/many", layer, root)
+		m := imageOf(layer)
+		s.want(http.StatusCreated, "PUT", "/v2/lib/many/manifests/"+digestOf(m), m, root, isManifest)
+		s.pushImage("lib/many", tag, "with many tags", root)
+		whole["ref"] = append(whole["ref"], digestOf(m), tag)
+	}
+	if n := strings.Count(post(http.StatusOK, "delete/lib/many", whole, form...), `name="item"`); n != 100 {
+		t.Errorf("of a whole page of 100, %d can be taken back", n)
+	}
+
 	// Those who may not, other sites, and forms that make no sense.
 	one := url.Values{"ref": {"fixed"}}
 	post(http.StatusForbidden, "delete/lib/app", one, append(slices.Clone(sameOrigin), alice)...)

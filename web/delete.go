@@ -107,9 +107,19 @@ func (q *request) delete(d *deleteData) (err error) {
 	return err
 }
 
+// shortRef is how many characters of a digest name it in an offer to undo: as many as
+// nobody finds twice.
+const shortRef = len("sha256:") + 20
+
 // afterDeletion sends the browser to the page of the repository, which offers to take the
-// deletion of the given tags and digests back.
+// deletion of the given tags and digests back. Digests are cut, because proxies refuse
+// answers with long headers.
 func (q *request) afterDeletion(repo string, refs []string) {
+	for i, ref := range refs {
+		if oci.IsDigest(ref) {
+			refs[i] = ref[:min(len(ref), shortRef)]
+		}
+	}
 	to := "repo/" + repo + "?" + url.Values{"deleted": refs}.Encode()
 	if _, err := q.h.opts.Browse.RepositoryInfo(q.ctx(), repo, 1); images.Absent(err) {
 		to = ""

@@ -173,12 +173,14 @@ func (u undo) ref() string {
 }
 
 // undoable returns how the deletion that led to the page can be taken back, or nil. ref
-// is the tag or the digest that was deleted.
+// is the tag that was deleted, or the beginning of the digest.
 func (q *request) undoable(repo, ref string, deleted []oci.DeletedManifest) (*undo, error) {
 	switch {
-	case oci.IsDigest(ref):
-		if slices.ContainsFunc(deleted, func(d oci.DeletedManifest) bool { return string(d.Digest) == ref }) {
-			return &undo{Digest: oci.Digest(ref)}, nil
+	case len(ref) >= shortRef && strings.Contains(ref, ":"):
+		for _, d := range deleted {
+			if strings.HasPrefix(string(d.Digest), ref) {
+				return &undo{Digest: d.Digest}, nil
+			}
 		}
 	case oci.ValidTag(ref):
 		list, err := q.h.opts.Browse.TagHistory(q.ctx(), repo, ref, 2)
