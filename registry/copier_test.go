@@ -69,14 +69,18 @@ func shapes(layer []byte) map[string]*copied {
 // it, whatever that is and however deep, although such clients ask for the manifest first. Clients
 // that only pull go on getting the manifest: they may have the layer.
 func TestCopyMends(t *testing.T) {
-	for _, distant := range []bool{false, true} {
+	for i := range 3 {
+		distant, o := i == 1, registry.Options{}
+		if i == 2 { // what may be missing and was here is missed all the same
+			o.MissingPlatforms = func(string, oci.Descriptor) bool { return true }
+		}
 		sectors := &registrytest.BadSectors{}
 		b := &bed{&registrytest.Bed{T: t, Root: t.TempDir(), Clock: registrytest.NewClock()}}
 		b.Store = objtest.Faulty(memstore.New(&memstore.Options{Now: b.Clock.Now}), sectors.Faults())
 		if distant {
 			b.Store = distantStore{b.Store}
 		}
-		b.Open(registry.Options{})
+		b.Open(o)
 		seed := uint64(0)
 		for _, state := range states {
 			for shape := range shapes(nil) {
@@ -130,13 +134,15 @@ func TestCopyMendsManifest(t *testing.T) {
 		"flipped":  "UPDATE blobs SET content = zeroblob(length(content)) WHERE digest = ",
 		"given up": "UPDATE blobs SET content = NULL, state = 0 WHERE digest = ",
 	} {
-		b := &bed{registrytest.New(t, nil, registry.Options{})}
-		registrytest.NoError(t, index.copyTo(t.Context(), b, "a", "v1"))
-		b.SQL(statement + registrytest.Quote(child))
-		b.ForgetRAM()
-		registrytest.NoError(t, index.copyTo(t.Context(), b, "a", "v1"))
-		if m, err := b.GetManifest(t.Context(), "a", string(child)); err != nil || !bytes.Equal(m.Bytes, index.below[0].raw) {
-			t.Errorf("%s: after a copy that went well: %v", name, err)
+		for _, sparse := range []bool{false, true} {
+			b := &bed{registrytest.New(t, nil, registry.Options{MissingPlatforms: func(string, oci.Descriptor) bool { return sparse }})}
+			registrytest.NoError(t, index.copyTo(t.Context(), b, "a", "v1"))
+			b.SQL(statement + registrytest.Quote(child))
+			b.ForgetRAM()
+			registrytest.NoError(t, index.copyTo(t.Context(), b, "a", "v1"))
+			if m, err := b.GetManifest(t.Context(), "a", string(child)); err != nil || !bytes.Equal(m.Bytes, index.below[0].raw) {
+				t.Errorf("%s, may be missing %v: after a copy that went well: %v", name, sparse, err)
+			}
 		}
 	}
 	b := &bed{registrytest.New(t, nil, registry.Options{MissingPlatforms: func(string, oci.Descriptor) bool { return true }})}

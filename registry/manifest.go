@@ -106,7 +106,7 @@ func (r *Registry) goneBelow(ctx context.Context, repo string, manifests []oci.D
 	seen := map[oci.Digest]bool{}
 	for len(manifests) > 0 && len(seen) < maxBelow {
 		part := manifests[:min(len(manifests), belowAtOnce)]
-		blobs, inner, err := r.namedBelow(ctx, repo, part, seen)
+		blobs, inner, err := r.namedBelow(ctx, repo, part, seen, had == nil)
 		if err != nil {
 			return nil, err
 		}
@@ -170,9 +170,6 @@ func (r *Registry) whole(ctx context.Context, repo string, m *oci.Manifest, room
 		}
 	}
 	for _, d := range manifests {
-		if r.opts.MissingPlatforms != nil && r.opts.MissingPlatforms(repo, d) {
-			continue
-		}
 		if inner, err := r.manifestByDigest(ctx, repo, string(d.Digest)); err != nil || !r.whole(ctx, repo, &inner, room) {
 			return false
 		}
@@ -203,8 +200,9 @@ func (r *Registry) names(m *oci.Manifest) (blobs string, manifests []oci.Descrip
 }
 
 // namedBelow returns what the given contents name, for contents that are manifests of the
-// repository. It leaves out what is in seen, and adds the rest to seen.
-func (r *Registry) namedBelow(ctx context.Context, repo string, manifests []oci.Digest, seen map[oci.Digest]bool) (blobs, inner []oci.Digest, err error) {
+// repository. It leaves out what is in seen, and adds the rest to seen. needed leaves out
+// the platforms that an index may lack.
+func (r *Registry) namedBelow(ctx context.Context, repo string, manifests []oci.Digest, seen map[oci.Digest]bool, needed bool) (blobs, inner []oci.Digest, err error) {
 	here, err := r.cat.ManifestsHere(ctx, repo, manifests)
 	if err != nil {
 		return nil, nil, err
@@ -233,7 +231,7 @@ func (r *Registry) namedBelow(ctx context.Context, repo string, manifests []oci.
 			blobs = add(blobs, d.Digest)
 		}
 		for _, d := range named.Manifests {
-			if r.opts.MissingPlatforms == nil || !r.opts.MissingPlatforms(repo, d) {
+			if !needed || r.opts.MissingPlatforms == nil || !r.opts.MissingPlatforms(repo, d) {
 				inner = add(inner, d.Digest)
 			}
 		}
